@@ -1,0 +1,125 @@
+# Outside libraries. LibTorch is found through a Python that has the torch wheel (or Torch_DIR) and linked by file: its own CMake
+# package insists on a CUDA toolkit whenever the wheel was built with CUDA, which a CPU-only build does not have.
+
+set(TRIREME_PYTHON "" CACHE FILEPATH "Python with torch 2.11 (default: .venv of the project, else python3 on PATH)")
+set(candidates ${TRIREME_PYTHON} ${PROJECT_SOURCE_DIR}/.venv/bin/python)
+find_program(system_python NAMES python3)
+list(APPEND candidates ${system_python})
+set(TRIREME_PYTHON_EXECUTABLE "")
+set(torch_root "")
+if(DEFINED ENV{Torch_DIR} AND NOT Torch_DIR)
+  set(Torch_DIR $ENV{Torch_DIR})
+endif()
+foreach(python ${candidates})
+  if(EXISTS ${python})
+    execute_process(
+      COMMAND ${python} -c "import importlib.util as u,os;print(os.path.dirname(u.find_spec('torch').origin))"
+      OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE failed)
+    if(NOT failed)
+      set(TRIREME_PYTHON_EXECUTABLE ${python})
+      set(torch_root ${found})
+      break()
+    endif()
+  endif()
+endforeach()
+if(Torch_DIR)
+  get_filename_component(torch_root ${Torch_DIR}/../../.. ABSOLUTE)
+endif()
+if(NOT torch_root OR NOT EXISTS ${torch_root}/lib/libtorch_cpu.so)
+  message(FATAL_ERROR "LibTorch not found: run scripts/setup.sh, or point TRIREME_PYTHON at a Python with torch 2.11, "
+    "or set Torch_DIR to LibTorch's share/cmake/Torch")
+endif()
+file(STRINGS ${torch_root}/include/torch/headeronly/version.h version_lines REGEX "define TORCH_VERSION_(MAJOR|MINOR) ")
+string(REGEX REPLACE ".*MAJOR ([0-9]+).*MINOR ([0-9]+).*" "\\1.\\2" TRIREME_TORCH_VERSION "${version_lines}")
+if(TRIREME_TORCH_VERSION VERSION_LESS 2.11)
+  message(FATAL_ERROR "LibTorch ${TRIREME_TORCH_VERSION} at ${torch_root}: Trireme needs 2.11 or later")
+endif()
+get_filename_component(site_packages ${torch_root}/.. ABSOLUTE)
+message(STATUS "LibTorch ${TRIREME_TORCH_VERSION}: ${torch_root}")
+
+find_package(Threads REQUIRED)
+add_library(trireme_libtorch INTERFACE)
+add_library(trireme::libtorch ALIAS trireme_libtorch)
+target_include_directories(trireme_libtorch SYSTEM INTERFACE
+  ${torch_root}/include ${torch_root}/include/torch/csrc/api/include)
+target_link_libraries(trireme_libtorch INTERFACE
+  ${torch_root}/lib/libtorch_cpu.so ${torch_root}/lib/libc10.so Threads::Threads)
+target_link_options(trireme_libtorch INTERFACE -Wl,-rpath,${torch_root}/lib -Wl,--disable-new-dtags)
+
+if(TRIREME_WITH_CUDA)
+  if(NOT EXISTS ${torch_root}/lib/libtorch_cuda.so)
+    message(FATAL_ERROR "nvcc is here but LibTorch at ${torch_root} has no CUDA: install the CUDA wheel or set TRIREME_CUDA=OFF")
+  endif()
+  # libtorch_cuda registers the CUDA operators when it is loaded; nothing of ours names its symbols, so it must be kept by force.
+  target_link_libraries(trireme_libtorch INTERFACE
+    -Wl,--no-as-needed ${torch_root}/lib/libtorch_cuda.so -Wl,--as-needed
+    ${torch_root}/lib/libc10_cuda.so CUDA::cudart)
+  find_path(TRIREME_NCCL_INCLUDE nccl.h HINTS ${site_packages}/nvidia/nccl/include ${CUDAToolkit_INCLUDE_DIRS} REQUIRED)
+  # The copy that LibTorch loads, never another one.
+  find_library(TRIREME_NCCL_LIBRARY NAMES libnccl.so.2 HINTS ${site_packages}/nvidia/nccl/lib REQUIRED)
+  add_library(trireme_nccl INTERFACE)
+  add_library(trireme::nccl ALIAS trireme_nccl)
+  target_include_directories(trireme_nccl SYSTEM INTERFACE ${TRIREME_NCCL_INCLUDE})
+  target_link_libraries(trireme_nccl INTERFACE ${TRIREME_NCCL_LIBRARY})
+  get_filename_component(nccl_dir ${TRIREME_NCCL_LIBRARY} DIRECTORY)
+  target_link_options(trireme_nccl INTERFACE -Wl,-rpath,${nccl_dir})
+endif()
+
+file(WRITE ${CMAKE_BINARY_DIR}/pch_anchor.cpp "// Compiles the precompiled LibTorch header that every module shares.\n")
+add_library(trireme_pch OBJECT ${CMAKE_BINARY_DIR}/pch_anchor.cpp)
+target_link_libraries(trireme_pch PUBLIC trireme_options trireme::libtorch)
+target_precompile_headers(trireme_pch PRIVATE <ATen/ATen.h> <torch/csrc/autograd/custom_function.h>
+  <torch/csrc/autograd/autograd.h> <torch/csrc/autograd/variable.h>)
+
+set(MPI_CXX_SKIP_MPICXX ON)
+find_package(MPI REQUIRED COMPONENTS C)
+find_program(TRIREME_MPIRUN_EXECUTABLE mpirun REQUIRED)
+# --allow-run-as-root: containers; --oversubscribe: more ranks than cores in the tests.
+set(TRIREME_MPIRUN ${TRIREME_MPIRUN_EXECUTABLE} --allow-run-as-root --oversubscribe)
+find_package(HDF5 REQUIRED COMPONENTS C)
+find_package(yaml-cpp REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(fmt REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_library(TRIREME_SENTENCEPIECE sentencepiece REQUIRED)
+find_library(TRIREME_SENTENCEPIECE_TRAIN sentencepiece_train REQUIRED)
+find_library(TRIREME_XXHASH xxhash REQUIRED)
+
+add_library(trireme_hdf5 INTERFACE)
+add_library(trireme::hdf5 ALIAS trireme_hdf5)
+target_include_directories(trireme_hdf5 SYSTEM INTERFACE ${HDF5_INCLUDE_DIRS})
+target_link_libraries(trireme_hdf5 INTERFACE ${HDF5_C_LIBRARIES})
+if(NOT TARGET yaml-cpp::yaml-cpp)
+  add_library(yaml-cpp::yaml-cpp ALIAS yaml-cpp)
+endif()
+
+# Arrow C++ and Parquet come inside the pyarrow wheel; only the trireme tool links them.
+set(TRIREME_WITH_PARQUET OFF)
+if(TRIREME_PYTHON_EXECUTABLE)
+  execute_process(
+    COMMAND ${TRIREME_PYTHON_EXECUTABLE} -c
+      "import importlib.util as u,os;print(os.path.dirname(u.find_spec('pyarrow').origin))"
+    OUTPUT_VARIABLE arrow_root OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE failed)
+  if(NOT failed)
+    file(GLOB arrow_library ${arrow_root}/libarrow.so.*)
+    file(GLOB parquet_library ${arrow_root}/libparquet.so.*)
+    if(arrow_library AND parquet_library)
+      list(GET arrow_library 0 arrow_library)
+      list(GET parquet_library 0 parquet_library)
+      set(TRIREME_WITH_PARQUET ON)
+      add_library(trireme_parquet INTERFACE)
+      add_library(trireme::parquet ALIAS trireme_parquet)
+      target_include_directories(trireme_parquet SYSTEM INTERFACE ${arrow_root}/include)
+      target_link_libraries(trireme_parquet INTERFACE ${parquet_library} ${arrow_library})
+      target_link_options(trireme_parquet INTERFACE -Wl,-rpath,${arrow_root})
+    endif()
+  endif()
+endif()
+if(NOT TRIREME_WITH_PARQUET)
+  message(STATUS "pyarrow not found: `trireme data` is built without Parquet")
+endif()
+
+if(TRIREME_TESTS)
+  find_package(GTest REQUIRED)
+endif()

@@ -1,0 +1,69 @@
+# trireme_module(NAME [DIR dir] [TORCH] [DEPS targets...] [LIBS targets...])
+#
+# One static library per module: every .cpp of DIR (src/NAME by default). DEPS are modules of ours and are the only ones whose
+# headers it may use; LIBS are outside libraries. TORCH compiles it with LibTorch and its precompiled header.
+function(trireme_module name)
+  cmake_parse_arguments(ARG "TORCH" "DIR" "DEPS;LIBS" ${ARGN})
+  if(NOT ARG_DIR)
+    set(ARG_DIR ${PROJECT_SOURCE_DIR}/src/${name})
+  endif()
+  file(GLOB sources CONFIGURE_DEPENDS ${ARG_DIR}/*.cpp)
+  if(NOT TRIREME_WITH_CUDA)
+    list(FILTER sources EXCLUDE REGEX "_cuda\\.cpp$")
+  endif()
+  if(NOT sources)
+    file(WRITE ${CMAKE_BINARY_DIR}/empty.cpp "")
+    set(sources ${CMAKE_BINARY_DIR}/empty.cpp)
+  endif()
+  add_library(trireme_${name} STATIC ${sources})
+  add_library(trireme::${name} ALIAS trireme_${name})
+  list(TRANSFORM ARG_DEPS PREPEND trireme::)
+  target_link_libraries(trireme_${name} PUBLIC trireme_options ${ARG_DEPS} PRIVATE ${ARG_LIBS})
+  if(ARG_TORCH)
+    trireme_use_torch(trireme_${name})
+  endif()
+endfunction()
+
+# Compiles TARGET with LibTorch through the one precompiled header that all modules share.
+#
+# LibTorch's include folder carries a fmt of its own, newer than the system's, which #include <fmt/…> finds first: such targets use it
+# header-only. Its inline namespace keeps it apart from the system's libfmt in the rest.
+function(trireme_use_torch target)
+  target_link_libraries(${target} PUBLIC trireme::libtorch)
+  target_compile_definitions(${target} PRIVATE FMT_HEADER_ONLY=1)
+  target_precompile_headers(${target} REUSE_FROM trireme_pch)
+endfunction()
+
+# trireme_test(NAME SOURCES files... [TORCH] [LABELS ...] [RANKS n...] [LIBS ...] [TIMEOUT seconds])
+#
+# A GoogleTest program. RANKS: also run it under mpirun with that many ranks (label multi) instead of alone.
+function(trireme_test name)
+  cmake_parse_arguments(ARG "TORCH" "TIMEOUT" "SOURCES;LABELS;RANKS;LIBS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE trireme_options ${ARG_LIBS} GTest::gtest)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  target_compile_definitions(${name} PRIVATE
+    TRIREME_SOURCE_DIR="${PROJECT_SOURCE_DIR}" TRIREME_BINARY_DIR="${CMAKE_BINARY_DIR}"
+    TRIREME_PYTHON="${TRIREME_PYTHON_EXECUTABLE}")
+  if(ARG_TORCH)
+    trireme_use_torch(${name})
+  endif()
+  if(NOT ARG_LABELS)
+    set(ARG_LABELS cpu)
+  endif()
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  if(ARG_RANKS)
+    target_link_libraries(${name} PRIVATE trireme_mpi_test_main)
+    foreach(n ${ARG_RANKS})
+      add_test(NAME ${name}.${n}ranks COMMAND ${TRIREME_MPIRUN} -n ${n} $<TARGET_FILE:${name}>)
+      set_tests_properties(${name}.${n}ranks PROPERTIES LABELS "multi" TIMEOUT ${ARG_TIMEOUT}
+        PROCESSORS 2 SKIP_REGULAR_EXPRESSION "SKIPPED: ")
+    endforeach()
+  else()
+    target_link_libraries(${name} PRIVATE GTest::gtest_main)
+    add_test(NAME ${name} COMMAND ${name})
+    set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+  endif()
+endfunction()

@@ -1,0 +1,59 @@
+# Build type, warnings, sanitizers, ccache, and whether CUDA is there.
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
+endif()
+
+# The heavy arithmetic is in libraries and kernels: -O3 only makes our host code slower to compile.
+string(REPLACE "-O3" "-O2" CMAKE_CXX_FLAGS_RELEASE "${CMAKE_CXX_FLAGS_RELEASE}")
+
+find_program(TRIREME_CCACHE ccache)
+if(TRIREME_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  # The precompiled header needs these two relaxations, else ccache refuses every file that uses it.
+  set(launcher ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${TRIREME_CCACHE})
+  set(CMAKE_C_COMPILER_LAUNCHER ${launcher})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${launcher})
+endif()
+
+set(TRIREME_WITH_CUDA OFF)
+if(NOT TRIREME_CUDA STREQUAL "OFF")
+  include(CheckLanguage)
+  if(NOT CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES ${TRIREME_CUDA_ARCHITECTURES})
+  endif()
+  if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+    find_program(nvcc_path nvcc HINTS $ENV{CUDA_HOME}/bin /usr/local/cuda/bin)
+    if(nvcc_path)
+      set(CMAKE_CUDA_COMPILER ${nvcc_path})
+    endif()
+  endif()
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    set(CMAKE_CUDA_STANDARD 20)
+    set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+    enable_language(CUDA)
+    find_package(CUDAToolkit REQUIRED)
+    set(TRIREME_WITH_CUDA ON)
+  elseif(TRIREME_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "TRIREME_CUDA=ON but no nvcc was found: put it on PATH or set CUDA_HOME")
+  endif()
+endif()
+
+add_library(trireme_options INTERFACE)
+target_compile_options(trireme_options INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow;-Werror>
+  $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra;-Werror=all-warnings>)
+target_include_directories(trireme_options INTERFACE ${PROJECT_SOURCE_DIR}/include)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  # g++ 12 warns of impossible copies inside std::string (GCC bugs 105651, 105329).
+  target_compile_options(trireme_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict;-Wno-stringop-overflow;-Wno-array-bounds>)
+endif()
+if(TRIREME_WITH_CUDA)
+  target_compile_definitions(trireme_options INTERFACE TRIREME_WITH_CUDA=1)
+endif()
+if(TRIREME_SANITIZE)
+  target_compile_options(trireme_options INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${TRIREME_SANITIZE};-fno-omit-frame-pointer>)
+  target_link_options(trireme_options INTERFACE -fsanitize=${TRIREME_SANITIZE})
+endif()

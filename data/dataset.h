@@ -1,0 +1,52 @@
+#pragma once
+// Packed token rows from npy and HDF5 files, and the order in which a run sees them. Knows no CUDA, no LibTorch, no ranks.
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+/// One row of exactly seq_length tokens. Position t predicts token t+1.
+struct Sample {
+  std::vector<int64_t> input_ids;        // [S]
+  std::vector<uint8_t> loss_mask;        // [S], of the *target* token; 0 at position 0 and at every sequence start
+  std::vector<int64_t> sequence_starts;  // ascending, first 0
+  int64_t num_targets() const;           // set bits of loss_mask
+};
+
+/// Rows of one or several files (format from the content: npy or HDF5), concatenated in the given order.
+class TokenDataset {
+ public:
+  virtual ~TokenDataset() = default;
+  virtual int64_t size() const = 0;
+  /// Row `index`, checked: length, ids in [0, vocab_size), mask, starts. DataError with file, row, byte offset and value.
+  virtual Sample read(int64_t index) const = 0;
+  virtual std::string description() const = 0;  // "train.npy (MLPerf records, 3,901 rows)"
+};
+
+std::unique_ptr<TokenDataset> open_token_dataset(const std::vector<std::filesystem::path>& files, int64_t seq_length,
+                                                 int64_t vocab_size);
+
+/// The stream of sample indices: one permutation per epoch, concatenated. shuffle: np.random.RandomState(seed) shuffling
+/// arange(size) once per epoch (MLPerf's order); otherwise file order. Independent of the world size.
+class Sampler {
+ public:
+  Sampler(int64_t dataset_size, uint64_t seed, bool shuffle);
+  /// Dataset index of stream element `position` (0-based over the whole run). Random access; epochs are generated as needed.
+  int64_t at(int64_t position);
+
+ private:
+  void generate_through(int64_t epoch);
+  int64_t size_;
+  uint64_t seed_;
+  bool shuffle_;
+  int64_t epoch_ = -1;
+  std::vector<int64_t> permutation_;  // of epoch_
+  struct Generator;
+  std::shared_ptr<Generator> generator_;
+};
+
+}  // namespace trireme

@@ -1,0 +1,43 @@
+#include "data/prepare/progress.h"
+
+#include "trireme/base/text.h"
+#include "trireme/base/time.h"
+
+#include <cstdio>
+#include <fmt/format.h>
+#include <unistd.h>
+
+namespace trireme {
+
+Progress::Progress(std::string what, double total, std::string unit, double scale)
+    : what_(std::move(what)),
+      unit_(std::move(unit)),
+      total_(total),
+      scale_(scale),
+      start_(steady_seconds()),
+      last_(start_),
+      terminal_(isatty(STDERR_FILENO) == 1) {}
+
+Progress::~Progress() { finish(); }
+
+void Progress::update(double done) {
+  const double now = steady_seconds();
+  const double interval = terminal_ ? (drawn_ ? 0.2 : 1.0) : 10.0;
+  if (now - last_ < interval || done <= 0) return;
+  last_ = now;
+  const double rate = done / (now - start_);
+  const double left = total_ > done ? (total_ - done) / rate : 0.0;
+  const std::string line = fmt::format("{}: {:.1f} of {:.1f} {} ({:.0f} %), {:.2f} {}/s, {} left", what_, done / scale_,
+                                       total_ / scale_, unit_, total_ > 0 ? 100 * done / total_ : 100.0, rate / scale_, unit_,
+                                       format_duration(left));
+  fmt::print(stderr, "{}{}{}", terminal_ ? "\r\033[K" : "", line, terminal_ ? "" : "\n");
+  std::fflush(stderr);
+  drawn_ = true;
+}
+
+void Progress::finish() {
+  if (terminal_ && drawn_) fmt::print(stderr, "\r\033[K");
+  drawn_ = false;
+}
+
+}  // namespace trireme

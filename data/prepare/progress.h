@@ -1,0 +1,27 @@
+#pragma once
+// One progress line on stderr for work of known size: redrawn on a terminal, a line every 10 s otherwise, nothing within the first
+// second.
+
+#include <cstdint>
+#include <string>
+
+namespace trireme {
+
+class Progress {
+ public:
+  /// `total` in `unit`s ("MB", "rows"); values passed to update() are divided by `scale` for display.
+  Progress(std::string what, double total, std::string unit, double scale = 1.0);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+  void update(double done);
+  /// Clears the line on a terminal. Called by the destructor as well.
+  void finish();
+
+ private:
+  std::string what_, unit_;
+  double total_, scale_, start_, last_;
+  bool terminal_, drawn_ = false;
+};
+
+}  // namespace trireme

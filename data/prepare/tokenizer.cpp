@@ -1,0 +1,144 @@
+#include "data/prepare/tokenizer.h"
+
+#include "data/prepare/sentencepiece_model.h"
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <fmt/format.h>
+#include <mutex>
+#include <sentencepiece_processor.h>
+#include <thread>
+
+namespace trireme {
+
+struct Tokenizer::State {
+  sentencepiece::SentencePieceProcessor processor;
+  std::vector<std::pair<std::string, int32_t>> specials;  // longest first
+  std::map<int32_t, std::string> added;                   // ids past the model's own pieces
+};
+
+Tokenizer::Tokenizer(const std::filesystem::path& model)
+    : Tokenizer(read_text_file(model, ExitCode::kData, size_t{256} << 20), model) {}
+
+Tokenizer::Tokenizer(std::string serialized_model, const std::filesystem::path& name_for_errors)
+    : state_(std::make_unique<State>()) {
+  check_sentencepiece_model(serialized_model, name_for_errors);
+  const auto status = state_->processor.LoadFromSerializedProto(serialized_model);
+  if (!status.ok())
+    throw DataError(fmt::format("{}: sentencepiece refuses this model: {}", name_for_errors.string(), status.ToString()));
+}
+
+Tokenizer::~Tokenizer() = default;
+Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
+
+int64_t Tokenizer::base_vocab_size() const { return state_->processor.GetPieceSize(); }
+int64_t Tokenizer::vocab_size() const { return base_vocab_size() + static_cast<int64_t>(state_->added.size()); }
+
+std::optional<int32_t> Tokenizer::bos_id() const {
+  const int id = state_->processor.bos_id();
+  return id >= 0 ? std::optional<int32_t>(id) : std::nullopt;
+}
+std::optional<int32_t> Tokenizer::eos_id() const {
+  const int id = state_->processor.eos_id();
+  return id >= 0 ? std::optional<int32_t>(id) : std::nullopt;
+}
+
+int32_t Tokenizer::add_special(const std::string& text) {
+  TRIREME_CHECK(!text.empty(), "an empty special token");
+  for (const auto& [known, id] : state_->specials)
+    if (known == text) return id;
+  int32_t id = state_->processor.PieceToId(text);
+  if (state_->processor.IdToPiece(id) != text) {
+    id = static_cast<int32_t>(vocab_size());
+    state_->added.emplace(id, text);
+  }
+  state_->specials.emplace_back(text, id);
+  std::stable_sort(state_->specials.begin(), state_->specials.end(),
+                   [](const auto& a, const auto& b) { return a.first.size() > b.first.size(); });
+  return id;
+}
+
+void Tokenizer::encode_plain(std::string_view text, std::vector<int32_t>& ids) const {
+  if (text.empty()) return;
+  std::vector<int> pieces;
+  const auto status = state_->processor.Encode(text, &pieces);
+  TRIREME_CHECK(status.ok(), "sentencepiece could not encode ", text.size(), " bytes: ", status.ToString());
+  ids.insert(ids.end(), pieces.begin(), pieces.end());
+}
+
+std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
+  std::vector<int32_t> ids;
+  size_t plain = 0;
+  for (size_t at = 0; at < text.size() && !state_->specials.empty();) {
+    const std::string_view rest = text.substr(at);
+    const auto found = std::find_if(state_->specials.begin(), state_->specials.end(),
+                                    [&](const auto& special) { return rest.starts_with(special.first); });
+    if (found == state_->specials.end()) {
+      ++at;
+      continue;
+    }
+    encode_plain(text.substr(plain, at - plain), ids);
+    ids.push_back(found->second);
+    plain = at += found->first.size();
+  }
+  encode_plain(text.substr(plain), ids);
+  return ids;
+}
+
+std::vector<std::vector<int32_t>> Tokenizer::encode_all(std::span<const std::string_view> texts, unsigned threads) const {
+  std::vector<std::vector<int32_t>> result(texts.size());
+  if (threads == 0) threads = std::max(1u, std::thread::hardware_concurrency());
+  threads = static_cast<unsigned>(std::min<size_t>(threads, texts.size()));
+  std::atomic<size_t> next{0};
+  std::exception_ptr failure;
+  std::mutex mutex;
+  const auto work = [&] {
+    try {
+      for (size_t i; (i = next.fetch_add(1)) < texts.size();) result[i] = encode(texts[i]);
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      failure = std::current_exception();
+      next = texts.size();
+    }
+  };
+  if (threads <= 1) {
+    work();
+  } else {
+    std::vector<std::thread> pool;
+    for (unsigned i = 0; i < threads; ++i) pool.emplace_back(work);
+    for (std::thread& thread : pool) thread.join();
+  }
+  if (failure) std::rethrow_exception(failure);
+  return result;
+}
+
+std::string Tokenizer::decode(std::span<const int32_t> ids) const {
+  std::string text;
+  std::vector<int> run;
+  const auto flush = [&] {
+    if (run.empty()) return;
+    std::string part;
+    const auto status = state_->processor.Decode(run, &part);
+    TRIREME_CHECK(status.ok(), "sentencepiece could not decode ", run.size(), " ids: ", status.ToString());
+    text += part;
+    run.clear();
+  };
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const int32_t id = ids[i];
+    if (id < 0 || id >= vocab_size())
+      throw DataError(fmt::format("token id {} at position {} is outside the vocabulary of {}", id, i, vocab_size()));
+    if (id < base_vocab_size()) {
+      run.push_back(id);
+    } else {
+      flush();
+      text += state_->added.at(id);
+    }
+  }
+  flush();
+  return text;
+}
+
+}  // namespace trireme

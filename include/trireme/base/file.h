@@ -1,0 +1,71 @@
+#pragma once
+// Files: read-only maps, atomic writes, and paths that cannot leave their root.
+
+#include "trireme/base/error.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace trireme {
+
+/// A whole file mapped read-only. Movable; unmaps on destruction. Zero-length files give an empty span.
+class MappedFile {
+ public:
+  MappedFile() = default;
+  /// Throws Error with `code` (DataError / ModelError at the caller's choice) naming the path and the system's reason.
+  MappedFile(const std::filesystem::path& path, ExitCode code);
+  ~MappedFile();
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+  const std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+/// Reads a whole (small) file; at most `max_bytes`, else an Error with `code`.
+std::string read_text_file(const std::filesystem::path& path, ExitCode code,
+                           size_t max_bytes = 64 << 20);
+
+/// Writes to a temporary name in the same directory; commit() makes it whole: fsync, rename, fsync of the directory.
+/// Without commit() nothing is left behind. Every failure (disk full, read-only, short write) is a WriteError naming
+/// path and reason.
+class AtomicFile {
+ public:
+  explicit AtomicFile(const std::filesystem::path& path);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+  void write(const void* data, size_t size);
+  void write(std::string_view text) { write(text.data(), text.size()); }
+  /// Overwrites bytes at an absolute offset already written (headers known only at the end).
+  void write_at(uint64_t offset, const void* data, size_t size);
+  uint64_t size() const { return size_; }
+  void commit();
+
+ private:
+  std::filesystem::path path_, temporary_;
+  int fd_ = -1;
+  uint64_t size_ = 0;
+};
+
+void write_file_atomic(const std::filesystem::path& path, std::string_view content);
+
+/// Creates a directory and its parents; WriteError with the reason otherwise.
+void make_directories(const std::filesystem::path& path);
+
+/// root / relative, refused (Error with `code`) when `relative` is absolute, holds a NUL, is over 4,096 bytes, or after
+/// symbolic links lies outside root (but for the links of Hugging Face's own cache: snapshots/<revision>/name ->
+/// blobs/<hash>). For names that come from files (index.json, manifests), never for the user's own command line.
+std::filesystem::path safe_join(const std::filesystem::path& root, std::string_view relative,
+                                ExitCode code);
+
+}  // namespace trireme

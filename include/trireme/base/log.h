@@ -1,0 +1,20 @@
+#pragma once
+// Messages for people, on stderr through spdlog. Rank 0 speaks; other ranks only warn, prefixed with their rank.
+
+#include <functional>
+#include <string>
+
+namespace trireme {
+
+void set_log_rank(int rank, int world_size);
+void log_info(const std::string& message);  // rank 0 only
+void log_warn(
+    const std::string& message);  // every rank, prefixed "rank r: " when there are several
+
+/// Runs a main function body: maps Error to its exit code, other exceptions to 70, and prints one last sentence on
+/// stderr ("train_llama: <message>"; of a message of several lines, the last), nothing after it. `on_error(message)`
+/// runs before the exit (to bring the other ranks down).
+int run_main(const char* program, const std::function<int()>& body,
+             const std::function<void(const std::string&)>& on_error = {});
+
+}  // namespace trireme

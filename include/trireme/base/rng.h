@@ -1,0 +1,33 @@
+#pragma once
+// Random numbers that depend only on (seed, stream, counter), never on rank, thread or call order.
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+namespace trireme {
+
+/// Philox4x32-10 (Salmon et al. 2011): 128 random bits from a 128-bit counter and a 64-bit key.
+std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
+
+/// A 64-bit seed for one named purpose: hash(seed, name, index). Stable across releases.
+uint64_t derive_seed(uint64_t seed, std::string_view name, uint64_t index = 0);
+
+/// NumPy's legacy generator: np.random.RandomState(seed) for 0 <= seed < 2^32, so that sample orders equal the
+/// reference's.
+class NumpyRandom {
+ public:
+  explicit NumpyRandom(uint32_t seed);
+  uint32_t next_uint32();
+  /// Uniform in [0, max], by masked rejection as RandomState does.
+  uint64_t interval(uint64_t max);
+  /// RandomState.shuffle of a one-dimensional array.
+  void shuffle(std::vector<int64_t>& values);
+
+ private:
+  std::array<uint32_t, 624> state_{};
+  int position_ = 624;
+};
+
+}  // namespace trireme

@@ -1,0 +1,75 @@
+#pragma once
+// Collectives between ranks: NCCL for GPU tensors, MPI for CPU tensors, self for one rank. Every call has a sequence number in a ring
+// that a watchdog reads.
+
+#include "trireme/comm/launch.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+enum class ReduceOp { kSum, kMax };
+
+/// A collective under way. wait() orders the caller after it: on a GPU the current stream waits (the host does not), on a CPU the host
+/// does. Destroying an unwaited Work waits.
+class Work {
+ public:
+  virtual ~Work() = default;
+  virtual void wait() = 0;
+};
+using WorkPtr = std::unique_ptr<Work>;
+
+/// A group of ranks. Tensors are contiguous, on the group's device, and must stay alive until wait(). GPU collectives start after the
+/// work already queued on the caller's current stream and run on the communicator's own stream.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  virtual const char* backend() const = 0;  // "nccl", "mpi", "self"
+
+  /// out = concatenation of every rank's `in`; out.numel() == size() * in.numel(); `in` may be the own slice of `out`.
+  virtual WorkPtr all_gather(at::Tensor out, const at::Tensor& in) = 0;
+  /// out = this rank's slice of the sum over ranks of `in`; in.numel() == size() * out.numel().
+  virtual WorkPtr reduce_scatter(at::Tensor out, const at::Tensor& in, ReduceOp op = ReduceOp::kSum) = 0;
+  virtual WorkPtr all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::kSum) = 0;
+  virtual WorkPtr broadcast(at::Tensor tensor, int root) = 0;
+  virtual void barrier() = 0;  // the host waits
+
+  /// Host values, exchanged without touching a GPU stream (start-up, evaluation results, agreement on signals).
+  virtual std::vector<double> all_reduce_host(std::vector<double> values, ReduceOp op = ReduceOp::kSum) = 0;
+  virtual std::vector<std::string> all_gather_host(const std::string& value) = 0;
+
+  /// The sub-group of ranks with the same colour, ordered by rank. Collective over this group.
+  virtual std::unique_ptr<Communicator> split(int colour) = 0;
+
+ protected:
+  Communicator(int rank, int size) : rank_(rank), size_(size) {}
+  int rank_, size_;
+};
+
+/// The world and what belongs to it for the life of the process: bootstrap (TCPStore or MPI), device choice, watchdog.
+class World {
+ public:
+  /// Joins the other ranks. `use_gpu`: NCCL on device = local rank; otherwise MPI (several ranks) or self. Several CPU ranks without
+  /// MPI, too few GPUs, or absent ranks are a ConfigError naming the remedy.
+  static std::unique_ptr<World> join(const Launch& launch, bool use_gpu);
+  virtual ~World() = default;
+
+  virtual Communicator& communicator() = 0;
+  virtual at::Device device() const = 0;
+  virtual const Launch& launch() const = 0;
+  virtual std::vector<std::string> hosts() = 0;  // per rank
+
+  /// Brings every rank down with `reason` as soon as possible (MPI_Abort, ncclCommAbort, TCPStore flag); does not return.
+  [[noreturn]] virtual void abort(const std::string& reason, int exit_code) = 0;
+  /// Orderly end: barrier, then finalise.
+  virtual void leave() = 0;
+};
+
+}  // namespace trireme

@@ -1,0 +1,116 @@
+#pragma once
+// The training configuration as plain structs. One description (describe() in schema.h) feeds the strict YAML reader, the resolved
+// printer, --set, --help and did-you-mean: a new key is one field here and one line there.
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+struct ModelSection {
+  std::string path;
+  std::string init = "checkpoint";  // checkpoint | random
+  bool operator==(const ModelSection&) const = default;
+};
+struct LoraSection {
+  int64_t r = 16;
+  double alpha = 32;
+  double dropout = 0.1;
+  std::vector<std::string> target_modules = {"q_proj", "k_proj", "v_proj", "o_proj"};
+  std::optional<std::string> adapter;
+  bool operator==(const LoraSection&) const = default;
+};
+struct DataSection {
+  std::vector<std::string> train, valid;
+  int64_t seq_length = 0;
+  bool shuffle = true;
+  bool operator==(const DataSection&) const = default;
+};
+struct BatchSection {
+  int64_t global_batch_size = 8, micro_batch_size = 1;
+  bool operator==(const BatchSection&) const = default;
+};
+struct OptimizerSection {
+  std::string name = "adamw";
+  double lr = 4e-4;
+  std::vector<double> betas = {0.9, 0.999};
+  double eps = 1e-8, weight_decay = 1e-4;
+  bool decay_norms = false;
+  double grad_clip = 0.3;
+  bool operator==(const OptimizerSection&) const = default;
+};
+struct ScheduleSection {
+  std::string name = "cosine";
+  int64_t warmup_steps = 0;
+  double min_lr = 0;
+  bool operator==(const ScheduleSection&) const = default;
+};
+struct TrainSection {
+  int64_t max_steps = 1024, seed = 1234;
+  std::string loss = "sample_mean";
+  bool operator==(const TrainSection&) const = default;
+};
+struct EvalSection {
+  std::optional<int64_t> every_samples;
+  std::optional<std::string> skip_first;  // null, "mlperf", or a count
+  std::optional<double> target_loss;
+  bool operator==(const EvalSection&) const = default;
+};
+struct PrecisionSection {
+  std::optional<std::string> compute;  // default: bf16 on a GPU, fp32 on a CPU
+  std::string frozen = "bf16";
+  bool operator==(const PrecisionSection&) const = default;
+};
+struct ParallelSection {
+  std::string shard_size = "auto";  // auto | world | a count
+  std::string recompute = "auto";
+  bool operator==(const ParallelSection&) const = default;
+};
+struct OutputSection {
+  std::string dir;
+  std::optional<int64_t> save_every_samples;
+  bool operator==(const OutputSection&) const = default;
+};
+struct LoggingSection {
+  int64_t every_steps = 1;
+  bool mlperf = false, tensorboard = false;
+  bool operator==(const LoggingSection&) const = default;
+};
+
+struct Config {
+  ModelSection model;
+  std::optional<LoraSection> lora;
+  DataSection data;
+  BatchSection batch;
+  OptimizerSection optimizer;
+  ScheduleSection schedule;
+  TrainSection train;
+  EvalSection eval;
+  PrecisionSection precision;
+  ParallelSection parallel;
+  OutputSection output;
+  LoggingSection logging;
+  bool operator==(const Config&) const = default;
+};
+
+/// Reads FILE, applies `--set a.b.c=value` overrides, resolves relative paths against the file's directory, validates every rule
+/// that needs no other file. Overrides: the last of equal keys wins, a value is a YAML scalar or a list in brackets, `lora=null`
+/// removes the section and `lora.r=8` makes it; relative paths count from the file's directory there, too.
+/// All problems come in one ConfigError: one line each, `file:line:column: what is wrong. Did you mean 'x'?` (overrides:
+/// `--set a.b.c=value: …`), and a closing line that counts them.
+Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides);
+
+/// YAML that load_config() reads back to the same Config (absolute paths, all keys, exact numbers).
+std::string print_config(const Config& config);
+
+/// Every key with type, default and meaning, for --help.
+std::string describe_config();
+
+/// Combination rules that need the world size: global_batch_size divisible by world x micro_batch_size, shard_size dividing world.
+/// Returns all problems (empty = fine), each naming the nearest valid values.
+std::vector<std::string> check_against_world(const Config& config, int64_t world_size);
+
+}  // namespace trireme

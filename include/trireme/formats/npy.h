@@ -1,0 +1,83 @@
+#pragma once
+// NumPy .npy files: integer arrays of any byte order, and the object arrays of MLPerf llama2_70b_lora, whose pickle is decoded by a
+// reader of exactly the opcodes such files use; nothing is ever executed. Every count is bounded by the file's size. DataError with
+// file and byte offset for anything else.
+
+#include "trireme/base/file.h"
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+struct NpyHeader {
+  int major = 1;
+  std::string descr;  // "<i4", "|O", …
+  bool fortran_order = false;
+  std::vector<int64_t> shape;
+  size_t data_offset = 0;
+};
+
+/// Strict: magic, version 1-3, a header that is exactly the dict with its three keys, shape product without overflow.
+NpyHeader parse_npy_header(std::span<const std::byte> file, const std::filesystem::path& path);
+
+/// A 2-D integer array [rows, columns], mapped; rows are decoded to int64 on demand.
+class NpyIntegerArray {
+ public:
+  NpyIntegerArray(MappedFile file, const NpyHeader& header);
+  int64_t rows() const { return rows_; }
+  int64_t columns() const { return columns_; }
+  void read_row(int64_t row, std::span<int64_t> out) const;
+  size_t row_offset(int64_t row) const;  // byte offset of a row in the file, for messages
+
+ private:
+  MappedFile file_;
+  int64_t rows_ = 0, columns_ = 0;
+  int item_size_ = 0;
+  bool is_signed_ = false, swap_ = false, fortran_ = false;
+  size_t data_offset_ = 0;
+};
+
+/// One element of MLPerf's 1-D object array of dicts. Views into the mapped file or into the reader's own storage.
+struct PackedRecord {
+  std::vector<int32_t> input_ids;
+  std::vector<uint8_t> loss_mask;      // as stored: aligned with input_ids
+  std::vector<int32_t> seq_start_id;   // ascending, first is 0
+};
+
+/// Decodes the whole pickle once into an index of byte ranges; records are materialised one at a time.
+class NpyPackedRecords {
+ public:
+  NpyPackedRecords(MappedFile file, const NpyHeader& header);
+  ~NpyPackedRecords();
+  NpyPackedRecords(NpyPackedRecords&&) noexcept;
+  int64_t size() const;
+  PackedRecord read(int64_t index) const;
+  size_t record_offset(int64_t index) const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Writers. `rows` x `columns` little-endian int32, and the object array exactly as NumPy 1.x pickles it (protocol 3,
+/// numpy.core.multiarray names), byte for byte what MLPerf's convert_dataset.py leaves.
+void write_npy_int32(const std::filesystem::path& path, std::span<const int32_t> values, int64_t rows, int64_t columns);
+
+class NpyPackedRecordWriter {
+ public:
+  NpyPackedRecordWriter(const std::filesystem::path& path, int64_t count);
+  ~NpyPackedRecordWriter();
+  void append(const PackedRecord& record);
+  void commit();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace trireme

@@ -1,0 +1,106 @@
+#pragma once
+// Weights of a model cut over ranks: the store behind enter_unit()/leave_unit().
+//
+// A unit's flat buffer is cut evenly over its shard group (a run of shard_size neighbouring ranks); groups hold copies of each other
+// (HSDP). Around a sharded unit's use the store all-gathers it into one of two slots, and starts the gather of the unit that comes
+// next (forward: upwards, backward: downwards) while this one computes. A slot keeps its unit until another one needs the room, so
+// that the last unit of forward is still there when backward starts. Gradients of trained units are accumulated in fp32 over the
+// micro-batches of a step and reduced once, as soon as the last micro-batch has produced all gradients of a unit.
+//
+//   frozen unit:  shard in the storage dtype
+//   trained unit: fp32 master shard + compute copy; gradient shard after finish_backward()
+//   replicated:   whole on every rank; its gradient goes through one flat all-reduce over the world
+
+#include "trireme/comm/communicator.h"
+#include "trireme/formats/weight_source.h"
+#include "trireme/fsdp/layout.h"
+#include "trireme/ops/trained_shard.h"
+#include "trireme/ops/unit.h"
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+struct ShardingOptions {
+  at::ScalarType compute_dtype = at::kFloat;
+  int shard_size = 1;  // ranks a unit is cut over; divides the world
+  /// Per unit: keep whole although shard_size > 1 (the plan's choice). Empty = none. Only frozen units.
+  std::vector<bool> resident;
+};
+
+class ShardedUnits : public UnitStore {
+ public:
+  ShardedUnits(std::vector<UnitSpec> units, Communicator& world, at::Device device, const ShardingOptions& options);
+  ~ShardedUnits() override;
+
+  /// Reads this rank's elements of the checkpoint tensors of all units that `source` must hold (all but replicated ones).
+  /// ModelError listing missing tensors and wrong shapes.
+  void load(const WeightSource& source, const std::function<void(double fraction)>& progress = {});
+  /// Fills units with random weights as their specs say, a function of (seed, tensor name, element) alone: the same whatever the
+  /// sharding. `only_replicated`: adapters on top of a loaded base.
+  void initialise(uint64_t seed, bool only_replicated);
+  /// Sets one checkpoint tensor of a replicated unit from whole values (an adapter read from disk). False when nobody has that name.
+  bool assign(const std::string& tensor_name, const at::Tensor& value);
+
+  const std::vector<at::Tensor>& parameters(int unit) override;
+  void pre_forward(int unit) override;
+  void post_forward(int unit) override;
+  void pre_backward(int unit) override;
+  void post_backward(int unit) override;
+
+  /// Before the first backward of a step; `last` = the reductions start in this micro-batch's backward.
+  void begin_micro_batch(bool last);
+  /// Waits (on the stream) for all reductions; after it every TrainedShard has its gradient and no unit is gathered.
+  void finish_backward();
+  /// Drops the step's gradients.
+  void clear_gradients();
+  /// Ends a forward without backward (evaluation): no unit is in use any more.
+  void release();
+  /// The optimizer has changed the trained units: what slots hold of them is stale.
+  void invalidate_trained();
+
+  std::vector<TrainedShard>& trained() { return trained_; }
+
+  /// Walks the checkpoint tensors of the units in order; on rank 0 `visit` gets the whole tensor on the CPU in `dtype`, on other ranks
+  /// nothing. Collective. `select` chooses units by index.
+  void export_tensors(at::ScalarType dtype, const std::function<bool(int unit)>& select,
+                      const std::function<void(const std::string& name, const at::Tensor& value)>& visit);
+
+  const std::vector<UnitSpec>& units() const { return specs_; }
+  int64_t gathered_bytes_per_step_forward() const;  // what one forward pass receives per rank
+  struct MemoryUse {
+    int64_t shards = 0, masters = 0, gather_slots = 0;
+  };
+  MemoryUse memory_use() const;
+
+ private:
+  struct UnitState;
+  struct Slot;
+  void use(int unit);
+  void start_gather(int unit);
+  Slot* free_slot();
+  void evict(Slot& slot);
+  void prefetch(int unit, int direction);
+  void gradient_arrived(int unit, int parameter);
+  void start_reduction(int unit);
+  void retire_reduction(int unit);
+  at::Tensor whole(int unit);
+  void fill(UnitState& state, const std::function<void(const LayoutPiece&, at::Tensor target)>& write);
+
+  std::vector<UnitSpec> specs_;
+  Communicator& world_;
+  at::Device device_;
+  ShardingOptions options_;
+  std::unique_ptr<Communicator> shard_group_, replica_group_;
+  std::vector<std::unique_ptr<UnitState>> states_;
+  std::vector<std::unique_ptr<Slot>> slots_;
+  std::vector<TrainedShard> trained_;
+  std::vector<int> reducing_;  // units whose reduction is under way, oldest first
+  int64_t gather_clock_ = 0;
+  bool last_micro_batch_ = true;
+};
+
+}  // namespace trireme

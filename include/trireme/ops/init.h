@@ -1,0 +1,12 @@
+#pragma once
+// Random initial weights that do not depend on how a tensor is cut.
+
+#include "trireme/ops/unit.h"
+
+namespace trireme {
+
+/// Writes elements [begin, begin + target.numel()) of checkpoint tensor `name` of `spec` into target (flat, any float type). The values
+/// are a function of (seed, name, element) and the device kind.
+void draw_initial_values(const ParameterSpec& spec, const std::string& name, uint64_t seed, int64_t begin, const at::Tensor& target);
+
+}  // namespace trireme

@@ -1,0 +1,36 @@
+#pragma once
+// Rotary position embedding in the rotate-half convention of Hugging Face's Llama.
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+namespace trireme {
+
+/// Scaling of the inverse frequencies. Formulas: transformers, modeling_rope_utils (linear, llama3).
+struct RopeFrequencies {
+  enum class Scaling { kNone, kLinear, kLlama3 } scaling = Scaling::kNone;
+  double theta = 10000.0;
+  double factor = 1.0, low_freq_factor = 1.0, high_freq_factor = 4.0;
+  int64_t original_max_position = 8192;
+};
+
+/// inv_freq [H/2], fp32, on the CPU.
+at::Tensor rope_inverse_frequencies(const RopeFrequencies& rope, int64_t head_dim);
+
+/// cos and sin [B, S, H/2] in `dtype`; angles are formed in fp32. positions_BS is int64 and restarts with every sequence.
+struct RopeTable {
+  at::Tensor cos, sin;
+};
+RopeTable rope_table(const at::Tensor& inverse_frequencies, const at::Tensor& positions_BS, at::ScalarType dtype);
+
+/// Splits the output of a fused qkv projection, [B, S, (N + 2K) * H] laid out q | k | v, and rotates q and k:
+///   out1 = x1 cos - x2 sin, out2 = x2 cos + x1 sin   (x1, x2: halves of a head)
+/// Returns q [B,S,N,H], k [B,S,K,H], v [B,S,K,H], views of one buffer. The rotation is done in place: the caller gives qkv up, and
+/// whatever produced it must not need its own output in backward. Backward writes one [B, S, (N + 2K) * H] gradient.
+std::array<at::Tensor, 3> rope_split_qkv_(const at::Tensor& qkv, const RopeTable& table, int64_t num_heads,
+                                          int64_t num_kv_heads, int64_t head_dim);
+
+}  // namespace trireme

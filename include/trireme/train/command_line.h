@@ -1,0 +1,24 @@
+#pragma once
+// The command line that all trainers share.
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+struct CommandLine {
+  std::filesystem::path config;
+  std::vector<std::string> overrides;  // "a.b.c=value"
+  bool dry_run = false, print_config = false;
+  std::optional<int> ranks;                  // --dry-run: plan for that many ranks
+  std::optional<double> device_memory_gib;   // --dry-run: plan for GPUs of this memory
+  bool handled = false;                      // --help or --version: printed, nothing else to do
+  int exit_code = 0;
+};
+
+/// ConfigError for unknown options (with the nearest known one) and missing values.
+CommandLine parse_command_line(int argc, char** argv, const char* program);
+
+}  // namespace trireme

@@ -1,0 +1,27 @@
+#pragma once
+// The screen of rank 0: lines on stdout, and on a terminal one progress line that is redrawn on stderr.
+
+#include <cstdint>
+#include <string>
+
+namespace trireme {
+
+class Console {
+ public:
+  Console();
+  ~Console();
+  /// Prints a line; a progress line under it is cleared first.
+  void line(const std::string& text);
+  /// Redraws the progress line (terminal only).
+  void status(int64_t step, int64_t max_steps);
+  /// Progress of an evaluation: redrawn on a terminal, a line every ten seconds elsewhere.
+  void eval_status(int64_t done, int64_t total);
+
+ private:
+  void draw(const std::string& text);
+  void clear();
+  bool terminal_ = false, drawn_ = false;
+  double last_draw_ = 0, last_line_ = 0;
+};
+
+}  // namespace trireme

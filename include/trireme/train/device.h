@@ -1,0 +1,33 @@
+#pragma once
+// What the machine is: GPU or CPU, its memory and its peak rate. The only place of train/ that knows CUDA (device_cuda.cpp).
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace trireme {
+
+/// GPUs this process can see; 0 in CPU builds, without a driver, or with TRIREME_DEVICE=cpu.
+int visible_gpus();
+
+struct DeviceInfo {
+  std::string name;                 // "NVIDIA H200", or the processor's
+  int64_t total_memory = 0;         // bytes; CPU: physical memory / local ranks
+  std::optional<double> peak_flops; // dense, of the compute dtype; GPUs whose data sheet we know
+};
+DeviceInfo describe_device(at::Device device, at::ScalarType compute_dtype, int local_world_size);
+
+/// Peak bytes since start: GPU: the caching allocator's peak of allocated memory; CPU: peak resident set.
+int64_t peak_memory(at::Device device);
+/// GPU: the allocator's peak of reserved memory (what the device really lost); CPU: as peak_memory.
+int64_t peak_reserved_memory(at::Device device);
+
+/// Library settings for speed and determinism, once per process.
+void configure_libraries(at::Device device, int local_world_size);
+
+/// "cuda 13.0, nccl 2.28.9" or "".
+std::string gpu_library_versions();
+
+}  // namespace trireme

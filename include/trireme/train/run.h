@@ -1,0 +1,23 @@
+#pragma once
+// From the command line to a finished run: what every trainer's main() calls.
+
+#include "trireme/train/task.h"
+
+#include "trireme/config/config.h"
+
+#include <functional>
+#include <memory>
+
+namespace trireme {
+
+/// Makes the task of one model family, given who we are. No GPU is touched.
+using TaskFactory = std::function<std::unique_ptr<TrainingTask>(const Config&, int rank, int world_size, at::Device, at::ScalarType)>;
+
+std::unique_ptr<TrainingTask> make_llama_task(const Config& config, int rank, int world_size, at::Device device,
+                                              at::ScalarType compute_dtype);
+
+/// `--config FILE [--set a.b.c=value …] [--dry-run [--ranks N] [--device-memory-gib X]] [--print-config] [--version] [--help]`.
+/// Returns the process exit code; every failure ends in one sentence on stderr.
+int train_main(int argc, char** argv, const char* program, const TaskFactory& make_task);
+
+}  // namespace trireme

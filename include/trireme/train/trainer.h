@@ -1,0 +1,94 @@
+#pragma once
+// The training loop. train_step() is the path of a step, top to bottom (README "The path of a step").
+
+#include "trireme/base/error.h"
+#include "trireme/comm/communicator.h"
+#include "trireme/config/config.h"
+#include "trireme/fsdp/plan.h"
+#include "trireme/fsdp/sharded_units.h"
+#include "trireme/optim/optimizer.h"
+#include "trireme/train/console.h"
+#include "trireme/train/device.h"
+#include "trireme/train/metrics.h"
+#include "trireme/train/mlperf_log.h"
+#include "trireme/train/run_directory.h"
+#include "trireme/train/task.h"
+
+#include <c10/core/Event.h>
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace trireme {
+
+class Trainer {
+ public:
+  Trainer(const Config& config, World& world, TrainingTask& task, const MemoryPlan& plan, at::ScalarType compute_dtype,
+          const DeviceInfo& device, RunDirectory& directory, MlperfLog& mlperf);
+  ~Trainer();
+
+  /// Loads weights or resumes, trains, evaluates, saves. Returns kDone, or kStopped after a signal with state saved.
+  ExitCode run();
+
+ private:
+  /// What a step computed, still on its way to the host.
+  struct PendingMetrics {
+    int64_t step = 0;
+    double lr = 0;
+    at::Tensor values;                // fp64, on its way to the host on GPUs
+    std::optional<c10::Event> done;   // everything of this step
+  };
+
+  void train_step(int64_t step);
+  at::Tensor reduce_statistics(const at::Tensor& loss_sum, double denominator);
+  /// Takes the numbers of the oldest step in flight; waits for that step only. Stops the run on non-finite gradients.
+  void collect_metrics();
+  void flush_metrics();
+  void report(const TrainMetrics& metrics);
+  /// True when the target is reached.
+  bool evaluate();
+  bool evaluation_due() const;
+  bool save_due() const;
+  void save_checkpoint();
+  void finish();
+  void start_block();
+  void end_block();
+  void mlperf_end_run(const char* status);
+  std::string run_description() const;
+  std::vector<std::pair<std::string, at::Tensor>> state();
+  int64_t samples_done() const { return completed_ * config_.batch.global_batch_size; }
+
+  const Config& config_;
+  World& world_;
+  Communicator& comm_;
+  TrainingTask& task_;
+  MemoryPlan plan_;
+  at::Device device_;
+  at::ScalarType compute_dtype_;
+  DeviceInfo device_info_;
+  RunDirectory& directory_;
+  MlperfLog& mlperf_;
+  std::unique_ptr<ShardedUnits> units_;
+  std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<MetricsFile> metrics_;
+
+  at::Tensor loss_scale_, growth_tracker_;  // fp16: dynamic loss scale, on the device
+  std::deque<PendingMetrics> pending_;
+  int64_t completed_ = 0;        // optimizer steps done
+  int64_t reported_ = 0;         // steps whose metrics were read
+  int64_t evaluations_ = 0, last_evaluated_step_ = -1, last_saved_step_ = -1;
+  int64_t block_start_samples_ = 0;
+  bool stop_agreed_ = false;
+  double last_report_time_ = 0, training_seconds_ = 0, block_seconds_ = 0;
+  int64_t block_steps_ = 0, timed_steps_ = 0;
+  int consecutive_skips_ = 0;
+  bool block_open_ = false;
+  double last_loss_ = 0;
+  Console console_;
+};
+
+}  // namespace trireme

@@ -1,0 +1,104 @@
+#include "models/llama/weights.h"
+
+#include "trireme/base/error.h"
+#include "trireme/ops/init.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <functional>
+
+namespace trireme {
+
+namespace {
+
+at::ScalarType scalar_type(DType dtype, const std::string& tensor) {
+  switch (dtype) {
+    case DType::kF32: return at::kFloat;
+    case DType::kF64: return at::kDouble;
+    case DType::kF16: return at::kHalf;
+    case DType::kBF16: return at::kBFloat16;
+    default:
+      throw ModelError(fmt::format("tensor {} is stored as {}; weights must be F32, F16, BF16 or F64", tensor, dtype_name(dtype)));
+  }
+}
+
+using PartFill = std::function<void(const ParameterSpec&, const ParameterPart&, const at::Tensor& rows)>;
+
+std::vector<std::vector<at::Tensor>> build_units(const LlamaModel& model, at::ScalarType dtype, at::Device device,
+                                                 const PartFill& fill_base, uint64_t seed) {
+  at::NoGradGuard no_grad;
+  std::vector<std::vector<at::Tensor>> units;
+  for (const UnitSpec& unit : model.units()) {
+    std::vector<at::Tensor>& tensors = units.emplace_back();
+    for (const ParameterSpec& spec : unit.parameters) {
+      at::Tensor tensor = at::empty(spec.shape, at::TensorOptions(dtype).device(device));
+      int64_t row = 0;
+      for (const ParameterPart& part : spec.parts) {
+        const at::Tensor rows = tensor.narrow(0, row, part.rows);
+        if (unit.replicated)
+          draw_initial_values(spec, part.name, seed, 0, rows.view({-1}));
+        else
+          fill_base(spec, part, rows);
+        row += part.rows;
+      }
+      tensors.push_back(tensor.set_requires_grad(unit.trained));
+    }
+  }
+  return units;
+}
+
+}  // namespace
+
+at::Tensor read_tensor(const WeightSource& source, const std::string& name) {
+  const auto info = source.find(name);
+  if (!info) throw ModelError(fmt::format("{} has no tensor {}", source.description(), name));
+  const at::ScalarType dtype = scalar_type(info->dtype, name);
+  at::Tensor tensor = at::empty(info->shape, at::TensorOptions(at::kFloat));
+  at::Tensor flat = tensor.view({-1});
+  int64_t next = 0;
+  for (const ElementSpan& span : source.read(name, 0, tensor.numel())) {
+    // The map is read-only and nothing writes to this tensor.
+    const at::Tensor stored = at::from_blob(const_cast<std::byte*>(span.data), {span.count}, at::TensorOptions(dtype));
+    flat.narrow(0, next, span.count).copy_(stored);
+    next += span.count;
+  }
+  TRIREME_CHECK(next == tensor.numel(), "read ", next, " of ", tensor.numel(), " elements of ", name);
+  return tensor;
+}
+
+std::vector<std::vector<at::Tensor>> load_whole(const LlamaModel& model, const WeightSource& source, at::ScalarType dtype,
+                                                at::Device device, uint64_t seed) {
+  return build_units(model, dtype, device, [&](const ParameterSpec&, const ParameterPart& part, const at::Tensor& rows) {
+    const at::Tensor value = read_tensor(source, part.name);
+    if (value.sizes() != rows.sizes())
+      throw ModelError(fmt::format("{} has shape [{}], the configuration asks for [{}]", part.name, fmt::join(value.sizes(), ", "),
+                                   fmt::join(rows.sizes(), ", ")));
+    rows.copy_(value);
+  }, seed);
+}
+
+std::vector<std::vector<at::Tensor>> random_whole(const LlamaModel& model, at::ScalarType dtype, at::Device device, uint64_t seed) {
+  return build_units(model, dtype, device, [&](const ParameterSpec& spec, const ParameterPart& part, const at::Tensor& rows) {
+    draw_initial_values(spec, part.name, seed, 0, rows.view({-1}));
+  }, seed);
+}
+
+void assign_adapter(const LlamaModel& model, const std::map<std::string, at::Tensor>& tensors,
+                    std::vector<std::vector<at::Tensor>>& units) {
+  at::NoGradGuard no_grad;
+  size_t assigned = 0;
+  for (size_t u = 0; u < model.units().size(); ++u) {
+    if (!model.units()[u].replicated) continue;
+    for (size_t p = 0; p < units[u].size(); ++p) {
+      const auto found = tensors.find(model.units()[u].parameters[p].parts[0].name);
+      if (found == tensors.end()) continue;
+      units[u][p].copy_(found->second);
+      ++assigned;
+    }
+  }
+  TRIREME_CHECK(assigned == tensors.size(), assigned, " of ", tensors.size(), " adapter tensors have a place in the model");
+}
+
+}  // namespace trireme

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Sets up, builds, and runs every test that this machine can run.
+#
+#   scripts/test.sh [ctest arguments]     e.g. -L parity, -R config_test, -N
+#
+# Without -L or -LE of your own, tests with the label "slow" are left out, and those with "gpu" or "multigpu" where there is no GPU.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=scripts/lib.sh
+source scripts/lib.sh
+
+started=$SECONDS
+setup_all
+built_from=$SECONDS
+build_release
+tested_from=$SECONDS
+
+labels=(-LE '^(slow|gpu|multigpu)$')
+if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then labels=(-LE '^slow$'); fi
+for argument in "$@"; do
+  case $argument in -L | -L?* | --label-regex* | --label-exclude*) labels=() ;; esac
+done
+
+status=0
+"$(dirname "$trireme_cmake")/ctest" --test-dir build/release --output-on-failure --no-tests=error -j 2 \
+  ${labels[@]+"${labels[@]}"} "$@" || status=$?
+printf 'set-up %d s, build %d s, tests %d s\n' $((built_from - started)) $((tested_from - built_from)) $((SECONDS - tested_from))
+exit "$status"

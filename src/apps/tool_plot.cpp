@@ -1,0 +1,105 @@
+// `trireme plot`: the loss of runs as a picture in the terminal.
+#include "tools.h"
+
+#include "trireme/base/error.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+namespace {
+
+struct Curve {
+  std::vector<double> steps, losses;
+};
+
+Curve read_curve(const std::string& file, const std::string& event) {
+  std::ifstream in(file);
+  if (!in) throw DataError(fmt::format("cannot open {}", file));
+  Curve curve;
+  int number = 0;
+  for (std::string line; std::getline(in, line);) {
+    ++number;
+    const auto object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!object.is_object()) throw DataError(fmt::format("{}:{}: not a JSON object", file, number));
+    if (object.value("event", "") != event || !object.contains("loss") || !object["loss"].is_number()) continue;
+    curve.steps.push_back(object.value("step", 0.0));
+    curve.losses.push_back(object["loss"].get<double>());
+  }
+  if (curve.steps.empty()) throw DataError(fmt::format("{} has no '{}' lines with a finite loss", file, event));
+  return curve;
+}
+
+/// Draws with Braille cells: two dots across, four down.
+std::string draw(const Curve& curve, int columns, int rows) {
+  const auto [low_it, high_it] = std::minmax_element(curve.losses.begin(), curve.losses.end());
+  const double low = *low_it, high = *high_it > low ? *high_it : low + 1;
+  const double first = curve.steps.front(), last = std::max(curve.steps.back(), first + 1);
+  const int width = columns * 2, height = rows * 4;
+  std::vector<double> sums(width, 0), counts(width, 0);
+  for (size_t i = 0; i < curve.steps.size(); ++i) {
+    const int x = static_cast<int>((curve.steps[i] - first) / (last - first) * (width - 1));
+    sums[x] += curve.losses[i];
+    counts[x] += 1;
+  }
+  std::vector<std::vector<int>> cells(rows, std::vector<int>(columns, 0));
+  static constexpr std::array<std::array<int, 4>, 2> kDots = {{{0x01, 0x02, 0x04, 0x40}, {0x08, 0x10, 0x20, 0x80}}};
+  int previous = -1;
+  double value = curve.losses.front();
+  for (int x = 0; x < width; ++x) {
+    if (counts[x] > 0) value = sums[x] / counts[x];
+    const int y = std::clamp(static_cast<int>((high - value) / (high - low) * (height - 1)), 0, height - 1);
+    const int from = previous < 0 ? y : std::min(previous, y), to = previous < 0 ? y : std::max(previous, y);
+    for (int dot = from; dot <= to; ++dot) cells[dot / 4][x / 2] |= kDots[x % 2][dot % 4];
+    previous = y;
+  }
+  std::string text;
+  for (int row = 0; row < rows; ++row) {
+    const double label = high - (high - low) * row / std::max(1, rows - 1);
+    text += fmt::format("{:>9.3f} |", label);
+    for (const int cell : cells[row]) {
+      const int code = 0x2800 + cell;
+      text += static_cast<char>(0xE0 | (code >> 12));
+      text += static_cast<char>(0x80 | ((code >> 6) & 0x3F));
+      text += static_cast<char>(0x80 | (code & 0x3F));
+    }
+    text += '\n';
+  }
+  text += fmt::format("{:>9} +{}\n{:>11}{:<{}}{:>8}\n", "", std::string(columns, '-'), "step ", static_cast<int64_t>(first), columns - 8,
+                      static_cast<int64_t>(last));
+  return text;
+}
+
+}  // namespace
+
+void add_plot_tool(CLI::App& app) {
+  struct Options {
+    std::vector<std::string> files;
+    std::string event = "train";
+    int columns = 72, rows = 12;
+  };
+  auto options = std::make_shared<Options>();
+  CLI::App* tool = app.add_subcommand("plot", "draw the loss of metrics.jsonl files in the terminal");
+  tool->add_option("files", options->files, "metrics.jsonl files")->required();
+  tool->add_option("--event", options->event, "train or eval")->check(CLI::IsMember({"train", "eval"}));
+  tool->add_option("--columns", options->columns, "width")->check(CLI::Range(10, 200));
+  tool->add_option("--rows", options->rows, "height")->check(CLI::Range(2, 60));
+  tool->callback([options] {
+    for (const std::string& file : options->files) {
+      const Curve curve = read_curve(file, options->event);
+      std::printf("%s: %s loss %.4f -> %.4f\n%s", file.c_str(), options->event.c_str(), curve.losses.front(), curve.losses.back(),
+                  draw(curve, options->columns, options->rows).c_str());
+    }
+  });
+}
+
+}  // namespace trireme

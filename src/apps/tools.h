@@ -1,0 +1,16 @@
+#pragma once
+// The subcommands of the `trireme` tool, one file each (tool_*.cpp). Each adds a CLI11 subcommand whose callback does the work and
+// throws trireme::Error on failure.
+
+#include <CLI/CLI.hpp>
+
+namespace trireme {
+
+void add_init_model_tool(CLI::App& app);  // tool_init_model.cpp
+void add_tokenizer_tool(CLI::App& app);   // tool_tokenizer.cpp
+void add_data_tool(CLI::App& app);        // tool_data.cpp
+void add_adapter_tool(CLI::App& app);     // tool_adapter.cpp
+void add_generate_tool(CLI::App& app);    // tool_generate.cpp
+void add_plot_tool(CLI::App& app);        // tool_plot.cpp
+
+}  // namespace trireme

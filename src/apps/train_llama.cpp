@@ -1,0 +1,4 @@
+// Llama-family training: LoRA or full parameters.
+#include "trireme/train/run.h"
+
+int main(int argc, char** argv) { return trireme::train_main(argc, argv, "train_llama", trireme::make_llama_task); }

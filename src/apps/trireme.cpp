@@ -1,0 +1,65 @@
+// Everything that is not training.
+#include "tools.h"
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/base/text.h"
+#include "trireme/version.h"
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+namespace {
+
+/// CLI11 says what was wrong; we add which word was probably meant.
+std::string suggestion(const CLI::App& app, int argc, char** argv) {
+  const CLI::App* level = &app;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    std::vector<std::string> known;
+    const CLI::App* next = nullptr;
+    for (const CLI::App* sub : level->get_subcommands([](const CLI::App*) { return true; })) {
+      known.push_back(sub->get_name());
+      if (sub->get_name() == word) next = sub;
+    }
+    if (next != nullptr) {
+      level = next;
+      continue;
+    }
+    for (const CLI::Option* option : level->get_options())
+      for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+    const std::string name = trireme::split(word, '=').front();
+    bool is_known = false;
+    for (const std::string& candidate : known) is_known |= candidate == name;
+    const bool is_word = word.starts_with("--") || i == 1 || level->get_subcommands([](const CLI::App*) { return true; }).size() > 0;
+    if (!is_known && is_word) return trireme::did_you_mean(name, known);
+  }
+  return "";
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Trireme's tools: models, tokenizers, data, adapters, generation.");
+  app.name("trireme");
+  app.set_version_flag("--version", std::string("trireme ") + trireme::kVersion + " (" + trireme::kCommit + ")");
+  app.require_subcommand(1);
+  trireme::add_init_model_tool(app);
+  trireme::add_tokenizer_tool(app);
+  trireme::add_data_tool(app);
+  trireme::add_adapter_tool(app);
+  trireme::add_generate_tool(app);
+  trireme::add_plot_tool(app);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& success) {
+    return app.exit(success);
+  } catch (const CLI::ParseError& error) {
+    throw trireme::ConfigError(std::string(error.what()) + suggestion(app, argc, argv) + " (see trireme --help)");
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return trireme::run_main("trireme", [&] { return run(argc, argv); });
+}

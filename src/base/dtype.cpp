@@ -1,0 +1,198 @@
+#include "trireme/base/dtype.h"
+
+#include "trireme/base/error.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+namespace trireme {
+
+size_t dtype_size(DType dtype) {
+  switch (dtype) {
+    case DType::kBool:
+    case DType::kU8:
+    case DType::kI8:
+    case DType::kF8E4M3:
+    case DType::kF8E5M2: return 1;
+    case DType::kU16:
+    case DType::kI16:
+    case DType::kF16:
+    case DType::kBF16: return 2;
+    case DType::kU32:
+    case DType::kI32:
+    case DType::kF32: return 4;
+    case DType::kU64:
+    case DType::kI64:
+    case DType::kF64: return 8;
+  }
+  TRIREME_CHECK(false, "dtype ", static_cast<int>(dtype));
+  return 0;
+}
+
+bool dtype_is_float(DType dtype) {
+  switch (dtype) {
+    case DType::kF8E4M3:
+    case DType::kF8E5M2:
+    case DType::kF16:
+    case DType::kBF16:
+    case DType::kF32:
+    case DType::kF64: return true;
+    default: return false;
+  }
+}
+
+const char* dtype_name(DType dtype) {
+  switch (dtype) {
+    case DType::kBool: return "BOOL";
+    case DType::kU8: return "U8";
+    case DType::kI8: return "I8";
+    case DType::kU16: return "U16";
+    case DType::kI16: return "I16";
+    case DType::kU32: return "U32";
+    case DType::kI32: return "I32";
+    case DType::kU64: return "U64";
+    case DType::kI64: return "I64";
+    case DType::kF8E4M3: return "F8_E4M3";
+    case DType::kF8E5M2: return "F8_E5M2";
+    case DType::kF16: return "F16";
+    case DType::kBF16: return "BF16";
+    case DType::kF32: return "F32";
+    case DType::kF64: return "F64";
+  }
+  return "?";
+}
+
+int64_t checked_elements(std::span<const int64_t> shape, bool& ok) {
+  int64_t product = 1;
+  ok = true;
+  for (const int64_t extent : shape) {
+    TRIREME_CHECK(extent >= 0, "extent ", extent);
+    if (__builtin_mul_overflow(product, extent, &product)) {
+      ok = false;
+      return 0;
+    }
+  }
+  return product;
+}
+
+namespace {
+
+float half_to_float(uint16_t half) {
+  const uint32_t sign = uint32_t{half & 0x8000U} << 16, exponent = half >> 10 & 0x1F,
+                 mantissa = half & 0x3FF;
+  if (exponent == 31) return std::bit_cast<float>(sign | 0x7F800000U | mantissa << 13);
+  if (exponent == 0) {
+    const float value = std::ldexp(static_cast<float>(mantissa), -24);
+    return sign != 0 ? -value : value;
+  }
+  return std::bit_cast<float>(sign | (exponent + 112) << 23 | mantissa << 13);
+}
+
+uint16_t float_to_half(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value), sign = bits >> 16 & 0x8000,
+                 magnitude = bits & 0x7FFFFFFF;
+  if (magnitude > 0x7F800000) return static_cast<uint16_t>(sign | 0x7E00);
+  if (magnitude >= 0x47800000) return static_cast<uint16_t>(sign | 0x7C00);  // 65536 and above
+  if (magnitude <
+      0x38800000) {  // subnormal halves: the float sum rounds to nearest even at the right bit
+    const float rounded = std::bit_cast<float>(magnitude) + 0.5f;
+    return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(rounded) - 0x3F000000U));
+  }
+  const uint32_t rounded = magnitude + 0xFFF + (magnitude >> 13 & 1) - 0x38000000U;
+  return static_cast<uint16_t>(sign | rounded >> 13);
+}
+
+float bfloat_to_float(uint16_t value) { return std::bit_cast<float>(uint32_t{value} << 16); }
+
+uint16_t float_to_bfloat(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  if ((bits & 0x7FFFFFFF) > 0x7F800000) return static_cast<uint16_t>(bits >> 16 | 0x40);
+  return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+// Rounds to odd: a second rounding to half or bfloat16 then gives what one rounding from double would.
+float to_float_for_rounding(double value) {
+  const auto nearest = static_cast<float>(value);
+  if (static_cast<double>(nearest) == value || std::isnan(value)) return nearest;
+  if (std::isinf(nearest)) return nearest;
+  const uint32_t bits = std::bit_cast<uint32_t>(nearest);
+  if ((bits & 1) != 0) return nearest;
+  const bool too_large = std::abs(static_cast<double>(nearest)) > std::abs(value);
+  return std::bit_cast<float>(too_large ? bits - 1 : bits + 1);
+}
+
+template <DType kDType>
+auto load(const std::byte* source, int64_t i) {
+  if constexpr (kDType == DType::kF64 || kDType == DType::kF32) {
+    std::conditional_t<kDType == DType::kF64, double, float> value;
+    std::memcpy(&value, source + static_cast<size_t>(i) * sizeof value, sizeof value);
+    return value;
+  } else {
+    uint16_t bits;
+    std::memcpy(&bits, source + static_cast<size_t>(i) * sizeof bits, sizeof bits);
+    return kDType == DType::kF16 ? half_to_float(bits) : bfloat_to_float(bits);
+  }
+}
+
+template <DType kDType, class Value>
+void store(std::byte* target, int64_t i, Value value) {
+  if constexpr (kDType == DType::kF64 || kDType == DType::kF32) {
+    const auto converted =
+        static_cast<std::conditional_t<kDType == DType::kF64, double, float>>(value);
+    std::memcpy(target + static_cast<size_t>(i) * sizeof converted, &converted, sizeof converted);
+  } else {
+    float single;
+    if constexpr (std::is_same_v<Value, double>) {
+      single = to_float_for_rounding(value);
+    } else {
+      single = value;
+    }
+    const uint16_t bits = kDType == DType::kF16 ? float_to_half(single) : float_to_bfloat(single);
+    std::memcpy(target + static_cast<size_t>(i) * sizeof bits, &bits, sizeof bits);
+  }
+}
+
+template <DType kFrom, DType kTo>
+void convert(const std::byte* from, std::byte* to, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) store<kTo>(to, i, load<kFrom>(from, i));
+}
+
+template <DType kFrom>
+void convert_from(const std::byte* from, std::byte* to, DType to_dtype, int64_t count) {
+  switch (to_dtype) {
+    case DType::kF16: return convert<kFrom, DType::kF16>(from, to, count);
+    case DType::kBF16: return convert<kFrom, DType::kBF16>(from, to, count);
+    case DType::kF32: return convert<kFrom, DType::kF32>(from, to, count);
+    default: return convert<kFrom, DType::kF64>(from, to, count);
+  }
+}
+
+bool convertible(DType dtype) {
+  return dtype == DType::kF16 || dtype == DType::kBF16 || dtype == DType::kF32 ||
+         dtype == DType::kF64;
+}
+
+}  // namespace
+
+void convert_floats(const void* source, DType source_dtype, void* target, DType target_dtype,
+                    int64_t count) {
+  TRIREME_CHECK(convertible(source_dtype) && convertible(target_dtype), "no conversion from ",
+                dtype_name(source_dtype), " to ", dtype_name(target_dtype));
+  if (count <= 0) return;
+  const auto* from = static_cast<const std::byte*>(source);
+  auto* to = static_cast<std::byte*>(target);
+  if (source_dtype == target_dtype) {
+    std::memcpy(to, from, static_cast<size_t>(count) * dtype_size(source_dtype));
+    return;
+  }
+  switch (source_dtype) {
+    case DType::kF16: return convert_from<DType::kF16>(from, to, target_dtype, count);
+    case DType::kBF16: return convert_from<DType::kBF16>(from, to, target_dtype, count);
+    case DType::kF32: return convert_from<DType::kF32>(from, to, target_dtype, count);
+    default: return convert_from<DType::kF64>(from, to, target_dtype, count);
+  }
+}
+
+}  // namespace trireme

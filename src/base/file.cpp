@@ -1,0 +1,196 @@
+#include "trireme/base/file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace trireme {
+
+namespace {
+
+std::string reason() { return std::strerror(errno); }
+
+[[noreturn]] void write_failed(const char* what, const std::filesystem::path& path) {
+  const int error = errno;
+  const char* advice = error == ENOSPC || error == EDQUOT
+                           ? "; free some space or choose another place"
+                       : error == EROFS || error == EACCES ? "; choose a place you may write to"
+                                                           : "";
+  throw WriteError(
+      fmt::format("cannot {} {}: {}{}", what, path.string(), std::strerror(error), advice));
+}
+
+void write_all(int fd, const void* data, size_t size, off_t offset,
+               const std::filesystem::path& path) {
+  const char* bytes = static_cast<const char*>(data);
+  while (size > 0) {
+    const ssize_t written = pwrite(fd, bytes, size, offset);
+    if (written < 0) {
+      if (errno == EINTR) continue;
+      write_failed("write to", path);
+    }
+    if (written == 0) {
+      errno = ENOSPC;
+      write_failed("write to", path);
+    }
+    bytes += written;
+    offset += written;
+    size -= static_cast<size_t>(written);
+  }
+}
+
+bool lies_under(const std::filesystem::path& path, const std::filesystem::path& root) {
+  return std::mismatch(root.begin(), root.end(), path.begin(), path.end()).first == root.end();
+}
+
+}  // namespace
+
+MappedFile::MappedFile(const std::filesystem::path& path, ExitCode code) : path_(path) {
+  // Non-blocking, else a FIFO in the place of a file would hang the run.
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) throw Error(code, fmt::format("cannot open {}: {}", path.string(), reason()));
+  struct stat info {};
+  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+    const std::string why =
+        S_ISDIR(info.st_mode) ? "it is a directory" : "it is not a regular file";
+    close(fd);
+    throw Error(code, fmt::format("cannot read {}: {}", path.string(), why));
+  }
+  size_ = static_cast<size_t>(info.st_size);
+  if (size_ > 0) {
+    void* mapped = mmap(nullptr, size_, PROT_READ, MAP_SHARED, fd, 0);
+    const std::string why = mapped == MAP_FAILED ? reason() : "";
+    close(fd);
+    if (mapped == MAP_FAILED)
+      throw Error(code, fmt::format("cannot map {}: {}", path.string(), why));
+    data_ = static_cast<const std::byte*>(mapped);
+  } else {
+    close(fd);
+  }
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), size_);
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+std::string read_text_file(const std::filesystem::path& path, ExitCode code, size_t max_bytes) {
+  const MappedFile file(path, code);
+  const auto bytes = file.bytes();
+  if (bytes.size() > max_bytes)
+    throw Error(code, fmt::format("{} has {} bytes, more than the {} that such a file may have",
+                                  path.string(), bytes.size(), max_bytes));
+  return bytes.empty() ? std::string()
+                       : std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
+
+AtomicFile::AtomicFile(const std::filesystem::path& path) : path_(path) {
+  static std::atomic<int> counter{0};
+  temporary_ = path;
+  temporary_ += fmt::format(".tmp-{}-{}", getpid(), ++counter);
+  fd_ = open(temporary_.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0644);
+  if (fd_ < 0) write_failed("create", path_);
+}
+
+AtomicFile::~AtomicFile() {
+  if (fd_ < 0) return;
+  close(fd_);
+  unlink(temporary_.c_str());
+}
+
+void AtomicFile::write(const void* data, size_t size) {
+  write_all(fd_, data, size, static_cast<off_t>(size_), path_);
+  size_ += size;
+}
+
+void AtomicFile::write_at(uint64_t offset, const void* data, size_t size) {
+  TRIREME_CHECK(offset + size <= size_, "overwriting bytes ", offset, "..", offset + size, " of ",
+                size_, " written");
+  write_all(fd_, data, size, static_cast<off_t>(offset), path_);
+}
+
+void AtomicFile::commit() {
+  TRIREME_CHECK(fd_ >= 0, "commit of ", path_.string(), " twice");
+  if (fsync(fd_) != 0) write_failed("write to", path_);
+  const int fd = std::exchange(fd_, -1);
+  if (close(fd) != 0 || rename(temporary_.c_str(), path_.c_str()) != 0) {
+    const int error = errno;
+    unlink(temporary_.c_str());
+    errno = error;
+    write_failed("write to", path_);
+  }
+  const std::filesystem::path parent =
+      path_.has_parent_path() ? path_.parent_path() : std::filesystem::path(".");
+  const int directory = open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (directory < 0) write_failed("sync the directory of", path_);
+  // EINVAL and ENOTSUP: file systems that cannot sync a directory; the rename itself has succeeded.
+  const bool synced = fsync(directory) == 0 || errno == EINVAL || errno == ENOTSUP;
+  const int error = errno;
+  close(directory);
+  errno = error;
+  if (!synced) write_failed("sync the directory of", path_);
+}
+
+void write_file_atomic(const std::filesystem::path& path, std::string_view content) {
+  AtomicFile file(path);
+  file.write(content);
+  file.commit();
+}
+
+void make_directories(const std::filesystem::path& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error || !std::filesystem::is_directory(path))
+    throw WriteError(fmt::format("cannot create directory {}: {}", path.string(),
+                                 error ? error.message() : "a file stands there"));
+}
+
+std::filesystem::path safe_join(const std::filesystem::path& root, std::string_view relative,
+                                ExitCode code) {
+  constexpr size_t kMaxPath = 4096;
+  const auto refuse = [&](const char* why) {
+    const std::string shown(relative.substr(0, 100));
+    throw Error(code, fmt::format("file name '{}' inside {} is refused: {}", shown.c_str(),
+                                  root.string(), why));
+  };
+  if (relative.empty()) refuse("it is empty");
+  if (relative.size() > kMaxPath) refuse("it is longer than 4096 bytes");
+  if (relative.find('\0') != std::string_view::npos) refuse("it holds a NUL byte");
+  const std::filesystem::path name(relative);
+  if (name.is_absolute()) refuse("it is an absolute path");
+  const std::filesystem::path normal = name.lexically_normal();
+  if (normal.begin() != normal.end() && *normal.begin() == "..")
+    refuse("it leads out of the directory");
+  std::error_code error;
+  const std::filesystem::path real_root = std::filesystem::weakly_canonical(root, error);
+  const std::filesystem::path real_target = std::filesystem::weakly_canonical(root / normal, error);
+  if (error) refuse("its links cannot be followed");
+  if (lies_under(real_target, real_root)) return root / normal;
+  // Hugging Face's cache: models--X/snapshots/<revision>/name links to models--X/blobs/<hash>.
+  const std::filesystem::path snapshots = real_root.parent_path();
+  const bool hugging_face_cache = snapshots.filename() == "snapshots" &&
+                                  lies_under(real_target, snapshots.parent_path() / "blobs");
+  if (!hugging_face_cache) refuse("a symbolic link leads out of the directory");
+  return root / normal;
+}
+
+}  // namespace trireme

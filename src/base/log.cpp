@@ -1,0 +1,71 @@
+#include "trireme/base/log.h"
+
+#include "trireme/base/error.h"
+
+#include <fmt/format.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <cstdio>
+#include <memory>
+
+namespace trireme {
+
+namespace {
+
+int g_rank = 0, g_world_size = 1;
+
+spdlog::logger& logger() {
+  static const std::shared_ptr<spdlog::logger> instance = [] {
+    auto made = std::make_shared<spdlog::logger>("trireme",
+                                                 std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    made->set_pattern("%H:%M:%S %v");
+    made->flush_on(spdlog::level::info);
+    return made;
+  }();
+  return *instance;
+}
+
+}  // namespace
+
+void set_log_rank(int rank, int world_size) {
+  g_rank = rank;
+  g_world_size = world_size;
+}
+
+void log_info(const std::string& message) {
+  if (g_rank == 0) logger().info("{}", message);
+}
+
+void log_warn(const std::string& message) {
+  logger().warn("{}warning: {}", g_world_size > 1 ? fmt::format("rank {}: ", g_rank) : "", message);
+}
+
+int run_main(const char* program, const std::function<int()>& body,
+             const std::function<void(const std::string&)>& on_error) {
+  std::string message;
+  int code;
+  try {
+    return body();
+  } catch (const Error& error) {
+    message = error.what();
+    code = static_cast<int>(error.code());
+  } catch (const std::exception& error) {
+    message = fmt::format("internal error: {}", error.what());
+    code = static_cast<int>(ExitCode::kInternal);
+  } catch (...) {
+    message = "internal error: an exception of unknown type";
+    code = static_cast<int>(ExitCode::kInternal);
+  }
+  if (on_error) on_error(message);
+  std::fflush(stdout);
+  while (message.ends_with('\n')) message.pop_back();
+  // Lists (file:line:column: …) stay as they are, for editors to follow; the last line carries the program's name.
+  const size_t last_line = message.find_last_of('\n') + 1;
+  fmt::print(stderr, "{}{}: {}\n", message.substr(0, last_line), program,
+             message.substr(last_line));
+  std::fflush(stderr);
+  return code;
+}
+
+}  // namespace trireme

@@ -1,0 +1,145 @@
+#include "trireme/base/text.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace trireme {
+
+int edit_distance(std::string_view a, std::string_view b) {
+  const size_t n = b.size();
+  std::vector<int> before(n + 1), previous(n + 1), current(n + 1);
+  for (size_t j = 0; j <= n; ++j) previous[j] = static_cast<int>(j);
+  for (size_t i = 1; i <= a.size(); ++i) {
+    current[0] = static_cast<int>(i);
+    for (size_t j = 1; j <= n; ++j) {
+      current[j] = std::min(
+          {previous[j] + 1, current[j - 1] + 1, previous[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        current[j] = std::min(current[j], before[j - 2] + 1);
+    }
+    std::swap(before, previous);
+    std::swap(previous, current);
+  }
+  return previous[n];
+}
+
+std::optional<std::string> nearest_word(std::string_view word,
+                                        const std::vector<std::string>& candidates) {
+  std::optional<std::string> best;
+  int best_distance = 0;
+  for (const std::string& candidate : candidates) {
+    // Too different in length to be near: keeps a megabyte-long key from costing minutes.
+    const auto [shorter, longer] = std::minmax(word.size(), candidate.size());
+    if (longer - shorter > std::max<size_t>(1, longer * 2 / 5)) continue;
+    const int distance = edit_distance(word, candidate);
+    if (!best || distance < best_distance) {
+      best = candidate;
+      best_distance = distance;
+    }
+  }
+  const int longest = static_cast<int>(best ? std::max(word.size(), best->size()) : 0);
+  if (!best || best_distance > std::max(1, longest * 2 / 5)) return std::nullopt;
+  return best;
+}
+
+std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates) {
+  const auto nearest = nearest_word(word, candidates);
+  return nearest ? fmt::format(" Did you mean '{}'?", *nearest) : "";
+}
+
+std::string format_bytes(double bytes) {
+  static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  size_t unit = 0;
+  while (std::abs(bytes) >= (unit == 0 ? 1023.5 : 1023.95) && unit + 1 < std::size(kUnits)) {
+    bytes /= 1024;
+    ++unit;
+  }
+  return unit == 0 ? fmt::format("{:.0f} B", bytes) : fmt::format("{:.1f} {}", bytes, kUnits[unit]);
+}
+
+std::string format_count(int64_t count) {
+  std::string digits = std::to_string(count);
+  const size_t first = digits.starts_with('-') ? 1 : 0;
+  for (size_t i = digits.size(); i > first + 3;) {
+    i -= 3;
+    digits.insert(i, ",");
+  }
+  return digits;
+}
+
+std::string format_short(double value) {
+  static constexpr const char* kUnits[] = {"", "k", "M", "G", "T", "P", "E"};
+  size_t unit = 0;
+  while (std::abs(value) >= 999.5 && unit + 1 < std::size(kUnits)) {
+    value /= 1000;
+    ++unit;
+  }
+  return fmt::format("{:.3g}{}", value, kUnits[unit]);
+}
+
+std::string format_duration(double seconds) {
+  if (!std::isfinite(seconds) || seconds < 0) return "?";
+  if (seconds < 0.9995) return fmt::format("{:.0f} ms", seconds * 1000);
+  if (seconds < 59.95) return fmt::format("{:.1f} s", seconds);
+  const auto total = static_cast<int64_t>(std::llround(seconds));
+  if (total < 3600) return fmt::format("{}m{:02}s", total / 60, total % 60);
+  if (total < 86400) return fmt::format("{}h{:02}m", total / 3600, total % 3600 / 60);
+  return fmt::format("{}d{:02}h", total / 86400, total % 86400 / 3600);
+}
+
+std::string format_exact(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+  return fmt::format("{}", value);  // fmt prints the shortest text that reads back the same
+}
+
+size_t valid_utf8_prefix(std::string_view text) {
+  size_t i = 0;
+  while (i < text.size()) {
+    const auto lead = static_cast<unsigned char>(text[i]);
+    size_t extra;
+    uint32_t code;
+    if (lead < 0x80) {
+      ++i;
+      continue;
+    } else if (lead >> 5 == 0x6) {
+      extra = 1;
+      code = lead & 0x1F;
+    } else if (lead >> 4 == 0xE) {
+      extra = 2;
+      code = lead & 0x0F;
+    } else if (lead >> 3 == 0x1E) {
+      extra = 3;
+      code = lead & 0x07;
+    } else {
+      return i;
+    }
+    if (i + extra >= text.size()) return i;
+    for (size_t k = 1; k <= extra; ++k) {
+      const auto next = static_cast<unsigned char>(text[i + k]);
+      if (next >> 6 != 0x2) return i;
+      code = code << 6 | (next & 0x3F);
+    }
+    static constexpr uint32_t kLowest[] = {0, 0x80, 0x800, 0x10000};
+    if (code < kLowest[extra] || code > 0x10FFFF || (code >= 0xD800 && code <= 0xDFFF)) return i;
+    i += extra + 1;
+  }
+  return i;
+}
+
+std::vector<std::string> split(std::string_view text, char separator) {
+  std::vector<std::string> parts;
+  size_t begin = 0;
+  for (size_t end; (end = text.find(separator, begin)) != std::string_view::npos; begin = end + 1)
+    parts.emplace_back(text.substr(begin, end - begin));
+  parts.emplace_back(text.substr(begin));
+  return parts;
+}
+
+std::string join(const std::vector<std::string>& parts, std::string_view separator) {
+  return fmt::format("{}", fmt::join(parts, separator));
+}
+
+}  // namespace trireme

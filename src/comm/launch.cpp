@@ -1,0 +1,194 @@
+#include "trireme/comm/launch.h"
+
+#include "trireme/base/error.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <string_view>
+
+namespace trireme {
+
+namespace {
+
+using Lookup = std::function<const char*(const char*)>;
+
+std::optional<std::string> variable(const Lookup& get, const char* name) {
+  const char* value = get(name);
+  if (value == nullptr || *value == '\0') return std::nullopt;
+  return std::string(value);
+}
+
+std::optional<int> integer(const Lookup& get, const char* name) {
+  const auto text = variable(get, name);
+  if (!text) return std::nullopt;
+  int value = 0;
+  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
+  if (error != std::errc() || end != text->data() + text->size() || value < 0)
+    throw ConfigError(fmt::format("environment variable {}='{}' is not a non-negative integer", name, *text));
+  return value;
+}
+
+int required(const Lookup& get, const char* name, const char* because) {
+  const auto value = integer(get, name);
+  if (!value) throw ConfigError(fmt::format("environment variable {} is missing although {} is set", name, because));
+  return *value;
+}
+
+/// Tasks of this step on this node. Slurm writes tasks per node as "2(x3),1": 2 on the first three nodes, 1 on the fourth.
+std::optional<int> slurm_tasks_here(const Lookup& get) {
+  const auto text = variable(get, "SLURM_STEP_TASKS_PER_NODE");
+  if (!text) return std::nullopt;
+  const int node = integer(get, "SLURM_NODEID").value_or(0);
+  const char *at = text->data(), *const end = at + text->size();
+  for (int first = 0; at < end;) {
+    int tasks = 0, nodes = 1;
+    auto parsed = std::from_chars(at, end, tasks);
+    if (parsed.ec == std::errc() && std::string_view(parsed.ptr, end).starts_with("(x")) {
+      parsed = std::from_chars(parsed.ptr + 2, end, nodes);
+      if (parsed.ptr < end) ++parsed.ptr;
+    }
+    if (parsed.ec != std::errc())
+      throw ConfigError(fmt::format("environment variable SLURM_STEP_TASKS_PER_NODE='{}' is not a list like '2(x3),1'", *text));
+    first += nodes;
+    if (node < first) return tasks;
+    at = parsed.ptr + 1;
+  }
+  return std::nullopt;
+}
+
+void check_rank(const Launch& launch, const char* rank_name, const char* size_name) {
+  if (launch.world_size < 1 || launch.rank >= launch.world_size)
+    throw ConfigError(fmt::format("{}={} and {}={} contradict each other: ranks count from 0 to size - 1", rank_name, launch.rank, size_name,
+                                  launch.world_size));
+  if (launch.local_world_size < 1 || launch.local_rank >= launch.local_world_size)
+    throw ConfigError(fmt::format("local rank {} of {} ranks on this host is impossible: check the launcher's local rank and local size "
+                                  "variables", launch.local_rank, launch.local_world_size));
+}
+
+/// Several copies that a launcher started, each told by RANK and WORLD_SIZE that it is something else, would overwrite each other's
+/// output. A launcher below another one (torchrun in an srun step) makes the world larger, never smaller.
+void check_against_launcher(const Lookup& get, const Launch& launch) {
+  struct {
+    const char *rank, *size;
+  } constexpr kLaunchers[] = {{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}, {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"}};
+  for (const auto& names : kLaunchers) {
+    const auto rank = integer(get, names.rank), size = integer(get, names.size);
+    if (!rank || !size) continue;
+    if (launch.world_size < *size)
+      throw ConfigError(fmt::format("WORLD_SIZE={} contradicts {}={}: unset RANK and WORLD_SIZE to follow the launcher", launch.world_size,
+                                    names.size, *size));
+    if (launch.world_size == *size && launch.rank != *rank)
+      throw ConfigError(fmt::format("RANK={} contradicts {}={}: unset RANK and WORLD_SIZE to follow the launcher", launch.rank, names.rank,
+                                    *rank));
+    return;
+  }
+}
+
+Launch from_explicit(const Lookup& get) {
+  Launch launch;
+  launch.kind = Launch::Kind::kEnvironment;
+  launch.rank = required(get, "RANK", "WORLD_SIZE");
+  launch.world_size = required(get, "WORLD_SIZE", "RANK");
+  launch.local_rank = integer(get, "LOCAL_RANK").value_or(launch.rank);
+  launch.local_world_size = integer(get, "LOCAL_WORLD_SIZE").value_or(std::max(launch.local_rank + 1, std::min(launch.world_size, 8)));
+  check_rank(launch, "RANK", "WORLD_SIZE");
+  check_against_launcher(get, launch);
+  if (launch.world_size == 1) return launch;
+  const auto address = variable(get, "MASTER_ADDR");
+  const auto port = integer(get, "MASTER_PORT");
+  if (!address || !port)
+    throw ConfigError(fmt::format("{} is missing: with WORLD_SIZE={} every rank must be told where rank 0 listens",
+                                  address ? "MASTER_PORT" : "MASTER_ADDR", launch.world_size));
+  if (*port < 1 || *port > 65535) throw ConfigError(fmt::format("MASTER_PORT={} is not a port", *port));
+  launch.master_address = *address;
+  launch.master_port = *port;
+  return launch;
+}
+
+Launch from_mpi(const Lookup& get) {
+  // Rank and size as the launcher's environment has them; MPI_Init has the last word (World::join).
+  Launch launch;
+  launch.kind = Launch::Kind::kMpi;
+  const auto first = [&](std::initializer_list<const char*> names) -> std::optional<int> {
+    for (const char* name : names)
+      if (const auto value = integer(get, name)) return value;
+    return std::nullopt;
+  };
+  launch.rank = first({"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID"}).value_or(0);
+  launch.world_size = first({"OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}).value_or(launch.rank + 1);
+  launch.local_rank = first({"OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"}).value_or(launch.rank);
+  launch.local_world_size = first({"OMPI_COMM_WORLD_LOCAL_SIZE"}).value_or(
+      slurm_tasks_here(get).value_or(launch.local_rank + 1));
+  check_rank(launch, "the launcher's rank", "its size");
+  return launch;
+}
+
+Launch from_slurm(const Lookup& get) {
+  Launch launch;
+  launch.rank = required(get, "SLURM_PROCID", "SLURM_STEP_ID");
+  const auto step_size = integer(get, "SLURM_STEP_NUM_TASKS");
+  launch.world_size = step_size ? *step_size : required(get, "SLURM_NTASKS", "SLURM_PROCID");
+  launch.local_rank = integer(get, "SLURM_LOCALID").value_or(0);
+  launch.local_world_size = slurm_tasks_here(get).value_or(launch.local_rank + 1);
+  check_rank(launch, "SLURM_PROCID", "SLURM_NTASKS");
+  if (launch.world_size == 1) return launch;
+  launch.kind = Launch::Kind::kSlurm;
+  if (const auto address = variable(get, "MASTER_ADDR")) {
+    launch.master_address = *address;
+  } else {
+    const auto nodes = variable(get, "SLURM_STEP_NODELIST");
+    const auto job_nodes = nodes ? nodes : variable(get, "SLURM_JOB_NODELIST");
+    if (!job_nodes) throw ConfigError("neither MASTER_ADDR nor SLURM_STEP_NODELIST is set: rank 0's host is unknown");
+    launch.master_address = first_slurm_host(*job_nodes);
+  }
+  // Steps of one host must not meet on one port: it is spread by job and step.
+  const int64_t job = integer(get, "SLURM_JOB_ID").value_or(0), step = required(get, "SLURM_STEP_ID", "SLURM_PROCID");
+  launch.master_port = integer(get, "MASTER_PORT").value_or(static_cast<int>(20000 + (job * 97 + step) % 20000));
+  return launch;
+}
+
+}  // namespace
+
+std::string first_slurm_host(const std::string& node_list) {
+  // Names may hold several lists ("rack[1-2]node[3-4]"): of each, its first entry.
+  std::string host;
+  for (size_t at = 0; at < node_list.size() && node_list[at] != ',';) {
+    if (node_list[at] != '[') {
+      host += node_list[at++];
+      continue;
+    }
+    const size_t stop = node_list.find_first_of("-,]", at), close = node_list.find(']', at);
+    if (close == std::string::npos) throw ConfigError(fmt::format("Slurm node list '{}' has an open bracket", node_list));
+    host += node_list.substr(at + 1, stop - at - 1);
+    at = close + 1;
+  }
+  if (host.empty()) throw ConfigError(fmt::format("Slurm node list '{}' names no host", node_list));
+  return host;
+}
+
+Launch detect_launch(const Lookup& given) {
+  const Lookup get = given ? given : [](const char* name) -> const char* { return std::getenv(name); };
+  if (variable(get, "RANK") || variable(get, "WORLD_SIZE")) return from_explicit(get);
+  if (variable(get, "PMIX_RANK") || variable(get, "OMPI_COMM_WORLD_RANK")) return from_mpi(get);
+  // An sbatch script's own shell has SLURM_JOB_ID, SLURM_NTASKS and SLURM_PROCID but is no task of a step.
+  if (variable(get, "SLURM_STEP_ID")) return from_slurm(get);
+  // MPICH's mpirun: MPI_Init of this build would make every copy rank 0 of 1, each writing to the same output.
+  if (const auto size = integer(get, "PMI_SIZE"); size && *size > 1)
+    throw ConfigError(fmt::format("PMI_SIZE={} without PMIX_RANK: the launcher speaks PMI, as MPICH's mpirun does; use OpenMPI's mpirun or "
+                                  "srun --mpi=pmix", *size));
+  return Launch{};
+}
+
+std::string Launch::description() const {
+  switch (kind) {
+    case Kind::kAlone: return "alone";
+    case Kind::kMpi: return fmt::format("MPI (rank {} of {})", rank, world_size);
+    case Kind::kSlurm: return fmt::format("srun --mpi=none (SLURM_PROCID {} of {})", rank, world_size);
+    case Kind::kEnvironment: return fmt::format("environment (RANK {} of {})", rank, world_size);
+  }
+  return "?";
+}
+
+}  // namespace trireme

@@ -1,0 +1,272 @@
+#include "mpi_communicator.h"
+
+#include "progress_ring.h"
+#include "self_communicator.h"
+#include "trireme/base/error.h"
+
+#include <ATen/ATen.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <utility>
+
+namespace trireme {
+
+void check_mpi(int code, const char* call) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING];
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  throw InternalError(detail::concat(call, ": ", std::string(text, static_cast<size_t>(length))));
+}
+
+void initialize_mpi() {
+  int already = 0;
+  MPI_Initialized(&already);
+  if (already != 0) return;
+  int provided = 0;
+  check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
+  TRIREME_CHECK(provided >= MPI_THREAD_FUNNELED, "MPI gives thread level ", provided, ", needed is ", MPI_THREAD_FUNNELED);
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+}
+
+void finalize_mpi() {
+  int initialized = 0, finalized = 0;
+  MPI_Initialized(&initialized);
+  MPI_Finalized(&finalized);
+  if (initialized != 0 && finalized == 0) MPI_Finalize();
+}
+
+std::vector<double> mpi_all_reduce_host(MPI_Comm handle, std::vector<double> values, ReduceOp op) {
+  check_mpi(MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(values.size()), MPI_DOUBLE, op == ReduceOp::kSum ? MPI_SUM : MPI_MAX,
+                          handle), "MPI_Allreduce");
+  return values;
+}
+
+std::vector<std::string> mpi_all_gather_host(MPI_Comm handle, const std::string& value) {
+  int size = 0;
+  MPI_Comm_size(handle, &size);
+  TRIREME_CHECK(static_cast<int64_t>(value.size()) * size <= std::numeric_limits<int>::max(), "all_gather_host of ", value.size(),
+                " bytes over ", size, " ranks");
+  std::vector<int> lengths(size), offsets(size, 0);
+  const int length = static_cast<int>(value.size());
+  check_mpi(MPI_Allgather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, handle), "MPI_Allgather");
+  for (int i = 1; i < size; ++i) offsets[i] = offsets[i - 1] + lengths[i - 1];
+  std::string all(static_cast<size_t>(offsets.back() + lengths.back()), '\0');
+  check_mpi(MPI_Allgatherv(value.data(), length, MPI_CHAR, all.data(), lengths.data(), offsets.data(), MPI_CHAR, handle), "MPI_Allgatherv");
+  std::vector<std::string> values;
+  for (int i = 0; i < size; ++i) values.push_back(all.substr(static_cast<size_t>(offsets[i]), static_cast<size_t>(lengths[i])));
+  return values;
+}
+
+int64_t& mpi_piece_elements() {
+  static int64_t elements = int64_t{1} << 30;
+  return elements;
+}
+
+namespace {
+
+/// Requests of one collective, and what happens when they are done.
+class MpiWork final : public Work {
+ public:
+  MpiWork(std::vector<MPI_Request> requests, std::vector<at::Tensor> alive, uint64_t sequence, std::function<void()> then = {})
+      : requests_(std::move(requests)), alive_(std::move(alive)), sequence_(sequence), then_(std::move(then)) {}
+  ~MpiWork() override {
+    try {
+      wait();
+    } catch (const std::exception&) {
+      // The failure was reported to whoever waited first; a destructor has nobody to tell.
+    }
+  }
+  void wait() override {
+    if (done_) return;
+    done_ = true;
+    ProgressRing::instance().wait(sequence_);
+    // Polls instead of blocking in MPI: with more ranks than cores the others need this core.
+    for (int finished = 0; finished == 0;) {
+      check_mpi(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &finished, MPI_STATUSES_IGNORE), "MPI_Testall");
+      if (finished == 0) sched_yield();
+    }
+    if (then_) then_();
+    ProgressRing::instance().end(sequence_);
+    alive_.clear();
+  }
+
+ private:
+  std::vector<MPI_Request> requests_;
+  std::vector<at::Tensor> alive_;
+  uint64_t sequence_;
+  std::function<void()> then_;
+  bool done_ = false;
+};
+
+/// A tensor in a type that MPI can add: itself, or its fp32 copy.
+struct Staged {
+  at::Tensor data;
+  MPI_Datatype type;
+};
+
+Staged stage(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat: return {tensor, MPI_FLOAT};
+    case at::kDouble: return {tensor, MPI_DOUBLE};
+    case at::kInt: return {tensor, MPI_INT32_T};
+    case at::kLong: return {tensor, MPI_INT64_T};
+    case at::kBFloat16:
+    case at::kHalf: return {tensor.detach().to(at::kFloat), MPI_FLOAT};
+    default: TRIREME_CHECK(false, "MPI groups reduce floats, int32 and int64, not ", c10::toString(tensor.scalar_type()));
+  }
+  return {};
+}
+
+std::function<void()> copy_back(const at::Tensor& tensor, const Staged& staged) {
+  if (staged.data.is_same(tensor)) return {};
+  return [target = tensor.detach(), data = staged.data]() mutable { target.copy_(data); };
+}
+
+class MpiCommunicator final : public Communicator {
+ public:
+  MpiCommunicator(MPI_Comm handle, const char* name, int rank, int size) : Communicator(rank, size), handle_(handle), name_(name) {}
+  ~MpiCommunicator() override {
+    int finalized = 0;
+    MPI_Finalized(&finalized);
+    if (finalized == 0 && handle_ != MPI_COMM_WORLD) MPI_Comm_free(&handle_);
+  }
+  const char* backend() const override { return "mpi"; }
+
+  WorkPtr all_gather(at::Tensor out, const at::Tensor& in) override {
+    check_tensor(out);
+    check_tensor(in);
+    TRIREME_CHECK(out.numel() == in.numel() * size_ && out.scalar_type() == in.scalar_type(), "all_gather of ", in.numel(),
+                  " elements into ", out.numel(), " over ", size_, " ranks");
+    const auto bytes = static_cast<int64_t>(in.nbytes());
+    const uint64_t sequence = ProgressRing::instance().begin("all_gather", in.numel(), name_);
+    auto* target = static_cast<char*>(out.data_ptr());
+    const bool in_place = in.const_data_ptr() == target + rank_ * bytes;
+    std::vector<MPI_Request> requests;
+    if (bytes * size_ <= mpi_piece_elements()) {
+      requests.push_back(MPI_REQUEST_NULL);
+      check_mpi(MPI_Iallgather(in_place ? MPI_IN_PLACE : in.const_data_ptr(), static_cast<int>(bytes), MPI_BYTE, target,
+                               static_cast<int>(bytes), MPI_BYTE, handle_, &requests.back()), "MPI_Iallgather");
+    } else {
+      // Long slices: one broadcast per rank and piece.
+      if (!in_place) std::copy_n(static_cast<const char*>(in.const_data_ptr()), bytes, target + rank_ * bytes);
+      for (int root = 0; root < size_; ++root) broadcast_pieces(target + root * bytes, bytes, root, requests);
+    }
+    return std::make_unique<MpiWork>(std::move(requests), std::vector<at::Tensor>{out, in}, sequence);
+  }
+
+  WorkPtr reduce_scatter(at::Tensor out, const at::Tensor& in, ReduceOp op) override {
+    check_tensor(out);
+    check_tensor(in);
+    TRIREME_CHECK(in.numel() == out.numel() * size_ && out.scalar_type() == in.scalar_type(), "reduce_scatter of ", in.numel(),
+                  " elements into ", out.numel(), " over ", size_, " ranks");
+    const uint64_t sequence = ProgressRing::instance().begin("reduce_scatter", in.numel(), name_);
+    const Staged source = stage(in), target = stage(out);
+    const auto* from = static_cast<const char*>(source.data.const_data_ptr());
+    auto* to = static_cast<char*>(target.data.data_ptr());
+    const int64_t count = out.numel(), width = target.data.element_size();
+    std::vector<MPI_Request> requests;
+    if (in.numel() <= mpi_piece_elements()) {
+      requests.push_back(MPI_REQUEST_NULL);
+      check_mpi(MPI_Ireduce_scatter_block(from, to, static_cast<int>(count), source.type, operation(op), handle_, &requests.back()),
+                "MPI_Ireduce_scatter_block");
+    } else {
+      // Long inputs: one reduction per receiving rank and piece.
+      for (int root = 0; root < size_; ++root)
+        for (int64_t begin = 0; begin < count; begin += mpi_piece_elements()) {
+          requests.push_back(MPI_REQUEST_NULL);
+          check_mpi(MPI_Ireduce(from + (root * count + begin) * width, to + begin * width,
+                                static_cast<int>(std::min(mpi_piece_elements(), count - begin)), source.type, operation(op), root, handle_,
+                                &requests.back()), "MPI_Ireduce");
+        }
+    }
+    return std::make_unique<MpiWork>(std::move(requests), std::vector<at::Tensor>{source.data, target.data, in, out}, sequence,
+                                     copy_back(out, target));
+  }
+
+  WorkPtr all_reduce(at::Tensor tensor, ReduceOp op) override {
+    check_tensor(tensor);
+    const uint64_t sequence = ProgressRing::instance().begin("all_reduce", tensor.numel(), name_);
+    const Staged staged = stage(tensor);
+    auto* data = static_cast<char*>(staged.data.data_ptr());
+    const int64_t count = tensor.numel(), width = staged.data.element_size();
+    std::vector<MPI_Request> requests;
+    for (int64_t begin = 0; begin < count; begin += mpi_piece_elements()) {
+      requests.push_back(MPI_REQUEST_NULL);
+      check_mpi(MPI_Iallreduce(MPI_IN_PLACE, data + begin * width, static_cast<int>(std::min(mpi_piece_elements(), count - begin)),
+                               staged.type, operation(op), handle_, &requests.back()), "MPI_Iallreduce");
+    }
+    return std::make_unique<MpiWork>(std::move(requests), std::vector<at::Tensor>{tensor, staged.data}, sequence,
+                                     copy_back(tensor, staged));
+  }
+
+  WorkPtr broadcast(at::Tensor tensor, int root) override {
+    check_tensor(tensor);
+    TRIREME_CHECK(root >= 0 && root < size_, "broadcast from rank ", root, " of ", size_);
+    const uint64_t sequence = ProgressRing::instance().begin("broadcast", tensor.numel(), name_);
+    std::vector<MPI_Request> requests;
+    broadcast_pieces(static_cast<char*>(tensor.data_ptr()), static_cast<int64_t>(tensor.nbytes()), root, requests);
+    return std::make_unique<MpiWork>(std::move(requests), std::vector<at::Tensor>{tensor}, sequence);
+  }
+
+  void barrier() override {
+    const uint64_t sequence = ProgressRing::instance().begin("barrier", 0, name_);
+    MPI_Request request = MPI_REQUEST_NULL;
+    check_mpi(MPI_Ibarrier(handle_, &request), "MPI_Ibarrier");
+    MpiWork({request}, {}, sequence).wait();
+  }
+
+  std::vector<double> all_reduce_host(std::vector<double> values, ReduceOp op) override {
+    const uint64_t sequence = ProgressRing::instance().begin("all_reduce_host", static_cast<int64_t>(values.size()), name_);
+    ProgressRing::instance().wait(sequence);
+    auto result = mpi_all_reduce_host(handle_, std::move(values), op);
+    ProgressRing::instance().end(sequence);
+    return result;
+  }
+
+  std::vector<std::string> all_gather_host(const std::string& value) override {
+    const uint64_t sequence = ProgressRing::instance().begin("all_gather_host", static_cast<int64_t>(value.size()), name_);
+    ProgressRing::instance().wait(sequence);
+    auto result = mpi_all_gather_host(handle_, value);
+    ProgressRing::instance().end(sequence);
+    return result;
+  }
+
+  std::unique_ptr<Communicator> split(int colour) override {
+    MPI_Comm part = MPI_COMM_NULL;
+    check_mpi(MPI_Comm_split(handle_, colour, rank_, &part), "MPI_Comm_split");
+    return make_mpi_communicator(part, "part");
+  }
+
+ private:
+  static MPI_Op operation(ReduceOp op) { return op == ReduceOp::kSum ? MPI_SUM : MPI_MAX; }
+  static void check_tensor(const at::Tensor& tensor) {
+    TRIREME_CHECK(tensor.device().is_cpu(), "an MPI group moves CPU tensors, this one is on ", tensor.device().str());
+    TRIREME_CHECK(tensor.is_contiguous(), "collectives need contiguous tensors");
+  }
+  void broadcast_pieces(char* data, int64_t bytes, int root, std::vector<MPI_Request>& requests) {
+    for (int64_t begin = 0; begin < bytes; begin += mpi_piece_elements()) {
+      requests.push_back(MPI_REQUEST_NULL);
+      check_mpi(MPI_Ibcast(data + begin, static_cast<int>(std::min(mpi_piece_elements(), bytes - begin)), MPI_BYTE, root, handle_,
+                           &requests.back()), "MPI_Ibcast");
+    }
+  }
+
+  MPI_Comm handle_;
+  const char* name_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm handle, const char* name) {
+  int rank = 0, size = 0;
+  check_mpi(MPI_Comm_rank(handle, &rank), "MPI_Comm_rank");
+  check_mpi(MPI_Comm_size(handle, &size), "MPI_Comm_size");
+  MPI_Comm_set_errhandler(handle, MPI_ERRORS_RETURN);
+  return std::make_unique<MpiCommunicator>(handle, name, rank, size);
+}
+
+}  // namespace trireme

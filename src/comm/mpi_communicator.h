@@ -1,0 +1,35 @@
+#pragma once
+// Private to comm/: collectives of CPU tensors through MPI. MPI_THREAD_FUNNELED: only the thread that trains calls MPI.
+
+#include "trireme/comm/communicator.h"
+
+// The C interface only: the retired C++ one would have to be linked.
+#ifndef OMPI_SKIP_MPICXX
+#define OMPI_SKIP_MPICXX 1
+#endif
+#include <mpi.h>
+
+#include <cstdint>
+
+namespace trireme {
+
+/// Initialises MPI once per process; finalize_mpi() ends it.
+void initialize_mpi();
+void finalize_mpi();
+
+/// Elements of one MPI call at most: counts are ints there, and OpenMPI multiplies them by ranks in int as well. Longer transfers go in
+/// pieces. A reference, for tests.
+int64_t& mpi_piece_elements();
+
+/// fp32, fp64, int32 and int64 are reduced natively. MPI knows no 16-bit floats: these are summed in fp32 and rounded once.
+/// Takes over `handle` (freed with the communicator unless it is MPI_COMM_WORLD). `name` for messages.
+std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm handle, const char* name);
+
+/// InternalError with MPI's own text when a call failed.
+void check_mpi(int code, const char* call);
+
+/// Host-side exchanges over MPI, for every communicator whose processes MPI started.
+std::vector<double> mpi_all_reduce_host(MPI_Comm handle, std::vector<double> values, ReduceOp op);
+std::vector<std::string> mpi_all_gather_host(MPI_Comm handle, const std::string& value);
+
+}  // namespace trireme

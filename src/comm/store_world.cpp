@@ -1,0 +1,216 @@
+#include "store_world.h"
+
+#include "trireme/base/error.h"
+#include "world_backend.h"
+
+#include <c10/util/Logging.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+
+namespace trireme {
+
+namespace {
+
+using std::chrono::milliseconds;
+using StorePtr = c10::intrusive_ptr<c10d::TCPStore>;
+
+// After the rendezvous a rank may wait as long as the others work: the watchdog decides what is too long. c10d counts the
+// milliseconds in an int.
+constexpr milliseconds kWithoutLimit = std::chrono::hours(24 * 7);
+
+std::vector<uint8_t> bytes(const std::string& text) { return {text.begin(), text.end()}; }
+std::string text_of(const std::vector<uint8_t>& data) { return {data.begin(), data.end()}; }
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+/// Every exchange has a number; each rank writes its value under it, reads all, and removes its own value two exchanges later, when
+/// everybody has certainly read it.
+class StoreExchange final : public HostExchange {
+ public:
+  StoreExchange(StorePtr store, std::string prefix, int rank, int size)
+      : HostExchange(rank, size), store_(std::move(store)), prefix_(std::move(prefix)) {}
+
+  std::vector<std::string> all_gather(const std::string& value) override {
+    const uint64_t number = next_++;
+    store_->set(key(number, rank_), bytes(value));
+    std::vector<std::string> keys, values;
+    for (int peer = 0; peer < size_; ++peer) keys.push_back(key(number, peer));
+    for (const auto& data : store_->multiGet(keys)) values.push_back(text_of(data));
+    if (number >= 2) store_->deleteKey(key(number - 2, rank_));
+    return values;
+  }
+
+  std::unique_ptr<HostExchange> split(int colour) override {
+    const uint64_t number = next_;
+    int rank = 0, size = 0;
+    const std::string own = std::to_string(colour);
+    const auto colours = all_gather(own);
+    for (int peer = 0; peer < size_; ++peer) {
+      if (colours[peer] != own) continue;
+      if (peer == rank_) rank = size;
+      ++size;
+    }
+    return std::make_unique<StoreExchange>(store_, fmt::format("{}/{}.{}", prefix_, number, colour), rank, size);
+  }
+
+ private:
+  std::string key(uint64_t number, int rank) const { return fmt::format("{}/{}/{}", prefix_, number, rank); }
+  StorePtr store_;
+  std::string prefix_;
+  uint64_t next_ = 0;
+};
+
+/// What the ranks of one job have in common and others have not.
+std::string job_identity(const Launch& launch) {
+  const auto variable = [](const char* name) {
+    const char* value = std::getenv(name);
+    return std::string(value == nullptr ? "-" : value);
+  };
+  if (launch.kind == Launch::Kind::kSlurm)
+    return fmt::format("{} ranks, Slurm step {}.{}", launch.world_size, variable("SLURM_JOB_ID"), variable("SLURM_STEP_ID"));
+  return fmt::format("{} ranks, run {}", launch.world_size, variable("TORCHELASTIC_RUN_ID"));
+}
+
+class TcpStoreWorld final : public StoreWorld {
+ public:
+  explicit TcpStoreWorld(const Launch& launch) : launch_(launch), limit_(rendezvous_limit()) {
+    const auto deadline = std::chrono::steady_clock::now() + limit_;
+    store_ = connect(/*listen=*/launch.rank == 0);
+    check_identity();
+    if (store_->add(fmt::format("here/{}", launch.rank), 1) > 1)
+      throw ConfigError(fmt::format("two processes say they are rank {} at {}: another job uses this port, or RANK is the same for "
+                                    "several; set MASTER_PORT to a free port", launch.rank, place()));
+    wait_for_others(deadline);
+    store_->setTimeout(kWithoutLimit);
+    // The watchdog asks from a thread of its own, and a connection whose caller waits serves nobody else.
+    watch_ = connect(/*listen=*/false);
+  }
+
+  std::unique_ptr<HostExchange> exchange() override {
+    return std::make_unique<StoreExchange>(store_, "world", launch_.rank, launch_.world_size);
+  }
+  void publish_failure(const std::string& reason) override {
+    if (watch_->add("failures", 1) == 1) watch_->set("failure", bytes(reason));
+  }
+  std::string failure() override { return watch_->check({"failure"}) ? text_of(watch_->get("failure")) : ""; }
+  bool claim_hang_report() override { return watch_->add("hang", 1) == 1; }
+  bool hang_reported() override { return watch_->check({"hang"}); }
+
+  void publish_position(uint64_t sequence, const std::string& text) override {
+    watch_->set(fmt::format("position/{}", launch_.rank), bytes(fmt::format("{} {}", sequence, text)));
+  }
+
+  std::string describe_positions() override {
+    std::vector<std::pair<uint64_t, std::string>> lines;
+    std::vector<int> silent;
+    for (int rank = 0; rank < launch_.world_size; ++rank) {
+      const std::string key = fmt::format("position/{}", rank);
+      if (!watch_->check({key})) {
+        silent.push_back(rank);
+        continue;
+      }
+      const std::string answer = text_of(watch_->get(key));
+      lines.emplace_back(std::strtoull(answer.c_str(), nullptr, 10), fmt::format("rank {}: {}", rank, answer.substr(answer.find(' ') + 1)));
+    }
+    std::stable_sort(lines.begin(), lines.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    constexpr size_t kShown = 8;
+    std::string text;
+    for (size_t i = 0; i < std::min(kShown, lines.size()); ++i) text += lines[i].second + "\n";
+    if (lines.size() > kShown) text += fmt::format("and {} ranks at #{} or later\n", lines.size() - kShown, lines[kShown].first);
+    if (!silent.empty()) text += fmt::format("no answer from rank{} {}\n", silent.size() > 1 ? "s" : "", fmt::join(silent, ", "));
+    return text;
+  }
+
+  void leave() override {
+    store_->set(fmt::format("left/{}", launch_.rank), {1});
+    if (launch_.rank != 0) return;
+    std::vector<std::string> keys;
+    for (int rank = 0; rank < launch_.world_size; ++rank) keys.push_back(fmt::format("left/{}", rank));
+    store_->wait(keys);
+  }
+
+ private:
+  static milliseconds rendezvous_limit() {
+    return milliseconds(static_cast<int64_t>(positive_seconds("TRIREME_RENDEZVOUS_SECONDS", 300) * 1000));
+  }
+  std::string place() const { return fmt::format("{}:{}", launch_.master_address, launch_.master_port); }
+  double limit_seconds() const { return static_cast<double>(limit_.count()) / 1000; }
+
+  StorePtr connect(bool listen) const {
+    // c10d prints a stack trace for every failed attempt; what matters of it is in our own sentence. 3: fatal errors only.
+    if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = 3;
+    c10d::TCPStoreOptions options;
+    options.port = static_cast<uint16_t>(launch_.master_port);
+    options.isServer = listen;
+    options.waitWorkers = false;
+    options.timeout = limit_;
+    try {
+      return c10::make_intrusive<c10d::TCPStore>(launch_.master_address, options);
+    } catch (const std::exception& error) {
+      if (listen)
+        throw ConfigError(fmt::format("rank 0 cannot listen on {}: {}; if another job uses the port, set MASTER_PORT to a free one", place(),
+                                      first_line(error.what())));
+      throw ConfigError(fmt::format("rank {} cannot reach rank 0 at {} within {} s: {}; has rank 0 started, and is MASTER_ADDR right?",
+                                    launch_.rank, place(), limit_seconds(), first_line(error.what())));
+    }
+  }
+
+  void check_identity() const {
+    const std::string own = job_identity(launch_);
+    if (launch_.rank == 0) {
+      store_->set("identity", bytes(own));
+      return;
+    }
+    std::string theirs;
+    try {
+      theirs = text_of(store_->get("identity"));
+    } catch (const std::exception& error) {
+      throw ConfigError(fmt::format("{} accepts connections but does not answer as rank 0 of a Trireme job ({}); set MASTER_PORT to a free "
+                                    "port", place(), first_line(error.what())));
+    }
+    if (theirs != own)
+      throw ConfigError(fmt::format("rank {} belongs to a job of {}, but {} serves one of {}: set MASTER_PORT to a free port, or make "
+                                    "WORLD_SIZE the same everywhere", launch_.rank, own, place(), theirs));
+  }
+
+  void wait_for_others(std::chrono::steady_clock::time_point deadline) const {
+    std::vector<std::string> keys;
+    for (int rank = 0; rank < launch_.world_size; ++rank) keys.push_back(fmt::format("here/{}", rank));
+    while (!present(keys)) {
+      if (std::chrono::steady_clock::now() < deadline) {
+        std::this_thread::sleep_for(milliseconds(50));
+        continue;
+      }
+      std::vector<int> absent;
+      for (int rank = 0; rank < launch_.world_size; ++rank)
+        if (!present({keys[static_cast<size_t>(rank)]})) absent.push_back(rank);
+      throw ConfigError(fmt::format("rank {}: rank{} {} of {} did not arrive at {} within {} s (TRIREME_RENDEZVOUS_SECONDS); the other ranks "
+                                    "did", launch_.rank, absent.size() > 1 ? "s" : "", fmt::join(absent, ", "), launch_.world_size, place(),
+                                    limit_seconds()));
+    }
+  }
+
+  bool present(const std::vector<std::string>& keys) const {
+    try {
+      return store_->check(keys);
+    } catch (const std::exception&) {
+      throw ConfigError(fmt::format("rank {}: rank 0 at {} went away while ranks were still missing: its own message says which",
+                                    launch_.rank, place()));
+    }
+  }
+
+  Launch launch_;
+  milliseconds limit_;
+  StorePtr store_, watch_;
+};
+
+}  // namespace
+
+std::unique_ptr<StoreWorld> join_store(const Launch& launch) { return std::make_unique<TcpStoreWorld>(launch); }
+
+}  // namespace trireme

@@ -1,0 +1,107 @@
+#include "trireme/comm/communicator.h"
+
+#include "mpi_communicator.h"
+#include "progress_ring.h"
+#include "self_communicator.h"
+#include "trireme/base/error.h"
+#include "world_backend.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+namespace trireme {
+
+std::string host_name() {
+  char name[256] = "unknown";
+  (void)gethostname(name, sizeof name - 1);
+  return name;
+}
+
+double positive_seconds(const char* variable, double otherwise) {
+  const char* text = std::getenv(variable);
+  if (text == nullptr) return otherwise;
+  char* end = nullptr;
+  const double seconds = std::strtod(text, &end);
+  if (end == text || *end != '\0' || !(seconds > 0) || seconds > 1e6)
+    throw ConfigError(fmt::format("{}='{}' is not a number of seconds between 0 and 1e6", variable, text));
+  return seconds;
+}
+
+void print_failure(int rank, const std::string& reason) {
+  std::fflush(stdout);
+  fmt::print(stderr, "rank {} on {}: {}\n", rank, host_name(), reason);
+  std::fflush(stderr);
+}
+
+namespace {
+
+/// One rank, or ranks joined by MPI, on CPUs.
+class CpuWorld final : public World {
+ public:
+  explicit CpuWorld(const Launch& launch) : launch_(launch) {
+    if (launch.kind == Launch::Kind::kMpi) {
+      initialize_mpi();
+      comm_ = make_mpi_communicator(MPI_COMM_WORLD, "world");
+      adopt_mpi_rank(launch_);
+    } else {
+      comm_ = make_self_communicator();
+    }
+    if (comm_->size() > 1) watchdog_ = std::make_unique<Watchdog>(comm_->rank(), Watchdog::Hooks{});
+  }
+  Communicator& communicator() override { return *comm_; }
+  at::Device device() const override { return at::kCPU; }
+  const Launch& launch() const override { return launch_; }
+  std::vector<std::string> hosts() override { return comm_->all_gather_host(host_name()); }
+
+  void abort(const std::string& reason, int exit_code) override {
+    print_failure(comm_->rank(), reason);
+    if (launch_.kind == Launch::Kind::kMpi) MPI_Abort(MPI_COMM_WORLD, exit_code);
+    _exit(exit_code);
+  }
+
+  void leave() override {
+    comm_->barrier();
+    watchdog_.reset();
+    if (launch_.kind == Launch::Kind::kMpi) finalize_mpi();
+  }
+
+ private:
+  Launch launch_;
+  std::unique_ptr<Communicator> comm_;
+  std::unique_ptr<Watchdog> watchdog_;
+};
+
+}  // namespace
+
+void adopt_mpi_rank(Launch& launch) {
+  const int expected = launch.world_size;
+  MPI_Comm_rank(MPI_COMM_WORLD, &launch.rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &launch.world_size);
+  if (launch.world_size < expected)
+    throw ConfigError(fmt::format("the launcher started {} or more ranks but MPI_Init found {}: mpirun belongs to another MPI than this "
+                                  "build, or Slurm's PMIx plugin is of another version", expected, launch.world_size));
+  MPI_Comm local = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, launch.rank, MPI_INFO_NULL, &local), "MPI_Comm_split_type");
+  MPI_Comm_rank(local, &launch.local_rank);
+  MPI_Comm_size(local, &launch.local_world_size);
+  MPI_Comm_free(&local);
+}
+
+std::unique_ptr<World> World::join(const Launch& launch, bool use_gpu) {
+  if (use_gpu) {
+#ifdef TRIREME_WITH_CUDA
+    return join_gpu_world(launch);
+#else
+    throw ConfigError("this build has no CUDA: configure with -DTRIREME_CUDA=ON");
+#endif
+  }
+  if (launch.world_size > 1 && launch.kind != Launch::Kind::kMpi)
+    throw ConfigError(fmt::format("{} ranks on CPUs need MPI, and this start is {}: use mpirun -n {} or srun --mpi=pmix", launch.world_size,
+                                  launch.description(), launch.world_size));
+  return std::make_unique<CpuWorld>(launch);
+}
+
+}  // namespace trireme

@@ -1,0 +1,104 @@
+#include "trireme/config/config.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "problems.h"
+#include "reader.h"
+#include "rules.h"
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/base/text.h"
+#include "yaml_tree.h"
+
+namespace trireme {
+
+namespace {
+
+constexpr size_t kMaxFile = 1 << 20;
+
+void put(std::vector<YamlEntry>& entries, YamlEntry entry) {
+  std::erase_if(entries, [&](const YamlEntry& old) { return old.key == entry.key; });
+  entries.push_back(std::move(entry));
+}
+
+std::string read_config_text(const std::filesystem::path& file) {
+  try {
+    return read_text_file(file, ExitCode::kConfig, kMaxFile);
+  } catch (const Error& error) {
+    throw ConfigError(error.what());
+  }
+}
+
+// Puts one "section.key=value" into the tree, where the reader then finds it.
+void apply_override(const std::string& text, int index, YamlNode& root, Problems& problems) {
+  const Place place{index, 1, 1};
+  const size_t before = problems.size();
+  check_raw_text(text, place, problems);
+  if (problems.size() > before) return;
+  const size_t equals = text.find('=');
+  const std::vector<std::string> path = split(text.substr(0, equals), '.');
+  if (equals == std::string::npos || path.size() > 2 || path[0].empty() || path.back().empty()) {
+    problems.add(place, "not of the form section.key=value");
+    return;
+  }
+  YamlNode value = parse_yaml(text.substr(equals + 1), place, problems);
+  if (problems.size() > before) return;
+  value.empty = false;  // "lora.adapter=" says null
+  if (value.kind == YamlNode::Kind::kMap) {
+    problems.add(
+        place,
+        "the value reads as a mapping: set one key at a time, and put a text with ': ' in quotes");
+  } else if (path.size() == 1) {
+    put(root.entries, {path[0], place, std::move(value)});
+  } else {
+    if (root.find(path[0]) == nullptr) root.entries.push_back({path[0], place, {}});
+    YamlNode& section = root.find(path[0])->value;
+    if (section.kind == YamlNode::Kind::kNull) section.kind = YamlNode::Kind::kMap;
+    // Anything but a mapping is the reader's to report.
+    if (section.kind == YamlNode::Kind::kMap)
+      put(section.entries, {path[1], place, std::move(value)});
+  }
+}
+
+}  // namespace
+
+Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides) {
+  const std::string name = file.string();
+  Problems problems(name, overrides);
+  std::error_code ignored;
+  const auto size = std::filesystem::file_size(file, ignored);
+  if (!ignored && size > kMaxFile) {
+    problems.add({},
+                 fmt::format("the file has {} bytes; a configuration may have {}", size, kMaxFile));
+    problems.throw_if_any();
+  }
+  const std::string text = read_config_text(file);
+  check_raw_text(text, {}, problems);
+  problems.throw_if_any();
+
+  YamlNode root = parse_yaml(text, {}, problems);
+  const bool syntax_error = !problems.empty() && root.kind == YamlNode::Kind::kNull;
+  if (syntax_error) problems.throw_if_any();
+  if (root.kind == YamlNode::Kind::kNull) {
+    problems.add({}, "the file is empty");
+    root.kind = YamlNode::Kind::kMap;
+  } else if (root.kind != YamlNode::Kind::kMap) {
+    problems.add(root.place,
+                 "a configuration is made of sections (model:, data:, …) with keys under them");
+    problems.throw_if_any();
+  }
+  for (size_t i = 0; i < overrides.size(); ++i)
+    apply_override(overrides[i], static_cast<int>(i), root, problems);
+
+  Config config;
+  Reader reader(root, std::filesystem::absolute(file).parent_path(), problems);
+  reader.read(config);
+  for (const RuleProblem& problem : check_rules(config))
+    if (reader.readable(problem.needs)) problems.add(reader.place_of(problem.key), problem.text);
+  problems.throw_if_any();
+  return config;
+}
+
+}  // namespace trireme

@@ -1,0 +1,120 @@
+// The two visitors that write: the resolved configuration, and the help.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "schema_text.h"
+#include "trireme/base/text.h"
+
+namespace trireme {
+
+namespace {
+
+std::string quoted(const std::string& text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      result += '\\';
+      result += c;
+    } else if (byte < 0x20 || byte == 0x7F) {
+      result += fmt::format("\\x{:02x}", byte);
+    } else {
+      result += c;
+    }
+  }
+  return result + '"';
+}
+
+std::string value_text(const Field& field, const std::string& value) {
+  const bool word = std::find(field.words.begin(), field.words.end(), value) != field.words.end();
+  const bool count = field.or_count && !value.empty() &&
+                     value.find_first_not_of("0123456789") == std::string::npos;
+  return word || count ? value : quoted(value);
+}
+std::string value_text(const Field&, int64_t value) { return std::to_string(value); }
+std::string value_text(const Field&, double value) { return format_exact(value); }
+std::string value_text(const Field&, bool value) { return value ? "true" : "false"; }
+
+template <class Item>
+std::string value_text(const Field& field, const std::vector<Item>& values) {
+  if (values.empty()) return field.may_be_absent ? "null" : "[]";
+  std::vector<std::string> parts;
+  for (const Item& value : values) parts.push_back(value_text(field, value));
+  return fmt::format("[{}]", join(parts, ", "));
+}
+template <class Value>
+std::string value_text(const Field& field, const std::optional<Value>& value) {
+  return value ? value_text(field, *value) : "null";
+}
+
+struct Printer {
+  std::string text;
+
+  template <class Section>
+  void section(const char* name, const char*, Section& section) {
+    text += fmt::format("{}:\n", name);
+    describe(*this, section);
+  }
+  template <class Section>
+  void section(const char* name, const char* help, std::optional<Section>& section) {
+    if (section)
+      this->section(name, help, *section);
+    else
+      text += fmt::format("{}: null\n", name);
+  }
+  template <class Value>
+  void field(const Field& field, const Value& value) {
+    text += fmt::format("  {}: {}\n", field.key, value_text(field, value));
+  }
+};
+
+struct Helper {
+  std::string text;
+
+  template <class Section>
+  void section(const char* name, const char* help, Section& section) {
+    text +=
+        fmt::format("{}:{:<{}} # {}\n", name, "",
+                    std::max<int>(0, 22 - static_cast<int>(std::string_view(name).size())), help);
+    if constexpr (OptionalOf<Section>::value) {
+      typename OptionalOf<Section>::Inner inner;
+      describe(*this, inner);
+    } else {
+      describe(*this, section);
+    }
+  }
+  template <class Value>
+  void field(const Field& field, const Value& value) {
+    const std::string accepts = expectation(field, type_of<Value>(), OptionalOf<Value>::value);
+    const std::string otherwise =
+        field.required ? "required" : "default " + value_text(field, value);
+    text += fmt::format("  {:<20}   {}\n", field.key, field.help);
+    // Two lines where one would be too long for a terminal.
+    const bool fits = accepts.size() + otherwise.size() < 72;
+    text += fmt::format("{:27}{}{}{}\n", "", accepts, fits ? "; " : fmt::format("\n{:27}", ""),
+                        otherwise);
+  }
+};
+
+}  // namespace
+
+std::string print_config(const Config& config) {
+  Printer printer;
+  Config copy = config;
+  describe(printer, copy);
+  return printer.text;
+}
+
+std::string describe_config() {
+  Helper helper;
+  Config config;
+  describe(helper, config);
+  return helper.text +
+         "\nA relative path counts from the directory of the configuration file, in --set too.\n"
+         "--set SECTION.KEY=VALUE takes a YAML scalar or a list in brackets: --set "
+         "optimizer.lr=3e-4\n"
+         "--set lora.target_modules='[q_proj, v_proj]'; --set lora=null leaves a section out.\n";
+}
+
+}  // namespace trireme

@@ -1,0 +1,73 @@
+#pragma once
+// The visitor that fills a Config from a tree, and what it learnt on the way.
+
+#include <filesystem>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "problems.h"
+#include "schema_text.h"
+#include "yaml_tree.h"
+
+namespace trireme {
+
+/// Section -> its keys, in the order of the description.
+std::vector<std::pair<std::string, std::vector<std::string>>> all_keys();
+
+class Reader {
+ public:
+  /// `base`: absolute directory that relative paths count from.
+  Reader(const YamlNode& root, std::filesystem::path base, Problems& problems)
+      : root_(root), base_(std::move(base)), problems_(problems), keys_(all_keys()) {}
+
+  void read(Config& config);
+
+  /// False if any of these "section.key" could not be read: then no rule over them makes sense.
+  bool readable(const std::vector<std::string>& keys) const;
+  /// Where "section.key" stands, else its section, else the top of the file.
+  Place place_of(const std::string& qualified) const;
+
+  // The visitor's side.
+  template <class Section>
+  void section(const char* name, const char* help, Section& section);
+  template <class Section>
+  void section(const char* name, const char* help, std::optional<Section>& section);
+  template <class Value>
+  void field(const Field& field, Value& value);
+
+ private:
+  const YamlNode* section_node(const char* name);
+  void check_keys(const YamlNode& node);
+  std::string suggest(const std::string& section, const std::string& key) const;
+  std::string qualified(const Field& field) const { return section_ + "." + field.key; }
+  void refuse(const Field& field, const YamlNode& node, const std::string& expected,
+              const std::string& hint);
+
+  // Each reads one value; false: refused and reported.
+  bool convert(const Field& field, const YamlNode& node, const std::string& expected,
+               std::string& value);
+  bool convert(const Field& field, const YamlNode& node, const std::string& expected,
+               int64_t& value);
+  bool convert(const Field& field, const YamlNode& node, const std::string& expected,
+               double& value);
+  bool convert(const Field& field, const YamlNode& node, const std::string& expected, bool& value);
+  bool convert(const Field& field, const YamlNode& node, const std::string& expected,
+               std::vector<std::string>& value);
+  bool convert(const Field& field, const YamlNode& node, const std::string& expected,
+               std::vector<double>& value);
+  bool resolve_path(const Field& field, const YamlNode& node, std::string& value);
+
+  const YamlNode& root_;
+  std::filesystem::path base_;
+  Problems& problems_;
+  std::vector<std::pair<std::string, std::vector<std::string>>> keys_;
+  std::string section_;             // being read
+  const YamlNode* node_ = nullptr;  // its mapping; null: all defaults
+  bool broken_ = false;             // it is something else than a mapping
+  std::map<std::string, Place> places_;
+  std::set<std::string> unreadable_;
+};
+
+}  // namespace trireme

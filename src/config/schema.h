@@ -1,0 +1,240 @@
+#pragma once
+// The one description of the configuration: describe(visitor, section) names every field with its limits and meaning.
+// The reader, the printer, --help and did-you-mean are visitors of it.
+//
+// A visitor has
+//   template <class Section> void section(const char* name, const char* help, Section& section);
+//   template <class Value> void field(const Field& field, Value& value);
+// with Value one of std::string, int64_t, double, bool, std::vector<std::string>, std::vector<double>, or an
+// std::optional of them, and Section a struct of config.h or an std::optional of one.
+
+#include <cstddef>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "trireme/config/config.h"
+
+namespace trireme {
+
+struct Field {
+  const char* key = "";
+  const char* help = "";
+  std::vector<std::string> words = {};  // allowed texts; empty: any
+  bool or_count = false;                // a word, or an integer from `min`, kept as text
+  double min = -std::numeric_limits<double>::infinity();
+  double max = std::numeric_limits<double>::infinity();
+  bool above_min = false, below_max = false;  // the limit itself is excluded
+  size_t length = 0;                          // exact length of a list; 0: any
+  bool required = false;
+  bool path = false;  // made absolute against the configuration file's directory
+  bool one_or_more = false,
+       may_be_absent = false;  // lists: a scalar is a list of one; null is the empty list
+};
+
+inline constexpr double kMaxCount = 2147483647;  // 2^31 - 1
+
+template <class Visitor>
+void describe(Visitor& v, ModelSection& s) {
+  v.field({.key = "path",
+           .help = "Hugging Face directory, or NeMo zarr checkpoint directory",
+           .required = true,
+           .path = true},
+          s.path);
+  v.field({.key = "init",
+           .help = "weights from the checkpoint, or random (config.json alone is enough)",
+           .words = {"checkpoint", "random"}},
+          s.init);
+}
+
+template <class Visitor>
+void describe(Visitor& v, LoraSection& s) {
+  v.field({.key = "r", .help = "rank of the adapters", .min = 1, .max = 65536}, s.r);
+  v.field({.key = "alpha",
+           .help = "the adapter's output is scaled by alpha / r",
+           .min = 0,
+           .above_min = true},
+          s.alpha);
+  v.field({.key = "dropout",
+           .help = "dropout before A, in training only",
+           .min = 0,
+           .max = 1,
+           .below_max = true},
+          s.dropout);
+  v.field({.key = "target_modules",
+           .help = "projections that get an adapter; qkv_proj = one fused adapter over q, k, v",
+           .words = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+                     "qkv_proj"}},
+          s.target_modules);
+  v.field({.key = "adapter", .help = "PEFT directory to start from", .path = true}, s.adapter);
+}
+
+template <class Visitor>
+void describe(Visitor& v, DataSection& s) {
+  v.field({.key = "train",
+           .help = "training rows; the format (npy, HDF5) follows from the content",
+           .required = true,
+           .path = true,
+           .one_or_more = true},
+          s.train);
+  v.field({.key = "valid",
+           .help = "validation rows",
+           .path = true,
+           .one_or_more = true,
+           .may_be_absent = true},
+          s.valid);
+  v.field(
+      {.key = "seq_length", .help = "tokens in a row", .min = 2, .max = 16777216, .required = true},
+      s.seq_length);
+  v.field({.key = "shuffle", .help = "false: the order of the file"}, s.shuffle);
+}
+
+template <class Visitor>
+void describe(Visitor& v, BatchSection& s) {
+  v.field({.key = "global_batch_size",
+           .help = "samples per optimizer step, over all ranks",
+           .min = 1,
+           .max = kMaxCount},
+          s.global_batch_size);
+  v.field({.key = "micro_batch_size",
+           .help = "samples per rank per forward",
+           .min = 1,
+           .max = kMaxCount},
+          s.micro_batch_size);
+}
+
+template <class Visitor>
+void describe(Visitor& v, OptimizerSection& s) {
+  v.field({.key = "name", .help = "optimizer", .words = {"adamw", "lamb"}}, s.name);
+  v.field({.key = "lr", .help = "peak learning rate", .min = 0}, s.lr);
+  v.field({.key = "betas",
+           .help = "decay of the two moments",
+           .min = 0,
+           .max = 1,
+           .below_max = true,
+           .length = 2},
+          s.betas);
+  v.field({.key = "eps", .help = "added to the denominator", .min = 0, .above_min = true}, s.eps);
+  v.field({.key = "weight_decay",
+           .help = "decoupled; on matrices and embeddings, not on norms and biases",
+           .min = 0},
+          s.weight_decay);
+  v.field({.key = "decay_norms", .help = "true: weight decay on every parameter"}, s.decay_norms);
+  v.field({.key = "grad_clip",
+           .help = "global L2 norm over all trainables and ranks; 0 = off",
+           .min = 0},
+          s.grad_clip);
+}
+
+template <class Visitor>
+void describe(Visitor& v, ScheduleSection& s) {
+  v.field({.key = "name",
+           .help = "learning rate after the warm-up",
+           .words = {"cosine", "linear", "constant"}},
+          s.name);
+  v.field({.key = "warmup_steps",
+           .help = "steps of linear warm-up: lr * (t+1) / (warmup_steps+1)",
+           .min = 0,
+           .max = kMaxCount},
+          s.warmup_steps);
+  v.field({.key = "min_lr", .help = "learning rate at the last step", .min = 0}, s.min_lr);
+}
+
+template <class Visitor>
+void describe(Visitor& v, TrainSection& s) {
+  v.field({.key = "max_steps", .help = "optimizer steps of the run", .min = 1, .max = kMaxCount},
+          s.max_steps);
+  v.field({.key = "seed",
+           .help = "data order, dropout, initial weights",
+           .min = 0,
+           .max = 4294967295.0},
+          s.seed);
+  v.field({.key = "loss",
+           .help = "mean of the samples' masked means (MLPerf), or over the step's tokens",
+           .words = {"sample_mean", "token_mean"}},
+          s.loss);
+}
+
+template <class Visitor>
+void describe(Visitor& v, EvalSection& s) {
+  v.field({.key = "every_samples",
+           .help = "samples between evaluations, in whole steps; null = only at the end",
+           .min = 1,
+           .max = 9007199254740992.0},
+          s.every_samples);
+  v.field({.key = "skip_first",
+           .help = "evaluations left out at first; mlperf = floor(0.125 global_batch_size + 2)",
+           .words = {"mlperf"},
+           .or_count = true,
+           .min = 0,
+           .max = kMaxCount},
+          s.skip_first);
+  v.field({.key = "target_loss", .help = "stop with success at the first evaluation <= this"},
+          s.target_loss);
+}
+
+template <class Visitor>
+void describe(Visitor& v, PrecisionSection& s) {
+  v.field({.key = "compute",
+           .help = "arithmetic; null = bf16 on a GPU, fp32 on a CPU",
+           .words = {"fp32", "bf16", "fp16"}},
+          s.compute);
+  v.field(
+      {.key = "frozen", .help = "storage and GEMMs of frozen weights", .words = {"bf16", "fp8"}},
+      s.frozen);
+}
+
+template <class Visitor>
+void describe(Visitor& v, ParallelSection& s) {
+  v.field({.key = "shard_size",
+           .help = "ranks that a unit is sharded over",
+           .words = {"auto", "world"},
+           .or_count = true,
+           .min = 1,
+           .max = 1048576},
+          s.shard_size);
+  v.field(
+      {.key = "recompute", .help = "what backward recomputes", .words = {"auto", "none", "full"}},
+      s.recompute);
+}
+
+template <class Visitor>
+void describe(Visitor& v, OutputSection& s) {
+  v.field({.key = "dir",
+           .help = "created; a directory of another run is refused",
+           .required = true,
+           .path = true},
+          s.dir);
+  v.field({.key = "save_every_samples",
+           .help = "samples between checkpoints, in whole steps; null = only when stopped",
+           .min = 1,
+           .max = 9007199254740992.0},
+          s.save_every_samples);
+}
+
+template <class Visitor>
+void describe(Visitor& v, LoggingSection& s) {
+  v.field({.key = "every_steps", .help = "steps between console lines", .min = 1, .max = kMaxCount},
+          s.every_steps);
+  v.field({.key = "mlperf", .help = ":::MLLOG lines on stdout and in mllog.log"}, s.mlperf);
+  v.field({.key = "tensorboard", .help = "TensorBoard event files"}, s.tensorboard);
+}
+
+template <class Visitor>
+void describe(Visitor& v, Config& c) {
+  v.section("model", "the model and its weights", c.model);
+  v.section("lora", "low-rank adapters; leave out for full-parameter training", c.lora);
+  v.section("data", "token rows", c.data);
+  v.section("batch", "batch sizes", c.batch);
+  v.section("optimizer", "optimizer over the trained parameters", c.optimizer);
+  v.section("schedule", "learning rate of step t, from 0", c.schedule);
+  v.section("train", "length, seed and loss", c.train);
+  v.section("eval", "evaluation on data.valid", c.eval);
+  v.section("precision", "number formats", c.precision);
+  v.section("parallel", "memory against communication", c.parallel);
+  v.section("output", "what the run leaves", c.output);
+  v.section("logging", "console and logs", c.logging);
+}
+
+}  // namespace trireme

@@ -1,0 +1,66 @@
+#include "schema_text.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "trireme/base/text.h"
+
+namespace trireme {
+
+namespace {
+
+std::string alternatives(const std::vector<std::string>& words) {
+  std::string text;
+  for (size_t i = 0; i < words.size(); ++i)
+    text += fmt::format("{}{}", i == 0 ? "" : i + 1 == words.size() ? " or " : ", ", words[i]);
+  return text;
+}
+
+std::string limit(double value) {
+  return std::abs(value) < 1e15 && value == std::floor(value) ? fmt::format("{:.0f}", value)
+                                                              : format_exact(value);
+}
+
+std::string range(const Field& field) {
+  const bool low = std::isfinite(field.min), high = std::isfinite(field.max);
+  if (low && high && !field.above_min && !field.below_max)
+    return fmt::format(" from {} to {}", limit(field.min), limit(field.max));
+  std::string text;
+  if (low) text += fmt::format(" {} {}", field.above_min ? ">" : ">=", limit(field.min));
+  if (high)
+    text +=
+        fmt::format("{} {} {}", low ? " and" : "", field.below_max ? "<" : "<=", limit(field.max));
+  return text;
+}
+
+std::string base_text(const Field& field, Type type) {
+  switch (type) {
+    case Type::kString:
+      if (field.or_count) {
+        std::vector<std::string> choices = field.words;
+        choices.push_back("an integer" + range(field));
+        return alternatives(choices);
+      }
+      if (!field.words.empty()) return alternatives(field.words);
+      return field.path ? "a path" : "a string";
+    case Type::kInteger: return "an integer" + range(field);
+    case Type::kNumber: return "a number" + range(field);
+    case Type::kBool: return "true or false";
+    case Type::kStrings:
+      if (!field.words.empty()) return "a list of " + alternatives(field.words);
+      return field.one_or_more ? "a path or a list of paths" : "a list of strings";
+    case Type::kNumbers:
+      return fmt::format("a list of {}numbers{}",
+                         field.length > 0 ? fmt::format("{} ", field.length) : "", range(field));
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string expectation(const Field& field, Type type, bool optional) {
+  return base_text(field, type) + (optional || field.may_be_absent ? ", or null" : "");
+}
+
+}  // namespace trireme

@@ -1,0 +1,251 @@
+#include "yaml_tree.h"
+
+#include <fmt/format.h>
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/exceptions.h>
+#include <yaml-cpp/parser.h>
+
+#include <algorithm>
+#include <optional>
+#include <sstream>
+
+#include "trireme/base/text.h"
+
+namespace trireme {
+
+namespace {
+
+constexpr size_t kMaxDepth = 16;
+constexpr size_t kMaxNodes = 10'000;
+
+class TreeBuilder : public YAML::EventHandler {
+ public:
+  TreeBuilder(std::string_view text, const Place& origin, Problems& problems)
+      : text_(text), origin_(origin), problems_(problems) {
+    root_.place = origin;  // an empty document has no event of its own
+  }
+
+  YamlNode take() { return std::move(root_); }
+
+  void OnDocumentStart(const YAML::Mark& mark) override {
+    if (++documents_ > 1)
+      throw YAML::ParserException(mark, "a second document; only one is allowed");
+  }
+  void OnDocumentEnd() override {}
+
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    YamlNode node = make(YamlNode::Kind::kNull, mark, "", anchor);
+    node.empty = !says_null(mark);
+    finish(std::move(node));
+  }
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override {
+    YamlNode node = make(YamlNode::Kind::kNull, mark, "", 0);
+    problems_.add(node.place, "an alias (*name); write the value out");
+    is_alias_ = true;
+    finish(std::move(node));
+  }
+  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                const std::string& value) override {
+    YamlNode node = make(YamlNode::Kind::kScalar, mark, tag, anchor);
+    node.text = value;
+    node.quoted = tag == "!";
+    finish(std::move(node));
+  }
+  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                       YAML::EmitterStyle::value) override {
+    open(make(YamlNode::Kind::kList, mark, tag, anchor), mark);
+  }
+  void OnSequenceEnd() override { close(); }
+  void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                  YAML::EmitterStyle::value) override {
+    open(make(YamlNode::Kind::kMap, mark, tag, anchor), mark);
+  }
+  void OnMapEnd() override { close(); }
+
+ private:
+  struct Frame {
+    YamlNode node;
+    std::optional<YamlEntry> entry;  // a key whose value comes next
+    bool ignored = false;            // that key has been refused
+  };
+
+  YamlNode make(YamlNode::Kind kind, const YAML::Mark& mark, const std::string& tag,
+                YAML::anchor_t anchor) {
+    if (++nodes_ > kMaxNodes)
+      throw YAML::ParserException(mark, fmt::format("more than {} values", kMaxNodes));
+    YamlNode node;
+    node.kind = kind;
+    node.place = place(mark);
+    if (anchor != 0) problems_.add(node.place, "an anchor (&name); aliases are not supported");
+    if (!tag.empty() && tag != "?" && tag != "!")
+      problems_.add(node.place,
+                    fmt::format("a tag '{}'; the type follows from the key", shown(tag)));
+    return node;
+  }
+
+  // Told apart by the text: yaml-cpp reports "key:" and "key: null" alike.
+  bool says_null(const YAML::Mark& mark) const {
+    std::string_view rest = text_;
+    for (int line = 0; line < mark.line && !rest.empty(); ++line)
+      rest.remove_prefix(std::min(rest.find('\n'), rest.size() - 1) + 1);
+    rest.remove_prefix(std::min(static_cast<size_t>(std::max(mark.column, 0)), rest.size()));
+    const std::string_view word = rest.substr(0, 4);
+    return rest.starts_with('~') || word == "null" || word == "Null" || word == "NULL";
+  }
+
+  Place place(const YAML::Mark& mark) const {
+    Place result = origin_;
+    if (origin_.override_index < 0) {
+      result.line = static_cast<size_t>(std::max(mark.line, 0)) + 1;
+      result.column = static_cast<size_t>(std::max(mark.column, 0)) + 1;
+    }
+    return result;
+  }
+
+  void open(YamlNode node, const YAML::Mark& mark) {
+    if (frames_.size() >= kMaxDepth)
+      throw YAML::ParserException(mark, fmt::format("nested more than {} levels deep", kMaxDepth));
+    frames_.push_back({std::move(node), std::nullopt, false});
+  }
+
+  void close() {
+    YamlNode node = std::move(frames_.back().node);
+    frames_.pop_back();
+    finish(std::move(node));
+  }
+
+  void finish(YamlNode node) {
+    const bool is_alias = std::exchange(is_alias_, false);
+    if (frames_.empty()) {
+      root_ = std::move(node);
+      return;
+    }
+    Frame& frame = frames_.back();
+    if (frame.node.kind == YamlNode::Kind::kList) {
+      frame.node.items.push_back(std::move(node));
+    } else if (!frame.entry) {
+      start_entry(frame, node, is_alias);
+    } else {
+      frame.entry->value = std::move(node);
+      if (!frame.ignored && !is_alias) frame.node.entries.push_back(std::move(*frame.entry));
+      frame.entry.reset();
+    }
+  }
+
+  void start_entry(Frame& frame, const YamlNode& key, bool is_alias) {
+    frame.entry = YamlEntry{key.text, key.place, {}};
+    frame.ignored = true;
+    if (is_alias) return;
+    if (key.kind != YamlNode::Kind::kScalar) {
+      problems_.add(key.place, fmt::format("a key must be a word, not {}",
+                                           key.kind == YamlNode::Kind::kList  ? "a list"
+                                           : key.kind == YamlNode::Kind::kMap ? "a mapping"
+                                                                              : "nothing (null)"));
+    } else if (key.text == "<<") {
+      problems_.add(key.place, "a merge key (<<); write the keys out");
+    } else if (const YamlEntry* first = frame.node.find(key.text)) {
+      problems_.add(key.place, fmt::format("duplicate key '{}', first on line {}", shown(key.text),
+                                           first->place.line));
+    } else {
+      frame.ignored = false;
+    }
+  }
+
+  std::string_view text_;
+  Place origin_;
+  Problems& problems_;
+  YamlNode root_;
+  std::vector<Frame> frames_;
+  size_t nodes_ = 0;
+  int documents_ = 0;
+  bool is_alias_ = false;
+};
+
+}  // namespace
+
+YamlEntry* YamlNode::find(std::string_view key) {
+  const auto found = std::find_if(entries.begin(), entries.end(),
+                                  [&](const YamlEntry& entry) { return entry.key == key; });
+  return found == entries.end() ? nullptr : &*found;
+}
+
+void check_raw_text(std::string_view text, const Place& origin, Problems& problems) {
+  bool seen_utf8 = false, seen_control = false, seen_tab = false;
+  size_t number = 0, openers = 0;
+  while (!text.empty()) {
+    ++number;
+    const size_t end = std::min(text.find('\n'), text.size());
+    std::string_view line = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    const auto add = [&](size_t column, const std::string& what) {
+      Place place = origin;
+      if (origin.override_index < 0) {
+        place.line = number;
+        place.column = column + 1;
+      }
+      problems.add(place, what);
+    };
+    if (const size_t valid = valid_utf8_prefix(line); valid < line.size() && !seen_utf8) {
+      seen_utf8 = true;
+      add(valid,
+          fmt::format("byte 0x{:02x} is not valid UTF-8", static_cast<unsigned char>(line[valid])));
+    }
+    const auto is_control = [](char c) {
+      return (static_cast<unsigned char>(c) < 0x20 && c != '\t') || c == 0x7F;
+    };
+    const auto control = std::find_if(line.begin(), line.end(), is_control);
+    if (control != line.end() && !seen_control) {
+      seen_control = true;
+      add(static_cast<size_t>(control - line.begin()),
+          fmt::format("control byte 0x{:02x}{}", static_cast<unsigned char>(*control),
+                      *control == '\0' ? " (NUL): is this a text file?" : ""));
+    }
+    // yaml-cpp looks ahead for the end of each opened list, at 240 bytes of memory an opener.
+    const auto opens = [&](char c) { return (c == '[' || c == '{') && ++openers > kMaxNodes; };
+    if (const auto one_more = std::find_if(line.begin(), line.end(), opens);
+        one_more != line.end()) {
+      add(static_cast<size_t>(one_more - line.begin()),
+          fmt::format("more than {} opening brackets", kMaxNodes));
+      return;
+    }
+    const size_t text_begin = std::min(line.find_first_not_of(" \t"), line.size());
+    const size_t tab = line.substr(0, text_begin).find('\t');
+    if (tab != std::string_view::npos && text_begin < line.size() && !seen_tab) {
+      seen_tab = true;
+      add(tab, "a tab in the indentation: use spaces");
+    }
+  }
+}
+
+YamlNode parse_yaml(const std::string& text, const Place& origin, Problems& problems) {
+  TreeBuilder builder(text, origin, problems);
+  try {
+    // yaml-cpp takes the end of the text for a missing closing quote; the end marker inside a quoted scalar is an error to it.
+    std::istringstream stream(text + "\n...\n");
+    YAML::Parser parser(stream);
+    while (parser.HandleNextDocument(builder)) {
+    }
+    return builder.take();
+  } catch (const YAML::Exception& error) {
+    Place place = origin;
+    if (origin.override_index < 0 && error.mark.line >= 0) {
+      place.line = static_cast<size_t>(error.mark.line) + 1;
+      place.column = static_cast<size_t>(std::max(error.mark.column, 0)) + 1;
+      const auto breaks = static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
+      const size_t last_line = breaks + (text.ends_with('\n') ? 0 : 1);
+      if (place.line > last_line) {  // at the end marker, which nobody wrote
+        place.line = std::max<size_t>(last_line, 1);
+        place.column = 1;
+      }
+    }
+    const bool open_quote = error.msg == YAML::ErrorMsg::DOC_IN_SCALAR;
+    problems.add(place, "not valid YAML here: " +
+                            (open_quote ? "a quoted text is never closed" : error.msg));
+    YamlNode broken;
+    broken.place = place;
+    return broken;
+  }
+}
+
+}  // namespace trireme

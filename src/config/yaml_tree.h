@@ -1,0 +1,45 @@
+#pragma once
+// The strict YAML layer: one document, plain scalars, lists and mappings, each with its place. yaml-cpp scans; what it lets
+// pass (duplicate keys, aliases, merge keys, tags, several documents, tabs, control bytes, any depth) is refused here.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "problems.h"
+
+namespace trireme {
+
+struct YamlEntry;
+
+struct YamlNode {
+  enum class Kind { kNull, kScalar, kList, kMap };
+  Kind kind = Kind::kNull;
+  Place place;
+  std::string text;     // of a scalar
+  bool quoted = false;  // a quoted or block scalar is a string, whatever it looks like
+  bool empty = false;   // a null that nobody wrote: "key:" and no more
+  std::vector<YamlNode> items;
+  std::vector<YamlEntry> entries;
+
+  YamlEntry* find(std::string_view key);
+  const YamlEntry* find(std::string_view key) const {
+    return const_cast<YamlNode*>(this)->find(key);
+  }
+};
+
+struct YamlEntry {
+  std::string key;
+  Place place;
+  YamlNode value;
+};
+
+/// Refuses what no configuration may hold, before the parser sees it: invalid UTF-8, NUL and other control bytes, tabs as
+/// indentation, brackets by the ten thousand. Adds one problem for each kind.
+void check_raw_text(std::string_view text, const Place& origin, Problems& problems);
+
+/// Parses one document. Syntax errors end the parse; other problems are collected. `origin` is the place of override values
+/// (override_index >= 0), else line and column come from the text. An empty document is a null.
+YamlNode parse_yaml(const std::string& text, const Place& origin, Problems& problems);
+
+}  // namespace trireme

@@ -1,0 +1,42 @@
+#pragma once
+// Private to formats/: HDF5 handles that close themselves, and HDF5's own words for what went wrong.
+
+#include <hdf5.h>
+
+#include <string>
+#include <utility>
+
+namespace trireme {
+
+/// One HDF5 identifier with its closing function.
+class Hdf5Handle {
+ public:
+  Hdf5Handle() = default;
+  Hdf5Handle(hid_t id, herr_t (*close)(hid_t)) : id_(id), close_(close) {}
+  ~Hdf5Handle() { reset(); }
+  Hdf5Handle(Hdf5Handle&& other) noexcept : id_(std::exchange(other.id_, -1)), close_(other.close_) {}
+  Hdf5Handle& operator=(Hdf5Handle&& other) noexcept {
+    std::swap(id_, other.id_);
+    std::swap(close_, other.close_);
+    return *this;
+  }
+  hid_t get() const { return id_; }
+  explicit operator bool() const { return id_ >= 0; }
+  /// Closes; false when HDF5 could not (the last write failed).
+  bool reset() {
+    if (id_ < 0) return true;
+    return close_(std::exchange(id_, -1)) >= 0;
+  }
+
+ private:
+  hid_t id_ = -1;
+  herr_t (*close_)(hid_t) = nullptr;
+};
+
+/// Silences HDF5's own printing for this thread.
+void quiet_hdf5();
+
+/// The innermost reason on HDF5's error stack, cleared after reading.
+std::string hdf5_reason();
+
+}  // namespace trireme

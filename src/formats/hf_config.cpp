@@ -1,0 +1,209 @@
+#include "trireme/formats/hf_config.h"
+
+#include "json.h"
+#include "trireme/base/file.h"
+#include "trireme/base/text.h"
+#include "trireme/formats/zarr_checkpoint.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <vector>
+
+namespace trireme {
+
+namespace {
+
+using Json = nlohmann::json;
+
+/// Reads fields of one config.json and collects what is missing or not ours, to report it in one go.
+class Reader {
+ public:
+  Reader(const Json& json, std::string path) : json_(json), path_(std::move(path)) {}
+
+  bool has(const char* key) const { return json_.contains(key) && !json_[key].is_null(); }
+
+  int64_t integer(const char* key, std::optional<int64_t> fallback = std::nullopt, int64_t lowest = 1) {
+    if (!has(key)) {
+      if (!fallback) problems_.push_back(fmt::format("{} is missing", key));
+      return fallback.value_or(lowest);
+    }
+    const Json& value = json_[key];
+    const Json& number = value.is_array() && !value.empty() ? value[0] : value;  // eos_token_id may be a list
+    if (!number.is_number_integer() || number.get<int64_t>() < lowest || number.get<int64_t>() > (int64_t{1} << 40)) {
+      problems_.push_back(fmt::format("{} is {}, expected an integer of at least {}", key, value.dump(), lowest));
+      return lowest;
+    }
+    return number.get<int64_t>();
+  }
+  double number(const Json& from, const char* key, double fallback) {
+    if (!from.contains(key) || from[key].is_null()) return fallback;
+    if (!from[key].is_number() || !(from[key].get<double>() > 0) || !std::isfinite(from[key].get<double>())) {
+      problems_.push_back(fmt::format("{} is {}, expected a positive number", key, from[key].dump()));
+      return fallback;
+    }
+    return from[key].get<double>();
+  }
+  double number(const char* key, double fallback) { return number(json_, key, fallback); }
+  bool boolean(const char* key, bool fallback) {
+    if (!has(key)) return fallback;
+    if (!json_[key].is_boolean()) {
+      problems_.push_back(fmt::format("{} is {}, expected true or false", key, json_[key].dump()));
+      return fallback;
+    }
+    return json_[key].get<bool>();
+  }
+  /// `key`, when present, must be one of `allowed` (as JSON text).
+  void only(const char* key, std::initializer_list<const char*> allowed) {
+    if (!has(key)) return;
+    for (const char* text : allowed)
+      if (json_[key] == Json::parse(text)) return;
+    lacking(key, json_[key]);
+  }
+  void lacking(const std::string& key, const Json& value) {
+    problems_.push_back(fmt::format("{}: {} is not supported", key, value.dump().substr(0, 120)));
+  }
+  void problem(const std::string& text) { problems_.push_back(text); }
+  const Json& json() const { return json_; }
+  void finish() const {
+    if (!problems_.empty()) throw ModelError(fmt::format("{}: {}", path_, join(problems_, "; ")));
+  }
+
+ private:
+  const Json& json_;
+  std::string path_;
+  std::vector<std::string> problems_;
+};
+
+void read_rope(Reader& reader, LlamaConfig& config) {
+  const Json& json = reader.json();
+  config.rope_theta = reader.number("rope_theta", 10000.0);
+  // transformers 5 writes one object, rope_parameters; transformers 4 rope_theta beside rope_scaling.
+  const char* key = reader.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  if (!reader.has(key)) return;
+  const Json& rope = json[key];
+  if (!rope.is_object()) return reader.problem(fmt::format("{} is not an object", key));
+  config.rope_theta = reader.number(rope, "rope_theta", config.rope_theta);
+  if (rope.contains("partial_rotary_factor") && rope["partial_rotary_factor"] != Json(1.0)) reader.lacking("partial_rotary_factor", rope["partial_rotary_factor"]);
+  const Json type = rope.contains("rope_type") ? rope["rope_type"] : rope.contains("type") ? rope["type"] : Json("default");
+  if (type == "default" || type.is_null()) return;
+  const std::string name = type.is_string() ? type.get<std::string>() : type.dump();
+  config.rope_scaling.factor = reader.number(rope, "factor", 0.0);
+  if (name == "linear") {
+    config.rope_scaling.type = RopeScaling::Type::kLinear;
+  } else if (name == "llama3") {
+    config.rope_scaling.type = RopeScaling::Type::kLlama3;
+    for (const char* field : {"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"})
+      if (!rope.contains(field)) reader.problem(fmt::format("{}.{} is missing", key, field));
+    config.rope_scaling.low_freq_factor = reader.number(rope, "low_freq_factor", 1.0);
+    config.rope_scaling.high_freq_factor = reader.number(rope, "high_freq_factor", 4.0);
+    config.rope_scaling.original_max_position = static_cast<int64_t>(reader.number(rope, "original_max_position_embeddings", 8192));
+    if (config.rope_scaling.high_freq_factor <= config.rope_scaling.low_freq_factor)
+      reader.problem(fmt::format("{}.high_freq_factor must be greater than low_freq_factor", key));
+  } else {
+    return reader.lacking(fmt::format("{}.rope_type", key), type);
+  }
+  if (!rope.contains("factor")) reader.problem(fmt::format("{}.factor is missing", key));
+}
+
+}  // namespace
+
+LlamaConfig read_llama_config(const std::filesystem::path& config_json) {
+  const Json json = parse_json(read_text_file(config_json, ExitCode::kModel, 16 << 20), config_json.string(), ExitCode::kModel);
+  if (!json.is_object()) throw ModelError(fmt::format("{} is not a JSON object", config_json.string()));
+  Reader reader(json, config_json.string());
+  reader.only("model_type", {"\"llama\""});
+  reader.only("architectures", {"[\"LlamaForCausalLM\"]", "[]"});
+  if (!reader.has("model_type") && !reader.has("architectures")) reader.problem("neither model_type nor architectures is there");
+  reader.only("attention_bias", {"false"});
+  reader.only("mlp_bias", {"false"});
+  reader.only("hidden_act", {"\"silu\"", "\"swish\""});
+  reader.only("attention_dropout", {"0", "0.0"});
+  reader.only("partial_rotary_factor", {"1", "1.0"});
+  for (const char* key : {"quantization_config", "sliding_window"})
+    if (reader.has(key)) reader.lacking(key, json[key]);
+
+  LlamaConfig config;
+  config.hidden_size = reader.integer("hidden_size");
+  config.intermediate_size = reader.integer("intermediate_size");
+  config.num_hidden_layers = reader.integer("num_hidden_layers");
+  config.num_attention_heads = reader.integer("num_attention_heads");
+  config.num_key_value_heads = reader.integer("num_key_value_heads", config.num_attention_heads);
+  config.vocab_size = reader.integer("vocab_size");
+  config.max_position_embeddings = reader.integer("max_position_embeddings", 2048);
+  config.head_dim = reader.integer("head_dim", config.hidden_size / config.num_attention_heads);
+  config.rms_norm_eps = reader.number("rms_norm_eps", 1e-6);
+  config.initializer_range = reader.number("initializer_range", 0.02);
+  config.tie_word_embeddings = reader.boolean("tie_word_embeddings", false);
+  config.bos_token_id = reader.integer("bos_token_id", 1, 0);
+  config.eos_token_id = reader.integer("eos_token_id", 2, 0);
+  for (const char* key : {"torch_dtype", "dtype"})
+    if (reader.has(key) && json[key].is_string()) config.dtype = json[key].get<std::string>();
+  read_rope(reader, config);
+  reader.finish();
+
+  if (config.num_attention_heads % config.num_key_value_heads != 0)
+    reader.problem(fmt::format("num_attention_heads {} is no multiple of num_key_value_heads {}", config.num_attention_heads,
+                               config.num_key_value_heads));
+  if (!reader.has("head_dim") && config.hidden_size % config.num_attention_heads != 0)
+    reader.problem(fmt::format("hidden_size {} is no multiple of num_attention_heads {}", config.hidden_size, config.num_attention_heads));
+  if (config.head_dim % 2 != 0) reader.problem(fmt::format("head_dim {} is odd: rotary positions need pairs", config.head_dim));
+  reader.finish();
+  return config;
+}
+
+std::string llama_config_json(const LlamaConfig& config) {
+  Json rope = {{"rope_type", "default"}, {"rope_theta", config.rope_theta}};
+  Json scaling;  // null
+  if (config.rope_scaling.type == RopeScaling::Type::kLinear) {
+    scaling = {{"rope_type", "linear"}, {"type", "linear"}, {"factor", config.rope_scaling.factor}};
+  } else if (config.rope_scaling.type == RopeScaling::Type::kLlama3) {
+    scaling = {{"rope_type", "llama3"},
+               {"factor", config.rope_scaling.factor},
+               {"low_freq_factor", config.rope_scaling.low_freq_factor},
+               {"high_freq_factor", config.rope_scaling.high_freq_factor},
+               {"original_max_position_embeddings", config.rope_scaling.original_max_position}};
+  }
+  if (scaling.is_object()) {
+    rope = scaling;
+    rope.erase("type");
+    rope["rope_theta"] = config.rope_theta;
+  }
+  const Json json = {{"architectures", {"LlamaForCausalLM"}},
+                     {"model_type", "llama"},
+                     {"hidden_size", config.hidden_size},
+                     {"intermediate_size", config.intermediate_size},
+                     {"num_hidden_layers", config.num_hidden_layers},
+                     {"num_attention_heads", config.num_attention_heads},
+                     {"num_key_value_heads", config.num_key_value_heads},
+                     {"head_dim", config.head_dim},
+                     {"vocab_size", config.vocab_size},
+                     {"max_position_embeddings", config.max_position_embeddings},
+                     {"rms_norm_eps", config.rms_norm_eps},
+                     {"initializer_range", config.initializer_range},
+                     {"hidden_act", "silu"},
+                     {"attention_bias", false},
+                     {"attention_dropout", 0.0},
+                     {"mlp_bias", false},
+                     {"tie_word_embeddings", config.tie_word_embeddings},
+                     {"bos_token_id", config.bos_token_id},
+                     {"eos_token_id", config.eos_token_id},
+                     {"rope_theta", config.rope_theta},
+                     {"rope_scaling", scaling},
+                     {"rope_parameters", rope},
+                     {"torch_dtype", config.dtype},
+                     {"use_cache", true}};
+  return json.dump(2) + "\n";
+}
+
+LlamaConfig read_model_config(const std::filesystem::path& directory) {
+  if (std::filesystem::exists(directory / "config.json")) return read_llama_config(directory / "config.json");
+  for (const auto& context : {directory / "context", directory.parent_path() / "context"})
+    if (std::filesystem::exists(context / "model.yaml")) return read_nemo_llama_config(context / "model.yaml");
+  if (!std::filesystem::is_directory(directory)) throw ModelError(fmt::format("model directory {} does not exist", directory.string()));
+  if (is_zarr_checkpoint(directory))
+    throw ModelError(fmt::format("{} is a NeMo checkpoint without context/model.yaml, which says the model's shape", directory.string()));
+  throw ModelError(fmt::format("{} has no config.json", directory.string()));
+}
+
+}  // namespace trireme

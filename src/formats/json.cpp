@@ -1,0 +1,45 @@
+#include "json.h"
+
+#include <fmt/format.h>
+
+#include <set>
+#include <vector>
+
+namespace trireme {
+
+nlohmann::json parse_json(std::string_view text, const std::string& what, ExitCode code, int max_depth) {
+  std::vector<std::set<std::string>> keys;
+  std::string problem;
+  const auto watch = [&](int depth, nlohmann::json::parse_event_t event, nlohmann::json& value) {
+    using Event = nlohmann::json::parse_event_t;
+    if (depth > max_depth) throw Error(code, fmt::format("{}: nested deeper than {} levels", what, max_depth));
+    if (event == Event::object_start) keys.emplace_back();
+    if (event == Event::object_end) keys.pop_back();
+    if (event == Event::key && !keys.back().insert(value.get<std::string>()).second)
+      throw Error(code, fmt::format("{}: key '{}' stands twice", what, value.get<std::string>()));
+    return true;
+  };
+  // The recursive part of the library is its destructor and callbacks; a quick look at the brackets keeps both shallow.
+  int depth = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\') ++i;
+      if (c == '"') in_string = false;
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '{' || c == '[') {
+      if (++depth > max_depth) throw Error(code, fmt::format("{}: nested deeper than {} levels", what, max_depth));
+    } else if (c == '}' || c == ']') {
+      --depth;
+    }
+  }
+  try {
+    return nlohmann::json::parse(text, watch);
+  } catch (const nlohmann::json::exception& error) {
+    throw Error(code, fmt::format("{} is not valid JSON: {}", what, error.what()));
+  }
+}
+
+}  // namespace trireme

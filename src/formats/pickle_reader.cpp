@@ -1,0 +1,395 @@
+#include "pickle_values.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <unordered_map>
+
+namespace trireme::pickle {
+
+namespace {
+
+constexpr size_t kMaxDepth = 1'000'000;  // entries on the stack; Python pushes at most a batch of 1000 before it appends
+
+class Reader {
+ public:
+  Reader(std::span<const std::byte> file, size_t begin, const std::filesystem::path& path) : file_(file), at_(begin), path_(path) {}
+
+  ValuePtr run() {
+    for (;;) {
+      opcode_at_ = at_;
+      const auto opcode = take<uint8_t>();
+      if (opcode == '.') break;
+      execute(opcode);
+      if (stack_.size() > kMaxDepth) fail("the stack grows without end");
+    }
+    if (stack_.size() != 1) fail("the pickle does not end with one object");
+    if (at_ != file_.size()) fail(fmt::format("{} bytes follow the pickle's end", file_.size() - at_));
+    return stack_.back();
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& what) const {
+    throw DataError(fmt::format("{}: byte {}: {}", path_.string(), opcode_at_, what));
+  }
+
+  template <class T>
+  T take() {
+    if (file_.size() - at_ < sizeof(T)) fail("the pickle is cut off");
+    T value;
+    std::memcpy(&value, file_.data() + at_, sizeof(T));
+    at_ += sizeof(T);
+    return value;
+  }
+  std::span<const std::byte> take_bytes(uint64_t size) {
+    if (size > file_.size() - at_) fail(fmt::format("{} bytes are announced and {} are left", size, file_.size() - at_));
+    const auto bytes = file_.subspan(at_, size);
+    at_ += size;
+    return bytes;
+  }
+  std::string_view take_text(uint64_t size) {
+    const auto bytes = take_bytes(size);
+    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+  }
+  std::string_view take_line() {
+    const size_t begin = at_;
+    while (at_ < file_.size() && file_[at_] != std::byte{'\n'}) ++at_;
+    if (at_ == file_.size()) fail("the pickle is cut off");
+    return {reinterpret_cast<const char*>(file_.data()) + begin, at_++ - begin};
+  }
+
+  template <class T>
+  void push(T&& value) {
+    auto entry = std::make_shared<Value>();
+    entry->data = std::forward<T>(value);
+    entry->offset = opcode_at_;
+    stack_.push_back(std::move(entry));
+  }
+  /// Small integers are by far the most frequent values: one shared object for each.
+  void push_small(uint8_t value) {
+    auto& cached = small_[value];
+    if (!cached) {
+      cached = std::make_shared<Value>();
+      cached->data = int64_t{value};
+      cached->offset = opcode_at_;
+    }
+    stack_.push_back(cached);
+  }
+  ValuePtr pop() {
+    if (stack_.empty()) fail("an operation finds the stack empty");
+    ValuePtr value = std::move(stack_.back());
+    stack_.pop_back();
+    return value;
+  }
+  Value& top() {
+    if (stack_.empty()) fail("an operation finds the stack empty");
+    return *stack_.back();
+  }
+  std::vector<ValuePtr> pop_to_mark() {
+    size_t mark = stack_.size();
+    while (mark > 0 && !std::holds_alternative<Mark>(stack_[mark - 1]->data)) --mark;
+    if (mark == 0) fail("there is no mark on the stack");
+    std::vector<ValuePtr> items(std::make_move_iterator(stack_.begin() + static_cast<long>(mark)), std::make_move_iterator(stack_.end()));
+    stack_.resize(mark - 1);
+    return items;
+  }
+  void tuple(size_t count) {
+    if (stack_.size() < count) fail("an operation finds the stack empty");
+    Tuple value;
+    for (size_t i = stack_.size() - count; i < stack_.size(); ++i) value.items.push_back(stack_[i]);
+    stack_.resize(stack_.size() - count);
+    push(std::move(value));
+  }
+  void remember(uint64_t index) {
+    if (index > file_.size()) fail(fmt::format("memo entry {} in a file of {} bytes", index, file_.size()));
+    if (stack_.empty()) fail("an operation finds the stack empty");
+    memo_[index] = stack_.back();
+  }
+  void recall(uint64_t index) {
+    const auto found = memo_.find(index);
+    if (found == memo_.end()) fail(fmt::format("memo entry {} was never written", index));
+    stack_.push_back(found->second);
+  }
+
+  static void add(List& list, const ValuePtr& item) {
+    if (list.packed) {
+      if (const auto* number = std::get_if<int64_t>(&item->data); number != nullptr && *number >= 0 && *number <= 255) {
+        list.small.push_back(static_cast<uint8_t>(*number));
+        return;
+      }
+      if (const auto* flag = std::get_if<bool>(&item->data)) {
+        list.small.push_back(*flag ? 1 : 0);
+        return;
+      }
+      for (const uint8_t value : list.small) {
+        auto general = std::make_shared<Value>();
+        general->data = int64_t{value};
+        list.items.push_back(std::move(general));
+      }
+      list.small = {};
+      list.packed = false;
+    }
+    list.items.push_back(item);
+  }
+
+  void global(std::string_view module, std::string_view name) {
+    const std::string full = fmt::format("{}.{}", module, name);
+    static constexpr std::string_view kAccepted[] = {
+        "numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype",
+        "numpy.core.numeric._frombuffer",     "numpy._core.numeric._frombuffer",     "_codecs.encode"};
+    for (const std::string_view accepted : kAccepted) {
+      if (full == accepted) {
+        push(Global{full});
+        return;
+      }
+    }
+    fail(fmt::format("the pickle asks for {}, which token records do not need; nothing was executed", full));
+  }
+
+  void reduce() {
+    const ValuePtr arguments = pop(), callable = pop();
+    const auto* function = std::get_if<Global>(&callable->data);
+    const auto* tuple = std::get_if<Tuple>(&arguments->data);
+    if (function == nullptr || tuple == nullptr) fail("a call of something that is no function");
+    const auto& items = tuple->items;
+    if (function->name.ends_with("_reconstruct")) {
+      push(Array{});
+    } else if (function->name == "numpy.dtype") {
+      const auto* code = items.empty() ? nullptr : std::get_if<Text>(&items[0]->data);
+      if (code == nullptr) fail("a NumPy type without a name");
+      push(dtype(code->text));
+    } else if (function->name.ends_with("_frombuffer")) {
+      frombuffer(items);
+    } else if (function->name == "_codecs.encode") {
+      encode(items);
+    } else {
+      fail(fmt::format("a call of {}", function->name));
+    }
+  }
+
+  NumpyType dtype(std::string_view code) {
+    NumpyType type;
+    if (code.starts_with('<') || code.starts_with('>') || code.starts_with('|')) {
+      type.big_endian = code[0] == '>';
+      code.remove_prefix(1);
+    }
+    if (code.size() < 2 || std::string_view("iubO").find(code[0]) == std::string_view::npos || code.size() > 2)
+      fail(fmt::format("NumPy type '{}' is no integer type", code));
+    type.kind = code[0];
+    type.item_size = code[1] - '0';
+    if (type.item_size != 1 && type.item_size != 2 && type.item_size != 4 && type.item_size != 8) fail(fmt::format("NumPy type '{}'", code));
+    return type;
+  }
+
+  /// numpy._frombuffer(buffer, dtype, shape, order): protocol 5's form of an array.
+  void frombuffer(const std::vector<ValuePtr>& items) {
+    if (items.size() != 4) fail("_frombuffer needs four arguments");
+    const auto* buffer = std::get_if<Bytes>(&items[0]->data);
+    const auto* type = std::get_if<NumpyType>(&items[1]->data);
+    const auto* shape = std::get_if<Tuple>(&items[2]->data);
+    const auto* order = std::get_if<Text>(&items[3]->data);
+    if (buffer == nullptr || type == nullptr || shape == nullptr || order == nullptr || type->kind == 'O') fail("_frombuffer with odd arguments");
+    Array array;
+    array.type = *type;
+    array.shape = extents(*shape);
+    array.fortran = order->text == "F";
+    array.bytes = *buffer;
+    finish(array);
+    push(std::move(array));
+  }
+
+  /// Protocol 2 writes bytes as latin-1 text: bytes above 127 take two bytes of UTF-8.
+  void encode(const std::vector<ValuePtr>& items) {
+    const auto* text = items.empty() ? nullptr : std::get_if<Text>(&items[0]->data);
+    if (text == nullptr) fail("_codecs.encode without text");
+    auto decoded = std::make_shared<std::vector<std::byte>>();
+    for (size_t i = 0; i < text->text.size(); ++i) {
+      const auto lead = static_cast<unsigned char>(text->text[i]);
+      if (lead < 0x80) {
+        decoded->push_back(static_cast<std::byte>(lead));
+      } else if ((lead == 0xC2 || lead == 0xC3) && i + 1 < text->text.size()) {
+        decoded->push_back(static_cast<std::byte>((lead & 0x3) << 6 | (static_cast<unsigned char>(text->text[++i]) & 0x3F)));
+      } else {
+        fail("text that is not latin-1");
+      }
+    }
+    push(Bytes{*decoded, decoded});
+  }
+
+  std::vector<int64_t> extents(const Tuple& tuple) {
+    std::vector<int64_t> shape;
+    for (const ValuePtr& item : tuple.items) {
+      const auto* extent = std::get_if<int64_t>(&item->data);
+      if (extent == nullptr || *extent < 0) fail("an array extent that is no count");
+      shape.push_back(*extent);
+    }
+    return shape;
+  }
+
+  void finish(Array& array) {
+    array.built = true;
+    if (array.type.kind == 'O') return;
+    int64_t bytes = array.type.item_size;
+    for (const int64_t extent : array.shape)
+      if (__builtin_mul_overflow(bytes, extent, &bytes)) fail("an array whose size overflows");
+    if (bytes != static_cast<int64_t>(array.bytes.data.size()))
+      fail(fmt::format("an array of {} bytes with {} bytes of data", bytes, array.bytes.data.size()));
+  }
+
+  void build() {
+    const ValuePtr state = pop();
+    Value& target = top();
+    const auto* tuple = std::get_if<Tuple>(&state->data);
+    if (auto* type = std::get_if<NumpyType>(&target.data)) {
+      // (version, byte order, subdescriptor, names, fields, …)
+      const auto* order = tuple == nullptr || tuple->items.size() < 2 ? nullptr : std::get_if<Text>(&tuple->items[1]->data);
+      if (order == nullptr) fail("a NumPy type with an odd state");
+      type->big_endian = order->text == ">";
+      return;
+    }
+    auto* array = std::get_if<Array>(&target.data);
+    if (array == nullptr || tuple == nullptr || tuple->items.size() != 5) fail("a state for something that has none");
+    const auto* shape = std::get_if<Tuple>(&tuple->items[1]->data);
+    const auto* type = std::get_if<NumpyType>(&tuple->items[2]->data);
+    const auto* fortran = std::get_if<bool>(&tuple->items[3]->data);
+    if (shape == nullptr || type == nullptr) fail("an array with an odd state");
+    array->shape = extents(*shape);
+    array->type = *type;
+    array->fortran = fortran != nullptr && *fortran;
+    const ValuePtr& payload = tuple->items[4];
+    if (type->kind == 'O') {
+      if (!std::holds_alternative<List>(payload->data)) fail("an object array without its list");
+      array->items = payload;
+    } else if (const auto* data = std::get_if<Bytes>(&payload->data)) {
+      array->bytes = *data;
+    } else {
+      fail("an array without its bytes");
+    }
+    finish(*array);
+  }
+
+  void set_items(const std::vector<ValuePtr>& items) {
+    auto* dict = std::get_if<Dict>(&top().data);
+    if (dict == nullptr || items.size() % 2 != 0) fail("dict entries for something that is no dict");
+    for (size_t i = 0; i < items.size(); i += 2) dict->items.emplace_back(items[i], items[i + 1]);
+  }
+  void append(const std::vector<ValuePtr>& items) {
+    auto* list = std::get_if<List>(&top().data);
+    if (list == nullptr) fail("list entries for something that is no list");
+    for (const ValuePtr& item : items) add(*list, item);
+  }
+
+  /// A run of `K value` opcodes inside a list, which is how a loss mask looks, read without one object per element.
+  bool append_run_of_small() {
+    size_t end = at_;
+    while (file_.size() - end >= 2 && file_[end] == std::byte{'K'}) end += 2;
+    if (end == at_ || end >= file_.size() || file_[end] != std::byte{'e'} || stack_.size() < 1) return false;
+    auto* list = std::get_if<List>(&stack_.back()->data);
+    if (list == nullptr || !list->packed) return false;
+    for (; at_ < end; at_ += 2) list->small.push_back(std::to_integer<uint8_t>(file_[at_ + 1]));
+    ++at_;  // APPENDS
+    return true;
+  }
+
+  void execute(uint8_t opcode) {
+    switch (opcode) {
+      case 0x80: {  // PROTO
+        const auto protocol = take<uint8_t>();
+        if (protocol < 2 || protocol > 5) fail(fmt::format("pickle protocol {}", protocol));
+        return;
+      }
+      case 0x95: take_frame(); return;
+      case 'c': {  // GLOBAL
+        const auto module = take_line();
+        global(module, take_line());
+        return;
+      }
+      case 0x93: {  // STACK_GLOBAL
+        const ValuePtr name = pop(), module = pop();
+        const auto* name_text = std::get_if<Text>(&name->data);
+        const auto* module_text = std::get_if<Text>(&module->data);
+        if (name_text == nullptr || module_text == nullptr) fail("a global without a name");
+        global(module_text->text, name_text->text);
+        return;
+      }
+      case 'q': remember(take<uint8_t>()); return;
+      case 'r': remember(take<uint32_t>()); return;
+      case 0x94: remember(memo_.size()); return;  // MEMOIZE
+      case 'h': recall(take<uint8_t>()); return;
+      case 'j': recall(take<uint32_t>()); return;
+      case '(':
+        if (!append_run_of_small()) push(Mark{});
+        return;
+      case 't': {
+        Tuple value{pop_to_mark()};
+        push(std::move(value));
+        return;
+      }
+      case ')': push(Tuple{}); return;
+      case 0x85: tuple(1); return;
+      case 0x86: tuple(2); return;
+      case 0x87: tuple(3); return;
+      case ']': push(List{}); return;
+      case '}': push(Dict{}); return;
+      case 'a': {
+        const ValuePtr item = pop();
+        append({item});
+        return;
+      }
+      case 'e': append(pop_to_mark()); return;
+      case 's': {
+        const ValuePtr value = pop(), key = pop();
+        set_items({key, value});
+        return;
+      }
+      case 'u': set_items(pop_to_mark()); return;
+      case 'K': push_small(take<uint8_t>()); return;
+      case 'M': push(int64_t{take<uint16_t>()}); return;
+      case 'J': push(int64_t{take<int32_t>()}); return;
+      case 0x8a: {  // LONG1
+        const auto bytes = take_bytes(take<uint8_t>());
+        if (bytes.size() > 8) fail("an integer of more than 64 bits");
+        int64_t value = 0;
+        for (size_t i = 0; i < bytes.size(); ++i) value |= std::to_integer<int64_t>(bytes[i]) << (8 * i);
+        if (!bytes.empty() && bytes.size() < 8) {
+          const int shift = static_cast<int>(64 - 8 * bytes.size());
+          value = static_cast<int64_t>(static_cast<uint64_t>(value) << shift) >> shift;
+        }
+        push(value);
+        return;
+      }
+      case 'X': push(Text{take_text(take<uint32_t>())}); return;
+      case 0x8c: push(Text{take_text(take<uint8_t>())}); return;
+      case 0x8d: push(Text{take_text(take<uint64_t>())}); return;
+      case 'C': push(Bytes{take_bytes(take<uint8_t>()), nullptr}); return;
+      case 'B': push(Bytes{take_bytes(take<uint32_t>()), nullptr}); return;
+      case 0x8e: case 0x96: push(Bytes{take_bytes(take<uint64_t>()), nullptr}); return;  // BINBYTES8, BYTEARRAY8
+      case 'N': push(None{}); return;
+      case 0x88: push(true); return;
+      case 0x89: push(false); return;
+      case '0': pop(); return;
+      case 'R': reduce(); return;
+      case 'b': build(); return;
+      default: fail(fmt::format("pickle operation 0x{:02x}, which token records do not need; nothing was executed", opcode));
+    }
+  }
+
+  void take_frame() {
+    const auto size = take<uint64_t>();
+    if (size > file_.size() - at_) fail(fmt::format("a frame of {} bytes where {} are left", size, file_.size() - at_));
+  }
+
+  std::span<const std::byte> file_;
+  size_t at_;
+  size_t opcode_at_ = 0;
+  const std::filesystem::path& path_;
+  std::vector<ValuePtr> stack_;
+  std::unordered_map<uint64_t, ValuePtr> memo_;
+  ValuePtr small_[256];
+};
+
+}  // namespace
+
+ValuePtr read(std::span<const std::byte> file, size_t begin, const std::filesystem::path& path) { return Reader(file, begin, path).run(); }
+
+}  // namespace trireme::pickle

@@ -1,0 +1,67 @@
+#pragma once
+// Private to formats/: what a pickle of token records can contain, and the reader that builds it. Never executes anything: the only
+// callables it knows are NumPy's array constructors, and it implements their effect itself.
+
+#include "trireme/base/file.h"
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace trireme::pickle {
+
+struct Value;
+using ValuePtr = std::shared_ptr<Value>;
+
+struct None {};
+struct Mark {};
+struct Text {
+  std::string_view text;
+};
+struct Bytes {
+  std::span<const std::byte> data;                    // into the file, or into `owner`
+  std::shared_ptr<std::vector<std::byte>> owner;      // of bytes that had to be decoded
+};
+struct Tuple {
+  std::vector<ValuePtr> items;
+};
+/// Long lists of small integers (loss masks) are kept packed; anything else turns the list into general items.
+struct List {
+  std::vector<uint8_t> small;
+  std::vector<ValuePtr> items;
+  bool packed = true;
+  size_t size() const { return packed ? small.size() : items.size(); }
+};
+struct Dict {
+  std::vector<std::pair<ValuePtr, ValuePtr>> items;
+};
+struct Global {
+  std::string name;  // "numpy.ndarray"
+};
+struct NumpyType {
+  char kind = 0;       // 'i', 'u', 'b', 'O'
+  int item_size = 0;
+  bool big_endian = false;
+};
+struct Array {
+  NumpyType type;
+  std::vector<int64_t> shape;
+  bool fortran = false;
+  Bytes bytes;                      // of plain types
+  ValuePtr items;                   // list of an object array
+  bool built = false;
+};
+
+struct Value {
+  std::variant<None, Mark, bool, int64_t, double, Text, Bytes, Tuple, List, Dict, Global, NumpyType, Array> data;
+  size_t offset = 0;  // in the file, for messages
+};
+
+/// Reads one pickle from file bytes [begin, end). DataError with the byte offset for every opcode, global or size it does not accept.
+ValuePtr read(std::span<const std::byte> file, size_t begin, const std::filesystem::path& path);
+
+}  // namespace trireme::pickle

@@ -1,0 +1,211 @@
+#include "trireme/formats/zarr_checkpoint.h"
+
+#include "json.h"
+#include "trireme/base/file.h"
+#include "trireme/formats/hf_config.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <map>
+#include <mutex>
+
+namespace trireme {
+
+namespace {
+
+using Json = nlohmann::json;
+
+std::filesystem::path weights_root(const std::filesystem::path& directory) {
+  return std::filesystem::is_directory(directory / "weights") ? directory / "weights" : directory;
+}
+
+std::vector<int64_t> extents(const Json& json, const std::string& path) {
+  std::vector<int64_t> values;
+  if (!json.is_array()) throw ModelError(fmt::format("{}: shape and chunks must be lists", path));
+  for (const Json& value : json) {
+    if (!value.is_number_unsigned() || value.get<uint64_t>() == 0 || value.get<uint64_t>() > (uint64_t{1} << 40))
+      throw ModelError(fmt::format("{}: extent {}", path, value.dump()));
+    values.push_back(value.get<int64_t>());
+  }
+  return values;
+}
+
+/// One uncompressed zarr v2 array: chunks are files of raw little-endian elements in C order, mapped when first touched.
+class ZarrArray {
+ public:
+  explicit ZarrArray(std::filesystem::path directory) : directory_(std::move(directory)) {
+    const auto path = directory_ / ".zarray";
+    const Json json = parse_json(read_text_file(path, ExitCode::kModel, 1 << 20), path.string(), ExitCode::kModel);
+    const auto fail = [&](const std::string& what) { throw ModelError(fmt::format("{}: {}", path.string(), what)); };
+    if (!json.is_object() || json.value("zarr_format", 0) != 2) fail("is not zarr format 2");
+    if (json.contains("compressor") && !json["compressor"].is_null()) fail("is compressed; only uncompressed arrays are read");
+    if (json.contains("filters") && !json["filters"].is_null()) fail("has filters; only plain arrays are read");
+    if (json.value("order", "") != "C") fail("is not in C order");
+    const std::string dtype = json.contains("dtype") && json["dtype"].is_string() ? json["dtype"].get<std::string>() : "";
+    if (dtype == "bfloat16") dtype_ = DType::kBF16;
+    else if (dtype == "<f2") dtype_ = DType::kF16;
+    else if (dtype == "<f4") dtype_ = DType::kF32;
+    else fail(fmt::format("has dtype '{}'; weights must be bfloat16, <f2 or <f4", dtype));
+    shape_ = extents(json.value("shape", Json()), path.string());
+    chunks_ = extents(json.value("chunks", Json()), path.string());
+    if (shape_.size() != chunks_.size() || shape_.empty()) fail("shape and chunks differ in rank");
+    // The last axis must be whole inside a chunk: an element range is then a run of chunk files.
+    if (shape_.size() > 1 && chunks_.back() != shape_.back()) fail("is cut along its columns; only chunks of whole rows are read");
+    if (shape_.size() > 3) fail("has more than three axes");
+    separator_ = json.value("dimension_separator", ".");
+    if (separator_ != "." && separator_ != "/") fail(fmt::format("has dimension separator '{}'", separator_));
+  }
+
+  DType dtype() const { return dtype_; }
+  const std::vector<int64_t>& shape() const { return shape_; }
+
+  /// Elements [begin, end) of the matrix at `index` of axis 0 (index 0 and the whole array when `stacked` is false).
+  void append(bool stacked, int64_t index, int64_t begin, int64_t end, std::vector<ElementSpan>& out) const {
+    const size_t row_axis = stacked ? 1 : 0;
+    int64_t row_size = 1;
+    for (size_t axis = row_axis + 1; axis < shape_.size(); ++axis) row_size *= shape_[axis];
+    const int64_t rows_per_chunk = row_axis < chunks_.size() ? chunks_[row_axis] : 1;
+    const int64_t layers_per_chunk = stacked ? chunks_[0] : 1;
+    const int64_t chunk_rows_elements = rows_per_chunk * row_size;
+    while (begin < end) {
+      const int64_t chunk_row = begin / chunk_rows_elements;
+      const int64_t stop = std::min(end, (chunk_row + 1) * chunk_rows_elements);
+      std::vector<int64_t> coordinates(shape_.size(), 0);
+      if (stacked) coordinates[0] = index / layers_per_chunk;
+      coordinates[row_axis] = chunk_row;
+      const MappedFile& chunk = map_chunk(coordinates);
+      const int64_t offset = (stacked ? index % layers_per_chunk : 0) * chunk_rows_elements + begin - chunk_row * chunk_rows_elements;
+      out.push_back({chunk.bytes().data() + offset * static_cast<int64_t>(dtype_size(dtype_)), stop - begin});
+      begin = stop;
+    }
+  }
+
+ private:
+  const MappedFile& map_chunk(const std::vector<int64_t>& coordinates) const {
+    std::string name;
+    for (const int64_t coordinate : coordinates) name += (name.empty() ? "" : separator_) + std::to_string(coordinate);
+    const std::lock_guard lock(mutex_);
+    const auto found = mapped_.find(name);
+    if (found != mapped_.end()) return found->second;
+    int64_t expected = static_cast<int64_t>(dtype_size(dtype_));
+    for (const int64_t extent : chunks_) expected *= extent;
+    MappedFile file(directory_ / name, ExitCode::kModel);
+    if (static_cast<int64_t>(file.bytes().size()) != expected)
+      throw ModelError(fmt::format("{} has {} bytes, its .zarray says {}", (directory_ / name).string(), file.bytes().size(), expected));
+    return mapped_.emplace(name, std::move(file)).first->second;
+  }
+
+  std::filesystem::path directory_;
+  DType dtype_ = DType::kBF16;
+  std::vector<int64_t> shape_, chunks_;
+  std::string separator_;
+  mutable std::mutex mutex_;
+  mutable std::map<std::string, MappedFile> mapped_;
+};
+
+/// Rows [row_begin, row_begin + rows) of a stored matrix, `rows` at a time every `stride`, `groups` times.
+struct Placement {
+  const ZarrArray* array = nullptr;
+  bool stacked = false;
+  int64_t layer = 0;
+  int64_t row_begin = 0, rows = 0, stride = 0, groups = 1;
+  int64_t columns = 1;
+  std::vector<int64_t> shape;
+};
+
+class ZarrCheckpoint final : public WeightSource {
+ public:
+  explicit ZarrCheckpoint(const std::filesystem::path& directory) : root_(weights_root(directory)) {
+    const LlamaConfig config = read_model_config(directory);
+    const int64_t hidden = config.hidden_size, head = config.head_dim, groups = config.num_key_value_heads;
+    const int64_t queries = config.num_attention_heads / groups * head, group_rows = queries + 2 * head;
+    const int64_t ffn = config.intermediate_size, layers = config.num_hidden_layers;
+    const auto whole = [&](const std::string& name, const std::string& stored, std::vector<int64_t> shape) {
+      const ZarrArray* array = open(stored, shape);
+      Placement place{array, false, 0, 0, shape[0], 0, 1, shape.size() > 1 ? shape[1] : 1, shape};
+      places_[name] = place;
+    };
+    whole("model.embed_tokens.weight", "embedding.word_embeddings.weight", {config.vocab_size, hidden});
+    whole("model.norm.weight", "decoder.final_layernorm.weight", {hidden});
+    if (!config.tie_word_embeddings) whole("lm_head.weight", "output_layer.weight", {config.vocab_size, hidden});
+
+    const std::string layer_root = "decoder.layers.";
+    const ZarrArray* norm1 = open(layer_root + "self_attention.linear_qkv.layer_norm_weight", {layers, hidden});
+    const ZarrArray* qkv = open(layer_root + "self_attention.linear_qkv.weight", {layers, groups * group_rows, hidden});
+    const ZarrArray* proj = open(layer_root + "self_attention.linear_proj.weight", {layers, hidden, groups * queries});
+    const ZarrArray* norm2 = open(layer_root + "mlp.linear_fc1.layer_norm_weight", {layers, hidden});
+    const ZarrArray* fc1 = open(layer_root + "mlp.linear_fc1.weight", {layers, 2 * ffn, hidden});
+    const ZarrArray* fc2 = open(layer_root + "mlp.linear_fc2.weight", {layers, hidden, ffn});
+    for (int64_t layer = 0; layer < layers; ++layer) {
+      const std::string prefix = fmt::format("model.layers.{}.", layer);
+      places_[prefix + "input_layernorm.weight"] = {norm1, true, layer, 0, hidden, 0, 1, 1, {hidden}};
+      places_[prefix + "post_attention_layernorm.weight"] = {norm2, true, layer, 0, hidden, 0, 1, 1, {hidden}};
+      // Per key/value group: the group's query heads, its key head, its value head.
+      places_[prefix + "self_attn.q_proj.weight"] = {qkv, true, layer, 0, queries, group_rows, groups, hidden, {groups * queries, hidden}};
+      places_[prefix + "self_attn.k_proj.weight"] = {qkv, true, layer, queries, head, group_rows, groups, hidden, {groups * head, hidden}};
+      places_[prefix + "self_attn.v_proj.weight"] = {qkv, true, layer, queries + head, head, group_rows, groups, hidden, {groups * head, hidden}};
+      places_[prefix + "self_attn.o_proj.weight"] = {proj, true, layer, 0, hidden, 0, 1, groups * queries, {hidden, groups * queries}};
+      places_[prefix + "mlp.gate_proj.weight"] = {fc1, true, layer, 0, ffn, 0, 1, hidden, {ffn, hidden}};
+      places_[prefix + "mlp.up_proj.weight"] = {fc1, true, layer, ffn, ffn, 0, 1, hidden, {ffn, hidden}};
+      places_[prefix + "mlp.down_proj.weight"] = {fc2, true, layer, 0, hidden, 0, 1, ffn, {hidden, ffn}};
+    }
+  }
+
+  std::vector<std::string> names() const override {
+    std::vector<std::string> all;
+    for (const auto& [name, place] : places_) all.push_back(name);
+    return all;
+  }
+  std::optional<TensorInfo> find(const std::string& name) const override {
+    const auto found = places_.find(name);
+    if (found == places_.end()) return std::nullopt;
+    return TensorInfo{found->second.array->dtype(), found->second.shape};
+  }
+  std::vector<ElementSpan> read(const std::string& name, int64_t begin, int64_t end) const override {
+    const auto found = places_.find(name);
+    if (found == places_.end()) throw ModelError(fmt::format("{} has no tensor {}", description(), name));
+    const Placement& place = found->second;
+    const int64_t group_elements = place.rows * place.columns;
+    std::vector<ElementSpan> spans;
+    while (begin < end) {
+      const int64_t group = begin / group_elements, stop = std::min(end, (group + 1) * group_elements);
+      const int64_t stored = (place.row_begin + group * place.stride) * place.columns - group * group_elements;
+      place.array->append(place.stacked, place.layer, stored + begin, stored + stop, spans);
+      begin = stop;
+    }
+    return spans;
+  }
+  std::string description() const override { return fmt::format("NeMo zarr, {} arrays", arrays_.size()); }
+
+ private:
+  const ZarrArray* open(const std::string& name, const std::vector<int64_t>& shape) {
+    std::filesystem::path path = root_ / ("module." + name);
+    if (!std::filesystem::is_directory(path)) path = root_ / name;
+    if (!std::filesystem::exists(path / ".zarray")) throw ModelError(fmt::format("array module.{} is missing in {}", name, root_.string()));
+    arrays_.push_back(std::make_unique<ZarrArray>(path));
+    if (arrays_.back()->shape() != shape)
+      throw ModelError(fmt::format("array {} has shape [{}], the configuration asks for [{}]", path.string(),
+                                   fmt::join(arrays_.back()->shape(), ", "), fmt::join(shape, ", ")));
+    return arrays_.back().get();
+  }
+
+  std::filesystem::path root_;
+  std::vector<std::unique_ptr<ZarrArray>> arrays_;
+  std::map<std::string, Placement> places_;
+};
+
+}  // namespace
+
+bool is_zarr_checkpoint(const std::filesystem::path& directory) {
+  const auto root = weights_root(directory);
+  for (const char* name : {"module.decoder.layers.self_attention.linear_qkv.weight", "decoder.layers.self_attention.linear_qkv.weight"})
+    if (std::filesystem::exists(root / name / ".zarray")) return true;
+  return false;
+}
+
+std::unique_ptr<WeightSource> open_zarr_checkpoint(const std::filesystem::path& directory) {
+  return std::make_unique<ZarrCheckpoint>(directory);
+}
+
+}  // namespace trireme

@@ -1,0 +1,43 @@
+#pragma once
+// Private to fsdp/: the storage of one unit and of the gather slots.
+
+#include "trireme/fsdp/sharded_units.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/function.h>
+
+namespace trireme {
+
+/// A buffer that one gathered unit at a time lives in.
+struct ShardedUnits::Slot {
+  at::Tensor memory;  // bytes
+  int unit = -1;      // whose weights it holds, or is receiving
+  WorkPtr gather;     // under way
+  bool in_use = false;
+  int64_t last_use = 0;
+};
+
+struct ShardedUnits::UnitState {
+  UnitLayout layout;
+  bool sharded = false;
+  at::Tensor shard;    // storage dtype [shard_numel]
+  at::Tensor master;   // trained: fp32 [shard_numel]; may be the same tensor as shard
+  at::Tensor full;     // storage dtype [numel]; sharded: its memory is lent by a slot
+  std::vector<at::Tensor> views;  // leaves, one per parameter
+  Slot* slot = nullptr;           // where `full` points now
+  std::unique_ptr<Slot> own_slot; // of a kept unit
+
+  // Trained units
+  int trained_index = -1;
+  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators;
+  at::Tensor gradient;                 // fp32 [numel], this rank's sum over micro-batches
+  std::vector<bool> arrived, written;  // per parameter: in this micro-batch; at all in this step
+  WorkPtr reduction;
+  bool replica_pending = false;
+};
+
+/// A flat tensor without memory of its own, whose storage a slot's memory is lent to.
+at::Tensor make_borrowed_tensor(int64_t numel, at::ScalarType dtype, at::Device device);
+void lend_memory(const at::Tensor& borrowed, void* memory);
+
+}  // namespace trireme

@@ -1,0 +1,131 @@
+#include "trireme/ops/loss_head.h"
+
+#include "trireme/base/error.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+
+namespace trireme {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+at::ScalarType loss_type(const at::Tensor& x) { return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
+
+struct HeadResult {
+  at::Tensor loss;      // scalar
+  at::Tensor d_hidden;  // of loss / largest
+  at::Tensor d_weight;  // of loss / largest, accumulation type
+  at::Tensor largest;   // scalar, the largest token weight
+};
+
+HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
+                      const at::Tensor& token_weight, bool need_hidden, bool need_weight) {
+  const at::ScalarType type = loss_type(hidden);
+  const auto options = hidden.options().dtype(type);
+  HeadResult result;
+  result.loss = at::zeros({}, options);
+  if (need_hidden) result.d_hidden = at::empty_like(hidden);
+  if (need_weight) result.d_weight = at::zeros(weight.sizes(), options);
+  // A batch without targets divides nothing by zero.
+  result.largest = token_weight.to(type).max().clamp_min(1e-30);
+
+  const int64_t tokens = hidden.size(0), chunk = loss_head_chunk(weight.size(0), hidden.is_cuda());
+  for (int64_t begin = 0; begin < tokens; begin += chunk) {
+    const int64_t count = std::min(chunk, tokens - begin);
+    const at::Tensor h = hidden.narrow(0, begin, count);
+    const at::Tensor target = targets.narrow(0, begin, count).unsqueeze(1);
+    const at::Tensor w = token_weight.narrow(0, begin, count).to(type);
+    at::Tensor logits = at::mm(h, weight.t()).to(type);
+    const at::Tensor log_sum = logits.logsumexp(-1, true);
+    result.loss.add_((log_sum - logits.gather(1, target)).squeeze(1).mul_(w).sum());
+    if (!need_hidden && !need_weight) continue;
+    const at::Tensor relative = (w / result.largest).unsqueeze(1);
+    at::Tensor d_logits = logits.sub_(log_sum).exp_().mul_(relative);
+    d_logits.scatter_add_(1, target, -relative);
+    d_logits = d_logits.to(hidden.scalar_type());
+    if (need_hidden) {
+      at::Tensor out = result.d_hidden.narrow(0, begin, count);
+      at::mm_out(out, d_logits, weight);
+    }
+    if (need_weight) {
+      if (type == hidden.scalar_type())
+        result.d_weight.addmm_(d_logits.t(), h);
+      else
+        result.d_weight.add_(at::mm(d_logits.t(), h));
+    }
+  }
+  return result;
+}
+
+/// x * factor in `dtype`, a few rows at a time: a GPU would round a zero-dimensional fp32 factor to bf16 before multiplying.
+at::Tensor scaled(const at::Tensor& x, const at::Tensor& factor, at::ScalarType dtype) {
+  at::Tensor out = at::empty(x.sizes(), x.options().dtype(dtype));
+  constexpr int64_t kRows = 4096;
+  for (int64_t begin = 0; begin < x.size(0); begin += kRows) {
+    const int64_t count = std::min(kRows, x.size(0) - begin);
+    out.narrow(0, begin, count).copy_(x.narrow(0, begin, count).to(factor.scalar_type()).mul(factor));
+  }
+  return out;
+}
+
+struct LossHead : torch::autograd::Function<LossHead> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& weight,
+                            const at::Tensor& targets, const at::Tensor& token_weight, bool grad_enabled) {
+    const bool need_hidden = grad_enabled && hidden.requires_grad(), need_weight = grad_enabled && weight.requires_grad();
+    at::Tensor kept;  // indices of the counted tokens
+    if (hidden.is_cpu()) {
+      kept = token_weight.nonzero().squeeze(1);
+      if (kept.size(0) == hidden.size(0)) kept = at::Tensor();
+    }
+    HeadResult result;
+    if (kept.defined() && kept.size(0) == 0) {
+      result.loss = at::zeros({}, hidden.options().dtype(loss_type(hidden)));
+      result.largest = at::ones({}, result.loss.options());
+      if (need_hidden) result.d_hidden = at::zeros_like(hidden);
+      if (need_weight) result.d_weight = at::zeros(weight.sizes(), result.loss.options());
+    } else if (kept.defined()) {
+      result = run_chunks(hidden.index_select(0, kept), weight, targets.index_select(0, kept),
+                          token_weight.index_select(0, kept), need_hidden, need_weight);
+      if (need_hidden) result.d_hidden = at::zeros_like(hidden).index_copy_(0, kept, result.d_hidden);
+    } else {
+      result = run_chunks(hidden, weight, targets, token_weight, need_hidden, need_weight);
+    }
+    ctx->save_for_backward({result.d_hidden, result.d_weight, result.largest});
+    ctx->saved_data["dtype"] = static_cast<int64_t>(weight.scalar_type());
+    return result.loss;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list gradients) {
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor factor = gradients[0] * saved[2];
+    const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
+    variable_list result(5);
+    if (ctx->needs_input_grad(0)) result[0] = scaled(saved[0], factor, dtype);
+    if (ctx->needs_input_grad(1)) result[1] = scaled(saved[1], factor, dtype);
+    return result;
+  }
+};
+
+}  // namespace
+
+int64_t loss_head_chunk(int64_t vocab_size, bool on_gpu) {
+  const int64_t elements = (on_gpu ? int64_t{512} << 20 : int64_t{64} << 20) / 4;
+  return std::max<int64_t>(on_gpu ? 256 : 16, elements / vocab_size);
+}
+
+at::Tensor loss_head(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
+                     const at::Tensor& token_weight) {
+  TRIREME_CHECK(hidden.dim() == 2 && weight.dim() == 2 && hidden.size(1) == weight.size(1), "loss head: hidden ",
+                hidden.sizes(), ", weight ", weight.sizes());
+  TRIREME_CHECK(targets.dim() == 1 && token_weight.dim() == 1 && targets.size(0) == hidden.size(0) &&
+                    token_weight.size(0) == hidden.size(0),
+                "loss head: ", hidden.size(0), " tokens, ", targets.numel(), " targets, ", token_weight.numel(), " weights");
+  return LossHead::apply(hidden, weight, targets, token_weight, at::GradMode::is_enabled());
+}
+
+}  // namespace trireme

@@ -1,0 +1,92 @@
+#include "optimizers.h"
+
+#include <ATen/ATen.h>
+
+namespace trireme {
+
+namespace {
+
+class Lamb final : public Optimizer {
+ public:
+  Lamb(const OptimizerSection& options, std::vector<TrainedShard>& shards, Communicator& world)
+      : options_(options), shards_(shards), world_(world) {
+    at::NoGradGuard no_grad;
+    for (TrainedShard& shard : shards_) {
+      exp_avg_.push_back(at::zeros_like(shard.master));
+      exp_avg_sq_.push_back(at::zeros_like(shard.master));
+      first_tensor_.push_back(num_tensors_);
+      num_tensors_ += shard.num_tensors;
+    }
+    if (!shards_.empty()) step_ = at::zeros({}, shards_[0].master.options());
+  }
+
+  void step(double lr, const at::Tensor& multiplier, const at::Tensor& skip) override {
+    if (shards_.empty()) return;
+    at::NoGradGuard no_grad;
+    step_.add_(1 - skip);
+    const at::Tensor keep = skip.to(at::kBool).logical_not();
+    const at::Tensor correction1 = 1 - at::pow(at::scalar_tensor(options_.betas[0], step_.options()), step_);
+    const at::Tensor correction2 = (1 - at::pow(at::scalar_tensor(options_.betas[1], step_.options()), step_)).sqrt();
+
+    // Phase 1: moments and updates; squares of weights and updates per checkpoint tensor, each counted once over the world.
+    std::vector<std::vector<at::Tensor>> updates(shards_.size());
+    at::Tensor squares = at::zeros({2, num_tensors_}, shards_[0].master.options().dtype(at::kDouble));
+    for (size_t s = 0; s < shards_.size(); ++s) {
+      const TrainedShard& shard = shards_[s];
+      const at::Tensor gradient = at::where(keep, shard.gradient * multiplier, 0);
+      exp_avg_[s].copy_(at::where(keep, exp_avg_[s].lerp(gradient, 1 - options_.betas[0]), exp_avg_[s]));
+      exp_avg_sq_[s].copy_(at::where(keep, exp_avg_sq_[s].lerp(gradient.square(), 1 - options_.betas[1]), exp_avg_sq_[s]));
+      for (const ShardRange& range : shard.ranges) {
+        const int64_t count = range.end - range.begin;
+        const at::Tensor weight = shard.master.narrow(0, range.begin, count);
+        at::Tensor update = exp_avg_[s].narrow(0, range.begin, count) / correction1 /
+                            (exp_avg_sq_[s].narrow(0, range.begin, count).sqrt() / correction2 + options_.eps);
+        if (range.decay || options_.decay_norms) update.add_(weight, options_.weight_decay);
+        const int tensor = first_tensor_[s] + range.tensor;
+        squares[0][tensor].add_(weight.to(at::kDouble).square().sum() / shard.copies);
+        squares[1][tensor].add_(update.to(at::kDouble).square().sum() / shard.copies);
+        updates[s].push_back(std::move(update));
+      }
+    }
+    if (world_.size() > 1) world_.all_reduce(squares)->wait();
+
+    // Phase 2: each tensor moves by lr * |w| / |update|.
+    const at::Tensor norms = squares.sqrt();
+    const at::Tensor ratio = at::where((norms[0] > 0).logical_and(norms[1] > 0), norms[0] / norms[1], 1.0).to(at::kFloat);
+    for (size_t s = 0; s < shards_.size(); ++s) {
+      TrainedShard& shard = shards_[s];
+      for (size_t r = 0; r < shard.ranges.size(); ++r) {
+        const ShardRange& range = shard.ranges[r];
+        at::Tensor weight = shard.master.narrow(0, range.begin, range.end - range.begin);
+        weight.sub_(at::where(keep, updates[s][r] * (ratio[first_tensor_[s] + range.tensor] * lr), 0));
+      }
+      if (!shard.compute.is_same(shard.master)) shard.compute.copy_(shard.master);
+    }
+  }
+
+  std::vector<std::pair<std::string, at::Tensor>> state() override {
+    std::vector<std::pair<std::string, at::Tensor>> state = {{"step", step_}};
+    for (size_t s = 0; s < shards_.size(); ++s) {
+      state.emplace_back("exp_avg." + shards_[s].name, exp_avg_[s]);
+      state.emplace_back("exp_avg_sq." + shards_[s].name, exp_avg_sq_[s]);
+    }
+    return state;
+  }
+
+ private:
+  OptimizerSection options_;
+  std::vector<TrainedShard>& shards_;
+  Communicator& world_;
+  std::vector<at::Tensor> exp_avg_, exp_avg_sq_;
+  std::vector<int> first_tensor_;
+  int num_tensors_ = 0;
+  at::Tensor step_;
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_lamb(const OptimizerSection& options, std::vector<TrainedShard>& shards, Communicator& world) {
+  return std::make_unique<Lamb>(options, shards, world);
+}
+
+}  // namespace trireme

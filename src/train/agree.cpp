@@ -1,0 +1,21 @@
+#include "agree.h"
+
+#include <fmt/format.h>
+
+namespace trireme {
+
+void agree(Communicator& comm, const std::function<void()>& body) {
+  std::string failure;
+  try {
+    body();
+  } catch (const Error& error) {
+    failure = fmt::format("{}\n{}", static_cast<int>(error.code()), error.what());
+  }
+  for (const std::string& text : comm.all_gather_host(failure)) {
+    if (text.empty()) continue;
+    const size_t newline = text.find('\n');
+    throw AgreedError(static_cast<ExitCode>(std::stoi(text.substr(0, newline))), text.substr(newline + 1));
+  }
+}
+
+}  // namespace trireme

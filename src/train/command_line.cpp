@@ -1,0 +1,56 @@
+#include "trireme/train/command_line.h"
+
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+#include "trireme/config/config.h"
+#include "trireme/version.h"
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include <cstdio>
+
+namespace trireme {
+
+CommandLine parse_command_line(int argc, char** argv, const char* program) {
+  CommandLine line;
+  bool version = false, help = false;
+  std::string config;
+  CLI::App app(fmt::format("{} trains from one YAML file; run it alone, under mpirun, or under srun with one process per rank.", program));
+  app.name(program);
+  app.set_help_flag();
+  app.add_option("--config", config, "configuration file (YAML)")->type_name("FILE");
+  app.add_option("--set", line.overrides, "override one key, any number of times: --set optimizer.lr=3e-4")
+      ->type_name("KEY=VALUE")->allow_extra_args(false);
+  app.add_flag("--dry-run", line.dry_run, "check everything, print the memory plan and the step's cost, touch nothing");
+  app.add_option("--ranks", line.ranks, "with --dry-run: plan for this many ranks")->check(CLI::Range(1, 1 << 20));
+  app.add_option("--device-memory-gib", line.device_memory_gib, "with --dry-run: plan for GPUs with this much memory");
+  app.add_flag("--print-config", line.print_config, "print the resolved configuration and stop");
+  app.add_flag("--version", version, "print the version and stop");
+  app.add_flag("-h,--help", help, "print this and every configuration key");
+  app.allow_extras();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    throw ConfigError(fmt::format("{} (see {} --help)", error.what(), program));
+  }
+  if (const auto unknown = app.remaining(); !unknown.empty()) {
+    const std::vector<std::string> known = {"--config", "--set", "--dry-run", "--ranks", "--device-memory-gib", "--print-config",
+                                            "--version", "--help"};
+    throw ConfigError(fmt::format("unknown argument '{}'.{} (see {} --help)", unknown.front(),
+                                  did_you_mean(split(unknown.front(), '=').front(), known), program));
+  }
+  if (help) {
+    std::printf("%s\nConfiguration keys:\n%s", app.help().c_str(), describe_config().c_str());
+    line.handled = true;
+  } else if (version) {
+    std::printf("%s %s (%s)\n", program, kVersion, kCommit);
+    line.handled = true;
+  } else if (config.empty()) {
+    throw ConfigError(fmt::format("--config FILE is missing (see {} --help)", program));
+  }
+  line.config = config;
+  return line;
+}
+
+}  // namespace trireme

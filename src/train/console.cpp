@@ -1,0 +1,57 @@
+#include "trireme/train/console.h"
+
+#include "trireme/base/time.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+namespace trireme {
+
+namespace {
+constexpr int kBarWidth = 40;
+constexpr double kRedrawSeconds = 0.1, kLineSeconds = 10.0;
+
+std::string bar(int64_t done, int64_t total) {
+  const auto filled = static_cast<size_t>(total > 0 ? kBarWidth * std::min(done, total) / total : 0);
+  return std::string(filled, '#') + std::string(kBarWidth - filled, '.');
+}
+}  // namespace
+
+Console::Console() : terminal_(isatty(STDERR_FILENO) != 0 && isatty(STDOUT_FILENO) != 0), last_line_(steady_seconds()) {}
+
+Console::~Console() { clear(); }
+
+void Console::clear() {
+  if (drawn_) std::fputs("\r\x1b[K", stderr);
+  drawn_ = false;
+}
+
+void Console::draw(const std::string& text) {
+  const double now = steady_seconds();
+  if (!terminal_ || now - last_draw_ < kRedrawSeconds) return;
+  last_draw_ = now;
+  std::fprintf(stderr, "\r\x1b[K%s", text.c_str());
+  std::fflush(stderr);
+  drawn_ = true;
+}
+
+void Console::line(const std::string& text) {
+  clear();
+  std::printf("%s\n", text.c_str());
+  std::fflush(stdout);
+  last_line_ = steady_seconds();
+}
+
+void Console::status(int64_t step, int64_t max_steps) {
+  draw(fmt::format("[{}] step {}/{}", bar(step, max_steps), step, max_steps));
+}
+
+void Console::eval_status(int64_t done, int64_t total) {
+  draw(fmt::format("[{}] evaluation {}/{}", bar(done, total), done, total));
+  if (!terminal_ && steady_seconds() - last_line_ > kLineSeconds) line(fmt::format("evaluation {}/{}", done, total));
+}
+
+}  // namespace trireme

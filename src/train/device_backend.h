@@ -1,0 +1,14 @@
+#pragma once
+// Private to train/: what device_cuda.cpp provides where CUDA is compiled in.
+
+#include "trireme/train/device.h"
+
+namespace trireme::gpu {
+
+int count();
+DeviceInfo describe(at::Device device, at::ScalarType compute_dtype);
+int64_t peak_allocated(at::Device device);
+int64_t peak_reserved(at::Device device);
+std::string library_versions();
+
+}  // namespace trireme::gpu

@@ -1,0 +1,69 @@
+#include "device_backend.h"
+
+#include "trireme/base/error.h"
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+#include <nccl.h>
+
+#include <string_view>
+
+namespace trireme::gpu {
+
+namespace {
+
+/// Dense peak of the tensor cores for 16-bit data, from the data sheets, TFLOP/s.
+std::optional<double> peak_16bit(std::string_view name) {
+  struct Row {
+    const char* pattern;
+    double tflops;
+  };
+  // The first match counts: variants stand before the plain name.
+  static constexpr Row kRows[] = {{"H100 NVL", 835}, {"H100 PCIe", 756}, {"H100", 989}, {"H200 NVL", 835}, {"H200", 989}, {"H20", 148},
+                                  {"GB200", 2500},   {"GB300", 2500},    {"B200", 2250}, {"B300", 2250},   {"A100", 312}, {"A800", 312},
+                                  {"L40S", 362},     {"A10", 125}};
+  for (const Row& row : kRows)
+    if (name.find(row.pattern) != std::string_view::npos) return row.tflops * 1e12;
+  return std::nullopt;
+}
+
+c10::CachingDeviceAllocator::DeviceStats stats(at::Device device) {
+  return c10::cuda::CUDACachingAllocator::getDeviceStats(device.index());
+}
+
+constexpr auto kAggregate = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+
+}  // namespace
+
+int count() {
+  int number = 0;
+  if (cudaGetDeviceCount(&number) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return 0;
+  }
+  return number;
+}
+
+DeviceInfo describe(at::Device device, at::ScalarType compute_dtype) {
+  cudaDeviceProp properties{};
+  const cudaError_t status = cudaGetDeviceProperties(&properties, device.index());
+  TRIREME_CHECK(status == cudaSuccess, "cudaGetDeviceProperties(", static_cast<int>(device.index()), "): ", cudaGetErrorString(status));
+  DeviceInfo info;
+  info.name = properties.name;
+  info.total_memory = static_cast<int64_t>(properties.totalGlobalMem);
+  if (compute_dtype == at::kBFloat16 || compute_dtype == at::kHalf) info.peak_flops = peak_16bit(info.name);
+  return info;
+}
+
+int64_t peak_allocated(at::Device device) { return stats(device).allocated_bytes[kAggregate].peak; }
+int64_t peak_reserved(at::Device device) { return stats(device).reserved_bytes[kAggregate].peak; }
+
+std::string library_versions() {
+  int runtime = 0, nccl = 0;
+  (void)cudaRuntimeGetVersion(&runtime);
+  (void)ncclGetVersion(&nccl);
+  return fmt::format("cuda {}.{}, nccl {}.{}.{}", runtime / 1000, runtime % 1000 / 10, nccl / 10000, nccl % 10000 / 100, nccl % 100);
+}
+
+}  // namespace trireme::gpu

@@ -1,0 +1,191 @@
+#include "llama_task.h"
+
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/base/text.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace trireme {
+
+namespace {
+
+struct TokenMicroBatch final : MicroBatch {
+  TokenBatch tokens;
+};
+
+std::vector<std::filesystem::path> paths(const std::vector<std::string>& names) { return {names.begin(), names.end()}; }
+
+LlamaConfig read_config(const Config& config) {
+  const std::filesystem::path path = config.model.path;
+  // For random weights config.json alone is enough, given itself or in a directory.
+  if (config.model.init == "random" && std::filesystem::is_regular_file(path)) return read_llama_config(path);
+  return read_model_config(path);
+}
+
+}  // namespace
+
+LlamaTask::LlamaTask(const Config& config, const RankInfo& info) : config_(config), info_(info) {
+  const LlamaConfig shape = read_config(config);
+  std::optional<LoraOptions> lora;
+  if (config.lora) lora = LoraOptions{config.lora->r, config.lora->alpha, config.lora->dropout, config.lora->target_modules};
+  model_ = std::make_unique<LlamaModel>(shape, lora);
+  train_ = open_token_dataset(paths(config.data.train), config.data.seq_length, shape.vocab_size);
+  if (!config.data.valid.empty())
+    valid_ = open_token_dataset(paths(config.data.valid), config.data.seq_length, shape.vocab_size);
+  sampler_ = std::make_unique<Sampler>(train_->size(), static_cast<uint64_t>(config.train.seed), config.data.shuffle);
+}
+
+LlamaTask::~LlamaTask() {
+  if (next_.valid()) next_.wait();
+}
+
+double LlamaTask::flops_per_sample() const {
+  return model_flops_per_sample(model_->config(), model_->lora(), config_.data.seq_length);
+}
+
+void LlamaTask::fill_plan(PlanInput& input) const {
+  const auto rows = config_.batch.micro_batch_size;
+  const ActivationBytes bytes = activation_bytes(model_->config(), model_->lora(), config_.data.seq_length,
+                                                 static_cast<int64_t>(c10::elementSize(info_.compute_dtype)));
+  input.units = &model_->units();
+  input.num_blocks = static_cast<int>(model_->config().num_hidden_layers);
+  input.block_saved = bytes.block_saved * rows;
+  input.block_recomputed = bytes.block_recomputed * rows;
+  input.working_peak = bytes.working_peak * rows;
+  input.head = bytes.head * rows;
+}
+
+std::vector<std::string> LlamaTask::describe() const {
+  const LlamaConfig& c = model_->config();
+  std::vector<std::string> lines;
+  lines.push_back(fmt::format("model: {} blocks, hidden {}, {} heads / {} KV heads of {}, FFN {}, vocabulary {}: {} parameters, {} trained",
+                              c.num_hidden_layers, c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim,
+                              c.intermediate_size, c.vocab_size, format_count(num_parameters()), format_count(num_trained_parameters())));
+  lines.push_back("train: " + train_->description());
+  if (valid_) lines.push_back("valid: " + valid_->description());
+  return lines;
+}
+
+double LlamaTask::nominal_denominator() const {
+  const auto samples = static_cast<double>(config_.batch.global_batch_size);
+  return config_.train.loss == "token_mean" ? samples * static_cast<double>(config_.data.seq_length - 1) : samples;
+}
+
+// --- batches ---------------------------------------------------------------------------------------------------------------------
+
+LlamaTask::HostBatch LlamaTask::read_step(int64_t step) {
+  HostBatch batch;
+  const int64_t size = config_.batch.global_batch_size;
+  const std::lock_guard lock(reading_);
+  for (int64_t i = info_.rank; i < size; i += info_.world_size) {
+    batch.positions.push_back(step * size + i);
+    batch.samples.push_back(train_->read(sampler_->at(batch.positions.back())));
+  }
+  return batch;
+}
+
+void LlamaTask::prefetch(int64_t step) {
+  if (next_step_ == step && next_.valid()) return;
+  if (next_.valid()) next_.wait();
+  next_step_ = step;
+  next_ = std::async(std::launch::async, [this, step] { return read_step(step); });
+}
+
+std::unique_ptr<MicroBatch> LlamaTask::to_device(const std::vector<Sample>& samples, const std::vector<int64_t>& stream_positions,
+                                                 double& denominator) const {
+  const auto rows = static_cast<int64_t>(samples.size());
+  const int64_t length = config_.data.seq_length;
+  const bool pinned = info_.device.is_cuda();
+  const auto host = at::TensorOptions().pinned_memory(pinned);
+  at::Tensor tokens = at::empty({rows, length}, host.dtype(at::kLong));
+  at::Tensor positions = at::empty({rows, length}, host.dtype(at::kLong));
+  at::Tensor weights = at::zeros({rows, length}, host.dtype(at::kFloat));
+  at::Tensor ids = at::empty({rows}, host.dtype(at::kLong));
+  auto batch = std::make_unique<TokenMicroBatch>();
+  batch->tokens.cu_seqlens.push_back(0);
+  for (int64_t row = 0; row < rows; ++row) {
+    const Sample& sample = samples[row];
+    std::copy(sample.input_ids.begin(), sample.input_ids.end(), tokens.data_ptr<int64_t>() + row * length);
+    ids.data_ptr<int64_t>()[row] = stream_positions[row];
+    int64_t* position = positions.data_ptr<int64_t>() + row * length;
+    for (size_t s = 0; s < sample.sequence_starts.size(); ++s) {
+      const int64_t begin = sample.sequence_starts[s];
+      const int64_t end = s + 1 < sample.sequence_starts.size() ? sample.sequence_starts[s + 1] : length;
+      for (int64_t t = begin; t < end; ++t) position[t] = t - begin;
+      batch->tokens.cu_seqlens.push_back(static_cast<int32_t>(row * length + end));
+    }
+    const int64_t targets = sample.num_targets();
+    if (targets == 0) continue;
+    const bool per_token = config_.train.loss == "token_mean";
+    denominator += per_token ? static_cast<double>(targets) : 1.0;
+    const float weight = per_token ? 1.0f : static_cast<float>(1.0 / static_cast<double>(targets));
+    float* out = weights.data_ptr<float>() + row * length;
+    for (int64_t t = 0; t + 1 < length; ++t)
+      if (sample.loss_mask[t + 1] != 0) out[t] = weight;
+  }
+  const auto move = [&](const at::Tensor& tensor) { return tensor.to(info_.device, /*non_blocking=*/true); };
+  batch->tokens.tokens_BS = move(tokens);
+  batch->tokens.positions_BS = move(positions);
+  batch->tokens.loss_weight_BS = move(weights);
+  batch->tokens.sample_ids_B = move(ids);
+  return batch;
+}
+
+StepBatch LlamaTask::batch(int64_t step) {
+  prefetch(step);
+  const HostBatch host = next_.get();
+  StepBatch batch;
+  const int64_t rows = config_.batch.micro_batch_size;
+  for (size_t begin = 0; begin < host.samples.size(); begin += static_cast<size_t>(rows)) {
+    const size_t end = std::min(host.samples.size(), begin + static_cast<size_t>(rows));
+    batch.micro_batches.push_back(to_device({host.samples.begin() + static_cast<long>(begin), host.samples.begin() + static_cast<long>(end)},
+                                            {host.positions.begin() + static_cast<long>(begin), host.positions.begin() + static_cast<long>(end)},
+                                            batch.denominator));
+  }
+  return batch;
+}
+
+at::Tensor LlamaTask::loss(UnitStore& units, const MicroBatch& batch, const std::vector<bool>& recompute, bool train) {
+  ForwardOptions options;
+  options.train = train;
+  options.seed = static_cast<uint64_t>(config_.train.seed);
+  for (const bool block : recompute) options.recompute.push_back(block ? Recompute::kFull : Recompute::kNone);
+  return model_->loss(units, static_cast<const TokenMicroBatch&>(batch).tokens, options).loss_sum;
+}
+
+EvalSum LlamaTask::evaluate(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) {
+  TRIREME_CHECK(valid_ != nullptr, "evaluation without data.valid");
+  at::NoGradGuard no_grad;
+  const int64_t total = valid_->size(), rows = config_.batch.micro_batch_size;
+  const int64_t per_rank = (total + info_.world_size - 1) / info_.world_size;
+  const int64_t passes = (per_rank + rows - 1) / rows;
+  // Rows that only fill up the last batch: no target, so they count nowhere.
+  Sample filler;
+  filler.input_ids.assign(config_.data.seq_length, 0);
+  filler.loss_mask.assign(config_.data.seq_length, 0);
+  filler.sequence_starts = {0};
+  EvalSum sum;
+  at::Tensor loss = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(info_.device));
+  for (int64_t pass = 0; pass < passes; ++pass) {
+    std::vector<Sample> samples;
+    std::vector<int64_t> positions;
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t index = (pass * rows + row) * info_.world_size + info_.rank;
+      const std::lock_guard lock(reading_);
+      samples.push_back(index < total ? valid_->read(index) : filler);
+      positions.push_back(index);
+    }
+    const auto batch = to_device(samples, positions, sum.denominator);
+    loss.add_(this->loss(units, *batch, {}, /*train=*/false));
+    units.release();
+    if (progress) progress(pass + 1, passes);
+  }
+  sum.loss = loss.item<double>();
+  return sum;
+}
+
+}  // namespace trireme

@@ -1,0 +1,70 @@
+#pragma once
+// Llama on packed token rows: data to batches, losses, evaluation, artefacts.
+
+#include "data/dataset.h"
+#include "models/llama/llama.h"
+#include "trireme/config/config.h"
+#include "trireme/train/task.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <filesystem>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace trireme {
+
+struct RankInfo {
+  int rank = 0, world_size = 1;
+  at::Device device = at::kCPU;
+  at::ScalarType compute_dtype = at::kFloat;
+};
+
+class LlamaTask final : public TrainingTask {
+ public:
+  /// Opens the data and reads the model's configuration; no weights, no GPU. DataError / ModelError / ConfigError.
+  LlamaTask(const Config& config, const RankInfo& info);
+  ~LlamaTask() override;
+
+  const std::vector<UnitSpec>& units() const override { return model_->units(); }
+  int64_t num_parameters() const override { return model_->num_parameters(); }
+  int64_t num_trained_parameters() const override { return model_->num_trained_parameters(); }
+  double flops_per_sample() const override;
+  int64_t train_samples() const override { return train_->size(); }
+  int64_t eval_samples() const override { return valid_ ? valid_->size() : 0; }
+  void fill_plan(PlanInput& input) const override;
+  std::vector<std::string> describe() const override;
+
+  void load_weights(ShardedUnits& units) override;
+  void prefetch(int64_t step) override;
+  StepBatch batch(int64_t step) override;
+  at::Tensor loss(UnitStore& units, const MicroBatch& batch, const std::vector<bool>& recompute, bool train) override;
+  EvalSum evaluate(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) override;
+  double nominal_denominator() const override;
+  void save_artefact(ShardedUnits& units, const std::filesystem::path& directory) override;
+
+ private:
+  /// Rows of one global batch that this rank reads, still on the host.
+  struct HostBatch {
+    std::vector<Sample> samples;
+    std::vector<int64_t> positions;  // in the run's stream of samples
+  };
+  HostBatch read_step(int64_t step);
+  std::unique_ptr<MicroBatch> to_device(const std::vector<Sample>& samples, const std::vector<int64_t>& stream_positions,
+                                        double& denominator) const;
+  void save_adapter(ShardedUnits& units, const std::filesystem::path& directory);
+  void save_model(ShardedUnits& units, const std::filesystem::path& directory);
+
+  Config config_;
+  RankInfo info_;
+  std::unique_ptr<LlamaModel> model_;
+  std::unique_ptr<TokenDataset> train_, valid_;
+  std::unique_ptr<Sampler> sampler_;
+  std::future<HostBatch> next_;
+  int64_t next_step_ = -1;
+  std::mutex reading_;  // HDF5 allows one reader at a time in a process
+};
+
+}  // namespace trireme

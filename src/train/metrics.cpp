@@ -1,0 +1,74 @@
+#include "trireme/train/metrics.h"
+
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/base/text.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <cmath>
+
+namespace trireme {
+
+namespace {
+std::string number(double value) {
+  const std::string text = format_exact(value);
+  return std::isfinite(value) ? text : '"' + text + '"';
+}
+}  // namespace
+
+MetricsFile::MetricsFile(const std::filesystem::path& path, std::optional<int64_t> resume_step) : path_(path) {
+  if (resume_step && std::filesystem::exists(path)) {
+    // Steps after the checkpoint will be run again: their lines go, so that every step stands in the file once.
+    std::ifstream in(path);
+    std::string kept, text;
+    while (std::getline(in, text)) {
+      const auto object = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+      if (object.is_discarded()) break;
+      if (object.value("step", int64_t{0}) > *resume_step) break;
+      kept += text + '\n';
+    }
+    write_file_atomic(path, kept);
+    out_.open(path, std::ios::app);
+  } else {
+    out_.open(path, std::ios::trunc);
+  }
+  if (!out_) throw WriteError(fmt::format("cannot open {} for writing", path.string()));
+}
+
+void MetricsFile::line(const std::string& text) {
+  out_ << text << '\n' << std::flush;
+  if (!out_) throw WriteError(fmt::format("cannot write to {}: is the disk full?", path_.string()));
+}
+
+void MetricsFile::write_run(const std::string& json_object) { line(json_object); }
+
+void MetricsFile::write(const TrainMetrics& m) {
+  line(fmt::format(R"({{"event":"train","step":{},"samples":{},"tokens":{},"loss":{},"grad_norm":{},"lr":{},"step_time_s":{},)"
+                   R"("samples_per_s":{},"tokens_per_s":{},"mfu":{},"memory_gib":{}}})",
+                   m.step, m.samples, m.tokens, number(m.loss), number(m.grad_norm), number(m.lr), number(m.step_time_s),
+                   number(m.samples_per_s), number(m.tokens_per_s), m.mfu ? number(*m.mfu) : "null", number(m.memory_gib)));
+}
+
+void MetricsFile::write(const EvalMetrics& m) {
+  line(fmt::format(R"({{"event":"eval","step":{},"samples":{},"loss":{},"eval_time_s":{}}})", m.step, m.samples, number(m.loss),
+                   number(m.seconds)));
+}
+
+std::string console_line(const TrainMetrics& m, double eta_seconds) {
+  std::string text = fmt::format("step {}/{} | loss {:.4f} | gnorm {:.3g} | lr {:.2e} | {} | {:.3g} samples/s | {} tok/s", m.step,
+                                 m.max_steps, m.loss, m.grad_norm, m.lr, format_duration(m.step_time_s), m.samples_per_s,
+                                 format_short(m.tokens_per_s));
+  if (m.mfu) text += fmt::format(" | MFU {:.1f}%", *m.mfu * 100);
+  text += fmt::format(" | {:.1f} GiB | ETA {}", m.memory_gib, format_duration(eta_seconds));
+  return text;
+}
+
+std::string console_line(const EvalMetrics& m, std::optional<double> target) {
+  std::string text = fmt::format("eval after step {} ({} samples) | loss {:.5f}", m.step, format_count(m.samples), m.loss);
+  if (target) text += fmt::format(" | target {:.4g}{}", *target, m.loss <= *target ? " reached" : "");
+  return text + fmt::format(" | {}", format_duration(m.seconds));
+}
+
+}  // namespace trireme

@@ -1,0 +1,114 @@
+#include "trireme/train/run.h"
+
+#include "agree.h"
+#include "llama_task.h"
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/base/text.h"
+#include "trireme/base/time.h"
+#include "trireme/comm/launch.h"
+#include "trireme/train/command_line.h"
+#include "trireme/train/device.h"
+#include "trireme/train/dry_run.h"
+#include "trireme/train/signals.h"
+#include "trireme/train/trainer.h"
+#include "trireme/version.h"
+
+#include <fmt/format.h>
+
+#include <set>
+
+namespace trireme {
+
+std::unique_ptr<TrainingTask> make_llama_task(const Config& config, int rank, int world_size, at::Device device,
+                                              at::ScalarType compute_dtype) {
+  return std::make_unique<LlamaTask>(config, RankInfo{rank, world_size, device, compute_dtype});
+}
+
+namespace {
+
+void throw_problems(const std::vector<std::string>& problems) {
+  if (!problems.empty()) throw ConfigError(join(problems, "\n"));
+}
+
+int count_nodes(World& world) {
+  const auto hosts = world.hosts();
+  return static_cast<int>(std::set<std::string>(hosts.begin(), hosts.end()).size());
+}
+
+ExitCode train(const Config& config, World& world, const TaskFactory& make_task) {
+  Communicator& comm = world.communicator();
+  const bool gpu = world.device().is_cuda();
+  const at::ScalarType dtype = compute_dtype(config, gpu);
+  configure_libraries(world.device(), world.launch().local_world_size);
+  RunDirectory directory(config, world);
+  const bool log_here = config.logging.mlperf && comm.rank() == 0;
+  MlperfLog mlperf(log_here ? directory.path() / "mllog.log" : std::filesystem::path());
+  mlperf.event("cache_clear", "true");
+  mlperf.start("init_start");
+
+  std::unique_ptr<TrainingTask> task;
+  agree(comm, [&] { task = make_task(config, comm.rank(), comm.size(), world.device(), dtype); });
+  log_mlperf_configuration(mlperf, config, task->train_samples(), task->eval_samples(),
+                           config.batch.global_batch_size / comm.size() / config.batch.micro_batch_size, count_nodes(world));
+  const DeviceInfo device = describe_device(world.device(), dtype, world.launch().local_world_size);
+  PlanInput input = plan_input(config, *task, comm.size(), dtype);
+  input.device_memory = device.total_memory;
+  input.overhead = gpu ? kGpuOverhead : 0;
+  const MemoryPlan plan = make_plan(input);
+  task->prefetch(0);
+  for (const std::string& line : run_banner(config, *task, plan, device, world)) log_info(line);
+  Trainer trainer(config, world, *task, plan, dtype, device, directory, mlperf);
+  return trainer.run();
+}
+
+/// Joins the world, trains, and sees to it that a failure of one rank ends all of them.
+int join_and_train(const Config& config, const Launch& launch, const TaskFactory& make_task) {
+  install_signal_handlers();
+  set_log_rank(launch.rank, launch.world_size);
+  const std::unique_ptr<World> world = World::join(launch, visible_gpus() > 0);
+  const int rank = world->communicator().rank(), size = world->communicator().size();
+  set_log_rank(rank, size);
+  try {
+    throw_problems(check_against_world(config, size));
+    const ExitCode code = train(config, *world, make_task);
+    world->leave();
+    return static_cast<int>(code);
+  } catch (const AgreedError& error) {
+    world->leave();
+    if (rank == 0) throw;
+    return static_cast<int>(error.code());
+  } catch (const Error& error) {
+    if (size > 1) world->abort(error.what(), static_cast<int>(error.code()));
+    throw;
+  } catch (const std::exception& error) {
+    if (size > 1) world->abort(error.what(), static_cast<int>(ExitCode::kInternal));
+    throw;
+  }
+}
+
+}  // namespace
+
+int train_main(int argc, char** argv, const char* program, const TaskFactory& make_task) {
+  return run_main(program, [&]() -> int {
+    const Launch launch = detect_launch();
+    try {
+      const CommandLine line = parse_command_line(argc, argv, program);
+      if (line.handled) return line.exit_code;
+      const Config config = load_config(line.config, line.overrides);
+      if (line.print_config) {
+        std::fputs(print_config(config).c_str(), stdout);
+        return 0;
+      }
+      if (line.dry_run) return dry_run(config, line, launch, make_task);
+      throw_problems(check_against_world(config, launch.world_size));
+      return join_and_train(config, launch, make_task);
+    } catch (const Error&) {
+      // Every rank found the same: one of them says it.
+      if (launch.rank == 0) throw;
+      return static_cast<int>(ExitCode::kConfig);
+    }
+  });
+}
+
+}  // namespace trireme

@@ -1,0 +1,336 @@
+#include "trireme/train/trainer.h"
+
+#include "agree.h"
+#include "checkpoint.h"
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/base/text.h"
+#include "trireme/base/time.h"
+#include "trireme/train/signals.h"
+#include "trireme/version.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <torch/headeronly/version.h>
+
+namespace trireme {
+
+namespace {
+
+/// Statistics of a step that are summed over ranks in one all-reduce (kSquare … kSignal), and what follows from them.
+enum Stat { kSquare, kLossSum, kDenominator, kSignal, kNumReduced };
+enum Result { kLoss, kGradNorm, kSkipped, kStop, kNumResults };
+
+constexpr int64_t kLossScaleGrowthInterval = 2000;
+constexpr double kInitialLossScale = 65536.0;
+constexpr int kMaxConsecutiveSkips = 20;
+constexpr int64_t kMlperfTrainLossEvery = 10;
+
+}  // namespace
+
+Trainer::Trainer(const Config& config, World& world, TrainingTask& task, const MemoryPlan& plan, at::ScalarType compute_dtype,
+                 const DeviceInfo& device, RunDirectory& directory, MlperfLog& mlperf)
+    : config_(config), world_(world), comm_(world.communicator()), task_(task), plan_(plan), device_(world.device()),
+      compute_dtype_(compute_dtype), device_info_(device), directory_(directory), mlperf_(mlperf) {
+  units_ = std::make_unique<ShardedUnits>(task.units(), comm_, device_,
+                                          ShardingOptions{compute_dtype, plan.shard_size, plan.resident});
+  optimizer_ = make_optimizer(config.optimizer, units_->trained(), comm_);
+  const auto scalar = at::TensorOptions().dtype(at::kFloat).device(device_);
+  loss_scale_ = at::full({}, compute_dtype == at::kHalf ? kInitialLossScale : 1.0, scalar);
+  growth_tracker_ = at::zeros({}, scalar.dtype(at::kInt));
+}
+
+Trainer::~Trainer() = default;
+
+// --- one step --------------------------------------------------------------------------------------------------------------------
+
+void Trainer::train_step(int64_t step) {
+  const StepBatch batch = task_.batch(step);
+  if (step + 1 < config_.train.max_steps) task_.prefetch(step + 1);
+
+  // Forward and backward; gradients are reduced over ranks during the last micro-batch's backward.
+  const at::Tensor scale = loss_scale_ / task_.nominal_denominator();
+  at::Tensor loss_sum = at::zeros({}, scale.options().dtype(at::kDouble));
+  for (size_t i = 0; i < batch.micro_batches.size(); ++i) {
+    units_->begin_micro_batch(/*last=*/i + 1 == batch.micro_batches.size());
+    const at::Tensor loss = task_.loss(*units_, *batch.micro_batches[i], plan_.recompute, /*train=*/true);
+    (loss * scale).backward();
+    loss_sum.add_(loss.detach());
+  }
+  units_->finish_backward();
+
+  // One all-reduce: squared gradient norm, loss, its denominator, and whether a rank was asked to stop.
+  at::NoGradGuard no_grad;
+  const at::Tensor stats = reduce_statistics(loss_sum, batch.denominator);
+  const at::Tensor denominator = stats[kDenominator].clamp_min(1e-30);
+  const at::Tensor unscale = task_.nominal_denominator() / (denominator * loss_scale_);
+  const at::Tensor grad_norm = stats[kSquare].sqrt() * unscale;
+  const at::Tensor skip = grad_norm.isfinite().logical_not().to(at::kFloat);
+  at::Tensor multiplier = unscale;
+  if (config_.optimizer.grad_clip > 0)
+    multiplier = unscale * (config_.optimizer.grad_clip / (grad_norm + 1e-6)).clamp_max(1.0);
+
+  // The optimizer writes nothing when `skip` is set.
+  const double lr = learning_rate(config_.schedule, config_.optimizer.lr, config_.train.max_steps, step);
+  optimizer_->step(lr, multiplier.to(at::kFloat), skip);
+  units_->invalidate_trained();
+  units_->clear_gradients();
+  if (compute_dtype_ == at::kHalf)
+    at::_amp_update_scale_(loss_scale_, growth_tracker_, skip, 2.0, 0.5, kLossScaleGrowthInterval);
+
+  at::Tensor results = at::empty({kNumResults}, stats.options());
+  results[kLoss].copy_(stats[kLossSum] / denominator);
+  results[kGradNorm].copy_(grad_norm);
+  results[kSkipped].copy_(skip);
+  results[kStop].copy_(stats[kSignal]);
+  PendingMetrics pending{step + 1, lr, results, std::nullopt};
+  if (device_.is_cuda()) {
+    pending.values = at::empty({kNumResults}, results.options().device(at::kCPU).pinned_memory(true));
+    pending.values.copy_(results, /*non_blocking=*/true);
+    pending.done.emplace(device_.type());
+    pending.done->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  }
+  pending_.push_back(std::move(pending));
+  completed_ = step + 1;
+}
+
+at::Tensor Trainer::reduce_statistics(const at::Tensor& loss_sum, double denominator) {
+  at::Tensor host = at::zeros({kNumReduced}, at::TensorOptions().dtype(at::kDouble).pinned_memory(device_.is_cuda()));
+  host[kDenominator] = denominator;
+  host[kSignal] = stop_signal() != 0 ? 1.0 : 0.0;
+  at::Tensor stats = host.to(device_, /*non_blocking=*/true);
+  stats[kSquare].copy_(local_gradient_square(units_->trained()));
+  stats[kLossSum].copy_(loss_sum);
+  if (comm_.size() > 1) comm_.all_reduce(stats)->wait();
+  return stats;
+}
+
+// --- the loop --------------------------------------------------------------------------------------------------------------------
+
+ExitCode Trainer::run() {
+  agree(comm_, [&] { task_.load_weights(*units_); });
+  LoopState resumed;
+  if (directory_.resume_step()) {
+    resumed = load_checkpoint_state(directory_.checkpoint_path(*directory_.resume_step()), comm_, state(), plan_.shard_size);
+    for (TrainedShard& shard : units_->trained())
+      if (!shard.compute.is_same(shard.master)) shard.compute.copy_(shard.master);
+    log_info(fmt::format("resuming after step {}", resumed.completed_steps));
+  }
+  completed_ = reported_ = last_saved_step_ = resumed.completed_steps;
+  evaluations_ = resumed.evaluations;
+  if (comm_.rank() == 0) {
+    metrics_ = std::make_unique<MetricsFile>(directory_.path() / "metrics.jsonl",
+                                             directory_.resume_step() ? std::optional(completed_) : std::nullopt);
+    metrics_->write_run(run_description());
+  }
+  comm_.barrier();
+  mlperf_.end("init_stop");
+  mlperf_.start("run_start");
+  start_block();
+  last_report_time_ = steady_seconds();
+
+  bool reached_target = false;
+  while (completed_ < config_.train.max_steps && !stop_agreed_ && !reached_target) {
+    train_step(completed_);
+    while (pending_.size() > 1) collect_metrics();
+    if (evaluation_due()) {
+      flush_metrics();
+      reached_target = evaluate();
+    }
+    if (save_due()) save_checkpoint();
+  }
+  flush_metrics();
+  if (stop_agreed_ && completed_ < config_.train.max_steps && !reached_target) {
+    if (last_saved_step_ != completed_) save_checkpoint();
+    log_info(fmt::format("stopped by a signal after step {}; state saved, the same command goes on from there", completed_));
+    mlperf_end_run("aborted");
+    return ExitCode::kStopped;
+  }
+  if (!reached_target && task_.eval_samples() > 0 && last_evaluated_step_ != completed_) reached_target = evaluate();
+  mlperf_end_run(!config_.eval.target_loss || reached_target ? "success" : "aborted");
+  finish();
+  return ExitCode::kDone;
+}
+
+void Trainer::collect_metrics() {
+  const PendingMetrics pending = std::move(pending_.front());
+  pending_.pop_front();
+  if (pending.done) pending.done->synchronize();
+  const double* values = pending.values.const_data_ptr<double>();
+  const double now = steady_seconds();
+  const double step_time = now - last_report_time_;
+  last_report_time_ = now;
+  training_seconds_ += step_time;
+  block_seconds_ += step_time;
+  ++block_steps_;
+  ++timed_steps_;
+  reported_ = pending.step;
+  stop_agreed_ = stop_agreed_ || values[kStop] > 0;
+  last_loss_ = values[kLoss];
+
+  TrainMetrics metrics;
+  metrics.step = pending.step;
+  metrics.max_steps = config_.train.max_steps;
+  metrics.samples = pending.step * config_.batch.global_batch_size;
+  metrics.tokens = metrics.samples * config_.data.seq_length;
+  metrics.loss = values[kLoss];
+  metrics.grad_norm = values[kGradNorm];
+  metrics.lr = pending.lr;
+  metrics.step_time_s = step_time;
+  metrics.samples_per_s = static_cast<double>(config_.batch.global_batch_size) / step_time;
+  metrics.tokens_per_s = metrics.samples_per_s * static_cast<double>(config_.data.seq_length);
+  metrics.memory_gib = static_cast<double>(peak_memory(device_)) / (1 << 30);
+  if (device_info_.peak_flops)
+    metrics.mfu = task_.flops_per_sample() * metrics.samples_per_s / (*device_info_.peak_flops * comm_.size());
+  if (comm_.rank() == 0) report(metrics);
+
+  if (values[kSkipped] > 0) {
+    if (compute_dtype_ == at::kHalf && ++consecutive_skips_ <= kMaxConsecutiveSkips) {
+      log_info(fmt::format("step {}: gradients overflowed in fp16, the step was skipped and the loss scale halved", pending.step));
+      return;
+    }
+    throw InternalError(fmt::format("step {}: the loss is {} and the gradient norm {}; the step was not applied. Lower optimizer.lr, check "
+                                    "the data around sample {}, or use precision.compute: fp32",
+                                    pending.step, values[kLoss], values[kGradNorm],
+                                    (pending.step - 1) * config_.batch.global_batch_size));
+  }
+  consecutive_skips_ = 0;
+}
+
+std::string Trainer::run_description() const {
+  nlohmann::json devices = nlohmann::json::array();
+  for (int rank = 0; rank < comm_.size(); ++rank) devices.push_back(device_info_.name);
+  const nlohmann::json run = {{"event", "run"}, {"time", utc_timestamp()}, {"commit", kCommit}, {"version", kVersion},
+                              {"world_size", comm_.size()}, {"launch", world_.launch().description()}, {"hosts", world_.hosts()},
+                              {"devices", devices}, {"compute_dtype", c10::toString(compute_dtype_)},
+                              {"shard_size", plan_.shard_size}, {"parameters", task_.num_parameters()},
+                              {"trained_parameters", task_.num_trained_parameters()},
+                              {"libraries", {{"libtorch", TORCH_VERSION}, {"gpu", gpu_library_versions()}}},
+                              {"resumed_after_step", completed_}};
+  return run.dump();
+}
+
+void Trainer::flush_metrics() {
+  while (!pending_.empty()) collect_metrics();
+}
+
+void Trainer::report(const TrainMetrics& metrics) {
+  metrics_->write(metrics);
+  const bool due = metrics.step % config_.logging.every_steps == 0 || metrics.step == 1 || metrics.step == metrics.max_steps;
+  if (due) {
+    const double per_step = training_seconds_ / static_cast<double>(timed_steps_);
+    const double eta = per_step * static_cast<double>(metrics.max_steps - metrics.step);
+    console_.line(console_line(metrics, eta));
+  }
+  console_.status(metrics.step, metrics.max_steps);
+  if (metrics.step % kMlperfTrainLossEvery == 0)
+    mlperf_.event("train_loss", format_exact(metrics.loss),
+                  {{"samples_count", std::to_string(metrics.samples)}, {"lr", format_exact(metrics.lr)}});
+}
+
+// --- evaluation ------------------------------------------------------------------------------------------------------------------
+
+bool Trainer::evaluation_due() const {
+  if (task_.eval_samples() == 0 || !config_.eval.every_samples) return false;
+  const int64_t size = config_.batch.global_batch_size;
+  const int64_t every = (*config_.eval.every_samples + size - 1) / size;
+  return completed_ % every == 0;
+}
+
+bool Trainer::evaluate() {
+  const bool at_end = completed_ >= config_.train.max_steps;
+  int64_t skip = 0;
+  if (config_.eval.skip_first)
+    skip = *config_.eval.skip_first == "mlperf" ? static_cast<int64_t>(0.125 * static_cast<double>(config_.batch.global_batch_size) + 2)
+                                                : std::stoll(*config_.eval.skip_first);
+  if (evaluations_++ < skip && !at_end) return false;
+  last_evaluated_step_ = completed_;
+  const MlperfLog::Metadata count = {{"samples_count", std::to_string(samples_done())}};
+  end_block();
+  mlperf_.start("eval_start", count);
+  const double begin = steady_seconds();
+  const EvalSum local = task_.evaluate(*units_, [&](int64_t done, int64_t total) {
+    if (comm_.rank() == 0) console_.eval_status(done, total);
+  });
+  const auto sums = comm_.all_reduce_host({local.loss, local.denominator});
+  EvalMetrics metrics{completed_, samples_done(), sums[0] / sums[1], steady_seconds() - begin};
+  const bool reached = config_.eval.target_loss && metrics.loss <= *config_.eval.target_loss;
+  if (comm_.rank() == 0) {
+    metrics_->write(metrics);
+    console_.line(console_line(metrics, config_.eval.target_loss));
+  }
+  mlperf_.event("eval_accuracy", format_exact(metrics.loss), count);
+  mlperf_.event("tracked_stats", fmt::format(R"({{"validation_time": {}}})", format_exact(metrics.seconds)),
+                {{"step", std::to_string(completed_)}});
+  mlperf_.end("eval_stop", count);
+  if (!reached && !at_end) start_block();
+  last_report_time_ = steady_seconds();
+  return reached;
+}
+
+void Trainer::start_block() {
+  block_open_ = true;
+  block_start_samples_ = samples_done();
+  block_seconds_ = 0;
+  block_steps_ = 0;
+  mlperf_.start("block_start", {{"samples_count", std::to_string(block_start_samples_)}});
+}
+
+void Trainer::end_block() {
+  if (!block_open_) return;
+  block_open_ = false;
+  if (block_steps_ > 0) {
+    const double step_time = block_seconds_ / static_cast<double>(block_steps_);
+    mlperf_.event("tracked_stats",
+                  fmt::format(R"({{"throughput": {}, "train_step_time": {}, "train_loss": {}}})",
+                              format_exact(static_cast<double>(config_.batch.global_batch_size) / step_time), format_exact(step_time),
+                              format_exact(last_loss_)),
+                  {{"step", std::to_string(completed_)}});
+  }
+  mlperf_.end("block_stop", {{"samples_count", std::to_string(samples_done())}});
+}
+
+void Trainer::mlperf_end_run(const char* status) {
+  end_block();
+  mlperf_.end("run_stop", {{"samples_count", std::to_string(samples_done())}, {"status", fmt::format("\"{}\"", status)}});
+}
+
+// --- saving ----------------------------------------------------------------------------------------------------------------------
+
+std::vector<std::pair<std::string, at::Tensor>> Trainer::state() {
+  auto tensors = optimizer_->state();
+  for (TrainedShard& shard : units_->trained()) tensors.emplace_back("master." + shard.name, shard.master);
+  tensors.emplace_back("loss_scale", loss_scale_);
+  tensors.emplace_back("growth_tracker", growth_tracker_);
+  return tensors;
+}
+
+bool Trainer::save_due() const {
+  if (!config_.output.save_every_samples || completed_ >= config_.train.max_steps) return false;
+  const int64_t size = config_.batch.global_batch_size;
+  return completed_ % ((*config_.output.save_every_samples + size - 1) / size) == 0;
+}
+
+void Trainer::save_checkpoint() {
+  flush_metrics();  // a step that went wrong must not be saved
+  const double begin = steady_seconds();
+  save_checkpoint_state(directory_.checkpoint_path(completed_), comm_, state(), {completed_, evaluations_}, plan_.shard_size);
+  last_saved_step_ = completed_;
+  log_info(fmt::format("saved checkpoints/step-{:08} in {}", completed_, format_duration(steady_seconds() - begin)));
+  last_report_time_ = steady_seconds();
+}
+
+void Trainer::finish() {
+  task_.save_artefact(*units_, directory_.path());
+  comm_.barrier();
+  const int64_t peak = peak_memory(device_), planned = plan_.total() - plan_.overhead;
+  log_info(fmt::format("wrote {}", (directory_.path() / (config_.lora ? "adapter" : "model")).string()));
+  if (timed_steps_ > 0)
+    log_info(fmt::format("{} steps in {}, peak memory {} (plan {}, {:+.1f} %)", timed_steps_, format_duration(training_seconds_),
+                         format_bytes(static_cast<double>(peak)), format_bytes(static_cast<double>(planned)),
+                         100.0 * (static_cast<double>(peak) / static_cast<double>(planned) - 1.0)));
+}
+
+}  // namespace trireme

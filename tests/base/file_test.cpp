@@ -1,0 +1,203 @@
+#include "trireme/base/file.h"
+
+#include <gtest/gtest.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstring>
+
+namespace trireme {
+namespace {
+
+namespace fs = std::filesystem;
+
+class FileTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = (fs::temp_directory_path() / "trireme-file-XXXXXX").string();
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    dir_ = pattern;
+  }
+  void TearDown() override { fs::remove_all(dir_); }
+  size_t entries() const {
+    return static_cast<size_t>(
+        std::distance(fs::directory_iterator(dir_), fs::directory_iterator()));
+  }
+  std::string text(const fs::path& path) { return read_text_file(path, ExitCode::kData); }
+
+  fs::path dir_;
+};
+
+template <class Call>
+std::string error_of(ExitCode code, const Call& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "no error";
+  return "";
+}
+
+TEST_F(FileTest, CommitReplacesWholeAndLeavesNothingElse) {
+  const fs::path path = dir_ / "a.bin";
+  write_file_atomic(path, "old");
+  {
+    AtomicFile file(path);
+    file.write("12345678");
+    file.write_at(2, "xy", 2);
+    EXPECT_EQ(file.size(), 8U);
+    EXPECT_EQ(text(path), "old");  // readers see the old file until commit
+    file.commit();
+  }
+  EXPECT_EQ(text(path), "12xy5678");
+  EXPECT_EQ(entries(), 1U);
+  EXPECT_EQ(fs::status(path).permissions() & fs::perms::others_write, fs::perms::none);
+}
+
+TEST_F(FileTest, WithoutCommitNothingStays) {
+  write_file_atomic(dir_ / "a", "old");
+  {
+    AtomicFile file(dir_ / "a");
+    file.write("half");
+  }
+  EXPECT_EQ(text(dir_ / "a"), "old");
+  EXPECT_EQ(entries(), 1U);
+}
+
+TEST_F(FileTest, OverwritingBeyondTheEndIsABug) {
+  AtomicFile file(dir_ / "a");
+  file.write("123");
+  EXPECT_THROW(file.write_at(2, "xy", 2), InternalError);
+}
+
+TEST_F(FileTest, MissingDirectoryAndTakenNameAreWriteErrors) {
+  const std::string missing =
+      error_of(ExitCode::kCannotWrite, [&] { write_file_atomic(dir_ / "none" / "a", "x"); });
+  EXPECT_NE(missing.find((dir_ / "none" / "a").string()), std::string::npos) << missing;
+  EXPECT_NE(missing.find("No such file"), std::string::npos) << missing;
+  fs::create_directory(dir_ / "taken");
+  error_of(ExitCode::kCannotWrite, [&] { write_file_atomic(dir_ / "taken", "x"); });
+  EXPECT_EQ(entries(), 1U);  // no temporary file stays behind
+  write_file_atomic(dir_ / "file", "x");
+  error_of(ExitCode::kCannotWrite, [&] { trireme::make_directories(dir_ / "file" / "sub"); });
+  error_of(ExitCode::kCannotWrite, [&] { trireme::make_directories(dir_ / "file"); });
+  trireme::make_directories(dir_ / "x" / "y");
+  trireme::make_directories(dir_ / "x" / "y");
+  EXPECT_TRUE(fs::is_directory(dir_ / "x" / "y"));
+}
+
+// The kernel cuts the write that crosses the limit short, then refuses the rest: both paths in one.
+TEST_F(FileTest, ShortWritesAreRetriedAndTheLimitReported) {
+  const pid_t child = fork();
+  if (child == 0) {
+    std::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{1000, 1000};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    try {
+      AtomicFile file(dir_ / "big");
+      file.write(std::string(1500, 'a'));
+      _exit(1);
+    } catch (const WriteError& error) {
+      _exit(std::strstr(error.what(), "File too large") != nullptr ? 0 : 2);
+    }
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_EQ(entries(), 0U);
+}
+
+TEST_F(FileTest, FullAndReadOnlyFileSystems) {
+  const fs::path mount_point = dir_ / "small";
+  fs::create_directory(mount_point);
+  if (mount("tmpfs", mount_point.c_str(), "tmpfs", 0, "size=64k") != 0)
+    GTEST_SKIP() << "mounting a small tmpfs needs root: " << std::strerror(errno);
+  write_file_atomic(mount_point / "kept", "kept");
+  const std::string full = error_of(ExitCode::kCannotWrite, [&] {
+    write_file_atomic(mount_point / "big", std::string(200'000, 'x'));
+  });
+  EXPECT_NE(full.find("No space left"), std::string::npos) << full;
+  EXPECT_NE(full.find("free some space"), std::string::npos) << full;
+  EXPECT_EQ(text(mount_point / "kept"), "kept");
+  EXPECT_FALSE(fs::exists(mount_point / "big"));
+  EXPECT_EQ(std::distance(fs::directory_iterator(mount_point), fs::directory_iterator()), 1);
+  EXPECT_EQ(mount("", mount_point.c_str(), "", MS_REMOUNT | MS_RDONLY, "size=64k"), 0);
+  const std::string read_only =
+      error_of(ExitCode::kCannotWrite, [&] { write_file_atomic(mount_point / "kept", "new"); });
+  EXPECT_NE(read_only.find("Read-only"), std::string::npos) << read_only;
+  error_of(ExitCode::kCannotWrite, [&] { trireme::make_directories(mount_point / "sub"); });
+  EXPECT_EQ(umount(mount_point.c_str()), 0);
+}
+
+TEST_F(FileTest, MapsFilesAndNamesWhatCannotBeMapped) {
+  write_file_atomic(dir_ / "a", "hello");
+  write_file_atomic(dir_ / "empty", "");
+  MappedFile first(dir_ / "a", ExitCode::kData);
+  ASSERT_EQ(first.bytes().size(), 5U);
+  MappedFile second = std::move(first);
+  EXPECT_EQ(std::memcmp(second.bytes().data(), "hello", 5), 0);
+  EXPECT_TRUE(MappedFile(dir_ / "empty", ExitCode::kData).bytes().empty());
+  second = MappedFile(dir_ / "empty", ExitCode::kData);
+  EXPECT_TRUE(second.bytes().empty());
+
+  const std::string missing =
+      error_of(ExitCode::kModel, [&] { MappedFile(dir_ / "no", ExitCode::kModel); });
+  EXPECT_NE(missing.find("No such file"), std::string::npos) << missing;
+  const std::string folder = error_of(ExitCode::kData, [&] { MappedFile(dir_, ExitCode::kData); });
+  EXPECT_NE(folder.find("directory"), std::string::npos) << folder;
+  ASSERT_EQ(mkfifo((dir_ / "fifo").c_str(), 0600), 0);
+  error_of(ExitCode::kData, [&] { MappedFile(dir_ / "fifo", ExitCode::kData); });
+}
+
+TEST_F(FileTest, ReadTextFileBoundsTheSize) {
+  write_file_atomic(dir_ / "a", std::string(100, 'x'));
+  EXPECT_EQ(read_text_file(dir_ / "a", ExitCode::kModel, 100).size(), 100U);
+  const std::string text =
+      error_of(ExitCode::kModel, [&] { read_text_file(dir_ / "a", ExitCode::kModel, 99); });
+  EXPECT_NE(text.find("100 bytes"), std::string::npos) << text;
+}
+
+TEST_F(FileTest, SafeJoinStaysUnderItsRoot) {
+  const auto join = [&](std::string_view name) { return safe_join(dir_, name, ExitCode::kModel); };
+  write_file_atomic(dir_ / "a", "x");
+  fs::create_directory(dir_ / "sub");
+  EXPECT_EQ(join("a"), dir_ / "a");
+  EXPECT_EQ(join("sub/../a"), dir_ / "a");
+  EXPECT_EQ(join("not/yet/there"), dir_ / "not" / "yet" / "there");
+  EXPECT_EQ(join("..a"), dir_ / "..a");
+
+  for (const std::string& name :
+       {std::string(), std::string("../x"), std::string("sub/../../x"), std::string(".."),
+        std::string("/etc/passwd"), std::string("a\0b", 3), std::string(5000, 'a')})
+    error_of(ExitCode::kModel, [&] { join(name); });
+
+  fs::create_symlink("/etc", dir_ / "out");
+  fs::create_symlink("/etc/hostname", dir_ / "file_out");
+  fs::create_symlink("a", dir_ / "within");
+  fs::create_symlink("loop", dir_ / "loop");
+  error_of(ExitCode::kModel, [&] { join("out/passwd"); });
+  error_of(ExitCode::kModel, [&] { join("file_out"); });
+  error_of(ExitCode::kModel, [&] { join("loop"); });
+  EXPECT_EQ(join("within"), dir_ / "within");
+}
+
+TEST_F(FileTest, SafeJoinFollowsHuggingFaceCacheLinksOnly) {
+  const fs::path model = dir_ / "models--x", snapshot = model / "snapshots" / "0123";
+  fs::create_directories(snapshot);
+  fs::create_directories(model / "blobs");
+  write_file_atomic(model / "blobs" / "hash", "weights");
+  write_file_atomic(model / "secret", "secret");
+  fs::create_symlink("../../blobs/hash", snapshot / "model.safetensors");
+  fs::create_symlink("../../secret", snapshot / "stolen.safetensors");
+  EXPECT_EQ(text(safe_join(snapshot, "model.safetensors", ExitCode::kModel)), "weights");
+  error_of(ExitCode::kModel, [&] { safe_join(snapshot, "stolen.safetensors", ExitCode::kModel); });
+}
+
+}  // namespace
+}  // namespace trireme

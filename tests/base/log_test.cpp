@@ -1,0 +1,87 @@
+#include "trireme/base/log.h"
+
+#include <gtest/gtest.h>
+
+#include "trireme/base/error.h"
+
+namespace trireme {
+namespace {
+
+struct Outcome {
+  int code;
+  std::string text;
+};
+
+Outcome run(const std::function<int()>& body,
+            const std::function<void(const std::string&)>& on_error = {}) {
+  testing::internal::CaptureStderr();
+  const int code = run_main("prog", body, on_error);
+  return {code, testing::internal::GetCapturedStderr()};
+}
+
+TEST(RunMain, MapsEveryErrorToItsExitCode) {
+  EXPECT_EQ(run([] { return 75; }).code, 75);
+  EXPECT_EQ(run([]() -> int { throw ConfigError("c"); }).code, 2);
+  EXPECT_EQ(run([]() -> int { throw DataError("c"); }).code, 3);
+  EXPECT_EQ(run([]() -> int { throw ModelError("c"); }).code, 4);
+  EXPECT_EQ(run([]() -> int { throw WriteError("c"); }).code, 73);
+  EXPECT_EQ(run([]() -> int { throw Error(ExitCode::kHang, "c"); }).code, 71);
+  EXPECT_EQ(run([]() -> int { throw std::out_of_range("index"); }).code, 70);
+  EXPECT_EQ(run([]() -> int { throw 5; }).code, 70);
+}
+
+TEST(RunMain, EndsWithOneSentence) {
+  EXPECT_EQ(run([]() -> int { throw DataError("row 3 is short"); }).text, "prog: row 3 is short\n");
+  EXPECT_EQ(run([] { return 0; }).text, "");
+  EXPECT_NE(run([]() -> int { throw std::bad_alloc(); }).text.find("prog: internal error: "),
+            std::string::npos);
+}
+
+TEST(RunMain, LeavesListsReadableForEditors) {
+  EXPECT_EQ(
+      run([]() -> int { throw ConfigError("a.yaml:1:2: x\na.yaml:3:4: y\n2 problems\n"); }).text,
+      "a.yaml:1:2: x\na.yaml:3:4: y\nprog: 2 problems\n");
+}
+
+TEST(RunMain, TellsTheOthersBeforeTheLastLine) {
+  std::string heard;
+  const Outcome outcome = run([]() -> int { throw DataError("bad"); },
+                              [&](const std::string& message) {
+                                heard = message;
+                                log_warn("bringing down");
+                              });
+  EXPECT_EQ(heard, "bad");
+  EXPECT_TRUE(outcome.text.ends_with("bringing down\nprog: bad\n")) << outcome.text;
+}
+
+TEST(Log, OnlyRankZeroInformsAndOthersWarnWithTheirRank) {
+  set_log_rank(3, 4);
+  testing::internal::CaptureStderr();
+  log_info("hidden");
+  log_warn("disk {} is slow");
+  set_log_rank(0, 1);
+  log_info("shown");
+  log_warn("alone");
+  const std::string text = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(text.find("hidden"), std::string::npos);
+  EXPECT_NE(text.find(" rank 3: warning: disk {} is slow\n"), std::string::npos) << text;
+  EXPECT_NE(text.find(" shown\n"), std::string::npos);
+  EXPECT_NE(text.find(" warning: alone\n"), std::string::npos);
+  EXPECT_EQ(text.find('\x1b'), std::string::npos);
+}
+
+TEST(Check, CarriesPlaceConditionAndValues) {
+  const int have = 3, want = 4;
+  try {
+    TRIREME_CHECK(have == want, "shard has ", have, " elements, unit expects ", want);
+    FAIL();
+  } catch (const InternalError& error) {
+    const std::string text = error.what();
+    EXPECT_EQ(text.find("log_test.cpp:"), 0U) << text;
+    EXPECT_NE(text.find("shard has 3 elements, unit expects 4"), std::string::npos);
+    EXPECT_NE(text.find("have == want"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace trireme

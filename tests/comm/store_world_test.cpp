@@ -1,0 +1,242 @@
+// Rendezvous and host-side exchange through the TCPStore: the ranks are threads of this process, each with a connection of its own.
+#include "store_world.h"
+
+#include "trireme/base/error.h"
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <future>
+#include <thread>
+
+namespace trireme {
+namespace {
+
+/// A listening socket on a port that was free: keeps it taken while it lives.
+struct TakenPort {
+  int fd = socket(AF_INET, SOCK_STREAM, 0);
+  int port = 0;
+  TakenPort() {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_ANY);
+    socklen_t size = sizeof address;
+    if (bind(fd, reinterpret_cast<sockaddr*>(&address), size) == 0 && listen(fd, 4) == 0 &&
+        getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0)
+      port = ntohs(address.sin_port);
+  }
+  ~TakenPort() { close(fd); }
+};
+
+int free_port() { return TakenPort().port; }
+
+Launch launch_of(int rank, int size, int port) {
+  Launch launch;
+  launch.kind = Launch::Kind::kEnvironment;
+  launch.rank = rank;
+  launch.world_size = size;
+  launch.master_address = "127.0.0.1";
+  launch.master_port = port;
+  return launch;
+}
+
+/// Runs `body` on one thread per rank; the text of what each threw, or "".
+std::vector<std::string> on_ranks(int size, const std::function<void(int)>& body) {
+  std::vector<std::future<std::string>> results;
+  for (int rank = 0; rank < size; ++rank)
+    results.push_back(std::async(std::launch::async, [rank, &body]() -> std::string {
+      try {
+        body(rank);
+        return "";
+      } catch (const ConfigError& error) {
+        return error.what();
+      } catch (const std::exception& error) {
+        return std::string("not a ConfigError: ") + error.what();
+      }
+    }));
+  std::vector<std::string> texts;
+  for (auto& result : results) texts.push_back(result.get());
+  return texts;
+}
+
+void expect_words(const std::string& text, const std::vector<std::string>& words) {
+  EXPECT_FALSE(text.starts_with("not a ConfigError")) << text;
+  for (const std::string& word : words) EXPECT_NE(text.find(word), std::string::npos) << "'" << word << "' is not in: " << text;
+}
+
+class StoreWorldTest : public testing::Test {
+ protected:
+  void limit(const char* seconds) { setenv("TRIREME_RENDEZVOUS_SECONDS", seconds, 1); }
+  void TearDown() override { unsetenv("TRIREME_RENDEZVOUS_SECONDS"); }
+};
+
+TEST_F(StoreWorldTest, GathersInRankOrderManyTimes) {
+  constexpr int kRanks = 4;
+  const int port = free_port();
+  const auto errors = on_ranks(kRanks, [&](int rank) {
+    const auto world = join_store(launch_of(rank, kRanks, port));
+    const auto exchange = world->exchange();
+    for (int round = 0; round < 30; ++round) {
+      // Lengths differ by rank; the empty value and NUL bytes are values too.
+      const auto all = exchange->all_gather(std::string(static_cast<size_t>(rank), '\0') + (rank == 0 ? "" : std::to_string(round)));
+      ASSERT_EQ(all.size(), static_cast<size_t>(kRanks));
+      for (int peer = 1; peer < kRanks; ++peer)
+        ASSERT_EQ(all[peer], std::string(static_cast<size_t>(peer), '\0') + std::to_string(round));
+      ASSERT_EQ(all[0], "");
+    }
+    world->leave();
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+TEST_F(StoreWorldTest, PartsExchangeAmongThemselves) {
+  constexpr int kRanks = 5;
+  const int port = free_port();
+  const auto errors = on_ranks(kRanks, [&](int rank) {
+    const auto world = join_store(launch_of(rank, kRanks, port));
+    const auto exchange = world->exchange();
+    const auto part = exchange->split(rank % 2);
+    const auto again = part->split(0);
+    ASSERT_EQ(part->rank(), rank / 2);
+    ASSERT_EQ(part->size(), rank % 2 == 0 ? 3 : 2);
+    for (int round = 0; round < 5; ++round) {
+      const auto all = part->all_gather(std::to_string(rank + 10 * round));
+      for (int i = 0; i < part->size(); ++i) ASSERT_EQ(all[i], std::to_string(2 * i + rank % 2 + 10 * round));
+      ASSERT_EQ(again->all_gather("x").size(), static_cast<size_t>(part->size()));
+    }
+    world->leave();
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+TEST_F(StoreWorldTest, AbsentRanksAreNamed) {
+  limit("1.5");
+  const int port = free_port();
+  const auto start = std::chrono::steady_clock::now();
+  // Of four ranks, 1 and 3 never start.
+  const auto errors = on_ranks(2, [&](int thread) { join_store(launch_of(thread * 2, 4, port)); });
+  expect_words(errors[0], {"ranks 1, 3 of 4", "TRIREME_RENDEZVOUS_SECONDS", "127.0.0.1:" + std::to_string(port)});
+  // Rank 2 names them as well, unless rank 0 was gone first.
+  expect_words(errors[1], {"rank 2"});
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+}
+
+TEST_F(StoreWorldTest, AnAbsentRankZeroIsNamed) {
+  limit("1");
+  expect_words(on_ranks(1, [port = free_port()](int) { join_store(launch_of(1, 2, port)); })[0],
+               {"rank 1 cannot reach rank 0", "MASTER_ADDR"});
+}
+
+TEST_F(StoreWorldTest, ATakenPortIsExplained) {
+  limit("2");
+  const TakenPort taken;
+  const std::string error = on_ranks(1, [&](int) { join_store(launch_of(0, 2, taken.port)); })[0];
+  expect_words(error, {"rank 0 cannot listen", std::to_string(taken.port), "MASTER_PORT"});
+}
+
+TEST_F(StoreWorldTest, DifferentWorldSizesAreRefused) {
+  limit("3");
+  const int port = free_port();
+  const auto errors = on_ranks(2, [&](int rank) { join_store(launch_of(rank, rank == 0 ? 2 : 3, port)); });
+  expect_words(errors[1], {"3 ranks", "2 ranks", "MASTER_PORT"});
+  expect_words(errors[0], {"rank 1 of 2 did not arrive"});
+}
+
+TEST_F(StoreWorldTest, TwoProcessesOfOneRankAreRefused) {
+  limit("3");
+  const int port = free_port();
+  const auto errors = on_ranks(3, [&](int thread) { join_store(launch_of(thread == 0 ? 0 : 1, 3, port)); });
+  EXPECT_TRUE(errors[1].find("two processes say they are rank 1") != std::string::npos ||
+              errors[2].find("two processes say they are rank 1") != std::string::npos)
+      << errors[1] << " / " << errors[2];
+}
+
+TEST_F(StoreWorldTest, ABadLimitIsAConfigError) {
+  for (const char* text : {"0", "-5", "soon", "3x", "nan"}) {
+    limit(text);
+    expect_words(on_ranks(1, [](int) { join_store(launch_of(0, 1, free_port())); })[0], {"TRIREME_RENDEZVOUS_SECONDS", text});
+  }
+}
+
+TEST_F(StoreWorldTest, TheFirstFailureReachesEveryRank) {
+  constexpr int kRanks = 3;
+  const int port = free_port();
+  const auto errors = on_ranks(kRanks, [&](int rank) {
+    const auto world = join_store(launch_of(rank, kRanks, port));
+    const auto exchange = world->exchange();
+    ASSERT_EQ(world->failure(), "");
+    (void)exchange->all_gather("");
+    if (rank == 2) {
+      world->publish_failure("3\nrank 2 broke");
+      world->publish_failure("70\nan echo");
+    }
+    (void)exchange->all_gather("");
+    ASSERT_EQ(world->failure(), "3\nrank 2 broke");
+    world->leave();
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+TEST_F(StoreWorldTest, OneRankReportsAHangAndNamesTheSilent) {
+  constexpr int kRanks = 3;
+  const int port = free_port();
+  std::atomic<int> reporters = 0;
+  const auto errors = on_ranks(kRanks, [&](int rank) {
+    const auto world = join_store(launch_of(rank, kRanks, port));
+    const auto exchange = world->exchange();
+    ASSERT_FALSE(world->hang_reported());
+    (void)exchange->all_gather("");
+    if (rank != 1) {
+      reporters += world->claim_hang_report();
+      world->publish_position(static_cast<uint64_t>(412 - rank), "all_reduce[1024] of " + std::to_string(rank));
+    }
+    (void)exchange->all_gather("");
+    ASSERT_TRUE(world->hang_reported());
+    const std::string text = world->describe_positions();
+    // Rank 2 is further behind than rank 0.
+    ASSERT_LT(text.find("rank 2: all_reduce[1024] of 2"), text.find("rank 0: all_reduce[1024] of 0")) << text;
+    ASSERT_NE(text.find("no answer from rank 1\n"), std::string::npos) << text;
+    (void)exchange->all_gather("");
+    world->leave();
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+  EXPECT_EQ(reporters, 1);
+}
+
+TEST_F(StoreWorldTest, AWaitingRankOutlivesTheRendezvousLimitAndSignals) {
+  limit("1");
+  struct sigaction action {};
+  action.sa_handler = [](int) {};
+  struct sigaction before {};
+  sigaction(SIGUSR1, &action, &before);
+  const int port = free_port();
+  std::promise<pthread_t> waiting;
+  auto thread_of_waiting = waiting.get_future();
+  const auto errors = on_ranks(2, [&](int rank) {
+    const auto world = join_store(launch_of(rank, 2, port));
+    const auto exchange = world->exchange();
+    if (rank == 1) {
+      waiting.set_value(pthread_self());
+    } else {
+      // Rank 1 waits longer than the rendezvous may take, and a signal (as Slurm sends before the time limit) arrives meanwhile.
+      const pthread_t thread = thread_of_waiting.get();
+      std::this_thread::sleep_for(std::chrono::milliseconds(700));
+      pthread_kill(thread, SIGUSR1);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1300));
+    }
+    ASSERT_EQ(exchange->all_gather(std::to_string(rank)), (std::vector<std::string>{"0", "1"}));
+    world->leave();
+  });
+  sigaction(SIGUSR1, &before, nullptr);
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+}  // namespace
+}  // namespace trireme

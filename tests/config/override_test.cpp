@@ -1,0 +1,116 @@
+#include "config_testing.h"
+
+namespace trireme {
+namespace {
+
+std::vector<std::string> problems_with(const std::vector<std::string>& overrides) {
+  const TemporaryFile file(kMinimal);
+  auto lines = problems_of(file.path(), overrides);
+  if (!lines.empty()) lines.pop_back();
+  return lines;
+}
+
+std::string problem_with(const std::string& assignment) {
+  const auto lines = problems_with({assignment});
+  return lines.size() == 1 ? lines[0] : join(lines, " | ");
+}
+
+TEST(Override, SetsAddsAndTheLastWins) {
+  const Config config =
+      load_text(kMinimal, {"optimizer.lr=3e-4", "optimizer.lr=5e-4", "data.seq_length=64",
+                           "data.train=[a.npy, b.npy]", "logging.mlperf=true",
+                           "optimizer.betas=[0.8, 0.9]", "parallel.shard_size=2"});
+  EXPECT_EQ(config.optimizer.lr, 5e-4);
+  EXPECT_EQ(config.data.seq_length, 64);
+  EXPECT_EQ(config.data.train.size(), 2U);
+  EXPECT_TRUE(config.logging.mlperf);
+  EXPECT_EQ(config.optimizer.betas, (std::vector<double>{0.8, 0.9}));
+  EXPECT_EQ(config.parallel.shard_size, "2");
+}
+
+TEST(Override, MakesAndRemovesTheLoraSection) {
+  const Config made = load_text(kMinimal, {"lora.r=8"});
+  ASSERT_TRUE(made.lora);
+  EXPECT_EQ(made.lora->r, 8);
+  EXPECT_EQ(made.lora->alpha, LoraSection().alpha);
+  const std::string with_lora = std::string(kMinimal) + "lora: {r: 4}\n";
+  EXPECT_FALSE(load_text(with_lora, {"lora=null"}).lora);
+  EXPECT_EQ(load_text(with_lora, {"lora=null", "lora.alpha=2"}).lora->r, LoraSection().r);
+  EXPECT_EQ(load_text(std::string(kMinimal) + "lora:\n", {"lora.r=3"}).lora->r, 3);
+}
+
+TEST(Override, NullWhereAKeyMayBeNull) {
+  const std::string text =
+      std::string(kMinimal) + "lora: {adapter: a}\nprecision: {compute: fp32}\n";
+  const Config config = load_text(text, {"lora.adapter=null", "precision.compute="});
+  EXPECT_EQ(config.lora->adapter, std::nullopt);
+  EXPECT_EQ(config.precision.compute, std::nullopt);
+  EXPECT_EQ(problem_with("optimizer.lr=null"),
+            "--set optimizer.lr=null: optimizer.lr must be a number >= 0, not null");
+}
+
+TEST(Override, RepairsWhatTheFileHasWrong) {
+  const std::string text =
+      "model: {path: 5}\ndata: {train: /t, seq_length: x}\noutput: {dir: /o}\n";
+  EXPECT_EQ(load_text(text, {"model.path=m", "data.seq_length=8"}).data.seq_length, 8);
+}
+
+TEST(Override, RelativePathsCountFromTheFilesDirectory) {
+  const TemporaryFile file(kMinimal);
+  const Config config = load_config(file.path(), {"output.dir=../x/./runs/"});
+  const auto base = std::filesystem::absolute(file.path()).parent_path();
+  EXPECT_EQ(config.output.dir, (base.parent_path() / "x" / "runs").string());
+}
+
+TEST(Override, IsReportedWithItsOwnText) {
+  EXPECT_EQ(problem_with("optimizer.lrr=3"),
+            "--set optimizer.lrr=3: unknown key 'lrr' in section 'optimizer'. Did you mean 'lr'?");
+  EXPECT_EQ(problem_with("lr=3"), "--set lr=3: unknown section 'lr'. Did you mean 'optimizer.lr'?");
+  EXPECT_EQ(problem_with("train.max_steps=010"),
+            "--set train.max_steps=010: train.max_steps must be an integer from 1 to 2147483647, "
+            "not '010'. Leave "
+            "the leading zero out.");
+  EXPECT_EQ(problem_with("lora.target_modules=qkv_proj"),
+            "--set lora.target_modules=qkv_proj: lora.target_modules must be a list of q_proj, "
+            "k_proj, v_proj, "
+            "o_proj, gate_proj, up_proj, down_proj or qkv_proj, not 'qkv_proj'. Did you mean "
+            "'[qkv_proj]'?");
+  EXPECT_EQ(problem_with("schedule.min_lr=1"),
+            "--set schedule.min_lr=1: schedule.min_lr 1 is more than optimizer.lr "
+            "0.0004");
+  EXPECT_EQ(problem_with("optimizer=3"),
+            "--set optimizer=3: section 'optimizer' must hold keys and values, not '3'");
+}
+
+TEST(Override, MalformedOnesAreAllReported) {
+  const auto lines =
+      problems_with({"optimizer.lr", "=3", "a.b.c=3", "optimizer.=3", "output.dir=a: b",
+                     "data.train=[a", "train.seed=&a 5", "train.seed=\xff",
+                     std::string("train.seed=1\0002", 14), "schedule={name: linear}"});
+  const std::vector<std::string> expected = {
+      "--set optimizer.lr: not of the form section.key=value",
+      "--set =3: not of the form section.key=value",
+      "--set a.b.c=3: not of the form section.key=value",
+      "--set optimizer.=3: not of the form section.key=value",
+      "--set output.dir=a: b: the value reads as a mapping: set one key at a time, and put a text "
+      "with ': ' in quotes",
+      "--set data.train=[a: not valid YAML here: end of sequence flow not found",
+      "--set train.seed=&a 5: an anchor (&name); aliases are not supported",
+      "--set train.seed=…: byte 0xff is not valid UTF-8",
+      "--set train.seed=1\\x002: control byte 0x00 (NUL): is this a text file?",
+      "--set schedule={name: linear}: the value reads as a mapping: set one key at a time, and put "
+      "a text with ': ' in "
+      "quotes"};
+  EXPECT_EQ(lines, expected);
+}
+
+TEST(Override, ProblemsOfTheFileComeFirst) {
+  const TemporaryFile file(std::string(kMinimal) + "optimizer: {lr: x}\n");
+  const auto lines = problems_of(file.path(), {"train.seed=-1"});
+  ASSERT_EQ(lines.size(), 3U);
+  EXPECT_EQ(lines[0], file.path().string() + ":4:17: optimizer.lr must be a number >= 0, not 'x'");
+  EXPECT_TRUE(lines[1].starts_with("--set train.seed=-1: ")) << lines[1];
+}
+
+}  // namespace
+}  // namespace trireme

@@ -1,0 +1,166 @@
+// print_config() then load_config() gives the same Config, to the last bit of every number.
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "config_testing.h"
+
+namespace trireme {
+namespace {
+
+class Generator {
+ public:
+  explicit Generator(uint64_t seed) : random_(seed) {}
+
+  Config config() {
+    Config c;
+    c.model = {path(), word({"checkpoint", "random"})};
+    if (coin()) {
+      c.lora.emplace();
+      c.lora->r = integer(1, 65536);
+      c.lora->alpha = positive();
+      c.lora->dropout = fraction();
+      c.lora->target_modules = {word({"q_proj", "qkv_proj"}), "o_proj"};
+      if (coin()) c.lora->adapter = path();
+    }
+    c.data = {{path() + "1", path() + "2"}, {}, integer(2, 16777216), coin()};
+    if (coin()) c.data.valid = {path()};
+    c.batch.micro_batch_size = integer(1, 100);
+    c.batch.global_batch_size = c.batch.micro_batch_size * integer(1, 1000);
+    c.optimizer = {word({"adamw", "lamb"}),
+                   positive(),
+                   {fraction(), fraction()},
+                   positive(),
+                   positive(),
+                   coin(),
+                   positive()};
+    c.train = {integer(1, 1000000), integer(0, 4294967295), word({"sample_mean", "token_mean"})};
+    c.schedule = {word({"cosine", "linear", "constant"}), integer(0, c.train.max_steps),
+                  c.optimizer.lr * fraction()};
+    if (!c.data.valid.empty() && coin()) c.eval.every_samples = integer(1, int64_t{1} << 53);
+    if (!c.data.valid.empty() && coin()) c.eval.target_loss = coin() ? positive() : -positive();
+    if (coin()) c.eval.skip_first = coin() ? "mlperf" : std::to_string(integer(0, 1000));
+    if (coin()) c.precision.compute = word({"fp32", "bf16", "fp16"});
+    c.precision.frozen = c.lora && coin() ? "fp8" : "bf16";
+    c.parallel = {coin() ? word({"auto", "world"}) : std::to_string(integer(1, 1024)),
+                  word({"auto", "none", "full"})};
+    c.output.dir = path();
+    if (coin()) c.output.save_every_samples = integer(1, int64_t{1} << 53);
+    c.logging = {integer(1, 1000), coin(), coin()};
+    return c;
+  }
+
+ private:
+  bool coin() { return (random_() >> 40 & 1) != 0; }
+  int64_t integer(int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(random_);
+  }
+  std::string word(std::initializer_list<const char*> words) {
+    return *(words.begin() + integer(0, static_cast<int64_t>(words.size()) - 1));
+  }
+  double fraction() { return std::uniform_real_distribution<double>(0, 1)(random_); }
+  // Any positive finite double, denormals included.
+  double positive() {
+    for (;;) {
+      const uint64_t bits = random_() >> 1;
+      double value;
+      std::memcpy(&value, &bits, sizeof value);
+      if (std::isfinite(value) && value > 0) return value;
+    }
+  }
+  // An absolute path made of what YAML, shells and terminals find hard.
+  std::string path() {
+    static const std::vector<std::string> kPieces = {"a",
+                                                     " ",
+                                                     "\"",
+                                                     "'",
+                                                     "\\",
+                                                     "#",
+                                                     ": ",
+                                                     "- ",
+                                                     "{",
+                                                     "]",
+                                                     ",",
+                                                     "&a",
+                                                     "*b",
+                                                     "\t",
+                                                     "\n",
+                                                     "\r",
+                                                     "?",
+                                                     "|",
+                                                     ">",
+                                                     "%",
+                                                     "@",
+                                                     "`",
+                                                     "~",
+                                                     "null",
+                                                     "1e3",
+                                                     "---",
+                                                     "!",
+                                                     "\x7f",
+                                                     "\x01",
+                                                     "é",
+                                                     "漢",
+                                                     "🚣",
+                                                     "\xC2\x85",
+                                                     "\xC2\xA0",
+                                                     "\xE2\x80\xA8",
+                                                     "\xEF\xBB\xBF",
+                                                     "\xEF\xBF\xBE"};
+    std::string text = "/";
+    const int64_t pieces = integer(1, 8);
+    for (int64_t i = 0; i < pieces; ++i)
+      text += kPieces[static_cast<size_t>(integer(0, static_cast<int64_t>(kPieces.size()) - 1))];
+    return text + "x";
+  }
+
+  std::mt19937_64 random_;
+};
+
+TEST(RoundTrip, RandomConfigurations) {
+  for (uint64_t seed = 0; seed < 500; ++seed) {
+    const Config config = Generator(seed).config();
+    const std::string text = print_config(config);
+    try {
+      const Config again = load_text(text);
+      ASSERT_EQ(again, config) << "seed " << seed << "\n"
+                               << text << "\nbecame\n"
+                               << print_config(again);
+    } catch (const ConfigError& error) {
+      FAIL() << "seed " << seed << ": " << error.what() << "\n" << text;
+    }
+  }
+}
+
+TEST(RoundTrip, DefaultsOfAMinimalFile) {
+  const Config config = load_text(kMinimal);
+  EXPECT_EQ(load_text(print_config(config)), config);
+  EXPECT_EQ(config.optimizer, OptimizerSection());
+  EXPECT_EQ(config.train, TrainSection());
+}
+
+TEST(RoundTrip, ResolvedPathsDoNotDependOnWhereTheyAreRead) {
+  const Config config = load_config(kFixtures / "valid_full.yaml", {});
+  EXPECT_EQ(load_text(print_config(config)), config);
+}
+
+TEST(Help, NamesEveryKeyThatIsPrinted) {
+  Config config;
+  config.lora.emplace();
+  const std::string help = describe_config();
+  int keys = 0;
+  for (const std::string& line : split(print_config(config), '\n')) {
+    const size_t colon = line.find(':');
+    if (colon == std::string::npos) continue;
+    const bool key = line.starts_with("  ");
+    keys += key ? 1 : 0;
+    EXPECT_NE(help.find(key ? "\n" + line.substr(0, colon) + " " : line.substr(0, colon + 1)),
+              std::string::npos)
+        << line;
+  }
+  EXPECT_EQ(keys, 38);
+  EXPECT_NE(help.find("adamw or lamb; default adamw"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace trireme

@@ -1,0 +1,136 @@
+// Token files through the interface that a run uses: what rows mean, and what is said about files that are not right.
+
+#include "data/dataset.h"
+#include "trireme/base/error.h"
+
+#include <gtest/gtest.h>
+
+namespace trireme {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path fixture(const std::string& name) { return fs::path(TRIREME_SOURCE_DIR) / "tests/data/fixtures" / name; }
+
+std::unique_ptr<TokenDataset> open(const std::vector<std::string>& names, int64_t seq_length = 8, int64_t vocab_size = 100) {
+  std::vector<fs::path> files;
+  for (const auto& name : names) files.push_back(fixture(name));
+  return open_token_dataset(files, seq_length, vocab_size);
+}
+
+std::vector<int64_t> counting(int64_t first) {
+  std::vector<int64_t> ids(8);
+  for (size_t i = 0; i < 8; ++i) ids[i] = first + static_cast<int64_t>(i);
+  return ids;
+}
+
+/// Opens and reads every row; the DataError's message, or "" when there is none.
+std::string complaint(const std::string& name) {
+  try {
+    const auto dataset = open({name});
+    for (int64_t row = 0; row < dataset->size(); ++row) dataset->read(row);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::kData) << error.what();
+    return error.what();
+  }
+  return "";
+}
+
+using Bytes = std::vector<uint8_t>;
+using Starts = std::vector<int64_t>;
+
+TEST(Dataset, IntegerRowsLoseOnEveryTarget) {
+  const auto dataset = open({"rows.npy"});
+  ASSERT_EQ(dataset->size(), 3);
+  const Sample sample = dataset->read(1);
+  EXPECT_EQ(sample.input_ids, counting(8));
+  EXPECT_EQ(sample.loss_mask, (Bytes{0, 1, 1, 1, 1, 1, 1, 1}));
+  EXPECT_EQ(sample.sequence_starts, Starts{0});
+  EXPECT_EQ(sample.num_targets(), 7);
+}
+
+TEST(Dataset, MaskBelongsToTheTargetAndStartsAreNoTargets) {
+  for (const char* name : {"records.npy", "rows.h5"}) {
+    SCOPED_TRACE(name);
+    const auto dataset = open({name});
+    ASSERT_EQ(dataset->size(), 3);
+    const Sample sample = dataset->read(1);
+    EXPECT_EQ(sample.input_ids, counting(8));
+    // stored 0 0 1 1 0 1 1 1, starts 0 3 6: the starts' bits go, the rest stays where it is (no shift).
+    EXPECT_EQ(sample.loss_mask, (Bytes{0, 0, 1, 0, 0, 1, 0, 1}));
+    EXPECT_EQ(sample.sequence_starts, (Starts{0, 3, 6}));
+    EXPECT_EQ(sample.num_targets(), 3);
+    EXPECT_EQ(dataset->read(0).num_targets(), 7);
+  }
+}
+
+TEST(Dataset, FilesAreConcatenatedInTheGivenOrder) {
+  const auto dataset = open({"rows.h5", "rows.npy", "records.npy"});
+  ASSERT_EQ(dataset->size(), 9);
+  EXPECT_EQ(dataset->read(2).input_ids, counting(16));
+  EXPECT_EQ(dataset->read(3).input_ids, counting(0));
+  EXPECT_EQ(dataset->read(4).num_targets(), 7);  // rows.npy has no mask
+  EXPECT_EQ(dataset->read(7).num_targets(), 3);
+  EXPECT_EQ(dataset->read(8).input_ids, counting(16));
+  const std::string text = dataset->description();
+  EXPECT_NE(text.find("rows.h5 (HDF5, 3 rows)"), std::string::npos) << text;
+  EXPECT_NE(text.find("records.npy (MLPerf records, 3 rows)"), std::string::npos) << text;
+  EXPECT_THROW(dataset->read(9), InternalError);
+  EXPECT_THROW(dataset->read(-1), InternalError);
+}
+
+struct Case {
+  const char* file;
+  std::vector<const char*> says;
+};
+
+TEST(Dataset, BadRowsAreNamedWithPlaceAndValue) {
+  const std::vector<Case> cases = {
+      {"token_too_large.npy", {"row 1, position 5", "byte 154", "token id 100", "vocabulary of 100"}},
+      {"token_negative.npy", {"row 2, position 0", "byte 256", "token id -1", "vocabulary of 100"}},
+      {"token_fortran.npy", {"row 2, position 1", "byte 148", "token id 4711"}},
+      {"token_too_large.h5", {"row 2, position 3", "input_ids[2, 3]", "token id 128", "vocabulary of 100"}},
+      {"records_bad_token.npy", {"row 1, position 7", "byte ", "token id 31999", "vocabulary of 100"}},
+      {"rows_of_7.npy", {"7 tokens", "seq_length is 8"}},
+      {"rows_of_7.h5", {"7"}},
+      {"no_rows.npy", {"no rows"}},
+      {"records_short_row.npy", {"row 1", "7"}},
+      {"records_short_mask.npy", {"row 1", "loss_mask", "7", "8"}},
+      {"records_start_not_zero.npy", {"row 1", "seq_start_id", "1", "expected 0"}},
+      {"records_start_descends.npy", {"row 1", "seq_start_id[2]", "5 after 5"}},
+      {"records_start_past_end.npy", {"row 1", "seq_start_id[1]", "8", "past"}},
+      {"records_no_start.npy", {"row 1", "seq_start_id", "empty"}},
+      {"start_not_zero.h5", {"row 1", "seq_start_id", "2", "expected 0"}},
+  };
+  for (const Case& item : cases) {
+    const std::string message = complaint(item.file);
+    EXPECT_NE(message.find(item.file), std::string::npos) << item.file << ": " << message;
+    for (const char* word : item.says) EXPECT_NE(message.find(word), std::string::npos) << item.file << ": " << message;
+  }
+}
+
+TEST(Dataset, OtherFormatsAreNamedByTheirContent) {
+  const std::vector<Case> cases = {
+      {"table.parquet", {"Parquet", "trireme data pack"}},
+      {"archive.npz", {"zip", "npz"}},
+      {"bare.pickle", {"pickle", "never executed"}},
+      {"text.npy", {"text", "trireme data pack"}},
+      {"empty.npy", {"empty"}},
+      {"noise.bin", {"01 02 03 04"}},
+      {".", {"directory"}},
+      {"absent.npy", {"absent.npy"}},
+  };
+  for (const Case& item : cases) {
+    const std::string message = complaint(item.file);
+    for (const char* word : item.says) EXPECT_NE(message.find(word), std::string::npos) << item.file << ": " << message;
+  }
+}
+
+TEST(Dataset, VocabularyBoundIsExclusive) {
+  EXPECT_NO_THROW(open({"rows.npy"}, 8, 24)->read(2));
+  EXPECT_THROW(open({"rows.npy"}, 8, 23)->read(2), DataError);
+  EXPECT_THROW(open({"rows.npy"}, 9), DataError);
+}
+
+}  // namespace
+}  // namespace trireme

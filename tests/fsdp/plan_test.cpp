@@ -1,0 +1,115 @@
+#include "trireme/fsdp/plan.h"
+
+#include "trireme/base/error.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+namespace trireme {
+namespace {
+
+constexpr int64_t kMiB = 1 << 20;
+
+/// Four frozen blocks of 64 Mi elements (128 MiB in bf16) and a replicated adapter.
+std::vector<UnitSpec> frozen_model() {
+  std::vector<UnitSpec> units;
+  for (int i = 0; i < 4; ++i) {
+    UnitSpec unit;
+    unit.name = "layers." + std::to_string(i);
+    unit.parameters.push_back({"w", {8192, 8192}, {{"w" + std::to_string(i), 8192}}, Init::kNormal, 0.02, true});
+    units.push_back(unit);
+  }
+  UnitSpec adapters;
+  adapters.name = "adapters";
+  adapters.trained = adapters.replicated = true;
+  adapters.parameters.push_back({"a", {16, 8192}, {{"a", 16}}, Init::kUniform, 0.01, true});
+  units.push_back(adapters);
+  return units;
+}
+
+PlanInput input_for(const std::vector<UnitSpec>& units, int world, int64_t memory) {
+  PlanInput input;
+  input.units = &units;
+  input.world_size = world;
+  input.device_memory = memory;
+  input.num_blocks = 4;
+  input.block_saved = 100 * kMiB;
+  input.block_recomputed = 10 * kMiB;
+  input.working_peak = 50 * kMiB;
+  return input;
+}
+
+int recomputed(const MemoryPlan& plan) { return static_cast<int>(std::count(plan.recompute.begin(), plan.recompute.end(), true)); }
+
+TEST(Plan, KeepsEverythingWholeWhereItFits) {
+  const auto units = frozen_model();
+  const MemoryPlan plan = make_plan(input_for(units, 4, 4096 * kMiB));
+  EXPECT_EQ(plan.shard_size, 1);
+  EXPECT_EQ(recomputed(plan), 0);
+  EXPECT_EQ(plan.gathered_per_pass, 0);
+}
+
+TEST(Plan, ShardsBeforeItRecomputesAndLeavesUnitsResidentWithTheRest) {
+  const auto units = frozen_model();
+  const MemoryPlan plan = make_plan(input_for(units, 4, 940 * kMiB));
+  EXPECT_GT(plan.shard_size, 1);
+  EXPECT_EQ(recomputed(plan), 0);
+  EXPECT_TRUE(plan.fits());
+  EXPECT_GT(std::count(plan.resident.begin(), plan.resident.end(), true), 0);
+}
+
+TEST(Plan, RecomputesOnlyAsManyBlocksAsItMust) {
+  const auto units = frozen_model();
+  int before = 0;
+  for (int64_t memory = 1000; memory >= 660; memory -= 20) {
+    const MemoryPlan plan = make_plan(input_for(units, 4, memory * kMiB));
+    EXPECT_LE(plan.total(), memory * kMiB);
+    EXPECT_GE(recomputed(plan), before);
+    before = recomputed(plan);
+  }
+  EXPECT_GT(before, 0);
+}
+
+TEST(Plan, ExplicitSettingsAreObeyed) {
+  const auto units = frozen_model();
+  PlanInput input = input_for(units, 4, 4096 * kMiB);
+  input.shard_size = 2;
+  input.recompute_all = true;
+  const MemoryPlan plan = make_plan(input);
+  EXPECT_EQ(plan.shard_size, 2);
+  EXPECT_EQ(recomputed(plan), 4);
+  EXPECT_EQ(std::count(plan.resident.begin(), plan.resident.end(), true), 0);
+}
+
+TEST(Plan, NothingFitsNamesThreeSettingsWithTheirSavings) {
+  const auto units = frozen_model();
+  PlanInput input = input_for(units, 2, 200 * kMiB);
+  input.recompute_all = false;
+  try {
+    make_plan(input);
+    FAIL() << "a plan that cannot fit was accepted";
+  } catch (const ConfigError& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("parallel.recompute: full (saves"), std::string::npos) << text;
+    int proposals = 0;
+    for (size_t at = text.find("(saves "); at != std::string::npos; at = text.find("(saves ", at + 1)) ++proposals;
+    EXPECT_EQ(proposals, 3) << text;
+  }
+}
+
+TEST(Plan, TrainedUnitsCarryMastersMomentsAndGradients) {
+  auto units = frozen_model();
+  for (auto& unit : units) unit.trained = true;
+  units.pop_back();
+  PlanInput input = input_for(units, 1, 0);
+  const MemoryPlan plan = make_plan(input);
+  const int64_t elements = 4 * int64_t{8192} * 8192;
+  EXPECT_EQ(plan.weights, elements * 2);
+  EXPECT_EQ(plan.masters, elements * 4);
+  EXPECT_EQ(plan.moments, elements * 8);
+  EXPECT_EQ(plan.gradients, elements * 4);
+}
+
+}  // namespace
+}  // namespace trireme

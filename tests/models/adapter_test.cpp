@@ -1,0 +1,95 @@
+#include "models/llama/presets.h"
+#include "models/llama/weights.h"
+#include "trireme/base/error.h"
+
+#include "../ops/gradient_check.h"
+
+#include <gtest/gtest.h>
+
+namespace trireme {
+namespace {
+
+using namespace testing;
+
+LlamaModel model_with(std::vector<std::string> targets, int64_t r = 3) {
+  LlamaConfig config = llama_preset("llama-tiny");
+  config.num_hidden_layers = 2;
+  return {config, LoraOptions{r, 6, 0.1, std::move(targets)}};
+}
+
+std::map<std::string, at::Tensor> random_adapters(const LlamaModel& model) {
+  std::map<std::string, at::Tensor> tensors;
+  uint64_t seed = 0;
+  for (const ParameterSpec& parameter : model.units().back().parameters)
+    tensors[parameter.parts[0].name] = random(parameter.shape, ++seed, at::kFloat);
+  return tensors;
+}
+
+std::string message_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const ModelError& error) {
+    return error.what();
+  }
+  return "no ModelError";
+}
+
+TEST(Adapter, ExportThenImportGivesTheSameBits) {
+  for (const auto& targets : std::vector<std::vector<std::string>>{
+           {"q_proj", "v_proj"}, {"down_proj", "gate_proj", "o_proj"}, {"qkv_proj"}, {"qkv_proj", "o_proj", "up_proj"}}) {
+    const LlamaModel model = model_with(targets);
+    const auto tensors = random_adapters(model);
+    const auto again = import_adapter(export_adapter(tensors, model, "base"), model);
+    ASSERT_EQ(again.size(), tensors.size());
+    for (const auto& [name, tensor] : tensors) EXPECT_EQ(max_difference(again.at(name), tensor), 0) << name;
+  }
+}
+
+TEST(Adapter, FusedExportsAsItsEquivalents) {
+  const LlamaModel model = model_with({"qkv_proj", "o_proj"});
+  const auto tensors = random_adapters(model);
+  const Adapter adapter = export_adapter(tensors, model, "base");
+  EXPECT_EQ(adapter.config.target_modules, (std::vector<std::string>{"q_proj", "k_proj", "v_proj", "o_proj"}));
+  EXPECT_EQ(adapter.config.base_model, "base");
+  EXPECT_EQ(adapter.config.r, 3);
+  ASSERT_EQ(adapter.modules.size(), 8u);
+  const AdapterPair& k = adapter.modules.at("model.layers.1.self_attn.k_proj");
+  const at::Tensor b = tensors.at("model.layers.1.self_attn.qkv_proj.lora_B.weight");
+  EXPECT_EQ(k.out, 64);
+  EXPECT_EQ(k.a, adapter.modules.at("model.layers.1.self_attn.q_proj").a);
+  EXPECT_EQ(k.b[0], b[128][0].item<float>());  // rows 0 to 127 are q's
+}
+
+TEST(Adapter, SeparatePairsCannotBecomeFused) {
+  const LlamaModel separate = model_with({"q_proj", "k_proj", "v_proj"}), fused = model_with({"qkv_proj"});
+  const Adapter adapter = export_adapter(random_adapters(separate), separate, "");
+  const std::string message = message_of([&] { import_adapter(adapter, fused); });
+  EXPECT_NE(message.find("lora_A of its own"), std::string::npos) << message;
+  EXPECT_NE(message.find("[q_proj, k_proj, v_proj]"), std::string::npos) << message;
+}
+
+TEST(Adapter, MismatchesAreNamed) {
+  const LlamaModel model = model_with({"q_proj"});
+  const Adapter adapter = export_adapter(random_adapters(model), model, "");
+  EXPECT_NE(message_of([&] { import_adapter(adapter, model_with({"q_proj"}, 4)); }).find("set lora.r to 3"), std::string::npos);
+  EXPECT_NE(message_of([&] { import_adapter(adapter, model_with({"q_proj", "o_proj"})); }).find("has no module"), std::string::npos);
+  EXPECT_NE(message_of([&] { import_adapter(adapter, model_with({"o_proj"})); }).find("has no module"), std::string::npos);
+  const LlamaModel both = model_with({"q_proj", "o_proj"});
+  const Adapter larger = export_adapter(random_adapters(both), both, "");
+  EXPECT_NE(message_of([&] { import_adapter(larger, model); }).find("does not cover"), std::string::npos);
+  Adapter wide = adapter;
+  wide.modules.begin()->second.in += 1;
+  EXPECT_NE(message_of([&] { import_adapter(wide, model); }).find("maps 129 to 128"), std::string::npos);
+}
+
+TEST(Adapter, RandomStartIsPefts) {
+  const LlamaModel model = model_with({"q_proj", "down_proj"}, 8);
+  const auto units = random_whole(model, at::kFloat, at::kCPU, 1);
+  const at::Tensor& a = units.back()[0];
+  EXPECT_LE(a.abs().max().item<double>(), 1 / std::sqrt(128.0));
+  EXPECT_NEAR(a.detach().std().item<double>(), 1 / std::sqrt(3 * 128.0), 0.05 / std::sqrt(128.0));
+  EXPECT_EQ(units.back()[1].abs().max().item<double>(), 0);
+}
+
+}  // namespace
+}  // namespace trireme

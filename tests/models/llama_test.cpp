@@ -1,0 +1,336 @@
+#include "models/llama/llama.h"
+
+#include "models/llama/presets.h"
+#include "models/llama/weights.h"
+#include "trireme/base/error.h"
+
+#include "../ops/gradient_check.h"
+
+#include <gtest/gtest.h>
+
+namespace trireme {
+namespace {
+
+using namespace testing;
+
+LlamaConfig small_config(bool tie = false) {
+  LlamaConfig config = llama_preset("llama-tiny");
+  config.hidden_size = 32;
+  config.intermediate_size = 48;
+  config.num_hidden_layers = 3;
+  config.num_attention_heads = 4;
+  config.num_key_value_heads = 2;
+  config.head_dim = 8;
+  config.vocab_size = 61;
+  config.initializer_range = 0.2;
+  config.tie_word_embeddings = tie;
+  return config;
+}
+
+LoraOptions seven(double dropout = 0) {
+  return {4, 8, dropout, {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}};
+}
+
+TokenBatch batch_of(int64_t rows, int64_t length, uint64_t seed) {
+  TokenBatch batch;
+  batch.tokens_BS = random({rows, length}, seed).mul_(1000).abs_().to(at::kLong).remainder_(61);
+  batch.loss_weight_BS = at::ones({rows, length}, at::kFloat);
+  batch.loss_weight_BS.select(1, length - 1).zero_();
+  batch.positions_BS = at::arange(length, at::TensorOptions(at::kLong)).expand({rows, length}).contiguous();
+  for (int64_t row = 0; row <= rows; ++row) batch.cu_seqlens.push_back(static_cast<int32_t>(row * length));
+  batch.sample_ids_B = at::arange(rows, at::TensorOptions(at::kLong)) * 13 + 5;
+  return batch;
+}
+
+TokenBatch rows_of(const TokenBatch& batch, int64_t first, int64_t count) {
+  TokenBatch part;
+  const int64_t length = batch.tokens_BS.size(1);
+  part.tokens_BS = batch.tokens_BS.narrow(0, first, count);
+  part.loss_weight_BS = batch.loss_weight_BS.narrow(0, first, count);
+  part.positions_BS = batch.positions_BS.narrow(0, first, count);
+  for (int64_t row = 0; row <= count; ++row) part.cu_seqlens.push_back(static_cast<int32_t>(row * length));
+  part.sample_ids_B = batch.sample_ids_B.narrow(0, first, count);
+  return part;
+}
+
+/// Units with adapters whose B is not zero, so that every gradient of A is alive.
+std::vector<std::vector<at::Tensor>> units_of(const LlamaModel& model, at::ScalarType dtype) {
+  auto units = random_whole(model, dtype, at::kCPU, 3);
+  if (model.lora()) {
+    at::NoGradGuard no_grad;
+    uint64_t seed = 100;
+    for (const at::Tensor& tensor : units.back()) tensor.copy_(random(tensor.sizes(), ++seed) * 0.1);
+  }
+  return units;
+}
+
+struct Result {
+  double loss;
+  std::vector<at::Tensor> gradients;
+};
+
+Result run(const LlamaModel& model, const TokenBatch& batch, const ForwardOptions& options, at::ScalarType dtype = at::kDouble) {
+  const auto units = units_of(model, dtype);
+  WholeUnitStore store(units);
+  const at::Tensor loss = model.loss(store, batch, options).loss_sum;
+  loss.backward();
+  Result result{loss.item<double>(), {}};
+  for (const auto& unit : units)
+    for (const at::Tensor& tensor : unit)
+      if (tensor.requires_grad()) result.gradients.push_back(tensor.grad());
+  return result;
+}
+
+void add_gradient(std::vector<at::Tensor>& sum, size_t i, const at::Tensor& gradient) {
+  if (sum.size() <= i)
+    sum.push_back(gradient);
+  else
+    sum[i] = sum[i] + gradient;
+}
+
+TEST(LlamaUnits, NamesShapesAndCounts) {
+  const LlamaModel model(llama_preset("llama2-70b"), LoraOptions{16, 32, 0.1, {"qkv_proj", "o_proj"}});
+  ASSERT_EQ(model.units().size(), 83u);
+  EXPECT_EQ(model.units()[0].name, "embed");
+  EXPECT_EQ(model.units()[80].name, "layers.79");
+  EXPECT_EQ(model.units()[81].name, "head");
+  EXPECT_EQ(model.units()[82].name, "adapters");
+  EXPECT_EQ(model.num_parameters(), 68976648192);  // published count of Llama 2 70B
+  const UnitSpec& block = model.units()[3];
+  std::vector<std::string> names;
+  for (const ParameterSpec& parameter : block.parameters) {
+    names.push_back(parameter.name);
+    int64_t rows = 0;
+    for (const ParameterPart& part : parameter.parts) rows += part.rows;
+    EXPECT_EQ(rows, parameter.shape[0]) << parameter.name;
+    EXPECT_EQ(parameter.decay, parameter.shape.size() == 2) << parameter.name;
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"input_layernorm", "qkv_proj", "o_proj", "post_attention_layernorm",
+                                             "gate_up_proj", "down_proj"}));
+  EXPECT_EQ(block.parameters[1].parts[1].name, "model.layers.2.self_attn.k_proj.weight");
+  EXPECT_EQ(block.parameters[1].parts[1].rows, 1024);
+  EXPECT_FALSE(block.trained);
+  // MLPerf's adapter: 44,564,480 parameters at r 16 on qkv and o.
+  EXPECT_EQ(model.num_trained_parameters(), 44564480);
+  EXPECT_TRUE(model.units()[82].replicated && model.units()[82].trained);
+  EXPECT_EQ(model.units()[82].parameters[1].name, "layers.0.qkv_proj.lora_B");
+  EXPECT_EQ(model.units()[82].parameters[1].parts[0].name, "model.layers.0.self_attn.qkv_proj.lora_B.weight");
+}
+
+TEST(LlamaUnits, PublishedParameterCounts) {
+  EXPECT_EQ(LlamaModel(llama_preset("llama2-7b"), {}).num_parameters(), 6738415616);
+  EXPECT_EQ(LlamaModel(llama_preset("llama2-13b"), {}).num_parameters(), 13015864320);
+  EXPECT_EQ(LlamaModel(llama_preset("llama3-8b"), {}).num_parameters(), 8030261248);
+  EXPECT_EQ(LlamaModel(llama_preset("llama3.2-1b"), {}).num_parameters(), 1235814400);
+}
+
+TEST(LlamaUnits, TiedModelKeepsTheEmbeddingAndHasNoHeadMatrix) {
+  const LlamaModel model(small_config(true), {});
+  EXPECT_TRUE(model.units()[0].keep);
+  EXPECT_EQ(model.units()[4].parameters.size(), 1u);
+  EXPECT_FALSE(LlamaModel(small_config(false), {}).units()[0].keep);
+  for (const UnitSpec& unit : model.units()) EXPECT_TRUE(unit.trained);
+}
+
+TEST(LlamaUnits, BadTargetsAreRefusedByName) {
+  const auto with = [](std::vector<std::string> targets) { return LlamaModel(small_config(), LoraOptions{4, 8, 0, std::move(targets)}); };
+  EXPECT_THROW(with({"q_prj"}), ConfigError);
+  EXPECT_THROW(with({}), ConfigError);
+  EXPECT_THROW(with({"q_proj", "q_proj"}), ConfigError);
+  EXPECT_THROW(with({"qkv_proj", "v_proj"}), ConfigError);
+  EXPECT_THROW(LlamaModel(small_config(), LoraOptions{0, 8, 0, {"q_proj"}}), ConfigError);
+  try {
+    with({"q_prj"});
+  } catch (const ConfigError& error) {
+    EXPECT_NE(std::string(error.what()).find("Did you mean 'q_proj'?"), std::string::npos) << error.what();
+  }
+}
+
+TEST(LlamaModel, GradientEqualsDifferencesInTheWeights) {
+  for (const bool tie : {false, true}) {
+    const LlamaModel model(small_config(tie), {});
+    const TokenBatch batch = batch_of(2, 6, 1);
+    const auto units = units_of(model, at::kDouble);
+    WholeUnitStore store(units);
+    model.loss(store, batch, {}).loss_sum.backward();
+    at::NoGradGuard no_grad;
+    for (const auto& unit : units) {
+      for (const at::Tensor& tensor : unit) {
+        // Along a random direction: one difference for the whole tensor.
+        const at::Tensor direction = random(tensor.sizes(), 7);
+        const double want = (tensor.grad() * direction).sum().item<double>(), step = 1e-6;
+        double value[2];
+        for (int side = 0; side < 2; ++side) {
+          tensor.add_(direction, side == 0 ? -step : step);
+          value[side] = model.loss(store, batch, {}).loss_sum.item<double>();
+          tensor.sub_(direction, side == 0 ? -step : step);
+        }
+        EXPECT_NEAR((value[1] - value[0]) / (2 * step), want, 1e-5 * std::max(1.0, std::abs(want)));
+      }
+    }
+  }
+}
+
+TEST(LlamaModel, RecomputationGivesTheSameBits) {
+  for (const double dropout : {0.0, 0.2}) {
+    for (const bool full_training : {false, true}) {
+      const LlamaModel model(small_config(), full_training ? std::nullopt : std::optional(seven(dropout)));
+      ForwardOptions none{true, 5, {}}, full{true, 5, std::vector<Recompute>(3, Recompute::kFull)};
+      ForwardOptions mixed{true, 5, {Recompute::kNone, Recompute::kFull, Recompute::kNone}};
+      const TokenBatch batch = batch_of(2, 9, 1);
+      const Result a = run(model, batch, none, at::kFloat), b = run(model, batch, full, at::kFloat), c = run(model, batch, mixed, at::kFloat);
+      EXPECT_EQ(a.loss, b.loss);
+      EXPECT_EQ(a.loss, c.loss);
+      ASSERT_EQ(a.gradients.size(), b.gradients.size());
+      for (size_t i = 0; i < a.gradients.size(); ++i) {
+        EXPECT_EQ(max_difference(a.gradients[i], b.gradients[i]), 0) << i;
+        EXPECT_EQ(max_difference(a.gradients[i], c.gradients[i]), 0) << i;
+      }
+    }
+  }
+}
+
+TEST(LlamaModel, DropoutDoesNotDependOnTheMicroBatchSplit) {
+  const LlamaModel model(small_config(), seven(0.3));
+  const TokenBatch batch = batch_of(4, 7, 1);
+  const ForwardOptions options{true, 99, {}};
+  const Result whole = run(model, batch, options);
+  double loss = 0;
+  std::vector<at::Tensor> sum;
+  for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 1}, {1, 2}, {3, 1}}) {
+    const Result part = run(model, rows_of(batch, first, count), options);
+    loss += part.loss;
+    for (size_t i = 0; i < part.gradients.size(); ++i)
+      add_gradient(sum, i, part.gradients[i]);
+  }
+  EXPECT_NEAR(loss, whole.loss, 1e-10);
+  for (size_t i = 0; i < sum.size(); ++i) EXPECT_LT(relative_difference(sum[i], whole.gradients[i]), 1e-11);
+}
+
+TEST(LlamaModel, DropoutIsOnInTrainingOnlyAndFollowsTheSeed) {
+  const LlamaModel model(small_config(), seven(0.3)), plain(small_config(), seven(0.0));
+  const TokenBatch batch = batch_of(2, 7, 1);
+  const auto units = units_of(model, at::kDouble);
+  WholeUnitStore store(units);
+  const auto loss = [&](const LlamaModel& m, bool train, uint64_t seed) {
+    return m.loss(store, batch, {train, seed, {}}).loss_sum.item<double>();
+  };
+  EXPECT_EQ(loss(model, false, 1), loss(plain, true, 1));
+  EXPECT_EQ(loss(model, true, 1), loss(model, true, 1));
+  EXPECT_GT(std::abs(loss(model, true, 1) - loss(model, true, 2)), 1e-6);
+  EXPECT_GT(std::abs(loss(model, true, 1) - loss(plain, true, 1)), 1e-6);
+}
+
+TEST(LlamaModel, APackOfThreeEqualsTheThreeAlone) {
+  const LlamaModel model(small_config(), seven());
+  const std::vector<int64_t> lengths = {5, 2, 8};
+  TokenBatch packed = batch_of(1, 15, 4);
+  packed.cu_seqlens = {0, 5, 7, 15};
+  packed.positions_BS = at::cat({at::arange(5), at::arange(2), at::arange(8)}).to(at::kLong).view({1, 15});
+  for (const int64_t last : {4, 6, 14}) packed.loss_weight_BS[0][last] = 0;
+  const Result together = run(model, packed, {});
+  double loss = 0;
+  std::vector<at::Tensor> sum;
+  int64_t begin = 0;
+  for (const int64_t length : lengths) {
+    TokenBatch alone = batch_of(1, length, 0);
+    alone.tokens_BS = packed.tokens_BS.narrow(1, begin, length);
+    begin += length;
+    const Result one = run(model, alone, {});
+    loss += one.loss;
+    for (size_t i = 0; i < one.gradients.size(); ++i)
+      add_gradient(sum, i, one.gradients[i]);
+  }
+  EXPECT_NEAR(together.loss, loss, 1e-10);
+  for (size_t i = 0; i < sum.size(); ++i) EXPECT_LT(relative_difference(together.gradients[i], sum[i]), 1e-11);
+}
+
+TEST(LlamaModel, LossIsTheCrossEntropyOfItsLogits) {
+  const LlamaModel model(small_config(), {});
+  TokenBatch batch = batch_of(2, 8, 2);
+  batch.loss_weight_BS = random({2, 8}, 5, at::kFloat).abs();
+  batch.loss_weight_BS.select(1, 7).zero_();
+  const auto units = units_of(model, at::kFloat);
+  WholeUnitStore store(units);
+  const at::Tensor log_p = at::log_softmax(model.logits(store, batch, {}).to(at::kDouble), -1);
+  double want = 0;
+  for (int64_t b = 0; b < 2; ++b)
+    for (int64_t t = 0; t < 7; ++t)
+      want -= batch.loss_weight_BS[b][t].item<double>() * log_p[b][t][batch.tokens_BS[b][t + 1].item<int64_t>()].item<double>();
+  EXPECT_NEAR(model.loss(store, batch, {false, 0, {}}).loss_sum.item<double>() / want, 1.0, 1e-6);
+}
+
+TEST(LlamaModel, EvaluationKeepsNoGraph) {
+  const LlamaModel model(small_config(), seven());
+  const auto units = units_of(model, at::kFloat);
+  WholeUnitStore store(units);
+  EXPECT_FALSE(model.loss(store, batch_of(1, 4, 1), {false, 0, {}}).loss_sum.requires_grad());
+  EXPECT_TRUE(model.loss(store, batch_of(1, 4, 1), {true, 0, {}}).loss_sum.requires_grad());
+}
+
+TEST(LlamaModel, Bf16FollowsFp32) {
+  const LlamaModel model(small_config(), seven());
+  const TokenBatch batch = batch_of(2, 16, 1);
+  const Result exact = run(model, batch, {}, at::kFloat), half = run(model, batch, {}, at::kBFloat16);
+  EXPECT_NEAR(half.loss / exact.loss, 1.0, 2e-2);
+}
+
+/// Weights exist only between the hooks; anything read or kept outside is NaN.
+class StrictStore : public UnitStore {
+ public:
+  StrictStore(const LlamaModel& model, std::vector<std::vector<at::Tensor>> values) : model_(model), values_(std::move(values)) {
+    at::NoGradGuard no_grad;
+    for (const auto& unit : values_) {
+      std::vector<at::Tensor>& shown = shown_.emplace_back();
+      for (const at::Tensor& tensor : unit) shown.push_back(tensor.detach().clone().requires_grad_(tensor.requires_grad()));
+    }
+    for (size_t u = 0; u < shown_.size(); ++u) drop(static_cast<int>(u));
+  }
+  const std::vector<at::Tensor>& parameters(int unit) override { return shown_.at(unit); }
+  void pre_forward(int unit) override { fill(unit); }
+  void post_forward(int unit) override {
+    if (!model_.units()[unit].keep) drop(unit);
+  }
+  void pre_backward(int unit) override {
+    if (model_.units()[unit].backward_reads_weights) fill(unit);
+  }
+  void post_backward(int unit) override { drop(unit); }
+
+ private:
+  void fill(int unit) {
+    for (size_t p = 0; p < shown_[unit].size(); ++p) shown_[unit][p].data().copy_(values_[unit][p].detach());
+  }
+  void drop(int unit) {
+    if (model_.units()[unit].replicated) return fill(unit);
+    for (const at::Tensor& tensor : shown_[unit]) tensor.data().fill_(std::numeric_limits<double>::quiet_NaN());
+  }
+  const LlamaModel& model_;
+  std::vector<std::vector<at::Tensor>> values_, shown_;
+};
+
+TEST(LlamaModel, ReadsWeightsOnlyBetweenTheHooks) {
+  for (const bool tie : {false, true}) {
+    for (const bool full_training : {false, true}) {
+      for (const Recompute recompute : {Recompute::kNone, Recompute::kFull}) {
+        const LlamaModel model(small_config(tie), full_training ? std::nullopt : std::optional(seven(0.1)));
+        const ForwardOptions options{true, 1, std::vector<Recompute>(3, recompute)};
+        const TokenBatch batch = batch_of(2, 5, 1);
+        const Result want = run(model, batch, options);
+        StrictStore store(model, units_of(model, at::kDouble));
+        const at::Tensor loss = model.loss(store, batch, options).loss_sum;
+        loss.backward();
+        EXPECT_EQ(loss.item<double>(), want.loss);
+        size_t i = 0;
+        for (size_t u = 0; u < model.units().size(); ++u)
+          for (const at::Tensor& tensor : store.parameters(static_cast<int>(u))) {
+            if (!tensor.requires_grad()) continue;
+            EXPECT_EQ(max_difference(tensor.grad(), want.gradients[i++]), 0) << u;
+          }
+        EXPECT_EQ(i, want.gradients.size());
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace trireme

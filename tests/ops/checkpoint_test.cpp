@@ -1,0 +1,106 @@
+#include "trireme/ops/checkpoint.h"
+
+#include "gradient_check.h"
+#include "trireme/ops/unit.h"
+
+#include <gtest/gtest.h>
+
+namespace trireme {
+namespace {
+
+using namespace testing;
+
+at::Tensor body(const at::Tensor& x, const std::vector<at::Tensor>& w) { return at::tanh(at::linear(x, w[0])) * w[1]; }
+
+TEST(Checkpoint, GradientsEqualThoseWithoutToTheBit) {
+  const std::vector<at::Tensor> inputs = {random({3, 5}, 1), random({4, 5}, 2), random({4}, 3)};
+  const auto plain = gradients([](const auto& t) { return project(body(t[0], {t[1], t[2]})); }, inputs);
+  const auto again = gradients([](const auto& t) { return project(checkpoint(body, t[0], {t[1], t[2]})); }, inputs);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(max_difference(plain[i], again[i]), 0) << i;
+}
+
+TEST(Checkpoint, InputWithoutGradientAndFrozenParameter) {
+  const at::Tensor x = random({3, 5}, 1), frozen = random({4, 5}, 2), trained = random({4}, 3).requires_grad_();
+  project(checkpoint(body, x, {frozen, trained})).backward();
+  EXPECT_TRUE(trained.grad().defined());
+  EXPECT_FALSE(frozen.grad().defined());
+  EXPECT_FALSE(x.grad().defined());
+}
+
+TEST(Checkpoint, RunsTheBodyOncePerPassAndKeepsNoGraph) {
+  int calls = 0;
+  const at::Tensor w = random({4}, 3).requires_grad_(), x = random({3, 4}, 1);
+  const at::Tensor y = checkpoint([&calls](const at::Tensor& in, const std::vector<at::Tensor>& p) {
+    ++calls;
+    return at::tanh(in) * p[0];
+  }, x, {w});
+  EXPECT_EQ(calls, 1);
+  y.sum().backward();
+  EXPECT_EQ(calls, 2);
+}
+
+TEST(Checkpoint, AParameterSeesOneGradientWithItsHooks) {
+  const at::Tensor w = random({4}, 3).requires_grad_(), x = random({3, 4}, 1);
+  int hooks = 0;
+  w.register_hook([&hooks](const at::Tensor&) { ++hooks; });
+  project(checkpoint([](const at::Tensor& in, const std::vector<at::Tensor>& p) { return in * p[0]; }, x, {w})).backward();
+  EXPECT_EQ(hooks, 1);
+  EXPECT_LT(max_difference(w.grad(), (x * random({3, 4}, 99)).sum(0)), 1e-14);
+}
+
+/// Gives the unit's weights only while it may be used and notes the order of calls.
+class FickleStore : public UnitStore {
+ public:
+  FickleStore(int units, int64_t width) {
+    for (int u = 0; u < units; ++u) {
+      values_.push_back(random({width, width}, 50 + u) * 0.3);
+      units_.push_back({at::full({width, width}, std::numeric_limits<double>::quiet_NaN(), at::TensorOptions(at::kDouble))});
+    }
+  }
+  const std::vector<at::Tensor>& parameters(int unit) override { return units_.at(unit); }
+  void pre_forward(int unit) override { fill("f", unit); }
+  void post_forward(int unit) override { drop(unit); }
+  void pre_backward(int unit) override { fill("b", unit); }
+  void post_backward(int unit) override { drop(unit); }
+  std::string order;
+  std::vector<at::Tensor> values_;
+
+ private:
+  void fill(const char* pass, int unit) {
+    order += pass + std::to_string(unit) + " ";
+    units_[unit][0].data().copy_(values_[unit]);
+  }
+  void drop(int unit) {
+    order += "-" + std::to_string(unit) + " ";
+    units_[unit][0].data().fill_(std::numeric_limits<double>::quiet_NaN());
+  }
+  std::vector<std::vector<at::Tensor>> units_;
+};
+
+at::Tensor layer(const at::Tensor& x, const std::vector<at::Tensor>& w) { return x + at::tanh(at::mm(x, w[0])) * w[1]; }
+
+TEST(Checkpoint, UsesUnitsOnlyBetweenTheirHooks) {
+  FickleStore store(3, 4);
+  const at::Tensor x0 = random({2, 4}, 1), trained = random({4}, 2).requires_grad_();
+  at::Tensor x = x0;
+  for (int u = 0; u < 3; ++u) {
+    x = enter_unit(x, store, u);
+    x = checkpoint(layer, x, {store.parameters(u)[0], trained});
+    x = leave_unit(x, store, u);
+  }
+  const at::Tensor loss = project(x);
+  EXPECT_EQ(store.order, "f0 -0 f1 -1 f2 -2 ");
+  store.order.clear();
+  loss.backward();
+  // The first unit's input needs no gradient, so nothing says when its backward is over.
+  EXPECT_EQ(store.order, "b2 -2 b1 -1 b0 ");
+
+  const at::Tensor again = trained.detach().clone().requires_grad_();
+  at::Tensor y = x0;
+  for (int u = 0; u < 3; ++u) y = layer(y, {store.values_[u], again});
+  project(y).backward();
+  EXPECT_EQ(max_difference(trained.grad(), again.grad()), 0);
+}
+
+}  // namespace
+}  // namespace trireme

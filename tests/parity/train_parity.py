@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""Ten steps of train_llama against a plain transformers + peft loop: losses, gradient norms, learning rates, final weights, and the
+artefacts opened by the tools that users have. Exit code 77 = skipped."""
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+
+try:
+    import numpy as np
+    import torch
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+except ImportError as error:
+    print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
+    sys.exit(77)
+
+VOCAB, SEQ, STEPS, GBS, MBS = 97, 33, 10, 4, 2
+SEVEN = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def model_config(kind):
+    extra = {}
+    if kind == "mha":
+        extra = dict(num_key_value_heads=4)
+    if kind == "tied":
+        extra = dict(tie_word_embeddings=True)
+    if kind == "llama3":
+        extra = dict(rope_theta=500000.0, max_position_embeddings=131072,
+                     rope_scaling=dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                                       original_max_position_embeddings=8192))
+    base = dict(vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=4,
+                num_key_value_heads=2, max_position_embeddings=128, rms_norm_eps=1e-5)
+    return LlamaConfig(**{**base, **extra})
+
+
+def write_data(path, rows, seed):
+    rng = np.random.default_rng(seed)
+    data = rng.integers(3, VOCAB, size=(rows, SEQ)).astype(np.int32)
+    # Something to learn: every second token repeats the one before.
+    data[:, 1::2] = data[:, 0:-1:2]
+    np.save(path, data)
+    return torch.from_numpy(data.astype(np.int64))
+
+
+def lr_at(step, lr, warmup, steps, minimum):
+    if step < warmup:
+        return lr * (step + 1) / (warmup + 1)
+    return minimum + (lr - minimum) * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
+
+
+def epoch_order(rows, seed, count):
+    state, order = np.random.RandomState(seed), []
+    while len(order) < count:
+        epoch = np.arange(rows)
+        state.shuffle(epoch)
+        order += epoch.tolist()
+    return order
+
+
+def close(name, got, want, tolerance, failures, relative=True):
+    error = abs(got - want) / (abs(want) if relative else 1.0)
+    if not error <= tolerance:
+        failures.append(f"{name}: {got!r} against {want!r}, error {error:.3g} > {tolerance}")
+    return error
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--train-llama", required=True)
+    parser.add_argument("--case", required=True)
+    parser.add_argument("--launch", default="", help="prefix such as 'mpirun -n 2'")
+    parser.add_argument("--set", action="append", default=[])
+    args = parser.parse_args()
+    mode, kind = args.case.split("-")
+    torch.manual_seed(11)
+    torch.set_num_threads(1)
+    failures = []
+    with tempfile.TemporaryDirectory() as work:
+        config = model_config(kind)
+        model = LlamaForCausalLM(config).float().eval()
+        model.save_pretrained(f"{work}/base", safe_serialization=True)
+        data = write_data(f"{work}/train.npy", 24, 1)
+        valid = write_data(f"{work}/valid.npy", 7, 2)
+        lr, warmup, minimum, clip, decay, seed = 3e-3, 2, 1e-4, 0.5, 0.05, 4321
+        lora = ""
+        targets = SEVEN if kind != "mha" else ["q_proj", "v_proj"]
+        if mode == "lora":
+            peft_config = LoraConfig(r=4, lora_alpha=8, lora_dropout=0.0, target_modules=targets, task_type="CAUSAL_LM")
+            model = get_peft_model(model, peft_config)
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    if "lora_B" in name:
+                        parameter.normal_(0, 0.02)
+                if kind == "fused":  # one A for q, k and v
+                    for layer in model.base_model.model.model.layers:
+                        a = layer.self_attn.q_proj.lora_A["default"].weight
+                        layer.self_attn.k_proj.lora_A["default"].weight.copy_(a)
+                        layer.self_attn.v_proj.lora_A["default"].weight.copy_(a)
+            model.save_pretrained(f"{work}/start")
+            ours = targets if kind != "fused" else ["qkv_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+            lora = f"lora: {{r: 4, alpha: 8, dropout: 0.0, target_modules: [{', '.join(ours)}], adapter: start}}"
+            if kind == "fused":  # tie the three A by sharing one parameter
+                for layer in model.base_model.model.model.layers:
+                    shared = layer.self_attn.q_proj.lora_A["default"]
+                    layer.self_attn.k_proj.lora_A["default"] = shared
+                    layer.self_attn.v_proj.lora_A["default"] = shared
+        trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        groups = [dict(params=[p for _, p in trained if p.dim() >= 2], weight_decay=decay),
+                  dict(params=[p for _, p in trained if p.dim() < 2], weight_decay=0.0)]
+        optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=(0.9, 0.95), eps=1e-8)
+        order = epoch_order(len(data), seed, STEPS * GBS)
+        want = []
+        for step in range(STEPS):
+            rows = data[order[step * GBS:(step + 1) * GBS]]
+            losses = [model(input_ids=row[None], labels=row[None]).loss for row in rows]
+            loss = sum(losses) / GBS
+            optimizer.zero_grad()
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_([p for _, p in trained], clip)
+            rate = lr_at(step, lr, warmup, STEPS, minimum)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            want.append((loss.item(), norm.item(), rate))
+        with torch.no_grad():
+            eval_loss = sum(model(input_ids=row[None], labels=row[None]).loss.item() for row in valid) / len(valid)
+
+        with open(f"{work}/run.yaml", "w") as out:
+            out.write(f"""
+model: {{path: base}}
+{lora}
+data: {{train: train.npy, valid: valid.npy, seq_length: {SEQ}}}
+batch: {{global_batch_size: {GBS}, micro_batch_size: {MBS if not args.launch else 1}}}
+optimizer: {{lr: {lr}, betas: [0.9, 0.95], weight_decay: {decay}, grad_clip: {clip}}}
+schedule: {{name: cosine, warmup_steps: {warmup}, min_lr: {minimum}}}
+train: {{max_steps: {STEPS}, seed: {seed}}}
+precision: {{compute: fp32}}
+output: {{dir: run}}
+""")
+        command = args.launch.split() + [args.train_llama, "--config", f"{work}/run.yaml"]
+        for override in args.set:
+            command += ["--set", override]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            print(done.stdout[-3000:], done.stderr[-3000:])
+            sys.exit(f"train_llama ended with {done.returncode}")
+        lines = [json.loads(line) for line in open(f"{work}/run/metrics.jsonl")]
+        steps = [line for line in lines if line["event"] == "train"]
+        assert len(steps) == STEPS, f"{len(steps)} train lines"
+        worst = 0.0
+        for line, (loss, norm, rate) in zip(steps, want):
+            worst = max(worst, close(f"step {line['step']} loss", line["loss"], loss, 1e-5, failures))
+            close(f"step {line['step']} grad_norm", line["grad_norm"], norm, 1e-4, failures)
+            close(f"step {line['step']} lr", line["lr"], rate, 1e-12, failures)
+        ours_eval = [line for line in lines if line["event"] == "eval"][-1]["loss"]
+        close("eval loss", ours_eval, eval_loss, 1e-5, failures)
+
+        # The artefact, opened by its own library.
+        if mode == "lora":
+            loaded = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(f"{work}/base", dtype=torch.float32), f"{work}/run/adapter")
+        else:
+            loaded = LlamaForCausalLM.from_pretrained(f"{work}/run/model", dtype=torch.float32)
+        loaded.eval()
+        model.eval()
+        theirs, mine = dict(model.named_parameters(remove_duplicate=False)), dict(loaded.named_parameters(remove_duplicate=False))
+        weight_error = 0.0
+        for name, value in theirs.items():
+            error = (mine[name] - value).abs().max().item()
+            weight_error = max(weight_error, error)
+            if not error <= 1e-4:
+                failures.append(f"{name} differs by {error:.3g}")
+        with torch.no_grad():
+            logit_error = (loaded(input_ids=valid).logits - model(input_ids=valid).logits).abs().max().item()
+        if not logit_error <= 1e-3:
+            failures.append(f"logits differ by {logit_error:.3g}")
+        print(f"{args.case}: worst loss error {worst:.2e} relative, weights {weight_error:.2e}, logits {logit_error:.2e}, "
+              f"loss {want[0][0]:.4f} -> {want[-1][0]:.4f}")
+    if failures:
+        print("\n".join(failures[:20]))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
