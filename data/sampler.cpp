@@ -12,10 +12,11 @@ struct Sampler::Generator {
   int64_t next_epoch = 0;  // the epoch whose permutation the generator yields next
 };
 
-Sampler::Sampler(int64_t dataset_size, uint64_t seed, bool shuffle) : size_(dataset_size), seed_(seed), shuffle_(shuffle) {
+Sampler::Sampler(int64_t dataset_size, uint64_t seed, bool shuffle)
+    : size_(dataset_size), seed_(seed), shuffle_(shuffle) {
   TRIREME_CHECK(dataset_size > 0, "cannot sample from ", dataset_size, " rows");
-  TRIREME_CHECK(seed < (uint64_t{1} << 32), "seed ", seed, ": NumPy's RandomState, whose order the data follows, takes 0 to ",
-                0xFFFFFFFFull);
+  TRIREME_CHECK(seed < (uint64_t{1} << 32), "seed ", seed,
+                ": NumPy's RandomState, whose order the data follows, takes 0 to ", 0xFFFFFFFFull);
 }
 
 int64_t Sampler::at(int64_t position) {
@@ -27,8 +28,10 @@ int64_t Sampler::at(int64_t position) {
 
 void Sampler::generate_through(int64_t epoch) {
   if (epoch == epoch_) return;
-  // The generator only runs forwards. Starting a new one rather than rewinding also keeps copies of a Sampler, which share it, apart.
-  if (!generator_ || generator_->next_epoch > epoch) generator_ = std::make_shared<Generator>(static_cast<uint32_t>(seed_));
+  // The generator only runs forwards. Starting a new one rather than rewinding also keeps copies of
+  // a Sampler, which share it, apart.
+  if (!generator_ || generator_->next_epoch > epoch)
+    generator_ = std::make_shared<Generator>(static_cast<uint32_t>(seed_));
   permutation_.resize(static_cast<size_t>(size_));
   while (generator_->next_epoch <= epoch) {
     std::iota(permutation_.begin(), permutation_.end(), int64_t{0});

@@ -70,6 +70,14 @@ as_root() {
   fi
 }
 
+apt_log=.cache/apt.log
+
+# Its output goes to a file: hundreds of lines that only matter when it fails.
+apt_get() {
+  mkdir -p .cache
+  as_root apt-get -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 -o Dpkg::Use-Pty=0 "$@" >>"$apt_log" 2>&1
+}
+
 # The first of name|name that the package lists know, else the first.
 known_name() {
   local name
@@ -85,7 +93,7 @@ known_name() {
 apt_install() {
   local names=() package
   for package in "${missing[@]}"; do names+=("$(known_name "$package")"); done
-  as_root apt-get -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 -y -qq --no-install-recommends install "${names[@]}"
+  apt_get -y --no-install-recommends install "${names[@]}"
 }
 
 setup_packages() {
@@ -108,11 +116,10 @@ setup_packages() {
     if ! apt-cache policy "$(known_name "$package")" 2>/dev/null | grep -q 'Candidate: [0-9]'; then complete=no; fi
   done
   # Old package lists name versions that the mirrors no longer have, so a failure is worth a second try with new ones.
-  if [ "$complete" = no ] || ! apt_install >/dev/null; then
+  if [ "$complete" = no ] || ! apt_install; then
     progress "packages: updating the lists"
-    as_root apt-get -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 -qq update ||
-      fail "apt-get update failed: is the network there?"
-    apt_install >/dev/null || fail "apt-get could not install: ${missing[*]%%|*}"
+    apt_get update || fail "apt-get update failed: is the network there? (see $apt_log)"
+    apt_install || { tail -n 20 "$apt_log" >&2; fail "apt-get could not install: ${missing[*]%%|*}"; }
   fi
   find_missing_packages
   if [ ${#missing[@]} -ne 0 ]; then fail "still missing after apt-get install: ${missing[*]%%|*}"; fi

@@ -27,7 +27,8 @@ class Md5 {
 std::string md5_hex(std::string_view text);
 std::string md5_hex_of_file(const std::filesystem::path& path);
 
-/// MLPerf's hash of a directory: the files' MD5 digests in hexadecimal, sorted, concatenated, and MD5 of that text.
+/// MLPerf's hash of a directory: the files' MD5 digests in hexadecimal, sorted, concatenated, and
+/// MD5 of that text.
 std::string md5_of_digests(std::vector<std::string> hex_digests);
 
 }  // namespace trireme

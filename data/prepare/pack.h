@@ -1,5 +1,6 @@
 #pragma once
-// Text collections to packed token rows: documents are tokenised, concatenated and cut into rows of exactly seq_length tokens.
+// Text collections to packed token rows: documents are tokenised, concatenated and cut into rows of
+// exactly seq_length tokens.
 
 #include "data/prepare/documents.h"
 #include "data/prepare/tokenizer.h"
@@ -21,11 +22,13 @@ struct PackOptions {
   std::filesystem::path valid_output;  // empty: no validation rows
   double valid_fraction = 0;           // of the documents, chosen by their index and the seed
   bool bos = false, eos = false;       // around every document
-  /// Rows record where documents start, so that attention does not cross them: an object npy (MLPerf's layout) or HDF5.
+  /// Rows record where documents start, so that attention does not cross them: an object npy
+  /// (MLPerf's layout) or HDF5.
   bool separate_documents = false;
-  std::optional<uint32_t> shuffle_seed;  // documents in NumPy's order of this seed; none: in file order
-  int64_t min_tokens = 2;                // shorter documents are dropped (BOS and EOS count)
-  unsigned threads = 0;                  // 0: one per core
+  std::optional<uint32_t>
+      shuffle_seed;        // documents in NumPy's order of this seed; none: in file order
+  int64_t min_tokens = 2;  // shorter documents are dropped (BOS and EOS count)
+  unsigned threads = 0;    // 0: one per core
 };
 
 struct PackedSplit {
@@ -43,8 +46,9 @@ struct PackReport {
   std::vector<std::string> samples;  // up to 3 rows of the training split, decoded
 };
 
-/// All tokens are kept in memory (4 bytes each). Outputs are atomic, and nothing is written unless every output gets a row.
-/// ConfigError for impossible options, DataError for the inputs, WriteError for the outputs.
+/// All tokens are kept in memory (4 bytes each). Outputs are atomic, and nothing is written unless
+/// every output gets a row. ConfigError for impossible options, DataError for the inputs,
+/// WriteError for the outputs.
 PackReport pack_documents(const Tokenizer& tokenizer, const PackOptions& options);
 
 }  // namespace trireme

@@ -1,6 +1,6 @@
 #pragma once
-// One progress line on stderr for work of known size: redrawn on a terminal, a line every 10 s otherwise, nothing within the first
-// second.
+// One progress line on stderr for work of known size: redrawn on a terminal, a line every 10 s
+// otherwise, nothing within the first second.
 
 #include <cstdint>
 #include <string>
@@ -9,7 +9,8 @@ namespace trireme {
 
 class Progress {
  public:
-  /// `total` in `unit`s ("MB", "rows"); values passed to update() are divided by `scale` for display.
+  /// `total` in `unit`s ("MB", "rows"); values passed to update() are divided by `scale` for
+  /// display.
   Progress(std::string what, double total, std::string unit, double scale = 1.0);
   ~Progress();
   Progress(const Progress&) = delete;

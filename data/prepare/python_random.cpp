@@ -12,7 +12,8 @@ PythonRandom::PythonRandom(uint64_t seed) {
   state_[0] = 19650218u;
   const auto mixed = [&](size_t i) { return state_[i - 1] ^ (state_[i - 1] >> 30); };
   for (size_t i = 1; i < n; ++i) state_[i] = 1812433253u * mixed(i) + static_cast<uint32_t>(i);
-  const std::array<uint32_t, 2> key = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
+  const std::array<uint32_t, 2> key = {static_cast<uint32_t>(seed),
+                                       static_cast<uint32_t>(seed >> 32)};
   const size_t words = key[1] != 0 ? 2 : 1;
   size_t i = 1;
   const auto advance = [&] {
@@ -22,7 +23,8 @@ PythonRandom::PythonRandom(uint64_t seed) {
   };
   for (size_t k = 0, j = 0; k < n; ++k, j = (j + 1) % words, advance())
     state_[i] = (state_[i] ^ (mixed(i) * 1664525u)) + key[j] + static_cast<uint32_t>(j);
-  for (size_t k = 1; k < n; ++k, advance()) state_[i] = (state_[i] ^ (mixed(i) * 1566083941u)) - static_cast<uint32_t>(i);
+  for (size_t k = 1; k < n; ++k, advance())
+    state_[i] = (state_[i] ^ (mixed(i) * 1566083941u)) - static_cast<uint32_t>(i);
   state_[0] = 0x80000000u;
 }
 

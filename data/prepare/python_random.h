@@ -1,6 +1,7 @@
 #pragma once
-// Python's random.Random(seed): MT19937 seeded by array, getrandbits and shuffle, so that recipes that shuffle with it can be
-// reproduced (CPython, Modules/_randommodule.c and Lib/random.py; the same order since Python 3.2).
+// Python's random.Random(seed): MT19937 seeded by array, getrandbits and shuffle, so that recipes
+// that shuffle with it can be reproduced (CPython, Modules/_randommodule.c and Lib/random.py; the
+// same order since Python 3.2).
 
 #include <array>
 #include <cstddef>
@@ -20,7 +21,8 @@ class PythonRandom {
   /// random.shuffle(values).
   template <class T>
   void shuffle(std::vector<T>& values) {
-    for (size_t i = values.size(); i > 1; --i) std::swap(values[i - 1], values[static_cast<size_t>(below(i))]);
+    for (size_t i = values.size(); i > 1; --i)
+      std::swap(values[i - 1], values[static_cast<size_t>(below(i))]);
   }
 
  private:

@@ -4,12 +4,12 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 
+#include <fmt/format.h>
+#include <sentencepiece_processor.h>
 #include <algorithm>
 #include <atomic>
 #include <exception>
-#include <fmt/format.h>
 #include <mutex>
-#include <sentencepiece_processor.h>
 #include <thread>
 
 namespace trireme {
@@ -28,14 +28,17 @@ Tokenizer::Tokenizer(std::string serialized_model, const std::filesystem::path& 
   check_sentencepiece_model(serialized_model, name_for_errors);
   const auto status = state_->processor.LoadFromSerializedProto(serialized_model);
   if (!status.ok())
-    throw DataError(fmt::format("{}: sentencepiece refuses this model: {}", name_for_errors.string(), status.ToString()));
+    throw DataError(fmt::format("{}: sentencepiece refuses this model: {}",
+                                name_for_errors.string(), status.ToString()));
 }
 
 Tokenizer::~Tokenizer() = default;
 Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 
 int64_t Tokenizer::base_vocab_size() const { return state_->processor.GetPieceSize(); }
-int64_t Tokenizer::vocab_size() const { return base_vocab_size() + static_cast<int64_t>(state_->added.size()); }
+int64_t Tokenizer::vocab_size() const {
+  return base_vocab_size() + static_cast<int64_t>(state_->added.size());
+}
 
 std::optional<int32_t> Tokenizer::bos_id() const {
   const int id = state_->processor.bos_id();
@@ -65,7 +68,8 @@ void Tokenizer::encode_plain(std::string_view text, std::vector<int32_t>& ids) c
   if (text.empty()) return;
   std::vector<int> pieces;
   const auto status = state_->processor.Encode(text, &pieces);
-  TRIREME_CHECK(status.ok(), "sentencepiece could not encode ", text.size(), " bytes: ", status.ToString());
+  TRIREME_CHECK(status.ok(), "sentencepiece could not encode ", text.size(),
+                " bytes: ", status.ToString());
   ids.insert(ids.end(), pieces.begin(), pieces.end());
 }
 
@@ -74,8 +78,9 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
   size_t plain = 0;
   for (size_t at = 0; at < text.size() && !state_->specials.empty();) {
     const std::string_view rest = text.substr(at);
-    const auto found = std::find_if(state_->specials.begin(), state_->specials.end(),
-                                    [&](const auto& special) { return rest.starts_with(special.first); });
+    const auto found =
+        std::find_if(state_->specials.begin(), state_->specials.end(),
+                     [&](const auto& special) { return rest.starts_with(special.first); });
     if (found == state_->specials.end()) {
       ++at;
       continue;
@@ -88,7 +93,8 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
   return ids;
 }
 
-std::vector<std::vector<int32_t>> Tokenizer::encode_all(std::span<const std::string_view> texts, unsigned threads) const {
+std::vector<std::vector<int32_t>> Tokenizer::encode_all(std::span<const std::string_view> texts,
+                                                        unsigned threads) const {
   std::vector<std::vector<int32_t>> result(texts.size());
   if (threads == 0) threads = std::max(1u, std::thread::hardware_concurrency());
   threads = static_cast<unsigned>(std::min<size_t>(threads, texts.size()));
@@ -122,14 +128,16 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
     if (run.empty()) return;
     std::string part;
     const auto status = state_->processor.Decode(run, &part);
-    TRIREME_CHECK(status.ok(), "sentencepiece could not decode ", run.size(), " ids: ", status.ToString());
+    TRIREME_CHECK(status.ok(), "sentencepiece could not decode ", run.size(),
+                  " ids: ", status.ToString());
     text += part;
     run.clear();
   };
   for (size_t i = 0; i < ids.size(); ++i) {
     const int32_t id = ids[i];
     if (id < 0 || id >= vocab_size())
-      throw DataError(fmt::format("token id {} at position {} is outside the vocabulary of {}", id, i, vocab_size()));
+      throw DataError(fmt::format("token id {} at position {} is outside the vocabulary of {}", id,
+                                  i, vocab_size()));
     if (id < base_vocab_size()) {
       run.push_back(id);
     } else {

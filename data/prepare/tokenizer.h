@@ -22,21 +22,25 @@ class Tokenizer {
   ~Tokenizer();
   Tokenizer(Tokenizer&&) noexcept;
 
-  /// Makes `text` one token: an existing piece of that name keeps its id, otherwise the next id after the vocabulary is given.
+  /// Makes `text` one token: an existing piece of that name keeps its id, otherwise the next id
+  /// after the vocabulary is given.
   int32_t add_special(const std::string& text);
 
-  /// Ids of UTF-8 text, without BOS and EOS. Special tokens are split out first (leftmost, longest), and the text between two of
-  /// them is encoded by sentencepiece on its own: each such part gets sentencepiece's leading space. That is what Hugging Face's
-  /// LlamaTokenizer and LlamaTokenizerFast do in their legacy mode, the default for Llama 2.
+  /// Ids of UTF-8 text, without BOS and EOS. Special tokens are split out first (leftmost,
+  /// longest), and the text between two of them is encoded by sentencepiece on its own: each such
+  /// part gets sentencepiece's leading space. That is what Hugging Face's LlamaTokenizer and
+  /// LlamaTokenizerFast do in their legacy mode, the default for Llama 2.
   std::vector<int32_t> encode(std::string_view text) const;
   /// encode() of every text, in order, on `threads` threads (0: one per core).
-  std::vector<std::vector<int32_t>> encode_all(std::span<const std::string_view> texts, unsigned threads = 0) const;
-  /// Text of ids; control pieces (BOS, EOS) leave none, special tokens leave their text. DataError for an id outside the vocabulary.
+  std::vector<std::vector<int32_t>> encode_all(std::span<const std::string_view> texts,
+                                               unsigned threads = 0) const;
+  /// Text of ids; control pieces (BOS, EOS) leave none, special tokens leave their text. DataError
+  /// for an id outside the vocabulary.
   std::string decode(std::span<const int32_t> ids) const;
 
-  int64_t vocab_size() const;               // pieces and added special tokens
-  int64_t base_vocab_size() const;          // pieces of the model file
-  std::optional<int32_t> bos_id() const;    // none when the model has no such piece
+  int64_t vocab_size() const;             // pieces and added special tokens
+  int64_t base_vocab_size() const;        // pieces of the model file
+  std::optional<int32_t> bos_id() const;  // none when the model has no such piece
   std::optional<int32_t> eos_id() const;
 
  private:
@@ -47,10 +51,10 @@ class Tokenizer {
 
 struct TokenizerTraining {
   std::vector<std::filesystem::path> inputs;  // UTF-8 text, one sentence or paragraph a line
-  int64_t vocab_size = 32000;                 // all pieces: unk, bos, eos, 256 bytes and the learnt ones
-  std::string model_type = "bpe";             // bpe | unigram
-  bool verbose = false;                       // sentencepiece's own log on stderr
-  unsigned threads = 0;                       // 0: one per core
+  int64_t vocab_size = 32000;      // all pieces: unk, bos, eos, 256 bytes and the learnt ones
+  std::string model_type = "bpe";  // bpe | unigram
+  bool verbose = false;            // sentencepiece's own log on stderr
+  unsigned threads = 0;            // 0: one per core
 };
 
 struct TrainedTokenizer {
@@ -62,8 +66,9 @@ struct TrainedTokenizer {
 
 inline constexpr int64_t kMaxTrainingLine = 1 << 20;
 
-/// Llama's settings: unk 0, bos 1, eos 2, no padding piece, byte fallback, digits split, identity normalisation, leading space.
-/// ConfigError when the text does not support so large (or allow so small) a vocabulary, with the limit; DataError for its files.
+/// Llama's settings: unk 0, bos 1, eos 2, no padding piece, byte fallback, digits split, identity
+/// normalisation, leading space. ConfigError when the text does not support so large (or allow so
+/// small) a vocabulary, with the limit; DataError for its files.
 TrainedTokenizer train_tokenizer(const TokenizerTraining& training);
 
 }  // namespace trireme

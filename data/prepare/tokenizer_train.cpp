@@ -3,10 +3,10 @@
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
 
-#include <algorithm>
 #include <fmt/format.h>
-#include <regex>
 #include <sentencepiece_trainer.h>
+#include <algorithm>
+#include <regex>
 #include <thread>
 #include <unordered_map>
 
@@ -16,7 +16,8 @@ namespace {
 /// Lines of the input files, checked, straight from their maps.
 class Lines : public sentencepiece::SentenceIterator {
  public:
-  Lines(const std::vector<std::filesystem::path>& inputs, TrainedTokenizer& report) : report_(report) {
+  Lines(const std::vector<std::filesystem::path>& inputs, TrainedTokenizer& report)
+      : report_(report) {
     for (const auto& path : inputs) files_.emplace_back(path, ExitCode::kData);
     Next();
   }
@@ -50,7 +51,8 @@ class Lines : public sentencepiece::SentenceIterator {
       return false;
     }
     if (is_valid_utf8(line)) return true;
-    if (report_.invalid_lines++ == 0) report_.first_invalid = fmt::format("{}:{}", files_[file_].path().string(), number_);
+    if (report_.invalid_lines++ == 0)
+      report_.first_invalid = fmt::format("{}:{}", files_[file_].path().string(), number_);
     return false;
   }
 
@@ -61,17 +63,23 @@ class Lines : public sentencepiece::SentenceIterator {
   std::string line_;
 };
 
-[[noreturn]] void explain(const std::string& status, const TokenizerTraining& training, const TrainedTokenizer& report) {
+[[noreturn]] void explain(const std::string& status, const TokenizerTraining& training,
+                          const TrainedTokenizer& report) {
   std::smatch found;
   if (std::regex_search(status, found, std::regex("too high.*value <= ([0-9]+)")))
-    throw ConfigError(fmt::format("--vocab-size {}: this text supports a vocabulary of at most {}: ask for that, or give more "
-                                  "text",
-                                  training.vocab_size, found[1].str()));
-  if (std::regex_search(status, found, std::regex("smaller than required_chars\\. *[0-9]+ vs ([0-9]+)")))
-    throw ConfigError(fmt::format("--vocab-size {}: too small: the characters of this text, the 256 bytes and the 3 control "
-                                  "pieces alone take {}",
-                                  training.vocab_size, found[1].str()));
-  throw DataError(fmt::format("sentencepiece could not train on {} lines ({}): {}", format_count(report.lines),
+    throw ConfigError(
+        fmt::format("--vocab-size {}: this text supports a vocabulary of at most {}: ask for that, "
+                    "or give more "
+                    "text",
+                    training.vocab_size, found[1].str()));
+  if (std::regex_search(status, found,
+                        std::regex("smaller than required_chars\\. *[0-9]+ vs ([0-9]+)")))
+    throw ConfigError(fmt::format(
+        "--vocab-size {}: too small: the characters of this text, the 256 bytes and the 3 control "
+        "pieces alone take {}",
+        training.vocab_size, found[1].str()));
+  throw DataError(fmt::format("sentencepiece could not train on {} lines ({}): {}",
+                              format_count(report.lines),
                               format_bytes(static_cast<double>(report.bytes)), status));
 }
 
@@ -82,18 +90,21 @@ TrainedTokenizer train_tokenizer(const TokenizerTraining& training) {
     throw ConfigError(fmt::format("--model-type {}: expected bpe or unigram", training.model_type));
   constexpr int64_t kSmallest = 3 + 256 + 1;
   if (training.vocab_size < kSmallest || training.vocab_size > (1 << 24))
-    throw ConfigError(fmt::format("--vocab-size {}: expected {} (unk, bos, eos, 256 bytes and one more) to {}",
-                                  training.vocab_size, kSmallest, 1 << 24));
+    throw ConfigError(
+        fmt::format("--vocab-size {}: expected {} (unk, bos, eos, 256 bytes and one more) to {}",
+                    training.vocab_size, kSmallest, 1 << 24));
   TrainedTokenizer result;
   Lines lines(training.inputs, result);
   if (lines.done())
-    throw DataError(fmt::format("no text to train on: the input has no line of valid UTF-8 ({} invalid, {} too long)",
-                                result.invalid_lines, result.long_lines));
+    throw DataError(fmt::format(
+        "no text to train on: the input has no line of valid UTF-8 ({} invalid, {} too long)",
+        result.invalid_lines, result.long_lines));
   const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
   const std::unordered_map<std::string, std::string> settings = {
       {"model_type", training.model_type},
       {"vocab_size", std::to_string(training.vocab_size)},
-      {"num_threads", std::to_string(std::min(training.threads == 0 ? cores : training.threads, 128u))},
+      {"num_threads",
+       std::to_string(std::min(training.threads == 0 ? cores : training.threads, 128u))},
       {"max_sentence_length", std::to_string(kMaxTrainingLine)},
       {"character_coverage", "0.99995"},
       {"byte_fallback", "true"},
@@ -109,7 +120,8 @@ TrainedTokenizer train_tokenizer(const TokenizerTraining& training) {
       {"unk_surface", " \xE2\x81\x87 "},
       {"minloglevel", training.verbose ? "0" : "2"},
   };
-  const auto status = sentencepiece::SentencePieceTrainer::Train(settings, &lines, &result.serialized_model);
+  const auto status =
+      sentencepiece::SentencePieceTrainer::Train(settings, &lines, &result.serialized_model);
   if (!status.ok()) explain(status.ToString(), training, result);
   return result;
 }

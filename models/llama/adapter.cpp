@@ -133,8 +133,15 @@ Adapter export_adapter(const std::map<std::string, at::Tensor>& tensors, const L
   return adapter;
 }
 
-LoraOptions lora_options_of(const Adapter& adapter) {
-  return {adapter.config.r, adapter.config.alpha, adapter.config.dropout, adapter.config.target_modules};
+LlamaModel model_for_adapter(const LlamaConfig& config, const Adapter& adapter) {
+  // The modules that are there decide: target_modules may be a pattern.
+  std::set<std::string> names;
+  for (const auto& [module, pair] : adapter.modules) names.insert(module.substr(module.rfind('.') + 1));
+  try {
+    return {config, LoraOptions{adapter.config.r, adapter.config.alpha, adapter.config.dropout, {names.begin(), names.end()}}};
+  } catch (const ConfigError& error) {
+    throw ModelError(fmt::format("the adapter does not fit a Llama: {}", error.what()));
+  }
 }
 
 }  // namespace trireme

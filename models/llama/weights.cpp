@@ -24,6 +24,14 @@ at::ScalarType scalar_type(DType dtype, const std::string& tensor) {
   }
 }
 
+at::Tensor read_part(const WeightSource& source, const ParameterPart& part, at::IntArrayRef shape) {
+  at::Tensor value = read_tensor(source, part.name);
+  if (value.sizes() != shape)
+    throw ModelError(fmt::format("{} has shape [{}], the configuration asks for [{}]", part.name, fmt::join(value.sizes(), ", "),
+                                 fmt::join(shape, ", ")));
+  return value;
+}
+
 using PartFill = std::function<void(const ParameterSpec&, const ParameterPart&, const at::Tensor& rows)>;
 
 std::vector<std::vector<at::Tensor>> build_units(const LlamaModel& model, at::ScalarType dtype, at::Device device,
@@ -38,7 +46,7 @@ std::vector<std::vector<at::Tensor>> build_units(const LlamaModel& model, at::Sc
       for (const ParameterPart& part : spec.parts) {
         const at::Tensor rows = tensor.narrow(0, row, part.rows);
         if (unit.replicated)
-          draw_initial_values(spec, part.name, seed, 0, rows.view({-1}));
+          draw_initial_values(spec, part, seed, 0, rows.view({-1}));
         else
           fill_base(spec, part, rows);
         row += part.rows;
@@ -71,19 +79,52 @@ at::Tensor read_tensor(const WeightSource& source, const std::string& name) {
 std::vector<std::vector<at::Tensor>> load_whole(const LlamaModel& model, const WeightSource& source, at::ScalarType dtype,
                                                 at::Device device, uint64_t seed) {
   return build_units(model, dtype, device, [&](const ParameterSpec&, const ParameterPart& part, const at::Tensor& rows) {
-    const at::Tensor value = read_tensor(source, part.name);
-    if (value.sizes() != rows.sizes())
-      throw ModelError(fmt::format("{} has shape [{}], the configuration asks for [{}]", part.name, fmt::join(value.sizes(), ", "),
-                                   fmt::join(rows.sizes(), ", ")));
-    rows.copy_(value);
+    rows.copy_(read_part(source, part, rows.sizes()));
   }, seed);
 }
 
 std::vector<std::vector<at::Tensor>> random_whole(const LlamaModel& model, at::ScalarType dtype, at::Device device, uint64_t seed) {
   return build_units(model, dtype, device, [&](const ParameterSpec& spec, const ParameterPart& part, const at::Tensor& rows) {
-    draw_initial_values(spec, part.name, seed, 0, rows.view({-1}));
+    draw_initial_values(spec, part, seed, 0, rows.view({-1}));
   }, seed);
 }
+
+StreamedStore::StreamedStore(const LlamaModel& model, const WeightSource& source, at::ScalarType dtype,
+                             const std::map<std::string, at::Tensor>& adapter)
+    : model_(model), source_(source), dtype_(dtype), units_(model.units().size()) {
+  for (size_t u = 0; u < units_.size(); ++u) {
+    if (!model.units()[u].replicated) continue;
+    for (const ParameterSpec& spec : model.units()[u].parameters) {
+      const auto found = adapter.find(spec.parts[0].name);
+      TRIREME_CHECK(found != adapter.end(), "no adapter tensor ", spec.parts[0].name);
+      units_[u].push_back(found->second.to(dtype));
+    }
+  }
+}
+
+void StreamedStore::pre_forward(int unit) {
+  const UnitSpec& spec = model_.units().at(unit);
+  if (spec.replicated || !units_[unit].empty()) return;
+  at::NoGradGuard no_grad;
+  for (const ParameterSpec& parameter : spec.parameters) {
+    at::Tensor tensor = at::empty(parameter.shape, at::TensorOptions(dtype_));
+    int64_t row = 0;
+    for (const ParameterPart& part : parameter.parts) {
+      const at::Tensor rows = tensor.narrow(0, row, part.rows);
+      rows.copy_(read_part(source_, part, rows.sizes()));
+      row += part.rows;
+    }
+    units_[unit].push_back(tensor);
+  }
+}
+
+void StreamedStore::post_forward(int unit) {
+  const UnitSpec& spec = model_.units().at(unit);
+  if (!spec.replicated && !spec.keep) units_[unit].clear();
+}
+
+void StreamedStore::pre_backward(int) { TRIREME_CHECK(false, "a streamed store has no backward"); }
+void StreamedStore::post_backward(int) { TRIREME_CHECK(false, "a streamed store has no backward"); }
 
 void assign_adapter(const LlamaModel& model, const std::map<std::string, at::Tensor>& tensors,
                     std::vector<std::vector<at::Tensor>>& units) {

@@ -32,8 +32,27 @@ std::map<std::string, at::Tensor> import_adapter(const Adapter& adapter, const L
 /// the same A each and their rows of B.
 Adapter export_adapter(const std::map<std::string, at::Tensor>& tensors, const LlamaModel& model, const std::string& base_model);
 
-/// LoRA options under which a model takes this PEFT adapter.
-LoraOptions lora_options_of(const Adapter& adapter);
+/// The model that takes this PEFT adapter: its rank, alpha, dropout and the targets of its modules. ModelError when there is none.
+LlamaModel model_for_adapter(const LlamaConfig& config, const Adapter& adapter);
+
+/// A store that reads each unit from a checkpoint when it is entered and drops it when it is left: forward passes of models larger than
+/// memory. Adapters, if any, are given; no backward.
+class StreamedStore : public UnitStore {
+ public:
+  StreamedStore(const LlamaModel& model, const WeightSource& source, at::ScalarType dtype,
+                const std::map<std::string, at::Tensor>& adapter = {});
+  const std::vector<at::Tensor>& parameters(int unit) override { return units_.at(unit); }
+  void pre_forward(int unit) override;
+  void post_forward(int unit) override;
+  void pre_backward(int unit) override;
+  void post_backward(int unit) override;
+
+ private:
+  const LlamaModel& model_;
+  const WeightSource& source_;
+  at::ScalarType dtype_;
+  std::vector<std::vector<at::Tensor>> units_;
+};
 
 /// Copies imported adapter tensors into the whole units of load_whole().
 void assign_adapter(const LlamaModel& model, const std::map<std::string, at::Tensor>& tensors,

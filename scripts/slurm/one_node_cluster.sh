@@ -19,6 +19,8 @@ fail() {
   exit 1
 }
 
+is_running() { pid_of slurmctld >/dev/null && pid_of slurmd >/dev/null && pid_of munged >/dev/null && answers; }
+
 # The process of a pid file, if it lives and is what the file says.
 pid_of() {
   local pid
@@ -85,7 +87,9 @@ PartitionName=main Nodes=$host Default=YES MaxTime=INFINITE State=UP
 EOF
   : >"$dir/plugstack.conf"
   # From 23.11 slurmd starts a cgroup plugin even when nothing uses it, unless told not to.
-  if [[ $(slurmctld -V | grep -oE '[0-9]+\.[0-9]+' | head -n 1) > 23.10 ]]; then echo 'CgroupPlugin=disabled' >"$dir/cgroup.conf"; fi
+  if [[ $(slurmctld -V) =~ ([0-9]+)\.([0-9]+) ]] && ((BASH_REMATCH[1] * 100 + 10#${BASH_REMATCH[2]} >= 2311)); then
+    echo 'CgroupPlugin=disabled' >"$dir/cgroup.conf"
+  fi
 }
 
 start_daemon() {  # NAME COMMAND...
@@ -104,7 +108,7 @@ start() {
     command -v "$program" >/dev/null || fail "$program is missing: apt-get install slurm-wlm munge libpmix2"
   done
   ((${#dir} <= 90)) || fail "$dir is too long for the name of a socket in it"
-  if pid_of slurmctld >/dev/null && pid_of slurmd >/dev/null && pid_of munged >/dev/null && answers; then
+  if is_running; then
     echo "one-node Slurm already runs in $dir" >&2
   else
     [[ ! -e $dir || -O $dir ]] || fail "$dir belongs to somebody else"
@@ -115,10 +119,10 @@ start() {
     chmod 755 "$dir"
     (umask 077 && head -c 128 /dev/urandom >"$dir/munge.key")
     write_configuration
+    export SLURM_CONF=$conf
     # --force: munged prefers a user of its own and a directory that only root can write to.
     start_daemon munged munged --force --key-file="$dir/munge.key" --socket="$dir/munge.socket" --pid-file="$dir/munged.pid" \
       --log-file="$dir/munged.log" --seed-file="$dir/munged.seed"
-    export SLURM_CONF=$conf
     start_daemon slurmctld slurmctld -f "$conf" -c
     start_daemon slurmd slurmd -f "$conf"
     wait_for 60 is_idle || fail "the node is not idle after 60 s: $(sinfo -N -o '%n %T %E' 2>&1) $(tail -n 3 "$dir/slurmd.log")"
@@ -141,7 +145,7 @@ gone() { ! pid_of "$1" >/dev/null; }
 stop() {
   [[ -d $dir ]] || return 0
   local name pid
-  if pid_of slurmctld >/dev/null && pid_of slurmd >/dev/null && answers; then
+  if is_running; then
     SLURM_CONF=$conf scancel --user="$(id -un)" --quiet 2>/dev/null || true
     SLURM_CONF=$conf scancel --user="$(id -un)" --quiet --signal=KILL --full 2>/dev/null || true
     wait_for 15 no_step_daemons || true
@@ -158,7 +162,7 @@ case $command_name in
   start) start ;;
   stop) stop ;;
   status)
-    pid_of slurmctld >/dev/null && pid_of slurmd >/dev/null && pid_of munged >/dev/null && answers || fail "no cluster runs in $dir"
+    is_running || fail "no cluster runs in $dir"
     SLURM_CONF=$conf sinfo -N -o '%n %T %c CPUs %m MiB'
     ;;
   *) fail "usage: one_node_cluster.sh start|stop|status [DIR]" ;;

@@ -31,7 +31,8 @@ std::optional<std::string> nearest_word(std::string_view word,
   int best_distance = 0;
   for (const std::string& candidate : candidates) {
     // Too different in length to be near: keeps a megabyte-long key from costing minutes.
-    const auto [shorter, longer] = std::minmax(word.size(), candidate.size());
+    const size_t longer = std::max(word.size(), candidate.size());
+    const size_t shorter = std::min(word.size(), candidate.size());
     if (longer - shorter > std::max<size_t>(1, longer * 2 / 5)) continue;
     const int distance = edit_distance(word, candidate);
     if (!best || distance < best_distance) {

@@ -207,6 +207,7 @@ class NcclCommunicator final : public Communicator {
     });
   }
   WorkPtr broadcast(at::Tensor tensor, int root) override {
+    TRIREME_CHECK(root >= 0 && root < size_, "broadcast from rank ", root, " of ", size_);
     return run("broadcast", {tensor}, tensor.numel(), [&] {
       return ncclBroadcast(tensor.data_ptr(), tensor.data_ptr(), static_cast<size_t>(tensor.numel()), nccl_type(tensor.scalar_type()), root,
                            handle_, stream_);

@@ -15,8 +15,12 @@ class SelfCommunicator final : public Communicator {
 
   WorkPtr all_gather(at::Tensor out, const at::Tensor& in) override { return copy(out, in); }
   WorkPtr reduce_scatter(at::Tensor out, const at::Tensor& in, ReduceOp) override { return copy(out, in); }
-  WorkPtr all_reduce(at::Tensor, ReduceOp) override { return std::make_unique<DoneWork>(); }
-  WorkPtr broadcast(at::Tensor, int root) override {
+  WorkPtr all_reduce(at::Tensor tensor, ReduceOp) override {
+    check_layout(tensor);
+    return std::make_unique<DoneWork>();
+  }
+  WorkPtr broadcast(at::Tensor tensor, int root) override {
+    check_layout(tensor);
     TRIREME_CHECK(root == 0, "broadcast from rank ", root, " of 1");
     return std::make_unique<DoneWork>();
   }
@@ -26,8 +30,14 @@ class SelfCommunicator final : public Communicator {
   std::unique_ptr<Communicator> split(int) override { return make_self_communicator(); }
 
  private:
+  // What several ranks would refuse is refused here too.
+  static void check_layout(const at::Tensor& tensor) { TRIREME_CHECK(tensor.is_contiguous(), "collectives need contiguous tensors"); }
+
   static WorkPtr copy(at::Tensor& out, const at::Tensor& in) {
-    TRIREME_CHECK(out.numel() == in.numel(), "one rank: out has ", out.numel(), " elements, in has ", in.numel());
+    check_layout(out);
+    check_layout(in);
+    TRIREME_CHECK(out.numel() == in.numel() && out.scalar_type() == in.scalar_type(), "one rank: out has ", out.numel(),
+                  " elements of ", c10::toString(out.scalar_type()), ", in has ", in.numel(), " of ", c10::toString(in.scalar_type()));
     at::NoGradGuard no_grad;
     if (out.data_ptr() != in.data_ptr()) out.copy_(in.view_as(out));
     return std::make_unique<DoneWork>();

@@ -221,7 +221,8 @@ void check_raw_text(std::string_view text, const Place& origin, Problems& proble
 YamlNode parse_yaml(const std::string& text, const Place& origin, Problems& problems) {
   TreeBuilder builder(text, origin, problems);
   try {
-    // yaml-cpp takes the end of the text for a missing closing quote; the end marker inside a quoted scalar is an error to it.
+    // yaml-cpp takes the end of the text for a missing closing quote; the end marker inside a quoted scalar is an
+    // error to it.
     std::istringstream stream(text + "\n...\n");
     YAML::Parser parser(stream);
     while (parser.HandleNextDocument(builder)) {

@@ -1,6 +1,7 @@
 #pragma once
-// The strict YAML layer: one document, plain scalars, lists and mappings, each with its place. yaml-cpp scans; what it lets
-// pass (duplicate keys, aliases, merge keys, tags, several documents, tabs, control bytes, any depth) is refused here.
+// The strict YAML layer: one document, plain scalars, lists and mappings, each with its place. yaml-cpp scans; what
+// it lets pass (duplicate keys, aliases, merge keys, tags, several documents, tabs, control bytes, any depth) is
+// refused here.
 
 #include <string>
 #include <string_view>
@@ -34,12 +35,12 @@ struct YamlEntry {
   YamlNode value;
 };
 
-/// Refuses what no configuration may hold, before the parser sees it: invalid UTF-8, NUL and other control bytes, tabs as
-/// indentation, brackets by the ten thousand. Adds one problem for each kind.
+/// Refuses what no configuration may hold, before the parser sees it: invalid UTF-8, NUL and other control bytes,
+/// tabs as indentation, brackets by the ten thousand. Adds one problem for each kind.
 void check_raw_text(std::string_view text, const Place& origin, Problems& problems);
 
-/// Parses one document. Syntax errors end the parse; other problems are collected. `origin` is the place of override values
-/// (override_index >= 0), else line and column come from the text. An empty document is a null.
+/// Parses one document. Syntax errors end the parse; other problems are collected. `origin` is the place of override
+/// values (override_index >= 0), else line and column come from the text. An empty document is a null.
 YamlNode parse_yaml(const std::string& text, const Place& origin, Problems& problems);
 
 }  // namespace trireme

@@ -10,23 +10,23 @@
 namespace trireme {
 
 namespace {
-/// Elements are drawn in blocks of fixed size, each from a generator of its own.
+/// Elements are drawn in blocks, each from a generator of its own.
 constexpr int64_t kBlock = int64_t{1} << 22;
 }  // namespace
 
-void draw_initial_values(const ParameterSpec& spec, const std::string& name, uint64_t seed, int64_t begin, const at::Tensor& target) {
+void draw_initial_values(const ParameterSpec& spec, const ParameterPart& part, uint64_t seed, int64_t begin, const at::Tensor& target) {
   at::NoGradGuard no_grad;
   if (spec.init == Init::kOnes || spec.init == Init::kZeros) {
     target.fill_(spec.init == Init::kOnes ? 1.0 : 0.0);
     return;
   }
   at::Generator generator = at::globalContext().defaultGenerator(target.device()).clone();
-  const int64_t end = begin + target.numel();
-  // Generators draw whole vectors at a time: a block's length must not depend on the part that is wanted.
-  at::Tensor values = at::empty({kBlock}, target.options().dtype(at::kFloat));
+  const int64_t end = begin + target.numel(), whole = spec.numel() / spec.shape[0] * part.rows;
   for (int64_t block = begin / kBlock; block * kBlock < end; ++block) {
     const int64_t from = std::max(begin, block * kBlock), to = std::min(end, (block + 1) * kBlock);
-    generator.set_current_seed(derive_seed(seed, name, static_cast<uint64_t>(block)));
+    generator.set_current_seed(derive_seed(seed, part.name, static_cast<uint64_t>(block)));
+    // Generators draw whole vectors at a time: a block's length depends on the tensor, never on the elements that are wanted.
+    at::Tensor values = at::empty({std::min(kBlock, whole - block * kBlock)}, target.options().dtype(at::kFloat));
     if (spec.init == Init::kNormal)
       values.normal_(0.0, spec.init_scale, generator);
     else

@@ -1,4 +1,5 @@
-// Token files through the interface that a run uses: what rows mean, and what is said about files that are not right.
+// Token files through the interface that a run uses: what rows mean, and what is said about files
+// that are not right.
 
 #include "data/dataset.h"
 #include "trireme/base/error.h"
@@ -10,9 +11,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-fs::path fixture(const std::string& name) { return fs::path(TRIREME_SOURCE_DIR) / "tests/data/fixtures" / name; }
+fs::path fixture(const std::string& name) {
+  return fs::path(TRIREME_SOURCE_DIR) / "tests/data/fixtures" / name;
+}
 
-std::unique_ptr<TokenDataset> open(const std::vector<std::string>& names, int64_t seq_length = 8, int64_t vocab_size = 100) {
+std::unique_ptr<TokenDataset> open(const std::vector<std::string>& names, int64_t seq_length = 8,
+                                   int64_t vocab_size = 100) {
   std::vector<fs::path> files;
   for (const auto& name : names) files.push_back(fixture(name));
   return open_token_dataset(files, seq_length, vocab_size);
@@ -56,7 +60,8 @@ TEST(Dataset, MaskBelongsToTheTargetAndStartsAreNoTargets) {
     ASSERT_EQ(dataset->size(), 3);
     const Sample sample = dataset->read(1);
     EXPECT_EQ(sample.input_ids, counting(8));
-    // stored 0 0 1 1 0 1 1 1, starts 0 3 6: the starts' bits go, the rest stays where it is (no shift).
+    // stored 0 0 1 1 0 1 1 1, starts 0 3 6: the starts' bits go, the rest stays where it is (no
+    // shift).
     EXPECT_EQ(sample.loss_mask, (Bytes{0, 0, 1, 0, 0, 1, 0, 1}));
     EXPECT_EQ(sample.sequence_starts, (Starts{0, 3, 6}));
     EXPECT_EQ(sample.num_targets(), 3);
@@ -86,16 +91,19 @@ struct Case {
 
 TEST(Dataset, BadRowsAreNamedWithPlaceAndValue) {
   const std::vector<Case> cases = {
-      {"token_too_large.npy", {"row 1, position 5", "byte 154", "token id 100", "vocabulary of 100"}},
+      {"token_too_large.npy",
+       {"row 1, position 5", "byte 154", "token id 100", "vocabulary of 100"}},
       {"token_negative.npy", {"row 2, position 0", "byte 256", "token id -1", "vocabulary of 100"}},
       {"token_fortran.npy", {"row 2, position 1", "byte 148", "token id 4711"}},
-      {"token_too_large.h5", {"row 2, position 3", "input_ids[2, 3]", "token id 128", "vocabulary of 100"}},
-      {"records_bad_token.npy", {"row 1, position 7", "byte ", "token id 31999", "vocabulary of 100"}},
+      {"token_too_large.h5",
+       {"row 2, position 3", "input_ids[2, 3]", "token id 128", "vocabulary of 100"}},
+      {"records_bad_token.npy",
+       {"row 1, position 7", "byte ", "token id 31999", "vocabulary of 100"}},
       {"rows_of_7.npy", {"7 tokens", "seq_length is 8"}},
       {"rows_of_7.h5", {"7"}},
       {"no_rows.npy", {"no rows"}},
-      {"records_short_row.npy", {"row 1", "7"}},
-      {"records_short_mask.npy", {"row 1", "loss_mask", "7", "8"}},
+      {"records_short_row.npy", {"row 1 (record at byte ", "7 tokens", "seq_length is 8"}},
+      {"records_short_mask.npy", {"record 1 (byte ", "8 input_ids", "7 loss_mask"}},
       {"records_start_not_zero.npy", {"row 1", "seq_start_id", "1", "expected 0"}},
       {"records_start_descends.npy", {"row 1", "seq_start_id[2]", "5 after 5"}},
       {"records_start_past_end.npy", {"row 1", "seq_start_id[1]", "8", "past"}},
@@ -105,7 +113,8 @@ TEST(Dataset, BadRowsAreNamedWithPlaceAndValue) {
   for (const Case& item : cases) {
     const std::string message = complaint(item.file);
     EXPECT_NE(message.find(item.file), std::string::npos) << item.file << ": " << message;
-    for (const char* word : item.says) EXPECT_NE(message.find(word), std::string::npos) << item.file << ": " << message;
+    for (const char* word : item.says)
+      EXPECT_NE(message.find(word), std::string::npos) << item.file << ": " << message;
   }
 }
 
@@ -122,7 +131,8 @@ TEST(Dataset, OtherFormatsAreNamedByTheirContent) {
   };
   for (const Case& item : cases) {
     const std::string message = complaint(item.file);
-    for (const char* word : item.says) EXPECT_NE(message.find(word), std::string::npos) << item.file << ": " << message;
+    for (const char* word : item.says)
+      EXPECT_NE(message.find(word), std::string::npos) << item.file << ": " << message;
   }
 }
 

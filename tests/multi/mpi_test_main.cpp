@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 
 namespace trireme {
@@ -17,7 +18,8 @@ World& test_world() { return *g_world; }
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
-  trireme::g_world = trireme::World::join(trireme::detect_launch(), /*use_gpu=*/false);
+  // TRIREME_TEST_GPU: the same tests on GPUs (run_gpu_ranks.sh).
+  trireme::g_world = trireme::World::join(trireme::detect_launch(), std::getenv("TRIREME_TEST_GPU") != nullptr);
   trireme::Communicator& comm = trireme::g_world->communicator();
   if (comm.rank() != 0) {
     auto& listeners = testing::UnitTest::GetInstance()->listeners();

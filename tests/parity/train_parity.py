@@ -111,7 +111,8 @@ def main():
         trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         groups = [dict(params=[p for _, p in trained if p.dim() >= 2], weight_decay=decay),
                   dict(params=[p for _, p in trained if p.dim() < 2], weight_decay=0.0)]
-        optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=(0.9, 0.95), eps=1e-8)
+        # eps 1e-6: with 1e-8 the rounding of gradients near zero decides the sign of an update, in either program.
+        optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=(0.9, 0.95), eps=1e-6)
         order = epoch_order(len(data), seed, STEPS * GBS)
         want = []
         for step in range(STEPS):
@@ -135,7 +136,7 @@ model: {{path: base}}
 {lora}
 data: {{train: train.npy, valid: valid.npy, seq_length: {SEQ}}}
 batch: {{global_batch_size: {GBS}, micro_batch_size: {MBS if not args.launch else 1}}}
-optimizer: {{lr: {lr}, betas: [0.9, 0.95], weight_decay: {decay}, grad_clip: {clip}}}
+optimizer: {{lr: {lr}, betas: [0.9, 0.95], eps: 1.0e-6, weight_decay: {decay}, grad_clip: {clip}}}
 schedule: {{name: cosine, warmup_steps: {warmup}, min_lr: {minimum}}}
 train: {{max_steps: {STEPS}, seed: {seed}}}
 precision: {{compute: fp32}}

@@ -1,4 +1,5 @@
-// MLPerf's Parquet to its npy: what NumPy then reads, byte for byte what the benchmark's converter leaves, and refusals.
+// MLPerf's Parquet to its npy: what NumPy then reads, byte for byte what the benchmark's converter
+// leaves, and refusals.
 
 #include "data/prepare/mlperf.h"
 
@@ -59,7 +60,8 @@ open(f'{directory}/hurt.parquet', 'wb').write(data[:4] + b'\xff' * 200 + data[20
 };
 
 TEST_F(Mlperf, NumpyReadsTheSameRecords) {
-  const MlperfReport report = convert_mlperf(path("train.parquet"), path("valid.parquet"), path("out"));
+  const MlperfReport report =
+      convert_mlperf(path("train.parquet"), path("valid.parquet"), path("out"));
   EXPECT_EQ(report.train.rows, 1501);
   EXPECT_EQ(report.valid.rows, 173);
   EXPECT_EQ(report.valid.seq_length, 40);
@@ -68,14 +70,24 @@ TEST_F(Mlperf, NumpyReadsTheSameRecords) {
   EXPECT_LT(report.valid.targets, 173 * 40 * 0.4);
   EXPECT_FALSE(report.is_benchmark);
   EXPECT_EQ(python(R"(
-import hashlib, sys, numpy as np, pyarrow.parquet as pq
+import hashlib, io, pickle, sys, numpy as np, pyarrow.parquet as pq
 directory = sys.argv[1]
 digests = []
+def saved_by_numpy_1(table):
+    """np.save of the benchmark's converter under NumPy 1: protocol 3, and the module names of that time."""
+    array = np.array([{'input_ids': np.array(row['input_ids'], dtype=np.int32),
+                       'loss_mask': [int(x != -100) for x in row['labels']], 'seq_start_id': [0]} for row in table])
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {'descr': '|O', 'fortran_order': False, 'shape': array.shape})
+    return file.getvalue() + pickle.dumps(array, protocol=3).replace(b'numpy._core.multiarray', b'numpy.core.multiarray')
 for name, parquet in (('train', 'train'), ('validation', 'valid')):
     path = f'{directory}/out/{name}.npy'
     digests.append(hashlib.md5(open(path, 'rb').read()).hexdigest())
     records = np.load(path, allow_pickle=True)
     table = pq.read_table(f'{directory}/{parquet}.parquet').to_pylist()
+    theirs, ours = saved_by_numpy_1(table), open(path, 'rb').read()
+    at = next((i for i, (a, b) in enumerate(zip(theirs, ours)) if a != b), -1)
+    assert theirs == ours, f'{name}: {len(ours)} bytes, NumPy {len(theirs)}, first difference at {at}'
     assert records.shape == (len(table),) and records.dtype == object
     for record, row in zip(records, table):
         assert list(record) == ['input_ids', 'loss_mask', 'seq_start_id']
@@ -107,7 +119,8 @@ TEST_F(Mlperf, BadRowsAreNamed) {
   };
   for (const auto& [file, words] : cases) {
     const std::string message = complaint(file);
-    for (const char* word : words) EXPECT_NE(message.find(word), std::string::npos) << file << ": " << message;
+    for (const char* word : words)
+      EXPECT_NE(message.find(word), std::string::npos) << file << ": " << message;
   }
 }
 

@@ -1,4 +1,5 @@
-// Tokenizers: round trips, Llama's settings, special tokens, damaged models, and the real Llama 2 model where it is.
+// Tokenizers: round trips, Llama's settings, special tokens, damaged models, and the real Llama 2
+// model where it is.
 
 #include "data/prepare/sentencepiece_model.h"
 #include "data/prepare/ultrachat.h"
@@ -33,8 +34,9 @@ std::string complaint(const std::string& model) {
 
 TEST(Tokenizer, RoundTripsAnyText) {
   const Tokenizer tokenizer = small_tokenizer();
-  for (const std::string text : {"The trireme crossed 170 rowers.", "  two  spaces\tand a tab\n\nlines ", "中文 and \xF0\x9F\x9A\xA3",
-                                 "never seen: @#~^", "x", " "}) {
+  for (const std::string text :
+       {"The trireme crossed 170 rowers.", "  two  spaces\tand a tab\n\nlines ",
+        "中文 and \xF0\x9F\x9A\xA3", "never seen: @#~^", "x", " "}) {
     const Ids ids = tokenizer.encode(text);
     EXPECT_EQ(tokenizer.decode(ids), text);
     for (const int32_t id : ids) {
@@ -43,7 +45,8 @@ TEST(Tokenizer, RoundTripsAnyText) {
     }
   }
   EXPECT_EQ(tokenizer.encode(""), Ids{});
-  EXPECT_LT(tokenizer.encode("The trireme crossed the narrow strait").size(), 15u) << "nothing was learnt";
+  EXPECT_LT(tokenizer.encode("The trireme crossed the narrow strait").size(), 15u)
+      << "nothing was learnt";
 }
 
 TEST(Tokenizer, HasLlamasLayout) {
@@ -63,7 +66,8 @@ TEST(Tokenizer, HasLlamasLayout) {
 TEST(Tokenizer, ThreadsGiveTheSameIdsInTheSameOrder) {
   const Tokenizer tokenizer = small_tokenizer();
   std::vector<std::string> texts;
-  for (int i = 0; i < 500; ++i) texts.push_back(fmt::format("Every oarsman remembered {} storms.", i));
+  for (int i = 0; i < 500; ++i)
+    texts.push_back(fmt::format("Every oarsman remembered {} storms.", i));
   const std::vector<std::string_view> views(texts.begin(), texts.end());
   const auto one = tokenizer.encode_all(views, 1), many = tokenizer.encode_all(views, 7);
   EXPECT_EQ(one, many);
@@ -84,7 +88,8 @@ TEST(Tokenizer, SpecialTokensAreSplitOutLeftmostLongest) {
     return all;
   };
   const Tokenizer plain = small_tokenizer();
-  EXPECT_EQ(tokenizer.encode("x<a>bc<a><s>"), joined({plain.encode("x"), {401}, plain.encode("c"), {400, 1}}));
+  EXPECT_EQ(tokenizer.encode("x<a>bc<a><s>"),
+            joined({plain.encode("x"), {401}, plain.encode("c"), {400, 1}}));
   EXPECT_EQ(tokenizer.decode(tokenizer.encode("x<a>bc<a>")), "x<a>bc<a>");
   EXPECT_THROW(tokenizer.decode(Ids{402}), DataError);
   EXPECT_THROW(tokenizer.decode(Ids{-1}), DataError);
@@ -93,13 +98,15 @@ TEST(Tokenizer, SpecialTokensAreSplitOutLeftmostLongest) {
 TEST(Tokenizer, EveryTruncationOfAModelIsRefused) {
   const std::string& model = small_model();
   ASSERT_GT(model.size(), 3000u);
-  // Everything up to and including the normaliser's settings is needed; only the empty denormaliser after it may be missing.
+  // Everything up to and including the normaliser's settings is needed; only the empty denormaliser
+  // after it may be missing.
   size_t accepted = 0;
   for (size_t size = 0; size < model.size(); ++size) {
     const std::string message = complaint(model.substr(0, size));
     if (message.empty()) {
       ++accepted;
-      EXPECT_GT(size + 16, model.size()) << size << " of " << model.size() << " bytes were accepted";
+      EXPECT_GT(size + 16, model.size())
+          << size << " of " << model.size() << " bytes were accepted";
     } else {
       EXPECT_NE(message.find("given.model"), std::string::npos) << message;
     }
@@ -110,13 +117,15 @@ TEST(Tokenizer, EveryTruncationOfAModelIsRefused) {
 TEST(Tokenizer, OtherFilesAreRefusedWithAReason) {
   EXPECT_NE(complaint("").find("empty"), std::string::npos);
   EXPECT_NE(complaint("{\"version\": \"1.0\"}").find("tokenizer.json"), std::string::npos);
-  EXPECT_NE(complaint("Plain text is no model.").find("not a whole sentencepiece model"), std::string::npos);
+  EXPECT_NE(complaint("Plain text is no model.").find("not a whole sentencepiece model"),
+            std::string::npos);
   EXPECT_NE(complaint(std::string(100, '\xff')).find("byte"), std::string::npos);
   EXPECT_EQ(exit_code([] { Tokenizer(std::filesystem::path("/absent/tokenizer.model")); }), 3);
 }
 
 TEST(Tokenizer, DamagedBytesNeverCrash) {
-  // Each byte of the first kilobyte and of the settings at the end, changed in two ways: refused, or still a usable model.
+  // Each byte of the first kilobyte and of the settings at the end, changed in two ways: refused,
+  // or still a usable model.
   const std::string& model = small_model();
   for (size_t at = 0; at < model.size(); at += (at < 1024 || at + 300 > model.size()) ? 1 : 97)
     for (const char flip : {'\x01', '\x80'}) {
@@ -145,7 +154,8 @@ TEST_F(TrainingTokenizers, ReportsLimitsOfTheVocabulary) {
   ASSERT_NE(at, std::string::npos) << message;
   // The promised limit works, one more does not.
   training.vocab_size = std::stoll(message.substr(at + 8));
-  EXPECT_EQ(Tokenizer(train_tokenizer(training).serialized_model, "m").vocab_size(), training.vocab_size);
+  EXPECT_EQ(Tokenizer(train_tokenizer(training).serialized_model, "m").vocab_size(),
+            training.vocab_size);
   ++training.vocab_size;
   EXPECT_THROW(train_tokenizer(training), ConfigError);
   training.vocab_size = 261;
@@ -164,12 +174,14 @@ TEST_F(TrainingTokenizers, UnigramTrainsToo) {
   training.vocab_size = 320;
   const Tokenizer tokenizer(train_tokenizer(training).serialized_model, "m");
   EXPECT_EQ(tokenizer.vocab_size(), 320);
-  EXPECT_EQ(tokenizer.decode(tokenizer.encode("Athens followed 7 \xF0\x9F\x9A\xA3")), "Athens followed 7 \xF0\x9F\x9A\xA3");
+  EXPECT_EQ(tokenizer.decode(tokenizer.encode("Athens followed 7 \xF0\x9F\x9A\xA3")),
+            "Athens followed 7 \xF0\x9F\x9A\xA3");
 }
 
 TEST_F(TrainingTokenizers, CountsWhatItDrops) {
   TokenizerTraining training;
-  training.inputs = {write("a.txt", training_text()), write("b.txt", "good\n\nbad \xff\nbad \xc3\n" + std::string(1 << 21, 'x'))};
+  training.inputs = {write("a.txt", training_text()),
+                     write("b.txt", "good\n\nbad \xff\nbad \xc3\n" + std::string(1 << 21, 'x'))};
   training.vocab_size = 350;
   const TrainedTokenizer trained = train_tokenizer(training);
   EXPECT_EQ(trained.lines, 216 + 1);
@@ -183,23 +195,32 @@ TEST_F(TrainingTokenizers, CountsWhatItDrops) {
 }
 
 TEST(Llama2Tokenizer, EqualsTheReference) {
-  if (!std::filesystem::exists(llama2_model())) GTEST_SKIP() << "no ../shared/data/llama2/tokenizer.model";
+  if (!std::filesystem::exists(llama2_model()))
+    GTEST_SKIP() << "no ../shared/data/llama2/tokenizer.model";
   Tokenizer tokenizer{llama2_model()};
   EXPECT_EQ(tokenizer.vocab_size(), 32000);
   EXPECT_EQ(tokenizer.encode("Hello world"), (Ids{15043, 3186}));
   EXPECT_EQ(tokenizer.decode(Ids{15043, 3186}), "Hello world");
   const auto specials = add_chatml_specials(tokenizer);
-  const std::vector<std::pair<std::string, int32_t>> expected = {
-      {"<unk>", 0}, {"<s>", 1}, {"</s>", 2}, {"<|im_end|>", 32000}, {"<pad>", 32001}, {"<|im_start|>user", 32002},
-      {"<|im_start|>assistant", 32003}, {"<|im_start|>system", 32004}};
+  const std::vector<std::pair<std::string, int32_t>> expected = {{"<unk>", 0},
+                                                                 {"<s>", 1},
+                                                                 {"</s>", 2},
+                                                                 {"<|im_end|>", 32000},
+                                                                 {"<pad>", 32001},
+                                                                 {"<|im_start|>user", 32002},
+                                                                 {"<|im_start|>assistant", 32003},
+                                                                 {"<|im_start|>system", 32004}};
   EXPECT_EQ(specials, expected);
   EXPECT_EQ(tokenizer.vocab_size(), 32005);
-  const ChatMessage messages[] = {{"user", " Hello <s> w\xC3\xB6rld</s> <unk>x"}, {"tool", "a\n\nb  c"}, {"assistant", ""}};
-  // What LlamaTokenizerFast of transformers 4.40.2 gives for this conversation with the recipe's overrides.
+  const ChatMessage messages[] = {
+      {"user", " Hello <s> w\xC3\xB6rld</s> <unk>x"}, {"tool", "a\n\nb  c"}, {"assistant", ""}};
+  // What LlamaTokenizerFast of transformers 4.40.2 gives for this conversation with the recipe's
+  // overrides.
   EXPECT_EQ(tokenizer.encode(render_chatml(messages)),
-            (Ids{32002, 29871, 13,    15043, 29871, 1,     29871, 281,   1340,  430,   2,     259,  0,  921,
-                 32000, 29871, 13,    29966, 29989, 326,   29918, 2962,  29989, 29958, 10154, 13,   29874, 13,
-                 13,    29890, 29871, 274,   32000, 29871, 13,    32003, 29871, 13,    32000, 29871, 13}));
+            (Ids{32002, 29871, 13,    15043, 29871, 1,     29871, 281,   1340,  430,   2,
+                 259,   0,     921,   32000, 29871, 13,    29966, 29989, 326,   29918, 2962,
+                 29989, 29958, 10154, 13,    29874, 13,    13,    29890, 29871, 274,   32000,
+                 29871, 13,    32003, 29871, 13,    32000, 29871, 13}));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// ultrachat packing against a plain Python transcription of the recipe's rules, with Python's sentencepiece and random.
+// ultrachat packing against a plain Python transcription of the recipe's rules, with Python's
+// sentencepiece and random.
 
 #include "data/prepare/ultrachat.h"
 
@@ -13,7 +14,8 @@ class Ultrachat : public Scratch {
  protected:
   void SetUp() override {
     Scratch::SetUp();
-    if (!python_has("numpy, pyarrow.parquet, sentencepiece")) GTEST_SKIP() << "no Python with NumPy, pyarrow and sentencepiece";
+    if (!python_has("numpy, pyarrow.parquet, sentencepiece"))
+      GTEST_SKIP() << "no Python with NumPy, pyarrow and sentencepiece";
     write("tokenizer.model", small_model());
     std::filesystem::create_directories(path("data"));
     python(kWriter, directory_.string());
@@ -92,7 +94,8 @@ TEST_F(Ultrachat, EqualsTheRules) {
     EXPECT_EQ(report.valid.conversations, sft ? 60 : 110);
     EXPECT_GT(report.train.buffers, 2) << "too little text to test the buffers";
     EXPECT_EQ(report.train.tokens, report.train.rows * 16 + report.train.tail_tokens);
-    EXPECT_EQ(python(kTranscription, fmt::format("'{}' {} {}", directory_.string(), sft ? 1 : 0, sft ? 3 : 100)),
+    EXPECT_EQ(python(kTranscription,
+                     fmt::format("'{}' {} {}", directory_.string(), sft ? 1 : 0, sft ? 3 : 100)),
               fmt::format("train {} test {} ", report.train.rows, report.valid.rows));
   }
 }
@@ -123,26 +126,34 @@ TEST_F(Ultrachat, RefusesWhatItCannotPlace) {
   EXPECT_NE(complaint({path("nothing")}).find("no .parquet"), std::string::npos);
   std::filesystem::copy_file(path("data/test_sft-00000-of-00001.parquet"), path("other.parquet"));
   EXPECT_NE(complaint({path("other.parquet")}).find("either 'train' or 'test'"), std::string::npos);
-  EXPECT_NE(complaint({path("data/test_sft-00000-of-00001.parquet")}).find("no train file"), std::string::npos);
+  EXPECT_NE(complaint({path("data/test_sft-00000-of-00001.parquet")}).find("no train file"),
+            std::string::npos);
   options.seq_length = 1 << 20;
   EXPECT_NE(complaint({path("data")}).find("less than one row"), std::string::npos);
-  python(fmt::format("import pyarrow as pa, pyarrow.parquet as pq\n"
-                     "pq.write_table(pa.table({{'messages': ['a']}}), r'{}')\n"
-                     "pq.write_table(pa.table({{'messages': [[{{'role': 'user', 'content': None}}]]}}), r'{}')\n",
-                     path("train_text.parquet").string(), path("train_null.parquet").string()));
-  EXPECT_NE(complaint({path("train_text.parquet")}).find("expected a list of structs"), std::string::npos);
-  EXPECT_NE(complaint({path("train_null.parquet")}).find("expected a list of structs"), std::string::npos);
-  python(fmt::format("import pyarrow as pa, pyarrow.parquet as pq\n"
-                     "kind = pa.list_(pa.struct([('role', pa.string()), ('content', pa.string())]))\n"
-                     "rows = pa.array([[dict(role='user', content='x')], [dict(role='user', content=None)]], kind)\n"
-                     "pq.write_table(pa.table({{'messages': rows}}), r'{}')\n",
-                     path("train_null2.parquet").string()));
-  EXPECT_NE(complaint({path("train_null2.parquet")}).find("row 1: messages[0] has a null"), std::string::npos);
+  python(fmt::format(
+      "import pyarrow as pa, pyarrow.parquet as pq\n"
+      "pq.write_table(pa.table({{'messages': ['a']}}), r'{}')\n"
+      "pq.write_table(pa.table({{'messages': [[{{'role': 'user', 'content': None}}]]}}), r'{}')\n",
+      path("train_text.parquet").string(), path("train_null.parquet").string()));
+  EXPECT_NE(complaint({path("train_text.parquet")}).find("expected a list of structs"),
+            std::string::npos);
+  EXPECT_NE(complaint({path("train_null.parquet")}).find("expected a list of structs"),
+            std::string::npos);
+  python(
+      fmt::format("import pyarrow as pa, pyarrow.parquet as pq\n"
+                  "kind = pa.list_(pa.struct([('role', pa.string()), ('content', pa.string())]))\n"
+                  "rows = pa.array([[dict(role='user', content='x')], [dict(role='user', "
+                  "content=None)]], kind)\n"
+                  "pq.write_table(pa.table({{'messages': rows}}), r'{}')\n",
+                  path("train_null2.parquet").string()));
+  EXPECT_NE(complaint({path("train_null2.parquet")}).find("row 1: messages[0] has a null"),
+            std::string::npos);
 }
 
 TEST(Chatml, RendersRoleContentAndEnd) {
   const ChatMessage messages[] = {{"system", "Be brief."}, {"user", "Hi\n"}};
-  EXPECT_EQ(render_chatml(messages), "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi\n<|im_end|>\n");
+  EXPECT_EQ(render_chatml(messages),
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi\n<|im_end|>\n");
   EXPECT_EQ(render_chatml({}), "");
 }
 

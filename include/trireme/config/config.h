@@ -1,6 +1,6 @@
 #pragma once
-// The training configuration as plain structs. One description (describe() in schema.h) feeds the strict YAML reader, the resolved
-// printer, --set, --help and did-you-mean: a new key is one field here and one line there.
+// The training configuration as plain structs. One description (describe() in schema.h) feeds the strict YAML reader,
+// the resolved printer, --set, --help and did-you-mean: a new key is one field here and one line there.
 
 #include <cstdint>
 #include <filesystem>
@@ -96,11 +96,11 @@ struct Config {
   bool operator==(const Config&) const = default;
 };
 
-/// Reads FILE, applies `--set a.b.c=value` overrides, resolves relative paths against the file's directory, validates every rule
-/// that needs no other file. Overrides: the last of equal keys wins, a value is a YAML scalar or a list in brackets, `lora=null`
-/// removes the section and `lora.r=8` makes it; relative paths count from the file's directory there, too.
-/// All problems come in one ConfigError: one line each, `file:line:column: what is wrong. Did you mean 'x'?` (overrides:
-/// `--set a.b.c=value: …`), and a closing line that counts them.
+/// Reads FILE, applies `--set a.b.c=value` overrides, resolves relative paths against the file's directory, validates
+/// every rule that needs no other file. Overrides: the last of equal keys wins, a value is a YAML scalar or a list in
+/// brackets, `lora=null` removes the section and `lora.r=8` makes it; relative paths count from the file's directory
+/// there, too. All problems come in one ConfigError: one line each, `file:line:column: what is wrong. Did you mean
+/// 'x'?` (overrides: `--set a.b.c=value: …`), and a closing line that counts them.
 Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides);
 
 /// YAML that load_config() reads back to the same Config (absolute paths, all keys, exact numbers).
@@ -109,8 +109,8 @@ std::string print_config(const Config& config);
 /// Every key with type, default and meaning, for --help.
 std::string describe_config();
 
-/// Combination rules that need the world size: global_batch_size divisible by world x micro_batch_size, shard_size dividing world.
-/// Returns all problems (empty = fine), each naming the nearest valid values.
+/// Combination rules that need the world size: global_batch_size divisible by world x micro_batch_size, shard_size
+/// dividing world. Returns all problems (empty = fine), each naming the nearest valid values.
 std::vector<std::string> check_against_world(const Config& config, int64_t world_size);
 
 }  // namespace trireme

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# One rank of one MLPerf run; run.sub starts it with srun, a person may start it alone. Variables: see config_common.sh and env.sh.
+set -euo pipefail
+
+: "${DATADIR:?}" "${MODEL:?}" "${LOGDIR:?}" "${TRIREME_BUILD:?}"
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+config=${TRIREME_CONFIG:-mlperf_llama2_70b_lora.yaml}
+[[ $config == /* ]] || config=$here/$config
+rank=${SLURM_PROCID:-0}
+
+settings=(
+  model.path="$MODEL"
+  data.train="$DATADIR/train.npy"
+  data.valid="$DATADIR/validation.npy"
+  output.dir="$LOGDIR/${DATESTAMP:-run}_${EXPERIMENT:-1}"
+  train.seed="${SEED:-1}"
+)
+# What a config_*.sh may set, and where it goes.
+optional=(
+  GLOBAL_BATCH_SIZE batch.global_batch_size
+  MICRO_BATCH_SIZE batch.micro_batch_size
+  LR optimizer.lr
+  MAX_STEPS train.max_steps
+  VAL_CHECK_INTERVAL eval.every_samples
+  FROZEN_PRECISION precision.frozen
+  SHARD_SIZE parallel.shard_size
+  RECOMPUTE parallel.recompute
+)
+for ((i = 0; i < ${#optional[@]}; i += 2)); do
+  value=${!optional[i]:-}
+  if [[ -n $value ]]; then settings+=("${optional[i + 1]}=$value"); fi
+done
+# shellcheck disable=SC2206  # several settings, split at blanks
+settings+=(${EXTRA_SET:-})
+
+arguments=()
+for setting in "${settings[@]}"; do arguments+=(--set "$setting"); done
+
+start=$(date +%s)
+if [[ $rank == 0 ]]; then echo "RUNANDTIME_START $start"; fi
+code=0
+# BINDCMD: a prefix that binds the rank to cores near its GPU, if the site has one.
+# shellcheck disable=SC2086
+${BINDCMD:-} "${TRIREME_PROGRAM:-$TRIREME_BUILD/bin/train_llama}" --config "$config" "${arguments[@]}" || code=$?
+if [[ $rank == 0 ]]; then
+  end=$(date +%s)
+  echo "RUNANDTIME_STOP $end"
+  echo "RESULT,LLM_FINETUNING,,$((end - start)),${USER:-unknown},$(date -u +'%Y-%m-%dT%H:%M:%SZ')"
+fi
+exit $code

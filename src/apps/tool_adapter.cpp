@@ -1,0 +1,229 @@
+// `trireme adapter merge|show`: LoRA adapters.
+#include "tools.h"
+
+#include "data/prepare/tokenizer.h"
+#include "models/llama/model_directory.h"
+#include "models/llama/targets.h"
+#include "models/llama/weights.h"
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/base/text.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <memory>
+
+namespace trireme {
+
+namespace {
+
+struct MergeOptions {
+  std::string model, adapter, output, dtype;
+  bool force = false;
+};
+
+/// The adapter's share of one base tensor: scale * B A, fp32; undefined when it has none.
+at::Tensor update_of(const std::string& name, const std::map<std::string, at::Tensor>& adapter, double scale) {
+  const std::string suffix = ".weight";
+  if (!name.ends_with(suffix)) return {};
+  const std::string module = name.substr(0, name.size() - suffix.size());
+  const auto a = adapter.find(module + ".lora_A.weight"), b = adapter.find(module + ".lora_B.weight");
+  if (a == adapter.end() || b == adapter.end()) return {};
+  return at::mm(b->second, a->second).mul_(scale);
+}
+
+/// What merging did to the weights of one target over all blocks, measured on the stored result.
+struct TargetChange {
+  int64_t modules = 0, zero_b = 0;
+  double smallest = std::numeric_limits<double>::infinity(), largest = 0;  // Frobenius norms of merged - base
+  std::string unchanged;  // a module with a non-zero B whose weight stayed the same
+};
+
+/// Eight tokens: the start of a sentence when the model has a tokenizer, else 1 to 8.
+std::vector<int64_t> eight_tokens(const std::filesystem::path& model, int64_t vocab_size) {
+  std::vector<int64_t> ids;
+  if (std::filesystem::is_regular_file(model / "tokenizer.model")) {
+    const Tokenizer tokenizer(model / "tokenizer.model");
+    if (const auto bos = tokenizer.bos_id()) ids.push_back(*bos);
+    for (const int32_t id : tokenizer.encode("The quick brown fox jumps over the lazy dog and runs away")) ids.push_back(id);
+  }
+  for (int64_t id = 1; ids.size() < 8; ++id) ids.push_back(id);
+  ids.resize(8);
+  for (int64_t& id : ids) id = std::min(id, vocab_size - 1);
+  return ids;
+}
+
+at::Tensor logits_of(const LlamaModel& model, UnitStore& store, const std::vector<int64_t>& ids) {
+  const auto length = static_cast<int64_t>(ids.size());
+  TokenBatch batch;
+  batch.tokens_BS = at::tensor(ids, at::kLong).view({1, length});
+  batch.positions_BS = at::arange(length, at::TensorOptions(at::kLong)).view({1, length});
+  batch.loss_weight_BS = at::zeros({1, length}, at::kFloat);
+  batch.cu_seqlens = {0, static_cast<int32_t>(length)};
+  ForwardOptions options;
+  options.train = false;
+  return model.logits(store, batch, options);
+}
+
+/// How far the logits of the merged model may lie from those of base + adapter, relative to the largest logit: rounding of fp32
+/// sums, or of the stored weights.
+double logits_bound(DType dtype) {
+  switch (dtype) {
+    case DType::kBF16: return 5e-2;
+    case DType::kF16: return 5e-3;
+    default: return 1e-4;
+  }
+}
+
+void print_changes(const std::map<std::string, TargetChange>& changes) {
+  fmt::print("{:<12}{:>9}{:>10}{:>36}\n", "target", "modules", "zero B", "norm of merged - base, min to max");
+  for (const auto& [target, change] : changes)
+    fmt::print("{:<12}{:>9}{:>10}{:>36}\n", target, change.modules, change.zero_b,
+               fmt::format("{:.4g} to {:.4g}", change.smallest, change.largest));
+}
+
+/// Throws unless the merged model on disk differs from the base in every target and computes what base + adapter computes.
+void prove_merge(const MergeOptions& options, const LlamaConfig& config, const LlamaModel& with_adapter, const WeightSource& base,
+                 const std::map<std::string, at::Tensor>& adapter, const std::map<std::string, TargetChange>& changes, DType coarsest) {
+  print_changes(changes);
+  for (const auto& [target, change] : changes)
+    if (!change.unchanged.empty())
+      throw ModelError(fmt::format("{} did not change although its adapter is not zero: its update is below the resolution of the "
+                                   "stored weights; merge with --dtype f32 ({} is not usable)", change.unchanged, options.output));
+  const LlamaModel plain(config, std::nullopt);
+  const std::unique_ptr<WeightSource> merged = open_weights(options.output);
+  const std::vector<int64_t> ids = eight_tokens(options.model, config.vocab_size);
+  StreamedStore base_store(plain, base, at::kFloat), merged_store(plain, *merged, at::kFloat);
+  StreamedStore adapter_store(with_adapter, base, at::kFloat, adapter);
+  const at::Tensor from_base = logits_of(plain, base_store, ids), from_merged = logits_of(plain, merged_store, ids);
+  const at::Tensor from_adapter = logits_of(with_adapter, adapter_store, ids);
+  const double largest = from_adapter.abs().max().item<double>(), moved = (from_merged - from_base).abs().max().item<double>();
+  const double apart = (from_merged - from_adapter).abs().max().item<double>(), bound = logits_bound(coarsest) * largest;
+  fmt::print("logits of 8 tokens, computed in fp32: largest {:.4g}; merged - base {:.4g}; merged - (base + adapter) {:.4g}, bound {:.4g}\n",
+             largest, moved, apart, bound);
+  if (!(apart <= bound))
+    throw ModelError(fmt::format("the merged model's logits are {:.4g} away from base + adapter, bound {:.4g}; {} is not usable: merge "
+                                 "with --dtype f32", apart, bound, options.output));
+  if (!(moved > 0))
+    throw ModelError(fmt::format("the merged model gives the base's logits on 8 tokens; {} is not usable: merge with --dtype f32",
+                                 options.output));
+}
+
+DType parse_dtype(const std::string& name) {
+  if (name == "f32") return DType::kF32;
+  if (name == "bf16") return DType::kBF16;
+  if (name == "f16") return DType::kF16;
+  throw ConfigError(fmt::format("adapter merge: --dtype is '{}'; choose f32, bf16 or f16", name));
+}
+
+void merge(const MergeOptions& options) {
+  at::NoGradGuard no_grad;
+  const std::filesystem::path output = options.output;
+  if (!options.force && std::filesystem::exists(output / "config.json"))
+    throw WriteError(fmt::format("adapter merge: {} already holds a model; choose another directory or add --force", options.output));
+  if (std::filesystem::exists(output) && std::filesystem::equivalent(output, options.model))
+    throw WriteError("adapter merge: --output is the base model's own directory");
+  LlamaConfig config = read_model_config(options.model);
+  const Adapter adapter = read_adapter(options.adapter);
+  const LlamaModel with_adapter = model_for_adapter(config, adapter);
+  const std::map<std::string, at::Tensor> tensors = import_adapter(adapter, with_adapter);
+  const bool changes_nothing = std::none_of(tensors.begin(), tensors.end(), [](const auto& entry) {
+    return entry.first.ends_with(".lora_B.weight") && entry.second.abs().max().template item<double>() > 0;
+  });
+  if (changes_nothing || adapter.config.alpha == 0)
+    throw ModelError(fmt::format("adapter {} changes nothing: {}", options.adapter,
+                                 changes_nothing ? "every lora_B is zero (was it trained?)" : "its alpha is zero"));
+
+  const std::unique_ptr<WeightSource> base = open_weights(options.model);
+  auto declared = checkpoint_tensors(LlamaModel(config, std::nullopt), DType::kF32);
+  DType coarsest = DType::kF32;
+  for (auto& [name, info] : declared) {
+    const auto stored = base->find(name);
+    if (!stored) throw ModelError(fmt::format("{} has no tensor {}", options.model, name));
+    if (stored->shape != info.shape) throw ModelError(fmt::format("{}: {} does not have the shape that config.json asks for", options.model, name));
+    info.dtype = options.dtype.empty() ? stored->dtype : parse_dtype(options.dtype);
+    if (dtype_size(info.dtype) < 4 && coarsest != DType::kBF16) coarsest = info.dtype;
+  }
+  config.dtype = config_dtype_name(declared.front().second.dtype);
+  ModelDirectoryWriter writer(output, declared);
+  const double scale = adapter.config.alpha / static_cast<double>(adapter.config.r);
+  std::map<std::string, TargetChange> changes;
+  for (const auto& [name, info] : declared) {
+    at::Tensor weight = read_tensor(*base, name);
+    if (const at::Tensor update = update_of(name, tensors, scale); update.defined()) {
+      const at::Tensor merged = (weight + update).to(to_scalar_type(info.dtype));
+      const double norm = (merged.to(at::kFloat) - weight).norm().item<double>();
+      const std::string module = name.substr(0, name.size() - std::string(".weight").size());
+      TargetChange& change = changes[module.substr(module.rfind('.') + 1)];
+      ++change.modules;
+      change.smallest = std::min(change.smallest, norm);
+      change.largest = std::max(change.largest, norm);
+      const bool zero = tensors.at(module + ".lora_B.weight").abs().max().item<double>() == 0;
+      if (zero) ++change.zero_b;
+      if (!zero && at::equal(merged, weight.to(to_scalar_type(info.dtype)))) change.unchanged = module;
+      weight = merged;
+    }
+    writer.append(name, weight);
+  }
+  writer.copy_companions(options.model);
+  writer.finish(config);
+  prove_merge(options, config, with_adapter, *base, tensors, changes, coarsest);
+  fmt::print("merged model in {}\n", options.output);
+}
+
+void show(const std::string& directory) {
+  const Adapter adapter = read_adapter(directory);
+  struct Row {
+    int64_t modules = 0, parameters = 0;
+    double a = 0, b = 0;
+  };
+  std::map<std::string, Row> rows;
+  int64_t parameters = 0;
+  const auto square_sum = [](const std::vector<float>& values) {
+    double sum = 0;
+    for (const float v : values) sum += static_cast<double>(v) * v;
+    return sum;
+  };
+  for (const auto& [module, pair] : adapter.modules) {
+    Row& row = rows[module.substr(module.rfind('.') + 1)];
+    ++row.modules;
+    row.parameters += static_cast<int64_t>(pair.a.size() + pair.b.size());
+    row.a += square_sum(pair.a);
+    row.b += square_sum(pair.b);
+    parameters += static_cast<int64_t>(pair.a.size() + pair.b.size());
+  }
+  fmt::print("base model {}\nr {}, alpha {}, dropout {}\n{} parameters in {} modules\n",
+             adapter.config.base_model.empty() ? "(not named)" : adapter.config.base_model, adapter.config.r, adapter.config.alpha,
+             adapter.config.dropout, format_count(parameters), adapter.modules.size());
+  fmt::print("{:<12}{:>9}{:>14}{:>12}{:>12}\n", "target", "modules", "parameters", "norm of A", "norm of B");
+  for (const auto& [target, row] : rows)
+    fmt::print("{:<12}{:>9}{:>14}{:>12.4g}{:>12.4g}\n", target, row.modules, format_count(row.parameters), std::sqrt(row.a), std::sqrt(row.b));
+}
+
+}  // namespace
+
+void add_adapter_tool(CLI::App& app) {
+  CLI::App* tool = app.add_subcommand("adapter", "LoRA adapters: merge, show");
+  tool->require_subcommand(1);
+
+  auto options = std::make_shared<MergeOptions>();
+  CLI::App* merge_tool = tool->add_subcommand("merge", "Write base + adapter as one model, and prove it on eight tokens");
+  merge_tool->add_option("--model", options->model, "Base model directory")->required();
+  merge_tool->add_option("--adapter", options->adapter, "PEFT adapter directory")->required();
+  merge_tool->add_option("--output", options->output, "Directory to write")->required();
+  merge_tool->add_option("--dtype", options->dtype, "f32, bf16 or f16 (default: the base's)");
+  merge_tool->add_flag("--force", options->force, "Overwrite a model");
+  merge_tool->callback([options] { merge(*options); });
+
+  auto directory = std::make_shared<std::string>();
+  CLI::App* show_tool = tool->add_subcommand("show", "What an adapter holds");
+  show_tool->add_option("adapter", *directory, "PEFT adapter directory")->required();
+  show_tool->callback([directory] { show(*directory); });
+}
+
+}  // namespace trireme

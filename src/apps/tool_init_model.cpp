@@ -1,0 +1,177 @@
+// `trireme init-model`: a Hugging Face Llama directory with random weights.
+#include "tools.h"
+
+#include "data/prepare/tokenizer.h"
+#include "models/llama/model_directory.h"
+#include "models/llama/presets.h"
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/base/log.h"
+#include "trireme/base/text.h"
+#include "trireme/ops/init.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <memory>
+#include <optional>
+
+namespace trireme {
+
+namespace {
+
+struct Options {
+  std::string preset, config, output, tokenizer, dtype;
+  std::optional<int64_t> hidden_size, layers, heads, kv_heads, head_dim, intermediate_size, vocab_size, max_positions;
+  bool tie = false, force = false;
+  uint64_t seed = 0;
+};
+
+LlamaConfig shape_of(const Options& options) {
+  if (!options.preset.empty() && !options.config.empty()) throw ConfigError("init-model: give --preset or --config, not both");
+  LlamaConfig config;
+  if (!options.preset.empty()) {
+    config = llama_preset(options.preset);
+  } else if (!options.config.empty()) {
+    config = read_llama_config(options.config);
+  } else {
+    std::vector<std::string> missing;
+    const auto need = [&](const std::optional<int64_t>& value, const char* name) {
+      if (!value) missing.emplace_back(name);
+    };
+    need(options.hidden_size, "--hidden-size");
+    need(options.layers, "--layers");
+    need(options.heads, "--heads");
+    need(options.intermediate_size, "--intermediate-size");
+    need(options.vocab_size, "--vocab-size");
+    if (!missing.empty())
+      throw ConfigError("init-model: without --preset or --config it also needs " + join(missing, ", "));
+    config.max_position_embeddings = 2048;
+    config.rms_norm_eps = 1e-5;
+  }
+  const int64_t old_heads = config.num_attention_heads;
+  config.hidden_size = options.hidden_size.value_or(config.hidden_size);
+  config.intermediate_size = options.intermediate_size.value_or(config.intermediate_size);
+  config.num_hidden_layers = options.layers.value_or(config.num_hidden_layers);
+  config.num_attention_heads = options.heads.value_or(config.num_attention_heads);
+  config.num_key_value_heads =
+      options.kv_heads.value_or(options.heads && (old_heads == 0 || old_heads == config.num_key_value_heads) ? *options.heads
+                                                                                                             : config.num_key_value_heads);
+  if (options.head_dim)
+    config.head_dim = *options.head_dim;
+  else if ((options.heads || options.hidden_size) && config.num_attention_heads > 0)
+    config.head_dim = config.hidden_size / config.num_attention_heads;
+  config.vocab_size = options.vocab_size.value_or(config.vocab_size);
+  config.max_position_embeddings = options.max_positions.value_or(config.max_position_embeddings);
+  if (options.tie) config.tie_word_embeddings = true;
+
+  for (const auto& [name, value] : {std::pair<const char*, int64_t>{"--hidden-size", config.hidden_size},
+                                    {"--layers", config.num_hidden_layers},
+                                    {"--heads", config.num_attention_heads},
+                                    {"--kv-heads", config.num_key_value_heads},
+                                    {"--head-dim", config.head_dim},
+                                    {"--intermediate-size", config.intermediate_size},
+                                    {"--vocab-size", config.vocab_size},
+                                    {"--max-positions", config.max_position_embeddings}})
+    if (value < 1) throw ConfigError(fmt::format("init-model: {} is {}; it must be at least 1", name, value));
+  if (config.num_attention_heads % config.num_key_value_heads != 0)
+    throw ConfigError(fmt::format("init-model: {} query heads cannot share {} key/value heads evenly; --heads must be a multiple of "
+                                  "--kv-heads", config.num_attention_heads, config.num_key_value_heads));
+  if (!options.head_dim && config.head_dim * config.num_attention_heads != config.hidden_size && options.config.empty())
+    throw ConfigError(fmt::format("init-model: hidden size {} is no multiple of {} heads; change one or give --head-dim",
+                                  config.hidden_size, config.num_attention_heads));
+  if (config.head_dim % 2 != 0)
+    throw ConfigError(fmt::format("init-model: head dimension {} is odd; rotary embedding needs pairs", config.head_dim));
+  return config;
+}
+
+DType dtype_of(const std::string& name) {
+  if (name == "f32" || name == "float32") return DType::kF32;
+  if (name == "bf16" || name == "bfloat16") return DType::kBF16;
+  if (name == "f16" || name == "float16") return DType::kF16;
+  throw ConfigError(fmt::format("init-model: --dtype is '{}'; choose f32, bf16 or f16", name));
+}
+
+/// tokenizer.model and what transformers' LlamaTokenizer wants beside it.
+void write_tokenizer(const std::filesystem::path& output, const std::string& serialized, const LlamaConfig& config) {
+  write_file_atomic(output / "tokenizer.model", serialized);
+  const nlohmann::ordered_json tokenizer = {{"tokenizer_class", "LlamaTokenizer"},
+                                            {"bos_token", "<s>"},
+                                            {"eos_token", "</s>"},
+                                            {"unk_token", "<unk>"},
+                                            {"add_bos_token", true},
+                                            {"add_eos_token", false},
+                                            {"clean_up_tokenization_spaces", false},
+                                            {"legacy", true},
+                                            {"model_max_length", config.max_position_embeddings}};
+  write_file_atomic(output / "tokenizer_config.json", tokenizer.dump(2) + "\n");
+}
+
+void init_model(const Options& options) {
+  LlamaConfig config = shape_of(options);
+  const DType dtype = dtype_of(options.dtype.empty() ? config.dtype : options.dtype);
+  config.dtype = config_dtype_name(dtype);
+  const std::filesystem::path output = options.output;
+  if (!options.force && std::filesystem::exists(output / "config.json"))
+    throw WriteError(fmt::format("init-model: {} already holds a model; choose another directory or add --force", options.output));
+
+  std::string serialized;
+  if (!options.tokenizer.empty()) {
+    serialized = read_text_file(options.tokenizer, ExitCode::kData);
+    const Tokenizer tokenizer(serialized, options.tokenizer);
+    if (tokenizer.vocab_size() > config.vocab_size)
+      throw ConfigError(fmt::format("init-model: {} has {} pieces, the model's vocabulary {}; add --vocab-size {}", options.tokenizer,
+                                    tokenizer.vocab_size(), config.vocab_size, tokenizer.vocab_size()));
+    config.bos_token_id = tokenizer.bos_id().value_or(1);
+    config.eos_token_id = tokenizer.eos_id().value_or(2);
+  }
+
+  const LlamaModel model(config, std::nullopt);
+  log_info(fmt::format("{} parameters, {} as {}", format_count(model.num_parameters()),
+                       format_bytes(static_cast<double>(model.num_parameters()) * static_cast<double>(dtype_size(dtype))), config.dtype));
+  ModelDirectoryWriter writer(output, checkpoint_tensors(model, dtype));
+  for (const UnitSpec& unit : model.units()) {
+    for (const ParameterSpec& spec : unit.parameters) {
+      for (const ParameterPart& part : spec.parts) {
+        std::vector<int64_t> shape = spec.shape;
+        shape[0] = part.rows;
+        const at::Tensor value = at::empty(shape, at::TensorOptions(at::kFloat));
+        draw_initial_values(spec, part, options.seed, 0, value.view({-1}));
+        writer.append(part.name, value);
+      }
+    }
+  }
+  if (!serialized.empty()) write_tokenizer(output, serialized, config);
+  const nlohmann::ordered_json generation = {
+      {"_from_model_config", true}, {"bos_token_id", config.bos_token_id}, {"eos_token_id", config.eos_token_id}};
+  write_file_atomic(output / "generation_config.json", generation.dump(2) + "\n");
+  writer.finish(config);
+  log_info(fmt::format("wrote {}", options.output));
+}
+
+}  // namespace
+
+void add_init_model_tool(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  CLI::App* tool = app.add_subcommand("init-model", "A Hugging Face Llama directory with random weights");
+  tool->add_option("--preset", options->preset, "Shape: " + join(llama_preset_names(), ", "));
+  tool->add_option("--config", options->config, "Shape: a config.json");
+  tool->add_option("--hidden-size", options->hidden_size, "Width of the residual stream (these override the preset)");
+  tool->add_option("--layers", options->layers, "Blocks");
+  tool->add_option("--heads", options->heads, "Query heads");
+  tool->add_option("--kv-heads", options->kv_heads, "Key/value heads");
+  tool->add_option("--head-dim", options->head_dim, "Width of a head (hidden size / heads)");
+  tool->add_option("--intermediate-size", options->intermediate_size, "Width inside the MLP");
+  tool->add_option("--vocab-size", options->vocab_size, "Vocabulary");
+  tool->add_option("--max-positions", options->max_positions, "Longest sequence");
+  tool->add_flag("--tie", options->tie, "One matrix for embedding and output");
+  tool->add_option("--tokenizer", options->tokenizer, "tokenizer.model to copy into the directory");
+  tool->add_option("--seed", options->seed, "Of the weights")->capture_default_str();
+  tool->add_option("--dtype", options->dtype, "f32, bf16 or f16 (default: the shape's)");
+  tool->add_flag("--force", options->force, "Overwrite a model");
+  tool->add_option("--output", options->output, "Directory to write")->required();
+  tool->callback([options] { init_model(*options); });
+}
+
+}  // namespace trireme

@@ -1,0 +1,165 @@
+#!/usr/bin/env bash
+# Trireme under a real Slurm of one node: slurm_test.sh RANK_PROBE. Exit code 77: skipped.
+set -uo pipefail
+
+probe=$1
+root=$(cd "$(dirname "$0")/../.." && pwd)
+cluster=$root/scripts/slurm/one_node_cluster.sh
+PATH=$PATH:/usr/sbin:/sbin
+
+for program in slurmctld slurmd munged srun sbatch; do
+  if ! command -v "$program" >/dev/null; then
+    echo "SKIPPED: $program is not installed (packages slurm-wlm, munge, libpmix2)"
+    exit 77
+  fi
+done
+if [[ $(id -u) != 0 ]]; then
+  echo "SKIPPED: a one-node Slurm needs root, and this is $(id -un)"
+  exit 77
+fi
+# A test of a test machine that is itself a Slurm job must not look like a step of that job.
+for name in $(compgen -e | grep -E '^(SLURM|SBATCH|SRUN|PMI|OMPI_|RANK$|WORLD_SIZE$|LOCAL_RANK$|MASTER_)'); do unset "$name"; done
+
+work=$(mktemp -d)
+failures=0
+trap '"$cluster" stop "$work/cluster" >/dev/null 2>&1; rm -rf "$work"' EXIT
+
+start_output=$("$cluster" start "$work/cluster") || exit 1
+eval "$start_output"
+if ! srun --mpi=list 2>&1 | grep -q pmix; then
+  echo "SKIPPED: this Slurm has no PMIx plugin (package libpmix2)"
+  exit 77
+fi
+
+# check NAME CONDITION…: a condition over the last command's $code, $seconds and $out
+check() {
+  local name=$1
+  shift
+  if "$@"; then
+    echo "ok      $name"
+  else
+    echo "FAILED  $name: $*; exit code $code after $seconds s; output:"
+    sed 's/^/        | /' "$out"
+    failures=$((failures + 1))
+  fi
+}
+run() {
+  out=$work/out
+  local start=$SECONDS
+  timeout -k 5 100 "$@" >"$out" 2>&1
+  code=$?
+  seconds=$((SECONDS - start))
+}
+says() { grep -qE -- "$1" "$out"; }
+ends_with() { [[ $code == "$1" ]]; }
+fails_within() { ((code != 0 && seconds < $1)); }
+lines() { [[ $(grep -cE -- "$2" "$out") == "$1" ]]; }
+
+# --- the cluster script itself
+check "start is idempotent" test "$("$cluster" start "$work/cluster" 2>/dev/null)" = "$start_output"
+
+# --- who a rank is
+run srun -n 2 --mpi=pmix "$probe"
+check "pmix: 2 CPU ranks work" ends_with 0
+check "pmix: every rank knows itself and the sum" lines 2 'rank [01] of 2 on .*: MPI \(rank [01] of 2\), local rank [01] of 2, sum 3,'
+run srun -n 4 --mpi=pmix "$probe"
+check "pmix: 4 CPU ranks work" lines 4 'rank [0-3] of 4 .* sum 10,'
+run srun -n 2 --mpi=none "$probe"
+check "none: 2 CPU ranks are refused" ends_with 2
+check "none: the remedy is named" says '2 ranks on CPUs need MPI.*srun --mpi=none.*mpirun -n 2 or srun --mpi=pmix'
+run srun -n 1 --mpi=none "$probe"
+check "none: one CPU rank works" says 'rank 0 of 1 .*: alone,'
+check "none: one CPU rank ends well" ends_with 0
+run srun -n 2 --mpi=pmix env RANK=0 WORLD_SIZE=1 "$probe"
+check "leftover RANK and WORLD_SIZE are refused" ends_with 2
+check "leftover variables are named" says 'WORLD_SIZE=1 contradicts SLURM_STEP_NUM_TASKS=2'
+run srun -n 2 --mpi=none env -u SLURM_PROCID "$probe"
+check "a step without SLURM_PROCID is refused" says 'SLURM_PROCID is missing'
+
+# --- a rank that fails ends the job
+run srun -n 2 --mpi=pmix --kill-on-bad-exit=1 "$probe" --set exit_rank=1 --set exit_code=3 --set how=abort
+check "abort: the job ends with the rank's exit code" ends_with 3
+check "abort: within 10 s" fails_within 10
+check "abort: the rank says why" says 'rank 1 on .*: the probe was told to fail'
+run srun -n 2 --mpi=pmix "$probe" --set exit_rank=0 --set exit_code=4 --set how=abort
+check "abort: does not need --kill-on-bad-exit" ends_with 4
+run srun -n 2 --mpi=pmix --kill-on-bad-exit=1 "$probe" --set exit_rank=1 --set how=kill
+check "kill -9: the job ends within 10 s" fails_within 10
+run env TRIREME_HANG_SECONDS=3 srun -n 2 --mpi=pmix --kill-on-bad-exit=1 "$probe" --set exit_rank=1 --set how=stop
+check "a stopped rank: the job ends" fails_within 30
+check "a stopped rank: the waiting one says where it stands" says 'rank 0 on .*: no progress for [0-9]+ s at #[0-9]+ all_reduce\[5\] on world'
+
+# --- the sbatch file
+submit() {  # SBATCH OPTIONS… -- ARGUMENTS…
+  local options=()
+  while [[ $1 != -- ]]; do
+    options+=("$1")
+    shift
+  done
+  shift
+  rm -f "$work/job.log"
+  run env TRIREME_PROGRAM="$probe" sbatch --wait --output="$work/job.log" --time=2 "${options[@]}" "$root/scripts/slurm/train_llama.sbatch" "$@"
+  cat "$work/job.log" >>"$out" 2>/dev/null
+}
+submit --ntasks-per-node=2 -- lora.yaml --set a.b=1
+check "sbatch: the job ends well" ends_with 0
+check "sbatch: the ranks ran with the arguments" lines 2 'rank [01] of 2 .* sum 3, config lora.yaml'
+check "sbatch: the log says how it ended" says 'ended .* with exit code 0'
+submit -- lora.yaml
+check "sbatch: one rank by default" says 'rank 0 of 1 .* config lora.yaml'
+submit --ntasks-per-node=2 -- lora.yaml --set exit_rank=1 --set exit_code=4 --set how=abort
+check "sbatch: the job's exit code is the rank's" ends_with 4
+submit --
+check "sbatch: a missing configuration is exit code 2" ends_with 2
+check "sbatch: usage is printed" says 'usage: sbatch train_llama.sbatch'
+run env TRIREME_BUILD="$work" sbatch --wait --output="$work/job.log" "$root/scripts/slurm/train_llama.sbatch" lora.yaml
+check "sbatch: a missing program is exit code 2" ends_with 2
+
+# SIGTERM as Slurm sends it before the time limit: to the steps, not to the batch shell.
+run env TRIREME_PROGRAM="$probe" sbatch --parsable --output="$work/term.log" --ntasks-per-node=2 \
+  "$root/scripts/slurm/train_llama.sbatch" lora.yaml --set wait_for_term=60
+job=$(cat "$out")
+for ((i = 0; i < 200; i++)); do
+  if [[ $(grep -c 'rank . of 2' "$work/term.log" 2>/dev/null) == 2 ]]; then break; fi
+  sleep 0.1
+done
+scancel --signal=TERM "$job"
+for ((i = 0; i < 300; i++)); do
+  if ! squeue -h -j "$job" 2>/dev/null | grep -q .; then break; fi
+  sleep 0.1
+done
+cp "$work/term.log" "$out"
+check "sbatch: SIGTERM reaches every rank" says '2 ranks got SIGTERM'
+check "sbatch: the exit code 75 stays visible" says 'ended .* with exit code 75'
+check "sbatch: Slurm's record has it too" grep -q 'ExitCode=75:0' <(scontrol show job "$job")
+
+# --- the MLPerf pair
+mkdir -p "$work/mlperf"
+export DATADIR=$work/data MODEL=$work/model LOGDIR=$work/mlperf/results TRIREME_BUILD=$work TRIREME_PROGRAM=$probe
+run bash -c 'source "$0/scripts/slurm/config_H200_1x4x2.sh" && export DGXNGPU=2 NEXP=2 SEED_BASE=7 DATESTAMP=stamp CLEAR_CACHES=0 &&
+  sbatch --wait --output="$LOGDIR.log" -N 1 --ntasks-per-node=2 -t 5 "$0/scripts/slurm/run.sub"' "$root"
+check "run.sub: ends well" ends_with 0
+for i in 1 2; do
+  cp "$LOGDIR/stamp_$i.log" "$out" 2>/dev/null || : >"$out"
+  check "run.sub: experiment $i ran on 2 ranks" lines 2 "rank [01] of 2 .* config $root/scripts/slurm/mlperf_llama2_70b_lora.yaml"
+  check "run.sub: experiment $i has its markers" lines 4 '(EXPERIMENT|RUNANDTIME)_(START|STOP) [0-9]+$'
+done
+run bash -c 'source "$0/scripts/slurm/config_H200_1x4x2.sh" && export DGXNGPU=2 NEXP=3 DATESTAMP=bad CLEAR_CACHES=0 &&
+  EXTRA_SET="exit_rank=1 exit_code=3 how=abort" sbatch --wait --output="$LOGDIR.log" -N 1 --ntasks-per-node=2 -t 5 "$0/scripts/slurm/run.sub"' "$root"
+check "run.sub: a run's exit code is the job's" ends_with 3
+check "run.sub: bad data is not tried again" test ! -e "$LOGDIR/bad_2.log"
+run env -u DATADIR sbatch --wait --output="$work/job.log" "$root/scripts/slurm/run.sub"
+check "run.sub: a missing variable is an error" fails_within 30
+
+# --- and the end of it
+"$cluster" stop "$work/cluster"
+check "stop leaves no process" test -z "$(grep -lsxzF "SLURM_CONF=$work/cluster/slurm.conf" /proc/[0-9]*/environ 2>/dev/null |
+  grep -v "/proc/$$/" | xargs -r -n 1 dirname 2>/dev/null | while read -r process; do
+    case $(cat "$process/comm" 2>/dev/null) in slurm* | munged) echo "$process" ;; esac
+  done)"
+check "status fails once it is stopped" bash -c '! "$0" status "$1" 2>/dev/null' "$cluster" "$work/cluster"
+
+if ((failures)); then
+  echo "$failures checks failed"
+  exit 1
+fi
