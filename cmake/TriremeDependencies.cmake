@@ -84,7 +84,7 @@ find_package(spdlog REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_library(TRIREME_SENTENCEPIECE sentencepiece REQUIRED)
 find_library(TRIREME_SENTENCEPIECE_TRAIN sentencepiece_train REQUIRED)
-find_library(TRIREME_XXHASH xxhash REQUIRED)
+find_path(TRIREME_XXHASH_INCLUDE xxhash.h REQUIRED)  # used header-only
 
 add_library(trireme_hdf5 INTERFACE)
 add_library(trireme::hdf5 ALIAS trireme_hdf5)

@@ -27,10 +27,11 @@ void Progress::update(double done) {
   last_ = now;
   const double rate = done / (now - start_);
   const double left = total_ > done ? (total_ - done) / rate : 0.0;
-  const std::string line =
-      fmt::format("{}: {:.1f} of {:.1f} {} ({:.0f} %), {:.2f} {}/s, {} left", what_, done / scale_,
-                  total_ / scale_, unit_, total_ > 0 ? 100 * done / total_ : 100.0, rate / scale_,
-                  unit_, format_duration(left));
+  const int digits = scale_ == 1.0 ? 0 : 1;
+  const std::string line = fmt::format("{}: {:.{}f} of {:.{}f} {} ({:.0f} %), {:.2f} {}/s, {} left",
+                                       what_, done / scale_, digits, total_ / scale_, digits, unit_,
+                                       total_ > 0 ? 100 * done / total_ : 100.0, rate / scale_,
+                                       unit_, format_duration(left));
   fmt::print(stderr, "{}{}{}", terminal_ ? "\r\033[K" : "", line, terminal_ ? "" : "\n");
   std::fflush(stderr);
   drawn_ = true;

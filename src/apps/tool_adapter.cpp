@@ -41,8 +41,13 @@ at::Tensor update_of(const std::string& name, const std::map<std::string, at::Te
 struct TargetChange {
   int64_t modules = 0, zero_b = 0;
   double smallest = std::numeric_limits<double>::infinity(), largest = 0;  // Frobenius norms of merged - base
-  std::string unchanged;  // a module with a non-zero B whose weight stayed the same
+  /// Least share of a module's update that survived rounding: <merged - rounded base, update> / <update, update>; 1 = all of it.
+  double kept = std::numeric_limits<double>::infinity();
+  std::string worst;  // the module with that share
 };
+
+/// Below this share an adapter counts as lost to rounding.
+constexpr double kLeastKept = 0.5;
 
 /// Eight tokens: the start of a sentence when the model has a tokenizer, else 1 to 8.
 std::vector<int64_t> eight_tokens(const std::filesystem::path& model, int64_t vocab_size) {
@@ -81,10 +86,11 @@ double logits_bound(DType dtype) {
 }
 
 void print_changes(const std::map<std::string, TargetChange>& changes) {
-  fmt::print("{:<12}{:>9}{:>10}{:>36}\n", "target", "modules", "zero B", "norm of merged - base, min to max");
+  fmt::print("{:<12}{:>9}{:>8}{:>36}{:>14}\n", "target", "modules", "zero B", "norm of merged - base, min to max", "update kept");
   for (const auto& [target, change] : changes)
-    fmt::print("{:<12}{:>9}{:>10}{:>36}\n", target, change.modules, change.zero_b,
-               fmt::format("{:.4g} to {:.4g}", change.smallest, change.largest));
+    fmt::print("{:<12}{:>9}{:>8}{:>36}{:>14}\n", target, change.modules, change.zero_b,
+               fmt::format("{:.4g} to {:.4g}", change.smallest, change.largest),
+               change.worst.empty() ? "-" : fmt::format("{:.1f} %", 100 * change.kept));
 }
 
 /// Throws unless the merged model on disk differs from the base in every target and computes what base + adapter computes.
@@ -92,9 +98,9 @@ void prove_merge(const MergeOptions& options, const LlamaConfig& config, const L
                  const std::map<std::string, at::Tensor>& adapter, const std::map<std::string, TargetChange>& changes, DType coarsest) {
   print_changes(changes);
   for (const auto& [target, change] : changes)
-    if (!change.unchanged.empty())
-      throw ModelError(fmt::format("{} did not change although its adapter is not zero: its update is below the resolution of the "
-                                   "stored weights; merge with --dtype f32 ({} is not usable)", change.unchanged, options.output));
+    if (!change.worst.empty() && !(change.kept >= kLeastKept && change.largest > 0))
+      throw ModelError(fmt::format("only {:.1f} % of the update of {} survived: it is below the resolution of the stored weights; merge "
+                                   "with --dtype f32 ({} is not usable)", 100 * change.kept, change.worst, options.output));
   const LlamaModel plain(config, std::nullopt);
   const std::unique_ptr<WeightSource> merged = open_weights(options.output);
   const std::vector<int64_t> ids = eight_tokens(options.model, config.vocab_size);
@@ -156,16 +162,24 @@ void merge(const MergeOptions& options) {
   for (const auto& [name, info] : declared) {
     at::Tensor weight = read_tensor(*base, name);
     if (const at::Tensor update = update_of(name, tensors, scale); update.defined()) {
-      const at::Tensor merged = (weight + update).to(to_scalar_type(info.dtype));
-      const double norm = (merged.to(at::kFloat) - weight).norm().item<double>();
+      const at::ScalarType stored = to_scalar_type(info.dtype);
+      const at::Tensor merged = (weight + update).to(stored).to(at::kFloat);
+      const double norm = (merged - weight).norm().item<double>();
       const std::string module = name.substr(0, name.size() - std::string(".weight").size());
       TargetChange& change = changes[module.substr(module.rfind('.') + 1)];
       ++change.modules;
       change.smallest = std::min(change.smallest, norm);
       change.largest = std::max(change.largest, norm);
-      const bool zero = tensors.at(module + ".lora_B.weight").abs().max().item<double>() == 0;
-      if (zero) ++change.zero_b;
-      if (!zero && at::equal(merged, weight.to(to_scalar_type(info.dtype)))) change.unchanged = module;
+      const double size = update.square().sum(at::kDouble).item<double>();
+      if (size == 0) {
+        ++change.zero_b;
+      } else {
+        const double kept = ((merged - weight.to(stored).to(at::kFloat)) * update).sum(at::kDouble).item<double>() / size;
+        if (kept < change.kept) {
+          change.kept = kept;
+          change.worst = module;
+        }
+      }
       weight = merged;
     }
     writer.append(name, weight);

@@ -1,6 +1,7 @@
 #include "trireme/base/hash.h"
 
 #include <fmt/format.h>
+#define XXH_INLINE_ALL
 #include <xxhash.h>
 
 namespace trireme {

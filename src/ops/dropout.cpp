@@ -1,5 +1,6 @@
 #include "trireme/ops/dropout.h"
 
+#include "kernel_bridge.h"
 #include "trireme/base/error.h"
 #include "trireme/base/rng.h"
 
@@ -7,6 +8,7 @@
 #include <ATen/Dispatch.h>
 
 #include <cmath>
+#include <type_traits>
 
 namespace trireme {
 
@@ -45,7 +47,8 @@ void check_arguments(const at::Tensor& x, const Dropout& dropout) {
 
 template <class T>
 void drop_rows(const T* in, T* out, const int64_t* ids, int64_t rows, int64_t row_size, const DropoutKey& key) {
-  const T scale = static_cast<T>(key.scale);
+  using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
+  const Wide scale = static_cast<Wide>(key.scale);
   const uint32_t threshold = key.threshold;
   for (int64_t b = 0; b < rows; ++b, in += row_size, out += row_size) {
     const uint64_t id = static_cast<uint64_t>(ids[b]);
@@ -54,12 +57,12 @@ void drop_rows(const T* in, T* out, const int64_t* ids, int64_t rows, int64_t ro
     const int64_t words = row_size / 2;
     for (int64_t w = 0; w < words; ++w) {
       const uint32_t h = mix(mix(static_cast<uint32_t>(w) ^ k0) ^ k1);
-      out[2 * w] = (h & 0xffff) >= threshold ? static_cast<T>(in[2 * w] * scale) : static_cast<T>(0);
-      out[2 * w + 1] = (h >> 16) >= threshold ? static_cast<T>(in[2 * w + 1] * scale) : static_cast<T>(0);
+      out[2 * w] = (h & 0xffff) >= threshold ? static_cast<T>(static_cast<Wide>(in[2 * w]) * scale) : static_cast<T>(0);
+      out[2 * w + 1] = (h >> 16) >= threshold ? static_cast<T>(static_cast<Wide>(in[2 * w + 1]) * scale) : static_cast<T>(0);
     }
     if (row_size % 2 != 0) {
       const uint32_t h = mix(mix(static_cast<uint32_t>(words) ^ k0) ^ k1);
-      out[row_size - 1] = (h & 0xffff) >= threshold ? static_cast<T>(in[row_size - 1] * scale) : static_cast<T>(0);
+      out[row_size - 1] = (h & 0xffff) >= threshold ? static_cast<T>(static_cast<Wide>(in[row_size - 1]) * scale) : static_cast<T>(0);
     }
   }
 }
@@ -99,6 +102,13 @@ at::Tensor apply_dropout_tensor_ops(const at::Tensor& x_BSD, const Dropout& drop
 }
 
 at::Tensor apply_dropout(const at::Tensor& x_BSD, const Dropout& dropout, uint64_t stream) {
+  if (bridge::has_kernels(x_BSD)) {
+    check_arguments(x_BSD, dropout);
+    const at::Tensor x = x_BSD.contiguous();
+    at::Tensor out = at::empty(x.sizes(), x.options());
+    bridge::dropout(x, out, dropout.sample_ids_B, dropout_key(dropout, stream), /*accumulate=*/false);
+    return out;
+  }
   if (!x_BSD.is_cpu()) return apply_dropout_tensor_ops(x_BSD, dropout, stream);
   check_arguments(x_BSD, dropout);
   at::NoGradGuard no_grad;
@@ -110,6 +120,16 @@ at::Tensor apply_dropout(const at::Tensor& x_BSD, const Dropout& dropout, uint64
               x.size(1) * x.size(2), key);
   });
   return out;
+}
+
+void add_dropout_(at::Tensor& sum_BSD, const at::Tensor& x_BSD, const Dropout& dropout, uint64_t stream) {
+  at::NoGradGuard no_grad;
+  if (bridge::has_kernels(x_BSD) && sum_BSD.is_contiguous()) {
+    check_arguments(x_BSD, dropout);
+    bridge::dropout(x_BSD.contiguous(), sum_BSD, dropout.sample_ids_B, dropout_key(dropout, stream), /*accumulate=*/true);
+    return;
+  }
+  sum_BSD.add_(apply_dropout(x_BSD, dropout, stream));
 }
 
 }  // namespace trireme

@@ -113,7 +113,10 @@ struct LoraLinear : torch::autograd::Function<LoraLinear> {
         const uint64_t stream = plan.places[i].stream;
         if (ctx->needs_input_grad(2 + 2 * i))
           result[2 + 2 * i] = at::mm(d_products[i].t(), as_rows(apply_dropout(x, plan.dropout, stream)));
-        if (need_x) dx.add_(as_rows(apply_dropout(at::mm(d_products[i], a[i]).view(x_shape), plan.dropout, stream)));
+        if (need_x) {
+          at::Tensor dx_BSI = dx.view(x_shape);
+          add_dropout_(dx_BSI, at::mm(d_products[i], a[i]).view(x_shape), plan.dropout, stream);
+        }
       }
     }
     if (need_x) result[0] = dx.view(x_shape);

@@ -1,5 +1,6 @@
 #include "trireme/ops/rope.h"
 
+#include "kernel_bridge.h"
 #include "trireme/base/error.h"
 
 #include <ATen/ATen.h>
@@ -32,7 +33,7 @@ struct RopeSplit : torch::autograd::Function<RopeSplit> {
     ctx->saved_data["k"] = k;
     // Without history of their own: plain tensors on qkv's storage.
     const at::Tensor heads = qkv.detach().view({qkv.size(0), qkv.size(1), n + 2 * k, h});
-    rotate_(heads.narrow(2, 0, n + k), cos, sin, 1);
+    if (!bridge::has_kernels(heads) || !bridge::rope_rotate(heads, cos, sin, n + k)) rotate_(heads.narrow(2, 0, n + k), cos, sin, 1);
     return {heads.narrow(2, 0, n).detach(), heads.narrow(2, n, k).detach(), heads.narrow(2, n + k, k).detach()};
   }
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
@@ -40,6 +41,11 @@ struct RopeSplit : torch::autograd::Function<RopeSplit> {
     const int64_t n = ctx->saved_data["n"].toInt(), k = ctx->saved_data["k"].toInt();
     const at::Tensor& dq = gradients[0];
     const int64_t b = dq.size(0), s = dq.size(1), h = dq.size(3);
+    if (bridge::has_kernels(dq)) {
+      const at::Tensor merged = bridge::rope_merge(dq, gradients[1], gradients[2], saved[0], saved[1]);
+      if (merged.defined())
+        return {merged.view({b, s, (n + 2 * k) * h}), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+    }
     at::Tensor heads = at::empty({b, s, n + 2 * k, h}, dq.options());
     heads.narrow(2, 0, n).copy_(dq);
     heads.narrow(2, n, k).copy_(gradients[1]);

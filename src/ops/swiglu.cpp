@@ -1,5 +1,6 @@
 #include "trireme/ops/swiglu.h"
 
+#include "kernel_bridge.h"
 #include "trireme/base/error.h"
 
 #include <ATen/ATen.h>
@@ -15,12 +16,14 @@ using torch::autograd::variable_list;
 struct Swiglu : torch::autograd::Function<Swiglu> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& gate_up) {
     ctx->save_for_backward({gate_up});
+    if (bridge::has_kernels(gate_up) && gate_up.is_contiguous()) return bridge::swiglu(gate_up);
     const int64_t f = gate_up.size(-1) / 2;
     return at::silu(gate_up.narrow(-1, 0, f)).mul_(gate_up.narrow(-1, f, f));
   }
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
     const at::Tensor gate_up = ctx->get_saved_variables()[0];
     const at::Tensor& dy = gradients[0];
+    if (bridge::has_kernels(gate_up) && gate_up.is_contiguous()) return {bridge::swiglu_backward(dy, gate_up)};
     const int64_t f = gate_up.size(-1) / 2;
     const at::Tensor gate = gate_up.narrow(-1, 0, f), up = gate_up.narrow(-1, f, f);
     at::Tensor d_gate_up = at::empty_like(gate_up);

@@ -1,0 +1,32 @@
+#pragma once
+// Counter-keyed dropout (the hash is specified in include/trireme/ops/dropout.h).
+//
+//   out[b, e] = (accumulate ? out[b, e] : 0) + (kept(b, e) ? x[b, e] * scale : 0)
+//
+// x, out   [rows, row_size], device, same type; may be the same pointer when accumulate is false; 16-byte alignment and an even
+//          multiple of the pack width make it fast, any size and alignment is right
+// ids      [rows] int64, device: global sample ids
+// Allocates nothing, synchronises nothing. Deterministic: each element is written by one thread, decisions depend on (key, id, e) only.
+
+#include "kernels/element.h"
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace trireme::kernels {
+
+struct DropoutArguments {
+  const void* x;
+  void* out;
+  const int64_t* ids;
+  int64_t rows, row_size;
+  uint32_t t0, t1, threshold;
+  float scale;
+  bool accumulate;
+  Element element;
+};
+
+cudaError_t dropout(const DropoutArguments& arguments, cudaStream_t stream);
+
+}  // namespace trireme::kernels

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Speed and memory of Llama LoRA on random weights and random tokens.
+#
+#   scripts/bench/llama_lora.sh SHAPE SEQ MICRO_BATCH GLOBAL_BATCH STEPS [RANKS] [--set key=value …]
+#
+# SHAPE: 7b | 70b | tiny. Prints the run's log and one summary line: median tokens/s and samples/s per GPU of all steps but the first three,
+# peak memory and the plan's figure. BIN names the folder of the binaries (default build/release/bin).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+shape=$1 seq=$2 micro=$3 global=$4 steps=$5 ranks=${6:-1}
+shift $(( $# < 6 ? $# : 6 ))
+bin=${BIN:-build/release/bin}
+python=${TRIREME_PYTHON:-$(if [ -x .venv/bin/python ]; then echo .venv/bin/python; else command -v python3; fi)}
+work=$(mktemp -d "${TMPDIR:-/tmp}/llama_lora.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+
+"$python" - "$shape" "$seq" "$global" "$steps" "$work" <<'PY'
+import json, sys
+import numpy as np
+shape, seq, gbs, steps, work = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
+shapes = {"tiny": (256, 688, 4, 8, 4), "7b": (4096, 11008, 32, 32, 32), "70b": (8192, 28672, 80, 64, 8)}
+hidden, ffn, layers, heads, kv = shapes[shape]
+json.dump(dict(architectures=["LlamaForCausalLM"], model_type="llama", hidden_size=hidden, intermediate_size=ffn, num_hidden_layers=layers,
+               num_attention_heads=heads, num_key_value_heads=kv, vocab_size=32000, max_position_embeddings=8192, rms_norm_eps=1e-5,
+               hidden_act="silu", tie_word_embeddings=False, initializer_range=0.02), open(f"{work}/config.json", "w"))
+np.save(f"{work}/train.npy", np.random.default_rng(0).integers(3, 32000, size=(gbs * min(steps, 4), seq)).astype(np.int32))
+PY
+cat > "$work/run.yaml" <<YAML
+model: {path: ., init: random}
+lora: {r: 16, alpha: 32, dropout: 0.1, target_modules: [q_proj, k_proj, v_proj, o_proj]}
+data: {train: train.npy, seq_length: $seq}
+batch: {global_batch_size: $global, micro_batch_size: $micro}
+train: {max_steps: $steps}
+output: {dir: run}
+YAML
+launch=()
+if [ "$ranks" -gt 1 ]; then
+  launch=(mpirun -n "$ranks" --bind-to none)
+  if [ "$(id -u)" -eq 0 ]; then launch+=(--allow-run-as-root); fi
+fi
+"${launch[@]}" "$bin/train_llama" --config "$work/run.yaml" "$@"
+"$python" - "$work/run/metrics.jsonl" "$ranks" <<'PY'
+import json, statistics, sys
+lines = [json.loads(line) for line in open(sys.argv[1])]
+ranks = int(sys.argv[2])
+steps = [l for l in lines if l["event"] == "train"][3:]
+median = lambda key: statistics.median(l[key] for l in steps)
+mfu = f"{median('mfu'):.3f}" if steps and steps[0]["mfu"] is not None else "n/a"
+print(f"summary: {len(steps)} steps, median step {median('step_time_s') * 1e3:.1f} ms, {median('tokens_per_s') / ranks:.0f} tokens/s/GPU, "
+      f"{median('samples_per_s') / ranks:.4f} samples/s/GPU, mfu {mfu}, peak {max(l['memory_gib'] for l in steps):.1f} GiB, "
+      f"loss {lines[1]['loss']:.4f} -> {steps[-1]['loss']:.4f}")
+PY

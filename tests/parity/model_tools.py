@@ -1,0 +1,167 @@
+"""`trireme init-model`, `adapter merge`, `adapter show` and `generate` against transformers, peft and sentencepiece.
+
+usage: model_tools.py TRIREME_BINARY WORK_DIRECTORY      (exit 77: a package is missing)
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+try:
+    import sentencepiece
+    import torch
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+except ImportError as error:
+    print(error)
+    sys.exit(77)
+
+try:
+    import google.protobuf  # noqa: F401  transformers reads tokenizer.model with it
+    TOKENIZER_CHECKS = True
+except ImportError:
+    TOKENIZER_CHECKS = False
+    print("without the protobuf package transformers cannot open tokenizer.model: that check is left out")
+
+TOOL, WORK = sys.argv[1], Path(sys.argv[2])
+TEXT = "the quick brown fox jumps over the lazy dog while seven wizards brew a strong green potion at midnight".split()
+SHAPE = ["--hidden-size", "48", "--layers", "2", "--heads", "4", "--kv-heads", "2", "--intermediate-size", "80", "--max-positions", "64"]
+
+
+def trireme(*arguments, code=0, says=""):
+    result = subprocess.run([TOOL, *map(str, arguments)], capture_output=True, text=True)
+    assert result.returncode == code, f"{arguments}: exit {result.returncode}, not {code}\n{result.stdout}{result.stderr}"
+    assert says in result.stdout + result.stderr, f"{arguments}: no '{says}' in\n{result.stdout}{result.stderr}"
+    return result.stdout
+
+
+def make_tokenizer():
+    lines = [" ".join(TEXT[i % len(TEXT)] for i in range(k, k + 9)) for k in range(400)]
+    (WORK / "text.txt").write_text("\n".join(lines))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(WORK / "text.txt"), model_prefix=str(WORK / "tokenizer"), vocab_size=330, model_type="bpe", byte_fallback=True,
+        bos_id=1, eos_id=2, unk_id=0, pad_id=-1, minloglevel=2)
+    return WORK / "tokenizer.model"
+
+
+def encode(directory, text):
+    return [1] + sentencepiece.SentencePieceProcessor(model_file=str(directory / "tokenizer.model")).encode(text)
+
+
+def init(tokenizer, name, *extra):
+    trireme("init-model", *SHAPE, "--vocab-size", 336, "--tokenizer", tokenizer, "--output", WORK / name, *extra)
+    return WORK / name
+
+
+def check_init(tokenizer):
+    directory = init(tokenizer, "base")
+    model, info = AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"], info
+    assert model.dtype == torch.float32 and model.config.num_key_value_heads == 2 and model.config.head_dim == 12
+    weight = model.model.layers[1].mlp.gate_proj.weight
+    assert abs(weight.std().item() - 0.02) < 0.002 and abs(weight.mean().item()) < 0.002
+    assert (model.model.norm.weight == 1).all()
+    assert not torch.equal(model.model.layers[0].mlp.gate_proj.weight, weight)
+    if TOKENIZER_CHECKS:
+        sentence = "the lazy wizards jump"
+        theirs, want = AutoTokenizer.from_pretrained(directory)(sentence)["input_ids"], encode(directory, sentence)
+        assert theirs == want, (theirs, want)
+    # The same seed gives the same file, another one does not.
+    again, other = init(tokenizer, "again", "--seed", "0"), init(tokenizer, "other", "--seed", "1")
+    same = load_file(again / "model.safetensors")
+    assert all(torch.equal(value, same[key]) for key, value in load_file(directory / "model.safetensors").items())
+    assert not torch.equal(load_file(other / "model.safetensors")["lm_head.weight"], same["lm_head.weight"])
+    half = init(tokenizer, "half", "--dtype", "bf16", "--tie")
+    tied = AutoModelForCausalLM.from_pretrained(half, dtype="auto")
+    assert tied.dtype == torch.bfloat16 and tied.config.tie_word_embeddings
+    assert "lm_head.weight" not in load_file(half / "model.safetensors")
+
+    trireme("init-model", "--preset", "llama2-7B", "--output", WORK / "x", code=2, says="Did you mean 'llama2-7b'?")
+    trireme("init-model", *SHAPE, "--output", WORK / "x", code=2, says="--vocab-size")
+    trireme("init-model", *SHAPE, "--vocab-size", 336, "--kv-heads", 3, "--output", WORK / "x", code=2, says="")
+    trireme("init-model", *SHAPE, "--vocab-size", 100, "--tokenizer", tokenizer, "--output", WORK / "x", code=2, says="--vocab-size 330")
+    trireme("init-model", *SHAPE, "--vocab-size", 336, "--output", directory, code=73, says="already holds a model")
+    return directory
+
+
+def make_adapter(base, name, targets, zero=False, scale=0.05):
+    torch.manual_seed(5)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=4, lora_alpha=8, target_modules=targets))
+    with torch.no_grad():
+        for key, value in model.named_parameters():
+            if "lora_B" in key and not zero:
+                value.copy_(torch.randn_like(value) * scale)
+    model.save_pretrained(WORK / name)
+    return WORK / name
+
+
+def check_merge(base):
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    adapter = make_adapter(base, "adapter", targets)
+    shown = trireme("adapter", "show", adapter, says="r 4, alpha 8")
+    assert "14 modules" in shown and "down_proj" in shown, shown
+    trireme("adapter", "merge", "--model", base, "--adapter", adapter, "--output", WORK / "merged", says="merged - base")
+    reference = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).merge_and_unload()
+    merged = AutoModelForCausalLM.from_pretrained(WORK / "merged")
+    ours, theirs = merged.state_dict(), reference.state_dict()
+    assert ours.keys() == theirs.keys()
+    for key, value in theirs.items():
+        assert torch.allclose(ours[key], value, rtol=1e-5, atol=1e-7), key
+    for name in ["tokenizer.model", "tokenizer_config.json", "generation_config.json"]:
+        assert (WORK / "merged" / name).read_bytes() == (base / name).read_bytes(), name
+
+    trireme("adapter", "merge", "--model", base, "--adapter", adapter, "--output", WORK / "merged", code=73, says="already holds")
+    trireme("adapter", "merge", "--model", base, "--adapter", adapter, "--output", base, code=73)
+    zero = make_adapter(base, "zero", ["q_proj"], zero=True)
+    trireme("adapter", "merge", "--model", base, "--adapter", zero, "--output", WORK / "m2", code=4, says="changes nothing")
+    assert not (WORK / "m2").exists()
+    # An update below the resolution of bf16 weights is lost, and said so; fp32 keeps it.
+    faint = make_adapter(WORK / "half", "faint", ["q_proj"], scale=1e-4)
+    half = ["adapter", "merge", "--model", WORK / "half", "--adapter", faint]
+    trireme(*half, "--output", WORK / "m3", code=4, says="--dtype f32")
+    trireme(*half, "--output", WORK / "m6", "--dtype", "f32", says="100.0 %")
+    trireme("adapter", "merge", "--model", base, "--adapter", adapter, "--output", WORK / "m4", "--dtype", "bf16", says="bound")
+    assert AutoModelForCausalLM.from_pretrained(WORK / "m4", dtype="auto").dtype == torch.bfloat16
+    # An adapter of another shape.
+    wide = WORK / "wide"
+    shutil.copytree(adapter, wide)
+    tensors = load_file(wide / "adapter_model.safetensors")
+    key = next(k for k in tensors if "down_proj.lora_A" in k)
+    tensors[key] = torch.zeros(4, 81)
+    save_file(tensors, wide / "adapter_model.safetensors", metadata={"format": "pt"})
+    trireme("adapter", "merge", "--model", base, "--adapter", wide, "--output", WORK / "m5", code=4, says="down_proj")
+    return adapter
+
+
+def check_generate(base, adapter):
+    prompt, count = "the quick brown", 12
+    ids = torch.tensor([encode(base, prompt)])
+    plain = AutoModelForCausalLM.from_pretrained(base)
+    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter)
+    texts = []
+    for model, extra in [(plain, []), (adapted, ["--adapter", adapter])]:
+        want = model.generate(input_ids=ids, max_new_tokens=count, do_sample=False, bad_words_ids=[[k] for k in range(330, 336)])
+        decoded = sentencepiece.SentencePieceProcessor(model_file=str(base / "tokenizer.model")).decode(want[0].tolist())
+        text = trireme("generate", "--model", base, "--prompt", prompt, "--max-new-tokens", count, *extra)
+        assert text.strip() == decoded.strip(), (text, decoded)
+        texts.append(text)
+    assert texts[0] != texts[1]
+    draws = [trireme("generate", "--model", base, "--prompt", prompt, "--max-new-tokens", count, "--temperature", 1, "--seed", seed)
+             for seed in (1, 1, 2)]
+    assert draws[0] == draws[1] != draws[2]
+    trireme("generate", "--model", base, "--prompt", prompt, "--max-new-tokens", 100, code=2, says="64 positions")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    shutil.rmtree(WORK, ignore_errors=True)
+    WORK.mkdir(parents=True)
+    tokenizer_file = make_tokenizer()
+    base_directory = check_init(tokenizer_file)
+    adapter_directory = check_merge(base_directory)
+    check_generate(base_directory, adapter_directory)
+    assert json.loads((base_directory / "generation_config.json").read_text())["eos_token_id"] == 2
+    print("ok")
