@@ -1,7 +1,9 @@
 #pragma once
-// Llama (LlamaForCausalLM of Llama 1, 2, 3.x) with optional LoRA, as units of weights and a forward that ends in the loss.
+// Llama (LlamaForCausalLM of Llama 1, 2, 3.x) with optional LoRA, as units of weights and a forward
+// that ends in the loss.
 //
-// Shapes: B rows, S positions, D hidden, N query heads, K key/value heads, H head_dim, F intermediate, V vocabulary, R LoRA rank.
+// Shapes: B rows, S positions, D hidden, N query heads, K key/value heads, H head_dim, F
+// intermediate, V vocabulary, R LoRA rank.
 
 #include "trireme/formats/hf_config.h"
 #include "trireme/ops/unit.h"
@@ -16,7 +18,8 @@ namespace trireme {
 struct LoraOptions {
   int64_t r = 0;
   double alpha = 0, dropout = 0;
-  /// Subset of q_proj k_proj v_proj o_proj gate_proj up_proj down_proj, or qkv_proj (one fused adapter over q, k, v).
+  /// Subset of q_proj k_proj v_proj o_proj gate_proj up_proj down_proj, or qkv_proj (one fused
+  /// adapter over q, k, v).
   std::vector<std::string> targets;
 };
 
@@ -24,20 +27,23 @@ enum class Recompute { kNone, kFull };
 
 /// Token rows on the compute device.
 struct TokenBatch {
-  at::Tensor tokens_BS;          // int64
-  at::Tensor loss_weight_BS;     // fp32: weight of the prediction made at position t (of token t+1); 0 = not counted; last column 0
-  std::vector<int32_t> cu_seqlens;  // boundaries of sequences in the flattened rows: 0 … B*S; rows always end a sequence
-  at::Tensor positions_BS;       // int64: position inside the own sequence
-  at::Tensor sample_ids_B;       // int64: global index of the sample in the run's stream (keys dropout)
+  at::Tensor tokens_BS;  // int64
+  /// fp32: weight of the prediction made at position t (of token t+1); 0 = not counted; last column 0.
+  at::Tensor loss_weight_BS;
+  /// Boundaries of sequences in the flattened rows: 0 … B*S; rows always end a sequence.
+  std::vector<int32_t> cu_seqlens;
+  at::Tensor positions_BS;  // int64: position inside the own sequence
+  at::Tensor sample_ids_B;  // int64: global index of the sample in the run's stream (keys dropout)
 };
 
 struct ForwardOptions {
-  bool train = true;          // dropout on
-  uint64_t seed = 0;          // of dropout
+  bool train = true;                 // dropout on
+  uint64_t seed = 0;                 // of dropout
   std::vector<Recompute> recompute;  // per block; empty = none
 };
 
-/// What a forward pass gives. loss_sum = sum of loss_weight * cross-entropy (fp32 scalar, differentiable when train).
+/// What a forward pass gives. loss_sum = sum of loss_weight * cross-entropy (fp32 scalar,
+/// differentiable when train).
 struct LossOutput {
   at::Tensor loss_sum;
 };
@@ -45,7 +51,8 @@ struct LossOutput {
 class LlamaModel {
  public:
   LlamaModel(const LlamaConfig& config, std::optional<LoraOptions> lora);
-  /// Units: 0 embed, 1..L blocks, L+1 head (final norm + lm_head; tied: norm only, unit 0 is kept), with LoRA one more: adapters.
+  /// Units: 0 embed, 1..L blocks, L+1 head (final norm + lm_head; tied: norm only, unit 0 is kept),
+  /// with LoRA one more: adapters.
   const std::vector<UnitSpec>& units() const { return units_; }
   const LlamaConfig& config() const { return config_; }
   const std::optional<LoraOptions>& lora() const { return lora_; }
@@ -54,7 +61,7 @@ class LlamaModel {
   /// Logits [B, S, V] in fp32, for generation and checks on few tokens.
   at::Tensor logits(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;
 
-  int64_t num_parameters() const;          // base model
+  int64_t num_parameters() const;  // base model
   int64_t num_trained_parameters() const;
 
  private:
@@ -63,18 +70,21 @@ class LlamaModel {
   std::vector<UnitSpec> units_;
 };
 
-/// Model FLOPs of one sample of `seq_length` tokens, forward and backward. A multiply-add is 2. Matrices (lm_head included, embedding
-/// not): 2 forward, 2 input gradient, 2 weight gradient per parameter and token; frozen matrices have no weight gradient, adapters
-/// count in full. Attention: causal half only, 2 S^2 N H a layer forward (both products), 2.5 times that backward: the five products of
-/// a backward that keeps no S x S matrix, which is how the published figures of Llama2-70B LoRA count (284 GFLOP a token at 2,048
-/// tokens, 313 at 8,192). Recomputed blocks, norms and softmax do not count.
-double model_flops_per_sample(const LlamaConfig& config, const std::optional<LoraOptions>& lora, int64_t seq_length);
+/// Model FLOPs of one sample of `seq_length` tokens, forward and backward. A multiply-add is 2.
+/// Matrices (lm_head included, embedding not): 2 forward, 2 input gradient, 2 weight gradient per
+/// parameter and token; frozen matrices have no weight gradient, adapters count in full. Attention:
+/// causal half only, 2 S^2 N H a layer forward (both products), 2.5 times that backward: the five
+/// products of a backward that keeps no S x S matrix, which is how the published figures of
+/// Llama2-70B LoRA count (284 GFLOP a token at 2,048 tokens, 313 at 8,192). Recomputed blocks,
+/// norms and softmax do not count.
+double model_flops_per_sample(const LlamaConfig& config, const std::optional<LoraOptions>& lora,
+                              int64_t seq_length);
 
 /// Bytes of activations one block keeps for backward per micro-batch row, without and with recomputation.
 struct ActivationBytes {
   int64_t block_saved, block_recomputed, working_peak, head;
 };
-ActivationBytes activation_bytes(const LlamaConfig& config, const std::optional<LoraOptions>& lora, int64_t seq_length,
-                                 int64_t element_size);
+ActivationBytes activation_bytes(const LlamaConfig& config, const std::optional<LoraOptions>& lora,
+                                 int64_t seq_length, int64_t element_size);
 
 }  // namespace trireme

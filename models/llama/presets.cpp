@@ -55,8 +55,8 @@ LlamaConfig llama_preset(const std::string& name) {
     }
     return config;
   }
-  throw ConfigError("no model preset '" + name + "'." + did_you_mean(name, llama_preset_names()) + " Presets: " +
-                    join(llama_preset_names(), ", "));
+  throw ConfigError("no model preset '" + name + "'." + did_you_mean(name, llama_preset_names()) +
+                    " Presets: " + join(llama_preset_names(), ", "));
 }
 
 }  // namespace trireme

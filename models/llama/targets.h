@@ -12,15 +12,17 @@ namespace trireme {
 enum BlockParameter { kInputNorm, kQkvProj, kOutProj, kPostAttentionNorm, kGateUpProj, kDownProj };
 
 struct LoraTarget {
-  std::string name;         // "q_proj"
-  std::string module;       // inside the block: "self_attn.q_proj"
-  int parameter = 0;        // BlockParameter
+  std::string name;    // "q_proj"
+  std::string module;  // inside the block: "self_attn.q_proj"
+  int parameter = 0;   // BlockParameter
   int64_t row_begin = 0, rows = 0, in = 0;
-  uint64_t index = 0;       // of the name in the list of all targets: keys dropout, whatever subset is chosen
+  uint64_t index =
+      0;  // of the name in the list of all targets: keys dropout, whatever subset is chosen
 };
 
-/// The chosen targets in the order of the list of all targets, whatever the order in the options. ConfigError: unknown name, a name
-/// twice, qkv_proj beside q_proj, k_proj or v_proj, none, r or dropout out of range.
+/// The chosen targets in the order of the list of all targets, whatever the order in the options.
+/// ConfigError: unknown name, a name twice, qkv_proj beside q_proj, k_proj or v_proj, none, r or
+/// dropout out of range.
 std::vector<LoraTarget> lora_targets(const LlamaConfig& config, const LoraOptions& lora);
 
 /// "model.layers.3.self_attn.q_proj".

@@ -20,22 +20,26 @@ at::ScalarType scalar_type(DType dtype, const std::string& tensor) {
     case DType::kF16: return at::kHalf;
     case DType::kBF16: return at::kBFloat16;
     default:
-      throw ModelError(fmt::format("tensor {} is stored as {}; weights must be F32, F16, BF16 or F64", tensor, dtype_name(dtype)));
+      throw ModelError(
+          fmt::format("tensor {} is stored as {}; weights must be F32, F16, BF16 or F64", tensor,
+                      dtype_name(dtype)));
   }
 }
 
 at::Tensor read_part(const WeightSource& source, const ParameterPart& part, at::IntArrayRef shape) {
   at::Tensor value = read_tensor(source, part.name);
   if (value.sizes() != shape)
-    throw ModelError(fmt::format("{} has shape [{}], the configuration asks for [{}]", part.name, fmt::join(value.sizes(), ", "),
-                                 fmt::join(shape, ", ")));
+    throw ModelError(fmt::format("{} has shape [{}], the configuration asks for [{}]", part.name,
+                                 fmt::join(value.sizes(), ", "), fmt::join(shape, ", ")));
   return value;
 }
 
-using PartFill = std::function<void(const ParameterSpec&, const ParameterPart&, const at::Tensor& rows)>;
+using PartFill =
+    std::function<void(const ParameterSpec&, const ParameterPart&, const at::Tensor& rows)>;
 
-std::vector<std::vector<at::Tensor>> build_units(const LlamaModel& model, at::ScalarType dtype, at::Device device,
-                                                 const PartFill& fill_base, uint64_t seed) {
+std::vector<std::vector<at::Tensor>> build_units(const LlamaModel& model, at::ScalarType dtype,
+                                                 at::Device device, const PartFill& fill_base,
+                                                 uint64_t seed) {
   at::NoGradGuard no_grad;
   std::vector<std::vector<at::Tensor>> units;
   for (const UnitSpec& unit : model.units()) {
@@ -68,29 +72,39 @@ at::Tensor read_tensor(const WeightSource& source, const std::string& name) {
   int64_t next = 0;
   for (const ElementSpan& span : source.read(name, 0, tensor.numel())) {
     // The map is read-only and nothing writes to this tensor.
-    const at::Tensor stored = at::from_blob(const_cast<std::byte*>(span.data), {span.count}, at::TensorOptions(dtype));
+    const at::Tensor stored =
+        at::from_blob(const_cast<std::byte*>(span.data), {span.count}, at::TensorOptions(dtype));
     flat.narrow(0, next, span.count).copy_(stored);
     next += span.count;
   }
-  TRIREME_CHECK(next == tensor.numel(), "read ", next, " of ", tensor.numel(), " elements of ", name);
+  TRIREME_CHECK(next == tensor.numel(), "read ", next, " of ", tensor.numel(), " elements of ",
+                name);
   return tensor;
 }
 
-std::vector<std::vector<at::Tensor>> load_whole(const LlamaModel& model, const WeightSource& source, at::ScalarType dtype,
-                                                at::Device device, uint64_t seed) {
-  return build_units(model, dtype, device, [&](const ParameterSpec&, const ParameterPart& part, const at::Tensor& rows) {
-    rows.copy_(read_part(source, part, rows.sizes()));
-  }, seed);
+std::vector<std::vector<at::Tensor>> load_whole(const LlamaModel& model, const WeightSource& source,
+                                                at::ScalarType dtype, at::Device device,
+                                                uint64_t seed) {
+  return build_units(
+      model, dtype, device,
+      [&](const ParameterSpec&, const ParameterPart& part, const at::Tensor& rows) {
+        rows.copy_(read_part(source, part, rows.sizes()));
+      },
+      seed);
 }
 
-std::vector<std::vector<at::Tensor>> random_whole(const LlamaModel& model, at::ScalarType dtype, at::Device device, uint64_t seed) {
-  return build_units(model, dtype, device, [&](const ParameterSpec& spec, const ParameterPart& part, const at::Tensor& rows) {
-    draw_initial_values(spec, part, seed, 0, rows.view({-1}));
-  }, seed);
+std::vector<std::vector<at::Tensor>> random_whole(const LlamaModel& model, at::ScalarType dtype,
+                                                  at::Device device, uint64_t seed) {
+  return build_units(
+      model, dtype, device,
+      [&](const ParameterSpec& spec, const ParameterPart& part, const at::Tensor& rows) {
+        draw_initial_values(spec, part, seed, 0, rows.view({-1}));
+      },
+      seed);
 }
 
-StreamedStore::StreamedStore(const LlamaModel& model, const WeightSource& source, at::ScalarType dtype,
-                             const std::map<std::string, at::Tensor>& adapter)
+StreamedStore::StreamedStore(const LlamaModel& model, const WeightSource& source,
+                             at::ScalarType dtype, const std::map<std::string, at::Tensor>& adapter)
     : model_(model), source_(source), dtype_(dtype), units_(model.units().size()) {
   for (size_t u = 0; u < units_.size(); ++u) {
     if (!model.units()[u].replicated) continue;
@@ -139,7 +153,8 @@ void assign_adapter(const LlamaModel& model, const std::map<std::string, at::Ten
       ++assigned;
     }
   }
-  TRIREME_CHECK(assigned == tensors.size(), assigned, " of ", tensors.size(), " adapter tensors have a place in the model");
+  TRIREME_CHECK(assigned == tensors.size(), assigned, " of ", tensors.size(),
+                " adapter tensors have a place in the model");
 }
 
 }  // namespace trireme

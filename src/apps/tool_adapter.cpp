@@ -28,11 +28,13 @@ struct MergeOptions {
 };
 
 /// The adapter's share of one base tensor: scale * B A, fp32; undefined when it has none.
-at::Tensor update_of(const std::string& name, const std::map<std::string, at::Tensor>& adapter, double scale) {
+at::Tensor update_of(const std::string& name, const std::map<std::string, at::Tensor>& adapter,
+                     double scale) {
   const std::string suffix = ".weight";
   if (!name.ends_with(suffix)) return {};
   const std::string module = name.substr(0, name.size() - suffix.size());
-  const auto a = adapter.find(module + ".lora_A.weight"), b = adapter.find(module + ".lora_B.weight");
+  const auto a = adapter.find(module + ".lora_A.weight"),
+             b = adapter.find(module + ".lora_B.weight");
   if (a == adapter.end() || b == adapter.end()) return {};
   return at::mm(b->second, a->second).mul_(scale);
 }
@@ -40,8 +42,10 @@ at::Tensor update_of(const std::string& name, const std::map<std::string, at::Te
 /// What merging did to the weights of one target over all blocks, measured on the stored result.
 struct TargetChange {
   int64_t modules = 0, zero_b = 0;
-  double smallest = std::numeric_limits<double>::infinity(), largest = 0;  // Frobenius norms of merged - base
-  /// Least share of a module's update that survived rounding: <merged - rounded base, update> / <update, update>; 1 = all of it.
+  double smallest = std::numeric_limits<double>::infinity(),
+         largest = 0;  // Frobenius norms of merged - base
+  /// Least share of a module's update that survived rounding: <merged - rounded base, update> /
+  /// <update, update>; 1 = all of it.
   double kept = std::numeric_limits<double>::infinity();
   std::string worst;  // the module with that share
 };
@@ -55,7 +59,9 @@ std::vector<int64_t> eight_tokens(const std::filesystem::path& model, int64_t vo
   if (std::filesystem::is_regular_file(model / "tokenizer.model")) {
     const Tokenizer tokenizer(model / "tokenizer.model");
     if (const auto bos = tokenizer.bos_id()) ids.push_back(*bos);
-    for (const int32_t id : tokenizer.encode("The quick brown fox jumps over the lazy dog and runs away")) ids.push_back(id);
+    for (const int32_t id :
+         tokenizer.encode("The quick brown fox jumps over the lazy dog and runs away"))
+      ids.push_back(id);
   }
   for (int64_t id = 1; ids.size() < 8; ++id) ids.push_back(id);
   ids.resize(8);
@@ -75,8 +81,8 @@ at::Tensor logits_of(const LlamaModel& model, UnitStore& store, const std::vecto
   return model.logits(store, batch, options);
 }
 
-/// How far the logits of the merged model may lie from those of base + adapter, relative to the largest logit: rounding of fp32
-/// sums, or of the stored weights.
+/// How far the logits of the merged model may lie from those of base + adapter, relative to the
+/// largest logit: rounding of fp32 sums, or of the stored weights.
 double logits_bound(DType dtype) {
   switch (dtype) {
     case DType::kBF16: return 5e-2;
@@ -86,38 +92,55 @@ double logits_bound(DType dtype) {
 }
 
 void print_changes(const std::map<std::string, TargetChange>& changes) {
-  fmt::print("{:<12}{:>9}{:>8}{:>36}{:>14}\n", "target", "modules", "zero B", "norm of merged - base, min to max", "update kept");
+  fmt::print("{:<12}{:>9}{:>8}{:>36}{:>14}\n", "target", "modules", "zero B",
+             "norm of merged - base, min to max", "update kept");
   for (const auto& [target, change] : changes)
     fmt::print("{:<12}{:>9}{:>8}{:>36}{:>14}\n", target, change.modules, change.zero_b,
                fmt::format("{:.4g} to {:.4g}", change.smallest, change.largest),
                change.worst.empty() ? "-" : fmt::format("{:.1f} %", 100 * change.kept));
 }
 
-/// Throws unless the merged model on disk differs from the base in every target and computes what base + adapter computes.
-void prove_merge(const MergeOptions& options, const LlamaConfig& config, const LlamaModel& with_adapter, const WeightSource& base,
-                 const std::map<std::string, at::Tensor>& adapter, const std::map<std::string, TargetChange>& changes, DType coarsest) {
+/// Throws unless the merged model on disk differs from the base in every target and computes what
+/// base + adapter computes.
+void prove_merge(const MergeOptions& options, const LlamaConfig& config,
+                 const LlamaModel& with_adapter, const WeightSource& base,
+                 const std::map<std::string, at::Tensor>& adapter,
+                 const std::map<std::string, TargetChange>& changes, DType coarsest) {
   print_changes(changes);
   for (const auto& [target, change] : changes)
     if (!change.worst.empty() && !(change.kept >= kLeastKept && change.largest > 0))
-      throw ModelError(fmt::format("only {:.1f} % of the update of {} survived: it is below the resolution of the stored weights; merge "
-                                   "with --dtype f32 ({} is not usable)", 100 * change.kept, change.worst, options.output));
+      throw ModelError(
+          fmt::format("only {:.1f} % of the update of {} survived: it is below the resolution of "
+                      "the stored weights; merge "
+                      "with --dtype f32 ({} is not usable)",
+                      100 * change.kept, change.worst, options.output));
   const LlamaModel plain(config, std::nullopt);
   const std::unique_ptr<WeightSource> merged = open_weights(options.output);
   const std::vector<int64_t> ids = eight_tokens(options.model, config.vocab_size);
   StreamedStore base_store(plain, base, at::kFloat), merged_store(plain, *merged, at::kFloat);
   StreamedStore adapter_store(with_adapter, base, at::kFloat, adapter);
-  const at::Tensor from_base = logits_of(plain, base_store, ids), from_merged = logits_of(plain, merged_store, ids);
+  const at::Tensor from_base = logits_of(plain, base_store, ids),
+                   from_merged = logits_of(plain, merged_store, ids);
   const at::Tensor from_adapter = logits_of(with_adapter, adapter_store, ids);
-  const double largest = from_adapter.abs().max().item<double>(), moved = (from_merged - from_base).abs().max().item<double>();
-  const double apart = (from_merged - from_adapter).abs().max().item<double>(), bound = logits_bound(coarsest) * largest;
-  fmt::print("logits of 8 tokens, computed in fp32: largest {:.4g}; merged - base {:.4g}; merged - (base + adapter) {:.4g}, bound {:.4g}\n",
-             largest, moved, apart, bound);
+  const double largest = from_adapter.abs().max().item<double>(),
+               moved = (from_merged - from_base).abs().max().item<double>();
+  const double apart = (from_merged - from_adapter).abs().max().item<double>(),
+               bound = logits_bound(coarsest) * largest;
+  fmt::print(
+      "logits of 8 tokens, computed in fp32: largest {:.4g}; merged - base {:.4g}; merged - (base "
+      "+ adapter) {:.4g}, bound {:.4g}\n",
+      largest, moved, apart, bound);
   if (!(apart <= bound))
-    throw ModelError(fmt::format("the merged model's logits are {:.4g} away from base + adapter, bound {:.4g}; {} is not usable: merge "
-                                 "with --dtype f32", apart, bound, options.output));
+    throw ModelError(
+        fmt::format("the merged model's logits are {:.4g} away from base + adapter, bound {:.4g}; "
+                    "{} is not usable: merge "
+                    "with --dtype f32",
+                    apart, bound, options.output));
   if (!(moved > 0))
-    throw ModelError(fmt::format("the merged model gives the base's logits on 8 tokens; {} is not usable: merge with --dtype f32",
-                                 options.output));
+    throw ModelError(
+        fmt::format("the merged model gives the base's logits on 8 tokens; {} is not usable: merge "
+                    "with --dtype f32",
+                    options.output));
 }
 
 DType parse_dtype(const std::string& name) {
@@ -131,7 +154,9 @@ void merge(const MergeOptions& options) {
   at::NoGradGuard no_grad;
   const std::filesystem::path output = options.output;
   if (!options.force && std::filesystem::exists(output / "config.json"))
-    throw WriteError(fmt::format("adapter merge: {} already holds a model; choose another directory or add --force", options.output));
+    throw WriteError(fmt::format(
+        "adapter merge: {} already holds a model; choose another directory or add --force",
+        options.output));
   if (std::filesystem::exists(output) && std::filesystem::equivalent(output, options.model))
     throw WriteError("adapter merge: --output is the base model's own directory");
   LlamaConfig config = read_model_config(options.model);
@@ -139,11 +164,13 @@ void merge(const MergeOptions& options) {
   const LlamaModel with_adapter = model_for_adapter(config, adapter);
   const std::map<std::string, at::Tensor> tensors = import_adapter(adapter, with_adapter);
   const bool changes_nothing = std::none_of(tensors.begin(), tensors.end(), [](const auto& entry) {
-    return entry.first.ends_with(".lora_B.weight") && entry.second.abs().max().template item<double>() > 0;
+    return entry.first.ends_with(".lora_B.weight") &&
+           entry.second.abs().max().template item<double>() > 0;
   });
   if (changes_nothing || adapter.config.alpha == 0)
-    throw ModelError(fmt::format("adapter {} changes nothing: {}", options.adapter,
-                                 changes_nothing ? "every lora_B is zero (was it trained?)" : "its alpha is zero"));
+    throw ModelError(fmt::format(
+        "adapter {} changes nothing: {}", options.adapter,
+        changes_nothing ? "every lora_B is zero (was it trained?)" : "its alpha is zero"));
 
   const std::unique_ptr<WeightSource> base = open_weights(options.model);
   auto declared = checkpoint_tensors(LlamaModel(config, std::nullopt), DType::kF32);
@@ -151,7 +178,9 @@ void merge(const MergeOptions& options) {
   for (auto& [name, info] : declared) {
     const auto stored = base->find(name);
     if (!stored) throw ModelError(fmt::format("{} has no tensor {}", options.model, name));
-    if (stored->shape != info.shape) throw ModelError(fmt::format("{}: {} does not have the shape that config.json asks for", options.model, name));
+    if (stored->shape != info.shape)
+      throw ModelError(fmt::format("{}: {} does not have the shape that config.json asks for",
+                                   options.model, name));
     info.dtype = options.dtype.empty() ? stored->dtype : parse_dtype(options.dtype);
     if (dtype_size(info.dtype) < 4 && coarsest != DType::kBF16) coarsest = info.dtype;
   }
@@ -174,7 +203,9 @@ void merge(const MergeOptions& options) {
       if (size == 0) {
         ++change.zero_b;
       } else {
-        const double kept = ((merged - weight.to(stored).to(at::kFloat)) * update).sum(at::kDouble).item<double>() / size;
+        const double kept =
+            ((merged - weight.to(stored).to(at::kFloat)) * update).sum(at::kDouble).item<double>() /
+            size;
         if (kept < change.kept) {
           change.kept = kept;
           change.worst = module;
@@ -212,11 +243,14 @@ void show(const std::string& directory) {
     parameters += static_cast<int64_t>(pair.a.size() + pair.b.size());
   }
   fmt::print("base model {}\nr {}, alpha {}, dropout {}\n{} parameters in {} modules\n",
-             adapter.config.base_model.empty() ? "(not named)" : adapter.config.base_model, adapter.config.r, adapter.config.alpha,
-             adapter.config.dropout, format_count(parameters), adapter.modules.size());
-  fmt::print("{:<12}{:>9}{:>14}{:>12}{:>12}\n", "target", "modules", "parameters", "norm of A", "norm of B");
+             adapter.config.base_model.empty() ? "(not named)" : adapter.config.base_model,
+             adapter.config.r, adapter.config.alpha, adapter.config.dropout,
+             format_count(parameters), adapter.modules.size());
+  fmt::print("{:<12}{:>9}{:>14}{:>12}{:>12}\n", "target", "modules", "parameters", "norm of A",
+             "norm of B");
   for (const auto& [target, row] : rows)
-    fmt::print("{:<12}{:>9}{:>14}{:>12.4g}{:>12.4g}\n", target, row.modules, format_count(row.parameters), std::sqrt(row.a), std::sqrt(row.b));
+    fmt::print("{:<12}{:>9}{:>14}{:>12.4g}{:>12.4g}\n", target, row.modules,
+               format_count(row.parameters), std::sqrt(row.a), std::sqrt(row.b));
 }
 
 }  // namespace
@@ -226,7 +260,8 @@ void add_adapter_tool(CLI::App& app) {
   tool->require_subcommand(1);
 
   auto options = std::make_shared<MergeOptions>();
-  CLI::App* merge_tool = tool->add_subcommand("merge", "Write base + adapter as one model, and prove it on eight tokens");
+  CLI::App* merge_tool = tool->add_subcommand(
+      "merge", "Write base + adapter as one model, and prove it on eight tokens");
   merge_tool->add_option("--model", options->model, "Base model directory")->required();
   merge_tool->add_option("--adapter", options->adapter, "PEFT adapter directory")->required();
   merge_tool->add_option("--output", options->output, "Directory to write")->required();

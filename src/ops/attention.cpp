@@ -24,58 +24,69 @@ at::Tensor repeat_heads(const at::Tensor& x, int64_t heads) {
 at::Tensor whole_rows(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
   // The memory-efficient kernel (fp32 on a GPU) knows no grouped queries, and the CPU kernel of fp64 neither.
   const bool grouped = q.is_cuda() && q.element_size() == 2;
-  const at::Tensor keys = grouped ? k : repeat_heads(k, q.size(2)), values = grouped ? v : repeat_heads(v, q.size(2));
-  return at::scaled_dot_product_attention(q.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), {}, 0.0, true,
-                                          scale, grouped && q.size(2) != k.size(2))
+  const at::Tensor keys = grouped ? k : repeat_heads(k, q.size(2)),
+                   values = grouped ? v : repeat_heads(v, q.size(2));
+  return at::scaled_dot_product_attention(q.transpose(1, 2), keys.transpose(1, 2),
+                                          values.transpose(1, 2), {}, 0.0, true, scale,
+                                          grouped && q.size(2) != k.size(2))
       .transpose(1, 2);
 }
 
 void prefer_cudnn() {
   [[maybe_unused]] static const bool once = [] {
     using B = at::SDPBackend;
-    at::globalContext().setSDPPriorityOrder({static_cast<int64_t>(B::cudnn_attention), static_cast<int64_t>(B::flash_attention),
-                                             static_cast<int64_t>(B::efficient_attention), static_cast<int64_t>(B::math)});
+    at::globalContext().setSDPPriorityOrder(
+        {static_cast<int64_t>(B::cudnn_attention), static_cast<int64_t>(B::flash_attention),
+         static_cast<int64_t>(B::efficient_attention), static_cast<int64_t>(B::math)});
     return true;
   }();
 }
 
-at::Tensor flat(const at::Tensor& x) { return x.reshape({1, x.size(0) * x.size(1), x.size(2), x.size(3)}); }
+at::Tensor flat(const at::Tensor& x) {
+  return x.reshape({1, x.size(0) * x.size(1), x.size(2), x.size(3)});
+}
 
 template <class F>
-at::Tensor each_sequence(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const SequenceLayout& sequences,
-                         const F& f) {
+at::Tensor each_sequence(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                         const SequenceLayout& sequences, const F& f) {
   const at::Tensor q_flat = flat(q), k_flat = flat(k), v_flat = flat(v);
   std::vector<at::Tensor> parts;
   for (size_t i = 0; i + 1 < sequences.boundaries.size(); ++i) {
     const int64_t begin = sequences.boundaries[i], length = sequences.boundaries[i + 1] - begin;
-    parts.push_back(f(q_flat.narrow(1, begin, length), k_flat.narrow(1, begin, length), v_flat.narrow(1, begin, length)));
+    parts.push_back(f(q_flat.narrow(1, begin, length), k_flat.narrow(1, begin, length),
+                      v_flat.narrow(1, begin, length)));
   }
   return at::cat(parts, 1).view(q.sizes());
 }
 
-void check_shapes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const SequenceLayout& sequences) {
-  TRIREME_CHECK(q.dim() == 4 && k.dim() == 4 && k.sizes() == v.sizes() && q.size(0) == k.size(0) && q.size(1) == k.size(1) &&
-                    q.size(3) == k.size(3) && q.size(2) % k.size(2) == 0,
+void check_shapes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                  const SequenceLayout& sequences) {
+  TRIREME_CHECK(q.dim() == 4 && k.dim() == 4 && k.sizes() == v.sizes() && q.size(0) == k.size(0) &&
+                    q.size(1) == k.size(1) && q.size(3) == k.size(3) && q.size(2) % k.size(2) == 0,
                 "attention: q ", q.sizes(), ", k ", k.sizes(), ", v ", v.sizes());
-  TRIREME_CHECK(sequences.rows == q.size(0) && sequences.row_length == q.size(1), "attention: sequences of ", sequences.rows,
-                " rows of ", sequences.row_length, ", q of ", q.size(0), " rows of ", q.size(1));
+  TRIREME_CHECK(sequences.rows == q.size(0) && sequences.row_length == q.size(1),
+                "attention: sequences of ", sequences.rows, " rows of ", sequences.row_length,
+                ", q of ", q.size(0), " rows of ", q.size(1));
 }
 
 }  // namespace
 
-SequenceLayout make_sequence_layout(const std::vector<int32_t>& cu_seqlens, int64_t rows, int64_t row_length,
-                                    at::Device device) {
-  TRIREME_CHECK(cu_seqlens.size() >= 2 && cu_seqlens.front() == 0 && cu_seqlens.back() == rows * row_length,
-                "sequence boundaries must run from 0 to ", rows * row_length, ", last is ",
-                cu_seqlens.empty() ? -1 : cu_seqlens.back());
+SequenceLayout make_sequence_layout(const std::vector<int32_t>& cu_seqlens, int64_t rows,
+                                    int64_t row_length, at::Device device) {
+  TRIREME_CHECK(
+      cu_seqlens.size() >= 2 && cu_seqlens.front() == 0 && cu_seqlens.back() == rows * row_length,
+      "sequence boundaries must run from 0 to ", rows * row_length, ", last is ",
+      cu_seqlens.empty() ? -1 : cu_seqlens.back());
   SequenceLayout layout{cu_seqlens, rows, row_length, 0, false, {}};
   int64_t row_ends = 0;
   for (size_t i = 1; i < cu_seqlens.size(); ++i) {
-    TRIREME_CHECK(cu_seqlens[i] > cu_seqlens[i - 1], "sequence boundary ", cu_seqlens[i], " follows ", cu_seqlens[i - 1]);
+    TRIREME_CHECK(cu_seqlens[i] > cu_seqlens[i - 1], "sequence boundary ", cu_seqlens[i],
+                  " follows ", cu_seqlens[i - 1]);
     layout.longest = std::max<int64_t>(layout.longest, cu_seqlens[i] - cu_seqlens[i - 1]);
     if (cu_seqlens[i] % row_length == 0) ++row_ends;
   }
-  TRIREME_CHECK(row_ends == rows, "a sequence crosses the end of a row: ", row_ends, " of ", rows, " row ends are boundaries");
+  TRIREME_CHECK(row_ends == rows, "a sequence crosses the end of a row: ", row_ends, " of ", rows,
+                " row ends are boundaries");
   layout.one_per_row = static_cast<int64_t>(cu_seqlens.size()) == rows + 1;
   if (!layout.one_per_row && device.is_cuda()) {
     const at::Tensor host = at::empty({static_cast<int64_t>(cu_seqlens.size())},
@@ -94,25 +105,32 @@ at::Tensor attention(const at::Tensor& q_BSNH, const at::Tensor& k_BSKH, const a
   if (q_BSNH.is_cuda() && q_BSNH.element_size() == 2) {
     const at::Tensor& bounds = sequences.boundaries_device;
     const at::Tensor out = std::get<0>(at::_flash_attention_forward(
-        flat(q_BSNH).squeeze(0), flat(k_BSKH).squeeze(0), flat(v_BSKH).squeeze(0), bounds, bounds, sequences.longest,
-        sequences.longest, 0.0, /*is_causal=*/true, /*return_debug_mask=*/false, scale));
+        flat(q_BSNH).squeeze(0), flat(k_BSKH).squeeze(0), flat(v_BSKH).squeeze(0), bounds, bounds,
+        sequences.longest, sequences.longest, 0.0, /*is_causal=*/true, /*return_debug_mask=*/false,
+        scale));
     return out.view(q_BSNH.sizes());
   }
-  return each_sequence(q_BSNH, k_BSKH, v_BSKH, sequences, [scale](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-    return whole_rows(q, k, v, scale);
-  });
+  return each_sequence(q_BSNH, k_BSKH, v_BSKH, sequences,
+                       [scale](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+                         return whole_rows(q, k, v, scale);
+                       });
 }
 
-at::Tensor attention_reference(const at::Tensor& q_BSNH, const at::Tensor& k_BSKH, const at::Tensor& v_BSKH,
-                               const SequenceLayout& sequences, double scale) {
+at::Tensor attention_reference(const at::Tensor& q_BSNH, const at::Tensor& k_BSKH,
+                               const at::Tensor& v_BSKH, const SequenceLayout& sequences,
+                               double scale) {
   check_shapes(q_BSNH, k_BSKH, v_BSKH, sequences);
-  return each_sequence(q_BSNH, k_BSKH, v_BSKH, sequences, [scale](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-    const int64_t s = q.size(1), n = q.size(2);
-    const at::Tensor mask = at::ones({s, s}, q.options().dtype(at::kBool)).tril_();
-    const at::Tensor scores = at::matmul(q.transpose(1, 2), repeat_heads(k, n).permute({0, 2, 3, 1})) * scale;
-    const at::Tensor p = at::softmax(scores.masked_fill(mask.logical_not(), -std::numeric_limits<double>::infinity()), -1);
-    return at::matmul(p, repeat_heads(v, n).transpose(1, 2)).transpose(1, 2);
-  });
+  return each_sequence(
+      q_BSNH, k_BSKH, v_BSKH, sequences,
+      [scale](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+        const int64_t s = q.size(1), n = q.size(2);
+        const at::Tensor mask = at::ones({s, s}, q.options().dtype(at::kBool)).tril_();
+        const at::Tensor scores =
+            at::matmul(q.transpose(1, 2), repeat_heads(k, n).permute({0, 2, 3, 1})) * scale;
+        const at::Tensor p = at::softmax(
+            scores.masked_fill(mask.logical_not(), -std::numeric_limits<double>::infinity()), -1);
+        return at::matmul(p, repeat_heads(v, n).transpose(1, 2)).transpose(1, 2);
+      });
 }
 
 }  // namespace trireme

@@ -14,7 +14,8 @@ namespace {
 constexpr int64_t kBlock = int64_t{1} << 22;
 }  // namespace
 
-void draw_initial_values(const ParameterSpec& spec, const ParameterPart& part, uint64_t seed, int64_t begin, const at::Tensor& target) {
+void draw_initial_values(const ParameterSpec& spec, const ParameterPart& part, uint64_t seed,
+                         int64_t begin, const at::Tensor& target) {
   at::NoGradGuard no_grad;
   if (spec.init == Init::kOnes || spec.init == Init::kZeros) {
     target.fill_(spec.init == Init::kOnes ? 1.0 : 0.0);
@@ -25,13 +26,16 @@ void draw_initial_values(const ParameterSpec& spec, const ParameterPart& part, u
   for (int64_t block = begin / kBlock; block * kBlock < end; ++block) {
     const int64_t from = std::max(begin, block * kBlock), to = std::min(end, (block + 1) * kBlock);
     generator.set_current_seed(derive_seed(seed, part.name, static_cast<uint64_t>(block)));
-    // Generators draw whole vectors at a time: a block's length depends on the tensor, never on the elements that are wanted.
-    at::Tensor values = at::empty({std::min(kBlock, whole - block * kBlock)}, target.options().dtype(at::kFloat));
+    // Generators draw whole vectors at a time: a block's length depends on the tensor, never on the
+    // elements that are wanted.
+    at::Tensor values =
+        at::empty({std::min(kBlock, whole - block * kBlock)}, target.options().dtype(at::kFloat));
     if (spec.init == Init::kNormal)
       values.normal_(0.0, spec.init_scale, generator);
     else
       values.uniform_(-spec.init_scale, spec.init_scale, generator);
-    target.narrow(0, from - begin, to - from).copy_(values.narrow(0, from - block * kBlock, to - from));
+    target.narrow(0, from - begin, to - from)
+        .copy_(values.narrow(0, from - block * kBlock, to - from));
   }
 }
 

@@ -19,7 +19,9 @@ kernels::Element element(const at::Tensor& x) {
     case at::kFloat: return kernels::Element::kF32;
     case at::kHalf: return kernels::Element::kF16;
     case at::kBFloat16: return kernels::Element::kBF16;
-    default: TRIREME_CHECK(false, "no kernel for ", c10::toString(x.scalar_type())); return kernels::Element::kF32;
+    default:
+      TRIREME_CHECK(false, "no kernel for ", c10::toString(x.scalar_type()));
+      return kernels::Element::kF32;
   }
 }
 
@@ -27,7 +29,9 @@ void launched(cudaError_t status, const char* kernel) {
   TRIREME_CHECK(status == cudaSuccess, "kernel ", kernel, ": ", cudaGetErrorString(status));
 }
 
-cudaStream_t stream_of(const at::Tensor& x) { return c10::cuda::getCurrentCUDAStream(x.device().index()); }
+cudaStream_t stream_of(const at::Tensor& x) {
+  return c10::cuda::getCurrentCUDAStream(x.device().index());
+}
 
 /// Kernels are built for sm_90a, which runs on compute capability 9.0 only.
 bool is_hopper(c10::DeviceIndex device) {
@@ -42,27 +46,39 @@ bool is_hopper(c10::DeviceIndex device) {
   return answer == 2;
 }
 
-kernels::HeadStrides strides(const at::Tensor& x_BSNH) { return {x_BSNH.stride(0), x_BSNH.stride(1), x_BSNH.stride(2)}; }
+kernels::HeadStrides strides(const at::Tensor& x_BSNH) {
+  return {x_BSNH.stride(0), x_BSNH.stride(1), x_BSNH.stride(2)};
+}
 
 /// 16-byte accesses need every head to start on such a boundary and its elements to be neighbours.
 bool suits_packs(const at::Tensor& x_BSNH) {
   const int64_t pack = 16 / x_BSNH.element_size();
-  return x_BSNH.stride(3) == 1 && x_BSNH.stride(0) % pack == 0 && x_BSNH.stride(1) % pack == 0 && x_BSNH.stride(2) % pack == 0 &&
-         kernels::aligned16(x_BSNH.const_data_ptr());
+  return x_BSNH.stride(3) == 1 && x_BSNH.stride(0) % pack == 0 && x_BSNH.stride(1) % pack == 0 &&
+         x_BSNH.stride(2) % pack == 0 && kernels::aligned16(x_BSNH.const_data_ptr());
 }
 
 }  // namespace
 
 bool has_kernels(const at::Tensor& x) {
   const at::ScalarType type = x.scalar_type();
-  return x.is_cuda() && (type == at::kFloat || type == at::kHalf || type == at::kBFloat16) && is_hopper(x.device().index());
+  return x.is_cuda() && (type == at::kFloat || type == at::kHalf || type == at::kBFloat16) &&
+         is_hopper(x.device().index());
 }
 
-void dropout(const at::Tensor& x, at::Tensor& out, const at::Tensor& sample_ids, const DropoutKey& key, bool accumulate) {
+void dropout(const at::Tensor& x, at::Tensor& out, const at::Tensor& sample_ids,
+             const DropoutKey& key, bool accumulate) {
   const c10::cuda::CUDAGuard guard(x.device());
-  const kernels::DropoutArguments arguments{x.const_data_ptr(), out.mutable_data_ptr(), sample_ids.const_data_ptr<int64_t>(), x.size(0),
-                                            x.size(1) * x.size(2), key.t0, key.t1, key.threshold, static_cast<float>(key.scale),
-                                            accumulate, element(x)};
+  const kernels::DropoutArguments arguments{x.const_data_ptr(),
+                                            out.mutable_data_ptr(),
+                                            sample_ids.const_data_ptr<int64_t>(),
+                                            x.size(0),
+                                            x.size(1) * x.size(2),
+                                            key.t0,
+                                            key.t1,
+                                            key.threshold,
+                                            static_cast<float>(key.scale),
+                                            accumulate,
+                                            element(x)};
   launched(kernels::dropout(arguments, stream_of(x)), "dropout");
 }
 
@@ -71,8 +87,10 @@ at::Tensor swiglu(const at::Tensor& gate_up) {
   std::vector<int64_t> shape = gate_up.sizes().vec();
   shape.back() /= 2;
   at::Tensor y = at::empty(shape, gate_up.options());
-  launched(kernels::swiglu_forward(gate_up.const_data_ptr(), y.mutable_data_ptr(), gate_up.numel() / gate_up.size(-1), shape.back(),
-                                   element(gate_up), stream_of(gate_up)), "swiglu_forward");
+  launched(kernels::swiglu_forward(gate_up.const_data_ptr(), y.mutable_data_ptr(),
+                                   gate_up.numel() / gate_up.size(-1), shape.back(),
+                                   element(gate_up), stream_of(gate_up)),
+           "swiglu_forward");
   return y;
 }
 
@@ -80,29 +98,41 @@ at::Tensor swiglu_backward(const at::Tensor& dy, const at::Tensor& gate_up) {
   const c10::cuda::CUDAGuard guard(gate_up.device());
   const at::Tensor gradient = dy.contiguous();
   at::Tensor result = at::empty_like(gate_up);
-  launched(kernels::swiglu_backward(gradient.const_data_ptr(), gate_up.const_data_ptr(), result.mutable_data_ptr(),
-                                    gate_up.numel() / gate_up.size(-1), gate_up.size(-1) / 2, element(gate_up), stream_of(gate_up)),
+  launched(kernels::swiglu_backward(gradient.const_data_ptr(), gate_up.const_data_ptr(),
+                                    result.mutable_data_ptr(), gate_up.numel() / gate_up.size(-1),
+                                    gate_up.size(-1) / 2, element(gate_up), stream_of(gate_up)),
            "swiglu_backward");
   return result;
 }
 
 bool rope_rotate(at::Tensor heads, const at::Tensor& cos, const at::Tensor& sin, int64_t rotated) {
-  if (heads.size(3) % 16 != 0 || !suits_packs(heads) || cos.scalar_type() != heads.scalar_type()) return false;
+  if (heads.size(3) % 16 != 0 || !suits_packs(heads) || cos.scalar_type() != heads.scalar_type())
+    return false;
   const c10::cuda::CUDAGuard guard(heads.device());
-  launched(kernels::rope_rotate(heads.mutable_data_ptr(), cos.const_data_ptr(), sin.const_data_ptr(), heads.size(0) * heads.size(1),
-                                static_cast<int>(heads.size(2)), static_cast<int>(rotated), static_cast<int>(heads.size(3)), 1, element(heads),
-                                stream_of(heads)), "rope_rotate");
+  launched(
+      kernels::rope_rotate(heads.mutable_data_ptr(), cos.const_data_ptr(), sin.const_data_ptr(),
+                           heads.size(0) * heads.size(1), static_cast<int>(heads.size(2)),
+                           static_cast<int>(rotated), static_cast<int>(heads.size(3)), 1,
+                           element(heads), stream_of(heads)),
+      "rope_rotate");
   return true;
 }
 
-at::Tensor rope_merge(const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv, const at::Tensor& cos, const at::Tensor& sin) {
-  if (dq.size(3) % 16 != 0 || !suits_packs(dq) || !suits_packs(dk) || !suits_packs(dv) || cos.scalar_type() != dq.scalar_type()) return {};
+at::Tensor rope_merge(const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv,
+                      const at::Tensor& cos, const at::Tensor& sin) {
+  if (dq.size(3) % 16 != 0 || !suits_packs(dq) || !suits_packs(dk) || !suits_packs(dv) ||
+      cos.scalar_type() != dq.scalar_type())
+    return {};
   const c10::cuda::CUDAGuard guard(dq.device());
-  at::Tensor d_qkv = at::empty({dq.size(0), dq.size(1), dq.size(2) + 2 * dk.size(2), dq.size(3)}, dq.options());
-  launched(kernels::rope_merge(dq.const_data_ptr(), strides(dq), dk.const_data_ptr(), strides(dk), dv.const_data_ptr(), strides(dv),
-                               cos.const_data_ptr(), sin.const_data_ptr(), d_qkv.mutable_data_ptr(), dq.size(0), dq.size(1),
-                               static_cast<int>(dq.size(2)), static_cast<int>(dk.size(2)), static_cast<int>(dq.size(3)), element(dq),
-                               stream_of(dq)), "rope_merge");
+  at::Tensor d_qkv =
+      at::empty({dq.size(0), dq.size(1), dq.size(2) + 2 * dk.size(2), dq.size(3)}, dq.options());
+  launched(
+      kernels::rope_merge(dq.const_data_ptr(), strides(dq), dk.const_data_ptr(), strides(dk),
+                          dv.const_data_ptr(), strides(dv), cos.const_data_ptr(),
+                          sin.const_data_ptr(), d_qkv.mutable_data_ptr(), dq.size(0), dq.size(1),
+                          static_cast<int>(dq.size(2)), static_cast<int>(dk.size(2)),
+                          static_cast<int>(dq.size(3)), element(dq), stream_of(dq)),
+      "rope_merge");
   return d_qkv;
 }
 

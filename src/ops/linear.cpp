@@ -27,15 +27,22 @@ struct LoraPlan {
 at::Tensor as_rows(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
 // The one place where another GEMM (FP8) takes over.
-at::Tensor weight_gemm(const at::Tensor& x_TI, const at::Tensor& weight) { return at::mm(x_TI, weight.t()); }
-at::Tensor input_gradient_gemm(const at::Tensor& dy_TO, const at::Tensor& weight) { return at::mm(dy_TO, weight); }
+at::Tensor weight_gemm(const at::Tensor& x_TI, const at::Tensor& weight) {
+  return at::mm(x_TI, weight.t());
+}
+at::Tensor input_gradient_gemm(const at::Tensor& dy_TO, const at::Tensor& weight) {
+  return at::mm(dy_TO, weight);
+}
 
-/// Adapter inputs and their product with A: t_i = dropout_i(x) A_i^T. Without dropout all adapters share one product.
-std::vector<at::Tensor> down_products(const at::Tensor& x, const std::vector<at::Tensor>& a, const LoraPlan& plan) {
+/// Adapter inputs and their product with A: t_i = dropout_i(x) A_i^T. Without dropout all adapters
+/// share one product.
+std::vector<at::Tensor> down_products(const at::Tensor& x, const std::vector<at::Tensor>& a,
+                                      const LoraPlan& plan) {
   std::vector<at::Tensor> products;
   if (plan.dropout.active()) {
     for (size_t i = 0; i < a.size(); ++i)
-      products.push_back(at::mm(as_rows(apply_dropout(x, plan.dropout, plan.places[i].stream)), a[i].t()));
+      products.push_back(
+          at::mm(as_rows(apply_dropout(x, plan.dropout, plan.places[i].stream)), a[i].t()));
     return products;
   }
   const at::Tensor all = at::mm(as_rows(x), at::cat(a, 0).t());
@@ -49,8 +56,8 @@ std::vector<at::Tensor> down_products(const at::Tensor& x, const std::vector<at:
 
 struct LoraLinear : torch::autograd::Function<LoraLinear> {
   // `pairs` is a0, b0, a1, b1, …
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight, at::TensorList pairs,
-                            const LoraPlan& plan) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
+                            at::TensorList pairs, const LoraPlan& plan) {
     const size_t n = pairs.size() / 2;
     at::Tensor y = weight_gemm(as_rows(x), weight);
     std::vector<at::Tensor> a, products;
@@ -112,7 +119,8 @@ struct LoraLinear : torch::autograd::Function<LoraLinear> {
       for (size_t i = 0; i < n; ++i) {
         const uint64_t stream = plan.places[i].stream;
         if (ctx->needs_input_grad(2 + 2 * i))
-          result[2 + 2 * i] = at::mm(d_products[i].t(), as_rows(apply_dropout(x, plan.dropout, stream)));
+          result[2 + 2 * i] =
+              at::mm(d_products[i].t(), as_rows(apply_dropout(x, plan.dropout, stream)));
         if (need_x) {
           at::Tensor dx_BSI = dx.view(x_shape);
           add_dropout_(dx_BSI, at::mm(d_products[i], a[i]).view(x_shape), plan.dropout, stream);
@@ -124,22 +132,27 @@ struct LoraLinear : torch::autograd::Function<LoraLinear> {
   }
 };
 
-void check_shapes(const at::Tensor& x, const at::Tensor& weight, const std::vector<LoraAdapter>& adapters) {
-  TRIREME_CHECK(weight.dim() == 2 && x.size(-1) == weight.size(1), "linear: input of ", x.size(-1), " columns, weight [",
-                weight.size(0), ", ", weight.size(-1), "]");
-  TRIREME_CHECK(x.scalar_type() == weight.scalar_type(), "linear: x is ", x.scalar_type(), ", weight ", weight.scalar_type());
+void check_shapes(const at::Tensor& x, const at::Tensor& weight,
+                  const std::vector<LoraAdapter>& adapters) {
+  TRIREME_CHECK(weight.dim() == 2 && x.size(-1) == weight.size(1), "linear: input of ", x.size(-1),
+                " columns, weight [", weight.size(0), ", ", weight.size(-1), "]");
+  TRIREME_CHECK(x.scalar_type() == weight.scalar_type(), "linear: x is ", x.scalar_type(),
+                ", weight ", weight.scalar_type());
   for (const LoraAdapter& adapter : adapters) {
-    TRIREME_CHECK(adapter.a.dim() == 2 && adapter.b.dim() == 2 && adapter.a.size(1) == weight.size(1) &&
-                      adapter.b.size(1) == adapter.a.size(0),
-                  "adapter A ", adapter.a.sizes(), " and B ", adapter.b.sizes(), " do not fit weight ", weight.sizes());
-    TRIREME_CHECK(adapter.row_begin >= 0 && adapter.row_begin + adapter.b.size(0) <= weight.size(0), "adapter rows ",
-                  adapter.row_begin, " to ", adapter.row_begin + adapter.b.size(0), " leave the weight's ", weight.size(0));
+    TRIREME_CHECK(adapter.a.dim() == 2 && adapter.b.dim() == 2 &&
+                      adapter.a.size(1) == weight.size(1) && adapter.b.size(1) == adapter.a.size(0),
+                  "adapter A ", adapter.a.sizes(), " and B ", adapter.b.sizes(),
+                  " do not fit weight ", weight.sizes());
+    TRIREME_CHECK(adapter.row_begin >= 0 && adapter.row_begin + adapter.b.size(0) <= weight.size(0),
+                  "adapter rows ", adapter.row_begin, " to ", adapter.row_begin + adapter.b.size(0),
+                  " leave the weight's ", weight.size(0));
   }
 }
 
 }  // namespace
 
-at::Tensor lora_linear(const at::Tensor& x, const at::Tensor& weight, const std::vector<LoraAdapter>& adapters, double scale,
+at::Tensor lora_linear(const at::Tensor& x, const at::Tensor& weight,
+                       const std::vector<LoraAdapter>& adapters, double scale,
                        const Dropout& dropout) {
   check_shapes(x, weight, adapters);
   std::vector<at::Tensor> pairs;
@@ -152,8 +165,9 @@ at::Tensor lora_linear(const at::Tensor& x, const at::Tensor& weight, const std:
   return LoraLinear::apply(x, weight, at::TensorList(pairs), plan);
 }
 
-at::Tensor lora_linear_reference(const at::Tensor& x, const at::Tensor& weight, const std::vector<LoraAdapter>& adapters,
-                                 double scale, const Dropout& dropout) {
+at::Tensor lora_linear_reference(const at::Tensor& x, const at::Tensor& weight,
+                                 const std::vector<LoraAdapter>& adapters, double scale,
+                                 const Dropout& dropout) {
   at::Tensor y = at::linear(x, weight);
   for (const LoraAdapter& adapter : adapters) {
     at::Tensor input = x;

@@ -14,7 +14,9 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-at::ScalarType loss_type(const at::Tensor& x) { return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
+at::ScalarType loss_type(const at::Tensor& x) {
+  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
 
 struct HeadResult {
   at::Tensor loss;      // scalar
@@ -62,21 +64,25 @@ HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const 
   return result;
 }
 
-/// x * factor in `dtype`, a few rows at a time: a GPU would round a zero-dimensional fp32 factor to bf16 before multiplying.
+/// x * factor in `dtype`, a few rows at a time: a GPU would round a zero-dimensional fp32 factor to
+/// bf16 before multiplying.
 at::Tensor scaled(const at::Tensor& x, const at::Tensor& factor, at::ScalarType dtype) {
   at::Tensor out = at::empty(x.sizes(), x.options().dtype(dtype));
   constexpr int64_t kRows = 4096;
   for (int64_t begin = 0; begin < x.size(0); begin += kRows) {
     const int64_t count = std::min(kRows, x.size(0) - begin);
-    out.narrow(0, begin, count).copy_(x.narrow(0, begin, count).to(factor.scalar_type()).mul(factor));
+    out.narrow(0, begin, count)
+        .copy_(x.narrow(0, begin, count).to(factor.scalar_type()).mul(factor));
   }
   return out;
 }
 
 struct LossHead : torch::autograd::Function<LossHead> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& weight,
-                            const at::Tensor& targets, const at::Tensor& token_weight, bool grad_enabled) {
-    const bool need_hidden = grad_enabled && hidden.requires_grad(), need_weight = grad_enabled && weight.requires_grad();
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden,
+                            const at::Tensor& weight, const at::Tensor& targets,
+                            const at::Tensor& token_weight, bool grad_enabled) {
+    const bool need_hidden = grad_enabled && hidden.requires_grad(),
+               need_weight = grad_enabled && weight.requires_grad();
     at::Tensor kept;  // indices of the counted tokens
     if (hidden.is_cpu()) {
       kept = token_weight.nonzero().squeeze(1);
@@ -91,7 +97,8 @@ struct LossHead : torch::autograd::Function<LossHead> {
     } else if (kept.defined()) {
       result = run_chunks(hidden.index_select(0, kept), weight, targets.index_select(0, kept),
                           token_weight.index_select(0, kept), need_hidden, need_weight);
-      if (need_hidden) result.d_hidden = at::zeros_like(hidden).index_copy_(0, kept, result.d_hidden);
+      if (need_hidden)
+        result.d_hidden = at::zeros_like(hidden).index_copy_(0, kept, result.d_hidden);
     } else {
       result = run_chunks(hidden, weight, targets, token_weight, need_hidden, need_weight);
     }
@@ -120,11 +127,12 @@ int64_t loss_head_chunk(int64_t vocab_size, bool on_gpu) {
 
 at::Tensor loss_head(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
                      const at::Tensor& token_weight) {
-  TRIREME_CHECK(hidden.dim() == 2 && weight.dim() == 2 && hidden.size(1) == weight.size(1), "loss head: hidden ",
-                hidden.sizes(), ", weight ", weight.sizes());
-  TRIREME_CHECK(targets.dim() == 1 && token_weight.dim() == 1 && targets.size(0) == hidden.size(0) &&
-                    token_weight.size(0) == hidden.size(0),
-                "loss head: ", hidden.size(0), " tokens, ", targets.numel(), " targets, ", token_weight.numel(), " weights");
+  TRIREME_CHECK(hidden.dim() == 2 && weight.dim() == 2 && hidden.size(1) == weight.size(1),
+                "loss head: hidden ", hidden.sizes(), ", weight ", weight.sizes());
+  TRIREME_CHECK(targets.dim() == 1 && token_weight.dim() == 1 &&
+                    targets.size(0) == hidden.size(0) && token_weight.size(0) == hidden.size(0),
+                "loss head: ", hidden.size(0), " tokens, ", targets.numel(), " targets, ",
+                token_weight.numel(), " weights");
   return LossHead::apply(hidden, weight, targets, token_weight, at::GradMode::is_enabled());
 }
 

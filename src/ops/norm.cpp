@@ -12,7 +12,9 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-at::ScalarType accumulate_type(const at::Tensor& x) { return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
+at::ScalarType accumulate_type(const at::Tensor& x) {
+  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
 
 struct NormForward {
   at::Tensor y, rstd;
@@ -24,8 +26,8 @@ NormForward forward_plain(const at::Tensor& x, const at::Tensor& weight, double 
   return {x32.mul(rstd).to(x.scalar_type()).mul_(weight), rstd};
 }
 
-variable_list backward_plain(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd, const at::Tensor& weight,
-                             bool need_x, bool need_weight) {
+variable_list backward_plain(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd,
+                             const at::Tensor& weight, bool need_x, bool need_weight) {
   const at::ScalarType type = accumulate_type(x);
   const at::Tensor normed = x.to(type).mul(rstd);
   at::Tensor dx, dw;
@@ -51,25 +53,27 @@ NormForward forward_dispatch(const at::Tensor& x, const at::Tensor& weight, doub
   return forward_plain(x, weight, eps);
 }
 
-variable_list backward_dispatch(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd, const at::Tensor& weight,
-                                bool need_x, bool need_weight) {
+variable_list backward_dispatch(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd,
+                                const at::Tensor& weight, bool need_x, bool need_weight) {
   if (x.is_cuda()) {
-    auto [dx, dw] = at::_fused_rms_norm_backward(dy.contiguous(), x, {x.size(-1)}, rstd, weight, {need_x, need_weight});
+    auto [dx, dw] = at::_fused_rms_norm_backward(dy.contiguous(), x, {x.size(-1)}, rstd, weight,
+                                                 {need_x, need_weight});
     return {dx, dw};
   }
   return backward_plain(dy, x, rstd, weight, need_x, need_weight);
 }
 
 struct RmsNorm : torch::autograd::Function<RmsNorm> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight, double eps) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
+                            double eps) {
     auto [y, rstd] = forward_dispatch(x, weight, eps);
     ctx->save_for_backward({x, weight, rstd});
     return y;
   }
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
     const variable_list saved = ctx->get_saved_variables();
-    variable_list result = backward_dispatch(gradients[0], saved[0], saved[2], saved[1], ctx->needs_input_grad(0),
-                                             ctx->needs_input_grad(1));
+    variable_list result = backward_dispatch(gradients[0], saved[0], saved[2], saved[1],
+                                             ctx->needs_input_grad(0), ctx->needs_input_grad(1));
     return {result[0], result[1], at::Tensor()};
   }
 };
@@ -77,10 +81,10 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
 }  // namespace
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  TRIREME_CHECK(weight.dim() == 1 && x.size(-1) == weight.size(0), "rms_norm: rows of ", x.size(-1), ", weight of ",
-                weight.numel());
-  TRIREME_CHECK(x.scalar_type() == weight.scalar_type(), "rms_norm: x is ", x.scalar_type(), ", weight ",
-                weight.scalar_type());
+  TRIREME_CHECK(weight.dim() == 1 && x.size(-1) == weight.size(0), "rms_norm: rows of ", x.size(-1),
+                ", weight of ", weight.numel());
+  TRIREME_CHECK(x.scalar_type() == weight.scalar_type(), "rms_norm: x is ", x.scalar_type(),
+                ", weight ", weight.scalar_type());
   return RmsNorm::apply(x.contiguous(), weight, eps);
 }
 

@@ -23,7 +23,8 @@ struct Swiglu : torch::autograd::Function<Swiglu> {
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
     const at::Tensor gate_up = ctx->get_saved_variables()[0];
     const at::Tensor& dy = gradients[0];
-    if (bridge::has_kernels(gate_up) && gate_up.is_contiguous()) return {bridge::swiglu_backward(dy, gate_up)};
+    if (bridge::has_kernels(gate_up) && gate_up.is_contiguous())
+      return {bridge::swiglu_backward(dy, gate_up)};
     const int64_t f = gate_up.size(-1) / 2;
     const at::Tensor gate = gate_up.narrow(-1, 0, f), up = gate_up.narrow(-1, f, f);
     at::Tensor d_gate_up = at::empty_like(gate_up);
@@ -36,7 +37,8 @@ struct Swiglu : torch::autograd::Function<Swiglu> {
 }  // namespace
 
 at::Tensor swiglu(const at::Tensor& gate_up) {
-  TRIREME_CHECK(gate_up.size(-1) % 2 == 0, "swiglu: ", gate_up.size(-1), " columns cannot be cut into gate and up");
+  TRIREME_CHECK(gate_up.size(-1) % 2 == 0, "swiglu: ", gate_up.size(-1),
+                " columns cannot be cut into gate and up");
   return Swiglu::apply(gate_up);
 }
 

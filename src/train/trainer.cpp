@@ -85,15 +85,25 @@ void Trainer::train_step(int64_t step) {
   results[kGradNorm].copy_(grad_norm);
   results[kSkipped].copy_(skip);
   results[kStop].copy_(stats[kSignal]);
-  PendingMetrics pending{step + 1, lr, results, std::nullopt};
+  PendingMetrics pending{step + 1, lr, results, nullptr};
   if (device_.is_cuda()) {
     pending.values = at::empty({kNumResults}, results.options().device(at::kCPU).pinned_memory(true));
     pending.values.copy_(results, /*non_blocking=*/true);
-    pending.done.emplace(device_.type());
-    pending.done->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+    pending.done = record_event();
   }
   pending_.push_back(std::move(pending));
   completed_ = step + 1;
+}
+
+std::shared_ptr<c10::Event> Trainer::record_event() const {
+  auto event = std::make_shared<c10::Event>(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
+  event->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  return event;
+}
+
+void Trainer::start_clock() {
+  if (device_.is_cuda()) step_begin_ = record_event();
+  step_begin_time_ = steady_seconds();
 }
 
 at::Tensor Trainer::reduce_statistics(const at::Tensor& loss_sum, double denominator) {
@@ -129,7 +139,7 @@ ExitCode Trainer::run() {
   mlperf_.end("init_stop");
   mlperf_.start("run_start");
   start_block();
-  last_report_time_ = steady_seconds();
+  start_clock();
 
   bool reached_target = false;
   while (completed_ < config_.train.max_steps && !stop_agreed_ && !reached_target) {
@@ -157,11 +167,18 @@ ExitCode Trainer::run() {
 void Trainer::collect_metrics() {
   const PendingMetrics pending = std::move(pending_.front());
   pending_.pop_front();
-  if (pending.done) pending.done->synchronize();
+  double step_time;
+  if (pending.done) {
+    // On a GPU the host runs ahead: the time between the ends of two steps is the device's to tell.
+    pending.done->synchronize();
+    step_time = step_begin_->elapsedTime(*pending.done) / 1000;
+    step_begin_ = pending.done;
+  } else {
+    const double now = steady_seconds();
+    step_time = now - step_begin_time_;
+    step_begin_time_ = now;
+  }
   const double* values = pending.values.const_data_ptr<double>();
-  const double now = steady_seconds();
-  const double step_time = now - last_report_time_;
-  last_report_time_ = now;
   training_seconds_ += step_time;
   block_seconds_ += step_time;
   ++block_steps_;
@@ -266,7 +283,7 @@ bool Trainer::evaluate() {
                 {{"step", std::to_string(completed_)}});
   mlperf_.end("eval_stop", count);
   if (!reached && !at_end) start_block();
-  last_report_time_ = steady_seconds();
+  start_clock();
   return reached;
 }
 
@@ -319,7 +336,7 @@ void Trainer::save_checkpoint() {
   save_checkpoint_state(directory_.checkpoint_path(completed_), comm_, state(), {completed_, evaluations_}, plan_.shard_size);
   last_saved_step_ = completed_;
   log_info(fmt::format("saved checkpoints/step-{:08} in {}", completed_, format_duration(steady_seconds() - begin)));
-  last_report_time_ = steady_seconds();
+  start_clock();
 }
 
 void Trainer::finish() {

@@ -35,9 +35,10 @@ inline std::vector<at::Tensor> gradients(const Scalar& f, const std::vector<at::
   return torch::autograd::grad({f(leaves)}, leaves, {}, false, false, true);
 }
 
-/// Largest difference between the gradients of f (a scalar of fp64 inputs) and central differences, over all elements, relative to
-/// the largest gradient.
-inline double gradient_error(const Scalar& f, const std::vector<at::Tensor>& inputs, double step = 1e-5) {
+/// Largest difference between the gradients of f (a scalar of fp64 inputs) and central differences,
+/// over all elements, relative to the largest gradient.
+inline double gradient_error(const Scalar& f, const std::vector<at::Tensor>& inputs,
+                             double step = 1e-5) {
   const std::vector<at::Tensor> analytic = gradients(f, inputs);
   double worst = 0;
   at::NoGradGuard no_grad;
@@ -61,6 +62,8 @@ inline double gradient_error(const Scalar& f, const std::vector<at::Tensor>& inp
 }
 
 /// A fixed random projection, so that every element of y has its own weight in the scalar.
-inline at::Tensor project(const at::Tensor& y, uint64_t seed = 99) { return (y * random(y.sizes(), seed, y.scalar_type())).sum(); }
+inline at::Tensor project(const at::Tensor& y, uint64_t seed = 99) {
+  return (y * random(y.sizes(), seed, y.scalar_type())).sum();
+}
 
 }  // namespace trireme::testing

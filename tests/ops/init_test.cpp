@@ -9,7 +9,9 @@ namespace {
 
 using namespace testing;
 
-ParameterSpec spec_of(Init init, double scale) { return {"w", {1 << 12, 1 << 11}, {{"w", 1 << 12}}, init, scale, true}; }
+ParameterSpec spec_of(Init init, double scale) {
+  return {"w", {1 << 12, 1 << 11}, {{"w", 1 << 12}}, init, scale, true};
+}
 
 TEST(InitialValues, DoNotDependOnTheCut) {
   const ParameterSpec spec = spec_of(Init::kNormal, 0.02);

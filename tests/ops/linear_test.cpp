@@ -27,7 +27,8 @@ TEST(LoraLinear, EqualsThePlainCompositionWithAndWithoutDropout) {
   for (const double p : {0.0, 0.3}) {
     const auto t = inputs();
     const at::Tensor ours = lora_linear(t[0], t[1], two_adapters(t, 2), 1.7, dropout_of(p, 2));
-    const at::Tensor plain = lora_linear_reference(t[0], t[1], two_adapters(t, 2), 1.7, dropout_of(p, 2));
+    const at::Tensor plain =
+        lora_linear_reference(t[0], t[1], two_adapters(t, 2), 1.7, dropout_of(p, 2));
     EXPECT_LT(max_difference(ours, plain), 1e-12) << p;
   }
 }
@@ -59,13 +60,16 @@ TEST(LoraLinear, AdaptersTrainWhenTheInputNeedsNoGradient) {
 
 TEST(LoraLinear, FullTrainingEqualsAtLinear) {
   const auto t = inputs();
-  const auto ours = gradients([](const auto& u) { return project(lora_linear(u[0], u[1], {}, 0, {})); }, {t[0], t[1]});
-  const auto plain = gradients([](const auto& u) { return project(at::linear(u[0], u[1])); }, {t[0], t[1]});
+  const auto ours = gradients(
+      [](const auto& u) { return project(lora_linear(u[0], u[1], {}, 0, {})); }, {t[0], t[1]});
+  const auto plain =
+      gradients([](const auto& u) { return project(at::linear(u[0], u[1])); }, {t[0], t[1]});
   for (int i = 0; i < 2; ++i) EXPECT_LT(max_difference(ours[i], plain[i]), 1e-13);
 }
 
 TEST(LoraLinear, ReadsTheWeightAgainInBackward) {
-  // A sharded unit's storage is gone between forward and backward and comes back elsewhere: a copy would go unnoticed here.
+  // A sharded unit's storage is gone between forward and backward and comes back elsewhere: a copy
+  // would go unnoticed here.
   const at::Tensor x = random({1, 2, 5}, 1).requires_grad_(), w = random({3, 5}, 2);
   const at::Tensor y = lora_linear(x, w, {}, 0, {});
   w.data().mul_(2);
@@ -76,8 +80,8 @@ TEST(LoraLinear, ReadsTheWeightAgainInBackward) {
 TEST(LoraLinear, RefusesShapesThatDoNotFit) {
   const auto t = inputs();
   EXPECT_ANY_THROW(lora_linear(t[0], random({9, 6}, 1), {}, 1, {}));
-  EXPECT_ANY_THROW(lora_linear(t[0], t[1], {{t[2], t[3], 7, 0}}, 1, {}));   // rows 7 to 10 of 9
-  EXPECT_ANY_THROW(lora_linear(t[0], t[1], {{t[2], t[5], 0, 0}}, 1, {}));   // ranks 2 and 3
+  EXPECT_ANY_THROW(lora_linear(t[0], t[1], {{t[2], t[3], 7, 0}}, 1, {}));  // rows 7 to 10 of 9
+  EXPECT_ANY_THROW(lora_linear(t[0], t[1], {{t[2], t[5], 0, 0}}, 1, {}));  // ranks 2 and 3
   EXPECT_ANY_THROW(lora_linear(t[0], t[1].to(at::kFloat), {}, 1, {}));
 }
 

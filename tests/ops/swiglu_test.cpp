@@ -22,7 +22,9 @@ TEST(Swiglu, ForwardEqualsThePlainComposition) {
 }
 
 TEST(Swiglu, GradientEqualsDifferences) {
-  EXPECT_LT(gradient_error([](const auto& t) { return project(swiglu(t[0])); }, {random({2, 3, 10}, 1)}), 1e-8);
+  EXPECT_LT(
+      gradient_error([](const auto& t) { return project(swiglu(t[0])); }, {random({2, 3, 10}, 1)}),
+      1e-8);
 }
 
 TEST(Swiglu, OddWidthIsRefused) { EXPECT_ANY_THROW(swiglu(random({2, 5}, 1))); }

@@ -37,7 +37,8 @@ TEST(UnitHooks, TheReleaseWaitsForBothBranchesOfAResidual) {
   bool inside = false;
   const at::Tensor in = enter_unit(x, store, 0);
   const at::Tensor branch = at::tanh(in);
-  branch.register_hook([&](const at::Tensor&) { inside = store.calls.find("back-leave0") == std::string::npos; });
+  branch.register_hook(
+      [&](const at::Tensor&) { inside = store.calls.find("back-leave0") == std::string::npos; });
   const at::Tensor y = leave_unit(in + branch, store, 0);
   y.sum().backward();
   EXPECT_TRUE(inside);
@@ -53,7 +54,8 @@ TEST(UnitHooks, WithoutGradientOnlyTheForwardHooksRun) {
 
 TEST(UnitSpec, CountsElements) {
   UnitSpec unit;
-  unit.parameters = {{"a", {3, 5}, {{"a", 3}}, Init::kNormal, 0.02, true}, {"b", {7}, {{"b", 7}}, Init::kOnes, 0, false}};
+  unit.parameters = {{"a", {3, 5}, {{"a", 3}}, Init::kNormal, 0.02, true},
+                     {"b", {7}, {{"b", 7}}, Init::kOnes, 0, false}};
   EXPECT_EQ(unit.numel(), 22);
 }
 

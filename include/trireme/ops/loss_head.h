@@ -7,11 +7,13 @@
 
 namespace trireme {
 
-/// sum over t of token_weight[t] * (logsumexp(l_t) - l_t[target_t]), l_t = weight hidden_t, softmax in fp32 (fp64 for fp64 input).
-/// hidden [T, D], weight [V, D] of one dtype; targets int64 [T]; token_weight fp32 [T], 0 = not counted (target then arbitrary but
-/// inside the vocabulary). Result: scalar, fp32 (fp64).
-/// When gradients are wanted they are formed in the forward pass, chunk by chunk: kept are d_hidden [T, D] and, if the weight is
-/// trained, d_weight (accumulated in fp32); both are held relative to the largest token weight, so that fp16 does not underflow.
+/// sum over t of token_weight[t] * (logsumexp(l_t) - l_t[target_t]), l_t = weight hidden_t, softmax
+/// in fp32 (fp64 for fp64 input).
+/// hidden [T, D], weight [V, D] of one dtype; targets int64 [T]; token_weight fp32 [T], 0 = not
+/// counted (target then arbitrary but inside the vocabulary). Result: scalar, fp32 (fp64).
+/// When gradients are wanted they are formed in the forward pass, chunk by chunk: kept are d_hidden
+/// [T, D] and, if the weight is trained, d_weight (accumulated in fp32); both are held relative to
+/// the largest token weight, so that fp16 does not underflow.
 /// On the CPU tokens of weight 0 are left out; on a GPU that would cost a synchronisation.
 at::Tensor loss_head(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
                      const at::Tensor& token_weight);

@@ -40,10 +40,13 @@ class Trainer {
     int64_t step = 0;
     double lr = 0;
     at::Tensor values;                // fp64, on its way to the host on GPUs
-    std::optional<c10::Event> done;   // everything of this step
+    std::shared_ptr<c10::Event> done;  // everything of this step; null on CPUs
   };
 
   void train_step(int64_t step);
+  std::shared_ptr<c10::Event> record_event() const;
+  /// The next step's time counts from here (after start-up, evaluations and saves).
+  void start_clock();
   at::Tensor reduce_statistics(const at::Tensor& loss_sum, double denominator);
   /// Takes the numbers of the oldest step in flight; waits for that step only. Stops the run on non-finite gradients.
   void collect_metrics();
@@ -83,7 +86,8 @@ class Trainer {
   int64_t evaluations_ = 0, last_evaluated_step_ = -1, last_saved_step_ = -1;
   int64_t block_start_samples_ = 0;
   bool stop_agreed_ = false;
-  double last_report_time_ = 0, training_seconds_ = 0, block_seconds_ = 0;
+  std::shared_ptr<c10::Event> step_begin_;  // GPU: where the clock of the oldest step in flight started
+  double step_begin_time_ = 0, training_seconds_ = 0, block_seconds_ = 0;
   int64_t block_steps_ = 0, timed_steps_ = 0;
   int consecutive_skips_ = 0;
   bool block_open_ = false;
