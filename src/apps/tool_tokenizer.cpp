@@ -8,6 +8,7 @@
 #include "trireme/base/time.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <charconv>
 #include <cstdio>
 #include <iostream>

@@ -49,12 +49,13 @@ class CpuWorld final : public World {
     } else {
       comm_ = make_self_communicator();
     }
+    hosts_ = comm_->all_gather_host(host_name());
     if (comm_->size() > 1) watchdog_ = std::make_unique<Watchdog>(comm_->rank(), Watchdog::Hooks{});
   }
   Communicator& communicator() override { return *comm_; }
   at::Device device() const override { return at::kCPU; }
   const Launch& launch() const override { return launch_; }
-  std::vector<std::string> hosts() override { return comm_->all_gather_host(host_name()); }
+  const std::vector<std::string>& hosts() const override { return hosts_; }
 
   void abort(const std::string& reason, int exit_code) override {
     print_failure(comm_->rank(), reason);
@@ -70,6 +71,7 @@ class CpuWorld final : public World {
 
  private:
   Launch launch_;
+  std::vector<std::string> hosts_;
   std::unique_ptr<Communicator> comm_;
   std::unique_ptr<Watchdog> watchdog_;
 };

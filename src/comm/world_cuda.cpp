@@ -31,6 +31,7 @@ class GpuWorld final : public World {
     choose_device();
     if (launch_.world_size == 1) {
       comm_ = make_self_communicator();
+      hosts_ = {host_name()};
       return;
     }
     std::unique_ptr<HostExchange> exchange;
@@ -51,7 +52,7 @@ class GpuWorld final : public World {
   Communicator& communicator() override { return *comm_; }
   at::Device device() const override { return {at::kCUDA, static_cast<c10::DeviceIndex>(device_)}; }
   const Launch& launch() const override { return launch_; }
-  std::vector<std::string> hosts() override { return comm_->all_gather_host(host_name()); }
+  const std::vector<std::string>& hosts() const override { return hosts_; }
 
   void abort(const std::string& reason, int exit_code) override {
     print_failure(launch_.rank, reason);
@@ -147,6 +148,7 @@ class GpuWorld final : public World {
   }
 
   Launch launch_;
+  std::vector<std::string> hosts_;
   int device_ = 0;
   bool answered_ = false;
   std::unique_ptr<StoreWorld> store_;

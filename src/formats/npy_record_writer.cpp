@@ -20,7 +20,7 @@ struct NpyPackedRecordWriter::State {
   AtomicFile file;
   int64_t count, written = 0;
   uint32_t memo = 0;
-  uint32_t key_ids = 0, key_mask = 0, key_start = 0, reconstruct = 0, ndarray = 0, tuple0 = 0, letter = 0, dtype = 0, int_type = 0;
+  uint32_t key_ids = 0, key_mask = 0, key_start = 0, reconstruct = 0, ndarray = 0, letter = 0, dtype = 0, int_type = 0;
   std::string buffer;
 
   void op(char code) { buffer += code; }
@@ -103,7 +103,6 @@ struct NpyPackedRecordWriter::State {
       op('\0');
       op('\x85');
       put();
-      tuple0 = memo - 1;
       op('C');
       op('\x01');
       op('b');
@@ -112,7 +111,10 @@ struct NpyPackedRecordWriter::State {
     } else {
       get(reconstruct);
       get(ndarray);
-      get(tuple0);
+      op('K');  // NumPy makes this (0,) anew for every array
+      op('\0');
+      op('\x85');
+      put();
       get(letter);
     }
     op('\x87');

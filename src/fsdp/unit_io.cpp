@@ -1,10 +1,9 @@
 // Filling units from checkpoints or random numbers, and writing them out again.
 #include "trireme/base/error.h"
-#include "trireme/base/rng.h"
 #include "trireme/fsdp/sharded_units.h"
+#include "trireme/ops/init.h"
 #include "unit_state.h"
 
-#include <ATen/Context.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -22,30 +21,6 @@ at::ScalarType scalar_type(DType dtype, const std::string& tensor) {
     case DType::kBF16: return at::kBFloat16;
     default:
       throw ModelError(fmt::format("tensor {} is stored as {}; weights must be F32, F16, BF16 or F64", tensor, dtype_name(dtype)));
-  }
-}
-
-/// Random elements are drawn in blocks of fixed size, each from a generator of its own, so that a rank draws only the blocks that
-/// its shard touches and the values do not depend on the sharding.
-constexpr int64_t kRandomBlock = int64_t{1} << 22;
-
-void draw(const ParameterSpec& spec, const std::string& name, uint64_t seed, int64_t begin, at::Tensor target) {
-  if (spec.init == Init::kOnes || spec.init == Init::kZeros) {
-    target.fill_(spec.init == Init::kOnes ? 1.0 : 0.0);
-    return;
-  }
-  at::Generator generator = at::globalContext().defaultGenerator(target.device()).clone();
-  const int64_t end = begin + target.numel();
-  for (int64_t block = begin / kRandomBlock; block * kRandomBlock < end; ++block) {
-    const int64_t from = std::max(begin, block * kRandomBlock), to = std::min(end, (block + 1) * kRandomBlock);
-    generator.set_current_seed(derive_seed(seed, name, static_cast<uint64_t>(block)));
-    // Drawing a prefix is enough, but its length must not depend on the sharding: some generators draw whole vectors at a time.
-    at::Tensor values = at::empty({kRandomBlock}, target.options().dtype(at::kFloat));
-    if (spec.init == Init::kNormal)
-      values.normal_(0.0, spec.init_scale, generator);
-    else
-      values.uniform_(-spec.init_scale, spec.init_scale, generator);
-    target.narrow(0, from - begin, to - from).copy_(values.narrow(0, from - block * kRandomBlock, to - from));
   }
 }
 
@@ -115,7 +90,7 @@ void ShardedUnits::initialise(uint64_t seed, bool only_replicated) {
     if (only_replicated && !specs_[u].replicated) continue;
     fill(*states_[u], [&](const LayoutPiece& piece, at::Tensor target) {
       const ParameterSpec& parameter = specs_[u].parameters[piece.parameter];
-      draw(parameter, parameter.parts[piece.part].name, seed, piece.tensor_begin, target);
+      draw_initial_values(parameter, parameter.parts[piece.part], seed, piece.tensor_begin, target);
     });
   }
 }

@@ -32,7 +32,7 @@ void throw_problems(const std::vector<std::string>& problems) {
 }
 
 int count_nodes(World& world) {
-  const auto hosts = world.hosts();
+  const auto& hosts = world.hosts();
   return static_cast<int>(std::set<std::string>(hosts.begin(), hosts.end()).size());
 }
 

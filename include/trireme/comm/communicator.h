@@ -64,7 +64,7 @@ class World {
   virtual Communicator& communicator() = 0;
   virtual at::Device device() const = 0;
   virtual const Launch& launch() const = 0;
-  virtual std::vector<std::string> hosts() = 0;  // per rank
+  virtual const std::vector<std::string>& hosts() const = 0;  // per rank
 
   /// Brings every rank down with `reason` as soon as possible (MPI_Abort, ncclCommAbort, TCPStore flag); does not return.
   [[noreturn]] virtual void abort(const std::string& reason, int exit_code) = 0;

@@ -1,6 +1,7 @@
 #pragma once
 // Token rows in HDF5: input_ids [N, S] (any integer type); optional loss_mask [N, S]; optional seq_start_id, variable-length rows.
-// External links and external raw files are refused; our writer always sets Fletcher-32 and chunks of whole rows. DataError with
+// External links and external raw files are refused; our writer sets Fletcher-32 on tokens and masks (HDF5
+// offers none for variable-length rows) and chunks of whole rows. DataError with
 // file, dataset and row.
 
 #include <cstdint>
