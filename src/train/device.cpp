@@ -66,6 +66,8 @@ void configure_libraries(at::Device device, int local_world_size) {
   // fp32 means fp32: TF32 keeps ten bits of mantissa and would break the fp32 parity with the CPU.
   at::globalContext().setAllowTF32CuBLAS(false);
   at::globalContext().setAllowTF32CuDNN(false);
+  // Without it the allocator's fixed segments leave holes that a run planned to the last gibibytes cannot afford.
+  if (device.is_cuda()) setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True", /*overwrite=*/0);
   if (device.is_cpu() && std::getenv("OMP_NUM_THREADS") == nullptr) {
     // Ranks of one host share its cores; more threads than cores makes all of them slower.
     const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));

@@ -71,7 +71,7 @@ int dry_run(const Config& config, const CommandLine& line, const Launch& launch,
   PlanInput input = plan_input(config, *task, ranks, dtype);
   if (gpu) {
     input.device_memory = static_cast<int64_t>(*line.device_memory_gib * (1 << 30));
-    input.overhead = kGpuOverhead;
+    input.overhead = gpu_overhead(ranks);
   } else {
     input.device_memory = describe_device(at::kCPU, dtype, launch.world_size > 1 ? launch.local_world_size : ranks).total_memory;
   }

@@ -54,7 +54,7 @@ ExitCode train(const Config& config, World& world, const TaskFactory& make_task)
   const DeviceInfo device = describe_device(world.device(), dtype, world.launch().local_world_size);
   PlanInput input = plan_input(config, *task, comm.size(), dtype);
   input.device_memory = device.total_memory;
-  input.overhead = gpu ? kGpuOverhead : 0;
+  input.overhead = gpu ? gpu_overhead(comm.size()) : 0;
   const MemoryPlan plan = make_plan(input);
   task->prefetch(0);
   for (const std::string& line : run_banner(config, *task, plan, device, world)) log_info(line);

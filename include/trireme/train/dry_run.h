@@ -14,8 +14,9 @@
 
 namespace trireme {
 
-/// What a GPU process loses to the context and the libraries before the first tensor, and what the allocator cannot use.
-inline constexpr int64_t kGpuOverhead = int64_t{3} << 30;
+/// What a GPU process loses to the context and the libraries before the first tensor, and what the allocator cannot use; with several
+/// ranks also NCCL's buffers and the workspaces of concurrent streams.
+inline int64_t gpu_overhead(int ranks) { return int64_t{ranks > 1 ? 8 : 3} << 30; }
 
 at::ScalarType compute_dtype(const Config& config, bool use_gpu);
 
