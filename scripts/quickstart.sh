@@ -67,11 +67,11 @@ model: {path: pretrain/model}
 lora: {r: 16, alpha: 32, dropout: 0.05, target_modules: [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]}
 data: {train: tune.npy, valid: tune-valid.npy, seq_length: 128}
 batch: {global_batch_size: 16, micro_batch_size: 8}
-optimizer: {lr: 2.0e-3, weight_decay: 1.0e-4, grad_clip: 0.3}
+optimizer: {lr: 1.0e-3, weight_decay: 1.0e-4, grad_clip: 0.3}
 schedule: {name: cosine, warmup_steps: 5}
-train: {max_steps: 120, loss: token_mean}
-eval: {every_samples: 960}
-logging: {every_steps: 20}
+train: {max_steps: 60, loss: token_mean}
+eval: {every_samples: 160}
+logging: {every_steps: 10}
 output: {dir: lora}
 YAML
 

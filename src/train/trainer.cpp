@@ -85,12 +85,13 @@ void Trainer::train_step(int64_t step) {
   results[kGradNorm].copy_(grad_norm);
   results[kSkipped].copy_(skip);
   results[kStop].copy_(stats[kSignal]);
-  PendingMetrics pending{step + 1, lr, results, nullptr};
+  PendingMetrics pending{step + 1, lr, results, nullptr, 0};
   if (device_.is_cuda()) {
     pending.values = at::empty({kNumResults}, results.options().device(at::kCPU).pinned_memory(true));
     pending.values.copy_(results, /*non_blocking=*/true);
     pending.done = record_event();
   }
+  pending.finished = steady_seconds();
   pending_.push_back(std::move(pending));
   completed_ = step + 1;
 }
@@ -174,9 +175,8 @@ void Trainer::collect_metrics() {
     step_time = step_begin_->elapsedTime(*pending.done) / 1000;
     step_begin_ = pending.done;
   } else {
-    const double now = steady_seconds();
-    step_time = now - step_begin_time_;
-    step_begin_time_ = now;
+    step_time = pending.finished - step_begin_time_;
+    step_begin_time_ = pending.finished;
   }
   const double* values = pending.values.const_data_ptr<double>();
   training_seconds_ += step_time;
@@ -342,12 +342,16 @@ void Trainer::save_checkpoint() {
 void Trainer::finish() {
   task_.save_artefact(*units_, directory_.path());
   comm_.barrier();
-  const int64_t peak = peak_memory(device_), planned = plan_.total() - plan_.overhead;
   log_info(fmt::format("wrote {}", (directory_.path() / (config_.lora ? "adapter" : "model")).string()));
-  if (timed_steps_ > 0)
-    log_info(fmt::format("{} steps in {}, peak memory {} (plan {}, {:+.1f} %)", timed_steps_, format_duration(training_seconds_),
-                         format_bytes(static_cast<double>(peak)), format_bytes(static_cast<double>(planned)),
-                         100.0 * (static_cast<double>(peak) / static_cast<double>(planned) - 1.0)));
+  if (timed_steps_ == 0) return;
+  const int64_t peak = peak_memory(device_), planned = plan_.total() - plan_.overhead;
+  std::string summary = fmt::format("{} steps in {}, peak memory {}", timed_steps_, format_duration(training_seconds_),
+                                    format_bytes(static_cast<double>(peak)));
+  // A CPU process' peak is its whole resident set, libraries included: nothing to hold a plan against.
+  if (device_.is_cuda())
+    summary += fmt::format(" (plan {}, {:+.1f} %)", format_bytes(static_cast<double>(planned)),
+                           100.0 * (static_cast<double>(peak) / static_cast<double>(planned) - 1.0));
+  log_info(summary);
 }
 
 }  // namespace trireme

@@ -41,6 +41,7 @@ class Trainer {
     double lr = 0;
     at::Tensor values;                // fp64, on its way to the host on GPUs
     std::shared_ptr<c10::Event> done;  // everything of this step; null on CPUs
+    double finished = 0;               // CPUs: when the step ended
   };
 
   void train_step(int64_t step);

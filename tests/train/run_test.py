@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""train_llama as a user starts it. Exit code 77 = skipped."""
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+try:
+    import numpy as np
+except ImportError as error:
+    print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
+    sys.exit(77)
+
+SEQ, VOCAB = 48, 120
+
+
+class Site:
+    """A temporary directory with a small model, data and a configuration."""
+
+    def __init__(self, args, work):
+        self.args, self.work = args, work
+        self.run_tool("init-model", "--hidden-size", "32", "--layers", "2", "--heads", "4", "--kv-heads", "2", "--intermediate-size", "64",
+                      "--vocab-size", str(VOCAB), "--max-positions", "128", "--output", f"{work}/base")
+        rng = np.random.default_rng(5)
+        np.save(f"{work}/train.npy", rng.integers(0, VOCAB, size=(40, SEQ)).astype(np.int32))
+        np.save(f"{work}/valid.npy", rng.integers(0, VOCAB, size=(7, SEQ)).astype(np.int32))
+        with open(f"{work}/run.yaml", "w") as out:
+            out.write(f"""model: {{path: base}}
+lora: {{r: 4, alpha: 8, dropout: 0.1, target_modules: [q_proj, k_proj, v_proj, o_proj]}}
+data: {{train: train.npy, valid: valid.npy, seq_length: {SEQ}}}
+batch: {{global_batch_size: 8, micro_batch_size: 1}}
+optimizer: {{lr: 1.0e-3}}
+train: {{max_steps: 6}}
+output: {{dir: run}}
+""")
+
+    def run_tool(self, *arguments):
+        subprocess.run([f"{self.args.bin}/trireme", *arguments], check=True, capture_output=True, text=True)
+
+    def command(self, *overrides, ranks=0, extra=()):
+        launch = []
+        if ranks:
+            launch = [self.args.mpirun, "-n", str(ranks), "--oversubscribe"] + (["--allow-run-as-root"] if os.geteuid() == 0 else [])
+        command = launch + [f"{self.args.bin}/train_llama", "--config", f"{self.work}/run.yaml", *extra]
+        for override in overrides:
+            command += ["--set", override]
+        return command
+
+    def train(self, *overrides, ranks=0, expect=0, extra=()):
+        done = subprocess.run(self.command(*overrides, ranks=ranks, extra=extra), capture_output=True, text=True, timeout=200)
+        assert done.returncode == expect, f"exit {done.returncode}, expected {expect}, of {overrides}:\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
+        return done
+
+    def metrics(self, run, event="train"):
+        return [line for line in map(json.loads, open(f"{self.work}/{run}/metrics.jsonl")) if line["event"] == event]
+
+
+def last_line(text):
+    return [line for line in text.splitlines() if line.strip()][-1]
+
+
+def exit_codes(site):
+    work = site.work
+    done = site.train("optimizer.lrr=1", "batch.global_batch_size=-1", expect=2)
+    assert "optimizer.lrr" in done.stderr and "Did you mean 'lr'" in done.stderr.replace("optimizer.lr'", "lr'"), done.stderr
+    assert "global_batch_size" in done.stderr, "all problems come in one go"
+    site.train(extra=["--wrong-flag"], expect=2)
+    site.train("data.train=nowhere.npy", "output.dir=a", expect=3)
+    data = np.load(f"{work}/train.npy")
+    data[13, 7] = VOCAB
+    np.save(f"{work}/bad.npy", data)
+    done = site.train("data.train=bad.npy", "output.dir=b", "data.shuffle=false", expect=3)
+    line = last_line(done.stderr)
+    assert "bad.npy" in line and "13" in line and str(VOCAB) in line, line
+    np.save(f"{work}/short.npy", data[:, :-1])
+    site.train("data.train=short.npy", "output.dir=c", expect=3)
+    with open(f"{work}/train.npy", "rb") as whole, open(f"{work}/cut.npy", "wb") as out:
+        out.write(whole.read()[:-5])
+    site.train("data.train=cut.npy", "output.dir=d", expect=3)
+    site.train("model.path=nowhere", "output.dir=e", expect=4)
+    os.makedirs(f"{work}/pickled")
+    subprocess.run(["cp", f"{work}/base/config.json", f"{work}/pickled"], check=True)
+    open(f"{work}/pickled/pytorch_model.bin", "wb").write(b"\x80\x02cposix\nsystem\nX\x05\x00\x00\x00touchR.")
+    done = site.train("model.path=pickled", "output.dir=f", expect=4)
+    assert "pickle" in done.stderr
+    config = json.load(open(f"{work}/base/config.json"))
+    config["attention_bias"] = True
+    os.makedirs(f"{work}/biased")
+    json.dump(config, open(f"{work}/biased/config.json", "w"))
+    done = site.train("model.path=biased", "output.dir=g", expect=4)
+    assert "attention_bias" in last_line(done.stderr)
+    site.train("output.dir=/proc/none/run", expect=73)
+    site.train("train.max_steps=1")
+    done = site.train("train.max_steps=2", expect=73)
+    assert "another run" in last_line(done.stderr), done.stderr
+    done = site.train("batch.global_batch_size=9", "output.dir=h", ranks=2, expect=2)
+    assert "nearest" in done.stderr, done.stderr
+    environment = dict(os.environ, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="29999")
+    done = subprocess.run(site.command("output.dir=i"), capture_output=True, text=True, env=environment)
+    assert done.returncode == 2 and "mpirun" in done.stderr, done.stderr
+    # A failure on one rank ends both, with its code.
+    np.save(f"{work}/late.npy", data[13:14].repeat(40, axis=0))
+    begin = time.time()
+    site.train("data.train=late.npy", "output.dir=j", ranks=2, expect=3)
+    assert time.time() - begin < 30
+
+
+def stop_and_resume(site):
+    site.train("train.max_steps=40", "output.dir=whole")
+    with open(f"{site.work}/stopped.log", "w") as log:
+        process = subprocess.Popen(site.command("train.max_steps=40", "output.dir=parts"), stdout=subprocess.PIPE, stderr=log, text=True)
+        for line in process.stdout:
+            if line.startswith("step 5/"):
+                process.send_signal(signal.SIGTERM)
+        assert process.wait() == 75, f"exit {process.returncode}: {open(f'{site.work}/stopped.log').read()[-2000:]}"
+    steps = len(site.metrics("parts"))
+    assert 5 <= steps < 40, steps
+    site.train("train.max_steps=40", "output.dir=parts")
+    whole, parts = site.metrics("whole"), site.metrics("parts")
+    assert [m["step"] for m in parts] == list(range(1, 41))
+    for a, b in zip(whole, parts):
+        assert a["loss"] == b["loss"] and a["grad_norm"] == b["grad_norm"], (a, b)
+    with open(f"{site.work}/whole/adapter/adapter_model.safetensors", "rb") as a, open(f"{site.work}/parts/adapter/adapter_model.safetensors", "rb") as b:
+        assert a.read() == b.read(), "a stopped and resumed run ends in other weights"
+
+
+def ranks(site):
+    reference = None
+    for number, shard in ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (4, 4)):
+        name = f"n{number}s{shard}"
+        site.train(f"output.dir={name}", f"parallel.shard_size={shard}", ranks=number)
+        losses = [m["loss"] for m in site.metrics(name)] + [m["loss"] for m in site.metrics(name, "eval")]
+        if reference is None:
+            reference = losses
+        worst = max(abs(a - b) / abs(b) for a, b in zip(losses, reference))
+        print(f"{number} ranks, shard size {shard}: worst difference {worst:.1e}")
+        assert len(losses) == len(reference) and worst < 1e-6
+
+
+def mlperf_log(site):
+    done = site.train("logging.mlperf=true", "lora.r=16", "eval.every_samples=16", "eval.target_loss=100.0", "eval.skip_first=1", "output.dir=ml")
+    lines = [line for line in open(f"{site.work}/ml/mllog.log")]
+    assert all(line.startswith(":::MLLOG {") for line in lines)
+    assert [l for l in done.stdout.splitlines() if l.startswith(":::MLLOG")] == [l.rstrip("\n") for l in lines]
+    events = [json.loads(line[len(":::MLLOG "):]) for line in lines]
+    keys = [event["key"] for event in events]
+    order = ["cache_clear", "init_start", "submission_benchmark", "seed", "init_stop", "run_start", "block_start", "block_stop", "eval_start",
+             "eval_accuracy", "eval_stop", "run_stop"]
+    positions = [keys.index(key) for key in order]
+    assert positions == sorted(positions), keys
+    stop = events[keys.index("run_stop")]
+    assert stop["metadata"]["status"] == "success" and stop["metadata"]["samples_count"] == 32, stop
+    try:
+        import mlperf_logging  # noqa: F401
+    except ImportError:
+        print("mlperf_logging is not installed: the compliance checker was not run")
+        return
+    for ruleset in ("5.0.0", "5.1.0"):
+        check = subprocess.run([sys.executable, "-m", "mlperf_logging.compliance_checker", "--usage", "training", "--ruleset", ruleset,
+                                "--log_output", f"{site.work}/check-{ruleset}.log", f"{site.work}/ml/mllog.log"], capture_output=True, text=True)
+        print(ruleset, check.stdout[-800:], check.stderr[-800:])
+
+
+def outputs(site):
+    site.train("eval.every_samples=24")
+    text = open(f"{site.work}/run/config.yaml").read()
+    first = site.metrics("run", "run")[0]
+    assert first["world_size"] == 1 and "commit" in first and "libraries" in first
+    train = site.metrics("run")
+    assert [m["samples"] for m in train] == [8, 16, 24, 32, 40, 48] and train[-1]["tokens"] == 48 * SEQ
+    assert set(train[0]) >= {"step", "loss", "grad_norm", "lr", "step_time_s", "samples_per_s", "tokens_per_s", "mfu", "memory_gib"}
+    assert all(0 < m["step_time_s"] < 60 for m in train), [m["step_time_s"] for m in train]
+    assert [m["step"] for m in site.metrics("run", "eval")] == [3, 6]
+    # The resolved configuration is the same run.
+    again = subprocess.run([f"{site.args.bin}/train_llama", "--config", f"{site.work}/run/config.yaml", "--set", f"output.dir={site.work}/again"],
+                           capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert [m["loss"] for m in site.metrics("again")] == [m["loss"] for m in train]
+    assert text.replace(f"{site.work}/run", f"{site.work}/again") == open(f"{site.work}/again/config.yaml").read()
+    plan = site.train(extra=["--dry-run", "--ranks", "2", "--device-memory-gib", "80"]).stdout
+    assert "parameters:" in plan and "memory per rank" in plan and "FLOP per sample" in plan
+    assert "max_steps: 6" in site.train(extra=["--print-config"]).stdout
+    assert "train_llama" in site.train(extra=["--version"]).stdout
+    assert "optimizer" in site.train(extra=["--help"]).stdout
+    for line in site.train("output.dir=wide").stdout.splitlines():
+        assert len(line) <= 120, line
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bin", required=True)
+    parser.add_argument("--mpirun", required=True)
+    parser.add_argument("--case", required=True)
+    args = parser.parse_args()
+    cases = {"exit-codes": exit_codes, "stop-and-resume": stop_and_resume, "ranks": ranks, "mlperf-log": mlperf_log, "outputs": outputs}
+    with tempfile.TemporaryDirectory() as work:
+        cases[args.case](Site(args, work))
+
+
+if __name__ == "__main__":
+    main()
