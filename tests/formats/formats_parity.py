@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""Files that users' tools write, trained on by train_llama: NumPy 1.x and 2.x records, HDF5 of h5py, a NeMo zarr directory. The losses
+must be those of the same data in the plain form. Exit code 77 = skipped."""
+import argparse
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+
+try:
+    import h5py
+    import numpy as np
+    from safetensors.numpy import load_file
+except ImportError as error:
+    print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
+    sys.exit(77)
+
+SEQ, VOCAB, ROWS = 32, 90, 12
+
+
+def losses(args, work, name, data, model="base"):
+    with open(f"{work}/{name}.yaml", "w") as out:
+        out.write(f"""model: {{path: {model}}}
+lora: {{r: 4, alpha: 8, dropout: 0, target_modules: [q_proj, v_proj, down_proj]}}
+data: {{train: {data}, seq_length: {SEQ}}}
+batch: {{global_batch_size: 4}}
+train: {{max_steps: 3}}
+precision: {{compute: fp32}}
+output: {{dir: run-{name}}}
+""")
+    done = subprocess.run([f"{args.bin}/train_llama", "--config", f"{work}/{name}.yaml"], capture_output=True, text=True)
+    assert done.returncode == 0, f"{name}: exit {done.returncode}: {done.stderr[-1500:]}"
+    return [m["loss"] for m in map(json.loads, open(f"{work}/run-{name}/metrics.jsonl")) if m["event"] == "train"]
+
+
+def records(ids):
+    array = np.empty(len(ids), dtype=object)
+    for i, row in enumerate(ids):
+        array[i] = {"input_ids": row.astype(np.int32), "loss_mask": [1] * SEQ, "seq_start_id": [0]}
+    return array
+
+
+def write_zarr(path, tensors, layers, heads, kv, head_dim):
+    def array(name, data, chunks):
+        folder = f"{path}/weights/module.{name}"
+        os.makedirs(folder)
+        json.dump(dict(zarr_format=2, shape=list(data.shape), chunks=list(chunks), dtype="<f4", compressor=None, filters=None, order="C",
+                       fill_value=None), open(f"{folder}/.zarray", "w"))
+        for index in np.ndindex(*[-(-s // c) for s, c in zip(data.shape, chunks)]):
+            part = data[tuple(slice(i * c, (i + 1) * c) for i, c in zip(index, chunks))]
+            part.astype("<f4").tofile(f"{folder}/" + ".".join(map(str, index)))
+
+    get = lambda layer, name: tensors[f"model.layers.{layer}.{name}.weight"]
+    stack = lambda name: np.stack([get(l, name) for l in range(layers)])
+    qkv = []
+    for l in range(layers):
+        q, k, v = (get(l, f"self_attn.{p}_proj") for p in "qkv")
+        width = heads // kv * head_dim
+        qkv.append(np.concatenate([np.concatenate([q[g * width:(g + 1) * width], k[g * head_dim:(g + 1) * head_dim],
+                                                   v[g * head_dim:(g + 1) * head_dim]]) for g in range(kv)]))
+    qkv = np.stack(qkv)
+    fc1 = np.stack([np.concatenate([get(l, "mlp.gate_proj"), get(l, "mlp.up_proj")]) for l in range(layers)])
+    root = "decoder.layers."
+    array("embedding.word_embeddings.weight", tensors["model.embed_tokens.weight"], tensors["model.embed_tokens.weight"].shape)
+    array("output_layer.weight", tensors["lm_head.weight"], tensors["lm_head.weight"].shape)
+    array("decoder.final_layernorm.weight", tensors["model.norm.weight"], tensors["model.norm.weight"].shape)
+    array(root + "self_attention.linear_qkv.layer_norm_weight", stack("input_layernorm"), (1, stack("input_layernorm").shape[1]))
+    array(root + "self_attention.linear_qkv.weight", qkv, (1,) + qkv.shape[1:])
+    proj = stack("self_attn.o_proj")
+    array(root + "self_attention.linear_proj.weight", proj, (1,) + proj.shape[1:])
+    array(root + "mlp.linear_fc1.layer_norm_weight", stack("post_attention_layernorm"), (1, stack("input_layernorm").shape[1]))
+    array(root + "mlp.linear_fc1.weight", fc1, (1, fc1.shape[1] // 2, fc1.shape[2]))
+    fc2 = stack("mlp.down_proj")
+    array(root + "mlp.linear_fc2.weight", fc2, (1,) + fc2.shape[1:])
+    os.makedirs(f"{path}/context")
+    hidden, ffn = tensors["model.embed_tokens.weight"].shape[1], fc2.shape[2]
+    open(f"{path}/context/model.yaml", "w").write(f"""_target_: nemo.collections.llm.gpt.model.llama.LlamaModel
+config:
+  _target_: nemo.collections.llm.gpt.model.llama.Llama2Config70B
+  num_layers: {layers}
+  hidden_size: {hidden}
+  ffn_hidden_size: {ffn}
+  num_attention_heads: {heads}
+  num_query_groups: {kv}
+  kv_channels: {head_dim}
+  seq_length: 128
+  rotary_base: 10000
+  layernorm_epsilon: 1.0e-05
+  normalization: RMSNorm
+  gated_linear_unit: true
+  add_bias_linear: false
+  share_embeddings_and_output_weights: false
+""")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bin", required=True)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as work:
+        subprocess.run([f"{args.bin}/trireme", "init-model", "--hidden-size", "32", "--layers", "2", "--heads", "4", "--kv-heads", "2",
+                        "--intermediate-size", "48", "--vocab-size", str(VOCAB), "--max-positions", "128", "--output", f"{work}/base"],
+                       check=True, capture_output=True)
+        ids = np.random.default_rng(3).integers(0, VOCAB, size=(ROWS, SEQ)).astype(np.int32)
+        np.save(f"{work}/plain.npy", ids)
+        want = losses(args, work, "plain", "plain.npy")
+
+        np.save(f"{work}/numpy2.npy", records(ids), allow_pickle=True)
+        # NumPy 1.x: protocol 3 and the module names of its time.
+        body = pickle.dumps(records(ids), protocol=3).replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
+        header = b"{'descr': '|O', 'fortran_order': False, 'shape': (%d,), }" % ROWS
+        header += b" " * (118 - len(header) - 1) + b"\n"
+        open(f"{work}/numpy1.npy", "wb").write(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + body)
+        for name, options in (("plain5", {}), ("gzip5", dict(compression="gzip")), ("big5", dict(dtype=">i4"))):
+            with h5py.File(f"{work}/{name}.h5", "w") as out:
+                out.create_dataset("input_ids", data=ids, **options)
+        np.save(f"{work}/big.npy", ids.astype(">i8"))
+        np.save(f"{work}/fortran.npy", np.asfortranarray(ids.astype(np.uint16)))
+        for data in ("numpy2.npy", "numpy1.npy", "plain5.h5", "gzip5.h5", "big5.h5", "big.npy", "fortran.npy"):
+            got = losses(args, work, data.split(".")[0] + "-run", data)
+            assert got == want, f"{data}: {got} against {want}"
+
+        tensors = load_file(f"{work}/base/model.safetensors")
+        write_zarr(f"{work}/nemo", tensors, 2, 4, 2, 8)
+        config = json.load(open(f"{work}/base/config.json"))
+        got = losses(args, work, "zarr", "plain.npy", model="nemo")
+        if abs(config["rms_norm_eps"] - 1e-5) < 1e-12:
+            assert got == want, f"zarr: {got} against {want}"
+        else:
+            assert all(abs(a - b) < 1e-4 for a, b in zip(got, want)), f"zarr: {got} against {want}"
+        print("all formats give", want)
+
+
+if __name__ == "__main__":
+    main()
