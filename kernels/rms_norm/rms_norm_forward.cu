@@ -8,7 +8,7 @@ namespace {
 
 enum class Sink { kPlain, kFp8Tensor, kFp8Row };
 
-constexpr int kMaxThreads = 1024, kBlockRows = 4;
+constexpr int kBlockRows = 4, kScalarThreads = 256;
 
 /// Greatest of the values of a row's threads; the same rules as row_sum.
 __device__ inline float row_amax(float v, int threads, float* scratch) {
@@ -20,8 +20,9 @@ __device__ inline float row_amax(float v, int threads, float* scratch) {
   return v;
 }
 
-template <class T, int kWidth, int kPacks, Sink kSink>
-__global__ void __launch_bounds__(kMaxThreads) forward_kernel(const RmsNormForward a) {
+template <class T, Sink kSink>
+__global__ void __launch_bounds__(kMaxRowThreads, 1) forward_kernel(const RmsNormForward a) {
+  constexpr int kWidth = 16 / sizeof(T), kPacks = kRowElements / kWidth;
   __shared__ float scratch[2][32];
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   if (row >= a.rows) return;  // whole warps only: a block of several warps per row has one row
@@ -115,20 +116,62 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const RmsNormForwa
   }
 }
 
-template <class T, int kWidth, int kPacks, Sink kSink>
+/// Any width and alignment: the row waits in shared memory between the passes, each thread touching its own columns only.
+template <class T>
+__global__ void __launch_bounds__(kScalarThreads) forward_scalar_kernel(const RmsNormForward a) {
+  extern __shared__ float values[];
+  __shared__ float scratch[2][32];
+  const int64_t row = blockIdx.x, base = row * a.columns;
+  const int columns = static_cast<int>(a.columns);
+  float square[1] = {0.0f};
+  for (int c = threadIdx.x; c < columns; c += kScalarThreads) {
+    T s = static_cast<const T*>(a.x)[base + c];
+    if (a.residual != nullptr) s = from_float<T>(to_float(s) + to_float(static_cast<const T*>(a.residual)[base + c]));
+    if (a.sum != nullptr) static_cast<T*>(a.sum)[base + c] = s;
+    values[c] = to_float(s);
+    square[0] += values[c] * values[c];
+  }
+  row_sum(square, kScalarThreads, scratch[0]);
+  const float rstd = rsqrtf(square[0] / static_cast<float>(columns) + a.eps);
+  if (a.rstd != nullptr && threadIdx.x == 0) a.rstd[row] = rstd;
+  float amax = 0.0f;
+  for (int c = threadIdx.x; c < columns; c += kScalarThreads) {
+    const T y = from_float<T>(to_float(from_float<T>(values[c] * rstd)) * to_float(static_cast<const T*>(a.weight)[c]));
+    if (a.y != nullptr) static_cast<T*>(a.y)[base + c] = y;
+    values[c] = to_float(y);
+    amax = amax_of(amax, values[c]);
+  }
+  if (a.fp8.data == nullptr) return;
+  const float top = row_amax(amax, kScalarThreads, scratch[1]);
+  float scale;
+  if (a.fp8.scaling == Fp8Scaling::kRow) {
+    const float inverse = top > 0.0f ? top / fp8_max(a.fp8.format) : 1.0f;
+    scale = 1.0f / inverse;
+    if (threadIdx.x == 0) a.fp8.row_inverse[row] = inverse;
+  } else {
+    scale = *a.fp8.scale;
+    if (threadIdx.x == 0 && a.fp8.amax != nullptr) raise_amax(a.fp8.amax, top);
+  }
+  for (int c = threadIdx.x; c < columns; c += kScalarThreads) {
+    const float value[1] = {values[c]};
+    store_fp8(a.fp8.data + base + c, value, scale, a.fp8.format);
+  }
+}
+
+template <class T, Sink kSink>
 cudaError_t launch(const RmsNormForward& a, cudaStream_t stream) {
-  const RowGeometry g = row_geometry(a.columns, kWidth, kPacks, kMaxThreads, kBlockRows);
-  if (!g.fits) return cudaErrorInvalidValue;
+  const RowGeometry g = row_geometry(a.columns, 16 / sizeof(T), kBlockRows);
   const dim3 block(static_cast<unsigned>(g.threads), static_cast<unsigned>(g.rows));
-  forward_kernel<T, kWidth, kPacks, kSink><<<static_cast<unsigned>(ceil_div(a.rows, g.rows)), block, 0, stream>>>(a);
+  forward_kernel<T, kSink><<<static_cast<unsigned>(ceil_div(a.rows, g.rows)), block, 0, stream>>>(a);
   return cudaGetLastError();
 }
 
-template <class T, int kWidth, int kPacks>
-cudaError_t launch_sink(const RmsNormForward& a, cudaStream_t stream) {
-  if (a.fp8.data == nullptr) return launch<T, kWidth, kPacks, Sink::kPlain>(a, stream);
-  if (a.fp8.scaling == Fp8Scaling::kRow) return launch<T, kWidth, kPacks, Sink::kFp8Row>(a, stream);
-  return launch<T, kWidth, kPacks, Sink::kFp8Tensor>(a, stream);
+template <class T>
+cudaError_t launch_scalar(const RmsNormForward& a, cudaStream_t stream) {
+  const size_t shared = a.columns * sizeof(float);
+  if (const cudaError_t error = allow_shared_memory(forward_scalar_kernel<T>, shared); error != cudaSuccess) return error;
+  forward_scalar_kernel<T><<<static_cast<unsigned>(a.rows), kScalarThreads, shared, stream>>>(a);
+  return cudaGetLastError();
 }
 
 }  // namespace
@@ -138,9 +181,10 @@ cudaError_t rms_norm_forward(const RmsNormForward& a, cudaStream_t stream) {
   if (a.columns > kMaxColumns || (a.y == nullptr && a.fp8.data == nullptr)) return cudaErrorInvalidValue;
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
-    constexpr int kPack = 16 / sizeof(T);
-    if (a.columns % kPack == 0 && aligned16(a.x, a.residual, a.weight, a.sum, a.y, a.fp8.data)) return launch_sink<T, kPack, 4>(a, stream);
-    return launch_sink<T, 1, 16>(a, stream);
+    if (a.columns % (16 / sizeof(T)) != 0 || !aligned16(a.x, a.residual, a.weight, a.sum, a.y, a.fp8.data)) return launch_scalar<T>(a, stream);
+    if (a.fp8.data == nullptr) return launch<T, Sink::kPlain>(a, stream);
+    if (a.fp8.scaling == Fp8Scaling::kRow) return launch<T, Sink::kFp8Row>(a, stream);
+    return launch<T, Sink::kFp8Tensor>(a, stream);
   });
 }
 

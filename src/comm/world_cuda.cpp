@@ -44,6 +44,7 @@ class GpuWorld final : public World {
     }
     check_own_gpu(*exchange);
     comm_ = make_nccl_communicator(std::move(exchange), device(), "world");
+    hosts_ = comm_->all_gather_host(host_name());
     watchdog_ = std::make_unique<Watchdog>(launch_.rank, Watchdog::Hooks{.poll = [this] { look_at_others(); },
                                                                          .device_wait = [] { return nccl_stuck_for(); },
                                                                          .ask_others = [this] { return ask_others(); }});

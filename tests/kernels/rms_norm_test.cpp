@@ -24,6 +24,7 @@ class RmsNormTest : public KernelTest {};
 TEST_F(RmsNormTest, ForwardMatchesTheOracle) {
   for (const Element element : kElements) {
     for (const Shape& s : kShapes) {
+      if (too_large(s.rows * s.columns)) continue;
       for (const bool residual : {false, true}) {
         SCOPED_TRACE(std::string(name_of(element)) + " " + std::to_string(s.rows) + " x " + std::to_string(s.columns) + " shift " + std::to_string(s.shift));
         const int64_t n = s.rows * s.columns;
@@ -40,7 +41,9 @@ TEST_F(RmsNormTest, ForwardMatchesTheOracle) {
         CUDA_OK(rms_norm_forward(a, nullptr));
         expect_close(dy.values(), expected.y, element, 2.1, 0, "y");
         expect_close(rstd.values(), expected.rstd, Element::kF32, 8, 0, "rstd");
-        if (residual) EXPECT_EQ(ds.values(), sum);
+        if (residual) {
+          EXPECT_EQ(ds.values(), sum);
+        }
       }
     }
   }
@@ -65,6 +68,7 @@ TEST_F(RmsNormTest, SumMayReplaceItsInput) {
 TEST_F(RmsNormTest, BackwardMatchesTheOracle) {
   for (const Element element : kElements) {
     for (const Shape& s : kShapes) {
+      if (too_large(s.rows * s.columns)) continue;
       for (const int variant : {0, 1, 2, 3}) {
         const bool residual = variant % 2 != 0, weight = variant / 2 != 0;
         SCOPED_TRACE(std::string(name_of(element)) + " " + std::to_string(s.rows) + " x " + std::to_string(s.columns) + " variant " + std::to_string(variant));
@@ -133,7 +137,9 @@ TEST_F(RmsNormTest, Fp8OutputHasItsScale) {
       double row_top = 0;
       for (int64_t c = 0; c < s.columns; ++c) row_top = std::max(row_top, std::abs(plain[r * s.columns + c]));
       top = std::max(top, row_top);
-      if (r > 0) EXPECT_NEAR(inverses[r], row_top / 448, row_top * 1e-8);
+      if (r > 0) {
+        EXPECT_NEAR(inverses[r], row_top / 448, row_top * 1e-8);
+      }
       for (int64_t c = 0; c < s.columns; ++c) {
         const double v = plain[r * s.columns + c];
         ASSERT_NEAR(value(codes[r * s.columns + c]) * inverses[r], v, std::abs(v) / 16 * 1.001 + inverses[r] * 0.001) << r << " " << c;

@@ -9,6 +9,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <random>
@@ -174,6 +175,12 @@ inline double relative_error(const Values& actual, const Values& expected) {
   }
   const double result = std::sqrt(error / length);
   return std::isnan(result) ? std::numeric_limits<double>::infinity() : result;
+}
+
+/// TRIREME_KERNEL_TEST_MAX=N leaves out shapes of more than N elements: compute-sanitizer is slow.
+inline bool too_large(int64_t elements) {
+  const char* limit = std::getenv("TRIREME_KERNEL_TEST_MAX");
+  return limit != nullptr && elements > std::atoll(limit);
 }
 
 /// Tests on a GPU; without one they say so.
