@@ -27,6 +27,14 @@ std::unique_ptr<TrainingTask> make_llama_task(const Config& config, int rank, in
 
 namespace {
 
+/// Settings that the schema knows and this version cannot do: saying so beats ignoring them.
+std::vector<std::string> unavailable(const Config& config) {
+  std::vector<std::string> problems;
+  if (config.precision.frozen == "fp8") problems.push_back("precision.frozen: fp8 is not available in this version; use bf16");
+  if (config.logging.tensorboard) problems.push_back("logging.tensorboard: true is not available in this version; metrics.jsonl has every number");
+  return problems;
+}
+
 void throw_problems(const std::vector<std::string>& problems) {
   if (!problems.empty()) throw ConfigError(join(problems, "\n"));
 }
@@ -100,6 +108,7 @@ int train_main(int argc, char** argv, const char* program, const TaskFactory& ma
         std::fputs(print_config(config).c_str(), stdout);
         return 0;
       }
+      throw_problems(unavailable(config));
       if (line.dry_run) return dry_run(config, line, launch, make_task);
       throw_problems(check_against_world(config, launch.world_size));
       return join_and_train(config, launch, make_task);

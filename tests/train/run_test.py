@@ -69,6 +69,8 @@ def exit_codes(site):
     assert "optimizer.lrr" in done.stderr and "Did you mean 'lr'" in done.stderr.replace("optimizer.lr'", "lr'"), done.stderr
     assert "global_batch_size" in done.stderr, "all problems come in one go"
     site.train(extra=["--wrong-flag"], expect=2)
+    site.train("precision.frozen=fp8", expect=2)
+    site.train("logging.tensorboard=true", expect=2)
     site.train("data.train=nowhere.npy", "output.dir=a", expect=3)
     data = np.load(f"{work}/train.npy")
     data[13, 7] = VOCAB
