@@ -77,6 +77,8 @@ JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
+# A job that found the node still busy with the end of another is looked at again soon, not after a minute.
+SchedulerParameters=sched_interval=2,bf_interval=2
 # More CPUs than there are: ranks share them.
 SlurmdParameters=config_overrides
 ReturnToService=2
@@ -131,16 +133,17 @@ start() {
   echo "export SLURM_CONF=$conf"
 }
 
-# Step daemons of this cluster: slurmd has handed them SLURM_CONF.
-step_daemons() {
-  local pid
-  for pid in $(pgrep -x slurmstepd 2>/dev/null || true); do
-    if tr '\0' '\n' <"/proc/$pid/environ" 2>/dev/null | grep -qxF "SLURM_CONF=$conf"; then echo "$pid"; fi
+# Daemons of this cluster, or those of one name: all inherit SLURM_CONF from the start.
+members() {
+  local process name
+  for process in /proc/[0-9]*; do
+    { read -r name <"$process/comm"; } 2>/dev/null || continue
+    [[ $name =~ ^(${1:-slurmctld|slurmscriptd|slurmd|slurmstepd|munged})$ ]] || continue
+    if grep -qszxF "SLURM_CONF=$conf" "$process/environ"; then echo "${process#/proc/}"; fi
   done
 }
 
-no_step_daemons() { [[ -z $(step_daemons) ]]; }
-gone() { ! pid_of "$1" >/dev/null; }
+no_members() { [[ -z $(members "$@") ]]; }
 
 stop() {
   [[ -d $dir ]] || return 0
@@ -148,14 +151,17 @@ stop() {
   if is_running; then
     SLURM_CONF=$conf scancel --user="$(id -un)" --quiet 2>/dev/null || true
     SLURM_CONF=$conf scancel --user="$(id -un)" --quiet --signal=KILL --full 2>/dev/null || true
-    wait_for 15 no_step_daemons || true
+    wait_for 15 no_members slurmstepd || true
   fi
   for name in slurmd slurmctld munged; do
     pid=$(pid_of "$name") || continue
     kill -TERM "$pid" 2>/dev/null || true
-    wait_for 10 gone "$name" || kill -KILL "$pid" 2>/dev/null || true
+    wait_for 10 no_members "$name" || true
   done
-  for pid in $(step_daemons); do kill -KILL "$pid" 2>/dev/null || true; done
+  # slurmctld's helper process goes a moment after it; whatever is left now has had its time.
+  wait_for 5 no_members || true
+  for pid in $(members); do kill -KILL "$pid" 2>/dev/null || true; done
+  wait_for 5 no_members || fail "these processes do not end: $(members | tr '\n' ' ')"
 }
 
 case $command_name in

@@ -22,6 +22,7 @@ for name in $(compgen -e | grep -E '^(SLURM|SBATCH|SRUN|PMI|OMPI_|RANK$|WORLD_SI
 
 work=$(mktemp -d)
 failures=0
+code=0 seconds=0 out=/dev/null
 trap '"$cluster" stop "$work/cluster" >/dev/null 2>&1; rm -rf "$work"' EXIT
 
 start_output=$("$cluster" start "$work/cluster") || exit 1
@@ -36,7 +37,7 @@ check() {
   local name=$1
   shift
   if "$@"; then
-    echo "ok      $name"
+    echo "ok      $name ($seconds s)"
   else
     echo "FAILED  $name: $*; exit code $code after $seconds s; output:"
     sed 's/^/        | /' "$out"
@@ -98,7 +99,7 @@ submit() {  # SBATCH OPTIONS… -- ARGUMENTS…
   done
   shift
   rm -f "$work/job.log"
-  run env TRIREME_PROGRAM="$probe" sbatch --wait --output="$work/job.log" --time=2 "${options[@]}" "$root/scripts/slurm/train_llama.sbatch" "$@"
+  run env TRIREME_PROGRAM="$probe" sbatch --wait --output="$work/job.log" --time=30 "${options[@]}" "$root/scripts/slurm/train_llama.sbatch" "$@"
   cat "$work/job.log" >>"$out" 2>/dev/null
 }
 submit --ntasks-per-node=2 -- lora.yaml --set a.b=1
@@ -137,7 +138,7 @@ check "sbatch: Slurm's record has it too" grep -q 'ExitCode=75:0' <(scontrol sho
 mkdir -p "$work/mlperf"
 export DATADIR=$work/data MODEL=$work/model LOGDIR=$work/mlperf/results TRIREME_BUILD=$work TRIREME_PROGRAM=$probe
 run bash -c 'source "$0/scripts/slurm/config_H200_1x4x2.sh" && export DGXNGPU=2 NEXP=2 SEED_BASE=7 DATESTAMP=stamp CLEAR_CACHES=0 &&
-  sbatch --wait --output="$LOGDIR.log" -N 1 --ntasks-per-node=2 -t 5 "$0/scripts/slurm/run.sub"' "$root"
+  sbatch --wait --output="$LOGDIR.log" -N 1 --ntasks-per-node=2 -t 30 "$0/scripts/slurm/run.sub"' "$root"
 check "run.sub: ends well" ends_with 0
 for i in 1 2; do
   cp "$LOGDIR/stamp_$i.log" "$out" 2>/dev/null || : >"$out"
@@ -145,18 +146,19 @@ for i in 1 2; do
   check "run.sub: experiment $i has its markers" lines 4 '(EXPERIMENT|RUNANDTIME)_(START|STOP) [0-9]+$'
 done
 run bash -c 'source "$0/scripts/slurm/config_H200_1x4x2.sh" && export DGXNGPU=2 NEXP=3 DATESTAMP=bad CLEAR_CACHES=0 &&
-  EXTRA_SET="exit_rank=1 exit_code=3 how=abort" sbatch --wait --output="$LOGDIR.log" -N 1 --ntasks-per-node=2 -t 5 "$0/scripts/slurm/run.sub"' "$root"
+  EXTRA_SET="exit_rank=1 exit_code=3 how=abort" sbatch --wait --output="$LOGDIR.log" -N 1 --ntasks-per-node=2 -t 30 "$0/scripts/slurm/run.sub"' "$root"
 check "run.sub: a run's exit code is the job's" ends_with 3
 check "run.sub: bad data is not tried again" test ! -e "$LOGDIR/bad_2.log"
 run env -u DATADIR sbatch --wait --output="$work/job.log" "$root/scripts/slurm/run.sub"
 check "run.sub: a missing variable is an error" fails_within 30
 
 # --- and the end of it
-"$cluster" stop "$work/cluster"
-check "stop leaves no process" test -z "$(grep -lsxzF "SLURM_CONF=$work/cluster/slurm.conf" /proc/[0-9]*/environ 2>/dev/null |
-  grep -v "/proc/$$/" | xargs -r -n 1 dirname 2>/dev/null | while read -r process; do
-    case $(cat "$process/comm" 2>/dev/null) in slurm* | munged) echo "$process" ;; esac
-  done)"
+run "$cluster" stop "$work/cluster"
+check "stop ends well within 20 s" test "$code" = 0 -a "$seconds" -lt 20
+grep -lsxzF "SLURM_CONF=$work/cluster/slurm.conf" /proc/[0-9]*/environ 2>/dev/null | while read -r environment; do
+  cat "${environment%environ}comm" 2>/dev/null
+done | grep -E '^(slurm|munge)' >"$out"
+check "stop leaves no process" test ! -s "$out"
 check "status fails once it is stopped" bash -c '! "$0" status "$1" 2>/dev/null' "$cluster" "$work/cluster"
 
 if ((failures)); then
