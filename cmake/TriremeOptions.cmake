@@ -50,7 +50,10 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   target_compile_options(trireme_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict;-Wno-stringop-overflow;-Wno-array-bounds>)
 endif()
 if(TRIREME_WITH_CUDA)
+  message(STATUS "Kernels: with CUDA for ${TRIREME_CUDA_ARCHITECTURES}")
   target_compile_definitions(trireme_options INTERFACE TRIREME_WITH_CUDA=1)
+else()
+  message(STATUS "Kernels: CPU only")
 endif()
 if(TRIREME_SANITIZE)
   target_compile_options(trireme_options INTERFACE

@@ -292,7 +292,7 @@ build_release() {
     cat "$log" >&2
     fail "CMake could not configure the build: the reason is above"
   fi
-  progress "build: configured ($(grep -q '^CMAKE_CUDA_COMPILER:' "$folder/CMakeCache.txt" && echo "with CUDA" || echo "CPU only"))"
+  progress "build: configured ($(sed -n 's/^-- Kernels: //p' "$log"))"
   NINJA_STATUS='[build %f/%t, %e s] ' "$trireme_cmake" --build "$folder" -j "$(build_jobs)" || fail "the build failed: see above"
   progress "build: done"
 }
