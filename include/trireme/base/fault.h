@@ -1,0 +1,24 @@
+#pragma once
+// Faults on purpose, for the tests of ctest label `faults`: named points in the code ask whether something should go wrong here.
+//
+// TRIREME_FAULT holds one or more specifications, separated by commas: action@part:part:…
+//   action  sigkill | sigstop | sleep (or sleep:SECONDS) | fail (throws InternalError) | nan (the caller spoils a value)
+//   part    rankN    only on this rank                stepN   only at this step (1 = the first optimizer step)
+//           1.5s     seconds of a sleep               xN      at most N times in this process
+//           else     the name of the point; it may have several parts ("save:after_shards"). Without one: "step".
+//   e.g. sigkill@rank1:step7   sigkill@save:after_shards   sleep@save:write:2s   nan@gradient:rank0:step3:x1
+// Without the variable a point costs one comparison.
+
+#include <cstdint>
+#include <string_view>
+
+namespace trireme {
+
+/// Acts as TRIREME_FAULT asks for the point `name` on `rank` (-1: not known here) at `step` (-1: not known here). True when the action is
+/// `nan`: the caller spoils its value. Thread-safe.
+bool fault_point(std::string_view name, int rank = -1, int64_t step = -1);
+
+/// ConfigError naming the first specification of TRIREME_FAULT that cannot be read. For the start of a program.
+void check_fault_specifications();
+
+}  // namespace trireme

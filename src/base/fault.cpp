@@ -1,0 +1,122 @@
+#include "trireme/base/fault.h"
+
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+
+#include <fmt/format.h>
+
+#include <atomic>
+#include <charconv>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace trireme {
+
+namespace {
+
+enum class Action { kKill, kStop, kSleep, kFail, kNan };
+
+struct Fault {
+  std::string text, name;
+  Action action = Action::kFail;
+  std::optional<int64_t> rank, step;
+  double seconds = 0;
+  std::atomic<int64_t> left = std::numeric_limits<int64_t>::max();
+};
+
+template <class Number>
+std::optional<Number> number_after(std::string_view text, std::string_view prefix) {
+  if (!text.starts_with(prefix)) return std::nullopt;
+  Number value{};
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data() + prefix.size(), end, value);
+  return error == std::errc() && stop == end ? std::optional(value) : std::nullopt;
+}
+
+[[noreturn]] void refuse(const std::string& text, const char* why) {
+  throw ConfigError(fmt::format("TRIREME_FAULT: '{}' {}; the form is action@part:part, e.g. sigkill@rank1:step7", text, why));
+}
+
+std::unique_ptr<Fault> parse(const std::string& text) {
+  auto fault = std::make_unique<Fault>();
+  fault->text = text;
+  const size_t at = text.find('@');
+  std::string action = text.substr(0, at);
+  if (const size_t colon = action.find(':'); colon != std::string::npos) {
+    const auto seconds = number_after<double>(std::string_view(action).substr(colon + 1), "");
+    if (!seconds) refuse(text, "has a time that is no number");
+    fault->seconds = *seconds;
+    action.resize(colon);
+  }
+  if (action == "sigkill") fault->action = Action::kKill;
+  else if (action == "sigstop") fault->action = Action::kStop;
+  else if (action == "sleep") fault->action = Action::kSleep;
+  else if (action == "fail") fault->action = Action::kFail;
+  else if (action == "nan") fault->action = Action::kNan;
+  else refuse(text, "has an unknown action (sigkill, sigstop, sleep, fail, nan)");
+  if (at != std::string::npos) {
+    for (const std::string& part : split(std::string_view(text).substr(at + 1), ':')) {
+      if (const auto rank = number_after<int64_t>(part, "rank")) {
+        fault->rank = *rank;
+      } else if (const auto step = number_after<int64_t>(part, "step")) {
+        fault->step = *step;
+      } else if (const auto times = number_after<int64_t>(part, "x")) {
+        fault->left = *times;
+      } else if (const auto seconds = part.ends_with('s') ? number_after<double>(std::string_view(part).substr(0, part.size() - 1), "")
+                                                          : std::nullopt) {
+        fault->seconds = *seconds;
+      } else {
+        if (part.empty()) refuse(text, "has an empty part");
+        fault->name += (fault->name.empty() ? "" : ":") + part;
+      }
+    }
+  }
+  if (fault->name.empty()) fault->name = "step";
+  if (fault->action == Action::kSleep && fault->seconds <= 0) refuse(text, "sleeps without a time");
+  return fault;
+}
+
+std::vector<std::unique_ptr<Fault>> parse_all() {
+  std::vector<std::unique_ptr<Fault>> faults;
+  const char* variable = std::getenv("TRIREME_FAULT");
+  if (variable == nullptr || *variable == '\0') return faults;
+  for (const std::string& text : split(variable, ',')) faults.push_back(parse(text));
+  return faults;
+}
+
+const std::vector<std::unique_ptr<Fault>>& faults() {
+  static const std::vector<std::unique_ptr<Fault>> parsed = parse_all();
+  return parsed;
+}
+
+}  // namespace
+
+void check_fault_specifications() { (void)faults(); }
+
+bool fault_point(std::string_view name, int rank, int64_t step) {
+  bool spoil = false;
+  for (const auto& fault : faults()) {
+    if (fault->name != name || (fault->rank && *fault->rank != rank) || (fault->step && *fault->step != step)) continue;
+    if (fault->left.fetch_sub(1) <= 0) continue;
+    fmt::print(stderr, "fault injected: {} (rank {}, step {})\n", fault->text, rank, step);
+    std::fflush(stderr);
+    switch (fault->action) {
+      case Action::kKill: std::raise(SIGKILL); break;
+      case Action::kStop: std::raise(SIGSTOP); break;
+      case Action::kSleep: std::this_thread::sleep_for(std::chrono::duration<double>(fault->seconds)); break;
+      case Action::kFail: throw InternalError(fmt::format("fault injected at {} (TRIREME_FAULT={})", name, fault->text));
+      case Action::kNan: spoil = true; break;
+    }
+  }
+  return spoil;
+}
+
+}  // namespace trireme
