@@ -12,6 +12,7 @@ namespace trireme {
 namespace {
 
 constexpr hsize_t kMaxExtent = hsize_t{1} << 40;
+constexpr hsize_t kMaxChunkBytes = hsize_t{1} << 28;  // a row is read through its whole chunk
 
 /// A dataset that lives in this very file, as bytes this library can decode.
 class Dataset {
@@ -45,6 +46,8 @@ class Dataset {
     for (const hsize_t extent : extents_)
       if (extent > kMaxExtent) fail(fmt::format("has an extent of {}", extent));
     type_ = {H5Dget_type(dataset_.get()), H5Tclose};
+    if (!type_) fail("has no type: " + hdf5_reason());
+    require_stored(properties.get(), space.get());
   }
 
   [[noreturn]] void fail(const std::string& what) const { throw DataError(fmt::format("{}: dataset {} {}", path_, name_, what)); }
@@ -70,6 +73,30 @@ class Dataset {
   }
 
  private:
+  /// Elements that were never written read as zeros, and a few bytes can announce any number of them.
+  void require_stored(hid_t properties, hid_t space) const {
+    hsize_t bytes = H5Tget_size(type_.get());
+    for (const hsize_t extent : extents_)
+      if (__builtin_mul_overflow(bytes, extent, &bytes)) fail("has extents whose product overflows");
+    const H5D_layout_t layout = H5Pget_layout(properties);
+    if (layout == H5D_CONTIGUOUS) {
+      const hsize_t stored = H5Dget_storage_size(dataset_.get());
+      if (stored < bytes) fail(fmt::format("announces {} bytes and stores {}", bytes, stored));
+    }
+    if (layout != H5D_CHUNKED) return;
+    std::vector<hsize_t> chunk(extents_.size());
+    if (H5Pget_chunk(properties, static_cast<int>(chunk.size()), chunk.data()) != static_cast<int>(chunk.size()))
+      fail("has chunks of another rank");
+    hsize_t chunk_bytes = H5Tget_size(type_.get()), expected = 1, stored = 0;
+    for (size_t i = 0; i < chunk.size(); ++i) {
+      if (chunk[i] == 0 || __builtin_mul_overflow(chunk_bytes, chunk[i], &chunk_bytes) || chunk_bytes > kMaxChunkBytes)
+        fail(fmt::format("has chunks of more than {} bytes: write it again with chunks of a few rows", kMaxChunkBytes));
+      expected *= extents_[i] / chunk[i] + (extents_[i] % chunk[i] != 0 ? 1 : 0);
+    }
+    if (H5Dget_num_chunks(dataset_.get(), space, &stored) < 0) fail("has chunks that cannot be counted: " + hdf5_reason());
+    if (stored != expected) fail(fmt::format("has {} of its {} chunks: it was never written whole", stored, expected));
+  }
+
   std::string name_, path_;
   Hdf5Handle dataset_, type_;
   std::vector<hsize_t> extents_;

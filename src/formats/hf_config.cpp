@@ -1,6 +1,7 @@
 #include "trireme/formats/hf_config.h"
 
 #include "json.h"
+#include "model_checks.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/zarr_checkpoint.h"
@@ -16,6 +17,10 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr int64_t kMaxInteger = INT32_MAX;
+constexpr int64_t kMaxLayers = 10'000;
+constexpr double kMaxParameters = 1125899906842624.0;  // 2^50
+
 /// Reads fields of one config.json and collects what is missing or not ours, to report it in one go.
 class Reader {
  public:
@@ -30,8 +35,8 @@ class Reader {
     }
     const Json& value = json_[key];
     const Json& number = value.is_array() && !value.empty() ? value[0] : value;  // eos_token_id may be a list
-    if (!number.is_number_integer() || number.get<int64_t>() < lowest || number.get<int64_t>() > (int64_t{1} << 40)) {
-      problems_.push_back(fmt::format("{} is {}, expected an integer of at least {}", key, value.dump(), lowest));
+    if (!number.is_number_integer() || number.get<int64_t>() < lowest || number.get<int64_t>() > kMaxInteger) {
+      problems_.push_back(fmt::format("{} is {}, expected an integer from {} to {}", key, value.dump().substr(0, 80), lowest, kMaxInteger));
       return lowest;
     }
     return number.get<int64_t>();
@@ -97,7 +102,11 @@ void read_rope(Reader& reader, LlamaConfig& config) {
       if (!rope.contains(field)) reader.problem(fmt::format("{}.{} is missing", key, field));
     config.rope_scaling.low_freq_factor = reader.number(rope, "low_freq_factor", 1.0);
     config.rope_scaling.high_freq_factor = reader.number(rope, "high_freq_factor", 4.0);
-    config.rope_scaling.original_max_position = static_cast<int64_t>(reader.number(rope, "original_max_position_embeddings", 8192));
+    const double original = reader.number(rope, "original_max_position_embeddings", 8192);
+    if (original < 1 || original > static_cast<double>(kMaxInteger) || original != std::floor(original))
+      reader.problem(fmt::format("{}.original_max_position_embeddings is {}, expected an integer from 1 to {}", key, original, kMaxInteger));
+    else
+      config.rope_scaling.original_max_position = static_cast<int64_t>(original);
     if (config.rope_scaling.high_freq_factor <= config.rope_scaling.low_freq_factor)
       reader.problem(fmt::format("{}.high_freq_factor must be greater than low_freq_factor", key));
   } else {
@@ -107,6 +116,29 @@ void read_rope(Reader& reader, LlamaConfig& config) {
 }
 
 }  // namespace
+
+std::vector<std::string> shape_problems(const LlamaConfig& config) {
+  std::vector<std::string> problems;
+  if (config.num_hidden_layers > kMaxLayers)
+    problems.push_back(fmt::format("num_hidden_layers is {}, at most {} are supported", config.num_hidden_layers, kMaxLayers));
+  if (config.num_attention_heads % config.num_key_value_heads != 0)
+    problems.push_back(fmt::format("num_attention_heads {} is no multiple of num_key_value_heads {}", config.num_attention_heads,
+                                   config.num_key_value_heads));
+  if (config.head_dim % 2 != 0) problems.push_back(fmt::format("head_dim {} is odd: rotary positions need pairs", config.head_dim));
+  const auto real = [](int64_t value) { return static_cast<double>(value); };
+  const double attention = real(config.head_dim) * 2 * (real(config.num_attention_heads) + real(config.num_key_value_heads));
+  const double block = real(config.hidden_size) * (attention + 3 * real(config.intermediate_size) + 2);
+  const double parameters = real(config.num_hidden_layers) * block + real(config.hidden_size) * (2 * real(config.vocab_size) + 1);
+  if (parameters > kMaxParameters)
+    problems.push_back(fmt::format("the shape has {:.3g} parameters, more than any computer holds", parameters));
+  return problems;
+}
+
+void refuse_file_for_directory(const std::filesystem::path& path) {
+  throw ModelError(fmt::format("{} is a file where a model's directory is expected (config.json, *.safetensors); PyTorch's own files (.pt, "
+                               ".bin) are pickles and never opened: convert them once with transformers' save_pretrained(path, "
+                               "safe_serialization=True)", path.string()));
+}
 
 LlamaConfig read_llama_config(const std::filesystem::path& config_json) {
   const Json json = parse_json(read_text_file(config_json, ExitCode::kModel, 16 << 20), config_json.string(), ExitCode::kModel);
@@ -142,12 +174,9 @@ LlamaConfig read_llama_config(const std::filesystem::path& config_json) {
   read_rope(reader, config);
   reader.finish();
 
-  if (config.num_attention_heads % config.num_key_value_heads != 0)
-    reader.problem(fmt::format("num_attention_heads {} is no multiple of num_key_value_heads {}", config.num_attention_heads,
-                               config.num_key_value_heads));
+  for (const std::string& problem : shape_problems(config)) reader.problem(problem);
   if (!reader.has("head_dim") && config.hidden_size % config.num_attention_heads != 0)
     reader.problem(fmt::format("hidden_size {} is no multiple of num_attention_heads {}", config.hidden_size, config.num_attention_heads));
-  if (config.head_dim % 2 != 0) reader.problem(fmt::format("head_dim {} is odd: rotary positions need pairs", config.head_dim));
   reader.finish();
   return config;
 }
@@ -200,6 +229,7 @@ LlamaConfig read_model_config(const std::filesystem::path& directory) {
   if (std::filesystem::exists(directory / "config.json")) return read_llama_config(directory / "config.json");
   for (const auto& context : {directory / "context", directory.parent_path() / "context"})
     if (std::filesystem::exists(context / "model.yaml")) return read_nemo_llama_config(context / "model.yaml");
+  if (std::filesystem::is_regular_file(directory)) refuse_file_for_directory(directory);
   if (!std::filesystem::is_directory(directory)) throw ModelError(fmt::format("model directory {} does not exist", directory.string()));
   if (is_zarr_checkpoint(directory))
     throw ModelError(fmt::format("{} is a NeMo checkpoint without context/model.yaml, which says the model's shape", directory.string()));

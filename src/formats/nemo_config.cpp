@@ -2,12 +2,14 @@
 #include "trireme/formats/hf_config.h"
 
 #include "json.h"
+#include "model_checks.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
 
 #include <fmt/format.h>
 #include <yaml-cpp/yaml.h>
 
+#include <cmath>
 #include <optional>
 
 namespace trireme {
@@ -36,8 +38,10 @@ int64_t embedding_rows(const std::filesystem::path& directory) {
       const auto zarray = root / name / ".zarray";
       if (!std::filesystem::exists(zarray)) continue;
       const auto json = parse_json(read_text_file(zarray, ExitCode::kModel, 1 << 20), zarray.string(), ExitCode::kModel);
-      if (json.contains("shape") && json["shape"].is_array() && json["shape"].size() == 2 && json["shape"][0].is_number_unsigned())
-        return json["shape"][0].get<int64_t>();
+      const auto shape = member(json, "shape");
+      if (shape.is_array() && shape.size() == 2 && shape[0].is_number_unsigned() && shape[0].get<uint64_t>() > 0 &&
+          shape[0].get<uint64_t>() <= INT32_MAX)
+        return shape[0].get<int64_t>();
       throw ModelError(fmt::format("{} has no two-dimensional shape", zarray.string()));
     }
   }
@@ -59,9 +63,16 @@ LlamaConfig read_nemo_llama_config(const std::filesystem::path& model_yaml) {
     };
     const auto integer = [&](const char* key, std::optional<int64_t> fallback) -> int64_t {
       const auto found = value(key);
-      if (found && found->as<int64_t>() > 0) return found->as<int64_t>();
+      if (found && found->as<int64_t>() > 0 && found->as<int64_t>() <= INT32_MAX) return found->as<int64_t>();
       if (found || !fallback) problems.push_back(fmt::format("{} is {}", key, found ? found->Scalar() : "missing"));
       return fallback.value_or(1);
+    };
+    const auto number = [&](const char* key, double fallback) -> double {
+      const auto found = value(key);
+      if (!found) return fallback;
+      const auto read = found->as<double>();
+      if (!(read > 0) || !std::isfinite(read)) problems.push_back(fmt::format("{} is {}, expected a positive number", key, found->Scalar()));
+      return read;
     };
     const auto refuse = [&](const char* key, const char* allowed) {
       const auto found = value(key);
@@ -75,8 +86,8 @@ LlamaConfig read_nemo_llama_config(const std::filesystem::path& model_yaml) {
     config.num_key_value_heads = integer("num_query_groups", config.num_attention_heads);
     config.head_dim = integer("kv_channels", config.hidden_size / config.num_attention_heads);
     config.max_position_embeddings = integer("seq_length", 4096);
-    if (const auto base = value("rotary_base")) config.rope_theta = base->as<double>();
-    config.rms_norm_eps = value("layernorm_epsilon") ? value("layernorm_epsilon")->as<double>() : 1e-5;
+    config.rope_theta = number("rotary_base", 10000.0);
+    config.rms_norm_eps = number("layernorm_epsilon", 1e-5);
     if (const auto tied = value("share_embeddings_and_output_weights")) config.tie_word_embeddings = tied->as<bool>();
     refuse("normalization", "RMSNorm");
     refuse("gated_linear_unit", "true");
@@ -91,6 +102,8 @@ LlamaConfig read_nemo_llama_config(const std::filesystem::path& model_yaml) {
   if (!problems.empty()) throw ModelError(fmt::format("{}: {}", model_yaml.string(), join(problems, "; ")));
   config.dtype = "bfloat16";
   config.vocab_size = embedding_rows(model_yaml.parent_path().parent_path());
+  if (problems = shape_problems(config); !problems.empty())
+    throw ModelError(fmt::format("{}: {}", model_yaml.string(), join(problems, "; ")));
   return config;
 }
 

@@ -30,16 +30,11 @@ std::vector<T> integers(const ValuePtr& value, const std::string& where) {
   std::vector<T> out;
   if (const auto* list = std::get_if<List>(&value->data)) {
     out.reserve(list->size());
-    if (list->packed) {
-      for (const uint8_t number : list->small) out.push_back(check(number));
-      return out;
-    }
-    for (const ValuePtr& item : list->items) {
-      const auto* number = std::get_if<int64_t>(&item->data);
-      const auto* flag = std::get_if<bool>(&item->data);
-      if (number == nullptr && flag == nullptr) throw DataError(fmt::format("{}: an entry that is no integer (byte {})", where, item->offset));
-      out.push_back(check(number != nullptr ? *number : static_cast<int64_t>(*flag)));
-    }
+    for (const uint8_t number : list->small) out.push_back(check(number));
+    for (const int64_t number : list->numbers) out.push_back(check(number));
+    for (const ValuePtr& item : list->items)
+      if (!std::holds_alternative<int64_t>(item->data) && !std::holds_alternative<bool>(item->data))
+        throw DataError(fmt::format("{}: an entry that is no integer (byte {})", where, item->offset));
     return out;
   }
   const auto* array = std::get_if<Array>(&value->data);
@@ -98,7 +93,7 @@ NpyPackedRecords::NpyPackedRecords(MappedFile file, const NpyHeader& header) : s
   const size_t count = state_->records->size();
   if (static_cast<int64_t>(count) != header.shape[0] || array->shape != header.shape)
     throw DataError(fmt::format("{} announces {} records and holds {}", path, header.shape[0], count));
-  if (count > 0 && state_->records->packed) throw DataError(fmt::format("{}: record 0 is no dict", path));
+  if (count > 0 && state_->records->form != List::Form::kItems) throw DataError(fmt::format("{}: record 0 is no dict", path));
 }
 
 NpyPackedRecords::~NpyPackedRecords() = default;

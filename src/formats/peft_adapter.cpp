@@ -26,15 +26,17 @@ AdapterConfig read_adapter_config(const std::filesystem::path& directory) {
   if (!std::filesystem::exists(path)) throw ModelError(fmt::format("{} is no PEFT directory: adapter_config.json is missing", directory.string()));
   const Json json = parse_json(read_text_file(path, ExitCode::kModel, 16 << 20), path.string(), ExitCode::kModel);
   std::vector<std::string> problems;
-  if (json.value("peft_type", Json()) != Json("LORA")) problems.push_back("peft_type is " + json.value("peft_type", Json()).dump() + ", only LORA is supported");
+  if (!json.is_object()) throw ModelError(fmt::format("{} is not a JSON object", path.string()));
+  if (const Json type = member(json, "peft_type"); type != Json("LORA"))
+    problems.push_back(fmt::format("peft_type is {}, only LORA is supported", type.dump().substr(0, 80)));
   for (const char* key : {"use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "bias", "modules_to_save", "layers_to_transform",
                           "layer_replication", "fan_in_fan_out", "lora_bias", "use_qalora", "target_parameters", "trainable_token_indices"})
     if (json.contains(key) && !is_empty(json[key])) problems.push_back(fmt::format("{}: {} is not supported", key, json[key].dump().substr(0, 80)));
   AdapterConfig config;
-  if (json.contains("r") && json["r"].is_number_integer() && json["r"].get<int64_t>() > 0)
-    config.r = json["r"].get<int64_t>();
+  if (const Json r = member(json, "r"); r.is_number_integer() && r.get<int64_t>() > 0 && r.get<int64_t>() <= 65536)
+    config.r = r.get<int64_t>();
   else
-    problems.push_back("r is missing or not positive");
+    problems.push_back("r is missing, or no integer from 1 to 65536");
   if (json.contains("lora_alpha") && json["lora_alpha"].is_number())
     config.alpha = json["lora_alpha"].get<double>();
   else

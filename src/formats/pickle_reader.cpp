@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <unordered_map>
 
@@ -9,7 +10,9 @@ namespace trireme::pickle {
 
 namespace {
 
-constexpr size_t kMaxDepth = 1'000'000;  // entries on the stack; Python pushes at most a batch of 1000 before it appends
+constexpr size_t kMaxStack = 65'536;   // entries; Python pushes at most a batch of 1000 before it appends
+constexpr int kMaxNesting = 32;        // records are five levels deep; values are destroyed recursively
+constexpr size_t kMaxDimensions = 64;  // NumPy's own limit
 
 class Reader {
  public:
@@ -21,7 +24,7 @@ class Reader {
       const auto opcode = take<uint8_t>();
       if (opcode == '.') break;
       execute(opcode);
-      if (stack_.size() > kMaxDepth) fail("the stack grows without end");
+      if (stack_.size() > kMaxStack) fail("the stack grows without end");
     }
     if (stack_.size() != 1) fail("the pickle does not end with one object");
     if (at_ != file_.size()) fail(fmt::format("{} bytes follow the pickle's end", file_.size() - at_));
@@ -75,6 +78,32 @@ class Reader {
     }
     stack_.push_back(cached);
   }
+  void push_shared(const ValuePtr& value) { stack_.push_back(value); }
+  template <class T>
+  static ValuePtr constant(T&& data) {
+    auto value = std::make_shared<Value>();
+    value->data = std::forward<T>(data);
+    return value;
+  }
+
+  /// `holder` is about to hold `item`.
+  void hold(Value& holder, const ValuePtr& item) {
+    item->sealed = true;
+    holder.nesting = std::max(holder.nesting, item->nesting + 1);
+    if (holder.nesting > kMaxNesting) fail(fmt::format("values are nested deeper than {} levels", kMaxNesting));
+    count_kept();
+  }
+  /// What stays until the end is bounded by the file's size, whatever is written small and takes much.
+  void count_kept() {
+    if (++kept_ > 65'536 + file_.size() / 4) fail(fmt::format("more than {} values in a file of {} bytes", kept_ - 1, file_.size()));
+  }
+  /// The value that an operation changes.
+  Value& target() {
+    Value& value = top();
+    if (value.sealed) fail("a value that changes after another one holds it, or that holds itself");
+    return value;
+  }
+
   ValuePtr pop() {
     if (stack_.empty()) fail("an operation finds the stack empty");
     ValuePtr value = std::move(stack_.back());
@@ -93,16 +122,20 @@ class Reader {
     stack_.resize(mark - 1);
     return items;
   }
+  void push_tuple(std::vector<ValuePtr> items) {
+    push(Tuple{std::move(items)});
+    for (const ValuePtr& item : std::get<Tuple>(top().data).items) hold(top(), item);
+  }
   void tuple(size_t count) {
     if (stack_.size() < count) fail("an operation finds the stack empty");
-    Tuple value;
-    for (size_t i = stack_.size() - count; i < stack_.size(); ++i) value.items.push_back(stack_[i]);
+    std::vector<ValuePtr> items(stack_.end() - static_cast<long>(count), stack_.end());
     stack_.resize(stack_.size() - count);
-    push(std::move(value));
+    push_tuple(std::move(items));
   }
   void remember(uint64_t index) {
     if (index > file_.size()) fail(fmt::format("memo entry {} in a file of {} bytes", index, file_.size()));
     if (stack_.empty()) fail("an operation finds the stack empty");
+    count_kept();
     memo_[index] = stack_.back();
   }
   void recall(uint64_t index) {
@@ -111,25 +144,40 @@ class Reader {
     stack_.push_back(found->second);
   }
 
-  static void add(List& list, const ValuePtr& item) {
-    if (list.packed) {
-      if (const auto* number = std::get_if<int64_t>(&item->data); number != nullptr && *number >= 0 && *number <= 255) {
-        list.small.push_back(static_cast<uint8_t>(*number));
-        return;
-      }
-      if (const auto* flag = std::get_if<bool>(&item->data)) {
-        list.small.push_back(*flag ? 1 : 0);
-        return;
-      }
-      for (const uint8_t value : list.small) {
-        auto general = std::make_shared<Value>();
-        general->data = int64_t{value};
-        list.items.push_back(std::move(general));
-      }
+  static const int64_t* integer(const ValuePtr& item, int64_t& flag) {
+    if (const auto* number = std::get_if<int64_t>(&item->data)) return number;
+    const auto* truth = std::get_if<bool>(&item->data);
+    if (truth == nullptr) return nullptr;
+    flag = *truth ? 1 : 0;
+    return &flag;
+  }
+
+  void add(Value& holder, const ValuePtr& item) {
+    auto& list = std::get<List>(holder.data);
+    using Form = List::Form;
+    int64_t flag = 0;
+    const int64_t* number = integer(item, flag);
+    if (list.form == Form::kSmall && (number == nullptr || *number < 0 || *number > 255)) {
+      list.numbers.assign(list.small.begin(), list.small.end());
       list.small = {};
-      list.packed = false;
+      list.form = Form::kNumbers;
     }
-    list.items.push_back(item);
+    if (list.form == Form::kNumbers && number == nullptr) {
+      list.form = Form::kItems;
+      for (const int64_t value : list.numbers) {
+        list.items.push_back(constant(int64_t{value}));
+        count_kept();
+      }
+      list.numbers = {};
+    }
+    if (list.form == Form::kSmall) {
+      list.small.push_back(static_cast<uint8_t>(*number));
+    } else if (list.form == Form::kNumbers) {
+      list.numbers.push_back(*number);
+    } else {
+      hold(holder, item);
+      list.items.push_back(item);
+    }
   }
 
   void global(std::string_view module, std::string_view name) {
@@ -202,7 +250,11 @@ class Reader {
   void encode(const std::vector<ValuePtr>& items) {
     const auto* text = items.empty() ? nullptr : std::get_if<Text>(&items[0]->data);
     if (text == nullptr) fail("_codecs.encode without text");
+    // One text can be decoded any number of times through the memo.
+    decoded_ += text->text.size();
+    if (decoded_ > file_.size()) fail(fmt::format("{} bytes of encoded text in a file of {}", decoded_, file_.size()));
     auto decoded = std::make_shared<std::vector<std::byte>>();
+    decoded->reserve(text->text.size());
     for (size_t i = 0; i < text->text.size(); ++i) {
       const auto lead = static_cast<unsigned char>(text->text[i]);
       if (lead < 0x80) {
@@ -218,6 +270,7 @@ class Reader {
 
   std::vector<int64_t> extents(const Tuple& tuple) {
     std::vector<int64_t> shape;
+    if (tuple.items.size() > kMaxDimensions) fail(fmt::format("an array of {} dimensions", tuple.items.size()));
     for (const ValuePtr& item : tuple.items) {
       const auto* extent = std::get_if<int64_t>(&item->data);
       if (extent == nullptr || *extent < 0) fail("an array extent that is no count");
@@ -238,16 +291,16 @@ class Reader {
 
   void build() {
     const ValuePtr state = pop();
-    Value& target = top();
+    Value& value = target();
     const auto* tuple = std::get_if<Tuple>(&state->data);
-    if (auto* type = std::get_if<NumpyType>(&target.data)) {
+    if (auto* type = std::get_if<NumpyType>(&value.data)) {
       // (version, byte order, subdescriptor, names, fields, …)
       const auto* order = tuple == nullptr || tuple->items.size() < 2 ? nullptr : std::get_if<Text>(&tuple->items[1]->data);
       if (order == nullptr) fail("a NumPy type with an odd state");
       type->big_endian = order->text == ">";
       return;
     }
-    auto* array = std::get_if<Array>(&target.data);
+    auto* array = std::get_if<Array>(&value.data);
     if (array == nullptr || tuple == nullptr || tuple->items.size() != 5) fail("a state for something that has none");
     const auto* shape = std::get_if<Tuple>(&tuple->items[1]->data);
     const auto* type = std::get_if<NumpyType>(&tuple->items[2]->data);
@@ -259,6 +312,7 @@ class Reader {
     const ValuePtr& payload = tuple->items[4];
     if (type->kind == 'O') {
       if (!std::holds_alternative<List>(payload->data)) fail("an object array without its list");
+      hold(value, payload);
       array->items = payload;
     } else if (const auto* data = std::get_if<Bytes>(&payload->data)) {
       array->bytes = *data;
@@ -269,14 +323,18 @@ class Reader {
   }
 
   void set_items(const std::vector<ValuePtr>& items) {
-    auto* dict = std::get_if<Dict>(&top().data);
+    for (const ValuePtr& item : items) item->sealed = true;
+    Value& value = target();
+    auto* dict = std::get_if<Dict>(&value.data);
     if (dict == nullptr || items.size() % 2 != 0) fail("dict entries for something that is no dict");
+    for (const ValuePtr& item : items) hold(value, item);
     for (size_t i = 0; i < items.size(); i += 2) dict->items.emplace_back(items[i], items[i + 1]);
   }
   void append(const std::vector<ValuePtr>& items) {
-    auto* list = std::get_if<List>(&top().data);
-    if (list == nullptr) fail("list entries for something that is no list");
-    for (const ValuePtr& item : items) add(*list, item);
+    for (const ValuePtr& item : items) item->sealed = true;
+    Value& value = target();
+    if (!std::holds_alternative<List>(value.data)) fail("list entries for something that is no list");
+    for (const ValuePtr& item : items) add(value, item);
   }
 
   /// A run of `K value` opcodes inside a list, which is how a loss mask looks, read without one object per element.
@@ -285,7 +343,7 @@ class Reader {
     while (file_.size() - end >= 2 && file_[end] == std::byte{'K'}) end += 2;
     if (end == at_ || end >= file_.size() || file_[end] != std::byte{'e'} || stack_.size() < 1) return false;
     auto* list = std::get_if<List>(&stack_.back()->data);
-    if (list == nullptr || !list->packed) return false;
+    if (list == nullptr || list->form != List::Form::kSmall || stack_.back()->sealed) return false;
     for (; at_ < end; at_ += 2) list->small.push_back(std::to_integer<uint8_t>(file_[at_ + 1]));
     ++at_;  // APPENDS
     return true;
@@ -320,11 +378,7 @@ class Reader {
       case '(':
         if (!append_run_of_small()) push(Mark{});
         return;
-      case 't': {
-        Tuple value{pop_to_mark()};
-        push(std::move(value));
-        return;
-      }
+      case 't': push_tuple(pop_to_mark()); return;
       case ')': push(Tuple{}); return;
       case 0x85: tuple(1); return;
       case 0x86: tuple(2); return;
@@ -364,9 +418,9 @@ class Reader {
       case 'C': push(Bytes{take_bytes(take<uint8_t>()), nullptr}); return;
       case 'B': push(Bytes{take_bytes(take<uint32_t>()), nullptr}); return;
       case 0x8e: case 0x96: push(Bytes{take_bytes(take<uint64_t>()), nullptr}); return;  // BINBYTES8, BYTEARRAY8
-      case 'N': push(None{}); return;
-      case 0x88: push(true); return;
-      case 0x89: push(false); return;
+      case 'N': push_shared(none_); return;
+      case 0x88: push_shared(true_); return;
+      case 0x89: push_shared(false_); return;
       case '0': pop(); return;
       case 'R': reduce(); return;
       case 'b': build(); return;
@@ -386,6 +440,9 @@ class Reader {
   std::vector<ValuePtr> stack_;
   std::unordered_map<uint64_t, ValuePtr> memo_;
   ValuePtr small_[256];
+  const ValuePtr none_ = constant(None{}), true_ = constant(true), false_ = constant(false);
+  size_t kept_ = 0;     // references from values and the memo
+  size_t decoded_ = 0;  // bytes of text that was decoded
 };
 
 }  // namespace

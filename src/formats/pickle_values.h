@@ -29,12 +29,14 @@ struct Bytes {
 struct Tuple {
   std::vector<ValuePtr> items;
 };
-/// Long lists of small integers (loss masks) are kept packed; anything else turns the list into general items.
+/// Lists of integers are kept packed, those of loss masks in bytes; anything else turns the list into general items. Only the vector of
+/// `form` is in use.
 struct List {
+  enum class Form { kSmall, kNumbers, kItems } form = Form::kSmall;
   std::vector<uint8_t> small;
+  std::vector<int64_t> numbers;
   std::vector<ValuePtr> items;
-  bool packed = true;
-  size_t size() const { return packed ? small.size() : items.size(); }
+  size_t size() const { return small.size() + numbers.size() + items.size(); }
 };
 struct Dict {
   std::vector<std::pair<ValuePtr, ValuePtr>> items;
@@ -58,10 +60,13 @@ struct Array {
 
 struct Value {
   std::variant<None, Mark, bool, int64_t, double, Text, Bytes, Tuple, List, Dict, Global, NumpyType, Array> data;
-  size_t offset = 0;  // in the file, for messages
+  size_t offset = 0;    // in the file, for messages
+  int nesting = 1;      // levels of values inside, this one included
+  bool sealed = false;  // held by another value, so it may no longer change: values cannot contain themselves
 };
 
-/// Reads one pickle from file bytes [begin, end). DataError with the byte offset for every opcode, global or size it does not accept.
+/// Reads one pickle from file bytes [begin, end). DataError with the byte offset for every opcode, global or size it does not accept, for
+/// values nested deeper than 32 levels, and for more values than a file of this size has records.
 ValuePtr read(std::span<const std::byte> file, size_t begin, const std::filesystem::path& path);
 
 }  // namespace trireme::pickle

@@ -23,12 +23,24 @@ std::optional<DType> parse_dtype(const std::string& name) {
   return std::nullopt;
 }
 
+/// What people put in the place of a safetensors file, by its first bytes; empty for anything else.
+std::string describe_other_file(std::span<const std::byte> bytes) {
+  const std::string_view head(reinterpret_cast<const char*>(bytes.data()), std::min<size_t>(bytes.size(), 64));
+  const bool pickle = head.size() >= 2 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5;
+  if (pickle || head.starts_with("PK\x03\x04"))
+    return "is a PyTorch checkpoint (a pickle), which could run code and is never opened: convert it once, where its source is trusted, "
+           "with safetensors.torch.save_file or transformers' save_pretrained(path, safe_serialization=True)";
+  if (head.starts_with("version https://git-lfs")) return "is a Git LFS pointer, not the file itself: fetch it with git lfs pull";
+  return "";
+}
+
 }  // namespace
 
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path, ExitCode::kModel) {
   const auto fail = [&](const std::string& what) -> void { throw ModelError(fmt::format("{}: {}", path.string(), what)); };
   const auto bytes = file_.bytes();
   uint64_t length = 0;
+  if (const std::string other = describe_other_file(bytes); !other.empty()) fail(other);
   if (bytes.size() < sizeof length) fail(fmt::format("is no safetensors file: it has {} bytes, the header length alone takes 8", bytes.size()));
   std::memcpy(&length, bytes.data(), sizeof length);
   if (length > kMaxHeader)
@@ -50,7 +62,7 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path
       }
       continue;
     }
-    const auto bad = [&](const std::string& what) { fail(fmt::format("tensor '{}' {}", name, what)); };
+    const auto bad = [&, &name = name](const std::string& what) { fail(fmt::format("tensor '{}' {}", name, what)); };
     if (!value.is_object() || !value.contains("dtype") || !value.contains("shape") || !value.contains("data_offsets"))
       bad("lacks dtype, shape or data_offsets");
     if (!value["dtype"].is_string()) bad("has a dtype that is not a string");

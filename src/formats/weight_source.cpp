@@ -1,6 +1,7 @@
 #include "trireme/formats/weight_source.h"
 
 #include "json.h"
+#include "model_checks.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/safetensors.h"
@@ -104,6 +105,7 @@ std::unique_ptr<WeightSource> open_sharded(const std::filesystem::path& director
 }  // namespace
 
 std::unique_ptr<WeightSource> open_weights(const std::filesystem::path& directory) {
+  if (std::filesystem::is_regular_file(directory)) refuse_file_for_directory(directory);
   if (!std::filesystem::is_directory(directory))
     throw ModelError(fmt::format("model directory {} does not exist", directory.string()));
   if (std::filesystem::exists(directory / "model.safetensors.index.json"))

@@ -38,23 +38,28 @@ class ZarrArray {
     const auto path = directory_ / ".zarray";
     const Json json = parse_json(read_text_file(path, ExitCode::kModel, 1 << 20), path.string(), ExitCode::kModel);
     const auto fail = [&](const std::string& what) { throw ModelError(fmt::format("{}: {}", path.string(), what)); };
-    if (!json.is_object() || json.value("zarr_format", 0) != 2) fail("is not zarr format 2");
-    if (json.contains("compressor") && !json["compressor"].is_null()) fail("is compressed; only uncompressed arrays are read");
-    if (json.contains("filters") && !json["filters"].is_null()) fail("has filters; only plain arrays are read");
-    if (json.value("order", "") != "C") fail("is not in C order");
-    const std::string dtype = json.contains("dtype") && json["dtype"].is_string() ? json["dtype"].get<std::string>() : "";
+    if (member(json, "zarr_format") != Json(2)) fail("is not zarr format 2");
+    if (!member(json, "compressor").is_null()) fail("is compressed; only uncompressed arrays are read");
+    if (!member(json, "filters").is_null()) fail("has filters; only plain arrays are read");
+    if (member(json, "order") != Json("C")) fail("is not in C order");
+    const Json type = member(json, "dtype"), separator = member(json, "dimension_separator");
+    const std::string dtype = type.is_string() ? type.get<std::string>() : "";
     if (dtype == "bfloat16") dtype_ = DType::kBF16;
     else if (dtype == "<f2") dtype_ = DType::kF16;
     else if (dtype == "<f4") dtype_ = DType::kF32;
     else fail(fmt::format("has dtype '{}'; weights must be bfloat16, <f2 or <f4", dtype));
-    shape_ = extents(json.value("shape", Json()), path.string());
-    chunks_ = extents(json.value("chunks", Json()), path.string());
+    shape_ = extents(member(json, "shape"), path.string());
+    chunks_ = extents(member(json, "chunks"), path.string());
     if (shape_.size() != chunks_.size() || shape_.empty()) fail("shape and chunks differ in rank");
     // The last axis must be whole inside a chunk: an element range is then a run of chunk files.
     if (shape_.size() > 1 && chunks_.back() != shape_.back()) fail("is cut along its columns; only chunks of whole rows are read");
     if (shape_.size() > 3) fail("has more than three axes");
-    separator_ = json.value("dimension_separator", ".");
-    if (separator_ != "." && separator_ != "/") fail(fmt::format("has dimension separator '{}'", separator_));
+    bool fits = false;
+    chunk_bytes_ = checked_elements(chunks_, fits);
+    if (!fits || __builtin_mul_overflow(chunk_bytes_, static_cast<int64_t>(dtype_size(dtype_)), &chunk_bytes_))
+      fail("has chunks whose size overflows");
+    separator_ = separator == Json("/") ? "/" : ".";
+    if (!separator.is_null() && separator != Json(separator_)) fail(fmt::format("has dimension separator {}", separator.dump().substr(0, 80)));
   }
 
   DType dtype() const { return dtype_; }
@@ -88,17 +93,16 @@ class ZarrArray {
     const std::lock_guard lock(mutex_);
     const auto found = mapped_.find(name);
     if (found != mapped_.end()) return found->second;
-    int64_t expected = static_cast<int64_t>(dtype_size(dtype_));
-    for (const int64_t extent : chunks_) expected *= extent;
     MappedFile file(directory_ / name, ExitCode::kModel);
-    if (static_cast<int64_t>(file.bytes().size()) != expected)
-      throw ModelError(fmt::format("{} has {} bytes, its .zarray says {}", (directory_ / name).string(), file.bytes().size(), expected));
+    if (static_cast<int64_t>(file.bytes().size()) != chunk_bytes_)
+      throw ModelError(fmt::format("{} has {} bytes, its .zarray says {}", (directory_ / name).string(), file.bytes().size(), chunk_bytes_));
     return mapped_.emplace(name, std::move(file)).first->second;
   }
 
   std::filesystem::path directory_;
   DType dtype_ = DType::kBF16;
   std::vector<int64_t> shape_, chunks_;
+  int64_t chunk_bytes_ = 0;
   std::string separator_;
   mutable std::mutex mutex_;
   mutable std::map<std::string, MappedFile> mapped_;

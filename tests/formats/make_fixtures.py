@@ -1,0 +1,240 @@
+#!/usr/bin/env python3
+"""Writes the damaged and hostile files of tests/formats/fixtures. They are kept in the repository; run this only to change them:
+python tests/formats/make_fixtures.py [FOLDER]. HDF5 files hold a time of day nowhere, so a second run writes the same bytes."""
+
+import json
+import pathlib
+import struct
+import sys
+
+import h5py
+import numpy as np
+
+folder = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).parent / "fixtures"
+folder.mkdir(exist_ok=True)
+ROWS = np.arange(24, dtype=np.int32).reshape(3, 8)
+
+
+def save(name, content):
+    (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+# --- npy: integer arrays ---------------------------------------------------------------------------------------------------------
+
+
+def npy(header, data, version=1, length=None):
+    header = (header + "\n").encode("latin-1")
+    size = struct.pack("<H" if version == 1 else "<I", len(header) if length is None else length)
+    return b"\x93NUMPY" + bytes([version, 0]) + size + header + data
+
+
+def dictionary(descr, shape, fortran=False):
+    return "{'descr': '%s', 'fortran_order': %s, 'shape': %s, }" % (descr, fortran, shape)
+
+
+whole = ROWS.astype("<i4").tobytes()
+save("valid_version_2.npy", npy(dictionary("<i4", "(3, 8)"), whole, version=2))
+save("valid_version_3.npy", npy(dictionary("<i4", "(3, 8)"), whole, version=3))
+save("valid_big_endian.npy", npy(dictionary(">i8", "(3, 8)"), ROWS.astype(">i8").tobytes()))
+save("valid_fortran.npy", npy(dictionary("<i4", "(3, 8)", True), ROWS.astype("<i4").tobytes(order="F")))
+save("valid_400_byte_header.npy", npy(dictionary("<i4", "(3, 8)").ljust(399), whole))
+save("empty.npy", b"")
+save("short.npy", b"\x93NUMPY\x01\x00")
+save("magic_only.npy", b"\x93NUMPY\x01\x00v\x00")
+save("version_4.npy", npy(dictionary("<i4", "(3, 8)"), whole, version=4))
+save("header_past_end.npy", npy(dictionary("<i4", "(3, 8)"), whole, length=60_000))
+save("header_4_gib.npy", npy(dictionary("<i4", "(3, 8)"), whole, version=2, length=0xFFFFFFFF))
+save("shape_overflows.npy", npy(dictionary("<i4", "(4611686018427387904, 4)"), whole))
+save("shape_2_to_60.npy", npy(dictionary("<i4", "(1152921504606846976, 1)"), whole))
+save("shape_2_to_40_columns.npy", npy(dictionary("<i4", "(1, 1099511627776)"), whole))
+save("trailing_bytes.npy", npy(dictionary("<i4", "(3, 8)"), whole + b"\0"))
+save("cut_off.npy", npy(dictionary("<i4", "(3, 8)"), whole[:-1]))
+save("floats.npy", npy(dictionary("<f4", "(3, 8)"), ROWS.astype("<f4").tobytes()))
+save("structured.npy", npy("{'descr': [('a', '<i4')], 'fortran_order': False, 'shape': (24,), }", whole))
+save("code_in_header.npy", npy("{'descr': __import__('os').system('true'), 'fortran_order': False, 'shape': (3, 8), }", whole))
+
+# --- npy: pickles ----------------------------------------------------------------------------------------------------------------
+
+
+def records(body, count=1):
+    return npy(dictionary("|O", f"({count},)"), body)
+
+
+def text(value):
+    return b"X" + struct.pack("<I", len(value)) + value
+
+
+def object_array(items, count):
+    """What NumPy writes for an object array, around the pickled list of its elements."""
+    return (b"\x80\x03cnumpy.core.multiarray\n_reconstruct\nq\x00cnumpy\nndarray\nq\x01K\x00\x85q\x02C\x01bq\x03\x87q\x04Rq\x05(K\x01"
+            + b"M" + struct.pack("<H", count) + b"\x85q\x06cnumpy\ndtype\nq\x07" + text(b"O8") + b"K\x00K\x01\x87Rq\x08(K\x03"
+            + text(b"|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK?tb\x89]q\x09(" + items + b"etb.")
+
+
+save("object_strings.npy", records(object_array(text(b"not a record"), 1)))
+save("object_integers.npy", records(object_array(b"K\x01K\x02", 2), 2))
+save("object_dict_without_fields.npy", records(object_array(b"}", 1)))
+save("object_count_lies.npy", records(object_array(b"}", 1), count=2 ** 40))
+save("pickle_bomb_protocol_2.npy", records(b"\x80\x02cposix\nsystem\n" + text(b"touch executed") + b"\x85R."))
+save("pickle_bomb_protocol_4.npy", records(b"\x80\x04\x8c\x08builtins\x8c\x04exec\x93" + text(b"open('executed','w')") + b"\x85R."))
+save("pickle_bomb_persistent_id.npy", records(b"\x80\x03Pexecuted\n."))
+save("pickle_bomb_instance.npy", records(b"\x80\x02(iposix\nsystem\n."))
+save("pickle_nested_tuples.npy", records(b"\x80\x04]" + b"\x85" * 2000 + b"."))
+save("pickle_holds_itself.npy", records(b"\x80\x02]q\x00h\x00a."))
+save("pickle_holds_itself_in_tuple.npy", records(b"\x80\x02]q\x00h\x00\x85a."))
+save("pickle_decode_bomb.npy",
+     records(b"\x80\x02c_codecs\nencode\nq\x00" + text(b"a" * 900) + b"\x85q\x01]q\x02(" + b"h\x00h\x01R" * 300 + b"e."))
+save("pickle_text_past_end.npy", records(b"\x80\x03X\xff\xff\xff\x7fabc."))
+save("pickle_frame_past_end.npy", records(b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f]."))
+save("pickle_array_2_to_62.npy", records(
+    b"\x80\x03cnumpy.core.numeric\n_frombuffer\n(C\x04\0\0\0\0cnumpy\ndtype\n" + text(b"i4") + b"K\x00K\x01\x87R"
+    + b"\x8a\x08" + struct.pack("<q", 2 ** 62) + b"\x85" + text(b"C") + b"tR."))
+
+# --- safetensors -----------------------------------------------------------------------------------------------------------------
+
+
+def safetensors(header, data=b"", length=None):
+    header = header.encode() if isinstance(header, str) else header
+    return struct.pack("<Q", len(header) if length is None else length) + header + data
+
+
+def tensor(name="a", dtype="F32", shape="[1]", offsets="[0,4]"):
+    return f'"{name}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}'
+
+
+one = "{" + tensor() + "}"
+save("valid.safetensors", safetensors(one, b"1234"))
+save("too_small.safetensors", b"\x10\0\0\0")
+save("header_past_end.safetensors", safetensors(one, b"1234", 4096))
+save("header_over_100_mb.safetensors", safetensors(one, b"1234", 100_000_001))
+save("header_length_2_to_63.safetensors", safetensors(one, b"1234", 2 ** 63))
+save("header_no_brace.safetensors", safetensors("[" + one + "]", b"1234"))
+save("header_not_json.safetensors", safetensors('{"a":{"dtype":', b"1234"))
+save("header_not_utf8.safetensors", safetensors(b'{"\xff\xfe":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}', b"1234"))
+save("header_deep.safetensors", safetensors('{"a":' + "[" * 4000 + "]" * 4000 + "}"))
+save("duplicate_name.safetensors", safetensors("{" + tensor() + "," + tensor() + "}", b"1234"))
+save("duplicate_field.safetensors",
+     safetensors('{"a":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}}', b"1234"))
+save("unknown_dtype.safetensors", safetensors("{" + tensor(dtype="F31") + "}", b"1234"))
+save("shape_is_not_bytes.safetensors", safetensors("{" + tensor(shape="[2]") + "}", b"1234"))
+save("shape_overflows.safetensors", safetensors("{" + tensor(shape="[4294967296,4294967296]") + "}", b"1234"))
+save("offset_overflows.safetensors", safetensors("{" + tensor(offsets="[18446744073709551615,3]") + "}", b"1234"))
+save("offset_too_large.safetensors", safetensors("{" + tensor(offsets="[0,18446744073709551616]") + "}", b"1234"))
+save("offsets_overlap.safetensors", safetensors("{" + tensor() + "," + tensor("b", offsets="[2,6]") + "}", b"123456"))
+save("offsets_gap.safetensors", safetensors("{" + tensor() + "," + tensor("b", offsets="[8,12]") + "}", b"123456789012"))
+save("data_cut_off.safetensors", safetensors(one, b"123"))
+save("data_left_over.safetensors", safetensors(one, b"12345"))
+save("pickle.safetensors", b"\x80\x02cposix\nsystem\n" + text(b"touch executed") + b"\x85R.")
+save("torch_zip.safetensors", b"PK\x03\x04\x00\x00\x08\x08\x00\x00archive/data.pkl\x80\x02cposix\nsystem\n" + text(b"touch executed")
+     + b"\x85R.")
+save("git_lfs_pointer.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 4\n")
+
+# --- HDF5 ------------------------------------------------------------------------------------------------------------------------
+
+
+def hdf5(name, build):
+    path = folder / name
+    with h5py.File(path, "w", libver="earliest", track_order=False) as file:
+        build(file)
+    return path
+
+
+def dataset(file, name="input_ids", data=ROWS, **options):
+    return file.create_dataset(name, data=data, track_times=False, **options)
+
+
+def announced(file, shape, **options):
+    return file.create_dataset("input_ids", shape, dtype="<i4", track_times=False, **options)
+
+
+hdf5("valid.h5", lambda f: dataset(f, chunks=(1, 8), fletcher32=True, compression="gzip"))
+content = hdf5("valid_plain.h5", lambda f: dataset(f)).read_bytes()
+save("truncated.h5", content[:-30])
+save("truncated_to_header.h5", content[:96])
+hdf5("wrong_name.h5", lambda f: dataset(f, "tokens"))
+hdf5("wrong_rank.h5", lambda f: dataset(f, data=ROWS.reshape(-1)))
+hdf5("wrong_type.h5", lambda f: dataset(f, data=ROWS.astype("<f4")))
+hdf5("group_instead.h5", lambda f: f.create_group("input_ids"))
+hdf5("zero_rows.h5", lambda f: announced(f, (0, 8), maxshape=(None, 8), chunks=(1, 8)))
+hdf5("external_link.h5", lambda f: f.__setitem__("input_ids", h5py.ExternalLink("valid.h5", "/input_ids")))
+hdf5("soft_link.h5", lambda f: f.__setitem__("input_ids", h5py.SoftLink("/elsewhere")))
+hdf5("external_raw_file.h5", lambda f: announced(f, (3, 8), external=[("/etc/passwd", 0, 96)]))
+
+
+def virtual(file):
+    layout = h5py.VirtualLayout((3, 8), "<i4")
+    layout[:] = h5py.VirtualSource("valid.h5", "input_ids", (3, 8))
+    file.create_virtual_dataset("input_ids", layout)
+
+
+with h5py.File(folder / "virtual.h5", "w", libver=("v110", "v110")) as made:
+    virtual(made)
+hdf5("rows_2_to_40.h5", lambda f: announced(f, (2 ** 40, 8), chunks=(1024, 8)))
+hdf5("rows_2_to_60.h5", lambda f: announced(f, (2 ** 60, 8), chunks=(1024, 8)))
+hdf5("columns_2_to_28.h5", lambda f: announced(f, (1, 2 ** 28), chunks=(1, 1024)))
+hdf5("chunk_of_1_gib.h5", lambda f: announced(f, (2 ** 20, 256), chunks=(2 ** 20, 256), compression="gzip"))
+
+
+def partly(file):
+    announced(file, (3, 8), chunks=(1, 8))[0] = ROWS[0]
+
+
+hdf5("chunks_missing.h5", partly)
+hdf5("mask_of_another_shape.h5", lambda f: (dataset(f), dataset(f, "loss_mask", np.ones((3, 7), np.uint8))))
+hdf5("mask_not_0_or_1.h5", lambda f: (dataset(f), dataset(f, "loss_mask", np.full((3, 8), 2, np.uint8))))
+
+# A filter that no library has: gzip's number in the filter message becomes 299.
+content = bytearray(hdf5("absent_filter.h5", lambda f: dataset(f, chunks=(3, 8), compression="gzip")).read_bytes())
+at = content.index(b"deflate\0") - 8
+assert content[at:at + 2] == b"\1\0", content[at:at + 8]
+content[at:at + 2] = struct.pack("<H", 299)
+save("absent_filter.h5", bytes(content))
+
+# One byte of a chunk turned over: with a checksum HDF5 sees it, without one the token 20 becomes 65,556.
+for name, options in (("flipped_with_checksum.h5", dict(fletcher32=True)), ("flipped_without_checksum.h5", {})):
+    content = bytearray(hdf5(name, lambda f: dataset(f, chunks=(3, 8), **options)).read_bytes())
+    at = content.index(whole) + 4 * 20 + 2
+    content[at] ^= 1
+    save(name, bytes(content))
+
+# --- sentencepiece ---------------------------------------------------------------------------------------------------------------
+
+
+def field(number, content):
+    return bytes([number << 3 | 2, len(content)]) + content
+
+
+def piece(value, score=0.0, kind=1):
+    value = value.encode() if isinstance(value, str) else value
+    return field(1, field(1, value) + b"\x15" + struct.pack("<f", score) + bytes([3 << 3, kind]))
+
+
+def model(pieces, tail=None):
+    specials = piece("<unk>", kind=2) + piece("<s>", kind=3) + piece("</s>", kind=3)
+    trainer = field(2, bytes([3 << 3, 2]))  # BPE
+    normalizer = field(3, field(1, b"identity"))
+    return specials + b"".join(pieces) + (trainer + normalizer if tail is None else tail)
+
+
+letters = [piece(letter, -float(i)) for i, letter in enumerate("\u2581abcdefgh")]
+content = model(letters)
+save("valid.model", content)
+save("truncated.model", content[:-3])
+save("truncated_between_fields.model", model(letters, tail=b""))
+save("piece_twice.model", model(letters + [piece("a", -20.0)]))
+save("piece_not_utf8.model", model(letters + [piece(b"\xff\xfe", -20.0)]))
+save("piece_empty.model", model(letters + [piece("", -20.0)]))
+save("piece_score_nan.model", model(letters + [piece("i", float("nan"))]))
+save("two_unknowns.model", model(letters + [piece("<unk2>", kind=2)]))
+save("json.model", json.dumps({"model": {"type": "BPE", "merges": ["a b"]}}))
+save("length_past_end.model", content + b"\x0a\xff\xff\xff\xff\x0f")
+
+# --- Hugging Face index ----------------------------------------------------------------------------------------------------------
+
+for name, target in (("parent", "../outside.safetensors"), ("parent_inside", "sub/../../outside.safetensors"),
+                     ("absolute", "/etc/hostname.safetensors"), ("link", "link.safetensors"), ("nul", "valid.safetensors\0x"),
+                     ("long", "x" * 5000 + ".safetensors"), ("empty", ""), ("pickle", "pytorch_model.bin")):
+    save(f"index_{name}.json", json.dumps({"weight_map": {"a": target}}))
+save("index_not_text.json", json.dumps({"weight_map": {"a": 5}}))
+save("index_duplicate.json", '{"weight_map": {"a": "valid.safetensors", "a": "valid.safetensors"}}')
+save("index_deep.json", '{"weight_map": ' + "[" * 3000 + "]" * 3000 + "}")
