@@ -3,6 +3,7 @@
 
 #include <hdf5.h>
 
+#include <filesystem>
 #include <string>
 #include <utility>
 
@@ -32,6 +33,9 @@ class Hdf5Handle {
   hid_t id_ = -1;
   herr_t (*close_)(hid_t) = nullptr;
 };
+
+/// DataError unless the file begins like an HDF5 file whose addresses stay inside it.
+void check_hdf5_superblock(const std::filesystem::path& path);
 
 /// Silences HDF5's own printing for this thread.
 void quiet_hdf5();

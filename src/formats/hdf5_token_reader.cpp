@@ -116,6 +116,7 @@ Hdf5TokenFile::Hdf5TokenFile(const std::filesystem::path& path) : state_(std::ma
   quiet_hdf5();
   State& s = *state_;
   s.path = path.string();
+  check_hdf5_superblock(path);
   s.file = {H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), H5Fclose};
   if (!s.file) throw DataError(fmt::format("{} cannot be opened as HDF5: {}", s.path, hdf5_reason()));
   const auto has = [&](const char* name) { return H5Lexists(s.file.get(), name, H5P_DEFAULT) > 0; };

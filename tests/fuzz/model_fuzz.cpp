@@ -1,0 +1,108 @@
+// The text files of a model directory. The first byte says which file the rest is: c = config.json, i = model.safetensors.index.json
+// (beside two whole shards), a = adapter_config.json, m = context/model.yaml and z = .zarray of a NeMo checkpoint.
+#include "fuzz_target.h"
+#include "trireme/formats/hf_config.h"
+#include "trireme/formats/peft_adapter.h"
+#include "trireme/formats/safetensors.h"
+#include "trireme/formats/zarr_checkpoint.h"
+
+#include <fstream>
+
+namespace trireme {
+namespace {
+
+constexpr const char* kModelYaml =
+    "config:\n  num_layers: 1\n  hidden_size: 4\n  ffn_hidden_size: 8\n  num_attention_heads: 2\n  "
+    "num_query_groups: 1\n";
+constexpr const char* kEmbedding =
+    R"({"zarr_format":2,"shape":[9,4],"chunks":[9,4],"dtype":"<f4","compressor":null,"filters":null,"order":"C"})";
+
+/// Model directories that are whole but for the file under test.
+class Directories {
+ public:
+  Directories() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "trireme-fuzz-XXXXXX").string();
+    if (mkdtemp(pattern.data()) == nullptr) std::abort();
+    root_ = pattern;
+    std::filesystem::create_directories(root_ / "sharded");
+    for (const auto& [file, tensor] :
+         {std::pair("one.safetensors", "a"), std::pair("two.safetensors", "b")}) {
+      SafetensorsWriter writer(root_ / "sharded" / file, {{tensor, {DType::kF32, {1}}}});
+      writer.append("1234", 4);
+      writer.commit();
+    }
+    put("outside.safetensors", "not yours");
+    put("zarr/context/model.yaml", kModelYaml);
+    for (const char* name :
+         {"embedding.word_embeddings.weight", "decoder.layers.self_attention.linear_qkv.weight"})
+      put(std::string("zarr/weights/module.") + name + "/.zarray", kEmbedding);
+    put("nemo/weights/module.embedding.word_embeddings.weight/.zarray", kEmbedding);
+    std::filesystem::create_directories(root_ / "nemo/context");
+  }
+  ~Directories() {
+    std::error_code ignored;
+    std::filesystem::remove_all(root_, ignored);
+  }
+  std::filesystem::path put(const std::string& name, std::string_view content) const {
+    std::filesystem::create_directories((root_ / name).parent_path());
+    std::ofstream(root_ / name, std::ios::binary | std::ios::trunc) << content;
+    return root_ / name;
+  }
+  const std::filesystem::path& root() const { return root_; }
+
+ private:
+  std::filesystem::path root_;
+};
+
+void check_config(const Directories& directories, std::string_view text) {
+  const LlamaConfig config = read_llama_config(directories.put("hf/config.json", text));
+  const double parameters =
+      static_cast<double>(config.num_hidden_layers) * static_cast<double>(config.hidden_size) *
+      static_cast<double>(config.intermediate_size + config.num_attention_heads * config.head_dim);
+  fuzz::require(parameters < 1e16, "a shape whose sizes can be computed");
+  const LlamaConfig again =
+      read_llama_config(directories.put("hf/again.json", llama_config_json(config)));
+  fuzz::require(again.hidden_size == config.hidden_size && again.head_dim == config.head_dim &&
+                    again.rope_theta == config.rope_theta,
+                "a written configuration reads as the one that was written");
+}
+
+void read_everything(const WeightSource& source) {
+  for (const std::string& name : source.names()) {
+    const TensorInfo info = source.find(name).value();
+    int64_t elements = 1;
+    for (const int64_t extent : info.shape) elements *= extent;
+    source.read(name, 0, elements);
+  }
+}
+
+void check(const Directories& directories, char kind, std::string_view text) {
+  const auto& root = directories.root();
+  if (kind == 'c') {
+    check_config(directories, text);
+  } else if (kind == 'i') {
+    directories.put("sharded/model.safetensors.index.json", text);
+    read_everything(*open_weights(root / "sharded"));
+  } else if (kind == 'a') {
+    read_adapter_config(directories.put("adapter/adapter_config.json", text).parent_path());
+  } else if (kind == 'm') {
+    directories.put("nemo/context/model.yaml", text);
+    read_model_config(root / "nemo");
+  } else if (kind == 'z') {
+    directories.put("zarr/weights/module.embedding.word_embeddings.weight/.zarray", text);
+    read_everything(*open_zarr_checkpoint(root / "zarr"));
+  }
+}
+
+}  // namespace
+}  // namespace trireme
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace trireme;
+  static const Directories directories;
+  if (size == 0) return 0;
+  fuzz::expect_only({ExitCode::kModel}, [&] {
+    check(directories, static_cast<char>(data[0]), fuzz::as_text(data + 1, size - 1));
+  });
+  return 0;
+}
