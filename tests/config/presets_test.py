@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""The presets of models/llama/presets: each loads, prints itself, and plans a run of its model on the GPUs it is for. Standard library only."""
+import argparse
+import json
+import os
+import pathlib
+import struct
+import subprocess
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PRESETS = ROOT / "models" / "llama" / "presets"
+LLAMA2_70B = dict(hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64, num_key_value_heads=8)
+LLAMA2_7B = dict(hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=32)
+# Preset: shape, vocabulary, GPUs, parameters of the base, trained parameters. 103,546,880 is what PEFT reports for the recipe.
+EXPECTED = {
+    "llama2-70b-lora-mlperf": (LLAMA2_70B, 32000, 8, "68,976,648,192", "44,564,480"),
+    "llama2-70b-lora-hf": (LLAMA2_70B, 32008, 8, "68,976,779,264", "103,546,880"),
+    "llama2-7b-lora": (LLAMA2_7B, 32000, 1, "6,738,415,616", "16,777,216"),
+}
+
+
+def write_rows(path, rows, length):
+    header = ("{'descr': '<u2', 'fortran_order': False, 'shape': (%d, %d), }" % (rows, length)).ljust(117) + "\n"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + bytes(2 * rows * length))
+
+
+def run(args, *arguments):
+    done = subprocess.run([f"{args.bin}/train_llama", *map(str, arguments)], capture_output=True, text=True, timeout=120,
+                          env=dict(os.environ, TRIREME_DEVICE="cpu"))
+    assert done.returncode == 0, f"{arguments}: exit {done.returncode}: {done.stderr[-1500:]}"
+    return done.stdout
+
+
+def without_paths(text):
+    return [line for line in text.splitlines() if not line.strip().startswith(("path:", "train:", "valid:", "dir:"))]
+
+
+def check(args, name, work):
+    shape, vocabulary, gpus, parameters, trained = EXPECTED[name]
+    file = PRESETS / f"{name}.yaml"
+    printed = run(args, "--config", file, "--print-config")
+    (work / "printed.yaml").write_text(printed)
+    assert run(args, "--config", work / "printed.yaml", "--print-config") == printed, "what is printed loads as the same"
+    length = int(next(line.split(":")[1] for line in printed.splitlines() if "seq_length" in line))
+    (work / "config.json").write_text(json.dumps(dict(shape, model_type="llama", vocab_size=vocabulary, max_position_embeddings=4096,
+                                                      rms_norm_eps=1e-5, torch_dtype="bfloat16")))
+    write_rows(work / "rows.npy", 64, length)
+    settings = [f"--set=model.path={work}/config.json", "--set=model.init=random", f"--set=data.train={work}/rows.npy",
+                f"--set=output.dir={work}/out"]
+    if "valid: null" not in printed:
+        settings.append(f"--set=data.valid={work}/rows.npy")
+    plan = run(args, "--config", file, *settings, "--dry-run", "--ranks", gpus, "--device-memory-gib", 139)
+    assert f"parameters: {parameters} ({trained} trained)" in plan, plan
+    assert "memory per rank" in plan and not (work / "out").exists(), plan
+    print(name, next(line for line in plan.splitlines() if "total" in line).strip())
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bin", required=True)
+    args = parser.parse_args()
+    names = sorted(path.stem for path in PRESETS.glob("*.yaml"))
+    assert names == sorted(EXPECTED), names
+    for name in names:
+        with tempfile.TemporaryDirectory() as work:
+            check(args, name, pathlib.Path(work))
+    # The job files and the preset are one experiment.
+    slurm = run(args, "--config", ROOT / "scripts" / "slurm" / "mlperf_llama2_70b_lora.yaml", "--print-config")
+    preset = run(args, "--config", PRESETS / "llama2-70b-lora-mlperf.yaml", "--print-config")
+    assert without_paths(slurm) == without_paths(preset)
+
+
+if __name__ == "__main__":
+    main()
