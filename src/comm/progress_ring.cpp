@@ -1,94 +1,166 @@
 #include "progress_ring.h"
 
-#include "trireme/base/error.h"
 #include "trireme/base/time.h"
-#include "world_backend.h"
-
-#include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
+#include <cstdio>
+#include <cstring>
 
 namespace trireme {
 
+namespace {
+
+constexpr size_t kStepTimesKept = 32;
+
+template <size_t N>
+void put(char (&target)[N], const char* text) {
+  std::snprintf(target, N, "%s", text);
+}
+
+}  // namespace
+
+class ProgressRing::Writing {
+ public:
+  explicit Writing(ProgressRing& ring) : lock_(ring.mutex_), version_(ring.shared_.record().version) {
+    version_.fetch_add(1, std::memory_order_acq_rel);
+  }
+  ~Writing() { version_.fetch_add(1, std::memory_order_release); }
+
+ private:
+  std::lock_guard<std::mutex> lock_;
+  std::atomic<uint32_t>& version_;
+};
+
 ProgressRing& ProgressRing::instance() {
-  static ProgressRing ring;
-  return ring;
+  static auto* ring = new ProgressRing;  // other threads may look at it until the process is gone
+  return *ring;
+}
+
+ProgressRing::ProgressRing() = default;
+
+CollectiveEntry* ProgressRing::find(uint64_t sequence) {
+  CollectiveEntry& entry = shared_.record().entries[sequence % kEntries];
+  return entry.sequence == sequence ? &entry : nullptr;
 }
 
 uint64_t ProgressRing::begin(const char* kind, int64_t elements, const char* group) {
-  const std::lock_guard lock(mutex_);
-  entries_[next_ % kEntries] = {next_, kind, group, elements, steady_seconds(), 0, 0};
-  return next_++;
+  const Writing writing(*this);
+  RankRecord& record = shared_.record();
+  CollectiveEntry& entry = record.entries[record.next % kEntries];
+  entry = {};
+  entry.sequence = record.next;
+  entry.elements = elements;
+  entry.began = steady_seconds();
+  put(entry.kind, kind);
+  put(entry.group, group);
+  return record.next++;
 }
 
 void ProgressRing::wait(uint64_t sequence) {
-  const std::lock_guard lock(mutex_);
-  Entry& entry = entries_[sequence % kEntries];
-  if (entry.sequence == sequence) entry.waited = steady_seconds();
+  const Writing writing(*this);
+  if (CollectiveEntry* entry = find(sequence)) entry->waited = steady_seconds();
 }
 
 void ProgressRing::end(uint64_t sequence) {
-  const std::lock_guard lock(mutex_);
-  Entry& entry = entries_[sequence % kEntries];
-  if (entry.sequence == sequence) entry.ended = steady_seconds();
+  const Writing writing(*this);
+  CollectiveEntry* entry = find(sequence);
+  if (entry == nullptr || entry->ended > 0) return;
+  entry->ended = steady_seconds();
+  if (entry->waited > 0) blocked_ += entry->ended - entry->waited;
 }
 
 double ProgressRing::longest_wait() {
   const std::lock_guard lock(mutex_);
   double longest = 0;
-  for (const Entry& entry : entries_)
-    if (entry.waited > 0 && entry.ended == 0) longest = std::max(longest, steady_seconds() - entry.waited);
+  const double now = steady_seconds();
+  for (const CollectiveEntry& entry : shared_.record().entries)
+    if (entry.waited > 0 && entry.ended == 0) longest = std::max(longest, now - entry.waited);
   return longest;
 }
 
-ProgressRing::Position ProgressRing::position() {
+RankView ProgressRing::view() {
   const std::lock_guard lock(mutex_);
-  const Entry *blocked = nullptr, *unfinished = nullptr, *last = nullptr;
-  for (uint64_t sequence = next_ > kEntries ? next_ - kEntries : 1; sequence < next_; ++sequence) {
-    const Entry& entry = entries_[sequence % kEntries];
-    last = &entry;
-    if (entry.ended > 0) continue;
-    if (unfinished == nullptr) unfinished = &entry;
-    if (blocked == nullptr && entry.waited > 0) blocked = &entry;
-  }
-  if (last == nullptr) return {0, "before the first collective"};
-  const Entry& at = blocked != nullptr ? *blocked : unfinished != nullptr ? *unfinished : *last;
+  return view_of(shared_.record(), steady_seconds());
+}
+
+void ProgressRing::set_rank(int rank) {
+  const Writing writing(*this);
+  shared_.record().rank = rank;
+}
+
+void ProgressRing::begin_step(int64_t step) {
+  const Writing writing(*this);
+  RankRecord& record = shared_.record();
   const double now = steady_seconds();
-  const std::string state = at.ended > 0     ? fmt::format("finished {:.0f} s ago, none since", now - at.ended)
-                            : at.waited > 0  ? fmt::format("waiting for {:.0f} s", now - at.waited)
-                                             : fmt::format("begun {:.0f} s ago", now - at.began);
-  return {at.sequence, fmt::format("#{} {}[{}] on {}, {}", at.sequence, at.kind, at.elements, at.group, state)};
-}
-
-Watchdog::Watchdog(int rank, Hooks hooks) {
-  const double limit = positive_seconds("TRIREME_HANG_SECONDS", 600);
-  thread_ = std::thread([this, rank, limit, hooks = std::move(hooks)] { run(rank, limit, hooks); });
-}
-
-void Watchdog::run(int rank, double limit, const Hooks& hooks) {
-  for (;;) {
-    for (int i = 0; i < 10; ++i) {
-      if (stop_) return;
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    }
-    if (hooks.poll) hooks.poll();
-    const double stuck = std::max(ProgressRing::instance().longest_wait(), hooks.device_wait ? hooks.device_wait() : 0.0);
-    if (stuck < limit) continue;
-    const auto position = ProgressRing::instance().position();
-    const std::string others = hooks.ask_others ? hooks.ask_others() : std::string();
-    if (stop_) return;
-    print_failure(rank, fmt::format("no progress for {:.0f} s at {}; {}another rank is dead or stuck, or the machine is slow and needs a "
-                                    "longer TRIREME_HANG_SECONDS (now {:g})", stuck, position.text,
-                                    others.empty() ? "" : "where the ranks stand:\n" + others, limit));
-    _exit(static_cast<int>(ExitCode::kHang));
+  if (record.step > 0 && step == record.step + 1) {
+    step_times_.push_back(now - step_began_);
+    if (step_times_.size() > kStepTimesKept) step_times_.pop_front();
+    std::vector<double> sorted(step_times_.begin(), step_times_.end());
+    std::nth_element(sorted.begin(), sorted.begin() + static_cast<long>(sorted.size() / 2), sorted.end());
+    record.step_seconds = sorted[sorted.size() / 2];
   }
+  record.step = step;
+  step_began_ = now;
 }
 
-Watchdog::~Watchdog() {
-  stop_ = true;
-  thread_.join();
+void ProgressRing::set_section(const char* name, double began, double allowance) {
+  const Writing writing(*this);
+  RankRecord& record = shared_.record();
+  section_ = {name, began, allowance};
+  put(record.section, name);
+  record.section_began = began;
+  record.section_allowance = allowance;
 }
+
+ProgressRing::Section ProgressRing::section() {
+  const std::lock_guard lock(mutex_);
+  return section_;
+}
+
+void ProgressRing::beat() {
+  const Writing writing(*this);
+  shared_.record().heartbeat = steady_seconds();
+}
+
+void ProgressRing::add_section_time(const char* name, double seconds) {
+  const std::lock_guard lock(mutex_);
+  section_times_[name] += seconds;
+}
+
+std::vector<SectionTime> ProgressRing::take_section_times() {
+  const std::lock_guard lock(mutex_);
+  std::vector<SectionTime> times;
+  for (const auto& [name, seconds] : section_times_) times.push_back({name, seconds});
+  section_times_.clear();
+  return times;
+}
+
+double ProgressRing::blocked_seconds() {
+  const std::lock_guard lock(mutex_);
+  return blocked_;
+}
+
+// --- what the training thread tells ------------------------------------------------------------------------------------------------
+
+void begin_progress_step(int64_t step) { ProgressRing::instance().begin_step(step); }
+
+ProgressSection::ProgressSection(const char* name, double allowance_seconds) {
+  ProgressRing& ring = ProgressRing::instance();
+  const auto outer = ring.section();
+  previous_ = outer.name;
+  previous_began_ = outer.began;
+  previous_allowance_ = outer.allowance;
+  began_ = steady_seconds();
+  blocked_ = ring.blocked_seconds();
+  ring.set_section(name, began_, allowance_seconds);
+}
+
+ProgressSection::~ProgressSection() {
+  ProgressRing& ring = ProgressRing::instance();
+  ring.add_section_time(ring.section().name, steady_seconds() - began_ - (ring.blocked_seconds() - blocked_));
+  ring.set_section(previous_, previous_began_, previous_allowance_);
+}
+
+std::vector<SectionTime> take_section_times() { return ProgressRing::instance().take_section_times(); }
 
 }  // namespace trireme

@@ -87,45 +87,11 @@ class TcpStoreWorld final : public StoreWorld {
                                     "several; set MASTER_PORT to a free port", launch.rank, place()));
     wait_for_others(deadline);
     store_->setTimeout(kWithoutLimit);
-    // The watchdog asks from a thread of its own, and a connection whose caller waits serves nobody else.
-    watch_ = connect(/*listen=*/false);
   }
 
   std::unique_ptr<HostExchange> exchange() override {
     return std::make_unique<StoreExchange>(store_, "world", launch_.rank, launch_.world_size);
   }
-  void publish_failure(const std::string& reason) override {
-    if (watch_->add("failures", 1) == 1) watch_->set("failure", bytes(reason));
-  }
-  std::string failure() override { return watch_->check({"failure"}) ? text_of(watch_->get("failure")) : ""; }
-  bool claim_hang_report() override { return watch_->add("hang", 1) == 1; }
-  bool hang_reported() override { return watch_->check({"hang"}); }
-
-  void publish_position(uint64_t sequence, const std::string& text) override {
-    watch_->set(fmt::format("position/{}", launch_.rank), bytes(fmt::format("{} {}", sequence, text)));
-  }
-
-  std::string describe_positions() override {
-    std::vector<std::pair<uint64_t, std::string>> lines;
-    std::vector<int> silent;
-    for (int rank = 0; rank < launch_.world_size; ++rank) {
-      const std::string key = fmt::format("position/{}", rank);
-      if (!watch_->check({key})) {
-        silent.push_back(rank);
-        continue;
-      }
-      const std::string answer = text_of(watch_->get(key));
-      lines.emplace_back(std::strtoull(answer.c_str(), nullptr, 10), fmt::format("rank {}: {}", rank, answer.substr(answer.find(' ') + 1)));
-    }
-    std::stable_sort(lines.begin(), lines.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-    constexpr size_t kShown = 8;
-    std::string text;
-    for (size_t i = 0; i < std::min(kShown, lines.size()); ++i) text += lines[i].second + "\n";
-    if (lines.size() > kShown) text += fmt::format("and {} ranks at #{} or later\n", lines.size() - kShown, lines[kShown].first);
-    if (!silent.empty()) text += fmt::format("no answer from rank{} {}\n", silent.size() > 1 ? "s" : "", fmt::join(silent, ", "));
-    return text;
-  }
-
   void leave() override {
     store_->set(fmt::format("left/{}", launch_.rank), {1});
     if (launch_.rank != 0) return;
@@ -206,7 +172,7 @@ class TcpStoreWorld final : public StoreWorld {
 
   Launch launch_;
   milliseconds limit_;
-  StorePtr store_, watch_;
+  StorePtr store_;
 };
 
 }  // namespace

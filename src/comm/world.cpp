@@ -1,7 +1,7 @@
 #include "trireme/comm/communicator.h"
 
 #include "mpi_communicator.h"
-#include "progress_ring.h"
+#include "rank_watch.h"
 #include "self_communicator.h"
 #include "trireme/base/error.h"
 #include "world_backend.h"
@@ -49,8 +49,11 @@ class CpuWorld final : public World {
     } else {
       comm_ = make_self_communicator();
     }
-    hosts_ = comm_->all_gather_host(host_name());
-    if (comm_->size() > 1) watchdog_ = std::make_unique<Watchdog>(comm_->rank(), Watchdog::Hooks{});
+    hosts_ = {host_name()};
+    if (comm_->size() == 1) return;
+    const auto all_gather = [this](const std::string& text) { return comm_->all_gather_host(text); };
+    watch_ = std::make_unique<RankWatch>(comm_->rank(), comm_->size(), all_gather, RankWatch::Hooks{});
+    hosts_ = watch_->hosts();
   }
   Communicator& communicator() override { return *comm_; }
   at::Device device() const override { return at::kCPU; }
@@ -58,14 +61,21 @@ class CpuWorld final : public World {
   const std::vector<std::string>& hosts() const override { return hosts_; }
 
   void abort(const std::string& reason, int exit_code) override {
-    print_failure(comm_->rank(), reason);
-    if (launch_.kind == Launch::Kind::kMpi) MPI_Abort(MPI_COMM_WORLD, exit_code);
+    if (!watch_) {
+      print_failure(comm_->rank(), reason);
+      _exit(exit_code);
+    }
+    // Lifelines reach every rank faster than MPI_Abort, and without its page of text.
+    if (watch_->connected()) watch_->fail(reason, exit_code);
+    watch_->tell(reason, exit_code);
+    MPI_Abort(MPI_COMM_WORLD, exit_code);
     _exit(exit_code);
   }
 
   void leave() override {
     comm_->barrier();
-    watchdog_.reset();
+    if (watch_) watch_->leave();
+    watch_.reset();
     if (launch_.kind == Launch::Kind::kMpi) finalize_mpi();
   }
 
@@ -73,7 +83,7 @@ class CpuWorld final : public World {
   Launch launch_;
   std::vector<std::string> hosts_;
   std::unique_ptr<Communicator> comm_;
-  std::unique_ptr<Watchdog> watchdog_;
+  std::unique_ptr<RankWatch> watch_;
 };
 
 }  // namespace

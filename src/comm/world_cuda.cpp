@@ -2,7 +2,7 @@
 #include "host_exchange.h"
 #include "mpi_communicator.h"
 #include "nccl_communicator.h"
-#include "progress_ring.h"
+#include "rank_watch.h"
 #include "self_communicator.h"
 #include "store_world.h"
 #include "trireme/base/error.h"
@@ -43,11 +43,11 @@ class GpuWorld final : public World {
       exchange = store_->exchange();
     }
     check_own_gpu(*exchange);
+    const auto all_gather = [&exchange](const std::string& text) { return exchange->all_gather(text); };
+    watch_ = std::make_unique<RankWatch>(launch_.rank, launch_.world_size, all_gather,
+                                         RankWatch::Hooks{.device_wait = [] { return nccl_stuck_for(); }, .device_error = [] { return nccl_error(); }});
+    hosts_ = watch_->hosts();
     comm_ = make_nccl_communicator(std::move(exchange), device(), "world");
-    hosts_ = comm_->all_gather_host(host_name());
-    watchdog_ = std::make_unique<Watchdog>(launch_.rank, Watchdog::Hooks{.poll = [this] { look_at_others(); },
-                                                                         .device_wait = [] { return nccl_stuck_for(); },
-                                                                         .ask_others = [this] { return ask_others(); }});
   }
 
   Communicator& communicator() override { return *comm_; }
@@ -56,17 +56,20 @@ class GpuWorld final : public World {
   const std::vector<std::string>& hosts() const override { return hosts_; }
 
   void abort(const std::string& reason, int exit_code) override {
-    print_failure(launch_.rank, reason);
-    publish(reason, exit_code);
-    if (launch_.kind == Launch::Kind::kMpi) MPI_Abort(MPI_COMM_WORLD, exit_code);
-    // Rank 0 holds the store: the others, who look every second, must have read the reason before it goes.
-    if (store_ && launch_.rank == 0) sleep(3);
+    if (!watch_) {
+      print_failure(launch_.rank, reason);
+      _exit(exit_code);
+    }
+    if (watch_->connected() || launch_.kind != Launch::Kind::kMpi) watch_->fail(reason, exit_code);
+    watch_->tell(reason, exit_code);
+    MPI_Abort(MPI_COMM_WORLD, exit_code);
     _exit(exit_code);
   }
 
   void leave() override {
     comm_->barrier();
-    watchdog_.reset();
+    if (watch_) watch_->leave();
+    watch_.reset();
     comm_.reset();
     if (store_) store_->leave();
     store_.reset();
@@ -100,61 +103,12 @@ class GpuWorld final : public World {
                                         "srun --gpus-per-task=1)", i, j, all[i]));
   }
 
-  void publish(const std::string& reason, int exit_code) const {
-    if (!store_) return;
-    try {
-      store_->publish_failure(fmt::format("{}\nrank {} on {}: {}", exit_code, launch_.rank, host_name(), reason));
-    } catch (const std::exception&) {
-      // Rank 0 and its store are gone already: the others notice by themselves.
-    }
-  }
-
-  /// Every second, from the watchdog's thread: leave with a rank that has failed, answer one that asks.
-  void look_at_others() {
-    if (const std::string error = nccl_error(); !error.empty()) abort(error, static_cast<int>(ExitCode::kInternal));
-    if (!store_) return;
-    std::string failure;
-    try {
-      failure = store_->failure();
-      if (!answered_ && failure.empty() && store_->hang_reported()) answer();
-    } catch (const std::exception&) {
-      failure = fmt::format("{}\nrank 0, which holds the rendezvous store, is gone", static_cast<int>(ExitCode::kInternal));
-    }
-    if (failure.empty()) return;
-    print_failure(launch_.rank, "leaving because " + failure.substr(failure.find('\n') + 1));
-    if (launch_.rank == 0) sleep(3);
-    _exit(std::atoi(failure.c_str()));
-  }
-
-  void answer() {
-    const auto position = ProgressRing::instance().position();
-    store_->publish_position(position.sequence, fmt::format("{}: {}", host_name(), position.text));
-    answered_ = true;
-  }
-
-  /// The first rank that finds the job stuck collects where the others are and takes them down; the rest answer and go with it.
-  std::string ask_others() {
-    if (!store_) return "";
-    try {
-      answer();
-      const bool report = store_->claim_hang_report();
-      sleep(3);  // the others look every second
-      const std::string text = store_->describe_positions();
-      if (report) publish("found the job stuck", static_cast<int>(ExitCode::kHang));
-      if (launch_.rank == 0) sleep(3);
-      return report ? text : "";
-    } catch (const std::exception&) {
-      return "rank 0, which holds the rendezvous store, is gone\n";
-    }
-  }
-
   Launch launch_;
   std::vector<std::string> hosts_;
   int device_ = 0;
-  bool answered_ = false;
   std::unique_ptr<StoreWorld> store_;
   std::unique_ptr<Communicator> comm_;
-  std::unique_ptr<Watchdog> watchdog_;
+  std::unique_ptr<RankWatch> watch_;
 };
 
 }  // namespace

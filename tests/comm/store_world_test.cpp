@@ -165,51 +165,6 @@ TEST_F(StoreWorldTest, ABadLimitIsAConfigError) {
   }
 }
 
-TEST_F(StoreWorldTest, TheFirstFailureReachesEveryRank) {
-  constexpr int kRanks = 3;
-  const int port = free_port();
-  const auto errors = on_ranks(kRanks, [&](int rank) {
-    const auto world = join_store(launch_of(rank, kRanks, port));
-    const auto exchange = world->exchange();
-    ASSERT_EQ(world->failure(), "");
-    (void)exchange->all_gather("");
-    if (rank == 2) {
-      world->publish_failure("3\nrank 2 broke");
-      world->publish_failure("70\nan echo");
-    }
-    (void)exchange->all_gather("");
-    ASSERT_EQ(world->failure(), "3\nrank 2 broke");
-    world->leave();
-  });
-  for (const std::string& error : errors) EXPECT_EQ(error, "");
-}
-
-TEST_F(StoreWorldTest, OneRankReportsAHangAndNamesTheSilent) {
-  constexpr int kRanks = 3;
-  const int port = free_port();
-  std::atomic<int> reporters = 0;
-  const auto errors = on_ranks(kRanks, [&](int rank) {
-    const auto world = join_store(launch_of(rank, kRanks, port));
-    const auto exchange = world->exchange();
-    ASSERT_FALSE(world->hang_reported());
-    (void)exchange->all_gather("");
-    if (rank != 1) {
-      reporters += world->claim_hang_report();
-      world->publish_position(static_cast<uint64_t>(412 - rank), "all_reduce[1024] of " + std::to_string(rank));
-    }
-    (void)exchange->all_gather("");
-    ASSERT_TRUE(world->hang_reported());
-    const std::string text = world->describe_positions();
-    // Rank 2 is further behind than rank 0.
-    ASSERT_LT(text.find("rank 2: all_reduce[1024] of 2"), text.find("rank 0: all_reduce[1024] of 0")) << text;
-    ASSERT_NE(text.find("no answer from rank 1\n"), std::string::npos) << text;
-    (void)exchange->all_gather("");
-    world->leave();
-  });
-  for (const std::string& error : errors) EXPECT_EQ(error, "");
-  EXPECT_EQ(reporters, 1);
-}
-
 TEST_F(StoreWorldTest, AWaitingRankOutlivesTheRendezvousLimitAndSignals) {
   limit("1");
   struct sigaction action {};

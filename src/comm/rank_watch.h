@@ -1,0 +1,97 @@
+#pragma once
+// Private to comm/: every rank watches the others, whatever launched them: a dead rank is noticed at once, a hung one after its time,
+// and when one goes down it takes all with it.
+//
+//   position   each rank keeps its ring of collectives in shared memory that the ranks of its host read, stopped or not, and answers
+//              for all ranks of its host when another host asks
+//   lifeline   a TCP connection to the next rank (a ring over all ranks): it breaks when the process dies; the reason of a failure runs
+//              along it in both directions
+//   watchdog   a collective that does not finish in time: the positions of all ranks say who is to blame
+
+#include "rank_record.h"
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace trireme {
+
+class RankWatch {
+ public:
+  struct Hooks {
+    /// Seconds that collectives queued on a GPU have made no progress.
+    std::function<double()> device_wait;
+    /// What the library's own threads report, or empty.
+    std::function<std::string()> device_error;
+  };
+  using AllGather = std::function<std::vector<std::string>(const std::string&)>;
+
+  /// Collective. ConfigError when TRIREME_HANG_SECONDS is not a number of seconds.
+  RankWatch(int rank, int size, const AllGather& all_gather, Hooks hooks);
+  ~RankWatch();
+
+  const std::vector<std::string>& hosts() const { return hosts_; }
+  /// False when the next rank could not be reached: a dead rank is then noticed by the launcher or by the watchdog only.
+  bool connected() const { return lines_[kNext].fd >= 0; }
+
+  /// Says why, takes the other ranks down and ends this process. Gives way to the report of a dead rank when the failure follows from one.
+  [[noreturn]] void fail(const std::string& reason, int exit_code);
+  /// Before fail() where the launcher must be told as well (MPI_Abort), which ends the process by itself.
+  void tell(const std::string& reason, int exit_code);
+  /// Orderly end, after the last barrier of all ranks.
+  void leave();
+  /// Where all ranks stand now.
+  std::vector<RankView> views();
+
+ private:
+  struct Peer {
+    std::string host;
+    int pid = 0, port = 0;
+    std::vector<std::string> addresses;
+    const RankRecord* record = nullptr;  // same host
+  };
+  struct Line {
+    int fd = -1, rank = -1;
+    std::string received;
+  };
+  enum { kNext, kPrevious };
+
+  void listen();
+  std::string introduction();
+  void meet(const std::vector<std::string>& introductions);
+  int connect_to(int rank, double seconds) const;
+  void serve();
+  void accept_one();
+  void read_line(Line& line);
+  void lost(const Line& line);
+  void watch();
+  bool hung(double waited);
+  double limit() const;
+  std::string query(const std::vector<int>& ranks_of_host) const;
+  void claim_end();
+  void pass_on(const std::string& reason, int exit_code);
+  void kill_stopped();
+
+  int rank_, size_;
+  Hooks hooks_;
+  std::optional<double> fixed_limit_;
+  uint64_t token_ = 0;
+  int listener_ = -1, wake_ = -1;
+  std::vector<Peer> peers_;
+  std::vector<std::string> hosts_;
+  std::mutex lines_mutex_;
+  Line lines_[2];
+  std::optional<std::chrono::steady_clock::time_point> previous_lost_;
+  std::atomic<bool> stop_ = false, ending_ = false;
+  double next_check_ = 0;
+  bool excused_said_ = false;
+  std::thread server_, watchdog_;
+};
+
+}  // namespace trireme

@@ -1,0 +1,330 @@
+// Ranks that die, hang or go different ways, without MPI: processes of this test that meet through c10d's TCPStore, as GPU ranks do under
+// `srun --mpi=none`. And the verdict over where ranks stand, as a pure function.
+#include "hang_report.h"
+#include "progress_ring.h"
+#include "rank_watch.h"
+#include "store_world.h"
+#include "trireme/base/error.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <sstream>
+#include <thread>
+
+namespace trireme {
+namespace {
+
+using std::chrono::milliseconds;
+
+// --- the verdict -------------------------------------------------------------------------------------------------------------------
+
+RankView view(int rank, const std::vector<std::pair<const char*, int64_t>>& collectives, bool waits_for_last) {
+  RankView v;
+  v.rank = rank;
+  v.host = "node" + std::to_string(rank / 2);
+  v.answered = true;
+  v.step = 7;
+  for (size_t i = 0; i < collectives.size(); ++i) {
+    RankView::Collective entry;
+    entry.sequence = i + 1;
+    entry.kind = collectives[i].first;
+    entry.elements = collectives[i].second;
+    entry.group = "world";
+    const bool last = i + 1 == collectives.size();
+    if (last && waits_for_last) entry.waiting_for = 61;
+    else entry.ended_ago = 62;
+    v.history.push_back(entry);
+  }
+  return v;
+}
+
+const std::vector<std::pair<const char*, int64_t>> kTwo = {{"all_gather", 8}, {"all_reduce", 1024}};
+const std::vector<std::pair<const char*, int64_t>> kOne = {{"all_gather", 8}};
+
+TEST(HangReport, NamesTheRankThatNeverCame) {
+  std::vector<RankView> views = {view(0, kTwo, true), view(1, kOne, false), view(2, kTwo, true), view(3, kTwo, true)};
+  views[1].section = "data";
+  views[1].section_for = 61;
+  const HangReport report = analyse(views);
+  EXPECT_EQ(report.sentence, "rank 1 on node0 never reached #2 all_reduce[1024] on world (step 7, section data since 61 s)");
+  EXPECT_EQ(report.culprits, std::vector<int>{1});
+  EXPECT_FALSE(report.excused);
+  EXPECT_NE(report.positions.find("rank 1 on node0: step 7, data, last finished #1 all_gather[8] on world, 62 s"), std::string::npos) << report.positions;
+  EXPECT_NE(report.positions.find("ranks 0, 2-3 on 2 hosts: step 7, waiting in #2 all_reduce[1024] on world, 61 s"), std::string::npos) << report.positions;
+}
+
+TEST(HangReport, GivesSlowStorageItsTime) {
+  std::vector<RankView> views = {view(0, kOne, false), view(1, kTwo, true)};
+  views[0].section = "save";
+  views[0].section_for = 61;
+  views[0].section_allowance = 1800;
+  EXPECT_TRUE(analyse(views).excused);
+  views[0].stopped = true;
+  EXPECT_FALSE(analyse(views).excused) << "a stopped process writes nothing";
+  views[0].stopped = false;
+  views[0].section_for = 1801;
+  EXPECT_FALSE(analyse(views).excused);
+}
+
+TEST(HangReport, TellsDifferentWays) {
+  const std::vector<std::pair<const char*, int64_t>> others = {{"all_gather", 8}, {"all_gather", 77}, {"all_reduce", 1024}};
+  std::vector<RankView> views = {view(0, others, true), view(1, kTwo, true), view(2, others, true)};
+  const HangReport report = analyse(views);
+  EXPECT_EQ(report.sentence,
+            "rank 1 on node0 at #2 all_reduce[1024] on world, others at #2 all_gather[77] on world and by now at #3: the ranks have gone "
+            "different ways since #2");
+  EXPECT_EQ(report.culprits, std::vector<int>{1});
+}
+
+TEST(HangReport, HostValuesMayDifferInLength) {
+  std::vector<RankView> views = {view(0, {{"all_gather_host", 5}, {"barrier", 0}}, true), view(1, {{"all_gather_host", 9}, {"barrier", 0}}, true)};
+  EXPECT_EQ(find_desync(views), "");
+  EXPECT_NE(analyse(views).sentence.find("every rank reached #2 barrier[0] on world"), std::string::npos);
+}
+
+TEST(HangReport, SilentAndUnreachable) {
+  std::vector<RankView> views = {view(0, kTwo, true), view(1, kTwo, true), view(2, kTwo, true)};
+  views[1].stopped = true;
+  EXPECT_EQ(analyse(views).sentence.substr(0, 53), "rank 1 on node0 stopped inside #2 all_reduce[1024] on");
+  views[1].stopped = false;
+  views[2].answered = false;
+  views[2].history.clear();
+  EXPECT_NE(analyse(views).sentence.find("rank 2 on node1 did not answer"), std::string::npos) << analyse(views).sentence;
+}
+
+// --- processes ---------------------------------------------------------------------------------------------------------------------
+
+int free_port() {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  if (bind(fd, reinterpret_cast<sockaddr*>(&address), size) != 0) return 0;
+  getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
+  close(fd);
+  return ntohs(address.sin_port);
+}
+
+/// One rank of a job: steps of two collectives each.
+struct Rank {
+  std::unique_ptr<StoreWorld> store;
+  std::unique_ptr<HostExchange> exchange;
+  std::unique_ptr<RankWatch> watch;
+  int rank = 0;
+
+  void collective(const char* kind, int64_t elements) {
+    ProgressRing& ring = ProgressRing::instance();
+    const uint64_t sequence = ring.begin(kind, elements, "world");
+    ring.wait(sequence);
+    (void)exchange->all_gather("x");
+    ring.end(sequence);
+  }
+  void step(int64_t number) {
+    begin_progress_step(number);
+    collective("all_gather", 8);
+    collective("all_reduce", 1024);
+  }
+};
+
+struct Outcome {
+  int code = -1;  // exit code, or 128 + signal
+  double seconds = 0;
+  std::string text;
+};
+
+/// Runs `body` in `size` processes; seconds count from when the fault happens, in step 3.
+std::vector<Outcome> run_ranks(int size, const std::function<void(Rank&)>& body) {
+  const int port = free_port();
+  char directory[] = "/tmp/trireme-rank-watch-XXXXXX";
+  EXPECT_NE(mkdtemp(directory), nullptr);
+  std::vector<pid_t> children;
+  const auto begin = std::chrono::steady_clock::now();
+  for (int r = 0; r < size; ++r) {
+    const pid_t child = fork();
+    if (child == 0) {
+      const int out = open((std::string(directory) + "/" + std::to_string(r)).c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600);
+      dup2(out, 2);
+      setenv("TRIREME_HANG_SECONDS", "2", 1);
+      int code = 0;
+      try {
+        Launch launch;
+        launch.kind = Launch::Kind::kEnvironment;
+        launch.rank = launch.local_rank = r;
+        launch.world_size = launch.local_world_size = size;
+        launch.master_address = "127.0.0.1";
+        launch.master_port = port;
+        Rank rank;
+        rank.rank = r;
+        rank.store = join_store(launch);
+        rank.exchange = rank.store->exchange();
+        rank.watch = std::make_unique<RankWatch>(r, size, [&](const std::string& text) { return rank.exchange->all_gather(text); }, RankWatch::Hooks{});
+        try {
+          body(rank);
+          rank.collective("barrier", 0);
+          rank.watch->leave();
+          rank.watch.reset();
+          rank.store->leave();
+        } catch (const std::exception& error) {
+          rank.watch->fail(error.what(), 70);
+        }
+      } catch (const std::exception& error) {
+        dprintf(2, "%s\n", error.what());
+        code = 9;
+      }
+      _exit(code);
+    }
+    children.push_back(child);
+  }
+  std::vector<Outcome> outcomes(static_cast<size_t>(size));
+  int left = size;
+  for (int i = 0; i < 3000 && left > 0; ++i) {
+    for (int r = 0; r < size; ++r) {
+      int status = 0;
+      if (outcomes[static_cast<size_t>(r)].code >= 0 || waitpid(children[static_cast<size_t>(r)], &status, WNOHANG) <= 0) continue;
+      outcomes[static_cast<size_t>(r)].code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+      outcomes[static_cast<size_t>(r)].seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      --left;
+    }
+    std::this_thread::sleep_for(milliseconds(10));
+  }
+  for (int r = 0; r < size; ++r) {
+    if (outcomes[static_cast<size_t>(r)].code < 0) {
+      kill(children[static_cast<size_t>(r)], SIGKILL);
+      waitpid(children[static_cast<size_t>(r)], nullptr, 0);
+    }
+    const std::string path = std::string(directory) + "/" + std::to_string(r);
+    std::ifstream in(path);
+    std::stringstream text;
+    text << in.rdbuf();
+    outcomes[static_cast<size_t>(r)].text = text.str();
+    unlink(path.c_str());
+  }
+  rmdir(directory);
+  return outcomes;
+}
+
+std::string all_text(const std::vector<Outcome>& outcomes) {
+  std::string text;
+  for (size_t r = 0; r < outcomes.size(); ++r)
+    text += "rank " + std::to_string(r) + " code " + std::to_string(outcomes[r].code) + " after " + std::to_string(outcomes[r].seconds) + " s\n" +
+            outcomes[r].text;
+  return text;
+}
+
+TEST(RankWatch, OrderlyEnd) {
+  for (const Outcome& outcome : run_ranks(4, [](Rank& rank) {
+         for (int step = 1; step <= 3; ++step) rank.step(step);
+       })) {
+    EXPECT_EQ(outcome.code, 0) << outcome.text;
+    EXPECT_EQ(outcome.text, "");
+  }
+}
+
+/// Rank 0 holds the rendezvous store: its death takes the exchange away from the others at the same moment.
+TEST(RankWatch, ADeadRankTakesAllWithIt) {
+  for (const int dead : {0, 1, 3}) {
+    const auto outcomes = run_ranks(4, [dead](Rank& rank) {
+      for (int step = 1; step <= 5; ++step) {
+        if (step == 3 && rank.rank == dead) raise(SIGKILL);
+        rank.step(step);
+      }
+    });
+    bool named = false;
+    for (int r = 0; r < 4; ++r) {
+      EXPECT_EQ(outcomes[static_cast<size_t>(r)].code, r == dead ? 137 : 71) << all_text(outcomes);
+      EXPECT_LT(outcomes[static_cast<size_t>(r)].seconds, 10);
+      named = named || outcomes[static_cast<size_t>(r)].text.find("rank " + std::to_string(dead) + " on ") != std::string::npos;
+    }
+    EXPECT_TRUE(named) << all_text(outcomes);
+    EXPECT_NE(all_text(outcomes).find("died in step 2"), std::string::npos) << all_text(outcomes);
+  }
+}
+
+TEST(RankWatch, AStoppedRankIsNamedAndEnded) {
+  const auto outcomes = run_ranks(4, [](Rank& rank) {
+    for (int step = 1; step <= 5; ++step) {
+      if (step == 3 && rank.rank == 2) raise(SIGSTOP);
+      rank.step(step);
+    }
+  });
+  const std::string text = all_text(outcomes);
+  for (int r = 0; r < 4; ++r) {
+    EXPECT_EQ(outcomes[static_cast<size_t>(r)].code, r == 2 ? 137 : 71) << text;
+    EXPECT_LT(outcomes[static_cast<size_t>(r)].seconds, 12) << text;
+  }
+  EXPECT_NE(text.find("rank 2 on"), std::string::npos) << text;
+  EXPECT_NE(text.find("never reached #5 all_gather[8] on world (step 2, stopped)"), std::string::npos) << text;
+  EXPECT_NE(text.find("ranks 0-1, 3 on"), std::string::npos) << text;
+}
+
+TEST(RankWatch, ASleepingRankIsNamed) {
+  const auto outcomes = run_ranks(3, [](Rank& rank) {
+    for (int step = 1; step <= 5; ++step) {
+      begin_progress_step(step);
+      if (step == 3 && rank.rank == 0) {
+        const ProgressSection section("data");
+        std::this_thread::sleep_for(std::chrono::seconds(25));
+      }
+      rank.collective("all_reduce", 1024);
+    }
+  });
+  const std::string text = all_text(outcomes);
+  for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.code, 71) << text;
+  EXPECT_LT(outcomes[0].seconds, 12) << "the sleeper goes too";
+  EXPECT_NE(text.find("never reached #3 all_reduce[1024] on world (step 3, section data"), std::string::npos) << text;
+}
+
+TEST(RankWatch, DifferentWaysAreTold) {
+  const auto outcomes = run_ranks(3, [](Rank& rank) {
+    for (int step = 1; step <= 5; ++step) {
+      begin_progress_step(step);
+      if (step != 3 || rank.rank != 1) rank.collective("all_gather", 8);
+      rank.collective("all_reduce", 1024);
+    }
+  });
+  const std::string text = all_text(outcomes);
+  // Rank 1 is one collective ahead of its peers' counting and ends; they notice what is missing.
+  EXPECT_EQ(outcomes[0].code, 71) << text;
+  EXPECT_EQ(outcomes[2].code, 71) << text;
+  EXPECT_NE(text.find("at #5 all_reduce[1024] on world, others at #5 all_gather[8] on world"), std::string::npos) << text;
+}
+
+TEST(RankWatch, AFailureCarriesItsCodeAndReason) {
+  const auto outcomes = run_ranks(4, [](Rank& rank) {
+    for (int step = 1; step <= 5; ++step) {
+      if (step == 3 && rank.rank == 2) rank.watch->fail("the data are damaged", 3);
+      rank.step(step);
+    }
+  });
+  for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.code, 3) << all_text(outcomes);
+  EXPECT_NE(outcomes[0].text.find("leaving because rank 2 on"), std::string::npos) << all_text(outcomes);
+  EXPECT_NE(outcomes[2].text.find("the data are damaged"), std::string::npos);
+}
+
+TEST(RankWatch, ASectionWithAnAllowanceIsWaitedFor) {
+  const auto outcomes = run_ranks(2, [](Rank& rank) {
+    rank.step(1);
+    if (rank.rank == 0) {
+      const ProgressSection save("save", 60);
+      std::this_thread::sleep_for(std::chrono::seconds(5));
+    }
+    rank.step(2);
+  });
+  for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.code, 0) << all_text(outcomes);
+  EXPECT_NE(all_text(outcomes).find("it is given more time"), std::string::npos) << all_text(outcomes);
+}
+
+}  // namespace
+}  // namespace trireme
