@@ -3,19 +3,16 @@
 #include "models/llama/targets.h"
 
 #include <algorithm>
-#include <set>
 
 namespace trireme {
 
 namespace {
 
-/// Whether the input of a block weight is kept for backward: for a weight gradient or an adapter's.
-std::set<int> parameters_with_input_kept(const LlamaConfig& config,
-                                         const std::optional<LoraOptions>& lora) {
-  if (!lora) return {kQkvProj, kOutProj, kGateUpProj, kDownProj};
-  std::set<int> kept;
-  for (const LoraTarget& target : lora_targets(config, *lora)) kept.insert(target.parameter);
-  return kept;
+bool has_adapter(const LlamaConfig& config, const std::optional<LoraOptions>& lora, int parameter) {
+  if (!lora) return false;
+  const auto targets = lora_targets(config, *lora);
+  return std::any_of(targets.begin(), targets.end(),
+                     [&](const LoraTarget& target) { return target.parameter == parameter; });
 }
 
 }  // namespace
@@ -40,38 +37,53 @@ double model_flops_per_sample(const LlamaConfig& config, const std::optional<Lor
   return per_token * s + 3.5 * attention_forward;
 }
 
+BlockFlops block_forward_flops(const LlamaConfig& config, int64_t seq_length) {
+  const double d = static_cast<double>(config.hidden_size),
+               f = static_cast<double>(config.intermediate_size),
+               s = static_cast<double>(seq_length);
+  const double q = static_cast<double>(config.num_attention_heads * config.head_dim);
+  const double kv = static_cast<double>(config.num_key_value_heads * config.head_dim);
+  return {2 * s * (d * (q + 2 * kv) + q * d + 3 * d * f), 2 * s * 2 * d * f, 2 * s * s * q};
+}
+
 ActivationBytes activation_bytes(const LlamaConfig& config, const std::optional<LoraOptions>& lora,
-                                 int64_t seq_length, int64_t element_size) {
+                                 int64_t seq_length, const ActivationStorage& storage) {
   const int64_t d = config.hidden_size, f = config.intermediate_size;
   const int64_t q = config.num_attention_heads * config.head_dim,
-                kv = config.num_key_value_heads * config.head_dim;
-  const std::set<int> kept = parameters_with_input_kept(config, lora);
+                qkv = q + 2 * config.num_key_value_heads * config.head_dim;
+  const int64_t element = storage.element_size;
+  const bool fp8 = storage.frozen_fp8;
 
-  // Elements per token that stay: the block's input and the state after attention (both norms'
-  // inputs), q k v, the attention's output, gate_up, and the inputs of linears that need them.
-  // Attention's output and the out projection's input are one tensor.
-  int64_t elements = 2 * d + (q + 2 * kv) + q + 2 * f;
-  if (kept.contains(kQkvProj)) elements += d;
-  if (kept.contains(kGateUpProj)) elements += d;
-  if (kept.contains(kDownProj)) elements += f;
-  if (lora) elements += lora->r * static_cast<int64_t>(lora_targets(config, *lora).size());
-  const int64_t fp32_per_token =
-      2 + config.num_attention_heads;  // two reciprocal roots, log-sum-exp of each head
+  // Per token: the block's input and the state after attention (both norms' inputs), q k v, the
+  // attention's output (also the out projection's input), the adapters' products; fp32: two
+  // reciprocal roots and the log-sum-exp of each head.
+  int64_t kept = (2 * d + qkv + q) * element + (2 + config.num_attention_heads) * 4;
+  if (lora) kept += lora->r * static_cast<int64_t>(lora_targets(config, *lora).size()) * element;
+  const int64_t gate_up = fp8 ? 2 * f + 8 : 2 * f * element;
 
   ActivationBytes bytes;
-  bytes.block_saved = seq_length * (elements * element_size + fp32_per_token * 4);
-  bytes.block_recomputed = seq_length * d * element_size;
-  // Backward of the MLP: the gradient of y, of the activation, dy * up, silu(gate), and of gate_up.
-  // Backward of attention: gradients of its output, of q, k, v, and their packed copy. Dropout adds
-  // one masked copy of the widest adapter input.
-  int64_t widest_dropped = 0;
-  if (lora && lora->dropout > 0)
-    for (const LoraTarget& target : lora_targets(config, *lora))
-      widest_dropped = std::max(widest_dropped, target.in);
-  const int64_t mlp = d + 5 * f, attention = d + q + 2 * (q + 2 * kv);
-  bytes.working_peak = seq_length * (std::max(mlp, attention) + widest_dropped) * element_size;
+  bytes.block_saved = seq_length * (kept + gate_up);
+  bytes.block_saved_mlp = seq_length * kept;
+  bytes.block_recomputed = seq_length * d * element;
+
+  // Forward of the MLP: gate_up and the activation, in FP8 also both as bytes. Backward: the
+  // gradients of the activation and of gate_up, gate_up itself where it was formed again, and for
+  // adapters the activation and its masked copy; then the gradient of the normalised rows.
+  const bool down_adapter = has_adapter(config, lora, kDownProj),
+             up_adapter = has_adapter(config, lora, kGateUpProj);
+  const bool trained = !lora;
+  const int64_t forward = (2 * f + f) * element + (fp8 ? 3 * f : 0) + 2 * d * element;
+  const int64_t masked = lora && lora->dropout > 0 ? 1 : 0;
+  int64_t backward = (2 * f + f + 2 * f + 3 * d) * element + (fp8 ? 2 * f + d : 0);
+  if (down_adapter || trained) backward += f * (1 + masked) * element;
+  if (up_adapter || trained) backward += d * (1 + masked) * element;
+  // Backward of attention: gradients of its output, of q, k, v and their packed copy, an fp32 sum
+  // of dq, the normalised rows and their masked copy.
+  const int64_t attention = (d + q + 2 * qkv + 2 * q + d * (1 + masked)) * element;
+  bytes.working_peak = seq_length * std::max({forward, backward, attention});
+  bytes.working_fixed = fp8 ? 2 * d * f : 0;  // the transposed weight
   // The head's norm keeps its input; the loss head keeps the gradient of its input.
-  bytes.head = seq_length * (2 * d * element_size + 4);
+  bytes.head = seq_length * (2 * d * element + 4);
   return bytes;
 }
 

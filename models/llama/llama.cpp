@@ -3,12 +3,11 @@
 #include "models/llama/targets.h"
 #include "trireme/base/error.h"
 #include "trireme/ops/attention.h"
+#include "trireme/ops/block_layers.h"
 #include "trireme/ops/checkpoint.h"
-#include "trireme/ops/linear.h"
 #include "trireme/ops/loss_head.h"
 #include "trireme/ops/norm.h"
 #include "trireme/ops/rope.h"
-#include "trireme/ops/swiglu.h"
 
 #include <ATen/ATen.h>
 
@@ -58,29 +57,39 @@ std::vector<LoraAdapter> adapters_of(const Pass& pass, int64_t block, int parame
   return list;
 }
 
+/// A weight as the block's unit stores it; `scales` is undefined unless the unit is in FP8.
+Weight weight_of(at::TensorList tensors, const at::Tensor& scales, int parameter) {
+  return {tensors[parameter], scales.defined() ? scales.select(0, parameter) : at::Tensor()};
+}
+
 /// One decoder block. `tensors`: the block's unit, then A and B of every target.
 at::Tensor block_forward(const Pass& pass, int64_t block, const at::Tensor& x_BSD,
-                         at::TensorList tensors) {
+                         at::TensorList tensors, const at::Tensor& scales, bool recompute_mlp) {
   const LlamaConfig& config = pass.config;
   const at::TensorList adapters = tensors.slice(kDownProj + 1);
-  const auto project = [&](const at::Tensor& input, int parameter) {
-    return lora_linear(input, tensors[parameter], adapters_of(pass, block, parameter, adapters),
-                       pass.lora_scale, pass.dropout);
+  const auto adapters_on = [&](int parameter) {
+    return adapters_of(pass, block, parameter, adapters);
   };
-  const double scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
+  const LoraSettings lora{pass.lora_scale, pass.dropout};
+  const double eps = config.rms_norm_eps,
+               scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
 
-  const at::Tensor qkv =
-      project(rms_norm(x_BSD, tensors[kInputNorm], config.rms_norm_eps), kQkvProj);
+  const auto [qkv, residual_BSD] =
+      norm_linear(x_BSD, tensors[kInputNorm], eps, weight_of(tensors, scales, kQkvProj),
+                  adapters_on(kQkvProj), lora);
   const auto [q, k, v] = rope_split_qkv_(qkv, pass.rope, config.num_attention_heads,
                                          config.num_key_value_heads, config.head_dim);
   const at::Tensor heads = attention(q, k, v, pass.sequences, scale);
   const at::Tensor attended =
       heads.reshape({x_BSD.size(0), x_BSD.size(1), config.num_attention_heads * config.head_dim});
-  const at::Tensor h_BSD = project(attended, kOutProj).add_(x_BSD);
-
-  const at::Tensor gate_up =
-      project(rms_norm(h_BSD, tensors[kPostAttentionNorm], config.rms_norm_eps), kGateUpProj);
-  return project(swiglu(gate_up), kDownProj).add_(h_BSD);
+  const at::Tensor h_BSD =
+      linear_add(attended, residual_BSD, weight_of(tensors, scales, kOutProj),
+                 adapters_on(kOutProj), lora);
+  return mlp_add(h_BSD,
+                 {tensors[kPostAttentionNorm], weight_of(tensors, scales, kGateUpProj),
+                  weight_of(tensors, scales, kDownProj), adapters_on(kGateUpProj),
+                  adapters_on(kDownProj)},
+                 eps, lora, recompute_mlp);
 }
 
 ParameterSpec matrix(const std::string& name, int64_t in, std::vector<ParameterPart> parts,
@@ -88,6 +97,14 @@ ParameterSpec matrix(const std::string& name, int64_t in, std::vector<ParameterP
   int64_t rows = 0;
   for (const ParameterPart& part : parts) rows += part.rows;
   return {name, {rows, in}, std::move(parts), Init::kNormal, deviation, true};
+}
+
+/// A matrix of the blocks: the products that FP8 is for.
+ParameterSpec projection(const std::string& name, int64_t in, std::vector<ParameterPart> parts,
+                         double deviation) {
+  ParameterSpec spec = matrix(name, in, std::move(parts), deviation);
+  spec.quantisable = true;
+  return spec;
 }
 
 ParameterSpec norm(const std::string& name, const std::string& checkpoint_name, int64_t width) {
@@ -104,16 +121,16 @@ UnitSpec block_unit(const LlamaConfig& config, int64_t block) {
   unit.name = "layers." + std::to_string(block);
   unit.parameters = {
       norm("input_layernorm", prefix + "input_layernorm.weight", d),
-      matrix("qkv_proj", d,
+      projection("qkv_proj", d,
              {{prefix + "self_attn.q_proj.weight", q},
               {prefix + "self_attn.k_proj.weight", kv},
               {prefix + "self_attn.v_proj.weight", kv}},
              deviation),
-      matrix("o_proj", q, {{prefix + "self_attn.o_proj.weight", d}}, deviation),
+      projection("o_proj", q, {{prefix + "self_attn.o_proj.weight", d}}, deviation),
       norm("post_attention_layernorm", prefix + "post_attention_layernorm.weight", d),
-      matrix("gate_up_proj", d,
+      projection("gate_up_proj", d,
              {{prefix + "mlp.gate_proj.weight", f}, {prefix + "mlp.up_proj.weight", f}}, deviation),
-      matrix("down_proj", f, {{prefix + "mlp.down_proj.weight", d}}, deviation),
+      projection("down_proj", f, {{prefix + "mlp.down_proj.weight", d}}, deviation),
   };
   return unit;
 }
@@ -193,14 +210,17 @@ at::Tensor decode(const LlamaModel& model, UnitStore& store, const TokenBatch& b
           adapters.begin() + static_cast<std::ptrdiff_t>(count * static_cast<size_t>(block));
       tensors.insert(tensors.end(), first, first + static_cast<std::ptrdiff_t>(count));
     }
-    if (!options.recompute.empty() && options.recompute[block] == Recompute::kFull)
+    const at::Tensor scales = store.inverse_scales(unit);
+    const Recompute recompute =
+        options.recompute.empty() ? Recompute::kNone : options.recompute[block];
+    if (recompute == Recompute::kFull)
       x_BSD = checkpoint(
-          [pass, block](const at::Tensor& x, const std::vector<at::Tensor>& t) {
-            return block_forward(pass, block, x, t);
+          [pass, block, scales](const at::Tensor& x, const std::vector<at::Tensor>& t) {
+            return block_forward(pass, block, x, t, scales, /*recompute_mlp=*/false);
           },
           x_BSD, tensors);
     else
-      x_BSD = block_forward(pass, block, x_BSD, tensors);
+      x_BSD = block_forward(pass, block, x_BSD, tensors, scales, recompute == Recompute::kMlp);
     x_BSD = leave_unit(x_BSD, store, unit);
   }
   if (model.lora()) x_BSD = leave_unit(x_BSD, store, adapters_index);

@@ -6,6 +6,7 @@
 // intermediate, V vocabulary, R LoRA rank.
 
 #include "trireme/formats/hf_config.h"
+#include "trireme/ops/checkpoint.h"
 #include "trireme/ops/unit.h"
 
 #include <cstdint>
@@ -22,8 +23,6 @@ struct LoraOptions {
   /// adapter over q, k, v).
   std::vector<std::string> targets;
 };
-
-enum class Recompute { kNone, kFull };
 
 /// Token rows on the compute device.
 struct TokenBatch {
@@ -80,11 +79,23 @@ class LlamaModel {
 double model_flops_per_sample(const LlamaConfig& config, const std::optional<LoraOptions>& lora,
                               int64_t seq_length);
 
-/// Bytes of activations one block keeps for backward per micro-batch row, without and with recomputation.
+/// Bytes of activations per row of a micro-batch. `block_saved` is what a block keeps for backward, `block_saved_mlp` without its gate
+/// and up projections, `block_recomputed` when it keeps its input only. `working_peak` is what the busiest moment of backward needs
+/// beside that, `working_fixed` the part of it that does not grow with the rows.
 struct ActivationBytes {
-  int64_t block_saved, block_recomputed, working_peak, head;
+  int64_t block_saved, block_saved_mlp, block_recomputed, working_peak, working_fixed, head;
+};
+struct ActivationStorage {
+  int64_t element_size = 2;   // of the compute dtype
+  bool frozen_fp8 = false;    // products in FP8; gate and up projections are kept in FP8
 };
 ActivationBytes activation_bytes(const LlamaConfig& config, const std::optional<LoraOptions>& lora,
-                                 int64_t seq_length, int64_t element_size);
+                                 int64_t seq_length, const ActivationStorage& storage);
+
+/// FLOPs of one block's forward for a row; `gate_up` is contained in `matrices`.
+struct BlockFlops {
+  double matrices, gate_up, attention;
+};
+BlockFlops block_forward_flops(const LlamaConfig& config, int64_t seq_length);
 
 }  // namespace trireme

@@ -195,7 +195,7 @@ void describe(Visitor& v, ParallelSection& s) {
            .max = 1048576},
           s.shard_size);
   v.field(
-      {.key = "recompute", .help = "what backward recomputes", .words = {"auto", "none", "full"}},
+      {.key = "recompute", .help = "what backward recomputes (mlp: gate and up projections)", .words = {"auto", "none", "mlp", "full"}},
       s.recompute);
 }
 

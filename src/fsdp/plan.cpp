@@ -7,68 +7,167 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <tuple>
 
 namespace trireme {
 
 namespace {
 
-int num_recomputed(const MemoryPlan& plan) {
-  return static_cast<int>(std::count(plan.recompute.begin(), plan.recompute.end(), true));
+/// Part of a gather's time that it costs the products it runs beside (copies share memory bandwidth and power with them).
+constexpr double kGatherInterference = 0.25;
+
+int count(const MemoryPlan& plan, Recompute what) {
+  return static_cast<int>(std::count(plan.recompute.begin(), plan.recompute.end(), what));
 }
 
-/// Everything but the choice of resident units.
-MemoryPlan evaluate(const PlanInput& input, int shard_size, int recomputed_blocks) {
-  MemoryPlan plan;
+/// What is decided; everything else follows.
+struct Choice {
+  int shard_size = 1, rows = 1, resident = 0, mlp = 0, full = 0;
+};
+
+/// What of a shard size does not depend on the other choices.
+struct Storage {
+  MemoryPlan bytes;                       // nothing resident, no activations
+  int64_t largest_slot = 0, all_gradients = 0, few_gradients = 0;
+  std::vector<size_t> gathered;           // units that could stay whole
+  std::vector<int64_t> extra;             // bytes that each of them adds when it does
+};
+
+/// Frozen FP8 units keep their vectors in the compute dtype, whole.
+struct UnitBytes {
+  int64_t shard, whole;
+};
+UnitBytes storage_bytes(const PlanInput& input, const UnitSpec& unit, int shard_count) {
+  if (!input.frozen_fp8 || unit.trained) {
+    const UnitLayout layout = make_layout(unit, shard_count);
+    return {layout.shard_numel * input.compute_bytes, layout.numel * input.compute_bytes};
+  }
+  UnitSpec matrices = unit, vectors = unit;
+  std::erase_if(matrices.parameters, [](const ParameterSpec& p) { return !p.quantisable; });
+  std::erase_if(vectors.parameters, [](const ParameterSpec& p) { return p.quantisable; });
+  if (matrices.parameters.empty()) {
+    const UnitLayout layout = make_layout(unit, shard_count);
+    return {layout.shard_numel * input.compute_bytes, layout.numel * input.compute_bytes};
+  }
+  const UnitLayout layout = make_layout(matrices, shard_count);
+  const int64_t beside = make_layout(vectors, 1).numel * input.compute_bytes;
+  return {layout.shard_numel + beside, layout.numel + beside};
+}
+
+Storage storage_of(const PlanInput& input, int shard_size) {
+  Storage storage;
+  MemoryPlan& plan = storage.bytes;
   plan.shard_size = shard_size;
   plan.device_memory = input.device_memory;
   plan.overhead = input.overhead;
-  plan.resident.assign(input.units->size(), false);
-  // Recomputed blocks come last in forward: they are the first that backward frees, so the saved ones of the front are what stays.
-  plan.recompute.assign(input.num_blocks, false);
-  for (int i = 0; i < recomputed_blocks; ++i) plan.recompute[input.num_blocks - 1 - i] = true;
-
-  int64_t largest_slot = 0, largest_gradient = 0, all_gradients = 0;
-  for (const UnitSpec& unit : *input.units) {
+  int64_t largest_gradient = 0;
+  for (size_t u = 0; u < input.units->size(); ++u) {
+    const UnitSpec& unit = (*input.units)[u];
     const bool sharded = shard_size > 1 && !unit.replicated;
-    const UnitLayout layout = make_layout(unit, sharded ? shard_size : 1);
-    plan.weights += layout.shard_numel * input.compute_bytes;
+    const UnitBytes bytes = storage_bytes(input, unit, sharded ? shard_size : 1);
+    plan.weights += bytes.shard;
     if (sharded) {
-      const int64_t whole = layout.numel * input.compute_bytes;
-      if (unit.keep) plan.gather_slots += whole;
-      else largest_slot = std::max(largest_slot, whole);
-      plan.gathered_per_pass += whole - layout.shard_numel * input.compute_bytes;
+      if (unit.keep) plan.gather_slots += bytes.whole;
+      else storage.largest_slot = std::max(storage.largest_slot, bytes.whole);
+      plan.gathered_per_pass += bytes.whole - bytes.shard;
+      if (!unit.trained && !unit.keep) {
+        storage.gathered.push_back(u);
+        storage.extra.push_back(bytes.whole - bytes.shard);
+      }
     }
     if (unit.trained) {
+      const UnitLayout layout = make_layout(unit, sharded ? shard_size : 1);
       if (input.compute_bytes < 4) plan.masters += layout.shard_numel * 4;
       plan.moments += layout.shard_numel * 8;
       if (sharded) plan.gradients += layout.shard_numel * 4;
       largest_gradient = std::max(largest_gradient, layout.numel * 4);
-      all_gradients += layout.numel * 4;
+      storage.all_gradients += layout.numel * 4;
     }
   }
-  plan.gather_slots += 2 * largest_slot;
-  // Whole gradients: all of them while micro-batches accumulate or units are not cut; else the few whose reduction is under way.
-  plan.gradients += shard_size == 1 || input.micro_batches > 1 ? all_gradients : std::min(all_gradients, 3 * largest_gradient);
-  plan.activations = (input.num_blocks - recomputed_blocks) * input.block_saved + recomputed_blocks * input.block_recomputed;
-  if (recomputed_blocks > 0) plan.activations += input.block_saved;  // of the block being recomputed
-  plan.working = std::max(input.working_peak, input.head);
+  storage.few_gradients = std::min(storage.all_gradients, 3 * largest_gradient);
+  return storage;
+}
+
+/// Resident units lie evenly between sharded ones, so that a gather has more than one block's time to hide in.
+bool is_resident(size_t index, size_t count, int resident) {
+  const auto r = static_cast<size_t>(resident);
+  return (index + 1) * r / count > index * r / count;
+}
+
+MemoryPlan evaluate(const PlanInput& input, const Storage& storage, const Choice& choice) {
+  MemoryPlan plan = storage.bytes;
+  plan.rows_per_pass = choice.rows;
+  const int passes = input.micro_batches * (input.rows / choice.rows);
+  // Whole gradients: all of them while passes accumulate or units are not cut; else the few whose reduction is under way.
+  plan.gradients += plan.shard_size == 1 || passes > 1 ? storage.all_gradients : storage.few_gradients;
+  if (choice.resident < static_cast<int>(storage.gathered.size()) || storage.gathered.empty())
+    plan.gather_slots += kGatherSlots * storage.largest_slot;
+  for (size_t i = 0; i < storage.gathered.size(); ++i) {
+    if (!is_resident(i, storage.gathered.size(), choice.resident)) continue;
+    plan.weights += storage.extra[i];
+    plan.gathered_per_pass -= storage.extra[i];
+  }
+  const int none = input.num_blocks - choice.mlp - choice.full;
+  int64_t row = none * input.block_saved + choice.mlp * input.block_saved_mlp + choice.full * input.block_recomputed;
+  if (choice.full > 0) row += input.block_saved;  // of the block being recomputed
+  plan.activations = row * choice.rows;
+  plan.working = std::max(input.working_peak, input.head) * choice.rows + input.working_fixed;
   return plan;
 }
 
-void add_resident_units(const PlanInput& input, MemoryPlan& plan) {
-  if (plan.shard_size == 1) return;
-  for (size_t u = 0; u < input.units->size(); ++u) {
-    const UnitSpec& unit = (*input.units)[u];
-    if (unit.trained || unit.replicated || unit.keep) continue;
-    const UnitLayout layout = make_layout(unit, plan.shard_size);
-    const int64_t extra = (layout.numel - layout.shard_numel) * input.compute_bytes;
-    if (input.device_memory != 0 && plan.total() + extra > input.device_memory) continue;
-    if (input.device_memory == 0) continue;
-    plan.resident[u] = true;
-    plan.weights += extra;
-    plan.gathered_per_pass -= extra;
+/// Seconds a step loses to the choice.
+double cost(const PlanInput& input, const Storage& storage, const Choice& choice, const MemoryPlan& plan) {
+  const double passes = input.micro_batches * (input.rows / choice.rows), rows = choice.rows;
+  double seconds = rows * (choice.mlp * input.mlp_forward_s + choice.full * input.block_forward_s);
+  const auto sharded = static_cast<int>(storage.gathered.size()) - choice.resident;
+  if (plan.shard_size > 1 && sharded > 0) {
+    const double gather = static_cast<double>(plan.gathered_per_pass) * input.gathered_byte_s / sharded;
+    const double beside = rows * input.block_forward_s * input.num_blocks / sharded;
+    // Forward and backward, which computes at least as long.
+    seconds += 2 * sharded * (kGatherInterference * gather + std::max(0.0, gather - beside));
   }
+  return passes * seconds;
 }
+
+/// Fills in what the run reads.
+MemoryPlan finish(const PlanInput& input, const Storage& storage, const Choice& choice) {
+  MemoryPlan plan = evaluate(input, storage, choice);
+  plan.resident.assign(input.units->size(), false);
+  for (size_t i = 0; i < storage.gathered.size(); ++i)
+    plan.resident[storage.gathered[i]] = is_resident(i, storage.gathered.size(), choice.resident);
+  // Recomputed blocks come last in forward: they are the first that backward frees, so the saved ones of the front are what stays.
+  plan.recompute.assign(input.num_blocks, Recompute::kNone);
+  for (int i = 0; i < choice.mlp + choice.full; ++i)
+    plan.recompute[input.num_blocks - 1 - i] = i < choice.full ? Recompute::kFull : Recompute::kMlp;
+  return plan;
+}
+
+/// The least recomputation that fits beside the rest of the choice, if any does.
+std::optional<Choice> fit_recomputation(const PlanInput& input, const Storage& storage, Choice choice) {
+  const int blocks = input.num_blocks;
+  const auto fits = [&] { return evaluate(input, storage, choice).fits(); };
+  if (input.recompute) {
+    choice.mlp = *input.recompute == Recompute::kMlp ? blocks : 0;
+    choice.full = *input.recompute == Recompute::kFull ? blocks : 0;
+    return fits() ? std::optional(choice) : std::nullopt;
+  }
+  if (fits()) return choice;
+  std::optional<Choice> best;
+  const auto loss = [&](const Choice& c) { return c.mlp * input.mlp_forward_s + c.full * input.block_forward_s; };
+  for (int mlp = 0; mlp <= (input.block_saved_mlp > 0 ? blocks : 0); ++mlp) {
+    for (int full = 0; mlp + full <= blocks; ++full) {
+      choice.mlp = mlp;
+      choice.full = full;
+      if (best && loss(choice) >= loss(*best)) break;
+      if (!fits()) continue;
+      best = choice;
+      break;
+    }
+  }
+  return best;
+}
+
+std::string text_of(int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
 
 std::string advice(const PlanInput& input, const MemoryPlan& tightest) {
   struct Option {
@@ -76,20 +175,30 @@ std::string advice(const PlanInput& input, const MemoryPlan& tightest) {
     int64_t saved;
   };
   std::vector<Option> options;
-  const MemoryPlan all = evaluate(input, input.world_size, input.num_blocks);
+  const auto total_of = [](const PlanInput& in, int shard_size, Recompute what) {
+    const Choice choice{shard_size, 1, 0, what == Recompute::kMlp ? in.num_blocks : 0, what == Recompute::kFull ? in.num_blocks : 0};
+    return evaluate(in, storage_of(in, shard_size), choice).total();
+  };
+  const Recompute now = input.recompute.value_or(Recompute::kFull);
+  const int64_t all = total_of(input, input.world_size, Recompute::kFull);
   if (tightest.shard_size < input.world_size)
-    options.push_back({fmt::format("parallel.shard_size: {}", input.world_size), tightest.total() - evaluate(input, input.world_size, num_recomputed(tightest)).total()});
-  if (num_recomputed(tightest) < input.num_blocks)
-    options.push_back({"parallel.recompute: full", tightest.total() - evaluate(input, tightest.shard_size, input.num_blocks).total()});
-  options.push_back({"half the batch.micro_batch_size", (all.activations + all.working) / 2});
-  options.push_back({"half the data.seq_length", (all.activations + all.working) / 2});
+    options.push_back({fmt::format("parallel.shard_size: {}", input.world_size),
+                       tightest.total() - total_of(input, input.world_size, now)});
+  if (now != Recompute::kFull)
+    options.push_back({"parallel.recompute: full", tightest.total() - total_of(input, tightest.shard_size, Recompute::kFull)});
+  options.push_back({"half the data.seq_length", (tightest.activations + tightest.working) / 2});
   PlanInput twice = input;
   twice.world_size *= 2;
-  options.push_back({fmt::format("twice the ranks ({})", twice.world_size), all.total() - evaluate(twice, twice.world_size, input.num_blocks).total()});
+  options.push_back({fmt::format("twice the ranks ({})", twice.world_size), all - total_of(twice, twice.world_size, Recompute::kFull)});
+  if (!input.frozen_fp8 && input.compute_bytes == 2) {
+    PlanInput quantised = input;
+    quantised.frozen_fp8 = true;
+    options.push_back({"precision.frozen: fp8", all - total_of(quantised, input.world_size, Recompute::kFull)});
+  }
   std::stable_sort(options.begin(), options.end(), [](const Option& a, const Option& b) { return a.saved > b.saved; });
   std::string text;
   for (size_t i = 0; i < options.size() && i < 3; ++i)
-    text += fmt::format("{}{} (saves {})", i == 0 ? "" : ", ", options[i].what, format_bytes(static_cast<double>(options[i].saved)));
+    text += fmt::format("{}{} (saves {})", i == 0 ? "" : ", ", options[i].what, text_of(options[i].saved));
   return text;
 }
 
@@ -103,43 +212,46 @@ MemoryPlan make_plan(const PlanInput& input) {
   TRIREME_CHECK(!sizes.empty(), "shard size ", input.shard_size.value_or(0), " does not divide ", input.world_size);
 
   std::optional<MemoryPlan> best;
+  std::tuple<double, int, int, int> best_rank;
   for (const int size : sizes) {
-    const int fewest = input.recompute_all.value_or(false) ? input.num_blocks : 0;
-    const int most = input.recompute_all.has_value() && !*input.recompute_all ? 0 : input.num_blocks;
-    for (int blocks = fewest; blocks <= most; ++blocks) {
-      MemoryPlan plan = evaluate(input, size, blocks);
-      if (!plan.fits()) continue;
-      if (!best || num_recomputed(plan) < num_recomputed(*best)) best = plan;
-      break;
+    const Storage storage = storage_of(input, size);
+    // Somebody who asks for a shard size gets that; residency is the automatic plan's way of using what is left.
+    const int most = input.shard_size || input.device_memory == 0 ? 0 : static_cast<int>(storage.gathered.size());
+    for (int rows = input.rows; rows >= 1; --rows) {
+      if (input.rows % rows != 0) continue;
+      for (int resident = 0; resident <= most; ++resident) {
+        const auto choice = fit_recomputation(input, storage, {size, rows, resident, 0, 0});
+        if (!choice) break;  // more resident units leave less room still
+        const MemoryPlan plan = evaluate(input, storage, *choice);
+        const std::tuple rank{cost(input, storage, *choice, plan), size, -rows, -resident};
+        if (best && rank >= best_rank) continue;
+        best = finish(input, storage, *choice);
+        best_rank = rank;
+      }
     }
   }
-  if (!best) {
-    const int blocks = input.recompute_all.has_value() && !*input.recompute_all ? 0 : input.num_blocks;
-    const MemoryPlan tightest = evaluate(input, sizes.back(), blocks);
-    throw ConfigError(fmt::format("the run needs {} per rank and {} is there (weights {}, masters and moments {}, gradients {}, "
-                                  "gather slots {}, activations {}, working memory {}); what would save most: {}",
-                                  format_bytes(static_cast<double>(tightest.total())),
-                                  format_bytes(static_cast<double>(input.device_memory)),
-                                  format_bytes(static_cast<double>(tightest.weights)),
-                                  format_bytes(static_cast<double>(tightest.masters + tightest.moments)),
-                                  format_bytes(static_cast<double>(tightest.gradients)),
-                                  format_bytes(static_cast<double>(tightest.gather_slots)),
-                                  format_bytes(static_cast<double>(tightest.activations)),
-                                  format_bytes(static_cast<double>(tightest.working)), advice(input, tightest)));
-  }
-  // Somebody who asks for a shard size gets that; residency is the automatic plan's way of using what is left.
-  if (!input.shard_size) add_resident_units(input, *best);
-  return *best;
+  if (best) return *best;
+
+  const Storage storage = storage_of(input, sizes.back());
+  const Recompute what = input.recompute.value_or(Recompute::kFull);
+  const MemoryPlan tightest = evaluate(input, storage, {sizes.back(), 1, 0, what == Recompute::kMlp ? input.num_blocks : 0,
+                                                        what == Recompute::kFull ? input.num_blocks : 0});
+  throw ConfigError(fmt::format("the run needs {} per rank and {} is there (weights {}, masters and moments {}, gradients {}, gather slots "
+                                "{}, activations {}, working memory {}); what would save most: {}",
+                                text_of(tightest.total()), text_of(input.device_memory), text_of(tightest.weights),
+                                text_of(tightest.masters + tightest.moments), text_of(tightest.gradients),
+                                text_of(tightest.gather_slots), text_of(tightest.activations), text_of(tightest.working),
+                                advice(input, tightest)));
 }
 
 std::string describe_plan(const MemoryPlan& plan, const std::vector<UnitSpec>& units) {
   int sharded = 0, whole = 0;
   for (size_t u = 0; u < units.size(); ++u) (plan.shard_size > 1 && !units[u].replicated && !plan.resident[u] ? sharded : whole)++;
-  std::string text = fmt::format("units: {} whole, {} sharded over {} rank{}; recomputed blocks: {} of {}\n", whole, sharded, plan.shard_size,
-                                 plan.shard_size == 1 ? "" : "s", num_recomputed(plan), plan.recompute.size());
-  auto row = [&](const char* name, int64_t bytes) {
-    text += fmt::format("  {:<22}{:>12}\n", name, format_bytes(static_cast<double>(bytes)));
-  };
+  std::string text = fmt::format("units: {} whole, {} sharded over {} rank{}; {} row{} a pass; of {} blocks backward forms {} again, and the "
+                                 "MLP of {}\n", whole, sharded, plan.shard_size, plan.shard_size == 1 ? "" : "s", plan.rows_per_pass,
+                                 plan.rows_per_pass == 1 ? "" : "s", plan.recompute.size(), count(plan, Recompute::kFull),
+                                 count(plan, Recompute::kMlp));
+  auto row = [&](const char* name, int64_t bytes) { text += fmt::format("  {:<22}{:>12}\n", name, text_of(bytes)); };
   text += "memory per rank:\n";
   row("weights", plan.weights);
   row("master weights", plan.masters);
@@ -151,7 +263,7 @@ std::string describe_plan(const MemoryPlan& plan, const std::vector<UnitSpec>& u
   row("context and libraries", plan.overhead);
   row("total", plan.total());
   if (plan.device_memory > 0) row("available", plan.device_memory);
-  text += fmt::format("gathered per forward pass: {} per rank\n", format_bytes(static_cast<double>(plan.gathered_per_pass)));
+  text += fmt::format("gathered per forward pass: {} per rank\n", text_of(plan.gathered_per_pass));
   return text;
 }
 

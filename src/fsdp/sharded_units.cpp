@@ -3,6 +3,8 @@
 #include "trireme/base/error.h"
 #include "unit_state.h"
 
+#include <fmt/format.h>
+
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -11,8 +13,30 @@
 namespace trireme {
 
 namespace {
+
 constexpr size_t kReductionsInFlight = 2;
+constexpr int64_t kPeerAlignment = 512;
+
+bool has_quantisable(const UnitSpec& spec) {
+  return std::any_of(spec.parameters.begin(), spec.parameters.end(), [](const ParameterSpec& p) { return p.quantisable; });
 }
+
+/// What goes into a unit's flat buffer and what stays beside it in the compute dtype.
+void split_storage(const UnitSpec& spec, bool fp8, UnitSpec& stored, UnitSpec& vectors, std::vector<int>& stored_parameters) {
+  stored = vectors = spec;
+  stored.parameters.clear();
+  vectors.parameters.clear();
+  for (size_t p = 0; p < spec.parameters.size(); ++p) {
+    if (fp8 && !spec.parameters[p].quantisable) {
+      vectors.parameters.push_back(spec.parameters[p]);
+    } else {
+      stored.parameters.push_back(spec.parameters[p]);
+      stored_parameters.push_back(static_cast<int>(p));
+    }
+  }
+}
+
+}  // namespace
 
 ShardedUnits::ShardedUnits(std::vector<UnitSpec> units, Communicator& world, at::Device device, const ShardingOptions& options)
     : specs_(std::move(units)), world_(world), device_(device), options_(options) {
@@ -26,33 +50,76 @@ ShardedUnits::ShardedUnits(std::vector<UnitSpec> units, Communicator& world, at:
   at::NoGradGuard no_grad;
   const auto fp32 = at::TensorOptions().dtype(at::kFloat).device(device);
   const auto compute = fp32.dtype(options.compute_dtype);
-  int64_t slot_bytes = 0;
+  const auto compute_bytes = static_cast<int64_t>(c10::elementSize(options.compute_dtype));
+  // Shards of frozen units never change: ranks of one host pull them from each other.
+  int64_t peer_bytes = 0;
+  std::vector<int64_t> peer_offsets(specs_.size(), -1);
+  for (size_t u = 0; sharding && device.is_cuda() && u < specs_.size(); ++u) {
+    const bool resident = u < options.resident.size() && options.resident[u];
+    if (specs_[u].trained || specs_[u].replicated || resident) continue;
+    UnitSpec stored, vectors;
+    std::vector<int> indices;
+    const bool fp8 = options.frozen_fp8 && has_quantisable(specs_[u]);
+    split_storage(specs_[u], fp8, stored, vectors, indices);
+    peer_offsets[u] = peer_bytes;
+    const int64_t bytes = make_layout(stored, options.shard_size).shard_numel * (fp8 ? 1 : compute_bytes);
+    peer_bytes += (bytes + kPeerAlignment - 1) / kPeerAlignment * kPeerAlignment;
+  }
+  if (peer_bytes > 0) {
+    std::string why_not;
+    peers_ = PeerMemory::create(*shard_group_, peer_bytes, device, why_not);
+    gather_path_ = peers_ ? "pulled from peer memory" : fmt::format("gathered by {} ({})", world.backend(), why_not);
+    outside_allocator_ = peers_ ? peer_bytes : 0;
+  }
+  int64_t slot_bytes = 0, slot_users = 0;
   for (size_t u = 0; u < specs_.size(); ++u) {
     const UnitSpec& spec = specs_[u];
     auto state = std::make_unique<UnitState>();
     const bool resident = u < options.resident.size() && options.resident[u] && !spec.trained;
     state->sharded = sharding && !spec.replicated && !resident;
-    state->layout = make_layout(spec, state->sharded ? options.shard_size : 1);
-    state->shard = at::zeros({state->layout.shard_numel}, compute);
+    state->fp8 = options.frozen_fp8 && !spec.trained && has_quantisable(spec);
+    const at::ScalarType storage = state->fp8 ? at::kFloat8_e4m3fn : options.compute_dtype;
+    split_storage(spec, state->fp8, state->stored, state->vectors, state->stored_parameters);
+    state->layout = make_layout(state->stored, state->sharded ? options.shard_size : 1);
+    if (peers_ && peer_offsets[u] >= 0) {
+      state->peer_offset = peer_offsets[u];
+      const int64_t bytes = state->layout.shard_numel * static_cast<int64_t>(c10::elementSize(storage));
+      state->shard = peers_->block().narrow(0, state->peer_offset, bytes).view(storage);
+      state->shard.zero_();
+    } else {
+      state->shard = at::zeros({state->layout.shard_numel}, fp32.dtype(storage));
+    }
+    if (state->fp8) {
+      state->vector_memory = at::zeros({make_layout(state->vectors, 1).numel}, compute);
+      state->inverse_scales = at::ones({static_cast<int64_t>(spec.parameters.size())}, fp32);
+    }
     if (state->sharded) {
-      state->full = make_borrowed_tensor(state->layout.numel, options.compute_dtype, device);
-      const int64_t bytes = state->layout.numel * static_cast<int64_t>(c10::elementSize(options.compute_dtype));
+      state->full = make_borrowed_tensor(state->layout.numel, storage, device);
+      const int64_t bytes = state->layout.numel * static_cast<int64_t>(c10::elementSize(storage));
       if (spec.keep) {
         state->own_slot = std::make_unique<Slot>();
         state->own_slot->memory = at::empty({bytes}, fp32.dtype(at::kByte));
       } else {
         slot_bytes = std::max(slot_bytes, bytes);
+        ++slot_users;
       }
     } else {
       state->full = state->shard;
     }
-    for (size_t p = 0; p < spec.parameters.size(); ++p) {
-      at::Tensor view = state->full.narrow(0, state->layout.offsets[p], spec.parameters[p].numel())
-                            .view(spec.parameters[p].shape)
-                            .detach();
+    state->views.resize(spec.parameters.size());
+    const auto place = [&](const at::Tensor& memory, int64_t offset, size_t parameter) {
+      const ParameterSpec& shape = spec.parameters[parameter];
+      at::Tensor view = memory.narrow(0, offset, shape.numel()).view(shape.shape).detach();
       if (spec.trained) view.set_requires_grad(true);
-      state->views.push_back(view);
+      state->views[parameter] = view;
+    };
+    std::vector<bool> in_flat_buffer(spec.parameters.size(), false);
+    for (size_t p = 0; p < state->stored_parameters.size(); ++p) {
+      place(state->full, state->layout.offsets[p], state->stored_parameters[p]);
+      in_flat_buffer[state->stored_parameters[p]] = true;
     }
+    for (size_t p = 0, v = 0; p < spec.parameters.size(); ++p)
+      if (!in_flat_buffer[p]) place(state->vector_memory, make_layout(state->vectors, 1).offsets[v++], p);
     if (spec.trained) {
       state->master = options.compute_dtype == at::kFloat ? state->shard : at::zeros({state->layout.shard_numel}, fp32);
       state->arrived.assign(spec.parameters.size(), false);
@@ -73,7 +140,7 @@ ShardedUnits::ShardedUnits(std::vector<UnitSpec> units, Communicator& world, at:
     states_.push_back(std::move(state));
   }
   if (slot_bytes > 0) {
-    for (int i = 0; i < 2; ++i) {
+    for (int64_t i = 0; i < std::min<int64_t>(kGatherSlots, slot_users); ++i) {
       slots_.push_back(std::make_unique<Slot>());
       slots_.back()->memory = at::empty({slot_bytes}, fp32.dtype(at::kByte));
     }
@@ -96,6 +163,7 @@ ShardedUnits::ShardedUnits(std::vector<UnitSpec> units, Communicator& world, at:
 ShardedUnits::~ShardedUnits() = default;
 
 const std::vector<at::Tensor>& ShardedUnits::parameters(int unit) { return states_.at(unit)->views; }
+at::Tensor ShardedUnits::inverse_scales(int unit) { return states_.at(unit)->inverse_scales; }
 
 // --- gathering -------------------------------------------------------------------------------------------------------------------
 
@@ -124,7 +192,13 @@ void ShardedUnits::start_gather(int unit) {
   slot->unit = unit;
   state.slot = slot;
   slot->last_use = ++gather_clock_;
-  slot->gather = shard_group_->all_gather(state.full, state.shard);
+  if (state.peer_offset >= 0) {
+    slot->gather = peers_->gather(state.full.view(at::kByte), state.peer_offset);
+    return;
+  }
+  // Bytes for the communicator, which knows no FP8 type.
+  slot->gather = state.fp8 ? shard_group_->all_gather(state.full.view(at::kByte), state.shard.view(at::kByte))
+                           : shard_group_->all_gather(state.full, state.shard);
 }
 
 void ShardedUnits::use(int unit) {
@@ -140,12 +214,19 @@ void ShardedUnits::use(int unit) {
 }
 
 void ShardedUnits::prefetch(int unit, int direction) {
-  for (int next = unit + direction; next >= 0 && next < static_cast<int>(states_.size()); next += direction) {
+  at::NoGradGuard no_grad;
+  int ahead = 0;
+  for (int next = unit + direction; next >= 0 && next < static_cast<int>(states_.size()) && ahead < kGatherSlots - 1; next += direction) {
     if (!states_[next]->sharded) continue;
     if (direction < 0 && !specs_[next].backward_reads_weights) continue;
-    at::NoGradGuard no_grad;
-    if (states_[next]->slot == nullptr && (states_[next]->own_slot || free_slot() != nullptr)) start_gather(next);
-    return;
+    ++ahead;
+    if (states_[next]->slot != nullptr) {
+      // Already there or on its way: it must outlive the gathers that follow.
+      states_[next]->slot->last_use = ++gather_clock_;
+      continue;
+    }
+    if (!states_[next]->own_slot && free_slot() == nullptr) return;
+    start_gather(next);
   }
 }
 

@@ -1,6 +1,7 @@
 // Filling units from checkpoints or random numbers, and writing them out again.
 #include "trireme/base/error.h"
 #include "trireme/fsdp/sharded_units.h"
+#include "trireme/ops/fp8.h"
 #include "trireme/ops/init.h"
 #include "unit_state.h"
 
@@ -8,6 +9,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace trireme {
 
@@ -24,17 +26,61 @@ at::ScalarType scalar_type(DType dtype, const std::string& tensor) {
   }
 }
 
+/// Walks the pieces of checkpoint tensors that elements [begin, begin + target.numel()) of the flat buffer hold.
+template <class Writer>
+void write_pieces(const UnitSpec& spec, const UnitLayout& layout, int64_t begin, const at::Tensor& target, const Writer& write) {
+  for (const LayoutPiece& piece : pieces_in_range(spec, layout, begin, begin + target.numel())) {
+    const ParameterSpec& parameter = spec.parameters[piece.parameter];
+    write(parameter, parameter.parts[piece.part], piece, target.narrow(0, piece.flat_begin - begin, piece.count));
+  }
+}
+
 std::string shape_text(const std::vector<int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
 }  // namespace
 
-void ShardedUnits::fill(UnitState& state, const std::function<void(const LayoutPiece&, at::Tensor)>& write) {
-  const size_t unit = std::find_if(states_.begin(), states_.end(), [&](const auto& s) { return s.get() == &state; }) - states_.begin();
+void ShardedUnits::fill(int unit, const Writer& write) {
+  UnitState& state = *states_[unit];
+  if (state.fp8) return fill_fp8(unit, write);
   const int64_t begin = state.sharded ? shard_group_->rank() * state.layout.shard_numel : 0;
   at::Tensor& target = state.master.defined() ? state.master : state.shard;
-  for (const LayoutPiece& piece : pieces_in_range(specs_[unit], state.layout, begin, begin + state.layout.shard_numel))
-    write(piece, target.narrow(0, piece.flat_begin - begin, piece.count));
+  write_pieces(state.stored, state.layout, begin, target, write);
   if (state.master.defined() && !state.master.is_same(state.shard)) state.shard.copy_(state.master);
+}
+
+void ShardedUnits::fill_fp8(int unit, const Writer& write) {
+  UnitState& state = *states_[unit];
+  write_pieces(state.vectors, make_layout(state.vectors, 1), 0, state.vector_memory, write);
+  const int64_t begin = state.sharded ? shard_group_->rank() * state.layout.shard_numel : 0;
+  const int64_t end = begin + state.layout.shard_numel;
+  const at::Tensor values = at::zeros({state.layout.shard_numel}, state.vector_memory.options());
+  write_pieces(state.stored, state.layout, begin, values, write);
+
+  // This rank's part of every matrix; the scale is that of the largest magnitude anywhere.
+  const size_t count = state.stored.parameters.size();
+  std::vector<at::Tensor> parts(count), targets(count);
+  at::Tensor amax = at::zeros({static_cast<int64_t>(count)}, state.inverse_scales.options());
+  for (size_t p = 0; p < count; ++p) {
+    const int64_t first = std::max(begin, state.layout.offsets[p]),
+                  last = std::min(end, state.layout.offsets[p] + state.stored.parameters[p].numel());
+    if (first >= last) continue;
+    parts[p] = values.narrow(0, first - begin, last - first);
+    targets[p] = state.shard.narrow(0, first - begin, last - first);
+    amax[static_cast<int64_t>(p)].copy_(fp8_amax(parts[p]));
+  }
+  if (state.sharded) shard_group_->all_reduce(amax, ReduceOp::kMax)->wait();
+  const at::Tensor on_host = amax.to(at::kCPU);
+  for (size_t p = 0; p < count; ++p) {
+    const ParameterSpec& parameter = state.stored.parameters[p];
+    const float largest = on_host[static_cast<int64_t>(p)].item<float>();
+    if (!std::isfinite(largest))
+      throw ModelError(fmt::format("{}.{} holds a NaN or an infinity (largest magnitude {}) and cannot be stored in FP8; repair the "
+                                   "checkpoint or use precision.frozen: bf16",
+                                   state.stored.name, parameter.name, largest));
+    const at::Tensor inverse = state.inverse_scales.select(0, state.stored_parameters[p]);
+    inverse.copy_(fp8_inverse_scale(amax[static_cast<int64_t>(p)]));
+    if (parts[p].defined()) fp8_cast_(targets[p], parts[p], inverse);
+  }
 }
 
 void ShardedUnits::load(const WeightSource& source, const std::function<void(double)>& progress) {
@@ -67,8 +113,8 @@ void ShardedUnits::load(const WeightSource& source, const std::function<void(dou
   }
   for (size_t u = 0; u < specs_.size(); ++u) {
     if (specs_[u].replicated) continue;
-    fill(*states_[u], [&](const LayoutPiece& piece, at::Tensor target) {
-      const std::string& name = specs_[u].parameters[piece.parameter].parts[piece.part].name;
+    fill(static_cast<int>(u), [&](const ParameterSpec&, const ParameterPart& part, const LayoutPiece& piece, at::Tensor target) {
+      const std::string& name = part.name;
       const auto dtype = scalar_type(source.find(name)->dtype, name);
       int64_t at = 0;
       for (const ElementSpan& span : source.read(name, piece.tensor_begin, piece.tensor_begin + piece.count)) {
@@ -82,17 +128,19 @@ void ShardedUnits::load(const WeightSource& source, const std::function<void(dou
     done += states_[u]->layout.shard_numel;
     if (progress) progress(static_cast<double>(done) / static_cast<double>(total));
   }
+  if (peers_) peers_->publish();
 }
 
 void ShardedUnits::initialise(uint64_t seed, bool only_replicated) {
   at::NoGradGuard no_grad;
   for (size_t u = 0; u < specs_.size(); ++u) {
     if (only_replicated && !specs_[u].replicated) continue;
-    fill(*states_[u], [&](const LayoutPiece& piece, at::Tensor target) {
-      const ParameterSpec& parameter = specs_[u].parameters[piece.parameter];
-      draw_initial_values(parameter, parameter.parts[piece.part], seed, piece.tensor_begin, target);
-    });
+    fill(static_cast<int>(u),
+         [&](const ParameterSpec& parameter, const ParameterPart& part, const LayoutPiece& piece, at::Tensor target) {
+           draw_initial_values(parameter, part, seed, piece.tensor_begin, target);
+         });
   }
+  if (peers_ && !only_replicated) peers_->publish();
 }
 
 bool ShardedUnits::assign(const std::string& tensor_name, const at::Tensor& value) {
@@ -105,8 +153,8 @@ bool ShardedUnits::assign(const std::string& tensor_name, const at::Tensor& valu
     });
     if (!here) continue;
     found = true;
-    fill(*states_[u], [&](const LayoutPiece& piece, at::Tensor target) {
-      if (specs_[u].parameters[piece.parameter].parts[piece.part].name != tensor_name) return;
+    fill(static_cast<int>(u), [&](const ParameterSpec&, const ParameterPart& part, const LayoutPiece& piece, at::Tensor target) {
+      if (part.name != tensor_name) return;
       TRIREME_CHECK(value.numel() == piece.count, tensor_name, " has ", piece.count, " elements, the value has ", value.numel());
       target.copy_(value.reshape(-1));
     });

@@ -13,6 +13,8 @@ namespace trireme::bridge {
 #ifdef TRIREME_WITH_CUDA
 /// True when x is fp32, fp16 or bf16 on a GPU that our kernels were built for.
 bool has_kernels(const at::Tensor& x);
+/// A GPU of the kind that our kernels were built for.
+bool on_hopper(at::Device device);
 /// out = (accumulate ? out : 0) + dropout(x); x and out contiguous [B, S, D].
 void dropout(const at::Tensor& x, at::Tensor& out, const at::Tensor& sample_ids,
              const DropoutKey& key, bool accumulate);

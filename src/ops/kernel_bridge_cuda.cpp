@@ -65,6 +65,8 @@ bool has_kernels(const at::Tensor& x) {
          is_hopper(x.device().index());
 }
 
+bool on_hopper(at::Device device) { return is_hopper(device.index()); }
+
 void dropout(const at::Tensor& x, at::Tensor& out, const at::Tensor& sample_ids,
              const DropoutKey& key, bool accumulate) {
   const c10::cuda::CUDAGuard guard(x.device());

@@ -1,10 +1,13 @@
 #include "trireme/ops/linear.h"
 
 #include "capsule.h"
+#include "lora_products.h"
 #include "trireme/base/error.h"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
 
 namespace trireme {
 
@@ -13,60 +16,14 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-struct AdapterPlace {
-  int64_t row_begin;
-  uint64_t stream;
-};
-
-struct LoraPlan {
-  std::vector<AdapterPlace> places;
-  double scale;
-  Dropout dropout;
-};
-
 at::Tensor as_rows(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
-
-// The one place where another GEMM (FP8) takes over.
-at::Tensor weight_gemm(const at::Tensor& x_TI, const at::Tensor& weight) {
-  return at::mm(x_TI, weight.t());
-}
-at::Tensor input_gradient_gemm(const at::Tensor& dy_TO, const at::Tensor& weight) {
-  return at::mm(dy_TO, weight);
-}
-
-/// Adapter inputs and their product with A: t_i = dropout_i(x) A_i^T. Without dropout all adapters
-/// share one product.
-std::vector<at::Tensor> down_products(const at::Tensor& x, const std::vector<at::Tensor>& a,
-                                      const LoraPlan& plan) {
-  std::vector<at::Tensor> products;
-  if (plan.dropout.active()) {
-    for (size_t i = 0; i < a.size(); ++i)
-      products.push_back(
-          at::mm(as_rows(apply_dropout(x, plan.dropout, plan.places[i].stream)), a[i].t()));
-    return products;
-  }
-  const at::Tensor all = at::mm(as_rows(x), at::cat(a, 0).t());
-  int64_t column = 0;
-  for (const at::Tensor& a_i : a) {
-    products.push_back(all.narrow(1, column, a_i.size(0)));
-    column += a_i.size(0);
-  }
-  return products;
-}
 
 struct LoraLinear : torch::autograd::Function<LoraLinear> {
   // `pairs` is a0, b0, a1, b1, …
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             at::TensorList pairs, const LoraPlan& plan) {
-    const size_t n = pairs.size() / 2;
-    at::Tensor y = weight_gemm(as_rows(x), weight);
-    std::vector<at::Tensor> a, products;
-    for (size_t i = 0; i < n; ++i) a.push_back(pairs[2 * i]);
-    if (n > 0) products = down_products(x, a, plan);
-    for (size_t i = 0; i < n; ++i) {
-      const at::Tensor& b = pairs[2 * i + 1];
-      y.narrow(1, plan.places[i].row_begin, b.size(0)).addmm_(products[i], b.t(), 1, plan.scale);
-    }
+    at::Tensor y = at::mm(as_rows(x), weight.t());
+    const std::vector<at::Tensor> products = lora_forward(x, y, pairs, plan);
     bool adapters_trained = false;
     for (const at::Tensor& t : pairs) adapters_trained |= t.requires_grad();
     variable_list saved = {weight, weight.requires_grad() || adapters_trained ? x : at::Tensor()};
@@ -86,48 +43,22 @@ struct LoraLinear : torch::autograd::Function<LoraLinear> {
     const at::Tensor &weight = saved[0], &x = saved[1];
     const size_t n = plan.places.size();
     const at::Tensor dy = as_rows(gradients[0]);
-    const bool need_x = ctx->needs_input_grad(0);
     std::vector<int64_t> x_shape = gradients[0].sizes().vec();
     x_shape.back() = weight.size(1);
 
     variable_list result(3 + 2 * n);  // x, weight, pairs, plan
     if (ctx->needs_input_grad(1)) result[1] = at::mm(dy.t(), as_rows(x));
     at::Tensor dx;
-    if (need_x) dx = input_gradient_gemm(dy, weight);
-
-    const bool dropping = plan.dropout.active();
-    std::vector<at::Tensor> a, d_products;
-    for (size_t i = 0; i < n; ++i) {
-      const at::Tensor& b = saved[3 + 2 * i];
-      const at::Tensor dy_rows = dy.narrow(1, plan.places[i].row_begin, b.size(0));
-      a.push_back(saved[2 + 2 * i]);
-      d_products.push_back(at::mm(dy_rows, b).mul_(plan.scale));
-      if (ctx->needs_input_grad(3 + 2 * i))
-        result[3 + 2 * i] = at::mm(dy_rows.t(), saved[2 + 2 * n + i]).mul_(plan.scale);
+    if (ctx->needs_input_grad(0)) dx = at::mm(dy, weight);
+    if (n > 0) {
+      const at::TensorList tensors(saved);
+      std::vector<bool> wanted;
+      for (size_t i = 0; i < 2 * n; ++i) wanted.push_back(ctx->needs_input_grad(2 + i));
+      const std::vector<at::Tensor> pairs = lora_backward(
+          dy, x, tensors.slice(2, 2 * n), tensors.slice(2 + 2 * n, n), plan, wanted, dx);
+      std::copy(pairs.begin(), pairs.end(), result.begin() + 2);
     }
-    if (n > 0 && !dropping) {
-      const at::Tensor all = n == 1 ? d_products[0] : at::cat(d_products, 1);
-      const at::Tensor da = at::mm(all.t(), as_rows(x));
-      int64_t row = 0;
-      for (size_t i = 0; i < n; ++i) {
-        if (ctx->needs_input_grad(2 + 2 * i)) result[2 + 2 * i] = da.narrow(0, row, a[i].size(0));
-        row += a[i].size(0);
-      }
-      if (need_x) dx.addmm_(all, n == 1 ? a[0] : at::cat(a, 0));
-    }
-    if (n > 0 && dropping) {
-      for (size_t i = 0; i < n; ++i) {
-        const uint64_t stream = plan.places[i].stream;
-        if (ctx->needs_input_grad(2 + 2 * i))
-          result[2 + 2 * i] =
-              at::mm(d_products[i].t(), as_rows(apply_dropout(x, plan.dropout, stream)));
-        if (need_x) {
-          at::Tensor dx_BSI = dx.view(x_shape);
-          add_dropout_(dx_BSI, at::mm(d_products[i], a[i]).view(x_shape), plan.dropout, stream);
-        }
-      }
-    }
-    if (need_x) result[0] = dx.view(x_shape);
+    if (dx.defined()) result[0] = dx.view(x_shape);
     return result;
   }
 };
@@ -156,12 +87,7 @@ at::Tensor lora_linear(const at::Tensor& x, const at::Tensor& weight,
                        const Dropout& dropout) {
   check_shapes(x, weight, adapters);
   std::vector<at::Tensor> pairs;
-  LoraPlan plan{{}, scale, dropout};
-  for (const LoraAdapter& adapter : adapters) {
-    pairs.push_back(adapter.a);
-    pairs.push_back(adapter.b);
-    plan.places.push_back({adapter.row_begin, adapter.stream});
-  }
+  const LoraPlan plan = make_lora_plan(adapters, scale, dropout, pairs);
   return LoraLinear::apply(x, weight, at::TensorList(pairs), plan);
 }
 

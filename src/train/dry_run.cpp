@@ -43,7 +43,10 @@ PlanInput plan_input(const Config& config, const TrainingTask& task, int world_s
     input.shard_size = world_size;
   else if (config.parallel.shard_size != "auto")
     input.shard_size = std::stoi(config.parallel.shard_size);
-  if (config.parallel.recompute != "auto") input.recompute_all = config.parallel.recompute == "full";
+  input.frozen_fp8 = config.precision.frozen == "fp8";
+  const std::string& recompute = config.parallel.recompute;
+  if (recompute != "auto")
+    input.recompute = recompute == "full" ? Recompute::kFull : recompute == "mlp" ? Recompute::kMlp : Recompute::kNone;
   return input;
 }
 

@@ -17,6 +17,10 @@ struct TokenMicroBatch final : MicroBatch {
   TokenBatch tokens;
 };
 
+/// What a Hopper GPU sustains in products (FLOP/s) and receives from its neighbours (bytes/s): the plan weighs recomputation against
+/// gathers with them, so only their ratio matters.
+constexpr double kBf16Rate = 650e12, kFp8Rate = 1250e12, kGatherRate = 300e9;
+
 std::vector<std::filesystem::path> paths(const std::vector<std::string>& names) { return {names.begin(), names.end()}; }
 
 LlamaConfig read_config(const Config& config) {
@@ -33,6 +37,7 @@ LlamaTask::LlamaTask(const Config& config, const RankInfo& info) : config_(confi
   std::optional<LoraOptions> lora;
   if (config.lora) lora = LoraOptions{config.lora->r, config.lora->alpha, config.lora->dropout, config.lora->target_modules};
   model_ = std::make_unique<LlamaModel>(shape, lora);
+  rows_per_pass_ = config.batch.micro_batch_size;
   train_ = open_token_dataset(paths(config.data.train), config.data.seq_length, shape.vocab_size);
   if (!config.data.valid.empty())
     valid_ = open_token_dataset(paths(config.data.valid), config.data.seq_length, shape.vocab_size);
@@ -48,15 +53,23 @@ double LlamaTask::flops_per_sample() const {
 }
 
 void LlamaTask::fill_plan(PlanInput& input) const {
-  const auto rows = config_.batch.micro_batch_size;
-  const ActivationBytes bytes = activation_bytes(model_->config(), model_->lora(), config_.data.seq_length,
-                                                 static_cast<int64_t>(c10::elementSize(info_.compute_dtype)));
+  const bool fp8 = config_.precision.frozen == "fp8";
+  const auto element = static_cast<int64_t>(c10::elementSize(info_.compute_dtype));
+  const ActivationBytes bytes = activation_bytes(model_->config(), model_->lora(), config_.data.seq_length, {element, fp8});
   input.units = &model_->units();
   input.num_blocks = static_cast<int>(model_->config().num_hidden_layers);
-  input.block_saved = bytes.block_saved * rows;
-  input.block_recomputed = bytes.block_recomputed * rows;
-  input.working_peak = bytes.working_peak * rows;
-  input.head = bytes.head * rows;
+  input.rows = static_cast<int>(config_.batch.micro_batch_size);
+  input.block_saved = bytes.block_saved;
+  input.block_saved_mlp = bytes.block_saved_mlp;
+  input.block_recomputed = bytes.block_recomputed;
+  input.working_peak = bytes.working_peak;
+  input.working_fixed = bytes.working_fixed;
+  input.head = bytes.head;
+  const BlockFlops flops = block_forward_flops(model_->config(), config_.data.seq_length);
+  const double rate = fp8 ? kFp8Rate : kBf16Rate;
+  input.block_forward_s = flops.matrices / rate + flops.attention / kBf16Rate;
+  input.mlp_forward_s = flops.gate_up / rate;
+  input.gathered_byte_s = 1 / kGatherRate;
 }
 
 std::vector<std::string> LlamaTask::describe() const {
@@ -139,7 +152,7 @@ StepBatch LlamaTask::batch(int64_t step) {
   prefetch(step);
   const HostBatch host = next_.get();
   StepBatch batch;
-  const int64_t rows = config_.batch.micro_batch_size;
+  const int64_t rows = rows_per_pass_;
   for (size_t begin = 0; begin < host.samples.size(); begin += static_cast<size_t>(rows)) {
     const size_t end = std::min(host.samples.size(), begin + static_cast<size_t>(rows));
     batch.micro_batches.push_back(to_device({host.samples.begin() + static_cast<long>(begin), host.samples.begin() + static_cast<long>(end)},
@@ -149,18 +162,18 @@ StepBatch LlamaTask::batch(int64_t step) {
   return batch;
 }
 
-at::Tensor LlamaTask::loss(UnitStore& units, const MicroBatch& batch, const std::vector<bool>& recompute, bool train) {
+at::Tensor LlamaTask::loss(UnitStore& units, const MicroBatch& batch, const std::vector<Recompute>& recompute, bool train) {
   ForwardOptions options;
   options.train = train;
   options.seed = static_cast<uint64_t>(config_.train.seed);
-  for (const bool block : recompute) options.recompute.push_back(block ? Recompute::kFull : Recompute::kNone);
+  options.recompute = recompute;
   return model_->loss(units, static_cast<const TokenMicroBatch&>(batch).tokens, options).loss_sum;
 }
 
 EvalSum LlamaTask::evaluate(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) {
   TRIREME_CHECK(valid_ != nullptr, "evaluation without data.valid");
   at::NoGradGuard no_grad;
-  const int64_t total = valid_->size(), rows = config_.batch.micro_batch_size;
+  const int64_t total = valid_->size(), rows = rows_per_pass_;
   const int64_t per_rank = (total + info_.world_size - 1) / info_.world_size;
   const int64_t passes = (per_rank + rows - 1) / rows;
   // Rows that only fill up the last batch: no target, so they count nowhere.

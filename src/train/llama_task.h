@@ -39,8 +39,9 @@ class LlamaTask final : public TrainingTask {
 
   void load_weights(ShardedUnits& units) override;
   void prefetch(int64_t step) override;
+  void set_rows_per_pass(int rows) override { rows_per_pass_ = rows; }
   StepBatch batch(int64_t step) override;
-  at::Tensor loss(UnitStore& units, const MicroBatch& batch, const std::vector<bool>& recompute, bool train) override;
+  at::Tensor loss(UnitStore& units, const MicroBatch& batch, const std::vector<Recompute>& recompute, bool train) override;
   EvalSum evaluate(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) override;
   double nominal_denominator() const override;
   void save_artefact(ShardedUnits& units, const std::filesystem::path& directory) override;
@@ -64,6 +65,7 @@ class LlamaTask final : public TrainingTask {
   std::unique_ptr<Sampler> sampler_;
   std::future<HostBatch> next_;
   int64_t next_step_ = -1;
+  int64_t rows_per_pass_ = 1;
   std::mutex reading_;  // HDF5 allows one reader at a time in a process
 };
 

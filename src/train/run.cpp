@@ -29,10 +29,8 @@ namespace {
 
 /// Settings that the schema knows and this version cannot do: saying so beats ignoring them.
 std::vector<std::string> unavailable(const Config& config) {
-  std::vector<std::string> problems;
-  if (config.precision.frozen == "fp8") problems.push_back("precision.frozen: fp8 is not available in this version; use bf16");
-  if (config.logging.tensorboard) problems.push_back("logging.tensorboard: true is not available in this version; metrics.jsonl has every number");
-  return problems;
+  if (!config.logging.tensorboard) return {};
+  return {"logging.tensorboard: true is not available in this version; metrics.jsonl has every number"};
 }
 
 void throw_problems(const std::vector<std::string>& problems) {

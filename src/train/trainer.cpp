@@ -35,7 +35,9 @@ Trainer::Trainer(const Config& config, World& world, TrainingTask& task, const M
     : config_(config), world_(world), comm_(world.communicator()), task_(task), plan_(plan), device_(world.device()),
       compute_dtype_(compute_dtype), device_info_(device), directory_(directory), mlperf_(mlperf) {
   units_ = std::make_unique<ShardedUnits>(task.units(), comm_, device_,
-                                          ShardingOptions{compute_dtype, plan.shard_size, plan.resident});
+                                          ShardingOptions{compute_dtype, plan.shard_size, plan.resident, config.precision.frozen == "fp8"});
+  if (!units_->gather_path().empty()) log_info("frozen shards are " + units_->gather_path());
+  task.set_rows_per_pass(plan.rows_per_pass);
   optimizer_ = make_optimizer(config.optimizer, units_->trained(), comm_);
   const auto scalar = at::TensorOptions().dtype(at::kFloat).device(device_);
   loss_scale_ = at::full({}, compute_dtype == at::kHalf ? kInitialLossScale : 1.0, scalar);
@@ -198,7 +200,7 @@ void Trainer::collect_metrics() {
   metrics.step_time_s = step_time;
   metrics.samples_per_s = static_cast<double>(config_.batch.global_batch_size) / step_time;
   metrics.tokens_per_s = metrics.samples_per_s * static_cast<double>(config_.data.seq_length);
-  metrics.memory_gib = static_cast<double>(peak_memory(device_)) / (1 << 30);
+  metrics.memory_gib = static_cast<double>(peak_memory(device_) + units_->memory_outside_allocator()) / (1 << 30);
   if (device_info_.peak_flops)
     metrics.mfu = task_.flops_per_sample() * metrics.samples_per_s / (*device_info_.peak_flops * comm_.size());
   if (comm_.rank() == 0) report(metrics);
@@ -344,7 +346,7 @@ void Trainer::finish() {
   comm_.barrier();
   log_info(fmt::format("wrote {}", (directory_.path() / (config_.lora ? "adapter" : "model")).string()));
   if (timed_steps_ == 0) return;
-  const int64_t peak = peak_memory(device_), planned = plan_.total() - plan_.overhead;
+  const int64_t peak = peak_memory(device_) + units_->memory_outside_allocator(), planned = plan_.total() - plan_.overhead;
   std::string summary = fmt::format("{} steps in {}, peak memory {}", timed_steps_, format_duration(training_seconds_),
                                     format_bytes(static_cast<double>(peak)));
   // A CPU process' peak is its whole resident set, libraries included: nothing to hold a plan against.

@@ -40,7 +40,7 @@ PlanInput input_for(const std::vector<UnitSpec>& units, int world, int64_t memor
   return input;
 }
 
-int recomputed(const MemoryPlan& plan) { return static_cast<int>(std::count(plan.recompute.begin(), plan.recompute.end(), true)); }
+int recomputed(const MemoryPlan& plan) { return static_cast<int>(plan.recompute.size() - std::count(plan.recompute.begin(), plan.recompute.end(), Recompute::kNone)); }
 
 TEST(Plan, KeepsEverythingWholeWhereItFits) {
   const auto units = frozen_model();
@@ -75,7 +75,7 @@ TEST(Plan, ExplicitSettingsAreObeyed) {
   const auto units = frozen_model();
   PlanInput input = input_for(units, 4, 4096 * kMiB);
   input.shard_size = 2;
-  input.recompute_all = true;
+  input.recompute = Recompute::kFull;
   const MemoryPlan plan = make_plan(input);
   EXPECT_EQ(plan.shard_size, 2);
   EXPECT_EQ(recomputed(plan), 4);
@@ -85,7 +85,7 @@ TEST(Plan, ExplicitSettingsAreObeyed) {
 TEST(Plan, NothingFitsNamesThreeSettingsWithTheirSavings) {
   const auto units = frozen_model();
   PlanInput input = input_for(units, 2, 200 * kMiB);
-  input.recompute_all = false;
+  input.recompute = Recompute::kNone;
   try {
     make_plan(input);
     FAIL() << "a plan that cannot fit was accepted";
@@ -96,6 +96,48 @@ TEST(Plan, NothingFitsNamesThreeSettingsWithTheirSavings) {
     for (size_t at = text.find("(saves "); at != std::string::npos; at = text.find("(saves ", at + 1)) ++proposals;
     EXPECT_EQ(proposals, 3) << text;
   }
+}
+
+TEST(Plan, FormsTheMlpAgainBeforeWholeBlocks) {
+  const auto units = frozen_model();
+  PlanInput input = input_for(units, 1, 900 * kMiB);
+  input.block_saved_mlp = 40 * kMiB;
+  const MemoryPlan plan = make_plan(input);
+  EXPECT_GT(std::count(plan.recompute.begin(), plan.recompute.end(), Recompute::kMlp), 0);
+  EXPECT_EQ(std::count(plan.recompute.begin(), plan.recompute.end(), Recompute::kFull), 0);
+  EXPECT_TRUE(plan.fits());
+}
+
+TEST(Plan, FewerRowsAPassRatherThanRecomputation) {
+  const auto units = frozen_model();
+  PlanInput input = input_for(units, 2, 1000 * kMiB);
+  input.rows = 8;
+  const MemoryPlan plan = make_plan(input);
+  EXPECT_EQ(recomputed(plan), 0);
+  EXPECT_LT(plan.rows_per_pass, 8);
+  EXPECT_EQ(8 % plan.rows_per_pass, 0);
+}
+
+TEST(Plan, WeighsGathersAgainstRecomputation) {
+  const auto units = frozen_model();
+  PlanInput input = input_for(units, 4, 900 * kMiB);
+  EXPECT_EQ(make_plan(input).shard_size, 4);
+  EXPECT_EQ(recomputed(make_plan(input)), 0);
+  input.gathered_byte_s = 1.0;
+  EXPECT_EQ(make_plan(input).shard_size, 1);
+  EXPECT_GT(recomputed(make_plan(input)), 0);
+}
+
+TEST(Plan, Fp8HalvesFrozenMatricesAndNothingElse) {
+  auto units = frozen_model();
+  for (auto& unit : units)
+    for (auto& parameter : unit.parameters) parameter.quantisable = !unit.trained;
+  units[0].parameters.push_back({"norm", {8192}, {{"n", 8192}}, Init::kOnes, 0, false});
+  PlanInput input = input_for(units, 1, 0);
+  const int64_t matrices = 4 * int64_t{8192} * 8192, rest = 8192 + 16 * 8192;
+  EXPECT_EQ(make_plan(input).weights, 2 * (matrices + rest));
+  input.frozen_fp8 = true;
+  EXPECT_EQ(make_plan(input).weights, matrices + 2 * rest);
 }
 
 TEST(Plan, TrainedUnitsCarryMastersMomentsAndGradients) {

@@ -26,15 +26,17 @@ TEST(ModelFlops, FullTrainingCountsWeightGradients) {
 
 TEST(ActivationBytes, FollowWhatIsKept) {
   const LlamaConfig config = llama_preset("llama2-7b");
-  const int64_t s = 1024, token = 2 * (2 * 4096 + 3 * 4096 + 4096 + 2 * 11008) + 4 * 34;
-  const auto with = [&](std::vector<std::string> targets) {
-    return activation_bytes(config, LoraOptions{8, 16, 0, std::move(targets)}, s, 2).block_saved;
+  const int64_t s = 1024, inner = 2 * (2 * 4096 + 3 * 4096 + 4096) + 4 * 34;
+  const auto with = [&](std::vector<std::string> targets, bool fp8) {
+    return activation_bytes(config, LoraOptions{8, 16, 0, std::move(targets)}, s, {2, fp8});
   };
-  EXPECT_EQ(with({"o_proj"}), s * (token + 2 * 8));
-  EXPECT_EQ(with({"q_proj", "v_proj"}), s * (token + 2 * (4096 + 16)));
-  EXPECT_EQ(with({"gate_proj", "down_proj"}), s * (token + 2 * (4096 + 11008 + 16)));
-  EXPECT_EQ(activation_bytes(config, {}, s, 2).block_saved, s * (token + 2 * (2 * 4096 + 11008)));
-  EXPECT_EQ(activation_bytes(config, {}, s, 2).block_recomputed, s * 2 * 4096);
+  EXPECT_EQ(with({"o_proj"}, false).block_saved, s * (inner + 2 * 8 + 4 * 11008));
+  EXPECT_EQ(with({"q_proj", "v_proj"}, false).block_saved, s * (inner + 2 * 16 + 4 * 11008));
+  EXPECT_EQ(with({"o_proj"}, true).block_saved, s * (inner + 2 * 8 + 2 * 11008 + 8));
+  EXPECT_EQ(with({"o_proj"}, true).block_saved_mlp, s * (inner + 2 * 8));
+  EXPECT_EQ(activation_bytes(config, {}, s, {2}).block_saved, s * (inner + 4 * 11008));
+  EXPECT_EQ(activation_bytes(config, {}, s, {2}).block_recomputed, s * 2 * 4096);
+  EXPECT_GT(with({"down_proj"}, false).working_peak, with({"o_proj"}, false).working_peak);
 }
 
 TEST(Presets, UnknownNameHasASuggestion) {

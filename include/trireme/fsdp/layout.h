@@ -8,6 +8,9 @@
 
 namespace trireme {
 
+/// Units that may be whole at a time: the one that computes and two on their way.
+constexpr int kGatherSlots = 3;
+
 struct UnitLayout {
   std::vector<int64_t> offsets;  // first element of each parameter; multiples of kAlignment
   int64_t numel = 0;             // of the flat buffer, padded so that it cuts evenly: shard_numel * shard_count

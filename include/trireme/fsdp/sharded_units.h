@@ -2,16 +2,18 @@
 // Weights of a model cut over ranks: the store behind enter_unit()/leave_unit().
 //
 // A unit's flat buffer is cut evenly over its shard group (a run of shard_size neighbouring ranks); groups hold copies of each other
-// (HSDP). Around a sharded unit's use the store all-gathers it into one of two slots, and starts the gather of the unit that comes
-// next (forward: upwards, backward: downwards) while this one computes. A slot keeps its unit until another one needs the room, so
+// (HSDP). Around a sharded unit's use the store gathers it into one of a few slots, and starts the gathers of the units that come
+// next (forward: upwards, backward: downwards) while this one computes: frozen shards are pulled from the memory of peers on the same
+// host (PeerMemory), others go through the communicator. A slot keeps its unit until another one needs the room, so
 // that the last unit of forward is still there when backward starts. Gradients of trained units are accumulated in fp32 over the
 // micro-batches of a step and reduced once, as soon as the last micro-batch has produced all gradients of a unit.
 //
-//   frozen unit:  shard in the storage dtype
+//   frozen unit:  shard in the storage dtype; with frozen_fp8 its matrices as E4M3 bytes with one scale each, found while they load
 //   trained unit: fp32 master shard + compute copy; gradient shard after finish_backward()
 //   replicated:   whole on every rank; its gradient goes through one flat all-reduce over the world
 
 #include "trireme/comm/communicator.h"
+#include "trireme/comm/peer_memory.h"
 #include "trireme/formats/weight_source.h"
 #include "trireme/fsdp/layout.h"
 #include "trireme/ops/trained_shard.h"
@@ -29,6 +31,7 @@ struct ShardingOptions {
   int shard_size = 1;  // ranks a unit is cut over; divides the world
   /// Per unit: keep whole although shard_size > 1 (the plan's choice). Empty = none. Only frozen units.
   std::vector<bool> resident;
+  bool frozen_fp8 = false;  // quantisable parameters of frozen units are stored in FP8
 };
 
 class ShardedUnits : public UnitStore {
@@ -46,6 +49,7 @@ class ShardedUnits : public UnitStore {
   bool assign(const std::string& tensor_name, const at::Tensor& value);
 
   const std::vector<at::Tensor>& parameters(int unit) override;
+  at::Tensor inverse_scales(int unit) override;
   void pre_forward(int unit) override;
   void post_forward(int unit) override;
   void pre_backward(int unit) override;
@@ -75,6 +79,10 @@ class ShardedUnits : public UnitStore {
     int64_t shards = 0, masters = 0, gather_slots = 0;
   };
   MemoryUse memory_use() const;
+  /// Device memory of this store that the caching allocator does not know.
+  int64_t memory_outside_allocator() const { return outside_allocator_; }
+  /// How frozen shards travel, for people; empty where none does.
+  const std::string& gather_path() const { return gather_path_; }
 
  private:
   struct UnitState;
@@ -88,13 +96,19 @@ class ShardedUnits : public UnitStore {
   void start_reduction(int unit);
   void retire_reduction(int unit);
   at::Tensor whole(int unit);
-  void fill(UnitState& state, const std::function<void(const LayoutPiece&, at::Tensor target)>& write);
+  /// Writes values of a piece of a parameter's part.
+  using Writer = std::function<void(const ParameterSpec&, const ParameterPart&, const LayoutPiece&, at::Tensor target)>;
+  void fill(int unit, const Writer& write);
+  void fill_fp8(int unit, const Writer& write);
 
   std::vector<UnitSpec> specs_;
   Communicator& world_;
   at::Device device_;
   ShardingOptions options_;
   std::unique_ptr<Communicator> shard_group_, replica_group_;
+  std::unique_ptr<PeerMemory> peers_;
+  std::string gather_path_;
+  int64_t outside_allocator_ = 0;
   std::vector<std::unique_ptr<UnitState>> states_;
   std::vector<std::unique_ptr<Slot>> slots_;
   std::vector<TrainedShard> trained_;

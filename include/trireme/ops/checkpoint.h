@@ -8,6 +8,10 @@
 
 namespace trireme {
 
+/// What a block's backward forms again: nothing, the gate and up projections of the MLP (its widest
+/// tensor), or all of the block from its input.
+enum class Recompute { kNone, kMlp, kFull };
+
 /// y = f(x, parameters). `f` uses x and `parameters` alone (anything else it captures must be
 /// constant and must not require grad) and gives the same result when called again.
 ///

@@ -27,6 +27,7 @@ struct ParameterSpec {
   Init init = Init::kNormal;
   double init_scale = 0.02;          // kNormal: standard deviation; kUniform: bound
   bool decay = true;                 // weight decay applies (matrices and embeddings; not norms and biases)
+  bool quantisable = false;          // may be stored in FP8 when frozen (matrices of products)
   int64_t numel() const;
 };
 
@@ -47,6 +48,9 @@ class UnitStore {
   /// The unit's tensors in the order of its specs, whole, in the compute dtype (replicated trained units too). The tensor objects are
   /// the same for the whole run; their contents are only there between enter_unit() and leave_unit() and between the two in backward.
   virtual const std::vector<at::Tensor>& parameters(int unit) = 0;
+  /// A unit stored in FP8: fp32 [number of parameters], what each parameter's bytes are multiplied with (1 for those kept in the
+  /// compute dtype); whole for the whole run. Otherwise undefined.
+  virtual at::Tensor inverse_scales(int /*unit*/) { return {}; }
   virtual void pre_forward(int unit) = 0;
   virtual void post_forward(int unit) = 0;
   virtual void pre_backward(int unit) = 0;

@@ -3,6 +3,7 @@
 
 #include "trireme/fsdp/plan.h"
 #include "trireme/fsdp/sharded_units.h"
+#include "trireme/ops/checkpoint.h"
 #include "trireme/ops/unit.h"
 
 #include <ATen/core/Tensor.h>
@@ -41,16 +42,18 @@ class TrainingTask {
   virtual double flops_per_sample() const = 0;
   virtual int64_t train_samples() const = 0;
   virtual int64_t eval_samples() const = 0;
-  /// Fills the activation figures of a plan for one micro-batch.
+  /// Fills the activation figures of a plan for one row of a micro-batch, and what they cost.
   virtual void fill_plan(PlanInput& input) const = 0;
   virtual std::vector<std::string> describe() const = 0;  // banner lines: model, data
 
   virtual void load_weights(ShardedUnits& units) = 0;
   /// Starts preparing global batch `step` (0-based) in the background.
   virtual void prefetch(int64_t step) = 0;
+  /// How many rows go through the model at a time from now on: the plan's choice, a divisor of batch.micro_batch_size.
+  virtual void set_rows_per_pass(int rows) = 0;
   virtual StepBatch batch(int64_t step) = 0;
   /// Sum of weighted losses of the micro-batch: fp32 scalar, differentiable when `train`.
-  virtual at::Tensor loss(UnitStore& units, const MicroBatch& batch, const std::vector<bool>& recompute, bool train) = 0;
+  virtual at::Tensor loss(UnitStore& units, const MicroBatch& batch, const std::vector<Recompute>& recompute, bool train) = 0;
   /// Evaluation over this rank's share of the validation data, same number of forward passes on every rank.
   /// `progress(done, total)` is called after each forward pass.
   virtual EvalSum evaluate(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) = 0;

@@ -1,0 +1,152 @@
+#pragma once
+// Device-side pieces that kernels share: wide accesses, conversions of whole packs, reductions in a fixed order.
+
+#include "kernels/element.h"
+
+#include <cstdint>
+
+namespace trireme::kernels {
+
+/// kWidth neighbouring elements: sixteen bytes, or one element where width or alignment allow no more.
+template <class T, int kWidth>
+struct alignas(sizeof(T) * kWidth) Vec {
+  T value[kWidth];
+};
+
+/// Read once, not kept in L1.
+template <class T, int kWidth>
+__device__ inline Vec<T, kWidth> load_stream(const T* from) {
+  if constexpr (sizeof(T) * kWidth == 16) {
+    int4 raw;
+    asm("ld.global.L1::no_allocate.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w) : "l"(from));
+    return __builtin_bit_cast(Vec<T, kWidth>, raw);
+  } else {
+    static_assert(kWidth == 1);
+    return {{*from}};
+  }
+}
+
+/// Read by many blocks and never written by this kernel: kept in L1.
+template <class T, int kWidth>
+__device__ inline Vec<T, kWidth> load_shared_read(const T* __restrict__ from) {
+  if constexpr (sizeof(T) * kWidth == 16)
+    return __builtin_bit_cast(Vec<T, kWidth>, __ldg(reinterpret_cast<const int4*>(from)));
+  else
+    return {{*from}};
+}
+
+template <class T, int kWidth>
+__device__ inline void store(T* to, const Vec<T, kWidth>& vec) {
+  *reinterpret_cast<Vec<T, kWidth>*>(to) = vec;
+}
+
+/// A pack as 32-bit registers: 16-bit elements taken one by one would get a register each.
+template <int kCount>
+struct Words {
+  uint32_t word[kCount];
+};
+
+template <class T, int kWidth>
+__device__ inline void to_floats(const Vec<T, kWidth>& vec, float (&out)[kWidth]) {
+  if constexpr (sizeof(T) == 2 && kWidth % 2 == 0) {
+    const auto words = __builtin_bit_cast(Words<kWidth / 2>, vec);
+#pragma unroll
+    for (int i = 0; i < kWidth; i += 2) {
+      const uint32_t word = words.word[i / 2];
+      if constexpr (__is_same(T, __half)) {
+        const float2 pair = __half22float2(__half2(__builtin_bit_cast(__half2_raw, word)));
+        out[i] = pair.x;
+        out[i + 1] = pair.y;
+      } else {
+        out[i] = __uint_as_float(word << 16);
+        out[i + 1] = __uint_as_float(word & 0xffff0000u);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) out[i] = to_float(vec.value[i]);
+  }
+}
+
+template <class T, int kWidth>
+__device__ inline Vec<T, kWidth> from_floats(const float (&in)[kWidth]) {
+  if constexpr (sizeof(T) == 2 && kWidth % 2 == 0) {
+    Words<kWidth / 2> words;
+#pragma unroll
+    for (int i = 0; i < kWidth; i += 2) {
+      if constexpr (__is_same(T, __half))
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(words.word[i / 2]) : "f"(in[i + 1]), "f"(in[i]));
+      else
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(words.word[i / 2]) : "f"(in[i + 1]), "f"(in[i]));
+    }
+    return __builtin_bit_cast(Vec<T, kWidth>, words);
+  } else {
+    Vec<T, kWidth> vec;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) vec.value[i] = from_float<T>(in[i]);
+    return vec;
+  }
+}
+
+/// The same sixteen bytes in four registers. What is computed from the result is computed there: the compiler neither keeps unpacked
+/// copies from before nor holds 16-bit elements in registers of their own.
+template <class T, int kWidth>
+__device__ inline Vec<T, kWidth> packed(const Vec<T, kWidth>& vec) {
+  static_assert(sizeof(T) * kWidth == 16);
+  int4 raw = __builtin_bit_cast(int4, vec);
+  asm volatile("" : "+r"(raw.x), "+r"(raw.y), "+r"(raw.z), "+r"(raw.w));
+  return __builtin_bit_cast(Vec<T, kWidth>, raw);
+}
+
+template <class V>
+__device__ inline V warp_sum(V v) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) v += __shfl_xor_sync(0xffffffffu, v, offset);
+  return v;
+}
+
+__device__ inline float warp_max(float v) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, offset));
+  return v;
+}
+
+/// Waits for the `threads` threads (a multiple of 32) that share threadIdx.y, at most 16 such groups a block.
+__device__ inline void row_barrier(int threads) { asm volatile("bar.sync %0, %1;" ::"r"(static_cast<int>(threadIdx.y)), "r"(threads) : "memory"); }
+
+/// Sums of kCount values over the `threads` threads that share threadIdx.y; every thread gets the same bits. `scratch` holds
+/// 32 * kCount floats, its own for each threadIdx.y, and two consecutive calls must not share one.
+template <int kCount>
+__device__ inline void row_sum(float (&v)[kCount], int threads, float* scratch) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) v[i] = warp_sum(v[i]);
+  if (threads == 32) return;
+  const int warp = threadIdx.x / 32, warps = threads / 32;
+  if (threadIdx.x % 32 == 0) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) scratch[warp * kCount + i] = v[i];
+  }
+  row_barrier(threads);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) v[i] = 0.0f;
+#pragma unroll 4
+  for (int w = 0; w < warps; ++w) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) v[i] += scratch[w * kCount + i];
+  }
+}
+
+/// Sixteen bytes from global to shared memory without passing registers; both 16-byte aligned.
+__device__ inline void copy_async16(void* shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))), "l"(global) : "memory");
+}
+__device__ inline void copy_async8(void* shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))), "l"(global) : "memory");
+}
+__device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending>
+__device__ inline void copy_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+}  // namespace trireme::kernels

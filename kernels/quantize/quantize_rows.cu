@@ -1,0 +1,87 @@
+#include "kernels/fp8/fp8.cuh"
+#include "kernels/quantize/quantize.h"
+#include "kernels/row_prefetch.cuh"
+
+namespace trireme::kernels {
+
+namespace {
+
+constexpr int kScalarThreads = 256;
+
+struct Arguments {
+  const void* x;
+  uint8_t* data;
+  float* inverse;
+  int64_t rows, columns;
+  Fp8Format format;
+};
+
+template <class T, int kPacks, int kMaxThreads>
+__global__ void __launch_bounds__(kMaxThreads) rows_kernel(const Arguments a) {
+  extern __shared__ __align__(16) char shared[];
+  __shared__ float scratch[8][2][32];
+  constexpr int kWidth = 16 / sizeof(T);
+  RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
+  char* free = shared;
+  RowPrefetch<kPacks, 16> input(free, a.x, a.columns * static_cast<int64_t>(sizeof(T)), cursor);
+  copy_async_commit();
+  for (int turn = 0; cursor.active(); cursor.advance(), turn ^= 1) {
+    copy_async_wait<0>();
+    Vec<T, kWidth> x[kPacks];
+    Amax<T> amax;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      if (!cursor.holds(p)) continue;
+      x[p] = packed(input.template take<Vec<T, kWidth>>(p, cursor));
+      amax.add(x[p]);
+    }
+    copy_async_commit();
+    const float inverse = row_inverse_scale(row_amax(amax.get(), blockDim.x, scratch[threadIdx.y][turn]), a.format), factor = 1.0f / inverse;
+    if (threadIdx.x == 0) a.inverse[cursor.row] = inverse;
+    uint8_t* row = a.data + cursor.row * a.columns;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      if (!cursor.holds(p)) continue;
+      float v[kWidth];
+      to_floats(packed(x[p]), v);
+      store_fp8(row + cursor.index(p) * kWidth, v, factor, a.format);
+    }
+  }
+}
+
+/// Any width and alignment; reads the row twice.
+template <class T>
+__global__ void __launch_bounds__(kScalarThreads) scalar_kernel(const Arguments a) {
+  __shared__ float scratch[32];
+  const int64_t base = blockIdx.x * a.columns;
+  const T* x = static_cast<const T*>(a.x) + base;
+  float amax = 0.0f;
+  for (int64_t c = threadIdx.x; c < a.columns; c += kScalarThreads) amax = amax_of(amax, to_float(x[c]));
+  const float inverse = row_inverse_scale(row_amax(amax, kScalarThreads, scratch), a.format), factor = 1.0f / inverse;
+  if (threadIdx.x == 0) a.inverse[blockIdx.x] = inverse;
+  for (int64_t c = threadIdx.x; c < a.columns; c += kScalarThreads) {
+    const float value[1] = {to_float(x[c])};
+    store_fp8(a.data + base + c, value, factor, a.format);
+  }
+}
+
+}  // namespace
+
+cudaError_t quantize_rows(const void* x, uint8_t* data, float* inverse, int64_t rows, int64_t columns, Element element, Fp8Format format,
+                          cudaStream_t stream) {
+  if (rows == 0 || columns == 0) return cudaSuccess;
+  const Arguments a{x, data, inverse, rows, columns, format};
+  return dispatch(element, [&](auto zero) {
+    using T = decltype(zero);
+    constexpr int kWidth = 16 / sizeof(T);
+    const int64_t packs = columns / kWidth;
+    if (columns % kWidth == 0 && aligned16(x, data)) {
+      if (packs <= 4 * 512) return launch_rows(rows_kernel<T, 4, 512>, a, rows, prefetch_geometry(packs, 4), 4 * 16, stream);
+      if (packs <= 8 * 1024) return launch_rows(rows_kernel<T, 8, 1024>, a, rows, prefetch_geometry(packs, 8), 8 * 16, stream);
+    }
+    scalar_kernel<T><<<static_cast<unsigned>(rows), kScalarThreads, 0, stream>>>(a);
+    return cudaGetLastError();
+  });
+}
+
+}  // namespace trireme::kernels

@@ -1,0 +1,32 @@
+#pragma once
+// The arithmetic of swiglu.h on the device.
+
+#include "kernels/device.cuh"
+
+namespace trireme::kernels {
+
+/// The fast exponential is good to about 1e-6, enough below the rounding of 16-bit types and not of fp32. An exact division would be a
+/// call, and its caller would spill.
+template <class T>
+__device__ inline float sigmoid(float x) {
+  if constexpr (sizeof(T) == 2)
+    return __fdividef(1.0f, 1.0f + __expf(-x));
+  else
+    return __fdividef(1.0f, 1.0f + expf(-x));
+}
+
+template <class T>
+__device__ inline float swiglu(float g, float u) {
+  return g * sigmoid<T>(g) * u;
+}
+
+/// g and u become dg and du.
+template <class T>
+__device__ inline void swiglu_gradient(float d, float& g, float& u) {
+  const float s = sigmoid<T>(g);
+  const float dg = d * u * s * (1.0f + g * (1.0f - s));
+  u = d * g * s;
+  g = dg;
+}
+
+}  // namespace trireme::kernels

@@ -1,0 +1,96 @@
+#include "lora_products.h"
+
+#include <ATen/ATen.h>
+
+namespace trireme {
+
+namespace {
+
+at::Tensor as_rows(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
+
+at::Tensor stacked(const std::vector<at::Tensor>& a) { return a.size() == 1 ? a[0] : at::cat(a, 0); }
+
+}  // namespace
+
+LoraPlan make_lora_plan(const std::vector<LoraAdapter>& adapters, double scale,
+                        const Dropout& dropout, std::vector<at::Tensor>& pairs) {
+  LoraPlan plan{{}, scale, dropout};
+  for (const LoraAdapter& adapter : adapters) {
+    pairs.push_back(adapter.a);
+    pairs.push_back(adapter.b);
+    plan.places.push_back({adapter.row_begin, adapter.stream});
+  }
+  return plan;
+}
+
+std::vector<at::Tensor> lora_forward(const at::Tensor& x, const at::Tensor& y_TO,
+                                     at::TensorList pairs, const LoraPlan& plan) {
+  const size_t n = plan.places.size();
+  std::vector<at::Tensor> products;
+  if (n == 0) return products;
+  if (plan.dropout.active()) {
+    for (size_t i = 0; i < n; ++i)
+      products.push_back(at::mm(
+          as_rows(apply_dropout(x, plan.dropout, plan.places[i].stream)), pairs[2 * i].t()));
+  } else {
+    // Without dropout all adapters share one product.
+    std::vector<at::Tensor> a;
+    for (size_t i = 0; i < n; ++i) a.push_back(pairs[2 * i]);
+    const at::Tensor all = at::mm(as_rows(x), stacked(a).t());
+    int64_t column = 0;
+    for (const at::Tensor& a_i : a) {
+      products.push_back(all.narrow(1, column, a_i.size(0)));
+      column += a_i.size(0);
+    }
+  }
+  lora_add(y_TO, products, pairs, plan);
+  return products;
+}
+
+void lora_add(const at::Tensor& y_TO, at::TensorList products, at::TensorList pairs,
+              const LoraPlan& plan) {
+  for (size_t i = 0; i < plan.places.size(); ++i) {
+    const at::Tensor& b = pairs[2 * i + 1];
+    y_TO.narrow(1, plan.places[i].row_begin, b.size(0)).addmm_(products[i], b.t(), 1, plan.scale);
+  }
+}
+
+std::vector<at::Tensor> lora_backward(const at::Tensor& dy_TO, const at::Tensor& x,
+                                      at::TensorList pairs, at::TensorList products,
+                                      const LoraPlan& plan, const std::vector<bool>& wanted,
+                                      at::Tensor dx_TI) {
+  const size_t n = plan.places.size();
+  std::vector<at::Tensor> result(2 * n), a, d_products;
+  for (size_t i = 0; i < n; ++i) {
+    const at::Tensor& b = pairs[2 * i + 1];
+    const at::Tensor dy_rows = dy_TO.narrow(1, plan.places[i].row_begin, b.size(0));
+    a.push_back(pairs[2 * i]);
+    d_products.push_back(at::mm(dy_rows, b).mul_(plan.scale));
+    if (wanted[2 * i + 1]) result[2 * i + 1] = at::mm(dy_rows.t(), products[i]).mul_(plan.scale);
+  }
+  if (n == 0) return result;
+  if (!plan.dropout.active()) {
+    const at::Tensor all = n == 1 ? d_products[0] : at::cat(d_products, 1);
+    const at::Tensor da = at::mm(all.t(), as_rows(x));
+    int64_t row = 0;
+    for (size_t i = 0; i < n; ++i) {
+      if (wanted[2 * i]) result[2 * i] = da.narrow(0, row, a[i].size(0));
+      row += a[i].size(0);
+    }
+    if (dx_TI.defined()) dx_TI.addmm_(all, stacked(a));
+    return result;
+  }
+  for (size_t i = 0; i < n; ++i) {
+    const uint64_t stream = plan.places[i].stream;
+    if (wanted[2 * i])
+      result[2 * i] =
+          at::mm(d_products[i].t(), as_rows(apply_dropout(x, plan.dropout, stream)));
+    if (dx_TI.defined()) {
+      at::Tensor dx = dx_TI.view(x.sizes());
+      add_dropout_(dx, at::mm(d_products[i], a[i]).view(x.sizes()), plan.dropout, stream);
+    }
+  }
+  return result;
+}
+
+}  // namespace trireme
