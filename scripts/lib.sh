@@ -136,6 +136,7 @@ import importlib.util
 import os
 import sys
 
+modules = {"protobuf": "google.protobuf"}  # imported under another name
 for line in open(sys.argv[1]):
     line = line.split("#")[0].strip()
     if not line:
@@ -145,8 +146,8 @@ for line in open(sys.argv[1]):
         continue
     try:
         version = importlib.metadata.version(name)
-        there = importlib.util.find_spec(name) is not None
-    except importlib.metadata.PackageNotFoundError:
+        there = importlib.util.find_spec(modules.get(name, name)) is not None
+    except (importlib.metadata.PackageNotFoundError, ModuleNotFoundError):
         there = False
     # LibTorch has no stable C++ interface between minor versions; of the rest any version will do.
     if there and name == "torch":
