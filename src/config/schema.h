@@ -219,6 +219,11 @@ void describe(Visitor& v, LoggingSection& s) {
           s.every_steps);
   v.field({.key = "mlperf", .help = ":::MLLOG lines on stdout and in mllog.log"}, s.mlperf);
   v.field({.key = "tensorboard", .help = "TensorBoard event files"}, s.tensorboard);
+  v.field({.key = "profile_step",
+           .help = "step whose timeline goes to profile/ in output.dir; null = none",
+           .min = 1,
+           .max = kMaxCount},
+          s.profile_step);
 }
 
 template <class Visitor>

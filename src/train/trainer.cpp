@@ -2,6 +2,7 @@
 
 #include "agree.h"
 #include "checkpoint.h"
+#include "profile.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
@@ -98,6 +99,20 @@ void Trainer::train_step(int64_t step) {
   completed_ = step + 1;
 }
 
+void Trainer::profiled_step() {
+  // Every rank records, so that none waits for another's profiler; rank 0 writes.
+  flush_metrics();
+  StepProfile profile(device_.is_cuda());
+  start_clock();
+  train_step(completed_);
+  flush_metrics();
+  if (comm_.rank() != 0) return;
+  const auto trace = directory_.path() / "profile" / fmt::format("step-{}.json", completed_);
+  for (const std::string& line : split(profile.finish(trace), '\n'))
+    if (!line.empty()) log_info(line);
+  log_info(fmt::format("timeline of step {}: {}", completed_, trace.string()));
+}
+
 std::shared_ptr<c10::Event> Trainer::record_event() const {
   auto event = std::make_shared<c10::Event>(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
   event->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
@@ -146,7 +161,8 @@ ExitCode Trainer::run() {
 
   bool reached_target = false;
   while (completed_ < config_.train.max_steps && !stop_agreed_ && !reached_target) {
-    train_step(completed_);
+    if (config_.logging.profile_step == completed_ + 1) profiled_step();
+    else train_step(completed_);
     while (pending_.size() > 1) collect_metrics();
     if (evaluation_due()) {
       flush_metrics();

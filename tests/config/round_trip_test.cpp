@@ -43,10 +43,11 @@ class Generator {
     if (coin()) c.precision.compute = word({"fp32", "bf16", "fp16"});
     c.precision.frozen = c.lora && coin() ? "fp8" : "bf16";
     c.parallel = {coin() ? word({"auto", "world"}) : std::to_string(integer(1, 1024)),
-                  word({"auto", "none", "full"})};
+                  word({"auto", "none", "mlp", "full"})};
     c.output.dir = path();
     if (coin()) c.output.save_every_samples = integer(1, int64_t{1} << 53);
-    c.logging = {integer(1, 1000), coin(), coin()};
+    c.logging = {integer(1, 1000), coin(), coin(), {}};
+    if (coin()) c.logging.profile_step = integer(1, 1000);
     return c;
   }
 

@@ -77,6 +77,7 @@ struct OutputSection {
 struct LoggingSection {
   int64_t every_steps = 1;
   bool mlperf = false, tensorboard = false;
+  std::optional<int64_t> profile_step;
   bool operator==(const LoggingSection&) const = default;
 };
 

@@ -45,6 +45,8 @@ class Trainer {
   };
 
   void train_step(int64_t step);
+  /// The next step with its timeline recorded (logging.profile_step).
+  void profiled_step();
   std::shared_ptr<c10::Event> record_event() const;
   /// The next step's time counts from here (after start-up, evaluations and saves).
   void start_clock();
