@@ -15,6 +15,7 @@
 namespace trireme {
 
 struct Tokenizer::State {
+  std::string name;
   sentencepiece::SentencePieceProcessor processor;
   std::vector<std::pair<std::string, int32_t>> specials;  // longest first
   std::map<int32_t, std::string> added;                   // ids past the model's own pieces
@@ -25,6 +26,7 @@ Tokenizer::Tokenizer(const std::filesystem::path& model)
 
 Tokenizer::Tokenizer(std::string serialized_model, const std::filesystem::path& name_for_errors)
     : state_(std::make_unique<State>()) {
+  state_->name = name_for_errors.string();
   check_sentencepiece_model(serialized_model, name_for_errors);
   const auto status = state_->processor.LoadFromSerializedProto(serialized_model);
   if (!status.ok())
@@ -68,8 +70,10 @@ void Tokenizer::encode_plain(std::string_view text, std::vector<int32_t>& ids) c
   if (text.empty()) return;
   std::vector<int> pieces;
   const auto status = state_->processor.Encode(text, &pieces);
-  TRIREME_CHECK(status.ok(), "sentencepiece could not encode ", text.size(),
-                " bytes: ", status.ToString());
+  // Normalisation rules of a damaged model load, and fail on the first text they meet.
+  if (!status.ok())
+    throw DataError(fmt::format("{}: sentencepiece could not encode {} bytes with this model: {}",
+                                state_->name, text.size(), status.ToString()));
   ids.insert(ids.end(), pieces.begin(), pieces.end());
 }
 
@@ -128,8 +132,9 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
     if (run.empty()) return;
     std::string part;
     const auto status = state_->processor.Decode(run, &part);
-    TRIREME_CHECK(status.ok(), "sentencepiece could not decode ", run.size(),
-                  " ids: ", status.ToString());
+    if (!status.ok())
+      throw DataError(fmt::format("{}: sentencepiece could not decode {} ids with this model: {}",
+                                  state_->name, run.size(), status.ToString()));
     text += part;
     run.clear();
   };

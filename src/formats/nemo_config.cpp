@@ -17,17 +17,20 @@ namespace trireme {
 namespace {
 
 constexpr int kMaxDepth = 24;
+constexpr int kMaxVisits = 100'000;     // aliases can make few nodes many
+constexpr size_t kMaxFile = 256 << 10;  // NeMo writes some 10 KB
 
 /// The first mapping, searched depth first, that has both keys of a transformer configuration.
-YAML::Node find_config(const YAML::Node& node, int depth) {
-  if (depth > kMaxDepth) return {};
+YAML::Node find_config(const YAML::Node& node, int depth, int& visits) {
+  if (++visits > kMaxVisits) throw YAML::RepresentationException(node.Mark(), fmt::format("more than {} nodes", kMaxVisits));
+  if (depth > kMaxDepth) return YAML::Node(YAML::NodeType::Undefined);
   if (node.IsMap()) {
     if (node["num_layers"] && node["hidden_size"]) return node;
     for (const auto& entry : node)
-      if (YAML::Node found = find_config(entry.second, depth + 1); found && found.IsMap()) return found;
+      if (YAML::Node found = find_config(entry.second, depth + 1, visits); found && found.IsMap()) return found;
   } else if (node.IsSequence()) {
     for (const auto& entry : node)
-      if (YAML::Node found = find_config(entry, depth + 1); found && found.IsMap()) return found;
+      if (YAML::Node found = find_config(entry, depth + 1, visits); found && found.IsMap()) return found;
   }
   return YAML::Node(YAML::NodeType::Undefined);
 }
@@ -54,7 +57,8 @@ LlamaConfig read_nemo_llama_config(const std::filesystem::path& model_yaml) {
   std::vector<std::string> problems;
   LlamaConfig config;
   try {
-    const YAML::Node node = find_config(YAML::Load(read_text_file(model_yaml, ExitCode::kModel, 4 << 20)), 0);
+    int visits = 0;
+    const YAML::Node node = find_config(YAML::Load(read_text_file(model_yaml, ExitCode::kModel, kMaxFile)), 0, visits);
     if (!node.IsDefined() || !node.IsMap()) throw ModelError(fmt::format("{} holds no transformer configuration", model_yaml.string()));
     const auto value = [&](const char* key) -> std::optional<YAML::Node> {
       const YAML::Node found = node[key];

@@ -62,6 +62,11 @@ const std::map<std::string, std::string> kRefused = {
     // F28: HDF5
     {"truncated.h5", "cannot be opened as HDF5"},
     {"truncated_to_header.h5", "cannot be opened as HDF5"},
+    {"superblock_version_9.h5", "superblock version 9 is not supported"},
+    {"addresses_of_4_bytes.h5", "addresses of 4 and lengths of 8 bytes"},
+    {"base_address.h5", "its base address is 18446744073709551615"},
+    {"end_past_file.h5", "it should have 1099511627776 bytes and has"},
+    {"driver_information.h5", "one of several files that belong together"},
     {"wrong_name.h5", "has no dataset input_ids"},
     {"wrong_rank.h5", "has 1 dimensions, expected 2"},
     {"wrong_type.h5", "does not hold integers"},

@@ -63,6 +63,55 @@ TEST_F(HuggingFace, AllMissingFieldsComeAtOnce) {
   expect_contains(failure(ExitCode::kModel, [&] { read_llama_config(write("config.json", R"({"a": 1, "a": 2})")); }), "stands twice");
 }
 
+TEST_F(HuggingFace, NemoConfigsAreBoundedInWork) {
+  write("weights/module.embedding.word_embeddings.weight/.zarray", R"({"shape": [96, 16]})");
+  const std::string good = "config:\n  num_layers: 2\n  hidden_size: 16\n  ffn_hidden_size: 48\n  num_attention_heads: 4\n  num_query_groups: 2\n";
+  write("context/model.yaml", good);
+  EXPECT_EQ(read_model_config(root_).vocab_size, 96);
+  std::string bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n";
+  for (int i = 1; i < 12; ++i) {
+    bomb += "a" + std::to_string(i) + ": &a" + std::to_string(i) + " [";
+    for (int k = 0; k < 9; ++k) bomb += (k == 0 ? "*a" : ", *a") + std::to_string(i - 1);
+    bomb += "]\n";
+  }
+  const std::pair<std::string, const char*> cases[] = {
+      {bomb + good, "more than 100000 nodes"},
+      {std::string(100'000, '['), "model.yaml"},
+      {std::string(300'000, '['), "more than the 262144"},
+      {good + "  rotary_base: .nan\n", "rotary_base is .nan"},
+      {good + "  kv_channels: 3\n", "head_dim 3 is odd"},
+      {"config: {num_layers: 2147483647, hidden_size: 16, ffn_hidden_size: 48, num_attention_heads: 4}", "at most 10000"},
+      {"config: {num_layers: 2, hidden_size: 2147483646, ffn_hidden_size: 2147483646, num_attention_heads: 2}", "parameters"},
+      {"config: {num_layers: 2, hidden_size: 16, ffn_hidden_size: 48, num_attention_heads: 4, num_query_groups: 3}", "no multiple"},
+  };
+  for (const auto& [text, part] : cases) {
+    write("context/model.yaml", text);
+    expect_contains(failure(ExitCode::kModel, [&] { read_model_config(root_); }), part);
+  }
+}
+
+TEST_F(HuggingFace, ShapesThatNoComputerHoldsAreRefused) {
+  for (const char* key : {"hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "head_dim"}) {
+    auto json = llama2();
+    json[key] = 1099511627776;
+    expect_contains(failure(ExitCode::kModel, [&] { read_llama_config(write("config.json", json.dump())); }), key);
+  }
+  auto json = llama2();
+  json["hidden_size"] = 2147483584;
+  expect_contains(failure(ExitCode::kModel, [&] { read_llama_config(write("config.json", json.dump())); }), "parameters");
+  json = llama2();
+  json["rope_scaling"] = {{"rope_type", "llama3"}, {"factor", 8.0}, {"low_freq_factor", 1.0}, {"high_freq_factor", 4.0},
+                          {"original_max_position_embeddings", 1e300}};
+  expect_contains(failure(ExitCode::kModel, [&] { read_llama_config(write("config.json", json.dump())); }), "original_max_position_embeddings");
+}
+
+TEST_F(HuggingFace, AnAdapterConfigThatIsNoObjectIsRefused) {
+  for (const char* text : {"[]", "5", "\"LORA\"", "null"}) {
+    write("adapter_config.json", text);
+    expect_contains(failure(ExitCode::kModel, [&] { read_adapter_config(root_); }), "not a JSON object");
+  }
+}
+
 Adapter small_adapter() {
   Adapter adapter;
   adapter.config = {"base", 2, 4, 0.1, {"q_proj"}};

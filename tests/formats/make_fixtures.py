@@ -162,9 +162,11 @@ hdf5("external_raw_file.h5", lambda f: announced(f, (3, 8), external=[("/etc/pas
 
 
 def virtual(file):
-    layout = h5py.VirtualLayout((3, 8), "<i4")
-    layout[:] = h5py.VirtualSource("valid.h5", "input_ids", (3, 8))
-    file.create_virtual_dataset("input_ids", layout)
+    space = h5py.h5s.create_simple((3, 8))
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_virtual(space, b"valid.h5", b"input_ids", space)
+    properties.set_obj_track_times(False)
+    h5py.h5d.create(file.id, b"input_ids", h5py.h5t.STD_I32LE, space, properties)
 
 
 with h5py.File(folder / "virtual.h5", "w", libver=("v110", "v110")) as made:
@@ -182,6 +184,14 @@ def partly(file):
 hdf5("chunks_missing.h5", partly)
 hdf5("mask_of_another_shape.h5", lambda f: (dataset(f), dataset(f, "loss_mask", np.ones((3, 7), np.uint8))))
 hdf5("mask_not_0_or_1.h5", lambda f: (dataset(f), dataset(f, "loss_mask", np.full((3, 8), 2, np.uint8))))
+
+# Superblocks: libhdf5 1.10 fills 4 GiB for a base address like this one.
+for name, at, value in (("superblock_version_9.h5", 8, b"\x09"), ("addresses_of_4_bytes.h5", 13, b"\x04"),
+                        ("base_address.h5", 24, b"\xff" * 8), ("end_past_file.h5", 40, struct.pack("<Q", 2 ** 40)),
+                        ("driver_information.h5", 48, struct.pack("<Q", 96))):
+    changed = bytearray((folder / "valid_plain.h5").read_bytes())
+    changed[at:at + len(value)] = value
+    save(name, bytes(changed))
 
 # A filter that no library has: gzip's number in the filter message becomes 299.
 content = bytearray(hdf5("absent_filter.h5", lambda f: dataset(f, chunks=(3, 8), compression="gzip")).read_bytes())

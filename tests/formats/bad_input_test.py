@@ -1,0 +1,225 @@
+#!/usr/bin/env python3
+"""Damaged and hostile input given to the programs as users start them: the exit code, one sentence as the last line, the file in it, no more
+time and memory than agreed, nothing executed and nothing created. Needs the standard library only."""
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+FIXTURES = HERE / "fixtures"
+CONFIGS = HERE.parent / "config" / "fixtures"
+
+
+# What the default run tries of the kept files: one of each kind. All of them pass through the readers in fixtures_test.cpp anyway; --all
+# puts all through the programs.
+SAMPLE = {
+    "empty.npy", "header_past_end.npy", "shape_2_to_60.npy", "trailing_bytes.npy", "pickle_bomb_protocol_2.npy", "pickle_nested_tuples.npy",
+    "valid_big_endian.npy", "truncated.h5", "external_link.h5", "external_raw_file.h5", "absent_filter.h5", "flipped_with_checksum.h5",
+    "flipped_without_checksum.h5", "rows_2_to_40.h5", "zero_rows.h5", "header_past_end.safetensors", "header_over_100_mb.safetensors",
+    "duplicate_name.safetensors", "offsets_overlap.safetensors", "pickle.safetensors", "torch_zip.safetensors", "index_parent.json",
+    "index_link.json", "index_long.json", "valid.model", "truncated.model", "piece_twice.model",
+}
+
+
+class Outcome:
+    """One process: exit code, stderr, processor seconds and peak memory of its own."""
+
+    def __init__(self, command, environment=None, cwd=None):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=dict(os.environ, **(environment or {})),
+                                   cwd=cwd)
+        killer = threading.Timer(60, process.kill)
+        killer.start()
+        self.stderr = process.stderr.read().decode(errors="replace")
+        _, status, usage = os.wait4(process.pid, 0)
+        killer.cancel()
+        process.returncode = self.code = os.waitstatus_to_exitcode(status)
+        self.seconds = usage.ru_utime + usage.ru_stime
+        self.kilobytes = usage.ru_maxrss
+
+    def last_line(self):
+        lines = [line for line in self.stderr.splitlines() if line.strip()]
+        return lines[-1] if lines else ""
+
+
+class Site:
+    def __init__(self, args, work):
+        self.train = f"{args.bin}/train_llama"
+        self.tool = f"{args.bin}/trireme"
+        self.work = pathlib.Path(work)
+        self.all = args.all
+        subprocess.run([self.tool, "init-model", "--hidden-size", "16", "--layers", "1", "--heads", "2", "--kv-heads", "1",
+                        "--intermediate-size", "16", "--vocab-size", "100", "--max-positions", "64", "--output", self.work / "base"],
+                       check=True, capture_output=True)
+        (self.work / "lora.yaml").write_text(f"""model: {{path: base}}
+lora: {{r: 2, alpha: 4, target_modules: [q_proj]}}
+data: {{train: {FIXTURES}/valid_version_2.npy, seq_length: 8, shuffle: false}}
+batch: {{global_batch_size: 1}}
+train: {{max_steps: 3}}
+output: {{dir: out}}
+""")
+
+    def fixtures(self, pattern):
+        return [path for path in sorted(FIXTURES.glob(pattern)) if self.all or path.name in SAMPLE]
+
+    def run(self, name, *overrides):
+        command = [self.train, "--config", str(self.work / "lora.yaml"), "--set", f"output.dir=out-{name}"]
+        for override in overrides:
+            command += ["--set", override]
+        return Outcome(command, cwd=self.work)
+
+    def model(self, name, with_config=True):
+        folder = self.work / name
+        folder.mkdir()
+        if with_config:
+            shutil.copy(self.work / "base" / "config.json", folder)
+        return folder
+
+
+def expect(outcome, code, *parts):
+    assert outcome.code == code, f"exit {outcome.code}, expected {code}: {outcome.stderr[-1500:]}"
+    line = outcome.last_line()
+    for part in parts:
+        assert part in line, f"'{part}' is not in the last line: {line}"
+    assert len(line) < 700 and "terminate called" not in outcome.stderr, outcome.stderr
+
+
+def all_of(tasks):
+    """Runs every task, two at a time, and reports all that fail."""
+    failed = []
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for name, future in [(name, pool.submit(task)) for name, task in tasks]:
+            try:
+                future.result()
+            except AssertionError as error:
+                failed.append(f"{name}: {error}")
+    assert not failed, "\n".join(failed)
+    print(len(tasks), "runs")
+
+
+def data(site):
+    names = [path.name for pattern in ("*.npy", "*.h5") for path in site.fixtures(pattern)]
+    names += [str(path) for path in sorted((HERE.parent / "data" / "fixtures").glob("token_*"))]
+
+    def check(name):
+        outcome = site.run(os.path.basename(name), f"data.train={FIXTURES / name}")
+        if name.startswith("valid"):
+            expect(outcome, 0)
+        else:
+            expect(outcome, 3, os.path.basename(name))
+        if "token_" in name:  # F24: file, offset, value, vocabulary
+            expect(outcome, 3, "token id ", "outside the model's vocabulary of 100")
+
+    all_of([(name, lambda name=name: check(name)) for name in names])
+    assert not (site.work / "executed").exists()
+
+
+def model(site):
+    tasks = []
+    for path in site.fixtures("*.safetensors"):
+        if path.stem == "valid":
+            continue
+        folder = site.model("model-" + path.stem)
+        shutil.copy(path, folder / "model.safetensors")
+        tasks.append((path.name, lambda folder=folder: expect(site.run(folder.name, f"model.path={folder}"), 4, "model.safetensors")))
+        adapter = site.work / ("adapter-" + path.stem)
+        adapter.mkdir()
+        shutil.copy(path, adapter / "adapter_model.safetensors")
+        (adapter / "adapter_config.json").write_text(json.dumps(
+            {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}))
+        if "pickle" in path.stem or "torch" in path.stem:
+            tasks.append(("adapter " + path.name, lambda folder=adapter: expect(
+                site.run(folder.name, f"lora.adapter={folder}"), 4, "adapter_model.safetensors", "never opened")))
+    (site.work / "outside.safetensors").write_bytes((FIXTURES / "valid.safetensors").read_bytes())
+    for path in site.fixtures("index_*.json"):
+        folder = site.model("model-" + path.stem)
+        shutil.copy(path, folder / "model.safetensors.index.json")
+        shutil.copy(FIXTURES / "valid.safetensors", folder)
+        (folder / "link.safetensors").symlink_to("../outside.safetensors")
+        tasks.append((path.name, lambda folder=folder: expect(site.run(folder.name, f"model.path={folder}"), 4, folder.name)))
+    for name in ("pytorch_model.bin", "consolidated.00.pth", "model.pt"):
+        folder = site.model("model-" + name)
+        shutil.copy(FIXTURES / "torch_zip.safetensors", folder / name)
+        tasks.append((name, lambda folder=folder, name=name: expect(
+            site.run(folder.name, f"model.path={folder}"), 4, name, "never opened", "safe_serialization=True")))
+    file = site.work / "llama.pt"
+    shutil.copy(FIXTURES / "torch_zip.safetensors", file)
+    tasks.append(("a file", lambda: expect(site.run("file", f"model.path={file}"), 4, "llama.pt", "never opened")))
+    bad_config = site.model("bad-config", with_config=False)
+    (bad_config / "config.json").write_text('{"model_type": "llama", "hidden_size": 1e999}')
+    tasks.append(("config.json", lambda: expect(site.run("bad-config", f"model.path={bad_config}"), 4, "config.json")))
+    before = {path for path in site.work.iterdir()}
+    all_of(tasks)
+    created = {path.name for path in site.work.iterdir()} - {path.name for path in before}
+    assert all(name.startswith("out-") for name in created), created
+    assert not (site.work / "executed").exists()
+
+
+def tokenizer(site):
+    def check(path):
+        outcome = Outcome([site.tool, "tokenizer", "encode", "--model", str(path), "abc"])
+        expect(outcome, 0 if path.stem == "valid" else 3, *([] if path.stem == "valid" else [path.name]))
+
+    all_of([(path.name, lambda path=path: check(path)) for path in site.fixtures("*.model")])
+
+
+def config(site):
+    """F25, F26: before any MPI call (the environment says two MPI ranks that are not there), at the agreed price."""
+    base = Outcome([site.train, "--version"])
+    pretend = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+               "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_UNIVERSE_SIZE": "2", "PMIX_NAMESPACE": "nowhere", "PMIX_RANK": "0"}
+    minimal = "model: {path: base}\ndata: {train: rows.npy, seq_length: 8}\noutput: {dir: out-config}\n"
+    made = {
+        "ten_megabytes": minimal + "# comment\n" * (1 << 20),
+        "nesting_of_100000": minimal + "lora: " + "[" * 100_000 + "]" * 100_000 + "\n",
+        "mappings_of_100000": minimal + "lora: " + "{a: " * 100_000 + "\n",
+        "alias_bomb_of_20_levels": "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 21)),
+        "merge_keys": "base: &base {lr: 1}\noptimizer: {<<: *base}\n",
+    }
+    for name, text in made.items():
+        (site.work / f"{name}.yaml").write_text(text)
+    kept = ["tab", "duplicate_key", "unknown_key", "list_types", "wrong_shapes", "octal", "float_for_int", "nan_lr", "negative", "empty",
+            "two_documents", "nul", "invalid_utf8", "merge_key", "alias_bomb", "combinations", "many"]
+    files = [site.work / f"{name}.yaml" for name in made] + [CONFIGS / f"{name}.yaml" for name in kept]
+
+    def check(path):
+        outcome = Outcome([site.train, "--config", str(path)], pretend)
+        expect(outcome, 2, path.name)
+        first = outcome.stderr.splitlines()[0]
+        place = first[len(str(path)) + 1:].split(":")
+        assert first.startswith(f"{path}:") and place[0].isdigit() and place[1].isdigit(), first
+        assert outcome.seconds < base.seconds + 1, f"{outcome.seconds} s of processor time"
+        assert outcome.kilobytes < base.kilobytes + 200 * 1024, f"{outcome.kilobytes} kB"
+
+    all_of([(path.name, lambda path=path: check(path)) for path in files])
+
+    # All problems at once, with the nearest value that would do, again before MPI.
+    outcome = Outcome([site.train, "--config", str(site.work / "lora.yaml"), "--set", "batch.global_batch_size=9"], pretend)
+    assert outcome.code == 2 and "nearest are 8 and 10" in outcome.stderr, outcome.stderr
+    outcome = Outcome([site.train, "--config", str(CONFIGS / "combinations.yaml")])
+    assert outcome.code == 2 and len(outcome.stderr.splitlines()) == 7 and "nearest are 8 and 12" in outcome.stderr, outcome.stderr
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bin", required=True)
+    parser.add_argument("--case", required=True)
+    parser.add_argument("--all", action="store_true")
+    args = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as work:
+        {"data": data, "model": model, "tokenizer": tokenizer, "config": config}[args.case](Site(args, work))
+    print(f"{args.case}: {time.monotonic() - begin:.1f} s")
+
+
+if __name__ == "__main__":
+    main()
