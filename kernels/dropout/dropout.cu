@@ -1,46 +1,31 @@
 #include "kernels/dropout/dropout.h"
 
+#include "kernels/dropout/dropout_hash.cuh"
+
 namespace trireme::kernels {
 
 namespace {
 
 constexpr int kThreads = 256;
 
-__device__ inline uint32_t mix(uint32_t x) {
-  x ^= x >> 16;
-  x *= 0x21f0aaadu;
-  x ^= x >> 15;
-  x *= 0x735a2d97u;
-  return x ^ (x >> 15);
-}
-
-struct Key {
-  uint32_t k0, k1;
-};
-
-__device__ inline Key sample_key(uint64_t id, uint32_t t0, uint32_t t1) {
-  const uint32_t k0 = mix(mix(static_cast<uint32_t>(id) ^ t0) ^ static_cast<uint32_t>(id >> 32) ^ t1);
-  return {k0, mix(k0 + 0x9e3779b9u)};
-}
-
-__device__ inline uint32_t draw(Key key, uint32_t word) { return mix(mix(word ^ key.k0) ^ key.k1); }
-
 template <class T, int kWidth>
-__global__ void dropout_kernel(const T* __restrict__ x, T* out, const int64_t* __restrict__ ids, int64_t row_size, uint32_t t0,
-                               uint32_t t1, uint32_t threshold, float scale, bool accumulate) {
+__global__ void dropout_kernel(const T* __restrict__ x, T* out, const int64_t* __restrict__ ids,
+                               int64_t row_size, uint32_t t0, uint32_t t1, uint32_t threshold,
+                               float scale, bool accumulate) {
   const int64_t row = blockIdx.y;
-  const Key key = sample_key(static_cast<uint64_t>(ids[row]), t0, t1);
+  const DropoutHash key = sample_hash(static_cast<uint64_t>(ids[row]), t0, t1);
   const T* in_row = x + row * row_size;
   T* out_row = out + row * row_size;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads * kWidth;
-  for (int64_t e = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kWidth; e < row_size; e += stride) {
+  for (int64_t e = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kWidth;
+       e < row_size; e += stride) {
     if constexpr (kWidth > 1) {
       Pack<T> value = *reinterpret_cast<const Pack<T>*>(in_row + e);
       Pack<T> sum;
       if (accumulate) sum = *reinterpret_cast<const Pack<T>*>(out_row + e);
 #pragma unroll
       for (int i = 0; i < kWidth; i += 2) {
-        const uint32_t h = draw(key, static_cast<uint32_t>((e + i) >> 1));
+        const uint32_t h = dropout_draw(key, static_cast<uint32_t>((e + i) >> 1));
         const float first = (h & 0xffff) >= threshold ? to_float(value.value[i]) * scale : 0.0f;
         const float second = (h >> 16) >= threshold ? to_float(value.value[i + 1]) * scale : 0.0f;
         // The product is rounded to T before it is added, as two separate operations would.
@@ -48,12 +33,13 @@ __global__ void dropout_kernel(const T* __restrict__ x, T* out, const int64_t* _
         value.value[i + 1] = from_float<T>(second);
         if (accumulate) {
           value.value[i] = from_float<T>(to_float(sum.value[i]) + to_float(value.value[i]));
-          value.value[i + 1] = from_float<T>(to_float(sum.value[i + 1]) + to_float(value.value[i + 1]));
+          value.value[i + 1] =
+              from_float<T>(to_float(sum.value[i + 1]) + to_float(value.value[i + 1]));
         }
       }
       *reinterpret_cast<Pack<T>*>(out_row + e) = value;
     } else {
-      const uint32_t h = draw(key, static_cast<uint32_t>(e >> 1));
+      const uint32_t h = dropout_draw(key, static_cast<uint32_t>(e >> 1));
       const bool kept = (e % 2 == 0 ? h & 0xffff : h >> 16) >= threshold;
       T value = from_float<T>(kept ? to_float(in_row[e]) * scale : 0.0f);
       if (accumulate) value = from_float<T>(to_float(out_row[e]) + to_float(value));
@@ -73,12 +59,15 @@ cudaError_t dropout(const DropoutArguments& a, cudaStream_t stream) {
     const auto launch = [&](auto width) {
       constexpr int kWidth = decltype(width)::value;
       const int64_t blocks = (a.row_size + kThreads * kWidth - 1) / (kThreads * kWidth);
-      const dim3 grid(static_cast<unsigned>(blocks < 65536 ? blocks : 65536), static_cast<unsigned>(a.rows));
-      dropout_kernel<T, kWidth><<<grid, kThreads, 0, stream>>>(static_cast<const T*>(a.x), static_cast<T*>(a.out), a.ids, a.row_size, a.t0,
-                                                               a.t1, a.threshold, a.scale, a.accumulate);
+      const dim3 grid(static_cast<unsigned>(blocks < 65536 ? blocks : 65536),
+                      static_cast<unsigned>(a.rows));
+      dropout_kernel<T, kWidth><<<grid, kThreads, 0, stream>>>(
+          static_cast<const T*>(a.x), static_cast<T*>(a.out), a.ids, a.row_size, a.t0, a.t1,
+          a.threshold, a.scale, a.accumulate);
       return cudaGetLastError();
     };
-    if (a.row_size % kPack == 0 && aligned16(a.x, a.out)) return launch(std::integral_constant<int, kPack>{});
+    if (a.row_size % kPack == 0 && aligned16(a.x, a.out))
+      return launch(std::integral_constant<int, kPack>{});
     return launch(std::integral_constant<int, 1>{});
   });
 }

@@ -1,101 +1,219 @@
 #include "kernels/rope/rope.h"
 
+#include "kernels/device.cuh"
+#include "kernels/launch.h"
+
+#include <bit>
+
 namespace trireme::kernels {
 
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 256, kStages = 2;
+constexpr int64_t kStageBytes = 32 * 1024;
 
-/// One thread turns one 16-byte pack of first halves and its partner.
-template <class T>
-__device__ inline void rotate_pack(Pack<T>& x1, Pack<T>& x2, const Pack<T>& c, const Pack<T>& s, float direction) {
-#pragma unroll
-  for (int i = 0; i < Pack<T>::kCount; ++i) {
-    const float a = to_float(x1.value[i]), b = to_float(x2.value[i]), cosine = to_float(c.value[i]), sine = to_float(s.value[i]) * direction;
-    x1.value[i] = from_float<T>(a * cosine - b * sine);
-    x2.value[i] = from_float<T>(b * cosine + a * sine);
-  }
-}
+/// Division by a number that is often a power of two.
+struct Divider {
+  int divisor, shift;  // shift -1: not a power of two
+  explicit Divider(int d)
+      : divisor(d),
+        shift(std::has_single_bit(static_cast<unsigned>(d))
+                  ? std::countr_zero(static_cast<unsigned>(d))
+                  : -1) {}
+  __device__ int quotient(int x) const { return shift >= 0 ? x >> shift : x / divisor; }
+};
 
+/// Where the heads of a token come from: the packed tensor itself, or dq, dk and dv with their strides.
 template <class T>
-__global__ void rotate_kernel(T* heads, const T* __restrict__ cos, const T* __restrict__ sin, int64_t total, int num_heads, int rotated, int d,
-                              float direction) {
-  constexpr int kPack = Pack<T>::kCount;
-  const int half = d / 2, packs = half / kPack;
-  const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (index >= total) return;
-  const int pack = static_cast<int>(index % packs);
-  const int64_t head_index = index / packs;
-  const int64_t token = head_index / rotated;
-  const int head = static_cast<int>(head_index % rotated);
-  T* x = heads + (token * num_heads + head) * d + pack * kPack;
-  Pack<T> x1 = *reinterpret_cast<Pack<T>*>(x), x2 = *reinterpret_cast<Pack<T>*>(x + half);
-  const int64_t angle = token * half + pack * kPack;
-  rotate_pack(x1, x2, *reinterpret_cast<const Pack<T>*>(cos + angle), *reinterpret_cast<const Pack<T>*>(sin + angle), direction);
-  *reinterpret_cast<Pack<T>*>(x) = x1;
-  *reinterpret_cast<Pack<T>*>(x + half) = x2;
-}
+struct Packed {
+  const T* data;
+  int num_heads, d;
+  struct Place {
+    const T* heads;
+    int d;
+    __device__ const T* head(int head) const { return heads + head * d; }
+  };
+  __device__ Place place(int64_t token) const { return {data + token * num_heads * d, d}; }
+};
 
 template <class T>
-__global__ void merge_kernel(const T* __restrict__ dq, HeadStrides q_strides, const T* __restrict__ dk, HeadStrides k_strides,
-                             const T* __restrict__ dv, HeadStrides v_strides, const T* __restrict__ cos, const T* __restrict__ sin, T* d_qkv,
-                             int64_t total, int64_t row_tokens, int q_heads, int kv_heads, int d) {
-  constexpr int kPack = Pack<T>::kCount;
-  const int half = d / 2, packs = half / kPack, num_heads = q_heads + 2 * kv_heads;
-  const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (index >= total) return;
-  const int pack = static_cast<int>(index % packs);
-  const int64_t head_index = index / packs;
-  const int64_t token = head_index / num_heads;
-  const int head = static_cast<int>(head_index % num_heads);
-  const int64_t row = token / row_tokens, position = token % row_tokens;
-  const T* from;
+struct Source {
+  const T* data;
   HeadStrides strides;
-  int local;
-  if (head < q_heads) from = dq, strides = q_strides, local = head;
-  else if (head < q_heads + kv_heads) from = dk, strides = k_strides, local = head - q_heads;
-  else from = dv, strides = v_strides, local = head - q_heads - kv_heads;
-  const T* x = from + row * strides.row + position * strides.token + local * strides.head + pack * kPack;
-  Pack<T> x1 = *reinterpret_cast<const Pack<T>*>(x), x2 = *reinterpret_cast<const Pack<T>*>(x + half);
-  if (head < q_heads + kv_heads) {
-    const int64_t angle = token * half + pack * kPack;
-    rotate_pack(x1, x2, *reinterpret_cast<const Pack<T>*>(cos + angle), *reinterpret_cast<const Pack<T>*>(sin + angle), -1.0f);
+  __device__ const T* token(unsigned row, int64_t place) const {
+    return data + row * strides.row + place * strides.token;
   }
-  T* out = d_qkv + (token * num_heads + head) * d + pack * kPack;
-  *reinterpret_cast<Pack<T>*>(out) = x1;
-  *reinterpret_cast<Pack<T>*>(out + half) = x2;
+};
+template <class T>
+struct Parts {
+  Source<T> q, k, v;
+  int64_t row_tokens;
+  int q_heads, kv_heads;
+  struct Place {
+    const T *q, *k, *v;
+    int64_t q_stride, k_stride, v_stride;
+    int q_heads, kv_heads;
+    __device__ const T* head(int head) const {
+      if (head < q_heads) return q + head * q_stride;
+      head -= q_heads;
+      return head < kv_heads ? k + head * k_stride : v + (head - kv_heads) * v_stride;
+    }
+  };
+  __device__ Place place(int64_t token) const {
+    const unsigned row = static_cast<unsigned>(token) / static_cast<unsigned>(row_tokens);
+    const int64_t at = token - row * row_tokens;
+    return {q.token(row, at), k.token(row, at), v.token(row, at), q.strides.head,
+            k.strides.head,   v.strides.head,   q_heads,          kv_heads};
+  }
+};
+
+/// What both kernels do to the heads of a token: the first `rotated` turn, the rest up to `heads` are copied.
+template <class T>
+struct Turn {
+  T* out;  // [tokens, num_heads, d]
+  const T *cos, *sin;
+  int64_t tokens;
+  int num_heads, heads, rotated, d, heads_per_block;
+  float direction;
+};
+
+/// A persistent block turns heads_per_block heads of token after token. The next token's heads and angles are on their way to shared memory
+/// meanwhile; there the two halves of a head meet, whichever threads fetched them.
+template <class T, class From>
+__global__ void __launch_bounds__(kThreads)
+    turn_kernel(const From from, const Turn<T> a, const Divider packs) {
+  constexpr int kPack = 16 / sizeof(T);
+  using Wide = Vec<T, kPack>;
+  extern __shared__ int4 shared[];
+  const int first_head = static_cast<int>(blockIdx.y) * a.heads_per_block,
+            heads = min(a.heads_per_block, a.heads - first_head);
+  const int count = heads * packs.divisor, half = packs.divisor / 2,
+            stage_packs = (a.heads_per_block + 1) * packs.divisor;
+  const auto fetch = [&](int64_t token, int stage) {
+    Wide* to = reinterpret_cast<Wide*>(shared) + stage * stage_packs;
+    const auto place = from.place(token);
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
+      const int head = packs.quotient(i);
+      copy_async16(to + i, place.head(first_head + head) + (i - head * packs.divisor) * kPack);
+    }
+    // The angles take the place of one more head: cosines, then sines.
+    if (const int i = static_cast<int>(threadIdx.x); i < packs.divisor)
+      copy_async16(
+          to + a.heads_per_block * packs.divisor + i,
+          (i < half ? a.cos : a.sin) + token * (a.d / 2) + (i < half ? i : i - half) * kPack);
+    copy_async_commit();
+  };
+  int64_t token = blockIdx.x;
+  int stage = 0;
+  if (token < a.tokens) fetch(token, stage);
+  for (; token < a.tokens; token += gridDim.x, stage ^= 1) {
+    if (token + gridDim.x < a.tokens) {
+      fetch(token + gridDim.x, stage ^ 1);
+      copy_async_wait<1>();
+    } else {
+      copy_async_wait<0>();
+    }
+    __syncthreads();
+    const Wide *own = reinterpret_cast<const Wide*>(shared) + stage * stage_packs,
+               *angles = own + a.heads_per_block * packs.divisor;
+    T* out = a.out + (token * a.num_heads + first_head) * a.d;
+#pragma unroll 2
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
+      const int head = packs.quotient(i), within = i - head * packs.divisor;
+      Wide x = own[i];
+      if (first_head + head < a.rotated) {
+        const bool low = within < half;
+        const int angle = low ? within : within - half;
+        const float sign = low ? -a.direction : a.direction;
+        float u[kPack], v[kPack], c[kPack], s[kPack];
+        to_floats(x, u);
+        to_floats(own[low ? i + half : i - half], v);
+        to_floats(angles[angle], c);
+        to_floats(angles[half + angle], s);
+#pragma unroll
+        for (int k = 0; k < kPack; ++k) u[k] = u[k] * c[k] + v[k] * (sign * s[k]);
+        x = from_floats<T>(u);
+      }
+      store(out + static_cast<int64_t>(i) * kPack, x);
+    }
+    __syncthreads();  // before the next fetch lands here
+  }
 }
 
-unsigned blocks_for(int64_t total) { return static_cast<unsigned>((total + kThreads - 1) / kThreads); }
+template <class T, class From>
+cudaError_t launch(const From& from, Turn<T> turn, cudaStream_t stream) {
+  if (turn.tokens == 0 || turn.heads == 0) return cudaSuccess;
+  const int packs = turn.d * static_cast<int>(sizeof(T)) / 16;
+  if (packs > kThreads) return cudaErrorInvalidValue;
+  const int64_t head_bytes = int64_t{turn.d} * static_cast<int64_t>(sizeof(T)),
+                fitting = kStageBytes / head_bytes;
+  const int64_t groups = ceil_div(turn.heads, fitting > 0 ? fitting : 1);
+  turn.heads_per_block = static_cast<int>(ceil_div(turn.heads, groups));
+  const size_t shared = static_cast<size_t>(kStages * (turn.heads_per_block + 1) * head_bytes);
+  if (const cudaError_t error = allow_shared_memory(turn_kernel<T, From>, shared);
+      error != cudaSuccess)
+    return error;
+  int resident = 0;
+  if (const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+          &resident, turn_kernel<T, From>, kThreads, shared);
+      error != cudaSuccess)
+    return error;
+  const int64_t blocks = ceil_div(int64_t{multiprocessors()} * resident, groups);
+  const dim3 grid(static_cast<unsigned>(blocks < turn.tokens ? blocks : turn.tokens),
+                  static_cast<unsigned>(groups));
+  turn_kernel<<<grid, kThreads, shared, stream>>>(from, turn, Divider(packs));
+  return cudaGetLastError();
+}
 
 }  // namespace
 
-cudaError_t rope_rotate(void* heads, const void* cos, const void* sin, int64_t tokens, int num_heads, int rotated, int d, int direction,
-                        Element element, cudaStream_t stream) {
-  if (d % 16 != 0 || !aligned16(heads, cos, sin)) return cudaErrorInvalidValue;
+cudaError_t rope_rotate(void* heads, const void* cos, const void* sin, int64_t tokens,
+                        int num_heads, int rotated, int d, int direction, Element element,
+                        cudaStream_t stream) {
+  if (d % 16 != 0 || tokens > INT32_MAX || !aligned16(heads, cos, sin))
+    return cudaErrorInvalidValue;
   return dispatch(element, [&](auto zero) {
     using T = decltype(zero);
-    const int64_t total = tokens * rotated * (d / 2 / Pack<T>::kCount);
-    if (total == 0) return cudaSuccess;
-    rotate_kernel<T><<<blocks_for(total), kThreads, 0, stream>>>(static_cast<T*>(heads), static_cast<const T*>(cos), static_cast<const T*>(sin), total,
-                                                                 num_heads, rotated, d, static_cast<float>(direction));
-    return cudaGetLastError();
+    const Turn<T> turn{static_cast<T*>(heads),
+                       static_cast<const T*>(cos),
+                       static_cast<const T*>(sin),
+                       tokens,
+                       num_heads,
+                       rotated,
+                       rotated,
+                       d,
+                       0,
+                       static_cast<float>(direction)};
+    return launch(Packed<T>{turn.out, num_heads, d}, turn, stream);
   });
 }
 
-cudaError_t rope_merge(const void* dq, HeadStrides q_strides, const void* dk, HeadStrides k_strides, const void* dv, HeadStrides v_strides,
-                       const void* cos, const void* sin, void* d_qkv, int64_t rows, int64_t row_tokens, int q_heads, int kv_heads, int d,
-                       Element element, cudaStream_t stream) {
-  if (d % 16 != 0 || !aligned16(dq, dk, dv, cos, sin, d_qkv)) return cudaErrorInvalidValue;
+cudaError_t rope_merge(const void* dq, HeadStrides q_strides, const void* dk, HeadStrides k_strides,
+                       const void* dv, HeadStrides v_strides, const void* cos, const void* sin,
+                       void* d_qkv, int64_t rows, int64_t row_tokens, int q_heads, int kv_heads,
+                       int d, Element element, cudaStream_t stream) {
+  if (d % 16 != 0 || rows * row_tokens > INT32_MAX || !aligned16(dq, dk, dv, cos, sin, d_qkv))
+    return cudaErrorInvalidValue;
   return dispatch(element, [&](auto zero) {
     using T = decltype(zero);
-    const int64_t total = rows * row_tokens * (q_heads + 2 * kv_heads) * (d / 2 / Pack<T>::kCount);
-    if (total == 0) return cudaSuccess;
-    merge_kernel<T><<<blocks_for(total), kThreads, 0, stream>>>(static_cast<const T*>(dq), q_strides, static_cast<const T*>(dk), k_strides,
-                                                                static_cast<const T*>(dv), v_strides, static_cast<const T*>(cos),
-                                                                static_cast<const T*>(sin), static_cast<T*>(d_qkv), total, row_tokens, q_heads,
-                                                                kv_heads, d);
-    return cudaGetLastError();
+    const int heads = q_heads + 2 * kv_heads;
+    const Turn<T> turn{static_cast<T*>(d_qkv),
+                       static_cast<const T*>(cos),
+                       static_cast<const T*>(sin),
+                       rows * row_tokens,
+                       heads,
+                       heads,
+                       q_heads + kv_heads,
+                       d,
+                       0,
+                       -1.0f};
+    const Parts<T> parts{{static_cast<const T*>(dq), q_strides},
+                         {static_cast<const T*>(dk), k_strides},
+                         {static_cast<const T*>(dv), v_strides},
+                         row_tokens,
+                         q_heads,
+                         kv_heads};
+    return launch(parts, turn, stream);
   });
 }
 

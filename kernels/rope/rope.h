@@ -6,7 +6,7 @@
 // rope_rotate   in place on heads [tokens, heads, d] of which the first `rotated` heads of every token turn, the rest stay
 // rope_merge    the inverse for backward: dq [tokens, q_heads, d], dk, dv [tokens, kv_heads, d], each with its own strides, become
 //               d_qkv [tokens, q_heads + 2 kv_heads, d]; dq and dk are rotated back on the way
-// cos, sin      [tokens, d/2], the element type of the data. fp32 arithmetic. d a multiple of 16, rows 16-byte aligned.
+// cos, sin      [tokens, d/2], the element type of the data. fp32 arithmetic. d a multiple of 16, at most 1,024, rows 16-byte aligned.
 // No allocation, no synchronisation, deterministic.
 
 #include "kernels/element.h"
@@ -22,11 +22,13 @@ struct HeadStrides {
   int64_t row, token, head;
 };
 
-cudaError_t rope_rotate(void* heads, const void* cos, const void* sin, int64_t tokens, int num_heads, int rotated, int d, int direction,
-                        Element element, cudaStream_t stream);
+cudaError_t rope_rotate(void* heads, const void* cos, const void* sin, int64_t tokens,
+                        int num_heads, int rotated, int d, int direction, Element element,
+                        cudaStream_t stream);
 
-cudaError_t rope_merge(const void* dq, HeadStrides q_strides, const void* dk, HeadStrides k_strides, const void* dv, HeadStrides v_strides,
-                       const void* cos, const void* sin, void* d_qkv, int64_t rows, int64_t row_tokens, int q_heads, int kv_heads, int d,
-                       Element element, cudaStream_t stream);
+cudaError_t rope_merge(const void* dq, HeadStrides q_strides, const void* dk, HeadStrides k_strides,
+                       const void* dv, HeadStrides v_strides, const void* cos, const void* sin,
+                       void* d_qkv, int64_t rows, int64_t row_tokens, int q_heads, int kv_heads,
+                       int d, Element element, cudaStream_t stream);
 
 }  // namespace trireme::kernels

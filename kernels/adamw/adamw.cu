@@ -1,0 +1,88 @@
+#include "kernels/adamw/adamw.h"
+
+#include "kernels/shard_update.cuh"
+
+#include <cmath>
+
+namespace trireme::kernels {
+
+namespace {
+
+template <class G, class C>
+struct Arguments {
+  float *master, *exp_avg, *exp_avg_sq;
+  const G* gradient;
+  C* compute;
+  const float *multiplier, *skip, *step;
+  const ShardChunk* chunks;
+  // From doubles on the host: 1 - 0.999f has only 16 good bits.
+  float lr, rate1, beta2, rate2, log_beta1, log_beta2, eps,
+      keep;  // rate: 1 - beta, keep: 1 - lr * weight_decay
+  bool aligned;
+};
+
+template <class G, class C>
+__global__ void __launch_bounds__(kShardThreads) adamw_kernel(const Arguments<G, C> a) {
+  if (a.skip != nullptr && *a.skip != 0.0f) return;
+  const ShardChunk chunk = a.chunks[blockIdx.x];
+  const float multiplier = a.multiplier != nullptr ? *a.multiplier : 1.0f, step = *a.step;
+  const float size = a.lr / -expm1f(step * a.log_beta1), root = rsqrtf(-expm1f(step * a.log_beta2)),
+              keep = chunk.tag % 2 != 0 ? a.keep : 1.0f;
+  for_chunk(chunk, a.aligned, [&](int64_t element, auto width) {
+    constexpr int kWidth = decltype(width)::value;
+    float p[kWidth], m[kWidth], v[kWidth], g[kWidth];
+    load_group(a.gradient + element, g);
+    load_group(a.master + element, p);
+    load_group(a.exp_avg + element, m);
+    load_group(a.exp_avg_sq + element, v);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      g[i] *= multiplier;
+      p[i] *= keep;
+      m[i] += a.rate1 * (g[i] - m[i]);
+      v[i] = a.beta2 * v[i] + a.rate2 * g[i] * g[i];
+      p[i] -= size * m[i] / (sqrtf(v[i]) * root + a.eps);
+    }
+    store(a.master + element, from_floats<float>(p));
+    store(a.exp_avg + element, from_floats<float>(m));
+    store(a.exp_avg_sq + element, from_floats<float>(v));
+    if (a.compute != nullptr) store(a.compute + element, from_floats<C>(p));
+  });
+}
+
+}  // namespace
+
+cudaError_t adamw(const AdamW& a, cudaStream_t stream) {
+  if (a.num_chunks == 0) return cudaSuccess;
+  if (a.step == nullptr || a.chunks == nullptr || a.num_chunks > INT32_MAX)
+    return cudaErrorInvalidValue;
+  return dispatch(a.gradient_element, [&](auto gradient_zero) {
+    using G = decltype(gradient_zero);
+    return dispatch(a.compute_element, [&](auto compute_zero) {
+      using C = decltype(compute_zero);
+      const Arguments<G, C> arguments{
+          a.master,
+          a.exp_avg,
+          a.exp_avg_sq,
+          static_cast<const G*>(a.gradient),
+          static_cast<C*>(a.compute),
+          a.multiplier,
+          a.skip,
+          a.step,
+          a.chunks,
+          static_cast<float>(a.lr),
+          static_cast<float>(1.0 - a.beta1),
+          static_cast<float>(a.beta2),
+          static_cast<float>(1.0 - a.beta2),
+          static_cast<float>(std::log(a.beta1)),
+          static_cast<float>(std::log(a.beta2)),
+          static_cast<float>(a.eps),
+          static_cast<float>(1.0 - a.lr * a.weight_decay),
+          aligned16(a.master, a.exp_avg, a.exp_avg_sq, a.gradient, a.compute)};
+      adamw_kernel<<<static_cast<unsigned>(a.num_chunks), kShardThreads, 0, stream>>>(arguments);
+      return cudaGetLastError();
+    });
+  });
+}
+
+}  // namespace trireme::kernels

@@ -1,0 +1,41 @@
+#pragma once
+// AdamW over a flat shard in one pass (Loshchilov & Hutter 2019, the order of operations of torch.optim.AdamW):
+//
+//   g = gradient * *multiplier
+//   p = p * (1 - lr * weight_decay)                     where the element decays
+//   m = m + (1 - beta1) (g - m),  v = beta2 v + (1 - beta2) g^2
+//   p = p - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+//   compute = to(element, p)
+//
+// master, exp_avg, exp_avg_sq fp32; gradient fp32 or 16-bit; compute 16-bit, fp32, or null; all indexed alike. Device pointers.
+// multiplier, skip, step: fp32 device scalars. *skip != 0 leaves everything as it is. *step is t, counted by the caller before the call.
+// chunks: num_chunks of kernels/shard_chunks.h on the device; elements outside every chunk are not touched.
+// Any alignment; fast with 16-byte aligned pointers. Deterministic, allocates nothing, synchronises nothing.
+
+#include "kernels/element.h"
+#include "kernels/shard_chunks.h"
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace trireme::kernels {
+
+struct AdamW {
+  float* master = nullptr;
+  float* exp_avg = nullptr;
+  float* exp_avg_sq = nullptr;
+  const void* gradient = nullptr;
+  void* compute = nullptr;
+  const float* multiplier = nullptr;  // null: 1
+  const float* skip = nullptr;        // null: 0
+  const float* step = nullptr;
+  const ShardChunk* chunks = nullptr;
+  int64_t num_chunks = 0;
+  double lr = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+  Element gradient_element = Element::kF32;
+  Element compute_element = Element::kBF16;
+};
+cudaError_t adamw(const AdamW& arguments, cudaStream_t stream);
+
+}  // namespace trireme::kernels

@@ -1,0 +1,118 @@
+#include "kernels/cross_entropy/cross_entropy.h"
+
+#include "kernels/cross_entropy/cross_entropy_oracle.h"
+#include "testing.h"
+
+namespace trireme::kernels::testing {
+
+namespace {
+
+struct Shape {
+  int64_t tokens, vocab, stride, shift;
+};
+constexpr Shape kShapes[] = {
+    {1, 1, 1, 0},           {3, 7, 8, 0},           {5, 1000, 1000, 0},    {4, 1001, 1001, 0},
+    {4, 1001, 1008, 0},     {3, 16384, 16384, 0},   {3, 16392, 16392, 0},  {2, 30522, 30528, 0},
+    {2, 30522, 30522, 0},   {6, 32000, 32000, 0},   {2, 32000, 32000, 1},  {2, 50257, 50304, 0},
+    {2, 128256, 128256, 0}, {1, 131072, 131072, 0}, {1, 140000, 140000, 0}};
+
+class CrossEntropyTest : public KernelTest {};
+
+TEST_F(CrossEntropyTest, MatchesTheOracle) {
+  struct Types {
+    Element in, out;
+  };
+  for (const Types types : {Types{Element::kBF16, Element::kBF16},
+                            {Element::kF16, Element::kF16},
+                            {Element::kF32, Element::kF32},
+                            {Element::kF32, Element::kBF16}}) {
+    for (const Shape& s : kShapes) {
+      if (too_large(s.tokens * s.stride)) continue;
+      SCOPED_TRACE(std::string(name_of(types.in)) + " " + std::to_string(s.tokens) + " x " +
+                   std::to_string(s.vocab) + " of " + std::to_string(s.stride));
+      Values logits = normal_values(s.tokens * s.stride, types.in, 1, 4.0);
+      std::vector<int64_t> targets;
+      Values weights;
+      for (int64_t t = 0; t < s.tokens; ++t) {
+        targets.push_back(t == 0 ? s.vocab - 1 : (t * 7919) % s.vocab);
+        weights.push_back(t == 1 ? 0.0
+                                 : round_to(0.25 + 0.1 * static_cast<double>(t), Element::kF32));
+      }
+      // What a padded or ignored place holds must not matter.
+      for (int64_t t = 0; t < s.tokens; ++t)
+        for (int64_t v = s.vocab; v < s.stride; ++v) logits[t * s.stride + v] = std::nan("");
+      if (s.tokens > 1) logits[s.stride] = std::nan(""), targets[1] = -100;
+      if (s.vocab > 4) logits[2] = 80, logits[3] = -std::numeric_limits<double>::infinity();
+      if (s.tokens > 1) targets[1] = 0;
+      const double scale = 4.0;
+      const oracle::CrossEntropy expected =
+          oracle::cross_entropy(logits, targets, weights, s.tokens, s.vocab, s.stride, scale);
+      if (s.tokens > 1) targets[1] = -100;
+      DeviceArray in(logits, types.in, s.shift), out(s.tokens * s.stride, types.out, s.shift),
+          w(weights, Element::kF32), loss(s.tokens, Element::kF32), lse(s.tokens, Element::kF32),
+          factor(Values{scale}, Element::kF32), total(Values{1.5}, Element::kF32);
+      DeviceIntegers<int64_t> target(targets);
+      CrossEntropy a;
+      a.logits = in.data(), a.d_logits = out.data(), a.targets = target.as<int64_t>(),
+      a.weights = w.fp32(), a.gradient_scale = factor.fp32(), a.loss = loss.fp32();
+      a.lse = lse.fp32(), a.tokens = s.tokens, a.vocab = s.vocab, a.stride = s.stride,
+      a.element = types.in, a.gradient_element = types.out;
+      CUDA_OK(cross_entropy(a, nullptr));
+      // Cancellation: exp(l - lse) of a likely target against 1.
+      expect_close(out.values(), expected.d_logits, types.out, 1.05, 2e-5, "d_logits");
+      expect_close(loss.values(), expected.loss, Element::kF32, 0, 2e-5, "loss");
+      expect_close(lse.values(), expected.lse, Element::kF32, 0, 2e-5, "lse");
+      CUDA_OK(sum_values(loss.fp32(), s.tokens, total.fp32(), true, nullptr));
+      double sum = 1.5;
+      for (const double l : loss.values()) sum += l;
+      EXPECT_NEAR(total.values()[0], sum, std::abs(sum) * 1e-7);
+      if (types.in == types.out) {
+        const Values apart = out.values();
+        a.d_logits = in.data();
+        CUDA_OK(cross_entropy(a, nullptr));
+        EXPECT_EQ(in.values(), apart);
+      }
+    }
+  }
+}
+
+TEST_F(CrossEntropyTest, StrayTargetIsSeenAndTouchesNothing) {
+  for (const int64_t vocab : {1000, 1001}) {
+    const Values logits = normal_values(2 * vocab, Element::kF32, 1);
+    DeviceArray in(logits, Element::kF32), out(2 * vocab, Element::kF32), loss(2, Element::kF32);
+    DeviceIntegers<int64_t> target({vocab, 1});
+    CrossEntropy a;
+    a.logits = in.data(), a.d_logits = out.data(), a.targets = target.as<int64_t>(),
+    a.loss = loss.fp32(), a.tokens = 2, a.vocab = a.stride = vocab;
+    a.element = a.gradient_element = Element::kF32;
+    CUDA_OK(cross_entropy(a, nullptr));
+    EXPECT_TRUE(std::isnan(loss.values()[0]));
+    EXPECT_FALSE(std::isnan(loss.values()[1]));
+  }
+}
+
+TEST_F(CrossEntropyTest, SameBitsEveryTime) {
+  const int64_t tokens = 40, vocab = 32000;
+  DeviceArray in(normal_values(tokens * vocab, Element::kBF16, 1), Element::kBF16),
+      out(tokens * vocab, Element::kBF16), loss(tokens, Element::kF32);
+  std::vector<int64_t> targets;
+  for (int64_t t = 0; t < tokens; ++t) targets.push_back(t * 31);
+  DeviceIntegers<int64_t> target(targets);
+  CrossEntropy a;
+  a.logits = in.data(), a.d_logits = out.data(), a.targets = target.as<int64_t>(),
+  a.loss = loss.fp32(), a.tokens = tokens, a.vocab = a.stride = vocab;
+  std::vector<std::vector<unsigned char>> first;
+  for (int run = 0; run < 100; ++run) {
+    out.poison(), loss.poison();
+    CUDA_OK(cross_entropy(a, nullptr));
+    std::vector<std::vector<unsigned char>> now = {out.read(), loss.read()};
+    if (run == 0)
+      first = std::move(now);
+    else
+      ASSERT_TRUE(now == first) << "run " << run;
+  }
+}
+
+}  // namespace
+
+}  // namespace trireme::kernels::testing

@@ -1,0 +1,103 @@
+#include "kernels/rope/rope.h"
+
+#include "kernels/rope/rope_oracle.h"
+#include "testing.h"
+
+namespace trireme::kernels::testing {
+
+namespace {
+
+struct Shape {
+  int64_t rows, row_tokens;
+  int q, kv, d;
+};
+constexpr Shape kShapes[] = {{1, 1, 1, 1, 16},   {2, 3, 4, 2, 64},  {2, 37, 8, 1, 128},
+                             {1, 5, 64, 8, 128}, {3, 11, 5, 5, 96}, {1, 7, 40, 40, 128},
+                             {2, 3, 6, 3, 256}};
+
+struct Tables {
+  Values cos, sin;
+};
+Tables tables(int64_t tokens, int d, Element element) {
+  Tables t;
+  for (int64_t p = 0; p < tokens; ++p)
+    for (int i = 0; i < d / 2; ++i) {
+      const double angle = static_cast<double>(p * 97) * std::pow(10000.0, -2.0 * i / d);
+      t.cos.push_back(round_to(std::cos(angle), element));
+      t.sin.push_back(round_to(std::sin(angle), element));
+    }
+  return t;
+}
+
+class RopeTest : public KernelTest {};
+
+TEST_F(RopeTest, RotatesInPlaceAndBack) {
+  for (const Element element : kElements) {
+    for (const Shape& s : kShapes) {
+      SCOPED_TRACE(std::string(name_of(element)) + " heads " + std::to_string(s.q) + " d " +
+                   std::to_string(s.d));
+      const int64_t tokens = s.rows * s.row_tokens;
+      const int heads = s.q + 2 * s.kv, rotated = s.q + s.kv;
+      const Values x = normal_values(tokens * heads * s.d, element, 1);
+      const Tables t = tables(tokens, s.d, element);
+      for (const int direction : {1, -1}) {
+        DeviceArray dx(x, element), cos(t.cos, element), sin(t.sin, element);
+        CUDA_OK(rope_rotate(dx.data(), cos.data(), sin.data(), tokens, heads, rotated, s.d,
+                            direction, element, nullptr));
+        expect_close(dx.values(),
+                     oracle::rope(x, t.cos, t.sin, tokens, heads, rotated, s.d, direction), element,
+                     1.05, 1e-6, "rotated");
+      }
+    }
+  }
+}
+
+TEST_F(RopeTest, MergeTakesAnyStrides) {
+  for (const Element element : kElements) {
+    for (const Shape& s : kShapes) {
+      for (const bool heads_outside : {false, true}) {  // [B, S, N, d] or [B, N, S, d] memory
+        SCOPED_TRACE(std::string(name_of(element)) + " heads " + std::to_string(s.q) + " d " +
+                     std::to_string(s.d));
+        const int64_t tokens = s.rows * s.row_tokens;
+        const int heads = s.q + 2 * s.kv;
+        const Tables t = tables(tokens, s.d, element);
+        const Values packed = normal_values(tokens * heads * s.d, element, 1);
+        const auto strides = [&](int n) {
+          return heads_outside ? HeadStrides{n * s.row_tokens * s.d, s.d, s.row_tokens * s.d}
+                               : HeadStrides{s.row_tokens * n * s.d, int64_t{n} * s.d, s.d};
+        };
+        const auto part = [&](int begin, int n) {
+          Values values(static_cast<size_t>(tokens * n * s.d));
+          const HeadStrides st = strides(n);
+          for (int64_t row = 0; row < s.rows; ++row)
+            for (int64_t p = 0; p < s.row_tokens; ++p)
+              for (int h = 0; h < n; ++h)
+                for (int i = 0; i < s.d; ++i)
+                  values[row * st.row + p * st.token + h * st.head + i] =
+                      packed[((row * s.row_tokens + p) * heads + begin + h) * s.d + i];
+          return values;
+        };
+        DeviceArray dq(part(0, s.q), element), dk(part(s.q, s.kv), element),
+            dv(part(s.q + s.kv, s.kv), element), cos(t.cos, element), sin(t.sin, element),
+            out(tokens * heads * s.d, element);
+        CUDA_OK(rope_merge(dq.data(), strides(s.q), dk.data(), strides(s.kv), dv.data(),
+                           strides(s.kv), cos.data(), sin.data(), out.data(), s.rows, s.row_tokens,
+                           s.q, s.kv, s.d, element, nullptr));
+        expect_close(out.values(),
+                     oracle::rope(packed, t.cos, t.sin, tokens, heads, s.q + s.kv, s.d, -1),
+                     element, 1.05, 1e-6, "d_qkv");
+      }
+    }
+  }
+}
+
+TEST_F(RopeTest, RefusesUnalignedRows) {
+  DeviceArray x(64, Element::kBF16, 1), table(64, Element::kBF16);
+  EXPECT_EQ(
+      rope_rotate(x.data(), table.data(), table.data(), 1, 1, 1, 32, 1, Element::kBF16, nullptr),
+      cudaErrorInvalidValue);
+}
+
+}  // namespace
+
+}  // namespace trireme::kernels::testing
