@@ -5,6 +5,7 @@
 #include "trireme/ops/attention.h"
 #include "trireme/ops/block_layers.h"
 #include "trireme/ops/checkpoint.h"
+#include "trireme/ops/embedding.h"
 #include "trireme/ops/loss_head.h"
 #include "trireme/ops/norm.h"
 #include "trireme/ops/rope.h"
@@ -181,7 +182,7 @@ at::Tensor decode(const LlamaModel& model, UnitStore& store, const TokenBatch& b
       "recompute names ", options.recompute.size(), " blocks, the model has ", blocks);
 
   const at::Tensor tokens = enter_unit(batch.tokens_BS, store, kEmbed);
-  at::Tensor x_BSD = leave_unit(at::embedding(store.parameters(kEmbed)[0], tokens), store, kEmbed);
+  at::Tensor x_BSD = leave_unit(embed(store.parameters(kEmbed)[0], tokens), store, kEmbed);
 
   Pass pass;
   pass.config = config;

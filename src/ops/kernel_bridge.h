@@ -3,6 +3,7 @@
 // sm_90, has_kernels() is false and the LibTorch composition serves.
 
 #include "trireme/ops/dropout.h"
+#include "trireme/ops/kernels.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -11,8 +12,6 @@
 namespace trireme::bridge {
 
 #ifdef TRIREME_WITH_CUDA
-/// True when x is fp32, fp16 or bf16 on a GPU that our kernels were built for.
-bool has_kernels(const at::Tensor& x);
 /// A GPU of the kind that our kernels were built for.
 bool on_hopper(at::Device device);
 /// out = (accumulate ? out : 0) + dropout(x); x and out contiguous [B, S, D].
@@ -25,8 +24,18 @@ bool rope_rotate(at::Tensor heads, const at::Tensor& cos, const at::Tensor& sin,
 /// d_qkv [B, S, q + 2 kv, H] from gradients of any strides; undefined when the shape does not suit the kernel.
 at::Tensor rope_merge(const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv,
                       const at::Tensor& cos, const at::Tensor& sin);
+/// Cross-entropy of logits [T, V] (rows may lie apart), which become gradient_scale * weights * (softmax - one-hot) when wanted.
+/// weights fp32 [T], gradient_scale fp32 scalar; losses fp32 [T] are weighted.
+void cross_entropy_(at::Tensor& logits, const at::Tensor& targets, const at::Tensor& weights,
+                    const at::Tensor& gradient_scale, at::Tensor& losses, bool want_gradient);
+/// fp32 scalar; fp64 inside, one fixed order.
+at::Tensor sum(const at::Tensor& values);
+/// x * factor (fp32 scalar), the product in fp32.
+at::Tensor scaled(const at::Tensor& x, const at::Tensor& factor, at::ScalarType dtype);
+at::Tensor embedding(const at::Tensor& table, const at::Tensor& ids);
+/// d_table [rows, D] of dy [.., D].
+at::Tensor embedding_backward(const at::Tensor& dy, const at::Tensor& ids, int64_t rows);
 #else
-inline bool has_kernels(const at::Tensor&) { return false; }
 inline void dropout(const at::Tensor&, at::Tensor&, const at::Tensor&, const DropoutKey&, bool) {}
 inline at::Tensor swiglu(const at::Tensor&) { return {}; }
 inline at::Tensor swiglu_backward(const at::Tensor&, const at::Tensor&) { return {}; }
@@ -35,6 +44,12 @@ inline at::Tensor rope_merge(const at::Tensor&, const at::Tensor&, const at::Ten
                              const at::Tensor&, const at::Tensor&) {
   return {};
 }
+inline void cross_entropy_(at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                           at::Tensor&, bool) {}
+inline at::Tensor sum(const at::Tensor&) { return {}; }
+inline at::Tensor scaled(const at::Tensor&, const at::Tensor&, at::ScalarType) { return {}; }
+inline at::Tensor embedding(const at::Tensor&, const at::Tensor&) { return {}; }
+inline at::Tensor embedding_backward(const at::Tensor&, const at::Tensor&, int64_t) { return {}; }
 #endif
 
 }  // namespace trireme::bridge

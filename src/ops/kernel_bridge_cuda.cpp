@@ -1,7 +1,10 @@
 #include "kernel_bridge.h"
 
+#include "kernels/cross_entropy/cross_entropy.h"
 #include "kernels/dropout/dropout.h"
+#include "kernels/embedding/embedding.h"
 #include "kernels/rope/rope.h"
+#include "kernels/scale/scale.h"
 #include "kernels/swiglu/swiglu.h"
 #include "trireme/base/error.h"
 
@@ -136,6 +139,79 @@ at::Tensor rope_merge(const at::Tensor& dq, const at::Tensor& dk, const at::Tens
                           static_cast<int>(dq.size(3)), element(dq), stream_of(dq)),
       "rope_merge");
   return d_qkv;
+}
+
+void cross_entropy_(at::Tensor& logits, const at::Tensor& targets, const at::Tensor& weights,
+                    const at::Tensor& gradient_scale, at::Tensor& losses, bool want_gradient) {
+  const c10::cuda::CUDAGuard guard(logits.device());
+  kernels::CrossEntropy a;
+  a.logits = logits.const_data_ptr();
+  a.d_logits = want_gradient ? logits.mutable_data_ptr() : nullptr;
+  a.targets = targets.const_data_ptr<int64_t>();
+  a.weights = weights.const_data_ptr<float>();
+  a.gradient_scale = gradient_scale.const_data_ptr<float>();
+  a.loss = losses.mutable_data_ptr<float>();
+  a.tokens = logits.size(0);
+  a.vocab = logits.size(1);
+  a.stride = logits.stride(0);
+  a.element = a.gradient_element = element(logits);
+  launched(kernels::cross_entropy(a, stream_of(logits)), "cross_entropy");
+}
+
+at::Tensor sum(const at::Tensor& values) {
+  const c10::cuda::CUDAGuard guard(values.device());
+  at::Tensor total = at::empty({}, values.options());
+  launched(
+      kernels::sum_values(values.const_data_ptr<float>(), values.numel(),
+                          total.mutable_data_ptr<float>(), /*accumulate=*/false, stream_of(values)),
+      "sum_values");
+  return total;
+}
+
+at::Tensor scaled(const at::Tensor& x, const at::Tensor& factor, at::ScalarType dtype) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  at::Tensor out = at::empty(x.sizes(), x.options().dtype(dtype));
+  launched(kernels::scale(x.const_data_ptr(), element(x), factor.const_data_ptr<float>(),
+                          out.mutable_data_ptr(), element(out), x.numel(), stream_of(x)),
+           "scale");
+  return out;
+}
+
+at::Tensor embedding(const at::Tensor& table, const at::Tensor& ids) {
+  const c10::cuda::CUDAGuard guard(table.device());
+  std::vector<int64_t> shape = ids.sizes().vec();
+  shape.push_back(table.size(1));
+  at::Tensor y = at::empty(shape, table.options());
+  kernels::EmbeddingForward a;
+  a.table = table.const_data_ptr();
+  a.ids = ids.const_data_ptr<int64_t>();
+  a.y = y.mutable_data_ptr();
+  a.tokens = ids.numel();
+  a.vocab = table.size(0);
+  a.columns = table.size(1);
+  a.element = element(table);
+  launched(kernels::embedding_forward(a, stream_of(table)), "embedding_forward");
+  return y;
+}
+
+at::Tensor embedding_backward(const at::Tensor& dy, const at::Tensor& ids, int64_t rows) {
+  const c10::cuda::CUDAGuard guard(dy.device());
+  const at::Tensor gradient = dy.contiguous();
+  const int64_t columns = dy.size(-1);
+  at::Tensor d_table = at::zeros({rows, columns}, dy.options());
+  const size_t bytes = kernels::embedding_backward_workspace(ids.numel(), columns);
+  at::Tensor workspace = at::empty({static_cast<int64_t>(bytes)}, dy.options().dtype(at::kByte));
+  kernels::EmbeddingBackward a;
+  a.dy = gradient.const_data_ptr();
+  a.ids = ids.const_data_ptr<int64_t>();
+  a.d_table = d_table.mutable_data_ptr();
+  a.workspace = workspace.mutable_data_ptr();
+  a.tokens = ids.numel();
+  a.vocab = rows;
+  a.columns = columns;
+  a.element = a.table_element = element(dy);
+  launched(kernels::embedding_backward(a, stream_of(dy)), "embedding_backward");
+  return d_table;
 }
 
 }  // namespace trireme::bridge

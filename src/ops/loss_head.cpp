@@ -1,5 +1,6 @@
 #include "trireme/ops/loss_head.h"
 
+#include "kernel_bridge.h"
 #include "trireme/base/error.h"
 
 #include <ATen/ATen.h>
@@ -16,6 +17,12 @@ using torch::autograd::variable_list;
 
 at::ScalarType loss_type(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+/// Tokens whose logits fill 256 MiB.
+int64_t kernel_chunk(int64_t vocab_size, int64_t element_size) {
+  constexpr int64_t kBytes = int64_t{256} << 20;
+  return std::max<int64_t>(256, kBytes / (vocab_size * element_size) / 128 * 128);
 }
 
 struct HeadResult {
@@ -64,9 +71,62 @@ HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const 
   return result;
 }
 
+/// The same where our kernels serve: the logits of a chunk become their gradient in place, so one buffer of a chunk is all the memory that
+/// comes on top of the results, and the host waits for nothing.
+HeadResult run_chunks_with_kernels(const at::Tensor& hidden, const at::Tensor& weight,
+                                   const at::Tensor& targets, const at::Tensor& token_weight,
+                                   bool need_hidden, bool need_weight) {
+  const int64_t tokens = hidden.size(0), vocab = weight.size(0);
+  const auto options = hidden.options().dtype(at::kFloat);
+  HeadResult result;
+  const at::Tensor w = token_weight.to(at::kFloat).contiguous(), target = targets.contiguous();
+  result.largest = w.max().clamp_min(1e-30);
+  const at::Tensor inverse = result.largest.reciprocal();
+  if (need_hidden) result.d_hidden = at::empty_like(hidden);
+  if (need_weight) result.d_weight = at::empty(weight.sizes(), options);
+
+  // Equal chunks of whole GEMM tiles.
+  const int64_t most = kernel_chunk(vocab, hidden.element_size()),
+                chunks = (tokens + most - 1) / most,
+                chunk = std::min(tokens, ((tokens + chunks - 1) / chunks + 127) / 128 * 128);
+  // Rows start on 16-byte boundaries whatever the vocabulary is.
+  const int64_t padded = (vocab + 15) / 16 * 16;
+  const at::Tensor buffer = at::empty({chunk, padded}, hidden.options());
+  at::Tensor losses = at::empty({tokens}, options);
+  for (int64_t begin = 0; begin < tokens; begin += chunk) {
+    const int64_t count = std::min(chunk, tokens - begin);
+    const at::Tensor h = hidden.narrow(0, begin, count);
+    at::Tensor logits = buffer.narrow(0, 0, count).narrow(1, 0, vocab);
+    at::mm_out(logits, h, weight.t());
+    at::Tensor part = losses.narrow(0, begin, count);
+    bridge::cross_entropy_(logits, target.narrow(0, begin, count), w.narrow(0, begin, count),
+                           inverse, part, need_hidden || need_weight);
+    if (need_hidden) {
+      at::Tensor out = result.d_hidden.narrow(0, begin, count);
+      at::mm_out(out, logits, weight);
+    }
+    if (!need_weight) continue;
+    const bool wide = hidden.scalar_type() == at::kFloat;
+    if (begin == 0) {
+      if (wide)
+        at::mm_out(result.d_weight, logits.t(), h);
+      else
+        at::mm_out(result.d_weight, logits.t(), h, at::kFloat);
+    } else if (wide) {
+      result.d_weight.addmm_(logits.t(), h);
+    } else {
+      at::addmm_out(result.d_weight, result.d_weight, logits.t(), h, at::kFloat);
+    }
+  }
+  result.loss = bridge::sum(losses);
+  return result;
+}
+
 /// x * factor in `dtype`, a few rows at a time: a GPU would round a zero-dimensional fp32 factor to
 /// bf16 before multiplying.
 at::Tensor scaled(const at::Tensor& x, const at::Tensor& factor, at::ScalarType dtype) {
+  if (bridge::has_kernels(x) && x.is_contiguous())
+    return bridge::scaled(x, factor.contiguous(), dtype);
   at::Tensor out = at::empty(x.sizes(), x.options().dtype(dtype));
   constexpr int64_t kRows = 4096;
   for (int64_t begin = 0; begin < x.size(0); begin += kRows) {
@@ -89,7 +149,11 @@ struct LossHead : torch::autograd::Function<LossHead> {
       if (kept.size(0) == hidden.size(0)) kept = at::Tensor();
     }
     HeadResult result;
-    if (kept.defined() && kept.size(0) == 0) {
+    if (bridge::has_kernels(hidden) && hidden.is_contiguous() && weight.is_contiguous() &&
+        hidden.size(0) > 0) {
+      result =
+          run_chunks_with_kernels(hidden, weight, targets, token_weight, need_hidden, need_weight);
+    } else if (kept.defined() && kept.size(0) == 0) {
       result.loss = at::zeros({}, hidden.options().dtype(loss_type(hidden)));
       result.largest = at::ones({}, result.loss.options());
       if (need_hidden) result.d_hidden = at::zeros_like(hidden);

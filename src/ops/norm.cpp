@@ -1,5 +1,6 @@
 #include "trireme/ops/norm.h"
 
+#include "fp8_bridge.h"
 #include "trireme/base/error.h"
 
 #include <ATen/ATen.h>
@@ -44,8 +45,20 @@ variable_list backward_plain(const at::Tensor& dy, const at::Tensor& x, const at
   return {dx, dw};
 }
 
-// The one place where a kernel takes over from the plain composition.
+/// The widest row that our kernels take.
+constexpr int64_t kKernelColumns = 16384;
+
+bool has_norm_kernels(const at::Tensor& x) {
+  return bridge::has_fp8_kernels(x) && x.size(-1) <= kKernelColumns;
+}
+
+// The places where a kernel takes over from the plain composition.
 NormForward forward_dispatch(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  if (has_norm_kernels(x)) {
+    const rows::Normed normed =
+        bridge::norm_forward(x.view({-1, x.size(-1)}), weight, eps, /*want_y=*/true, false);
+    return {normed.y.view(x.sizes()), normed.rstd};
+  }
   if (x.is_cuda()) {
     auto [y, rstd] = at::_fused_rms_norm(x, {x.size(-1)}, weight, eps);
     return {y, rstd};
@@ -55,6 +68,13 @@ NormForward forward_dispatch(const at::Tensor& x, const at::Tensor& weight, doub
 
 variable_list backward_dispatch(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd,
                                 const at::Tensor& weight, bool need_x, bool need_weight) {
+  if (has_norm_kernels(x)) {
+    at::Tensor dw;
+    const at::Tensor dx =
+        bridge::norm_backward(dy.reshape({-1, x.size(-1)}), x.view({-1, x.size(-1)}), rstd, weight,
+                              at::Tensor(), need_weight ? &dw : nullptr);
+    return {dx.view(x.sizes()), dw};
+  }
   if (x.is_cuda()) {
     auto [dx, dw] = at::_fused_rms_norm_backward(dy.contiguous(), x, {x.size(-1)}, rstd, weight,
                                                  {need_x, need_weight});

@@ -1,5 +1,7 @@
 #include "optimizers.h"
 
+#include "shard_kernels.h"
+
 #include <ATen/ATen.h>
 
 namespace trireme {
@@ -22,6 +24,11 @@ class AdamW final : public Optimizer {
       TrainedShard& shard = shards_[s];
       exp_avg_.push_back(at::zeros_like(shard.master));
       exp_avg_sq_.push_back(at::zeros_like(shard.master));
+      tables_.emplace_back();
+      if (shard_kernels::kernels_serve(shard)) {
+        tables_.back() = shard_kernels::make_tables(shard, options_.decay_norms);
+        continue;
+      }
       for (const ShardRange& range : shard.ranges) {
         const bool decay = range.decay || options_.decay_norms;
         if (!groups_.empty() && groups_.back().shard == s && groups_.back().decay == decay) {
@@ -43,6 +50,9 @@ class AdamW final : public Optimizer {
   void step(double lr, const at::Tensor& multiplier, const at::Tensor& skip) override {
     at::NoGradGuard no_grad;
     step_.add_(1 - skip);
+    for (size_t s = 0; s < shards_.size(); ++s)
+      if (tables_[s].defined())
+        shard_kernels::adamw({shards_[s], tables_[s], exp_avg_[s], exp_avg_sq_[s], step_, multiplier, skip, lr}, options_);
     const at::Tensor divisor = multiplier.reciprocal();  // the fused pass divides by its grad_scale
     for (const bool decay : {true, false}) {
       std::vector<at::Tensor> masters, gradients, firsts, seconds, steps;
@@ -58,8 +68,8 @@ class AdamW final : public Optimizer {
       at::_fused_adamw_(masters, gradients, firsts, seconds, {}, steps, lr, options_.betas[0], options_.betas[1],
                         decay ? options_.weight_decay : 0.0, options_.eps, /*amsgrad=*/false, /*maximize=*/false, divisor, skip);
     }
-    for (TrainedShard& shard : shards_)
-      if (!shard.compute.is_same(shard.master)) shard.compute.copy_(shard.master);
+    for (size_t s = 0; s < shards_.size(); ++s)
+      if (!tables_[s].defined() && !shards_[s].compute.is_same(shards_[s].master)) shards_[s].compute.copy_(shards_[s].master);
   }
 
   std::vector<std::pair<std::string, at::Tensor>> state() override {
@@ -75,7 +85,8 @@ class AdamW final : public Optimizer {
   OptimizerSection options_;
   std::vector<TrainedShard>& shards_;
   std::vector<at::Tensor> exp_avg_, exp_avg_sq_;
-  std::vector<Group> groups_;
+  std::vector<shard_kernels::Tables> tables_;  // of the shards that our kernels update
+  std::vector<Group> groups_;                  // of the others
   at::Tensor step_;
 };
 

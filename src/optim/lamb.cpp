@@ -1,5 +1,7 @@
 #include "optimizers.h"
 
+#include "shard_kernels.h"
+
 #include <ATen/ATen.h>
 
 namespace trireme {
@@ -14,6 +16,7 @@ class Lamb final : public Optimizer {
     for (TrainedShard& shard : shards_) {
       exp_avg_.push_back(at::zeros_like(shard.master));
       exp_avg_sq_.push_back(at::zeros_like(shard.master));
+      tables_.push_back(shard_kernels::kernels_serve(shard) ? shard_kernels::make_tables(shard, options_.decay_norms) : shard_kernels::Tables());
       first_tensor_.push_back(num_tensors_);
       num_tensors_ += shard.num_tensors;
     }
@@ -33,6 +36,10 @@ class Lamb final : public Optimizer {
     at::Tensor squares = at::zeros({2, num_tensors_}, shards_[0].master.options().dtype(at::kDouble));
     for (size_t s = 0; s < shards_.size(); ++s) {
       const TrainedShard& shard = shards_[s];
+      if (tables_[s].defined()) {
+        shard_kernels::lamb_moments(kernel_step(s, lr, multiplier, skip), options_, squares, first_tensor_[s]);
+        continue;
+      }
       const at::Tensor gradient = at::where(keep, shard.gradient * multiplier, 0);
       exp_avg_[s].copy_(at::where(keep, exp_avg_[s].lerp(gradient, 1 - options_.betas[0]), exp_avg_[s]));
       exp_avg_sq_[s].copy_(at::where(keep, exp_avg_sq_[s].lerp(gradient.square(), 1 - options_.betas[1]), exp_avg_sq_[s]));
@@ -55,6 +62,10 @@ class Lamb final : public Optimizer {
     const at::Tensor ratio = at::where((norms[0] > 0).logical_and(norms[1] > 0), norms[0] / norms[1], 1.0).to(at::kFloat);
     for (size_t s = 0; s < shards_.size(); ++s) {
       TrainedShard& shard = shards_[s];
+      if (tables_[s].defined()) {
+        shard_kernels::lamb_apply(kernel_step(s, lr, multiplier, skip), options_, squares, first_tensor_[s]);
+        continue;
+      }
       for (size_t r = 0; r < shard.ranges.size(); ++r) {
         const ShardRange& range = shard.ranges[r];
         at::Tensor weight = shard.master.narrow(0, range.begin, range.end - range.begin);
@@ -74,10 +85,15 @@ class Lamb final : public Optimizer {
   }
 
  private:
+  shard_kernels::Step kernel_step(size_t s, double lr, const at::Tensor& multiplier, const at::Tensor& skip) const {
+    return {shards_[s], tables_[s], exp_avg_[s], exp_avg_sq_[s], step_, multiplier, skip, lr};
+  }
+
   OptimizerSection options_;
   std::vector<TrainedShard>& shards_;
   Communicator& world_;
   std::vector<at::Tensor> exp_avg_, exp_avg_sq_;
+  std::vector<shard_kernels::Tables> tables_;  // undefined where the composition serves
   std::vector<int> first_tensor_;
   int num_tensors_ = 0;
   at::Tensor step_;

@@ -1,5 +1,6 @@
 #include "optimizers.h"
 
+#include "shard_kernels.h"
 #include "trireme/base/error.h"
 
 #include <ATen/ATen.h>
@@ -16,6 +17,7 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerSection& options, std::
 at::Tensor local_gradient_square(const std::vector<TrainedShard>& shards) {
   TRIREME_CHECK(!shards.empty(), "nothing is trained");
   at::NoGradGuard no_grad;
+  if (shard_kernels::kernels_serve(shards[0])) return shard_kernels::gradient_square(shards);
   at::Tensor sum = at::zeros({}, shards[0].master.options().dtype(at::kDouble));
   for (const TrainedShard& shard : shards) {
     // fp32 sums of squares over long vectors: the library's reduction is pairwise; the total over shards is kept in fp64.

@@ -1,6 +1,8 @@
 // Our CUDA kernels through the operations that use them, against the same operations in fp64 on the CPU. Outputs are written over
 // memory full of NaN by the caching allocator's reuse: each test first fills and frees blocks of the same size.
 #include "trireme/ops/dropout.h"
+#include "trireme/ops/embedding.h"
+#include "trireme/ops/loss_head.h"
 #include "trireme/ops/rope.h"
 #include "trireme/ops/swiglu.h"
 
@@ -9,8 +11,12 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
+#ifdef TRIREME_WITH_CUDA
+#include <c10/cuda/CUDAFunctions.h>
+#endif
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 namespace trireme {
@@ -19,19 +25,24 @@ namespace {
 class KernelsGpu : public testing::TestWithParam<at::ScalarType> {
  protected:
   void SetUp() override {
-    if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0) GTEST_SKIP() << "no GPU on this machine";
+    if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0)
+      GTEST_SKIP() << "no GPU on this machine";
   }
   at::Tensor random(at::IntArrayRef shape) const {
     return at::randn(shape, at::TensorOptions(at::kCUDA).dtype(at::kFloat)).to(GetParam());
   }
   static void poison(int64_t bytes) {
     for (int i = 0; i < 4; ++i)
-      (void)at::full({bytes / 4}, std::numeric_limits<float>::quiet_NaN(), at::TensorOptions(at::kCUDA).dtype(at::kFloat));
+      (void)at::full({bytes / 4}, std::numeric_limits<float>::quiet_NaN(),
+                     at::TensorOptions(at::kCUDA).dtype(at::kFloat));
   }
   /// Half a unit in the last place for a result rounded once, relative to the largest value.
-  double tolerance() const { return GetParam() == at::kFloat ? 2e-6 : GetParam() == at::kHalf ? 1e-3 : 8e-3; }
+  double tolerance() const {
+    return GetParam() == at::kFloat ? 2e-6 : GetParam() == at::kHalf ? 1e-3 : 8e-3;
+  }
   void expect_close(const at::Tensor& got, const at::Tensor& want) const {
-    const at::Tensor host = got.detach().to(at::kCPU, at::kDouble), expected = want.detach().to(at::kCPU, at::kDouble);
+    const at::Tensor host = got.detach().to(at::kCPU, at::kDouble),
+                     expected = want.detach().to(at::kCPU, at::kDouble);
     ASSERT_EQ(host.sizes(), expected.sizes());
     const double scale = std::max(1e-3, expected.abs().max().item<double>());
     const double error = (host - expected).abs().max().item<double>() / scale;
@@ -40,11 +51,15 @@ class KernelsGpu : public testing::TestWithParam<at::ScalarType> {
 };
 
 TEST_P(KernelsGpu, DropoutMakesTheSameDecisionsAsTheTensorOperations) {
-  for (const auto& shape : std::vector<std::vector<int64_t>>{{1, 1, 1}, {3, 5, 7}, {2, 17, 256}, {1, 64, 4096}, {4, 33, 1000}}) {
+  for (const auto& shape : std::vector<std::vector<int64_t>>{
+           {1, 1, 1}, {3, 5, 7}, {2, 17, 256}, {1, 64, 4096}, {4, 33, 1000}}) {
     const at::Tensor x = random(shape);
-    Dropout dropout{0.1, 42, at::arange(shape[0], at::TensorOptions(at::kCUDA).dtype(at::kLong)) * int64_t{5'000'000'000}};
+    Dropout dropout{0.1, 42,
+                    at::arange(shape[0], at::TensorOptions(at::kCUDA).dtype(at::kLong)) *
+                        int64_t{5'000'000'000}};
     poison(static_cast<int64_t>(x.nbytes()) + 512);
-    const at::Tensor ours = apply_dropout(x, dropout, 9), plain = apply_dropout_tensor_ops(x, dropout, 9);
+    const at::Tensor ours = apply_dropout(x, dropout, 9),
+                     plain = apply_dropout_tensor_ops(x, dropout, 9);
     EXPECT_TRUE(ours.eq(0).equal(plain.eq(0)));
     expect_close(ours, plain);
     at::Tensor sum = random(shape);
@@ -56,23 +71,29 @@ TEST_P(KernelsGpu, DropoutMakesTheSameDecisionsAsTheTensorOperations) {
 }
 
 TEST_P(KernelsGpu, SwigluAndItsBackward) {
-  for (const auto& shape : std::vector<std::vector<int64_t>>{{1, 2}, {3, 14}, {65, 512}, {70001, 16}, {128, 2 * 28672}}) {
-    const at::Tensor gate_up = random(shape).mul_(3).requires_grad_(true), dy = random({shape[0], shape[1] / 2});
+  for (const auto& shape : std::vector<std::vector<int64_t>>{
+           {1, 2}, {3, 14}, {65, 512}, {70001, 16}, {128, 2 * 28672}}) {
+    const at::Tensor gate_up = random(shape).mul_(3).requires_grad_(true),
+                     dy = random({shape[0], shape[1] / 2});
     poison(static_cast<int64_t>(gate_up.nbytes()));
     const at::Tensor y = swiglu(gate_up);
     const at::Tensor d = torch::autograd::grad({y}, {gate_up}, {dy})[0];
     const at::Tensor wide = gate_up.detach().to(at::kCPU, at::kDouble).requires_grad_(true);
     const int64_t f = shape[1] / 2;
     const at::Tensor expected = at::silu(wide.narrow(1, 0, f)) * wide.narrow(1, f, f);
-    const at::Tensor d_expected = torch::autograd::grad({expected}, {wide}, {dy.to(at::kCPU, at::kDouble)})[0];
+    const at::Tensor d_expected =
+        torch::autograd::grad({expected}, {wide}, {dy.to(at::kCPU, at::kDouble)})[0];
     expect_close(y, expected);
     expect_close(d, d_expected);
   }
 }
 
 TEST_P(KernelsGpu, SwigluExtremesGiveNoNan) {
-  const at::Tensor gate_up = at::tensor({-1e4, -100.0, 0.0, 100.0, 1e4, 1.0, 1.0, 1.0, 1.0, 1.0}, at::TensorOptions(at::kFloat))
-                                 .to(at::TensorOptions(at::kCUDA).dtype(GetParam())).view({1, 10}).requires_grad_(true);
+  const at::Tensor gate_up = at::tensor({-1e4, -100.0, 0.0, 100.0, 1e4, 1.0, 1.0, 1.0, 1.0, 1.0},
+                                        at::TensorOptions(at::kFloat))
+                                 .to(at::TensorOptions(at::kCUDA).dtype(GetParam()))
+                                 .view({1, 10})
+                                 .requires_grad_(true);
   const at::Tensor y = swiglu(gate_up);
   const at::Tensor d = torch::autograd::grad({y}, {gate_up}, {at::ones_like(y)})[0];
   EXPECT_TRUE(y.isfinite().all().item<bool>());
@@ -83,10 +104,14 @@ TEST_P(KernelsGpu, RopeSplitAndItsInverse) {
   struct Shape {
     int64_t b, s, n, k, h;
   };
-  for (const Shape& shape : {Shape{1, 1, 1, 1, 16}, Shape{2, 37, 4, 2, 64}, Shape{1, 300, 8, 8, 128}, Shape{1, 65, 6, 1, 32}, Shape{1, 9, 2, 1, 20}}) {
+  for (const Shape& shape :
+       {Shape{1, 1, 1, 1, 16}, Shape{2, 37, 4, 2, 64}, Shape{1, 300, 8, 8, 128},
+        Shape{1, 65, 6, 1, 32}, Shape{1, 9, 2, 1, 20}}) {
     const int64_t width = (shape.n + 2 * shape.k) * shape.h;
     const at::Tensor inverse = rope_inverse_frequencies({}, shape.h);
-    const at::Tensor positions = at::arange(shape.s, at::TensorOptions(at::kLong)).expand({shape.b, shape.s}).contiguous() * 7;
+    const at::Tensor positions =
+        at::arange(shape.s, at::TensorOptions(at::kLong)).expand({shape.b, shape.s}).contiguous() *
+        7;
     const RopeTable table = rope_table(inverse, positions.to(at::kCUDA), GetParam());
     const at::Tensor x = random({shape.b, shape.s, width}).requires_grad_(true);
     const at::Tensor copy = x * 1;  // the split rotates in place
@@ -96,18 +121,135 @@ TEST_P(KernelsGpu, RopeSplitAndItsInverse) {
 
     const at::Tensor wide = x.detach().to(at::kCPU, at::kDouble).requires_grad_(true);
     const at::Tensor heads = wide.view({shape.b, shape.s, shape.n + 2 * shape.k, shape.h});
-    const at::Tensor cos = table.cos.to(at::kCPU, at::kDouble).unsqueeze(2), sin = table.sin.to(at::kCPU, at::kDouble).unsqueeze(2);
+    const at::Tensor cos = table.cos.to(at::kCPU, at::kDouble).unsqueeze(2),
+                     sin = table.sin.to(at::kCPU, at::kDouble).unsqueeze(2);
     const auto turn = [&](const at::Tensor& y) {
       const at::Tensor a = y.narrow(-1, 0, shape.h / 2), b = y.narrow(-1, shape.h / 2, shape.h / 2);
       return at::cat({a * cos - b * sin, b * cos + a * sin}, -1);
     };
-    const at::Tensor wq = turn(heads.narrow(2, 0, shape.n)), wk = turn(heads.narrow(2, shape.n, shape.k)), wv = heads.narrow(2, shape.n + shape.k, shape.k);
+    const at::Tensor wq = turn(heads.narrow(2, 0, shape.n)),
+                     wk = turn(heads.narrow(2, shape.n, shape.k)),
+                     wv = heads.narrow(2, shape.n + shape.k, shape.k);
     const auto host = [](const at::Tensor& t) { return t.to(at::kCPU, at::kDouble); };
-    const at::Tensor dw = torch::autograd::grad({wq, wk, wv}, {wide}, {host(dq), host(dk), host(dv)})[0];
+    const at::Tensor dw =
+        torch::autograd::grad({wq, wk, wv}, {wide}, {host(dq), host(dk), host(dv)})[0];
     expect_close(q, wq);
     expect_close(k, wk);
     expect_close(v, wv);
     expect_close(d, dw);
+  }
+}
+
+at::Tensor on_host(const at::Tensor& x) { return x.detach().to(at::kCPU, at::kDouble); }
+
+/// || a - b || / || b ||.
+double distance(const at::Tensor& a, const at::Tensor& b) {
+  return ((on_host(a) - on_host(b)).norm() / on_host(b).norm().clamp_min(1e-30)).item<double>();
+}
+
+#ifdef TRIREME_WITH_CUDA
+/// While it lives, LibTorch refuses whatever makes the host wait for the GPU.
+struct NoHostSynchronisation {
+  NoHostSynchronisation() {
+    c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR);
+  }
+  ~NoHostSynchronisation() {
+    c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED);
+  }
+};
+#else
+struct NoHostSynchronisation {};  // nothing runs on a GPU in this build
+#endif
+
+TEST_P(KernelsGpu, LossHeadAndItsGradients) {
+  struct Shape {
+    int64_t tokens, width, vocabulary;
+  };
+  for (const Shape& shape : {Shape{1, 8, 16}, Shape{37, 64, 1000}, Shape{65, 40, 1003},
+                             Shape{300, 128, 32000}, Shape{600, 16, 200000}}) {
+    SCOPED_TRACE(std::to_string(shape.tokens) + " x " + std::to_string(shape.vocabulary));
+    // Logits of about 1: in 16 bits the rounding of large ones would be all that is seen.
+    const at::Tensor hidden = random({shape.tokens, shape.width}).requires_grad_(true),
+                     weight = (random({shape.vocabulary, shape.width}) /
+                               std::sqrt(static_cast<double>(shape.width)))
+                                  .detach()
+                                  .requires_grad_(true);
+    const at::Tensor targets =
+        (at::arange(shape.tokens, at::TensorOptions(at::kCUDA).dtype(at::kLong)) * 7919 + 3)
+            .remainder(shape.vocabulary);
+    at::Tensor weights =
+        at::rand({shape.tokens}, at::TensorOptions(at::kCUDA).dtype(at::kFloat)) * 1e-3 + 1e-4;
+    if (shape.tokens > 2) weights.narrow(0, 1, 2).zero_();
+    at::Tensor d_loss = at::full({}, 3.0, weights.options());
+    poison(64 << 20);
+    at::Tensor loss;
+    std::vector<at::Tensor> d;
+    {
+      [[maybe_unused]] const NoHostSynchronisation watch;
+      loss = loss_head(hidden, weight, targets, weights);
+      d = torch::autograd::grad({loss}, {hidden, weight}, {d_loss});
+    }
+    const at::Tensor h = on_host(hidden).requires_grad_(true),
+                     w = on_host(weight).requires_grad_(true);
+    const at::Tensor expected = loss_head(h, w, targets.cpu(), on_host(weights));
+    const auto e = torch::autograd::grad({expected}, {h, w}, {on_host(d_loss)});
+    const double relative = GetParam() == at::kFloat  ? 2e-5
+                            : GetParam() == at::kHalf ? 2e-3
+                                                      : 1.5e-2;
+    EXPECT_NEAR(loss.item<double>() / expected.item<double>(), 1.0, relative);
+    EXPECT_LT(distance(d[0], e[0]), relative);
+    EXPECT_LT(distance(d[1], e[1]), relative);
+    // A frozen head and a frozen body.
+    const at::Tensor only_hidden = torch::autograd::grad(
+        {loss_head(hidden, weight.detach(), targets, weights)}, {hidden}, {d_loss})[0];
+    EXPECT_TRUE(only_hidden.equal(d[0]));
+    const at::Tensor only_weight = torch::autograd::grad(
+        {loss_head(hidden.detach(), weight, targets, weights)}, {weight}, {d_loss})[0];
+    EXPECT_TRUE(only_weight.equal(d[1])) << "not deterministic";
+    at::NoGradGuard no_grad;
+    EXPECT_NEAR(loss_head(hidden, weight, targets, weights).item<double>() / loss.item<double>(),
+                1.0, 1e-6);
+  }
+}
+
+TEST_P(KernelsGpu, LossHeadWithoutTargetsIsZero) {
+  const at::Tensor hidden = random({9, 16}).requires_grad_(true),
+                   weight = random({100, 16}).requires_grad_(true);
+  const auto options = at::TensorOptions(at::kCUDA);
+  const at::Tensor loss = loss_head(hidden, weight, at::full({9}, -100, options.dtype(at::kLong)),
+                                    at::zeros({9}, options.dtype(at::kFloat)));
+  const auto d = torch::autograd::grad({loss}, {hidden, weight});
+  EXPECT_EQ(loss.item<double>(), 0);
+  EXPECT_EQ(d[0].abs().max().item<double>(), 0);
+  EXPECT_EQ(d[1].abs().max().item<double>(), 0);
+}
+
+TEST_P(KernelsGpu, EmbeddingAndItsGradient) {
+  struct Shape {
+    int64_t b, s, vocabulary, width;
+  };
+  for (const Shape& shape : {Shape{1, 1, 1, 1}, Shape{3, 5, 7, 9}, Shape{2, 300, 50, 64},
+                             Shape{1, 2000, 3000, 136}, Shape{2, 37, 100, 4096}}) {
+    const at::Tensor table = random({shape.vocabulary, shape.width}).requires_grad_(true);
+    const at::Tensor ids = at::randint(shape.vocabulary, {shape.b, shape.s},
+                                       at::TensorOptions(at::kCUDA).dtype(at::kLong))
+                               .clamp_max(shape.vocabulary / 2 + 1);
+    const at::Tensor clamped = ids.clamp_max(shape.vocabulary - 1),
+                     dy = random({shape.b, shape.s, shape.width});
+    poison(static_cast<int64_t>(dy.nbytes()) + 512);
+    at::Tensor y, d;
+    {
+      [[maybe_unused]] const NoHostSynchronisation watch;
+      y = embed(table, clamped);
+      d = torch::autograd::grad({y}, {table}, {dy})[0];
+    }
+    const at::Tensor wide = on_host(table).requires_grad_(true),
+                     expected = at::embedding(wide, clamped.cpu());
+    EXPECT_TRUE(on_host(y).equal(expected.detach()));
+    expect_close(d, torch::autograd::grad({expected}, {wide}, {on_host(dy)})[0]);
+    // Rows of a matrix, some of them twice.
+    const at::Tensor rows = clamped.view({-1});
+    EXPECT_TRUE(gather_rows(table, rows).equal(y.view({-1, shape.width})));
   }
 }
 

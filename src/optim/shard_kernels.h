@@ -1,0 +1,51 @@
+#pragma once
+// Private to optim/: our CUDA kernels over one trained shard. Where kernels_serve() is false the LibTorch compositions of adamw.cpp and
+// lamb.cpp do the same.
+
+#include "trireme/config/config.h"
+#include "trireme/ops/trained_shard.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace trireme::shard_kernels {
+
+/// What stays the same over the steps: the shard cut into pieces of work, on its device.
+struct Tables {
+  at::Tensor chunks, tensor_chunks;
+  int64_t num_chunks = 0;
+  int num_tensors = 0;
+  bool defined() const { return chunks.defined(); }
+};
+
+/// State of one shard and the scalars of one step; multiplier, skip and step_count are fp32 device scalars.
+struct Step {
+  const TrainedShard& shard;
+  const Tables& tables;
+  const at::Tensor &exp_avg, &exp_avg_sq, &step_count, &multiplier, &skip;
+  double lr;
+};
+
+#ifdef TRIREME_WITH_CUDA
+bool kernels_serve(const TrainedShard& shard);
+Tables make_tables(const TrainedShard& shard, bool decay_norms);
+void adamw(const Step& step, const OptimizerSection& options);
+/// Moments, and squares[0 and 1, first_tensor …] of weights and updates divided by the shard's copies. squares fp64 [2, all tensors].
+void lamb_moments(const Step& step, const OptimizerSection& options, const at::Tensor& squares,
+                  int first_tensor);
+void lamb_apply(const Step& step, const OptimizerSection& options, const at::Tensor& squares,
+                int first_tensor);
+/// Sum over the shards of their gradients' squares / copies: fp64 scalar.
+at::Tensor gradient_square(const std::vector<TrainedShard>& shards);
+#else
+inline bool kernels_serve(const TrainedShard&) { return false; }
+inline Tables make_tables(const TrainedShard&, bool) { return {}; }
+inline void adamw(const Step&, const OptimizerSection&) {}
+inline void lamb_moments(const Step&, const OptimizerSection&, const at::Tensor&, int) {}
+inline void lamb_apply(const Step&, const OptimizerSection&, const at::Tensor&, int) {}
+inline at::Tensor gradient_square(const std::vector<TrainedShard>&) { return {}; }
+#endif
+
+}  // namespace trireme::shard_kernels

@@ -1,0 +1,143 @@
+#include "shard_kernels.h"
+
+#include "kernels/adamw/adamw.h"
+#include "kernels/global_norm/global_norm.h"
+#include "kernels/lamb/lamb.h"
+#include "trireme/base/error.h"
+#include "trireme/ops/kernels.h"
+
+#include <ATen/ATen.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <cstring>
+
+namespace trireme::shard_kernels {
+
+namespace {
+
+kernels::Element element(const at::Tensor& x) {
+  switch (x.scalar_type()) {
+    case at::kHalf: return kernels::Element::kF16;
+    case at::kBFloat16: return kernels::Element::kBF16;
+    default:
+      TRIREME_CHECK(x.scalar_type() == at::kFloat, "no optimizer kernel for ", x.scalar_type());
+      return kernels::Element::kF32;
+  }
+}
+
+void launched(cudaError_t status, const char* kernel) {
+  TRIREME_CHECK(status == cudaSuccess, "kernel ", kernel, ": ", cudaGetErrorString(status));
+}
+
+cudaStream_t stream_of(const at::Tensor& x) {
+  return c10::cuda::getCurrentCUDAStream(x.device().index());
+}
+
+template <class T>
+at::Tensor to_device(const std::vector<T>& values, const at::Device& device) {
+  at::Tensor host = at::empty({static_cast<int64_t>(values.size() * sizeof(T))}, at::kByte);
+  if (!values.empty())
+    std::memcpy(host.mutable_data_ptr(), values.data(), values.size() * sizeof(T));
+  return host.to(device);
+}
+
+/// Fields that AdamW and Lamb share.
+template <class Arguments>
+Arguments arguments(const Step& s, const OptimizerSection& options) {
+  const TrainedShard& shard = s.shard;
+  Arguments a;
+  a.master = shard.master.mutable_data_ptr<float>();
+  a.exp_avg = s.exp_avg.mutable_data_ptr<float>();
+  a.exp_avg_sq = s.exp_avg_sq.mutable_data_ptr<float>();
+  a.gradient = shard.gradient.const_data_ptr();
+  a.gradient_element = element(shard.gradient);
+  if (!shard.compute.is_same(shard.master)) {
+    a.compute = shard.compute.mutable_data_ptr();
+    a.compute_element = element(shard.compute);
+  }
+  a.multiplier = s.multiplier.const_data_ptr<float>();
+  a.skip = s.skip.const_data_ptr<float>();
+  a.step = s.step_count.const_data_ptr<float>();
+  a.chunks = static_cast<const kernels::ShardChunk*>(s.tables.chunks.const_data_ptr());
+  a.num_chunks = s.tables.num_chunks;
+  a.lr = s.lr;
+  a.beta1 = options.betas[0];
+  a.beta2 = options.betas[1];
+  a.eps = options.eps;
+  a.weight_decay = options.weight_decay;
+  return a;
+}
+
+}  // namespace
+
+bool kernels_serve(const TrainedShard& shard) {
+  return bridge::has_kernels(shard.master) && bridge::has_kernels(shard.compute) &&
+         shard.master.is_contiguous() && shard.compute.is_contiguous();
+}
+
+Tables make_tables(const TrainedShard& shard, bool decay_norms) {
+  std::vector<kernels::ShardPiece> pieces;
+  for (const ShardRange& range : shard.ranges)
+    pieces.push_back({range.begin, range.end, range.tensor, range.decay || decay_norms});
+  const kernels::ShardTable table = kernels::make_shard_table(pieces, shard.num_tensors);
+  return {to_device(table.chunks, shard.master.device()),
+          to_device(table.tensor_chunks, shard.master.device()),
+          static_cast<int64_t>(table.chunks.size()), shard.num_tensors};
+}
+
+void adamw(const Step& step, const OptimizerSection& options) {
+  const c10::cuda::CUDAGuard guard(step.shard.master.device());
+  launched(kernels::adamw(arguments<kernels::AdamW>(step, options), stream_of(step.shard.master)),
+           "adamw");
+}
+
+void lamb_moments(const Step& step, const OptimizerSection& options, const at::Tensor& squares,
+                  int first_tensor) {
+  const c10::cuda::CUDAGuard guard(step.shard.master.device());
+  const cudaStream_t stream = stream_of(step.shard.master);
+  at::Tensor partial = at::empty({2 * step.tables.num_chunks}, squares.options());
+  launched(kernels::lamb_moments(arguments<kernels::Lamb>(step, options),
+                                 partial.mutable_data_ptr<double>(), stream),
+           "lamb_moments");
+  launched(kernels::lamb_squares(
+               partial.const_data_ptr<double>(),
+               static_cast<const int32_t*>(step.tables.tensor_chunks.const_data_ptr()),
+               step.tables.num_tensors, 1.0 / step.shard.copies,
+               squares.mutable_data_ptr<double>() + first_tensor, squares.size(1), stream),
+           "lamb_squares");
+}
+
+void lamb_apply(const Step& step, const OptimizerSection& options, const at::Tensor& squares,
+                int first_tensor) {
+  const c10::cuda::CUDAGuard guard(step.shard.master.device());
+  launched(kernels::lamb_apply(arguments<kernels::Lamb>(step, options),
+                               squares.const_data_ptr<double>() + first_tensor, squares.size(1),
+                               stream_of(step.shard.master)),
+           "lamb_apply");
+}
+
+at::Tensor gradient_square(const std::vector<TrainedShard>& shards) {
+  const at::Tensor& first = shards[0].gradient;
+  const c10::cuda::CUDAGuard guard(first.device());
+  std::vector<kernels::GradientBuffer> buffers;
+  for (const TrainedShard& shard : shards) {
+    TRIREME_CHECK(
+        shard.gradient.scalar_type() == first.scalar_type() && shard.gradient.is_contiguous(),
+        "gradient of unit ", shard.name, " is ", shard.gradient.scalar_type(), ", that of ",
+        shards[0].name, " ", first.scalar_type());
+    buffers.push_back(
+        {shard.gradient.const_data_ptr(), shard.gradient.numel(), 1.0 / shard.copies});
+  }
+  const auto options = first.options().dtype(at::kDouble);
+  at::Tensor square = at::empty({}, options),
+             workspace = at::empty({kernels::global_norm_workspace()}, options);
+  launched(kernels::global_square(buffers.data(), static_cast<int>(buffers.size()), element(first),
+                                  square.mutable_data_ptr<double>(),
+                                  /*accumulate=*/false, workspace.mutable_data_ptr<double>(),
+                                  stream_of(first)),
+           "global_square");
+  return square;
+}
+
+}  // namespace trireme::shard_kernels

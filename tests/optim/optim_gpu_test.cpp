@@ -1,0 +1,118 @@
+// The optimizers on a GPU against the same optimizers on the CPU, where LibTorch compositions serve.
+#include "comm/self_communicator.h"
+#include "trireme/optim/optimizer.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+namespace trireme {
+namespace {
+
+struct Case {
+  std::string optimizer;
+  at::ScalarType compute;
+};
+
+class OptimizersGpu : public testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0)
+      GTEST_SKIP() << "no GPU on this machine";
+  }
+
+  /// Three shards: tensors of odd sizes with padding between, one without decay, one of zeros (trust ratio 1), one in two runs.
+  static std::vector<TrainedShard> make_shards(at::Device device, at::ScalarType compute) {
+    at::Generator generator = at::globalContext().defaultGenerator(at::kCPU).clone();
+    generator.set_current_seed(11);
+    std::vector<TrainedShard> shards;
+    for (int s = 0; s < 3; ++s) {
+      TrainedShard shard;
+      shard.name = "unit." + std::to_string(s);
+      shard.master = at::empty({20000}).normal_(0.0, 1.0, generator).to(device);
+      shard.ranges = {{0, 5, 0, true},
+                      {8, 4111, 1, false},
+                      {4112, 9000, 2, true},
+                      {9003, 9004, 3, true},
+                      {12000, 20000, 2, true}};
+      shard.num_tensors = 5;
+      shard.copies = s + 1;
+      if (s == 1) shard.master.narrow(0, 4112, 4888).zero_();
+      for (const auto& [begin, end] :
+           {std::pair<int64_t, int64_t>{5, 8}, {4111, 4112}, {9000, 9003}, {9004, 12000}})
+        shard.master.narrow(0, begin, end - begin).zero_();
+      shard.compute = compute == at::kFloat ? shard.master : shard.master.to(compute);
+      shards.push_back(shard);
+    }
+    return shards;
+  }
+
+  static void give_gradients(std::vector<TrainedShard>& shards, int step) {
+    at::Generator generator = at::globalContext().defaultGenerator(at::kCPU).clone();
+    generator.set_current_seed(100 + static_cast<uint64_t>(step));
+    for (TrainedShard& shard : shards) {
+      at::Tensor gradient = at::empty({20000}).normal_(0.0, 0.1, generator);
+      for (const auto& [begin, end] :
+           {std::pair<int64_t, int64_t>{5, 8}, {4111, 4112}, {9000, 9003}, {9004, 12000}})
+        gradient.narrow(0, begin, end - begin).zero_();
+      if (step == 2) gradient[77] = std::numeric_limits<float>::infinity();
+      shard.gradient = gradient.to(shard.master.device());
+    }
+  }
+};
+
+TEST_P(OptimizersGpu, EqualTheCompositionOnTheCpu) {
+  OptimizerSection options;
+  options.name = GetParam().optimizer;
+  options.betas = {0.9, 0.95};
+  options.eps = 1e-6;
+  options.weight_decay = 0.1;
+  const std::unique_ptr<Communicator> comm = make_self_communicator();
+  std::vector<TrainedShard> host = make_shards(at::kCPU, GetParam().compute),
+                            device = make_shards(at::kCUDA, GetParam().compute);
+  const auto on_host = make_optimizer(options, host, *comm),
+             on_device = make_optimizer(options, device, *comm);
+  for (int step = 0; step < 6; ++step) {
+    give_gradients(host, step);
+    give_gradients(device, step);
+    const double square = local_gradient_square(host).item<double>(),
+                 on_gpu = local_gradient_square(device).item<double>();
+    if (step == 2) {
+      EXPECT_FALSE(std::isfinite(on_gpu));
+    } else {
+      EXPECT_NEAR(on_gpu / square, 1.0, 1e-6);
+    }
+    // The step with the infinite gradient is left out.
+    const at::Tensor multiplier =
+                         at::full({}, step == 2 ? std::numeric_limits<float>::quiet_NaN() : 0.5f),
+                     skip = at::full({}, step == 2 ? 1.0f : 0.0f);
+    on_host->step(1e-2, multiplier, skip);
+    on_device->step(1e-2, multiplier.to(at::kCUDA), skip.to(at::kCUDA));
+  }
+  for (size_t s = 0; s < host.size(); ++s) {
+    EXPECT_LT((device[s].master.cpu() - host[s].master).abs().max().item<double>(), 3e-6) << s;
+    EXPECT_TRUE(device[s].compute.equal(device[s].master.to(GetParam().compute))) << s;
+  }
+  const auto a = on_host->state(), b = on_device->state();
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    EXPECT_EQ(a[i].first, b[i].first);
+    EXPECT_LT((b[i].second.cpu() - a[i].second).abs().max().item<double>(), 1e-6) << a[i].first;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, OptimizersGpu,
+                         testing::Values(Case{"adamw", at::kBFloat16}, Case{"adamw", at::kHalf},
+                                         Case{"adamw", at::kFloat}, Case{"lamb", at::kBFloat16},
+                                         Case{"lamb", at::kHalf}, Case{"lamb", at::kFloat}),
+                         [](const auto& each) {
+                           return each.param.optimizer +
+                                  std::string(c10::toString(each.param.compute));
+                         });
+
+}  // namespace
+}  // namespace trireme
