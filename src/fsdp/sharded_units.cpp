@@ -272,6 +272,7 @@ void ShardedUnits::gradient_arrived(int unit, int parameter) {
   if (!state.gradient.defined())
     state.gradient = at::empty({state.layout.numel}, state.master.options());
   const ParameterSpec& spec = specs_[unit].parameters[parameter];
+  if (observer_) observer_(spec, grad);
   at::Tensor sum = state.gradient.narrow(0, state.layout.offsets[parameter], spec.numel());
   if (state.written[parameter]) {
     sum.add_(grad.reshape(-1));

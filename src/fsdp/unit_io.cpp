@@ -3,8 +3,10 @@
 #include "trireme/fsdp/sharded_units.h"
 #include "trireme/ops/fp8.h"
 #include "trireme/ops/init.h"
+#include "parallel_copy.h"
 #include "unit_state.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -39,22 +41,29 @@ std::string shape_text(const std::vector<int64_t>& shape) { return fmt::format("
 
 }  // namespace
 
-void ShardedUnits::fill(int unit, const Writer& write) {
+void ShardedUnits::synchronise() const {
+  if (device_.is_cuda()) c10::impl::VirtualGuardImpl(device_.type()).getStream(device_).synchronize();
+}
+
+void ShardedUnits::fill(int unit, const Writer& write, const std::function<void()>& settle) {
   UnitState& state = *states_[unit];
-  if (state.fp8) return fill_fp8(unit, write);
+  if (state.fp8) return fill_fp8(unit, write, settle);
   const int64_t begin = state.sharded ? shard_group_->rank() * state.layout.shard_numel : 0;
   at::Tensor& target = state.master.defined() ? state.master : state.shard;
   write_pieces(state.stored, state.layout, begin, target, write);
+  if (settle) settle();
   if (state.master.defined() && !state.master.is_same(state.shard)) state.shard.copy_(state.master);
 }
 
-void ShardedUnits::fill_fp8(int unit, const Writer& write) {
+void ShardedUnits::fill_fp8(int unit, const Writer& write, const std::function<void()>& settle) {
   UnitState& state = *states_[unit];
   write_pieces(state.vectors, make_layout(state.vectors, 1), 0, state.vector_memory, write);
   const int64_t begin = state.sharded ? shard_group_->rank() * state.layout.shard_numel : 0;
   const int64_t end = begin + state.layout.shard_numel;
   const at::Tensor values = at::zeros({state.layout.shard_numel}, state.vector_memory.options());
+  synchronise();  // as in load()
   write_pieces(state.stored, state.layout, begin, values, write);
+  if (settle) settle();
 
   // This rank's part of every matrix; the scale is that of the largest magnitude anywhere.
   const size_t count = state.stored.parameters.size();
@@ -83,7 +92,7 @@ void ShardedUnits::fill_fp8(int unit, const Writer& write) {
   }
 }
 
-void ShardedUnits::load(const WeightSource& source, const std::function<void(double)>& progress) {
+void ShardedUnits::load(const WeightSource& source, int reader_threads, const std::function<void(double)>& progress) {
   at::NoGradGuard no_grad;
   std::vector<std::string> problems;
   int64_t total = 0, done = 0;
@@ -111,6 +120,9 @@ void ShardedUnits::load(const WeightSource& source, const std::function<void(dou
                                  fmt::join(problems.begin(), problems.begin() + static_cast<long>(shown), "; "),
                                  problems.size() > shown ? fmt::format("; and {} more", problems.size() - shown) : ""));
   }
+  // The copies run on streams of their own, which do not wait for the zeros that shards were made with.
+  synchronise();
+  ParallelCopy copies(device_, reader_threads);
   for (size_t u = 0; u < specs_.size(); ++u) {
     if (specs_[u].replicated) continue;
     fill(static_cast<int>(u), [&](const ParameterSpec&, const ParameterPart& part, const LayoutPiece& piece, at::Tensor target) {
@@ -118,13 +130,11 @@ void ShardedUnits::load(const WeightSource& source, const std::function<void(dou
       const auto dtype = scalar_type(source.find(name)->dtype, name);
       int64_t at = 0;
       for (const ElementSpan& span : source.read(name, piece.tensor_begin, piece.tensor_begin + piece.count)) {
-        // The map is read-only and nothing writes to this tensor.
-        at::Tensor stored = at::from_blob(const_cast<std::byte*>(span.data), {span.count}, at::TensorOptions().dtype(dtype));
-        target.narrow(0, at, span.count).copy_(stored);
+        copies.add(span.data, dtype, target.narrow(0, at, span.count));
         at += span.count;
       }
       TRIREME_CHECK(at == piece.count, "read ", at, " of ", piece.count, " elements of ", name);
-    });
+    }, [&] { copies.wait(); });
     done += states_[u]->layout.shard_numel;
     if (progress) progress(static_cast<double>(done) / static_cast<double>(total));
   }

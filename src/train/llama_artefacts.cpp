@@ -5,11 +5,16 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
+#include "trireme/base/text.h"
+#include "trireme/base/time.h"
 #include "trireme/formats/peft_adapter.h"
 #include "trireme/formats/safetensors.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+
+#include <algorithm>
+#include <thread>
 
 namespace trireme {
 
@@ -28,6 +33,12 @@ DType file_dtype(at::ScalarType dtype) {
 constexpr const char* kCompanions[] = {"tokenizer.model", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
                                        "generation_config.json"};
 
+/// Copies of one rank under way at a time: as many as keep the bus busy, not more than the machine's cores give each rank.
+int reader_threads(int world_size) {
+  constexpr int kMostRanksPerHost = 8;
+  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / std::min(world_size, kMostRanksPerHost), 2, 12);
+}
+
 }  // namespace
 
 void LlamaTask::load_weights(ShardedUnits& units) {
@@ -37,7 +48,14 @@ void LlamaTask::load_weights(ShardedUnits& units) {
   } else {
     const auto source = open_weights(config_.model.path);
     log_info("loading " + config_.model.path + " (" + source->description() + ")");
-    units.load(*source);
+    const double begin = steady_seconds();
+    int tenths = 0;
+    units.load(*source, reader_threads(info_.world_size), [&](double fraction) {
+      if (steady_seconds() - begin < 10 || fraction * 10 < tenths + 1) return;
+      tenths = static_cast<int>(fraction * 10);
+      log_info(fmt::format("loaded {} %", tenths * 10));
+    });
+    log_info(fmt::format("weights loaded in {}", format_duration(steady_seconds() - begin)));
     units.initialise(seed, /*only_replicated=*/true);
   }
   if (config_.lora && config_.lora->adapter) {

@@ -10,11 +10,12 @@ namespace trireme {
 namespace {
 
 constexpr int64_t kMiB = 1 << 20;
+constexpr int kBlocks = 8;
 
-/// Four frozen blocks of 64 Mi elements (128 MiB in bf16) and a replicated adapter.
+/// Eight frozen blocks of 64 Mi elements (128 MiB in bf16) and a replicated adapter.
 std::vector<UnitSpec> frozen_model() {
   std::vector<UnitSpec> units;
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < kBlocks; ++i) {
     UnitSpec unit;
     unit.name = "layers." + std::to_string(i);
     unit.parameters.push_back({"w", {8192, 8192}, {{"w" + std::to_string(i), 8192}}, Init::kNormal, 0.02, true});
@@ -33,9 +34,9 @@ PlanInput input_for(const std::vector<UnitSpec>& units, int world, int64_t memor
   input.units = &units;
   input.world_size = world;
   input.device_memory = memory;
-  input.num_blocks = 4;
-  input.block_saved = 100 * kMiB;
-  input.block_recomputed = 10 * kMiB;
+  input.num_blocks = kBlocks;
+  input.block_saved = 50 * kMiB;
+  input.block_recomputed = 5 * kMiB;
   input.working_peak = 50 * kMiB;
   return input;
 }
@@ -52,7 +53,7 @@ TEST(Plan, KeepsEverythingWholeWhereItFits) {
 
 TEST(Plan, ShardsBeforeItRecomputesAndLeavesUnitsResidentWithTheRest) {
   const auto units = frozen_model();
-  const MemoryPlan plan = make_plan(input_for(units, 4, 940 * kMiB));
+  const MemoryPlan plan = make_plan(input_for(units, 4, 1200 * kMiB));
   EXPECT_GT(plan.shard_size, 1);
   EXPECT_EQ(recomputed(plan), 0);
   EXPECT_TRUE(plan.fits());
@@ -62,7 +63,7 @@ TEST(Plan, ShardsBeforeItRecomputesAndLeavesUnitsResidentWithTheRest) {
 TEST(Plan, RecomputesOnlyAsManyBlocksAsItMust) {
   const auto units = frozen_model();
   int before = 0;
-  for (int64_t memory = 1000; memory >= 660; memory -= 20) {
+  for (int64_t memory = 1120; memory >= 800; memory -= 20) {
     const MemoryPlan plan = make_plan(input_for(units, 4, memory * kMiB));
     EXPECT_LE(plan.total(), memory * kMiB);
     EXPECT_GE(recomputed(plan), before);
@@ -78,7 +79,7 @@ TEST(Plan, ExplicitSettingsAreObeyed) {
   input.recompute = Recompute::kFull;
   const MemoryPlan plan = make_plan(input);
   EXPECT_EQ(plan.shard_size, 2);
-  EXPECT_EQ(recomputed(plan), 4);
+  EXPECT_EQ(recomputed(plan), kBlocks);
   EXPECT_EQ(std::count(plan.resident.begin(), plan.resident.end(), true), 0);
 }
 
@@ -100,8 +101,8 @@ TEST(Plan, NothingFitsNamesThreeSettingsWithTheirSavings) {
 
 TEST(Plan, FormsTheMlpAgainBeforeWholeBlocks) {
   const auto units = frozen_model();
-  PlanInput input = input_for(units, 1, 900 * kMiB);
-  input.block_saved_mlp = 40 * kMiB;
+  PlanInput input = input_for(units, 1, 1400 * kMiB);
+  input.block_saved_mlp = 20 * kMiB;
   const MemoryPlan plan = make_plan(input);
   EXPECT_GT(std::count(plan.recompute.begin(), plan.recompute.end(), Recompute::kMlp), 0);
   EXPECT_EQ(std::count(plan.recompute.begin(), plan.recompute.end(), Recompute::kFull), 0);
@@ -110,7 +111,7 @@ TEST(Plan, FormsTheMlpAgainBeforeWholeBlocks) {
 
 TEST(Plan, FewerRowsAPassRatherThanRecomputation) {
   const auto units = frozen_model();
-  PlanInput input = input_for(units, 2, 1000 * kMiB);
+  PlanInput input = input_for(units, 2, 1500 * kMiB);
   input.rows = 8;
   const MemoryPlan plan = make_plan(input);
   EXPECT_EQ(recomputed(plan), 0);
@@ -120,7 +121,7 @@ TEST(Plan, FewerRowsAPassRatherThanRecomputation) {
 
 TEST(Plan, WeighsGathersAgainstRecomputation) {
   const auto units = frozen_model();
-  PlanInput input = input_for(units, 4, 900 * kMiB);
+  PlanInput input = input_for(units, 4, 1200 * kMiB);
   EXPECT_EQ(make_plan(input).shard_size, 4);
   EXPECT_EQ(recomputed(make_plan(input)), 0);
   input.gathered_byte_s = 1.0;
@@ -134,7 +135,7 @@ TEST(Plan, Fp8HalvesFrozenMatricesAndNothingElse) {
     for (auto& parameter : unit.parameters) parameter.quantisable = !unit.trained;
   units[0].parameters.push_back({"norm", {8192}, {{"n", 8192}}, Init::kOnes, 0, false});
   PlanInput input = input_for(units, 1, 0);
-  const int64_t matrices = 4 * int64_t{8192} * 8192, rest = 8192 + 16 * 8192;
+  const int64_t matrices = kBlocks * int64_t{8192} * 8192, rest = 8192 + 16 * 8192;
   EXPECT_EQ(make_plan(input).weights, 2 * (matrices + rest));
   input.frozen_fp8 = true;
   EXPECT_EQ(make_plan(input).weights, matrices + 2 * rest);
@@ -146,7 +147,7 @@ TEST(Plan, TrainedUnitsCarryMastersMomentsAndGradients) {
   units.pop_back();
   PlanInput input = input_for(units, 1, 0);
   const MemoryPlan plan = make_plan(input);
-  const int64_t elements = 4 * int64_t{8192} * 8192;
+  const int64_t elements = kBlocks * int64_t{8192} * 8192;
   EXPECT_EQ(plan.weights, elements * 2);
   EXPECT_EQ(plan.masters, elements * 4);
   EXPECT_EQ(plan.moments, elements * 8);

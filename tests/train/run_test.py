@@ -69,7 +69,6 @@ def exit_codes(site):
     assert "optimizer.lrr" in done.stderr and "Did you mean 'lr'" in done.stderr.replace("optimizer.lr'", "lr'"), done.stderr
     assert "global_batch_size" in done.stderr, "all problems come in one go"
     site.train(extra=["--wrong-flag"], expect=2)
-    site.train("precision.frozen=fp8", expect=2)
     site.train("logging.tensorboard=true", expect=2)
     site.train("data.train=nowhere.npy", "output.dir=a", expect=3)
     data = np.load(f"{work}/train.npy")
@@ -143,6 +142,25 @@ def ranks(site):
         assert len(losses) == len(reference) and worst < 1e-6
 
 
+def fp8(site):
+    """Frozen weights in FP8: close to plain ones, the same on any number of ranks and with any recomputation."""
+    evaluate = ["eval.every_samples=24"]
+    site.train("output.dir=plain", *evaluate)
+    site.train("output.dir=fp8", "precision.frozen=fp8", *evaluate)
+    plain, quantised = ([line["loss"] for line in site.metrics(run)] for run in ("plain", "fp8"))
+    assert plain != quantised, "nothing was quantised"
+    for a, b in zip(plain, quantised):
+        assert abs(a - b) <= 0.01 * a, (plain, quantised)
+    a, b = (site.metrics(run, "eval")[-1]["loss"] for run in ("plain", "fp8"))
+    assert abs(a - b) <= 0.005 * a, (a, b)
+    for name, ranks, overrides in [("sharded", 2, ["parallel.shard_size=world"]), ("mlp", 0, ["parallel.recompute=mlp"]),
+                                   ("full", 2, ["parallel.recompute=full", "parallel.shard_size=2"])]:
+        site.train(f"output.dir={name}", "precision.frozen=fp8", *evaluate, *overrides, ranks=ranks)
+        for a, b in zip(quantised, (line["loss"] for line in site.metrics(name))):
+            assert abs(a - b) <= 2e-6 * a, (name, a, b)
+    site.train("output.dir=none", "precision.frozen=fp8", "lora=null", expect=2)
+
+
 def mlperf_log(site):
     done = site.train("logging.mlperf=true", "lora.r=16", "eval.every_samples=16", "eval.target_loss=100.0", "eval.skip_first=1", "output.dir=ml")
     lines = [line for line in open(f"{site.work}/ml/mllog.log")]
@@ -198,7 +216,7 @@ def main():
     parser.add_argument("--mpirun", required=True)
     parser.add_argument("--case", required=True)
     args = parser.parse_args()
-    cases = {"exit-codes": exit_codes, "stop-and-resume": stop_and_resume, "ranks": ranks, "mlperf-log": mlperf_log, "outputs": outputs}
+    cases = {"exit-codes": exit_codes, "stop-and-resume": stop_and_resume, "ranks": ranks, "fp8": fp8, "mlperf-log": mlperf_log, "outputs": outputs}
     with tempfile.TemporaryDirectory() as work:
         cases[args.case](Site(args, work))
 

@@ -40,8 +40,8 @@ class ShardedUnits : public UnitStore {
   ~ShardedUnits() override;
 
   /// Reads this rank's elements of the checkpoint tensors of all units that `source` must hold (all but replicated ones).
-  /// ModelError listing missing tensors and wrong shapes.
-  void load(const WeightSource& source, const std::function<void(double fraction)>& progress = {});
+  /// ModelError listing missing tensors and wrong shapes. `reader_threads` copy from the files at a time.
+  void load(const WeightSource& source, int reader_threads, const std::function<void(double fraction)>& progress = {});
   /// Fills units with random weights as their specs say, a function of (seed, tensor name, element) alone: the same whatever the
   /// sharding. `only_replicated`: adapters on top of a loaded base.
   void initialise(uint64_t seed, bool only_replicated);
@@ -59,6 +59,8 @@ class ShardedUnits : public UnitStore {
   void begin_micro_batch(bool last);
   /// Waits (on the stream) for all reductions; after it every TrainedShard has its gradient and no unit is gathered.
   void finish_backward();
+  /// Called with every gradient of this rank before it is summed and reduced; empty: nobody.
+  void observe_gradients(std::function<void(const ParameterSpec&, at::Tensor&)> observer) { observer_ = std::move(observer); }
   /// Drops the step's gradients.
   void clear_gradients();
   /// Ends a forward without backward (evaluation): no unit is in use any more.
@@ -98,9 +100,12 @@ class ShardedUnits : public UnitStore {
   at::Tensor whole(int unit);
   /// Writes values of a piece of a parameter's part.
   using Writer = std::function<void(const ParameterSpec&, const ParameterPart&, const LayoutPiece&, at::Tensor target)>;
-  void fill(int unit, const Writer& write);
-  void fill_fp8(int unit, const Writer& write);
+  /// `settle` is called when all pieces were handed to `write`, which may still be writing.
+  void fill(int unit, const Writer& write, const std::function<void()>& settle = {});
+  void fill_fp8(int unit, const Writer& write, const std::function<void()>& settle);
+  void synchronise() const;
 
+  std::function<void(const ParameterSpec&, at::Tensor&)> observer_;
   std::vector<UnitSpec> specs_;
   Communicator& world_;
   at::Device device_;
