@@ -11,6 +11,7 @@ void add_tokenizer_tool(CLI::App& app);   // tool_tokenizer.cpp
 void add_data_tool(CLI::App& app);        // tool_data.cpp
 void add_adapter_tool(CLI::App& app);     // tool_adapter.cpp
 void add_generate_tool(CLI::App& app);    // tool_generate.cpp
+void add_checkpoint_tool(CLI::App& app);  // tool_checkpoint.cpp
 void add_plot_tool(CLI::App& app);        // tool_plot.cpp
 
 }  // namespace trireme

@@ -38,7 +38,7 @@ std::string suggestion(const CLI::App& app, int argc, char** argv) {
 }
 
 int run(int argc, char** argv) {
-  CLI::App app("Trireme's tools: models, tokenizers, data, adapters, generation.");
+  CLI::App app("Trireme's tools: models, tokenizers, data, adapters, checkpoints, generation.");
   app.name("trireme");
   app.set_version_flag("--version", std::string("trireme ") + trireme::kVersion + " (" + trireme::kCommit + ")");
   app.require_subcommand(1);
@@ -46,6 +46,7 @@ int run(int argc, char** argv) {
   trireme::add_tokenizer_tool(app);
   trireme::add_data_tool(app);
   trireme::add_adapter_tool(app);
+  trireme::add_checkpoint_tool(app);
   trireme::add_generate_tool(app);
   trireme::add_plot_tool(app);
   try {

@@ -62,11 +62,13 @@ void apply_override(const std::string& text, int index, YamlNode& root, Problems
   }
 }
 
+Config read_config(const std::string& text, const std::filesystem::path& directory, const std::vector<std::string>& overrides,
+                   Problems& problems);
+
 }  // namespace
 
 Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides) {
-  const std::string name = file.string();
-  Problems problems(name, overrides);
+  Problems problems(file.string(), overrides);
   std::error_code ignored;
   const auto size = std::filesystem::file_size(file, ignored);
   if (!ignored && size > kMaxFile) {
@@ -74,7 +76,18 @@ Config load_config(const std::filesystem::path& file, const std::vector<std::str
                  fmt::format("the file has {} bytes; a configuration may have {}", size, kMaxFile));
     problems.throw_if_any();
   }
-  const std::string text = read_config_text(file);
+  return read_config(read_config_text(file), std::filesystem::absolute(file).parent_path(), overrides, problems);
+}
+
+Config parse_config(const std::string& text, const std::string& name) {
+  Problems problems(name, {});
+  return read_config(text, "/", {}, problems);
+}
+
+namespace {
+
+Config read_config(const std::string& text, const std::filesystem::path& directory, const std::vector<std::string>& overrides,
+                   Problems& problems) {
   check_raw_text(text, {}, problems);
   problems.throw_if_any();
 
@@ -93,12 +106,14 @@ Config load_config(const std::filesystem::path& file, const std::vector<std::str
     apply_override(overrides[i], static_cast<int>(i), root, problems);
 
   Config config;
-  Reader reader(root, std::filesystem::absolute(file).parent_path(), problems);
+  Reader reader(root, directory, problems);
   reader.read(config);
   for (const RuleProblem& problem : check_rules(config))
     if (reader.readable(problem.needs)) problems.add(reader.place_of(problem.key), problem.text);
   problems.throw_if_any();
   return config;
 }
+
+}  // namespace
 
 }  // namespace trireme

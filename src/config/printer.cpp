@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "schema_text.h"
 #include "trireme/base/text.h"
@@ -69,6 +70,28 @@ struct Printer {
   }
 };
 
+struct Flattener {
+  std::vector<std::pair<std::string, std::string>> values;
+  std::string prefix;
+
+  template <class Section>
+  void section(const char* name, const char*, Section& section) {
+    prefix = std::string(name) + ".";
+    describe(*this, section);
+  }
+  template <class Section>
+  void section(const char* name, const char* help, std::optional<Section>& section) {
+    if (section)
+      this->section(name, help, *section);
+    else
+      values.emplace_back(name, "null");
+  }
+  template <class Value>
+  void field(const Field& field, const Value& value) {
+    values.emplace_back(prefix + field.key, value_text(field, value));
+  }
+};
+
 struct Helper {
   std::string text;
 
@@ -104,6 +127,13 @@ std::string print_config(const Config& config) {
   Config copy = config;
   describe(printer, copy);
   return printer.text;
+}
+
+std::vector<std::pair<std::string, std::string>> flatten_config(const Config& config) {
+  Flattener flattener;
+  Config copy = config;
+  describe(flattener, copy);
+  return std::move(flattener.values);
 }
 
 std::string describe_config() {

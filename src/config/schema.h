@@ -211,6 +211,17 @@ void describe(Visitor& v, OutputSection& s) {
            .min = 1,
            .max = 9007199254740992.0},
           s.save_every_samples);
+  v.field({.key = "save_every_minutes",
+           .help = "minutes between checkpoints, beside the above; null = no",
+           .min = 0,
+           .max = 525600,
+           .above_min = true},
+          s.save_every_minutes);
+  v.field({.key = "keep_last",
+           .help = "whole checkpoints of this run that stay",
+           .min = 2,
+           .max = kMaxCount},
+          s.keep_last);
 }
 
 template <class Visitor>

@@ -1,181 +1,282 @@
+// The course of a save over all ranks: copy, write, commit, or fail and go on.
 #include "checkpoint.h"
 
 #include "agree.h"
 #include "trireme/base/error.h"
+#include "trireme/base/fault.h"
 #include "trireme/base/file.h"
-#include "trireme/base/hash.h"
 #include "trireme/base/log.h"
-#include "trireme/formats/safetensors.h"
+#include "trireme/base/text.h"
+#include "trireme/base/time.h"
+#include "trireme/fsdp/layout.h"
 
-#include <ATen/ATen.h>
-#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/statvfs.h>
 #include <nlohmann/json.hpp>
-#include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
+#include <chrono>
 
 namespace trireme {
 
 namespace {
 
-constexpr int kFormatVersion = 1;
-constexpr const char* kManifest = "manifest.json";
-
-std::string rank_file(int rank) { return fmt::format("rank-{:05}.safetensors", rank); }
-
-DType stored_dtype(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kFloat: return DType::kF32;
-    case at::kBFloat16: return DType::kBF16;
-    case at::kHalf: return DType::kF16;
-    case at::kInt: return DType::kI32;
-    case at::kLong: return DType::kI64;
-    default: TRIREME_CHECK(false, "no file type for ", c10::toString(tensor.scalar_type())); return DType::kF32;
-  }
-}
-
-uint64_t hash_file(const std::filesystem::path& path) {
-  const MappedFile file(path, ExitCode::kModel);
-  return xxh3_64(file.bytes().data(), file.bytes().size());
-}
-
-nlohmann::json read_manifest(const std::filesystem::path& directory) {
-  const auto path = directory / kManifest;
-  const auto manifest = nlohmann::json::parse(read_text_file(path, ExitCode::kModel), nullptr, /*allow_exceptions=*/false);
-  if (!manifest.is_object() || !manifest.contains("format_version") || !manifest.contains("files") || !manifest["files"].is_array())
-    throw ModelError(fmt::format("{} is not a checkpoint manifest", path.string()));
-  if (manifest["format_version"] != kFormatVersion)
-    throw ModelError(fmt::format("{} has format version {}, this build reads {}", path.string(), manifest["format_version"].dump(),
-                                 kFormatVersion));
-  return manifest;
-}
-
-void sync_directory(const std::filesystem::path& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return;
-  (void)fsync(fd);
-  close(fd);
-}
-
-std::optional<int64_t> step_of(const std::filesystem::path& directory) {
-  const std::string name = directory.filename().string();
-  if (!name.starts_with("step-")) return std::nullopt;
-  int64_t step = 0;
-  const auto [end, error] = std::from_chars(name.data() + 5, name.data() + name.size(), step);
-  if (error != std::errc() || end != name.data() + name.size()) return std::nullopt;
-  return step;
-}
-
-std::vector<std::pair<int64_t, std::filesystem::path>> list_newest_first(const std::filesystem::path& checkpoints) {
-  std::vector<std::pair<int64_t, std::filesystem::path>> found;
-  if (std::filesystem::is_directory(checkpoints))
-    for (const auto& entry : std::filesystem::directory_iterator(checkpoints))
-      if (const auto step = step_of(entry.path())) found.emplace_back(*step, entry.path());
-  std::sort(found.rbegin(), found.rend());
-  return found;
+/// "exp_avg.layers.0" -> kind and unit; a scalar has no unit.
+std::pair<std::string, std::string> split_name(const std::string& name) {
+  const size_t dot = name.find('.');
+  return {name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)};
 }
 
 }  // namespace
 
-void save_checkpoint_state(const std::filesystem::path& directory, Communicator& comm, const NamedTensors& tensors,
-                           const LoopState& loop, int shard_size, int keep) {
-  const std::filesystem::path temporary = directory.string() + ".tmp";
-  agree(comm, [&] {
-    if (comm.rank() != 0) return;
-    std::error_code ignored;
-    std::filesystem::remove_all(temporary, ignored);
-    make_directories(temporary);
-  });
-  agree(comm, [&] {
-    std::vector<std::pair<std::string, TensorInfo>> declared;
-    for (const auto& [name, tensor] : tensors) declared.emplace_back(name, TensorInfo{stored_dtype(tensor), tensor.sizes().vec()});
-    SafetensorsWriter writer(temporary / rank_file(comm.rank()), declared);
-    for (const auto& [name, tensor] : tensors) {
-      const at::Tensor host = tensor.detach().to(at::kCPU).contiguous();
-      writer.append(host.const_data_ptr(), host.nbytes());
-    }
-    writer.commit();
-  });
-  const auto path = temporary / rank_file(comm.rank());
-  const auto descriptions =
-      comm.all_gather_host(fmt::format("{} {}", std::filesystem::file_size(path), hex64(hash_file(path))));
-  agree(comm, [&] {
-    if (comm.rank() != 0) return;
-    nlohmann::json manifest = {{"format_version", kFormatVersion}, {"world_size", comm.size()}, {"shard_size", shard_size},
-                               {"completed_steps", loop.completed_steps}, {"evaluations", loop.evaluations},
-                               {"files", nlohmann::json::array()}};
-    for (int rank = 0; rank < comm.size(); ++rank) {
-      const size_t space = descriptions[rank].find(' ');
-      manifest["files"].push_back({{"name", rank_file(rank)},
-                                   {"bytes", std::stoll(descriptions[rank].substr(0, space))},
-                                   {"xxh3", descriptions[rank].substr(space + 1)}});
-    }
-    write_file_atomic(temporary / kManifest, manifest.dump(2) + "\n");
-    std::error_code error;
-    std::filesystem::remove_all(directory, error);
-    std::filesystem::rename(temporary, directory, error);
-    if (error) throw WriteError(fmt::format("cannot rename {} to {}: {}", temporary.string(), directory.string(), error.message()));
-    sync_directory(directory.parent_path());
-    int kept = 0;
-    for (const auto& [step, old] : list_newest_first(directory.parent_path()))
-      if (++kept > keep) std::filesystem::remove_all(old, error);
-  });
+Checkpoints::Checkpoints(std::filesystem::path directory, Communicator& comm,
+                         const std::vector<UnitSpec>& units, CheckpointOptions options,
+                         std::function<void(const std::string&)> event)
+    : directory_(std::move(directory)),
+      comm_(comm),
+      units_(units),
+      options_(std::move(options)),
+      event_(std::move(event)) {
+  for (const UnitSpec& unit : units_) {
+    if (!unit.trained) continue;
+    const bool sharded = options_.shard_size > 1 && !unit.replicated;
+    const int shards = sharded ? options_.shard_size : 1;
+    const UnitLayout layout = make_layout(unit, shards);
+    placements_[unit.name] = {layout.shard_numel * (comm.rank() % shards),
+                              make_layout(unit, 1).numel, layout.shard_numel, comm.rank() / shards,
+                              comm.size() / shards};
+  }
 }
 
-LoopState load_checkpoint_state(const std::filesystem::path& directory, Communicator& comm, const NamedTensors& tensors,
-                                int shard_size) {
-  LoopState loop;
-  agree(comm, [&] {
-    const auto manifest = read_manifest(directory);
-    const int world = manifest.value("world_size", 0), shards = manifest.value("shard_size", 0);
-    if (world != comm.size() || shards != shard_size)
-      throw ModelError(fmt::format("checkpoint {} was written by {} ranks with shard size {}; this run has {} ranks with shard size {}: "
-                                   "start it with the same layout", directory.string(), world, shards, comm.size(), shard_size));
-    const auto& entry = manifest["files"].at(comm.rank());
-    const auto path = directory / rank_file(comm.rank());
-    if (entry.value("name", "") != rank_file(comm.rank()) || entry.value("xxh3", "") != hex64(hash_file(path)))
-      throw ModelError(fmt::format("{} does not match the hash in its manifest: the file is damaged", path.string()));
-    const SafetensorsFile file(path);
-    at::NoGradGuard no_grad;
-    for (const auto& [name, tensor] : tensors) {
-      const auto found = file.entries().find(name);
-      if (found == file.entries().end() || found->second.info.shape != tensor.sizes().vec() ||
-          found->second.info.dtype != stored_dtype(tensor))
-        throw ModelError(fmt::format("{} lacks {} with the expected shape and type", path.string(), name));
-      const auto bytes = file.bytes(found->second);
-      tensor.copy_(at::from_blob(const_cast<std::byte*>(bytes.data()), tensor.sizes(),
-                                 at::TensorOptions().dtype(tensor.scalar_type())));
-    }
-    loop.completed_steps = manifest.value("completed_steps", int64_t{0});
-    loop.evaluations = manifest.value("evaluations", int64_t{0});
-  });
-  return loop;
+Checkpoints::~Checkpoints() {
+  if (committer_.joinable()) committer_.join();
 }
 
-std::optional<int64_t> newest_checkpoint(const std::filesystem::path& checkpoints) {
-  const auto candidates = list_newest_first(checkpoints);
-  for (const auto& [step, directory] : candidates) {
-    try {
-      const auto manifest = read_manifest(directory);
-      for (const auto& file : manifest["files"]) {
-        const auto path = safe_join(directory, file.value("name", ""), ExitCode::kModel);
-        std::error_code error;
-        const auto size = std::filesystem::file_size(path, error);
-        if (error || size != file.value("bytes", uint64_t{0}))
-          throw ModelError(fmt::format("{} has {} bytes, its manifest says {}", path.string(), error ? 0 : size,
-                                       file.value("bytes", uint64_t{0})));
+std::filesystem::path Checkpoints::temporary(int64_t step) const {
+  return directory_ / fmt::format("{}.tmp-{}", checkpoint_name(step), options_.run_id);
+}
+
+std::vector<CheckpointUnit> Checkpoints::described_units() const {
+  std::vector<CheckpointUnit> described;
+  for (const UnitSpec& unit : units_) {
+    if (!unit.trained) continue;
+    const UnitLayout layout = make_layout(unit, 1);
+    CheckpointUnit entry{unit.name, layout.numel, {}};
+    for (const LayoutPiece& piece : pieces_in_range(unit, layout, 0, layout.numel)) {
+      const ParameterSpec& parameter = unit.parameters[piece.parameter];
+      std::vector<int64_t> shape = parameter.shape;
+      shape[0] = parameter.parts[piece.part].rows;
+      entry.tensors.push_back({parameter.parts[piece.part].name, shape, piece.flat_begin});
+    }
+    described.push_back(std::move(entry));
+  }
+  return described;
+}
+
+std::vector<PieceSource> Checkpoints::pieces(const NamedTensors& state) const {
+  constexpr int64_t kGrain = UnitLayout::kAlignment;
+  std::vector<PieceSource> pieces;
+  for (const auto& [name, tensor] : state) {
+    const auto [kind, unit] = split_name(name);
+    if (unit.empty()) {
+      TRIREME_CHECK(tensor.numel() == 1, name, " has ", tensor.numel(),
+                    " elements, a scalar of the loop has one");
+      if (comm_.rank() == 0) pieces.push_back({{kind, "", stored_dtype(tensor), 0, 1, 0}, tensor});
+      continue;
+    }
+    const Placement& place = placements_.at(unit);
+    TRIREME_CHECK(tensor.numel() == place.shard_numel, name, " has ", tensor.numel(),
+                  " elements, the shard has ", place.shard_numel);
+    // Ranks that hold the same shard share the writing.
+    const int64_t length = std::clamp<int64_t>(place.numel - place.begin, 0, place.shard_numel);
+    const int64_t grains = (length + kGrain - 1) / kGrain;
+    const int64_t from = grains * place.copy / place.copies * kGrain;
+    const int64_t to = std::min(length, grains * (place.copy + 1) / place.copies * kGrain);
+    if (from < to)
+      pieces.push_back({{kind, unit, stored_dtype(tensor), place.begin + from, to - from, 0},
+                        tensor.narrow(0, from, to - from)});
+  }
+  return pieces;
+}
+
+void Checkpoints::check_space(const NamedTensors& state, bool periodic) {
+  agree(comm_, [&] {
+    if (comm_.rank() != 0) return;
+    make_directories(directory_);
+    remove_leftovers();
+    uint64_t one = 1 << 16;
+    for (const auto& [name, tensor] : state) {
+      const auto unit = split_name(name).second;
+      one += (unit.empty() ? 1 : static_cast<uint64_t>(placements_.at(unit).numel)) *
+             tensor.element_size();
+      one += static_cast<uint64_t>(kBytesPerPiece) *
+             (unit.empty() ? 1 : static_cast<uint64_t>(comm_.size()));
+    }
+    // While one is being written, keep_last older ones still lie there.
+    uint64_t kept = 0, present = 0;
+    const auto wanted = static_cast<uint64_t>(periodic ? options_.keep_last + 1 : 1);
+    for (const auto& [step, directory] : list_checkpoints(directory_)) {
+      try {
+        const CheckpointManifest manifest = read_manifest(directory);
+        if (manifest.run_id != options_.run_id || kept >= wanted - 1) continue;
+        ++kept;
+        present += manifest.total_bytes();
+      } catch (const Error&) {
+        continue;  // not whole: resume() has named it
       }
-      return step;
-    } catch (const Error& error) {
-      log_warn(fmt::format("checkpoint {} is passed over: {}", directory.string(), error.what()));
+    }
+    struct statvfs disk {};
+    if (statvfs(directory_.c_str(), &disk) != 0)
+      return;  // a file system that cannot say: the first save will
+    const uint64_t available = static_cast<uint64_t>(disk.f_bavail) * disk.f_frsize,
+                   needed = one * wanted - std::min(present, one * wanted);
+    if (needed > available)
+      throw WriteError(fmt::format(
+          "the checkpoints of this run do not fit: {} has {} free; {} of {} each need {}{}. Free "
+          "{} there, choose another output.dir{}",
+          directory_.string(), format_bytes(static_cast<double>(available)), wanted,
+          format_bytes(static_cast<double>(one)), format_bytes(static_cast<double>(needed)),
+          present > 0 ? " beside those already there" : "",
+          format_bytes(static_cast<double>(needed - available)),
+          periodic && options_.keep_last > 2 ? ", or lower output.keep_last" : ""));
+  });
+}
+
+double Checkpoints::ready() const {
+  if (phase_ == Phase::kWriting) return writer_.finished() ? 1 : 0;
+  if (phase_ == Phase::kCommitting) return comm_.rank() != 0 || commit_done_ ? 1 : 0;
+  return 0;
+}
+
+void Checkpoints::start(const NamedTensors& state, const LoopState& loop) {
+  if (phase_ != Phase::kIdle) {
+    const double begin = steady_seconds();
+    const int64_t previous = loop_.completed_steps;
+    complete();
+    log_info(
+        fmt::format("step {} waited {} for the save of step {} to end: the storage is slower than "
+                    "the saves are frequent",
+                    loop.completed_steps, format_duration(steady_seconds() - begin), previous));
+    give_up_after_failures();
+  }
+  started_ = steady_seconds();
+  loop_ = loop;
+  std::string problem;
+  if (comm_.rank() == 0) {
+    try {
+      fault_point("save:begin", 0, loop.completed_steps);
+      std::error_code ignored;
+      std::filesystem::remove_all(temporary(loop.completed_steps), ignored);
+      make_directories(temporary(loop.completed_steps));
+    } catch (const std::exception& error) {
+      problem = error.what();
     }
   }
-  if (!candidates.empty())
-    throw ModelError(fmt::format("none of the {} checkpoints in {} is whole: remove them to start afresh", candidates.size(),
-                                 checkpoints.string()));
-  return std::nullopt;
+  // Also: nobody writes before the directory is there.
+  if (const std::string first = comm_.all_gather_host(problem)[0]; !first.empty()) {
+    failed(first);
+    return give_up_after_failures();
+  }
+  writer_.snapshot(pieces(state));
+  fault_point("save:snapshot", comm_.rank(), loop.completed_steps);
+  writer_.start(
+      temporary(loop.completed_steps) / fmt::format("rank-{:05}.safetensors", comm_.rank()),
+      comm_.rank(), loop.completed_steps);
+  phase_ = Phase::kWriting;
+  ignore_through_ = loop.completed_steps;
+  pause_ = steady_seconds() - started_;
+}
+
+void Checkpoints::advance_if_ready(int64_t step, int64_t last_begun, double sum) {
+  // Sums that were formed before the phase began speak of the one before.
+  if (phase_ == Phase::kIdle || step <= ignore_through_ || sum < comm_.size()) return;
+  advance();
+  ignore_through_ = last_begun;
+  give_up_after_failures();
+}
+
+void Checkpoints::give_up_after_failures() const {
+  if (failures_ >= kMaxFailures)
+    throw AgreedError(
+        ExitCode::kCannotWrite,
+        fmt::format("{} saves in a row failed in {} (the reason stands above): free some space or "
+                    "mend the storage, then run "
+                    "the same command again; it goes on from the newest whole checkpoint",
+                    failures_, directory_.string()));
+}
+
+bool Checkpoints::complete() {
+  for (int wait_ms = 1; phase_ != Phase::kIdle; wait_ms = std::min(2 * wait_ms, 200)) {
+    // Short collectives rather than one that a slow disk would keep waiting, which looks like a hang.
+    if (comm_.all_reduce_host({ready()})[0] >= comm_.size()) {
+      advance();
+      wait_ms = 1;
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(wait_ms));
+    }
+  }
+  return last_save_ok_;
+}
+
+void Checkpoints::advance() {
+  if (phase_ == Phase::kWriting) {
+    std::string error;
+    const CheckpointFile file = writer_.take(error);
+    const auto texts = comm_.all_gather_host(
+        error.empty() ? " " + file_to_text(file) : fmt::format("rank {}: {}", comm_.rank(), error));
+    for (const std::string& text : texts)
+      if (!text.starts_with(' ')) return failed(text);
+    phase_ = Phase::kCommitting;
+    if (comm_.rank() != 0) return;
+    commit_done_ = false;
+    commit_error_.clear();
+    committer_ = std::thread([this, texts] {
+      try {
+        commit(texts);
+      } catch (const std::exception& failure) {
+        commit_error_ = failure.what();
+      }
+      commit_done_ = true;
+    });
+    return;
+  }
+  if (committer_.joinable()) committer_.join();
+  const std::string problem = comm_.all_gather_host(comm_.rank() == 0 ? commit_error_ : "")[0];
+  if (!problem.empty()) return failed(problem);
+  phase_ = Phase::kIdle;
+  failures_ = 0;
+  last_save_ok_ = true;
+  if (comm_.rank() != 0) return;
+  const double seconds = steady_seconds() - started_;
+  log_info(fmt::format("saved checkpoints/{}: {} in {}, the step waited {}",
+                       checkpoint_name(loop_.completed_steps),
+                       format_bytes(static_cast<double>(committed_bytes_)),
+                       format_duration(seconds), format_duration(pause_)));
+  event_(nlohmann::json({{"event", "save"},
+                         {"step", loop_.completed_steps},
+                         {"bytes", committed_bytes_},
+                         {"seconds", seconds},
+                         {"pause_s", pause_}})
+             .dump());
+}
+
+void Checkpoints::failed(const std::string& reason) {
+  phase_ = Phase::kIdle;
+  last_save_ok_ = false;
+  ++failures_;
+  if (comm_.rank() != 0) return;
+  std::error_code ignored;
+  std::filesystem::remove_all(temporary(loop_.completed_steps), ignored);
+  log_warn(
+      fmt::format("the checkpoint of step {} could not be saved ({} in a row, the run ends after "
+                  "{}): {}. Older checkpoints are as "
+                  "they were",
+                  loop_.completed_steps, failures_, kMaxFailures, reason));
+  event_(nlohmann::json({{"event", "save_failed"},
+                         {"step", loop_.completed_steps},
+                         {"failures_in_a_row", failures_},
+                         {"reason", reason}})
+             .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
 }  // namespace trireme

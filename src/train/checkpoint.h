@@ -1,36 +1,121 @@
 #pragma once
-// Resumable state: checkpoints/step-N/ with one safetensors file per rank and a manifest that is written last. A directory without a
-// valid manifest is not a checkpoint.
+// Private to train/: saving and resuming the whole state of a run.
+//
+// A save: the state is copied to host memory (all that the step waits for), a writer thread of each rank writes its file below
+// step-N.tmp-RUN; when all have finished, seen from sums that ride on the steps' all-reduce, rank 0 writes the manifest, renames the
+// directory, reads it back and only then lets the oldest go. A save that fails leaves the older ones as they are; kMaxFailures in a row
+// end the run with exit code 73.
 
+#include "checkpoint_writer.h"
 #include "trireme/comm/communicator.h"
-#include "trireme/fsdp/sharded_units.h"
-#include "trireme/optim/optimizer.h"
+#include "trireme/config/config.h"
+#include "trireme/formats/training_checkpoint.h"
+#include "trireme/ops/unit.h"
 
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 namespace trireme {
 
-/// Small numbers of the training loop that must survive.
-struct LoopState {
-  int64_t completed_steps = 0, evaluations = 0;
-};
-
+/// "master.layers.0" (this rank's shard of a unit's vector) or "loss_scale" (a scalar, equal on all ranks); the tensors themselves.
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// Collective. Writes into a temporary directory, fsyncs, renames; then removes older checkpoints but the newest `keep`.
-void save_checkpoint_state(const std::filesystem::path& directory, Communicator& comm, const NamedTensors& tensors,
-                           const LoopState& loop, int shard_size, int keep = 2);
+/// Small numbers of the training loop that must survive; `numbers` by name for whoever has more.
+struct LoopState {
+  int64_t completed_steps = 0, evaluations = 0;
+  std::map<std::string, std::vector<double>> numbers;
+};
 
-/// Collective. Fills the tensors from this rank's file; sizes and hashes are checked. ModelError otherwise.
-LoopState load_checkpoint_state(const std::filesystem::path& directory, Communicator& comm, const NamedTensors& tensors,
-                                int shard_size);
+struct CheckpointOptions {
+  int shard_size = 1;
+  int64_t keep_last = 2;
+  std::string run_id, config, config_hash, compute_dtype;
+  int64_t seed = 0, samples_per_step = 1, tokens_per_sample = 1;
+  std::vector<Fingerprint> data, base;  // rank 0's count
+  bool allow_fresh = false;             // start afresh where no checkpoint is whole
+  bool allow_changed_data = false;      // resume on other training rows
+};
 
-/// Step of the newest directory with a valid manifest and files of the right sizes; says why newer ones are passed over.
-/// ModelError when there are directories but none is whole.
-std::optional<int64_t> newest_checkpoint(const std::filesystem::path& checkpoints);
+class Checkpoints {
+ public:
+  /// `event`: takes one JSON object for metrics.jsonl; called on rank 0.
+  Checkpoints(std::filesystem::path directory, Communicator& comm,
+              const std::vector<UnitSpec>& units, CheckpointOptions options,
+              std::function<void(const std::string&)> event);
+  ~Checkpoints();
+
+  /// Collective. Fills the tensors from the newest whole checkpoint of this run, saying why each newer one is passed over (those
+  /// are moved aside to step-N.damaged). Nothing there: nullopt. None whole: ModelError; other data: DataError.
+  std::optional<LoopState> resume(const NamedTensors& state);
+
+  /// Collective. Removes what dead runs left unfinished. WriteError on all ranks when the checkpoints that the run will keep do not fit
+  /// in the free space.
+  void check_space(const NamedTensors& state, bool periodic);
+
+  /// Collective. Waits for the save under way, copies the state, starts writing. Throws as advance_if_ready().
+  void start(const NamedTensors& state, const LoopState& loop);
+  /// Whether this rank has finished the phase of the save that is under way (0 or 1): summed over ranks in the step's all-reduce.
+  double ready() const;
+  /// Collective. Given the sum of ready() that step `step` carried and the last step begun: moves the save on when every rank is ready.
+  /// Throws AgreedError after kMaxFailures failed saves in a row.
+  void advance_if_ready(int64_t step, int64_t last_begun, double sum);
+  /// Collective. Waits until no save is under way. Never throws for a failed save; true when the newest one was committed.
+  bool complete();
+
+  static constexpr int kMaxFailures = 3;
+
+ private:
+  enum class Phase { kIdle, kWriting, kCommitting };
+  struct Placement {
+    int64_t begin = 0;  // first element of the unit that this rank's shard holds
+    int64_t numel = 0;  // elements of the unit, without a shard size's padding
+    int64_t shard_numel = 0;
+    int copy = 0, copies = 1;  // which of the ranks that hold the same shard this is
+  };
+  std::vector<PieceSource> pieces(const NamedTensors& state) const;
+  std::vector<CheckpointUnit> described_units() const;
+  void advance();
+  void failed(const std::string& reason);
+  void give_up_after_failures() const;
+  void commit(const std::vector<std::string>& descriptions);
+  void retain(int64_t committed);
+  void move_aside(const std::filesystem::path& directory) const;
+  void remove_leftovers() const;
+  std::optional<LoopState> load_candidate(const std::filesystem::path& directory,
+                                          const NamedTensors& state, std::string& reason);
+  std::string compare_with_model(const CheckpointManifest& manifest,
+                                 const NamedTensors& state) const;
+  void check_inputs(const CheckpointManifest& manifest) const;
+  void fill(CheckpointReader& reader, const NamedTensors& state) const;
+  std::filesystem::path temporary(int64_t step) const;
+
+  std::filesystem::path directory_;
+  Communicator& comm_;
+  const std::vector<UnitSpec>& units_;
+  CheckpointOptions options_;
+  std::function<void(const std::string&)> event_;
+  std::map<std::string, Placement> placements_;  // trained units by name
+
+  Phase phase_ = Phase::kIdle;
+  CheckpointWriter writer_;
+  std::thread committer_;  // rank 0
+  std::atomic<bool> commit_done_ = false;
+  std::string commit_error_;
+  LoopState loop_;  // of the save under way
+  int64_t ignore_through_ = -1;
+  int failures_ = 0;
+  bool last_save_ok_ = true;
+  double started_ = 0, pause_ = 0;
+  uint64_t committed_bytes_ = 0;
+};
 
 }  // namespace trireme

@@ -26,6 +26,8 @@ CommandLine parse_command_line(int argc, char** argv, const char* program) {
   app.add_option("--ranks", line.ranks, "with --dry-run: plan for this many ranks")->check(CLI::Range(1, 1 << 20));
   app.add_option("--device-memory-gib", line.device_memory_gib, "with --dry-run: plan for GPUs with this much memory");
   app.add_flag("--print-config", line.print_config, "print the resolved configuration and stop");
+  app.add_flag("--allow-fresh", line.allow_fresh, "start afresh where checkpoints are there and none is whole");
+  app.add_flag("--allow-changed-data", line.allow_changed_data, "resume although the files of data.train changed");
   app.add_flag("--version", version, "print the version and stop");
   app.add_flag("-h,--help", help, "print this and every configuration key");
   app.allow_extras();
@@ -36,7 +38,7 @@ CommandLine parse_command_line(int argc, char** argv, const char* program) {
   }
   if (const auto unknown = app.remaining(); !unknown.empty()) {
     const std::vector<std::string> known = {"--config", "--set", "--dry-run", "--ranks", "--device-memory-gib", "--print-config",
-                                            "--version", "--help"};
+                                            "--allow-fresh", "--allow-changed-data", "--version", "--help"};
     throw ConfigError(fmt::format("unknown argument '{}'.{} (see {} --help)", unknown.front(),
                                   did_you_mean(split(unknown.front(), '=').front(), known), program));
   }

@@ -3,6 +3,7 @@
 #include "agree.h"
 #include "llama_task.h"
 #include "trireme/base/error.h"
+#include "trireme/base/fault.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
@@ -42,12 +43,12 @@ int count_nodes(World& world) {
   return static_cast<int>(std::set<std::string>(hosts.begin(), hosts.end()).size());
 }
 
-ExitCode train(const Config& config, World& world, const TaskFactory& make_task) {
+ExitCode train(const Config& config, World& world, const TaskFactory& make_task, const CommandLine& line) {
   Communicator& comm = world.communicator();
   const bool gpu = world.device().is_cuda();
   const at::ScalarType dtype = compute_dtype(config, gpu);
   configure_libraries(world.device(), world.launch().local_world_size);
-  RunDirectory directory(config, world);
+  RunDirectory directory(config, world, {line.allow_fresh, line.allow_changed_data});
   const bool log_here = config.logging.mlperf && comm.rank() == 0;
   MlperfLog mlperf(log_here ? directory.path() / "mllog.log" : std::filesystem::path());
   mlperf.event("cache_clear", "true");
@@ -63,13 +64,13 @@ ExitCode train(const Config& config, World& world, const TaskFactory& make_task)
   input.overhead = gpu ? gpu_overhead(comm.size()) : 0;
   const MemoryPlan plan = make_plan(input);
   task->prefetch(0);
-  for (const std::string& line : run_banner(config, *task, plan, device, world)) log_info(line);
+  for (const std::string& text : run_banner(config, *task, plan, device, world)) log_info(text);
   Trainer trainer(config, world, *task, plan, dtype, device, directory, mlperf);
   return trainer.run();
 }
 
 /// Joins the world, trains, and sees to it that a failure of one rank ends all of them.
-int join_and_train(const Config& config, const Launch& launch, const TaskFactory& make_task) {
+int join_and_train(const Config& config, const Launch& launch, const TaskFactory& make_task, const CommandLine& line) {
   install_signal_handlers();
   set_log_rank(launch.rank, launch.world_size);
   const std::unique_ptr<World> world = World::join(launch, visible_gpus() > 0);
@@ -77,7 +78,7 @@ int join_and_train(const Config& config, const Launch& launch, const TaskFactory
   set_log_rank(rank, size);
   try {
     throw_problems(check_against_world(config, size));
-    const ExitCode code = train(config, *world, make_task);
+    const ExitCode code = train(config, *world, make_task, line);
     world->leave();
     return static_cast<int>(code);
   } catch (const AgreedError& error) {
@@ -101,6 +102,7 @@ int train_main(int argc, char** argv, const char* program, const TaskFactory& ma
     try {
       const CommandLine line = parse_command_line(argc, argv, program);
       if (line.handled) return line.exit_code;
+      check_fault_specifications();
       const Config config = load_config(line.config, line.overrides);
       if (line.print_config) {
         std::fputs(print_config(config).c_str(), stdout);
@@ -109,7 +111,7 @@ int train_main(int argc, char** argv, const char* program, const TaskFactory& ma
       throw_problems(unavailable(config));
       if (line.dry_run) return dry_run(config, line, launch, make_task);
       throw_problems(check_against_world(config, launch.world_size));
-      return join_and_train(config, launch, make_task);
+      return join_and_train(config, launch, make_task, line);
     } catch (const Error&) {
       // Every rank found the same: one of them says it.
       if (launch.rank == 0) throw;

@@ -1,80 +1,194 @@
 #include "trireme/train/run_directory.h"
 
 #include "agree.h"
-#include "checkpoint.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/hash.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
+#include "trireme/base/time.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
 #include <unistd.h>
+#include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <set>
+#include <map>
+#include <random>
+#include <string_view>
 
 namespace trireme {
 
 namespace {
 
-/// Top-level keys and their blocks differ: the first few lines that are not the same, for people.
-std::string differing_lines(const std::string& ours, const std::string& theirs) {
-  const auto a = split(ours, '\n'), b = split(theirs, '\n');
-  const std::set<std::string> mine(a.begin(), a.end());
-  std::vector<std::string> different;
-  for (const std::string& line : b)
-    if (!mine.contains(line) && different.size() < 3) different.push_back(line.substr(line.find_first_not_of(' ') == std::string::npos ? 0 : line.find_first_not_of(' ')));
-  return join(different, ", ");
+bool decides(std::string_view key) {
+  for (const std::string_view free :
+       {"logging.", "output.", "parallel.", "eval.", "batch.micro_batch_size", "data.train",
+        "data.valid", "model.path"})
+    if (key.starts_with(free)) return false;
+  return true;
+}
+
+struct ConfigurationChanges {
+  std::vector<std::string> deciding, free;  // "optimizer.lr was 0.001, is 0.002"
+};
+
+ConfigurationChanges changes(const Config& before, const Config& now) {
+  std::map<std::string, std::pair<std::string, std::string>> values;
+  for (const auto& [key, value] : flatten_config(before)) values[key].first = value;
+  for (const auto& [key, value] : flatten_config(now)) values[key].second = value;
+  ConfigurationChanges result;
+  for (const auto& [key, pair] : values) {
+    if (pair.first == pair.second || key == "output.dir") continue;
+    const auto shown = [](const std::string& value) {
+      return value.empty() ? std::string("not there") : value;
+    };
+    (decides(key) ? result.deciding : result.free)
+        .push_back(fmt::format("{} was {}, is {}", key, shown(pair.first), shown(pair.second)));
+  }
+  return result;
+}
+
+std::string host_name() {
+  char name[256] = "?";
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
+std::string new_run_id() {
+  std::random_device entropy;
+  const std::string text =
+      fmt::format("{} {} {} {} {}", host_name(), getpid(), utc_timestamp(), entropy(), entropy());
+  return hex64(xxh3_64(text.data(), text.size()));
 }
 
 }  // namespace
 
-RunDirectory::RunDirectory(const Config& config, World& world) : path_(config.output.dir) {
+std::string configuration_hash(const Config& config) {
+  std::string text;
+  for (const auto& [key, value] : flatten_config(config))
+    if (decides(key)) text += key + "=" + value + "\n";
+  return hex64(xxh3_64(text.data(), text.size()));
+}
+
+std::vector<std::string> deciding_changes(const Config& before, const Config& now) {
+  return changes(before, now).deciding;
+}
+
+RunDirectory::RunDirectory(const Config& config, World& world, ResumeChoices choices)
+    : path_(config.output.dir), choices_(choices) {
   agree(world.communicator(), [&] {
     if (world.communicator().rank() == 0) open_as_rank_zero(config);
   });
-  const auto steps = world.communicator().all_gather_host(std::to_string(resume_step_.value_or(-1)));
-  if (const int64_t step = std::stoll(steps[0]); step >= 0) resume_step_ = step;
+  run_id_ = world.communicator().all_gather_host(run_id_)[0];
 }
 
 RunDirectory::~RunDirectory() {
   if (lock_ >= 0) close(lock_);
 }
 
-void RunDirectory::open_as_rank_zero(const Config& config) {
-  make_directories(path_);
+void RunDirectory::take_lock(const std::string& run_id) {
   const std::filesystem::path lock_path = path_ / ".lock";
   lock_ = open(lock_path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644);
-  if (lock_ < 0) throw WriteError(fmt::format("cannot write in output.dir {}: {}", path_.string(), std::strerror(errno)));
-  if (flock(lock_, LOCK_EX | LOCK_NB) != 0)
-    throw WriteError(fmt::format("output.dir {} is in use by another run: wait for it or choose another output.dir", path_.string()));
-
-  const std::string ours = print_config(config);
-  const std::filesystem::path config_path = path_ / "config.yaml";
-  if (std::filesystem::exists(config_path)) {
-    const std::string theirs = read_text_file(config_path, ExitCode::kCannotWrite);
-    if (theirs != ours)
-      throw WriteError(fmt::format("output.dir {} belongs to another run (its config.yaml has {}): choose another output.dir or remove it",
-                                   path_.string(), differing_lines(ours, theirs)));
-    const char* artefact = config.lora ? "adapter/adapter_config.json" : "model/config.json";
-    if (std::filesystem::exists(path_ / artefact))
-      throw WriteError(fmt::format("output.dir {} holds this run, finished ({}): choose another output.dir to run it again", path_.string(),
-                                   artefact));
-    resume_step_ = newest_checkpoint(path_ / "checkpoints");
-    return;
+  if (lock_ < 0)
+    throw WriteError(
+        fmt::format("cannot write in output.dir {}: {}", path_.string(), std::strerror(errno)));
+  if (flock(lock_, LOCK_EX | LOCK_NB) != 0) {
+    const int error = errno;
+    if (error != EWOULDBLOCK)
+      throw WriteError(
+          fmt::format("cannot lock {}: {}; choose an output.dir on a file system with locks",
+                      lock_path.string(), std::strerror(error)));
+    std::string owner = read_text_file(lock_path, ExitCode::kCannotWrite, 4096);
+    while (owner.ends_with('\n')) owner.pop_back();
+    throw WriteError(fmt::format(
+        "output.dir {} is in use by another run ({}): wait for it or choose another output.dir",
+        path_.string(), owner.empty() ? "just starting" : owner));
   }
-  for (const auto& entry : std::filesystem::directory_iterator(path_))
-    if (entry.path().filename() != ".lock")
-      throw WriteError(fmt::format("output.dir {} is not empty and holds no run of ours (found {}): choose another output.dir",
-                                   path_.string(), entry.path().filename().string()));
+  const std::string owner = fmt::format("run {} on host {}, process {}, since {}\n", run_id,
+                                        host_name(), getpid(), utc_timestamp());
+  if (ftruncate(lock_, 0) != 0 ||
+      pwrite(lock_, owner.data(), owner.size(), 0) != static_cast<ssize_t>(owner.size()))
+    throw WriteError(
+        fmt::format("cannot write to {}: {}", lock_path.string(), std::strerror(errno)));
+}
+
+void RunDirectory::accept_configuration(const Config& config) const {
+  const std::filesystem::path config_path = path_ / "config.yaml";
+  const std::string ours = print_config(config);
+  if (read_text_file(config_path, ExitCode::kCannotWrite) == ours) return;
+  Config before;
+  try {
+    before = load_config(config_path, {});
+  } catch (const Error& error) {
+    throw WriteError(
+        fmt::format("{}\noutput.dir {} belongs to a run whose config.yaml cannot be read: choose "
+                    "another output.dir",
+                    error.what(), path_.string()));
+  }
+  const ConfigurationChanges changed = changes(before, config);
+  if (!changed.deciding.empty()) {
+    std::vector<std::string> shown(
+        changed.deciding.begin(),
+        changed.deciding.begin() + std::min<long>(5, static_cast<long>(changed.deciding.size())));
+    if (changed.deciding.size() > shown.size())
+      shown.push_back(fmt::format("and {} more", changed.deciding.size() - shown.size()));
+    throw WriteError(
+        fmt::format("output.dir {} belongs to another run: {}. Set the key{} back, or choose "
+                    "another output.dir",
+                    path_.string(), join(shown, "; "), changed.deciding.size() > 1 ? "s" : ""));
+  }
+  for (const std::string& change : changed.free)
+    log_info(fmt::format("going on with another setting: {}", change));
   write_file_atomic(config_path, ours);
 }
 
-std::filesystem::path RunDirectory::checkpoint_path(int64_t step) const {
-  return path_ / "checkpoints" / fmt::format("step-{:08}", step);
+void RunDirectory::open_as_rank_zero(const Config& config) {
+  make_directories(path_);
+  const std::filesystem::path identity_path = path_ / "run.json";
+  run_id_ = new_run_id();
+  bool known = false;
+  if (std::filesystem::exists(identity_path)) {
+    const auto identity = nlohmann::json::parse(
+        read_text_file(identity_path, ExitCode::kCannotWrite), nullptr, /*allow_exceptions=*/false);
+    if (!identity.is_object() || !identity.contains("run_id") || !identity["run_id"].is_string() ||
+        identity["run_id"].get<std::string>().find_first_not_of("0123456789abcdef") !=
+            std::string::npos)
+      throw WriteError(
+          fmt::format("{} is damaged: it should name the run by a run_id of hexadecimal digits",
+                      identity_path.string()));
+    run_id_ = identity["run_id"].get<std::string>();
+    known = true;
+  }
+  take_lock(run_id_);
+
+  const std::filesystem::path config_path = path_ / "config.yaml";
+  if (std::filesystem::exists(config_path)) {
+    const char* artefact = config.lora ? "adapter/adapter_config.json" : "model/config.json";
+    accept_configuration(config);
+    if (std::filesystem::exists(path_ / artefact))
+      throw WriteError(fmt::format(
+          "output.dir {} holds this run, finished ({}): choose another output.dir to run it again",
+          path_.string(), artefact));
+  } else {
+    for (const auto& entry : std::filesystem::directory_iterator(path_))
+      if (entry.path().filename() != ".lock" && entry.path().filename() != "run.json")
+        throw WriteError(
+            fmt::format("output.dir {} is not empty and holds no run of ours (found {}): choose "
+                        "another output.dir",
+                        path_.string(), entry.path().filename().string()));
+    write_file_atomic(config_path, print_config(config));
+  }
+  if (!known)
+    write_file_atomic(
+        identity_path,
+        nlohmann::json({{"run_id", run_id_}, {"host", host_name()}, {"started", utc_timestamp()}})
+                .dump(2) +
+            "\n");
 }
 
 }  // namespace trireme

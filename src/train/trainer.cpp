@@ -4,6 +4,7 @@
 #include "checkpoint.h"
 #include "profile.h"
 #include "trireme/base/error.h"
+#include "trireme/base/fault.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
@@ -16,18 +17,41 @@
 #include <nlohmann/json.hpp>
 #include <torch/headeronly/version.h>
 
+#include <algorithm>
+
 namespace trireme {
 
 namespace {
 
-/// Statistics of a step that are summed over ranks in one all-reduce (kSquare … kSignal), and what follows from them.
-enum Stat { kSquare, kLossSum, kDenominator, kSignal, kNumReduced };
-enum Result { kLoss, kGradNorm, kSkipped, kStop, kNumResults };
+/// Statistics of a step that are summed over ranks in one all-reduce, and what follows from them (kStop … as kSignal …).
+enum Stat { kSquare, kLossSum, kDenominator, kSignal, kSaveReady, kSaveClock, kNumReduced };
+enum Result { kLoss, kGradNorm, kSkipped, kStop, kReady, kClock, kNumResults };
 
 constexpr int64_t kLossScaleGrowthInterval = 2000;
 constexpr double kInitialLossScale = 65536.0;
 constexpr int kMaxConsecutiveSkips = 20;
 constexpr int64_t kMlperfTrainLossEvery = 10;
+
+/// What a checkpoint says about its run; the inputs' fingerprints only where they are needed, on rank 0.
+CheckpointOptions checkpoint_options(const Config& config, const RunDirectory& directory, const MemoryPlan& plan, at::ScalarType dtype,
+                                     bool fingerprints) {
+  CheckpointOptions options;
+  options.shard_size = plan.shard_size;
+  options.keep_last = config.output.keep_last;
+  options.run_id = directory.run_id();
+  options.config = print_config(config);
+  options.config_hash = configuration_hash(config);
+  options.compute_dtype = c10::toString(dtype);
+  options.seed = config.train.seed;
+  options.samples_per_step = config.batch.global_batch_size;
+  options.tokens_per_sample = config.data.seq_length;
+  options.allow_fresh = directory.choices().allow_fresh;
+  options.allow_changed_data = directory.choices().allow_changed_data;
+  if (!fingerprints) return options;
+  for (const std::string& path : config.data.train) options.data.push_back({path, fingerprint_file(path, ExitCode::kData)});
+  if (config.lora) options.base = fingerprint_model(config.model.path, config.model.init == "checkpoint");
+  return options;
+}
 
 }  // namespace
 
@@ -43,6 +67,11 @@ Trainer::Trainer(const Config& config, World& world, TrainingTask& task, const M
   const auto scalar = at::TensorOptions().dtype(at::kFloat).device(device_);
   loss_scale_ = at::full({}, compute_dtype == at::kHalf ? kInitialLossScale : 1.0, scalar);
   growth_tracker_ = at::zeros({}, scalar.dtype(at::kInt));
+  checkpoints_ = std::make_unique<Checkpoints>(
+      directory.checkpoints(), comm_, units_->units(), checkpoint_options(config, directory, plan, compute_dtype, comm_.rank() == 0),
+      [this](const std::string& event) {
+        if (metrics_) metrics_->write_run(event);
+      });
 }
 
 Trainer::~Trainer() = default;
@@ -50,6 +79,7 @@ Trainer::~Trainer() = default;
 // --- one step --------------------------------------------------------------------------------------------------------------------
 
 void Trainer::train_step(int64_t step) {
+  fault_point("step", comm_.rank(), step + 1);
   const StepBatch batch = task_.batch(step);
   if (step + 1 < config_.train.max_steps) task_.prefetch(step + 1);
 
@@ -87,7 +117,7 @@ void Trainer::train_step(int64_t step) {
   results[kLoss].copy_(stats[kLossSum] / denominator);
   results[kGradNorm].copy_(grad_norm);
   results[kSkipped].copy_(skip);
-  results[kStop].copy_(stats[kSignal]);
+  results.narrow(0, kStop, 3).copy_(stats.narrow(0, kSignal, 3));
   PendingMetrics pending{step + 1, lr, results, nullptr, 0};
   if (device_.is_cuda()) {
     pending.values = at::empty({kNumResults}, results.options().device(at::kCPU).pinned_memory(true));
@@ -128,6 +158,9 @@ at::Tensor Trainer::reduce_statistics(const at::Tensor& loss_sum, double denomin
   at::Tensor host = at::zeros({kNumReduced}, at::TensorOptions().dtype(at::kDouble).pinned_memory(device_.is_cuda()));
   host[kDenominator] = denominator;
   host[kSignal] = stop_signal() != 0 ? 1.0 : 0.0;
+  host[kSaveReady] = checkpoints_->ready();
+  host[kSaveClock] = comm_.rank() == 0 && config_.output.save_every_minutes &&
+                     steady_seconds() - last_save_time_ >= 60 * *config_.output.save_every_minutes;
   at::Tensor stats = host.to(device_, /*non_blocking=*/true);
   stats[kSquare].copy_(local_gradient_square(units_->trained()));
   stats[kLossSum].copy_(loss_sum);
@@ -138,19 +171,10 @@ at::Tensor Trainer::reduce_statistics(const at::Tensor& loss_sum, double denomin
 // --- the loop --------------------------------------------------------------------------------------------------------------------
 
 ExitCode Trainer::run() {
-  agree(comm_, [&] { task_.load_weights(*units_); });
-  LoopState resumed;
-  if (directory_.resume_step()) {
-    resumed = load_checkpoint_state(directory_.checkpoint_path(*directory_.resume_step()), comm_, state(), plan_.shard_size);
-    for (TrainedShard& shard : units_->trained())
-      if (!shard.compute.is_same(shard.master)) shard.compute.copy_(shard.master);
-    log_info(fmt::format("resuming after step {}", resumed.completed_steps));
-  }
-  completed_ = reported_ = last_saved_step_ = resumed.completed_steps;
-  evaluations_ = resumed.evaluations;
+  load_or_resume();
   if (comm_.rank() == 0) {
     metrics_ = std::make_unique<MetricsFile>(directory_.path() / "metrics.jsonl",
-                                             directory_.resume_step() ? std::optional(completed_) : std::nullopt);
+                                             completed_ > 0 ? std::optional(completed_) : std::nullopt);
     metrics_->write_run(run_description());
   }
   comm_.barrier();
@@ -160,6 +184,7 @@ ExitCode Trainer::run() {
   start_clock();
 
   bool reached_target = false;
+  last_save_time_ = steady_seconds();
   while (completed_ < config_.train.max_steps && !stop_agreed_ && !reached_target) {
     if (config_.logging.profile_step == completed_ + 1) profiled_step();
     else train_step(completed_);
@@ -172,7 +197,11 @@ ExitCode Trainer::run() {
   }
   flush_metrics();
   if (stop_agreed_ && completed_ < config_.train.max_steps && !reached_target) {
-    if (last_saved_step_ != completed_) save_checkpoint();
+    if (last_saved_step_ != completed_ || !checkpoints_->complete()) save_checkpoint();
+    if (!checkpoints_->complete())
+      throw AgreedError(ExitCode::kCannotWrite, fmt::format("stopped by a signal after step {}, but its state could not be saved in {}: run the "
+                                                            "same command again, it goes on from the newest whole checkpoint",
+                                                            completed_, directory_.checkpoints().string()));
     log_info(fmt::format("stopped by a signal after step {}; state saved, the same command goes on from there", completed_));
     mlperf_end_run("aborted");
     return ExitCode::kStopped;
@@ -203,6 +232,8 @@ void Trainer::collect_metrics() {
   ++timed_steps_;
   reported_ = pending.step;
   stop_agreed_ = stop_agreed_ || values[kStop] > 0;
+  save_by_clock_ = save_by_clock_ || values[kClock] > 0;
+  checkpoints_->advance_if_ready(pending.step, completed_, values[kReady]);
   last_loss_ = values[kLoss];
 
   TrainMetrics metrics;
@@ -226,6 +257,7 @@ void Trainer::collect_metrics() {
       log_info(fmt::format("step {}: gradients overflowed in fp16, the step was skipped and the loss scale halved", pending.step));
       return;
     }
+    checkpoints_->complete();  // of an earlier step, which was sound
     throw InternalError(fmt::format("step {}: the loss is {} and the gradient norm {}; the step was not applied. Lower optimizer.lr, check "
                                     "the data around sample {}, or use precision.compute: fp32",
                                     pending.step, values[kLoss], values[kGradNorm],
@@ -342,23 +374,44 @@ std::vector<std::pair<std::string, at::Tensor>> Trainer::state() {
   return tensors;
 }
 
+void Trainer::load_or_resume() {
+  const bool frozen = std::any_of(units_->units().begin(), units_->units().end(), [](const UnitSpec& unit) { return !unit.trained; });
+  checkpoints_->check_space(state(), config_.output.save_every_samples || config_.output.save_every_minutes);
+  // Where everything is trained a checkpoint holds every weight: the base model is not read.
+  if (frozen) agree(comm_, [&] { task_.load_weights(*units_); });
+  const auto resumed = checkpoints_->resume(state());
+  if (!resumed) {
+    if (!frozen) agree(comm_, [&] { task_.load_weights(*units_); });
+    return;
+  }
+  for (TrainedShard& shard : units_->trained())
+    if (!shard.compute.is_same(shard.master)) shard.compute.copy_(shard.master);
+  completed_ = reported_ = last_saved_step_ = resumed->completed_steps;
+  evaluations_ = resumed->evaluations;
+  if (const auto skips = resumed->numbers.find("consecutive_skips"); skips != resumed->numbers.end() && !skips->second.empty())
+    consecutive_skips_ = static_cast<int>(skips->second[0]);
+}
+
 bool Trainer::save_due() const {
-  if (!config_.output.save_every_samples || completed_ >= config_.train.max_steps) return false;
+  if (completed_ >= config_.train.max_steps) return false;
+  if (save_by_clock_) return true;
+  if (!config_.output.save_every_samples) return false;
   const int64_t size = config_.batch.global_batch_size;
   return completed_ % ((*config_.output.save_every_samples + size - 1) / size) == 0;
 }
 
 void Trainer::save_checkpoint() {
   flush_metrics();  // a step that went wrong must not be saved
-  const double begin = steady_seconds();
-  save_checkpoint_state(directory_.checkpoint_path(completed_), comm_, state(), {completed_, evaluations_}, plan_.shard_size);
+  checkpoints_->start(state(), {completed_, evaluations_, {{"consecutive_skips", {static_cast<double>(consecutive_skips_)}}}});
   last_saved_step_ = completed_;
-  log_info(fmt::format("saved checkpoints/step-{:08} in {}", completed_, format_duration(steady_seconds() - begin)));
+  last_save_time_ = steady_seconds();
+  save_by_clock_ = false;
   start_clock();
 }
 
 void Trainer::finish() {
   task_.save_artefact(*units_, directory_.path());
+  checkpoints_->complete();
   comm_.barrier();
   log_info(fmt::format("wrote {}", (directory_.path() / (config_.lora ? "adapter" : "model")).string()));
   if (timed_steps_ == 0) return;

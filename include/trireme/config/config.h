@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace trireme {
@@ -72,6 +73,8 @@ struct ParallelSection {
 struct OutputSection {
   std::string dir;
   std::optional<int64_t> save_every_samples;
+  std::optional<double> save_every_minutes;
+  int64_t keep_last = 2;
   bool operator==(const OutputSection&) const = default;
 };
 struct LoggingSection {
@@ -104,8 +107,14 @@ struct Config {
 /// 'x'?` (overrides: `--set a.b.c=value: …`), and a closing line that counts them.
 Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides);
 
+/// The same for the text that print_config() gave, `name` standing for the file in messages.
+Config parse_config(const std::string& text, const std::string& name);
+
 /// YAML that load_config() reads back to the same Config (absolute paths, all keys, exact numbers).
 std::string print_config(const Config& config);
+
+/// Every key with its value as print_config() writes it: "optimizer.lr" -> "0.0004"; a section left out: "lora" -> "null".
+std::vector<std::pair<std::string, std::string>> flatten_config(const Config& config);
 
 /// Every key with type, default and meaning, for --help.
 std::string describe_config();

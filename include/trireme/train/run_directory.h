@@ -5,28 +5,43 @@
 #include "trireme/config/config.h"
 
 #include <filesystem>
-#include <optional>
 #include <string>
+#include <vector>
 
 namespace trireme {
 
+/// What the user allows on the command line.
+struct ResumeChoices {
+  bool allow_fresh = false, allow_changed_data = false;
+};
+
 class RunDirectory {
  public:
-  /// Collective. Rank 0 creates the directory, takes its lock and writes config.yaml. A directory of another run, of a finished run, or
-  /// one that another process is training in is a WriteError on all ranks, naming what is there. The same configuration with
-  /// checkpoints is resumed.
-  RunDirectory(const Config& config, World& world);
+  /// Collective. Rank 0 creates the directory, takes its lock and writes config.yaml and run.json. A directory of a run with another
+  /// configuration (the keys are named), of a finished run, or one that another process is training in is a WriteError on all ranks.
+  /// Keys that do not decide what is computed may change (configuration_hash()).
+  RunDirectory(const Config& config, World& world, ResumeChoices choices = {});
   ~RunDirectory();
   const std::filesystem::path& path() const { return path_; }
-  /// Step of the newest whole checkpoint, if there is one to resume from.
-  std::optional<int64_t> resume_step() const { return resume_step_; }
-  std::filesystem::path checkpoint_path(int64_t step) const;
+  std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
+  /// Made at the first start here, kept by every later one.
+  const std::string& run_id() const { return run_id_; }
+  const ResumeChoices& choices() const { return choices_; }
 
  private:
   void open_as_rank_zero(const Config& config);
+  void take_lock(const std::string& run_id);
+  void accept_configuration(const Config& config) const;
   std::filesystem::path path_;
+  ResumeChoices choices_;
   int lock_ = -1;
-  std::optional<int64_t> resume_step_;
+  std::string run_id_;
 };
+
+/// Hash of the keys that decide what is computed. The others may differ between a run and its continuation: logging, output, parallel
+/// and eval as a whole, batch.micro_batch_size, and where model and data lie (their content is compared by fingerprints).
+std::string configuration_hash(const Config& config);
+/// The keys among them that differ: "optimizer.lr was 0.001, is 0.002".
+std::vector<std::string> deciding_changes(const Config& before, const Config& now);
 
 }  // namespace trireme

@@ -25,6 +25,8 @@
 
 namespace trireme {
 
+class Checkpoints;
+
 class Trainer {
  public:
   Trainer(const Config& config, World& world, TrainingTask& task, const MemoryPlan& plan, at::ScalarType compute_dtype,
@@ -60,6 +62,8 @@ class Trainer {
   bool evaluation_due() const;
   bool save_due() const;
   void save_checkpoint();
+  /// Loads the weights, or goes on from a checkpoint.
+  void load_or_resume();
   void finish();
   void start_block();
   void end_block();
@@ -81,6 +85,7 @@ class Trainer {
   std::unique_ptr<ShardedUnits> units_;
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<MetricsFile> metrics_;
+  std::unique_ptr<Checkpoints> checkpoints_;
 
   at::Tensor loss_scale_, growth_tracker_;  // fp16: dynamic loss scale, on the device
   std::deque<PendingMetrics> pending_;
@@ -89,6 +94,8 @@ class Trainer {
   int64_t evaluations_ = 0, last_evaluated_step_ = -1, last_saved_step_ = -1;
   int64_t block_start_samples_ = 0;
   bool stop_agreed_ = false;
+  bool save_by_clock_ = false;   // output.save_every_minutes have passed, by rank 0's clock
+  double last_save_time_ = 0;
   std::shared_ptr<c10::Event> step_begin_;  // GPU: where the clock of the oldest step in flight started
   double step_begin_time_ = 0, training_seconds_ = 0, block_seconds_ = 0;
   int64_t block_steps_ = 0, timed_steps_ = 0;

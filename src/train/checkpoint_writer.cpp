@@ -1,0 +1,124 @@
+#include "checkpoint_writer.h"
+
+#include "trireme/base/error.h"
+#include "trireme/base/fault.h"
+#include "trireme/base/file.h"
+#include "trireme/base/hash.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <cstring>
+
+namespace trireme {
+
+DType stored_dtype(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat: return DType::kF32;
+    case at::kDouble: return DType::kF64;
+    case at::kBFloat16: return DType::kBF16;
+    case at::kHalf: return DType::kF16;
+    case at::kInt: return DType::kI32;
+    case at::kLong: return DType::kI64;
+    default:
+      TRIREME_CHECK(false, "no file type for ", c10::toString(tensor.scalar_type()));
+      return DType::kF32;
+  }
+}
+
+CheckpointWriter::~CheckpointWriter() {
+  if (thread_.joinable()) thread_.join();
+}
+
+void CheckpointWriter::snapshot(const std::vector<PieceSource>& pieces) {
+  TRIREME_CHECK(finished_ && !thread_.joinable(), "a snapshot while the last one is being written");
+  at::NoGradGuard no_grad;
+  pieces_.clear();
+  host_.resize(pieces.size());
+  copied_.reset();
+  bool on_device = false;
+  c10::Device device(c10::kCPU);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const at::Tensor& source = pieces[i].tensor;
+    pieces_.push_back(pieces[i].piece);
+    if (!host_[i].defined() || host_[i].numel() != source.numel() ||
+        host_[i].scalar_type() != source.scalar_type())
+      host_[i] = at::empty({source.numel()},
+                           source.options().device(at::kCPU).pinned_memory(!source.is_cpu()));
+    host_[i].copy_(source.reshape({-1}), /*non_blocking=*/true);
+    if (!source.is_cpu()) {
+      on_device = true;
+      device = source.device();
+    }
+  }
+  if (on_device) {
+    copied_ = std::make_unique<c10::Event>(device.type(), c10::EventFlag::BACKEND_DEFAULT);
+    copied_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  }
+}
+
+void CheckpointWriter::start(const std::filesystem::path& path, int rank, int64_t step) {
+  finished_ = false;
+  error_.clear();
+  file_ = {};
+  thread_ = std::thread([this, path, rank, step] {
+    try {
+      if (copied_) copied_->synchronize();
+      fault_point("save:write", rank, step);
+      if (!pieces_.empty()) write(path);
+      fault_point("save:written", rank, step);
+    } catch (const std::exception& error) {
+      error_ = error.what();
+    }
+    finished_ = true;
+  });
+}
+
+void CheckpointWriter::write(const std::filesystem::path& path) {
+  std::vector<std::pair<std::string, TensorInfo>> declared;
+  for (const CheckpointPiece& piece : pieces_)
+    declared.emplace_back(piece.tensor_name(), TensorInfo{piece.dtype, {piece.count}});
+  SafetensorsWriter writer(path, declared);
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    pieces_[i].xxh3 = xxh3_64(host_[i].const_data_ptr(), host_[i].nbytes());
+    writer.append(host_[i].const_data_ptr(), host_[i].nbytes());
+  }
+  writer.commit();
+  const MappedFile whole(path, ExitCode::kCannotWrite);
+  uint64_t header = 0;
+  if (whole.bytes().size() >= sizeof header)
+    std::memcpy(&header, whole.bytes().data(), sizeof header);
+  if (whole.bytes().size() < sizeof header + header)
+    throw WriteError(fmt::format("{} reads back with {} bytes: the storage loses data",
+                                 path.string(), whole.bytes().size()));
+  file_ = {path.filename().string(), whole.bytes().size(),
+           xxh3_64(whole.bytes().data(), sizeof header + header), std::nullopt, pieces_};
+}
+
+CheckpointFile CheckpointWriter::take(std::string& error) {
+  TRIREME_CHECK(finished_, "the save is still being written");
+  if (thread_.joinable()) thread_.join();
+  error = error_;
+  return file_;
+}
+
+// --- descriptions between ranks -------------------------------------------------------------------------------------------------
+
+std::string file_to_text(const CheckpointFile& file) {
+  nlohmann::json pieces = nlohmann::json::array();
+  for (const CheckpointPiece& p : file.pieces)
+    pieces.push_back({p.kind, p.unit, static_cast<int>(p.dtype), p.begin, p.count, p.xxh3});
+  return nlohmann::json({file.name, file.bytes, file.header_xxh3, pieces}).dump();
+}
+
+CheckpointFile file_from_text(const std::string& text) {
+  const auto value = nlohmann::json::parse(text);
+  CheckpointFile file{value[0], value[1], value[2], std::nullopt, {}};
+  for (const auto& p : value[3])
+    file.pieces.push_back({p[0], p[1], static_cast<DType>(p[2].get<int>()), p[3], p[4], p[5]});
+  return file;
+}
+
+}  // namespace trireme

@@ -1,0 +1,56 @@
+#pragma once
+// Private to train/: one rank's part of a save: a copy of the state in host memory and the thread that writes it to a file.
+
+#include "trireme/formats/training_checkpoint.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+
+#include <atomic>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace trireme {
+
+/// A run of elements to save: what it is, and where it lies now (contiguous, on any device).
+struct PieceSource {
+  CheckpointPiece piece;
+  at::Tensor tensor;
+};
+
+class CheckpointWriter {
+ public:
+  ~CheckpointWriter();
+  /// Copies the pieces into host memory that is kept from save to save: pinned for GPU tensors, whose copies are only queued on the
+  /// current stream.
+  void snapshot(const std::vector<PieceSource>& pieces);
+  /// Starts writing the snapshot to `path`; nothing is written when there are no pieces.
+  void start(const std::filesystem::path& path, int rank, int64_t step);
+  bool finished() const { return finished_; }
+  /// Once finished: joins. The file as the manifest describes it (no name: nothing to write); `error` is set when it failed.
+  CheckpointFile take(std::string& error);
+
+ private:
+  void write(const std::filesystem::path& path);
+  std::vector<CheckpointPiece> pieces_;
+  std::vector<at::Tensor> host_;
+  std::unique_ptr<c10::Event> copied_;  // null on CPUs
+  std::thread thread_;
+  std::atomic<bool> finished_ = true;
+  CheckpointFile file_;
+  std::string error_;
+};
+
+/// How far a save's file will go beyond its tensors: header and JSON, per piece.
+inline constexpr int64_t kBytesPerPiece = 512;
+
+DType stored_dtype(const at::Tensor& tensor);
+
+/// A described file as one line of text for the other ranks, and back.
+std::string file_to_text(const CheckpointFile& file);
+CheckpointFile file_from_text(const std::string& text);
+
+}  // namespace trireme

@@ -1,0 +1,14 @@
+# Faults of checkpoints: while they are written, in their files, and when a run goes on from them.
+foreach(part
+    saves:F02 saves:F03 saves:F13 saves:F14 saves:F15 saves:F36
+    files:F10 files:F11 files:F12 files:F31 files:F37
+    resume:F22 resume:F23 resume:F33 resume:world resume:configuration resume:tool)
+  string(REPLACE ":" ";" part ${part})
+  list(GET part 0 script)
+  list(GET part 1 case)
+  add_test(NAME faults.checkpoint.${case}
+    COMMAND ${TRIREME_PYTHON_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/checkpoint_${script}_test.py --bin ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}
+            --mpirun ${TRIREME_MPIRUN_EXECUTABLE} --case ${case})
+  set_tests_properties(faults.checkpoint.${case} PROPERTIES LABELS "faults" TIMEOUT 300 SKIP_RETURN_CODE 77 PROCESSORS 2
+    ENVIRONMENT "TRIREME_DEVICE=cpu;OMP_NUM_THREADS=1")
+endforeach()

@@ -1,0 +1,203 @@
+#!/usr/bin/env python3
+"""Going on from a checkpoint: anywhere in an epoch, on other ranks, with other data or settings, beside another run; and the tool.
+Exit code 77 = skipped."""
+import argparse
+import glob
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+
+from checkpoint_site import SAMPLES, STEPS, CheckpointSite, flip, np, skip
+
+EVERY = f"output.save_every_samples={SAMPLES}"  # every step
+
+
+def position(site):
+    """F22: going on in mid-epoch, at the last batch, at the exact end of an epoch and after the first batch of the next (5 steps an
+    epoch)."""
+    for where, newest in (("mid-epoch", 2), ("before the last batch", 4), ("exact epoch end", 5), ("after the first batch", 6)):
+        for before, after in ((2, 2), (2, 1), (1, 4)):
+            run = f"{where.replace(' ', '-')}-{before}-{after}"
+            # The save of a step waits until that of the step before is committed.
+            site.run(EVERY, f"output.dir={run}", ranks=before, faults=f"sigkill@step:rank0:step{newest + 2}", expect="killed")
+            assert site.whole(run)[-1] == f"step-{newest:08}", (run, site.whole(run))
+            done = site.run(EVERY, f"output.dir={run}", ranks=after)
+            assert f"resuming after step {newest}" in done.err, done.err
+            check(site, run, before, after)
+            site.report(f"F22 {where}, {before} to {after} ranks", f"resumed after step {newest}, every sample once in its place", done.seconds)
+
+
+def check(site, run, before, after):
+    """The loss of a step is a function of its samples: equal losses mean the same samples in the same order."""
+    got, want = site.numbers(run), site.reference()
+    assert [g[:2] for g in got] == [w[:2] for w in want], "steps or sample counts differ"
+    for a, b in zip(got, want):
+        assert abs(a[2] - b[2]) <= 2e-6 * abs(b[2]), (run, a, b)
+    if before == after:
+        assert got == site.reference(ranks=after), f"{run}: not equal to the bit on {after} ranks"
+
+
+def world(site):
+    """The same run on 1, 2, 4 and 1 ranks, sharded and not, LoRA and full: same samples in the same order, same numbers."""
+    for kind, overrides in (("lora", ()), ("full", ("lora=null",))):
+        reference = site.reference(*overrides)
+        begin = time.time()
+        for ranks, shard, step in ((1, 1, 4), (2, 2, 6), (4, 2, 8), (4, 4, 10), (1, 1, 0)):
+            faults = f"sigkill@step:rank0:step{step}" if step else ""
+            done = site.run(EVERY, *overrides, f"output.dir={kind}", f"parallel.shard_size={shard}", ranks=ranks, faults=faults,
+                            expect="killed" if step else 0)
+            assert step == 4 or "resuming after step" in done.err, done.err
+        assert "it was written by 4 ranks with shard size 4" in done.err or kind == "lora", done.err
+        got = site.numbers(kind)
+        assert [g[:2] for g in got] == [r[:2] for r in reference]
+        worst = max(abs(a[2] - b[2]) / abs(b[2]) for a, b in zip(got, reference))
+        assert worst < 2e-6, worst
+        site.report(f"{kind}: 1, 2 (shards of 2), 4 (2), 4 (4), 1 ranks", f"worst loss difference {worst:.1e}", time.time() - begin)
+
+
+def changed_data(site):
+    """F23: rows edited, list reordered, a file exchanged; moved elsewhere with the same content is fine."""
+    work = site.work
+    rows = np.load(f"{work}/train.npy")
+    np.save(f"{work}/first.npy", rows[:20])
+    np.save(f"{work}/second.npy", rows[20:])
+    two = "data.train=[first.npy, second.npy]"
+    site.stopped("origin", two)
+    reference = site.reference(two)
+    site.copy("origin", "moved")
+    os.makedirs(f"{work}/elsewhere")
+    for name in ("first.npy", "second.npy"):
+        shutil.copy(f"{work}/{name}", f"{work}/elsewhere/{name}")
+    done = site.run("data.train=[elsewhere/first.npy, elsewhere/second.npy]", "output.dir=moved")
+    assert "going on with another setting: data.train" in done.err and site.numbers("moved") == reference
+    site.report("F23 files moved, same content", "resumed, losses equal to the bit", done.seconds)
+    site.copy("origin", "reordered")
+    done = site.run("data.train=[second.npy, first.npy]", "output.dir=reordered", expect=3)
+    assert "training data changed" in done.last and "first.npy" in done.last and "--allow-changed-data" in done.last, done.err
+    site.report("F23 list reordered", "exit 3: " + done.last[:160], done.seconds)
+    site.copy("origin", "edited")
+    rows[3, 5] = (rows[3, 5] + 1) % 100
+    np.save(f"{work}/first.npy", rows[:20])
+    done = site.run(two, "output.dir=edited", expect=3, ranks=2)
+    assert "training data changed" in done.err, done.err
+    done = site.run(two, "output.dir=edited", extra=["--allow-changed-data"])
+    assert "going on, as --allow-changed-data says" in done.err and len(site.numbers("edited")) == STEPS
+    site.report("F23 one token edited", "exit 3; with --allow-changed-data it goes on", done.seconds)
+    done = site.run("data.train=train.npy", "output.dir=origin", expect=3)
+    assert "1 files where there were 2" in done.last, done.err
+    flip(f"{work}/base/model.safetensors", -1)
+    np.save(f"{work}/first.npy", np.load(f"{work}/train.npy")[:20])
+    done = site.run(two, "output.dir=origin", expect=4)
+    assert "base model changed" in done.last, done.err
+    site.report("F23 base model edited", "exit 4: " + done.last[:160], done.seconds)
+
+
+def races(site):
+    """F33: a second run in the same directory; a reader while checkpoints come and go."""
+    process = site.start(EVERY, "output.dir=shared", ranks=2, faults="sleep@step:step6:4s")
+    begin = time.time()
+    while not site.whole("shared"):
+        assert process.poll() is None and time.time() - begin < 60, process.communicate()[1]
+        time.sleep(0.05)
+    second = site.run(EVERY, "output.dir=shared", ranks=2, expect=73)
+    owner = "in use by another run (run "
+    assert owner in second.err and "on host" in second.err and "process" in second.err, second.err
+    pruned = subprocess.run([f"{site.args.bin}/trireme", "checkpoint", "prune", f"{site.work}/shared"], capture_output=True, text=True)
+    assert pruned.returncode == 73 and "a run is training in" in pruned.stderr, pruned.stderr
+    listings = 0
+    while process.poll() is None:
+        listed = subprocess.run([f"{site.args.bin}/trireme", "checkpoint", "ls", f"{site.work}/shared"], capture_output=True, text=True)
+        assert listed.returncode in (0, 4), listed.stderr
+        listings += 1
+    assert process.wait() == 0, process.communicate()[1]
+    site.same("shared", EVERY, ranks=2)
+    site.report("F33 second run in the same output.dir", "exit 73: " + [line for line in second.err.splitlines() if owner in line][0][:200], second.seconds)
+    site.report("F33 readers beside retention", f"{listings} listings, the run unharmed", time.time() - begin)
+    # Two at once: one trains, the other is refused, whoever comes first.
+    pair = [site.start("output.dir=pair", ranks=2) for _ in range(2)]
+    codes = sorted(p.wait(timeout=120) for p in pair)
+    assert codes == [0, 73], (codes, [p.communicate()[1][-800:] for p in pair])
+    site.same("pair", ranks=2)
+    site.report("F33 two started at once", "one trained, one was refused", 0.0)
+    # Checkpoints of another run are neither counted, nor used, nor removed.
+    site.stopped("mine")
+    site.stopped("theirs")
+    shutil.copytree(f"{site.directory('theirs')}/step-00000006", f"{site.directory('mine')}/step-00000050")
+    done = site.run("output.dir=mine")
+    assert "it belongs to run" in done.err and "resuming after step 6" in done.err, done.err
+    assert "step-00000050" in site.whole("mine") and len(site.whole("mine")) == 3, site.whole("mine")
+    site.same("mine")
+    site.report("F33 another run's checkpoint", "passed over by its run id, neither counted nor removed", done.seconds)
+
+
+def configuration(site):
+    """A different configuration is refused by naming the keys; keys that decide nothing may change."""
+    site.stopped("origin")
+    done = site.run("output.dir=origin", "optimizer.lr=2e-3", "train.seed=7", expect=73)
+    assert "optimizer.lr was 0.001, is 0.002" in done.last and "train.seed was 1234, is 7" in done.last, done.err
+    done = site.run("output.dir=origin", "lora.r=8", expect=73)
+    assert "lora.r was 4, is 8" in done.last
+    done = site.run("output.dir=origin", "lora=null", expect=73)
+    assert "lora" in done.last and "belongs to another run" in done.last
+    done = site.run("output.dir=origin", "logging.every_steps=3", "output.keep_last=3", "eval.every_samples=16")
+    for key in ("logging.every_steps was 1, is 3", "output.keep_last was 2, is 3", "eval.every_samples was null, is 16"):
+        assert f"going on with another setting: {key}" in done.err, done.err
+    assert len(site.whole("origin")) == 3 and len(site.metrics("origin", "eval")) >= 3
+    site.same("origin")
+    assert "keep_last: 3" in open(f"{site.work}/origin/config.yaml").read()
+    site.report("configuration", "deciding keys refused by name, the others may change", done.seconds)
+    # By the clock: rank 0's decides for all.
+    done = site.run("output.dir=clock", "output.save_every_samples=null", "output.save_every_minutes=0.005", ranks=2, faults="sleep@step:0.2s")
+    assert 2 <= len(site.metrics("clock", "save")) <= STEPS, site.metrics("clock", "save")
+    site.same("clock", ranks=2)
+    site.report("output.save_every_minutes", f"{len(site.metrics('clock', 'save'))} saves", done.seconds)
+
+
+def tool(site):
+    """trireme checkpoint ls, verify, export, prune."""
+    constant = ("schedule.name=constant",)
+    for kind, overrides, artefact in (("lora", (), "adapter"), ("full", ("lora=null", "parallel.shard_size=2"), "model")):
+        # With a constant rate the first eight steps of a longer run are a whole run of eight.
+        site.run(*constant, *overrides, "train.max_steps=8", f"output.dir={kind}8", ranks=2)
+        site.run(*constant, *overrides, f"output.dir={kind}12", ranks=2, faults="sigkill@step:step11", expect="killed")
+        listing = site.tool("ls", f"{site.work}/{kind}12").stdout
+        newest = site.whole(f"{kind}12")[-1]
+        assert newest in listing and "whole" in listing, listing
+        assert "whole" in site.tool("verify", f"{site.directory(f'{kind}12')}/{newest}").stdout
+        site.tool("export", f"{site.directory(f'{kind}12')}/step-00000008", "--output", f"{site.work}/{kind}-out")
+        compared = 0
+        for path in glob.glob(f"{site.work}/{kind}8/{artefact}/*"):
+            name = os.path.basename(path)
+            assert open(path, "rb").read() == open(f"{site.work}/{kind}-out/{name}", "rb").read(), f"{kind} {name} differs from the run's own"
+            compared += 1
+        assert compared >= 2
+        site.tool("export", f"{site.work}/{kind}12", "--output", f"{site.work}/{kind}-out", expect=73)
+        before = site.whole(f"{kind}12")
+        dry = site.tool("prune", f"{site.work}/{kind}12", "--keep", "1", "--dry-run").stdout
+        assert "would remove" in dry and site.whole(f"{kind}12") == before
+        site.tool("prune", f"{site.work}/{kind}12", "--keep", "1")
+        assert site.whole(f"{kind}12") == before[-1:] and site.leftovers(f"{kind}12") == []
+        done = site.run(*constant, *overrides, f"output.dir={kind}12", ranks=2)
+        assert f"resuming after step {int(before[-1][5:])}" in done.err
+        site.report(f"tool, {kind}", f"export equals the run's own {artefact} ({compared} files), prune kept the newest", done.seconds)
+    site.tool("verify", f"{site.work}/nowhere", expect=4)
+    site.tool("ls", f"{site.work}/base", expect=4)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bin", required=True)
+    parser.add_argument("--mpirun", required=True)
+    parser.add_argument("--case", required=True)
+    args = parser.parse_args()
+    cases = {"F22": position, "F23": changed_data, "F33": races, "world": world, "configuration": configuration, "tool": tool}
+    if args.case in ("F22", "world") and (os.cpu_count() or 1) < 2:
+        skip("four ranks on one core take too long")
+    with tempfile.TemporaryDirectory() as work:
+        cases[args.case](CheckpointSite(args, work))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+// Preloaded by the fault tests: the nth pwrite, fsync or rename below a directory named "checkpoints" goes wrong.
+//   SHIM_CALL  pwrite | fsync | rename      SHIM_NTH  first call that fails (from 1)      SHIM_TIMES  how many fail (default 1)
+//   SHIM_MODE  ENOSPC | EIO | EROFS | short (pwrite only: every call writes at most 1,000 bytes)
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+static int calls;
+
+static int below_checkpoints(int fd) {
+  char link[64], path[4096];
+  snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+  ssize_t length = readlink(link, path, sizeof path - 1);
+  if (length <= 0) return 0;
+  path[length] = 0;
+  return strstr(path, "/checkpoints") != NULL;
+}
+
+static int goes_wrong(const char* call) {
+  const char* which = getenv("SHIM_CALL");
+  const char* mode = getenv("SHIM_MODE");
+  if (which == NULL || mode == NULL || strcmp(which, call) != 0) return 0;
+  int n = __atomic_add_fetch(&calls, 1, __ATOMIC_SEQ_CST), first = getenv("SHIM_NTH") ? atoi(getenv("SHIM_NTH")) : 1;
+  int times = getenv("SHIM_TIMES") ? atoi(getenv("SHIM_TIMES")) : 1;
+  if (n < first || n >= first + times) return 0;
+  errno = strcmp(mode, "ENOSPC") == 0 ? ENOSPC : strcmp(mode, "EROFS") == 0 ? EROFS : EIO;
+  return 1;
+}
+
+ssize_t pwrite(int fd, const void* data, size_t size, off_t offset) {
+  static ssize_t (*real)(int, const void*, size_t, off_t);
+  if (!real) real = (ssize_t(*)(int, const void*, size_t, off_t))dlsym(RTLD_NEXT, "pwrite");
+  if (below_checkpoints(fd)) {
+    const char* mode = getenv("SHIM_MODE");
+    if (mode && strcmp(mode, "short") == 0) return real(fd, data, size > 1000 ? 1000 : size, offset);
+    if (goes_wrong("pwrite")) return -1;
+  }
+  return real(fd, data, size, offset);
+}
+
+ssize_t pwrite64(int fd, const void* data, size_t size, off_t offset) { return pwrite(fd, data, size, offset); }
+
+int fsync(int fd) {
+  static int (*real)(int);
+  if (!real) real = (int (*)(int))dlsym(RTLD_NEXT, "fsync");
+  if (below_checkpoints(fd) && goes_wrong("fsync")) return -1;
+  return real(fd);
+}
+
+int rename(const char* from, const char* to) {
+  static int (*real)(const char*, const char*);
+  if (!real) real = (int (*)(const char*, const char*))dlsym(RTLD_NEXT, "rename");
+  if (strstr(to, "/checkpoints/") != NULL && goes_wrong("rename")) return -1;
+  return real(from, to);
+}

@@ -1,0 +1,215 @@
+// MANIFEST.json and the files under it, without ranks.
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/base/hash.h"
+#include "trireme/formats/training_checkpoint.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <random>
+
+namespace trireme {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Directory {
+  Directory()
+      : path(fs::temp_directory_path() / ("trireme-checkpoint-" + std::to_string(getpid()))) {
+    fs::remove_all(path);
+    fs::create_directories(path);
+  }
+  ~Directory() { fs::remove_all(path); }
+  fs::path path;
+};
+
+/// A checkpoint of one unit of `numel` fp32 elements (value = index), cut at random into files.
+CheckpointManifest write_checkpoint(const fs::path& directory, int64_t numel, int files,
+                                    uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<int64_t> cuts = {0, numel};
+  for (int i = 1; i < files; ++i)
+    cuts.push_back(static_cast<int64_t>(random() % static_cast<uint64_t>(numel)));
+  std::sort(cuts.begin(), cuts.end());
+  cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
+  CheckpointManifest manifest;
+  manifest.run_id = "0123456789abcdef";
+  manifest.step = 12;
+  manifest.samples = 96;
+  manifest.config = "model:\n  path: \"/m\xc3\xbc\"\n";
+  manifest.config_hash = "ff";
+  manifest.numbers["odd"] = {0.1, -0.0, std::numeric_limits<double>::infinity(), 5e-324,
+                             1.7976931348623157e308};
+  manifest.data = {{"/rows.npy", "00"}};
+  manifest.units = {{"layers.0", numel, {{"a.weight", {2, 3}, 0}, {"b.weight", {numel - 6}, 6}}}};
+  for (size_t f = 0; f + 1 < cuts.size(); ++f) {
+    CheckpointFile file;
+    file.name = "rank-" + std::to_string(f) + ".safetensors";
+    const int64_t count = cuts[f + 1] - cuts[f];
+    std::vector<float> values(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i)
+      values[static_cast<size_t>(i)] = static_cast<float>(cuts[f] + i);
+    SafetensorsWriter writer(directory / file.name, {{"master.layers.0", {DType::kF32, {count}}}});
+    writer.append(values.data(), values.size() * sizeof(float));
+    writer.commit();
+    const MappedFile whole(directory / file.name, ExitCode::kModel);
+    file.bytes = whole.bytes().size();
+    file.header_xxh3 = xxh3_64(whole.bytes().data(), file.bytes - values.size() * sizeof(float));
+    file.pieces = {{"master", "layers.0", DType::kF32, cuts[f], count,
+                    xxh3_64(values.data(), values.size() * sizeof(float))}};
+    manifest.files.push_back(file);
+  }
+  std::shuffle(manifest.files.begin(), manifest.files.end(), random);
+  write_file_atomic(directory / kManifestName, manifest_json(manifest));
+  return manifest;
+}
+
+/// Whether the manifest is refused as a damaged checkpoint (exit code 4).
+bool refused(std::string_view text) {
+  try {
+    parse_manifest(text, fs::temp_directory_path() / "step-1" / kManifestName);
+    return false;
+  } catch (const Error& error) {
+    return error.code() == ExitCode::kModel;
+  }
+}
+
+TEST(Manifest, ReadsBackWhatWasWritten) {
+  const Directory directory;
+  const CheckpointManifest written = write_checkpoint(directory.path, 1000, 3, 1);
+  const CheckpointManifest read = read_manifest(directory.path);
+  EXPECT_EQ(manifest_json(read), manifest_json(written));
+  EXPECT_EQ(read.numbers.at("odd"), written.numbers.at("odd"));
+  EXPECT_TRUE(std::signbit(read.numbers.at("odd")[1]));
+  EXPECT_EQ(read.units[0].tensors, written.units[0].tensors);
+  EXPECT_TRUE(check_checkpoint_layout(directory.path, read).empty());
+}
+
+// Whatever bit of the manifest flips, it is not believed.
+TEST(Manifest, EveryFlippedBitIsRefused) {
+  const Directory directory;
+  const std::string good = manifest_json(write_checkpoint(directory.path, 100, 2, 2));
+  ASSERT_NO_THROW(parse_manifest(good, directory.path / kManifestName));
+  for (size_t at = 0; at < good.size(); ++at) {
+    for (int bit = 0; bit < 8; ++bit) {
+      std::string bad = good;
+      bad[at] = static_cast<char>(bad[at] ^ (1 << bit));
+      EXPECT_TRUE(refused(bad)) << "byte " << at << " bit " << bit;
+    }
+  }
+}
+
+TEST(Manifest, EveryTruncationIsRefused) {
+  const Directory directory;
+  const std::string good = manifest_json(write_checkpoint(directory.path, 100, 2, 3));
+  for (size_t length = 0; length < good.size(); ++length)
+    EXPECT_TRUE(refused(std::string_view(good).substr(0, length))) << length;
+}
+
+// Forged ones, whose own hash is right.
+TEST(Manifest, WrongContentIsRefused) {
+  const Directory directory;
+  const CheckpointManifest good = write_checkpoint(directory.path, 1000, 3, 4);
+  const auto forged = [&](const char* what, const std::function<void(CheckpointManifest&)>& forge) {
+    CheckpointManifest bad = good;
+    forge(bad);
+    EXPECT_TRUE(refused(manifest_json(bad))) << what;
+  };
+  forged("hole", [](auto& m) { m.files.pop_back(); });
+  forged("overlap", [](auto& m) { m.files[0].pieces[0].count += 1; });
+  forged("too long", [](auto& m) { m.units[0].numel -= 1; });
+  forged("unknown unit", [](auto& m) { m.units[0].name = "other"; });
+  forged("unit twice", [](auto& m) { m.units.push_back(m.units[0]); });
+  forged("tensor outside", [](auto& m) { m.units[0].tensors[1].offset = 7; });
+  forged("huge tensor", [](auto& m) {
+    m.units[0].tensors[0].shape = {int64_t{1} << 40, int64_t{1} << 40};
+  });
+  forged("two types", [](auto& m) { m.files[0].pieces[0].dtype = DType::kF64; });
+  forged("negative begin", [](auto& m) { m.files[0].pieces[0].begin -= 1; });
+  forged("no elements", [](auto& m) { m.files[0].pieces[0].count = 0; });
+  forged("huge count",
+         [](auto& m) { m.files[0].pieces[0].count = std::numeric_limits<int64_t>::max(); });
+  forged("shard size over world", [](auto& m) { m.shard_size = 2; });
+  forged("no ranks", [](auto& m) { m.world_size = 0; });
+  for (const char* name : {"../x", "/etc/passwd", "a/b", "", ".", "..", "MANIFEST.json"})
+    forged(name, [&](auto& m) { m.files[0].name = name; });
+}
+
+TEST(CheckpointReader, GivesAnyRangeWhateverTheFiles) {
+  std::mt19937_64 random(5);
+  for (int round = 0; round < 20; ++round) {
+    const Directory directory;
+    const int64_t numel = 7 + static_cast<int64_t>(random() % 3000);
+    write_checkpoint(directory.path, numel, 1 + static_cast<int>(random() % 9), random());
+    CheckpointReader reader(directory.path, read_manifest(directory.path));
+    for (int i = 0; i < 50; ++i) {
+      int64_t begin = static_cast<int64_t>(random() % static_cast<uint64_t>(numel + 1)),
+              end = static_cast<int64_t>(random() % static_cast<uint64_t>(numel + 1));
+      if (begin > end) std::swap(begin, end);
+      int64_t next = begin;
+      for (const ElementSpan& span : reader.read("master", "layers.0", begin, end)) {
+        for (int64_t j = 0; j < span.count; ++j, ++next) {
+          float value;
+          std::memcpy(&value, span.data + static_cast<size_t>(j) * sizeof value, sizeof value);
+          ASSERT_EQ(value, static_cast<float>(next));
+        }
+      }
+      ASSERT_EQ(next, end);
+    }
+    EXPECT_THROW(reader.read("master", "layers.0", 0, numel + 1), ModelError);
+    EXPECT_THROW(reader.read("exp_avg", "layers.0", 0, 1), ModelError);
+  }
+}
+
+TEST(CheckpointHashes, NameTheTensorOfAnyFlippedByte) {
+  const Directory directory;
+  const CheckpointManifest manifest = write_checkpoint(directory.path, 300, 1, 6);
+  const fs::path file = directory.path / manifest.files[0].name;
+  for (uint64_t at = 8; at < manifest.files[0].bytes; at += 37) {
+    std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+    char byte = 0;
+    stream.seekg(static_cast<std::streamoff>(at)).read(&byte, 1);
+    const char flipped = static_cast<char>(byte ^ 4);
+    stream.seekp(static_cast<std::streamoff>(at)).write(&flipped, 1).flush();
+    std::vector<std::string> differences = check_checkpoint_layout(directory.path, manifest);
+    if (differences.empty()) differences = check_checkpoint_hashes(directory.path, manifest, 0);
+    EXPECT_FALSE(differences.empty()) << "byte " << at;
+    stream.seekp(static_cast<std::streamoff>(at)).write(&byte, 1).flush();
+  }
+  EXPECT_TRUE(check_checkpoint_hashes(directory.path, manifest, 0).empty());
+}
+
+TEST(Fingerprint, SeesSizeAndBlocks) {
+  const Directory directory;
+  const fs::path path = directory.path / "rows";
+  std::ofstream(path, std::ios::binary) << std::string(size_t{5} << 20, 'x');
+  const std::string all = fingerprint_file(path, ExitCode::kData),
+                    some = fingerprint_file(path, ExitCode::kData, 2);
+  EXPECT_NE(all, some);
+  std::fstream(path, std::ios::in | std::ios::out | std::ios::binary)
+      .seekp((size_t{5} << 20) - 1)
+      .write("y", 1)
+      .flush();
+  EXPECT_NE(fingerprint_file(path, ExitCode::kData), all);
+  EXPECT_NE(fingerprint_file(path, ExitCode::kData, 2), some)
+      << "the last block is always one of them";
+  EXPECT_THROW(fingerprint_file(directory.path / "none", ExitCode::kData), Error);
+}
+
+TEST(CheckpointNames, OnlyWholeNamesCount) {
+  EXPECT_EQ(checkpoint_name(12), "step-00000012");
+  EXPECT_EQ(checkpoint_step("a/step-00000012"), 12);
+  for (const char* name : {"step-", "step-1.tmp-ab", "step-00000012.damaged", "step--1", "stepp-1",
+                           "step-99999999999999999999999"})
+    EXPECT_EQ(checkpoint_step(name), std::nullopt) << name;
+}
+
+}  // namespace
+}  // namespace trireme
