@@ -98,6 +98,18 @@ __device__ inline Vec<T, kWidth> packed(const Vec<T, kWidth>& vec) {
   return __builtin_bit_cast(Vec<T, kWidth>, raw);
 }
 
+/// 2^x and 1 / x in one instruction each, good to 2^-22 or so; numbers below 2^-126 count as zero.
+__device__ inline float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ inline float fast_reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 template <class V>
 __device__ inline V warp_sum(V v) {
 #pragma unroll
@@ -111,11 +123,8 @@ __device__ inline float warp_max(float v) {
   return v;
 }
 
-/// Waits for the `threads` threads (a multiple of 32) that share threadIdx.y, at most 16 such groups a block.
-__device__ inline void row_barrier(int threads) { asm volatile("bar.sync %0, %1;" ::"r"(static_cast<int>(threadIdx.y)), "r"(threads) : "memory"); }
-
-/// Sums of kCount values over the `threads` threads that share threadIdx.y; every thread gets the same bits. `scratch` holds
-/// 32 * kCount floats, its own for each threadIdx.y, and two consecutive calls must not share one.
+/// Sums of kCount values over the `threads` threads of a row: a warp, or all threads of the block. Every thread gets the same bits.
+/// `scratch` holds 32 * kCount floats; two consecutive calls of a block must not share one.
 template <int kCount>
 __device__ inline void row_sum(float (&v)[kCount], int threads, float* scratch) {
 #pragma unroll
@@ -126,7 +135,7 @@ __device__ inline void row_sum(float (&v)[kCount], int threads, float* scratch) 
 #pragma unroll
     for (int i = 0; i < kCount; ++i) scratch[warp * kCount + i] = v[i];
   }
-  row_barrier(threads);
+  __syncthreads();
 #pragma unroll
   for (int i = 0; i < kCount; ++i) v[i] = 0.0f;
 #pragma unroll 4

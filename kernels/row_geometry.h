@@ -1,6 +1,6 @@
 #pragma once
-// How kernels that reduce along rows cut a row over threads: kElements neighbouring-by-packs elements per thread, several rows per block
-// where a row needs few threads.
+// How kernels that reduce along rows cut a row over threads: a few packs for each thread, several rows per block where a row needs one warp
+// only, so that rows never wait for each other.
 
 #include "kernels/launch.h"
 
@@ -9,18 +9,15 @@ namespace trireme::kernels {
 /// Longest row of the row kernels.
 constexpr int kMaxColumns = 16384;
 
-/// A block's dynamic shared memory ends at 227 KiB; some is left to L1, which keeps the weights.
-constexpr size_t kSharedLimit = 200 * 1024;
-
 struct RowGeometry {
   int threads;  // per row, a multiple of 32
-  int rows;     // per block, at most 8
+  int rows;     // per block: several when a row has one warp, else one
 };
 
-/// columns is a multiple of a pack and at most kMaxColumns.
-inline RowGeometry row_geometry(int64_t columns, int elements) {
-  const int threads = static_cast<int>(ceil_div(ceil_div(columns, elements), 32) * 32), rows = 256 / threads;
-  return {threads, rows < 1 ? 1 : rows};
+/// A row of `packs` packs, at most packs_of_thread for each thread.
+inline RowGeometry row_geometry(int64_t packs, int packs_of_thread) {
+  const int threads = static_cast<int>(ceil_div(ceil_div(packs, packs_of_thread), 32) * 32);
+  return {threads, threads == 32 ? 8 : 1};
 }
 
 /// Blocks of a grid that stays: as many as fit at once, at most `per_sm` a multiprocessor, not more than there is work for.

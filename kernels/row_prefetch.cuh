@@ -27,11 +27,12 @@ struct RowCursor {
 template <int kPacks, int kBytes>
 class RowPrefetch {
  public:
-  /// Takes kPacks * kBytes of shared memory for each thread of the block, and asks for the first row.
-  __device__ RowPrefetch(char*& shared, const void* from, int64_t row_bytes, const RowCursor& cursor)
+  /// Takes kPacks * kBytes of shared memory for each thread of the block, and asks for the first row. Nothing when not `used`.
+  __device__ RowPrefetch(char*& shared, const void* from, int64_t row_bytes, const RowCursor& cursor, bool used = true)
       : from_(static_cast<const char*>(from)), row_bytes_(row_bytes) {
     block_threads_ = static_cast<int>(blockDim.x * blockDim.y);
     slot_ = shared + (threadIdx.y * blockDim.x + threadIdx.x) * kBytes;
+    if (!used) return;
     shared += block_threads_ * kPacks * kBytes;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) fetch(p, cursor, cursor.row);
@@ -61,18 +62,46 @@ class RowPrefetch {
   int block_threads_;
 };
 
-/// Threads for rows of `packs` packs, at most kPacks for each thread.
-inline RowGeometry prefetch_geometry(int64_t packs, int packs_of_thread) {
-  const int threads = static_cast<int>(ceil_div(ceil_div(packs, packs_of_thread), 32) * 32), rows = 256 / threads;
-  return {threads, rows < 1 ? 1 : rows > 8 ? 8 : rows};
-}
+/// A vector [columns] that every row meets: in registers for 16-bit types, in L1 where it would take too many of them.
+template <class T, int kPacks>
+class RowVector {
+ public:
+  static constexpr int kWidth = 16 / sizeof(T);
+  static constexpr bool kKept = sizeof(T) == 2;
+  __device__ RowVector(const void* from, const RowCursor& cursor) : from_(static_cast<const T*>(from)) {
+    if constexpr (kKept) {
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p)
+        if (cursor.holds(p)) kept_[p] = packed(load(p, cursor));
+    }
+  }
+  __device__ Vec<T, kWidth> get(int p, const RowCursor& cursor) const {
+    if constexpr (kKept)
+      return packed(kept_[p]);
+    else
+      return load(p, cursor);
+  }
+
+ private:
+  __device__ Vec<T, kWidth> load(int p, const RowCursor& cursor) const { return load_shared_read<T, kWidth>(from_ + cursor.index(p) * kWidth); }
+  const T* from_;
+  Vec<T, kWidth> kept_[kKept ? kPacks : 1];
+};
+
+struct RowLaunch {
+  size_t shared = 0;          // bytes that the kernel needs at least
+  int blocks_per_sm = 32;     // at most
+  int64_t* blocks = nullptr;  // receives the number of blocks
+};
 
 /// Launches a kernel over rows on a grid that stays. `bytes_of_thread`: what the kernel's RowPrefetches take.
 template <class Kernel, class Arguments>
-cudaError_t launch_rows(Kernel kernel, const Arguments& arguments, int64_t rows, const RowGeometry& g, int bytes_of_thread, cudaStream_t stream) {
-  const size_t shared = static_cast<size_t>(bytes_of_thread) * g.threads * g.rows;
+cudaError_t launch_rows(Kernel kernel, const Arguments& arguments, int64_t rows, const RowGeometry& g, int bytes_of_thread, cudaStream_t stream,
+                        RowLaunch extra = {}) {
+  const size_t inputs = static_cast<size_t>(bytes_of_thread) * g.threads * g.rows, shared = inputs > extra.shared ? inputs : extra.shared;
   if (const cudaError_t error = allow_shared_memory(kernel, shared); error != cudaSuccess) return error;
-  const int64_t blocks = resident_blocks(kernel, g.threads * g.rows, shared, 32, ceil_div(rows, g.rows));
+  const int64_t blocks = resident_blocks(kernel, g.threads * g.rows, shared, extra.blocks_per_sm, ceil_div(rows, g.rows));
+  if (extra.blocks != nullptr) *extra.blocks = blocks;
   kernel<<<static_cast<unsigned>(blocks), dim3(static_cast<unsigned>(g.threads), static_cast<unsigned>(g.rows)), shared, stream>>>(arguments);
   return cudaGetLastError();
 }

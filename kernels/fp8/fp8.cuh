@@ -78,7 +78,7 @@ __device__ inline void row_amax(float (&v)[kCount], int threads, float* scratch)
 #pragma unroll
     for (int i = 0; i < kCount; ++i) scratch[threadIdx.x / 32 * kCount + i] = v[i];
   }
-  row_barrier(threads);
+  __syncthreads();
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) v[i] = warp_amax(lane < threads / 32 ? scratch[lane * kCount + i] : 0.0f);

@@ -19,7 +19,7 @@ struct Arguments {
 template <class T, int kPacks, int kMaxThreads>
 __global__ void __launch_bounds__(kMaxThreads) rows_kernel(const Arguments a) {
   extern __shared__ __align__(16) char shared[];
-  __shared__ float scratch[8][2][32];
+  __shared__ float scratch[2][32];
   constexpr int kWidth = 16 / sizeof(T);
   RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
   char* free = shared;
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kMaxThreads) rows_kernel(const Arguments a) {
       amax.add(x[p]);
     }
     copy_async_commit();
-    const float inverse = row_inverse_scale(row_amax(amax.get(), blockDim.x, scratch[threadIdx.y][turn]), a.format), factor = 1.0f / inverse;
+    const float inverse = row_inverse_scale(row_amax(amax.get(), blockDim.x, scratch[turn]), a.format), factor = 1.0f / inverse;
     if (threadIdx.x == 0) a.inverse[cursor.row] = inverse;
     uint8_t* row = a.data + cursor.row * a.columns;
 #pragma unroll
@@ -76,8 +76,8 @@ cudaError_t quantize_rows(const void* x, uint8_t* data, float* inverse, int64_t 
     constexpr int kWidth = 16 / sizeof(T);
     const int64_t packs = columns / kWidth;
     if (columns % kWidth == 0 && aligned16(x, data)) {
-      if (packs <= 4 * 512) return launch_rows(rows_kernel<T, 4, 512>, a, rows, prefetch_geometry(packs, 4), 4 * 16, stream);
-      if (packs <= 8 * 1024) return launch_rows(rows_kernel<T, 8, 1024>, a, rows, prefetch_geometry(packs, 8), 8 * 16, stream);
+      if (packs <= 4 * 512) return launch_rows(rows_kernel<T, 4, 512>, a, rows, row_geometry(packs, 4), 4 * 16, stream);
+      if (packs <= 8 * 1024) return launch_rows(rows_kernel<T, 8, 1024>, a, rows, row_geometry(packs, 8), 8 * 16, stream);
     }
     scalar_kernel<T><<<static_cast<unsigned>(rows), kScalarThreads, 0, stream>>>(a);
     return cudaGetLastError();

@@ -1,111 +1,104 @@
+#include "kernels/column_sum/block_sums.cuh"
 #include "kernels/column_sum/column_sum.h"
 #include "kernels/fp8/fp8.cuh"
 #include "kernels/rms_norm/rms_norm.h"
-#include "kernels/row_pipeline.cuh"
+#include "kernels/row_prefetch.cuh"
 
 namespace trireme::kernels {
 
 namespace {
 
-// Sums of dw take registers: with them a thread has fewer elements of the row.
-constexpr int kPlainElements = 32, kWeightElements = 16, kBlocksPerSm = 4, kScalarThreads = 256;
+constexpr int kMaxThreads = 512, kBlocksPerSm = 4, kScalarThreads = 256;
+/// Of a row, for a thread.
+template <class T>
+constexpr int kElements = sizeof(T) == 2 ? 32 : 16;
 
 enum class Mode { kPlain, kFp8, kWeight };
-template <Mode kMode>
-constexpr int kElements = kMode == Mode::kWeight ? kWeightElements : kPlainElements;
 
-template <class T, int kStages, Mode kMode>
-__global__ void __launch_bounds__(kMaxColumns / kElements<kMode>, 1) backward_kernel(const RmsNormBackward a) {
+template <class T, Mode kMode>
+__global__ void __launch_bounds__(kMaxThreads) backward_kernel(const RmsNormBackward a) {
   extern __shared__ __align__(16) char shared[];
-  __shared__ float scratch[8][3][32];
-  constexpr bool kWeight = kMode == Mode::kWeight, kFp8 = kMode == Mode::kFp8;
-  using Pipeline = RowPipeline<T, kElements<kMode>, kStages, 3>;
-  constexpr int kWidth = Pipeline::kWidth, kPacks = Pipeline::kPacks;
+  __shared__ float scratch[3][32];
+  constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
+  using Pack = Vec<T, kWidth>;
   const bool residual = a.d_residual != nullptr;
-  Pipeline rows(shared, {static_cast<const T*>(a.dy), static_cast<const T*>(a.x), static_cast<const T*>(a.d_residual)}, residual ? 3 : 2, a.rows,
-                static_cast<int>(a.columns));
+  RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
+  const int64_t row_bytes = a.columns * static_cast<int64_t>(sizeof(T));
+  char* free = shared;
+  RowPrefetch<kPacks, 16> gradients(free, a.dy, row_bytes, cursor), inputs(free, a.x, row_bytes, cursor), more(free, a.d_residual, row_bytes, cursor, residual);
+  copy_async_commit();
+  const RowVector<T, kPacks> weight(a.weight, cursor);
+  const float share = __fdividef(1.0f, static_cast<float>(a.columns));
+  float dw[1][kMode == Mode::kWeight ? kPacks : 1][kWidth] = {};
 
-  // Left to L1: sums of dw and the weight together are more than the registers hold.
-  const auto weight = [&](int p) { return load_shared_read<T, kWidth>(static_cast<const T*>(a.weight) + rows.column(p)); };
-  float dw[kPacks][kWidth] = {};
-
-  for (int turn = 0; rows.row < rows.rows; rows.advance(), turn ^= 1) {
-    rows.acquire();
-    const float rstd = a.rstd[rows.row];
+  for (int turn = 0; cursor.active(); cursor.advance(), turn ^= 1) {
+    copy_async_wait<0>();
+    const int64_t base = cursor.row * a.columns;
+    const float rstd = a.rstd[cursor.row];
+    Pack dy[kPacks], x[kPacks];
     float dot[1] = {0.0f};
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      if (!rows.holds(p)) continue;
+      if (!cursor.holds(p)) continue;
+      dy[p] = packed(gradients.template take<Pack>(p, cursor));
+      x[p] = packed(inputs.template take<Pack>(p, cursor));
       float g[kWidth], s[kWidth], w[kWidth];
-      to_floats(rows.at(0, p), g);
-      to_floats(rows.at(1, p), s);
-      to_floats(weight(p), w);
+      to_floats(dy[p], g);
+      to_floats(x[p], s);
+      to_floats(weight.get(p, cursor), w);
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) dot[0] += g[i] * w[i] * s[i];
+      for (int i = 0; i < kWidth; ++i) {
+        if constexpr (kMode == Mode::kWeight) {
+          g[i] *= s[i];
+          dw[0][p][i] = fmaf(g[i], rstd, dw[0][p][i]);
+          dot[0] = fmaf(g[i], w[i], dot[0]);
+        } else {
+          dot[0] = fmaf(g[i] * w[i], s[i], dot[0]);
+        }
+      }
     }
-    row_sum(dot, blockDim.x, scratch[threadIdx.y][turn]);
-    const float factor = dot[0] * rstd * rstd * rstd / static_cast<float>(rows.columns);
+    row_sum(dot, blockDim.x, scratch[turn]);
+    const float factor = dot[0] * rstd * rstd * rstd * share;
     Amax<T> amax;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      if (!rows.holds(p)) continue;
+      if (!cursor.holds(p)) continue;
       float g[kWidth], s[kWidth], w[kWidth];
-      to_floats(rows.at(0, p), g);
-      to_floats(rows.at(1, p), s);
-      to_floats(weight(p), w);
+      to_floats(packed(dy[p]), g);
+      to_floats(packed(x[p]), s);
+      to_floats(weight.get(p, cursor), w);
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) {
-        g[i] *= rstd;
-        if constexpr (kWeight) dw[p][i] += g[i] * s[i];
-        g[i] = g[i] * w[i] - s[i] * factor;
-      }
+      for (int i = 0; i < kWidth; ++i) g[i] = g[i] * rstd * w[i] - s[i] * factor;
       if (residual) {
-        to_floats(rows.at(2, p), w);
+        to_floats(more.template take<Pack>(p, cursor), w);
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) g[i] += w[i];
       }
-      const Vec<T, kWidth> dx = from_floats<T>(g);
-      if (a.dx != nullptr) store(static_cast<T*>(a.dx) + rows.offset(p), dx);
-      if constexpr (kFp8) {
+      const Pack dx = from_floats<T>(g);
+      if (a.dx != nullptr) store(static_cast<T*>(a.dx) + base + cursor.index(p) * kWidth, dx);
+      if constexpr (kMode == Mode::kFp8) {
         amax.add(dx);
-        rows.at(0, p) = dx;
+        dy[p] = packed(dx);
       }
     }
-    if constexpr (kFp8) {
+    copy_async_commit();
+    if constexpr (kMode == Mode::kFp8) {
       // The next row's dot comes between two of these: one scratch is enough.
-      const float scale = settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[threadIdx.y][2]), rows.row);
+      const float scale = settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[2]), cursor.row);
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
-        if (!rows.holds(p)) continue;
+        if (!cursor.holds(p)) continue;
         float v[kWidth];
-        to_floats(rows.at(0, p), v);
-        store_fp8(a.fp8.data + rows.offset(p), v, scale, a.fp8.format);
+        to_floats(packed(dy[p]), v);
+        store_fp8(a.fp8.data + base + cursor.index(p) * kWidth, v, scale, a.fp8.format);
       }
     }
   }
 
-  if constexpr (kWeight) {
-    float* partial = a.workspace + static_cast<int64_t>(blockIdx.x) * rows.columns;
-    float* sums = reinterpret_cast<float*>(shared);
+  if constexpr (kMode == Mode::kWeight) {
     copy_async_wait<0>();
-    // The rows of the block are added in order.
-    for (int y = 0; y < static_cast<int>(blockDim.y); ++y) {
-      __syncthreads();
-      if (static_cast<int>(threadIdx.y) != y) continue;
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        if (!rows.holds(p)) continue;
-        const int column = rows.column(p);
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) {
-          const float sum = y == 0 ? dw[p][i] : sums[column + i] + dw[p][i];
-          if (y + 1 == static_cast<int>(blockDim.y))
-            partial[column + i] = sum;
-          else
-            sums[column + i] = sum;
-        }
-      }
-    }
+    leave_sums(dw, [&](int p) { return cursor.index(p) * kWidth; }, [&](int p) { return cursor.holds(p); }, static_cast<int>(a.columns),
+               reinterpret_cast<float*>(shared), a.workspace);
   }
 }
 
@@ -159,16 +152,6 @@ cudaError_t finish(const RmsNormBackward& a, int64_t blocks, cudaStream_t stream
   return column_sum(a.workspace, blocks, a.columns, a.columns, out, a.dw_fp32 != nullptr ? Element::kF32 : a.element, a.accumulate, stream);
 }
 
-template <class T, int kStages, Mode kMode>
-cudaError_t launch(const RmsNormBackward& a, const RowGeometry& g, size_t stages, cudaStream_t stream) {
-  const auto kernel = backward_kernel<T, kStages, kMode>;
-  const size_t sums = kMode == Mode::kWeight && g.rows > 1 ? a.columns * sizeof(float) : 0, shared = stages > sums ? stages : sums;
-  if (const cudaError_t error = allow_shared_memory(kernel, shared); error != cudaSuccess) return error;
-  const int64_t blocks = resident_blocks(kernel, g.threads * g.rows, shared, kBlocksPerSm, ceil_div(a.rows, g.rows));
-  kernel<<<static_cast<unsigned>(blocks), dim3(static_cast<unsigned>(g.threads), static_cast<unsigned>(g.rows)), shared, stream>>>(a);
-  return finish(a, blocks, stream);
-}
-
 template <class T>
 cudaError_t launch_scalar(const RmsNormBackward& a, cudaStream_t stream) {
   const auto kernel = backward_scalar_kernel<T>;
@@ -180,12 +163,14 @@ cudaError_t launch_scalar(const RmsNormBackward& a, cudaStream_t stream) {
 }
 
 template <class T, Mode kMode>
-cudaError_t launch_stages(const RmsNormBackward& a, cudaStream_t stream) {
-  const RowGeometry g = row_geometry(a.columns, kElements<kMode>);
-  const size_t bytes = stage_bytes<T, kElements<kMode>>(g, a.d_residual != nullptr ? 3 : 2);
-  if (3 * bytes <= kSharedLimit / 2) return launch<T, 3, kMode>(a, g, 3 * bytes, stream);
-  if (2 * bytes <= kSharedLimit) return launch<T, 2, kMode>(a, g, 2 * bytes, stream);
-  return launch_scalar<T>(a, stream);  // fp32 rows of more than about 8,000 columns
+cudaError_t launch(const RmsNormBackward& a, cudaStream_t stream) {
+  constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
+  const RowGeometry g = row_geometry(a.columns / kWidth, kPacks);
+  int64_t blocks = 0;
+  RowLaunch extra;
+  if (kMode == Mode::kWeight) extra = {block_sums_bytes(g.rows, a.columns, 1), kBlocksPerSm, &blocks};
+  const cudaError_t error = launch_rows(backward_kernel<T, kMode>, a, a.rows, g, (a.d_residual != nullptr ? 48 : 32) * kPacks, stream, extra);
+  return error != cudaSuccess ? error : finish(a, blocks, stream);
 }
 
 }  // namespace
@@ -202,9 +187,9 @@ cudaError_t rms_norm_backward(const RmsNormBackward& a, cudaStream_t stream) {
   if (a.rows == 0) return finish(a, 0, stream);
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
-    if (a.columns % (16 / sizeof(T)) != 0 || !aligned16(a.dy, a.x, a.weight, a.d_residual, a.dx, a.fp8.data)) return launch_scalar<T>(a, stream);
-    if (wants_weight(a)) return launch_stages<T, Mode::kWeight>(a, stream);
-    return a.fp8.data != nullptr ? launch_stages<T, Mode::kFp8>(a, stream) : launch_stages<T, Mode::kPlain>(a, stream);
+    if (a.columns % (16 / sizeof(T)) != 0 || a.columns > kElements<T> * kMaxThreads || !aligned16(a.dy, a.x, a.weight, a.d_residual, a.dx, a.fp8.data)) return launch_scalar<T>(a, stream);
+    if (wants_weight(a)) return launch<T, Mode::kWeight>(a, stream);
+    return a.fp8.data != nullptr ? launch<T, Mode::kFp8>(a, stream) : launch<T, Mode::kPlain>(a, stream);
   });
 }
 

@@ -1,6 +1,6 @@
 #include "kernels/fp8/fp8.cuh"
 #include "kernels/rms_norm/rms_norm.h"
-#include "kernels/row_pipeline.cuh"
+#include "kernels/row_prefetch.cuh"
 
 namespace trireme::kernels {
 
@@ -8,75 +8,83 @@ namespace {
 
 enum class Sink { kPlain, kFp8Tensor, kFp8Row };
 
-constexpr int kElements = 32, kMaxThreads = kMaxColumns / kElements, kBlocksPerSm = 8, kScalarThreads = 256;
+constexpr int kMaxThreads = 512, kScalarThreads = 256;
+/// Of a row, for a thread.
+template <class T>
+constexpr int kElements = sizeof(T) == 2 ? 32 : 16;
 
-template <class T, int kStages, Sink kSink>
-__global__ void __launch_bounds__(kMaxThreads, 2) forward_kernel(const RmsNormForward a) {
+template <class T, Sink kSink, bool kResidual>
+__global__ void __launch_bounds__(kMaxThreads) forward_kernel(const RmsNormForward a) {
   extern __shared__ __align__(16) char shared[];
-  __shared__ float scratch[8][3][32];
-  using Pipeline = RowPipeline<T, kElements, kStages, 2>;
-  constexpr int kWidth = Pipeline::kWidth, kPacks = Pipeline::kPacks;
-  const bool residual = a.residual != nullptr;
-  Pipeline rows(shared, {static_cast<const T*>(a.x), static_cast<const T*>(a.residual)}, residual ? 2 : 1, a.rows, static_cast<int>(a.columns));
-  const auto weight = [&](int p) { return load_shared_read<T, kWidth>(static_cast<const T*>(a.weight) + rows.column(p)); };
+  __shared__ float scratch[3][32];
+  constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
+  using Pack = Vec<T, kWidth>;
+  RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
+  const int64_t row_bytes = a.columns * static_cast<int64_t>(sizeof(T));
+  char* free = shared;
+  RowPrefetch<kPacks, 16> input(free, a.x, row_bytes, cursor), residual(free, a.residual, row_bytes, cursor, kResidual);
+  copy_async_commit();
+  const RowVector<T, kPacks> weight(a.weight, cursor);
+  const float share = __fdividef(1.0f, static_cast<float>(a.columns)), known_scale = kSink == Sink::kFp8Tensor ? *a.fp8.scale : 0.0f;
   Amax<T> amax;
-  for (int turn = 0; rows.row < rows.rows; rows.advance(), turn ^= 1) {
-    rows.acquire();
+  for (int turn = 0; cursor.active(); cursor.advance(), turn ^= 1) {
+    copy_async_wait<0>();
+    const int64_t base = cursor.row * a.columns;
+    Pack s[kPacks];
     float square[1] = {0.0f};
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      if (!rows.holds(p)) continue;
+      if (!cursor.holds(p)) continue;
+      s[p] = packed(input.template take<Pack>(p, cursor));
       float u[kWidth];
-      to_floats(rows.at(0, p), u);
-      if (residual) {
+      to_floats(s[p], u);
+      if constexpr (kResidual) {
         float v[kWidth];
-        to_floats(rows.at(1, p), v);
+        to_floats(residual.template take<Pack>(p, cursor), v);
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) u[i] += v[i];
-        const Vec<T, kWidth> sum = from_floats<T>(u);
-        rows.at(0, p) = sum;
-        to_floats(sum, u);
+        s[p] = packed(from_floats<T>(u));
+        to_floats(s[p], u);
       }
-      if (a.sum != nullptr) store(static_cast<T*>(a.sum) + rows.offset(p), rows.at(0, p));
+      if (a.sum != nullptr) store(static_cast<T*>(a.sum) + base + cursor.index(p) * kWidth, s[p]);
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) square[0] += u[i] * u[i];
+      for (int i = 0; i < kWidth; ++i) square[0] = fmaf(u[i], u[i], square[0]);
     }
-    row_sum(square, blockDim.x, scratch[threadIdx.y][turn]);
-    const float rstd = rsqrtf(square[0] / static_cast<float>(rows.columns) + a.eps);
-    if (a.rstd != nullptr && threadIdx.x == 0) a.rstd[rows.row] = rstd;
+    copy_async_commit();
+    row_sum(square, blockDim.x, scratch[turn]);
+    const float rstd = rsqrtf(square[0] * share + a.eps);
+    if (a.rstd != nullptr && threadIdx.x == 0) a.rstd[cursor.row] = rstd;
 
     if constexpr (kSink == Sink::kFp8Row) amax = Amax<T>();
-    const float scale = kSink == Sink::kFp8Tensor ? *a.fp8.scale : 0.0f;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      if (!rows.holds(p)) continue;
+      if (!cursor.holds(p)) continue;
       float u[kWidth], w[kWidth];
-      to_floats(rows.at(0, p), u);
+      to_floats(packed(s[p]), u);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) u[i] *= rstd;
       to_floats(from_floats<T>(u), u);
-      to_floats(weight(p), w);
+      to_floats(weight.get(p, cursor), w);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) u[i] *= w[i];
-      const Vec<T, kWidth> y = from_floats<T>(u);
-      if (kSink == Sink::kPlain || a.y != nullptr) store(static_cast<T*>(a.y) + rows.offset(p), y);
+      const Pack y = from_floats<T>(u);
+      if (kSink == Sink::kPlain || a.y != nullptr) store(static_cast<T*>(a.y) + base + cursor.index(p) * kWidth, y);
       if constexpr (kSink != Sink::kPlain) amax.add(y);
-      if constexpr (kSink == Sink::kFp8Row) rows.at(0, p) = y;
+      if constexpr (kSink == Sink::kFp8Row) s[p] = packed(y);
       if constexpr (kSink == Sink::kFp8Tensor) {
         to_floats(y, u);
-        store_fp8(a.fp8.data + rows.offset(p), u, scale, a.fp8.format);
+        store_fp8(a.fp8.data + base + cursor.index(p) * kWidth, u, known_scale, a.fp8.format);
       }
     }
     if constexpr (kSink == Sink::kFp8Row) {
-      // The next row's first sum comes between two of these: one scratch is enough.
-      const float inverse = row_inverse_scale(row_amax(amax.get(), blockDim.x, scratch[threadIdx.y][2]), a.fp8.format), factor = 1.0f / inverse;
-      if (threadIdx.x == 0) a.fp8.row_inverse[rows.row] = inverse;
+      // The next row's sum comes between two of these: one scratch is enough.
+      const float scale = settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[2]), cursor.row);
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
-        if (!rows.holds(p)) continue;
+        if (!cursor.holds(p)) continue;
         float u[kWidth];
-        to_floats(rows.at(0, p), u);
-        store_fp8(a.fp8.data + rows.offset(p), u, factor, a.fp8.format);
+        to_floats(packed(s[p]), u);
+        store_fp8(a.fp8.data + base + cursor.index(p) * kWidth, u, scale, a.fp8.format);
       }
     }
   }
@@ -125,21 +133,12 @@ __global__ void __launch_bounds__(kScalarThreads) forward_scalar_kernel(const Rm
   }
 }
 
-template <class T, int kStages, Sink kSink>
-cudaError_t launch(const RmsNormForward& a, const RowGeometry& g, size_t shared, cudaStream_t stream) {
-  const auto kernel = forward_kernel<T, kStages, kSink>;
-  if (const cudaError_t error = allow_shared_memory(kernel, shared); error != cudaSuccess) return error;
-  const int64_t blocks = resident_blocks(kernel, g.threads * g.rows, shared, kBlocksPerSm, ceil_div(a.rows, g.rows));
-  kernel<<<static_cast<unsigned>(blocks), dim3(static_cast<unsigned>(g.threads), static_cast<unsigned>(g.rows)), shared, stream>>>(a);
-  return cudaGetLastError();
-}
-
 template <class T, Sink kSink>
-cudaError_t launch_stages(const RmsNormForward& a, cudaStream_t stream) {
-  const RowGeometry g = row_geometry(a.columns, kElements);
-  const size_t bytes = stage_bytes<T, kElements>(g, a.residual != nullptr ? 2 : 1);
-  if (3 * bytes <= kSharedLimit / 4) return launch<T, 3, kSink>(a, g, 3 * bytes, stream);
-  return launch<T, 2, kSink>(a, g, 2 * bytes, stream);
+cudaError_t launch(const RmsNormForward& a, cudaStream_t stream) {
+  constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
+  const RowGeometry g = row_geometry(a.columns / kWidth, kPacks);
+  if (a.residual != nullptr) return launch_rows(forward_kernel<T, kSink, true>, a, a.rows, g, 2 * 16 * kPacks, stream);
+  return launch_rows(forward_kernel<T, kSink, false>, a, a.rows, g, 16 * kPacks, stream);
 }
 
 template <class T>
@@ -157,12 +156,10 @@ cudaError_t rms_norm_forward(const RmsNormForward& a, cudaStream_t stream) {
   if (a.columns > kMaxColumns || (a.y == nullptr && a.fp8.data == nullptr)) return cudaErrorInvalidValue;
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
-    if (a.columns % (16 / sizeof(T)) != 0 || !aligned16(a.x, a.residual, a.weight, a.sum, a.y, a.fp8.data)) return launch_scalar<T>(a, stream);
-    // fp32 rows with a residual of more than about 12,000 columns: two stages do not fit.
-    if (2 * stage_bytes<T, kElements>(row_geometry(a.columns, kElements), a.residual != nullptr ? 2 : 1) > kSharedLimit) return launch_scalar<T>(a, stream);
-    if (a.fp8.data == nullptr) return launch_stages<T, Sink::kPlain>(a, stream);
-    if (a.fp8.scaling == Fp8Scaling::kRow) return launch_stages<T, Sink::kFp8Row>(a, stream);
-    return launch_stages<T, Sink::kFp8Tensor>(a, stream);
+    if (a.columns % (16 / sizeof(T)) != 0 || a.columns > kElements<T> * kMaxThreads || !aligned16(a.x, a.residual, a.weight, a.sum, a.y, a.fp8.data)) return launch_scalar<T>(a, stream);
+    if (a.fp8.data == nullptr) return launch<T, Sink::kPlain>(a, stream);
+    if (a.fp8.scaling == Fp8Scaling::kRow) return launch<T, Sink::kFp8Row>(a, stream);
+    return launch<T, Sink::kFp8Tensor>(a, stream);
   });
 }
 

@@ -10,7 +10,7 @@ namespace trireme::kernels {
 template <class T>
 __device__ inline float sigmoid(float x) {
   if constexpr (sizeof(T) == 2)
-    return __fdividef(1.0f, 1.0f + __expf(-x));
+    return fast_reciprocal(1.0f + fast_exp2(-1.44269504f * x));
   else
     return __fdividef(1.0f, 1.0f + expf(-x));
 }
@@ -23,9 +23,8 @@ __device__ inline float swiglu(float g, float u) {
 /// g and u become dg and du.
 template <class T>
 __device__ inline void swiglu_gradient(float d, float& g, float& u) {
-  const float s = sigmoid<T>(g);
-  const float dg = d * u * s * (1.0f + g * (1.0f - s));
-  u = d * g * s;
+  const float s = sigmoid<T>(g), ds = d * s, dg = ds * u * fmaf(g, 1.0f - s, 1.0f);
+  u = ds * g;
   g = dg;
 }
 

@@ -21,7 +21,7 @@ __device__ inline float settle_half(const SwigluCodes& saved, float top, int64_t
 template <class T, int kPacks, bool kSaves>
 __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const SwigluForward a) {
   extern __shared__ __align__(16) char shared[];
-  __shared__ float scratch[8][2][3 * 32];
+  __shared__ float scratch[2][3 * 32];
   using Pack = Vec<T, kWidth>;
   RowCursor cursor(a.tokens, static_cast<int>(a.f / kWidth));
   char* free = shared;
@@ -55,12 +55,12 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const SwigluForwar
     float scale, gate_scale = 0.0f, up_scale = 0.0f;
     if constexpr (kSaves) {
       float top[3] = {top_y.get(), top_gate.get(), top_up.get()};
-      row_amax(top, blockDim.x, scratch[threadIdx.y][turn]);
+      row_amax(top, blockDim.x, scratch[turn]);
       gate_scale = settle_half(a.saved, top[1], cursor.row, 0);
       up_scale = settle_half(a.saved, top[2], cursor.row, 1);
       scale = a.fp8.data != nullptr ? settle_scale(a.fp8, top[0], cursor.row) : 0.0f;
     } else {
-      scale = settle_scale(a.fp8, row_amax(top_y.get(), blockDim.x, scratch[threadIdx.y][turn]), cursor.row);
+      scale = settle_scale(a.fp8, row_amax(top_y.get(), blockDim.x, scratch[turn]), cursor.row);
     }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const SwigluForwar
 template <class T, int kPacks, bool kFromCodes>
 __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const SwigluBackward a) {
   extern __shared__ __align__(16) char shared[];
-  __shared__ float scratch[8][2][32];
+  __shared__ float scratch[2][32];
   using Pack = Vec<T, kWidth>;
   using Half = std::conditional_t<kFromCodes, Codes, Pack>;
   RowCursor cursor(a.tokens, static_cast<int>(a.f / kWidth));
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const SwigluBackw
     }
     copy_async_commit();
     if (a.fp8.data == nullptr) continue;
-    const float scale = settle_scale(a.fp8, row_amax(top.get(), blockDim.x, scratch[threadIdx.y][turn]), cursor.row);
+    const float scale = settle_scale(a.fp8, row_amax(top.get(), blockDim.x, scratch[turn]), cursor.row);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       if (!cursor.holds(p)) continue;
@@ -215,8 +215,8 @@ template <class T, bool kSaves>
 cudaError_t launch_forward(const SwigluForward& a, cudaStream_t stream) {
   const int64_t packs = a.f / kWidth;
   if (packs <= kFewPacks * kMaxThreads)
-    return launch_rows(forward_kernel<T, kFewPacks, kSaves>, a, a.tokens, prefetch_geometry(packs, kFewPacks), kFewPacks * 32, stream);
-  return launch_rows(forward_kernel<T, kManyPacks, kSaves>, a, a.tokens, prefetch_geometry(packs, kManyPacks), kManyPacks * 32, stream);
+    return launch_rows(forward_kernel<T, kFewPacks, kSaves>, a, a.tokens, row_geometry(packs, kFewPacks), kFewPacks * 32, stream);
+  return launch_rows(forward_kernel<T, kManyPacks, kSaves>, a, a.tokens, row_geometry(packs, kManyPacks), kManyPacks * 32, stream);
 }
 
 template <class T, bool kFromCodes>
@@ -224,8 +224,8 @@ cudaError_t launch_backward(const SwigluBackward& a, cudaStream_t stream) {
   constexpr int kBytes = kFromCodes ? 32 : 48;
   const int64_t packs = a.f / kWidth;
   if (packs <= kFewPacks * kMaxThreads)
-    return launch_rows(backward_kernel<T, kFewPacks, kFromCodes>, a, a.tokens, prefetch_geometry(packs, kFewPacks), kFewPacks * kBytes, stream);
-  return launch_rows(backward_kernel<T, kManyPacks, kFromCodes>, a, a.tokens, prefetch_geometry(packs, kManyPacks), kManyPacks * kBytes, stream);
+    return launch_rows(backward_kernel<T, kFewPacks, kFromCodes>, a, a.tokens, row_geometry(packs, kFewPacks), kFewPacks * kBytes, stream);
+  return launch_rows(backward_kernel<T, kManyPacks, kFromCodes>, a, a.tokens, row_geometry(packs, kManyPacks), kManyPacks * kBytes, stream);
 }
 
 template <class T, class... P>

@@ -1,0 +1,40 @@
+#pragma once
+// The last step of a kernel whose threads each hold sums over the rows they saw: the rows of a block are added in order, and the block
+// leaves one partial row for column_sums().
+
+#include <cstdint>
+
+namespace trireme::kernels {
+
+/// Bytes of shared memory that leave_sums() needs.
+inline size_t block_sums_bytes(int rows_of_block, int64_t columns, int vectors) {
+  return rows_of_block > 1 ? static_cast<size_t>(rows_of_block * columns * vectors) * sizeof(float) : 0;
+}
+
+/// sums[v][p][i] belongs to column first(p) + i of vector v, for packs that holds(p). blockDim = (threads of a row, rows of a block); all threads
+/// of the block call it, with shared memory that nobody uses any more. partial [gridDim.x, kVectors, columns].
+template <int kVectors, int kPacks, int kWidth, class First, class Holds>
+__device__ inline void leave_sums(const float (&sums)[kVectors][kPacks][kWidth], const First& first, const Holds& holds, int columns, float* shared,
+                                  float* partial) {
+  float* row = partial + static_cast<int64_t>(blockIdx.x) * kVectors * columns;
+  const int rows = static_cast<int>(blockDim.y), length = kVectors * columns;
+  float* to = rows == 1 ? row : shared + static_cast<int>(threadIdx.y) * length;
+  __syncthreads();
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v)
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      if (!holds(p)) continue;
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) to[v * columns + first(p) + i] = sums[v][p][i];
+    }
+  if (rows == 1) return;
+  __syncthreads();
+  for (int c = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x); c < length; c += static_cast<int>(blockDim.x * blockDim.y)) {
+    float sum = 0.0f;
+    for (int y = 0; y < rows; ++y) sum += shared[y * length + c];
+    row[c] = sum;
+  }
+}
+
+}  // namespace trireme::kernels

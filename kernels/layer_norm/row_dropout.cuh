@@ -1,0 +1,40 @@
+#pragma once
+// The dropout of layer_norm.h, a row at a time.
+
+#include "kernels/device.cuh"
+#include "kernels/dropout/dropout_hash.cuh"
+#include "kernels/layer_norm/layer_norm.h"
+
+namespace trireme::kernels {
+
+struct RowMask {
+  DropoutHash key;
+  uint64_t first;  // element of the sample that the row starts with
+  uint32_t threshold;
+  float scale;
+
+  /// Rows and rows_per_sample are below 2^31.
+  __device__ RowMask(const RowDropout& dropout, int64_t row, int64_t columns) : threshold(dropout.threshold), scale(dropout.scale) {
+    const uint32_t sample = static_cast<uint32_t>(row) / static_cast<uint32_t>(dropout.rows_per_sample);
+    key = sample_hash(static_cast<uint64_t>(dropout.ids[sample]), dropout.t0, dropout.t1);
+    first = (static_cast<uint64_t>(row) - static_cast<uint64_t>(sample) * static_cast<uint64_t>(dropout.rows_per_sample)) * static_cast<uint64_t>(columns);
+  }
+  __device__ float operator()(float value, int64_t column) const {
+    const uint64_t element = first + static_cast<uint64_t>(column);
+    const uint32_t h = dropout_draw(key, static_cast<uint32_t>(element >> 1));
+    return (element % 2 == 0 ? h & 0xffffu : h >> 16) >= threshold ? value * scale : 0.0f;
+  }
+  /// kWidth values from an even column of an even row length.
+  template <int kWidth>
+  __device__ void apply(float (&values)[kWidth], int column) const {
+    const uint32_t word = static_cast<uint32_t>((first + static_cast<uint64_t>(column)) >> 1);
+#pragma unroll
+    for (int i = 0; i < kWidth; i += 2) {
+      const uint32_t h = dropout_draw(key, word + static_cast<uint32_t>(i / 2));
+      values[i] = (h & 0xffffu) >= threshold ? values[i] * scale : 0.0f;
+      values[i + 1] = (h >> 16) >= threshold ? values[i + 1] * scale : 0.0f;
+    }
+  }
+};
+
+}  // namespace trireme::kernels
