@@ -10,8 +10,8 @@ namespace {
 
 // A group of neighbouring places in the sorted order is summed by one block of threads. A run of equal ids belongs to the group where it
 // begins, which follows it up to kAhead places further; a run that goes on even there leaves one fp32 row per group.
-constexpr int kGroup = 32, kAhead = 96, kBack = kGroup + kAhead, kTogether = 8, kThreads = 128,
-              kPrepareThreads = 256, kChecks = 4, kLanes = 16, kRunColumns = kThreads / kLanes,
+constexpr int kGroup = 32, kAhead = 96, kBack = kGroup + kAhead, kStages = 12, kThreads = 128,
+              kPrepareThreads = 256, kLanes = 16, kRunColumns = kThreads / kLanes,
               kRunBlocks = 1024;
 
 size_t rounded(size_t bytes) { return (bytes + 255) / 256 * 256; }
@@ -20,6 +20,7 @@ struct Workspace {
   int *keys_in, *keys, *tokens_in, *tokens;  // [tokens]
   float* head;  // [groups, columns]: what a group adds to the run that its predecessor began
   float* tail;  // [groups, columns]: the run that goes on in the next group
+  int *num_runs, *runs;  // groups where a long run begins
   void* sort;
   size_t sort_bytes, total;
 };
@@ -42,19 +43,22 @@ cudaError_t carve(void* base, int64_t tokens, int64_t columns, Workspace& w) {
   w.keys_in = reinterpret_cast<int*>(take(ints)), w.keys = reinterpret_cast<int*>(take(ints));
   w.tokens_in = reinterpret_cast<int*>(take(ints)), w.tokens = reinterpret_cast<int*>(take(ints));
   w.head = reinterpret_cast<float*>(take(rows)), w.tail = reinterpret_cast<float*>(take(rows));
+  w.num_runs = reinterpret_cast<int*>(take(sizeof(int)));
+  w.runs =
+      reinterpret_cast<int*>(take(static_cast<size_t>(ceil_div(tokens, kGroup)) * sizeof(int)));
   w.sort = take(w.sort_bytes);
   w.total = at - static_cast<char*>(base);
   return cudaSuccess;
 }
 
 __global__ void __launch_bounds__(kPrepareThreads)
-    prepare_kernel(const int64_t* ids, int64_t tokens, int64_t vocab, int* keys, int* places) {
+    prepare_kernel(const EmbeddingBackward a, const Workspace w) {
   const int64_t t = static_cast<int64_t>(blockIdx.x) * kPrepareThreads + threadIdx.x;
-  if (t >= tokens) return;
-  const int64_t id = ids[t];
-  keys[t] =
-      id >= 0 && id < vocab ? static_cast<int>(id) : static_cast<int>(vocab);  // strays sort last
-  places[t] = static_cast<int>(t);
+  if (t == 0) *w.num_runs = 0;
+  if (t >= a.tokens) return;
+  const int64_t id = a.ids[t];
+  w.keys_in[t] = static_cast<int>(id >= 0 && id < a.vocab ? id : a.vocab);  // strays sort last
+  w.tokens_in[t] = static_cast<int>(t);
 }
 
 /// Sixteen bytes at a time where kWidth > 1.
@@ -116,101 +120,105 @@ __global__ void __launch_bounds__(kThreads)
   }
   if (const int id = window.at(last - 1);
       !from_before || window.at(0) != id) {  // the last run begins in this group
-    if (window.at(kGroup + kAhead) != id) last = window.find(last, kGroup + kAhead, id + 1);
+    if (window.at(kGroup + kAhead) != id)
+      last = window.find(last, kGroup + kAhead, id + 1);
+    else if (blockIdx.x == 0 && threadIdx.x == 0 && id < a.vocab)
+      w.runs[atomicAdd(w.num_runs, 1)] = static_cast<int>(group);
   }
 
   const T* dy = static_cast<const T*>(a.dy) + column;
   G* table = static_cast<G*>(a.d_table) + column;
   float sum[kWidth] = {};
-#pragma unroll 1
-  for (int base = first; base < last; base += kTogether) {
-    Vec<T, kWidth> rows[kTogether];
+  int next = window.at(first);
+  const auto add = [&](int place, const Vec<T, kWidth>& row) {
+    const int id = next;
+    next = window.at(place + 1);
+    float v[kWidth];
+    to_floats(row, v);
 #pragma unroll
-    for (int k = 0; k < kTogether; ++k)
-      if (base + k < last)
-        rows[k] = load_stream<T, kWidth>(dy + static_cast<int64_t>(tokens[base + k]) * a.columns);
-#pragma unroll
-    for (int k = 0; k < kTogether; ++k) {
-      const int place = base + k;
-      if (place >= last) continue;
-      const int id = window.at(place);
-      float v[kWidth];
-      to_floats(rows[k], v);
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) sum[i] += v[i];
-      const bool goes_on = window.at(place + 1) == id;
-      if (goes_on && place + 1 < last) continue;
-      if (from_before) {
-        write_row(w.head + group * a.columns + column, sum, false);
-      } else if (goes_on) {
-        write_row(w.tail + group * a.columns + column, sum, false);
-      } else if (id < a.vocab) {
-        write_row(table + static_cast<int64_t>(id) * a.columns, sum, a.accumulate);
-      }
-      from_before = false;
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) sum[i] = 0.0f;
+    for (int i = 0; i < kWidth; ++i) sum[i] += v[i];
+    const bool goes_on = next == id;
+    if (goes_on && place + 1 < last) return;
+    if (from_before) {
+      write_row(w.head + group * a.columns + column, sum, false);
+    } else if (goes_on) {
+      write_row(w.tail + group * a.columns + column, sum, false);
+    } else if (id < a.vocab) {
+      write_row(table + static_cast<int64_t>(id) * a.columns, sum, a.accumulate);
     }
+    from_before = false;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) sum[i] = 0.0f;
+  };
+  const auto source = [&](int place) {
+    return dy + static_cast<int64_t>(tokens[place]) * a.columns;
+  };
+  if constexpr (kWidth > 1) {
+    // kStages - 1 rows are always on their way; a thread reads only what it fetched itself.
+    __shared__ Vec<T, kWidth> ring[kStages][kThreads];
+#pragma unroll
+    for (int k = 0; k < kStages - 1; ++k) {
+      if (first + k < last) copy_async16(&ring[k][threadIdx.x], source(first + k));
+      copy_async_commit();
+    }
+    int slot = 0;
+#pragma unroll 2
+    for (int place = first; place < last; ++place) {
+      copy_async_wait<kStages - 2>();
+      add(place, ring[slot][threadIdx.x]);
+      const int free = slot == 0 ? kStages - 1 : slot - 1;
+      if (place + kStages - 1 < last)
+        copy_async16(&ring[free][threadIdx.x], source(place + kStages - 1));
+      copy_async_commit();
+      slot = slot + 1 == kStages ? 0 : slot + 1;
+    }
+  } else {
+#pragma unroll 4
+    for (int place = first; place < last; ++place) add(place, {{*source(place)}});
   }
 }
 
-/// Long runs. Every block looks for all of them and takes its share; it owns kRunColumns * kWidth
+/// Long runs, as the groups where they begin have listed them. A block owns kRunColumns * kWidth
 /// columns, and its kLanes lanes take the pieces of a run in turn.
 template <class G, int kWidth>
 __global__ void __launch_bounds__(kThreads, 8)
     run_kernel(const EmbeddingBackward a, const Workspace w) {
-  __shared__ int starts[kThreads * kChecks], found;
   __shared__ float sums[kLanes][kRunColumns * kWidth];
   const int64_t groups = (a.tokens + kGroup - 1) / kGroup;
   const int lane = static_cast<int>(threadIdx.x) / kRunColumns,
             own = static_cast<int>(threadIdx.x) % kRunColumns * kWidth;
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kRunColumns * kWidth + own;
-  for (int64_t base = 0; base < groups; base += kThreads * kChecks) {
-    if (threadIdx.x == 0) found = 0;
-    __syncthreads();
-#pragma unroll
-    for (int k = 0; k < kChecks; ++k) {
-      const int64_t group = base + k * kThreads + threadIdx.x, end = (group + 1) * kGroup;
-      if (end + kAhead >= a.tokens) continue;
-      const int before = group > 0 ? w.keys[group * kGroup - 1] : -1, id = w.keys[end - 1];
-      if (w.keys[end + kAhead] != id || before == id || id >= a.vocab) continue;
-      // Spread evenly also when runs begin in every eighth group.
-      if ((static_cast<unsigned>(group) * 2654435761u >> 16) % gridDim.y == blockIdx.y)
-        starts[atomicAdd(&found, 1)] = static_cast<int>(group);
-    }
-    __syncthreads();
-    // In any order: each run's sum is its own.
-    for (int i = 0; i < found; ++i) {
-      const int64_t group = starts[i];
-      const int id = w.keys[(group + 1) * kGroup - 1];
-      // The last group that the run reaches into.
-      int64_t low = group + 1 + kAhead / kGroup, step = 1;
-      while (low + step < groups && w.keys[(low + step) * kGroup] == id) low += step, step *= 2;
-      for (; step > 0; step /= 2)
-        if (low + step < groups && w.keys[(low + step) * kGroup] == id) low += step;
-      float sum[kWidth] = {};
-      if (column < a.columns) {
+  const int count = *w.num_runs;
+  // Listed in any order: each run's sum is its own.
+  for (int i = static_cast<int>(blockIdx.y); i < count; i += static_cast<int>(gridDim.y)) {
+    const int64_t group = w.runs[i];
+    const int id = w.keys[(group + 1) * kGroup - 1];
+    // The last group that the run reaches into.
+    int64_t low = group + 1 + kAhead / kGroup, step = 1;
+    while (low + step < groups && w.keys[(low + step) * kGroup] == id) low += step, step *= 2;
+    for (; step > 0; step /= 2)
+      if (low + step < groups && w.keys[(low + step) * kGroup] == id) low += step;
+    float sum[kWidth] = {};
+    if (column < a.columns) {
 #pragma unroll 4
-        for (int64_t g = group + lane; g <= low; g += kLanes) {
-          float piece[kWidth];
-          const float* from = (g == group ? w.tail : w.head) + g * a.columns + column;
-          to_floats(*reinterpret_cast<const Vec<float, kWidth>*>(from), piece);
+      for (int64_t g = group + lane; g <= low; g += kLanes) {
+        float piece[kWidth];
+        const float* from = (g == group ? w.tail : w.head) + g * a.columns + column;
+        to_floats(*reinterpret_cast<const Vec<float, kWidth>*>(from), piece);
 #pragma unroll
-          for (int c = 0; c < kWidth; ++c) sum[c] += piece[c];
-        }
+        for (int c = 0; c < kWidth; ++c) sum[c] += piece[c];
       }
+    }
 #pragma unroll
-      for (int c = 0; c < kWidth; ++c) sums[lane][own + c] = sum[c];
-      __syncthreads();
-      for (int c = static_cast<int>(threadIdx.x); c < kRunColumns * kWidth; c += kThreads) {
-        const int64_t place = static_cast<int64_t>(blockIdx.x) * kRunColumns * kWidth + c;
-        if (place >= a.columns) continue;
-        float total[1] = {};
-        for (int l = 0; l < kLanes; ++l) total[0] += sums[l][c];
-        write_row(static_cast<G*>(a.d_table) + static_cast<int64_t>(id) * a.columns + place, total,
-                  a.accumulate);
-      }
-      __syncthreads();
+    for (int c = 0; c < kWidth; ++c) sums[lane][own + c] = sum[c];
+    __syncthreads();
+    for (int c = static_cast<int>(threadIdx.x); c < kRunColumns * kWidth; c += kThreads) {
+      const int64_t place = static_cast<int64_t>(blockIdx.x) * kRunColumns * kWidth + c;
+      if (place >= a.columns) continue;
+      float total[1] = {};
+      for (int l = 0; l < kLanes; ++l) total[0] += sums[l][c];
+      write_row(static_cast<G*>(a.d_table) + static_cast<int64_t>(id) * a.columns + place, total,
+                a.accumulate);
     }
     __syncthreads();
   }
@@ -259,7 +267,7 @@ cudaError_t embedding_backward(const EmbeddingBackward& a, cudaStream_t stream) 
   if (const cudaError_t error = carve(a.workspace, a.tokens, a.columns, w); error != cudaSuccess)
     return error;
   prepare_kernel<<<static_cast<unsigned>(ceil_div(a.tokens, kPrepareThreads)), kPrepareThreads, 0,
-                   stream>>>(a.ids, a.tokens, a.vocab, w.keys_in, w.tokens_in);
+                   stream>>>(a, w);
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
   int bits = 1;
   while ((int64_t{1} << bits) <= a.vocab) ++bits;

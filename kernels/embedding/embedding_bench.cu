@@ -41,6 +41,20 @@ TRIREME_BENCH(embedding) {
                   tensor + touched * static_cast<double>(columns * 2), kSets,
                   [&](int i) { return embedding_backward(backward[i], nullptr); });
   }
+  // Two ids only, as token types have: all runs are long.
+  constexpr int64_t kTokens = 131072, kColumns = 1024;
+  bench::Memory memory;
+  EmbeddingBackward types[kSets];
+  void* workspace =
+      memory.raw(static_cast<int64_t>(embedding_backward_workspace(kTokens, kColumns)));
+  for (EmbeddingBackward& b : types) {
+    b.dy = memory.normal(kTokens * kColumns, element), b.ids = memory.integers(kTokens, 2);
+    b.d_table = memory.raw(2 * kColumns * 2), b.workspace = workspace;
+    b.tokens = kTokens, b.vocab = 2, b.columns = kColumns, b.element = b.table_element = element;
+  }
+  recorder.time("embedding backward", bench::shape_text({kTokens, 2, kColumns}), element,
+                static_cast<double>(kTokens * kColumns * 2), kSets,
+                [&](int i) { return embedding_backward(types[i], nullptr); });
 }
 
 }  // namespace trireme::kernels
