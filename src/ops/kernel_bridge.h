@@ -2,14 +2,21 @@
 // Private to ops/: tensors to our CUDA kernels. In a build without CUDA, and on GPUs other than
 // sm_90, has_kernels() is false and the LibTorch composition serves.
 
+#include "trireme/ops/bert_embedding.h"
 #include "trireme/ops/dropout.h"
 #include "trireme/ops/kernels.h"
 
 #include <ATen/core/Tensor.h>
 
 #include <array>
+#include <vector>
 
 namespace trireme::bridge {
+
+/// What the BERT embedding's forward gives and its backward reads; mean and rstd fp32 [B, S, 1].
+struct BertRows {
+  at::Tensor sum, y, mean, rstd;
+};
 
 #ifdef TRIREME_WITH_CUDA
 /// A GPU of the kind that our kernels were built for.
@@ -35,7 +42,17 @@ at::Tensor scaled(const at::Tensor& x, const at::Tensor& factor, at::ScalarType 
 at::Tensor embedding(const at::Tensor& table, const at::Tensor& ids);
 /// d_table [rows, D] of dy [.., D].
 at::Tensor embedding_backward(const at::Tensor& dy, const at::Tensor& ids, int64_t rows);
+/// Rows that the kernel takes, of one dtype, contiguous.
+bool suits_bert_embedding(const BertTables& tables);
+/// indices: ids, positions and types, int64 [B, S] contiguous.
+BertRows bert_embedding(const BertTables& tables, const std::vector<at::Tensor>& indices,
+                        double eps, const Dropout& dropout, uint64_t stream);
 #else
+inline bool suits_bert_embedding(const BertTables&) { return false; }
+inline BertRows bert_embedding(const BertTables&, const std::vector<at::Tensor>&, double,
+                               const Dropout&, uint64_t) {
+  return {};
+}
 inline void dropout(const at::Tensor&, at::Tensor&, const at::Tensor&, const DropoutKey&, bool) {}
 inline at::Tensor swiglu(const at::Tensor&) { return {}; }
 inline at::Tensor swiglu_backward(const at::Tensor&, const at::Tensor&) { return {}; }

@@ -1,5 +1,6 @@
 #include "kernel_bridge.h"
 
+#include "kernels/bert_embedding/bert_embedding.h"
 #include "kernels/cross_entropy/cross_entropy.h"
 #include "kernels/dropout/dropout.h"
 #include "kernels/embedding/embedding.h"
@@ -212,6 +213,57 @@ at::Tensor embedding_backward(const at::Tensor& dy, const at::Tensor& ids, int64
   a.element = a.table_element = element(dy);
   launched(kernels::embedding_backward(a, stream_of(dy)), "embedding_backward");
   return d_table;
+}
+
+bool suits_bert_embedding(const BertTables& t) {
+  constexpr int64_t kWidest = 2048;
+  const int64_t width = t.word.size(1), pack = 16 / t.word.element_size();
+  for (const at::Tensor& x : {t.word, t.position, t.type, t.gamma, t.beta})
+    if (!x.is_contiguous() || x.scalar_type() != t.word.scalar_type() ||
+        !kernels::aligned16(x.const_data_ptr()))
+      return false;
+  return width % pack == 0 && width <= kWidest;
+}
+
+BertRows bert_embedding(const BertTables& tables, const std::vector<at::Tensor>& indices,
+                        double eps, const Dropout& dropout, uint64_t stream) {
+  const c10::cuda::CUDAGuard guard(tables.word.device());
+  const int64_t b = indices[0].size(0), s = indices[0].size(1), width = tables.word.size(1);
+  const auto options = tables.word.options();
+  BertRows rows{at::empty({b, s, width}, options), at::empty({b, s, width}, options),
+                at::empty({b, s, 1}, options.dtype(at::kFloat)),
+                at::empty({b, s, 1}, options.dtype(at::kFloat))};
+  kernels::BertEmbedding a;
+  a.word = tables.word.const_data_ptr();
+  a.position = tables.position.const_data_ptr();
+  a.type = tables.type.const_data_ptr();
+  a.gamma = tables.gamma.const_data_ptr();
+  a.beta = tables.beta.const_data_ptr();
+  a.ids = indices[0].const_data_ptr<int64_t>();
+  a.positions = indices[1].const_data_ptr<int64_t>();
+  a.types = indices[2].const_data_ptr<int64_t>();
+  a.sum = rows.sum.mutable_data_ptr();
+  a.y = rows.y.mutable_data_ptr();
+  a.mean = rows.mean.mutable_data_ptr<float>();
+  a.rstd = rows.rstd.mutable_data_ptr<float>();
+  if (dropout.active()) {
+    const DropoutKey key = dropout_key(dropout, stream);
+    a.sample_ids = dropout.sample_ids_B.const_data_ptr<int64_t>();
+    a.rows_per_sample = s;
+    a.t0 = key.t0;
+    a.t1 = key.t1;
+    a.threshold = key.threshold;
+    a.scale = static_cast<float>(key.scale);
+  }
+  a.rows = b * s;
+  a.columns = width;
+  a.vocab = tables.word.size(0);
+  a.max_positions = tables.position.size(0);
+  a.num_types = tables.type.size(0);
+  a.eps = static_cast<float>(eps);
+  a.element = element(tables.word);
+  launched(kernels::bert_embedding_forward(a, stream_of(tables.word)), "bert_embedding_forward");
+  return rows;
 }
 
 }  // namespace trireme::bridge

@@ -1,5 +1,6 @@
 // Our CUDA kernels through the operations that use them, against the same operations in fp64 on the CPU. Outputs are written over
 // memory full of NaN by the caching allocator's reuse: each test first fills and frees blocks of the same size.
+#include "trireme/ops/bert_embedding.h"
 #include "trireme/ops/dropout.h"
 #include "trireme/ops/embedding.h"
 #include "trireme/ops/loss_head.h"
@@ -250,6 +251,40 @@ TEST_P(KernelsGpu, EmbeddingAndItsGradient) {
     // Rows of a matrix, some of them twice.
     const at::Tensor rows = clamped.view({-1});
     EXPECT_TRUE(gather_rows(table, rows).equal(y.view({-1, shape.width})));
+  }
+}
+
+TEST_P(KernelsGpu, BertEmbeddingAndItsGradients) {
+  for (const int64_t width : {24, 768, 1024}) {
+    for (const double p : {0.0, 0.1}) {
+      const int64_t b = 3, s = 50, vocabulary = 200;
+      const auto ids = [&](int64_t below) {
+        return at::randint(below, {b, s}, at::TensorOptions(at::kCUDA).dtype(at::kLong));
+      };
+      const std::vector<at::Tensor> tables = {random({vocabulary, width}), random({64, width}),
+                                              random({2, width}), random({width}), random({width})};
+      for (const at::Tensor& t : tables) t.requires_grad_(true);
+      const at::Tensor words = ids(vocabulary), types = ids(2), dy = random({b, s, width}),
+                       positions = at::arange(s, words.options()).expand({b, s});
+      const at::Tensor samples = at::arange(b, words.options()) * int64_t{5'000'000'000};
+      poison(static_cast<int64_t>(dy.nbytes()) + 512);
+      const at::Tensor y = bert_embedding({tables[0], tables[1], tables[2], tables[3], tables[4]},
+                                          words, positions, types, 1e-5, {p, 42, samples}, 9);
+      const auto d = torch::autograd::grad({y}, tables, {dy});
+
+      std::vector<at::Tensor> wide;
+      for (const at::Tensor& t : tables) wide.push_back(on_host(t).requires_grad_(true));
+      const at::Tensor expected =
+          bert_embedding({wide[0], wide[1], wide[2], wide[3], wide[4]}, words.cpu(),
+                         positions.cpu(), types.cpu(), 1e-5, {p, 42, samples.cpu()}, 9);
+      const auto e = torch::autograd::grad({expected}, wide, {on_host(dy)});
+      const double bound = GetParam() == at::kFloat  ? 2e-6
+                           : GetParam() == at::kHalf ? 2e-3
+                                                     : 1.2e-2;
+      EXPECT_LT(distance(y, expected), bound);
+      EXPECT_TRUE(y.eq(0).cpu().equal(expected.eq(0)) || p == 0.0);
+      for (size_t i = 0; i < d.size(); ++i) EXPECT_LT(distance(d[i], e[i]), bound) << i;
+    }
   }
 }
 
