@@ -162,6 +162,20 @@ StepBatch LlamaTask::batch(int64_t step) {
   return batch;
 }
 
+StepBatch LlamaTask::synthetic_batch() {
+  // Ids of a fixed pattern: every row of the vocabulary is as good as another for timing.
+  Sample sample;
+  const int64_t vocab = model_->config().vocab_size;
+  for (int64_t t = 0; t < config_.data.seq_length; ++t)
+    sample.input_ids.push_back(static_cast<int32_t>((t * 7919 + 13) % vocab));
+  sample.loss_mask.assign(sample.input_ids.size(), 1);
+  sample.sequence_starts = {0};
+  const auto rows = static_cast<size_t>(rows_per_pass_);
+  StepBatch batch;
+  batch.micro_batches.push_back(to_device(std::vector<Sample>(rows, sample), std::vector<int64_t>(rows, 0), batch.denominator));
+  return batch;
+}
+
 at::Tensor LlamaTask::loss(UnitStore& units, const MicroBatch& batch, const std::vector<Recompute>& recompute, bool train) {
   ForwardOptions options;
   options.train = train;

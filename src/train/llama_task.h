@@ -41,6 +41,7 @@ class LlamaTask final : public TrainingTask {
   void prefetch(int64_t step) override;
   void set_rows_per_pass(int rows) override { rows_per_pass_ = rows; }
   StepBatch batch(int64_t step) override;
+  StepBatch synthetic_batch() override;
   at::Tensor loss(UnitStore& units, const MicroBatch& batch, const std::vector<Recompute>& recompute, bool train) override;
   EvalSum evaluate(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) override;
   double nominal_denominator() const override;

@@ -153,11 +153,12 @@ def fp8(site):
         assert abs(a - b) <= 0.01 * a, (plain, quantised)
     a, b = (site.metrics(run, "eval")[-1]["loss"] for run in ("plain", "fp8"))
     assert abs(a - b) <= 0.005 * a, (a, b)
-    for name, ranks, overrides in [("sharded", 2, ["parallel.shard_size=world"]), ("mlp", 0, ["parallel.recompute=mlp"]),
-                                   ("full", 2, ["parallel.recompute=full", "parallel.shard_size=2"])]:
+    # Gate and up projections are kept in FP8, and formed again in the compute dtype.
+    for name, ranks, bound, overrides in [("sharded", 2, 2e-6, ["parallel.shard_size=world"]), ("mlp", 0, 1e-4, ["parallel.recompute=mlp"]),
+                                          ("full", 2, 2e-6, ["parallel.recompute=full", "parallel.shard_size=2"])]:
         site.train(f"output.dir={name}", "precision.frozen=fp8", *evaluate, *overrides, ranks=ranks)
         for a, b in zip(quantised, (line["loss"] for line in site.metrics(name))):
-            assert abs(a - b) <= 2e-6 * a, (name, a, b)
+            assert abs(a - b) <= bound * a, (name, a, b)
     site.train("output.dir=none", "precision.frozen=fp8", "lora=null", expect=2)
 
 

@@ -52,6 +52,8 @@ class TrainingTask {
   /// How many rows go through the model at a time from now on: the plan's choice, a divisor of batch.micro_batch_size.
   virtual void set_rows_per_pass(int rows) = 0;
   virtual StepBatch batch(int64_t step) = 0;
+  /// A batch of one pass made up without touching the data: what runs before the clock of a benchmark starts.
+  virtual StepBatch synthetic_batch() = 0;
   /// Sum of weighted losses of the micro-batch: fp32 scalar, differentiable when `train`.
   virtual at::Tensor loss(UnitStore& units, const MicroBatch& batch, const std::vector<Recompute>& recompute, bool train) = 0;
   /// Evaluation over this rank's share of the validation data, same number of forward passes on every rank.

@@ -1,0 +1,122 @@
+// Frozen weights in FP8 against bf16 and fp32: losses over ten steps and the adapters' gradients. On a GPU with the shape of a model of
+// 1.1 billion parameters, on the CPU with a small one.
+#include "models/llama/llama.h"
+#include "mpi_test_main.h"
+#include "trireme/fsdp/sharded_units.h"
+#include "trireme/optim/optimizer.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace trireme {
+namespace {
+
+struct Shape {
+  int64_t hidden, ffn, layers, heads, kv_heads, vocab, rows, length;
+};
+
+LlamaConfig config_of(const Shape& shape) {
+  LlamaConfig config;
+  config.hidden_size = shape.hidden;
+  config.intermediate_size = shape.ffn;
+  config.num_hidden_layers = shape.layers;
+  config.num_attention_heads = shape.heads;
+  config.num_key_value_heads = shape.kv_heads;
+  config.head_dim = shape.hidden / shape.heads;
+  config.vocab_size = shape.vocab;
+  config.max_position_embeddings = shape.length;
+  config.rms_norm_eps = 1e-5;
+  config.rope_theta = 10000;
+  config.initializer_range = 0.02;
+  return config;
+}
+
+struct Outcome {
+  std::vector<double> losses;
+  at::Tensor first_gradient;  // of all adapters, fp64 on the CPU
+};
+
+Outcome train(const Shape& shape, at::Device device, at::ScalarType dtype, bool fp8, int steps) {
+  const LlamaModel model(config_of(shape), LoraOptions{16, 32, 0.1, {"qkv_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}});
+  Communicator& comm = test_world().communicator();
+  // As pre-training recipes scale their initial weights: a residual stream of unit size to which every block adds a little. With equal
+  // deviations everywhere each block drowns what came before it, and a random network of many blocks turns the rounding of its first
+  // ones into noise of the same size: FP8 in any implementation then gives gradients of a cosine of 0.9.
+  std::vector<UnitSpec> specs = model.units();
+  specs.front().parameters.front().init_scale = 1.0;
+  for (UnitSpec& unit : specs)
+    for (ParameterSpec& parameter : unit.parameters)
+      if (parameter.name == "o_proj" || parameter.name == "down_proj")
+        parameter.init_scale /= std::sqrt(2.0 * static_cast<double>(shape.layers));
+  ShardedUnits units(specs, comm, device, {dtype, 1, {}, fp8});
+  units.initialise(17, /*only_replicated=*/false);
+  at::Generator generator = at::globalContext().defaultGenerator(at::kCPU).clone();
+  generator.set_current_seed(4);
+  // B as after some training: with zeros A would have no gradient.
+  for (const ParameterSpec& parameter : model.units().back().parameters)
+    if (parameter.name.ends_with("lora_B"))
+      units.assign(parameter.parts[0].name, at::empty(parameter.shape).normal_(0, 0.02, generator).to(device));
+
+  const at::Tensor tokens = at::empty({shape.rows, shape.length}, at::kLong).random_(3, shape.vocab, generator).to(device);
+  TokenBatch batch;
+  batch.tokens_BS = tokens;
+  batch.positions_BS = at::arange(shape.length, tokens.options()).expand_as(tokens).contiguous();
+  batch.loss_weight_BS = at::full(tokens.sizes(), 1.0 / static_cast<double>(tokens.numel()), tokens.options().dtype(at::kFloat));
+  batch.loss_weight_BS.narrow(1, shape.length - 1, 1).zero_();
+  batch.sample_ids_B = at::arange(shape.rows, tokens.options());
+  for (int64_t row = 0; row <= shape.rows; ++row) batch.cu_seqlens.push_back(static_cast<int32_t>(row * shape.length));
+
+  OptimizerSection section;
+  section.lr = 1e-3;
+  const auto optimizer = make_optimizer(section, units.trained(), comm);
+  Outcome outcome;
+  for (int step = 0; step < steps; ++step) {
+    units.begin_micro_batch(true);
+    const at::Tensor loss = model.loss(units, batch, {true, 9, {}}).loss_sum;
+    loss.backward();
+    units.finish_backward();
+    if (step == 0) outcome.first_gradient = units.trained()[0].gradient.to(at::kCPU, at::kDouble).clone();
+    outcome.losses.push_back(loss.item<double>());
+    const at::NoGradGuard no_grad;
+    const at::Tensor one = at::ones({}, at::TensorOptions(device).dtype(at::kFloat));
+    optimizer->step(section.lr, one, at::zeros_like(one));
+    units.invalidate_trained();
+    units.clear_gradients();
+  }
+  return outcome;
+}
+
+double cosine(const at::Tensor& a, const at::Tensor& b) { return (a.dot(b) / (a.norm() * b.norm())).item<double>(); }
+
+void expect_close(const Outcome& fp8, const Outcome& plain) {
+  ASSERT_EQ(fp8.losses.size(), plain.losses.size());
+  double worst = 0;
+  for (size_t i = 0; i < fp8.losses.size(); ++i) worst = std::max(worst, std::abs(fp8.losses[i] / plain.losses[i] - 1));
+  EXPECT_LT(worst, 0.01);
+  EXPECT_GT(worst, 0) << "nothing was quantised";
+  EXPECT_LT(plain.losses.back(), plain.losses.front()) << "the run learns nothing";
+  const double similarity = cosine(fp8.first_gradient, plain.first_gradient);
+  EXPECT_GE(similarity, 0.99);
+  ::testing::Test::RecordProperty("worst_loss_error", std::to_string(worst));
+  ::testing::Test::RecordProperty("gradient_cosine", std::to_string(similarity));
+  std::printf("losses within %.4f %%, cosine of the adapters' gradients %.5f, loss %.4f -> %.4f\n", 100 * worst, similarity,
+              plain.losses.front(), plain.losses.back());
+}
+
+TEST(FrozenFp8, SmallModelOnTheCpu) {
+  const Shape shape{128, 352, 3, 4, 2, 500, 2, 64};
+  expect_close(train(shape, at::kCPU, at::kFloat, true, 10), train(shape, at::kCPU, at::kFloat, false, 10));
+}
+
+TEST(FrozenFp8, ShapeOfABillionParametersOnAGpu) {
+  if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0) GTEST_SKIP() << "no GPU on this machine";
+  const Shape shape{2048, 5632, 22, 32, 4, 32000, 2, 1024};
+  expect_close(train(shape, at::kCUDA, at::kBFloat16, true, 10), train(shape, at::kCUDA, at::kBFloat16, false, 10));
+}
+
+}  // namespace
+}  // namespace trireme
