@@ -3,7 +3,7 @@
 #
 #   scripts/bench/llama_lora.sh SHAPE SEQ MICRO_BATCH GLOBAL_BATCH STEPS [RANKS] [--set key=value …]
 #
-# SHAPE: 7b | 70b | tiny. Prints the run's log and one summary line: median tokens/s and samples/s per GPU of all steps but the first three,
+# SHAPE: 7b | 70b | 70b40 (half its blocks) | tiny. Prints the run's log and one summary line: median tokens/s and samples/s per GPU of all steps but the first three,
 # peak memory and the plan's figure. BIN names the folder of the binaries (default build/release/bin).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -18,7 +18,8 @@ trap 'rm -rf "$work"' EXIT
 import json, sys
 import numpy as np
 shape, seq, gbs, steps, work = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
-shapes = {"tiny": (256, 688, 4, 8, 4), "7b": (4096, 11008, 32, 32, 32), "70b": (8192, 28672, 80, 64, 8)}
+shapes = {"tiny": (256, 688, 4, 8, 4), "7b": (4096, 11008, 32, 32, 32), "70b": (8192, 28672, 80, 64, 8),
+          "70b40": (8192, 28672, 40, 64, 8)}
 hidden, ffn, layers, heads, kv = shapes[shape]
 json.dump(dict(architectures=["LlamaForCausalLM"], model_type="llama", hidden_size=hidden, intermediate_size=ffn, num_hidden_layers=layers,
                num_attention_heads=heads, num_key_value_heads=kv, vocab_size=32000, max_position_embeddings=8192, rms_norm_eps=1e-5,

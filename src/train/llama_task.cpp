@@ -167,8 +167,9 @@ StepBatch LlamaTask::synthetic_batch() {
   Sample sample;
   const int64_t vocab = model_->config().vocab_size;
   for (int64_t t = 0; t < config_.data.seq_length; ++t)
-    sample.input_ids.push_back(static_cast<int32_t>((t * 7919 + 13) % vocab));
+    sample.input_ids.push_back((t * 7919 + 13) % vocab);
   sample.loss_mask.assign(sample.input_ids.size(), 1);
+  sample.loss_mask[0] = 0;
   sample.sequence_starts = {0};
   const auto rows = static_cast<size_t>(rows_per_pass_);
   StepBatch batch;
