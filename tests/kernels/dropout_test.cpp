@@ -66,6 +66,25 @@ TEST_F(DropoutTest, FollowsTheCounterHash) {
   }
 }
 
+TEST_F(DropoutTest, SameBitsEveryTime) {
+  const int64_t rows = 3, row_size = 40000;
+  DeviceArray in(normal_values(rows * row_size, Element::kBF16, 1), Element::kBF16),
+      out(rows * row_size, Element::kBF16);
+  DeviceIntegers<int64_t> ids({5, 1, 9});
+  std::vector<unsigned char> first;
+  for (int run = 0; run < 100; ++run) {
+    out.poison();
+    CUDA_OK(dropout({in.data(), out.data(), ids.as<int64_t>(), rows, row_size, 11, 22, 6554, 1.1f,
+                     false, Element::kBF16},
+                    nullptr));
+    std::vector<unsigned char> now = out.read();
+    if (run == 0)
+      first = std::move(now);
+    else
+      ASSERT_TRUE(now == first) << "run " << run;
+  }
+}
+
 }  // namespace
 
 }  // namespace trireme::kernels::testing
