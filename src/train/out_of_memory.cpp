@@ -18,7 +18,9 @@ namespace {
 bool ran_out(const std::exception& error) {
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr || dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr) return true;
   const std::string_view text = error.what();
-  return text.find("not enough memory") != std::string_view::npos || text.find("out of memory") != std::string_view::npos;
+  for (const char* words : {"not enough memory", "can't allocate memory", "out of memory"})
+    if (text.find(words) != std::string_view::npos) return true;
+  return false;
 }
 
 std::string bytes(int64_t count) { return format_bytes(static_cast<double>(count)); }

@@ -2,6 +2,7 @@
 
 #include "agree.h"
 #include "llama_task.h"
+#include "out_of_memory.h"
 #include "trireme/base/error.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/log.h"
@@ -15,6 +16,7 @@
 #include "trireme/train/trainer.h"
 #include "trireme/version.h"
 
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <set>
@@ -65,8 +67,18 @@ ExitCode train(const Config& config, World& world, const TaskFactory& make_task,
   const MemoryPlan plan = make_plan(input);
   task->prefetch(0);
   for (const std::string& text : run_banner(config, *task, plan, device, world)) log_info(text);
-  Trainer trainer(config, world, *task, plan, dtype, device, directory, mlperf);
-  return trainer.run();
+  try {
+    Trainer trainer(config, world, *task, plan, dtype, device, directory, mlperf);
+    return trainer.run();
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    const auto message = out_of_memory_message(error, config, plan, world.device(), comm.rank());
+    if (message) throw ConfigError(*message);
+    // The last line is for people: LibTorch's stack frames are not.
+    if (const auto* library = dynamic_cast<const c10::Error*>(&error)) throw InternalError(library->what_without_backtrace());
+    throw;
+  }
 }
 
 /// Joins the world, trains, and sees to it that a failure of one rank ends all of them.
@@ -98,11 +110,12 @@ int join_and_train(const Config& config, const Launch& launch, const TaskFactory
 
 int train_main(int argc, char** argv, const char* program, const TaskFactory& make_task) {
   return run_main(program, [&]() -> int {
+    check_fault_specifications();
     const Launch launch = detect_launch();
+    bool joining = false;  // until then every rank finds the same problems, and one of them says them
     try {
       const CommandLine line = parse_command_line(argc, argv, program);
       if (line.handled) return line.exit_code;
-      check_fault_specifications();
       const Config config = load_config(line.config, line.overrides);
       if (line.print_config) {
         std::fputs(print_config(config).c_str(), stdout);
@@ -111,10 +124,10 @@ int train_main(int argc, char** argv, const char* program, const TaskFactory& ma
       throw_problems(unavailable(config));
       if (line.dry_run) return dry_run(config, line, launch, make_task);
       throw_problems(check_against_world(config, launch.world_size));
+      joining = true;
       return join_and_train(config, launch, make_task, line);
     } catch (const Error&) {
-      // Every rank found the same: one of them says it.
-      if (launch.rank == 0) throw;
+      if (joining || launch.rank == 0) throw;
       return static_cast<int>(ExitCode::kConfig);
     }
   });

@@ -3,11 +3,13 @@
 #include "agree.h"
 #include "checkpoint.h"
 #include "profile.h"
+#include "straggler.h"
 #include "trireme/base/error.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
+#include "trireme/comm/progress.h"
 #include "trireme/train/signals.h"
 #include "trireme/version.h"
 
@@ -18,6 +20,9 @@
 #include <torch/headeronly/version.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
 
 namespace trireme {
 
@@ -28,9 +33,12 @@ enum Stat { kSquare, kLossSum, kDenominator, kSignal, kSaveReady, kSaveClock, kN
 enum Result { kLoss, kGradNorm, kSkipped, kStop, kReady, kClock, kNumResults };
 
 constexpr int64_t kLossScaleGrowthInterval = 2000;
-constexpr double kInitialLossScale = 65536.0;
+constexpr double kInitialLossScale = 65536.0, kLargestLossScale = 16777216.0;
 constexpr int kMaxConsecutiveSkips = 20;
 constexpr int64_t kMlperfTrainLossEvery = 10;
+
+/// Leaves an evaluation halfway, on all ranks after the same forward pass.
+struct EvaluationLeft {};
 
 /// What a checkpoint says about its run; the inputs' fingerprints only where they are needed, on rank 0.
 CheckpointOptions checkpoint_options(const Config& config, const RunDirectory& directory, const MemoryPlan& plan, at::ScalarType dtype,
@@ -67,6 +75,9 @@ Trainer::Trainer(const Config& config, World& world, TrainingTask& task, const M
   const auto scalar = at::TensorOptions().dtype(at::kFloat).device(device_);
   loss_scale_ = at::full({}, compute_dtype == at::kHalf ? kInitialLossScale : 1.0, scalar);
   growth_tracker_ = at::zeros({}, scalar.dtype(at::kInt));
+  halted_ = at::zeros({}, scalar);
+  skip_nonfinite_ = config.train.on_nonfinite == "skip" || compute_dtype == at::kHalf;
+  if (std::getenv("TRIREME_FAULT") != nullptr) observe_gradients(nullptr);
   checkpoints_ = std::make_unique<Checkpoints>(
       directory.checkpoints(), comm_, units_->units(), checkpoint_options(config, directory, plan, compute_dtype, comm_.rank() == 0),
       [this](const std::string& event) {
@@ -79,20 +90,16 @@ Trainer::~Trainer() = default;
 // --- one step --------------------------------------------------------------------------------------------------------------------
 
 void Trainer::train_step(int64_t step) {
-  fault_point("step", comm_.rank(), step + 1);
-  const StepBatch batch = task_.batch(step);
+  begin_progress_step(step + 1);
+  const StepBatch batch = [&] {
+    const ProgressSection section("data");
+    fault_point("data", comm_.rank(), step + 1);
+    return task_.batch(step);
+  }();
   if (step + 1 < config_.train.max_steps) task_.prefetch(step + 1);
-
-  // Forward and backward; gradients are reduced over ranks during the last micro-batch's backward.
-  const at::Tensor scale = loss_scale_ / task_.nominal_denominator();
-  at::Tensor loss_sum = at::zeros({}, scale.options().dtype(at::kDouble));
-  for (size_t i = 0; i < batch.micro_batches.size(); ++i) {
-    units_->begin_micro_batch(/*last=*/i + 1 == batch.micro_batches.size());
-    const at::Tensor loss = task_.loss(*units_, *batch.micro_batches[i], plan_.recompute, /*train=*/true);
-    (loss * scale).backward();
-    loss_sum.add_(loss.detach());
-  }
-  units_->finish_backward();
+  fault_point("step", comm_.rank(), step + 1);
+  const at::Tensor loss_sum = forward_backward(batch);
+  fault_point("reduce", comm_.rank(), step + 1);
 
   // One all-reduce: squared gradient norm, loss, its denominator, and whether a rank was asked to stop.
   at::NoGradGuard no_grad;
@@ -100,21 +107,29 @@ void Trainer::train_step(int64_t step) {
   const at::Tensor denominator = stats[kDenominator].clamp_min(1e-30);
   const at::Tensor unscale = task_.nominal_denominator() / (denominator * loss_scale_);
   const at::Tensor grad_norm = stats[kSquare].sqrt() * unscale;
-  const at::Tensor skip = grad_norm.isfinite().logical_not().to(at::kFloat);
+  const at::Tensor loss = stats[kLossSum] / denominator;
+  // Numbers that went wrong touch no weight: what the host finds out a step later has not happened. Where that ends the run, the step
+  // already under way changes nothing either.
+  const at::Tensor bad = grad_norm.isfinite().logical_and(loss.isfinite()).logical_not().to(at::kFloat);
+  if (!skip_nonfinite_) halted_.copy_(at::maximum(halted_, bad));
+  const at::Tensor skip = skip_nonfinite_ ? bad : halted_;
   at::Tensor multiplier = unscale;
   if (config_.optimizer.grad_clip > 0)
     multiplier = unscale * (config_.optimizer.grad_clip / (grad_norm + 1e-6)).clamp_max(1.0);
 
   // The optimizer writes nothing when `skip` is set.
+  const ProgressSection section("optimizer");
   const double lr = learning_rate(config_.schedule, config_.optimizer.lr, config_.train.max_steps, step);
   optimizer_->step(lr, multiplier.to(at::kFloat), skip);
   units_->invalidate_trained();
   units_->clear_gradients();
-  if (compute_dtype_ == at::kHalf)
+  if (compute_dtype_ == at::kHalf) {
     at::_amp_update_scale_(loss_scale_, growth_tracker_, skip, 2.0, 0.5, kLossScaleGrowthInterval);
+    loss_scale_.clamp_max_(kLargestLossScale);
+  }
 
   at::Tensor results = at::empty({kNumResults}, stats.options());
-  results[kLoss].copy_(stats[kLossSum] / denominator);
+  results[kLoss].copy_(loss);
   results[kGradNorm].copy_(grad_norm);
   results[kSkipped].copy_(skip);
   results.narrow(0, kStop, 3).copy_(stats.narrow(0, kSignal, 3));
@@ -143,6 +158,26 @@ void Trainer::profiled_step() {
   log_info(fmt::format("timeline of step {}: {}", completed_, trace.string()));
 }
 
+at::Tensor Trainer::forward_backward(const StepBatch& batch) {
+  // Gradients are reduced over ranks during the last micro-batch's backward.
+  const at::Tensor scale = loss_scale_ / task_.nominal_denominator();
+  at::Tensor loss_sum = at::zeros({}, scale.options().dtype(at::kDouble));
+  for (size_t i = 0; i < batch.micro_batches.size(); ++i) {
+    units_->begin_micro_batch(/*last=*/i + 1 == batch.micro_batches.size());
+    at::Tensor loss;
+    {
+      const ProgressSection section("forward");
+      loss = task_.loss(*units_, *batch.micro_batches[i], plan_.recompute, /*train=*/true);
+    }
+    const ProgressSection section("backward");
+    (loss * scale).backward();
+    loss_sum.add_(loss.detach());
+  }
+  const ProgressSection section("backward");
+  units_->finish_backward();
+  return loss_sum;
+}
+
 std::shared_ptr<c10::Event> Trainer::record_event() const {
   auto event = std::make_shared<c10::Event>(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
   event->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
@@ -168,15 +203,28 @@ at::Tensor Trainer::reduce_statistics(const at::Tensor& loss_sum, double denomin
   return stats;
 }
 
+void Trainer::warm_up() {
+  // Twice: the first pass loads kernels and lets libraries choose theirs, the second finds the allocator as later steps do.
+  for (int pass = 0; pass < 2; ++pass) {
+    (void)forward_backward(task_.synthetic_batch());
+    units_->clear_gradients();
+  }
+}
+
 // --- the loop --------------------------------------------------------------------------------------------------------------------
 
 ExitCode Trainer::run() {
-  load_or_resume();
+  {
+    const ProgressSection section("load", kStorageAllowance);
+    fault_point("load", comm_.rank());
+    load_or_resume();
+  }
   if (comm_.rank() == 0) {
     metrics_ = std::make_unique<MetricsFile>(directory_.path() / "metrics.jsonl",
                                              completed_ > 0 ? std::optional(completed_) : std::nullopt);
     metrics_->write_run(run_description());
   }
+  if (config_.logging.mlperf) warm_up();
   comm_.barrier();
   mlperf_.end("init_stop");
   mlperf_.start("run_start");
@@ -184,16 +232,24 @@ ExitCode Trainer::run() {
   start_clock();
 
   bool reached_target = false;
+  first_step_ = completed_;
   last_save_time_ = steady_seconds();
-  while (completed_ < config_.train.max_steps && !stop_agreed_ && !reached_target) {
+  agree_to_stop();
+  if (std::exchange(evaluation_left_, false)) reached_target = evaluate();
+  // A stop waits for a step whose numbers are sound: only such a one is saved.
+  while (completed_ < config_.train.max_steps && (!stop_agreed_ || consecutive_skips_ > 0) && !reached_target) {
     if (config_.logging.profile_step == completed_ + 1) profiled_step();
     else train_step(completed_);
     while (pending_.size() > 1) collect_metrics();
+    if (straggler_report_due(completed_ - first_step_)) report_stragglers();
     if (evaluation_due()) {
       flush_metrics();
       reached_target = evaluate();
     }
-    if (save_due()) save_checkpoint();
+    if (save_due()) {
+      save_checkpoint();
+      agree_to_stop();
+    }
   }
   flush_metrics();
   if (stop_agreed_ && completed_ < config_.train.max_steps && !reached_target) {
@@ -253,17 +309,89 @@ void Trainer::collect_metrics() {
   if (comm_.rank() == 0) report(metrics);
 
   if (values[kSkipped] > 0) {
-    if (compute_dtype_ == at::kHalf && ++consecutive_skips_ <= kMaxConsecutiveSkips) {
-      log_info(fmt::format("step {}: gradients overflowed in fp16, the step was skipped and the loss scale halved", pending.step));
-      return;
-    }
-    checkpoints_->complete();  // of an earlier step, which was sound
-    throw InternalError(fmt::format("step {}: the loss is {} and the gradient norm {}; the step was not applied. Lower optimizer.lr, check "
-                                    "the data around sample {}, or use precision.compute: fp32",
-                                    pending.step, values[kLoss], values[kGradNorm],
-                                    (pending.step - 1) * config_.batch.global_batch_size));
+    handle_nonfinite(pending.step, values[kLoss], values[kGradNorm]);
+    return;
   }
   consecutive_skips_ = 0;
+  if (const auto z = loss_window_.add(metrics.loss)) {
+    log_info(fmt::format("warning: step {}: the loss {:.4f} is a spike, {:.1f} standard deviations above the mean of the steps before (samples "
+                         "{} to {} of the order)", metrics.step, metrics.loss, *z, metrics.samples - config_.batch.global_batch_size,
+                         metrics.samples - 1));
+    if (metrics_)
+      metrics_->write_run(nlohmann::json{{"event", "spike"}, {"step", metrics.step}, {"loss", metrics.loss}, {"z", *z}}.dump());
+  }
+}
+
+// --- numbers that went wrong -------------------------------------------------------------------------------------------------------
+
+void Trainer::handle_nonfinite(int64_t step, double loss, double grad_norm) {
+  ++consecutive_skips_;
+  const int64_t first_sample = (step - 1) * config_.batch.global_batch_size;
+  if (compute_dtype_ == at::kHalf && consecutive_skips_ <= kMaxConsecutiveSkips) {
+    log_info(fmt::format("step {}: gradients overflowed in fp16, the step was skipped and the loss scale halved", step));
+    return;
+  }
+  const std::string what = fmt::format("step {}: the loss is {} and the gradient norm {}; {}; no parameter was changed", step, loss, grad_norm,
+                                       find_nonfinite(step));
+  if (skip_nonfinite_ && consecutive_skips_ <= kMaxConsecutiveSkips) {
+    log_info(fmt::format("warning: {}, the step is skipped ({} of {} in a row)", what, consecutive_skips_, kMaxConsecutiveSkips));
+    return;
+  }
+  const std::string often = skip_nonfinite_ ? fmt::format(" ({} steps in a row)", consecutive_skips_) : "";
+  checkpoints_->complete();  // of an earlier step, which was sound
+  throw AgreedError(ExitCode::kInternal,
+                    fmt::format("{}{}. Lower optimizer.lr, check the data around sample {}, use precision.compute: fp32, or set "
+                                "train.on_nonfinite: skip; the last checkpoint is sound", what, often, first_sample));
+}
+
+std::string Trainer::find_nonfinite(int64_t step) {
+  // The step is computed once more, with the weights it had: nothing has changed them where the run stops at it.
+  std::string found;
+  observe_gradients([&](const std::string& parameter, const at::Tensor& gradient) {
+    if (found.empty() && !gradient.isfinite().all().item<bool>()) found = "the gradient of " + parameter;
+  }, step);
+  const StepBatch batch = task_.batch(step - 1);
+  const double local_loss = forward_backward(batch).item<double>();
+  units_->clear_gradients();
+  observe_gradients(nullptr);
+  if (!std::isfinite(local_loss)) found = "the loss" + (found.empty() ? "" : " and " + found);
+  std::string text;
+  const auto all = comm_.all_gather_host(found);
+  for (int rank = 0; rank < comm_.size(); ++rank) {
+    const std::string& theirs = all[static_cast<size_t>(rank)];
+    if (theirs.empty()) continue;
+    if (text.size() > 400) return "not finite: " + text + ", and more";
+    text += fmt::format("{}{} on rank {} ({})", text.empty() ? "" : ", ", theirs, rank, world_.hosts()[static_cast<size_t>(rank)]);
+  }
+  return text.empty() ? "computed again, every gradient of every rank is finite: suspect a sum over ranks that overflows, or faulty memory"
+                      : "not finite: " + text;
+}
+
+void Trainer::observe_gradients(const std::function<void(const std::string&, const at::Tensor&)>& check, int64_t step) {
+  const bool faults = std::getenv("TRIREME_FAULT") != nullptr;
+  if (!check && !faults) {
+    units_->observe_gradients({});
+    return;
+  }
+  units_->observe_gradients([this, check, step](const ParameterSpec& parameter, at::Tensor& gradient) {
+    const std::string& name = parameter.parts.front().name;
+    if (fault_point("gradient:" + name, comm_.rank(), step > 0 ? step : completed_ + 1))
+      gradient.view(-1)[0] = std::numeric_limits<float>::quiet_NaN();
+    if (check) check(name, gradient);
+  });
+}
+
+void Trainer::report_stragglers() {
+  const int64_t steps = completed_ - std::max(first_step_, sections_taken_);
+  sections_taken_ = completed_;
+  const auto all = comm_.all_gather_host(encode_section_times(take_section_times()));
+  if (comm_.size() == 1 || timed_steps_ == 0) return;
+  for (const std::string& line : find_stragglers(all, world_.hosts(), steps, training_seconds_ / static_cast<double>(timed_steps_)))
+    log_info("warning: " + line);
+}
+
+void Trainer::agree_to_stop() {
+  stop_agreed_ = comm_.all_reduce_host({stop_signal() != 0 || stop_agreed_ ? 1.0 : 0.0}, ReduceOp::kMax)[0] > 0;
 }
 
 std::string Trainer::run_description() const {
@@ -313,14 +441,29 @@ bool Trainer::evaluate() {
     skip = *config_.eval.skip_first == "mlperf" ? static_cast<int64_t>(0.125 * static_cast<double>(config_.batch.global_batch_size) + 2)
                                                 : std::stoll(*config_.eval.skip_first);
   if (evaluations_++ < skip && !at_end) return false;
-  last_evaluated_step_ = completed_;
+  const int64_t evaluated_before = std::exchange(last_evaluated_step_, completed_);
   const MlperfLog::Metadata count = {{"samples_count", std::to_string(samples_done())}};
   end_block();
   mlperf_.start("eval_start", count);
   const double begin = steady_seconds();
-  const EvalSum local = task_.evaluate(*units_, [&](int64_t done, int64_t total) {
-    if (comm_.rank() == 0) console_.eval_status(done, total);
-  });
+  const ProgressSection section("evaluation");
+  EvalSum local;
+  try {
+    local = task_.evaluate(*units_, [&](int64_t done, int64_t total) {
+      fault_point("evaluation", comm_.rank(), completed_);
+      if (comm_.rank() == 0) console_.eval_status(done, total);
+      agree_to_stop();
+      if (stop_agreed_ && done < total) throw EvaluationLeft();
+    });
+  } catch (const EvaluationLeft&) {
+    // It is done again, whole, when the run goes on.
+    units_->release();
+    --evaluations_;
+    last_evaluated_step_ = evaluated_before;
+    evaluation_left_ = true;
+    log_info(fmt::format("the evaluation after step {} is left because of a signal", completed_));
+    return false;
+  }
   const auto sums = comm_.all_reduce_host({local.loss, local.denominator});
   EvalMetrics metrics{completed_, samples_done(), sums[0] / sums[1], steady_seconds() - begin};
   const bool reached = config_.eval.target_loss && metrics.loss <= *config_.eval.target_loss;
@@ -390,6 +533,9 @@ void Trainer::load_or_resume() {
   evaluations_ = resumed->evaluations;
   if (const auto skips = resumed->numbers.find("consecutive_skips"); skips != resumed->numbers.end() && !skips->second.empty())
     consecutive_skips_ = static_cast<int>(skips->second[0]);
+  if (const auto left = resumed->numbers.find("evaluation_left"); left != resumed->numbers.end() && !left->second.empty())
+    evaluation_left_ = left->second[0] > 0;
+  if (const auto window = resumed->numbers.find("loss_window"); window != resumed->numbers.end()) loss_window_.restore(window->second);
 }
 
 bool Trainer::save_due() const {
@@ -397,12 +543,19 @@ bool Trainer::save_due() const {
   if (save_by_clock_) return true;
   if (!config_.output.save_every_samples) return false;
   const int64_t size = config_.batch.global_batch_size;
-  return completed_ % ((*config_.output.save_every_samples + size - 1) / size) == 0;
+  const int64_t every = (*config_.output.save_every_samples + size - 1) / size;
+  // A save that a bad step put off is made up for.
+  return completed_ % every == 0 || completed_ / every > std::max(last_saved_step_, first_step_) / every;
 }
 
 void Trainer::save_checkpoint() {
-  flush_metrics();  // a step that went wrong must not be saved
-  checkpoints_->start(state(), {completed_, evaluations_, {{"consecutive_skips", {static_cast<double>(consecutive_skips_)}}}});
+  flush_metrics();
+  if (consecutive_skips_ > 0) return;  // after a step whose numbers went wrong nothing is saved: the next sound one is
+  const ProgressSection section("save", kStorageAllowance);
+  fault_point("save", comm_.rank(), completed_);
+  checkpoints_->start(state(), {completed_, evaluations_, {{"consecutive_skips", {static_cast<double>(consecutive_skips_)}},
+                                                           {"loss_window", loss_window_.state()},
+                                                           {"evaluation_left", {evaluation_left_ ? 1.0 : 0.0}}}});
   last_saved_step_ = completed_;
   last_save_time_ = steady_seconds();
   save_by_clock_ = false;
@@ -410,6 +563,7 @@ void Trainer::save_checkpoint() {
 }
 
 void Trainer::finish() {
+  const ProgressSection section("save", kStorageAllowance);
   task_.save_artefact(*units_, directory_.path());
   checkpoints_->complete();
   comm_.barrier();

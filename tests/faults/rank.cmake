@@ -1,3 +1,23 @@
-# Dead, hung and disagreeing ranks.
+# Ranks that die, hang, disagree, are told to stop, or compute numbers that are none.
 trireme_test(rank_watch_test TORCH SOURCES rank_watch_test.cpp LIBS trireme::comm LABELS faults TIMEOUT 180)
 target_include_directories(rank_watch_test PRIVATE ${PROJECT_SOURCE_DIR}/src/comm)
+trireme_test(number_guards_test TORCH SOURCES number_guards_test.cpp LIBS trireme::train LABELS faults TIMEOUT 60)
+target_include_directories(number_guards_test PRIVATE ${PROJECT_SOURCE_DIR}/src/train)
+
+add_executable(rank_driver rank_driver.cpp)
+target_link_libraries(rank_driver PRIVATE trireme_options trireme::comm)
+target_include_directories(rank_driver PRIVATE ${PROJECT_SOURCE_DIR}/src/comm)
+trireme_use_torch(rank_driver)
+set_target_properties(rank_driver PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+
+foreach(test
+    rank_faults.dead rank_faults.hung rank_faults.slow-storage rank_faults.straggler rank_faults.absent rank_faults.environment
+    rank_faults.memory
+    signal_faults.early signal_faults.step signal_faults.evaluation signal_faults.save signal_faults.twice signal_faults.alone
+    number_faults.stops number_faults.skips number_faults.never-saved number_faults.fp16 number_faults.zero-norm number_faults.spike)
+  string(REGEX MATCH "^([^.]+)\\.(.+)$" parts ${test})
+  add_test(NAME ${test}
+    COMMAND ${TRIREME_PYTHON_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/${CMAKE_MATCH_1}.py --bin ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}
+            --mpirun ${TRIREME_MPIRUN_EXECUTABLE} --case ${CMAKE_MATCH_2})
+  set_tests_properties(${test} PROPERTIES LABELS faults TIMEOUT 300 PROCESSORS 2 SKIP_RETURN_CODE 77)
+endforeach()

@@ -9,6 +9,7 @@
 #include "trireme/optim/optimizer.h"
 #include "trireme/train/console.h"
 #include "trireme/train/device.h"
+#include "trireme/train/loss_window.h"
 #include "trireme/train/metrics.h"
 #include "trireme/train/mlperf_log.h"
 #include "trireme/train/run_directory.h"
@@ -17,6 +18,7 @@
 #include <c10/core/Event.h>
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -47,13 +49,26 @@ class Trainer {
   };
 
   void train_step(int64_t step);
+  /// Sum of this rank's losses; the gradients are reduced over the ranks.
+  at::Tensor forward_backward(const StepBatch& batch);
+  /// Before an MLPerf run's clock starts: forward and backward on made-up rows, nothing updated.
+  void warm_up();
   /// The next step with its timeline recorded (logging.profile_step).
   void profiled_step();
   std::shared_ptr<c10::Event> record_event() const;
   /// The next step's time counts from here (after start-up, evaluations and saves).
   void start_clock();
   at::Tensor reduce_statistics(const at::Tensor& loss_sum, double denominator);
-  /// Takes the numbers of the oldest step in flight; waits for that step only. Stops the run on non-finite gradients.
+  /// Skips or stops, as train.on_nonfinite says. Collective.
+  void handle_nonfinite(int64_t step, double loss, double grad_norm);
+  /// Computes step `step` (from 1) again and tells which parameters of which ranks have gradients that are not finite. Collective.
+  std::string find_nonfinite(int64_t step);
+  /// Calls `check` with the name and the local gradient of every parameter in backward; null: no more.
+  void observe_gradients(const std::function<void(const std::string&, const at::Tensor&)>& check, int64_t step = 0);
+  void report_stragglers();
+  /// Sets stop_agreed_ on all ranks when one of them was signalled. Collective.
+  void agree_to_stop();
+  /// Takes the numbers of the oldest step in flight; waits for that step only. Stops the run on non-finite numbers.
   void collect_metrics();
   void flush_metrics();
   void report(const TrainMetrics& metrics);
@@ -88,6 +103,11 @@ class Trainer {
   std::unique_ptr<Checkpoints> checkpoints_;
 
   at::Tensor loss_scale_, growth_tracker_;  // fp16: dynamic loss scale, on the device
+  at::Tensor halted_;             // device scalar: 1 after a step with non-finite numbers that ends the run
+  bool skip_nonfinite_ = false;
+  bool evaluation_left_ = false;  // a signal came in the evaluation after completed_: it is done again
+  LossWindow loss_window_;
+  int64_t first_step_ = 0, sections_taken_ = 0;
   std::deque<PendingMetrics> pending_;
   int64_t completed_ = 0;        // optimizer steps done
   int64_t reported_ = 0;         // steps whose metrics were read

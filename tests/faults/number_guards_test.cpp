@@ -1,0 +1,95 @@
+// Loss spikes and stragglers as functions of numbers.
+#include "straggler.h"
+#include "trireme/train/loss_window.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+namespace trireme {
+namespace {
+
+double wobble(int i) { return 2.0 + 0.05 * std::sin(1.7 * i); }
+
+TEST(LossWindow, ReportsASpikeAndForgetsIt) {
+  LossWindow window;
+  for (int i = 0; i < 40; ++i) EXPECT_FALSE(window.add(wobble(i))) << i;
+  const auto z = window.add(2e4);
+  ASSERT_TRUE(z);
+  EXPECT_GT(*z, 1e4);
+  // Not part of the past: an ordinary loss is ordinary, a second spike is as far off as the first.
+  EXPECT_FALSE(window.add(wobble(40)));
+  EXPECT_TRUE(window.add(3.0));
+}
+
+TEST(LossWindow, KnowsNothingAtFirstAndIgnoresWhatIsNoNumber) {
+  LossWindow window;
+  for (size_t i = 0; i + 1 < LossWindow::kLeast; ++i) EXPECT_FALSE(window.add(i == 5 ? 1e6 : 2.0));
+  LossWindow other;
+  for (int i = 0; i < 30; ++i) (void)other.add(wobble(i));
+  for (const double bad : {std::nan(""), std::numeric_limits<double>::infinity()}) EXPECT_FALSE(other.add(bad));
+  EXPECT_FALSE(other.add(wobble(30)));
+}
+
+TEST(LossWindow, ALossThatStaysIsTheNewNormal) {
+  LossWindow window;
+  for (int i = 0; i < 40; ++i) (void)window.add(2.0 + 1e-9 * i);
+  EXPECT_FALSE(window.add(2.05)) << "a hundredth of the loss is no spike, however calm it was";
+  int spikes = 0;
+  for (int i = 0; i < 40; ++i) spikes += window.add(5.0).has_value();
+  EXPECT_EQ(spikes, LossWindow::kPatience);
+}
+
+TEST(LossWindow, GoesOnFromItsState) {
+  LossWindow whole, first, second;
+  for (int i = 0; i < 150; ++i) {
+    (void)whole.add(wobble(i));
+    (void)first.add(wobble(i));
+  }
+  (void)whole.add(9.0);
+  (void)first.add(9.0);
+  second.restore(first.state());
+  for (int i = 0; i < 20; ++i) {
+    const double loss = i % 7 == 3 ? 8.0 + i : wobble(i);
+    const auto a = whole.add(loss), b = second.add(loss);
+    ASSERT_EQ(a.has_value(), b.has_value()) << i;
+    if (a) {
+      EXPECT_EQ(*a, *b);
+    }
+  }
+  second.restore({});
+  EXPECT_TRUE(second.state() == std::vector<double>{0});
+}
+
+std::string times(double data, double forward) { return encode_section_times({{"data", data}, {"forward", forward}}); }
+const std::vector<std::string> kHosts = {"a", "a", "b", "b"};
+
+TEST(Stragglers, NamesRankSectionAndRatio) {
+  const auto found = find_stragglers({times(0.01, 1.0), times(0.01, 1.1), times(2.01, 1.0), times(0.01, 0.9)}, kHosts, 10, 0.3);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0], "rank 2 on b is slow in section data: 0.201 s a step, 201.0 times the others' 0.001 s; a step takes 0.3 s");
+}
+
+TEST(Stragglers, SmallAndCommonDelaysAreNone) {
+  // Ten times the others, and nothing of the step; everybody slow; a little slower than the rest.
+  EXPECT_TRUE(find_stragglers({times(0.1, 1), times(0.01, 1), times(0.01, 1), times(0.01, 1)}, kHosts, 10, 0.3).empty());
+  EXPECT_TRUE(find_stragglers({times(2, 1), times(2, 1), times(2, 1), times(2, 1)}, kHosts, 10, 0.3).empty());
+  EXPECT_TRUE(find_stragglers({times(0, 3.0), times(0, 1.6), times(0, 1.6), times(0, 1.6)}, kHosts, 10, 0.3).empty());
+}
+
+TEST(Stragglers, ASectionThatOnlyOneRankHas) {
+  const auto found = find_stragglers({"", "save 10 ", "", ""}, kHosts, 10, 0.3);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_NE(found[0].find("rank 1 on a is slow in section save: 1 s a step, the others need none"), std::string::npos) << found[0];
+}
+
+TEST(Stragglers, ComparedAfterTenStepsThenEveryFifty) {
+  std::vector<int64_t> due;
+  for (int64_t step = 0; step <= 150; ++step)
+    if (straggler_report_due(step)) due.push_back(step);
+  EXPECT_EQ(due, (std::vector<int64_t>{10, 50, 100, 150}));
+}
+
+}  // namespace
+}  // namespace trireme

@@ -1,0 +1,60 @@
+// A rank of a job that only meets, counts and parts: for faults of the start (TCPStore on CPUs) and of NCCL groups (GPUs).
+//
+//   rank_driver [STEPS]     GPUs where they are visible and TRIREME_DEVICE is not cpu; fault points "step" and "reduce"
+#include "rank_watch.h"
+#include "store_world.h"
+#include "trireme/base/fault.h"
+#include "trireme/base/log.h"
+#include "trireme/comm/communicator.h"
+#include "trireme/comm/progress.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+namespace {
+
+int on_gpus(const trireme::Launch& launch, int steps) {
+  const auto world = trireme::World::join(launch, /*use_gpu=*/true);
+  trireme::Communicator& comm = world->communicator();
+  at::Tensor values = at::ones({1 << 20}, at::TensorOptions(world->device()));
+  for (int step = 1; step <= steps; ++step) {
+    trireme::begin_progress_step(step);
+    const trireme::ProgressSection section("step");
+    trireme::fault_point("step", comm.rank(), step);
+    comm.all_reduce(values)->wait();
+    values.div_(comm.size());
+    trireme::fault_point("reduce", comm.rank(), step);
+    comm.all_reduce(values)->wait();
+    values.div_(comm.size());
+    const double first = values[0].item<double>();
+    if (comm.rank() == 0) fmt::print("step {}: {}\n", step, first);
+    std::fflush(stdout);
+  }
+  world->leave();
+  return 0;
+}
+
+int on_cpus(const trireme::Launch& launch) {
+  const auto store = trireme::join_store(launch);
+  const auto exchange = store->exchange();
+  trireme::RankWatch watch(launch.rank, launch.world_size, [&](const std::string& text) { return exchange->all_gather(text); }, {});
+  (void)exchange->all_gather("the last barrier");
+  watch.leave();
+  store->leave();
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return trireme::run_main("rank_driver", [&] {
+    const trireme::Launch launch = trireme::detect_launch();
+    const char* device = std::getenv("TRIREME_DEVICE");
+    if (device != nullptr && std::string(device) == "cpu") return on_cpus(launch);
+    return on_gpus(launch, argc > 1 ? std::stoi(argv[1]) : 10);
+  });
+}

@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""Dead, hung, slow and absent ranks of a whole run (faults F1, F4, F20, F21, F34, F35). Exit code 77 = skipped."""
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import time
+
+import fault_site
+
+HOST = re.escape(socket.gethostname())
+
+
+def dead(site):
+    """F1: kill -9 of one rank of four; started again, the run ends as one that was never killed."""
+    site.train("output.dir=whole", "output.save_every_samples=24")
+    for victim, step in ((1, 7), (0, 8)):
+        name = f"parts{victim}"
+        run = site.start(f"output.dir={name}", "output.save_every_samples=24", TRIREME_FAULT=f"sigkill@rank{victim}:step{step}")
+        run.wait_for("fault injected", 60)
+        code = run.end(10)
+        assert code != 0, code
+        assert re.search(rf"rank {victim} on {HOST} \(process \d+\) died in step {step}", run.last_words()), run.text()[-2500:]
+        print(f"rank {victim} killed in step {step}: all gone after {run.seconds:.2f} s, exit {code}: {run.last_words()}")
+        assert site.checkpoints(name), "no checkpoint before the death"
+        site.train(f"output.dir={name}", "output.save_every_samples=24")
+        site.same_run("whole", name)
+
+
+def hung(site):
+    """F4: a stopped rank, then one that sleeps before a collective."""
+    for fault, how in (("sigstop@rank2:step5", "stopped"), ("sleep@reduce:rank2:step5:600s", "step 5")):
+        run = site.start(f"output.dir={fault[:5]}", TRIREME_FAULT=fault, TRIREME_HANG_SECONDS="4")
+        run.wait_for("fault injected", 60)
+        begin = time.time()
+        code = run.end(14)
+        text = run.text()
+        assert code == 71, f"exit {code}: {text[-3000:]}"
+        state = ".*stopped" if how == "stopped" else ""
+        assert re.search(rf"rank 2 on {HOST} never reached #\d+ \w+\[\d+\] on world \(step 5{state}", text), text[-3000:]
+        assert re.search(rf"  rank 2 on {HOST}: step 5.*last finished #\d+ \w+", text), text[-3000:]
+        assert re.search(r"  ranks 0-1, 3 on \S+: step 5, .*waiting in #\d+", text), text[-3000:]
+        print(f"{fault}: exit 71 after {time.time() - begin:.1f} s: {run.last_words()}")
+
+
+def slow_storage(site):
+    """A rank inside a save is given more time than one inside a collective."""
+    run = site.train("output.dir=slow", "output.save_every_samples=48", TRIREME_FAULT="sleep@save:rank0:7s:x1", TRIREME_HANG_SECONDS="2")
+    assert "it is given more time" in run.text(), run.text()[-2500:]
+
+
+def straggler(site):
+    """F21: 200 ms more in every step of rank 2, then nobody slow."""
+    run = site.train("output.dir=lame", "train.max_steps=11", TRIREME_FAULT="sleep@data:rank2:0.2s")
+    assert re.search(rf"rank 2 on {HOST} is slow in section data: 0\.2\d* s a step", run.text()), run.text()[-3000:]
+    print([line for line in run.text().splitlines() if "is slow" in line])
+
+
+def absent(site):
+    """F20: a rank that never starts is named; a world of the wrong size too; a port that is taken is explained."""
+    driver = f"{site.args.bin}/../tests/rank_driver"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    def rank(number, size, **more):
+        return subprocess.Popen([driver], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                env=site.environment(RANK=str(number), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+                                                     TRIREME_RENDEZVOUS_SECONDS="3", **more))
+    ranks = [rank(0, 3), rank(2, 3)]
+    for process in ranks:
+        text = process.communicate(timeout=20)[0]
+        assert process.returncode == 2 and "rank 1 of 3 did not arrive" in text, text
+    ranks = [rank(0, 2), rank(1, 3)]
+    texts = [process.communicate(timeout=20)[0] for process in ranks]
+    assert "make WORLD_SIZE the same everywhere" in texts[1], texts
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("0.0.0.0", port))
+        taken.listen()
+        process = rank(0, 2)
+        text = process.communicate(timeout=20)[0]
+        assert process.returncode == 2 and f"cannot listen on 127.0.0.1:{port}" in text and "MASTER_PORT" in text, text
+
+
+def environment(site):
+    """F35: contradictory launcher variables are refused with their names, quickly and before anything is written."""
+    for variables, words in (({"RANK": "0"}, ["WORLD_SIZE is missing"]), ({"RANK": "5", "WORLD_SIZE": "4"}, ["RANK=5", "WORLD_SIZE=4"]),
+                             ({"RANK": "one", "WORLD_SIZE": "2"}, ["RANK='one'"]), ({"RANK": "0", "WORLD_SIZE": "2"}, ["MASTER_ADDR is missing"]),
+                             ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "2"}, ["SLURM_PROCID=3", "SLURM_NTASKS=2"]),
+                             ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}, ["SLURM_PROCID is missing"]),
+                             ({"RANK": "0", "WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
+                              ["WORLD_SIZE=1 contradicts OMPI_COMM_WORLD_SIZE=2"]), ({"TRIREME_FAULT": "explode@rank1"}, ["TRIREME_FAULT", "explode"]),
+                             ({"PMI_SIZE": "4"}, ["PMI_SIZE=4", "srun --mpi=pmix"])):
+        begin = time.time()
+        done = subprocess.run(site.command(ranks=0), capture_output=True, text=True, env=site.environment(**variables), timeout=60)
+        expected = 2
+        if variables.get("RANK") == "5":
+            assert done.returncode == expected, done.stderr
+        assert done.returncode == expected and all(word in done.stderr for word in words), (variables, done.returncode, done.stderr)
+        assert time.time() - begin < 20 and not os.path.exists(f"{site.work}/run"), variables
+    # A limit that is no number ends the ranks before they train.
+    run = site.train(ranks=2, expect=2, TRIREME_HANG_SECONDS="soon")
+    assert "TRIREME_HANG_SECONDS='soon'" in run.text(), run.text()
+
+
+def memory(site):
+    """F34: an address space too small for the run."""
+    def limit():
+        resource.setrlimit(resource.RLIMIT_AS, (limit.bytes, limit.bytes))
+    # LibTorch itself maps some GiB; the first limit that lets the program start and not the run is found by trying.
+    overrides = ["data.seq_length=128", "batch.micro_batch_size=64", "batch.global_batch_size=64", "model.init=random"]
+    np = fault_site.np
+    np.save(f"{site.work}/long.npy", np.zeros((64, 128), np.int32))
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2,
+              "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 32000, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
+              "rope_theta": 10000.0, "tie_word_embeddings": False, "torch_dtype": "float32", "hidden_act": "silu"}
+    import json
+    with open(f"{site.work}/config.json", "w") as out:
+        json.dump(config, out)
+    overrides += ["train.max_steps=1", "model.path=config.json", "data.train=long.npy", "data.valid=null"]
+    seen = []
+    for gib in (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0):
+        limit.bytes = int(gib * 2**30)
+        subprocess.run(["rm", "-rf", f"{site.work}/run"], check=True)
+        done = subprocess.run(site.command(*overrides, ranks=0), capture_output=True, text=True, env=site.environment(), preexec_fn=limit, timeout=100)
+        last = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else ""
+        seen.append((gib, done.returncode, last[:300]))
+        if "out of memory" in last:
+            assert done.returncode == 2, seen
+            for word in ("weights", "moments", "activations", "ulimit -v", "batch.micro_batch_size: 32", "parallel.recompute: full"):
+                assert word in last, (word, last)
+            print(f"limit {gib} GiB: {last}")
+            return
+        assert done.returncode != 0, f"the run fits into {gib} GiB: {seen}"
+    raise AssertionError(seen)
+
+
+if __name__ == "__main__":
+    fault_site.main({"dead": dead, "hung": hung, "slow-storage": slow_storage, "straggler": straggler, "absent": absent,
+                     "environment": environment, "memory": memory})
