@@ -1,5 +1,5 @@
 # What is fuzzed: NAME_fuzz.cpp with corpus/NAME and the kept files of other tests, and dictionaries/….
-set(fuzz_targets yaml npy safetensors model hdf5 tokenizer)
+set(fuzz_targets yaml npy safetensors model hdf5 tokenizer manifest)
 set(tests ${CMAKE_CURRENT_LIST_DIR}/..)
 foreach(target ${fuzz_targets})
   set(${target}_inputs ${CMAKE_CURRENT_LIST_DIR}/corpus/${target} ${tests}/formats/fixtures)
@@ -12,6 +12,7 @@ set(yaml_dictionary yaml)
 set(npy_dictionary npy)
 set(safetensors_dictionary json)
 set(model_dictionary json)
+set(manifest_dictionary manifest)
 # libhdf5 1.10 leaks when it refuses some files, and asks for as much memory as a damaged file says; where there is none it gives up.
 set(hdf5_options -rss_limit_mb=2048 -malloc_limit_mb=2048 -max_len=16384)
 set(hdf5_environment ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=1024)
