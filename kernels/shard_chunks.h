@@ -1,6 +1,7 @@
 #pragma once
-// How optimizer kernels cut a flat shard into pieces of work: chunks of at most kChunkElements neighbouring elements of one checkpoint
-// tensor. The table lies on the device, built once; one block of threads takes one chunk.
+// How optimizer kernels cut a flat shard into pieces of work: chunks of at most kChunkElements
+// neighbouring elements of one checkpoint tensor. The table lies on the device, built once; one
+// block of threads takes one chunk.
 
 #include <cstddef>
 #include <cstdint>
@@ -28,8 +29,8 @@ struct ShardTable {
   std::vector<int32_t> tensor_chunks;  // [num_tensors + 1]: first chunk of each tensor
 };
 
-/// Chunks end on multiples of kChunkElements, so that every chunk but the first of a piece starts aligned. Pieces must not overlap and may come
-/// in any order; tensors without a piece have no chunk.
+/// Chunks end on multiples of kChunkElements, so that every chunk but the first of a piece starts
+/// aligned. Pieces must not overlap and may come in any order; tensors without a piece have no chunk.
 inline ShardTable make_shard_table(const std::vector<ShardPiece>& pieces, int num_tensors) {
   std::vector<std::vector<ShardChunk>> of_tensor(static_cast<size_t>(num_tensors));
   for (const ShardPiece& piece : pieces) {

@@ -13,8 +13,9 @@ __device__ inline void load_group(const T* from, float (&out)[kWidth]) {
   to_floats(*reinterpret_cast<const Vec<T, kWidth>*>(from), out);
 }
 
-/// Calls one(element, width) for every element of the chunk: four neighbours at a time (width a std::integral_constant 4) when `aligned` says
-/// that all arrays start on 16-byte boundaries, single elements at the ends and otherwise.
+/// Calls one(element, width) for every element of the chunk: four neighbours at a time (width a
+/// std::integral_constant 4) when `aligned` says that all arrays start on 16-byte boundaries,
+/// single elements at the ends and otherwise.
 template <class F>
 __device__ inline void for_chunk(const ShardChunk& chunk, bool aligned, const F& one) {
   const int64_t begin = chunk.begin, end = begin + chunk.count;

@@ -7,8 +7,10 @@
 //   p = p - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 //   compute = to(element, p)
 //
-// master, exp_avg, exp_avg_sq fp32; gradient fp32 or 16-bit; compute 16-bit, fp32, or null; all indexed alike. Device pointers.
-// multiplier, skip, step: fp32 device scalars. *skip != 0 leaves everything as it is. *step is t, counted by the caller before the call.
+// master, exp_avg, exp_avg_sq fp32; gradient fp32 or 16-bit; compute 16-bit, fp32, or null; all
+// indexed alike. Device pointers.
+// multiplier, skip, step: fp32 device scalars. *skip != 0 leaves everything as it is. *step is t,
+// counted by the caller before the call.
 // chunks: num_chunks of kernels/shard_chunks.h on the device; elements outside every chunk are not touched.
 // Any alignment; fast with 16-byte aligned pointers. Deterministic, allocates nothing, synchronises nothing.
 

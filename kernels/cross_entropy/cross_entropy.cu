@@ -90,8 +90,9 @@ __device__ inline void write_token(const CrossEntropy& a, int64_t token, const T
   if (a.lse != nullptr) a.lse[token] = lse;
 }
 
-/// One block per token: statistics in a first pass over the row, the gradient in a second. With kStaged the row waits in shared memory
-/// in between; without, the second pass finds it in L2, as long as the rows in flight fit there.
+/// One block per token: statistics in a first pass over the row, the gradient in a second. With
+/// kStaged the row waits in shared memory in between; without, the second pass finds it in L2, as
+/// long as the rows in flight fit there.
 template <class T, class G, int kWidth, bool kStaged>
 __global__ void __launch_bounds__(kThreads, 3) row_kernel(const CrossEntropy a) {
   constexpr int kUnroll = kWidth == 1 ? 8 : 4, kStep = kThreads * kWidth;

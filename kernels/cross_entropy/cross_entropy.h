@@ -5,14 +5,16 @@
 //   d_logits[t, v] = g w_t (exp(l[t, v] - lse_t) - [v == target_t])          g = *gradient_scale, or 1
 //
 // logits    [tokens, vocab] with `stride` elements between rows (stride >= vocab), fp32 or 16-bit
-// d_logits  the same layout, of type gradient_element; null: loss only. May be logits itself when the types are equal. Columns from
-//           vocab to stride, which a padded vocabulary leaves, become 0
+// d_logits  the same layout, of type gradient_element; null: loss only. May be logits itself when
+//           the types are equal. Columns from vocab to stride, which a padded vocabulary leaves, become 0
 // targets   int64 [tokens], inside the vocabulary wherever w_t != 0;  w = weights fp32 [tokens], null = all 1
 // loss, lse fp32 [tokens]; lse null: not kept
-// A token of weight 0 (an ignored label) is not read: loss 0, gradient 0, whatever its logits and target are. A target outside the
-// vocabulary with w_t != 0 gives a NaN loss, for the caller's non-finite check to see; no memory is touched out of bounds.
-// Any vocabulary and alignment. Aligned rows of up to 72 KiB pass through shared memory and are read once; longer ones are read twice, the
-// second time mostly from L2. Deterministic; allocates nothing, synchronises nothing.
+// A token of weight 0 (an ignored label) is not read: loss 0, gradient 0, whatever its logits and
+// target are. A target outside the vocabulary with w_t != 0 gives a NaN loss, for the caller's
+// non-finite check to see; no memory is touched out of bounds.
+// Any vocabulary and alignment. Aligned rows of up to 72 KiB pass through shared memory and are
+// read once; longer ones are read twice, the second time mostly from L2. Deterministic; allocates
+// nothing, synchronises nothing.
 
 #include "kernels/element.h"
 

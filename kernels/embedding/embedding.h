@@ -2,12 +2,16 @@
 // Embedding lookup and its gradient.
 //
 //   forward   y[t] = table[ids[t]]
-//   backward  d_table[v] = (accumulate ? d_table[v] : 0) + sum over t with ids[t] == v of dy[t], t ascending in fixed groups
+//   backward  d_table[v] = (accumulate ? d_table[v] : 0) + sum over t with ids[t] == v of dy[t], t
+//             ascending in fixed groups
 //
-// table, d_table [vocab, columns], y, dy [tokens, columns], ids int64 [tokens]; device. An id outside the table gives a row of NaN in y
-// and is left out of d_table. Without accumulate only rows whose id occurs are written: the caller zeroes the rest.
-// The gradient sorts the tokens by id (stable), sums runs of equal ids in fp32 and rounds once: deterministic, no atomics on floats.
-// workspace: embedding_backward_workspace() bytes, 256-byte aligned. Allocates nothing, synchronises nothing. Any width and alignment.
+// table, d_table [vocab, columns], y, dy [tokens, columns], ids int64 [tokens]; device. An id
+// outside the table gives a row of NaN in y and is left out of d_table. Without accumulate only
+// rows whose id occurs are written: the caller zeroes the rest.
+// The gradient sorts the tokens by id (stable), sums runs of equal ids in fp32 and rounds once:
+// deterministic, no atomics on floats.
+// workspace: embedding_backward_workspace() bytes, 256-byte aligned. Allocates nothing,
+// synchronises nothing. Any width and alignment; the gradient takes at most 2,097,120 tokens.
 
 #include "kernels/element.h"
 

@@ -8,8 +8,9 @@ namespace trireme::kernels {
 
 namespace {
 
-// A group of neighbouring places in the sorted order is summed by one block of threads. A run of equal ids belongs to the group where it
-// begins, which follows it up to kAhead places further; a run that goes on even there leaves one fp32 row per group.
+// A group of neighbouring places in the sorted order is summed by one block of threads. A run of
+// equal ids belongs to the group where it begins, which follows it up to kAhead places further; a
+// run that goes on even there leaves one fp32 row per group.
 constexpr int kGroup = 32, kAhead = 96, kBack = kGroup + kAhead, kStages = 12, kThreads = 128,
               kPrepareThreads = 256, kLanes = 16, kRunColumns = kThreads / kLanes,
               kRunBlocks = 1024;

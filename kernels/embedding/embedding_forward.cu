@@ -8,8 +8,9 @@ namespace {
 
 constexpr int kThreads = 256, kUnroll = 4, kTokens = 16, kTogether = 2;
 
-/// A warp copies the same stretch of kUnroll * 32 packs of kTokens rows. Their ids come with one read, and kTogether rows are on their way at
-/// a time, so that neither of the two dependent reads is waited for alone.
+/// A warp copies the same stretch of kUnroll * 32 packs of kTokens rows. Their ids come with one
+/// read, and kTogether rows are on their way at a time, so that neither of the two dependent reads
+/// is waited for alone.
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     forward_kernel(const EmbeddingForward a, unsigned stretches) {

@@ -3,8 +3,9 @@
 //
 //   *square = (accumulate ? *square : 0) + sum_i g_i^2        fp64
 //
-// Squares of finite fp32 numbers cannot overflow fp64, so *square is finite exactly when every element is: no second flag is needed
-// until the sum over the ranks; clip_factor turns it into what the optimizer wants.
+// Squares of finite fp32 numbers cannot overflow fp64, so *square is finite exactly when every
+// element is: no second flag is needed until the sum over the ranks; clip_factor turns it into what
+// the optimizer wants.
 // One launch per 64 buffers plus one; order fixed for a kind of device. workspace: global_norm_workspace() doubles.
 // Any count and alignment. Allocates nothing, synchronises nothing.
 
@@ -27,7 +28,8 @@ cudaError_t global_square(const GradientBuffer* buffers, int num_buffers, Elemen
                           double* square, bool accumulate, double* workspace, cudaStream_t stream);
 
 /// norm = sqrt(*square) * |scale| with scale = *unscale (or 1);  *skip = norm finite ? 0 : 1;
-/// *multiplier = scale * (max_norm > 0 ? min(1, max_norm / (norm + 1e-6)) : 1) as torch.nn.utils.clip_grad_norm_, 0 when skipped.
+/// *multiplier = scale * (max_norm > 0 ? min(1, max_norm / (norm + 1e-6)) : 1) as
+/// torch.nn.utils.clip_grad_norm_, 0 when skipped.
 cudaError_t clip_factor(const double* square, const float* unscale, double max_norm, float* norm,
                         float* multiplier, float* skip, cudaStream_t stream);
 

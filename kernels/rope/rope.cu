@@ -77,8 +77,9 @@ struct Turn {
   float direction;
 };
 
-/// A persistent block turns heads_per_block heads of token after token. The next token's heads and angles are on their way to shared memory
-/// meanwhile; there the two halves of a head meet, whichever threads fetched them.
+/// A persistent block turns heads_per_block heads of token after token. The next token's heads and
+/// angles are on their way to shared memory meanwhile; there the two halves of a head meet,
+/// whichever threads fetched them.
 template <class T, class From>
 __global__ void __launch_bounds__(kThreads)
     turn_kernel(const From from, const Turn<T> a, const Divider packs) {

@@ -3,10 +3,13 @@
 //
 //   x1' = x1 cos - x2 sin,  x2' = x2 cos + x1 sin          direction +1; -1 rotates back
 //
-// rope_rotate   in place on heads [tokens, heads, d] of which the first `rotated` heads of every token turn, the rest stay
-// rope_merge    the inverse for backward: dq [tokens, q_heads, d], dk, dv [tokens, kv_heads, d], each with its own strides, become
-//               d_qkv [tokens, q_heads + 2 kv_heads, d]; dq and dk are rotated back on the way
-// cos, sin      [tokens, d/2], the element type of the data. fp32 arithmetic. d a multiple of 16, at most 1,024, rows 16-byte aligned.
+// rope_rotate   in place on heads [tokens, heads, d] of which the first `rotated` heads of every
+//               token turn, the rest stay
+// rope_merge    the inverse for backward: dq [tokens, q_heads, d], dk, dv [tokens, kv_heads, d],
+//               each with its own strides, become d_qkv [tokens, q_heads + 2 kv_heads, d]; dq and
+//               dk are rotated back on the way
+// cos, sin      [tokens, d/2], the element type of the data. fp32 arithmetic. d a multiple of 16,
+//               at most 1,024, rows 16-byte aligned.
 // No allocation, no synchronisation, deterministic.
 
 #include "kernels/element.h"

@@ -1,6 +1,6 @@
 #pragma once
-// out[i] = to(out type, x[i] * *factor), the product in fp32. factor: fp32 device scalar. Any count and alignment; out may be x when the types are
-// equal. Deterministic, allocates nothing, synchronises nothing.
+// out[i] = to(out type, x[i] * *factor), the product in fp32. factor: fp32 device scalar. Any count
+// and alignment; out may be x when the types are equal. Deterministic, allocates nothing, synchronises nothing.
 
 #include "kernels/element.h"
 

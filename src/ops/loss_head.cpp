@@ -71,8 +71,8 @@ HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const 
   return result;
 }
 
-/// The same where our kernels serve: the logits of a chunk become their gradient in place, so one buffer of a chunk is all the memory that
-/// comes on top of the results, and the host waits for nothing.
+/// The same where our kernels serve: the logits of a chunk become their gradient in place, so one
+/// buffer of a chunk is all the memory that comes on top of the results, and the host waits for nothing.
 HeadResult run_chunks_with_kernels(const at::Tensor& hidden, const at::Tensor& weight,
                                    const at::Tensor& targets, const at::Tensor& token_weight,
                                    bool need_hidden, bool need_weight) {

@@ -1,6 +1,6 @@
 #pragma once
-// Private to optim/: our CUDA kernels over one trained shard. Where kernels_serve() is false the LibTorch compositions of adamw.cpp and
-// lamb.cpp do the same.
+// Private to optim/: our CUDA kernels over one trained shard. Where kernels_serve() is false the
+// LibTorch compositions of adamw.cpp and lamb.cpp do the same.
 
 #include "trireme/config/config.h"
 #include "trireme/ops/trained_shard.h"
@@ -32,7 +32,8 @@ struct Step {
 bool kernels_serve(const TrainedShard& shard);
 Tables make_tables(const TrainedShard& shard, bool decay_norms);
 void adamw(const Step& step, const OptimizerSection& options);
-/// Moments, and squares[0 and 1, first_tensor …] of weights and updates divided by the shard's copies. squares fp64 [2, all tensors].
+/// Moments, and squares[0 and 1, first_tensor …] of weights and updates divided by the shard's
+/// copies. squares fp64 [2, all tensors].
 void lamb_moments(const Step& step, const OptimizerSection& options, const at::Tensor& squares,
                   int first_tensor);
 void lamb_apply(const Step& step, const OptimizerSection& options, const at::Tensor& squares,

@@ -25,7 +25,8 @@ class OptimizersGpu : public testing::TestWithParam<Case> {
       GTEST_SKIP() << "no GPU on this machine";
   }
 
-  /// Three shards: tensors of odd sizes with padding between, one without decay, one of zeros (trust ratio 1), one in two runs.
+  /// Three shards: tensors of odd sizes with padding between, one without decay, one of zeros
+  /// (trust ratio 1), one in two runs.
   static std::vector<TrainedShard> make_shards(at::Device device, at::ScalarType compute) {
     at::Generator generator = at::globalContext().defaultGenerator(at::kCPU).clone();
     generator.set_current_seed(11);

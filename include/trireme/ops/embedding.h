@@ -5,9 +5,10 @@
 
 namespace trireme {
 
-/// y[.., :] = table[ids[..], :]. table [V, D], ids int64 of any shape inside [0, V). On sm_90 an id outside gives a row of NaN, for the
-/// non-finite check to see; elsewhere LibTorch throws. The gradient of a row is the sum over its occurrences, fp32 inside, rounded once; on
-/// sm_90 its order is fixed.
+/// y[.., :] = table[ids[..], :]. table [V, D], ids int64 of any shape inside [0, V). On sm_90 an id
+/// outside gives a row of NaN, for the non-finite check to see; elsewhere LibTorch throws. The
+/// gradient of a row is the sum over its occurrences, fp32 inside, rounded once; on sm_90 its
+/// order is fixed.
 at::Tensor embed(const at::Tensor& table_VD, const at::Tensor& ids);
 
 /// x[rows[p], :], e.g. the positions whose words an MLM head predicts; the same gradient. x [T, D], rows int64 [P].

@@ -15,8 +15,9 @@ namespace trireme {
 /// [T, D] and, if the weight is trained, d_weight (accumulated in fp32); both are held relative to
 /// the largest token weight, so that fp16 does not underflow.
 /// On the CPU tokens of weight 0 are left out; on a GPU that would cost a synchronisation.
-/// On sm_90 a kernel turns each chunk's logits into their gradient in place: 256 MiB of logits is all the memory used beyond the
-/// results, a chunk's weight gradient is added to d_weight by its product, and softmax reads logits in the dtype of the products.
+/// On sm_90 a kernel turns each chunk's logits into their gradient in place: 256 MiB of logits is
+/// all the memory used beyond the results, a chunk's weight gradient is added to d_weight by its
+/// product, and softmax reads logits in the dtype of the products.
 at::Tensor loss_head(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
                      const at::Tensor& token_weight);
 
