@@ -154,6 +154,10 @@ void describe(Visitor& v, TrainSection& s) {
            .help = "mean of the samples' masked means (MLPerf), or over the step's tokens",
            .words = {"sample_mean", "token_mean"}},
           s.loss);
+  v.field({.key = "on_nonfinite",
+           .help = "a step whose loss or gradient is not finite: end the run, or leave the step out (at most 20 in a row)",
+           .words = {"stop", "skip"}},
+          s.on_nonfinite);
 }
 
 template <class Visitor>

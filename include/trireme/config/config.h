@@ -52,6 +52,7 @@ struct ScheduleSection {
 struct TrainSection {
   int64_t max_steps = 1024, seed = 1234;
   std::string loss = "sample_mean";
+  std::string on_nonfinite = "stop";  // stop | skip
   bool operator==(const TrainSection&) const = default;
 };
 struct EvalSection {
