@@ -71,7 +71,7 @@ Outcome train(const Shape& shape, at::Device device, at::ScalarType dtype, bool 
   for (int64_t row = 0; row <= shape.rows; ++row) batch.cu_seqlens.push_back(static_cast<int32_t>(row * shape.length));
 
   OptimizerSection section;
-  section.lr = 1e-3;
+  section.lr = shape.layers > 10 ? 2e-4 : 1e-3;
   const auto optimizer = make_optimizer(section, units.trained(), comm);
   Outcome outcome;
   for (int step = 0; step < steps; ++step) {
