@@ -53,8 +53,8 @@ void check_hdf5_superblock(const std::filesystem::path& path) {
   const auto [base, second, end, fourth] = addresses;
   if (base != *found)
     fail(fmt::format("its base address is {} and its superblock stands at {}", base, *found));
-  if (end > file.size() - base)
-    fail(fmt::format("it is cut off: it should have {} bytes and has {}", base + end, file.size()));
+  if (end > file.size())
+    fail(fmt::format("it is cut off: it should have {} bytes and has {}", end, file.size()));
   if (old && fourth != kUndefined)
     fail("it is one of several files that belong together, or damaged");
   if (old ? second != kUndefined && second >= end : fourth >= end)

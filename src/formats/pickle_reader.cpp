@@ -93,9 +93,9 @@ class Reader {
     if (holder.nesting > kMaxNesting) fail(fmt::format("values are nested deeper than {} levels", kMaxNesting));
     count_kept();
   }
-  /// What stays until the end is bounded by the file's size, whatever is written small and takes much.
+  /// What stays until the end is bounded by the file's size: rows of two tokens keep a value for every three bytes.
   void count_kept() {
-    if (++kept_ > 65'536 + file_.size() / 4) fail(fmt::format("more than {} values in a file of {} bytes", kept_ - 1, file_.size()));
+    if (++kept_ > 65'536 + file_.size() / 2) fail(fmt::format("more than {} values in a file of {} bytes", kept_ - 1, file_.size()));
   }
   /// The value that an operation changes.
   Value& target() {

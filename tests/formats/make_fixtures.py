@@ -132,9 +132,9 @@ save("git_lfs_pointer.safetensors", "version https://git-lfs.github.com/spec/v1\
 # --- HDF5 ------------------------------------------------------------------------------------------------------------------------
 
 
-def hdf5(name, build):
+def hdf5(name, build, **options):
     path = folder / name
-    with h5py.File(path, "w", libver="earliest", track_order=False) as file:
+    with h5py.File(path, "w", track_order=False, **dict(dict(libver="earliest"), **options)) as file:
         build(file)
     return path
 
@@ -149,6 +149,8 @@ def announced(file, shape, **options):
 
 hdf5("valid.h5", lambda f: dataset(f, chunks=(1, 8), fletcher32=True, compression="gzip"))
 content = hdf5("valid_plain.h5", lambda f: dataset(f)).read_bytes()
+hdf5("valid_user_block.h5", dataset, userblock_size=512)
+hdf5("valid_superblock_3.h5", dataset, libver=("v110", "v110"))
 save("truncated.h5", content[:-30])
 save("truncated_to_header.h5", content[:96])
 hdf5("wrong_name.h5", lambda f: dataset(f, "tokens"))
@@ -169,8 +171,7 @@ def virtual(file):
     h5py.h5d.create(file.id, b"input_ids", h5py.h5t.STD_I32LE, space, properties)
 
 
-with h5py.File(folder / "virtual.h5", "w", libver=("v110", "v110")) as made:
-    virtual(made)
+hdf5("virtual.h5", virtual, libver=("v110", "v110"))
 hdf5("rows_2_to_40.h5", lambda f: announced(f, (2 ** 40, 8), chunks=(1024, 8)))
 hdf5("rows_2_to_60.h5", lambda f: announced(f, (2 ** 60, 8), chunks=(1024, 8)))
 hdf5("columns_2_to_28.h5", lambda f: announced(f, (1, 2 ** 28), chunks=(1, 1024)))

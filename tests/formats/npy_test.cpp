@@ -133,6 +133,28 @@ TEST_F(Npy, RecordsComeBackAsWritten) {
   }
 }
 
+// Rows as NumPy 2 pickles them (protocol 4, everything memoized), as short as rows can be: the most values for the fewest bytes.
+TEST_F(Npy, ManyRecordsOfTwoTokensAreNoBomb) {
+  constexpr int kCount = 60'000;
+  const auto text = [](const std::string& value) { return "\x8c" + std::string(1, static_cast<char>(value.size())) + value; };
+  const std::string zero(1, '\0');
+  std::string body = "\x80\x04" "cnumpy._core.multiarray\n_reconstruct\nq" + zero + "0cnumpy\nndarray\nq\1" "0cnumpy\ndtype\n" +
+                     text("i4") + "\x89\x88\x87Rq\2" "0" + text("input_ids") + "q\3" "0" + text("loss_mask") + "q\4" "0" +
+                     text("seq_start_id") + "q\5" "0";
+  const std::string record = "}\x94(h\3h" + zero + "h\1K" + zero + "\x85\x94" "C\1b\x94\x87\x94R\x94(K\1K\2\x85\x94h\2\x89" "C\x8" +
+                             std::string("\7\0\0\0\5\0\0\0", 8) + "\x94t\x94" "bh\4]\x94(K\1K\1eh\5]\x94K" + zero + "au";
+  body += "h" + zero + "h\1K" + zero + "\x85" "C\1b\x87R(K\1J" + std::string("\x60\xEA\0\0", 4) + "\x85" "cnumpy\ndtype\n" + text("O8") +
+          "\x89\x88\x87R\x89](";
+  for (int i = 0; i < kCount; ++i) body += record;
+  body += "etb.";
+  const auto path = write("many.npy", npy(dict("|O", "(60000,)"), body));
+  MappedFile file(path, ExitCode::kData);
+  const NpyHeader header = parse_npy_header(file.bytes(), path);
+  const NpyPackedRecords records(std::move(file), header);
+  ASSERT_EQ(records.size(), kCount);
+  EXPECT_EQ(records.read(kCount - 1).input_ids, (std::vector<int32_t>{7, 5}));
+}
+
 TEST_F(Npy, TheValidationFileHasThePublishedSize) {
   const auto path = root_ / "validation.npy";
   NpyPackedRecordWriter writer(path, 173);
