@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <string_view>
 #include <utility>
 
 namespace trireme {
@@ -142,7 +143,7 @@ class MpiCommunicator final : public Communicator {
     TRIREME_CHECK(out.numel() == in.numel() * size_ && out.scalar_type() == in.scalar_type(), "all_gather of ", in.numel(),
                   " elements into ", out.numel(), " over ", size_, " ranks");
     const auto bytes = static_cast<int64_t>(in.nbytes());
-    const uint64_t sequence = ProgressRing::instance().begin("all_gather", in.numel(), name_);
+    const uint64_t sequence = begin("all_gather", in.numel());
     auto* target = static_cast<char*>(out.data_ptr());
     const bool in_place = in.const_data_ptr() == target + rank_ * bytes;
     std::vector<MPI_Request> requests;
@@ -163,7 +164,7 @@ class MpiCommunicator final : public Communicator {
     check_tensor(in);
     TRIREME_CHECK(in.numel() == out.numel() * size_ && out.scalar_type() == in.scalar_type(), "reduce_scatter of ", in.numel(),
                   " elements into ", out.numel(), " over ", size_, " ranks");
-    const uint64_t sequence = ProgressRing::instance().begin("reduce_scatter", in.numel(), name_);
+    const uint64_t sequence = begin("reduce_scatter", in.numel());
     const Staged source = stage(in), target = stage(out);
     const auto* from = static_cast<const char*>(source.data.const_data_ptr());
     auto* to = static_cast<char*>(target.data.data_ptr());
@@ -189,7 +190,7 @@ class MpiCommunicator final : public Communicator {
 
   WorkPtr all_reduce(at::Tensor tensor, ReduceOp op) override {
     check_tensor(tensor);
-    const uint64_t sequence = ProgressRing::instance().begin("all_reduce", tensor.numel(), name_);
+    const uint64_t sequence = begin("all_reduce", tensor.numel());
     const Staged staged = stage(tensor);
     auto* data = static_cast<char*>(staged.data.data_ptr());
     const int64_t count = tensor.numel(), width = staged.data.element_size();
@@ -206,21 +207,21 @@ class MpiCommunicator final : public Communicator {
   WorkPtr broadcast(at::Tensor tensor, int root) override {
     check_tensor(tensor);
     TRIREME_CHECK(root >= 0 && root < size_, "broadcast from rank ", root, " of ", size_);
-    const uint64_t sequence = ProgressRing::instance().begin("broadcast", tensor.numel(), name_);
+    const uint64_t sequence = begin("broadcast", tensor.numel());
     std::vector<MPI_Request> requests;
     broadcast_pieces(static_cast<char*>(tensor.data_ptr()), static_cast<int64_t>(tensor.nbytes()), root, requests);
     return std::make_unique<MpiWork>(std::move(requests), std::vector<at::Tensor>{tensor}, sequence);
   }
 
   void barrier() override {
-    const uint64_t sequence = ProgressRing::instance().begin("barrier", 0, name_);
+    const uint64_t sequence = begin("barrier", 0);
     MPI_Request request = MPI_REQUEST_NULL;
     check_mpi(MPI_Ibarrier(handle_, &request), "MPI_Ibarrier");
     MpiWork({request}, {}, sequence).wait();
   }
 
   std::vector<double> all_reduce_host(std::vector<double> values, ReduceOp op) override {
-    const uint64_t sequence = ProgressRing::instance().begin("all_reduce_host", static_cast<int64_t>(values.size()), name_);
+    const uint64_t sequence = begin("all_reduce_host", static_cast<int64_t>(values.size()));
     ProgressRing::instance().wait(sequence);
     auto result = mpi_all_reduce_host(handle_, std::move(values), op);
     ProgressRing::instance().end(sequence);
@@ -228,7 +229,7 @@ class MpiCommunicator final : public Communicator {
   }
 
   std::vector<std::string> all_gather_host(const std::string& value) override {
-    const uint64_t sequence = ProgressRing::instance().begin("all_gather_host", static_cast<int64_t>(value.size()), name_);
+    const uint64_t sequence = begin("all_gather_host", static_cast<int64_t>(value.size()));
     ProgressRing::instance().wait(sequence);
     auto result = mpi_all_gather_host(handle_, value);
     ProgressRing::instance().end(sequence);
@@ -242,6 +243,16 @@ class MpiCommunicator final : public Communicator {
   }
 
  private:
+  /// Values of hosts may differ in length from rank to rank.
+  uint64_t begin(const char* kind, int64_t elements) const {
+    const uint64_t sequence = ProgressRing::instance().begin(kind, elements, name_);
+    if (checking_collectives()) {
+      const bool any_size = std::string_view(kind) == "all_gather_host";
+      const std::string own = any_size ? detail::concat(kind, " on ", name_) : detail::concat(kind, "[", elements, "] on ", name_);
+      check_same_collective(mpi_all_gather_host(handle_, own), sequence);
+    }
+    return sequence;
+  }
   static MPI_Op operation(ReduceOp op) { return op == ReduceOp::kSum ? MPI_SUM : MPI_MAX; }
   static void check_tensor(const at::Tensor& tensor) {
     TRIREME_CHECK(tensor.device().is_cpu(), "an MPI group moves CPU tensors, this one is on ", tensor.device().str());

@@ -259,6 +259,7 @@ class NcclCommunicator final : public Communicator {
     }
     const c10::cuda::CUDAGuard guard(device_);
     const uint64_t sequence = ProgressRing::instance().begin(kind, elements, name_);
+    if (checking_collectives()) check_same_collective(exchange_->all_gather(detail::concat(kind, "[", elements, "] on ", name_)), sequence);
     Registry& registry = Registry::instance();
     const cudaEvent_t ready = registry.take_event();
     check_cuda(cudaEventRecord(ready, c10::cuda::getCurrentCUDAStream(device_.index())), "cudaEventRecord");

@@ -57,4 +57,10 @@ class ProgressRing {
   std::map<std::string, double> section_times_;
 };
 
+/// TRIREME_CHECK_COLLECTIVES=1: before a collective starts the ranks compare what they are about to do.
+bool checking_collectives();
+/// InternalError naming the ranks whose text differs from the others'. `all`: of every rank of the group, "all_reduce[1024] on world"
+/// and the like.
+void check_same_collective(const std::vector<std::string>& all, uint64_t sequence);
+
 }  // namespace trireme

@@ -4,6 +4,9 @@ target_include_directories(rank_watch_test PRIVATE ${PROJECT_SOURCE_DIR}/src/com
 trireme_test(number_guards_test TORCH SOURCES number_guards_test.cpp LIBS trireme::train LABELS faults TIMEOUT 60)
 target_include_directories(number_guards_test PRIVATE ${PROJECT_SOURCE_DIR}/src/train)
 
+trireme_test(rank_desync_test TORCH SOURCES rank_desync_test.cpp LIBS trireme::comm RANKS 3 TIMEOUT 60)
+set_tests_properties(rank_desync_test.3ranks PROPERTIES LABELS "faults;multi")
+
 add_executable(rank_driver rank_driver.cpp)
 target_link_libraries(rank_driver PRIVATE trireme_options trireme::comm)
 target_include_directories(rank_driver PRIVATE ${PROJECT_SOURCE_DIR}/src/comm)
@@ -21,3 +24,7 @@ foreach(test
             --mpirun ${TRIREME_MPIRUN_EXECUTABLE} --case ${CMAKE_MATCH_2})
   set_tests_properties(${test} PROPERTIES LABELS faults TIMEOUT 300 PROCESSORS 2 SKIP_RETURN_CODE 77)
 endforeach()
+
+add_test(NAME soak COMMAND ${TRIREME_PYTHON_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/soak.py --bin ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}
+  --mpirun ${TRIREME_MPIRUN_EXECUTABLE} --minutes 2)
+set_tests_properties(soak PROPERTIES LABELS "faults;slow" TIMEOUT 400 RUN_SERIAL TRUE SKIP_RETURN_CODE 77)

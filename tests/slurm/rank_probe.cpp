@@ -4,6 +4,7 @@
 //     exit_rank, exit_code, how = return | abort | kill | stop           what that rank does; the others wait for it in a collective
 //     wait_for_term = seconds                                      every rank waits for SIGTERM and ends with 75
 //     gpu = 1                                                      ranks with a GPU each
+//     output.dir                                                   for --print-config
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/comm/communicator.h"
@@ -45,6 +46,10 @@ int wait_for_term(trireme::World& world, int seconds) {
 
 int probe(int argc, char** argv) {
   const auto settings = parse(argc, argv);
+  if (std::string(argv[argc - 1]) == "--print-config") {
+    fmt::print("output:\n  dir: \"{}\"\n", settings.contains("output.dir") ? settings.at("output.dir") : "nowhere");
+    return 0;
+  }
   const auto number = [&](const char* name, int otherwise) { return settings.contains(name) ? std::stoi(settings.at(name)) : otherwise; };
   const trireme::Launch launch = trireme::detect_launch();
   trireme::set_log_rank(launch.rank, launch.world_size);

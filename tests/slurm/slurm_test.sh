@@ -117,7 +117,7 @@ run env TRIREME_BUILD="$work" sbatch --wait --output="$work/job.log" "$root/scri
 check "sbatch: a missing program is exit code 2" ends_with 2
 
 # SIGTERM as Slurm sends it before the time limit: to the steps, not to the batch shell.
-run env TRIREME_PROGRAM="$probe" sbatch --parsable --output="$work/term.log" --ntasks-per-node=2 \
+run env TRIREME_PROGRAM="$probe" TRIREME_LEAST_SECONDS=999999 sbatch --parsable --output="$work/term.log" --ntasks-per-node=2 \
   "$root/scripts/slurm/train_llama.sbatch" lora.yaml --set wait_for_term=60
 job=$(cat "$out")
 for ((i = 0; i < 200; i++)); do

@@ -1,0 +1,59 @@
+// One rank of an MPI group takes another way (fault F5): the comparison before each collective tells, on every rank, with both texts.
+#include "mpi_test_main.h"
+#include "trireme/base/error.h"
+#include "trireme/comm/communicator.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace trireme {
+namespace {
+
+// Before main() makes the world.
+const int g_checking = setenv("TRIREME_CHECK_COLLECTIVES", "1", 1);
+
+std::string message_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Desync, EqualCollectivesPass) {
+  ASSERT_EQ(g_checking, 0);
+  Communicator& comm = test_world().communicator();
+  at::Tensor values = at::ones({1024});
+  for (int i = 0; i < 3; ++i) comm.all_reduce(values)->wait();
+  EXPECT_EQ(comm.all_gather_host(std::string(static_cast<size_t>(comm.rank()) + 1, 'x')).size(), static_cast<size_t>(comm.size()));
+  comm.barrier();
+}
+
+TEST(Desync, AnotherSizeIsToldOnEveryRank) {
+  Communicator& comm = test_world().communicator();
+  at::Tensor values = at::ones({comm.rank() == 1 ? 77 : 1024});
+  const std::string message = message_of([&] { comm.all_reduce(values)->wait(); });
+  EXPECT_NE(message.find("rank 1 at all_reduce[77] on world"), std::string::npos) << message;
+  EXPECT_NE(message.find("at all_reduce[1024] on world"), std::string::npos) << message;
+  EXPECT_NE(message.find("different ways at collective #"), std::string::npos) << message;
+}
+
+TEST(Desync, ASkippedCollectiveIsToldOnEveryRank) {
+  Communicator& comm = test_world().communicator();
+  at::Tensor values = at::ones({1024}), all = at::empty({1024 * comm.size()});
+  const std::string message = message_of([&] {
+    if (comm.rank() != 1) comm.all_gather(all, values)->wait();
+    comm.all_reduce(values)->wait();
+  });
+  EXPECT_NE(message.find("rank 1 at all_reduce[1024] on world"), std::string::npos) << message;
+  EXPECT_NE(message.find("at all_gather[1024] on world"), std::string::npos) << message;
+}
+
+}  // namespace
+}  // namespace trireme

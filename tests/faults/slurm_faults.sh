@@ -1,0 +1,139 @@
+#!/usr/bin/env bash
+# Training under a real Slurm of one node: the time limit (F7), a dead rank (F8), lives of one job (F9).
+# slurm_faults.sh BIN PYTHON. Exit code 77: skipped.
+set -uo pipefail
+
+bin=$1 python=$2
+root=$(cd "$(dirname "$0")/../.." && pwd)
+cluster=$root/scripts/slurm/one_node_cluster.sh
+PATH=$PATH:/usr/sbin:/sbin
+
+for program in slurmctld slurmd munged srun sbatch; do
+  if ! command -v "$program" >/dev/null; then
+    echo "SKIPPED: $program is not installed (packages slurm-wlm, munge, libpmix2)"
+    exit 77
+  fi
+done
+if [[ $(id -u) != 0 ]]; then
+  echo "SKIPPED: a one-node Slurm needs root, and this is $(id -un)"
+  exit 77
+fi
+if ! "$python" -c 'import numpy' 2>/dev/null; then
+  echo "SKIPPED: $python has no numpy; scripts/setup.sh installs it"
+  exit 77
+fi
+for name in $(compgen -e | grep -E '^(SLURM|SBATCH|SRUN|PMI|OMPI_|RANK$|WORLD_SIZE$|LOCAL_RANK$|MASTER_)'); do unset "$name"; done
+
+work=$(mktemp -d)
+failures=0 code=0 seconds=0 out=/dev/null
+trap '"$cluster" stop "$work/cluster" >/dev/null 2>&1; rm -rf "$work"' EXIT
+start_output=$("$cluster" start "$work/cluster") || exit 1
+eval "$start_output"
+if ! srun --mpi=list 2>&1 | grep -q pmix; then
+  echo "SKIPPED: this Slurm has no PMIx plugin (package libpmix2)"
+  exit 77
+fi
+
+check() {  # NAME CONDITION…
+  local name=$1
+  shift
+  if "$@"; then
+    echo "ok      $name ($seconds s)"
+  else
+    echo "FAILED  $name: $*; exit code $code after $seconds s; output:"
+    tail -n 40 "$out" | sed 's/^/        | /'
+    failures=$((failures + 1))
+  fi
+}
+run() {
+  out=$work/out
+  local start=$SECONDS
+  timeout -k 5 200 "$@" >"$out" 2>&1
+  code=$?
+  seconds=$((SECONDS - start))
+}
+says() { grep -qE -- "$1" "$out"; }
+ends_with() { [[ $code == "$1" ]]; }
+fails() { ((code != 0)); }
+no_ranks() { ! pgrep -f "$work/run.yaml" >/dev/null; }
+newest() { ls -1 "$work/$1/checkpoints" 2>/dev/null | grep -E '^step-[0-9]+$' | tail -n 1; }
+lines() { [[ $(grep -cE -- "$2" "$out") == "$1" ]]; }
+
+# --- a small run
+export TRIREME_DEVICE=cpu OMP_NUM_THREADS=1
+cd "$work" || exit 1
+"$bin/trireme" init-model --hidden-size 32 --layers 2 --heads 4 --kv-heads 2 --intermediate-size 64 --vocab-size 120 --max-positions 128 \
+  --output base >/dev/null 2>&1 || exit 1
+"$python" -c "import numpy as np; np.save('train.npy', np.random.default_rng(5).integers(0, 120, size=(40, 48)).astype(np.int32))"
+cat >run.yaml <<YAML
+model: {path: base}
+lora: {r: 4, alpha: 8, dropout: 0.1, target_modules: [q_proj, k_proj, v_proj, o_proj]}
+data: {train: train.npy, seq_length: 48}
+batch: {global_batch_size: 8, micro_batch_size: 1}
+train: {max_steps: 12}
+output: {dir: run, save_every_samples: 24}
+YAML
+
+# --- F8: a dead rank, without help from srun's -K (it is off by default)
+for options in "" "-K0" "-K1"; do
+  # shellcheck disable=SC2086
+  run env TRIREME_FAULT=sigkill@rank1:step7 srun -n 2 --mpi=pmix $options "$bin/train_llama" --config "$work/run.yaml" --set "output.dir=dead$options"
+  check "F8 srun --mpi=pmix $options: fails" fails
+  check "F8 srun --mpi=pmix $options: within 10 s of the death" test "$seconds" -lt 20
+  check "F8 srun --mpi=pmix $options: rank, host and step are named" says "rank 1 on $(hostname) \(process [0-9]+\) died in step 7"
+  check "F8 srun --mpi=pmix $options: no rank is left" no_ranks
+done
+run srun -n 2 --mpi=pmix "$bin/train_llama" --config "$work/run.yaml" --set output.dir=dead
+check "F8: the same command goes on" ends_with 0
+
+# --- F4 under srun: a stopped rank
+run env TRIREME_HANG_SECONDS=3 TRIREME_FAULT=sigstop@rank1:step7 srun -n 2 --mpi=pmix "$bin/train_llama" --config "$work/run.yaml" --set output.dir=hung
+check "F4 srun: fails within T + 10 s" test "$code" != 0 -a "$seconds" -lt 20
+check "F4 srun: the stopped rank and the collective are named" says 'rank 1 on .* never reached #[0-9]+ .*step 7.*stopped'
+check "F4 srun: no rank is left" no_ranks
+
+submit() {  # sbatch options -- train_llama arguments
+  local options=()
+  while [[ $1 != -- ]]; do
+    options+=("$1")
+    shift
+  done
+  shift
+  rm -f "$work/job.log"
+  local start=$SECONDS
+  run env TRIREME_BUILD="${bin%/bin}" TRIREME_PROGRAM="$bin/train_llama" sbatch --wait --parsable --output="$work/job.log" "${options[@]}" \
+    "$root/scripts/slurm/train_llama.sbatch" "$work/run.yaml" "$@"
+  seconds=$((SECONDS - start))
+  job=$(head -n 1 "$out" | tr -dc '0-9')
+  cat "$work/job.log" >>"$out" 2>/dev/null
+}
+
+# --- F9: lives. Rank 1 dies in step 7 of every life: the first leaves a checkpoint, three more do not.
+submit --ntasks-per-node=2 --time=60 --export=ALL,TRIREME_FAULT=sigkill@rank1:step7 -- --set output.dir=lives
+check "F9: the job fails" fails
+check "F9: four lives: one with progress, three without" lines 4 'started .*, life [0-9]'
+check "F9: it says why it stops" says 'no progress in 3 lives .newest checkpoint: step-0*[36].'
+check "F9: no rank is left" no_ranks
+# A hang ends with 71 and is tried again; once the fault is gone the job ends well. x1 counts per process: a file tells the lives apart.
+submit --ntasks-per-node=2 --time=60 -- --set output.dir=lives
+check "F9: without the fault the same job file ends well" ends_with 0
+submit --ntasks-per-node=2 --time=60 -- --set optimizer.lr=fast
+check "F9: a configuration error is not tried again" ends_with 2
+check "F9: one life" lines 1 'started .*, life [0-9]'
+
+# --- F7: the time limit. A minute, and SIGTERM 45 s before its end; steps are slowed down so that the run outlives it.
+submit --ntasks-per-node=2 --time=1 --signal=TERM@45 --export=ALL,TRIREME_FAULT=sleep@step:rank0:0.3s -- --set output.dir=limit --set train.max_steps=2000 --set output.save_every_samples=null
+check "F7: the job's exit code is 75" ends_with 75
+check "F7: before the limit" test "$seconds" -lt 60
+check "F7: one checkpoint, at the step that the log names" test "$(newest limit)" = "step-$(printf %08d "$(sed -n 's/.*stopped by a signal after step \([0-9]*\).*/\1/p' "$out" | head -n 1)")"
+check "F7: no second life with the limit so near" lines 1 'started .*, life [0-9]'
+scontrol show job "$job" >"$out" 2>&1
+check "F7: Slurm's record" says 'JobState=FAILED .*|ExitCode=75:0'
+check "F7: no rank is left" no_ranks
+run srun -n 2 --mpi=pmix "$bin/train_llama" --config "$work/run.yaml" --set output.dir=limit --set train.max_steps=2000 --set output.save_every_samples=null --dry-run
+check "F7: the configuration is still the run's" ends_with 0
+
+if ((failures)); then
+  echo "$failures checks failed"
+  exit 1
+fi
