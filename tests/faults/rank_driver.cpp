@@ -1,6 +1,7 @@
 // A rank of a job that only meets, counts and parts: for faults of the start (TCPStore on CPUs) and of NCCL groups (GPUs).
 //
 //   rank_driver [STEPS]     GPUs where they are visible and TRIREME_DEVICE is not cpu; fault points "step" and "reduce"
+#include "progress_ring.h"
 #include "rank_watch.h"
 #include "store_world.h"
 #include "trireme/base/fault.h"
@@ -10,6 +11,7 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -38,10 +40,26 @@ int on_gpus(const trireme::Launch& launch, int steps) {
   return 0;
 }
 
-int on_cpus(const trireme::Launch& launch) {
+int on_cpus(const trireme::Launch& launch, int steps) {
   const auto store = trireme::join_store(launch);
   const auto exchange = store->exchange();
   trireme::RankWatch watch(launch.rank, launch.world_size, [&](const std::string& text) { return exchange->all_gather(text); }, {});
+  trireme::ProgressRing& ring = trireme::ProgressRing::instance();
+  try {
+    for (int step = 1; step <= steps; ++step) {
+      trireme::begin_progress_step(step);
+      trireme::fault_point("step", launch.rank, step);
+      const uint64_t sequence = ring.begin("all_gather", 8, "world");
+      ring.wait(sequence);
+      (void)exchange->all_gather("x");
+      ring.end(sequence);
+      if (launch.rank == 0) fmt::print("step {}\n", step);
+      std::fflush(stdout);
+      usleep(50'000);
+    }
+  } catch (const std::exception& error) {
+    watch.fail(error.what(), 70);
+  }
   (void)exchange->all_gather("the last barrier");
   watch.leave();
   store->leave();
@@ -54,7 +72,7 @@ int main(int argc, char** argv) {
   return trireme::run_main("rank_driver", [&] {
     const trireme::Launch launch = trireme::detect_launch();
     const char* device = std::getenv("TRIREME_DEVICE");
-    if (device != nullptr && std::string(device) == "cpu") return on_cpus(launch);
-    return on_gpus(launch, argc > 1 ? std::stoi(argv[1]) : 10);
+    const int steps = argc > 1 ? std::stoi(argv[1]) : 10;
+    return device != nullptr && std::string(device) == "cpu" ? on_cpus(launch, steps) : on_gpus(launch, steps);
   });
 }

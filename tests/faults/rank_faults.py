@@ -3,7 +3,7 @@
 import os
 import re
 import resource
-import signal
+import shutil
 import socket
 import subprocess
 import time
@@ -84,6 +84,61 @@ def absent(site):
         assert process.returncode == 2 and f"cannot listen on 127.0.0.1:{port}" in text and "MASTER_PORT" in text, text
 
 
+def network(site):
+    """F19: rank 0 on one host, 1 and 2 on another (network namespaces): a rank stopped over there, then the link cut."""
+    def ip(*arguments, check=True):
+        return subprocess.run(["ip", *arguments], check=check, capture_output=True, text=True)
+    a, b = f"trireme-a{os.getpid()}", f"trireme-b{os.getpid()}"
+    if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("unshare") or ip("netns", "add", a, check=False).returncode != 0:
+        print("SKIPPED: network namespaces need root, ip and unshare")
+        raise SystemExit(77)
+    driver = f"{site.args.bin}/../tests/rank_driver"
+
+    def start(fault=""):
+        ranks = []
+        for rank, space, host in ((0, a, "host-a"), (1, b, "host-b"), (2, b, "host-b")):
+            command = f"hostname {host} && exec {driver} 2000"
+            ranks.append(subprocess.Popen(["ip", "netns", "exec", space, "unshare", "--uts", "sh", "-c", command], stdout=subprocess.PIPE,
+                                          stderr=subprocess.STDOUT, text=True, env=site.environment(
+                                              RANK=str(rank), WORLD_SIZE="3", MASTER_ADDR="10.213.7.1", MASTER_PORT="29871",
+                                              TRIREME_RENDEZVOUS_SECONDS="20", TRIREME_HANG_SECONDS="3", TRIREME_FAULT=fault)))
+        for line in ranks[0].stdout:
+            if line.startswith("step 5"):
+                return ranks
+        raise AssertionError("".join(process.communicate(timeout=30)[0] for process in ranks))
+
+    try:
+        ip("netns", "add", b)
+        ip("link", "add", "veth-a", "netns", a, "type", "veth", "peer", "name", "veth-b", "netns", b)
+        for space, link, address in ((a, "veth-a", "10.213.7.1/24"), (b, "veth-b", "10.213.7.2/24")):
+            ip("-n", space, "addr", "add", address, "dev", link)
+            ip("-n", space, "link", "set", link, "up")
+            ip("-n", space, "link", "set", "lo", "up")
+        # Rank 2 tells where rank 1 stands, which cannot speak for itself, and ends it.
+        begin = time.time()
+        ranks = start("sigstop@rank1:step20")
+        texts = [process.communicate(timeout=30)[0] for process in ranks]
+        assert [process.returncode for process in ranks] == [71, 137, 71] or [process.returncode for process in ranks] == [71, -9, 71], texts
+        assert re.search(r"rank 1 on host-b never reached #20 all_gather\[8\] on world \(step 20, stopped\)", texts[0]), texts
+        print(f"stopped over there: {time.time() - begin:.1f} s: {texts[0].splitlines()[-1]}")
+        # Dead over there: the connection says so at once.
+        ranks = start("sigkill@rank1:step20")
+        texts = [process.communicate(timeout=30)[0] for process in ranks]
+        assert ranks[0].returncode == 71 and ranks[2].returncode == 71 and "rank 1 on host-b" in texts[0], texts
+        ranks = start()
+        begin = time.time()
+        ip("-n", a, "link", "set", "veth-a", "down")
+        texts = [process.communicate(timeout=30)[0] for process in ranks]
+        took = time.time() - begin
+        assert [process.returncode for process in ranks] == [71, 71, 71], (texts, [process.returncode for process in ranks])
+        assert "ranks 1-2 did not answer" in texts[0] and "rank 0 on host-a did not answer" in texts[1] + texts[2], texts
+        assert took < 13, took
+        print(f"link down: all gone after {took:.1f} s: {texts[0].splitlines()[-1]}")
+    finally:
+        for space in (a, b):
+            ip("netns", "del", space, check=False)
+
+
 def environment(site):
     """F35: contradictory launcher variables are refused with their names, quickly and before anything is written."""
     for variables, words in (({"RANK": "0"}, ["WORLD_SIZE is missing"]), ({"RANK": "5", "WORLD_SIZE": "4"}, ["RANK=5", "WORLD_SIZE=4"]),
@@ -138,5 +193,5 @@ def memory(site):
 
 
 if __name__ == "__main__":
-    fault_site.main({"dead": dead, "hung": hung, "slow-storage": slow_storage, "straggler": straggler, "absent": absent,
+    fault_site.main({"dead": dead, "hung": hung, "slow-storage": slow_storage, "straggler": straggler, "absent": absent, "network": network,
                      "environment": environment, "memory": memory})
