@@ -10,7 +10,8 @@ namespace trireme::kernels {
 /// Where a thread stands: blockDim = (threads of a row, rows of a block), pack p of a thread is pack threadIdx.x + p * blockDim.x.
 struct RowCursor {
   int64_t rows, row, step;
-  int packs;  // of a row
+  int packs;     // of a row
+  int turn = 0;  // of two
 
   __device__ RowCursor(int64_t num_rows, int packs_of_row)
       : rows(num_rows),
@@ -20,47 +21,74 @@ struct RowCursor {
   __device__ int index(int p) const { return static_cast<int>(threadIdx.x + p * blockDim.x); }
   __device__ bool holds(int p) const { return index(p) < packs; }
   __device__ bool active() const { return row < rows; }
-  __device__ void advance() { row += step; }
+  __device__ void advance() {
+    row += step;
+    turn ^= 1;
+  }
 };
 
-/// One input, of which a pack is kBytes (8 or 16) long and row r starts at from + r * row_bytes.
-template <int kPacks, int kBytes>
+/// One input, of which a pack is kBytes (8 or 16) long and row r starts at from + r * row_bytes. kStages (1 or 2) rows are on their way: two
+/// where one is too little to keep the memory busy.
+template <int kPacks, int kBytes, int kStages>
 class RowPrefetch {
  public:
-  /// Takes kPacks * kBytes of shared memory for each thread of the block, and asks for the first row. Nothing when not `used`.
-  __device__ RowPrefetch(char*& shared, const void* from, int64_t row_bytes, const RowCursor& cursor, bool used = true)
-      : from_(static_cast<const char*>(from)), row_bytes_(row_bytes) {
+  /// Takes bytes_of_thread() of shared memory for each thread of the block; nothing when not `used`.
+  __device__ RowPrefetch(char*& shared, const void* from, int64_t row_bytes, bool used = true)
+      : from_(static_cast<const char*>(from)), row_bytes_(row_bytes), used_(used) {
     block_threads_ = static_cast<int>(blockDim.x * blockDim.y);
     slot_ = shared + (threadIdx.y * blockDim.x + threadIdx.x) * kBytes;
-    if (!used) return;
-    shared += block_threads_ * kPacks * kBytes;
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) fetch(p, cursor, cursor.row);
+    if (used) shared += block_threads_ * kStages * kPacks * kBytes;
   }
-  /// This row's pack; call copy_async_wait<0>() before the first. Starts the copy of the next row's, which copy_async_commit() closes.
+  static constexpr int bytes_of_thread() { return kStages * kPacks * kBytes; }
+
+  /// Asks for the cursor's row (ahead = 0) or the one after it.
+  __device__ void ask(const RowCursor& cursor, int ahead) {
+    if (!used_) return;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) fetch(slot(ahead, p), p, cursor, cursor.row + ahead * cursor.step);
+  }
+  /// This row's pack, once start_row() has returned. Asks for the pack of the row kStages turns ahead, which end_row() closes.
   template <class V>
   __device__ V take(int p, const RowCursor& cursor) {
     static_assert(sizeof(V) == kBytes);
-    const V value = *reinterpret_cast<const V*>(slot(p));
-    fetch(p, cursor, cursor.row + cursor.step);
+    char* from = slot(kStages == 2 ? cursor.turn : 0, p);
+    const V value = *reinterpret_cast<const V*>(from);
+    fetch(from, p, cursor, cursor.row + kStages * cursor.step);
     return value;
   }
 
  private:
-  __device__ char* slot(int p) const { return slot_ + p * block_threads_ * kBytes; }
-  __device__ void fetch(int p, const RowCursor& cursor, int64_t row) {
+  __device__ char* slot(int stage, int p) const { return slot_ + (stage * kPacks + p) * block_threads_ * kBytes; }
+  __device__ void fetch(char* to, int p, const RowCursor& cursor, int64_t row) {
     if (row >= cursor.rows || !cursor.holds(p)) return;
     const char* from = from_ + row * row_bytes_ + static_cast<int64_t>(cursor.index(p)) * kBytes;
     if constexpr (kBytes == 16)
-      copy_async16(slot(p), from);
+      copy_async16(to, from);
     else
-      copy_async8(slot(p), from);
+      copy_async8(to, from);
   }
   const char* from_;
   char* slot_;
   int64_t row_bytes_;
   int block_threads_;
+  bool used_;
 };
+
+/// Before the first row: sets the inputs' copies going.
+template <int kStages, class... Input>
+__device__ inline void start_inputs(const RowCursor& cursor, Input&... inputs) {
+#pragma unroll
+  for (int ahead = 0; ahead < kStages; ++ahead) {
+    (inputs.ask(cursor, ahead), ...);
+    copy_async_commit();
+  }
+}
+/// Before the first take() of a row, and after the last.
+template <int kStages>
+__device__ inline void start_row() {
+  copy_async_wait<kStages - 1>();
+}
+__device__ inline void end_row() { copy_async_commit(); }
 
 /// A vector [columns] that every row meets: in registers for 16-bit types, in L1 where it would take too many of them.
 template <class T, int kPacks>

@@ -25,11 +25,11 @@ __device__ inline void gelu_share(float z, float& share, float& slope) {
       if constexpr (__is_same(T, __nv_bfloat16)) {
         // Abramowitz & Stegun 7.1.26 for erfc(|z| / sqrt 2): a polynomial times exp(-z^2 / 2), which the density needs anyway.
         const float t = fast_reciprocal(fmaf(0.3275911f * 0.70710678f, fabsf(z), 1.0f));
-        tail = fmaf(1.061405429f, t, -1.453152027f);
-        tail = fmaf(tail, t, 1.421413741f);
-        tail = fmaf(tail, t, -0.284496736f);
-        tail = fmaf(tail, t, 0.254829592f);
-        tail *= 0.5f * t * bell;
+        tail = fmaf(0.5f * 1.061405429f, t, 0.5f * -1.453152027f);
+        tail = fmaf(tail, t, 0.5f * 1.421413741f);
+        tail = fmaf(tail, t, 0.5f * -0.284496736f);
+        tail = fmaf(tail, t, 0.5f * 0.254829592f);
+        tail *= t * bell;
       } else {
         tail = 0.5f * erfcf(0.70710678f * fabsf(z));
       }

@@ -10,7 +10,7 @@ namespace trireme::kernels {
 
 namespace {
 
-constexpr int kFewPacks = 4, kManyPacks = 7, kMaxThreads = 512, kScalarThreads = 256, kBlocksPerSm = 8;
+constexpr int kFewPacks = 4, kManyPacks = 7, kMaxThreads = 512, kScalarThreads = 256, kBlocksPerSm = 8, kStages = 1;
 
 template <class T, int kPacks, bool kFromCodes, bool kBias>
 __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const GeluBackward a) {
@@ -21,12 +21,12 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const GeluBackwar
   using Kept = std::conditional_t<kFromCodes, Vec<uint16_t, kWidth / 2>, Pack>;
   RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
   char* free = shared;
-  RowPrefetch<kPacks, 16> gradients(free, a.dy, a.columns * static_cast<int64_t>(sizeof(T)), cursor);
-  RowPrefetch<kPacks, sizeof(Kept)> inputs(free, kFromCodes ? a.saved.data : a.x, a.columns * static_cast<int64_t>(sizeof(Kept)) / kWidth, cursor);
-  copy_async_commit();
+  RowPrefetch<kPacks, 16, kStages> gradients(free, a.dy, a.columns * static_cast<int64_t>(sizeof(T)));
+  RowPrefetch<kPacks, sizeof(Kept), kStages> inputs(free, kFromCodes ? a.saved.data : a.x, a.columns * static_cast<int64_t>(sizeof(Kept)) / kWidth);
+  start_inputs<kStages>(cursor, gradients, inputs);
   float sums[1][kBias ? kPacks : 1][kWidth] = {};
-  for (int turn = 0; cursor.active(); cursor.advance(), turn ^= 1) {
-    copy_async_wait<0>();
+  for (; cursor.active(); cursor.advance()) {
+    start_row<kStages>();
     float inverse = 1.0f;
     if constexpr (kFromCodes) inverse = a.saved.inverse[cursor.row];
     Pack dx[kPacks];
@@ -40,18 +40,13 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const GeluBackwar
       if constexpr (kFromCodes) {
         from_fp8(inputs.template take<Kept>(p, cursor), inverse, a.saved.format, z);
       } else {
-        to_floats(inputs.template take<Kept>(p, cursor), z);
-        if (a.bias != nullptr) {
-          float b[kWidth];
-          to_floats(load_shared_read<T, kWidth>(static_cast<const T*>(a.bias) + column), b);
-#pragma unroll
-          for (int i = 0; i < kWidth; ++i) z[i] += b[i];
-          to_floats(from_floats<T>(z), z);
-        }
+        Pack input = inputs.template take<Kept>(p, cursor);
+        if (a.bias != nullptr) input = add(input, load_shared_read<T, kWidth>(static_cast<const T*>(a.bias) + column));
+        to_floats(input, z);
       }
       gelu_gradient<T>(d, z, a.kind);
       dx[p] = packed(from_floats<T>(d));
-      top.add(dx[p]);
+      if (a.fp8.data != nullptr) top.add(dx[p]);
       if constexpr (kBias) {
         to_floats(dx[p], d);
 #pragma unroll
@@ -59,9 +54,9 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const GeluBackwar
       }
       if (a.dx != nullptr) store(static_cast<T*>(a.dx) + cursor.row * a.columns + column, dx[p]);
     }
-    copy_async_commit();
+    end_row();
     if (a.fp8.data == nullptr) continue;
-    const float scale = settle_scale(a.fp8, row_amax(top.get(), blockDim.x, scratch[turn]), cursor.row);
+    const float scale = settle_scale(a.fp8, row_amax(top.get(), blockDim.x, scratch[cursor.turn]), cursor.row);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       if (!cursor.holds(p)) continue;

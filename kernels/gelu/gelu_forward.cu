@@ -7,7 +7,7 @@ namespace trireme::kernels {
 namespace {
 
 // Packs of a row for a thread: few for short rows, so that several blocks share a multiprocessor.
-constexpr int kFewPacks = 4, kManyPacks = 7, kMaxThreads = 512, kScalarThreads = 256;
+constexpr int kFewPacks = 4, kManyPacks = 7, kMaxThreads = 512, kScalarThreads = 256, kStages = 2;
 
 __device__ inline float settle_saved(const GeluCodes& saved, float top, int64_t row) {
   const float inverse = row_inverse_scale(top, saved.format);
@@ -23,10 +23,10 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const GeluForward 
   using Pack = Vec<T, kWidth>;
   RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
   char* free = shared;
-  RowPrefetch<kPacks, 16> input(free, a.x, a.columns * static_cast<int64_t>(sizeof(T)), cursor);
-  copy_async_commit();
-  for (int turn = 0; cursor.active(); cursor.advance(), turn ^= 1) {
-    copy_async_wait<0>();
+  RowPrefetch<kPacks, 16, kStages> input(free, a.x, a.columns * static_cast<int64_t>(sizeof(T)));
+  start_inputs<kStages>(cursor, input);
+  for (; cursor.active(); cursor.advance()) {
+    start_row<kStages>();
     Pack z[kPacks], y[kPacks];
     Amax<T> top_y, top_z;
 #pragma unroll
@@ -34,28 +34,21 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const GeluForward 
       if (!cursor.holds(p)) continue;
       const int column = cursor.index(p) * kWidth;
       z[p] = input.template take<Pack>(p, cursor);
+      if (a.bias != nullptr) z[p] = add(z[p], load_shared_read<T, kWidth>(static_cast<const T*>(a.bias) + column));
       float v[kWidth];
       to_floats(z[p], v);
-      if (a.bias != nullptr) {
-        float b[kWidth];
-        to_floats(load_shared_read<T, kWidth>(static_cast<const T*>(a.bias) + column), b);
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) v[i] += b[i];
-        z[p] = packed(from_floats<T>(v));
-        to_floats(z[p], v);
-      }
       gelu<T>(v, a.kind);
       y[p] = packed(from_floats<T>(v));
       if (a.y != nullptr) store(static_cast<T*>(a.y) + cursor.row * a.columns + column, y[p]);
       if constexpr (kFp8) {
-        top_z.add(z[p]);
+        if (a.saved.data != nullptr) top_z.add(z[p]);
         top_y.add(y[p]);
       }
     }
-    copy_async_commit();
+    end_row();
     if constexpr (kFp8) {
       float top[2] = {top_y.get(), top_z.get()};
-      row_amax(top, blockDim.x, scratch[turn]);
+      row_amax(top, blockDim.x, scratch[cursor.turn]);
       const float scale = a.fp8.data != nullptr ? settle_scale(a.fp8, top[0], cursor.row) : 0.0f;
       const float saved_scale = a.saved.data != nullptr ? settle_saved(a.saved, top[1], cursor.row) : 0.0f;
 #pragma unroll
@@ -116,8 +109,8 @@ __global__ void __launch_bounds__(kScalarThreads) scalar_kernel(const GeluForwar
 template <class T, bool kFp8>
 cudaError_t launch(const GeluForward& a, int64_t packs, cudaStream_t stream) {
   if (packs <= kFewPacks * kMaxThreads)
-    return launch_rows(forward_kernel<T, kFewPacks, kFp8>, a, a.rows, row_geometry(packs, kFewPacks), kFewPacks * 16, stream);
-  return launch_rows(forward_kernel<T, kManyPacks, kFp8>, a, a.rows, row_geometry(packs, kManyPacks), kManyPacks * 16, stream);
+    return launch_rows(forward_kernel<T, kFewPacks, kFp8>, a, a.rows, row_geometry(packs, kFewPacks), kStages * kFewPacks * 16, stream);
+  return launch_rows(forward_kernel<T, kManyPacks, kFp8>, a, a.rows, row_geometry(packs, kManyPacks), kStages * kManyPacks * 16, stream);
 }
 
 }  // namespace

@@ -9,10 +9,12 @@ namespace trireme::kernels {
 namespace {
 
 // Sums over rows take registers: with them a thread has fewer elements of the row.
-constexpr int kSumElements = 16, kMaxThreads = 512, kBlocksPerSm = 8, kScalarThreads = 256;
+constexpr int kMaxThreads = 512, kBlocksPerSm = 8, kScalarThreads = 256;
 
 template <class T>
 constexpr int kPlainElements = sizeof(T) == 2 ? 32 : 16;
+template <class T>
+constexpr int kSumElements = sizeof(T) == 2 ? 16 : 8;
 
 bool wants_sums(const LayerNormBackward& a) { return a.d_gamma != nullptr || a.d_beta != nullptr || a.d_bias != nullptr; }
 /// Vectors that a block leaves in the workspace: gamma's, beta's, bias's.
@@ -22,22 +24,24 @@ template <class T, int kElements, int kSums>
 __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const LayerNormBackward a) {
   extern __shared__ __align__(16) char shared[];
   __shared__ float scratch[2][2 * 32];
-  constexpr int kWidth = 16 / sizeof(T), kPacks = kElements / kWidth;
+  constexpr int kWidth = 16 / sizeof(T), kPacks = kElements / kWidth, kStages = kSums > 0 ? 2 : 1;
   using Pack = Vec<T, kWidth>;
   const bool more = a.d_sum != nullptr;
   RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
   const int64_t row_bytes = a.columns * static_cast<int64_t>(sizeof(T));
   char* free = shared;
-  RowPrefetch<kPacks, 16> gradients(free, a.dy, row_bytes, cursor), inputs(free, a.sum, row_bytes, cursor), others(free, a.d_sum, row_bytes, cursor, more);
-  copy_async_commit();
+  RowPrefetch<kPacks, 16, kStages> gradients(free, a.dy, row_bytes), inputs(free, a.sum, row_bytes), others(free, a.d_sum, row_bytes, more);
+  start_inputs<kStages>(cursor, gradients, inputs, others);
   const RowVector<T, kPacks> gammas(a.gamma, cursor);
   const float share = __fdividef(1.0f, static_cast<float>(a.columns));
   float sums[kSums == 0 ? 1 : kSums][kSums == 0 ? 1 : kPacks][kWidth] = {};
 
-  for (int turn = 0; cursor.active(); cursor.advance(), turn ^= 1) {
-    copy_async_wait<0>();
+  for (; cursor.active(); cursor.advance()) {
+    start_row<kStages>();
     const int64_t base = cursor.row * a.columns;
     const float rstd = a.rstd[cursor.row], shift = -a.mean[cursor.row] * rstd;  // n = s * rstd + shift
+    RowMask mask;
+    if (a.dropout.ids != nullptr) mask = RowMask(a.dropout, cursor.row, a.columns);
     Pack dy[kPacks], s[kPacks];
     float dot[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -61,7 +65,7 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const LayerNormBa
         dot[1] = fmaf(g[i], n[i], dot[1]);
       }
     }
-    row_sum(dot, blockDim.x, scratch[turn]);
+    row_sum(dot, blockDim.x, scratch[cursor.turn]);
     // ds = rstd * (g - mean(g) - n * mean(g n)) = rstd * g + slope * s + level
     const float slope = -rstd * rstd * dot[1] * share, level = -rstd * (dot[0] + dot[1] * shift) * share;
 #pragma unroll
@@ -83,7 +87,7 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const LayerNormBa
       if (a.ds != nullptr) store(static_cast<T*>(a.ds) + at, out);
       if (a.dropout.ids != nullptr) {
         to_floats(out, g);
-        RowMask(a.dropout, cursor.row, a.columns).apply(g, cursor.index(p) * kWidth);
+        mask.apply(g, cursor.index(p) * kWidth);
         out = from_floats<T>(g);
         if (a.dx != nullptr) store(static_cast<T*>(a.dx) + at, out);
       }
@@ -93,7 +97,7 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const LayerNormBa
         for (int i = 0; i < kWidth; ++i) sums[2][p][i] += g[i];
       }
     }
-    copy_async_commit();
+    end_row();
   }
 
   if constexpr (kSums > 0) {
@@ -170,7 +174,7 @@ cudaError_t launch(const LayerNormBackward& a, cudaStream_t stream) {
   int64_t blocks = 0;
   RowLaunch extra;
   if (kSums > 0) extra = {block_sums_bytes(g.rows, a.columns, kSums), kBlocksPerSm, &blocks};
-  const cudaError_t error = launch_rows(backward_kernel<T, kElements, kSums>, a, a.rows, g, (a.d_sum != nullptr ? 48 : 32) * kPacks, stream, extra);
+  const cudaError_t error = launch_rows(backward_kernel<T, kElements, kSums>, a, a.rows, g, (kSums > 0 ? 2 : 1) * (a.d_sum != nullptr ? 48 : 32) * kPacks, stream, extra);
   return error != cudaSuccess ? error : finish(a, blocks, stream);
 }
 
@@ -192,7 +196,7 @@ cudaError_t layer_norm_backward(const LayerNormBackward& a, cudaStream_t stream)
     if (a.columns % (16 / sizeof(T)) != 0 || !aligned16(a.dy, a.sum, a.gamma, a.d_sum, a.ds, a.dx)) return launch_scalar<T>(a, stream);
     const int sums = sums_of(a);
     if (sums == 0) return launch<T, kPlainElements<T>, 0>(a, stream);
-    return sums == 3 ? launch<T, kSumElements, 3>(a, stream) : launch<T, kSumElements, 2>(a, stream);
+    return sums == 3 ? launch<T, kSumElements<T>, 3>(a, stream) : launch<T, kSumElements<T>, 2>(a, stream);
   });
 }
 

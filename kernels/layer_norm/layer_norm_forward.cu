@@ -16,19 +16,21 @@ template <class T, bool kFp8, bool kPrologue>
 __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const LayerNormForward a) {
   extern __shared__ __align__(16) char shared[];
   __shared__ float scratch[3][32];
-  constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
+  constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth, kStages = kPrologue ? 1 : 2;
   using Pack = Vec<T, kWidth>;
   const bool residual = kPrologue && a.residual != nullptr;
   RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
   const int64_t row_bytes = a.columns * static_cast<int64_t>(sizeof(T));
   char* free = shared;
-  RowPrefetch<kPacks, 16> input(free, a.x, row_bytes, cursor), residuals(free, a.residual, row_bytes, cursor, residual);
-  copy_async_commit();
+  RowPrefetch<kPacks, 16, kStages> input(free, a.x, row_bytes), residuals(free, a.residual, row_bytes, residual);
+  start_inputs<kStages>(cursor, input, residuals);
   const RowVector<T, kPacks> gammas(a.gamma, cursor), betas(a.beta, cursor);
   const float share = __fdividef(1.0f, static_cast<float>(a.columns));
   for (; cursor.active(); cursor.advance()) {
-    copy_async_wait<0>();
+    start_row<kStages>();
     const int64_t base = cursor.row * a.columns;
+    RowMask mask;
+    if (kPrologue && a.dropout.ids != nullptr) mask = RowMask(a.dropout, cursor.row, a.columns);
     Pack s[kPacks];
     float total[1] = {0.0f};
 #pragma unroll
@@ -36,33 +38,23 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const LayerNormFor
       if (!cursor.holds(p)) continue;
       s[p] = packed(input.template take<Pack>(p, cursor));
       float v[kWidth];
-      to_floats(s[p], v);
       if constexpr (kPrologue) {
         const int column = cursor.index(p) * kWidth;
-        float w[kWidth];
-        if (a.bias != nullptr) {
-          to_floats(load_shared_read<T, kWidth>(static_cast<const T*>(a.bias) + column), w);
-#pragma unroll
-          for (int i = 0; i < kWidth; ++i) v[i] += w[i];
-          to_floats(from_floats<T>(v), v);
-        }
+        if (a.bias != nullptr) s[p] = add(s[p], load_shared_read<T, kWidth>(static_cast<const T*>(a.bias) + column));
         if (a.dropout.ids != nullptr) {
-          RowMask(a.dropout, cursor.row, a.columns).apply(v, column);
-          to_floats(from_floats<T>(v), v);
+          to_floats(s[p], v);
+          mask.apply(v, column);
+          s[p] = from_floats<T>(v);
         }
-        if (residual) {
-          to_floats(residuals.template take<Pack>(p, cursor), w);
-#pragma unroll
-          for (int i = 0; i < kWidth; ++i) v[i] += w[i];
-        }
-        s[p] = packed(from_floats<T>(v));
-        to_floats(s[p], v);
+        if (residual) s[p] = add(s[p], residuals.template take<Pack>(p, cursor));
+        s[p] = packed(s[p]);
         if (a.sum != nullptr) store(static_cast<T*>(a.sum) + base + column, s[p]);
       }
+      to_floats(s[p], v);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) total[0] += v[i];
     }
-    copy_async_commit();
+    end_row();
     row_sum(total, blockDim.x, scratch[0]);
     const float mean = total[0] * share;
     float square[1] = {0.0f};
@@ -155,7 +147,7 @@ cudaError_t launch(const LayerNormForward& a, cudaStream_t stream) {
   const RowGeometry g = row_geometry(a.columns / kWidth, kPacks);
   if (a.bias != nullptr || a.dropout.ids != nullptr || a.residual != nullptr || a.sum != nullptr)
     return launch_rows(forward_kernel<T, kFp8, true>, a, a.rows, g, (a.residual != nullptr ? 32 : 16) * kPacks, stream);
-  return launch_rows(forward_kernel<T, kFp8, false>, a, a.rows, g, 16 * kPacks, stream);
+  return launch_rows(forward_kernel<T, kFp8, false>, a, a.rows, g, 2 * 16 * kPacks, stream);
 }
 
 template <class T>

@@ -13,6 +13,7 @@ struct RowMask {
   uint32_t threshold;
   float scale;
 
+  RowMask() = default;
   /// Rows and rows_per_sample are below 2^31.
   __device__ RowMask(const RowDropout& dropout, int64_t row, int64_t columns) : threshold(dropout.threshold), scale(dropout.scale) {
     const uint32_t sample = static_cast<uint32_t>(row) / static_cast<uint32_t>(dropout.rows_per_sample);

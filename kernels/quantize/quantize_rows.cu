@@ -16,17 +16,17 @@ struct Arguments {
   Fp8Format format;
 };
 
-template <class T, int kPacks, int kMaxThreads>
+template <class T, int kPacks, int kMaxThreads, int kStages>
 __global__ void __launch_bounds__(kMaxThreads) rows_kernel(const Arguments a) {
   extern __shared__ __align__(16) char shared[];
   __shared__ float scratch[2][32];
   constexpr int kWidth = 16 / sizeof(T);
   RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
   char* free = shared;
-  RowPrefetch<kPacks, 16> input(free, a.x, a.columns * static_cast<int64_t>(sizeof(T)), cursor);
-  copy_async_commit();
-  for (int turn = 0; cursor.active(); cursor.advance(), turn ^= 1) {
-    copy_async_wait<0>();
+  RowPrefetch<kPacks, 16, kStages> input(free, a.x, a.columns * static_cast<int64_t>(sizeof(T)));
+  start_inputs<kStages>(cursor, input);
+  for (; cursor.active(); cursor.advance()) {
+    start_row<kStages>();
     Vec<T, kWidth> x[kPacks];
     Amax<T> amax;
 #pragma unroll
@@ -35,8 +35,8 @@ __global__ void __launch_bounds__(kMaxThreads) rows_kernel(const Arguments a) {
       x[p] = packed(input.template take<Vec<T, kWidth>>(p, cursor));
       amax.add(x[p]);
     }
-    copy_async_commit();
-    const float inverse = row_inverse_scale(row_amax(amax.get(), blockDim.x, scratch[turn]), a.format), factor = 1.0f / inverse;
+    end_row();
+    const float inverse = row_inverse_scale(row_amax(amax.get(), blockDim.x, scratch[cursor.turn]), a.format), factor = 1.0f / inverse;
     if (threadIdx.x == 0) a.inverse[cursor.row] = inverse;
     uint8_t* row = a.data + cursor.row * a.columns;
 #pragma unroll
@@ -76,8 +76,8 @@ cudaError_t quantize_rows(const void* x, uint8_t* data, float* inverse, int64_t 
     constexpr int kWidth = 16 / sizeof(T);
     const int64_t packs = columns / kWidth;
     if (columns % kWidth == 0 && aligned16(x, data)) {
-      if (packs <= 4 * 512) return launch_rows(rows_kernel<T, 4, 512>, a, rows, row_geometry(packs, 4), 4 * 16, stream);
-      if (packs <= 8 * 1024) return launch_rows(rows_kernel<T, 8, 1024>, a, rows, row_geometry(packs, 8), 8 * 16, stream);
+      if (packs <= 4 * 512) return launch_rows(rows_kernel<T, 4, 512, 2>, a, rows, row_geometry(packs, 4), 2 * 4 * 16, stream);
+      if (packs <= 8 * 1024) return launch_rows(rows_kernel<T, 8, 1024, 1>, a, rows, row_geometry(packs, 8), 8 * 16, stream);
     }
     scalar_kernel<T><<<static_cast<unsigned>(rows), kScalarThreads, 0, stream>>>(a);
     return cudaGetLastError();

@@ -8,7 +8,7 @@ namespace trireme::kernels {
 
 namespace {
 
-constexpr int kMaxThreads = 512, kBlocksPerSm = 4, kScalarThreads = 256;
+constexpr int kMaxThreads = 512, kBlocksPerSm = 4, kScalarThreads = 256, kStages = 1;
 /// Of a row, for a thread.
 template <class T>
 constexpr int kElements = sizeof(T) == 2 ? 32 : 16;
@@ -25,14 +25,14 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const RmsNormBack
   RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
   const int64_t row_bytes = a.columns * static_cast<int64_t>(sizeof(T));
   char* free = shared;
-  RowPrefetch<kPacks, 16> gradients(free, a.dy, row_bytes, cursor), inputs(free, a.x, row_bytes, cursor), more(free, a.d_residual, row_bytes, cursor, residual);
-  copy_async_commit();
+  RowPrefetch<kPacks, 16, kStages> gradients(free, a.dy, row_bytes), inputs(free, a.x, row_bytes), more(free, a.d_residual, row_bytes, residual);
+  start_inputs<kStages>(cursor, gradients, inputs, more);
   const RowVector<T, kPacks> weight(a.weight, cursor);
   const float share = __fdividef(1.0f, static_cast<float>(a.columns));
   float dw[1][kMode == Mode::kWeight ? kPacks : 1][kWidth] = {};
 
-  for (int turn = 0; cursor.active(); cursor.advance(), turn ^= 1) {
-    copy_async_wait<0>();
+  for (; cursor.active(); cursor.advance()) {
+    start_row<kStages>();
     const int64_t base = cursor.row * a.columns;
     const float rstd = a.rstd[cursor.row];
     Pack dy[kPacks], x[kPacks];
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const RmsNormBack
         }
       }
     }
-    row_sum(dot, blockDim.x, scratch[turn]);
+    row_sum(dot, blockDim.x, scratch[cursor.turn]);
     const float factor = dot[0] * rstd * rstd * rstd * share;
     Amax<T> amax;
 #pragma unroll
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const RmsNormBack
         dy[p] = packed(dx);
       }
     }
-    copy_async_commit();
+    end_row();
     if constexpr (kMode == Mode::kFp8) {
       // The next row's dot comes between two of these: one scratch is enough.
       const float scale = settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[2]), cursor.row);

@@ -17,18 +17,18 @@ template <class T, Sink kSink, bool kResidual>
 __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const RmsNormForward a) {
   extern __shared__ __align__(16) char shared[];
   __shared__ float scratch[3][32];
-  constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
+  constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth, kStages = kResidual ? 1 : 2;
   using Pack = Vec<T, kWidth>;
   RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
   const int64_t row_bytes = a.columns * static_cast<int64_t>(sizeof(T));
   char* free = shared;
-  RowPrefetch<kPacks, 16> input(free, a.x, row_bytes, cursor), residual(free, a.residual, row_bytes, cursor, kResidual);
-  copy_async_commit();
+  RowPrefetch<kPacks, 16, kStages> input(free, a.x, row_bytes), residual(free, a.residual, row_bytes, kResidual);
+  start_inputs<kStages>(cursor, input, residual);
   const RowVector<T, kPacks> weight(a.weight, cursor);
   const float share = __fdividef(1.0f, static_cast<float>(a.columns)), known_scale = kSink == Sink::kFp8Tensor ? *a.fp8.scale : 0.0f;
   Amax<T> amax;
-  for (int turn = 0; cursor.active(); cursor.advance(), turn ^= 1) {
-    copy_async_wait<0>();
+  for (; cursor.active(); cursor.advance()) {
+    start_row<kStages>();
     const int64_t base = cursor.row * a.columns;
     Pack s[kPacks];
     float square[1] = {0.0f};
@@ -36,22 +36,15 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const RmsNormForwa
     for (int p = 0; p < kPacks; ++p) {
       if (!cursor.holds(p)) continue;
       s[p] = packed(input.template take<Pack>(p, cursor));
+      if constexpr (kResidual) s[p] = packed(add(s[p], residual.template take<Pack>(p, cursor)));
       float u[kWidth];
       to_floats(s[p], u);
-      if constexpr (kResidual) {
-        float v[kWidth];
-        to_floats(residual.template take<Pack>(p, cursor), v);
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) u[i] += v[i];
-        s[p] = packed(from_floats<T>(u));
-        to_floats(s[p], u);
-      }
       if (a.sum != nullptr) store(static_cast<T*>(a.sum) + base + cursor.index(p) * kWidth, s[p]);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) square[0] = fmaf(u[i], u[i], square[0]);
     }
-    copy_async_commit();
-    row_sum(square, blockDim.x, scratch[turn]);
+    end_row();
+    row_sum(square, blockDim.x, scratch[cursor.turn]);
     const float rstd = rsqrtf(square[0] * share + a.eps);
     if (a.rstd != nullptr && threadIdx.x == 0) a.rstd[cursor.row] = rstd;
 
@@ -138,7 +131,7 @@ cudaError_t launch(const RmsNormForward& a, cudaStream_t stream) {
   constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
   const RowGeometry g = row_geometry(a.columns / kWidth, kPacks);
   if (a.residual != nullptr) return launch_rows(forward_kernel<T, kSink, true>, a, a.rows, g, 2 * 16 * kPacks, stream);
-  return launch_rows(forward_kernel<T, kSink, false>, a, a.rows, g, 16 * kPacks, stream);
+  return launch_rows(forward_kernel<T, kSink, false>, a, a.rows, g, 2 * 16 * kPacks, stream);
 }
 
 template <class T>

@@ -8,7 +8,7 @@ namespace trireme::kernels {
 namespace {
 
 // Packs of each half of a row for a thread: few for short rows, so that several blocks share a multiprocessor.
-constexpr int kFewPacks = 4, kManyPacks = 7, kMaxThreads = 512, kScalarThreads = 256, kWidth = 8;
+constexpr int kFewPacks = 4, kManyPacks = 7, kMaxThreads = 512, kScalarThreads = 256, kWidth = 8, kStages = 1;
 
 using Codes = Vec<uint16_t, kWidth / 2>;
 
@@ -26,10 +26,10 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const SwigluForwar
   RowCursor cursor(a.tokens, static_cast<int>(a.f / kWidth));
   char* free = shared;
   const T* gate_up = static_cast<const T*>(a.gate_up);
-  RowPrefetch<kPacks, 16> gates(free, gate_up, 4 * a.f, cursor), ups(free, gate_up + a.f, 4 * a.f, cursor);
-  copy_async_commit();
-  for (int turn = 0; cursor.active(); cursor.advance(), turn ^= 1) {
-    copy_async_wait<0>();
+  RowPrefetch<kPacks, 16, kStages> gates(free, gate_up, 4 * a.f), ups(free, gate_up + a.f, 4 * a.f);
+  start_inputs<kStages>(cursor, gates, ups);
+  for (; cursor.active(); cursor.advance()) {
+    start_row<kStages>();
     constexpr int kKept = kSaves ? kPacks : 1;
     Pack y[kPacks], gate[kKept], up[kKept];
     Amax<T> top_y, top_gate, top_up;
@@ -51,16 +51,16 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const SwigluForwar
       top_y.add(y[p]);
       if (a.y != nullptr) store(static_cast<T*>(a.y) + cursor.row * a.f + cursor.index(p) * kWidth, y[p]);
     }
-    copy_async_commit();
+    end_row();
     float scale, gate_scale = 0.0f, up_scale = 0.0f;
     if constexpr (kSaves) {
       float top[3] = {top_y.get(), top_gate.get(), top_up.get()};
-      row_amax(top, blockDim.x, scratch[turn]);
+      row_amax(top, blockDim.x, scratch[cursor.turn]);
       gate_scale = settle_half(a.saved, top[1], cursor.row, 0);
       up_scale = settle_half(a.saved, top[2], cursor.row, 1);
       scale = a.fp8.data != nullptr ? settle_scale(a.fp8, top[0], cursor.row) : 0.0f;
     } else {
-      scale = settle_scale(a.fp8, row_amax(top_y.get(), blockDim.x, scratch[turn]), cursor.row);
+      scale = settle_scale(a.fp8, row_amax(top_y.get(), blockDim.x, scratch[cursor.turn]), cursor.row);
     }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -93,11 +93,11 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const SwigluBackw
   char* free = shared;
   const char* gate_up = kFromCodes ? reinterpret_cast<const char*>(a.saved.data) : static_cast<const char*>(a.gate_up);
   constexpr int kSize = sizeof(Half) / kWidth;
-  RowPrefetch<kPacks, 16> gradients(free, a.dy, 2 * a.f, cursor);
-  RowPrefetch<kPacks, sizeof(Half)> gates(free, gate_up, 2 * a.f * kSize, cursor), ups(free, gate_up + a.f * kSize, 2 * a.f * kSize, cursor);
-  copy_async_commit();
-  for (int turn = 0; cursor.active(); cursor.advance(), turn ^= 1) {
-    copy_async_wait<0>();
+  RowPrefetch<kPacks, 16, kStages> gradients(free, a.dy, 2 * a.f);
+  RowPrefetch<kPacks, sizeof(Half), kStages> gates(free, gate_up, 2 * a.f * kSize), ups(free, gate_up + a.f * kSize, 2 * a.f * kSize);
+  start_inputs<kStages>(cursor, gradients, gates, ups);
+  for (; cursor.active(); cursor.advance()) {
+    start_row<kStages>();
     float gate_inverse = 1.0f, up_inverse = 1.0f;
     if constexpr (kFromCodes) gate_inverse = a.saved.inverse[2 * cursor.row], up_inverse = a.saved.inverse[2 * cursor.row + 1];
     Pack d_gate[kPacks], d_up[kPacks];
@@ -125,9 +125,9 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const SwigluBackw
       store(out, d_gate[p]);
       store(out + a.f, d_up[p]);
     }
-    copy_async_commit();
+    end_row();
     if (a.fp8.data == nullptr) continue;
-    const float scale = settle_scale(a.fp8, row_amax(top.get(), blockDim.x, scratch[turn]), cursor.row);
+    const float scale = settle_scale(a.fp8, row_amax(top.get(), blockDim.x, scratch[cursor.turn]), cursor.row);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       if (!cursor.holds(p)) continue;
