@@ -52,7 +52,7 @@ LinearPlan make_plan(const Weight& weight, const std::vector<LoraAdapter>& adapt
                      const LoraSettings& lora, std::vector<at::Tensor>& inputs) {
   inputs.push_back(weight.matrix);
   LinearPlan plan{weight.inverse_scale, {}};
-  plan.lora = make_lora_plan(adapters, lora.scale, lora.dropout, inputs);
+  plan.lora = make_lora_plan(adapters, weight.matrix, lora.scale, lora.dropout, inputs);
   return plan;
 }
 

@@ -63,21 +63,11 @@ struct LoraLinear : torch::autograd::Function<LoraLinear> {
   }
 };
 
-void check_shapes(const at::Tensor& x, const at::Tensor& weight,
-                  const std::vector<LoraAdapter>& adapters) {
+void check_shapes(const at::Tensor& x, const at::Tensor& weight) {
   TRIREME_CHECK(weight.dim() == 2 && x.size(-1) == weight.size(1), "linear: input of ", x.size(-1),
                 " columns, weight [", weight.size(0), ", ", weight.size(-1), "]");
   TRIREME_CHECK(x.scalar_type() == weight.scalar_type(), "linear: x is ", x.scalar_type(),
                 ", weight ", weight.scalar_type());
-  for (const LoraAdapter& adapter : adapters) {
-    TRIREME_CHECK(adapter.a.dim() == 2 && adapter.b.dim() == 2 &&
-                      adapter.a.size(1) == weight.size(1) && adapter.b.size(1) == adapter.a.size(0),
-                  "adapter A ", adapter.a.sizes(), " and B ", adapter.b.sizes(),
-                  " do not fit weight ", weight.sizes());
-    TRIREME_CHECK(adapter.row_begin >= 0 && adapter.row_begin + adapter.b.size(0) <= weight.size(0),
-                  "adapter rows ", adapter.row_begin, " to ", adapter.row_begin + adapter.b.size(0),
-                  " leave the weight's ", weight.size(0));
-  }
 }
 
 }  // namespace
@@ -85,9 +75,9 @@ void check_shapes(const at::Tensor& x, const at::Tensor& weight,
 at::Tensor lora_linear(const at::Tensor& x, const at::Tensor& weight,
                        const std::vector<LoraAdapter>& adapters, double scale,
                        const Dropout& dropout) {
-  check_shapes(x, weight, adapters);
+  check_shapes(x, weight);
   std::vector<at::Tensor> pairs;
-  const LoraPlan plan = make_lora_plan(adapters, scale, dropout, pairs);
+  const LoraPlan plan = make_lora_plan(adapters, weight, scale, dropout, pairs);
   return LoraLinear::apply(x, weight, at::TensorList(pairs), plan);
 }
 

@@ -1,5 +1,7 @@
 #include "lora_products.h"
 
+#include "trireme/base/error.h"
+
 #include <ATen/ATen.h>
 
 namespace trireme {
@@ -12,8 +14,17 @@ at::Tensor stacked(const std::vector<at::Tensor>& a) { return a.size() == 1 ? a[
 
 }  // namespace
 
-LoraPlan make_lora_plan(const std::vector<LoraAdapter>& adapters, double scale,
-                        const Dropout& dropout, std::vector<at::Tensor>& pairs) {
+LoraPlan make_lora_plan(const std::vector<LoraAdapter>& adapters, const at::Tensor& weight,
+                        double scale, const Dropout& dropout, std::vector<at::Tensor>& pairs) {
+  for (const LoraAdapter& adapter : adapters) {
+    TRIREME_CHECK(adapter.a.dim() == 2 && adapter.b.dim() == 2 &&
+                      adapter.a.size(1) == weight.size(1) && adapter.b.size(1) == adapter.a.size(0),
+                  "adapter A ", adapter.a.sizes(), " and B ", adapter.b.sizes(),
+                  " do not fit weight ", weight.sizes());
+    TRIREME_CHECK(adapter.row_begin >= 0 && adapter.row_begin + adapter.b.size(0) <= weight.size(0),
+                  "adapter rows ", adapter.row_begin, " to ", adapter.row_begin + adapter.b.size(0),
+                  " leave the weight's ", weight.size(0));
+  }
   LoraPlan plan{{}, scale, dropout};
   for (const LoraAdapter& adapter : adapters) {
     pairs.push_back(adapter.a);

@@ -22,9 +22,9 @@ struct LoraPlan {
   Dropout dropout;
 };
 
-/// Appends a0, b0, a1, b1, … to `pairs`.
-LoraPlan make_lora_plan(const std::vector<LoraAdapter>& adapters, double scale,
-                        const Dropout& dropout, std::vector<at::Tensor>& pairs);
+/// Appends a0, b0, a1, b1, … to `pairs`; adapters that do not fit `weight` [out, in] are an internal error.
+LoraPlan make_lora_plan(const std::vector<LoraAdapter>& adapters, const at::Tensor& weight,
+                        double scale, const Dropout& dropout, std::vector<at::Tensor>& pairs);
 
 /// y[:, rows of i] += scale * dropout_i(x) A_i^T B_i^T. Returns the products dropout_i(x) A_i^T
 /// [T, r], which backward needs. x [B, S, in] (any leading shape when dropout is off), y [T, out].

@@ -142,6 +142,19 @@ TEST(BlockLayersFp8, RecomputedAndKeptGateUpGiveTheSameForward) {
   EXPECT_TRUE(at::equal(block(l, false, quantised), block(l, true, quantised)));
 }
 
+TEST(BlockLayersChecks, ShapesThatDoNotFitAreRefused) {
+  const Layers l(0);
+  const auto add = [&](const at::Tensor& w, const std::vector<LoraAdapter>& adapters) {
+    return linear_add(l.x, l.residual, plain(w), adapters, l.lora);
+  };
+  EXPECT_NO_THROW(add(l.out, l.on_out));
+  EXPECT_ANY_THROW(add(random({kD, kD + 1}), {}));
+  EXPECT_ANY_THROW(add(l.out.to(at::kFloat), {}));
+  EXPECT_ANY_THROW(add(l.out, {{l.on_out[0].a, l.on_out[0].b, 1, 0}}));                  // rows 1 to 17 of 16
+  EXPECT_ANY_THROW(add(l.out, {{l.on_out[0].a, random({kD, kR + 1}), 0, 0}}));           // ranks 3 and 4
+  EXPECT_ANY_THROW(add(l.out, {{random({kR, kD - 1}), l.on_out[0].b, 0, 0}}));
+}
+
 TEST(Fp8, RowsUseTheWholeRangeAndRoundToNearest) {
   const at::Tensor x = at::tensor({1.0, -448.0, 0.5, 3.0, 1e-6, 2e-6, 0.0, -4e-6, 0.0, 0.0, 0.0, 0.0},
                                   at::kFloat).view({3, 4});
