@@ -84,14 +84,25 @@ def times(run, skip=3):
     return [m["step_time_s"] for m in events(run, "train")][skip:]
 calm = times("calm1") + times("calm2")
 saving = times("saving1") + times("saving2")
-saves = events("saving1", "save")
-print(f"steps: without saves median {statistics.median(calm) * 1e3:.0f} ms (mean {statistics.mean(calm) * 1e3:.0f}), "
-      f"with a save every 10th median {statistics.median(saving) * 1e3:.0f} ms (mean {statistics.mean(saving) * 1e3:.0f})")
+saves, during = [], []
+for run in ("saving1", "saving2"):
+    steps = {m["step"]: m["step_time_s"] for m in events(run, "train")}
+    for save in events(run, "save"):
+        saves.append(save)
+        elapsed, step = 0.0, save["step"] + 1
+        while step in steps and elapsed < save["seconds"]:
+            during.append(steps[step])
+            elapsed += steps[step]
+            step += 1
+ms = lambda values: f"{statistics.median(values) * 1e3:.0f} ms ({min(values) * 1e3:.0f}-{max(values) * 1e3:.0f}, {len(values)} steps)"
+print(f"steps: median of runs without saves {ms(calm)}; while a save is under way {ms(during)}; mean of whole runs without "
+      f"{statistics.mean(calm) * 1e3:.0f} ms, with a save every 10th step {statistics.mean(saving) * 1e3:.0f} ms")
 pause = statistics.median(s["pause_s"] for s in saves)
 seconds = statistics.median(s["seconds"] for s in saves)
+write = statistics.median(s["write_s"] for s in saves)
 size = saves[0]["bytes"]
 print(f"saves of {size / 2**20:.0f} MiB: the step waits {pause * 1e3:.1f} ms for the copy ({size / pause / 2**30:.1f} GiB/s over all ranks), "
-      f"committed after {seconds:.2f} s ({size / seconds / 2**20:.0f} MiB/s, beside the steps)")
+      f"written with fsync in {write:.2f} s ({size / write / 2**20:.0f} MiB/s, beside the steps), committed after {seconds:.2f} s")
 PY
 echo "load, cold page cache: $loaded_cold"
 echo "load, warm page cache: $loaded_warm"

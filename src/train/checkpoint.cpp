@@ -153,10 +153,8 @@ void Checkpoints::start(const NamedTensors& state, const LoopState& loop) {
     const double begin = steady_seconds();
     const int64_t previous = loop_.completed_steps;
     complete();
-    log_info(
-        fmt::format("step {} waited {} for the save of step {} to end: the storage is slower than "
-                    "the saves are frequent",
-                    loop.completed_steps, format_duration(steady_seconds() - begin), previous));
+    log_info(fmt::format("step {} waited {} for the save of step {} to end", loop.completed_steps,
+                         format_duration(steady_seconds() - begin), previous));
     give_up_after_failures();
   }
   started_ = steady_seconds();
@@ -222,8 +220,9 @@ void Checkpoints::advance() {
   if (phase_ == Phase::kWriting) {
     std::string error;
     const CheckpointFile file = writer_.take(error);
-    const auto texts = comm_.all_gather_host(
-        error.empty() ? " " + file_to_text(file) : fmt::format("rank {}: {}", comm_.rank(), error));
+    const auto texts =
+        comm_.all_gather_host(error.empty() ? " " + file_to_text(file, writer_.write_seconds())
+                                            : fmt::format("rank {}: {}", comm_.rank(), error));
     for (const std::string& text : texts)
       if (!text.starts_with(' ')) return failed(text);
     phase_ = Phase::kCommitting;
@@ -248,14 +247,15 @@ void Checkpoints::advance() {
   last_save_ok_ = true;
   if (comm_.rank() != 0) return;
   const double seconds = steady_seconds() - started_;
-  log_info(fmt::format("saved checkpoints/{}: {} in {}, the step waited {}",
-                       checkpoint_name(loop_.completed_steps),
-                       format_bytes(static_cast<double>(committed_bytes_)),
-                       format_duration(seconds), format_duration(pause_)));
+  log_info(fmt::format(
+      "saved checkpoints/{}: {} in {} (written in {}), the step waited {}",
+      checkpoint_name(loop_.completed_steps), format_bytes(static_cast<double>(committed_bytes_)),
+      format_duration(seconds), format_duration(write_seconds_), format_duration(pause_)));
   event_(nlohmann::json({{"event", "save"},
                          {"step", loop_.completed_steps},
                          {"bytes", committed_bytes_},
                          {"seconds", seconds},
+                         {"write_s", write_seconds_},
                          {"pause_s", pause_}})
              .dump());
 }

@@ -114,7 +114,7 @@ class Checkpoints {
   int64_t ignore_through_ = -1;
   int failures_ = 0;
   bool last_save_ok_ = true;
-  double started_ = 0, pause_ = 0;
+  double started_ = 0, pause_ = 0, write_seconds_ = 0;  // the slowest rank's writing
   uint64_t committed_bytes_ = 0;
 };
 

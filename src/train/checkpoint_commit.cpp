@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -52,8 +53,11 @@ void Checkpoints::commit(const std::vector<std::string>& descriptions) {
   manifest.data = options_.data;
   manifest.base = options_.base;
   manifest.units = described_units();
+  write_seconds_ = 0;
   for (const std::string& text : descriptions) {
-    CheckpointFile file = file_from_text(text);
+    double seconds = 0;
+    CheckpointFile file = file_from_text(text, seconds);
+    write_seconds_ = std::max(write_seconds_, seconds);
     if (!file.name.empty()) manifest.files.push_back(std::move(file));
   }
   const std::filesystem::path working = temporary(step),

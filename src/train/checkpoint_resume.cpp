@@ -179,11 +179,14 @@ std::optional<LoopState> Checkpoints::load_candidate(const std::filesystem::path
       if (const auto differences = check_checkpoint_layout(directory, manifest);
           !differences.empty())
         throw ModelError(summarise_differences(differences));
-      if (manifest.version != 1 && manifest.config_hash != options_.config_hash)
-        throw ModelError(fmt::format("it was made with another configuration: {}",
-                                     summarise_differences(deciding_changes(
-                                         parse_config(manifest.config, directory.string()),
-                                         parse_config(options_.config, "this run")))));
+      // Hashes differ as well when a later version has more keys: the keys decide.
+      if (manifest.version != 1 && manifest.config_hash != options_.config_hash) {
+        const auto changes = deciding_changes(parse_config(manifest.config, directory.string()),
+                                              parse_config(options_.config, "this run"));
+        if (!changes.empty())
+          throw ModelError(fmt::format("it was made with another configuration: {}",
+                                       summarise_differences(changes)));
+      }
       mine = compare_with_model(manifest, state);
     }
   } catch (const Error& error) {

@@ -4,6 +4,7 @@
 #include "trireme/base/fault.h"
 #include "trireme/base/file.h"
 #include "trireme/base/hash.h"
+#include "trireme/base/time.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -67,7 +68,9 @@ void CheckpointWriter::start(const std::filesystem::path& path, int rank, int64_
     try {
       if (copied_) copied_->synchronize();
       fault_point("save:write", rank, step);
+      const double begin = steady_seconds();
       if (!pieces_.empty()) write(path);
+      write_seconds_ = steady_seconds() - begin;
       fault_point("save:written", rank, step);
     } catch (const std::exception& error) {
       error_ = error.what();
@@ -106,18 +109,19 @@ CheckpointFile CheckpointWriter::take(std::string& error) {
 
 // --- descriptions between ranks -------------------------------------------------------------------------------------------------
 
-std::string file_to_text(const CheckpointFile& file) {
+std::string file_to_text(const CheckpointFile& file, double seconds) {
   nlohmann::json pieces = nlohmann::json::array();
   for (const CheckpointPiece& p : file.pieces)
     pieces.push_back({p.kind, p.unit, static_cast<int>(p.dtype), p.begin, p.count, p.xxh3});
-  return nlohmann::json({file.name, file.bytes, file.header_xxh3, pieces}).dump();
+  return nlohmann::json({file.name, file.bytes, file.header_xxh3, pieces, seconds}).dump();
 }
 
-CheckpointFile file_from_text(const std::string& text) {
+CheckpointFile file_from_text(const std::string& text, double& seconds) {
   const auto value = nlohmann::json::parse(text);
   CheckpointFile file{value[0], value[1], value[2], std::nullopt, {}};
   for (const auto& p : value[3])
     file.pieces.push_back({p[0], p[1], static_cast<DType>(p[2].get<int>()), p[3], p[4], p[5]});
+  seconds = value[4];
   return file;
 }
 

@@ -32,6 +32,8 @@ class CheckpointWriter {
   bool finished() const { return finished_; }
   /// Once finished: joins. The file as the manifest describes it (no name: nothing to write); `error` is set when it failed.
   CheckpointFile take(std::string& error);
+  /// From the end of the copy to the last fsync of the file taken.
+  double write_seconds() const { return write_seconds_; }
 
  private:
   void write(const std::filesystem::path& path);
@@ -42,6 +44,7 @@ class CheckpointWriter {
   std::atomic<bool> finished_ = true;
   CheckpointFile file_;
   std::string error_;
+  double write_seconds_ = 0;
 };
 
 /// How far a save's file will go beyond its tensors: header and JSON, per piece.
@@ -49,8 +52,8 @@ inline constexpr int64_t kBytesPerPiece = 512;
 
 DType stored_dtype(const at::Tensor& tensor);
 
-/// A described file as one line of text for the other ranks, and back.
-std::string file_to_text(const CheckpointFile& file);
-CheckpointFile file_from_text(const std::string& text);
+/// A described file and the seconds that writing it took as one line of text for the other ranks, and back.
+std::string file_to_text(const CheckpointFile& file, double seconds);
+CheckpointFile file_from_text(const std::string& text, double& seconds);
 
 }  // namespace trireme

@@ -28,7 +28,7 @@ namespace {
 bool decides(std::string_view key) {
   for (const std::string_view free :
        {"logging.", "output.", "parallel.", "eval.", "batch.micro_batch_size", "data.train",
-        "data.valid", "model.path"})
+        "data.valid", "model.path", "train.on_nonfinite"})
     if (key.starts_with(free)) return false;
   return true;
 }

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 
-from checkpoint_site import SAMPLES, STEPS, CheckpointSite, flip, np, skip
+from checkpoint_site import SAMPLES, STEPS, CheckpointSite, edit_manifest, flip, np, skip
 
 EVERY = f"output.save_every_samples={SAMPLES}"  # every step
 
@@ -148,6 +148,15 @@ def configuration(site):
     site.same("origin")
     assert "keep_last: 3" in open(f"{site.work}/origin/config.yaml").read()
     site.report("configuration", "deciding keys refused by name, the others may change", done.seconds)
+    # A checkpoint of a version with fewer keys is the same run; one whose keys say otherwise is not.
+    site.stopped("keys")
+    newest, older = f"{site.directory('keys')}/step-00000006", f"{site.directory('keys')}/step-00000004"
+    edit_manifest(newest, lambda m: m.update(config=m["config"].replace("lr: 0.001", "lr: 0.002"), config_hash="0" * 16))
+    edit_manifest(older, lambda m: m.update(config=m["config"].replace("  shuffle: true\n", ""), config_hash="0" * 16))
+    done = site.run("output.dir=keys")
+    assert "another configuration: optimizer.lr was 0.002, is 0.001" in done.err and "resuming after step 4" in done.err, done.err
+    site.same("keys")
+    site.report("configuration of a checkpoint", "passed over by key, fewer keys accepted", done.seconds)
     # By the clock: rank 0's decides for all.
     done = site.run("output.dir=clock", "output.save_every_samples=null", "output.save_every_minutes=0.005", ranks=2, faults="sleep@step:0.2s")
     assert 2 <= len(site.metrics("clock", "save")) <= STEPS, site.metrics("clock", "save")
