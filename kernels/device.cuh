@@ -1,5 +1,6 @@
 #pragma once
-// Device-side pieces that kernels share: wide accesses, conversions of whole packs, reductions in a fixed order.
+// Device-side pieces that kernels share: wide accesses, conversions of whole packs, reductions in a
+// fixed order.
 
 #include "kernels/element.h"
 
@@ -7,7 +8,8 @@
 
 namespace trireme::kernels {
 
-/// kWidth neighbouring elements: sixteen bytes, or one element where width or alignment allow no more.
+/// kWidth neighbouring elements: sixteen bytes, or one element where width or alignment allow no
+/// more.
 template <class T, int kWidth>
 struct alignas(sizeof(T) * kWidth) Vec {
   T value[kWidth];
@@ -18,7 +20,9 @@ template <class T, int kWidth>
 __device__ inline Vec<T, kWidth> load_stream(const T* from) {
   if constexpr (sizeof(T) * kWidth == 16) {
     int4 raw;
-    asm("ld.global.L1::no_allocate.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w) : "l"(from));
+    asm("ld.global.L1::no_allocate.v4.s32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
+        : "l"(from));
     return __builtin_bit_cast(Vec<T, kWidth>, raw);
   } else {
     static_assert(kWidth == 1);
@@ -88,11 +92,13 @@ __device__ inline Vec<T, kWidth> from_floats(const float (&in)[kWidth]) {
   }
 }
 
-/// The sums, rounded once: for 16-bit types one instruction for two of them, with the bits that fp32 addition and one rounding give.
+/// The sums, rounded once: for 16-bit types one instruction for two of them, with the bits that
+/// fp32 addition and one rounding give.
 template <class T, int kWidth>
 __device__ inline Vec<T, kWidth> add(const Vec<T, kWidth>& a, const Vec<T, kWidth>& b) {
   if constexpr (sizeof(T) == 2 && kWidth % 2 == 0) {
-    const auto x = __builtin_bit_cast(Words<kWidth / 2>, a), y = __builtin_bit_cast(Words<kWidth / 2>, b);
+    const auto x = __builtin_bit_cast(Words<kWidth / 2>, a),
+               y = __builtin_bit_cast(Words<kWidth / 2>, b);
     Words<kWidth / 2> sum;
 #pragma unroll
     for (int i = 0; i < kWidth / 2; ++i) {
@@ -105,13 +111,15 @@ __device__ inline Vec<T, kWidth> add(const Vec<T, kWidth>& a, const Vec<T, kWidt
   } else {
     Vec<T, kWidth> sum;
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) sum.value[i] = from_float<T>(to_float(a.value[i]) + to_float(b.value[i]));
+    for (int i = 0; i < kWidth; ++i)
+      sum.value[i] = from_float<T>(to_float(a.value[i]) + to_float(b.value[i]));
     return sum;
   }
 }
 
-/// The same sixteen bytes in four registers. What is computed from the result is computed there: the compiler neither keeps unpacked
-/// copies from before nor holds 16-bit elements in registers of their own.
+/// The same sixteen bytes in four registers. What is computed from the result is computed there:
+/// the compiler neither keeps unpacked copies from before nor holds 16-bit elements in registers of
+/// their own.
 template <class T, int kWidth>
 __device__ inline Vec<T, kWidth> packed(const Vec<T, kWidth>& vec) {
   static_assert(sizeof(T) * kWidth == 16);
@@ -141,12 +149,14 @@ __device__ inline V warp_sum(V v) {
 
 __device__ inline float warp_max(float v) {
 #pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, offset));
+  for (int offset = 16; offset > 0; offset /= 2)
+    v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, offset));
   return v;
 }
 
-/// Sums of kCount values over the `threads` threads of a row: a warp, or all threads of the block. Every thread gets the same bits.
-/// `scratch` holds 32 * kCount floats; two consecutive calls of a block must not share one.
+/// Sums of kCount values over the `threads` threads of a row: a warp, or all threads of the block.
+/// Every thread gets the same bits. `scratch` holds 32 * kCount floats; two consecutive calls of a
+/// block must not share one.
 template <int kCount>
 __device__ inline void row_sum(float (&v)[kCount], int threads, float* scratch) {
 #pragma unroll
@@ -169,10 +179,16 @@ __device__ inline void row_sum(float (&v)[kCount], int threads, float* scratch) 
 
 /// Sixteen bytes from global to shared memory without passing registers; both 16-byte aligned.
 __device__ inline void copy_async16(void* shared, const void* global) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))), "l"(global) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                   static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+               "l"(global)
+               : "memory");
 }
 __device__ inline void copy_async8(void* shared, const void* global) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))), "l"(global) : "memory");
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(
+                   static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+               "l"(global)
+               : "memory");
 }
 __device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>

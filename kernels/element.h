@@ -11,7 +11,8 @@ namespace trireme::kernels {
 
 enum class Element { kF32, kF16, kBF16 };
 
-/// Calls f with a value of the element's type: `dispatch(type, [&](auto zero) { using T = decltype(zero); … })`.
+/// Calls f with a value of the element's type: `dispatch(type, [&](auto zero) { using T =
+/// decltype(zero); … })`.
 template <class F>
 cudaError_t dispatch(Element element, const F& f) {
   switch (element) {
@@ -29,11 +30,17 @@ __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); 
 template <class T>
 __device__ inline T from_float(float x);
 template <>
-__device__ inline float from_float<float>(float x) { return x; }
+__device__ inline float from_float<float>(float x) {
+  return x;
+}
 template <>
-__device__ inline __half from_float<__half>(float x) { return __float2half_rn(x); }
+__device__ inline __half from_float<__half>(float x) {
+  return __float2half_rn(x);
+}
 template <>
-__device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
+__device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
 
 /// Sixteen bytes of elements, loaded and stored in one access.
 template <class T>

@@ -1,13 +1,15 @@
 #pragma once
-// A row in registers while the next one travels to shared memory: each thread copies the packs that it will take itself, so no barrier
-// is needed, and asks for a pack of the next row as soon as it has taken this row's.
+// A row in registers while the next one travels to shared memory: each thread copies the packs that
+// it will take itself, so no barrier is needed, and asks for a pack of the next row as soon as it
+// has taken this row's.
 
 #include "kernels/device.cuh"
 #include "kernels/row_geometry.h"
 
 namespace trireme::kernels {
 
-/// Where a thread stands: blockDim = (threads of a row, rows of a block), pack p of a thread is pack threadIdx.x + p * blockDim.x.
+/// Where a thread stands: blockDim = (threads of a row, rows of a block), pack p of a thread is
+/// pack threadIdx.x + p * blockDim.x.
 struct RowCursor {
   int64_t rows, row, step;
   int packs;     // of a row
@@ -27,12 +29,13 @@ struct RowCursor {
   }
 };
 
-/// One input, of which a pack is kBytes (8 or 16) long and row r starts at from + r * row_bytes. kStages (1 or 2) rows are on their way: two
-/// where one is too little to keep the memory busy.
+/// One input, of which a pack is kBytes (8 or 16) long and row r starts at from + r * row_bytes.
+/// kStages (1 or 2) rows are on their way: two where one is too little to keep the memory busy.
 template <int kPacks, int kBytes, int kStages>
 class RowPrefetch {
  public:
-  /// Takes bytes_of_thread() of shared memory for each thread of the block; nothing when not `used`.
+  /// Takes bytes_of_thread() of shared memory for each thread of the block; nothing when not
+  /// `used`.
   __device__ RowPrefetch(char*& shared, const void* from, int64_t row_bytes, bool used = true)
       : from_(static_cast<const char*>(from)), row_bytes_(row_bytes), used_(used) {
     block_threads_ = static_cast<int>(blockDim.x * blockDim.y);
@@ -45,9 +48,11 @@ class RowPrefetch {
   __device__ void ask(const RowCursor& cursor, int ahead) {
     if (!used_) return;
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) fetch(slot(ahead, p), p, cursor, cursor.row + ahead * cursor.step);
+    for (int p = 0; p < kPacks; ++p)
+      fetch(slot(ahead, p), p, cursor, cursor.row + ahead * cursor.step);
   }
-  /// This row's pack, once start_row() has returned. Asks for the pack of the row kStages turns ahead, which end_row() closes.
+  /// This row's pack, once start_row() has returned. Asks for the pack of the row kStages turns
+  /// ahead, which end_row() closes.
   template <class V>
   __device__ V take(int p, const RowCursor& cursor) {
     static_assert(sizeof(V) == kBytes);
@@ -58,7 +63,9 @@ class RowPrefetch {
   }
 
  private:
-  __device__ char* slot(int stage, int p) const { return slot_ + (stage * kPacks + p) * block_threads_ * kBytes; }
+  __device__ char* slot(int stage, int p) const {
+    return slot_ + (stage * kPacks + p) * block_threads_ * kBytes;
+  }
   __device__ void fetch(char* to, int p, const RowCursor& cursor, int64_t row) {
     if (row >= cursor.rows || !cursor.holds(p)) return;
     const char* from = from_ + row * row_bytes_ + static_cast<int64_t>(cursor.index(p)) * kBytes;
@@ -90,13 +97,15 @@ __device__ inline void start_row() {
 }
 __device__ inline void end_row() { copy_async_commit(); }
 
-/// A vector [columns] that every row meets: in registers for 16-bit types, in L1 where it would take too many of them.
+/// A vector [columns] that every row meets: in registers for 16-bit types, in L1 where it would
+/// take too many of them.
 template <class T, int kPacks>
 class RowVector {
  public:
   static constexpr int kWidth = 16 / sizeof(T);
   static constexpr bool kKept = sizeof(T) == 2;
-  __device__ RowVector(const void* from, const RowCursor& cursor) : from_(static_cast<const T*>(from)) {
+  __device__ RowVector(const void* from, const RowCursor& cursor)
+      : from_(static_cast<const T*>(from)) {
     if constexpr (kKept) {
 #pragma unroll
       for (int p = 0; p < kPacks; ++p)
@@ -111,7 +120,9 @@ class RowVector {
   }
 
  private:
-  __device__ Vec<T, kWidth> load(int p, const RowCursor& cursor) const { return load_shared_read<T, kWidth>(from_ + cursor.index(p) * kWidth); }
+  __device__ Vec<T, kWidth> load(int p, const RowCursor& cursor) const {
+    return load_shared_read<T, kWidth>(from_ + cursor.index(p) * kWidth);
+  }
   const T* from_;
   Vec<T, kWidth> kept_[kKept ? kPacks : 1];
 };
@@ -122,15 +133,22 @@ struct RowLaunch {
   int64_t* blocks = nullptr;  // receives the number of blocks
 };
 
-/// Launches a kernel over rows on a grid that stays. `bytes_of_thread`: what the kernel's RowPrefetches take.
+/// Launches a kernel over rows on a grid that stays. `bytes_of_thread`: what the kernel's
+/// RowPrefetches take.
 template <class Kernel, class Arguments>
-cudaError_t launch_rows(Kernel kernel, const Arguments& arguments, int64_t rows, const RowGeometry& g, int bytes_of_thread, cudaStream_t stream,
+cudaError_t launch_rows(Kernel kernel, const Arguments& arguments, int64_t rows,
+                        const RowGeometry& g, int bytes_of_thread, cudaStream_t stream,
                         RowLaunch extra = {}) {
-  const size_t inputs = static_cast<size_t>(bytes_of_thread) * g.threads * g.rows, shared = inputs > extra.shared ? inputs : extra.shared;
-  if (const cudaError_t error = allow_shared_memory(kernel, shared); error != cudaSuccess) return error;
-  const int64_t blocks = resident_blocks(kernel, g.threads * g.rows, shared, extra.blocks_per_sm, ceil_div(rows, g.rows));
+  const size_t inputs = static_cast<size_t>(bytes_of_thread) * g.threads * g.rows,
+               shared = inputs > extra.shared ? inputs : extra.shared;
+  if (const cudaError_t error = allow_shared_memory(kernel, shared); error != cudaSuccess)
+    return error;
+  const int64_t blocks = resident_blocks(kernel, g.threads * g.rows, shared, extra.blocks_per_sm,
+                                         ceil_div(rows, g.rows));
   if (extra.blocks != nullptr) *extra.blocks = blocks;
-  kernel<<<static_cast<unsigned>(blocks), dim3(static_cast<unsigned>(g.threads), static_cast<unsigned>(g.rows)), shared, stream>>>(arguments);
+  kernel<<<static_cast<unsigned>(blocks),
+           dim3(static_cast<unsigned>(g.threads), static_cast<unsigned>(g.rows)), shared, stream>>>(
+      arguments);
   return cudaGetLastError();
 }
 

@@ -1,5 +1,6 @@
 #pragma once
-// Timing of kernels: several sets of buffers in rotation, batches of launches between two events, the median batch.
+// Timing of kernels: several sets of buffers in rotation, batches of launches between two events,
+// the median batch.
 
 #include "kernels/element.h"
 
@@ -40,10 +41,10 @@ class Recorder {
  public:
   explicit Recorder(std::string filter) : filter_(std::move(filter)) {}
   bool wants(const std::string& name) const { return name.find(filter_) != std::string::npos; }
-  /// Launches run(0), run(1), … (rotating over `sets`), checks every status, prints and keeps the median. `bytes`: each input once plus
-  /// each output once.
-  void time(const std::string& name, const std::string& shape, Element element, double bytes, int sets,
-            const std::function<cudaError_t(int)>& run);
+  /// Launches run(0), run(1), … (rotating over `sets`), checks every status, prints and keeps the
+  /// median. `bytes`: each input once plus each output once.
+  void time(const std::string& name, const std::string& shape, Element element, double bytes,
+            int sets, const std::function<cudaError_t(int)>& run);
   const std::vector<Result>& results() const { return results_; }
 
  private:
@@ -68,7 +69,7 @@ inline int64_t size_of(Element element) { return element == Element::kF32 ? 4 : 
 }  // namespace trireme::kernels::bench
 
 /// TRIREME_BENCH(rms_norm) { …recorder… }
-#define TRIREME_BENCH(name)                                                                          \
-  static void bench_##name(::trireme::kernels::bench::Recorder& recorder);                            \
-  static const ::trireme::kernels::bench::Registration registration_##name(#name, bench_##name);      \
+#define TRIREME_BENCH(name)                                                                      \
+  static void bench_##name(::trireme::kernels::bench::Recorder& recorder);                       \
+  static const ::trireme::kernels::bench::Registration registration_##name(#name, bench_##name); \
   static void bench_##name(::trireme::kernels::bench::Recorder& recorder)

@@ -26,21 +26,26 @@ __device__ uint32_t hash(uint64_t x) {
   return static_cast<uint32_t>(x >> 32);
 }
 
-__device__ float unit(uint64_t x) { return (static_cast<float>(hash(x) >> 8) + 0.5f) * (1.0f / 16777216.0f); }
+__device__ float unit(uint64_t x) {
+  return (static_cast<float>(hash(x) >> 8) + 0.5f) * (1.0f / 16777216.0f);
+}
 
 template <class T>
 __global__ void normal_kernel(T* out, int64_t count, uint32_t seed) {
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
     const uint64_t at = (static_cast<uint64_t>(seed) << 40) + 2 * i;
     out[i] = from_float<T>(sqrtf(-2.0f * logf(unit(at))) * cospif(2.0f * unit(at + 1)));
   }
 }
 __global__ void uniform_kernel(float* out, int64_t count, float low, float high, uint32_t seed) {
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += static_cast<int64_t>(gridDim.x) * blockDim.x)
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += static_cast<int64_t>(gridDim.x) * blockDim.x)
     out[i] = low + (high - low) * unit((static_cast<uint64_t>(seed) << 40) + i);
 }
 __global__ void integer_kernel(int64_t* out, int64_t count, int64_t below, uint32_t seed) {
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += static_cast<int64_t>(gridDim.x) * blockDim.x)
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += static_cast<int64_t>(gridDim.x) * blockDim.x)
     out[i] = hash((static_cast<uint64_t>(seed) << 40) + i) % below;
 }
 
@@ -59,13 +64,16 @@ void check(cudaError_t status, const char* what) {
   std::exit(70);
 }
 
-const char* name_of(Element element) { return element == Element::kF32 ? "fp32" : element == Element::kF16 ? "fp16" : "bf16"; }
+const char* name_of(Element element) {
+  return element == Element::kF32 ? "fp32" : element == Element::kF16 ? "fp16" : "bf16";
+}
 
 std::string shape_text(std::initializer_list<int64_t> extents) {
   char text[128];
   int length = 0;
   for (const int64_t extent : extents)
-    length += std::snprintf(text + length, sizeof(text) - static_cast<size_t>(length), length == 0 ? "%lld" : " x %lld", static_cast<long long>(extent));
+    length += std::snprintf(text + length, sizeof(text) - static_cast<size_t>(length),
+                            length == 0 ? "%lld" : " x %lld", static_cast<long long>(extent));
   return text;
 }
 
@@ -83,10 +91,13 @@ void* Memory::raw(int64_t bytes) {
 
 void* Memory::normal(int64_t count, Element element) {
   void* block = raw(count * size_of(element));
-  check(dispatch(element, [&](auto zero) {
-          normal_kernel<<<1024, 256>>>(static_cast<decltype(zero)*>(block), count, seed_++);
-          return cudaGetLastError();
-        }), "fill");
+  check(dispatch(element,
+                 [&](auto zero) {
+                   normal_kernel<<<1024, 256>>>(static_cast<decltype(zero)*>(block), count,
+                                                seed_++);
+                   return cudaGetLastError();
+                 }),
+        "fill");
   return block;
 }
 
@@ -104,8 +115,8 @@ int64_t* Memory::integers(int64_t count, int64_t below) {
   return block;
 }
 
-void Recorder::time(const std::string& name, const std::string& shape, Element element, double bytes, int sets,
-                    const std::function<cudaError_t(int)>& run) {
+void Recorder::time(const std::string& name, const std::string& shape, Element element,
+                    double bytes, int sets, const std::function<cudaError_t(int)>& run) {
   constexpr int kWarmUp = 6, kBatches = 15, kPerBatch = 8;
   if (!wants(name)) return;
   for (int i = 0; i < kWarmUp; ++i) check(run(i % sets), name.c_str());
@@ -125,10 +136,11 @@ void Recorder::time(const std::string& name, const std::string& shape, Element e
   }
   cudaEventDestroy(begin);
   cudaEventDestroy(end);
-  const double median = percentile(times, 0.5), spread = (percentile(times, 0.9) - percentile(times, 0.1)) / median;
+  const double median = percentile(times, 0.5),
+               spread = (percentile(times, 0.9) - percentile(times, 0.1)) / median;
   results_.push_back({name, shape, name_of(element), median, spread, bytes});
-  std::printf("%-44s %-24s %-5s %9.1f us  %5.2f TB/s  +-%4.1f%%\n", name.c_str(), shape.c_str(), name_of(element), median,
-              bytes / median * 1e-6, spread * 50);
+  std::printf("%-44s %-24s %-5s %9.1f us  %5.2f TB/s  +-%4.1f%%\n", name.c_str(), shape.c_str(),
+              name_of(element), median, bytes / median * 1e-6, spread * 50);
   std::fflush(stdout);
 }
 
@@ -146,31 +158,40 @@ int main(int argc, char** argv) {
       return std::fprintf(stderr, "usage: kernel_bench [--json FILE] [--filter TEXT]\n"), 2;
   }
   int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return std::fprintf(stderr, "kernel_bench: no CUDA device here\n"), 70;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0)
+    return std::fprintf(stderr, "kernel_bench: no CUDA device here\n"), 70;
   cudaDeviceProp properties;
   bench::check(cudaGetDeviceProperties(&properties, 0), "device");
-  std::printf("%s, %d multiprocessors, L2 %d MiB\n", properties.name, properties.multiProcessorCount, properties.l2CacheSize >> 20);
+  std::printf("%s, %d multiprocessors, L2 %d MiB\n", properties.name,
+              properties.multiProcessorCount, properties.l2CacheSize >> 20);
 
   bench::Recorder recorder(filter);
   {
     bench::Memory memory;
     const int64_t bytes = int64_t{1} << 30;
-    void* from[2] = {memory.normal(bytes / 2, Element::kBF16), memory.normal(bytes / 2, Element::kBF16)};
+    void* from[2] = {memory.normal(bytes / 2, Element::kBF16),
+                     memory.normal(bytes / 2, Element::kBF16)};
     void* to[2] = {memory.raw(bytes), memory.raw(bytes)};
-    recorder.time("copy (cudaMemcpyAsync)", "1 GiB", Element::kBF16, 2.0 * static_cast<double>(bytes), 2,
-                  [&](int set) { return cudaMemcpyAsync(to[set], from[set], bytes, cudaMemcpyDeviceToDevice); });
+    recorder.time("copy (cudaMemcpyAsync)", "1 GiB", Element::kBF16,
+                  2.0 * static_cast<double>(bytes), 2, [&](int set) {
+                    return cudaMemcpyAsync(to[set], from[set], bytes, cudaMemcpyDeviceToDevice);
+                  });
   }
   for (const auto& [name, benchmark] : bench::registry()) benchmark(recorder);
 
   if (json.empty()) return 0;
   std::FILE* file = std::fopen(json.c_str(), "w");
-  if (file == nullptr) return std::fprintf(stderr, "kernel_bench: cannot write %s\n", json.c_str()), 73;
+  if (file == nullptr)
+    return std::fprintf(stderr, "kernel_bench: cannot write %s\n", json.c_str()), 73;
   std::fprintf(file, "{\"device\": \"%s\", \"results\": [", properties.name);
   const char* separator = "\n";
   for (const auto& r : recorder.results()) {
-    std::fprintf(file, "%s  {\"name\": \"%s\", \"shape\": \"%s\", \"element\": \"%s\", \"microseconds\": %.3f, \"spread\": %.4f, \"bytes\": %.0f, "
-                       "\"tb_per_s\": %.4f}", separator, r.name.c_str(), r.shape.c_str(), r.element.c_str(), r.microseconds, r.spread, r.bytes,
-                 r.bytes / r.microseconds * 1e-6);
+    std::fprintf(file,
+                 "%s  {\"name\": \"%s\", \"shape\": \"%s\", \"element\": \"%s\", \"microseconds\": "
+                 "%.3f, \"spread\": %.4f, \"bytes\": %.0f, "
+                 "\"tb_per_s\": %.4f}",
+                 separator, r.name.c_str(), r.shape.c_str(), r.element.c_str(), r.microseconds,
+                 r.spread, r.bytes, r.bytes / r.microseconds * 1e-6);
     separator = ",\n";
   }
   std::fprintf(file, "\n]}\n");

@@ -1,4 +1,5 @@
-// LibTorch's own operations on the shapes of our row kernels, timed in the same process: built into kernel_bench_torch only.
+// LibTorch's own operations on the shapes of our row kernels, timed in the same process: built into
+// kernel_bench_torch only.
 
 #include "kernels/bench/bench.h"
 
@@ -16,12 +17,14 @@ constexpr int kSets = 3;
 
 std::vector<at::Tensor> matrices(int64_t rows, int64_t columns) {
   std::vector<at::Tensor> sets;
-  for (int i = 0; i < kSets; ++i) sets.push_back(at::randn({rows, columns}, at::device(at::kCUDA).dtype(at::kBFloat16)));
+  for (int i = 0; i < kSets; ++i)
+    sets.push_back(at::randn({rows, columns}, at::device(at::kCUDA).dtype(at::kBFloat16)));
   return sets;
 }
 
 template <class F>
-void time(bench::Recorder& recorder, const char* name, const std::string& label, double bytes, const F& run) {
+void time(bench::Recorder& recorder, const char* name, const std::string& label, double bytes,
+          const F& run) {
   recorder.time(name, label, Element::kBF16, bytes, kSets, [&](int i) {
     run(i);
     return cudaGetLastError();
@@ -32,17 +35,24 @@ void norms(bench::Recorder& recorder, int64_t rows, int64_t columns) {
   const double tensor = static_cast<double>(rows * columns * 2);
   const std::string label = bench::shape_text({rows, columns});
   const std::vector<at::Tensor> x = matrices(rows, columns), dy = matrices(rows, columns);
-  const at::Tensor w = at::randn({columns}, x[0].options()), b = at::randn({columns}, x[0].options());
-  time(recorder, "LibTorch rms_norm forward", label, 2 * tensor, [&](int i) { at::_fused_rms_norm(x[i], {columns}, w, 1e-5); });
+  const at::Tensor w = at::randn({columns}, x[0].options()),
+                   b = at::randn({columns}, x[0].options());
+  time(recorder, "LibTorch rms_norm forward", label, 2 * tensor,
+       [&](int i) { at::_fused_rms_norm(x[i], {columns}, w, 1e-5); });
   const at::Tensor rms = std::get<1>(at::_fused_rms_norm(x[0], {columns}, w, 1e-5));
-  time(recorder, "LibTorch rms_norm backward, dx", label, 3 * tensor,
-       [&](int i) { at::_fused_rms_norm_backward(dy[i], x[i], {columns}, rms, w, {true, false}); });
-  time(recorder, "LibTorch rms_norm backward, dx + dw", label, 3 * tensor,
-       [&](int i) { at::_fused_rms_norm_backward(dy[i], x[i], {columns}, rms, w, {true, true}); });
-  time(recorder, "LibTorch layer_norm forward", label, 2 * tensor, [&](int i) { at::native_layer_norm(x[i], {columns}, w, b, 1e-5); });
+  time(recorder, "LibTorch rms_norm backward, dx", label, 3 * tensor, [&](int i) {
+    at::_fused_rms_norm_backward(dy[i], x[i], {columns}, rms, w, {true, false});
+  });
+  time(recorder, "LibTorch rms_norm backward, dx + dw", label, 3 * tensor, [&](int i) {
+    at::_fused_rms_norm_backward(dy[i], x[i], {columns}, rms, w, {true, true});
+  });
+  time(recorder, "LibTorch layer_norm forward", label, 2 * tensor,
+       [&](int i) { at::native_layer_norm(x[i], {columns}, w, b, 1e-5); });
   const auto [y, mean, rstd] = at::native_layer_norm(x[0], {columns}, w, b, 1e-5);
   time(recorder, "LibTorch layer_norm backward, dx + d_gamma + d_beta", label, 3 * tensor,
-       [&, &m = mean, &r = rstd](int i) { at::native_layer_norm_backward(dy[i], x[i], {columns}, m, r, w, b, {true, true, true}); });
+       [&, &m = mean, &r = rstd](int i) {
+         at::native_layer_norm_backward(dy[i], x[i], {columns}, m, r, w, b, {true, true, true});
+       });
 }
 
 void activations(bench::Recorder& recorder, int64_t rows, int64_t columns) {
@@ -50,16 +60,23 @@ void activations(bench::Recorder& recorder, int64_t rows, int64_t columns) {
   const std::string label = bench::shape_text({rows, columns});
   const std::vector<at::Tensor> gate_up = matrices(rows, 2 * columns), dy = matrices(rows, columns);
   const auto half = [&](int i, int64_t h) { return gate_up[i].narrow(1, h * columns, columns); };
-  time(recorder, "LibTorch swiglu forward (silu, mul)", label, 3 * tensor, [&](int i) { at::silu(half(i, 0)).mul_(half(i, 1)); });
+  time(recorder, "LibTorch swiglu forward (silu, mul)", label, 3 * tensor,
+       [&](int i) { at::silu(half(i, 0)).mul_(half(i, 1)); });
   time(recorder, "LibTorch gelu forward", label, 2 * tensor, [&](int i) { at::gelu(dy[i]); });
-  time(recorder, "LibTorch gelu backward", label, 3 * tensor, [&](int i) { at::gelu_backward(dy[i], dy[(i + 1) % kSets]); });
+  time(recorder, "LibTorch gelu backward", label, 3 * tensor,
+       [&](int i) { at::gelu_backward(dy[i], dy[(i + 1) % kSets]); });
 }
 
 }  // namespace
 
 TRIREME_BENCH(peers) {
   const c10::InferenceMode no_autograd;
-  for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{131072, 1024}, {32768, 4096}, {32768, 5120}, {16384, 8192}, {8192, 16384}}) norms(recorder, rows, columns);
+  for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{131072, 1024},
+                                      {32768, 4096},
+                                      {32768, 5120},
+                                      {16384, 8192},
+                                      {8192, 16384}})
+    norms(recorder, rows, columns);
   activations(recorder, 49152, 4096);
   activations(recorder, 8192, 28672);
 }

@@ -1,6 +1,6 @@
 #pragma once
-// The last step of a kernel whose threads each hold sums over the rows they saw: the rows of a block are added in order, and the block
-// leaves one partial row for column_sums().
+// The last step of a kernel whose threads each hold sums over the rows they saw: the rows of a
+// block are added in order, and the block leaves one partial row for column_sums().
 
 #include <cstdint>
 
@@ -8,14 +8,16 @@ namespace trireme::kernels {
 
 /// Bytes of shared memory that leave_sums() needs.
 inline size_t block_sums_bytes(int rows_of_block, int64_t columns, int vectors) {
-  return rows_of_block > 1 ? static_cast<size_t>(rows_of_block * columns * vectors) * sizeof(float) : 0;
+  return rows_of_block > 1 ? static_cast<size_t>(rows_of_block * columns * vectors) * sizeof(float)
+                           : 0;
 }
 
-/// sums[v][p][i] belongs to column first(p) + i of vector v, for packs that holds(p). blockDim = (threads of a row, rows of a block); all threads
-/// of the block call it, with shared memory that nobody uses any more. partial [gridDim.x, kVectors, columns].
+/// sums[v][p][i] belongs to column first(p) + i of vector v, for packs that holds(p). blockDim =
+/// (threads of a row, rows of a block); all threads of the block call it, with shared memory that
+/// nobody uses any more. partial [gridDim.x, kVectors, columns].
 template <int kVectors, int kPacks, int kWidth, class First, class Holds>
-__device__ inline void leave_sums(const float (&sums)[kVectors][kPacks][kWidth], const First& first, const Holds& holds, int columns, float* shared,
-                                  float* partial) {
+__device__ inline void leave_sums(const float (&sums)[kVectors][kPacks][kWidth], const First& first,
+                                  const Holds& holds, int columns, float* shared, float* partial) {
   float* row = partial + static_cast<int64_t>(blockIdx.x) * kVectors * columns;
   const int rows = static_cast<int>(blockDim.y), length = kVectors * columns;
   float* to = rows == 1 ? row : shared + static_cast<int>(threadIdx.y) * length;
@@ -30,7 +32,8 @@ __device__ inline void leave_sums(const float (&sums)[kVectors][kPacks][kWidth],
     }
   if (rows == 1) return;
   __syncthreads();
-  for (int c = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x); c < length; c += static_cast<int>(blockDim.x * blockDim.y)) {
+  for (int c = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x); c < length;
+       c += static_cast<int>(blockDim.x * blockDim.y)) {
     float sum = 0.0f;
     for (int y = 0; y < rows; ++y) sum += shared[y * length + c];
     row[c] = sum;

@@ -10,10 +10,13 @@ namespace {
 constexpr int kColumns = 32, kLanes = 16;
 
 template <class T>
-__global__ void __launch_bounds__(kColumns* kLanes) column_sum_kernel(const float* __restrict__ partial, int64_t rows, int64_t columns,
-                                                                      int64_t stride, const ColumnSums outs, bool accumulate) {
+__global__ void __launch_bounds__(kColumns* kLanes)
+    column_sum_kernel(const float* __restrict__ partial, int64_t rows, int64_t columns,
+                      int64_t stride, const ColumnSums outs, bool accumulate) {
   static_assert(kMaxColumnSums == 3);
-  T* out = static_cast<T*>(blockIdx.y == 0 ? outs.out[0] : blockIdx.y == 1 ? outs.out[1] : outs.out[2]);
+  T* out = static_cast<T*>(blockIdx.y == 0   ? outs.out[0]
+                           : blockIdx.y == 1 ? outs.out[1]
+                                             : outs.out[2]);
   if (out == nullptr) return;
   partial += blockIdx.y * columns;
   __shared__ float lanes[kLanes][kColumns];
@@ -21,7 +24,8 @@ __global__ void __launch_bounds__(kColumns* kLanes) column_sum_kernel(const floa
   float sum = 0.0f;
   if (column < columns) {
 #pragma unroll 8
-    for (int64_t row = threadIdx.y; row < rows; row += kLanes) sum += partial[row * stride + column];
+    for (int64_t row = threadIdx.y; row < rows; row += kLanes)
+      sum += partial[row * stride + column];
   }
   lanes[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
@@ -32,25 +36,28 @@ __global__ void __launch_bounds__(kColumns* kLanes) column_sum_kernel(const floa
   out[column] = from_float<T>(total);
 }
 
-cudaError_t launch(const float* partial, int64_t rows, int64_t columns, int64_t stride, const ColumnSums& outs, Element element, bool accumulate,
-                   cudaStream_t stream) {
+cudaError_t launch(const float* partial, int64_t rows, int64_t columns, int64_t stride,
+                   const ColumnSums& outs, Element element, bool accumulate, cudaStream_t stream) {
   if (columns == 0 || outs.count == 0) return cudaSuccess;
   return dispatch(element, [&](auto zero) {
-    const dim3 grid(static_cast<unsigned>(ceil_div(columns, kColumns)), static_cast<unsigned>(outs.count)), block(kColumns, kLanes);
-    column_sum_kernel<decltype(zero)><<<grid, block, 0, stream>>>(partial, rows, columns, stride, outs, accumulate);
+    const dim3 grid(static_cast<unsigned>(ceil_div(columns, kColumns)),
+                    static_cast<unsigned>(outs.count)),
+        block(kColumns, kLanes);
+    column_sum_kernel<decltype(zero)>
+        <<<grid, block, 0, stream>>>(partial, rows, columns, stride, outs, accumulate);
     return cudaGetLastError();
   });
 }
 
 }  // namespace
 
-cudaError_t column_sum(const float* partial, int64_t rows, int64_t columns, int64_t stride, void* out, Element element, bool accumulate,
-                       cudaStream_t stream) {
+cudaError_t column_sum(const float* partial, int64_t rows, int64_t columns, int64_t stride,
+                       void* out, Element element, bool accumulate, cudaStream_t stream) {
   return launch(partial, rows, columns, stride, {{out}, 1}, element, accumulate, stream);
 }
 
-cudaError_t column_sums(const float* partial, int64_t rows, int64_t columns, const ColumnSums& outs, Element element, bool accumulate,
-                        cudaStream_t stream) {
+cudaError_t column_sums(const float* partial, int64_t rows, int64_t columns, const ColumnSums& outs,
+                        Element element, bool accumulate, cudaStream_t stream) {
   return launch(partial, rows, columns, columns * outs.count, outs, element, accumulate, stream);
 }
 

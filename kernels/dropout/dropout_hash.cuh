@@ -18,10 +18,13 @@ struct DropoutHash {
 };
 
 __device__ inline DropoutHash sample_hash(uint64_t id, uint32_t t0, uint32_t t1) {
-  const uint32_t k0 = dropout_mix(dropout_mix(static_cast<uint32_t>(id) ^ t0) ^ static_cast<uint32_t>(id >> 32) ^ t1);
+  const uint32_t k0 = dropout_mix(dropout_mix(static_cast<uint32_t>(id) ^ t0) ^
+                                  static_cast<uint32_t>(id >> 32) ^ t1);
   return {k0, dropout_mix(k0 + 0x9e3779b9u)};
 }
 
-__device__ inline uint32_t dropout_draw(DropoutHash key, uint32_t word) { return dropout_mix(dropout_mix(word ^ key.k0) ^ key.k1); }
+__device__ inline uint32_t dropout_draw(DropoutHash key, uint32_t word) {
+  return dropout_mix(dropout_mix(word ^ key.k0) ^ key.k1);
+}
 
 }  // namespace trireme::kernels

@@ -10,7 +10,9 @@
 
 namespace trireme::kernels {
 
-__device__ inline constexpr float fp8_max(Fp8Format format) { return format == Fp8Format::kE4M3 ? 448.0f : 57344.0f; }
+__device__ inline constexpr float fp8_max(Fp8Format format) {
+  return format == Fp8Format::kE4M3 ? 448.0f : 57344.0f;
+}
 
 /// kWidth codes of values * scale, rounded to nearest and saturated; kWidth is even.
 template <__nv_fp8_interpretation_t kKind, int kWidth>
@@ -18,35 +20,42 @@ __device__ inline Vec<uint16_t, kWidth / 2> to_fp8(const float (&values)[kWidth]
   Vec<uint16_t, kWidth / 2> packed;
 #pragma unroll
   for (int i = 0; i < kWidth; i += 2)
-    packed.value[i / 2] = __nv_cvt_float2_to_fp8x2({values[i] * scale, values[i + 1] * scale}, __NV_SATFINITE, kKind);
+    packed.value[i / 2] =
+        __nv_cvt_float2_to_fp8x2({values[i] * scale, values[i + 1] * scale}, __NV_SATFINITE, kKind);
   return packed;
 }
 
 template <int kWidth>
-__device__ inline Vec<uint16_t, kWidth / 2> to_fp8(const float (&values)[kWidth], float scale, Fp8Format format) {
+__device__ inline Vec<uint16_t, kWidth / 2> to_fp8(const float (&values)[kWidth], float scale,
+                                                   Fp8Format format) {
   // One branch for all of them, not one for each pair.
   if (format == Fp8Format::kE4M3) return to_fp8<__NV_E4M3>(values, scale);
   return to_fp8<__NV_E5M2>(values, scale);
 }
 
 template <int kWidth>
-__device__ inline void store_fp8(uint8_t* to, const float (&values)[kWidth], float scale, Fp8Format format) {
+__device__ inline void store_fp8(uint8_t* to, const float (&values)[kWidth], float scale,
+                                 Fp8Format format) {
   if constexpr (kWidth == 1)
-    *to = __nv_cvt_float_to_fp8(values[0] * scale, __NV_SATFINITE, format == Fp8Format::kE4M3 ? __NV_E4M3 : __NV_E5M2);
+    *to = __nv_cvt_float_to_fp8(values[0] * scale, __NV_SATFINITE,
+                                format == Fp8Format::kE4M3 ? __NV_E4M3 : __NV_E5M2);
   else
     store<uint16_t, kWidth / 2>(reinterpret_cast<uint16_t*>(to), to_fp8(values, scale, format));
 }
 
 __device__ inline float from_fp8(uint8_t code, Fp8Format format) {
-  return __half2float(__half(__nv_cvt_fp8_to_halfraw(code, format == Fp8Format::kE4M3 ? __NV_E4M3 : __NV_E5M2)));
+  return __half2float(
+      __half(__nv_cvt_fp8_to_halfraw(code, format == Fp8Format::kE4M3 ? __NV_E4M3 : __NV_E5M2)));
 }
 
 template <int kWidth>
-__device__ inline void from_fp8(const Vec<uint16_t, kWidth / 2>& codes, float scale, Fp8Format format, float (&out)[kWidth]) {
+__device__ inline void from_fp8(const Vec<uint16_t, kWidth / 2>& codes, float scale,
+                                Fp8Format format, float (&out)[kWidth]) {
   const auto convert = [&](auto kind) {
 #pragma unroll
     for (int i = 0; i < kWidth; i += 2) {
-      const float2 pair = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(codes.value[i / 2], decltype(kind)::value)));
+      const float2 pair = __half22float2(
+          __half2(__nv_cvt_fp8x2_to_halfraw2(codes.value[i / 2], decltype(kind)::value)));
       out[i] = pair.x * scale;
       out[i + 1] = pair.y * scale;
     }
@@ -57,8 +66,11 @@ __device__ inline void from_fp8(const Vec<uint16_t, kWidth / 2>& codes, float sc
     convert(std::integral_constant<__nv_fp8_interpretation_t, __NV_E5M2>{});
 }
 
-/// Raises *amax to v, v >= 0; the result does not depend on the order. A NaN wins over every number.
-__device__ inline void raise_amax(float* amax, float v) { atomicMax(reinterpret_cast<unsigned*>(amax), __float_as_uint(v) & 0x7fffffffu); }
+/// Raises *amax to v, v >= 0; the result does not depend on the order. A NaN wins over every
+/// number.
+__device__ inline void raise_amax(float* amax, float v) {
+  atomicMax(reinterpret_cast<unsigned*>(amax), __float_as_uint(v) & 0x7fffffffu);
+}
 
 /// max(|a|, |b|) that keeps a NaN, so that a bad activation is seen in the amax.
 __device__ inline float amax_of(float a, float b) {
@@ -66,9 +78,12 @@ __device__ inline float amax_of(float a, float b) {
   return __uint_as_float(x > y ? x : y);
 }
 
-__device__ inline float warp_amax(float v) { return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(v) & 0x7fffffffu)); }
+__device__ inline float warp_amax(float v) {
+  return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(v) & 0x7fffffffu));
+}
 
-/// Greatest of the values of a row's threads, kCount of them at once; the same rules as row_sum, scratch of 32 * kCount floats.
+/// Greatest of the values of a row's threads, kCount of them at once; the same rules as row_sum,
+/// scratch of 32 * kCount floats.
 template <int kCount>
 __device__ inline void row_amax(float (&v)[kCount], int threads, float* scratch) {
 #pragma unroll
@@ -81,7 +96,8 @@ __device__ inline void row_amax(float (&v)[kCount], int threads, float* scratch)
   __syncthreads();
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) v[i] = warp_amax(lane < threads / 32 ? scratch[lane * kCount + i] : 0.0f);
+  for (int i = 0; i < kCount; ++i)
+    v[i] = warp_amax(lane < threads / 32 ? scratch[lane * kCount + i] : 0.0f);
 }
 __device__ inline float row_amax(float v, int threads, float* scratch) {
   float values[1] = {v};
@@ -107,7 +123,8 @@ struct PairAmax {
   __device__ void add(const Vec<T, kWidth>& vec) {
     const auto words = __builtin_bit_cast(Words<kWidth / 2>, vec);
 #pragma unroll
-    for (int i = 0; i < kWidth / 2; ++i) value = __hmax2_nan(value, __habs2(Pair(__builtin_bit_cast(Raw, words.word[i]))));
+    for (int i = 0; i < kWidth / 2; ++i)
+      value = __hmax2_nan(value, __habs2(Pair(__builtin_bit_cast(Raw, words.word[i]))));
   }
   __device__ float get() const { return amax_of(to_float(value.x), to_float(value.y)); }
 };
@@ -120,13 +137,15 @@ struct Amax<__half> : PairAmax<__half2, __half2_raw> {
   __device__ Amax() { value = __floats2half2_rn(0.0f, 0.0f); }
 };
 
-/// 1 / scale of a row whose greatest value is `top`: never so small that its inverse is infinite; NaN and infinity stay.
+/// 1 / scale of a row whose greatest value is `top`: never so small that its inverse is infinite;
+/// NaN and infinity stay.
 __device__ inline float row_inverse_scale(float top, Fp8Format format) {
   const float inverse = top / fp8_max(format);
   return top == 0.0f ? 1.0f : inverse < 1.17549435e-38f ? 1.17549435e-38f : inverse;
 }
 
-/// The scale to multiply with, of a row whose greatest value is `top` or of the tensor, whose amax the row raises. All of a row's threads call it.
+/// The scale to multiply with, of a row whose greatest value is `top` or of the tensor, whose amax
+/// the row raises. All of a row's threads call it.
 __device__ inline float settle_scale(const Fp8Output& out, float top, int64_t row) {
   if (out.scaling == Fp8Scaling::kRow) {
     const float inverse = row_inverse_scale(top, out.format);
@@ -137,7 +156,8 @@ __device__ inline float settle_scale(const Fp8Output& out, float top, int64_t ro
   return *out.scale;
 }
 
-/// Raises *amax by every warp of the block; nearly every warp loses, and reading first spares the atomic.
+/// Raises *amax by every warp of the block; nearly every warp loses, and reading first spares the
+/// atomic.
 __device__ inline void raise_amax_by_warp(float* amax, float v) {
   v = warp_amax(v);
   if (threadIdx.x % 32 == 0 && !(v <= *static_cast<volatile float*>(amax))) raise_amax(amax, v);

@@ -1,10 +1,13 @@
 #pragma once
 // FP8 results of kernels: where they go and how they are scaled.
 //
-//   kTensor   q = saturate(v * *scale), one scale known beforehand (delayed scaling); *amax is raised to max |v| when amax is given
-//   kRow      each row finds its own: row_inverse[r] = max|v_r| / max(format) (1 for a row of zeros), q = saturate(v / row_inverse[r])
+//   kTensor   q = saturate(v * *scale), one scale known beforehand (delayed scaling); *amax is
+//             raised to max |v| when amax is given
+//   kRow      each row finds its own: row_inverse[r] = max|v_r| / max(format) (1 for a row of
+//             zeros), q = saturate(v / row_inverse[r])
 //
-// v is the value after rounding to the 16-bit type that the kernel would write. A dequantised value is q / *scale, or q * row_inverse[r].
+// v is the value after rounding to the 16-bit type that the kernel would write. A dequantised value
+// is q / *scale, or q * row_inverse[r].
 
 #include <cstdint>
 
@@ -14,11 +17,11 @@ enum class Fp8Format { kE4M3, kE5M2 };
 enum class Fp8Scaling { kTensor, kRow };
 
 struct Fp8Output {
-  uint8_t* data = nullptr;       // null: no FP8 output
+  uint8_t* data = nullptr;  // null: no FP8 output
   Fp8Format format = Fp8Format::kE4M3;
   Fp8Scaling scaling = Fp8Scaling::kTensor;
   const float* scale = nullptr;  // kTensor, device scalar
-  float* amax = nullptr;         // kTensor, device scalar or null; starts from what the caller put there
+  float* amax = nullptr;  // kTensor, device scalar or null; starts from what the caller put there
   float* row_inverse = nullptr;  // kRow, [rows]
 };
 

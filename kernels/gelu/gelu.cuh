@@ -6,12 +6,14 @@
 
 namespace trireme::kernels {
 
-/// P(z) and P'(z). The forms for 16-bit types err by much less than their roundings, also where P is small.
+/// P(z) and P'(z). The forms for 16-bit types err by much less than their roundings, also where P
+/// is small.
 template <class T, GeluKind kKind>
 __device__ inline void gelu_share(float z, float& share, float& slope) {
   if constexpr (kKind == GeluKind::kTanh) {
     constexpr float kA = 0.79788456f, kB = 0.044715f;  // sqrt(2 / pi)
-    const float square = z * z, twice = 2.0f * kA * z * fmaf(kB, square, 1.0f);  // P = sigmoid(twice)
+    const float square = z * z,
+                twice = 2.0f * kA * z * fmaf(kB, square, 1.0f);  // P = sigmoid(twice)
     if constexpr (sizeof(T) == 2)
       share = fast_reciprocal(1.0f + fast_exp2(-1.44269504f * twice));
     else
@@ -23,7 +25,8 @@ __device__ inline void gelu_share(float z, float& share, float& slope) {
       const float bell = fast_exp2(-0.72134752f * z * z);
       float tail;  // P(-|z|)
       if constexpr (__is_same(T, __nv_bfloat16)) {
-        // Abramowitz & Stegun 7.1.26 for erfc(|z| / sqrt 2): a polynomial times exp(-z^2 / 2), which the density needs anyway.
+        // Abramowitz & Stegun 7.1.26 for erfc(|z| / sqrt 2): a polynomial times exp(-z^2 / 2),
+        // which the density needs anyway.
         const float t = fast_reciprocal(fmaf(0.3275911f * 0.70710678f, fabsf(z), 1.0f));
         tail = fmaf(0.5f * 1.061405429f, t, 0.5f * -1.453152027f);
         tail = fmaf(tail, t, 0.5f * 1.421413741f);
@@ -47,10 +50,12 @@ __device__ inline void gelu(float (&z)[kWidth], GeluKind kind) {
   float share, slope;
   if (kind == GeluKind::kErf) {
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) gelu_share<T, GeluKind::kErf>(z[i], share, slope), z[i] *= share;
+    for (int i = 0; i < kWidth; ++i)
+      gelu_share<T, GeluKind::kErf>(z[i], share, slope), z[i] *= share;
   } else {
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) gelu_share<T, GeluKind::kTanh>(z[i], share, slope), z[i] *= share;
+    for (int i = 0; i < kWidth; ++i)
+      gelu_share<T, GeluKind::kTanh>(z[i], share, slope), z[i] *= share;
   }
 }
 
@@ -60,10 +65,12 @@ __device__ inline void gelu_gradient(float (&d)[kWidth], const float (&z)[kWidth
   float share, slope;
   if (kind == GeluKind::kErf) {
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) gelu_share<T, GeluKind::kErf>(z[i], share, slope), d[i] *= fmaf(z[i], slope, share);
+    for (int i = 0; i < kWidth; ++i)
+      gelu_share<T, GeluKind::kErf>(z[i], share, slope), d[i] *= fmaf(z[i], slope, share);
   } else {
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) gelu_share<T, GeluKind::kTanh>(z[i], share, slope), d[i] *= fmaf(z[i], slope, share);
+    for (int i = 0; i < kWidth; ++i)
+      gelu_share<T, GeluKind::kTanh>(z[i], share, slope), d[i] *= fmaf(z[i], slope, share);
   }
 }
 

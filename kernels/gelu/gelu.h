@@ -6,10 +6,11 @@
 //             kTanh  P(z) = (1 + tanh(sqrt(2 / pi) * (z + 0.044715 z^3))) / 2
 //   backward  dx = to(T, dy * (P(z) + z * P'(z))),   d_bias = sum of dx over rows
 //
-// x, y, dy, dx [rows, columns], bias, d_bias [columns]: device, one element type T. fp32 arithmetic, one rounding at the end. Any width and
-// alignment; fast with rows of whole 16-byte packs on 16-byte boundaries up to 28,672 columns (fp32: 14,336; with d_bias: 16,384, fp32
-// 8,192). Each input is read once; FP8 outputs with a scale per row keep the row on the multiprocessor. No allocation, no synchronisation,
-// deterministic (d_bias: for one number of multiprocessors).
+// x, y, dy, dx [rows, columns], bias, d_bias [columns]: device, one element type T. fp32
+// arithmetic, one rounding at the end. Any width and alignment; fast with rows of whole 16-byte
+// packs on 16-byte boundaries up to 28,672 columns (fp32: 14,336; with d_bias: 16,384, fp32 8,192).
+// Each input is read once; FP8 outputs with a scale per row keep the row on the multiprocessor. No
+// allocation, no synchronisation, deterministic (d_bias: for one number of multiprocessors).
 
 #include "kernels/element.h"
 #include "kernels/fp8/fp8_output.h"
@@ -43,12 +44,13 @@ cudaError_t gelu_forward(const GeluForward& arguments, cudaStream_t stream);
 
 struct GeluBackward {
   const void* dy = nullptr;
-  const void* x = nullptr;     // with bias as in forward; or null, and then
+  const void* x = nullptr;  // with bias as in forward; or null, and then
   const void* bias = nullptr;
   GeluCodes saved;
-  void* dx = nullptr;          // null: not wanted; may be dy
-  Fp8Output fp8;               // of dx
-  void* d_bias = nullptr;      // T, or fp32 when `fp32` is set; null: not wanted. Added to when `accumulate` is set
+  void* dx = nullptr;  // null: not wanted; may be dy
+  Fp8Output fp8;       // of dx
+  void* d_bias =
+      nullptr;  // T, or fp32 when `fp32` is set; null: not wanted. Added to when `accumulate` is set
   bool fp32 = false, accumulate = false;
   float* workspace = nullptr;  // gelu_backward_workspace() floats when d_bias is wanted
   GeluKind kind = GeluKind::kErf;

@@ -10,7 +10,8 @@ namespace trireme::kernels {
 
 namespace {
 
-constexpr int kFewPacks = 4, kManyPacks = 7, kMaxThreads = 512, kScalarThreads = 256, kBlocksPerSm = 8, kStages = 1;
+constexpr int kFewPacks = 4, kManyPacks = 7, kMaxThreads = 512, kScalarThreads = 256,
+              kBlocksPerSm = 8, kStages = 1;
 
 template <class T, int kPacks, bool kFromCodes, bool kBias>
 __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const GeluBackward a) {
@@ -21,8 +22,11 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const GeluBackwar
   using Kept = std::conditional_t<kFromCodes, Vec<uint16_t, kWidth / 2>, Pack>;
   RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
   char* free = shared;
-  RowPrefetch<kPacks, 16, kStages> gradients(free, a.dy, a.columns * static_cast<int64_t>(sizeof(T)));
-  RowPrefetch<kPacks, sizeof(Kept), kStages> inputs(free, kFromCodes ? a.saved.data : a.x, a.columns * static_cast<int64_t>(sizeof(Kept)) / kWidth);
+  RowPrefetch<kPacks, 16, kStages> gradients(free, a.dy,
+                                             a.columns * static_cast<int64_t>(sizeof(T)));
+  RowPrefetch<kPacks, sizeof(Kept), kStages> inputs(
+      free, kFromCodes ? a.saved.data : a.x,
+      a.columns * static_cast<int64_t>(sizeof(Kept)) / kWidth);
   start_inputs<kStages>(cursor, gradients, inputs);
   float sums[1][kBias ? kPacks : 1][kWidth] = {};
   for (; cursor.active(); cursor.advance()) {
@@ -41,7 +45,8 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const GeluBackwar
         from_fp8(inputs.template take<Kept>(p, cursor), inverse, a.saved.format, z);
       } else {
         Pack input = inputs.template take<Kept>(p, cursor);
-        if (a.bias != nullptr) input = add(input, load_shared_read<T, kWidth>(static_cast<const T*>(a.bias) + column));
+        if (a.bias != nullptr)
+          input = add(input, load_shared_read<T, kWidth>(static_cast<const T*>(a.bias) + column));
         to_floats(input, z);
       }
       gelu_gradient<T>(d, z, a.kind);
@@ -56,24 +61,29 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const GeluBackwar
     }
     end_row();
     if (a.fp8.data == nullptr) continue;
-    const float scale = settle_scale(a.fp8, row_amax(top.get(), blockDim.x, scratch[cursor.turn]), cursor.row);
+    const float scale =
+        settle_scale(a.fp8, row_amax(top.get(), blockDim.x, scratch[cursor.turn]), cursor.row);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       if (!cursor.holds(p)) continue;
       float v[kWidth];
       to_floats(packed(dx[p]), v);
-      store_fp8(a.fp8.data + cursor.row * a.columns + cursor.index(p) * kWidth, v, scale, a.fp8.format);
+      store_fp8(a.fp8.data + cursor.row * a.columns + cursor.index(p) * kWidth, v, scale,
+                a.fp8.format);
     }
   }
 
   if constexpr (kBias) {
     copy_async_wait<0>();
-    leave_sums(sums, [&](int p) { return cursor.index(p) * kWidth; }, [&](int p) { return cursor.holds(p); }, static_cast<int>(a.columns),
-               reinterpret_cast<float*>(shared), a.workspace);
+    leave_sums(
+        sums, [&](int p) { return cursor.index(p) * kWidth; },
+        [&](int p) { return cursor.holds(p); }, static_cast<int>(a.columns),
+        reinterpret_cast<float*>(shared), a.workspace);
   }
 }
 
-/// Any width and alignment; a block's part of d_bias gathers in the workspace, each thread touching its own columns only.
+/// Any width and alignment; a block's part of d_bias gathers in the workspace, each thread touching
+/// its own columns only.
 template <class T>
 __global__ void __launch_bounds__(kScalarThreads) scalar_kernel(const GeluBackward a) {
   __shared__ float scratch[2][32];
@@ -87,7 +97,8 @@ __global__ void __launch_bounds__(kScalarThreads) scalar_kernel(const GeluBackwa
         z[0] = from_fp8(a.saved.data[base + c], a.saved.format) * a.saved.inverse[row];
       } else {
         z[0] = to_float(static_cast<const T*>(a.x)[base + c]);
-        if (a.bias != nullptr) z[0] = to_float(from_float<T>(z[0] + to_float(static_cast<const T*>(a.bias)[c])));
+        if (a.bias != nullptr)
+          z[0] = to_float(from_float<T>(z[0] + to_float(static_cast<const T*>(a.bias)[c])));
       }
       gelu_gradient<T>(d, z, a.kind);
       return from_float<T>(d[0]);
@@ -103,15 +114,18 @@ __global__ void __launch_bounds__(kScalarThreads) scalar_kernel(const GeluBackwa
     const float scale = settle_scale(a.fp8, row_amax(top, kScalarThreads, scratch[turn]), row);
     for (int64_t c = threadIdx.x; c < a.columns; c += kScalarThreads) {
       // dx may have taken the place of dy.
-      const float value[1] = {to_float(a.dx != nullptr ? static_cast<const T*>(a.dx)[base + c] : gradient(c))};
+      const float value[1] = {
+          to_float(a.dx != nullptr ? static_cast<const T*>(a.dx)[base + c] : gradient(c))};
       store_fp8(a.fp8.data + base + c, value, scale, a.fp8.format);
     }
   }
 }
 
 cudaError_t finish(const GeluBackward& a, int64_t blocks, cudaStream_t stream) {
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess || a.d_bias == nullptr) return error;
-  return column_sum(a.workspace, blocks, a.columns, a.columns, a.d_bias, a.fp32 ? Element::kF32 : a.element, a.accumulate, stream);
+  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess || a.d_bias == nullptr)
+    return error;
+  return column_sum(a.workspace, blocks, a.columns, a.columns, a.d_bias,
+                    a.fp32 ? Element::kF32 : a.element, a.accumulate, stream);
 }
 
 template <class T, int kPacks, bool kFromCodes, bool kBias>
@@ -122,7 +136,9 @@ cudaError_t launch(const GeluBackward& a, int64_t packs, cudaStream_t stream) {
   int64_t blocks = 0;
   RowLaunch extra;
   if (kBias) extra = {block_sums_bytes(g.rows, a.columns, 1), kBlocksPerSm, &blocks};
-  if (const cudaError_t error = launch_rows(kernel, a, a.rows, g, bytes, stream, extra); error != cudaSuccess) return error;
+  if (const cudaError_t error = launch_rows(kernel, a, a.rows, g, bytes, stream, extra);
+      error != cudaSuccess)
+    return error;
   return finish(a, blocks, stream);
 }
 
@@ -130,7 +146,8 @@ template <class T, bool kFromCodes>
 cudaError_t launch(const GeluBackward& a, cudaStream_t stream) {
   const int64_t packs = a.columns / (16 / sizeof(T));
   if (packs <= kFewPacks * kMaxThreads)
-    return a.d_bias != nullptr ? launch<T, kFewPacks, kFromCodes, true>(a, packs, stream) : launch<T, kFewPacks, kFromCodes, false>(a, packs, stream);
+    return a.d_bias != nullptr ? launch<T, kFewPacks, kFromCodes, true>(a, packs, stream)
+                               : launch<T, kFewPacks, kFromCodes, false>(a, packs, stream);
   return launch<T, kManyPacks, kFromCodes, false>(a, packs, stream);
 }
 
@@ -143,19 +160,23 @@ int64_t gelu_backward_workspace(int64_t rows, int64_t columns) {
 
 cudaError_t gelu_backward(const GeluBackward& a, cudaStream_t stream) {
   if (a.columns == 0) return cudaSuccess;
-  if ((a.x == nullptr) == (a.saved.data == nullptr) || (a.dx == nullptr && a.fp8.data == nullptr && a.d_bias == nullptr) ||
+  if ((a.x == nullptr) == (a.saved.data == nullptr) ||
+      (a.dx == nullptr && a.fp8.data == nullptr && a.d_bias == nullptr) ||
       (a.d_bias != nullptr && a.rows > 0 && a.workspace == nullptr))
     return cudaErrorInvalidValue;
   if (a.rows == 0) return finish(a, 0, stream);
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
     constexpr int kWidth = 16 / sizeof(T);
-    const int64_t most = static_cast<int64_t>(a.d_bias != nullptr ? kFewPacks : kManyPacks) * kMaxThreads;
-    if (a.columns % kWidth == 0 && a.columns / kWidth <= most && aligned16(a.dy, a.x, a.bias, a.saved.data, a.dx, a.fp8.data)) {
+    const int64_t most =
+        static_cast<int64_t>(a.d_bias != nullptr ? kFewPacks : kManyPacks) * kMaxThreads;
+    if (a.columns % kWidth == 0 && a.columns / kWidth <= most &&
+        aligned16(a.dy, a.x, a.bias, a.saved.data, a.dx, a.fp8.data)) {
       if (a.saved.data == nullptr) return launch<T, false>(a, stream);
       if constexpr (sizeof(T) == 2) return launch<T, true>(a, stream);
     }
-    const int64_t blocks = resident_blocks(scalar_kernel<T>, kScalarThreads, 0, kBlocksPerSm, a.rows);
+    const int64_t blocks =
+        resident_blocks(scalar_kernel<T>, kScalarThreads, 0, kBlocksPerSm, a.rows);
     scalar_kernel<T><<<static_cast<unsigned>(blocks), kScalarThreads, 0, stream>>>(a);
     return finish(a, blocks, stream);
   });

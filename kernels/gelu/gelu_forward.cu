@@ -34,7 +34,8 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const GeluForward 
       if (!cursor.holds(p)) continue;
       const int column = cursor.index(p) * kWidth;
       z[p] = input.template take<Pack>(p, cursor);
-      if (a.bias != nullptr) z[p] = add(z[p], load_shared_read<T, kWidth>(static_cast<const T*>(a.bias) + column));
+      if (a.bias != nullptr)
+        z[p] = add(z[p], load_shared_read<T, kWidth>(static_cast<const T*>(a.bias) + column));
       float v[kWidth];
       to_floats(z[p], v);
       gelu<T>(v, a.kind);
@@ -50,7 +51,8 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const GeluForward 
       float top[2] = {top_y.get(), top_z.get()};
       row_amax(top, blockDim.x, scratch[cursor.turn]);
       const float scale = a.fp8.data != nullptr ? settle_scale(a.fp8, top[0], cursor.row) : 0.0f;
-      const float saved_scale = a.saved.data != nullptr ? settle_saved(a.saved, top[1], cursor.row) : 0.0f;
+      const float saved_scale =
+          a.saved.data != nullptr ? settle_saved(a.saved, top[1], cursor.row) : 0.0f;
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         if (!cursor.holds(p)) continue;
@@ -76,7 +78,9 @@ __global__ void __launch_bounds__(kScalarThreads) scalar_kernel(const GeluForwar
   const int64_t row = blockIdx.x, base = row * a.columns;
   const auto input = [&](int64_t c) {
     const T x = static_cast<const T*>(a.x)[base + c];
-    return a.bias == nullptr ? x : from_float<T>(to_float(x) + to_float(static_cast<const T*>(a.bias)[c]));
+    return a.bias == nullptr
+               ? x
+               : from_float<T>(to_float(x) + to_float(static_cast<const T*>(a.bias)[c]));
   };
   const auto activated = [&](int64_t c) {
     float v[1] = {to_float(input(c))};
@@ -109,21 +113,26 @@ __global__ void __launch_bounds__(kScalarThreads) scalar_kernel(const GeluForwar
 template <class T, bool kFp8>
 cudaError_t launch(const GeluForward& a, int64_t packs, cudaStream_t stream) {
   if (packs <= kFewPacks * kMaxThreads)
-    return launch_rows(forward_kernel<T, kFewPacks, kFp8>, a, a.rows, row_geometry(packs, kFewPacks), kStages * kFewPacks * 16, stream);
-  return launch_rows(forward_kernel<T, kManyPacks, kFp8>, a, a.rows, row_geometry(packs, kManyPacks), kStages * kManyPacks * 16, stream);
+    return launch_rows(forward_kernel<T, kFewPacks, kFp8>, a, a.rows,
+                       row_geometry(packs, kFewPacks), kStages * kFewPacks * 16, stream);
+  return launch_rows(forward_kernel<T, kManyPacks, kFp8>, a, a.rows,
+                     row_geometry(packs, kManyPacks), kStages * kManyPacks * 16, stream);
 }
 
 }  // namespace
 
 cudaError_t gelu_forward(const GeluForward& a, cudaStream_t stream) {
   if (a.rows == 0 || a.columns == 0) return cudaSuccess;
-  if (a.y == nullptr && a.fp8.data == nullptr && a.saved.data == nullptr) return cudaErrorInvalidValue;
+  if (a.y == nullptr && a.fp8.data == nullptr && a.saved.data == nullptr)
+    return cudaErrorInvalidValue;
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
     constexpr int kWidth = 16 / sizeof(T);
     const int64_t packs = a.columns / kWidth;
-    if (a.columns % kWidth == 0 && packs <= kManyPacks * kMaxThreads && aligned16(a.x, a.bias, a.y, a.fp8.data, a.saved.data))
-      return a.fp8.data != nullptr || a.saved.data != nullptr ? launch<T, true>(a, packs, stream) : launch<T, false>(a, packs, stream);
+    if (a.columns % kWidth == 0 && packs <= kManyPacks * kMaxThreads &&
+        aligned16(a.x, a.bias, a.y, a.fp8.data, a.saved.data))
+      return a.fp8.data != nullptr || a.saved.data != nullptr ? launch<T, true>(a, packs, stream)
+                                                              : launch<T, false>(a, packs, stream);
     scalar_kernel<T><<<static_cast<unsigned>(a.rows), kScalarThreads, 0, stream>>>(a);
     return cudaGetLastError();
   });

@@ -1,16 +1,22 @@
 #pragma once
-// Layer norm (Ba et al. 2016) with what comes before it in a post-norm transformer block (BERT): bias, dropout and residual.
+// Layer norm (Ba et al. 2016) with what comes before it in a post-norm transformer block (BERT):
+// bias, dropout and residual.
 //
-//   forward   t = bias ? to(T, x + bias) : x,   t = dropout ? to(T, kept(row, c) * t * scale) : t,   s = residual ? to(T, residual + t) : t
-//             mean, var over the row (biased),  rstd = 1 / sqrt(var + eps),   n = (s - mean) * rstd,   y = to(T, n * gamma + beta)
-//   backward  g = dy * gamma,  ds = to(T, rstd * (g - mean(g) - n * mean(g * n)) + d_sum),  dx = dropout ? to(T, kept * ds * scale) : ds
+//   forward   t = bias ? to(T, x + bias) : x,   t = dropout ? to(T, kept(row, c) * t * scale) : t
+//             s = residual ? to(T, residual + t) : t
+//             mean, var over the row (biased),  rstd = 1 / sqrt(var + eps),  n = (s - mean) * rstd
+//             y = to(T, n * gamma + beta)
+//   backward  g = dy * gamma,  ds = to(T, rstd * (g - mean(g) - n * mean(g * n)) + d_sum)
+//             dx = dropout ? to(T, kept * ds * scale) : ds
 //             d_gamma = sum of dy * n,  d_beta = sum of dy,  d_bias = sum of dx, over rows
 //
-// ds is also the residual's gradient. Matrices [rows, columns] and vectors [columns]: device, one element type T; mean, rstd fp32 [rows].
-// columns <= 16,384. fp32 arithmetic. Any width and alignment; fast with columns a multiple of 16 / sizeof(T) and 16-byte aligned pointers:
-// up to 16,384 columns, up to 8,192 with gradients of gamma, beta and bias; half as many for fp32.
-// Deterministic: sums have one fixed order (those over rows depend on the number of multiprocessors), no atomics on floats; dropout is a
-// function of (key, sample, element) alone. Allocates nothing, synchronises nothing.
+// ds is also the residual's gradient. Matrices [rows, columns] and vectors [columns]: device, one
+// element type T; mean, rstd fp32 [rows]. columns <= 16,384. fp32 arithmetic. Any width and
+// alignment; fast with columns a multiple of 16 / sizeof(T) and 16-byte aligned pointers: up to
+// 16,384 columns, up to 8,192 with gradients of gamma, beta and bias; half as many for fp32.
+// Deterministic: sums have one fixed order (those over rows depend on the number of
+// multiprocessors), no atomics on floats; dropout is a function of (key, sample, element) alone.
+// Allocates nothing, synchronises nothing.
 
 #include "kernels/element.h"
 #include "kernels/fp8/fp8_output.h"
@@ -21,7 +27,8 @@
 
 namespace trireme::kernels {
 
-/// As in include/trireme/ops/dropout.h. Row r is row r % rows_per_sample of sample ids[r / rows_per_sample].
+/// As in include/trireme/ops/dropout.h. Row r is row r % rows_per_sample of sample ids[r /
+/// rows_per_sample].
 struct RowDropout {
   const int64_t* ids = nullptr;  // device, [rows / rows_per_sample]; null: no dropout
   int64_t rows_per_sample = 1;
@@ -31,16 +38,16 @@ struct RowDropout {
 
 struct LayerNormForward {
   const void* x = nullptr;
-  const void* bias = nullptr;      // null: none
+  const void* bias = nullptr;  // null: none
   RowDropout dropout;
   const void* residual = nullptr;  // null: none
   const void* gamma = nullptr;
   const void* beta = nullptr;
-  void* sum = nullptr;             // s; null: not kept. May be x or residual
-  void* y = nullptr;               // null when only the FP8 output is wanted
-  float* mean = nullptr;           // null: not kept
-  float* rstd = nullptr;           // null: not kept
-  Fp8Output fp8;                   // of y
+  void* sum = nullptr;    // s; null: not kept. May be x or residual
+  void* y = nullptr;      // null when only the FP8 output is wanted
+  float* mean = nullptr;  // null: not kept
+  float* rstd = nullptr;  // null: not kept
+  Fp8Output fp8;          // of y
   int64_t rows = 0, columns = 0;
   float eps = 0;
   Element element = Element::kBF16;
@@ -49,20 +56,21 @@ cudaError_t layer_norm_forward(const LayerNormForward& arguments, cudaStream_t s
 
 struct LayerNormBackward {
   const void* dy = nullptr;
-  const void* sum = nullptr;       // s of the forward
+  const void* sum = nullptr;  // s of the forward
   const float* mean = nullptr;
   const float* rstd = nullptr;
   const void* gamma = nullptr;
   RowDropout dropout;
-  const void* d_sum = nullptr;     // gradient that reaches s on another way; null: none
-  void* ds = nullptr;              // null: not wanted; may be d_sum
-  void* dx = nullptr;              // null: not wanted; needs dropout, without it dx is ds
-  // Vectors of T, or of fp32 when `fp32` is set; null: not wanted. Added to when `accumulate` is set.
+  const void* d_sum = nullptr;  // gradient that reaches s on another way; null: none
+  void* ds = nullptr;           // null: not wanted; may be d_sum
+  void* dx = nullptr;           // null: not wanted; needs dropout, without it dx is ds
+  // Vectors of T, or of fp32 when `fp32` is set; null: not wanted. Added to when `accumulate` is
+  // set.
   void* d_gamma = nullptr;
   void* d_beta = nullptr;
   void* d_bias = nullptr;
   bool fp32 = false, accumulate = false;
-  float* workspace = nullptr;      // layer_norm_backward_workspace() floats when one of them is wanted
+  float* workspace = nullptr;  // layer_norm_backward_workspace() floats when one of them is wanted
   int64_t rows = 0, columns = 0;
   Element element = Element::kBF16;
 };

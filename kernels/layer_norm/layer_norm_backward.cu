@@ -16,7 +16,9 @@ constexpr int kPlainElements = sizeof(T) == 2 ? 32 : 16;
 template <class T>
 constexpr int kSumElements = sizeof(T) == 2 ? 16 : 8;
 
-bool wants_sums(const LayerNormBackward& a) { return a.d_gamma != nullptr || a.d_beta != nullptr || a.d_bias != nullptr; }
+bool wants_sums(const LayerNormBackward& a) {
+  return a.d_gamma != nullptr || a.d_beta != nullptr || a.d_bias != nullptr;
+}
 /// Vectors that a block leaves in the workspace: gamma's, beta's, bias's.
 int sums_of(const LayerNormBackward& a) { return a.d_bias != nullptr ? 3 : wants_sums(a) ? 2 : 0; }
 
@@ -30,7 +32,8 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const LayerNormBa
   RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
   const int64_t row_bytes = a.columns * static_cast<int64_t>(sizeof(T));
   char* free = shared;
-  RowPrefetch<kPacks, 16, kStages> gradients(free, a.dy, row_bytes), inputs(free, a.sum, row_bytes), others(free, a.d_sum, row_bytes, more);
+  RowPrefetch<kPacks, 16, kStages> gradients(free, a.dy, row_bytes), inputs(free, a.sum, row_bytes),
+      others(free, a.d_sum, row_bytes, more);
   start_inputs<kStages>(cursor, gradients, inputs, others);
   const RowVector<T, kPacks> gammas(a.gamma, cursor);
   const float share = __fdividef(1.0f, static_cast<float>(a.columns));
@@ -39,7 +42,8 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const LayerNormBa
   for (; cursor.active(); cursor.advance()) {
     start_row<kStages>();
     const int64_t base = cursor.row * a.columns;
-    const float rstd = a.rstd[cursor.row], shift = -a.mean[cursor.row] * rstd;  // n = s * rstd + shift
+    const float rstd = a.rstd[cursor.row],
+                shift = -a.mean[cursor.row] * rstd;  // n = s * rstd + shift
     RowMask mask;
     if (a.dropout.ids != nullptr) mask = RowMask(a.dropout, cursor.row, a.columns);
     Pack dy[kPacks], s[kPacks];
@@ -67,7 +71,8 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const LayerNormBa
     }
     row_sum(dot, blockDim.x, scratch[cursor.turn]);
     // ds = rstd * (g - mean(g) - n * mean(g n)) = rstd * g + slope * s + level
-    const float slope = -rstd * rstd * dot[1] * share, level = -rstd * (dot[0] + dot[1] * shift) * share;
+    const float slope = -rstd * rstd * dot[1] * share,
+                level = -rstd * (dot[0] + dot[1] * shift) * share;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       if (!cursor.holds(p)) continue;
@@ -102,19 +107,24 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const LayerNormBa
 
   if constexpr (kSums > 0) {
     copy_async_wait<0>();
-    leave_sums(sums, [&](int p) { return cursor.index(p) * kWidth; }, [&](int p) { return cursor.holds(p); }, static_cast<int>(a.columns),
-               reinterpret_cast<float*>(shared), a.workspace);
+    leave_sums(
+        sums, [&](int p) { return cursor.index(p) * kWidth; },
+        [&](int p) { return cursor.holds(p); }, static_cast<int>(a.columns),
+        reinterpret_cast<float*>(shared), a.workspace);
   }
 }
 
-/// Any width and alignment. Sums over rows gather in shared memory, each thread touching its own columns only.
+/// Any width and alignment. Sums over rows gather in shared memory, each thread touching its own
+/// columns only.
 template <class T>
-__global__ void __launch_bounds__(kScalarThreads) backward_scalar_kernel(const LayerNormBackward a, int count) {
+__global__ void __launch_bounds__(kScalarThreads)
+    backward_scalar_kernel(const LayerNormBackward a, int count) {
   extern __shared__ float gathered[];
   __shared__ float scratch[2][2 * 32];
   const int columns = static_cast<int>(a.columns);
   const float share = 1.0f / static_cast<float>(columns);
-  const T *dy = static_cast<const T*>(a.dy), *s = static_cast<const T*>(a.sum), *gamma = static_cast<const T*>(a.gamma);
+  const T *dy = static_cast<const T*>(a.dy), *s = static_cast<const T*>(a.sum),
+          *gamma = static_cast<const T*>(a.gamma);
   for (int v = 0; v < count; ++v)
     for (int c = threadIdx.x; c < columns; c += kScalarThreads) gathered[v * columns + c] = 0.0f;
   int turn = 0;
@@ -147,20 +157,23 @@ __global__ void __launch_bounds__(kScalarThreads) backward_scalar_kernel(const L
   }
   for (int v = 0; v < count; ++v)
     for (int c = threadIdx.x; c < columns; c += kScalarThreads)
-      a.workspace[(static_cast<int64_t>(blockIdx.x) * count + v) * columns + c] = gathered[v * columns + c];
+      a.workspace[(static_cast<int64_t>(blockIdx.x) * count + v) * columns + c] =
+          gathered[v * columns + c];
 }
 
 cudaError_t finish(const LayerNormBackward& a, int64_t blocks, cudaStream_t stream) {
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess || !wants_sums(a)) return error;
-  return column_sums(a.workspace, blocks, a.columns, {{a.d_gamma, a.d_beta, a.d_bias}, sums_of(a)}, a.fp32 ? Element::kF32 : a.element, a.accumulate,
-                     stream);
+  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess || !wants_sums(a))
+    return error;
+  return column_sums(a.workspace, blocks, a.columns, {{a.d_gamma, a.d_beta, a.d_bias}, sums_of(a)},
+                     a.fp32 ? Element::kF32 : a.element, a.accumulate, stream);
 }
 
 template <class T>
 cudaError_t launch_scalar(const LayerNormBackward& a, cudaStream_t stream) {
   const auto kernel = backward_scalar_kernel<T>;
   const size_t shared = static_cast<size_t>(sums_of(a) * a.columns) * sizeof(float);
-  if (const cudaError_t error = allow_shared_memory(kernel, shared); error != cudaSuccess) return error;
+  if (const cudaError_t error = allow_shared_memory(kernel, shared); error != cudaSuccess)
+    return error;
   const int64_t blocks = resident_blocks(kernel, kScalarThreads, shared, kBlocksPerSm, a.rows);
   kernel<<<static_cast<unsigned>(blocks), kScalarThreads, shared, stream>>>(a, sums_of(a));
   return finish(a, blocks, stream);
@@ -174,7 +187,9 @@ cudaError_t launch(const LayerNormBackward& a, cudaStream_t stream) {
   int64_t blocks = 0;
   RowLaunch extra;
   if (kSums > 0) extra = {block_sums_bytes(g.rows, a.columns, kSums), kBlocksPerSm, &blocks};
-  const cudaError_t error = launch_rows(backward_kernel<T, kElements, kSums>, a, a.rows, g, (kSums > 0 ? 2 : 1) * (a.d_sum != nullptr ? 48 : 32) * kPacks, stream, extra);
+  const cudaError_t error =
+      launch_rows(backward_kernel<T, kElements, kSums>, a, a.rows, g,
+                  (kSums > 0 ? 2 : 1) * (a.d_sum != nullptr ? 48 : 32) * kPacks, stream, extra);
   return error != cudaSuccess ? error : finish(a, blocks, stream);
 }
 
@@ -187,16 +202,19 @@ int64_t layer_norm_backward_workspace(int64_t rows, int64_t columns) {
 
 cudaError_t layer_norm_backward(const LayerNormBackward& a, cudaStream_t stream) {
   if (a.columns == 0) return cudaSuccess;
-  if (a.columns > kMaxColumns || a.rows > INT32_MAX || a.dropout.rows_per_sample < 1 || (wants_sums(a) && a.rows > 0 && a.workspace == nullptr) ||
+  if (a.columns > kMaxColumns || a.rows > INT32_MAX || a.dropout.rows_per_sample < 1 ||
+      (wants_sums(a) && a.rows > 0 && a.workspace == nullptr) ||
       (a.dx != nullptr && a.dropout.ids == nullptr))
     return cudaErrorInvalidValue;
   if (a.rows == 0) return finish(a, 0, stream);
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
-    if (a.columns % (16 / sizeof(T)) != 0 || !aligned16(a.dy, a.sum, a.gamma, a.d_sum, a.ds, a.dx)) return launch_scalar<T>(a, stream);
+    if (a.columns % (16 / sizeof(T)) != 0 || !aligned16(a.dy, a.sum, a.gamma, a.d_sum, a.ds, a.dx))
+      return launch_scalar<T>(a, stream);
     const int sums = sums_of(a);
     if (sums == 0) return launch<T, kPlainElements<T>, 0>(a, stream);
-    return sums == 3 ? launch<T, kSumElements<T>, 3>(a, stream) : launch<T, kSumElements<T>, 2>(a, stream);
+    return sums == 3 ? launch<T, kSumElements<T>, 3>(a, stream)
+                     : launch<T, kSumElements<T>, 2>(a, stream);
   });
 }
 

@@ -16,13 +16,15 @@ template <class T, bool kFp8, bool kPrologue>
 __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const LayerNormForward a) {
   extern __shared__ __align__(16) char shared[];
   __shared__ float scratch[3][32];
-  constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth, kStages = kPrologue ? 1 : 2;
+  constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth,
+                kStages = kPrologue ? 1 : 2;
   using Pack = Vec<T, kWidth>;
   const bool residual = kPrologue && a.residual != nullptr;
   RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
   const int64_t row_bytes = a.columns * static_cast<int64_t>(sizeof(T));
   char* free = shared;
-  RowPrefetch<kPacks, 16, kStages> input(free, a.x, row_bytes), residuals(free, a.residual, row_bytes, residual);
+  RowPrefetch<kPacks, 16, kStages> input(free, a.x, row_bytes),
+      residuals(free, a.residual, row_bytes, residual);
   start_inputs<kStages>(cursor, input, residuals);
   const RowVector<T, kPacks> gammas(a.gamma, cursor), betas(a.beta, cursor);
   const float share = __fdividef(1.0f, static_cast<float>(a.columns));
@@ -40,7 +42,8 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const LayerNormFor
       float v[kWidth];
       if constexpr (kPrologue) {
         const int column = cursor.index(p) * kWidth;
-        if (a.bias != nullptr) s[p] = add(s[p], load_shared_read<T, kWidth>(static_cast<const T*>(a.bias) + column));
+        if (a.bias != nullptr)
+          s[p] = add(s[p], load_shared_read<T, kWidth>(static_cast<const T*>(a.bias) + column));
         if (a.dropout.ids != nullptr) {
           to_floats(s[p], v);
           mask.apply(v, column);
@@ -83,11 +86,13 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const LayerNormFor
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) v[i] = fmaf((v[i] - mean) * rstd, gamma[i], beta[i]);
       s[p] = packed(from_floats<T>(v));
-      if (!kFp8 || a.y != nullptr) store(static_cast<T*>(a.y) + base + cursor.index(p) * kWidth, s[p]);
+      if (!kFp8 || a.y != nullptr)
+        store(static_cast<T*>(a.y) + base + cursor.index(p) * kWidth, s[p]);
       if constexpr (kFp8) amax.add(s[p]);
     }
     if constexpr (kFp8) {
-      const float scale = settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[2]), cursor.row);
+      const float scale =
+          settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[2]), cursor.row);
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         if (!cursor.holds(p)) continue;
@@ -99,7 +104,8 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const LayerNormFor
   }
 }
 
-/// Any width and alignment: the row waits in shared memory between the passes, each thread touching its own columns only.
+/// Any width and alignment: the row waits in shared memory between the passes, each thread touching
+/// its own columns only.
 template <class T>
 __global__ void __launch_bounds__(kScalarThreads) forward_scalar_kernel(const LayerNormForward a) {
   extern __shared__ float values[];
@@ -109,9 +115,12 @@ __global__ void __launch_bounds__(kScalarThreads) forward_scalar_kernel(const La
   float total[1] = {0.0f};
   for (int c = threadIdx.x; c < columns; c += kScalarThreads) {
     T s = static_cast<const T*>(a.x)[base + c];
-    if (a.bias != nullptr) s = from_float<T>(to_float(s) + to_float(static_cast<const T*>(a.bias)[c]));
-    if (a.dropout.ids != nullptr) s = from_float<T>(RowMask(a.dropout, row, columns)(to_float(s), c));
-    if (a.residual != nullptr) s = from_float<T>(to_float(s) + to_float(static_cast<const T*>(a.residual)[base + c]));
+    if (a.bias != nullptr)
+      s = from_float<T>(to_float(s) + to_float(static_cast<const T*>(a.bias)[c]));
+    if (a.dropout.ids != nullptr)
+      s = from_float<T>(RowMask(a.dropout, row, columns)(to_float(s), c));
+    if (a.residual != nullptr)
+      s = from_float<T>(to_float(s) + to_float(static_cast<const T*>(a.residual)[base + c]));
     if (a.sum != nullptr) static_cast<T*>(a.sum)[base + c] = s;
     values[c] = to_float(s);
     total[0] += values[c];
@@ -119,7 +128,8 @@ __global__ void __launch_bounds__(kScalarThreads) forward_scalar_kernel(const La
   row_sum(total, kScalarThreads, scratch[0]);
   const float share = 1.0f / static_cast<float>(columns), mean = total[0] * share;
   float square[1] = {0.0f};
-  for (int c = threadIdx.x; c < columns; c += kScalarThreads) square[0] = fmaf(values[c] - mean, values[c] - mean, square[0]);
+  for (int c = threadIdx.x; c < columns; c += kScalarThreads)
+    square[0] = fmaf(values[c] - mean, values[c] - mean, square[0]);
   row_sum(square, kScalarThreads, scratch[1]);
   const float rstd = rsqrtf(square[0] * share + a.eps);
   if (threadIdx.x == 0) {
@@ -128,7 +138,9 @@ __global__ void __launch_bounds__(kScalarThreads) forward_scalar_kernel(const La
   }
   float amax = 0.0f;
   for (int c = threadIdx.x; c < columns; c += kScalarThreads) {
-    const T y = from_float<T>(fmaf((values[c] - mean) * rstd, to_float(static_cast<const T*>(a.gamma)[c]), to_float(static_cast<const T*>(a.beta)[c])));
+    const T y =
+        from_float<T>(fmaf((values[c] - mean) * rstd, to_float(static_cast<const T*>(a.gamma)[c]),
+                           to_float(static_cast<const T*>(a.beta)[c])));
     if (a.y != nullptr) static_cast<T*>(a.y)[base + c] = y;
     values[c] = to_float(y);
     amax = amax_of(amax, values[c]);
@@ -146,14 +158,17 @@ cudaError_t launch(const LayerNormForward& a, cudaStream_t stream) {
   constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
   const RowGeometry g = row_geometry(a.columns / kWidth, kPacks);
   if (a.bias != nullptr || a.dropout.ids != nullptr || a.residual != nullptr || a.sum != nullptr)
-    return launch_rows(forward_kernel<T, kFp8, true>, a, a.rows, g, (a.residual != nullptr ? 32 : 16) * kPacks, stream);
+    return launch_rows(forward_kernel<T, kFp8, true>, a, a.rows, g,
+                       (a.residual != nullptr ? 32 : 16) * kPacks, stream);
   return launch_rows(forward_kernel<T, kFp8, false>, a, a.rows, g, 2 * 16 * kPacks, stream);
 }
 
 template <class T>
 cudaError_t launch_scalar(const LayerNormForward& a, cudaStream_t stream) {
   const size_t shared = a.columns * sizeof(float);
-  if (const cudaError_t error = allow_shared_memory(forward_scalar_kernel<T>, shared); error != cudaSuccess) return error;
+  if (const cudaError_t error = allow_shared_memory(forward_scalar_kernel<T>, shared);
+      error != cudaSuccess)
+    return error;
   forward_scalar_kernel<T><<<static_cast<unsigned>(a.rows), kScalarThreads, shared, stream>>>(a);
   return cudaGetLastError();
 }
@@ -162,11 +177,14 @@ cudaError_t launch_scalar(const LayerNormForward& a, cudaStream_t stream) {
 
 cudaError_t layer_norm_forward(const LayerNormForward& a, cudaStream_t stream) {
   if (a.rows == 0 || a.columns == 0) return cudaSuccess;
-  if (a.columns > kMaxColumns || a.rows > INT32_MAX || a.dropout.rows_per_sample < 1 || (a.y == nullptr && a.fp8.data == nullptr))
+  if (a.columns > kMaxColumns || a.rows > INT32_MAX || a.dropout.rows_per_sample < 1 ||
+      (a.y == nullptr && a.fp8.data == nullptr))
     return cudaErrorInvalidValue;
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
-    if (a.columns % (16 / sizeof(T)) != 0 || a.columns > kElements<T> * kMaxThreads || !aligned16(a.x, a.bias, a.residual, a.gamma, a.beta, a.sum, a.y, a.fp8.data)) return launch_scalar<T>(a, stream);
+    if (a.columns % (16 / sizeof(T)) != 0 || a.columns > kElements<T> * kMaxThreads ||
+        !aligned16(a.x, a.bias, a.residual, a.gamma, a.beta, a.sum, a.y, a.fp8.data))
+      return launch_scalar<T>(a, stream);
     return a.fp8.data != nullptr ? launch<T, true>(a, stream) : launch<T, false>(a, stream);
   });
 }

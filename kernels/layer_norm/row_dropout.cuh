@@ -15,10 +15,14 @@ struct RowMask {
 
   RowMask() = default;
   /// Rows and rows_per_sample are below 2^31.
-  __device__ RowMask(const RowDropout& dropout, int64_t row, int64_t columns) : threshold(dropout.threshold), scale(dropout.scale) {
-    const uint32_t sample = static_cast<uint32_t>(row) / static_cast<uint32_t>(dropout.rows_per_sample);
+  __device__ RowMask(const RowDropout& dropout, int64_t row, int64_t columns)
+      : threshold(dropout.threshold), scale(dropout.scale) {
+    const uint32_t sample =
+        static_cast<uint32_t>(row) / static_cast<uint32_t>(dropout.rows_per_sample);
     key = sample_hash(static_cast<uint64_t>(dropout.ids[sample]), dropout.t0, dropout.t1);
-    first = (static_cast<uint64_t>(row) - static_cast<uint64_t>(sample) * static_cast<uint64_t>(dropout.rows_per_sample)) * static_cast<uint64_t>(columns);
+    first = (static_cast<uint64_t>(row) -
+             static_cast<uint64_t>(sample) * static_cast<uint64_t>(dropout.rows_per_sample)) *
+            static_cast<uint64_t>(columns);
   }
   __device__ float operator()(float value, int64_t column) const {
     const uint64_t element = first + static_cast<uint64_t>(column);

@@ -25,27 +25,36 @@ void matrix(bench::Recorder& recorder, int64_t rows, int64_t columns) {
     data[i] = static_cast<uint8_t*>(memory.raw(rows * columns));
     transposed[i] = static_cast<uint8_t*>(memory.raw(rows * columns));
   }
-  recorder.time("quantize rows", label, element, 3 * count, kSets,
-                [&](int i) { return quantize_rows(x[i], data[i], inverse, rows, columns, element, Fp8Format::kE4M3, nullptr); });
+  recorder.time("quantize rows", label, element, 3 * count, kSets, [&](int i) {
+    return quantize_rows(x[i], data[i], inverse, rows, columns, element, Fp8Format::kE4M3, nullptr);
+  });
   const auto tensor = [&](int i, bool plain, bool turned) {
     QuantizeTensor a;
-    a.x = x[i], a.scale = scale, a.amax = top, a.rows = rows, a.columns = columns, a.element = element;
+    a.x = x[i], a.scale = scale, a.amax = top, a.rows = rows, a.columns = columns,
+    a.element = element;
     if (plain) a.data = data[i];
     if (turned) a.transposed = transposed[i];
     return quantize_tensor(a, nullptr);
   };
-  recorder.time("quantize tensor", label, element, 3 * count, kSets, [&](int i) { return tensor(i, true, false); });
-  recorder.time("quantize tensor + transpose", label, element, 4 * count, kSets, [&](int i) { return tensor(i, true, true); });
-  recorder.time("amax", label, element, 2 * count, kSets, [&](int i) { return amax(x[i], rows * columns, element, top, nullptr); });
+  recorder.time("quantize tensor", label, element, 3 * count, kSets,
+                [&](int i) { return tensor(i, true, false); });
+  recorder.time("quantize tensor + transpose", label, element, 4 * count, kSets,
+                [&](int i) { return tensor(i, true, true); });
+  recorder.time("amax", label, element, 2 * count, kSets,
+                [&](int i) { return amax(x[i], rows * columns, element, top, nullptr); });
 }
 
 }  // namespace
 
 TRIREME_BENCH(quantize) {
-  if (recorder.wants("quantize rows") || recorder.wants("quantize tensor + transpose") || recorder.wants("amax"))
-    for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{131072, 1024}, {16384, 8192}, {8192, 28672}, {4096, 57344}}) matrix(recorder, rows, columns);
+  if (recorder.wants("quantize rows") || recorder.wants("quantize tensor + transpose") ||
+      recorder.wants("amax"))
+    for (const auto& [rows, columns] :
+         {std::pair<int64_t, int64_t>{131072, 1024}, {16384, 8192}, {8192, 28672}, {4096, 57344}})
+      matrix(recorder, rows, columns);
   if (!recorder.wants("transpose bytes")) return;
-  for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{57344, 8192}, {8192, 28672}, {10240, 8192}, {8192, 8192}}) {
+  for (const auto& [rows, columns] :
+       {std::pair<int64_t, int64_t>{57344, 8192}, {8192, 28672}, {10240, 8192}, {8192, 8192}}) {
     // Small weights take more sets, so that no set is left in L2.
     constexpr int kMany = 6;
     bench::Memory memory;
@@ -54,8 +63,11 @@ TRIREME_BENCH(quantize) {
       from[i] = static_cast<uint8_t*>(memory.normal(rows * columns / 2, Element::kBF16));
       to[i] = static_cast<uint8_t*>(memory.raw(rows * columns));
     }
-    recorder.time("transpose bytes", bench::shape_text({rows, columns}), Element::kBF16, 2.0 * static_cast<double>(rows * columns), kMany,
-                  [&, r = rows, c = columns](int i) { return transpose_bytes(from[i], to[i], r, c, nullptr); });
+    recorder.time("transpose bytes", bench::shape_text({rows, columns}), Element::kBF16,
+                  2.0 * static_cast<double>(rows * columns), kMany,
+                  [&, r = rows, c = columns](int i) {
+                    return transpose_bytes(from[i], to[i], r, c, nullptr);
+                  });
   }
 }
 

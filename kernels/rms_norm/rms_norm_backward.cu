@@ -25,7 +25,8 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const RmsNormBack
   RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
   const int64_t row_bytes = a.columns * static_cast<int64_t>(sizeof(T));
   char* free = shared;
-  RowPrefetch<kPacks, 16, kStages> gradients(free, a.dy, row_bytes), inputs(free, a.x, row_bytes), more(free, a.d_residual, row_bytes, residual);
+  RowPrefetch<kPacks, 16, kStages> gradients(free, a.dy, row_bytes), inputs(free, a.x, row_bytes),
+      more(free, a.d_residual, row_bytes, residual);
   start_inputs<kStages>(cursor, gradients, inputs, more);
   const RowVector<T, kPacks> weight(a.weight, cursor);
   const float share = __fdividef(1.0f, static_cast<float>(a.columns));
@@ -84,7 +85,8 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const RmsNormBack
     end_row();
     if constexpr (kMode == Mode::kFp8) {
       // The next row's dot comes between two of these: one scratch is enough.
-      const float scale = settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[2]), cursor.row);
+      const float scale =
+          settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[2]), cursor.row);
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         if (!cursor.holds(p)) continue;
@@ -97,8 +99,9 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const RmsNormBack
 
   if constexpr (kMode == Mode::kWeight) {
     copy_async_wait<0>();
-    leave_sums(dw, [&](int p) { return cursor.index(p) * kWidth; }, [&](int p) { return cursor.holds(p); }, static_cast<int>(a.columns),
-               reinterpret_cast<float*>(shared), a.workspace);
+    leave_sums(
+        dw, [&](int p) { return cursor.index(p) * kWidth; }, [&](int p) { return cursor.holds(p); },
+        static_cast<int>(a.columns), reinterpret_cast<float*>(shared), a.workspace);
   }
 }
 
@@ -109,7 +112,8 @@ __global__ void __launch_bounds__(kScalarThreads) backward_scalar_kernel(const R
   __shared__ float scratch[3][32];
   const int columns = static_cast<int>(a.columns);
   const bool weight = a.dw != nullptr || a.dw_fp32 != nullptr;
-  const T *dy = static_cast<const T*>(a.dy), *x = static_cast<const T*>(a.x), *w = static_cast<const T*>(a.weight);
+  const T *dy = static_cast<const T*>(a.dy), *x = static_cast<const T*>(a.x),
+          *w = static_cast<const T*>(a.weight);
   if (weight)
     for (int c = threadIdx.x; c < columns; c += kScalarThreads) sums[c] = 0.0f;
   int turn = 0;
@@ -117,12 +121,16 @@ __global__ void __launch_bounds__(kScalarThreads) backward_scalar_kernel(const R
     const int64_t base = row * columns;
     const float rstd = a.rstd[row];
     float dot[1] = {0.0f};
-    for (int c = threadIdx.x; c < columns; c += kScalarThreads) dot[0] += to_float(dy[base + c]) * to_float(w[c]) * to_float(x[base + c]);
+    for (int c = threadIdx.x; c < columns; c += kScalarThreads)
+      dot[0] += to_float(dy[base + c]) * to_float(w[c]) * to_float(x[base + c]);
     row_sum(dot, kScalarThreads, scratch[turn]);
     const float factor = dot[0] * rstd * rstd / static_cast<float>(columns);
     const auto gradient = [&](int c) {
-      const float d = rstd * (to_float(dy[base + c]) * to_float(w[c]) - to_float(x[base + c]) * factor);
-      return from_float<T>(a.d_residual != nullptr ? d + to_float(static_cast<const T*>(a.d_residual)[base + c]) : d);
+      const float d =
+          rstd * (to_float(dy[base + c]) * to_float(w[c]) - to_float(x[base + c]) * factor);
+      return from_float<T>(a.d_residual != nullptr
+                               ? d + to_float(static_cast<const T*>(a.d_residual)[base + c])
+                               : d);
     };
     float top = 0.0f;
     for (int c = threadIdx.x; c < columns; c += kScalarThreads) {
@@ -136,27 +144,32 @@ __global__ void __launch_bounds__(kScalarThreads) backward_scalar_kernel(const R
     const float scale = settle_scale(a.fp8, row_amax(top, kScalarThreads, scratch[2]), row);
     for (int c = threadIdx.x; c < columns; c += kScalarThreads) {
       // dx may have taken the place of d_residual.
-      const float value[1] = {to_float(a.dx != nullptr ? static_cast<const T*>(a.dx)[base + c] : gradient(c))};
+      const float value[1] = {
+          to_float(a.dx != nullptr ? static_cast<const T*>(a.dx)[base + c] : gradient(c))};
       store_fp8(a.fp8.data + base + c, value, scale, a.fp8.format);
     }
   }
   if (weight)
-    for (int c = threadIdx.x; c < columns; c += kScalarThreads) a.workspace[static_cast<int64_t>(blockIdx.x) * columns + c] = sums[c];
+    for (int c = threadIdx.x; c < columns; c += kScalarThreads)
+      a.workspace[static_cast<int64_t>(blockIdx.x) * columns + c] = sums[c];
 }
 
 bool wants_weight(const RmsNormBackward& a) { return a.dw != nullptr || a.dw_fp32 != nullptr; }
 
 cudaError_t finish(const RmsNormBackward& a, int64_t blocks, cudaStream_t stream) {
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess || !wants_weight(a)) return error;
+  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess || !wants_weight(a))
+    return error;
   void* out = a.dw_fp32 != nullptr ? a.dw_fp32 : a.dw;
-  return column_sum(a.workspace, blocks, a.columns, a.columns, out, a.dw_fp32 != nullptr ? Element::kF32 : a.element, a.accumulate, stream);
+  return column_sum(a.workspace, blocks, a.columns, a.columns, out,
+                    a.dw_fp32 != nullptr ? Element::kF32 : a.element, a.accumulate, stream);
 }
 
 template <class T>
 cudaError_t launch_scalar(const RmsNormBackward& a, cudaStream_t stream) {
   const auto kernel = backward_scalar_kernel<T>;
   const size_t shared = wants_weight(a) ? a.columns * sizeof(float) : 0;
-  if (const cudaError_t error = allow_shared_memory(kernel, shared); error != cudaSuccess) return error;
+  if (const cudaError_t error = allow_shared_memory(kernel, shared); error != cudaSuccess)
+    return error;
   const int64_t blocks = resident_blocks(kernel, kScalarThreads, shared, kBlocksPerSm, a.rows);
   kernel<<<static_cast<unsigned>(blocks), kScalarThreads, shared, stream>>>(a);
   return finish(a, blocks, stream);
@@ -168,8 +181,11 @@ cudaError_t launch(const RmsNormBackward& a, cudaStream_t stream) {
   const RowGeometry g = row_geometry(a.columns / kWidth, kPacks);
   int64_t blocks = 0;
   RowLaunch extra;
-  if (kMode == Mode::kWeight) extra = {block_sums_bytes(g.rows, a.columns, 1), kBlocksPerSm, &blocks};
-  const cudaError_t error = launch_rows(backward_kernel<T, kMode>, a, a.rows, g, (a.d_residual != nullptr ? 48 : 32) * kPacks, stream, extra);
+  if (kMode == Mode::kWeight)
+    extra = {block_sums_bytes(g.rows, a.columns, 1), kBlocksPerSm, &blocks};
+  const cudaError_t error =
+      launch_rows(backward_kernel<T, kMode>, a, a.rows, g,
+                  (a.d_residual != nullptr ? 48 : 32) * kPacks, stream, extra);
   return error != cudaSuccess ? error : finish(a, blocks, stream);
 }
 
@@ -182,14 +198,18 @@ int64_t rms_norm_backward_workspace(int64_t rows, int64_t columns) {
 
 cudaError_t rms_norm_backward(const RmsNormBackward& a, cudaStream_t stream) {
   if (a.columns == 0) return cudaSuccess;
-  if (a.columns > kMaxColumns || (wants_weight(a) && a.rows > 0 && a.workspace == nullptr) || (wants_weight(a) && a.fp8.data != nullptr))
+  if (a.columns > kMaxColumns || (wants_weight(a) && a.rows > 0 && a.workspace == nullptr) ||
+      (wants_weight(a) && a.fp8.data != nullptr))
     return cudaErrorInvalidValue;
   if (a.rows == 0) return finish(a, 0, stream);
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
-    if (a.columns % (16 / sizeof(T)) != 0 || a.columns > kElements<T> * kMaxThreads || !aligned16(a.dy, a.x, a.weight, a.d_residual, a.dx, a.fp8.data)) return launch_scalar<T>(a, stream);
+    if (a.columns % (16 / sizeof(T)) != 0 || a.columns > kElements<T> * kMaxThreads ||
+        !aligned16(a.dy, a.x, a.weight, a.d_residual, a.dx, a.fp8.data))
+      return launch_scalar<T>(a, stream);
     if (wants_weight(a)) return launch<T, Mode::kWeight>(a, stream);
-    return a.fp8.data != nullptr ? launch<T, Mode::kFp8>(a, stream) : launch<T, Mode::kPlain>(a, stream);
+    return a.fp8.data != nullptr ? launch<T, Mode::kFp8>(a, stream)
+                                 : launch<T, Mode::kPlain>(a, stream);
   });
 }
 

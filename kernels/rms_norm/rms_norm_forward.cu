@@ -17,15 +17,18 @@ template <class T, Sink kSink, bool kResidual>
 __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const RmsNormForward a) {
   extern __shared__ __align__(16) char shared[];
   __shared__ float scratch[3][32];
-  constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth, kStages = kResidual ? 1 : 2;
+  constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth,
+                kStages = kResidual ? 1 : 2;
   using Pack = Vec<T, kWidth>;
   RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
   const int64_t row_bytes = a.columns * static_cast<int64_t>(sizeof(T));
   char* free = shared;
-  RowPrefetch<kPacks, 16, kStages> input(free, a.x, row_bytes), residual(free, a.residual, row_bytes, kResidual);
+  RowPrefetch<kPacks, 16, kStages> input(free, a.x, row_bytes),
+      residual(free, a.residual, row_bytes, kResidual);
   start_inputs<kStages>(cursor, input, residual);
   const RowVector<T, kPacks> weight(a.weight, cursor);
-  const float share = __fdividef(1.0f, static_cast<float>(a.columns)), known_scale = kSink == Sink::kFp8Tensor ? *a.fp8.scale : 0.0f;
+  const float share = __fdividef(1.0f, static_cast<float>(a.columns)),
+              known_scale = kSink == Sink::kFp8Tensor ? *a.fp8.scale : 0.0f;
   Amax<T> amax;
   for (; cursor.active(); cursor.advance()) {
     start_row<kStages>();
@@ -61,7 +64,8 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const RmsNormForwa
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) u[i] *= w[i];
       const Pack y = from_floats<T>(u);
-      if (kSink == Sink::kPlain || a.y != nullptr) store(static_cast<T*>(a.y) + base + cursor.index(p) * kWidth, y);
+      if (kSink == Sink::kPlain || a.y != nullptr)
+        store(static_cast<T*>(a.y) + base + cursor.index(p) * kWidth, y);
       if constexpr (kSink != Sink::kPlain) amax.add(y);
       if constexpr (kSink == Sink::kFp8Row) s[p] = packed(y);
       if constexpr (kSink == Sink::kFp8Tensor) {
@@ -71,7 +75,8 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const RmsNormForwa
     }
     if constexpr (kSink == Sink::kFp8Row) {
       // The next row's sum comes between two of these: one scratch is enough.
-      const float scale = settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[2]), cursor.row);
+      const float scale =
+          settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[2]), cursor.row);
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         if (!cursor.holds(p)) continue;
@@ -81,10 +86,12 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const RmsNormForwa
       }
     }
   }
-  if (kSink == Sink::kFp8Tensor && a.fp8.amax != nullptr) raise_amax_by_warp(a.fp8.amax, amax.get());
+  if (kSink == Sink::kFp8Tensor && a.fp8.amax != nullptr)
+    raise_amax_by_warp(a.fp8.amax, amax.get());
 }
 
-/// Any width and alignment: the row waits in shared memory between the passes, each thread touching its own columns only.
+/// Any width and alignment: the row waits in shared memory between the passes, each thread touching
+/// its own columns only.
 template <class T>
 __global__ void __launch_bounds__(kScalarThreads) forward_scalar_kernel(const RmsNormForward a) {
   extern __shared__ float values[];
@@ -94,7 +101,8 @@ __global__ void __launch_bounds__(kScalarThreads) forward_scalar_kernel(const Rm
   float square[1] = {0.0f};
   for (int c = threadIdx.x; c < columns; c += kScalarThreads) {
     T s = static_cast<const T*>(a.x)[base + c];
-    if (a.residual != nullptr) s = from_float<T>(to_float(s) + to_float(static_cast<const T*>(a.residual)[base + c]));
+    if (a.residual != nullptr)
+      s = from_float<T>(to_float(s) + to_float(static_cast<const T*>(a.residual)[base + c]));
     if (a.sum != nullptr) static_cast<T*>(a.sum)[base + c] = s;
     values[c] = to_float(s);
     square[0] += values[c] * values[c];
@@ -104,7 +112,8 @@ __global__ void __launch_bounds__(kScalarThreads) forward_scalar_kernel(const Rm
   if (a.rstd != nullptr && threadIdx.x == 0) a.rstd[row] = rstd;
   float amax = 0.0f;
   for (int c = threadIdx.x; c < columns; c += kScalarThreads) {
-    const T y = from_float<T>(to_float(from_float<T>(values[c] * rstd)) * to_float(static_cast<const T*>(a.weight)[c]));
+    const T y = from_float<T>(to_float(from_float<T>(values[c] * rstd)) *
+                              to_float(static_cast<const T*>(a.weight)[c]));
     if (a.y != nullptr) static_cast<T*>(a.y)[base + c] = y;
     values[c] = to_float(y);
     amax = amax_of(amax, values[c]);
@@ -130,14 +139,17 @@ template <class T, Sink kSink>
 cudaError_t launch(const RmsNormForward& a, cudaStream_t stream) {
   constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
   const RowGeometry g = row_geometry(a.columns / kWidth, kPacks);
-  if (a.residual != nullptr) return launch_rows(forward_kernel<T, kSink, true>, a, a.rows, g, 2 * 16 * kPacks, stream);
+  if (a.residual != nullptr)
+    return launch_rows(forward_kernel<T, kSink, true>, a, a.rows, g, 2 * 16 * kPacks, stream);
   return launch_rows(forward_kernel<T, kSink, false>, a, a.rows, g, 2 * 16 * kPacks, stream);
 }
 
 template <class T>
 cudaError_t launch_scalar(const RmsNormForward& a, cudaStream_t stream) {
   const size_t shared = a.columns * sizeof(float);
-  if (const cudaError_t error = allow_shared_memory(forward_scalar_kernel<T>, shared); error != cudaSuccess) return error;
+  if (const cudaError_t error = allow_shared_memory(forward_scalar_kernel<T>, shared);
+      error != cudaSuccess)
+    return error;
   forward_scalar_kernel<T><<<static_cast<unsigned>(a.rows), kScalarThreads, shared, stream>>>(a);
   return cudaGetLastError();
 }
@@ -146,10 +158,13 @@ cudaError_t launch_scalar(const RmsNormForward& a, cudaStream_t stream) {
 
 cudaError_t rms_norm_forward(const RmsNormForward& a, cudaStream_t stream) {
   if (a.rows == 0 || a.columns == 0) return cudaSuccess;
-  if (a.columns > kMaxColumns || (a.y == nullptr && a.fp8.data == nullptr)) return cudaErrorInvalidValue;
+  if (a.columns > kMaxColumns || (a.y == nullptr && a.fp8.data == nullptr))
+    return cudaErrorInvalidValue;
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
-    if (a.columns % (16 / sizeof(T)) != 0 || a.columns > kElements<T> * kMaxThreads || !aligned16(a.x, a.residual, a.weight, a.sum, a.y, a.fp8.data)) return launch_scalar<T>(a, stream);
+    if (a.columns % (16 / sizeof(T)) != 0 || a.columns > kElements<T> * kMaxThreads ||
+        !aligned16(a.x, a.residual, a.weight, a.sum, a.y, a.fp8.data))
+      return launch_scalar<T>(a, stream);
     if (a.fp8.data == nullptr) return launch<T, Sink::kPlain>(a, stream);
     if (a.fp8.scaling == Fp8Scaling::kRow) return launch<T, Sink::kFp8Row>(a, stream);
     return launch<T, Sink::kFp8Tensor>(a, stream);

@@ -5,8 +5,8 @@
 
 namespace trireme::kernels {
 
-/// The fast exponential is good to about 1e-6, enough below the rounding of 16-bit types and not of fp32. An exact division would be a
-/// call, and its caller would spill.
+/// The fast exponential is good to about 1e-6, enough below the rounding of 16-bit types and not of
+/// fp32. An exact division would be a call, and its caller would spill.
 template <class T>
 __device__ inline float sigmoid(float x) {
   if constexpr (sizeof(T) == 2)

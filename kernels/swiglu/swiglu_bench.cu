@@ -9,7 +9,8 @@ namespace trireme::kernels {
 TRIREME_BENCH(swiglu) {
   if (!recorder.wants("swiglu forward") && !recorder.wants("swiglu backward")) return;
   constexpr int kSets = 3;
-  for (const auto& [tokens, f] : {std::pair<int64_t, int64_t>{16384, 11008}, {16384, 14336}, {8192, 28672}}) {
+  for (const auto& [tokens, f] :
+       {std::pair<int64_t, int64_t>{16384, 11008}, {16384, 14336}, {8192, 28672}}) {
     bench::Memory memory;
     const Element element = Element::kBF16;
     const double count = static_cast<double>(tokens * f);
@@ -19,8 +20,10 @@ TRIREME_BENCH(swiglu) {
     float* inverse = memory.uniform(tokens, 1.0f, 2.0f);
     float* saved_inverse = memory.uniform(2 * tokens, 0.01f, 0.02f);
     for (int i = 0; i < kSets; ++i) {
-      gate_up[i] = memory.normal(tokens * 2 * f, element), y[i] = memory.normal(tokens * f, element), d[i] = memory.raw(tokens * f * 4);
-      codes[i] = static_cast<uint8_t*>(memory.raw(tokens * 2 * f)), saved[i] = static_cast<uint8_t*>(memory.raw(tokens * 2 * f));
+      gate_up[i] = memory.normal(tokens * 2 * f, element),
+      y[i] = memory.normal(tokens * f, element), d[i] = memory.raw(tokens * f * 4);
+      codes[i] = static_cast<uint8_t*>(memory.raw(tokens * 2 * f)),
+      saved[i] = static_cast<uint8_t*>(memory.raw(tokens * 2 * f));
     }
     const auto forward = [&, n = tokens, w = f](int i, bool plain, bool fp8, bool saves) {
       SwigluForward a;
@@ -30,10 +33,14 @@ TRIREME_BENCH(swiglu) {
       if (saves) a.saved = {saved[i], saved_inverse, Fp8Format::kE4M3};
       return swiglu_forward(a, nullptr);
     };
-    recorder.time("swiglu forward", label, element, 6 * count, kSets, [&](int i) { return forward(i, true, false, false); });
-    recorder.time("swiglu forward, fp8 by row", label, element, 5 * count, kSets, [&](int i) { return forward(i, false, true, false); });
-    recorder.time("swiglu forward, fp8 by row + saved", label, element, 7 * count, kSets, [&](int i) { return forward(i, false, true, true); });
-    recorder.time("swiglu forward, all outputs", label, element, 9 * count, kSets, [&](int i) { return forward(i, true, true, true); });
+    recorder.time("swiglu forward", label, element, 6 * count, kSets,
+                  [&](int i) { return forward(i, true, false, false); });
+    recorder.time("swiglu forward, fp8 by row", label, element, 5 * count, kSets,
+                  [&](int i) { return forward(i, false, true, false); });
+    recorder.time("swiglu forward, fp8 by row + saved", label, element, 7 * count, kSets,
+                  [&](int i) { return forward(i, false, true, true); });
+    recorder.time("swiglu forward, all outputs", label, element, 9 * count, kSets,
+                  [&](int i) { return forward(i, true, true, true); });
     const auto backward = [&, n = tokens, w = f](int i, bool from_codes, bool plain, bool fp8) {
       SwigluBackward a;
       a.dy = y[i], a.tokens = n, a.f = w, a.element = element;
@@ -45,10 +52,14 @@ TRIREME_BENCH(swiglu) {
       if (fp8) a.fp8.data = codes[i], a.fp8.scaling = Fp8Scaling::kRow, a.fp8.row_inverse = inverse;
       return swiglu_backward(a, nullptr);
     };
-    recorder.time("swiglu backward", label, element, 10 * count, kSets, [&](int i) { return backward(i, false, true, false); });
-    recorder.time("swiglu backward, fp8 by row", label, element, 8 * count, kSets, [&](int i) { return backward(i, false, false, true); });
-    recorder.time("swiglu backward, saved to fp8 by row", label, element, 6 * count, kSets, [&](int i) { return backward(i, true, false, true); });
-    recorder.time("swiglu backward, saved to plain + fp8", label, element, 10 * count, kSets, [&](int i) { return backward(i, true, true, true); });
+    recorder.time("swiglu backward", label, element, 10 * count, kSets,
+                  [&](int i) { return backward(i, false, true, false); });
+    recorder.time("swiglu backward, fp8 by row", label, element, 8 * count, kSets,
+                  [&](int i) { return backward(i, false, false, true); });
+    recorder.time("swiglu backward, saved to fp8 by row", label, element, 6 * count, kSets,
+                  [&](int i) { return backward(i, true, false, true); });
+    recorder.time("swiglu backward, saved to plain + fp8", label, element, 10 * count, kSets,
+                  [&](int i) { return backward(i, true, true, true); });
   }
 }
 

@@ -7,8 +7,10 @@ namespace trireme::kernels {
 
 namespace {
 
-// Packs of each half of a row for a thread: few for short rows, so that several blocks share a multiprocessor.
-constexpr int kFewPacks = 4, kManyPacks = 7, kMaxThreads = 512, kScalarThreads = 256, kWidth = 8, kStages = 1;
+// Packs of each half of a row for a thread: few for short rows, so that several blocks share a
+// multiprocessor.
+constexpr int kFewPacks = 4, kManyPacks = 7, kMaxThreads = 512, kScalarThreads = 256, kWidth = 8,
+              kStages = 1;
 
 using Codes = Vec<uint16_t, kWidth / 2>;
 
@@ -49,7 +51,8 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const SwigluForwar
       for (int i = 0; i < kWidth; ++i) v[i] = swiglu<T>(v[i], w[i]);
       y[p] = packed(from_floats<T>(v));
       top_y.add(y[p]);
-      if (a.y != nullptr) store(static_cast<T*>(a.y) + cursor.row * a.f + cursor.index(p) * kWidth, y[p]);
+      if (a.y != nullptr)
+        store(static_cast<T*>(a.y) + cursor.row * a.f + cursor.index(p) * kWidth, y[p]);
     }
     end_row();
     float scale, gate_scale = 0.0f, up_scale = 0.0f;
@@ -60,7 +63,8 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const SwigluForwar
       up_scale = settle_half(a.saved, top[2], cursor.row, 1);
       scale = a.fp8.data != nullptr ? settle_scale(a.fp8, top[0], cursor.row) : 0.0f;
     } else {
-      scale = settle_scale(a.fp8, row_amax(top_y.get(), blockDim.x, scratch[cursor.turn]), cursor.row);
+      scale =
+          settle_scale(a.fp8, row_amax(top_y.get(), blockDim.x, scratch[cursor.turn]), cursor.row);
     }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -91,15 +95,19 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const SwigluBackw
   using Half = std::conditional_t<kFromCodes, Codes, Pack>;
   RowCursor cursor(a.tokens, static_cast<int>(a.f / kWidth));
   char* free = shared;
-  const char* gate_up = kFromCodes ? reinterpret_cast<const char*>(a.saved.data) : static_cast<const char*>(a.gate_up);
+  const char* gate_up = kFromCodes ? reinterpret_cast<const char*>(a.saved.data)
+                                   : static_cast<const char*>(a.gate_up);
   constexpr int kSize = sizeof(Half) / kWidth;
   RowPrefetch<kPacks, 16, kStages> gradients(free, a.dy, 2 * a.f);
-  RowPrefetch<kPacks, sizeof(Half), kStages> gates(free, gate_up, 2 * a.f * kSize), ups(free, gate_up + a.f * kSize, 2 * a.f * kSize);
+  RowPrefetch<kPacks, sizeof(Half), kStages> gates(free, gate_up, 2 * a.f * kSize),
+      ups(free, gate_up + a.f * kSize, 2 * a.f * kSize);
   start_inputs<kStages>(cursor, gradients, gates, ups);
   for (; cursor.active(); cursor.advance()) {
     start_row<kStages>();
     float gate_inverse = 1.0f, up_inverse = 1.0f;
-    if constexpr (kFromCodes) gate_inverse = a.saved.inverse[2 * cursor.row], up_inverse = a.saved.inverse[2 * cursor.row + 1];
+    if constexpr (kFromCodes)
+      gate_inverse = a.saved.inverse[2 * cursor.row],
+      up_inverse = a.saved.inverse[2 * cursor.row + 1];
     Pack d_gate[kPacks], d_up[kPacks];
     Amax<T> top;
 #pragma unroll
@@ -127,7 +135,8 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const SwigluBackw
     }
     end_row();
     if (a.fp8.data == nullptr) continue;
-    const float scale = settle_scale(a.fp8, row_amax(top.get(), blockDim.x, scratch[cursor.turn]), cursor.row);
+    const float scale =
+        settle_scale(a.fp8, row_amax(top.get(), blockDim.x, scratch[cursor.turn]), cursor.row);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       if (!cursor.holds(p)) continue;
@@ -147,7 +156,9 @@ __global__ void __launch_bounds__(kScalarThreads) forward_scalar_kernel(const Sw
   __shared__ float scratch[3 * 32];
   const int64_t row = blockIdx.x;
   const T* gate_up = static_cast<const T*>(a.gate_up) + row * 2 * a.f;
-  const auto activated = [&](int64_t c) { return from_float<T>(swiglu<T>(to_float(gate_up[c]), to_float(gate_up[a.f + c]))); };
+  const auto activated = [&](int64_t c) {
+    return from_float<T>(swiglu<T>(to_float(gate_up[c]), to_float(gate_up[a.f + c])));
+  };
   float top[3] = {};
   for (int64_t c = threadIdx.x; c < a.f; c += kScalarThreads) {
     const T y = activated(c);
@@ -180,7 +191,8 @@ __global__ void __launch_bounds__(kScalarThreads) backward_scalar_kernel(const S
   const int64_t row = blockIdx.x;
   const auto input = [&](int half, int64_t c) {
     const int64_t at = (2 * row + half) * a.f + c;
-    if (a.saved.data != nullptr) return from_fp8(a.saved.data[at], a.saved.format) * a.saved.inverse[2 * row + half];
+    if (a.saved.data != nullptr)
+      return from_fp8(a.saved.data[at], a.saved.format) * a.saved.inverse[2 * row + half];
     return to_float(static_cast<const T*>(a.gate_up)[at]);
   };
   const auto gradient = [&](int64_t c, T& d_gate, T& d_up) {
@@ -215,8 +227,10 @@ template <class T, bool kSaves>
 cudaError_t launch_forward(const SwigluForward& a, cudaStream_t stream) {
   const int64_t packs = a.f / kWidth;
   if (packs <= kFewPacks * kMaxThreads)
-    return launch_rows(forward_kernel<T, kFewPacks, kSaves>, a, a.tokens, row_geometry(packs, kFewPacks), kFewPacks * 32, stream);
-  return launch_rows(forward_kernel<T, kManyPacks, kSaves>, a, a.tokens, row_geometry(packs, kManyPacks), kManyPacks * 32, stream);
+    return launch_rows(forward_kernel<T, kFewPacks, kSaves>, a, a.tokens,
+                       row_geometry(packs, kFewPacks), kFewPacks * 32, stream);
+  return launch_rows(forward_kernel<T, kManyPacks, kSaves>, a, a.tokens,
+                     row_geometry(packs, kManyPacks), kManyPacks * 32, stream);
 }
 
 template <class T, bool kFromCodes>
@@ -224,13 +238,16 @@ cudaError_t launch_backward(const SwigluBackward& a, cudaStream_t stream) {
   constexpr int kBytes = kFromCodes ? 32 : 48;
   const int64_t packs = a.f / kWidth;
   if (packs <= kFewPacks * kMaxThreads)
-    return launch_rows(backward_kernel<T, kFewPacks, kFromCodes>, a, a.tokens, row_geometry(packs, kFewPacks), kFewPacks * kBytes, stream);
-  return launch_rows(backward_kernel<T, kManyPacks, kFromCodes>, a, a.tokens, row_geometry(packs, kManyPacks), kManyPacks * kBytes, stream);
+    return launch_rows(backward_kernel<T, kFewPacks, kFromCodes>, a, a.tokens,
+                       row_geometry(packs, kFewPacks), kFewPacks * kBytes, stream);
+  return launch_rows(backward_kernel<T, kManyPacks, kFromCodes>, a, a.tokens,
+                     row_geometry(packs, kManyPacks), kManyPacks * kBytes, stream);
 }
 
 template <class T, class... P>
 bool suits_packs(int64_t f, P... pointers) {
-  return sizeof(T) == 2 && f % kWidth == 0 && f / kWidth <= kManyPacks * kMaxThreads && aligned16(pointers...);
+  return sizeof(T) == 2 && f % kWidth == 0 && f / kWidth <= kManyPacks * kMaxThreads &&
+         aligned16(pointers...);
 }
 
 }  // namespace
@@ -238,12 +255,14 @@ bool suits_packs(int64_t f, P... pointers) {
 cudaError_t swiglu_forward(const SwigluForward& a, cudaStream_t stream) {
   if (a.tokens == 0 || a.f == 0) return cudaSuccess;
   if (a.fp8.data == nullptr && a.saved.data == nullptr)
-    return a.y == nullptr ? cudaErrorInvalidValue : swiglu_forward(a.gate_up, a.y, a.tokens, a.f, a.element, stream);
+    return a.y == nullptr ? cudaErrorInvalidValue
+                          : swiglu_forward(a.gate_up, a.y, a.tokens, a.f, a.element, stream);
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
     if constexpr (sizeof(T) == 2) {
       if (suits_packs<T>(a.f, a.gate_up, a.y, a.fp8.data, a.saved.data))
-        return a.saved.data != nullptr ? launch_forward<T, true>(a, stream) : launch_forward<T, false>(a, stream);
+        return a.saved.data != nullptr ? launch_forward<T, true>(a, stream)
+                                       : launch_forward<T, false>(a, stream);
     }
     forward_scalar_kernel<T><<<static_cast<unsigned>(a.tokens), kScalarThreads, 0, stream>>>(a);
     return cudaGetLastError();
@@ -252,14 +271,17 @@ cudaError_t swiglu_forward(const SwigluForward& a, cudaStream_t stream) {
 
 cudaError_t swiglu_backward(const SwigluBackward& a, cudaStream_t stream) {
   if (a.tokens == 0 || a.f == 0) return cudaSuccess;
-  if ((a.gate_up == nullptr) == (a.saved.data == nullptr) || (a.d_gate_up == nullptr && a.fp8.data == nullptr)) return cudaErrorInvalidValue;
+  if ((a.gate_up == nullptr) == (a.saved.data == nullptr) ||
+      (a.d_gate_up == nullptr && a.fp8.data == nullptr))
+    return cudaErrorInvalidValue;
   if (a.gate_up != nullptr && a.fp8.data == nullptr)
     return swiglu_backward(a.dy, a.gate_up, a.d_gate_up, a.tokens, a.f, a.element, stream);
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
     if constexpr (sizeof(T) == 2) {
       if (suits_packs<T>(a.f, a.dy, a.gate_up, a.saved.data, a.d_gate_up, a.fp8.data))
-        return a.saved.data != nullptr ? launch_backward<T, true>(a, stream) : launch_backward<T, false>(a, stream);
+        return a.saved.data != nullptr ? launch_backward<T, true>(a, stream)
+                                       : launch_backward<T, false>(a, stream);
     }
     backward_scalar_kernel<T><<<static_cast<unsigned>(a.tokens), kScalarThreads, 0, stream>>>(a);
     return cudaGetLastError();

@@ -14,11 +14,13 @@ std::vector<double> swiglu(const std::vector<double>& gate_up, int64_t tokens, i
   return y;
 }
 
-std::vector<double> swiglu_backward(const std::vector<double>& dy, const std::vector<double>& gate_up, int64_t tokens, int64_t f) {
+std::vector<double> swiglu_backward(const std::vector<double>& dy,
+                                    const std::vector<double>& gate_up, int64_t tokens, int64_t f) {
   std::vector<double> gradient(gate_up.size());
   for (int64_t t = 0; t < tokens; ++t)
     for (int64_t c = 0; c < f; ++c) {
-      const double g = gate_up[t * 2 * f + c], u = gate_up[t * 2 * f + f + c], d = dy[t * f + c], s = 1 / (1 + std::exp(-g));
+      const double g = gate_up[t * 2 * f + c], u = gate_up[t * 2 * f + f + c], d = dy[t * f + c],
+                   s = 1 / (1 + std::exp(-g));
       gradient[t * 2 * f + c] = d * u * (s + g * s * (1 - s));
       gradient[t * 2 * f + f + c] = d * g * s;
     }
