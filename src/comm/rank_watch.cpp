@@ -294,7 +294,7 @@ void RankWatch::read_line(Line& line) {
       claim_end();
       if (rank_ == 0) print_failure(rank_, "leaving because " + reason);
       pass_on(reason, code);
-      kill_stopped();
+      end_stopped();
       _exit(code);
     }
     return;
@@ -319,7 +319,7 @@ void RankWatch::lost(const Line& line) {
   text += "; look for its own last words and for the kernel's out-of-memory killer, then run again";
   print_failure(rank_, text);
   pass_on(text, static_cast<int>(ExitCode::kHang));
-  kill_stopped();
+  end_stopped();
   _exit(static_cast<int>(ExitCode::kHang));
 }
 
@@ -371,7 +371,7 @@ bool RankWatch::hung(double waited) {
   print_failure(rank_, fmt::format("no progress for {:.0f} s, where the ranks stand:\n{}rank {} on {}: {}", waited, report.positions, rank_,
                                    host_name(), sentence));
   pass_on(fmt::format("rank {} found {}", rank_, sentence), static_cast<int>(ExitCode::kHang));
-  kill_stopped();
+  end_stopped();
   _exit(static_cast<int>(ExitCode::kHang));
 }
 
@@ -441,12 +441,22 @@ void RankWatch::pass_on(const std::string& reason, int exit_code) {
     if (line.fd >= 0) (void)send_all(line.fd, message.data(), message.size());
 }
 
-/// A stopped process hears nothing: it is ended by those who share its host.
-void RankWatch::kill_stopped() {
-  for (int rank = 0; rank < size_; ++rank) {
-    const Peer& peer = peers_[static_cast<size_t>(rank)];
-    if (rank != rank_ && peer.record != nullptr && view_of(*peer.record, steady_seconds()).stopped) (void)kill(peer.pid, SIGKILL);
-  }
+/// A stopped process hears nothing. Continued by those who share its host, it finds the failure on its lifelines and ends with the same
+/// exit code; one that does not is killed.
+void RankWatch::end_stopped() {
+  const auto left = [&](int signal) {
+    bool any = false;
+    for (int rank = 0; rank < size_; ++rank) {
+      const Peer& peer = peers_[static_cast<size_t>(rank)];
+      if (rank == rank_ || peer.record == nullptr || !view_of(*peer.record, steady_seconds()).stopped) continue;
+      (void)kill(peer.pid, signal);
+      any = true;
+    }
+    return any;
+  };
+  if (!left(SIGCONT)) return;
+  std::this_thread::sleep_for(kNewsTravels);
+  (void)left(SIGKILL);
 }
 
 void RankWatch::tell(const std::string& reason, int exit_code) {
@@ -454,7 +464,7 @@ void RankWatch::tell(const std::string& reason, int exit_code) {
   claim_end();
   print_failure(rank_, reason);
   pass_on(fmt::format("rank {} on {}: {}", rank_, host_name(), reason), exit_code);
-  kill_stopped();
+  end_stopped();
 }
 
 void RankWatch::fail(const std::string& reason, int exit_code) {

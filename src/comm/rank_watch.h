@@ -76,7 +76,7 @@ class RankWatch {
   std::string query(const std::vector<int>& ranks_of_host) const;
   void claim_end();
   void pass_on(const std::string& reason, int exit_code);
-  void kill_stopped();
+  void end_stopped();
 
   int rank_, size_;
   Hooks hooks_;

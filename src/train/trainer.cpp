@@ -224,7 +224,11 @@ ExitCode Trainer::run() {
                                              completed_ > 0 ? std::optional(completed_) : std::nullopt);
     metrics_->write_run(run_description());
   }
-  if (config_.logging.mlperf) warm_up();
+  if (config_.logging.mlperf) {
+    const ProgressSection section("warm-up");
+    fault_point("warm-up", comm_.rank());
+    warm_up();
+  }
   comm_.barrier();
   mlperf_.end("init_stop");
   mlperf_.start("run_start");
@@ -253,6 +257,7 @@ ExitCode Trainer::run() {
   }
   flush_metrics();
   if (stop_agreed_ && completed_ < config_.train.max_steps && !reached_target) {
+    const ProgressSection section("save", kStorageAllowance);
     if (last_saved_step_ != completed_ || !checkpoints_->complete()) save_checkpoint();
     if (!checkpoints_->complete())
       throw AgreedError(ExitCode::kCannotWrite, fmt::format("stopped by a signal after step {}, but its state could not be saved in {}: run the "

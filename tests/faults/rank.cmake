@@ -17,7 +17,7 @@ foreach(test
     rank_faults.dead rank_faults.hung rank_faults.slow-storage rank_faults.straggler rank_faults.absent rank_faults.network
     rank_faults.environment
     rank_faults.memory
-    signal_faults.early signal_faults.step signal_faults.evaluation signal_faults.save signal_faults.twice signal_faults.alone
+    signal_faults.early signal_faults.warm-up signal_faults.step signal_faults.evaluation signal_faults.save signal_faults.twice signal_faults.alone
     number_faults.stops number_faults.skips number_faults.never-saved number_faults.fp16 number_faults.zero-norm number_faults.spike)
   string(REGEX MATCH "^([^.]+)\\.(.+)$" parts ${test})
   add_test(NAME ${test}

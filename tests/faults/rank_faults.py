@@ -118,7 +118,7 @@ def network(site):
         begin = time.time()
         ranks = start("sigstop@rank1:step20")
         texts = [process.communicate(timeout=30)[0] for process in ranks]
-        assert [process.returncode for process in ranks] == [71, 137, 71] or [process.returncode for process in ranks] == [71, -9, 71], texts
+        assert [process.returncode for process in ranks] == [71, 71, 71], (texts, [process.returncode for process in ranks])
         assert re.search(r"rank 1 on host-b never reached #20 all_gather\[8\] on world \(step 20, stopped\)", texts[0]), texts
         print(f"stopped over there: {time.time() - begin:.1f} s: {texts[0].splitlines()[-1]}")
         # Dead over there: the connection says so at once.

@@ -13,9 +13,9 @@ import fault_site
 SETTINGS = ("train.max_steps=16", "eval.every_samples=32", "output.save_every_samples=64")
 
 
-def stop(site, name, fault, moment, kill=(signal.SIGTERM,), rank=1, grace=30):
+def stop(site, name, fault, moment, kill=(signal.SIGTERM,), rank=1, grace=30, more=()):
     """Sends the signals to one rank once `moment` is in the log; the fault holds the ranks there long enough."""
-    run = site.start(f"output.dir={name}", *SETTINGS, TRIREME_FAULT=fault)
+    run = site.start(f"output.dir={name}", *SETTINGS, *more, TRIREME_FAULT=fault)
     run.wait_for(moment, 60)
     pids = run.pids()
     assert len(pids) == 4, pids
@@ -31,7 +31,7 @@ def stop(site, name, fault, moment, kill=(signal.SIGTERM,), rank=1, grace=30):
     saved = site.checkpoints(name)
     assert saved and saved[-1] == step, (step, saved)
     assert not [d for d in os.listdir(f"{site.work}/{name}/checkpoints") if ".tmp" in d], os.listdir(f"{site.work}/{name}/checkpoints")
-    site.train(f"output.dir={name}", *SETTINGS)
+    site.train(f"output.dir={name}", *SETTINGS, *more)
     site.same_run("whole", name)
     print(f"{name}: stopped after step {step}, exit 75 after {run.seconds:.1f} s, checkpoints {saved}")
     return step, text
@@ -45,6 +45,13 @@ def early(site):
     whole(site)
     step, _ = stop(site, "early", "sleep@load:2s", "fault injected: sleep@load")
     assert step == 0, f"{step} steps were run after a signal that came before the first"
+
+
+def warm_up(site):
+    """MLPerf runs warm up before the clock starts."""
+    whole(site)
+    at, _ = stop(site, "warm", "sleep@warm-up:2s", "fault injected: sleep@warm-up", more=("logging.mlperf=true",))
+    assert at == 0, at
 
 
 def step(site):
@@ -85,4 +92,4 @@ def alone(site):
 
 
 if __name__ == "__main__":
-    fault_site.main({"early": early, "step": step, "evaluation": evaluation, "save": save, "twice": twice, "alone": alone})
+    fault_site.main({"early": early, "warm-up": warm_up, "step": step, "evaluation": evaluation, "save": save, "twice": twice, "alone": alone})
