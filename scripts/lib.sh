@@ -1,7 +1,7 @@
 # Set-up and build, shared by setup.sh, test.sh and quickstart.sh. Source it from the project's root; bash only.
 #
 #   setup_all       packages of the distribution, a Python with LibTorch, CMake and Ninja: installs only what is missing
-#   build_release   configures and builds build/release with them
+#   build_release [target …]   configures build/release and builds the targets in it (none named: everything, tests included)
 #
 # Environment:
 #   TRIREME_PYTHON  Python with torch 2.11 to use as it is (else the active virtual environment, .venv, python3 on PATH)
@@ -294,6 +294,6 @@ build_release() {
     fail "CMake could not configure the build: the reason is above"
   fi
   progress "build: configured ($(sed -n 's/^-- Kernels: //p' "$log"))"
-  NINJA_STATUS='[build %f/%t, %e s] ' "$trireme_cmake" --build "$folder" -j "$(build_jobs)" || fail "the build failed: see above"
+  NINJA_STATUS='[build %f/%t, %e s] ' "$trireme_cmake" --build "$folder" -j "$(build_jobs)" ${1:+--target "$@"} || fail "the build failed: see above"
   progress "build: done"
 }
