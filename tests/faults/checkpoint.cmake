@@ -1,4 +1,6 @@
-# Faults of checkpoints: while they are written, in their files, and when a run goes on from them.
+# Faults of checkpoints: while they are written, in their files, and when a run goes on from them. The default run takes a sample that is
+# over in a minute; all of them: scripts/test.sh -L faults.
+set(quick F02 F10 F11 F23 F31)
 foreach(part
     saves:F02 saves:F03 saves:F13 saves:F14 saves:F15 saves:F36
     files:F10 files:F11 files:F12 files:F31 files:F37
@@ -9,6 +11,10 @@ foreach(part
   add_test(NAME faults.checkpoint.${case}
     COMMAND ${TRIREME_PYTHON_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/checkpoint_${script}_test.py --bin ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}
             --mpirun ${TRIREME_MPIRUN_EXECUTABLE} --case ${case})
-  set_tests_properties(faults.checkpoint.${case} PROPERTIES LABELS "faults" TIMEOUT 300 SKIP_RETURN_CODE 77 PROCESSORS 2
+  set(labels faults)
+  if(NOT case IN_LIST quick)
+    list(APPEND labels slow)
+  endif()
+  set_tests_properties(faults.checkpoint.${case} PROPERTIES LABELS "${labels}" TIMEOUT 300 SKIP_RETURN_CODE 77 PROCESSORS 2
     ENVIRONMENT "TRIREME_DEVICE=cpu;OMP_NUM_THREADS=1")
 endforeach()

@@ -13,6 +13,7 @@ target_include_directories(rank_driver PRIVATE ${PROJECT_SOURCE_DIR}/src/comm)
 trireme_use_torch(rank_driver)
 set_target_properties(rank_driver PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
 
+set(quick rank_faults.dead rank_faults.hung signal_faults.step signal_faults.twice number_faults.stops)  # as in checkpoint.cmake
 foreach(test
     rank_faults.dead rank_faults.hung rank_faults.slow-storage rank_faults.straggler rank_faults.absent rank_faults.network
     rank_faults.environment
@@ -23,7 +24,11 @@ foreach(test
   add_test(NAME ${test}
     COMMAND ${TRIREME_PYTHON_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/${CMAKE_MATCH_1}.py --bin ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}
             --mpirun ${TRIREME_MPIRUN_EXECUTABLE} --case ${CMAKE_MATCH_2})
-  set_tests_properties(${test} PROPERTIES LABELS faults TIMEOUT 300 PROCESSORS 2 SKIP_RETURN_CODE 77)
+  set(labels faults)
+  if(NOT test IN_LIST quick)
+    list(APPEND labels slow)
+  endif()
+  set_tests_properties(${test} PROPERTIES LABELS "${labels}" TIMEOUT 300 PROCESSORS 2 SKIP_RETURN_CODE 77)
 endforeach()
 
 add_test(NAME soak COMMAND ${TRIREME_PYTHON_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/soak.py --bin ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}
