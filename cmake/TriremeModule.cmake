@@ -32,6 +32,8 @@ function(trireme_use_torch target)
   target_link_libraries(${target} PUBLIC trireme::libtorch)
   target_compile_definitions(${target} PRIVATE FMT_HEADER_ONLY=1)
   target_precompile_headers(${target} REUSE_FROM trireme_pch)
+  # Half of such a file's time goes into templates that the headers ask for, the same in each: several are compiled as one.
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${TRIREME_UNITY} UNITY_BUILD_BATCH_SIZE 5)
 endfunction()
 
 # trireme_test(NAME SOURCES files... [TORCH] [LABELS ...] [RANKS n...] [LIBS ...] [TIMEOUT seconds])

@@ -85,7 +85,7 @@ at::Tensor block_reference(const Layers& l) {
   return linear(activated, l.down, l.on_down) + h;
 }
 
-Weight plain(const at::Tensor& w) { return {w, {}}; }
+Weight unquantised(const at::Tensor& w) { return {w, {}}; }
 
 Weight quantised(const at::Tensor& w) {
   const at::Tensor inverse = fp8_inverse_scale(fp8_amax(w.detach()));
@@ -104,7 +104,7 @@ class BlockLayers : public ::testing::TestWithParam<std::tuple<double, bool, boo
 TEST_P(BlockLayers, EqualTheCompositionInValuesAndGradients) {
   const auto [dropout, trained, recompute] = GetParam();
   const Layers l(dropout, trained);
-  const at::Tensor y = block(l, recompute, plain), expected = block_reference(l);
+  const at::Tensor y = block(l, recompute, unquantised), expected = block_reference(l);
   EXPECT_TRUE(at::allclose(y, expected, 1e-12, 1e-12));
   const auto leaves = l.leaves();
   const auto actual = gradients(y, leaves), wanted = gradients(expected, leaves);
@@ -145,7 +145,7 @@ TEST(BlockLayersFp8, RecomputedAndKeptGateUpGiveTheSameForward) {
 TEST(BlockLayersChecks, ShapesThatDoNotFitAreRefused) {
   const Layers l(0);
   const auto add = [&](const at::Tensor& w, const std::vector<LoraAdapter>& adapters) {
-    return linear_add(l.x, l.residual, plain(w), adapters, l.lora);
+    return linear_add(l.x, l.residual, unquantised(w), adapters, l.lora);
   };
   EXPECT_NO_THROW(add(l.out, l.on_out));
   EXPECT_ANY_THROW(add(random({kD, kD + 1}), {}));
