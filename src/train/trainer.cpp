@@ -1,6 +1,7 @@
 // The loop.
 #include "trireme/train/trainer.h"
 
+#include "agree.h"
 #include "checkpoint.h"
 #include "trireme/base/error.h"
 #include "trireme/base/fault.h"

@@ -1,6 +1,7 @@
 // Numbers that went wrong: what is done about a step whose loss or gradient norm is not finite.
 #include "trireme/train/trainer.h"
 
+#include "agree.h"
 #include "checkpoint.h"
 #include "trireme/base/error.h"
 #include "trireme/base/fault.h"
