@@ -3,6 +3,7 @@
 
 #include "agree.h"
 #include "checkpoint.h"
+#include "straggler.h"
 #include "trireme/base/error.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/log.h"
