@@ -29,13 +29,12 @@ namespace trireme {
 namespace {
 
 /// Statistics of a step that are summed over ranks in one all-reduce, and what follows from them (kStop … as kSignal …).
-enum Stat { kSquare, kLossSum, kDenominator, kSignal, kSaveReady, kSaveClock, kNumReduced };
-enum Result { kLoss, kGradNorm, kSkipped, kStop, kReady, kClock, kNumResults };
+enum Stat { kSquare, kLossSum, kDenominator, kSignal, kSaveReady, kSaveClock, kSamples, kNumReduced };
+enum Result { kLoss, kGradNorm, kSkipped, kStop, kReady, kClock, kSampleCount, kNumResults };
 
 constexpr int64_t kLossScaleGrowthInterval = 2000;
 constexpr double kInitialLossScale = 65536.0, kLargestLossScale = 16777216.0;
 constexpr int kMaxConsecutiveSkips = 20;
-constexpr int64_t kMlperfTrainLossEvery = 10;
 
 /// Leaves an evaluation halfway, on all ranks after the same forward pass.
 struct EvaluationLeft {};
@@ -56,15 +55,20 @@ CheckpointOptions checkpoint_options(const Config& config, const RunDirectory& d
   options.allow_fresh = directory.choices().allow_fresh;
   options.allow_changed_data = directory.choices().allow_changed_data;
   if (!fingerprints) return options;
-  for (const std::string& path : config.data.train) options.data.push_back({path, fingerprint_file(path, ExitCode::kData)});
+  for (const std::string& path : config.data.train) options.data.push_back({path, fingerprint_input(path, ExitCode::kData)});
   if (config.lora) options.base = fingerprint_model(config.model.path, config.model.init == "checkpoint");
   return options;
+}
+
+/// With one rank its own gradient is the sum.
+bool clips_locally(const Config& config, const Communicator& comm) {
+  return config.optimizer.clip == "local" && config.optimizer.grad_clip > 0 && comm.size() > 1;
 }
 
 }  // namespace
 
 Trainer::Trainer(const Config& config, World& world, TrainingTask& task, const MemoryPlan& plan, at::ScalarType compute_dtype,
-                 const DeviceInfo& device, RunDirectory& directory, MlperfLog& mlperf)
+                 const DeviceInfo& device, RunDirectory& directory, MlperfEvents& mlperf)
     : config_(config), world_(world), comm_(world.communicator()), task_(task), plan_(plan), device_(world.device()),
       compute_dtype_(compute_dtype), device_info_(device), directory_(directory), mlperf_(mlperf) {
   units_ = std::make_unique<ShardedUnits>(task.units(), comm_, device_,
@@ -73,11 +77,12 @@ Trainer::Trainer(const Config& config, World& world, TrainingTask& task, const M
   task.set_rows_per_pass(plan.rows_per_pass);
   optimizer_ = make_optimizer(config.optimizer, units_->trained(), comm_);
   const auto scalar = at::TensorOptions().dtype(at::kFloat).device(device_);
-  loss_scale_ = at::full({}, compute_dtype == at::kHalf ? kInitialLossScale : 1.0, scalar);
+  loss_scale_ = at::full({}, compute_dtype == at::kHalf ? config.precision.loss_scale.value_or(kInitialLossScale) : 1.0, scalar);
   growth_tracker_ = at::zeros({}, scalar.dtype(at::kInt));
   halted_ = at::zeros({}, scalar);
   skip_nonfinite_ = config.train.on_nonfinite == "skip" || compute_dtype == at::kHalf;
   if (std::getenv("TRIREME_FAULT") != nullptr) observe_gradients(nullptr);
+  if (clips_locally(config, comm_)) units_->clip_before_reduction([this](const at::Tensor& square) { return local_clip(square); });
   checkpoints_ = std::make_unique<Checkpoints>(
       directory.checkpoints(), comm_, units_->units(), checkpoint_options(config, directory, plan, compute_dtype, comm_.rank() == 0),
       [this](const std::string& event) {
@@ -103,7 +108,7 @@ void Trainer::train_step(int64_t step) {
 
   // One all-reduce: squared gradient norm, loss, its denominator, and whether a rank was asked to stop.
   at::NoGradGuard no_grad;
-  const at::Tensor stats = reduce_statistics(loss_sum, batch.denominator);
+  const at::Tensor stats = reduce_statistics(loss_sum, batch);
   const at::Tensor denominator = stats[kDenominator].clamp_min(1e-30);
   const at::Tensor unscale = task_.nominal_denominator() / (denominator * loss_scale_);
   const at::Tensor grad_norm = stats[kSquare].sqrt() * unscale;
@@ -114,7 +119,7 @@ void Trainer::train_step(int64_t step) {
   if (!skip_nonfinite_) halted_.copy_(at::maximum(halted_, bad));
   const at::Tensor skip = skip_nonfinite_ ? bad : halted_;
   at::Tensor multiplier = unscale;
-  if (config_.optimizer.grad_clip > 0)
+  if (config_.optimizer.grad_clip > 0 && !clips_locally(config_, comm_))
     multiplier = unscale * (config_.optimizer.grad_clip / (grad_norm + 1e-6)).clamp_max(1.0);
 
   // The optimizer writes nothing when `skip` is set.
@@ -132,7 +137,7 @@ void Trainer::train_step(int64_t step) {
   results[kLoss].copy_(loss);
   results[kGradNorm].copy_(grad_norm);
   results[kSkipped].copy_(skip);
-  results.narrow(0, kStop, 3).copy_(stats.narrow(0, kSignal, 3));
+  results.narrow(0, kStop, 4).copy_(stats.narrow(0, kSignal, 4));
   PendingMetrics pending{step + 1, lr, results, nullptr, 0};
   if (device_.is_cuda()) {
     pending.values = at::empty({kNumResults}, results.options().device(at::kCPU).pinned_memory(true));
@@ -159,6 +164,7 @@ void Trainer::profiled_step() {
 }
 
 at::Tensor Trainer::forward_backward(const StepBatch& batch) {
+  if (batch.counts.defined() && comm_.size() > 1) comm_.all_reduce(batch.counts)->wait();
   // Gradients are reduced over ranks during the last micro-batch's backward.
   const at::Tensor scale = loss_scale_ / task_.nominal_denominator();
   at::Tensor loss_sum = at::zeros({}, scale.options().dtype(at::kDouble));
@@ -189,9 +195,17 @@ void Trainer::start_clock() {
   step_begin_time_ = steady_seconds();
 }
 
-at::Tensor Trainer::reduce_statistics(const at::Tensor& loss_sum, double denominator) {
+at::Tensor Trainer::local_clip(const at::Tensor& square) const {
+  // The rank's part of the loss is its mean divided by the ranks: the norm meant is that of its own mean.
+  const at::Tensor norm = square.sqrt() * (task_.nominal_denominator() * comm_.size()) / loss_scale_;
+  const at::Tensor factor = (config_.optimizer.grad_clip / (norm + 1e-6)).clamp_max(1.0);
+  return at::where(factor.isfinite(), factor, 1.0).to(at::kFloat);
+}
+
+at::Tensor Trainer::reduce_statistics(const at::Tensor& loss_sum, const StepBatch& batch) {
   at::Tensor host = at::zeros({kNumReduced}, at::TensorOptions().dtype(at::kDouble).pinned_memory(device_.is_cuda()));
-  host[kDenominator] = denominator;
+  host[kDenominator] = batch.denominator;
+  host[kSamples] = batch.samples;
   host[kSignal] = stop_signal() != 0 ? 1.0 : 0.0;
   host[kSaveReady] = checkpoints_->ready();
   host[kSaveClock] = comm_.rank() == 0 && config_.output.save_every_minutes &&
@@ -230,8 +244,9 @@ ExitCode Trainer::run() {
     warm_up();
   }
   comm_.barrier();
-  mlperf_.end("init_stop");
-  mlperf_.start("run_start");
+  mlperf_.start_run();
+  run_start_samples_ = samples_;
+  run_begin_time_ = steady_seconds();
   start_block();
   start_clock();
 
@@ -268,7 +283,8 @@ ExitCode Trainer::run() {
     return ExitCode::kStopped;
   }
   if (!reached_target && task_.eval_samples() > 0 && last_evaluated_step_ != completed_) reached_target = evaluate();
-  mlperf_end_run(!config_.eval.target_loss || reached_target ? "success" : "aborted");
+  const bool has_target = config_.eval.target_loss || config_.eval.target_accuracy;
+  mlperf_end_run(!has_target || reached_target ? "success" : "aborted");
   finish();
   return ExitCode::kDone;
 }
@@ -300,17 +316,19 @@ void Trainer::collect_metrics() {
   TrainMetrics metrics;
   metrics.step = pending.step;
   metrics.max_steps = config_.train.max_steps;
-  metrics.samples = pending.step * config_.batch.global_batch_size;
-  metrics.tokens = metrics.samples * config_.data.seq_length;
+  const auto rows = static_cast<double>(config_.batch.global_batch_size);
+  samples_ += std::llround(values[kSampleCount]);
+  metrics.samples = samples_;
+  metrics.tokens = pending.step * config_.batch.global_batch_size * config_.data.seq_length;
   metrics.loss = values[kLoss];
   metrics.grad_norm = values[kGradNorm];
   metrics.lr = pending.lr;
   metrics.step_time_s = step_time;
-  metrics.samples_per_s = static_cast<double>(config_.batch.global_batch_size) / step_time;
-  metrics.tokens_per_s = metrics.samples_per_s * static_cast<double>(config_.data.seq_length);
+  metrics.samples_per_s = values[kSampleCount] / step_time;
+  metrics.tokens_per_s = rows / step_time * static_cast<double>(config_.data.seq_length);
   metrics.memory_gib = static_cast<double>(peak_memory(device_) + units_->memory_outside_allocator()) / (1 << 30);
   if (device_info_.peak_flops)
-    metrics.mfu = task_.flops_per_sample() * metrics.samples_per_s / (*device_info_.peak_flops * comm_.size());
+    metrics.mfu = task_.flops_per_sample() * (rows / step_time) / (*device_info_.peak_flops * comm_.size());
   if (comm_.rank() == 0) report(metrics);
 
   if (values[kSkipped] > 0) {
@@ -425,15 +443,17 @@ void Trainer::report(const TrainMetrics& metrics) {
     console_.line(console_line(metrics, eta));
   }
   console_.status(metrics.step, metrics.max_steps);
-  if (metrics.step % kMlperfTrainLossEvery == 0)
-    mlperf_.event("train_loss", format_exact(metrics.loss),
-                  {{"samples_count", std::to_string(metrics.samples)}, {"lr", format_exact(metrics.lr)}});
+  mlperf_.train_loss(metrics);
 }
 
 // --- evaluation ------------------------------------------------------------------------------------------------------------------
 
 bool Trainer::evaluation_due() const {
   if (task_.eval_samples() == 0 || !config_.eval.every_samples) return false;
+  if (const auto nominal = task_.nominal_samples_per_step()) {
+    const auto every = static_cast<double>(*config_.eval.every_samples), steps = static_cast<double>(completed_);
+    return std::floor(steps * *nominal / every) > std::floor((steps - 1) * *nominal / every);
+  }
   const int64_t size = config_.batch.global_batch_size;
   const int64_t every = (*config_.eval.every_samples + size - 1) / size;
   return completed_ % every == 0;
@@ -447,12 +467,11 @@ bool Trainer::evaluate() {
                                                 : std::stoll(*config_.eval.skip_first);
   if (evaluations_++ < skip && !at_end) return false;
   const int64_t evaluated_before = std::exchange(last_evaluated_step_, completed_);
-  const MlperfLog::Metadata count = {{"samples_count", std::to_string(samples_done())}};
   end_block();
-  mlperf_.start("eval_start", count);
+  mlperf_.start_evaluation(samples_);
   const double begin = steady_seconds();
   const ProgressSection section("evaluation");
-  EvalSum local;
+  EvalSums local;
   try {
     local = task_.evaluate(*units_, [&](int64_t done, int64_t total) {
       fault_point("evaluation", comm_.rank(), completed_);
@@ -469,17 +488,15 @@ bool Trainer::evaluate() {
     log_info(fmt::format("the evaluation after step {} is left because of a signal", completed_));
     return false;
   }
-  const auto sums = comm_.all_reduce_host({local.loss, local.denominator});
-  EvalMetrics metrics{completed_, samples_done(), sums[0] / sums[1], steady_seconds() - begin};
-  const bool reached = config_.eval.target_loss && metrics.loss <= *config_.eval.target_loss;
+  const EvalResult result = task_.eval_result(comm_.all_reduce_host(local));
+  const EvalMetrics metrics{completed_, samples_, result.loss, steady_seconds() - begin, result.mlm_accuracy};
+  const bool reached = (config_.eval.target_loss && metrics.loss <= *config_.eval.target_loss) ||
+                       (config_.eval.target_accuracy && metrics.mlm_accuracy.value_or(0) >= *config_.eval.target_accuracy);
   if (comm_.rank() == 0) {
     metrics_->write(metrics);
-    console_.line(console_line(metrics, config_.eval.target_loss));
+    console_.line(console_line(metrics, config_.eval.target_loss, config_.eval.target_accuracy));
   }
-  mlperf_.event("eval_accuracy", format_exact(metrics.loss), count);
-  mlperf_.event("tracked_stats", fmt::format(R"({{"validation_time": {}}})", format_exact(metrics.seconds)),
-                {{"step", std::to_string(completed_)}});
-  mlperf_.end("eval_stop", count);
+  mlperf_.end_evaluation(metrics);
   if (!reached && !at_end) start_block();
   start_clock();
   return reached;
@@ -487,29 +504,23 @@ bool Trainer::evaluate() {
 
 void Trainer::start_block() {
   block_open_ = true;
-  block_start_samples_ = samples_done();
+  block_start_samples_ = samples_;
   block_seconds_ = 0;
   block_steps_ = 0;
-  mlperf_.start("block_start", {{"samples_count", std::to_string(block_start_samples_)}});
+  mlperf_.start_block(samples_);
 }
 
 void Trainer::end_block() {
   if (!block_open_) return;
   block_open_ = false;
-  if (block_steps_ > 0) {
-    const double step_time = block_seconds_ / static_cast<double>(block_steps_);
-    mlperf_.event("tracked_stats",
-                  fmt::format(R"({{"throughput": {}, "train_step_time": {}, "train_loss": {}}})",
-                              format_exact(static_cast<double>(config_.batch.global_batch_size) / step_time), format_exact(step_time),
-                              format_exact(last_loss_)),
-                  {{"step", std::to_string(completed_)}});
-  }
-  mlperf_.end("block_stop", {{"samples_count", std::to_string(samples_done())}});
+  const double rate = block_seconds_ > 0 ? static_cast<double>(samples_ - block_start_samples_) / block_seconds_ : 0;
+  mlperf_.end_block({completed_, samples_, block_steps_, block_seconds_, last_loss_, rate});
 }
 
 void Trainer::mlperf_end_run(const char* status) {
   end_block();
-  mlperf_.end("run_stop", {{"samples_count", std::to_string(samples_done())}, {"status", fmt::format("\"{}\"", status)}});
+  const double seconds = std::max(1e-9, steady_seconds() - run_begin_time_);
+  mlperf_.end_run(status, completed_, samples_, static_cast<double>(samples_ - run_start_samples_) / seconds);
 }
 
 // --- saving ----------------------------------------------------------------------------------------------------------------------
@@ -536,6 +547,9 @@ void Trainer::load_or_resume() {
     if (!shard.compute.is_same(shard.master)) shard.compute.copy_(shard.master);
   completed_ = reported_ = last_saved_step_ = resumed->completed_steps;
   evaluations_ = resumed->evaluations;
+  samples_ = completed_ * config_.batch.global_batch_size;
+  if (const auto samples = resumed->numbers.find("samples"); samples != resumed->numbers.end() && !samples->second.empty())
+    samples_ = std::llround(samples->second[0]);
   if (const auto skips = resumed->numbers.find("consecutive_skips"); skips != resumed->numbers.end() && !skips->second.empty())
     consecutive_skips_ = static_cast<int>(skips->second[0]);
   if (const auto left = resumed->numbers.find("evaluation_left"); left != resumed->numbers.end() && !left->second.empty())
@@ -560,6 +574,7 @@ void Trainer::save_checkpoint() {
   fault_point("save", comm_.rank(), completed_);
   checkpoints_->start(state(), {completed_, evaluations_, {{"consecutive_skips", {static_cast<double>(consecutive_skips_)}},
                                                            {"loss_window", loss_window_.state()},
+                                                           {"samples", {static_cast<double>(samples_)}},
                                                            {"evaluation_left", {evaluation_left_ ? 1.0 : 0.0}}}});
   last_saved_step_ = completed_;
   last_save_time_ = steady_seconds();
