@@ -18,8 +18,8 @@ namespace {
 
 /// Rows of a parameter that start as zeros (padding of a vocabulary): `target` is elements `begin` … of its only part.
 void clear_padding(const ParameterSpec& spec, int64_t begin, const at::Tensor& target) {
-  if (!spec.zero_rows_from) return;
-  const int64_t first = std::max<int64_t>(0, *spec.zero_rows_from * (spec.numel() / spec.shape[0]) - begin);
+  if (spec.zero_rows_from < 0) return;
+  const int64_t first = std::max<int64_t>(0, spec.zero_rows_from * (spec.numel() / spec.shape[0]) - begin);
   if (first < target.numel()) target.narrow(0, first, target.numel() - first).zero_();
 }
 

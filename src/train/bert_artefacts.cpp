@@ -29,7 +29,7 @@ const char* dtype_text(at::ScalarType dtype) { return dtype == at::kFloat ? "flo
 
 /// Rows that the file gets: a padded vocabulary loses its padding.
 int64_t stored_rows(const ParameterSpec& parameter, const ParameterPart& part, const BertModel& model) {
-  const bool vocabulary = parameter.zero_rows_from.has_value() || part.name == "cls.predictions.bias";
+  const bool vocabulary = parameter.zero_rows_from >= 0 || part.name == "cls.predictions.bias";
   return vocabulary ? model.config().vocab_size : part.rows;
 }
 
