@@ -231,6 +231,29 @@ def mlperf_log(s):
     print("compliance checker, ruleset 5.0.0:", [line for line in report.splitlines() if "SUCCESS" in line][0])
 
 
+def preset(s):
+    """The preset and the job files are one experiment, and it is planned for the GPUs it is for."""
+    root = pathlib.Path(__file__).resolve().parents[2]
+
+    def printed(path):
+        done = subprocess.run([f"{s.args.bin}/train_bert", "--config", path, "--print-config"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return [line for line in done.stdout.splitlines() if not line.strip().startswith(("path:", "train:", "valid:", "dir:"))]
+
+    presets = sorted((root / "models/bert/presets").glob("*.yaml"))
+    assert [path.stem for path in presets] == ["bert-large-mlperf"], presets
+    assert printed(presets[0]) == printed(root / "scripts/slurm/mlperf_bert.yaml")
+    os.makedirs(f"{s.work}/large")
+    subprocess.run([sys.executable, root / "scripts/bench/make_bert_rows.py", "large", "16", f"{s.work}/large"], check=True, capture_output=True)
+    done = subprocess.run([f"{s.args.bin}/train_bert", "--config", presets[0], "--dry-run", "--ranks", "8", "--device-memory-gib", "139",
+                           f"--set=model.path={s.work}/large/config.json", "--set=model.init=random", f"--set=data.train={s.work}/large/packed",
+                           f"--set=data.valid={s.work}/eval.hdf5", "--set=eval.samples=10", f"--set=output.dir={s.work}/none"],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "336,232,258" in done.stdout and "memory per rank" in done.stdout and not os.path.exists(f"{s.work}/none"), done.stdout
+    print(next(line for line in done.stdout.splitlines() if "total" in line).strip())
+
+
 def learning(s):
     """Words that follow from their neighbours are learnt: accuracy rises far above chance, on two ranks."""
     s.train("train.max_steps=400", "optimizer.lr=1.0e-2", "eval.every_samples=1600", "output.dir=learns", "model.pad_vocab_to=8",
@@ -246,7 +269,7 @@ def main():
     parser.add_argument("--mpirun", required=True)
     parser.add_argument("--case", required=True)
     args = parser.parse_args()
-    cases = {"exit-codes": exit_codes, "stop-and-resume": stop_and_resume, "ranks": ranks, "mlperf-log": mlperf_log, "learning": learning}
+    cases = {"exit-codes": exit_codes, "stop-and-resume": stop_and_resume, "ranks": ranks, "mlperf-log": mlperf_log, "preset": preset, "learning": learning}
     with tempfile.TemporaryDirectory() as work:
         cases[args.case](Site(args, work))
 
