@@ -74,7 +74,7 @@ TEST(TfCheckpoint, ReadsWhatTensorFlowWrote) {
 }
 
 TEST(TfCheckpoint, DamageIsNamed) {
-  EXPECT_THROW(TfCheckpoint(kFixtures / "absent"), ModelError);
+  EXPECT_THROW(TfCheckpoint(kFixtures / "absent"), Error);
   std::string data = kData;
   data[data.size() / 2] = static_cast<char>(data[data.size() / 2] ^ 1);
   {

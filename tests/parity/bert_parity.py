@@ -95,25 +95,24 @@ precision: {{compute: fp32}}
 output: {{dir: run}}
 """)
 
-        # Every gradient of the first step: with eps far above |g|, Adam without memory is plain descent by lr / eps.
+        # Every gradient of the first step: with eps far above |g|, Adam without memory is plain descent by lr / eps = 100.
         first = [s for p in packs[:GBS] for s in p]
         loss, _, _ = forward(model, first)
         model.zero_grad()
         loss.backward()
         before = {name: value.detach().clone() for name, value in named(model).items()}
         gradients = {name: value.grad.clone() for name, value in named(model).items()}
-        train(args, work, "gradients", ["optimizer.name=adamw", "optimizer.lr=1.0e+6", "optimizer.eps=1.0e+6", "optimizer.betas=[0, 0]",
+        train(args, work, "gradients", ["optimizer.name=adamw", "optimizer.lr=1.0e+8", "optimizer.eps=1.0e+6", "optimizer.betas=[0, 0]",
                                         "optimizer.weight_decay=0", "optimizer.grad_clip=0", "schedule.name=constant", "train.max_steps=1"])
         after = load_file(f"{work}/gradients/model/model.safetensors")
-        worst_gradient = 0.0
+        worst_gradient, whole = 0.0, sum((g.double() ** 2).sum() for g in gradients.values()).sqrt().item()
         for name, gradient in gradients.items():
-            got = before[name] - after[name]
-            error = ((got - gradient).norm() / gradient.norm().clamp_min(1e-6)).item()
+            got = (before[name].double() - after[name].double()) / 100
+            # A key's bias moves no softmax: its gradient is rounding only, and nothing to be relative to.
+            error = (got - gradient).norm().item() / max(gradient.norm().item(), 1e-4 * whole)
             worst_gradient = max(worst_gradient, error)
-            # The subtraction rounds to fp32 of the weight: 6e-8 of it.
-            bound = 1e-4 + 1.2e-7 * (before[name].norm() / gradient.norm().clamp_min(1e-6)).item()
-            if not error <= bound:
-                failures.append(f"gradient of {name}: relative error {error:.3g} > {bound:.3g}")
+            if not error <= 1e-4:
+                failures.append(f"gradient of {name}: relative error {error:.3g}")
 
         lamb = site.Lamb({n: v.numpy() for n, v in before.items()}, {n: v.dim() == 2 for n, v in before.items()}, betas, eps, decay, clip)
         want = []
