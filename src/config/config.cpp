@@ -63,11 +63,11 @@ void apply_override(const std::string& text, int index, YamlNode& root, Problems
 }
 
 Config read_config(const std::string& text, const std::filesystem::path& directory, const std::vector<std::string>& overrides,
-                   Problems& problems);
+                   Program program, Problems& problems);
 
 }  // namespace
 
-Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides) {
+Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides, Program program) {
   Problems problems(file.string(), overrides);
   std::error_code ignored;
   const auto size = std::filesystem::file_size(file, ignored);
@@ -76,18 +76,18 @@ Config load_config(const std::filesystem::path& file, const std::vector<std::str
                  fmt::format("the file has {} bytes; a configuration may have {}", size, kMaxFile));
     problems.throw_if_any();
   }
-  return read_config(read_config_text(file), std::filesystem::absolute(file).parent_path(), overrides, problems);
+  return read_config(read_config_text(file), std::filesystem::absolute(file).parent_path(), overrides, program, problems);
 }
 
 Config parse_config(const std::string& text, const std::string& name) {
   Problems problems(name, {});
-  return read_config(text, "/", {}, problems);
+  return read_config(text, "/", {}, Program::kAny, problems);
 }
 
 namespace {
 
 Config read_config(const std::string& text, const std::filesystem::path& directory, const std::vector<std::string>& overrides,
-                   Problems& problems) {
+                   Program program, Problems& problems) {
   check_raw_text(text, {}, problems);
   problems.throw_if_any();
 
@@ -108,7 +108,7 @@ Config read_config(const std::string& text, const std::filesystem::path& directo
   Config config;
   Reader reader(root, directory, problems);
   reader.read(config);
-  for (const RuleProblem& problem : check_rules(config))
+  for (const RuleProblem& problem : check_rules(config, program))
     if (reader.readable(problem.needs)) problems.add(reader.place_of(problem.key), problem.text);
   problems.throw_if_any();
   return config;

@@ -19,7 +19,7 @@ std::string nearest_multiples(int64_t value, int64_t unit) {
 }
 
 void check_batch(const Config& config, std::vector<RuleProblem>& problems) {
-  const auto [global, micro] = config.batch;
+  const int64_t global = config.batch.global_batch_size, micro = config.batch.micro_batch_size;
   if (global % micro != 0)
     problems.push_back(
         {"batch.global_batch_size",
@@ -86,22 +86,54 @@ void check_eval(const Config& config, std::vector<RuleProblem>& problems) {
   };
   if (config.eval.target_loss) needs_valid("eval.target_loss");
   if (config.eval.every_samples) needs_valid("eval.every_samples");
+  if (config.eval.target_accuracy) needs_valid("eval.target_accuracy");
+  if (config.eval.samples) needs_valid("eval.samples");
+}
+
+void check_precision(const Config& config, std::vector<RuleProblem>& problems) {
+  if (config.precision.loss_scale && config.precision.compute != "fp16")
+    problems.push_back({"precision.loss_scale",
+                        {"precision.loss_scale", "precision.compute"},
+                        "precision.loss_scale is for precision.compute fp16; the other types need none"});
+}
+
+/// Keys that one program has no use for.
+void check_program(const Config& config, Program program, std::vector<RuleProblem>& problems) {
+  const auto refuse = [&](bool set, const char* key, const char* why) {
+    if (set) problems.push_back({key, {key}, fmt::format("{} {}", key, why)});
+  };
+  const Config plain;
+  if (program == Program::kLlama) {
+    constexpr const char* kOnlyBert = "is for train_bert: train_llama has no such thing";
+    refuse(config.model.pad_vocab_to != plain.model.pad_vocab_to, "model.pad_vocab_to", kOnlyBert);
+    refuse(config.batch.packing_rate != plain.batch.packing_rate, "batch.packing_rate", kOnlyBert);
+    refuse(config.optimizer.clip != plain.optimizer.clip, "optimizer.clip", "local is for train_bert: train_llama clips the sum over all ranks");
+    refuse(config.train.loss == "rank_mean", "train.loss", "rank_mean is for train_bert: use sample_mean or token_mean");
+    refuse(config.eval.samples.has_value(), "eval.samples", kOnlyBert);
+    refuse(config.eval.target_accuracy.has_value(), "eval.target_accuracy", "is for train_bert: train_llama's target is eval.target_loss");
+  } else if (program == Program::kBert) {
+    refuse(config.lora.has_value(), "lora.r", "is for train_llama: train_bert trains all parameters, leave 'lora' out");
+    refuse(config.parallel.recompute == "mlp", "parallel.recompute", "mlp is for train_llama: use auto, none or full");
+    refuse(config.eval.skip_first == "mlperf", "eval.skip_first", "mlperf is Llama's rule: give a count");
+  }
 }
 
 }  // namespace
 
-std::vector<RuleProblem> check_rules(const Config& config) {
+std::vector<RuleProblem> check_rules(const Config& config, Program program) {
   std::vector<RuleProblem> problems;
   check_batch(config, problems);
   check_schedule(config, problems);
   check_lora(config, problems);
   check_eval(config, problems);
+  check_precision(config, problems);
+  check_program(config, program, problems);
   return problems;
 }
 
 std::vector<std::string> check_against_world(const Config& config, int64_t world_size) {
   std::vector<std::string> problems;
-  const auto [global, micro] = config.batch;
+  const int64_t global = config.batch.global_batch_size, micro = config.batch.micro_batch_size;
   const int64_t unit = world_size * micro;
   if (global % unit != 0)
     problems.push_back(fmt::format(

@@ -15,6 +15,6 @@ struct RuleProblem {
   std::string text;
 };
 
-std::vector<RuleProblem> check_rules(const Config& config);
+std::vector<RuleProblem> check_rules(const Config& config, Program program);
 
 }  // namespace trireme

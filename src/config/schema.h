@@ -46,6 +46,11 @@ void describe(Visitor& v, ModelSection& s) {
            .help = "weights from the checkpoint, or random (config.json alone is enough)",
            .words = {"checkpoint", "random"}},
           s.init);
+  v.field({.key = "pad_vocab_to",
+           .help = "train_bert: rows of zeros fill the vocabulary up to a multiple of this; 1 = none",
+           .min = 1,
+           .max = 65536},
+          s.pad_vocab_to);
 }
 
 template <class Visitor>
@@ -102,6 +107,11 @@ void describe(Visitor& v, BatchSection& s) {
            .min = 1,
            .max = kMaxCount},
           s.micro_batch_size);
+  v.field({.key = "packing_rate",
+           .help = "train_bert: sequences that a row counts for in eval.every_samples and the MLPerf log",
+           .min = 1,
+           .max = 1024},
+          s.packing_rate);
 }
 
 template <class Visitor>
@@ -122,9 +132,17 @@ void describe(Visitor& v, OptimizerSection& s) {
           s.weight_decay);
   v.field({.key = "decay_norms", .help = "true: weight decay on every parameter"}, s.decay_norms);
   v.field({.key = "grad_clip",
-           .help = "global L2 norm over all trainables and ranks; 0 = off",
+           .help = "largest L2 norm of the gradient over all trainables; 0 = off",
            .min = 0},
           s.grad_clip);
+  v.field({.key = "clip",
+           .help = "which gradient is clipped: the sum over all ranks, or (train_bert) each rank's own before the sum",
+           .words = {"global", "local"}},
+          s.clip);
+  v.field({.key = "trust_ratio",
+           .help = "lamb: tensors whose step is scaled by |w| / |update|: those with weight decay, or all",
+           .words = {"decayed", "all"}},
+          s.trust_ratio);
 }
 
 template <class Visitor>
@@ -151,8 +169,8 @@ void describe(Visitor& v, TrainSection& s) {
            .max = 4294967295.0},
           s.seed);
   v.field({.key = "loss",
-           .help = "mean of the samples' masked means (MLPerf), or over the step's tokens",
-           .words = {"sample_mean", "token_mean"}},
+           .help = "mean of the samples' masked means (MLPerf Llama), over the step's tokens, or (train_bert) of the ranks' means (MLPerf BERT)",
+           .words = {"sample_mean", "token_mean", "rank_mean"}},
           s.loss);
   v.field({.key = "on_nonfinite",
            .help = "a step whose loss or gradient is not finite: end the run, or leave the step out (at most 20 in a row)",
@@ -176,6 +194,17 @@ void describe(Visitor& v, EvalSection& s) {
           s.skip_first);
   v.field({.key = "target_loss", .help = "stop with success at the first evaluation <= this"},
           s.target_loss);
+  v.field({.key = "samples",
+           .help = "train_bert: evaluate on the first so many samples of data.valid; null = on all",
+           .min = 1,
+           .max = kMaxCount},
+          s.samples);
+  v.field({.key = "target_accuracy",
+           .help = "train_bert: stop with success at the first evaluation whose masked-word accuracy is >= this",
+           .min = 0,
+           .max = 1,
+           .above_min = true},
+          s.target_accuracy);
 }
 
 template <class Visitor>
@@ -187,6 +216,11 @@ void describe(Visitor& v, PrecisionSection& s) {
   v.field(
       {.key = "frozen", .help = "storage and GEMMs of frozen weights", .words = {"bf16", "fp8"}},
       s.frozen);
+  v.field({.key = "loss_scale",
+           .help = "fp16: what the dynamic loss scale starts from; null = 65536",
+           .min = 1,
+           .max = 16777216},
+          s.loss_scale);
 }
 
 template <class Visitor>

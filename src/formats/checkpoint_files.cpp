@@ -313,6 +313,17 @@ std::string fingerprint_file(const std::filesystem::path& path, ExitCode code, s
   return hex64(hash);
 }
 
+std::string fingerprint_input(const std::filesystem::path& path, ExitCode code) {
+  if (!std::filesystem::is_directory(path)) return fingerprint_file(path, code);
+  std::vector<std::string> entries;
+  for (const auto& entry : std::filesystem::directory_iterator(path))
+    if (entry.is_regular_file()) entries.push_back(fmt::format("{} {}", entry.path().filename().string(), entry.file_size()));
+  std::sort(entries.begin(), entries.end());
+  uint64_t hash = entries.size();
+  for (const std::string& entry : entries) hash = xxh3_64(entry.data(), entry.size(), hash);
+  return hex64(hash);
+}
+
 std::vector<Fingerprint> fingerprint_model(const std::filesystem::path& path, bool with_weights) {
   constexpr size_t kBlocks = 16;
   std::vector<std::filesystem::path> files;

@@ -1,5 +1,6 @@
 #include "trireme/formats/hf_config.h"
 
+#include "config_reader.h"
 #include "json.h"
 #include "model_checks.h"
 #include "trireme/base/file.h"
@@ -17,68 +18,11 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int64_t kMaxInteger = INT32_MAX;
+constexpr int64_t kMaxInteger = ConfigReader::kMaxInteger;
 constexpr int64_t kMaxLayers = 10'000;
 constexpr double kMaxParameters = 1125899906842624.0;  // 2^50
 
-/// Reads fields of one config.json and collects what is missing or not ours, to report it in one go.
-class Reader {
- public:
-  Reader(const Json& json, std::string path) : json_(json), path_(std::move(path)) {}
-
-  bool has(const char* key) const { return json_.contains(key) && !json_[key].is_null(); }
-
-  int64_t integer(const char* key, std::optional<int64_t> fallback = std::nullopt, int64_t lowest = 1) {
-    if (!has(key)) {
-      if (!fallback) problems_.push_back(fmt::format("{} is missing", key));
-      return fallback.value_or(lowest);
-    }
-    const Json& value = json_[key];
-    const Json& number = value.is_array() && !value.empty() ? value[0] : value;  // eos_token_id may be a list
-    if (!number.is_number_integer() || number.get<int64_t>() < lowest || number.get<int64_t>() > kMaxInteger) {
-      problems_.push_back(fmt::format("{} is {}, expected an integer from {} to {}", key, value.dump().substr(0, 80), lowest, kMaxInteger));
-      return lowest;
-    }
-    return number.get<int64_t>();
-  }
-  double number(const Json& from, const char* key, double fallback) {
-    if (!from.contains(key) || from[key].is_null()) return fallback;
-    if (!from[key].is_number() || !(from[key].get<double>() > 0) || !std::isfinite(from[key].get<double>())) {
-      problems_.push_back(fmt::format("{} is {}, expected a positive number", key, from[key].dump()));
-      return fallback;
-    }
-    return from[key].get<double>();
-  }
-  double number(const char* key, double fallback) { return number(json_, key, fallback); }
-  bool boolean(const char* key, bool fallback) {
-    if (!has(key)) return fallback;
-    if (!json_[key].is_boolean()) {
-      problems_.push_back(fmt::format("{} is {}, expected true or false", key, json_[key].dump()));
-      return fallback;
-    }
-    return json_[key].get<bool>();
-  }
-  /// `key`, when present, must be one of `allowed` (as JSON text).
-  void only(const char* key, std::initializer_list<const char*> allowed) {
-    if (!has(key)) return;
-    for (const char* text : allowed)
-      if (json_[key] == Json::parse(text)) return;
-    lacking(key, json_[key]);
-  }
-  void lacking(const std::string& key, const Json& value) {
-    problems_.push_back(fmt::format("{}: {} is not supported", key, value.dump().substr(0, 120)));
-  }
-  void problem(const std::string& text) { problems_.push_back(text); }
-  const Json& json() const { return json_; }
-  void finish() const {
-    if (!problems_.empty()) throw ModelError(fmt::format("{}: {}", path_, join(problems_, "; ")));
-  }
-
- private:
-  const Json& json_;
-  std::string path_;
-  std::vector<std::string> problems_;
-};
+using Reader = ConfigReader;
 
 void read_rope(Reader& reader, LlamaConfig& config) {
   const Json& json = reader.json();

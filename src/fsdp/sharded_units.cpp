@@ -287,8 +287,23 @@ void ShardedUnits::gradient_arrived(int unit, int parameter) {
   grad = at::Tensor();
   state.written[parameter] = true;
   state.arrived[parameter] = true;
-  if (last_micro_batch_ && std::all_of(state.arrived.begin(), state.arrived.end(), [](bool b) { return b; }))
+  if (last_micro_batch_ && std::all_of(state.arrived.begin(), state.arrived.end(), [](bool b) { return b; })) {
+    if (clip_) unclipped_.push_back(unit);
+    else start_reduction(unit);
+  }
+}
+
+void ShardedUnits::clip_and_reduce() {
+  if (unclipped_.empty()) return;
+  at::NoGradGuard no_grad;
+  at::Tensor square = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device_));
+  for (const int unit : unclipped_) square.add_(at::linalg_vector_norm(states_[unit]->gradient).to(at::kDouble).square());
+  const at::Tensor factor = clip_(square);
+  for (const int unit : unclipped_) {
+    states_[unit]->gradient.mul_(factor);
     start_reduction(unit);
+  }
+  unclipped_.clear();
 }
 
 void ShardedUnits::start_reduction(int unit) {
@@ -322,6 +337,7 @@ void ShardedUnits::retire_reduction(int unit) {
 }
 
 void ShardedUnits::finish_backward() {
+  clip_and_reduce();
   for (const int unit : reducing_) {
     UnitState& state = *states_[unit];
     while (state.reduction || state.replica_pending) retire_reduction(unit);

@@ -1,5 +1,6 @@
 #include "trireme/ops/block_layers.h"
 
+#include "as_rows.h"
 #include "capsule.h"
 #include "fused_rows.h"
 #include "lora_products.h"
@@ -16,8 +17,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-at::Tensor as_rows(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
 /// An input of a product: plain, FP8, or both (adapters read the plain one).
 struct Input {

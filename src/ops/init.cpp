@@ -14,6 +14,17 @@ namespace {
 constexpr int64_t kBlock = int64_t{1} << 22;
 }  // namespace
 
+namespace {
+
+/// Rows of a parameter that start as zeros (padding of a vocabulary): `target` is elements `begin` … of its only part.
+void clear_padding(const ParameterSpec& spec, int64_t begin, const at::Tensor& target) {
+  if (spec.zero_rows_from < 0) return;
+  const int64_t first = std::max<int64_t>(0, spec.zero_rows_from * (spec.numel() / spec.shape[0]) - begin);
+  if (first < target.numel()) target.narrow(0, first, target.numel() - first).zero_();
+}
+
+}  // namespace
+
 void draw_initial_values(const ParameterSpec& spec, const ParameterPart& part, uint64_t seed,
                          int64_t begin, const at::Tensor& target) {
   at::NoGradGuard no_grad;
@@ -37,6 +48,7 @@ void draw_initial_values(const ParameterSpec& spec, const ParameterPart& part, u
     target.narrow(0, from - begin, to - from)
         .copy_(values.narrow(0, from - block * kBlock, to - from));
   }
+  clear_padding(spec, begin, target);
 }
 
 }  // namespace trireme

@@ -1,5 +1,6 @@
 #include "trireme/ops/linear.h"
 
+#include "as_rows.h"
 #include "capsule.h"
 #include "lora_products.h"
 #include "trireme/base/error.h"
@@ -15,8 +16,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-at::Tensor as_rows(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
 struct LoraLinear : torch::autograd::Function<LoraLinear> {
   // `pairs` is a0, b0, a1, b1, …

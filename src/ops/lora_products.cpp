@@ -1,5 +1,6 @@
 #include "lora_products.h"
 
+#include "as_rows.h"
 #include "trireme/base/error.h"
 
 #include <ATen/ATen.h>
@@ -7,8 +8,6 @@
 namespace trireme {
 
 namespace {
-
-at::Tensor as_rows(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
 at::Tensor stacked(const std::vector<at::Tensor>& a) { return a.size() == 1 ? a[0] : at::cat(a, 0); }
 

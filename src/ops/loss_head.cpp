@@ -29,17 +29,24 @@ struct HeadResult {
   at::Tensor loss;      // scalar
   at::Tensor d_hidden;  // of loss / largest
   at::Tensor d_weight;  // of loss / largest, accumulation type
+  at::Tensor d_bias;    // as d_weight
   at::Tensor largest;   // scalar, the largest token weight
 };
 
-HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
-                      const at::Tensor& token_weight, bool need_hidden, bool need_weight) {
+at::Tensor logits_of(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias) {
+  return bias.defined() ? at::addmm(bias, hidden, weight.t()) : at::mm(hidden, weight.t());
+}
+
+HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
+                      const at::Tensor& targets, const at::Tensor& token_weight, bool need_hidden,
+                      bool need_weight) {
   const at::ScalarType type = loss_type(hidden);
   const auto options = hidden.options().dtype(type);
   HeadResult result;
   result.loss = at::zeros({}, options);
   if (need_hidden) result.d_hidden = at::empty_like(hidden);
   if (need_weight) result.d_weight = at::zeros(weight.sizes(), options);
+  if (need_weight && bias.defined()) result.d_bias = at::zeros(bias.sizes(), options);
   // A batch without targets divides nothing by zero.
   result.largest = token_weight.to(type).max().clamp_min(1e-30);
 
@@ -49,7 +56,7 @@ HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const 
     const at::Tensor h = hidden.narrow(0, begin, count);
     const at::Tensor target = targets.narrow(0, begin, count).unsqueeze(1);
     const at::Tensor w = token_weight.narrow(0, begin, count).to(type);
-    at::Tensor logits = at::mm(h, weight.t()).to(type);
+    at::Tensor logits = logits_of(h, weight, bias).to(type);
     const at::Tensor log_sum = logits.logsumexp(-1, true);
     result.loss.add_((log_sum - logits.gather(1, target)).squeeze(1).mul_(w).sum());
     if (!need_hidden && !need_weight) continue;
@@ -61,6 +68,7 @@ HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const 
       at::Tensor out = result.d_hidden.narrow(0, begin, count);
       at::mm_out(out, d_logits, weight);
     }
+    if (result.d_bias.defined()) result.d_bias.add_(at::sum(d_logits, {0}, false, type));
     if (need_weight) {
       if (type == hidden.scalar_type())
         result.d_weight.addmm_(d_logits.t(), h);
@@ -74,8 +82,9 @@ HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const 
 /// The same where our kernels serve: the logits of a chunk become their gradient in place, so one
 /// buffer of a chunk is all the memory that comes on top of the results, and the host waits for nothing.
 HeadResult run_chunks_with_kernels(const at::Tensor& hidden, const at::Tensor& weight,
-                                   const at::Tensor& targets, const at::Tensor& token_weight,
-                                   bool need_hidden, bool need_weight) {
+                                   const at::Tensor& bias, const at::Tensor& targets,
+                                   const at::Tensor& token_weight, bool need_hidden,
+                                   bool need_weight) {
   const int64_t tokens = hidden.size(0), vocab = weight.size(0);
   const auto options = hidden.options().dtype(at::kFloat);
   HeadResult result;
@@ -97,7 +106,10 @@ HeadResult run_chunks_with_kernels(const at::Tensor& hidden, const at::Tensor& w
     const int64_t count = std::min(chunk, tokens - begin);
     const at::Tensor h = hidden.narrow(0, begin, count);
     at::Tensor logits = buffer.narrow(0, 0, count).narrow(1, 0, vocab);
-    at::mm_out(logits, h, weight.t());
+    if (bias.defined())
+      at::addmm_out(logits, bias, h, weight.t());
+    else
+      at::mm_out(logits, h, weight.t());
     at::Tensor part = losses.narrow(0, begin, count);
     bridge::cross_entropy_(logits, target.narrow(0, begin, count), w.narrow(0, begin, count),
                            inverse, part, need_hidden || need_weight);
@@ -106,6 +118,10 @@ HeadResult run_chunks_with_kernels(const at::Tensor& hidden, const at::Tensor& w
       at::mm_out(out, logits, weight);
     }
     if (!need_weight) continue;
+    if (bias.defined()) {
+      const at::Tensor sums = at::sum(logits, {0}, false, at::kFloat);
+      result.d_bias = result.d_bias.defined() ? result.d_bias.add_(sums) : sums;
+    }
     const bool wide = hidden.scalar_type() == at::kFloat;
     if (begin == 0) {
       if (wide)
@@ -139,8 +155,10 @@ at::Tensor scaled(const at::Tensor& x, const at::Tensor& factor, at::ScalarType 
 
 struct LossHead : torch::autograd::Function<LossHead> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden,
-                            const at::Tensor& weight, const at::Tensor& targets,
-                            const at::Tensor& token_weight, bool grad_enabled) {
+                            const at::Tensor& weight, at::TensorList biases,
+                            const at::Tensor& targets, const at::Tensor& token_weight,
+                            bool grad_enabled) {
+    const at::Tensor bias = biases.empty() ? at::Tensor() : biases[0];
     const bool need_hidden = grad_enabled && hidden.requires_grad(),
                need_weight = grad_enabled && weight.requires_grad();
     at::Tensor kept;  // indices of the counted tokens
@@ -152,22 +170,24 @@ struct LossHead : torch::autograd::Function<LossHead> {
     if (bridge::has_kernels(hidden) && hidden.is_contiguous() && weight.is_contiguous() &&
         hidden.size(0) > 0) {
       result =
-          run_chunks_with_kernels(hidden, weight, targets, token_weight, need_hidden, need_weight);
+          run_chunks_with_kernels(hidden, weight, bias, targets, token_weight, need_hidden, need_weight);
     } else if (kept.defined() && kept.size(0) == 0) {
       result.loss = at::zeros({}, hidden.options().dtype(loss_type(hidden)));
       result.largest = at::ones({}, result.loss.options());
       if (need_hidden) result.d_hidden = at::zeros_like(hidden);
       if (need_weight) result.d_weight = at::zeros(weight.sizes(), result.loss.options());
+      if (need_weight && bias.defined()) result.d_bias = at::zeros(bias.sizes(), result.loss.options());
     } else if (kept.defined()) {
-      result = run_chunks(hidden.index_select(0, kept), weight, targets.index_select(0, kept),
+      result = run_chunks(hidden.index_select(0, kept), weight, bias, targets.index_select(0, kept),
                           token_weight.index_select(0, kept), need_hidden, need_weight);
       if (need_hidden)
         result.d_hidden = at::zeros_like(hidden).index_copy_(0, kept, result.d_hidden);
     } else {
-      result = run_chunks(hidden, weight, targets, token_weight, need_hidden, need_weight);
+      result = run_chunks(hidden, weight, bias, targets, token_weight, need_hidden, need_weight);
     }
-    ctx->save_for_backward({result.d_hidden, result.d_weight, result.largest});
+    ctx->save_for_backward({result.d_hidden, result.d_weight, result.largest, result.d_bias});
     ctx->saved_data["dtype"] = static_cast<int64_t>(weight.scalar_type());
+    ctx->saved_data["biases"] = static_cast<int64_t>(biases.size());
     return result.loss;
   }
 
@@ -175,9 +195,11 @@ struct LossHead : torch::autograd::Function<LossHead> {
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor factor = gradients[0] * saved[2];
     const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
-    variable_list result(5);
+    const auto biases = static_cast<size_t>(ctx->saved_data["biases"].toInt());
+    variable_list result(5 + biases);
     if (ctx->needs_input_grad(0)) result[0] = scaled(saved[0], factor, dtype);
     if (ctx->needs_input_grad(1)) result[1] = scaled(saved[1], factor, dtype);
+    if (biases > 0 && ctx->needs_input_grad(2)) result[2] = scaled(saved[3], factor, dtype);
     return result;
   }
 };
@@ -189,15 +211,49 @@ int64_t loss_head_chunk(int64_t vocab_size, bool on_gpu) {
   return std::max<int64_t>(on_gpu ? 256 : 16, elements / vocab_size);
 }
 
-at::Tensor loss_head(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
-                     const at::Tensor& token_weight) {
+namespace {
+
+void check_arguments(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
+                     const at::Tensor& token_weight, const at::Tensor& bias) {
   TRIREME_CHECK(hidden.dim() == 2 && weight.dim() == 2 && hidden.size(1) == weight.size(1),
                 "loss head: hidden ", hidden.sizes(), ", weight ", weight.sizes());
   TRIREME_CHECK(targets.dim() == 1 && token_weight.dim() == 1 &&
                     targets.size(0) == hidden.size(0) && token_weight.size(0) == hidden.size(0),
                 "loss head: ", hidden.size(0), " tokens, ", targets.numel(), " targets, ",
                 token_weight.numel(), " weights");
-  return LossHead::apply(hidden, weight, targets, token_weight, at::GradMode::is_enabled());
+  TRIREME_CHECK(!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(0)),
+                "loss head: weight ", weight.sizes(), ", bias ", bias.sizes());
+}
+
+}  // namespace
+
+at::Tensor loss_head(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
+                     const at::Tensor& token_weight, const at::Tensor& bias) {
+  check_arguments(hidden, weight, targets, token_weight, bias);
+  std::vector<at::Tensor> biases;
+  if (bias.defined()) biases.push_back(bias);
+  return LossHead::apply(hidden, weight, at::TensorList(biases), targets, token_weight,
+                         at::GradMode::is_enabled());
+}
+
+HeadScore score_head(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
+                     const at::Tensor& token_weight, const at::Tensor& bias) {
+  check_arguments(hidden, weight, targets, token_weight, bias);
+  at::NoGradGuard no_grad;
+  const auto wide = hidden.options().dtype(at::kDouble);
+  HeadScore score{at::zeros({}, wide), at::zeros({}, wide)};
+  const int64_t chunk = loss_head_chunk(weight.size(0), hidden.is_cuda());
+  for (int64_t begin = 0; begin < hidden.size(0); begin += chunk) {
+    const int64_t count = std::min(chunk, hidden.size(0) - begin);
+    const at::Tensor logits = logits_of(hidden.narrow(0, begin, count), weight, bias);
+    const at::Tensor target = targets.narrow(0, begin, count), w = token_weight.narrow(0, begin, count);
+    // The ids are compared, not the values: of equal logits the library's first one is the answer.
+    score.hits.add_(logits.argmax(-1).eq(target).logical_and(w.ne(0)).sum());
+    const at::Tensor wider = logits.to(loss_type(hidden));
+    const at::Tensor loss = wider.logsumexp(-1) - wider.gather(1, target.unsqueeze(1)).squeeze(1);
+    score.loss.add_(loss.to(at::kDouble).mul(w).sum());
+  }
+  return score;
 }
 
 }  // namespace trireme

@@ -20,7 +20,9 @@ class Lamb final : public Optimizer {
       first_tensor_.push_back(num_tensors_);
       num_tensors_ += shard.num_tensors;
     }
-    if (!shards_.empty()) step_ = at::zeros({}, shards_[0].master.options());
+    if (shards_.empty()) return;
+    step_ = at::zeros({}, shards_[0].master.options());
+    if (options_.trust_ratio == "decayed") adapted_ = find_adapted();
   }
 
   void step(double lr, const at::Tensor& multiplier, const at::Tensor& skip) override {
@@ -57,6 +59,9 @@ class Lamb final : public Optimizer {
     }
     if (world_.size() > 1) world_.all_reduce(squares)->wait();
 
+    // A norm of 0 makes the ratio 1: so tensors that are not to be adapted get it, here and in the kernels.
+    if (adapted_.defined()) squares[0].mul_(adapted_);
+
     // Phase 2: each tensor moves by lr * |w| / |update|.
     const at::Tensor norms = squares.sqrt();
     const at::Tensor ratio = at::where((norms[0] > 0).logical_and(norms[1] > 0), norms[0] / norms[1], 1.0).to(at::kFloat);
@@ -85,6 +90,15 @@ class Lamb final : public Optimizer {
   }
 
  private:
+  /// 1 for tensors whose step the trust ratio scales, 0 for the others; about those of which this rank has elements.
+  at::Tensor find_adapted() const {
+    std::vector<double> adapted(static_cast<size_t>(num_tensors_), 1.0);
+    for (size_t s = 0; s < shards_.size(); ++s)
+      for (const ShardRange& range : shards_[s].ranges)
+        adapted[static_cast<size_t>(first_tensor_[s] + range.tensor)] = range.decay || options_.decay_norms ? 1.0 : 0.0;
+    return at::tensor(adapted, at::kDouble).to(shards_[0].master.device());
+  }
+
   shard_kernels::Step kernel_step(size_t s, double lr, const at::Tensor& multiplier, const at::Tensor& skip) const {
     return {shards_[s], tables_[s], exp_avg_[s], exp_avg_sq_[s], step_, multiplier, skip, lr};
   }
@@ -96,7 +110,7 @@ class Lamb final : public Optimizer {
   std::vector<shard_kernels::Tables> tables_;  // undefined where the composition serves
   std::vector<int> first_tensor_;
   int num_tensors_ = 0;
-  at::Tensor step_;
+  at::Tensor step_, adapted_;
 };
 
 }  // namespace

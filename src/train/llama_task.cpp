@@ -152,6 +152,7 @@ StepBatch LlamaTask::batch(int64_t step) {
   prefetch(step);
   const HostBatch host = next_.get();
   StepBatch batch;
+  batch.samples = static_cast<double>(host.samples.size());
   const int64_t rows = rows_per_pass_;
   for (size_t begin = 0; begin < host.samples.size(); begin += static_cast<size_t>(rows)) {
     const size_t end = std::min(host.samples.size(), begin + static_cast<size_t>(rows));
@@ -185,7 +186,7 @@ at::Tensor LlamaTask::loss(UnitStore& units, const MicroBatch& batch, const std:
   return model_->loss(units, static_cast<const TokenMicroBatch&>(batch).tokens, options).loss_sum;
 }
 
-EvalSum LlamaTask::evaluate(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) {
+EvalSums LlamaTask::evaluate(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) {
   TRIREME_CHECK(valid_ != nullptr, "evaluation without data.valid");
   at::NoGradGuard no_grad;
   const int64_t total = valid_->size(), rows = rows_per_pass_;
@@ -196,7 +197,7 @@ EvalSum LlamaTask::evaluate(ShardedUnits& units, const std::function<void(int64_
   filler.input_ids.assign(config_.data.seq_length, 0);
   filler.loss_mask.assign(config_.data.seq_length, 0);
   filler.sequence_starts = {0};
-  EvalSum sum;
+  double denominator = 0;
   at::Tensor loss = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(info_.device));
   for (int64_t pass = 0; pass < passes; ++pass) {
     std::vector<Sample> samples;
@@ -207,13 +208,12 @@ EvalSum LlamaTask::evaluate(ShardedUnits& units, const std::function<void(int64_
       samples.push_back(index < total ? valid_->read(index) : filler);
       positions.push_back(index);
     }
-    const auto batch = to_device(samples, positions, sum.denominator);
+    const auto batch = to_device(samples, positions, denominator);
     loss.add_(this->loss(units, *batch, {}, /*train=*/false));
     units.release();
     if (progress) progress(pass + 1, passes);
   }
-  sum.loss = loss.item<double>();
-  return sum;
+  return {loss.item<double>(), denominator};
 }
 
 }  // namespace trireme

@@ -43,8 +43,10 @@ class LlamaTask final : public TrainingTask {
   StepBatch batch(int64_t step) override;
   StepBatch synthetic_batch() override;
   at::Tensor loss(UnitStore& units, const MicroBatch& batch, const std::vector<Recompute>& recompute, bool train) override;
-  EvalSum evaluate(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) override;
+  EvalSums evaluate(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) override;
+  EvalResult eval_result(const EvalSums& sums) const override { return {sums.at(0) / sums.at(1), {}}; }
   double nominal_denominator() const override;
+  std::unique_ptr<MlperfEvents> mlperf_events(MlperfLog& log) const override { return make_llama_events(log); }
   void save_artefact(ShardedUnits& units, const std::filesystem::path& directory) override;
 
  private:

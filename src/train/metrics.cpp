@@ -52,7 +52,8 @@ void MetricsFile::write(const TrainMetrics& m) {
 }
 
 void MetricsFile::write(const EvalMetrics& m) {
-  line(fmt::format(R"({{"event":"eval","step":{},"samples":{},"loss":{},"eval_time_s":{}}})", m.step, m.samples, number(m.loss),
+  const std::string accuracy = m.mlm_accuracy ? fmt::format(R"("mlm_accuracy":{},)", number(*m.mlm_accuracy)) : "";
+  line(fmt::format(R"({{"event":"eval","step":{},"samples":{},"loss":{},{}"eval_time_s":{}}})", m.step, m.samples, number(m.loss), accuracy,
                    number(m.seconds)));
 }
 
@@ -65,8 +66,11 @@ std::string console_line(const TrainMetrics& m, double eta_seconds) {
   return text;
 }
 
-std::string console_line(const EvalMetrics& m, std::optional<double> target) {
+std::string console_line(const EvalMetrics& m, std::optional<double> target, std::optional<double> target_accuracy) {
   std::string text = fmt::format("eval after step {} ({} samples) | loss {:.5f}", m.step, format_count(m.samples), m.loss);
+  if (m.mlm_accuracy) text += fmt::format(" | accuracy {:.5f}", *m.mlm_accuracy);
+  if (m.mlm_accuracy && target_accuracy)
+    text += fmt::format(" | target {:.4g}{}", *target_accuracy, *m.mlm_accuracy >= *target_accuracy ? " reached" : "");
   if (target) text += fmt::format(" | target {:.4g}{}", *target, m.loss <= *target ? " reached" : "");
   return text + fmt::format(" | {}", format_duration(m.seconds));
 }

@@ -1,14 +1,11 @@
 #include "trireme/train/mlperf_log.h"
 
 #include "trireme/base/error.h"
-#include "trireme/base/text.h"
 #include "trireme/base/time.h"
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include <cstdio>
-#include <cstdlib>
 
 namespace trireme {
 
@@ -42,33 +39,11 @@ void MlperfLog::end(const char* key, const Metadata& metadata, int line, const c
   write("INTERVAL_END", key, "null", metadata, file, line);
 }
 
-void log_mlperf_configuration(MlperfLog& log, const Config& config, int64_t train_samples, int64_t eval_samples,
-                              int64_t accumulation_steps, int nodes) {
-  const auto quoted = [](const std::string& text) { return nlohmann::json(text).dump(); };
-  const auto environment = [](const char* name, const char* fallback) {
-    const char* value = std::getenv(name);
-    return std::string(value != nullptr && *value != '\0' ? value : fallback);
-  };
-  log.event("submission_benchmark", quoted(environment("MLPERF_SUBMISSION_BENCHMARK", "llama2_70b_lora")));
-  log.event("submission_org", quoted(environment("MLPERF_SUBMISSION_ORG", "Trireme")));
-  log.event("submission_division", quoted(environment("MLPERF_SUBMISSION_DIVISION", "closed")));
-  log.event("submission_status", quoted(environment("MLPERF_SUBMISSION_STATUS", "onprem")));
-  log.event("submission_platform", quoted(fmt::format("{}x{}", nodes, environment("MLPERF_SUBMISSION_PLATFORM", "unnamed"))));
-  log.event("opt_base_learning_rate", format_exact(config.optimizer.lr));
-  log.event("opt_adamw_weight_decay", format_exact(config.optimizer.weight_decay));
-  log.event("opt_gradient_clip_norm", format_exact(config.optimizer.grad_clip));
-  log.event("opt_learning_rate_warmup_factor",
-            format_exact(static_cast<double>(config.schedule.warmup_steps) / static_cast<double>(config.train.max_steps)));
-  if (config.lora) {
-    log.event("lora_rank", std::to_string(config.lora->r));
-    log.event("lora_alpha", format_exact(config.lora->alpha));
-  }
-  log.event("opt_learning_rate_training_steps", std::to_string(config.train.max_steps));
-  log.event("global_batch_size", std::to_string(config.batch.global_batch_size));
-  log.event("train_samples", std::to_string(train_samples));
-  log.event("eval_samples", std::to_string(eval_samples));
-  log.event("gradient_accumulation_steps", std::to_string(accumulation_steps));
-  log.event("seed", std::to_string(config.train.seed));
+void MlperfLog::start_with(const char* key, const std::string& value, const Metadata& metadata, int line, const char* file) {
+  write("INTERVAL_START", key, value, metadata, file, line);
+}
+void MlperfLog::end_with(const char* key, const std::string& value, const Metadata& metadata, int line, const char* file) {
+  write("INTERVAL_END", key, value, metadata, file, line);
 }
 
 }  // namespace trireme

@@ -45,6 +45,14 @@ int count_nodes(World& world) {
   return static_cast<int>(std::set<std::string>(hosts.begin(), hosts.end()).size());
 }
 
+std::vector<std::string> weight_names(const TrainingTask& task) {
+  std::vector<std::string> names;
+  for (const UnitSpec& unit : task.units())
+    for (const ParameterSpec& parameter : unit.parameters)
+      for (const ParameterPart& part : parameter.parts) names.push_back(part.name);
+  return names;
+}
+
 ExitCode train(const Config& config, World& world, const TaskFactory& make_task, const CommandLine& line) {
   Communicator& comm = world.communicator();
   const bool gpu = world.device().is_cuda();
@@ -58,17 +66,20 @@ ExitCode train(const Config& config, World& world, const TaskFactory& make_task,
 
   std::unique_ptr<TrainingTask> task;
   agree(comm, [&] { task = make_task(config, comm.rank(), comm.size(), world.device(), dtype); });
-  log_mlperf_configuration(mlperf, config, task->train_samples(), task->eval_samples(),
-                           config.batch.global_batch_size / comm.size() / config.batch.micro_batch_size, count_nodes(world));
+  const std::unique_ptr<MlperfEvents> events = task->mlperf_events(mlperf);
+  events->configuration(config, {task->train_samples(), task->eval_samples(),
+                                 config.batch.global_batch_size / comm.size() / config.batch.micro_batch_size, count_nodes(world),
+                                 weight_names(*task)});
   const DeviceInfo device = describe_device(world.device(), dtype, world.launch().local_world_size);
   PlanInput input = plan_input(config, *task, comm.size(), dtype);
   input.device_memory = device.total_memory;
   input.overhead = gpu ? gpu_overhead(comm.size()) : 0;
   const MemoryPlan plan = make_plan(input);
-  task->prefetch(0);
+  // An MLPerf run touches no data before its clock runs.
+  if (!config.logging.mlperf) task->prefetch(0);
   for (const std::string& text : run_banner(config, *task, plan, device, world)) log_info(text);
   try {
-    Trainer trainer(config, world, *task, plan, dtype, device, directory, mlperf);
+    Trainer trainer(config, world, *task, plan, dtype, device, directory, *events);
     return trainer.run();
   } catch (const Error&) {
     throw;
@@ -108,7 +119,9 @@ int join_and_train(const Config& config, const Launch& launch, const TaskFactory
 
 }  // namespace
 
-int train_main(int argc, char** argv, const char* program, const TaskFactory& make_task) {
+int train_main(int argc, char** argv, const Application& application) {
+  const char* program = application.name;
+  const TaskFactory& make_task = application.make_task;
   return run_main(program, [&]() -> int {
     check_fault_specifications();
     const Launch launch = detect_launch();
@@ -116,7 +129,7 @@ int train_main(int argc, char** argv, const char* program, const TaskFactory& ma
     try {
       const CommandLine line = parse_command_line(argc, argv, program);
       if (line.handled) return line.exit_code;
-      const Config config = load_config(line.config, line.overrides);
+      const Config config = load_config(line.config, line.overrides, application.program);
       if (line.print_config) {
         std::fputs(print_config(config).c_str(), stdout);
         return 0;

@@ -36,8 +36,9 @@ ExitCode Trainer::run() {
     warm_up();
   }
   comm_.barrier();
-  mlperf_.end("init_stop");
-  mlperf_.start("run_start");
+  mlperf_.start_run();
+  run_start_samples_ = samples_;
+  run_begin_time_ = steady_seconds();
   start_block();
   start_clock();
 
@@ -74,7 +75,8 @@ ExitCode Trainer::run() {
     return ExitCode::kStopped;
   }
   if (!reached_target && task_.eval_samples() > 0 && last_evaluated_step_ != completed_) reached_target = evaluate();
-  mlperf_end_run(!config_.eval.target_loss || reached_target ? "success" : "aborted");
+  const bool has_target = config_.eval.target_loss || config_.eval.target_accuracy;
+  mlperf_end_run(!has_target || reached_target ? "success" : "aborted");
   finish();
   return ExitCode::kDone;
 }
@@ -100,6 +102,7 @@ void Trainer::save_checkpoint() {
   fault_point("save", comm_.rank(), completed_);
   checkpoints_->start(state(), {completed_, evaluations_, {{"consecutive_skips", {static_cast<double>(consecutive_skips_)}},
                                                            {"loss_window", loss_window_.state()},
+                                                           {"samples", {static_cast<double>(samples_)}},
                                                            {"evaluation_left", {evaluation_left_ ? 1.0 : 0.0}}}});
   last_saved_step_ = completed_;
   last_save_time_ = steady_seconds();

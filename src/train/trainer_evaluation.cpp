@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -23,6 +24,10 @@ struct EvaluationLeft {};
 
 bool Trainer::evaluation_due() const {
   if (task_.eval_samples() == 0 || !config_.eval.every_samples) return false;
+  if (const auto nominal = task_.nominal_samples_per_step()) {
+    const auto every = static_cast<double>(*config_.eval.every_samples), steps = static_cast<double>(completed_);
+    return std::floor(steps * *nominal / every) > std::floor((steps - 1) * *nominal / every);
+  }
   const int64_t size = config_.batch.global_batch_size;
   const int64_t every = (*config_.eval.every_samples + size - 1) / size;
   return completed_ % every == 0;
@@ -36,12 +41,11 @@ bool Trainer::evaluate() {
                                                 : std::stoll(*config_.eval.skip_first);
   if (evaluations_++ < skip && !at_end) return false;
   const int64_t evaluated_before = std::exchange(last_evaluated_step_, completed_);
-  const MlperfLog::Metadata count = {{"samples_count", std::to_string(samples_done())}};
   end_block();
-  mlperf_.start("eval_start", count);
+  mlperf_.start_evaluation(samples_);
   const double begin = steady_seconds();
   const ProgressSection section("evaluation");
-  EvalSum local;
+  EvalSums local;
   try {
     local = task_.evaluate(*units_, [&](int64_t done, int64_t total) {
       fault_point("evaluation", comm_.rank(), completed_);
@@ -58,17 +62,15 @@ bool Trainer::evaluate() {
     log_info(fmt::format("the evaluation after step {} is left because of a signal", completed_));
     return false;
   }
-  const auto sums = comm_.all_reduce_host({local.loss, local.denominator});
-  EvalMetrics metrics{completed_, samples_done(), sums[0] / sums[1], steady_seconds() - begin};
-  const bool reached = config_.eval.target_loss && metrics.loss <= *config_.eval.target_loss;
+  const EvalResult result = task_.eval_result(comm_.all_reduce_host(local));
+  const EvalMetrics metrics{completed_, samples_, result.loss, steady_seconds() - begin, result.mlm_accuracy};
+  const bool reached = (config_.eval.target_loss && metrics.loss <= *config_.eval.target_loss) ||
+                       (config_.eval.target_accuracy && metrics.mlm_accuracy.value_or(0) >= *config_.eval.target_accuracy);
   if (comm_.rank() == 0) {
     metrics_->write(metrics);
-    console_.line(console_line(metrics, config_.eval.target_loss));
+    console_.line(console_line(metrics, config_.eval.target_loss, config_.eval.target_accuracy));
   }
-  mlperf_.event("eval_accuracy", format_exact(metrics.loss), count);
-  mlperf_.event("tracked_stats", fmt::format(R"({{"validation_time": {}}})", format_exact(metrics.seconds)),
-                {{"step", std::to_string(completed_)}});
-  mlperf_.end("eval_stop", count);
+  mlperf_.end_evaluation(metrics);
   if (!reached && !at_end) start_block();
   start_clock();
   return reached;
@@ -76,29 +78,23 @@ bool Trainer::evaluate() {
 
 void Trainer::start_block() {
   block_open_ = true;
-  block_start_samples_ = samples_done();
+  block_start_samples_ = samples_;
   block_seconds_ = 0;
   block_steps_ = 0;
-  mlperf_.start("block_start", {{"samples_count", std::to_string(block_start_samples_)}});
+  mlperf_.start_block(samples_);
 }
 
 void Trainer::end_block() {
   if (!block_open_) return;
   block_open_ = false;
-  if (block_steps_ > 0) {
-    const double step_time = block_seconds_ / static_cast<double>(block_steps_);
-    mlperf_.event("tracked_stats",
-                  fmt::format(R"({{"throughput": {}, "train_step_time": {}, "train_loss": {}}})",
-                              format_exact(static_cast<double>(config_.batch.global_batch_size) / step_time), format_exact(step_time),
-                              format_exact(last_loss_)),
-                  {{"step", std::to_string(completed_)}});
-  }
-  mlperf_.end("block_stop", {{"samples_count", std::to_string(samples_done())}});
+  const double rate = block_seconds_ > 0 ? static_cast<double>(samples_ - block_start_samples_) / block_seconds_ : 0;
+  mlperf_.end_block({completed_, samples_, block_steps_, block_seconds_, last_loss_, rate});
 }
 
 void Trainer::mlperf_end_run(const char* status) {
   end_block();
-  mlperf_.end("run_stop", {{"samples_count", std::to_string(samples_done())}, {"status", fmt::format("\"{}\"", status)}});
+  const double seconds = std::max(1e-9, steady_seconds() - run_begin_time_);
+  mlperf_.end_run(status, completed_, samples_, static_cast<double>(samples_ - run_start_samples_) / seconds);
 }
 
 }  // namespace trireme

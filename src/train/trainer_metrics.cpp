@@ -12,14 +12,9 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cmath>
 
 namespace trireme {
-
-namespace {
-
-constexpr int64_t kMlperfTrainLossEvery = 10;
-
-}  // namespace
 
 void Trainer::collect_metrics() {
   const PendingMetrics pending = std::move(pending_.front());
@@ -48,17 +43,19 @@ void Trainer::collect_metrics() {
   TrainMetrics metrics;
   metrics.step = pending.step;
   metrics.max_steps = config_.train.max_steps;
-  metrics.samples = pending.step * config_.batch.global_batch_size;
-  metrics.tokens = metrics.samples * config_.data.seq_length;
+  const auto rows = static_cast<double>(config_.batch.global_batch_size);
+  samples_ += std::llround(values[kSampleCount]);
+  metrics.samples = samples_;
+  metrics.tokens = pending.step * config_.batch.global_batch_size * config_.data.seq_length;
   metrics.loss = values[kLoss];
   metrics.grad_norm = values[kGradNorm];
   metrics.lr = pending.lr;
   metrics.step_time_s = step_time;
-  metrics.samples_per_s = static_cast<double>(config_.batch.global_batch_size) / step_time;
-  metrics.tokens_per_s = metrics.samples_per_s * static_cast<double>(config_.data.seq_length);
+  metrics.samples_per_s = values[kSampleCount] / step_time;
+  metrics.tokens_per_s = rows / step_time * static_cast<double>(config_.data.seq_length);
   metrics.memory_gib = static_cast<double>(peak_memory(device_) + units_->memory_outside_allocator()) / (1 << 30);
   if (device_info_.peak_flops)
-    metrics.mfu = task_.flops_per_sample() * metrics.samples_per_s / (*device_info_.peak_flops * comm_.size());
+    metrics.mfu = task_.flops_per_sample() * (rows / step_time) / (*device_info_.peak_flops * comm_.size());
   if (comm_.rank() == 0) report(metrics);
 
   if (values[kSkipped] > 0) {
@@ -88,9 +85,7 @@ void Trainer::report(const TrainMetrics& metrics) {
     console_.line(console_line(metrics, eta));
   }
   console_.status(metrics.step, metrics.max_steps);
-  if (metrics.step % kMlperfTrainLossEvery == 0)
-    mlperf_.event("train_loss", format_exact(metrics.loss),
-                  {{"samples_count", std::to_string(metrics.samples)}, {"lr", format_exact(metrics.lr)}});
+  mlperf_.train_loss(metrics);
 }
 
 void Trainer::report_stragglers() {

@@ -14,6 +14,7 @@
 #include <torch/headeronly/version.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 
 namespace trireme {
@@ -38,7 +39,7 @@ CheckpointOptions checkpoint_options(const Config& config, const RunDirectory& d
   options.allow_fresh = directory.choices().allow_fresh;
   options.allow_changed_data = directory.choices().allow_changed_data;
   if (!fingerprints) return options;
-  for (const std::string& path : config.data.train) options.data.push_back({path, fingerprint_file(path, ExitCode::kData)});
+  for (const std::string& path : config.data.train) options.data.push_back({path, fingerprint_input(path, ExitCode::kData)});
   if (config.lora) options.base = fingerprint_model(config.model.path, config.model.init == "checkpoint");
   return options;
 }
@@ -46,7 +47,7 @@ CheckpointOptions checkpoint_options(const Config& config, const RunDirectory& d
 }  // namespace
 
 Trainer::Trainer(const Config& config, World& world, TrainingTask& task, const MemoryPlan& plan, at::ScalarType compute_dtype,
-                 const DeviceInfo& device, RunDirectory& directory, MlperfLog& mlperf)
+                 const DeviceInfo& device, RunDirectory& directory, MlperfEvents& mlperf)
     : config_(config), world_(world), comm_(world.communicator()), task_(task), plan_(plan), device_(world.device()),
       compute_dtype_(compute_dtype), device_info_(device), directory_(directory), mlperf_(mlperf) {
   units_ = std::make_unique<ShardedUnits>(task.units(), comm_, device_,
@@ -55,11 +56,12 @@ Trainer::Trainer(const Config& config, World& world, TrainingTask& task, const M
   task.set_rows_per_pass(plan.rows_per_pass);
   optimizer_ = make_optimizer(config.optimizer, units_->trained(), comm_);
   const auto scalar = at::TensorOptions().dtype(at::kFloat).device(device_);
-  loss_scale_ = at::full({}, compute_dtype == at::kHalf ? kInitialLossScale : 1.0, scalar);
+  loss_scale_ = at::full({}, compute_dtype == at::kHalf ? config.precision.loss_scale.value_or(kInitialLossScale) : 1.0, scalar);
   growth_tracker_ = at::zeros({}, scalar.dtype(at::kInt));
   halted_ = at::zeros({}, scalar);
   skip_nonfinite_ = config.train.on_nonfinite == "skip" || compute_dtype == at::kHalf;
   if (std::getenv("TRIREME_FAULT") != nullptr) observe_gradients(nullptr);
+  if (clips_locally()) units_->clip_before_reduction([this](const at::Tensor& square) { return local_clip(square); });
   checkpoints_ = std::make_unique<Checkpoints>(
       directory.checkpoints(), comm_, units_->units(), checkpoint_options(config, directory, plan, compute_dtype, comm_.rank() == 0),
       [this](const std::string& event) {
@@ -91,6 +93,9 @@ void Trainer::load_or_resume() {
     if (!shard.compute.is_same(shard.master)) shard.compute.copy_(shard.master);
   completed_ = reported_ = last_saved_step_ = resumed->completed_steps;
   evaluations_ = resumed->evaluations;
+  samples_ = completed_ * config_.batch.global_batch_size;
+  if (const auto samples = resumed->numbers.find("samples"); samples != resumed->numbers.end() && !samples->second.empty())
+    samples_ = std::llround(samples->second[0]);
   if (const auto skips = resumed->numbers.find("consecutive_skips"); skips != resumed->numbers.end() && !skips->second.empty())
     consecutive_skips_ = static_cast<int>(skips->second[0]);
   if (const auto left = resumed->numbers.find("evaluation_left"); left != resumed->numbers.end() && !left->second.empty())

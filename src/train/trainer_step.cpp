@@ -38,7 +38,7 @@ void Trainer::train_step(int64_t step) {
 
   // One all-reduce: squared gradient norm, loss, its denominator, and whether a rank was asked to stop.
   at::NoGradGuard no_grad;
-  const at::Tensor stats = reduce_statistics(loss_sum, batch.denominator);
+  const at::Tensor stats = reduce_statistics(loss_sum, batch);
   const at::Tensor denominator = stats[kDenominator].clamp_min(1e-30);
   const at::Tensor unscale = task_.nominal_denominator() / (denominator * loss_scale_);
   const at::Tensor grad_norm = stats[kSquare].sqrt() * unscale;
@@ -49,7 +49,7 @@ void Trainer::train_step(int64_t step) {
   if (!skip_nonfinite_) halted_.copy_(at::maximum(halted_, bad));
   const at::Tensor skip = skip_nonfinite_ ? bad : halted_;
   at::Tensor multiplier = unscale;
-  if (config_.optimizer.grad_clip > 0)
+  if (config_.optimizer.grad_clip > 0 && !clips_locally())
     multiplier = unscale * (config_.optimizer.grad_clip / (grad_norm + 1e-6)).clamp_max(1.0);
 
   // The optimizer writes nothing when `skip` is set.
@@ -67,7 +67,7 @@ void Trainer::train_step(int64_t step) {
   results[kLoss].copy_(loss);
   results[kGradNorm].copy_(grad_norm);
   results[kSkipped].copy_(skip);
-  results.narrow(0, kStop, 3).copy_(stats.narrow(0, kSignal, 3));
+  results.narrow(0, kStop, 4).copy_(stats.narrow(0, kSignal, 4));
   PendingMetrics pending{step + 1, lr, results, nullptr, 0};
   if (device_.is_cuda()) {
     pending.values = at::empty({kNumResults}, results.options().device(at::kCPU).pinned_memory(true));
@@ -80,6 +80,7 @@ void Trainer::train_step(int64_t step) {
 }
 
 at::Tensor Trainer::forward_backward(const StepBatch& batch) {
+  if (batch.counts.defined() && comm_.size() > 1) comm_.all_reduce(batch.counts)->wait();
   // Gradients are reduced over ranks during the last micro-batch's backward.
   const at::Tensor scale = loss_scale_ / task_.nominal_denominator();
   at::Tensor loss_sum = at::zeros({}, scale.options().dtype(at::kDouble));
@@ -99,9 +100,21 @@ at::Tensor Trainer::forward_backward(const StepBatch& batch) {
   return loss_sum;
 }
 
-at::Tensor Trainer::reduce_statistics(const at::Tensor& loss_sum, double denominator) {
+bool Trainer::clips_locally() const {
+  return config_.optimizer.clip == "local" && config_.optimizer.grad_clip > 0 && comm_.size() > 1;
+}
+
+at::Tensor Trainer::local_clip(const at::Tensor& square) const {
+  // The rank's part of the loss is its mean divided by the ranks: the norm meant is that of its own mean.
+  const at::Tensor norm = square.sqrt() * (task_.nominal_denominator() * comm_.size()) / loss_scale_;
+  const at::Tensor factor = (config_.optimizer.grad_clip / (norm + 1e-6)).clamp_max(1.0);
+  return at::where(factor.isfinite(), factor, 1.0).to(at::kFloat);
+}
+
+at::Tensor Trainer::reduce_statistics(const at::Tensor& loss_sum, const StepBatch& batch) {
   at::Tensor host = at::zeros({kNumReduced}, at::TensorOptions().dtype(at::kDouble).pinned_memory(device_.is_cuda()));
-  host[kDenominator] = denominator;
+  host[kDenominator] = batch.denominator;
+  host[kSamples] = batch.samples;
   host[kSignal] = stop_signal() != 0 ? 1.0 : 0.0;
   host[kSaveReady] = checkpoints_->ready();
   host[kSaveClock] = comm_.rank() == 0 && config_.output.save_every_minutes &&

@@ -14,6 +14,7 @@ namespace trireme {
 struct ModelSection {
   std::string path;
   std::string init = "checkpoint";  // checkpoint | random
+  int64_t pad_vocab_to = 8;         // train_bert
   bool operator==(const ModelSection&) const = default;
 };
 struct LoraSection {
@@ -32,6 +33,7 @@ struct DataSection {
 };
 struct BatchSection {
   int64_t global_batch_size = 8, micro_batch_size = 1;
+  double packing_rate = 1;  // train_bert
   bool operator==(const BatchSection&) const = default;
 };
 struct OptimizerSection {
@@ -41,6 +43,8 @@ struct OptimizerSection {
   double eps = 1e-8, weight_decay = 1e-4;
   bool decay_norms = false;
   double grad_clip = 0.3;
+  std::string clip = "global";          // global | local
+  std::string trust_ratio = "decayed";  // lamb: decayed | all
   bool operator==(const OptimizerSection&) const = default;
 };
 struct ScheduleSection {
@@ -59,11 +63,14 @@ struct EvalSection {
   std::optional<int64_t> every_samples;
   std::optional<std::string> skip_first;  // null, "mlperf", or a count
   std::optional<double> target_loss;
+  std::optional<int64_t> samples;         // train_bert
+  std::optional<double> target_accuracy;  // train_bert
   bool operator==(const EvalSection&) const = default;
 };
 struct PrecisionSection {
   std::optional<std::string> compute;  // default: bf16 on a GPU, fp32 on a CPU
   std::string frozen = "bf16";
+  std::optional<double> loss_scale;  // fp16: what the dynamic scale starts from
   bool operator==(const PrecisionSection&) const = default;
 };
 struct ParallelSection {
@@ -84,6 +91,10 @@ struct LoggingSection {
   std::optional<int64_t> profile_step;
   bool operator==(const LoggingSection&) const = default;
 };
+
+/// Whose configuration a file is: keys that a program has no use for are refused where they are set to something else
+/// than their default. kAny: a file whose program is not known yet.
+enum class Program { kAny, kLlama, kBert };
 
 struct Config {
   ModelSection model;
@@ -106,7 +117,7 @@ struct Config {
 /// brackets, `lora=null` removes the section and `lora.r=8` makes it; relative paths count from the file's directory
 /// there, too. All problems come in one ConfigError: one line each, `file:line:column: what is wrong. Did you mean
 /// 'x'?` (overrides: `--set a.b.c=value: …`), and a closing line that counts them.
-Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides);
+Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides, Program program = Program::kAny);
 
 /// The same for the text that print_config() gave, `name` standing for the file in messages.
 Config parse_config(const std::string& text, const std::string& name);

@@ -126,6 +126,8 @@ class CheckpointReader {
 /// Hash of a file's content: all of it up to `blocks` MiB; of larger ones the size and that many blocks of 1 MiB spread evenly, both
 /// ends among them, so that a start stays quick. ExitCode `code` when it cannot be read.
 std::string fingerprint_file(const std::filesystem::path& path, ExitCode code, size_t blocks = 256);
+/// A file's content, or the names and sizes of a directory's files (which may be terabytes).
+std::string fingerprint_input(const std::filesystem::path& path, ExitCode code);
 /// config.json of a model directory (or of the file itself) and, `with_weights`, its *.safetensors, 16 blocks each; what is not there
 /// is left out.
 std::vector<Fingerprint> fingerprint_model(const std::filesystem::path& path, bool with_weights);

@@ -61,6 +61,9 @@ class ShardedUnits : public UnitStore {
   void finish_backward();
   /// Called with every gradient of this rank before it is summed and reduced; empty: nobody.
   void observe_gradients(std::function<void(const ParameterSpec&, at::Tensor&)> observer) { observer_ = std::move(observer); }
+  /// From now on reductions wait for the end of backward; each rank multiplies all its gradients with `factor` of their squared L2
+  /// norm (fp64 device scalar to fp32 device scalar) before they are summed.
+  void clip_before_reduction(std::function<at::Tensor(const at::Tensor& square)> factor) { clip_ = std::move(factor); }
   /// Drops the step's gradients.
   void clear_gradients();
   /// Ends a forward without backward (evaluation): no unit is in use any more.
@@ -96,6 +99,7 @@ class ShardedUnits : public UnitStore {
   void prefetch(int unit, int direction);
   void gradient_arrived(int unit, int parameter);
   void start_reduction(int unit);
+  void clip_and_reduce();
   void retire_reduction(int unit);
   at::Tensor whole(int unit);
   /// Writes values of a piece of a parameter's part.
@@ -118,6 +122,8 @@ class ShardedUnits : public UnitStore {
   std::vector<std::unique_ptr<Slot>> slots_;
   std::vector<TrainedShard> trained_;
   std::vector<int> reducing_;  // units whose reduction is under way, oldest first
+  std::function<at::Tensor(const at::Tensor&)> clip_;
+  std::vector<int> unclipped_;  // units whose gradients wait for the clipping
   int64_t gather_clock_ = 0;
   bool last_micro_batch_ = true;
 };

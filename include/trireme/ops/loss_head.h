@@ -18,8 +18,16 @@ namespace trireme {
 /// On sm_90 a kernel turns each chunk's logits into their gradient in place: 256 MiB of logits is
 /// all the memory used beyond the results, a chunk's weight gradient is added to d_weight by its
 /// product, and softmax reads logits in the dtype of the products.
+/// `bias` [V] is added to the logits when it is defined.
 at::Tensor loss_head(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
-                     const at::Tensor& token_weight);
+                     const at::Tensor& token_weight, const at::Tensor& bias = {});
+
+/// The same loss without gradients, and how many counted tokens the largest logit finds (fp64 scalars).
+struct HeadScore {
+  at::Tensor loss, hits;
+};
+HeadScore score_head(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
+                     const at::Tensor& token_weight, const at::Tensor& bias);
 
 /// Tokens per chunk of the composition: about 64 MiB of fp32 logits on a CPU, 512 MiB on a GPU.
 int64_t loss_head_chunk(int64_t vocab_size, bool on_gpu);

@@ -28,6 +28,7 @@ struct ParameterSpec {
   double init_scale = 0.02;          // kNormal: standard deviation; kUniform: bound
   bool decay = true;                 // weight decay applies (matrices and embeddings; not norms and biases)
   bool quantisable = false;          // may be stored in FP8 when frozen (matrices of products)
+  int64_t zero_rows_from = -1;       // random initial weights: rows from here on are zero (one part); -1: none
   int64_t numel() const;
 };
 

@@ -26,8 +26,8 @@ class Optimizer {
 };
 
 /// adamw: Loshchilov & Hutter 2019 as torch.optim.AdamW computes it.
-/// lamb: You et al. 2020, bias correction on, trust ratio |w| / |update| per checkpoint tensor (1 where either norm is 0); norms span the
-/// ranks that share a tensor.
+/// lamb: You et al. 2020, bias correction on, trust ratio |w| / |update| per checkpoint tensor (1 where either norm is 0, and without
+/// weight decay unless trust_ratio is all, as apex' FusedLAMB and the MLPerf submissions do); norms span the ranks that share a tensor.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerSection& options, std::vector<TrainedShard>& shards, Communicator& world);
 
 /// This rank's share of the squared L2 norm of all gradients: fp64 device scalar whose sum over the world is the global square.

@@ -18,6 +18,7 @@ struct TrainMetrics {
 struct EvalMetrics {
   int64_t step = 0, samples = 0;
   double loss = 0, seconds = 0;
+  std::optional<double> mlm_accuracy;  // BERT: part of the masked words that were found
 };
 
 /// One JSON object a line, appended and flushed. Numbers keep all their digits; NaN and infinities are the strings "nan", "inf", "-inf".
@@ -37,6 +38,6 @@ class MetricsFile {
 
 /// At most 120 columns: step, loss, grad norm, lr, step time, samples/s, tokens/s, MFU, memory, ETA.
 std::string console_line(const TrainMetrics& metrics, double eta_seconds);
-std::string console_line(const EvalMetrics& metrics, std::optional<double> target);
+std::string console_line(const EvalMetrics& metrics, std::optional<double> target_loss, std::optional<double> target_accuracy);
 
 }  // namespace trireme

@@ -1,8 +1,6 @@
 #pragma once
 // MLPerf training log (mlcommons/logging): `:::MLLOG {json}` lines on stdout and in mllog.log, rank 0.
-// Keys and order: the llama2_70b_lora submissions of rounds 5.0 and 5.1.
-
-#include "trireme/config/config.h"
+// Which events there are and in what order is a benchmark's own: mlperf_events.h.
 
 #include <cstdint>
 #include <filesystem>
@@ -24,6 +22,11 @@ class MlperfLog {
              const char* file = __builtin_FILE());
   void start(const char* key, const Metadata& metadata = {}, int line = __builtin_LINE(), const char* file = __builtin_FILE());
   void end(const char* key, const Metadata& metadata = {}, int line = __builtin_LINE(), const char* file = __builtin_FILE());
+  /// The same with a value, which few events of intervals have.
+  void start_with(const char* key, const std::string& json_value, const Metadata& metadata, int line = __builtin_LINE(),
+                  const char* file = __builtin_FILE());
+  void end_with(const char* key, const std::string& json_value, const Metadata& metadata, int line = __builtin_LINE(),
+                const char* file = __builtin_FILE());
   bool enabled() const { return enabled_; }
 
  private:
@@ -31,9 +34,5 @@ class MlperfLog {
   bool enabled_ = false;
   std::ofstream out_;
 };
-
-/// The hyper-parameter block between init_start and init_stop.
-void log_mlperf_configuration(MlperfLog& log, const Config& config, int64_t train_samples, int64_t eval_samples,
-                              int64_t accumulation_steps, int nodes);
 
 }  // namespace trireme

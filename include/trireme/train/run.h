@@ -16,8 +16,17 @@ using TaskFactory = std::function<std::unique_ptr<TrainingTask>(const Config&, i
 std::unique_ptr<TrainingTask> make_llama_task(const Config& config, int rank, int world_size, at::Device device,
                                               at::ScalarType compute_dtype);
 
+std::unique_ptr<TrainingTask> make_bert_task(const Config& config, int rank, int world_size, at::Device device,
+                                             at::ScalarType compute_dtype);
+
+struct Application {
+  const char* name;  // of the program
+  Program program;   // whose keys its configuration may have
+  TaskFactory make_task;
+};
+
 /// `--config FILE [--set a.b.c=value …] [--dry-run [--ranks N] [--device-memory-gib X]] [--print-config] [--version] [--help]`.
 /// Returns the process exit code; every failure ends in one sentence on stderr.
-int train_main(int argc, char** argv, const char* program, const TaskFactory& make_task);
+int train_main(int argc, char** argv, const Application& application);
 
 }  // namespace trireme

@@ -4,6 +4,7 @@
 #include "trireme/fsdp/plan.h"
 #include "trireme/fsdp/sharded_units.h"
 #include "trireme/ops/checkpoint.h"
+#include "trireme/train/mlperf_events.h"
 #include "trireme/ops/unit.h"
 
 #include <ATen/core/Tensor.h>
@@ -12,6 +13,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,10 +29,17 @@ struct MicroBatch {
 struct StepBatch {
   std::vector<std::unique_ptr<MicroBatch>> micro_batches;
   double denominator = 0;  // what the loss sum is divided by, this rank's part: samples with a target, or targets
+  double samples = 0;      // this rank's
+  /// Numbers that the losses of all ranks are normalised with (fp64, on the device), this rank's part; summed over the
+  /// ranks before the first forward. The micro-batches refer to the same tensor. Undefined: none.
+  at::Tensor counts;
 };
 
-struct EvalSum {
-  double loss = 0, denominator = 0;
+/// Sums of one rank's evaluation, in an order that the task knows; added up over the ranks.
+using EvalSums = std::vector<double>;
+struct EvalResult {
+  double loss = 0;
+  std::optional<double> mlm_accuracy;
 };
 
 class TrainingTask {
@@ -58,7 +67,12 @@ class TrainingTask {
   virtual at::Tensor loss(UnitStore& units, const MicroBatch& batch, const std::vector<Recompute>& recompute, bool train) = 0;
   /// Evaluation over this rank's share of the validation data, same number of forward passes on every rank.
   /// `progress(done, total)` is called after each forward pass.
-  virtual EvalSum evaluate(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) = 0;
+  virtual EvalSums evaluate(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) = 0;
+  virtual EvalResult eval_result(const EvalSums& sums) const = 0;
+  /// Samples that a step counts for where evaluations are due, when rows and samples are not the same; evaluation i then comes
+  /// after step ceil(i * eval.every_samples / this) instead of every so many steps.
+  virtual std::optional<double> nominal_samples_per_step() const { return std::nullopt; }
+  virtual std::unique_ptr<MlperfEvents> mlperf_events(MlperfLog& log) const = 0;
   /// What the global loss denominator is when every sample counts (GBS, or all targets); keeps sums near 1.
   virtual double nominal_denominator() const = 0;
 

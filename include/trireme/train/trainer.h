@@ -11,7 +11,7 @@
 #include "trireme/train/device.h"
 #include "trireme/train/loss_window.h"
 #include "trireme/train/metrics.h"
-#include "trireme/train/mlperf_log.h"
+#include "trireme/train/mlperf_events.h"
 #include "trireme/train/run_directory.h"
 #include "trireme/train/task.h"
 
@@ -32,7 +32,7 @@ class Checkpoints;
 class Trainer {
  public:
   Trainer(const Config& config, World& world, TrainingTask& task, const MemoryPlan& plan, at::ScalarType compute_dtype,
-          const DeviceInfo& device, RunDirectory& directory, MlperfLog& mlperf);
+          const DeviceInfo& device, RunDirectory& directory, MlperfEvents& mlperf);
   ~Trainer();
 
   /// Loads weights or resumes, trains, evaluates, saves. Returns kDone, or kStopped after a signal with state saved.
@@ -58,7 +58,11 @@ class Trainer {
   std::shared_ptr<c10::Event> record_event() const;
   /// The next step's time counts from here (after start-up, evaluations and saves).
   void start_clock();
-  at::Tensor reduce_statistics(const at::Tensor& loss_sum, double denominator);
+  at::Tensor reduce_statistics(const at::Tensor& loss_sum, const StepBatch& batch);
+  /// Whether optimizer.clip local means anything here: with one rank its own gradient is the sum.
+  bool clips_locally() const;
+  /// optimizer.clip local: what a rank multiplies its own gradients with, given their squared norm.
+  at::Tensor local_clip(const at::Tensor& square) const;
   /// Skips or stops, as train.on_nonfinite says. Collective.
   void handle_nonfinite(int64_t step, double loss, double grad_norm);
   /// Computes step `step` (from 1) again and tells which parameters of which ranks have gradients that are not finite. Collective.
@@ -85,7 +89,6 @@ class Trainer {
   void mlperf_end_run(const char* status);
   std::string run_description() const;
   std::vector<std::pair<std::string, at::Tensor>> state();
-  int64_t samples_done() const { return completed_ * config_.batch.global_batch_size; }
 
   const Config& config_;
   World& world_;
@@ -96,7 +99,7 @@ class Trainer {
   at::ScalarType compute_dtype_;
   DeviceInfo device_info_;
   RunDirectory& directory_;
-  MlperfLog& mlperf_;
+  MlperfEvents& mlperf_;
   std::unique_ptr<ShardedUnits> units_;
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<MetricsFile> metrics_;
@@ -111,8 +114,10 @@ class Trainer {
   std::deque<PendingMetrics> pending_;
   int64_t completed_ = 0;        // optimizer steps done
   int64_t reported_ = 0;         // steps whose metrics were read
+  int64_t samples_ = 0;          // of those steps, over all ranks
   int64_t evaluations_ = 0, last_evaluated_step_ = -1, last_saved_step_ = -1;
-  int64_t block_start_samples_ = 0;
+  int64_t block_start_samples_ = 0, run_start_samples_ = 0;
+  double run_begin_time_ = 0;
   bool stop_agreed_ = false;
   bool save_by_clock_ = false;   // output.save_every_minutes have passed, by rank 0's clock
   double last_save_time_ = 0;

@@ -1,0 +1,34 @@
+#pragma once
+// Shape of a BERT: Hugging Face's config.json of BertForPreTraining and BertForMaskedLM, or the
+// bert_config.json beside a TensorFlow checkpoint. What it asks and we lack is refused by name (ModelError).
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+namespace trireme {
+
+/// Every field under the name that config.json gives it.
+struct BertConfig {
+  int64_t hidden_size = 0, num_hidden_layers = 0, num_attention_heads = 0, intermediate_size = 0;
+  int64_t vocab_size = 0, max_position_embeddings = 512, type_vocab_size = 2, pad_token_id = 0;
+  double layer_norm_eps = 1e-12, initializer_range = 0.02;
+  double hidden_dropout_prob = 0.1, attention_probs_dropout_prob = 0.1;
+  /// x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) instead of x/2 (1 + erf(x/sqrt 2)).
+  bool gelu_tanh = false;
+  /// Pooler and next-sentence head are there: BertForPreTraining; without them BertForMaskedLM.
+  bool next_sentence = true;
+  std::string dtype = "float32";
+
+  int64_t head_dim() const { return hidden_size / num_attention_heads; }
+};
+
+/// `path`: the JSON file, or a directory with config.json or bert_config.json.
+/// hidden_act: "gelu" is the exact form in Hugging Face's files and the tanh form in TensorFlow's
+/// bert_config.json (no model_type), as the code that reads each computes it; "gelu_new",
+/// "gelu_pytorch_tanh" and "gelu_fast" are the tanh form in both.
+BertConfig read_bert_config(const std::filesystem::path& path);
+/// config.json that transformers 4 and 5 load.
+std::string bert_config_json(const BertConfig& config);
+
+}  // namespace trireme

@@ -1,0 +1,37 @@
+// FLOPs and activation memory of a BERT.
+#include "models/bert/bert.h"
+
+#include <algorithm>
+
+namespace trireme {
+
+double bert_flops_per_row(const BertConfig& config, int64_t row_length, double sequences_per_row, double masked) {
+  const auto d = static_cast<double>(config.hidden_size), f = static_cast<double>(config.intermediate_size);
+  const auto layers = static_cast<double>(config.num_hidden_layers), tokens = static_cast<double>(row_length);
+  const double matrices = 6 * layers * (4 * d * d + 2 * d * f) * tokens;
+  const double head = 6 * (d * d + d * static_cast<double>(config.vocab_size)) * masked;
+  const double next = config.next_sentence ? 6 * (d * d + 2 * d) * sequences_per_row : 0;
+  const double attention_forward = layers * 4 * tokens * (tokens / sequences_per_row) * d;
+  return matrices + head + next + 3.5 * attention_forward;
+}
+
+BertActivationBytes bert_activation_bytes(const BertConfig& config, int64_t row_length, int64_t element_size, int64_t padded_vocab) {
+  const int64_t d = config.hidden_size, f = config.intermediate_size, e = element_size;
+  BertActivationBytes bytes;
+  // Per token: the layer's input, q k v, the attention's output, both norms' sums, the first norm's output, the MLP before
+  // and after GELU; fp32: the log-sum-exp of each head, mean and reciprocal deviation of both norms.
+  bytes.layer_saved = row_length * ((8 * d + 2 * f) * e + (config.num_attention_heads + 4) * 4);
+  bytes.layer_recomputed = row_length * d * e;
+  // Backward of the MLP: gradients of the activation and of its input, of the layer's output, of the norm's sum and of what
+  // dropout left of it. Backward of attention: gradients of the output and of q, k, v, apart and packed, an fp32 sum of dq.
+  const int64_t mlp = (2 * f + 4 * d) * e, attention = (3 * d + 6 * d) * e + 4 * d;
+  bytes.working_peak = row_length * std::max(mlp, attention);
+  // The head: 15 % of the positions, rounded up; their logits become gradients in place. The decoder's gradient: fp32 sum
+  // and the copy in the compute dtype.
+  const int64_t masked = (row_length * 3 + 19) / 20;
+  bytes.head = masked * (padded_vocab * e + 6 * d * e) + 2 * row_length * d * e;
+  bytes.working_fixed = padded_vocab * d * (4 + 2 * e);
+  return bytes;
+}
+
+}  // namespace trireme

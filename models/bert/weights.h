@@ -1,0 +1,25 @@
+#pragma once
+// Weights of a BERT under the names and shapes of its units, whatever file they come from.
+
+#include "models/bert/bert.h"
+#include "trireme/formats/weight_source.h"
+
+#include <filesystem>
+#include <memory>
+#include <string>
+
+namespace trireme {
+
+/// Opens `path` for `model`: a Hugging Face directory, or a TensorFlow checkpoint, given as its prefix
+/// (".../model.ckpt-28252"), its .index file, or a directory with exactly one. Vocabulary padding reads as zeros;
+/// "gamma" and "beta" of old files, the decoder's own bias and TensorFlow's transposed kernels are translated.
+/// ModelError with the file named.
+std::unique_ptr<WeightSource> open_bert_weights(const std::filesystem::path& path, const BertModel& model);
+
+/// The directory or file in which the model's shape is written, for the `path` above.
+std::filesystem::path bert_config_path(const std::filesystem::path& path);
+
+/// "bert.encoder.layer.3.attention.self.query.weight" -> "bert/encoder/layer_3/attention/self/query/kernel".
+std::string tensorflow_name(const std::string& name);
+
+}  // namespace trireme

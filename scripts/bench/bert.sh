@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Speed of packed BERT on random weights and random tokens: the mix of the MLPerf data (rows of 512, one to three sequences a row, two on
+# average, every row all but full), 48 rows per GPU and step.
+#
+#   scripts/bench/bert.sh SHAPE STEPS [RANKS] [ROWS] [--set key=value …]
+#
+# SHAPE: large | base | tiny; ROWS: rows per GPU and step (48). Prints the run's log, one summary line (median sequences/s per GPU of all
+# steps but the first five, peak memory) and the profile of one step by kind of kernel. BIN names the folder of the binaries (default
+# build/release/bin). PROFILE=0 leaves the profile out.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+shape=$1 steps=$2 ranks=${3:-1} rows=${4:-48}
+shift $(( $# < 4 ? $# : 4 ))
+bin=${BIN:-build/release/bin}
+python=${TRIREME_PYTHON:-$(if [ -x .venv/bin/python ]; then echo .venv/bin/python; else command -v python3; fi)}
+work=$(mktemp -d "${TMPDIR:-/tmp}/bert.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+
+# DATA: a directory that make_bert_rows.py made elsewhere, for machines without h5py.
+if [ -n "${DATA:-}" ]; then cp -r "$DATA/." "$work"; else "$python" scripts/bench/make_bert_rows.py "$shape" "$((rows * ranks * 4))" "$work"; fi
+cat > "$work/run.yaml" <<YAML
+model: {path: config.json, init: random}
+data: {train: packed, seq_length: $([ "$shape" = tiny ] && echo 64 || echo 512)}
+batch: {global_batch_size: $((rows * ranks)), micro_batch_size: $rows, packing_rate: 2}
+optimizer: {name: lamb, lr: 9.6e-4, betas: [0.60466, 0.85437], eps: 1.0e-6, weight_decay: 0.1, grad_clip: 1.0}
+schedule: {name: linear}
+train: {max_steps: $steps, loss: rank_mean}
+output: {dir: run}
+YAML
+launch=()
+if [ "$ranks" -gt 1 ]; then
+  launch=(mpirun -n "$ranks" --bind-to none)
+  if [ "$(id -u)" -eq 0 ]; then launch+=(--allow-run-as-root); fi
+fi
+profile=()
+if [ "${PROFILE:-1}" = 1 ]; then profile=(--set "logging.profile_step=$((steps - 1))"); fi
+"${launch[@]}" "$bin/train_bert" --config "$work/run.yaml" "${profile[@]}" "$@"
+"$python" - "$work/run" "$ranks" "$steps" <<'PY'
+import collections, glob, json, statistics, sys
+run, ranks, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+lines = [json.loads(line) for line in open(f"{run}/metrics.jsonl")]
+train = [l for l in lines if l["event"] == "train"]
+steps = [l for l in train[5:] if l["step"] < count - 1]
+if steps:
+    rates = sorted(l["samples_per_s"] / ranks for l in steps)
+    times = sorted(l["step_time_s"] * 1e3 for l in steps)
+    print(f"summary: {len(steps)} steps, median {statistics.median(times):.2f} ms a step ({times[0]:.2f} to {times[-1]:.2f}), "
+          f"{statistics.median(rates):.1f} sequences/s per GPU, mfu {statistics.median(l['mfu'] or 0 for l in steps):.3f}, "
+          f"peak {max(l['memory_gib'] for l in steps):.1f} GiB, loss {train[0]['loss']:.4f} -> {train[-1]['loss']:.4f}")
+for trace in glob.glob(f"{run}/profile/step-*.json"):
+    kinds = [("gemm", ("gemm", "cutlass", "nvjet", "cublas", "sm90_xmma")), ("attention forward", ("flash_fwd", "attention_forward")),
+             ("attention backward", ("flash_bwd", "attention_backward")), ("layer norm", ("layer_norm",)), ("gelu", ("gelu",)),
+             ("embedding", ("embedding",)), ("cross-entropy", ("cross_entropy",)), ("optimizer", ("lamb", "moments_kernel", "apply_kernel", "squares_kernel", "global_")),
+             ("dropout", ("dropout",)), ("cat and copy", ("CatArray", "copy", "Memcpy", "Memset", "FillFunctor")), ("reduce", ("reduce_kernel", "column_sum")),
+             ("communication", ("nccl",))]
+    events = json.load(open(trace))
+    events = events["traceEvents"] if isinstance(events, dict) else events
+    time, calls, names = collections.Counter(), collections.Counter(), collections.Counter()
+    for event in events:
+        if event.get("ph") != "X" or event.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset"):
+            continue
+        kind = next((k for k, parts in kinds if any(p in event["name"] for p in parts)), "other")
+        time[kind] += event["dur"]
+        calls[kind] += 1
+        names[event["name"][:110]] += event["dur"]
+    for kind, us in time.most_common():
+        print(f"  {kind:20} {us / 1e3:9.3f} ms {calls[kind]:6} kernels")
+    print("  longest kernels:")
+    for name, us in names.most_common(24):
+        print(f"    {us / 1e3:8.3f} ms  {name}")
+PY

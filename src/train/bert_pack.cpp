@@ -1,0 +1,71 @@
+#include "bert_pack.h"
+
+#include "trireme/base/error.h"
+
+namespace trireme {
+
+namespace {
+
+void append_row(BertPack& pack, const BertRow& row, int64_t position, const PackOptions& options) {
+  const auto base = static_cast<int64_t>(pack.ids.size());
+  const bool counts = position >= 0;
+  int64_t offset = 0;
+  size_t word = 0;
+  for (size_t s = 0; s < row.sequence_lengths.size(); ++s) {
+    const int64_t length = row.sequence_lengths[s], end = offset + length;
+    for (int64_t t = offset; t < end; ++t) {
+      pack.ids.push_back(row.input_ids[static_cast<size_t>(t)]);
+      pack.positions.push_back(t - offset);
+      pack.types.push_back(row.segment_ids[static_cast<size_t>(t)]);
+      pack.keys.push_back((counts ? position : 0) * options.row_length + t);
+    }
+    const size_t first = word;
+    while (word < row.masked_positions.size() && row.masked_positions[word] < end) ++word;
+    const size_t words = word - first;
+    const float weight = !counts ? 0.0f : options.per_sequence ? 1.0f / static_cast<float>(words) : 1.0f;
+    for (size_t w = first; w < word; ++w) {
+      pack.masked_rows.push_back(base + row.masked_positions[w]);
+      pack.masked_ids.push_back(row.masked_ids[w]);
+      pack.masked_weights.push_back(weight);
+    }
+    pack.first_rows.push_back(base + offset);
+    pack.next_labels.push_back(row.next_sentence_labels[s]);
+    pack.next_weights.push_back(counts ? 1.0f : 0.0f);
+    pack.boundaries.push_back(static_cast<int32_t>(base + end));
+    if (counts) {
+      pack.words += static_cast<double>(words);
+      pack.sequences += 1;
+    }
+    offset = end;
+  }
+  TRIREME_CHECK(word == row.masked_positions.size() && offset == static_cast<int64_t>(row.input_ids.size()), "a row of ", row.input_ids.size(),
+                " tokens has sequences of ", offset, " and ", row.masked_positions.size() - word, " masked words beyond them");
+}
+
+}  // namespace
+
+BertPack make_pack(const std::vector<BertRow>& rows, const std::vector<int64_t>& positions, const PackOptions& options) {
+  TRIREME_CHECK(rows.size() == positions.size() && !rows.empty(), rows.size(), " rows, ", positions.size(), " positions");
+  BertPack pack;
+  pack.boundaries.push_back(0);
+  for (size_t i = 0; i < rows.size(); ++i) append_row(pack, rows[i], positions[i], options);
+  const auto tokens = static_cast<int64_t>(pack.ids.size());
+  const int64_t padded = (tokens + options.multiple - 1) / options.multiple * options.multiple;
+  for (auto* values : {&pack.ids, &pack.positions, &pack.types, &pack.keys}) values->resize(static_cast<size_t>(padded), 0);
+  if (padded > tokens) pack.boundaries.push_back(static_cast<int32_t>(padded));
+  if (pack.masked_rows.empty()) {  // the heads want at least one row
+    pack.masked_rows.push_back(0);
+    pack.masked_ids.push_back(0);
+    pack.masked_weights.push_back(0.0f);
+  }
+  return pack;
+}
+
+BertRow filler_row() {
+  BertRow row;
+  row.input_ids = row.segment_ids = row.next_sentence_labels = {0};
+  row.sequence_lengths = {1};
+  return row;
+}
+
+}  // namespace trireme

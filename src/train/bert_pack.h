@@ -1,0 +1,35 @@
+#pragma once
+// Rows of BERT data as one run of tokens, still on the host.
+
+#include "data/bert/bert_rows.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+/// All tokens of some rows without gaps; field by field what BertBatch holds on the device.
+struct BertPack {
+  std::vector<int64_t> ids, positions, types, keys;  // [T]
+  std::vector<int32_t> boundaries;                   // of the sequences, padding's included
+  std::vector<int64_t> masked_rows, masked_ids;      // [P]
+  std::vector<float> masked_weights;                 // [P] before the division by the step's counts
+  std::vector<int64_t> first_rows, next_labels;      // [M]
+  std::vector<float> next_weights;                   // [M]
+  double words = 0, sequences = 0;                   // that count
+};
+
+struct PackOptions {
+  int64_t row_length = 512;  // tokens that a row has room for: token keys are position * row_length + offset
+  int64_t multiple = 1;      // tokens are padded to a multiple of this, as a sequence that no loss reads
+  bool per_sequence = false; // masked words weigh 1 / (words of their sequence) instead of 1
+};
+
+/// `positions[i]`: place of row i in the run's order; negative: a filler that counts nowhere.
+BertPack make_pack(const std::vector<BertRow>& rows, const std::vector<int64_t>& positions, const PackOptions& options);
+
+/// A row that only fills up a batch.
+BertRow filler_row();
+
+}  // namespace trireme

@@ -1,0 +1,266 @@
+#include "bert_task.h"
+
+#include "bert_pack.h"
+#include "models/bert/weights.h"
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace trireme {
+
+namespace {
+
+struct BertMicroBatch final : MicroBatch {
+  BertBatch batch;
+  at::Tensor counts;  // fp64 [2]: what masked words' and sequences' losses are divided by
+};
+
+/// As in llama_task.cpp: only the ratio to each other matters to the plan.
+constexpr double kProductRate = 650e12, kGatherRate = 300e9;
+/// Of the tokens of a sequence 15 % are masked.
+constexpr double kMaskedPart = 0.15;
+
+std::vector<std::filesystem::path> paths(const std::vector<std::string>& names) { return {names.begin(), names.end()}; }
+
+template <class T>
+at::Tensor to_tensor(const std::vector<T>& values, at::ScalarType type, at::Device device) {
+  at::Tensor host = at::empty({static_cast<int64_t>(values.size())}, at::TensorOptions(type).pinned_memory(device.is_cuda()));
+  std::copy(values.begin(), values.end(), host.mutable_data_ptr<T>());
+  return host.to(device, /*non_blocking=*/true);
+}
+
+BertBatch batch_on(at::Device device, const BertPack& pack) {
+  BertBatch batch;
+  batch.ids_T = to_tensor(pack.ids, at::kLong, device);
+  batch.positions_T = to_tensor(pack.positions, at::kLong, device);
+  batch.types_T = to_tensor(pack.types, at::kLong, device);
+  batch.token_keys_T = to_tensor(pack.keys, at::kLong, device);
+  batch.sequences = make_pack_layout(pack.boundaries, static_cast<uint64_t>(pack.keys[0]), device);
+  batch.masked_rows_P = to_tensor(pack.masked_rows, at::kLong, device);
+  batch.masked_ids_P = to_tensor(pack.masked_ids, at::kLong, device);
+  batch.masked_weights_P = to_tensor(pack.masked_weights, at::kFloat, device);
+  batch.first_rows_M = to_tensor(pack.first_rows, at::kLong, device);
+  batch.next_labels_M = to_tensor(pack.next_labels, at::kLong, device);
+  batch.next_weights_M = to_tensor(pack.next_weights, at::kFloat, device);
+  return batch;
+}
+
+}  // namespace
+
+BertTask::BertTask(const Config& config, const Rank& rank) : config_(config), rank_(rank) {
+  const BertConfig shape = read_bert_config(bert_config_path(config.model.path));
+  if (config.data.seq_length > shape.max_position_embeddings)
+    throw ConfigError(fmt::format("data.seq_length {} is more than the model's max_position_embeddings {}", config.data.seq_length,
+                                  shape.max_position_embeddings));
+  model_ = std::make_unique<BertModel>(shape, config.model.pad_vocab_to);
+  rows_per_pass_ = config.batch.micro_batch_size;
+  train_ = open_bert_dataset(paths(config.data.train), config.data.seq_length, shape.vocab_size);
+  if (!config.data.valid.empty()) {
+    valid_ = open_bert_dataset(paths(config.data.valid), config.data.seq_length, shape.vocab_size);
+    eval_rows_ = valid_->size();
+    if (config.eval.samples) {
+      if (valid_->sequences() != valid_->size())
+        throw ConfigError("eval.samples counts sequences: it needs data.valid with one sequence a row, not packs");
+      if (*config.eval.samples > eval_rows_)
+        throw ConfigError(fmt::format("eval.samples {} is more than the {} samples of data.valid", *config.eval.samples, eval_rows_));
+      eval_rows_ = *config.eval.samples;
+    }
+  }
+  sampler_ = std::make_unique<BertSampler>(*train_, static_cast<uint64_t>(config.train.seed), config.data.shuffle);
+}
+
+BertTask::~BertTask() {
+  if (next_.valid()) next_.wait();
+}
+
+double BertTask::flops_per_sample() const {
+  const double sequences = static_cast<double>(train_->sequences()) / static_cast<double>(train_->size());
+  return bert_flops_per_row(model_->config(), config_.data.seq_length, sequences, kMaskedPart * static_cast<double>(config_.data.seq_length));
+}
+
+void BertTask::fill_plan(PlanInput& input) const {
+  const auto element = static_cast<int64_t>(c10::elementSize(rank_.compute_dtype));
+  const BertActivationBytes bytes = bert_activation_bytes(model_->config(), config_.data.seq_length, element, model_->padded_vocab());
+  input.units = &model_->units();
+  input.num_blocks = static_cast<int>(model_->config().num_hidden_layers);
+  input.rows = static_cast<int>(config_.batch.micro_batch_size);
+  input.block_saved = bytes.layer_saved;
+  input.block_recomputed = bytes.layer_recomputed;
+  input.working_peak = bytes.working_peak;
+  input.working_fixed = bytes.working_fixed;
+  input.head = bytes.head;
+  input.block_forward_s = flops_per_sample() / 3 / static_cast<double>(input.num_blocks) / kProductRate;
+  input.gathered_byte_s = 1 / kGatherRate;
+}
+
+std::vector<std::string> BertTask::describe() const {
+  const BertConfig& c = model_->config();
+  std::vector<std::string> lines;
+  lines.push_back(fmt::format("model: {} of {} layers, hidden {}, {} heads of {}, FFN {}, vocabulary {} (padded to {}), GELU {}: {} parameters",
+                              c.next_sentence ? "BertForPreTraining" : "BertForMaskedLM", c.num_hidden_layers, c.hidden_size,
+                              c.num_attention_heads, c.head_dim(), c.intermediate_size, c.vocab_size, model_->padded_vocab(),
+                              c.gelu_tanh ? "by tanh" : "by erf", format_count(num_parameters())));
+  lines.push_back("train: " + train_->description());
+  if (valid_) lines.push_back(fmt::format("valid: {}{}", valid_->description(),
+                                          config_.eval.samples ? fmt::format(", the first {}", format_count(eval_rows_)) : ""));
+  return lines;
+}
+
+std::optional<double> BertTask::nominal_samples_per_step() const {
+  return static_cast<double>(config_.batch.global_batch_size) * config_.batch.packing_rate;
+}
+
+// --- batches ---------------------------------------------------------------------------------------------------------------------
+
+int64_t BertTask::padding() const {
+  // Few different shapes keep the allocator's and the libraries' choices; a CPU's products take any.
+  constexpr int64_t kTokens = 256;
+  return rank_.device.is_cuda() ? kTokens : 1;
+}
+
+std::vector<BertPack> BertTask::read_step(int64_t step) {
+  const int64_t size = config_.batch.global_batch_size;
+  std::vector<BertRow> rows;
+  std::vector<int64_t> positions;
+  const std::lock_guard lock(reading_);
+  for (int64_t i = rank_.rank; i < size; i += rank_.world_size) {
+    positions.push_back(step * size + i);
+    rows.push_back(train_->read(sampler_->at(positions.back())));
+  }
+  std::vector<BertPack> packs;
+  const auto per_pass = static_cast<size_t>(rows_per_pass_);
+  for (size_t begin = 0; begin < rows.size(); begin += per_pass) {
+    const auto first = static_cast<std::ptrdiff_t>(begin), last = static_cast<std::ptrdiff_t>(std::min(rows.size(), begin + per_pass));
+    packs.push_back(make_pack({rows.begin() + first, rows.begin() + last}, {positions.begin() + first, positions.begin() + last},
+                              {config_.data.seq_length, padding(), config_.train.loss == "sample_mean"}));
+  }
+  return packs;
+}
+
+void BertTask::prefetch(int64_t step) {
+  if (next_step_ == step && next_.valid()) return;
+  if (next_.valid()) next_.wait();
+  next_step_ = step;
+  next_ = std::async(std::launch::async, [this, step] { return read_step(step); });
+}
+
+StepBatch BertTask::to_device(const std::vector<BertPack>& packs) const {
+  double words = 0, sequences = 0;
+  for (const BertPack& pack : packs) {
+    words += pack.words;
+    sequences += pack.sequences;
+  }
+  StepBatch step;
+  step.samples = sequences;
+  step.denominator = 1.0 / rank_.world_size;  // the losses come normalised
+  const std::string& mean = config_.train.loss;
+  if (mean == "sample_mean") words = sequences;
+  const bool own = mean == "rank_mean";  // every rank's mean weighs the same
+  const double share = own ? rank_.world_size : 1;
+  const at::Tensor counts = to_tensor<double>({std::max(1.0, words) * share, std::max(1.0, sequences) * share}, at::kDouble, rank_.device);
+  for (const BertPack& pack : packs) {
+    auto batch = std::make_unique<BertMicroBatch>();
+    batch->batch = batch_on(rank_.device, pack);
+    batch->counts = counts;
+    step.micro_batches.push_back(std::move(batch));
+  }
+  if (!own) step.counts = counts;
+  return step;
+}
+
+StepBatch BertTask::batch(int64_t step) {
+  prefetch(step);
+  return to_device(next_.get());
+}
+
+StepBatch BertTask::synthetic_batch() {
+  // Two sequences a row, ids of a fixed pattern, every seventh word masked: as good as another for timing.
+  const auto length = static_cast<int32_t>(config_.data.seq_length), first = length / 2;
+  BertRow row;
+  for (int32_t t = 0; t < length; ++t) {
+    row.input_ids.push_back(static_cast<int32_t>((int64_t{t} * 7919 + 13) % model_->config().vocab_size));
+    row.segment_ids.push_back(0);
+    if (t % 7 != 3) continue;
+    row.masked_positions.push_back(t);
+    row.masked_ids.push_back(row.input_ids.back());
+  }
+  row.sequence_lengths = first > 0 ? std::vector<int32_t>{first, length - first} : std::vector<int32_t>{length};
+  row.next_sentence_labels.assign(row.sequence_lengths.size(), 0);
+  const auto rows = static_cast<size_t>(rows_per_pass_);
+  return to_device({make_pack(std::vector<BertRow>(rows, row), std::vector<int64_t>(rows, 0),
+                              {config_.data.seq_length, padding(), config_.train.loss == "sample_mean"})});
+}
+
+at::Tensor BertTask::loss(UnitStore& units, const MicroBatch& micro_batch, const std::vector<Recompute>& recompute, bool train) {
+  const auto& mine = static_cast<const BertMicroBatch&>(micro_batch);
+  BertBatch batch = mine.batch;
+  batch.masked_weights_P = batch.masked_weights_P.div(mine.counts[0]).to(at::kFloat);
+  batch.next_weights_M = batch.next_weights_M.div(mine.counts[1]).to(at::kFloat);
+  BertForward options;
+  options.train = train;
+  options.seed = static_cast<uint64_t>(config_.train.seed);
+  options.recompute = recompute;
+  return model_->loss(units, batch, options);
+}
+
+// --- evaluation --------------------------------------------------------------------------------------------------------------------
+
+void BertTask::read_evaluation() {
+  // As many sequences at a time as a packed micro-batch has; the same number of passes on every rank.
+  const auto rows = static_cast<int64_t>(std::ceil(static_cast<double>(rows_per_pass_) * config_.batch.packing_rate));
+  const int64_t per_rank = (eval_rows_ + rank_.world_size - 1) / rank_.world_size, passes = (per_rank + rows - 1) / rows;
+  std::vector<BertPack> packs;
+  const std::lock_guard lock(reading_);
+  for (int64_t pass = 0; pass < passes; ++pass) {
+    std::vector<BertRow> read;
+    std::vector<int64_t> positions;
+    for (int64_t i = 0; i < rows; ++i) {
+      const int64_t index = (pass * rows + i) * rank_.world_size + rank_.rank;
+      if (index < eval_rows_) {
+        read.push_back(valid_->read(index));
+        positions.push_back(index);
+      } else if (read.empty()) {
+        read.push_back(filler_row());
+        positions.push_back(-1);
+      }
+    }
+    packs.push_back(make_pack(read, positions, {config_.data.seq_length, padding(), /*per_sequence=*/false}));
+    evaluated_words_ += packs.back().words;
+    evaluated_sequences_ += packs.back().sequences;
+  }
+  evaluation_ = to_device(packs);
+}
+
+EvalSums BertTask::evaluate(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) {
+  TRIREME_CHECK(valid_ != nullptr, "evaluation without data.valid");
+  at::NoGradGuard no_grad;
+  if (evaluation_.micro_batches.empty()) read_evaluation();
+  at::Tensor sums = at::zeros({3}, at::TensorOptions().dtype(at::kDouble).device(rank_.device));
+  const auto passes = static_cast<int64_t>(evaluation_.micro_batches.size());
+  for (int64_t pass = 0; pass < passes; ++pass) {
+    const auto& mine = static_cast<const BertMicroBatch&>(*evaluation_.micro_batches[static_cast<size_t>(pass)]);
+    const BertScore score = model_->score(units, mine.batch);
+    sums.add_(at::stack({score.masked_loss, score.next_loss, score.hits}));
+    units.release();
+    if (progress) progress(pass + 1, passes);
+  }
+  const at::Tensor host = sums.to(at::kCPU);
+  const double* values = host.const_data_ptr<double>();
+  return {values[0], evaluated_words_, values[1], evaluated_sequences_, values[2]};
+}
+
+EvalResult BertTask::eval_result(const EvalSums& sums) const {
+  const double words = std::max(1.0, sums.at(1)), sequences = std::max(1.0, sums.at(3));
+  return {sums[0] / words + sums[2] / sequences, sums.at(4) / words};
+}
+
+std::unique_ptr<TrainingTask> make_bert_task(const Config& config, int rank, int world_size, at::Device device, at::ScalarType compute_dtype) {
+  return std::make_unique<BertTask>(config, BertTask::Rank{rank, world_size, device, compute_dtype});
+}
+
+}  // namespace trireme

@@ -1,0 +1,78 @@
+#pragma once
+// BERT on packed rows: data to batches, losses, evaluation, artefacts.
+//
+// A row of the data is a pack of sequences. batch.global_batch_size and micro_batch_size count rows; samples in metrics, logs and
+// artefacts are sequences, counted exactly.
+
+#include "data/bert/bert_rows.h"
+#include "models/bert/bert.h"
+#include "trireme/config/config.h"
+#include "trireme/train/task.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <filesystem>
+#include <functional>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace trireme {
+
+struct BertPack;
+
+class BertTask final : public TrainingTask {
+ public:
+  struct Rank {
+    int rank = 0, world_size = 1;
+    at::Device device = at::kCPU;
+    at::ScalarType compute_dtype = at::kFloat;
+  };
+  /// Opens the data and reads the model's configuration; no weights, no GPU. DataError / ModelError / ConfigError.
+  BertTask(const Config& config, const Rank& rank);
+  ~BertTask() override;
+
+  const std::vector<UnitSpec>& units() const override { return model_->units(); }
+  int64_t num_parameters() const override { return model_->num_parameters(); }
+  int64_t num_trained_parameters() const override { return model_->num_parameters(); }
+  double flops_per_sample() const override;  // of a row
+  int64_t train_samples() const override { return train_->sequences(); }
+  int64_t eval_samples() const override { return eval_rows_; }
+  void fill_plan(PlanInput& input) const override;
+  std::vector<std::string> describe() const override;
+
+  void load_weights(ShardedUnits& units) override;
+  void prefetch(int64_t step) override;
+  void set_rows_per_pass(int rows) override { rows_per_pass_ = rows; }
+  StepBatch batch(int64_t step) override;
+  StepBatch synthetic_batch() override;
+  at::Tensor loss(UnitStore& units, const MicroBatch& batch, const std::vector<Recompute>& recompute, bool train) override;
+  EvalSums evaluate(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) override;
+  EvalResult eval_result(const EvalSums& sums) const override;
+  double nominal_denominator() const override { return 1.0; }
+  std::optional<double> nominal_samples_per_step() const override;
+  std::unique_ptr<MlperfEvents> mlperf_events(MlperfLog& log) const override { return make_bert_events(log); }
+  void save_artefact(ShardedUnits& units, const std::filesystem::path& directory) override;
+
+ private:
+  std::vector<BertPack> read_step(int64_t step);
+  /// Batches on the device, with the counts that normalise their losses.
+  StepBatch to_device(const std::vector<BertPack>& packs) const;
+  void read_evaluation();
+  int64_t padding() const;
+
+  Config config_;
+  Rank rank_;
+  std::unique_ptr<BertModel> model_;
+  std::unique_ptr<BertDataset> train_, valid_;
+  std::unique_ptr<BertSampler> sampler_;
+  std::future<std::vector<BertPack>> next_;
+  int64_t next_step_ = -1;
+  int64_t rows_per_pass_ = 1, eval_rows_ = 0;
+  std::mutex reading_;
+  StepBatch evaluation_;  // this rank's part, on the device after the first evaluation
+  double evaluated_words_ = 0, evaluated_sequences_ = 0;
+};
+
+}  // namespace trireme

@@ -1,0 +1,87 @@
+#include "trireme/train/mlperf_events.h"
+
+#include "trireme/base/text.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <cstdlib>
+
+namespace trireme {
+
+namespace {
+
+constexpr int64_t kTrainLossEvery = 10;
+
+MlperfLog::Metadata samples_count(int64_t samples) { return {{"samples_count", std::to_string(samples)}}; }
+
+class LlamaEvents final : public MlperfEvents {
+ public:
+  using MlperfEvents::MlperfEvents;
+
+  void configuration(const Config& config, const MlperfRun& run) override {
+    log_submission(log_, "llama2_70b_lora", run.nodes);
+    log_.event("opt_base_learning_rate", format_exact(config.optimizer.lr));
+    log_.event("opt_adamw_weight_decay", format_exact(config.optimizer.weight_decay));
+    log_.event("opt_gradient_clip_norm", format_exact(config.optimizer.grad_clip));
+    log_.event("opt_learning_rate_warmup_factor",
+               format_exact(static_cast<double>(config.schedule.warmup_steps) / static_cast<double>(config.train.max_steps)));
+    if (config.lora) {
+      log_.event("lora_rank", std::to_string(config.lora->r));
+      log_.event("lora_alpha", format_exact(config.lora->alpha));
+    }
+    log_.event("opt_learning_rate_training_steps", std::to_string(config.train.max_steps));
+    log_.event("global_batch_size", std::to_string(config.batch.global_batch_size));
+    log_.event("train_samples", std::to_string(run.train_samples));
+    log_.event("eval_samples", std::to_string(run.eval_samples));
+    log_.event("gradient_accumulation_steps", std::to_string(run.accumulation_steps));
+    log_.event("seed", std::to_string(config.train.seed));
+  }
+  void start_run() override {
+    log_.end("init_stop");
+    log_.start("run_start");
+  }
+  void start_block(int64_t samples) override { log_.start("block_start", samples_count(samples)); }
+  void end_block(const MlperfBlock& block) override {
+    if (block.steps > 0)
+      log_.event("tracked_stats",
+                 fmt::format(R"({{"throughput": {}, "train_step_time": {}, "train_loss": {}}})", format_exact(block.samples_per_second),
+                             format_exact(block.seconds / static_cast<double>(block.steps)), format_exact(block.loss)),
+                 {{"step", std::to_string(block.step)}});
+    log_.end("block_stop", samples_count(block.samples));
+  }
+  void train_loss(const TrainMetrics& metrics) override {
+    if (metrics.step % kTrainLossEvery == 0)
+      log_.event("train_loss", format_exact(metrics.loss),
+                 {{"samples_count", std::to_string(metrics.samples)}, {"lr", format_exact(metrics.lr)}});
+  }
+  void start_evaluation(int64_t samples) override { log_.start("eval_start", samples_count(samples)); }
+  void end_evaluation(const EvalMetrics& metrics) override {
+    log_.event("eval_accuracy", format_exact(metrics.loss), samples_count(metrics.samples));
+    log_.event("tracked_stats", fmt::format(R"({{"validation_time": {}}})", format_exact(metrics.seconds)),
+               {{"step", std::to_string(metrics.step)}});
+    log_.end("eval_stop", samples_count(metrics.samples));
+  }
+  void end_run(const char* status, int64_t, int64_t samples, double) override {
+    log_.end("run_stop", {{"samples_count", std::to_string(samples)}, {"status", fmt::format("\"{}\"", status)}});
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<MlperfEvents> make_llama_events(MlperfLog& log) { return std::make_unique<LlamaEvents>(log); }
+
+void log_submission(MlperfLog& log, const char* benchmark, int nodes) {
+  const auto quoted = [](const std::string& text) { return nlohmann::json(text).dump(); };
+  const auto environment = [](const char* name, const char* fallback) {
+    const char* value = std::getenv(name);
+    return std::string(value != nullptr && *value != '\0' ? value : fallback);
+  };
+  log.event("submission_benchmark", quoted(environment("MLPERF_SUBMISSION_BENCHMARK", benchmark)));
+  log.event("submission_org", quoted(environment("MLPERF_SUBMISSION_ORG", "Trireme")));
+  log.event("submission_division", quoted(environment("MLPERF_SUBMISSION_DIVISION", "closed")));
+  log.event("submission_status", quoted(environment("MLPERF_SUBMISSION_STATUS", "onprem")));
+  log.event("submission_platform", quoted(fmt::format("{}x{}", nodes, environment("MLPERF_SUBMISSION_PLATFORM", "unnamed"))));
+}
+
+}  // namespace trireme

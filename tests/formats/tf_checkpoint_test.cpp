@@ -1,0 +1,236 @@
+#include "trireme/formats/tf_checkpoint.h"
+
+#include "trireme/base/error.h"
+
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+
+#include <cstring>
+#include <fstream>
+
+namespace trireme {
+namespace {
+
+const std::filesystem::path kFixtures = std::filesystem::path(TRIREME_SOURCE_DIR) / "tests/formats/fixtures/tensorflow";
+
+std::span<const std::byte> bytes_of(const std::string& text) { return std::as_bytes(std::span(text.data(), text.size())); }
+
+std::string slurp(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+/// A copy of the fixture whose index or data is changed.
+class Changed {
+ public:
+  Changed(const std::string& index, const std::string& data) {
+    std::string pattern = (std::filesystem::temp_directory_path() / "trireme-tf-XXXXXX").string();
+    if (mkdtemp(pattern.data()) == nullptr) ADD_FAILURE() << "no temporary directory";
+    directory_ = pattern;
+    std::ofstream(prefix().string() + ".index", std::ios::binary) << index;
+    std::ofstream(prefix().string() + ".data-00000-of-00001", std::ios::binary) << data;
+  }
+  ~Changed() { std::filesystem::remove_all(directory_); }
+  Changed(const Changed&) = delete;
+  Changed& operator=(const Changed&) = delete;
+  std::filesystem::path prefix() const { return directory_ / "model.ckpt-3"; }
+
+ private:
+  std::filesystem::path directory_;
+};
+
+const std::string kIndex = slurp(kFixtures / "model.ckpt-3.index"), kData = slurp(kFixtures / "model.ckpt-3.data-00000-of-00001");
+
+TEST(Crc32c, PublishedValues) {
+  // RFC 3720, B.4.
+  EXPECT_EQ(crc32c(bytes_of(std::string(32, '\0'))), 0x8a9136aau);
+  EXPECT_EQ(crc32c(bytes_of(std::string(32, '\xff'))), 0x62a8ab43u);
+  EXPECT_EQ(crc32c(bytes_of("123456789")), 0xe3069283u);
+  EXPECT_EQ(crc32c({}), 0u);
+}
+
+TEST(TfCheckpoint, ReadsWhatTensorFlowWrote) {
+  const TfCheckpoint checkpoint(kFixtures / "model.ckpt-3");
+  const TfTensor* kernel = checkpoint.find("bert/pooler/dense/kernel");
+  ASSERT_NE(kernel, nullptr);
+  EXPECT_EQ(kernel->dtype, DType::kF32);
+  EXPECT_EQ(kernel->shape, (std::vector<int64_t>{3, 5}));
+  const auto bytes = checkpoint.read("bert/pooler/dense/kernel");
+  ASSERT_EQ(bytes.size(), 60u);
+  for (int i = 0; i < 15; ++i) {
+    float value;
+    std::memcpy(&value, bytes.data() + 4 * i, 4);
+    EXPECT_EQ(value, 0.5f * static_cast<float>(i) - 3) << i;
+  }
+  EXPECT_NE(checkpoint.find("bert/pooler/dense/kernel/adam_m"), nullptr);
+  EXPECT_NE(checkpoint.find("global_step"), nullptr);
+  EXPECT_TRUE(checkpoint.find("global_step")->shape.empty());
+  EXPECT_EQ(checkpoint.find("nothing"), nullptr);
+  EXPECT_THROW(checkpoint.read("nothing"), ModelError);
+  // More names than one block holds, with shared beginnings.
+  for (int layer = 0; layer < 150; ++layer)
+    EXPECT_NE(checkpoint.find("bert/encoder/layer_" + std::to_string(layer) + "/attention/self/query/bias"), nullptr) << layer;
+}
+
+TEST(TfCheckpoint, DamageIsNamed) {
+  EXPECT_THROW(TfCheckpoint(kFixtures / "absent"), Error);
+  std::string data = kData;
+  data[data.size() / 2] = static_cast<char>(data[data.size() / 2] ^ 1);
+  {
+    const Changed changed(kIndex, data);
+    const TfCheckpoint checkpoint(changed.prefix());
+    int failed = 0;
+    for (const std::string& name : checkpoint.names()) {
+      try {
+        checkpoint.read(name);
+      } catch (const ModelError& error) {
+        ++failed;
+        EXPECT_NE(std::string(error.what()).find(name), std::string::npos) << error.what();
+      }
+    }
+    EXPECT_EQ(failed, 1);
+  }
+  const Changed short_data(kIndex, kData.substr(0, kData.size() - 1));
+  EXPECT_THROW(TfCheckpoint(short_data.prefix()), ModelError);
+}
+
+TEST(TfCheckpoint, EveryFlippedByteOfTheIndexIsAnErrorOrHarmless) {
+  // Blocks have checksums; in the footer only the padding and the handle of the properties may change unnoticed.
+  size_t accepted = 0;
+  for (size_t at = 0; at < kIndex.size(); ++at) {
+    std::string index = kIndex;
+    index[at] = static_cast<char>(index[at] ^ 0x10);
+    const Changed changed(index, kData);
+    try {
+      const TfCheckpoint checkpoint(changed.prefix());
+      ++accepted;
+      EXPECT_GT(at + 100, kIndex.size()) << "byte " << at;
+    } catch (const ModelError&) {
+    }
+  }
+  EXPECT_LT(accepted, 100u);
+}
+
+TEST(TfCheckpoint, EveryLengthOfTheIndexIsRefused) {
+  for (size_t length = 0; length < kIndex.size(); length += 7) {
+    const Changed changed(kIndex.substr(0, length), kData);
+    EXPECT_THROW(TfCheckpoint(changed.prefix()), ModelError) << length;
+  }
+}
+
+/// A table of one block of entries that says what the test wants, with right checksums.
+class TableMaker {
+ public:
+  void add(const std::string& key, const std::string& value) {
+    entries_ += varint(0) + varint(key.size()) + varint(value.size()) + key + value;
+  }
+  std::string finish(char type = 0) const {
+    std::string table;
+    const std::string handle = append(table, entries_, type);
+    std::string index = varint(0) + varint(1) + varint(handle.size()) + "z" + handle;
+    const std::string properties = append(table, "", 0), top = append(table, index, 0);
+    std::string footer = properties + top;
+    footer.resize(40);
+    return table + footer + fixed(0xdb4775248b80fb57, 8);
+  }
+  static std::string varint(uint64_t value) {
+    std::string text;
+    for (; value >= 0x80; value >>= 7) text += static_cast<char>(value | 0x80);
+    return text + static_cast<char>(value);
+  }
+  static std::string fixed(uint64_t value, int size) {
+    std::string text;
+    for (int i = 0; i < size; ++i) text += static_cast<char>(value >> (8 * i));
+    return text;
+  }
+  static std::string number(int field, uint64_t value) { return varint(static_cast<uint64_t>(field) << 3) + varint(value); }
+  static std::string message(int field, const std::string& content) {
+    return varint(static_cast<uint64_t>(field) << 3 | 2) + varint(content.size()) + content;
+  }
+
+ private:
+  static std::string append(std::string& table, const std::string& entries, char type) {
+    std::string block = entries + fixed(0, 4) + fixed(1, 4);
+    const std::string handle = varint(table.size()) + varint(block.size());
+    block += type;
+    table += block + fixed(masked_crc32c(bytes_of(block)), 4);
+    return handle;
+  }
+  std::string entries_;
+};
+
+using T = TableMaker;
+
+std::string refusal(const TableMaker& table, const std::string& data = std::string(16, '\0'), char type = 0) {
+  const Changed changed(table.finish(type), data);
+  try {
+    const TfCheckpoint checkpoint(changed.prefix());
+    for (const std::string& name : checkpoint.names()) checkpoint.read(name);
+    return "";
+  } catch (const ModelError& error) {
+    return error.what();
+  }
+}
+
+std::string entry(uint64_t dtype, const std::vector<uint64_t>& shape, uint64_t offset, uint64_t size, uint32_t crc) {
+  std::string dims;
+  for (const uint64_t extent : shape) dims += T::message(2, T::number(1, extent));
+  return T::number(1, dtype) + T::message(2, dims) + T::number(4, offset) + T::number(5, size) + T::varint(6 << 3 | 5) + T::fixed(crc, 4);
+}
+
+TEST(TfCheckpoint, HostileTables) {
+  const std::string header = T::number(1, 1);
+  const std::string zeros(16, '\0');
+  const uint32_t crc = masked_crc32c(bytes_of(zeros));
+  {
+    TableMaker table;
+    table.add("", header);
+    table.add("a", entry(1, {2, 2}, 0, 16, crc));
+    EXPECT_EQ(refusal(table), "");
+    EXPECT_NE(refusal(table, zeros, 1).find("snappy"), std::string::npos);
+  }
+  const auto one = [&](const std::string& value) {
+    TableMaker table;
+    table.add("", header);
+    table.add("a", value);
+    return refusal(table);
+  };
+  EXPECT_NE(one(entry(1, {2, 3}, 0, 16, crc)).find("its shape asks for 24"), std::string::npos);
+  EXPECT_NE(one(entry(1, {2, 2}, 8, 16, crc)).find("cut off"), std::string::npos);
+  EXPECT_NE(one(entry(1, {2, 2}, ~0ull, 16, crc)).find("cut off"), std::string::npos);
+  EXPECT_NE(one(entry(1, {~0ull >> 1, ~0ull >> 1}, 0, 16, crc)).find("no tensor has this shape"), std::string::npos);
+  EXPECT_NE(one(entry(1, {~0ull}, 0, 16, crc)).find("no tensor has this shape"), std::string::npos);
+  EXPECT_NE(one(entry(1, std::vector<uint64_t>(40, 1), 0, 16, crc)).find("no tensor has this shape"), std::string::npos);
+  EXPECT_NE(one(entry(1, {2, 2}, 0, 16, crc + 1)).find("checksum"), std::string::npos);
+  EXPECT_NE(one(entry(1, {2, 2}, 0, 16, crc) + T::number(3, 7)).find("data file 7 of 1"), std::string::npos);
+  EXPECT_NE(one(entry(1, {2, 2}, 0, 16, crc) + T::message(7, "")).find("slices"), std::string::npos);
+  EXPECT_NE(one("\xff").find("damaged"), std::string::npos);
+  EXPECT_NE(one(std::string(20, '\xff')).find("damaged"), std::string::npos);
+  EXPECT_EQ(one(entry(7, {2, 2}, 0, 999, crc)), "") << "strings are no weights and are passed over";
+  {
+    TableMaker table;
+    table.add("", T::number(1, 1) + T::number(2, 1));
+    EXPECT_NE(refusal(table).find("big-endian"), std::string::npos);
+  }
+  {
+    TableMaker table;
+    table.add("", T::number(1, 1u << 30));
+    EXPECT_NE(refusal(table).find("data files"), std::string::npos);
+  }
+  {
+    TableMaker table;
+    table.add("a", entry(1, {2, 2}, 0, 16, crc));
+    EXPECT_NE(refusal(table).find("no header"), std::string::npos);
+  }
+  {
+    TableMaker table;
+    table.add("", header);
+    table.add("b", entry(1, {2, 2}, 0, 16, crc));
+    table.add("a", entry(1, {2, 2}, 0, 16, crc));
+    EXPECT_NE(refusal(table).find("ascend"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace trireme
