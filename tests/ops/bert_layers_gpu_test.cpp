@@ -34,7 +34,7 @@ std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, at::Device de
   const at::Tensor h = linear_add_norm(attended, t[3], t[4], same, {t[5], t[6], 1e-12}, dropout, 2);
   const auto [activated, middle] = linear_gelu(h, t[7], t[8], GeluForm::kTanh);
   const at::Tensor y = linear_add_norm(activated, t[9], t[10], middle, {t[11], t[12], 1e-12}, dropout, 3);
-  project(y.to(at::kDouble)).backward();
+  (y.to(at::kDouble) * random(y.sizes(), 99).to(device)).sum().backward();
   std::vector<at::Tensor> result = {y.detach().to(at::kCPU, at::kDouble)};
   for (const at::Tensor& leaf : t) result.push_back(leaf.grad().to(at::kCPU, at::kDouble));
   return result;
