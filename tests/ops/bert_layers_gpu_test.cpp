@@ -27,7 +27,7 @@ std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, at::Device de
   for (const at::Tensor& input : inputs) t.push_back(input.to(device, dtype).detach().clone().requires_grad_(true));
   const at::Tensor keys = (at::arange(kTokens, at::TensorOptions(at::kLong)) * 31 + 7).to(device);
   const Dropout dropout = p > 0 ? Dropout{p, 21, keys} : Dropout{};
-  const PackLayout layout = make_pack_layout({0, 130, 131, 400, kTokens}, 0, device);
+  const PackLayout layout = make_pack_layout({0, 130, 131, 400, kTokens}, {4, 5, 6, 7}, device);
   const auto [qkv, same] = linear_bias(t[0], t[1], t[2]);
   at::Tensor attended = qkv.narrow(1, 0, kWidth);
   if (attend) attended = pack_attention(qkv.view({kTokens, 3, kHeads, kWidth / kHeads}), layout, 0.125, {}, 0);
@@ -75,7 +75,7 @@ TEST(PackAttentionGpu, DropoutIsTheSameAgainAndKeepsTheMean) {
   at::Tensor qkv = rounded({512, 3, 4, 64}, 1, 1);
   qkv.select(1, 2).fill_(1.0);  // attention of ones is the mean of what dropout keeps
   const at::Tensor x = qkv.to(at::kCUDA, at::kHalf);
-  const PackLayout layout = make_pack_layout({0, 200, 512}, 9, at::kCUDA);
+  const PackLayout layout = make_pack_layout({0, 200, 512}, {9, 10}, at::kCUDA);
   const Dropout dropout{0.1, 5, at::arange(512, at::TensorOptions(at::kLong)).to(at::kCUDA)};
   const at::Tensor a = pack_attention(x, layout, 0.125, dropout, 3), b = pack_attention(x, layout, 0.125, dropout, 3),
                    other = pack_attention(x, layout, 0.125, dropout, 4);
