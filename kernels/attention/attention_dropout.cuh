@@ -34,15 +34,21 @@ struct AttentionDraws {
   }
 };
 
+/// Bytes of the pair (low, high) by selector; a selector with bit 3 set gives the byte's sign, eight times. (__byte_perm ignores that bit.)
+template <uint32_t kSelect>
+__device__ inline uint32_t permute(uint32_t low, uint32_t high) {
+  uint32_t word;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(word) : "r"(low), "r"(high), "n"(kSelect));
+  return word;
+}
 /// All ones where the decision byte of both halves says kept: low half by byte kByte of `low`, high half by that of `high`.
 template <int kByte>
 __device__ inline uint32_t half_masks(uint32_t low, uint32_t high) {
-  constexpr uint32_t kSelect = (8 | kByte) * 0x11u | (8 | 4 | kByte) * 0x1100u;
-  return __byte_perm(low, high, kSelect);
+  return permute<(8 | kByte) * 0x11 + (12 | kByte) * 0x1100>(low, high);
 }
 template <int kByte>
 __device__ inline uint32_t word_mask(uint32_t kept) {
-  return __byte_perm(kept, kept, (8 | kByte) * 0x1111u);
+  return permute<(8 | kByte) * 0x1111>(kept, kept);
 }
 
 }  // namespace trireme::kernels

@@ -10,14 +10,18 @@
 
 namespace trireme::kernels::forward {
 
-template <class T_, int kDim_, int kConsumers_, int kStages_, bool kCausal_, bool kDropout_, bool kPingPong_>
+template <class T_, int kDim_, int kConsumers_, int kKeys_, int kStages_, bool kCausal_, bool kDropout_, bool kPingPong_,
+          int kBlocksPerSm_ = 1>
 struct Config {
   using T = T_;
-  static constexpr int kDim = kDim_, kConsumers = kConsumers_, kStages = kStages_;
+  static constexpr int kDim = kDim_, kConsumers = kConsumers_, kKeys = kKeys_, kStages = kStages_, kBlocksPerSm = kBlocksPerSm_;
   static constexpr bool kCausal = kCausal_, kDropout = kDropout_, kPingPong = kPingPong_;
-  static constexpr int kRows = 64 * kConsumers, kKeys = 128, kThreads = 128 * (kConsumers + 1);
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
-  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
+  static_assert(kKeys % 64 == 0, "the 64 rows of a warpgroup must not straddle two key blocks");
+  static constexpr int kRows = 64 * kConsumers;
+  // A whole warpgroup produces, so that its registers can go to the others.
+  static constexpr int kProducers = 128, kThreads = kRows * 2 + kProducers;
+  static constexpr int kConsumerRegisters = kBlocksPerSm == 2 ? 104 : kConsumers == 2 ? 232 : 160;
+  static constexpr int kProducerRegisters = kBlocksPerSm == 2 ? 24 : kConsumers == 2 ? 40 : 32;
   static constexpr uint32_t kQBytes = kRows * kDim * 2, kKBytes = kKeys * kDim * 2;
   // Shared memory, in bytes from a multiple of 1,024.
   static constexpr uint32_t kQ = 0, kK = 2 * kQBytes, kV = kK + kStages * kKBytes,
@@ -61,38 +65,38 @@ __device__ inline void produce(const Parameters& p, uint32_t shared, TileInfo* i
   using namespace hopper;
   constexpr int kColumns = C::kDim / 64;
   uint32_t block = 0;
-  int item = static_cast<int>(blockIdx.x);
+  // The item after this one is looked up while this one's keys are on their way.
+  const auto look_up = [&](int item) {
+    TileInfo info{};
+    info.head = -1;
+    if (item >= p.queue.items()) return info;
+    int tile_index, head;
+    p.queue.decode(item, tile_index, head);
+    const AttentionTile tile = p.queue.tiles[tile_index];
+    const int last = C::kCausal ? min(tile.end, tile.first + C::kRows) : tile.end;
+    return TileInfo{tile.first, tile.begin, tile.end, head, (last - tile.begin + C::kKeys - 1) / C::kKeys, tile.sequence, {}};
+  };
+  TileInfo info = look_up(static_cast<int>(blockIdx.x));
   for (uint32_t round = 0;; ++round) {
     const uint32_t slot = round & 1;
-    const bool more = item < p.queue.items();
-    TileInfo info{};
-    int head = -1;
-    if (more) {
-      int tile_index;
-      p.queue.decode(item, tile_index, head);
-      const AttentionTile tile = p.queue.tiles[tile_index];
-      const int last = C::kCausal ? min(tile.end, tile.first + C::kRows) : tile.end;
-      info = {tile.first, tile.begin, tile.end, head, (last - tile.begin + C::kKeys - 1) / C::kKeys,
-              tile.sequence, {}};
-    }
-    info.head = head;
     barrier_wait(barriers.q_empty(slot), ((round >> 1) & 1) ^ 1);
     infos[slot] = info;
-    if (!more) {
+    if (info.head < 0) {
       barrier_arrive(barriers.q_full(slot));
       break;
     }
-    item = p.queue.next();
+    const int item = p.queue.next();
     barrier_expect(barriers.q_full(slot), C::kQBytes);
 #pragma unroll
     for (int c = 0; c < kColumns; ++c)
-      load_box(shared + C::kQ + slot * C::kQBytes + c * (C::kRows * 128), &p.q, 64 * c, head,
+      load_box(shared + C::kQ + slot * C::kQBytes + c * (C::kRows * 128), &p.q, 64 * c, info.head,
                info.first, barriers.q_full(slot));
-    const int kv_head = head / p.group;
+    const int kv_head = info.head / p.group, blocks = info.blocks, begin = info.begin;
+    info = look_up(item);
 #pragma unroll 1
-    for (int n = info.blocks - 1; n >= 0; --n, ++block) {
+    for (int n = blocks - 1; n >= 0; --n, ++block) {
       const uint32_t stage = block % C::kStages, parity = (block / C::kStages) & 1;
-      const int token = info.begin + n * C::kKeys;
+      const int token = begin + n * C::kKeys;
       barrier_wait(barriers.k_empty(stage), parity ^ 1);
       barrier_expect(barriers.k_full(stage), C::kKBytes);
 #pragma unroll
@@ -187,9 +191,29 @@ __device__ inline void pack_probabilities(uint32_t (&p)[C::kKeys / 4], const flo
   }
 }
 
+/// A tile as one warpgroup sees it.
+template <class C>
+struct Work {
+  int first, begin, end, head, sequence;
+  int blocks, top;  // key blocks of the tile; the last one that concerns these 64 rows, -1 when they lie behind the sequence
+
+  __device__ static Work read(const TileInfo& info, int group) {
+    Work w;
+    w.first = hopper::uniform(info.first) + 64 * group;
+    w.begin = hopper::uniform(info.begin);
+    w.end = hopper::uniform(info.end);
+    w.head = hopper::uniform(info.head);
+    w.blocks = hopper::uniform(info.blocks);
+    w.sequence = C::kDropout ? info.sequence : 0;
+    const int last = C::kCausal ? min(w.end, w.first + 64) : w.end;
+    w.top = w.first < w.end ? (last - w.begin - 1) / C::kKeys : -1;
+    return w;
+  }
+};
+
 /// Normalises and writes this warp's 16 rows, and their log-sum-exp.
 template <class C>
-__device__ inline void finish(const Parameters& p, const TileInfo& info, float (&o)[C::kDim / 2], Softmax& softmax,
+__device__ inline void finish(const Parameters& p, const Work<C>& info, float (&o)[C::kDim / 2], Softmax& softmax,
                               uint32_t staging, int warp_row) {
   using namespace hopper;
   using T = typename C::T;
@@ -228,11 +252,10 @@ __device__ inline void finish(const Parameters& p, const TileInfo& info, float (
 }
 
 template <class C>
-__device__ inline void consume(const Parameters& p, uint32_t shared, const TileInfo* infos,
-                               const Barriers<C>& barriers) {
+__device__ inline void consume(const Parameters& p, uint32_t shared, const TileInfo* infos, const Barriers<C>& barriers) {
   using namespace hopper;
-  const int group = uniform(static_cast<int>(threadIdx.x) / 128 - 1), warp = (threadIdx.x / 32) % 4,
-            lane = threadIdx.x % 32;
+  const int thread = static_cast<int>(threadIdx.x) - C::kProducers;
+  const int group = uniform(thread / 128), warp = uniform(thread / 32 % 4), lane = threadIdx.x % 32;
   const auto my_turn = [&] {
     if constexpr (C::kPingPong) named_sync(1 + group, 256);
   };
@@ -242,61 +265,72 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
   const auto arrive = [&](uint32_t barrier) {
     if (lane == 0) barrier_arrive(barrier);
   };
-  if (group == 1) your_turn();
-  uint32_t block = 0;
-  for (uint32_t round = 0;; ++round) {
-    const uint32_t slot = round & 1;
-    barrier_wait(barriers.q_full(slot), (round >> 1) & 1);
-    TileInfo info = infos[slot];
-    info.first = uniform(info.first);
-    info.begin = uniform(info.begin);
-    info.end = uniform(info.end);
-    info.head = uniform(info.head);
-    info.blocks = uniform(info.blocks);
-    if (info.head < 0) break;
-    // The first block, from the right, that concerns these 64 rows; -1 when they lie behind the sequence.
-    const int first = info.first + 64 * group;
-    const int last = C::kCausal ? min(info.end, first + 64) : info.end;
-    int n = first < info.end ? (last - info.begin - 1) / C::kKeys : -1;
+  // Keys and values of one block lie in the same stage; `block` counts them over all tiles.
+  uint32_t block = 0, round = 0;
+  const auto phase = [](uint32_t b) { return (b / C::kStages) & 1; };
+  const auto k_at = [&](uint32_t b) { return shared + C::kK + b % C::kStages * C::kKBytes; };
+  const auto v_at = [&](uint32_t b) { return shared + C::kV + b % C::kStages * C::kKBytes; };
+  const auto q_at = [&] { return shared + C::kQ + (round & 1) * C::kQBytes + group * (64 * 128); };
+  const auto next_tile = [&] {
+    barrier_wait(barriers.q_full(round & 1), (round >> 1) & 1);
+    return Work<C>::read(infos[round & 1], group);
+  };
+  const auto skip_to = [&](const Work<C>& work) {
 #pragma unroll 1
-    for (int skip = info.blocks - 1; skip > n; --skip, ++block) {
-      const uint32_t stage = block % C::kStages, parity = (block / C::kStages) & 1;
+    for (int n = work.blocks - 1; n > work.top; --n, ++block) {
       my_turn();
       your_turn();
-      barrier_wait(barriers.k_full(stage), parity);
-      arrive(barriers.k_empty(stage));
-      barrier_wait(barriers.v_full(stage), parity);
-      arrive(barriers.v_empty(stage));
+      barrier_wait(barriers.k_full(block % C::kStages), phase(block));
+      arrive(barriers.k_empty(block % C::kStages));
+      barrier_wait(barriers.v_full(block % C::kStages), phase(block));
+      arrive(barriers.v_empty(block % C::kStages));
     }
-    if (n < 0) {
-      arrive(barriers.q_empty(slot));
-      continue;
-    }
-    const uint32_t q = shared + C::kQ + slot * C::kQBytes + group * (64 * 128);
-    AttentionDraws draws;
-    if constexpr (C::kDropout)
-      draws = AttentionDraws::of(p.sample_ids[info.sequence], p.t0, p.t1, info.head);
-    const int row = first + 16 * warp + lane / 4;
-    const uint32_t draw_row = static_cast<uint32_t>(row - info.begin);
-    float s[C::kKeys / 2], o[C::kDim / 2];
-    uint32_t probabilities[C::kKeys / 4];
-    Softmax softmax;
+  };
 
-    uint32_t stage = block % C::kStages;
-    barrier_wait(barriers.k_full(stage), (block / C::kStages) & 1);
+  float s[C::kKeys / 2];
+  // From one tile to the first scores of the next that concerns this warpgroup; false: no more.
+  const auto begin_tile = [&](Work<C>& work) {
+#pragma unroll 1
+    for (;;) {
+      if (work.head < 0) return false;
+      skip_to(work);
+      if (work.top >= 0) break;
+      arrive(barriers.q_empty(round & 1));
+      ++round;
+      work = next_tile();
+    }
+    barrier_wait(barriers.k_full(block % C::kStages), phase(block));
     my_turn();
     mma_fence();
-    scores<C>(s, q, shared + C::kK + stage * C::kKBytes);
+    scores<C>(s, q_at(), k_at(block));
     mma_commit();
     your_turn();
     mma_wait<0>();
     pin(s);
-    arrive(barriers.k_empty(stage));
-    if (n == 0) arrive(barriers.q_empty(slot));
+    return true;
+  };
+
+  if (group == 1) your_turn();
+  Work<C> work = next_tile();
+  bool more = begin_tile(work);
+#pragma unroll 1
+  while (more) {
+    AttentionDraws draws;
+    if constexpr (C::kDropout) draws = AttentionDraws::of(p.sample_ids[work.sequence], p.t0, p.t1, work.head);
+    const int row = work.first + 16 * warp + lane / 4;
+    const uint32_t draw_row = static_cast<uint32_t>(row - work.begin);
+    int n = work.top;
+    float o[C::kDim / 2];
+    uint32_t probabilities[C::kKeys / 4];
+    Softmax softmax;
+
+    // The scores of the top block are there. Only it can hold keys behind a row or behind the sequence.
+    arrive(barriers.k_empty(block % C::kStages));
+    if (n == 0) arrive(barriers.q_empty(round & 1));
     {
-      const int offset = info.begin + n * C::kKeys + 2 * (lane % 4);
-      const int limit0 = (C::kCausal ? min(row, info.end - 1) : info.end - 1) - offset,
-                limit1 = (C::kCausal ? min(row + 8, info.end - 1) : info.end - 1) - offset;
+      const int offset = work.begin + n * C::kKeys + 2 * (lane % 4);
+      const int limit0 = (C::kCausal ? min(row, work.end - 1) : work.end - 1) - offset,
+                limit1 = (C::kCausal ? min(row + 8, work.end - 1) : work.end - 1) - offset;
 #pragma unroll
       for (int j = 0; j < C::kKeys / 8; ++j) {
 #pragma unroll
@@ -307,34 +341,32 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
     softmax.template update<true>(s, p.scale_log2);
     pack_probabilities<C>(probabilities, s, draws, draw_row, n * C::kKeys + 2 * (lane % 4), p.keep_bias);
     bool accumulate = false;
-    if (n > 0) barrier_wait(barriers.k_full((block + 1) % C::kStages), ((block + 1) / C::kStages) & 1);
+    if (n > 0) barrier_wait(barriers.k_full((block + 1) % C::kStages), phase(block + 1));
 #pragma unroll 1
     for (--n; n >= 0; --n) {
-      const uint32_t next = (block + 1) % C::kStages;
       my_turn();
       pin(s);
       pin(o);
       mma_fence();
-      scores<C>(s, q, shared + C::kK + next * C::kKBytes);
+      scores<C>(s, q_at(), k_at(block + 1));
       mma_commit();
-      barrier_wait(barriers.v_full(stage), (block / C::kStages) & 1);
+      barrier_wait(barriers.v_full(block % C::kStages), phase(block));
       mma_fence();
-      weighted_values<C>(o, probabilities, shared + C::kV + stage * C::kKBytes, accumulate);
+      weighted_values<C>(o, probabilities, v_at(block), accumulate);
       accumulate = true;
       mma_commit();
       your_turn();
       mma_wait<1>();
       pin(s);
-      arrive(barriers.k_empty(next));
-      if (n == 0) arrive(barriers.q_empty(slot));
+      arrive(barriers.k_empty((block + 1) % C::kStages));
+      if (n == 0) arrive(barriers.q_empty(round & 1));
       const float2 alpha = softmax.template update<false>(s, p.scale_log2);
       pin(s);
       // A branch: the assembler would otherwise move exponentials behind the wait that follows.
-      if (n > 0)
-        barrier_wait(barriers.k_full((block + 2) % C::kStages), ((block + 2) / C::kStages) & 1);
+      if (n > 0) barrier_wait(barriers.k_full((block + 2) % C::kStages), phase(block + 2));
       mma_wait<0>();
       pin(o);
-      arrive(barriers.v_empty(stage));
+      arrive(barriers.v_empty(block % C::kStages));
       pack_probabilities<C>(probabilities, s, draws, draw_row, n * C::kKeys + 2 * (lane % 4), p.keep_bias);
 #pragma unroll
       for (int i = 0; i < C::kDim / 2; i += 4) {
@@ -343,24 +375,44 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
         o[i + 2] *= alpha.y;
         o[i + 3] *= alpha.y;
       }
-      stage = next;
       ++block;
     }
-    barrier_wait(barriers.v_full(stage), (block / C::kStages) & 1);
+    // The last product with values runs beside the first scores of the next tile, unless that one begins with blocks to skip.
+    ++round;
+    Work<C> next = next_tile();
+    barrier_wait(barriers.v_full(block % C::kStages), phase(block));
+    const bool together = next.head >= 0 && next.top == next.blocks - 1;
+    if (together) {
+      barrier_wait(barriers.k_full((block + 1) % C::kStages), phase(block + 1));
+      my_turn();
+      pin(s);
+      pin(o);
+      mma_fence();
+      weighted_values<C>(o, probabilities, v_at(block), accumulate);
+      mma_commit();
+      mma_fence();
+      scores<C>(s, q_at(), k_at(block + 1));
+      mma_commit();
+      your_turn();
+      mma_wait<0>();
+    } else {
+      pin(o);
+      mma_fence();
+      weighted_values<C>(o, probabilities, v_at(block), accumulate);
+      mma_commit();
+      mma_wait<0>();
+    }
     pin(o);
-    mma_fence();
-    weighted_values<C>(o, probabilities, shared + C::kV + stage * C::kKBytes, accumulate);
-    mma_commit();
-    mma_wait<0>();
-    pin(o);
-    arrive(barriers.v_empty(stage));
+    arrive(barriers.v_empty(block % C::kStages));
     ++block;
-    finish<C>(p, info, o, softmax, shared + C::kO + (group * 4 + warp) * (16 * C::kDim * 2), first + 16 * warp);
+    finish<C>(p, work, o, softmax, shared + C::kO + (group * 4 + warp) * (16 * C::kDim * 2), work.first + 16 * warp);
+    work = next;
+    more = together || begin_tile(work);
   }
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, 1) kernel(const __grid_constant__ Parameters p) {
+__global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm) kernel(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const uint32_t shared = hopper::shared_address(memory);
   const Barriers<C> barriers{shared + C::kBarriers};
@@ -379,7 +431,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) kernel(const __grid_constant__
     hopper::barrier_init_fence();
   }
   __syncthreads();
-  if (hopper::uniform(static_cast<int>(threadIdx.x) / 128) == 0) {
+  if (hopper::uniform(static_cast<int>(threadIdx.x) / C::kProducers) == 0) {
     hopper::registers_give<C::kProducerRegisters>();
     if (threadIdx.x == 0) produce<C>(p, shared, infos, barriers);
   } else {

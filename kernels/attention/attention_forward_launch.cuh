@@ -31,7 +31,7 @@ cudaError_t launch(const AttentionForward& a, int section, cudaStream_t stream) 
   p.keep_scale = 128.0f / static_cast<float>(128 - a.dropout.threshold);
   static const cudaError_t allowed = allow_shared_memory(kernel<C>, C::kBytes);
   if (allowed != cudaSuccess) return allowed;
-  const int blocks = static_cast<int>(std::min<int64_t>(multiprocessors(), p.queue.items()));
+  const int blocks = static_cast<int>(std::min<int64_t>(multiprocessors() * C::kBlocksPerSm, p.queue.items()));
   kernel<C><<<blocks, C::kThreads, C::kBytes, stream>>>(p);
   return cudaGetLastError();
 }
