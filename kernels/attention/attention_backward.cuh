@@ -235,10 +235,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     const uint32_t k = shared + C::kK + slot * C::kKBytes, v = shared + C::kV + slot * C::kKBytes;
     const uint32_t my_k = k + group * (64 * 128), my_v = v + group * (64 * 128);
     const int my_first = info.first + 64 * group;
-    // Query row r of the sequence is masked for this thread's keys when below low0, low1; blocks from clear_block on need no mask.
-    const int key = my_first + 16 * warp + lane / 4;
-    const int low0 = (key < info.end ? (C::kCausal ? key - info.begin : 0) : INT_MAX) - 2 * (lane % 4);
-    const int low1 = (key + 8 < info.end ? (C::kCausal ? key + 8 - info.begin : 0) : INT_MAX) - 2 * (lane % 4);
+    // This thread's first key and the length of the sequence; blocks from clear_block on need no mask.
+    const int key = my_first - info.begin + 16 * warp + lane / 4, length = info.end - info.begin;
     const int clear_block = info.first + C::kKeys > info.end ? INT_MAX : C::kCausal ? (my_first - info.begin + 63 + C::kRows - 1) / C::kRows : 0;
     const int blocks = info.blocks, first_block = info.first_block;
 
@@ -257,12 +255,15 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     // From the raw scores of query block `block` in stage step % kStages to probabilities.
     const auto probabilities = [&](uint32_t at_step) {
       if (block < clear_block) {
-        const int first_row = block * C::kRows;
+        // Query rows below these are masked for the two keys: those before the key when causal, all when it lies behind the sequence.
+        const int first_row = block * C::kRows + 2 * (lane % 4);
+        const int low0 = (key < length ? (C::kCausal ? key : 0) : INT_MAX) - first_row;
+        const int low1 = (key + 8 < length ? (C::kCausal ? key + 8 : 0) : INT_MAX) - first_row;
 #pragma unroll
         for (int j = 0; j < C::kRows / 8; ++j) {
 #pragma unroll
           for (int e = 0; e < 4; ++e)
-            if (first_row + 8 * j + e % 2 < (e < 2 ? low0 : low1)) s[4 * j + e] = -INFINITY;
+            if (8 * j + e % 2 < (e < 2 ? low0 : low1)) s[4 * j + e] = -INFINITY;
         }
       }
       const uint32_t lse_at = shared + C::kLse + (at_step % C::kStages) * C::kStatBytes + 8 * (lane % 4);
@@ -286,23 +287,23 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
       mma_fence();
       transposed_product<C>(dp, my_v, do_at);
       mma_commit();
+      // Sixteen query rows of P at a time become an operand of dV = P^T dO.
+      [[maybe_unused]] const uint32_t draw_column = static_cast<uint32_t>(key), draw_row = block * C::kRows + 2 * (lane % 4);
+      const auto pack_rows = [&](int i, uint32_t even, uint32_t odd) {
 #pragma unroll
-      for (int i = 0; i < C::kRows / 4; ++i) packed[i] = pack2<T>(s[2 * i], s[2 * i + 1]);
-      [[maybe_unused]] uint32_t keep[C::kDropout ? C::kRows / 8 : 1];
-      if constexpr (C::kDropout) {
-        const uint32_t column = static_cast<uint32_t>(key - info.begin), row = block * C::kRows + 2 * (lane % 4);
-#pragma unroll
-        for (int i = 0; i < C::kRows / 16; ++i) {
-          keep[2 * i] = draws.kept(row + 16 * i, column, p.keep_bias);
-          keep[2 * i + 1] = draws.kept(row + 16 * i + 1, column, p.keep_bias);
+        for (int e = 0; e < 4; ++e) packed[4 * i + e] = pack2<T>(s[8 * i + 2 * e], s[8 * i + 2 * e + 1]);
+        if constexpr (C::kDropout) {
           // Transposed: bit 3 of the key selects by two bytes, that of the query row by one.
-          packed[4 * i] &= half_masks<0>(keep[2 * i], keep[2 * i + 1]);
-          packed[4 * i + 1] &= half_masks<2>(keep[2 * i], keep[2 * i + 1]);
-          packed[4 * i + 2] &= half_masks<1>(keep[2 * i], keep[2 * i + 1]);
-          packed[4 * i + 3] &= half_masks<3>(keep[2 * i], keep[2 * i + 1]);
+          packed[4 * i] &= half_masks<0>(even, odd);
+          packed[4 * i + 1] &= half_masks<2>(even, odd);
+          packed[4 * i + 2] &= half_masks<1>(even, odd);
+          packed[4 * i + 3] &= half_masks<3>(even, odd);
         }
-      }
-      if constexpr (C::kMode != 2) {
+      };
+      constexpr bool kValuesFirst = !C::kDropout && C::kMode != 2;
+      if constexpr (kValuesFirst) {
+#pragma unroll
+        for (int i = 0; i < C::kRows / 16; ++i) pack_rows(i, 0, 0);
         mma_fence();
         add_product<C>(dv, packed, do_at);
         mma_commit();
@@ -311,27 +312,36 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
       pin(dp);
       const uint32_t delta_at = shared + C::kDelta + stage * C::kStatBytes + 8 * (lane % 4);
 #pragma unroll
-      for (int j = 0; j < C::kRows / 8; ++j) {
-        const float2 delta = load_shared_float2(delta_at + 32 * j);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          float x = dp[4 * j + e];
-          if constexpr (C::kDropout) {
-            const uint32_t kept = keep[2 * (j / 2) + e % 2];
-            const uint32_t mask = j % 2 == 0 ? (e < 2 ? word_mask<0>(kept) : word_mask<2>(kept))
-                                             : (e < 2 ? word_mask<1>(kept) : word_mask<3>(kept));
-            x = __uint_as_float(__float_as_uint(x) & mask) * p.keep_scale;
-          }
-          float probability = s[4 * j + e];
-          if constexpr (C::kMode == 3 || C::kMode == 5) {
-            const uint32_t word = packed[2 * j + e / 2];
-            probability = __uint_as_float(e % 2 ? word & 0xffff0000u : word << 16);
-          }
-          dp[4 * j + e] = probability * (x - (e % 2 ? delta.y : delta.x));
+      for (int i = 0; i < C::kRows / 16; ++i) {
+        uint32_t even = 0, odd = 0;
+        if constexpr (C::kDropout) {
+          even = draws.kept(draw_row + 16 * i, draw_column, p.keep_bias);
+          odd = draws.kept(draw_row + 16 * i + 1, draw_column, p.keep_bias);
         }
-      }
 #pragma unroll
-      for (int i = 0; i < C::kRows / 4; ++i) ds[i] = pack2<T>(dp[2 * i], dp[2 * i + 1]);
+        for (int j = 2 * i; j < 2 * i + 2; ++j) {
+          const float2 delta = load_shared_float2(delta_at + 32 * j);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            float x = dp[4 * j + e];
+            if constexpr (C::kDropout) {
+              const uint32_t kept = e % 2 ? odd : even;
+              const uint32_t mask = j % 2 == 0 ? (e < 2 ? word_mask<0>(kept) : word_mask<2>(kept))
+                                               : (e < 2 ? word_mask<1>(kept) : word_mask<3>(kept));
+              x = __uint_as_float(__float_as_uint(x) & mask) * p.keep_scale;
+            }
+            float probability = s[4 * j + e];
+            if constexpr (C::kMode == 5) {
+              const uint32_t word = packed[2 * j + e / 2];
+              probability = __uint_as_float(e % 2 ? word & 0xffff0000u : word << 16);
+            }
+            dp[4 * j + e] = probability * (x - (e % 2 ? delta.y : delta.x));
+          }
+        }
+#pragma unroll
+        for (int e = 0; e < 4; ++e) ds[4 * i + e] = pack2<T>(dp[8 * i + 2 * e], dp[8 * i + 2 * e + 1]);
+        if constexpr (!kValuesFirst) pack_rows(i, even, odd);
+      }
       const uint32_t ds_at = shared + C::kDs + (step & 1) * C::kSBytes;
 #pragma unroll
       for (int i = 0; i < C::kRows / 16; ++i) {
@@ -339,11 +349,11 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
                        ds[4 * i + 1], ds[4 * i + 2], ds[4 * i + 3]);
       }
       proxy_fence();
-      if constexpr (C::kMode == 4 || C::kMode == 5) {
+      if constexpr (C::kMode == 5) {
         mma_wait<0>();
         pin(dv);
       }
-      if constexpr (C::kMode == 2) {
+      if constexpr (!kValuesFirst) {
         mma_fence();
         add_product<C>(dv, packed, do_at);
         mma_commit();
