@@ -1,6 +1,7 @@
 #include "trireme/ops/pack_attention.h"
 
 #include "capsule.h"
+#include "pack_attention_bridge.h"
 #include "trireme/base/error.h"
 #include "trireme/base/rng.h"
 
@@ -97,6 +98,22 @@ struct EachSequence : torch::autograd::Function<EachSequence> {
   }
 };
 
+struct Hopper : torch::autograd::Function<Hopper> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv, const Plan& plan) {
+    const auto [out, lse] = bridge::pack_attention(qkv, plan.layout, plan.scale, plan.dropout, plan.stream);
+    ctx->save_for_backward({qkv, out, lse});
+    ctx->saved_data["plan"] = to_capsule(plan);
+    return out.view({qkv.size(0), -1});
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list gradients) {
+    const variable_list saved = ctx->get_saved_variables();
+    const Plan& plan = from_capsule<Plan>(ctx->saved_data["plan"]);
+    const at::Tensor dy = gradients[0].contiguous().view(saved[1].sizes());
+    return {bridge::pack_attention_backward(dy, saved[0], saved[1], saved[2], plan.layout, plan.scale, plan.dropout, plan.stream), at::Tensor()};
+  }
+};
+
 struct Flash : torch::autograd::Function<Flash> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv, const Plan& plan) {
     const double p = plan.dropout.active() ? plan.dropout.p : 0.0;
@@ -171,6 +188,7 @@ PackLayout make_pack_layout(std::vector<int32_t> boundaries, std::vector<int64_t
   if (device.is_cuda()) {
     layout.boundaries_device = on_device(boundaries, at::kInt, device);
     layout.sequence_keys_device = on_device(sequence_keys, at::kLong, device);
+    layout.plan = std::make_shared<std::shared_ptr<PackPlan>>();
   }
   layout.boundaries = std::move(boundaries);
   layout.sequence_keys = std::move(sequence_keys);
@@ -182,6 +200,7 @@ at::Tensor pack_attention(const at::Tensor& qkv, const PackLayout& layout, doubl
   TRIREME_CHECK(!layout.boundaries.empty() && layout.boundaries.back() == qkv.size(0), "pack attention: sequences end at ",
                 layout.boundaries.empty() ? -1 : layout.boundaries.back(), ", there are ", qkv.size(0), " tokens");
   const Plan plan{layout, scale, dropout, stream};
+  if (bridge::serves_pack_attention(qkv, dropout)) return Hopper::apply(qkv, plan);
   if (qkv.is_cuda() && qkv.element_size() == 2) return Flash::apply(qkv, plan);
   return EachSequence::apply(qkv, plan);
 }

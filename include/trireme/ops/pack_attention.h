@@ -6,9 +6,13 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace trireme {
+
+/// What our kernels need to know of a layout.
+struct PackPlan;
 
 /// Sequences back to back: sequence i is tokens boundaries[i] … boundaries[i + 1].
 struct PackLayout {
@@ -18,6 +22,7 @@ struct PackLayout {
   // On GPUs:
   at::Tensor boundaries_device;         // int32
   at::Tensor sequence_keys_device;      // int64
+  std::shared_ptr<std::shared_ptr<PackPlan>> plan;  // shared by copies; made by the first layer
 };
 PackLayout make_pack_layout(std::vector<int32_t> boundaries, std::vector<int64_t> sequence_keys, at::Device device);
 
@@ -26,10 +31,11 @@ PackLayout make_pack_layout(std::vector<int32_t> boundaries, std::vector<int64_t
 ///
 /// `dropout` gives p and seed; its sample ids are not used. A probability's fate is a function of (seed, stream, sequence
 /// key, head, row and column inside the sequence): see attention_keeps().
-/// CPU, and fp32/fp64 anywhere: products written out, dropout exactly so, whatever the ranks.
-/// GPU, bf16/fp16: LibTorch's variable-length flash attention. It draws from its own generator, which is seeded from (seed,
-/// stream, first sequence key): the same again in a resumed run of the same world size, but another mask than the CPU's; its
-/// backward may add in varying order unless deterministic algorithms are asked for.
+/// sm_90, bf16/fp16, heads of 64 (128 without dropout): our kernels (kernels/attention), the same decisions.
+/// CPU, and fp32/fp64 anywhere: products written out, the same decisions.
+/// Other GPUs, bf16/fp16: LibTorch's variable-length flash attention. It draws from its own generator, which is seeded from (seed,
+/// stream, first sequence key): the same again in a resumed run of the same world size, but another mask.
+/// On GPUs the query's gradient may add in varying order unless deterministic algorithms are asked for.
 at::Tensor pack_attention(const at::Tensor& qkv_T3NH, const PackLayout& layout, double scale, const Dropout& dropout, uint64_t stream);
 
 /// p in 128ths, as dropout on probabilities takes it: dropped where a draw of seven bits is below; kept ones are multiplied
