@@ -16,6 +16,9 @@ namespace {
 
 constexpr size_t kReductionsInFlight = 2;
 constexpr int64_t kPeerAlignment = 512;
+/// Gradients up to this size (norms, biases) wait for the unit's others and are added in one go: a GPU starts a kernel no faster than it
+/// copies so few elements.
+constexpr int64_t kSmallGradient = 65536;
 
 bool has_quantisable(const UnitSpec& spec) {
   return std::any_of(spec.parameters.begin(), spec.parameters.end(), [](const ParameterSpec& p) { return p.quantisable; });
@@ -274,10 +277,17 @@ void ShardedUnits::gradient_arrived(int unit, int parameter) {
   const ParameterSpec& spec = specs_[unit].parameters[parameter];
   if (observer_) observer_(spec, grad);
   at::Tensor sum = state.gradient.narrow(0, state.layout.offsets[parameter], spec.numel());
-  if (state.written[parameter]) {
-    sum.add_(grad.reshape(-1));
-  } else {
+  const bool first = !state.written[parameter];
+  if (spec.numel() <= kSmallGradient && device_.is_cuda()) {
+    auto& [sums, values] = first ? state.small_first : state.small_more;
+    sums.push_back(sum);
+    values.push_back(grad.reshape(-1));
+  } else if (first) {
     sum.copy_(grad.reshape(-1));
+  } else {
+    sum.add_(grad.reshape(-1));
+  }
+  if (first) {
     // Padding up to the next parameter is reduced with the rest and must not be garbage.
     const int64_t end = state.layout.offsets[parameter] + spec.numel();
     const bool is_last = parameter + 1 == static_cast<int>(state.layout.offsets.size());
@@ -287,7 +297,9 @@ void ShardedUnits::gradient_arrived(int unit, int parameter) {
   grad = at::Tensor();
   state.written[parameter] = true;
   state.arrived[parameter] = true;
-  if (last_micro_batch_ && std::all_of(state.arrived.begin(), state.arrived.end(), [](bool b) { return b; })) {
+  if (!std::all_of(state.arrived.begin(), state.arrived.end(), [](bool b) { return b; })) return;
+  state.add_small_gradients();
+  if (last_micro_batch_) {
     if (clip_) unclipped_.push_back(unit);
     else start_reduction(unit);
   }

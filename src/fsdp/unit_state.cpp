@@ -16,4 +16,10 @@ void lend_memory(const at::Tensor& borrowed, void* memory) {
   borrowed.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(c10::DataPtr(memory, borrowed.device()));
 }
 
+void ShardedUnits::UnitState::add_small_gradients() {
+  if (!small_first.sums.empty()) at::_foreach_copy_(small_first.sums, small_first.values);
+  if (!small_more.sums.empty()) at::_foreach_add_(small_more.sums, small_more.values);
+  small_first = small_more = {};
+}
+
 }  // namespace trireme

@@ -42,6 +42,12 @@ struct ShardedUnits::UnitState {
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators;
   at::Tensor gradient;                 // fp32 [numel], this rank's sum over micro-batches
   std::vector<bool> arrived, written;  // per parameter: in this micro-batch; at all in this step
+  /// Small gradients of this micro-batch on their way into `gradient`: what is written for the first time, and what is added.
+  struct Small {
+    std::vector<at::Tensor> sums, values;
+  };
+  Small small_first, small_more;
+  void add_small_gradients();
   WorkPtr reduction;
   bool replica_pending = false;
 };

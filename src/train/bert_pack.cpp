@@ -32,6 +32,7 @@ void append_row(BertPack& pack, const BertRow& row, int64_t position, const Pack
     pack.next_labels.push_back(row.next_sentence_labels[s]);
     pack.next_weights.push_back(counts ? 1.0f : 0.0f);
     pack.boundaries.push_back(static_cast<int32_t>(base + end));
+    pack.sequence_keys.push_back((counts ? position : 0) * options.row_length + offset);
     if (counts) {
       pack.words += static_cast<double>(words);
       pack.sequences += 1;
@@ -52,7 +53,10 @@ BertPack make_pack(const std::vector<BertRow>& rows, const std::vector<int64_t>&
   const auto tokens = static_cast<int64_t>(pack.ids.size());
   const int64_t padded = (tokens + options.multiple - 1) / options.multiple * options.multiple;
   for (auto* values : {&pack.ids, &pack.positions, &pack.types, &pack.keys}) values->resize(static_cast<size_t>(padded), 0);
-  if (padded > tokens) pack.boundaries.push_back(static_cast<int32_t>(padded));
+  if (padded > tokens) {
+    pack.boundaries.push_back(static_cast<int32_t>(padded));
+    pack.sequence_keys.push_back(0);
+  }
   if (pack.masked_rows.empty()) {  // the heads want at least one row
     pack.masked_rows.push_back(0);
     pack.masked_ids.push_back(0);

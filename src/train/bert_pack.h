@@ -13,6 +13,7 @@ namespace trireme {
 struct BertPack {
   std::vector<int64_t> ids, positions, types, keys;  // [T]
   std::vector<int32_t> boundaries;                   // of the sequences, padding's included
+  std::vector<int64_t> sequence_keys;                // the first token's key of each
   std::vector<int64_t> masked_rows, masked_ids;      // [P]
   std::vector<float> masked_weights;                 // [P] before the division by the step's counts
   std::vector<int64_t> first_rows, next_labels;      // [M]

@@ -40,7 +40,7 @@ BertBatch batch_on(at::Device device, const BertPack& pack) {
   batch.positions_T = to_tensor(pack.positions, at::kLong, device);
   batch.types_T = to_tensor(pack.types, at::kLong, device);
   batch.token_keys_T = to_tensor(pack.keys, at::kLong, device);
-  batch.sequences = make_pack_layout(pack.boundaries, static_cast<uint64_t>(pack.keys[0]), device);
+  batch.sequences = make_pack_layout(pack.boundaries, pack.sequence_keys, device);
   batch.masked_rows_P = to_tensor(pack.masked_rows, at::kLong, device);
   batch.masked_ids_P = to_tensor(pack.masked_ids, at::kLong, device);
   batch.masked_weights_P = to_tensor(pack.masked_weights, at::kFloat, device);

@@ -115,11 +115,11 @@ precision: {{compute: fp32}}
 output: {{dir: run}}
 """)
         for path in (prefix, f"{work}/phase1", prefix + ".index"):
-            out = os.path.basename(path)
+            out = f"run-{pathlib.Path(path).suffix or pathlib.Path(path).name}"
             done = subprocess.run([args.train_bert, "--config", f"{work}/run.yaml", "--set", f"model.path={path}", "--set", f"output.dir={out}"],
                                   capture_output=True, text=True)
             assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-            assert "GELU by tanh" in done.stdout, "TensorFlow's gelu is the tanh form"
+            assert "GELU by tanh" in done.stdout + done.stderr, "TensorFlow's gelu is the tanh form"
             written = load_file(f"{work}/{out}/model/model.safetensors")
             theirs = {name: value for name, value in arrays.items() if not name.endswith(("adam_m", "adam_v", "global_step"))}
             assert len(written) == len(theirs), (len(written), len(theirs))

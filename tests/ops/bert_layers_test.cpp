@@ -79,7 +79,7 @@ TEST(LayerNorm, ValueAndGradients) {
 
 TEST(PackAttention, NobodySeesAnotherSequence) {
   const at::Tensor qkv = random({9, 3, 2, 4}, 1);
-  const PackLayout layout = make_pack_layout({0, 4, 5, 9}, 0, at::kCPU);
+  const PackLayout layout = make_pack_layout({0, 4, 5, 9}, {1, 2, 3}, at::kCPU);
   const at::Tensor packed = pack_attention(qkv, layout, 0.5, {}, 0);
   for (size_t i = 0; i + 1 < layout.boundaries.size(); ++i) {
     const int64_t begin = layout.boundaries[i], length = layout.boundaries[i + 1] - begin;
@@ -92,7 +92,7 @@ TEST(PackAttention, NobodySeesAnotherSequence) {
 }
 
 TEST(PackAttention, GradientsWithDropout) {
-  const PackLayout layout = make_pack_layout({0, 3, 5}, 0, at::kCPU);
+  const PackLayout layout = make_pack_layout({0, 3, 5}, {7, 8}, at::kCPU);
   const std::vector<at::Tensor> in = {random({5, 3, 2, 4}, 1)};
   for (const double p : {0.0, 0.3}) {
     const Dropout dropout = p > 0 ? Dropout{p, 3, keys(5)} : Dropout{};
@@ -101,19 +101,41 @@ TEST(PackAttention, GradientsWithDropout) {
   }
 }
 
-TEST(PackAttention, DropoutFollowsTheToken) {
-  // The second sequence alone draws what it draws in the pack: the decisions belong to its tokens.
-  const at::Tensor qkv = random({7, 3, 2, 4}, 1);
-  const Dropout all{0.5, 3, keys(7)}, own{0.5, 3, keys(7).narrow(0, 3, 4).contiguous()};
-  const at::Tensor packed = pack_attention(qkv, make_pack_layout({0, 3, 7}, 0, at::kCPU), 0.5, all, 4);
-  const at::Tensor alone = pack_attention(qkv.narrow(0, 3, 4).contiguous(), make_pack_layout({0, 4}, 0, at::kCPU), 0.5, own, 4);
+TEST(PackAttention, DropoutFollowsTheSequence) {
+  // The second sequence alone draws what it draws in the pack: the decisions belong to it.
+  const at::Tensor qkv = random({7, 3, 2, 4}, 1), second = qkv.narrow(0, 3, 4).contiguous();
+  const Dropout dropout{0.5, 3, keys(7)};
+  const at::Tensor packed = pack_attention(qkv, make_pack_layout({0, 3, 7}, {11, 12}, at::kCPU), 0.5, dropout, 4);
+  const at::Tensor alone = pack_attention(second, make_pack_layout({0, 4}, {12}, at::kCPU), 0.5, dropout, 4);
   EXPECT_EQ(max_difference(packed.narrow(0, 3, 4), alone), 0);
-  EXPECT_GT(max_difference(alone, pack_attention(qkv.narrow(0, 3, 4).contiguous(), make_pack_layout({0, 4}, 0, at::kCPU), 0.5, {}, 4)), 1e-3);
+  EXPECT_GT(max_difference(alone, pack_attention(second, make_pack_layout({0, 4}, {12}, at::kCPU), 0.5, {}, 4)), 1e-3);
+  EXPECT_GT(max_difference(alone, pack_attention(second, make_pack_layout({0, 4}, {13}, at::kCPU), 0.5, dropout, 4)), 1e-3);
+}
+
+TEST(PackAttention, DecisionsHaveTheirRateAndNoPattern) {
+  constexpr int64_t kLength = 256;
+  const DropoutKey key = dropout_key({0.1, 5, {}}, 3);
+  const uint32_t threshold = attention_dropout_threshold(0.1);
+  EXPECT_EQ(threshold, 13u);
+  EXPECT_EQ(attention_dropout_threshold(0.0), 0u);
+  at::Tensor kept = at::empty({3, kLength, kLength}, at::TensorOptions(at::kBool));
+  for (int64_t i = 0; i < 3; ++i)
+    attention_keeps(key, 70 + i / 2, static_cast<uint32_t>(i % 2), kLength, threshold, kept.mutable_data_ptr<bool>() + i * kLength * kLength);
+  const at::Tensor x = kept.to(at::kDouble);
+  const double rate = 1 - 13.0 / 128, deviation = std::sqrt(rate * (1 - rate) / (kLength * kLength));
+  for (int64_t i = 0; i < 3; ++i) EXPECT_NEAR(x[i].mean().item<double>(), rate, 5 * deviation) << i;
+  const at::Tensor c = (x - rate) / std::sqrt(rate * (1 - rate));
+  // Other heads, other sequences, neighbours and the elements that share a draw are uncorrelated.
+  const double bound = 5.0 / kLength;
+  EXPECT_LT(std::abs((c[0] * c[1]).mean().item<double>()), bound);
+  EXPECT_LT(std::abs((c[0] * c[2]).mean().item<double>()), bound);
+  for (const int64_t shift : {1, 8, 16})
+    for (const int64_t dim : {0, 1}) EXPECT_LT(std::abs((c[0] * c[0].roll(shift, dim)).mean().item<double>()), bound) << shift << " " << dim;
 }
 
 TEST(PackLayout, RefusesEmptySequences) {
-  EXPECT_ANY_THROW(make_pack_layout({0, 3, 3}, 0, at::kCPU));
-  EXPECT_ANY_THROW(make_pack_layout({1, 3}, 0, at::kCPU));
+  EXPECT_ANY_THROW(make_pack_layout({0, 3, 3}, {0, 1}, at::kCPU));
+  EXPECT_ANY_THROW(make_pack_layout({1, 3}, {0}, at::kCPU));
 }
 
 TEST(LossHead, WithBias) {

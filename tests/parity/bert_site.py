@@ -10,11 +10,9 @@ VOCAB, LENGTH = 93, 32
 DATASETS = dict(input_ids="i2", segment_ids="i1", masked_lm_positions="i2", masked_lm_ids="i2")
 
 
-def make_sequence(rng, length):
-    """Something to learn: inside a sequence every second word repeats the one before, and segment B starts with the first word of A when it
-    follows A."""
-    ids = rng.integers(5, VOCAB, size=length)
-    ids[2::2] = ids[1:-1:2] if length % 2 else ids[1::2][: len(ids[2::2])]
+def make_sequence(rng, length, pattern):
+    """`pattern`: something to learn, one of eight words all over; otherwise random words."""
+    ids = np.full(length, 5 + rng.integers(0, 8)) if pattern else rng.integers(5, VOCAB, size=length)
     ids[0] = 1
     label = int(rng.integers(0, 2))
     middle = length // 2
@@ -25,13 +23,13 @@ def make_sequence(rng, length):
     return dict(ids=ids, types=(np.arange(length) > middle).astype(int), masked=masked, true=true, label=label)
 
 
-def make_rows(seed, rows):
+def make_rows(seed, rows, pattern):
     """Packs of one to three sequences, at most LENGTH tokens."""
     rng = np.random.default_rng(seed)
     packs = []
     for index in range(rows):
         lengths = [[LENGTH], [20, 12], [9, 7, 15], [8, 23]][index % 4]
-        packs.append([make_sequence(rng, n) for n in lengths])
+        packs.append([make_sequence(rng, n, pattern) for n in lengths])
     return packs
 
 
@@ -62,10 +60,10 @@ def write_single(path, sequences):
         out.create_dataset("next_sentence_labels", data=np.array([s["label"] for s in sequences], dtype="i1"))
 
 
-def write_data(directory, rows, valid=11):
+def write_data(directory, rows, valid=11, pattern=False):
     """packed/part_00000, part_00001 and eval.hdf5 in `directory`; the packs in file order and the evaluation's sequences."""
-    packs, sequences = make_rows(1, rows), [p[0] for p in make_rows(2, valid)]
-    os.makedirs(f"{directory}/packed")
+    packs, sequences = make_rows(1, rows, pattern), [p[0] for p in make_rows(2, valid, pattern)]
+    os.makedirs(f"{directory}/packed", exist_ok=True)
     write_packed(f"{directory}/packed/part_00000", packs[: rows // 2])
     write_packed(f"{directory}/packed/part_00001", packs[rows // 2:])
     write_single(f"{directory}/eval.hdf5", sequences)

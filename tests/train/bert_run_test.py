@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -218,10 +219,7 @@ def mlperf_log(s):
         print("mlperf_logging is not installed: the compliance checker was not run")
         return
     # The checker wants an accuracy that only the real model reaches; every other rule must hold for the log as it is.
-    text = "".join(lines)
-    for event in events:
-        if event["key"] == "eval_accuracy":
-            text = text.replace(f'"key": "eval_accuracy", "value": {json.dumps(event["value"])}', '"key": "eval_accuracy", "value": 0.7201')
+    text = re.sub(r'("key": "eval_accuracy", "value": )[^,]+,', r"\g<1>0.7201,", "".join(lines))
     os.makedirs(f"{s.work}/check")
     open(f"{s.work}/check/result_0.txt", "w").write(text)
     check = subprocess.run([sys.executable, "-m", "mlperf_logging.compliance_checker", "--usage", "training", "--ruleset", "5.0.0", "--log_output",
@@ -255,12 +253,15 @@ def preset(s):
 
 
 def learning(s):
-    """Words that follow from their neighbours are learnt: accuracy rises far above chance, on two ranks."""
+    """Words that their neighbours tell are learnt: accuracy rises far above chance, on two ranks."""
+    os.makedirs(f"{s.work}/plain")
+    site.write_data(f"{s.work}/plain", 256, valid=80, pattern=True)
     s.train("train.max_steps=400", "optimizer.lr=1.0e-2", "eval.every_samples=1600", "output.dir=learns", "model.pad_vocab_to=8",
-            "optimizer.weight_decay=0.01", ranks=2)
+            "optimizer.weight_decay=0.01", "data.train=plain/packed", "data.valid=plain/eval.hdf5", "batch.micro_batch_size=4", ranks=2)
     accuracies = [line["mlm_accuracy"] for line in s.metrics("learns", "eval")]
     print("accuracy:", accuracies)
-    assert len(accuracies) == 4 and accuracies[-1] > 0.25 and accuracies[-1] > accuracies[0], accuracies
+    # One of eight words is right by chance.
+    assert len(accuracies) == 4 and accuracies[-1] > 0.5 and accuracies[-1] > accuracies[0], accuracies
 
 
 def main():

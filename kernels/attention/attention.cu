@@ -1,0 +1,40 @@
+#include "kernels/attention/attention.h"
+
+#include "kernels/attention/attention_launch.h"
+#include "kernels/attention/attention_variants.h"
+
+namespace trireme::kernels {
+
+namespace {
+
+bool valid(const AttentionShape& s, const AttentionDropout& d, const AttentionTile* tiles, int64_t count, const int32_t* counters) {
+  if (d.threshold >= 128 || (d.threshold > 0 && (s.d != 64 || s.causal || d.sample_ids == nullptr))) return false;
+  return tiles != nullptr && counters != nullptr && count > 0 && count * s.q_heads < INT32_MAX / 2;
+}
+
+}  // namespace
+
+cudaError_t attention_forward(const AttentionForward& a, cudaStream_t stream) {
+  if (const cudaError_t status = check_attention(a.shape); status != cudaSuccess) return status;
+  for (const AttentionTensor& t : {a.q, a.k, a.v, a.o})
+    if (!valid_tensor(t)) return cudaErrorInvalidValue;
+  if (a.lse == nullptr || !valid(a.shape, a.dropout, a.tiles, a.tile_count, a.counters)) return cudaErrorInvalidValue;
+  return a.shape.d == 128 ? attention_forward_d128(a, stream) : attention_forward_d64(a, stream);
+}
+
+int64_t attention_backward_workspace(const AttentionShape& s, int64_t block_count) {
+  // Sums of dQ, log-sum-exp and delta of every padded row; turns of every 64 x 64 part.
+  return s.q_heads * block_count * (64 * (s.d + 2) + s.d / 64) * 4;
+}
+
+cudaError_t attention_backward(const AttentionBackward& a, cudaStream_t stream) {
+  if (const cudaError_t status = check_attention(a.shape); status != cudaSuccess) return status;
+  for (const AttentionTensor& t : {a.q, a.k, a.v, a.o, a.d_o, a.d_q, a.d_k, a.d_v})
+    if (!valid_tensor(t)) return cudaErrorInvalidValue;
+  if (a.lse == nullptr || a.blocks == nullptr || a.workspace == nullptr || a.shape.q_heads > 65535 ||
+      !valid(a.shape, a.dropout, a.tiles, a.tile_count, a.counters))
+    return cudaErrorInvalidValue;
+  return a.shape.d == 128 ? attention_backward_d128(a, stream) : attention_backward_d64(a, stream);
+}
+
+}  // namespace trireme::kernels

@@ -1,0 +1,56 @@
+#pragma once
+// Launch of one configuration of the backward kernel with what runs before and after it.
+
+#include "kernels/attention/attention_backward.cuh"
+#include "kernels/attention/attention_backward_side.h"
+#include "kernels/attention/attention_launch.h"
+#include "kernels/launch.h"
+
+namespace trireme::kernels::backward {
+
+template <class C>
+cudaError_t launch(const AttentionBackward& a, int section_kv_heads, cudaStream_t stream) {
+  const AttentionShape& s = a.shape;
+  Parameters p{};
+  for (const cudaError_t status : {tensor_map(p.q, a.q, s.tokens, s.q_heads, s.d, C::kRows, s.element),
+                                   tensor_map(p.d_o, a.d_o, s.tokens, s.q_heads, s.d, C::kRows, s.element),
+                                   tensor_map(p.k, a.k, s.tokens, s.kv_heads, s.d, C::kKeys, s.element),
+                                   tensor_map(p.v, a.v, s.tokens, s.kv_heads, s.d, C::kKeys, s.element)})
+    if (status != cudaSuccess) return status;
+  const int64_t padded = a.block_count * 64, sums = s.q_heads * padded * s.d;
+  auto* dq_sums = static_cast<float*>(a.workspace);
+  float *lse2 = dq_sums + sums, *delta = lse2 + s.q_heads * padded;
+  auto* turns = C::kDeterministic ? reinterpret_cast<int32_t*>(delta + s.q_heads * padded) : nullptr;
+  const SideArguments side{a.o.data, a.d_o.data, a.d_q.data, a.o.strides, a.d_o.strides, a.d_q.strides, a.lse, a.blocks,
+                           a.block_count, padded, s.tokens, s.q_heads, s.scale, lse2, delta, turns, dq_sums};
+  if (const cudaError_t status = prepare(side, s.d, s.element, stream); status != cudaSuccess) return status;
+
+  p.queue = {a.tiles, a.counters, static_cast<int>(a.tile_count), s.kv_heads, section_kv_heads};
+  p.lse2 = lse2;
+  p.delta = delta;
+  p.dq = dq_sums;
+  p.turns = turns;
+  p.dk = a.d_k.data;
+  p.dv = a.d_v.data;
+  p.dk_token = a.d_k.strides.token;
+  p.dk_head = a.d_k.strides.head;
+  p.dv_token = a.d_v.strides.token;
+  p.dv_head = a.d_v.strides.head;
+  p.padded_rows = padded;
+  p.group = s.q_heads / s.kv_heads;
+  p.scale = s.scale;
+  p.scale_log2 = s.scale * kLog2E;
+  p.sample_ids = a.dropout.sample_ids;
+  p.t0 = a.dropout.t0;
+  p.t1 = a.dropout.t1;
+  p.keep_bias = (128 - a.dropout.threshold) * 0x01010101u;
+  p.keep_scale = 128.0f / static_cast<float>(128 - a.dropout.threshold);
+  static const cudaError_t allowed = allow_shared_memory(kernel<C>, C::kBytes);
+  if (allowed != cudaSuccess) return allowed;
+  const int grid = static_cast<int>(std::min<int64_t>(multiprocessors(), p.queue.items()));
+  kernel<C><<<grid, C::kThreads, C::kBytes, stream>>>(p);
+  if (const cudaError_t status = cudaGetLastError(); status != cudaSuccess) return status;
+  return convert(side, s.d, s.element, stream);
+}
+
+}  // namespace trireme::kernels::backward

@@ -1,0 +1,119 @@
+// What runs before and after the backward kernel: row sums and zeroed sums of dQ; dQ from its sums.
+
+#include "kernels/attention/attention_backward_side.h"
+#include "kernels/attention/attention_launch.h"
+#include "kernels/attention/hopper.cuh"
+#include "kernels/device.cuh"
+#include "kernels/launch.h"
+
+namespace trireme::kernels::backward {
+
+namespace {
+
+constexpr int kThreads = 256;
+
+/// One 64-row block of one head: delta, lse in units of log2, zeros for dQ.
+template <class T, int kDim>
+__global__ void __launch_bounds__(kThreads) prepare_kernel(const SideArguments a) {
+  constexpr int kLanes = kDim / 8, kRowsAtOnce = kThreads / kLanes;
+  const int head = blockIdx.y;
+  const AttentionBlock block = a.blocks[blockIdx.x];
+  const int lane = threadIdx.x % kLanes;
+  const int64_t stat = head * a.padded_rows + int64_t{blockIdx.x} * 64;
+  const T* o = static_cast<const T*>(a.o) + head * a.o_strides.head + lane * 8;
+  const T* d_o = static_cast<const T*>(a.d_o) + head * a.do_strides.head + lane * 8;
+#pragma unroll
+  for (int i = 0; i < 64 / kRowsAtOnce; ++i) {
+    const int row = i * kRowsAtOnce + threadIdx.x / kLanes;
+    float sum = 0.0f;
+    if (row < block.count) {
+      const int64_t token = block.first + row;
+      float x[8], y[8];
+      to_floats(load_stream<T, 8>(o + token * a.o_strides.token), x);
+      to_floats(load_stream<T, 8>(d_o + token * a.do_strides.token), y);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) sum = fmaf(x[e], y[e], sum);
+    }
+#pragma unroll
+    for (int offset = kLanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    if (lane == 0) {
+      a.delta[stat + row] = sum;
+      a.lse2[stat + row] = row < block.count ? a.lse[head * a.tokens + block.first + row] * kLog2E : INFINITY;
+    }
+  }
+  if (a.turns != nullptr && threadIdx.x < kDim / 64)
+    a.turns[(head * a.block_count + blockIdx.x) * (kDim / 64) + threadIdx.x] = 0;
+  float4* dq = reinterpret_cast<float4*>(a.dq_sums + stat * kDim);
+#pragma unroll
+  for (int i = 0; i < 64 * kDim / 4 / kThreads; ++i) dq[i * kThreads + threadIdx.x] = float4{};
+}
+
+/// One 64 x 64 part of dQ: a thread of the summing warpgroup held column pairs 8 i + 2 (lane % 4) of rows lane / 4 and + 8 of its warp's 16.
+template <class T, int kDim>
+__global__ void __launch_bounds__(128) convert_kernel(const SideArguments a) {
+  const int head = blockIdx.y, block_index = blockIdx.x / (kDim / 64), part = blockIdx.x % (kDim / 64);
+  const AttentionBlock block = a.blocks[block_index];
+  if (block.count == 0) return;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const float4* from = reinterpret_cast<const float4*>(a.dq_sums + ((head * a.padded_rows + int64_t{block_index} * 64) * kDim + part * 4096));
+  float4 x[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) x[i] = __ldcs(from + i * 128 + threadIdx.x);
+  uint32_t low[8], high[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    low[i] = hopper::pack2<T>(x[i].x * a.scale, x[i].y * a.scale);
+    high[i] = hopper::pack2<T>(x[i].z * a.scale, x[i].w * a.scale);
+  }
+  // Four lanes hold a row's 64 columns in pairs; each ends with two runs of eight columns: chunks lane % 4 and + 4.
+  const int quad = lane % 4;
+  T* out = static_cast<T*>(a.dq) + head * a.dq_strides.head + part * 64;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    uint32_t(&words)[8] = r ? high : low;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      // A 4 x 4 transposition over the quad: word w of lane q comes from lane w, which holds chunk q's pair w.
+      uint32_t mine[4];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) mine[w] = words[4 * half + w];
+      const uint32_t a0 = quad & 1 ? mine[0] : mine[1], a1 = quad & 1 ? mine[2] : mine[3];
+      const uint32_t b0 = __shfl_xor_sync(0xffffffffu, a0, 1), b1 = __shfl_xor_sync(0xffffffffu, a1, 1);
+      if (quad & 1) mine[0] = b0, mine[2] = b1; else mine[1] = b0, mine[3] = b1;
+      const uint32_t c0 = quad & 2 ? mine[0] : mine[2], c1 = quad & 2 ? mine[1] : mine[3];
+      const uint32_t d0 = __shfl_xor_sync(0xffffffffu, c0, 2), d1 = __shfl_xor_sync(0xffffffffu, c1, 2);
+      if (quad & 2) mine[0] = d0, mine[1] = d1; else mine[2] = d0, mine[3] = d1;
+      const int row = 16 * warp + lane / 4 + 8 * r;
+      if (row < block.count)
+        *reinterpret_cast<uint4*>(out + (block.first + row) * a.dq_strides.token + (4 * half + quad) * 8) =
+            uint4{mine[0], mine[1], mine[2], mine[3]};
+    }
+  }
+}
+
+template <class T, int kDim>
+cudaError_t launch(const SideArguments& a, bool before, cudaStream_t stream) {
+  if (before) {
+    prepare_kernel<T, kDim><<<dim3(static_cast<unsigned>(a.block_count), static_cast<unsigned>(a.q_heads)), kThreads, 0, stream>>>(a);
+  } else {
+    convert_kernel<T, kDim><<<dim3(static_cast<unsigned>(a.block_count * (kDim / 64)), static_cast<unsigned>(a.q_heads)), 128, 0, stream>>>(a);
+  }
+  return cudaGetLastError();
+}
+
+cudaError_t pick(const SideArguments& a, int d, Element element, bool before, cudaStream_t stream) {
+  if (element == Element::kF16)
+    return d == 128 ? launch<__half, 128>(a, before, stream) : launch<__half, 64>(a, before, stream);
+  return d == 128 ? launch<__nv_bfloat16, 128>(a, before, stream) : launch<__nv_bfloat16, 64>(a, before, stream);
+}
+
+}  // namespace
+
+cudaError_t prepare(const SideArguments& a, int d, Element element, cudaStream_t stream) {
+  return pick(a, d, element, true, stream);
+}
+cudaError_t convert(const SideArguments& a, int d, Element element, cudaStream_t stream) {
+  return pick(a, d, element, false, stream);
+}
+
+}  // namespace trireme::kernels::backward

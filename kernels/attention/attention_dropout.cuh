@@ -1,0 +1,54 @@
+#pragma once
+// Dropout decisions of attention probabilities, reachable from the fragments of the scores and of their transpose alike.
+//
+// One 32-bit draw serves the four elements {r, r + 8} x {c, c + 8} (bit 3 of r and c clear) that one thread holds in both layouts.
+// Byte (bit 3 of row) + 2 (bit 3 of column) of it decides: kept when its low seven bits are at least the threshold of 128. The draw is one
+// keyed round pair of kernels/dropout's mix over word = row * 65536 + column:
+//   x = word ^ k0;  x ^= x >> 16;  x *= 0x21f0aaad;  x ^= x >> 15 ^ k1;  x *= 0x735a2d97;  x ^= x >> 15
+// with (k0, k1) = the hash of (sample, t0, t1), and k0 then mixed with the head.
+
+#include "kernels/dropout/dropout_hash.cuh"
+
+#include <cstdint>
+
+namespace trireme::kernels {
+
+struct AttentionDraws {
+  uint32_t k0 = 0, k1 = 0;
+
+  __device__ static AttentionDraws of(int64_t sample, uint32_t t0, uint32_t t1, int head) {
+    const DropoutHash key = sample_hash(static_cast<uint64_t>(sample), t0, t1);
+    const uint32_t k0 = dropout_mix(key.k0 ^ (static_cast<uint32_t>(head) * 0x9e3779b9u + 1u));
+    return {k0, dropout_mix(k0 ^ key.k1)};
+  }
+
+  /// Bit 7 of each byte: kept. `bias` is (128 - threshold) in every byte.
+  __device__ uint32_t kept(uint32_t row, uint32_t column, uint32_t bias) const {
+    uint32_t x = (row << 16 | column) ^ k0;
+    x ^= x >> 16;
+    x *= 0x21f0aaadu;
+    x ^= (x >> 15) ^ k1;
+    x *= 0x735a2d97u;
+    x ^= x >> 15;
+    return (x & 0x7f7f7f7fu) + bias;
+  }
+};
+
+/// Bytes of the pair (low, high) by selector; a selector with bit 3 set gives the byte's sign, eight times. (__byte_perm ignores that bit.)
+template <uint32_t kSelect>
+__device__ inline uint32_t permute(uint32_t low, uint32_t high) {
+  uint32_t word;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(word) : "r"(low), "r"(high), "n"(kSelect));
+  return word;
+}
+/// All ones where the decision byte of both halves says kept: low half by byte kByte of `low`, high half by that of `high`.
+template <int kByte>
+__device__ inline uint32_t half_masks(uint32_t low, uint32_t high) {
+  return permute<(8 | kByte) * 0x11 + (12 | kByte) * 0x1100>(low, high);
+}
+template <int kByte>
+__device__ inline uint32_t word_mask(uint32_t kept) {
+  return permute<(8 | kByte) * 0x1111>(kept, kept);
+}
+
+}  // namespace trireme::kernels

@@ -1,0 +1,443 @@
+#pragma once
+// The forward kernel. One producer warp moves Q, K and V tiles into shared memory and hands out work; each consumer warpgroup owns 64 query
+// rows. Inside a warpgroup the scores of the next key block and the product with the values of this one are in flight
+// while the softmax runs; between warpgroups nothing is ordered unless kPingPong.
+
+#include "kernels/attention/attention_dropout.cuh"
+#include "kernels/attention/hopper.cuh"
+#include "kernels/attention/tile_queue.cuh"
+#include "kernels/device.cuh"
+
+namespace trireme::kernels::forward {
+
+template <class T_, int kDim_, int kConsumers_, int kKeys_, int kStages_, bool kCausal_, bool kDropout_, bool kPingPong_,
+          int kBlocksPerSm_ = 1>
+struct Config {
+  using T = T_;
+  static constexpr int kDim = kDim_, kConsumers = kConsumers_, kKeys = kKeys_, kStages = kStages_, kBlocksPerSm = kBlocksPerSm_;
+  static constexpr bool kCausal = kCausal_, kDropout = kDropout_, kPingPong = kPingPong_;
+  static_assert(kKeys % 64 == 0, "the 64 rows of a warpgroup must not straddle two key blocks");
+  static constexpr int kRows = 64 * kConsumers;
+  // A whole warpgroup produces, so that its registers can go to the others.
+  static constexpr int kProducers = 128, kThreads = kRows * 2 + kProducers;
+  static constexpr int kConsumerRegisters = kBlocksPerSm == 2 ? 104 : kConsumers == 2 ? 232 : 160;
+  static constexpr int kProducerRegisters = kBlocksPerSm == 2 ? 24 : kConsumers == 2 ? 40 : 32;
+  static constexpr uint32_t kQBytes = kRows * kDim * 2, kKBytes = kKeys * kDim * 2;
+  // Shared memory, in bytes from a multiple of 1,024.
+  static constexpr uint32_t kQ = 0, kK = 2 * kQBytes, kV = kK + kStages * kKBytes,
+                            kO = kV + kStages * kKBytes, kBarriers = kO + kQBytes,
+                            kInfos = kBarriers + (4 + 4 * kStages) * 8, kBytes = kInfos + 2 * 32;
+};
+
+struct Parameters {
+  CUtensorMap q, k, v;
+  TileQueue queue;
+  void* o;
+  float* lse;
+  int64_t o_token, o_head, tokens;
+  int group;
+  float scale, scale_log2;
+  const int64_t* sample_ids;
+  uint32_t t0, t1, keep_bias;
+  float keep_scale;
+};
+
+/// What the producer tells the consumers about a tile; head -1: no more.
+struct alignas(16) TileInfo {
+  int32_t first, begin, end, head, blocks, sequence, unused[2];
+};
+
+/// Barriers by their addresses.
+template <class C>
+struct Barriers {
+  uint32_t base;
+  __device__ uint32_t q_full(uint32_t s) const { return base + 8 * s; }
+  __device__ uint32_t q_empty(uint32_t s) const { return base + 8 * (2 + s); }
+  __device__ uint32_t k_full(uint32_t s) const { return base + 8 * (4 + s); }
+  __device__ uint32_t k_empty(uint32_t s) const { return base + 8 * (4 + C::kStages + s); }
+  __device__ uint32_t v_full(uint32_t s) const { return base + 8 * (4 + 2 * C::kStages + s); }
+  __device__ uint32_t v_empty(uint32_t s) const { return base + 8 * (4 + 3 * C::kStages + s); }
+};
+
+template <class C>
+__device__ inline void produce(const Parameters& p, uint32_t shared, TileInfo* infos,
+                               const Barriers<C>& barriers) {
+  using namespace hopper;
+  constexpr int kColumns = C::kDim / 64;
+  uint32_t block = 0;
+  // The item after this one is looked up while this one's keys are on their way.
+  const auto look_up = [&](int item) {
+    TileInfo info{};
+    info.head = -1;
+    if (item >= p.queue.items()) return info;
+    int tile_index, head;
+    p.queue.decode(item, tile_index, head);
+    const AttentionTile tile = p.queue.tiles[tile_index];
+    const int last = C::kCausal ? min(tile.end, tile.first + C::kRows) : tile.end;
+    return TileInfo{tile.first, tile.begin, tile.end, head, (last - tile.begin + C::kKeys - 1) / C::kKeys, tile.sequence, {}};
+  };
+  TileInfo info = look_up(static_cast<int>(blockIdx.x));
+  for (uint32_t round = 0;; ++round) {
+    const uint32_t slot = round & 1;
+    barrier_wait(barriers.q_empty(slot), ((round >> 1) & 1) ^ 1);
+    infos[slot] = info;
+    if (info.head < 0) {
+      barrier_arrive(barriers.q_full(slot));
+      break;
+    }
+    const int item = p.queue.next();
+    barrier_expect(barriers.q_full(slot), C::kQBytes);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c)
+      load_box(shared + C::kQ + slot * C::kQBytes + c * (C::kRows * 128), &p.q, 64 * c, info.head,
+               info.first, barriers.q_full(slot));
+    const int kv_head = info.head / p.group, blocks = info.blocks, begin = info.begin;
+    info = look_up(item);
+#pragma unroll 1
+    for (int n = blocks - 1; n >= 0; --n, ++block) {
+      const uint32_t stage = block % C::kStages, parity = (block / C::kStages) & 1;
+      const int token = begin + n * C::kKeys;
+      barrier_wait(barriers.k_empty(stage), parity ^ 1);
+      barrier_expect(barriers.k_full(stage), C::kKBytes);
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c)
+        load_box(shared + C::kK + stage * C::kKBytes + c * (C::kKeys * 128), &p.k, 64 * c, kv_head,
+                 token, barriers.k_full(stage));
+      barrier_wait(barriers.v_empty(stage), parity ^ 1);
+      barrier_expect(barriers.v_full(stage), C::kKBytes);
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c)
+        load_box(shared + C::kV + stage * C::kKBytes + c * (C::kKeys * 128), &p.v, 64 * c, kv_head,
+                 token, barriers.v_full(stage));
+    }
+  }
+  p.queue.leave();
+}
+
+/// s = Q K^T of this warpgroup's rows.
+template <class C>
+__device__ inline void scores(float (&s)[C::kKeys / 2], uint32_t q, uint32_t k) {
+  using namespace hopper;
+  const Operand a = operand(q), b = operand(k);
+#pragma unroll
+  for (int i = 0; i < C::kDim / 16; ++i)
+    mma_ss<typename C::T, Major::kK, Major::kK>(s, a.at((i / 4) * (C::kRows * 128) + (i % 4) * 32),
+                                                b.at((i / 4) * (C::kKeys * 128) + (i % 4) * 32), i != 0);
+}
+
+/// o += P V.
+template <class C>
+__device__ inline void weighted_values(float (&o)[C::kDim / 2], const uint32_t (&p)[C::kKeys / 4], uint32_t v,
+                                       bool accumulate) {
+  using namespace hopper;
+  const Operand b = operand(v, C::kKeys * 128);
+#pragma unroll
+  for (int i = 0; i < C::kKeys / 16; ++i)
+    mma_rs<typename C::T, Major::kMN>(o, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3], b.at(i * 2048),
+                                      i != 0 || accumulate);
+}
+
+/// The two rows of a thread; `sum` is this thread's part until the end.
+struct Softmax {
+  float maximum[2], sum[2];
+
+  /// s becomes exp2(scale_log2 (s - maximum)); returns what earlier results are to be multiplied with.
+  template <bool kFirst, int kCount>
+  __device__ float2 update(float (&s)[kCount], float scale_log2) {
+    float alpha[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float m = s[2 * r];
+#pragma unroll
+      for (int j = 0; j < kCount / 4; ++j)
+        m = fmaxf(m, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
+      m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
+      m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
+      if constexpr (!kFirst) m = fmaxf(m, maximum[r]);
+      alpha[r] = kFirst ? 0.0f : fast_exp2((maximum[r] - m) * scale_log2);
+      maximum[r] = m;
+      const float offset = m * scale_log2;
+      float total = 0.0f;
+#pragma unroll
+      for (int j = 0; j < kCount / 4; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& x = s[4 * j + 2 * r + e];
+          x = fast_exp2(fmaf(x, scale_log2, -offset));
+          total += x;
+        }
+      }
+      sum[r] = kFirst ? total : fmaf(sum[r], alpha[r], total);
+    }
+    return {alpha[0], alpha[1]};
+  }
+};
+
+template <class C>
+__device__ inline void pack_probabilities(uint32_t (&p)[C::kKeys / 4], const float (&s)[C::kKeys / 2],
+                                          const AttentionDraws& draws, uint32_t row, uint32_t column, uint32_t bias) {
+#pragma unroll
+  for (int i = 0; i < C::kKeys / 4; ++i) p[i] = hopper::pack2<typename C::T>(s[2 * i], s[2 * i + 1]);
+  if constexpr (C::kDropout) {
+#pragma unroll
+    for (int i = 0; i < C::kKeys / 16; ++i) {
+      const uint32_t even = draws.kept(row, column + 16 * i, bias),
+                     odd = draws.kept(row, column + 16 * i + 1, bias);
+      p[4 * i] &= half_masks<0>(even, odd);
+      p[4 * i + 1] &= half_masks<1>(even, odd);
+      p[4 * i + 2] &= half_masks<2>(even, odd);
+      p[4 * i + 3] &= half_masks<3>(even, odd);
+    }
+  }
+}
+
+/// A tile as one warpgroup sees it.
+template <class C>
+struct Work {
+  int first, begin, end, head, sequence;
+  int blocks, top;  // key blocks of the tile; the last one that concerns these 64 rows, -1 when they lie behind the sequence
+
+  __device__ static Work read(const TileInfo& info, int group) {
+    Work w;
+    w.first = hopper::uniform(info.first) + 64 * group;
+    w.begin = hopper::uniform(info.begin);
+    w.end = hopper::uniform(info.end);
+    w.head = hopper::uniform(info.head);
+    w.blocks = hopper::uniform(info.blocks);
+    w.sequence = C::kDropout ? info.sequence : 0;
+    const int last = C::kCausal ? min(w.end, w.first + 64) : w.end;
+    w.top = w.first < w.end ? (last - w.begin - 1) / C::kKeys : -1;
+    return w;
+  }
+};
+
+/// Normalises and writes this warp's 16 rows, and their log-sum-exp.
+template <class C>
+__device__ inline void finish(const Parameters& p, const Work<C>& info, float (&o)[C::kDim / 2], Softmax& softmax,
+                              uint32_t staging, int warp_row) {
+  using namespace hopper;
+  using T = typename C::T;
+  const int lane = threadIdx.x % 32;
+  float inverse[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float total = softmax.sum[r];
+    total += __shfl_xor_sync(0xffffffffu, total, 1);
+    total += __shfl_xor_sync(0xffffffffu, total, 2);
+    inverse[r] = (C::kDropout ? p.keep_scale : 1.0f) / total;
+    const int row = warp_row + lane / 4 + 8 * r;
+    if (lane % 4 == 0 && row < info.end)
+      p.lse[info.head * p.tokens + row] = softmax.maximum[r] * p.scale + __logf(total);
+  }
+  constexpr int kRowBytes = C::kDim * 2, kChunks = kRowBytes / 16, kStep = 32 / kChunks;
+  __syncwarp();
+#pragma unroll
+  for (int j = 0; j < C::kDim / 16; ++j) {
+    const uint32_t row = lane % 16, chunk = 2 * j + lane / 16;
+    store_matrices(staging + row * kRowBytes + ((chunk ^ (row % 8)) * 16),
+                   pack2<T>(o[8 * j] * inverse[0], o[8 * j + 1] * inverse[0]),
+                   pack2<T>(o[8 * j + 2] * inverse[1], o[8 * j + 3] * inverse[1]),
+                   pack2<T>(o[8 * j + 4] * inverse[0], o[8 * j + 5] * inverse[0]),
+                   pack2<T>(o[8 * j + 6] * inverse[1], o[8 * j + 7] * inverse[1]));
+  }
+  __syncwarp();
+  T* out = static_cast<T*>(p.o) + info.head * p.o_head;
+#pragma unroll
+  for (int i = 0; i < 16 / kStep; ++i) {
+    const uint32_t row = i * kStep + lane / kChunks, chunk = lane % kChunks;
+    const int4 words = load_shared16(staging + row * kRowBytes + ((chunk ^ (row % 8)) * 16));
+    const int token = warp_row + static_cast<int>(row);
+    if (token < info.end) *reinterpret_cast<int4*>(out + token * p.o_token + chunk * 8) = words;
+  }
+}
+
+template <class C>
+__device__ inline void consume(const Parameters& p, uint32_t shared, const TileInfo* infos, const Barriers<C>& barriers) {
+  using namespace hopper;
+  const int thread = static_cast<int>(threadIdx.x) - C::kProducers;
+  const int group = uniform(thread / 128), warp = uniform(thread / 32 % 4), lane = threadIdx.x % 32;
+  const auto my_turn = [&] {
+    if constexpr (C::kPingPong) named_sync(1 + group, 256);
+  };
+  const auto your_turn = [&] {
+    if constexpr (C::kPingPong) named_arrive(2 - group, 256);
+  };
+  const auto arrive = [&](uint32_t barrier) {
+    if (lane == 0) barrier_arrive(barrier);
+  };
+  // Keys and values of one block lie in the same stage; `block` counts them over all tiles.
+  uint32_t block = 0, round = 0;
+  const auto phase = [](uint32_t b) { return (b / C::kStages) & 1; };
+  const auto k_at = [&](uint32_t b) { return shared + C::kK + b % C::kStages * C::kKBytes; };
+  const auto v_at = [&](uint32_t b) { return shared + C::kV + b % C::kStages * C::kKBytes; };
+  const auto q_at = [&] { return shared + C::kQ + (round & 1) * C::kQBytes + group * (64 * 128); };
+  const auto next_tile = [&] {
+    barrier_wait(barriers.q_full(round & 1), (round >> 1) & 1);
+    return Work<C>::read(infos[round & 1], group);
+  };
+  const auto skip_to = [&](const Work<C>& work) {
+#pragma unroll 1
+    for (int n = work.blocks - 1; n > work.top; --n, ++block) {
+      my_turn();
+      your_turn();
+      barrier_wait(barriers.k_full(block % C::kStages), phase(block));
+      arrive(barriers.k_empty(block % C::kStages));
+      barrier_wait(barriers.v_full(block % C::kStages), phase(block));
+      arrive(barriers.v_empty(block % C::kStages));
+    }
+  };
+
+  float s[C::kKeys / 2];
+  // From one tile to the first scores of the next that concerns this warpgroup; false: no more.
+  const auto begin_tile = [&](Work<C>& work) {
+#pragma unroll 1
+    for (;;) {
+      if (work.head < 0) return false;
+      skip_to(work);
+      if (work.top >= 0) break;
+      arrive(barriers.q_empty(round & 1));
+      ++round;
+      work = next_tile();
+    }
+    barrier_wait(barriers.k_full(block % C::kStages), phase(block));
+    my_turn();
+    mma_fence();
+    scores<C>(s, q_at(), k_at(block));
+    mma_commit();
+    your_turn();
+    mma_wait<0>();
+    pin(s);
+    return true;
+  };
+
+  if (group == 1) your_turn();
+  Work<C> work = next_tile();
+  bool more = begin_tile(work);
+#pragma unroll 1
+  while (more) {
+    AttentionDraws draws;
+    if constexpr (C::kDropout) draws = AttentionDraws::of(p.sample_ids[work.sequence], p.t0, p.t1, work.head);
+    const int row = work.first + 16 * warp + lane / 4;
+    const uint32_t draw_row = static_cast<uint32_t>(row - work.begin);
+    int n = work.top;
+    float o[C::kDim / 2];
+    uint32_t probabilities[C::kKeys / 4];
+    Softmax softmax;
+
+    // The scores of the top block are there. Only it can hold keys behind a row or behind the sequence.
+    arrive(barriers.k_empty(block % C::kStages));
+    if (n == 0) arrive(barriers.q_empty(round & 1));
+    {
+      const int offset = work.begin + n * C::kKeys + 2 * (lane % 4);
+      const int limit0 = (C::kCausal ? min(row, work.end - 1) : work.end - 1) - offset,
+                limit1 = (C::kCausal ? min(row + 8, work.end - 1) : work.end - 1) - offset;
+#pragma unroll
+      for (int j = 0; j < C::kKeys / 8; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          if (8 * j + e % 2 > (e < 2 ? limit0 : limit1)) s[4 * j + e] = -INFINITY;
+      }
+    }
+    softmax.template update<true>(s, p.scale_log2);
+    pack_probabilities<C>(probabilities, s, draws, draw_row, n * C::kKeys + 2 * (lane % 4), p.keep_bias);
+    bool accumulate = false;
+    if (n > 0) barrier_wait(barriers.k_full((block + 1) % C::kStages), phase(block + 1));
+#pragma unroll 1
+    for (--n; n >= 0; --n) {
+      my_turn();
+      pin(s);
+      pin(o);
+      mma_fence();
+      scores<C>(s, q_at(), k_at(block + 1));
+      mma_commit();
+      barrier_wait(barriers.v_full(block % C::kStages), phase(block));
+      mma_fence();
+      weighted_values<C>(o, probabilities, v_at(block), accumulate);
+      accumulate = true;
+      mma_commit();
+      your_turn();
+      mma_wait<1>();
+      pin(s);
+      arrive(barriers.k_empty((block + 1) % C::kStages));
+      if (n == 0) arrive(barriers.q_empty(round & 1));
+      const float2 alpha = softmax.template update<false>(s, p.scale_log2);
+      pin(s);
+      // A branch: the assembler would otherwise move exponentials behind the wait that follows.
+      if (n > 0) barrier_wait(barriers.k_full((block + 2) % C::kStages), phase(block + 2));
+      mma_wait<0>();
+      pin(o);
+      arrive(barriers.v_empty(block % C::kStages));
+      pack_probabilities<C>(probabilities, s, draws, draw_row, n * C::kKeys + 2 * (lane % 4), p.keep_bias);
+#pragma unroll
+      for (int i = 0; i < C::kDim / 2; i += 4) {
+        o[i] *= alpha.x;
+        o[i + 1] *= alpha.x;
+        o[i + 2] *= alpha.y;
+        o[i + 3] *= alpha.y;
+      }
+      ++block;
+    }
+    // The last product with values runs beside the first scores of the next tile, unless that one begins with blocks to skip.
+    ++round;
+    Work<C> next = next_tile();
+    barrier_wait(barriers.v_full(block % C::kStages), phase(block));
+    const bool together = next.head >= 0 && next.top == next.blocks - 1;
+    if (together) {
+      barrier_wait(barriers.k_full((block + 1) % C::kStages), phase(block + 1));
+      my_turn();
+      pin(s);
+      pin(o);
+      mma_fence();
+      weighted_values<C>(o, probabilities, v_at(block), accumulate);
+      mma_commit();
+      mma_fence();
+      scores<C>(s, q_at(), k_at(block + 1));
+      mma_commit();
+      your_turn();
+      mma_wait<0>();
+    } else {
+      pin(o);
+      mma_fence();
+      weighted_values<C>(o, probabilities, v_at(block), accumulate);
+      mma_commit();
+      mma_wait<0>();
+    }
+    pin(o);
+    arrive(barriers.v_empty(block % C::kStages));
+    ++block;
+    finish<C>(p, work, o, softmax, shared + C::kO + (group * 4 + warp) * (16 * C::kDim * 2), work.first + 16 * warp);
+    work = next;
+    more = together || begin_tile(work);
+  }
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm) kernel(const __grid_constant__ Parameters p) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const uint32_t shared = hopper::shared_address(memory);
+  const Barriers<C> barriers{shared + C::kBarriers};
+  auto* infos = reinterpret_cast<TileInfo*>(memory + C::kInfos);
+  if (threadIdx.x == 0) {
+    for (uint32_t s = 0; s < 2; ++s) {
+      hopper::barrier_init(barriers.q_full(s), 1);
+      hopper::barrier_init(barriers.q_empty(s), 4 * C::kConsumers);
+    }
+    for (uint32_t s = 0; s < C::kStages; ++s) {
+      hopper::barrier_init(barriers.k_full(s), 1);
+      hopper::barrier_init(barriers.k_empty(s), 4 * C::kConsumers);
+      hopper::barrier_init(barriers.v_full(s), 1);
+      hopper::barrier_init(barriers.v_empty(s), 4 * C::kConsumers);
+    }
+    hopper::barrier_init_fence();
+  }
+  __syncthreads();
+  if (hopper::uniform(static_cast<int>(threadIdx.x) / C::kProducers) == 0) {
+    hopper::registers_give<C::kProducerRegisters>();
+    if (threadIdx.x == 0) produce<C>(p, shared, infos, barriers);
+  } else {
+    hopper::registers_take<C::kConsumerRegisters>();
+    consume<C>(p, shared, infos, barriers);
+  }
+}
+
+}  // namespace trireme::kernels::forward

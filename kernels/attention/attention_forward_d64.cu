@@ -1,0 +1,23 @@
+#include "kernels/attention/attention_forward_launch.cuh"
+#include "kernels/attention/attention_variants.h"
+
+namespace trireme::kernels {
+
+namespace {
+
+template <class T>
+cudaError_t pick(const AttentionForward& a, cudaStream_t stream) {
+  using forward::Config;
+  const int section = section_heads(a.shape);
+  if (a.dropout.threshold > 0) return forward::launch<Config<T, 64, 3, 128, 4, false, true, false>>(a, section, stream);
+  return a.shape.causal ? forward::launch<Config<T, 64, 3, 128, 4, true, false, false>>(a, section, stream)
+                        : forward::launch<Config<T, 64, 3, 128, 4, false, false, false>>(a, section, stream);
+}
+
+}  // namespace
+
+cudaError_t attention_forward_d64(const AttentionForward& a, cudaStream_t stream) {
+  return a.shape.element == Element::kF16 ? pick<__half>(a, stream) : pick<__nv_bfloat16>(a, stream);
+}
+
+}  // namespace trireme::kernels

@@ -1,0 +1,39 @@
+#pragma once
+// Launch of one configuration of the forward kernel; each .cu that includes this instantiates a few.
+
+#include "kernels/attention/attention_forward.cuh"
+#include "kernels/attention/attention_launch.h"
+#include "kernels/launch.h"
+
+namespace trireme::kernels::forward {
+
+template <class C>
+cudaError_t launch(const AttentionForward& a, int section, cudaStream_t stream) {
+  const AttentionShape& s = a.shape;
+  Parameters p{};
+  for (const cudaError_t status : {tensor_map(p.q, a.q, s.tokens, s.q_heads, s.d, C::kRows, s.element),
+                                   tensor_map(p.k, a.k, s.tokens, s.kv_heads, s.d, C::kKeys, s.element),
+                                   tensor_map(p.v, a.v, s.tokens, s.kv_heads, s.d, C::kKeys, s.element)})
+    if (status != cudaSuccess) return status;
+  p.queue = {a.tiles, a.counters, static_cast<int>(a.tile_count), s.q_heads, section};
+  p.o = a.o.data;
+  p.lse = a.lse;
+  p.o_token = a.o.strides.token;
+  p.o_head = a.o.strides.head;
+  p.tokens = s.tokens;
+  p.group = s.q_heads / s.kv_heads;
+  p.scale = s.scale;
+  p.scale_log2 = s.scale * kLog2E;
+  p.sample_ids = a.dropout.sample_ids;
+  p.t0 = a.dropout.t0;
+  p.t1 = a.dropout.t1;
+  p.keep_bias = (128 - a.dropout.threshold) * 0x01010101u;
+  p.keep_scale = 128.0f / static_cast<float>(128 - a.dropout.threshold);
+  static const cudaError_t allowed = allow_shared_memory(kernel<C>, C::kBytes);
+  if (allowed != cudaSuccess) return allowed;
+  const int blocks = static_cast<int>(std::min<int64_t>(multiprocessors() * C::kBlocksPerSm, p.queue.items()));
+  kernel<C><<<blocks, C::kThreads, C::kBytes, stream>>>(p);
+  return cudaGetLastError();
+}
+
+}  // namespace trireme::kernels::forward

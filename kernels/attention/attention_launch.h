@@ -1,0 +1,26 @@
+#pragma once
+// What the attention launchers share: tensor maps for the copy engine and the checks of arguments.
+
+#include "kernels/attention/attention.h"
+#include "kernels/attention/tile_queue.cuh"
+
+#include <cuda.h>
+
+#include <algorithm>
+
+namespace trireme::kernels {
+
+/// The tensor [tokens][heads][d] read in boxes of `rows` tokens by 64 elements of one head, 128-byte swizzle, zeros beyond the last token.
+cudaError_t tensor_map(CUtensorMap& map, const AttentionTensor& tensor, int64_t tokens, int heads, int d, int rows,
+                       Element element);
+
+/// cudaSuccess, or why the kernels cannot serve.
+cudaError_t check_attention(const AttentionShape& shape);
+bool valid_tensor(const AttentionTensor& tensor);
+
+/// Heads whose keys and values of all tokens fit the L2 cache together; at least those of one key head.
+int section_heads(const AttentionShape& shape);
+
+constexpr float kLog2E = 1.4426950408889634f;
+
+}  // namespace trireme::kernels

@@ -1,0 +1,82 @@
+#include "kernels/attention/attention_launch.h"
+#include "kernels/launch.h"
+
+#include <algorithm>
+
+namespace trireme::kernels {
+
+AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bool causal,
+                             int forward_rows) {
+  AttentionPlan plan;
+  plan.tokens = cu_seqlens[count];
+  const int rows = forward_rows > 0 ? forward_rows : attention_forward_rows(d);
+  int32_t padded = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const int32_t begin = cu_seqlens[i], end = cu_seqlens[i + 1];
+    for (int32_t first = begin; first < end; first += rows)
+      plan.forward.push_back({first, begin, end, padded, static_cast<int32_t>(i), {}});
+    for (int32_t first = begin; first < end; first += kAttentionBackwardKeys)
+      plan.backward.push_back({first, begin, end, padded, static_cast<int32_t>(i), {}});
+    const int32_t blocks = static_cast<int32_t>(ceil_div(end - begin, 128) * 2);
+    for (int32_t b = 0; b < blocks; ++b)
+      plan.blocks.push_back({begin + 64 * b, std::clamp(end - begin - 64 * b, 0, 64)});
+    padded += 64 * blocks;
+  }
+  // Key blocks under the mask of a forward tile; query rows under that of a backward tile.
+  const auto forward_work = [&](const AttentionTile& t) {
+    return (causal ? std::min(t.end, t.first + rows) : t.end) - t.begin;
+  };
+  const auto backward_work = [&](const AttentionTile& t) { return t.end - (causal ? t.first : t.begin); };
+  std::stable_sort(plan.forward.begin(), plan.forward.end(), [&](const auto& a, const auto& b) {
+    return forward_work(a) > forward_work(b);
+  });
+  std::stable_sort(plan.backward.begin(), plan.backward.end(), [&](const auto& a, const auto& b) {
+    return backward_work(a) > backward_work(b);
+  });
+  return plan;
+}
+
+cudaError_t tensor_map(CUtensorMap& map, const AttentionTensor& tensor, int64_t tokens, int heads, int d, int rows,
+                       Element element) {
+  static const auto encode = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found) != cudaSuccess)
+      entry = nullptr;
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry);
+  }();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  const cuuint64_t extents[] = {static_cast<cuuint64_t>(d), static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(tokens)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(tensor.strides.head) * 2, static_cast<cuuint64_t>(tensor.strides.token) * 2};
+  const cuuint32_t box[] = {64, 1, static_cast<cuuint32_t>(rows)}, steps[] = {1, 1, 1};
+  const CUresult result = encode(
+      &map, element == Element::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, tensor.data,
+      extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+cudaError_t check_attention(const AttentionShape& s) {
+  if ((s.d != 64 && s.d != 128) || s.tokens <= 0 || s.q_heads <= 0 || s.kv_heads <= 0 || s.q_heads % s.kv_heads != 0 ||
+      s.tokens > INT32_MAX / 2 || (s.element != Element::kBF16 && s.element != Element::kF16))
+    return cudaErrorInvalidValue;
+  int device = 0, major = 0;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess || major != 9)
+    return cudaErrorNotSupported;
+  return cudaSuccess;
+}
+
+bool valid_tensor(const AttentionTensor& t) {
+  return t.data != nullptr && aligned16(t.data) && t.strides.token > 0 && t.strides.head > 0 &&
+         t.strides.token % 8 == 0 && t.strides.head % 8 == 0;
+}
+
+int section_heads(const AttentionShape& s) {
+  constexpr int64_t kCacheBytes = 34'000'000;
+  const int64_t head_bytes = s.tokens * s.d * 4;
+  const int kv_heads = static_cast<int>(std::clamp<int64_t>(kCacheBytes / head_bytes, 1, s.kv_heads));
+  return kv_heads * (s.q_heads / s.kv_heads);
+}
+
+}  // namespace trireme::kernels

@@ -1,0 +1,294 @@
+#include "kernels/attention/attention.h"
+
+#include "kernels/attention/attention_oracle.h"
+#include "testing.h"
+
+#include <algorithm>
+#include <memory>
+
+namespace trireme::kernels::testing {
+
+namespace {
+
+constexpr Element kHalfElements[] = {Element::kBF16, Element::kF16};
+
+struct Case {
+  std::vector<int32_t> cu_seqlens;
+  int q_heads, kv_heads, d;
+  bool causal;
+  double size = 1;         // of q and k
+  uint32_t threshold = 0;  // dropout
+};
+
+std::string name_of(const Case& c, Element element) {
+  std::string name = std::string(testing::name_of(element)) + " d " + std::to_string(c.d) + (c.causal ? " causal" : " full") +
+                     " heads " + std::to_string(c.q_heads) + "/" + std::to_string(c.kv_heads) + " dropout " + std::to_string(c.threshold) + " bounds";
+  for (const int32_t b : c.cu_seqlens) name += " " + std::to_string(b);
+  return name;
+}
+
+std::vector<Case> cases(bool backward) {
+  std::vector<Case> all;
+  for (const int d : {64, 128}) {
+    for (const bool causal : {false, true}) {
+      for (const std::vector<int32_t>& bounds : std::vector<std::vector<int32_t>>{{0, 1},
+                                                                                  {0, 63},
+                                                                                  {0, 65},
+                                                                                  {0, 128},
+                                                                                  {0, 511},
+                                                                                  {0, 512},
+                                                                                  {0, 1, 64, 65, 193, 386, 500},
+                                                                                  {0, 320, 321, 640}})
+        all.push_back({bounds, 4, 2, d, causal});
+      all.push_back({{0, 200, 333}, 3, 3, d, causal});
+      all.push_back({{0, 200, 333}, 8, 1, d, causal});
+      all.push_back({{0, 200, 333}, 2, 1, d, causal, 30.0});  // rows that are nearly one-hot
+    }
+  }
+  all.push_back({{0, 100, 256, 300, 512}, 4, 4, 64, false, 1, 13});
+  all.push_back({{0, 512}, 2, 2, 64, false, 1, 64});
+  if (!backward) all.push_back({{0, 2047}, 2, 1, 128, true});
+  return all;
+}
+
+/// One case on the device: random inputs side by side as a fused projection leaves them, poisoned outputs.
+class Run {
+ public:
+  Run(const Case& c, Element element) : case_(c), element_(element) {
+    const int64_t tokens = c.cu_seqlens.back(), heads = c.q_heads + 2 * c.kv_heads;
+    in_.cu_seqlens = c.cu_seqlens;
+    in_.q_heads = c.q_heads;
+    in_.kv_heads = c.kv_heads;
+    in_.d = c.d;
+    in_.causal = c.causal;
+    in_.scale = 1 / std::sqrt(static_cast<double>(c.d));
+    in_.threshold = c.threshold;
+    in_.t0 = 0x1234567;
+    in_.t1 = 0x89abcdef;
+    for (size_t i = 0; i + 1 < c.cu_seqlens.size(); ++i) in_.sample_ids.push_back(static_cast<int64_t>(i * 7919) + (int64_t{5} << 33));
+    in_.q = normal_values(tokens * c.q_heads * c.d, element, 1, c.size);
+    in_.k = normal_values(tokens * c.kv_heads * c.d, element, 2, c.size);
+    in_.v = normal_values(tokens * c.kv_heads * c.d, element, 3);
+    in_.d_o = normal_values(tokens * c.q_heads * c.d, element, 4);
+    Values fused;
+    const auto append = [&](const Values& x, int64_t token, int64_t count) {
+      fused.insert(fused.end(), x.begin() + token * count * c.d, x.begin() + (token + 1) * count * c.d);
+    };
+    for (int64_t t = 0; t < tokens; ++t) {
+      append(in_.q, t, c.q_heads);
+      append(in_.k, t, c.kv_heads);
+      append(in_.v, t, c.kv_heads);
+    }
+    qkv_ = std::make_unique<DeviceArray>(fused, element);
+    d_qkv_ = std::make_unique<DeviceArray>(tokens * heads * c.d, element);
+    o_ = std::make_unique<DeviceArray>(tokens * c.q_heads * c.d, element);
+    d_o_ = std::make_unique<DeviceArray>(in_.d_o, element);
+    lse_ = std::make_unique<DeviceArray>(tokens * c.q_heads, Element::kF32);
+    plan_ = plan_attention(c.cu_seqlens.data(), static_cast<int64_t>(c.cu_seqlens.size()) - 1, c.d, c.causal);
+    forward_tiles_ = std::make_unique<DeviceIntegers<AttentionTile>>(plan_.forward);
+    backward_tiles_ = std::make_unique<DeviceIntegers<AttentionTile>>(plan_.backward);
+    blocks_ = std::make_unique<DeviceIntegers<AttentionBlock>>(plan_.blocks);
+    counters_ = std::make_unique<DeviceIntegers<int32_t>>(std::vector<int32_t>{0, 0});
+    ids_ = std::make_unique<DeviceIntegers<int64_t>>(in_.sample_ids);
+    shape_ = {tokens, c.q_heads, c.kv_heads, c.d, c.causal, static_cast<float>(in_.scale), element};
+    workspace_ = std::make_unique<DeviceBytes>(attention_backward_workspace(shape_, static_cast<int64_t>(plan_.blocks.size())));
+  }
+
+  AttentionDropout dropout() const {
+    return {in_.threshold, in_.t0, in_.t1, ids_->as<int64_t>()};
+  }
+  AttentionForward forward_arguments() const {
+    AttentionForward a;
+    a.shape = shape_;
+    a.q = part(*qkv_, 0);
+    a.k = part(*qkv_, case_.q_heads);
+    a.v = part(*qkv_, case_.q_heads + case_.kv_heads);
+    a.o = {o_->data(), {int64_t{case_.q_heads} * case_.d, case_.d}};
+    a.lse = lse_->fp32();
+    a.dropout = dropout();
+    a.tiles = forward_tiles_->as<AttentionTile>();
+    a.tile_count = static_cast<int64_t>(plan_.forward.size());
+    a.counters = counters_->as<int32_t>();
+    return a;
+  }
+  cudaError_t forward() { return attention_forward(forward_arguments(), nullptr); }
+  cudaError_t backward(bool deterministic) {
+    const AttentionForward f = forward_arguments();
+    AttentionBackward a;
+    a.shape = shape_;
+    a.q = f.q;
+    a.k = f.k;
+    a.v = f.v;
+    a.o = f.o;
+    a.d_o = {d_o_->data(), f.o.strides};
+    a.d_q = part(*d_qkv_, 0);
+    a.d_k = part(*d_qkv_, case_.q_heads);
+    a.d_v = part(*d_qkv_, case_.q_heads + case_.kv_heads);
+    a.lse = f.lse;
+    a.dropout = f.dropout;
+    a.tiles = backward_tiles_->as<AttentionTile>();
+    a.tile_count = static_cast<int64_t>(plan_.backward.size());
+    a.blocks = blocks_->as<AttentionBlock>();
+    a.block_count = static_cast<int64_t>(plan_.blocks.size());
+    a.workspace = workspace_->data();
+    a.counters = f.counters;
+    a.deterministic = deterministic;
+    return attention_backward(a, nullptr);
+  }
+  void poison() {
+    o_->poison();
+    lse_->poison();
+    d_qkv_->poison();
+    workspace_->poison();
+  }
+  /// dq, dk or dv: `count` heads from `first` on.
+  Values gradient(int first, int count) const {
+    const Values all = d_qkv_->values();
+    const int64_t heads = case_.q_heads + 2 * case_.kv_heads;
+    Values result;
+    for (int64_t t = 0; t < shape_.tokens; ++t)
+      result.insert(result.end(), all.begin() + (t * heads + first) * case_.d, all.begin() + (t * heads + first + count) * case_.d);
+    return result;
+  }
+  Values dq() const { return gradient(0, case_.q_heads); }
+  Values dk() const { return gradient(case_.q_heads, case_.kv_heads); }
+  Values dv() const { return gradient(case_.q_heads + case_.kv_heads, case_.kv_heads); }
+  Values o() const { return o_->values(); }
+  Values lse() const { return lse_->values(); }
+  std::vector<unsigned char> gradient_bytes() const { return d_qkv_->read(); }
+  std::vector<unsigned char> o_bytes() const { return o_->read(); }
+  oracle::AttentionOutputs expected() const { return oracle::attention(in_); }
+  bool counters_are_zero() const {
+    const std::vector<unsigned char> bytes = counters_->read();
+    return std::all_of(bytes.begin(), bytes.end(), [](unsigned char b) { return b == 0; });
+  }
+
+ private:
+  AttentionTensor part(const DeviceArray& fused, int head) const {
+    const int64_t heads = case_.q_heads + 2 * case_.kv_heads;
+    return {static_cast<char*>(fused.data()) + int64_t{head} * case_.d * 2, {heads * case_.d, case_.d}};
+  }
+  Case case_;
+  Element element_;
+  oracle::AttentionInputs in_;
+  AttentionPlan plan_;
+  AttentionShape shape_;
+  std::unique_ptr<DeviceArray> qkv_, d_qkv_, o_, d_o_, lse_;
+  std::unique_ptr<DeviceBytes> forward_tiles_, backward_tiles_, blocks_, counters_, ids_, workspace_;
+};
+
+/// Operands of the second products are rounded once, results once: about two roundings in the mean.
+double bound(Element element) { return 1.5 * roundoff(element); }
+
+class AttentionTest : public KernelTest {};
+
+TEST_F(AttentionTest, ForwardEqualsTheOracle) {
+  for (const Element element : kHalfElements) {
+    for (const Case& c : cases(false)) {
+      SCOPED_TRACE(name_of(c, element));
+      Run run(c, element);
+      CUDA_OK(run.forward());
+      const oracle::AttentionOutputs expected = run.expected();
+      EXPECT_LT(relative_error(run.o(), expected.o), bound(element));
+      expect_close(run.lse(), expected.lse, Element::kF32, 4, 1e-3, "log-sum-exp");
+      EXPECT_TRUE(run.counters_are_zero());
+    }
+  }
+}
+
+TEST_F(AttentionTest, BackwardEqualsTheOracle) {
+  for (const Element element : kHalfElements) {
+    for (const bool deterministic : {false, true}) {
+      for (const Case& c : cases(true)) {
+        SCOPED_TRACE(name_of(c, element) + (deterministic ? " deterministic" : ""));
+        Run run(c, element);
+        CUDA_OK(run.forward());
+        CUDA_OK(run.backward(deterministic));
+        const oracle::AttentionOutputs expected = run.expected();
+        // A sequence of one token has no gradient to q and k: only noise of the order of a rounding of dp - delta.
+        const bool single = c.cu_seqlens == std::vector<int32_t>{0, 1};
+        const double size = c.size > 1 ? 4 : 2;  // nearly one-hot rows: ds is a small difference of rounded o
+        if (!single) {
+          EXPECT_LT(relative_error(run.dq(), expected.dq), size * bound(element));
+          EXPECT_LT(relative_error(run.dk(), expected.dk), size * bound(element));
+        }
+        EXPECT_LT(relative_error(run.dv(), expected.dv), bound(element));
+        for (const double x : run.dq()) ASSERT_TRUE(std::isfinite(x));
+        for (const double x : run.dk()) ASSERT_TRUE(std::isfinite(x));
+        EXPECT_TRUE(run.counters_are_zero());
+      }
+    }
+  }
+}
+
+TEST_F(AttentionTest, DeterministicRunsRepeatTheirBits) {
+  for (const int d : {64, 128}) {
+    Run run({{0, 700, 2048, 3000}, 8, 2, d, true}, Element::kBF16);
+    CUDA_OK(run.forward());
+    const std::vector<unsigned char> o = run.o_bytes();
+    CUDA_OK(run.backward(true));
+    const std::vector<unsigned char> gradients = run.gradient_bytes();
+    for (int i = 0; i < 20; ++i) {
+      run.poison();
+      CUDA_OK(run.forward());
+      CUDA_OK(run.backward(true));
+      ASSERT_EQ(run.o_bytes(), o) << "d " << d << ", run " << i;
+      ASSERT_EQ(run.gradient_bytes(), gradients) << "d " << d << ", run " << i;
+    }
+  }
+}
+
+TEST_F(AttentionTest, KeysAndValuesGradientsRepeatTheirBitsAlways) {
+  Run run({{0, 700, 2048, 3000}, 8, 2, 128, true}, Element::kBF16);
+  CUDA_OK(run.forward());
+  CUDA_OK(run.backward(false));
+  const Values dk = run.dk(), dv = run.dv();
+  for (int i = 0; i < 5; ++i) {
+    CUDA_OK(run.backward(false));
+    ASSERT_EQ(run.dk(), dk);
+    ASSERT_EQ(run.dv(), dv);
+  }
+}
+
+TEST_F(AttentionTest, RefusesWhatItCannotServe) {
+  Run run({{0, 64}, 2, 2, 64, true}, Element::kBF16);
+  AttentionForward a = run.forward_arguments();
+  a.shape.d = 96;
+  EXPECT_EQ(attention_forward(a, nullptr), cudaErrorInvalidValue);
+  a = run.forward_arguments();
+  a.shape.kv_heads = 3;
+  EXPECT_EQ(attention_forward(a, nullptr), cudaErrorInvalidValue);
+  a = run.forward_arguments();
+  a.q.strides.token = 65;
+  EXPECT_EQ(attention_forward(a, nullptr), cudaErrorInvalidValue);
+  a = run.forward_arguments();
+  a.shape.element = Element::kF32;
+  EXPECT_EQ(attention_forward(a, nullptr), cudaErrorInvalidValue);
+}
+
+TEST(AttentionPlanTest, TilesCoverEverySequenceOnce) {
+  const std::vector<int32_t> bounds{0, 1, 130, 1000, 1064};
+  for (const int d : {64, 128}) {
+    for (const bool causal : {false, true}) {
+      const AttentionPlan plan = plan_attention(bounds.data(), static_cast<int64_t>(bounds.size()) - 1, d, causal);
+      for (const bool forward : {true, false}) {
+        const int rows = forward ? attention_forward_rows(d) : kAttentionBackwardKeys;
+        std::vector<int> seen(1064);
+        int64_t previous = INT64_MAX;
+        for (const AttentionTile& t : forward ? plan.forward : plan.backward) {
+          EXPECT_EQ(t.begin, bounds[static_cast<size_t>(t.sequence)]);
+          EXPECT_EQ(t.end, bounds[static_cast<size_t>(t.sequence) + 1]);
+          for (int32_t r = t.first; r < std::min(t.end, t.first + rows); ++r) ++seen[static_cast<size_t>(r)];
+          const int64_t work = forward ? (causal ? std::min(t.end, t.first + rows) : t.end) - t.begin : t.end - (causal ? t.first : t.begin);
+          EXPECT_LE(work, previous);
+          previous = work;
+        }
+        EXPECT_TRUE(std::all_of(seen.begin(), seen.end(), [](int n) { return n == 1; }));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+}  // namespace trireme::kernels::testing
