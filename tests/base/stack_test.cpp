@@ -68,7 +68,8 @@ TEST_F(StackDeathTest, TheTrainingThreadShowsWhereItIsAndGoesOn) {
       {
         install_stack_handlers();
         std::atomic<int> state{0};
-        std::string first, second;
+        std::string first;
+        std::string second;
         std::thread asks([&] {
           while (state == 0) std::this_thread::yield();
           first = training_stack(5);
