@@ -45,6 +45,8 @@ target_compile_options(trireme_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow;-Werror>
   $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra;-Werror=all-warnings>)
 target_include_directories(trireme_options INTERFACE ${PROJECT_SOURCE_DIR}/include)
+# Stacks in the log name our functions. Ours only: with -rdynamic, symbols of static libraries would replace those inside LibTorch.
+target_link_options(trireme_options INTERFACE "LINKER:--export-dynamic-symbol=_ZN7trireme*" "LINKER:--export-dynamic-symbol=_ZNK7trireme*")
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # g++ 12 warns of impossible copies inside std::string (GCC bugs 105651, 105329).
   target_compile_options(trireme_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict;-Wno-stringop-overflow;-Wno-array-bounds>)

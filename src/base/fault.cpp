@@ -4,6 +4,7 @@
 #include "trireme/base/text.h"
 
 #include <fmt/format.h>
+#include <sys/mman.h>
 
 #include <atomic>
 #include <charconv>
@@ -22,7 +23,7 @@ namespace trireme {
 
 namespace {
 
-enum class Action { kKill, kStop, kSleep, kFail, kNan };
+enum class Action { kKill, kStop, kSleep, kFail, kNan, kCrash, kAbort };
 
 struct Fault {
   std::string text, name;
@@ -61,7 +62,9 @@ std::unique_ptr<Fault> parse(const std::string& text) {
   else if (action == "sleep") fault->action = Action::kSleep;
   else if (action == "fail") fault->action = Action::kFail;
   else if (action == "nan") fault->action = Action::kNan;
-  else refuse(text, "has an unknown action (sigkill, sigstop, sleep, fail, nan)");
+  else if (action == "crash") fault->action = Action::kCrash;
+  else if (action == "abort") fault->action = Action::kAbort;
+  else refuse(text, "has an unknown action (sigkill, sigstop, crash, abort, sleep, fail, nan)");
   if (at != std::string::npos) {
     for (const std::string& part : split(std::string_view(text).substr(at + 1), ':')) {
       if (const auto rank = number_after<int64_t>(part, "rank")) {
@@ -97,6 +100,12 @@ const std::vector<std::unique_ptr<Fault>>& faults() {
   return parsed;
 }
 
+/// A wild pointer, as a bug in a kernel's launch code or in a reader would leave it.
+void write_where_nothing_is() {
+  void* page = mmap(nullptr, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  *static_cast<volatile int*>(page) = 1;
+}
+
 }  // namespace
 
 void check_fault_specifications() { (void)faults(); }
@@ -114,6 +123,8 @@ bool fault_point(std::string_view name, int rank, int64_t step) {
       case Action::kSleep: std::this_thread::sleep_for(std::chrono::duration<double>(fault->seconds)); break;
       case Action::kFail: throw InternalError(fmt::format("fault injected at {} (TRIREME_FAULT={})", name, fault->text));
       case Action::kNan: spoil = true; break;
+      case Action::kCrash: write_where_nothing_is(); break;
+      case Action::kAbort: std::abort();
     }
   }
   return spoil;

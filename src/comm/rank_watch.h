@@ -6,7 +6,7 @@
 //              for all ranks of its host when another host asks
 //   lifeline   a TCP connection to the next rank (a ring over all ranks): it breaks when the process dies; the reason of a failure runs
 //              along it in both directions
-//   watchdog   a collective that does not finish in time: the positions of all ranks say who is to blame
+//   watchdog   a collective that does not finish in time: the positions of all ranks say who is to blame, its stack what it does instead
 
 #include "rank_record.h"
 
@@ -61,6 +61,9 @@ class RankWatch {
     std::string received;
   };
   enum { kNext, kPrevious };
+  /// A failure here may be the consequence of a death elsewhere, whose news is on its way.
+  static constexpr std::chrono::milliseconds kNewsTravels{300};
+  static constexpr double kStackSeconds = 1;
 
   void listen();
   std::string introduction();
@@ -74,6 +77,9 @@ class RankWatch {
   bool hung(double waited);
   double limit() const;
   std::string query(const std::vector<int>& ranks_of_host) const;
+  /// What the server's thread of that rank answers; nothing when it does not, or breaks off.
+  std::optional<std::string> ask(int rank, char request) const;
+  std::string stack_of(const RankView& view) const;
   void claim_end();
   void pass_on(const std::string& reason, int exit_code);
   void end_stopped();

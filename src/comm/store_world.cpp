@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <future>
 #include <thread>
 
 namespace trireme {
@@ -115,8 +116,16 @@ class TcpStoreWorld final : public StoreWorld {
     options.isServer = listen;
     options.waitWorkers = false;
     options.timeout = limit_;
+    // A port that accepts and says nothing keeps c10d waiting without end, and a closed one for three times its time-out: it is given
+    // a thread of its own, which is left behind when the time is up.
+    std::packaged_task<StorePtr()> task([address = launch_.master_address, options] { return c10::make_intrusive<c10d::TCPStore>(address, options); });
+    std::future<StorePtr> store = task.get_future();
+    std::thread(std::move(task)).detach();
+    if (store.wait_for(limit_ + milliseconds(500)) != std::future_status::ready)
+      throw ConfigError(fmt::format("rank {} cannot reach rank 0 at {} within {} s (TRIREME_RENDEZVOUS_SECONDS): has rank 0 started, is "
+                                    "MASTER_ADDR right, and is MASTER_PORT this job's alone?", launch_.rank, place(), limit_seconds()));
     try {
-      return c10::make_intrusive<c10d::TCPStore>(launch_.master_address, options);
+      return store.get();
     } catch (const std::exception& error) {
       if (listen)
         throw ConfigError(fmt::format("rank 0 cannot listen on {}: {}; if another job uses the port, set MASTER_PORT to a free one", place(),

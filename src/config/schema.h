@@ -176,6 +176,10 @@ void describe(Visitor& v, TrainSection& s) {
            .help = "a step whose loss or gradient is not finite: end the run, or leave the step out (at most 20 in a row)",
            .words = {"stop", "skip"}},
           s.on_nonfinite);
+  v.field({.key = "on_spike",
+           .help = "a step whose loss is far above the last ones: report it, or leave the step out too",
+           .words = {"report", "skip"}},
+          s.on_spike);
 }
 
 template <class Visitor>

@@ -163,9 +163,12 @@ void Checkpoints::start(const NamedTensors& state, const LoopState& loop) {
   if (comm_.rank() == 0) {
     try {
       fault_point("save:begin", 0, loop.completed_steps);
-      std::error_code ignored;
-      std::filesystem::remove_all(temporary(loop.completed_steps), ignored);
-      make_directories(temporary(loop.completed_steps));
+      // Not its parents: where they are gone, somebody has removed the run, and metrics and identity with it.
+      const std::filesystem::path path = temporary(loop.completed_steps);
+      std::error_code ignored, error;
+      std::filesystem::remove_all(path, ignored);
+      if (!std::filesystem::create_directory(path, error))
+        throw WriteError(fmt::format("cannot create directory {}: {}", path.string(), error ? error.message() : "something stands there"));
     } catch (const std::exception& error) {
       problem = error.what();
     }

@@ -1,10 +1,13 @@
 #include "trireme/train/device.h"
 
 #include "device_backend.h"
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 
+#include <fmt/format.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -19,11 +22,31 @@ namespace trireme {
 int visible_gpus() {
   const char* wanted = std::getenv("TRIREME_DEVICE");
   if (wanted != nullptr && std::string_view(wanted) == "cpu") return 0;
+  if (wanted != nullptr && *wanted != '\0') throw ConfigError(fmt::format("TRIREME_DEVICE='{}' is not 'cpu'; unset it to use the GPUs", wanted));
 #ifdef TRIREME_WITH_CUDA
-  return gpu::count();
+  std::string reason;
+  const int found = gpu::count(reason);
+  const bool installed = access("/dev/nvidiactl", F_OK) == 0;
+  if (const auto problem = gpu_visibility_problem(std::getenv("CUDA_VISIBLE_DEVICES"), found, installed, reason)) throw ConfigError(*problem);
+  return found;
 #else
   return 0;
 #endif
+}
+
+std::optional<std::string> gpu_visibility_problem(const char* visible, int found, bool installed, const std::string& reason) {
+  if (!installed) return std::nullopt;
+  const std::string why = reason.empty() ? "" : fmt::format(" ({})", reason);
+  if (visible == nullptr) {
+    if (found > 0) return std::nullopt;
+    return fmt::format("this machine has NVIDIA GPUs and CUDA shows none of them{}: see what nvidia-smi says, or set TRIREME_DEVICE=cpu", why);
+  }
+  // What hides every GPU on purpose; CUDA itself stops reading at the first entry that is none.
+  if (const std::string_view text = visible; text.empty() || text == "-1" || text == "NoDevFiles") return std::nullopt;
+  const auto named = static_cast<int>(split(visible, ',').size());
+  if (found == named) return std::nullopt;
+  return fmt::format("CUDA_VISIBLE_DEVICES='{}' names {} GPU{}, and CUDA shows {}{}: name each once, as nvidia-smi -L lists them, or set "
+                     "TRIREME_DEVICE=cpu", visible, named, named == 1 ? "" : "s", found, why);
 }
 
 DeviceInfo describe_device(at::Device device, at::ScalarType compute_dtype, int local_world_size) {

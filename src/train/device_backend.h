@@ -5,7 +5,8 @@
 
 namespace trireme::gpu {
 
-int count();
+/// GPUs that CUDA shows; when there are none, `reason` says in its words why.
+int count(std::string& reason);
 DeviceInfo describe(at::Device device, at::ScalarType compute_dtype);
 int64_t peak_allocated(at::Device device);
 int64_t peak_reserved(at::Device device);

@@ -36,9 +36,10 @@ constexpr auto kAggregate = static_cast<size_t>(c10::CachingAllocator::StatType:
 
 }  // namespace
 
-int count() {
+int count(std::string& reason) {
   int number = 0;
-  if (cudaGetDeviceCount(&number) != cudaSuccess) {
+  if (const cudaError_t status = cudaGetDeviceCount(&number); status != cudaSuccess) {
+    reason = cudaGetErrorString(status);
     (void)cudaGetLastError();
     return 0;
   }

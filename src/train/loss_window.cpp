@@ -5,37 +5,77 @@
 
 namespace trireme {
 
-std::optional<double> LossWindow::add(double loss) {
-  if (!std::isfinite(loss)) return std::nullopt;
-  std::optional<double> spike;
-  if (losses_.size() >= kLeast) {
-    double mean = 0, square = 0;
-    for (const double value : losses_) mean += value / static_cast<double>(losses_.size());
-    for (const double value : losses_) square += (value - mean) * (value - mean) / static_cast<double>(losses_.size());
-    // A loss that hardly varies makes every wobble an outlier: half a percent is never a spike's unit.
-    const double deviation = std::max(std::sqrt(square), 0.005 * std::abs(mean));
-    if (const double z = (loss - mean) / std::max(deviation, 1e-12); z > kSpike) spike = z;
+namespace {
+
+struct Spread {
+  double mean = 0, deviation = 0;
+};
+
+template <class Range>
+Spread spread_of(const Range& losses) {
+  Spread spread;
+  const auto count = static_cast<double>(losses.size());
+  for (const double value : losses) spread.mean += value / count;
+  double square = 0;
+  for (const double value : losses) square += (value - spread.mean) * (value - spread.mean) / count;
+  // A loss that hardly varies makes every wobble an outlier: half a percent is never a spike's unit.
+  spread.deviation = std::max({std::sqrt(square), 0.005 * std::abs(spread.mean), 1e-12});
+  return spread;
+}
+
+}  // namespace
+
+std::optional<double> LossWindow::limit(bool last_added) const {
+  LossWindow window = *this;
+  if (!last_added) window.settle();
+  if (window.losses_.size() < kLeast) return std::nullopt;
+  const Spread spread = spread_of(window.losses_);
+  return spread.mean + kSpike * spread.deviation;
+}
+
+void LossWindow::settle() {
+  if (in_a_row_ >= kPatience - 1) {
+    losses_.clear();
+    in_a_row_ = 0;
   }
-  if (spike && ++in_a_row_ < kPatience) return spike;
-  if (spike) losses_.clear();
-  in_a_row_ = 0;
-  losses_.push_back(loss);
+  if (newest_) losses_.push_back(*newest_);
+  newest_.reset();
   if (losses_.size() > kSize) losses_.pop_front();
+}
+
+std::optional<double> LossWindow::add(double loss) {
+  const std::optional<double> highest = limit(/*last_added=*/true);
+  std::optional<double> spike;
+  if (std::isfinite(loss) && highest && loss > *highest) {
+    const Spread spread = spread_of(losses_);
+    spike = (loss - spread.mean) / spread.deviation;
+  }
+  settle();
+  if (!std::isfinite(loss)) return std::nullopt;
+  if (spike && ++in_a_row_ < kPatience - 1) return spike;
+  if (!spike) in_a_row_ = 0;
+  newest_ = loss;
   return spike;
 }
 
 std::vector<double> LossWindow::state() const {
   std::vector<double> state(losses_.begin(), losses_.end());
+  if (newest_) state.push_back(*newest_);
   state.push_back(in_a_row_);
   return state;
 }
 
 void LossWindow::restore(const std::vector<double>& state) {
   losses_.clear();
+  newest_.reset();
   in_a_row_ = 0;
   if (state.empty()) return;
   losses_.assign(state.begin(), state.end() - 1);
   in_a_row_ = static_cast<int>(state.back());
+  if (losses_.empty() || (in_a_row_ > 0 && in_a_row_ < kPatience - 1)) return;
+  // What was added last was no spike, or the one that begins a new past.
+  newest_ = losses_.back();
+  losses_.pop_back();
 }
 
 }  // namespace trireme

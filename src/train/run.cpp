@@ -6,6 +6,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/log.h"
+#include "trireme/base/stack.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 #include "trireme/comm/launch.h"
@@ -99,6 +100,7 @@ int join_and_train(const Config& config, const Launch& launch, const TaskFactory
   const std::unique_ptr<World> world = World::join(launch, visible_gpus() > 0);
   const int rank = world->communicator().rank(), size = world->communicator().size();
   set_log_rank(rank, size);
+  set_stack_speaker(fmt::format("rank {} on {}", rank, world->hosts()[static_cast<size_t>(size > 1 ? rank : 0)]));
   try {
     throw_problems(check_against_world(config, size));
     const ExitCode code = train(config, *world, make_task, line);
@@ -123,6 +125,7 @@ int train_main(int argc, char** argv, const Application& application) {
   const char* program = application.name;
   const TaskFactory& make_task = application.make_task;
   return run_main(program, [&]() -> int {
+    install_stack_handlers();
     check_fault_specifications();
     const Launch launch = detect_launch();
     bool joining = false;  // until then every rank finds the same problems, and one of them says them

@@ -28,7 +28,7 @@ namespace {
 bool decides(std::string_view key) {
   for (const std::string_view free :
        {"logging.", "output.", "parallel.", "eval.", "batch.micro_batch_size", "data.train",
-        "data.valid", "model.path", "train.on_nonfinite"})
+        "data.valid", "model.path", "train.on_nonfinite", "train.on_spike"})
     if (key.starts_with(free)) return false;
   return true;
 }
@@ -148,7 +148,11 @@ void RunDirectory::accept_configuration(const Config& config) const {
 }
 
 void RunDirectory::open_as_rank_zero(const Config& config) {
-  make_directories(path_);
+  try {
+    make_directories(path_);
+  } catch (const Error& error) {
+    throw WriteError(fmt::format("{}: choose another output.dir", error.what()));
+  }
   const std::filesystem::path identity_path = path_ / "run.json";
   run_id_ = new_run_id();
   bool known = false;

@@ -4,6 +4,7 @@
 #include "checkpoint.h"
 #include "straggler.h"
 #include "trainer_results.h"
+#include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/comm/progress.h"
@@ -12,7 +13,11 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+<<<<<<< HEAD
 #include <cmath>
+=======
+#include <limits>
+>>>>>>> faults
 
 namespace trireme {
 
@@ -60,15 +65,20 @@ void Trainer::collect_metrics() {
 
   if (values[kSkipped] > 0) {
     handle_nonfinite(pending.step, values[kLoss], values[kGradNorm]);
+    (void)loss_window_.add(std::numeric_limits<double>::quiet_NaN());
     return;
   }
   consecutive_skips_ = 0;
-  if (const auto z = loss_window_.add(metrics.loss)) {
+  const bool skipped = values[kSpiked] > 0;
+  const auto z = loss_window_.add(metrics.loss);
+  TRIREME_CHECK(z || !skipped, "step ", pending.step, ": the device left out a loss of ", metrics.loss, " that is no spike");
+  if (z) {
     log_info(fmt::format("warning: step {}: the loss {:.4f} is a spike, {:.1f} standard deviations above the mean of the steps before (samples "
-                         "{} to {} of the order)", metrics.step, metrics.loss, *z, metrics.samples - config_.batch.global_batch_size,
-                         metrics.samples - 1));
+                         "{} to {} of the order){}", metrics.step, metrics.loss, *z, metrics.samples - config_.batch.global_batch_size,
+                         metrics.samples - 1, skipped ? "; the step is left out" : ""));
     if (metrics_)
-      metrics_->write_run(nlohmann::json{{"event", "spike"}, {"step", metrics.step}, {"loss", metrics.loss}, {"z", *z}}.dump());
+      metrics_->write_run(
+          nlohmann::json{{"event", "spike"}, {"step", metrics.step}, {"loss", metrics.loss}, {"z", *z}, {"skipped", skipped}}.dump());
   }
 }
 

@@ -47,7 +47,15 @@ void Trainer::train_step(int64_t step) {
   // already under way changes nothing either.
   const at::Tensor bad = grad_norm.isfinite().logical_and(loss.isfinite()).logical_not().to(at::kFloat);
   if (!skip_nonfinite_) halted_.copy_(at::maximum(halted_, bad));
-  const at::Tensor skip = skip_nonfinite_ ? bad : halted_;
+  const at::Tensor overflow = skip_nonfinite_ ? bad : halted_;
+  at::Tensor skip = overflow, results = at::zeros({kNumResults}, stats.options());
+  if (config_.train.on_spike == "skip") {
+    if (const auto limit = loss_window_.limit(/*last_added=*/reported_ == step)) {
+      const at::Tensor spiked = loss.gt(*limit).to(at::kFloat);
+      results[kSpiked].copy_(spiked);
+      skip = at::maximum(overflow, spiked);
+    }
+  }
   at::Tensor multiplier = unscale;
   if (config_.optimizer.grad_clip > 0 && !clips_locally())
     multiplier = unscale * (config_.optimizer.grad_clip / (grad_norm + 1e-6)).clamp_max(1.0);
@@ -59,14 +67,13 @@ void Trainer::train_step(int64_t step) {
   units_->invalidate_trained();
   units_->clear_gradients();
   if (compute_dtype_ == at::kHalf) {
-    at::_amp_update_scale_(loss_scale_, growth_tracker_, skip, 2.0, 0.5, kLossScaleGrowthInterval);
+    at::_amp_update_scale_(loss_scale_, growth_tracker_, overflow, 2.0, 0.5, kLossScaleGrowthInterval);
     loss_scale_.clamp_max_(kLargestLossScale);
   }
 
-  at::Tensor results = at::empty({kNumResults}, stats.options());
   results[kLoss].copy_(loss);
   results[kGradNorm].copy_(grad_norm);
-  results[kSkipped].copy_(skip);
+  results[kSkipped].copy_(overflow);
   results.narrow(0, kStop, 4).copy_(stats.narrow(0, kSignal, 4));
   PendingMetrics pending{step + 1, lr, results, nullptr, 0};
   if (device_.is_cuda()) {

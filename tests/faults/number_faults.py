@@ -113,5 +113,31 @@ def spike(site):
     assert site.metrics("killed", "spike") == events, (site.metrics("killed", "spike"), events)
 
 
+def spike_skipped(site):
+    """F18 with train.on_spike: skip: the noisy step changes nothing, and a run that died at it decides the same when it goes on."""
+    rows = np.full((400, SEQ), 7, np.int32)
+    rows[320:328] = np.random.default_rng(9).integers(0, VOCAB, size=(8, SEQ))
+    np.save(f"{site.work}/calm.npy", rows)
+    settings = ("data.train=calm.npy", "data.shuffle=false", "data.valid=null", "schedule.name=constant", "optimizer.lr=0.02")
+    skip = (*settings, "train.on_spike=skip")
+    site.train("output.dir=before", *settings, "train.max_steps=40", ranks=2)
+    site.train("output.dir=reported", *settings, "train.max_steps=41", ranks=2)
+    run = site.train("output.dir=skipped", *skip, "train.max_steps=41", ranks=2)
+    assert re.search(r"warning: step 41: the loss .* is a spike, .*; the step is left out", run.text()), run.text()[-2500:]
+    assert site.adapter("skipped") == site.adapter("before"), "the step that was left out changed a weight"
+    assert site.adapter("reported") != site.adapter("before"), "the noise would not have changed anything: this test shows nothing"
+    assert [(e["step"], e["skipped"]) for e in site.metrics("skipped", "spike")] == [(41, True)]
+    assert [(e["step"], e["skipped"]) for e in site.metrics("reported", "spike")] == [(41, False)]
+    longer = (*skip, "train.max_steps=50", "output.save_every_samples=160")
+    site.train("output.dir=whole", *longer, ranks=2)
+    run = site.start("output.dir=parts", *longer, ranks=2, TRIREME_FAULT="sigkill@rank0:step48")
+    assert run.end(60) != 0
+    assert site.checkpoints("parts")[-1] == 40, site.checkpoints("parts")
+    site.train("output.dir=parts", *longer, ranks=2)
+    site.same_run("whole", "parts")
+    assert site.metrics("parts", "spike")[-1:] == site.metrics("whole", "spike"), site.metrics("parts", "spike")
+
+
 if __name__ == "__main__":
-    fault_site.main({"stops": stops, "skips": skips, "never-saved": never_saved, "fp16": fp16, "zero-norm": zero_norm, "spike": spike})
+    fault_site.main({"stops": stops, "skips": skips, "never-saved": never_saved, "fp16": fp16, "zero-norm": zero_norm, "spike": spike,
+                     "spike-skipped": spike_skipped})

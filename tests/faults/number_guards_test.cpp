@@ -62,6 +62,36 @@ TEST(LossWindow, GoesOnFromItsState) {
   EXPECT_TRUE(second.state() == std::vector<double>{0});
 }
 
+/// The device decides before the host has read the loss of the step before; after evaluations and saves it has.
+TEST(LossWindow, TheLimitDoesNotDependOnWhenItIsAsked) {
+  LossWindow window;
+  int spikes = 0;
+  for (int step = 1; step <= 400; ++step) {
+    // Calm, single spikes, no numbers, and from step 300 on a new level.
+    double loss = wobble(step) + (step >= 300 ? 3.0 : 0.0);
+    if (step % 37 == 0) loss = 50.0;
+    if (step % 53 == 0) loss = std::nan("");
+    LossWindow lagging = window;  // as it was before the loss of the step before was added
+    static LossWindow before;
+    const auto early = step > 1 ? before.limit(/*last_added=*/false) : std::nullopt, late = window.limit(/*last_added=*/true);
+    ASSERT_EQ(early.has_value(), late.has_value()) << step;
+    if (late) {
+      EXPECT_EQ(*early, *late) << step;
+    }
+    LossWindow resumed;
+    resumed.restore(window.state());
+    if ((step - 1) % 53 != 0) {
+      EXPECT_EQ(resumed.limit(true), late) << step;  // nothing is saved after a step that is no number
+    }
+    before = lagging;
+    const bool spike = window.add(loss).has_value();
+    EXPECT_EQ(spike, late && std::isfinite(loss) && loss > *late) << step;
+    spikes += spike;
+  }
+  EXPECT_GT(spikes, LossWindow::kPatience);
+  EXPECT_LT(spikes, 2 * LossWindow::kPatience + 10);
+}
+
 std::string times(double data, double forward) { return encode_section_times({{"data", data}, {"forward", forward}}); }
 const std::vector<std::string> kHosts = {"a", "a", "b", "b"};
 

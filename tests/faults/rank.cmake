@@ -13,13 +13,14 @@ target_include_directories(rank_driver PRIVATE ${PROJECT_SOURCE_DIR}/src/comm)
 trireme_use_torch(rank_driver)
 set_target_properties(rank_driver PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
 
-set(quick rank_faults.dead rank_faults.hung signal_faults.step signal_faults.twice number_faults.stops)  # as in checkpoint.cmake
+set(quick rank_faults.dead rank_faults.hung signal_faults.step signal_faults.twice number_faults.stops machine_faults.crash)  # as in checkpoint.cmake
 foreach(test
     rank_faults.dead rank_faults.hung rank_faults.slow-storage rank_faults.straggler rank_faults.absent rank_faults.network
     rank_faults.environment
     rank_faults.memory
+    machine_faults.crash machine_faults.stack machine_faults.directories machine_faults.clock machine_faults.allocation machine_faults.bootstrap
     signal_faults.early signal_faults.warm-up signal_faults.step signal_faults.evaluation signal_faults.save signal_faults.twice signal_faults.alone
-    number_faults.stops number_faults.skips number_faults.never-saved number_faults.fp16 number_faults.zero-norm number_faults.spike)
+    number_faults.stops number_faults.skips number_faults.never-saved number_faults.fp16 number_faults.zero-norm number_faults.spike number_faults.spike-skipped)
   string(REGEX MATCH "^([^.]+)\\.(.+)$" parts ${test})
   add_test(NAME ${test}
     COMMAND ${TRIREME_PYTHON_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/${CMAKE_MATCH_1}.py --bin ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}
@@ -31,6 +32,17 @@ foreach(test
   set_tests_properties(${test} PROPERTIES LABELS "${labels}" TIMEOUT 300 PROCESSORS 2 SKIP_RETURN_CODE 77)
 endforeach()
 
+foreach(case memory devices nccl)
+  add_test(NAME gpu_faults.${case} COMMAND ${TRIREME_PYTHON_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/gpu_faults.py --bin ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}
+    --mpirun ${TRIREME_MPIRUN_EXECUTABLE} --case ${case})
+  set_tests_properties(gpu_faults.${case} PROPERTIES LABELS "faults;gpu" TIMEOUT 400 RUN_SERIAL TRUE SKIP_RETURN_CODE 77)
+endforeach()
+set_tests_properties(gpu_faults.nccl PROPERTIES LABELS "faults;multigpu")
+
 add_test(NAME soak COMMAND ${TRIREME_PYTHON_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/soak.py --bin ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}
   --mpirun ${TRIREME_MPIRUN_EXECUTABLE} --minutes 2)
-set_tests_properties(soak PROPERTIES LABELS "faults;slow" TIMEOUT 400 RUN_SERIAL TRUE SKIP_RETURN_CODE 77)
+set_tests_properties(soak PROPERTIES LABELS "faults;slow" TIMEOUT 900 RUN_SERIAL TRUE SKIP_RETURN_CODE 77)
+
+add_test(NAME faults_table COMMAND ${TRIREME_PYTHON_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/table_test.py --ctest ${CMAKE_CTEST_COMMAND}
+  --build ${CMAKE_BINARY_DIR})
+set_tests_properties(faults_table PROPERTIES LABELS "cpu;faults" TIMEOUT 60)

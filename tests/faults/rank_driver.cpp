@@ -6,6 +6,7 @@
 #include "store_world.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/log.h"
+#include "trireme/base/stack.h"
 #include "trireme/comm/communicator.h"
 #include "trireme/comm/progress.h"
 
@@ -70,6 +71,7 @@ int on_cpus(const trireme::Launch& launch, int steps) {
 
 int main(int argc, char** argv) {
   return trireme::run_main("rank_driver", [&] {
+    trireme::install_stack_handlers();
     const trireme::Launch launch = trireme::detect_launch();
     const char* device = std::getenv("TRIREME_DEVICE");
     const int steps = argc > 1 ? std::stoi(argv[1]) : 10;

@@ -134,6 +134,22 @@ def network(site):
         assert "ranks 1-2 did not answer" in texts[0] and "rank 0 on host-a did not answer" in texts[1] + texts[2], texts
         assert took < 13, took
         print(f"link down: all gone after {took:.1f} s: {texts[0].splitlines()[-1]}")
+        ip("-n", a, "link", "set", "veth-a", "up")
+        # The port of the rendezvous alone, as a firewall would: what the ranks of host-b ask of rank 0 is dropped without a word.
+        drop = ("-n", b, "rule", "add", "pref", "1", "to", "10.213.7.1", "ipproto", "tcp", "dport", "29871", "blackhole")
+        ranks = start()
+        begin = time.time()
+        done = ip(*drop, check=False)
+        if done.returncode != 0:
+            for process in ranks:
+                process.kill()
+            print(f"the port alone cannot be cut here: {done.stderr.strip()}")
+            return
+        texts = [process.communicate(timeout=30)[0] for process in ranks]
+        took = time.time() - begin
+        assert [process.returncode for process in ranks] == [71, 71, 71], (texts, [process.returncode for process in ranks])
+        assert "no progress for" in texts[0] + texts[1] + texts[2] and took < 13, (took, texts)
+        print(f"bootstrap port cut: all gone after {took:.1f} s: {texts[0].splitlines()[-1]}")
     finally:
         for space in (a, b):
             ip("netns", "del", space, check=False)

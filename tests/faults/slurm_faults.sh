@@ -86,6 +86,28 @@ done
 run srun -n 2 --mpi=pmix "$bin/train_llama" --config "$work/run.yaml" --set output.dir=dead
 check "F8: the same command goes on" ends_with 0
 
+# --- F8 without PMIx: ranks that meet through TCPStore, as GPU ranks under --mpi=none do. CPU ranks that train are refused there.
+driver=$bin/../tests/rank_driver
+no_drivers() { ! pgrep -f "$driver" >/dev/null; }
+for options in "" "-K0" "-K1"; do
+  # shellcheck disable=SC2086
+  run env TRIREME_FAULT=sigkill@rank1:step7 srun -n 3 --mpi=none $options "$driver" 400
+  check "F8 srun --mpi=none $options: fails" fails
+  check "F8 srun --mpi=none $options: within 10 s of the death" test "$seconds" -lt 15
+  check "F8 srun --mpi=none $options: rank, host and step are named" says "rank 1 on $(hostname) \(process [0-9]+\) died in step 7"
+  check "F8 srun --mpi=none $options: no rank is left" no_drivers
+done
+run env TRIREME_HANG_SECONDS=3 TRIREME_FAULT=sigstop@rank1:step7 srun -n 3 --mpi=none -K0 "$driver" 400
+check "F4 srun --mpi=none: a stopped rank ends all of them" test "$code" != 0 -a "$seconds" -lt 20
+check "F4 srun --mpi=none: rank and collective are named" says 'rank 1 on .* never reached #[0-9]+ .*step 7.*stopped'
+check "F4 srun --mpi=none: no rank is left" no_drivers
+run srun -n 3 --mpi=none "$driver" 5
+check "F8 srun --mpi=none: without a fault it ends well" ends_with 0
+run srun -n 2 --mpi=none "$bin/train_llama" --config "$work/run.yaml" --set output.dir=none
+check "F8 srun --mpi=none: CPU ranks that train are refused" ends_with 2
+check "F8 srun --mpi=none: with the way out" says '2 ranks on CPUs need MPI.*srun --mpi=pmix'
+check "F8 srun --mpi=none: nothing was made" test ! -e none
+
 # --- F4 under srun: a stopped rank
 run env TRIREME_HANG_SECONDS=3 TRIREME_FAULT=sigstop@rank1:step7 srun -n 2 --mpi=pmix "$bin/train_llama" --config "$work/run.yaml" --set output.dir=hung
 check "F4 srun: fails within T + 10 s" test "$code" != 0 -a "$seconds" -lt 20

@@ -2,7 +2,8 @@
 // Faults on purpose, for the tests of ctest label `faults`: named points in the code ask whether something should go wrong here.
 //
 // TRIREME_FAULT holds one or more specifications, separated by commas: action@part:part:…
-//   action  sigkill | sigstop | sleep (or sleep:SECONDS) | fail (throws InternalError) | nan (the caller spoils a value)
+//   action  sigkill | sigstop | crash (SIGSEGV) | abort (SIGABRT) | sleep (or sleep:SECONDS) | fail (throws InternalError) | nan (the
+//           caller spoils a value)
 //   part    rankN    only on this rank                stepN   only at this step (1 = the first optimizer step)
 //           1.5s     seconds of a sleep               xN      at most N times in this process
 //           else     the name of the point; it may have several parts ("save:after_shards"). Without one: "step".

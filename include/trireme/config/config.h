@@ -57,6 +57,7 @@ struct TrainSection {
   int64_t max_steps = 1024, seed = 1234;
   std::string loss = "sample_mean";
   std::string on_nonfinite = "stop";  // stop | skip
+  std::string on_spike = "report";    // report | skip
   bool operator==(const TrainSection&) const = default;
 };
 struct EvalSection {

@@ -9,8 +9,13 @@
 
 namespace trireme {
 
-/// GPUs this process can see; 0 in CPU builds, without a driver, or with TRIREME_DEVICE=cpu.
+/// GPUs this process can see; 0 in CPU builds, on machines without any, and with TRIREME_DEVICE=cpu. ConfigError where a run would fall
+/// back to the CPU unasked: see gpu_visibility_problem().
 int visible_gpus();
+
+/// Why the CPU must not be taken silently, or nothing. `visible`: CUDA_VISIBLE_DEVICES, null when unset; `found`: GPUs that CUDA shows;
+/// `installed`: this machine has NVIDIA GPUs at all; `reason`: CUDA's own words when it shows none.
+std::optional<std::string> gpu_visibility_problem(const char* visible, int found, bool installed, const std::string& reason);
 
 struct DeviceInfo {
   std::string name;                 // "NVIDIA H200", or the processor's

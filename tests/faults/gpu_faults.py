@@ -1,0 +1,187 @@
+#!/usr/bin/env python3
+"""Faults of GPUs: memory that runs out (F34), odd CUDA_VISIBLE_DEVICES (F35), dead and hung ranks of NCCL (F1, F4). Exit code 77 = skipped."""
+import ctypes
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import fault_site
+from fault_site import np
+
+HOST = re.escape(socket.gethostname())
+
+
+def need_gpus(count):
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout if shutil.which("nvidia-smi") else ""
+    found = len(re.findall(r"^GPU \d+", listed, re.M))
+    if found < count:
+        print(f"SKIPPED: {count} GPU{'s' if count > 1 else ''} needed, this machine has {found}")
+        sys.exit(77)
+
+
+def on_gpus(site, **variables):
+    environment = site.environment(**variables)
+    if "TRIREME_DEVICE" not in variables:
+        del environment["TRIREME_DEVICE"]
+    return {name: value for name, value in environment.items() if value is not None}
+
+
+class Hog:
+    """Holds all of GPU 0's memory but so many bytes, through the driver's own interface."""
+
+    def __init__(self, leave):
+        driver = ctypes.CDLL("libcuda.so.1")
+        def call(name, *arguments):
+            code = getattr(driver, name)(*arguments)
+            assert code == 0, f"{name}: CUDA error {code}"
+        device, context, self.memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        call("cuInit", 0)
+        call("cuDeviceGet", ctypes.byref(device), 0)
+        call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        call("cuCtxSetCurrent", context)
+        call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        call("cuMemAlloc_v2", ctypes.byref(self.memory), ctypes.c_size_t(free.value - leave))
+        self.call = call
+
+    def free(self):
+        self.call("cuMemFree_v2", self.memory)
+
+
+def memory(site):
+    """F34: another process holds the GPU: too little for the weights and moments, then too little for the first step only."""
+    need_gpus(1)
+    np.save(f"{site.work}/long.npy", np.random.default_rng(2).integers(3, 32000, size=(64, 2048)).astype(np.int32))
+    with open(f"{site.work}/config.json", "w") as out:
+        json.dump({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 16,
+                   "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 32000, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5,
+                   "rope_theta": 10000.0, "tie_word_embeddings": False, "torch_dtype": "float32", "hidden_act": "silu"}, out)
+    overrides = ["lora=null", "data.seq_length=2048", "batch.micro_batch_size=32", "batch.global_batch_size=32", "model.init=random",
+                 "train.max_steps=2", "model.path=config.json", "data.train=long.npy", "data.valid=null", "parallel.recompute=none"]
+    for leave, where in ((2, "state"), (12, "step")):
+        hog = Hog(leave << 30)
+        try:
+            begin = time.time()
+            done = subprocess.run(site.command(*overrides, f"output.dir=oom{leave}", ranks=0), capture_output=True, text=True, timeout=120,
+                                  env=on_gpus(site))
+        finally:
+            hog.free()
+        last = done.stderr.strip().splitlines()[-1]
+        assert done.returncode == 2 and "is out of memory: the plan counts weights" in last, (leave, done.returncode, done.stderr[-3000:])
+        for word in ("master weights", "moments", "gradients", "activations", "the allocator's peak was", "batch.micro_batch_size: 16"):
+            assert word in last, (word, last)
+        print(f"{leave} GiB left ({where}): exit 2 after {time.time() - begin:.1f} s: {last}")
+    # With the memory back the same command runs.
+    done = subprocess.run(site.command(*overrides, "output.dir=oom12", ranks=0), capture_output=True, text=True, timeout=120, env=on_gpus(site))
+    assert done.returncode == 0 and len(site.metrics("oom12")) == 2, done.stderr[-2000:]
+
+
+def devices(site):
+    """F35: CUDA_VISIBLE_DEVICES that names GPUs which are not there, twice, or none: never the CPU in silence."""
+    need_gpus(1)
+    for visible, expect in (("97", "names 1 GPU, and CUDA shows 0"), ("0,97", "names 2 GPUs, and CUDA shows 1"), ("0,0", "names 2 GPUs, and CUDA shows"),
+                            ("GPU-00000000-0000-0000-0000-000000000000", "names 1 GPU, and CUDA shows 0"), ("all", "names 1 GPU, and CUDA shows 0")):
+        done = subprocess.run(site.command("output.dir=odd", ranks=0), capture_output=True, text=True, timeout=60, env=on_gpus(site, CUDA_VISIBLE_DEVICES=visible))
+        last = done.stderr.strip().splitlines()[-1]
+        assert done.returncode == 2 and expect in last and f"CUDA_VISIBLE_DEVICES='{visible}'" in last, (visible, done.returncode, done.stderr[-2000:])
+        assert not os.path.exists(f"{site.work}/odd"), visible
+        print(f"CUDA_VISIBLE_DEVICES={visible}: exit 2: {last[:170]}")
+    # Hidden on purpose, the CPU is what was asked for, and the run says that it takes it.
+    done = subprocess.run(site.command("output.dir=hidden", "train.max_steps=1", ranks=0), capture_output=True, text=True, timeout=60,
+                          env=on_gpus(site, CUDA_VISIBLE_DEVICES=""))
+    assert done.returncode == 0, done.stderr[-2000:]
+    devices_used = site.metrics("hidden", "run")[0]["devices"]
+    assert "NVIDIA" not in devices_used[0], devices_used
+    done = subprocess.run(site.command("output.dir=typo", ranks=0), capture_output=True, text=True, timeout=60, env=on_gpus(site, TRIREME_DEVICE="gpu0"))
+    assert done.returncode == 2 and "TRIREME_DEVICE='gpu0'" in done.stderr, done.stderr
+    # Two ranks that see one and the same GPU.
+    ranks = start_ranks(site, 2, "shared", CUDA_VISIBLE_DEVICES="0")
+    codes, texts = end_ranks(ranks, 60)
+    assert all(code == 2 for code in codes) and any("share the GPU" in text for text in texts), (codes, texts)
+    print("two ranks on one GPU: exit 2: " + [line for line in texts[0].splitlines() if "share" in line][-1])
+
+
+def start_ranks(site, count, name, *overrides, command=None, **variables):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = []
+    for rank in range(count):
+        environment = on_gpus(site, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count), LOCAL_WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1",
+                              MASTER_PORT=str(port), **variables)
+        with open(f"{site.work}/{name}-{rank}.txt", "w") as out:
+            ranks.append((subprocess.Popen(command or site.command(f"output.dir={name}", *overrides, ranks=0), stdout=out, stderr=subprocess.STDOUT,
+                                           env=environment), out.name))
+    return ranks
+
+
+def text_of(ranks):
+    return [open(path, errors="replace").read() for _, path in ranks]
+
+
+def wait_for(ranks, pattern, seconds):
+    end = time.time() + seconds
+    while not any(re.search(pattern, text) for text in text_of(ranks)):
+        if time.time() > end:
+            for process, _ in ranks:
+                process.kill()
+            raise AssertionError(f"no {pattern!r} after {seconds} s: {text_of(ranks)}")
+        time.sleep(0.05)
+    return time.time()
+
+
+def end_ranks(ranks, seconds):
+    end, late = time.time() + seconds, []
+    for rank, (process, _) in enumerate(ranks):
+        try:
+            process.wait(max(0.1, end - time.time()))
+        except subprocess.TimeoutExpired:
+            late.append(rank)
+            process.kill()
+            process.wait()
+    assert not late, f"ranks {late} were still there after {seconds} s: {text_of(ranks)}"
+    return [process.returncode for process, _ in ranks], text_of(ranks)
+
+
+def nccl(site):
+    """F1, F4 over NCCL: all others gone within 10 s of a death, within T + 10 s of a hang, the last line naming rank, host and step."""
+    need_gpus(2)
+    driver = [f"{site.args.bin}/../tests/rank_driver", "1000000"]
+    for victim in (0, 1):
+        for fault, limit, words in ((f"sigkill@rank{victim}:step50", 10, rf"rank {victim} on {HOST} \(process \d+\) died in step (49|50)"),
+                                    (f"crash@rank{victim}:step50", 10, rf"rank {victim} on {HOST} \(process \d+\) died in step (49|50)"),
+                                    (f"sigstop@rank{victim}:step50", 13, rf"rank {victim} on {HOST} never reached #\d+ all_reduce\[1048576\] on world \(step 50.*stopped"),
+                                    (f"sleep@reduce:rank{victim}:step50:600s", 13, rf"rank {victim} on {HOST} never reached #\d+ all_reduce\[1048576\] on world \(step 50")):
+            ranks = start_ranks(site, 2, fault.split("@")[0], command=driver, TRIREME_FAULT=fault, TRIREME_HANG_SECONDS="3")
+            begin = wait_for(ranks, "fault injected", 60)
+            codes, texts = end_ranks(ranks, limit)
+            took = time.time() - begin
+            expected = {"sigkill": -signal.SIGKILL, "crash": -signal.SIGSEGV}.get(fault.split("@")[0], 71)
+            assert codes[victim] == expected and codes[1 - victim] == 71, (fault, codes, texts)
+            found = [line for text in texts for line in text.splitlines() if re.search(words, line)]
+            assert found, (fault, texts)
+            if fault.startswith("sleep"):
+                assert any(f"the training thread of rank {victim} on" in text and "fault_point" in text for text in texts), texts
+            print(f"{fault}: all gone after {took:.1f} s, exit codes {codes}: {found[-1][:200]}")
+    # A whole run: killed over NCCL, started again, the numbers are those of a run that nobody touched.
+    settings = ("output.save_every_samples=16", "logging.every_steps=100", "train.max_steps=12")
+    codes, texts = end_ranks(start_ranks(site, 2, "whole", *settings), 120)
+    assert codes == [0, 0], texts
+    ranks = start_ranks(site, 2, "parts", *settings, TRIREME_FAULT="sigkill@rank1:step8")
+    wait_for(ranks, "fault injected", 90)
+    codes, texts = end_ranks(ranks, 10)
+    assert codes == [71, -signal.SIGKILL], (codes, texts)
+    codes, texts = end_ranks(start_ranks(site, 2, "parts", *settings), 120)
+    assert codes == [0, 0] and "resuming after step" in texts[0], texts
+    site.same_run("whole", "parts")
+    print("train_llama on two GPUs: rank 1 killed in step 8, resumed, losses and adapter equal to the bit")
+
+
+if __name__ == "__main__":
+    fault_site.main({"memory": memory, "devices": devices, "nccl": nccl})
