@@ -17,22 +17,22 @@
 
 namespace trireme::kernels::backward {
 
-template <class T_, int kDim_, bool kCausal_, bool kDropout_, int kMode_ = 0, int kRows_ = 64, bool kDeterministic_ = false>
+template <class T_, int kDim_, bool kCausal_, bool kDropout_, int kMode_ = 0, int kRows_ = 64, bool kDeterministic_ = false, int kQStages_ = 3, bool kRotate_ = true, bool kSkip_ = false>
 struct Config {
-  static constexpr bool kDeterministic = kDeterministic_;
+  static constexpr bool kDeterministic = kDeterministic_, kRotate = kRotate_ && !kDeterministic_, kSkip = kSkip_;
   static constexpr int kMode = kMode_;
   using T = T_;
   static constexpr int kDim = kDim_;
   static constexpr bool kCausal = kCausal_, kDropout = kDropout_;
   static constexpr int kKeys = kAttentionBackwardKeys, kRows = kRows_;
-  static constexpr int kStages = 2, kThreads = 384;
+  static constexpr int kQStages = kQStages_, kStages = 2, kSStages = kQStages == 3 ? 1 : 2, kThreads = 384;
   static constexpr uint32_t kKBytes = kKeys * kDim * 2, kQBytes = kRows * kDim * 2, kSBytes = kKeys * kRows * 2,
                             kStatBytes = kRows * 4;
   // Shared memory, in bytes from a multiple of 1,024. Keys and values have two slots: the next work item's arrive early, and
   // the finished one's hold dK and dV on their way out.
-  static constexpr uint32_t kK = 0, kV = 2 * kKBytes, kQ = kV + 2 * kKBytes, kDo = kQ + kStages * kQBytes,
-                            kDs = kDo + kStages * kQBytes, kLse = kDs + 2 * kSBytes, kDelta = kLse + kStages * kStatBytes,
-                            kBarriers = kDelta + kStages * kStatBytes, kInfos = kBarriers + (4 + 4 * kStages) * 8,
+  static constexpr uint32_t kK = 0, kV = 2 * kKBytes, kQ = kV + 2 * kKBytes, kDo = kQ + kQStages * kQBytes,
+                            kDs = kDo + kStages * kQBytes, kLse = kDs + kSStages * kSBytes, kDelta = kLse + kQStages * kStatBytes,
+                            kBarriers = kDelta + kStages * kStatBytes, kInfos = kBarriers + (6 + 2 * kStages + 2 * kQStages) * 8,
                             kBytes = kInfos + 2 * 48;
 };
 
@@ -54,7 +54,7 @@ struct Parameters {
 
 /// What the producer tells the consumers about an item; head -1: no more. Query blocks first_block … blocks - 1 of each head of the group.
 struct alignas(16) ItemInfo {
-  int32_t first, begin, end, padded, head, first_block, blocks, sequence, unused[4];
+  int32_t first, begin, end, padded, head, first_block, blocks, sequence, first_head, unused[3];
 };
 
 template <class C>
@@ -62,10 +62,11 @@ struct Barriers {
   uint32_t base;
   __device__ uint32_t kv_full(uint32_t s) const { return base + 8 * s; }
   __device__ uint32_t kv_empty(uint32_t s) const { return base + 8 * (2 + s); }
-  __device__ uint32_t q_full(uint32_t s) const { return base + 8 * (4 + s); }
-  __device__ uint32_t q_empty(uint32_t s) const { return base + 8 * (4 + C::kStages + s); }
-  __device__ uint32_t do_full(uint32_t s) const { return base + 8 * (4 + 2 * C::kStages + s); }
-  __device__ uint32_t do_empty(uint32_t s) const { return base + 8 * (4 + 3 * C::kStages + s); }
+  __device__ uint32_t ds_empty() const { return base + 8 * 4; }
+  __device__ uint32_t q_full(uint32_t s) const { return base + 8 * (6 + s); }
+  __device__ uint32_t q_empty(uint32_t s) const { return base + 8 * (6 + C::kQStages + s); }
+  __device__ uint32_t do_full(uint32_t s) const { return base + 8 * (6 + 2 * C::kQStages + s); }
+  __device__ uint32_t do_empty(uint32_t s) const { return base + 8 * (6 + 2 * C::kQStages + C::kStages + s); }
 };
 
 // Three threads produce: each alone fits the few registers that the consumers leave.
@@ -88,7 +89,9 @@ __device__ inline void produce_keys(const Parameters& p, uint32_t shared, ItemIn
     p.queue.decode(item, tile_index, head);
     const AttentionTile tile = p.queue.tiles[tile_index];
     infos[slot] = {tile.first, tile.begin, tile.end, tile.padded, head, C::kCausal ? (tile.first - tile.begin) / C::kRows : 0,
-                   (tile.end - tile.begin + C::kRows - 1) / C::kRows, tile.sequence, {}};
+                   (tile.end - tile.begin + C::kRows - 1) / C::kRows, tile.sequence,
+                   // Key tiles that run at the same time start with different query heads, so that fewer add to the same sums.
+                   head * p.group + (C::kRotate ? (tile.first - tile.begin) / C::kKeys % p.group : 0), {}};
     barrier_expect(barriers.kv_full(slot), 2 * C::kKBytes);
 #pragma unroll
     for (int c = 0; c < C::kDim / 64; ++c) {
@@ -115,15 +118,17 @@ __device__ inline void produce_rows(const Parameters& p, uint32_t shared, const 
     const ItemInfo& info = infos[round & 1];
     if (info.head < 0) break;
     const int first_block = info.first_block, blocks = info.blocks, begin = info.begin;
-    int head = info.head * p.group;
+    const int end_head = (info.head + 1) * p.group;
+    int head = info.first_head;
 #pragma unroll 1
-    for (int left = p.group; left > 0; --left, ++head) {
+    for (int left = p.group; left > 0; --left) {
       const float* stat = stats + head * p.padded_rows + info.padded;
 #pragma unroll 1
       for (int block = first_block; block < blocks; ++block, ++step) {
-        const uint32_t stage = step % C::kStages;
+        constexpr uint32_t kCount = kGradients ? C::kStages : C::kQStages;
+        const uint32_t stage = step % kCount;
         const uint32_t full = kGradients ? barriers.do_full(stage) : barriers.q_full(stage);
-        barrier_wait(kGradients ? barriers.do_empty(stage) : barriers.q_empty(stage), ((step / C::kStages) & 1) ^ 1);
+        barrier_wait(kGradients ? barriers.do_empty(stage) : barriers.q_empty(stage), ((step / kCount) & 1) ^ 1);
         barrier_expect(full, C::kQBytes + C::kStatBytes);
 #pragma unroll
         for (int c = 0; c < C::kDim / 64; ++c)
@@ -131,6 +136,7 @@ __device__ inline void produce_rows(const Parameters& p, uint32_t shared, const 
                    begin + block * C::kRows, full);
         load_bytes(shared + (kGradients ? C::kDelta : C::kLse) + stage * C::kStatBytes, stat + block * C::kRows, C::kStatBytes, full);
       }
+      if (++head == end_head) head -= p.group;
     }
   }
 }
@@ -242,12 +248,15 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
 
     float dk[C::kDim / 2] = {}, dv[C::kDim / 2] = {}, s[C::kRows / 2];
     int block = first_block, left = (blocks - first_block) * p.group;
-    [[maybe_unused]] int head = info.head * p.group;
+    const int end_head = (info.head + 1) * p.group;
+    int head = uniform(info.first_head);
     // d 128: this warpgroup's half of d; d 64: its half of the rows.
     constexpr int kBlockSums = C::kRows * C::kDim;
-    float* dq_to = p.dq + ((static_cast<int64_t>(info.head * p.group) * p.padded_rows + info.padded) / C::kRows + first_block) * kBlockSums +
+    const auto sums_of_head = [&] {
+      return p.dq + ((static_cast<int64_t>(head) * p.padded_rows + info.padded) / C::kRows + first_block) * kBlockSums +
                    group * 4096 + thread * 4;
-    const int64_t next_head = (p.padded_rows / C::kRows - (blocks - first_block)) * kBlockSums;
+    };
+    float* dq_to = sums_of_head();
     [[maybe_unused]] const int turn = (info.first - info.begin) / C::kKeys;
     AttentionDraws draws;
     if constexpr (C::kDropout) draws = AttentionDraws::of(p.sample_ids[info.sequence], p.t0, p.t1, head);
@@ -266,7 +275,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
             if (8 * j + e % 2 < (e < 2 ? low0 : low1)) s[4 * j + e] = -INFINITY;
         }
       }
-      const uint32_t lse_at = shared + C::kLse + (at_step % C::kStages) * C::kStatBytes + 8 * (lane % 4);
+      const uint32_t lse_at = shared + C::kLse + (at_step % C::kQStages) * C::kStatBytes + 8 * (lane % 4);
 #pragma unroll
       for (int j = 0; j < C::kRows / 8; ++j) {
         const float2 lse = load_shared_float2(lse_at + 32 * j);
@@ -279,8 +288,9 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     };
     // One query block, from its probabilities in s; with kMore, leaves those of the next there.
     const auto advance = [&]<bool kMore>(std::bool_constant<kMore>) {
-      const uint32_t stage = step % C::kStages, parity = (step / C::kStages) & 1, next = (step + 1) % C::kStages;
-      const uint32_t q_at = shared + C::kQ + stage * C::kQBytes, do_at = shared + C::kDo + stage * C::kQBytes;
+      const uint32_t stage = step % C::kStages, parity = (step / C::kStages) & 1;
+      const uint32_t q_stage = step % C::kQStages, next = (step + 1) % C::kQStages;
+      const uint32_t q_at = shared + C::kQ + q_stage * C::kQBytes, do_at = shared + C::kDo + stage * C::kQBytes;
       float dp[C::kRows / 2], dq[32];
       uint32_t packed[C::kRows / 4], ds[C::kRows / 4];
       barrier_wait(barriers.do_full(stage), parity);
@@ -342,10 +352,12 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
         for (int e = 0; e < 4; ++e) ds[4 * i + e] = pack2<T>(dp[8 * i + 2 * e], dp[8 * i + 2 * e + 1]);
         if constexpr (!kValuesFirst) pack_rows(i, even, odd);
       }
-      const uint32_t ds_at = shared + C::kDs + (step & 1) * C::kSBytes;
+      // One buffer: the other warpgroup's dQ of the step before must have read it.
+      if constexpr (C::kSStages == 1) barrier_wait(barriers.ds_empty(), (step & 1) ^ 1);
+      const uint32_t ds_at = shared + C::kDs + (step % C::kSStages) * C::kSBytes;
 #pragma unroll
       for (int i = 0; i < C::kRows / 16; ++i) {
-        store_matrices(((ds_store + (step & 1) * C::kSBytes) ^ (32 * (i % 4))) + (i / 4) * (C::kKeys * 128), ds[4 * i],
+        store_matrices(((ds_store + (step % C::kSStages) * C::kSBytes) ^ (32 * (i % 4))) + (i / 4) * (C::kKeys * 128), ds[4 * i],
                        ds[4 * i + 1], ds[4 * i + 2], ds[4 * i + 3]);
       }
       proxy_fence();
@@ -364,9 +376,10 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
         --left;
         if (block == blocks) {
           block = first_block;
-          if constexpr (C::kDropout) draws = AttentionDraws::of(p.sample_ids[info.sequence], p.t0, p.t1, ++head);
+          if (++head == end_head) head -= p.group;
+          if constexpr (C::kDropout) draws = AttentionDraws::of(p.sample_ids[info.sequence], p.t0, p.t1, head);
         }
-        barrier_wait(barriers.q_full(next), ((step + 1) / C::kStages) & 1);
+        barrier_wait(barriers.q_full(next), ((step + 1) / C::kQStages) & 1);
         mma_fence();
         transposed_product<C>(s, my_k, shared + C::kQ + next * C::kQBytes);
         mma_commit();
@@ -387,33 +400,34 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
         pin(s);
         probabilities(step + 1);
         // A branch: the assembler would otherwise move exponentials behind the wait that follows.
-        barrier_wait(barriers.q_full(next), ((step + 1) / C::kStages) & 1);
+        barrier_wait(barriers.q_full(next), ((step + 1) / C::kQStages) & 1);
       }
-      mma_wait<0>();
+      mma_wait<1>();
       pin(dk);
+      arrive(barriers.q_empty(q_stage));
+      mma_wait<0>();
       pin(dv);
       pin(dq);
-      arrive(barriers.q_empty(stage));
+      if constexpr (C::kSStages == 1) arrive(barriers.ds_empty());
       if constexpr (C::kDeterministic) {
         // Key tiles add in ascending order. A tile waits only for tiles that were handed out before it, so someone always moves on.
         if (thread == 0) wait_for_turn(p.turns + (dq_to - p.dq) / 4096, turn);
         named_sync(2 + group, 128);
       }
 #pragma unroll
-      for (int i = 0; i < 8; ++i) add_global4(dq_to + i * 512, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+      for (int i = 0; i < (C::kSkip ? 0 : 8); ++i) add_global4(dq_to + i * 512, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
       if constexpr (C::kDeterministic) {
         __threadfence();
         named_sync(2 + group, 128);
         if (thread == 0) atomicAdd(p.turns + (dq_to - p.dq) / 4096, 1);
       }
-      dq_to += kBlockSums;
-      if (block == first_block) dq_to += next_head;
+      dq_to = block == first_block ? sums_of_head() : dq_to + kBlockSums;
       ++step;
     };
 
-    barrier_wait(barriers.q_full(step % C::kStages), (step / C::kStages) & 1);
+    barrier_wait(barriers.q_full(step % C::kQStages), (step / C::kQStages) & 1);
     mma_fence();
-    transposed_product<C>(s, my_k, shared + C::kQ + (step % C::kStages) * C::kQBytes);
+    transposed_product<C>(s, my_k, shared + C::kQ + (step % C::kQStages) * C::kQBytes);
     mma_commit();
     mma_wait<0>();
     pin(s);
@@ -443,9 +457,12 @@ __global__ void __launch_bounds__(C::kThreads, 1) kernel(const __grid_constant__
       hopper::barrier_init(barriers.kv_full(s), 1);
       hopper::barrier_init(barriers.kv_empty(s), 8);
     }
-    for (uint32_t s = 0; s < C::kStages; ++s) {
+    hopper::barrier_init(barriers.ds_empty(), 8);
+    for (uint32_t s = 0; s < C::kQStages; ++s) {
       hopper::barrier_init(barriers.q_full(s), 1);
       hopper::barrier_init(barriers.q_empty(s), 8);
+    }
+    for (uint32_t s = 0; s < C::kStages; ++s) {
       hopper::barrier_init(barriers.do_full(s), 1);
       hopper::barrier_init(barriers.do_empty(s), 8);
     }

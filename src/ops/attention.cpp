@@ -1,9 +1,12 @@
 #include "trireme/ops/attention.h"
 
+#include "attention_bridge.h"
+#include "capsule.h"
 #include "trireme/base/error.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 
@@ -46,6 +49,12 @@ at::Tensor flat(const at::Tensor& x) {
   return x.reshape({1, x.size(0) * x.size(1), x.size(2), x.size(3)});
 }
 
+/// [B,S,N,H] as [B*S,N,H]: without a copy where the rows of the batch follow each other.
+at::Tensor tokens_first(const at::Tensor& x) {
+  if (x.size(0) == 1 || x.stride(0) == x.size(1) * x.stride(1)) return x.as_strided({x.size(0) * x.size(1), x.size(2), x.size(3)}, {x.stride(1), x.stride(2), x.stride(3)});
+  return x.reshape({x.size(0) * x.size(1), x.size(2), x.size(3)});
+}
+
 template <class F>
 at::Tensor each_sequence(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                          const SequenceLayout& sequences, const F& f) {
@@ -69,6 +78,63 @@ void check_shapes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                 ", q of ", q.size(0), " rows of ", q.size(1));
 }
 
+/// Where cuDNN's backward was measured to be faster than ours (docs/benchmarks.md; scripts/bench/attention.sh measures it again): whole causal
+/// rows of at least `row_length` with at least `group` query heads to a key head, by head size.
+struct BackwardOfCudnn {
+  int64_t d, group, row_length;
+};
+constexpr BackwardOfCudnn kBackwardTable[] = {{128, 2, 2048}};
+
+bool cudnn_is_faster_backward(const at::Tensor& q, const at::Tensor& k, const SequenceLayout& sequences) {
+  if (!sequences.one_per_row || at::globalContext().deterministicAlgorithms()) return false;
+  return std::any_of(std::begin(kBackwardTable), std::end(kBackwardTable), [&](const BackwardOfCudnn& entry) {
+    return q.size(2) == entry.d && q.size(1) / k.size(1) >= entry.group && sequences.row_length >= entry.row_length;
+  });
+}
+
+struct FusedPlan {
+  bridge::AttentionProblem problem;
+  int64_t rows;
+  bool cudnn_backward;
+};
+
+/// Our kernels, on heads [T,N,H].
+struct FusedAttention : torch::autograd::Function<FusedAttention> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const FusedPlan& plan) {
+    auto [o, lse] = bridge::attention_forward(q, k, v, plan.problem);
+    ctx->save_for_backward({q, k, v, o, lse});
+    ctx->saved_data["plan"] = to_capsule(plan);
+    return o;
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx, torch::autograd::variable_list gradients) {
+    const torch::autograd::variable_list saved = ctx->get_saved_variables();
+    const auto& plan = from_capsule<FusedPlan>(ctx->saved_data["plan"]);
+    const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2], &o = saved[3], &lse = saved[4];
+    if (plan.cudnn_backward) return by_cudnn(gradients[0], saved, plan);
+    const std::array<at::Tensor, 3> results{at::empty(q.sizes(), q.options()), at::empty(k.sizes(), k.options()),
+                                            at::empty(v.sizes(), v.options())};
+    bridge::attention_backward(gradients[0], q, k, v, o, lse, plan.problem, at::globalContext().deterministicAlgorithms(), results);
+    return {results[0], results[1], results[2], at::Tensor()};
+  }
+
+  /// cuDNN takes [B,N,S,H] of any strides and the log-sum-exp as [B,N,S,1].
+  static torch::autograd::variable_list by_cudnn(const at::Tensor& d_o, const torch::autograd::variable_list& saved, const FusedPlan& plan) {
+    const auto rows = [&](const at::Tensor& x) {
+      return x.unflatten(0, {plan.rows, x.size(0) / plan.rows}).transpose(1, 2);
+    };
+    const at::Tensor lse = saved[4].unflatten(1, {plan.rows, saved[4].size(1) / plan.rows}).transpose(0, 1).contiguous().unsqueeze(-1);
+    const at::Tensor zero = at::zeros({}, d_o.options().dtype(at::kLong));
+    const int64_t length = saved[0].size(0) / plan.rows;
+    const auto [dq, dk, dv] = at::_scaled_dot_product_cudnn_attention_backward(
+        rows(d_o), rows(saved[0]), rows(saved[1]), rows(saved[2]), rows(saved[3]), lse, zero, zero, at::Tensor(), at::Tensor(), at::Tensor(), length,
+        length, 0.0, plan.problem.causal, plan.problem.scale);
+    const auto flat = [](const at::Tensor& x) { return tokens_first(x.transpose(1, 2)); };
+    return {flat(dq), flat(dk), flat(dv), at::Tensor()};
+  }
+};
+
 }  // namespace
 
 SequenceLayout make_sequence_layout(const std::vector<int32_t>& cu_seqlens, int64_t rows,
@@ -77,7 +143,7 @@ SequenceLayout make_sequence_layout(const std::vector<int32_t>& cu_seqlens, int6
       cu_seqlens.size() >= 2 && cu_seqlens.front() == 0 && cu_seqlens.back() == rows * row_length,
       "sequence boundaries must run from 0 to ", rows * row_length, ", last is ",
       cu_seqlens.empty() ? -1 : cu_seqlens.back());
-  SequenceLayout layout{cu_seqlens, rows, row_length, 0, false, {}};
+  SequenceLayout layout{cu_seqlens, rows, row_length, 0, false, {}, std::make_shared<AttentionWork>()};
   int64_t row_ends = 0;
   for (size_t i = 1; i < cu_seqlens.size(); ++i) {
     TRIREME_CHECK(cu_seqlens[i] > cu_seqlens[i - 1], "sequence boundary ", cu_seqlens[i],
@@ -100,7 +166,16 @@ SequenceLayout make_sequence_layout(const std::vector<int32_t>& cu_seqlens, int6
 at::Tensor attention(const at::Tensor& q_BSNH, const at::Tensor& k_BSKH, const at::Tensor& v_BSKH,
                      const SequenceLayout& sequences, double scale) {
   check_shapes(q_BSNH, k_BSKH, v_BSKH, sequences);
-  if (q_BSNH.is_cuda()) prefer_cudnn();
+  if (q_BSNH.is_cuda()) {
+    const at::Tensor q = tokens_first(q_BSNH), k = tokens_first(k_BSKH), v = tokens_first(v_BSKH);
+    if (bridge::serves_attention(q, k, v)) {
+      const FusedPlan plan{{bridge::attention_lists(*sequences.work, sequences.boundaries, q.size(2), true, q.device()), true, scale, {}},
+                           sequences.rows,
+                           cudnn_is_faster_backward(q, k, sequences)};
+      return FusedAttention::apply(q, k, v, plan).view(q_BSNH.sizes());
+    }
+    prefer_cudnn();
+  }
   if (sequences.one_per_row) return whole_rows(q_BSNH, k_BSKH, v_BSKH, scale);
   if (q_BSNH.is_cuda() && q_BSNH.element_size() == 2) {
     const at::Tensor& bounds = sequences.boundaries_device;

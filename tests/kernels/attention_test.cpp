@@ -52,9 +52,9 @@ std::vector<Case> cases(bool backward) {
 }
 
 /// One case on the device: random inputs side by side as a fused projection leaves them, poisoned outputs.
-class Run {
+class Problem {
  public:
-  Run(const Case& c, Element element) : case_(c), element_(element) {
+  Problem(const Case& c, Element element) : case_(c), element_(element) {
     const int64_t tokens = c.cu_seqlens.back(), heads = c.q_heads + 2 * c.kv_heads;
     in_.cu_seqlens = c.cu_seqlens;
     in_.q_heads = c.q_heads;
@@ -186,7 +186,7 @@ TEST_F(AttentionTest, ForwardEqualsTheOracle) {
   for (const Element element : kHalfElements) {
     for (const Case& c : cases(false)) {
       SCOPED_TRACE(name_of(c, element));
-      Run run(c, element);
+      Problem run(c, element);
       CUDA_OK(run.forward());
       const oracle::AttentionOutputs expected = run.expected();
       EXPECT_LT(relative_error(run.o(), expected.o), bound(element));
@@ -201,7 +201,7 @@ TEST_F(AttentionTest, BackwardEqualsTheOracle) {
     for (const bool deterministic : {false, true}) {
       for (const Case& c : cases(true)) {
         SCOPED_TRACE(name_of(c, element) + (deterministic ? " deterministic" : ""));
-        Run run(c, element);
+        Problem run(c, element);
         CUDA_OK(run.forward());
         CUDA_OK(run.backward(deterministic));
         const oracle::AttentionOutputs expected = run.expected();
@@ -223,7 +223,7 @@ TEST_F(AttentionTest, BackwardEqualsTheOracle) {
 
 TEST_F(AttentionTest, DeterministicRunsRepeatTheirBits) {
   for (const int d : {64, 128}) {
-    Run run({{0, 700, 2048, 3000}, 8, 2, d, true}, Element::kBF16);
+    Problem run({{0, 700, 2048, 3000}, 8, 2, d, true}, Element::kBF16);
     CUDA_OK(run.forward());
     const std::vector<unsigned char> o = run.o_bytes();
     CUDA_OK(run.backward(true));
@@ -239,7 +239,7 @@ TEST_F(AttentionTest, DeterministicRunsRepeatTheirBits) {
 }
 
 TEST_F(AttentionTest, KeysAndValuesGradientsRepeatTheirBitsAlways) {
-  Run run({{0, 700, 2048, 3000}, 8, 2, 128, true}, Element::kBF16);
+  Problem run({{0, 700, 2048, 3000}, 8, 2, 128, true}, Element::kBF16);
   CUDA_OK(run.forward());
   CUDA_OK(run.backward(false));
   const Values dk = run.dk(), dv = run.dv();
@@ -251,7 +251,7 @@ TEST_F(AttentionTest, KeysAndValuesGradientsRepeatTheirBitsAlways) {
 }
 
 TEST_F(AttentionTest, RefusesWhatItCannotServe) {
-  Run run({{0, 64}, 2, 2, 64, true}, Element::kBF16);
+  Problem run({{0, 64}, 2, 2, 64, true}, Element::kBF16);
   AttentionForward a = run.forward_arguments();
   a.shape.d = 96;
   EXPECT_EQ(attention_forward(a, nullptr), cudaErrorInvalidValue);
