@@ -323,7 +323,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
       const uint32_t delta_at = shared + C::kDelta + stage * C::kStatBytes + 8 * (lane % 4);
 #pragma unroll
       for (int i = 0; i < C::kRows / 16; ++i) {
-        uint32_t even = 0, odd = 0;
+        [[maybe_unused]] uint32_t even = 0, odd = 0;
         if constexpr (C::kDropout) {
           even = draws.kept(draw_row + 16 * i, draw_column, p.keep_bias);
           odd = draws.kept(draw_row + 16 * i + 1, draw_column, p.keep_bias);

@@ -4,12 +4,7 @@
 namespace trireme {
 
 /// Statistics of a step that are summed over ranks in one all-reduce, and what follows from them (kStop … as kSignal …).
-<<<<<<< HEAD
 enum StepStat { kSquare, kLossSum, kDenominator, kSignal, kSaveReady, kSaveClock, kSamples, kNumReduced };
-enum StepResult { kLoss, kGradNorm, kSkipped, kStop, kReady, kClock, kSampleCount, kNumResults };
-=======
-enum StepStat { kSquare, kLossSum, kDenominator, kSignal, kSaveReady, kSaveClock, kNumReduced };
-enum StepResult { kLoss, kGradNorm, kSkipped, kSpiked, kStop, kReady, kClock, kNumResults };
->>>>>>> faults
+enum StepResult { kLoss, kGradNorm, kSkipped, kSpiked, kStop, kReady, kClock, kSampleCount, kNumResults };
 
 }  // namespace trireme
