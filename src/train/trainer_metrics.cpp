@@ -13,11 +13,8 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-<<<<<<< HEAD
 #include <cmath>
-=======
 #include <limits>
->>>>>>> faults
 
 namespace trireme {
 
