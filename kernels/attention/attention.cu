@@ -23,8 +23,8 @@ cudaError_t attention_forward(const AttentionForward& a, cudaStream_t stream) {
 }
 
 int64_t attention_backward_workspace(const AttentionShape& s, int64_t block_count) {
-  // Sums of dQ, log-sum-exp and delta of every padded row; turns of every 64 x 64 part.
-  return s.q_heads * block_count * (64 * (s.d + 2) + s.d / 64) * 4;
+  // Sums of dQ, log-sum-exp and delta of every padded row; turns of every warp's part.
+  return s.q_heads * block_count * (64 * (s.d + 2) + s.d / 16) * 4;
 }
 
 cudaError_t attention_backward(const AttentionBackward& a, cudaStream_t stream) {

@@ -17,22 +17,22 @@
 
 namespace trireme::kernels::backward {
 
-template <class T_, int kDim_, bool kCausal_, bool kDropout_, int kMode_ = 0, int kRows_ = 64, bool kDeterministic_ = false, int kQStages_ = 3, bool kRotate_ = true, bool kSkip_ = false>
+template <class T_, int kDim_, bool kCausal_, bool kDropout_, int kMode_ = 0, int kRows_ = 64, bool kDeterministic_ = false, int kQStages_ = 2, int kSStages_ = 2, bool kKept_ = false>
 struct Config {
-  static constexpr bool kDeterministic = kDeterministic_, kRotate = kRotate_ && !kDeterministic_, kSkip = kSkip_;
+  static constexpr bool kDeterministic = kDeterministic_, kKept = kKept_;
   static constexpr int kMode = kMode_;
   using T = T_;
   static constexpr int kDim = kDim_;
   static constexpr bool kCausal = kCausal_, kDropout = kDropout_;
   static constexpr int kKeys = kAttentionBackwardKeys, kRows = kRows_;
-  static constexpr int kQStages = kQStages_, kStages = 2, kSStages = kQStages == 3 ? 1 : 2, kThreads = 384;
+  static constexpr int kQStages = kQStages_, kStages = 2, kSStages = kSStages_, kThreads = 384;
   static constexpr uint32_t kKBytes = kKeys * kDim * 2, kQBytes = kRows * kDim * 2, kSBytes = kKeys * kRows * 2,
                             kStatBytes = kRows * 4;
-  // Shared memory, in bytes from a multiple of 1,024. Keys and values have two slots: the next work item's arrive early, and
-  // the finished one's hold dK and dV on their way out.
-  static constexpr uint32_t kK = 0, kV = 2 * kKBytes, kQ = kV + 2 * kKBytes, kDo = kQ + kQStages * kQBytes,
-                            kDs = kDo + kStages * kQBytes, kLse = kDs + kSStages * kSBytes, kDelta = kLse + kQStages * kStatBytes,
-                            kBarriers = kDelta + kStages * kStatBytes, kInfos = kBarriers + (6 + 2 * kStages + 2 * kQStages) * 8,
+  // Shared memory, in bytes from a multiple of 1,024. Keys have two slots: the next work item's arrive early. Keys and values of the
+  // finished one make room for dK and dV on their way out.
+  static constexpr uint32_t kK = 0, kV = 2 * kKBytes, kQ = kV + kKBytes, kDo = kQ + kQStages * kQBytes,
+                            kDs = kDo + kStages * kQBytes, kDq = kDs + kSStages * kSBytes, kLse = kDq + 2 * 16384, kDelta = kLse + kQStages * kStatBytes,
+                            kBarriers = kDelta + kStages * kStatBytes, kInfos = kBarriers + (8 + 2 * kStages + 2 * kQStages) * 8,
                             kBytes = kInfos + 2 * 48;
 };
 
@@ -42,7 +42,7 @@ struct Parameters {
   const float* lse2;   // [q_heads][padded rows], times log2 e; infinite beyond a sequence
   const float* delta;  // the same; zero beyond
   float* dq;           // [q_heads][padded blocks of 64][d / 64][64 x 64 in fragment order]
-  int32_t* turns;      // deterministic: [q_heads][padded blocks][d / 64], key tiles that have added
+  int32_t* turns;      // deterministic: [q_heads][padded blocks][d / 64][4 warps], key tiles that have added
   void *dk, *dv;
   int64_t dk_token, dk_head, dv_token, dv_head, padded_rows;
   int group;
@@ -54,19 +54,21 @@ struct Parameters {
 
 /// What the producer tells the consumers about an item; head -1: no more. Query blocks first_block … blocks - 1 of each head of the group.
 struct alignas(16) ItemInfo {
-  int32_t first, begin, end, padded, head, first_block, blocks, sequence, first_head, unused[3];
+  int32_t first, begin, end, padded, head, first_block, blocks, sequence, unused[4];
 };
 
 template <class C>
 struct Barriers {
   uint32_t base;
-  __device__ uint32_t kv_full(uint32_t s) const { return base + 8 * s; }
-  __device__ uint32_t kv_empty(uint32_t s) const { return base + 8 * (2 + s); }
-  __device__ uint32_t ds_empty() const { return base + 8 * 4; }
-  __device__ uint32_t q_full(uint32_t s) const { return base + 8 * (6 + s); }
-  __device__ uint32_t q_empty(uint32_t s) const { return base + 8 * (6 + C::kQStages + s); }
-  __device__ uint32_t do_full(uint32_t s) const { return base + 8 * (6 + 2 * C::kQStages + s); }
-  __device__ uint32_t do_empty(uint32_t s) const { return base + 8 * (6 + 2 * C::kQStages + C::kStages + s); }
+  __device__ uint32_t k_full(uint32_t s) const { return base + 8 * s; }
+  __device__ uint32_t k_empty(uint32_t s) const { return base + 8 * (2 + s); }
+  __device__ uint32_t v_full() const { return base + 8 * 4; }
+  __device__ uint32_t v_empty() const { return base + 8 * 5; }
+  __device__ uint32_t ds_empty() const { return base + 8 * 6; }
+  __device__ uint32_t q_full(uint32_t s) const { return base + 8 * (8 + s); }
+  __device__ uint32_t q_empty(uint32_t s) const { return base + 8 * (8 + C::kQStages + s); }
+  __device__ uint32_t do_full(uint32_t s) const { return base + 8 * (8 + 2 * C::kQStages + s); }
+  __device__ uint32_t do_empty(uint32_t s) const { return base + 8 * (8 + 2 * C::kQStages + C::kStages + s); }
 };
 
 // Three threads produce: each alone fits the few registers that the consumers leave.
@@ -79,26 +81,26 @@ __device__ inline void produce_keys(const Parameters& p, uint32_t shared, ItemIn
 #pragma unroll 1
   for (uint32_t round = 0;; ++round) {
     const uint32_t slot = round & 1;
-    barrier_wait(barriers.kv_empty(slot), ((round >> 1) & 1) ^ 1);
+    barrier_wait(barriers.k_empty(slot), ((round >> 1) & 1) ^ 1);
     if (item >= p.queue.items()) {
       infos[slot].head = -1;
-      barrier_arrive(barriers.kv_full(slot));
+      barrier_arrive(barriers.k_full(slot));
       break;
     }
     int tile_index, head;
     p.queue.decode(item, tile_index, head);
     const AttentionTile tile = p.queue.tiles[tile_index];
     infos[slot] = {tile.first, tile.begin, tile.end, tile.padded, head, C::kCausal ? (tile.first - tile.begin) / C::kRows : 0,
-                   (tile.end - tile.begin + C::kRows - 1) / C::kRows, tile.sequence,
-                   // Key tiles that run at the same time start with different query heads, so that fewer add to the same sums.
-                   head * p.group + (C::kRotate ? (tile.first - tile.begin) / C::kKeys % p.group : 0), {}};
-    barrier_expect(barriers.kv_full(slot), 2 * C::kKBytes);
+                   (tile.end - tile.begin + C::kRows - 1) / C::kRows, tile.sequence, {}};
+    barrier_expect(barriers.k_full(slot), C::kKBytes);
 #pragma unroll
-    for (int c = 0; c < C::kDim / 64; ++c) {
-      const uint32_t at = slot * C::kKBytes + c * (C::kKeys * 128);
-      load_box(shared + C::kK + at, &p.k, 64 * c, head, tile.first, barriers.kv_full(slot));
-      load_box(shared + C::kV + at, &p.v, 64 * c, head, tile.first, barriers.kv_full(slot));
-    }
+    for (int c = 0; c < C::kDim / 64; ++c)
+      load_box(shared + C::kK + slot * C::kKBytes + c * (C::kKeys * 128), &p.k, 64 * c, head, tile.first, barriers.k_full(slot));
+    barrier_wait(barriers.v_empty(), (round & 1) ^ 1);
+    barrier_expect(barriers.v_full(), C::kKBytes);
+#pragma unroll
+    for (int c = 0; c < C::kDim / 64; ++c)
+      load_box(shared + C::kV + c * (C::kKeys * 128), &p.v, 64 * c, head, tile.first, barriers.v_full());
     item = p.queue.next();
   }
   p.queue.leave();
@@ -114,14 +116,13 @@ __device__ inline void produce_rows(const Parameters& p, uint32_t shared, const 
   uint32_t step = 0;
 #pragma unroll 1
   for (uint32_t round = 0;; ++round) {
-    barrier_wait(barriers.kv_full(round & 1), (round >> 1) & 1);
+    barrier_wait(barriers.k_full(round & 1), (round >> 1) & 1);
     const ItemInfo& info = infos[round & 1];
     if (info.head < 0) break;
     const int first_block = info.first_block, blocks = info.blocks, begin = info.begin;
-    const int end_head = (info.head + 1) * p.group;
-    int head = info.first_head;
+    int head = info.head * p.group;
 #pragma unroll 1
-    for (int left = p.group; left > 0; --left) {
+    for (int left = p.group; left > 0; --left, ++head) {
       const float* stat = stats + head * p.padded_rows + info.padded;
 #pragma unroll 1
       for (int block = first_block; block < blocks; ++block, ++step) {
@@ -136,7 +137,6 @@ __device__ inline void produce_rows(const Parameters& p, uint32_t shared, const 
                    begin + block * C::kRows, full);
         load_bytes(shared + (kGradients ? C::kDelta : C::kLse) + stage * C::kStatBytes, stat + block * C::kRows, C::kStatBytes, full);
       }
-      if (++head == end_head) head -= p.group;
     }
   }
 }
@@ -228,36 +228,29 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
   uint32_t step = 0;
   for (uint32_t round = 0;; ++round) {
     const uint32_t slot = round & 1;
-    barrier_wait(barriers.kv_full(slot), (round >> 1) & 1);
-    ItemInfo info = infos[slot];
-    info.first = uniform(info.first);
-    info.begin = uniform(info.begin);
-    info.end = uniform(info.end);
-    info.padded = uniform(info.padded);
-    info.head = uniform(info.head);
-    info.first_block = uniform(info.first_block);
-    info.blocks = uniform(info.blocks);
-    if (info.head < 0) break;
-    const uint32_t k = shared + C::kK + slot * C::kKBytes, v = shared + C::kV + slot * C::kKBytes;
+    barrier_wait(barriers.k_full(slot), (round >> 1) & 1);
+    // Read where it is needed: registers are scarce.
+    const ItemInfo& info = infos[slot];
+    if (uniform(info.head) < 0) break;
+    const uint32_t k = shared + C::kK + slot * C::kKBytes, v = shared + C::kV;
     const uint32_t my_k = k + group * (64 * 128), my_v = v + group * (64 * 128);
-    const int my_first = info.first + 64 * group;
+    const int my_first = uniform(info.first) - uniform(info.begin) + 64 * group;  // in the sequence
     // This thread's first key and the length of the sequence; blocks from clear_block on need no mask.
-    const int key = my_first - info.begin + 16 * warp + lane / 4, length = info.end - info.begin;
-    const int clear_block = info.first + C::kKeys > info.end ? INT_MAX : C::kCausal ? (my_first - info.begin + 63 + C::kRows - 1) / C::kRows : 0;
-    const int blocks = info.blocks, first_block = info.first_block;
+    const int key = my_first + 16 * warp + lane / 4, length = uniform(info.end) - uniform(info.begin);
+    const int clear_block = my_first - 64 * group + C::kKeys > length ? INT_MAX : C::kCausal ? (my_first + 63 + C::kRows - 1) / C::kRows : 0;
+    const int blocks = uniform(info.blocks), first_block = uniform(info.first_block);
 
     float dk[C::kDim / 2] = {}, dv[C::kDim / 2] = {}, s[C::kRows / 2];
     int block = first_block, left = (blocks - first_block) * p.group;
-    const int end_head = (info.head + 1) * p.group;
-    int head = uniform(info.first_head);
+    int head = uniform(info.head) * p.group;
     // d 128: this warpgroup's half of d; d 64: its half of the rows.
     constexpr int kBlockSums = C::kRows * C::kDim;
     const auto sums_of_head = [&] {
       return p.dq + ((static_cast<int64_t>(head) * p.padded_rows + info.padded) / C::kRows + first_block) * kBlockSums +
-                   group * 4096 + thread * 4;
+                   group * 4096 + warp * 1024;
     };
     float* dq_to = sums_of_head();
-    [[maybe_unused]] const int turn = (info.first - info.begin) / C::kKeys;
+    [[maybe_unused]] const int turn = my_first / C::kKeys;
     AttentionDraws draws;
     if constexpr (C::kDropout) draws = AttentionDraws::of(p.sample_ids[info.sequence], p.t0, p.t1, head);
 
@@ -376,7 +369,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
         --left;
         if (block == blocks) {
           block = first_block;
-          if (++head == end_head) head -= p.group;
+          ++head;
           if constexpr (C::kDropout) draws = AttentionDraws::of(p.sample_ids[info.sequence], p.t0, p.t1, head);
         }
         barrier_wait(barriers.q_full(next), ((step + 1) / C::kQStages) & 1);
@@ -409,18 +402,30 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
       pin(dv);
       pin(dq);
       if constexpr (C::kSStages == 1) arrive(barriers.ds_empty());
-      if constexpr (C::kDeterministic) {
-        // Key tiles add in ascending order. A tile waits only for tiles that were handed out before it, so someone always moves on.
-        if (thread == 0) wait_for_turn(p.turns + (dq_to - p.dq) / 4096, turn);
-        named_sync(2 + group, 128);
-      }
+      // Each warp's part of dQ goes out by itself.
+      if (lane == 0) add_bytes_read();
+      __syncwarp();
+      const uint32_t staging = shared + C::kDq + (group * 4 + warp) * 4096;
 #pragma unroll
-      for (int i = 0; i < (C::kSkip ? 0 : 8); ++i) add_global4(dq_to + i * 512, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
-      if constexpr (C::kDeterministic) {
-        __threadfence();
-        named_sync(2 + group, 128);
-        if (thread == 0) atomicAdd(p.turns + (dq_to - p.dq) / 4096, 1);
+      for (int i = 0; i < 8; ++i) store_shared4(staging + i * 512 + lane * 16, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+      proxy_fence();
+      __syncwarp();
+      if (lane == 0) {
+        // Deterministic: key tiles add in ascending order. A tile waits only for tiles that were handed out before it, so someone always moves on.
+        [[maybe_unused]] int32_t* const count = p.turns + (dq_to - p.dq) / 1024;
+        if constexpr (C::kDeterministic) wait_for_turn(count, turn);
+        if constexpr (C::kKept)
+          add_bytes_kept(dq_to, staging, 4096);
+        else
+          add_bytes(dq_to, staging, 4096);
+        if constexpr (C::kDeterministic) {
+          add_bytes_done();
+          asm volatile("fence.proxy.async;" ::: "memory");
+          __threadfence();
+          atomicAdd(count, 1);
+        }
       }
+      __syncwarp();
       dq_to = block == first_block ? sums_of_head() : dq_to + kBlockSums;
       ++step;
     };
@@ -432,17 +437,18 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     mma_wait<0>();
     pin(s);
     probabilities(step);
+    barrier_wait(barriers.v_full(), round & 1);
 #pragma unroll 1
     while (left > 1) advance(std::true_type{});
     advance(std::false_type{});
     // Both warpgroups have read K and V for the last time: they make room for the results.
     named_sync(1, 256);
     const uint32_t staging = (group * 4 + warp) * (16 * C::kDim * 2);
-    const int first = my_first + 16 * warp;
+    const int first = info.first + 64 * group + 16 * warp;
     finish<C>(dk, p.scale, k + staging, p.dk, p.dk_token, info.head * p.dk_head, first, info.end);
     finish<C>(dv, C::kDropout ? p.keep_scale : 1.0f, v + staging, p.dv, p.dv_token, info.head * p.dv_head, first, info.end);
     proxy_fence();
-    arrive(barriers.kv_empty(slot));
+    arrive(barriers.k_empty(slot));
   }
 }
 
@@ -454,9 +460,11 @@ __global__ void __launch_bounds__(C::kThreads, 1) kernel(const __grid_constant__
   auto* infos = reinterpret_cast<ItemInfo*>(memory + C::kInfos);
   if (threadIdx.x == 0) {
     for (uint32_t s = 0; s < 2; ++s) {
-      hopper::barrier_init(barriers.kv_full(s), 1);
-      hopper::barrier_init(barriers.kv_empty(s), 8);
+      hopper::barrier_init(barriers.k_full(s), 1);
+      hopper::barrier_init(barriers.k_empty(s), 8);
     }
+    hopper::barrier_init(barriers.v_full(), 1);
+    hopper::barrier_init(barriers.v_empty(), 8);
     hopper::barrier_init(barriers.ds_empty(), 8);
     for (uint32_t s = 0; s < C::kQStages; ++s) {
       hopper::barrier_init(barriers.q_full(s), 1);

@@ -41,8 +41,8 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const SideArguments a
       a.lse2[stat + row] = row < block.count ? a.lse[head * a.tokens + block.first + row] * kLog2E : INFINITY;
     }
   }
-  if (a.turns != nullptr && threadIdx.x < kDim / 64)
-    a.turns[(head * a.block_count + blockIdx.x) * (kDim / 64) + threadIdx.x] = 0;
+  if (a.turns != nullptr && threadIdx.x < kDim / 16)
+    a.turns[(head * a.block_count + blockIdx.x) * (kDim / 16) + threadIdx.x] = 0;
   float4* dq = reinterpret_cast<float4*>(a.dq_sums + stat * kDim);
 #pragma unroll
   for (int i = 0; i < 64 * kDim / 4 / kThreads; ++i) dq[i * kThreads + threadIdx.x] = float4{};
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(128) convert_kernel(const SideArguments a) {
   const float4* from = reinterpret_cast<const float4*>(a.dq_sums + ((head * a.padded_rows + int64_t{block_index} * 64) * kDim + part * 4096));
   float4 x[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) x[i] = __ldcs(from + i * 128 + threadIdx.x);
+  for (int i = 0; i < 8; ++i) x[i] = __ldcs(from + warp * 256 + i * 32 + lane);
   uint32_t low[8], high[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {

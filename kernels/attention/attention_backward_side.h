@@ -15,7 +15,7 @@ struct SideArguments {
   int q_heads;
   float scale;
   float *lse2, *delta;  // [q_heads][padded rows]
-  int32_t* turns;         // [q_heads][blocks][d / 64], null when not deterministic
+  int32_t* turns;         // [q_heads][blocks][d / 64][4], null when not deterministic
   float* dq_sums;       // [q_heads][blocks][d / 64][64 x 64 in fragment order]
 };
 

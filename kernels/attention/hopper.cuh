@@ -106,11 +106,27 @@ __device__ inline float2 load_shared_float2(uint32_t address) {
   return v;
 }
 
-__device__ inline void add_global4(float* to, float a, float b, float c, float d) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b),
-               "f"(c), "f"(d)
+__device__ inline void store_shared4(uint32_t address, float a, float b, float c, float d) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+}
+/// Adds fp32 values in shared memory to as many in global memory, by the copy engine; bytes a multiple of 16. One thread asks and later waits.
+__device__ inline void add_bytes(float* to, uint32_t from, uint32_t bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(to),
+               "r"(from), "r"(bytes)
                : "memory");
 }
+/// The same; the sums are the last to leave the L2 cache.
+__device__ inline void add_bytes_kept(float* to, uint32_t from, uint32_t bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;\n"
+      "cp.async.bulk.commit_group;" ::"l"(to),
+      "r"(from), "r"(bytes), "l"(0x14F0000000000000ull)
+      : "memory");
+}
+/// What this thread asked for has been read from shared memory.
+__device__ inline void add_bytes_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+/// … and has been added.
+__device__ inline void add_bytes_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 template <class T>
 __device__ inline uint32_t pack2(float low, float high) {

@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -67,6 +68,23 @@ void activations(bench::Recorder& recorder, int64_t rows, int64_t columns) {
        [&](int i) { at::gelu_backward(dy[i], dy[(i + 1) % kSets]); });
 }
 
+/// cuDNN's attention on the shapes of attention_bench.cu; TFLOP/s in place of TB/s, as there.
+void attention(bench::Recorder& recorder, const char* label, int64_t batch, int64_t length, int64_t heads, int64_t kv_heads, int64_t d, bool causal) {
+  const auto make = [&](int64_t n) {
+    return at::randn({batch, length, n, d}, at::device(at::kCUDA).dtype(at::kBFloat16)).transpose(1, 2);
+  };
+  const at::Tensor q = make(heads), k = make(kv_heads), v = make(kv_heads), d_o = make(heads);
+  const double scale = 1 / std::sqrt(static_cast<double>(d));
+  const double work = 4.0 * static_cast<double>(length * length * d * heads * batch) * (causal ? 0.5 : 1);
+  const auto forward = [&] { return at::_scaled_dot_product_cudnn_attention(q, k, v, {}, true, 0.0, causal, false, scale); };
+  const auto saved = forward();
+  time(recorder, "cuDNN attention forward (TFLOP/s)", label, work, [&](int) { forward(); });
+  time(recorder, "cuDNN attention backward (TFLOP/s)", label, 2.5 * work, [&](int) {
+    at::_scaled_dot_product_cudnn_attention_backward(d_o, q, k, v, std::get<0>(saved), std::get<1>(saved), std::get<6>(saved), std::get<7>(saved),
+                                                     {}, std::get<2>(saved), std::get<3>(saved), length, length, 0.0, causal, scale);
+  });
+}
+
 }  // namespace
 
 TRIREME_BENCH(peers) {
@@ -77,6 +95,10 @@ TRIREME_BENCH(peers) {
                                       {16384, 8192},
                                       {8192, 16384}})
     norms(recorder, rows, columns);
+  attention(recorder, "70B 1 x 8192", 1, 8192, 64, 8, 128, true);
+  attention(recorder, "70B 8 x 2048", 8, 2048, 64, 8, 128, true);
+  attention(recorder, "7B 2 x 4096", 2, 4096, 32, 32, 128, true);
+  attention(recorder, "BERT 48 x 512", 48, 512, 16, 16, 64, false);
   activations(recorder, 49152, 4096);
   activations(recorder, 8192, 28672);
 }

@@ -1,0 +1,116 @@
+#include "kernels/attention/attention.h"
+#include "kernels/bench/bench.h"
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+namespace trireme::kernels {
+
+namespace {
+
+struct Shape {
+  std::string name;
+  std::vector<int32_t> bounds;
+  int q_heads, kv_heads, d;
+  bool causal;
+  uint32_t threshold;
+};
+
+std::vector<int32_t> rows(int count, int length) {
+  std::vector<int32_t> bounds;
+  for (int i = 0; i <= count; ++i) bounds.push_back(i * length);
+  return bounds;
+}
+
+/// 48 rows of 512 with one, two, three sequences in turn: two in the mean.
+std::vector<int32_t> packed_rows() {
+  std::vector<int32_t> bounds{0};
+  for (int row = 0; row < 48; ++row) {
+    const int begin = row * 512, shift = 8 * (row % 16);
+    if (row % 3 == 1) bounds.push_back(begin + 180 + shift);
+    if (row % 3 == 2) bounds.insert(bounds.end(), {begin + 120 + shift, begin + 330 + shift});
+    bounds.push_back(begin + 512);
+  }
+  return bounds;
+}
+
+/// `count` documents of unequal length in 8,192 tokens.
+std::vector<int32_t> documents(int count) {
+  std::vector<int32_t> bounds{0};
+  for (int i = 1; i < count; ++i) bounds.push_back(8192 * i / count + (i % 5 - 2) * (8192 / count / 8));
+  bounds.push_back(8192);
+  return bounds;
+}
+
+template <class T>
+const T* upload(bench::Memory& memory, const std::vector<T>& values) {
+  void* device = memory.raw(static_cast<int64_t>(values.size() * sizeof(T)));
+  bench::check(cudaMemcpy(device, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "attention bench");
+  return static_cast<const T*>(device);
+}
+
+}  // namespace
+
+TRIREME_BENCH(attention) {
+  if (!recorder.wants("attention forward") && !recorder.wants("attention backward")) return;
+  std::vector<Shape> shapes{{"70B 1 x 8192", rows(1, 8192), 64, 8, 128, true, 0},
+                            {"70B 8 x 2048", rows(8, 2048), 64, 8, 128, true, 0},
+                            {"7B 2 x 4096", rows(2, 4096), 32, 32, 128, true, 0},
+                            {"BERT 48 x 512", rows(48, 512), 16, 16, 64, false, 0},
+                            {"BERT 48 x 512 packed, dropout", packed_rows(), 16, 16, 64, false, 13}};
+  for (const int count : {2, 5, 10, 20, 40})
+    shapes.push_back({"70B 8192 in " + std::to_string(count) + " documents", documents(count), 64, 8, 128, true, 0});
+  for (const Shape& s : shapes) {
+    bench::Memory memory;
+    const int64_t tokens = s.bounds.back(), sequences = static_cast<int64_t>(s.bounds.size()) - 1;
+    const AttentionPlan plan = plan_attention(s.bounds.data(), sequences, s.d, s.causal);
+    const auto tensor = [&](int heads) {
+      return AttentionTensor{memory.normal(tokens * heads * s.d, Element::kBF16), {int64_t{heads} * s.d, s.d}};
+    };
+    AttentionForward f;
+    f.shape = {tokens, s.q_heads, s.kv_heads, s.d, s.causal, 1 / std::sqrt(static_cast<float>(s.d)), Element::kBF16};
+    f.q = tensor(s.q_heads);
+    f.k = tensor(s.kv_heads);
+    f.v = tensor(s.kv_heads);
+    f.o = tensor(s.q_heads);
+    f.lse = static_cast<float*>(memory.raw(tokens * s.q_heads * 4));
+    f.dropout = {s.threshold, 1, 2, memory.integers(sequences, 1 << 30)};
+    f.tiles = upload(memory, plan.forward);
+    f.tile_count = static_cast<int64_t>(plan.forward.size());
+    f.counters = const_cast<int32_t*>(upload(memory, std::vector<int32_t>{0, 0}));
+    AttentionBackward b;
+    b.shape = f.shape;
+    b.q = f.q;
+    b.k = f.k;
+    b.v = f.v;
+    b.o = f.o;
+    b.d_o = tensor(s.q_heads);
+    b.d_q = tensor(s.q_heads);
+    b.d_k = tensor(s.kv_heads);
+    b.d_v = tensor(s.kv_heads);
+    b.lse = f.lse;
+    b.dropout = f.dropout;
+    b.tiles = upload(memory, plan.backward);
+    b.tile_count = static_cast<int64_t>(plan.backward.size());
+    b.blocks = upload(memory, plan.blocks);
+    b.block_count = static_cast<int64_t>(plan.blocks.size());
+    b.workspace = memory.raw(attention_backward_workspace(b.shape, b.block_count));
+    b.counters = f.counters;
+    double scores = 0;
+    for (int64_t i = 0; i < sequences; ++i) {
+      const double length = s.bounds[static_cast<size_t>(i) + 1] - s.bounds[static_cast<size_t>(i)];
+      scores += length * length * (s.causal ? 0.5 : 1);
+    }
+    // Work in place of bytes: the table's TB/s are TFLOP/s here.
+    const double work = 4 * scores * s.d * s.q_heads;
+    bench::check(attention_forward(f, nullptr), "attention_forward");
+    recorder.time("attention forward (TFLOP/s)", s.name, Element::kBF16, work, 1, [&](int) { return attention_forward(f, nullptr); });
+    recorder.time("attention backward (TFLOP/s)", s.name, Element::kBF16, 2.5 * work, 1, [&](int) { return attention_backward(b, nullptr); });
+    b.deterministic = true;
+    recorder.time("attention backward, deterministic (TFLOP/s)", s.name, Element::kBF16, 2.5 * work, 1,
+                  [&](int) { return attention_backward(b, nullptr); });
+  }
+}
+
+}  // namespace trireme::kernels
