@@ -9,11 +9,13 @@ namespace trireme::kernels {
 namespace {
 
 constexpr int kBlocksPerSm = 8, kScalarThreads = 256;
-/// Of a row, for a thread.
+/// Of a row, for a thread; half as many where three sums over long rows take the registers.
 template <class T>
 constexpr int kElements = sizeof(T) == 2 ? 32 : 16;
-/// Of a block: sums over rows take registers.
-constexpr int max_threads(int sums) { return sums == 3 ? 256 : 512; }
+template <class T>
+constexpr int max_threads(int elements, int sums) {
+  return sums == 3 && elements == kElements<T> ? 256 : 512;
+}
 
 bool wants_sums(const LayerNormBackward& a) {
   return a.d_gamma != nullptr || a.d_beta != nullptr || a.d_bias != nullptr;
@@ -21,14 +23,14 @@ bool wants_sums(const LayerNormBackward& a) {
 /// Vectors that a block leaves in the workspace: gamma's, beta's, bias's.
 int sums_of(const LayerNormBackward& a) { return a.d_bias != nullptr ? 3 : wants_sums(a) ? 2 : 0; }
 
-template <class T, int kSums>
-__global__ void __launch_bounds__(max_threads(kSums)) backward_kernel(const LayerNormBackward a) {
+template <class T, int kCount, int kSums>
+__global__ void __launch_bounds__(max_threads<T>(kCount, kSums))
+    backward_kernel(const LayerNormBackward a) {
   extern __shared__ __align__(16) char shared[];
   __shared__ float scratch[2][2 * 32];
-  constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth,
-                kStages = kSums > 0 ? 2 : 1;
-  // With sums, a row waits for its second pass in shared memory, not in registers.
-  constexpr bool kKept = kSums == 0;
+  constexpr int kWidth = 16 / sizeof(T), kPacks = kCount / kWidth, kStages = kSums > 0 ? 2 : 1;
+  // Beside many sums, a row waits for its second pass in shared memory, not in registers.
+  constexpr bool kKept = kSums == 0 || kCount < kElements<T>;
   using Pack = Vec<T, kWidth>;
   const bool more = a.d_sum != nullptr;
   RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
@@ -100,12 +102,12 @@ __global__ void __launch_bounds__(max_threads(kSums)) backward_kernel(const Laye
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) g[i] += w[i];
       }
-      Pack out = packed(from_floats<T>(g));
+      Pack out = from_floats<T>(g);
       if (a.ds != nullptr) store(static_cast<T*>(a.ds) + at, out);
       if (a.dropout.ids != nullptr) {
         to_floats(out, g);
         mask.apply(g, cursor.index(p) * kWidth);
-        out = packed(from_floats<T>(g));
+        out = from_floats<T>(g);
         if (a.dx != nullptr) store(static_cast<T*>(a.dx) + at, out);
       }
       if constexpr (kSums == 3) {
@@ -191,10 +193,10 @@ cudaError_t launch_scalar(const LayerNormBackward& a, cudaStream_t stream) {
   return finish(a, blocks, stream);
 }
 
-template <class T, int kSums>
+template <class T, int kCount, int kSums>
 cudaError_t launch(const LayerNormBackward& a, cudaStream_t stream) {
-  constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
-  if (a.columns > static_cast<int64_t>(kElements<T>) * max_threads(kSums))
+  constexpr int kWidth = 16 / sizeof(T), kPacks = kCount / kWidth;
+  if (a.columns > static_cast<int64_t>(kCount) * max_threads<T>(kCount, kSums))
     return launch_scalar<T>(a, stream);
   RowGeometry g = row_geometry(a.columns / kWidth, kPacks);
   if (kSums == 3 && g.rows > 4)
@@ -203,7 +205,7 @@ cudaError_t launch(const LayerNormBackward& a, cudaStream_t stream) {
   RowLaunch extra;
   if (kSums > 0) extra = {block_sums_bytes(g.rows, a.columns, kSums), kBlocksPerSm, &blocks};
   const cudaError_t error =
-      launch_rows(backward_kernel<T, kSums>, a, a.rows, g,
+      launch_rows(backward_kernel<T, kCount, kSums>, a, a.rows, g,
                   (kSums > 0 ? 2 : 1) * (a.d_sum != nullptr ? 48 : 32) * kPacks, stream, extra);
   return error != cudaSuccess ? error : finish(a, blocks, stream);
 }
@@ -227,8 +229,10 @@ cudaError_t layer_norm_backward(const LayerNormBackward& a, cudaStream_t stream)
     if (a.columns % (16 / sizeof(T)) != 0 || !aligned16(a.dy, a.sum, a.gamma, a.d_sum, a.ds, a.dx))
       return launch_scalar<T>(a, stream);
     const int sums = sums_of(a);
-    if (sums == 0) return launch<T, 0>(a, stream);
-    return sums == 3 ? launch<T, 3>(a, stream) : launch<T, 2>(a, stream);
+    constexpr int kAll = kElements<T>, kHalf = kAll / 2;
+    if (sums == 0) return launch<T, kAll, 0>(a, stream);
+    if (sums == 2) return launch<T, kAll, 2>(a, stream);
+    return a.columns > 192 * kAll ? launch<T, kHalf, 3>(a, stream) : launch<T, kAll, 3>(a, stream);
   });
 }
 

@@ -110,8 +110,9 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 2 : 4)
   for (int i = 0; i < kSide / 32; ++i) {
     const int c = quad + i * 32, key = c / kWidth % 8;
     if (column0 + c < a.columns)
-      *reinterpret_cast<int4*>(a.transposed + (column0 + c) * a.rows + row) =
-          reinterpret_cast<const int4*>(tile)[c * 8 + (lane ^ key)];
+      store_whole(a.transposed + (column0 + c) * a.rows + row,
+                  reinterpret_cast<const int4*>(tile)[c * 8 + (lane ^ key)],
+                  streams(a.rows * a.columns));
   }
 }
 
