@@ -20,6 +20,19 @@ inline RowGeometry row_geometry(int64_t packs, int packs_of_thread) {
   return {threads, threads == 32 ? 8 : 1};
 }
 
+/// Launches a kernel with one block for each row, or several rows: while some of a multiprocessor's
+/// blocks wait for their row, others write. On an H200 this is nearer to the memory's speed than any
+/// grid that stays (RMS norm of 32768 x 4096: 4.05 TB/s against 3.5 with rows asked for ahead by
+/// cp.async and 3.7 with bulk copies); it has no room for sums over rows.
+template <class Kernel, class Arguments>
+cudaError_t launch_each_row(Kernel kernel, const Arguments& arguments, int64_t rows,
+                            const RowGeometry& g, cudaStream_t stream) {
+  kernel<<<static_cast<unsigned>(ceil_div(rows, g.rows)),
+           dim3(static_cast<unsigned>(g.threads), static_cast<unsigned>(g.rows)), 0, stream>>>(
+      arguments);
+  return cudaGetLastError();
+}
+
 /// Blocks of a grid that stays: as many as fit at once, at most `per_sm` a multiprocessor, not more
 /// than there is work for.
 template <class Kernel>

@@ -51,7 +51,13 @@ class RowPrefetch {
     for (int p = 0; p < kPacks; ++p)
       fetch(slot(ahead, p), p, cursor, cursor.row + ahead * cursor.step);
   }
-  /// This row's pack, once start_row() has returned. Asks for the pack of the row kStages turns
+  /// This row's pack, once start_row() has returned; it stays where it is.
+  template <class V>
+  __device__ V peek(int p, const RowCursor& cursor) const {
+    static_assert(sizeof(V) == kBytes);
+    return *reinterpret_cast<const V*>(slot(kStages == 2 ? cursor.turn : 0, p));
+  }
+  /// The same for the last time. Asks for the pack of the row kStages turns
   /// ahead, which end_row() closes.
   template <class V>
   __device__ V take(int p, const RowCursor& cursor) {
@@ -98,12 +104,12 @@ __device__ inline void start_row() {
 __device__ inline void end_row() { copy_async_commit(); }
 
 /// A vector [columns] that every row meets: in registers for 16-bit types, in L1 where it would
-/// take too many of them.
-template <class T, int kPacks>
+/// take too many of them or registers are wanted for something else.
+template <class T, int kPacks, bool kMayKeep = true>
 class RowVector {
  public:
   static constexpr int kWidth = 16 / sizeof(T);
-  static constexpr bool kKept = sizeof(T) == 2;
+  static constexpr bool kKept = sizeof(T) == 2 && kMayKeep;
   __device__ RowVector(const void* from, const RowCursor& cursor)
       : from_(static_cast<const T*>(from)) {
     if constexpr (kKept) {

@@ -14,33 +14,64 @@ __device__ inline constexpr float fp8_max(Fp8Format format) {
   return format == Fp8Format::kE4M3 ? 448.0f : 57344.0f;
 }
 
-/// kWidth codes of values * scale, rounded to nearest and saturated; kWidth is even.
-template <__nv_fp8_interpretation_t kKind, int kWidth>
-__device__ inline Vec<uint16_t, kWidth / 2> to_fp8(const float (&values)[kWidth], float scale) {
-  Vec<uint16_t, kWidth / 2> packed;
-#pragma unroll
-  for (int i = 0; i < kWidth; i += 2)
-    packed.value[i / 2] =
-        __nv_cvt_float2_to_fp8x2({values[i] * scale, values[i + 1] * scale}, __NV_SATFINITE, kKind);
-  return packed;
+/// Four codes of values * scale, rounded to nearest and saturated. In one piece: codes that pass
+/// 16-bit registers one pair at a time cost four more instructions a pair.
+template <__nv_fp8_interpretation_t kKind>
+__device__ inline uint32_t fp8_word(float a, float b, float c, float d) {
+  uint32_t word;
+  if constexpr (kKind == __NV_E4M3)
+    asm("{.reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1; "
+        "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3; mov.b32 %0, {low, high};}"
+        : "=r"(word)
+        : "f"(a), "f"(b), "f"(c), "f"(d));
+  else
+    asm("{.reg .b16 low, high; cvt.rn.satfinite.e5m2x2.f32 low, %2, %1; "
+        "cvt.rn.satfinite.e5m2x2.f32 high, %4, %3; mov.b32 %0, {low, high};}"
+        : "=r"(word)
+        : "f"(a), "f"(b), "f"(c), "f"(d));
+  return word;
 }
 
+template <__nv_fp8_interpretation_t kKind, int kWidth>
+__device__ inline Words<kWidth / 4> to_fp8(const float (&values)[kWidth], float scale) {
+  Words<kWidth / 4> codes;
+#pragma unroll
+  for (int i = 0; i < kWidth; i += 4)
+    codes.word[i / 4] = fp8_word<kKind>(values[i] * scale, values[i + 1] * scale,
+                                        values[i + 2] * scale, values[i + 3] * scale);
+  return codes;
+}
+
+/// kWidth is a multiple of four.
 template <int kWidth>
-__device__ inline Vec<uint16_t, kWidth / 2> to_fp8(const float (&values)[kWidth], float scale,
-                                                   Fp8Format format) {
+__device__ inline Words<kWidth / 4> to_fp8(const float (&values)[kWidth], float scale,
+                                           Fp8Format format) {
   // One branch for all of them, not one for each pair.
   if (format == Fp8Format::kE4M3) return to_fp8<__NV_E4M3>(values, scale);
   return to_fp8<__NV_E5M2>(values, scale);
 }
 
+/// Two pairs: fp32 rows are short of registers, not of instructions.
+template <__nv_fp8_interpretation_t kKind>
+__device__ inline Vec<uint16_t, 2> fp8_pairs(const float (&values)[4], float scale) {
+  return {
+      {__nv_cvt_float2_to_fp8x2({values[0] * scale, values[1] * scale}, __NV_SATFINITE, kKind),
+       __nv_cvt_float2_to_fp8x2({values[2] * scale, values[3] * scale}, __NV_SATFINITE, kKind)}};
+}
+
+/// `once` as in store_whole().
 template <int kWidth>
 __device__ inline void store_fp8(uint8_t* to, const float (&values)[kWidth], float scale,
-                                 Fp8Format format) {
+                                 Fp8Format format, bool once = false) {
   if constexpr (kWidth == 1)
     *to = __nv_cvt_float_to_fp8(values[0] * scale, __NV_SATFINITE,
                                 format == Fp8Format::kE4M3 ? __NV_E4M3 : __NV_E5M2);
+  else if constexpr (kWidth == 4)
+    store<uint16_t, 2>(reinterpret_cast<uint16_t*>(to), format == Fp8Format::kE4M3
+                                                            ? fp8_pairs<__NV_E4M3>(values, scale)
+                                                            : fp8_pairs<__NV_E5M2>(values, scale));
   else
-    store<uint16_t, kWidth / 2>(reinterpret_cast<uint16_t*>(to), to_fp8(values, scale, format));
+    store_whole(to, to_fp8(values, scale, format), once);
 }
 
 __device__ inline float from_fp8(uint8_t code, Fp8Format format) {
@@ -51,13 +82,27 @@ __device__ inline float from_fp8(uint8_t code, Fp8Format format) {
 template <int kWidth>
 __device__ inline void from_fp8(const Vec<uint16_t, kWidth / 2>& codes, float scale,
                                 Fp8Format format, float (&out)[kWidth]) {
+  const auto words = __builtin_bit_cast(Words<kWidth / 4>, codes);
   const auto convert = [&](auto kind) {
 #pragma unroll
-    for (int i = 0; i < kWidth; i += 2) {
-      const float2 pair = __half22float2(
-          __half2(__nv_cvt_fp8x2_to_halfraw2(codes.value[i / 2], decltype(kind)::value)));
-      out[i] = pair.x * scale;
-      out[i + 1] = pair.y * scale;
+    for (int i = 0; i < kWidth; i += 4) {
+      uint32_t halves[2];
+      if constexpr (decltype(kind)::value == __NV_E4M3)
+        asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; "
+            "cvt.rn.f16x2.e4m3x2 %1, high;}"
+            : "=r"(halves[0]), "=r"(halves[1])
+            : "r"(words.word[i / 4]));
+      else
+        asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e5m2x2 %0, low; "
+            "cvt.rn.f16x2.e5m2x2 %1, high;}"
+            : "=r"(halves[0]), "=r"(halves[1])
+            : "r"(words.word[i / 4]));
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        const float2 v = __half22float2(__half2(__builtin_bit_cast(__half2_raw, halves[pair])));
+        out[i + 2 * pair] = v.x * scale;
+        out[i + 2 * pair + 1] = v.y * scale;
+      }
     }
   };
   if (format == Fp8Format::kE4M3)
@@ -157,10 +202,13 @@ __device__ inline float settle_scale(const Fp8Output& out, float top, int64_t ro
 }
 
 /// Raises *amax by every warp of the block; nearly every warp loses, and reading first spares the
-/// atomic.
-__device__ inline void raise_amax_by_warp(float* amax, float v) {
+/// atomic. `seen`: *amax as read some time before.
+__device__ inline void raise_amax_by_warp(float* amax, float v, float seen) {
   v = warp_amax(v);
-  if (threadIdx.x % 32 == 0 && !(v <= *static_cast<volatile float*>(amax))) raise_amax(amax, v);
+  if (threadIdx.x % 32 == 0 && !(v <= seen)) raise_amax(amax, v);
+}
+__device__ inline void raise_amax_by_warp(float* amax, float v) {
+  raise_amax_by_warp(amax, v, *static_cast<volatile float*>(amax));
 }
 
 }  // namespace trireme::kernels

@@ -6,6 +6,18 @@
 
 namespace trireme::kernels {
 
+/// P(-|z|) and exp(-z^2 / 2) for bf16: Abramowitz & Stegun 7.1.26 for erfc(|z| / sqrt 2) is a
+/// polynomial times that exponential.
+__device__ inline float normal_tail(float z, float& bell) {
+  bell = fast_exp2(-0.72134752f * z * z);
+  const float t = fast_reciprocal(fmaf(0.3275911f * 0.70710678f, fabsf(z), 1.0f));
+  float tail = fmaf(0.5f * 1.061405429f, t, 0.5f * -1.453152027f);
+  tail = fmaf(tail, t, 0.5f * 1.421413741f);
+  tail = fmaf(tail, t, 0.5f * -0.284496736f);
+  tail = fmaf(tail, t, 0.5f * 0.254829592f);
+  return tail * (t * bell);
+}
+
 /// P(z) and P'(z). The forms for 16-bit types err by much less than their roundings, also where P
 /// is small.
 template <class T, GeluKind kKind>
@@ -22,18 +34,11 @@ __device__ inline void gelu_share(float z, float& share, float& slope) {
   } else {
     constexpr float kDensity = 0.39894228f;  // 1 / sqrt(2 pi)
     if constexpr (sizeof(T) == 2) {
-      const float bell = fast_exp2(-0.72134752f * z * z);
-      float tail;  // P(-|z|)
+      float bell, tail;  // P(-|z|)
       if constexpr (__is_same(T, __nv_bfloat16)) {
-        // Abramowitz & Stegun 7.1.26 for erfc(|z| / sqrt 2): a polynomial times exp(-z^2 / 2),
-        // which the density needs anyway.
-        const float t = fast_reciprocal(fmaf(0.3275911f * 0.70710678f, fabsf(z), 1.0f));
-        tail = fmaf(0.5f * 1.061405429f, t, 0.5f * -1.453152027f);
-        tail = fmaf(tail, t, 0.5f * 1.421413741f);
-        tail = fmaf(tail, t, 0.5f * -0.284496736f);
-        tail = fmaf(tail, t, 0.5f * 0.254829592f);
-        tail *= t * bell;
+        tail = normal_tail(z, bell);
       } else {
+        bell = fast_exp2(-0.72134752f * z * z);
         tail = 0.5f * erfcf(0.70710678f * fabsf(z));
       }
       share = z < 0.0f ? tail : 1.0f - tail;
@@ -50,8 +55,16 @@ __device__ inline void gelu(float (&z)[kWidth], GeluKind kind) {
   float share, slope;
   if (kind == GeluKind::kErf) {
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i)
-      gelu_share<T, GeluKind::kErf>(z[i], share, slope), z[i] *= share;
+    for (int i = 0; i < kWidth; ++i) {
+      if constexpr (__is_same(T, __nv_bfloat16)) {
+        // z P(z) = max(z, 0) - |z| P(-|z|): no choice between two forms. P(-16) is 0, an infinite
+        // z must not meet it.
+        const float tail = normal_tail(z[i], slope);
+        z[i] = fmaf(-fminf(fabsf(z[i]), 16.0f), tail, fmaxf(z[i], 0.0f));
+      } else {
+        gelu_share<T, GeluKind::kErf>(z[i], share, slope), z[i] *= share;
+      }
+    }
   } else {
 #pragma unroll
     for (int i = 0; i < kWidth; ++i)

@@ -7,7 +7,7 @@ namespace trireme::kernels {
 namespace {
 
 // Packs of a row for a thread: few for short rows, so that several blocks share a multiprocessor.
-constexpr int kFewPacks = 4, kManyPacks = 7, kMaxThreads = 512, kScalarThreads = 256, kStages = 2;
+constexpr int kFewPacks = 4, kManyPacks = 7, kMaxThreads = 512, kScalarThreads = 256;
 
 __device__ inline float settle_saved(const GeluCodes& saved, float top, int64_t row) {
   const float inverse = row_inverse_scale(top, saved.format);
@@ -17,55 +17,54 @@ __device__ inline float settle_saved(const GeluCodes& saved, float top, int64_t 
 
 template <class T, int kPacks, bool kFp8>
 __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const GeluForward a) {
-  extern __shared__ __align__(16) char shared[];
-  __shared__ float scratch[2][2 * 32];
+  __shared__ float scratch[2 * 32];
   constexpr int kWidth = 16 / sizeof(T);
-  using Pack = Vec<T, kWidth>;
-  RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
-  char* free = shared;
-  RowPrefetch<kPacks, 16, kStages> input(free, a.x, a.columns * static_cast<int64_t>(sizeof(T)));
-  start_inputs<kStages>(cursor, input);
-  for (; cursor.active(); cursor.advance()) {
-    start_row<kStages>();
-    Pack z[kPacks], y[kPacks];
-    Amax<T> top_y, top_z;
+  const RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
+  if (!cursor.active()) return;  // a whole warp, which no other waits for
+  const int64_t base = cursor.row * a.columns;
+  const bool once = streams(a.rows * a.columns * static_cast<int64_t>(sizeof(T)));
+  Words<4> z[kPacks], y[kFp8 ? kPacks : 1];
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p)
+    if (cursor.holds(p))
+      z[p] = load_words(static_cast<const T*>(a.x) + base + cursor.index(p) * kWidth);
+  Amax<T> top_y, top_z;
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    if (!cursor.holds(p)) continue;
+    const int column = cursor.index(p) * kWidth;
+    if (a.bias != nullptr)
+      z[p] = as_words(add(as_pack<T>(z[p]),
+                          load_shared_read<T, kWidth>(static_cast<const T*>(a.bias) + column)));
+    float v[kWidth];
+    to_floats(as_pack<T>(z[p]), v);
+    gelu<T>(v, a.kind);
+    const Vec<T, kWidth> activated = from_floats<T>(v);
+    if (a.y != nullptr) store_whole(static_cast<T*>(a.y) + base + column, activated, once);
+    if constexpr (kFp8) {
+      y[p] = as_words(activated);
+      if (a.saved.data != nullptr) top_z.add(as_pack<T>(z[p]));
+      top_y.add(activated);
+    }
+  }
+  if constexpr (kFp8) {
+    float top[2] = {top_y.get(), top_z.get()};
+    row_amax(top, blockDim.x, scratch);
+    const float scale = a.fp8.data != nullptr ? settle_scale(a.fp8, top[0], cursor.row) : 0.0f;
+    const float saved_scale =
+        a.saved.data != nullptr ? settle_saved(a.saved, top[1], cursor.row) : 0.0f;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       if (!cursor.holds(p)) continue;
-      const int column = cursor.index(p) * kWidth;
-      z[p] = input.template take<Pack>(p, cursor);
-      if (a.bias != nullptr)
-        z[p] = add(z[p], load_shared_read<T, kWidth>(static_cast<const T*>(a.bias) + column));
+      const int64_t at = base + cursor.index(p) * kWidth;
       float v[kWidth];
-      to_floats(z[p], v);
-      gelu<T>(v, a.kind);
-      y[p] = packed(from_floats<T>(v));
-      if (a.y != nullptr) store(static_cast<T*>(a.y) + cursor.row * a.columns + column, y[p]);
-      if constexpr (kFp8) {
-        if (a.saved.data != nullptr) top_z.add(z[p]);
-        top_y.add(y[p]);
+      if (a.fp8.data != nullptr) {
+        to_floats(as_pack<T>(y[p]), v);
+        store_fp8(a.fp8.data + at, v, scale, a.fp8.format, once);
       }
-    }
-    end_row();
-    if constexpr (kFp8) {
-      float top[2] = {top_y.get(), top_z.get()};
-      row_amax(top, blockDim.x, scratch[cursor.turn]);
-      const float scale = a.fp8.data != nullptr ? settle_scale(a.fp8, top[0], cursor.row) : 0.0f;
-      const float saved_scale =
-          a.saved.data != nullptr ? settle_saved(a.saved, top[1], cursor.row) : 0.0f;
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        if (!cursor.holds(p)) continue;
-        const int64_t at = cursor.row * a.columns + cursor.index(p) * kWidth;
-        float v[kWidth];
-        if (a.fp8.data != nullptr) {
-          to_floats(packed(y[p]), v);
-          store_fp8(a.fp8.data + at, v, scale, a.fp8.format);
-        }
-        if (a.saved.data != nullptr) {
-          to_floats(packed(z[p]), v);
-          store_fp8(a.saved.data + at, v, saved_scale, a.saved.format);
-        }
+      if (a.saved.data != nullptr) {
+        to_floats(as_pack<T>(z[p]), v);
+        store_fp8(a.saved.data + at, v, saved_scale, a.saved.format, once);
       }
     }
   }
@@ -113,10 +112,10 @@ __global__ void __launch_bounds__(kScalarThreads) scalar_kernel(const GeluForwar
 template <class T, bool kFp8>
 cudaError_t launch(const GeluForward& a, int64_t packs, cudaStream_t stream) {
   if (packs <= kFewPacks * kMaxThreads)
-    return launch_rows(forward_kernel<T, kFewPacks, kFp8>, a, a.rows,
-                       row_geometry(packs, kFewPacks), kStages * kFewPacks * 16, stream);
-  return launch_rows(forward_kernel<T, kManyPacks, kFp8>, a, a.rows,
-                     row_geometry(packs, kManyPacks), kStages * kManyPacks * 16, stream);
+    return launch_each_row(forward_kernel<T, kFewPacks, kFp8>, a, a.rows,
+                           row_geometry(packs, kFewPacks), stream);
+  return launch_each_row(forward_kernel<T, kManyPacks, kFp8>, a, a.rows,
+                         row_geometry(packs, kManyPacks), stream);
 }
 
 }  // namespace

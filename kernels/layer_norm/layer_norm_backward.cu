@@ -8,13 +8,14 @@ namespace trireme::kernels {
 
 namespace {
 
-// Sums over rows take registers: with them a thread has fewer elements of the row.
-constexpr int kMaxThreads = 512, kBlocksPerSm = 8, kScalarThreads = 256;
-
+constexpr int kBlocksPerSm = 8, kScalarThreads = 256;
+/// Of a row, for a thread; half as many where three sums over long rows take the registers.
 template <class T>
-constexpr int kPlainElements = sizeof(T) == 2 ? 32 : 16;
+constexpr int kElements = sizeof(T) == 2 ? 32 : 16;
 template <class T>
-constexpr int kSumElements = sizeof(T) == 2 ? 16 : 8;
+constexpr int max_threads(int elements, int sums) {
+  return sums == 3 && elements == kElements<T> ? 256 : 512;
+}
 
 bool wants_sums(const LayerNormBackward& a) {
   return a.d_gamma != nullptr || a.d_beta != nullptr || a.d_bias != nullptr;
@@ -22,11 +23,14 @@ bool wants_sums(const LayerNormBackward& a) {
 /// Vectors that a block leaves in the workspace: gamma's, beta's, bias's.
 int sums_of(const LayerNormBackward& a) { return a.d_bias != nullptr ? 3 : wants_sums(a) ? 2 : 0; }
 
-template <class T, int kElements, int kSums>
-__global__ void __launch_bounds__(kMaxThreads) backward_kernel(const LayerNormBackward a) {
+template <class T, int kCount, int kSums>
+__global__ void __launch_bounds__(max_threads<T>(kCount, kSums))
+    backward_kernel(const LayerNormBackward a) {
   extern __shared__ __align__(16) char shared[];
   __shared__ float scratch[2][2 * 32];
-  constexpr int kWidth = 16 / sizeof(T), kPacks = kElements / kWidth, kStages = kSums > 0 ? 2 : 1;
+  constexpr int kWidth = 16 / sizeof(T), kPacks = kCount / kWidth, kStages = kSums > 0 ? 2 : 1;
+  // Beside many sums, a row waits for its second pass in shared memory, not in registers.
+  constexpr bool kKept = kSums == 0 || kCount < kElements<T>;
   using Pack = Vec<T, kWidth>;
   const bool more = a.d_sum != nullptr;
   RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
@@ -35,7 +39,7 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const LayerNormBa
   RowPrefetch<kPacks, 16, kStages> gradients(free, a.dy, row_bytes), inputs(free, a.sum, row_bytes),
       others(free, a.d_sum, row_bytes, more);
   start_inputs<kStages>(cursor, gradients, inputs, others);
-  const RowVector<T, kPacks> gammas(a.gamma, cursor);
+  const RowVector<T, kPacks, kKept> gammas(a.gamma, cursor);
   const float share = __fdividef(1.0f, static_cast<float>(a.columns));
   float sums[kSums == 0 ? 1 : kSums][kSums == 0 ? 1 : kPacks][kWidth] = {};
 
@@ -46,16 +50,21 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const LayerNormBa
                 shift = -a.mean[cursor.row] * rstd;  // n = s * rstd + shift
     RowMask mask;
     if (a.dropout.ids != nullptr) mask = RowMask(a.dropout, cursor.row, a.columns);
-    Pack dy[kPacks], s[kPacks];
+    Pack dy[kKept ? kPacks : 1], s[kKept ? kPacks : 1];
     float dot[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       if (!cursor.holds(p)) continue;
-      dy[p] = packed(gradients.template take<Pack>(p, cursor));
-      s[p] = packed(inputs.template take<Pack>(p, cursor));
       float g[kWidth], n[kWidth], w[kWidth];
-      to_floats(dy[p], g);
-      to_floats(s[p], n);
+      if constexpr (kKept) {
+        dy[p] = packed(gradients.template take<Pack>(p, cursor));
+        s[p] = packed(inputs.template take<Pack>(p, cursor));
+        to_floats(dy[p], g);
+        to_floats(s[p], n);
+      } else {
+        to_floats(packed(gradients.template peek<Pack>(p, cursor)), g);
+        to_floats(packed(inputs.template peek<Pack>(p, cursor)), n);
+      }
       to_floats(gammas.get(p, cursor), w);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
@@ -78,8 +87,13 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const LayerNormBa
       if (!cursor.holds(p)) continue;
       const int64_t at = base + cursor.index(p) * kWidth;
       float g[kWidth], v[kWidth], w[kWidth];
-      to_floats(packed(dy[p]), g);
-      to_floats(packed(s[p]), v);
+      if constexpr (kKept) {
+        to_floats(packed(dy[p]), g);
+        to_floats(packed(s[p]), v);
+      } else {
+        to_floats(packed(gradients.template take<Pack>(p, cursor)), g);
+        to_floats(packed(inputs.template take<Pack>(p, cursor)), v);
+      }
       to_floats(gammas.get(p, cursor), w);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) g[i] = fmaf(g[i] * w[i], rstd, fmaf(v[i], slope, level));
@@ -179,16 +193,19 @@ cudaError_t launch_scalar(const LayerNormBackward& a, cudaStream_t stream) {
   return finish(a, blocks, stream);
 }
 
-template <class T, int kElements, int kSums>
+template <class T, int kCount, int kSums>
 cudaError_t launch(const LayerNormBackward& a, cudaStream_t stream) {
-  constexpr int kWidth = 16 / sizeof(T), kPacks = kElements / kWidth;
-  if (a.columns > static_cast<int64_t>(kElements) * kMaxThreads) return launch_scalar<T>(a, stream);
-  const RowGeometry g = row_geometry(a.columns / kWidth, kPacks);
+  constexpr int kWidth = 16 / sizeof(T), kPacks = kCount / kWidth;
+  if (a.columns > static_cast<int64_t>(kCount) * max_threads<T>(kCount, kSums))
+    return launch_scalar<T>(a, stream);
+  RowGeometry g = row_geometry(a.columns / kWidth, kPacks);
+  if (kSums == 3 && g.rows > 4)
+    g.rows = 4;  // their registers let three such blocks live beside each other
   int64_t blocks = 0;
   RowLaunch extra;
   if (kSums > 0) extra = {block_sums_bytes(g.rows, a.columns, kSums), kBlocksPerSm, &blocks};
   const cudaError_t error =
-      launch_rows(backward_kernel<T, kElements, kSums>, a, a.rows, g,
+      launch_rows(backward_kernel<T, kCount, kSums>, a, a.rows, g,
                   (kSums > 0 ? 2 : 1) * (a.d_sum != nullptr ? 48 : 32) * kPacks, stream, extra);
   return error != cudaSuccess ? error : finish(a, blocks, stream);
 }
@@ -212,9 +229,10 @@ cudaError_t layer_norm_backward(const LayerNormBackward& a, cudaStream_t stream)
     if (a.columns % (16 / sizeof(T)) != 0 || !aligned16(a.dy, a.sum, a.gamma, a.d_sum, a.ds, a.dx))
       return launch_scalar<T>(a, stream);
     const int sums = sums_of(a);
-    if (sums == 0) return launch<T, kPlainElements<T>, 0>(a, stream);
-    return sums == 3 ? launch<T, kSumElements<T>, 3>(a, stream)
-                     : launch<T, kSumElements<T>, 2>(a, stream);
+    constexpr int kAll = kElements<T>, kHalf = kAll / 2;
+    if (sums == 0) return launch<T, kAll, 0>(a, stream);
+    if (sums == 2) return launch<T, kAll, 2>(a, stream);
+    return a.columns > 192 * kAll ? launch<T, kHalf, 3>(a, stream) : launch<T, kAll, 3>(a, stream);
   });
 }
 

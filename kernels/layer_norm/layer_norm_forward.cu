@@ -14,92 +14,90 @@ constexpr int kElements = sizeof(T) == 2 ? 32 : 16;
 
 template <class T, bool kFp8, bool kPrologue>
 __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const LayerNormForward a) {
-  extern __shared__ __align__(16) char shared[];
   __shared__ float scratch[3][32];
-  constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth,
-                kStages = kPrologue ? 1 : 2;
-  using Pack = Vec<T, kWidth>;
-  const bool residual = kPrologue && a.residual != nullptr;
-  RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
-  const int64_t row_bytes = a.columns * static_cast<int64_t>(sizeof(T));
-  char* free = shared;
-  RowPrefetch<kPacks, 16, kStages> input(free, a.x, row_bytes),
-      residuals(free, a.residual, row_bytes, residual);
-  start_inputs<kStages>(cursor, input, residuals);
-  const RowVector<T, kPacks> gammas(a.gamma, cursor), betas(a.beta, cursor);
+  constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
+  const RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
+  if (!cursor.active()) return;  // a whole warp, which no other waits for
+  const int64_t base = cursor.row * a.columns;
+  const bool residual = kPrologue && a.residual != nullptr,
+             once = streams(a.rows * a.columns * static_cast<int64_t>(sizeof(T)));
   const float share = __fdividef(1.0f, static_cast<float>(a.columns));
-  for (; cursor.active(); cursor.advance()) {
-    start_row<kStages>();
-    const int64_t base = cursor.row * a.columns;
-    RowMask mask;
-    if (kPrologue && a.dropout.ids != nullptr) mask = RowMask(a.dropout, cursor.row, a.columns);
-    Pack s[kPacks];
-    float total[1] = {0.0f};
+  Words<4> s[kPacks], r[kPrologue ? kPacks : 1];
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      if (!cursor.holds(p)) continue;
-      s[p] = packed(input.template take<Pack>(p, cursor));
-      float v[kWidth];
-      if constexpr (kPrologue) {
-        const int column = cursor.index(p) * kWidth;
-        if (a.bias != nullptr)
-          s[p] = add(s[p], load_shared_read<T, kWidth>(static_cast<const T*>(a.bias) + column));
-        if (a.dropout.ids != nullptr) {
-          to_floats(s[p], v);
-          mask.apply(v, column);
-          s[p] = from_floats<T>(v);
-        }
-        if (residual) s[p] = add(s[p], residuals.template take<Pack>(p, cursor));
-        s[p] = packed(s[p]);
-        if (a.sum != nullptr) store(static_cast<T*>(a.sum) + base + column, s[p]);
+  for (int p = 0; p < kPacks; ++p)
+    if (cursor.holds(p))
+      s[p] = load_words(static_cast<const T*>(a.x) + base + cursor.index(p) * kWidth);
+  if constexpr (kPrologue) {
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p)
+      if (residual && cursor.holds(p))
+        r[p] = load_words(static_cast<const T*>(a.residual) + base + cursor.index(p) * kWidth);
+  }
+  RowMask mask;
+  if (kPrologue && a.dropout.ids != nullptr) mask = RowMask(a.dropout, cursor.row, a.columns);
+  float total[1] = {0.0f};
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    if (!cursor.holds(p)) continue;
+    float v[kWidth];
+    if constexpr (kPrologue) {
+      const int column = cursor.index(p) * kWidth;
+      if (a.bias != nullptr)
+        s[p] = as_words(add(as_pack<T>(s[p]),
+                            load_shared_read<T, kWidth>(static_cast<const T*>(a.bias) + column)));
+      if (a.dropout.ids != nullptr) {
+        to_floats(as_pack<T>(s[p]), v);
+        mask.apply(v, column);
+        s[p] = as_words(from_floats<T>(v));
       }
-      to_floats(s[p], v);
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) total[0] += v[i];
+      if (residual) s[p] = as_words(add(as_pack<T>(s[p]), as_pack<T>(r[p])));
+      if (a.sum != nullptr) store_whole(static_cast<T*>(a.sum) + base + column, s[p], once);
     }
-    end_row();
-    row_sum(total, blockDim.x, scratch[0]);
-    const float mean = total[0] * share;
-    float square[1] = {0.0f};
+    to_floats(as_pack<T>(s[p]), v);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) total[0] += v[i];
+  }
+  row_sum(total, blockDim.x, scratch[0]);
+  const float mean = total[0] * share;
+  float square[1] = {0.0f};
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    if (!cursor.holds(p)) continue;
+    float v[kWidth];
+    to_floats(as_pack<T>(s[p]), v);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) square[0] = fmaf(v[i] - mean, v[i] - mean, square[0]);
+  }
+  row_sum(square, blockDim.x, scratch[1]);
+  const float rstd = rsqrtf(square[0] * share + a.eps);
+  if (threadIdx.x == 0) {
+    if (a.mean != nullptr) a.mean[cursor.row] = mean;
+    if (a.rstd != nullptr) a.rstd[cursor.row] = rstd;
+  }
+  Amax<T> amax;
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    if (!cursor.holds(p)) continue;
+    const int column = cursor.index(p) * kWidth;
+    float v[kWidth], gamma[kWidth], beta[kWidth];
+    to_floats(as_pack<T>(s[p]), v);
+    to_floats(load_shared_read<T, kWidth>(static_cast<const T*>(a.gamma) + column), gamma);
+    to_floats(load_shared_read<T, kWidth>(static_cast<const T*>(a.beta) + column), beta);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) v[i] = fmaf((v[i] - mean) * rstd, gamma[i], beta[i]);
+    s[p] = as_words(from_floats<T>(v));
+    if (!kFp8 || a.y != nullptr) store_whole(static_cast<T*>(a.y) + base + column, s[p], once);
+    if constexpr (kFp8) amax.add(as_pack<T>(s[p]));
+  }
+  if constexpr (kFp8) {
+    const float scale =
+        settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[2]), cursor.row);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       if (!cursor.holds(p)) continue;
       float v[kWidth];
-      to_floats(packed(s[p]), v);
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) square[0] = fmaf(v[i] - mean, v[i] - mean, square[0]);
-    }
-    row_sum(square, blockDim.x, scratch[1]);
-    const float rstd = rsqrtf(square[0] * share + a.eps);
-    if (threadIdx.x == 0) {
-      if (a.mean != nullptr) a.mean[cursor.row] = mean;
-      if (a.rstd != nullptr) a.rstd[cursor.row] = rstd;
-    }
-    Amax<T> amax;
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      if (!cursor.holds(p)) continue;
-      float v[kWidth], gamma[kWidth], beta[kWidth];
-      to_floats(packed(s[p]), v);
-      to_floats(gammas.get(p, cursor), gamma);
-      to_floats(betas.get(p, cursor), beta);
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) v[i] = fmaf((v[i] - mean) * rstd, gamma[i], beta[i]);
-      s[p] = packed(from_floats<T>(v));
-      if (!kFp8 || a.y != nullptr)
-        store(static_cast<T*>(a.y) + base + cursor.index(p) * kWidth, s[p]);
-      if constexpr (kFp8) amax.add(s[p]);
-    }
-    if constexpr (kFp8) {
-      const float scale =
-          settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[2]), cursor.row);
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        if (!cursor.holds(p)) continue;
-        float v[kWidth];
-        to_floats(packed(s[p]), v);
-        store_fp8(a.fp8.data + base + cursor.index(p) * kWidth, v, scale, a.fp8.format);
-      }
+      to_floats(as_pack<T>(s[p]), v);
+      store_fp8(a.fp8.data + base + cursor.index(p) * kWidth, v, scale, a.fp8.format, once);
     }
   }
 }
@@ -155,12 +153,10 @@ __global__ void __launch_bounds__(kScalarThreads) forward_scalar_kernel(const La
 
 template <class T, bool kFp8>
 cudaError_t launch(const LayerNormForward& a, cudaStream_t stream) {
-  constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
-  const RowGeometry g = row_geometry(a.columns / kWidth, kPacks);
+  const RowGeometry g = row_geometry(a.columns * sizeof(T) / 16, kElements<T> * sizeof(T) / 16);
   if (a.bias != nullptr || a.dropout.ids != nullptr || a.residual != nullptr || a.sum != nullptr)
-    return launch_rows(forward_kernel<T, kFp8, true>, a, a.rows, g,
-                       (a.residual != nullptr ? 32 : 16) * kPacks, stream);
-  return launch_rows(forward_kernel<T, kFp8, false>, a, a.rows, g, 2 * 16 * kPacks, stream);
+    return launch_each_row(forward_kernel<T, kFp8, true>, a, a.rows, g, stream);
+  return launch_each_row(forward_kernel<T, kFp8, false>, a, a.rows, g, stream);
 }
 
 template <class T>

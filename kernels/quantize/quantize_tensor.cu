@@ -73,9 +73,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 2 : 4)
         to_floats(in[j][g], v);
         const auto packed = to_fp8(v, scale, a.format);
 #pragma unroll
-        for (int w = 0; w < kWords; ++w)
-          codes[j][g][w] = packed.value[2 * w] | static_cast<uint32_t>(packed.value[2 * w + 1])
-                                                     << 16;
+        for (int w = 0; w < kWords; ++w) codes[j][g][w] = packed.word[w];
         if (a.data != nullptr && rows_here && columns_here(g)) {
           uint8_t* to =
               a.data + (row0 + 4 * quad + j) * a.columns + column0 + lane * kWidth + g * kStride;
@@ -112,8 +110,9 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 2 : 4)
   for (int i = 0; i < kSide / 32; ++i) {
     const int c = quad + i * 32, key = c / kWidth % 8;
     if (column0 + c < a.columns)
-      *reinterpret_cast<int4*>(a.transposed + (column0 + c) * a.rows + row) =
-          reinterpret_cast<const int4*>(tile)[c * 8 + (lane ^ key)];
+      store_whole(a.transposed + (column0 + c) * a.rows + row,
+                  reinterpret_cast<const int4*>(tile)[c * 8 + (lane ^ key)],
+                  streams(a.rows * a.columns));
   }
 }
 

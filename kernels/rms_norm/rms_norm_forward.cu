@@ -15,79 +15,78 @@ constexpr int kElements = sizeof(T) == 2 ? 32 : 16;
 
 template <class T, Sink kSink, bool kResidual>
 __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const RmsNormForward a) {
-  extern __shared__ __align__(16) char shared[];
-  __shared__ float scratch[3][32];
-  constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth,
-                kStages = kResidual ? 1 : 2;
+  __shared__ float scratch[2][32];
+  constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
   using Pack = Vec<T, kWidth>;
-  RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
-  const int64_t row_bytes = a.columns * static_cast<int64_t>(sizeof(T));
-  char* free = shared;
-  RowPrefetch<kPacks, 16, kStages> input(free, a.x, row_bytes),
-      residual(free, a.residual, row_bytes, kResidual);
-  start_inputs<kStages>(cursor, input, residual);
-  const RowVector<T, kPacks> weight(a.weight, cursor);
-  const float share = __fdividef(1.0f, static_cast<float>(a.columns)),
-              known_scale = kSink == Sink::kFp8Tensor ? *a.fp8.scale : 0.0f;
-  Amax<T> amax;
-  for (; cursor.active(); cursor.advance()) {
-    start_row<kStages>();
-    const int64_t base = cursor.row * a.columns;
-    Pack s[kPacks];
-    float square[1] = {0.0f};
+  const RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
+  if (!cursor.active()) return;  // a whole warp, which no other waits for
+  const int64_t base = cursor.row * a.columns;
+  const bool once = streams(a.rows * a.columns * static_cast<int64_t>(sizeof(T)));
+  Words<4> s[kPacks], r[kResidual ? kPacks : 1];
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      if (!cursor.holds(p)) continue;
-      s[p] = packed(input.template take<Pack>(p, cursor));
-      if constexpr (kResidual) s[p] = packed(add(s[p], residual.template take<Pack>(p, cursor)));
-      float u[kWidth];
-      to_floats(s[p], u);
-      if (a.sum != nullptr) store(static_cast<T*>(a.sum) + base + cursor.index(p) * kWidth, s[p]);
+  for (int p = 0; p < kPacks; ++p) {
+    if (!cursor.holds(p)) continue;
+    const int64_t at = base + cursor.index(p) * kWidth;
+    s[p] = load_words(static_cast<const T*>(a.x) + at);
+    if constexpr (kResidual) r[p] = load_words(static_cast<const T*>(a.residual) + at);
+  }
+  // Both on their way while the row is.
+  const float known_scale = kSink == Sink::kFp8Tensor ? *a.fp8.scale : 0.0f,
+              seen = kSink == Sink::kFp8Tensor && a.fp8.amax != nullptr
+                         ? *static_cast<volatile float*>(a.fp8.amax)
+                         : 0.0f;
+  float square[1] = {0.0f};
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) square[0] = fmaf(u[i], u[i], square[0]);
-    }
-    end_row();
-    row_sum(square, blockDim.x, scratch[cursor.turn]);
-    const float rstd = rsqrtf(square[0] * share + a.eps);
-    if (a.rstd != nullptr && threadIdx.x == 0) a.rstd[cursor.row] = rstd;
+  for (int p = 0; p < kPacks; ++p) {
+    if (!cursor.holds(p)) continue;
+    if constexpr (kResidual) s[p] = as_words(add(as_pack<T>(s[p]), as_pack<T>(r[p])));
+    float u[kWidth];
+    to_floats(as_pack<T>(s[p]), u);
+    if (a.sum != nullptr)
+      store_whole(static_cast<T*>(a.sum) + base + cursor.index(p) * kWidth, s[p], once);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) square[0] = fmaf(u[i], u[i], square[0]);
+  }
+  row_sum(square, blockDim.x, scratch[0]);
+  const float rstd = rsqrtf(square[0] * __fdividef(1.0f, static_cast<float>(a.columns)) + a.eps);
+  if (a.rstd != nullptr && threadIdx.x == 0) a.rstd[cursor.row] = rstd;
 
-    if constexpr (kSink == Sink::kFp8Row) amax = Amax<T>();
+  Amax<T> amax;
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    if (!cursor.holds(p)) continue;
+    const int column = cursor.index(p) * kWidth;
+    float u[kWidth], w[kWidth];
+    to_floats(as_pack<T>(s[p]), u);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) u[i] *= rstd;
+    to_floats(from_floats<T>(u), u);
+    to_floats(load_shared_read<T, kWidth>(static_cast<const T*>(a.weight) + column), w);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) u[i] *= w[i];
+    const Pack y = from_floats<T>(u);
+    if (kSink == Sink::kPlain || a.y != nullptr)
+      store_whole(static_cast<T*>(a.y) + base + column, y, once);
+    if constexpr (kSink != Sink::kPlain) amax.add(y);
+    if constexpr (kSink == Sink::kFp8Row) s[p] = as_words(y);
+    if constexpr (kSink == Sink::kFp8Tensor) {
+      to_floats(y, u);
+      store_fp8(a.fp8.data + base + column, u, known_scale, a.fp8.format, once);
+    }
+  }
+  if constexpr (kSink == Sink::kFp8Row) {
+    const float scale =
+        settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[1]), cursor.row);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       if (!cursor.holds(p)) continue;
-      float u[kWidth], w[kWidth];
-      to_floats(packed(s[p]), u);
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) u[i] *= rstd;
-      to_floats(from_floats<T>(u), u);
-      to_floats(weight.get(p, cursor), w);
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) u[i] *= w[i];
-      const Pack y = from_floats<T>(u);
-      if (kSink == Sink::kPlain || a.y != nullptr)
-        store(static_cast<T*>(a.y) + base + cursor.index(p) * kWidth, y);
-      if constexpr (kSink != Sink::kPlain) amax.add(y);
-      if constexpr (kSink == Sink::kFp8Row) s[p] = packed(y);
-      if constexpr (kSink == Sink::kFp8Tensor) {
-        to_floats(y, u);
-        store_fp8(a.fp8.data + base + cursor.index(p) * kWidth, u, known_scale, a.fp8.format);
-      }
-    }
-    if constexpr (kSink == Sink::kFp8Row) {
-      // The next row's sum comes between two of these: one scratch is enough.
-      const float scale =
-          settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[2]), cursor.row);
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        if (!cursor.holds(p)) continue;
-        float u[kWidth];
-        to_floats(packed(s[p]), u);
-        store_fp8(a.fp8.data + base + cursor.index(p) * kWidth, u, scale, a.fp8.format);
-      }
+      float u[kWidth];
+      to_floats(as_pack<T>(s[p]), u);
+      store_fp8(a.fp8.data + base + cursor.index(p) * kWidth, u, scale, a.fp8.format, once);
     }
   }
   if (kSink == Sink::kFp8Tensor && a.fp8.amax != nullptr)
-    raise_amax_by_warp(a.fp8.amax, amax.get());
+    raise_amax_by_warp(a.fp8.amax, amax.get(), seen);
 }
 
 /// Any width and alignment: the row waits in shared memory between the passes, each thread touching
@@ -137,11 +136,10 @@ __global__ void __launch_bounds__(kScalarThreads) forward_scalar_kernel(const Rm
 
 template <class T, Sink kSink>
 cudaError_t launch(const RmsNormForward& a, cudaStream_t stream) {
-  constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
-  const RowGeometry g = row_geometry(a.columns / kWidth, kPacks);
+  const RowGeometry g = row_geometry(a.columns * sizeof(T) / 16, kElements<T> * sizeof(T) / 16);
   if (a.residual != nullptr)
-    return launch_rows(forward_kernel<T, kSink, true>, a, a.rows, g, 2 * 16 * kPacks, stream);
-  return launch_rows(forward_kernel<T, kSink, false>, a, a.rows, g, 2 * 16 * kPacks, stream);
+    return launch_each_row(forward_kernel<T, kSink, true>, a, a.rows, g, stream);
+  return launch_each_row(forward_kernel<T, kSink, false>, a, a.rows, g, stream);
 }
 
 template <class T>

@@ -1,37 +1,17 @@
 #include "fp8_bridge.h"
 
+#include "bridge_tools.h"
+#include "kernel_bridge.h"
 #include "kernels/quantize/quantize.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/swiglu/swiglu.h"
-#include "kernel_bridge.h"
-#include "trireme/base/error.h"
 
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
 
 namespace trireme::bridge {
 
 namespace {
-
-kernels::Element element(const at::Tensor& x) {
-  switch (x.scalar_type()) {
-    case at::kFloat: return kernels::Element::kF32;
-    case at::kHalf: return kernels::Element::kF16;
-    case at::kBFloat16: return kernels::Element::kBF16;
-    default:
-      TRIREME_CHECK(false, "no kernel for ", c10::toString(x.scalar_type()));
-      return kernels::Element::kF32;
-  }
-}
-
-void launched(cudaError_t status, const char* kernel) {
-  TRIREME_CHECK(status == cudaSuccess, "kernel ", kernel, ": ", cudaGetErrorString(status));
-}
-
-cudaStream_t stream_of(const at::Tensor& x) {
-  return c10::cuda::getCurrentCUDAStream(x.device().index());
-}
 
 uint8_t* bytes(const at::Tensor& x) { return static_cast<uint8_t*>(x.mutable_data_ptr()); }
 

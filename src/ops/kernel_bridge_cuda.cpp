@@ -1,5 +1,6 @@
 #include "kernel_bridge.h"
 
+#include "bridge_tools.h"
 #include "kernels/bert_embedding/bert_embedding.h"
 #include "kernels/cross_entropy/cross_entropy.h"
 #include "kernels/dropout/dropout.h"
@@ -7,35 +8,14 @@
 #include "kernels/rope/rope.h"
 #include "kernels/scale/scale.h"
 #include "kernels/swiglu/swiglu.h"
-#include "trireme/base/error.h"
 
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
 
 namespace trireme::bridge {
 
 namespace {
-
-kernels::Element element(const at::Tensor& x) {
-  switch (x.scalar_type()) {
-    case at::kFloat: return kernels::Element::kF32;
-    case at::kHalf: return kernels::Element::kF16;
-    case at::kBFloat16: return kernels::Element::kBF16;
-    default:
-      TRIREME_CHECK(false, "no kernel for ", c10::toString(x.scalar_type()));
-      return kernels::Element::kF32;
-  }
-}
-
-void launched(cudaError_t status, const char* kernel) {
-  TRIREME_CHECK(status == cudaSuccess, "kernel ", kernel, ": ", cudaGetErrorString(status));
-}
-
-cudaStream_t stream_of(const at::Tensor& x) {
-  return c10::cuda::getCurrentCUDAStream(x.device().index());
-}
 
 /// Kernels are built for sm_90a, which runs on compute capability 9.0 only.
 bool is_hopper(c10::DeviceIndex device) {

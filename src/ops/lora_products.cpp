@@ -1,6 +1,7 @@
 #include "lora_products.h"
 
 #include "as_rows.h"
+#include "lora_bridge.h"
 #include "trireme/base/error.h"
 
 #include <ATen/ATen.h>
@@ -38,10 +39,12 @@ std::vector<at::Tensor> lora_forward(const at::Tensor& x, const at::Tensor& y_TO
   const size_t n = plan.places.size();
   std::vector<at::Tensor> products;
   if (n == 0) return products;
-  if (plan.dropout.active()) {
+  if (bridge::has_lora_kernels(x, pairs, plan)) {
+    products = bridge::lora_down(x, pairs, plan);
+  } else if (plan.dropout.active()) {
     for (size_t i = 0; i < n; ++i)
-      products.push_back(at::mm(
-          as_rows(apply_dropout(x, plan.dropout, plan.places[i].stream)), pairs[2 * i].t()));
+      products.push_back(
+          at::mm(as_rows(apply_dropout(x, plan.dropout, plan.places[i].stream)), pairs[2 * i].t()));
   } else {
     // Without dropout all adapters share one product.
     std::vector<at::Tensor> a;
@@ -71,14 +74,28 @@ std::vector<at::Tensor> lora_backward(const at::Tensor& dy_TO, const at::Tensor&
                                       at::Tensor dx_TI) {
   const size_t n = plan.places.size();
   std::vector<at::Tensor> result(2 * n), a, d_products;
+  const bool fused = n > 0 && x.defined() && bridge::has_lora_kernels(x, pairs, plan) &&
+                     (!dx_TI.defined() || dx_TI.is_contiguous());
   for (size_t i = 0; i < n; ++i) {
     const at::Tensor& b = pairs[2 * i + 1];
     const at::Tensor dy_rows = dy_TO.narrow(1, plan.places[i].row_begin, b.size(0));
     a.push_back(pairs[2 * i]);
-    d_products.push_back(at::mm(dy_rows, b).mul_(plan.scale));
+    d_products.push_back(fused ? bridge::lora_gradient_product(dy_rows, b, plan.scale)
+                               : at::mm(dy_rows, b).mul_(plan.scale));
     if (wanted[2 * i + 1]) result[2 * i + 1] = at::mm(dy_rows.t(), products[i]).mul_(plan.scale);
   }
   if (n == 0) return result;
+  if (fused) {
+    bool any = false;
+    for (size_t i = 0; i < n; ++i) any = any || wanted[2 * i];
+    if (any) {
+      const std::vector<at::Tensor> da = bridge::lora_down_dw(x, d_products, pairs, plan);
+      for (size_t i = 0; i < n; ++i)
+        if (wanted[2 * i]) result[2 * i] = da[i];
+    }
+    if (dx_TI.defined()) bridge::lora_down_dx(dx_TI, d_products, pairs, plan);
+    return result;
+  }
   if (!plan.dropout.active()) {
     const at::Tensor all = n == 1 ? d_products[0] : at::cat(d_products, 1);
     const at::Tensor da = at::mm(all.t(), as_rows(x));
@@ -93,8 +110,7 @@ std::vector<at::Tensor> lora_backward(const at::Tensor& dy_TO, const at::Tensor&
   for (size_t i = 0; i < n; ++i) {
     const uint64_t stream = plan.places[i].stream;
     if (wanted[2 * i])
-      result[2 * i] =
-          at::mm(d_products[i].t(), as_rows(apply_dropout(x, plan.dropout, stream)));
+      result[2 * i] = at::mm(d_products[i].t(), as_rows(apply_dropout(x, plan.dropout, stream)));
     if (dx_TI.defined()) {
       at::Tensor dx = dx_TI.view(x.sizes());
       add_dropout_(dx, at::mm(d_products[i], a[i]).view(x.sizes()), plan.dropout, stream);

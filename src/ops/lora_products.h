@@ -27,7 +27,7 @@ LoraPlan make_lora_plan(const std::vector<LoraAdapter>& adapters, const at::Tens
                         double scale, const Dropout& dropout, std::vector<at::Tensor>& pairs);
 
 /// y[:, rows of i] += scale * dropout_i(x) A_i^T B_i^T. Returns the products dropout_i(x) A_i^T
-/// [T, r], which backward needs. x [B, S, in] (any leading shape when dropout is off), y [T, out].
+/// [T, r] (rows may lie apart), which backward needs. x [B, S, in] (any leading shape when dropout is off), y [T, out].
 std::vector<at::Tensor> lora_forward(const at::Tensor& x, const at::Tensor& y_TO,
                                      at::TensorList pairs, const LoraPlan& plan);
 /// The second half alone, from products that forward returned.

@@ -3,12 +3,14 @@
 #include "trireme/ops/bert_embedding.h"
 #include "trireme/ops/dropout.h"
 #include "trireme/ops/embedding.h"
+#include "trireme/ops/linear.h"
 #include "trireme/ops/loss_head.h"
 #include "trireme/ops/rope.h"
 #include "trireme/ops/swiglu.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -19,6 +21,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string>
+#include <vector>
 
 namespace trireme {
 namespace {
@@ -68,6 +72,55 @@ TEST_P(KernelsGpu, DropoutMakesTheSameDecisionsAsTheTensorOperations) {
     add_dropout_(sum, x, dropout, 9);
     expect_close(sum, before.to(at::kDouble) + plain.to(at::kDouble));
     EXPECT_TRUE(apply_dropout(x, dropout, 9).equal(ours)) << "not deterministic";
+  }
+}
+
+// Adapters of several ranks on one input: those that the fused kernels group, pad with zeros or leave to the composition (fp32, and
+// samples of 48 tokens), each with its own mask.
+TEST_P(KernelsGpu, LoraWithDropout) {
+  struct Shape {
+    int64_t samples, tokens, in;
+    std::vector<int64_t> ranks;
+  };
+  for (const Shape& s : {Shape{2, 64, 192, {16, 16, 16}},
+                         {1, 96, 320, {8, 8, 4, 16, 8}},
+                         {3, 32, 64, {32, 16, 64}},
+                         {2, 48, 128, {16}}}) {
+    constexpr int64_t kRows = 40;
+    const int64_t adapters = static_cast<int64_t>(s.ranks.size());
+    const at::Tensor ids = at::arange(s.samples, at::TensorOptions(at::kCUDA).dtype(at::kLong)) *
+                           int64_t{5'000'000'000};
+    std::vector<at::Tensor> leaves = {random({s.samples, s.tokens, s.in}),
+                                      random({adapters * kRows, s.in}) * 0.1};
+    for (const int64_t rank : s.ranks)
+      leaves.push_back(random({rank, s.in}) * 0.1), leaves.push_back(random({kRows, rank}) * 0.1);
+    const at::Tensor dy = random({s.samples, s.tokens, adapters * kRows});
+    const auto run = [&](at::Device device, at::ScalarType dtype, const auto& layer) {
+      std::vector<at::Tensor> t;
+      for (const at::Tensor& leaf : leaves) t.push_back(leaf.to(device, dtype).detach());
+      for (size_t i = 0; i < t.size(); ++i) t[i].requires_grad_(i != 1);
+      std::vector<LoraAdapter> list;
+      for (size_t i = 0; i < s.ranks.size(); ++i)
+        list.push_back({t[2 + 2 * i], t[3 + 2 * i], static_cast<int64_t>(i) * kRows, 7 + i});
+      const at::Tensor y = layer(t[0], t[1], list, 1.5, Dropout{0.1, 42, ids.to(device)});
+      (y * dy.to(device, dtype)).sum().backward();
+      std::vector<at::Tensor> results = {y};
+      for (size_t i = 0; i < t.size(); ++i)
+        if (i != 1) results.push_back(t[i].grad());
+      return results;
+    };
+    poison(s.samples * s.tokens * s.in * 2);
+    const auto ours = run(at::kCUDA, GetParam(), lora_linear),
+               exact = run(at::kCPU, at::kDouble, lora_linear_reference);
+    for (size_t i = 0; i < ours.size(); ++i) {
+      SCOPED_TRACE("result " + std::to_string(i) + ", " + std::to_string(s.tokens) + " tokens");
+      // Three roundings on the way to a gradient, and sums of up to 200 products.
+      const at::Tensor host = ours[i].detach().to(at::kCPU, at::kDouble), want = exact[i].detach();
+      ASSERT_EQ(host.sizes(), want.sizes());
+      const double error =
+          (host - want).abs().max().item<double>() / want.abs().max().item<double>();
+      EXPECT_LT(error, 3 * tolerance());
+    }
   }
 }
 

@@ -1,0 +1,57 @@
+#pragma once
+// The low-rank products beside a linear layer (LoRA, Hu et al. 2021), with the dropout of their
+// input in the same pass: a masked copy of the input is never in memory.
+//
+//   x [tokens, columns] T;  adapter i: A_i [rank, columns] T, D_i the dropout of
+//   include/trireme/ops/dropout.h under its own key, products t_i and d_i [tokens, rank] T
+//
+//   lora_down      t_i  = D_i(x) A_i^T
+//   lora_down_dw   dA_i = d_i^T D_i(x)
+//   lora_down_dx   dx  += sum over i of D_i(d_i A_i)
+//
+// The masked value is rounded to T before it is multiplied, as a dropout of its own would;
+// D_i(d_i A_i) stays fp32 and is rounded once, with the sum. All adapters share one read of x (dx:
+// one read and one write); what each costs beyond that is its mask: 2^26 elements take longer to
+// hash three times than to read. Tensor-core products, fp32 sums, each in one fixed order, no
+// workspace: deterministic. No allocation, no synchronisation.
+//
+// T is bf16 or fp16; columns a multiple of 64, tokens of a sample a multiple of 32, rank 16 (up to
+// three adapters), 32 or 64 (one), p at most 1/2, pointers 16-byte aligned: lora_fits() says so,
+// other arguments are cudaErrorInvalidValue.
+
+#include "kernels/element.h"
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace trireme::kernels {
+
+constexpr int kMaxLoraAdapters = 3;
+
+struct LoraProducts {
+  int count = 0;                         // adapters
+  int rank = 0;                          // of each
+  const void* a[kMaxLoraAdapters] = {};  // lora_down, lora_down_dx: [rank, columns]
+  void* t[kMaxLoraAdapters] = {};        // lora_down: written, [tokens, rank]
+  const void* d[kMaxLoraAdapters] = {};  // lora_down_dw, lora_down_dx: [tokens, rank]
+  void* da[kMaxLoraAdapters] = {};       // lora_down_dw: written, [rank, columns]
+  const void* x = nullptr;               // lora_down, lora_down_dw: [tokens, columns]
+  void* dx = nullptr;                    // lora_down_dx: read and written, [tokens, columns]
+  int64_t tokens = 0, columns = 0;
+  // Token t is position t % sample_tokens of sample sample_ids[t / sample_tokens] (device).
+  const int64_t* sample_ids = nullptr;
+  int64_t sample_tokens = 1;
+  uint32_t t0[kMaxLoraAdapters] = {}, t1[kMaxLoraAdapters] = {};  // keys of the adapters' masks
+  uint32_t threshold = 0;                                         // of 65536
+  float scale = 1.0f;                                             // of kept values
+  Element element = Element::kBF16;
+};
+
+bool lora_fits(const LoraProducts& arguments);
+
+cudaError_t lora_down(const LoraProducts& arguments, cudaStream_t stream);
+cudaError_t lora_down_dw(const LoraProducts& arguments, cudaStream_t stream);
+cudaError_t lora_down_dx(const LoraProducts& arguments, cudaStream_t stream);
+
+}  // namespace trireme::kernels

@@ -1,0 +1,132 @@
+#pragma once
+// What the three LoRA kernels share: masks drawn straight into the registers of a tensor-core
+// product, so that x goes from memory to the product without passing shared memory.
+//
+// A product sums over k in any order, so each thread takes eight neighbouring elements (16 bytes)
+// of a row for the k, or the n, that the instruction gives it: four words of two elements.
+
+#include "kernels/device.cuh"
+#include "kernels/dropout/dropout_hash.cuh"
+#include "kernels/launch.h"
+#include "kernels/lora/lora.h"
+
+#include <cstdint>
+#include <type_traits>
+
+namespace trireme::kernels::lora {
+
+/// Rows that one key serves: a sample's tokens are a multiple.
+constexpr int kKeyRows = 32;
+
+/// Which elements of a sample an adapter keeps. The draws are dropout_draw()'s, rearranged: words
+/// w, w ^ 1, w ^ 2, w ^ 3 with w a multiple of four share their first step.
+class Mask {
+ public:
+  Mask() = default;
+  __device__ Mask(const LoraProducts& p, int adapter, int64_t sample)
+      : key_(sample_hash(static_cast<uint64_t>(p.sample_ids[sample]), p.t0[adapter],
+                         p.t1[adapter])) {}
+
+  /// Of the four words from `word`.
+  __device__ uint32_t start(uint32_t word) const {
+    const uint32_t x = word ^ key_.k0;
+    return x ^ (x >> 16);
+  }
+  /// Bits 15 and 31: whether the first and the second element of word start ^ i are kept.
+  /// `bias`: keep_bias(threshold).
+  __device__ uint32_t keep(uint32_t start, uint32_t i, uint32_t bias) const {
+    uint32_t x = (start ^ i) * 0x21f0aaadu;
+    x ^= x >> 15;
+    x *= 0x735a2d97u;
+    x ^= (x >> 15) ^ key_.k1;
+    x ^= x >> 16;
+    x *= 0x21f0aaadu;
+    x ^= x >> 15;
+    x *= 0x735a2d97u;
+    // The halves u of x ^ (x >> 15), compared at once: bit 15 of u, or a carry into it.
+    const uint32_t s = x >> 15;
+    uint32_t low, kept;
+    asm("lop3.b32 %0, %1, %2, 0x7fff7fff, 0x28;" : "=r"(low) : "r"(x), "r"(s));  // (x ^ s) & …
+    asm("lop3.b32 %0, %1, %2, %3, 0xf6;" : "=r"(kept) : "r"(low + bias), "r"(x), "r"(s));
+    return kept;  // low + bias | (x ^ s)
+  }
+
+ private:
+  DropoutHash key_;
+};
+
+/// For thresholds up to 2^15.
+__device__ inline uint32_t keep_bias(uint32_t threshold) {
+  return (0x8000u - threshold) * 0x10001u;
+}
+/// Sixteen ones for each kept element of a word.
+__device__ inline uint32_t word_mask(uint32_t kept) {
+  uint32_t mask;
+  asm("prmt.b32 %0, %1, %1, 0xbb99;" : "=r"(mask) : "r"(kept));  // bytes' signs
+  return mask;
+}
+
+/// Counter of the word that holds (position, column), column even.
+__device__ inline uint32_t word_of(const LoraProducts& p, int64_t position, int64_t column) {
+  return static_cast<uint32_t>(position) * static_cast<uint32_t>(p.columns >> 1) +
+         static_cast<uint32_t>(column >> 1);
+}
+
+/// x * scale, rounded to T, element by element.
+template <class T>
+__device__ inline Words<4> scaled(const Words<4>& x, float scale) {
+  float values[8];
+  to_floats(__builtin_bit_cast(Vec<T, 8>, x), values);
+#pragma unroll
+  for (float& value : values) value *= scale;
+  return __builtin_bit_cast(Words<4>, from_floats<T, 8>(values));
+}
+
+/// c[16, 8] += a[16, 16] b[16, 8]. With g = lane / 4 and t = lane % 4: a = (row g, k 2t), (row g + 8,
+/// k 2t), (row g, k 2t + 8), (row g + 8, k 2t + 8); b = (k 2t, column g), (k 2t + 8, column g); each
+/// with the next k; c = (row g, columns 2t and 2t + 1), (row g + 8, the same).
+template <class T>
+__device__ inline void multiply(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                uint32_t b0, uint32_t b1) {
+  if constexpr (__is_same(T, __half))
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+/// c = a b: no registers are cleared beforehand.
+template <class T>
+__device__ inline void multiply_first(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                      uint32_t a3, uint32_t b0, uint32_t b1) {
+  if constexpr (__is_same(T, __half))
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%10, %10, %10, %10};"
+        : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.0f));
+  else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%10, %10, %10, %10};"
+        : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.0f));
+}
+
+/// Calls f(T{}, rank, count) with compile-time constants.
+template <class F>
+cudaError_t with_constants(const LoraProducts& p, const F& f) {
+  const auto with_shape = [&](auto zero) {
+    using std::integral_constant;
+    if (p.rank == 64) return f(zero, integral_constant<int, 64>{}, integral_constant<int, 1>{});
+    if (p.rank == 32) return f(zero, integral_constant<int, 32>{}, integral_constant<int, 1>{});
+    if (p.count == 1) return f(zero, integral_constant<int, 16>{}, integral_constant<int, 1>{});
+    if (p.count == 2) return f(zero, integral_constant<int, 16>{}, integral_constant<int, 2>{});
+    return f(zero, integral_constant<int, 16>{}, integral_constant<int, 3>{});
+  };
+  return p.element == Element::kF16 ? with_shape(__half{}) : with_shape(__nv_bfloat16{});
+}
+
+}  // namespace trireme::kernels::lora

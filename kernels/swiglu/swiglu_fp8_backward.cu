@@ -1,0 +1,193 @@
+#include "kernels/swiglu/swiglu_fp8.cuh"
+
+namespace trireme::kernels {
+
+namespace {
+
+using namespace swiglu_fp8;
+
+template <class T, int kPacks>
+__global__ void __launch_bounds__(kMaxThreads) backward_kernel(const SwigluBackward a) {
+  extern __shared__ __align__(16) char shared[];
+  __shared__ float scratch[2][32];
+  using Pack = Vec<T, kWidth>;
+  RowCursor cursor(a.tokens, static_cast<int>(a.f / kWidth));
+  char* free = shared;
+  const T* gate_up = static_cast<const T*>(a.gate_up);
+  RowPrefetch<kPacks, 16, kStages> gradients(free, a.dy, 2 * a.f), gates(free, gate_up, 4 * a.f),
+      ups(free, gate_up + a.f, 4 * a.f);
+  start_inputs<kStages>(cursor, gradients, gates, ups);
+  for (; cursor.active(); cursor.advance()) {
+    start_row<kStages>();
+    Pack d_gate[kPacks], d_up[kPacks];
+    Amax<T> top;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      if (!cursor.holds(p)) continue;
+      float d[kWidth], g[kWidth], u[kWidth];
+      to_floats(gradients.template take<Pack>(p, cursor), d);
+      to_floats(gates.template take<Pack>(p, cursor), g);
+      to_floats(ups.template take<Pack>(p, cursor), u);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) swiglu_gradient<T>(d[i], g[i], u[i]);
+      d_gate[p] = packed(from_floats<T>(g));
+      d_up[p] = packed(from_floats<T>(u));
+      top.add(d_gate[p]);
+      top.add(d_up[p]);
+      if (a.d_gate_up == nullptr) continue;
+      T* out = static_cast<T*>(a.d_gate_up) + cursor.row * 2 * a.f + cursor.index(p) * kWidth;
+      store(out, d_gate[p]);
+      store(out + a.f, d_up[p]);
+    }
+    end_row();
+    if (a.fp8.data == nullptr) continue;
+    const float scale =
+        settle_scale(a.fp8, row_amax(top.get(), blockDim.x, scratch[cursor.turn]), cursor.row);
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      if (!cursor.holds(p)) continue;
+      uint8_t* out = a.fp8.data + cursor.row * 2 * a.f + cursor.index(p) * kWidth;
+      float v[kWidth];
+      to_floats(packed(d_gate[p]), v);
+      store_fp8(out, v, scale, a.fp8.format);
+      to_floats(packed(d_up[p]), v);
+      store_fp8(out + a.f, v, scale, a.fp8.format);
+    }
+  }
+}
+
+/// From the codes that forward left, one block for each row.
+template <class T, int kPacks>
+__global__ void __launch_bounds__(kMaxThreads) backward_codes_kernel(const SwigluBackward a) {
+  __shared__ float scratch[32];
+  const RowCursor cursor(a.tokens, static_cast<int>(a.f / kWidth));
+  if (!cursor.active()) return;  // a whole warp, which no other waits for
+  const uint8_t* const codes = a.saved.data + cursor.row * 2 * a.f;
+  const bool once = streams(2 * a.tokens * a.f);
+  Words<4> dy[kPacks];
+  int2 gate_codes[kPacks], up_codes[kPacks];
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    if (!cursor.holds(p)) continue;
+    const int column = cursor.index(p) * kWidth;
+    dy[p] = load_words(static_cast<const T*>(a.dy) + cursor.row * a.f + column);
+    gate_codes[p] = __ldcs(reinterpret_cast<const int2*>(codes + column));
+    up_codes[p] = __ldcs(reinterpret_cast<const int2*>(codes + a.f + column));
+  }
+  const float gate_inverse = a.saved.inverse[2 * cursor.row],
+              up_inverse = a.saved.inverse[2 * cursor.row + 1];
+  Words<4> d_gate[kPacks], d_up[kPacks];
+  Amax<T> top;
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    if (!cursor.holds(p)) continue;
+    float d[kWidth], g[kWidth], u[kWidth];
+    to_floats(as_pack<T>(dy[p]), d);
+    from_fp8(__builtin_bit_cast(Codes, gate_codes[p]), gate_inverse, a.saved.format, g);
+    from_fp8(__builtin_bit_cast(Codes, up_codes[p]), up_inverse, a.saved.format, u);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) swiglu_gradient<T>(d[i], g[i], u[i]);
+    const Vec<T, kWidth> gate = from_floats<T>(g), up = from_floats<T>(u);
+    d_gate[p] = as_words(gate);
+    d_up[p] = as_words(up);
+    top.add(gate);
+    top.add(up);
+    if (a.d_gate_up == nullptr) continue;
+    T* out = static_cast<T*>(a.d_gate_up) + cursor.row * 2 * a.f + cursor.index(p) * kWidth;
+    store_whole(out, gate, once);
+    store_whole(out + a.f, up, once);
+  }
+  if (a.fp8.data == nullptr) return;
+  const float scale = settle_scale(a.fp8, row_amax(top.get(), blockDim.x, scratch), cursor.row);
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    if (!cursor.holds(p)) continue;
+    uint8_t* out = a.fp8.data + cursor.row * 2 * a.f + cursor.index(p) * kWidth;
+    float v[kWidth];
+    to_floats(as_pack<T>(d_gate[p]), v);
+    store_fp8(out, v, scale, a.fp8.format, once);
+    to_floats(as_pack<T>(d_up[p]), v);
+    store_fp8(out + a.f, v, scale, a.fp8.format, once);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kScalarThreads) backward_scalar_kernel(const SwigluBackward a) {
+  __shared__ float scratch[32];
+  const int64_t row = blockIdx.x;
+  const auto input = [&](int half, int64_t c) {
+    const int64_t at = (2 * row + half) * a.f + c;
+    if (a.saved.data != nullptr)
+      return from_fp8(a.saved.data[at], a.saved.format) * a.saved.inverse[2 * row + half];
+    return to_float(static_cast<const T*>(a.gate_up)[at]);
+  };
+  const auto gradient = [&](int64_t c, T& d_gate, T& d_up) {
+    float g = input(0, c), u = input(1, c);
+    swiglu_gradient<T>(to_float(static_cast<const T*>(a.dy)[row * a.f + c]), g, u);
+    d_gate = from_float<T>(g), d_up = from_float<T>(u);
+  };
+  T* plain = static_cast<T*>(a.d_gate_up);
+  float top = 0.0f;
+  for (int64_t c = threadIdx.x; c < a.f; c += kScalarThreads) {
+    T d_gate, d_up;
+    gradient(c, d_gate, d_up);
+    top = amax_of(top, amax_of(to_float(d_gate), to_float(d_up)));
+    if (plain != nullptr) plain[2 * row * a.f + c] = d_gate, plain[(2 * row + 1) * a.f + c] = d_up;
+  }
+  if (a.fp8.data == nullptr) return;
+  const float scale = settle_scale(a.fp8, row_amax(top, kScalarThreads, scratch), row);
+  for (int64_t c = threadIdx.x; c < a.f; c += kScalarThreads) {
+    T d_gate, d_up;
+    // The plain gradient may have taken the place of gate_up.
+    if (plain != nullptr)
+      d_gate = plain[2 * row * a.f + c], d_up = plain[(2 * row + 1) * a.f + c];
+    else
+      gradient(c, d_gate, d_up);
+    const float gate_value[1] = {to_float(d_gate)}, up_value[1] = {to_float(d_up)};
+    store_fp8(a.fp8.data + 2 * row * a.f + c, gate_value, scale, a.fp8.format);
+    store_fp8(a.fp8.data + (2 * row + 1) * a.f + c, up_value, scale, a.fp8.format);
+  }
+}
+
+template <class T>
+cudaError_t launch_backward(const SwigluBackward& a, cudaStream_t stream) {
+  const int64_t packs = a.f / kWidth;
+  if (packs <= kFewPacks * kMaxThreads)
+    return launch_rows(backward_kernel<T, kFewPacks>, a, a.tokens, row_geometry(packs, kFewPacks),
+                       kFewPacks * 48, stream);
+  return launch_rows(backward_kernel<T, kManyPacks>, a, a.tokens, row_geometry(packs, kManyPacks),
+                     kManyPacks * 48, stream);
+}
+
+template <class T>
+cudaError_t launch_backward_codes(const SwigluBackward& a, cudaStream_t stream) {
+  const int64_t packs = a.f / kWidth;
+  if (packs <= kFewPacks * kMaxThreads)
+    return launch_each_row(backward_codes_kernel<T, kFewPacks>, a, a.tokens,
+                           row_geometry(packs, kFewPacks), stream);
+  return launch_each_row(backward_codes_kernel<T, kManyPacks>, a, a.tokens,
+                         row_geometry(packs, kManyPacks), stream);
+}
+
+}  // namespace
+
+cudaError_t swiglu_backward(const SwigluBackward& a, cudaStream_t stream) {
+  if (a.tokens == 0 || a.f == 0) return cudaSuccess;
+  if ((a.gate_up == nullptr) == (a.saved.data == nullptr) ||
+      (a.d_gate_up == nullptr && a.fp8.data == nullptr))
+    return cudaErrorInvalidValue;
+  if (a.gate_up != nullptr && a.fp8.data == nullptr)
+    return swiglu_backward(a.dy, a.gate_up, a.d_gate_up, a.tokens, a.f, a.element, stream);
+  return dispatch(a.element, [&](auto zero) {
+    using T = decltype(zero);
+    if constexpr (sizeof(T) == 2) {
+      if (suits_packs<T>(a.f, a.dy, a.gate_up, a.saved.data, a.d_gate_up, a.fp8.data))
+        return a.saved.data != nullptr ? launch_backward_codes<T>(a, stream)
+                                       : launch_backward<T>(a, stream);
+    }
+    backward_scalar_kernel<T><<<static_cast<unsigned>(a.tokens), kScalarThreads, 0, stream>>>(a);
+    return cudaGetLastError();
+  });
+}
+
+}  // namespace trireme::kernels

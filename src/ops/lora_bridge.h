@@ -1,0 +1,33 @@
+#pragma once
+// Private to ops/: LoRA's low-rank products through our kernels, dropout of the input included.
+
+#include "lora_products.h"
+
+namespace trireme::bridge {
+
+#ifdef TRIREME_WITH_CUDA
+/// Dropout is on and the kernels take x [B, S, in] and every adapter's rank.
+bool has_lora_kernels(const at::Tensor& x, at::TensorList pairs, const LoraPlan& plan);
+/// dropout_i(x) A_i^T [T, r] of every adapter.
+std::vector<at::Tensor> lora_down(const at::Tensor& x, at::TensorList pairs, const LoraPlan& plan);
+/// scale * dy_rows B [T, r] as the next two read it: with columns of zeros up to a rank they know.
+at::Tensor lora_gradient_product(const at::Tensor& dy_rows, const at::Tensor& b, double scale);
+/// d_i^T dropout_i(x) [r, in] of every adapter, d from lora_gradient_product().
+std::vector<at::Tensor> lora_down_dw(const at::Tensor& x, at::TensorList d, at::TensorList pairs,
+                                     const LoraPlan& plan);
+/// dx += sum of dropout_i(d_i A_i); dx_TI contiguous.
+void lora_down_dx(at::Tensor& dx_TI, at::TensorList d, at::TensorList pairs, const LoraPlan& plan);
+#else
+inline bool has_lora_kernels(const at::Tensor&, at::TensorList, const LoraPlan&) { return false; }
+inline std::vector<at::Tensor> lora_down(const at::Tensor&, at::TensorList, const LoraPlan&) {
+  return {};
+}
+inline at::Tensor lora_gradient_product(const at::Tensor&, const at::Tensor&, double) { return {}; }
+inline std::vector<at::Tensor> lora_down_dw(const at::Tensor&, at::TensorList, at::TensorList,
+                                            const LoraPlan&) {
+  return {};
+}
+inline void lora_down_dx(at::Tensor&, at::TensorList, at::TensorList, const LoraPlan&) {}
+#endif
+
+}  // namespace trireme::bridge

@@ -1,0 +1,137 @@
+#include "lora_bridge.h"
+
+#include "bridge_tools.h"
+#include "kernel_bridge.h"
+#include "kernels/lora/lora.h"
+
+#include <ATen/ATen.h>
+#include <c10/cuda/CUDAGuard.h>
+
+namespace trireme::bridge {
+
+namespace {
+
+constexpr int64_t kMaxRank = 64;
+
+/// The kernels know ranks of 16, 32 and 64; others are filled up with zeros.
+int64_t padded(int64_t rank) { return rank <= 16 ? 16 : rank <= 32 ? 32 : kMaxRank; }
+
+at::Tensor padded_rows(const at::Tensor& a) {
+  const int64_t more = padded(a.size(0)) - a.size(0);
+  if (more > 0) return at::constant_pad_nd(a, {0, 0, 0, more});
+  const at::Tensor whole = a.contiguous();
+  return kernels::aligned16(whole.const_data_ptr()) ? whole : whole.clone();
+}
+
+/// Adapters that one launch serves; the tensors that it points into live beside it.
+struct Launch {
+  kernels::LoraProducts arguments;
+  std::vector<at::Tensor> alive;
+  size_t begin = 0, end = 0;
+};
+
+/// Arguments of a launch over x [.., columns] but for the adapters and the matrices.
+kernels::LoraProducts over(const at::Tensor& x, const LoraPlan& plan) {
+  kernels::LoraProducts p;
+  p.columns = x.size(-1);
+  p.tokens = x.numel() / p.columns;
+  p.sample_ids = plan.dropout.sample_ids_B.const_data_ptr<int64_t>();
+  p.sample_tokens = p.tokens / plan.dropout.sample_ids_B.numel();
+  p.element = element(x);
+  const DropoutKey key = dropout_key(plan.dropout, 0);
+  p.threshold = key.threshold;
+  p.scale = static_cast<float>(key.scale);
+  return p;
+}
+
+/// Adapters side by side, as many in a launch as the kernels take.
+std::vector<Launch> launches(const at::Tensor& x, at::TensorList pairs, const LoraPlan& plan) {
+  std::vector<Launch> result;
+  const size_t n = plan.places.size();
+  for (size_t i = 0; i < n; ++i) {
+    const at::Tensor a = padded_rows(pairs[2 * i]);
+    const int rank = static_cast<int>(a.size(0));
+    if (result.empty() || rank != 16 || result.back().arguments.rank != 16 ||
+        result.back().arguments.count == kernels::kMaxLoraAdapters) {
+      result.push_back({over(x, plan), {}, i, i});
+      result.back().arguments.rank = rank;
+    }
+    Launch& launch = result.back();
+    kernels::LoraProducts& p = launch.arguments;
+    const DropoutKey key = dropout_key(plan.dropout, plan.places[i].stream);
+    p.t0[p.count] = key.t0;
+    p.t1[p.count] = key.t1;
+    p.a[p.count] = a.const_data_ptr();
+    launch.alive.push_back(a);
+    ++p.count;
+    ++launch.end;
+  }
+  return result;
+}
+
+}  // namespace
+
+bool has_lora_kernels(const at::Tensor& x, at::TensorList pairs, const LoraPlan& plan) {
+  if (!plan.dropout.active() || pairs.empty() || !has_kernels(x) || x.numel() == 0 ||
+      !x.is_contiguous() || x.dim() != 3 || x.size(0) != plan.dropout.sample_ids_B.numel())
+    return false;
+  for (size_t i = 0; i < pairs.size(); i += 2)
+    if (pairs[i].size(0) > kMaxRank || pairs[i].scalar_type() != x.scalar_type()) return false;
+  kernels::LoraProducts p = over(x, plan);
+  p.x = x.const_data_ptr();
+  p.count = 1;
+  p.rank = 16;
+  return kernels::lora_fits(p);
+}
+
+std::vector<at::Tensor> lora_down(const at::Tensor& x, at::TensorList pairs, const LoraPlan& plan) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  std::vector<at::Tensor> products;
+  for (Launch& launch : launches(x, pairs, plan)) {
+    kernels::LoraProducts& p = launch.arguments;
+    p.x = x.const_data_ptr();
+    for (size_t i = launch.begin; i < launch.end; ++i) {
+      const at::Tensor t = at::empty({p.tokens, p.rank}, x.options());
+      p.t[i - launch.begin] = t.mutable_data_ptr();
+      products.push_back(t.narrow(1, 0, pairs[2 * i].size(0)));
+    }
+    launched(kernels::lora_down(p, stream_of(x)), "lora_down");
+  }
+  return products;
+}
+
+at::Tensor lora_gradient_product(const at::Tensor& dy_rows, const at::Tensor& b, double scale) {
+  const int64_t more = padded(b.size(1)) - b.size(1);
+  return at::mm(dy_rows, more > 0 ? at::constant_pad_nd(b, {0, more}) : b).mul_(scale);
+}
+
+std::vector<at::Tensor> lora_down_dw(const at::Tensor& x, at::TensorList d, at::TensorList pairs,
+                                     const LoraPlan& plan) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  std::vector<at::Tensor> gradients;
+  for (Launch& launch : launches(x, pairs, plan)) {
+    kernels::LoraProducts& p = launch.arguments;
+    p.x = x.const_data_ptr();
+    for (size_t i = launch.begin; i < launch.end; ++i) {
+      const at::Tensor da = at::empty({p.rank, p.columns}, x.options());
+      p.d[i - launch.begin] = d[i].const_data_ptr();
+      p.da[i - launch.begin] = da.mutable_data_ptr();
+      gradients.push_back(da.narrow(0, 0, pairs[2 * i].size(0)));
+    }
+    launched(kernels::lora_down_dw(p, stream_of(x)), "lora_down_dw");
+  }
+  return gradients;
+}
+
+void lora_down_dx(at::Tensor& dx_TI, at::TensorList d, at::TensorList pairs, const LoraPlan& plan) {
+  const c10::cuda::CUDAGuard guard(dx_TI.device());
+  for (Launch& launch : launches(dx_TI, pairs, plan)) {
+    kernels::LoraProducts& p = launch.arguments;
+    p.dx = dx_TI.mutable_data_ptr();
+    for (size_t i = launch.begin; i < launch.end; ++i)
+      p.d[i - launch.begin] = d[i].const_data_ptr();
+    launched(kernels::lora_down_dx(p, stream_of(dx_TI)), "lora_down_dx");
+  }
+}
+
+}  // namespace trireme::bridge
