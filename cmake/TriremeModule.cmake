@@ -1,13 +1,14 @@
-# trireme_module(NAME [DIR dir] [TORCH] [DEPS targets...] [LIBS targets...])
+# trireme_module(NAME [DIR dirs...] [TORCH] [DEPS targets...] [LIBS targets...])
 #
-# One static library per module: every .cpp of DIR (src/NAME by default). DEPS are modules of ours and are the only ones whose
+# One static library per module: every .cpp of DIR (src/NAME by default), subdirectories not included. DEPS are modules of ours and are the only ones whose
 # headers it may use; LIBS are outside libraries. TORCH compiles it with LibTorch and its precompiled header.
 function(trireme_module name)
-  cmake_parse_arguments(ARG "TORCH" "DIR" "DEPS;LIBS" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH" "" "DIR;DEPS;LIBS" ${ARGN})
   if(NOT ARG_DIR)
     set(ARG_DIR ${PROJECT_SOURCE_DIR}/src/${name})
   endif()
-  file(GLOB sources CONFIGURE_DEPENDS ${ARG_DIR}/*.cpp)
+  list(TRANSFORM ARG_DIR APPEND /*.cpp OUTPUT_VARIABLE patterns)
+  file(GLOB sources CONFIGURE_DEPENDS ${patterns})
   if(NOT TRIREME_WITH_CUDA)
     list(FILTER sources EXCLUDE REGEX "_cuda\\.cpp$")
   endif()

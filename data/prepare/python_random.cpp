@@ -1,9 +1,5 @@
 #include "data/prepare/python_random.h"
 
-#include "trireme/base/error.h"
-
-#include <bit>
-
 namespace trireme {
 
 // Matsumoto and Nishimura's init_by_array with the seed's 32-bit words, lowest first, as the key.
@@ -28,29 +24,16 @@ PythonRandom::PythonRandom(uint64_t seed) {
   state_[0] = 0x80000000u;
 }
 
-uint32_t PythonRandom::next_uint32() {
+void PythonRandom::refill() {
   constexpr size_t n = 624, m = 397;
-  if (position_ == n) {
-    for (size_t i = 0; i < n; ++i) {
-      const uint32_t y = (state_[i] & 0x80000000u) | (state_[(i + 1) % n] & 0x7fffffffu);
-      state_[i] = state_[(i + m) % n] ^ (y >> 1) ^ ((y & 1u) != 0 ? 0x9908b0dfu : 0u);
-    }
-    position_ = 0;
-  }
-  uint32_t y = state_[position_++];
-  y ^= y >> 11;
-  y ^= (y << 7) & 0x9d2c5680u;
-  y ^= (y << 15) & 0xefc60000u;
-  return y ^ (y >> 18);
-}
-
-uint64_t PythonRandom::below(uint64_t bound) {
-  // 2^32 itself would take 33 bits, which Python draws as two words.
-  TRIREME_CHECK(bound > 0 && bound < (uint64_t{1} << 32), "bound ", bound, " of a random number");
-  const int bits = static_cast<int>(std::bit_width(bound));
-  uint64_t value = bound;
-  while (value >= bound) value = next_uint32() >> (32 - bits);
-  return value;
+  const auto step = [&](size_t i, size_t next, size_t far) {
+    const uint32_t y = (state_[i] & 0x80000000u) | (state_[next] & 0x7fffffffu);
+    state_[i] = state_[far] ^ (y >> 1) ^ ((y & 1u) != 0 ? 0x9908b0dfu : 0u);
+  };
+  for (size_t i = 0; i < n - m; ++i) step(i, i + 1, i + m);
+  for (size_t i = n - m; i < n - 1; ++i) step(i, i + 1, i + m - n);
+  step(n - 1, 0, m - 1);
+  position_ = 0;
 }
 
 }  // namespace trireme

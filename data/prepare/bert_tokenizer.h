@@ -1,0 +1,64 @@
+#pragma once
+// BERT's uncased WordPiece tokenizer (Devlin et al. 2018; rules as in MLPerf's reference tokenization.py): clean, split, lower-case,
+// strip accents, split punctuation, then greedy longest match. Equal to the reference token for token under the Unicode version of
+// unicode_version().
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace trireme {
+
+struct StringHash {
+  using is_transparent = void;
+  size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
+};
+
+/// vocab.txt: one token a line, white space stripped; id = order of first appearance.
+class BertVocab {
+ public:
+  /// DataError for a file that cannot be read, is not UTF-8, lacks [UNK], [CLS], [SEP] or [MASK], or has more than 32,767 tokens (the
+  /// files store ids as int16).
+  explicit BertVocab(const std::filesystem::path& path);
+  /// -1: not in the vocabulary.
+  int32_t find(std::string_view token) const;
+  int32_t size() const { return static_cast<int32_t>(ids_.size()); }
+  size_t longest() const { return longest_; }  // token, in bytes
+  uint64_t hash() const { return hash_; }      // of the file
+  int16_t unk = 0, cls = 0, sep = 0, mask = 0;
+
+ private:
+  std::unordered_map<std::string, int32_t, StringHash, std::equal_to<>> ids_;
+  size_t longest_ = 0;
+  uint64_t hash_ = 0;
+};
+
+/// Encodes lines. Remembers the ids of words it has met: one object per thread.
+class BertTokenizer {
+ public:
+  explicit BertTokenizer(const BertVocab& vocab) : vocab_(vocab) {}
+  /// Appends the ids of `line`, which is valid UTF-8.
+  void encode(std::string_view line, std::vector<int16_t>& ids);
+
+ private:
+  struct Span {
+    uint32_t begin, count;
+  };
+  void encode_chunk(std::string_view chunk, std::vector<int16_t>& ids);
+  void encode_word(std::u32string_view word, std::vector<int16_t>& ids);
+  void match_pieces(const char32_t* first, const char32_t* last, std::vector<int16_t>& ids);
+
+  const BertVocab& vocab_;
+  std::unordered_map<std::string, Span, StringHash, std::equal_to<>> known_;
+  std::vector<int16_t> known_ids_;
+  std::u32string cleaned_;
+  std::vector<char32_t> folded_;
+  std::string bytes_;
+  std::vector<size_t> boundaries_;
+};
+
+}  // namespace trireme

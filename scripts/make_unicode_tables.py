@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""Writes data/prepare/bert_unicode_tables.inc: what BERT's tokenizer needs of Python's Unicode tables.
+
+The rules of BERT's tokenizer are stated in terms of Python: str.lower(), str.isspace(), unicodedata.category() and
+normalize("NFD"). The tables are therefore taken from Python itself, so that the results equal those of a Python with the same
+Unicode version. Run it with the Python whose results are wanted, and commit the output.
+"""
+import sys
+import unicodedata
+from pathlib import Path
+
+DROPPED, SPACE, PYTHON_SPACE, PUNCTUATION, NONSPACING, REORDERED, CASED, IGNORABLE, MAPPED = (1 << i for i in range(9))
+SIGMA, FINAL_SIGMA = "\u03a3", "\u03c2"
+
+
+def flags(code):
+    c = chr(code)
+    category = unicodedata.category(c)
+    space = category == "Zs" or c in " \t\n\r"
+    result = 0
+    if code in (0, 0xFFFD) or (category in ("Cc", "Cf") and c not in "\t\n\r"):
+        result |= DROPPED
+    if space:
+        result |= SPACE
+    if c.isspace():
+        result |= PYTHON_SPACE
+    if 33 <= code <= 47 or 58 <= code <= 64 or 91 <= code <= 96 or 123 <= code <= 126 or category.startswith("P"):
+        result |= PUNCTUATION
+    if category == "Mn":
+        result |= NONSPACING
+    if unicodedata.combining(c):
+        result |= REORDERED
+    # unicodedata has neither Cased nor Case_Ignorable; the rule for a final sigma tells them.
+    alone = (c + SIGMA).lower()[-1] == FINAL_SIGMA
+    after_letter = ("a" + c + SIGMA).lower()[-1] == FINAL_SIGMA
+    if alone:
+        result |= CASED
+    elif after_letter:
+        result |= IGNORABLE
+    if mapping(code) != c:
+        result |= MAPPED
+    return result
+
+
+def mapping(code):
+    # Hangul syllables decompose by arithmetic; surrogates are no characters.
+    if 0xAC00 <= code < 0xAC00 + 11172 or 0xD800 <= code < 0xE000:
+        return chr(code)
+    return unicodedata.normalize("NFD", chr(code).lower())
+
+
+def lines(numbers, separator=","):
+    line = ""
+    for number in numbers:
+        text = f"{number}{separator}"
+        if len(line) + len(text) > 138:
+            yield line
+            line = ""
+        line += text
+    yield line
+
+
+def main():
+    ranges, mappings = [], []
+    start, current = 0, flags(0)
+    for code in range(1, 0x110001):
+        now = flags(code) if code < 0x110000 else None
+        if now == current:
+            continue
+        if current:
+            ranges += [start, code - start, current]
+        start, current = code, now
+    for code in range(0x110000):
+        if mapping(code) != chr(code):
+            mappings += [code, len(mapping(code)), *map(ord, mapping(code))]
+    orders = []
+    for code in range(0x110000):
+        c = chr(code)
+        if unicodedata.combining(c) and unicodedata.category(c) != "Mn":
+            orders += [code, unicodedata.combining(c)]
+    output = Path(__file__).parent.parent / "data/prepare/bert_unicode_tables.inc"
+    with open(output, "w") as file:
+        print("// Made by scripts/make_unicode_tables.py; do not edit.", file=file)
+        print(f'constexpr char kTableVersion[] = "{unicodedata.unidata_version}";', file=file)
+        print("// First code point, count, flags.", file=file)
+        print("constexpr uint32_t kFlagRanges[] = {", *lines(ranges), "};", sep="\n", file=file)
+        print("// Code point, count, NFD of its lower case.", file=file)
+        print("constexpr uint32_t kMappings[] = {", *lines(mappings), "};", sep="\n", file=file)
+        print("// Code points that NFD reorders and that are not Mn, and their combining class.", file=file)
+        print("constexpr uint32_t kCombiningClasses[] = {", *lines(orders), "};", sep="\n", file=file)
+    print(f"{output}: Unicode {unicodedata.unidata_version}, {len(ranges) // 3} ranges", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
