@@ -1,0 +1,242 @@
+#include "data/bert/bert_shard.h"
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <thread>
+
+namespace trireme {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kShardsInMemory = 3;  // the one in use, the next, and one more for readers around a change of shards
+constexpr const char* kIndexName = "index.txt";
+
+std::vector<fs::path> list_shards(const std::vector<fs::path>& files) {
+  std::vector<fs::path> shards;
+  for (const fs::path& path : files) {
+    std::error_code error;
+    if (!fs::is_directory(path, error)) {
+      shards.push_back(path);
+      continue;
+    }
+    std::vector<fs::path> found;
+    for (const auto& entry : fs::directory_iterator(path, error)) {
+      const std::string name = entry.path().filename().string();
+      if (name.starts_with("part_") && name.find(".tmp-") == std::string::npos) found.push_back(entry.path());
+    }
+    if (error) throw DataError(fmt::format("{} cannot be listed: {}", path.string(), error.message()));
+    if (found.empty()) throw DataError(fmt::format("{} holds no files named part_*: expected packed shards or a variable-length evaluation set", path.string()));
+    shards.insert(shards.end(), found.begin(), found.end());
+  }
+  if (shards.empty()) throw DataError("no BERT data files given");
+  std::sort(shards.begin(), shards.end(), [](const fs::path& a, const fs::path& b) { return std::pair(a.filename(), a) < std::pair(b.filename(), b); });
+  const auto twin = std::adjacent_find(shards.begin(), shards.end());
+  if (twin != shards.end()) throw DataError(fmt::format("{} is given twice", twin->string()));
+  return shards;
+}
+
+/// Rows and sequences of shards by name, from the index that the preparation leaves beside them: a run that opened some thousand files
+/// for their headers would start late. A shard that does not have the rows announced here is refused when it is read.
+struct ShardCounts {
+  int64_t rows, sequences;
+};
+
+std::map<std::string, ShardCounts> read_index(const fs::path& directory) {
+  std::map<std::string, ShardCounts> counts;
+  std::ifstream file(directory / kIndexName);
+  std::string name;
+  ShardCounts entry{};
+  while (file >> name >> entry.rows >> entry.sequences)
+    if (entry.rows >= 0 && entry.sequences >= entry.rows) counts[name] = entry;
+  return counts;
+}
+
+class ShardedBertDataset final : public BertDataset {
+ public:
+  ShardedBertDataset(std::vector<fs::path> shards, BertLimits limits) : shards_(std::move(shards)), limits_(limits) {
+    packed_ = read_bert_header(shards_.front()).packed;
+    std::map<fs::path, std::map<std::string, ShardCounts>> indices;
+    int64_t sequences = 0;
+    bool all_indexed = true;
+    for (const fs::path& path : shards_) {
+      const fs::path parent = path.parent_path();
+      if (!indices.contains(parent)) indices[parent] = read_index(parent);
+      const auto& index = indices[parent];
+      if (const auto found = index.find(path.filename().string()); packed_ && found != index.end() && fs::exists(path)) {
+        rows_.push_back(found->second.rows);
+        sequences += found->second.sequences;
+      } else {
+        const BertShardHeader header = read_bert_header(path);
+        if (header.packed != packed_)
+          throw DataError(fmt::format("{} is a {} file and {} a {} one: give files of one kind", shards_.front().string(), kind(packed_), path.string(), kind(header.packed)));
+        rows_.push_back(header.rows);
+        all_indexed = false;
+      }
+      first_.push_back(first_.back() + rows_.back());
+    }
+    if (first_.back() == 0) throw DataError(fmt::format("{}{} no rows", shards_.front().string(), shards_.size() > 1 ? " and the files after it hold" : " holds"));
+    if (all_indexed) sequences_ = sequences;
+    if (!packed_) sequences_ = first_.back();
+    reader_ = std::thread([this] { prefetch(); });
+  }
+
+  ~ShardedBertDataset() override {
+    {
+      const std::scoped_lock lock(mutex_);
+      stopping_ = true;
+    }
+    changed_.notify_all();
+    reader_.join();
+  }
+
+  int64_t size() const override { return first_.back(); }
+
+  int64_t sequences() const override {
+    std::unique_lock lock(mutex_);
+    if (sequences_) return *sequences_;
+    lock.unlock();
+    int64_t total = 0;
+    for (const fs::path& path : shards_) total += count_bert_sequences(path);
+    lock.lock();
+    sequences_ = total;
+    return total;
+  }
+
+  BertRow read(int64_t index) const override {
+    TRIREME_CHECK(index >= 0 && index < size(), "row ", index, " of ", size());
+    const auto shard = static_cast<size_t>(std::upper_bound(first_.begin(), first_.end(), index) - first_.begin()) - 1;
+    return get(shard)->read(index - first_[shard]);
+  }
+
+  std::string description() const override {
+    const std::string where = shards_.size() == 1 ? shards_.front().string() : fmt::format("{} to {}", shards_.front().string(), shards_.back().filename().string());
+    return fmt::format("{} ({} {} file{}, {} rows)", where, format_count(static_cast<int64_t>(shards_.size())), kind(packed_), shards_.size() == 1 ? "" : "s",
+                       format_count(size()));
+  }
+
+  const std::vector<int64_t>& shard_rows() const override { return rows_; }
+
+  void will_need(int64_t shard) const override {
+    TRIREME_CHECK(shard >= 0 && shard < static_cast<int64_t>(shards_.size()), "shard ", shard, " of ", shards_.size());
+    {
+      const std::scoped_lock lock(mutex_);
+      if (find(static_cast<size_t>(shard))) return;
+      wanted_ = static_cast<size_t>(shard);
+    }
+    changed_.notify_all();
+  }
+
+ private:
+  using Shard = std::shared_ptr<const BertShard>;
+  struct Slot {
+    size_t shard;
+    Shard data;  // null while someone reads it
+    uint64_t used;
+  };
+
+  static const char* kind(bool packed) { return packed ? "packed" : "variable-length"; }
+
+  Slot* find(size_t shard) const {
+    const auto found = std::find_if(slots_.begin(), slots_.end(), [&](const Slot& slot) { return slot.shard == shard; });
+    return found == slots_.end() ? nullptr : &*found;
+  }
+
+  /// The shard, from memory, from whoever is reading it just now, or read here.
+  Shard get(size_t shard) const {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      Slot* slot = find(shard);
+      if (slot == nullptr) break;
+      if (slot->data) {
+        slot->used = ++clock_;
+        return slot->data;
+      }
+      changed_.wait(lock);
+    }
+    return load(shard, lock);
+  }
+
+  Shard load(size_t shard, std::unique_lock<std::mutex>& lock) const {
+    make_room();
+    slots_.push_back({shard, nullptr, ++clock_});
+    lock.unlock();
+    Shard data;
+    std::exception_ptr error;
+    try {
+      auto loaded = std::make_shared<BertShard>(shards_[shard], limits_);
+      if (loaded->packed() != packed_ || loaded->size() != rows_[shard])
+        throw DataError(fmt::format("{} holds {} rows where {} are expected: remove a stale {} beside it, or prepare the shard again", shards_[shard].string(),
+                                    loaded->size(), rows_[shard], kIndexName));
+      data = std::move(loaded);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    lock.lock();
+    if (error)
+      slots_.erase(std::find_if(slots_.begin(), slots_.end(), [&](const Slot& slot) { return slot.shard == shard; }));
+    else
+      find(shard)->data = data;
+    changed_.notify_all();
+    if (error) std::rethrow_exception(error);
+    return data;
+  }
+
+  void make_room() const {
+    while (slots_.size() >= kShardsInMemory) {
+      auto oldest = slots_.end();
+      for (auto slot = slots_.begin(); slot != slots_.end(); ++slot)
+        if (slot->data && (oldest == slots_.end() || slot->used < oldest->used)) oldest = slot;
+      if (oldest == slots_.end()) return;  // all are being read
+      slots_.erase(oldest);
+    }
+  }
+
+  void prefetch() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [&] { return stopping_ || wanted_; });
+      if (stopping_) return;
+      const size_t shard = *wanted_;
+      wanted_.reset();
+      if (find(shard)) continue;
+      try {
+        load(shard, lock);
+      } catch (const std::exception&) {
+        // Whoever needs the shard reads it again and gets the error with the row at hand.
+      }
+    }
+  }
+
+  std::vector<fs::path> shards_;
+  BertLimits limits_;
+  bool packed_ = false;
+  std::vector<int64_t> rows_, first_{0};  // [shards], [shards + 1]
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  mutable std::vector<Slot> slots_;
+  mutable uint64_t clock_ = 0;
+  mutable std::optional<size_t> wanted_;
+  mutable std::optional<int64_t> sequences_;
+  bool stopping_ = false;
+  std::thread reader_;
+};
+
+}  // namespace
+
+std::unique_ptr<BertDataset> open_bert_dataset(const std::vector<fs::path>& files, int64_t max_length, int64_t vocab_size) {
+  TRIREME_CHECK(max_length > 0 && vocab_size > 0, "max_length ", max_length, ", vocab_size ", vocab_size);
+  return std::make_unique<ShardedBertDataset>(list_shards(files), BertLimits{max_length, vocab_size});
+}
+
+}  // namespace trireme

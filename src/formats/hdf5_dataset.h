@@ -1,0 +1,40 @@
+#pragma once
+// Private to formats/: one dataset of a file that may be hostile. DataError with file and dataset.
+
+#include "hdf5_handles.h"
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+/// A dataset that lives in this very file, as bytes this library can decode.
+class Hdf5Dataset {
+ public:
+  Hdf5Dataset() = default;
+  Hdf5Dataset(hid_t file, const char* name, const std::string& path);
+
+  [[noreturn]] void fail(const std::string& what) const;
+  const std::vector<hsize_t>& extents() const { return extents_; }
+  H5T_class_t type_class() const { return H5Tget_class(type_.get()); }
+  hid_t type() const { return type_.get(); }
+  hid_t get() const { return dataset_.get(); }
+  void require_integers(size_t dimensions) const;
+  /// Row `row` of a two-dimensional dataset, or element `row` of a one-dimensional one, in the memory type given.
+  void read(int64_t row, hid_t memory_type, void* out) const;
+
+ private:
+  /// Elements that were never written read as zeros, and a few bytes can announce any number of them.
+  void require_stored(hid_t properties, hid_t space) const;
+
+  std::string name_, path_;
+  Hdf5Handle dataset_, type_;
+  std::vector<hsize_t> extents_;
+};
+
+/// libhdf5 may be built without locks: whoever calls it from several threads holds this.
+std::mutex& hdf5_mutex();
+
+}  // namespace trireme
