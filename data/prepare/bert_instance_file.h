@@ -13,7 +13,8 @@
 
 namespace trireme {
 
-void write_bert_instances(const std::filesystem::path& path, const BertInstances& instances, int32_t vocab_size, uint64_t fingerprint);
+void write_bert_instances(const std::filesystem::path& path, const BertInstances& instances,
+                          int32_t vocab_size, uint64_t fingerprint);
 
 class BertInstanceFile {
  public:

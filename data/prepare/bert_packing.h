@@ -56,8 +56,9 @@ class Packing {
   std::span<const PackMember> deal(Cursor& cursor, std::array<PackMember, 3>& members) const;
 
   PackPlan plan_;
-  std::vector<std::vector<uint32_t>> sequences_;  // [max_length + 1] by length, shuffled; kEmpty: padding
-  std::vector<uint16_t> order_;                   // strategy of each row, shuffled
+  std::vector<std::vector<uint32_t>>
+      sequences_;                // [max_length + 1] by length, shuffled; kEmpty: padding
+  std::vector<uint16_t> order_;  // strategy of each row, shuffled
   std::vector<Cursor> shard_starts_;
   std::vector<int64_t> first_row_;  // [shards + 1]
   int64_t rows_ = 0;

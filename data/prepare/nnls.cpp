@@ -14,7 +14,13 @@ namespace {
 class Solver {
  public:
   Solver(const SparseColumns& a, const std::vector<double>& b)
-      : a_(a), m_(a.rows), qt_(m_ * m_), c_(b), x_(a.size()), gradient_(a.size()), is_passive_(a.size()) {
+      : a_(a),
+        m_(a.rows),
+        qt_(m_ * m_),
+        c_(b),
+        x_(a.size()),
+        gradient_(a.size()),
+        is_passive_(a.size()) {
     for (size_t i = 0; i < m_; ++i) qt_[i * m_ + i] = 1;
     double widest = 0, largest = 0;
     for (size_t j = 0; j < a.size(); ++j) {
@@ -23,14 +29,16 @@ class Solver {
       widest = std::max(widest, sum);
     }
     for (const double value : b) largest = std::max(largest, std::abs(value));
-    tolerance_ = 10 * static_cast<double>(std::max(m_, a.size())) * std::numeric_limits<double>::epsilon() * widest * largest;
+    tolerance_ = 10 * static_cast<double>(std::max(m_, a.size())) *
+                 std::numeric_limits<double>::epsilon() * widest * largest;
   }
 
   NnlsResult solve() {
     NnlsResult result;
     const int most = 3 * static_cast<int>(a_.size()) + 10;
     while (passive_.size() < m_ && enter()) {
-      TRIREME_CHECK(++result.iterations < most, "non-negative least squares did not converge in ", most, " iterations");
+      TRIREME_CHECK(++result.iterations < most, "non-negative least squares did not converge in ",
+                    most, " iterations");
       make_feasible();
     }
     result.x = x_;
@@ -77,7 +85,10 @@ class Solver {
     std::vector<double> v(m_, 0);
     for (const auto& entry : column(j))
       for (size_t i = 0; i < m_; ++i) v[i] += entry.value * row(i)[entry.row];
-    const auto squares = [&](size_t begin) { return std::inner_product(v.begin() + static_cast<ptrdiff_t>(begin), v.end(), v.begin() + static_cast<ptrdiff_t>(begin), 0.0); };
+    const auto squares = [&](size_t begin) {
+      return std::inner_product(v.begin() + static_cast<ptrdiff_t>(begin), v.end(),
+                                v.begin() + static_cast<ptrdiff_t>(begin), 0.0);
+    };
     const double norm = std::sqrt(squares(k));
     double along = 0;  // the sign of what its coefficient would be
     for (size_t i = k; i < m_; ++i) along += v[i] * c_[i];
@@ -161,10 +172,10 @@ class Solver {
 
   const SparseColumns& a_;
   size_t m_;
-  std::vector<double> qt_;               // [m, m] Qᵀ
-  std::vector<double> c_;                // [m] Qᵀ b
-  std::vector<std::vector<double>> r_;   // columns of R
-  std::vector<size_t> passive_;          // columns of A in the order of R's
+  std::vector<double> qt_;              // [m, m] Qᵀ
+  std::vector<double> c_;               // [m] Qᵀ b
+  std::vector<std::vector<double>> r_;  // columns of R
+  std::vector<size_t> passive_;         // columns of A in the order of R's
   std::vector<double> x_, gradient_, residual_;
   std::vector<bool> is_passive_;
   double tolerance_ = 0;

@@ -85,11 +85,15 @@ bool PartRecords::is_done(const std::string& name, uint64_t fingerprint) const {
   std::string recorded;
   uintmax_t size = 0;
   std::error_code error;
-  return file >> recorded >> size && recorded == hex64(fingerprint) && fs::file_size(directory_ / name, error) == size && !error;
+  return file >> recorded >> size && recorded == hex64(fingerprint) &&
+         fs::file_size(directory_ / name, error) == size && !error;
 }
 
-void PartRecords::done(const std::string& name, uint64_t fingerprint, const std::string& note) const {
-  write_file_atomic(directory_ / kRecords / name, fmt::format("{} {}\n{}", hex64(fingerprint), fs::file_size(directory_ / name), note));
+void PartRecords::done(const std::string& name, uint64_t fingerprint,
+                       const std::string& note) const {
+  write_file_atomic(
+      directory_ / kRecords / name,
+      fmt::format("{} {}\n{}", hex64(fingerprint), fs::file_size(directory_ / name), note));
 }
 
 std::string PartRecords::note(const std::string& name) const {

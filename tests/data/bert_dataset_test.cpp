@@ -11,8 +11,8 @@
 #include <algorithm>
 #include <atomic>
 #include <filesystem>
-#include <functional>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <numeric>
 #include <random>
@@ -48,13 +48,16 @@ struct Packed {
     for (int r = 0; r < rows; ++r) {
       const int tokens = r % 2 == 0 ? 5 : 11;
       std::vector<int16_t> ids;
-      for (int t = 0; t < tokens; ++t) ids.push_back(static_cast<int16_t>(t == 0 ? shard : t == 1 ? r : t));
+      for (int t = 0; t < tokens; ++t)
+        ids.push_back(static_cast<int16_t>(t == 0 ? shard : t == 1 ? r : t));
       result.ids.row(ids);
       std::vector<int8_t> segments(static_cast<size_t>(tokens), 0);
       segments[4] = 1;
       result.segments.row(segments);
-      result.positions.row(tokens == 5 ? std::vector<int16_t>{1, 3} : std::vector<int16_t>{1, 3, 6, 10});
-      result.masked.row(tokens == 5 ? std::vector<int16_t>{9, 8} : std::vector<int16_t>{9, 8, 7, 6});
+      result.positions.row(tokens == 5 ? std::vector<int16_t>{1, 3}
+                                       : std::vector<int16_t>{1, 3, 6, 10});
+      result.masked.row(tokens == 5 ? std::vector<int16_t>{9, 8}
+                                    : std::vector<int16_t>{9, 8, 7, 6});
       result.lengths.row(tokens == 5 ? std::vector<int16_t>{5} : std::vector<int16_t>{5, 6});
       result.mask_lengths.row(tokens == 5 ? std::vector<int16_t>{2} : std::vector<int16_t>{2, 2});
       result.labels.row(tokens == 5 ? std::vector<int8_t>{1} : std::vector<int8_t>{1, 0});
@@ -110,7 +113,8 @@ class BertData : public ::testing::Test {
   }
   fs::path shards(const std::vector<int>& rows) const {
     fs::create_directories(path("shards"));
-    for (size_t i = 0; i < rows.size(); ++i) Packed::make(rows[i], static_cast<int>(i)).write(path(fmt::format("shards/part_{:05}", i)));
+    for (size_t i = 0; i < rows.size(); ++i)
+      Packed::make(rows[i], static_cast<int>(i)).write(path(fmt::format("shards/part_{:05}", i)));
     return path("shards");
   }
 
@@ -130,7 +134,8 @@ TEST_F(BertData, PackedRowsComeBackWhole) {
   EXPECT_EQ(row.sequence_lengths, (std::vector<int32_t>{5, 6}));
   EXPECT_EQ(row.next_sentence_labels, (std::vector<int32_t>{1, 0}));
   EXPECT_EQ(dataset->read(3).input_ids[0], 1);
-  EXPECT_NE(dataset->description().find("3 packed files, 8 rows"), std::string::npos) << dataset->description();
+  EXPECT_NE(dataset->description().find("3 packed files, 8 rows"), std::string::npos)
+      << dataset->description();
 }
 
 TEST_F(BertData, VariableLengthFilesAreOneSequenceARow) {
@@ -158,29 +163,46 @@ TEST_F(BertData, VariableLengthFilesAreOneSequenceARow) {
 
 TEST_F(BertData, DamageIsNamed) {
   const auto has = [](const std::string& message, std::initializer_list<const char*> words) {
-    for (const char* word : words) EXPECT_NE(message.find(word), std::string::npos) << "'" << word << "' in: " << message;
+    for (const char* word : words)
+      EXPECT_NE(message.find(word), std::string::npos) << "'" << word << "' in: " << message;
   };
   EXPECT_EQ(spoiled([](Packed&) {}), "");
-  has(spoiled([](Packed& s) { s.leave_out = "masked_lm_ids"; }), {"part_spoiled has no dataset masked_lm_ids"});
+  has(spoiled([](Packed& s) { s.leave_out = "masked_lm_ids"; }),
+      {"part_spoiled has no dataset masked_lm_ids"});
   has(spoiled([](Packed& s) { s.leave_out = "input_ids"; }), {"has no dataset input_ids"});
-  has(spoiled([](Packed& s) { s.leave_out = "packed_input_len"; }), {"next_sentence_labels", "does not hold integers"});
-  has(spoiled([](Packed& s) { s.plain_ids = true; }), {"input_ids does not hold variable-length rows"});
-  has(spoiled([](Packed& s) { s.ids.values[2] = 100; }), {"input_ids, row 0: position 2: token id 100 is outside the vocabulary of 100"});
-  has(spoiled([](Packed& s) { s.ids.values[6] = -1; }), {"input_ids, row 1: position 1: token id -1"});
+  has(spoiled([](Packed& s) { s.leave_out = "packed_input_len"; }),
+      {"next_sentence_labels", "does not hold integers"});
+  has(spoiled([](Packed& s) { s.plain_ids = true; }),
+      {"input_ids does not hold variable-length rows"});
+  has(spoiled([](Packed& s) { s.ids.values[2] = 100; }),
+      {"input_ids, row 0: position 2: token id 100 is outside the vocabulary of 100"});
+  has(spoiled([](Packed& s) { s.ids.values[6] = -1; }),
+      {"input_ids, row 1: position 1: token id -1"});
   has(spoiled([](Packed& s) { s.masked.values[2] = 200; }), {"masked_lm_ids, row 1: token id 200"});
-  has(spoiled([](Packed& s) { s.segments.values[3] = 2; }), {"segment_ids, row 0: position 3: segment 2"});
+  has(spoiled([](Packed& s) { s.segments.values[3] = 2; }),
+      {"segment_ids, row 0: position 3: segment 2"});
   has(spoiled([](Packed& s) { s.labels.values[1] = 7; }), {"next_sentence_labels, row 1: label 7"});
-  has(spoiled([](Packed& s) { s.positions.values[1] = 5; }), {"masked_lm_positions, row 0: position 5 is outside the row of 5 tokens"});
+  has(spoiled([](Packed& s) { s.positions.values[1] = 5; }),
+      {"masked_lm_positions, row 0: position 5 is outside the row of 5 tokens"});
   has(spoiled([](Packed& s) { s.positions.values[0] = -3; }), {"position -3"});
   has(spoiled([](Packed& s) { s.positions.values[1] = 1; }), {"position 1 follows 1"});
-  has(spoiled([](Packed& s) { s.lengths.values[1] = 6; }), {"packed_input_len, row 1: sequences of 12 tokens in all, input_ids has 11"});
+  has(spoiled([](Packed& s) { s.lengths.values[1] = 6; }),
+      {"packed_input_len, row 1: sequences of 12 tokens in all, input_ids has 11"});
   has(spoiled([](Packed& s) { s.lengths.values[0] = 0; }), {"row 0: a sequence of 0 tokens"});
-  has(spoiled([](Packed& s) { s.lengths = {}; for (int i = 0; i < 4; ++i) s.lengths.row(i % 2 ? std::vector<int16_t>{5, 6} : std::vector<int16_t>{1, 1, 1, 2}); }),
+  has(spoiled([](Packed& s) {
+        s.lengths = {};
+        for (int i = 0; i < 4; ++i)
+          s.lengths.row(i % 2 ? std::vector<int16_t>{5, 6} : std::vector<int16_t>{1, 1, 1, 2});
+      }),
       {"packed_input_len row 0 has 4 entries, at most 3"});
-  has(spoiled([](Packed& s) { s.segments.offsets[1] = 4; }), {"segment_ids, row 0: 4 entries for 5 tokens"});
-  has(spoiled([](Packed& s) { s.masked.offsets[1] = 1; }), {"masked_lm_ids, row 0: 1 entries for 2 masked positions"});
-  has(spoiled([](Packed& s) { s.labels.offsets[1] = 0; }), {"next_sentence_labels, row 0: 0 labels for 1 sequences"});
-  has(spoiled([](Packed& s) { s.segments.row({0}); }), {"segment_ids has 5 rows and input_ids has 4"});
+  has(spoiled([](Packed& s) { s.segments.offsets[1] = 4; }),
+      {"segment_ids, row 0: 4 entries for 5 tokens"});
+  has(spoiled([](Packed& s) { s.masked.offsets[1] = 1; }),
+      {"masked_lm_ids, row 0: 1 entries for 2 masked positions"});
+  has(spoiled([](Packed& s) { s.labels.offsets[1] = 0; }),
+      {"next_sentence_labels, row 0: 0 labels for 1 sequences"});
+  has(spoiled([](Packed& s) { s.segments.row({0}); }),
+      {"segment_ids has 5 rows and input_ids has 4"});
   has(spoiled([](Packed& s) {
         s.ids.row(std::vector<int16_t>(513, 1));
         s.segments.row(std::vector<int8_t>(513, 0));
@@ -212,7 +234,8 @@ TEST_F(BertData, DamagedBytesEndInDataErrorsOnly) {
     return complaint(path("part_hurt"));
   };
   EXPECT_EQ(check(whole), "");
-  for (size_t size = 0; size < whole.size(); size += whole.size() / 40) EXPECT_NE(check(whole.substr(0, size)), "") << size;
+  for (size_t size = 0; size < whole.size(); size += whole.size() / 40)
+    EXPECT_NE(check(whole.substr(0, size)), "") << size;
   // Heap collections: signature, size and objects.
   int found = 0, tried = 0;
   for (size_t at = whole.find("GCOL"); at != std::string::npos; at = whole.find("GCOL", at + 1)) {
@@ -250,7 +273,9 @@ TEST_F(BertData, AStaleIndexIsFound) {
     stale->read(3);
     ADD_FAILURE();
   } catch (const DataError& error) {
-    EXPECT_NE(std::string(error.what()).find("part_00001 holds 2 rows where 9 are expected"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("part_00001 holds 2 rows where 9 are expected"),
+              std::string::npos)
+        << error.what();
   }
 }
 
@@ -267,7 +292,8 @@ TEST_F(BertData, ManyThreadsReadTheSameRows) {
           const auto shard = random() % rows.size();
           const int64_t row = static_cast<int64_t>(random() % static_cast<uint32_t>(rows[shard]));
           if (i % 7 == 0) dataset->will_need(static_cast<int64_t>(random() % rows.size()));
-          const int64_t index = std::accumulate(rows.begin(), rows.begin() + static_cast<ptrdiff_t>(shard), row);
+          const int64_t index =
+              std::accumulate(rows.begin(), rows.begin() + static_cast<ptrdiff_t>(shard), row);
           const BertRow read = dataset->read(index);
           if (read.input_ids[0] != static_cast<int32_t>(shard) || read.input_ids[1] != row) ++wrong;
         }
@@ -278,7 +304,8 @@ TEST_F(BertData, ManyThreadsReadTheSameRows) {
 
 TEST_F(BertData, OrderOfARun) {
   const auto dataset = open_bert_dataset({shards({7, 3, 5, 6})}, 512, 1000);
-  BertSampler sampler(*dataset, 42, true), again(*dataset, 42, true), other(*dataset, 43, true), plain(*dataset, 42, false);
+  BertSampler sampler(*dataset, 42, true), again(*dataset, 42, true), other(*dataset, 43, true),
+      plain(*dataset, 42, false);
   std::vector<int64_t> stream, different;
   for (int64_t i = 0; i < 63; ++i) {
     stream.push_back(sampler.at(i));
@@ -301,9 +328,11 @@ TEST_F(BertData, OrderOfARun) {
   }
   EXPECT_EQ(epochs.size(), 3u);
   // Any position without those before it, forwards and backwards: a resumed run.
-  for (const int64_t position : {50, 3, 62, 0, 21, 20, 41, 42}) EXPECT_EQ(again.at(position), stream[static_cast<size_t>(position)]) << position;
+  for (const int64_t position : {50, 3, 62, 0, 21, 20, 41, 42})
+    EXPECT_EQ(again.at(position), stream[static_cast<size_t>(position)]) << position;
   // The order is part of what a checkpoint means: it must not change with the code.
-  EXPECT_EQ(std::vector<int64_t>(stream.begin(), stream.begin() + 6), (std::vector<int64_t>{15, 19, 16, 18, 20, 17}));
+  EXPECT_EQ(std::vector<int64_t>(stream.begin(), stream.begin() + 6),
+            (std::vector<int64_t>{15, 19, 16, 18, 20, 17}));
 }
 
 }  // namespace

@@ -36,7 +36,8 @@ class BertRules : public Scratch {
 };
 
 TEST_F(BertRules, LongestPieceFirst) {
-  const std::string vocab = std::string(kSpecials) + "un\n##aff\n##able\nunaff\n,\n##a\n";  // from 5
+  const std::string vocab =
+      std::string(kSpecials) + "un\n##aff\n##able\nunaff\n,\n##a\n";  // from 5
   EXPECT_EQ(encode(vocab, "unaffable UNAFFABLE"), (std::vector<int>{8, 7, 8, 7}));
   EXPECT_EQ(encode(vocab, "un,un ,"), (std::vector<int>{5, 9, 5, 9}));
   EXPECT_EQ(encode(vocab, "unaffx una"), (std::vector<int>{1, 5, 10}));
@@ -82,9 +83,9 @@ TEST_F(BertRules, PythonsUniformNumbers) {
 TEST_F(BertRules, MaskCountsRoundHalvesToEven) {
   BertInstanceOptions options;
   EXPECT_EQ(options.masks(512), 76);
-  EXPECT_EQ(options.masks(30), 4);   // 4.5
-  EXPECT_EQ(options.masks(10), 2);   // 1.5
-  EXPECT_EQ(options.masks(50), 8);   // 7.5
+  EXPECT_EQ(options.masks(30), 4);  // 4.5
+  EXPECT_EQ(options.masks(10), 2);  // 1.5
+  EXPECT_EQ(options.masks(50), 8);  // 7.5
   EXPECT_EQ(options.masks(5), 1);
   EXPECT_EQ(options.masks(4), 1);
   options.seq_length = 513;
@@ -100,25 +101,33 @@ TEST_F(BertRules, LeastSquaresMeetsTheOptimalityConditions) {
     for (int64_t j = 0; j < columns; ++j) {
       std::set<uint32_t> rows;
       for (int i = 0; i < 3; ++i) rows.insert(static_cast<uint32_t>(random.below(a.rows)));
-      for (const uint32_t row : rows) a.entries.push_back({row, static_cast<double>(random.between(1, 3))});
+      for (const uint32_t row : rows)
+        a.entries.push_back({row, static_cast<double>(random.between(1, 3))});
       a.starts.push_back(a.entries.size());
     }
     std::vector<double> b(a.rows);
-    for (double& value : b) value = trial % 5 == 0 ? static_cast<double>(random.between(0, 3)) : static_cast<double>(random.between(-100, 1000));
+    for (double& value : b)
+      value = trial % 5 == 0 ? static_cast<double>(random.between(0, 3))
+                             : static_cast<double>(random.between(-100, 1000));
     const NnlsResult result = solve_nnls(a, b);
     std::vector<double> residual = b;
     for (size_t j = 0; j < a.size(); ++j)
-      for (size_t k = a.starts[j]; k < a.starts[j + 1]; ++k) residual[a.entries[k].row] -= a.entries[k].value * result.x[j];
+      for (size_t k = a.starts[j]; k < a.starts[j + 1]; ++k)
+        residual[a.entries[k].row] -= a.entries[k].value * result.x[j];
     for (size_t j = 0; j < a.size(); ++j) {
       double gradient = 0;
-      for (size_t k = a.starts[j]; k < a.starts[j + 1]; ++k) gradient += a.entries[k].value * residual[a.entries[k].row];
+      for (size_t k = a.starts[j]; k < a.starts[j + 1]; ++k)
+        gradient += a.entries[k].value * residual[a.entries[k].row];
       EXPECT_GE(result.x[j], 0);
       EXPECT_LE(gradient, 1e-6) << "trial " << trial << ", column " << j;
       if (result.x[j] > 0) {
         EXPECT_GE(gradient, -1e-6) << "trial " << trial << ", column " << j;
       }
     }
-    EXPECT_NEAR(result.residual_norm, std::sqrt(std::inner_product(residual.begin(), residual.end(), residual.begin(), 0.0)), 1e-6);
+    EXPECT_NEAR(
+        result.residual_norm,
+        std::sqrt(std::inner_product(residual.begin(), residual.end(), residual.begin(), 0.0)),
+        1e-6);
   }
 }
 
@@ -127,7 +136,8 @@ TEST_F(BertRules, EverySequenceIsDealtOnce) {
   for (const int max_length : {16, 33, 64}) {
     PythonRandom random(static_cast<uint64_t>(max_length));
     std::vector<int64_t> counts(static_cast<size_t>(max_length) + 1, 0);
-    for (int length = 5; length <= max_length; ++length) counts[static_cast<size_t>(length)] = random.between(0, length == max_length ? 900 : 90);
+    for (int length = 5; length <= max_length; ++length)
+      counts[static_cast<size_t>(length)] = random.between(0, length == max_length ? 900 : 90);
     const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
     const Packing packing(plan_packing(counts, max_length), counts, 12345, 7);
     std::map<std::pair<int, uint32_t>, int> seen;
@@ -164,7 +174,8 @@ TEST_F(BertRules, InstanceFilesAreCheckedWhole) {
   BertInstanceOptions options;
   options.seq_length = 16;
   options.max_predictions = 4;
-  const BertInstances instances = make_bert_instances(read_bert_documents(path("text"), tokenizer), vocab, options);
+  const BertInstances instances =
+      make_bert_instances(read_bert_documents(path("text"), tokenizer), vocab, options);
   write_bert_instances(path("x.instances"), instances, vocab.size(), 77);
   const BertInstanceFile file(path("x.instances"));
   EXPECT_EQ(file.size(), static_cast<int64_t>(instances.count));
@@ -180,7 +191,8 @@ TEST_F(BertRules, InstanceFilesAreCheckedWhole) {
       for (int64_t k = 0; k < damaged.count(length); ++k) damaged.get(length, k);
   };
   EXPECT_NO_THROW(opens(whole));
-  for (size_t size = 0; size < whole.size(); size += size < 200 ? 3 : 397) EXPECT_THROW(opens(whole.substr(0, size)), DataError) << size;
+  for (size_t size = 0; size < whole.size(); size += size < 200 ? 3 : 397)
+    EXPECT_THROW(opens(whole.substr(0, size)), DataError) << size;
   EXPECT_THROW(opens(whole + "x"), DataError);
   // Every byte of the records matters: lengths, labels, ids and positions beyond their range are found.
   int found = 0;
@@ -199,7 +211,8 @@ TEST_F(BertRules, InstanceFilesAreCheckedWhole) {
     read_bert_documents(path("latin1"), tokenizer);
     ADD_FAILURE() << "Latin-1 was read";
   } catch (const DataError& error) {
-    EXPECT_NE(std::string(error.what()).find("line 2 is not UTF-8"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("line 2 is not UTF-8"), std::string::npos)
+        << error.what();
   }
 }
 
