@@ -19,7 +19,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kShardsInMemory = 3;  // the one in use, the next, and one more for readers around a change of shards
+constexpr size_t kShardsInMemory =
+    3;  // the one in use, the next, and one more for readers around a change of shards
 constexpr const char* kIndexName = "index.txt";
 
 std::vector<fs::path> list_shards(const std::vector<fs::path>& files) {
@@ -33,14 +34,22 @@ std::vector<fs::path> list_shards(const std::vector<fs::path>& files) {
     std::vector<fs::path> found;
     for (const auto& entry : fs::directory_iterator(path, error)) {
       const std::string name = entry.path().filename().string();
-      if (name.starts_with("part_") && name.find(".tmp-") == std::string::npos) found.push_back(entry.path());
+      if (name.starts_with("part_") && name.find(".tmp-") == std::string::npos)
+        found.push_back(entry.path());
     }
-    if (error) throw DataError(fmt::format("{} cannot be listed: {}", path.string(), error.message()));
-    if (found.empty()) throw DataError(fmt::format("{} holds no files named part_*: expected packed shards or a variable-length evaluation set", path.string()));
+    if (error)
+      throw DataError(fmt::format("{} cannot be listed: {}", path.string(), error.message()));
+    if (found.empty())
+      throw DataError(
+          fmt::format("{} holds no files named part_*: expected packed shards or a variable-length "
+                      "evaluation set",
+                      path.string()));
     shards.insert(shards.end(), found.begin(), found.end());
   }
   if (shards.empty()) throw DataError("no BERT data files given");
-  std::sort(shards.begin(), shards.end(), [](const fs::path& a, const fs::path& b) { return std::pair(a.filename(), a) < std::pair(b.filename(), b); });
+  std::sort(shards.begin(), shards.end(), [](const fs::path& a, const fs::path& b) {
+    return std::pair(a.filename(), a) < std::pair(b.filename(), b);
+  });
   const auto twin = std::adjacent_find(shards.begin(), shards.end());
   if (twin != shards.end()) throw DataError(fmt::format("{} is given twice", twin->string()));
   return shards;
@@ -64,7 +73,8 @@ std::map<std::string, ShardCounts> read_index(const fs::path& directory) {
 
 class ShardedBertDataset final : public BertDataset {
  public:
-  ShardedBertDataset(std::vector<fs::path> shards, BertLimits limits) : shards_(std::move(shards)), limits_(limits) {
+  ShardedBertDataset(std::vector<fs::path> shards, BertLimits limits)
+      : shards_(std::move(shards)), limits_(limits) {
     packed_ = read_bert_header(shards_.front()).packed;
     std::map<fs::path, std::map<std::string, ShardCounts>> indices;
     int64_t sequences = 0;
@@ -73,19 +83,24 @@ class ShardedBertDataset final : public BertDataset {
       const fs::path parent = path.parent_path();
       if (!indices.contains(parent)) indices[parent] = read_index(parent);
       const auto& index = indices[parent];
-      if (const auto found = index.find(path.filename().string()); packed_ && found != index.end() && fs::exists(path)) {
+      if (const auto found = index.find(path.filename().string());
+          packed_ && found != index.end() && fs::exists(path)) {
         rows_.push_back(found->second.rows);
         sequences += found->second.sequences;
       } else {
         const BertShardHeader header = read_bert_header(path);
         if (header.packed != packed_)
-          throw DataError(fmt::format("{} is a {} file and {} a {} one: give files of one kind", shards_.front().string(), kind(packed_), path.string(), kind(header.packed)));
+          throw DataError(fmt::format("{} is a {} file and {} a {} one: give files of one kind",
+                                      shards_.front().string(), kind(packed_), path.string(),
+                                      kind(header.packed)));
         rows_.push_back(header.rows);
         all_indexed = false;
       }
       first_.push_back(first_.back() + rows_.back());
     }
-    if (first_.back() == 0) throw DataError(fmt::format("{}{} no rows", shards_.front().string(), shards_.size() > 1 ? " and the files after it hold" : " holds"));
+    if (first_.back() == 0)
+      throw DataError(fmt::format("{}{} no rows", shards_.front().string(),
+                                  shards_.size() > 1 ? " and the files after it hold" : " holds"));
     if (all_indexed) sequences_ = sequences;
     if (!packed_) sequences_ = first_.back();
     reader_ = std::thread([this] { prefetch(); });
@@ -115,20 +130,27 @@ class ShardedBertDataset final : public BertDataset {
 
   BertRow read(int64_t index) const override {
     TRIREME_CHECK(index >= 0 && index < size(), "row ", index, " of ", size());
-    const auto shard = static_cast<size_t>(std::upper_bound(first_.begin(), first_.end(), index) - first_.begin()) - 1;
+    const auto shard = static_cast<size_t>(std::upper_bound(first_.begin(), first_.end(), index) -
+                                           first_.begin()) -
+                       1;
     return get(shard)->read(index - first_[shard]);
   }
 
   std::string description() const override {
-    const std::string where = shards_.size() == 1 ? shards_.front().string() : fmt::format("{} to {}", shards_.front().string(), shards_.back().filename().string());
-    return fmt::format("{} ({} {} file{}, {} rows)", where, format_count(static_cast<int64_t>(shards_.size())), kind(packed_), shards_.size() == 1 ? "" : "s",
-                       format_count(size()));
+    const std::string where =
+        shards_.size() == 1
+            ? shards_.front().string()
+            : fmt::format("{} to {}", shards_.front().string(), shards_.back().filename().string());
+    return fmt::format("{} ({} {} file{}, {} rows)", where,
+                       format_count(static_cast<int64_t>(shards_.size())), kind(packed_),
+                       shards_.size() == 1 ? "" : "s", format_count(size()));
   }
 
   const std::vector<int64_t>& shard_rows() const override { return rows_; }
 
   void will_need(int64_t shard) const override {
-    TRIREME_CHECK(shard >= 0 && shard < static_cast<int64_t>(shards_.size()), "shard ", shard, " of ", shards_.size());
+    TRIREME_CHECK(shard >= 0 && shard < static_cast<int64_t>(shards_.size()), "shard ", shard,
+                  " of ", shards_.size());
     {
       const std::scoped_lock lock(mutex_);
       if (find(static_cast<size_t>(shard))) return;
@@ -148,7 +170,8 @@ class ShardedBertDataset final : public BertDataset {
   static const char* kind(bool packed) { return packed ? "packed" : "variable-length"; }
 
   Slot* find(size_t shard) const {
-    const auto found = std::find_if(slots_.begin(), slots_.end(), [&](const Slot& slot) { return slot.shard == shard; });
+    const auto found = std::find_if(slots_.begin(), slots_.end(),
+                                    [&](const Slot& slot) { return slot.shard == shard; });
     return found == slots_.end() ? nullptr : &*found;
   }
 
@@ -176,15 +199,18 @@ class ShardedBertDataset final : public BertDataset {
     try {
       auto loaded = std::make_shared<BertShard>(shards_[shard], limits_);
       if (loaded->packed() != packed_ || loaded->size() != rows_[shard])
-        throw DataError(fmt::format("{} holds {} rows where {} are expected: remove a stale {} beside it, or prepare the shard again", shards_[shard].string(),
-                                    loaded->size(), rows_[shard], kIndexName));
+        throw DataError(
+            fmt::format("{} holds {} rows where {} are expected: remove a stale {} beside it, or "
+                        "prepare the shard again",
+                        shards_[shard].string(), loaded->size(), rows_[shard], kIndexName));
       data = std::move(loaded);
     } catch (...) {
       error = std::current_exception();
     }
     lock.lock();
     if (error)
-      slots_.erase(std::find_if(slots_.begin(), slots_.end(), [&](const Slot& slot) { return slot.shard == shard; }));
+      slots_.erase(std::find_if(slots_.begin(), slots_.end(),
+                                [&](const Slot& slot) { return slot.shard == shard; }));
     else
       find(shard)->data = data;
     changed_.notify_all();
@@ -234,9 +260,12 @@ class ShardedBertDataset final : public BertDataset {
 
 }  // namespace
 
-std::unique_ptr<BertDataset> open_bert_dataset(const std::vector<fs::path>& files, int64_t max_length, int64_t vocab_size) {
-  TRIREME_CHECK(max_length > 0 && vocab_size > 0, "max_length ", max_length, ", vocab_size ", vocab_size);
-  return std::make_unique<ShardedBertDataset>(list_shards(files), BertLimits{max_length, vocab_size});
+std::unique_ptr<BertDataset> open_bert_dataset(const std::vector<fs::path>& files,
+                                               int64_t max_length, int64_t vocab_size) {
+  TRIREME_CHECK(max_length > 0 && vocab_size > 0, "max_length ", max_length, ", vocab_size ",
+                vocab_size);
+  return std::make_unique<ShardedBertDataset>(list_shards(files),
+                                              BertLimits{max_length, vocab_size});
 }
 
 }  // namespace trireme

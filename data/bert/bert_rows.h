@@ -12,12 +12,13 @@ namespace trireme {
 
 /// One row: 1 to 3 sequences back to back, no padding. T = sum of sequence_lengths.
 struct BertRow {
-  std::vector<int32_t> input_ids;             // [T]
-  std::vector<int32_t> segment_ids;           // [T] 0 up to and with the first SEP of a sequence, then 1
-  std::vector<int32_t> masked_positions;      // [M] positions in the row, ascending
-  std::vector<int32_t> masked_ids;            // [M] the true tokens there
-  std::vector<int32_t> sequence_lengths;      // [n], n = 1..3
-  std::vector<int32_t> next_sentence_labels;  // [n] 1 = sentence B comes from elsewhere, 0 = it follows A
+  std::vector<int32_t> input_ids;    // [T]
+  std::vector<int32_t> segment_ids;  // [T] 0 up to and with the first SEP of a sequence, then 1
+  std::vector<int32_t> masked_positions;  // [M] positions in the row, ascending
+  std::vector<int32_t> masked_ids;        // [M] the true tokens there
+  std::vector<int32_t> sequence_lengths;  // [n], n = 1..3
+  std::vector<int32_t>
+      next_sentence_labels;  // [n] 1 = sentence B comes from elsewhere, 0 = it follows A
 };
 
 /// Rows of packed shards, or of variable-length files (one sequence a row); which of the two follows from the datasets that the files
@@ -38,7 +39,8 @@ class BertDataset {
 
 /// `files`: shards, or directories of part_* shards; sorted by name. `max_length`: longest row in tokens (512). `vocab_size`: ids are in
 /// [0, vocab_size). DataError for missing datasets, wrong types, unequal lengths, links that leave a file, mixed kinds.
-std::unique_ptr<BertDataset> open_bert_dataset(const std::vector<std::filesystem::path>& files, int64_t max_length, int64_t vocab_size);
+std::unique_ptr<BertDataset> open_bert_dataset(const std::vector<std::filesystem::path>& files,
+                                               int64_t max_length, int64_t vocab_size);
 
 /// The order of a run. Per epoch the shards are shuffled, and the rows within each shard: a run reads one shard after the other. A pure
 /// function of (shard sizes, seed, position): random access, the same for every world size, a resumed run needs the position alone.

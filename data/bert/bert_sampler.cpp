@@ -15,7 +15,9 @@ namespace {
 class Stream {
  public:
   Stream(uint64_t seed, int64_t epoch, int64_t shard) {
-    for (const uint64_t part : {seed, static_cast<uint64_t>(epoch), static_cast<uint64_t>(shard + 1)}) state_ = next() ^ part;
+    for (const uint64_t part :
+         {seed, static_cast<uint64_t>(epoch), static_cast<uint64_t>(shard + 1)})
+      state_ = next() ^ part;
   }
   uint64_t next() {
     uint64_t z = state_ += 0x9E3779B97F4A7C15ull;
@@ -32,7 +34,8 @@ class Stream {
   }
   template <class T>
   void shuffle(std::vector<T>& values) {
-    for (size_t i = values.size(); i > 1; --i) std::swap(values[i - 1], values[static_cast<size_t>(below(i))]);
+    for (size_t i = values.size(); i > 1; --i)
+      std::swap(values[i - 1], values[static_cast<size_t>(below(i))]);
   }
 
  private:
@@ -41,7 +44,8 @@ class Stream {
 
 }  // namespace
 
-BertSampler::BertSampler(const BertDataset& dataset, uint64_t seed, bool shuffle) : dataset_(dataset), seed_(seed), shuffle_(shuffle), first_row_{0} {
+BertSampler::BertSampler(const BertDataset& dataset, uint64_t seed, bool shuffle)
+    : dataset_(dataset), seed_(seed), shuffle_(shuffle), first_row_{0} {
   TRIREME_CHECK(dataset.size() > 0, "cannot sample from ", dataset.size(), " rows");
   for (const int64_t rows : dataset.shard_rows()) {
     TRIREME_CHECK(rows <= std::numeric_limits<int32_t>::max(), "a shard of ", rows, " rows");
@@ -53,11 +57,14 @@ int64_t BertSampler::at(int64_t position) {
   TRIREME_CHECK(position >= 0, "position ", position);
   const int64_t epoch = position / dataset_.size(), within = position % dataset_.size();
   if (epoch != epoch_) set_epoch(epoch);
-  if (slot_ < 0 || within < first_position_[static_cast<size_t>(slot_)] || within >= first_position_[static_cast<size_t>(slot_) + 1])
-    set_slot(std::upper_bound(first_position_.begin(), first_position_.end(), within) - first_position_.begin() - 1);
+  if (slot_ < 0 || within < first_position_[static_cast<size_t>(slot_)] ||
+      within >= first_position_[static_cast<size_t>(slot_) + 1])
+    set_slot(std::upper_bound(first_position_.begin(), first_position_.end(), within) -
+             first_position_.begin() - 1);
   const auto slot = static_cast<size_t>(slot_);
   const int64_t row = within - first_position_[slot];
-  return first_row_[static_cast<size_t>(shards_[slot])] + (shuffle_ ? rows_[static_cast<size_t>(row)] : row);
+  return first_row_[static_cast<size_t>(shards_[slot])] +
+         (shuffle_ ? rows_[static_cast<size_t>(row)] : row);
 }
 
 void BertSampler::set_epoch(int64_t epoch) {
@@ -66,7 +73,8 @@ void BertSampler::set_epoch(int64_t epoch) {
   std::iota(shards_.begin(), shards_.end(), int64_t{0});
   if (shuffle_) Stream(seed_, epoch, -1).shuffle(shards_);
   first_position_.assign(1, 0);
-  for (const int64_t shard : shards_) first_position_.push_back(first_position_.back() + rows[static_cast<size_t>(shard)]);
+  for (const int64_t shard : shards_)
+    first_position_.push_back(first_position_.back() + rows[static_cast<size_t>(shard)]);
   epoch_ = epoch;
   slot_ = -1;
 }
@@ -79,7 +87,8 @@ void BertSampler::set_slot(int64_t slot) {
     std::iota(rows_.begin(), rows_.end(), 0);
     Stream(seed_, epoch_, shard).shuffle(rows_);
   }
-  if (static_cast<size_t>(slot) + 1 < shards_.size()) dataset_.will_need(shards_[static_cast<size_t>(slot) + 1]);
+  if (static_cast<size_t>(slot) + 1 < shards_.size())
+    dataset_.will_need(shards_[static_cast<size_t>(slot) + 1]);
 }
 
 }  // namespace trireme

@@ -37,7 +37,7 @@ class BertShard {
   BertLimits limits_;
   bool packed_ = false;
   IntegerRows input_ids_, segment_ids_, masked_positions_, masked_ids_;
-  IntegerRows lengths_, labels_;    // packed shards
+  IntegerRows lengths_, labels_;     // packed shards
   std::vector<int32_t> row_labels_;  // variable-length files: one sequence a row
 };
 

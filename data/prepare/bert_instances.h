@@ -13,12 +13,12 @@
 namespace trireme {
 
 struct BertInstanceOptions {
-  int seq_length = 512;       // tokens with CLS and both SEP
-  int max_predictions = 76;   // masked tokens of an instance
+  int seq_length = 512;      // tokens with CLS and both SEP
+  int max_predictions = 76;  // masked tokens of an instance
   double masked_lm_prob = 0.15;
   double short_seq_prob = 0.1;
-  int dupe_factor = 10;       // passes over the documents
-  uint32_t seed = 12345;      // every part begins with it
+  int dupe_factor = 10;   // passes over the documents
+  uint32_t seed = 12345;  // every part begins with it
   /// ConfigError for values outside their range.
   void check() const;
   /// Masked tokens of an instance of `length` tokens: a function of the length alone.
@@ -49,9 +49,11 @@ struct BertInstance {
 /// Record: input_ids, first_length, random_next, masked_positions, masked_ids, all int16.
 struct BertInstances {
   int seq_length = 0;
-  std::vector<uint16_t> masks;                // [seq_length + 1] by length
-  std::vector<std::vector<int16_t>> records;  // [seq_length + 1] by length, in shuffled order within a length
-  std::vector<std::vector<uint32_t>> ranks;   // [seq_length + 1] place of each in the shuffled order of all lengths
+  std::vector<uint16_t> masks;  // [seq_length + 1] by length
+  std::vector<std::vector<int16_t>>
+      records;  // [seq_length + 1] by length, in shuffled order within a length
+  std::vector<std::vector<uint32_t>>
+      ranks;  // [seq_length + 1] place of each in the shuffled order of all lengths
   size_t count = 0;
 };
 
@@ -59,6 +61,7 @@ size_t bert_record_size(int length, int masks);  // in int16
 BertInstance bert_record(const int16_t* record, int length, int masks);
 
 /// All passes over the documents, shuffled.
-BertInstances make_bert_instances(const BertDocuments& documents, const BertVocab& vocab, const BertInstanceOptions& options);
+BertInstances make_bert_instances(const BertDocuments& documents, const BertVocab& vocab,
+                                  const BertInstanceOptions& options);
 
 }  // namespace trireme

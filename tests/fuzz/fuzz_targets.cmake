@@ -1,5 +1,5 @@
 # What is fuzzed: NAME_fuzz.cpp with corpus/NAME and the kept files of other tests, and dictionaries/….
-set(fuzz_targets yaml npy safetensors model hdf5 tokenizer manifest)
+set(fuzz_targets yaml npy safetensors model hdf5 hdf5_rows tokenizer manifest)
 set(tests ${CMAKE_CURRENT_LIST_DIR}/..)
 foreach(target ${fuzz_targets})
   set(${target}_inputs ${CMAKE_CURRENT_LIST_DIR}/corpus/${target} ${tests}/formats/fixtures)
@@ -15,5 +15,7 @@ set(model_dictionary json)
 set(manifest_dictionary manifest)
 # libhdf5 1.10 leaks when it refuses some files, and asks for as much memory as a damaged file says; where there is none it gives up.
 set(hdf5_options -rss_limit_mb=2048 -malloc_limit_mb=2048 -max_len=16384)
+set(hdf5_rows_options ${hdf5_options})
 set(hdf5_environment ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=1024)
+set(hdf5_rows_environment ${hdf5_environment})
 set(tokenizer_options -rss_limit_mb=512 -malloc_limit_mb=256 -max_len=16384)

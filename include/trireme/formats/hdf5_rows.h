@@ -20,7 +20,8 @@ struct IntegerRows {
   int64_t size() const { return static_cast<int64_t>(offsets.size()) - 1; }
   std::span<const int32_t> row(int64_t i) const {
     const auto at = static_cast<size_t>(i);
-    return std::span(values).subspan(static_cast<size_t>(offsets[at]), static_cast<size_t>(offsets[at + 1] - offsets[at]));
+    return std::span(values).subspan(static_cast<size_t>(offsets[at]),
+                                     static_cast<size_t>(offsets[at + 1] - offsets[at]));
   }
 };
 
@@ -51,8 +52,10 @@ class Hdf5RowWriter {
   explicit Hdf5RowWriter(const std::filesystem::path& path);
   ~Hdf5RowWriter();
   /// Variable-length rows: row i is values[offsets[i] .. offsets[i + 1]).
-  void write_rows(const std::string& name, std::span<const int8_t> values, std::span<const int64_t> offsets);
-  void write_rows(const std::string& name, std::span<const int16_t> values, std::span<const int64_t> offsets);
+  void write_rows(const std::string& name, std::span<const int8_t> values,
+                  std::span<const int64_t> offsets);
+  void write_rows(const std::string& name, std::span<const int16_t> values,
+                  std::span<const int64_t> offsets);
   /// [N], or [N, columns] where columns > 0.
   void write_table(const std::string& name, std::span<const int8_t> values, int64_t columns = 0);
   void write_table(const std::string& name, std::span<const int16_t> values, int64_t columns = 0);

@@ -1,0 +1,21 @@
+// Variable-length rows in HDF5, as a file: the global heap is decoded by our own code.
+#include "fuzz_target.h"
+#include "trireme/formats/hdf5_rows.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace trireme;
+  const fuzz::MemoryFile memory(fuzz::as_text(data, size));
+  fuzz::expect_only({ExitCode::kData}, [&] {
+    const Hdf5RowFile file(memory.path());
+    file.has("packed_input_len");
+    if (file.rows("input_ids") > (1 << 16)) return;
+    file.read_rows("input_ids", 512);
+    file.count_values("segment_ids", 512);
+    file.read_rows("segment_ids", 512);
+    if (file.is_variable_length("next_sentence_labels"))
+      file.read_rows("next_sentence_labels", 3);
+    else
+      file.read_column("next_sentence_labels");
+  });
+  return 0;
+}
