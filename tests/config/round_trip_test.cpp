@@ -14,7 +14,7 @@ class Generator {
 
   Config config() {
     Config c;
-    c.model = {path(), word({"checkpoint", "random"})};
+    c.model = {path(), word({"checkpoint", "random"}), integer(1, 65536)};
     if (coin()) {
       c.lora.emplace();
       c.lora->r = integer(1, 65536);
@@ -27,20 +27,26 @@ class Generator {
     if (coin()) c.data.valid = {path()};
     c.batch.micro_batch_size = integer(1, 100);
     c.batch.global_batch_size = c.batch.micro_batch_size * integer(1, 1000);
+    c.batch.packing_rate = 1 + 1023 * fraction();
     c.optimizer = {word({"adamw", "lamb"}),
                    positive(),
                    {fraction(), fraction()},
                    positive(),
                    positive(),
                    coin(),
-                   positive()};
-    c.train = {integer(1, 1000000), integer(0, 4294967295), word({"sample_mean", "token_mean"})};
+                   positive(),
+                   word({"global", "local"}),
+                   word({"decayed", "all"})};
+    c.train = {integer(1, 1000000), integer(0, 4294967295), word({"sample_mean", "token_mean", "rank_mean"})};
     c.schedule = {word({"cosine", "linear", "constant"}), integer(0, c.train.max_steps),
                   c.optimizer.lr * fraction()};
     if (!c.data.valid.empty() && coin()) c.eval.every_samples = integer(1, int64_t{1} << 53);
     if (!c.data.valid.empty() && coin()) c.eval.target_loss = coin() ? positive() : -positive();
+    if (!c.data.valid.empty() && coin()) c.eval.samples = integer(1, 2147483647);
+    if (!c.data.valid.empty() && coin()) c.eval.target_accuracy = 1 - fraction();
     if (coin()) c.eval.skip_first = coin() ? "mlperf" : std::to_string(integer(0, 1000));
     if (coin()) c.precision.compute = word({"fp32", "bf16", "fp16"});
+    if (c.precision.compute == "fp16" && coin()) c.precision.loss_scale = 1 + 1000 * fraction();
     c.precision.frozen = c.lora && coin() ? "fp8" : "bf16";
     c.parallel = {coin() ? word({"auto", "world"}) : std::to_string(integer(1, 1024)),
                   word({"auto", "none", "mlp", "full"})};

@@ -5,7 +5,8 @@ namespace {
 
 Config with_batch(int64_t global, int64_t micro) {
   Config config;
-  config.batch = {global, micro};
+  config.batch.global_batch_size = global;
+  config.batch.micro_batch_size = micro;
   return config;
 }
 
@@ -72,6 +73,42 @@ TEST(Rules, TokensOfARunMustBeCountable) {
   const auto lines = problems_of(file.path());
   ASSERT_EQ(lines.size(), 2U);
   EXPECT_NE(lines[0].find("more tokens than can be counted"), std::string::npos) << lines[0];
+}
+
+/// Keys named by the problems of a file that a program refuses.
+std::string refused(const std::string& text, Program program) {
+  const TemporaryFile file(std::string(kMinimal) + text);
+  try {
+    load_config(file.path(), {}, program);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Rules, KeysOfTheOtherProgramAreRefusedWhereTheyStand) {
+  const std::string bert =
+      "batch: {packing_rate: 2}\noptimizer: {clip: local}\ntrain: {loss: rank_mean}\n"
+      "eval: {skip_first: 1}\n";
+  EXPECT_EQ(refused(bert, Program::kBert), "");
+  EXPECT_EQ(refused(bert, Program::kAny), "");
+  const std::string problems = refused(bert, Program::kLlama);
+  for (const char* part : {":4:23: batch.packing_rate", ":5:19: optimizer.clip", ":6:15: train.loss", "3 problems"})
+    EXPECT_NE(problems.find(part), std::string::npos) << part << " in " << problems;
+  const std::string llama = "lora: {r: 4}\nparallel: {recompute: mlp}\n";
+  EXPECT_EQ(refused(llama, Program::kLlama), "");
+  EXPECT_NE(refused(llama, Program::kBert).find("parallel.recompute mlp"), std::string::npos);
+  EXPECT_NE(refused(llama, Program::kBert).find("train_bert trains all parameters"), std::string::npos);
+  // What a resolved configuration prints, defaults included, is every program's.
+  const Config plain = load_text(kMinimal);
+  const TemporaryFile printed(print_config(plain));
+  EXPECT_EQ(load_config(printed.path(), {}, Program::kLlama), plain);
+  EXPECT_EQ(load_config(printed.path(), {}, Program::kBert), plain);
+}
+
+TEST(Rules, ALossScaleNeedsFp16) {
+  EXPECT_NE(refused("precision: {loss_scale: 1024}\n", Program::kAny).find("precision.loss_scale"), std::string::npos);
+  EXPECT_EQ(refused("precision: {loss_scale: 1024, compute: fp16}\n", Program::kAny), "");
 }
 
 }  // namespace
