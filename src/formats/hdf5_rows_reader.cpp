@@ -143,6 +143,7 @@ Hdf5RowFile::Hdf5RowFile(Hdf5RowFile&&) noexcept = default;
 
 bool Hdf5RowFile::has(const std::string& name) const {
   const std::scoped_lock lock(hdf5_mutex());
+  quiet_hdf5();
   return H5Lexists(state_->file.get(), name.c_str(), H5P_DEFAULT) > 0;
 }
 
