@@ -80,6 +80,11 @@ PartRecords::PartRecords(const fs::path& directory) : directory_(directory) {
   remove_abandoned(directory / kRecords);
 }
 
+PartRecords::~PartRecords() {
+  remove_abandoned(directory_);
+  remove_abandoned(directory_ / kRecords);
+}
+
 bool PartRecords::is_done(const std::string& name, uint64_t fingerprint) const {
   std::ifstream file(directory_ / kRecords / name);
   std::string recorded;

@@ -18,8 +18,12 @@ void parallel_for(size_t count, unsigned threads, const std::function<void(size_
 /// again skips what it has and makes anew what other options or inputs would make.
 class PartRecords {
  public:
-  /// Creates the directory, and removes temporary files that processes that are gone have left in it.
+  /// Creates the directory, and removes temporary files that processes that are gone have left in it; the destructor looks once more,
+  /// for a process that was only just dying at the start.
   explicit PartRecords(const std::filesystem::path& directory);
+  ~PartRecords();
+  PartRecords(const PartRecords&) = delete;
+  PartRecords& operator=(const PartRecords&) = delete;
   /// The output is there in the size recorded, and was made from `fingerprint`.
   bool is_done(const std::string& name, uint64_t fingerprint) const;
   /// To be called once the output is whole.

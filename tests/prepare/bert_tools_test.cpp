@@ -93,7 +93,7 @@ TEST_F(BertTools, AKilledRunLeavesNothingHalf) {
   prepare();
   // Killed at several moments, then run to the end.
   for (const char* moment : {"0.005", "0.015", "0.03", "0.06"}) {
-    const std::string kill = fmt::format("timeout -s KILL {}", moment);
+    const std::string kill = fmt::format("timeout --foreground -s KILL {}", moment);
     const auto again = [&](std::string arguments, const char* from, const char* to) {
       return arguments.replace(arguments.find(from), std::string(from).size(), to);
     };
