@@ -37,9 +37,8 @@ at::Tensor layer_forward(const Pass& pass, int64_t layer, const at::Tensor& x_TD
   const uint64_t stream = kFirstLayerStream + kStreamsPerLayer * static_cast<uint64_t>(layer);
   const GeluForm form = c.gelu_tanh ? GeluForm::kTanh : GeluForm::kErf;
   const auto [qkv, input_TD] = linear_bias(x_TD, w[kQkvWeight], w[kQkvBias]);
-  const at::Tensor attended =
-      pack_attention(qkv.view({x_TD.size(0), 3, c.num_attention_heads, c.head_dim()}), pass.sequences,
-                     1.0 / std::sqrt(static_cast<double>(c.head_dim())), pass.attention, stream);
+  const at::Tensor attended = pack_attention(qkv.view({x_TD.size(0), 3, c.num_attention_heads, c.head_dim()}), pass.sequences,
+                                             1.0 / std::sqrt(static_cast<double>(c.head_dim())), pass.attention, stream);
   const at::Tensor h_TD = linear_add_norm(attended, w[kOutWeight], w[kOutBias], input_TD,
                                           {w[kAttentionGamma], w[kAttentionBeta], c.layer_norm_eps}, pass.hidden, stream + 1);
   const auto [activated, middle_TD] = linear_gelu(h_TD, w[kUpWeight], w[kUpBias], form);
@@ -88,8 +87,8 @@ at::Tensor encode(const BertModel& model, UnitStore& store, const BertBatch& bat
 
 /// What the two heads start from.
 struct HeadInputs {
-  at::Tensor masked_PD;     // after the transform
-  at::Tensor next_logits;   // [M, 2] fp32 (fp64 for fp64); undefined without next sentence
+  at::Tensor masked_PD;    // after the transform
+  at::Tensor next_logits;  // [M, 2] fp32 (fp64 for fp64); undefined without next sentence
 };
 
 HeadInputs head_inputs(const BertModel& model, const at::Tensor& x_TD, const BertBatch& batch, const std::vector<at::Tensor>& w) {
@@ -98,8 +97,8 @@ HeadInputs head_inputs(const BertModel& model, const at::Tensor& x_TD, const Ber
   // One gather for both heads: its gradient is one pass over all tokens.
   const at::Tensor rows = c.next_sentence ? at::cat({batch.masked_rows_P, batch.first_rows_M}) : batch.masked_rows_P;
   const at::Tensor gathered = gather_rows(x_TD, rows);
-  const at::Tensor transformed = linear_gelu(gathered.narrow(0, 0, masked), w[kTransformWeight], w[kTransformBias],
-                                             c.gelu_tanh ? GeluForm::kTanh : GeluForm::kErf)[0];
+  const at::Tensor transformed =
+      linear_gelu(gathered.narrow(0, 0, masked), w[kTransformWeight], w[kTransformBias], c.gelu_tanh ? GeluForm::kTanh : GeluForm::kErf)[0];
   HeadInputs result;
   result.masked_PD = layer_norm(transformed, {w[kTransformGamma], w[kTransformBeta], c.layer_norm_eps});
   if (!c.next_sentence) return result;
@@ -123,7 +122,8 @@ at::Tensor BertModel::loss(UnitStore& store, const BertBatch& batch, const BertF
   const at::Tensor x_TD = enter_unit(encode(*this, store, batch, options), store, head);
   const std::vector<at::Tensor>& w = store.parameters(head);
   const HeadInputs inputs = head_inputs(*this, x_TD, batch, w);
-  at::Tensor loss = loss_head(inputs.masked_PD, store.parameters(kEmbedUnit)[kWord], batch.masked_ids_P, batch.masked_weights_P, w[kOutputBias]);
+  at::Tensor loss =
+      loss_head(inputs.masked_PD, store.parameters(kEmbedUnit)[kWord], batch.masked_ids_P, batch.masked_weights_P, w[kOutputBias]);
   if (config_.next_sentence) loss = loss + next_sentence_loss(inputs.next_logits, batch);
   return leave_unit(loss, store, head);
 }

@@ -28,9 +28,10 @@ UnitSpec embed_unit(const BertConfig& c, int64_t padded_vocab) {
   UnitSpec unit;
   unit.name = "embed";
   unit.trained = unit.keep = true;
-  unit.parameters = {matrix("word", padded_vocab, c.hidden_size, prefix + "word_embeddings.weight", c.initializer_range),
-                     matrix("position", c.max_position_embeddings, c.hidden_size, prefix + "position_embeddings.weight", c.initializer_range),
-                     matrix("type", c.type_vocab_size, c.hidden_size, prefix + "token_type_embeddings.weight", c.initializer_range)};
+  unit.parameters = {
+      matrix("word", padded_vocab, c.hidden_size, prefix + "word_embeddings.weight", c.initializer_range),
+      matrix("position", c.max_position_embeddings, c.hidden_size, prefix + "position_embeddings.weight", c.initializer_range),
+      matrix("type", c.type_vocab_size, c.hidden_size, prefix + "token_type_embeddings.weight", c.initializer_range)};
   unit.parameters[0].zero_rows_from = c.vocab_size;
   add_norm(unit, "norm", c.hidden_size, prefix + "LayerNorm");
   return unit;

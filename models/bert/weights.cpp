@@ -97,7 +97,8 @@ class TensorflowWeights final : public WeightSource {
     std::vector<std::byte> turned(bytes.size());
     const auto size = dtype_size(info.dtype), rows = static_cast<size_t>(info.shape[0]), columns = static_cast<size_t>(info.shape[1]);
     for (size_t r = 0; r < rows; ++r)
-      for (size_t c = 0; c < columns; ++c) std::memcpy(turned.data() + (c * rows + r) * size, bytes.data() + (r * columns + c) * size, size);
+      for (size_t c = 0; c < columns; ++c)
+        std::memcpy(turned.data() + (c * rows + r) * size, bytes.data() + (r * columns + c) * size, size);
     copy = std::move(turned);
     return copy;
   }
@@ -121,7 +122,8 @@ class PaddedWeights final : public WeightSource {
     // Files that were padded already are taken as they are.
     if (info->shape[0] == padded_) return info;
     if (info->shape[0] != vocab_)
-      throw ModelError(fmt::format("{} has {} rows in {}, its configuration says vocab_size {}", name, info->shape[0], description(), vocab_));
+      throw ModelError(
+          fmt::format("{} has {} rows in {}, its configuration says vocab_size {}", name, info->shape[0], description(), vocab_));
     info->shape[0] = padded_;
     return info;
   }

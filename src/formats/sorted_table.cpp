@@ -29,8 +29,10 @@ std::span<const std::byte> read_block(std::span<const std::byte> table, Handle h
   ByteCursor trailer(table.subspan(static_cast<size_t>(handle.offset + handle.size), kTrailer), what);
   const uint64_t type = trailer.fixed(1);
   if (type == 1)
-    throw ModelError(fmt::format("{}: the block at {} is compressed with snappy, which is not supported: write the checkpoint again with "
-                                 "tf.train.Saver or tf.train.Checkpoint, which do not compress", what, handle.offset));
+    throw ModelError(
+        fmt::format("{}: the block at {} is compressed with snappy, which is not supported: write the checkpoint again with "
+                    "tf.train.Saver or tf.train.Checkpoint, which do not compress",
+                    what, handle.offset));
   if (type != 0) trailer.fail(fmt::format("the block at {} has the unknown type {}", handle.offset, type));
   if (trailer.fixed(4) != masked_crc32c(block)) trailer.fail(fmt::format("the checksum of the block at {} does not match", handle.offset));
   const auto content = block.first(block.size() - 1);
@@ -87,7 +89,8 @@ void for_each_entry(std::span<const std::byte> table, const std::string& what,
   read_handle(footer);  // of the block of blocks' properties: nothing that we need
   const Handle index = read_handle(footer);
   ByteCursor magic(table.last(8), what);
-  if (magic.fixed(8) != kMagic) throw ModelError(fmt::format("{} is no index of a TensorFlow checkpoint (V2): its last bytes differ", what));
+  if (magic.fixed(8) != kMagic)
+    throw ModelError(fmt::format("{} is no index of a TensorFlow checkpoint (V2): its last bytes differ", what));
   const auto blocks = table.first(table.size() - kFooter);
   std::optional<std::string> last_separator, last_key;
   walk_block(read_block(blocks, index, what), what, last_separator, [&](const std::string&, std::span<const std::byte> value) {

@@ -36,7 +36,8 @@ uint64_t read_header(std::span<const std::byte> message, const std::string& what
     if (field.number == 2) endianness = field.value;
   });
   if (endianness != 0) throw ModelError(fmt::format("{} is big-endian, which is not supported", what));
-  if (files < 1 || files > kMaxFiles) throw ModelError(fmt::format("{} says it has {} data files, expected 1 to {}", what, files, kMaxFiles));
+  if (files < 1 || files > kMaxFiles)
+    throw ModelError(fmt::format("{} says it has {} data files, expected 1 to {}", what, files, kMaxFiles));
   return files;
 }
 
@@ -49,7 +50,8 @@ std::vector<int64_t> read_shape(std::span<const std::byte> message, const std::s
     for_each_field(field.bytes, what, [&](const ProtoField& inner) {
       if (inner.number == 1) extent = static_cast<int64_t>(inner.value);
     });
-    if (extent < 0 || shape.size() == kMaxDimensions) throw ModelError(fmt::format("{}: no tensor has this shape; the file is damaged", what));
+    if (extent < 0 || shape.size() == kMaxDimensions)
+      throw ModelError(fmt::format("{}: no tensor has this shape; the file is damaged", what));
     shape.push_back(extent);
   });
   return shape;

@@ -78,7 +78,8 @@ struct PostNormPlan {
 struct LinearAddNorm : torch::autograd::Function<LinearAddNorm> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                             const at::Tensor& residual, const at::Tensor& gamma, const at::Tensor& beta, const PostNormPlan& plan) {
-    const rows::PostNormed normed = rows::post_norm_forward(at::mm(x, weight.t()), bias, residual, {gamma, beta, plan.eps}, plan.dropout, plan.stream);
+    const rows::PostNormed normed =
+        rows::post_norm_forward(at::mm(x, weight.t()), bias, residual, {gamma, beta, plan.eps}, plan.dropout, plan.stream);
     ctx->save_for_backward({x, weight, gamma, normed.sum, normed.mean, normed.rstd});
     ctx->saved_data["plan"] = to_capsule(plan);
     return normed.y;

@@ -110,7 +110,8 @@ struct Hopper : torch::autograd::Function<Hopper> {
     const variable_list saved = ctx->get_saved_variables();
     const Plan& plan = from_capsule<Plan>(ctx->saved_data["plan"]);
     const at::Tensor dy = gradients[0].contiguous().view(saved[1].sizes());
-    return {bridge::pack_attention_backward(dy, saved[0], saved[1], saved[2], plan.layout, plan.scale, plan.dropout, plan.stream), at::Tensor()};
+    return {bridge::pack_attention_backward(dy, saved[0], saved[1], saved[2], plan.layout, plan.scale, plan.dropout, plan.stream),
+            at::Tensor()};
   }
 };
 
@@ -120,7 +121,8 @@ struct Flash : torch::autograd::Function<Flash> {
     if (p > 0) {
       at::Generator generator = at::globalContext().defaultGenerator(qkv.device());
       const std::scoped_lock lock(generator.mutex());
-      generator.set_current_seed(derive_seed(plan.dropout.seed ^ static_cast<uint64_t>(plan.layout.sequence_keys[0]), "attention dropout", plan.stream));
+      generator.set_current_seed(
+          derive_seed(plan.dropout.seed ^ static_cast<uint64_t>(plan.layout.sequence_keys[0]), "attention dropout", plan.stream));
     }
     const at::Tensor& bounds = plan.layout.boundaries_device;
     const auto [out, log_sum, rng_state, unused, mask] =

@@ -43,8 +43,8 @@ const PackPlan& plan_of(const PackLayout& layout, const at::Tensor& qkv) {
   TRIREME_CHECK(layout.plan != nullptr, "the layout of a pack was not made by make_pack_layout()");
   const auto d = static_cast<int>(qkv.size(3));
   if (!*layout.plan) {
-    const kernels::AttentionPlan made = kernels::plan_attention(
-        layout.boundaries.data(), static_cast<int64_t>(layout.boundaries.size()) - 1, d, /*causal=*/false);
+    const kernels::AttentionPlan made =
+        kernels::plan_attention(layout.boundaries.data(), static_cast<int64_t>(layout.boundaries.size()) - 1, d, /*causal=*/false);
     auto plan = std::make_shared<PackPlan>();
     plan->forward_tiles = to_device(made.forward, qkv.device());
     plan->backward_tiles = to_device(made.backward, qkv.device());
@@ -92,7 +92,8 @@ bool serves_pack_attention(const at::Tensor& qkv, const Dropout& dropout) {
   return has_kernels(qkv) && qkv.element_size() == 2 && (d == 64 || (d == 128 && dropout.p <= 0));
 }
 
-std::array<at::Tensor, 2> pack_attention(const at::Tensor& qkv, const PackLayout& layout, double scale, const Dropout& dropout, uint64_t stream) {
+std::array<at::Tensor, 2> pack_attention(const at::Tensor& qkv, const PackLayout& layout, double scale, const Dropout& dropout,
+                                         uint64_t stream) {
   const c10::cuda::CUDAGuard guard(qkv.device());
   const PackPlan& plan = plan_of(layout, qkv);
   const at::Tensor out = at::empty({qkv.size(0), qkv.size(2), qkv.size(3)}, qkv.options());
@@ -133,8 +134,7 @@ at::Tensor pack_attention_backward(const at::Tensor& dy, const at::Tensor& qkv, 
   a.tile_count = plan.backward_count;
   a.blocks = static_cast<const kernels::AttentionBlock*>(plan.blocks.const_data_ptr());
   a.block_count = plan.block_count;
-  const at::Tensor workspace =
-      at::empty({kernels::attention_backward_workspace(a.shape, a.block_count)}, qkv.options().dtype(at::kByte));
+  const at::Tensor workspace = at::empty({kernels::attention_backward_workspace(a.shape, a.block_count)}, qkv.options().dtype(at::kByte));
   a.workspace = workspace.mutable_data_ptr();
   a.counters = plan.counters.mutable_data_ptr<int32_t>();
   a.deterministic = at::globalContext().deterministicAlgorithms();

@@ -17,9 +17,7 @@ kernels::Element element(const at::Tensor& x) {
     case at::kFloat: return kernels::Element::kF32;
     case at::kHalf: return kernels::Element::kF16;
     case at::kBFloat16: return kernels::Element::kBF16;
-    default:
-      TRIREME_CHECK(false, "no kernel for ", c10::toString(x.scalar_type()));
-      return kernels::Element::kF32;
+    default: TRIREME_CHECK(false, "no kernel for ", c10::toString(x.scalar_type())); return kernels::Element::kF32;
   }
 }
 
@@ -33,8 +31,8 @@ const void* data_or_null(const at::Tensor& x) { return x.defined() ? x.const_dat
 
 kernels::RowDropout row_dropout(const Dropout& dropout, uint64_t stream, int64_t rows) {
   if (!dropout.active()) return {};
-  TRIREME_CHECK(dropout.sample_ids_B.numel() == rows && dropout.sample_ids_B.scalar_type() == at::kLong, "dropout needs one int64 id for each of ",
-                rows, " rows, got ", dropout.sample_ids_B.numel());
+  TRIREME_CHECK(dropout.sample_ids_B.numel() == rows && dropout.sample_ids_B.scalar_type() == at::kLong,
+                "dropout needs one int64 id for each of ", rows, " rows, got ", dropout.sample_ids_B.numel());
   const DropoutKey key = dropout_key(dropout, stream);
   return {dropout.sample_ids_B.const_data_ptr<int64_t>(), 1, key.t0, key.t1, key.threshold, static_cast<float>(key.scale)};
 }
@@ -77,8 +75,7 @@ rows::PostNormGradients post_norm_backward(const at::Tensor& dy, const rows::Pos
   result.d_sum = at::empty_like(kept.sum);
   result.d_gamma = at::empty_like(gamma);
   result.d_beta = at::empty_like(gamma);
-  const at::Tensor workspace =
-      at::empty({kernels::layer_norm_backward_workspace(num_rows, columns)}, gamma.options().dtype(at::kFloat));
+  const at::Tensor workspace = at::empty({kernels::layer_norm_backward_workspace(num_rows, columns)}, gamma.options().dtype(at::kFloat));
   kernels::LayerNormBackward a;
   a.dy = gradient.const_data_ptr();
   a.sum = kept.sum.const_data_ptr();

@@ -39,8 +39,9 @@ void append_row(BertPack& pack, const BertRow& row, int64_t position, const Pack
     }
     offset = end;
   }
-  TRIREME_CHECK(word == row.masked_positions.size() && offset == static_cast<int64_t>(row.input_ids.size()), "a row of ", row.input_ids.size(),
-                " tokens has sequences of ", offset, " and ", row.masked_positions.size() - word, " masked words beyond them");
+  TRIREME_CHECK(word == row.masked_positions.size() && offset == static_cast<int64_t>(row.input_ids.size()), "a row of ",
+                row.input_ids.size(), " tokens has sequences of ", offset, " and ", row.masked_positions.size() - word,
+                " masked words beyond them");
 }
 
 }  // namespace

@@ -80,7 +80,8 @@ BertTask::~BertTask() {
 
 double BertTask::flops_per_sample() const {
   const double sequences = static_cast<double>(train_->sequences()) / static_cast<double>(train_->size());
-  return bert_flops_per_row(model_->config(), config_.data.seq_length, sequences, kMaskedPart * static_cast<double>(config_.data.seq_length));
+  return bert_flops_per_row(model_->config(), config_.data.seq_length, sequences,
+                            kMaskedPart * static_cast<double>(config_.data.seq_length));
 }
 
 void BertTask::fill_plan(PlanInput& input) const {
@@ -101,13 +102,14 @@ void BertTask::fill_plan(PlanInput& input) const {
 std::vector<std::string> BertTask::describe() const {
   const BertConfig& c = model_->config();
   std::vector<std::string> lines;
-  lines.push_back(fmt::format("model: {} of {} layers, hidden {}, {} heads of {}, FFN {}, vocabulary {} (padded to {}), GELU {}: {} parameters",
-                              c.next_sentence ? "BertForPreTraining" : "BertForMaskedLM", c.num_hidden_layers, c.hidden_size,
-                              c.num_attention_heads, c.head_dim(), c.intermediate_size, c.vocab_size, model_->padded_vocab(),
-                              c.gelu_tanh ? "by tanh" : "by erf", format_count(num_parameters())));
+  lines.push_back(fmt::format(
+      "model: {} of {} layers, hidden {}, {} heads of {}, FFN {}, vocabulary {} (padded to {}), GELU {}: {} parameters",
+      c.next_sentence ? "BertForPreTraining" : "BertForMaskedLM", c.num_hidden_layers, c.hidden_size, c.num_attention_heads, c.head_dim(),
+      c.intermediate_size, c.vocab_size, model_->padded_vocab(), c.gelu_tanh ? "by tanh" : "by erf", format_count(num_parameters())));
   lines.push_back("train: " + train_->description());
-  if (valid_) lines.push_back(fmt::format("valid: {}{}", valid_->description(),
-                                          config_.eval.samples ? fmt::format(", the first {}", format_count(eval_rows_)) : ""));
+  if (valid_)
+    lines.push_back(fmt::format("valid: {}{}", valid_->description(),
+                                config_.eval.samples ? fmt::format(", the first {}", format_count(eval_rows_)) : ""));
   return lines;
 }
 
@@ -259,7 +261,8 @@ EvalResult BertTask::eval_result(const EvalSums& sums) const {
   return {sums[0] / words + sums[2] / sequences, sums.at(4) / words};
 }
 
-std::unique_ptr<TrainingTask> make_bert_task(const Config& config, int rank, int world_size, at::Device device, at::ScalarType compute_dtype) {
+std::unique_ptr<TrainingTask> make_bert_task(const Config& config, int rank, int world_size, at::Device device,
+                                             at::ScalarType compute_dtype) {
   return std::make_unique<BertTask>(config, BertTask::Rank{rank, world_size, device, compute_dtype});
 }
 
