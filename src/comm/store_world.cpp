@@ -130,7 +130,7 @@ class TcpStoreWorld final : public StoreWorld {
       if (listen)
         throw ConfigError(fmt::format("rank 0 cannot listen on {}: {}; if another job uses the port, set MASTER_PORT to a free one", place(),
                                       first_line(error.what())));
-      throw ConfigError(fmt::format("rank {} cannot reach rank 0 at {} within {} s: {}; has rank 0 started, and is MASTER_ADDR right?",
+      throw ConfigError(fmt::format("rank {} cannot reach rank 0 at {} within {} s: {}; has rank 0 started, and are MASTER_ADDR and MASTER_PORT right?",
                                     launch_.rank, place(), limit_seconds(), first_line(error.what())));
     }
   }

@@ -141,7 +141,7 @@ def bootstrap(site):
     """F20: an address nobody has, one that resolves to nothing, a port that accepts and is silent; each within its limit, with a sentence."""
     driver = f"{site.args.bin}/../tests/rank_driver"
 
-    def rank(address, port, expect, seconds=6):
+    def rank(address, port, expect, seconds=12):
         begin = time.time()
         done = subprocess.run([driver], capture_output=True, text=True, timeout=60,
                               env=site.environment(RANK="1", WORLD_SIZE="2", MASTER_ADDR=address, MASTER_PORT=str(port), TRIREME_RENDEZVOUS_SECONDS="3"))

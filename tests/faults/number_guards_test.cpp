@@ -1,5 +1,6 @@
-// Loss spikes and stragglers as functions of numbers.
+// Loss spikes, stragglers and which GPUs a run may not do without, as functions.
 #include "straggler.h"
+#include "trireme/train/device.h"
 #include "trireme/train/loss_window.h"
 
 #include <gtest/gtest.h>
@@ -94,6 +95,19 @@ TEST(LossWindow, TheLimitDoesNotDependOnWhenItIsAsked) {
 
 std::string times(double data, double forward) { return encode_section_times({{"data", data}, {"forward", forward}}); }
 const std::vector<std::string> kHosts = {"a", "a", "b", "b"};
+
+TEST(GpuVisibility, TheCpuIsNeverTakenInSilence) {
+  const auto problem = [](const char* visible, int found, const char* reason = "") { return gpu_visibility_problem(visible, found, true, reason).value_or(""); };
+  EXPECT_NE(problem(nullptr, 0, "system not yet initialized").find("CUDA shows none of them (system not yet initialized)"), std::string::npos);
+  EXPECT_NE(problem("7", 0, "no CUDA-capable device is detected").find("CUDA_VISIBLE_DEVICES='7' names 1 GPU, and CUDA shows 0 (no CUDA"), std::string::npos);
+  EXPECT_NE(problem("0,9,1", 1).find("'0,9,1' names 3 GPUs, and CUDA shows 1: name each once"), std::string::npos) << "CUDA stops at the first it lacks";
+  EXPECT_NE(problem("all", 0), "");
+  for (const char* hidden : {"", "-1", "NoDevFiles"}) EXPECT_EQ(problem(hidden, 0), "") << hidden;
+  EXPECT_EQ(problem(nullptr, 8), "");
+  EXPECT_EQ(problem("3,1", 2), "");
+  EXPECT_EQ(problem("MIG-6d1f", 1), "");
+  EXPECT_FALSE(gpu_visibility_problem("0", 0, /*installed=*/false, "no driver")) << "a machine without GPUs runs on its CPU";
+}
 
 TEST(Stragglers, NamesRankSectionAndRatio) {
   const auto found = find_stragglers({times(0.01, 1.0), times(0.01, 1.1), times(2.01, 1.0), times(0.01, 0.9)}, kHosts, 10, 0.3);

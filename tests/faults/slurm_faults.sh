@@ -143,10 +143,11 @@ submit --ntasks-per-node=2 --time=60 -- --set optimizer.lr=fast
 check "F9: a configuration error is not tried again" ends_with 2
 check "F9: one life" lines 1 'started .*, life [0-9]'
 
-# --- F7: the time limit. A minute, and SIGTERM 45 s before its end; steps are slowed down so that the run outlives it.
-submit --ntasks-per-node=2 --time=1 --signal=TERM@45 --export=ALL,TRIREME_FAULT=sleep@step:rank0:0.3s -- --set output.dir=limit --set train.max_steps=2000 --set output.save_every_samples=null
+# --- F7: the time limit. Two minutes, and SIGTERM 50 s before their end: Slurm sends it up to a minute early, and a program that is still
+# being loaded dies of it. Steps are slowed down so that the run outlives it.
+submit --ntasks-per-node=2 --time=2 --signal=TERM@50 --export=ALL,TRIREME_FAULT=sleep@step:rank0:0.3s -- --set output.dir=limit --set train.max_steps=2000 --set output.save_every_samples=null
 check "F7: the job's exit code is 75" ends_with 75
-check "F7: before the limit" test "$seconds" -lt 60
+check "F7: before the limit" test "$seconds" -lt 120
 check "F7: one checkpoint, at the step that the log names" test "$(newest limit)" = "step-$(printf %08d "$(sed -n 's/.*stopped by a signal after step \([0-9]*\).*/\1/p' "$out" | head -n 1)")"
 check "F7: no second life with the limit so near" lines 1 'started .*, life [0-9]'
 scontrol show job "$job" >"$out" 2>&1
