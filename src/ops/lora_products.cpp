@@ -10,7 +10,9 @@ namespace trireme {
 
 namespace {
 
-at::Tensor stacked(const std::vector<at::Tensor>& a) { return a.size() == 1 ? a[0] : at::cat(a, 0); }
+at::Tensor stacked(const std::vector<at::Tensor>& a) {
+  return a.size() == 1 ? a[0] : at::cat(a, 0);
+}
 
 }  // namespace
 
