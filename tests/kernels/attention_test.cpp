@@ -207,7 +207,7 @@ TEST_F(AttentionTest, BackwardEqualsTheOracle) {
         const oracle::AttentionOutputs expected = run.expected();
         // A sequence of one token has no gradient to q and k: only noise of the order of a rounding of dp - delta.
         const bool single = c.cu_seqlens == std::vector<int32_t>{0, 1};
-        const double size = c.size > 1 ? 4 : 2;  // nearly one-hot rows: ds is a small difference of rounded o
+        const double size = c.size > 1 ? 8 : 2;  // nearly one-hot rows: ds = p (dp - delta) is a small difference, delta of the rounded o
         if (!single) {
           EXPECT_LT(relative_error(run.dq(), expected.dq), size * bound(element));
           EXPECT_LT(relative_error(run.dk(), expected.dk), size * bound(element));

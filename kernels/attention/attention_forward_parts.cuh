@@ -1,0 +1,115 @@
+#pragma once
+// Of the forward kernel: shared memory, parameters, barriers, and what the producer thread does.
+
+#include "kernels/attention/attention_dropout.cuh"
+#include "kernels/attention/hopper.cuh"
+#include "kernels/attention/tile_queue.cuh"
+#include "kernels/device.cuh"
+
+namespace trireme::kernels::forward {
+
+template <class T_, int kDim_, int kConsumers_, int kKeys_, int kStages_, bool kCausal_, bool kDropout_, bool kPingPong_,
+          int kBlocksPerSm_ = 1>
+struct Config {
+  using T = T_;
+  static constexpr int kDim = kDim_, kConsumers = kConsumers_, kKeys = kKeys_, kStages = kStages_, kBlocksPerSm = kBlocksPerSm_;
+  static constexpr bool kCausal = kCausal_, kDropout = kDropout_, kPingPong = kPingPong_;
+  static_assert(kKeys % 64 == 0, "the 64 rows of a warpgroup must not straddle two key blocks");
+  static constexpr int kRows = 64 * kConsumers;
+  // A whole warpgroup produces, so that its registers can go to the others.
+  static constexpr int kProducers = 128, kThreads = kRows * 2 + kProducers;
+  static constexpr int kConsumerRegisters = kBlocksPerSm == 2 ? 104 : kConsumers == 2 ? 232 : 160;
+  static constexpr int kProducerRegisters = kBlocksPerSm == 2 ? 24 : kConsumers == 2 ? 40 : 32;
+  static constexpr uint32_t kQBytes = kRows * kDim * 2, kKBytes = kKeys * kDim * 2;
+  // Shared memory, in bytes from a multiple of 1,024.
+  static constexpr uint32_t kQ = 0, kK = 2 * kQBytes, kV = kK + kStages * kKBytes,
+                            kO = kV + kStages * kKBytes, kBarriers = kO + kQBytes,
+                            kInfos = kBarriers + (4 + 4 * kStages) * 8, kBytes = kInfos + 2 * 32;
+};
+
+struct Parameters {
+  CUtensorMap q, k, v;
+  TileQueue queue;
+  void* o;
+  float* lse;
+  int64_t o_token, o_head, tokens;
+  int group;
+  float scale, scale_log2;
+  const int64_t* sample_ids;
+  uint32_t t0, t1, keep_bias;
+  float keep_scale;
+};
+
+/// What the producer tells the consumers about a tile; head -1: no more.
+struct alignas(16) TileInfo {
+  int32_t first, begin, end, head, blocks, sequence, unused[2];
+};
+
+/// Barriers by their addresses.
+template <class C>
+struct Barriers {
+  uint32_t base;
+  __device__ uint32_t q_full(uint32_t s) const { return base + 8 * s; }
+  __device__ uint32_t q_empty(uint32_t s) const { return base + 8 * (2 + s); }
+  __device__ uint32_t k_full(uint32_t s) const { return base + 8 * (4 + s); }
+  __device__ uint32_t k_empty(uint32_t s) const { return base + 8 * (4 + C::kStages + s); }
+  __device__ uint32_t v_full(uint32_t s) const { return base + 8 * (4 + 2 * C::kStages + s); }
+  __device__ uint32_t v_empty(uint32_t s) const { return base + 8 * (4 + 3 * C::kStages + s); }
+};
+
+template <class C>
+__device__ inline void produce(const Parameters& p, uint32_t shared, TileInfo* infos,
+                               const Barriers<C>& barriers) {
+  using namespace hopper;
+  constexpr int kColumns = C::kDim / 64;
+  uint32_t block = 0;
+  // The item after this one is looked up while this one's keys are on their way.
+  const auto look_up = [&](int item) {
+    TileInfo info{};
+    info.head = -1;
+    if (item >= p.queue.items()) return info;
+    int tile_index, head;
+    p.queue.decode(item, tile_index, head);
+    const AttentionTile tile = p.queue.tiles[tile_index];
+    const int last = C::kCausal ? min(tile.end, tile.first + C::kRows) : tile.end;
+    return TileInfo{tile.first, tile.begin, tile.end, head, (last - tile.begin + C::kKeys - 1) / C::kKeys, tile.sequence, {}};
+  };
+  TileInfo info = look_up(static_cast<int>(blockIdx.x));
+  for (uint32_t round = 0;; ++round) {
+    const uint32_t slot = round & 1;
+    barrier_wait(barriers.q_empty(slot), ((round >> 1) & 1) ^ 1);
+    infos[slot] = info;
+    if (info.head < 0) {
+      barrier_arrive(barriers.q_full(slot));
+      break;
+    }
+    const int item = p.queue.next();
+    barrier_expect(barriers.q_full(slot), C::kQBytes);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c)
+      load_box(shared + C::kQ + slot * C::kQBytes + c * (C::kRows * 128), &p.q, 64 * c, info.head,
+               info.first, barriers.q_full(slot));
+    const int kv_head = info.head / p.group, blocks = info.blocks, begin = info.begin;
+    info = look_up(item);
+#pragma unroll 1
+    for (int n = blocks - 1; n >= 0; --n, ++block) {
+      const uint32_t stage = block % C::kStages, parity = (block / C::kStages) & 1;
+      const int token = begin + n * C::kKeys;
+      barrier_wait(barriers.k_empty(stage), parity ^ 1);
+      barrier_expect(barriers.k_full(stage), C::kKBytes);
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c)
+        load_box(shared + C::kK + stage * C::kKBytes + c * (C::kKeys * 128), &p.k, 64 * c, kv_head,
+                 token, barriers.k_full(stage));
+      barrier_wait(barriers.v_empty(stage), parity ^ 1);
+      barrier_expect(barriers.v_full(stage), C::kKBytes);
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c)
+        load_box(shared + C::kV + stage * C::kKBytes + c * (C::kKeys * 128), &p.v, 64 * c, kv_head,
+                 token, barriers.v_full(stage));
+    }
+  }
+  p.queue.leave();
+}
+
+}  // namespace trireme::kernels::forward
