@@ -19,7 +19,7 @@ namespace trireme {
 
 namespace {
 
-struct Options {
+struct GenerateOptions {
   std::string model, adapter, prompt;
   int64_t max_new_tokens = 50;
   double temperature = 0;
@@ -36,7 +36,7 @@ int64_t choose(const at::Tensor& logits_V, double temperature, uint64_t seed, in
   return std::min(id, logits_V.size(0) - 1);
 }
 
-void generate(const Options& options) {
+void generate(const GenerateOptions& options) {
   if (options.temperature < 0)
     throw ConfigError(
         fmt::format("generate: --temperature is {}; it cannot be negative", options.temperature));
@@ -98,7 +98,7 @@ void generate(const Options& options) {
 }  // namespace
 
 void add_generate_tool(CLI::App& app) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<GenerateOptions>();
   CLI::App* tool = app.add_subcommand("generate", "Continue a text (CPU, for a look at a model)");
   tool->add_option("--model", options->model, "Hugging Face model directory")->required();
   tool->add_option("--adapter", options->adapter, "PEFT adapter directory");

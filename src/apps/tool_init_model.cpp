@@ -21,7 +21,7 @@ namespace trireme {
 
 namespace {
 
-struct Options {
+struct InitModelOptions {
   std::string preset, config, output, tokenizer, dtype;
   std::optional<int64_t> hidden_size, layers, heads, kv_heads, head_dim, intermediate_size,
       vocab_size, max_positions;
@@ -29,7 +29,7 @@ struct Options {
   uint64_t seed = 0;
 };
 
-LlamaConfig shape_of(const Options& options) {
+LlamaConfig shape_of(const InitModelOptions& options) {
   if (!options.preset.empty() && !options.config.empty())
     throw ConfigError("init-model: give --preset or --config, not both");
   LlamaConfig config;
@@ -121,7 +121,7 @@ void write_tokenizer(const std::filesystem::path& output, const std::string& ser
   write_file_atomic(output / "tokenizer_config.json", tokenizer.dump(2) + "\n");
 }
 
-void init_model(const Options& options) {
+void init_model(const InitModelOptions& options) {
   LlamaConfig config = shape_of(options);
   const DType dtype = dtype_of(options.dtype.empty() ? config.dtype : options.dtype);
   config.dtype = config_dtype_name(dtype);
@@ -172,7 +172,7 @@ void init_model(const Options& options) {
 }  // namespace
 
 void add_init_model_tool(CLI::App& app) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<InitModelOptions>();
   CLI::App* tool =
       app.add_subcommand("init-model", "A Hugging Face Llama directory with random weights");
   tool->add_option("--preset", options->preset, "Shape: " + join(llama_preset_names(), ", "));

@@ -1,4 +1,6 @@
 #include "attention_bridge.h"
+
+#include "bridge_tools.h"
 #include "kernel_bridge.h"
 #include "kernels/attention/attention.h"
 #include "trireme/base/error.h"
@@ -19,14 +21,6 @@ int32_t* counters(const at::Tensor& x) {
   at::Tensor& mine = all.at(static_cast<size_t>(x.device().index()));
   if (!mine.defined()) mine = at::zeros({2}, x.options().dtype(at::kInt));
   return mine.mutable_data_ptr<int32_t>();
-}
-
-template <class T>
-at::Tensor to_device(const std::vector<T>& values, at::Device device) {
-  const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
-  const at::Tensor host = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
-  std::memcpy(host.mutable_data_ptr(), values.data(), static_cast<size_t>(bytes));
-  return host.to(device, /*non_blocking=*/true);
 }
 
 kernels::AttentionTensor view(const at::Tensor& x_TNd) {
@@ -62,7 +56,7 @@ void launched(cudaError_t status, const char* kernel, const at::Tensor& q, const
 
 bool serves_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   const int64_t d = q.size(2);
-  return has_kernels(q) && q.element_size() == 2 && (d == 64 || d == 128) && q.size(0) < INT32_MAX / 2 && suits(q) && suits(k) && suits(v);
+  return has_kernels(q) && !attention_by_library() && q.element_size() == 2 && (d == 64 || d == 128) && q.size(0) < INT32_MAX / 2 && suits(q) && suits(k) && suits(v);
 }
 
 std::shared_ptr<const AttentionWork::Lists> attention_lists(AttentionWork& work, const std::vector<int32_t>& boundaries, int64_t d,

@@ -1,5 +1,6 @@
 #include "pack_attention_bridge.h"
 
+#include "bridge_tools.h"
 #include "kernels/attention/attention.h"
 #include "trireme/base/error.h"
 #include "trireme/ops/kernels.h"
@@ -24,20 +25,6 @@ struct PackPlan {
 namespace bridge {
 
 namespace {
-
-kernels::Element element(const at::Tensor& x) { return x.scalar_type() == at::kHalf ? kernels::Element::kF16 : kernels::Element::kBF16; }
-
-void launched(cudaError_t status, const char* kernel) {
-  TRIREME_CHECK(status == cudaSuccess, "kernel ", kernel, ": ", cudaGetErrorString(status));
-}
-
-template <class T>
-at::Tensor to_device(const std::vector<T>& values, at::Device device) {
-  const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
-  at::Tensor host = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
-  if (bytes > 0) std::memcpy(host.mutable_data_ptr(), values.data(), static_cast<size_t>(bytes));
-  return host.to(device, /*non_blocking=*/true);
-}
 
 const PackPlan& plan_of(const PackLayout& layout, const at::Tensor& qkv) {
   TRIREME_CHECK(layout.plan != nullptr, "the layout of a pack was not made by make_pack_layout()");
@@ -83,13 +70,11 @@ kernels::AttentionDropout dropout_of(const Dropout& dropout, uint64_t stream, co
   return {attention_dropout_threshold(dropout.p), key.t0, key.t1, layout.sequence_keys_device.const_data_ptr<int64_t>()};
 }
 
-cudaStream_t stream_of(const at::Tensor& x) { return c10::cuda::getCurrentCUDAStream(x.device().index()); }
-
 }  // namespace
 
 bool serves_pack_attention(const at::Tensor& qkv, const Dropout& dropout) {
   const int64_t d = qkv.size(3);
-  return has_kernels(qkv) && qkv.element_size() == 2 && (d == 64 || (d == 128 && dropout.p <= 0));
+  return has_kernels(qkv) && !attention_by_library() && qkv.element_size() == 2 && (d == 64 || (d == 128 && dropout.p <= 0));
 }
 
 std::array<at::Tensor, 2> pack_attention(const at::Tensor& qkv, const PackLayout& layout, double scale, const Dropout& dropout,

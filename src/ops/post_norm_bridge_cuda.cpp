@@ -1,5 +1,6 @@
 #include "post_norm_bridge.h"
 
+#include "bridge_tools.h"
 #include "kernels/gelu/gelu.h"
 #include "kernels/layer_norm/layer_norm.h"
 #include "trireme/base/error.h"
@@ -11,21 +12,6 @@
 namespace trireme::bridge {
 
 namespace {
-
-kernels::Element element(const at::Tensor& x) {
-  switch (x.scalar_type()) {
-    case at::kFloat: return kernels::Element::kF32;
-    case at::kHalf: return kernels::Element::kF16;
-    case at::kBFloat16: return kernels::Element::kBF16;
-    default: TRIREME_CHECK(false, "no kernel for ", c10::toString(x.scalar_type())); return kernels::Element::kF32;
-  }
-}
-
-void launched(cudaError_t status, const char* kernel) {
-  TRIREME_CHECK(status == cudaSuccess, "kernel ", kernel, ": ", cudaGetErrorString(status));
-}
-
-cudaStream_t stream_of(const at::Tensor& x) { return c10::cuda::getCurrentCUDAStream(x.device().index()); }
 
 const void* data_or_null(const at::Tensor& x) { return x.defined() ? x.const_data_ptr() : nullptr; }
 
