@@ -1,7 +1,8 @@
 # trireme_module(NAME [DIR dirs...] [TORCH] [DEPS targets...] [LIBS targets...])
 #
 # One static library per module: every .cpp of DIR (src/NAME by default), subdirectories not included. DEPS are modules of ours and are the only ones whose
-# headers it may use; LIBS are outside libraries. TORCH compiles it with LibTorch and its precompiled header.
+# headers it may use; LIBS are outside libraries. TORCH compiles it with LibTorch and its precompiled header. A few files at a time are compiled
+# as one (TRIREME_UNITY): names in their anonymous namespaces differ within a module.
 function(trireme_module name)
   cmake_parse_arguments(ARG "TORCH" "" "DIR;DEPS;LIBS" ${ARGN})
   if(NOT ARG_DIR)
@@ -20,6 +21,7 @@ function(trireme_module name)
   add_library(trireme::${name} ALIAS trireme_${name})
   list(TRANSFORM ARG_DEPS PREPEND trireme::)
   target_link_libraries(trireme_${name} PUBLIC trireme_options ${ARG_DEPS} PRIVATE ${ARG_LIBS})
+  set_target_properties(trireme_${name} PROPERTIES UNITY_BUILD "${TRIREME_UNITY}" UNITY_BUILD_BATCH_SIZE 3)
   if(ARG_TORCH)
     trireme_use_torch(trireme_${name})
   endif()

@@ -264,7 +264,10 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     finish<C>(dv, C::kDropout ? p.keep_scale : 1.0f, v + staging, p.dv, p.dv_token, info.head * p.dv_head, first, info.end);
     proxy_fence();
     arrive(barriers.k_empty(slot));
+    arrive(barriers.v_empty());
   }
+  // Shared memory stays until what was asked for has left it.
+  if (lane == 0) add_bytes_done();
 }
 
 template <class C>

@@ -56,7 +56,7 @@ void launched(cudaError_t status, const char* kernel, const at::Tensor& q, const
 
 bool serves_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   const int64_t d = q.size(2);
-  return has_kernels(q) && !attention_by_library() && q.element_size() == 2 && (d == 64 || d == 128) && q.size(0) < INT32_MAX / 2 && suits(q) && suits(k) && suits(v);
+  return has_kernels(q) && q.element_size() == 2 && (d == 64 || d == 128) && q.size(0) < INT32_MAX / 2 && suits(q) && suits(k) && suits(v);
 }
 
 std::shared_ptr<const AttentionWork::Lists> attention_lists(AttentionWork& work, const std::vector<int32_t>& boundaries, int64_t d,

@@ -7,9 +7,7 @@
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include <cstdlib>
 #include <cstring>
-#include <string_view>
 #include <vector>
 
 namespace trireme::bridge {
@@ -41,16 +39,6 @@ at::Tensor to_device(const std::vector<T>& values, at::Device device) {
   const at::Tensor host = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
   if (bytes > 0) std::memcpy(host.mutable_data_ptr(), values.data(), static_cast<size_t>(bytes));
   return host.to(device, /*non_blocking=*/true);
-}
-
-/// TRIREME_ATTENTION=library: attention by LibTorch's kernels everywhere, to compare with or to rule ours out; otherwise the faster one.
-inline bool attention_by_library() {
-  static const bool by_library = [] {
-    const char* value = std::getenv("TRIREME_ATTENTION");
-    TRIREME_CHECK(value == nullptr || std::string_view(value) == "library", "TRIREME_ATTENTION is '", value, "'; only 'library' has a meaning");
-    return value != nullptr;
-  }();
-  return by_library;
 }
 
 }  // namespace trireme::bridge

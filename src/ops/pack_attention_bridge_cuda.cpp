@@ -74,7 +74,7 @@ kernels::AttentionDropout dropout_of(const Dropout& dropout, uint64_t stream, co
 
 bool serves_pack_attention(const at::Tensor& qkv, const Dropout& dropout) {
   const int64_t d = qkv.size(3);
-  return has_kernels(qkv) && !attention_by_library() && qkv.element_size() == 2 && (d == 64 || (d == 128 && dropout.p <= 0));
+  return has_kernels(qkv) && qkv.element_size() == 2 && (d == 64 || (d == 128 && dropout.p <= 0));
 }
 
 std::array<at::Tensor, 2> pack_attention(const at::Tensor& qkv, const PackLayout& layout, double scale, const Dropout& dropout,

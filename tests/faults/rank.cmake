@@ -13,7 +13,7 @@ target_include_directories(rank_driver PRIVATE ${PROJECT_SOURCE_DIR}/src/comm)
 trireme_use_torch(rank_driver)
 set_target_properties(rank_driver PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
 
-set(quick rank_faults.dead rank_faults.hung signal_faults.step signal_faults.twice number_faults.stops machine_faults.crash)  # as in checkpoint.cmake
+set(quick rank_faults.dead signal_faults.step number_faults.stops)  # as in checkpoint.cmake
 foreach(test
     rank_faults.dead rank_faults.hung rank_faults.slow-storage rank_faults.straggler rank_faults.absent rank_faults.network
     rank_faults.environment

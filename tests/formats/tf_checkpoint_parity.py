@@ -2,7 +2,7 @@
 """A BERT checkpoint that TensorFlow itself writes (TF1 saver format, with optimizer slots), trained from by train_bert: the model that a run of
 no learning rate writes holds its weights, kernels transposed. Exit code 77 = skipped.
 
---fixture DIRECTORY writes the small kept checkpoint of tests/formats/fixtures/tensorflow instead."""
+--fixture DIRECTORY writes the small kept checkpoint of tests/formats/fixtures_tensorflow instead."""
 import argparse
 import json
 import os

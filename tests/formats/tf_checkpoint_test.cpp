@@ -12,7 +12,7 @@
 namespace trireme {
 namespace {
 
-const std::filesystem::path kFixtures = std::filesystem::path(TRIREME_SOURCE_DIR) / "tests/formats/fixtures/tensorflow";
+const std::filesystem::path kFixtures = std::filesystem::path(TRIREME_SOURCE_DIR) / "tests/formats/fixtures_tensorflow";
 
 std::span<const std::byte> bytes_of(const std::string& text) { return std::as_bytes(std::span(text.data(), text.size())); }
 
