@@ -45,6 +45,11 @@ std::vector<Case> cases(bool backward) {
       all.push_back({{0, 200, 333}, 2, 1, d, causal, 30.0});  // rows that are nearly one-hot
     }
   }
+  // More pieces of work than any GPU has multiprocessors: every block of the staying grid takes a second and a third.
+  std::vector<int32_t> many{0};
+  for (int i = 0; i < 110; ++i) many.push_back(many.back() + 40 + i % 40);
+  for (const int d : {64, 128}) all.push_back({many, 4, 4, d, true});
+  all.push_back({many, 4, 4, 64, false, 1, 13});
   all.push_back({{0, 100, 256, 300, 512}, 4, 4, 64, false, 1, 13});
   all.push_back({{0, 512}, 2, 2, 64, false, 1, 64});
   if (!backward) all.push_back({{0, 2047}, 2, 1, 128, true});
