@@ -1,6 +1,6 @@
 # Faults of checkpoints: while they are written, in their files, and when a run goes on from them. The default run takes a sample that is
 # over in a minute; all of them: scripts/test.sh -L faults.
-set(quick F02 F10 F31)
+set(quick F02 F31)
 foreach(part
     saves:F02 saves:F03 saves:F13 saves:F14 saves:F15 saves:F36
     files:F10 files:F11 files:F12 files:F31 files:F37
