@@ -83,7 +83,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
             if (8 * j + e % 2 < (e < 2 ? low0 : low1)) s[4 * j + e] = -INFINITY;
         }
       }
-      const uint32_t lse_at = shared + C::kLse + (at_step % C::kQStages) * C::kStatBytes + 8 * (lane % 4);
+      const uint32_t lse_at = shared + C::kLse + (at_step % C::kStages) * C::kStatBytes + 8 * (lane % 4);
 #pragma unroll
       for (int j = 0; j < C::kRows / 8; ++j) {
         const float2 lse = load_shared_float2(lse_at + 32 * j);
@@ -97,8 +97,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     // One query block, from its probabilities in s; with kMore, leaves those of the next there.
     const auto advance = [&]<bool kMore>(std::bool_constant<kMore>) {
       const uint32_t stage = step % C::kStages, parity = (step / C::kStages) & 1;
-      const uint32_t q_stage = step % C::kQStages, next = (step + 1) % C::kQStages;
-      const uint32_t q_at = shared + C::kQ + q_stage * C::kQBytes, do_at = shared + C::kDo + stage * C::kQBytes;
+      const uint32_t next = (step + 1) % C::kStages;
+      const uint32_t q_at = shared + C::kQ + stage * C::kQBytes, do_at = shared + C::kDo + stage * C::kQBytes;
       float dp[C::kRows / 2], dq[32];
       uint32_t packed[C::kRows / 4], ds[C::kRows / 4];
       barrier_wait(barriers.do_full(stage), parity);
@@ -118,15 +118,14 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
           packed[4 * i + 3] &= half_masks<3>(even, odd);
         }
       };
-      constexpr bool kValuesFirst = !C::kDropout && C::kMode != 2;
-      if constexpr (kValuesFirst) {
+      if constexpr (C::kValuesFirst) {
 #pragma unroll
         for (int i = 0; i < C::kRows / 16; ++i) pack_rows(i, 0, 0);
         mma_fence();
         add_product<C>(dv, packed, do_at);
         mma_commit();
       }
-      mma_wait<C::kMode == 0 || C::kMode == 2 ? 0 : 1>();
+      mma_wait<0>();
       pin(dp);
       const uint32_t delta_at = shared + C::kDelta + stage * C::kStatBytes + 8 * (lane % 4);
 #pragma unroll
@@ -148,17 +147,12 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
                                                : (e < 2 ? word_mask<1>(kept) : word_mask<3>(kept));
               x = __uint_as_float(__float_as_uint(x) & mask) * p.keep_scale;
             }
-            float probability = s[4 * j + e];
-            if constexpr (C::kMode == 5) {
-              const uint32_t word = packed[2 * j + e / 2];
-              probability = __uint_as_float(e % 2 ? word & 0xffff0000u : word << 16);
-            }
-            dp[4 * j + e] = probability * (x - (e % 2 ? delta.y : delta.x));
+            dp[4 * j + e] = s[4 * j + e] * (x - (e % 2 ? delta.y : delta.x));
           }
         }
 #pragma unroll
         for (int e = 0; e < 4; ++e) ds[4 * i + e] = pack2<T>(dp[8 * i + 2 * e], dp[8 * i + 2 * e + 1]);
-        if constexpr (!kValuesFirst) pack_rows(i, even, odd);
+        if constexpr (!C::kValuesFirst) pack_rows(i, even, odd);
       }
       // One buffer: the other warpgroup's dQ of the step before must have read it.
       if constexpr (C::kSStages == 1) barrier_wait(barriers.ds_empty(), (step & 1) ^ 1);
@@ -169,11 +163,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
                        ds[4 * i + 1], ds[4 * i + 2], ds[4 * i + 3]);
       }
       proxy_fence();
-      if constexpr (C::kMode == 5) {
-        mma_wait<0>();
-        pin(dv);
-      }
-      if constexpr (!kValuesFirst) {
+      if constexpr (!C::kValuesFirst) {
         mma_fence();
         add_product<C>(dv, packed, do_at);
         mma_commit();
@@ -187,7 +177,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
           ++head;
           if constexpr (C::kDropout) draws = AttentionDraws::of(p.sample_ids[info.sequence], p.t0, p.t1, head);
         }
-        barrier_wait(barriers.q_full(next), ((step + 1) / C::kQStages) & 1);
+        barrier_wait(barriers.q_full(next), ((step + 1) / C::kStages) & 1);
         mma_fence();
         transposed_product<C>(s, my_k, shared + C::kQ + next * C::kQBytes);
         mma_commit();
@@ -208,11 +198,11 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
         pin(s);
         probabilities(step + 1);
         // A branch: the assembler would otherwise move exponentials behind the wait that follows.
-        barrier_wait(barriers.q_full(next), ((step + 1) / C::kQStages) & 1);
+        barrier_wait(barriers.q_full(next), ((step + 1) / C::kStages) & 1);
       }
       mma_wait<1>();
       pin(dk);
-      arrive(barriers.q_empty(q_stage));
+      arrive(barriers.q_empty(stage));
       mma_wait<0>();
       pin(dv);
       pin(dq);
@@ -229,10 +219,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
         // Deterministic: key tiles add in ascending order. A tile waits only for tiles that were handed out before it, so someone always moves on.
         [[maybe_unused]] int32_t* const count = p.turns + (dq_to - p.dq) / 1024;
         if constexpr (C::kDeterministic) wait_for_turn(count, turn);
-        if constexpr (C::kKept)
-          add_bytes_kept(dq_to, staging, 4096);
-        else
-          add_bytes(dq_to, staging, 4096);
+        add_bytes(dq_to, staging, 4096);
         if constexpr (C::kDeterministic) {
           add_bytes_done();
           asm volatile("fence.proxy.async;" ::: "memory");
@@ -245,9 +232,9 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
       ++step;
     };
 
-    barrier_wait(barriers.q_full(step % C::kQStages), (step / C::kQStages) & 1);
+    barrier_wait(barriers.q_full(step % C::kStages), (step / C::kStages) & 1);
     mma_fence();
-    transposed_product<C>(s, my_k, shared + C::kQ + (step % C::kQStages) * C::kQBytes);
+    transposed_product<C>(s, my_k, shared + C::kQ + (step % C::kStages) * C::kQBytes);
     mma_commit();
     mma_wait<0>();
     pin(s);
@@ -284,7 +271,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) kernel(const __grid_constant__
     hopper::barrier_init(barriers.v_full(), 1);
     hopper::barrier_init(barriers.v_empty(), 8);
     hopper::barrier_init(barriers.ds_empty(), 8);
-    for (uint32_t s = 0; s < C::kQStages; ++s) {
+    for (uint32_t s = 0; s < C::kStages; ++s) {
       hopper::barrier_init(barriers.q_full(s), 1);
       hopper::barrier_init(barriers.q_empty(s), 8);
     }

@@ -8,8 +8,8 @@ namespace {
 template <class T, bool kDeterministic>
 cudaError_t pick(const AttentionBackward& a, cudaStream_t stream) {
   using backward::Config;
-  return a.shape.causal ? backward::launch<Config<T, 128, true, false, 0, 64, kDeterministic, 2, 2>>(a, a.shape.kv_heads, stream)
-                        : backward::launch<Config<T, 128, false, false, 0, 64, kDeterministic, 2, 2>>(a, a.shape.kv_heads, stream);
+  return a.shape.causal ? backward::launch<Config<T, 128, true, false, kDeterministic>>(a, a.shape.kv_heads, stream)
+                        : backward::launch<Config<T, 128, false, false, kDeterministic>>(a, a.shape.kv_heads, stream);
 }
 
 }  // namespace

@@ -9,9 +9,9 @@ template <class T, bool kDeterministic>
 cudaError_t pick(const AttentionBackward& a, cudaStream_t stream) {
   using backward::Config;
   if (a.dropout.threshold > 0)
-    return backward::launch<Config<T, 64, false, true, 2, 128, kDeterministic, 2, 1>>(a, a.shape.kv_heads, stream);
-  return a.shape.causal ? backward::launch<Config<T, 64, true, false, 2, 128, kDeterministic, 2, 1>>(a, a.shape.kv_heads, stream)
-                        : backward::launch<Config<T, 64, false, false, 2, 128, kDeterministic, 2, 1>>(a, a.shape.kv_heads, stream);
+    return backward::launch<Config<T, 64, false, true, kDeterministic>>(a, a.shape.kv_heads, stream);
+  return a.shape.causal ? backward::launch<Config<T, 64, true, false, kDeterministic>>(a, a.shape.kv_heads, stream)
+                        : backward::launch<Config<T, 64, false, false, kDeterministic>>(a, a.shape.kv_heads, stream);
 }
 
 }  // namespace

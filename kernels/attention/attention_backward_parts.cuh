@@ -10,22 +10,23 @@
 
 namespace trireme::kernels::backward {
 
-template <class T_, int kDim_, bool kCausal_, bool kDropout_, int kMode_ = 0, int kRows_ = 64, bool kDeterministic_ = false, int kQStages_ = 2, int kSStages_ = 2, bool kKept_ = false>
+template <class T_, int kDim_, bool kCausal_, bool kDropout_, bool kDeterministic_>
 struct Config {
-  static constexpr bool kDeterministic = kDeterministic_, kKept = kKept_;
-  static constexpr int kMode = kMode_;
+  static constexpr bool kDeterministic = kDeterministic_;
+  // Heads of 128 leave room for 64 query rows at a time and two buffers of dS, and registers for all of P before dV = P^T dO starts.
+  static constexpr bool kWide = kDim_ == 128, kValuesFirst = kWide && !kDropout_;
   using T = T_;
   static constexpr int kDim = kDim_;
   static constexpr bool kCausal = kCausal_, kDropout = kDropout_;
-  static constexpr int kKeys = kAttentionBackwardKeys, kRows = kRows_;
-  static constexpr int kQStages = kQStages_, kStages = 2, kSStages = kSStages_, kThreads = 384;
+  static constexpr int kKeys = kAttentionBackwardKeys, kRows = kWide ? 64 : 128;
+  static constexpr int kStages = 2, kSStages = kWide ? 2 : 1, kThreads = 384;
   static constexpr uint32_t kKBytes = kKeys * kDim * 2, kQBytes = kRows * kDim * 2, kSBytes = kKeys * kRows * 2,
                             kStatBytes = kRows * 4;
   // Shared memory, in bytes from a multiple of 1,024. Keys have two slots: the next work item's arrive early. Keys and values of the
   // finished one make room for dK and dV on their way out.
-  static constexpr uint32_t kK = 0, kV = 2 * kKBytes, kQ = kV + kKBytes, kDo = kQ + kQStages * kQBytes,
-                            kDs = kDo + kStages * kQBytes, kDq = kDs + kSStages * kSBytes, kLse = kDq + 2 * 16384, kDelta = kLse + kQStages * kStatBytes,
-                            kBarriers = kDelta + kStages * kStatBytes, kInfos = kBarriers + (8 + 2 * kStages + 2 * kQStages) * 8,
+  static constexpr uint32_t kK = 0, kV = 2 * kKBytes, kQ = kV + kKBytes, kDo = kQ + kStages * kQBytes,
+                            kDs = kDo + kStages * kQBytes, kDq = kDs + kSStages * kSBytes, kLse = kDq + 2 * 16384, kDelta = kLse + kStages * kStatBytes,
+                            kBarriers = kDelta + kStages * kStatBytes, kInfos = kBarriers + (8 + 4 * kStages) * 8,
                             kBytes = kInfos + 2 * 48;
 };
 
@@ -59,9 +60,9 @@ struct Barriers {
   __device__ uint32_t v_empty() const { return base + 8 * 5; }
   __device__ uint32_t ds_empty() const { return base + 8 * 6; }
   __device__ uint32_t q_full(uint32_t s) const { return base + 8 * (8 + s); }
-  __device__ uint32_t q_empty(uint32_t s) const { return base + 8 * (8 + C::kQStages + s); }
-  __device__ uint32_t do_full(uint32_t s) const { return base + 8 * (8 + 2 * C::kQStages + s); }
-  __device__ uint32_t do_empty(uint32_t s) const { return base + 8 * (8 + 2 * C::kQStages + C::kStages + s); }
+  __device__ uint32_t q_empty(uint32_t s) const { return base + 8 * (8 + C::kStages + s); }
+  __device__ uint32_t do_full(uint32_t s) const { return base + 8 * (8 + 2 * C::kStages + s); }
+  __device__ uint32_t do_empty(uint32_t s) const { return base + 8 * (8 + 3 * C::kStages + s); }
 };
 
 // Three threads produce: each alone fits the few registers that the consumers leave.
@@ -119,10 +120,9 @@ __device__ inline void produce_rows(const Parameters& p, uint32_t shared, const 
       const float* stat = stats + head * p.padded_rows + info.padded;
 #pragma unroll 1
       for (int block = first_block; block < blocks; ++block, ++step) {
-        constexpr uint32_t kCount = kGradients ? C::kStages : C::kQStages;
-        const uint32_t stage = step % kCount;
+        const uint32_t stage = step % C::kStages;
         const uint32_t full = kGradients ? barriers.do_full(stage) : barriers.q_full(stage);
-        barrier_wait(kGradients ? barriers.do_empty(stage) : barriers.q_empty(stage), ((step / kCount) & 1) ^ 1);
+        barrier_wait(kGradients ? barriers.do_empty(stage) : barriers.q_empty(stage), ((step / C::kStages) & 1) ^ 1);
         barrier_expect(full, C::kQBytes + C::kStatBytes);
 #pragma unroll
         for (int c = 0; c < C::kDim / 64; ++c)
@@ -137,22 +137,13 @@ __device__ inline void produce_rows(const Parameters& p, uint32_t shared, const 
 /// The transpose of Q K^T, or of dO V^T: 64 keys by kRows query rows.
 template <class C>
 __device__ inline void transposed_product(float (&s)[C::kRows / 2], uint32_t keys, uint32_t rows) {
-  using namespace hopper;
-  const Operand a = operand(keys), b = operand(rows);
-#pragma unroll
-  for (int i = 0; i < C::kDim / 16; ++i)
-    mma_ss<typename C::T, Major::kK, Major::kK>(s, a.at((i / 4) * (C::kKeys * 128) + (i % 4) * 32),
-                                                b.at((i / 4) * (C::kRows * 128) + (i % 4) * 32), i != 0);
+  hopper::product_of_rows<typename C::T, C::kDim, C::kKeys, C::kRows>(s, keys, rows);
 }
 
 /// sum += x^T y with x^T in registers and y the kRows rows at an address.
 template <class C>
 __device__ inline void add_product(float (&sum)[C::kDim / 2], const uint32_t (&x)[C::kRows / 4], uint32_t y) {
-  using namespace hopper;
-  const Operand b = operand(y, C::kRows * 128);
-#pragma unroll
-  for (int i = 0; i < C::kRows / 16; ++i)
-    mma_rs<typename C::T, Major::kMN>(sum, x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3], b.at(i * 2048), 1);
+  hopper::product_with_rows<typename C::T, C::kRows>(sum, x, y, true);
 }
 
 /// 64 rows of dS times 64 columns of K; both lie with the summed dimension (keys) as rows.

@@ -10,24 +10,14 @@ namespace trireme::kernels::forward {
 /// s = Q K^T of this warpgroup's rows.
 template <class C>
 __device__ inline void scores(float (&s)[C::kKeys / 2], uint32_t q, uint32_t k) {
-  using namespace hopper;
-  const Operand a = operand(q), b = operand(k);
-#pragma unroll
-  for (int i = 0; i < C::kDim / 16; ++i)
-    mma_ss<typename C::T, Major::kK, Major::kK>(s, a.at((i / 4) * (C::kRows * 128) + (i % 4) * 32),
-                                                b.at((i / 4) * (C::kKeys * 128) + (i % 4) * 32), i != 0);
+  hopper::product_of_rows<typename C::T, C::kDim, C::kRows, C::kKeys>(s, q, k);
 }
 
 /// o += P V.
 template <class C>
 __device__ inline void weighted_values(float (&o)[C::kDim / 2], const uint32_t (&p)[C::kKeys / 4], uint32_t v,
                                        bool accumulate) {
-  using namespace hopper;
-  const Operand b = operand(v, C::kKeys * 128);
-#pragma unroll
-  for (int i = 0; i < C::kKeys / 16; ++i)
-    mma_rs<typename C::T, Major::kMN>(o, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3], b.at(i * 2048),
-                                      i != 0 || accumulate);
+  hopper::product_with_rows<typename C::T, C::kKeys>(o, p, v, accumulate);
 }
 
 /// The two rows of a thread; `sum` is this thread's part until the end.

@@ -115,14 +115,6 @@ __device__ inline void add_bytes(float* to, uint32_t from, uint32_t bytes) {
                "r"(from), "r"(bytes)
                : "memory");
 }
-/// The same; the sums are the last to leave the L2 cache.
-__device__ inline void add_bytes_kept(float* to, uint32_t from, uint32_t bytes) {
-  asm volatile(
-      "cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;\n"
-      "cp.async.bulk.commit_group;" ::"l"(to),
-      "r"(from), "r"(bytes), "l"(0x14F0000000000000ull)
-      : "memory");
-}
 /// What this thread asked for has been read from shared memory.
 __device__ inline void add_bytes_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 /// … and has been added.
