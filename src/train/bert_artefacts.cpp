@@ -6,7 +6,6 @@
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
-#include "trireme/base/time.h"
 #include "trireme/formats/safetensors.h"
 #include "trireme/train/run.h"
 
@@ -17,15 +16,10 @@ namespace trireme {
 
 namespace {
 
-constexpr int kReaderThreads = 4;
 constexpr int64_t kMaxFileBytes = 5'000'000'000;
 
 /// Files beside the weights that make a directory a complete Hugging Face model.
 constexpr const char* kCompanions[] = {"vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"};
-
-DType file_dtype(at::ScalarType dtype) { return dtype == at::kFloat ? DType::kF32 : dtype == at::kHalf ? DType::kF16 : DType::kBF16; }
-
-const char* dtype_text(at::ScalarType dtype) { return dtype == at::kFloat ? "float32" : dtype == at::kHalf ? "float16" : "bfloat16"; }
 
 /// Rows that the file gets: a padded vocabulary loses its padding.
 int64_t stored_rows(const ParameterSpec& parameter, const ParameterPart& part, const BertModel& model) {
@@ -41,10 +35,7 @@ void BertTask::load_weights(ShardedUnits& units) {
     return;
   }
   const auto source = open_bert_weights(config_.model.path, *model_);
-  log_info("loading " + config_.model.path + " (" + source->description() + ")");
-  const double begin = steady_seconds();
-  units.load(*source, kReaderThreads);
-  log_info(fmt::format("weights loaded in {}", format_duration(steady_seconds() - begin)));
+  load_units(units, *source, config_.model.path, rank_.world_size);
 }
 
 void BertTask::save_artefact(ShardedUnits& units, const std::filesystem::path& run) {
@@ -77,7 +68,7 @@ void BertTask::save_artefact(ShardedUnits& units, const std::filesystem::path& r
   if (rank_.rank != 0) return;
   writer->commit();
   BertConfig config = model_->config();
-  config.dtype = dtype_text(rank_.compute_dtype);
+  config.dtype = config_dtype(rank_.compute_dtype);
   const std::filesystem::path base = bert_config_path(config_.model.path);
   if (std::filesystem::is_directory(base))
     for (const char* name : kCompanions)

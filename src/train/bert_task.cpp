@@ -52,7 +52,7 @@ BertBatch batch_on(at::Device device, const BertPack& pack) {
 
 }  // namespace
 
-BertTask::BertTask(const Config& config, const Rank& rank) : config_(config), rank_(rank) {
+BertTask::BertTask(const Config& config, const RankInfo& rank) : config_(config), rank_(rank) {
   const BertConfig shape = read_bert_config(bert_config_path(config.model.path));
   if (config.data.seq_length > shape.max_position_embeddings)
     throw ConfigError(fmt::format("data.seq_length {} is more than the model's max_position_embeddings {}", config.data.seq_length,
@@ -72,10 +72,6 @@ BertTask::BertTask(const Config& config, const Rank& rank) : config_(config), ra
     }
   }
   sampler_ = std::make_unique<BertSampler>(*train_, static_cast<uint64_t>(config.train.seed), config.data.shuffle);
-}
-
-BertTask::~BertTask() {
-  if (next_.valid()) next_.wait();
 }
 
 double BertTask::flops_per_sample() const {
@@ -145,10 +141,7 @@ std::vector<BertPack> BertTask::read_step(int64_t step) {
 }
 
 void BertTask::prefetch(int64_t step) {
-  if (next_step_ == step && next_.valid()) return;
-  if (next_.valid()) next_.wait();
-  next_step_ = step;
-  next_ = std::async(std::launch::async, [this, step] { return read_step(step); });
+  ahead_.start(step, [this](int64_t due) { return read_step(due); });
 }
 
 StepBatch BertTask::to_device(const std::vector<BertPack>& packs) const {
@@ -177,7 +170,7 @@ StepBatch BertTask::to_device(const std::vector<BertPack>& packs) const {
 
 StepBatch BertTask::batch(int64_t step) {
   prefetch(step);
-  return to_device(next_.get());
+  return to_device(ahead_.take());
 }
 
 StepBatch BertTask::synthetic_batch() {
@@ -263,7 +256,7 @@ EvalResult BertTask::eval_result(const EvalSums& sums) const {
 
 std::unique_ptr<TrainingTask> make_bert_task(const Config& config, int rank, int world_size, at::Device device,
                                              at::ScalarType compute_dtype) {
-  return std::make_unique<BertTask>(config, BertTask::Rank{rank, world_size, device, compute_dtype});
+  return std::make_unique<BertTask>(config, RankInfo{rank, world_size, device, compute_dtype});
 }
 
 }  // namespace trireme

@@ -4,8 +4,10 @@
 // A row of the data is a pack of sequences. batch.global_batch_size and micro_batch_size count rows; samples in metrics, logs and
 // artefacts are sequences, counted exactly.
 
+#include "bert_pack.h"
 #include "data/bert/bert_rows.h"
 #include "models/bert/bert.h"
+#include "task_common.h"
 #include "trireme/config/config.h"
 #include "trireme/train/task.h"
 
@@ -13,25 +15,16 @@
 
 #include <filesystem>
 #include <functional>
-#include <future>
 #include <memory>
 #include <mutex>
 #include <vector>
 
 namespace trireme {
 
-struct BertPack;
-
 class BertTask final : public TrainingTask {
  public:
-  struct Rank {
-    int rank = 0, world_size = 1;
-    at::Device device = at::kCPU;
-    at::ScalarType compute_dtype = at::kFloat;
-  };
   /// Opens the data and reads the model's configuration; no weights, no GPU. DataError / ModelError / ConfigError.
-  BertTask(const Config& config, const Rank& rank);
-  ~BertTask() override;
+  BertTask(const Config& config, const RankInfo& rank);
 
   const std::vector<UnitSpec>& units() const override { return model_->units(); }
   int64_t num_parameters() const override { return model_->num_parameters(); }
@@ -63,16 +56,15 @@ class BertTask final : public TrainingTask {
   int64_t padding() const;
 
   Config config_;
-  Rank rank_;
+  RankInfo rank_;
   std::unique_ptr<BertModel> model_;
   std::unique_ptr<BertDataset> train_, valid_;
   std::unique_ptr<BertSampler> sampler_;
-  std::future<std::vector<BertPack>> next_;
-  int64_t next_step_ = -1;
   int64_t rows_per_pass_ = 1, eval_rows_ = 0;
   std::mutex reading_;
   StepBatch evaluation_;  // this rank's part, on the device after the first evaluation
   double evaluated_words_ = 0, evaluated_sequences_ = 0;
+  ReadAhead<std::vector<BertPack>> ahead_;  // last: ends before what it reads
 };
 
 }  // namespace trireme

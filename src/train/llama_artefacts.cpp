@@ -6,7 +6,6 @@
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
-#include "trireme/base/time.h"
 #include "trireme/formats/peft_adapter.h"
 #include "trireme/formats/safetensors.h"
 
@@ -14,30 +13,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <thread>
 
 namespace trireme {
 
 namespace {
 
-DType file_dtype(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kFloat: return DType::kF32;
-    case at::kBFloat16: return DType::kBF16;
-    case at::kHalf: return DType::kF16;
-    default: TRIREME_CHECK(false, "no file type for ", c10::toString(dtype)); return DType::kF32;
-  }
-}
-
 /// Files beside the weights that make a directory a complete Hugging Face model.
 constexpr const char* kCompanions[] = {"tokenizer.model", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
                                        "generation_config.json"};
-
-/// Copies of one rank under way at a time: as many as keep the bus busy, not more than the machine's cores give each rank.
-int reader_threads(int world_size) {
-  constexpr int kMostRanksPerHost = 8;
-  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / std::min(world_size, kMostRanksPerHost), 2, 12);
-}
 
 }  // namespace
 
@@ -47,15 +30,7 @@ void LlamaTask::load_weights(ShardedUnits& units) {
     units.initialise(seed, /*only_replicated=*/false);
   } else {
     const auto source = open_weights(config_.model.path);
-    log_info("loading " + config_.model.path + " (" + source->description() + ")");
-    const double begin = steady_seconds();
-    int tenths = 0;
-    units.load(*source, reader_threads(info_.world_size), [&](double fraction) {
-      if (steady_seconds() - begin < 10 || fraction * 10 < tenths + 1) return;
-      tenths = static_cast<int>(fraction * 10);
-      log_info(fmt::format("loaded {} %", tenths * 10));
-    });
-    log_info(fmt::format("weights loaded in {}", format_duration(steady_seconds() - begin)));
+    load_units(units, *source, config_.model.path, info_.world_size);
     units.initialise(seed, /*only_replicated=*/true);
   }
   if (config_.lora && config_.lora->adapter) {
@@ -118,7 +93,7 @@ void LlamaTask::save_model(ShardedUnits& units, const std::filesystem::path& dir
   });
   if (info_.rank != 0) return;
   LlamaConfig config = model_->config();
-  config.dtype = info_.compute_dtype == at::kFloat ? "float32" : info_.compute_dtype == at::kHalf ? "float16" : "bfloat16";
+  config.dtype = config_dtype(info_.compute_dtype);
   if (plan.files.size() > 1)
     write_file_atomic(directory / "model.safetensors.index.json", safetensors_index_json(plan, tensors));
   const std::filesystem::path base =

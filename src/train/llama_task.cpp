@@ -44,10 +44,6 @@ LlamaTask::LlamaTask(const Config& config, const RankInfo& info) : config_(confi
   sampler_ = std::make_unique<Sampler>(train_->size(), static_cast<uint64_t>(config.train.seed), config.data.shuffle);
 }
 
-LlamaTask::~LlamaTask() {
-  if (next_.valid()) next_.wait();
-}
-
 double LlamaTask::flops_per_sample() const {
   return model_flops_per_sample(model_->config(), model_->lora(), config_.data.seq_length);
 }
@@ -102,10 +98,7 @@ LlamaTask::HostBatch LlamaTask::read_step(int64_t step) {
 }
 
 void LlamaTask::prefetch(int64_t step) {
-  if (next_step_ == step && next_.valid()) return;
-  if (next_.valid()) next_.wait();
-  next_step_ = step;
-  next_ = std::async(std::launch::async, [this, step] { return read_step(step); });
+  ahead_.start(step, [this](int64_t due) { return read_step(due); });
 }
 
 std::unique_ptr<MicroBatch> LlamaTask::to_device(const std::vector<Sample>& samples, const std::vector<int64_t>& stream_positions,
@@ -150,7 +143,7 @@ std::unique_ptr<MicroBatch> LlamaTask::to_device(const std::vector<Sample>& samp
 
 StepBatch LlamaTask::batch(int64_t step) {
   prefetch(step);
-  const HostBatch host = next_.get();
+  const HostBatch host = ahead_.take();
   StepBatch batch;
   batch.samples = static_cast<double>(host.samples.size());
   const int64_t rows = rows_per_pass_;

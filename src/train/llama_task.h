@@ -3,30 +3,23 @@
 
 #include "data/dataset.h"
 #include "models/llama/llama.h"
+#include "task_common.h"
 #include "trireme/config/config.h"
 #include "trireme/train/task.h"
 
 #include <ATen/core/Tensor.h>
 
 #include <filesystem>
-#include <future>
 #include <memory>
 #include <mutex>
 #include <vector>
 
 namespace trireme {
 
-struct RankInfo {
-  int rank = 0, world_size = 1;
-  at::Device device = at::kCPU;
-  at::ScalarType compute_dtype = at::kFloat;
-};
-
 class LlamaTask final : public TrainingTask {
  public:
   /// Opens the data and reads the model's configuration; no weights, no GPU. DataError / ModelError / ConfigError.
   LlamaTask(const Config& config, const RankInfo& info);
-  ~LlamaTask() override;
 
   const std::vector<UnitSpec>& units() const override { return model_->units(); }
   int64_t num_parameters() const override { return model_->num_parameters(); }
@@ -66,10 +59,9 @@ class LlamaTask final : public TrainingTask {
   std::unique_ptr<LlamaModel> model_;
   std::unique_ptr<TokenDataset> train_, valid_;
   std::unique_ptr<Sampler> sampler_;
-  std::future<HostBatch> next_;
-  int64_t next_step_ = -1;
   int64_t rows_per_pass_ = 1;
   std::mutex reading_;  // HDF5 allows one reader at a time in a process
+  ReadAhead<HostBatch> ahead_;  // last: ends before what it reads
 };
 
 }  // namespace trireme

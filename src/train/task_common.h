@@ -1,0 +1,50 @@
+#pragma once
+// What the tasks of all model families share: who this rank is, reading a step ahead, loading weights, dtypes of files.
+
+#include "trireme/base/dtype.h"
+#include "trireme/formats/weight_source.h"
+#include "trireme/fsdp/sharded_units.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <string>
+
+namespace trireme {
+
+struct RankInfo {
+  int rank = 0, world_size = 1;
+  at::Device device = at::kCPU;
+  at::ScalarType compute_dtype = at::kFloat;
+};
+
+/// A step's data, read in the background. One step is under way at a time; its reading is waited for before another starts or this ends.
+template <class T>
+class ReadAhead {
+ public:
+  ~ReadAhead() {
+    if (next_.valid()) next_.wait();
+  }
+  void start(int64_t step, const std::function<T(int64_t)>& read) {
+    if (step_ == step && next_.valid()) return;
+    if (next_.valid()) next_.wait();
+    step_ = step;
+    next_ = std::async(std::launch::async, read, step);
+  }
+  T take() { return next_.get(); }
+
+ private:
+  std::future<T> next_;
+  int64_t step_ = -1;
+};
+
+/// The type in a file of tensors computed with in `dtype` (fp32, fp16, bf16), and config.json's word for it.
+DType file_dtype(at::ScalarType dtype);
+std::string config_dtype(at::ScalarType dtype);
+
+/// Reads this rank's bytes of all units from `source`, telling how far it is every tenth when it takes long.
+void load_units(ShardedUnits& units, const WeightSource& source, const std::string& path, int world_size);
+
+}  // namespace trireme
