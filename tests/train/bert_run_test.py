@@ -20,15 +20,19 @@ except ImportError as error:
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "parity"))
 import bert_site as site  # noqa: E402
+from run_site import RunSite, last_line  # noqa: E402
 
 GBS = 8
 
 
-class Site:
+class Site(RunSite):
     """A temporary directory with data, a model's shape and a configuration."""
 
+    program = "train_bert"
+    limit_s = 250
+
     def __init__(self, args, work):
-        self.args, self.work = args, work
+        super().__init__(args, work)
         site.write_data(work, 48)
         site.write_config(f"{work}/base", hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
         with open(f"{work}/run.yaml", "w") as out:
@@ -41,27 +45,6 @@ train: {{max_steps: 6, loss: token_mean}}
 precision: {{compute: fp32}}
 output: {{dir: run}}
 """)
-
-    def command(self, *overrides, ranks=0, extra=(), program="train_bert"):
-        launch = []
-        if ranks:
-            launch = [self.args.mpirun, "-n", str(ranks), "--oversubscribe"] + (["--allow-run-as-root"] if os.geteuid() == 0 else [])
-        command = launch + [f"{self.args.bin}/{program}", "--config", f"{self.work}/run.yaml", *extra]
-        for override in overrides:
-            command += ["--set", override]
-        return command
-
-    def train(self, *overrides, ranks=0, expect=0, extra=(), program="train_bert"):
-        done = subprocess.run(self.command(*overrides, ranks=ranks, extra=extra, program=program), capture_output=True, text=True, timeout=250)
-        assert done.returncode == expect, f"exit {done.returncode}, expected {expect}, of {overrides}:\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
-        return done
-
-    def metrics(self, run, event="train"):
-        return [line for line in map(json.loads, open(f"{self.work}/{run}/metrics.jsonl")) if line["event"] == event]
-
-
-def last_line(text):
-    return [line for line in text.splitlines() if line.strip()][-1]
 
 
 def copy_shard(source, target, change):

@@ -15,14 +15,18 @@ except ImportError as error:
     print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
     sys.exit(77)
 
+from run_site import RunSite, last_line  # noqa: E402
+
 SEQ, VOCAB = 48, 120
 
 
-class Site:
+class Site(RunSite):
     """A temporary directory with a small model, data and a configuration."""
 
+    program = "train_llama"
+
     def __init__(self, args, work):
-        self.args, self.work = args, work
+        super().__init__(args, work)
         self.run_tool("init-model", "--hidden-size", "32", "--layers", "2", "--heads", "4", "--kv-heads", "2", "--intermediate-size", "64",
                       "--vocab-size", str(VOCAB), "--max-positions", "128", "--output", f"{work}/base")
         rng = np.random.default_rng(5)
@@ -40,27 +44,6 @@ output: {{dir: run}}
 
     def run_tool(self, *arguments):
         subprocess.run([f"{self.args.bin}/trireme", *arguments], check=True, capture_output=True, text=True)
-
-    def command(self, *overrides, ranks=0, extra=()):
-        launch = []
-        if ranks:
-            launch = [self.args.mpirun, "-n", str(ranks), "--oversubscribe"] + (["--allow-run-as-root"] if os.geteuid() == 0 else [])
-        command = launch + [f"{self.args.bin}/train_llama", "--config", f"{self.work}/run.yaml", *extra]
-        for override in overrides:
-            command += ["--set", override]
-        return command
-
-    def train(self, *overrides, ranks=0, expect=0, extra=()):
-        done = subprocess.run(self.command(*overrides, ranks=ranks, extra=extra), capture_output=True, text=True, timeout=200)
-        assert done.returncode == expect, f"exit {done.returncode}, expected {expect}, of {overrides}:\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
-        return done
-
-    def metrics(self, run, event="train"):
-        return [line for line in map(json.loads, open(f"{self.work}/{run}/metrics.jsonl")) if line["event"] == event]
-
-
-def last_line(text):
-    return [line for line in text.splitlines() if line.strip()][-1]
 
 
 def exit_codes(site):

@@ -1,0 +1,35 @@
+"""A trainer started as a user starts it, on the files of a directory."""
+import json
+import os
+import subprocess
+
+
+def last_line(text):
+    return [line for line in text.splitlines() if line.strip()][-1]
+
+
+class RunSite:
+    """`work`/run.yaml is the configuration; a run's output.dir is named relative to `work`."""
+
+    program = ""
+    limit_s = 200
+
+    def __init__(self, args, work):
+        self.args, self.work = args, work
+
+    def command(self, *overrides, ranks=0, extra=(), program=None):
+        launch = []
+        if ranks:
+            launch = [self.args.mpirun, "-n", str(ranks), "--oversubscribe"] + (["--allow-run-as-root"] if os.geteuid() == 0 else [])
+        command = launch + [f"{self.args.bin}/{program or self.program}", "--config", f"{self.work}/run.yaml", *extra]
+        for override in overrides:
+            command += ["--set", override]
+        return command
+
+    def train(self, *overrides, ranks=0, expect=0, extra=(), program=None):
+        done = subprocess.run(self.command(*overrides, ranks=ranks, extra=extra, program=program), capture_output=True, text=True, timeout=self.limit_s)
+        assert done.returncode == expect, f"exit {done.returncode}, expected {expect}, of {overrides}:\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
+        return done
+
+    def metrics(self, run, event="train"):
+        return [line for line in map(json.loads, open(f"{self.work}/{run}/metrics.jsonl")) if line["event"] == event]
