@@ -203,8 +203,8 @@ at::Tensor pack_attention(const at::Tensor& qkv, const PackLayout& layout, doubl
   TRIREME_CHECK(!layout.boundaries.empty() && layout.boundaries.back() == qkv.size(0), "pack attention: sequences end at ",
                 layout.boundaries.empty() ? -1 : layout.boundaries.back(), ", there are ", qkv.size(0), " tokens");
   const Plan plan{layout, scale, dropout, stream};
-  // Our backward waits for a run at full size (docs/benchmarks.md): until then LibTorch's kernels are the measured choice.
-  if (attention_choice() == AttentionChoice::kOurs && bridge::serves_pack_attention(qkv, dropout)) return Hopper::apply(qkv, plan);
+  // Measured faster than LibTorch's kernels on every mix of packs tried (docs/benchmarks.md).
+  if (attention_choice() != AttentionChoice::kLibrary && bridge::serves_pack_attention(qkv, dropout)) return Hopper::apply(qkv, plan);
   if (qkv.is_cuda() && qkv.element_size() == 2) return Flash::apply(qkv, plan);
   return EachSequence::apply(qkv, plan);
 }

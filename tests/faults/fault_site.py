@@ -114,7 +114,7 @@ output: {{dir: run}}
         return command
 
     def environment(self, **variables):
-        return dict(os.environ, TRIREME_DEVICE="cpu", OMP_NUM_THREADS="1", **variables)
+        return os.environ | {"TRIREME_DEVICE": "cpu", "OMP_NUM_THREADS": "1"} | variables
 
     def start(self, *overrides, ranks=4, name="log", **variables):
         return Ranks(self.command(*overrides, ranks=ranks), self.environment(**variables), f"{self.work}/{name}.txt")
