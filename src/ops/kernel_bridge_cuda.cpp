@@ -7,7 +7,6 @@
 #include "kernels/embedding/embedding.h"
 #include "kernels/rope/rope.h"
 #include "kernels/scale/scale.h"
-#include "kernels/swiglu/swiglu.h"
 
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -66,29 +65,6 @@ void dropout(const at::Tensor& x, at::Tensor& out, const at::Tensor& sample_ids,
                                             accumulate,
                                             element(x)};
   launched(kernels::dropout(arguments, stream_of(x)), "dropout");
-}
-
-at::Tensor swiglu(const at::Tensor& gate_up) {
-  const c10::cuda::CUDAGuard guard(gate_up.device());
-  std::vector<int64_t> shape = gate_up.sizes().vec();
-  shape.back() /= 2;
-  at::Tensor y = at::empty(shape, gate_up.options());
-  launched(kernels::swiglu_forward(gate_up.const_data_ptr(), y.mutable_data_ptr(),
-                                   gate_up.numel() / gate_up.size(-1), shape.back(),
-                                   element(gate_up), stream_of(gate_up)),
-           "swiglu_forward");
-  return y;
-}
-
-at::Tensor swiglu_backward(const at::Tensor& dy, const at::Tensor& gate_up) {
-  const c10::cuda::CUDAGuard guard(gate_up.device());
-  const at::Tensor gradient = dy.contiguous();
-  at::Tensor result = at::empty_like(gate_up);
-  launched(kernels::swiglu_backward(gradient.const_data_ptr(), gate_up.const_data_ptr(),
-                                    result.mutable_data_ptr(), gate_up.numel() / gate_up.size(-1),
-                                    gate_up.size(-1) / 2, element(gate_up), stream_of(gate_up)),
-           "swiglu_backward");
-  return result;
 }
 
 bool rope_rotate(at::Tensor heads, const at::Tensor& cos, const at::Tensor& sin, int64_t rotated) {

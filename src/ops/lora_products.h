@@ -2,7 +2,8 @@
 // Private to ops/: the low-rank products of LoRA beside a layer's own product.
 
 #include "trireme/ops/dropout.h"
-#include "trireme/ops/linear.h"
+#include "trireme/ops/dropout.h"
+#include "trireme/ops/lora_adapter.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -83,7 +83,7 @@ double relative(const at::Tensor& a, const at::Tensor& b) {
   return std::isnan(error) ? std::numeric_limits<double>::infinity() : error;
 }
 
-class BlockLayersGpu : public testing::Test {
+class BlockLayersGpu : public ::testing::Test {
  protected:
   void SetUp() override {
     if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0) GTEST_SKIP() << "no GPU on this machine";

@@ -1,7 +1,7 @@
 #include "trireme/ops/block_layers.h"
 
+#include "lora_reference.h"
 #include "trireme/ops/norm.h"
-#include "trireme/ops/swiglu.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -75,7 +75,7 @@ at::Tensor block(const Layers& l, bool recompute, const std::function<Weight(con
 
 at::Tensor block_reference(const Layers& l) {
   const auto linear = [&](const at::Tensor& x, const at::Tensor& w, const std::vector<LoraAdapter>& a) {
-    return lora_linear_reference(x, w, a, l.lora.scale, l.lora.dropout);
+    return testing::lora_linear_reference(x, w, a, l.lora);
   };
   const at::Tensor qkv = linear(rms_norm_reference(l.x, l.norm, kEps), l.qkv, l.on_qkv);
   const at::Tensor mixed = l.attended * qkv.narrow(-1, 0, kD) + qkv.narrow(-1, kD, 8).sum(-1, true);
@@ -94,7 +94,7 @@ Weight quantised(const at::Tensor& w) {
   return {stored, inverse};
 }
 
-std::vector<at::Tensor> gradients(const at::Tensor& y, const std::vector<at::Tensor>& leaves) {
+std::vector<at::Tensor> leaf_gradients(const at::Tensor& y, const std::vector<at::Tensor>& leaves) {
   const at::Tensor weights = at::arange(y.numel(), y.options()).sin().view(y.sizes());
   return torch::autograd::grad({(y * weights).sum()}, leaves, {}, std::nullopt, false, true);
 }
@@ -107,7 +107,7 @@ TEST_P(BlockLayers, EqualTheCompositionInValuesAndGradients) {
   const at::Tensor y = block(l, recompute, unquantised), expected = block_reference(l);
   EXPECT_TRUE(at::allclose(y, expected, 1e-12, 1e-12));
   const auto leaves = l.leaves();
-  const auto actual = gradients(y, leaves), wanted = gradients(expected, leaves);
+  const auto actual = leaf_gradients(y, leaves), wanted = leaf_gradients(expected, leaves);
   for (size_t i = 0; i < leaves.size(); ++i) {
     ASSERT_TRUE(actual[i].defined()) << "leaf " << i << " " << leaves[i].sizes();
     EXPECT_TRUE(at::allclose(actual[i], wanted[i], 1e-10, 1e-11))
@@ -131,7 +131,7 @@ TEST(BlockLayersFp8, StayWithinTheRoundingOfThreeBits) {
     EXPECT_LT(relative(y, expected), 0.06);
     EXPECT_GT(relative(y, expected), 1e-4) << "nothing was quantised";
     const auto leaves = l.leaves();
-    const auto actual = gradients(y, leaves), wanted = gradients(expected, leaves);
+    const auto actual = leaf_gradients(y, leaves), wanted = leaf_gradients(expected, leaves);
     for (size_t i = 0; i < leaves.size(); ++i)
       EXPECT_LT(relative(actual[i], wanted[i]), 0.12) << "leaf " << i << " " << leaves[i].sizes();
   }

@@ -1,12 +1,11 @@
 // Our CUDA kernels through the operations that use them, against the same operations in fp64 on the CPU. Outputs are written over
 // memory full of NaN by the caching allocator's reuse: each test first fills and frees blocks of the same size.
+#include "lora_reference.h"
 #include "trireme/ops/bert_embedding.h"
 #include "trireme/ops/dropout.h"
 #include "trireme/ops/embedding.h"
-#include "trireme/ops/linear.h"
 #include "trireme/ops/loss_head.h"
 #include "trireme/ops/rope.h"
-#include "trireme/ops/swiglu.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
@@ -27,7 +26,7 @@
 namespace trireme {
 namespace {
 
-class KernelsGpu : public testing::TestWithParam<at::ScalarType> {
+class KernelsGpu : public ::testing::TestWithParam<at::ScalarType> {
  protected:
   void SetUp() override {
     if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0)
@@ -102,7 +101,7 @@ TEST_P(KernelsGpu, LoraWithDropout) {
       std::vector<LoraAdapter> list;
       for (size_t i = 0; i < s.ranks.size(); ++i)
         list.push_back({t[2 + 2 * i], t[3 + 2 * i], static_cast<int64_t>(i) * kRows, 7 + i});
-      const at::Tensor y = layer(t[0], t[1], list, 1.5, Dropout{0.1, 42, ids.to(device)});
+      const at::Tensor y = layer(t[0], t[1], list, LoraSettings{1.5, Dropout{0.1, 42, ids.to(device)}});
       (y * dy.to(device, dtype)).sum().backward();
       std::vector<at::Tensor> results = {y};
       for (size_t i = 0; i < t.size(); ++i)
@@ -110,8 +109,11 @@ TEST_P(KernelsGpu, LoraWithDropout) {
       return results;
     };
     poison(s.samples * s.tokens * s.in * 2);
-    const auto ours = run(at::kCUDA, GetParam(), lora_linear),
-               exact = run(at::kCPU, at::kDouble, lora_linear_reference);
+    const auto linear = [](const at::Tensor& x, const at::Tensor& w, const std::vector<LoraAdapter>& pairs, const LoraSettings& lora) {
+      return linear_add(x, at::zeros({x.size(0), x.size(1), w.size(0)}, x.options().requires_grad(false)), {w, {}}, pairs, lora);
+    };
+    const auto ours = run(at::kCUDA, GetParam(), linear),
+               exact = run(at::kCPU, at::kDouble, testing::lora_linear_reference);
     for (size_t i = 0; i < ours.size(); ++i) {
       SCOPED_TRACE("result " + std::to_string(i) + ", " + std::to_string(s.tokens) + " tokens");
       // Three roundings on the way to a gradient, and sums of up to 200 products.
@@ -122,36 +124,6 @@ TEST_P(KernelsGpu, LoraWithDropout) {
       EXPECT_LT(error, 3 * tolerance());
     }
   }
-}
-
-TEST_P(KernelsGpu, SwigluAndItsBackward) {
-  for (const auto& shape : std::vector<std::vector<int64_t>>{
-           {1, 2}, {3, 14}, {65, 512}, {70001, 16}, {128, 2 * 28672}}) {
-    const at::Tensor gate_up = random(shape).mul_(3).requires_grad_(true),
-                     dy = random({shape[0], shape[1] / 2});
-    poison(static_cast<int64_t>(gate_up.nbytes()));
-    const at::Tensor y = swiglu(gate_up);
-    const at::Tensor d = torch::autograd::grad({y}, {gate_up}, {dy})[0];
-    const at::Tensor wide = gate_up.detach().to(at::kCPU, at::kDouble).requires_grad_(true);
-    const int64_t f = shape[1] / 2;
-    const at::Tensor expected = at::silu(wide.narrow(1, 0, f)) * wide.narrow(1, f, f);
-    const at::Tensor d_expected =
-        torch::autograd::grad({expected}, {wide}, {dy.to(at::kCPU, at::kDouble)})[0];
-    expect_close(y, expected);
-    expect_close(d, d_expected);
-  }
-}
-
-TEST_P(KernelsGpu, SwigluExtremesGiveNoNan) {
-  const at::Tensor gate_up = at::tensor({-1e4, -100.0, 0.0, 100.0, 1e4, 1.0, 1.0, 1.0, 1.0, 1.0},
-                                        at::TensorOptions(at::kFloat))
-                                 .to(at::TensorOptions(at::kCUDA).dtype(GetParam()))
-                                 .view({1, 10})
-                                 .requires_grad_(true);
-  const at::Tensor y = swiglu(gate_up);
-  const at::Tensor d = torch::autograd::grad({y}, {gate_up}, {at::ones_like(y)})[0];
-  EXPECT_TRUE(y.isfinite().all().item<bool>());
-  EXPECT_TRUE(d.isfinite().all().item<bool>());
 }
 
 TEST_P(KernelsGpu, RopeSplitAndItsInverse) {
@@ -341,7 +313,7 @@ TEST_P(KernelsGpu, BertEmbeddingAndItsGradients) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, KernelsGpu, testing::Values(at::kFloat, at::kHalf, at::kBFloat16),
+INSTANTIATE_TEST_SUITE_P(Types, KernelsGpu, ::testing::Values(at::kFloat, at::kHalf, at::kBFloat16),
                          [](const auto& each) { return std::string(c10::toString(each.param)); });
 
 }  // namespace

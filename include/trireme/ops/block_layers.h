@@ -3,12 +3,13 @@
 // reads, forms the rest again (normalised rows, the activation of the MLP), fuses the residual's
 // gradient into the norm's, and runs its products in the weight's storage: compute dtype or FP8.
 //
-// Equal to compositions of rms_norm(), lora_linear() and swiglu(), which are the tests' oracle.
+// Equal to plain compositions, which are the tests' oracle; linear(x) = x W^T + what adapters add.
 // With an FP8 weight inputs and output gradients are quantised row by row; adapters, norms and
 // residuals stay in the compute dtype. x and h are [B, S, D].
 
+#include "trireme/ops/dropout.h"
 #include "trireme/ops/fp8.h"
-#include "trireme/ops/linear.h"
+#include "trireme/ops/lora_adapter.h"
 
 #include <array>
 #include <vector>
@@ -21,14 +22,14 @@ struct LoraSettings {
   Dropout dropout;
 };
 
-/// {lora_linear(rms_norm(x)), x}. Users of x downstream (the residual) take the second result, so
+/// {linear(rms_norm(x)), x}. Users of x downstream (the residual) take the second result, so
 /// that its gradient meets the norm's in one kernel.
 std::array<at::Tensor, 2> norm_linear(const at::Tensor& x, const at::Tensor& norm_weight, double eps,
                                       const Weight& weight,
                                       const std::vector<LoraAdapter>& adapters,
                                       const LoraSettings& lora);
 
-/// residual + lora_linear(x).
+/// residual + linear(x). Keeps x only when a trained weight or an adapter needs it.
 at::Tensor linear_add(const at::Tensor& x, const at::Tensor& residual, const Weight& weight,
                       const std::vector<LoraAdapter>& adapters, const LoraSettings& lora);
 
