@@ -50,11 +50,8 @@ at::Tensor flat(const at::Tensor& x) {
   return x.reshape({1, x.size(0) * x.size(1), x.size(2), x.size(3)});
 }
 
-/// [B,S,N,H] as [B*S,N,H]: without a copy where the rows of the batch follow each other.
-at::Tensor tokens_first(const at::Tensor& x) {
-  if (x.size(0) == 1 || x.stride(0) == x.size(1) * x.stride(1)) return x.as_strided({x.size(0) * x.size(1), x.size(2), x.size(3)}, {x.stride(1), x.stride(2), x.stride(3)});
-  return x.reshape({x.size(0) * x.size(1), x.size(2), x.size(3)});
-}
+/// [B,S,N,H] as [B*S,N,H]: a view where the rows of the batch follow each other. Not as_strided(), whose gradient fills and copies a tensor.
+at::Tensor tokens_first(const at::Tensor& x) { return x.flatten(0, 1); }
 
 template <class F>
 at::Tensor each_sequence(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
