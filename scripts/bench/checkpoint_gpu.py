@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What an asynchronous checkpoint of a large full-parameter run costs its steps, on GPUs; then how fast it is loaded again.
 
-    scripts/bench/checkpoint_gpu.py [--gpus 4] [--layers 32] [--before 30] [--write-seconds 60] [--folder DIR] [--bin build/release/bin]
+    scripts/bench/checkpoint_gpu.py [--gpus 4] [--layers 32] [--before 30] [--write-seconds 60] [--warm] [--folder DIR] [--bin build/release/bin]
 
 The Llama2-7B shape on random weights and tokens, sharded over all GPUs, one process each; fewer layers where three checkpoints do not fit
 on the disk (a run is refused there) or where writing one would take longer than --write-seconds. `before` steps without a save, one save,
@@ -114,6 +114,7 @@ def main():
     parser.add_argument("--before", type=int, default=30)
     parser.add_argument("--write-seconds", type=float, default=60)
     parser.add_argument("--plain-gib", type=int, default=8, help="what dd writes")
+    parser.add_argument("--warm", action="store_true", help="load what is still in the page cache")
     parser.add_argument("--seconds", type=int, default=300, help="limit of each wait")
     parser.add_argument("--folder", default=None)
     parser.add_argument("--bin", default="build/release/bin")
@@ -170,12 +171,13 @@ logging: {{every_steps: 100}}
               f"{save['write_s']:.1f} s ({rate(size, save['write_s'])}), committed after {save['seconds']:.1f} s", flush=True)
         os.rename(f"{work}/run/metrics.jsonl", f"{work}/first.jsonl")
         checkpoint = f"{work}/run/checkpoints/step-{save['step']:08}"
-        forget([f"{checkpoint}/{name}" for name in os.listdir(checkpoint)])
+        if not args.warm:
+            forget([f"{checkpoint}/{name}" for name in os.listdir(checkpoint)])
         ranks = Ranks(args, work, "second.log", *args.set)
         ranks.wait_for(lambda: len(events(metrics, "train")) >= 3, args.seconds)
         ranks.kill()
         loaded = re.search(r"checked and loaded in .*", open(f"{work}/second.log", errors="replace").read())
-        print(f"load (cold page cache): {loaded[0] if loaded else 'nothing said'}", flush=True)
+        print(f"load ({'warm' if args.warm else 'cold'} page cache): {loaded[0] if loaded else 'nothing said'}", flush=True)
     finally:
         if ranks is not None:
             ranks.kill()
