@@ -63,10 +63,11 @@ std::string layout_problem(const fs::path& directory, CheckpointManifest& manife
 }
 
 void list(const fs::path& path) {
+  const std::vector<fs::path> directories = selected(path);
   fmt::print("{:<16}{:>12}{:>10}{:>7}{:>12}  {:<18}{}\n", "checkpoint", "samples", "ranks", "shard",
              "size", "run", "state");
   int64_t whole = 0, all = 0;
-  for (const fs::path& directory : selected(path)) {
+  for (const fs::path& directory : directories) {
     CheckpointManifest m;
     const std::string problem = layout_problem(directory, m);
     ++all;
@@ -281,6 +282,8 @@ class IdleRun {
 };
 
 void prune(const fs::path& path, int64_t keep, bool dry_run) {
+  if (is_checkpoint(path))
+    throw ConfigError(fmt::format("{} is one checkpoint: prune takes a run's output.dir or its checkpoints", path.string()));
   const fs::path checkpoints = collection(path);
   const IdleRun idle(fs::weakly_canonical(checkpoints));
   std::vector<fs::path> removed;
