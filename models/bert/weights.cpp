@@ -1,6 +1,7 @@
 #include "models/bert/weights.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/tf_checkpoint.h"
 
@@ -15,6 +16,9 @@
 namespace trireme {
 
 namespace {
+
+/// Files beside the weights that make a directory a complete Hugging Face model.
+constexpr const char* kCompanions[] = {"vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"};
 
 constexpr const char* kWordName = "bert.embeddings.word_embeddings.weight";
 constexpr const char* kOutputBiasName = "cls.predictions.bias";
@@ -209,6 +213,28 @@ std::unique_ptr<WeightSource> open_bert_weights(const std::filesystem::path& pat
     if (const auto prefix = tensorflow_prefix(path); !prefix.empty()) source = std::make_unique<TensorflowWeights>(prefix);
   if (!source) source = std::make_unique<RenamedWeights>(open_weights(path));
   return std::make_unique<PaddedWeights>(std::move(source), model.config().vocab_size, model.padded_vocab());
+}
+
+std::vector<std::pair<std::string, TensorInfo>> bert_file_tensors(const BertModel& model, DType dtype) {
+  std::vector<std::pair<std::string, TensorInfo>> tensors;
+  for (const UnitSpec& unit : model.units()) {
+    for (const ParameterSpec& parameter : unit.parameters) {
+      for (const ParameterPart& part : parameter.parts) {
+        std::vector<int64_t> shape = parameter.shape;
+        shape[0] = is_padded(part.name) ? model.config().vocab_size : part.rows;
+        tensors.emplace_back(part.name, TensorInfo{dtype, std::move(shape)});
+      }
+    }
+  }
+  return tensors;
+}
+
+void finish_bert_directory(const std::filesystem::path& directory, const std::filesystem::path& base, const BertConfig& config) {
+  const std::filesystem::path from = bert_config_path(base);
+  if (std::filesystem::is_directory(from))
+    for (const char* name : kCompanions)
+      if (std::filesystem::is_regular_file(from / name)) write_file_atomic(directory / name, read_text_file(from / name, ExitCode::kModel));
+  write_file_atomic(directory / "config.json", bert_config_json(config));
 }
 
 }  // namespace trireme

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """What an asynchronous checkpoint of a large full-parameter run costs its steps, on GPUs; then how fast it is loaded again.
 
-    scripts/bench/checkpoint_gpu.py [--gpus 4] [--layers 32] [--before 250] [--after 20] [--folder DIR] [--bin build/release/bin]
+    scripts/bench/checkpoint_gpu.py [--gpus 4] [--layers 32] [--before 30] [--write-seconds 60] [--warm] [--folder DIR] [--bin build/release/bin]
 
-The Llama2-7B shape (fewer --layers where the disk is small: a run is refused where three checkpoints do not fit) on random weights and tokens,
-sharded over all GPUs, one process each. `before` steps without a save, one save, its writing beside the steps, `after` more steps; then the
-ranks are killed, and started again they load what was saved. Beside it dd writes and reads as many bytes on the same disk. The next save
-is due after `before` more steps and waits for the first: give more of them where the disk is slow.
+The Llama2-7B shape on random weights and tokens, sharded over all GPUs, one process each; fewer layers where three checkpoints do not fit
+on the disk (a run is refused there) or where writing one would take longer than --write-seconds. `before` steps without a save, one save,
+its writing beside the next `before` steps (the save after those waits for it); then the ranks are killed, and started again they load what was
+saved. Beside it dd writes and reads on the same disk, as many writers as ranks. Results are printed as they come.
 """
 import argparse
 import json
@@ -60,7 +60,7 @@ class Ranks:
 
     def kill(self):
         for process in self.processes:
-            process.send_signal(signal.SIGKILL)
+            process.kill()
         for process in self.processes:
             process.wait()
 
@@ -69,45 +69,74 @@ def rate(size, seconds):
     return f"{size / seconds / 2**30:.2f} GiB/s"
 
 
+def forget(paths):
+    """Out of the page cache with them; they are on the disk already."""
+    for path in paths:
+        file = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(file)
+
+
 def plain(folder, writers, size):
-    """dd with as many writers as ranks."""
+    """dd with as many writers as ranks: bytes per second written with fsync, and read back."""
     blocks = max(1, size // writers // (1 << 24))
 
     def at_once(commands):
         begin = time.time()
         for process in [subprocess.Popen(command, stderr=subprocess.DEVNULL) for command in commands]:
             process.wait()
-        return rate(writers * blocks << 24, time.time() - begin)
+        return (writers * blocks << 24) / (time.time() - begin)
     files = [f"{folder}/plain{i}" for i in range(writers)]
     wrote = at_once([["dd", "if=/dev/zero", f"of={path}", "bs=16M", f"count={blocks}", "conv=fsync"] for path in files])
+    forget(files)
     read = at_once([["dd", f"if={path}", "of=/dev/null", "bs=16M"] for path in files])
     for path in files:
         os.remove(path)
-    return f"dd, {writers} at once: write with fsync {wrote}, read (warm) {read}"
+    return wrote, read
+
+
+def state_bytes(layers):
+    """fp32 master weights and two moments of the 7B shape."""
+    return 12 * (layers * (4 * 4096 * 4096 + 3 * 4096 * 11008 + 2 * 4096) + 2 * 32000 * 4096 + 4096)
+
+
+def affordable_layers(args, work, speed):
+    for layers in range(args.layers, 0, -1):
+        if 3.03 * state_bytes(layers) <= shutil.disk_usage(work).free and state_bytes(layers) / speed <= args.write_seconds:
+            return layers
+    sys.exit(f"{work}: {shutil.disk_usage(work).free / 2**30:.0f} GiB free at {speed / 2**30:.2f} GiB/s: not even one layer")
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--gpus", type=int, default=4)
     parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--before", type=int, default=250)
-    parser.add_argument("--after", type=int, default=20)
-    parser.add_argument("--seconds", type=int, default=300, help="limit for each of the two parts")
+    parser.add_argument("--before", type=int, default=30)
+    parser.add_argument("--write-seconds", type=float, default=60)
+    parser.add_argument("--plain-gib", type=int, default=8, help="what dd writes")
+    parser.add_argument("--warm", action="store_true", help="load what is still in the page cache")
+    parser.add_argument("--seconds", type=int, default=300, help="limit of each wait")
     parser.add_argument("--folder", default=None)
     parser.add_argument("--bin", default="build/release/bin")
     parser.add_argument("--set", action="append", default=[])
     args = parser.parse_args()
     work = tempfile.mkdtemp(dir=args.folder, prefix="checkpoint-")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
+    ranks = None
     try:
+        wrote, read = plain(work, args.gpus, args.plain_gib << 30)
+        args.layers = affordable_layers(args, work, wrote)
+        print(f"dd, {args.gpus} at once, {args.plain_gib} GiB: write with fsync {wrote / 2**30:.2f} GiB/s, cold read {read / 2**30:.2f} GiB/s; "
+              f"{args.layers} layers = {state_bytes(args.layers) / 2**30:.1f} GiB a checkpoint", flush=True)
         json.dump(dict(architectures=["LlamaForCausalLM"], model_type="llama", hidden_size=4096, intermediate_size=11008,
                        num_hidden_layers=args.layers, num_attention_heads=32, num_key_value_heads=32, vocab_size=32000,
                        max_position_embeddings=4096, rms_norm_eps=1e-5, hidden_act="silu", tie_word_embeddings=False,
                        initializer_range=0.02), open(f"{work}/config.json", "w"))
-        np.save(f"{work}/train.npy", np.random.default_rng(0).integers(3, 32000, size=(256, 1024)).astype(np.int32))
+        np.save(f"{work}/train.npy", np.random.default_rng(0).integers(3, 32000, size=(256, 4096)).astype(np.int32))
         steps, every = 100000, args.before * args.gpus
         with open(f"{work}/run.yaml", "w") as out:
             out.write(f"""model: {{path: ., init: random}}
-data: {{train: train.npy, seq_length: 1024}}
+data: {{train: train.npy, seq_length: 4096}}
 batch: {{global_batch_size: {args.gpus}, micro_batch_size: 1}}
 optimizer: {{lr: 1.0e-5}}
 parallel: {{shard_size: world}}
@@ -117,40 +146,41 @@ logging: {{every_steps: 100}}
 """)
         metrics = f"{work}/run/metrics.jsonl"
         ranks = Ranks(args, work, "first.log", *args.set)
+        ranks.wait_for(lambda: events(metrics, "train"), args.seconds)
+        print(f"first step after {time.time() - ranks.started:.1f} s", flush=True)
         ranks.wait_for(lambda: events(metrics, "save"), args.seconds)
         save = events(metrics, "save")[0]
-        reached = events(metrics, "train")[-1]["step"]
-        ranks.wait_for(lambda: events(metrics, "train")[-1]["step"] >= reached + args.after, args.seconds)
         ranks.kill()
         times = {event["step"]: event["step_time_s"] for event in events(metrics, "train")}
-        begin = save["step"] + 1
-        # A step is beside the save while the writing goes on; the numbers of a step come with the next one's.
-        elapsed, during, step = 0.0, [], begin
-        while step in times and step <= 2 * save["step"] and elapsed < save["seconds"]:
+        # The copy to the host stands in the pause, in no step's time.
+        elapsed, during, step = 0.0, [], save["step"] + 1
+        while step in times and step <= 2 * save["step"] and elapsed < save["seconds"] - save["pause_s"]:
             during.append(times[step])
             elapsed += times[step]
             step += 1
-        before = [times[s] for s in range(6, begin) if s in times]
+        before = [times[s] for s in range(6, save["step"] + 1) if s in times]
         size = save["bytes"]
 
         def ms(values):
             return f"{statistics.median(values) * 1e3:.1f} ms ({min(values) * 1e3:.1f}-{max(values) * 1e3:.1f}, {len(values)} steps)" if values else "none"
-        print(f"{args.gpus} GPUs, {args.layers} layers: a checkpoint of {size / 2**30:.1f} GiB")
-        print(f"steps before {ms(before)}; beside the save {ms(during)}")
-        if during:
+        print(f"{args.gpus} GPUs, {args.layers} layers, a checkpoint of {size / 2**30:.1f} GiB: steps before {ms(before)}; beside the save {ms(during)}")
+        if during and before:
             print(f"overhead while it is written: median {100 * (statistics.median(during) / statistics.median(before) - 1):+.1f} %, "
                   f"mean {100 * (statistics.mean(during) / statistics.mean(before) - 1):+.1f} %")
         print(f"the step waits {save['pause_s']:.2f} s for the copy ({rate(size, save['pause_s'])} over all ranks), written with fsync in "
               f"{save['write_s']:.1f} s ({rate(size, save['write_s'])}), committed after {save['seconds']:.1f} s", flush=True)
         os.rename(f"{work}/run/metrics.jsonl", f"{work}/first.jsonl")
+        checkpoint = f"{work}/run/checkpoints/step-{save['step']:08}"
+        if not args.warm:
+            forget([f"{checkpoint}/{name}" for name in os.listdir(checkpoint)])
         ranks = Ranks(args, work, "second.log", *args.set)
         ranks.wait_for(lambda: len(events(metrics, "train")) >= 3, args.seconds)
         ranks.kill()
         loaded = re.search(r"checked and loaded in .*", open(f"{work}/second.log", errors="replace").read())
-        print(f"load (warm page cache): {loaded[0] if loaded else 'nothing said'}", flush=True)
-        shutil.rmtree(f"{work}/run")
-        print(plain(work, args.gpus, size), flush=True)
+        print(f"load ({'warm' if args.warm else 'cold'} page cache): {loaded[0] if loaded else 'nothing said'}", flush=True)
     finally:
+        if ranks is not None:
+            ranks.kill()
         for log in ("first.log", "second.log"):
             if os.path.exists(f"{work}/{log}") and os.environ.get("KEEP_LOGS"):
                 shutil.copy(f"{work}/{log}", os.environ["KEEP_LOGS"])

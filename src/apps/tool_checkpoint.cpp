@@ -1,6 +1,7 @@
 // `trireme checkpoint ls|verify|export|prune`: what a run can go on from.
 #include "tools.h"
 
+#include "models/bert/weights.h"
 #include "models/llama/model_directory.h"
 #include "models/llama/weights.h"
 #include "trireme/base/error.h"
@@ -17,6 +18,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 
@@ -61,10 +63,11 @@ std::string layout_problem(const fs::path& directory, CheckpointManifest& manife
 }
 
 void list(const fs::path& path) {
+  const std::vector<fs::path> directories = selected(path);
   fmt::print("{:<16}{:>12}{:>10}{:>7}{:>12}  {:<18}{}\n", "checkpoint", "samples", "ranks", "shard",
              "size", "run", "state");
   int64_t whole = 0, all = 0;
-  for (const fs::path& directory : selected(path)) {
+  for (const fs::path& directory : directories) {
     CheckpointManifest m;
     const std::string problem = layout_problem(directory, m);
     ++all;
@@ -147,6 +150,7 @@ class MasterTensors {
     }
     return value;
   }
+  bool has(const std::string& name) const { return places_.contains(name); }
   std::vector<std::string> names() const {
     std::vector<std::string> names;
     for (const auto& [name, place] : places_) names.push_back(name);
@@ -169,6 +173,24 @@ DType export_dtype(const std::string& asked, const std::string& compute) {
 
 LlamaConfig model_shape(const fs::path& path) {
   return fs::is_regular_file(path) ? read_llama_config(path) : read_model_config(path);
+}
+
+void export_bert(MasterTensors& masters, const Config& config, const fs::path& base, const fs::path& output, DType dtype) {
+  BertConfig shape = read_bert_config(bert_config_path(base));
+  const auto tensors = bert_file_tensors(BertModel(shape, config.model.pad_vocab_to), dtype);
+  make_directories(output);
+  SafetensorsWriter writer(output / "model.safetensors", tensors);
+  for (const auto& [name, info] : tensors) {
+    const at::Tensor value = masters.read(name);
+    if (value.dim() != static_cast<int64_t>(info.shape.size()) || value.size(0) < info.shape[0] ||
+        !std::equal(info.shape.begin() + 1, info.shape.end(), value.sizes().begin() + 1))
+      throw ModelError(fmt::format("the checkpoint's {} is of another model than {}", name, base.string()));
+    const at::Tensor stored = value.narrow(0, 0, info.shape[0]).to(to_scalar_type(dtype)).contiguous();
+    writer.append(stored.const_data_ptr(), stored.nbytes());
+  }
+  writer.commit();
+  shape.dtype = config_dtype_name(dtype);
+  finish_bert_directory(output, base, shape);
 }
 
 void export_checkpoint(const ExportOptions& options) {
@@ -199,9 +221,14 @@ void export_checkpoint(const ExportOptions& options) {
                     directory.string(), CheckpointManifest::kVersion));
   const Config config = parse_config(manifest.config, (directory / kManifestName).string());
   const fs::path base = options.model.empty() ? config.model.path : options.model;
-  LlamaConfig shape = model_shape(base);
   CheckpointReader reader(directory, std::move(manifest));
   MasterTensors masters(reader);
+  if (masters.has("bert.embeddings.word_embeddings.weight")) {
+    export_bert(masters, config, base, output, export_dtype(options.dtype, reader.manifest().compute_dtype));
+    fmt::print("{}: model after step {} in {}\n", directory.string(), reader.manifest().step, options.output);
+    return;
+  }
+  LlamaConfig shape = model_shape(base);
   if (config.lora) {
     const LlamaModel model(shape, LoraOptions{config.lora->r, config.lora->alpha,
                                               config.lora->dropout, config.lora->target_modules});
@@ -255,6 +282,8 @@ class IdleRun {
 };
 
 void prune(const fs::path& path, int64_t keep, bool dry_run) {
+  if (is_checkpoint(path))
+    throw ConfigError(fmt::format("{} is one checkpoint: prune takes a run's output.dir or its checkpoints", path.string()));
   const fs::path checkpoints = collection(path);
   const IdleRun idle(fs::weakly_canonical(checkpoints));
   std::vector<fs::path> removed;

@@ -51,7 +51,11 @@ int run_main(const char* program, const std::function<int()>& body,
     message = error.what();
     code = static_cast<int>(error.code());
   } catch (const std::exception& error) {
-    message = fmt::format("internal error: {}", error.what());
+    // LibTorch's exceptions go on with their stack: it comes first, the last line is the sentence.
+    const std::string_view text = error.what();
+    const size_t stack = std::min(text.find("\nException raised from"), text.size());
+    if (stack < text.size()) message = fmt::format("{}\n", text.substr(stack + 1));
+    message += fmt::format("internal error: {}", text.substr(0, stack));
     code = static_cast<int>(ExitCode::kInternal);
   } catch (...) {
     message = "internal error: an exception of unknown type";

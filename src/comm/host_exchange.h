@@ -10,6 +10,7 @@ namespace trireme {
 class HostExchange {
  public:
   virtual ~HostExchange() = default;
+  /// Error with exit code 71 when rank 0's store is gone.
   virtual std::vector<std::string> all_gather(const std::string& value) = 0;
   /// The sub-group of this group's ranks with the same colour, ordered by rank. Collective.
   virtual std::unique_ptr<HostExchange> split(int colour) = 0;

@@ -1,6 +1,7 @@
 #include "store_world.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "world_backend.h"
 
 #include <c10/util/Logging.h>
@@ -24,6 +25,8 @@ using StorePtr = c10::intrusive_ptr<c10d::TCPStore>;
 // After the rendezvous a rank may wait as long as the others work: the watchdog decides what is too long. c10d counts the
 // milliseconds in an int.
 constexpr milliseconds kWithoutLimit = std::chrono::hours(24 * 7);
+/// Ranks that part have nothing left to do: one that does not come has been ended by somebody.
+constexpr milliseconds kParting = std::chrono::seconds(60);
 
 std::vector<uint8_t> bytes(const std::string& text) { return {text.begin(), text.end()}; }
 std::string text_of(const std::vector<uint8_t>& data) { return {data.begin(), data.end()}; }
@@ -33,17 +36,16 @@ std::string first_line(const std::string& text) { return text.substr(0, text.fin
 /// everybody has certainly read it.
 class StoreExchange final : public HostExchange {
  public:
-  StoreExchange(StorePtr store, std::string prefix, int rank, int size)
-      : HostExchange(rank, size), store_(std::move(store)), prefix_(std::move(prefix)) {}
+  StoreExchange(StorePtr store, std::string place, std::string prefix, int rank, int size)
+      : HostExchange(rank, size), store_(std::move(store)), place_(std::move(place)), prefix_(std::move(prefix)) {}
 
   std::vector<std::string> all_gather(const std::string& value) override {
-    const uint64_t number = next_++;
-    store_->set(key(number, rank_), bytes(value));
-    std::vector<std::string> keys, values;
-    for (int peer = 0; peer < size_; ++peer) keys.push_back(key(number, peer));
-    for (const auto& data : store_->multiGet(keys)) values.push_back(text_of(data));
-    if (number >= 2) store_->deleteKey(key(number - 2, rank_));
-    return values;
+    try {
+      return gathered(value);
+    } catch (const std::exception& error) {
+      throw Error(ExitCode::kHang, fmt::format("rank 0, which serves the others at {}, went away ({}): its own last words say why; run again",
+                                               place_, first_line(error.what())));
+    }
   }
 
   std::unique_ptr<HostExchange> split(int colour) override {
@@ -56,13 +58,22 @@ class StoreExchange final : public HostExchange {
       if (peer == rank_) rank = size;
       ++size;
     }
-    return std::make_unique<StoreExchange>(store_, fmt::format("{}/{}.{}", prefix_, number, colour), rank, size);
+    return std::make_unique<StoreExchange>(store_, place_, fmt::format("{}/{}.{}", prefix_, number, colour), rank, size);
   }
 
  private:
+  std::vector<std::string> gathered(const std::string& value) {
+    const uint64_t number = next_++;
+    store_->set(key(number, rank_), bytes(value));
+    std::vector<std::string> keys, values;
+    for (int peer = 0; peer < size_; ++peer) keys.push_back(key(number, peer));
+    for (const auto& data : store_->multiGet(keys)) values.push_back(text_of(data));
+    if (number >= 2) store_->deleteKey(key(number - 2, rank_));
+    return values;
+  }
   std::string key(uint64_t number, int rank) const { return fmt::format("{}/{}/{}", prefix_, number, rank); }
   StorePtr store_;
-  std::string prefix_;
+  std::string place_, prefix_;
   uint64_t next_ = 0;
 };
 
@@ -91,14 +102,17 @@ class TcpStoreWorld final : public StoreWorld {
   }
 
   std::unique_ptr<HostExchange> exchange() override {
-    return std::make_unique<StoreExchange>(store_, "world", launch_.rank, launch_.world_size);
+    return std::make_unique<StoreExchange>(store_, place(), "world", launch_.rank, launch_.world_size);
   }
   void leave() override {
-    store_->set(fmt::format("left/{}", launch_.rank), {1});
-    if (launch_.rank != 0) return;
     std::vector<std::string> keys;
     for (int rank = 0; rank < launch_.world_size; ++rank) keys.push_back(fmt::format("left/{}", rank));
-    store_->wait(keys);
+    try {
+      store_->set(keys[static_cast<size_t>(launch_.rank)], {1});
+      if (launch_.rank == 0) store_->wait(keys, kParting);
+    } catch (const std::exception& error) {
+      log_warn(fmt::format("rank {} parts from {} without the others: {}", launch_.rank, place(), first_line(error.what())));
+    }
   }
 
  private:

@@ -16,7 +16,7 @@ class StoreWorld {
   virtual ~StoreWorld() = default;
   virtual std::unique_ptr<HostExchange> exchange() = 0;
 
-  /// Rank 0 waits until every rank has called it, so that the store outlives the last reader. Ends the use of the store.
+  /// Rank 0 waits until every rank has called it, so that the store outlives the last reader, for a minute at most. Ends the use of the store.
   virtual void leave() = 0;
 };
 

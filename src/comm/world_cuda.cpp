@@ -98,9 +98,13 @@ class GpuWorld final : public World {
     const auto all = exchange.all_gather(fmt::format("{} {}", host_name(), bus_id));
     for (size_t i = 0; i < all.size(); ++i)
       for (size_t j = i + 1; j < all.size(); ++j)
-        if (all[i] == all[j])
+        if (all[i] == all[j]) {
+          // All ranks have found it: they part in order, so that none sees another's end before it has read this far.
+          if (store_) store_->leave();
+          else finalize_mpi();
           throw ConfigError(fmt::format("ranks {} and {} share the GPU {}: give each rank its own (LOCAL_RANK, CUDA_VISIBLE_DEVICES, or "
                                         "srun --gpus-per-task=1)", i, j, all[i]));
+        }
   }
 
   Launch launch_;

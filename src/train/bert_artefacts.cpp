@@ -18,15 +18,6 @@ namespace {
 
 constexpr int64_t kMaxFileBytes = 5'000'000'000;
 
-/// Files beside the weights that make a directory a complete Hugging Face model.
-constexpr const char* kCompanions[] = {"vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"};
-
-/// Rows that the file gets: a padded vocabulary loses its padding.
-int64_t stored_rows(const ParameterSpec& parameter, const ParameterPart& part, const BertModel& model) {
-  const bool vocabulary = parameter.zero_rows_from >= 0 || part.name == "cls.predictions.bias";
-  return vocabulary ? model.config().vocab_size : part.rows;
-}
-
 }  // namespace
 
 void BertTask::load_weights(ShardedUnits& units) {
@@ -40,17 +31,7 @@ void BertTask::load_weights(ShardedUnits& units) {
 
 void BertTask::save_artefact(ShardedUnits& units, const std::filesystem::path& run) {
   const std::filesystem::path directory = run / "model";
-  const DType dtype = file_dtype(rank_.compute_dtype);
-  std::vector<std::pair<std::string, TensorInfo>> tensors;
-  for (const UnitSpec& unit : units.units()) {
-    for (const ParameterSpec& parameter : unit.parameters) {
-      for (const ParameterPart& part : parameter.parts) {
-        std::vector<int64_t> shape = parameter.shape;
-        shape[0] = stored_rows(parameter, part, *model_);
-        tensors.emplace_back(part.name, TensorInfo{dtype, std::move(shape)});
-      }
-    }
-  }
+  const auto tensors = bert_file_tensors(*model_, file_dtype(rank_.compute_dtype));
   const ShardPlan plan = plan_safetensors_shards(tensors, kMaxFileBytes);
   TRIREME_CHECK(plan.files.size() == 1, "a BERT of ", plan.total_bytes, " bytes");
   std::unique_ptr<SafetensorsWriter> writer;
@@ -69,12 +50,7 @@ void BertTask::save_artefact(ShardedUnits& units, const std::filesystem::path& r
   writer->commit();
   BertConfig config = model_->config();
   config.dtype = config_dtype(rank_.compute_dtype);
-  const std::filesystem::path base = bert_config_path(config_.model.path);
-  if (std::filesystem::is_directory(base))
-    for (const char* name : kCompanions)
-      if (std::filesystem::is_regular_file(base / name))
-        write_file_atomic(directory / name, read_text_file(base / name, ExitCode::kModel));
-  write_file_atomic(directory / "config.json", bert_config_json(config));
+  finish_bert_directory(directory, config_.model.path, config);
 }
 
 }  // namespace trireme

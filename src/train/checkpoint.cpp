@@ -223,6 +223,8 @@ void Checkpoints::advance() {
   if (phase_ == Phase::kWriting) {
     std::string error;
     const CheckpointFile file = writer_.take(error);
+    // The copies of GPU tensors are only queued, and the next step's kernels wait behind them.
+    pause_ = std::max(pause_, writer_.copied_at() - started_);
     const auto texts =
         comm_.all_gather_host(error.empty() ? " " + file_to_text(file, writer_.write_seconds())
                                             : fmt::format("rank {}: {}", comm_.rank(), error));

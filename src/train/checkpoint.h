@@ -61,6 +61,8 @@ class Checkpoints {
   /// in the free space.
   void check_space(const NamedTensors& state, bool periodic);
 
+  /// For a run that saves as it goes: takes the memory for the copies while the run is still being loaded.
+  void prepare(const NamedTensors& state) { writer_.prepare(pieces(state)); }
   /// Collective. Waits for the save under way, copies the state, starts writing. Throws as advance_if_ready().
   void start(const NamedTensors& state, const LoopState& loop);
   /// Whether this rank has finished the phase of the save that is under way (0 or 1): summed over ranks in the step's all-reduce.

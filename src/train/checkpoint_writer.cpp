@@ -7,6 +7,7 @@
 #include "trireme/base/time.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -30,11 +31,32 @@ DType stored_dtype(const at::Tensor& tensor) {
 }
 
 CheckpointWriter::~CheckpointWriter() {
+  if (preparing_.joinable()) preparing_.join();
   if (thread_.joinable()) thread_.join();
+}
+
+void CheckpointWriter::make_room(size_t i, const at::Tensor& source) {
+  if (host_[i].defined() && host_[i].numel() == source.numel() && host_[i].scalar_type() == source.scalar_type()) return;
+  host_[i] = at::empty({source.numel()}, source.options().device(at::kCPU).pinned_memory(!source.is_cpu()));
+}
+
+void CheckpointWriter::prepare(const std::vector<PieceSource>& pieces) {
+  TRIREME_CHECK(finished_ && host_.empty() && !preparing_.joinable(), "the memory of snapshots is taken once, before the first");
+  if (pieces.empty() || pieces[0].tensor.is_cpu()) return;
+  host_.resize(pieces.size());
+  preparing_ = std::thread([this, pieces] {
+    try {
+      const c10::DeviceGuard guard(pieces[0].tensor.device());
+      for (size_t i = 0; i < pieces.size(); ++i) make_room(i, pieces[i].tensor);
+    } catch (const std::exception&) {
+      // The snapshot takes what is missing, or fails where its caller hears of it.
+    }
+  });
 }
 
 void CheckpointWriter::snapshot(const std::vector<PieceSource>& pieces) {
   TRIREME_CHECK(finished_ && !thread_.joinable(), "a snapshot while the last one is being written");
+  if (preparing_.joinable()) preparing_.join();
   at::NoGradGuard no_grad;
   pieces_.clear();
   host_.resize(pieces.size());
@@ -44,10 +66,7 @@ void CheckpointWriter::snapshot(const std::vector<PieceSource>& pieces) {
   for (size_t i = 0; i < pieces.size(); ++i) {
     const at::Tensor& source = pieces[i].tensor;
     pieces_.push_back(pieces[i].piece);
-    if (!host_[i].defined() || host_[i].numel() != source.numel() ||
-        host_[i].scalar_type() != source.scalar_type())
-      host_[i] = at::empty({source.numel()},
-                           source.options().device(at::kCPU).pinned_memory(!source.is_cpu()));
+    make_room(i, source);
     host_[i].copy_(source.reshape({-1}), /*non_blocking=*/true);
     if (!source.is_cpu()) {
       on_device = true;
@@ -66,7 +85,10 @@ void CheckpointWriter::start(const std::filesystem::path& path, int rank, int64_
   file_ = {};
   thread_ = std::thread([this, path, rank, step] {
     try {
-      if (copied_) copied_->synchronize();
+      if (copied_) {
+        copied_->synchronize();
+        copied_at_ = steady_seconds();
+      }
       fault_point("save:write", rank, step);
       const double begin = steady_seconds();
       if (!pieces_.empty()) write(path);

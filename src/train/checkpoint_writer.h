@@ -24,6 +24,9 @@ struct PieceSource {
 class CheckpointWriter {
  public:
   ~CheckpointWriter();
+  /// Takes the host memory of GPU tensors beforehand, on a thread of its own: pinning tens of gibibytes takes seconds, which the first
+  /// snapshot would otherwise wait for.
+  void prepare(const std::vector<PieceSource>& pieces);
   /// Copies the pieces into host memory that is kept from save to save: pinned for GPU tensors, whose copies are only queued on the
   /// current stream.
   void snapshot(const std::vector<PieceSource>& pieces);
@@ -32,19 +35,22 @@ class CheckpointWriter {
   bool finished() const { return finished_; }
   /// Once finished: joins. The file as the manifest describes it (no name: nothing to write); `error` is set when it failed.
   CheckpointFile take(std::string& error);
+  /// Steady seconds at which the copy of GPU tensors had arrived, 0 for CPU tensors: their copy ends with snapshot().
+  double copied_at() const { return copied_at_; }
   /// From the end of the copy to the last fsync of the file taken.
   double write_seconds() const { return write_seconds_; }
 
  private:
   void write(const std::filesystem::path& path);
+  void make_room(size_t i, const at::Tensor& source);
   std::vector<CheckpointPiece> pieces_;
   std::vector<at::Tensor> host_;
   std::unique_ptr<c10::Event> copied_;  // null on CPUs
-  std::thread thread_;
+  std::thread thread_, preparing_;
   std::atomic<bool> finished_ = true;
   CheckpointFile file_;
   std::string error_;
-  double write_seconds_ = 0;
+  double copied_at_ = 0, write_seconds_ = 0;
 };
 
 /// How far a save's file will go beyond its tensors: header and JSON, per piece.

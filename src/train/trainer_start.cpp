@@ -81,7 +81,9 @@ std::vector<std::pair<std::string, at::Tensor>> Trainer::state() {
 
 void Trainer::load_or_resume() {
   const bool frozen = std::any_of(units_->units().begin(), units_->units().end(), [](const UnitSpec& unit) { return !unit.trained; });
-  checkpoints_->check_space(state(), config_.output.save_every_samples || config_.output.save_every_minutes);
+  const bool periodic = config_.output.save_every_samples || config_.output.save_every_minutes;
+  checkpoints_->check_space(state(), periodic);
+  if (periodic) checkpoints_->prepare(state());
   // Where everything is trained a checkpoint holds every weight: the base model is not read.
   if (frozen) agree(comm_, [&] { task_.load_weights(*units_); });
   const auto resumed = checkpoints_->resume(state());

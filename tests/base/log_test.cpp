@@ -37,6 +37,13 @@ TEST(RunMain, EndsWithOneSentence) {
             std::string::npos);
 }
 
+TEST(RunMain, PutsALibrarysStackBeforeTheSentence) {
+  const Outcome outcome = run([]() -> int {
+    throw std::runtime_error("reset by peer\nException raised from recv at Utils.hpp:679:\nframe #0: main\n");
+  });
+  EXPECT_EQ(outcome.text, "Exception raised from recv at Utils.hpp:679:\nframe #0: main\n\nprog: internal error: reset by peer\n");
+}
+
 TEST(RunMain, LeavesListsReadableForEditors) {
   EXPECT_EQ(
       run([]() -> int { throw ConfigError("a.yaml:1:2: x\na.yaml:3:4: y\n2 problems\n"); }).text,

@@ -116,6 +116,23 @@ TEST_F(StoreWorldTest, PartsExchangeAmongThemselves) {
   for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
+TEST_F(StoreWorldTest, ALostRankZeroIsNamed) {
+  const int port = free_port();
+  const auto errors = on_ranks(2, [&](int rank) {
+    const auto world = join_store(launch_of(rank, 2, port));
+    if (rank == 0) return;  // its store ends with it, in the middle of the other's exchange
+    try {
+      (void)world->exchange()->all_gather("x");
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::kHang);
+      throw ConfigError(error.what());
+    }
+  });
+  EXPECT_EQ(errors[0], "");
+  expect_words(errors[1], {"rank 0", "127.0.0.1:" + std::to_string(port), "went away", "run again"});
+  EXPECT_EQ(errors[1].find('\n'), std::string::npos) << errors[1];
+}
+
 TEST_F(StoreWorldTest, AbsentRanksAreNamed) {
   limit("1.5");
   const int port = free_port();

@@ -193,6 +193,7 @@ def tool(site):
         site.report(f"tool, {kind}", f"export equals the run's own {artefact} ({compared} files), prune kept the newest", done.seconds)
     site.tool("verify", f"{site.work}/nowhere", expect=4)
     site.tool("ls", f"{site.work}/base", expect=4)
+    site.tool("prune", f"{site.directory('full12')}/{site.whole('full12')[-1]}", expect=2)
 
 
 def main():

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Faults of GPUs: memory that runs out (F34), odd CUDA_VISIBLE_DEVICES (F35), dead and hung ranks of NCCL (F1, F4). Exit code 77 = skipped."""
+import concurrent.futures
 import ctypes
 import json
 import os
+import queue
 import re
 import shutil
 import signal
@@ -17,9 +19,13 @@ from fault_site import np
 HOST = re.escape(socket.gethostname())
 
 
-def need_gpus(count):
+def gpus():
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout if shutil.which("nvidia-smi") else ""
-    found = len(re.findall(r"^GPU \d+", listed, re.M))
+    return len(re.findall(r"^GPU \d+", listed, re.M))
+
+
+def need_gpus(count):
+    found = gpus()
     if found < count:
         print(f"SKIPPED: {count} GPU{'s' if count > 1 else ''} needed, this machine has {found}")
         sys.exit(77)
@@ -131,6 +137,7 @@ def wait_for(ranks, pattern, seconds):
         if time.time() > end:
             for process, _ in ranks:
                 process.kill()
+                process.wait()
             raise AssertionError(f"no {pattern!r} after {seconds} s: {text_of(ranks)}")
         time.sleep(0.05)
     return time.time()
@@ -149,38 +156,61 @@ def end_ranks(ranks, seconds):
     return [process.returncode for process, _ in ranks], text_of(ranks)
 
 
+def lost_rank(site, victim, devices):
+    """A death or a hang of one of two ranks that do nothing but reduce."""
+    driver = [f"{site.args.bin}/../tests/rank_driver", "1000000"]
+    for fault, limit, words in ((f"sigkill@rank{victim}:step50", 10, rf"rank {victim} on {HOST} \(process \d+\) died in step (49|50)"),
+                                (f"crash@rank{victim}:step50", 10, rf"rank {victim} on {HOST} \(process \d+\) died in step (49|50)"),
+                                (f"sigstop@rank{victim}:step50", 13, rf"rank {victim} on {HOST} never reached #\d+ all_reduce\[1048576\] on world \(step 50.*stopped"),
+                                (f"sleep@reduce:rank{victim}:step50:600s", 13, rf"rank {victim} on {HOST} never reached #\d+ all_reduce\[1048576\] on world \(step 50")):
+        kind = fault.split("@")[0]
+        ranks = start_ranks(site, 2, f"{kind}{victim}", command=driver, CUDA_VISIBLE_DEVICES=devices, TRIREME_FAULT=fault, TRIREME_HANG_SECONDS="3")
+        begin = wait_for(ranks, "fault injected", 60)
+        codes, texts = end_ranks(ranks, limit)
+        took = time.time() - begin
+        expected = {"sigkill": -signal.SIGKILL, "crash": -signal.SIGSEGV}.get(kind, 71)
+        assert codes[victim] == expected and codes[1 - victim] == 71, (fault, codes, texts)
+        found = [line for text in texts for line in text.splitlines() if re.search(words, line)]
+        assert found, (fault, texts)
+        if kind == "sleep":
+            assert any(f"the training thread of rank {victim} on" in text and "fault_point" in text for text in texts), texts
+        print(f"{fault}: all gone after {took:.1f} s, exit codes {codes}: {found[-1][:200]}", flush=True)
+
+
+def killed_and_resumed(site, devices):
+    """A whole run: killed over NCCL, started again, the numbers are those of a run that nobody touched."""
+    settings = ("output.save_every_samples=16", "logging.every_steps=100", "train.max_steps=12")
+    codes, texts = end_ranks(start_ranks(site, 2, "whole", *settings, CUDA_VISIBLE_DEVICES=devices), 120)
+    assert codes == [0, 0], texts
+    ranks = start_ranks(site, 2, "parts", *settings, CUDA_VISIBLE_DEVICES=devices, TRIREME_FAULT="sigkill@rank1:step8")
+    begin = wait_for(ranks, "fault injected", 90)
+    codes, texts = end_ranks(ranks, 10)
+    took = time.time() - begin
+    assert codes == [71, -signal.SIGKILL], (codes, texts)
+    codes, texts = end_ranks(start_ranks(site, 2, "parts", *settings, CUDA_VISIBLE_DEVICES=devices), 120)
+    assert codes == [0, 0] and "resuming after step" in texts[0], texts
+    site.same_run("whole", "parts")
+    print(f"train_llama on two GPUs: rank 1 killed in step 8, rank 0 gone after {took:.1f} s, resumed, losses and adapter equal to the bit", flush=True)
+
+
 def nccl(site):
     """F1, F4 over NCCL: all others gone within 10 s of a death, within T + 10 s of a hang, the last line naming rank, host and step."""
     need_gpus(2)
-    driver = [f"{site.args.bin}/../tests/rank_driver", "1000000"]
-    for victim in (0, 1):
-        for fault, limit, words in ((f"sigkill@rank{victim}:step50", 10, rf"rank {victim} on {HOST} \(process \d+\) died in step (49|50)"),
-                                    (f"crash@rank{victim}:step50", 10, rf"rank {victim} on {HOST} \(process \d+\) died in step (49|50)"),
-                                    (f"sigstop@rank{victim}:step50", 13, rf"rank {victim} on {HOST} never reached #\d+ all_reduce\[1048576\] on world \(step 50.*stopped"),
-                                    (f"sleep@reduce:rank{victim}:step50:600s", 13, rf"rank {victim} on {HOST} never reached #\d+ all_reduce\[1048576\] on world \(step 50")):
-            ranks = start_ranks(site, 2, fault.split("@")[0], command=driver, TRIREME_FAULT=fault, TRIREME_HANG_SECONDS="3")
-            begin = wait_for(ranks, "fault injected", 60)
-            codes, texts = end_ranks(ranks, limit)
-            took = time.time() - begin
-            expected = {"sigkill": -signal.SIGKILL, "crash": -signal.SIGSEGV}.get(fault.split("@")[0], 71)
-            assert codes[victim] == expected and codes[1 - victim] == 71, (fault, codes, texts)
-            found = [line for text in texts for line in text.splitlines() if re.search(words, line)]
-            assert found, (fault, texts)
-            if fault.startswith("sleep"):
-                assert any(f"the training thread of rank {victim} on" in text and "fault_point" in text for text in texts), texts
-            print(f"{fault}: all gone after {took:.1f} s, exit codes {codes}: {found[-1][:200]}")
-    # A whole run: killed over NCCL, started again, the numbers are those of a run that nobody touched.
-    settings = ("output.save_every_samples=16", "logging.every_steps=100", "train.max_steps=12")
-    codes, texts = end_ranks(start_ranks(site, 2, "whole", *settings), 120)
-    assert codes == [0, 0], texts
-    ranks = start_ranks(site, 2, "parts", *settings, TRIREME_FAULT="sigkill@rank1:step8")
-    wait_for(ranks, "fault injected", 90)
-    codes, texts = end_ranks(ranks, 10)
-    assert codes == [71, -signal.SIGKILL], (codes, texts)
-    codes, texts = end_ranks(start_ranks(site, 2, "parts", *settings), 120)
-    assert codes == [0, 0] and "resuming after step" in texts[0], texts
-    site.same_run("whole", "parts")
-    print("train_llama on two GPUs: rank 1 killed in step 8, resumed, losses and adapter equal to the bit")
+    # As many pairs at once as the machine has, each on GPUs of its own.
+    pairs = queue.SimpleQueue()
+    for first in range(0, gpus() - 1, 2):
+        pairs.put(f"{first},{first + 1}")
+
+    def on_pair(part, *arguments):
+        devices = pairs.get()
+        try:
+            part(site, *arguments, devices)
+        finally:
+            pairs.put(devices)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        parts = [pool.submit(on_pair, killed_and_resumed), pool.submit(on_pair, lost_rank, 0), pool.submit(on_pair, lost_rank, 1)]
+    for part in parts:
+        part.result()
 
 
 if __name__ == "__main__":

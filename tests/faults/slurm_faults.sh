@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Training under a real Slurm of one node: the time limit (F7), a dead rank (F8), lives of one job (F9).
+# Training under a real Slurm of one node: the time limit (F7), a dead rank (F8), lives of one job (F9), inside an allocation and requeued.
 # slurm_faults.sh BIN PYTHON. Exit code 77: skipped.
 set -uo pipefail
 
@@ -155,6 +155,63 @@ check "F7: Slurm's record" says 'JobState=FAILED .*|ExitCode=75:0'
 check "F7: no rank is left" no_ranks
 run srun -n 2 --mpi=pmix "$bin/train_llama" --config "$work/run.yaml" --set output.dir=limit --set train.max_steps=2000 --set output.save_every_samples=null --dry-run
 check "F7: the configuration is still the run's" ends_with 0
+
+# --- F7, F9: with TRIREME_REQUEUE=1 the job queues itself again where its time is used up (here: always), and lives are counted on.
+requeues() { scontrol show job "$job" 2>/dev/null | sed -n 's/.*Restarts=\([0-9]*\).*/\1/p'; }
+state() { scontrol show job "$job" 2>/dev/null | sed -n 's/.*JobState=\([A-Z]*\).*/\1/p'; }
+start_requeued() {  # NUMBER: waits for the requeue, and not for the two minutes that Slurm lets pass after one
+  for ((i = 0; i < 400; i++)); do
+    if [[ $(requeues) == "$1" && $(state) == PENDING ]] && ! pgrep -f "job0*$job/slurm_script" >/dev/null; then
+      sleep 2  # the end of the last script must not be taken for the next one's
+      scontrol update JobId="$job" StartTime=now
+      return 0
+    fi
+    [[ $(state) =~ ^(FAILED|COMPLETED|CANCELLED)$ ]] && return 1
+    sleep 0.1
+  done
+  return 1
+}
+wait_for_log() {  # PATTERN
+  for ((i = 0; i < 400; i++)); do
+    grep -qE -- "$1" "$work/job.log" 2>/dev/null && return 0
+    sleep 0.1
+  done
+  return 1
+}
+wait_for_end() {
+  for ((i = 0; i < 400; i++)); do
+    [[ $(state) =~ ^(FAILED|COMPLETED|CANCELLED)$ ]] && return 0
+    sleep 0.1
+  done
+  return 1
+}
+submit_requeued() {  # FAULT DIRECTORY
+  rm -f "$work/job.log"
+  run env TRIREME_BUILD="${bin%/bin}" TRIREME_PROGRAM="$bin/train_llama" TRIREME_REQUEUE=1 TRIREME_LEAST_SECONDS=999999999 TRIREME_FAULT="$1" \
+    sbatch --parsable --output="$work/job.log" --ntasks-per-node=2 --time=60 "$root/scripts/slurm/train_llama.sbatch" "$work/run.yaml" \
+    --set output.dir="$2" --set train.max_steps=2000
+  job=$(tr -dc '0-9' <"$out")
+  out=$work/job.log
+}
+submit_requeued sleep@step:rank0:0.3s again
+check "F7: the job runs" wait_for_log 'step 2/2000'
+start=$SECONDS
+scancel --signal=TERM "$job"  # to the ranks, as before the time limit
+check "F7: the job is queued again" start_requeued 1
+seconds=$((SECONDS - start))
+check "F7: its next life begins" wait_for_log 'life 1 after 1 requeues'
+check "F7: and goes on from the step that the first one saved" wait_for_log "resuming after step $(sed -n 's/.*stopped by a signal after step \([0-9]*\).*/\1/p' "$work/job.log" | head -n 1) "
+scancel "$job"
+check "F7: a cancelled job ends" wait_for_end
+check "F7: and is not queued again" test "$(state) $(requeues)" = "CANCELLED 1"
+check "F7: no rank is left" no_ranks
+submit_requeued sigkill@rank1:step1 stuck
+check "F9: a life without progress is queued again" start_requeued 1
+check "F9: and once more" start_requeued 2
+check "F9: the third is the last" wait_for_log 'no progress in 3 lives .newest checkpoint: none.'
+check "F9: the job ends" wait_for_end
+check "F9: as failed" test "$(state) $(requeues)" = "FAILED 2"
+check "F9: nothing is left beside the log" test -z "$(ls -A "$work" | grep '^.trireme-')"
 
 if ((failures)); then
   echo "$failures checks failed"

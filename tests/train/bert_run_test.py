@@ -250,13 +250,39 @@ def learning(s):
     assert len(accuracies) == 4 and accuracies[-1] > 0.5 and accuracies[-1] > accuracies[0], accuracies
 
 
+def exported(s):
+    """trireme checkpoint export of a killed run, on one rank or two, equals what a run that ends there writes."""
+    constant = ("schedule.name=constant", "model.pad_vocab_to=8")
+    for ranks in (0, 2):
+        s.train(*constant, "train.max_steps=4", f"output.dir=ends{ranks}", ranks=ranks)
+        command = s.command(*constant, "train.max_steps=8", "output.save_every_samples=16", f"output.dir=cut{ranks}", ranks=ranks)
+        # Steps are slow, so that the save of step 4 is over before the end.
+        done = subprocess.run(command, env=os.environ | {"TRIREME_FAULT": "sleep@step:0.3s,sigkill@step:step8"}, capture_output=True, timeout=s.limit_s)
+        assert done.returncode != 0
+        done = export(s, f"cut{ranks}/checkpoints/step-00000004", f"out{ranks}")
+        assert done.returncode == 0 and "model after step 4" in done.stdout, (done.stdout, done.stderr)
+        for name in sorted(os.listdir(f"{s.work}/ends{ranks}/model")):
+            with open(f"{s.work}/ends{ranks}/model/{name}", "rb") as a, open(f"{s.work}/out{ranks}/{name}", "rb") as b:
+                assert a.read() == b.read(), f"{name}: the export is not what the run itself writes"
+    assert load_file(f"{s.work}/out0/model.safetensors")["bert.embeddings.word_embeddings.weight"].shape[0] == site.VOCAB
+    site.write_config(f"{s.work}/wider", hidden_size=2 * json.load(open(f"{s.work}/out0/config.json"))["hidden_size"])
+    done = export(s, "cut0", "no", "--model", f"{s.work}/wider")
+    assert done.returncode == 4 and "is of another model" in last_line(done.stderr), done.stderr
+
+
+def export(s, run, output, *options):
+    return subprocess.run([f"{s.args.bin}/trireme", "checkpoint", "export", f"{s.work}/{run}", "--output", f"{s.work}/{output}", *options],
+                          capture_output=True, text=True, timeout=60)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--bin", required=True)
     parser.add_argument("--mpirun", required=True)
     parser.add_argument("--case", required=True)
     args = parser.parse_args()
-    cases = {"exit-codes": exit_codes, "stop-and-resume": stop_and_resume, "ranks": ranks, "local-clip": local_clip, "mlperf-log": mlperf_log, "preset": preset, "learning": learning}
+    cases = {"exit-codes": exit_codes, "stop-and-resume": stop_and_resume, "ranks": ranks, "local-clip": local_clip, "mlperf-log": mlperf_log, "preset": preset, "learning": learning,
+             "export": exported}
     with tempfile.TemporaryDirectory() as work:
         cases[args.case](Site(args, work))
 
