@@ -239,6 +239,9 @@ void describe(Visitor& v, ParallelSection& s) {
   v.field(
       {.key = "recompute", .help = "what backward recomputes (mlp: gate and up projections)", .words = {"auto", "none", "mlp", "full"}},
       s.recompute);
+  v.field(
+      {.key = "reduce_dtype", .help = "type of the gradients summed over ranks; compute: as computed with", .words = {"fp32", "compute"}},
+      s.reduce_dtype);
 }
 
 template <class Visitor>

@@ -79,7 +79,7 @@ Storage storage_of(const PlanInput& input, int shard_size) {
       const UnitLayout layout = make_layout(unit, sharded ? shard_size : 1);
       if (input.compute_bytes < 4) plan.masters += layout.shard_numel * 4;
       plan.moments += layout.shard_numel * 8;
-      if (sharded) plan.gradients += layout.shard_numel * 4;
+      if (sharded) plan.gradients += layout.shard_numel * input.gradient_bytes;
       largest_gradient = std::max(largest_gradient, layout.numel * 4);
       storage.all_gradients += layout.numel * 4;
     }
@@ -99,7 +99,8 @@ MemoryPlan evaluate(const PlanInput& input, const Storage& storage, const Choice
   plan.rows_per_pass = choice.rows;
   const int passes = input.micro_batches * (input.rows / choice.rows);
   // Whole gradients: all of them while passes accumulate or units are not cut; else the few whose reduction is under way.
-  plan.gradients += plan.shard_size == 1 || passes > 1 ? storage.all_gradients : storage.few_gradients;
+  const int64_t whole = plan.shard_size == 1 || passes > 1 ? storage.all_gradients : storage.few_gradients;
+  plan.gradients += passes > 1 ? whole : whole / 4 * input.gradient_bytes;
   if (choice.resident < static_cast<int>(storage.gathered.size()) || storage.gathered.empty())
     plan.gather_slots += kGatherSlots * storage.largest_slot;
   for (size_t i = 0; i < storage.gathered.size(); ++i) {

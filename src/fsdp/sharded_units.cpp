@@ -273,7 +273,7 @@ void ShardedUnits::gradient_arrived(int unit, int parameter) {
   at::Tensor& grad = state.views[parameter].mutable_grad();
   if (!grad.defined()) return;
   if (!state.gradient.defined())
-    state.gradient = at::empty({state.layout.numel}, state.master.options());
+    state.gradient = at::empty({state.layout.numel}, state.master.options().dtype(last_micro_batch_ ? options_.reduce_dtype : at::kFloat));
   const ParameterSpec& spec = specs_[unit].parameters[parameter];
   if (observer_) observer_(spec, grad);
   at::Tensor sum = state.gradient.narrow(0, state.layout.offsets[parameter], spec.numel());
@@ -309,7 +309,7 @@ void ShardedUnits::clip_and_reduce() {
   if (unclipped_.empty()) return;
   at::NoGradGuard no_grad;
   at::Tensor square = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device_));
-  for (const int unit : unclipped_) square.add_(at::linalg_vector_norm(states_[unit]->gradient).to(at::kDouble).square());
+  for (const int unit : unclipped_) square.add_(at::linalg_vector_norm(states_[unit]->gradient, 2, {}, false, at::kFloat).to(at::kDouble).square());
   const at::Tensor factor = clip_(square);
   for (const int unit : unclipped_) {
     states_[unit]->gradient.mul_(factor);
@@ -321,6 +321,7 @@ void ShardedUnits::clip_and_reduce() {
 void ShardedUnits::start_reduction(int unit) {
   UnitState& state = *states_[unit];
   TrainedShard& trained = trained_[state.trained_index];
+  state.gradient = state.gradient.to(options_.reduce_dtype);
   if (state.sharded) {
     trained.gradient = at::empty({state.layout.shard_numel}, state.gradient.options());
     state.reduction = shard_group_->reduce_scatter(trained.gradient, state.gradient);

@@ -59,7 +59,7 @@ class AdamW final : public Optimizer {
       for (const Group& group : groups_) {
         if (group.decay != decay) continue;
         masters.push_back(group.master);
-        gradients.push_back(shards_[group.shard].gradient.narrow(0, group.begin, group.end - group.begin));
+        gradients.push_back(shards_[group.shard].gradient.narrow(0, group.begin, group.end - group.begin).to(at::kFloat));
         firsts.push_back(group.exp_avg);
         seconds.push_back(group.exp_avg_sq);
         steps.push_back(step_);

@@ -42,7 +42,7 @@ class Lamb final : public Optimizer {
         shard_kernels::lamb_moments(kernel_step(s, lr, multiplier, skip), options_, squares, first_tensor_[s]);
         continue;
       }
-      const at::Tensor gradient = at::where(keep, shard.gradient * multiplier, 0);
+      const at::Tensor gradient = at::where(keep, shard.gradient.to(at::kFloat) * multiplier, 0);
       exp_avg_[s].copy_(at::where(keep, exp_avg_[s].lerp(gradient, 1 - options_.betas[0]), exp_avg_[s]));
       exp_avg_sq_[s].copy_(at::where(keep, exp_avg_sq_[s].lerp(gradient.square(), 1 - options_.betas[1]), exp_avg_sq_[s]));
       for (const ShardRange& range : shard.ranges) {

@@ -21,7 +21,7 @@ at::Tensor local_gradient_square(const std::vector<TrainedShard>& shards) {
   at::Tensor sum = at::zeros({}, shards[0].master.options().dtype(at::kDouble));
   for (const TrainedShard& shard : shards) {
     // fp32 sums of squares over long vectors: the library's reduction is pairwise; the total over shards is kept in fp64.
-    const at::Tensor norm = at::linalg_vector_norm(shard.gradient).to(at::kDouble);
+    const at::Tensor norm = at::linalg_vector_norm(shard.gradient, 2, {}, false, at::kFloat).to(at::kDouble);
     sum.add_(norm.square(), 1.0 / shard.copies);
   }
   return sum;

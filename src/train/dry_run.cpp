@@ -43,6 +43,7 @@ PlanInput plan_input(const Config& config, const TrainingTask& task, int world_s
     input.shard_size = world_size;
   else if (config.parallel.shard_size != "auto")
     input.shard_size = std::stoi(config.parallel.shard_size);
+  if (config.parallel.reduce_dtype == "compute") input.gradient_bytes = input.compute_bytes;
   input.frozen_fp8 = config.precision.frozen == "fp8";
   const std::string& recompute = config.parallel.recompute;
   if (recompute != "auto")

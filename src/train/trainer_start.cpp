@@ -51,7 +51,8 @@ Trainer::Trainer(const Config& config, World& world, TrainingTask& task, const M
     : config_(config), world_(world), comm_(world.communicator()), task_(task), plan_(plan), device_(world.device()),
       compute_dtype_(compute_dtype), device_info_(device), directory_(directory), mlperf_(mlperf) {
   units_ = std::make_unique<ShardedUnits>(task.units(), comm_, device_,
-                                          ShardingOptions{compute_dtype, plan.shard_size, plan.resident, config.precision.frozen == "fp8"});
+                                          ShardingOptions{compute_dtype, plan.shard_size, plan.resident, config.precision.frozen == "fp8",
+                                                          config.parallel.reduce_dtype == "compute" ? compute_dtype : at::kFloat});
   if (!units_->gather_path().empty()) log_info("frozen shards are " + units_->gather_path());
   task.set_rows_per_pass(plan.rows_per_pass);
   optimizer_ = make_optimizer(config.optimizer, units_->trained(), comm_);

@@ -152,6 +152,11 @@ TEST(Plan, TrainedUnitsCarryMastersMomentsAndGradients) {
   EXPECT_EQ(plan.masters, elements * 4);
   EXPECT_EQ(plan.moments, elements * 8);
   EXPECT_EQ(plan.gradients, elements * 4);
+  // In the type computed with, unless several passes add up.
+  input.gradient_bytes = 2;
+  EXPECT_EQ(make_plan(input).gradients, elements * 2);
+  input.micro_batches = 2;
+  EXPECT_EQ(make_plan(input).gradients, elements * 4);
 }
 
 }  // namespace

@@ -64,10 +64,12 @@ struct Case {
   int shard_size;
   bool trained, with_adapter;
   int micro_batches;
+  at::ScalarType reduce_dtype = at::kFloat;
 };
 
 std::map<std::string, at::Tensor> train(Communicator& group, const Case& test, int steps, std::vector<double>* norms) {
-  ShardedUnits units(make_units(test.trained, test.with_adapter), group, at::kCPU, {at::kFloat, test.shard_size, {}});
+  ShardedUnits units(make_units(test.trained, test.with_adapter), group, at::kCPU,
+                     {at::kFloat, test.shard_size, {}, false, test.reduce_dtype});
   units.initialise(7, false);
   OptimizerSection options;
   options.lr = 1e-2;
@@ -106,8 +108,10 @@ TEST_P(Sharding, EqualsOneRank) {
   const auto alone = comm().split(comm().rank());
   std::vector<double> norms, reference_norms;
   const auto reference = train(*alone, {1, test.trained, test.with_adapter, 1}, 3, &reference_norms);
+  // bf16 keeps 8 bits of each rank's gradient, and AdamW's first steps follow signs: errors of the third step are larger than rounding.
+  const double tolerance = test.reduce_dtype == at::kFloat ? 1e-5 : 2e-2;
   const auto weights = train(comm(), test, 3, &norms);
-  for (size_t i = 0; i < norms.size(); ++i) EXPECT_NEAR(norms[i], reference_norms[i], 1e-5 * reference_norms[i]);
+  for (size_t i = 0; i < norms.size(); ++i) EXPECT_NEAR(norms[i], reference_norms[i], tolerance * reference_norms[i]);
   if (comm().rank() != 0) {
     EXPECT_TRUE(weights.empty());
     return;
@@ -115,13 +119,14 @@ TEST_P(Sharding, EqualsOneRank) {
   ASSERT_EQ(weights.size(), reference.size());
   for (const auto& [name, value] : reference) {
     ASSERT_TRUE(weights.contains(name)) << name;
-    EXPECT_TRUE(at::allclose(weights.at(name), value, 1e-4, 1e-5)) << name << " differs by " << (weights.at(name) - value).abs().max().item<double>();
+    EXPECT_TRUE(at::allclose(weights.at(name), value, 10 * tolerance, tolerance)) << name << " differs by " << (weights.at(name) - value).abs().max().item<double>();
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, Sharding,
                          testing::Values(Case{1, true, false, 1}, Case{2, true, false, 1}, Case{4, true, false, 1}, Case{2, true, false, 2},
-                                         Case{4, true, false, 2}, Case{1, false, true, 1}, Case{2, false, true, 2}, Case{4, false, true, 1}));
+                                         Case{4, true, false, 2}, Case{1, false, true, 1}, Case{2, false, true, 2}, Case{4, false, true, 1},
+                                         Case{1, true, false, 1, at::kBFloat16}, Case{4, true, false, 2, at::kBFloat16}));
 
 TEST(ShardedUnits, RandomWeightsDoNotDependOnTheSharding) {
   std::map<std::string, at::Tensor> first;

@@ -77,6 +77,7 @@ struct PrecisionSection {
 struct ParallelSection {
   std::string shard_size = "auto";  // auto | world | a count
   std::string recompute = "auto";
+  std::string reduce_dtype = "fp32";  // of the gradients summed over ranks: fp32 | compute
   bool operator==(const ParallelSection&) const = default;
 };
 struct OutputSection {

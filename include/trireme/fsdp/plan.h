@@ -17,6 +17,7 @@ struct PlanInput {
   const std::vector<UnitSpec>* units = nullptr;
   int world_size = 1;
   int64_t compute_bytes = 2;            // per element of the compute and storage dtype
+  int64_t gradient_bytes = 4;           // per element of a gradient that one pass makes; several passes add up in fp32
   bool frozen_fp8 = false;              // quantisable parameters of frozen units take one byte
   int64_t device_memory = 0;            // bytes a rank may use; 0 = unknown: everything "fits"
   int64_t overhead = 0;                 // context, library workspaces, communicator buffers

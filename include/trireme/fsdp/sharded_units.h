@@ -32,6 +32,8 @@ struct ShardingOptions {
   /// Per unit: keep whole although shard_size > 1 (the plan's choice). Empty = none. Only frozen units.
   std::vector<bool> resident;
   bool frozen_fp8 = false;  // quantisable parameters of frozen units are stored in FP8
+  /// Gradients are summed over ranks in this type. Over several micro-batches they are always added up in fp32 first.
+  at::ScalarType reduce_dtype = at::kFloat;
 };
 
 class ShardedUnits : public UnitStore {
