@@ -66,6 +66,9 @@ void Trainer::collect_metrics() {
     return;
   }
   consecutive_skips_ = 0;
+  if (values[kTaskNumber] != 0)
+    if (const std::string warning = task_.step_warning(values[kTaskNumber]); !warning.empty())
+      log_info(fmt::format("warning: step {}: {}", metrics.step, warning));
   const bool skipped = values[kSpiked] > 0;
   const auto z = loss_window_.add(metrics.loss);
   TRIREME_CHECK(z || !skipped, "step ", pending.step, ": the device left out a loss of ", metrics.loss, " that is no spike");

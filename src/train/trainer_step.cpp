@@ -71,6 +71,7 @@ void Trainer::train_step(int64_t step) {
     loss_scale_.clamp_max_(kLargestLossScale);
   }
 
+  if (const at::Tensor number = task_.end_step(comm_); number.defined()) results[kTaskNumber].copy_(number);
   results[kLoss].copy_(loss);
   results[kGradNorm].copy_(grad_norm);
   results[kSkipped].copy_(overflow);
