@@ -124,7 +124,7 @@ at::Tensor fp8_linear_add_norm(const at::Tensor& x, const at::Tensor& weight, co
                                 Fp8NormPlan{norm.eps, dropout, stream, scaling, {}});
 }
 
-at::Tensor fp8_mlp_add_norm(const at::Tensor& x, const MlpWeights& w, GeluForm form, const LayerNormWeights& norm, const Dropout& dropout,
+at::Tensor fp8_mlp_add_norm(const at::Tensor& x, const PostNormMlp& w, GeluForm form, const LayerNormWeights& norm, const Dropout& dropout,
                             uint64_t stream, const Fp8Linear& up, const Fp8Linear& down) {
   rows::check_linear(x, w.up, w.up_bias, "fp8_mlp_add_norm, up");
   TRIREME_CHECK(w.down.dim() == 2 && w.down.size(0) == x.size(1) && w.down.size(1) == w.up.size(0) && w.down_bias.numel() == w.down.size(0),

@@ -22,8 +22,10 @@ struct OperandSource {
 };
 #ifdef TRIREME_WITH_CUDA
 Fp8Operand fp8_operand(const OperandSource& source, const Fp8Tensor& scaling, bool want_sums);
+at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarType dtype, const at::Tensor& bias_N, const at::Tensor& sum_MN);
 #else
 inline Fp8Operand fp8_operand(const OperandSource&, const Fp8Tensor&, bool) { return {}; }
+inline at::Tensor fp8_product(const Fp8Matrix&, const Fp8Matrix&, at::ScalarType, const at::Tensor&, const at::Tensor&) { return {}; }
 #endif
 
 }  // namespace bridge

@@ -17,6 +17,8 @@ namespace {
 constexpr double kLargestE4m3 = 448, kLargestE5m2 = 57344;
 /// Scales aim at this part of the largest value.
 constexpr double kHeadroom = 0.5;
+/// cuBLASLt wants the scalars it reads on boundaries of their own: floats from one to the next.
+constexpr int64_t kStride = 32;
 enum Member { kInput, kWeight, kGradient, kMembers };
 
 double largest_code(bool gradient) { return gradient ? kLargestE5m2 : kLargestE4m3; }
@@ -49,7 +51,7 @@ Fp8Scales::Fp8Scales(int64_t linears, at::Device device) {
   const auto options = at::TensorOptions(device).dtype(at::kFloat);
   const int64_t tensors = linears * kMembers;
   scale_ = at::ones({tensors}, options);
-  inverse_ = at::ones({tensors}, options);
+  inverse_ = at::ones({tensors, kStride}, options).select(1, 0);
   amax_ = at::zeros({tensors}, options);
   largest_ = at::full({linears, kMembers}, kLargestE4m3, options);
   largest_.select(1, kGradient).fill_(kLargestE5m2);
@@ -119,11 +121,7 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarT
     for (const int64_t size : {a_MK.codes.size(0), a_MK.codes.size(1), b_NK.codes.size(0)})
       TRIREME_CHECK(size % 16 == 0, "an FP8 product of ", a_MK.codes.sizes(), " and ", b_NK.codes.sizes(),
                     " needs multiples of 16 on a GPU: use precision.encoder: compute");
-    std::optional<at::Tensor> bias;
-    if (bias_N.defined()) bias = bias_N;
-    const at::Tensor product =
-        at::_scaled_mm(a_MK.codes, b_NK.codes.t(), a_MK.inverse, b_NK.inverse, bias, {}, dtype, /*use_fast_accum=*/true);
-    return sum_MN.defined() ? product.add_(sum_MN) : product;
+    return bridge::fp8_product(a_MK, b_NK, dtype, bias_N, sum_MN);
   }
   at::Tensor product = at::mm(a_MK.codes.to(at::kFloat), b_NK.codes.to(at::kFloat).t()).mul_(a_MK.inverse * b_NK.inverse);
   if (bias_N.defined()) product.add_(bias_N);

@@ -61,6 +61,7 @@ void Trainer::collect_metrics() {
   if (comm_.rank() == 0) report(metrics);
 
   if (values[kSkipped] > 0) {
+    ++left_out_;
     handle_nonfinite(pending.step, values[kLoss], values[kGradNorm]);
     (void)loss_window_.add(std::numeric_limits<double>::quiet_NaN());
     return;

@@ -98,6 +98,8 @@ void Trainer::load_or_resume() {
     samples_ = std::llround(samples->second[0]);
   if (const auto skips = resumed->numbers.find("consecutive_skips"); skips != resumed->numbers.end() && !skips->second.empty())
     consecutive_skips_ = static_cast<int>(skips->second[0]);
+  if (const auto steps = resumed->numbers.find("left_out"); steps != resumed->numbers.end() && !steps->second.empty())
+    left_out_ = std::llround(steps->second[0]);
   if (const auto left = resumed->numbers.find("evaluation_left"); left != resumed->numbers.end() && !left->second.empty())
     evaluation_left_ = left->second[0] > 0;
   if (const auto task = resumed->numbers.find("task"); task != resumed->numbers.end() && !task_.restore(task->second))

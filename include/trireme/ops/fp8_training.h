@@ -74,11 +74,11 @@ std::array<at::Tensor, 2> fp8_linear_bias(const at::Tensor& x_TI, const at::Tens
 at::Tensor fp8_linear_add_norm(const at::Tensor& x_TI, const at::Tensor& weight_DI, const at::Tensor& bias_D,
                                const at::Tensor& residual_TD, const LayerNormWeights& norm, const Dropout& dropout, uint64_t stream,
                                const Fp8Linear& scaling);
-struct MlpWeights {
+struct PostNormMlp {
   at::Tensor up, up_bias, down, down_bias;  // [F, D], [F], [D, F], [D]
 };
 /// linear_add_norm(linear_gelu(x)) with x as the residual. Kept for backward: codes of x and of the activation, x up^T.
-at::Tensor fp8_mlp_add_norm(const at::Tensor& x_TD, const MlpWeights& weights, GeluForm form, const LayerNormWeights& norm,
+at::Tensor fp8_mlp_add_norm(const at::Tensor& x_TD, const PostNormMlp& weights, GeluForm form, const LayerNormWeights& norm,
                             const Dropout& dropout, uint64_t stream, const Fp8Linear& up, const Fp8Linear& down);
 
 }  // namespace trireme
