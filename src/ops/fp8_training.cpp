@@ -7,6 +7,7 @@
 #include "trireme/ops/kernels.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <limits>
 
