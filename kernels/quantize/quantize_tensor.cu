@@ -1,6 +1,7 @@
 #include "kernels/fp8/fp8.cuh"
 #include "kernels/launch.h"
 #include "kernels/quantize/quantize.h"
+#include "kernels/quantize/tile.cuh"
 
 #include <type_traits>
 
@@ -8,113 +9,7 @@ namespace trireme::kernels {
 
 namespace {
 
-constexpr int kThreads = 256, kSide = 128, kUnroll = 4, kEdge = 32, kEdgeRows = 8,
-              kFlatBlocksPerSm = 16, kCluster = 4;
-
-/// A tile of 128 rows x 128 columns: codes in place and transposed. T = uint8_t: x holds codes
-/// already.
-///
-/// A thread takes 4 rows x 16 columns, transposes them in registers into one word (4 rows) for each
-/// column, and leaves the words in shared memory, where a column is 32 words = 128 rows. Of the
-/// words of column c, group q (16 bytes) lies at q ^ key(c): the 8 lanes that share rows write
-/// different columns of equal key order, the 8 lanes that read a column different groups of it,
-/// both without conflicts.
-template <class T>
-__global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 2 : 4)
-    tile_kernel(const QuantizeTensor a, int clusters_down) {
-  __shared__ __align__(16) uint32_t tile[kSide * kSide / 4];
-  constexpr int kWidth = 16 / sizeof(T), kGroups = 16 / kWidth, kStride = 8 * kWidth;
-  constexpr bool kCodes = sizeof(T) == 1;
-  const int member = static_cast<int>(blockIdx.x) % (kCluster * kCluster),
-            group = static_cast<int>(blockIdx.x) / (kCluster * kCluster);
-  const int64_t row0 =
-      static_cast<int64_t>(group % clusters_down * kCluster + member % kCluster) * kSide;
-  const int64_t column0 =
-      static_cast<int64_t>(group / clusters_down * kCluster + member / kCluster) * kSide;
-  if (row0 >= a.rows || column0 >= a.columns) return;
-  const int lane = threadIdx.x % 8,
-            quad = threadIdx.x / 8;  // columns lane * kWidth + g * kStride + i, rows 4 * quad + j
-  const T* x = static_cast<const T*>(a.x) + (row0 + 4 * quad) * a.columns + column0 + lane * kWidth;
-
-  const bool rows_here = row0 + 4 * quad < a.rows;
-  const auto columns_here = [&](int g) {
-    return column0 + lane * kWidth + g * kStride < a.columns;
-  };
-  // Codes come as words: bytes in an array would go to local memory.
-  using Word = std::conditional_t<kCodes, uint32_t, T>;
-  Vec<Word, 16 / sizeof(Word)> in[4][kGroups] = {};
-  if (rows_here) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j)
-#pragma unroll
-      for (int g = 0; g < kGroups; ++g)
-        if (columns_here(g))
-          in[j][g] = load_stream<Word, 16 / sizeof(Word)>(
-              reinterpret_cast<const Word*>(x + j * a.columns + g * kStride));
-  }
-
-  // Four codes to a word.
-  constexpr int kWords = kWidth / 4;
-  uint32_t codes[4][kGroups][kWords];
-  if constexpr (kCodes) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j)
-#pragma unroll
-      for (int w = 0; w < kWords; ++w) codes[j][0][w] = in[j][0].value[w];
-  } else {
-    Amax<T> top;
-    const float scale = *a.scale;
-#pragma unroll
-    for (int j = 0; j < 4; ++j)
-#pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
-        top.add(in[j][g]);
-        float v[kWidth];
-        to_floats(in[j][g], v);
-        const auto packed = to_fp8(v, scale, a.format);
-#pragma unroll
-        for (int w = 0; w < kWords; ++w) codes[j][g][w] = packed.word[w];
-        if (a.data != nullptr && rows_here && columns_here(g)) {
-          uint8_t* to =
-              a.data + (row0 + 4 * quad + j) * a.columns + column0 + lane * kWidth + g * kStride;
-          if constexpr (kWords == 2)
-            *reinterpret_cast<uint2*>(to) = make_uint2(codes[j][g][0], codes[j][g][1]);
-          else
-            *reinterpret_cast<uint32_t*>(to) = codes[j][g][0];
-        }
-      }
-    if (a.amax != nullptr) raise_amax_by_warp(a.amax, top.get());
-  }
-
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g)
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      const uint32_t low = __byte_perm(codes[0][g][w], codes[1][g][w], 0x5140),
-                     low2 = __byte_perm(codes[2][g][w], codes[3][g][w], 0x5140);
-      const uint32_t high = __byte_perm(codes[0][g][w], codes[1][g][w], 0x7362),
-                     high2 = __byte_perm(codes[2][g][w], codes[3][g][w], 0x7362);
-      uint32_t* to =
-          tile + (lane * kWidth + g * kStride + w * 4) * (kSide / 4) + (quad ^ lane << 2);
-      to[0] = __byte_perm(low, low2, 0x5410);
-      to[kSide / 4] = __byte_perm(low, low2, 0x7632);
-      to[2 * (kSide / 4)] = __byte_perm(high, high2, 0x5410);
-      to[3 * (kSide / 4)] = __byte_perm(high, high2, 0x7632);
-    }
-  __syncthreads();
-
-  // A warp writes 128 bytes of each of 4 columns.
-  const int64_t row = row0 + lane * 16;
-  if (row >= a.rows) return;
-#pragma unroll
-  for (int i = 0; i < kSide / 32; ++i) {
-    const int c = quad + i * 32, key = c / kWidth % 8;
-    if (column0 + c < a.columns)
-      store_whole(a.transposed + (column0 + c) * a.rows + row,
-                  reinterpret_cast<const int4*>(tile)[c * 8 + (lane ^ key)],
-                  streams(a.rows * a.columns));
-  }
-}
+constexpr int kThreads = 256, kUnroll = 4, kEdge = 32, kEdgeRows = 8, kFlatBlocksPerSm = 16;
 
 /// Any size and alignment. T = uint8_t: x holds codes already.
 template <class T>
@@ -215,16 +110,10 @@ template <class T>
 cudaError_t transposing(const QuantizeTensor& a, cudaStream_t stream) {
   const bool tiles =
       a.rows % 16 == 0 && a.columns % 16 == 0 && aligned16(a.x, a.data, a.transposed);
-  if (tiles) {
-    // Blocks that run together take a square of tiles, so that both what they read and what they
-    // write lies together in DRAM's pages.
-    const int64_t down = ceil_div(a.rows, kSide * kCluster),
-                  across = ceil_div(a.columns, kSide * kCluster);
-    tile_kernel<T>
-        <<<static_cast<unsigned>(down * across * kCluster * kCluster), kThreads, 0, stream>>>(
-            a, static_cast<int>(down));
-    return cudaGetLastError();
-  }
+  if (tiles)
+    return tile::launch</*kSums=*/false>(
+        tile::Plain<T>{static_cast<const T*>(a.x)},
+        {a.data, a.transposed, a.scale, a.amax, nullptr, a.rows, a.columns, a.format}, stream);
   const int64_t across = ceil_div(a.columns, kEdge);
   if (across > 65535) return cudaErrorInvalidValue;
   edge_kernel<T>

@@ -7,6 +7,7 @@
 
 #include "trireme/formats/bert_config.h"
 #include "trireme/ops/checkpoint.h"
+#include "trireme/ops/fp8_training.h"
 #include "trireme/ops/pack_attention.h"
 #include "trireme/ops/unit.h"
 
@@ -32,12 +33,17 @@ struct BertForward {
   bool train = true;                 // dropout on
   uint64_t seed = 0;                 // of dropout
   std::vector<Recompute> recompute;  // per layer; empty = none; kMlp is not available
+  /// The layers' products in FP8 (4 linears a layer, in the order qkv, out, up, down); null: in the weights' dtype.
+  const Fp8Scales* fp8 = nullptr;
 };
 
 /// Sums for an evaluation, fp64 scalars: weighted cross-entropies, and masked words that the largest logit finds.
 struct BertScore {
   at::Tensor masked_loss, hits, next_loss;
 };
+
+/// Linears of a layer, for Fp8Scales.
+constexpr int64_t kBertLinearsPerLayer = 4;
 
 class BertModel {
  public:
@@ -70,10 +76,11 @@ class BertModel {
 /// that backward. Embeddings, norms, GELU, softmax do not count.
 double bert_flops_per_row(const BertConfig& config, int64_t row_length, double sequences_per_row, double masked);
 
-/// Bytes of activations of a row of `row_length` tokens; fields as PlanInput's of the same names.
+/// Bytes of activations of a row of `row_length` tokens; fields as PlanInput's of the same names. fp8: the layers' products in FP8.
 struct BertActivationBytes {
   int64_t layer_saved, layer_recomputed, working_peak, working_fixed, head;
 };
-BertActivationBytes bert_activation_bytes(const BertConfig& config, int64_t row_length, int64_t element_size, int64_t padded_vocab);
+BertActivationBytes bert_activation_bytes(const BertConfig& config, int64_t row_length, int64_t element_size, int64_t padded_vocab,
+                                          bool fp8 = false);
 
 }  // namespace trireme

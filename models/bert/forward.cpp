@@ -25,6 +25,7 @@ struct Pass {
   BertConfig config;
   PackLayout sequences;
   Dropout hidden, attention;
+  const Fp8Scales* fp8 = nullptr;
 };
 
 Dropout dropout_of(double p, const BertBatch& batch, const BertForward& options) {
@@ -32,7 +33,25 @@ Dropout dropout_of(double p, const BertBatch& batch, const BertForward& options)
   return {p, options.seed, batch.token_keys_T};
 }
 
+enum LayerLinear { kQkv, kOut, kUp, kDown };
+static_assert(kDown + 1 == kBertLinearsPerLayer);
+
+at::Tensor fp8_layer_forward(const Pass& pass, int64_t layer, const at::Tensor& x_TD, at::TensorList w) {
+  const BertConfig& c = pass.config;
+  const uint64_t stream = kFirstLayerStream + kStreamsPerLayer * static_cast<uint64_t>(layer);
+  const auto scaling = [&](LayerLinear linear) -> const Fp8Linear& { return pass.fp8->linear(layer * kBertLinearsPerLayer + linear); };
+  const auto [qkv, input_TD] = fp8_linear_bias(x_TD, w[kQkvWeight], w[kQkvBias], scaling(kQkv));
+  const at::Tensor attended = pack_attention(qkv.view({x_TD.size(0), 3, c.num_attention_heads, c.head_dim()}), pass.sequences,
+                                             1.0 / std::sqrt(static_cast<double>(c.head_dim())), pass.attention, stream);
+  const at::Tensor h_TD = fp8_linear_add_norm(attended, w[kOutWeight], w[kOutBias], input_TD,
+                                              {w[kAttentionGamma], w[kAttentionBeta], c.layer_norm_eps}, pass.hidden, stream + 1,
+                                              scaling(kOut));
+  return fp8_mlp_add_norm(h_TD, {w[kUpWeight], w[kUpBias], w[kDownWeight], w[kDownBias]}, c.gelu_tanh ? GeluForm::kTanh : GeluForm::kErf,
+                          {w[kOutputGamma], w[kOutputBeta], c.layer_norm_eps}, pass.hidden, stream + 2, scaling(kUp), scaling(kDown));
+}
+
 at::Tensor layer_forward(const Pass& pass, int64_t layer, const at::Tensor& x_TD, at::TensorList w) {
+  if (pass.fp8 != nullptr) return fp8_layer_forward(pass, layer, x_TD, w);
   const BertConfig& c = pass.config;
   const uint64_t stream = kFirstLayerStream + kStreamsPerLayer * static_cast<uint64_t>(layer);
   const GeluForm form = c.gelu_tanh ? GeluForm::kTanh : GeluForm::kErf;
@@ -61,7 +80,8 @@ at::Tensor encode(const BertModel& model, UnitStore& store, const BertBatch& bat
   TRIREME_CHECK(options.recompute.empty() || static_cast<int64_t>(options.recompute.size()) == c.num_hidden_layers, "recompute names ",
                 options.recompute.size(), " layers, the model has ", c.num_hidden_layers);
   const Pass pass{c, batch.sequences, dropout_of(c.hidden_dropout_prob, batch, options),
-                  dropout_of(c.attention_probs_dropout_prob, batch, options)};
+                  dropout_of(c.attention_probs_dropout_prob, batch, options), options.fp8};
+  TRIREME_CHECK(options.fp8 == nullptr || options.train, "FP8 products are for training");
 
   const at::Tensor ids = enter_unit(batch.ids_T, store, kEmbedUnit).unsqueeze(1);
   const std::vector<at::Tensor>& e = store.parameters(kEmbedUnit);

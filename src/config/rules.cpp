@@ -110,6 +110,7 @@ void check_program(const Config& config, Program program, std::vector<RuleProble
     refuse(config.optimizer.clip != plain.optimizer.clip, "optimizer.clip", "local is for train_bert: train_llama clips the sum over all ranks");
     refuse(config.train.loss == "rank_mean", "train.loss", "rank_mean is for train_bert: use sample_mean or token_mean");
     refuse(config.eval.samples.has_value(), "eval.samples", kOnlyBert);
+    refuse(config.precision.encoder != plain.precision.encoder, "precision.encoder", "is for train_bert: train_llama's FP8 is precision.frozen");
     refuse(config.eval.target_accuracy.has_value(), "eval.target_accuracy", "is for train_bert: train_llama's target is eval.target_loss");
   } else if (program == Program::kBert) {
     refuse(config.lora.has_value(), "lora.r", "is for train_llama: train_bert trains all parameters, leave 'lora' out");

@@ -220,6 +220,10 @@ void describe(Visitor& v, PrecisionSection& s) {
   v.field(
       {.key = "frozen", .help = "storage and GEMMs of frozen weights", .words = {"bf16", "fp8"}},
       s.frozen);
+  v.field({.key = "encoder",
+           .help = "train_bert: products of the encoder's layers in the compute type, or in FP8 (sm_90 GPUs; a CPU emulates it)",
+           .words = {"compute", "fp8"}},
+          s.encoder);
   v.field({.key = "loss_scale",
            .help = "fp16: what the dynamic loss scale starts from; null = 65536",
            .min = 1,

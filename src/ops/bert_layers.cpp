@@ -14,12 +14,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-void check_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const char* what) {
-  TRIREME_CHECK(x.dim() == 2 && weight.dim() == 2 && x.size(1) == weight.size(1) && bias.dim() == 1 && bias.size(0) == weight.size(0), what,
-                ": x ", x.sizes(), ", weight ", weight.sizes(), ", bias ", bias.sizes());
-  TRIREME_CHECK(x.scalar_type() == weight.scalar_type(), what, ": x is ", x.scalar_type(), ", weight ", weight.scalar_type());
-}
-
 /// Column sums, fp32 inside (fp64 for fp64), rounded once.
 at::Tensor sum_rows(const at::Tensor& dy) {
   const at::ScalarType type = dy.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -117,20 +111,20 @@ struct LayerNorm : torch::autograd::Function<LayerNorm> {
 }  // namespace
 
 std::array<at::Tensor, 2> linear_bias(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  check_linear(x, weight, bias, "linear_bias");
+  rows::check_linear(x, weight, bias, "linear_bias");
   const variable_list out = LinearBias::apply(x.contiguous(), weight, bias);
   return {out[0], out[1]};
 }
 
 std::array<at::Tensor, 2> linear_gelu(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, GeluForm form) {
-  check_linear(x, weight, bias, "linear_gelu");
+  rows::check_linear(x, weight, bias, "linear_gelu");
   const variable_list out = LinearGelu::apply(x.contiguous(), weight, bias, static_cast<int64_t>(form));
   return {out[0], out[1]};
 }
 
 at::Tensor linear_add_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& residual,
                            const LayerNormWeights& norm, const Dropout& dropout, uint64_t stream) {
-  check_linear(x, weight, bias, "linear_add_norm");
+  rows::check_linear(x, weight, bias, "linear_add_norm");
   TRIREME_CHECK(residual.dim() == 2 && residual.size(0) == x.size(0) && residual.size(1) == weight.size(0), "linear_add_norm: residual ",
                 residual.sizes(), ", x ", x.sizes(), ", weight ", weight.sizes());
   return LinearAddNorm::apply(x.contiguous(), weight, bias, residual, norm.gamma, norm.beta, PostNormPlan{norm.eps, dropout, stream});

@@ -69,4 +69,10 @@ std::array<at::Tensor, 2> gelu_backward(const at::Tensor& dy, const at::Tensor& 
   return {dx, dx.to(accumulate_type(dx)).sum(0).to(dx.scalar_type())};
 }
 
+void check_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const char* what) {
+  TRIREME_CHECK(x.dim() == 2 && weight.dim() == 2 && x.size(1) == weight.size(1) && bias.dim() == 1 && bias.size(0) == weight.size(0), what,
+                ": x ", x.sizes(), ", weight ", weight.sizes(), ", bias ", bias.sizes());
+  TRIREME_CHECK(x.scalar_type() == weight.scalar_type(), what, ": x is ", x.scalar_type(), ", weight ", weight.scalar_type());
+}
+
 }  // namespace trireme::rows

@@ -32,5 +32,7 @@ at::Tensor gelu_forward(const at::Tensor& x, const at::Tensor& bias, GeluForm fo
 /// {dx, d_bias}.
 std::array<at::Tensor, 2> gelu_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias, GeluForm form);
 
+/// The shapes and dtypes of x W^T + b.
+void check_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const char* what);
 
 }  // namespace trireme::rows

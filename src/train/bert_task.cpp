@@ -4,6 +4,7 @@
 #include "models/bert/weights.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/ops/kernels.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -50,6 +51,18 @@ BertBatch batch_on(at::Device device, const BertPack& pack) {
   return batch;
 }
 
+void check_fp8(const BertConfig& shape, const RankInfo& rank) {
+  if (!rank.device.is_cuda()) return;  // emulated: any shape
+  if (!bridge::has_kernels(at::empty({1}, at::TensorOptions(rank.device).dtype(at::kHalf))))
+    throw ConfigError(fmt::format("precision.encoder fp8 needs a GPU of compute capability 9.0, which {} is not: leave it at compute",
+                                  rank.device.str()));
+  if (rank.compute_dtype == at::kFloat)
+    throw ConfigError("precision.encoder fp8 goes with precision.compute bf16 or fp16 on a GPU, not with fp32");
+  if (shape.hidden_size % 16 != 0 || shape.intermediate_size % 16 != 0)
+    throw ConfigError(fmt::format("precision.encoder fp8 needs widths that are multiples of 16: hidden_size is {}, intermediate_size {}",
+                                  shape.hidden_size, shape.intermediate_size));
+}
+
 }  // namespace
 
 BertTask::BertTask(const Config& config, const RankInfo& rank) : config_(config), rank_(rank) {
@@ -58,6 +71,10 @@ BertTask::BertTask(const Config& config, const RankInfo& rank) : config_(config)
     throw ConfigError(fmt::format("data.seq_length {} is more than the model's max_position_embeddings {}", config.data.seq_length,
                                   shape.max_position_embeddings));
   model_ = std::make_unique<BertModel>(shape, config.model.pad_vocab_to);
+  if (config.precision.encoder == "fp8") {
+    check_fp8(shape, rank);
+    fp8_ = std::make_unique<Fp8Scales>(kBertLinearsPerLayer * shape.num_hidden_layers, rank.device);
+  }
   rows_per_pass_ = config.batch.micro_batch_size;
   train_ = open_bert_dataset(paths(config.data.train), config.data.seq_length, shape.vocab_size);
   if (!config.data.valid.empty()) {
@@ -82,7 +99,7 @@ double BertTask::flops_per_sample() const {
 
 void BertTask::fill_plan(PlanInput& input) const {
   const auto element = static_cast<int64_t>(c10::elementSize(rank_.compute_dtype));
-  const BertActivationBytes bytes = bert_activation_bytes(model_->config(), config_.data.seq_length, element, model_->padded_vocab());
+  const BertActivationBytes bytes = bert_activation_bytes(model_->config(), config_.data.seq_length, element, model_->padded_vocab(), fp8_ != nullptr);
   input.units = &model_->units();
   input.num_blocks = static_cast<int>(model_->config().num_hidden_layers);
   input.rows = static_cast<int>(config_.batch.micro_batch_size);
@@ -170,6 +187,7 @@ StepBatch BertTask::to_device(const std::vector<BertPack>& packs) const {
 
 StepBatch BertTask::batch(int64_t step) {
   prefetch(step);
+  if (fp8_) fp8_->begin_step();
   return to_device(ahead_.take());
 }
 
@@ -200,8 +218,29 @@ at::Tensor BertTask::loss(UnitStore& units, const MicroBatch& micro_batch, const
   options.train = train;
   options.seed = static_cast<uint64_t>(config_.train.seed);
   options.recompute = recompute;
+  if (train) options.fp8 = fp8_.get();
   return model_->loss(units, batch, options);
 }
+
+at::Tensor BertTask::end_step(Communicator& comm) {
+  if (!fp8_) return {};
+  // The same scales on every rank.
+  if (comm.size() > 1) comm.all_reduce(fp8_->amax(), ReduceOp::kMax)->wait();
+  return fp8_->update();
+}
+
+std::string BertTask::step_warning(double number) {
+  // Now and then is in the nature of scales that follow: said the first time, then ever more rarely.
+  clipped_tensors_ += std::llround(number);
+  if (++clipped_steps_ != next_clipped_report_) return {};
+  next_clipped_report_ *= 10;
+  return fmt::format("{:.0f} of {} FP8 tensors had values beyond their scale, which were cut off ({} such steps so far in this process, "
+                     "{} tensors); scales follow with the next step", number, fp8_ ? fp8_->tensors() : 0, clipped_steps_, clipped_tensors_);
+}
+
+std::vector<double> BertTask::state() const { return fp8_ ? fp8_->state() : std::vector<double>{}; }
+
+bool BertTask::restore(const std::vector<double>& state) { return fp8_ ? fp8_->restore(state) : state.empty(); }
 
 // --- evaluation --------------------------------------------------------------------------------------------------------------------
 

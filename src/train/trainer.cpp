@@ -103,7 +103,9 @@ void Trainer::save_checkpoint() {
   checkpoints_->start(state(), {completed_, evaluations_, {{"consecutive_skips", {static_cast<double>(consecutive_skips_)}},
                                                            {"loss_window", loss_window_.state()},
                                                            {"samples", {static_cast<double>(samples_)}},
-                                                           {"evaluation_left", {evaluation_left_ ? 1.0 : 0.0}}}});
+                                                           {"evaluation_left", {evaluation_left_ ? 1.0 : 0.0}},
+                                                           {"left_out", {static_cast<double>(left_out_)}},
+                                                           {"task", task_.state()}}});
   last_saved_step_ = completed_;
   last_save_time_ = steady_seconds();
   save_by_clock_ = false;

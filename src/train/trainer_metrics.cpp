@@ -61,11 +61,15 @@ void Trainer::collect_metrics() {
   if (comm_.rank() == 0) report(metrics);
 
   if (values[kSkipped] > 0) {
+    ++left_out_;
     handle_nonfinite(pending.step, values[kLoss], values[kGradNorm]);
     (void)loss_window_.add(std::numeric_limits<double>::quiet_NaN());
     return;
   }
   consecutive_skips_ = 0;
+  if (values[kTaskNumber] != 0)
+    if (const std::string warning = task_.step_warning(values[kTaskNumber]); !warning.empty())
+      log_info(fmt::format("warning: step {}: {}", metrics.step, warning));
   const bool skipped = values[kSpiked] > 0;
   const auto z = loss_window_.add(metrics.loss);
   TRIREME_CHECK(z || !skipped, "step ", pending.step, ": the device left out a loss of ", metrics.loss, " that is no spike");

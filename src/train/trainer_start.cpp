@@ -101,8 +101,13 @@ void Trainer::load_or_resume() {
     samples_ = std::llround(samples->second[0]);
   if (const auto skips = resumed->numbers.find("consecutive_skips"); skips != resumed->numbers.end() && !skips->second.empty())
     consecutive_skips_ = static_cast<int>(skips->second[0]);
+  if (const auto steps = resumed->numbers.find("left_out"); steps != resumed->numbers.end() && !steps->second.empty())
+    left_out_ = std::llround(steps->second[0]);
   if (const auto left = resumed->numbers.find("evaluation_left"); left != resumed->numbers.end() && !left->second.empty())
     evaluation_left_ = left->second[0] > 0;
+  if (const auto task = resumed->numbers.find("task"); task != resumed->numbers.end() && !task_.restore(task->second))
+    throw ModelError(fmt::format("the checkpoint of step {} has {} numbers of a task, which are not this run's: it is of another model or "
+                                 "program", completed_, task->second.size()));
   if (const auto window = resumed->numbers.find("loss_window"); window != resumed->numbers.end()) loss_window_.restore(window->second);
 }
 

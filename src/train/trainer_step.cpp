@@ -62,7 +62,7 @@ void Trainer::train_step(int64_t step) {
 
   // The optimizer writes nothing when `skip` is set.
   const ProgressSection section("optimizer");
-  const double lr = learning_rate(config_.schedule, config_.optimizer.lr, config_.train.max_steps, step);
+  const double lr = learning_rate(config_.schedule, config_.optimizer.lr, config_.train.max_steps, step - steps_left_out());
   optimizer_->step(lr, multiplier.to(at::kFloat), skip);
   units_->invalidate_trained();
   units_->clear_gradients();
@@ -71,6 +71,7 @@ void Trainer::train_step(int64_t step) {
     loss_scale_.clamp_max_(kLargestLossScale);
   }
 
+  if (const at::Tensor number = task_.end_step(comm_); number.defined()) results[kTaskNumber].copy_(number);
   results[kLoss].copy_(loss);
   results[kGradNorm].copy_(grad_norm);
   results[kSkipped].copy_(overflow);
@@ -105,6 +106,17 @@ at::Tensor Trainer::forward_backward(const StepBatch& batch) {
   const ProgressSection section("backward");
   units_->finish_backward();
   return loss_sum;
+}
+
+int64_t Trainer::steps_left_out() const {
+  int64_t count = left_out_;
+  if (!skip_nonfinite_) return count;
+  // The step before this one is still under way. Waiting for it costs nothing: this one's forward and backward are queued behind it.
+  for (const PendingMetrics& pending : pending_) {
+    if (pending.done) pending.done->synchronize();
+    if (pending.values.const_data_ptr<double>()[kSkipped] > 0) ++count;
+  }
+  return count;
 }
 
 bool Trainer::clips_locally() const {

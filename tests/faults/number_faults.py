@@ -40,6 +40,10 @@ def skips(site):
     assert metrics[6]["grad_norm"] == "nan" and all(isinstance(m["grad_norm"], float) for m in metrics if m["step"] != 7), metrics
     # The skipped step changed nothing: step 8 starts from the weights after step 6, so all before equal the clean run's.
     assert [m["loss"] for m in metrics[:6]] == [m["loss"] for m in site.metrics("whole")[:6]]
+    # Nor does the schedule count it.
+    rates = [m["lr"] for m in site.metrics("whole")]
+    assert len(set(rates)) == len(rates), rates
+    assert [m["lr"] for m in metrics] == rates[:7] + rates[6:-1], (rates, metrics)
     run = site.train("output.dir=often", "train.on_nonfinite=skip", "train.max_steps=40", expect=70,
                      TRIREME_FAULT=f"nan@gradient:{name}:rank0")
     assert "(21 steps in a row)" in run.last_words(), run.text()[-2000:]

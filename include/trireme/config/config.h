@@ -71,6 +71,7 @@ struct EvalSection {
 struct PrecisionSection {
   std::optional<std::string> compute;  // default: bf16 on a GPU, fp32 on a CPU
   std::string frozen = "bf16";
+  std::string encoder = "compute";   // train_bert: compute | fp8
   std::optional<double> loss_scale;  // fp16: what the dynamic scale starts from
   bool operator==(const PrecisionSection&) const = default;
 };

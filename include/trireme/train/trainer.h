@@ -58,6 +58,8 @@ class Trainer {
   std::shared_ptr<c10::Event> record_event() const;
   /// The next step's time counts from here (after start-up, evaluations and saves).
   void start_clock();
+  /// Steps so far that numbers which were not finite left without an update: the schedule does not count them, as the optimizer does not.
+  int64_t steps_left_out() const;
   at::Tensor reduce_statistics(const at::Tensor& loss_sum, const StepBatch& batch);
   /// Whether optimizer.clip local means anything here: with one rank its own gradient is the sum.
   bool clips_locally() const;
@@ -125,6 +127,7 @@ class Trainer {
   double step_begin_time_ = 0, training_seconds_ = 0, block_seconds_ = 0;
   int64_t block_steps_ = 0, timed_steps_ = 0;
   int consecutive_skips_ = 0;
+  int64_t left_out_ = 0;         // of the steps reported, those whose numbers were not finite
   bool block_open_ = false;
   double last_loss_ = 0;
   Console console_;

@@ -1,0 +1,184 @@
+#pragma once
+// One pass over a matrix that leaves its FP8 codes in place and transposed, with the greatest
+// magnitude and, where wanted, the sums of its columns.
+
+#include "kernels/fp8/fp8.cuh"
+#include "kernels/launch.h"
+
+#include <type_traits>
+
+namespace trireme::kernels::tile {
+
+constexpr int kThreads = 256, kSide = 128, kCluster = 4, kWarps = kThreads / 32;
+
+struct Output {
+  uint8_t* data = nullptr;  // null: not wanted
+  uint8_t* transposed = nullptr;
+  const float* scale = nullptr;
+  float* amax = nullptr;  // null: not wanted
+  /// [ceil(rows / kSide), columns], one row for each row of tiles; written when kSums.
+  float* partial = nullptr;
+  int64_t rows = 0, columns = 0;
+  Fp8Format format = Fp8Format::kE4M3;
+};
+
+/// Where the values come from. `load` fetches what a pack of 16 bytes at element `at` needs; `value`
+/// makes the pack of it, whose first column is `column`. kCodes: packs hold FP8 codes already.
+template <class T>
+struct Plain {
+  using Element = T;
+  using Raw = Words<4>;
+  static constexpr bool kCodes = sizeof(T) == 1;
+  static constexpr int kBlocksPerSm = sizeof(T) == 4 ? 2 : 4;
+  const T* x;
+  __device__ Raw load(int64_t at) const {
+    return load_words(reinterpret_cast<const uint32_t*>(x + at));
+  }
+  __device__ Vec<T, 16 / sizeof(T)> value(const Raw& raw, int64_t /*column*/) const {
+    return as_pack<T>(raw);
+  }
+};
+
+/// A tile of 128 rows x 128 columns.
+///
+/// A thread takes 4 rows x 16 columns, transposes them in registers into one word (4 rows) for each
+/// column, and leaves the words in shared memory, where a column is 32 words = 128 rows. Of the
+/// words of column c, group q (16 bytes) lies at q ^ key(c): the 8 lanes that share rows write
+/// different columns of equal key order, the 8 lanes that read a column different groups of it,
+/// both without conflicts.
+template <class Source, bool kSums>
+__global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
+    kernel(const Source source, const Output a, int clusters_down) {
+  using T = typename Source::Element;
+  __shared__ __align__(16) uint32_t tile[kSide * kSide / 4];
+  __shared__ float column_parts[kSums ? kWarps : 1][kSums ? kSide : 1];
+  constexpr int kWidth = 16 / sizeof(T), kGroups = 16 / kWidth, kStride = 8 * kWidth,
+                kWords = kWidth / 4;  // of codes, four to a word
+  const int member = static_cast<int>(blockIdx.x) % (kCluster * kCluster),
+            group = static_cast<int>(blockIdx.x) / (kCluster * kCluster);
+  const int64_t row0 =
+      static_cast<int64_t>(group % clusters_down * kCluster + member % kCluster) * kSide;
+  const int64_t column0 =
+      static_cast<int64_t>(group / clusters_down * kCluster + member / kCluster) * kSide;
+  if (row0 >= a.rows || column0 >= a.columns) return;
+  const int lane = threadIdx.x % 8,
+            quad = threadIdx.x / 8;  // columns lane * kWidth + g * kStride + i, rows 4 * quad + j
+  const int64_t first = (row0 + 4 * quad) * a.columns + column0 + lane * kWidth;
+
+  const bool rows_here = row0 + 4 * quad < a.rows;
+  const auto columns_here = [&](int g) {
+    return column0 + lane * kWidth + g * kStride < a.columns;
+  };
+  typename Source::Raw in[4][kGroups] = {};
+  if (rows_here) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g)
+        if (columns_here(g)) in[j][g] = source.load(first + j * a.columns + g * kStride);
+  }
+
+  uint32_t codes[4][kGroups][kWords] = {};
+  if constexpr (Source::kCodes) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) codes[j][0][w] = in[j][0].word[w];
+  } else {
+    Amax<T> top;
+    const float scale = *a.scale;
+    float sums[kGroups][kWidth] = {};
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {
+        if (!rows_here || !columns_here(g)) continue;
+        const Vec<T, kWidth> value =
+            source.value(in[j][g], column0 + lane * kWidth + g * kStride);
+        top.add(value);
+        float v[kWidth];
+        to_floats(value, v);
+        if constexpr (kSums) {
+#pragma unroll
+          for (int i = 0; i < kWidth; ++i) sums[g][i] += v[i];
+        }
+        const auto packed = to_fp8(v, scale, a.format);
+#pragma unroll
+        for (int w = 0; w < kWords; ++w) codes[j][g][w] = packed.word[w];
+        if (a.data != nullptr) {
+          uint8_t* to = a.data + first + j * a.columns + g * kStride;
+          if constexpr (kWords == 2)
+            *reinterpret_cast<uint2*>(to) = make_uint2(codes[j][g][0], codes[j][g][1]);
+          else
+            *reinterpret_cast<uint32_t*>(to) = codes[j][g][0];
+        }
+      }
+    if (a.amax != nullptr) raise_amax_by_warp(a.amax, top.get());
+    if constexpr (kSums) {
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g)
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) {
+          float sum = sums[g][i];
+          sum += __shfl_xor_sync(0xffffffffu, sum, 8);
+          sum += __shfl_xor_sync(0xffffffffu, sum, 16);
+          if (threadIdx.x % 32 < 8)
+            column_parts[threadIdx.x / 32][lane * kWidth + g * kStride + i] = sum;
+        }
+    }
+  }
+
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g)
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      const uint32_t low = __byte_perm(codes[0][g][w], codes[1][g][w], 0x5140),
+                     low2 = __byte_perm(codes[2][g][w], codes[3][g][w], 0x5140);
+      const uint32_t high = __byte_perm(codes[0][g][w], codes[1][g][w], 0x7362),
+                     high2 = __byte_perm(codes[2][g][w], codes[3][g][w], 0x7362);
+      uint32_t* to =
+          tile + (lane * kWidth + g * kStride + w * 4) * (kSide / 4) + (quad ^ lane << 2);
+      to[0] = __byte_perm(low, low2, 0x5410);
+      to[kSide / 4] = __byte_perm(low, low2, 0x7632);
+      to[2 * (kSide / 4)] = __byte_perm(high, high2, 0x5410);
+      to[3 * (kSide / 4)] = __byte_perm(high, high2, 0x7632);
+    }
+  __syncthreads();
+
+  if constexpr (kSums) {
+    const int64_t column = column0 + threadIdx.x;
+    if (threadIdx.x < kSide && column < a.columns) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int warp = 0; warp < kWarps; ++warp) sum += column_parts[warp][threadIdx.x];
+      a.partial[row0 / kSide * a.columns + column] = sum;
+    }
+  }
+
+  // A warp writes 128 bytes of each of 4 columns.
+  const int64_t row = row0 + lane * 16;
+  if (row >= a.rows) return;
+#pragma unroll
+  for (int i = 0; i < kSide / 32; ++i) {
+    const int c = quad + i * 32, key = c / kWidth % 8;
+    if (column0 + c < a.columns)
+      store_whole(a.transposed + (column0 + c) * a.rows + row,
+                  reinterpret_cast<const int4*>(tile)[c * 8 + (lane ^ key)],
+                  streams(a.rows * a.columns));
+  }
+}
+
+/// rows and columns multiples of 16, pointers on 16-byte boundaries.
+template <bool kSums, class Source>
+cudaError_t launch(const Source& source, const Output& a, cudaStream_t stream) {
+  // Blocks that run together take a square of tiles, so that both what they read and what they
+  // write lies together in DRAM's pages.
+  const int64_t down = ceil_div(a.rows, kSide * kCluster),
+                across = ceil_div(a.columns, kSide * kCluster);
+  kernel<Source, kSums>
+      <<<static_cast<unsigned>(down * across * kCluster * kCluster), kThreads, 0, stream>>>(
+          source, a, static_cast<int>(down));
+  return cudaGetLastError();
+}
+
+}  // namespace trireme::kernels::tile

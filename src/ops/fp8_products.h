@@ -1,0 +1,33 @@
+#pragma once
+// Private to ops/: FP8 operands of trained layers from our kernel, and their products.
+
+#include "trireme/ops/fp8_training.h"
+
+namespace trireme {
+
+struct Fp8Matrix {
+  at::Tensor codes, inverse;
+};
+/// a b^T (+ bias) (+ sum) [M, N] in `dtype`; bias [N] or sum [M, N] undefined: none. Sums in the matrix engine are short
+/// ones (fast accumulation), as in the MLPerf submissions.
+at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarType dtype, const at::Tensor& bias_N = {},
+                       const at::Tensor& sum_MN = {});
+
+namespace bridge {
+
+/// x alone; or z = x, bias: gelu(z + bias); with dy: its gradient. Contiguous.
+struct OperandSource {
+  at::Tensor x, bias, dy;
+  GeluForm form = GeluForm::kErf;
+};
+#ifdef TRIREME_WITH_CUDA
+Fp8Operand fp8_operand(const OperandSource& source, const Fp8Tensor& scaling, bool want_sums);
+at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarType dtype, const at::Tensor& bias_N, const at::Tensor& sum_MN);
+#else
+inline Fp8Operand fp8_operand(const OperandSource&, const Fp8Tensor&, bool) { return {}; }
+inline at::Tensor fp8_product(const Fp8Matrix&, const Fp8Matrix&, at::ScalarType, const at::Tensor&, const at::Tensor&) { return {}; }
+#endif
+
+}  // namespace bridge
+
+}  // namespace trireme

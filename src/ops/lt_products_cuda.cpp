@@ -1,0 +1,142 @@
+// FP8 products through cuBLASLt itself: LibTorch's cannot add their result to a matrix.
+#include "fp8_products.h"
+
+#include "bridge_tools.h"
+
+#include <c10/cuda/CUDAGuard.h>
+#include <cublasLt.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <tuple>
+
+namespace trireme::bridge {
+
+namespace lt {
+namespace {
+
+constexpr size_t kWorkspaceBytes = size_t{32} << 20;
+
+void succeeded(cublasStatus_t status, const char* call) {
+  TRIREME_CHECK(status == CUBLAS_STATUS_SUCCESS, call, " of cuBLASLt: ", cublasLtGetStatusString(status));
+}
+
+template <class Handle, cublasStatus_t (*kDestroy)(Handle)>
+struct Owned {
+  Handle handle = nullptr;
+  Owned() = default;
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+  ~Owned() {
+    if (handle != nullptr) kDestroy(handle);
+  }
+};
+using Operation = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
+using Layout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
+using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
+
+template <class T>
+void set(const Operation& operation, cublasLtMatmulDescAttributes_t attribute, const T& value) {
+  succeeded(cublasLtMatmulDescSetAttribute(operation.handle, attribute, &value, sizeof(T)), "cublasLtMatmulDescSetAttribute");
+}
+
+cudaDataType_t type_of(const at::Tensor& x) {
+  switch (x.scalar_type()) {
+    case at::kFloat8_e4m3fn: return CUDA_R_8F_E4M3;
+    case at::kFloat8_e5m2: return CUDA_R_8F_E5M2;
+    case at::kHalf: return CUDA_R_16F;
+    case at::kBFloat16: return CUDA_R_16BF;
+    default:
+      TRIREME_CHECK(x.scalar_type() == at::kFloat, "no FP8 product with ", c10::toString(x.scalar_type()));
+      return CUDA_R_32F;
+  }
+}
+
+/// A row-major matrix [rows, columns] as cuBLASLt sees it: column-major, turned.
+void describe(Layout& layout, const at::Tensor& x) {
+  succeeded(cublasLtMatrixLayoutCreate(&layout.handle, type_of(x), static_cast<uint64_t>(x.size(1)), static_cast<uint64_t>(x.size(0)), x.size(1)),
+            "cublasLtMatrixLayoutCreate");
+}
+
+/// What the choice of an algorithm depends on: sizes, types, bias, sum.
+using Shape = std::tuple<int, int64_t, int64_t, int64_t, int, int, int, bool, bool>;
+
+cublasLtHandle_t handle_of(int device) {
+  static std::mutex mutex;
+  static std::map<int, cublasLtHandle_t> handles;  // as long as the process: the library frees what it holds
+  const std::lock_guard lock(mutex);
+  cublasLtHandle_t& handle = handles[device];
+  if (handle == nullptr) succeeded(cublasLtCreate(&handle), "cublasLtCreate");
+  return handle;
+}
+
+}  // namespace
+}  // namespace lt
+
+at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarType dtype, const at::Tensor& bias_N, const at::Tensor& sum_MN) {
+  using namespace lt;
+  const at::Tensor &a = a_MK.codes, &b = b_NK.codes;
+  const c10::cuda::CUDAGuard guard(a.device());
+  const at::Tensor out = at::empty({a.size(0), b.size(0)}, a.options().dtype(dtype));
+  const at::Tensor sum = sum_MN.defined() ? sum_MN.contiguous() : out;
+  TRIREME_CHECK(sum.sizes() == out.sizes() && sum.scalar_type() == dtype, "an FP8 product ", out.sizes(), " of ", dtype, " is to be added to ",
+                sum.sizes(), " of ", sum.scalar_type());
+  TRIREME_CHECK(a.is_contiguous() && b.is_contiguous(), "operands of an FP8 product must be contiguous");
+  Operation operation;
+  succeeded(cublasLtMatmulDescCreate(&operation.handle, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
+  // out^T = b a^T, both with their inner dimension in front.
+  set(operation, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
+  set(operation, CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
+  set(operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1});
+  const void *b_inverse = b_NK.inverse.const_data_ptr(), *a_inverse = a_MK.inverse.const_data_ptr();
+  set(operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, b_inverse);
+  set(operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, a_inverse);
+  if (bias_N.defined()) {
+    TRIREME_CHECK(bias_N.numel() == b.size(0) && bias_N.scalar_type() == dtype, "an FP8 product ", out.sizes(), " of ", dtype, " with a bias ",
+                  bias_N.sizes(), " of ", bias_N.scalar_type());
+    const void* bias = bias_N.const_data_ptr();
+    set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+    set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    set(operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(bias_N));
+  }
+  Layout layout_b, layout_a, layout_out;
+  describe(layout_b, b);
+  describe(layout_a, a);
+  describe(layout_out, out);
+
+  const int device = a.device().index();
+  const cublasLtHandle_t handle = handle_of(device);
+  static std::mutex mutex;
+  static std::map<Shape, cublasLtMatmulAlgo_t> chosen;
+  const Shape shape{device, a.size(0), b.size(0), a.size(1), type_of(a), type_of(b), type_of(out), bias_N.defined(), sum_MN.defined()};
+  cublasLtMatmulAlgo_t algorithm;
+  {
+    const std::lock_guard lock(mutex);
+    auto found = chosen.find(shape);
+    if (found == chosen.end()) {
+      Preference preference;
+      succeeded(cublasLtMatmulPreferenceCreate(&preference.handle), "cublasLtMatmulPreferenceCreate");
+      succeeded(cublasLtMatmulPreferenceSetAttribute(preference.handle, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &kWorkspaceBytes,
+                                                     sizeof(kWorkspaceBytes)),
+                "cublasLtMatmulPreferenceSetAttribute");
+      cublasLtMatmulHeuristicResult_t best{};
+      int count = 0;
+      succeeded(cublasLtMatmulAlgoGetHeuristic(handle, operation.handle, layout_b.handle, layout_a.handle, layout_out.handle, layout_out.handle,
+                                               preference.handle, 1, &best, &count),
+                "cublasLtMatmulAlgoGetHeuristic");
+      TRIREME_CHECK(count > 0, "cuBLASLt has no FP8 product of ", a.sizes(), " and ", b.sizes());
+      found = chosen.emplace(shape, best.algo).first;
+    }
+    algorithm = found->second;
+  }
+  const at::Tensor workspace = at::empty({static_cast<int64_t>(kWorkspaceBytes)}, a.options().dtype(at::kByte));
+  const float one = 1, beta = sum_MN.defined() ? 1.0f : 0.0f;
+  succeeded(cublasLtMatmul(handle, operation.handle, &one, b.const_data_ptr(), layout_b.handle, a.const_data_ptr(), layout_a.handle, &beta,
+                           sum.const_data_ptr(), layout_out.handle, out.mutable_data_ptr(), layout_out.handle, &algorithm,
+                           workspace.mutable_data_ptr(), kWorkspaceBytes, stream_of(a)),
+            "cublasLtMatmul");
+  return out;
+}
+
+}  // namespace trireme::bridge
