@@ -137,10 +137,24 @@ HangReport analyse(const std::vector<RankView>& views) {
   };
   const auto blame = [&](std::vector<int> ranks) { report.culprits = std::move(ranks); };
 
+  // The end of what is queued on a GPU is noted by threads of the process, and a stopped one notes nothing more: there the others' word counts.
+  const auto finished_elsewhere = [&](uint64_t sequence) {
+    for (const RankView& view : views)
+      for (const auto& entry : view.history)
+        if (entry.sequence == sequence && entry.ended_ago >= 0) return true;
+    return false;
+  };
+  const auto unfinished = [&](const RankView& view) -> const RankView::Collective* {
+    const bool outdated = view.stopped || view.dead || view.silent_for > kSilent;
+    for (const auto& entry : view.history)
+      if (entry.ended_ago < 0 && !(outdated && finished_elsewhere(entry.sequence))) return &entry;
+    return nullptr;
+  };
+
   // The collective that everybody waits for: the oldest that somebody has begun and not finished.
   const RankView::Collective* stuck = nullptr;
   for (const RankView& view : views)
-    if (const auto* open = view.unfinished(); open != nullptr && (stuck == nullptr || open->sequence < stuck->sequence)) stuck = open;
+    if (const auto* open = unfinished(view); open != nullptr && (stuck == nullptr || open->sequence < stuck->sequence)) stuck = open;
 
   std::vector<int> odd;
   if (const std::string desync = find_desync(views, &odd); !desync.empty()) {
@@ -153,7 +167,7 @@ HangReport analyse(const std::vector<RankView>& views) {
     if (!view.answered) absent.push_back(view.rank);
     else if (stuck != nullptr && view.last_begun() < stuck->sequence) behind.push_back(view.rank);
     else if (view.stopped || view.dead || view.silent_for > kSilent) silent.push_back(view.rank);
-    else if (const auto* open = view.unfinished(); stuck != nullptr && (open == nullptr || open->waiting_for < 0)) idle.push_back(view.rank);
+    else if (const auto* open = unfinished(view); stuck != nullptr && (open == nullptr || open->waiting_for < 0)) idle.push_back(view.rank);
   }
   const std::string where = stuck != nullptr ? stuck->name() : "the next collective";
   if (!behind.empty()) {

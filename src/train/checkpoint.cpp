@@ -178,8 +178,18 @@ void Checkpoints::start(const NamedTensors& state, const LoopState& loop) {
     failed(first);
     return give_up_after_failures();
   }
-  writer_.snapshot(pieces(state));
-  fault_point("save:snapshot", comm_.rank(), loop.completed_steps);
+  try {
+    fault_point("save:copy", comm_.rank(), loop.completed_steps);
+    writer_.snapshot(pieces(state));
+  } catch (const std::exception& error) {
+    const std::string_view text = error.what();
+    problem = fmt::format("rank {}: the state could not be copied to host memory: {}", comm_.rank(), text.substr(0, text.find('\n')));
+  }
+  for (const std::string& text : comm_.all_gather_host(problem)) {
+    if (text.empty()) continue;
+    failed(text);
+    return give_up_after_failures();
+  }
   writer_.start(
       temporary(loop.completed_steps) / fmt::format("rank-{:05}.safetensors", comm_.rank()),
       comm_.rank(), loop.completed_steps);

@@ -4,11 +4,13 @@
 #include "trireme/base/fault.h"
 #include "trireme/base/file.h"
 #include "trireme/base/hash.h"
+#include "trireme/base/log.h"
 #include "trireme/base/time.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -37,7 +39,18 @@ CheckpointWriter::~CheckpointWriter() {
 
 void CheckpointWriter::make_room(size_t i, const at::Tensor& source) {
   if (host_[i].defined() && host_[i].numel() == source.numel() && host_[i].scalar_type() == source.scalar_type()) return;
-  host_[i] = at::empty({source.numel()}, source.options().device(at::kCPU).pinned_memory(!source.is_cpu()));
+  const auto options = source.options().device(at::kCPU);
+  if (!source.is_cpu() && pinned_) {
+    try {
+      host_[i] = at::empty({source.numel()}, options.pinned_memory(true));
+      return;
+    } catch (const c10::Error& error) {
+      pinned_ = false;
+      log_warn(fmt::format("no pinned host memory for the copies of saves ({}): other memory is taken, and steps wait longer for them",
+                           error.what_without_backtrace()));
+    }
+  }
+  host_[i] = at::empty({source.numel()}, options);
 }
 
 void CheckpointWriter::prepare(const std::vector<PieceSource>& pieces) {
@@ -49,7 +62,7 @@ void CheckpointWriter::prepare(const std::vector<PieceSource>& pieces) {
       const c10::DeviceGuard guard(pieces[0].tensor.device());
       for (size_t i = 0; i < pieces.size(); ++i) make_room(i, pieces[i].tensor);
     } catch (const std::exception&) {
-      // The snapshot takes what is missing, or fails where its caller hears of it.
+      // The snapshot takes what is missing, or that save fails.
     }
   });
 }

@@ -27,8 +27,8 @@ class CheckpointWriter {
   /// Takes the host memory of GPU tensors beforehand, on a thread of its own: pinning tens of gibibytes takes seconds, which the first
   /// snapshot would otherwise wait for.
   void prepare(const std::vector<PieceSource>& pieces);
-  /// Copies the pieces into host memory that is kept from save to save: pinned for GPU tensors, whose copies are only queued on the
-  /// current stream.
+  /// Copies the pieces into host memory that is kept from save to save: pinned for GPU tensors (where it can be had), whose copies are
+  /// only queued on the current stream.
   void snapshot(const std::vector<PieceSource>& pieces);
   /// Starts writing the snapshot to `path`; nothing is written when there are no pieces.
   void start(const std::filesystem::path& path, int rank, int64_t step);
@@ -45,6 +45,7 @@ class CheckpointWriter {
   void make_room(size_t i, const at::Tensor& source);
   std::vector<CheckpointPiece> pieces_;
   std::vector<at::Tensor> host_;
+  bool pinned_ = true;  // until it cannot be had
   std::unique_ptr<c10::Event> copied_;  // null on CPUs
   std::thread thread_, preparing_;
   std::atomic<bool> finished_ = true;

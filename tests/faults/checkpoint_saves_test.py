@@ -162,6 +162,12 @@ def writer_fails(site):
         site.run(f"output.dir={run}", ranks=2)
         site.same(run, ranks=2)
         site.report(f"F36 rank {rank}'s writer throws three times", "exit 73 on all ranks, step-2 whole, resumed to equal losses", done.seconds)
+    done = site.run("output.dir=copy", ranks=2, faults="fail@save:copy:rank1:step6")
+    failed = site.metrics("copy", "save_failed")
+    assert [f["step"] for f in failed] == [6] and "rank 1: the state could not be copied to host memory" in failed[0]["reason"], failed
+    assert [s["step"] for s in site.metrics("copy", "save")] == [step for step in range(2, STEPS, 2) if step != 6] and site.leftovers("copy") == []
+    site.same("copy", ranks=2)
+    site.report("F36 one rank has no memory for the copy", "warning and event, the next save is whole, training went on", done.seconds)
     done = site.run("output.dir=commit", ranks=2, faults="fail@save:after_shards:step6")
     assert [f["step"] for f in site.metrics("commit", "save_failed")] == [6]
     site.report("F36 the commit throws", "warning and event, training went on", done.seconds)

@@ -161,10 +161,10 @@ def lost_rank(site, victim, devices):
     driver = [f"{site.args.bin}/../tests/rank_driver", "1000000"]
     for fault, limit, words in ((f"sigkill@rank{victim}:step50", 10, rf"rank {victim} on {HOST} \(process \d+\) died in step (49|50)"),
                                 (f"crash@rank{victim}:step50", 10, rf"rank {victim} on {HOST} \(process \d+\) died in step (49|50)"),
-                                (f"sigstop@rank{victim}:step50", 13, rf"rank {victim} on {HOST} never reached #\d+ all_reduce\[1048576\] on world \(step 50.*stopped"),
-                                (f"sleep@reduce:rank{victim}:step50:600s", 13, rf"rank {victim} on {HOST} never reached #\d+ all_reduce\[1048576\] on world \(step 50")):
+                                (f"sigstop@rank{victim}:step50", 16, rf"rank {victim} on {HOST} never reached #\d+ all_reduce\[1048576\] on world \(step 50.*stopped"),
+                                (f"sleep@reduce:rank{victim}:step50:600s", 16, rf"rank {victim} on {HOST} never reached #\d+ all_reduce\[1048576\] on world \(step 50")):
         kind = fault.split("@")[0]
-        ranks = start_ranks(site, 2, f"{kind}{victim}", command=driver, CUDA_VISIBLE_DEVICES=devices, TRIREME_FAULT=fault, TRIREME_HANG_SECONDS="3")
+        ranks = start_ranks(site, 2, f"{kind}{victim}", command=driver, CUDA_VISIBLE_DEVICES=devices, TRIREME_FAULT=fault, TRIREME_HANG_SECONDS="6")
         begin = wait_for(ranks, "fault injected", 60)
         codes, texts = end_ranks(ranks, limit)
         took = time.time() - begin

@@ -103,6 +103,18 @@ TEST(HangReport, SilentAndUnreachable) {
   EXPECT_NE(analyse(views).sentence.find("rank 2 on node1 did not answer"), std::string::npos) << analyse(views).sentence;
 }
 
+TEST(HangReport, AStoppedRankHasFinishedWhatOthersHave) {
+  // A GPU's collectives as a process sees them that was stopped before it looked: begun, not known to have ended.
+  std::vector<RankView> views = {view(0, {{"all_gather", 8}, {"all_reduce", 1024}, {"all_reduce", 1024}}, true), view(1, kTwo, false)};
+  for (auto& entry : views[1].history) entry.ended_ago = -1;
+  views[1].stopped = true;
+  EXPECT_EQ(analyse(views).sentence, "rank 1 on node0 never reached #3 all_reduce[1024] on world (step 7, stopped)");
+  EXPECT_EQ(analyse(views).culprits, std::vector<int>{1});
+  // What nobody has finished is where it stands; and a rank that runs knows best itself.
+  views[0] = view(0, kTwo, true);
+  EXPECT_NE(analyse(views).sentence.find("rank 1 on node0 stopped inside #2 all_reduce[1024] on world"), std::string::npos) << analyse(views).sentence;
+}
+
 // --- processes ---------------------------------------------------------------------------------------------------------------------
 
 int free_port() {
