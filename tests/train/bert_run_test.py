@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -172,6 +173,7 @@ def fp8(s):
     assert sorted(os.listdir(f"{s.work}/whole/checkpoints"))[-1].endswith("10"), os.listdir(f"{s.work}/whole/checkpoints")
     with open(f"{s.work}/whole/model/model.safetensors", "rb") as file:
         weights = file.read()
+    shutil.rmtree(f"{s.work}/whole/model")  # as a run that died before its end
     s.train(*encoder, "output.dir=whole", "output.save_every_samples=40")
     assert [m["loss"] for m in s.metrics("whole")] == whole
     with open(f"{s.work}/whole/model/model.safetensors", "rb") as file:
