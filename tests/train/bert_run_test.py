@@ -165,6 +165,8 @@ def fp8(s):
     s.train(*encoder, "output.dir=plain", "precision.encoder=compute")
     s.train(*encoder, "output.dir=whole", "output.save_every_samples=40")
     s.train(*encoder, "output.dir=two", ranks=2)
+    s.train(*encoder, "output.dir=again", "parallel.recompute=full")
+    assert [m["loss"] for m in s.metrics("again")] == [m["loss"] for m in s.metrics("whole")], "what backward forms again differs"
     plain, whole, two = ([m["loss"] for m in s.metrics(name)] for name in ("plain", "whole", "two"))
     worst = [max(abs(a / b - 1) for a, b in zip(losses, whole)) for losses in (plain, two)]
     print(f"losses differ by {worst[0]:.1e} from the compute type's, by {worst[1]:.1e} on two ranks")
