@@ -4,6 +4,8 @@
 #
 #   scripts/bench/bert.sh SHAPE STEPS [RANKS] [ROWS] [--set key=value …]
 #
+#   scripts/bench/bert.sh large 60 1 48 --set precision.compute=fp16 --set precision.loss_scale=1024 --set precision.encoder=fp8
+#
 # SHAPE: large | base | tiny; ROWS: rows per GPU and step (48). Prints the run's log, one summary line (median sequences/s per GPU of all
 # steps but the first five, peak memory) and the profile of one step by kind of kernel. BIN names the folder of the binaries (default
 # build/release/bin). PROFILE=0 leaves the profile out.
@@ -48,7 +50,7 @@ if steps:
           f"{statistics.median(rates):.1f} sequences/s per GPU, mfu {statistics.median(l['mfu'] or 0 for l in steps):.3f}, "
           f"peak {max(l['memory_gib'] for l in steps):.1f} GiB, loss {train[0]['loss']:.4f} -> {train[-1]['loss']:.4f}")
 for trace in glob.glob(f"{run}/profile/step-*.json"):
-    kinds = [("attention", ("flash_", "ttention")), ("gemm", ("nvjet", "gemm", "cublas", "xmma", "cutlass")), ("layer norm", ("LayerNorm",)),
+    kinds = [("attention", ("flash_", "ttention", "kernels::forward::", "kernels::backward::")), ("gemm", ("nvjet", "gemm", "cublas", "xmma", "cutlass")), ("FP8 codes", ("tile::kernel",)), ("layer norm", ("LayerNorm",)),
              ("gelu", ("Gelu",)), ("embedding", ("mbedding",)), ("cross-entropy", ("CrossEntropy",)),
              ("optimizer", ("moments_kernel", "apply_kernel", "squares_kernel", "global_square")), ("dropout", ("dropout",)),
              ("communication", ("nccl",)), ("copy and fill", ("CatArray", "copy", "Memcpy", "Memset", "FillFunctor", "foreach")),

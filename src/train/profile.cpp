@@ -30,7 +30,7 @@ std::set<ActivityType> activities(bool gpu) {
 
 /// Classes by what appears in a kernel's name; the first that matches.
 const char* class_of(const std::string& name) {
-  constexpr std::array<std::pair<const char*, const char*>, 24> kClasses = {{
+  constexpr std::array<std::pair<const char*, const char*>, 27> kClasses = {{
       {"nccl", "NCCL"},
       {"Memcpy PtoP", "peer copies"},
       {"Memcpy", "copies"},
@@ -38,6 +38,9 @@ const char* class_of(const std::string& name) {
       {"cudnn_generated_fort_native_sdpa", "attention"},
       {"flash", "attention"},
       {"fmha", "attention"},
+      {"kernels::forward::", "attention"},
+      {"kernels::backward::", "attention"},
+      {"tile::kernel", "quantisation"},
       {"e4m3", "FP8 products"},
       {"gemm", "products"},
       {"nvjet", "products"},

@@ -48,6 +48,7 @@ class Generator {
     if (coin()) c.precision.compute = word({"fp32", "bf16", "fp16"});
     if (c.precision.compute == "fp16" && coin()) c.precision.loss_scale = 1 + 1000 * fraction();
     c.precision.frozen = c.lora && coin() ? "fp8" : "bf16";
+    c.precision.encoder = coin() ? "fp8" : "compute";
     c.parallel = {coin() ? word({"auto", "world"}) : std::to_string(integer(1, 1024)),
                   word({"auto", "none", "mlp", "full"})};
     c.output.dir = path();

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -60,8 +61,9 @@ def exit_codes(s):
     done = s.train("eval.target_accuracyy=0.7", "lora.r=4", "parallel.recompute=mlp", expect=2)
     assert "Did you mean 'target_accuracy'" in done.stderr.replace("eval.target_accuracy'", "target_accuracy'"), done.stderr
     assert "train_bert trains all parameters" in done.stderr and "parallel.recompute mlp" in done.stderr, done.stderr
-    done = s.train("train.loss=rank_mean", "eval.target_accuracy=0.7", "optimizer.clip=local", "eval.samples=3", expect=2, program="train_llama")
-    for key in ("train.loss", "eval.target_accuracy", "optimizer.clip", "eval.samples", "batch.packing_rate"):
+    done = s.train("train.loss=rank_mean", "eval.target_accuracy=0.7", "optimizer.clip=local", "eval.samples=3", "precision.encoder=fp8", expect=2,
+                   program="train_llama")
+    for key in ("precision.encoder", "train.loss", "eval.target_accuracy", "optimizer.clip", "eval.samples", "batch.packing_rate"):
         assert key in done.stderr, (key, done.stderr)
     done = s.train("precision.loss_scale=1024", expect=2)
     assert "precision.loss_scale" in done.stderr
@@ -157,6 +159,29 @@ def ranks(s):
             assert samples == counted
 
 
+def fp8(s):
+    """The encoder in FP8, emulated: losses as without, the same on two ranks but for the first step's scales, and resumed to the bit."""
+    encoder = ("precision.encoder=fp8", "train.max_steps=12", "batch.micro_batch_size=4")
+    s.train(*encoder, "output.dir=plain", "precision.encoder=compute")
+    s.train(*encoder, "output.dir=whole", "output.save_every_samples=40")
+    s.train(*encoder, "output.dir=two", ranks=2)
+    s.train(*encoder, "output.dir=again", "parallel.recompute=full")
+    assert [m["loss"] for m in s.metrics("again")] == [m["loss"] for m in s.metrics("whole")], "what backward forms again differs"
+    plain, whole, two = ([m["loss"] for m in s.metrics(name)] for name in ("plain", "whole", "two"))
+    worst = [max(abs(a / b - 1) for a, b in zip(losses, whole)) for losses in (plain, two)]
+    print(f"losses differ by {worst[0]:.1e} from the compute type's, by {worst[1]:.1e} on two ranks")
+    assert 0 < worst[0] < 5e-3 and worst[1] < 2e-3, (plain, whole, two)
+    # The newest checkpoint is of step 10: its last two steps again, with the scales that it kept.
+    assert sorted(os.listdir(f"{s.work}/whole/checkpoints"))[-1].endswith("10"), os.listdir(f"{s.work}/whole/checkpoints")
+    with open(f"{s.work}/whole/model/model.safetensors", "rb") as file:
+        weights = file.read()
+    shutil.rmtree(f"{s.work}/whole/model")  # as a run that died before its end
+    s.train(*encoder, "output.dir=whole", "output.save_every_samples=40")
+    assert [m["loss"] for m in s.metrics("whole")] == whole
+    with open(f"{s.work}/whole/model/model.safetensors", "rb") as file:
+        assert file.read() == weights, "a resumed run ends in other weights"
+
+
 def local_clip(s):
     # The benchmark's way depends on the ranks: means of ranks, each rank's gradient clipped by itself. One rank has nothing to choose.
     for clip in ("local", "global"):
@@ -238,12 +263,37 @@ def preset(s):
     print(next(line for line in done.stdout.splitlines() if "total" in line).strip())
 
 
+def write_text(directory):
+    """Articles that keep to one of eight words: what is masked, its neighbours tell. Training text in two parts, and an evaluation's."""
+    words = ["north", "east", "south", "west", "spring", "summer", "autumn", "winter"]
+    with open(f"{directory}/vocab.txt", "w") as out:
+        out.write("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]) + "\n")
+    os.makedirs(f"{directory}/text")
+    rng = np.random.default_rng(7)
+    for name, articles in (("text/part-00000", 24), ("text/part-00001", 24), ("eval.txt", 24)):
+        with open(f"{directory}/{name}", "w") as out:
+            for article in range(articles):
+                out.writelines(" ".join([words[article % 8]] * rng.integers(3, 9)) + "\n" for _ in range(10))
+                out.write("\n")
+
+
 def learning(s):
-    """Words that their neighbours tell are learnt: accuracy rises far above chance, on two ranks."""
-    os.makedirs(f"{s.work}/plain")
-    site.write_data(f"{s.work}/plain", 256, valid=80, pattern=True)
-    s.train("train.max_steps=400", "optimizer.lr=1.0e-2", "eval.every_samples=1600", "output.dir=learns", "model.pad_vocab_to=8",
-            "optimizer.weight_decay=0.01", "data.train=plain/packed", "data.valid=plain/eval.hdf5", "batch.micro_batch_size=4", ranks=2)
+    """From text to a model: instances, packs and evaluation set as a user makes them; on two ranks accuracy rises far above chance."""
+    write_text(s.work)
+    sizes = ["--seq-length", str(site.LENGTH), "--max-predictions", "5"]
+
+    def prepare(*arguments):
+        done = subprocess.run([f"{s.args.bin}/trireme", "data", "bert", *arguments], cwd=s.work, capture_output=True, text=True)
+        assert done.returncode == 0, (arguments, done.stdout + done.stderr)
+
+    prepare("instances", "--input", "text", "--vocab", "vocab.txt", "--output", "instances", "--dupe-factor", "4", *sizes)
+    prepare("pack", "--input", "instances", "--output", "made", "--shards", "2")
+    prepare("eval", "--input", "eval.txt", "--vocab", "vocab.txt", "--output", "made-eval/part_eval.hdf5", "--count", "80", "--dupe-factor", "4", *sizes)
+    prepare("verify", "--input", "made", "made-eval", "--seq-length", str(site.LENGTH), "--vocab-size", str(site.VOCAB))
+    with h5py.File(f"{s.work}/made/part_00000") as shard:
+        assert max(len(lengths) for lengths in shard["packed_input_len"][:]) > 1, "no row has more than one sequence"
+    s.train("train.max_steps=80", "optimizer.lr=1.0e-2", "eval.every_samples=320", "output.dir=learns", "model.pad_vocab_to=8",
+            "optimizer.weight_decay=0.01", "data.train=made", "data.valid=made-eval", "batch.micro_batch_size=4", ranks=2)
     accuracies = [line["mlm_accuracy"] for line in s.metrics("learns", "eval")]
     print("accuracy:", accuracies)
     # One of eight words is right by chance.
@@ -281,7 +331,7 @@ def main():
     parser.add_argument("--mpirun", required=True)
     parser.add_argument("--case", required=True)
     args = parser.parse_args()
-    cases = {"exit-codes": exit_codes, "stop-and-resume": stop_and_resume, "ranks": ranks, "local-clip": local_clip, "mlperf-log": mlperf_log, "preset": preset, "learning": learning,
+    cases = {"exit-codes": exit_codes, "stop-and-resume": stop_and_resume, "ranks": ranks, "fp8": fp8, "local-clip": local_clip, "mlperf-log": mlperf_log, "preset": preset, "learning": learning,
              "export": exported}
     with tempfile.TemporaryDirectory() as work:
         cases[args.case](Site(args, work))
