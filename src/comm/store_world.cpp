@@ -27,6 +27,9 @@ using StorePtr = c10::intrusive_ptr<c10d::TCPStore>;
 constexpr milliseconds kWithoutLimit = std::chrono::hours(24 * 7);
 /// Ranks that part have nothing left to do: one that does not come has been ended by somebody.
 constexpr milliseconds kParting = std::chrono::seconds(60);
+/// While ranks are awaited: how often the store is asked, and the key of the sentence about those that did not come.
+constexpr milliseconds kAsking{50};
+constexpr const char* kAbsent = "absent";
 
 std::vector<uint8_t> bytes(const std::string& text) { return {text.begin(), text.end()}; }
 std::string text_of(const std::vector<uint8_t>& data) { return {data.begin(), data.end()}; }
@@ -171,16 +174,29 @@ class TcpStoreWorld final : public StoreWorld {
     std::vector<std::string> keys;
     for (int rank = 0; rank < launch_.world_size; ++rank) keys.push_back(fmt::format("here/{}", rank));
     while (!present(keys)) {
+      // Who gives up first says so to all: rank 0's store, which they ask, ends with it.
+      if (present({kAbsent})) throw ConfigError(fmt::format("rank {}: {}", launch_.rank, verdict()));
       if (std::chrono::steady_clock::now() < deadline) {
-        std::this_thread::sleep_for(milliseconds(50));
+        std::this_thread::sleep_for(kAsking);
         continue;
       }
       std::vector<int> absent;
       for (int rank = 0; rank < launch_.world_size; ++rank)
         if (!present({keys[static_cast<size_t>(rank)]})) absent.push_back(rank);
-      throw ConfigError(fmt::format("rank {}: rank{} {} of {} did not arrive at {} within {} s (TRIREME_RENDEZVOUS_SECONDS); the other ranks "
-                                    "did", launch_.rank, absent.size() > 1 ? "s" : "", fmt::join(absent, ", "), launch_.world_size, place(),
-                                    limit_seconds()));
+      const std::string sentence =
+          fmt::format("rank{} {} of {} did not arrive at {} within {} s (TRIREME_RENDEZVOUS_SECONDS); the other ranks did",
+                      absent.size() > 1 ? "s" : "", fmt::join(absent, ", "), launch_.world_size, place(), limit_seconds());
+      store_->set(kAbsent, bytes(sentence));
+      if (launch_.rank == 0) std::this_thread::sleep_for(10 * kAsking);
+      throw ConfigError(fmt::format("rank {}: {}", launch_.rank, sentence));
+    }
+  }
+
+  std::string verdict() const {
+    try {
+      return text_of(store_->get(kAbsent));
+    } catch (const std::exception&) {
+      return fmt::format("rank 0 at {} gave up waiting for ranks that its own message names", place());
     }
   }
 

@@ -96,16 +96,16 @@ def changed_data(site):
 
 def races(site):
     """F33: a second run in the same directory; a reader while checkpoints come and go."""
-    process = site.start(EVERY, "output.dir=shared", ranks=2, faults="sleep@step:step6:4s")
+    process = site.start(EVERY, "output.dir=shared", ranks=2, faults="sleep@step:step6:10s")
     begin = time.time()
     while not site.whole("shared"):
         assert process.poll() is None and time.time() - begin < 60, process.communicate()[1]
         time.sleep(0.05)
+    pruned = subprocess.run([f"{site.args.bin}/trireme", "checkpoint", "prune", f"{site.work}/shared"], capture_output=True, text=True)
+    assert pruned.returncode == 73 and "a run is training in" in pruned.stderr, (process.poll(), pruned.stdout, pruned.stderr)
     second = site.run(EVERY, "output.dir=shared", ranks=2, expect=73)
     owner = "in use by another run (run "
     assert owner in second.err and "on host" in second.err and "process" in second.err, second.err
-    pruned = subprocess.run([f"{site.args.bin}/trireme", "checkpoint", "prune", f"{site.work}/shared"], capture_output=True, text=True)
-    assert pruned.returncode == 73 and "a run is training in" in pruned.stderr, pruned.stderr
     listings = 0
     while process.poll() is None:
         listed = subprocess.run([f"{site.args.bin}/trireme", "checkpoint", "ls", f"{site.work}/shared"], capture_output=True, text=True)
