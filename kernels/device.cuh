@@ -146,6 +146,30 @@ __device__ inline Vec<T, kWidth> add(const Vec<T, kWidth>& a, const Vec<T, kWidt
   }
 }
 
+/// The products, rounded once; as add().
+template <class T, int kWidth>
+__device__ inline Vec<T, kWidth> multiply(const Vec<T, kWidth>& a, const Vec<T, kWidth>& b) {
+  if constexpr (sizeof(T) == 2 && kWidth % 2 == 0) {
+    const auto x = __builtin_bit_cast(Words<kWidth / 2>, a),
+               y = __builtin_bit_cast(Words<kWidth / 2>, b);
+    Words<kWidth / 2> product;
+#pragma unroll
+    for (int i = 0; i < kWidth / 2; ++i) {
+      if constexpr (__is_same(T, __half))
+        asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product.word[i]) : "r"(x.word[i]), "r"(y.word[i]));
+      else
+        asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product.word[i]) : "r"(x.word[i]), "r"(y.word[i]));
+    }
+    return __builtin_bit_cast(Vec<T, kWidth>, product);
+  } else {
+    Vec<T, kWidth> product;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i)
+      product.value[i] = from_float<T>(to_float(a.value[i]) * to_float(b.value[i]));
+    return product;
+  }
+}
+
 /// The same sixteen bytes in four registers. What is computed from the result is computed there:
 /// the compiler neither keeps unpacked copies from before nor holds 16-bit elements in registers of
 /// their own.

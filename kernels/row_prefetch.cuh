@@ -8,20 +8,28 @@
 
 namespace trireme::kernels {
 
-/// Where a thread stands: blockDim = (threads of a row, rows of a block), pack p of a thread is
-/// pack threadIdx.x + p * blockDim.x.
+/// Where a thread stands: blockDim = (threads of a row, rows of a block). kWhole: every thread has
+/// all its packs, side by side for its warp, so that one address with constant offsets serves and
+/// nothing is asked of a pack. Otherwise pack p of a thread is pack threadIdx.x + p * blockDim.x.
+template <int kWholePacks = 0>
 struct RowCursor {
   int64_t rows, row, step;
   int packs;     // of a row
+  int first;     // this thread's
   int turn = 0;  // of two
 
   __device__ RowCursor(int64_t num_rows, int packs_of_row)
       : rows(num_rows),
         row(static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y),
         step(static_cast<int64_t>(gridDim.x) * blockDim.y),
-        packs(packs_of_row) {}
-  __device__ int index(int p) const { return static_cast<int>(threadIdx.x + p * blockDim.x); }
-  __device__ bool holds(int p) const { return index(p) < packs; }
+        packs(packs_of_row),
+        first(static_cast<int>(kWholePacks == 0
+                                   ? threadIdx.x
+                                   : threadIdx.x / 32 * 32 * kWholePacks + threadIdx.x % 32)) {}
+  __device__ int index(int p) const {
+    return first + p * (kWholePacks == 0 ? static_cast<int>(blockDim.x) : 32);
+  }
+  __device__ bool holds(int p) const { return kWholePacks != 0 || index(p) < packs; }
   __device__ bool active() const { return row < rows; }
   __device__ void advance() {
     row += step;
@@ -45,22 +53,23 @@ class RowPrefetch {
   static constexpr int bytes_of_thread() { return kStages * kPacks * kBytes; }
 
   /// Asks for the cursor's row (ahead = 0) or the one after it.
-  __device__ void ask(const RowCursor& cursor, int ahead) {
+  template <class Cursor>
+  __device__ void ask(const Cursor& cursor, int ahead) {
     if (!used_) return;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p)
       fetch(slot(ahead, p), p, cursor, cursor.row + ahead * cursor.step);
   }
   /// This row's pack, once start_row() has returned; it stays where it is.
-  template <class V>
-  __device__ V peek(int p, const RowCursor& cursor) const {
+  template <class V, class Cursor>
+  __device__ V peek(int p, const Cursor& cursor) const {
     static_assert(sizeof(V) == kBytes);
     return *reinterpret_cast<const V*>(slot(kStages == 2 ? cursor.turn : 0, p));
   }
   /// The same for the last time. Asks for the pack of the row kStages turns
   /// ahead, which end_row() closes.
-  template <class V>
-  __device__ V take(int p, const RowCursor& cursor) {
+  template <class V, class Cursor>
+  __device__ V take(int p, const Cursor& cursor) {
     static_assert(sizeof(V) == kBytes);
     char* from = slot(kStages == 2 ? cursor.turn : 0, p);
     const V value = *reinterpret_cast<const V*>(from);
@@ -72,7 +81,8 @@ class RowPrefetch {
   __device__ char* slot(int stage, int p) const {
     return slot_ + (stage * kPacks + p) * block_threads_ * kBytes;
   }
-  __device__ void fetch(char* to, int p, const RowCursor& cursor, int64_t row) {
+  template <class Cursor>
+  __device__ void fetch(char* to, int p, const Cursor& cursor, int64_t row) {
     if (row >= cursor.rows || !cursor.holds(p)) return;
     const char* from = from_ + row * row_bytes_ + static_cast<int64_t>(cursor.index(p)) * kBytes;
     if constexpr (kBytes == 16)
@@ -88,8 +98,8 @@ class RowPrefetch {
 };
 
 /// Before the first row: sets the inputs' copies going.
-template <int kStages, class... Input>
-__device__ inline void start_inputs(const RowCursor& cursor, Input&... inputs) {
+template <int kStages, class Cursor, class... Input>
+__device__ inline void start_inputs(const Cursor& cursor, Input&... inputs) {
 #pragma unroll
   for (int ahead = 0; ahead < kStages; ++ahead) {
     (inputs.ask(cursor, ahead), ...);
@@ -110,7 +120,8 @@ class RowVector {
  public:
   static constexpr int kWidth = 16 / sizeof(T);
   static constexpr bool kKept = sizeof(T) == 2 && kMayKeep;
-  __device__ RowVector(const void* from, const RowCursor& cursor)
+  template <class Cursor>
+  __device__ RowVector(const void* from, const Cursor& cursor)
       : from_(static_cast<const T*>(from)) {
     if constexpr (kKept) {
 #pragma unroll
@@ -118,7 +129,8 @@ class RowVector {
         if (cursor.holds(p)) kept_[p] = packed(load(p, cursor));
     }
   }
-  __device__ Vec<T, kWidth> get(int p, const RowCursor& cursor) const {
+  template <class Cursor>
+  __device__ Vec<T, kWidth> get(int p, const Cursor& cursor) const {
     if constexpr (kKept)
       return packed(kept_[p]);
     else
@@ -126,12 +138,22 @@ class RowVector {
   }
 
  private:
-  __device__ Vec<T, kWidth> load(int p, const RowCursor& cursor) const {
+  template <class Cursor>
+  __device__ Vec<T, kWidth> load(int p, const Cursor& cursor) const {
     return load_shared_read<T, kWidth>(from_ + cursor.index(p) * kWidth);
   }
   const T* from_;
   Vec<T, kWidth> kept_[kKept ? kPacks : 1];
 };
+
+/// A row of 16-bit elements as it stands in registers, written out.
+template <class T, int kPacks, class Cursor>
+__device__ inline void store_row(T* to, const Words<4> (&row)[kPacks], const Cursor& cursor,
+                                 bool once) {
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p)
+    if (cursor.holds(p)) store_whole(to + cursor.index(p) * (16 / sizeof(T)), row[p], once);
+}
 
 struct RowLaunch {
   size_t shared = 0;          // bytes that the kernel needs at least

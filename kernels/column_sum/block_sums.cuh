@@ -14,11 +14,10 @@ inline size_t block_sums_bytes(int rows_of_block, int64_t columns, int vectors) 
 
 /// sums[v][p][i] belongs to column first(p) + i of vector v, for packs that holds(p). blockDim =
 /// (threads of a row, rows of a block); all threads of the block call it, with shared memory that
-/// nobody uses any more. partial [gridDim.x, kVectors, columns].
+/// nobody uses any more. row [kVectors, columns]: the block's in the workspace.
 template <int kVectors, int kPacks, int kWidth, class First, class Holds>
 __device__ inline void leave_sums(const float (&sums)[kVectors][kPacks][kWidth], const First& first,
-                                  const Holds& holds, int columns, float* shared, float* partial) {
-  float* row = partial + static_cast<int64_t>(blockIdx.x) * kVectors * columns;
+                                  const Holds& holds, int columns, float* shared, float* row) {
   const int rows = static_cast<int>(blockDim.y), length = kVectors * columns;
   float* to = rows == 1 ? row : shared + static_cast<int>(threadIdx.y) * length;
   __syncthreads();

@@ -74,41 +74,79 @@ __device__ inline void store_fp8(uint8_t* to, const float (&values)[kWidth], flo
     store_whole(to, to_fp8(values, scale, format), once);
 }
 
+/// Calls f with the interpretation as a constant: asked once, not for every pack.
+template <class F>
+__device__ inline void with_format(Fp8Format format, const F& f) {
+  if (format == Fp8Format::kE4M3)
+    f(std::integral_constant<__nv_fp8_interpretation_t, __NV_E4M3>{});
+  else
+    f(std::integral_constant<__nv_fp8_interpretation_t, __NV_E5M2>{});
+}
+
+/// A row as it stands in registers, as codes: format and `once` are settled before the row, not for
+/// each pack of it.
+template <class T, int kPacks, class Cursor>
+__device__ inline void store_row_fp8(uint8_t* to, const Words<4> (&row)[kPacks],
+                                     const Cursor& cursor, float scale, Fp8Format format,
+                                     bool once) {
+  constexpr int kWidth = 16 / sizeof(T);
+  const auto write = [&](auto kind, auto streaming) {
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      if (!cursor.holds(p)) continue;
+      float v[kWidth];
+      to_floats(as_pack<T>(row[p]), v);
+      uint8_t* at = to + cursor.index(p) * kWidth;
+      if constexpr (kWidth == 8)
+        store_whole(at, to_fp8<decltype(kind)::value>(v, scale), decltype(streaming)::value);
+      else
+        store_fp8(at, v, scale, format);
+    }
+  };
+  const auto formatted = [&](auto streaming) {
+    with_format(kWidth == 8 ? format : Fp8Format::kE4M3,
+                [&](auto kind) { write(kind, streaming); });
+  };
+  if (kWidth == 8 && once)
+    formatted(std::true_type{});
+  else
+    formatted(std::false_type{});
+}
+
 __device__ inline float from_fp8(uint8_t code, Fp8Format format) {
   return __half2float(
       __half(__nv_cvt_fp8_to_halfraw(code, format == Fp8Format::kE4M3 ? __NV_E4M3 : __NV_E5M2)));
 }
 
+template <__nv_fp8_interpretation_t kKind, int kWidth>
+__device__ inline void from_fp8(const Vec<uint16_t, kWidth / 2>& codes, float scale,
+                                float (&out)[kWidth]) {
+  const auto words = __builtin_bit_cast(Words<kWidth / 4>, codes);
+#pragma unroll
+  for (int i = 0; i < kWidth; i += 4) {
+    uint32_t halves[2];
+    if constexpr (kKind == __NV_E4M3)
+      asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; "
+          "cvt.rn.f16x2.e4m3x2 %1, high;}"
+          : "=r"(halves[0]), "=r"(halves[1])
+          : "r"(words.word[i / 4]));
+    else
+      asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e5m2x2 %0, low; "
+          "cvt.rn.f16x2.e5m2x2 %1, high;}"
+          : "=r"(halves[0]), "=r"(halves[1])
+          : "r"(words.word[i / 4]));
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {
+      const float2 v = __half22float2(__half2(__builtin_bit_cast(__half2_raw, halves[pair])));
+      out[i + 2 * pair] = v.x * scale;
+      out[i + 2 * pair + 1] = v.y * scale;
+    }
+  }
+}
 template <int kWidth>
 __device__ inline void from_fp8(const Vec<uint16_t, kWidth / 2>& codes, float scale,
                                 Fp8Format format, float (&out)[kWidth]) {
-  const auto words = __builtin_bit_cast(Words<kWidth / 4>, codes);
-  const auto convert = [&](auto kind) {
-#pragma unroll
-    for (int i = 0; i < kWidth; i += 4) {
-      uint32_t halves[2];
-      if constexpr (decltype(kind)::value == __NV_E4M3)
-        asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; "
-            "cvt.rn.f16x2.e4m3x2 %1, high;}"
-            : "=r"(halves[0]), "=r"(halves[1])
-            : "r"(words.word[i / 4]));
-      else
-        asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e5m2x2 %0, low; "
-            "cvt.rn.f16x2.e5m2x2 %1, high;}"
-            : "=r"(halves[0]), "=r"(halves[1])
-            : "r"(words.word[i / 4]));
-#pragma unroll
-      for (int pair = 0; pair < 2; ++pair) {
-        const float2 v = __half22float2(__half2(__builtin_bit_cast(__half2_raw, halves[pair])));
-        out[i + 2 * pair] = v.x * scale;
-        out[i + 2 * pair + 1] = v.y * scale;
-      }
-    }
-  };
-  if (format == Fp8Format::kE4M3)
-    convert(std::integral_constant<__nv_fp8_interpretation_t, __NV_E4M3>{});
-  else
-    convert(std::integral_constant<__nv_fp8_interpretation_t, __NV_E5M2>{});
+  with_format(format, [&](auto kind) { from_fp8<decltype(kind)::value>(codes, scale, out); });
 }
 
 /// Raises *amax to v, v >= 0; the result does not depend on the order. A NaN wins over every
@@ -150,36 +188,40 @@ __device__ inline float row_amax(float v, int threads, float* scratch) {
   return values[0];
 }
 
-/// Running max |v| of packs; a pair of 16-bit elements costs two instructions.
+/// Running max |v| of packs; a pair of 16-bit elements costs one instruction, which leaves signs
+/// behind that get() drops.
 template <class T>
-struct Amax {
-  float value = 0.0f;
+class Amax {
+ public:
   template <int kWidth>
   __device__ void add(const Vec<T, kWidth>& vec) {
+    if constexpr (sizeof(T) == 2) {
+      const auto words = __builtin_bit_cast(Words<kWidth / 2>, vec);
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) value = amax_of(value, to_float(vec.value[i]));
-  }
-  __device__ float get() const { return value; }
-};
-template <class Pair, class Raw>
-struct PairAmax {
-  Pair value;
-  template <class T, int kWidth>
-  __device__ void add(const Vec<T, kWidth>& vec) {
-    const auto words = __builtin_bit_cast(Words<kWidth / 2>, vec);
+      for (int i = 0; i < kWidth / 2; ++i) {
+        if constexpr (__is_same(T, __half))
+          asm("max.NaN.xorsign.abs.f16x2 %0, %0, %1;" : "+r"(pair_) : "r"(words.word[i]));
+        else
+          asm("max.NaN.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(pair_) : "r"(words.word[i]));
+      }
+    } else {
 #pragma unroll
-    for (int i = 0; i < kWidth / 2; ++i)
-      value = __hmax2_nan(value, __habs2(Pair(__builtin_bit_cast(Raw, words.word[i]))));
+      for (int i = 0; i < kWidth; ++i) value_ = amax_of(value_, to_float(vec.value[i]));
+    }
   }
-  __device__ float get() const { return amax_of(to_float(value.x), to_float(value.y)); }
-};
-template <>
-struct Amax<__nv_bfloat16> : PairAmax<__nv_bfloat162, __nv_bfloat162_raw> {
-  __device__ Amax() { value = __floats2bfloat162_rn(0.0f, 0.0f); }
-};
-template <>
-struct Amax<__half> : PairAmax<__half2, __half2_raw> {
-  __device__ Amax() { value = __floats2half2_rn(0.0f, 0.0f); }
+  __device__ float get() const {
+    if constexpr (sizeof(T) == 2) {
+      float both[2];
+      to_floats(__builtin_bit_cast(Vec<T, 2>, pair_), both);
+      return amax_of(both[0], both[1]);
+    } else {
+      return value_;
+    }
+  }
+
+ private:
+  float value_ = 0.0f;
+  uint32_t pair_ = 0;
 };
 
 /// 1 / scale of a row whose greatest value is `top`: never so small that its inverse is infinite;

@@ -13,14 +13,14 @@ namespace {
 constexpr int kFewPacks = 4, kManyPacks = 7, kMaxThreads = 512, kScalarThreads = 256,
               kBlocksPerSm = 8, kStages = 1;
 
-template <class T, int kPacks, bool kFromCodes, bool kBias>
+template <class T, int kPacks, bool kFromCodes, bool kBias, bool kWhole>
 __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const GeluBackward a) {
   extern __shared__ __align__(16) char shared[];
   __shared__ float scratch[2][32];
   constexpr int kWidth = 16 / sizeof(T);
   using Pack = Vec<T, kWidth>;
   using Kept = std::conditional_t<kFromCodes, Vec<uint16_t, kWidth / 2>, Pack>;
-  RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
+  RowCursor<kWhole ? kPacks : 0> cursor(a.rows, static_cast<int>(a.columns / kWidth));
   char* free = shared;
   RowPrefetch<kPacks, 16, kStages> gradients(free, a.dy,
                                              a.columns * static_cast<int64_t>(sizeof(T)));
@@ -33,44 +33,47 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const GeluBackwar
     start_row<kStages>();
     float inverse = 1.0f;
     if constexpr (kFromCodes) inverse = a.saved.inverse[cursor.row];
-    Pack dx[kPacks];
+    Words<4> dx[kPacks];
     Amax<T> top;
+    const auto differentiate = [&](auto kind, auto format) {
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      if (!cursor.holds(p)) continue;
-      const int column = cursor.index(p) * kWidth;
-      float d[kWidth], z[kWidth];
-      to_floats(gradients.template take<Pack>(p, cursor), d);
-      if constexpr (kFromCodes) {
-        from_fp8(inputs.template take<Kept>(p, cursor), inverse, a.saved.format, z);
-      } else {
-        Pack input = inputs.template take<Kept>(p, cursor);
-        if (a.bias != nullptr)
-          input = add(input, load_shared_read<T, kWidth>(static_cast<const T*>(a.bias) + column));
-        to_floats(input, z);
-      }
-      gelu_gradient<T>(d, z, a.kind);
-      dx[p] = packed(from_floats<T>(d));
-      if (a.fp8.data != nullptr) top.add(dx[p]);
-      if constexpr (kBias) {
-        to_floats(dx[p], d);
+      for (int p = 0; p < kPacks; ++p) {
+        if (!cursor.holds(p)) continue;
+        float d[kWidth], z[kWidth];
+        to_floats(gradients.template take<Pack>(p, cursor), d);
+        const Kept input = inputs.template take<Kept>(p, cursor);
+        if constexpr (kFromCodes)
+          from_fp8<decltype(format)::value>(input, inverse, z);
+        else
+          to_floats(a.bias == nullptr
+                        ? input
+                        : add(input, load_shared_read<T, kWidth>(static_cast<const T*>(a.bias) +
+                                                                 cursor.index(p) * kWidth)),
+                    z);
+        gelu_gradient<T, decltype(kind)::value>(d, z);
+        const Pack out = packed(from_floats<T>(d));
+        dx[p] = as_words(out);
+        top.add(out);
+        if constexpr (kBias) {
+          to_floats(out, d);
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i) sums[0][p][i] += d[i];
+          for (int i = 0; i < kWidth; ++i) sums[0][p][i] += d[i];
+        }
       }
-      if (a.dx != nullptr) store(static_cast<T*>(a.dx) + cursor.row * a.columns + column, dx[p]);
-    }
+    };
+    with_kind(a.kind, [&](auto kind) {
+      if constexpr (kFromCodes)
+        with_format(a.saved.format, [&](auto format) { differentiate(kind, format); });
+      else
+        differentiate(kind, 0);
+    });
     end_row();
+    if (a.dx != nullptr)
+      store_row(static_cast<T*>(a.dx) + cursor.row * a.columns, dx, cursor, false);
     if (a.fp8.data == nullptr) continue;
     const float scale =
         settle_scale(a.fp8, row_amax(top.get(), blockDim.x, scratch[cursor.turn]), cursor.row);
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      if (!cursor.holds(p)) continue;
-      float v[kWidth];
-      to_floats(packed(dx[p]), v);
-      store_fp8(a.fp8.data + cursor.row * a.columns + cursor.index(p) * kWidth, v, scale,
-                a.fp8.format);
-    }
+    store_row_fp8<T>(a.fp8.data + cursor.row * a.columns, dx, cursor, scale, a.fp8.format, false);
   }
 
   if constexpr (kBias) {
@@ -78,7 +81,8 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const GeluBackwar
     leave_sums(
         sums, [&](int p) { return cursor.index(p) * kWidth; },
         [&](int p) { return cursor.holds(p); }, static_cast<int>(a.columns),
-        reinterpret_cast<float*>(shared), a.workspace);
+        reinterpret_cast<float*>(shared),
+        a.workspace + static_cast<int64_t>(blockIdx.x) * a.columns);
   }
 }
 
@@ -100,7 +104,7 @@ __global__ void __launch_bounds__(kScalarThreads) scalar_kernel(const GeluBackwa
         if (a.bias != nullptr)
           z[0] = to_float(from_float<T>(z[0] + to_float(static_cast<const T*>(a.bias)[c])));
       }
-      gelu_gradient<T>(d, z, a.kind);
+      with_kind(a.kind, [&](auto kind) { gelu_gradient<T, decltype(kind)::value>(d, z); });
       return from_float<T>(d[0]);
     };
     float top = 0.0f;
@@ -128,18 +132,26 @@ cudaError_t finish(const GeluBackward& a, int64_t blocks, cudaStream_t stream) {
                     a.fp32 ? Element::kF32 : a.element, a.accumulate, stream);
 }
 
-template <class T, int kPacks, bool kFromCodes, bool kBias>
-cudaError_t launch(const GeluBackward& a, int64_t packs, cudaStream_t stream) {
-  const auto kernel = backward_kernel<T, kPacks, kFromCodes, kBias>;
-  const RowGeometry g = row_geometry(packs, kPacks);
+template <class T, int kPacks, bool kFromCodes, bool kBias, bool kWhole>
+cudaError_t launch(const GeluBackward& a, const RowGeometry& g, cudaStream_t stream) {
   const int bytes = (kFromCodes ? 16 + 16 / static_cast<int>(sizeof(T)) : 32) * kPacks;
   int64_t blocks = 0;
   RowLaunch extra;
   if (kBias) extra = {block_sums_bytes(g.rows, a.columns, 1), kBlocksPerSm, &blocks};
-  if (const cudaError_t error = launch_rows(kernel, a, a.rows, g, bytes, stream, extra);
+  if (const cudaError_t error = launch_rows(backward_kernel<T, kPacks, kFromCodes, kBias, kWhole>,
+                                            a, a.rows, g, bytes, stream, extra);
       error != cudaSuccess)
     return error;
   return finish(a, blocks, stream);
+}
+
+template <class T, int kPacks, bool kFromCodes, bool kBias>
+cudaError_t launch(const GeluBackward& a, int64_t packs, cudaStream_t stream) {
+  const RowGeometry g = row_geometry(packs, kPacks);
+  if constexpr (sizeof(T) == 2 && kPacks == kFewPacks) {
+    if (whole_rows(packs, kPacks)) return launch<T, kPacks, kFromCodes, kBias, true>(a, g, stream);
+  }
+  return launch<T, kPacks, kFromCodes, kBias, false>(a, g, stream);
 }
 
 template <class T, bool kFromCodes>

@@ -15,11 +15,11 @@ __device__ inline float settle_saved(const GeluCodes& saved, float top, int64_t 
   return 1.0f / inverse;
 }
 
-template <class T, int kPacks, bool kFp8>
-__global__ void __launch_bounds__(kMaxThreads) forward_kernel(const GeluForward a) {
+template <class T, int kPacks, bool kFp8, bool kWhole>
+__global__ void __launch_bounds__(kMaxThreads, kWhole ? 2 : 1) forward_kernel(const GeluForward a) {
   __shared__ float scratch[2 * 32];
   constexpr int kWidth = 16 / sizeof(T);
-  const RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
+  const RowCursor<kWhole ? kPacks : 0> cursor(a.rows, static_cast<int>(a.columns / kWidth));
   if (!cursor.active()) return;  // a whole warp, which no other waits for
   const int64_t base = cursor.row * a.columns;
   const bool once = streams(a.rows * a.columns * static_cast<int64_t>(sizeof(T)));
@@ -28,45 +28,44 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const GeluForward 
   for (int p = 0; p < kPacks; ++p)
     if (cursor.holds(p))
       z[p] = load_words(static_cast<const T*>(a.x) + base + cursor.index(p) * kWidth);
-  Amax<T> top_y, top_z;
+  if (a.bias != nullptr) {
 #pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
-    if (!cursor.holds(p)) continue;
-    const int column = cursor.index(p) * kWidth;
-    if (a.bias != nullptr)
-      z[p] = as_words(add(as_pack<T>(z[p]),
-                          load_shared_read<T, kWidth>(static_cast<const T*>(a.bias) + column)));
-    float v[kWidth];
-    to_floats(as_pack<T>(z[p]), v);
-    gelu<T>(v, a.kind);
-    const Vec<T, kWidth> activated = from_floats<T>(v);
-    if (a.y != nullptr) store_whole(static_cast<T*>(a.y) + base + column, activated, once);
-    if constexpr (kFp8) {
-      y[p] = as_words(activated);
-      if (a.saved.data != nullptr) top_z.add(as_pack<T>(z[p]));
-      top_y.add(activated);
-    }
+    for (int p = 0; p < kPacks; ++p)
+      if (cursor.holds(p))
+        z[p] = as_words(add(
+            as_pack<T>(z[p]),
+            load_shared_read<T, kWidth>(static_cast<const T*>(a.bias) + cursor.index(p) * kWidth)));
   }
-  if constexpr (kFp8) {
-    float top[2] = {top_y.get(), top_z.get()};
-    row_amax(top, blockDim.x, scratch);
-    const float scale = a.fp8.data != nullptr ? settle_scale(a.fp8, top[0], cursor.row) : 0.0f;
-    const float saved_scale =
-        a.saved.data != nullptr ? settle_saved(a.saved, top[1], cursor.row) : 0.0f;
+  Amax<T> top_y, top_z;
+  with_kind(a.kind, [&](auto kind) {
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       if (!cursor.holds(p)) continue;
-      const int64_t at = base + cursor.index(p) * kWidth;
       float v[kWidth];
-      if (a.fp8.data != nullptr) {
-        to_floats(as_pack<T>(y[p]), v);
-        store_fp8(a.fp8.data + at, v, scale, a.fp8.format, once);
-      }
-      if (a.saved.data != nullptr) {
-        to_floats(as_pack<T>(z[p]), v);
-        store_fp8(a.saved.data + at, v, saved_scale, a.saved.format, once);
-      }
+      to_floats(packed(as_pack<T>(z[p])), v);
+      gelu<T, decltype(kind)::value>(v);
+      const Vec<T, kWidth> activated = from_floats<T>(v);
+      if constexpr (kFp8)
+        y[p] = as_words(activated), top_y.add(activated);
+      else
+        store_whole(static_cast<T*>(a.y) + base + cursor.index(p) * kWidth, activated, once);
     }
+  });
+  if constexpr (kFp8) {
+    if (a.y != nullptr) store_row(static_cast<T*>(a.y) + base, y, cursor, once);
+    if (a.saved.data != nullptr) {
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p)
+        if (cursor.holds(p)) top_z.add(as_pack<T>(z[p]));
+    }
+    float top[2] = {top_y.get(), top_z.get()};
+    row_amax(top, blockDim.x, scratch);
+    if (a.fp8.data != nullptr)
+      store_row_fp8<T>(a.fp8.data + base, y, cursor, settle_scale(a.fp8, top[0], cursor.row),
+                       a.fp8.format, once);
+    if (a.saved.data != nullptr)
+      store_row_fp8<T>(a.saved.data + base, z, cursor, settle_saved(a.saved, top[1], cursor.row),
+                       a.saved.format, once);
   }
 }
 
@@ -83,7 +82,7 @@ __global__ void __launch_bounds__(kScalarThreads) scalar_kernel(const GeluForwar
   };
   const auto activated = [&](int64_t c) {
     float v[1] = {to_float(input(c))};
-    gelu<T>(v, a.kind);
+    with_kind(a.kind, [&](auto kind) { gelu<T, decltype(kind)::value>(v); });
     return from_float<T>(v[0]);
   };
   float top[2] = {};
@@ -109,13 +108,20 @@ __global__ void __launch_bounds__(kScalarThreads) scalar_kernel(const GeluForwar
   }
 }
 
+template <class T, int kPacks, bool kFp8>
+cudaError_t launch(const GeluForward& a, int64_t packs, cudaStream_t stream) {
+  const RowGeometry g = row_geometry(packs, kPacks);
+  if constexpr (sizeof(T) == 2 && kPacks == kFewPacks) {
+    if (whole_rows(packs, kPacks))
+      return launch_each_row(forward_kernel<T, kPacks, kFp8, true>, a, a.rows, g, stream);
+  }
+  return launch_each_row(forward_kernel<T, kPacks, kFp8, false>, a, a.rows, g, stream);
+}
+
 template <class T, bool kFp8>
 cudaError_t launch(const GeluForward& a, int64_t packs, cudaStream_t stream) {
-  if (packs <= kFewPacks * kMaxThreads)
-    return launch_each_row(forward_kernel<T, kFewPacks, kFp8>, a, a.rows,
-                           row_geometry(packs, kFewPacks), stream);
-  return launch_each_row(forward_kernel<T, kManyPacks, kFp8>, a, a.rows,
-                         row_geometry(packs, kManyPacks), stream);
+  return packs <= kFewPacks * kMaxThreads ? launch<T, kFewPacks, kFp8>(a, packs, stream)
+                                          : launch<T, kManyPacks, kFp8>(a, packs, stream);
 }
 
 }  // namespace

@@ -124,7 +124,8 @@ __global__ void __launch_bounds__(max_threads<T>(kCount, kSums))
     leave_sums(
         sums, [&](int p) { return cursor.index(p) * kWidth; },
         [&](int p) { return cursor.holds(p); }, static_cast<int>(a.columns),
-        reinterpret_cast<float*>(shared), a.workspace);
+        reinterpret_cast<float*>(shared),
+        a.workspace + static_cast<int64_t>(blockIdx.x) * kSums * a.columns);
   }
 }
 

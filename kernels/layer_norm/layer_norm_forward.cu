@@ -11,12 +11,16 @@ constexpr int kMaxThreads = 512, kScalarThreads = 256;
 /// Of a row, for a thread.
 template <class T>
 constexpr int kElements = sizeof(T) == 2 ? 32 : 16;
+/// A row is read once for its mean and its mean square; where mean^2 is beyond so many variances,
+/// their difference loses more than a rounding or four, and the variance takes a pass of its own.
+constexpr float kSteep = 16.0f;
 
-template <class T, bool kFp8, bool kPrologue>
-__global__ void __launch_bounds__(kMaxThreads) forward_kernel(const LayerNormForward a) {
-  __shared__ float scratch[3][32];
+template <class T, bool kFp8, bool kPrologue, bool kWhole>
+__global__ void __launch_bounds__(kMaxThreads, kWhole&& __is_same(T, __nv_bfloat16) ? 2 : 1)
+    forward_kernel(const LayerNormForward a) {
+  __shared__ float totals[2 * 32], scratch[2][32];
   constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
-  const RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
+  const RowCursor<kWhole ? kPacks : 0> cursor(a.rows, static_cast<int>(a.columns / kWidth));
   if (!cursor.active()) return;  // a whole warp, which no other waits for
   const int64_t base = cursor.row * a.columns;
   const bool residual = kPrologue && a.residual != nullptr,
@@ -35,7 +39,7 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const LayerNormFor
   }
   RowMask mask;
   if (kPrologue && a.dropout.ids != nullptr) mask = RowMask(a.dropout, cursor.row, a.columns);
-  float total[1] = {0.0f};
+  float total[2] = {0.0f, 0.0f};
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
     if (!cursor.holds(p)) continue;
@@ -55,21 +59,28 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const LayerNormFor
     }
     to_floats(as_pack<T>(s[p]), v);
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) total[0] += v[i];
+    for (int i = 0; i < kWidth; ++i) {
+      total[0] += v[i];
+      total[1] = fmaf(v[i], v[i], total[1]);
+    }
   }
-  row_sum(total, blockDim.x, scratch[0]);
+  row_sum(total, blockDim.x, totals);
   const float mean = total[0] * share;
-  float square[1] = {0.0f};
+  float variance = fmaf(total[1], share, -mean * mean);
+  if (!(mean * mean <= kSteep * variance)) {  // the same for the whole row
+    float square[1] = {0.0f};
 #pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
-    if (!cursor.holds(p)) continue;
-    float v[kWidth];
-    to_floats(as_pack<T>(s[p]), v);
+    for (int p = 0; p < kPacks; ++p) {
+      if (!cursor.holds(p)) continue;
+      float v[kWidth];
+      to_floats(as_pack<T>(s[p]), v);
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) square[0] = fmaf(v[i] - mean, v[i] - mean, square[0]);
+      for (int i = 0; i < kWidth; ++i) square[0] = fmaf(v[i] - mean, v[i] - mean, square[0]);
+    }
+    row_sum(square, blockDim.x, scratch[0]);
+    variance = square[0] * share;
   }
-  row_sum(square, blockDim.x, scratch[1]);
-  const float rstd = rsqrtf(square[0] * share + a.eps);
+  const float rstd = rsqrtf(variance + a.eps), shift = -mean * rstd;
   if (threadIdx.x == 0) {
     if (a.mean != nullptr) a.mean[cursor.row] = mean;
     if (a.rstd != nullptr) a.rstd[cursor.row] = rstd;
@@ -80,25 +91,23 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const LayerNormFor
     if (!cursor.holds(p)) continue;
     const int column = cursor.index(p) * kWidth;
     float v[kWidth], gamma[kWidth], beta[kWidth];
-    to_floats(as_pack<T>(s[p]), v);
+    to_floats(packed(as_pack<T>(s[p])), v);
     to_floats(load_shared_read<T, kWidth>(static_cast<const T*>(a.gamma) + column), gamma);
     to_floats(load_shared_read<T, kWidth>(static_cast<const T*>(a.beta) + column), beta);
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) v[i] = fmaf((v[i] - mean) * rstd, gamma[i], beta[i]);
+    for (int i = 0; i < kWidth; ++i) {
+      const float n = sizeof(T) == 2 ? fmaf(v[i], rstd, shift) : (v[i] - mean) * rstd;
+      v[i] = fmaf(n, gamma[i], beta[i]);
+    }
     s[p] = as_words(from_floats<T>(v));
-    if (!kFp8 || a.y != nullptr) store_whole(static_cast<T*>(a.y) + base + column, s[p], once);
+    if constexpr (!kFp8) store_whole(static_cast<T*>(a.y) + base + column, s[p], once);
     if constexpr (kFp8) amax.add(as_pack<T>(s[p]));
   }
   if constexpr (kFp8) {
+    if (a.y != nullptr) store_row(static_cast<T*>(a.y) + base, s, cursor, once);
     const float scale =
-        settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[2]), cursor.row);
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      if (!cursor.holds(p)) continue;
-      float v[kWidth];
-      to_floats(as_pack<T>(s[p]), v);
-      store_fp8(a.fp8.data + base + cursor.index(p) * kWidth, v, scale, a.fp8.format, once);
-    }
+        settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[1]), cursor.row);
+    store_row_fp8<T>(a.fp8.data + base, s, cursor, scale, a.fp8.format, once);
   }
 }
 
@@ -153,10 +162,19 @@ __global__ void __launch_bounds__(kScalarThreads) forward_scalar_kernel(const La
 
 template <class T, bool kFp8>
 cudaError_t launch(const LayerNormForward& a, cudaStream_t stream) {
-  const RowGeometry g = row_geometry(a.columns * sizeof(T) / 16, kElements<T> * sizeof(T) / 16);
+  constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
+  // What does not wait for arithmetic, as the prologue with its four tensors, gains more from many
+  // small blocks.
+  constexpr bool kMayBeWhole = sizeof(T) == 2;
+  const RowGeometry g = row_geometry(a.columns / kWidth, kPacks);
+  const bool whole = kMayBeWhole && whole_rows(a.columns / kWidth, kPacks);
   if (a.bias != nullptr || a.dropout.ids != nullptr || a.residual != nullptr || a.sum != nullptr)
-    return launch_each_row(forward_kernel<T, kFp8, true>, a, a.rows, g, stream);
-  return launch_each_row(forward_kernel<T, kFp8, false>, a, a.rows, g, stream);
+    return whole && kFp8
+               ? launch_each_row(forward_kernel < T, kFp8, true, kMayBeWhole && kFp8 >, a, a.rows,
+                                 g, stream)
+               : launch_each_row(forward_kernel<T, kFp8, true, false>, a, a.rows, g, stream);
+  return whole ? launch_each_row(forward_kernel<T, kFp8, false, kMayBeWhole>, a, a.rows, g, stream)
+               : launch_each_row(forward_kernel<T, kFp8, false, false>, a, a.rows, g, stream);
 }
 
 template <class T>

@@ -101,7 +101,8 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const RmsNormBack
     copy_async_wait<0>();
     leave_sums(
         dw, [&](int p) { return cursor.index(p) * kWidth; }, [&](int p) { return cursor.holds(p); },
-        static_cast<int>(a.columns), reinterpret_cast<float*>(shared), a.workspace);
+        static_cast<int>(a.columns), reinterpret_cast<float*>(shared),
+        a.workspace + static_cast<int64_t>(blockIdx.x) * a.columns);
   }
 }
 

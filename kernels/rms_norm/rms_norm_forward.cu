@@ -13,12 +13,13 @@ constexpr int kMaxThreads = 512, kScalarThreads = 256;
 template <class T>
 constexpr int kElements = sizeof(T) == 2 ? 32 : 16;
 
-template <class T, Sink kSink, bool kResidual>
-__global__ void __launch_bounds__(kMaxThreads) forward_kernel(const RmsNormForward a) {
+template <class T, Sink kSink, bool kResidual, bool kWhole>
+__global__ void __launch_bounds__(kMaxThreads, kWhole&& __is_same(T, __nv_bfloat16) ? 2 : 1)
+    forward_kernel(const RmsNormForward a) {
   __shared__ float scratch[2][32];
   constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
   using Pack = Vec<T, kWidth>;
-  const RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
+  const RowCursor<kWhole ? kPacks : 0> cursor(a.rows, static_cast<int>(a.columns / kWidth));
   if (!cursor.active()) return;  // a whole warp, which no other waits for
   const int64_t base = cursor.row * a.columns;
   const bool once = streams(a.rows * a.columns * static_cast<int64_t>(sizeof(T)));
@@ -56,34 +57,24 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const RmsNormForwa
   for (int p = 0; p < kPacks; ++p) {
     if (!cursor.holds(p)) continue;
     const int column = cursor.index(p) * kWidth;
-    float u[kWidth], w[kWidth];
-    to_floats(as_pack<T>(s[p]), u);
+    float u[kWidth];
+    to_floats(packed(as_pack<T>(s[p])), u);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) u[i] *= rstd;
-    to_floats(from_floats<T>(u), u);
-    to_floats(load_shared_read<T, kWidth>(static_cast<const T*>(a.weight) + column), w);
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) u[i] *= w[i];
-    const Pack y = from_floats<T>(u);
-    if (kSink == Sink::kPlain || a.y != nullptr)
+    const Pack y = multiply(from_floats<T>(u),
+                            load_shared_read<T, kWidth>(static_cast<const T*>(a.weight) + column));
+    if constexpr (kSink == Sink::kPlain)
       store_whole(static_cast<T*>(a.y) + base + column, y, once);
-    if constexpr (kSink != Sink::kPlain) amax.add(y);
-    if constexpr (kSink == Sink::kFp8Row) s[p] = as_words(y);
-    if constexpr (kSink == Sink::kFp8Tensor) {
-      to_floats(y, u);
-      store_fp8(a.fp8.data + base + column, u, known_scale, a.fp8.format, once);
-    }
+    else
+      amax.add(y), s[p] = as_words(y);
   }
-  if constexpr (kSink == Sink::kFp8Row) {
+  if constexpr (kSink != Sink::kPlain) {
+    if (a.y != nullptr) store_row(static_cast<T*>(a.y) + base, s, cursor, once);
     const float scale =
-        settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[1]), cursor.row);
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      if (!cursor.holds(p)) continue;
-      float u[kWidth];
-      to_floats(as_pack<T>(s[p]), u);
-      store_fp8(a.fp8.data + base + cursor.index(p) * kWidth, u, scale, a.fp8.format, once);
-    }
+        kSink == Sink::kFp8Row
+            ? settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[1]), cursor.row)
+            : known_scale;
+    store_row_fp8<T>(a.fp8.data + base, s, cursor, scale, a.fp8.format, once);
   }
   if (kSink == Sink::kFp8Tensor && a.fp8.amax != nullptr)
     raise_amax_by_warp(a.fp8.amax, amax.get(), seen);
@@ -134,12 +125,21 @@ __global__ void __launch_bounds__(kScalarThreads) forward_scalar_kernel(const Rm
   }
 }
 
+template <class T, Sink kSink, bool kWhole>
+cudaError_t launch(const RmsNormForward& a, const RowGeometry& g, cudaStream_t stream) {
+  if (a.residual != nullptr)
+    return launch_each_row(forward_kernel<T, kSink, true, kWhole>, a, a.rows, g, stream);
+  return launch_each_row(forward_kernel<T, kSink, false, kWhole>, a, a.rows, g, stream);
+}
+
 template <class T, Sink kSink>
 cudaError_t launch(const RmsNormForward& a, cudaStream_t stream) {
-  const RowGeometry g = row_geometry(a.columns * sizeof(T) / 16, kElements<T> * sizeof(T) / 16);
-  if (a.residual != nullptr)
-    return launch_each_row(forward_kernel<T, kSink, true>, a, a.rows, g, stream);
-  return launch_each_row(forward_kernel<T, kSink, false>, a, a.rows, g, stream);
+  constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
+  const RowGeometry g = row_geometry(a.columns / kWidth, kPacks);
+  if constexpr (sizeof(T) == 2) {
+    if (whole_rows(a.columns / kWidth, kPacks)) return launch<T, kSink, true>(a, g, stream);
+  }
+  return launch<T, kSink, false>(a, g, stream);
 }
 
 template <class T>

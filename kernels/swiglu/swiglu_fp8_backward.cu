@@ -6,6 +6,10 @@ namespace {
 
 using namespace swiglu_fp8;
 
+/// Of backward from codes, which needs few registers for a pack.
+constexpr int kCodesThreads = 1024;
+static_assert(kFewPacks * kCodesThreads >= kManyPacks * kMaxThreads);
+
 template <class T, int kPacks>
 __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const SwigluBackward a) {
   extern __shared__ __align__(16) char shared[];
@@ -57,10 +61,11 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const SwigluBackw
 }
 
 /// From the codes that forward left, one block for each row.
-template <class T, int kPacks>
-__global__ void __launch_bounds__(kMaxThreads) backward_codes_kernel(const SwigluBackward a) {
+template <class T, bool kWhole>
+__global__ void __launch_bounds__(kCodesThreads) backward_codes_kernel(const SwigluBackward a) {
   __shared__ float scratch[32];
-  const RowCursor cursor(a.tokens, static_cast<int>(a.f / kWidth));
+  constexpr int kPacks = kFewPacks;
+  const RowCursor<kWhole ? kPacks : 0> cursor(a.tokens, static_cast<int>(a.f / kWidth));
   if (!cursor.active()) return;  // a whole warp, which no other waits for
   const uint8_t* const codes = a.saved.data + cursor.row * 2 * a.f;
   const bool once = streams(2 * a.tokens * a.f);
@@ -78,37 +83,34 @@ __global__ void __launch_bounds__(kMaxThreads) backward_codes_kernel(const Swigl
               up_inverse = a.saved.inverse[2 * cursor.row + 1];
   Words<4> d_gate[kPacks], d_up[kPacks];
   Amax<T> top;
+  with_format(a.saved.format, [&](auto format) {
+    constexpr auto kFormat = decltype(format)::value;
 #pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
-    if (!cursor.holds(p)) continue;
-    float d[kWidth], g[kWidth], u[kWidth];
-    to_floats(as_pack<T>(dy[p]), d);
-    from_fp8(__builtin_bit_cast(Codes, gate_codes[p]), gate_inverse, a.saved.format, g);
-    from_fp8(__builtin_bit_cast(Codes, up_codes[p]), up_inverse, a.saved.format, u);
+    for (int p = 0; p < kPacks; ++p) {
+      if (!cursor.holds(p)) continue;
+      float d[kWidth], g[kWidth], u[kWidth];
+      to_floats(as_pack<T>(dy[p]), d);
+      from_fp8<kFormat>(__builtin_bit_cast(Codes, gate_codes[p]), gate_inverse, g);
+      from_fp8<kFormat>(__builtin_bit_cast(Codes, up_codes[p]), up_inverse, u);
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) swiglu_gradient<T>(d[i], g[i], u[i]);
-    const Vec<T, kWidth> gate = from_floats<T>(g), up = from_floats<T>(u);
-    d_gate[p] = as_words(gate);
-    d_up[p] = as_words(up);
-    top.add(gate);
-    top.add(up);
-    if (a.d_gate_up == nullptr) continue;
-    T* out = static_cast<T*>(a.d_gate_up) + cursor.row * 2 * a.f + cursor.index(p) * kWidth;
-    store_whole(out, gate, once);
-    store_whole(out + a.f, up, once);
+      for (int i = 0; i < kWidth; ++i) swiglu_gradient<T>(d[i], g[i], u[i]);
+      const Vec<T, kWidth> gate = from_floats<T>(g), up = from_floats<T>(u);
+      d_gate[p] = as_words(gate);
+      d_up[p] = as_words(up);
+      top.add(gate);
+      top.add(up);
+    }
+  });
+  if (a.d_gate_up != nullptr) {
+    T* out = static_cast<T*>(a.d_gate_up) + cursor.row * 2 * a.f;
+    store_row(out, d_gate, cursor, once);
+    store_row(out + a.f, d_up, cursor, once);
   }
   if (a.fp8.data == nullptr) return;
   const float scale = settle_scale(a.fp8, row_amax(top.get(), blockDim.x, scratch), cursor.row);
-#pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
-    if (!cursor.holds(p)) continue;
-    uint8_t* out = a.fp8.data + cursor.row * 2 * a.f + cursor.index(p) * kWidth;
-    float v[kWidth];
-    to_floats(as_pack<T>(d_gate[p]), v);
-    store_fp8(out, v, scale, a.fp8.format, once);
-    to_floats(as_pack<T>(d_up[p]), v);
-    store_fp8(out + a.f, v, scale, a.fp8.format, once);
-  }
+  uint8_t* out = a.fp8.data + cursor.row * 2 * a.f;
+  store_row_fp8<T>(out, d_gate, cursor, scale, a.fp8.format, once);
+  store_row_fp8<T>(out + a.f, d_up, cursor, scale, a.fp8.format, once);
 }
 
 template <class T>
@@ -162,11 +164,10 @@ cudaError_t launch_backward(const SwigluBackward& a, cudaStream_t stream) {
 template <class T>
 cudaError_t launch_backward_codes(const SwigluBackward& a, cudaStream_t stream) {
   const int64_t packs = a.f / kWidth;
-  if (packs <= kFewPacks * kMaxThreads)
-    return launch_each_row(backward_codes_kernel<T, kFewPacks>, a, a.tokens,
-                           row_geometry(packs, kFewPacks), stream);
-  return launch_each_row(backward_codes_kernel<T, kManyPacks>, a, a.tokens,
-                         row_geometry(packs, kManyPacks), stream);
+  const RowGeometry g = row_geometry(packs, kFewPacks);
+  return whole_rows(packs, kFewPacks)
+             ? launch_each_row(backward_codes_kernel<T, true>, a, a.tokens, g, stream)
+             : launch_each_row(backward_codes_kernel<T, false>, a, a.tokens, g, stream);
 }
 
 }  // namespace
