@@ -20,12 +20,16 @@ HOST = re.escape(socket.gethostname())
 
 
 def gpus():
+    """Those that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for name in visible.split(",") if name]
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout if shutil.which("nvidia-smi") else ""
-    return len(re.findall(r"^GPU \d+", listed, re.M))
+    return re.findall(r"^GPU (\d+)", listed, re.M)
 
 
 def need_gpus(count):
-    found = gpus()
+    found = len(gpus())
     if found < count:
         print(f"SKIPPED: {count} GPU{'s' if count > 1 else ''} needed, this machine has {found}")
         sys.exit(77)
@@ -198,8 +202,9 @@ def nccl(site):
     need_gpus(2)
     # As many pairs at once as the machine has, each on GPUs of its own.
     pairs = queue.SimpleQueue()
-    for first in range(0, gpus() - 1, 2):
-        pairs.put(f"{first},{first + 1}")
+    names = gpus()
+    for first, second in zip(names[::2], names[1::2]):
+        pairs.put(f"{first},{second}")
 
     def on_pair(part, *arguments):
         devices = pairs.get()
