@@ -28,7 +28,7 @@ struct Activated {
   __device__ Vec<T, 16 / sizeof(T)> value(const Raw& raw, int64_t column) const {
     float z[16 / sizeof(T)];
     to_floats(plus_bias(raw, bias, column), z);
-    gelu<T>(z, kind);
+    with_kind(kind, [&](auto form) { gelu<T, decltype(form)::value>(z); });
     return from_floats<T>(z);
   }
 };
@@ -50,7 +50,7 @@ struct Gradient {
     float d[16 / sizeof(T)], z[16 / sizeof(T)];
     to_floats(as_pack<T>(raw.dy), d);
     to_floats(plus_bias(raw.x, bias, column), z);
-    gelu_gradient<T>(d, z, kind);
+    with_kind(kind, [&](auto form) { gelu_gradient<T, decltype(form)::value>(d, z); });
     return from_floats<T>(d);
   }
 };
