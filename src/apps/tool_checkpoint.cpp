@@ -1,24 +1,18 @@
 // `trireme checkpoint ls|verify|export|prune`: what a run can go on from.
+#include "tool_checkpoint.h"
 #include "tools.h"
 
-#include "models/bert/weights.h"
-#include "models/llama/model_directory.h"
-#include "models/llama/weights.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
-#include "trireme/config/config.h"
-#include "trireme/formats/training_checkpoint.h"
 
-#include <ATen/ATen.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <map>
 #include <memory>
 
@@ -42,16 +36,6 @@ fs::path collection(const fs::path& path) {
   return path;
 }
 
-/// The checkpoints meant by a path: one, or all of a run, newest first.
-std::vector<fs::path> selected(const fs::path& path) {
-  if (is_checkpoint(path)) return {path};
-  std::vector<fs::path> found;
-  for (const auto& [step, directory] : list_checkpoints(collection(path)))
-    found.push_back(directory);
-  if (found.empty()) throw ModelError(fmt::format("there is no checkpoint in {}", path.string()));
-  return found;
-}
-
 /// Empty when whole as far as sizes and headers tell.
 std::string layout_problem(const fs::path& directory, CheckpointManifest& manifest) {
   try {
@@ -62,8 +46,34 @@ std::string layout_problem(const fs::path& directory, CheckpointManifest& manife
   }
 }
 
+}  // namespace
+
+std::vector<fs::path> selected_checkpoints(const fs::path& path) {
+  if (is_checkpoint(path)) return {path};
+  std::vector<fs::path> found;
+  for (const auto& [step, directory] : list_checkpoints(collection(path)))
+    found.push_back(directory);
+  if (found.empty()) throw ModelError(fmt::format("there is no checkpoint in {}", path.string()));
+  return found;
+}
+
+std::string checkpoint_problem(const fs::path& directory, CheckpointManifest& manifest) {
+  if (std::string problem = layout_problem(directory, manifest); !problem.empty()) return problem;
+  std::vector<std::string> differences;
+  try {
+    for (size_t file = 0; file < manifest.files.size(); ++file)
+      for (std::string& difference : check_checkpoint_hashes(directory, manifest, file))
+        differences.push_back(std::move(difference));
+  } catch (const Error& error) {
+    differences.emplace_back(error.what());
+  }
+  return summarise_differences(differences);
+}
+
+namespace {
+
 void list(const fs::path& path) {
-  const std::vector<fs::path> directories = selected(path);
+  const std::vector<fs::path> directories = selected_checkpoints(path);
   fmt::print("{:<16}{:>12}{:>10}{:>7}{:>12}  {:<18}{}\n", "checkpoint", "samples", "ranks", "shard",
              "size", "run", "state");
   int64_t whole = 0, all = 0;
@@ -81,26 +91,12 @@ void list(const fs::path& path) {
              whole, all);
 }
 
-/// Reads every byte; throws nothing: the problem as text.
-std::string full_problem(const fs::path& directory, CheckpointManifest& manifest) {
-  if (std::string problem = layout_problem(directory, manifest); !problem.empty()) return problem;
-  std::vector<std::string> differences;
-  try {
-    for (size_t file = 0; file < manifest.files.size(); ++file)
-      for (std::string& difference : check_checkpoint_hashes(directory, manifest, file))
-        differences.push_back(std::move(difference));
-  } catch (const Error& error) {
-    differences.emplace_back(error.what());
-  }
-  return summarise_differences(differences);
-}
-
 void verify(const fs::path& path) {
   std::vector<std::string> damaged;
-  for (const fs::path& directory : selected(path)) {
+  for (const fs::path& directory : selected_checkpoints(path)) {
     CheckpointManifest manifest;
     const double begin = steady_seconds();
-    const std::string problem = full_problem(directory, manifest);
+    const std::string problem = checkpoint_problem(directory, manifest);
     const double seconds = steady_seconds() - begin,
                  bytes = static_cast<double>(manifest.total_bytes());
     if (problem.empty()) {
@@ -117,141 +113,6 @@ void verify(const fs::path& path) {
                                      ? fmt::format("{} is damaged", damaged[0])
                                      : fmt::format("{} checkpoints are damaged", damaged.size()),
                                  path.string()));
-}
-
-// --- export ----------------------------------------------------------------------------------------------------------------------
-
-struct ExportOptions {
-  std::string checkpoint, output, dtype, model;
-};
-
-/// Reads whole tensors of the masters by their Hugging Face names.
-class MasterTensors {
- public:
-  explicit MasterTensors(CheckpointReader& reader) : reader_(reader) {
-    for (const CheckpointUnit& unit : reader.manifest().units)
-      for (const CheckpointTensor& tensor : unit.tensors)
-        places_[tensor.name] = {unit.name, &tensor};
-  }
-  at::Tensor read(const std::string& name) {
-    const auto found = places_.find(name);
-    if (found == places_.end())
-      throw ModelError(fmt::format("the checkpoint has no tensor {}", name));
-    const auto& [unit, tensor] = found->second;
-    at::Tensor value = at::empty(tensor->shape, to_scalar_type(reader_.dtype("master", unit)));
-    at::Tensor flat = value.view({-1});
-    int64_t at = 0;
-    for (const ElementSpan& span :
-         reader_.read("master", unit, tensor->offset, tensor->offset + value.numel())) {
-      flat.narrow(0, at, span.count)
-          .copy_(at::from_blob(const_cast<std::byte*>(span.data), {span.count},
-                               at::TensorOptions().dtype(value.scalar_type())));
-      at += span.count;
-    }
-    return value;
-  }
-  bool has(const std::string& name) const { return places_.contains(name); }
-  std::vector<std::string> names() const {
-    std::vector<std::string> names;
-    for (const auto& [name, place] : places_) names.push_back(name);
-    return names;
-  }
-
- private:
-  CheckpointReader& reader_;
-  std::map<std::string, std::pair<std::string, const CheckpointTensor*>> places_;
-};
-
-DType export_dtype(const std::string& asked, const std::string& compute) {
-  const std::string name = asked.empty() ? compute : asked;
-  if (name == "f32" || name == "Float") return DType::kF32;
-  if (name == "bf16" || name == "BFloat16") return DType::kBF16;
-  if (name == "f16" || name == "Half") return DType::kF16;
-  throw ConfigError(
-      fmt::format("checkpoint export: --dtype is '{}'; choose f32, bf16 or f16", name));
-}
-
-LlamaConfig model_shape(const fs::path& path) {
-  return fs::is_regular_file(path) ? read_llama_config(path) : read_model_config(path);
-}
-
-void export_bert(MasterTensors& masters, const Config& config, const fs::path& base, const fs::path& output, DType dtype) {
-  BertConfig shape = read_bert_config(bert_config_path(base));
-  const auto tensors = bert_file_tensors(BertModel(shape, config.model.pad_vocab_to), dtype);
-  make_directories(output);
-  SafetensorsWriter writer(output / "model.safetensors", tensors);
-  for (const auto& [name, info] : tensors) {
-    const at::Tensor value = masters.read(name);
-    if (value.dim() != static_cast<int64_t>(info.shape.size()) || value.size(0) < info.shape[0] ||
-        !std::equal(info.shape.begin() + 1, info.shape.end(), value.sizes().begin() + 1))
-      throw ModelError(fmt::format("the checkpoint's {} is of another model than {}", name, base.string()));
-    const at::Tensor stored = value.narrow(0, 0, info.shape[0]).to(to_scalar_type(dtype)).contiguous();
-    writer.append(stored.const_data_ptr(), stored.nbytes());
-  }
-  writer.commit();
-  shape.dtype = config_dtype_name(dtype);
-  finish_bert_directory(output, base, shape);
-}
-
-void export_checkpoint(const ExportOptions& options) {
-  at::NoGradGuard no_grad;
-  const fs::path output = options.output;
-  for (const char* taken : {"config.json", "adapter_config.json"})
-    if (fs::exists(output / taken))
-      throw WriteError(
-          fmt::format("checkpoint export: {} already holds a {}; choose another directory",
-                      options.output, taken));
-  fs::path directory;
-  CheckpointManifest manifest;
-  std::string problem;
-  for (const fs::path& candidate : selected(options.checkpoint)) {
-    if (problem = full_problem(candidate, manifest); problem.empty()) {
-      directory = candidate;
-      break;
-    }
-    log_warn(fmt::format("{} is damaged: {}", candidate.string(), problem));
-  }
-  if (directory.empty())
-    throw ModelError(fmt::format("no checkpoint in {} is whole: {}", options.checkpoint, problem));
-  if (manifest.version == 1)
-    throw ModelError(
-        fmt::format("{} has format version 1, which does not name its tensors: start the run "
-                    "again, it reads version 1 and "
-                    "saves version {}",
-                    directory.string(), CheckpointManifest::kVersion));
-  const Config config = parse_config(manifest.config, (directory / kManifestName).string());
-  const fs::path base = options.model.empty() ? config.model.path : options.model;
-  CheckpointReader reader(directory, std::move(manifest));
-  MasterTensors masters(reader);
-  if (masters.has("bert.embeddings.word_embeddings.weight")) {
-    export_bert(masters, config, base, output, export_dtype(options.dtype, reader.manifest().compute_dtype));
-    fmt::print("{}: model after step {} in {}\n", directory.string(), reader.manifest().step, options.output);
-    return;
-  }
-  LlamaConfig shape = model_shape(base);
-  if (config.lora) {
-    const LlamaModel model(shape, LoraOptions{config.lora->r, config.lora->alpha,
-                                              config.lora->dropout, config.lora->target_modules});
-    std::map<std::string, at::Tensor> tensors;
-    for (const std::string& name : masters.names())
-      tensors[name] = masters.read(name).to(at::kFloat);
-    make_directories(output);
-    write_adapter(output, export_adapter(tensors, model, base.string()),
-                  options.dtype.empty() ? DType::kF32 : export_dtype(options.dtype, ""));
-    fmt::print("{}: adapter after step {} in {}\n", directory.string(), reader.manifest().step,
-               options.output);
-    return;
-  }
-  const DType dtype = export_dtype(options.dtype, reader.manifest().compute_dtype);
-  const auto declared = checkpoint_tensors(LlamaModel(shape, std::nullopt), dtype);
-  make_directories(output);
-  ModelDirectoryWriter writer(output, declared);
-  for (const auto& [name, info] : declared) writer.append(name, masters.read(name));
-  if (fs::is_directory(base)) writer.copy_companions(base);
-  shape.dtype = config_dtype_name(dtype);
-  writer.finish(shape);
-  fmt::print("{}: model after step {} in {}\n", directory.string(), reader.manifest().step,
-             options.output);
 }
 
 // --- prune -----------------------------------------------------------------------------------------------------------------------
@@ -295,7 +156,7 @@ void prune(const fs::path& path, int64_t keep, bool dry_run) {
     if (const std::string problem = layout_problem(directory, manifest);
         problem.empty() && kept[manifest.run_id] >= keep) {
       removed.push_back(directory);
-    } else if (const std::string damage = full_problem(directory, manifest); damage.empty()) {
+    } else if (const std::string damage = checkpoint_problem(directory, manifest); damage.empty()) {
       ++kept[manifest.run_id];
       ++whole;
     } else {
@@ -342,7 +203,7 @@ void add_checkpoint_tool(CLI::App& app) {
       ->required();
   verify_tool->callback([directory] { verify(*directory); });
 
-  auto options = std::make_shared<ExportOptions>();
+  auto options = std::make_shared<CheckpointExport>();
   CLI::App* export_tool = tool->add_subcommand(
       "export", "Write the PEFT adapter or the Hugging Face model of a checkpoint");
   export_tool

@@ -1,0 +1,156 @@
+// `trireme checkpoint export`.
+#include "tool_checkpoint.h"
+
+#include "models/bert/weights.h"
+#include "models/llama/model_directory.h"
+#include "models/llama/weights.h"
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/base/log.h"
+#include "trireme/config/config.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+namespace trireme {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Reads whole tensors of the masters by their Hugging Face names.
+class MasterTensors {
+ public:
+  explicit MasterTensors(CheckpointReader& reader) : reader_(reader) {
+    for (const CheckpointUnit& unit : reader.manifest().units)
+      for (const CheckpointTensor& tensor : unit.tensors)
+        places_[tensor.name] = {unit.name, &tensor};
+  }
+  at::Tensor read(const std::string& name) {
+    const auto found = places_.find(name);
+    if (found == places_.end())
+      throw ModelError(fmt::format("the checkpoint has no tensor {}", name));
+    const auto& [unit, tensor] = found->second;
+    at::Tensor value = at::empty(tensor->shape, to_scalar_type(reader_.dtype("master", unit)));
+    at::Tensor flat = value.view({-1});
+    int64_t at = 0;
+    for (const ElementSpan& span :
+         reader_.read("master", unit, tensor->offset, tensor->offset + value.numel())) {
+      flat.narrow(0, at, span.count)
+          .copy_(at::from_blob(const_cast<std::byte*>(span.data), {span.count},
+                               at::TensorOptions().dtype(value.scalar_type())));
+      at += span.count;
+    }
+    return value;
+  }
+  bool has(const std::string& name) const { return places_.contains(name); }
+  std::vector<std::string> names() const {
+    std::vector<std::string> names;
+    for (const auto& [name, place] : places_) names.push_back(name);
+    return names;
+  }
+
+ private:
+  CheckpointReader& reader_;
+  std::map<std::string, std::pair<std::string, const CheckpointTensor*>> places_;
+};
+
+DType export_dtype(const std::string& asked, const std::string& compute) {
+  const std::string name = asked.empty() ? compute : asked;
+  if (name == "f32" || name == "Float") return DType::kF32;
+  if (name == "bf16" || name == "BFloat16") return DType::kBF16;
+  if (name == "f16" || name == "Half") return DType::kF16;
+  throw ConfigError(
+      fmt::format("checkpoint export: --dtype is '{}'; choose f32, bf16 or f16", name));
+}
+
+LlamaConfig model_shape(const fs::path& path) {
+  return fs::is_regular_file(path) ? read_llama_config(path) : read_model_config(path);
+}
+
+void export_bert(MasterTensors& masters, const Config& config, const fs::path& base, const fs::path& output, DType dtype) {
+  BertConfig shape = read_bert_config(bert_config_path(base));
+  const auto tensors = bert_file_tensors(BertModel(shape, config.model.pad_vocab_to), dtype);
+  make_directories(output);
+  SafetensorsWriter writer(output / "model.safetensors", tensors);
+  for (const auto& [name, info] : tensors) {
+    const at::Tensor value = masters.read(name);
+    if (value.dim() != static_cast<int64_t>(info.shape.size()) || value.size(0) < info.shape[0] ||
+        !std::equal(info.shape.begin() + 1, info.shape.end(), value.sizes().begin() + 1))
+      throw ModelError(fmt::format("the checkpoint's {} is of another model than {}", name, base.string()));
+    const at::Tensor stored = value.narrow(0, 0, info.shape[0]).to(to_scalar_type(dtype)).contiguous();
+    writer.append(stored.const_data_ptr(), stored.nbytes());
+  }
+  writer.commit();
+  shape.dtype = config_dtype_name(dtype);
+  finish_bert_directory(output, base, shape);
+}
+
+}  // namespace
+
+void export_checkpoint(const CheckpointExport& options) {
+  at::NoGradGuard no_grad;
+  const fs::path output = options.output;
+  for (const char* taken : {"config.json", "adapter_config.json"})
+    if (fs::exists(output / taken))
+      throw WriteError(
+          fmt::format("checkpoint export: {} already holds a {}; choose another directory",
+                      options.output, taken));
+  fs::path directory;
+  CheckpointManifest manifest;
+  std::string problem;
+  for (const fs::path& candidate : selected_checkpoints(options.checkpoint)) {
+    if (problem = checkpoint_problem(candidate, manifest); problem.empty()) {
+      directory = candidate;
+      break;
+    }
+    log_warn(fmt::format("{} is damaged: {}", candidate.string(), problem));
+  }
+  if (directory.empty())
+    throw ModelError(fmt::format("no checkpoint in {} is whole: {}", options.checkpoint, problem));
+  if (manifest.version == 1)
+    throw ModelError(
+        fmt::format("{} has format version 1, which does not name its tensors: start the run "
+                    "again, it reads version 1 and "
+                    "saves version {}",
+                    directory.string(), CheckpointManifest::kVersion));
+  const Config config = parse_config(manifest.config, (directory / kManifestName).string());
+  const fs::path base = options.model.empty() ? config.model.path : options.model;
+  CheckpointReader reader(directory, std::move(manifest));
+  MasterTensors masters(reader);
+  if (masters.has("bert.embeddings.word_embeddings.weight")) {
+    export_bert(masters, config, base, output, export_dtype(options.dtype, reader.manifest().compute_dtype));
+    fmt::print("{}: model after step {} in {}\n", directory.string(), reader.manifest().step, options.output);
+    return;
+  }
+  LlamaConfig shape = model_shape(base);
+  if (config.lora) {
+    const LlamaModel model(shape, LoraOptions{config.lora->r, config.lora->alpha,
+                                              config.lora->dropout, config.lora->target_modules});
+    std::map<std::string, at::Tensor> tensors;
+    for (const std::string& name : masters.names())
+      tensors[name] = masters.read(name).to(at::kFloat);
+    make_directories(output);
+    write_adapter(output, export_adapter(tensors, model, base.string()),
+                  options.dtype.empty() ? DType::kF32 : export_dtype(options.dtype, ""));
+    fmt::print("{}: adapter after step {} in {}\n", directory.string(), reader.manifest().step,
+               options.output);
+    return;
+  }
+  const DType dtype = export_dtype(options.dtype, reader.manifest().compute_dtype);
+  const auto declared = checkpoint_tensors(LlamaModel(shape, std::nullopt), dtype);
+  make_directories(output);
+  ModelDirectoryWriter writer(output, declared);
+  for (const auto& [name, info] : declared) writer.append(name, masters.read(name));
+  if (fs::is_directory(base)) writer.copy_companions(base);
+  shape.dtype = config_dtype_name(dtype);
+  writer.finish(shape);
+  fmt::print("{}: model after step {} in {}\n", directory.string(), reader.manifest().step,
+             options.output);
+}
+
+}  // namespace trireme
