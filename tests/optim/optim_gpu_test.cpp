@@ -16,6 +16,7 @@ namespace {
 struct Case {
   std::string optimizer;
   at::ScalarType compute;
+  at::ScalarType gradient = at::kFloat;
 };
 
 class OptimizersGpu : public testing::TestWithParam<Case> {
@@ -52,7 +53,7 @@ class OptimizersGpu : public testing::TestWithParam<Case> {
     return shards;
   }
 
-  static void give_gradients(std::vector<TrainedShard>& shards, int step) {
+  static void give_gradients(std::vector<TrainedShard>& shards, int step, at::ScalarType dtype) {
     at::Generator generator = at::globalContext().defaultGenerator(at::kCPU).clone();
     generator.set_current_seed(100 + static_cast<uint64_t>(step));
     for (TrainedShard& shard : shards) {
@@ -61,7 +62,7 @@ class OptimizersGpu : public testing::TestWithParam<Case> {
            {std::pair<int64_t, int64_t>{5, 8}, {4111, 4112}, {9000, 9003}, {9004, 12000}})
         gradient.narrow(0, begin, end - begin).zero_();
       if (step == 2) gradient[77] = std::numeric_limits<float>::infinity();
-      shard.gradient = gradient.to(shard.master.device());
+      shard.gradient = gradient.to(dtype).to(shard.master.device());
     }
   }
 };
@@ -78,8 +79,8 @@ TEST_P(OptimizersGpu, EqualTheCompositionOnTheCpu) {
   const auto on_host = make_optimizer(options, host, *comm),
              on_device = make_optimizer(options, device, *comm);
   for (int step = 0; step < 6; ++step) {
-    give_gradients(host, step);
-    give_gradients(device, step);
+    give_gradients(host, step, GetParam().gradient);
+    give_gradients(device, step, GetParam().gradient);
     const double square = local_gradient_square(host).item<double>(),
                  on_gpu = local_gradient_square(device).item<double>();
     if (step == 2) {
@@ -109,10 +110,11 @@ TEST_P(OptimizersGpu, EqualTheCompositionOnTheCpu) {
 INSTANTIATE_TEST_SUITE_P(All, OptimizersGpu,
                          testing::Values(Case{"adamw", at::kBFloat16}, Case{"adamw", at::kHalf},
                                          Case{"adamw", at::kFloat}, Case{"lamb", at::kBFloat16},
-                                         Case{"lamb", at::kHalf}, Case{"lamb", at::kFloat}),
+                                         Case{"lamb", at::kHalf}, Case{"lamb", at::kFloat},
+                                         Case{"adamw", at::kBFloat16, at::kBFloat16}, Case{"lamb", at::kHalf, at::kHalf}),
                          [](const auto& each) {
                            return each.param.optimizer +
-                                  std::string(c10::toString(each.param.compute));
+                                  std::string(c10::toString(each.param.compute)) + (each.param.gradient == at::kFloat ? "" : "Gradients");
                          });
 
 }  // namespace
