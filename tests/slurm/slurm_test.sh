@@ -4,57 +4,8 @@ set -uo pipefail
 
 probe=$1
 root=$(cd "$(dirname "$0")/../.." && pwd)
-cluster=$root/scripts/slurm/one_node_cluster.sh
-PATH=$PATH:/usr/sbin:/sbin
-
-for program in slurmctld slurmd munged srun sbatch; do
-  if ! command -v "$program" >/dev/null; then
-    echo "SKIPPED: $program is not installed (packages slurm-wlm, munge, libpmix2)"
-    exit 77
-  fi
-done
-if [[ $(id -u) != 0 ]]; then
-  echo "SKIPPED: a one-node Slurm needs root, and this is $(id -un)"
-  exit 77
-fi
-# A test of a test machine that is itself a Slurm job must not look like a step of that job.
-for name in $(compgen -e | grep -E '^(SLURM|SBATCH|SRUN|PMI|OMPI_|RANK$|WORLD_SIZE$|LOCAL_RANK$|MASTER_)'); do unset "$name"; done
-
-work=$(mktemp -d)
-failures=0
-code=0 seconds=0 out=/dev/null
-trap '"$cluster" stop "$work/cluster" >/dev/null 2>&1; rm -rf "$work"' EXIT
-
-start_output=$("$cluster" start "$work/cluster") || exit 1
-eval "$start_output"
-if ! srun --mpi=list 2>&1 | grep -q pmix; then
-  echo "SKIPPED: this Slurm has no PMIx plugin (package libpmix2)"
-  exit 77
-fi
-
-# check NAME CONDITION…: a condition over the last command's $code, $seconds and $out
-check() {
-  local name=$1
-  shift
-  if "$@"; then
-    echo "ok      $name ($seconds s)"
-  else
-    echo "FAILED  $name: $*; exit code $code after $seconds s; output:"
-    sed 's/^/        | /' "$out"
-    failures=$((failures + 1))
-  fi
-}
-run() {
-  out=$work/out
-  local start=$SECONDS
-  timeout -k 5 100 "$@" >"$out" 2>&1
-  code=$?
-  seconds=$((SECONDS - start))
-}
-says() { grep -qE -- "$1" "$out"; }
-ends_with() { [[ $code == "$1" ]]; }
+source "$root/tests/slurm/site.sh"
 fails_within() { ((code != 0 && seconds < $1)); }
-lines() { [[ $(grep -cE -- "$2" "$out") == "$1" ]]; }
 
 # --- the cluster script itself
 check "start is idempotent" test "$("$cluster" start "$work/cluster" 2>/dev/null)" = "$start_output"

@@ -1,0 +1,45 @@
+# Sourced by the tests under a real Slurm: `root` must be the project's folder. Starts a cluster of one node that ends with the script, or leaves
+# with 77 saying what is missing. Then: run COMMAND… keeps the last command's $code, $seconds and output ($out); check NAME CONDITION…
+# counts $failures. RUN_SECONDS: limit of one command (100).
+cluster=$root/scripts/slurm/one_node_cluster.sh
+PATH=$PATH:/usr/sbin:/sbin
+
+skip() {
+  echo "SKIPPED: $*"
+  exit 77
+}
+for program in slurmctld slurmd munged srun sbatch; do
+  command -v "$program" >/dev/null || skip "$program is not installed (packages slurm-wlm, munge, libpmix2)"
+done
+[[ $(id -u) == 0 ]] || skip "a one-node Slurm needs root, and this is $(id -un)"
+# A test machine that is itself a Slurm job must not look like a step of that job.
+for name in $(compgen -e | grep -E '^(SLURM|SBATCH|SRUN|PMI|OMPI_|RANK$|WORLD_SIZE$|LOCAL_RANK$|MASTER_)'); do unset "$name"; done
+
+work=$(mktemp -d)
+failures=0 code=0 seconds=0 out=/dev/null
+trap '"$cluster" stop "$work/cluster" >/dev/null 2>&1; rm -rf "$work"' EXIT
+start_output=$("$cluster" start "$work/cluster") || exit 1
+eval "$start_output"
+srun --mpi=list 2>&1 | grep -q pmix || skip "this Slurm has no PMIx plugin (package libpmix2)"
+
+check() {
+  local name=$1
+  shift
+  if "$@"; then
+    echo "ok      $name ($seconds s)"
+  else
+    echo "FAILED  $name: $*; exit code $code after $seconds s; output:"
+    tail -n 60 "$out" | sed 's/^/        | /'
+    failures=$((failures + 1))
+  fi
+}
+run() {
+  out=$work/out
+  local start=$SECONDS
+  timeout -k 5 "${RUN_SECONDS:-100}" "$@" >"$out" 2>&1
+  code=$?
+  seconds=$((SECONDS - start))
+}
+says() { grep -qE -- "$1" "$out"; }
+ends_with() { [[ $code == "$1" ]]; }
+lines() { [[ $(grep -cE -- "$2" "$out") == "$1" ]]; }
