@@ -1,7 +1,9 @@
 #include "kernels/attention/attention_oracle.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <thread>
 
 namespace trireme::kernels::oracle {
 
@@ -42,11 +44,11 @@ AttentionOutputs attention(const AttentionInputs& in) {
   out.dv.resize(in.v.size());
   out.lse.resize(static_cast<size_t>(in.q_heads * tokens));
   const double keep_scale = 128.0 / (128.0 - in.threshold);
-  std::vector<double> p, z, dp;
-  for (size_t sequence = 0; sequence + 1 < in.cu_seqlens.size(); ++sequence) {
+  // Sequences and key heads share no result.
+  const auto compute = [&](size_t sequence, int64_t kv) {
+    std::vector<double> p, z, dp;
     const int64_t begin = in.cu_seqlens[sequence], length = in.cu_seqlens[sequence + 1] - begin;
-    for (int head = 0; head < in.q_heads; ++head) {
-      const int64_t kv = head / group;
+    for (int head = static_cast<int>(kv * group); head < (kv + 1) * group; ++head) {
       for (int64_t i = 0; i < length; ++i) {
         const int64_t keys = in.causal ? i + 1 : length;
         const double *q = &in.q[at(begin + i, in.q_heads, head)], *d_o = &in.d_o[at(begin + i, in.q_heads, head)];
@@ -93,7 +95,16 @@ AttentionOutputs attention(const AttentionInputs& in) {
         }
       }
     }
-  }
+  };
+  const size_t kv_heads = static_cast<size_t>(in.kv_heads), tasks = (in.cu_seqlens.size() - 1) * kv_heads;
+  std::atomic<size_t> next = 0;
+  const auto work = [&] {
+    for (size_t task = next++; task < tasks; task = next++) compute(task / kv_heads, static_cast<int64_t>(task % kv_heads));
+  };
+  std::vector<std::jthread> threads;
+  for (size_t i = 1; i < std::min<size_t>(tasks, std::thread::hardware_concurrency()); ++i) threads.emplace_back(work);
+  work();
+  threads.clear();
   return out;
 }
 
