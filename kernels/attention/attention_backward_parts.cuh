@@ -31,6 +31,8 @@ struct Config {
   static constexpr int kStages = 2, kDoStages = kOnChip ? 1 : 2, kSStages = kWide ? 2 : 1, kThreads = 384;
   // More than slots of keys: a tile's dK and dV leave while the next one is under way. By the time a slot is written again all have moved on.
   static constexpr int kInfoSlots = 4;
+  // So many steps before the end of its work a block asks for more.
+  static constexpr int kEnding = 4;
   static constexpr uint32_t kKBytes = kKeys * kDim * 2, kQBytes = kRows * kDim * 2, kSBytes = kKeys * kRows * 2,
                             kStatBytes = kRows * 4;
   // On the way out 16 KB of each warpgroup; on chip 24 bits a value of all rows.
@@ -98,6 +100,8 @@ struct Barriers {
   __device__ uint32_t v_full() const { return base + 8 * 4; }
   __device__ uint32_t v_empty() const { return base + 8 * 5; }
   __device__ uint32_t ds_empty() const { return base + 8 * 6; }
+  // This tile's last steps have begun.
+  __device__ uint32_t ending() const { return base + 8 * 7; }
   // A warpgroup's part of dQ on the way out.
   __device__ uint32_t sums_full(uint32_t group) const { return base + 8 * (8 + group); }
   __device__ uint32_t sums_empty(uint32_t group) const { return base + 8 * (10 + group); }
@@ -118,6 +122,7 @@ struct Barriers {
     barrier_init(v_full(), 1);
     barrier_init(v_empty(), 8);
     barrier_init(ds_empty(), 8);
+    barrier_init(ending(), 1);
     for (uint32_t s = 0; s < C::kStages; ++s) {
       barrier_init(q_full(s), 1);
       barrier_init(q_empty(s), 8);

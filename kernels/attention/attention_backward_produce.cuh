@@ -11,7 +11,7 @@ __device__ inline void produce_keys(const Parameters& p, uint32_t shared, ItemIn
   using namespace hopper;
   uint32_t round = 0;
 #pragma unroll 1
-  for (int item = static_cast<int>(blockIdx.x); item < p.queue.items(); item = p.queue.next()) {
+  for (int item = static_cast<int>(blockIdx.x); item < p.queue.items();) {
     int tile_index, head;
     const bool down = p.queue.decode<C::kOnChip>(item, tile_index, head) && C::kCausal;
     const AttentionTile tile = p.queue.tiles[tile_index];
@@ -43,6 +43,9 @@ __device__ inline void produce_keys(const Parameters& p, uint32_t shared, ItemIn
       for (int c = 0; c < C::kDim / 64; ++c)
         load_box(shared + C::kV + c * (C::kKeys * 128), &p.v, 64 * c, head, first, barriers.v_full());
     }
+    // Late: the next item is for who is done first.
+    barrier_wait(barriers.ending(), (round & 1) ^ 1);
+    item = p.queue.next();
   }
   infos[round % C::kInfoSlots].head = -1;
   barrier_arrive(barriers.info_full(round % C::kInfoSlots));
@@ -66,8 +69,11 @@ __device__ inline void produce_rows(const Parameters& p, uint32_t shared, const 
     const int begin = info.begin;
     const float* stat = stats + info.padded;
     Walk walk = Walk::of(info, p.group);
+    const int ending = min(walk.left, C::kEnding);
 #pragma unroll 1
     for (; walk.left > 0; walk.next(p.group), ++step) {
+      if constexpr (!kGradients)
+        if (walk.left == ending) barrier_arrive(barriers.ending());
       const uint32_t stage = step % kStages;
       const uint32_t full = kGradients ? barriers.do_full(stage) : barriers.q_full(stage);
       barrier_wait(kGradients ? barriers.do_empty(stage) : barriers.q_empty(stage), ((step / kStages) & 1) ^ 1);
@@ -79,6 +85,9 @@ __device__ inline void produce_rows(const Parameters& p, uint32_t shared, const 
                  begin + walk.block * C::kRows, full);
       load_bytes(shared + (kGradients ? C::kDelta : C::kLse) + stage * C::kStatBytes,
                  stat + walk.head * p.padded_rows + walk.block * C::kRows, C::kStatBytes, full);
+      // With one stage the next load begins late: let it find its rows in the L2 cache. (Heads of 64, one of a group.)
+      if constexpr (kStages == 1)
+        if (walk.left > 1) prefetch_box(map, 0, walk.head, begin + (walk.block + walk.stride) * C::kRows);
     }
   }
 }

@@ -75,6 +75,10 @@ __device__ inline void load_box(uint32_t to, const CUtensorMap* map, int element
       "l"(map), "r"(element), "r"(head), "r"(token), "r"(barrier)
       : "memory");
 }
+/// One box into the L2 cache.
+__device__ inline void prefetch_box(const CUtensorMap* map, int element, int head, int token) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(map), "r"(element), "r"(head), "r"(token) : "memory");
+}
 /// Contiguous bytes, a multiple of 16.
 __device__ inline void load_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile(

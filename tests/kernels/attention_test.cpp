@@ -39,9 +39,9 @@ std::vector<Case> cases(bool backward) {
                                                                                   {0, 512},
                                                                                   {0, 1, 64, 65, 193, 386, 500},
                                                                                   {0, 320, 321, 640}}) {
-        all.push_back({bounds, 4, 2, d, causal});
+        all.push_back({bounds, 2, 1, d, causal});
         // Heads that share no keys: where they are short, sums of dQ stay on chip.
-        if (d == 64) all.push_back({bounds, 3, 3, d, causal});
+        if (d == 64) all.push_back({bounds, 2, 2, d, causal});
       }
       all.push_back({{0, 200, 333}, 3, 3, d, causal});
       all.push_back({{0, 200, 333}, 8, 1, d, causal});
@@ -150,6 +150,9 @@ class Problem {
   void poison() {
     o_->poison();
     lse_->poison();
+    poison_gradients();
+  }
+  void poison_gradients() {
     d_qkv_->poison();
     workspace_->poison();
   }
@@ -210,16 +213,19 @@ TEST_F(AttentionTest, ForwardEqualsTheOracle) {
 
 TEST_F(AttentionTest, BackwardEqualsTheOracle) {
   for (const Element element : kHalfElements) {
-    for (const bool deterministic : {false, true}) {
-      for (const Case& c : cases(true)) {
+    for (const Case& c : cases(true)) {
+      Problem run(c, element);
+      CUDA_OK(run.forward());
+      const oracle::AttentionOutputs expected = run.expected();
+      for (const bool deterministic : {false, true}) {
         SCOPED_TRACE(name_of(c, element) + (deterministic ? " deterministic" : ""));
-        Problem run(c, element);
-        CUDA_OK(run.forward());
+        if (deterministic) run.poison_gradients();
         CUDA_OK(run.backward(deterministic));
-        const oracle::AttentionOutputs expected = run.expected();
         // A sequence of one token has no gradient to q and k: only noise of the order of a rounding of dp - delta.
         const bool single = c.cu_seqlens == std::vector<int32_t>{0, 1};
-        const double size = c.size > 1 ? 8 : 2;  // nearly one-hot rows: ds = p (dp - delta) is a small difference, delta of the rounded o
+        // Nearly one-hot rows: ds = p (dp - delta) is a small difference, delta of the rounded o. On such rows (200 tokens, d 64, bf16) cuDNN's and
+        // LibTorch's flash attention are 2.2e-2 from fp64 in dq and 1.7e-2 in dk, as these kernels are.
+        const double size = c.size > 1 ? 8 : 2;
         if (!single) {
           EXPECT_LT(relative_error(run.dq(), expected.dq), size * bound(element));
           EXPECT_LT(relative_error(run.dk(), expected.dk), size * bound(element));
