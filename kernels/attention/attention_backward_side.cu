@@ -16,10 +16,10 @@ constexpr int kThreads = 256;
 template <class T, int kDim>
 __global__ void __launch_bounds__(kThreads) prepare_kernel(const SideArguments a) {
   constexpr int kLanes = kDim / 8, kRowsAtOnce = kThreads / kLanes;
-  const int head = blockIdx.y;
-  const AttentionBlock block = a.blocks[blockIdx.x];
+  const int head = static_cast<int>(blockIdx.x) % a.q_heads, block_index = static_cast<int>(blockIdx.x) / a.q_heads;
+  const AttentionBlock block = a.blocks[block_index];
   const int lane = threadIdx.x % kLanes;
-  const int64_t stat = head * a.padded_rows + int64_t{blockIdx.x} * 64;
+  const int64_t stat = head * a.padded_rows + int64_t{block_index} * 64;
   const T* o = static_cast<const T*>(a.o) + head * a.o_strides.head + lane * 8;
   const T* d_o = static_cast<const T*>(a.d_o) + head * a.do_strides.head + lane * 8;
 #pragma unroll
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const SideArguments a
       a.lse2[stat + row] = row < block.count ? a.lse[head * a.tokens + block.first + row] * kLog2E : INFINITY;
     }
   }
-  if (a.turns != nullptr && threadIdx.x == 0) a.turns[head * a.block_count + blockIdx.x] = 0;
+  if (a.turns != nullptr && threadIdx.x == 0) a.turns[head * a.block_count + block_index] = 0;
   if (a.dq_sums == nullptr) return;
   float4* dq = reinterpret_cast<float4*>(a.dq_sums + stat * kDim);
 #pragma unroll
@@ -51,7 +51,8 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const SideArguments a
 /// One 64 x 64 part of dQ: a thread of the summing warpgroup held column pairs 8 i + 2 (lane % 4) of rows lane / 4 and + 8 of its warp's 16.
 template <class T, int kDim>
 __global__ void __launch_bounds__(128) convert_kernel(const SideArguments a) {
-  const int head = blockIdx.y, block_index = blockIdx.x / (kDim / 64), part = blockIdx.x % (kDim / 64);
+  constexpr int kParts = kDim / 64;
+  const int part = blockIdx.x % kParts, rest = static_cast<int>(blockIdx.x) / kParts, head = rest % a.q_heads, block_index = rest / a.q_heads;
   const AttentionBlock block = a.blocks[block_index];
   if (block.count == 0) return;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -74,10 +75,12 @@ __global__ void __launch_bounds__(128) convert_kernel(const SideArguments a) {
 
 template <class T, int kDim>
 cudaError_t launch(const SideArguments& a, bool before, cudaStream_t stream) {
+  // Heads of the same rows, whose bytes lie side by side, follow each other.
+  const auto count = static_cast<unsigned>(a.block_count * a.q_heads);
   if (before) {
-    prepare_kernel<T, kDim><<<dim3(static_cast<unsigned>(a.block_count), static_cast<unsigned>(a.q_heads)), kThreads, 0, stream>>>(a);
+    prepare_kernel<T, kDim><<<count, kThreads, 0, stream>>>(a);
   } else {
-    convert_kernel<T, kDim><<<dim3(static_cast<unsigned>(a.block_count * (kDim / 64)), static_cast<unsigned>(a.q_heads)), 128, 0, stream>>>(a);
+    convert_kernel<T, kDim><<<count * (kDim / 64), 128, 0, stream>>>(a);
   }
   return cudaGetLastError();
 }
