@@ -41,7 +41,8 @@ struct Config {
   static constexpr uint32_t kK = 0, kV = 2 * kKBytes, kQ = kV + kKBytes, kDo = kQ + kStages * kQBytes,
                             kDs = kDo + kDoStages * kQBytes, kDq = kDs + kSStages * kSBytes, kLse = kDq + kSumBytes,
                             kDelta = kLse + kStages * kStatBytes, kBarriers = kDelta + kDoStages * kStatBytes,
-                            kInfos = kBarriers + (12 + 2 * (kStages + kDoStages) + kInfoSlots) * 8, kSteps = kInfos + kInfoSlots * 48, kBytes = kSteps + kStages * 16;
+                            kInfos = kBarriers + (12 + 2 * (kStages + kDoStages) + kInfoSlots) * 8, kSteps = kInfos + kInfoSlots * 48,
+                            kBytes = kSteps + kStages * 16;
   static_assert(kBytes <= 227 * 1024);
 };
 
