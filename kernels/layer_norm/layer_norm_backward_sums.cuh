@@ -5,8 +5,7 @@
 // a cluster, whose blocks exchange their parts of the row's means through distributed shared memory.
 
 #include "kernels/column_sum/block_sums.cuh"
-#include "kernels/launch.h"
-#include "kernels/layer_norm/layer_norm_backward_sums.h"
+#include "kernels/layer_norm/layer_norm.h"
 #include "kernels/layer_norm/row_dropout.cuh"
 #include "kernels/row_prefetch.cuh"
 
@@ -290,48 +289,6 @@ __global__ void __launch_bounds__(kThreads, kBlocks) sums_kernel(const LayerNorm
   copy_async_wait<0>();
   leave_sums(sums, column, holds, static_cast<int>(a.columns), reinterpret_cast<float*>(shared),
              a.workspace + blockIdx.x / parts * kSums * a.columns);
-}
-
-/// teams: receives how many partial rows the kernel leaves, at most a.rows and kBlocksPerSm for
-/// each multiprocessor. Without kCluster a row has at most kThreads * kPacks packs.
-template <class T, int kSums, bool kDropout, int kPacks, int kRows, bool kKept, int kBlocks,
-          bool kCluster>
-cudaError_t launch(const LayerNormBackward& a, int64_t* teams, cudaStream_t stream) {
-  const auto kernel = sums_kernel<T, kSums, kDropout, kPacks, kRows, kKept, kBlocks, kCluster>;
-  const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
-  const int parts = !kCluster                                ? 1
-                    : ceil_div(packs, kThreads * kPacks) > 2 ? 4
-                                                             : 2,
-            threads = static_cast<int>(ceil_div(ceil_div(packs, parts * kPacks), 32) * 32);
-  const int fit = kThreads / threads, groups = kCluster ? 1 : fit > kMaxGroups ? kMaxGroups : fit;
-  if (fit < 1 || (kKept && a.d_sum != nullptr)) return cudaErrorInvalidValue;
-  const size_t inputs = static_cast<size_t>(a.d_sum != nullptr ? 3 : 2) * (kKept ? 1 : 2) * kRows *
-                        kPacks * kThreads * 16,
-               sums = block_sums_bytes(groups, a.columns, kSums),
-               bytes = inputs > sums ? inputs : sums;
-  if (const cudaError_t error = allow_shared_memory(kernel, bytes); error != cudaSuccess)
-    return error;
-  cudaLaunchAttribute cluster[1];
-  cluster[0].id = cudaLaunchAttributeClusterDimension;
-  cluster[0].val.clusterDim = {static_cast<unsigned>(parts), 1, 1};
-  cudaLaunchConfig_t config = {};
-  config.blockDim = dim3(static_cast<unsigned>(threads), static_cast<unsigned>(groups));
-  config.dynamicSmemBytes = bytes;
-  config.stream = stream;
-  if constexpr (kCluster) {
-    config.attrs = cluster, config.numAttrs = 1;
-    config.gridDim = dim3(static_cast<unsigned>(parts));
-    int resident = 0;
-    if (const cudaError_t error = cudaOccupancyMaxActiveClusters(&resident, kernel, &config);
-        error != cudaSuccess)
-      return error;
-    *teams = resident < 1 ? 1 : resident < a.rows ? resident : a.rows;
-  } else {
-    *teams = resident_blocks(kernel, threads * groups, bytes, kLayerNormBlocksPerSm,
-                             ceil_div(a.rows, groups));
-  }
-  config.gridDim = dim3(static_cast<unsigned>(*teams * parts));
-  return cudaLaunchKernelEx(&config, kernel, a);
 }
 
 }  // namespace trireme::kernels::layer_norm_sums
