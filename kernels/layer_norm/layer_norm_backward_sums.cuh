@@ -75,9 +75,10 @@ struct RawFacts {
                .ids[static_cast<uint32_t>(row) / static_cast<uint32_t>(a.dropout.rows_per_sample)];
   }
   __device__ void settle(const LayerNormBackward& a, int row, RowFacts& to) const {
-    if (row >= static_cast<int>(a.rows)) return;
-    to.rstd = rstd;
-    to.shift = -mean * rstd;
+    const bool there = row < static_cast<int>(a.rows);
+    to.rstd = there ? rstd : 0.0f;  // a missing row adds zero times these
+    to.shift = there ? -mean * rstd : 0.0f;
+    if (!there) return;
     if constexpr (kDropout) {
       const uint32_t row_of_sample =
           static_cast<uint32_t>(row) % static_cast<uint32_t>(a.dropout.rows_per_sample);
