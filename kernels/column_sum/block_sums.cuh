@@ -20,8 +20,6 @@ __device__ inline void leave_sums(const float (&sums)[kVectors][kPacks][kWidth],
                                   const Holds& holds, int columns, float* shared, float* row) {
   const int rows = static_cast<int>(blockDim.y), length = kVectors * columns;
   float* to = rows == 1 ? row : shared + static_cast<int>(threadIdx.y) * length;
-  // column_sums() may be launched: it waits for the end of this kernel.
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   __syncthreads();
 #pragma unroll
   for (int v = 0; v < kVectors; ++v)

@@ -14,8 +14,6 @@ __global__ void __launch_bounds__(kColumns* kLanes)
     column_sum_kernel(const float* __restrict__ partial, int64_t rows, int64_t columns,
                       int64_t stride, const ColumnSums outs, bool accumulate) {
   static_assert(kMaxColumnSums == 3);
-  // Launched while the kernel before it runs out (see launch() below): its results from here on.
-  asm volatile("griddepcontrol.wait;" ::: "memory");
   T* out = static_cast<T*>(blockIdx.y == 0   ? outs.out[0]
                            : blockIdx.y == 1 ? outs.out[1]
                                              : outs.out[2]);
@@ -42,19 +40,12 @@ cudaError_t launch(const float* partial, int64_t rows, int64_t columns, int64_t 
                    const ColumnSums& outs, Element element, bool accumulate, cudaStream_t stream) {
   if (columns == 0 || outs.count == 0) return cudaSuccess;
   return dispatch(element, [&](auto zero) {
-    // The kernel that leaves the partial rows is the one before: this one's start hides behind its
-    // end.
-    cudaLaunchAttribute early[1];
-    early[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early[0].val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim =
-        dim3(static_cast<unsigned>(ceil_div(columns, kColumns)), static_cast<unsigned>(outs.count));
-    config.blockDim = dim3(kColumns, kLanes);
-    config.stream = stream;
-    config.attrs = early, config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, column_sum_kernel<decltype(zero)>, partial, rows, columns,
-                              stride, outs, accumulate);
+    const dim3 grid(static_cast<unsigned>(ceil_div(columns, kColumns)),
+                    static_cast<unsigned>(outs.count)),
+        block(kColumns, kLanes);
+    column_sum_kernel<decltype(zero)>
+        <<<grid, block, 0, stream>>>(partial, rows, columns, stride, outs, accumulate);
+    return cudaGetLastError();
   });
 }
 
