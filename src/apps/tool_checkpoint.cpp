@@ -1,5 +1,6 @@
 // `trireme checkpoint ls|verify|export|prune`: what a run can go on from.
-#include "tool_checkpoint.h"
+#include "checkpoint_selection.h"
+#include "tool_checkpoint_export.h"
 #include "tools.h"
 
 #include "trireme/base/error.h"
@@ -22,56 +23,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool is_checkpoint(const fs::path& path) {
-  return fs::exists(path / kManifestName) || checkpoint_step(path).has_value();
-}
-
-/// An output.dir stands for its checkpoints.
-fs::path collection(const fs::path& path) {
-  if (fs::is_directory(path / "checkpoints")) return path / "checkpoints";
-  if (!fs::is_directory(path))
-    throw ModelError(fmt::format(
-        "{} is no directory: give a run's output.dir, its checkpoints or one checkpoint",
-        path.string()));
-  return path;
-}
-
-/// Empty when whole as far as sizes and headers tell.
-std::string layout_problem(const fs::path& directory, CheckpointManifest& manifest) {
-  try {
-    manifest = read_manifest(directory);
-    return summarise_differences(check_checkpoint_layout(directory, manifest));
-  } catch (const Error& error) {
-    return error.what();
-  }
-}
-
-}  // namespace
-
-std::vector<fs::path> selected_checkpoints(const fs::path& path) {
-  if (is_checkpoint(path)) return {path};
-  std::vector<fs::path> found;
-  for (const auto& [step, directory] : list_checkpoints(collection(path)))
-    found.push_back(directory);
-  if (found.empty()) throw ModelError(fmt::format("there is no checkpoint in {}", path.string()));
-  return found;
-}
-
-std::string checkpoint_problem(const fs::path& directory, CheckpointManifest& manifest) {
-  if (std::string problem = layout_problem(directory, manifest); !problem.empty()) return problem;
-  std::vector<std::string> differences;
-  try {
-    for (size_t file = 0; file < manifest.files.size(); ++file)
-      for (std::string& difference : check_checkpoint_hashes(directory, manifest, file))
-        differences.push_back(std::move(difference));
-  } catch (const Error& error) {
-    differences.emplace_back(error.what());
-  }
-  return summarise_differences(differences);
-}
-
-namespace {
-
 void list(const fs::path& path) {
   const std::vector<fs::path> directories = selected_checkpoints(path);
   fmt::print("{:<16}{:>12}{:>10}{:>7}{:>12}  {:<18}{}\n", "checkpoint", "samples", "ranks", "shard",
@@ -79,7 +30,7 @@ void list(const fs::path& path) {
   int64_t whole = 0, all = 0;
   for (const fs::path& directory : directories) {
     CheckpointManifest m;
-    const std::string problem = layout_problem(directory, m);
+    const std::string problem = checkpoint_layout_problem(directory, m);
     ++all;
     whole += problem.empty();
     fmt::print("{:<16}{:>12}{:>10}{:>7}{:>12}  {:<18}{}\n", directory.filename().string(),
@@ -145,7 +96,7 @@ class IdleRun {
 void prune(const fs::path& path, int64_t keep, bool dry_run) {
   if (is_checkpoint(path))
     throw ConfigError(fmt::format("{} is one checkpoint: prune takes a run's output.dir or its checkpoints", path.string()));
-  const fs::path checkpoints = collection(path);
+  const fs::path checkpoints = checkpoint_collection(path);
   const IdleRun idle(fs::weakly_canonical(checkpoints));
   std::vector<fs::path> removed;
   std::map<std::string, int64_t> kept;  // by run: one run's checkpoints never push out another's
@@ -153,7 +104,7 @@ void prune(const fs::path& path, int64_t keep, bool dry_run) {
   for (const auto& [step, directory] : list_checkpoints(checkpoints)) {
     CheckpointManifest manifest;
     // Every byte of those that stay is read: what looks whole and is not must not push out what is.
-    if (const std::string problem = layout_problem(directory, manifest);
+    if (const std::string problem = checkpoint_layout_problem(directory, manifest);
         problem.empty() && kept[manifest.run_id] >= keep) {
       removed.push_back(directory);
     } else if (const std::string damage = checkpoint_problem(directory, manifest); damage.empty()) {

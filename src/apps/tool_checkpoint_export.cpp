@@ -1,5 +1,7 @@
 // `trireme checkpoint export`.
-#include "tool_checkpoint.h"
+#include "tool_checkpoint_export.h"
+
+#include "checkpoint_selection.h"
 
 #include "models/bert/weights.h"
 #include "models/llama/model_directory.h"

@@ -7,6 +7,7 @@
 #include <spdlog/spdlog.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 
 namespace trireme {
@@ -41,12 +42,29 @@ void log_warn(const std::string& message) {
   logger().warn("{}warning: {}", g_world_size > 1 ? fmt::format("rank {}: ", g_rank) : "", message);
 }
 
+namespace {
+
+/// TRIREME_EXIT_FILE: where a job's script looks for the code of a rank that ended by itself. srun gives the largest code of all, and one task that
+/// it had to kill while loading makes that 143; where it could launch none, it may give 0. A code other than 0 wins over the 0 of others.
+void leave_exit_code(int code) {
+  const char* path = std::getenv("TRIREME_EXIT_FILE");
+  if (path == nullptr) return;
+  std::FILE* file = std::fopen(path, code == 0 ? "wx" : "w");
+  if (file == nullptr) return;  // another rank's 0 is there, or the script goes by srun's code
+  std::fprintf(file, "%d\n", code);
+  std::fclose(file);
+}
+
+}  // namespace
+
 int run_main(const char* program, const std::function<int()>& body,
              const std::function<void(const std::string&)>& on_error) {
   std::string message;
   int code;
   try {
-    return body();
+    code = body();
+    leave_exit_code(code);
+    return code;
   } catch (const Error& error) {
     message = error.what();
     code = static_cast<int>(error.code());
@@ -69,6 +87,7 @@ int run_main(const char* program, const std::function<int()>& body,
   fmt::print(stderr, "{}{}: {}\n", message.substr(0, last_line), program,
              message.substr(last_line));
   std::fflush(stderr);
+  leave_exit_code(code);
   return code;
 }
 

@@ -40,7 +40,7 @@ struct ShardedUnits::UnitState {
   // Trained units
   int trained_index = -1;
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators;
-  at::Tensor gradient;                 // fp32 [numel], this rank's sum over micro-batches
+  at::Tensor gradient;                 // [numel], this rank's sum over micro-batches: fp32, of a single one the reduction's type
   std::vector<bool> arrived, written;  // per parameter: in this micro-batch; at all in this step
   /// Small gradients of this micro-batch on their way into `gradient`: what is written for the first time, and what is added.
   struct Small {

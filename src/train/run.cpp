@@ -121,23 +121,12 @@ int join_and_train(const Config& config, const Launch& launch, const TaskFactory
   }
 }
 
-/// TRIREME_EXIT_FILE: where the job's script looks for the code of a rank that ended by itself. srun gives the largest code of all, and one
-/// task that it had to kill while loading makes that 143.
-void leave_exit_code(int code) {
-  const char* path = std::getenv("TRIREME_EXIT_FILE");
-  if (path == nullptr || code == 0) return;
-  std::FILE* file = std::fopen(path, "w");
-  if (file == nullptr) return;  // the script then goes by srun's code
-  std::fprintf(file, "%d\n", code);
-  std::fclose(file);
-}
-
 }  // namespace
 
 int train_main(int argc, char** argv, const Application& application) {
   const char* program = application.name;
   const TaskFactory& make_task = application.make_task;
-  const int code = run_main(program, [&]() -> int {
+  return run_main(program, [&]() -> int {
     install_stack_handlers();
     check_fault_specifications();
     const Launch launch = detect_launch();
@@ -160,8 +149,6 @@ int train_main(int argc, char** argv, const Application& application) {
       return static_cast<int>(ExitCode::kConfig);
     }
   });
-  leave_exit_code(code);
-  return code;
 }
 
 }  // namespace trireme

@@ -66,6 +66,9 @@ check "sbatch: a missing configuration is exit code 2" ends_with 2
 check "sbatch: usage is printed" says 'usage: sbatch train_llama.sbatch'
 run env TRIREME_BUILD="$work" sbatch --wait --output="$work/job.log" "$root/scripts/slurm/train_llama.sbatch" lora.yaml
 check "sbatch: a missing program is exit code 2" ends_with 2
+run env TRIREME_PROGRAM=/bin/true TRIREME_LIVES_WITHOUT_PROGRESS=1 sbatch --wait --output="$work/job.log" "$root/scripts/slurm/train_llama.sbatch" lora.yaml
+check "sbatch: a step that ends with 0 without its ranks is not taken for done" ends_with 71
+check "sbatch: and the log says so" grep -q 'srun ended with 0, but the ranks with nothing' "$work/job.log"
 
 # SIGTERM as Slurm sends it before the time limit: to the steps, not to the batch shell.
 run env TRIREME_PROGRAM="$probe" TRIREME_LEAST_SECONDS=999999 sbatch --parsable --output="$work/term.log" --ntasks-per-node=2 \

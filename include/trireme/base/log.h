@@ -13,7 +13,7 @@ void log_warn(
 
 /// Runs a main function body: maps Error to its exit code, other exceptions to 70, and prints one last sentence on
 /// stderr ("train_llama: <message>"; of a message of several lines, the last), nothing after it. `on_error(message)`
-/// runs before the exit (to bring the other ranks down).
+/// runs before the exit (to bring the other ranks down). Leaves the code in the file that TRIREME_EXIT_FILE names.
 int run_main(const char* program, const std::function<int()>& body,
              const std::function<void(const std::string&)>& on_error = {});
 

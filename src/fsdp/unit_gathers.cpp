@@ -1,0 +1,100 @@
+// Sharded units come and go: slots, gathers ahead of use.
+#include "trireme/base/error.h"
+#include "trireme/fsdp/sharded_units.h"
+#include "unit_state.h"
+
+#include <algorithm>
+
+namespace trireme {
+
+void ShardedUnits::evict(Slot& slot) {
+  if (slot.unit < 0) return;
+  slot.gather.reset();
+  UnitState& state = *states_[slot.unit];
+  lend_memory(state.full, nullptr);
+  state.slot = nullptr;
+  slot.unit = -1;
+}
+
+ShardedUnits::Slot* ShardedUnits::free_slot() {
+  Slot* best = nullptr;
+  for (auto& slot : slots_)
+    if (!slot->in_use && (best == nullptr || slot->last_use < best->last_use)) best = slot.get();
+  return best;
+}
+
+void ShardedUnits::start_gather(int unit) {
+  UnitState& state = *states_[unit];
+  Slot* slot = state.own_slot ? state.own_slot.get() : free_slot();
+  TRIREME_CHECK(slot != nullptr, "no slot is free to gather unit ", specs_[unit].name);
+  evict(*slot);
+  lend_memory(state.full, slot->memory.data_ptr());
+  slot->unit = unit;
+  state.slot = slot;
+  slot->last_use = ++gather_clock_;
+  if (state.peer_offset >= 0) {
+    slot->gather = peers_->gather(state.full.view(at::kByte), state.peer_offset);
+    return;
+  }
+  // Bytes for the communicator, which knows no FP8 type.
+  slot->gather = state.fp8 ? shard_group_->all_gather(state.full.view(at::kByte), state.shard.view(at::kByte))
+                           : shard_group_->all_gather(state.full, state.shard);
+}
+
+void ShardedUnits::use(int unit) {
+  UnitState& state = *states_[unit];
+  if (!state.sharded) return;
+  at::NoGradGuard no_grad;
+  if (state.slot == nullptr) start_gather(unit);
+  if (state.slot->gather) {
+    state.slot->gather->wait();
+    state.slot->gather.reset();
+  }
+  state.slot->in_use = true;
+}
+
+void ShardedUnits::prefetch(int unit, int direction) {
+  at::NoGradGuard no_grad;
+  int ahead = 0;
+  for (int next = unit + direction; next >= 0 && next < static_cast<int>(states_.size()) && ahead < kGatherSlots - 1; next += direction) {
+    if (!states_[next]->sharded) continue;
+    if (direction < 0 && !specs_[next].backward_reads_weights) continue;
+    ++ahead;
+    if (states_[next]->slot != nullptr) {
+      // Already there or on its way: it must outlive the gathers that follow.
+      states_[next]->slot->last_use = ++gather_clock_;
+      continue;
+    }
+    if (!states_[next]->own_slot && free_slot() == nullptr) return;
+    start_gather(next);
+  }
+}
+
+void ShardedUnits::pre_forward(int unit) {
+  use(unit);
+  prefetch(unit, +1);
+}
+
+void ShardedUnits::post_forward(int unit) {
+  UnitState& state = *states_[unit];
+  if (state.slot != nullptr && !specs_[unit].keep) state.slot->in_use = false;
+}
+
+void ShardedUnits::pre_backward(int unit) {
+  if (specs_[unit].backward_reads_weights) use(unit);
+  prefetch(unit, -1);
+}
+
+void ShardedUnits::post_backward(int unit) { post_forward(unit); }
+
+void ShardedUnits::release() {
+  for (auto& state : states_)
+    if (state->slot != nullptr) state->slot->in_use = false;
+}
+
+void ShardedUnits::invalidate_trained() {
+  for (size_t u = 0; u < states_.size(); ++u)
+    if (specs_[u].trained && states_[u]->slot != nullptr) evict(*states_[u]->slot);
+}
+
+}  // namespace trireme
