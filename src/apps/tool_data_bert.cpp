@@ -79,6 +79,10 @@ void add_instances(CLI::App& tool) {
 
 // ---- pack
 
+void add_instances_input(CLI::App& command, std::vector<fs::path>& inputs) {
+  command.add_option("--input", inputs, "Files of trireme data bert instances, or directories of them")->required();
+}
+
 struct PackArguments {
   std::vector<fs::path> inputs;
   fs::path output;
@@ -109,10 +113,7 @@ void add_pack(CLI::App& tool) {
   CLI::App* command = tool.add_subcommand("pack",
                                           "Pack instances into rows of up to three sequences, as "
                                           "shards part_00000 …; continues an interrupted run");
-  command
-      ->add_option("--input", arguments->inputs,
-                   "Files of trireme data bert instances, or directories of them")
-      ->required();
+  add_instances_input(*command, arguments->inputs);
   command->add_option("--output", arguments->output, "Directory for the shards")->required();
   command->add_option("--shards", arguments->shards, "Number of shards (default 4320)");
   command->add_option("--seed", arguments->seed, "Of Python's random.Random (default 12345)");
@@ -193,10 +194,7 @@ void add_export(CLI::App& tool) {
   CLI::App* command = tool.add_subcommand("export",
                                           "Write instances as unpacked HDF5 of fixed or variable "
                                           "length, for runs and tools that want it");
-  command
-      ->add_option("--input", arguments->inputs,
-                   "Files of trireme data bert instances, or directories of them")
-      ->required();
+  add_instances_input(*command, arguments->inputs);
   command->add_option("--output", arguments->output, "Directory for the files")->required();
   command->add_option("--layout", arguments->layout, "fixed, or varlength (default)");
   command->add_option("--shards", arguments->options.shards,

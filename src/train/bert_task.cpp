@@ -21,8 +21,6 @@ struct BertMicroBatch final : MicroBatch {
   at::Tensor counts;  // fp64 [2]: what masked words' and sequences' losses are divided by
 };
 
-/// As in llama_task.cpp: only the ratio to each other matters to the plan.
-constexpr double kProductRate = 650e12, kGatherRate = 300e9;
 /// Of the tokens of a sequence 15 % are masked.
 constexpr double kMaskedPart = 0.15;
 
@@ -108,7 +106,7 @@ void BertTask::fill_plan(PlanInput& input) const {
   input.working_peak = bytes.working_peak;
   input.working_fixed = bytes.working_fixed;
   input.head = bytes.head;
-  input.block_forward_s = flops_per_sample() / 3 / static_cast<double>(input.num_blocks) / kProductRate;
+  input.block_forward_s = flops_per_sample() / 3 / static_cast<double>(input.num_blocks) / kBf16Rate;
   input.gathered_byte_s = 1 / kGatherRate;
 }
 

@@ -17,10 +17,6 @@ struct TokenMicroBatch final : MicroBatch {
   TokenBatch tokens;
 };
 
-/// What a Hopper GPU sustains in products (FLOP/s) and receives from its neighbours (bytes/s): the plan weighs recomputation against
-/// gathers with them, so only their ratio matters.
-constexpr double kBf16Rate = 650e12, kFp8Rate = 1250e12, kGatherRate = 300e9;
-
 std::vector<std::filesystem::path> paths(const std::vector<std::string>& names) { return {names.begin(), names.end()}; }
 
 LlamaConfig read_config(const Config& config) {

@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <optional>
 
 namespace trireme {
 
@@ -97,14 +98,16 @@ void Trainer::load_or_resume() {
   completed_ = reported_ = last_saved_step_ = resumed->completed_steps;
   evaluations_ = resumed->evaluations;
   samples_ = completed_ * config_.batch.global_batch_size;
-  if (const auto samples = resumed->numbers.find("samples"); samples != resumed->numbers.end() && !samples->second.empty())
-    samples_ = std::llround(samples->second[0]);
-  if (const auto skips = resumed->numbers.find("consecutive_skips"); skips != resumed->numbers.end() && !skips->second.empty())
-    consecutive_skips_ = static_cast<int>(skips->second[0]);
-  if (const auto steps = resumed->numbers.find("left_out"); steps != resumed->numbers.end() && !steps->second.empty())
-    left_out_ = std::llround(steps->second[0]);
-  if (const auto left = resumed->numbers.find("evaluation_left"); left != resumed->numbers.end() && !left->second.empty())
-    evaluation_left_ = left->second[0] > 0;
+  // Checkpoints of earlier versions lack some of these.
+  const auto number = [&](const char* name) -> std::optional<double> {
+    const auto found = resumed->numbers.find(name);
+    if (found == resumed->numbers.end() || found->second.empty()) return std::nullopt;
+    return found->second[0];
+  };
+  if (const auto samples = number("samples")) samples_ = std::llround(*samples);
+  if (const auto skips = number("consecutive_skips")) consecutive_skips_ = static_cast<int>(*skips);
+  if (const auto steps = number("left_out")) left_out_ = std::llround(*steps);
+  if (const auto left = number("evaluation_left")) evaluation_left_ = *left > 0;
   if (const auto task = resumed->numbers.find("task"); task != resumed->numbers.end() && !task_.restore(task->second))
     throw ModelError(fmt::format("the checkpoint of step {} has {} numbers of a task, which are not this run's: it is of another model or "
                                  "program", completed_, task->second.size()));

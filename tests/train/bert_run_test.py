@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
 """train_bert as a user starts it. Exit code 77 = skipped."""
-import argparse
 import json
 import os
 import pathlib
@@ -9,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 
 try:
     import h5py
@@ -21,7 +19,7 @@ except ImportError as error:
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "parity"))
 import bert_site as site  # noqa: E402
-from run_site import RunSite, last_line  # noqa: E402
+from run_site import RunSite, last_line, main  # noqa: E402
 
 GBS = 8
 
@@ -325,17 +323,6 @@ def export(s, run, output, *options):
                           capture_output=True, text=True, timeout=60)
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--bin", required=True)
-    parser.add_argument("--mpirun", required=True)
-    parser.add_argument("--case", required=True)
-    args = parser.parse_args()
-    cases = {"exit-codes": exit_codes, "stop-and-resume": stop_and_resume, "ranks": ranks, "fp8": fp8, "local-clip": local_clip, "mlperf-log": mlperf_log, "preset": preset, "learning": learning,
-             "export": exported}
-    with tempfile.TemporaryDirectory() as work:
-        cases[args.case](Site(args, work))
-
-
 if __name__ == "__main__":
-    main()
+    main({"exit-codes": exit_codes, "stop-and-resume": stop_and_resume, "ranks": ranks, "fp8": fp8, "local-clip": local_clip,
+          "mlperf-log": mlperf_log, "preset": preset, "learning": learning, "export": exported}, Site)

@@ -1,7 +1,9 @@
 """A trainer started as a user starts it, on the files of a directory."""
+import argparse
 import json
 import os
 import subprocess
+import tempfile
 
 
 def last_line(text):
@@ -33,3 +35,14 @@ class RunSite:
 
     def metrics(self, run, event="train"):
         return [line for line in map(json.loads, open(f"{self.work}/{run}/metrics.jsonl")) if line["event"] == event]
+
+
+def main(cases, site):
+    """Runs the case that the command line names on a site of its own."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bin", required=True)
+    parser.add_argument("--mpirun", required=True)
+    parser.add_argument("--case", required=True)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as work:
+        cases[args.case](site(args, work))

@@ -1,12 +1,10 @@
 #!/usr/bin/env python3
 """train_llama as a user starts it. Exit code 77 = skipped."""
-import argparse
 import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
 try:
@@ -15,7 +13,7 @@ except ImportError as error:
     print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
     sys.exit(77)
 
-from run_site import RunSite, last_line  # noqa: E402
+from run_site import RunSite, last_line, main  # noqa: E402
 
 SEQ, VOCAB = 48, 120
 
@@ -194,16 +192,5 @@ def outputs(site):
         assert len(line) <= 120, line
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--bin", required=True)
-    parser.add_argument("--mpirun", required=True)
-    parser.add_argument("--case", required=True)
-    args = parser.parse_args()
-    cases = {"exit-codes": exit_codes, "stop-and-resume": stop_and_resume, "ranks": ranks, "fp8": fp8, "mlperf-log": mlperf_log, "outputs": outputs}
-    with tempfile.TemporaryDirectory() as work:
-        cases[args.case](Site(args, work))
-
-
 if __name__ == "__main__":
-    main()
+    main({"exit-codes": exit_codes, "stop-and-resume": stop_and_resume, "ranks": ranks, "fp8": fp8, "mlperf-log": mlperf_log, "outputs": outputs}, Site)
