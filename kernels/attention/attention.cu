@@ -22,16 +22,17 @@ cudaError_t attention_forward(const AttentionForward& a, cudaStream_t stream) {
   return a.shape.d == 128 ? attention_forward_d128(a, stream) : attention_forward_d64(a, stream);
 }
 
-int64_t attention_backward_workspace(const AttentionShape& s, int64_t block_count) {
-  // Sums of dQ, log-sum-exp and delta of every padded row; turns of every warp's part.
-  return s.q_heads * block_count * (64 * (s.d + 2) + s.d / 16) * 4;
+int64_t attention_backward_workspace(const AttentionBackward& a) {
+  // Log-sum-exp and delta of every padded row; sums of dQ and a turn of every block.
+  const int64_t row = keeps_sums_on_chip(a) ? 2 : 2 + a.shape.d;
+  return a.shape.q_heads * a.block_count * (64 * row + 1) * 4;
 }
 
 cudaError_t attention_backward(const AttentionBackward& a, cudaStream_t stream) {
   if (const cudaError_t status = check_attention(a.shape); status != cudaSuccess) return status;
   for (const AttentionTensor& t : {a.q, a.k, a.v, a.o, a.d_o, a.d_q, a.d_k, a.d_v})
     if (!valid_tensor(t)) return cudaErrorInvalidValue;
-  if (a.lse == nullptr || a.blocks == nullptr || a.workspace == nullptr || a.shape.q_heads > 65535 ||
+  if (a.lse == nullptr || a.blocks == nullptr || a.workspace == nullptr || a.block_count <= 0 || a.block_count * a.shape.q_heads > INT32_MAX / 2 ||
       !valid(a.shape, a.dropout, a.tiles, a.tile_count, a.counters))
     return cudaErrorInvalidValue;
   return a.shape.d == 128 ? attention_backward_d128(a, stream) : attention_backward_d64(a, stream);

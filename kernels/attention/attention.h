@@ -21,7 +21,8 @@
 // a token's own sequence is never done beyond the rounding to tiles, except that the padding of a sequence's
 // last tile reads the tokens that follow: a NaN or infinity in one sequence can reach its predecessor.
 //
-// The forward pass, dk and dv are deterministic. dq is summed in fp32 in varying order unless `deterministic` is set.
+// The forward pass, dk and dv are deterministic; so is dq where sums stay on chip. Elsewhere it is summed in fp32 in varying order unless
+// `deterministic` is set.
 // No allocation, no synchronisation. Launchers return cudaErrorInvalidValue for arguments outside these limits and
 // cudaErrorNotSupported for a device that is not Hopper.
 
@@ -38,7 +39,9 @@ namespace trireme::kernels {
 /// [begin, end). `padded` is the sequence's first row where each sequence starts at a multiple of 128.
 struct alignas(16) AttentionTile {
   int32_t first, begin, end, padded;
-  int32_t sequence, unused[3];
+  int32_t sequence;
+  int32_t list_begin, rank;  // backward: where its sequence's tiles begin in the list, and the sequence's place there
+  int32_t unused;
 };
 
 /// Rows of one 64-row block of the padded layout: tokens [first, first + count); count may be 0.
@@ -49,6 +52,7 @@ struct AttentionBlock {
 /// What a batch's boundaries mean for the kernels; made on the host once a batch, used by every layer.
 struct AttentionPlan {
   std::vector<AttentionTile> forward, backward;
+  std::vector<AttentionTile> sequences;  // first key tiles, the longest sequence first; empty unless all are short enough for sums on chip
   std::vector<AttentionBlock> blocks;
   int64_t tokens = 0;
 
@@ -58,6 +62,8 @@ struct AttentionPlan {
 /// Query rows of a forward tile, and keys of a backward tile, of a head size.
 constexpr int attention_forward_rows(int d) { return d == 128 ? 128 : 192; }
 constexpr int kAttentionBackwardKeys = 128;
+/// Sequences up to this length of heads of 64 that share no keys need no sums of dQ in global memory.
+constexpr int kAttentionWholeSequence = 512;
 
 /// cu_seqlens: 0 … tokens, ascending, `count` sequences.
 AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bool causal,
@@ -106,13 +112,16 @@ struct AttentionBackward {
   AttentionDropout dropout;
   const AttentionTile* tiles = nullptr;
   int64_t tile_count = 0;
+  const AttentionTile* sequences = nullptr;  // of the plan; 0 if it has none
+  int64_t sequence_count = 0;
   const AttentionBlock* blocks = nullptr;
   int64_t block_count = 0;
   void* workspace = nullptr;  // attention_backward_workspace bytes, any content, 256-byte aligned
   int32_t* counters = nullptr;
   bool deterministic = false;
 };
-int64_t attention_backward_workspace(const AttentionShape& shape, int64_t block_count);
+/// For the shape and counts of the arguments; pointers are not looked at.
+int64_t attention_backward_workspace(const AttentionBackward& arguments);
 cudaError_t attention_backward(const AttentionBackward& arguments, cudaStream_t stream);
 
 }  // namespace trireme::kernels

@@ -2,33 +2,31 @@
 // The backward kernel. A block keeps 128 keys and values; query rows and output gradients of every query head that reads them stream
 // by, kRows at a time, so that dK and dV of a key head are finished in registers. Each of the two consumer warpgroups
 // owns 64 keys and computes the transposed scores, so that P^T and dS^T leave the softmax in the layout of a register operand.
-// dS also goes through shared memory for dQ = dS K, of which each warpgroup computes one 64 x 64 part and adds it to fp32 sums in global memory
-// that lie in the order of the fragments: 16 bytes a thread, side by side.
+// dS also goes through shared memory for dQ = dS K, of which each warpgroup computes one 64 x 64 part: the sums over key tiles are described
+// at Sums, those in global memory lie in the order of the fragments.
 //
-// In flight at the same time: the next block's scores, dK and dQ of this one, while the exponentials of the next run.
+// In flight at the same time: the next block's scores, dK and dQ of this one, while the exponentials of the next run; and over the end of a
+// key tile the first scores of the next one.
 
-#include "kernels/attention/attention_backward_parts.cuh"
-
-#include <type_traits>
+#include "kernels/attention/attention_backward_produce.cuh"
+#include "kernels/attention/attention_backward_sums.cuh"
 
 namespace trireme::kernels::backward {
 
-/// Inside one statement, as barrier_wait.
-__device__ inline void wait_for_turn(const int32_t* count, int32_t turn) {
-  asm volatile(
-      "{\n.reg .pred p;\n.reg .s32 seen;\n"
-      "AGAIN:\n"
-      "ld.acquire.gpu.global.s32 seen, [%0];\n"
-      "setp.eq.s32 p, seen, %1;\n"
-      "@p bra DONE;\n"
-      "bra AGAIN;\n"
-      "DONE:\n}\n" ::"l"(count),
-      "r"(turn)
-      : "memory");
+/// dK and dV of one warp's 16 keys.
+template <class C>
+__device__ inline void store_gradients(const Parameters& p, const ItemInfo& info, int warp_key, const float (&dk)[C::kDim / 2],
+                                       const float (&dv)[C::kDim / 2]) {
+  using T = typename C::T;
+  const int64_t token = info.first + warp_key;
+  const int count = info.end - static_cast<int>(token);
+  hopper::store_fragments(dk, p.scale, static_cast<T*>(p.dk) + info.head * p.dk_head + token * p.dk_token, p.dk_token, count);
+  hopper::store_fragments(dv, C::kDropout ? p.keep_scale : 1.0f, static_cast<T*>(p.dv) + info.head * p.dv_head + token * p.dv_token,
+                          p.dv_token, count);
 }
 
 template <class C>
-__device__ inline void consume(const Parameters& p, uint32_t shared, const ItemInfo* infos, const Barriers<C>& barriers) {
+__device__ inline void consume(const Parameters& p, uint32_t shared, const ItemInfo* infos, const StepInfo* steps, const Barriers<C>& barriers) {
   using namespace hopper;
   using T = typename C::T;
   const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
@@ -36,225 +34,218 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
   const auto arrive = [&](uint32_t barrier) {
     if (lane == 0) barrier_arrive(barrier);
   };
+  const int warp_key = 64 * group + 16 * warp;
   // Where this lane puts rows of dS, [kRows / 64 columns][keys][64 query rows] swizzled: key lane % 16 of its warp's, query chunk lane / 16;
   // the chunk 2 i further is 32 i away by exclusive or.
-  const uint32_t ds_key = 64 * group + 16 * warp + lane % 16;
+  const uint32_t ds_key = warp_key + lane % 16;
   const uint32_t ds_store = shared + C::kDs + ds_key * 128 + (((lane / 16) ^ (ds_key % 8)) * 16);
-  uint32_t step = 0;
-  for (uint32_t round = 0;; ++round) {
-    const uint32_t slot = round & 1;
-    barrier_wait(barriers.k_full(slot), (round >> 1) & 1);
-    // Read where it is needed: registers are scarce.
-    const ItemInfo& info = infos[slot];
-    if (uniform(info.head) < 0) break;
-    const uint32_t k = shared + C::kK + slot * C::kKBytes, v = shared + C::kV;
-    const uint32_t my_k = k + group * (64 * 128), my_v = v + group * (64 * 128);
-    const int my_first = uniform(info.first) - uniform(info.begin) + 64 * group;  // in the sequence
-    // This thread's first key and the length of the sequence; blocks from clear_block on need no mask.
-    const int key = my_first + 16 * warp + lane / 4, length = uniform(info.end) - uniform(info.begin);
-    const int clear_block = my_first - 64 * group + C::kKeys > length ? INT_MAX : C::kCausal ? (my_first + 63 + C::kRows - 1) / C::kRows : 0;
-    const int blocks = uniform(info.blocks), first_block = uniform(info.first_block);
+  const auto k_of = [&](uint32_t round) { return shared + C::kK + (round & 1) * C::kKBytes; };
 
-    float dk[C::kDim / 2] = {}, dv[C::kDim / 2] = {}, s[C::kRows / 2];
-    int block = first_block, left = (blocks - first_block) * p.group;
-    int head = uniform(info.head) * p.group;
-    // d 128: this warpgroup's half of d; d 64: its half of the rows.
-    constexpr int kBlockSums = C::kRows * C::kDim;
-    const auto sums_of_head = [&] {
-      return p.dq + ((static_cast<int64_t>(head) * p.padded_rows + info.padded) / C::kRows + first_block) * kBlockSums +
-                   group * 4096 + warp * 1024;
-    };
-    float* dq_to = sums_of_head();
-    [[maybe_unused]] const int turn = my_first / C::kKeys;
-    AttentionDraws draws;
-    if constexpr (C::kDropout) draws = AttentionDraws::of(p.sample_ids[info.sequence], p.t0, p.t1, head);
+  // Registers are scarce: what a step is about is read from shared memory where it is needed.
+  uint32_t step = 0, round = 0;
+  const auto step_info = [&](uint32_t at_step) -> const StepInfo& { return steps[at_step % C::kStages]; };
+  const auto tile_info = [&](uint32_t of_round) -> const ItemInfo& { return infos[of_round % C::kInfoSlots]; };
+  const auto wait_for_q = [&](uint32_t at_step) { barrier_wait(barriers.q_full(at_step % C::kStages), (at_step / C::kStages) & 1); };
+  const auto wait_for_k = [&] { barrier_wait(barriers.k_full(round & 1), (round >> 1) & 1); };
+  AttentionDraws draws;
+  const auto draw = [&](uint32_t at_step) {
+    if constexpr (C::kDropout)
+      draws = AttentionDraws::of(p.sample_ids[tile_info(round).sequence], p.t0, p.t1, step_info(at_step).head);
+  };
 
-    // From the raw scores of query block `block` in stage step % kStages to probabilities.
-    const auto probabilities = [&](uint32_t at_step) {
-      if (block < clear_block) {
-        // Query rows below these are masked for the two keys: those before the key when causal, all when it lies behind the sequence.
-        const int first_row = block * C::kRows + 2 * (lane % 4);
-        const int low0 = (key < length ? (C::kCausal ? key : 0) : INT_MAX) - first_row;
-        const int low1 = (key + 8 < length ? (C::kCausal ? key + 8 : 0) : INT_MAX) - first_row;
-#pragma unroll
-        for (int j = 0; j < C::kRows / 8; ++j) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e)
-            if (8 * j + e % 2 < (e < 2 ? low0 : low1)) s[4 * j + e] = -INFINITY;
-        }
-      }
-      const uint32_t lse_at = shared + C::kLse + (at_step % C::kStages) * C::kStatBytes + 8 * (lane % 4);
+  float dk[C::kDim / 2], dv[C::kDim / 2], s[C::kRows / 2];
+  const auto scores = [&](uint32_t at_step, uint32_t k) {
+    mma_fence();
+    transposed_product<C>(s, k + group * (64 * 128), shared + C::kQ + (at_step % C::kStages) * C::kQBytes);
+    mma_commit();
+  };
+  // From the raw scores in stage at_step % kStages to probabilities.
+  const auto probabilities = [&](uint32_t at_step) {
+    const ItemInfo& info = tile_info(round);
+    const int first = info.first - info.begin, length = info.end - info.begin, first_row = step_info(at_step).block * C::kRows;
+    if (uniform(first + C::kKeys > length || (C::kCausal && first_row < first + 64 * group + 63))) {
+      // Query rows below these are masked for the two keys: those before the key when causal, all when it lies behind the sequence.
+      const int key = first + warp_key + lane / 4, lane_row = first_row + 2 * (lane % 4);
+      const int low0 = (key < length ? (C::kCausal ? key : 0) : INT_MAX) - lane_row;
+      const int low1 = (key + 8 < length ? (C::kCausal ? key + 8 : 0) : INT_MAX) - lane_row;
 #pragma unroll
       for (int j = 0; j < C::kRows / 8; ++j) {
-        const float2 lse = load_shared_float2(lse_at + 32 * j);
-        s[4 * j] = fast_exp2(fmaf(s[4 * j], p.scale_log2, -lse.x));
-        s[4 * j + 1] = fast_exp2(fmaf(s[4 * j + 1], p.scale_log2, -lse.y));
-        s[4 * j + 2] = fast_exp2(fmaf(s[4 * j + 2], p.scale_log2, -lse.x));
-        s[4 * j + 3] = fast_exp2(fmaf(s[4 * j + 3], p.scale_log2, -lse.y));
-      }
-      pin(s);
-    };
-    // One query block, from its probabilities in s; with kMore, leaves those of the next there.
-    const auto advance = [&]<bool kMore>(std::bool_constant<kMore>) {
-      const uint32_t stage = step % C::kStages, parity = (step / C::kStages) & 1;
-      const uint32_t next = (step + 1) % C::kStages;
-      const uint32_t q_at = shared + C::kQ + stage * C::kQBytes, do_at = shared + C::kDo + stage * C::kQBytes;
-      float dp[C::kRows / 2], dq[32];
-      uint32_t packed[C::kRows / 4], ds[C::kRows / 4];
-      barrier_wait(barriers.do_full(stage), parity);
-      mma_fence();
-      transposed_product<C>(dp, my_v, do_at);
-      mma_commit();
-      // Sixteen query rows of P at a time become an operand of dV = P^T dO.
-      [[maybe_unused]] const uint32_t draw_column = static_cast<uint32_t>(key), draw_row = block * C::kRows + 2 * (lane % 4);
-      const auto pack_rows = [&](int i, uint32_t even, uint32_t odd) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) packed[4 * i + e] = pack2<T>(s[8 * i + 2 * e], s[8 * i + 2 * e + 1]);
-        if constexpr (C::kDropout) {
-          // Transposed: bit 3 of the key selects by two bytes, that of the query row by one.
-          packed[4 * i] &= half_masks<0>(even, odd);
-          packed[4 * i + 1] &= half_masks<2>(even, odd);
-          packed[4 * i + 2] &= half_masks<1>(even, odd);
-          packed[4 * i + 3] &= half_masks<3>(even, odd);
-        }
-      };
-      if constexpr (C::kValuesFirst) {
-#pragma unroll
-        for (int i = 0; i < C::kRows / 16; ++i) pack_rows(i, 0, 0);
-        mma_fence();
-        add_product<C>(dv, packed, do_at);
-        mma_commit();
+        for (int e = 0; e < 4; ++e)
+          if (8 * j + e % 2 < (e < 2 ? low0 : low1)) s[4 * j + e] = -INFINITY;
       }
-      mma_wait<0>();
-      pin(dp);
-      const uint32_t delta_at = shared + C::kDelta + stage * C::kStatBytes + 8 * (lane % 4);
+    }
+    const uint32_t lse_at = shared + C::kLse + (at_step % C::kStages) * C::kStatBytes + 8 * (lane % 4);
 #pragma unroll
-      for (int i = 0; i < C::kRows / 16; ++i) {
-        [[maybe_unused]] uint32_t even = 0, odd = 0;
-        if constexpr (C::kDropout) {
-          even = draws.kept(draw_row + 16 * i, draw_column, p.keep_bias);
-          odd = draws.kept(draw_row + 16 * i + 1, draw_column, p.keep_bias);
-        }
-#pragma unroll
-        for (int j = 2 * i; j < 2 * i + 2; ++j) {
-          const float2 delta = load_shared_float2(delta_at + 32 * j);
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            float x = dp[4 * j + e];
-            if constexpr (C::kDropout) {
-              const uint32_t kept = e % 2 ? odd : even;
-              const uint32_t mask = j % 2 == 0 ? (e < 2 ? word_mask<0>(kept) : word_mask<2>(kept))
-                                               : (e < 2 ? word_mask<1>(kept) : word_mask<3>(kept));
-              x = __uint_as_float(__float_as_uint(x) & mask) * p.keep_scale;
-            }
-            dp[4 * j + e] = s[4 * j + e] * (x - (e % 2 ? delta.y : delta.x));
-          }
-        }
-#pragma unroll
-        for (int e = 0; e < 4; ++e) ds[4 * i + e] = pack2<T>(dp[8 * i + 2 * e], dp[8 * i + 2 * e + 1]);
-        if constexpr (!C::kValuesFirst) pack_rows(i, even, odd);
-      }
-      // One buffer: the other warpgroup's dQ of the step before must have read it.
-      if constexpr (C::kSStages == 1) barrier_wait(barriers.ds_empty(), (step & 1) ^ 1);
-      const uint32_t ds_at = shared + C::kDs + (step % C::kSStages) * C::kSBytes;
-#pragma unroll
-      for (int i = 0; i < C::kRows / 16; ++i) {
-        store_matrices(((ds_store + (step % C::kSStages) * C::kSBytes) ^ (32 * (i % 4))) + (i / 4) * (C::kKeys * 128), ds[4 * i],
-                       ds[4 * i + 1], ds[4 * i + 2], ds[4 * i + 3]);
-      }
-      proxy_fence();
-      if constexpr (!C::kValuesFirst) {
-        mma_fence();
-        add_product<C>(dv, packed, do_at);
-        mma_commit();
-      }
-      // The next block's scores go first, then dK; dQ waits for the other warpgroup's half of dS.
-      if constexpr (kMore) {
-        ++block;
-        --left;
-        if (block == blocks) {
-          block = first_block;
-          ++head;
-          if constexpr (C::kDropout) draws = AttentionDraws::of(p.sample_ids[info.sequence], p.t0, p.t1, head);
-        }
-        barrier_wait(barriers.q_full(next), ((step + 1) / C::kStages) & 1);
-        mma_fence();
-        transposed_product<C>(s, my_k, shared + C::kQ + next * C::kQBytes);
-        mma_commit();
-      }
-      mma_fence();
-      add_product<C>(dk, ds, q_at);
-      mma_commit();
-      // dV is done: its operand's registers make room for dQ.
-      mma_wait<kMore ? 2 : 1>();
-      arrive(barriers.do_empty(stage));
-      named_sync(1, 256);
-      mma_fence();
-      query_gradient<C>(dq, ds_at + (C::kDim == 128 ? 0 : group * (C::kKeys * 128)),
-                        k + (C::kDim == 128 ? group * (C::kKeys * 128) : 0));
-      mma_commit();
-      if constexpr (kMore) {
-        mma_wait<2>();
-        pin(s);
-        probabilities(step + 1);
-        // A branch: the assembler would otherwise move exponentials behind the wait that follows.
-        barrier_wait(barriers.q_full(next), ((step + 1) / C::kStages) & 1);
-      }
-      mma_wait<1>();
-      pin(dk);
-      arrive(barriers.q_empty(stage));
-      mma_wait<0>();
-      pin(dv);
-      pin(dq);
-      if constexpr (C::kSStages == 1) arrive(barriers.ds_empty());
-      // Each warp's part of dQ goes out by itself.
-      if (lane == 0) add_bytes_read();
-      __syncwarp();
-      const uint32_t staging = shared + C::kDq + (group * 4 + warp) * 4096;
-#pragma unroll
-      for (int i = 0; i < 8; ++i) store_shared4(staging + i * 512 + lane * 16, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
-      proxy_fence();
-      __syncwarp();
-      if (lane == 0) {
-        // Deterministic: key tiles add in ascending order. A tile waits only for tiles that were handed out before it, so someone always moves on.
-        [[maybe_unused]] int32_t* const count = p.turns + (dq_to - p.dq) / 1024;
-        if constexpr (C::kDeterministic) wait_for_turn(count, turn);
-        add_bytes(dq_to, staging, 4096);
-        if constexpr (C::kDeterministic) {
-          add_bytes_done();
-          asm volatile("fence.proxy.async;" ::: "memory");
-          __threadfence();
-          atomicAdd(count, 1);
-        }
-      }
-      __syncwarp();
-      dq_to = block == first_block ? sums_of_head() : dq_to + kBlockSums;
-      ++step;
-    };
-
-    barrier_wait(barriers.q_full(step % C::kStages), (step / C::kStages) & 1);
-    mma_fence();
-    transposed_product<C>(s, my_k, shared + C::kQ + (step % C::kStages) * C::kQBytes);
-    mma_commit();
-    mma_wait<0>();
+    for (int j = 0; j < C::kRows / 8; ++j) {
+      const float2 lse = load_shared_float2(lse_at + 32 * j);
+      s[4 * j] = fast_exp2(fmaf(s[4 * j], p.scale_log2, -lse.x));
+      s[4 * j + 1] = fast_exp2(fmaf(s[4 * j + 1], p.scale_log2, -lse.y));
+      s[4 * j + 2] = fast_exp2(fmaf(s[4 * j + 2], p.scale_log2, -lse.x));
+      s[4 * j + 3] = fast_exp2(fmaf(s[4 * j + 3], p.scale_log2, -lse.y));
+    }
     pin(s);
-    probabilities(step);
+  };
+
+  // `fresh`: the first step of a key tile, whose predecessor's dK and dV are still in registers.
+  bool fresh = true, more = true;
+  // One query block, from its probabilities in s; leaves those of the next step there, be it of the next key tile.
+  const auto advance = [&](bool last) {
+    const uint32_t stage = step % C::kStages, do_stage = step % C::kDoStages, do_at = shared + C::kDo + do_stage * C::kQBytes;
+    const uint32_t ds_offset = (step % C::kSStages) * C::kSBytes, this_round = round;
+    const bool accumulate = !fresh;
+    float dp[C::kRows / 2], dq[32];
+    uint32_t packed[C::kRows / 4], ds[C::kRows / 4];
     barrier_wait(barriers.v_full(), round & 1);
-#pragma unroll 1
-    while (left > 1) advance(std::true_type{});
-    advance(std::false_type{});
-    // Both warpgroups have read K and V for the last time: they make room for the results.
-    named_sync(1, 256);
-    const uint32_t staging = (group * 4 + warp) * (16 * C::kDim * 2);
-    const int first = info.first + 64 * group + 16 * warp;
-    finish<C>(dk, p.scale, k + staging, p.dk, p.dk_token, info.head * p.dk_head, first, info.end);
-    finish<C>(dv, C::kDropout ? p.keep_scale : 1.0f, v + staging, p.dv, p.dv_token, info.head * p.dv_head, first, info.end);
+    barrier_wait(barriers.do_full(do_stage), (step / C::kDoStages) & 1);
+    mma_fence();
+    transposed_product<C>(dp, shared + C::kV + group * (64 * 128), do_at);
+    mma_commit();
+    if (fresh && round > 0) store_gradients<C>(p, tile_info(round - 1), warp_key, dk, dv);
+    fresh = false;
+    // Sixteen query rows of P at a time become an operand of dV = P^T dO.
+    [[maybe_unused]] uint32_t draw_column = 0, draw_row = 0;
+    if constexpr (C::kDropout) {
+      draw_column = tile_info(round).first - tile_info(round).begin + warp_key + lane / 4;
+      draw_row = step_info(step).block * C::kRows + 2 * (lane % 4);
+    }
+    const auto pack_rows = [&](int i, uint32_t even, uint32_t odd) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) packed[4 * i + e] = pack2<T>(s[8 * i + 2 * e], s[8 * i + 2 * e + 1]);
+      if constexpr (C::kDropout) {
+        // Transposed: bit 3 of the key selects by two bytes, that of the query row by one.
+        packed[4 * i] &= half_masks<0>(even, odd);
+        packed[4 * i + 1] &= half_masks<2>(even, odd);
+        packed[4 * i + 2] &= half_masks<1>(even, odd);
+        packed[4 * i + 3] &= half_masks<3>(even, odd);
+      }
+    };
+    if constexpr (C::kValuesFirst) {
+#pragma unroll
+      for (int i = 0; i < C::kRows / 16; ++i) pack_rows(i, 0, 0);
+      mma_fence();
+      add_product<C>(dv, packed, do_at, accumulate);
+      mma_commit();
+    }
+    mma_wait<0>();
+    pin(dp);
+    if (last) arrive(barriers.v_empty());
+    const uint32_t delta_at = shared + C::kDelta + do_stage * C::kStatBytes + 8 * (lane % 4);
+#pragma unroll
+    for (int i = 0; i < C::kRows / 16; ++i) {
+      [[maybe_unused]] uint32_t even = 0, odd = 0;
+      if constexpr (C::kDropout) {
+        // Not earlier: registers.
+        asm volatile("" : "+r"(draw_row));
+        even = draws.kept(draw_row + 16 * i, draw_column, p.keep_bias);
+        odd = draws.kept(draw_row + 16 * i + 1, draw_column, p.keep_bias);
+      }
+#pragma unroll
+      for (int j = 2 * i; j < 2 * i + 2; ++j) {
+        const float2 delta = load_shared_float2(delta_at + 32 * j);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float x = dp[4 * j + e];
+          if constexpr (C::kDropout) {
+            const uint32_t kept = e % 2 ? odd : even;
+            const uint32_t mask = j % 2 == 0 ? (e < 2 ? word_mask<0>(kept) : word_mask<2>(kept))
+                                             : (e < 2 ? word_mask<1>(kept) : word_mask<3>(kept));
+            x = __uint_as_float(__float_as_uint(x) & mask) * p.keep_scale;
+          }
+          dp[4 * j + e] = s[4 * j + e] * (x - (e % 2 ? delta.y : delta.x));
+        }
+      }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) ds[4 * i + e] = pack2<T>(dp[8 * i + 2 * e], dp[8 * i + 2 * e + 1]);
+      if constexpr (!C::kValuesFirst) pack_rows(i, even, odd);
+    }
+    // One buffer: the other warpgroup's dQ of the step before must have read it.
+    if constexpr (C::kSStages == 1) barrier_wait(barriers.ds_empty(), (step & 1) ^ 1);
+#pragma unroll
+    for (int i = 0; i < C::kRows / 16; ++i)
+      store_matrices(((ds_store + ds_offset) ^ (32 * (i % 4))) + (i / 4) * (C::kKeys * 128), ds[4 * i], ds[4 * i + 1], ds[4 * i + 2],
+                     ds[4 * i + 3]);
     proxy_fence();
-    arrive(barriers.k_empty(slot));
-    arrive(barriers.v_empty());
+    if constexpr (!C::kValuesFirst) {
+      mma_fence();
+      add_product<C>(dv, packed, do_at, accumulate);
+      mma_commit();
+    }
+    // The next block's scores go first, then dK; dQ waits for the other warpgroup's half of dS.
+    // When there is no next one the product is of no use, but all steps are the same code.
+    const uint32_t next = more ? step + 1 : step;
+    if (last && more) {
+      ++round;
+      fresh = true;
+      wait_for_k();
+    }
+    wait_for_q(next);
+    if (last || p.group > 1) draw(next);
+    scores(next, k_of(round));
+    mma_fence();
+    add_product<C>(dk, ds, shared + C::kQ + stage * C::kQBytes, accumulate);
+    mma_commit();
+    // dV is done: its operand's registers make room for dQ.
+    mma_wait<2>();
+    arrive(barriers.do_empty(step % C::kDoStages));
+    named_sync(1, 256);
+    [[maybe_unused]] const int block = C::kOnChip ? uniform(step_info(step).block) : 0;
+    const uint32_t sums = shared + C::kDq + (C::kOnChip ? (8 * block + 4 * group + warp) * kWarpSums : (4 * group + warp) * 4096);
+    mma_fence();
+    query_gradient<C>(dq, shared + C::kDs + ds_offset + (C::kDim == 128 ? 0 : group * (C::kKeys * 128)),
+                      k_of(this_round) + (C::kDim == 128 ? group * (C::kKeys * 128) : 0));
+    mma_commit();
+    mma_wait<2>();
+    pin(s);
+    probabilities(next);
+    // A branch: the assembler would otherwise move exponentials behind the wait that follows.
+    wait_for_q(next);
+    mma_wait<1>();
+    pin(dk);
+    arrive(barriers.q_empty(stage));
+    mma_wait<0>();
+    pin(dv);
+    pin(dq);
+    if constexpr (C::kSStages == 1) arrive(barriers.ds_empty());
+    if (last) arrive(barriers.k_empty(this_round & 1));
+    if constexpr (C::kOnChip) {
+      const ItemInfo& info = tile_info(this_round);
+      const int row = block * C::kRows + warp_key, token = info.begin + row;
+      if (uniform(info.first > info.begin)) add_kept_sums(sums, dq);
+      // The last key tile under the mask of these rows.
+      if (uniform(info.first + C::kKeys >= info.end || (C::kCausal && info.first - info.begin == block * C::kRows))) {
+        store_fragments(dq, p.scale, static_cast<T*>(p.dq) + info.head * p.dq_head + token * p.dq_token, p.dq_token, info.end - token);
+      } else {
+        keep_sums(sums, dq);
+      }
+    } else {
+      barrier_wait(barriers.sums_empty(group), (step & 1) ^ 1);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) store_shared4(sums + i * 512 + lane * 16, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+      proxy_fence();
+      __syncwarp();
+      arrive(barriers.sums_full(group));
+    }
+    ++step;
+  };
+
+  wait_for_k();
+  wait_for_q(0);
+  draw(0);
+  scores(0, k_of(0));
+  mma_wait<0>();
+  pin(s);
+  probabilities(0);
+#pragma unroll 1
+  while (more) {
+    const bool last = uniform(step_info(step).last);
+    if (last) {
+      barrier_wait(barriers.info_full((round + 1) % C::kInfoSlots), ((round + 1) / C::kInfoSlots) & 1);
+      more = uniform(tile_info(round + 1).head) >= 0;
+    }
+    advance(last);
   }
-  // Shared memory stays until what was asked for has left it.
-  if (lane == 0) add_bytes_done();
+  store_gradients<C>(p, tile_info(round), warp_key, dk, dv);
 }
 
 template <class C>
@@ -263,36 +254,23 @@ __global__ void __launch_bounds__(C::kThreads, 1) kernel(const __grid_constant__
   const uint32_t shared = hopper::shared_address(memory);
   const Barriers<C> barriers{shared + C::kBarriers};
   auto* infos = reinterpret_cast<ItemInfo*>(memory + C::kInfos);
-  if (threadIdx.x == 0) {
-    for (uint32_t s = 0; s < 2; ++s) {
-      hopper::barrier_init(barriers.k_full(s), 1);
-      hopper::barrier_init(barriers.k_empty(s), 8);
-    }
-    hopper::barrier_init(barriers.v_full(), 1);
-    hopper::barrier_init(barriers.v_empty(), 8);
-    hopper::barrier_init(barriers.ds_empty(), 8);
-    for (uint32_t s = 0; s < C::kStages; ++s) {
-      hopper::barrier_init(barriers.q_full(s), 1);
-      hopper::barrier_init(barriers.q_empty(s), 8);
-    }
-    for (uint32_t s = 0; s < C::kStages; ++s) {
-      hopper::barrier_init(barriers.do_full(s), 1);
-      hopper::barrier_init(barriers.do_empty(s), 8);
-    }
-    hopper::barrier_init_fence();
-  }
+  auto* steps = reinterpret_cast<StepInfo*>(memory + C::kSteps);
+  if (threadIdx.x == 0) barriers.init();
   __syncthreads();
   if (hopper::uniform(static_cast<int>(threadIdx.x) / 128) == 0) {
     hopper::registers_give<24>();
     const int warp = hopper::uniform(static_cast<int>(threadIdx.x) / 32);
     if (threadIdx.x % 32 == 0) {
       if (warp == 0) produce_keys<C>(p, shared, infos, barriers);
-      if (warp == 1) produce_rows<C, false>(p, shared, infos, barriers);
-      if (warp == 2) produce_rows<C, true>(p, shared, infos, barriers);
+      if (warp == 1) produce_rows<C, false>(p, shared, infos, steps, barriers);
+      if (warp == 2) produce_rows<C, true>(p, shared, infos, steps, barriers);
+      if constexpr (!C::kOnChip) {
+        if (warp == 3) produce_sums<C>(p, shared, infos, barriers);
+      }
     }
   } else {
     hopper::registers_take<240>();
-    consume<C>(p, shared, infos, barriers);
+    consume<C>(p, shared, infos, steps, barriers);
   }
 }
 

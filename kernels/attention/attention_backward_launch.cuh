@@ -6,10 +6,12 @@
 #include "kernels/attention/attention_launch.h"
 #include "kernels/launch.h"
 
+#include <type_traits>
+
 namespace trireme::kernels::backward {
 
 template <class C>
-cudaError_t launch(const AttentionBackward& a, int section_kv_heads, cudaStream_t stream) {
+cudaError_t launch(const AttentionBackward& a, cudaStream_t stream) {
   const AttentionShape& s = a.shape;
   Parameters p{};
   for (const cudaError_t status : {tensor_map(p.q, a.q, s.tokens, s.q_heads, s.d, C::kRows, s.element),
@@ -17,19 +19,24 @@ cudaError_t launch(const AttentionBackward& a, int section_kv_heads, cudaStream_
                                    tensor_map(p.k, a.k, s.tokens, s.kv_heads, s.d, C::kKeys, s.element),
                                    tensor_map(p.v, a.v, s.tokens, s.kv_heads, s.d, C::kKeys, s.element)})
     if (status != cudaSuccess) return status;
-  const int64_t padded = a.block_count * 64, sums = s.q_heads * padded * s.d;
-  auto* dq_sums = static_cast<float*>(a.workspace);
-  float *lse2 = dq_sums + sums, *delta = lse2 + s.q_heads * padded;
-  auto* turns = C::kDeterministic ? reinterpret_cast<int32_t*>(delta + s.q_heads * padded) : nullptr;
+  const int64_t padded = a.block_count * 64;
+  auto* lse2 = static_cast<float*>(a.workspace);
+  float *delta = lse2 + s.q_heads * padded, *dq_sums = C::kOnChip ? nullptr : delta + s.q_heads * padded;
+  auto* turns = C::kSums == Sums::kKeyOrder ? reinterpret_cast<int32_t*>(dq_sums + s.q_heads * padded * s.d) : nullptr;
   const SideArguments side{a.o.data, a.d_o.data, a.d_q.data, a.o.strides, a.d_o.strides, a.d_q.strides, a.lse, a.blocks,
                            a.block_count, padded, s.tokens, s.q_heads, s.scale, lse2, delta, turns, dq_sums};
   if (const cudaError_t status = prepare(side, s.d, s.element, stream); status != cudaSuccess) return status;
 
-  p.queue = {a.tiles, a.counters, static_cast<int>(a.tile_count), s.kv_heads, section_kv_heads};
+  const int processors = multiprocessors();
+  p.queue = {C::kOnChip ? a.sequences : a.tiles, a.counters, static_cast<int>(C::kOnChip ? a.sequence_count : a.tile_count), s.kv_heads,
+             processors};
   p.lse2 = lse2;
   p.delta = delta;
-  p.dq = dq_sums;
+  p.dq_sums = dq_sums;
   p.turns = turns;
+  p.dq = a.d_q.data;
+  p.dq_token = a.d_q.strides.token;
+  p.dq_head = a.d_q.strides.head;
   p.dk = a.d_k.data;
   p.dv = a.d_v.data;
   p.dk_token = a.d_k.strides.token;
@@ -47,10 +54,24 @@ cudaError_t launch(const AttentionBackward& a, int section_kv_heads, cudaStream_
   p.keep_scale = 128.0f / static_cast<float>(128 - a.dropout.threshold);
   static const cudaError_t allowed = allow_shared_memory(kernel<C>, C::kBytes);
   if (allowed != cudaSuccess) return allowed;
-  const int grid = static_cast<int>(std::min<int64_t>(multiprocessors(), p.queue.items()));
+  const int grid = static_cast<int>(std::min<int64_t>(processors, p.queue.items()));
   kernel<C><<<grid, C::kThreads, C::kBytes, stream>>>(p);
   if (const cudaError_t status = cudaGetLastError(); status != cudaSuccess) return status;
-  return convert(side, s.d, s.element, stream);
+  return C::kOnChip ? cudaSuccess : convert(side, s.d, s.element, stream);
+}
+
+/// The configuration of a head size and element type that the arguments ask for.
+template <class T, int kDim>
+cudaError_t pick(const AttentionBackward& a, cudaStream_t stream) {
+  const auto by_sums = [&]<bool kCausal, bool kDropout>(std::bool_constant<kCausal>, std::bool_constant<kDropout>) {
+    if constexpr (kDim == 64)
+      if (keeps_sums_on_chip(a)) return launch<Config<T, kDim, kCausal, kDropout, Sums::kOnChip>>(a, stream);
+    return a.deterministic ? launch<Config<T, kDim, kCausal, kDropout, Sums::kKeyOrder>>(a, stream)
+                           : launch<Config<T, kDim, kCausal, kDropout, Sums::kAnyOrder>>(a, stream);
+  };
+  if constexpr (kDim == 64)
+    if (a.dropout.threshold > 0) return by_sums(std::false_type{}, std::true_type{});
+  return a.shape.causal ? by_sums(std::true_type{}, std::false_type{}) : by_sums(std::false_type{}, std::false_type{});
 }
 
 }  // namespace trireme::kernels::backward

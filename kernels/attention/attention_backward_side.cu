@@ -16,10 +16,10 @@ constexpr int kThreads = 256;
 template <class T, int kDim>
 __global__ void __launch_bounds__(kThreads) prepare_kernel(const SideArguments a) {
   constexpr int kLanes = kDim / 8, kRowsAtOnce = kThreads / kLanes;
-  const int head = blockIdx.y;
-  const AttentionBlock block = a.blocks[blockIdx.x];
+  const int head = static_cast<int>(blockIdx.x) % a.q_heads, block_index = static_cast<int>(blockIdx.x) / a.q_heads;
+  const AttentionBlock block = a.blocks[block_index];
   const int lane = threadIdx.x % kLanes;
-  const int64_t stat = head * a.padded_rows + int64_t{blockIdx.x} * 64;
+  const int64_t stat = head * a.padded_rows + int64_t{block_index} * 64;
   const T* o = static_cast<const T*>(a.o) + head * a.o_strides.head + lane * 8;
   const T* d_o = static_cast<const T*>(a.d_o) + head * a.do_strides.head + lane * 8;
 #pragma unroll
@@ -41,8 +41,8 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const SideArguments a
       a.lse2[stat + row] = row < block.count ? a.lse[head * a.tokens + block.first + row] * kLog2E : INFINITY;
     }
   }
-  if (a.turns != nullptr && threadIdx.x < kDim / 16)
-    a.turns[(head * a.block_count + blockIdx.x) * (kDim / 16) + threadIdx.x] = 0;
+  if (a.turns != nullptr && threadIdx.x == 0) a.turns[head * a.block_count + block_index] = 0;
+  if (a.dq_sums == nullptr) return;
   float4* dq = reinterpret_cast<float4*>(a.dq_sums + stat * kDim);
 #pragma unroll
   for (int i = 0; i < 64 * kDim / 4 / kThreads; ++i) dq[i * kThreads + threadIdx.x] = float4{};
@@ -51,7 +51,8 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const SideArguments a
 /// One 64 x 64 part of dQ: a thread of the summing warpgroup held column pairs 8 i + 2 (lane % 4) of rows lane / 4 and + 8 of its warp's 16.
 template <class T, int kDim>
 __global__ void __launch_bounds__(128) convert_kernel(const SideArguments a) {
-  const int head = blockIdx.y, block_index = blockIdx.x / (kDim / 64), part = blockIdx.x % (kDim / 64);
+  constexpr int kParts = kDim / 64;
+  const int part = blockIdx.x % kParts, rest = static_cast<int>(blockIdx.x) / kParts, head = rest % a.q_heads, block_index = rest / a.q_heads;
   const AttentionBlock block = a.blocks[block_index];
   if (block.count == 0) return;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -59,44 +60,27 @@ __global__ void __launch_bounds__(128) convert_kernel(const SideArguments a) {
   float4 x[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) x[i] = __ldcs(from + warp * 256 + i * 32 + lane);
-  uint32_t low[8], high[8];
+  float sums[32];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    low[i] = hopper::pack2<T>(x[i].x * a.scale, x[i].y * a.scale);
-    high[i] = hopper::pack2<T>(x[i].z * a.scale, x[i].w * a.scale);
+    sums[4 * i] = x[i].x;
+    sums[4 * i + 1] = x[i].y;
+    sums[4 * i + 2] = x[i].z;
+    sums[4 * i + 3] = x[i].w;
   }
-  // Four lanes hold a row's 64 columns in pairs; each ends with two runs of eight columns: chunks lane % 4 and + 4.
-  const int quad = lane % 4;
-  T* out = static_cast<T*>(a.dq) + head * a.dq_strides.head + part * 64;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    uint32_t(&words)[8] = r ? high : low;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      // A 4 x 4 transposition over the quad: word w of lane q comes from lane w, which holds chunk q's pair w.
-      uint32_t mine[4];
-#pragma unroll
-      for (int w = 0; w < 4; ++w) mine[w] = words[4 * half + w];
-      const uint32_t a0 = quad & 1 ? mine[0] : mine[1], a1 = quad & 1 ? mine[2] : mine[3];
-      const uint32_t b0 = __shfl_xor_sync(0xffffffffu, a0, 1), b1 = __shfl_xor_sync(0xffffffffu, a1, 1);
-      if (quad & 1) mine[0] = b0, mine[2] = b1; else mine[1] = b0, mine[3] = b1;
-      const uint32_t c0 = quad & 2 ? mine[0] : mine[2], c1 = quad & 2 ? mine[1] : mine[3];
-      const uint32_t d0 = __shfl_xor_sync(0xffffffffu, c0, 2), d1 = __shfl_xor_sync(0xffffffffu, c1, 2);
-      if (quad & 2) mine[0] = d0, mine[1] = d1; else mine[2] = d0, mine[3] = d1;
-      const int row = 16 * warp + lane / 4 + 8 * r;
-      if (row < block.count)
-        *reinterpret_cast<uint4*>(out + (block.first + row) * a.dq_strides.token + (4 * half + quad) * 8) =
-            uint4{mine[0], mine[1], mine[2], mine[3]};
-    }
-  }
+  const int64_t token = block.first + 16 * warp;
+  T* const out = static_cast<T*>(a.dq) + head * a.dq_strides.head + part * 64 + token * a.dq_strides.token;
+  hopper::store_fragments(sums, a.scale, out, a.dq_strides.token, block.count - 16 * warp);
 }
 
 template <class T, int kDim>
 cudaError_t launch(const SideArguments& a, bool before, cudaStream_t stream) {
+  // Heads of the same rows, whose bytes lie side by side, follow each other.
+  const auto count = static_cast<unsigned>(a.block_count * a.q_heads);
   if (before) {
-    prepare_kernel<T, kDim><<<dim3(static_cast<unsigned>(a.block_count), static_cast<unsigned>(a.q_heads)), kThreads, 0, stream>>>(a);
+    prepare_kernel<T, kDim><<<count, kThreads, 0, stream>>>(a);
   } else {
-    convert_kernel<T, kDim><<<dim3(static_cast<unsigned>(a.block_count * (kDim / 64)), static_cast<unsigned>(a.q_heads)), 128, 0, stream>>>(a);
+    convert_kernel<T, kDim><<<count * (kDim / 64), 128, 0, stream>>>(a);
   }
   return cudaGetLastError();
 }

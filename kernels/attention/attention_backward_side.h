@@ -15,8 +15,8 @@ struct SideArguments {
   int q_heads;
   float scale;
   float *lse2, *delta;  // [q_heads][padded rows]
-  int32_t* turns;         // [q_heads][blocks][d / 64][4], null when not deterministic
-  float* dq_sums;       // [q_heads][blocks][d / 64][64 x 64 in fragment order]
+  int32_t* turns;       // [q_heads][blocks], null unless sums go in key order
+  float* dq_sums;       // [q_heads][blocks][d / 64][64 x 64 in fragment order], null when kept on chip
 };
 
 /// delta = rowsum(dO o O) and lse log2 e in the padded layout (0 and infinity beyond a sequence), dq_sums = 0, turns = 0.

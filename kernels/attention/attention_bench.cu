@@ -95,7 +95,9 @@ TRIREME_BENCH(attention) {
     b.tile_count = static_cast<int64_t>(plan.backward.size());
     b.blocks = upload(memory, plan.blocks);
     b.block_count = static_cast<int64_t>(plan.blocks.size());
-    b.workspace = memory.raw(attention_backward_workspace(b.shape, b.block_count));
+    b.sequences = upload(memory, plan.sequences);
+    b.sequence_count = static_cast<int64_t>(plan.sequences.size());
+    b.workspace = memory.raw(attention_backward_workspace(b));
     b.counters = f.counters;
     double scores = 0;
     for (int64_t i = 0; i < sequences; ++i) {

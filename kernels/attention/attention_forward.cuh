@@ -80,9 +80,9 @@ struct Work {
   int first, begin, end, head, sequence;
   int blocks, top;  // key blocks of the tile; the last one that concerns these 64 rows, -1 when they lie behind the sequence
 
-  __device__ static Work read(const TileInfo& info, int group) {
+  __device__ static Work read(const TileInfo& info, int unit) {
     Work w;
-    w.first = hopper::uniform(info.first) + 64 * group;
+    w.first = hopper::uniform(info.first) + 64 * unit;
     w.begin = hopper::uniform(info.begin);
     w.end = hopper::uniform(info.end);
     w.head = hopper::uniform(info.head);
@@ -153,10 +153,13 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
   const auto phase = [](uint32_t b) { return (b / C::kStages) & 1; };
   const auto k_at = [&](uint32_t b) { return shared + C::kK + b % C::kStages * C::kKBytes; };
   const auto v_at = [&](uint32_t b) { return shared + C::kV + b % C::kStages * C::kKBytes; };
-  const auto q_at = [&] { return shared + C::kQ + (round & 1) * C::kQBytes + group * (64 * 128); };
+  // Which 64 rows of a tile are this warpgroup's: turn about, since the last rows of short sequences are often missing and warpgroups
+  // may run a tile apart.
+  const auto unit = [&] { return C::kPingPong ? group : static_cast<int>((group + round) % C::kConsumers); };
+  const auto q_at = [&] { return shared + C::kQ + (round & 1) * C::kQBytes + unit() * (64 * 128); };
   const auto next_tile = [&] {
     barrier_wait(barriers.q_full(round & 1), (round >> 1) & 1);
-    return Work<C>::read(infos[round & 1], group);
+    return Work<C>::read(infos[round & 1], unit());
   };
   const auto skip_to = [&](const Work<C>& work) {
 #pragma unroll 1

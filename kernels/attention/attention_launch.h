@@ -18,6 +18,10 @@ cudaError_t tensor_map(CUtensorMap& map, const AttentionTensor& tensor, int64_t 
 cudaError_t check_attention(const AttentionShape& shape);
 bool valid_tensor(const AttentionTensor& tensor);
 
+inline bool keeps_sums_on_chip(const AttentionBackward& a) {
+  return a.sequence_count > 0 && a.shape.d == 64 && a.shape.q_heads == a.shape.kv_heads;
+}
+
 /// Heads whose keys and values of all tokens fit the L2 cache together; at least those of one key head.
 int section_heads(const AttentionShape& shape);
 

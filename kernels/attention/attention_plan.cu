@@ -10,29 +10,30 @@ AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bo
   AttentionPlan plan;
   plan.tokens = cu_seqlens[count];
   const int rows = forward_rows > 0 ? forward_rows : attention_forward_rows(d);
+  std::vector<AttentionTile> whole;  // sequences
   int32_t padded = 0;
   for (int64_t i = 0; i < count; ++i) {
     const int32_t begin = cu_seqlens[i], end = cu_seqlens[i + 1];
     for (int32_t first = begin; first < end; first += rows)
-      plan.forward.push_back({first, begin, end, padded, static_cast<int32_t>(i), {}});
-    for (int32_t first = begin; first < end; first += kAttentionBackwardKeys)
-      plan.backward.push_back({first, begin, end, padded, static_cast<int32_t>(i), {}});
+      plan.forward.push_back({first, begin, end, padded, static_cast<int32_t>(i), 0, 0, 0});
+    whole.push_back({begin, begin, end, padded, static_cast<int32_t>(i), 0, 0, 0});
     const int32_t blocks = static_cast<int32_t>(ceil_div(end - begin, 128) * 2);
     for (int32_t b = 0; b < blocks; ++b)
       plan.blocks.push_back({begin + 64 * b, std::clamp(end - begin - 64 * b, 0, 64)});
     padded += 64 * blocks;
   }
-  // Key blocks under the mask of a forward tile; query rows under that of a backward tile.
-  const auto forward_work = [&](const AttentionTile& t) {
-    return (causal ? std::min(t.end, t.first + rows) : t.end) - t.begin;
-  };
-  const auto backward_work = [&](const AttentionTile& t) { return t.end - (causal ? t.first : t.begin); };
-  std::stable_sort(plan.forward.begin(), plan.forward.end(), [&](const auto& a, const auto& b) {
-    return forward_work(a) > forward_work(b);
-  });
-  std::stable_sort(plan.backward.begin(), plan.backward.end(), [&](const auto& a, const auto& b) {
-    return backward_work(a) > backward_work(b);
-  });
+  // Key blocks under the mask of a forward tile.
+  const auto work = [&](const AttentionTile& t) { return (causal ? std::min(t.end, t.first + rows) : t.end) - t.begin; };
+  std::stable_sort(plan.forward.begin(), plan.forward.end(), [&](const auto& a, const auto& b) { return work(a) > work(b); });
+  std::stable_sort(whole.begin(), whole.end(), [](const auto& a, const auto& b) { return a.end - a.begin > b.end - b.begin; });
+  for (size_t i = 0; i < whole.size(); ++i) {
+    AttentionTile tile = whole[i];
+    tile.rank = whole[i].rank = static_cast<int32_t>(i);
+    whole[i].list_begin = static_cast<int32_t>(i);
+    tile.list_begin = static_cast<int32_t>(plan.backward.size());
+    for (; tile.first < tile.end; tile.first += kAttentionBackwardKeys) plan.backward.push_back(tile);
+  }
+  if (d == 64 && !whole.empty() && whole[0].end - whole[0].begin <= kAttentionWholeSequence) plan.sequences = std::move(whole);
   return plan;
 }
 

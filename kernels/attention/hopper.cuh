@@ -75,6 +75,10 @@ __device__ inline void load_box(uint32_t to, const CUtensorMap* map, int element
       "l"(map), "r"(element), "r"(head), "r"(token), "r"(barrier)
       : "memory");
 }
+/// One box into the L2 cache.
+__device__ inline void prefetch_box(const CUtensorMap* map, int element, int head, int token) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(map), "r"(element), "r"(head), "r"(token) : "memory");
+}
 /// Contiguous bytes, a multiple of 16.
 __device__ inline void load_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile(
@@ -115,8 +119,11 @@ __device__ inline void add_bytes(float* to, uint32_t from, uint32_t bytes) {
                "r"(from), "r"(bytes)
                : "memory");
 }
-/// What this thread asked for has been read from shared memory.
-__device__ inline void add_bytes_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+/// What this thread asked for, but for the last kPending times, has been read from shared memory.
+template <int kPending>
+__device__ inline void add_bytes_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
 /// … and has been added.
 __device__ inline void add_bytes_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
@@ -128,6 +135,37 @@ __device__ inline uint32_t pack2(float low, float high) {
   else
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
   return word;
+}
+
+/// Four lanes hold one row of a fragment in pairs of columns, word w of lane q = pair q of chunk w; afterwards chunk q whole. (A 4 x 4
+/// transposition over lanes 4 n … 4 n + 3.)
+__device__ inline uint4 gather_chunk(uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3) {
+  const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+  const uint32_t b0 = __shfl_xor_sync(0xffffffffu, odd ? w0 : w1, 1), b1 = __shfl_xor_sync(0xffffffffu, odd ? w2 : w3, 1);
+  if (odd) w0 = b0, w2 = b1; else w1 = b0, w3 = b1;
+  const uint32_t c0 = __shfl_xor_sync(0xffffffffu, high ? w0 : w2, 2), c1 = __shfl_xor_sync(0xffffffffu, high ? w1 : w3, 2);
+  if (high) w0 = c0, w1 = c1; else w2 = c0, w3 = c1;
+  return {w0, w1, w2, w3};
+}
+
+/// Rows lane / 4 and + 8 of a warp's 16, times `scale`, to out + row * stride: fragments leave in runs of 16 bytes, 64 of a row side by side.
+/// Rows from `count` on are left out.
+template <class T, int kCount>
+__device__ inline void store_fragments(const float (&x)[kCount], float scale, T* out, int64_t stride, int count) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = lane / 4 + 8 * r;
+    T* const to = out + row * stride + 8 * (lane % 4);
+#pragma unroll
+    for (int i = 0; i < kCount / 16; ++i) {
+      uint32_t w[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) w[j] = pack2<T>(x[16 * i + 4 * j + 2 * r] * scale, x[16 * i + 4 * j + 2 * r + 1] * scale);
+      const uint4 chunk = gather_chunk(w[0], w[1], w[2], w[3]);
+      if (row < count) *reinterpret_cast<uint4*>(to + 32 * i) = chunk;
+    }
+  }
 }
 
 }  // namespace trireme::kernels::hopper

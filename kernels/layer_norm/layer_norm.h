@@ -12,8 +12,8 @@
 //
 // ds is also the residual's gradient. Matrices [rows, columns] and vectors [columns]: device, one
 // element type T; mean, rstd fp32 [rows]. columns <= 16,384. fp32 arithmetic. Any width and
-// alignment; fast with columns a multiple of 16 / sizeof(T) and 16-byte aligned pointers: up to
-// 16,384 columns, up to 8,192 with the gradient of bias; half as many for fp32.
+// alignment; fast with columns a multiple of 16 / sizeof(T) and 16-byte aligned pointers (fp32: up
+// to 8,192 columns, backward with sums over rows up to 16,384).
 // Deterministic: sums have one fixed order (those over rows depend on the number of
 // multiprocessors), no atomics on floats; dropout is a function of (key, sample, element) alone.
 // Allocates nothing, synchronises nothing.

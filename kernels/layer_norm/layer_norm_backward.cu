@@ -1,6 +1,6 @@
-#include "kernels/column_sum/block_sums.cuh"
 #include "kernels/column_sum/column_sum.h"
 #include "kernels/layer_norm/layer_norm.h"
+#include "kernels/layer_norm/layer_norm_backward_sums.h"
 #include "kernels/layer_norm/row_dropout.cuh"
 #include "kernels/row_prefetch.cuh"
 
@@ -8,14 +8,10 @@ namespace trireme::kernels {
 
 namespace {
 
-constexpr int kBlocksPerSm = 8, kScalarThreads = 256;
-/// Of a row, for a thread; half as many where three sums over long rows take the registers.
+constexpr int kScalarThreads = 256, kMaxThreads = 512, kStages = 1;
+/// Of a row, for a thread.
 template <class T>
 constexpr int kElements = sizeof(T) == 2 ? 32 : 16;
-template <class T>
-constexpr int max_threads(int elements, int sums) {
-  return sums == 3 && elements == kElements<T> ? 256 : 512;
-}
 
 bool wants_sums(const LayerNormBackward& a) {
   return a.d_gamma != nullptr || a.d_beta != nullptr || a.d_bias != nullptr;
@@ -23,14 +19,12 @@ bool wants_sums(const LayerNormBackward& a) {
 /// Vectors that a block leaves in the workspace: gamma's, beta's, bias's.
 int sums_of(const LayerNormBackward& a) { return a.d_bias != nullptr ? 3 : wants_sums(a) ? 2 : 0; }
 
-template <class T, int kCount, int kSums>
-__global__ void __launch_bounds__(max_threads<T>(kCount, kSums))
-    backward_kernel(const LayerNormBackward a) {
+/// Without sums over rows.
+template <class T>
+__global__ void __launch_bounds__(kMaxThreads) backward_kernel(const LayerNormBackward a) {
   extern __shared__ __align__(16) char shared[];
   __shared__ float scratch[2][2 * 32];
-  constexpr int kWidth = 16 / sizeof(T), kPacks = kCount / kWidth, kStages = kSums > 0 ? 2 : 1;
-  // Beside many sums, a row waits for its second pass in shared memory, not in registers.
-  constexpr bool kKept = kSums == 0 || kCount < kElements<T>;
+  constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
   using Pack = Vec<T, kWidth>;
   const bool more = a.d_sum != nullptr;
   RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
@@ -39,9 +33,8 @@ __global__ void __launch_bounds__(max_threads<T>(kCount, kSums))
   RowPrefetch<kPacks, 16, kStages> gradients(free, a.dy, row_bytes), inputs(free, a.sum, row_bytes),
       others(free, a.d_sum, row_bytes, more);
   start_inputs<kStages>(cursor, gradients, inputs, others);
-  const RowVector<T, kPacks, kKept> gammas(a.gamma, cursor);
+  const RowVector<T, kPacks> gammas(a.gamma, cursor);
   const float share = __fdividef(1.0f, static_cast<float>(a.columns));
-  float sums[kSums == 0 ? 1 : kSums][kSums == 0 ? 1 : kPacks][kWidth] = {};
 
   for (; cursor.active(); cursor.advance()) {
     start_row<kStages>();
@@ -50,29 +43,20 @@ __global__ void __launch_bounds__(max_threads<T>(kCount, kSums))
                 shift = -a.mean[cursor.row] * rstd;  // n = s * rstd + shift
     RowMask mask;
     if (a.dropout.ids != nullptr) mask = RowMask(a.dropout, cursor.row, a.columns);
-    Pack dy[kKept ? kPacks : 1], s[kKept ? kPacks : 1];
+    Pack dy[kPacks], s[kPacks];
     float dot[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       if (!cursor.holds(p)) continue;
       float g[kWidth], n[kWidth], w[kWidth];
-      if constexpr (kKept) {
-        dy[p] = packed(gradients.template take<Pack>(p, cursor));
-        s[p] = packed(inputs.template take<Pack>(p, cursor));
-        to_floats(dy[p], g);
-        to_floats(s[p], n);
-      } else {
-        to_floats(packed(gradients.template peek<Pack>(p, cursor)), g);
-        to_floats(packed(inputs.template peek<Pack>(p, cursor)), n);
-      }
+      dy[p] = packed(gradients.template take<Pack>(p, cursor));
+      s[p] = packed(inputs.template take<Pack>(p, cursor));
+      to_floats(dy[p], g);
+      to_floats(s[p], n);
       to_floats(gammas.get(p, cursor), w);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
         n[i] = fmaf(n[i], rstd, shift);
-        if constexpr (kSums > 0) {
-          sums[0][p][i] = fmaf(g[i], n[i], sums[0][p][i]);
-          sums[1][p][i] += g[i];
-        }
         g[i] *= w[i];
         dot[0] += g[i];
         dot[1] = fmaf(g[i], n[i], dot[1]);
@@ -87,13 +71,8 @@ __global__ void __launch_bounds__(max_threads<T>(kCount, kSums))
       if (!cursor.holds(p)) continue;
       const int64_t at = base + cursor.index(p) * kWidth;
       float g[kWidth], v[kWidth], w[kWidth];
-      if constexpr (kKept) {
-        to_floats(packed(dy[p]), g);
-        to_floats(packed(s[p]), v);
-      } else {
-        to_floats(packed(gradients.template take<Pack>(p, cursor)), g);
-        to_floats(packed(inputs.template take<Pack>(p, cursor)), v);
-      }
+      to_floats(packed(dy[p]), g);
+      to_floats(packed(s[p]), v);
       to_floats(gammas.get(p, cursor), w);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) g[i] = fmaf(g[i] * w[i], rstd, fmaf(v[i], slope, level));
@@ -110,22 +89,8 @@ __global__ void __launch_bounds__(max_threads<T>(kCount, kSums))
         out = from_floats<T>(g);
         if (a.dx != nullptr) store(static_cast<T*>(a.dx) + at, out);
       }
-      if constexpr (kSums == 3) {
-        to_floats(out, g);
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) sums[2][p][i] += g[i];
-      }
     }
     end_row();
-  }
-
-  if constexpr (kSums > 0) {
-    copy_async_wait<0>();
-    leave_sums(
-        sums, [&](int p) { return cursor.index(p) * kWidth; },
-        [&](int p) { return cursor.holds(p); }, static_cast<int>(a.columns),
-        reinterpret_cast<float*>(shared),
-        a.workspace + static_cast<int64_t>(blockIdx.x) * kSums * a.columns);
   }
 }
 
@@ -189,32 +154,30 @@ cudaError_t launch_scalar(const LayerNormBackward& a, cudaStream_t stream) {
   const size_t shared = static_cast<size_t>(sums_of(a) * a.columns) * sizeof(float);
   if (const cudaError_t error = allow_shared_memory(kernel, shared); error != cudaSuccess)
     return error;
-  const int64_t blocks = resident_blocks(kernel, kScalarThreads, shared, kBlocksPerSm, a.rows);
+  const int64_t blocks =
+      resident_blocks(kernel, kScalarThreads, shared, kLayerNormBlocksPerSm, a.rows);
   kernel<<<static_cast<unsigned>(blocks), kScalarThreads, shared, stream>>>(a, sums_of(a));
   return finish(a, blocks, stream);
 }
 
-template <class T, int kCount, int kSums>
+template <class T>
 cudaError_t launch(const LayerNormBackward& a, cudaStream_t stream) {
-  constexpr int kWidth = 16 / sizeof(T), kPacks = kCount / kWidth;
-  if (a.columns > static_cast<int64_t>(kCount) * max_threads<T>(kCount, kSums))
+  constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
+  if (wants_sums(a)) {
+    int64_t teams = 0;
+    const cudaError_t error = layer_norm_backward_sums(a, &teams, stream);
+    return error != cudaSuccess ? error : finish(a, teams, stream);
+  }
+  if (a.columns > static_cast<int64_t>(kElements<T>) * kMaxThreads)
     return launch_scalar<T>(a, stream);
-  RowGeometry g = row_geometry(a.columns / kWidth, kPacks);
-  if (kSums == 3 && g.rows > 4)
-    g.rows = 4;  // their registers let three such blocks live beside each other
-  int64_t blocks = 0;
-  RowLaunch extra;
-  if (kSums > 0) extra = {block_sums_bytes(g.rows, a.columns, kSums), kBlocksPerSm, &blocks};
-  const cudaError_t error =
-      launch_rows(backward_kernel<T, kCount, kSums>, a, a.rows, g,
-                  (kSums > 0 ? 2 : 1) * (a.d_sum != nullptr ? 48 : 32) * kPacks, stream, extra);
-  return error != cudaSuccess ? error : finish(a, blocks, stream);
+  return launch_rows(backward_kernel<T>, a, a.rows, row_geometry(a.columns / kWidth, kPacks),
+                     (a.d_sum != nullptr ? 48 : 32) * kPacks, stream);
 }
 
 }  // namespace
 
 int64_t layer_norm_backward_workspace(int64_t rows, int64_t columns) {
-  const int64_t blocks = static_cast<int64_t>(multiprocessors()) * kBlocksPerSm;
+  const int64_t blocks = static_cast<int64_t>(multiprocessors()) * kLayerNormBlocksPerSm;
   return (rows < blocks ? rows : blocks) * kMaxColumnSums * columns;
 }
 
@@ -229,11 +192,7 @@ cudaError_t layer_norm_backward(const LayerNormBackward& a, cudaStream_t stream)
     using T = decltype(zero);
     if (a.columns % (16 / sizeof(T)) != 0 || !aligned16(a.dy, a.sum, a.gamma, a.d_sum, a.ds, a.dx))
       return launch_scalar<T>(a, stream);
-    const int sums = sums_of(a);
-    constexpr int kAll = kElements<T>, kHalf = kAll / 2;
-    if (sums == 0) return launch<T, kAll, 0>(a, stream);
-    if (sums == 2) return launch<T, kAll, 2>(a, stream);
-    return a.columns > 192 * kAll ? launch<T, kHalf, 3>(a, stream) : launch<T, kAll, 3>(a, stream);
+    return launch<T>(a, stream);
   });
 }
 

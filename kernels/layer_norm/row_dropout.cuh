@@ -7,6 +7,18 @@
 
 namespace trireme::kernels {
 
+/// kWidth values whose first is the even one of pair `pair` of the sample.
+template <int kWidth>
+__device__ inline void apply_dropout(float (&values)[kWidth], DropoutHash key, uint32_t pair,
+                                     uint32_t threshold, float scale) {
+#pragma unroll
+  for (int i = 0; i < kWidth; i += 2) {
+    const uint32_t h = dropout_draw(key, pair + static_cast<uint32_t>(i / 2));
+    values[i] = (h & 0xffffu) >= threshold ? values[i] * scale : 0.0f;
+    values[i + 1] = (h >> 16) >= threshold ? values[i + 1] * scale : 0.0f;
+  }
+}
+
 struct RowMask {
   DropoutHash key;
   uint64_t first;  // element of the sample that the row starts with
@@ -32,13 +44,8 @@ struct RowMask {
   /// kWidth values from an even column of an even row length.
   template <int kWidth>
   __device__ void apply(float (&values)[kWidth], int column) const {
-    const uint32_t word = static_cast<uint32_t>((first + static_cast<uint64_t>(column)) >> 1);
-#pragma unroll
-    for (int i = 0; i < kWidth; i += 2) {
-      const uint32_t h = dropout_draw(key, word + static_cast<uint32_t>(i / 2));
-      values[i] = (h & 0xffffu) >= threshold ? values[i] * scale : 0.0f;
-      values[i + 1] = (h >> 16) >= threshold ? values[i + 1] * scale : 0.0f;
-    }
+    apply_dropout(values, key, static_cast<uint32_t>((first + static_cast<uint64_t>(column)) >> 1),
+                  threshold, scale);
   }
 };
 

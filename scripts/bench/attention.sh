@@ -4,6 +4,6 @@
 #   scripts/bench/attention.sh [--torch] [--json FILE]
 #
 # Rows named "(TFLOP/s)" count 4 S^2 d of every sequence and head forward, 2.5 times that backward, half when causal, side kernels included.
-# kBackwardTable of src/ops/attention.cpp lists the shapes whose backward was slower than cuDNN's in this table.
+# kMeasured of src/ops/attention.cpp lists what this table says is fastest.
 set -euo pipefail
 exec "$(dirname "${BASH_SOURCE[0]}")/kernels.sh" --filter attention "$@"

@@ -76,18 +76,32 @@ void check_shapes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                 ", q of ", q.size(0), " rows of ", q.size(1));
 }
 
-enum class Kernels { kLibrary, kOurForward, kOurs };
+enum class Kernels { kLibrary, kOurForward, kOurs };  // kOurForward: with cuDNN's backward, on whole rows
 
-/// By the measurements in docs/benchmarks.md (scripts/bench/attention.sh makes them): on whole causal rows of 2,048 and more our forward is
-/// 1.06 to 1.16 times as fast as cuDNN's. Our backward waits for a run at full size, so cuDNN's follows it; packs of documents wait, too.
+/// What was measured to be fastest in one process (docs/benchmarks.md "Attention"; scripts/bench/attention.sh --torch measures again). Rows of
+/// one sequence each: against cuDNN; rows of several: against LibTorch's variable-length flash attention. Shapes that no line covers go to
+/// the library.
+struct MeasuredShape {
+  int64_t head_dim;
+  bool one_per_row;
+  int64_t least_length;  // mean tokens of a sequence
+  Kernels fastest;
+};
+constexpr MeasuredShape kMeasured[] = {
+    {128, true, 2048, Kernels::kOurForward},
+    {128, false, 200, Kernels::kOurs},
+};
+
 Kernels kernels_for(const at::Tensor& q, const SequenceLayout& sequences) {
   switch (attention_choice()) {
     case AttentionChoice::kLibrary: return Kernels::kLibrary;
     case AttentionChoice::kOurs: return Kernels::kOurs;
     case AttentionChoice::kMeasured: break;
   }
-  const bool measured = q.size(2) == 128 && sequences.one_per_row && sequences.row_length >= 2048;
-  return measured ? Kernels::kOurForward : Kernels::kLibrary;
+  const int64_t length = sequences.boundaries.back() / (static_cast<int64_t>(sequences.boundaries.size()) - 1);
+  for (const MeasuredShape& m : kMeasured)
+    if (m.head_dim == q.size(2) && m.one_per_row == sequences.one_per_row && length >= m.least_length) return m.fastest;
+  return Kernels::kLibrary;
 }
 
 struct FusedPlan {

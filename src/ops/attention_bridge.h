@@ -16,8 +16,9 @@ namespace trireme {
 /// A batch's work lists on the device, by head size and mask: made by the first layer, used by all.
 struct AttentionWork {
   struct Lists {
-    at::Tensor forward, backward, blocks;  // bytes
-    int64_t forward_count = 0, backward_count = 0, block_count = 0;
+    at::Tensor forward, backward, sequences, blocks;  // bytes
+    at::Tensor counters;                              // int32 [2]: zero between launches, which share one stream
+    int64_t forward_count = 0, backward_count = 0, sequence_count = 0, block_count = 0;
   };
   std::map<std::pair<int64_t, bool>, std::shared_ptr<const Lists>> lists;
 };

@@ -7,21 +7,10 @@
 
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-
-#include <cstring>
 
 namespace trireme::bridge {
 
 namespace {
-
-/// Zeros that the kernels count on and leave as they were. One pair a device: launches that use it share one stream.
-int32_t* counters(const at::Tensor& x) {
-  static std::array<at::Tensor, 64> all;
-  at::Tensor& mine = all.at(static_cast<size_t>(x.device().index()));
-  if (!mine.defined()) mine = at::zeros({2}, x.options().dtype(at::kInt));
-  return mine.mutable_data_ptr<int32_t>();
-}
 
 kernels::AttentionTensor view(const at::Tensor& x_TNd) {
   return {const_cast<void*>(x_TNd.const_data_ptr()), {x_TNd.stride(0), x_TNd.stride(1)}};
@@ -39,7 +28,7 @@ kernels::AttentionShape shape_of(const at::Tensor& q, const at::Tensor& k, const
           static_cast<int>(q.size(2)),
           problem.causal,
           static_cast<float>(problem.scale),
-          q.scalar_type() == at::kHalf ? kernels::Element::kF16 : kernels::Element::kBF16};
+          element(q)};
 }
 
 kernels::AttentionDropout dropout_of(const AttentionProblem& problem) {
@@ -48,9 +37,11 @@ kernels::AttentionDropout dropout_of(const AttentionProblem& problem) {
   return {static_cast<uint32_t>(d.threshold), d.t0, d.t1, d.sample_ids.const_data_ptr<int64_t>()};
 }
 
-void launched(cudaError_t status, const char* kernel, const at::Tensor& q, const at::Tensor& k) {
+void check_launch(cudaError_t status, const char* kernel, const at::Tensor& q, const at::Tensor& k) {
   TRIREME_CHECK(status == cudaSuccess, "kernel ", kernel, " of q ", q.sizes(), ", k ", k.sizes(), ": ", cudaGetErrorString(status));
 }
+
+const kernels::AttentionTile* tiles(const at::Tensor& bytes) { return static_cast<const kernels::AttentionTile*>(bytes.const_data_ptr()); }
 
 }  // namespace
 
@@ -68,9 +59,12 @@ std::shared_ptr<const AttentionWork::Lists> attention_lists(AttentionWork& work,
     auto lists = std::make_shared<AttentionWork::Lists>();
     lists->forward = to_device(plan.forward, device);
     lists->backward = to_device(plan.backward, device);
+    lists->sequences = to_device(plan.sequences, device);
     lists->blocks = to_device(plan.blocks, device);
+    lists->counters = at::zeros({2}, at::TensorOptions(at::kInt).device(device));
     lists->forward_count = static_cast<int64_t>(plan.forward.size());
     lists->backward_count = static_cast<int64_t>(plan.backward.size());
+    lists->sequence_count = static_cast<int64_t>(plan.sequences.size());
     lists->block_count = static_cast<int64_t>(plan.blocks.size());
     known = lists;
   }
@@ -89,10 +83,10 @@ std::pair<at::Tensor, at::Tensor> attention_forward(const at::Tensor& q, const a
   a.o = view(o);
   a.lse = lse.mutable_data_ptr<float>();
   a.dropout = dropout_of(problem);
-  a.tiles = static_cast<const kernels::AttentionTile*>(problem.lists->forward.const_data_ptr());
+  a.tiles = tiles(problem.lists->forward);
   a.tile_count = problem.lists->forward_count;
-  a.counters = counters(q);
-  launched(kernels::attention_forward(a, c10::cuda::getCurrentCUDAStream(q.device().index())), "attention_forward", q, k);
+  a.counters = problem.lists->counters.mutable_data_ptr<int32_t>();
+  check_launch(kernels::attention_forward(a, stream_of(q)), "attention_forward", q, k);
   return {o, lse};
 }
 
@@ -102,7 +96,6 @@ void attention_backward(const at::Tensor& d_o, const at::Tensor& q, const at::Te
   const c10::cuda::CUDAGuard guard(q.device());
   kernels::AttentionBackward a;
   a.shape = shape_of(q, k, problem);
-  const at::Tensor workspace = at::empty({kernels::attention_backward_workspace(a.shape, problem.lists->block_count)}, q.options().dtype(at::kByte));
   const at::Tensor gradient = suits(d_o) ? d_o : d_o.contiguous();
   a.q = view(q);
   a.k = view(k);
@@ -114,14 +107,17 @@ void attention_backward(const at::Tensor& d_o, const at::Tensor& q, const at::Te
   a.d_v = view(gradients[2]);
   a.lse = lse.const_data_ptr<float>();
   a.dropout = dropout_of(problem);
-  a.tiles = static_cast<const kernels::AttentionTile*>(problem.lists->backward.const_data_ptr());
+  a.tiles = tiles(problem.lists->backward);
   a.tile_count = problem.lists->backward_count;
   a.blocks = static_cast<const kernels::AttentionBlock*>(problem.lists->blocks.const_data_ptr());
   a.block_count = problem.lists->block_count;
+  a.sequences = tiles(problem.lists->sequences);
+  a.sequence_count = problem.lists->sequence_count;
+  const at::Tensor workspace = at::empty({kernels::attention_backward_workspace(a)}, q.options().dtype(at::kByte));
   a.workspace = workspace.mutable_data_ptr();
-  a.counters = counters(q);
+  a.counters = problem.lists->counters.mutable_data_ptr<int32_t>();
   a.deterministic = deterministic;
-  launched(kernels::attention_backward(a, c10::cuda::getCurrentCUDAStream(q.device().index())), "attention_backward", q, k);
+  check_launch(kernels::attention_backward(a, stream_of(q)), "attention_backward", q, k);
 }
 
 }  // namespace trireme::bridge

@@ -1,8 +1,8 @@
 #include "trireme/ops/pack_attention.h"
 
+#include "attention_bridge.h"
 #include "attention_choice.h"
 #include "capsule.h"
-#include "pack_attention_bridge.h"
 #include "trireme/base/error.h"
 #include "trireme/base/rng.h"
 
@@ -99,9 +99,28 @@ struct EachSequence : torch::autograd::Function<EachSequence> {
   }
 };
 
+/// What the bridge takes of a pack; heads [T, N, H] of qkv as they lie.
+bridge::AttentionProblem problem_of(const at::Tensor& qkv, const Plan& plan) {
+  const PackLayout& layout = plan.layout;
+  TRIREME_CHECK(layout.work != nullptr, "the layout of a pack was not made by make_pack_layout()");
+  bridge::AttentionProblem problem;
+  problem.lists = bridge::attention_lists(*layout.work, layout.boundaries, qkv.size(3), /*causal=*/false, qkv.device());
+  problem.causal = false;
+  problem.scale = plan.scale;
+  if (plan.dropout.active()) {
+    const DropoutKey key = dropout_key(plan.dropout, plan.stream);
+    problem.drops = {attention_dropout_threshold(plan.dropout.p), key.t0, key.t1, layout.sequence_keys_device};
+  }
+  return problem;
+}
+
 struct Hopper : torch::autograd::Function<Hopper> {
+  static bool serves(const at::Tensor& qkv, const Dropout& dropout) {
+    return bridge::serves_attention(qkv.select(1, 0), qkv.select(1, 1), qkv.select(1, 2)) && (qkv.size(3) == 64 || !dropout.active());
+  }
+
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv, const Plan& plan) {
-    const auto [out, lse] = bridge::pack_attention(qkv, plan.layout, plan.scale, plan.dropout, plan.stream);
+    const auto [out, lse] = bridge::attention_forward(qkv.select(1, 0), qkv.select(1, 1), qkv.select(1, 2), problem_of(qkv, plan));
     ctx->save_for_backward({qkv, out, lse});
     ctx->saved_data["plan"] = to_capsule(plan);
     return out.view({qkv.size(0), -1});
@@ -110,9 +129,12 @@ struct Hopper : torch::autograd::Function<Hopper> {
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
     const variable_list saved = ctx->get_saved_variables();
     const Plan& plan = from_capsule<Plan>(ctx->saved_data["plan"]);
-    const at::Tensor dy = gradients[0].contiguous().view(saved[1].sizes());
-    return {bridge::pack_attention_backward(dy, saved[0], saved[1], saved[2], plan.layout, plan.scale, plan.dropout, plan.stream),
-            at::Tensor()};
+    const at::Tensor &qkv = saved[0], &out = saved[1], &lse = saved[2];
+    const at::Tensor d_qkv = at::empty_like(qkv);
+    bridge::attention_backward(gradients[0].contiguous().view(out.sizes()), qkv.select(1, 0), qkv.select(1, 1), qkv.select(1, 2), out, lse,
+                               problem_of(qkv, plan), at::globalContext().deterministicAlgorithms(),
+                               {d_qkv.select(1, 0), d_qkv.select(1, 1), d_qkv.select(1, 2)});
+    return {d_qkv, at::Tensor()};
   }
 };
 
@@ -191,7 +213,7 @@ PackLayout make_pack_layout(std::vector<int32_t> boundaries, std::vector<int64_t
   if (device.is_cuda()) {
     layout.boundaries_device = on_device(boundaries, at::kInt, device);
     layout.sequence_keys_device = on_device(sequence_keys, at::kLong, device);
-    layout.plan = std::make_shared<std::shared_ptr<PackPlan>>();
+    layout.work = std::make_shared<AttentionWork>();
   }
   layout.boundaries = std::move(boundaries);
   layout.sequence_keys = std::move(sequence_keys);
@@ -204,7 +226,7 @@ at::Tensor pack_attention(const at::Tensor& qkv, const PackLayout& layout, doubl
                 layout.boundaries.empty() ? -1 : layout.boundaries.back(), ", there are ", qkv.size(0), " tokens");
   const Plan plan{layout, scale, dropout, stream};
   // Measured faster than LibTorch's kernels on every mix of packs tried (docs/benchmarks.md).
-  if (attention_choice() != AttentionChoice::kLibrary && bridge::serves_pack_attention(qkv, dropout)) return Hopper::apply(qkv, plan);
+  if (attention_choice() != AttentionChoice::kLibrary && Hopper::serves(qkv, dropout)) return Hopper::apply(qkv, plan);
   if (qkv.is_cuda() && qkv.element_size() == 2) return Flash::apply(qkv, plan);
   return EachSequence::apply(qkv, plan);
 }

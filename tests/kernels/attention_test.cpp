@@ -38,8 +38,11 @@ std::vector<Case> cases(bool backward) {
                                                                                   {0, 511},
                                                                                   {0, 512},
                                                                                   {0, 1, 64, 65, 193, 386, 500},
-                                                                                  {0, 320, 321, 640}})
-        all.push_back({bounds, 4, 2, d, causal});
+                                                                                  {0, 320, 321, 640}}) {
+        all.push_back({bounds, 2, 1, d, causal});
+        // Heads that share no keys: where they are short, sums of dQ stay on chip.
+        if (d == 64) all.push_back({bounds, 2, 2, d, causal});
+      }
       all.push_back({{0, 200, 333}, 3, 3, d, causal});
       all.push_back({{0, 200, 333}, 8, 1, d, causal});
       all.push_back({{0, 200, 333}, 2, 1, d, causal, 30.0});  // rows that are nearly one-hot
@@ -96,7 +99,8 @@ class Problem {
     counters_ = std::make_unique<DeviceIntegers<int32_t>>(std::vector<int32_t>{0, 0});
     ids_ = std::make_unique<DeviceIntegers<int64_t>>(in_.sample_ids);
     shape_ = {tokens, c.q_heads, c.kv_heads, c.d, c.causal, static_cast<float>(in_.scale), element};
-    workspace_ = std::make_unique<DeviceBytes>(attention_backward_workspace(shape_, static_cast<int64_t>(plan_.blocks.size())));
+    sequences_ = std::make_unique<DeviceIntegers<AttentionTile>>(plan_.sequences);
+    workspace_ = std::make_unique<DeviceBytes>(attention_backward_workspace(backward_arguments(false)));
   }
 
   AttentionDropout dropout() const {
@@ -117,7 +121,8 @@ class Problem {
     return a;
   }
   cudaError_t forward() { return attention_forward(forward_arguments(), nullptr); }
-  cudaError_t backward(bool deterministic) {
+  cudaError_t backward(bool deterministic) { return attention_backward(backward_arguments(deterministic), nullptr); }
+  AttentionBackward backward_arguments(bool deterministic) const {
     const AttentionForward f = forward_arguments();
     AttentionBackward a;
     a.shape = shape_;
@@ -135,14 +140,19 @@ class Problem {
     a.tile_count = static_cast<int64_t>(plan_.backward.size());
     a.blocks = blocks_->as<AttentionBlock>();
     a.block_count = static_cast<int64_t>(plan_.blocks.size());
-    a.workspace = workspace_->data();
+    a.sequences = sequences_->as<AttentionTile>();
+    a.sequence_count = static_cast<int64_t>(plan_.sequences.size());
+    a.workspace = workspace_ ? workspace_->data() : nullptr;
     a.counters = f.counters;
     a.deterministic = deterministic;
-    return attention_backward(a, nullptr);
+    return a;
   }
   void poison() {
     o_->poison();
     lse_->poison();
+    poison_gradients();
+  }
+  void poison_gradients() {
     d_qkv_->poison();
     workspace_->poison();
   }
@@ -179,7 +189,7 @@ class Problem {
   AttentionPlan plan_;
   AttentionShape shape_;
   std::unique_ptr<DeviceArray> qkv_, d_qkv_, o_, d_o_, lse_;
-  std::unique_ptr<DeviceBytes> forward_tiles_, backward_tiles_, blocks_, counters_, ids_, workspace_;
+  std::unique_ptr<DeviceBytes> forward_tiles_, backward_tiles_, sequences_, blocks_, counters_, ids_, workspace_;
 };
 
 /// Operands of the second products are rounded once, results once: about two roundings in the mean.
@@ -203,16 +213,19 @@ TEST_F(AttentionTest, ForwardEqualsTheOracle) {
 
 TEST_F(AttentionTest, BackwardEqualsTheOracle) {
   for (const Element element : kHalfElements) {
-    for (const bool deterministic : {false, true}) {
-      for (const Case& c : cases(true)) {
+    for (const Case& c : cases(true)) {
+      Problem run(c, element);
+      CUDA_OK(run.forward());
+      const oracle::AttentionOutputs expected = run.expected();
+      for (const bool deterministic : {false, true}) {
         SCOPED_TRACE(name_of(c, element) + (deterministic ? " deterministic" : ""));
-        Problem run(c, element);
-        CUDA_OK(run.forward());
+        if (deterministic) run.poison_gradients();
         CUDA_OK(run.backward(deterministic));
-        const oracle::AttentionOutputs expected = run.expected();
         // A sequence of one token has no gradient to q and k: only noise of the order of a rounding of dp - delta.
         const bool single = c.cu_seqlens == std::vector<int32_t>{0, 1};
-        const double size = c.size > 1 ? 8 : 2;  // nearly one-hot rows: ds = p (dp - delta) is a small difference, delta of the rounded o
+        // Nearly one-hot rows: ds = p (dp - delta) is a small difference, delta of the rounded o. On such rows (200 tokens, d 64, bf16) cuDNN's and
+        // LibTorch's flash attention are 2.2e-2 from fp64 in dq and 1.7e-2 in dk, as these kernels are.
+        const double size = c.size > 1 ? 8 : 2;
         if (!single) {
           EXPECT_LT(relative_error(run.dq(), expected.dq), size * bound(element));
           EXPECT_LT(relative_error(run.dk(), expected.dk), size * bound(element));
@@ -276,22 +289,41 @@ TEST(AttentionPlanTest, TilesCoverEverySequenceOnce) {
   for (const int d : {64, 128}) {
     for (const bool causal : {false, true}) {
       const AttentionPlan plan = plan_attention(bounds.data(), static_cast<int64_t>(bounds.size()) - 1, d, causal);
+      EXPECT_TRUE(plan.sequences.empty()) << "a sequence of 870";
       for (const bool forward : {true, false}) {
         const int rows = forward ? attention_forward_rows(d) : kAttentionBackwardKeys;
+        const std::vector<AttentionTile>& tiles = forward ? plan.forward : plan.backward;
         std::vector<int> seen(1064);
         int64_t previous = INT64_MAX;
-        for (const AttentionTile& t : forward ? plan.forward : plan.backward) {
+        for (size_t i = 0; i < tiles.size(); ++i) {
+          const AttentionTile& t = tiles[i];
           EXPECT_EQ(t.begin, bounds[static_cast<size_t>(t.sequence)]);
           EXPECT_EQ(t.end, bounds[static_cast<size_t>(t.sequence) + 1]);
           for (int32_t r = t.first; r < std::min(t.end, t.first + rows); ++r) ++seen[static_cast<size_t>(r)];
-          const int64_t work = forward ? (causal ? std::min(t.end, t.first + rows) : t.end) - t.begin : t.end - (causal ? t.first : t.begin);
+          // Longest first: forward tiles by their keys, backward by sequences, inside which they ascend.
+          const int64_t work = !forward ? t.end - t.begin : causal ? std::min(t.end, t.first + rows) - t.begin : t.end - t.begin;
           EXPECT_LE(work, previous);
           previous = work;
+          if (!forward) {
+            EXPECT_EQ(t.first, t.begin + static_cast<int32_t>(i - static_cast<size_t>(t.list_begin)) * rows);
+            EXPECT_EQ(tiles[static_cast<size_t>(t.list_begin)].rank, t.rank);
+          }
         }
         EXPECT_TRUE(std::all_of(seen.begin(), seen.end(), [](int n) { return n == 1; }));
       }
     }
   }
+}
+
+TEST(AttentionPlanTest, ShortSequencesOfNarrowHeadsAreTakenWhole) {
+  const std::vector<int32_t> bounds{0, 100, 612, 613};
+  EXPECT_TRUE(plan_attention(bounds.data(), 3, 128, true).sequences.empty());
+  const AttentionPlan plan = plan_attention(bounds.data(), 3, 64, true);
+  ASSERT_EQ(plan.sequences.size(), 3u);
+  EXPECT_EQ(plan.sequences[0].sequence, 1);
+  EXPECT_EQ(plan.sequences[1].sequence, 0);
+  EXPECT_EQ(plan.sequences[2].sequence, 2);
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(plan.sequences[i].list_begin, static_cast<int32_t>(i));
 }
 
 }  // namespace

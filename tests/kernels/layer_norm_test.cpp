@@ -152,12 +152,19 @@ TEST_F(LayerNormTest, Fp8OutputMatchesThePlainOne) {
 }
 
 TEST_F(LayerNormTest, BackwardMatchesTheOracle) {
+  // With sums, several turns of the blocks' loops: alone, in groups, in clusters.
+  std::vector<Shape> shapes(std::begin(kShapes), std::end(kShapes));
+  shapes.insert(shapes.end(),
+                {{3, 3000, 128, 0}, {2, 1301, 1024, 0}, {1, 270, 8192, 0}, {1, 140, 16384, 0}});
   for (const Element element : kElements)
-    for (const Shape& s : kShapes)
+    for (const Shape& s : shapes)
       for (int variant = 0; variant < 8; ++variant) {
         const bool sums = variant & 1, dropout = variant & 2, more = variant & 4;
         const int64_t n = s.rows() * s.columns;
-        if (too_large(n) || s.columns == 1 || (n > 200000 && variant % 7 != 0)) continue;
+        const bool large = n > 1000000;
+        if (too_large(n) || s.columns == 1 || (n > 200000 && !sums && variant != 0) ||
+            (large && (element != Element::kBF16 || (variant != 1 && variant != 3))))
+          continue;
         SCOPED_TRACE(text(element, s, variant));
         const Inputs in = make(s, element, false, dropout, false);
         const Values dy = normal_values(n, element, 7),
@@ -181,7 +188,7 @@ TEST_F(LayerNormTest, BackwardMatchesTheOracle) {
         if (more) a.d_sum = dmore.data();
         if (sums)
           a.d_gamma = out_gamma.data(), a.d_beta = out_beta.data(), a.workspace = workspace.fp32();
-        if (sums && !more) a.d_bias = out_bias.data();
+        if (sums && !more && (dropout || s.length % 2 == 0)) a.d_bias = out_bias.data();
         CUDA_OK(layer_norm_backward(a, nullptr));
         const Values got = ds.values();
         double rstd_top = 0;

@@ -11,8 +11,7 @@
 
 namespace trireme {
 
-/// What our kernels need to know of a layout.
-struct PackPlan;
+struct AttentionWork;
 
 /// Sequences back to back: sequence i is tokens boundaries[i] … boundaries[i + 1].
 struct PackLayout {
@@ -22,7 +21,7 @@ struct PackLayout {
   // On GPUs:
   at::Tensor boundaries_device;         // int32
   at::Tensor sequence_keys_device;      // int64
-  std::shared_ptr<std::shared_ptr<PackPlan>> plan;  // shared by copies; made by the first layer
+  std::shared_ptr<AttentionWork> work;  // what our kernels make of the boundaries, once a batch
 };
 PackLayout make_pack_layout(std::vector<int32_t> boundaries, std::vector<int64_t> sequence_keys, at::Device device);
 

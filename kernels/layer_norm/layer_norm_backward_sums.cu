@@ -1,0 +1,89 @@
+#include "kernels/layer_norm/layer_norm_backward_sums.h"
+
+#include "kernels/launch.h"
+#include "kernels/layer_norm/layer_norm_backward_sums.cuh"
+
+namespace trireme::kernels {
+
+namespace {
+
+using namespace layer_norm_sums;
+
+/// teams: receives how many partial rows the kernel leaves, at most a.rows and kBlocksPerSm for
+/// each multiprocessor. Without kCluster a row has at most kThreads * kPacks packs.
+template <class T, int kSums, bool kDropout, int kPacks, int kRows, bool kKept, int kBlocks,
+          bool kCluster>
+cudaError_t launch_sums(const LayerNormBackward& a, int64_t* teams, cudaStream_t stream) {
+  const auto kernel = sums_kernel<T, kSums, kDropout, kPacks, kRows, kKept, kBlocks, kCluster>;
+  const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
+  const int parts = !kCluster                                ? 1
+                    : ceil_div(packs, kThreads * kPacks) > 2 ? 4
+                                                             : 2,
+            threads = static_cast<int>(ceil_div(ceil_div(packs, parts * kPacks), 32) * 32);
+  const int fit = kThreads / threads, groups = kCluster ? 1 : fit > kMaxGroups ? kMaxGroups : fit;
+  if (fit < 1 || (kKept && a.d_sum != nullptr)) return cudaErrorInvalidValue;
+  const size_t inputs = static_cast<size_t>(a.d_sum != nullptr ? 3 : 2) * (kKept ? 1 : 2) * kRows *
+                        kPacks * kThreads * 16,
+               sums = block_sums_bytes(groups, a.columns, kSums),
+               bytes = inputs > sums ? inputs : sums;
+  if (const cudaError_t error = allow_shared_memory(kernel, bytes); error != cudaSuccess)
+    return error;
+  cudaLaunchAttribute cluster[1];
+  cluster[0].id = cudaLaunchAttributeClusterDimension;
+  cluster[0].val.clusterDim = {static_cast<unsigned>(parts), 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.blockDim = dim3(static_cast<unsigned>(threads), static_cast<unsigned>(groups));
+  config.dynamicSmemBytes = bytes;
+  config.stream = stream;
+  if constexpr (kCluster) {
+    config.attrs = cluster, config.numAttrs = 1;
+    config.gridDim = dim3(static_cast<unsigned>(parts));
+    int resident = 0;
+    if (const cudaError_t error = cudaOccupancyMaxActiveClusters(&resident, kernel, &config);
+        error != cudaSuccess)
+      return error;
+    *teams = resident < 1 ? 1 : resident < a.rows ? resident : a.rows;
+  } else {
+    *teams = resident_blocks(kernel, threads * groups, bytes, kLayerNormBlocksPerSm,
+                             ceil_div(a.rows, groups));
+  }
+  config.gridDim = dim3(static_cast<unsigned>(*teams * parts));
+  return cudaLaunchKernelEx(&config, kernel, a);
+}
+
+/// As measured on an H200: rows in registers between the two passes where the sums leave room
+/// for them, else in shared memory; two blocks on a multiprocessor where one would be half empty.
+template <class T, int kSums, bool kDropout>
+cudaError_t launch(const LayerNormBackward& a, int64_t* partials, cudaStream_t stream) {
+  const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
+  if constexpr (sizeof(T) == 2) {
+    if (packs <= (kSums == 2 ? kThreads / 2 : kThreads) && a.d_sum == nullptr)
+      return launch_sums<T, kSums, kDropout, 1, 4, true, 1, false>(a, partials, stream);
+    if constexpr (kSums == 2 && !kDropout) {
+      if (packs > kThreads && packs <= kThreads * 3 / 2)
+        return launch_sums<T, kSums, kDropout, 1, 2, false, 2, true>(a, partials, stream);
+    }
+  }
+  if (packs <= 2 * kThreads)
+    return launch_sums<T, kSums, kDropout, 2, 2, false, 1, false>(a, partials, stream);
+  return launch_sums<T, kSums, kDropout, 2, 2, false, 1, true>(a, partials, stream);
+}
+
+}  // namespace
+
+cudaError_t layer_norm_backward_sums(const LayerNormBackward& a, int64_t* partials,
+                                     cudaStream_t stream) {
+  // Rows that the kernel asks for ahead are counted in 32 bits.
+  if (a.rows > INT32_MAX - (1 << 20)) return cudaErrorInvalidValue;
+  return dispatch(a.element, [&](auto zero) {
+    using T = decltype(zero);
+    const bool dropout = a.dropout.ids != nullptr;
+    if (a.d_bias != nullptr)
+      return dropout ? launch<T, 3, true>(a, partials, stream)
+                     : launch<T, 3, false>(a, partials, stream);
+    return dropout ? launch<T, 2, true>(a, partials, stream)
+                   : launch<T, 2, false>(a, partials, stream);
+  });
+}
+
+}  // namespace trireme::kernels
