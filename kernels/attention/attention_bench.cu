@@ -1,4 +1,5 @@
 #include "kernels/attention/attention.h"
+#include "kernels/bench/attention_peer.h"
 #include "kernels/bench/bench.h"
 
 #include <cmath>
@@ -15,6 +16,12 @@ struct Shape {
   int q_heads, kv_heads, d;
   bool causal;
   uint32_t threshold;
+
+  bool equal_lengths() const {
+    for (size_t i = 1; i < bounds.size(); ++i)
+      if (bounds[i] - bounds[i - 1] != bounds[1]) return false;
+    return true;
+  }
 };
 
 std::vector<int32_t> rows(int count, int length) {
@@ -106,12 +113,42 @@ TRIREME_BENCH(attention) {
     }
     // Work in place of bytes: the table's TB/s are TFLOP/s here.
     const double work = 4 * scores * s.d * s.q_heads;
-    bench::check(attention_forward(f, nullptr), "attention_forward");
-    recorder.time("attention forward (TFLOP/s)", s.name, Element::kBF16, work, 1, [&](int) { return attention_forward(f, nullptr); });
-    recorder.time("attention backward (TFLOP/s)", s.name, Element::kBF16, 2.5 * work, 1, [&](int) { return attention_backward(b, nullptr); });
-    b.deterministic = true;
-    recorder.time("attention backward, deterministic (TFLOP/s)", s.name, Element::kBF16, 2.5 * work, 1,
-                  [&](int) { return attention_backward(b, nullptr); });
+    AttentionBackward deterministic = b;
+    deterministic.deterministic = true;
+    // What a caller does once a batch besides: a plan and its lists on the device.
+    const auto plan_again = [&] {
+      const AttentionPlan again = plan_attention(s.bounds.data(), sequences, s.d, s.causal);
+      const auto copy = [](const auto* to, const auto& from) {
+        bench::check(cudaMemcpyAsync(const_cast<void*>(static_cast<const void*>(to)), from.data(), from.size() * sizeof(from[0]),
+                                     cudaMemcpyHostToDevice, nullptr),
+                     "attention bench");
+      };
+      copy(f.tiles, again.forward);
+      copy(b.tiles, again.backward);
+      copy(b.blocks, again.blocks);
+      copy(b.sequences, again.sequences);
+    };
+    const auto forward = [&] { return attention_forward(f, nullptr); };
+    const auto backward = [&](const AttentionBackward& arguments) { return [&] { return attention_backward(arguments, nullptr); }; };
+    const auto planned = [&](const auto& launch) {
+      return [&plan_again, launch] {
+        plan_again();
+        return launch();
+      };
+    };
+    const std::string text = "attention forward (TFLOP/s)", back_text = "attention backward (TFLOP/s)";
+    bench::check(forward(), text.c_str());
+    std::vector<bench::Contender> ways{{text, forward, planned(forward)}},
+        back_ways{{back_text, backward(b), planned(backward(b))},
+                  {"attention backward, deterministic (TFLOP/s)", backward(deterministic), planned(backward(deterministic))}};
+    if (bench::attention_peer != nullptr) {
+      const bench::AttentionPeer peer =
+          bench::attention_peer({s.bounds, s.equal_lengths(), s.q_heads, s.kv_heads, s.d, s.causal, s.threshold / 128.0});
+      ways.push_back({peer.name + " " + text, peer.forward, {}, true});
+      back_ways.push_back({peer.name + " " + back_text, peer.backward, {}, true});
+    }
+    recorder.alternate(ways, s.name, Element::kBF16, work);
+    recorder.alternate(back_ways, s.name, Element::kBF16, 2.5 * work);
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 // Timing of kernels: several sets of buffers in rotation, batches of launches between two events,
-// the median batch.
+// the median batch. Or several ways of doing one thing, in turn.
 
 #include "kernels/element.h"
 
@@ -35,7 +35,21 @@ class Memory {
 struct Result {
   std::string name, shape, element;
   double microseconds, spread, bytes;  // medians; spread: (90th - 10th percentile) / median
+  // Of rows that took turns: one whole call by the host's clock, and how much faster than the peer on the device and as a whole; else 0.
+  double whole_microseconds = 0, ratio = 0, whole_ratio = 0;
+  std::string peer;
 };
+
+/// One of several ways of doing the work of a row.
+struct Contender {
+  std::string name;
+  std::function<cudaError_t()> launch;
+  std::function<cudaError_t()> whole_call;  // with what its caller prepares for it; unset: launch
+  bool peer = false;                        // the one that the others are compared with
+};
+
+/// `share` 0.5: the median.
+double percentile(std::vector<double> values, double share);
 
 class Recorder {
  public:
@@ -45,9 +59,15 @@ class Recorder {
   /// median. `bytes`: each input once plus each output once.
   void time(const std::string& name, const std::string& shape, Element element, double bytes,
             int sets, const std::function<cudaError_t(int)>& run);
+  /// Contenders of the wanted names take turns: half a second until the clocks settle, rounds of batches between events, rounds of single
+  /// calls by the host's clock.
+  void alternate(std::vector<Contender> contenders, const std::string& shape, Element element, double bytes);
   const std::vector<Result>& results() const { return results_; }
 
  private:
+  static Result summary(const std::string& name, const std::string& shape, Element element, double bytes, const std::vector<double>& times);
+  void keep(Result result);  // and prints it
+
   std::string filter_;
   std::vector<Result> results_;
 };

@@ -49,12 +49,12 @@ __global__ void integer_kernel(int64_t* out, int64_t count, int64_t below, uint3
     out[i] = hash((static_cast<uint64_t>(seed) << 40) + i) % below;
 }
 
+}  // namespace
+
 double percentile(std::vector<double> values, double share) {
   std::sort(values.begin(), values.end());
   return values[static_cast<size_t>(share * static_cast<double>(values.size() - 1) + 0.5)];
 }
-
-}  // namespace
 
 Registration::Registration(const char* name, Benchmark benchmark) { registry()[name] = benchmark; }
 
@@ -136,11 +136,21 @@ void Recorder::time(const std::string& name, const std::string& shape, Element e
   }
   cudaEventDestroy(begin);
   cudaEventDestroy(end);
-  const double median = percentile(times, 0.5),
-               spread = (percentile(times, 0.9) - percentile(times, 0.1)) / median;
-  results_.push_back({name, shape, name_of(element), median, spread, bytes});
-  std::printf("%-44s %-24s %-5s %9.1f us  %5.2f TB/s  +-%4.1f%%\n", name.c_str(), shape.c_str(),
-              name_of(element), median, bytes / median * 1e-6, spread * 50);
+  keep(summary(name, shape, element, bytes, times));
+}
+
+Result Recorder::summary(const std::string& name, const std::string& shape, Element element, double bytes, const std::vector<double>& times) {
+  const double median = percentile(times, 0.5);
+  return {name, shape, name_of(element), median, (percentile(times, 0.9) - percentile(times, 0.1)) / median, bytes, 0, 0, 0, {}};
+}
+
+void Recorder::keep(Result result) {
+  const Result& r = results_.emplace_back(std::move(result));
+  std::printf("%-44s %-24s %-5s %9.1f us  %5.2f TB/s  +-%4.1f%%", r.name.c_str(), r.shape.c_str(), r.element.c_str(), r.microseconds,
+              r.bytes / r.microseconds * 1e-6, r.spread * 50);
+  if (r.whole_microseconds > 0) std::printf("  whole call %9.1f us", r.whole_microseconds);
+  if (r.ratio > 0) std::printf("  x %.3f (whole %.3f) of %s", r.ratio, r.whole_ratio, r.peer.c_str());
+  std::printf("\n");
   std::fflush(stdout);
 }
 
@@ -189,9 +199,13 @@ int main(int argc, char** argv) {
     std::fprintf(file,
                  "%s  {\"name\": \"%s\", \"shape\": \"%s\", \"element\": \"%s\", \"microseconds\": "
                  "%.3f, \"spread\": %.4f, \"bytes\": %.0f, "
-                 "\"tb_per_s\": %.4f}",
+                 "\"tb_per_s\": %.4f",
                  separator, r.name.c_str(), r.shape.c_str(), r.element.c_str(), r.microseconds,
                  r.spread, r.bytes, r.bytes / r.microseconds * 1e-6);
+    if (r.whole_microseconds > 0) std::fprintf(file, ", \"whole_microseconds\": %.3f", r.whole_microseconds);
+    if (r.ratio > 0)
+      std::fprintf(file, ", \"peer\": \"%s\", \"ratio\": %.4f, \"whole_ratio\": %.4f", r.peer.c_str(), r.ratio, r.whole_ratio);
+    std::fprintf(file, "}");
     separator = ",\n";
   }
   std::fprintf(file, "\n]}\n");

@@ -1,11 +1,13 @@
 // LibTorch's own operations on the shapes of our row kernels, timed in the same process: built into
 // kernel_bench_torch only.
 
+#include "kernels/bench/attention_peer.h"
 #include "kernels/bench/bench.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 #include <vector>
@@ -68,22 +70,64 @@ void activations(bench::Recorder& recorder, int64_t rows, int64_t columns) {
        [&](int i) { at::gelu_backward(dy[i], dy[(i + 1) % kSets]); });
 }
 
-/// cuDNN's attention on the shapes of attention_bench.cu; TFLOP/s in place of TB/s, as there.
-void attention(bench::Recorder& recorder, const char* label, int64_t batch, int64_t length, int64_t heads, int64_t kv_heads, int64_t d, bool causal) {
-  const auto make = [&](int64_t n) {
-    return at::randn({batch, length, n, d}, at::device(at::kCUDA).dtype(at::kBFloat16)).transpose(1, 2);
-  };
-  const at::Tensor q = make(heads), k = make(kv_heads), v = make(kv_heads), d_o = make(heads);
-  const double scale = 1 / std::sqrt(static_cast<double>(d));
-  const double work = 4.0 * static_cast<double>(length * length * d * heads * batch) * (causal ? 0.5 : 1);
-  const auto forward = [&] { return at::_scaled_dot_product_cudnn_attention(q, k, v, {}, true, 0.0, causal, false, scale); };
+at::Tensor heads(std::vector<int64_t> extents) { return at::randn(extents, at::device(at::kCUDA).dtype(at::kBFloat16)); }
+
+/// Rows of one length.
+bench::AttentionPeer cudnn_attention(const bench::AttentionProblem& p) {
+  const int64_t length = p.bounds[1], batch = p.bounds.back() / length;
+  const auto make = [&](int64_t n) { return heads({batch, length, n, p.d}).transpose(1, 2); };
+  const at::Tensor q = make(p.q_heads), k = make(p.kv_heads), v = make(p.kv_heads), d_o = make(p.q_heads);
+  const double scale = 1 / std::sqrt(static_cast<double>(p.d));
+  const bool causal = p.causal;
+  const auto forward = [=] { return at::_scaled_dot_product_cudnn_attention(q, k, v, {}, true, 0.0, causal, false, scale); };
   const auto saved = forward();
-  time(recorder, "cuDNN attention forward (TFLOP/s)", label, work, [&](int) { forward(); });
-  time(recorder, "cuDNN attention backward (TFLOP/s)", label, 2.5 * work, [&](int) {
-    at::_scaled_dot_product_cudnn_attention_backward(d_o, q, k, v, std::get<0>(saved), std::get<1>(saved), std::get<6>(saved), std::get<7>(saved),
-                                                     {}, std::get<2>(saved), std::get<3>(saved), length, length, 0.0, causal, scale);
-  });
+  return {"cuDNN",
+          [=] {
+            const c10::InferenceMode no_autograd;
+            forward();
+            return cudaGetLastError();
+          },
+          [=] {
+            const c10::InferenceMode no_autograd;
+            at::_scaled_dot_product_cudnn_attention_backward(d_o, q, k, v, std::get<0>(saved), std::get<1>(saved), std::get<6>(saved),
+                                                             std::get<7>(saved), {}, std::get<2>(saved), std::get<3>(saved), length, length, 0.0,
+                                                             causal, scale);
+            return cudaGetLastError();
+          }};
 }
+
+/// Packs, and dropout.
+bench::AttentionPeer flash_attention(const bench::AttentionProblem& p) {
+  const int64_t tokens = p.bounds.back();
+  const at::Tensor q = heads({tokens, p.q_heads, p.d}), k = heads({tokens, p.kv_heads, p.d}), v = heads({tokens, p.kv_heads, p.d}),
+                   d_o = heads({tokens, p.q_heads, p.d}), bounds = at::tensor(p.bounds, at::kInt).to(at::kCUDA);
+  int64_t longest = 0;
+  for (size_t i = 1; i < p.bounds.size(); ++i) longest = std::max<int64_t>(longest, p.bounds[i] - p.bounds[i - 1]);
+  const double scale = 1 / std::sqrt(static_cast<double>(p.d)), dropout = p.dropout;
+  const bool causal = p.causal;
+  const auto forward = [=] { return at::_flash_attention_forward(q, k, v, bounds, bounds, longest, longest, dropout, causal, false, scale); };
+  const auto saved = forward();
+  return {"flash",
+          [=] {
+            const c10::InferenceMode no_autograd;
+            forward();
+            return cudaGetLastError();
+          },
+          [=] {
+            const c10::InferenceMode no_autograd;
+            at::_flash_attention_backward(d_o, q, k, v, std::get<0>(saved), std::get<1>(saved), bounds, bounds, longest, longest, dropout, causal,
+                                          std::get<2>(saved), std::get<3>(saved), scale);
+            return cudaGetLastError();
+          }};
+}
+
+[[maybe_unused]] const bool provided = [] {
+  bench::attention_peer = [](const bench::AttentionProblem& p) {
+    const c10::InferenceMode no_autograd;
+    return p.equal_lengths && p.dropout == 0 ? cudnn_attention(p) : flash_attention(p);
+  };
+  return true;
+}();
 
 }  // namespace
 
@@ -95,10 +139,6 @@ TRIREME_BENCH(peers) {
                                       {16384, 8192},
                                       {8192, 16384}})
     norms(recorder, rows, columns);
-  attention(recorder, "70B 1 x 8192", 1, 8192, 64, 8, 128, true);
-  attention(recorder, "70B 8 x 2048", 8, 2048, 64, 8, 128, true);
-  attention(recorder, "7B 2 x 4096", 2, 4096, 32, 32, 128, true);
-  attention(recorder, "BERT 48 x 512", 48, 512, 16, 16, 64, false);
   activations(recorder, 49152, 4096);
   activations(recorder, 8192, 28672);
 }

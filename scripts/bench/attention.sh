@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Speed of the fused attention kernels on the GPU of this machine, and of cuDNN's in the same process with --torch.
+# Speed of the fused attention kernels on the GPU of this machine; with --torch, in turn with cuDNN (rows of one length) or LibTorch's flash attention
+# (packs, dropout) in the same process, with the ratio of both.
 #
 #   scripts/bench/attention.sh [--torch] [--json FILE]
 #
