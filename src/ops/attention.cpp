@@ -76,7 +76,7 @@ void check_shapes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                 ", q of ", q.size(0), " rows of ", q.size(1));
 }
 
-enum class Kernels { kLibrary, kOurForward, kOurs };  // kOurForward: with cuDNN's backward, on whole rows
+enum class Kernels { kLibrary, kOurs };
 
 /// What was measured to be fastest in one process (docs/benchmarks.md "Attention"; scripts/bench/attention.sh --torch measures again). Rows of
 /// one sequence each: against cuDNN; rows of several: against LibTorch's variable-length flash attention. Shapes that no line covers go to
@@ -88,7 +88,7 @@ struct MeasuredShape {
   Kernels fastest;
 };
 constexpr MeasuredShape kMeasured[] = {
-    {128, true, 2048, Kernels::kOurForward},
+    {128, true, 2048, Kernels::kOurs},
     {128, false, 200, Kernels::kOurs},
 };
 
@@ -104,46 +104,24 @@ Kernels kernels_for(const at::Tensor& q, const SequenceLayout& sequences) {
   return Kernels::kLibrary;
 }
 
-struct FusedPlan {
-  bridge::AttentionProblem problem;
-  int64_t rows;
-  bool cudnn_backward;
-};
-
 /// Our kernels, on heads [T,N,H].
 struct FusedAttention : torch::autograd::Function<FusedAttention> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                            const FusedPlan& plan) {
-    auto [o, lse] = bridge::attention_forward(q, k, v, plan.problem);
+                            const bridge::AttentionProblem& problem) {
+    auto [o, lse] = bridge::attention_forward(q, k, v, problem);
     ctx->save_for_backward({q, k, v, o, lse});
-    ctx->saved_data["plan"] = to_capsule(plan);
+    ctx->saved_data["problem"] = to_capsule(problem);
     return o;
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx, torch::autograd::variable_list gradients) {
     const torch::autograd::variable_list saved = ctx->get_saved_variables();
-    const auto& plan = from_capsule<FusedPlan>(ctx->saved_data["plan"]);
+    const auto& problem = from_capsule<bridge::AttentionProblem>(ctx->saved_data["problem"]);
     const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2], &o = saved[3], &lse = saved[4];
-    if (plan.cudnn_backward) return by_cudnn(gradients[0], saved, plan);
     const std::array<at::Tensor, 3> results{at::empty(q.sizes(), q.options()), at::empty(k.sizes(), k.options()),
                                             at::empty(v.sizes(), v.options())};
-    bridge::attention_backward(gradients[0], q, k, v, o, lse, plan.problem, at::globalContext().deterministicAlgorithms(), results);
+    bridge::attention_backward(gradients[0], q, k, v, o, lse, problem, at::globalContext().deterministicAlgorithms(), results);
     return {results[0], results[1], results[2], at::Tensor()};
-  }
-
-  /// cuDNN takes [B,N,S,H] of any strides and the log-sum-exp as [B,N,S,1].
-  static torch::autograd::variable_list by_cudnn(const at::Tensor& d_o, const torch::autograd::variable_list& saved, const FusedPlan& plan) {
-    const auto rows = [&](const at::Tensor& x) {
-      return x.unflatten(0, {plan.rows, x.size(0) / plan.rows}).transpose(1, 2);
-    };
-    const at::Tensor lse = saved[4].unflatten(1, {plan.rows, saved[4].size(1) / plan.rows}).transpose(0, 1).contiguous().unsqueeze(-1);
-    const at::Tensor zero = at::zeros({}, d_o.options().dtype(at::kLong));
-    const int64_t length = saved[0].size(0) / plan.rows;
-    const auto [dq, dk, dv] = at::_scaled_dot_product_cudnn_attention_backward(
-        rows(d_o), rows(saved[0]), rows(saved[1]), rows(saved[2]), rows(saved[3]), lse, zero, zero, at::Tensor(), at::Tensor(), at::Tensor(), length,
-        length, 0.0, plan.problem.causal, plan.problem.scale);
-    const auto flat = [](const at::Tensor& x) { return tokens_first(x.transpose(1, 2)); };
-    return {flat(dq), flat(dk), flat(dv), at::Tensor()};
   }
 };
 
@@ -180,12 +158,10 @@ at::Tensor attention(const at::Tensor& q_BSNH, const at::Tensor& k_BSKH, const a
   check_shapes(q_BSNH, k_BSKH, v_BSKH, sequences);
   if (q_BSNH.is_cuda()) {
     const at::Tensor q = tokens_first(q_BSNH), k = tokens_first(k_BSKH), v = tokens_first(v_BSKH);
-    const Kernels kernels = kernels_for(q, sequences);
-    if (kernels != Kernels::kLibrary && bridge::serves_attention(q, k, v)) {
-      const FusedPlan plan{{bridge::attention_lists(*sequences.work, sequences.boundaries, q.size(2), true, q.device()), true, scale, {}},
-                           sequences.rows,
-                           kernels == Kernels::kOurForward};
-      return FusedAttention::apply(q, k, v, plan).view(q_BSNH.sizes());
+    if (kernels_for(q, sequences) == Kernels::kOurs && bridge::serves_attention(q, k, v)) {
+      const bridge::AttentionProblem problem{
+          bridge::attention_lists(*sequences.work, sequences.boundaries, q.size(2), /*causal=*/true, q.device()), true, scale, {}};
+      return FusedAttention::apply(q, k, v, problem).view(q_BSNH.sizes());
     }
     prefer_cudnn();
   }

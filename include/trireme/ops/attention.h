@@ -27,8 +27,8 @@ SequenceLayout make_sequence_layout(const std::vector<int32_t>& cu_seqlens, int6
 /// softmax(scale q k^T + causal mask) v inside each sequence. q [B,S,N,H], k and v [B,S,K,H] (views
 /// with strides are fine), N a multiple of K; query head n reads key head n / (N/K). Result
 /// [B,S,N,H]. Differentiable.
-/// GPU, bf16/fp16, head size 64 or 128, on Hopper: our kernels or the library's, forward and backward, whichever was measured faster
-/// (kMeasured of the source file). Elsewhere whole rows through cuDNN (else flash), packed rows through variable-length flash attention.
+/// GPU, bf16/fp16, head size 64 or 128, on Hopper: our kernels or the library's, whichever was measured faster (kMeasured of the source
+/// file). Elsewhere whole rows through cuDNN (else flash), packed rows through variable-length flash attention.
 /// dq may be added in varying order unless at::globalContext().deterministicAlgorithms() is set.
 /// CPU, and fp32/fp64 anywhere: LibTorch's scaled-dot-product attention one sequence at a time.
 at::Tensor attention(const at::Tensor& q_BSNH, const at::Tensor& k_BSKH, const at::Tensor& v_BSKH,
