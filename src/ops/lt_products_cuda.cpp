@@ -1,5 +1,4 @@
-// FP8 products through cuBLASLt itself: LibTorch's cannot add their result to a matrix, and with scales of rows it takes another library's
-// kernel, which needs a tenth longer on an H200.
+// FP8 products through cuBLASLt itself: LibTorch's cannot add their result to a matrix.
 #include "fp8_products.h"
 
 #include "bridge_tools.h"
