@@ -84,6 +84,14 @@ std::vector<at::Tensor> lora_backward(const at::Tensor& dy_TO, const at::Tensor&
     const at::Tensor& b = pairs[2 * i + 1];
     const at::Tensor dy_rows = dy_TO.narrow(1, plan.places[i].row_begin, b.size(0));
     a.push_back(pairs[2 * i]);
+    if (fused && wanted[2 * i + 1]) {
+      auto [d, db] = bridge::lora_up_gradients(dy_rows, products[i], b, plan.scale);
+      if (d.defined()) {
+        d_products.push_back(std::move(d));
+        result[2 * i + 1] = std::move(db);
+        continue;
+      }
+    }
     d_products.push_back(fused ? bridge::lora_gradient_product(dy_rows, b, plan.scale)
                                : at::mm(dy_rows, b).mul_(plan.scale));
     if (wanted[2 * i + 1]) result[2 * i + 1] = at::mm(dy_rows.t(), products[i]).mul_(plan.scale);
