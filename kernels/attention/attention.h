@@ -40,8 +40,10 @@ namespace trireme::kernels {
 struct alignas(16) AttentionTile {
   int32_t first, begin, end, padded;
   int32_t sequence;
-  int32_t list_begin, rank;  // backward: where its sequence's tiles begin in the list, and the sequence's place there
-  int32_t unused;
+  // Backward, for the order of work: its list (a long sequence's tiles, or those of several short ones), where that begins among all tiles, and
+  // its number; kShortSequences for the latter.
+  int32_t list_begin, list_count, list;
+  static constexpr int32_t kShortSequences = -1;
 };
 
 /// Rows of one 64-row block of the padded layout: tokens [first, first + count); count may be 0.

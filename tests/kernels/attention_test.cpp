@@ -285,29 +285,40 @@ TEST_F(AttentionTest, RefusesWhatItCannotServe) {
 }
 
 TEST(AttentionPlanTest, TilesCoverEverySequenceOnce) {
-  const std::vector<int32_t> bounds{0, 1, 130, 1000, 1064};
+  const std::vector<int32_t> bounds{0, 1, 130, 1000, 1064, 3000};
   for (const int d : {64, 128}) {
     for (const bool causal : {false, true}) {
       const AttentionPlan plan = plan_attention(bounds.data(), static_cast<int64_t>(bounds.size()) - 1, d, causal);
-      EXPECT_TRUE(plan.sequences.empty()) << "a sequence of 870";
+      EXPECT_TRUE(plan.sequences.empty()) << "a sequence of 1936";
       for (const bool forward : {true, false}) {
         const int rows = forward ? attention_forward_rows(d) : kAttentionBackwardKeys;
         const std::vector<AttentionTile>& tiles = forward ? plan.forward : plan.backward;
-        std::vector<int> seen(1064);
+        std::vector<int> seen(3000);
         int64_t previous = INT64_MAX;
         for (size_t i = 0; i < tiles.size(); ++i) {
           const AttentionTile& t = tiles[i];
           EXPECT_EQ(t.begin, bounds[static_cast<size_t>(t.sequence)]);
           EXPECT_EQ(t.end, bounds[static_cast<size_t>(t.sequence) + 1]);
           for (int32_t r = t.first; r < std::min(t.end, t.first + rows); ++r) ++seen[static_cast<size_t>(r)];
-          // Longest first: forward tiles by their keys, backward by sequences, inside which they ascend.
-          const int64_t work = !forward ? t.end - t.begin : causal ? std::min(t.end, t.first + rows) - t.begin : t.end - t.begin;
-          EXPECT_LE(work, previous);
-          previous = work;
-          if (!forward) {
-            EXPECT_EQ(t.first, t.begin + static_cast<int32_t>(i - static_cast<size_t>(t.list_begin)) * rows);
-            EXPECT_EQ(tiles[static_cast<size_t>(t.list_begin)].rank, t.rank);
+          if (forward) {
+            // Most keys first.
+            const int64_t work = causal ? std::min(t.end, t.first + rows) - t.begin : t.end - t.begin;
+            EXPECT_LE(work, previous);
+            previous = work;
+            continue;
           }
+          // The long sequence's tiles in ascending order, then those of all the others, most query rows first.
+          const bool first = i == 0 || i == 16, is_long = i < 16;
+          const int64_t work = t.end - (causal && !is_long ? t.first : t.begin);
+          EXPECT_EQ(t.list_begin, is_long ? 0 : 16);
+          EXPECT_EQ(t.list_count, is_long ? 16 : 7 + 2 + 1 + 1);
+          EXPECT_EQ(t.list, is_long ? 0 : AttentionTile::kShortSequences);
+          if (is_long) EXPECT_EQ(t.first, 1064 + static_cast<int32_t>(i) * rows);
+          if (!first) EXPECT_LE(work, previous);
+          previous = work;
+          // The deterministic order of sums: a tile waits only for tiles before it.
+          for (size_t later = i + 1; later < tiles.size(); ++later)
+            EXPECT_TRUE(tiles[later].sequence != t.sequence || tiles[later].first > t.first);
         }
         EXPECT_TRUE(std::all_of(seen.begin(), seen.end(), [](int n) { return n == 1; }));
       }
@@ -323,7 +334,10 @@ TEST(AttentionPlanTest, ShortSequencesOfNarrowHeadsAreTakenWhole) {
   EXPECT_EQ(plan.sequences[0].sequence, 1);
   EXPECT_EQ(plan.sequences[1].sequence, 0);
   EXPECT_EQ(plan.sequences[2].sequence, 2);
-  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(plan.sequences[i].list_begin, static_cast<int32_t>(i));
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(plan.sequences[i].list_begin, static_cast<int32_t>(i));
+    EXPECT_EQ(plan.sequences[i].list_count, 1);
+  }
 }
 
 }  // namespace
