@@ -46,9 +46,9 @@ struct alignas(16) AttentionTile {
   static constexpr int32_t kShortSequences = -1;
 };
 
-/// Rows of one 64-row block of the padded layout: tokens [first, first + count); count may be 0.
+/// Rows of one 64-row block of the padded layout: tokens [first, first + count); count may be 0. They meet the keys of `tiles` backward tiles.
 struct AttentionBlock {
-  int32_t first, count;
+  int32_t first, count, tiles;
 };
 
 /// What a batch's boundaries mean for the kernels; made on the host once a batch, used by every layer.
@@ -56,6 +56,7 @@ struct AttentionPlan {
   std::vector<AttentionTile> forward, backward;
   std::vector<AttentionTile> sequences;  // first key tiles, the longest sequence first; empty unless all are short enough for sums on chip
   std::vector<AttentionBlock> blocks;
+  int64_t lone_blocks = 0;  // that meet a single tile
   int64_t tokens = 0;
 
   int64_t padded_rows() const { return static_cast<int64_t>(blocks.size()) * 64; }
@@ -117,7 +118,7 @@ struct AttentionBackward {
   const AttentionTile* sequences = nullptr;  // of the plan; 0 if it has none
   int64_t sequence_count = 0;
   const AttentionBlock* blocks = nullptr;
-  int64_t block_count = 0;
+  int64_t block_count = 0, lone_blocks = 0;  // of the plan; 0 of the latter is always right, if slower on short sequences
   void* workspace = nullptr;  // attention_backward_workspace bytes, any content, 256-byte aligned
   int32_t* counters = nullptr;
   bool deterministic = false;

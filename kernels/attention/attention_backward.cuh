@@ -6,8 +6,8 @@
 // at Sums, those in global memory lie in the order of the fragments.
 //
 // In flight at the same time: the next scores, dK and dQ of the step before, while the exponentials of the next step run; some of dV, while dS is
-// formed. dQ comes a step late, so that neither warpgroup waits for the other's half of dS, and the two drift apart until one's products run beside
-// the other's arithmetic.
+// formed. dQ comes a step late, so that neither warpgroup waits for the other's half of dS, and the two may drift apart until one's products run
+// beside the other's arithmetic.
 
 #include "kernels/attention/attention_backward_produce.cuh"
 #include "kernels/attention/attention_backward_sums.cuh"
@@ -89,7 +89,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
   };
 
   // dQ of a step of the key tile of a round, on its way.
-  int dq_block = 0;  // on chip
+  [[maybe_unused]] int dq_here = 0;      // head << 16 | block of one that does not go to the sums in global memory
+  [[maybe_unused]] uint32_t staged = 0;  // blocks that went there
   const auto dq_product = [&](float (&dq)[C::kDqValues], uint32_t of_step, uint32_t of_round) {
     const uint32_t buffer = of_step & 1;
     barrier_wait(barriers.ds_full(buffer), (of_step >> 1) & 1);
@@ -97,11 +98,11 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     query_gradient<C>(dq, shared + C::kDs + buffer * C::kSBytes, k_of(of_round) + group * (C::kDim == 128 ? C::kKeys * 128 : 64));
     mma_commit();
   };
-  const auto leave_dq = [&](float (&dq)[C::kDqValues], uint32_t of_step, uint32_t of_round) {
+  const auto leave_dq = [&](float (&dq)[C::kDqValues], [[maybe_unused]] uint32_t of_step, uint32_t of_round) {
     if constexpr (C::kOnChip) {
-      const uint32_t sums = shared + C::kDq + (8 * dq_block + 4 * group + warp) * kWarpSums;
+      const uint32_t sums = shared + C::kDq + (8 * (dq_here & 0xffff) + 4 * group + warp) * kWarpSums;
       const ItemInfo& info = tile_info(of_round);
-      const int first_row = dq_block * C::kRows, row = first_row + 16 * warp, token = info.begin + row;
+      const int first_row = (dq_here & 0xffff) * C::kRows, row = first_row + 16 * warp, token = info.begin + row;
       if (uniform(info.first > info.begin)) add_kept_sums(sums, dq);
       // The last key tile under the mask of these rows.
       if (uniform(info.first + C::kKeys >= (C::kCausal ? min(info.end, info.begin + first_row + C::kRows) : info.end))) {
@@ -110,9 +111,14 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
       } else {
         keep_sums(sums, dq);
       }
+    } else if (C::kLone && uniform(lone<C>(tile_info(of_round), (dq_here & 0xffff)))) {
+      const ItemInfo& info = tile_info(of_round);
+      const int token = info.begin + (dq_here & 0xffff) * C::kRows + 16 * warp;
+      store_fragments(dq, p.scale, static_cast<T*>(p.dq) + (dq_here >> 16) * p.dq_head + token * p.dq_token + group * (C::kDim / 2), p.dq_token,
+                      info.end - token);
     } else {
       const uint32_t sums = shared + C::kDq + (4 * group + warp) * (C::kDqValues * 128);
-      barrier_wait(barriers.sums_empty(group), (of_step & 1) ^ 1);
+      barrier_wait(barriers.sums_empty(group), ((C::kLone ? staged++ : of_step) & 1) ^ 1);
 #pragma unroll
       for (int i = 0; i < C::kDqValues / 4; ++i)
         store_shared4(sums + i * 512 + lane * 16, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
@@ -129,7 +135,9 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     const uint32_t stage = step % C::kStages, do_stage = step % C::kDoStages, do_at = shared + C::kDo + do_stage * C::kQBytes;
     const uint32_t buffer = step & 1, old_round = fresh ? round - 1 : round;
     const bool first = fresh;
-    [[maybe_unused]] const int block = C::kOnChip ? uniform(step_info(step).block) : 0;
+    // Of blocks only low ones matter.
+    [[maybe_unused]] const int here =
+        C::kOnChip || C::kLone ? uniform(step_info(step).head << 16 | min(step_info(step).block, 0xffff)) : 0;
     fresh = false;
     float dp[C::kRows / 2], dq[C::kDqValues];
     uint32_t packed[C::kRows / 4], ds[C::kRows / 4];
@@ -258,7 +266,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
       if (first) arrive(barriers.k_empty(old_round & 1));
       leave_dq(dq, step - 1, old_round);
     }
-    if constexpr (C::kOnChip) dq_block = block;
+    if constexpr (C::kOnChip || C::kLone) dq_here = here;
     ++step;
   };
 

@@ -17,8 +17,11 @@ enum class Sums {
   kOnChip,     // one block takes all key tiles of a sequence and head one after the other; sums wait in shared memory
 };
 
-template <class T_, int kDim_, bool kCausal_, bool kDropout_, Sums kSums_>
+/// kLone: causal blocks of query rows that meet a single key tile get their dQ without sums, which pays where they are not few.
+template <class T_, int kDim_, bool kCausal_, bool kDropout_, Sums kSums_, bool kLone_ = false>
 struct Config {
+  static constexpr bool kLone = kLone_;
+  static_assert(!kLone_ || (kCausal_ && kSums_ != Sums::kOnChip));
   static constexpr Sums kSums = kSums_;
   static constexpr bool kOnChip = kSums == Sums::kOnChip;
   static constexpr bool kWide = kDim_ == 128;
@@ -72,6 +75,11 @@ struct Parameters {
 struct alignas(16) ItemInfo {
   int32_t first, begin, end, padded, head, first_block, blocks, sequence, down, rotation, unused[2];
 };
+
+template <class C>
+__device__ inline bool lone(const ItemInfo& info, int block) {
+  return C::kLone && info.first == info.begin && block < C::kKeys / C::kRows;
+}
 
 /// What it tells the consumers with a stage of Q.
 struct alignas(16) StepInfo {

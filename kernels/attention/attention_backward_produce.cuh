@@ -120,7 +120,7 @@ __device__ inline void produce_sums(const Parameters& p, uint32_t shared, const 
   using namespace hopper;
   constexpr int kPart = C::kRows * C::kDim / 2;  // of a warpgroup
   constexpr int32_t kClaimed = 1, kStored = 2;   // in any order
-  uint32_t step = 0;
+  uint32_t step = 0;  // that leaves sums
 #pragma unroll 1
   for (uint32_t round = 0;; ++round) {
     barrier_wait(barriers.info_full(round % C::kInfoSlots), (round / C::kInfoSlots) & 1);
@@ -128,14 +128,20 @@ __device__ inline void produce_sums(const Parameters& p, uint32_t shared, const 
     if (info.head < 0) break;
     const int padded = info.padded / C::kRows, blocks = static_cast<int>(p.padded_rows / C::kRows);
     Walk walk = Walk::of(info, p.group);
+    if (lone<C>(info, 0)) {
+      // Blocks 0 and 1: the first two on the way up, the last two on the way down.
+      walk.left -= min(info.blocks, C::kKeys / C::kRows) * p.group;
+      if (!info.down) walk.block += C::kKeys / C::kRows;
+    }
 #pragma unroll 1
-    for (; walk.left > 0; walk.next(p.group), ++step) {
+    for (; walk.left > 0; walk.next(p.group)) {
       if (walk.block * C::kRows >= info.end - info.begin) {
         // Rows beyond the sequence, of the second of two steps at least.
         for (uint32_t g = 0; g < 2; ++g) {
           barrier_wait(barriers.sums_full(g), step & 1);
           barrier_arrive(barriers.sums_empty(g));
         }
+        ++step;
         continue;
       }
       const int at = walk.head * blocks + padded + walk.block;
@@ -174,6 +180,7 @@ __device__ inline void produce_sums(const Parameters& p, uint32_t shared, const 
         __threadfence();
         atomicAdd(turn, 1);
       }
+      ++step;
     }
   }
   // Shared memory stays until what was asked for has left it.

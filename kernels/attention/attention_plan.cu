@@ -55,8 +55,10 @@ AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bo
       plan.forward.push_back({first, begin, end, padded, static_cast<int32_t>(i), 0, 0, 0});
     whole.push_back({begin, begin, end, padded, static_cast<int32_t>(i), 0, 0, 0});
     const int32_t blocks = static_cast<int32_t>(ceil_div(end - begin, 128) * 2);
-    for (int32_t b = 0; b < blocks; ++b)
-      plan.blocks.push_back({begin + 64 * b, std::clamp(end - begin - 64 * b, 0, 64)});
+    for (int32_t b = 0; b < blocks; ++b) {
+      plan.blocks.push_back({begin + 64 * b, std::clamp(end - begin - 64 * b, 0, 64), causal ? b / 2 + 1 : blocks / 2});
+      plan.lone_blocks += plan.blocks.back().tiles == 1;
+    }
     padded += 64 * blocks;
   }
   // Key blocks under the mask of a forward tile.
