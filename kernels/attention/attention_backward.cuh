@@ -2,11 +2,12 @@
 // The backward kernel. A block keeps 128 keys and values; query rows and output gradients of every query head that reads them stream
 // by, kRows at a time, so that dK and dV of a key head are finished in registers. Each of the two consumer warpgroups
 // owns 64 keys and computes the transposed scores, so that P^T and dS^T leave the softmax in the layout of a register operand.
-// dS also goes through shared memory for dQ = dS K, of which each warpgroup computes one 64 x 64 part: the sums over key tiles are described
+// dS also goes through shared memory for dQ = dS K, of which each warpgroup computes one 64 x d / 2 part: the sums over key tiles are described
 // at Sums, those in global memory lie in the order of the fragments.
 //
-// In flight at the same time: the next block's scores, dK and dQ of this one, while the exponentials of the next run; and over the end of a
-// key tile the first scores of the next one.
+// In flight at the same time: the next scores, dK and dQ of the step before, while the exponentials of the next step run; some of dV, while dS is
+// formed. dQ comes a step late, so that neither warpgroup waits for the other's half of dS, and the two may drift apart until one's products run
+// beside the other's arithmetic.
 
 #include "kernels/attention/attention_backward_produce.cuh"
 #include "kernels/attention/attention_backward_sums.cuh"
@@ -35,8 +36,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     if (lane == 0) barrier_arrive(barrier);
   };
   const int warp_key = 64 * group + 16 * warp;
-  // Where this lane puts rows of dS, [kRows / 64 columns][keys][64 query rows] swizzled: key lane % 16 of its warp's, query chunk lane / 16;
-  // the chunk 2 i further is 32 i away by exclusive or.
+  // Where this lane puts rows of dS, [keys][64 query rows] swizzled: key lane % 16 of its warp's, query chunk lane / 16; the chunk 2 i further is
+  // 32 i away by exclusive or.
   const uint32_t ds_key = warp_key + lane % 16;
   const uint32_t ds_store = shared + C::kDs + ds_key * 128 + (((lane / 16) ^ (ds_key % 8)) * 16);
   const auto k_of = [&](uint32_t round) { return shared + C::kK + (round & 1) * C::kKBytes; };
@@ -87,59 +88,112 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     pin(s);
   };
 
+  // dQ of a step of the key tile of a round, on its way.
+  [[maybe_unused]] int dq_here = 0;      // head << 16 | block of one that does not go to the sums in global memory
+  [[maybe_unused]] uint32_t staged = 0;  // blocks that went there
+  const auto dq_product = [&](float (&dq)[C::kDqValues], uint32_t of_step, uint32_t of_round) {
+    const uint32_t buffer = of_step & 1;
+    barrier_wait(barriers.ds_full(buffer), (of_step >> 1) & 1);
+    mma_fence();
+    query_gradient<C>(dq, shared + C::kDs + buffer * C::kSBytes, k_of(of_round) + group * (C::kDim == 128 ? C::kKeys * 128 : 64));
+    mma_commit();
+  };
+  const auto leave_dq = [&](float (&dq)[C::kDqValues], [[maybe_unused]] uint32_t of_step, uint32_t of_round) {
+    if constexpr (C::kOnChip) {
+      const uint32_t sums = shared + C::kDq + (8 * (dq_here & 0xffff) + 4 * group + warp) * kWarpSums;
+      const ItemInfo& info = tile_info(of_round);
+      const int first_row = (dq_here & 0xffff) * C::kRows, row = first_row + 16 * warp, token = info.begin + row;
+      if (uniform(info.first > info.begin)) add_kept_sums(sums, dq);
+      // The last key tile under the mask of these rows.
+      if (uniform(info.first + C::kKeys >= (C::kCausal ? min(info.end, info.begin + first_row + C::kRows) : info.end))) {
+        store_fragments(dq, p.scale, static_cast<T*>(p.dq) + info.head * p.dq_head + token * p.dq_token + group * (C::kDim / 2), p.dq_token,
+                        info.end - token);
+      } else {
+        keep_sums(sums, dq);
+      }
+    } else if (C::kLone && uniform(lone<C>(tile_info(of_round), (dq_here & 0xffff)))) {
+      const ItemInfo& info = tile_info(of_round);
+      const int token = info.begin + (dq_here & 0xffff) * C::kRows + 16 * warp;
+      store_fragments(dq, p.scale, static_cast<T*>(p.dq) + (dq_here >> 16) * p.dq_head + token * p.dq_token + group * (C::kDim / 2), p.dq_token,
+                      info.end - token);
+    } else {
+      const uint32_t sums = shared + C::kDq + (4 * group + warp) * (C::kDqValues * 128);
+      barrier_wait(barriers.sums_empty(group), ((C::kLone ? staged++ : of_step) & 1) ^ 1);
+#pragma unroll
+      for (int i = 0; i < C::kDqValues / 4; ++i)
+        store_shared4(sums + i * 512 + lane * 16, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+      proxy_fence();
+      __syncwarp();
+      arrive(barriers.sums_full(group));
+    }
+  };
+
   // `fresh`: the first step of a key tile, whose predecessor's dK and dV are still in registers.
   bool fresh = true, more = true;
   // One query block, from its probabilities in s; leaves those of the next step there, be it of the next key tile.
   const auto advance = [&](bool last) {
     const uint32_t stage = step % C::kStages, do_stage = step % C::kDoStages, do_at = shared + C::kDo + do_stage * C::kQBytes;
-    const uint32_t ds_offset = (step % C::kSStages) * C::kSBytes, this_round = round;
-    const bool accumulate = !fresh;
-    float dp[C::kRows / 2], dq[32];
+    const uint32_t buffer = step & 1, old_round = fresh ? round - 1 : round;
+    const bool first = fresh;
+    // Of blocks only low ones matter.
+    [[maybe_unused]] const int here =
+        C::kOnChip || C::kLone ? uniform(step_info(step).head << 16 | min(step_info(step).block, 0xffff)) : 0;
+    fresh = false;
+    float dp[C::kRows / 2], dq[C::kDqValues];
     uint32_t packed[C::kRows / 4], ds[C::kRows / 4];
+    if (!C::kKeysFirst && first && round > 0) {
+      // Nothing is in flight here: the assembler serialises all products if accumulators are read in a branch while some are.
+      mma_wait<0>();
+      pin(dk);
+      pin(dv);
+      store_gradients<C>(p, tile_info(old_round), warp_key, dk, dv);
+    }
     barrier_wait(barriers.v_full(), round & 1);
     barrier_wait(barriers.do_full(do_stage), (step / C::kDoStages) & 1);
     mma_fence();
     transposed_product<C>(dp, shared + C::kV + group * (64 * 128), do_at);
     mma_commit();
-    if (fresh && round > 0) store_gradients<C>(p, tile_info(round - 1), warp_key, dk, dv);
-    fresh = false;
-    // Sixteen query rows of P at a time become an operand of dV = P^T dO.
-    [[maybe_unused]] uint32_t draw_column = 0, draw_row = 0;
-    if constexpr (C::kDropout) {
-      draw_column = tile_info(round).first - tile_info(round).begin + warp_key + lane / 4;
-      draw_row = step_info(step).block * C::kRows + 2 * (lane % 4);
+    if constexpr (!C::kKeysFirst) {
+      mma_wait<1>();
+      pin(dk);
+      if (step > 0) arrive(barriers.q_empty((step - 1) % C::kStages));
+    } else {
+      if (first && round > 0) store_gradients<C>(p, tile_info(old_round), warp_key, dk, dv);
     }
-    const auto pack_rows = [&](int i, uint32_t even, uint32_t odd) {
+
+    // P, an operand of dV = P^T dO. Draws of query rows 16 i + 2 (lane % 4) and the one behind.
+    [[maybe_unused]] uint32_t even[C::kRows / 16], odd[C::kRows / 16];
+    if constexpr (C::kDropout) {
+      const uint32_t column = tile_info(round).first - tile_info(round).begin + warp_key + lane / 4;
+      const uint32_t row = step_info(step).block * C::kRows + 2 * (lane % 4);
+#pragma unroll
+      for (int i = 0; i < C::kRows / 16; ++i) {
+        even[i] = draws.kept(row + 16 * i, column, p.keep_bias);
+        odd[i] = draws.kept(row + 16 * i + 1, column, p.keep_bias);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < C::kRows / 16; ++i) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) packed[4 * i + e] = pack2<T>(s[8 * i + 2 * e], s[8 * i + 2 * e + 1]);
       if constexpr (C::kDropout) {
         // Transposed: bit 3 of the key selects by two bytes, that of the query row by one.
-        packed[4 * i] &= half_masks<0>(even, odd);
-        packed[4 * i + 1] &= half_masks<2>(even, odd);
-        packed[4 * i + 2] &= half_masks<1>(even, odd);
-        packed[4 * i + 3] &= half_masks<3>(even, odd);
+        packed[4 * i] &= half_masks<0>(even[i], odd[i]);
+        packed[4 * i + 1] &= half_masks<2>(even[i], odd[i]);
+        packed[4 * i + 2] &= half_masks<1>(even[i], odd[i]);
+        packed[4 * i + 3] &= half_masks<3>(even[i], odd[i]);
       }
-    };
-    if constexpr (C::kValuesFirst) {
-#pragma unroll
-      for (int i = 0; i < C::kRows / 16; ++i) pack_rows(i, 0, 0);
-      mma_fence();
-      add_product<C>(dv, packed, do_at, accumulate);
-      mma_commit();
     }
-    mma_wait<0>();
+    mma_fence();
+    add_product<C, C::kValuesHeld>(dv, packed, do_at, !first, [] { mma_commit(); });
+    mma_commit();
+    mma_wait<1>();
     pin(dp);
     if (last) arrive(barriers.v_empty());
+
     const uint32_t delta_at = shared + C::kDelta + do_stage * C::kStatBytes + 8 * (lane % 4);
 #pragma unroll
     for (int i = 0; i < C::kRows / 16; ++i) {
-      [[maybe_unused]] uint32_t even = 0, odd = 0;
-      if constexpr (C::kDropout) {
-        // Not earlier: registers.
-        asm volatile("" : "+r"(draw_row));
-        even = draws.kept(draw_row + 16 * i, draw_column, p.keep_bias);
-        odd = draws.kept(draw_row + 16 * i + 1, draw_column, p.keep_bias);
-      }
 #pragma unroll
       for (int j = 2 * i; j < 2 * i + 2; ++j) {
         const float2 delta = load_shared_float2(delta_at + 32 * j);
@@ -147,32 +201,19 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
         for (int e = 0; e < 4; ++e) {
           float x = dp[4 * j + e];
           if constexpr (C::kDropout) {
-            const uint32_t kept = e % 2 ? odd : even;
+            const uint32_t kept = e % 2 ? odd[i] : even[i];
             const uint32_t mask = j % 2 == 0 ? (e < 2 ? word_mask<0>(kept) : word_mask<2>(kept))
                                              : (e < 2 ? word_mask<1>(kept) : word_mask<3>(kept));
-            x = __uint_as_float(__float_as_uint(x) & mask) * p.keep_scale;
+            x = __uint_as_float(__float_as_uint(x) & mask);
           }
           dp[4 * j + e] = s[4 * j + e] * (x - (e % 2 ? delta.y : delta.x));
         }
       }
 #pragma unroll
       for (int e = 0; e < 4; ++e) ds[4 * i + e] = pack2<T>(dp[8 * i + 2 * e], dp[8 * i + 2 * e + 1]);
-      if constexpr (!C::kValuesFirst) pack_rows(i, even, odd);
     }
-    // One buffer: the other warpgroup's dQ of the step before must have read it.
-    if constexpr (C::kSStages == 1) barrier_wait(barriers.ds_empty(), (step & 1) ^ 1);
-#pragma unroll
-    for (int i = 0; i < C::kRows / 16; ++i)
-      store_matrices(((ds_store + ds_offset) ^ (32 * (i % 4))) + (i / 4) * (C::kKeys * 128), ds[4 * i], ds[4 * i + 1], ds[4 * i + 2],
-                     ds[4 * i + 3]);
-    proxy_fence();
-    if constexpr (!C::kValuesFirst) {
-      mma_fence();
-      add_product<C>(dv, packed, do_at, accumulate);
-      mma_commit();
-    }
-    // The next block's scores go first, then dK; dQ waits for the other warpgroup's half of dS.
-    // When there is no next one the product is of no use, but all steps are the same code.
+
+    // When there is no next block the scores are of no use, but all steps are the same code.
     const uint32_t next = more ? step + 1 : step;
     if (last && more) {
       ++round;
@@ -182,50 +223,50 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     wait_for_q(next);
     if (last || p.group > 1) draw(next);
     scores(next, k_of(round));
-    mma_fence();
-    add_product<C>(dk, ds, shared + C::kQ + stage * C::kQBytes, accumulate);
-    mma_commit();
-    // dV is done: its operand's registers make room for dQ.
-    mma_wait<2>();
-    arrive(barriers.do_empty(step % C::kDoStages));
-    named_sync(1, 256);
-    [[maybe_unused]] const int block = C::kOnChip ? uniform(step_info(step).block) : 0;
-    const uint32_t sums = shared + C::kDq + (C::kOnChip ? (8 * block + 4 * group + warp) * kWarpSums : (4 * group + warp) * 4096);
-    mma_fence();
-    query_gradient<C>(dq, shared + C::kDs + ds_offset + (C::kDim == 128 ? 0 : group * (C::kKeys * 128)),
-                      k_of(this_round) + (C::kDim == 128 ? group * (C::kKeys * 128) : 0));
-    mma_commit();
+    // Both warpgroups' dQ of two steps before must have read this buffer.
+    barrier_wait(barriers.ds_empty(buffer), ((step >> 1) & 1) ^ 1);
+#pragma unroll
+    for (int i = 0; i < C::kRows / 16; ++i)
+      store_matrices((ds_store + buffer * C::kSBytes) ^ (32 * i), ds[4 * i], ds[4 * i + 1], ds[4 * i + 2], ds[4 * i + 3]);
+    proxy_fence();
+    __syncwarp();
+    arrive(barriers.ds_full(buffer));
+    const auto key_product = [&] {
+      mma_fence();
+      add_product<C>(dk, ds, shared + C::kQ + stage * C::kQBytes, !first);
+      mma_commit();
+    };
+    if constexpr (C::kKeysFirst) {
+      key_product();
+      // dV is done: its operand's registers make room for dQ.
+      mma_wait<2>();
+      arrive(barriers.do_empty(do_stage));
+      dq_product(dq, step - 1, old_round);
+    } else {
+      mma_wait<1>();
+      arrive(barriers.do_empty(do_stage));
+      dq_product(dq, step - 1, old_round);
+      key_product();
+    }
     mma_wait<2>();
     pin(s);
     probabilities(next);
     // A branch: the assembler would otherwise move exponentials behind the wait that follows.
     wait_for_q(next);
     mma_wait<1>();
-    pin(dk);
-    arrive(barriers.q_empty(stage));
-    mma_wait<0>();
+    if constexpr (C::kKeysFirst) {
+      pin(dk);
+      arrive(barriers.q_empty(stage));
+      mma_wait<0>();
+    }
     pin(dv);
     pin(dq);
-    if constexpr (C::kSStages == 1) arrive(barriers.ds_empty());
-    if (last) arrive(barriers.k_empty(this_round & 1));
-    if constexpr (C::kOnChip) {
-      const ItemInfo& info = tile_info(this_round);
-      const int row = block * C::kRows + warp_key, token = info.begin + row;
-      if (uniform(info.first > info.begin)) add_kept_sums(sums, dq);
-      // The last key tile under the mask of these rows.
-      if (uniform(info.first + C::kKeys >= info.end || (C::kCausal && info.first - info.begin == block * C::kRows))) {
-        store_fragments(dq, p.scale, static_cast<T*>(p.dq) + info.head * p.dq_head + token * p.dq_token, p.dq_token, info.end - token);
-      } else {
-        keep_sums(sums, dq);
-      }
-    } else {
-      barrier_wait(barriers.sums_empty(group), (step & 1) ^ 1);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) store_shared4(sums + i * 512 + lane * 16, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
-      proxy_fence();
-      __syncwarp();
-      arrive(barriers.sums_full(group));
+    if (step > 0) {
+      arrive(barriers.ds_empty(buffer ^ 1));
+      if (first) arrive(barriers.k_empty(old_round & 1));
+      leave_dq(dq, step - 1, old_round);
     }
+    if constexpr (C::kOnChip || C::kLone) dq_here = here;
     ++step;
   };
 
@@ -245,6 +286,12 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     }
     advance(last);
   }
+  float dq[C::kDqValues];
+  dq_product(dq, step - 1, round);
+  mma_wait<0>();
+  pin(dk);
+  pin(dq);
+  leave_dq(dq, step - 1, round);
   store_gradients<C>(p, tile_info(round), warp_key, dk, dv);
 }
 

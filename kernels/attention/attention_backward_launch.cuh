@@ -22,9 +22,13 @@ cudaError_t launch(const AttentionBackward& a, cudaStream_t stream) {
   const int64_t padded = a.block_count * 64;
   auto* lse2 = static_cast<float*>(a.workspace);
   float *delta = lse2 + s.q_heads * padded, *dq_sums = C::kOnChip ? nullptr : delta + s.q_heads * padded;
-  auto* turns = C::kSums == Sums::kKeyOrder ? reinterpret_cast<int32_t*>(dq_sums + s.q_heads * padded * s.d) : nullptr;
+  auto* turns = C::kOnChip ? nullptr : reinterpret_cast<int32_t*>(dq_sums + s.q_heads * padded * s.d);
+  // Heads that share keys are met by key tiles in turn, so that one tile can store what the others then add to. Tiles of a head of its own meet its
+  // rows all at once: waiting for the first costs more than zeros.
+  const bool zeroed = C::kSums == Sums::kAnyOrder && s.q_heads == s.kv_heads;
+  const float keep_scale = 128.0f / static_cast<float>(128 - a.dropout.threshold);
   const SideArguments side{a.o.data, a.d_o.data, a.d_q.data, a.o.strides, a.d_o.strides, a.d_q.strides, a.lse, a.blocks,
-                           a.block_count, padded, s.tokens, s.q_heads, s.scale, lse2, delta, turns, dq_sums};
+                           a.block_count, padded, s.tokens, s.q_heads, s.scale * keep_scale, 1 / keep_scale, lse2, delta, turns, dq_sums, zeroed, C::kLone};
   if (const cudaError_t status = prepare(side, s.d, s.element, stream); status != cudaSuccess) return status;
 
   const int processors = multiprocessors();
@@ -34,6 +38,7 @@ cudaError_t launch(const AttentionBackward& a, cudaStream_t stream) {
   p.delta = delta;
   p.dq_sums = dq_sums;
   p.turns = turns;
+  p.zeroed = zeroed;
   p.dq = a.d_q.data;
   p.dq_token = a.d_q.strides.token;
   p.dq_head = a.d_q.strides.head;
@@ -45,13 +50,13 @@ cudaError_t launch(const AttentionBackward& a, cudaStream_t stream) {
   p.dv_head = a.d_v.strides.head;
   p.padded_rows = padded;
   p.group = s.q_heads / s.kv_heads;
-  p.scale = s.scale;
+  p.scale = s.scale * keep_scale;
   p.scale_log2 = s.scale * kLog2E;
   p.sample_ids = a.dropout.sample_ids;
   p.t0 = a.dropout.t0;
   p.t1 = a.dropout.t1;
   p.keep_bias = (128 - a.dropout.threshold) * 0x01010101u;
-  p.keep_scale = 128.0f / static_cast<float>(128 - a.dropout.threshold);
+  p.keep_scale = keep_scale;
   static const cudaError_t allowed = allow_shared_memory(kernel<C>, C::kBytes);
   if (allowed != cudaSuccess) return allowed;
   const int grid = static_cast<int>(std::min<int64_t>(processors, p.queue.items()));
@@ -60,12 +65,18 @@ cudaError_t launch(const AttentionBackward& a, cudaStream_t stream) {
   return C::kOnChip ? cudaSuccess : convert(side, s.d, s.element, stream);
 }
 
+/// One block of query rows in so many that meets a single key tile makes it worth while to treat them otherwise.
+constexpr int64_t kBlocksALone = 8;
+
 /// The configuration of a head size and element type that the arguments ask for.
 template <class T, int kDim>
 cudaError_t pick(const AttentionBackward& a, cudaStream_t stream) {
   const auto by_sums = [&]<bool kCausal, bool kDropout>(std::bool_constant<kCausal>, std::bool_constant<kDropout>) {
     if constexpr (kDim == 64)
       if (keeps_sums_on_chip(a)) return launch<Config<T, kDim, kCausal, kDropout, Sums::kOnChip>>(a, stream);
+    if constexpr (kCausal)
+      if (!a.deterministic && a.lone_blocks * kBlocksALone >= a.block_count)
+        return launch<Config<T, kDim, kCausal, kDropout, Sums::kAnyOrder, true>>(a, stream);
     return a.deterministic ? launch<Config<T, kDim, kCausal, kDropout, Sums::kKeyOrder>>(a, stream)
                            : launch<Config<T, kDim, kCausal, kDropout, Sums::kAnyOrder>>(a, stream);
   };

@@ -17,46 +17,55 @@ enum class Sums {
   kOnChip,     // one block takes all key tiles of a sequence and head one after the other; sums wait in shared memory
 };
 
-template <class T_, int kDim_, bool kCausal_, bool kDropout_, Sums kSums_>
+/// kLone: causal blocks of query rows that meet a single key tile get their dQ without sums, which pays where they are not few.
+template <class T_, int kDim_, bool kCausal_, bool kDropout_, Sums kSums_, bool kLone_ = false>
 struct Config {
+  static constexpr bool kLone = kLone_;
+  static_assert(!kLone_ || (kCausal_ && kSums_ != Sums::kOnChip));
   static constexpr Sums kSums = kSums_;
   static constexpr bool kOnChip = kSums == Sums::kOnChip;
-  // Heads of 128 leave room for 64 query rows at a time and two buffers of dS, and registers for all of P before dV = P^T dO starts.
-  static constexpr bool kWide = kDim_ == 128, kValuesFirst = kWide && !kDropout_;
+  static constexpr bool kWide = kDim_ == 128;
   static_assert(!(kOnChip && kWide), "sums on chip are for heads of 64");
   using T = T_;
   static constexpr int kDim = kDim_;
   static constexpr bool kCausal = kCausal_, kDropout = kDropout_;
-  static constexpr int kKeys = kAttentionBackwardKeys, kRows = kWide ? 64 : 128;
-  static constexpr int kStages = 2, kDoStages = kOnChip ? 1 : 2, kSStages = kWide ? 2 : 1, kThreads = 384;
+  static constexpr int kKeys = kAttentionBackwardKeys, kRows = 64;
+  static constexpr int kStages = kWide ? 2 : 3, kDoStages = kStages, kThreads = 384;
+  // Of the four parts of dV, those that may be in flight while dS is formed: as many as registers allow.
+  static constexpr int kValuesHeld = kWide ? 1 : 4;
+  // dK before the late dQ: with two stages of Q, the next but one must be asked for early. Else dQ first, and dK into the next step.
+  static constexpr bool kKeysFirst = kStages == 2;
+  // Values of a 64 x d / 2 part of dQ that a thread holds.
+  static constexpr int kDqValues = kDim / 4;
   // More than slots of keys: a tile's dK and dV leave while the next one is under way. By the time a slot is written again all have moved on.
   static constexpr int kInfoSlots = 4;
   // So many steps before the end of its work a block asks for more.
   static constexpr int kEnding = 4;
   static constexpr uint32_t kKBytes = kKeys * kDim * 2, kQBytes = kRows * kDim * 2, kSBytes = kKeys * kRows * 2,
                             kStatBytes = kRows * 4;
-  // On the way out 16 KB of each warpgroup; on chip 24 bits a value of all rows.
-  static constexpr uint32_t kSumBytes = kOnChip ? kAttentionWholeSequence * kDim * 3 : 2 * 16384;
+  // On the way out half of each warpgroup; on chip 24 bits a value of all rows.
+  static constexpr uint32_t kSumBytes = kOnChip ? kAttentionWholeSequence * kDim * 3 : kRows * kDim * 4;
   // Shared memory, in bytes from a multiple of 1,024. Keys have two slots: those of the next tile arrive early.
   static constexpr uint32_t kK = 0, kV = 2 * kKBytes, kQ = kV + kKBytes, kDo = kQ + kStages * kQBytes,
-                            kDs = kDo + kDoStages * kQBytes, kDq = kDs + kSStages * kSBytes, kLse = kDq + kSumBytes,
+                            kDs = kDo + kDoStages * kQBytes, kDq = kDs + 2 * kSBytes, kLse = kDq + kSumBytes,
                             kDelta = kLse + kStages * kStatBytes, kBarriers = kDelta + kDoStages * kStatBytes,
-                            kInfos = kBarriers + (12 + 2 * (kStages + kDoStages) + kInfoSlots) * 8, kSteps = kInfos + kInfoSlots * 48,
+                            kInfos = kBarriers + (16 + 2 * (kStages + kDoStages) + kInfoSlots) * 8, kSteps = kInfos + kInfoSlots * 48,
                             kBytes = kSteps + kStages * 16;
-  static_assert(kBytes <= 227 * 1024);
+  static_assert(kInfos % 16 == 0 && kBytes <= 227 * 1024);
 };
 
 struct Parameters {
   CUtensorMap q, k, v, d_o;
   SectionQueue queue;  // heads: of keys
   const float* lse2;   // [q_heads][padded rows], times log2 e; infinite beyond a sequence
-  const float* delta;  // the same; zero beyond
-  float* dq_sums;      // [q_heads][padded blocks of 64][d / 64][64 x 64 in fragment order]; not on chip
-  int32_t* turns;      // in key order: [q_heads][padded blocks of kRows], key tiles that have added
+  const float* delta;  // the same, divided by keep_scale; zero beyond
+  float* dq_sums;      // [q_heads][padded blocks of 64][2][64 x d / 2 in fragment order]; not on chip
+  int32_t* turns;      // [q_heads][padded blocks of kRows]; not on chip. Zero: no sums yet
+  bool zeroed;         // the sums: in any order all key tiles may add
   void *dq, *dk, *dv;  // dq: on chip
   int64_t dq_token, dq_head, dk_token, dk_head, dv_token, dv_head, padded_rows;
   int group;
-  float scale, scale_log2;
+  float scale, scale_log2;  // of dq and dk: with keep_scale, which dS leaves out; of the scores, times log2 e
   const int64_t* sample_ids;
   uint32_t t0, t1, keep_bias;
   float keep_scale;
@@ -66,6 +75,11 @@ struct Parameters {
 struct alignas(16) ItemInfo {
   int32_t first, begin, end, padded, head, first_block, blocks, sequence, down, rotation, unused[2];
 };
+
+template <class C>
+__device__ inline bool lone(const ItemInfo& info, int block) {
+  return C::kLone && info.first == info.begin && block < C::kKeys / C::kRows;
+}
 
 /// What it tells the consumers with a stage of Q.
 struct alignas(16) StepInfo {
@@ -100,29 +114,32 @@ struct Barriers {
   __device__ uint32_t k_empty(uint32_t s) const { return base + 8 * (2 + s); }
   __device__ uint32_t v_full() const { return base + 8 * 4; }
   __device__ uint32_t v_empty() const { return base + 8 * 5; }
-  __device__ uint32_t ds_empty() const { return base + 8 * 6; }
+  // Both warpgroups' halves of dS; their products with it.
+  __device__ uint32_t ds_full(uint32_t s) const { return base + 8 * (6 + s); }
+  __device__ uint32_t ds_empty(uint32_t s) const { return base + 8 * (8 + s); }
   // This tile's last steps have begun.
-  __device__ uint32_t ending() const { return base + 8 * 7; }
+  __device__ uint32_t ending() const { return base + 8 * 10; }
   // A warpgroup's part of dQ on the way out.
-  __device__ uint32_t sums_full(uint32_t group) const { return base + 8 * (8 + group); }
-  __device__ uint32_t sums_empty(uint32_t group) const { return base + 8 * (10 + group); }
-  __device__ uint32_t q_full(uint32_t s) const { return base + 8 * (12 + s); }
-  __device__ uint32_t q_empty(uint32_t s) const { return base + 8 * (12 + C::kStages + s); }
-  __device__ uint32_t do_full(uint32_t s) const { return base + 8 * (12 + 2 * C::kStages + s); }
-  __device__ uint32_t do_empty(uint32_t s) const { return base + 8 * (12 + 2 * C::kStages + C::kDoStages + s); }
-  __device__ uint32_t info_full(uint32_t s) const { return base + 8 * (12 + 2 * C::kStages + 2 * C::kDoStages + s); }
+  __device__ uint32_t sums_full(uint32_t group) const { return base + 8 * (11 + group); }
+  __device__ uint32_t sums_empty(uint32_t group) const { return base + 8 * (13 + group); }
+  __device__ uint32_t q_full(uint32_t s) const { return base + 8 * (15 + s); }
+  __device__ uint32_t q_empty(uint32_t s) const { return base + 8 * (15 + C::kStages + s); }
+  __device__ uint32_t do_full(uint32_t s) const { return base + 8 * (15 + 2 * C::kStages + s); }
+  __device__ uint32_t do_empty(uint32_t s) const { return base + 8 * (15 + 2 * C::kStages + C::kDoStages + s); }
+  __device__ uint32_t info_full(uint32_t s) const { return base + 8 * (15 + 2 * C::kStages + 2 * C::kDoStages + s); }
 
   __device__ void init() const {
     using hopper::barrier_init;
     for (uint32_t s = 0; s < 2; ++s) {
       barrier_init(k_full(s), 1);
       barrier_init(k_empty(s), 8);
+      barrier_init(ds_full(s), 8);
+      barrier_init(ds_empty(s), 8);
       barrier_init(sums_full(s), 4);
       barrier_init(sums_empty(s), 1);
     }
     barrier_init(v_full(), 1);
     barrier_init(v_empty(), 8);
-    barrier_init(ds_empty(), 8);
     barrier_init(ending(), 1);
     for (uint32_t s = 0; s < C::kStages; ++s) {
       barrier_init(q_full(s), 1);
@@ -143,15 +160,21 @@ __device__ inline void transposed_product(float (&s)[C::kRows / 2], uint32_t key
   hopper::product_of_rows<typename C::T, C::kDim, C::kKeys, C::kRows>(s, keys, rows);
 }
 
-/// sum (+)= x^T y with x^T in registers and y the kRows rows at an address.
-template <class C>
-__device__ inline void add_product(float (&sum)[C::kDim / 2], const uint32_t (&x)[C::kRows / 4], uint32_t y, bool accumulate) {
-  hopper::product_with_rows<typename C::T, C::kRows>(sum, x, y, accumulate);
+/// sum (+)= x^T y with x^T in registers and y the kRows rows at an address; 16 rows at a time, and `before` when kHeld such are left.
+template <class C, int kHeld = 0, class F = void (*)()>
+__device__ inline void add_product(float (&sum)[C::kDim / 2], const uint32_t (&x)[C::kRows / 4], uint32_t y, bool accumulate, F before = [] {}) {
+  using namespace hopper;
+  const Operand b = operand(y, C::kRows * 128);
+#pragma unroll
+  for (int i = 0; i < C::kRows / 16; ++i) {
+    if (kHeld > 0 && i > 0 && i == C::kRows / 16 - kHeld) before();
+    mma_rs<typename C::T, Major::kMN>(sum, x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3], b.at(i * 2048), i != 0 || accumulate);
+  }
 }
 
-/// dq = 64 rows of dS times 64 columns of K; both lie with the summed dimension (keys) as rows.
+/// dq = 64 rows of dS times d / 2 columns of K; both lie with the summed dimension (keys) as rows.
 template <class C>
-__device__ inline void query_gradient(float (&dq)[32], uint32_t ds, uint32_t k) {
+__device__ inline void query_gradient(float (&dq)[C::kDqValues], uint32_t ds, uint32_t k) {
   using namespace hopper;
   const Operand a = operand(ds), b = operand(k);
 #pragma unroll

@@ -13,20 +13,24 @@ __device__ inline void produce_keys(const Parameters& p, uint32_t shared, ItemIn
 #pragma unroll 1
   for (int item = static_cast<int>(blockIdx.x); item < p.queue.items();) {
     int tile_index, head;
-    const bool down = p.queue.decode<C::kOnChip>(item, tile_index, head) && C::kCausal;
+    const bool down = p.queue.decode(item, tile_index, head) && C::kCausal;
     const AttentionTile tile = p.queue.tiles[tile_index];
     const int group_rotation = (tile.first - tile.begin) / C::kKeys % p.group;
     const int last = C::kOnChip ? tile.end : tile.first + 1;
 #pragma unroll 1
     for (int first = tile.first; first < last; first += C::kKeys, ++round) {
       const uint32_t slot = round & 1, info = round % C::kInfoSlots;
+      const int first_block = C::kCausal ? (first - tile.begin) / C::kRows : 0;
+      // At least two steps: the first one ends the tile before, whose slot the last one may wait to see filled again. (Rows beyond a sequence
+      // add nothing; the layout of statistics and sums has them.)
+      const int blocks = max((tile.end - tile.begin + C::kRows - 1) / C::kRows, first_block + (p.group == 1 ? 2 : 1));
       infos[info] = {first,
                      tile.begin,
                      tile.end,
                      tile.padded,
                      head,
-                     C::kCausal ? (first - tile.begin) / C::kRows : 0,
-                     (tile.end - tile.begin + C::kRows - 1) / C::kRows,
+                     first_block,
+                     blocks,
                      tile.sequence,
                      down,
                      group_rotation,
@@ -85,15 +89,18 @@ __device__ inline void produce_rows(const Parameters& p, uint32_t shared, const 
                  begin + walk.block * C::kRows, full);
       load_bytes(shared + (kGradients ? C::kDelta : C::kLse) + stage * C::kStatBytes,
                  stat + walk.head * p.padded_rows + walk.block * C::kRows, C::kStatBytes, full);
-      // With one stage the next load begins late: let it find its rows in the L2 cache. (Heads of 64, one of a group.)
-      if constexpr (kStages == 1)
-        if (walk.left > 1) prefetch_box(map, 0, walk.head, begin + (walk.block + walk.stride) * C::kRows);
     }
   }
 }
 
+/// Of a block of query rows of a head: how many key tiles have left sums (in key order), or whether the first one has (in any order).
+__device__ inline int32_t turn_now(const int32_t* turn) {
+  int32_t seen;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(turn) : "memory");
+  return seen;
+}
 /// Inside one statement, as barrier_wait.
-__device__ inline void wait_for_turn(const int32_t* count, int32_t turn) {
+__device__ inline void wait_for_turn(const int32_t* turn, int32_t value) {
   asm volatile(
       "{\n.reg .pred p;\n.reg .s32 seen;\n"
       "AGAIN:\n"
@@ -101,49 +108,83 @@ __device__ inline void wait_for_turn(const int32_t* count, int32_t turn) {
       "setp.eq.s32 p, seen, %1;\n"
       "@p bra DONE;\n"
       "bra AGAIN;\n"
-      "DONE:\n}\n" ::"l"(count),
-      "r"(turn)
+      "DONE:\n}\n" ::"l"(turn),
+      "r"(value)
       : "memory");
 }
 
-/// Adds what the consumers leave of dQ in shared memory to the sums in global memory.
+/// Brings what the consumers leave of dQ in shared memory to the sums in global memory: the first key tile of a block of rows stores, the others
+/// add.
 template <class C>
 __device__ inline void produce_sums(const Parameters& p, uint32_t shared, const ItemInfo* infos, const Barriers<C>& barriers) {
   using namespace hopper;
-  constexpr int kPart = 4096;  // of a warpgroup
-  uint32_t step = 0;
+  constexpr int kPart = C::kRows * C::kDim / 2;  // of a warpgroup
+  constexpr int32_t kClaimed = 1, kStored = 2;   // in any order
+  uint32_t step = 0;  // that leaves sums
 #pragma unroll 1
   for (uint32_t round = 0;; ++round) {
     barrier_wait(barriers.info_full(round % C::kInfoSlots), (round / C::kInfoSlots) & 1);
     const ItemInfo& info = infos[round % C::kInfoSlots];
     if (info.head < 0) break;
-    const int padded = info.padded / C::kRows;
-    [[maybe_unused]] const int turn = (info.first - info.begin) / C::kKeys;
+    const int padded = info.padded / C::kRows, blocks = static_cast<int>(p.padded_rows / C::kRows);
     Walk walk = Walk::of(info, p.group);
+    if (lone<C>(info, 0)) {
+      // Blocks 0 and 1: the first two on the way up, the last two on the way down.
+      walk.left -= min(info.blocks, C::kKeys / C::kRows) * p.group;
+      if (!info.down) walk.block += C::kKeys / C::kRows;
+    }
 #pragma unroll 1
-    for (; walk.left > 0; walk.next(p.group), ++step) {
-      const int64_t at = walk.head * (p.padded_rows / C::kRows) + padded + walk.block;
-      // In key order a tile waits only for tiles that were handed out before it, so someone always moves on.
-      if constexpr (C::kSums == Sums::kKeyOrder) wait_for_turn(p.turns + at, turn);
+    for (; walk.left > 0; walk.next(p.group)) {
+      if (walk.block * C::kRows >= info.end - info.begin) {
+        // Rows beyond the sequence, of the second of two steps at least.
+        for (uint32_t g = 0; g < 2; ++g) {
+          barrier_wait(barriers.sums_full(g), step & 1);
+          barrier_arrive(barriers.sums_empty(g));
+        }
+        ++step;
+        continue;
+      }
+      const int at = walk.head * blocks + padded + walk.block;
+      int32_t* const turn = p.turns + at;
+      bool store = false;
+      if constexpr (C::kSums == Sums::kKeyOrder) {
+        // A tile waits only for tiles that were handed out before it, so someone always moves on.
+        const int tile = (info.first - info.begin) / C::kKeys;
+        wait_for_turn(turn, tile);
+        store = tile == 0;
+      } else if (!p.zeroed && turn_now(turn) != kStored) {
+        // Not before there is something to store: others wait for it.
+        barrier_wait(barriers.sums_full(0), step & 1);
+        barrier_wait(barriers.sums_full(1), step & 1);
+        store = atomicCAS(turn, 0, kClaimed) == 0;
+        if (!store) wait_for_turn(turn, kStored);
+      }
+      asm volatile("fence.proxy.async;" ::: "memory");
 #pragma unroll
       for (uint32_t g = 0; g < 2; ++g) {
         barrier_wait(barriers.sums_full(g), step & 1);
-        add_bytes(p.dq_sums + at * (2 * kPart) + g * kPart, shared + C::kDq + g * (kPart * 4), kPart * 4);
+        float* const to = p.dq_sums + int64_t{at} * (2 * kPart) + g * kPart;
+        if (store) {
+          store_bytes(to, shared + C::kDq + g * (kPart * 4), kPart * 4);
+        } else {
+          add_bytes(to, shared + C::kDq + g * (kPart * 4), kPart * 4);
+        }
       }
-      if constexpr (C::kSums == Sums::kKeyOrder) {
-        add_bytes_done();
+      bulk_read<1>();
+      barrier_arrive(barriers.sums_empty(0));
+      bulk_read<0>();
+      barrier_arrive(barriers.sums_empty(1));
+      if (C::kSums == Sums::kKeyOrder || store) {
+        bulk_done();
         asm volatile("fence.proxy.async;" ::: "memory");
         __threadfence();
-        atomicAdd(p.turns + at, 1);
+        atomicAdd(turn, 1);
       }
-      add_bytes_read<1>();
-      barrier_arrive(barriers.sums_empty(0));
-      add_bytes_read<0>();
-      barrier_arrive(barriers.sums_empty(1));
+      ++step;
     }
   }
   // Shared memory stays until what was asked for has left it.
-  add_bytes_done();
+  bulk_done();
 }
 
 }  // namespace trireme::kernels::backward

@@ -1,4 +1,4 @@
-// What runs before and after the backward kernel: row sums and zeroed sums of dQ; dQ from its sums.
+// What runs before and after the backward kernel: row sums, sums of dQ set to zero; dQ from its sums.
 
 #include "kernels/attention/attention_backward_side.h"
 #include "kernels/attention/attention_launch.h"
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// One 64-row block of one head: delta, lse in units of log2, zeros for dQ.
+/// One 64-row block of one head: delta, lse in units of log2.
 template <class T, int kDim>
 __global__ void __launch_bounds__(kThreads) prepare_kernel(const SideArguments a) {
   constexpr int kLanes = kDim / 8, kRowsAtOnce = kThreads / kLanes;
@@ -37,39 +37,40 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const SideArguments a
 #pragma unroll
     for (int offset = kLanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
     if (lane == 0) {
-      a.delta[stat + row] = sum;
+      a.delta[stat + row] = sum * a.delta_scale;
       a.lse2[stat + row] = row < block.count ? a.lse[head * a.tokens + block.first + row] * kLog2E : INFINITY;
     }
   }
   if (a.turns != nullptr && threadIdx.x == 0) a.turns[head * a.block_count + block_index] = 0;
-  if (a.dq_sums == nullptr) return;
-  float4* dq = reinterpret_cast<float4*>(a.dq_sums + stat * kDim);
+  if (!a.zero) return;
+  float4* const sums = reinterpret_cast<float4*>(a.dq_sums + stat * kDim);
 #pragma unroll
-  for (int i = 0; i < 64 * kDim / 4 / kThreads; ++i) dq[i * kThreads + threadIdx.x] = float4{};
+  for (int i = 0; i < 64 * kDim / 4 / kThreads; ++i) sums[i * kThreads + threadIdx.x] = float4{};
 }
 
-/// One 64 x 64 part of dQ: a thread of the summing warpgroup held column pairs 8 i + 2 (lane % 4) of rows lane / 4 and + 8 of its warp's 16.
+/// One 64 x d / 2 part of dQ: a thread of the summing warpgroup held column pairs 8 i + 2 (lane % 4) of rows lane / 4 and + 8 of its warp's 16.
 template <class T, int kDim>
 __global__ void __launch_bounds__(128) convert_kernel(const SideArguments a) {
-  constexpr int kParts = kDim / 64;
-  const int part = blockIdx.x % kParts, rest = static_cast<int>(blockIdx.x) / kParts, head = rest % a.q_heads, block_index = rest / a.q_heads;
+  constexpr int kColumns = kDim / 2, kLoads = kColumns / 8;
+  const int part = blockIdx.x % 2, rest = static_cast<int>(blockIdx.x) / 2, head = rest % a.q_heads, block_index = rest / a.q_heads;
   const AttentionBlock block = a.blocks[block_index];
-  if (block.count == 0) return;
+  if (block.count == 0 || (a.lone && block.tiles == 1)) return;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const float4* from = reinterpret_cast<const float4*>(a.dq_sums + ((head * a.padded_rows + int64_t{block_index} * 64) * kDim + part * 4096));
-  float4 x[8];
+  const float4* from =
+      reinterpret_cast<const float4*>(a.dq_sums + ((head * a.padded_rows + int64_t{block_index} * 64) * kDim + part * (64 * kColumns)));
+  float4 x[kLoads];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) x[i] = __ldcs(from + warp * 256 + i * 32 + lane);
-  float sums[32];
+  for (int i = 0; i < kLoads; ++i) x[i] = __ldcs(from + (warp * kLoads + i) * 32 + lane);
+  float sums[4 * kLoads];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i < kLoads; ++i) {
     sums[4 * i] = x[i].x;
     sums[4 * i + 1] = x[i].y;
     sums[4 * i + 2] = x[i].z;
     sums[4 * i + 3] = x[i].w;
   }
   const int64_t token = block.first + 16 * warp;
-  T* const out = static_cast<T*>(a.dq) + head * a.dq_strides.head + part * 64 + token * a.dq_strides.token;
+  T* const out = static_cast<T*>(a.dq) + head * a.dq_strides.head + part * kColumns + token * a.dq_strides.token;
   hopper::store_fragments(sums, a.scale, out, a.dq_strides.token, block.count - 16 * warp);
 }
 
@@ -80,7 +81,7 @@ cudaError_t launch(const SideArguments& a, bool before, cudaStream_t stream) {
   if (before) {
     prepare_kernel<T, kDim><<<count, kThreads, 0, stream>>>(a);
   } else {
-    convert_kernel<T, kDim><<<count * (kDim / 64), 128, 0, stream>>>(a);
+    convert_kernel<T, kDim><<<count * 2, 128, 0, stream>>>(a);
   }
   return cudaGetLastError();
 }

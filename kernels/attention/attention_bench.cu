@@ -60,7 +60,7 @@ const T* upload(bench::Memory& memory, const std::vector<T>& values) {
 }  // namespace
 
 TRIREME_BENCH(attention) {
-  if (!recorder.wants("attention forward") && !recorder.wants("attention backward")) return;
+  if (!recorder.wants("attention forward (TFLOP/s)") && !recorder.wants("attention backward (TFLOP/s)")) return;
   std::vector<Shape> shapes{{"70B 1 x 8192", rows(1, 8192), 64, 8, 128, true, 0},
                             {"70B 8 x 2048", rows(8, 2048), 64, 8, 128, true, 0},
                             {"7B 2 x 4096", rows(2, 4096), 32, 32, 128, true, 0},
@@ -102,6 +102,7 @@ TRIREME_BENCH(attention) {
     b.tile_count = static_cast<int64_t>(plan.backward.size());
     b.blocks = upload(memory, plan.blocks);
     b.block_count = static_cast<int64_t>(plan.blocks.size());
+    b.lone_blocks = plan.lone_blocks;
     b.sequences = upload(memory, plan.sequences);
     b.sequence_count = static_cast<int64_t>(plan.sequences.size());
     b.workspace = memory.raw(attention_backward_workspace(b));

@@ -5,6 +5,43 @@
 
 namespace trireme::kernels {
 
+namespace {
+
+/// Key tiles of a sequence up to which it counts as short, and tiles of such that make a list: a few times as many items as blocks.
+constexpr int kShort = 8, kListed = 32;
+
+int32_t tiles_of(const AttentionTile& sequence) { return static_cast<int32_t>(ceil_div(sequence.end - sequence.begin, kAttentionBackwardKeys)); }
+
+/// `sequences`: the longest first.
+std::vector<AttentionTile> backward_tiles(const std::vector<AttentionTile>& sequences, bool causal) {
+  std::vector<AttentionTile> tiles;
+  int64_t left = 0;  // tiles of short sequences
+  for (const AttentionTile& s : sequences)
+    if (tiles_of(s) <= kShort) left += tiles_of(s);
+  int32_t list = 0;
+  for (size_t i = 0; i < sequences.size();) {
+    const bool together = tiles_of(sequences[i]) <= kShort;
+    const size_t begin = tiles.size();
+    // What would be left for a last list of too few goes into this one.
+    do {
+      AttentionTile tile = sequences[i++];
+      if (together) left -= tiles_of(tile);
+      for (; tile.first < tile.end; tile.first += kAttentionBackwardKeys) tiles.push_back(tile);
+    } while (together && i < sequences.size() && (tiles.size() - begin < kListed || left < kListed));
+    const auto work = [&](const AttentionTile& t) { return t.end - (causal ? t.first : t.begin); };
+    if (together) std::stable_sort(tiles.begin() + static_cast<int64_t>(begin), tiles.end(), [&](const auto& a, const auto& b) { return work(a) > work(b); });
+    for (size_t t = begin; t < tiles.size(); ++t) {
+      tiles[t].list_begin = static_cast<int32_t>(begin);
+      tiles[t].list_count = static_cast<int32_t>(tiles.size() - begin);
+      tiles[t].list = together ? AttentionTile::kShortSequences : list;
+    }
+    ++list;
+  }
+  return tiles;
+}
+
+}  // namespace
+
 AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bool causal,
                              int forward_rows) {
   AttentionPlan plan;
@@ -18,22 +55,24 @@ AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bo
       plan.forward.push_back({first, begin, end, padded, static_cast<int32_t>(i), 0, 0, 0});
     whole.push_back({begin, begin, end, padded, static_cast<int32_t>(i), 0, 0, 0});
     const int32_t blocks = static_cast<int32_t>(ceil_div(end - begin, 128) * 2);
-    for (int32_t b = 0; b < blocks; ++b)
-      plan.blocks.push_back({begin + 64 * b, std::clamp(end - begin - 64 * b, 0, 64)});
+    for (int32_t b = 0; b < blocks; ++b) {
+      plan.blocks.push_back({begin + 64 * b, std::clamp(end - begin - 64 * b, 0, 64), causal ? b / 2 + 1 : blocks / 2});
+      plan.lone_blocks += plan.blocks.back().tiles == 1;
+    }
     padded += 64 * blocks;
   }
   // Key blocks under the mask of a forward tile.
   const auto work = [&](const AttentionTile& t) { return (causal ? std::min(t.end, t.first + rows) : t.end) - t.begin; };
   std::stable_sort(plan.forward.begin(), plan.forward.end(), [&](const auto& a, const auto& b) { return work(a) > work(b); });
   std::stable_sort(whole.begin(), whole.end(), [](const auto& a, const auto& b) { return a.end - a.begin > b.end - b.begin; });
-  for (size_t i = 0; i < whole.size(); ++i) {
-    AttentionTile tile = whole[i];
-    tile.rank = whole[i].rank = static_cast<int32_t>(i);
-    whole[i].list_begin = static_cast<int32_t>(i);
-    tile.list_begin = static_cast<int32_t>(plan.backward.size());
-    for (; tile.first < tile.end; tile.first += kAttentionBackwardKeys) plan.backward.push_back(tile);
+  plan.backward = backward_tiles(whole, causal);
+  if (d == 64 && !whole.empty() && whole[0].end - whole[0].begin <= kAttentionWholeSequence) {
+    for (size_t i = 0; i < whole.size(); ++i) {
+      whole[i].list_begin = whole[i].list = static_cast<int32_t>(i);
+      whole[i].list_count = 1;
+    }
+    plan.sequences = std::move(whole);
   }
-  if (d == 64 && !whole.empty() && whole[0].end - whole[0].begin <= kAttentionWholeSequence) plan.sequences = std::move(whole);
   return plan;
 }
 

@@ -119,13 +119,18 @@ __device__ inline void add_bytes(float* to, uint32_t from, uint32_t bytes) {
                "r"(from), "r"(bytes)
                : "memory");
 }
+/// The same, but stores them.
+__device__ inline void store_bytes(float* to, uint32_t from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes)
+               : "memory");
+}
 /// What this thread asked for, but for the last kPending times, has been read from shared memory.
 template <int kPending>
-__device__ inline void add_bytes_read() {
+__device__ inline void bulk_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
-/// … and has been added.
-__device__ inline void add_bytes_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+/// … and has arrived.
+__device__ inline void bulk_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 template <class T>
 __device__ inline uint32_t pack2(float low, float high) {
@@ -163,7 +168,10 @@ __device__ inline void store_fragments(const float (&x)[kCount], float scale, T*
 #pragma unroll
       for (int j = 0; j < 4; ++j) w[j] = pack2<T>(x[16 * i + 4 * j + 2 * r] * scale, x[16 * i + 4 * j + 2 * r + 1] * scale);
       const uint4 chunk = gather_chunk(w[0], w[1], w[2], w[3]);
-      if (row < count) *reinterpret_cast<uint4*>(to + 32 * i) = chunk;
+      // Not by assignment, which the compiler breaks into four where registers do not suit.
+      if (row < count)
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to + 32 * i), "r"(chunk.x), "r"(chunk.y), "r"(chunk.z), "r"(chunk.w)
+                     : "memory");
     }
   }
 }

@@ -34,10 +34,10 @@ struct TileQueue {
 #endif
 };
 
-/// The backward kernel's: key tiles lie by sequences, the longest first. Work goes by sections of as many heads of a sequence as occupy all
+/// The backward kernel's. Key tiles lie by sequences, the longest first. Work goes by sections of as many heads of a sequence as occupy all
 /// blocks. Under a causal mask every other section meets its query rows from the last one down, and the blocks that come free, tile by
 /// tile, take the next section's: all blocks then work on the same rows at the same time, those of two sections, and what they read and add
-/// to stays in the L2 cache.
+/// to stays in the L2 cache. A short sequence cannot fill the blocks: of several such all tiles lie together, those with most work first.
 struct SectionQueue {
   const AttentionTile* tiles;
   int32_t* counters;
@@ -46,17 +46,16 @@ struct SectionQueue {
   __host__ __device__ int items() const { return tile_count * heads; }
 
 #ifdef __CUDACC__
-  /// True: from the last row down. kWhole: the list has one tile a sequence.
-  template <bool kWhole>
+  /// True: from the last row down.
   __device__ bool decode(int item, int& tile, int& head) const {
     const AttentionTile in = tiles[item / heads];
-    const int count = kWhole ? 1 : (in.end - in.begin + kAttentionBackwardKeys - 1) / kAttentionBackwardKeys;
-    const int full = min(max(blocks / count, 1), heads);
+    const bool together = in.list == AttentionTile::kShortSequences;
+    const int count = in.list_count, full = together ? heads : min(max(blocks / count, 1), heads);
     const int local = item - in.list_begin * heads, section = local / (count * full), rest = local - section * count * full;
     const int here = min(full, heads - section * full);
     tile = in.list_begin + rest / here;
     head = section * full + rest % here;
-    return (section + in.rank * ((heads + full - 1) / full)) % 2 == 0;
+    return together || (section + in.list * ((heads + full - 1) / full)) % 2 == 0;
   }
   __device__ int next() const { return TileQueue{tiles, counters, 0, 0, 0}.next(); }
   __device__ void leave() const { TileQueue{tiles, counters, 0, 0, 0}.leave(); }

@@ -39,6 +39,14 @@ enum class Major { kK = 0, kMN = 1 };
       "+f"(d[i + 6]), "+f"(d[i + 7]), "+f"(d[i + 8]), "+f"(d[i + 9]), "+f"(d[i + 10]),            \
       "+f"(d[i + 11]), "+f"(d[i + 12]), "+f"(d[i + 13]), "+f"(d[i + 14]), "+f"(d[i + 15])
 
+#define TRIREME_SS32(type) \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n" \
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type " {" \
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
+      "}, %16, %17, p, 1, 1, %19, %20;\n}\n" \
+      : TRIREME_ACC16(d, 0) \
+      : "l"(a), "l"(b), "r"(accumulate), "n"(static_cast<int>(kA)), "n"(static_cast<int>(kB)))
+
 #define TRIREME_SS64(type) \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n" \
       "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" \
@@ -80,8 +88,10 @@ enum class Major { kK = 0, kMN = 1 };
 /// d (+)= a b with both operands in shared memory.
 template <class T, Major kA, Major kB, int kCount>
 __device__ inline void mma_ss(float (&d)[kCount], uint64_t a, uint64_t b, int accumulate) {
-  static_assert(kCount == 32 || kCount == 64);
+  static_assert(kCount == 16 || kCount == 32 || kCount == 64);
   constexpr bool kHalf = __is_same(T, __half);
+  if constexpr (kCount == 16 && kHalf) TRIREME_SS32("f16");
+  if constexpr (kCount == 16 && !kHalf) TRIREME_SS32("bf16");
   if constexpr (kCount == 32 && kHalf) TRIREME_SS64("f16");
   if constexpr (kCount == 32 && !kHalf) TRIREME_SS64("bf16");
   if constexpr (kCount == 64 && kHalf) TRIREME_SS128("f16");
@@ -100,6 +110,7 @@ __device__ inline void mma_rs(float (&d)[kCount], uint32_t a0, uint32_t a1, uint
   if constexpr (kCount == 64 && !kHalf) TRIREME_RS128("bf16");
 }
 
+#undef TRIREME_SS32
 #undef TRIREME_SS64
 #undef TRIREME_SS128
 #undef TRIREME_RS64

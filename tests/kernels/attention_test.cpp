@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 
 namespace trireme::kernels::testing {
 
@@ -121,7 +122,12 @@ class Problem {
     return a;
   }
   cudaError_t forward() { return attention_forward(forward_arguments(), nullptr); }
-  cudaError_t backward(bool deterministic) { return attention_backward(backward_arguments(deterministic), nullptr); }
+  /// !lone: without the shorter way of blocks that meet one key tile.
+  cudaError_t backward(bool deterministic, bool lone = true) {
+    AttentionBackward a = backward_arguments(deterministic);
+    if (!lone) a.lone_blocks = 0;
+    return attention_backward(a, nullptr);
+  }
   AttentionBackward backward_arguments(bool deterministic) const {
     const AttentionForward f = forward_arguments();
     AttentionBackward a;
@@ -140,6 +146,7 @@ class Problem {
     a.tile_count = static_cast<int64_t>(plan_.backward.size());
     a.blocks = blocks_->as<AttentionBlock>();
     a.block_count = static_cast<int64_t>(plan_.blocks.size());
+    a.lone_blocks = plan_.lone_blocks;
     a.sequences = sequences_->as<AttentionTile>();
     a.sequence_count = static_cast<int64_t>(plan_.sequences.size());
     a.workspace = workspace_ ? workspace_->data() : nullptr;
@@ -217,10 +224,10 @@ TEST_F(AttentionTest, BackwardEqualsTheOracle) {
       Problem run(c, element);
       CUDA_OK(run.forward());
       const oracle::AttentionOutputs expected = run.expected();
-      for (const bool deterministic : {false, true}) {
-        SCOPED_TRACE(name_of(c, element) + (deterministic ? " deterministic" : ""));
-        if (deterministic) run.poison_gradients();
-        CUDA_OK(run.backward(deterministic));
+      for (const auto& [deterministic, lone] : {std::pair{false, true}, {false, false}, {true, false}}) {
+        SCOPED_TRACE(name_of(c, element) + (deterministic ? " deterministic" : lone ? "" : " sums of all blocks"));
+        run.poison_gradients();
+        CUDA_OK(run.backward(deterministic, lone));
         // A sequence of one token has no gradient to q and k: only noise of the order of a rounding of dp - delta.
         const bool single = c.cu_seqlens == std::vector<int32_t>{0, 1};
         // Nearly one-hot rows: ds = p (dp - delta) is a small difference, delta of the rounded o. On such rows (200 tokens, d 64, bf16) cuDNN's and
@@ -259,7 +266,12 @@ TEST_F(AttentionTest, DeterministicRunsRepeatTheirBits) {
 TEST_F(AttentionTest, KeysAndValuesGradientsRepeatTheirBitsAlways) {
   Problem run({{0, 700, 2048, 3000}, 8, 2, 128, true}, Element::kBF16);
   CUDA_OK(run.forward());
+  CUDA_OK(run.backward(true));
+  const Values in_key_order = run.dq();
+  run.poison();
+  CUDA_OK(run.forward());
   CUDA_OK(run.backward(false));
+  EXPECT_LT(relative_error(run.dq(), in_key_order), bound(Element::kBF16));
   const Values dk = run.dk(), dv = run.dv();
   for (int i = 0; i < 5; ++i) {
     CUDA_OK(run.backward(false));
@@ -285,30 +297,46 @@ TEST_F(AttentionTest, RefusesWhatItCannotServe) {
 }
 
 TEST(AttentionPlanTest, TilesCoverEverySequenceOnce) {
-  const std::vector<int32_t> bounds{0, 1, 130, 1000, 1064};
+  const std::vector<int32_t> bounds{0, 1, 130, 1000, 1064, 3000};
   for (const int d : {64, 128}) {
     for (const bool causal : {false, true}) {
       const AttentionPlan plan = plan_attention(bounds.data(), static_cast<int64_t>(bounds.size()) - 1, d, causal);
-      EXPECT_TRUE(plan.sequences.empty()) << "a sequence of 870";
+      EXPECT_TRUE(plan.sequences.empty()) << "a sequence of 1936";
       for (const bool forward : {true, false}) {
         const int rows = forward ? attention_forward_rows(d) : kAttentionBackwardKeys;
         const std::vector<AttentionTile>& tiles = forward ? plan.forward : plan.backward;
-        std::vector<int> seen(1064);
+        std::vector<int> seen(3000);
         int64_t previous = INT64_MAX;
         for (size_t i = 0; i < tiles.size(); ++i) {
           const AttentionTile& t = tiles[i];
           EXPECT_EQ(t.begin, bounds[static_cast<size_t>(t.sequence)]);
           EXPECT_EQ(t.end, bounds[static_cast<size_t>(t.sequence) + 1]);
           for (int32_t r = t.first; r < std::min(t.end, t.first + rows); ++r) ++seen[static_cast<size_t>(r)];
-          // Longest first: forward tiles by their keys, backward by sequences, inside which they ascend.
-          const int64_t work = !forward ? t.end - t.begin : causal ? std::min(t.end, t.first + rows) - t.begin : t.end - t.begin;
-          EXPECT_LE(work, previous);
-          previous = work;
-          if (!forward) {
-            EXPECT_EQ(t.first, t.begin + static_cast<int32_t>(i - static_cast<size_t>(t.list_begin)) * rows);
-            EXPECT_EQ(tiles[static_cast<size_t>(t.list_begin)].rank, t.rank);
+          if (forward) {
+            // Most keys first.
+            const int64_t work = causal ? std::min(t.end, t.first + rows) - t.begin : t.end - t.begin;
+            EXPECT_LE(work, previous);
+            previous = work;
+            continue;
           }
+          // The long sequence's tiles in ascending order, then those of all the others, most query rows first.
+          const bool first = i == 0 || i == 16, is_long = i < 16;
+          const int64_t work = t.end - (causal && !is_long ? t.first : t.begin);
+          EXPECT_EQ(t.list_begin, is_long ? 0 : 16);
+          EXPECT_EQ(t.list_count, is_long ? 16 : 7 + 2 + 1 + 1);
+          EXPECT_EQ(t.list, is_long ? 0 : AttentionTile::kShortSequences);
+          if (is_long) EXPECT_EQ(t.first, 1064 + static_cast<int32_t>(i) * rows);
+          if (!first) EXPECT_LE(work, previous);
+          previous = work;
+          // The deterministic order of sums: a tile waits only for tiles before it.
+          for (size_t later = i + 1; later < tiles.size(); ++later)
+            EXPECT_TRUE(tiles[later].sequence != t.sequence || tiles[later].first > t.first);
         }
+        // Under the mask the first 128 rows of each sequence, elsewhere sequences of one tile.
+        int64_t lone = 0;
+        for (const AttentionBlock& b : plan.blocks) lone += b.tiles == 1;
+        EXPECT_EQ(lone, causal ? 5 * 2 : 2 * 2);
+        EXPECT_EQ(plan.lone_blocks, lone);
         EXPECT_TRUE(std::all_of(seen.begin(), seen.end(), [](int n) { return n == 1; }));
       }
     }
@@ -323,7 +351,10 @@ TEST(AttentionPlanTest, ShortSequencesOfNarrowHeadsAreTakenWhole) {
   EXPECT_EQ(plan.sequences[0].sequence, 1);
   EXPECT_EQ(plan.sequences[1].sequence, 0);
   EXPECT_EQ(plan.sequences[2].sequence, 2);
-  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(plan.sequences[i].list_begin, static_cast<int32_t>(i));
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(plan.sequences[i].list_begin, static_cast<int32_t>(i));
+    EXPECT_EQ(plan.sequences[i].list_count, 1);
+  }
 }
 
 }  // namespace
