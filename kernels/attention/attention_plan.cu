@@ -38,7 +38,7 @@ AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bo
 }
 
 cudaError_t tensor_map(CUtensorMap& map, const AttentionTensor& tensor, int64_t tokens, int heads, int d, int rows,
-                       Element element) {
+                       Element element, int box_heads) {
   static const auto encode = [] {
     void* entry = nullptr;
     cudaDriverEntryPointQueryResult found;
@@ -49,7 +49,7 @@ cudaError_t tensor_map(CUtensorMap& map, const AttentionTensor& tensor, int64_t 
   if (encode == nullptr) return cudaErrorNotSupported;
   const cuuint64_t extents[] = {static_cast<cuuint64_t>(d), static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(tokens)};
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(tensor.strides.head) * 2, static_cast<cuuint64_t>(tensor.strides.token) * 2};
-  const cuuint32_t box[] = {64, 1, static_cast<cuuint32_t>(rows)}, steps[] = {1, 1, 1};
+  const cuuint32_t box[] = {64, static_cast<cuuint32_t>(box_heads), static_cast<cuuint32_t>(rows)}, steps[] = {1, 1, 1};
   const CUresult result = encode(
       &map, element == Element::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, tensor.data,
       extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,

@@ -45,6 +45,7 @@ std::vector<Case> cases(bool backward) {
       }
       all.push_back({{0, 200, 333}, 3, 3, d, causal});
       all.push_back({{0, 200, 333}, 8, 1, d, causal});
+      all.push_back({{0, 30, 333}, 12, 2, d, causal});  // six heads read one key head: no power of two
       all.push_back({{0, 200, 333}, 2, 1, d, causal, 30.0});  // rows that are nearly one-hot
     }
   }
@@ -52,6 +53,7 @@ std::vector<Case> cases(bool backward) {
   std::vector<int32_t> many{0};
   for (int i = 0; i < 110; ++i) many.push_back(many.back() + 40 + i % 40);
   for (const int d : {64, 128}) all.push_back({many, 4, 4, d, true});
+  all.push_back({many, 16, 2, 128, true});
   all.push_back({many, 4, 4, 64, false, 1, 13});
   all.push_back({{0, 100, 256, 300, 512}, 4, 4, 64, false, 1, 13});
   all.push_back({{0, 512}, 2, 2, 64, false, 1, 64});
