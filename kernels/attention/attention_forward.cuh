@@ -123,30 +123,40 @@ __device__ inline void finish(const Parameters& p, const Work<C>& info, float (&
     float total = softmax.sum[r];
     total += __shfl_xor_sync(0xffffffffu, total, 1);
     total += __shfl_xor_sync(0xffffffffu, total, 2);
-    inverse[r] = (C::kDropout ? p.keep_scale : 1.0f) / total;
+    inverse[r] = (C::kDropout ? p.keep_scale : 1.0f) * fast_reciprocal(total);
     const int row = lane / 4 + 8 * r, token = token_of(row);
     if (lane % 4 == 0 && token < info.end)
       p.lse[head_of(row) * p.tokens + token] = softmax.maximum[r] * p.scale + __logf(total);
   }
-  constexpr int kRowBytes = C::kDim * 2, kChunks = kRowBytes / 16, kStep = 32 / kChunks;
+  // As the copy engine wants it: columns of 64 elements, rows of 128 bytes in the 128-byte swizzle.
+  const auto chunk_at = [&](uint32_t row, uint32_t chunk) { return staging + chunk / 8 * 2048 + row * 128 + ((chunk % 8) ^ (row % 8)) * 16; };
+  if (lane == 0) add_bytes_read<0>();
   __syncwarp();
 #pragma unroll
-  for (int j = 0; j < C::kDim / 16; ++j) {
-    const uint32_t row = lane % 16, chunk = 2 * j + lane / 16;
-    store_matrices(staging + row * kRowBytes + ((chunk ^ (row % 8)) * 16),
+  for (int j = 0; j < C::kDim / 16; ++j)
+    store_matrices(chunk_at(lane % 16, 2 * j + lane / 16),
                    pack2<T>(o[8 * j] * inverse[0], o[8 * j + 1] * inverse[0]),
                    pack2<T>(o[8 * j + 2] * inverse[1], o[8 * j + 3] * inverse[1]),
                    pack2<T>(o[8 * j + 4] * inverse[0], o[8 * j + 5] * inverse[0]),
                    pack2<T>(o[8 * j + 6] * inverse[1], o[8 * j + 7] * inverse[1]));
-  }
+  proxy_fence();
   __syncwarp();
+  if (token_of(15) < info.end) {
+    if (lane == 0) {
 #pragma unroll
-  for (int i = 0; i < 16 / kStep; ++i) {
-    const uint32_t row = i * kStep + lane / kChunks, chunk = lane % kChunks;
-    const int4 words = load_shared16(staging + row * kRowBytes + ((chunk ^ (row % 8)) * 16));
-    const int token = token_of(row);
-    if (token < info.end)
-      *reinterpret_cast<int4*>(static_cast<T*>(p.o) + token * p.o_token + head_of(row) * p.o_head + chunk * 8) = words;
+      for (int c = 0; c < C::kDim / 64; ++c) store_box(&p.o_rows, 64 * c, info.head, token_of(0), staging + c * 2048);
+      store_commit();
+    }
+  } else {
+    constexpr int kChunks = C::kDim / 8, kStep = 32 / kChunks;
+#pragma unroll 1
+    for (int i = 0; i < 16 / kStep; ++i) {
+      const uint32_t row = i * kStep + lane / kChunks, chunk = lane % kChunks;
+      const int4 words = load_shared16(chunk_at(row, chunk));
+      const int token = token_of(row);
+      if (token < info.end)
+        *reinterpret_cast<int4*>(static_cast<T*>(p.o) + token * p.o_token + head_of(row) * p.o_head + chunk * 8) = words;
+    }
   }
 }
 
@@ -331,6 +341,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
     work = next;
     more = together || begin_tile(work);
   }
+  if (lane == 0) add_bytes_done();
 }
 
 template <class C>

@@ -31,7 +31,7 @@ struct Config {
 constexpr int kMaxPackShift = 3;
 
 struct Parameters {
-  CUtensorMap q, k, v;
+  CUtensorMap q, k, v, o_rows;  // the last one in boxes of a warp's 16 rows
   TileQueue queue;
   void* o;
   float* lse;
