@@ -24,27 +24,36 @@ __device__ inline void weighted_values(float (&o)[C::kDim / 2], const uint32_t (
 struct Softmax {
   float maximum[2], sum[2];
 
-  /// s becomes exp2(scale_log2 (s - maximum)); returns what earlier results are to be multiplied with.
+  /// s becomes exp2(scale_log2 (s - maximum)). True: earlier results are to be multiplied with alpha. `maximum` is raised only when a row
+  /// of the warp has outgrown it by 2^8, which is rare after a row's first block: results are the same but for roundings, far from overflow.
   template <int kCount>
-  __device__ float2 update(float (&s)[kCount], float scale_log2) {
-    float alpha[2];
+  __device__ bool update(float (&s)[kCount], float scale_log2, float (&alpha)[2]) {
+    constexpr float kRoom = 8.0f;
+    const float largest[2] = {largest_of(0, s), largest_of(1, s)};
+    const bool raised = __any_sync(0xffffffffu, fmaxf(largest[0] - maximum[0], largest[1] - maximum[1]) * scale_log2 > kRoom);
+    if (raised) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float before = maximum[r];
-      raise(r, s);
-      share(r);
-      alpha[r] = fast_exp2((before - maximum[r]) * scale_log2);
-      sum[r] = fmaf(sum[r], alpha[r], exponentials(r, s, scale_log2));
+      for (int r = 0; r < 2; ++r) {
+        const float before = maximum[r];
+        maximum[r] = fmaxf(before, largest[r]);
+        share(r);
+        alpha[r] = fast_exp2((before - maximum[r]) * scale_log2);
+        sum[r] *= alpha[r];
+      }
     }
-    return {alpha[0], alpha[1]};
-  }
-  /// maximum[r] over kPart values of s from the given one on, of this thread.
-  template <int kCount, int kPart = kCount>
-  __device__ void raise(int r, const float (&s)[kCount], int from = 0) {
 #pragma unroll
-    for (int g = from / 4; g < (from + kPart) / 4; ++g) maximum[r] = fmaxf(maximum[r], fmaxf(s[4 * g + 2 * r], s[4 * g + 2 * r + 1]));
+    for (int r = 0; r < 2; ++r) sum[r] += exponentials(r, s, scale_log2);
+    return raised;
   }
-  /// … over the threads of a row.
+  /// The largest of kPart values from the given one on, in row r of this thread.
+  template <int kCount, int kPart = kCount>
+  __device__ static float largest_of(int r, const float (&s)[kCount], int from = 0) {
+    float largest = s[from + 2 * r];
+#pragma unroll
+    for (int g = from / 4; g < (from + kPart) / 4; ++g) largest = fmaxf(largest, fmaxf(s[4 * g + 2 * r], s[4 * g + 2 * r + 1]));
+    return largest;
+  }
+  /// maximum[r] over the threads of a row.
   __device__ void share(int r) {
     maximum[r] = fmaxf(maximum[r], __shfl_xor_sync(0xffffffffu, maximum[r], 1));
     maximum[r] = fmaxf(maximum[r], __shfl_xor_sync(0xffffffffu, maximum[r], 2));
@@ -70,14 +79,13 @@ struct Softmax {
 /// Probabilities of kCount columns from 16 i on in the element type, those that dropout takes set to zero.
 template <class C, int kCount = C::kKeys>
 __device__ inline void pack_probabilities(uint32_t (&p)[C::kKeys / 4], const float (&s)[C::kKeys / 2],
-                                          const AttentionDraws& draws, uint32_t row, uint32_t column, uint32_t bias, int i = 0) {
+                                          const AttentionRowDraws& draws, uint32_t column, uint32_t bias, int i = 0) {
 #pragma unroll
   for (int j = 4 * i; j < 4 * i + kCount / 4; ++j) p[j] = hopper::pack2<typename C::T>(s[2 * j], s[2 * j + 1]);
   if constexpr (C::kDropout) {
 #pragma unroll
     for (int j = i; j < i + kCount / 16; ++j) {
-      const uint32_t even = draws.kept(row, column + 16 * j, bias),
-                     odd = draws.kept(row, column + 16 * j + 1, bias);
+      const uint32_t even = draws.kept(column + 16 * j, bias), odd = draws.kept(column + 16 * j + 1, bias);
       p[4 * j] &= half_masks<0>(even, odd);
       p[4 * j + 1] &= half_masks<1>(even, odd);
       p[4 * j + 2] &= half_masks<2>(even, odd);
@@ -110,13 +118,13 @@ struct Work {
 
 /// Normalises and writes this warp's 16 rows from warp_row on, and their log-sum-exp.
 template <class C>
-__device__ inline void finish(const Parameters& p, const Work<C>& info, float (&o)[C::kDim / 2], Softmax& softmax,
+__device__ inline void finish(const Parameters& p, int first, int end, int head, const float (&o)[C::kDim / 2], const Softmax& softmax,
                               uint32_t staging, int warp_row, int shift) {
   using namespace hopper;
   using T = typename C::T;
   const int lane = threadIdx.x % 32, heads = (1 << shift) - 1;
-  const auto token_of = [&](int row) { return info.first + ((warp_row + row) >> shift); };
-  const auto head_of = [&](int row) { return info.head + (row & heads); };
+  const auto token_of = [&](int row) { return first + ((warp_row + row) >> shift); };
+  const auto head_of = [&](int row) { return head + (row & heads); };
   float inverse[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -125,7 +133,7 @@ __device__ inline void finish(const Parameters& p, const Work<C>& info, float (&
     total += __shfl_xor_sync(0xffffffffu, total, 2);
     inverse[r] = (C::kDropout ? p.keep_scale : 1.0f) * fast_reciprocal(total);
     const int row = lane / 4 + 8 * r, token = token_of(row);
-    if (lane % 4 == 0 && token < info.end)
+    if (lane % 4 == 0 && token < end)
       p.lse[head_of(row) * p.tokens + token] = softmax.maximum[r] * p.scale + __logf(total);
   }
   // As the copy engine wants it: columns of 64 elements, rows of 128 bytes in the 128-byte swizzle.
@@ -141,10 +149,10 @@ __device__ inline void finish(const Parameters& p, const Work<C>& info, float (&
                    pack2<T>(o[8 * j + 6] * inverse[1], o[8 * j + 7] * inverse[1]));
   proxy_fence();
   __syncwarp();
-  if (token_of(15) < info.end) {
+  if (token_of(15) < end) {
     if (lane == 0) {
 #pragma unroll
-      for (int c = 0; c < C::kDim / 64; ++c) store_box(&p.o_rows, 64 * c, info.head, token_of(0), staging + c * 2048);
+      for (int c = 0; c < C::kDim / 64; ++c) store_box(&p.o_rows, 64 * c, head, token_of(0), staging + c * 2048);
       store_commit();
     }
   } else {
@@ -154,7 +162,7 @@ __device__ inline void finish(const Parameters& p, const Work<C>& info, float (&
       const uint32_t row = i * kStep + lane / kChunks, chunk = lane % kChunks;
       const int4 words = load_shared16(chunk_at(row, chunk));
       const int token = token_of(row);
-      if (token < info.end)
+      if (token < end)
         *reinterpret_cast<int4*>(static_cast<T*>(p.o) + token * p.o_token + head_of(row) * p.o_head + chunk * 8) = words;
     }
   }
@@ -228,10 +236,10 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
   bool more = begin_tile(work);
 #pragma unroll 1
   while (more) {
-    AttentionDraws draws;
-    if constexpr (C::kDropout) draws = AttentionDraws::of(p.sample_ids[work.sequence], p.t0, p.t1, work.head);
     const int row = 16 * warp + lane / 4;
-    const uint32_t draw_row = static_cast<uint32_t>(work.first + row - work.begin);
+    AttentionRowDraws draws;
+    if constexpr (C::kDropout)
+      draws = AttentionDraws::of(p.sample_ids[work.sequence], p.t0, p.t1, work.head).of_row(static_cast<uint32_t>(work.first + row - work.begin));
     int n = work.top;
     float o[C::kDim / 2];
     uint32_t probabilities[C::kKeys / 4];
@@ -250,14 +258,16 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       if (part > 0 && 32 * part >= work.keys) continue;
+      if (C::kCausal || 32 * (part + 1) > work.keys) {
 #pragma unroll
-      for (int j = 4 * part; j < 4 * (part + 1); ++j) {
+        for (int j = 4 * part; j < 4 * (part + 1); ++j) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e)
-          if (8 * j + e % 2 > (e < 2 ? limit0 : limit1)) s[4 * j + e] = -INFINITY;
+          for (int e = 0; e < 4; ++e)
+            if (8 * j + e % 2 > (e < 2 ? limit0 : limit1)) s[4 * j + e] = -INFINITY;
+        }
       }
 #pragma unroll
-      for (int r = 0; r < 2; ++r) softmax.raise<C::kKeys / 2, 16>(r, s, 16 * part);
+      for (int r = 0; r < 2; ++r) softmax.maximum[r] = fmaxf(softmax.maximum[r], Softmax::largest_of<C::kKeys / 2, 16>(r, s, 16 * part));
     }
     softmax.share(0);
     softmax.share(1);
@@ -266,7 +276,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
       if (part == 0 || 32 * part < work.keys) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) softmax.sum[r] += softmax.exponentials<C::kKeys / 2, 16>(r, s, p.scale_log2, 16 * part);
-        pack_probabilities<C, 32>(probabilities, s, draws, draw_row, n * C::kKeys + 2 * (lane % 4), p.keep_bias, 2 * part);
+        pack_probabilities<C, 32>(probabilities, s, draws, n * C::kKeys + 2 * (lane % 4), p.keep_bias, 2 * part);
       } else {
 #pragma unroll
         for (int i = 8 * part; i < 8 * (part + 1); ++i) probabilities[i] = 0;
@@ -292,20 +302,23 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
       pin(s);
       arrive(barriers.k_empty((block + 1) % C::kStages));
       if (n == 0) arrive(barriers.q_empty(round & 1));
-      const float2 alpha = softmax.update(s, p.scale_log2);
+      float alpha[2];
+      const bool raised = softmax.update(s, p.scale_log2, alpha);
       pin(s);
       // A branch: the assembler would otherwise move exponentials behind the wait that follows.
       if (n > 0) barrier_wait(barriers.k_full((block + 2) % C::kStages), phase(block + 2));
       mma_wait<0>();
       pin(o);
       arrive(barriers.v_empty(block % C::kStages));
-      pack_probabilities<C>(probabilities, s, draws, draw_row, n * C::kKeys + 2 * (lane % 4), p.keep_bias);
+      pack_probabilities<C>(probabilities, s, draws, n * C::kKeys + 2 * (lane % 4), p.keep_bias);
+      if (raised) {
 #pragma unroll
-      for (int i = 0; i < C::kDim / 2; i += 4) {
-        o[i] *= alpha.x;
-        o[i + 1] *= alpha.x;
-        o[i + 2] *= alpha.y;
-        o[i + 3] *= alpha.y;
+        for (int i = 0; i < C::kDim / 2; i += 4) {
+          o[i] *= alpha[0];
+          o[i + 1] *= alpha[0];
+          o[i + 2] *= alpha[1];
+          o[i + 3] *= alpha[1];
+        }
       }
       ++block;
     }
@@ -337,7 +350,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
     pin(o);
     arrive(barriers.v_empty(block % C::kStages));
     ++block;
-    finish<C>(p, work, o, softmax, shared + C::kO + (group * 4 + warp) * (16 * C::kDim * 2), 16 * warp, shift);
+    finish<C>(p, work.first, work.end, work.head, o, softmax, shared + C::kO + (group * 4 + warp) * (16 * C::kDim * 2), 16 * warp, shift);
     work = next;
     more = together || begin_tile(work);
   }

@@ -23,8 +23,8 @@ inline bool keeps_sums_on_chip(const AttentionBackward& a) {
   return a.sequence_count > 0 && a.shape.d == 64 && a.shape.q_heads == a.shape.kv_heads;
 }
 
-/// Heads whose keys and values of all tokens fit the L2 cache together; at least those of one key head.
-int section_heads(const AttentionShape& shape);
+/// Heads whose keys and values of so many tokens fit the L2 cache together; at least those of one key head.
+int section_heads(const AttentionShape& shape, int64_t tokens);
 
 constexpr float kLog2E = 1.4426950408889634f;
 
