@@ -24,19 +24,26 @@ __device__ inline void weighted_values(float (&o)[C::kDim / 2], const uint32_t (
 struct Softmax {
   float maximum[2], sum[2];
 
-  /// s becomes exp2(scale_log2 (s - maximum)); returns what earlier results are to be multiplied with.
+  /// s becomes exp2(scale_log2 (s - maximum)). True: earlier results are to be multiplied with alpha. `maximum` is raised only when a row
+  /// of the warp has outgrown it by 2^8, which is rare after a row's first block: results are the same but for roundings, far from overflow.
   template <int kCount>
-  __device__ float2 update(float (&s)[kCount], float scale_log2) {
-    float alpha[2];
+  __device__ bool update(float (&s)[kCount], float scale_log2, float (&alpha)[2]) {
+    constexpr float kRoom = 8.0f;
+    const float largest[2] = {largest_of(0, s), largest_of(1, s)};
+    const bool raised = __any_sync(0xffffffffu, fmaxf(largest[0] - maximum[0], largest[1] - maximum[1]) * scale_log2 > kRoom);
+    if (raised) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float before = maximum[r];
-      maximum[r] = fmaxf(before, largest_of(r, s));
-      share(r);
-      alpha[r] = fast_exp2((before - maximum[r]) * scale_log2);
-      sum[r] = fmaf(sum[r], alpha[r], exponentials(r, s, scale_log2));
+      for (int r = 0; r < 2; ++r) {
+        const float before = maximum[r];
+        maximum[r] = fmaxf(before, largest[r]);
+        share(r);
+        alpha[r] = fast_exp2((before - maximum[r]) * scale_log2);
+        sum[r] *= alpha[r];
+      }
     }
-    return {alpha[0], alpha[1]};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) sum[r] += exponentials(r, s, scale_log2);
+    return raised;
   }
   /// The largest of kPart values from the given one on, in row r of this thread.
   template <int kCount, int kPart = kCount>
@@ -295,7 +302,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
       pin(s);
       arrive(barriers.k_empty((block + 1) % C::kStages));
       if (n == 0) arrive(barriers.q_empty(round & 1));
-      const float2 alpha = softmax.update(s, p.scale_log2);
+      float alpha[2];
+      const bool raised = softmax.update(s, p.scale_log2, alpha);
       pin(s);
       // A branch: the assembler would otherwise move exponentials behind the wait that follows.
       if (n > 0) barrier_wait(barriers.k_full((block + 2) % C::kStages), phase(block + 2));
@@ -303,12 +311,14 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
       pin(o);
       arrive(barriers.v_empty(block % C::kStages));
       pack_probabilities<C>(probabilities, s, draws, n * C::kKeys + 2 * (lane % 4), p.keep_bias);
+      if (raised) {
 #pragma unroll
-      for (int i = 0; i < C::kDim / 2; i += 4) {
-        o[i] *= alpha.x;
-        o[i + 1] *= alpha.x;
-        o[i + 2] *= alpha.y;
-        o[i + 3] *= alpha.y;
+        for (int i = 0; i < C::kDim / 2; i += 4) {
+          o[i] *= alpha[0];
+          o[i + 1] *= alpha[0];
+          o[i + 2] *= alpha[1];
+          o[i + 3] *= alpha[1];
+        }
       }
       ++block;
     }
