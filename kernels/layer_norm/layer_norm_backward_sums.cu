@@ -11,10 +11,11 @@ using namespace layer_norm_sums;
 
 /// teams: receives how many partial rows the kernel leaves, at most a.rows and kBlocksPerSm for
 /// each multiprocessor. Without kCluster a row has at most kThreads * kPacks packs.
-template <class T, int kSums, bool kDropout, int kPacks, int kRows, bool kKept, int kBlocks,
-          bool kCluster>
+template <class T, int kSums, bool kDropout, int kThreads, int kPacks, int kRows, bool kKept,
+          int kBlocks, bool kCluster>
 cudaError_t launch_sums(const LayerNormBackward& a, int64_t* teams, cudaStream_t stream) {
-  const auto kernel = sums_kernel<T, kSums, kDropout, kPacks, kRows, kKept, kBlocks, kCluster>;
+  const auto kernel =
+      sums_kernel<T, kSums, kDropout, kThreads, kPacks, kRows, kKept, kBlocks, kCluster>;
   const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
   const int parts = !kCluster                                ? 1
                     : ceil_div(packs, kThreads * kPacks) > 2 ? 4
@@ -51,22 +52,24 @@ cudaError_t launch_sums(const LayerNormBackward& a, int64_t* teams, cudaStream_t
   return cudaLaunchKernelEx(&config, kernel, a);
 }
 
-/// As measured on an H200: rows in registers between the two passes where the sums leave room
-/// for them, else in shared memory; two blocks on a multiprocessor where one would be half empty.
+/// As measured on an H200: rows in registers between the two passes where the sums leave room for
+/// them, else in shared memory.
 template <class T, int kSums, bool kDropout>
 cudaError_t launch(const LayerNormBackward& a, int64_t* partials, cudaStream_t stream) {
   const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
   if constexpr (sizeof(T) == 2) {
-    if (packs <= (kSums == 2 ? kThreads / 2 : kThreads) && a.d_sum == nullptr)
-      return launch_sums<T, kSums, kDropout, 1, 4, true, 1, false>(a, partials, stream);
-    if constexpr (kSums == 2 && !kDropout) {
-      if (packs > kThreads && packs <= kThreads * 3 / 2)
-        return launch_sums<T, kSums, kDropout, 1, 2, false, 2, true>(a, partials, stream);
+    if (packs <= (kSums == 2 ? 256 : 512) && a.d_sum == nullptr)
+      return launch_sums<T, kSums, kDropout, 512, 1, 4, true, 1, false>(a, partials, stream);
+    if (packs > 512 && packs <= 640 && a.d_sum == nullptr) {
+      if constexpr (kSums == 2)
+        return launch_sums<T, kSums, kDropout, 640, 1, 2, true, 1, false>(a, partials, stream);
+      else
+        return launch_sums<T, kSums, kDropout, 640, 1, 4, false, 1, false>(a, partials, stream);
     }
   }
-  if (packs <= 2 * kThreads)
-    return launch_sums<T, kSums, kDropout, 2, 2, false, 1, false>(a, partials, stream);
-  return launch_sums<T, kSums, kDropout, 2, 2, false, 1, true>(a, partials, stream);
+  if (packs <= 1024)
+    return launch_sums<T, kSums, kDropout, 512, 2, 2, false, 1, false>(a, partials, stream);
+  return launch_sums<T, kSums, kDropout, 512, 2, 2, false, 1, true>(a, partials, stream);
 }
 
 }  // namespace

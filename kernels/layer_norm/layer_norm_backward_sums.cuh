@@ -11,7 +11,7 @@
 
 namespace trireme::kernels::layer_norm_sums {
 
-constexpr int kThreads = 512, kMaxCluster = 4, kMaxGroups = 8;
+constexpr int kMaxCluster = 4, kMaxGroups = 8;
 
 __device__ inline uint32_t cluster_size() {
   uint32_t size;
@@ -30,6 +30,48 @@ __device__ inline void cluster_barrier() {
       "barrier.cluster.wait.acquire.aligned;" ::
           : "memory");
 }
+
+/// A barrier in shared memory that completes a phase when arm() has been called and the announced
+/// bytes have come in, in any order. Unlike the cluster's own barrier it orders nothing else: that one
+/// waits for every earlier store of the block to reach the whole device.
+class Mailbox {
+ public:
+  __device__ explicit Mailbox(uint64_t* barrier)
+      : at_(static_cast<uint32_t>(__cvta_generic_to_shared(barrier))) {}
+  __device__ void begin() const {
+    asm volatile(
+        "mbarrier.init.shared::cta.b64 [%0], 1;\n"
+        "fence.mbarrier_init.release.cluster;" ::"r"(at_)
+        : "memory");
+  }
+  __device__ void arm(uint32_t bytes) const {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at_), "r"(bytes)
+                 : "memory");
+  }
+  /// Leaves a number at `place` of this block's shared memory in the block `rank` of the cluster,
+  /// and tells its mailbox.
+  __device__ void send(const float* place, uint32_t rank, float value) const {
+    asm volatile(
+        "{.reg .u32 there, box; mapa.shared::cluster.u32 there, %0, %2; "
+        "mapa.shared::cluster.u32 box, %1, %2; "
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [there], %3, [box];}" ::"r"(
+            static_cast<uint32_t>(__cvta_generic_to_shared(place))),
+        "r"(at_), "r"(rank), "r"(__float_as_uint(value))
+        : "memory");
+  }
+  __device__ void wait(uint32_t parity) const {
+    asm volatile(
+        "{.reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;}" ::"r"(at_),
+        "r"(parity)
+        : "memory");
+  }
+
+ private:
+  uint32_t at_;
+};
 
 /// Sums kCount values (a power of two) over a warp; lane l gets the sum of value l % kCount.
 template <int kCount>
@@ -88,16 +130,17 @@ struct RawFacts {
   }
 };
 
-/// blockDim = (threads of a group, groups). A group takes kRows rows at once, `stride` apart; the
+/// blockDim = (threads of a group, groups), at most kThreads. A group takes kRows rows at once, `stride` apart; the
 /// next ones are on their way to shared memory. kKept: rows stay in registers between the two
 /// passes, without room for d_sum; else in shared memory, where two turns of rows have their place.
-template <class T, int kSums, bool kDropout, int kPacks, int kRows, bool kKept, int kBlocks,
-          bool kCluster>
+template <class T, int kSums, bool kDropout, int kThreads, int kPacks, int kRows, bool kKept,
+          int kBlocks, bool kCluster>
 __global__ void __launch_bounds__(kThreads, kBlocks) sums_kernel(const LayerNormBackward a) {
   extern __shared__ __align__(16) char shared[];
   constexpr int kWidth = 16 / sizeof(T), kDots = 2 * kRows;
   __shared__ float scratch[2][kMaxCluster * kThreads / 32 * kDots];
   __shared__ RowFacts all_facts[3][kMaxGroups][kRows];
+  __shared__ uint64_t barriers[2];
   using Pack = Vec<T, kWidth>;
   const int warps = static_cast<int>(blockDim.x) / 32, group = static_cast<int>(threadIdx.y),
             lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
@@ -161,6 +204,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) sums_kernel(const LayerNorm
   }
   float sums[kSums][kPacks][kWidth] = {};
   int turn = 0, facts_turn = 0;
+  uint32_t parity = 0;
+  if (kCluster && threadIdx.x < 2) Mailbox(&barriers[threadIdx.x]).begin();
   __syncthreads();
   if constexpr (kCluster) cluster_barrier();  // nobody writes to a block that has not begun
 
@@ -215,17 +260,20 @@ __global__ void __launch_bounds__(kThreads, kBlocks) sums_kernel(const LayerNorm
         asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "r"(static_cast<int>(blockDim.x))
                      : "memory");
     } else {
+      // Nobody is still reading what these overwrite: a warp sends after it has read the totals of
+      // the turn before, and this block has waited for that turn's numbers of all warps. Nobody has
+      // left either: each waits for all that it is sent.
+      const Mailbox mailbox(&barriers[turn]);
+      __syncwarp();  // the next rows' facts are in place when the first thread says so
+      if (threadIdx.x == 0)
+        mailbox.arm(static_cast<uint32_t>(parts * warps * kDots * static_cast<int>(sizeof(float))));
       if (lane < kDots) {
-        const uint32_t here = static_cast<uint32_t>(
-            __cvta_generic_to_shared(&scratch[turn][(part * warps + warp) * kDots + lane]));
         for (int to = 0; to < parts; ++to)
-          asm volatile(
-              "{.reg .u32 there; mapa.shared::cluster.u32 there, %0, %1; "
-              "st.shared::cluster.f32 [there], %2;}" ::"r"(here),
-              "r"(to), "f"(mine)
-              : "memory");
+          mailbox.send(&scratch[turn][(part * warps + warp) * kDots + lane],
+                       static_cast<uint32_t>(to), mine);
       }
-      cluster_barrier();
+      mailbox.wait(parity);
+      parity ^= static_cast<uint32_t>(turn);
     }
     if (threadIdx.x < kRows)
       raw.load(a, row + (2 * kRows + static_cast<int>(threadIdx.x)) * stride);
