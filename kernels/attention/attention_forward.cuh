@@ -206,7 +206,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
     work = next;
     more = together || begin_tile(work);
   }
-  if (lane == 0) add_bytes_done();
+  if (lane == 0) bulk_done();
 }
 
 template <class C>

@@ -123,7 +123,7 @@ __device__ inline void finish(const Parameters& p, int first, int end, int head,
   }
   // As the copy engine wants it: columns of 64 elements, rows of 128 bytes in the 128-byte swizzle.
   const auto chunk_at = [&](uint32_t row, uint32_t chunk) { return staging + chunk / 8 * 2048 + row * 128 + ((chunk % 8) ^ (row % 8)) * 16; };
-  if (lane == 0) add_bytes_read<0>();
+  if (lane == 0) bulk_read<0>();
   __syncwarp();
 #pragma unroll
   for (int j = 0; j < C::kDim / 16; ++j)

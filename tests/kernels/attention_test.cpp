@@ -345,8 +345,12 @@ TEST(AttentionPlanTest, TilesCoverEverySequenceOnce) {
           EXPECT_EQ(t.list_begin, is_long ? 0 : 16);
           EXPECT_EQ(t.list_count, is_long ? 16 : 7 + 2 + 1 + 1);
           EXPECT_EQ(t.list, is_long ? 0 : AttentionTile::kShortSequences);
-          if (is_long) EXPECT_EQ(t.first, 1064 + static_cast<int32_t>(i) * rows);
-          if (!first) EXPECT_LE(work, previous);
+          if (is_long) {
+            EXPECT_EQ(t.first, 1064 + static_cast<int32_t>(i) * rows);
+          }
+          if (!first) {
+            EXPECT_LE(work, previous);
+          }
           previous = work;
           // The deterministic order of sums: a tile waits only for tiles before it.
           for (size_t later = i + 1; later < tiles.size(); ++later)
