@@ -196,6 +196,41 @@ __device__ inline Vec<T, 16 / sizeof(T)> as_pack(const Words<4>& words) {
   return __builtin_bit_cast(Vec<T, 16 / sizeof(T)>, words);
 }
 
+/// kCount elements from a word of a pack on.
+template <class T, int kCount>
+__device__ inline Vec<T, kCount> part_of(const Words<4>& words, int first) {
+  Words<kCount* static_cast<int>(sizeof(T)) / 4> part;
+#pragma unroll
+  for (int i = 0; i < kCount * static_cast<int>(sizeof(T)) / 4; ++i)
+    part.word[i] = words.word[first + i];
+  return __builtin_bit_cast(Vec<T, kCount>, part);
+}
+
+/// to_floats() for a second look at the same packs, which is to begin from the words again: ptxas,
+/// which packed() does not hold back, keeps what it has once unpacked in twice the registers. Byte
+/// selectors that only run time knows do. `count` is any number that is not negative.
+class UnpackAgain {
+ public:
+  __device__ explicit UnpackAgain(int64_t count)
+      : low_(0x1044u + static_cast<uint32_t>(count >> 63)), high_(low_ + 0x2200u) {}
+  template <class T, int kWidth>
+  __device__ void operator()(const Vec<T, kWidth>& vec, float (&out)[kWidth]) const {
+    if constexpr (__is_same(T, __nv_bfloat16)) {
+      const auto words = __builtin_bit_cast(Words<kWidth / 2>, vec);
+#pragma unroll
+      for (int i = 0; i < kWidth; i += 2) {
+        out[i] = __uint_as_float(__byte_perm(words.word[i / 2], 0, low_));
+        out[i + 1] = __uint_as_float(__byte_perm(words.word[i / 2], 0, high_));
+      }
+    } else {
+      to_floats(vec, out);
+    }
+  }
+
+ private:
+  uint32_t low_, high_;
+};
+
 /// 2^x and 1 / x in one instruction each, good to 2^-22 or so; numbers below 2^-126 count as zero.
 __device__ inline float fast_exp2(float x) {
   float y;

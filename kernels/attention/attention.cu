@@ -19,6 +19,7 @@ cudaError_t attention_forward(const AttentionForward& a, cudaStream_t stream) {
   for (const AttentionTensor& t : {a.q, a.k, a.v, a.o})
     if (!valid_tensor(t)) return cudaErrorInvalidValue;
   if (a.lse == nullptr || !valid(a.shape, a.dropout, a.tiles, a.tile_count, a.counters)) return cudaErrorInvalidValue;
+  if (a.dropout.threshold > 0 && (a.longest > 0 ? a.longest : a.shape.tokens) > 65536) return cudaErrorInvalidValue;
   return a.shape.d == 128 ? attention_forward_d128(a, stream) : attention_forward_d64(a, stream);
 }
 

@@ -57,13 +57,13 @@ struct AttentionPlan {
   std::vector<AttentionTile> sequences;  // first key tiles, the longest sequence first; empty unless all are short enough for sums on chip
   std::vector<AttentionBlock> blocks;
   int64_t lone_blocks = 0;  // that meet a single tile
-  int64_t tokens = 0;
+  int64_t tokens = 0, longest = 0;  // of all sequences; of the longest
 
   int64_t padded_rows() const { return static_cast<int64_t>(blocks.size()) * 64; }
 };
 
 /// Query rows of a forward tile, and keys of a backward tile, of a head size.
-constexpr int attention_forward_rows(int d) { return d == 128 ? 128 : 192; }
+constexpr int attention_forward_rows(int d, bool causal) { return d == 128 ? 128 : causal ? 192 : 256; }
 constexpr int kAttentionBackwardKeys = 128;
 /// Sequences up to this length of heads of 64 that share no keys need no sums of dQ in global memory.
 constexpr int kAttentionWholeSequence = 512;
@@ -82,7 +82,8 @@ struct AttentionTensor {
   AttentionStrides strides{};
 };
 
-/// Decisions are a function of (key, sample of the token's sequence, head, row, column) with row and column inside the sequence.
+/// Decisions are a function of (key, sample of the token's sequence, head, row, column) with row and column inside the sequence, which has up
+/// to 65,536 tokens.
 struct AttentionDropout {
   uint32_t threshold = 0;  // of 128; 0: no dropout; else d 64, not causal
   uint32_t t0 = 0, t1 = 0;
@@ -104,6 +105,7 @@ struct AttentionForward {
   AttentionDropout dropout;
   const AttentionTile* tiles = nullptr;  // device copy of the plan's
   int64_t tile_count = 0;
+  int64_t longest = 0;          // of the plan; decides what is fast, not what is right; 0: unknown, as long as all tokens
   int32_t* counters = nullptr;  // 2 integers, zero before the first launch; every launch leaves them zero
 };
 cudaError_t attention_forward(const AttentionForward& arguments, cudaStream_t stream);

@@ -85,6 +85,7 @@ TRIREME_BENCH(attention) {
     f.dropout = {s.threshold, 1, 2, memory.integers(sequences, 1 << 30)};
     f.tiles = upload(memory, plan.forward);
     f.tile_count = static_cast<int64_t>(plan.forward.size());
+    f.longest = plan.longest;
     f.counters = const_cast<int32_t*>(upload(memory, std::vector<int32_t>{0, 0}));
     AttentionBackward b;
     b.shape = f.shape;

@@ -13,6 +13,23 @@
 
 namespace trireme::kernels {
 
+/// The decisions of one row; columns are below 65536.
+struct AttentionRowDraws {
+  uint32_t k0 = 0, k1 = 0;
+
+  __device__ static uint32_t decide(uint32_t x, uint32_t k1, uint32_t bias) {
+    x *= 0x21f0aaadu;
+    x ^= (x >> 15) ^ k1;
+    x *= 0x735a2d97u;
+    x ^= x >> 15;
+    return (x & 0x7f7f7f7fu) + bias;
+  }
+  /// Bit 7 of each byte: kept. `bias` is (128 - threshold) in every byte.
+  __device__ uint32_t kept(uint32_t column, uint32_t bias) const {
+    return decide(column ^ k0, k1, bias);
+  }
+};
+
 struct AttentionDraws {
   uint32_t k0 = 0, k1 = 0;
 
@@ -22,15 +39,11 @@ struct AttentionDraws {
     return {k0, dropout_mix(k0 ^ key.k1)};
   }
 
-  /// Bit 7 of each byte: kept. `bias` is (128 - threshold) in every byte.
+  /// What the first shift brings down does not depend on the column.
+  __device__ AttentionRowDraws of_row(uint32_t row) const { return {k0 ^ row << 16 ^ row ^ k0 >> 16, k1}; }
   __device__ uint32_t kept(uint32_t row, uint32_t column, uint32_t bias) const {
     uint32_t x = (row << 16 | column) ^ k0;
-    x ^= x >> 16;
-    x *= 0x21f0aaadu;
-    x ^= (x >> 15) ^ k1;
-    x *= 0x735a2d97u;
-    x ^= x >> 15;
-    return (x & 0x7f7f7f7fu) + bias;
+    return AttentionRowDraws::decide(x ^ x >> 16, k1, bias);
   }
 };
 

@@ -3,7 +3,7 @@
 // rows. Inside a warpgroup the scores of the next key block and the product with the values of this one are in flight
 // while the softmax runs; between warpgroups nothing is ordered unless kPingPong.
 
-#include "kernels/attention/attention_forward_parts.cuh"
+#include "kernels/attention/attention_forward_rows.cuh"
 
 namespace trireme::kernels::forward {
 
@@ -20,124 +20,11 @@ __device__ inline void weighted_values(float (&o)[C::kDim / 2], const uint32_t (
   hopper::product_with_rows<typename C::T, C::kKeys>(o, p, v, accumulate);
 }
 
-/// The two rows of a thread; `sum` is this thread's part until the end.
-struct Softmax {
-  float maximum[2], sum[2];
-
-  /// s becomes exp2(scale_log2 (s - maximum)); returns what earlier results are to be multiplied with.
-  template <bool kFirst, int kCount>
-  __device__ float2 update(float (&s)[kCount], float scale_log2) {
-    float alpha[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float m = s[2 * r];
-#pragma unroll
-      for (int j = 0; j < kCount / 4; ++j)
-        m = fmaxf(m, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
-      m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
-      m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-      if constexpr (!kFirst) m = fmaxf(m, maximum[r]);
-      alpha[r] = kFirst ? 0.0f : fast_exp2((maximum[r] - m) * scale_log2);
-      maximum[r] = m;
-      const float offset = m * scale_log2;
-      float total = 0.0f;
-#pragma unroll
-      for (int j = 0; j < kCount / 4; ++j) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& x = s[4 * j + 2 * r + e];
-          x = fast_exp2(fmaf(x, scale_log2, -offset));
-          total += x;
-        }
-      }
-      sum[r] = kFirst ? total : fmaf(sum[r], alpha[r], total);
-    }
-    return {alpha[0], alpha[1]};
-  }
-};
-
-template <class C>
-__device__ inline void pack_probabilities(uint32_t (&p)[C::kKeys / 4], const float (&s)[C::kKeys / 2],
-                                          const AttentionDraws& draws, uint32_t row, uint32_t column, uint32_t bias) {
-#pragma unroll
-  for (int i = 0; i < C::kKeys / 4; ++i) p[i] = hopper::pack2<typename C::T>(s[2 * i], s[2 * i + 1]);
-  if constexpr (C::kDropout) {
-#pragma unroll
-    for (int i = 0; i < C::kKeys / 16; ++i) {
-      const uint32_t even = draws.kept(row, column + 16 * i, bias),
-                     odd = draws.kept(row, column + 16 * i + 1, bias);
-      p[4 * i] &= half_masks<0>(even, odd);
-      p[4 * i + 1] &= half_masks<1>(even, odd);
-      p[4 * i + 2] &= half_masks<2>(even, odd);
-      p[4 * i + 3] &= half_masks<3>(even, odd);
-    }
-  }
-}
-
-/// A tile as one warpgroup sees it.
-template <class C>
-struct Work {
-  int first, begin, end, head, sequence;
-  int blocks, top;  // key blocks of the tile; the last one that concerns these 64 rows, -1 when they lie behind the sequence
-
-  __device__ static Work read(const TileInfo& info, int unit) {
-    Work w;
-    w.first = hopper::uniform(info.first) + 64 * unit;
-    w.begin = hopper::uniform(info.begin);
-    w.end = hopper::uniform(info.end);
-    w.head = hopper::uniform(info.head);
-    w.blocks = hopper::uniform(info.blocks);
-    w.sequence = C::kDropout ? info.sequence : 0;
-    const int last = C::kCausal ? min(w.end, w.first + 64) : w.end;
-    w.top = w.first < w.end ? (last - w.begin - 1) / C::kKeys : -1;
-    return w;
-  }
-};
-
-/// Normalises and writes this warp's 16 rows, and their log-sum-exp.
-template <class C>
-__device__ inline void finish(const Parameters& p, const Work<C>& info, float (&o)[C::kDim / 2], Softmax& softmax,
-                              uint32_t staging, int warp_row) {
-  using namespace hopper;
-  using T = typename C::T;
-  const int lane = threadIdx.x % 32;
-  float inverse[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float total = softmax.sum[r];
-    total += __shfl_xor_sync(0xffffffffu, total, 1);
-    total += __shfl_xor_sync(0xffffffffu, total, 2);
-    inverse[r] = (C::kDropout ? p.keep_scale : 1.0f) / total;
-    const int row = warp_row + lane / 4 + 8 * r;
-    if (lane % 4 == 0 && row < info.end)
-      p.lse[info.head * p.tokens + row] = softmax.maximum[r] * p.scale + __logf(total);
-  }
-  constexpr int kRowBytes = C::kDim * 2, kChunks = kRowBytes / 16, kStep = 32 / kChunks;
-  __syncwarp();
-#pragma unroll
-  for (int j = 0; j < C::kDim / 16; ++j) {
-    const uint32_t row = lane % 16, chunk = 2 * j + lane / 16;
-    store_matrices(staging + row * kRowBytes + ((chunk ^ (row % 8)) * 16),
-                   pack2<T>(o[8 * j] * inverse[0], o[8 * j + 1] * inverse[0]),
-                   pack2<T>(o[8 * j + 2] * inverse[1], o[8 * j + 3] * inverse[1]),
-                   pack2<T>(o[8 * j + 4] * inverse[0], o[8 * j + 5] * inverse[0]),
-                   pack2<T>(o[8 * j + 6] * inverse[1], o[8 * j + 7] * inverse[1]));
-  }
-  __syncwarp();
-  T* out = static_cast<T*>(p.o) + info.head * p.o_head;
-#pragma unroll
-  for (int i = 0; i < 16 / kStep; ++i) {
-    const uint32_t row = i * kStep + lane / kChunks, chunk = lane % kChunks;
-    const int4 words = load_shared16(staging + row * kRowBytes + ((chunk ^ (row % 8)) * 16));
-    const int token = warp_row + static_cast<int>(row);
-    if (token < info.end) *reinterpret_cast<int4*>(out + token * p.o_token + chunk * 8) = words;
-  }
-}
-
 template <class C>
 __device__ inline void consume(const Parameters& p, uint32_t shared, const TileInfo* infos, const Barriers<C>& barriers) {
   using namespace hopper;
   const int thread = static_cast<int>(threadIdx.x) - C::kProducers;
+  const int shift = C::kDropout ? 0 : p.pack_shift;
   const int group = uniform(thread / 128), warp = uniform(thread / 32 % 4), lane = threadIdx.x % 32;
   const auto my_turn = [&] {
     if constexpr (C::kPingPong) named_sync(1 + group, 256);
@@ -159,7 +46,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
   const auto q_at = [&] { return shared + C::kQ + (round & 1) * C::kQBytes + unit() * (64 * 128); };
   const auto next_tile = [&] {
     barrier_wait(barriers.q_full(round & 1), (round >> 1) & 1);
-    return Work<C>::read(infos[round & 1], unit());
+    return Work<C>::read(infos[round & 1], unit(), shift);
   };
   const auto skip_to = [&](const Work<C>& work) {
 #pragma unroll 1
@@ -201,10 +88,10 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
   bool more = begin_tile(work);
 #pragma unroll 1
   while (more) {
-    AttentionDraws draws;
-    if constexpr (C::kDropout) draws = AttentionDraws::of(p.sample_ids[work.sequence], p.t0, p.t1, work.head);
-    const int row = work.first + 16 * warp + lane / 4;
-    const uint32_t draw_row = static_cast<uint32_t>(row - work.begin);
+    const int row = 16 * warp + lane / 4;
+    AttentionRowDraws draws;
+    if constexpr (C::kDropout)
+      draws = AttentionDraws::of(p.sample_ids[work.sequence], p.t0, p.t1, work.head).of_row(static_cast<uint32_t>(work.first + row - work.begin));
     int n = work.top;
     float o[C::kDim / 2];
     uint32_t probabilities[C::kKeys / 4];
@@ -213,19 +100,40 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
     // The scores of the top block are there. Only it can hold keys behind a row or behind the sequence.
     arrive(barriers.k_empty(block % C::kStages));
     if (n == 0) arrive(barriers.q_empty(round & 1));
-    {
-      const int offset = work.begin + n * C::kKeys + 2 * (lane % 4);
-      const int limit0 = (C::kCausal ? min(row, work.end - 1) : work.end - 1) - offset,
-                limit1 = (C::kCausal ? min(row + 8, work.end - 1) : work.end - 1) - offset;
+    const int offset = work.begin + n * C::kKeys + 2 * (lane % 4), end = work.end - 1 - offset, first = work.first - offset;
+    const int limit0 = C::kCausal ? min(first + (row >> shift), end) : end,
+              limit1 = C::kCausal ? min(first + ((row + 8) >> shift), end) : end;
+    softmax.maximum[0] = softmax.maximum[1] = -INFINITY;
+    softmax.sum[0] = softmax.sum[1] = 0;
+    // By 32 columns: those behind the limits of all rows cost nothing but their part of the products.
+    constexpr int kParts = C::kKeys / 32;
 #pragma unroll
-      for (int j = 0; j < C::kKeys / 8; ++j) {
+    for (int part = 0; part < kParts; ++part) {
+      if (part > 0 && 32 * part >= work.keys) continue;
+      if (C::kCausal || 32 * (part + 1) > work.keys) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e)
-          if (8 * j + e % 2 > (e < 2 ? limit0 : limit1)) s[4 * j + e] = -INFINITY;
+        for (int j = 4 * part; j < 4 * (part + 1); ++j) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e)
+            if (8 * j + e % 2 > (e < 2 ? limit0 : limit1)) s[4 * j + e] = -INFINITY;
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < 2; ++r) softmax.maximum[r] = fmaxf(softmax.maximum[r], Softmax::largest_of<C::kKeys / 2, 16>(r, s, 16 * part));
+    }
+    softmax.share(0);
+    softmax.share(1);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      if (part == 0 || 32 * part < work.keys) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) softmax.sum[r] += softmax.exponentials<C::kKeys / 2, 16>(r, s, p.scale_log2, 16 * part);
+        pack_probabilities<C, 32>(probabilities, s, draws, n * C::kKeys + 2 * (lane % 4), p.keep_bias, 2 * part);
+      } else {
+#pragma unroll
+        for (int i = 8 * part; i < 8 * (part + 1); ++i) probabilities[i] = 0;
       }
     }
-    softmax.template update<true>(s, p.scale_log2);
-    pack_probabilities<C>(probabilities, s, draws, draw_row, n * C::kKeys + 2 * (lane % 4), p.keep_bias);
     bool accumulate = false;
     if (n > 0) barrier_wait(barriers.k_full((block + 1) % C::kStages), phase(block + 1));
 #pragma unroll 1
@@ -246,20 +154,23 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
       pin(s);
       arrive(barriers.k_empty((block + 1) % C::kStages));
       if (n == 0) arrive(barriers.q_empty(round & 1));
-      const float2 alpha = softmax.template update<false>(s, p.scale_log2);
+      float alpha[2];
+      const bool raised = softmax.update(s, p.scale_log2, alpha);
       pin(s);
       // A branch: the assembler would otherwise move exponentials behind the wait that follows.
       if (n > 0) barrier_wait(barriers.k_full((block + 2) % C::kStages), phase(block + 2));
       mma_wait<0>();
       pin(o);
       arrive(barriers.v_empty(block % C::kStages));
-      pack_probabilities<C>(probabilities, s, draws, draw_row, n * C::kKeys + 2 * (lane % 4), p.keep_bias);
+      pack_probabilities<C>(probabilities, s, draws, n * C::kKeys + 2 * (lane % 4), p.keep_bias);
+      if (raised) {
 #pragma unroll
-      for (int i = 0; i < C::kDim / 2; i += 4) {
-        o[i] *= alpha.x;
-        o[i + 1] *= alpha.x;
-        o[i + 2] *= alpha.y;
-        o[i + 3] *= alpha.y;
+        for (int i = 0; i < C::kDim / 2; i += 4) {
+          o[i] *= alpha[0];
+          o[i + 1] *= alpha[0];
+          o[i + 2] *= alpha[1];
+          o[i + 3] *= alpha[1];
+        }
       }
       ++block;
     }
@@ -291,10 +202,11 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
     pin(o);
     arrive(barriers.v_empty(block % C::kStages));
     ++block;
-    finish<C>(p, work, o, softmax, shared + C::kO + (group * 4 + warp) * (16 * C::kDim * 2), work.first + 16 * warp);
+    finish<C>(p, work.first, work.end, work.head, o, softmax, shared + C::kO + (group * 4 + warp) * (16 * C::kDim * 2), 16 * warp, shift);
     work = next;
     more = together || begin_tile(work);
   }
+  if (lane == 0) bulk_done();
 }
 
 template <class C>

@@ -18,7 +18,7 @@ struct Config {
   static constexpr int kRows = 64 * kConsumers;
   // A whole warpgroup produces, so that its registers can go to the others.
   static constexpr int kProducers = 128, kThreads = kRows * 2 + kProducers;
-  static constexpr int kConsumerRegisters = kBlocksPerSm == 2 ? 104 : kConsumers == 2 ? 232 : 160;
+  static constexpr int kConsumerRegisters = kBlocksPerSm == 2 ? 104 : kConsumers == 2 ? 232 : kConsumers == 3 ? 160 : 112;
   static constexpr int kProducerRegisters = kBlocksPerSm == 2 ? 24 : kConsumers == 2 ? 40 : 32;
   static constexpr uint32_t kQBytes = kRows * kDim * 2, kKBytes = kKeys * kDim * 2;
   // Shared memory, in bytes from a multiple of 1,024.
@@ -27,13 +27,16 @@ struct Config {
                             kInfos = kBarriers + (4 + 4 * kStages) * 8, kBytes = kInfos + 2 * 32;
 };
 
+/// At most eight heads share a tile: they are the eight rows of a fragment that differ between threads.
+constexpr int kMaxPackShift = 3;
+
 struct Parameters {
-  CUtensorMap q, k, v;
+  CUtensorMap q, k, v, o_rows;  // the last one in boxes of a warp's 16 rows
   TileQueue queue;
   void* o;
   float* lse;
   int64_t o_token, o_head, tokens;
-  int group;
+  int group, pack_shift;  // query heads of a key head; log2 of how many of them share a tile
   float scale, scale_log2;
   const int64_t* sample_ids;
   uint32_t t0, t1, keep_bias;
@@ -63,16 +66,25 @@ __device__ inline void produce(const Parameters& p, uint32_t shared, TileInfo* i
   using namespace hopper;
   constexpr int kColumns = C::kDim / 64;
   uint32_t block = 0;
-  // The item after this one is looked up while this one's keys are on their way.
+  const int shift = C::kDropout ? 0 : p.pack_shift, tile_tokens = C::kRows >> shift;
+  // Of the heads that share a tile of the list, each takes a part of its tokens for all of them. Two numbers of items are asked for ahead,
+  // and the item after this one is looked up while this one's keys are on their way.
+  int following = p.queue.next();
   const auto look_up = [&](int item) {
     TileInfo info{};
-    info.head = -1;
-    if (item >= p.queue.items()) return info;
-    int tile_index, head;
-    p.queue.decode(item, tile_index, head);
-    const AttentionTile tile = p.queue.tiles[tile_index];
-    const int last = C::kCausal ? min(tile.end, tile.first + C::kRows) : tile.end;
-    return TileInfo{tile.first, tile.begin, tile.end, head, (last - tile.begin + C::kKeys - 1) / C::kKeys, tile.sequence, {}};
+    for (;;) {
+      info.head = -1;
+      if (item >= p.queue.items()) return info;
+      int tile_index, head;
+      p.queue.decode(item, tile_index, head);
+      const AttentionTile tile = p.queue.tiles[tile_index];
+      const int part = head & ((1 << shift) - 1), first = tile.first + ((1 << shift) - 1 - part) * tile_tokens;
+      const int last = C::kCausal ? min(tile.end, first + tile_tokens) : tile.end;
+      info = {first, tile.begin, tile.end, head - part, (last - tile.begin + C::kKeys - 1) / C::kKeys, tile.sequence, {}};
+      if (first < tile.end) return info;
+      item = following;
+      following = p.queue.next();
+    }
   };
   TileInfo info = look_up(static_cast<int>(blockIdx.x));
   for (uint32_t round = 0;; ++round) {
@@ -83,7 +95,8 @@ __device__ inline void produce(const Parameters& p, uint32_t shared, TileInfo* i
       barrier_arrive(barriers.q_full(slot));
       break;
     }
-    const int item = p.queue.next();
+    const int item = following;
+    following = p.queue.next();
     barrier_expect(barriers.q_full(slot), C::kQBytes);
 #pragma unroll
     for (int c = 0; c < kColumns; ++c)

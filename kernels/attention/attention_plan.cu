@@ -46,11 +46,12 @@ AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bo
                              int forward_rows) {
   AttentionPlan plan;
   plan.tokens = cu_seqlens[count];
-  const int rows = forward_rows > 0 ? forward_rows : attention_forward_rows(d);
+  const int rows = forward_rows > 0 ? forward_rows : attention_forward_rows(d, causal);
   std::vector<AttentionTile> whole;  // sequences
   int32_t padded = 0;
   for (int64_t i = 0; i < count; ++i) {
     const int32_t begin = cu_seqlens[i], end = cu_seqlens[i + 1];
+    plan.longest = std::max<int64_t>(plan.longest, end - begin);
     for (int32_t first = begin; first < end; first += rows)
       plan.forward.push_back({first, begin, end, padded, static_cast<int32_t>(i), 0, 0, 0});
     whole.push_back({begin, begin, end, padded, static_cast<int32_t>(i), 0, 0, 0});
@@ -77,7 +78,7 @@ AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bo
 }
 
 cudaError_t tensor_map(CUtensorMap& map, const AttentionTensor& tensor, int64_t tokens, int heads, int d, int rows,
-                       Element element) {
+                       Element element, int box_heads) {
   static const auto encode = [] {
     void* entry = nullptr;
     cudaDriverEntryPointQueryResult found;
@@ -88,7 +89,7 @@ cudaError_t tensor_map(CUtensorMap& map, const AttentionTensor& tensor, int64_t 
   if (encode == nullptr) return cudaErrorNotSupported;
   const cuuint64_t extents[] = {static_cast<cuuint64_t>(d), static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(tokens)};
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(tensor.strides.head) * 2, static_cast<cuuint64_t>(tensor.strides.token) * 2};
-  const cuuint32_t box[] = {64, 1, static_cast<cuuint32_t>(rows)}, steps[] = {1, 1, 1};
+  const cuuint32_t box[] = {64, static_cast<cuuint32_t>(box_heads), static_cast<cuuint32_t>(rows)}, steps[] = {1, 1, 1};
   const CUresult result = encode(
       &map, element == Element::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, tensor.data,
       extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
@@ -112,9 +113,9 @@ bool valid_tensor(const AttentionTensor& t) {
          t.strides.token % 8 == 0 && t.strides.head % 8 == 0;
 }
 
-int section_heads(const AttentionShape& s) {
+int section_heads(const AttentionShape& s, int64_t tokens) {
   constexpr int64_t kCacheBytes = 34'000'000;
-  const int64_t head_bytes = s.tokens * s.d * 4;
+  const int64_t head_bytes = tokens * s.d * 4;
   const int kv_heads = static_cast<int>(std::clamp<int64_t>(kCacheBytes / head_bytes, 1, s.kv_heads));
   return kv_heads * (s.q_heads / s.kv_heads);
 }

@@ -75,6 +75,13 @@ __device__ inline void load_box(uint32_t to, const CUtensorMap* map, int element
       "l"(map), "r"(element), "r"(head), "r"(token), "r"(barrier)
       : "memory");
 }
+/// One box out of shared memory. The thread that asks commits it and later waits (`bulk_read`, `bulk_done`).
+__device__ inline void store_box(const CUtensorMap* map, int element, int head, int token, uint32_t from) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map), "r"(element), "r"(head),
+               "r"(token), "r"(from)
+               : "memory");
+}
+__device__ inline void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 /// One box into the L2 cache.
 __device__ inline void prefetch_box(const CUtensorMap* map, int element, int head, int token) {
   asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(map), "r"(element), "r"(head), "r"(token) : "memory");

@@ -9,7 +9,7 @@
 // outside the table gives a row of NaN in y and is left out of d_table. Without accumulate only
 // rows whose id occurs are written: the caller zeroes the rest.
 // The gradient sorts the tokens by id (stable), sums runs of equal ids in fp32 and rounds once:
-// deterministic, no atomics on floats.
+// deterministic, no atomics on floats. A table of at most two rows, as of token types, needs no sort.
 // workspace: embedding_backward_workspace() bytes, 256-byte aligned. Allocates nothing,
 // synchronises nothing. Any width and alignment; the gradient takes at most 2,097,120 tokens.
 

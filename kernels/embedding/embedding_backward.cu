@@ -1,5 +1,6 @@
 #include "kernels/device.cuh"
 #include "kernels/embedding/embedding.h"
+#include "kernels/embedding/embedding_rows.cuh"
 #include "kernels/launch.h"
 
 #include <cub/device/device_radix_sort.cuh>
@@ -11,14 +12,16 @@ namespace {
 // A group of neighbouring places in the sorted order is summed by one block of threads. A run of
 // equal ids belongs to the group where it begins, which follows it up to kAhead places further; a
 // run that goes on even there leaves one fp32 row per group.
-constexpr int kGroup = 32, kAhead = 96, kBack = kGroup + kAhead, kStages = 12, kThreads = 128,
-              kPrepareThreads = 256, kLanes = 16, kRunColumns = kThreads / kLanes,
-              kRunBlocks = 1024;
+constexpr int kGroup = kEmbeddingGroup, kAhead = 96, kBack = kGroup + kAhead, kStages = 12,
+              kThreads = 128, kPrepareThreads = 256, kRunThreads = 512, kLanes = 64,
+              kRunColumns = kRunThreads / kLanes, kRunBlocks = 1024;
 
 size_t rounded(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 struct Workspace {
-  int *keys_in, *keys, *tokens_in, *tokens;  // [tokens]
+  uint32_t *keys_in, *keys;  // [tokens]: the id above token_bits bits of the token
+  int *tokens_in, *tokens;   // [tokens], where both do not fit into a key
+  int id_bits, token_bits;
   float* head;  // [groups, columns]: what a group adds to the run that its predecessor began
   float* tail;  // [groups, columns]: the run that goes on in the next group
   int *num_runs, *runs;  // groups where a long run begins
@@ -26,13 +29,26 @@ struct Workspace {
   size_t sort_bytes, total;
 };
 
+int bits_of(int64_t largest) {
+  int bits = 1;
+  while (bits < 63 && (largest >> bits) != 0) ++bits;
+  return bits;
+}
+
+/// Stable by id; a stray id counts as vocab. With a null w.sort only the size is asked for.
+cudaError_t sort(Workspace& w, int64_t tokens, cudaStream_t stream) {
+  const int count = static_cast<int>(tokens), end = w.token_bits + w.id_bits;
+  if (w.token_bits > 0)
+    return cub::DeviceRadixSort::SortKeys(w.sort, w.sort_bytes, w.keys_in, w.keys, count,
+                                          w.token_bits, end, stream);
+  return cub::DeviceRadixSort::SortPairs(w.sort, w.sort_bytes, w.keys_in, w.keys, w.tokens_in,
+                                         w.tokens, count, 0, end, stream);
+}
+
 cudaError_t carve(void* base, int64_t tokens, int64_t columns, Workspace& w) {
   w = {};
-  if (const cudaError_t error = cub::DeviceRadixSort::SortPairs(
-          nullptr, w.sort_bytes, static_cast<int*>(nullptr), static_cast<int*>(nullptr),
-          static_cast<int*>(nullptr), static_cast<int*>(nullptr), static_cast<int>(tokens));
-      error != cudaSuccess)
-    return error;
+  w.id_bits = 32;
+  if (const cudaError_t error = sort(w, tokens, nullptr); error != cudaSuccess) return error;
   char* at = static_cast<char*>(base);
   const auto take = [&](size_t bytes) {
     char* start = at;
@@ -41,7 +57,8 @@ cudaError_t carve(void* base, int64_t tokens, int64_t columns, Workspace& w) {
   };
   const size_t ints = tokens * sizeof(int),
                rows = ceil_div(tokens, kGroup) * columns * sizeof(float);
-  w.keys_in = reinterpret_cast<int*>(take(ints)), w.keys = reinterpret_cast<int*>(take(ints));
+  w.keys_in = reinterpret_cast<uint32_t*>(take(ints));
+  w.keys = reinterpret_cast<uint32_t*>(take(ints));
   w.tokens_in = reinterpret_cast<int*>(take(ints)), w.tokens = reinterpret_cast<int*>(take(ints));
   w.head = reinterpret_cast<float*>(take(rows)), w.tail = reinterpret_cast<float*>(take(rows));
   w.num_runs = reinterpret_cast<int*>(take(sizeof(int)));
@@ -58,22 +75,20 @@ __global__ void __launch_bounds__(kPrepareThreads)
   if (t == 0) *w.num_runs = 0;
   if (t >= a.tokens) return;
   const int64_t id = a.ids[t];
-  w.keys_in[t] = static_cast<int>(id >= 0 && id < a.vocab ? id : a.vocab);  // strays sort last
-  w.tokens_in[t] = static_cast<int>(t);
-}
-
-/// Sixteen bytes at a time where kWidth > 1.
-template <class G, int kWidth>
-__device__ inline void write_row(G* to, const float (&sum)[kWidth], bool accumulate) {
-  constexpr int kPart = kWidth == 1 ? 1 : 16 / sizeof(G);
-#pragma unroll
-  for (int first = 0; first < kWidth; first += kPart) {
-    float old[kPart] = {};
-    if (accumulate) to_floats(*reinterpret_cast<const Vec<G, kPart>*>(to + first), old);
-#pragma unroll
-    for (int i = 0; i < kPart; ++i) old[i] += sum[first + i];
-    store(to + first, from_floats<G>(old));
+  const uint32_t known = static_cast<uint32_t>(id >= 0 && id < a.vocab ? id : a.vocab);
+  if (w.token_bits > 0) {
+    w.keys_in[t] = known << w.token_bits | static_cast<uint32_t>(t);
+  } else {
+    w.keys_in[t] = known;
+    w.tokens_in[t] = static_cast<int>(t);
   }
+}
+__device__ inline int id_at(const Workspace& w, int64_t place) {
+  return static_cast<int>(w.keys[place] >> w.token_bits);
+}
+__device__ inline int token_at(const Workspace& w, int64_t place) {
+  return w.token_bits > 0 ? static_cast<int>(w.keys[place] & ((1u << w.token_bits) - 1))
+                          : w.tokens[place];
 }
 
 /// Ids of the places around a group, ascending; offset 0 is the group's first place.
@@ -98,14 +113,15 @@ __global__ void __launch_bounds__(kThreads)
     group_kernel(const EmbeddingBackward a, const Workspace w) {
   __shared__ Window window;
   __shared__ int tokens[kGroup + kAhead];
+  allow_next_kernel();
   const int64_t group = blockIdx.y, begin = group * kGroup,
                 column = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kWidth;
   for (int i = static_cast<int>(threadIdx.x); i <= kBack + kGroup + kAhead; i += kThreads) {
     const int64_t place = begin - kBack + i;
-    window.ids[i] = place < 0 ? -1 : place < a.tokens ? w.keys[place] : INT32_MAX;
+    window.ids[i] = place < 0 ? -1 : place < a.tokens ? id_at(w, place) : INT32_MAX;
   }
   for (int i = static_cast<int>(threadIdx.x); i < kGroup + kAhead; i += kThreads)
-    if (begin + i < a.tokens) tokens[i] = w.tokens[begin + i];
+    if (begin + i < a.tokens) tokens[i] = token_at(w, begin + i);
   __syncthreads();
   if (column >= a.columns) return;
 
@@ -182,9 +198,10 @@ __global__ void __launch_bounds__(kThreads)
 /// Long runs, as the groups where they begin have listed them. A block owns kRunColumns * kWidth
 /// columns, and its kLanes lanes take the pieces of a run in turn.
 template <class G, int kWidth>
-__global__ void __launch_bounds__(kThreads, 8)
+__global__ void __launch_bounds__(kRunThreads, 2)
     run_kernel(const EmbeddingBackward a, const Workspace w) {
   __shared__ float sums[kLanes][kRunColumns * kWidth];
+  await_kernel_before();
   const int64_t groups = (a.tokens + kGroup - 1) / kGroup;
   const int lane = static_cast<int>(threadIdx.x) / kRunColumns,
             own = static_cast<int>(threadIdx.x) % kRunColumns * kWidth;
@@ -193,15 +210,15 @@ __global__ void __launch_bounds__(kThreads, 8)
   // Listed in any order: each run's sum is its own.
   for (int i = static_cast<int>(blockIdx.y); i < count; i += static_cast<int>(gridDim.y)) {
     const int64_t group = w.runs[i];
-    const int id = w.keys[(group + 1) * kGroup - 1];
+    const int id = id_at(w, (group + 1) * kGroup - 1);
     // The last group that the run reaches into.
     int64_t low = group + 1 + kAhead / kGroup, step = 1;
-    while (low + step < groups && w.keys[(low + step) * kGroup] == id) low += step, step *= 2;
+    while (low + step < groups && id_at(w, (low + step) * kGroup) == id) low += step, step *= 2;
     for (; step > 0; step /= 2)
-      if (low + step < groups && w.keys[(low + step) * kGroup] == id) low += step;
+      if (low + step < groups && id_at(w, (low + step) * kGroup) == id) low += step;
     float sum[kWidth] = {};
     if (column < a.columns) {
-#pragma unroll 4
+#pragma unroll 8
       for (int64_t g = group + lane; g <= low; g += kLanes) {
         float piece[kWidth];
         const float* from = (g == group ? w.tail : w.head) + g * a.columns + column;
@@ -213,7 +230,7 @@ __global__ void __launch_bounds__(kThreads, 8)
 #pragma unroll
     for (int c = 0; c < kWidth; ++c) sums[lane][own + c] = sum[c];
     __syncthreads();
-    for (int c = static_cast<int>(threadIdx.x); c < kRunColumns * kWidth; c += kThreads) {
+    for (int c = static_cast<int>(threadIdx.x); c < kRunColumns * kWidth; c += kRunThreads) {
       const int64_t place = static_cast<int64_t>(blockIdx.x) * kRunColumns * kWidth + c;
       if (place >= a.columns) continue;
       float total[1] = {};
@@ -244,11 +261,8 @@ cudaError_t launch(const EmbeddingBackward& a, const Workspace& w, cudaStream_t 
                   along = across < kRunBlocks ? kRunBlocks / across : 1;
     return dim3(static_cast<unsigned>(across), static_cast<unsigned>(along));
   };
-  if (packed)
-    run_kernel<G, 4><<<runs(4), kThreads, 0, stream>>>(a, w);
-  else
-    run_kernel<G, 1><<<runs(1), kThreads, 0, stream>>>(a, w);
-  return cudaGetLastError();
+  return packed ? launch_behind(run_kernel<G, 4>, runs(4), kRunThreads, stream, a, w)
+                : launch_behind(run_kernel<G, 1>, runs(1), kRunThreads, stream, a, w);
 }
 
 }  // namespace
@@ -267,16 +281,13 @@ cudaError_t embedding_backward(const EmbeddingBackward& a, cudaStream_t stream) 
   Workspace w;
   if (const cudaError_t error = carve(a.workspace, a.tokens, a.columns, w); error != cudaSuccess)
     return error;
+  if (a.vocab <= kFewIds) return embedding_backward_few(a, w.head, w.num_runs, stream);
+  w.id_bits = bits_of(a.vocab);
+  if (w.id_bits + bits_of(a.tokens - 1) <= 32) w.token_bits = bits_of(a.tokens - 1);
   prepare_kernel<<<static_cast<unsigned>(ceil_div(a.tokens, kPrepareThreads)), kPrepareThreads, 0,
                    stream>>>(a, w);
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
-  int bits = 1;
-  while ((int64_t{1} << bits) <= a.vocab) ++bits;
-  if (const cudaError_t error =
-          cub::DeviceRadixSort::SortPairs(w.sort, w.sort_bytes, w.keys_in, w.keys, w.tokens_in,
-                                          w.tokens, static_cast<int>(a.tokens), 0, bits, stream);
-      error != cudaSuccess)
-    return error;
+  if (const cudaError_t error = sort(w, a.tokens, stream); error != cudaSuccess) return error;
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
     if (a.table_element == a.element) return launch<T, T>(a, w, stream);

@@ -11,13 +11,46 @@ namespace trireme::kernels {
 namespace {
 
 constexpr int kFewPacks = 4, kManyPacks = 7, kMaxThreads = 512, kScalarThreads = 256,
-              kBlocksPerSm = 8, kStages = 1;
+              kBlocksPerSm = 8, kStages = 1, kMaxRows = 8,
+              kTableThreads = 640;  // registers for five blocks of a 4,096 column row
 
+/// The slopes at the 256 values that a row's codes can stand for; the row's threads share the work.
+__device__ inline void tabulate_slopes(const GeluCodes& saved, GeluKind kind, float inverse,
+                                       float* slopes) {
+  with_kind(kind, [&](auto constant) {
+    for (unsigned code = threadIdx.x; code < 128; code += blockDim.x) {
+      const GeluSlope<decltype(constant)::value> slope(
+          from_fp8(static_cast<uint8_t>(code), saved.format) * inverse);
+      slopes[code] = slope.positive(), slopes[code + 128] = slope.negative();
+    }
+  });
+}
+
+/// d becomes the gradient. `slopes`: of the row, its address without the lowest ten bits.
+template <int kWidth>
+__device__ inline void multiply_slopes(float (&d)[kWidth], const Vec<uint16_t, kWidth / 2>& codes,
+                                       uint32_t slopes) {
+  const auto words = __builtin_bit_cast(Words<kWidth / 4>, codes);
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) {
+    const uint32_t word = words.word[i / 4];
+    const int byte = i % 4;
+    const uint32_t offset = (byte == 0 ? word << 2 : word >> (8 * byte - 2)) & 0x3fcu;
+    float slope;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(slope) : "r"(slopes | offset));
+    d[i] *= slope;
+  }
+}
+
+/// kWhole and kFromCodes: slopes are looked up in a table of the row, made one row ahead.
 template <class T, int kPacks, bool kFromCodes, bool kBias, bool kWhole>
-__global__ void __launch_bounds__(kMaxThreads) backward_kernel(const GeluBackward a) {
+__global__ void __launch_bounds__(kWhole&& kFromCodes ? kTableThreads : kMaxThreads)
+    backward_kernel(const GeluBackward a) {
   extern __shared__ __align__(16) char shared[];
-  __shared__ float scratch[2][32];
   constexpr int kWidth = 16 / sizeof(T);
+  constexpr bool kTable = kFromCodes && kWhole;
+  __shared__ float scratch[2][32];
+  __shared__ __align__(1024) float slopes[kTable ? kMaxRows : 1][2][kTable ? 256 : 1];
   using Pack = Vec<T, kWidth>;
   using Kept = std::conditional_t<kFromCodes, Vec<uint16_t, kWidth / 2>, Pack>;
   RowCursor<kWhole ? kPacks : 0> cursor(a.rows, static_cast<int>(a.columns / kWidth));
@@ -28,29 +61,52 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const GeluBackwar
       free, kFromCodes ? a.saved.data : a.x,
       a.columns * static_cast<int64_t>(sizeof(Kept)) / kWidth);
   start_inputs<kStages>(cursor, gradients, inputs);
+  const auto table = [&](int turn) { return slopes[kTable ? threadIdx.y : 0][turn]; };
+  // All threads of a row, which also end its turn together.
+  const auto tabulated = [&] {
+    if (blockDim.x == 32)
+      __syncwarp();
+    else
+      __syncthreads();
+  };
+  if constexpr (kTable) {
+    if (cursor.active()) tabulate_slopes(a.saved, a.kind, a.saved.inverse[cursor.row], table(0));
+    tabulated();
+  }
   float sums[1][kBias ? kPacks : 1][kWidth] = {};
   for (; cursor.active(); cursor.advance()) {
     start_row<kStages>();
     float inverse = 1.0f;
-    if constexpr (kFromCodes) inverse = a.saved.inverse[cursor.row];
+    if constexpr (kTable) {
+      if (const int64_t next = cursor.row + cursor.step; next < a.rows)
+        inverse = a.saved.inverse[next];
+    } else if constexpr (kFromCodes) {
+      inverse = a.saved.inverse[cursor.row];
+    }
+    const uint32_t slopes_at = static_cast<uint32_t>(__cvta_generic_to_shared(table(cursor.turn)));
     Words<4> dx[kPacks];
     Amax<T> top;
     const auto differentiate = [&](auto kind, auto format) {
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         if (!cursor.holds(p)) continue;
-        float d[kWidth], z[kWidth];
+        float d[kWidth];
         to_floats(gradients.template take<Pack>(p, cursor), d);
         const Kept input = inputs.template take<Kept>(p, cursor);
-        if constexpr (kFromCodes)
-          from_fp8<decltype(format)::value>(input, inverse, z);
-        else
-          to_floats(a.bias == nullptr
-                        ? input
-                        : add(input, load_shared_read<T, kWidth>(static_cast<const T*>(a.bias) +
-                                                                 cursor.index(p) * kWidth)),
-                    z);
-        gelu_gradient<T, decltype(kind)::value>(d, z);
+        if constexpr (kTable) {
+          multiply_slopes(d, input, slopes_at);
+        } else {
+          float z[kWidth];
+          if constexpr (kFromCodes)
+            from_fp8<decltype(format)::value>(input, inverse, z);
+          else
+            to_floats(a.bias == nullptr
+                          ? input
+                          : add(input, load_shared_read<T, kWidth>(static_cast<const T*>(a.bias) +
+                                                                   cursor.index(p) * kWidth)),
+                      z);
+          gelu_gradient<T, decltype(kind)::value>(d, z);
+        }
         const Pack out = packed(from_floats<T>(d));
         dx[p] = as_words(out);
         top.add(out);
@@ -61,12 +117,18 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const GeluBackwar
         }
       }
     };
-    with_kind(a.kind, [&](auto kind) {
-      if constexpr (kFromCodes)
-        with_format(a.saved.format, [&](auto format) { differentiate(kind, format); });
-      else
-        differentiate(kind, 0);
-    });
+    if constexpr (kTable) {
+      differentiate(0, 0);
+      tabulate_slopes(a.saved, a.kind, inverse, table(cursor.turn ^ 1));
+      if (blockDim.x == 32 || a.fp8.data == nullptr) tabulated();
+    } else {
+      with_kind(a.kind, [&](auto kind) {
+        if constexpr (kFromCodes)
+          with_format(a.saved.format, [&](auto format) { differentiate(kind, format); });
+        else
+          differentiate(kind, 0);
+      });
+    }
     end_row();
     if (a.dx != nullptr)
       store_row(static_cast<T*>(a.dx) + cursor.row * a.columns, dx, cursor, false);

@@ -15,10 +15,17 @@ __device__ inline float settle_saved(const GeluCodes& saved, float top, int64_t 
   return 1.0f / inverse;
 }
 
-template <class T, int kPacks, bool kFp8, bool kWhole>
-__global__ void __launch_bounds__(kMaxThreads, kWhole ? 2 : 1) forward_kernel(const GeluForward a) {
+enum class Outputs { kPlain, kFp8, kAny };
+
+/// Whole rows are held to few registers: more of them are on their way at once.
+template <class T, int kPacks, Outputs kOutputs, bool kWhole>
+__global__ void __launch_bounds__(kMaxThreads, !kWhole                     ? 1
+                                               : kOutputs == Outputs::kFp8 ? 3
+                                                                           : 2)
+    forward_kernel(const GeluForward a) {
   __shared__ float scratch[2 * 32];
   constexpr int kWidth = 16 / sizeof(T);
+  constexpr bool kFp8 = kOutputs != Outputs::kPlain, kAny = kOutputs == Outputs::kAny;
   const RowCursor<kWhole ? kPacks : 0> cursor(a.rows, static_cast<int>(a.columns / kWidth));
   if (!cursor.active()) return;  // a whole warp, which no other waits for
   const int64_t base = cursor.row * a.columns;
@@ -52,20 +59,23 @@ __global__ void __launch_bounds__(kMaxThreads, kWhole ? 2 : 1) forward_kernel(co
     }
   });
   if constexpr (kFp8) {
-    if (a.y != nullptr) store_row(static_cast<T*>(a.y) + base, y, cursor, once);
-    if (a.saved.data != nullptr) {
+    if (kAny && a.y != nullptr) store_row(static_cast<T*>(a.y) + base, y, cursor, once);
+    float top[kAny ? 2 : 1] = {top_y.get()};
+    if constexpr (kAny) {
 #pragma unroll
       for (int p = 0; p < kPacks; ++p)
         if (cursor.holds(p)) top_z.add(as_pack<T>(z[p]));
+      top[1] = top_z.get();
     }
-    float top[2] = {top_y.get(), top_z.get()};
     row_amax(top, blockDim.x, scratch);
-    if (a.fp8.data != nullptr)
+    if (!kAny || a.fp8.data != nullptr)
       store_row_fp8<T>(a.fp8.data + base, y, cursor, settle_scale(a.fp8, top[0], cursor.row),
                        a.fp8.format, once);
-    if (a.saved.data != nullptr)
-      store_row_fp8<T>(a.saved.data + base, z, cursor, settle_saved(a.saved, top[1], cursor.row),
-                       a.saved.format, once);
+    if constexpr (kAny) {
+      if (a.saved.data != nullptr)
+        store_row_fp8<T>(a.saved.data + base, z, cursor, settle_saved(a.saved, top[1], cursor.row),
+                         a.saved.format, once);
+    }
   }
 }
 
@@ -108,20 +118,20 @@ __global__ void __launch_bounds__(kScalarThreads) scalar_kernel(const GeluForwar
   }
 }
 
-template <class T, int kPacks, bool kFp8>
+template <class T, int kPacks, Outputs kOutputs>
 cudaError_t launch(const GeluForward& a, int64_t packs, cudaStream_t stream) {
   const RowGeometry g = row_geometry(packs, kPacks);
   if constexpr (sizeof(T) == 2 && kPacks == kFewPacks) {
     if (whole_rows(packs, kPacks))
-      return launch_each_row(forward_kernel<T, kPacks, kFp8, true>, a, a.rows, g, stream);
+      return launch_each_row(forward_kernel<T, kPacks, kOutputs, true>, a, a.rows, g, stream);
   }
-  return launch_each_row(forward_kernel<T, kPacks, kFp8, false>, a, a.rows, g, stream);
+  return launch_each_row(forward_kernel<T, kPacks, kOutputs, false>, a, a.rows, g, stream);
 }
 
-template <class T, bool kFp8>
+template <class T, Outputs kOutputs>
 cudaError_t launch(const GeluForward& a, int64_t packs, cudaStream_t stream) {
-  return packs <= kFewPacks * kMaxThreads ? launch<T, kFewPacks, kFp8>(a, packs, stream)
-                                          : launch<T, kManyPacks, kFp8>(a, packs, stream);
+  return packs <= kFewPacks * kMaxThreads ? launch<T, kFewPacks, kOutputs>(a, packs, stream)
+                                          : launch<T, kManyPacks, kOutputs>(a, packs, stream);
 }
 
 }  // namespace
@@ -136,8 +146,11 @@ cudaError_t gelu_forward(const GeluForward& a, cudaStream_t stream) {
     const int64_t packs = a.columns / kWidth;
     if (a.columns % kWidth == 0 && packs <= kManyPacks * kMaxThreads &&
         aligned16(a.x, a.bias, a.y, a.fp8.data, a.saved.data))
-      return a.fp8.data != nullptr || a.saved.data != nullptr ? launch<T, true>(a, packs, stream)
-                                                              : launch<T, false>(a, packs, stream);
+      return a.fp8.data == nullptr && a.saved.data == nullptr
+                 ? launch<T, Outputs::kPlain>(a, packs, stream)
+             : a.y == nullptr && a.saved.data == nullptr
+                 ? launch<T, Outputs::kFp8>(a, packs, stream)
+                 : launch<T, Outputs::kAny>(a, packs, stream);
     scalar_kernel<T><<<static_cast<unsigned>(a.rows), kScalarThreads, 0, stream>>>(a);
     return cudaGetLastError();
   });

@@ -1,7 +1,7 @@
 #include "kernels/layer_norm/layer_norm_backward_sums.h"
 
 #include "kernels/launch.h"
-#include "kernels/layer_norm/layer_norm_backward_sums.cuh"
+#include "kernels/layer_norm/layer_norm_backward_pipelined.cuh"
 
 namespace trireme::kernels {
 
@@ -10,20 +10,40 @@ namespace {
 using namespace layer_norm_sums;
 
 /// teams: receives how many partial rows the kernel leaves, at most a.rows and kBlocksPerSm for
-/// each multiprocessor. Without kCluster a row has at most kThreads * kPacks packs.
-template <class T, int kSums, bool kDropout, int kPacks, int kRows, bool kKept, int kBlocks,
+/// each multiprocessor. A row has at most kThreads packs.
+template <class T, int kSums, bool kDropout, int kThreads, int kRows>
+cudaError_t launch_kept(const LayerNormBackward& a, int64_t* teams, cudaStream_t stream) {
+  const auto kernel = sums_kernel<T, kSums, kDropout, kThreads, kRows>;
+  const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
+  const int threads = static_cast<int>(ceil_div(packs, 32) * 32), fit = kThreads / threads,
+            groups = fit > kMaxGroups ? kMaxGroups : fit;
+  const size_t inputs = size_t{2} * kRows * kThreads * 16,
+               sums = block_sums_bytes(groups, a.columns, kSums),
+               bytes = inputs > sums ? inputs : sums;
+  if (const cudaError_t error = allow_shared_memory(kernel, bytes); error != cudaSuccess)
+    return error;
+  *teams = resident_blocks(kernel, threads * groups, bytes, kLayerNormBlocksPerSm,
+                           ceil_div(a.rows, groups));
+  kernel<<<static_cast<unsigned>(*teams),
+           dim3(static_cast<unsigned>(threads), static_cast<unsigned>(groups)), bytes, stream>>>(a);
+  return cudaGetLastError();
+}
+
+/// The same; a row has at most kThreads * kPacks packs, with kCluster up to four times as many.
+template <class T, int kSums, bool kDropout, int kThreads, int kPacks, int kRows, int kBlocks,
           bool kCluster>
-cudaError_t launch_sums(const LayerNormBackward& a, int64_t* teams, cudaStream_t stream) {
-  const auto kernel = sums_kernel<T, kSums, kDropout, kPacks, kRows, kKept, kBlocks, kCluster>;
+cudaError_t launch_pipelined(const LayerNormBackward& a, int64_t* teams, cudaStream_t stream) {
+  const auto kernel =
+      pipelined_kernel<T, kSums, kDropout, kThreads, kPacks, kRows, kBlocks, kCluster>;
   const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
   const int parts = !kCluster                                ? 1
                     : ceil_div(packs, kThreads * kPacks) > 2 ? 4
                                                              : 2,
             threads = static_cast<int>(ceil_div(ceil_div(packs, parts * kPacks), 32) * 32);
   const int fit = kThreads / threads, groups = kCluster ? 1 : fit > kMaxGroups ? kMaxGroups : fit;
-  if (fit < 1 || (kKept && a.d_sum != nullptr)) return cudaErrorInvalidValue;
-  const size_t inputs = static_cast<size_t>(a.d_sum != nullptr ? 3 : 2) * (kKept ? 1 : 2) * kRows *
-                        kPacks * kThreads * 16,
+  if (fit < 1) return cudaErrorInvalidValue;
+  const size_t inputs = static_cast<size_t>(a.d_sum != nullptr ? 3 : 2) * kStages * kRows * kPacks *
+                        kThreads * 16,
                sums = block_sums_bytes(groups, a.columns, kSums),
                bytes = inputs > sums ? inputs : sums;
   if (const cudaError_t error = allow_shared_memory(kernel, bytes); error != cudaSuccess)
@@ -51,22 +71,31 @@ cudaError_t launch_sums(const LayerNormBackward& a, int64_t* teams, cudaStream_t
   return cudaLaunchKernelEx(&config, kernel, a);
 }
 
-/// As measured on an H200: rows in registers between the two passes where the sums leave room
-/// for them, else in shared memory; two blocks on a multiprocessor where one would be half empty.
+/// Rows of a third input leave room for half as many in shared memory.
+template <class T, int kSums, bool kDropout, bool kCluster>
+cudaError_t launch_pipelined(const LayerNormBackward& a, int64_t* partials, cudaStream_t stream) {
+  if (a.d_sum != nullptr)
+    return launch_pipelined<T, kSums, kDropout, 512, 2, 1, 1, kCluster>(a, partials, stream);
+  return launch_pipelined<T, kSums, kDropout, 512, 2, 2, 1, kCluster>(a, partials, stream);
+}
+
+/// As measured on an H200: rows in registers between the two passes where the sums leave room for
+/// them, and a block of 640 threads for rows of as many packs.
 template <class T, int kSums, bool kDropout>
 cudaError_t launch(const LayerNormBackward& a, int64_t* partials, cudaStream_t stream) {
   const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
   if constexpr (sizeof(T) == 2) {
-    if (packs <= (kSums == 2 ? kThreads / 2 : kThreads) && a.d_sum == nullptr)
-      return launch_sums<T, kSums, kDropout, 1, 4, true, 1, false>(a, partials, stream);
-    if constexpr (kSums == 2 && !kDropout) {
-      if (packs > kThreads && packs <= kThreads * 3 / 2)
-        return launch_sums<T, kSums, kDropout, 1, 2, false, 2, true>(a, partials, stream);
+    if (packs <= (kSums == 2 ? 256 : 512) && a.d_sum == nullptr)
+      return launch_kept<T, kSums, kDropout, 512, 4>(a, partials, stream);
+    if (packs > 512 && packs <= 640 && a.d_sum == nullptr) {
+      if constexpr (kSums == 2)
+        return launch_kept<T, kSums, kDropout, 640, 2>(a, partials, stream);
+      else
+        return launch_pipelined<T, kSums, kDropout, 640, 1, 2, 1, false>(a, partials, stream);
     }
   }
-  if (packs <= 2 * kThreads)
-    return launch_sums<T, kSums, kDropout, 2, 2, false, 1, false>(a, partials, stream);
-  return launch_sums<T, kSums, kDropout, 2, 2, false, 1, true>(a, partials, stream);
+  if (packs <= 1024) return launch_pipelined<T, kSums, kDropout, false>(a, partials, stream);
+  return launch_pipelined<T, kSums, kDropout, true>(a, partials, stream);
 }
 
 }  // namespace

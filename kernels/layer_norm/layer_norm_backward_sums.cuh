@@ -1,8 +1,7 @@
 #pragma once
 // Layer norm's backward with sums over rows. The sums of a column stay with the thread that owns it
 // while rows pass; so that they leave registers for the rows, a thread owns few columns, and a
-// group of threads takes several rows between two barriers. Rows wider than a block are shared by
-// a cluster, whose blocks exchange their parts of the row's means through distributed shared memory.
+// group of threads takes several rows at a time.
 
 #include "kernels/column_sum/block_sums.cuh"
 #include "kernels/layer_norm/layer_norm.h"
@@ -11,25 +10,7 @@
 
 namespace trireme::kernels::layer_norm_sums {
 
-constexpr int kThreads = 512, kMaxCluster = 4, kMaxGroups = 8;
-
-__device__ inline uint32_t cluster_size() {
-  uint32_t size;
-  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
-  return size;
-}
-__device__ inline uint32_t cluster_rank() {
-  uint32_t rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-__device__ inline void cluster_barrier() {
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;" ::
-          : "memory");
-}
+constexpr int kMaxGroups = 8;
 
 /// Sums kCount values (a power of two) over a warp; lane l gets the sum of value l % kCount.
 template <int kCount>
@@ -88,61 +69,102 @@ struct RawFacts {
   }
 };
 
-/// blockDim = (threads of a group, groups). A group takes kRows rows at once, `stride` apart; the
-/// next ones are on their way to shared memory. kKept: rows stay in registers between the two
-/// passes, without room for d_sum; else in shared memory, where two turns of rows have their place.
-template <class T, int kSums, bool kDropout, int kPacks, int kRows, bool kKept, int kBlocks,
-          bool kCluster>
-__global__ void __launch_bounds__(kThreads, kBlocks) sums_kernel(const LayerNormBackward a) {
+/// The mean of g (sum r of v) and of g n (sum kRows + r), for the row r of kRows: v are the sums of
+/// count warps at `from`, 2 * kRows each. Lane l gets that of value l % (2 * kRows).
+template <int kDots>
+__device__ inline float row_means(const float* from, int count, int64_t columns) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  float total = 0.0f;
+  for (int w = lane / kDots; w < count; w += 32 / kDots) total += from[w * kDots + lane % kDots];
+#pragma unroll
+  for (int offset = kDots; offset < 32; offset *= 2)
+    total += __shfl_xor_sync(0xffffffffu, total, offset);
+  return total * __fdividef(1.0f, static_cast<float>(columns));
+}
+
+/// First pass over a pack: g becomes dy * gamma, n the normalised row; the sums of the row and of
+/// the thread's columns.
+template <int kWidth>
+__device__ inline void sum_pack(float (&g)[kWidth], float (&n)[kWidth],
+                                const float (&gamma)[kWidth], float rstd, float shift,
+                                float (&d_gamma)[kWidth], float (&d_beta)[kWidth], float& g_sum,
+                                float& gn_sum) {
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) {
+    n[i] = fmaf(n[i], rstd, shift);
+    d_gamma[i] = fmaf(g[i], n[i], d_gamma[i]);
+    d_beta[i] += g[i];
+    g[i] *= gamma[i];
+    g_sum += g[i];
+    gn_sum = fmaf(g[i], n[i], gn_sum);
+  }
+}
+
+/// ds = rstd * (g - mean(g) - n * mean(g n)) = rstd * g + slope * s + level
+struct RowSlope {
+  float rstd, slope, level;
+  __device__ RowSlope(const RowFacts& facts, float g_mean, float gn_mean)
+      : rstd(facts.rstd),
+        slope(-facts.rstd * facts.rstd * gn_mean),
+        level(-facts.rstd * fmaf(gn_mean, facts.shift, g_mean)) {}
+};
+
+/// Second pass over a pack at element `to`, whose gradient with respect to the sum is g: written,
+/// and behind the dropout as dx; d_bias grows by what went through.
+template <class T, bool kDropout, bool kBias, int kWidth>
+__device__ inline void leave_pack(const LayerNormBackward& a, float (&g)[kWidth], int64_t to,
+                                  const RowFacts& facts, int column, bool once, float* d_bias) {
+  Vec<T, kWidth> out = from_floats<T>(g);
+  if (a.ds != nullptr) store_whole(static_cast<T*>(a.ds) + to, out, once);
+  if constexpr (kDropout) {
+    to_floats(out, g);
+    apply_dropout(g, facts.key, facts.first + static_cast<uint32_t>(column) / 2,
+                  a.dropout.threshold, a.dropout.scale);
+    out = from_floats<T>(g);
+    if (a.dx != nullptr) store_whole(static_cast<T*>(a.dx) + to, out, once);
+  }
+  if constexpr (kBias) {
+    to_floats(out, g);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) d_bias[i] += g[i];
+  }
+}
+
+/// blockDim = (threads of a group, groups), at most kThreads, each thread with one pack of a row. A
+/// group takes kRows rows at once, `stride` apart, which stay in registers between the two passes
+/// while the next ones travel to shared memory. No d_sum.
+template <class T, int kSums, bool kDropout, int kThreads, int kRows>
+__global__ void __launch_bounds__(kThreads) sums_kernel(const LayerNormBackward a) {
   extern __shared__ __align__(16) char shared[];
   constexpr int kWidth = 16 / sizeof(T), kDots = 2 * kRows;
-  __shared__ float scratch[2][kMaxCluster * kThreads / 32 * kDots];
+  __shared__ float scratch[2][kThreads / 32 * kDots];
   __shared__ RowFacts all_facts[3][kMaxGroups][kRows];
-  using Pack = Vec<T, kWidth>;
   const int warps = static_cast<int>(blockDim.x) / 32, group = static_cast<int>(threadIdx.y),
             lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const int parts = kCluster ? static_cast<int>(cluster_size()) : 1,
-            part = kCluster ? static_cast<int>(cluster_rank()) : 0;
-  const int rows = static_cast<int>(a.rows),
-            stride = static_cast<int>(gridDim.x / parts * blockDim.y);
+  const int rows = static_cast<int>(a.rows), stride = static_cast<int>(gridDim.x * blockDim.y);
   const int64_t jump = stride * a.columns;
-  const bool more = !kKept && a.d_sum != nullptr,
-             once = streams(a.rows * a.columns * static_cast<int64_t>(sizeof(T)));
-  const int packs = static_cast<int>(a.columns / kWidth),
-            own = part * static_cast<int>(blockDim.x) * kPacks + static_cast<int>(threadIdx.x);
-  const auto column = [&](int p) { return (own + p * static_cast<int>(blockDim.x)) * kWidth; };
-  const auto holds = [&](int p) { return own + p * static_cast<int>(blockDim.x) < packs; };
+  const bool once = streams(a.rows * a.columns * static_cast<int64_t>(sizeof(T)));
+  const int column = static_cast<int>(threadIdx.x) * kWidth;
+  const bool mine = column < static_cast<int>(a.columns);
 
   char* const ring = shared + (threadIdx.y * blockDim.x + threadIdx.x) * 16;
-  constexpr int kStages = kKept ? 1 : 2;
-  const auto slot = [&](int input, int stage, int r, int p) {
-    return ring + (((input * kStages + stage) * kRows + r) * kPacks + p) * kThreads * 16;
+  const auto slot = [&](int input, int r) { return ring + (input * kRows + r) * kThreads * 16; };
+  const auto ask = [&](int input, const void* from, int r, int64_t at, int left) {
+    if (r * stride < left && mine)
+      copy_async16(slot(input, r), static_cast<const T*>(from) + at + r * jump + column);
   };
-  const auto ask = [&](int input, int stage, const void* from, int r, int p, int64_t at, int left) {
-    if (r * stride < left && holds(p))
-      copy_async16(slot(input, stage, r, p),
-                   static_cast<const T*>(from) + at + r * jump + column(p));
-  };
-  const auto take = [&](int input, int stage, int r, int p) {
-    return *reinterpret_cast<const Words<4>*>(slot(input, stage, r, p));
+  const auto take = [&](int input, int r) {
+    return *reinterpret_cast<const Words<4>*>(slot(input, r));
   };
 
-  int row = static_cast<int>(blockIdx.x / parts * blockDim.y) + group;
+  int row = static_cast<int>(blockIdx.x * blockDim.y) + group;
   int64_t at = row * a.columns;
 #pragma unroll
-  for (int stage = 0; stage < kStages; ++stage) {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r)
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const int64_t first = at + stage * kRows * jump;
-        const int left = rows - row - stage * kRows * stride;
-        ask(0, stage, a.dy, r, p, first, left);
-        ask(1, stage, a.sum, r, p, first, left);
-        if (more) ask(2, stage, a.d_sum, r, p, first, left);
-      }
-    copy_async_commit();
+  for (int r = 0; r < kRows; ++r) {
+    ask(0, a.dy, r, at, rows - row);
+    ask(1, a.sum, r, at, rows - row);
   }
+  copy_async_commit();
   // A thread for each row: what it asks for in one turn it settles in the next, before the barrier,
   // for the turn after.
   RawFacts<kDropout> raw;
@@ -152,144 +174,69 @@ __global__ void __launch_bounds__(kThreads, kBlocks) sums_kernel(const LayerNorm
     raw.settle(a, first, all_facts[0][group][threadIdx.x]);
     raw.load(a, first + kRows * stride);
   }
-  Words<4> gamma[kPacks];
-#pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
-    gamma[p] = {};
-    if (holds(p))
-      gamma[p] = as_words(load_shared_read<T, kWidth>(static_cast<const T*>(a.gamma) + column(p)));
-  }
-  float sums[kSums][kPacks][kWidth] = {};
+  Words<4> gamma = {};
+  if (mine) gamma = as_words(load_shared_read<T, kWidth>(static_cast<const T*>(a.gamma) + column));
+  float sums[kSums][1][kWidth] = {};
   int turn = 0, facts_turn = 0;
   __syncthreads();
-  if constexpr (kCluster) cluster_barrier();  // nobody writes to a block that has not begun
 
   for (; row < rows; row += kRows * stride, at += kRows * jump, turn ^= 1) {
-    const int left = rows - row, next_left = left - kStages * kRows * stride;
-    const int stage = kKept ? 0 : turn;
-    copy_async_wait<kStages - 1>();
+    const int left = rows - row, next_left = left - kRows * stride;
+    copy_async_wait<0>();
     const RowFacts* const facts = all_facts[facts_turn][group];
     facts_turn = facts_turn == 2 ? 0 : facts_turn + 1;
     if (threadIdx.x < kRows)
       raw.settle(a, row + (kRows + static_cast<int>(threadIdx.x)) * stride,
                  all_facts[facts_turn][group][threadIdx.x]);
-    Words<4> dy[kKept ? kRows : 1][kKept ? kPacks : 1], s[kKept ? kRows : 1][kKept ? kPacks : 1];
+    Words<4> dy[kRows], s[kRows];
     float dots[kDots] = {};
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const float rstd = facts[r].rstd, shift = facts[r].shift;
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        float g[kWidth], n[kWidth], w[kWidth];
-        if constexpr (kKept) {
-          dy[r][p] = {}, s[r][p] = {};
-          if (r * stride < left && holds(p))
-            dy[r][p] = take(0, 0, r, p), s[r][p] = take(1, 0, r, p);
-          ask(0, 0, a.dy, r, p, at + kRows * jump, next_left);
-          ask(1, 0, a.sum, r, p, at + kRows * jump, next_left);
-          to_floats(as_pack<T>(dy[r][p]), g);
-          to_floats(as_pack<T>(s[r][p]), n);
-        } else {
-          if (r * stride >= left || !holds(p)) continue;
-          to_floats(as_pack<T>(take(0, stage, r, p)), g);
-          to_floats(as_pack<T>(take(1, stage, r, p)), n);
-        }
-        to_floats(packed(as_pack<T>(gamma[p])), w);
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) {
-          n[i] = fmaf(n[i], rstd, shift);
-          sums[0][p][i] = fmaf(g[i], n[i], sums[0][p][i]);
-          sums[1][p][i] += g[i];
-          g[i] *= w[i];
-          dots[r] += g[i];
-          dots[kRows + r] = fmaf(g[i], n[i], dots[kRows + r]);
-        }
-      }
+      float g[kWidth], n[kWidth], w[kWidth];
+      dy[r] = {}, s[r] = {};
+      if (r * stride < left && mine) dy[r] = take(0, r), s[r] = take(1, r);
+      ask(0, a.dy, r, at + kRows * jump, next_left);
+      ask(1, a.sum, r, at + kRows * jump, next_left);
+      to_floats(as_pack<T>(dy[r]), g);
+      to_floats(as_pack<T>(s[r]), n);
+      to_floats(packed(as_pack<T>(gamma)), w);
+      sum_pack(g, n, w, facts[r].rstd, facts[r].shift, sums[0][0], sums[1][0], dots[r],
+               dots[kRows + r]);
     }
-    const float mine = scattered_sum(dots);
-    if constexpr (!kCluster) {
-      if (lane < kDots) scratch[turn][(group * warps + warp) * kDots + lane] = mine;
-      if (warps == 1)
-        __syncwarp();
-      else
-        asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "r"(static_cast<int>(blockDim.x))
-                     : "memory");
-    } else {
-      if (lane < kDots) {
-        const uint32_t here = static_cast<uint32_t>(
-            __cvta_generic_to_shared(&scratch[turn][(part * warps + warp) * kDots + lane]));
-        for (int to = 0; to < parts; ++to)
-          asm volatile(
-              "{.reg .u32 there; mapa.shared::cluster.u32 there, %0, %1; "
-              "st.shared::cluster.f32 [there], %2;}" ::"r"(here),
-              "r"(to), "f"(mine)
-              : "memory");
-      }
-      cluster_barrier();
-    }
+    const float own = scattered_sum(dots);
+    if (lane < kDots) scratch[turn][(group * warps + warp) * kDots + lane] = own;
+    if (warps == 1)
+      __syncwarp();
+    else
+      asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "r"(static_cast<int>(blockDim.x))
+                   : "memory");
     if (threadIdx.x < kRows)
       raw.load(a, row + (2 * kRows + static_cast<int>(threadIdx.x)) * stride);
-    float total = 0.0f;
-    for (int w = lane / kDots; w < warps * parts; w += 32 / kDots)
-      total += scratch[turn][(group * warps + w) * kDots + lane % kDots];
-#pragma unroll
-    for (int offset = kDots; offset < 32; offset *= 2)
-      total += __shfl_xor_sync(0xffffffffu, total, offset);
-    total *= __fdividef(1.0f, static_cast<float>(a.columns));
-
+    const float means = row_means<kDots>(scratch[turn] + group * warps * kDots, warps, a.columns);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const float g_mean = __shfl_sync(0xffffffffu, total, r),
-                  gn_mean = __shfl_sync(0xffffffffu, total, kRows + r);
+      const float g_mean = __shfl_sync(0xffffffffu, means, r),
+                  gn_mean = __shfl_sync(0xffffffffu, means, kRows + r);
       if (r * stride >= left) break;
-      // ds = rstd * (g - mean(g) - n * mean(g n)) = rstd * g + slope * s + level
-      const float rstd = facts[r].rstd, slope = -rstd * rstd * gn_mean,
-                  level = -rstd * fmaf(gn_mean, facts[r].shift, g_mean);
+      if (!mine) continue;
+      const RowSlope slope(facts[r], g_mean, gn_mean);
+      float g[kWidth], v[kWidth], w[kWidth];
+      to_floats(packed(as_pack<T>(dy[r])), g);
+      to_floats(packed(as_pack<T>(s[r])), v);
+      to_floats(packed(as_pack<T>(gamma)), w);
 #pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        if (!holds(p)) continue;
-        float g[kWidth], v[kWidth], w[kWidth];
-        if constexpr (kKept) {
-          to_floats(packed(as_pack<T>(dy[r][p])), g);
-          to_floats(packed(as_pack<T>(s[r][p])), v);
-        } else {
-          to_floats(packed(as_pack<T>(take(0, stage, r, p))), g);
-          to_floats(packed(as_pack<T>(take(1, stage, r, p))), v);
-          ask(0, stage, a.dy, r, p, at + 2 * kRows * jump, next_left);
-          ask(1, stage, a.sum, r, p, at + 2 * kRows * jump, next_left);
-        }
-        to_floats(packed(as_pack<T>(gamma[p])), w);
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) g[i] = fmaf(g[i] * w[i], rstd, fmaf(v[i], slope, level));
-        if (more) {
-          to_floats(as_pack<T>(take(2, stage, r, p)), w);
-          ask(2, stage, a.d_sum, r, p, at + kStages * kRows * jump, next_left);
-#pragma unroll
-          for (int i = 0; i < kWidth; ++i) g[i] += w[i];
-        }
-        Pack out = from_floats<T>(g);
-        const int64_t to = at + r * jump + column(p);
-        if (a.ds != nullptr) store_whole(static_cast<T*>(a.ds) + to, out, once);
-        if constexpr (kDropout) {
-          to_floats(out, g);
-          apply_dropout(g, facts[r].key, facts[r].first + static_cast<uint32_t>(column(p)) / 2,
-                        a.dropout.threshold, a.dropout.scale);
-          out = from_floats<T>(g);
-          if (a.dx != nullptr) store_whole(static_cast<T*>(a.dx) + to, out, once);
-        }
-        if constexpr (kSums == 3) {
-          to_floats(out, g);
-#pragma unroll
-          for (int i = 0; i < kWidth; ++i) sums[2][p][i] += g[i];
-        }
-      }
+      for (int i = 0; i < kWidth; ++i)
+        g[i] = fmaf(g[i] * w[i], slope.rstd, fmaf(v[i], slope.slope, slope.level));
+      leave_pack<T, kDropout, kSums == 3>(a, g, at + r * jump + column, facts[r], column, once,
+                                          sums[kSums - 1][0]);
     }
     copy_async_commit();
   }
 
   copy_async_wait<0>();
-  leave_sums(sums, column, holds, static_cast<int>(a.columns), reinterpret_cast<float*>(shared),
-             a.workspace + blockIdx.x / parts * kSums * a.columns);
+  leave_sums(
+      sums, [&](int) { return column; }, [&](int) { return mine; }, static_cast<int>(a.columns),
+      reinterpret_cast<float*>(shared), a.workspace + blockIdx.x * kSums * a.columns);
 }
 
 }  // namespace trireme::kernels::layer_norm_sums

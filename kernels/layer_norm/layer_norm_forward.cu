@@ -15,11 +15,15 @@ constexpr int kElements = sizeof(T) == 2 ? 32 : 16;
 /// their difference loses more than a rounding or four, and the variance takes a pass of its own.
 constexpr float kSteep = 16.0f;
 
+/// FP8 rows are held to few registers: more of them are on their way at once.
 template <class T, bool kFp8, bool kPrologue, bool kWhole>
-__global__ void __launch_bounds__(kMaxThreads, kWhole&& __is_same(T, __nv_bfloat16) ? 2 : 1)
+__global__ void __launch_bounds__(kMaxThreads, !kWhole || !__is_same(T, __nv_bfloat16) ? 1
+                                               : kFp8 && !kPrologue                    ? 3
+                                                                                       : 2)
     forward_kernel(const LayerNormForward a) {
   __shared__ float totals[2 * 32], scratch[2][32];
   constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
+  constexpr bool kNarrow = kWhole && kFp8 && !kPrologue;
   const RowCursor<kWhole ? kPacks : 0> cursor(a.rows, static_cast<int>(a.columns / kWidth));
   if (!cursor.active()) return;  // a whole warp, which no other waits for
   const int64_t base = cursor.row * a.columns;
@@ -69,11 +73,17 @@ __global__ void __launch_bounds__(kMaxThreads, kWhole&& __is_same(T, __nv_bfloat
   float variance = fmaf(total[1], share, -mean * mean);
   if (!(mean * mean <= kSteep * variance)) {  // the same for the whole row
     float square[1] = {0.0f};
-#pragma unroll
+#pragma unroll(kNarrow ? 1 : kPacks)
     for (int p = 0; p < kPacks; ++p) {
       if (!cursor.holds(p)) continue;
       float v[kWidth];
-      to_floats(as_pack<T>(s[p]), v);
+      // Few registers: read again, else the first pass's conversions would wait here for this one.
+      if constexpr (kNarrow)
+        to_floats(load_shared_read<T, kWidth>(static_cast<const T*>(a.x) + base +
+                                              cursor.index(p) * kWidth),
+                  v);
+      else
+        to_floats(as_pack<T>(s[p]), v);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) square[0] = fmaf(v[i] - mean, v[i] - mean, square[0]);
     }
@@ -86,25 +96,40 @@ __global__ void __launch_bounds__(kMaxThreads, kWhole&& __is_same(T, __nv_bfloat
     if (a.rstd != nullptr) a.rstd[cursor.row] = rstd;
   }
   Amax<T> amax;
+  [[maybe_unused]] const UnpackAgain again(a.rows);
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
     if (!cursor.holds(p)) continue;
     const int column = cursor.index(p) * kWidth;
-    float v[kWidth], gamma[kWidth], beta[kWidth];
-    to_floats(packed(as_pack<T>(s[p])), v);
-    to_floats(load_shared_read<T, kWidth>(static_cast<const T*>(a.gamma) + column), gamma);
-    to_floats(load_shared_read<T, kWidth>(static_cast<const T*>(a.beta) + column), beta);
+    const Words<4> gammas = as_words(
+                       load_shared_read<T, kWidth>(static_cast<const T*>(a.gamma) + column)),
+                   betas = as_words(
+                       load_shared_read<T, kWidth>(static_cast<const T*>(a.beta) + column));
+    constexpr int kPart = kNarrow ? kWidth / 2 : kWidth,
+                  kWords = kPart * static_cast<int>(sizeof(T)) / 4;
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) {
-      const float n = sizeof(T) == 2 ? fmaf(v[i], rstd, shift) : (v[i] - mean) * rstd;
-      v[i] = fmaf(n, gamma[i], beta[i]);
+    for (int first = 0; first < 4; first += kWords) {
+      float v[kPart], gamma[kPart], beta[kPart];
+      if constexpr (kNarrow)
+        again(part_of<T, kPart>(s[p], first), v);
+      else
+        to_floats(packed(as_pack<T>(s[p])), v);
+      to_floats(part_of<T, kPart>(gammas, first), gamma);
+      to_floats(part_of<T, kPart>(betas, first), beta);
+#pragma unroll
+      for (int i = 0; i < kPart; ++i) {
+        const float n = sizeof(T) == 2 ? fmaf(v[i], rstd, shift) : (v[i] - mean) * rstd;
+        v[i] = fmaf(n, gamma[i], beta[i]);
+      }
+      const auto out = __builtin_bit_cast(Words<kWords>, from_floats<T>(v));
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) s[p].word[first + w] = out.word[w];
     }
-    s[p] = as_words(from_floats<T>(v));
     if constexpr (!kFp8) store_whole(static_cast<T*>(a.y) + base + column, s[p], once);
     if constexpr (kFp8) amax.add(as_pack<T>(s[p]));
   }
   if constexpr (kFp8) {
-    if (a.y != nullptr) store_row(static_cast<T*>(a.y) + base, s, cursor, once);
+    if (kPrologue && a.y != nullptr) store_row(static_cast<T*>(a.y) + base, s, cursor, once);
     const float scale =
         settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[1]), cursor.row);
     store_row_fp8<T>(a.fp8.data + base, s, cursor, scale, a.fp8.format, once);
@@ -168,7 +193,8 @@ cudaError_t launch(const LayerNormForward& a, cudaStream_t stream) {
   constexpr bool kMayBeWhole = sizeof(T) == 2;
   const RowGeometry g = row_geometry(a.columns / kWidth, kPacks);
   const bool whole = kMayBeWhole && whole_rows(a.columns / kWidth, kPacks);
-  if (a.bias != nullptr || a.dropout.ids != nullptr || a.residual != nullptr || a.sum != nullptr)
+  if (a.bias != nullptr || a.dropout.ids != nullptr || a.residual != nullptr || a.sum != nullptr ||
+      (kFp8 && a.y != nullptr))
     return whole && kFp8
                ? launch_each_row(forward_kernel < T, kFp8, true, kMayBeWhole && kFp8 >, a, a.rows,
                                  g, stream)

@@ -8,6 +8,7 @@
 //   lora_down      t_i  = D_i(x) A_i^T
 //   lora_down_dw   dA_i = d_i^T D_i(x)
 //   lora_down_dx   dx  += sum over i of D_i(d_i A_i)
+//   lora_down_gradients: the last two
 //
 // The masked value is rounded to T before it is multiplied, as a dropout of its own would;
 // D_i(d_i A_i) stays fp32 and is rounded once, with the sum. All adapters share one read of x (dx:
@@ -53,5 +54,7 @@ bool lora_fits(const LoraProducts& arguments);
 cudaError_t lora_down(const LoraProducts& arguments, cudaStream_t stream);
 cudaError_t lora_down_dw(const LoraProducts& arguments, cudaStream_t stream);
 cudaError_t lora_down_dx(const LoraProducts& arguments, cudaStream_t stream);
+/// lora_down_dw and lora_down_dx; one pass that draws every mask once for a single adapter of rank 16.
+cudaError_t lora_down_gradients(const LoraProducts& arguments, cudaStream_t stream);
 
 }  // namespace trireme::kernels

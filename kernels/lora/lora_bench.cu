@@ -35,13 +35,15 @@ void shape(bench::Recorder& recorder, int64_t tokens, int64_t columns, int rank,
   // dx grows by a bounded step per launch: it stays finite over the bench's launches.
   recorder.time("lora, dx += dropout(d A)", label, element, 2 * tensor, kSets,
                 [&](int i) { return lora_down_dx(p[i], nullptr); });
+  recorder.time("lora, gradients of A and x", label, element, 3 * tensor, kSets,
+                [&](int i) { return lora_down_gradients(p[i], nullptr); });
 }
 
 }  // namespace
 
 TRIREME_BENCH(lora) {
   if (!recorder.wants("lora, dropout(x) A^T") && !recorder.wants("lora, d^T dropout(x)") &&
-      !recorder.wants("lora, dx += dropout(d A)"))
+      !recorder.wants("lora, dx += dropout(d A)") && !recorder.wants("lora, gradients of A and x"))
     return;
   for (const int count : {1, 2, 3}) shape(recorder, 8192, 8192, 16, count);
   shape(recorder, 8192, 8192, 64, 1);

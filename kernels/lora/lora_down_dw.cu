@@ -18,10 +18,11 @@ __device__ inline uint32_t transposed(uint32_t x) {
 }
 
 /// Block: 64 columns; a warp every kWarps-th run of 16 tokens. Sums of the warps meet in shared
-/// memory, in their order.
-template <class T, int kRank, int kCount, int kWarps>
-__global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 ? 16 / kWarps : 1)
+/// memory, in their order. kDx: adds to dx too, under the same masks.
+template <class T, int kRank, int kCount, int kWarps, bool kDx>
+__global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 && !kDx ? 16 / kWarps : 1)
     down_dw_kernel(const __grid_constant__ LoraProducts p) {
+  static_assert(!kDx || (kRank == 16 && kCount == 1));
   extern __shared__ float partial[];  // [warp][16 ranks][64 columns]
   constexpr int kTiles = kRank / 16;
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -29,9 +30,30 @@ __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 ? 16 / kWarps
   const uint32_t bias = keep_bias(p.threshold), row_words = static_cast<uint32_t>(columns >> 1);
   // This thread's tokens of a run are 2t, 2t + 1, 2t + 8, 2t + 9; its columns 8g to 8g + 7.
   const T* const x = static_cast<const T*>(p.x) + column + 8 * g;
+  T* const dx = kDx ? static_cast<T*>(p.dx) + column + 8 * g : nullptr;
+  const bool once = kDx && streams(p.tokens * columns * 2);
   float sum[kCount][kTiles][8][4] = {};
+  // d A turned: rows of tile w's product are columns 8g + 2w and 8g + 2w + 1, its k ranks 4t to 4t + 3, its columns tokens; so this thread's
+  // results are of the elements that it has of x.
+  uint32_t a_turned[4][4];
+  if constexpr (kDx) {
+#pragma unroll
+    for (int w = 0; w < 4; ++w)
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        uint32_t row[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+          row[r] = __ldg(reinterpret_cast<const uint32_t*>(static_cast<const T*>(p.a[0]) +
+                                                           (4 * t + 2 * pair + r) * columns +
+                                                           column + 8 * g + 2 * w));
+        a_turned[w][2 * pair] = __byte_perm(row[0], row[1], 0x5410);
+        a_turned[w][2 * pair + 1] = __byte_perm(row[0], row[1], 0x7632);
+      }
+  }
   struct Stage {
     Words<4> x[4];
+    Words<4> dx[kDx ? 4 : 1];
     uint2 d[kCount][kTiles][2];  // tokens g and g + 8, ranks 4t to 4t + 3
   };
   Stage stage[kStages];
@@ -39,6 +61,11 @@ __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 ? 16 / kWarps
 #pragma unroll
     for (int r = 0; r < 4; ++r)
       to.x[r] = load_words(x + static_cast<int64_t>(token + 2 * t + r % 2 + r / 2 * 8) * columns);
+    if constexpr (kDx)
+#pragma unroll
+      for (int r = 0; r < 4; ++r)
+        to.dx[r] =
+            load_words(dx + static_cast<int64_t>(token + 2 * t + r % 2 + r / 2 * 8) * columns);
 #pragma unroll
     for (int i = 0; i < kCount; ++i)
 #pragma unroll
@@ -88,10 +115,28 @@ __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 ? 16 / kWarps
           start[r] = mask[i].start(word + static_cast<uint32_t>(r % 2 + r / 2 * 8) * row_words);
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
-          uint32_t v[4];
+          uint32_t v[4], kept[4];
 #pragma unroll
-          for (int r = 0; r < 4; ++r)
-            v[r] = x_scaled[r].word[w] & word_mask(mask[i].keep(start[r], w, bias));
+          for (int r = 0; r < 4; ++r) {
+            kept[r] = mask[i].keep(start[r], w, bias);
+            v[r] = x_scaled[r].word[w] & word_mask(kept[r]);
+          }
+          if constexpr (kDx) {
+            float c[2][4];  // tokens 2t and 2t + 1 of either half of the run
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+              multiply_first<T>(c[half], a_turned[w][0], a_turned[w][1], a_turned[w][2],
+                                a_turned[w][3], stage[s].d[0][0][half].x, stage[s].d[0][0][half].y);
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+              float values[2];
+              to_floats(__builtin_bit_cast(Vec<T, 2>, stage[s].dx[r].word[w]), values);
+              values[0] = fmaf(kept[r] & 0x8000u ? c[r / 2][r % 2] : 0.0f, p.scale, values[0]);
+              values[1] = fmaf(static_cast<int32_t>(kept[r]) < 0 ? c[r / 2][2 + r % 2] : 0.0f,
+                               p.scale, values[1]);
+              stage[s].dx[r].word[w] = __builtin_bit_cast(uint32_t, from_floats<T, 2>(values));
+            }
+          }
           // Columns 8g + 2w and 8g + 2w + 1, the tokens side by side.
           const uint32_t b00 = __byte_perm(v[0], v[1], 0x5410),
                          b01 = __byte_perm(v[2], v[3], 0x5410),
@@ -104,6 +149,11 @@ __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 ? 16 / kWarps
           }
         }
       }
+      if constexpr (kDx)
+#pragma unroll
+        for (int r = 0; r < 4; ++r)
+          store_whole(dx + static_cast<int64_t>(token + 2 * t + r % 2 + r / 2 * 8) * columns,
+                      __builtin_bit_cast(Vec<T, 8>, stage[s].dx[r]), once);
       if (token + kStages * kStep < tokens) load(stage[s], token + kStages * kStep);
     }
   }
@@ -135,21 +185,36 @@ __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 ? 16 / kWarps
     }
 }
 
+template <int kWarps, bool kDx, class Type, class Rank, class Count>
+cudaError_t launch(const LoraProducts& p, Type, Rank, Count, cudaStream_t stream) {
+  const auto kernel = down_dw_kernel<Type, Rank::value, Count::value, kWarps, kDx>;
+  constexpr size_t kShared = sizeof(float) * kWarps * 16 * kColumns;
+  if (const cudaError_t refused = allow_shared_memory(kernel, kShared); refused != cudaSuccess)
+    return refused;
+  kernel<<<static_cast<unsigned>(p.columns / kColumns), kWarps * 32, kShared, stream>>>(p);
+  return cudaGetLastError();
+}
+
 }  // namespace
 
 cudaError_t lora_down_dw(const LoraProducts& p, cudaStream_t stream) {
   if (!lora_fits(p) || p.x == nullptr) return cudaErrorInvalidValue;
   return with_constants(p, [&](auto zero, auto rank, auto count) {
-    using T = decltype(zero);
     // Sums in registers leave room for this many warps.
-    constexpr int kWarps = rank() * count() <= 16 ? 16 : 8;
-    const auto kernel = down_dw_kernel<T, rank(), count(), kWarps>;
-    constexpr size_t kShared = sizeof(float) * kWarps * 16 * kColumns;
-    if (const cudaError_t refused = allow_shared_memory(kernel, kShared); refused != cudaSuccess)
-      return refused;
-    kernel<<<static_cast<unsigned>(p.columns / kColumns), kWarps * 32, kShared, stream>>>(p);
-    return cudaGetLastError();
+    return launch<(rank() * count() <= 16 ? 16 : 8), false>(p, zero, rank, count, stream);
   });
+}
+
+cudaError_t lora_down_gradients(const LoraProducts& p, cudaStream_t stream) {
+  if (!lora_fits(p) || p.x == nullptr || p.dx == nullptr) return cudaErrorInvalidValue;
+  if (p.rank == 16 && p.count == 1)
+    return with_rank(p.element, 16, [&](auto zero, auto) {
+      using std::integral_constant;
+      return launch<12, true>(p, zero, integral_constant<int, 16>{}, integral_constant<int, 1>{},
+                              stream);
+    });
+  const cudaError_t status = lora_down_dw(p, stream);
+  return status != cudaSuccess ? status : lora_down_dx(p, stream);
 }
 
 }  // namespace trireme::kernels

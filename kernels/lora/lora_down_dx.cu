@@ -119,23 +119,6 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
   }
 }
 
-/// Blocks over the rows: at least eight runs for each where there are so many, and of those counts
-/// the one whose last wave is fullest.
-int64_t row_parts(int64_t column_blocks, int64_t runs, int64_t slots) {
-  const int64_t most = runs / 8 > 1 ? runs / 8 : 1;
-  int64_t best = 1;
-  double best_full = 0;
-  for (int64_t parts = 1; parts <= most && parts <= 1024; ++parts) {
-    const int64_t blocks = parts * column_blocks;
-    // A block's share of the runs is whole, too.
-    const double full =
-        static_cast<double>(blocks) / static_cast<double>(ceil_div(blocks, slots) * slots) *
-        static_cast<double>(runs) / static_cast<double>(ceil_div(runs, parts) * parts);
-    if (full > best_full + 0.005) best = parts, best_full = full;
-  }
-  return best;
-}
-
 }  // namespace
 
 cudaError_t lora_down_dx(const LoraProducts& p, cudaStream_t stream) {

@@ -115,6 +115,35 @@ __device__ inline void multiply_first(float (&c)[4], uint32_t a0, uint32_t a1, u
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.0f));
 }
 
+/// Blocks over the rows: at least eight runs for each where there are so many, and of those counts
+/// the one whose last wave is fullest.
+inline int64_t row_parts(int64_t column_blocks, int64_t runs, int64_t slots) {
+  const int64_t most = runs / 8 > 1 ? runs / 8 : 1;
+  int64_t best = 1;
+  double best_full = 0;
+  for (int64_t parts = 1; parts <= most && parts <= 1024; ++parts) {
+    const int64_t blocks = parts * column_blocks;
+    // A block's share of the runs is whole, too.
+    const double full =
+        static_cast<double>(blocks) / static_cast<double>(ceil_div(blocks, slots) * slots) *
+        static_cast<double>(runs) / static_cast<double>(ceil_div(runs, parts) * parts);
+    if (full > best_full + 0.005) best = parts, best_full = full;
+  }
+  return best;
+}
+
+/// Calls f(T{}, rank) with compile-time constants.
+template <class F>
+cudaError_t with_rank(Element element, int rank, const F& f) {
+  using std::integral_constant;
+  const auto with_type = [&](auto zero) {
+    if (rank == 64) return f(zero, integral_constant<int, 64>{});
+    return rank == 32 ? f(zero, integral_constant<int, 32>{})
+                      : f(zero, integral_constant<int, 16>{});
+  };
+  return element == Element::kF16 ? with_type(__half{}) : with_type(__nv_bfloat16{});
+}
+
 /// Calls f(T{}, rank, count) with compile-time constants.
 template <class F>
 cudaError_t with_constants(const LoraProducts& p, const F& f) {

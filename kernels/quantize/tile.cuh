@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
     kernel(const Source source, const Output a, int clusters_down) {
   using T = typename Source::Element;
   __shared__ __align__(16) uint32_t tile[kSide * kSide / 4];
-  __shared__ float column_parts[kSums ? kWarps : 1][kSums ? kSide : 1];
+  __shared__ __align__(16) float column_parts[kSums ? kWarps : 1][kSums ? kSide : 1];
   constexpr int kWidth = 16 / sizeof(T), kGroups = 16 / kWidth, kStride = 8 * kWidth,
                 kWords = kWidth / 4;  // of codes, four to a word
   const int member = static_cast<int>(blockIdx.x) % (kCluster * kCluster),
@@ -93,8 +93,7 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {
         if (!rows_here || !columns_here(g)) continue;
-        const Vec<T, kWidth> value =
-            source.value(in[j][g], column0 + lane * kWidth + g * kStride);
+        const Vec<T, kWidth> value = source.value(in[j][g], column0 + lane * kWidth + g * kStride);
         top.add(value);
         float v[kWidth];
         to_floats(value, v);
@@ -115,16 +114,22 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
       }
     if (a.amax != nullptr) raise_amax_by_warp(a.amax, top.get());
     if constexpr (kSums) {
+      // The four lanes of a warp that share columns each end with a quarter of them.
+      const bool upper_half = threadIdx.x & 8, upper_quarter = threadIdx.x & 16;
+      const auto at = [&](int c) -> float& { return sums[c / kWidth][c % kWidth]; };
+      float half[8], quarter[4];
 #pragma unroll
-      for (int g = 0; g < kGroups; ++g)
+      for (int i = 0; i < 8; ++i)
+        half[i] = (upper_half ? at(8 + i) : at(i)) +
+                  __shfl_xor_sync(0xffffffffu, upper_half ? at(i) : at(8 + i), 8);
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i) {
-          float sum = sums[g][i];
-          sum += __shfl_xor_sync(0xffffffffu, sum, 8);
-          sum += __shfl_xor_sync(0xffffffffu, sum, 16);
-          if (threadIdx.x % 32 < 8)
-            column_parts[threadIdx.x / 32][lane * kWidth + g * kStride + i] = sum;
-        }
+      for (int i = 0; i < 4; ++i)
+        quarter[i] = (upper_quarter ? half[4 + i] : half[i]) +
+                     __shfl_xor_sync(0xffffffffu, upper_quarter ? half[i] : half[4 + i], 16);
+      const int own = (upper_half ? 8 : 0) + (upper_quarter ? 4 : 0);
+      *reinterpret_cast<float4*>(
+          &column_parts[threadIdx.x / 32][lane * kWidth + own % kWidth + own / kWidth * kStride]) =
+          make_float4(quarter[0], quarter[1], quarter[2], quarter[3]);
     }
   }
 

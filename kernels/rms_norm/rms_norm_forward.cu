@@ -13,8 +13,12 @@ constexpr int kMaxThreads = 512, kScalarThreads = 256;
 template <class T>
 constexpr int kElements = sizeof(T) == 2 ? 32 : 16;
 
-template <class T, Sink kSink, bool kResidual, bool kWhole>
-__global__ void __launch_bounds__(kMaxThreads, kWhole&& __is_same(T, __nv_bfloat16) ? 2 : 1)
+/// kCodesOnly: whole rows that leave nothing but codes. They are held to few registers, where bf16
+/// allows it: more of them are on their way at once.
+template <class T, Sink kSink, bool kResidual, bool kWhole, bool kCodesOnly = false>
+__global__ void __launch_bounds__(kMaxThreads, !kWhole || __is_same(T, __half) ? 1
+                                               : kCodesOnly                    ? 3
+                                                                               : 2)
     forward_kernel(const RmsNormForward a) {
   __shared__ float scratch[2][32];
   constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
@@ -31,9 +35,8 @@ __global__ void __launch_bounds__(kMaxThreads, kWhole&& __is_same(T, __nv_bfloat
     s[p] = load_words(static_cast<const T*>(a.x) + at);
     if constexpr (kResidual) r[p] = load_words(static_cast<const T*>(a.residual) + at);
   }
-  // Both on their way while the row is.
-  const float known_scale = kSink == Sink::kFp8Tensor ? *a.fp8.scale : 0.0f,
-              seen = kSink == Sink::kFp8Tensor && a.fp8.amax != nullptr
+  // On its way while the row is, if a register is free for it.
+  const float seen = kSink == Sink::kFp8Tensor && !kCodesOnly && a.fp8.amax != nullptr
                          ? *static_cast<volatile float*>(a.fp8.amax)
                          : 0.0f;
   float square[1] = {0.0f};
@@ -41,10 +44,10 @@ __global__ void __launch_bounds__(kMaxThreads, kWhole&& __is_same(T, __nv_bfloat
   for (int p = 0; p < kPacks; ++p) {
     if (!cursor.holds(p)) continue;
     if constexpr (kResidual) s[p] = as_words(add(as_pack<T>(s[p]), as_pack<T>(r[p])));
+    if (!kCodesOnly && a.sum != nullptr)
+      store_whole(static_cast<T*>(a.sum) + base + cursor.index(p) * kWidth, s[p], once);
     float u[kWidth];
     to_floats(as_pack<T>(s[p]), u);
-    if (a.sum != nullptr)
-      store_whole(static_cast<T*>(a.sum) + base + cursor.index(p) * kWidth, s[p], once);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) square[0] = fmaf(u[i], u[i], square[0]);
   }
@@ -53,12 +56,16 @@ __global__ void __launch_bounds__(kMaxThreads, kWhole&& __is_same(T, __nv_bfloat
   if (a.rstd != nullptr && threadIdx.x == 0) a.rstd[cursor.row] = rstd;
 
   Amax<T> amax;
+  [[maybe_unused]] const UnpackAgain again(a.rows);
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
     if (!cursor.holds(p)) continue;
     const int column = cursor.index(p) * kWidth;
     float u[kWidth];
-    to_floats(packed(as_pack<T>(s[p])), u);
+    if constexpr (kCodesOnly)
+      again(as_pack<T>(s[p]), u);
+    else
+      to_floats(packed(as_pack<T>(s[p])), u);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) u[i] *= rstd;
     const Pack y = multiply(from_floats<T>(u),
@@ -69,15 +76,19 @@ __global__ void __launch_bounds__(kMaxThreads, kWhole&& __is_same(T, __nv_bfloat
       amax.add(y), s[p] = as_words(y);
   }
   if constexpr (kSink != Sink::kPlain) {
-    if (a.y != nullptr) store_row(static_cast<T*>(a.y) + base, s, cursor, once);
+    if (!kCodesOnly && a.y != nullptr) store_row(static_cast<T*>(a.y) + base, s, cursor, once);
     const float scale =
         kSink == Sink::kFp8Row
             ? settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[1]), cursor.row)
-            : known_scale;
+            : *a.fp8.scale;
     store_row_fp8<T>(a.fp8.data + base, s, cursor, scale, a.fp8.format, once);
   }
-  if (kSink == Sink::kFp8Tensor && a.fp8.amax != nullptr)
-    raise_amax_by_warp(a.fp8.amax, amax.get(), seen);
+  if (kSink == Sink::kFp8Tensor && a.fp8.amax != nullptr) {
+    if constexpr (kCodesOnly)
+      raise_amax_by_warp(a.fp8.amax, amax.get());
+    else
+      raise_amax_by_warp(a.fp8.amax, amax.get(), seen);
+  }
 }
 
 /// Any width and alignment: the row waits in shared memory between the passes, each thread touching
@@ -137,7 +148,13 @@ cudaError_t launch(const RmsNormForward& a, cudaStream_t stream) {
   constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
   const RowGeometry g = row_geometry(a.columns / kWidth, kPacks);
   if constexpr (sizeof(T) == 2) {
-    if (whole_rows(a.columns / kWidth, kPacks)) return launch<T, kSink, true>(a, g, stream);
+    if (whole_rows(a.columns / kWidth, kPacks)) {
+      if constexpr (kSink != Sink::kPlain) {
+        if (a.residual == nullptr && a.sum == nullptr && a.y == nullptr)
+          return launch_each_row(forward_kernel<T, kSink, false, true, true>, a, a.rows, g, stream);
+      }
+      return launch<T, kSink, true>(a, g, stream);
+    }
   }
   return launch<T, kSink, false>(a, g, stream);
 }

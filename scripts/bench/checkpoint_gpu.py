@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """What an asynchronous checkpoint of a large full-parameter run costs its steps, on GPUs; then how fast it is loaded again.
 
-    scripts/bench/checkpoint_gpu.py [--gpus 4] [--layers 32] [--before 30] [--write-seconds 60] [--warm] [--folder DIR] [--bin build/release/bin]
+    scripts/bench/checkpoint_gpu.py [--gpus 4] [--layers 32] [--before 30] [--write-seconds 60] [--keep-last 2] [--warm] [--folder DIR] [--bin build/release/bin]
 
-The Llama2-7B shape on random weights and tokens, sharded over all GPUs, one process each; fewer layers where three checkpoints do not fit
-on the disk (a run is refused there) or where writing one would take longer than --write-seconds. `before` steps without a save, one save,
+The Llama2-7B shape on random weights and tokens, sharded over all GPUs, one process each; fewer layers where the kept checkpoints and one more do not
+fit on the disk (a run is refused there) or where writing one would take longer than --write-seconds. `before` steps without a save, one save,
 its writing beside the next `before` steps (the save after those waits for it); then the ranks are killed, and started again they load what was
 saved. Beside it dd writes and reads on the same disk, as many writers as ranks. Results are printed as they come.
 """
@@ -102,7 +102,7 @@ def state_bytes(layers):
 
 def affordable_layers(args, work, speed):
     for layers in range(args.layers, 0, -1):
-        if 3.03 * state_bytes(layers) <= shutil.disk_usage(work).free and state_bytes(layers) / speed <= args.write_seconds:
+        if (args.keep_last + 1.03) * state_bytes(layers) <= shutil.disk_usage(work).free and state_bytes(layers) / speed <= args.write_seconds:
             return layers
     sys.exit(f"{work}: {shutil.disk_usage(work).free / 2**30:.0f} GiB free at {speed / 2**30:.2f} GiB/s: not even one layer")
 
@@ -113,6 +113,7 @@ def main():
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--before", type=int, default=30)
     parser.add_argument("--write-seconds", type=float, default=60)
+    parser.add_argument("--keep-last", type=int, default=2, help="output.keep_last: so many checkpoints and one being written must fit")
     parser.add_argument("--plain-gib", type=int, default=8, help="what dd writes")
     parser.add_argument("--warm", action="store_true", help="load what is still in the page cache")
     parser.add_argument("--seconds", type=int, default=300, help="limit of each wait")
@@ -141,7 +142,7 @@ batch: {{global_batch_size: {args.gpus}, micro_batch_size: 1}}
 optimizer: {{lr: 1.0e-5}}
 parallel: {{shard_size: world}}
 train: {{max_steps: {steps}}}
-output: {{dir: run, save_every_samples: {every}}}
+output: {{dir: run, save_every_samples: {every}, keep_last: {args.keep_last}}}
 logging: {{every_steps: 100}}
 """)
         metrics = f"{work}/run/metrics.jsonl"

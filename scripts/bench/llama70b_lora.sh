@@ -4,7 +4,7 @@
 #   scripts/bench/llama70b_lora.sh [GPUS] [ROW …]
 #
 # ROW: fp8-8192 | bf16-8192 | bf16-2048 | 7b | communication (default: all that GPUS GPUs can run). STEPS (default 13, of which the first
-# three do not count) and ACCUMULATION (bf16-2048: micro-batches a step, default 4) may be set. Each row ends with a summary line.
+# WARMUP, three, do not count) and ACCUMULATION (bf16-2048: micro-batches a step, default 4) may be set. Each row ends with a summary line.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 gpus=${1:-$(nvidia-smi --list-gpus | wc -l)}

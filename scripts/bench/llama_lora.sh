@@ -3,8 +3,8 @@
 #
 #   scripts/bench/llama_lora.sh SHAPE SEQ MICRO_BATCH GLOBAL_BATCH STEPS [RANKS] [--set key=value …]
 #
-# SHAPE: 7b | 70b | 70b40 (half its blocks) | tiny. Prints the run's log and one summary line: median tokens/s and samples/s per GPU of all steps but the first three,
-# peak memory and the plan's figure. BIN names the folder of the binaries (default build/release/bin).
+# SHAPE: 7b | 70b | 70b40 (half its blocks) | tiny. Prints the run's log and one summary line: median tokens/s and samples/s per GPU of all
+# steps but the first WARMUP (3), peak memory and the plan's figure. BIN names the folder of the binaries (default build/release/bin).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 shape=$1 seq=$2 micro=$3 global=$4 steps=$5 ranks=${6:-1}
@@ -40,11 +40,11 @@ if [ "$ranks" -gt 1 ]; then
   if [ "$(id -u)" -eq 0 ]; then launch+=(--allow-run-as-root); fi
 fi
 "${launch[@]}" "$bin/train_llama" --config "$work/run.yaml" "$@"
-"$python" - "$work/run/metrics.jsonl" "$ranks" <<'PY'
+"$python" - "$work/run/metrics.jsonl" "$ranks" "${WARMUP:-3}" <<'PY'
 import json, statistics, sys
 lines = [json.loads(line) for line in open(sys.argv[1])]
-ranks = int(sys.argv[2])
-steps = [l for l in lines if l["event"] == "train"][3:]
+ranks, warmup = int(sys.argv[2]), int(sys.argv[3])
+steps = [l for l in lines if l["event"] == "train"][warmup:]
 median = lambda key: statistics.median(l[key] for l in steps)
 mfu = f"{median('mfu'):.3f}" if steps and steps[0]["mfu"] is not None else "n/a"
 print(f"summary: {len(steps)} steps, median step {median('step_time_s') * 1e3:.1f} ms, {median('tokens_per_s') / ranks:.0f} tokens/s/GPU, "

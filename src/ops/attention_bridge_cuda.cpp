@@ -67,6 +67,7 @@ std::shared_ptr<const AttentionWork::Lists> attention_lists(AttentionWork& work,
     lists->sequence_count = static_cast<int64_t>(plan.sequences.size());
     lists->block_count = static_cast<int64_t>(plan.blocks.size());
     lists->lone_blocks = plan.lone_blocks;
+    lists->longest = plan.longest;
     known = lists;
   }
   return known;
@@ -86,6 +87,7 @@ std::pair<at::Tensor, at::Tensor> attention_forward(const at::Tensor& q, const a
   a.dropout = dropout_of(problem);
   a.tiles = tiles(problem.lists->forward);
   a.tile_count = problem.lists->forward_count;
+  a.longest = problem.lists->longest;
   a.counters = problem.lists->counters.mutable_data_ptr<int32_t>();
   check_launch(kernels::attention_forward(a, stream_of(q)), "attention_forward", q, k);
   return {o, lse};

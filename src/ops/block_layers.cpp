@@ -24,8 +24,11 @@ struct Input {
   Fp8Rows fp8;
 };
 
-at::Tensor forward_product(const Input& x, const Weight& weight, at::ScalarType dtype) {
-  return weight.fp8() ? fp8_product(x.fp8, weight, dtype) : at::mm(x.plain, weight.matrix.t());
+/// x W^T (+ residual).
+at::Tensor forward_product(const Input& x, const Weight& weight, at::ScalarType dtype, const at::Tensor& residual_TD = {}) {
+  if (weight.fp8()) return fp8_product(x.fp8, weight, dtype, residual_TD);
+  at::Tensor y = at::mm(x.plain, weight.matrix.t());
+  return residual_TD.defined() ? y.add_(residual_TD) : y;
 }
 
 at::Tensor input_gradient(const at::Tensor& dy, const Fp8Rows& dy_fp8, const Weight& weight,
@@ -143,9 +146,8 @@ struct LinearAdd : torch::autograd::Function<LinearAdd> {
     const at::TensorList pairs = inputs.slice(3);
     const at::Tensor x_TI = as_rows(x);
     at::Tensor y = forward_product({x_TI, weight.fp8() ? quantise_rows(x_TI) : Fp8Rows{}}, weight,
-                                   x.scalar_type());
+                                   x.scalar_type(), as_rows(residual));
     const std::vector<at::Tensor> products = lora_forward(x, y, pairs, plan.lora);
-    y.add_(as_rows(residual));
     variable_list saved = {matrix.requires_grad() || any_trained(pairs) ? x : at::Tensor(), matrix};
     saved.insert(saved.end(), pairs.begin(), pairs.end());
     saved.insert(saved.end(), products.begin(), products.end());
@@ -214,13 +216,12 @@ struct MlpAdd : torch::autograd::Function<MlpAdd> {
     const rows::Activated activated =
         rows::swiglu_forward(gate_up, !down_weight.fp8() || !down_pairs.empty(), down_weight.fp8(),
                              keep_fp8);
-    at::Tensor y = forward_product({activated.y, activated.fp8}, down_weight, h.scalar_type());
+    at::Tensor y = forward_product({activated.y, activated.fp8}, down_weight, h.scalar_type(), h_TD);
     if (!down_pairs.empty()) {
       wide.back() = down_weight.matrix.size(1);
       const auto more = lora_forward(activated.y.view(wide), y, down_pairs, plan.down.lora);
       products.insert(products.end(), more.begin(), more.end());
     }
-    y.add_(h_TD);
 
     variable_list saved = inputs.vec();
     saved.push_back(normed.rstd);

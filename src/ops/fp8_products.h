@@ -6,9 +6,9 @@
 namespace trireme {
 
 struct Fp8Matrix {
-  at::Tensor codes, inverse;
+  at::Tensor codes, inverse;  // inverse: fp32, one scale of the matrix, or one of each of its rows
 };
-/// a b^T (+ bias) (+ sum) [M, N] in `dtype`; bias [N] or sum [M, N] undefined: none. Sums in the matrix engine are short
+/// a b^T (+ bias) (+ sum) [M, N] in `dtype`; scales of matrices, or of rows on both sides; bias [N] or sum [M, N] undefined: none. Sums in the matrix engine are short
 /// ones (fast accumulation), as in the MLPerf submissions.
 at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarType dtype, const at::Tensor& bias_N = {},
                        const at::Tensor& sum_MN = {});

@@ -17,6 +17,16 @@ std::vector<at::Tensor> lora_down_dw(const at::Tensor& x, at::TensorList d, at::
                                      const LoraPlan& plan);
 /// dx += sum of dropout_i(d_i A_i); dx_TI contiguous.
 void lora_down_dx(at::Tensor& dx_TI, at::TensorList d, at::TensorList pairs, const LoraPlan& plan);
+/// The last two in one pass where the kernels can.
+std::vector<at::Tensor> lora_down_gradients(const at::Tensor& x, at::Tensor& dx_TI, at::TensorList d, at::TensorList pairs,
+                                            const LoraPlan& plan);
+/// y_TO += scale * t B^T, t a product of lora_down(); y's rows may lie apart. False: nothing was done, the kernel does not take these.
+bool lora_up(const at::Tensor& y_TO, const at::Tensor& t_TR, const at::Tensor& b_OR, double scale);
+struct LoraUpGradients {
+  at::Tensor d, db;  // as lora_gradient_product() gives it; of B's shape. Undefined: the kernel does not take these
+};
+/// scale * dy B and scale * dy^T t in one read of dy.
+LoraUpGradients lora_up_gradients(const at::Tensor& dy_TO, const at::Tensor& t_TR, const at::Tensor& b_OR, double scale);
 #else
 inline bool has_lora_kernels(const at::Tensor&, at::TensorList, const LoraPlan&) { return false; }
 inline std::vector<at::Tensor> lora_down(const at::Tensor&, at::TensorList, const LoraPlan&) {
@@ -28,6 +38,14 @@ inline std::vector<at::Tensor> lora_down_dw(const at::Tensor&, at::TensorList, a
   return {};
 }
 inline void lora_down_dx(at::Tensor&, at::TensorList, at::TensorList, const LoraPlan&) {}
+inline std::vector<at::Tensor> lora_down_gradients(const at::Tensor&, at::Tensor&, at::TensorList, at::TensorList, const LoraPlan&) {
+  return {};
+}
+inline bool lora_up(const at::Tensor&, const at::Tensor&, const at::Tensor&, double) { return false; }
+struct LoraUpGradients {
+  at::Tensor d, db;
+};
+inline LoraUpGradients lora_up_gradients(const at::Tensor&, const at::Tensor&, const at::Tensor&, double) { return {}; }
 #endif
 
 }  // namespace trireme::bridge

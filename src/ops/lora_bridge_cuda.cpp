@@ -3,9 +3,12 @@
 #include "bridge_tools.h"
 #include "kernel_bridge.h"
 #include "kernels/lora/lora.h"
+#include "kernels/lora/lora_up.h"
 
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
+
+#include <optional>
 
 namespace trireme::bridge {
 
@@ -69,6 +72,67 @@ std::vector<Launch> launches(const at::Tensor& x, at::TensorList pairs, const Lo
   return result;
 }
 
+at::Tensor padded_columns(const at::Tensor& b) {
+  const int64_t more = padded(b.size(1)) - b.size(1);
+  return more > 0 ? at::constant_pad_nd(b, {0, more}) : b.contiguous();
+}
+
+/// Of every adapter; with dx also dx += sum of dropout_i(d_i A_i).
+std::vector<at::Tensor> gradients_of_a(const at::Tensor& x, const at::Tensor& dx, at::TensorList d,
+                                       at::TensorList pairs, const LoraPlan& plan) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  std::vector<at::Tensor> gradients;
+  for (Launch& launch : launches(x, pairs, plan)) {
+    kernels::LoraProducts& p = launch.arguments;
+    p.x = x.const_data_ptr();
+    for (size_t i = launch.begin; i < launch.end; ++i) {
+      const at::Tensor da = at::empty({p.rank, p.columns}, x.options());
+      p.d[i - launch.begin] = d[i].const_data_ptr();
+      p.da[i - launch.begin] = da.mutable_data_ptr();
+      gradients.push_back(da.narrow(0, 0, pairs[2 * i].size(0)));
+    }
+    if (dx.defined()) {
+      p.dx = dx.mutable_data_ptr();
+      launched(kernels::lora_down_gradients(p, stream_of(x)), "lora_down_gradients");
+    } else {
+      launched(kernels::lora_down_dw(p, stream_of(x)), "lora_down_dw");
+    }
+  }
+  return gradients;
+}
+
+struct UpLaunch {
+  kernels::LoraUpProducts arguments;
+  at::Tensor b;
+  bool serves = false;
+};
+
+/// Arguments but for the wide matrix, y or dy.
+UpLaunch up_launch(const at::Tensor& wide_TO, const at::Tensor& t_TR, const at::Tensor& b_OR,
+                   double scale) {
+  UpLaunch launch;
+  const at::ScalarType type = wide_TO.scalar_type();
+  if (!has_kernels(wide_TO) || type == at::kFloat || t_TR.scalar_type() != type ||
+      b_OR.scalar_type() != type || t_TR.size(1) > kMaxRank || wide_TO.stride(1) != 1 ||
+      t_TR.stride(1) != 1)
+    return launch;
+  // Columns of t beyond the rank meet zeros of B; they must be there to be read.
+  const int64_t rank = padded(t_TR.size(1));
+  if (t_TR.stride(0) != rank || t_TR.storage_offset() % rank != 0) return launch;
+  launch.b = padded_columns(b_OR);
+  kernels::LoraUpProducts& p = launch.arguments;
+  p.rank = static_cast<int>(rank);
+  p.b = launch.b.const_data_ptr();
+  p.t = t_TR.const_data_ptr();
+  p.tokens = wide_TO.size(0);
+  p.columns = wide_TO.size(1);
+  p.stride = wide_TO.stride(0);
+  p.scale = static_cast<float>(scale);
+  p.element = element(wide_TO);
+  launch.serves = true;
+  return launch;
+}
+
 }  // namespace
 
 bool has_lora_kernels(const at::Tensor& x, at::TensorList pairs, const LoraPlan& plan) {
@@ -101,26 +165,18 @@ std::vector<at::Tensor> lora_down(const at::Tensor& x, at::TensorList pairs, con
 }
 
 at::Tensor lora_gradient_product(const at::Tensor& dy_rows, const at::Tensor& b, double scale) {
-  const int64_t more = padded(b.size(1)) - b.size(1);
-  return at::mm(dy_rows, more > 0 ? at::constant_pad_nd(b, {0, more}) : b).mul_(scale);
+  return at::mm(dy_rows, padded_columns(b)).mul_(scale);
 }
 
 std::vector<at::Tensor> lora_down_dw(const at::Tensor& x, at::TensorList d, at::TensorList pairs,
                                      const LoraPlan& plan) {
-  const c10::cuda::CUDAGuard guard(x.device());
-  std::vector<at::Tensor> gradients;
-  for (Launch& launch : launches(x, pairs, plan)) {
-    kernels::LoraProducts& p = launch.arguments;
-    p.x = x.const_data_ptr();
-    for (size_t i = launch.begin; i < launch.end; ++i) {
-      const at::Tensor da = at::empty({p.rank, p.columns}, x.options());
-      p.d[i - launch.begin] = d[i].const_data_ptr();
-      p.da[i - launch.begin] = da.mutable_data_ptr();
-      gradients.push_back(da.narrow(0, 0, pairs[2 * i].size(0)));
-    }
-    launched(kernels::lora_down_dw(p, stream_of(x)), "lora_down_dw");
-  }
-  return gradients;
+  return gradients_of_a(x, at::Tensor(), d, pairs, plan);
+}
+
+std::vector<at::Tensor> lora_down_gradients(const at::Tensor& x, at::Tensor& dx_TI,
+                                            at::TensorList d, at::TensorList pairs,
+                                            const LoraPlan& plan) {
+  return gradients_of_a(x, dx_TI, d, pairs, plan);
 }
 
 void lora_down_dx(at::Tensor& dx_TI, at::TensorList d, at::TensorList pairs, const LoraPlan& plan) {
@@ -132,6 +188,38 @@ void lora_down_dx(at::Tensor& dx_TI, at::TensorList d, at::TensorList pairs, con
       p.d[i - launch.begin] = d[i].const_data_ptr();
     launched(kernels::lora_down_dx(p, stream_of(dx_TI)), "lora_down_dx");
   }
+}
+
+bool lora_up(const at::Tensor& y_TO, const at::Tensor& t_TR, const at::Tensor& b_OR, double scale) {
+  const c10::cuda::OptionalCUDAGuard guard(y_TO.is_cuda() ? std::optional(y_TO.device())
+                                                          : std::nullopt);
+  UpLaunch launch = up_launch(y_TO, t_TR, b_OR, scale);
+  launch.arguments.y = y_TO.mutable_data_ptr();
+  if (!launch.serves || !kernels::lora_up_fits(launch.arguments)) return false;
+  launched(kernels::lora_up(launch.arguments, stream_of(y_TO)), "lora_up");
+  return true;
+}
+
+LoraUpGradients lora_up_gradients(const at::Tensor& dy_TO, const at::Tensor& t_TR,
+                                  const at::Tensor& b_OR, double scale) {
+  // Of 64 ranks the library's two products take less time.
+  if (t_TR.size(1) > 32) return {};
+  const c10::cuda::OptionalCUDAGuard guard(dy_TO.is_cuda() ? std::optional(dy_TO.device())
+                                                           : std::nullopt);
+  UpLaunch launch = up_launch(dy_TO, t_TR, b_OR, scale);
+  kernels::LoraUpProducts& p = launch.arguments;
+  p.dy = dy_TO.const_data_ptr();
+  if (!launch.serves || !kernels::lora_up_fits(p)) return {};
+  const at::Tensor d = at::empty({p.tokens, p.rank}, dy_TO.options()),
+                   db = at::empty({p.columns, p.rank}, dy_TO.options()),
+                   workspace =
+                       at::empty({static_cast<int64_t>(kernels::lora_up_gradients_workspace(p))},
+                                 dy_TO.options().dtype(at::kByte));
+  p.d = d.mutable_data_ptr();
+  p.db = db.mutable_data_ptr();
+  p.workspace = workspace.mutable_data_ptr();
+  launched(kernels::lora_up_gradients(p, stream_of(dy_TO)), "lora_up_gradients");
+  return {d, db.narrow(1, 0, b_OR.size(1))};
 }
 
 }  // namespace trireme::bridge

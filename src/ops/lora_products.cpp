@@ -66,7 +66,9 @@ void lora_add(const at::Tensor& y_TO, at::TensorList products, at::TensorList pa
               const LoraPlan& plan) {
   for (size_t i = 0; i < plan.places.size(); ++i) {
     const at::Tensor& b = pairs[2 * i + 1];
-    y_TO.narrow(1, plan.places[i].row_begin, b.size(0)).addmm_(products[i], b.t(), 1, plan.scale);
+    const at::Tensor rows = y_TO.narrow(1, plan.places[i].row_begin, b.size(0));
+    if (!bridge::lora_up(rows, products[i], b, plan.scale))
+      rows.addmm_(products[i], b.t(), 1, plan.scale);
   }
 }
 
@@ -82,6 +84,14 @@ std::vector<at::Tensor> lora_backward(const at::Tensor& dy_TO, const at::Tensor&
     const at::Tensor& b = pairs[2 * i + 1];
     const at::Tensor dy_rows = dy_TO.narrow(1, plan.places[i].row_begin, b.size(0));
     a.push_back(pairs[2 * i]);
+    if (fused && wanted[2 * i + 1]) {
+      auto [d, db] = bridge::lora_up_gradients(dy_rows, products[i], b, plan.scale);
+      if (d.defined()) {
+        d_products.push_back(std::move(d));
+        result[2 * i + 1] = std::move(db);
+        continue;
+      }
+    }
     d_products.push_back(fused ? bridge::lora_gradient_product(dy_rows, b, plan.scale)
                                : at::mm(dy_rows, b).mul_(plan.scale));
     if (wanted[2 * i + 1]) result[2 * i + 1] = at::mm(dy_rows.t(), products[i]).mul_(plan.scale);
@@ -91,11 +101,13 @@ std::vector<at::Tensor> lora_backward(const at::Tensor& dy_TO, const at::Tensor&
     bool any = false;
     for (size_t i = 0; i < n; ++i) any = any || wanted[2 * i];
     if (any) {
-      const std::vector<at::Tensor> da = bridge::lora_down_dw(x, d_products, pairs, plan);
+      const std::vector<at::Tensor> da =
+          dx_TI.defined() ? bridge::lora_down_gradients(x, dx_TI, d_products, pairs, plan)
+                          : bridge::lora_down_dw(x, d_products, pairs, plan);
       for (size_t i = 0; i < n; ++i)
         if (wanted[2 * i]) result[2 * i] = da[i];
     }
-    if (dx_TI.defined()) bridge::lora_down_dx(dx_TI, d_products, pairs, plan);
+    if (dx_TI.defined() && !any) bridge::lora_down_dx(dx_TI, d_products, pairs, plan);
     return result;
   }
   if (!plan.dropout.active()) {

@@ -23,11 +23,11 @@ namespace {
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 constexpr int kCandidates = 8, kTimedRuns = 4;
 
-/// TRIREME_FP8_PRODUCTS=measured: of the library's first candidates the fastest on this machine, timed when a shape first comes, and only
-/// among those whose results equal the first one's bit for bit; otherwise the library's first.
+/// Of the library's first candidates the fastest on this machine, timed when a shape first comes, and only among those whose results equal
+/// the first one's bit for bit, so that what is computed does not depend on the timing. TRIREME_FP8_PRODUCTS=first: the library's first.
 bool measures() {
   static const char* choice = std::getenv("TRIREME_FP8_PRODUCTS");
-  return choice != nullptr && std::string_view(choice) == "measured";
+  return choice == nullptr || std::string_view(choice) != "first";
 }
 
 void succeeded(cublasStatus_t status, const char* call) {
@@ -71,8 +71,8 @@ void describe(Layout& layout, const at::Tensor& x) {
             "cublasLtMatrixLayoutCreate");
 }
 
-/// What the choice of an algorithm depends on: sizes, types, bias, sum.
-using Shape = std::tuple<int, int64_t, int64_t, int64_t, int, int, int, bool, bool>;
+/// What the choice of an algorithm depends on: sizes, types, bias, sum, scales of rows.
+using Shape = std::tuple<int, int64_t, int64_t, int64_t, int, int, int, bool, bool, bool>;
 
 cublasLtHandle_t handle_of(int device) {
   static std::mutex mutex;
@@ -127,6 +127,15 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarT
   TRIREME_CHECK(sum.sizes() == out.sizes() && sum.scalar_type() == dtype, "an FP8 product ", out.sizes(), " of ", dtype, " is to be added to ",
                 sum.sizes(), " of ", sum.scalar_type());
   TRIREME_CHECK(a.is_contiguous() && b.is_contiguous(), "operands of an FP8 product must be contiguous");
+  const bool by_rows = a_MK.inverse.dim() == 1;
+  TRIREME_CHECK(a_MK.inverse.numel() == (by_rows ? a.size(0) : 1) && b_NK.inverse.numel() == (by_rows ? b.size(0) : 1), "an FP8 product of ",
+                a.sizes(), " and ", b.sizes(), " with scales ", a_MK.inverse.sizes(), " and ", b_NK.inverse.sizes());
+#if CUBLAS_VERSION < 120900
+  if (by_rows) {  // cuBLASLt knows no such scales yet
+    const at::Tensor product = at::_scaled_mm(a, b.t(), a_MK.inverse.view({-1, 1}), b_NK.inverse.view({1, -1}), bias_N, {}, dtype, true);
+    return sum_MN.defined() ? product.add_(sum_MN) : product;
+  }
+#endif
   Operation operation;
   succeeded(cublasLtMatmulDescCreate(&operation.handle, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
   // out^T = b a^T, both with their inner dimension in front.
@@ -136,6 +145,11 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarT
   const void *b_inverse = b_NK.inverse.const_data_ptr(), *a_inverse = a_MK.inverse.const_data_ptr();
   set(operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, b_inverse);
   set(operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, a_inverse);
+#if CUBLAS_VERSION >= 120900
+  if (by_rows)
+    for (const auto attribute : {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE})
+      set(operation, attribute, CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F);
+#endif
   if (bias_N.defined()) {
     TRIREME_CHECK(bias_N.numel() == b.size(0) && bias_N.scalar_type() == dtype, "an FP8 product ", out.sizes(), " of ", dtype, " with a bias ",
                   bias_N.sizes(), " of ", bias_N.scalar_type());
@@ -153,7 +167,7 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarT
   const cublasLtHandle_t handle = handle_of(device);
   static std::mutex mutex;
   static std::map<Shape, cublasLtMatmulAlgo_t> chosen;
-  const Shape shape{device, a.size(0), b.size(0), a.size(1), type_of(a), type_of(b), type_of(out), bias_N.defined(), sum_MN.defined()};
+  const Shape shape{device, a.size(0), b.size(0), a.size(1), type_of(a), type_of(b), type_of(out), bias_N.defined(), sum_MN.defined(), by_rows};
   const at::Tensor workspace = at::empty({static_cast<int64_t>(kWorkspaceBytes)}, a.options().dtype(at::kByte));
   const float one = 1, beta = sum_MN.defined() ? 1.0f : 0.0f;
   const auto multiply = [&](const cublasLtMatmulAlgo_t& algorithm) {

@@ -19,10 +19,13 @@ at::Tensor local_gradient_square(const std::vector<TrainedShard>& shards) {
   at::NoGradGuard no_grad;
   if (shard_kernels::kernels_serve(shards[0])) return shard_kernels::gradient_square(shards);
   at::Tensor sum = at::zeros({}, shards[0].master.options().dtype(at::kDouble));
+  // A plain fp32 sum loses digits with its length: rows of a fixed length first, their sum in fp64.
+  constexpr int64_t kRow = int64_t{1} << 16;
   for (const TrainedShard& shard : shards) {
-    // fp32 sums of squares over long vectors: the library's reduction is pairwise; the total over shards is kept in fp64.
-    const at::Tensor norm = at::linalg_vector_norm(shard.gradient, 2, {}, false, at::kFloat).to(at::kDouble);
-    sum.add_(norm.square(), 1.0 / shard.copies);
+    const int64_t length = shard.gradient.numel(), whole = length / kRow * kRow;
+    const at::Tensor rows = shard.gradient.narrow(0, 0, whole).view({-1, kRow}), rest = shard.gradient.narrow(0, whole, length - whole);
+    for (const at::Tensor& part : {at::linalg_vector_norm(rows, 2, {1}, false, at::kFloat), at::linalg_vector_norm(rest, 2, {}, false, at::kFloat)})
+      sum.add_(part.to(at::kDouble).square().sum(), 1.0 / shard.copies);
   }
   return sum;
 }

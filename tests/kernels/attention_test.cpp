@@ -46,13 +46,16 @@ std::vector<Case> cases(bool backward) {
       }
       all.push_back({{0, 200, 333}, 3, 3, d, causal});
       all.push_back({{0, 200, 333}, 8, 1, d, causal});
+      all.push_back({{0, 30, 333}, 12, 2, d, causal});  // six heads read one key head: no power of two
       all.push_back({{0, 200, 333}, 2, 1, d, causal, 30.0});  // rows that are nearly one-hot
+      all.push_back({{0, 333}, 2, 1, d, causal, 4.0});         // some rows outgrow their first block's maximum by far, some a little
     }
   }
   // More pieces of work than any GPU has multiprocessors: every block of the staying grid takes a second and a third.
   std::vector<int32_t> many{0};
   for (int i = 0; i < 110; ++i) many.push_back(many.back() + 40 + i % 40);
   for (const int d : {64, 128}) all.push_back({many, 4, 4, d, true});
+  all.push_back({many, 16, 2, 128, true});
   all.push_back({many, 4, 4, 64, false, 1, 13});
   all.push_back({{0, 100, 256, 300, 512}, 4, 4, 64, false, 1, 13});
   all.push_back({{0, 512}, 2, 2, 64, false, 1, 64});
@@ -118,6 +121,7 @@ class Problem {
     a.dropout = dropout();
     a.tiles = forward_tiles_->as<AttentionTile>();
     a.tile_count = static_cast<int64_t>(plan_.forward.size());
+    a.longest = plan_.longest;
     a.counters = counters_->as<int32_t>();
     return a;
   }
@@ -127,6 +131,11 @@ class Problem {
     AttentionBackward a = backward_arguments(deterministic);
     if (!lone) a.lone_blocks = 0;
     return attention_backward(a, nullptr);
+  }
+  cudaError_t forward_of_unknown_length() {
+    AttentionForward a = forward_arguments();
+    a.longest = 0;
+    return attention_forward(a, nullptr);
   }
   AttentionBackward backward_arguments(bool deterministic) const {
     const AttentionForward f = forward_arguments();
@@ -213,6 +222,11 @@ TEST_F(AttentionTest, ForwardEqualsTheOracle) {
       const oracle::AttentionOutputs expected = run.expected();
       EXPECT_LT(relative_error(run.o(), expected.o), bound(element));
       expect_close(run.lse(), expected.lse, Element::kF32, 4, 1e-3, "log-sum-exp");
+      // Short sequences and long ones go different ways.
+      run.poison();
+      CUDA_OK(run.forward_of_unknown_length());
+      EXPECT_LT(relative_error(run.o(), expected.o), bound(element));
+      expect_close(run.lse(), expected.lse, Element::kF32, 4, 1e-3, "log-sum-exp");
       EXPECT_TRUE(run.counters_are_zero());
     }
   }
@@ -294,6 +308,11 @@ TEST_F(AttentionTest, RefusesWhatItCannotServe) {
   a = run.forward_arguments();
   a.shape.element = Element::kF32;
   EXPECT_EQ(attention_forward(a, nullptr), cudaErrorInvalidValue);
+  a = run.forward_arguments();
+  a.shape.causal = false;
+  a.dropout.threshold = 13;
+  a.longest = 65537;
+  EXPECT_EQ(attention_forward(a, nullptr), cudaErrorInvalidValue);
 }
 
 TEST(AttentionPlanTest, TilesCoverEverySequenceOnce) {
@@ -302,8 +321,9 @@ TEST(AttentionPlanTest, TilesCoverEverySequenceOnce) {
     for (const bool causal : {false, true}) {
       const AttentionPlan plan = plan_attention(bounds.data(), static_cast<int64_t>(bounds.size()) - 1, d, causal);
       EXPECT_TRUE(plan.sequences.empty()) << "a sequence of 1936";
+      EXPECT_EQ(plan.longest, 1936);
       for (const bool forward : {true, false}) {
-        const int rows = forward ? attention_forward_rows(d) : kAttentionBackwardKeys;
+        const int rows = forward ? attention_forward_rows(d, causal) : kAttentionBackwardKeys;
         const std::vector<AttentionTile>& tiles = forward ? plan.forward : plan.backward;
         std::vector<int> seen(3000);
         int64_t previous = INT64_MAX;
@@ -325,8 +345,12 @@ TEST(AttentionPlanTest, TilesCoverEverySequenceOnce) {
           EXPECT_EQ(t.list_begin, is_long ? 0 : 16);
           EXPECT_EQ(t.list_count, is_long ? 16 : 7 + 2 + 1 + 1);
           EXPECT_EQ(t.list, is_long ? 0 : AttentionTile::kShortSequences);
-          if (is_long) EXPECT_EQ(t.first, 1064 + static_cast<int32_t>(i) * rows);
-          if (!first) EXPECT_LE(work, previous);
+          if (is_long) {
+            EXPECT_EQ(t.first, 1064 + static_cast<int32_t>(i) * rows);
+          }
+          if (!first) {
+            EXPECT_LE(work, previous);
+          }
           previous = work;
           // The deterministic order of sums: a tile waits only for tiles before it.
           for (size_t later = i + 1; later < tiles.size(); ++later)

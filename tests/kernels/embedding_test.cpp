@@ -13,7 +13,8 @@ struct Shape {
 };
 constexpr Shape kShapes[] = {{1, 1, 1, 0},       {17, 5, 7, 0},       {100, 1000, 8, 0},
                              {1000, 3, 100, 0},  {1000, 50, 1024, 0}, {133, 60, 4096, 0},
-                             {500, 40, 1024, 1}, {64, 64, 2000, 0},   {40, 30, 8200, 0}};
+                             {500, 40, 1024, 1}, {64, 64, 2000, 0},   {40, 30, 8200, 0},
+                             {1000, 2, 1024, 0}, {4001, 2, 24, 1},    {131077, 40000, 2, 0}};
 
 /// `share` of all places take the first id, as padding does; the others any.
 std::vector<int64_t> some_ids(const Shape& s, double share = 0.5) {
@@ -146,25 +147,49 @@ TEST_F(EmbeddingTest, RunsOfEveryLength) {
   }
 }
 
-TEST_F(EmbeddingTest, SameBitsEveryTime) {
-  const Shape s{3000, 200, 1024, 0};
-  DeviceArray gradient(normal_values(s.tokens * s.columns, Element::kBF16, 1), Element::kBF16),
-      table(s.vocab * s.columns, Element::kF32);
-  DeviceIntegers<int64_t> ids(some_ids(s));
-  DeviceBytes workspace(static_cast<int64_t>(embedding_backward_workspace(s.tokens, s.columns)));
-  EmbeddingBackward a;
-  a.dy = gradient.data(), a.ids = ids.as<int64_t>(), a.d_table = table.data(),
-  a.workspace = workspace.data(), a.tokens = s.tokens, a.vocab = s.vocab;
-  a.columns = s.columns, a.table_element = Element::kF32;
-  std::vector<unsigned char> first;
-  for (int run = 0; run < 100; ++run) {
-    table.poison(), workspace.poison();
+/// Few ids are summed without a sort: rows that no token names stay, stray ids count for none.
+TEST_F(EmbeddingTest, RowsWithoutTokensStay) {
+  for (const int64_t vocab : {1, 2, 3}) {
+    const int64_t tokens = 70, columns = 24, named = vocab - 1;
+    std::vector<int64_t> ids(tokens, -1);
+    for (int64_t t = 0; t < tokens; t += 3) ids[static_cast<size_t>(t)] = named;
+    ids[1] = vocab, ids[2] = int64_t{1} << 40;
+    Values expected(static_cast<size_t>(vocab * columns), 7.0);
+    for (int64_t c = 0; c < columns; ++c) expected[static_cast<size_t>(named * columns + c)] = 24;
+    DeviceArray dy(Values(static_cast<size_t>(tokens * columns), 1.0), Element::kBF16),
+        table(Values(static_cast<size_t>(vocab * columns), 7.0), Element::kBF16);
+    DeviceIntegers<int64_t> device_ids(ids);
+    DeviceBytes workspace(static_cast<int64_t>(embedding_backward_workspace(tokens, columns)));
+    EmbeddingBackward a;
+    a.dy = dy.data(), a.ids = device_ids.as<int64_t>(), a.d_table = table.data(),
+    a.workspace = workspace.data(), a.tokens = tokens, a.vocab = vocab, a.columns = columns;
     CUDA_OK(embedding_backward(a, nullptr));
-    std::vector<unsigned char> now = table.read();
-    if (run == 0)
-      first = std::move(now);
-    else
-      ASSERT_TRUE(now == first) << "run " << run;
+    EXPECT_EQ(table.values(), expected) << vocab << " rows";
+    workspace.read();
+  }
+}
+
+TEST_F(EmbeddingTest, SameBitsEveryTime) {
+  for (const int64_t vocab : {2, 200}) {
+    const Shape s{3000, vocab, 1024, 0};
+    DeviceArray gradient(normal_values(s.tokens * s.columns, Element::kBF16, 1), Element::kBF16),
+        table(s.vocab * s.columns, Element::kF32);
+    DeviceIntegers<int64_t> ids(some_ids(s));
+    DeviceBytes workspace(static_cast<int64_t>(embedding_backward_workspace(s.tokens, s.columns)));
+    EmbeddingBackward a;
+    a.dy = gradient.data(), a.ids = ids.as<int64_t>(), a.d_table = table.data(),
+    a.workspace = workspace.data(), a.tokens = s.tokens, a.vocab = s.vocab;
+    a.columns = s.columns, a.table_element = Element::kF32;
+    std::vector<unsigned char> first;
+    for (int run = 0; run < 100; ++run) {
+      table.poison(), workspace.poison();
+      CUDA_OK(embedding_backward(a, nullptr));
+      std::vector<unsigned char> now = table.read();
+      if (run == 0)
+        first = std::move(now);
+      else
+        ASSERT_TRUE(now == first) << "run " << run << " of " << vocab;
+    }
   }
 }
 

@@ -155,7 +155,11 @@ TEST_F(LayerNormTest, BackwardMatchesTheOracle) {
   // With sums, several turns of the blocks' loops: alone, in groups, in clusters.
   std::vector<Shape> shapes(std::begin(kShapes), std::end(kShapes));
   shapes.insert(shapes.end(),
-                {{3, 3000, 128, 0}, {2, 1301, 1024, 0}, {1, 270, 8192, 0}, {1, 140, 16384, 0}});
+                {{3, 3000, 128, 0},
+                 {2, 1301, 1024, 0},
+                 {1, 1400, 5120, 0},
+                 {1, 270, 8192, 0},
+                 {1, 700, 8208, 0}});
   for (const Element element : kElements)
     for (const Shape& s : shapes)
       for (int variant = 0; variant < 8; ++variant) {

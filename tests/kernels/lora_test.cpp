@@ -87,29 +87,36 @@ TEST_F(LoraTest, ProductsFollowTheFormulas) {
                            {1, 160, 704, 64, 1, 6554},
                            {2, 512, 1088, 16, 3, 6554}}) {
       if (too_large(s.tokens() * s.columns)) continue;
-      SCOPED_TRACE(std::string(name_of(element)) + " " + std::to_string(s.samples) + " x " +
-                   std::to_string(s.sample_tokens) + " x " + std::to_string(s.columns) + ", rank " +
-                   std::to_string(s.rank) + ", adapters " + std::to_string(s.count));
-      Case c(s, element);
-      ASSERT_TRUE(lora_fits(c.p));
-      CUDA_OK(lora_down(c.p, nullptr));
-      CUDA_OK(lora_down_dw(c.p, nullptr));
-      CUDA_OK(lora_down_dx(c.p, nullptr));
-      Values dx = c.dx_values;
-      for (int i = 0; i < s.count; ++i) {
-        const Values masked = c.dropped(c.x_values, i);
-        // fp32 sums of n products of standard normal values: errors of 2^-24 * sqrt(n) * size.
-        const double absolute = 1e-6 * std::sqrt(static_cast<double>(s.columns + s.tokens()));
-        expect_close(c.t[i]->values(),
-                     oracle::lora_down(masked, c.a_values[i], c.p.tokens, s.columns, s.rank),
-                     element, 1, absolute, "t");
-        expect_close(c.da[i]->values(),
-                     oracle::lora_down_dw(masked, c.d_values[i], c.p.tokens, s.columns, s.rank),
-                     element, 1, 4 * absolute, "dA");
-        oracle::lora_down_dx(dx, c.factors(i), c.d_values[i], c.a_values[i], c.p.tokens, s.columns,
-                             s.rank);
+      for (const bool together : {false, true}) {
+        SCOPED_TRACE(std::string(name_of(element)) + " " + std::to_string(s.samples) + " x " +
+                     std::to_string(s.sample_tokens) + " x " + std::to_string(s.columns) +
+                     ", rank " + std::to_string(s.rank) + ", adapters " + std::to_string(s.count) +
+                     (together ? ", one pass" : ""));
+        Case c(s, element);
+        ASSERT_TRUE(lora_fits(c.p));
+        CUDA_OK(lora_down(c.p, nullptr));
+        if (together) {
+          CUDA_OK(lora_down_gradients(c.p, nullptr));
+        } else {
+          CUDA_OK(lora_down_dw(c.p, nullptr));
+          CUDA_OK(lora_down_dx(c.p, nullptr));
+        }
+        Values dx = c.dx_values;
+        for (int i = 0; i < s.count; ++i) {
+          const Values masked = c.dropped(c.x_values, i);
+          // fp32 sums of n products of standard normal values: errors of 2^-24 * sqrt(n) * size.
+          const double absolute = 1e-6 * std::sqrt(static_cast<double>(s.columns + s.tokens()));
+          expect_close(c.t[i]->values(),
+                       oracle::lora_down(masked, c.a_values[i], c.p.tokens, s.columns, s.rank),
+                       element, 1, absolute, "t");
+          expect_close(c.da[i]->values(),
+                       oracle::lora_down_dw(masked, c.d_values[i], c.p.tokens, s.columns, s.rank),
+                       element, 1, 4 * absolute, "dA");
+          oracle::lora_down_dx(dx, c.factors(i), c.d_values[i], c.a_values[i], c.p.tokens,
+                               s.columns, s.rank);
+        }
+        expect_close(c.dx.values(), dx, element, 1, 1e-5, "dx");
       }
-      expect_close(c.dx.values(), dx, element, 1, 1e-5, "dx");
     }
 }
 
@@ -146,22 +153,28 @@ TEST_F(LoraTest, MasksAreThoseOfDropout) {
 }
 
 TEST_F(LoraTest, SameBitsEveryTime) {
-  Case c({2, 256, 576, 16, 3, 6554}, Element::kBF16);
-  std::vector<std::vector<unsigned char>> first;
-  for (int run = 0; run < 100; ++run) {
-    for (int i = 0; i < c.p.count; ++i) c.t[i]->poison(), c.da[i]->poison();
-    DeviceArray dx(c.dx_values, c.element);
-    c.p.dx = dx.data();
-    CUDA_OK(lora_down(c.p, nullptr));
-    CUDA_OK(lora_down_dw(c.p, nullptr));
-    CUDA_OK(lora_down_dx(c.p, nullptr));
-    std::vector<std::vector<unsigned char>> now = {dx.read()};
-    for (int i = 0; i < c.p.count; ++i)
-      now.push_back(c.t[i]->read()), now.push_back(c.da[i]->read());
-    if (run == 0)
-      first = std::move(now);
-    else
-      ASSERT_TRUE(now == first) << "run " << run;
+  for (const int count : {3, 1}) {
+    Case c({2, 256, 576, 16, count, 6554}, Element::kBF16);
+    std::vector<std::vector<unsigned char>> first;
+    for (int run = 0; run < 100; ++run) {
+      for (int i = 0; i < c.p.count; ++i) c.t[i]->poison(), c.da[i]->poison();
+      DeviceArray dx(c.dx_values, c.element);
+      c.p.dx = dx.data();
+      CUDA_OK(lora_down(c.p, nullptr));
+      if (count == 1) {
+        CUDA_OK(lora_down_gradients(c.p, nullptr));
+      } else {
+        CUDA_OK(lora_down_dw(c.p, nullptr));
+        CUDA_OK(lora_down_dx(c.p, nullptr));
+      }
+      std::vector<std::vector<unsigned char>> now = {dx.read()};
+      for (int i = 0; i < c.p.count; ++i)
+        now.push_back(c.t[i]->read()), now.push_back(c.da[i]->read());
+      if (run == 0)
+        first = std::move(now);
+      else
+        ASSERT_TRUE(now == first) << "run " << run;
+    }
   }
 }
 
@@ -172,7 +185,8 @@ TEST_F(LoraTest, RefusesWhatItCannotDo) {
     change(p);
     return !lora_fits(p) && lora_down(p, nullptr) == cudaErrorInvalidValue &&
            lora_down_dw(p, nullptr) == cudaErrorInvalidValue &&
-           lora_down_dx(p, nullptr) == cudaErrorInvalidValue;
+           lora_down_dx(p, nullptr) == cudaErrorInvalidValue &&
+           lora_down_gradients(p, nullptr) == cudaErrorInvalidValue;
   };
   EXPECT_FALSE(refused([](LoraProducts&) {}));
   EXPECT_TRUE(refused([](LoraProducts& p) { p.rank = 8; }));

@@ -81,12 +81,15 @@ TEST_P(OptimizersGpu, EqualTheCompositionOnTheCpu) {
   for (int step = 0; step < 6; ++step) {
     give_gradients(host, step, GetParam().gradient);
     give_gradients(device, step, GetParam().gradient);
-    const double square = local_gradient_square(host).item<double>(),
-                 on_gpu = local_gradient_square(device).item<double>();
+    double square = 0;
+    for (const TrainedShard& shard : host) square += shard.gradient.to(at::kDouble).square().sum().item<double>() / shard.copies;
+    const double on_gpu = local_gradient_square(device).item<double>();
     if (step == 2) {
       EXPECT_FALSE(std::isfinite(on_gpu));
     } else {
       EXPECT_NEAR(on_gpu / square, 1.0, 1e-6);
+      // A plain fp32 sum there.
+      EXPECT_NEAR(local_gradient_square(host).item<double>() / square, 1.0, 1e-5);
     }
     // The step with the infinite gradient is left out.
     const at::Tensor multiplier =

@@ -33,8 +33,8 @@ Fp8Rows quantise_rows(const at::Tensor& x_TD, int64_t groups = 1);
 /// data * inverse_scale in `dtype`.
 at::Tensor dequantise_rows(const Fp8Rows& rows, at::ScalarType dtype);
 
-/// x W^T [T, out] in `dtype`; x with one scale per row.
-at::Tensor fp8_product(const Fp8Rows& x, const Weight& weight, at::ScalarType dtype);
+/// x W^T (+ sum) [T, out] in `dtype`, rounded once; x with one scale per row; sum [T, out] of `dtype`, undefined: none.
+at::Tensor fp8_product(const Fp8Rows& x, const Weight& weight, at::ScalarType dtype, const at::Tensor& sum = {});
 /// dy W [T, in]: the gradient to the layer's input. Hopper multiplies K-major FP8 operands only, so
 /// the weight is transposed first (one pass over its bytes, released afterwards).
 at::Tensor fp8_input_gradient(const Fp8Rows& dy, const Weight& weight, at::ScalarType dtype);

@@ -1,0 +1,156 @@
+#pragma once
+// Of the forward kernel: what a warpgroup does with its rows between the products: softmax, dropout, writing the results.
+
+#include "kernels/attention/attention_forward_parts.cuh"
+
+namespace trireme::kernels::forward {
+
+/// The two rows of a thread; `sum` is this thread's part until the end.
+struct Softmax {
+  float maximum[2], sum[2];
+
+  /// s becomes exp2(scale_log2 (s - maximum)). True: earlier results are to be multiplied with alpha. `maximum` is raised only when a row
+  /// of the warp has outgrown it by 2^8, which is rare after a row's first block: results are the same but for roundings, far from overflow.
+  template <int kCount>
+  __device__ bool update(float (&s)[kCount], float scale_log2, float (&alpha)[2]) {
+    constexpr float kRoom = 8.0f;
+    const float largest[2] = {largest_of(0, s), largest_of(1, s)};
+    const bool raised = __any_sync(0xffffffffu, fmaxf(largest[0] - maximum[0], largest[1] - maximum[1]) * scale_log2 > kRoom);
+    if (raised) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float before = maximum[r];
+        maximum[r] = fmaxf(before, largest[r]);
+        share(r);
+        alpha[r] = fast_exp2((before - maximum[r]) * scale_log2);
+        sum[r] *= alpha[r];
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) sum[r] += exponentials(r, s, scale_log2);
+    return raised;
+  }
+  /// The largest of kPart values from the given one on, in row r of this thread.
+  template <int kCount, int kPart = kCount>
+  __device__ static float largest_of(int r, const float (&s)[kCount], int from = 0) {
+    float largest = s[from + 2 * r];
+#pragma unroll
+    for (int g = from / 4; g < (from + kPart) / 4; ++g) largest = fmaxf(largest, fmaxf(s[4 * g + 2 * r], s[4 * g + 2 * r + 1]));
+    return largest;
+  }
+  /// maximum[r] over the threads of a row.
+  __device__ void share(int r) {
+    maximum[r] = fmaxf(maximum[r], __shfl_xor_sync(0xffffffffu, maximum[r], 1));
+    maximum[r] = fmaxf(maximum[r], __shfl_xor_sync(0xffffffffu, maximum[r], 2));
+  }
+  /// The exponentials of kPart values in place of the scores; returns their sum.
+  template <int kCount, int kPart = kCount>
+  __device__ float exponentials(int r, float (&s)[kCount], float scale_log2, int from = 0) const {
+    const float offset = maximum[r] * scale_log2;
+    float total = 0.0f;
+#pragma unroll
+    for (int g = from / 4; g < (from + kPart) / 4; ++g) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& x = s[4 * g + 2 * r + e];
+        x = fast_exp2(fmaf(x, scale_log2, -offset));
+        total += x;
+      }
+    }
+    return total;
+  }
+};
+
+/// Probabilities of kCount columns from 16 i on in the element type, those that dropout takes set to zero.
+template <class C, int kCount = C::kKeys>
+__device__ inline void pack_probabilities(uint32_t (&p)[C::kKeys / 4], const float (&s)[C::kKeys / 2],
+                                          const AttentionRowDraws& draws, uint32_t column, uint32_t bias, int i = 0) {
+#pragma unroll
+  for (int j = 4 * i; j < 4 * i + kCount / 4; ++j) p[j] = hopper::pack2<typename C::T>(s[2 * j], s[2 * j + 1]);
+  if constexpr (C::kDropout) {
+#pragma unroll
+    for (int j = i; j < i + kCount / 16; ++j) {
+      const uint32_t even = draws.kept(column + 16 * j, bias), odd = draws.kept(column + 16 * j + 1, bias);
+      p[4 * j] &= half_masks<0>(even, odd);
+      p[4 * j + 1] &= half_masks<1>(even, odd);
+      p[4 * j + 2] &= half_masks<2>(even, odd);
+      p[4 * j + 3] &= half_masks<3>(even, odd);
+    }
+  }
+}
+
+/// A tile as one warpgroup sees it. Row r of its 64 is token first + (r >> shift), head `head` + the low bits of r.
+template <class C>
+struct Work {
+  int first, begin, end, head, sequence;
+  int keys;         // of the block `top`, those that concern any of these rows
+  int blocks, top;  // key blocks of the tile; the last one that concerns these 64 rows, -1 when they lie behind the sequence
+
+  __device__ static Work read(const TileInfo& info, int unit, int shift) {
+    Work w;
+    w.first = hopper::uniform(info.first) + (64 * unit >> shift);
+    w.begin = hopper::uniform(info.begin);
+    w.end = hopper::uniform(info.end);
+    w.head = hopper::uniform(info.head);
+    w.blocks = hopper::uniform(info.blocks);
+    w.sequence = C::kDropout ? info.sequence : 0;
+    const int last = C::kCausal ? min(w.end, w.first + (64 >> shift)) : w.end;
+    w.top = w.first < w.end ? (last - w.begin - 1) / C::kKeys : -1;
+    w.keys = last - w.begin - w.top * C::kKeys;
+    return w;
+  }
+};
+
+/// Normalises and writes this warp's 16 rows from warp_row on, and their log-sum-exp.
+template <class C>
+__device__ inline void finish(const Parameters& p, int first, int end, int head, const float (&o)[C::kDim / 2], const Softmax& softmax,
+                              uint32_t staging, int warp_row, int shift) {
+  using namespace hopper;
+  using T = typename C::T;
+  const int lane = threadIdx.x % 32, heads = (1 << shift) - 1;
+  const auto token_of = [&](int row) { return first + ((warp_row + row) >> shift); };
+  const auto head_of = [&](int row) { return head + (row & heads); };
+  float inverse[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float total = softmax.sum[r];
+    total += __shfl_xor_sync(0xffffffffu, total, 1);
+    total += __shfl_xor_sync(0xffffffffu, total, 2);
+    inverse[r] = (C::kDropout ? p.keep_scale : 1.0f) * fast_reciprocal(total);
+    const int row = lane / 4 + 8 * r, token = token_of(row);
+    if (lane % 4 == 0 && token < end)
+      p.lse[head_of(row) * p.tokens + token] = softmax.maximum[r] * p.scale + __logf(total);
+  }
+  // As the copy engine wants it: columns of 64 elements, rows of 128 bytes in the 128-byte swizzle.
+  const auto chunk_at = [&](uint32_t row, uint32_t chunk) { return staging + chunk / 8 * 2048 + row * 128 + ((chunk % 8) ^ (row % 8)) * 16; };
+  if (lane == 0) bulk_read<0>();
+  __syncwarp();
+#pragma unroll
+  for (int j = 0; j < C::kDim / 16; ++j)
+    store_matrices(chunk_at(lane % 16, 2 * j + lane / 16),
+                   pack2<T>(o[8 * j] * inverse[0], o[8 * j + 1] * inverse[0]),
+                   pack2<T>(o[8 * j + 2] * inverse[1], o[8 * j + 3] * inverse[1]),
+                   pack2<T>(o[8 * j + 4] * inverse[0], o[8 * j + 5] * inverse[0]),
+                   pack2<T>(o[8 * j + 6] * inverse[1], o[8 * j + 7] * inverse[1]));
+  proxy_fence();
+  __syncwarp();
+  if (token_of(15) < end) {
+    if (lane == 0) {
+#pragma unroll
+      for (int c = 0; c < C::kDim / 64; ++c) store_box(&p.o_rows, 64 * c, head, token_of(0), staging + c * 2048);
+      store_commit();
+    }
+  } else {
+    constexpr int kChunks = C::kDim / 8, kStep = 32 / kChunks;
+#pragma unroll 1
+    for (int i = 0; i < 16 / kStep; ++i) {
+      const uint32_t row = i * kStep + lane / kChunks, chunk = lane % kChunks;
+      const int4 words = load_shared16(chunk_at(row, chunk));
+      const int token = token_of(row);
+      if (token < end)
+        *reinterpret_cast<int4*>(static_cast<T*>(p.o) + token * p.o_token + head_of(row) * p.o_head + chunk * 8) = words;
+    }
+  }
+}
+
+}  // namespace trireme::kernels::forward

@@ -1,0 +1,249 @@
+#pragma once
+// The form for rows that do not fit into registers: they wait in shared memory, and what a turn's
+// second pass needs from all threads has come in while the next turn's first pass ran. Rows wider
+// than a block are shared by a cluster, whose blocks exchange their parts of the row's means.
+
+#include "kernels/layer_norm/layer_norm_backward_sums.cuh"
+
+namespace trireme::kernels::layer_norm_sums {
+
+constexpr int kMaxCluster = 4, kStages = 3;
+
+__device__ inline uint32_t cluster_size() {
+  uint32_t size;
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+  return size;
+}
+__device__ inline uint32_t cluster_rank() {
+  uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+__device__ inline void cluster_barrier() {
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+
+/// A barrier in shared memory. Within a block a phase ends when `count` warps have come. In a cluster
+/// (count 1) it ends when arm() has been called and the announced bytes have come in, in any order;
+/// unlike the cluster's own barrier it orders nothing else: that one waits for every earlier store of
+/// the block to reach the whole device.
+class Mailbox {
+ public:
+  __device__ explicit Mailbox(uint64_t* barrier)
+      : at_(static_cast<uint32_t>(__cvta_generic_to_shared(barrier))) {}
+  __device__ void begin(int count) const {
+    asm volatile(
+        "mbarrier.init.shared::cta.b64 [%0], %1;\n"
+        "fence.mbarrier_init.release.cluster;" ::"r"(at_),
+        "r"(count)
+        : "memory");
+  }
+  __device__ void come() const {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at_) : "memory");
+  }
+  __device__ void arm(uint32_t bytes) const {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at_), "r"(bytes)
+                 : "memory");
+  }
+  /// Leaves a number at `place` of this block's shared memory in the block `rank` of the cluster,
+  /// and tells its mailbox.
+  __device__ void send(const float* place, uint32_t rank, float value) const {
+    asm volatile(
+        "{.reg .u32 there, box; mapa.shared::cluster.u32 there, %0, %2; "
+        "mapa.shared::cluster.u32 box, %1, %2; "
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [there], %3, [box];}" ::"r"(
+            static_cast<uint32_t>(__cvta_generic_to_shared(place))),
+        "r"(at_), "r"(rank), "r"(__float_as_uint(value))
+        : "memory");
+  }
+  __device__ void wait(uint32_t parity) const {
+    asm volatile(
+        "{.reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;}" ::"r"(at_),
+        "r"(parity)
+        : "memory");
+  }
+
+ private:
+  uint32_t at_;
+};
+
+/// blockDim = (threads of a group, groups), at most kThreads. A group takes kRows rows at once,
+/// `stride` apart. In its iteration t it makes the first pass over the rows of turn t + 1 and the
+/// second over those of turn t; the rows of turn t + 2 are on their way, those of t + 3 take the
+/// place of t's. A group's threads may be two iterations apart, hence the numbers of buffers.
+template <class T, int kSums, bool kDropout, int kThreads, int kPacks, int kRows, int kBlocks,
+          bool kCluster>
+__global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const LayerNormBackward a) {
+  extern __shared__ __align__(16) char shared[];
+  constexpr int kWidth = 16 / sizeof(T), kDots = 2 * kRows, kBoxes = 4, kFacts = 8;
+  __shared__ float scratch[kBoxes][(kCluster ? kMaxCluster : 1) * kThreads / 32 * kDots];
+  __shared__ RowFacts all_facts[kFacts][kMaxGroups][kRows];
+  __shared__ uint64_t barriers[kBoxes][kMaxGroups];
+  const int warps = static_cast<int>(blockDim.x) / 32, group = static_cast<int>(threadIdx.y),
+            lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int parts = kCluster ? static_cast<int>(cluster_size()) : 1,
+            part = kCluster ? static_cast<int>(cluster_rank()) : 0;
+  const int rows = static_cast<int>(a.rows),
+            stride = static_cast<int>(gridDim.x / parts * blockDim.y);
+  const int64_t jump = stride * a.columns;
+  const bool more = a.d_sum != nullptr,
+             once = streams(a.rows * a.columns * static_cast<int64_t>(sizeof(T)));
+  const int packs = static_cast<int>(a.columns / kWidth),
+            own = part * static_cast<int>(blockDim.x) * kPacks + static_cast<int>(threadIdx.x);
+  const auto column = [&](int p) { return (own + p * static_cast<int>(blockDim.x)) * kWidth; };
+  const auto holds = [&](int p) { return own + p * static_cast<int>(blockDim.x) < packs; };
+
+  char* const ring = shared + (threadIdx.y * blockDim.x + threadIdx.x) * 16;
+  const auto slot = [&](int input, int stage, int r, int p) {
+    return ring + (((input * kStages + stage) * kRows + r) * kPacks + p) * kThreads * 16;
+  };
+  // first: the element and `left` the rows from the turn's first row on.
+  const auto ask = [&](int input, int stage, const void* from, int r, int p, int64_t first,
+                       int left) {
+    if (r * stride < left && holds(p))
+      copy_async16(slot(input, stage, r, p),
+                   static_cast<const T*>(from) + first + r * jump + column(p));
+  };
+  const auto take = [&](int input, int stage, int r, int p) {
+    return *reinterpret_cast<const Words<4>*>(slot(input, stage, r, p));
+  };
+
+  int row = static_cast<int>(blockIdx.x / parts * blockDim.y) + group;
+  int64_t at = row * a.columns;
+#pragma unroll
+  for (int stage = 0; stage < kStages; ++stage) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const int64_t first = at + stage * kRows * jump;
+        const int left = rows - row - stage * kRows * stride;
+        ask(0, stage, a.dy, r, p, first, left);
+        ask(1, stage, a.sum, r, p, first, left);
+        if (more) ask(2, stage, a.d_sum, r, p, first, left);
+      }
+    copy_async_commit();
+  }
+  // A thread for each row. It settles a turn's facts before it sends the numbers of two turns
+  // earlier, and asks for them one iteration before that.
+  RawFacts<kDropout> raw;
+  const auto facts_row = [&](int turn) {
+    return row + (turn * kRows + static_cast<int>(threadIdx.x)) * stride;
+  };
+  if (threadIdx.x < kRows) {
+#pragma unroll
+    for (int turn = 0; turn < 3; ++turn) {
+      raw.load(a, facts_row(turn));
+      raw.settle(a, facts_row(turn), all_facts[turn][group][threadIdx.x]);
+    }
+    raw.load(a, facts_row(3));
+  }
+  Words<4> gamma[kPacks];
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    gamma[p] = {};
+    if (holds(p))
+      gamma[p] = as_words(load_shared_read<T, kWidth>(static_cast<const T*>(a.gamma) + column(p)));
+  }
+  float sums[kSums][kPacks][kWidth] = {};
+  if (threadIdx.x < kBoxes) Mailbox(&barriers[threadIdx.x][group]).begin(kCluster ? 1 : warps);
+  __syncthreads();
+  if constexpr (kCluster) cluster_barrier();  // nobody writes to a block that has not begun
+
+  // The first pass over the rows of a turn; its numbers go to all blocks of the cluster.
+  const auto sum_rows = [&](int turn, int stage, int left) {
+    const RowFacts* const facts = all_facts[turn % kFacts][group];
+    float dots[kDots] = {};
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const float rstd = facts[r].rstd, shift = facts[r].shift;
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        if (r * stride >= left || !holds(p)) continue;
+        float g[kWidth], n[kWidth], w[kWidth];
+        to_floats(as_pack<T>(take(0, stage, r, p)), g);
+        to_floats(as_pack<T>(take(1, stage, r, p)), n);
+        to_floats(packed(as_pack<T>(gamma[p])), w);
+        sum_pack(g, n, w, rstd, shift, sums[0][p], sums[1][p], dots[r], dots[kRows + r]);
+      }
+    }
+    const float mine = scattered_sum(dots);
+    const Mailbox mailbox(&barriers[turn % kBoxes][group]);
+    float* const place =
+        &scratch[turn % kBoxes][((kCluster ? part : group) * warps + warp) * kDots + lane];
+    if (!kCluster && lane < kDots) *place = mine;
+    __syncwarp();  // this and the facts that were settled are in place when the first thread says so
+    if constexpr (kCluster) {
+      if (threadIdx.x == 0)
+        mailbox.arm(static_cast<uint32_t>(parts * warps * kDots * static_cast<int>(sizeof(float))));
+      if (lane < kDots) {
+        for (int to = 0; to < parts; ++to) mailbox.send(place, static_cast<uint32_t>(to), mine);
+      }
+    } else if (lane == 0) {
+      mailbox.come();
+    }
+  };
+  if (row < rows) {
+    copy_async_wait<kStages - 1>();
+    sum_rows(0, 0, rows - row);
+  }
+
+  for (int turn = 0, stage = 0; row < rows; ++turn, row += kRows * stride, at += kRows * jump) {
+    const int left = rows - row, after = stage == kStages - 1 ? 0 : stage + 1,
+              ask_left = left - kStages * kRows * stride;
+    const int64_t ask_at = at + kStages * kRows * jump;
+    copy_async_wait<kStages - 2>();
+    if (threadIdx.x < kRows)
+      raw.settle(a, facts_row(3), all_facts[(turn + 3) % kFacts][group][threadIdx.x]);
+    if (kRows * stride < left) sum_rows(turn + 1, after, left - kRows * stride);
+    if (threadIdx.x < kRows) raw.load(a, facts_row(4));
+
+    Mailbox(&barriers[turn % kBoxes][group]).wait(static_cast<uint32_t>(turn / kBoxes) & 1);
+    const float means = row_means<kDots>(
+        scratch[turn % kBoxes] + (kCluster ? 0 : group * warps * kDots), warps * parts, a.columns);
+    const RowFacts* const facts = all_facts[turn % kFacts][group];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const float g_mean = __shfl_sync(0xffffffffu, means, r),
+                  gn_mean = __shfl_sync(0xffffffffu, means, kRows + r);
+      if (r * stride >= left) break;
+      const RowSlope slope(facts[r], g_mean, gn_mean);
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        if (!holds(p)) continue;
+        float g[kWidth], v[kWidth], w[kWidth];
+        to_floats(as_pack<T>(take(0, stage, r, p)), g);
+        to_floats(as_pack<T>(take(1, stage, r, p)), v);
+        ask(0, stage, a.dy, r, p, ask_at, ask_left);
+        ask(1, stage, a.sum, r, p, ask_at, ask_left);
+        to_floats(packed(as_pack<T>(gamma[p])), w);
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i)
+          g[i] = fmaf(g[i] * w[i], slope.rstd, fmaf(v[i], slope.slope, slope.level));
+        if (more) {
+          to_floats(as_pack<T>(take(2, stage, r, p)), w);
+          ask(2, stage, a.d_sum, r, p, ask_at, ask_left);
+#pragma unroll
+          for (int i = 0; i < kWidth; ++i) g[i] += w[i];
+        }
+        leave_pack<T, kDropout, kSums == 3>(a, g, at + r * jump + column(p), facts[r], column(p),
+                                            once, sums[kSums - 1][p]);
+      }
+    }
+    copy_async_commit();
+    stage = after;
+  }
+
+  copy_async_wait<0>();
+  leave_sums(sums, column, holds, static_cast<int>(a.columns), reinterpret_cast<float*>(shared),
+             a.workspace + blockIdx.x / parts * kSums * a.columns);
+}
+
+}  // namespace trireme::kernels::layer_norm_sums

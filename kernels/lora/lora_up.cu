@@ -1,0 +1,115 @@
+#include "kernels/lora/lora_up.h"
+
+#include "kernels/lora/lora_tile.cuh"
+#include "kernels/row_geometry.h"
+
+namespace trireme::kernels {
+
+namespace {
+
+using namespace lora;
+
+constexpr int kWarps = 8;
+constexpr int kColumns = kWarps * 32;  // of a block
+constexpr int kRows = 16;              // of a run
+
+/// Block: 256 columns, every gridDim.y-th run of 16 rows; a warp has 32 of the columns, whose part of B stays in its registers.
+template <class T, int kRank>
+__global__ void __launch_bounds__(kWarps * 32, 2)
+    up_kernel(const __grid_constant__ LoraUpProducts p) {
+  constexpr int kSteps = kRank / 16;
+  constexpr int kStages = kRank == 16   ? 4
+                          : kRank == 32 ? 3
+                                        : 2;  // runs whose y is on its way to each warp
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * kColumns + threadIdx.x / 32 * 32;
+  if (column >= p.columns) return;
+  // Column g of the product's tile j is column 8 (g / 2) + 2j + g % 2 of the 32, so that a thread's results of the four tiles are neighbours:
+  // columns 8t to 8t + 7. Its k are ranks 4t to 4t + 3.
+  uint2 b[kSteps][4];
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s)
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      b[s][j] = __ldg(reinterpret_cast<const uint2*>(
+          static_cast<const T*>(p.b) + (column + 8 * (g / 2) + 2 * j + g % 2) * kRank + s * 16 +
+          4 * t));
+  T* const y = static_cast<T*>(p.y) + g * p.stride + column + 8 * t;
+  const int tokens = static_cast<int>(p.tokens), step = static_cast<int>(gridDim.y) * kRows,
+            begin = static_cast<int>(blockIdx.y) * kRows;
+  const bool once = streams(p.tokens * p.columns * 2);
+  struct Stage {
+    Words<4> y[2];  // rows g and g + 8
+    uint2 t[kSteps][2];
+  };
+  Stage stage[kStages];
+  const auto load = [&](Stage& to, int row) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      to.y[half] = load_words(y + static_cast<int64_t>(row + 8 * half) * p.stride);
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s)
+        to.t[s][half] = __ldg(reinterpret_cast<const uint2*>(
+            static_cast<const T*>(p.t) + static_cast<int64_t>(row + g + 8 * half) * kRank + s * 16 +
+            4 * t));
+    }
+  };
+#pragma unroll
+  for (int s = 0; s < kStages; ++s)
+    if (begin + s * step < tokens) load(stage[s], begin + s * step);
+  for (int first = begin; first < tokens; first += kStages * step) {
+#pragma unroll
+    for (int s = 0; s < kStages; ++s) {
+      const int row = first + s * step;
+      if (row >= tokens) break;
+      float sum[2][8];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const auto& a = stage[s].t;
+        float c[4];
+        multiply_first<T>(c, a[0][0].x, a[0][1].x, a[0][0].y, a[0][1].y, b[0][j].x, b[0][j].y);
+#pragma unroll
+        for (int k = 1; k < kSteps; ++k)
+          multiply<T>(c, a[k][0].x, a[k][1].x, a[k][0].y, a[k][1].y, b[k][j].x, b[k][j].y);
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          sum[half][2 * j] = c[2 * half], sum[half][2 * j + 1] = c[2 * half + 1];
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float values[8];
+        to_floats(__builtin_bit_cast(Vec<T, 8>, stage[s].y[half]), values);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) values[e] = fmaf(sum[half][e], p.scale, values[e]);
+        store_whole(y + static_cast<int64_t>(row + 8 * half) * p.stride, from_floats<T, 8>(values),
+                    once);
+      }
+      if (row + kStages * step < tokens) load(stage[s], row + kStages * step);
+    }
+  }
+}
+
+}  // namespace
+
+bool lora_up_fits(const LoraUpProducts& p) {
+  return p.element != Element::kF32 && (p.rank == 16 || p.rank == 32 || p.rank == 64) &&
+         p.tokens > 0 && p.tokens <= (1 << 24) && p.tokens % kRows == 0 && p.columns > 0 &&
+         p.columns <= (1 << 20) && p.columns % 32 == 0 && p.stride >= p.columns &&
+         p.stride % 8 == 0 && aligned16(p.b, p.t, p.y, p.dy, p.d, p.db, p.workspace);
+}
+
+cudaError_t lora_up(const LoraUpProducts& p, cudaStream_t stream) {
+  if (!lora_up_fits(p) || p.y == nullptr || p.b == nullptr || p.t == nullptr)
+    return cudaErrorInvalidValue;
+  return with_rank(p.element, p.rank, [&](auto zero, auto rank) {
+    const auto kernel = up_kernel<decltype(zero), rank()>;
+    const int64_t column_blocks = ceil_div(p.columns, kColumns),
+                  slots = resident_blocks(kernel, kWarps * 32, 0, 32, int64_t{1} << 31);
+    const dim3 grid(static_cast<unsigned>(column_blocks),
+                    static_cast<unsigned>(row_parts(column_blocks, p.tokens / kRows, slots)));
+    kernel<<<grid, kWarps * 32, 0, stream>>>(p);
+    return cudaGetLastError();
+  });
+}
+
+}  // namespace trireme::kernels

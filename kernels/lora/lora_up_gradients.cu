@@ -1,0 +1,276 @@
+#include "kernels/attention/hopper.cuh"
+#include "kernels/lora/lora_tile.cuh"
+#include "kernels/lora/lora_up.h"
+
+namespace trireme::kernels {
+
+namespace {
+
+using namespace lora;
+
+constexpr int kWarps = 16;
+constexpr int kWarpColumns = 64;
+constexpr int kRows = 16;    // of a run
+constexpr int kGroup = 16;   // ranks of a warp
+constexpr int kStages = 2;   // runs of a phase; so many are on their way to each warp
+constexpr int kBuffers = 3;  // phases whose parts of d are in shared memory
+constexpr int kRunSums = kRows * kGroup;
+constexpr size_t kShared = sizeof(float) * kBuffers * kStages * kWarps * kRunSums;
+
+/// Warps that have the same ranks, side by side; they share a block's columns.
+template <int kRank>
+constexpr int kSlices = kWarps / (kRank / kGroup);
+
+int64_t block_columns(int rank) { return kWarps / (rank / kGroup) * kWarpColumns; }
+
+/// Of the warp's 8 x 8 elements, two in each thread, the transpose.
+__device__ inline uint32_t turned(uint32_t x) {
+  uint32_t y;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+
+struct Plan {
+  int64_t column_blocks, parts, part_runs;  // a block: block_columns() columns, part_runs runs of tokens
+};
+
+/// One block is all that a multiprocessor holds: as many parts as fill the fewest waves.
+Plan plan_of(const LoraUpProducts& p) {
+  constexpr int64_t kOverhead = 8, kFewest = 4;  // in runs: a block's start and its write of dB
+  const int64_t runs = p.tokens / kRows, column_blocks = ceil_div(p.columns, block_columns(p.rank));
+  const int64_t slots = multiprocessors() > 0 ? multiprocessors() : 1;
+  Plan best = {};
+  int64_t best_cost = 0;
+  for (int64_t waves = 1; waves <= 3; ++waves) {
+    const int64_t wanted = waves * slots / column_blocks;
+    int64_t part_runs = ceil_div(runs, wanted > 1 ? wanted : 1);
+    if (part_runs < kFewest) part_runs = kFewest < runs ? kFewest : runs;
+    const int64_t parts = ceil_div(runs, part_runs),
+                  cost = ceil_div(column_blocks * parts, slots) * (part_runs + kOverhead);
+    if (waves == 1 || cost < best_cost) best = {column_blocks, parts, part_runs}, best_cost = cost;
+  }
+  return best;
+}
+
+/// Partial sums in the workspace: of d [column block][token][rank], behind it of dB [part][column][rank].
+struct Partial {
+  float *d, *db;
+  int64_t d_floats, db_floats;  // of one column block, of one part
+};
+
+Partial partial_of(const LoraUpProducts& p, const Plan& plan) {
+  float* const d = static_cast<float*>(p.workspace);
+  const int64_t d_floats = p.tokens * p.rank;
+  return {d, d == nullptr ? nullptr : d + plan.column_blocks * d_floats, d_floats,
+          p.columns * p.rank};
+}
+
+/// Block: kSlices * 64 columns, part_runs runs of 16 tokens. A warp has 64 of the columns and 16 ranks: the sums of dB in its registers
+/// from the first run to the last, those of d in shared memory after each run. There the block's warps add them up one phase later, so that
+/// none waits for another's loads before its own next ones are out.
+template <class T, int kRank>
+__global__ void __launch_bounds__(kWarps * 32, 1)
+    gradients_kernel(const __grid_constant__ LoraUpProducts p, const __grid_constant__ Partial out,
+                     const int part_runs) {
+  constexpr int kGroups = kRank / kGroup, kAlike = kSlices<kRank>;
+  extern __shared__ float4 shared[];  // [buffer][run of the phase][group][slice][token][rank]
+  __shared__ uint64_t barrier_storage;
+  float* const sums = reinterpret_cast<float*>(shared);
+  const uint32_t barrier = hopper::shared_address(&barrier_storage);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int group = warp % kGroups, slice = warp / kGroups;
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * (kAlike * kWarpColumns) +
+                         slice * kWarpColumns;
+  const bool has[2] = {column < p.columns, column + 32 < p.columns};  // either half of the 64
+  const int runs = static_cast<int>(p.tokens / kRows), begin = static_cast<int>(blockIdx.y) * part_runs,
+            end = min(begin + part_runs, runs);
+  if (threadIdx.x == 0) hopper::barrier_init(barrier, kWarps);
+  __syncthreads();
+
+  // This thread's columns are 8t to 8t + 7 of either half, four words; its tokens g and g + 8; its ranks, as its results', 4t to 4t + 3.
+  struct Stage {
+    Words<4> dy[2][2];  // [half of the columns][token]
+    uint2 t[2];
+  };
+  Stage stage[kStages] = {};
+  const int64_t first_row = static_cast<int64_t>(begin) * kRows + g;
+  const T* dy = static_cast<const T*>(p.dy) + first_row * p.stride + column + 8 * t;
+  const T* t_row = static_cast<const T*>(p.t) + first_row * kRank + group * kGroup + 4 * t;
+  const auto load_next = [&](Stage& to) {
+#pragma unroll
+    for (int token = 0; token < 2; ++token) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        // Of several groups all but the first find it in L1.
+        if (has[h])
+          to.dy[h][token] = kGroups == 1 ? load_words(dy + 32 * h)
+                                         : as_words(load_shared_read<T, 8>(dy + 32 * h));
+      to.t[token] = __ldg(reinterpret_cast<const uint2*>(t_row));
+      dy += 8 * p.stride;
+      t_row += 8 * kRank;
+    }
+  };
+#pragma unroll
+  for (int s = 0; s < kStages; ++s)
+    if (begin + s < end) load_next(stage[s]);
+
+  // B of the k that words 2m and 2m + 1 are; column g of tile j is rank 4 (g / 2) + 2j + g % 2.
+  uint32_t b[2][2][2][2] = {};  // [half][m][tile][word]
+#pragma unroll
+  for (int h = 0; h < 2; ++h)
+    if (has[h])
+#pragma unroll
+      for (int m = 0; m < 2; ++m)
+#pragma unroll
+        for (int w = 0; w < 2; ++w) {
+          const int64_t row = column + 32 * h + 8 * (g / 2) + 4 * m + 2 * w + g % 2;
+          const uint2 words = __ldg(reinterpret_cast<const uint2*>(
+              static_cast<const T*>(p.b) + row * kRank + group * kGroup + 4 * t));
+          b[h][m][0][w] = turned(words.x);
+          b[h][m][1][w] = turned(words.y);
+        }
+
+  // Sums over this block's columns of the phase that begins with run `first`.
+  const auto add_up = [&](int first, int buffer) {
+#pragma unroll 1
+    for (int i = 0; i < kGroups; ++i) {
+      const int at = i * kWarps * 32 + static_cast<int>(threadIdx.x), e = at % kRunSums,
+                of = at / kRunSums % kGroups, run = at / (kRunSums * kGroups);
+      if (first + run >= end) continue;
+      const float* const from =
+          sums + ((buffer * kStages + run) * kGroups + of) * kAlike * kRunSums + e;
+      float total = 0;
+#pragma unroll
+      for (int s = 0; s < kAlike; ++s) total += from[s * kRunSums];
+      const int64_t token = static_cast<int64_t>(first + run) * kRows + e / kGroup;
+      out.d[blockIdx.x * out.d_floats + token * kRank + of * kGroup + e % kGroup] = total;
+    }
+  };
+
+  float db[2][2][2][4] = {};  // [half][m][tile]: columns as rows
+  int buffer = 0, last = 0;
+  uint32_t parity = 1;
+  for (int first = begin; first < end; first += kStages) {
+#pragma unroll
+    for (int s = 0; s < kStages; ++s) {
+      const int run = first + s;
+      if (run >= end) break;
+      const auto& x = stage[s].dy;
+      const uint32_t tokens[2][2] = {{turned(stage[s].t[0].x), turned(stage[s].t[1].x)},
+                                     {turned(stage[s].t[0].y), turned(stage[s].t[1].y)}};
+      float d[2][4] = {};
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+          const uint32_t upper[2] = {x[h][0].word[2 * m], x[h][0].word[2 * m + 1]},
+                         lower[2] = {x[h][1].word[2 * m], x[h][1].word[2 * m + 1]};
+          const uint32_t a[4] = {turned(upper[0]), turned(upper[1]), turned(lower[0]),
+                                 turned(lower[1])};
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            multiply<T>(d[j], upper[0], lower[0], upper[1], lower[1], b[h][m][j][0], b[h][m][j][1]);
+            multiply<T>(db[h][m][j], a[0], a[1], a[2], a[3], tokens[j][0], tokens[j][1]);
+          }
+        }
+      if (run + kStages < end) load_next(stage[s]);
+      float4* const to = shared + (((buffer * kStages + s) * kGroups + group) * kAlike + slice) *
+                                      (kRunSums / 4) + lane;
+#pragma unroll
+      for (int token = 0; token < 2; ++token)
+        to[32 * token] = {d[0][2 * token], d[0][2 * token + 1], d[1][2 * token],
+                          d[1][2 * token + 1]};
+    }
+    if (first > begin) {
+      hopper::barrier_wait(barrier, parity);
+      add_up(first - kStages, last);
+    }
+    // Whoever has seen all arrivals of one phase knows that all have added up the phase two before: its buffer is free.
+    __syncwarp();
+    if (lane == 0) hopper::barrier_arrive(barrier);
+    last = buffer;
+    buffer = buffer + 1 == kBuffers ? 0 : buffer + 1;
+    parity ^= 1;
+  }
+  hopper::barrier_wait(barrier, parity);
+  add_up(begin + (end - begin - 1) / kStages * kStages, last);
+
+#pragma unroll
+  for (int h = 0; h < 2; ++h)
+    if (has[h])
+#pragma unroll
+      for (int m = 0; m < 2; ++m)
+#pragma unroll
+        for (int w = 0; w < 2; ++w) {
+          const int64_t row = column + 32 * h + 8 * (g / 2) + 4 * m + 2 * w + g % 2;
+          *reinterpret_cast<float4*>(out.db + blockIdx.y * out.db_floats + row * kRank +
+                                     group * kGroup + 4 * t) = {
+              db[h][m][0][2 * w], db[h][m][0][2 * w + 1], db[h][m][1][2 * w],
+              db[h][m][1][2 * w + 1]};
+        }
+}
+
+constexpr int kSumWarps = 4;
+
+/// Block: 128 neighbouring results, a warp every kSumWarps-th partial sum of each.
+template <class T>
+__global__ void __launch_bounds__(kSumWarps * 32)
+    partial_sums_kernel(const Partial in, T* const d, T* const db, const int d_parts,
+                        const int db_parts, const float scale) {
+  __shared__ float4 of_warp[kSumWarps][32];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int64_t position = static_cast<int64_t>(blockIdx.x) * 128 + 4 * lane;
+  const bool first = position < in.d_floats;  // the same in a block: d's and dB's floats are multiples of 256
+  const int64_t at = first ? position : position - in.d_floats, step = first ? in.d_floats : in.db_floats;
+  const float* const from = (first ? in.d : in.db) + at;
+  const int parts = first ? d_parts : db_parts;
+  float4 sum = {};
+#pragma unroll 4
+  for (int i = warp; i < parts; i += kSumWarps) {
+    const float4 v = *reinterpret_cast<const float4*>(from + i * step);
+    sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+  }
+  of_warp[warp][lane] = sum;
+  __syncthreads();
+  if (warp > 0) return;
+#pragma unroll
+  for (int w = 1; w < kSumWarps; ++w) {
+    const float4 v = of_warp[w][lane];
+    sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+  }
+  const float values[4] = {sum.x * scale, sum.y * scale, sum.z * scale, sum.w * scale};
+  store_whole((first ? d : db) + at, from_floats<T, 4>(values));
+}
+
+}  // namespace
+
+size_t lora_up_gradients_workspace(const LoraUpProducts& p) {
+  if (!lora_up_fits(p)) return 0;
+  const Plan plan = plan_of(p);
+  return sizeof(float) * static_cast<size_t>(p.rank) *
+         static_cast<size_t>(plan.column_blocks * p.tokens + plan.parts * p.columns);
+}
+
+cudaError_t lora_up_gradients(const LoraUpProducts& p, cudaStream_t stream) {
+  if (!lora_up_fits(p) || p.b == nullptr || p.t == nullptr || p.dy == nullptr || p.d == nullptr ||
+      p.db == nullptr || p.workspace == nullptr || reinterpret_cast<uintptr_t>(p.workspace) % 256 != 0)
+    return cudaErrorInvalidValue;
+  const Plan plan = plan_of(p);
+  const Partial partial = partial_of(p, plan);
+  return with_rank(p.element, p.rank, [&](auto zero, auto rank) {
+    using T = decltype(zero);
+    const auto kernel = gradients_kernel<T, rank()>;
+    if (const cudaError_t refused = allow_shared_memory(kernel, kShared); refused != cudaSuccess)
+      return refused;
+    kernel<<<dim3(static_cast<unsigned>(plan.column_blocks), static_cast<unsigned>(plan.parts)),
+             kWarps * 32, kShared, stream>>>(p, partial, static_cast<int>(plan.part_runs));
+    if (const cudaError_t failed = cudaGetLastError(); failed != cudaSuccess) return failed;
+    partial_sums_kernel<T>
+        <<<static_cast<unsigned>((partial.d_floats + partial.db_floats) / 128), kSumWarps * 32, 0,
+           stream>>>(partial, static_cast<T*>(p.d), static_cast<T*>(p.db),
+                     static_cast<int>(plan.column_blocks), static_cast<int>(plan.parts), p.scale);
+    return cudaGetLastError();
+  });
+}
+
+}  // namespace trireme::kernels
