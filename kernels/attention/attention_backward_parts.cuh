@@ -2,7 +2,7 @@
 // Of the backward kernel: shared memory, parameters, barriers, the order of work, and the matrix products.
 
 #include "kernels/attention/attention_dropout.cuh"
-#include "kernels/attention/hopper.cuh"
+#include "kernels/hopper.cuh"
 #include "kernels/attention/tile_queue.cuh"
 #include "kernels/device.cuh"
 

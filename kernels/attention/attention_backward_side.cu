@@ -2,7 +2,7 @@
 
 #include "kernels/attention/attention_backward_side.h"
 #include "kernels/attention/attention_launch.h"
-#include "kernels/attention/hopper.cuh"
+#include "kernels/hopper.cuh"
 #include "kernels/device.cuh"
 #include "kernels/launch.h"
 

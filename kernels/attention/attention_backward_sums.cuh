@@ -2,7 +2,7 @@
 // Sums of dQ in shared memory between the key tiles of a sequence. Each thread keeps its own 16 values of a block of query rows, as their upper
 // 24 bits: cut off behind 16 bits of mantissa, so that infinities and NaN stay what they are; results are rounded to 8 or 11.
 
-#include "kernels/attention/hopper.cuh"
+#include "kernels/hopper.cuh"
 
 namespace trireme::kernels::backward {
 

@@ -2,7 +2,7 @@
 // Of the forward kernel: shared memory, parameters, barriers, and what the producer thread does.
 
 #include "kernels/attention/attention_dropout.cuh"
-#include "kernels/attention/hopper.cuh"
+#include "kernels/hopper.cuh"
 #include "kernels/attention/tile_queue.cuh"
 #include "kernels/device.cuh"
 

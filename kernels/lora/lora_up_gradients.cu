@@ -1,4 +1,4 @@
-#include "kernels/attention/hopper.cuh"
+#include "kernels/hopper.cuh"
 #include "kernels/lora/lora_tile.cuh"
 #include "kernels/lora/lora_up.h"
 

@@ -2,7 +2,7 @@
 // The asynchronous machinery of sm_90: barriers in shared memory, the bulk tensor copy engine, register hand-over
 // between warpgroups.
 
-#include "kernels/attention/wgmma.cuh"
+#include "kernels/wgmma.cuh"
 
 #include <cuda.h>
 
