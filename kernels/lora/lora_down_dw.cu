@@ -10,13 +10,6 @@ constexpr int kColumns = 64;  // of a block
 constexpr int kTokens = 16;   // of a product
 constexpr int kStages = 2;    // products whose tokens are on their way to each warp
 
-/// Of the warp's 8 x 8 elements, two in each thread, the transpose.
-__device__ inline uint32_t transposed(uint32_t x) {
-  uint32_t y;
-  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
-  return y;
-}
-
 /// Block: 64 columns; a warp every kWarps-th run of 16 tokens. Sums of the warps meet in shared
 /// memory, in their order. kDx: adds to dx too, under the same masks.
 template <class T, int kRank, int kCount, int kWarps, bool kDx>

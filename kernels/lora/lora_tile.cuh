@@ -82,6 +82,13 @@ __device__ inline Words<4> scaled(const Words<4>& x, float scale) {
   return __builtin_bit_cast(Words<4>, from_floats<T, 8>(values));
 }
 
+/// Of the warp's 8 x 8 elements, two in each thread, the transpose.
+__device__ inline uint32_t transposed(uint32_t x) {
+  uint32_t y;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+
 /// c[16, 8] += a[16, 16] b[16, 8]. With g = lane / 4 and t = lane % 4: a = (row g, k 2t), (row g + 8,
 /// k 2t), (row g, k 2t + 8), (row g + 8, k 2t + 8); b = (k 2t, column g), (k 2t + 8, column g); each
 /// with the next k; c = (row g, columns 2t and 2t + 1), (row g + 8, the same).

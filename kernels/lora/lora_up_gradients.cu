@@ -23,13 +23,6 @@ constexpr int kSlices = kWarps / (kRank / kGroup);
 
 int64_t block_columns(int rank) { return kWarps / (rank / kGroup) * kWarpColumns; }
 
-/// Of the warp's 8 x 8 elements, two in each thread, the transpose.
-__device__ inline uint32_t turned(uint32_t x) {
-  uint32_t y;
-  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
-  return y;
-}
-
 struct Plan {
   int64_t column_blocks, parts, part_runs;  // a block: block_columns() columns, part_runs runs of tokens
 };
@@ -126,8 +119,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
           const int64_t row = column + 32 * h + 8 * (g / 2) + 4 * m + 2 * w + g % 2;
           const uint2 words = __ldg(reinterpret_cast<const uint2*>(
               static_cast<const T*>(p.b) + row * kRank + group * kGroup + 4 * t));
-          b[h][m][0][w] = turned(words.x);
-          b[h][m][1][w] = turned(words.y);
+          b[h][m][0][w] = transposed(words.x);
+          b[h][m][1][w] = transposed(words.y);
         }
 
   // Sums over this block's columns of the phase that begins with run `first`.
@@ -156,8 +149,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
       const int run = first + s;
       if (run >= end) break;
       const auto& x = stage[s].dy;
-      const uint32_t tokens[2][2] = {{turned(stage[s].t[0].x), turned(stage[s].t[1].x)},
-                                     {turned(stage[s].t[0].y), turned(stage[s].t[1].y)}};
+      const uint32_t tokens[2][2] = {{transposed(stage[s].t[0].x), transposed(stage[s].t[1].x)},
+                                     {transposed(stage[s].t[0].y), transposed(stage[s].t[1].y)}};
       float d[2][4] = {};
 #pragma unroll
       for (int h = 0; h < 2; ++h)
@@ -165,8 +158,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
         for (int m = 0; m < 2; ++m) {
           const uint32_t upper[2] = {x[h][0].word[2 * m], x[h][0].word[2 * m + 1]},
                          lower[2] = {x[h][1].word[2 * m], x[h][1].word[2 * m + 1]};
-          const uint32_t a[4] = {turned(upper[0]), turned(upper[1]), turned(lower[0]),
-                                 turned(lower[1])};
+          const uint32_t a[4] = {transposed(upper[0]), transposed(upper[1]), transposed(lower[0]),
+                                 transposed(lower[1])};
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
             multiply<T>(d[j], upper[0], lower[0], upper[1], lower[1], b[h][m][j][0], b[h][m][j][1]);
