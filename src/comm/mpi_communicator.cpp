@@ -40,6 +40,13 @@ void finalize_mpi() {
   if (initialized != 0 && finalized == 0) MPI_Finalize();
 }
 
+void finalize_mpi_watched() {
+  const uint64_t sequence = ProgressRing::instance().begin("MPI_Finalize", 0, "world");
+  ProgressRing::instance().wait(sequence);
+  finalize_mpi();
+  ProgressRing::instance().end(sequence);
+}
+
 std::vector<double> mpi_all_reduce_host(MPI_Comm handle, std::vector<double> values, ReduceOp op) {
   check_mpi(MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(values.size()), MPI_DOUBLE, op == ReduceOp::kSum ? MPI_SUM : MPI_MAX,
                           handle), "MPI_Allreduce");

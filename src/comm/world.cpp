@@ -4,6 +4,7 @@
 #include "rank_watch.h"
 #include "self_communicator.h"
 #include "trireme/base/error.h"
+#include "trireme/base/fault.h"
 #include "world_backend.h"
 
 #include <fmt/format.h>
@@ -74,9 +75,11 @@ class CpuWorld final : public World {
 
   void leave() override {
     comm_->barrier();
+    fault_point("leave", comm_->rank());
+    // MPI lets nobody go before all have come: a rank that is stopped now holds the others up as in any collective.
+    if (launch_.kind == Launch::Kind::kMpi) finalize_mpi_watched();
     if (watch_) watch_->leave();
     watch_.reset();
-    if (launch_.kind == Launch::Kind::kMpi) finalize_mpi();
   }
 
  private:

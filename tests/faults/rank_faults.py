@@ -43,6 +43,19 @@ def hung(site):
         assert re.search(rf"  rank 2 on {HOST}: step 5.*last finished #\d+ \w+", text), text[-3000:]
         assert re.search(r"  ranks 0-1, 3 on \S+: step 5, .*waiting in #\d+", text), text[-3000:]
         print(f"{fault}: exit 71 after {time.time() - begin:.1f} s: {run.last_words()}")
+    hung_at_the_end(site)
+
+
+def hung_at_the_end(site):
+    """F4: a rank that stops when all is written and the ranks are about to leave MPI."""
+    run = site.start("output.dir=end", TRIREME_FAULT="sigstop@leave:rank2", TRIREME_HANG_SECONDS="4")
+    run.wait_for("fault injected", 60)
+    begin = time.time()
+    code = run.end(14)
+    text = run.text()
+    assert code == 71, f"exit {code}: {text[-3000:]}"
+    assert re.search(rf"rank 2 on {HOST} .*MPI_Finalize", text), text[-3000:]
+    print(f"stopped at the end: exit 71 after {time.time() - begin:.1f} s: {run.last_words()}")
 
 
 def slow_storage(site):
