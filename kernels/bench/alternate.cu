@@ -17,30 +17,9 @@ constexpr int kRounds = 15, kMostInBatch = 16;
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-struct Events {
-  cudaEvent_t begin, end;
-  Events() {
-    check(cudaEventCreate(&begin), "event");
-    check(cudaEventCreate(&end), "event");
-  }
-  ~Events() {
-    cudaEventDestroy(begin);
-    cudaEventDestroy(end);
-  }
-  Events(const Events&) = delete;
-  Events& operator=(const Events&) = delete;
-
-  /// Microseconds on the device of one of `count` calls in a row.
-  double time(const Contender& c, int count) const {
-    check(cudaEventRecord(begin), "event");
-    for (int i = 0; i < count; ++i) check(c.launch(), c.name.c_str());
-    check(cudaEventRecord(end), "event");
-    check(cudaEventSynchronize(end), c.name.c_str());
-    float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, begin, end), "event");
-    return milliseconds * 1e3 / count;
-  }
-};
+double time_device(const DeviceTimer& timer, const Contender& c, int count) {
+  return timer.time(c.name, count, [&](int) { return c.launch(); });
+}
 
 /// Microseconds of one call by the host's clock, from an idle device to an idle device.
 double time_whole(const Contender& c) {
@@ -56,15 +35,15 @@ double time_whole(const Contender& c) {
 void Recorder::alternate(std::vector<Contender> contenders, const std::string& shape, Element element, double bytes) {
   std::erase_if(contenders, [&](const Contender& c) { return !wants(c.name); });
   if (contenders.empty()) return;
-  const Events events;
+  const DeviceTimer timer;
   const size_t count = contenders.size();
   std::vector<int> batch(count, 1);
   for (const Clock::time_point begin = Clock::now(); seconds_since(begin) < kSettleSeconds;)
     for (size_t i = 0; i < count; ++i)
-      batch[i] = std::clamp(static_cast<int>(kBatchMicroseconds / events.time(contenders[i], batch[i])), 1, kMostInBatch);
+      batch[i] = std::clamp(static_cast<int>(kBatchMicroseconds / time_device(timer, contenders[i], batch[i])), 1, kMostInBatch);
   std::vector<std::vector<double>> device(count), whole(count);
   for (int round = 0; round < kRounds; ++round)
-    for (size_t i = 0; i < count; ++i) device[i].push_back(events.time(contenders[i], batch[i]));
+    for (size_t i = 0; i < count; ++i) device[i].push_back(time_device(timer, contenders[i], batch[i]));
   for (int round = 0; round < kRounds; ++round)
     for (size_t i = 0; i < count; ++i) whole[i].push_back(time_whole(contenders[i]));
 

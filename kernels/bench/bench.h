@@ -48,6 +48,20 @@ struct Contender {
   bool peer = false;                        // the one that the others are compared with
 };
 
+/// Device time between two events.
+class DeviceTimer {
+ public:
+  DeviceTimer();
+  ~DeviceTimer();
+  DeviceTimer(const DeviceTimer&) = delete;
+  DeviceTimer& operator=(const DeviceTimer&) = delete;
+  /// Microseconds of one of `count` launches in a row; launch(0), launch(1), …
+  double time(const std::string& name, int count, const std::function<cudaError_t(int)>& launch) const;
+
+ private:
+  cudaEvent_t begin_, end_;
+};
+
 /// `share` 0.5: the median.
 double percentile(std::vector<double> values, double share);
 

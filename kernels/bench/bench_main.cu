@@ -56,6 +56,26 @@ double percentile(std::vector<double> values, double share) {
   return values[static_cast<size_t>(share * static_cast<double>(values.size() - 1) + 0.5)];
 }
 
+DeviceTimer::DeviceTimer() {
+  check(cudaEventCreate(&begin_), "event");
+  check(cudaEventCreate(&end_), "event");
+}
+
+DeviceTimer::~DeviceTimer() {
+  cudaEventDestroy(begin_);
+  cudaEventDestroy(end_);
+}
+
+double DeviceTimer::time(const std::string& name, int count, const std::function<cudaError_t(int)>& launch) const {
+  check(cudaEventRecord(begin_), "event");
+  for (int i = 0; i < count; ++i) check(launch(i), name.c_str());
+  check(cudaEventRecord(end_), "event");
+  check(cudaEventSynchronize(end_), name.c_str());
+  float milliseconds = 0;
+  check(cudaEventElapsedTime(&milliseconds, begin_, end_), "event");
+  return milliseconds * 1e3 / count;
+}
+
 Registration::Registration(const char* name, Benchmark benchmark) { registry()[name] = benchmark; }
 
 void check(cudaError_t status, const char* what) {
@@ -121,21 +141,10 @@ void Recorder::time(const std::string& name, const std::string& shape, Element e
   if (!wants(name)) return;
   for (int i = 0; i < kWarmUp; ++i) check(run(i % sets), name.c_str());
   check(cudaDeviceSynchronize(), name.c_str());
-  cudaEvent_t begin, end;
-  check(cudaEventCreate(&begin), "event");
-  check(cudaEventCreate(&end), "event");
+  const DeviceTimer timer;
   std::vector<double> times;
-  for (int batch = 0; batch < kBatches; ++batch) {
-    check(cudaEventRecord(begin), "event");
-    for (int i = 0; i < kPerBatch; ++i) check(run(i % sets), name.c_str());
-    check(cudaEventRecord(end), "event");
-    check(cudaEventSynchronize(end), name.c_str());
-    float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, begin, end), "event");
-    times.push_back(milliseconds * 1e3 / kPerBatch);
-  }
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
+  for (int batch = 0; batch < kBatches; ++batch)
+    times.push_back(timer.time(name, kPerBatch, [&](int i) { return run(i % sets); }));
   keep(summary(name, shape, element, bytes, times));
 }
 

@@ -72,6 +72,16 @@ void activations(bench::Recorder& recorder, int64_t rows, int64_t columns) {
 
 at::Tensor heads(std::vector<int64_t> extents) { return at::randn(extents, at::device(at::kCUDA).dtype(at::kBFloat16)); }
 
+/// As an AttentionPeer's calls.
+template <class F>
+std::function<cudaError_t()> without_autograd(F call) {
+  return [call] {
+    const c10::InferenceMode no_autograd;
+    call();
+    return cudaGetLastError();
+  };
+}
+
 /// Rows of one length.
 bench::AttentionPeer cudnn_attention(const bench::AttentionProblem& p) {
   const int64_t length = p.bounds[1], batch = p.bounds.back() / length;
@@ -81,19 +91,11 @@ bench::AttentionPeer cudnn_attention(const bench::AttentionProblem& p) {
   const bool causal = p.causal;
   const auto forward = [=] { return at::_scaled_dot_product_cudnn_attention(q, k, v, {}, true, 0.0, causal, false, scale); };
   const auto saved = forward();
-  return {"cuDNN",
-          [=] {
-            const c10::InferenceMode no_autograd;
-            forward();
-            return cudaGetLastError();
-          },
-          [=] {
-            const c10::InferenceMode no_autograd;
+  return {"cuDNN", without_autograd(forward), without_autograd([=] {
             at::_scaled_dot_product_cudnn_attention_backward(d_o, q, k, v, std::get<0>(saved), std::get<1>(saved), std::get<6>(saved),
                                                              std::get<7>(saved), {}, std::get<2>(saved), std::get<3>(saved), length, length, 0.0,
                                                              causal, scale);
-            return cudaGetLastError();
-          }};
+          })};
 }
 
 /// Packs, and dropout.
@@ -107,18 +109,10 @@ bench::AttentionPeer flash_attention(const bench::AttentionProblem& p) {
   const bool causal = p.causal;
   const auto forward = [=] { return at::_flash_attention_forward(q, k, v, bounds, bounds, longest, longest, dropout, causal, false, scale); };
   const auto saved = forward();
-  return {"flash",
-          [=] {
-            const c10::InferenceMode no_autograd;
-            forward();
-            return cudaGetLastError();
-          },
-          [=] {
-            const c10::InferenceMode no_autograd;
+  return {"flash", without_autograd(forward), without_autograd([=] {
             at::_flash_attention_backward(d_o, q, k, v, std::get<0>(saved), std::get<1>(saved), bounds, bounds, longest, longest, dropout, causal,
                                           std::get<2>(saved), std::get<3>(saved), scale);
-            return cudaGetLastError();
-          }};
+          })};
 }
 
 [[maybe_unused]] const bool provided = [] {

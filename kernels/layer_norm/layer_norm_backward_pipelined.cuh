@@ -3,6 +3,7 @@
 // second pass needs from all threads has come in while the next turn's first pass ran. Rows wider
 // than a block are shared by a cluster, whose blocks exchange their parts of the row's means.
 
+#include "kernels/hopper.cuh"
 #include "kernels/layer_norm/layer_norm_backward_sums.cuh"
 
 namespace trireme::kernels::layer_norm_sums {
@@ -34,21 +35,13 @@ __device__ inline void cluster_barrier() {
 class Mailbox {
  public:
   __device__ explicit Mailbox(uint64_t* barrier)
-      : at_(static_cast<uint32_t>(__cvta_generic_to_shared(barrier))) {}
+      : at_(hopper::shared_address(barrier)) {}
   __device__ void begin(int count) const {
-    asm volatile(
-        "mbarrier.init.shared::cta.b64 [%0], %1;\n"
-        "fence.mbarrier_init.release.cluster;" ::"r"(at_),
-        "r"(count)
-        : "memory");
+    hopper::barrier_init(at_, static_cast<uint32_t>(count));
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
-  __device__ void come() const {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at_) : "memory");
-  }
-  __device__ void arm(uint32_t bytes) const {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at_), "r"(bytes)
-                 : "memory");
-  }
+  __device__ void come() const { hopper::barrier_arrive(at_); }
+  __device__ void arm(uint32_t bytes) const { hopper::barrier_expect(at_, bytes); }
   /// Leaves a number at `place` of this block's shared memory in the block `rank` of the cluster,
   /// and tells its mailbox.
   __device__ void send(const float* place, uint32_t rank, float value) const {
@@ -56,7 +49,7 @@ class Mailbox {
         "{.reg .u32 there, box; mapa.shared::cluster.u32 there, %0, %2; "
         "mapa.shared::cluster.u32 box, %1, %2; "
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [there], %3, [box];}" ::"r"(
-            static_cast<uint32_t>(__cvta_generic_to_shared(place))),
+            hopper::shared_address(place)),
         "r"(at_), "r"(rank), "r"(__float_as_uint(value))
         : "memory");
   }

@@ -1,7 +1,5 @@
 #include "kernels/lora/lora_tile.cuh"
 
-#include "kernels/row_geometry.h"
-
 namespace trireme::kernels {
 
 namespace {
@@ -126,10 +124,7 @@ cudaError_t lora_down_dx(const LoraProducts& p, cudaStream_t stream) {
   return with_constants(p, [&](auto zero, auto rank, auto count) {
     using T = decltype(zero);
     const auto kernel = down_dx_kernel<T, rank(), count()>;
-    const int64_t column_blocks = ceil_div(p.columns, kColumns), runs = p.tokens / kRows;
-    const int64_t slots = resident_blocks(kernel, kWarps * 32, 0, 32, int64_t{1} << 31);
-    const dim3 grid(static_cast<unsigned>(column_blocks),
-                    static_cast<unsigned>(row_parts(column_blocks, runs, slots)));
+    const dim3 grid = strip_grid(kernel, kWarps * 32, p.columns, kColumns, p.tokens / kRows);
     kernel<<<grid, kWarps * 32, 0, stream>>>(p);
     return cudaGetLastError();
   });

@@ -9,6 +9,7 @@
 #include "kernels/dropout/dropout_hash.cuh"
 #include "kernels/launch.h"
 #include "kernels/lora/lora.h"
+#include "kernels/row_geometry.h"
 
 #include <cstdint>
 #include <type_traits>
@@ -137,6 +138,13 @@ inline int64_t row_parts(int64_t column_blocks, int64_t runs, int64_t slots) {
     if (full > best_full + 0.005) best = parts, best_full = full;
   }
   return best;
+}
+
+/// For a kernel whose blocks take `block_columns` columns and every gridDim.y-th run of rows.
+template <class Kernel>
+dim3 strip_grid(Kernel kernel, int threads, int64_t columns, int block_columns, int64_t runs) {
+  const int64_t column_blocks = ceil_div(columns, block_columns), slots = resident_blocks(kernel, threads, 0, 32, int64_t{1} << 31);
+  return dim3(static_cast<unsigned>(column_blocks), static_cast<unsigned>(row_parts(column_blocks, runs, slots)));
 }
 
 /// Calls f(T{}, rank) with compile-time constants.

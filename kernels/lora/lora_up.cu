@@ -1,7 +1,6 @@
 #include "kernels/lora/lora_up.h"
 
 #include "kernels/lora/lora_tile.cuh"
-#include "kernels/row_geometry.h"
 
 namespace trireme::kernels {
 
@@ -103,10 +102,7 @@ cudaError_t lora_up(const LoraUpProducts& p, cudaStream_t stream) {
     return cudaErrorInvalidValue;
   return with_rank(p.element, p.rank, [&](auto zero, auto rank) {
     const auto kernel = up_kernel<decltype(zero), rank()>;
-    const int64_t column_blocks = ceil_div(p.columns, kColumns),
-                  slots = resident_blocks(kernel, kWarps * 32, 0, 32, int64_t{1} << 31);
-    const dim3 grid(static_cast<unsigned>(column_blocks),
-                    static_cast<unsigned>(row_parts(column_blocks, p.tokens / kRows, slots)));
+    const dim3 grid = strip_grid(kernel, kWarps * 32, p.columns, kColumns, p.tokens / kRows);
     kernel<<<grid, kWarps * 32, 0, stream>>>(p);
     return cudaGetLastError();
   });

@@ -107,6 +107,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
   for (int s = 0; s < kStages; ++s)
     if (begin + s < end) load_next(stage[s]);
 
+  // Of word 2m + w of either half: the row of B, and of its gradient, that this thread reads and writes.
+  const auto b_row = [&](int h, int m, int w) { return column + 32 * h + 8 * (g / 2) + 4 * m + 2 * w + g % 2; };
   // B of the k that words 2m and 2m + 1 are; column g of tile j is rank 4 (g / 2) + 2j + g % 2.
   uint32_t b[2][2][2][2] = {};  // [half][m][tile][word]
 #pragma unroll
@@ -116,9 +118,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
       for (int m = 0; m < 2; ++m)
 #pragma unroll
         for (int w = 0; w < 2; ++w) {
-          const int64_t row = column + 32 * h + 8 * (g / 2) + 4 * m + 2 * w + g % 2;
           const uint2 words = __ldg(reinterpret_cast<const uint2*>(
-              static_cast<const T*>(p.b) + row * kRank + group * kGroup + 4 * t));
+              static_cast<const T*>(p.b) + b_row(h, m, w) * kRank + group * kGroup + 4 * t));
           b[h][m][0][w] = transposed(words.x);
           b[h][m][1][w] = transposed(words.y);
         }
@@ -195,8 +196,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
       for (int m = 0; m < 2; ++m)
 #pragma unroll
         for (int w = 0; w < 2; ++w) {
-          const int64_t row = column + 32 * h + 8 * (g / 2) + 4 * m + 2 * w + g % 2;
-          *reinterpret_cast<float4*>(out.db + blockIdx.y * out.db_floats + row * kRank +
+          *reinterpret_cast<float4*>(out.db + blockIdx.y * out.db_floats + b_row(h, m, w) * kRank +
                                      group * kGroup + 4 * t) = {
               db[h][m][0][2 * w], db[h][m][0][2 * w + 1], db[h][m][1][2 * w],
               db[h][m][1][2 * w + 1]};

@@ -37,13 +37,10 @@ void finalize_mpi() {
   int initialized = 0, finalized = 0;
   MPI_Initialized(&initialized);
   MPI_Finalized(&finalized);
-  if (initialized != 0 && finalized == 0) MPI_Finalize();
-}
-
-void finalize_mpi_watched() {
+  if (initialized == 0 || finalized != 0) return;
   const uint64_t sequence = ProgressRing::instance().begin("MPI_Finalize", 0, "world");
   ProgressRing::instance().wait(sequence);
-  finalize_mpi();
+  MPI_Finalize();
   ProgressRing::instance().end(sequence);
 }
 

@@ -13,11 +13,9 @@
 
 namespace trireme {
 
-/// Initialises MPI once per process; finalize_mpi() ends it.
+/// Initialises MPI once per process; finalize_mpi() ends it, a collective to a rank watch that still looks.
 void initialize_mpi();
 void finalize_mpi();
-/// The same as a collective that the rank watch sees.
-void finalize_mpi_watched();
 
 /// Elements of one MPI call at most: counts are ints there, and OpenMPI multiplies them by ranks in int as well. Longer transfers go in
 /// pieces. A reference, for tests.

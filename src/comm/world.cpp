@@ -77,7 +77,7 @@ class CpuWorld final : public World {
     comm_->barrier();
     fault_point("leave", comm_->rank());
     // MPI lets nobody go before all have come: a rank that is stopped now holds the others up as in any collective.
-    if (launch_.kind == Launch::Kind::kMpi) finalize_mpi_watched();
+    if (launch_.kind == Launch::Kind::kMpi) finalize_mpi();
     if (watch_) watch_->leave();
     watch_.reset();
   }

@@ -5,6 +5,10 @@
 
 namespace trireme::bridge {
 
+struct LoraUpGradients {
+  at::Tensor d, db;  // as lora_gradient_product() gives it; of B's shape. Undefined: the kernel does not take these
+};
+
 #ifdef TRIREME_WITH_CUDA
 /// Dropout is on and the kernels take x [B, S, in] and every adapter's rank.
 bool has_lora_kernels(const at::Tensor& x, at::TensorList pairs, const LoraPlan& plan);
@@ -22,9 +26,6 @@ std::vector<at::Tensor> lora_down_gradients(const at::Tensor& x, at::Tensor& dx_
                                             const LoraPlan& plan);
 /// y_TO += scale * t B^T, t a product of lora_down(); y's rows may lie apart. False: nothing was done, the kernel does not take these.
 bool lora_up(const at::Tensor& y_TO, const at::Tensor& t_TR, const at::Tensor& b_OR, double scale);
-struct LoraUpGradients {
-  at::Tensor d, db;  // as lora_gradient_product() gives it; of B's shape. Undefined: the kernel does not take these
-};
 /// scale * dy B and scale * dy^T t in one read of dy.
 LoraUpGradients lora_up_gradients(const at::Tensor& dy_TO, const at::Tensor& t_TR, const at::Tensor& b_OR, double scale);
 #else
@@ -42,9 +43,6 @@ inline std::vector<at::Tensor> lora_down_gradients(const at::Tensor&, at::Tensor
   return {};
 }
 inline bool lora_up(const at::Tensor&, const at::Tensor&, const at::Tensor&, double) { return false; }
-struct LoraUpGradients {
-  at::Tensor d, db;
-};
 inline LoraUpGradients lora_up_gradients(const at::Tensor&, const at::Tensor&, const at::Tensor&, double) { return {}; }
 #endif
 

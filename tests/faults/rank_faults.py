@@ -29,33 +29,29 @@ def dead(site):
         site.same_run("whole", name)
 
 
-def hung(site):
-    """F4: a stopped rank, then one that sleeps before a collective."""
-    for fault, how in (("sigstop@rank2:step5", "stopped"), ("sleep@reduce:rank2:step5:600s", "step 5")):
-        run = site.start(f"output.dir={fault[:5]}", TRIREME_FAULT=fault, TRIREME_HANG_SECONDS="4")
-        run.wait_for("fault injected", 60)
-        begin = time.time()
-        code = run.end(14)
-        text = run.text()
-        assert code == 71, f"exit {code}: {text[-3000:]}"
-        state = ".*stopped" if how == "stopped" else ""
-        assert re.search(rf"rank 2 on {HOST} never reached #\d+ \w+\[\d+\] on world \(step 5{state}", text), text[-3000:]
-        assert re.search(rf"  rank 2 on {HOST}: step 5.*last finished #\d+ \w+", text), text[-3000:]
-        assert re.search(r"  ranks 0-1, 3 on \S+: step 5, .*waiting in #\d+", text), text[-3000:]
-        print(f"{fault}: exit 71 after {time.time() - begin:.1f} s: {run.last_words()}")
-    hung_at_the_end(site)
-
-
-def hung_at_the_end(site):
-    """F4: a rank that stops when all is written and the ranks are about to leave MPI."""
-    run = site.start("output.dir=end", TRIREME_FAULT="sigstop@leave:rank2", TRIREME_HANG_SECONDS="4")
+def found_hung(site, fault, name):
+    """What the ranks said of it, having ended with 71 in time."""
+    run = site.start(f"output.dir={name}", TRIREME_FAULT=fault, TRIREME_HANG_SECONDS="4")
     run.wait_for("fault injected", 60)
     begin = time.time()
     code = run.end(14)
     text = run.text()
     assert code == 71, f"exit {code}: {text[-3000:]}"
+    print(f"{fault}: exit 71 after {time.time() - begin:.1f} s: {run.last_words()}")
+    return text
+
+
+def hung(site):
+    """F4: a stopped rank, then one that sleeps before a collective."""
+    for fault, how in (("sigstop@rank2:step5", "stopped"), ("sleep@reduce:rank2:step5:600s", "step 5")):
+        text = found_hung(site, fault, fault[:5])
+        state = ".*stopped" if how == "stopped" else ""
+        assert re.search(rf"rank 2 on {HOST} never reached #\d+ \w+\[\d+\] on world \(step 5{state}", text), text[-3000:]
+        assert re.search(rf"  rank 2 on {HOST}: step 5.*last finished #\d+ \w+", text), text[-3000:]
+        assert re.search(r"  ranks 0-1, 3 on \S+: step 5, .*waiting in #\d+", text), text[-3000:]
+    # And one that stops when all is written and the ranks are about to leave MPI.
+    text = found_hung(site, "sigstop@leave:rank2", "end")
     assert re.search(rf"rank 2 on {HOST} .*MPI_Finalize", text), text[-3000:]
-    print(f"stopped at the end: exit 71 after {time.time() - begin:.1f} s: {run.last_words()}")
 
 
 def slow_storage(site):
