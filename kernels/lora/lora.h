@@ -7,7 +7,7 @@
 //
 //   lora_down      t_i  = D_i(x) A_i^T
 //   lora_down_dw   dA_i = d_i^T D_i(x)
-//   lora_down_dx   dx  += sum over i of D_i(d_i A_i)
+//   lora_down_dx   dx  += sum over i of D_i(d_i A_i), or dx = the sum
 //   lora_down_gradients: the last two
 //
 // The masked value is rounded to T before it is multiplied, as a dropout of its own would;
@@ -38,7 +38,8 @@ struct LoraProducts {
   const void* d[kMaxLoraAdapters] = {};  // lora_down_dw, lora_down_dx: [tokens, rank]
   void* da[kMaxLoraAdapters] = {};       // lora_down_dw: written, [rank, columns]
   const void* x = nullptr;               // lora_down, lora_down_dw: [tokens, columns]
-  void* dx = nullptr;                    // lora_down_dx: read and written, [tokens, columns]
+  void* dx = nullptr;                    // lora_down_dx: written, [tokens, columns], and read before where it adds
+  bool adds = true;                      // lora_down_dx: to dx; else what dx holds is not read
   int64_t tokens = 0, columns = 0;
   // Token t is position t % sample_tokens of sample sample_ids[t / sample_tokens] (device).
   const int64_t* sample_ids = nullptr;

@@ -24,22 +24,37 @@ struct Input {
   Fp8Rows fp8;
 };
 
-/// x W^T (+ residual).
-at::Tensor forward_product(const Input& x, const Weight& weight, at::ScalarType dtype, const at::Tensor& residual_TD = {}) {
-  if (weight.fp8()) return fp8_product(x.fp8, weight, dtype, residual_TD);
-  at::Tensor y = at::mm(x.plain, weight.matrix.t());
-  return residual_TD.defined() ? y.add_(residual_TD) : y;
+at::Tensor plain_product(const at::Tensor& a, const at::Tensor& b, const Addend& addend) {
+  if (addend.overwritten) return addend.sum.addmm_(a, b);
+  const at::Tensor y = at::mm(a, b);
+  return addend.sum.defined() ? y.add_(addend.sum) : y;
 }
 
-at::Tensor input_gradient(const at::Tensor& dy, const Fp8Rows& dy_fp8, const Weight& weight,
-                          at::ScalarType dtype) {
-  return weight.fp8() ? fp8_input_gradient(dy_fp8, weight, dtype) : at::mm(dy, weight.matrix);
+/// x W^T (+ addend).
+at::Tensor forward_product(const Input& x, const Weight& weight, at::ScalarType dtype, const Addend& addend) {
+  return weight.fp8() ? fp8_product(x.fp8, weight, dtype, addend) : plain_product(x.plain, weight.matrix.t(), addend);
+}
+
+/// x W^T + the adapters' part (+ residual), `products` from lora_products(). The layer's own product comes last where it can: it reads what it
+/// adds to while the matrix engine is at work, and a pass over y of its own is saved.
+at::Tensor forward_product(const Input& x, const Weight& weight, at::ScalarType dtype, const LoraPlan& lora, at::TensorList pairs,
+                           at::TensorList products, const at::Tensor& residual_TD = {}) {
+  if (products.empty()) return forward_product(x, weight, dtype, {residual_TD});
+  if (!residual_TD.defined()) return forward_product(x, weight, dtype, {lora_part(products, pairs, lora, weight.matrix.size(0)), true});
+  const at::Tensor y = forward_product(x, weight, dtype, {residual_TD});
+  lora_add(y, products, pairs, lora);
+  return y;
+}
+
+/// dy W, over the adapters' part where there is one.
+at::Tensor input_gradient(const at::Tensor& dy, const Fp8Rows& dy_fp8, const Weight& weight, at::ScalarType dtype, const at::Tensor& part) {
+  const Addend addend{part, part.defined()};
+  return weight.fp8() ? fp8_input_gradient(dy_fp8, weight, dtype, addend) : plain_product(dy, weight.matrix, addend);
 }
 
 /// dy of a layer whose gradient no kernel has quantised yet.
-at::Tensor input_gradient(const at::Tensor& dy, const Weight& weight) {
-  return input_gradient(dy, weight.fp8() ? quantise_rows(dy) : Fp8Rows{}, weight,
-                        dy.scalar_type());
+at::Tensor input_gradient(const at::Tensor& dy, const Weight& weight, const at::Tensor& part) {
+  return input_gradient(dy, weight.fp8() ? quantise_rows(dy) : Fp8Rows{}, weight, dy.scalar_type(), part);
 }
 
 /// Everything about a linear layer but the tensors that autograd must know.
@@ -95,9 +110,9 @@ struct NormLinear : torch::autograd::Function<NormLinear> {
     const at::TensorList pairs = inputs.slice(3);
     rows::Normed normed = rows::norm_forward(as_rows(x), norm_weight, plan.eps,
                                              !weight.fp8() || !pairs.empty(), weight.fp8());
-    at::Tensor y = forward_product({normed.y, normed.fp8}, weight, x.scalar_type());
     std::vector<at::Tensor> products;
-    if (!pairs.empty()) products = lora_forward(normed.y.view(x.sizes()), y, pairs, plan.linear.lora);
+    if (!pairs.empty()) products = lora_products(normed.y.view(x.sizes()), pairs, plan.linear.lora);
+    const at::Tensor y = forward_product({normed.y, normed.fp8}, weight, x.scalar_type(), plan.linear.lora, pairs, products);
     variable_list saved = inputs.vec();
     saved.push_back(normed.rstd);
     saved.insert(saved.end(), products.begin(), products.end());
@@ -119,14 +134,15 @@ struct NormLinear : torch::autograd::Function<NormLinear> {
     const at::Tensor dy = as_rows(gradients[0]);
 
     variable_list result(4 + num_pairs);
-    at::Tensor dn = input_gradient(dy, weight);
     const bool weight_trained = ctx->needs_input_grad(2);
+    LoraGradients adapters;
     if (weight_trained || num_pairs > 0) {
       const at::Tensor normed = rows::norm_again(as_rows(x), rstd, norm_weight, plan.eps);
       if (weight_trained) result[2] = at::mm(dy.t(), normed);
-      put(result, 3, lora_backward(dy, normed.view(x.sizes()), pairs, products, plan.linear.lora,
-                                   wanted(ctx, 3, num_pairs), dn));
+      adapters = lora_backward(dy, normed.view(x.sizes()), pairs, products, plan.linear.lora, wanted(ctx, 3, num_pairs), true);
+      put(result, 3, adapters.pairs);
     }
+    const at::Tensor dn = input_gradient(dy, weight, adapters.dx_part);
     const at::Tensor residual = gradients[1].defined() ? as_rows(gradients[1]) : at::Tensor();
     const at::Tensor dx =
         rows::norm_backward(dn, as_rows(x), rstd, norm_weight, residual,
@@ -145,9 +161,9 @@ struct LinearAdd : torch::autograd::Function<LinearAdd> {
     const Weight weight = plan.weight(matrix);
     const at::TensorList pairs = inputs.slice(3);
     const at::Tensor x_TI = as_rows(x);
-    at::Tensor y = forward_product({x_TI, weight.fp8() ? quantise_rows(x_TI) : Fp8Rows{}}, weight,
-                                   x.scalar_type(), as_rows(residual));
-    const std::vector<at::Tensor> products = lora_forward(x, y, pairs, plan.lora);
+    const std::vector<at::Tensor> products = lora_products(x, pairs, plan.lora);
+    const at::Tensor y = forward_product({x_TI, weight.fp8() ? quantise_rows(x_TI) : Fp8Rows{}}, weight, x.scalar_type(), plan.lora, pairs,
+                                         products, as_rows(residual));
     variable_list saved = {matrix.requires_grad() || any_trained(pairs) ? x : at::Tensor(), matrix};
     saved.insert(saved.end(), pairs.begin(), pairs.end());
     saved.insert(saved.end(), products.begin(), products.end());
@@ -168,16 +184,14 @@ struct LinearAdd : torch::autograd::Function<LinearAdd> {
     const at::Tensor dy = as_rows(gradients[0]);
 
     variable_list result(4 + num_pairs);
-    at::Tensor dx;
-    if (ctx->needs_input_grad(0)) dx = input_gradient(dy, weight);
     result[1] = gradients[0];
     if (ctx->needs_input_grad(2)) result[2] = at::mm(dy.t(), as_rows(x));
-    if (num_pairs > 0)
-      put(result, 3, lora_backward(dy, x, pairs, products, plan.lora, wanted(ctx, 3, num_pairs), dx));
-    if (dx.defined()) {
+    const LoraGradients adapters = lora_backward(dy, x, pairs, products, plan.lora, wanted(ctx, 3, num_pairs), ctx->needs_input_grad(0));
+    put(result, 3, adapters.pairs);
+    if (ctx->needs_input_grad(0)) {
       std::vector<int64_t> shape = gradients[0].sizes().vec();
       shape.back() = weight.matrix.size(1);
-      result[0] = dx.view(shape);
+      result[0] = input_gradient(dy, weight, adapters.dx_part).view(shape);
     }
     return result;
   }
@@ -207,21 +221,23 @@ struct MlpAdd : torch::autograd::Function<MlpAdd> {
     const rows::Normed normed =
         rows::norm_forward(h_TD, inputs[1], plan.eps, !gate_up_weight.fp8() || up_pairs > 0,
                            gate_up_weight.fp8());
-    at::Tensor gate_up = forward_product({normed.y, normed.fp8}, gate_up_weight, h.scalar_type());
     std::vector<at::Tensor> products;
-    if (up_pairs > 0)
-      products = lora_forward(normed.y.view(wide), gate_up, gate_up_pairs, plan.gate_up.lora);
+    if (up_pairs > 0) products = lora_products(normed.y.view(wide), gate_up_pairs, plan.gate_up.lora);
+    const at::Tensor gate_up =
+        forward_product({normed.y, normed.fp8}, gate_up_weight, h.scalar_type(), plan.gate_up.lora, gate_up_pairs, products);
 
     const bool keep_fp8 = down_weight.fp8() && !plan.recompute;
     const rows::Activated activated =
         rows::swiglu_forward(gate_up, !down_weight.fp8() || !down_pairs.empty(), down_weight.fp8(),
                              keep_fp8);
-    at::Tensor y = forward_product({activated.y, activated.fp8}, down_weight, h.scalar_type(), h_TD);
+    std::vector<at::Tensor> products_down;
     if (!down_pairs.empty()) {
       wide.back() = down_weight.matrix.size(1);
-      const auto more = lora_forward(activated.y.view(wide), y, down_pairs, plan.down.lora);
-      products.insert(products.end(), more.begin(), more.end());
+      products_down = lora_products(activated.y.view(wide), down_pairs, plan.down.lora);
     }
+    const at::Tensor y =
+        forward_product({activated.y, activated.fp8}, down_weight, h.scalar_type(), plan.down.lora, down_pairs, products_down, h_TD);
+    products.insert(products.end(), products_down.begin(), products_down.end());
 
     variable_list saved = inputs.vec();
     saved.push_back(normed.rstd);
@@ -264,11 +280,10 @@ struct MlpAdd : torch::autograd::Function<MlpAdd> {
       Fp8Rows fp8;
       if (gate_up_weight.fp8())
         fp8 = rows::norm_forward(h_TD, norm_weight, plan.eps, false, true).fp8;
-      gate_up = forward_product({normed, fp8}, gate_up_weight, dtype);
-      lora_add(gate_up, products_up, pairs_up, plan.gate_up.lora);
+      gate_up = forward_product({normed, fp8}, gate_up_weight, dtype, plan.gate_up.lora, pairs_up, products_up);
     }
 
-    at::Tensor d_activated = input_gradient(dy, down_weight);
+    LoraGradients adapters_down;
     if (down_trained || down_pairs > 0) {
       const at::Tensor activated =
           rows::swiglu_forward(kept.defined() ? dequantise_rows(kept, dtype) : gate_up, true, false,
@@ -276,20 +291,23 @@ struct MlpAdd : torch::autograd::Function<MlpAdd> {
               .y;
       if (down_trained) result[down_at] = at::mm(dy.t(), activated);
       wide.back() = activated.size(1);
-      put(result, down_at + 1,
-          lora_backward(dy, activated.view(wide), pairs_down, products_down, plan.down.lora,
-                        wanted(ctx, down_at + 1, down_pairs), d_activated));
+      adapters_down = lora_backward(dy, activated.view(wide), pairs_down, products_down, plan.down.lora,
+                                    wanted(ctx, down_at + 1, down_pairs), true);
+      put(result, down_at + 1, adapters_down.pairs);
     }
+    at::Tensor d_activated = input_gradient(dy, down_weight, adapters_down.dx_part);
     const rows::Gradient d_gate_up = rows::swiglu_backward(
         d_activated, gate_up, kept, !gate_up_weight.fp8() || up_pairs > 0, gate_up_weight.fp8());
-    d_activated = gate_up = at::Tensor();
+    d_activated = gate_up = adapters_down.dx_part = at::Tensor();
 
-    at::Tensor dn = input_gradient(d_gate_up.plain, d_gate_up.fp8, gate_up_weight, dtype);
     if (gate_up_trained) result[2] = at::mm(d_gate_up.plain.t(), normed);
-    if (up_pairs > 0)
-      put(result, 3,
-          lora_backward(d_gate_up.plain, normed.view(h.sizes()), pairs_up, products_up,
-                        plan.gate_up.lora, wanted(ctx, 3, up_pairs), dn));
+    LoraGradients adapters_up;
+    if (up_pairs > 0) {
+      adapters_up = lora_backward(d_gate_up.plain, normed.view(h.sizes()), pairs_up, products_up, plan.gate_up.lora,
+                                  wanted(ctx, 3, up_pairs), true);
+      put(result, 3, adapters_up.pairs);
+    }
+    const at::Tensor dn = input_gradient(d_gate_up.plain, d_gate_up.fp8, gate_up_weight, dtype, adapters_up.dx_part);
     result[0] = rows::norm_backward(dn, h_TD, rstd, norm_weight, dy,
                                     ctx->needs_input_grad(1) ? &result[1] : nullptr)
                     .view(h.sizes());

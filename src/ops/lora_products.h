@@ -2,7 +2,6 @@
 // Private to ops/: the low-rank products of LoRA beside a layer's own product.
 
 #include "trireme/ops/dropout.h"
-#include "trireme/ops/dropout.h"
 #include "trireme/ops/lora_adapter.h"
 
 #include <ATen/core/Tensor.h>
@@ -23,23 +22,23 @@ struct LoraPlan {
   Dropout dropout;
 };
 
-/// Appends a0, b0, a1, b1, … to `pairs`; adapters that do not fit `weight` [out, in] are an internal error.
+/// Appends a0, b0, a1, b1, … to `pairs`; adapters that do not fit `weight` [out, in], or meet in a row of it, are an internal error.
 LoraPlan make_lora_plan(const std::vector<LoraAdapter>& adapters, const at::Tensor& weight,
                         double scale, const Dropout& dropout, std::vector<at::Tensor>& pairs);
 
-/// y[:, rows of i] += scale * dropout_i(x) A_i^T B_i^T. Returns the products dropout_i(x) A_i^T
-/// [T, r] (rows may lie apart), which backward needs. x [B, S, in] (any leading shape when dropout is off), y [T, out].
-std::vector<at::Tensor> lora_forward(const at::Tensor& x, const at::Tensor& y_TO,
-                                     at::TensorList pairs, const LoraPlan& plan);
-/// The second half alone, from products that forward returned.
-void lora_add(const at::Tensor& y_TO, at::TensorList products, at::TensorList pairs,
-              const LoraPlan& plan);
+/// dropout_i(x) A_i^T [T, r] of every adapter (rows may lie apart), which backward needs. x [B, S, in] (any leading shape when dropout is off).
+std::vector<at::Tensor> lora_products(const at::Tensor& x, at::TensorList pairs, const LoraPlan& plan);
+/// y[:, rows of i] += scale * product_i B_i^T; y [T, out].
+void lora_add(const at::Tensor& y_TO, at::TensorList products, at::TensorList pairs, const LoraPlan& plan);
+/// The adapters' part of y [T, columns] alone, for the layer's own product to be added to: nothing is read that another has written.
+at::Tensor lora_part(at::TensorList products, at::TensorList pairs, const LoraPlan& plan, int64_t columns);
 
-/// Gradients of the pairs (undefined where not `wanted`) and, when dx_TI is defined, dx += the
-/// adapters' part. x as in forward.
-std::vector<at::Tensor> lora_backward(const at::Tensor& dy_TO, const at::Tensor& x,
-                                      at::TensorList pairs, at::TensorList products,
-                                      const LoraPlan& plan, const std::vector<bool>& wanted,
-                                      at::Tensor dx_TI);
+struct LoraGradients {
+  std::vector<at::Tensor> pairs;  // undefined where not wanted
+  at::Tensor dx_part;             // of x's shape as rows [T, in], for the layer's own product to be added to; undefined where not wanted
+};
+/// x as in forward.
+LoraGradients lora_backward(const at::Tensor& dy_TO, const at::Tensor& x, at::TensorList pairs, at::TensorList products, const LoraPlan& plan,
+                            const std::vector<bool>& wanted, bool want_dx);
 
 }  // namespace trireme
