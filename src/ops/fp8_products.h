@@ -1,6 +1,7 @@
 #pragma once
 // Private to ops/: FP8 operands of trained layers from our kernel, and their products.
 
+#include "trireme/ops/fp8.h"
 #include "trireme/ops/fp8_training.h"
 
 namespace trireme {
