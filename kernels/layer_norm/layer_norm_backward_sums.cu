@@ -93,6 +93,9 @@ cudaError_t launch(const LayerNormBackward& a, int64_t* partials, cudaStream_t s
       else
         return launch_pipelined<T, kSums, kDropout, 640, 1, 2, 1, false>(a, partials, stream);
     }
+    // Wider rows: one pack a thread and four rows at once; three sums of the widest leave no registers for them.
+    if (packs > 640 && packs <= (kSums == 2 ? 2048 : 1024) && a.d_sum == nullptr)
+      return launch_pipelined<T, kSums, kDropout, 512, 1, 4, 1, true>(a, partials, stream);
   }
   if (packs <= 1024) return launch_pipelined<T, kSums, kDropout, false>(a, partials, stream);
   return launch_pipelined<T, kSums, kDropout, true>(a, partials, stream);
