@@ -77,8 +77,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
   extern __shared__ __align__(16) char shared[];
   constexpr int kWidth = 16 / sizeof(T), kDots = 2 * kRows, kBoxes = 4, kFacts = 8;
   __shared__ float scratch[kBoxes][(kCluster ? kMaxCluster : 1) * kThreads / 32 * kDots];
-  __shared__ RowFacts all_facts[kFacts][kMaxGroups][kRows];
-  __shared__ uint64_t barriers[kBoxes][kMaxGroups];
+  __shared__ RowFacts all_facts[kFacts][kCluster ? 1 : kMaxGroups][kRows];
+  __shared__ uint64_t barriers[kBoxes][kCluster ? 1 : kMaxGroups];
   const int warps = static_cast<int>(blockDim.x) / 32, group = static_cast<int>(threadIdx.y),
             lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int parts = kCluster ? static_cast<int>(cluster_size()) : 1,

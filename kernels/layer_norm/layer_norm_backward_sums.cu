@@ -11,13 +11,13 @@ using namespace layer_norm_sums;
 
 /// teams: receives how many partial rows the kernel leaves, at most a.rows and kBlocksPerSm for
 /// each multiprocessor. A row has at most kThreads packs.
-template <class T, int kSums, bool kDropout, int kThreads, int kRows>
-cudaError_t launch_kept(const LayerNormBackward& a, int64_t* teams, cudaStream_t stream) {
-  const auto kernel = sums_kernel<T, kSums, kDropout, kThreads, kRows>;
+template <class T, int kSums, bool kDropout, int kThreads, int kRows, bool kKept>
+cudaError_t launch_sums(const LayerNormBackward& a, int64_t* teams, cudaStream_t stream) {
+  const auto kernel = sums_kernel<T, kSums, kDropout, kThreads, kRows, kKept>;
   const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
   const int threads = static_cast<int>(ceil_div(packs, 32) * 32), fit = kThreads / threads,
             groups = fit > kMaxGroups ? kMaxGroups : fit;
-  const size_t inputs = size_t{2} * kRows * kThreads * 16,
+  const size_t inputs = size_t{2} * kTurnsHeld<kKept> * kRows * kThreads * 16,
                sums = block_sums_bytes(groups, a.columns, kSums),
                bytes = inputs > sums ? inputs : sums;
   if (const cudaError_t error = allow_shared_memory(kernel, bytes); error != cudaSuccess)
@@ -86,14 +86,12 @@ cudaError_t launch(const LayerNormBackward& a, int64_t* partials, cudaStream_t s
   const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
   if constexpr (sizeof(T) == 2) {
     if (packs <= (kSums == 2 ? 256 : 512) && a.d_sum == nullptr)
-      return launch_kept<T, kSums, kDropout, 512, 4>(a, partials, stream);
-    if (packs > 512 && packs <= 640 && a.d_sum == nullptr) {
-      if constexpr (kSums == 2)
-        return launch_kept<T, kSums, kDropout, 640, 2>(a, partials, stream);
-      else
-        return launch_pipelined<T, kSums, kDropout, 640, 1, 2, 1, false>(a, partials, stream);
-    }
-    // Wider rows: one pack a thread and four rows at once; three sums of the widest leave no registers for them.
+      return launch_sums<T, kSums, kDropout, 512, 4, true>(a, partials, stream);
+    if (packs > 512 && packs <= 640 && a.d_sum == nullptr)
+      return launch_sums<T, kSums, kDropout, 640, kSums == 2 ? 2 : 4, kSums == 2>(a, partials,
+                                                                                  stream);
+    // Wider rows: one pack a thread and four rows at once; three sums of the widest do better with
+    // two packs and two rows.
     if (packs > 640 && packs <= (kSums == 2 ? 2048 : 1024) && a.d_sum == nullptr)
       return launch_pipelined<T, kSums, kDropout, 512, 1, 4, 1, true>(a, partials, stream);
   }
