@@ -3,69 +3,12 @@
 // second pass needs from all threads has come in while the next turn's first pass ran. Rows wider
 // than a block are shared by a cluster, whose blocks exchange their parts of the row's means.
 
-#include "kernels/hopper.cuh"
+#include "kernels/cluster.cuh"
 #include "kernels/layer_norm/layer_norm_backward_sums.cuh"
 
 namespace trireme::kernels::layer_norm_sums {
 
-constexpr int kMaxCluster = 4, kStages = 3;
-
-__device__ inline uint32_t cluster_size() {
-  uint32_t size;
-  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
-  return size;
-}
-__device__ inline uint32_t cluster_rank() {
-  uint32_t rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-__device__ inline void cluster_barrier() {
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;" ::
-          : "memory");
-}
-
-/// A barrier in shared memory. Within a block a phase ends when `count` warps have come. In a cluster
-/// (count 1) it ends when arm() has been called and the announced bytes have come in, in any order;
-/// unlike the cluster's own barrier it orders nothing else: that one waits for every earlier store of
-/// the block to reach the whole device.
-class Mailbox {
- public:
-  __device__ explicit Mailbox(uint64_t* barrier)
-      : at_(hopper::shared_address(barrier)) {}
-  __device__ void begin(int count) const {
-    hopper::barrier_init(at_, static_cast<uint32_t>(count));
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  }
-  __device__ void come() const { hopper::barrier_arrive(at_); }
-  __device__ void arm(uint32_t bytes) const { hopper::barrier_expect(at_, bytes); }
-  /// Leaves a number at `place` of this block's shared memory in the block `rank` of the cluster,
-  /// and tells its mailbox.
-  __device__ void send(const float* place, uint32_t rank, float value) const {
-    asm volatile(
-        "{.reg .u32 there, box; mapa.shared::cluster.u32 there, %0, %2; "
-        "mapa.shared::cluster.u32 box, %1, %2; "
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [there], %3, [box];}" ::"r"(
-            hopper::shared_address(place)),
-        "r"(at_), "r"(rank), "r"(__float_as_uint(value))
-        : "memory");
-  }
-  __device__ void wait(uint32_t parity) const {
-    asm volatile(
-        "{.reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;}" ::"r"(at_),
-        "r"(parity)
-        : "memory");
-  }
-
- private:
-  uint32_t at_;
-};
+constexpr int kStages = 3;
 
 /// blockDim = (threads of a group, groups), at most kThreads. A group takes kRows rows at once,
 /// `stride` apart. In its iteration t it makes the first pass over the rows of turn t + 1 and the

@@ -46,29 +46,14 @@ cudaError_t launch_pipelined(const LayerNormBackward& a, int64_t* teams, cudaStr
                         kThreads * 16,
                sums = block_sums_bytes(groups, a.columns, kSums),
                bytes = inputs > sums ? inputs : sums;
+  if constexpr (kCluster) return launch_clusters(kernel, a, a.rows, parts, threads, bytes, teams, stream);
   if (const cudaError_t error = allow_shared_memory(kernel, bytes); error != cudaSuccess)
     return error;
-  cudaLaunchAttribute cluster[1];
-  cluster[0].id = cudaLaunchAttributeClusterDimension;
-  cluster[0].val.clusterDim = {static_cast<unsigned>(parts), 1, 1};
-  cudaLaunchConfig_t config = {};
-  config.blockDim = dim3(static_cast<unsigned>(threads), static_cast<unsigned>(groups));
-  config.dynamicSmemBytes = bytes;
-  config.stream = stream;
-  if constexpr (kCluster) {
-    config.attrs = cluster, config.numAttrs = 1;
-    config.gridDim = dim3(static_cast<unsigned>(parts));
-    int resident = 0;
-    if (const cudaError_t error = cudaOccupancyMaxActiveClusters(&resident, kernel, &config);
-        error != cudaSuccess)
-      return error;
-    *teams = resident < 1 ? 1 : resident < a.rows ? resident : a.rows;
-  } else {
-    *teams = resident_blocks(kernel, threads * groups, bytes, kLayerNormBlocksPerSm,
-                             ceil_div(a.rows, groups));
-  }
-  config.gridDim = dim3(static_cast<unsigned>(*teams * parts));
-  return cudaLaunchKernelEx(&config, kernel, a);
+  *teams = resident_blocks(kernel, threads * groups, bytes, kLayerNormBlocksPerSm,
+                           ceil_div(a.rows, groups));
+  kernel<<<static_cast<unsigned>(*teams),
+           dim3(static_cast<unsigned>(threads), static_cast<unsigned>(groups)), bytes, stream>>>(a);
+  return cudaGetLastError();
 }
 
 /// Rows of a third input leave room for half as many in shared memory.
