@@ -26,13 +26,13 @@ struct RowCursor {
         first(static_cast<int>(kWholePacks == 0
                                    ? threadIdx.x
                                    : threadIdx.x / 32 * 32 * kWholePacks + threadIdx.x % 32)) {}
-  /// A row shared by `parts` neighbouring blocks, of which this is the one numbered `part`.
-  __device__ RowCursor(int64_t num_rows, int packs_of_row, int parts, int part)
-      : RowCursor(num_rows, packs_of_row) {
-    static_assert(kWholePacks != 0);
+  /// Before anything else: `parts` neighbouring blocks share a row, this is the one numbered `part`.
+  template <int kPacks>
+  __device__ void share(int parts, int part) {
+    static_assert(kWholePacks == 0 || kWholePacks == kPacks);
     row = blockIdx.x / static_cast<unsigned>(parts);
     step = gridDim.x / static_cast<unsigned>(parts);
-    first += part * static_cast<int>(blockDim.x) * kWholePacks;
+    first += part * static_cast<int>(blockDim.x) * kPacks;
   }
   __device__ int index(int p) const {
     return first + p * (kWholePacks == 0 ? static_cast<int>(blockDim.x) : 32);

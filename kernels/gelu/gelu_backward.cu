@@ -1,6 +1,6 @@
-#include "kernels/cluster.cuh"
 #include "kernels/column_sum/block_sums.cuh"
 #include "kernels/column_sum/column_sum.h"
+#include "kernels/fp8/cluster_amax.cuh"
 #include "kernels/fp8/fp8.cuh"
 #include "kernels/gelu/gelu.cuh"
 #include "kernels/row_prefetch.cuh"
@@ -44,25 +44,6 @@ __device__ inline void multiply_slopes(float (&d)[kWidth], const Vec<uint16_t, k
   }
 }
 
-/// The greatest value of a row that a cluster's blocks share, at most 32 warps in all; v >= 0. What
-/// a block's threads wrote to its shared memory before, all of them see after.
-__device__ inline float cluster_amax(float v, const Mailbox& mailbox, uint32_t parity,
-                                     float* scratch) {
-  const int warps = static_cast<int>(blockDim.x) / 32, warp = static_cast<int>(threadIdx.x) / 32,
-            lane = static_cast<int>(threadIdx.x) % 32, parts = static_cast<int>(cluster_size());
-  v = warp_amax(v);
-  __syncwarp();
-  if (threadIdx.x == 0)
-    mailbox.arm(static_cast<uint32_t>(parts * warps) * sizeof(float));
-  else if (lane == 0)
-    mailbox.come();
-  if (lane < parts)
-    mailbox.send(&scratch[static_cast<int>(cluster_rank()) * warps + warp],
-                 static_cast<uint32_t>(lane), v);
-  mailbox.wait(parity);
-  return warp_amax(lane < parts * warps ? scratch[lane] : 0.0f);
-}
-
 /// kWhole and kFromCodes: slopes are looked up in a table of the row, made one row ahead. kCluster:
 /// of those, rows that a cluster of blocks shares.
 template <class T, int kPacks, bool kFromCodes, bool kBias, bool kWhole, bool kCluster>
@@ -76,15 +57,10 @@ __global__ void __launch_bounds__(kWhole&& kFromCodes ? kTableThreads : kMaxThre
   __shared__ uint64_t barriers[2];
   using Pack = Vec<T, kWidth>;
   using Kept = std::conditional_t<kFromCodes, Vec<uint16_t, kWidth / 2>, Pack>;
-  using Cursor = RowCursor<kWhole ? kPacks : 0>;
+  RowCursor<kWhole ? kPacks : 0> cursor(a.rows, static_cast<int>(a.columns / kWidth));
   const int parts = kCluster ? static_cast<int>(cluster_size()) : 1;
-  Cursor cursor = [&] {
-    const int packs = static_cast<int>(a.columns / kWidth);
-    if constexpr (kCluster)
-      return Cursor(a.rows, packs, parts, static_cast<int>(cluster_rank()));
-    else
-      return Cursor(a.rows, packs);
-  }();
+  if constexpr (kCluster)
+    cursor.template share<kPacks>(parts, static_cast<int>(cluster_rank()));
   char* free = shared + (kTable ? 2 * kTableBytes * blockDim.y : 0);
   RowPrefetch<kPacks, 16, kStages> gradients(free, a.dy,
                                              a.columns * static_cast<int64_t>(sizeof(T)));
@@ -241,21 +217,13 @@ cudaError_t finish(const GeluBackward& a, int64_t blocks, cudaStream_t stream) {
                     a.fp32 ? Element::kF32 : a.element, a.accumulate, stream);
 }
 
-/// Blocks that share a row of so many threads: several small ones on a multiprocessor hide each
-/// other's waits for a row's amax and table (16,384 columns: 5 blocks of 128 threads, not 1 of 512).
-int blocks_of_row(int threads) {
-  int parts = 1;
-  while (parts < kMaxCluster && threads / parts >= 256 && threads / parts % 64 == 0) parts *= 2;
-  return parts;
-}
-
 template <class T, int kPacks, bool kFromCodes, bool kBias, bool kWhole>
 cudaError_t launch(const GeluBackward& a, const RowGeometry& g, cudaStream_t stream) {
   constexpr bool kTable = kFromCodes && kWhole;
   const int inputs = (kFromCodes ? 16 + 16 / static_cast<int>(sizeof(T)) : 32) * kPacks;
   int64_t blocks = 0;
   if constexpr (kTable) {
-    if (const int parts = blocks_of_row(g.threads); parts > 1) {
+    if (const int parts = blocks_of_whole_row(g.threads); parts > 1) {
       const int threads = g.threads / parts;
       const cudaError_t error = launch_clusters(
           backward_kernel<T, kPacks, kFromCodes, kBias, kWhole, true>, a, a.rows, parts, threads,
