@@ -40,8 +40,7 @@ __device__ inline void cluster_barrier() {
 /// the block to reach the whole device.
 class Mailbox {
  public:
-  __device__ explicit Mailbox(uint64_t* barrier)
-      : at_(hopper::shared_address(barrier)) {}
+  __device__ explicit Mailbox(uint64_t* barrier) : at_(hopper::shared_address(barrier)) {}
   __device__ void begin(int count) const {
     hopper::barrier_init(at_, static_cast<uint32_t>(count));
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

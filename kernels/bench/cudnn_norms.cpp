@@ -53,7 +53,9 @@ struct Norm {
   bool layer() const { return mode == CUDNN_LAYER_NORM; }
   std::string name() const {
     return std::string("cuDNN ") + (layer() ? "layer_norm " : "rms_norm ") +
-           (!backward ? "forward" : layer() ? "backward, dx + d_gamma + d_beta" : "backward, dx + dw");
+           (!backward ? "forward"
+            : layer() ? "backward, dx + d_gamma + d_beta"
+                      : "backward, dx + dw");
   }
 };
 
@@ -82,8 +84,8 @@ class Graph {
   int64_t workspace_bytes() const {
     int64_t most = 0;
     for (const Descriptor& plan : plans_)
-      most = std::max(most, plan.get<int64_t>(CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
-                                              CUDNN_TYPE_INT64));
+      most = std::max(
+          most, plan.get<int64_t>(CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64));
     return most;
   }
   cudaError_t run(size_t plan, const Arrays& arrays, void* workspace) const {
@@ -93,8 +95,7 @@ class Graph {
     Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
     pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, ids);
     pack.set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, pointers);
-    pack.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR,
-             std::vector<void*>{workspace});
+    pack.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, std::vector<void*>{workspace});
     pack.finalize("arguments");
     library().check(library().execute(handle_, plans_[plan].get(), pack.get()), "execute");
     return cudaGetLastError();
@@ -105,9 +106,7 @@ class Graph {
     return keep(cudnn::tensor(id, norm_.rows, norm_.columns, CUDNN_DATA_BFLOAT16));
   }
   const Descriptor& weight(Id id) { return keep(cudnn::tensor(id, 1, norm_.columns, weights_)); }
-  const Descriptor& fact(Id id) {
-    return keep(cudnn::tensor(id, norm_.rows, 1, CUDNN_DATA_FLOAT));
-  }
+  const Descriptor& fact(Id id) { return keep(cudnn::tensor(id, norm_.rows, 1, CUDNN_DATA_FLOAT)); }
   const Descriptor& keep(Descriptor d) {
     return *parts_.emplace_back(std::make_unique<Descriptor>(std::move(d)));
   }
@@ -217,8 +216,7 @@ void time(bench::Recorder& recorder, const Norm& norm, const Graph* graphs[2]) {
   std::function<cudaError_t(int)> best;
   for (int g = 0; g < 2; ++g) {
     const Graph& graph = *graphs[g];
-    const Element element =
-        graph.weights() == CUDNN_DATA_FLOAT ? Element::kF32 : Element::kBF16;
+    const Element element = graph.weights() == CUDNN_DATA_FLOAT ? Element::kF32 : Element::kBF16;
     void *const scales = memory.normal(norm.columns, element),
                 *const biases = memory.normal(norm.columns, element),
                 *const workspace = memory.raw(graph.workspace_bytes());
@@ -275,8 +273,8 @@ TRIREME_BENCH(cudnn_norms) {
         time(recorder, norms[i], both);
       } catch (const std::runtime_error& error) {
         std::printf("%s of %lld x %lld is left out: %s\n", norms[i].name().c_str(),
-                    static_cast<long long>(norms[i].rows),
-                    static_cast<long long>(norms[i].columns), error.what());
+                    static_cast<long long>(norms[i].rows), static_cast<long long>(norms[i].columns),
+                    error.what());
       }
   } catch (const std::runtime_error& error) {
     std::printf("cuDNN's norms are left out: %s\n", error.what());

@@ -14,7 +14,7 @@ namespace {
 constexpr int kFewPacks = 4, kManyPacks = 7, kMaxThreads = 512, kScalarThreads = 256,
               kBlocksPerSm = 8, kStages = 1,
               kTableThreads = 640,  // registers for five blocks of a 4,096 column row
-              kTableBytes = 1024;   // slopes of 256 codes
+    kTableBytes = 1024;             // slopes of 256 codes
 
 /// The slopes at the 256 values that a row's codes can stand for; the row's threads share the work.
 __device__ inline void tabulate_slopes(const GeluCodes& saved, GeluKind kind, float inverse,
@@ -59,8 +59,7 @@ __global__ void __launch_bounds__(kWhole&& kFromCodes ? kTableThreads : kMaxThre
   using Kept = std::conditional_t<kFromCodes, Vec<uint16_t, kWidth / 2>, Pack>;
   RowCursor<kWhole ? kPacks : 0> cursor(a.rows, static_cast<int>(a.columns / kWidth));
   const int parts = kCluster ? static_cast<int>(cluster_size()) : 1;
-  if constexpr (kCluster)
-    cursor.template share<kPacks>(parts, static_cast<int>(cluster_rank()));
+  if constexpr (kCluster) cursor.template share<kPacks>(parts, static_cast<int>(cluster_rank()));
   char* free = shared + (kTable ? 2 * kTableBytes * blockDim.y : 0);
   RowPrefetch<kPacks, 16, kStages> gradients(free, a.dy,
                                              a.columns * static_cast<int64_t>(sizeof(T)));
@@ -150,8 +149,8 @@ __global__ void __launch_bounds__(kWhole&& kFromCodes ? kTableThreads : kMaxThre
     if constexpr (kCluster) {
       // Two rows' numbers have their places: a block sends the next row's only when it has all of
       // this one's, and thus when every warp that sent them has read the row's before.
-      const float amax = cluster_amax(top.get(), Mailbox(&barriers[cursor.turn]), parity,
-                                      scratch[cursor.turn]);
+      const float amax =
+          cluster_amax(top.get(), Mailbox(&barriers[cursor.turn]), parity, scratch[cursor.turn]);
       parity ^= static_cast<uint32_t>(cursor.turn);
       scale = settle_scale(a.fp8, amax, cursor.row, cluster_rank() == 0);
     } else {
@@ -231,8 +230,7 @@ cudaError_t launch(const GeluBackward& a, const RowGeometry& g, cudaStream_t str
       return error != cudaSuccess ? error : finish(a, blocks, stream);
     }
   }
-  const int bytes =
-      inputs + (kTable ? static_cast<int>(ceil_div(2 * kTableBytes, g.threads)) : 0);
+  const int bytes = inputs + (kTable ? static_cast<int>(ceil_div(2 * kTableBytes, g.threads)) : 0);
   RowLaunch extra;
   if (kBias) extra = {block_sums_bytes(g.rows, a.columns, 1), kBlocksPerSm, &blocks};
   if (const cudaError_t error =

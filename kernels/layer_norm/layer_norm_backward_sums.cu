@@ -46,7 +46,8 @@ cudaError_t launch_pipelined(const LayerNormBackward& a, int64_t* teams, cudaStr
                         kThreads * 16,
                sums = block_sums_bytes(groups, a.columns, kSums),
                bytes = inputs > sums ? inputs : sums;
-  if constexpr (kCluster) return launch_clusters(kernel, a, a.rows, parts, threads, bytes, teams, stream);
+  if constexpr (kCluster)
+    return launch_clusters(kernel, a, a.rows, parts, threads, bytes, teams, stream);
   if (const cudaError_t error = allow_shared_memory(kernel, bytes); error != cudaSuccess)
     return error;
   *teams = resident_blocks(kernel, threads * groups, bytes, kLayerNormBlocksPerSm,
@@ -73,8 +74,8 @@ cudaError_t launch(const LayerNormBackward& a, int64_t* partials, cudaStream_t s
     if (packs <= (kSums == 2 ? 256 : 512) && a.d_sum == nullptr)
       return launch_sums<T, kSums, kDropout, 512, 4, true>(a, partials, stream);
     if (packs > 512 && packs <= 640 && a.d_sum == nullptr)
-      return launch_sums<T, kSums, kDropout, 640, kSums == 2 ? 2 : 4, kSums == 2>(a, partials,
-                                                                                  stream);
+      return launch_sums < T, kSums, kDropout, 640, kSums == 2 ? 2 : 4,
+             kSums == 2 > (a, partials, stream);
     // Wider rows: one pack a thread and four rows at once; three sums of the widest do better with
     // two packs and two rows.
     if (packs > 640 && packs <= (kSums == 2 ? 2048 : 1024) && a.d_sum == nullptr)

@@ -192,8 +192,7 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const LayerNormBackward 
   __syncthreads();
 
   for (; row < rows; row += kRows * stride, at += kRows * jump, turn ^= 1) {
-    const int left = rows - row, ask_left = left - kHeld * kRows * stride,
-              stage = kKept ? 0 : turn;
+    const int left = rows - row, ask_left = left - kHeld * kRows * stride, stage = kKept ? 0 : turn;
     const int64_t ask_at = at + kHeld * kRows * jump;
     copy_async_wait<kHeld - 1>();
     const RowFacts* const facts = all_facts[facts_turn][group];

@@ -206,8 +206,8 @@ cudaError_t launch(const LayerNormForward& a, cudaStream_t stream) {
   const bool whole = kMayBeWhole && whole_rows(packs, kPacks);
   if (a.bias != nullptr || a.dropout.ids != nullptr || a.residual != nullptr || a.sum != nullptr ||
       (kFp8 && a.y != nullptr))
-    return whole && kFp8 ? launch<T, kPacks, kFp8, true, kMayBeWhole && kFp8>(a, stream)
-                         : launch<T, kPacks, kFp8, true, false>(a, stream);
+    return whole && kFp8                     ? launch < T, kPacks, kFp8, true,
+           kMayBeWhole && kFp8 > (a, stream) : launch<T, kPacks, kFp8, true, false>(a, stream);
   if constexpr (kFp8 && __is_same(T, __nv_bfloat16)) {
     // With four packs a third of a thread's instructions are what it does once for its row.
     if (whole_rows(packs, 8)) return launch<T, 8, kFp8, false, true>(a, stream);

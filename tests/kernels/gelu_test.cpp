@@ -96,9 +96,8 @@ TEST_F(GeluTest, BackwardMatchesTheOracle) {
         for (const int variant : {0, 1, 2, 3}) {
           const bool from_codes = variant & 1, d_bias = variant & 2;
           const int64_t n = s.rows * s.columns;
-          if (too_large(n) ||
-              (n > 1000000 &&
-               (element != Element::kBF16 || kind != GeluKind::kTanh || variant != 3)))
+          if (too_large(n) || (n > 1000000 && (element != Element::kBF16 ||
+                                               kind != GeluKind::kTanh || variant != 3)))
             continue;
           SCOPED_TRACE(text(element, s, kind) + " variant " + std::to_string(variant));
           const Values x = inputs(n, element, 1), b = normal_values(s.columns, element, 2),
