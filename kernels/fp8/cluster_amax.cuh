@@ -15,23 +15,36 @@ inline int blocks_of_whole_row(int threads) {
   return parts;
 }
 
-/// The greatest value of a row that a cluster's blocks share, at most 32 warps in all; v >= 0. What
-/// a block's threads wrote to its shared memory before, all of them see after.
-__device__ inline float cluster_amax(float v, const Mailbox& mailbox, uint32_t parity,
-                                     float* scratch) {
+/// Greatest of the values of a row that a cluster's blocks share, at most 32 warps in all, kCount of
+/// them at once; v >= 0, scratch of 32 * kCount floats. What a block's threads wrote to its shared
+/// memory before, all of them see after.
+template <int kCount>
+__device__ inline void cluster_amax(float (&v)[kCount], const Mailbox& mailbox, uint32_t parity,
+                                    float* scratch) {
   const int warps = static_cast<int>(blockDim.x) / 32, warp = static_cast<int>(threadIdx.x) / 32,
             lane = static_cast<int>(threadIdx.x) % 32, parts = static_cast<int>(cluster_size());
-  v = warp_amax(v);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) v[i] = warp_amax(v[i]);
   __syncwarp();
   if (threadIdx.x == 0)
-    mailbox.arm(static_cast<uint32_t>(parts * warps) * sizeof(float));
+    mailbox.arm(static_cast<uint32_t>(parts * warps * kCount) * sizeof(float));
   else if (lane == 0)
     mailbox.come();
-  if (lane < parts)
-    mailbox.send(&scratch[static_cast<int>(cluster_rank()) * warps + warp],
-                 static_cast<uint32_t>(lane), v);
+  if (lane < parts) {
+    float* const place = scratch + (static_cast<int>(cluster_rank()) * warps + warp) * kCount;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) mailbox.send(place + i, static_cast<uint32_t>(lane), v[i]);
+  }
   mailbox.wait(parity);
-  return warp_amax(lane < parts * warps ? scratch[lane] : 0.0f);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i)
+    v[i] = warp_amax(lane < parts * warps ? scratch[lane * kCount + i] : 0.0f);
+}
+__device__ inline float cluster_amax(float v, const Mailbox& mailbox, uint32_t parity,
+                                     float* scratch) {
+  float values[1] = {v};
+  cluster_amax(values, mailbox, parity, scratch);
+  return values[0];
 }
 
 }  // namespace trireme::kernels
