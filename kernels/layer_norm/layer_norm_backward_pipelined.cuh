@@ -29,8 +29,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
   const int rows = static_cast<int>(a.rows),
             stride = static_cast<int>(gridDim.x / parts * blockDim.y);
   const int64_t jump = stride * a.columns;
-  const bool more = a.d_sum != nullptr,
-             once = streams(a.rows * a.columns * static_cast<int64_t>(sizeof(T)));
+  const bool more = a.d_sum != nullptr;
+  const Outputs outputs = Outputs::of<T>(a);
   const int packs = static_cast<int>(a.columns / kWidth),
             own = part * static_cast<int>(blockDim.x) * kPacks + static_cast<int>(threadIdx.x);
   const auto column = [&](int p) { return (own + p * static_cast<int>(blockDim.x)) * kWidth; };
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
           for (int i = 0; i < kWidth; ++i) g[i] += w[i];
         }
         leave_pack<T, kDropout, kSums == 3>(a, g, at + r * jump + column(p), facts[r], column(p),
-                                            once, sums[kSums - 1][p]);
+                                            outputs, sums[kSums - 1][p]);
       }
     }
     copy_async_commit();

@@ -109,19 +109,40 @@ struct RowSlope {
         level(-facts.rstd * fmaf(gn_mean, facts.shift, g_mean)) {}
 };
 
+/// What the second pass writes and how, in a register of its own: short of registers, the compiler
+/// would ask the arguments again for every pack, and multiply rows by columns to know their size.
+class Outputs {
+ public:
+  template <class T>
+  __device__ static Outputs of(const LayerNormBackward& a) {
+    Outputs outputs;
+    outputs.bits_ = (a.ds != nullptr ? 1u : 0u) | (a.dx != nullptr ? 2u : 0u) |
+                    (streams(a.rows * a.columns * static_cast<int64_t>(sizeof(T))) ? 4u : 0u);
+    asm volatile("" : "+r"(outputs.bits_));
+    return outputs;
+  }
+  __device__ bool ds() const { return bits_ & 1u; }
+  __device__ bool dx() const { return bits_ & 2u; }
+  __device__ bool once() const { return bits_ & 4u; }
+
+ private:
+  uint32_t bits_;
+};
+
 /// Second pass over a pack at element `to`, whose gradient with respect to the sum is g: written,
 /// and behind the dropout as dx; d_bias grows by what went through.
 template <class T, bool kDropout, bool kBias, int kWidth>
 __device__ inline void leave_pack(const LayerNormBackward& a, float (&g)[kWidth], int64_t to,
-                                  const RowFacts& facts, int column, bool once, float* d_bias) {
+                                  const RowFacts& facts, int column, Outputs outputs,
+                                  float* d_bias) {
   Vec<T, kWidth> out = from_floats<T>(g);
-  if (a.ds != nullptr) store_whole(static_cast<T*>(a.ds) + to, out, once);
+  if (outputs.ds()) store_whole(static_cast<T*>(a.ds) + to, out, outputs.once());
   if constexpr (kDropout) {
     to_floats(out, g);
     apply_dropout(g, facts.key, facts.first + static_cast<uint32_t>(column) / 2,
                   a.dropout.threshold, a.dropout.scale);
     out = from_floats<T>(g);
-    if (a.dx != nullptr) store_whole(static_cast<T*>(a.dx) + to, out, once);
+    if (outputs.dx()) store_whole(static_cast<T*>(a.dx) + to, out, outputs.once());
   }
   if constexpr (kBias) {
     to_floats(out, g);
@@ -148,7 +169,7 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const LayerNormBackward 
             lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int rows = static_cast<int>(a.rows), stride = static_cast<int>(gridDim.x * blockDim.y);
   const int64_t jump = stride * a.columns;
-  const bool once = streams(a.rows * a.columns * static_cast<int64_t>(sizeof(T)));
+  const Outputs outputs = Outputs::of<T>(a);
   const int column = static_cast<int>(threadIdx.x) * kWidth;
   const bool mine = column < static_cast<int>(a.columns);
 
@@ -252,7 +273,7 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const LayerNormBackward 
 #pragma unroll
       for (int i = 0; i < kWidth; ++i)
         g[i] = fmaf(g[i] * w[i], slope.rstd, fmaf(v[i], slope.slope, slope.level));
-      leave_pack<T, kDropout, kSums == 3>(a, g, at + r * jump + column, facts[r], column, once,
+      leave_pack<T, kDropout, kSums == 3>(a, g, at + r * jump + column, facts[r], column, outputs,
                                           sums[kSums - 1][0]);
     }
     copy_async_commit();

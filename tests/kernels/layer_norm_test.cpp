@@ -344,6 +344,10 @@ TEST_F(LayerNormTest, RefusesWhatItCannotDo) {
   LayerNormBackward b;
   b.rows = 1, b.columns = 8, b.dx = &b;
   EXPECT_EQ(layer_norm_backward(b, nullptr), cudaErrorInvalidValue);
+  a.columns = b.columns = 8, a.y = &a, b.dx = nullptr;
+  a.dropout.threshold = b.dropout.threshold = 65536;  // would drop everything
+  EXPECT_EQ(layer_norm_forward(a, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(layer_norm_backward(b, nullptr), cudaErrorInvalidValue);
 }
 
 }  // namespace
