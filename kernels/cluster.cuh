@@ -7,7 +7,7 @@
 
 namespace trireme::kernels {
 
-constexpr int kMaxCluster = 4;
+constexpr int kMaxCluster = 8;
 
 __device__ inline uint32_t cluster_size() {
   uint32_t size;
@@ -20,13 +20,6 @@ __device__ inline uint32_t cluster_rank() {
   return rank;
 }
 
-/// In two halves: all blocks of the cluster have begun, and their mailboxes with them.
-__device__ inline void cluster_begun_arrive() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-__device__ inline void cluster_begun_wait() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
 __device__ inline void cluster_barrier() {
   asm volatile(
       "barrier.cluster.arrive.release.aligned;\n"
@@ -72,8 +65,8 @@ class Mailbox {
   uint32_t at_;
 };
 
-/// Launches a kernel over rows, each shared by a cluster of `parts` blocks: on a grid that stays,
-/// where `clusters` receives how many there are, or (nullptr) with a cluster for each row.
+/// Launches a kernel over rows on a grid that stays, each row shared by a cluster of `parts` blocks.
+/// clusters: receives how many there are.
 template <class Kernel, class Arguments>
 cudaError_t launch_clusters(Kernel kernel, const Arguments& arguments, int64_t rows, int parts,
                             int threads, size_t shared, int64_t* clusters, cudaStream_t stream) {
@@ -88,15 +81,12 @@ cudaError_t launch_clusters(Kernel kernel, const Arguments& arguments, int64_t r
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = shared;
   config.stream = stream;
-  int64_t count = rows;
-  if (clusters != nullptr) {
-    int resident = 0;
-    if (const cudaError_t error = cudaOccupancyMaxActiveClusters(&resident, kernel, &config);
-        error != cudaSuccess)
-      return error;
-    *clusters = count = resident < 1 ? 1 : resident < rows ? resident : rows;
-  }
-  config.gridDim = dim3(static_cast<unsigned>(count * parts));
+  int resident = 0;
+  if (const cudaError_t error = cudaOccupancyMaxActiveClusters(&resident, kernel, &config);
+      error != cudaSuccess)
+    return error;
+  *clusters = resident < 1 ? 1 : resident < rows ? resident : rows;
+  config.gridDim = dim3(static_cast<unsigned>(*clusters * parts));
   return cudaLaunchKernelEx(&config, kernel, arguments);
 }
 

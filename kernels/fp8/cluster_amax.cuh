@@ -11,40 +11,27 @@ namespace trireme::kernels {
 /// 5 blocks of 128 threads, not 1 of 512).
 inline int blocks_of_whole_row(int threads) {
   int parts = 1;
-  while (parts < kMaxCluster && threads / parts >= 256 && threads / parts % 64 == 0) parts *= 2;
+  while (parts < 4 && threads / parts >= 256 && threads / parts % 64 == 0) parts *= 2;
   return parts;
 }
 
-/// Greatest of the values of a row that a cluster's blocks share, at most 32 warps in all, kCount of
-/// them at once; v >= 0, scratch of 32 * kCount floats. What a block's threads wrote to its shared
-/// memory before, all of them see after.
-template <int kCount>
-__device__ inline void cluster_amax(float (&v)[kCount], const Mailbox& mailbox, uint32_t parity,
-                                    float* scratch) {
-  const int warps = static_cast<int>(blockDim.x) / 32, warp = static_cast<int>(threadIdx.x) / 32,
-            lane = static_cast<int>(threadIdx.x) % 32, parts = static_cast<int>(cluster_size());
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) v[i] = warp_amax(v[i]);
-  __syncwarp();
-  if (threadIdx.x == 0)
-    mailbox.arm(static_cast<uint32_t>(parts * warps * kCount) * sizeof(float));
-  else if (lane == 0)
-    mailbox.come();
-  if (lane < parts) {
-    float* const place = scratch + (static_cast<int>(cluster_rank()) * warps + warp) * kCount;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) mailbox.send(place + i, static_cast<uint32_t>(lane), v[i]);
-  }
-  mailbox.wait(parity);
-#pragma unroll
-  for (int i = 0; i < kCount; ++i)
-    v[i] = warp_amax(lane < parts * warps ? scratch[lane * kCount + i] : 0.0f);
-}
+/// Greatest of the values of a row that a cluster's blocks share, at most 32 warps in all; v >= 0.
+/// What a block's threads wrote to its shared memory before, all of them see after.
 __device__ inline float cluster_amax(float v, const Mailbox& mailbox, uint32_t parity,
                                      float* scratch) {
-  float values[1] = {v};
-  cluster_amax(values, mailbox, parity, scratch);
-  return values[0];
+  const int warps = static_cast<int>(blockDim.x) / 32, warp = static_cast<int>(threadIdx.x) / 32,
+            lane = static_cast<int>(threadIdx.x) % 32, parts = static_cast<int>(cluster_size());
+  v = warp_amax(v);
+  __syncwarp();
+  if (threadIdx.x == 0)
+    mailbox.arm(static_cast<uint32_t>(parts * warps) * sizeof(float));
+  else if (lane == 0)
+    mailbox.come();
+  if (lane < parts)
+    mailbox.send(&scratch[static_cast<int>(cluster_rank()) * warps + warp],
+                 static_cast<uint32_t>(lane), v);
+  mailbox.wait(parity);
+  return warp_amax(lane < parts * warps ? scratch[lane] : 0.0f);
 }
 
 }  // namespace trireme::kernels

@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kWhole&& kFromCodes ? kTableThreads : kMaxThre
   using Kept = std::conditional_t<kFromCodes, Vec<uint16_t, kWidth / 2>, Pack>;
   RowCursor<kWhole ? kPacks : 0> cursor(a.rows, static_cast<int>(a.columns / kWidth));
   const int parts = kCluster ? static_cast<int>(cluster_size()) : 1;
-  if constexpr (kCluster) cursor.template share<kPacks>(parts, static_cast<int>(cluster_rank()));
+  if constexpr (kCluster) cursor.share(parts, static_cast<int>(cluster_rank()));
   char* free = shared + (kTable ? 2 * kTableBytes * blockDim.y : 0);
   RowPrefetch<kPacks, 16, kStages> gradients(free, a.dy,
                                              a.columns * static_cast<int64_t>(sizeof(T)));

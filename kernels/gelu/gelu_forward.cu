@@ -1,4 +1,3 @@
-#include "kernels/fp8/cluster_amax.cuh"
 #include "kernels/fp8/fp8.cuh"
 #include "kernels/gelu/gelu.cuh"
 #include "kernels/row_prefetch.cuh"
@@ -10,36 +9,25 @@ namespace {
 // Packs of a row for a thread: few for short rows, so that several blocks share a multiprocessor.
 constexpr int kFewPacks = 4, kManyPacks = 7, kMaxThreads = 512, kScalarThreads = 256;
 
-__device__ inline float settle_saved(const GeluCodes& saved, float top, int64_t row,
-                                     bool first = true) {
+__device__ inline float settle_saved(const GeluCodes& saved, float top, int64_t row) {
   const float inverse = row_inverse_scale(top, saved.format);
-  if (first && threadIdx.x == 0) saved.inverse[row] = inverse;
+  if (threadIdx.x == 0) saved.inverse[row] = inverse;
   return 1.0f / inverse;
 }
 
 enum class Outputs { kPlain, kFp8, kAny };
 
-/// Whole rows are held to few registers: more of them are on their way at once. kCluster: of those,
-/// rows that a cluster of blocks shares.
-template <class T, int kPacks, Outputs kOutputs, bool kWhole, bool kCluster>
+/// Whole rows are held to few registers: more of them are on their way at once.
+template <class T, int kPacks, Outputs kOutputs, bool kWhole>
 __global__ void __launch_bounds__(kMaxThreads, !kWhole                     ? 1
                                                : kOutputs == Outputs::kFp8 ? 3
                                                                            : 2)
     forward_kernel(const GeluForward a) {
   __shared__ float scratch[2 * 32];
-  __shared__ uint64_t barrier;
   constexpr int kWidth = 16 / sizeof(T);
   constexpr bool kFp8 = kOutputs != Outputs::kPlain, kAny = kOutputs == Outputs::kAny;
-  RowCursor<kWhole ? kPacks : 0> cursor(a.rows, static_cast<int>(a.columns / kWidth));
-  if constexpr (kCluster)
-    cursor.template share<kPacks>(static_cast<int>(cluster_size()),
-                                  static_cast<int>(cluster_rank()));
+  const RowCursor<kWhole ? kPacks : 0> cursor(a.rows, static_cast<int>(a.columns / kWidth));
   if (!cursor.active()) return;  // a whole warp, which no other waits for
-  if constexpr (kCluster) {
-    if (threadIdx.x == 0) Mailbox(&barrier).begin(static_cast<int>(blockDim.x) / 32);
-    __syncwarp();
-    cluster_begun_arrive();
-  }
   const int64_t base = cursor.row * a.columns;
   const bool once = streams(a.rows * a.columns * static_cast<int64_t>(sizeof(T)));
   Words<4> z[kPacks], y[kFp8 ? kPacks : 1];
@@ -79,20 +67,14 @@ __global__ void __launch_bounds__(kMaxThreads, !kWhole                     ? 1
         if (cursor.holds(p)) top_z.add(as_pack<T>(z[p]));
       top[1] = top_z.get();
     }
-    if constexpr (kCluster) {
-      cluster_begun_wait();
-      cluster_amax(top, Mailbox(&barrier), 0, scratch);
-    } else {
-      row_amax(top, blockDim.x, scratch);
-    }
-    const bool first = !kCluster || cluster_rank() == 0;
+    row_amax(top, blockDim.x, scratch);
     if (!kAny || a.fp8.data != nullptr)
-      store_row_fp8<T>(a.fp8.data + base, y, cursor, settle_scale(a.fp8, top[0], cursor.row, first),
+      store_row_fp8<T>(a.fp8.data + base, y, cursor, settle_scale(a.fp8, top[0], cursor.row),
                        a.fp8.format, once);
     if constexpr (kAny) {
       if (a.saved.data != nullptr)
-        store_row_fp8<T>(a.saved.data + base, z, cursor,
-                         settle_saved(a.saved, top[1], cursor.row, first), a.saved.format, once);
+        store_row_fp8<T>(a.saved.data + base, z, cursor, settle_saved(a.saved, top[1], cursor.row),
+                         a.saved.format, once);
     }
   }
 }
@@ -140,16 +122,10 @@ template <class T, int kPacks, Outputs kOutputs>
 cudaError_t launch(const GeluForward& a, int64_t packs, cudaStream_t stream) {
   const RowGeometry g = row_geometry(packs, kPacks);
   if constexpr (sizeof(T) == 2 && kPacks == kFewPacks) {
-    if constexpr (kOutputs == Outputs::kAny) {
-      if (const int parts = blocks_of_whole_row(g.threads); whole_rows(packs, kPacks) && parts > 1)
-        return launch_clusters(forward_kernel<T, kPacks, kOutputs, true, true>, a, a.rows, parts,
-                               g.threads / parts, 0, nullptr, stream);
-    }
     if (whole_rows(packs, kPacks))
-      return launch_each_row(forward_kernel<T, kPacks, kOutputs, true, false>, a, a.rows, g,
-                             stream);
+      return launch_each_row(forward_kernel<T, kPacks, kOutputs, true>, a, a.rows, g, stream);
   }
-  return launch_each_row(forward_kernel<T, kPacks, kOutputs, false, false>, a, a.rows, g, stream);
+  return launch_each_row(forward_kernel<T, kPacks, kOutputs, false>, a, a.rows, g, stream);
 }
 
 template <class T, Outputs kOutputs>

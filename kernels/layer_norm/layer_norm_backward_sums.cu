@@ -29,16 +29,18 @@ cudaError_t launch_sums(const LayerNormBackward& a, int64_t* teams, cudaStream_t
   return cudaGetLastError();
 }
 
-/// The same; a row has at most kThreads * kPacks packs, with kCluster up to four times as many.
+/// The same; a row has at most kThreads * kPacks packs, with kCluster up to eight times as many.
 template <class T, int kSums, bool kDropout, int kThreads, int kPacks, int kRows, int kBlocks,
           bool kCluster>
 cudaError_t launch_pipelined(const LayerNormBackward& a, int64_t* teams, cudaStream_t stream) {
   const auto kernel =
       pipelined_kernel<T, kSums, kDropout, kThreads, kPacks, kRows, kBlocks, kCluster>;
   const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
-  const int parts = !kCluster                                ? 1
-                    : ceil_div(packs, kThreads * kPacks) > 2 ? 4
-                                                             : 2,
+  const int64_t blocks = ceil_div(packs, kThreads * kPacks);
+  const int parts = !kCluster    ? 1
+                    : blocks > 4 ? 8
+                    : blocks > 2 ? 4
+                                 : 2,
             threads = static_cast<int>(ceil_div(ceil_div(packs, parts * kPacks), 32) * 32);
   const int fit = kThreads / threads, groups = kCluster ? 1 : fit > kMaxGroups ? kMaxGroups : fit;
   if (fit < 1) return cudaErrorInvalidValue;
@@ -65,22 +67,26 @@ cudaError_t launch_pipelined(const LayerNormBackward& a, int64_t* partials, cuda
   return launch_pipelined<T, kSums, kDropout, 512, 2, 2, 1, kCluster>(a, partials, stream);
 }
 
-/// As measured on an H200: rows in registers between the two passes where the sums leave room for
-/// them, and a block of 640 threads for rows of as many packs.
+/// As measured on an H200: one pack a thread and four rows at once. Rows stay in registers between
+/// the two passes where the sums leave room for them; a row as wide as a block leaves none.
 template <class T, int kSums, bool kDropout>
 cudaError_t launch(const LayerNormBackward& a, int64_t* partials, cudaStream_t stream) {
   const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
-  if constexpr (sizeof(T) == 2) {
-    if (packs <= (kSums == 2 ? 256 : 512) && a.d_sum == nullptr)
-      return launch_sums<T, kSums, kDropout, 512, 4, true>(a, partials, stream);
-    if (packs > 512 && packs <= 640 && a.d_sum == nullptr)
-      return launch_sums < T, kSums, kDropout, 640, kSums == 2 ? 2 : 4,
-             kSums == 2 > (a, partials, stream);
-    // Wider rows: one pack a thread and four rows at once; three sums of the widest do better with
-    // two packs and two rows.
-    if (packs > 640 && packs <= (kSums == 2 ? 2048 : 1024) && a.d_sum == nullptr)
-      return launch_pipelined<T, kSums, kDropout, 512, 1, 4, 1, true>(a, partials, stream);
-  }
+  if constexpr (sizeof(T) == 2)
+    if (a.d_sum == nullptr) {
+      if (packs <= 256) return launch_sums<T, kSums, kDropout, 512, 4, true>(a, partials, stream);
+      if constexpr (kSums == 3) {
+        if (packs <= 512) return launch_sums<T, 3, kDropout, 512, 4, false>(a, partials, stream);
+        if (packs <= 640) return launch_sums<T, 3, kDropout, 640, 4, false>(a, partials, stream);
+      } else {
+        if (packs > 512 && packs <= 640)
+          return launch_sums<T, 2, kDropout, 640, 2, true>(a, partials, stream);
+        if (packs > 1024)
+          return launch_pipelined<T, 2, kDropout, 256, 1, 4, 2, true>(a, partials, stream);
+      }
+      if (packs > 640 && packs <= 1024)
+        return launch_pipelined<T, kSums, kDropout, 512, 1, 4, 1, true>(a, partials, stream);
+    }
   if (packs <= 1024) return launch_pipelined<T, kSums, kDropout, false>(a, partials, stream);
   return launch_pipelined<T, kSums, kDropout, true>(a, partials, stream);
 }
