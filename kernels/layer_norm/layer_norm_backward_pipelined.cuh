@@ -88,24 +88,6 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
     if (holds(p))
       gamma[p] = as_words(load_shared_read<T, kWidth>(static_cast<const T*>(a.gamma) + column(p)));
   }
-  // One pack leaves registers to have it unpacked all the time, which the compiler would not.
-  float weights[kWidth];
-  if constexpr (kPacks == 1) {
-    to_floats(as_pack<T>(gamma[0]), weights);
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) asm volatile("" : "+f"(weights[i]));
-  }
-  const auto unpack_gamma = [&](int p, float(&w)[kWidth]) {
-    if constexpr (kPacks == 1) {
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) w[i] = weights[i];
-    } else {
-      to_floats(packed(as_pack<T>(gamma[p])), w);
-    }
-  };
-  const T *dy_ahead = static_cast<const T*>(a.dy) + kStages * kRows * jump,
-          *sum_ahead = static_cast<const T*>(a.sum) + kStages * kRows * jump;
-  if constexpr (kPacks == 1) asm volatile("" : "+l"(dy_ahead), "+l"(sum_ahead));
   float sums[kSums][kPacks][kWidth] = {};
   if (threadIdx.x < kBoxes) Mailbox(&barriers[threadIdx.x][group]).begin(kCluster ? 1 : warps);
   __syncthreads();
@@ -124,7 +106,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
         float g[kWidth], n[kWidth], w[kWidth];
         to_floats(as_pack<T>(take(0, stage, r, p)), g);
         to_floats(as_pack<T>(take(1, stage, r, p)), n);
-        unpack_gamma(p, w);
+        to_floats(packed(as_pack<T>(gamma[p])), w);
         sum_pack(g, n, w, rstd, shift, sums[0][p], sums[1][p], dots[r], dots[kRows + r]);
       }
     }
@@ -152,6 +134,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
   for (int turn = 0, stage = 0; row < rows; ++turn, row += kRows * stride, at += kRows * jump) {
     const int left = rows - row, after = stage == kStages - 1 ? 0 : stage + 1,
               ask_left = left - kStages * kRows * stride;
+    const int64_t ask_at = at + kStages * kRows * jump;
     copy_async_wait<kStages - 2>();
     if (threadIdx.x < kRows)
       raw.settle(a, facts_row(3), all_facts[(turn + 3) % kFacts][group][threadIdx.x]);
@@ -174,15 +157,15 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
         float g[kWidth], v[kWidth], w[kWidth];
         to_floats(as_pack<T>(take(0, stage, r, p)), g);
         to_floats(as_pack<T>(take(1, stage, r, p)), v);
-        ask(0, stage, dy_ahead, r, p, at, ask_left);
-        ask(1, stage, sum_ahead, r, p, at, ask_left);
-        unpack_gamma(p, w);
+        ask(0, stage, a.dy, r, p, ask_at, ask_left);
+        ask(1, stage, a.sum, r, p, ask_at, ask_left);
+        to_floats(packed(as_pack<T>(gamma[p])), w);
 #pragma unroll
         for (int i = 0; i < kWidth; ++i)
           g[i] = fmaf(g[i] * w[i], slope.rstd, fmaf(v[i], slope.slope, slope.level));
         if (more) {
           to_floats(as_pack<T>(take(2, stage, r, p)), w);
-          ask(2, stage, a.d_sum, r, p, at + kStages * kRows * jump, ask_left);
+          ask(2, stage, a.d_sum, r, p, ask_at, ask_left);
 #pragma unroll
           for (int i = 0; i < kWidth; ++i) g[i] += w[i];
         }
