@@ -14,12 +14,10 @@
 
 namespace trireme::kernels::bench {
 
-/// Device memory of one benchmark, random content, released with it. All of it comes from one piece
-/// that the process takes once: where a driver that has allocated and freed for a while places
-/// buffers can cost a kernel a fifth of its speed.
+/// Device memory of one benchmark, random content, released with it.
 class Memory {
  public:
-  Memory();
+  Memory() = default;
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
   ~Memory();

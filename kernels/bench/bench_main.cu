@@ -49,28 +49,6 @@ __global__ void integer_kernel(int64_t* out, int64_t count, int64_t below, uint3
     out[i] = hash((static_cast<uint64_t>(seed) << 40) + i) % below;
 }
 
-/// What benchmarks share while any of them lives; asked for more, they allocate on their own.
-struct Arena {
-  char* base = nullptr;
-  int64_t size = -1, used = 0;
-  int users = 0;
-
-  void* take(int64_t bytes) {
-    if (size < 0) {
-      size_t free = 0, total = 0;
-      check(cudaMemGetInfo(&free, &total), "memory");
-      size = std::min<int64_t>(int64_t{24} << 30, static_cast<int64_t>(free / 2));
-      check(cudaMalloc(&base, static_cast<size_t>(size)), "cudaMalloc");
-    }
-    // As the driver aligns them.
-    const int64_t align = bytes >= 1 << 20 ? 1 << 21 : 512, from = (used + align - 1) / align * align;
-    if (from + bytes > size) return nullptr;
-    used = from + bytes;
-    return base + from;
-  }
-};
-Arena arena;
-
 }  // namespace
 
 double percentile(std::vector<double> values, double share) {
@@ -119,20 +97,15 @@ std::string shape_text(std::initializer_list<int64_t> extents) {
   return text;
 }
 
-Memory::Memory() { ++arena.users; }
-
 Memory::~Memory() {
   for (void* block : blocks_) cudaFree(block);
-  if (--arena.users == 0) arena.used = 0;
 }
 
 void* Memory::raw(int64_t bytes) {
-  void* block = arena.take(std::max<int64_t>(bytes, 1));
-  if (block == nullptr) {
-    check(cudaMalloc(&block, static_cast<size_t>(std::max<int64_t>(bytes, 1))), "cudaMalloc");
-    blocks_.push_back(block);
-  }
+  void* block = nullptr;
+  check(cudaMalloc(&block, static_cast<size_t>(std::max<int64_t>(bytes, 1))), "cudaMalloc");
   check(cudaMemset(block, 0, static_cast<size_t>(bytes)), "cudaMemset");
+  blocks_.push_back(block);
   return block;
 }
 

@@ -34,6 +34,8 @@ __device__ inline void leave_sums(const float (&sums)[kVectors][kPacks][kWidth],
     }
   if (rows == 1) return;
   __syncthreads();
+  // Orders nothing more; after loops whose groups meet at numbered barriers, racecheck misses one.
+  __syncthreads();
   for (int c = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x); c < length;
        c += static_cast<int>(blockDim.x * blockDim.y)) {
     float sum = 0.0f;

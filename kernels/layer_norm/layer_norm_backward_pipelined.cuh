@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
             stride = static_cast<int>(gridDim.x / parts * blockDim.y);
   const int64_t jump = stride * a.columns;
   const bool more = a.d_sum != nullptr;
-  const Outputs outputs = Outputs::of<T>(a);
+  const Outputs outputs = Outputs::of<T, kDropout>(a);
   const int packs = static_cast<int>(a.columns / kWidth),
             own = part * static_cast<int>(blockDim.x) * kPacks + static_cast<int>(threadIdx.x);
   const auto column = [&](int p) { return (own + p * static_cast<int>(blockDim.x)) * kWidth; };
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
       gamma[p] = as_words(load_shared_read<T, kWidth>(static_cast<const T*>(a.gamma) + column(p)));
   }
   float sums[kSums][kPacks][kWidth] = {};
-  if (threadIdx.x < kBoxes) Mailbox(&barriers[threadIdx.x][group]).begin(kCluster ? 1 : warps);
+  if (threadIdx.x < kBoxes) Mailbox(&barriers[threadIdx.x][group]).begin(kCluster ? 1 : 32 * warps);
   __syncthreads();
   if constexpr (kCluster) cluster_barrier();  // nobody writes to a block that has not begun
 
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
       if (lane < kDots) {
         for (int to = 0; to < parts; ++to) mailbox.send(place, static_cast<uint32_t>(to), mine);
       }
-    } else if (lane == 0) {
+    } else {  // every thread: for racecheck a lane's word covers its own writes only
       mailbox.come();
     }
   };

@@ -109,16 +109,17 @@ struct RowSlope {
         level(-facts.rstd * fmaf(gn_mean, facts.shift, g_mean)) {}
 };
 
-/// What the second pass writes and how, in a register of its own: short of registers, the compiler
-/// would ask the arguments again for every pack, and multiply rows by columns to know their size.
+/// What the second pass writes and how. With dropout in a register of its own: short of registers,
+/// the compiler would ask the arguments again for every pack, and multiply rows by columns to know
+/// their size.
 class Outputs {
  public:
-  template <class T>
+  template <class T, bool kDropout>
   __device__ static Outputs of(const LayerNormBackward& a) {
     Outputs outputs;
     outputs.bits_ = (a.ds != nullptr ? 1u : 0u) | (a.dx != nullptr ? 2u : 0u) |
                     (streams(a.rows * a.columns * static_cast<int64_t>(sizeof(T))) ? 4u : 0u);
-    asm volatile("" : "+r"(outputs.bits_));
+    if constexpr (kDropout) asm volatile("" : "+r"(outputs.bits_));
     return outputs;
   }
   __device__ bool ds() const { return bits_ & 1u; }
@@ -169,7 +170,7 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const LayerNormBackward 
             lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int rows = static_cast<int>(a.rows), stride = static_cast<int>(gridDim.x * blockDim.y);
   const int64_t jump = stride * a.columns;
-  const Outputs outputs = Outputs::of<T>(a);
+  const Outputs outputs = Outputs::of<T, kDropout>(a);
   const int column = static_cast<int>(threadIdx.x) * kWidth;
   const bool mine = column < static_cast<int>(a.columns);
 
