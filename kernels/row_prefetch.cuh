@@ -26,6 +26,13 @@ struct RowCursor {
         first(static_cast<int>(kWholePacks == 0
                                    ? threadIdx.x
                                    : threadIdx.x / 32 * 32 * kWholePacks + threadIdx.x % 32)) {}
+  /// Before anything else: `parts` neighbouring blocks share a row, this is the one numbered `part`.
+  __device__ void share(int parts, int part) {
+    static_assert(kWholePacks != 0);
+    row = blockIdx.x / static_cast<unsigned>(parts);
+    step = gridDim.x / static_cast<unsigned>(parts);
+    first += part * static_cast<int>(blockDim.x) * kWholePacks;
+  }
   __device__ int index(int p) const {
     return first + p * (kWholePacks == 0 ? static_cast<int>(blockDim.x) : 32);
   }

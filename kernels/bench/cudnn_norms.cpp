@@ -1,15 +1,17 @@
 // cuDNN's RMS and layer norm on the shapes of ours, timed in the same process: built into
-// kernel_bench_torch where cuDNN's headers are found. The library is the copy that LibTorch has loaded.
+// kernel_bench_torch where cuDNN's headers are found.
 
 #include "kernels/bench/bench.h"
-
-#include <cudnn_backend.h>
-#include <dlfcn.h>
+#include "kernels/bench/cudnn_backend_api.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdio>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -17,101 +19,15 @@ namespace trireme::kernels {
 
 namespace {
 
-constexpr int kSets = 3, kPlans = 8;
+using cudnn::Descriptor;
+using cudnn::library;
+using Clock = std::chrono::steady_clock;
 
-/// cuDNN's entry points, looked up at run time: nothing links to it.
-struct Library {
-  decltype(&cudnnCreate) create = nullptr;
-  decltype(&cudnnGetVersion) version = nullptr;
-  decltype(&cudnnGetErrorString) text = nullptr;
-  decltype(&cudnnBackendCreateDescriptor) create_descriptor = nullptr;
-  decltype(&cudnnBackendDestroyDescriptor) destroy_descriptor = nullptr;
-  decltype(&cudnnBackendFinalize) finalize = nullptr;
-  decltype(&cudnnBackendSetAttribute) set = nullptr;
-  decltype(&cudnnBackendGetAttribute) get = nullptr;
-  decltype(&cudnnBackendExecute) execute = nullptr;
-  cudnnHandle_t handle = nullptr;
-
-  Library() {
-    void* const library = dlopen("libcudnn.so.9", RTLD_NOW);
-    if (library == nullptr) fail("dlopen", dlerror());
-    const auto find = [&](auto& entry, const char* name) {
-      entry = reinterpret_cast<std::remove_reference_t<decltype(entry)>>(dlsym(library, name));
-      if (entry == nullptr) fail("dlsym", name);
-    };
-    find(create, "cudnnCreate"), find(version, "cudnnGetVersion");
-    find(text, "cudnnGetErrorString");
-    find(create_descriptor, "cudnnBackendCreateDescriptor");
-    find(destroy_descriptor, "cudnnBackendDestroyDescriptor");
-    find(finalize, "cudnnBackendFinalize"), find(set, "cudnnBackendSetAttribute");
-    find(get, "cudnnBackendGetAttribute"), find(execute, "cudnnBackendExecute");
-    check(create(&handle), "cudnnCreate");
-    std::printf("cuDNN %zu\n", version());
-  }
-  void check(cudnnStatus_t status, const char* what) const {
-    if (status != CUDNN_STATUS_SUCCESS) fail(what, text(status));
-  }
-  [[noreturn]] static void fail(const char* what, const char* why) {
-    throw std::runtime_error(std::string(what) + ": " + why);
-  }
-};
-const Library& library() {
-  static const Library loaded;
-  return loaded;
-}
-
-class Descriptor {
- public:
-  explicit Descriptor(cudnnBackendDescriptorType_t type) {
-    library().check(library().create_descriptor(type, &descriptor_), "descriptor");
-  }
-  Descriptor(Descriptor&& other) noexcept
-      : descriptor_(std::exchange(other.descriptor_, nullptr)) {}
-  Descriptor& operator=(Descriptor&&) = delete;
-  ~Descriptor() {
-    if (descriptor_ != nullptr) library().destroy_descriptor(descriptor_);
-  }
-  template <class V>
-  Descriptor& set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
-                  const std::vector<V>& values) {
-    library().check(
-        library().set(descriptor_, name, type, static_cast<int64_t>(values.size()), values.data()),
-        "attribute");
-    return *this;
-  }
-  Descriptor& set(cudnnBackendAttributeName_t name, const Descriptor& value) {
-    return set(name, CUDNN_TYPE_BACKEND_DESCRIPTOR,
-               std::vector<cudnnBackendDescriptor_t>{value.get()});
-  }
-  Descriptor& finalize(const char* what) {
-    library().check(library().finalize(descriptor_), what);
-    return *this;
-  }
-  bool try_finalize() { return library().finalize(descriptor_) == CUDNN_STATUS_SUCCESS; }
-  cudnnBackendDescriptor_t get() const { return descriptor_; }
-
- private:
-  cudnnBackendDescriptor_t descriptor_ = nullptr;
-};
-
-/// [rows, columns] as cuDNN's norms want it, four dimensions; `id` names it in a call.
-Descriptor tensor(int64_t id, int64_t rows, int64_t columns, cudnnDataType_t type,
-                  bool by_value = false) {
-  Descriptor d(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
-  d.set(CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, std::vector<int64_t>{id});
-  d.set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, std::vector<cudnnDataType_t>{type});
-  d.set(CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, std::vector<int64_t>{rows, columns, 1, 1});
-  d.set(CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64,
-        std::vector<int64_t>{columns, 1, columns, columns});
-  d.set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64,
-        std::vector<int64_t>{by_value ? 4 : 16});
-  const char value = by_value;  // cuDNN reads one byte
-  library().check(
-      library().set(d.get(), CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, 1, &value),
-      "by value");
-  d.finalize("tensor");
-  return d;
-}
+constexpr int kSets = 3;
+/// cuDNN compiles a plan for seconds: its heuristic's first ones only, on all cores, and none is
+/// begun after so long.
+constexpr int kPlans = 2;
+constexpr std::chrono::seconds kCompileTime{20};
 
 enum Id : int64_t {
   kX = 1,
@@ -129,32 +45,116 @@ enum Id : int64_t {
 
 using Arrays = std::vector<std::pair<int64_t, void*>>;
 
-/// The fastest of the first plans that cuDNN's heuristic offers and this machine runs: it compiles
-/// them for seconds.
-class Plan {
- public:
-  Plan(const Descriptor& operation, const Arrays& arrays)
-      : graph_(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR) {
-    graph_.set(CUDNN_ATTR_OPERATIONGRAPH_OPS, operation);
-    graph_.set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE,
-               std::vector<cudnnHandle_t>{library().handle});
-    graph_.finalize("operation graph");
-    offer();
-    if (plans_.empty()) Library::fail("plan", "no engine of its heuristics runs here");
-    workspace_ = memory_.raw(workspace_bytes_);
-    float least = 0;
-    for (size_t i = 0; i < plans_.size(); ++i) {
-      const float time = milliseconds(plans_[i], arrays);
-      if (i == 0 || time < least) least = time, best_ = i;
-    }
-    std::printf("(plan %zu of %zu)\n", best_ + 1, plans_.size());
+struct Norm {
+  cudnnBackendNormMode_t mode;
+  bool backward;
+  int64_t rows, columns;
+
+  bool layer() const { return mode == CUDNN_LAYER_NORM; }
+  std::string name() const {
+    return std::string("cuDNN ") + (layer() ? "layer_norm " : "rms_norm ") +
+           (!backward ? "forward"
+            : layer() ? "backward, dx + d_gamma + d_beta"
+                      : "backward, dx + dw");
   }
-  cudaError_t run(const Arrays& arrays) const { return run(plans_[best_], arrays); }
+};
+
+/// A norm of bf16 rows whose weights, and their gradients, are of one type.
+class Graph {
+ public:
+  Graph(const Norm& norm, cudnnDataType_t weights) : norm_(norm), weights_(weights) {}
+  Graph(const Graph&) = delete;
+  ~Graph() {
+    plans_.clear(), engines_.clear(), graph_.reset();
+    if (handle_ != nullptr) library().destroy(handle_);
+  }
+
+  /// Compiles the plan that the heuristic ranks `rank`, where it offers one that runs here.
+  void compile(size_t rank) {
+    if (rank == 0) offer();
+    if (rank >= engines_.size()) return;
+    Descriptor plan(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+    plan.set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE,
+             std::vector<cudnnHandle_t>{handle_});
+    plan.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, engines_[rank]);
+    if (plan.try_finalize()) plans_.push_back(std::move(plan));
+  }
+  cudnnDataType_t weights() const { return weights_; }
+  size_t plans() const { return plans_.size(); }
+  int64_t workspace_bytes() const {
+    int64_t most = 0;
+    for (const Descriptor& plan : plans_)
+      most = std::max(
+          most, plan.get<int64_t>(CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64));
+    return most;
+  }
+  cudaError_t run(size_t plan, const Arrays& arrays, void* workspace) const {
+    std::vector<int64_t> ids;
+    std::vector<void*> pointers;
+    for (const auto& [id, pointer] : arrays) ids.push_back(id), pointers.push_back(pointer);
+    Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
+    pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, ids);
+    pack.set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, pointers);
+    pack.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, std::vector<void*>{workspace});
+    pack.finalize("arguments");
+    library().check(library().execute(handle_, plans_[plan].get(), pack.get()), "execute");
+    return cudaGetLastError();
+  }
 
  private:
+  const Descriptor& matrix(Id id) {
+    return keep(cudnn::tensor(id, norm_.rows, norm_.columns, CUDNN_DATA_BFLOAT16));
+  }
+  const Descriptor& weight(Id id) { return keep(cudnn::tensor(id, 1, norm_.columns, weights_)); }
+  const Descriptor& fact(Id id) { return keep(cudnn::tensor(id, norm_.rows, 1, CUDNN_DATA_FLOAT)); }
+  const Descriptor& keep(Descriptor d) {
+    return *parts_.emplace_back(std::make_unique<Descriptor>(std::move(d)));
+  }
+  Descriptor forward() {
+    Descriptor d(CUDNN_BACKEND_OPERATION_NORM_FORWARD_DESCRIPTOR);
+    d.set(CUDNN_ATTR_OPERATION_NORM_FWD_MODE, CUDNN_TYPE_NORM_MODE,
+          std::vector<cudnnBackendNormMode_t>{norm_.mode});
+    d.set(CUDNN_ATTR_OPERATION_NORM_FWD_PHASE, CUDNN_TYPE_NORM_FWD_PHASE,
+          std::vector<cudnnBackendNormFwdPhase_t>{CUDNN_NORM_FWD_TRAINING});
+    d.set(CUDNN_ATTR_OPERATION_NORM_FWD_XDESC, matrix(kX));
+    d.set(CUDNN_ATTR_OPERATION_NORM_FWD_SCALE_DESC, weight(kScale));
+    d.set(CUDNN_ATTR_OPERATION_NORM_FWD_EPSILON_DESC,
+          keep(cudnn::tensor(kEpsilon, 1, 1, CUDNN_DATA_FLOAT, true)));
+    d.set(CUDNN_ATTR_OPERATION_NORM_FWD_INV_VARIANCE_DESC, fact(kInverse));
+    d.set(CUDNN_ATTR_OPERATION_NORM_FWD_YDESC, matrix(kY));
+    if (norm_.layer()) {
+      d.set(CUDNN_ATTR_OPERATION_NORM_FWD_BIAS_DESC, weight(kBias));
+      d.set(CUDNN_ATTR_OPERATION_NORM_FWD_MEAN_DESC, fact(kMean));
+    }
+    return d;
+  }
+  Descriptor backward() {
+    Descriptor d(CUDNN_BACKEND_OPERATION_NORM_BACKWARD_DESCRIPTOR);
+    d.set(CUDNN_ATTR_OPERATION_NORM_BWD_MODE, CUDNN_TYPE_NORM_MODE,
+          std::vector<cudnnBackendNormMode_t>{norm_.mode});
+    d.set(CUDNN_ATTR_OPERATION_NORM_BWD_XDESC, matrix(kX));
+    d.set(CUDNN_ATTR_OPERATION_NORM_BWD_DYDESC, matrix(kDy));
+    d.set(CUDNN_ATTR_OPERATION_NORM_BWD_SCALE_DESC, weight(kScale));
+    d.set(CUDNN_ATTR_OPERATION_NORM_BWD_INV_VARIANCE_DESC, fact(kInverse));
+    d.set(CUDNN_ATTR_OPERATION_NORM_BWD_DXDESC, matrix(kDx));
+    d.set(CUDNN_ATTR_OPERATION_NORM_BWD_DSCALE_DESC, weight(kDScale));
+    if (norm_.layer()) {
+      d.set(CUDNN_ATTR_OPERATION_NORM_BWD_MEAN_DESC, fact(kMean));
+      d.set(CUDNN_ATTR_OPERATION_NORM_BWD_DBIAS_DESC, weight(kDBias));
+    }
+    return d;
+  }
   void offer() {
+    library().check(library().create(&handle_), "cudnnCreate");
+    const Descriptor& operation = keep(norm_.backward ? backward() : forward());
+    parts_.back()->finalize("norm");
+    graph_ = std::make_unique<Descriptor>(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+    graph_->set(CUDNN_ATTR_OPERATIONGRAPH_OPS, operation);
+    graph_->set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE,
+                std::vector<cudnnHandle_t>{handle_});
+    graph_->finalize("operation graph");
     Descriptor heuristic(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
-    heuristic.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph_);
+    heuristic.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, *graph_);
     heuristic.set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE,
                   std::vector<cudnnBackendHeurMode_t>{CUDNN_HEUR_MODE_A});
     heuristic.finalize("heuristic");
@@ -166,156 +166,119 @@ class Plan {
         library().get(heuristic.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
                       static_cast<int64_t>(slots.size()), &found, slots.data()),
         "engines");
-    for (size_t i = 0; i < static_cast<size_t>(found); ++i) {
-      Descriptor plan(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
-      plan.set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE,
-               std::vector<cudnnHandle_t>{library().handle});
-      plan.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, engines_[i]);
-      if (!plan.try_finalize()) continue;
-      int64_t bytes = 0, count = 0;
-      library().check(library().get(plan.get(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
-                                    CUDNN_TYPE_INT64, 1, &count, &bytes),
-                      "workspace");
-      workspace_bytes_ = std::max(workspace_bytes_, bytes);
-      plans_.push_back(std::move(plan));
-    }
-  }
-  float milliseconds(const Descriptor& plan, const Arrays& arrays) const {
-    constexpr int kRuns = 4;
-    cudaEvent_t begin, end;
-    bench::check(cudaEventCreate(&begin), "event");
-    bench::check(cudaEventCreate(&end), "event");
-    bench::check(run(plan, arrays), "cuDNN");
-    bench::check(cudaEventRecord(begin), "event");
-    for (int i = 0; i < kRuns; ++i) bench::check(run(plan, arrays), "cuDNN");
-    bench::check(cudaEventRecord(end), "event");
-    bench::check(cudaEventSynchronize(end), "cuDNN");
-    float time = 0;
-    bench::check(cudaEventElapsedTime(&time, begin, end), "event");
-    cudaEventDestroy(begin);
-    cudaEventDestroy(end);
-    return time;
-  }
-  cudaError_t run(const Descriptor& plan, const Arrays& arrays) const {
-    std::vector<int64_t> ids;
-    std::vector<void*> pointers;
-    for (const auto& [id, pointer] : arrays) ids.push_back(id), pointers.push_back(pointer);
-    Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
-    pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, ids);
-    pack.set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, pointers);
-    pack.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR,
-             std::vector<void*>{workspace_});
-    pack.finalize("arguments");
-    library().check(library().execute(library().handle, plan.get(), pack.get()), "execute");
-    return cudaGetLastError();
+    while (static_cast<int64_t>(engines_.size()) > found) engines_.pop_back();
   }
 
-  bench::Memory memory_;
-  void* workspace_ = nullptr;
-  int64_t workspace_bytes_ = 0;
-  Descriptor graph_;
+  Norm norm_;
+  cudnnDataType_t weights_;
+  cudnnHandle_t handle_ = nullptr;
+  std::vector<std::unique_ptr<Descriptor>> parts_;
+  std::unique_ptr<Descriptor> graph_;
   std::vector<Descriptor> engines_, plans_;
-  size_t best_ = 0;
 };
 
-void norm(bench::Recorder& recorder, cudnnBackendNormMode_t mode, int64_t rows, int64_t columns) {
-  const bool layer = mode == CUDNN_LAYER_NORM;
-  const std::string name = layer ? "cuDNN layer_norm " : "cuDNN rms_norm ",
-                    sums = layer ? "backward, dx + d_gamma + d_beta" : "backward, dx + dw",
-                    label = bench::shape_text({rows, columns});
-  const double matrix = static_cast<double>(rows * columns * 2);
-  const Descriptor x = tensor(kX, rows, columns, CUDNN_DATA_BFLOAT16),
-                   y = tensor(kY, rows, columns, CUDNN_DATA_BFLOAT16),
-                   dy = tensor(kDy, rows, columns, CUDNN_DATA_BFLOAT16),
-                   dx = tensor(kDx, rows, columns, CUDNN_DATA_BFLOAT16),
-                   scale = tensor(kScale, 1, columns, CUDNN_DATA_FLOAT),
-                   bias = tensor(kBias, 1, columns, CUDNN_DATA_FLOAT),
-                   d_scale = tensor(kDScale, 1, columns, CUDNN_DATA_FLOAT),
-                   d_bias = tensor(kDBias, 1, columns, CUDNN_DATA_FLOAT),
-                   mean = tensor(kMean, rows, 1, CUDNN_DATA_FLOAT),
-                   inverse = tensor(kInverse, rows, 1, CUDNN_DATA_FLOAT),
-                   epsilon = tensor(kEpsilon, 1, 1, CUDNN_DATA_FLOAT, true);
-  bench::Memory memory;
-  void *xs[kSets], *ys[kSets], *ds[kSets];
-  for (int i = 0; i < kSets; ++i)
-    xs[i] = memory.normal(rows * columns, Element::kBF16),
-    ys[i] = memory.normal(rows * columns, Element::kBF16), ds[i] = memory.raw(rows * columns * 2);
-  void *const scales = memory.normal(columns, Element::kF32),
-              *const biases = memory.normal(columns, Element::kF32),
-              *const means = memory.uniform(rows, -0.1f, 0.1f),
-              *const inverses = memory.uniform(rows, 0.5f, 1.5f),
-              *const d_scales = memory.raw(columns * 4), *const d_biases = memory.raw(columns * 4);
-  float eps = 1e-5f;
+using Graphs = std::vector<std::unique_ptr<Graph>>;
 
-  if (recorder.wants(name + "forward")) {
-    Descriptor forward(CUDNN_BACKEND_OPERATION_NORM_FORWARD_DESCRIPTOR);
-    forward.set(CUDNN_ATTR_OPERATION_NORM_FWD_MODE, CUDNN_TYPE_NORM_MODE,
-                std::vector<cudnnBackendNormMode_t>{mode});
-    forward.set(CUDNN_ATTR_OPERATION_NORM_FWD_PHASE, CUDNN_TYPE_NORM_FWD_PHASE,
-                std::vector<cudnnBackendNormFwdPhase_t>{CUDNN_NORM_FWD_TRAINING});
-    forward.set(CUDNN_ATTR_OPERATION_NORM_FWD_XDESC, x);
-    forward.set(CUDNN_ATTR_OPERATION_NORM_FWD_SCALE_DESC, scale);
-    forward.set(CUDNN_ATTR_OPERATION_NORM_FWD_EPSILON_DESC, epsilon);
-    forward.set(CUDNN_ATTR_OPERATION_NORM_FWD_INV_VARIANCE_DESC, inverse);
-    forward.set(CUDNN_ATTR_OPERATION_NORM_FWD_YDESC, y);
-    if (layer) {
-      forward.set(CUDNN_ATTR_OPERATION_NORM_FWD_BIAS_DESC, bias);
-      forward.set(CUDNN_ATTR_OPERATION_NORM_FWD_MEAN_DESC, mean);
-    }
-    const auto arrays = [&](int i) {
-      Arrays list = {
-          {kX, xs[i]}, {kScale, scales}, {kEpsilon, &eps}, {kInverse, inverses}, {kY, ds[i]}};
-      if (layer) list.push_back({kBias, biases}), list.push_back({kMean, means});
-      return list;
-    };
-    const Plan plan(forward.finalize("norm forward"), arrays(0));
-    recorder.time(name + "forward", label, Element::kBF16, 2 * matrix, kSets,
-                  [&](int i) { return plan.run(arrays(i)); });
+void compile(const Graphs& graphs) {
+  const Clock::time_point end = Clock::now() + kCompileTime;
+  for (size_t rank = 0; rank < kPlans; ++rank) {
+    std::atomic<size_t> next{0};
+    std::vector<std::thread> workers;
+    const size_t cores = std::clamp<size_t>(std::thread::hardware_concurrency(), 1, graphs.size());
+    for (size_t i = 0; i < cores; ++i)
+      workers.emplace_back([&] {
+        for (size_t at = next++; at < graphs.size() && Clock::now() < end; at = next++) try {
+            graphs[at]->compile(rank);
+          } catch (const std::runtime_error&) {  // it has no plan, which its row says
+          }
+      });
+    for (std::thread& worker : workers) worker.join();
   }
-  if (recorder.wants(name + sums)) {
-    Descriptor backward(CUDNN_BACKEND_OPERATION_NORM_BACKWARD_DESCRIPTOR);
-    backward.set(CUDNN_ATTR_OPERATION_NORM_BWD_MODE, CUDNN_TYPE_NORM_MODE,
-                 std::vector<cudnnBackendNormMode_t>{mode});
-    backward.set(CUDNN_ATTR_OPERATION_NORM_BWD_XDESC, x);
-    backward.set(CUDNN_ATTR_OPERATION_NORM_BWD_DYDESC, dy);
-    backward.set(CUDNN_ATTR_OPERATION_NORM_BWD_SCALE_DESC, scale);
-    backward.set(CUDNN_ATTR_OPERATION_NORM_BWD_INV_VARIANCE_DESC, inverse);
-    backward.set(CUDNN_ATTR_OPERATION_NORM_BWD_DXDESC, dx);
-    backward.set(CUDNN_ATTR_OPERATION_NORM_BWD_DSCALE_DESC, d_scale);
-    if (layer) {
-      backward.set(CUDNN_ATTR_OPERATION_NORM_BWD_MEAN_DESC, mean);
-      backward.set(CUDNN_ATTR_OPERATION_NORM_BWD_DBIAS_DESC, d_bias);
+}
+
+/// Times the fastest of a norm's plans.
+void time(bench::Recorder& recorder, const Norm& norm, const Graph* graphs[2]) {
+  const std::string label = bench::shape_text({norm.rows, norm.columns});
+  bench::Memory memory;
+  void *x[kSets], *y[kSets], *d[kSets];
+  for (int i = 0; i < kSets; ++i)
+    x[i] = memory.normal(norm.rows * norm.columns, Element::kBF16),
+    y[i] = memory.normal(norm.rows * norm.columns, Element::kBF16),
+    d[i] = memory.raw(norm.rows * norm.columns * 2);
+  float epsilon = 1e-5f;
+  void *const means = memory.uniform(norm.rows, -0.1f, 0.1f),
+              *const inverses = memory.uniform(norm.rows, 0.5f, 1.5f),
+              *const d_scales = memory.raw(norm.columns * 4),
+              *const d_biases = memory.raw(norm.columns * 4);
+  const bench::DeviceTimer timer;
+  double least = 0;
+  std::string chosen;
+  std::function<cudaError_t(int)> best;
+  for (int g = 0; g < 2; ++g) {
+    const Graph& graph = *graphs[g];
+    const Element element = graph.weights() == CUDNN_DATA_FLOAT ? Element::kF32 : Element::kBF16;
+    void *const scales = memory.normal(norm.columns, element),
+                *const biases = memory.normal(norm.columns, element),
+                *const workspace = memory.raw(graph.workspace_bytes());
+    for (size_t plan = 0; plan < graph.plans(); ++plan) {
+      const auto run = [&, scales, biases, workspace, plan, at = &graph](int i) {
+        Arrays list = {{kX, x[i]}, {kScale, scales}, {kInverse, inverses}};
+        if (norm.layer()) list.push_back({kMean, means});
+        if (norm.backward) {
+          list.insert(list.end(), {{kDy, y[i]}, {kDx, d[i]}, {kDScale, d_scales}});
+          if (norm.layer()) list.push_back({kDBias, d_biases});
+        } else {
+          list.insert(list.end(), {{kEpsilon, &epsilon}, {kY, d[i]}});
+          if (norm.layer()) list.push_back({kBias, biases});
+        }
+        return at->run(plan, list, workspace);
+      };
+      bench::check(run(0), "cuDNN");
+      const double microseconds = timer.time("cuDNN", 4, [&](int) { return run(0); });
+      if (best && microseconds >= least) continue;
+      least = microseconds, best = run;
+      chosen = "plan " + std::to_string(plan + 1) + " of " + std::to_string(graph.plans()) +
+               (element == Element::kF32 ? ", fp32" : ", bf16") + " weights";
     }
-    const auto arrays = [&](int i) {
-      Arrays list = {{kX, xs[i]},          {kDy, ys[i]}, {kScale, scales},
-                     {kInverse, inverses}, {kDx, ds[i]}, {kDScale, d_scales}};
-      if (layer) list.push_back({kMean, means}), list.push_back({kDBias, d_biases});
-      return list;
-    };
-    const Plan plan(backward.finalize("norm backward"), arrays(0));
-    recorder.time(name + sums, label, Element::kBF16, 3 * matrix, kSets,
-                  [&](int i) { return plan.run(arrays(i)); });
   }
+  if (!best) cudnn::Library::fail("plan", "none compiled and runs here in the time it has");
+  std::printf("(%s)\n", chosen.c_str());
+  recorder.time(norm.name(), label, Element::kBF16,
+                (norm.backward ? 6.0 : 4.0) * static_cast<double>(norm.rows * norm.columns), kSets,
+                best);
 }
 
 }  // namespace
 
 TRIREME_BENCH(cudnn_norms) {
-  if (!recorder.wants("cuDNN rms_norm forward") && !recorder.wants("cuDNN layer_norm forward"))
-    return;
+  std::vector<Norm> norms;
   for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{131072, 1024},
                                       {32768, 4096},
                                       {32768, 5120},
                                       {16384, 8192},
                                       {8192, 16384}})
     for (const cudnnBackendNormMode_t mode : {CUDNN_RMS_NORM, CUDNN_LAYER_NORM})
-      try {
-        norm(recorder, mode, rows, columns);
+      for (const bool backward : {false, true})
+        if (const Norm norm{mode, backward, rows, columns}; recorder.wants(norm.name()))
+          norms.push_back(norm);
+  if (norms.empty()) return;
+  try {
+    std::printf("cuDNN %zu\n", library().version());
+    Graphs graphs;
+    for (const cudnnDataType_t weights : {CUDNN_DATA_BFLOAT16, CUDNN_DATA_FLOAT})
+      for (const Norm& norm : norms) graphs.push_back(std::make_unique<Graph>(norm, weights));
+    compile(graphs);
+    for (size_t i = 0; i < norms.size(); ++i) try {
+        const Graph* both[] = {graphs[i].get(), graphs[norms.size() + i].get()};
+        time(recorder, norms[i], both);
       } catch (const std::runtime_error& error) {
-        std::printf("cuDNN's %s of %lld x %lld is left out: %s\n",
-                    mode == CUDNN_RMS_NORM ? "rms_norm" : "layer_norm",
-                    static_cast<long long>(rows), static_cast<long long>(columns), error.what());
+        std::printf("%s of %lld x %lld is left out: %s\n", norms[i].name().c_str(),
+                    static_cast<long long>(norms[i].rows), static_cast<long long>(norms[i].columns),
+                    error.what());
       }
+  } catch (const std::runtime_error& error) {
+    std::printf("cuDNN's norms are left out: %s\n", error.what());
+  }
 }
 
 }  // namespace trireme::kernels

@@ -2,6 +2,8 @@
 // The last step of a kernel whose threads each hold sums over the rows they saw: the rows of a
 // block are added in order, and the block leaves one partial row for column_sums().
 
+#include "kernels/launch_behind.cuh"
+
 #include <cstdint>
 
 namespace trireme::kernels {
@@ -20,6 +22,7 @@ __device__ inline void leave_sums(const float (&sums)[kVectors][kPacks][kWidth],
                                   const Holds& holds, int columns, float* shared, float* row) {
   const int rows = static_cast<int>(blockDim.y), length = kVectors * columns;
   float* to = rows == 1 ? row : shared + static_cast<int>(threadIdx.y) * length;
+  allow_next_kernel();
   __syncthreads();
 #pragma unroll
   for (int v = 0; v < kVectors; ++v)
@@ -30,6 +33,8 @@ __device__ inline void leave_sums(const float (&sums)[kVectors][kPacks][kWidth],
       for (int i = 0; i < kWidth; ++i) to[v * columns + first(p) + i] = sums[v][p][i];
     }
   if (rows == 1) return;
+  __syncthreads();
+  // Orders nothing more; after loops whose groups meet at numbered barriers, racecheck misses one.
   __syncthreads();
   for (int c = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x); c < length;
        c += static_cast<int>(blockDim.x * blockDim.y)) {

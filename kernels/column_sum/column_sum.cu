@@ -2,17 +2,18 @@
 
 #include "kernels/device.cuh"
 #include "kernels/launch.h"
+#include "kernels/launch_behind.cuh"
 
 namespace trireme::kernels {
 
 namespace {
 
-constexpr int kColumns = 32, kLanes = 16;
+constexpr int kColumns = 32, kLanes = 32;
 
 template <class T>
 __global__ void __launch_bounds__(kColumns* kLanes)
-    column_sum_kernel(const float* __restrict__ partial, int64_t rows, int64_t columns,
-                      int64_t stride, const ColumnSums outs, bool accumulate) {
+    column_sum_kernel(const float* partial, int64_t rows, int64_t columns, int64_t stride,
+                      const ColumnSums outs, bool accumulate) {
   static_assert(kMaxColumnSums == 3);
   T* out = static_cast<T*>(blockIdx.y == 0   ? outs.out[0]
                            : blockIdx.y == 1 ? outs.out[1]
@@ -22,10 +23,11 @@ __global__ void __launch_bounds__(kColumns* kLanes)
   __shared__ float lanes[kLanes][kColumns];
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kColumns + threadIdx.x;
   float sum = 0.0f;
+  await_kernel_before();
   if (column < columns) {
 #pragma unroll 8
     for (int64_t row = threadIdx.y; row < rows; row += kLanes)
-      sum += partial[row * stride + column];
+      sum += __ldcg(partial + row * stride + column);  // written while this block may have stood by
   }
   lanes[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
@@ -43,9 +45,8 @@ cudaError_t launch(const float* partial, int64_t rows, int64_t columns, int64_t 
     const dim3 grid(static_cast<unsigned>(ceil_div(columns, kColumns)),
                     static_cast<unsigned>(outs.count)),
         block(kColumns, kLanes);
-    column_sum_kernel<decltype(zero)>
-        <<<grid, block, 0, stream>>>(partial, rows, columns, stride, outs, accumulate);
-    return cudaGetLastError();
+    return launch_behind(column_sum_kernel<decltype(zero)>, grid, block, stream, partial, rows,
+                         columns, stride, outs, accumulate);
   });
 }
 

@@ -232,14 +232,16 @@ __device__ inline float row_inverse_scale(float top, Fp8Format format) {
 }
 
 /// The scale to multiply with, of a row whose greatest value is `top` or of the tensor, whose amax
-/// the row raises. All of a row's threads call it.
-__device__ inline float settle_scale(const Fp8Output& out, float top, int64_t row) {
+/// the row raises. All of a row's threads call it; `first`: those of its first block, where several
+/// share it.
+__device__ inline float settle_scale(const Fp8Output& out, float top, int64_t row,
+                                     bool first = true) {
   if (out.scaling == Fp8Scaling::kRow) {
     const float inverse = row_inverse_scale(top, out.format);
-    if (threadIdx.x == 0) out.row_inverse[row] = inverse;
+    if (first && threadIdx.x == 0) out.row_inverse[row] = inverse;
     return 1.0f / inverse;
   }
-  if (threadIdx.x == 0 && out.amax != nullptr) raise_amax(out.amax, top);
+  if (first && threadIdx.x == 0 && out.amax != nullptr) raise_amax(out.amax, top);
   return *out.scale;
 }
 

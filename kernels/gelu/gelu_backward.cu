@@ -1,5 +1,6 @@
 #include "kernels/column_sum/block_sums.cuh"
 #include "kernels/column_sum/column_sum.h"
+#include "kernels/fp8/cluster_amax.cuh"
 #include "kernels/fp8/fp8.cuh"
 #include "kernels/gelu/gelu.cuh"
 #include "kernels/row_prefetch.cuh"
@@ -11,8 +12,9 @@ namespace trireme::kernels {
 namespace {
 
 constexpr int kFewPacks = 4, kManyPacks = 7, kMaxThreads = 512, kScalarThreads = 256,
-              kBlocksPerSm = 8, kStages = 1, kMaxRows = 8,
-              kTableThreads = 640;  // registers for five blocks of a 4,096 column row
+              kBlocksPerSm = 8, kStages = 1,
+              kTableThreads = 640,  // registers for five blocks of a 4,096 column row
+    kTableBytes = 1024;             // slopes of 256 codes
 
 /// The slopes at the 256 values that a row's codes can stand for; the row's threads share the work.
 __device__ inline void tabulate_slopes(const GeluCodes& saved, GeluKind kind, float inverse,
@@ -42,26 +44,32 @@ __device__ inline void multiply_slopes(float (&d)[kWidth], const Vec<uint16_t, k
   }
 }
 
-/// kWhole and kFromCodes: slopes are looked up in a table of the row, made one row ahead.
-template <class T, int kPacks, bool kFromCodes, bool kBias, bool kWhole>
+/// kWhole and kFromCodes: slopes are looked up in a table of the row, made one row ahead. kCluster:
+/// of those, rows that a cluster of blocks shares.
+template <class T, int kPacks, bool kFromCodes, bool kBias, bool kWhole, bool kCluster>
 __global__ void __launch_bounds__(kWhole&& kFromCodes ? kTableThreads : kMaxThreads)
     backward_kernel(const GeluBackward a) {
-  extern __shared__ __align__(16) char shared[];
+  extern __shared__ __align__(kTableBytes) char shared[];
   constexpr int kWidth = 16 / sizeof(T);
   constexpr bool kTable = kFromCodes && kWhole;
+  static_assert(kTable || !kCluster);
   __shared__ float scratch[2][32];
-  __shared__ __align__(1024) float slopes[kTable ? kMaxRows : 1][2][kTable ? 256 : 1];
+  __shared__ uint64_t barriers[2];
   using Pack = Vec<T, kWidth>;
   using Kept = std::conditional_t<kFromCodes, Vec<uint16_t, kWidth / 2>, Pack>;
   RowCursor<kWhole ? kPacks : 0> cursor(a.rows, static_cast<int>(a.columns / kWidth));
-  char* free = shared;
+  const int parts = kCluster ? static_cast<int>(cluster_size()) : 1;
+  if constexpr (kCluster) cursor.share(parts, static_cast<int>(cluster_rank()));
+  char* free = shared + (kTable ? 2 * kTableBytes * blockDim.y : 0);
   RowPrefetch<kPacks, 16, kStages> gradients(free, a.dy,
                                              a.columns * static_cast<int64_t>(sizeof(T)));
   RowPrefetch<kPacks, sizeof(Kept), kStages> inputs(
       free, kFromCodes ? a.saved.data : a.x,
       a.columns * static_cast<int64_t>(sizeof(Kept)) / kWidth);
   start_inputs<kStages>(cursor, gradients, inputs);
-  const auto table = [&](int turn) { return slopes[kTable ? threadIdx.y : 0][turn]; };
+  const auto table = [&](int turn) {
+    return reinterpret_cast<float*>(shared + (2 * threadIdx.y + turn) * kTableBytes);
+  };
   // All threads of a row, which also end its turn together.
   const auto tabulated = [&] {
     if (blockDim.x == 32)
@@ -71,8 +79,12 @@ __global__ void __launch_bounds__(kWhole&& kFromCodes ? kTableThreads : kMaxThre
   };
   if constexpr (kTable) {
     if (cursor.active()) tabulate_slopes(a.saved, a.kind, a.saved.inverse[cursor.row], table(0));
+    if (kCluster && threadIdx.x < 2)
+      Mailbox(&barriers[threadIdx.x]).begin(static_cast<int>(blockDim.x) / 32);
     tabulated();
+    if constexpr (kCluster) cluster_barrier();  // nobody writes to a block that has not begun
   }
+  uint32_t parity = 0;
   float sums[1][kBias ? kPacks : 1][kWidth] = {};
   for (; cursor.active(); cursor.advance()) {
     start_row<kStages>();
@@ -133,8 +145,18 @@ __global__ void __launch_bounds__(kWhole&& kFromCodes ? kTableThreads : kMaxThre
     if (a.dx != nullptr)
       store_row(static_cast<T*>(a.dx) + cursor.row * a.columns, dx, cursor, false);
     if (a.fp8.data == nullptr) continue;
-    const float scale =
-        settle_scale(a.fp8, row_amax(top.get(), blockDim.x, scratch[cursor.turn]), cursor.row);
+    float scale;
+    if constexpr (kCluster) {
+      // Two rows' numbers have their places: a block sends the next row's only when it has all of
+      // this one's, and thus when every warp that sent them has read the row's before.
+      const float amax =
+          cluster_amax(top.get(), Mailbox(&barriers[cursor.turn]), parity, scratch[cursor.turn]);
+      parity ^= static_cast<uint32_t>(cursor.turn);
+      scale = settle_scale(a.fp8, amax, cursor.row, cluster_rank() == 0);
+    } else {
+      scale =
+          settle_scale(a.fp8, row_amax(top.get(), blockDim.x, scratch[cursor.turn]), cursor.row);
+    }
     store_row_fp8<T>(a.fp8.data + cursor.row * a.columns, dx, cursor, scale, a.fp8.format, false);
   }
 
@@ -144,7 +166,7 @@ __global__ void __launch_bounds__(kWhole&& kFromCodes ? kTableThreads : kMaxThre
         sums, [&](int p) { return cursor.index(p) * kWidth; },
         [&](int p) { return cursor.holds(p); }, static_cast<int>(a.columns),
         reinterpret_cast<float*>(shared),
-        a.workspace + static_cast<int64_t>(blockIdx.x) * a.columns);
+        a.workspace + static_cast<int64_t>(blockIdx.x) / parts * a.columns);
   }
 }
 
@@ -196,12 +218,24 @@ cudaError_t finish(const GeluBackward& a, int64_t blocks, cudaStream_t stream) {
 
 template <class T, int kPacks, bool kFromCodes, bool kBias, bool kWhole>
 cudaError_t launch(const GeluBackward& a, const RowGeometry& g, cudaStream_t stream) {
-  const int bytes = (kFromCodes ? 16 + 16 / static_cast<int>(sizeof(T)) : 32) * kPacks;
+  constexpr bool kTable = kFromCodes && kWhole;
+  const int inputs = (kFromCodes ? 16 + 16 / static_cast<int>(sizeof(T)) : 32) * kPacks;
   int64_t blocks = 0;
+  if constexpr (kTable) {
+    if (const int parts = blocks_of_whole_row(g.threads); parts > 1) {
+      const int threads = g.threads / parts;
+      const cudaError_t error = launch_clusters(
+          backward_kernel<T, kPacks, kFromCodes, kBias, kWhole, true>, a, a.rows, parts, threads,
+          static_cast<size_t>(inputs * threads + 2 * kTableBytes), &blocks, stream);
+      return error != cudaSuccess ? error : finish(a, blocks, stream);
+    }
+  }
+  const int bytes = inputs + (kTable ? static_cast<int>(ceil_div(2 * kTableBytes, g.threads)) : 0);
   RowLaunch extra;
   if (kBias) extra = {block_sums_bytes(g.rows, a.columns, 1), kBlocksPerSm, &blocks};
-  if (const cudaError_t error = launch_rows(backward_kernel<T, kPacks, kFromCodes, kBias, kWhole>,
-                                            a, a.rows, g, bytes, stream, extra);
+  if (const cudaError_t error =
+          launch_rows(backward_kernel<T, kPacks, kFromCodes, kBias, kWhole, false>, a, a.rows, g,
+                      bytes, stream, extra);
       error != cudaSuccess)
     return error;
   return finish(a, blocks, stream);

@@ -32,7 +32,7 @@ namespace trireme::kernels {
 struct RowDropout {
   const int64_t* ids = nullptr;  // device, [rows / rows_per_sample]; null: no dropout
   int64_t rows_per_sample = 1;
-  uint32_t t0 = 0, t1 = 0, threshold = 0;
+  uint32_t t0 = 0, t1 = 0, threshold = 0;  // threshold of 65536, below it
   float scale = 1;
 };
 

@@ -3,69 +3,12 @@
 // second pass needs from all threads has come in while the next turn's first pass ran. Rows wider
 // than a block are shared by a cluster, whose blocks exchange their parts of the row's means.
 
-#include "kernels/hopper.cuh"
+#include "kernels/cluster.cuh"
 #include "kernels/layer_norm/layer_norm_backward_sums.cuh"
 
 namespace trireme::kernels::layer_norm_sums {
 
-constexpr int kMaxCluster = 4, kStages = 3;
-
-__device__ inline uint32_t cluster_size() {
-  uint32_t size;
-  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
-  return size;
-}
-__device__ inline uint32_t cluster_rank() {
-  uint32_t rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-__device__ inline void cluster_barrier() {
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;" ::
-          : "memory");
-}
-
-/// A barrier in shared memory. Within a block a phase ends when `count` warps have come. In a cluster
-/// (count 1) it ends when arm() has been called and the announced bytes have come in, in any order;
-/// unlike the cluster's own barrier it orders nothing else: that one waits for every earlier store of
-/// the block to reach the whole device.
-class Mailbox {
- public:
-  __device__ explicit Mailbox(uint64_t* barrier)
-      : at_(hopper::shared_address(barrier)) {}
-  __device__ void begin(int count) const {
-    hopper::barrier_init(at_, static_cast<uint32_t>(count));
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  }
-  __device__ void come() const { hopper::barrier_arrive(at_); }
-  __device__ void arm(uint32_t bytes) const { hopper::barrier_expect(at_, bytes); }
-  /// Leaves a number at `place` of this block's shared memory in the block `rank` of the cluster,
-  /// and tells its mailbox.
-  __device__ void send(const float* place, uint32_t rank, float value) const {
-    asm volatile(
-        "{.reg .u32 there, box; mapa.shared::cluster.u32 there, %0, %2; "
-        "mapa.shared::cluster.u32 box, %1, %2; "
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [there], %3, [box];}" ::"r"(
-            hopper::shared_address(place)),
-        "r"(at_), "r"(rank), "r"(__float_as_uint(value))
-        : "memory");
-  }
-  __device__ void wait(uint32_t parity) const {
-    asm volatile(
-        "{.reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;}" ::"r"(at_),
-        "r"(parity)
-        : "memory");
-  }
-
- private:
-  uint32_t at_;
-};
+constexpr int kStages = 3;
 
 /// blockDim = (threads of a group, groups), at most kThreads. A group takes kRows rows at once,
 /// `stride` apart. In its iteration t it makes the first pass over the rows of turn t + 1 and the
@@ -77,8 +20,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
   extern __shared__ __align__(16) char shared[];
   constexpr int kWidth = 16 / sizeof(T), kDots = 2 * kRows, kBoxes = 4, kFacts = 8;
   __shared__ float scratch[kBoxes][(kCluster ? kMaxCluster : 1) * kThreads / 32 * kDots];
-  __shared__ RowFacts all_facts[kFacts][kMaxGroups][kRows];
-  __shared__ uint64_t barriers[kBoxes][kMaxGroups];
+  __shared__ RowFacts all_facts[kFacts][kCluster ? 1 : kMaxGroups][kRows];
+  __shared__ uint64_t barriers[kBoxes][kCluster ? 1 : kMaxGroups];
   const int warps = static_cast<int>(blockDim.x) / 32, group = static_cast<int>(threadIdx.y),
             lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int parts = kCluster ? static_cast<int>(cluster_size()) : 1,
@@ -86,8 +29,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
   const int rows = static_cast<int>(a.rows),
             stride = static_cast<int>(gridDim.x / parts * blockDim.y);
   const int64_t jump = stride * a.columns;
-  const bool more = a.d_sum != nullptr,
-             once = streams(a.rows * a.columns * static_cast<int64_t>(sizeof(T)));
+  const bool more = a.d_sum != nullptr;
+  const Outputs outputs = Outputs::of<T, kDropout>(a);
   const int packs = static_cast<int>(a.columns / kWidth),
             own = part * static_cast<int>(blockDim.x) * kPacks + static_cast<int>(threadIdx.x);
   const auto column = [&](int p) { return (own + p * static_cast<int>(blockDim.x)) * kWidth; };
@@ -146,7 +89,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
       gamma[p] = as_words(load_shared_read<T, kWidth>(static_cast<const T*>(a.gamma) + column(p)));
   }
   float sums[kSums][kPacks][kWidth] = {};
-  if (threadIdx.x < kBoxes) Mailbox(&barriers[threadIdx.x][group]).begin(kCluster ? 1 : warps);
+  if (threadIdx.x < kBoxes) Mailbox(&barriers[threadIdx.x][group]).begin(kCluster ? 1 : 32 * warps);
   __syncthreads();
   if constexpr (kCluster) cluster_barrier();  // nobody writes to a block that has not begun
 
@@ -179,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
       if (lane < kDots) {
         for (int to = 0; to < parts; ++to) mailbox.send(place, static_cast<uint32_t>(to), mine);
       }
-    } else if (lane == 0) {
+    } else {  // every thread: for racecheck a lane's word covers its own writes only
       mailbox.come();
     }
   };
@@ -227,7 +170,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
           for (int i = 0; i < kWidth; ++i) g[i] += w[i];
         }
         leave_pack<T, kDropout, kSums == 3>(a, g, at + r * jump + column(p), facts[r], column(p),
-                                            once, sums[kSums - 1][p]);
+                                            outputs, sums[kSums - 1][p]);
       }
     }
     copy_async_commit();

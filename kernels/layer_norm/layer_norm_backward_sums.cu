@@ -11,13 +11,13 @@ using namespace layer_norm_sums;
 
 /// teams: receives how many partial rows the kernel leaves, at most a.rows and kBlocksPerSm for
 /// each multiprocessor. A row has at most kThreads packs.
-template <class T, int kSums, bool kDropout, int kThreads, int kRows>
-cudaError_t launch_kept(const LayerNormBackward& a, int64_t* teams, cudaStream_t stream) {
-  const auto kernel = sums_kernel<T, kSums, kDropout, kThreads, kRows>;
+template <class T, int kSums, bool kDropout, int kThreads, int kRows, bool kKept>
+cudaError_t launch_sums(const LayerNormBackward& a, int64_t* teams, cudaStream_t stream) {
+  const auto kernel = sums_kernel<T, kSums, kDropout, kThreads, kRows, kKept>;
   const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
   const int threads = static_cast<int>(ceil_div(packs, 32) * 32), fit = kThreads / threads,
             groups = fit > kMaxGroups ? kMaxGroups : fit;
-  const size_t inputs = size_t{2} * kRows * kThreads * 16,
+  const size_t inputs = size_t{2} * kTurnsHeld<kKept> * kRows * kThreads * 16,
                sums = block_sums_bytes(groups, a.columns, kSums),
                bytes = inputs > sums ? inputs : sums;
   if (const cudaError_t error = allow_shared_memory(kernel, bytes); error != cudaSuccess)
@@ -29,16 +29,18 @@ cudaError_t launch_kept(const LayerNormBackward& a, int64_t* teams, cudaStream_t
   return cudaGetLastError();
 }
 
-/// The same; a row has at most kThreads * kPacks packs, with kCluster up to four times as many.
+/// The same; a row has at most kThreads * kPacks packs, with kCluster up to eight times as many.
 template <class T, int kSums, bool kDropout, int kThreads, int kPacks, int kRows, int kBlocks,
           bool kCluster>
 cudaError_t launch_pipelined(const LayerNormBackward& a, int64_t* teams, cudaStream_t stream) {
   const auto kernel =
       pipelined_kernel<T, kSums, kDropout, kThreads, kPacks, kRows, kBlocks, kCluster>;
   const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
-  const int parts = !kCluster                                ? 1
-                    : ceil_div(packs, kThreads * kPacks) > 2 ? 4
-                                                             : 2,
+  const int64_t blocks = ceil_div(packs, kThreads * kPacks);
+  const int parts = !kCluster    ? 1
+                    : blocks > 4 ? 8
+                    : blocks > 2 ? 4
+                                 : 2,
             threads = static_cast<int>(ceil_div(ceil_div(packs, parts * kPacks), 32) * 32);
   const int fit = kThreads / threads, groups = kCluster ? 1 : fit > kMaxGroups ? kMaxGroups : fit;
   if (fit < 1) return cudaErrorInvalidValue;
@@ -46,29 +48,15 @@ cudaError_t launch_pipelined(const LayerNormBackward& a, int64_t* teams, cudaStr
                         kThreads * 16,
                sums = block_sums_bytes(groups, a.columns, kSums),
                bytes = inputs > sums ? inputs : sums;
+  if constexpr (kCluster)
+    return launch_clusters(kernel, a, a.rows, parts, threads, bytes, teams, stream);
   if (const cudaError_t error = allow_shared_memory(kernel, bytes); error != cudaSuccess)
     return error;
-  cudaLaunchAttribute cluster[1];
-  cluster[0].id = cudaLaunchAttributeClusterDimension;
-  cluster[0].val.clusterDim = {static_cast<unsigned>(parts), 1, 1};
-  cudaLaunchConfig_t config = {};
-  config.blockDim = dim3(static_cast<unsigned>(threads), static_cast<unsigned>(groups));
-  config.dynamicSmemBytes = bytes;
-  config.stream = stream;
-  if constexpr (kCluster) {
-    config.attrs = cluster, config.numAttrs = 1;
-    config.gridDim = dim3(static_cast<unsigned>(parts));
-    int resident = 0;
-    if (const cudaError_t error = cudaOccupancyMaxActiveClusters(&resident, kernel, &config);
-        error != cudaSuccess)
-      return error;
-    *teams = resident < 1 ? 1 : resident < a.rows ? resident : a.rows;
-  } else {
-    *teams = resident_blocks(kernel, threads * groups, bytes, kLayerNormBlocksPerSm,
-                             ceil_div(a.rows, groups));
-  }
-  config.gridDim = dim3(static_cast<unsigned>(*teams * parts));
-  return cudaLaunchKernelEx(&config, kernel, a);
+  *teams = resident_blocks(kernel, threads * groups, bytes, kLayerNormBlocksPerSm,
+                           ceil_div(a.rows, groups));
+  kernel<<<static_cast<unsigned>(*teams),
+           dim3(static_cast<unsigned>(threads), static_cast<unsigned>(groups)), bytes, stream>>>(a);
+  return cudaGetLastError();
 }
 
 /// Rows of a third input leave room for half as many in shared memory.
@@ -79,21 +67,26 @@ cudaError_t launch_pipelined(const LayerNormBackward& a, int64_t* partials, cuda
   return launch_pipelined<T, kSums, kDropout, 512, 2, 2, 1, kCluster>(a, partials, stream);
 }
 
-/// As measured on an H200: rows in registers between the two passes where the sums leave room for
-/// them, and a block of 640 threads for rows of as many packs.
+/// As measured on an H200: one pack a thread and four rows at once. Rows stay in registers between
+/// the two passes where the sums leave room for them; a row as wide as a block leaves none.
 template <class T, int kSums, bool kDropout>
 cudaError_t launch(const LayerNormBackward& a, int64_t* partials, cudaStream_t stream) {
   const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
-  if constexpr (sizeof(T) == 2) {
-    if (packs <= (kSums == 2 ? 256 : 512) && a.d_sum == nullptr)
-      return launch_kept<T, kSums, kDropout, 512, 4>(a, partials, stream);
-    if (packs > 512 && packs <= 640 && a.d_sum == nullptr) {
-      if constexpr (kSums == 2)
-        return launch_kept<T, kSums, kDropout, 640, 2>(a, partials, stream);
-      else
-        return launch_pipelined<T, kSums, kDropout, 640, 1, 2, 1, false>(a, partials, stream);
+  if constexpr (sizeof(T) == 2)
+    if (a.d_sum == nullptr) {
+      if (packs <= 256) return launch_sums<T, kSums, kDropout, 512, 4, true>(a, partials, stream);
+      if constexpr (kSums == 3) {
+        if (packs <= 512) return launch_sums<T, 3, kDropout, 512, 4, false>(a, partials, stream);
+        if (packs <= 640) return launch_sums<T, 3, kDropout, 640, 4, false>(a, partials, stream);
+      } else {
+        if (packs > 512 && packs <= 640)
+          return launch_sums<T, 2, kDropout, 640, 2, true>(a, partials, stream);
+        if (packs > 1024)
+          return launch_pipelined<T, 2, kDropout, 256, 1, 4, 2, true>(a, partials, stream);
+      }
+      if (packs > 640 && packs <= 1024)
+        return launch_pipelined<T, kSums, kDropout, 512, 1, 4, 1, true>(a, partials, stream);
     }
-  }
   if (packs <= 1024) return launch_pipelined<T, kSums, kDropout, false>(a, partials, stream);
   return launch_pipelined<T, kSums, kDropout, true>(a, partials, stream);
 }

@@ -109,19 +109,41 @@ struct RowSlope {
         level(-facts.rstd * fmaf(gn_mean, facts.shift, g_mean)) {}
 };
 
+/// What the second pass writes and how. With dropout in a register of its own: short of registers,
+/// the compiler would ask the arguments again for every pack, and multiply rows by columns to know
+/// their size.
+class Outputs {
+ public:
+  template <class T, bool kDropout>
+  __device__ static Outputs of(const LayerNormBackward& a) {
+    Outputs outputs;
+    outputs.bits_ = (a.ds != nullptr ? 1u : 0u) | (a.dx != nullptr ? 2u : 0u) |
+                    (streams(a.rows * a.columns * static_cast<int64_t>(sizeof(T))) ? 4u : 0u);
+    if constexpr (kDropout) asm volatile("" : "+r"(outputs.bits_));
+    return outputs;
+  }
+  __device__ bool ds() const { return bits_ & 1u; }
+  __device__ bool dx() const { return bits_ & 2u; }
+  __device__ bool once() const { return bits_ & 4u; }
+
+ private:
+  uint32_t bits_;
+};
+
 /// Second pass over a pack at element `to`, whose gradient with respect to the sum is g: written,
 /// and behind the dropout as dx; d_bias grows by what went through.
 template <class T, bool kDropout, bool kBias, int kWidth>
 __device__ inline void leave_pack(const LayerNormBackward& a, float (&g)[kWidth], int64_t to,
-                                  const RowFacts& facts, int column, bool once, float* d_bias) {
+                                  const RowFacts& facts, int column, Outputs outputs,
+                                  float* d_bias) {
   Vec<T, kWidth> out = from_floats<T>(g);
-  if (a.ds != nullptr) store_whole(static_cast<T*>(a.ds) + to, out, once);
+  if (outputs.ds()) store_whole(static_cast<T*>(a.ds) + to, out, outputs.once());
   if constexpr (kDropout) {
     to_floats(out, g);
     apply_dropout(g, facts.key, facts.first + static_cast<uint32_t>(column) / 2,
                   a.dropout.threshold, a.dropout.scale);
     out = from_floats<T>(g);
-    if (a.dx != nullptr) store_whole(static_cast<T*>(a.dx) + to, out, once);
+    if (outputs.dx()) store_whole(static_cast<T*>(a.dx) + to, out, outputs.once());
   }
   if constexpr (kBias) {
     to_floats(out, g);
@@ -130,41 +152,52 @@ __device__ inline void leave_pack(const LayerNormBackward& a, float (&g)[kWidth]
   }
 }
 
+/// Turns of rows for which sums_kernel() has room in shared memory.
+template <bool kKept>
+constexpr int kTurnsHeld = kKept ? 1 : 2;
+
 /// blockDim = (threads of a group, groups), at most kThreads, each thread with one pack of a row. A
-/// group takes kRows rows at once, `stride` apart, which stay in registers between the two passes
-/// while the next ones travel to shared memory. No d_sum.
-template <class T, int kSums, bool kDropout, int kThreads, int kRows>
+/// group takes kRows rows at once, `stride` apart. kKept: they stay in registers between the two
+/// passes while the next ones travel to shared memory; otherwise there, beside the next ones. No
+/// d_sum.
+template <class T, int kSums, bool kDropout, int kThreads, int kRows, bool kKept>
 __global__ void __launch_bounds__(kThreads) sums_kernel(const LayerNormBackward a) {
   extern __shared__ __align__(16) char shared[];
-  constexpr int kWidth = 16 / sizeof(T), kDots = 2 * kRows;
+  constexpr int kWidth = 16 / sizeof(T), kDots = 2 * kRows, kHeld = kTurnsHeld<kKept>;
   __shared__ float scratch[2][kThreads / 32 * kDots];
   __shared__ RowFacts all_facts[3][kMaxGroups][kRows];
   const int warps = static_cast<int>(blockDim.x) / 32, group = static_cast<int>(threadIdx.y),
             lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int rows = static_cast<int>(a.rows), stride = static_cast<int>(gridDim.x * blockDim.y);
   const int64_t jump = stride * a.columns;
-  const bool once = streams(a.rows * a.columns * static_cast<int64_t>(sizeof(T)));
+  const Outputs outputs = Outputs::of<T, kDropout>(a);
   const int column = static_cast<int>(threadIdx.x) * kWidth;
   const bool mine = column < static_cast<int>(a.columns);
 
   char* const ring = shared + (threadIdx.y * blockDim.x + threadIdx.x) * 16;
-  const auto slot = [&](int input, int r) { return ring + (input * kRows + r) * kThreads * 16; };
-  const auto ask = [&](int input, const void* from, int r, int64_t at, int left) {
-    if (r * stride < left && mine)
-      copy_async16(slot(input, r), static_cast<const T*>(from) + at + r * jump + column);
+  const auto slot = [&](int input, int stage, int r) {
+    return ring + ((input * kHeld + stage) * kRows + r) * kThreads * 16;
   };
-  const auto take = [&](int input, int r) {
-    return *reinterpret_cast<const Words<4>*>(slot(input, r));
+  // first: the element and `left` the rows from the turn's first row on.
+  const auto ask = [&](int input, int stage, const void* from, int r, int64_t first, int left) {
+    if (r * stride < left && mine)
+      copy_async16(slot(input, stage, r), static_cast<const T*>(from) + first + r * jump + column);
+  };
+  const auto take = [&](int input, int stage, int r) {
+    return *reinterpret_cast<const Words<4>*>(slot(input, stage, r));
   };
 
   int row = static_cast<int>(blockIdx.x * blockDim.y) + group;
   int64_t at = row * a.columns;
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    ask(0, a.dy, r, at, rows - row);
-    ask(1, a.sum, r, at, rows - row);
+  for (int stage = 0; stage < kHeld; ++stage) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      ask(0, stage, a.dy, r, at + stage * kRows * jump, rows - row - stage * kRows * stride);
+      ask(1, stage, a.sum, r, at + stage * kRows * jump, rows - row - stage * kRows * stride);
+    }
+    copy_async_commit();
   }
-  copy_async_commit();
   // A thread for each row: what it asks for in one turn it settles in the next, before the barrier,
   // for the turn after.
   RawFacts<kDropout> raw;
@@ -181,24 +214,31 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const LayerNormBackward 
   __syncthreads();
 
   for (; row < rows; row += kRows * stride, at += kRows * jump, turn ^= 1) {
-    const int left = rows - row, next_left = left - kRows * stride;
-    copy_async_wait<0>();
+    const int left = rows - row, ask_left = left - kHeld * kRows * stride, stage = kKept ? 0 : turn;
+    const int64_t ask_at = at + kHeld * kRows * jump;
+    copy_async_wait<kHeld - 1>();
     const RowFacts* const facts = all_facts[facts_turn][group];
     facts_turn = facts_turn == 2 ? 0 : facts_turn + 1;
     if (threadIdx.x < kRows)
       raw.settle(a, row + (kRows + static_cast<int>(threadIdx.x)) * stride,
                  all_facts[facts_turn][group][threadIdx.x]);
-    Words<4> dy[kRows], s[kRows];
+    Words<4> dy[kKept ? kRows : 1], s[kKept ? kRows : 1];
     float dots[kDots] = {};
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       float g[kWidth], n[kWidth], w[kWidth];
-      dy[r] = {}, s[r] = {};
-      if (r * stride < left && mine) dy[r] = take(0, r), s[r] = take(1, r);
-      ask(0, a.dy, r, at + kRows * jump, next_left);
-      ask(1, a.sum, r, at + kRows * jump, next_left);
-      to_floats(as_pack<T>(dy[r]), g);
-      to_floats(as_pack<T>(s[r]), n);
+      if constexpr (kKept) {
+        dy[r] = {}, s[r] = {};
+        if (r * stride < left && mine) dy[r] = take(0, 0, r), s[r] = take(1, 0, r);
+        ask(0, 0, a.dy, r, ask_at, ask_left);
+        ask(1, 0, a.sum, r, ask_at, ask_left);
+        to_floats(as_pack<T>(dy[r]), g);
+        to_floats(as_pack<T>(s[r]), n);
+      } else {
+        if (r * stride >= left || !mine) continue;
+        to_floats(as_pack<T>(take(0, stage, r)), g);
+        to_floats(as_pack<T>(take(1, stage, r)), n);
+      }
       to_floats(packed(as_pack<T>(gamma)), w);
       sum_pack(g, n, w, facts[r].rstd, facts[r].shift, sums[0][0], sums[1][0], dots[r],
                dots[kRows + r]);
@@ -221,13 +261,20 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const LayerNormBackward 
       if (!mine) continue;
       const RowSlope slope(facts[r], g_mean, gn_mean);
       float g[kWidth], v[kWidth], w[kWidth];
-      to_floats(packed(as_pack<T>(dy[r])), g);
-      to_floats(packed(as_pack<T>(s[r])), v);
+      if constexpr (kKept) {
+        to_floats(packed(as_pack<T>(dy[r])), g);
+        to_floats(packed(as_pack<T>(s[r])), v);
+      } else {
+        to_floats(packed(as_pack<T>(take(0, stage, r))), g);
+        to_floats(packed(as_pack<T>(take(1, stage, r))), v);
+        ask(0, stage, a.dy, r, ask_at, ask_left);
+        ask(1, stage, a.sum, r, ask_at, ask_left);
+      }
       to_floats(packed(as_pack<T>(gamma)), w);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i)
         g[i] = fmaf(g[i] * w[i], slope.rstd, fmaf(v[i], slope.slope, slope.level));
-      leave_pack<T, kDropout, kSums == 3>(a, g, at + r * jump + column, facts[r], column, once,
+      leave_pack<T, kDropout, kSums == 3>(a, g, at + r * jump + column, facts[r], column, outputs,
                                           sums[kSums - 1][0]);
     }
     copy_async_commit();

@@ -7,15 +7,16 @@
 
 namespace trireme::kernels {
 
-/// kWidth values whose first is the even one of pair `pair` of the sample.
+/// kWidth values whose first is the even one of pair `pair` of the sample; threshold < 65536.
 template <int kWidth>
 __device__ inline void apply_dropout(float (&values)[kWidth], DropoutHash key, uint32_t pair,
                                      uint32_t threshold, float scale) {
+  const uint32_t upper = threshold << 16;  // of an upper half, whatever is below it
 #pragma unroll
   for (int i = 0; i < kWidth; i += 2) {
     const uint32_t h = dropout_draw(key, pair + static_cast<uint32_t>(i / 2));
     values[i] = (h & 0xffffu) >= threshold ? values[i] * scale : 0.0f;
-    values[i + 1] = (h >> 16) >= threshold ? values[i + 1] * scale : 0.0f;
+    values[i + 1] = h >= upper ? values[i + 1] * scale : 0.0f;
   }
 }
 

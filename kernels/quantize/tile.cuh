@@ -4,6 +4,7 @@
 
 #include "kernels/fp8/fp8.cuh"
 #include "kernels/launch.h"
+#include "kernels/launch_behind.cuh"
 
 #include <type_traits>
 
@@ -148,6 +149,7 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
       to[2 * (kSide / 4)] = __byte_perm(high, high2, 0x5410);
       to[3 * (kSide / 4)] = __byte_perm(high, high2, 0x7632);
     }
+  if constexpr (kSums) allow_next_kernel();
   __syncthreads();
 
   if constexpr (kSums) {

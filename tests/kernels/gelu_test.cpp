@@ -87,14 +87,19 @@ TEST_F(GeluTest, ForwardMatchesTheOracle) {
 }
 
 TEST_F(GeluTest, BackwardMatchesTheOracle) {
+  // Several turns of the loops of blocks and of clusters of two and four.
+  std::vector<Shape> shapes(std::begin(kShapes), std::end(kShapes));
+  shapes.insert(shapes.end(), {{1100, 8192, 0}, {600, 16384, 0}});
   for (const Element element : kElements)
-    for (const Shape& s : kShapes)
+    for (const Shape& s : shapes)
       for (const GeluKind kind : kKinds)
         for (const int variant : {0, 1, 2, 3}) {
           const bool from_codes = variant & 1, d_bias = variant & 2;
-          if (too_large(s.rows * s.columns)) continue;
-          SCOPED_TRACE(text(element, s, kind) + " variant " + std::to_string(variant));
           const int64_t n = s.rows * s.columns;
+          if (too_large(n) || (n > 1000000 && (element != Element::kBF16 ||
+                                               kind != GeluKind::kTanh || variant != 3)))
+            continue;
+          SCOPED_TRACE(text(element, s, kind) + " variant " + std::to_string(variant));
           const Values x = inputs(n, element, 1), b = normal_values(s.columns, element, 2),
                        dy = normal_values(n, element, 3);
           Values z = with_bias(x, b, element);

@@ -1,0 +1,93 @@
+#pragma once
+// Rows that a cluster of blocks shares: the blocks tell each other a few numbers of each row without
+// a barrier of the whole cluster.
+
+#include "kernels/hopper.cuh"
+#include "kernels/launch.h"
+
+namespace trireme::kernels {
+
+constexpr int kMaxCluster = 8;
+
+__device__ inline uint32_t cluster_size() {
+  uint32_t size;
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+  return size;
+}
+__device__ inline uint32_t cluster_rank() {
+  uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+__device__ inline void cluster_barrier() {
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+
+/// A barrier in shared memory. A phase ends when `count` threads of the block have called come() or,
+/// one of them, arm(), and the bytes that it announced have come in from the cluster, in any order;
+/// unlike the cluster's own barrier it orders nothing else: that one waits for every earlier store of
+/// the block to reach the whole device.
+class Mailbox {
+ public:
+  __device__ explicit Mailbox(uint64_t* barrier) : at_(hopper::shared_address(barrier)) {}
+  __device__ void begin(int count) const {
+    hopper::barrier_init(at_, static_cast<uint32_t>(count));
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __device__ void come() const { hopper::barrier_arrive(at_); }
+  __device__ void arm(uint32_t bytes) const { hopper::barrier_expect(at_, bytes); }
+  /// Leaves a number at `place` of this block's shared memory in the block `rank` of the cluster,
+  /// and tells its mailbox.
+  __device__ void send(const float* place, uint32_t rank, float value) const {
+    asm volatile(
+        "{.reg .u32 there, box; mapa.shared::cluster.u32 there, %0, %2; "
+        "mapa.shared::cluster.u32 box, %1, %2; "
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [there], %3, [box];}" ::"r"(
+            hopper::shared_address(place)),
+        "r"(at_), "r"(rank), "r"(__float_as_uint(value))
+        : "memory");
+  }
+  __device__ void wait(uint32_t parity) const {
+    asm volatile(
+        "{.reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;}" ::"r"(at_),
+        "r"(parity)
+        : "memory");
+  }
+
+ private:
+  uint32_t at_;
+};
+
+/// Launches a kernel over rows on a grid that stays, each row shared by a cluster of `parts` blocks.
+/// clusters: receives how many there are.
+template <class Kernel, class Arguments>
+cudaError_t launch_clusters(Kernel kernel, const Arguments& arguments, int64_t rows, int parts,
+                            int threads, size_t shared, int64_t* clusters, cudaStream_t stream) {
+  if (const cudaError_t error = allow_shared_memory(kernel, shared); error != cudaSuccess)
+    return error;
+  cudaLaunchAttribute cluster[1];
+  cluster[0].id = cudaLaunchAttributeClusterDimension;
+  cluster[0].val.clusterDim = {static_cast<unsigned>(parts), 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.attrs = cluster, config.numAttrs = 1;
+  config.gridDim = dim3(static_cast<unsigned>(parts));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  int resident = 0;
+  if (const cudaError_t error = cudaOccupancyMaxActiveClusters(&resident, kernel, &config);
+      error != cudaSuccess)
+    return error;
+  *clusters = resident < 1 ? 1 : resident < rows ? resident : rows;
+  config.gridDim = dim3(static_cast<unsigned>(*clusters * parts));
+  return cudaLaunchKernelEx(&config, kernel, arguments);
+}
+
+}  // namespace trireme::kernels

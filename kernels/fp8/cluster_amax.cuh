@@ -1,0 +1,37 @@
+#pragma once
+// Rows with FP8 codes that a cluster of blocks shares.
+
+#include "kernels/cluster.cuh"
+#include "kernels/fp8/fp8.cuh"
+
+namespace trireme::kernels {
+
+/// How many blocks share a row of so many threads, each with whole warps: several small ones on a
+/// multiprocessor hide each other's waits for a row's amax (GELU's backward of 16,384 columns:
+/// 5 blocks of 128 threads, not 1 of 512).
+inline int blocks_of_whole_row(int threads) {
+  int parts = 1;
+  while (parts < 4 && threads / parts >= 256 && threads / parts % 64 == 0) parts *= 2;
+  return parts;
+}
+
+/// Greatest of the values of a row that a cluster's blocks share, at most 32 warps in all; v >= 0.
+/// What a block's threads wrote to its shared memory before, all of them see after.
+__device__ inline float cluster_amax(float v, const Mailbox& mailbox, uint32_t parity,
+                                     float* scratch) {
+  const int warps = static_cast<int>(blockDim.x) / 32, warp = static_cast<int>(threadIdx.x) / 32,
+            lane = static_cast<int>(threadIdx.x) % 32, parts = static_cast<int>(cluster_size());
+  v = warp_amax(v);
+  __syncwarp();
+  if (threadIdx.x == 0)
+    mailbox.arm(static_cast<uint32_t>(parts * warps) * sizeof(float));
+  else if (lane == 0)
+    mailbox.come();
+  if (lane < parts)
+    mailbox.send(&scratch[static_cast<int>(cluster_rank()) * warps + warp],
+                 static_cast<uint32_t>(lane), v);
+  mailbox.wait(parity);
+  return warp_amax(lane < parts * warps ? scratch[lane] : 0.0f);
+}
+
+}  // namespace trireme::kernels
