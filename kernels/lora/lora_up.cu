@@ -9,47 +9,53 @@ namespace {
 using namespace lora;
 
 constexpr int kWarps = 8;
-constexpr int kColumns = kWarps * 32;  // of a block
+constexpr int kHalves = 2;                       // a warp's columns are so many times 32: whole 128-byte lines
+constexpr int kColumns = kWarps * kHalves * 32;  // of a block
 constexpr int kRows = 16;              // of a run
 
-/// Block: 256 columns, every gridDim.y-th run of 16 rows; a warp has 32 of the columns, whose part of B stays in its registers.
+/// Block: 512 columns, every gridDim.y-th run of 16 rows; a warp has 64 of the columns, whose part of B stays in its registers.
 template <class T, int kRank>
-__global__ void __launch_bounds__(kWarps * 32, 2)
+__global__ void __launch_bounds__(kWarps * 32, kRank == 64 ? 1 : 2)
     up_kernel(const __grid_constant__ LoraUpProducts p) {
   constexpr int kSteps = kRank / 16;
-  constexpr int kStages = kRank == 16   ? 4
-                          : kRank == 32 ? 3
-                                        : 2;  // runs whose y is on its way to each warp
+  constexpr int kStages = kRank == 32 ? 1 : 3;  // runs whose y is on its way to each warp
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * kColumns + threadIdx.x / 32 * 32;
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * kColumns + threadIdx.x / 32 * (32 * kHalves);
   if (column >= p.columns) return;
-  // Column g of the product's tile j is column 8 (g / 2) + 2j + g % 2 of the 32, so that a thread's results of the four tiles are neighbours:
+  const bool both = column + 32 < p.columns;
+  // Column g of the product's tile j is column 8 (g / 2) + 2j + g % 2 of a half, so that a thread's results of the four tiles are neighbours:
   // columns 8t to 8t + 7. Its k are ranks 4t to 4t + 3.
-  uint2 b[kSteps][4];
+  uint2 b[kHalves][kSteps][4] = {};
 #pragma unroll
-  for (int s = 0; s < kSteps; ++s)
+  for (int h = 0; h < kHalves; ++h)
+    if (h == 0 || both)
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
-      b[s][j] = __ldg(reinterpret_cast<const uint2*>(
-          static_cast<const T*>(p.b) + (column + 8 * (g / 2) + 2 * j + g % 2) * kRank + s * 16 +
-          4 * t));
+      for (int s = 0; s < kSteps; ++s)
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          b[h][s][j] = __ldg(reinterpret_cast<const uint2*>(
+              static_cast<const T*>(p.b) + (column + 32 * h + 8 * (g / 2) + 2 * j + g % 2) * kRank +
+              s * 16 + 4 * t));
   T* const y = static_cast<T*>(p.y) + g * p.stride + column + 8 * t;
   const int tokens = static_cast<int>(p.tokens), step = static_cast<int>(gridDim.y) * kRows,
             begin = static_cast<int>(blockIdx.y) * kRows;
   const bool once = streams(p.tokens * p.columns * 2);
   struct Stage {
-    Words<4> y[2];  // rows g and g + 8
+    Words<4> y[kHalves][2];  // rows g and g + 8
     uint2 t[kSteps][2];
   };
-  Stage stage[kStages];
+  Stage stage[kStages] = {};
   const auto load = [&](Stage& to, int row) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      to.y[half] = load_words(y + static_cast<int64_t>(row + 8 * half) * p.stride);
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h)
+        if (h == 0 || both)
+          to.y[h][r] = load_words(y + static_cast<int64_t>(row + 8 * r) * p.stride + 32 * h);
 #pragma unroll
       for (int s = 0; s < kSteps; ++s)
-        to.t[s][half] = __ldg(reinterpret_cast<const uint2*>(
-            static_cast<const T*>(p.t) + static_cast<int64_t>(row + g + 8 * half) * kRank + s * 16 +
+        to.t[s][r] = __ldg(reinterpret_cast<const uint2*>(
+            static_cast<const T*>(p.t) + static_cast<int64_t>(row + g + 8 * r) * kRank + s * 16 +
             4 * t));
     }
   };
@@ -61,27 +67,32 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
     for (int s = 0; s < kStages; ++s) {
       const int row = first + s * step;
       if (row >= tokens) break;
-      float sum[2][8];
+      const auto& a = stage[s].t;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const auto& a = stage[s].t;
-        float c[4];
-        multiply_first<T>(c, a[0][0].x, a[0][1].x, a[0][0].y, a[0][1].y, b[0][j].x, b[0][j].y);
+      for (int h = 0; h < kHalves; ++h) {
+        float sum[2][8];
 #pragma unroll
-        for (int k = 1; k < kSteps; ++k)
-          multiply<T>(c, a[k][0].x, a[k][1].x, a[k][0].y, a[k][1].y, b[k][j].x, b[k][j].y);
+        for (int j = 0; j < 4; ++j) {
+          float c[4];
+          multiply_first<T>(c, a[0][0].x, a[0][1].x, a[0][0].y, a[0][1].y, b[h][0][j].x,
+                            b[h][0][j].y);
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
-          sum[half][2 * j] = c[2 * half], sum[half][2 * j + 1] = c[2 * half + 1];
-      }
+          for (int k = 1; k < kSteps; ++k)
+            multiply<T>(c, a[k][0].x, a[k][1].x, a[k][0].y, a[k][1].y, b[h][k][j].x, b[h][k][j].y);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float values[8];
-        to_floats(__builtin_bit_cast(Vec<T, 8>, stage[s].y[half]), values);
+          for (int r = 0; r < 2; ++r)
+            sum[r][2 * j] = c[2 * r], sum[r][2 * j + 1] = c[2 * r + 1];
+        }
+        if (h == 0 || both)
 #pragma unroll
-        for (int e = 0; e < 8; ++e) values[e] = fmaf(sum[half][e], p.scale, values[e]);
-        store_whole(y + static_cast<int64_t>(row + 8 * half) * p.stride, from_floats<T, 8>(values),
-                    once);
+          for (int r = 0; r < 2; ++r) {
+            float values[8];
+            to_floats(__builtin_bit_cast(Vec<T, 8>, stage[s].y[h][r]), values);
+#pragma unroll
+            for (int e = 0; e < 8; ++e) values[e] = fmaf(sum[r][e], p.scale, values[e]);
+            store_whole(y + static_cast<int64_t>(row + 8 * r) * p.stride + 32 * h,
+                        from_floats<T, 8>(values), once);
+          }
       }
       if (row + kStages * step < tokens) load(stage[s], row + kStages * step);
     }
