@@ -45,6 +45,8 @@ __global__ void __launch_bounds__(kWarps * 32, kRank == 64 ? 1 : 2)
     uint2 t[kSteps][2];
   };
   Stage stage[kStages] = {};
+  // The last rows first: of a y just written those are still in L2.
+  const auto place = [&](int row) { return tokens - kRows - row; };
   const auto load = [&](Stage& to, int row) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -61,7 +63,7 @@ __global__ void __launch_bounds__(kWarps * 32, kRank == 64 ? 1 : 2)
   };
 #pragma unroll
   for (int s = 0; s < kStages; ++s)
-    if (begin + s * step < tokens) load(stage[s], begin + s * step);
+    if (begin + s * step < tokens) load(stage[s], place(begin + s * step));
   for (int first = begin; first < tokens; first += kStages * step) {
 #pragma unroll
     for (int s = 0; s < kStages; ++s) {
@@ -90,11 +92,11 @@ __global__ void __launch_bounds__(kWarps * 32, kRank == 64 ? 1 : 2)
             to_floats(__builtin_bit_cast(Vec<T, 8>, stage[s].y[h][r]), values);
 #pragma unroll
             for (int e = 0; e < 8; ++e) values[e] = fmaf(sum[r][e], p.scale, values[e]);
-            store_whole(y + static_cast<int64_t>(row + 8 * r) * p.stride + 32 * h,
+            store_whole(y + static_cast<int64_t>(place(row) + 8 * r) * p.stride + 32 * h,
                         from_floats<T, 8>(values), once);
           }
       }
-      if (row + kStages * step < tokens) load(stage[s], row + kStages * step);
+      if (row + kStages * step < tokens) load(stage[s], place(row + kStages * step));
     }
   }
 }

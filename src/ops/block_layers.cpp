@@ -95,9 +95,10 @@ struct NormLinear : torch::autograd::Function<NormLinear> {
     const at::TensorList pairs = inputs.slice(3);
     rows::Normed normed = rows::norm_forward(as_rows(x), norm_weight, plan.eps,
                                              !weight.fp8() || !pairs.empty(), weight.fp8());
-    at::Tensor y = forward_product({normed.y, normed.fp8}, weight, x.scalar_type());
     std::vector<at::Tensor> products;
-    if (!pairs.empty()) products = lora_forward(normed.y.view(x.sizes()), y, pairs, plan.linear.lora);
+    if (!pairs.empty()) products = lora_products(normed.y.view(x.sizes()), pairs, plan.linear.lora);
+    at::Tensor y = forward_product({normed.y, normed.fp8}, weight, x.scalar_type());
+    lora_add(y, products, pairs, plan.linear.lora);
     variable_list saved = inputs.vec();
     saved.push_back(normed.rstd);
     saved.insert(saved.end(), products.begin(), products.end());
@@ -119,14 +120,19 @@ struct NormLinear : torch::autograd::Function<NormLinear> {
     const at::Tensor dy = as_rows(gradients[0]);
 
     variable_list result(4 + num_pairs);
-    at::Tensor dn = input_gradient(dy, weight);
+    const std::vector<bool> pairs_wanted = wanted(ctx, 3, num_pairs);
+    const LoraGradients lora_gradients =
+        lora_product_gradients(dy, x, pairs, products, plan.linear.lora, pairs_wanted);
     const bool weight_trained = ctx->needs_input_grad(2);
-    if (weight_trained || num_pairs > 0) {
-      const at::Tensor normed = rows::norm_again(as_rows(x), rstd, norm_weight, plan.eps);
-      if (weight_trained) result[2] = at::mm(dy.t(), normed);
-      put(result, 3, lora_backward(dy, normed.view(x.sizes()), pairs, products, plan.linear.lora,
-                                   wanted(ctx, 3, num_pairs), dn));
-    }
+    at::Tensor normed;
+    if (weight_trained || num_pairs > 0)
+      normed = rows::norm_again(as_rows(x), rstd, norm_weight, plan.eps);
+    if (weight_trained) result[2] = at::mm(dy.t(), normed);
+    at::Tensor dn = input_gradient(dy, weight);
+    if (num_pairs > 0)
+      put(result, 3, lora_backward(lora_gradients, normed.view(x.sizes()), pairs, plan.linear.lora,
+                                   pairs_wanted, dn));
+    normed = at::Tensor();
     const at::Tensor residual = gradients[1].defined() ? as_rows(gradients[1]) : at::Tensor();
     const at::Tensor dx =
         rows::norm_backward(dn, as_rows(x), rstd, norm_weight, residual,
@@ -145,9 +151,10 @@ struct LinearAdd : torch::autograd::Function<LinearAdd> {
     const Weight weight = plan.weight(matrix);
     const at::TensorList pairs = inputs.slice(3);
     const at::Tensor x_TI = as_rows(x);
+    const std::vector<at::Tensor> products = lora_products(x, pairs, plan.lora);
     at::Tensor y = forward_product({x_TI, weight.fp8() ? quantise_rows(x_TI) : Fp8Rows{}}, weight,
                                    x.scalar_type(), as_rows(residual));
-    const std::vector<at::Tensor> products = lora_forward(x, y, pairs, plan.lora);
+    lora_add(y, products, pairs, plan.lora);
     variable_list saved = {matrix.requires_grad() || any_trained(pairs) ? x : at::Tensor(), matrix};
     saved.insert(saved.end(), pairs.begin(), pairs.end());
     saved.insert(saved.end(), products.begin(), products.end());
@@ -168,12 +175,14 @@ struct LinearAdd : torch::autograd::Function<LinearAdd> {
     const at::Tensor dy = as_rows(gradients[0]);
 
     variable_list result(4 + num_pairs);
+    const std::vector<bool> pairs_wanted = wanted(ctx, 3, num_pairs);
+    const LoraGradients lora_gradients =
+        lora_product_gradients(dy, x, pairs, products, plan.lora, pairs_wanted);
+    if (ctx->needs_input_grad(2)) result[2] = at::mm(dy.t(), as_rows(x));
     at::Tensor dx;
     if (ctx->needs_input_grad(0)) dx = input_gradient(dy, weight);
     result[1] = gradients[0];
-    if (ctx->needs_input_grad(2)) result[2] = at::mm(dy.t(), as_rows(x));
-    if (num_pairs > 0)
-      put(result, 3, lora_backward(dy, x, pairs, products, plan.lora, wanted(ctx, 3, num_pairs), dx));
+    put(result, 3, lora_backward(lora_gradients, x, pairs, plan.lora, pairs_wanted, dx));
     if (dx.defined()) {
       std::vector<int64_t> shape = gradients[0].sizes().vec();
       shape.back() = weight.matrix.size(1);
@@ -207,21 +216,23 @@ struct MlpAdd : torch::autograd::Function<MlpAdd> {
     const rows::Normed normed =
         rows::norm_forward(h_TD, inputs[1], plan.eps, !gate_up_weight.fp8() || up_pairs > 0,
                            gate_up_weight.fp8());
-    at::Tensor gate_up = forward_product({normed.y, normed.fp8}, gate_up_weight, h.scalar_type());
     std::vector<at::Tensor> products;
-    if (up_pairs > 0)
-      products = lora_forward(normed.y.view(wide), gate_up, gate_up_pairs, plan.gate_up.lora);
+    if (up_pairs > 0) products = lora_products(normed.y.view(wide), gate_up_pairs, plan.gate_up.lora);
+    at::Tensor gate_up = forward_product({normed.y, normed.fp8}, gate_up_weight, h.scalar_type());
+    lora_add(gate_up, products, gate_up_pairs, plan.gate_up.lora);
 
     const bool keep_fp8 = down_weight.fp8() && !plan.recompute;
     const rows::Activated activated =
         rows::swiglu_forward(gate_up, !down_weight.fp8() || !down_pairs.empty(), down_weight.fp8(),
                              keep_fp8);
-    at::Tensor y = forward_product({activated.y, activated.fp8}, down_weight, h.scalar_type(), h_TD);
+    std::vector<at::Tensor> down_products;
     if (!down_pairs.empty()) {
       wide.back() = down_weight.matrix.size(1);
-      const auto more = lora_forward(activated.y.view(wide), y, down_pairs, plan.down.lora);
-      products.insert(products.end(), more.begin(), more.end());
+      down_products = lora_products(activated.y.view(wide), down_pairs, plan.down.lora);
     }
+    at::Tensor y = forward_product({activated.y, activated.fp8}, down_weight, h.scalar_type(), h_TD);
+    lora_add(y, down_products, down_pairs, plan.down.lora);
+    products.insert(products.end(), down_products.begin(), down_products.end());
 
     variable_list saved = inputs.vec();
     saved.push_back(normed.rstd);
@@ -276,20 +287,25 @@ struct MlpAdd : torch::autograd::Function<MlpAdd> {
               .y;
       if (down_trained) result[down_at] = at::mm(dy.t(), activated);
       wide.back() = activated.size(1);
+      const std::vector<bool> pairs_wanted = wanted(ctx, down_at + 1, down_pairs);
+      const at::Tensor activated_BSI = activated.view(wide);
       put(result, down_at + 1,
-          lora_backward(dy, activated.view(wide), pairs_down, products_down, plan.down.lora,
-                        wanted(ctx, down_at + 1, down_pairs), d_activated));
+          lora_backward(lora_product_gradients(dy, activated_BSI, pairs_down, products_down,
+                                               plan.down.lora, pairs_wanted),
+                        activated_BSI, pairs_down, plan.down.lora, pairs_wanted, d_activated));
     }
     const rows::Gradient d_gate_up = rows::swiglu_backward(
         d_activated, gate_up, kept, !gate_up_weight.fp8() || up_pairs > 0, gate_up_weight.fp8());
     d_activated = gate_up = at::Tensor();
 
-    at::Tensor dn = input_gradient(d_gate_up.plain, d_gate_up.fp8, gate_up_weight, dtype);
+    const std::vector<bool> up_wanted = wanted(ctx, 3, up_pairs);
+    const LoraGradients up_gradients = lora_product_gradients(
+        d_gate_up.plain, h, pairs_up, products_up, plan.gate_up.lora, up_wanted);
     if (gate_up_trained) result[2] = at::mm(d_gate_up.plain.t(), normed);
+    at::Tensor dn = input_gradient(d_gate_up.plain, d_gate_up.fp8, gate_up_weight, dtype);
     if (up_pairs > 0)
-      put(result, 3,
-          lora_backward(d_gate_up.plain, normed.view(h.sizes()), pairs_up, products_up,
-                        plan.gate_up.lora, wanted(ctx, 3, up_pairs), dn));
+      put(result, 3, lora_backward(up_gradients, normed.view(h.sizes()), pairs_up,
+                                   plan.gate_up.lora, up_wanted, dn));
     result[0] = rows::norm_backward(dn, h_TD, rstd, norm_weight, dy,
                                     ctx->needs_input_grad(1) ? &result[1] : nullptr)
                     .view(h.sizes());

@@ -36,29 +36,27 @@ LoraPlan make_lora_plan(const std::vector<LoraAdapter>& adapters, const at::Tens
   return plan;
 }
 
-std::vector<at::Tensor> lora_forward(const at::Tensor& x, const at::Tensor& y_TO,
-                                     at::TensorList pairs, const LoraPlan& plan) {
+std::vector<at::Tensor> lora_products(const at::Tensor& x, at::TensorList pairs,
+                                      const LoraPlan& plan) {
   const size_t n = plan.places.size();
+  if (n == 0) return {};
+  if (bridge::has_lora_kernels(x, pairs, plan)) return bridge::lora_down(x, pairs, plan);
   std::vector<at::Tensor> products;
-  if (n == 0) return products;
-  if (bridge::has_lora_kernels(x, pairs, plan)) {
-    products = bridge::lora_down(x, pairs, plan);
-  } else if (plan.dropout.active()) {
+  if (plan.dropout.active()) {
     for (size_t i = 0; i < n; ++i)
       products.push_back(
           at::mm(as_rows(apply_dropout(x, plan.dropout, plan.places[i].stream)), pairs[2 * i].t()));
-  } else {
-    // Without dropout all adapters share one product.
-    std::vector<at::Tensor> a;
-    for (size_t i = 0; i < n; ++i) a.push_back(pairs[2 * i]);
-    const at::Tensor all = at::mm(as_rows(x), stacked(a).t());
-    int64_t column = 0;
-    for (const at::Tensor& a_i : a) {
-      products.push_back(all.narrow(1, column, a_i.size(0)));
-      column += a_i.size(0);
-    }
+    return products;
   }
-  lora_add(y_TO, products, pairs, plan);
+  // Without dropout all adapters share one product.
+  std::vector<at::Tensor> a;
+  for (size_t i = 0; i < n; ++i) a.push_back(pairs[2 * i]);
+  const at::Tensor all = at::mm(as_rows(x), stacked(a).t());
+  int64_t column = 0;
+  for (const at::Tensor& a_i : a) {
+    products.push_back(all.narrow(1, column, a_i.size(0)));
+    column += a_i.size(0);
+  }
   return products;
 }
 
@@ -72,31 +70,41 @@ void lora_add(const at::Tensor& y_TO, at::TensorList products, at::TensorList pa
   }
 }
 
-std::vector<at::Tensor> lora_backward(const at::Tensor& dy_TO, const at::Tensor& x,
-                                      at::TensorList pairs, at::TensorList products,
-                                      const LoraPlan& plan, const std::vector<bool>& wanted,
-                                      at::Tensor dx_TI) {
+LoraGradients lora_product_gradients(const at::Tensor& dy_TO, const at::Tensor& x,
+                                     at::TensorList pairs, at::TensorList products,
+                                     const LoraPlan& plan, const std::vector<bool>& wanted) {
   const size_t n = plan.places.size();
-  std::vector<at::Tensor> result(2 * n), a, d_products;
-  const bool fused = n > 0 && x.defined() && bridge::has_lora_kernels(x, pairs, plan) &&
-                     (!dx_TI.defined() || dx_TI.is_contiguous());
+  LoraGradients result;
+  result.for_kernels = n > 0 && x.defined() && bridge::has_lora_kernels(x, pairs, plan);
   for (size_t i = 0; i < n; ++i) {
     const at::Tensor& b = pairs[2 * i + 1];
     const at::Tensor dy_rows = dy_TO.narrow(1, plan.places[i].row_begin, b.size(0));
-    a.push_back(pairs[2 * i]);
-    if (fused && wanted[2 * i + 1]) {
-      auto [d, db] = bridge::lora_up_gradients(dy_rows, products[i], b, plan.scale);
-      if (d.defined()) {
-        d_products.push_back(std::move(d));
-        result[2 * i + 1] = std::move(db);
-        continue;
-      }
+    bridge::LoraUpGradients both;
+    if (result.for_kernels && wanted[2 * i + 1])
+      both = bridge::lora_up_gradients(dy_rows, products[i], b, plan.scale);
+    if (!both.d.defined()) {
+      both.d = result.for_kernels ? bridge::lora_gradient_product(dy_rows, b, plan.scale)
+                                  : at::mm(dy_rows, b).mul_(plan.scale);
+      if (wanted[2 * i + 1]) both.db = at::mm(dy_rows.t(), products[i]).mul_(plan.scale);
     }
-    d_products.push_back(fused ? bridge::lora_gradient_product(dy_rows, b, plan.scale)
-                               : at::mm(dy_rows, b).mul_(plan.scale));
-    if (wanted[2 * i + 1]) result[2 * i + 1] = at::mm(dy_rows.t(), products[i]).mul_(plan.scale);
+    result.d.push_back(std::move(both.d));
+    result.db.push_back(std::move(both.db));
+  }
+  return result;
+}
+
+std::vector<at::Tensor> lora_backward(const LoraGradients& gradients, const at::Tensor& x,
+                                      at::TensorList pairs, const LoraPlan& plan,
+                                      const std::vector<bool>& wanted, at::Tensor dx_TI) {
+  const size_t n = plan.places.size();
+  std::vector<at::Tensor> result(2 * n), a, d_products = gradients.d;
+  for (size_t i = 0; i < n; ++i) {
+    a.push_back(pairs[2 * i]);
+    result[2 * i + 1] = gradients.db[i];
   }
   if (n == 0) return result;
+  const bool fused = gradients.for_kernels && bridge::has_lora_kernels(x, pairs, plan) &&
+                     (!dx_TI.defined() || dx_TI.is_contiguous());
   if (fused) {
     bool any = false;
     for (size_t i = 0; i < n; ++i) any = any || wanted[2 * i];
@@ -110,6 +118,7 @@ std::vector<at::Tensor> lora_backward(const at::Tensor& dy_TO, const at::Tensor&
     if (dx_TI.defined() && !any) bridge::lora_down_dx(dx_TI, d_products, pairs, plan);
     return result;
   }
+  for (size_t i = 0; i < n; ++i) d_products[i] = d_products[i].narrow(1, 0, a[i].size(0));
   if (!plan.dropout.active()) {
     const at::Tensor all = n == 1 ? d_products[0] : at::cat(d_products, 1);
     const at::Tensor da = at::mm(all.t(), as_rows(x));
