@@ -8,19 +8,22 @@ namespace {
 
 using namespace lora;
 
-constexpr int kWarps = 8;
+constexpr int kWarps = 4;
 constexpr int kHalves = 2;                       // a warp's columns are so many times 32: whole 128-byte lines
 constexpr int kColumns = kWarps * kHalves * 32;  // of a block
-constexpr int kRows = 16;              // of a run
+constexpr int kRows = 16;                        // of a run
+constexpr int kBlockRows = 4 * kRows;
 
-/// Block: 512 columns, every gridDim.y-th run of 16 rows; a warp has 64 of the columns, whose part of B stays in its registers.
+/// Block: 256 columns, four runs of 16 rows; a warp has 64 of the columns, whose part of B stays in its registers. Many small blocks, so that
+/// some load while others store; the last rows first: of a y just written those are still in L2.
 template <class T, int kRank>
-__global__ void __launch_bounds__(kWarps * 32, kRank == 64 ? 1 : 2)
+__global__ void __launch_bounds__(kWarps * 32, kRank == 64 ? 2 : 4)
     up_kernel(const __grid_constant__ LoraUpProducts p) {
   constexpr int kSteps = kRank / 16;
   constexpr int kStages = kRank == 32 ? 1 : 3;  // runs whose y is on its way to each warp
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * kColumns + threadIdx.x / 32 * (32 * kHalves);
+  const unsigned column_blocks = static_cast<unsigned>((p.columns + kColumns - 1) / kColumns);
+  const int64_t column = static_cast<int64_t>(blockIdx.x % column_blocks) * kColumns + threadIdx.x / 32 * (32 * kHalves);
   if (column >= p.columns) return;
   const bool both = column + 32 < p.columns;
   // Column g of the product's tile j is column 8 (g / 2) + 2j + g % 2 of a half, so that a thread's results of the four tiles are neighbours:
@@ -37,16 +40,14 @@ __global__ void __launch_bounds__(kWarps * 32, kRank == 64 ? 1 : 2)
               static_cast<const T*>(p.b) + (column + 32 * h + 8 * (g / 2) + 2 * j + g % 2) * kRank +
               s * 16 + 4 * t));
   T* const y = static_cast<T*>(p.y) + g * p.stride + column + 8 * t;
-  const int tokens = static_cast<int>(p.tokens), step = static_cast<int>(gridDim.y) * kRows,
-            begin = static_cast<int>(blockIdx.y) * kRows;
+  const int begin = static_cast<int>((gridDim.x - 1 - blockIdx.x) / column_blocks) * kBlockRows,
+            end = min(begin + kBlockRows, static_cast<int>(p.tokens));
   const bool once = streams(p.tokens * p.columns * 2);
   struct Stage {
     Words<4> y[kHalves][2];  // rows g and g + 8
     uint2 t[kSteps][2];
   };
   Stage stage[kStages] = {};
-  // The last rows first: of a y just written those are still in L2.
-  const auto place = [&](int row) { return tokens - kRows - row; };
   const auto load = [&](Stage& to, int row) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -63,12 +64,12 @@ __global__ void __launch_bounds__(kWarps * 32, kRank == 64 ? 1 : 2)
   };
 #pragma unroll
   for (int s = 0; s < kStages; ++s)
-    if (begin + s * step < tokens) load(stage[s], place(begin + s * step));
-  for (int first = begin; first < tokens; first += kStages * step) {
+    if (begin + s * kRows < end) load(stage[s], begin + s * kRows);
+  for (int first = begin; first < end; first += kStages * kRows) {
 #pragma unroll
     for (int s = 0; s < kStages; ++s) {
-      const int row = first + s * step;
-      if (row >= tokens) break;
+      const int row = first + s * kRows;
+      if (row >= end) break;
       const auto& a = stage[s].t;
 #pragma unroll
       for (int h = 0; h < kHalves; ++h) {
@@ -92,11 +93,11 @@ __global__ void __launch_bounds__(kWarps * 32, kRank == 64 ? 1 : 2)
             to_floats(__builtin_bit_cast(Vec<T, 8>, stage[s].y[h][r]), values);
 #pragma unroll
             for (int e = 0; e < 8; ++e) values[e] = fmaf(sum[r][e], p.scale, values[e]);
-            store_whole(y + static_cast<int64_t>(place(row) + 8 * r) * p.stride + 32 * h,
+            store_whole(y + static_cast<int64_t>(row + 8 * r) * p.stride + 32 * h,
                         from_floats<T, 8>(values), once);
           }
       }
-      if (row + kStages * step < tokens) load(stage[s], place(row + kStages * step));
+      if (row + kStages * kRows < end) load(stage[s], row + kStages * kRows);
     }
   }
 }
@@ -115,8 +116,8 @@ cudaError_t lora_up(const LoraUpProducts& p, cudaStream_t stream) {
     return cudaErrorInvalidValue;
   return with_rank(p.element, p.rank, [&](auto zero, auto rank) {
     const auto kernel = up_kernel<decltype(zero), rank()>;
-    const dim3 grid = strip_grid(kernel, kWarps * 32, p.columns, kColumns, p.tokens / kRows);
-    kernel<<<grid, kWarps * 32, 0, stream>>>(p);
+    const int64_t blocks = ceil_div(p.columns, kColumns) * ceil_div(p.tokens, kBlockRows);
+    kernel<<<static_cast<unsigned>(blocks), kWarps * 32, 0, stream>>>(p);
     return cudaGetLastError();
   });
 }
