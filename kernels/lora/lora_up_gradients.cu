@@ -1,4 +1,5 @@
 #include "kernels/hopper.cuh"
+#include "kernels/launch_behind.cuh"
 #include "kernels/lora/lora_tile.cuh"
 #include "kernels/lora/lora_up.h"
 
@@ -189,6 +190,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
   }
   hopper::barrier_wait(barrier, parity);
   add_up((runs - 1) / kStages * kStages, last);
+  allow_next_kernel();
 
 #pragma unroll
   for (int h = 0; h < 2; ++h)
@@ -219,6 +221,7 @@ __global__ void __launch_bounds__(kSumWarps * 32)
   const float* const from = (first ? in.d : in.db) + at;
   const int parts = first ? d_parts : db_parts;
   float4 sum = {};
+  await_kernel_before();
 #pragma unroll 4
   for (int i = warp; i < parts; i += kSumWarps) {
     const float4 v = *reinterpret_cast<const float4*>(from + i * step);
@@ -259,11 +262,10 @@ cudaError_t lora_up_gradients(const LoraUpProducts& p, cudaStream_t stream) {
     kernel<<<dim3(static_cast<unsigned>(plan.column_blocks), static_cast<unsigned>(plan.parts)),
              kWarps * 32, kShared, stream>>>(p, partial);
     if (const cudaError_t failed = cudaGetLastError(); failed != cudaSuccess) return failed;
-    partial_sums_kernel<T>
-        <<<static_cast<unsigned>((partial.d_floats + partial.db_floats) / 128), kSumWarps * 32, 0,
-           stream>>>(partial, static_cast<T*>(p.d), static_cast<T*>(p.db),
-                     static_cast<int>(plan.column_blocks), static_cast<int>(plan.parts), p.scale);
-    return cudaGetLastError();
+    return launch_behind(partial_sums_kernel<T>,
+                         dim3(static_cast<unsigned>((partial.d_floats + partial.db_floats) / 128)),
+                         kSumWarps * 32, stream, partial, static_cast<T*>(p.d), static_cast<T*>(p.db),
+                         static_cast<int>(plan.column_blocks), static_cast<int>(plan.parts), p.scale);
   });
 }
 
