@@ -7,14 +7,14 @@
 //
 //   lora_down      t_i  = D_i(x) A_i^T
 //   lora_down_dw   dA_i = d_i^T D_i(x)
-//   lora_down_dx   dx  += sum over i of D_i(d_i A_i)
+//   lora_down_dx   dx  += sum over i of D_i(d_i A_i), or dx = the sum
 //   lora_down_gradients: the last two
 //
 // Kept values enter the products as they are, `scale` multiplies the fp32 sums: no rounding of its
 // own for the dropout; D_i(d_i A_i) stays fp32 and is rounded once, with the sum. All adapters
 // share one read of x (dx: one read and one write); what each costs beyond that is its mask: 2^26
 // elements take longer to hash three times than to read. dA's kernels take the last tokens first:
-// of a dx just written those are still in L2. Tensor-core products, fp32 sums, each in one fixed
+// of an x just written those are still in L2. Tensor-core products, fp32 sums, each in one fixed
 // order, no workspace: deterministic. No allocation, no synchronisation.
 //
 // T is bf16 or fp16; columns a multiple of 64, tokens of a sample a multiple of 32, rank 16 (up to
@@ -39,7 +39,8 @@ struct LoraProducts {
   const void* d[kMaxLoraAdapters] = {};  // lora_down_dw, lora_down_dx: [tokens, rank]
   void* da[kMaxLoraAdapters] = {};       // lora_down_dw: written, [rank, columns]
   const void* x = nullptr;               // lora_down, lora_down_dw: [tokens, columns]
-  void* dx = nullptr;                    // lora_down_dx: read and written, [tokens, columns]
+  void* dx = nullptr;                    // lora_down_dx: written, [tokens, columns], and read before where it adds
+  bool adds = true;                      // lora_down_dx: to dx; else what dx holds is not read
   int64_t tokens = 0, columns = 0;
   // Token t is position t % sample_tokens of sample sample_ids[t / sample_tokens] (device).
   const int64_t* sample_ids = nullptr;

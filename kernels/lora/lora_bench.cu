@@ -37,13 +37,16 @@ void shape(bench::Recorder& recorder, int64_t tokens, int64_t columns, int rank,
                 [&](int i) { return lora_down_dx(p[i], nullptr); });
   recorder.time("lora, gradients of A and x", label, element, 3 * tensor, kSets,
                 [&](int i) { return lora_down_gradients(p[i], nullptr); });
+  for (LoraProducts& set : p) set.adds = false;
+  recorder.time("lora, gradients of A and x, alone", label, element, 2 * tensor, kSets,
+                [&](int i) { return lora_down_gradients(p[i], nullptr); });
 }
 
 }  // namespace
 
 TRIREME_BENCH(lora) {
   if (!recorder.wants("lora, dropout(x) A^T") && !recorder.wants("lora, d^T dropout(x)") &&
-      !recorder.wants("lora, dx += dropout(d A)") && !recorder.wants("lora, gradients of A and x"))
+      !recorder.wants("lora, dx += dropout(d A)") && !recorder.wants("lora, gradients of A and x, alone"))
     return;
   for (const int count : {1, 2, 3}) shape(recorder, 8192, 8192, 16, count);
   shape(recorder, 8192, 8192, 64, 1);

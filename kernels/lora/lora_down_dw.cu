@@ -8,6 +8,7 @@ using namespace lora;
 
 constexpr int kColumns = 64;  // of a block
 constexpr int kTokens = 16;   // of a product
+enum class Dx { kNone, kAdded, kWritten };
 constexpr int kStages = 2;    // products whose tokens are on their way to each warp
 
 /// sum += x * scale where `bits` is negative: a predicated sum, not a selected term.
@@ -18,10 +19,11 @@ __device__ inline void add_if_negative(float& sum, uint32_t bits, float x, float
 }
 
 /// Block: 64 columns; a warp every kWarps-th run of 16 tokens. Sums of the warps meet in shared
-/// memory, in their order. kDx: adds to dx too, under the same masks.
-template <class T, int kRank, int kCount, int kWarps, bool kDx>
-__global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 && !kDx ? 16 / kWarps : 1)
+/// memory, in their order. With dx: that too, under the same masks.
+template <class T, int kRank, int kCount, int kWarps, Dx kForm>
+__global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 && kForm == Dx::kNone ? 16 / kWarps : 1)
     down_dw_kernel(const __grid_constant__ LoraProducts p) {
+  constexpr bool kDx = kForm != Dx::kNone, kAdds = kForm == Dx::kAdded;
   static_assert(!kDx || (kRank == 16 && kCount == 1));
   extern __shared__ float partial[];  // [warp][16 ranks][64 columns]
   constexpr int kTiles = kRank / 16;
@@ -54,18 +56,18 @@ __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 && !kDx ? 16 
   }
   struct Stage {
     Words<4> x[4];
-    Words<4> dx[kDx ? 4 : 1];
+    Words<4> dx[kDx ? 4 : 1];  // kWritten: nothing until its product
     uint2 d[kCount][kTiles][2];  // tokens g and g + 8, ranks 4t to 4t + 3
   };
   Stage stage[kStages];
-  // The last tokens first: of a dx just written those are still in L2.
+  // The last tokens first: of an x just written those are still in L2.
   const auto place = [&](int turn) { return static_cast<int>(p.tokens) - kTokens - turn; };
   const auto load = [&](Stage& to, int turn) {
     const int token = place(turn);
 #pragma unroll
     for (int r = 0; r < 4; ++r)
       to.x[r] = load_words(x + static_cast<int64_t>(token + 2 * t + r % 2 + r / 2 * 8) * columns);
-    if constexpr (kDx)
+    if constexpr (kAdds)
 #pragma unroll
       for (int r = 0; r < 4; ++r)
         to.dx[r] =
@@ -116,11 +118,12 @@ __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 && !kDx ? 16 
           start[r] = mask[i].start(word + static_cast<uint32_t>(r % 2 + r / 2 * 8) * row_words);
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
-          uint32_t v[4], kept[4];
+          uint32_t v[4], kept[4], keeps[4];
 #pragma unroll
           for (int r = 0; r < 4; ++r) {
             kept[r] = mask[i].keep(start[r], w, bias);
-            v[r] = stage[s].x[r].word[w] & word_mask(kept[r]);
+            keeps[r] = word_mask(kept[r]);
+            v[r] = stage[s].x[r].word[w] & keeps[r];
           }
           if constexpr (kDx) {
             float c[2][4];  // tokens 2t and 2t + 1 of either half of the run
@@ -130,11 +133,16 @@ __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 && !kDx ? 16 
                                 a_turned[w][3], stage[s].d[0][0][half].x, stage[s].d[0][0][half].y);
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
-              float values[2];
-              to_floats(__builtin_bit_cast(Vec<T, 2>, stage[s].dx[r].word[w]), values);
-              add_if_negative(values[0], kept[r] * 0x10000u, c[r / 2][r % 2], scale);
-              add_if_negative(values[1], kept[r], c[r / 2][2 + r % 2], scale);
-              stage[s].dx[r].word[w] = __builtin_bit_cast(uint32_t, from_floats<T, 2>(values));
+              float values[2] = {c[r / 2][r % 2] * scale, c[r / 2][2 + r % 2] * scale};
+              uint32_t& dx_word = stage[s].dx[r].word[w];
+              if constexpr (kAdds) {
+                to_floats(__builtin_bit_cast(Vec<T, 2>, dx_word), values);
+                add_if_negative(values[0], kept[r] * 0x10000u, c[r / 2][r % 2], scale);
+                add_if_negative(values[1], kept[r], c[r / 2][2 + r % 2], scale);
+                dx_word = __builtin_bit_cast(uint32_t, from_floats<T, 2>(values));
+              } else {
+                dx_word = __builtin_bit_cast(uint32_t, from_floats<T, 2>(values)) & keeps[r];
+              }
             }
           }
           // Columns 8g + 2w and 8g + 2w + 1, the tokens side by side.
@@ -186,9 +194,9 @@ __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 && !kDx ? 16 
     }
 }
 
-template <int kWarps, bool kDx, class Type, class Rank, class Count>
+template <int kWarps, Dx kForm, class Type, class Rank, class Count>
 cudaError_t launch(const LoraProducts& p, Type, Rank, Count, cudaStream_t stream) {
-  const auto kernel = down_dw_kernel<Type, Rank::value, Count::value, kWarps, kDx>;
+  const auto kernel = down_dw_kernel<Type, Rank::value, Count::value, kWarps, kForm>;
   constexpr size_t kShared = sizeof(float) * kWarps * 16 * kColumns;
   if (const cudaError_t refused = allow_shared_memory(kernel, kShared); refused != cudaSuccess)
     return refused;
@@ -202,7 +210,7 @@ cudaError_t lora_down_dw(const LoraProducts& p, cudaStream_t stream) {
   if (!lora_fits(p) || p.x == nullptr) return cudaErrorInvalidValue;
   return with_constants(p, [&](auto zero, auto rank, auto count) {
     // Sums in registers leave room for this many warps.
-    return launch<(rank() * count() <= 16 ? 16 : 8), false>(p, zero, rank, count, stream);
+    return launch<(rank() * count() <= 16 ? 16 : 8), Dx::kNone>(p, zero, rank, count, stream);
   });
 }
 
@@ -210,9 +218,9 @@ cudaError_t lora_down_gradients(const LoraProducts& p, cudaStream_t stream) {
   if (!lora_fits(p) || p.x == nullptr || p.dx == nullptr) return cudaErrorInvalidValue;
   if (p.rank == 16 && p.count == 1)
     return with_rank(p.element, 16, [&](auto zero, auto) {
-      using std::integral_constant;
-      return launch<12, true>(p, zero, integral_constant<int, 16>{}, integral_constant<int, 1>{},
-                              stream);
+      constexpr std::integral_constant<int, 16> kRank;
+      constexpr std::integral_constant<int, 1> kCount;
+      return p.adds ? launch<12, Dx::kAdded>(p, zero, kRank, kCount, stream) : launch<12, Dx::kWritten>(p, zero, kRank, kCount, stream);
     });
   const cudaError_t status = lora_down_dw(p, stream);
   return status != cudaSuccess ? status : lora_down_dx(p, stream);

@@ -12,7 +12,7 @@ constexpr int kRows = 16;              // of a run
 
 /// Block: 256 columns, every gridDim.y-th run of 32 rows; a warp has 32 of the columns, whose part of
 /// A stays in its registers.
-template <class T, int kRank, int kCount>
+template <class T, int kRank, int kCount, bool kAdds>
 __global__ void __launch_bounds__(kWarps * 32, 2)
     down_dx_kernel(const __grid_constant__ LoraProducts p) {
   constexpr int kSteps = kRank / 16, kTiles = kRows / 16;
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
   Words<4> stage[kStages][2 * kTiles];
   const auto load = [&](Words<4>(&to)[2 * kTiles], int row) {
 #pragma unroll
-    for (int r = 0; r < 2 * kTiles; ++r)
+    for (int r = 0; r < (kAdds ? 2 * kTiles : 0); ++r)
       to[r] = load_words(dx + static_cast<int64_t>(row + 8 * r) * columns);
   };
 #pragma unroll
@@ -104,8 +104,8 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          float values[8];
-          to_floats(__builtin_bit_cast(Vec<T, 8>, stage[s][2 * m + half]), values);
+          float values[8] = {};
+          if constexpr (kAdds) to_floats(__builtin_bit_cast(Vec<T, 8>, stage[s][2 * m + half]), values);
 #pragma unroll
           for (int e = 0; e < 8; ++e) values[e] = fmaf(sum[half][e], p.scale, values[e]);
           store_whole(dx + static_cast<int64_t>(row + m * 16 + 8 * half) * columns,
@@ -123,7 +123,7 @@ cudaError_t lora_down_dx(const LoraProducts& p, cudaStream_t stream) {
   if (!lora_fits(p) || p.dx == nullptr) return cudaErrorInvalidValue;
   return with_constants(p, [&](auto zero, auto rank, auto count) {
     using T = decltype(zero);
-    const auto kernel = down_dx_kernel<T, rank(), count()>;
+    const auto kernel = p.adds ? down_dx_kernel<T, rank(), count(), true> : down_dx_kernel<T, rank(), count(), false>;
     const dim3 grid = strip_grid(kernel, kWarps * 32, p.columns, kColumns, p.tokens / kRows);
     kernel<<<grid, kWarps * 32, 0, stream>>>(p);
     return cudaGetLastError();

@@ -16,11 +16,11 @@ constexpr int kBlockRows = 4 * kRows;
 
 /// Block: 256 columns, four runs of 16 rows; a warp has 64 of the columns, whose part of B stays in its registers. Many small blocks, so that
 /// some load while others store; the last rows first: of a y just written those are still in L2.
-template <class T, int kRank>
+template <class T, int kRank, bool kAdds>
 __global__ void __launch_bounds__(kWarps * 32, kRank == 64 ? 2 : 4)
     up_kernel(const __grid_constant__ LoraUpProducts p) {
   constexpr int kSteps = kRank / 16;
-  constexpr int kStages = kRank == 32 ? 1 : 3;  // runs whose y is on its way to each warp
+  constexpr int kStages = kRank == 32 && kAdds ? 1 : 3;  // runs whose y and t are on their way to each warp
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   const unsigned column_blocks = static_cast<unsigned>((p.columns + kColumns - 1) / kColumns);
   const int64_t column = static_cast<int64_t>(blockIdx.x % column_blocks) * kColumns + threadIdx.x / 32 * (32 * kHalves);
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kWarps * 32, kRank == 64 ? 2 : 4)
             end = min(begin + kBlockRows, static_cast<int>(p.tokens));
   const bool once = streams(p.tokens * p.columns * 2);
   struct Stage {
-    Words<4> y[kHalves][2];  // rows g and g + 8
+    Words<4> y[kAdds ? kHalves : 1][2];  // rows g and g + 8
     uint2 t[kSteps][2];
   };
   Stage stage[kStages] = {};
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kWarps * 32, kRank == 64 ? 2 : 4)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
 #pragma unroll
-      for (int h = 0; h < kHalves; ++h)
+      for (int h = 0; h < (kAdds ? kHalves : 0); ++h)
         if (h == 0 || both)
           to.y[h][r] = load_words(y + static_cast<int64_t>(row + 8 * r) * p.stride + 32 * h);
 #pragma unroll
@@ -89,8 +89,8 @@ __global__ void __launch_bounds__(kWarps * 32, kRank == 64 ? 2 : 4)
         if (h == 0 || both)
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
-            float values[8];
-            to_floats(__builtin_bit_cast(Vec<T, 8>, stage[s].y[h][r]), values);
+            float values[8] = {};
+            if constexpr (kAdds) to_floats(__builtin_bit_cast(Vec<T, 8>, stage[s].y[h][r]), values);
 #pragma unroll
             for (int e = 0; e < 8; ++e) values[e] = fmaf(sum[r][e], p.scale, values[e]);
             store_whole(y + static_cast<int64_t>(row + 8 * r) * p.stride + 32 * h,
@@ -115,7 +115,8 @@ cudaError_t lora_up(const LoraUpProducts& p, cudaStream_t stream) {
   if (!lora_up_fits(p) || p.y == nullptr || p.b == nullptr || p.t == nullptr)
     return cudaErrorInvalidValue;
   return with_rank(p.element, p.rank, [&](auto zero, auto rank) {
-    const auto kernel = up_kernel<decltype(zero), rank()>;
+    using T = decltype(zero);
+    const auto kernel = p.adds ? up_kernel<T, rank(), true> : up_kernel<T, rank(), false>;
     const int64_t blocks = ceil_div(p.columns, kColumns) * ceil_div(p.tokens, kBlockRows);
     kernel<<<static_cast<unsigned>(blocks), kWarps * 32, 0, stream>>>(p);
     return cudaGetLastError();

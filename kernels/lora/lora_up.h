@@ -2,7 +2,7 @@
 // The other low-rank product of an adapter, and its gradients. B [columns, rank], t and d [tokens, rank] T; y and dy [tokens, columns] T with
 // rows `stride` elements apart (a slice of a packed projection):
 //
-//   lora_up             y += scale * t B^T
+//   lora_up             y += scale * t B^T, or y = scale * t B^T
 //   lora_up_gradients   d = scale * dy B,  dB = scale * dy^T t
 //
 // One read of y (one write) or dy. Tensor-core products, fp32 sums in one fixed order, each result rounded once: deterministic. No allocation,
@@ -22,7 +22,8 @@ struct LoraUpProducts {
   int rank = 0;
   const void* b = nullptr;
   const void* t = nullptr;
-  void* y = nullptr;          // lora_up: read and written
+  void* y = nullptr;          // lora_up: written, and read before where it adds
+  bool adds = true;           // lora_up: to y; else what y holds is not read
   const void* dy = nullptr;   // lora_up_gradients
   void* d = nullptr;          // lora_up_gradients: written
   void* db = nullptr;         // lora_up_gradients: written

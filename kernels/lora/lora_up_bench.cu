@@ -8,6 +8,7 @@ namespace trireme::kernels {
 namespace {
 
 constexpr const char* kUp = "lora, y += t B^T";
+constexpr const char* kAlone = "lora, y = t B^T";
 constexpr const char* kGradients = "lora, dy B and dy^T t";
 
 void shape(bench::Recorder& recorder, int64_t tokens, int64_t columns, int rank) {
@@ -26,6 +27,8 @@ void shape(bench::Recorder& recorder, int64_t tokens, int64_t columns, int rank)
   }
   // y grows by a bounded step per launch: it stays finite over the bench's launches.
   if (recorder.wants(kUp)) recorder.time(kUp, label, element, 2 * tensor, kSets, [&](int i) { return lora_up(p[i], nullptr); });
+  for (LoraUpProducts& set : p) set.adds = false;
+  if (recorder.wants(kAlone)) recorder.time(kAlone, label, element, tensor, kSets, [&](int i) { return lora_up(p[i], nullptr); });
   if (recorder.wants(kGradients))
     recorder.time(kGradients, label, element, tensor, kSets, [&](int i) { return lora_up_gradients(p[i], nullptr); });
 }
@@ -33,7 +36,7 @@ void shape(bench::Recorder& recorder, int64_t tokens, int64_t columns, int rank)
 }  // namespace
 
 TRIREME_BENCH(lora_up) {
-  if (!recorder.wants(kUp) && !recorder.wants(kGradients)) return;
+  if (!recorder.wants(kUp) && !recorder.wants(kAlone) && !recorder.wants(kGradients)) return;
   for (const int64_t columns : {10240, 8192, 1024}) shape(recorder, 8192, columns, 16);
   shape(recorder, 8192, 8192, 32);
   shape(recorder, 8192, 8192, 64);

@@ -231,10 +231,8 @@ class NcclCommunicator final : public Communicator {
     return values;
   }
   std::vector<std::string> all_gather_host(const std::string& value) override {
-    const uint64_t sequence = ProgressRing::instance().begin("all_gather_host", static_cast<int64_t>(value.size()), name_);
-    ProgressRing::instance().wait(sequence);
-    auto result = exchange_->all_gather(value);
-    ProgressRing::instance().end(sequence);
+    std::vector<std::string> result;
+    block_in_collective("all_gather_host", static_cast<int64_t>(value.size()), name_, [&] { result = exchange_->all_gather(value); });
     return result;
   }
   std::unique_ptr<Communicator> split(int colour) override {

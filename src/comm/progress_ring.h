@@ -57,6 +57,15 @@ class ProgressRing {
   std::map<std::string, double> section_times_;
 };
 
+/// A collective in which the host blocks from its start to its end. One that throws stays open: the last words then say inside of what.
+template <class Call>
+void block_in_collective(const char* kind, int64_t elements, const char* group, const Call& call) {
+  const uint64_t sequence = ProgressRing::instance().begin(kind, elements, group);
+  ProgressRing::instance().wait(sequence);
+  call();
+  ProgressRing::instance().end(sequence);
+}
+
 /// TRIREME_CHECK_COLLECTIVES=1: before a collective starts the ranks compare what they are about to do.
 bool checking_collectives();
 /// InternalError naming the ranks whose text differs from the others'. `all`: of every rank of the group, "all_reduce[1024] on world"

@@ -1,5 +1,6 @@
 #include "store_world.h"
 
+#include "progress_ring.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "world_backend.h"
@@ -106,6 +107,10 @@ class TcpStoreWorld final : public StoreWorld {
 
   std::unique_ptr<HostExchange> exchange() override {
     return std::make_unique<StoreExchange>(store_, place(), "world", launch_.rank, launch_.world_size);
+  }
+  void part() override {
+    StoreExchange parting(store_, place(), "part", launch_.rank, launch_.world_size);
+    block_in_collective("part", 0, "world", [&parting] { (void)parting.all_gather(""); });
   }
   void leave() override {
     std::vector<std::string> keys;

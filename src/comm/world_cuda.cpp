@@ -2,10 +2,12 @@
 #include "host_exchange.h"
 #include "mpi_communicator.h"
 #include "nccl_communicator.h"
+#include "progress_ring.h"
 #include "rank_watch.h"
 #include "self_communicator.h"
 #include "store_world.h"
 #include "trireme/base/error.h"
+#include "trireme/base/fault.h"
 #include "trireme/base/log.h"
 #include "world_backend.h"
 
@@ -68,12 +70,15 @@ class GpuWorld final : public World {
 
   void leave() override {
     comm_->barrier();
+    fault_point("leave", launch_.rank);
+    // The watch goes last: a rank that is stopped while all part holds the others up as in any collective.
+    if (watch_) block_in_collective("ncclCommDestroy", 0, "world", [this] { comm_.reset(); });
+    if (launch_.kind == Launch::Kind::kMpi) finalize_mpi();
+    if (store_) store_->part();
     if (watch_) watch_->leave();
     watch_.reset();
-    comm_.reset();
     if (store_) store_->leave();
     store_.reset();
-    if (launch_.kind == Launch::Kind::kMpi) finalize_mpi();
   }
 
  private:

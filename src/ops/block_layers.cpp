@@ -24,22 +24,37 @@ struct Input {
   Fp8Rows fp8;
 };
 
-/// x W^T (+ residual).
-at::Tensor forward_product(const Input& x, const Weight& weight, at::ScalarType dtype, const at::Tensor& residual_TD = {}) {
-  if (weight.fp8()) return fp8_product(x.fp8, weight, dtype, residual_TD);
-  at::Tensor y = at::mm(x.plain, weight.matrix.t());
-  return residual_TD.defined() ? y.add_(residual_TD) : y;
+at::Tensor plain_product(const at::Tensor& a, const at::Tensor& b, const Addend& addend) {
+  if (addend.overwritten) return addend.sum.addmm_(a, b);
+  const at::Tensor y = at::mm(a, b);
+  return addend.sum.defined() ? y.add_(addend.sum) : y;
 }
 
-at::Tensor input_gradient(const at::Tensor& dy, const Fp8Rows& dy_fp8, const Weight& weight,
-                          at::ScalarType dtype) {
-  return weight.fp8() ? fp8_input_gradient(dy_fp8, weight, dtype) : at::mm(dy, weight.matrix);
+/// x W^T (+ addend).
+at::Tensor forward_product(const Input& x, const Weight& weight, at::ScalarType dtype, const Addend& addend) {
+  return weight.fp8() ? fp8_product(x.fp8, weight, dtype, addend) : plain_product(x.plain, weight.matrix.t(), addend);
+}
+
+/// x W^T + the adapters' part (+ residual), `products` from lora_products(). The layer's own product comes last where it can: it reads what it
+/// adds to while the matrix engine is at work, and a pass over y of its own is saved.
+at::Tensor forward_product(const Input& x, const Weight& weight, at::ScalarType dtype, const LoraPlan& lora, at::TensorList pairs,
+                           at::TensorList products, const at::Tensor& residual_TD = {}) {
+  if (products.empty()) return forward_product(x, weight, dtype, {residual_TD});
+  if (!residual_TD.defined()) return forward_product(x, weight, dtype, {lora_part(products, pairs, lora, weight.matrix.size(0)), true});
+  const at::Tensor y = forward_product(x, weight, dtype, {residual_TD});
+  lora_add(y, products, pairs, lora);
+  return y;
+}
+
+/// dy W, over the adapters' part where there is one.
+at::Tensor input_gradient(const at::Tensor& dy, const Fp8Rows& dy_fp8, const Weight& weight, at::ScalarType dtype, const at::Tensor& part) {
+  const Addend addend{part, part.defined()};
+  return weight.fp8() ? fp8_input_gradient(dy_fp8, weight, dtype, addend) : plain_product(dy, weight.matrix, addend);
 }
 
 /// dy of a layer whose gradient no kernel has quantised yet.
-at::Tensor input_gradient(const at::Tensor& dy, const Weight& weight) {
-  return input_gradient(dy, weight.fp8() ? quantise_rows(dy) : Fp8Rows{}, weight,
-                        dy.scalar_type());
+at::Tensor input_gradient(const at::Tensor& dy, const Weight& weight, const at::Tensor& part) {
+  return input_gradient(dy, weight.fp8() ? quantise_rows(dy) : Fp8Rows{}, weight, dy.scalar_type(), part);
 }
 
 /// Everything about a linear layer but the tensors that autograd must know.
@@ -97,8 +112,7 @@ struct NormLinear : torch::autograd::Function<NormLinear> {
                                              !weight.fp8() || !pairs.empty(), weight.fp8());
     std::vector<at::Tensor> products;
     if (!pairs.empty()) products = lora_products(normed.y.view(x.sizes()), pairs, plan.linear.lora);
-    at::Tensor y = forward_product({normed.y, normed.fp8}, weight, x.scalar_type());
-    lora_add(y, products, pairs, plan.linear.lora);
+    const at::Tensor y = forward_product({normed.y, normed.fp8}, weight, x.scalar_type(), plan.linear.lora, pairs, products);
     variable_list saved = inputs.vec();
     saved.push_back(normed.rstd);
     saved.insert(saved.end(), products.begin(), products.end());
@@ -120,19 +134,17 @@ struct NormLinear : torch::autograd::Function<NormLinear> {
     const at::Tensor dy = as_rows(gradients[0]);
 
     variable_list result(4 + num_pairs);
-    const std::vector<bool> pairs_wanted = wanted(ctx, 3, num_pairs);
-    const LoraGradients lora_gradients =
-        lora_product_gradients(dy, x, pairs, products, plan.linear.lora, pairs_wanted);
     const bool weight_trained = ctx->needs_input_grad(2);
-    at::Tensor normed;
-    if (weight_trained || num_pairs > 0)
-      normed = rows::norm_again(as_rows(x), rstd, norm_weight, plan.eps);
-    if (weight_trained) result[2] = at::mm(dy.t(), normed);
-    at::Tensor dn = input_gradient(dy, weight);
-    if (num_pairs > 0)
-      put(result, 3, lora_backward(lora_gradients, normed.view(x.sizes()), pairs, plan.linear.lora,
-                                   pairs_wanted, dn));
-    normed = at::Tensor();
+    const std::vector<bool> pairs_wanted = wanted(ctx, 3, num_pairs);
+    const LoraProductGradients of_products = lora_product_gradients(dy, x, pairs, products, plan.linear.lora, pairs_wanted);
+    LoraGradients adapters;
+    if (weight_trained || num_pairs > 0) {
+      const at::Tensor normed = rows::norm_again(as_rows(x), rstd, norm_weight, plan.eps);
+      if (weight_trained) result[2] = at::mm(dy.t(), normed);
+      adapters = lora_backward(of_products, normed.view(x.sizes()), pairs, plan.linear.lora, pairs_wanted, true);
+      put(result, 3, adapters.pairs);
+    }
+    const at::Tensor dn = input_gradient(dy, weight, adapters.dx_part);
     const at::Tensor residual = gradients[1].defined() ? as_rows(gradients[1]) : at::Tensor();
     const at::Tensor dx =
         rows::norm_backward(dn, as_rows(x), rstd, norm_weight, residual,
@@ -152,9 +164,8 @@ struct LinearAdd : torch::autograd::Function<LinearAdd> {
     const at::TensorList pairs = inputs.slice(3);
     const at::Tensor x_TI = as_rows(x);
     const std::vector<at::Tensor> products = lora_products(x, pairs, plan.lora);
-    at::Tensor y = forward_product({x_TI, weight.fp8() ? quantise_rows(x_TI) : Fp8Rows{}}, weight,
-                                   x.scalar_type(), as_rows(residual));
-    lora_add(y, products, pairs, plan.lora);
+    const at::Tensor y = forward_product({x_TI, weight.fp8() ? quantise_rows(x_TI) : Fp8Rows{}}, weight, x.scalar_type(), plan.lora, pairs,
+                                         products, as_rows(residual));
     variable_list saved = {matrix.requires_grad() || any_trained(pairs) ? x : at::Tensor(), matrix};
     saved.insert(saved.end(), pairs.begin(), pairs.end());
     saved.insert(saved.end(), products.begin(), products.end());
@@ -175,18 +186,16 @@ struct LinearAdd : torch::autograd::Function<LinearAdd> {
     const at::Tensor dy = as_rows(gradients[0]);
 
     variable_list result(4 + num_pairs);
-    const std::vector<bool> pairs_wanted = wanted(ctx, 3, num_pairs);
-    const LoraGradients lora_gradients =
-        lora_product_gradients(dy, x, pairs, products, plan.lora, pairs_wanted);
-    if (ctx->needs_input_grad(2)) result[2] = at::mm(dy.t(), as_rows(x));
-    at::Tensor dx;
-    if (ctx->needs_input_grad(0)) dx = input_gradient(dy, weight);
     result[1] = gradients[0];
-    put(result, 3, lora_backward(lora_gradients, x, pairs, plan.lora, pairs_wanted, dx));
-    if (dx.defined()) {
+    if (ctx->needs_input_grad(2)) result[2] = at::mm(dy.t(), as_rows(x));
+    const std::vector<bool> pairs_wanted = wanted(ctx, 3, num_pairs);
+    const LoraGradients adapters = lora_backward(lora_product_gradients(dy, x, pairs, products, plan.lora, pairs_wanted), x, pairs, plan.lora,
+                                                 pairs_wanted, ctx->needs_input_grad(0));
+    put(result, 3, adapters.pairs);
+    if (ctx->needs_input_grad(0)) {
       std::vector<int64_t> shape = gradients[0].sizes().vec();
       shape.back() = weight.matrix.size(1);
-      result[0] = dx.view(shape);
+      result[0] = input_gradient(dy, weight, adapters.dx_part).view(shape);
     }
     return result;
   }
@@ -218,21 +227,21 @@ struct MlpAdd : torch::autograd::Function<MlpAdd> {
                            gate_up_weight.fp8());
     std::vector<at::Tensor> products;
     if (up_pairs > 0) products = lora_products(normed.y.view(wide), gate_up_pairs, plan.gate_up.lora);
-    at::Tensor gate_up = forward_product({normed.y, normed.fp8}, gate_up_weight, h.scalar_type());
-    lora_add(gate_up, products, gate_up_pairs, plan.gate_up.lora);
+    const at::Tensor gate_up =
+        forward_product({normed.y, normed.fp8}, gate_up_weight, h.scalar_type(), plan.gate_up.lora, gate_up_pairs, products);
 
     const bool keep_fp8 = down_weight.fp8() && !plan.recompute;
     const rows::Activated activated =
         rows::swiglu_forward(gate_up, !down_weight.fp8() || !down_pairs.empty(), down_weight.fp8(),
                              keep_fp8);
-    std::vector<at::Tensor> down_products;
+    std::vector<at::Tensor> products_down;
     if (!down_pairs.empty()) {
       wide.back() = down_weight.matrix.size(1);
-      down_products = lora_products(activated.y.view(wide), down_pairs, plan.down.lora);
+      products_down = lora_products(activated.y.view(wide), down_pairs, plan.down.lora);
     }
-    at::Tensor y = forward_product({activated.y, activated.fp8}, down_weight, h.scalar_type(), h_TD);
-    lora_add(y, down_products, down_pairs, plan.down.lora);
-    products.insert(products.end(), down_products.begin(), down_products.end());
+    const at::Tensor y =
+        forward_product({activated.y, activated.fp8}, down_weight, h.scalar_type(), plan.down.lora, down_pairs, products_down, h_TD);
+    products.insert(products.end(), products_down.begin(), products_down.end());
 
     variable_list saved = inputs.vec();
     saved.push_back(normed.rstd);
@@ -275,11 +284,10 @@ struct MlpAdd : torch::autograd::Function<MlpAdd> {
       Fp8Rows fp8;
       if (gate_up_weight.fp8())
         fp8 = rows::norm_forward(h_TD, norm_weight, plan.eps, false, true).fp8;
-      gate_up = forward_product({normed, fp8}, gate_up_weight, dtype);
-      lora_add(gate_up, products_up, pairs_up, plan.gate_up.lora);
+      gate_up = forward_product({normed, fp8}, gate_up_weight, dtype, plan.gate_up.lora, pairs_up, products_up);
     }
 
-    at::Tensor d_activated = input_gradient(dy, down_weight);
+    LoraGradients adapters_down;
     if (down_trained || down_pairs > 0) {
       const at::Tensor activated =
           rows::swiglu_forward(kept.defined() ? dequantise_rows(kept, dtype) : gate_up, true, false,
@@ -287,25 +295,27 @@ struct MlpAdd : torch::autograd::Function<MlpAdd> {
               .y;
       if (down_trained) result[down_at] = at::mm(dy.t(), activated);
       wide.back() = activated.size(1);
-      const std::vector<bool> pairs_wanted = wanted(ctx, down_at + 1, down_pairs);
       const at::Tensor activated_BSI = activated.view(wide);
-      put(result, down_at + 1,
-          lora_backward(lora_product_gradients(dy, activated_BSI, pairs_down, products_down,
-                                               plan.down.lora, pairs_wanted),
-                        activated_BSI, pairs_down, plan.down.lora, pairs_wanted, d_activated));
+      const std::vector<bool> down_wanted = wanted(ctx, down_at + 1, down_pairs);
+      adapters_down = lora_backward(lora_product_gradients(dy, activated_BSI, pairs_down, products_down, plan.down.lora, down_wanted),
+                                    activated_BSI, pairs_down, plan.down.lora, down_wanted, true);
+      put(result, down_at + 1, adapters_down.pairs);
     }
+    at::Tensor d_activated = input_gradient(dy, down_weight, adapters_down.dx_part);
     const rows::Gradient d_gate_up = rows::swiglu_backward(
         d_activated, gate_up, kept, !gate_up_weight.fp8() || up_pairs > 0, gate_up_weight.fp8());
-    d_activated = gate_up = at::Tensor();
+    d_activated = gate_up = adapters_down.dx_part = at::Tensor();
 
-    const std::vector<bool> up_wanted = wanted(ctx, 3, up_pairs);
-    const LoraGradients up_gradients = lora_product_gradients(
-        d_gate_up.plain, h, pairs_up, products_up, plan.gate_up.lora, up_wanted);
     if (gate_up_trained) result[2] = at::mm(d_gate_up.plain.t(), normed);
-    at::Tensor dn = input_gradient(d_gate_up.plain, d_gate_up.fp8, gate_up_weight, dtype);
-    if (up_pairs > 0)
-      put(result, 3, lora_backward(up_gradients, normed.view(h.sizes()), pairs_up,
-                                   plan.gate_up.lora, up_wanted, dn));
+    LoraGradients adapters_up;
+    if (up_pairs > 0) {
+      const at::Tensor normed_BSD = normed.view(h.sizes());
+      const std::vector<bool> up_wanted = wanted(ctx, 3, up_pairs);
+      adapters_up = lora_backward(lora_product_gradients(d_gate_up.plain, normed_BSD, pairs_up, products_up, plan.gate_up.lora, up_wanted),
+                                  normed_BSD, pairs_up, plan.gate_up.lora, up_wanted, true);
+      put(result, 3, adapters_up.pairs);
+    }
+    const at::Tensor dn = input_gradient(d_gate_up.plain, d_gate_up.fp8, gate_up_weight, dtype, adapters_up.dx_part);
     result[0] = rows::norm_backward(dn, h_TD, rstd, norm_weight, dy,
                                     ctx->needs_input_grad(1) ? &result[1] : nullptr)
                     .view(h.sizes());

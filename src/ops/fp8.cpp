@@ -20,17 +20,17 @@ constexpr int64_t kCastChunk = int64_t{1} << 26;
 bool has_fp8_engine(const at::Tensor& x) { return x.is_cuda() && bridge::has_fp8_kernels(x); }
 
 at::Tensor product(const Fp8Rows& x, const at::Tensor& w_NK, const at::Tensor& inverse_scale,
-                   at::ScalarType dtype, const at::Tensor& sum_MN) {
+                   at::ScalarType dtype, const Addend& addend) {
   TRIREME_CHECK(x.inverse_scale.size(1) == 1, "an FP8 product takes one scale per row, not ",
                 x.inverse_scale.size(1));
   if (has_fp8_engine(x.data)) {
     // Scales per row on one side ask for a vector on the other.
     const at::Tensor of_columns = inverse_scale.expand({w_NK.size(0)}).contiguous();
-    return bridge::fp8_product({x.data, x.inverse_scale.view(-1)}, {w_NK, of_columns}, dtype, {}, sum_MN);
+    return bridge::fp8_product({x.data, x.inverse_scale.view(-1)}, {w_NK, of_columns}, dtype, {}, addend);
   }
   at::Tensor product = at::mm(x.data.to(at::kFloat), w_NK.to(at::kFloat).t()).mul_(x.inverse_scale).mul_(inverse_scale);
-  if (sum_MN.defined()) product.add_(sum_MN);
-  return product.to(dtype);
+  if (addend.sum.defined()) product.add_(addend.sum);
+  return addend.overwritten ? addend.sum.copy_(product) : product.to(dtype);
 }
 
 }  // namespace
@@ -54,15 +54,15 @@ at::Tensor dequantise_rows(const Fp8Rows& rows, at::ScalarType dtype) {
       .view(rows.data.sizes());
 }
 
-at::Tensor fp8_product(const Fp8Rows& x, const Weight& weight, at::ScalarType dtype, const at::Tensor& sum) {
-  return product(x, weight.matrix, weight.inverse_scale, dtype, sum);
+at::Tensor fp8_product(const Fp8Rows& x, const Weight& weight, at::ScalarType dtype, const Addend& addend) {
+  return product(x, weight.matrix, weight.inverse_scale, dtype, addend);
 }
 
-at::Tensor fp8_input_gradient(const Fp8Rows& dy, const Weight& weight, at::ScalarType dtype) {
+at::Tensor fp8_input_gradient(const Fp8Rows& dy, const Weight& weight, at::ScalarType dtype, const Addend& addend) {
   const at::Tensor transposed = bridge::has_fp8_kernels(weight.matrix)
                                     ? bridge::transpose_bytes(weight.matrix)
                                     : weight.matrix.view(at::kByte).t().contiguous().view(kE4m3);
-  return product(dy, transposed, weight.inverse_scale, dtype, {});
+  return product(dy, transposed, weight.inverse_scale, dtype, addend);
 }
 
 at::Tensor fp8_amax(const at::Tensor& w) {

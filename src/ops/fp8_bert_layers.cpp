@@ -33,7 +33,7 @@ struct Fp8LinearBias : torch::autograd::Function<Fp8LinearBias> {
     variable_list result(4);
     result[1] = fp8_product(columns_of(dy), {saved[0], scaling.x.inverse}, dtype);
     result[2] = dy.sums;
-    if (ctx->needs_input_grad(0)) result[0] = fp8_product(rows_of(dy), {saved[1], scaling.weight.inverse}, dtype, {}, gradients[1]);
+    if (ctx->needs_input_grad(0)) result[0] = fp8_product(rows_of(dy), {saved[1], scaling.weight.inverse}, dtype, {}, {gradients[1]});
     return result;
   }
 };
@@ -99,7 +99,7 @@ struct Fp8MlpAddNorm : torch::autograd::Function<Fp8MlpAddNorm> {
     const Fp8Operand dy = fp8_operand(d.dx, down.dy, known);
     const at::Tensor d_activated = fp8_product(rows_of(dy), {saved[5], down.weight.inverse}, dtype);
     const Fp8Operand dz = fp8_gelu_gradient_operand(d_activated, saved[2], saved[3], plan.form, up.dy, known);
-    return {fp8_product(rows_of(dz), {saved[1], up.weight.inverse}, dtype, {}, d.d_sum),
+    return {fp8_product(rows_of(dz), {saved[1], up.weight.inverse}, dtype, {}, {d.d_sum}),
             fp8_product(columns_of(dz), {saved[0], up.x.inverse}, dtype),
             dz.sums,
             fp8_product(columns_of(dy), {saved[4], down.x.inverse}, dtype),

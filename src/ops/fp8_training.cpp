@@ -115,19 +115,19 @@ Fp8Operand fp8_gelu_gradient_operand(const at::Tensor& dy, const at::Tensor& z, 
   return compose(rows::gelu_backward(dy, z, bias, form)[0], scaling, true);
 }
 
-at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarType dtype, const at::Tensor& bias_N, const at::Tensor& sum_MN) {
+at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarType dtype, const at::Tensor& bias_N, const Addend& addend) {
   TRIREME_CHECK(a_MK.codes.size(1) == b_NK.codes.size(1), "an FP8 product of ", a_MK.codes.sizes(), " and ", b_NK.codes.sizes(),
                 ": their inner dimensions differ");
   if (bridge::has_kernels(a_MK.inverse)) {
     for (const int64_t size : {a_MK.codes.size(0), a_MK.codes.size(1), b_NK.codes.size(0)})
       TRIREME_CHECK(size % 16 == 0, "an FP8 product of ", a_MK.codes.sizes(), " and ", b_NK.codes.sizes(),
                     " needs multiples of 16 on a GPU: use precision.encoder: compute");
-    return bridge::fp8_product(a_MK, b_NK, dtype, bias_N, sum_MN);
+    return bridge::fp8_product(a_MK, b_NK, dtype, bias_N, addend);
   }
   at::Tensor product = at::mm(a_MK.codes.to(at::kFloat), b_NK.codes.to(at::kFloat).t()).mul_(a_MK.inverse * b_NK.inverse);
   if (bias_N.defined()) product.add_(bias_N);
-  if (sum_MN.defined()) product.add_(sum_MN);
-  return product.to(dtype);
+  if (addend.sum.defined()) product.add_(addend.sum);
+  return addend.overwritten ? addend.sum.copy_(product) : product.to(dtype);
 }
 
 }  // namespace trireme

@@ -77,30 +77,6 @@ at::Tensor padded_columns(const at::Tensor& b) {
   return more > 0 ? at::constant_pad_nd(b, {0, more}) : b.contiguous();
 }
 
-/// Of every adapter; with dx also dx += sum of dropout_i(d_i A_i).
-std::vector<at::Tensor> gradients_of_a(const at::Tensor& x, const at::Tensor& dx, at::TensorList d,
-                                       at::TensorList pairs, const LoraPlan& plan) {
-  const c10::cuda::CUDAGuard guard(x.device());
-  std::vector<at::Tensor> gradients;
-  for (Launch& launch : launches(x, pairs, plan)) {
-    kernels::LoraProducts& p = launch.arguments;
-    p.x = x.const_data_ptr();
-    for (size_t i = launch.begin; i < launch.end; ++i) {
-      const at::Tensor da = at::empty({p.rank, p.columns}, x.options());
-      p.d[i - launch.begin] = d[i].const_data_ptr();
-      p.da[i - launch.begin] = da.mutable_data_ptr();
-      gradients.push_back(da.narrow(0, 0, pairs[2 * i].size(0)));
-    }
-    if (dx.defined()) {
-      p.dx = dx.mutable_data_ptr();
-      launched(kernels::lora_down_gradients(p, stream_of(x)), "lora_down_gradients");
-    } else {
-      launched(kernels::lora_down_dw(p, stream_of(x)), "lora_down_dw");
-    }
-  }
-  return gradients;
-}
-
 struct UpLaunch {
   kernels::LoraUpProducts arguments;
   at::Tensor b;
@@ -168,33 +144,48 @@ at::Tensor lora_gradient_product(const at::Tensor& dy_rows, const at::Tensor& b,
   return at::mm(dy_rows, padded_columns(b)).mul_(scale);
 }
 
-std::vector<at::Tensor> lora_down_dw(const at::Tensor& x, at::TensorList d, at::TensorList pairs,
-                                     const LoraPlan& plan) {
-  return gradients_of_a(x, at::Tensor(), d, pairs, plan);
-}
-
-std::vector<at::Tensor> lora_down_gradients(const at::Tensor& x, at::Tensor& dx_TI,
-                                            at::TensorList d, at::TensorList pairs,
+std::vector<at::Tensor> lora_down_gradients(const at::Tensor& x, const at::Tensor& dx_TI, at::TensorList d, at::TensorList pairs,
                                             const LoraPlan& plan) {
-  return gradients_of_a(x, dx_TI, d, pairs, plan);
+  const c10::cuda::CUDAGuard guard(x.device());
+  std::vector<at::Tensor> gradients;
+  for (Launch& launch : launches(x, pairs, plan)) {
+    kernels::LoraProducts& p = launch.arguments;
+    p.x = x.const_data_ptr();
+    for (size_t i = launch.begin; i < launch.end; ++i) {
+      const at::Tensor da = at::empty({p.rank, p.columns}, x.options());
+      p.d[i - launch.begin] = d[i].const_data_ptr();
+      p.da[i - launch.begin] = da.mutable_data_ptr();
+      gradients.push_back(da.narrow(0, 0, pairs[2 * i].size(0)));
+    }
+    if (dx_TI.defined()) {
+      p.dx = dx_TI.mutable_data_ptr();
+      p.adds = launch.begin > 0;
+      launched(kernels::lora_down_gradients(p, stream_of(x)), "lora_down_gradients");
+    } else {
+      launched(kernels::lora_down_dw(p, stream_of(x)), "lora_down_dw");
+    }
+  }
+  return gradients;
 }
 
-void lora_down_dx(at::Tensor& dx_TI, at::TensorList d, at::TensorList pairs, const LoraPlan& plan) {
-  const c10::cuda::CUDAGuard guard(dx_TI.device());
-  for (Launch& launch : launches(dx_TI, pairs, plan)) {
+void lora_down_dx(const at::Tensor& dx_TI, const at::Tensor& x, at::TensorList d, at::TensorList pairs, const LoraPlan& plan) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  for (Launch& launch : launches(x, pairs, plan)) {
     kernels::LoraProducts& p = launch.arguments;
     p.dx = dx_TI.mutable_data_ptr();
+    p.adds = launch.begin > 0;
     for (size_t i = launch.begin; i < launch.end; ++i)
       p.d[i - launch.begin] = d[i].const_data_ptr();
-    launched(kernels::lora_down_dx(p, stream_of(dx_TI)), "lora_down_dx");
+    launched(kernels::lora_down_dx(p, stream_of(x)), "lora_down_dx");
   }
 }
 
-bool lora_up(const at::Tensor& y_TO, const at::Tensor& t_TR, const at::Tensor& b_OR, double scale) {
+bool lora_up(const at::Tensor& y_TO, const at::Tensor& t_TR, const at::Tensor& b_OR, double scale, bool adds) {
   const c10::cuda::OptionalCUDAGuard guard(y_TO.is_cuda() ? std::optional(y_TO.device())
                                                           : std::nullopt);
   UpLaunch launch = up_launch(y_TO, t_TR, b_OR, scale);
   launch.arguments.y = y_TO.mutable_data_ptr();
+  launch.arguments.adds = adds;
   if (!launch.serves || !kernels::lora_up_fits(launch.arguments)) return false;
   launched(kernels::lora_up(launch.arguments, stream_of(y_TO)), "lora_up");
   return true;

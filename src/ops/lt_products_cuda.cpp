@@ -118,14 +118,16 @@ int fastest(const Candidates& candidates, int count, const at::Tensor& out, cons
 }  // namespace
 }  // namespace lt
 
-at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarType dtype, const at::Tensor& bias_N, const at::Tensor& sum_MN) {
+at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarType dtype, const at::Tensor& bias_N, const Addend& addend) {
   using namespace lt;
   const at::Tensor &a = a_MK.codes, &b = b_NK.codes;
   const c10::cuda::CUDAGuard guard(a.device());
-  const at::Tensor out = at::empty({a.size(0), b.size(0)}, a.options().dtype(dtype));
-  const at::Tensor sum = sum_MN.defined() ? sum_MN.contiguous() : out;
-  TRIREME_CHECK(sum.sizes() == out.sizes() && sum.scalar_type() == dtype, "an FP8 product ", out.sizes(), " of ", dtype, " is to be added to ",
-                sum.sizes(), " of ", sum.scalar_type());
+  const bool adds = addend.sum.defined();
+  TRIREME_CHECK(!addend.overwritten || (adds && addend.sum.is_contiguous()), "a product takes the memory of contiguous addends only");
+  const at::Tensor out = addend.overwritten ? addend.sum : at::empty({a.size(0), b.size(0)}, a.options().dtype(dtype));
+  const at::Tensor sum = adds ? addend.sum.contiguous() : out;
+  TRIREME_CHECK(sum.size(0) == a.size(0) && sum.size(1) == b.size(0) && sum.scalar_type() == dtype, "an FP8 product of ", a.sizes(), " and ",
+                b.sizes(), " in ", dtype, " is to be added to ", sum.sizes(), " of ", sum.scalar_type());
   TRIREME_CHECK(a.is_contiguous() && b.is_contiguous(), "operands of an FP8 product must be contiguous");
   const bool by_rows = a_MK.inverse.dim() == 1;
   TRIREME_CHECK(a_MK.inverse.numel() == (by_rows ? a.size(0) : 1) && b_NK.inverse.numel() == (by_rows ? b.size(0) : 1), "an FP8 product of ",
@@ -133,7 +135,8 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarT
 #if CUBLAS_VERSION < 120900
   if (by_rows) {  // cuBLASLt knows no such scales yet
     const at::Tensor product = at::_scaled_mm(a, b.t(), a_MK.inverse.view({-1, 1}), b_NK.inverse.view({1, -1}), bias_N, {}, dtype, true);
-    return sum_MN.defined() ? product.add_(sum_MN) : product;
+    if (!adds) return product;
+    return addend.overwritten ? addend.sum.add_(product) : product.add_(addend.sum);
   }
 #endif
   Operation operation;
@@ -167,12 +170,12 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarT
   const cublasLtHandle_t handle = handle_of(device);
   static std::mutex mutex;
   static std::map<Shape, cublasLtMatmulAlgo_t> chosen;
-  const Shape shape{device, a.size(0), b.size(0), a.size(1), type_of(a), type_of(b), type_of(out), bias_N.defined(), sum_MN.defined(), by_rows};
+  const Shape shape{device, a.size(0), b.size(0), a.size(1), type_of(a), type_of(b), type_of(out), bias_N.defined(), adds, by_rows};
   const at::Tensor workspace = at::empty({static_cast<int64_t>(kWorkspaceBytes)}, a.options().dtype(at::kByte));
-  const float one = 1, beta = sum_MN.defined() ? 1.0f : 0.0f;
-  const auto multiply = [&](const cublasLtMatmulAlgo_t& algorithm) {
+  const float one = 1, beta = adds ? 1.0f : 0.0f;
+  const auto multiply = [&](const cublasLtMatmulAlgo_t& algorithm, const at::Tensor& into) {
     return cublasLtMatmul(handle, operation.handle, &one, b.const_data_ptr(), layout_b.handle, a.const_data_ptr(), layout_a.handle, &beta,
-                          sum.const_data_ptr(), layout_out.handle, out.mutable_data_ptr(), layout_out.handle, &algorithm,
+                          sum.const_data_ptr(), layout_out.handle, into.mutable_data_ptr(), layout_out.handle, &algorithm,
                           workspace.mutable_data_ptr(), kWorkspaceBytes, stream_of(a));
   };
   cublasLtMatmulAlgo_t algorithm;
@@ -191,14 +194,17 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarT
                                                preference.handle, measures() ? kCandidates : 1, candidates.data(), &count),
                 "cublasLtMatmulAlgoGetHeuristic");
       TRIREME_CHECK(count > 0, "cuBLASLt has no FP8 product of ", a.sizes(), " and ", b.sizes());
-      const int best = measures() && count > 1
-                           ? fastest(candidates, count, out, [&](const auto& one_of) { return multiply(one_of) == CUBLAS_STATUS_SUCCESS; })
-                           : 0;
+      int best = 0;
+      if (measures() && count > 1) {
+        // Repeated products must not pile up in an addend.
+        const at::Tensor scratch = addend.overwritten ? at::empty_like(out) : out;
+        best = fastest(candidates, count, scratch, [&](const auto& one_of) { return multiply(one_of, scratch) == CUBLAS_STATUS_SUCCESS; });
+      }
       found = chosen.emplace(shape, candidates[static_cast<size_t>(best)].algo).first;
     }
     algorithm = found->second;
   }
-  succeeded(multiply(algorithm), "cublasLtMatmul");
+  succeeded(multiply(algorithm, out), "cublasLtMatmul");
   return out;
 }
 

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -43,7 +44,7 @@ class Ranks:
                 environment = dict(part.split("=", 1) for part in open(f"/proc/{entry}/environ").read().split("\0") if "=" in part)
             except OSError:
                 continue
-            if os.path.basename(command[0]) == "train_llama":
+            if os.path.basename(command[0]) in ("train_llama", "rank_driver"):
                 found[int(environment.get("OMPI_COMM_WORLD_RANK", 0))] = int(entry)
         return found
 
@@ -104,11 +105,11 @@ train: {{max_steps: 12}}
 output: {{dir: run}}
 """)
 
+    def launch(self, ranks):
+        return [self.args.mpirun, "-n", str(ranks), "--oversubscribe"] + (["--allow-run-as-root"] if os.geteuid() == 0 else [])
+
     def command(self, *overrides, ranks=4):
-        launch = []
-        if ranks:
-            launch = [self.args.mpirun, "-n", str(ranks), "--oversubscribe"] + (["--allow-run-as-root"] if os.geteuid() == 0 else [])
-        command = launch + [f"{self.args.bin}/train_llama", "--config", f"{self.work}/run.yaml"]
+        command = (self.launch(ranks) if ranks else []) + [f"{self.args.bin}/train_llama", "--config", f"{self.work}/run.yaml"]
         for override in overrides:
             command += ["--set", override]
         return command
@@ -144,6 +145,12 @@ output: {{dir: run}}
         for x, y in zip(self.metrics(whole, "eval"), self.metrics(parts, "eval")):
             assert x["step"] == y["step"] and x["loss"] == y["loss"], (x, y)
         assert self.adapter(whole) == self.adapter(parts), "the weights differ"
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def process_shim(work):

@@ -118,9 +118,7 @@ def devices(site):
 
 
 def start_ranks(site, count, name, *overrides, command=None, **variables):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = fault_site.free_port()
     ranks = []
     for rank in range(count):
         environment = on_gpus(site, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count), LOCAL_WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1",
@@ -181,6 +179,24 @@ def lost_rank(site, victim, devices):
         print(f"{fault}: all gone after {took:.1f} s, exit codes {codes}: {found[-1][:200]}", flush=True)
 
 
+def stopped_while_parting(site, victim, devices):
+    """A rank that stops when all is done, before or while the ranks leave each other: met through the store, and through MPI."""
+    driver = [f"{site.args.bin}/../tests/rank_driver", "5"]
+    words = rf"rank {victim} on {HOST} .*#\d+ (ncclCommDestroy|part|MPI_Finalize)\[0\] on world"
+    settings = dict(CUDA_VISIBLE_DEVICES=devices, TRIREME_FAULT=f"sigstop@leave:rank{victim}", TRIREME_HANG_SECONDS="6")
+    ranks = start_ranks(site, 2, f"part{victim}", command=driver, **settings)
+    begin = wait_for(ranks, "fault injected", 60)
+    codes, texts = end_ranks(ranks, 16)
+    assert codes == [71, 71] and any(re.search(words, text) for text in texts), (codes, texts)
+    print(f"sigstop@leave:rank{victim}, met through the store: all gone after {time.time() - begin:.1f} s", flush=True)
+    run = fault_site.Ranks(site.launch(2) + driver, on_gpus(site, **settings), f"{site.work}/part-mpi{victim}.txt")
+    run.wait_for("fault injected", 60)
+    code = run.end(16)
+    assert code == 71 and re.search(words, run.text()), (code, run.text()[-3000:])
+    found = [line for line in run.text().splitlines() if re.search(words, line)]
+    print(f"sigstop@leave:rank{victim}, under mpirun: all gone after {run.seconds:.1f} s: {found[-1][:200]}", flush=True)
+
+
 def killed_and_resumed(site, devices):
     """A whole run: killed over NCCL, started again, the numbers are those of a run that nobody touched."""
     settings = ("output.save_every_samples=16", "logging.every_steps=100", "train.max_steps=12")
@@ -213,7 +229,7 @@ def nccl(site):
         finally:
             pairs.put(devices)
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        parts = [pool.submit(on_pair, killed_and_resumed), pool.submit(on_pair, lost_rank, 0), pool.submit(on_pair, lost_rank, 1)]
+        parts = [pool.submit(on_pair, killed_and_resumed), *(pool.submit(on_pair, part, victim) for part in (lost_rank, stopped_while_parting) for victim in (0, 1))]
     for part in parts:
         part.result()
 

@@ -62,6 +62,8 @@ int on_cpus(const trireme::Launch& launch, int steps) {
     watch.fail(error.what(), 70);
   }
   (void)exchange->all_gather("the last barrier");
+  trireme::fault_point("leave", launch.rank, steps);
+  store->part();
   watch.leave();
   store->leave();
   return 0;

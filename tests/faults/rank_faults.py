@@ -29,6 +29,12 @@ def dead(site):
         site.same_run("whole", name)
 
 
+def start_driver(site, rank, size, port, **variables):
+    """A rank that meets the others through the store of rank 0."""
+    return subprocess.Popen([f"{site.args.bin}/../tests/rank_driver"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                            env=site.environment(RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), **variables))
+
+
 def found_hung(site, fault, name):
     """What the ranks said of it, having ended with 71 in time."""
     run = site.start(f"output.dir={name}", TRIREME_FAULT=fault, TRIREME_HANG_SECONDS="4")
@@ -52,6 +58,13 @@ def hung(site):
     # And one that stops when all is written and the ranks are about to leave MPI.
     text = found_hung(site, "sigstop@leave:rank2", "end")
     assert re.search(rf"rank 2 on {HOST} .*MPI_Finalize", text), text[-3000:]
+    # The same where the ranks met without MPI; rank 0 serves the others.
+    for victim in (0, 2):
+        port = fault_site.free_port()
+        ranks = [start_driver(site, rank, 3, port, TRIREME_FAULT=f"sigstop@leave:rank{victim}", TRIREME_HANG_SECONDS="3") for rank in range(3)]
+        texts = [process.communicate(timeout=20)[0] for process in ranks]
+        assert [process.returncode for process in ranks] == [71, 71, 71], (texts, [process.returncode for process in ranks])
+        assert any(re.search(rf"rank {victim} on {HOST} never reached #\d+ part\[0\] on world \(.*stopped", text) for text in texts), texts
 
 
 def slow_storage(site):
@@ -69,14 +82,9 @@ def straggler(site):
 
 def absent(site):
     """F20: a rank that never starts is named; a world of the wrong size too; a port that is taken is explained."""
-    driver = f"{site.args.bin}/../tests/rank_driver"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    def rank(number, size, **more):
-        return subprocess.Popen([driver], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                env=site.environment(RANK=str(number), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
-                                                     TRIREME_RENDEZVOUS_SECONDS="3", **more))
+    port = fault_site.free_port()
+    def rank(number, size):
+        return start_driver(site, number, size, port, TRIREME_RENDEZVOUS_SECONDS="3")
     # The later one hears it from the earlier: rank 0's store ends with it.
     ranks = [rank(0, 3)]
     time.sleep(1)

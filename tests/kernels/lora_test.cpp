@@ -122,6 +122,12 @@ TEST_F(LoraTest, ProductsFollowTheFormulas) {
                                s.columns, s.rank);
         }
         expect_close(c.dx.values(), dx, element, 1, 1e-5, "dx");
+
+        // The same without what dx held.
+        c.dx.poison(), c.p.adds = false;
+        CUDA_OK(together ? lora_down_gradients(c.p, nullptr) : lora_down_dx(c.p, nullptr));
+        for (size_t e = 0; e < dx.size(); ++e) dx[e] -= c.dx_values[e];
+        expect_close(c.dx.values(), dx, element, 1, 1e-5, "dx, written");
       }
     }
 }

@@ -113,6 +113,22 @@ TEST_F(LoraUpTest, GradientsFollowTheFormulas) {
   });
 }
 
+// Into memory full of NaN.
+TEST_F(LoraUpTest, ProductAloneIsNotAddedToWhatWasThere) {
+  each([](Case& c) {
+    DeviceArray y(Values(static_cast<size_t>(c.shape.tokens * c.shape.stride()), std::nan("")), c.element);
+    c.p.y = y.as<char>() + c.shape.before * size_of(c.element), c.p.adds = false;
+    CUDA_OK(lora_up(c.p, nullptr));
+    const Values rows = y.values();
+    Values expected(c.y_values.size());
+    oracle::lora_up(expected, c.t_values, c.b_values, c.shape.tokens, c.shape.columns, c.shape.rank, kScale);
+    expect_close(c.slice(rows), expected, c.element, 1, 1e-5, "y");
+    int64_t nans = 0;
+    for (const double value : rows) nans += std::isnan(value);
+    EXPECT_EQ(nans, c.shape.tokens * (c.shape.stride() - c.shape.columns)) << "values beside the slice";
+  });
+}
+
 // What one token or column holds reaches no other: neither through the columns that fill up a tile nor through the tiles' order.
 TEST_F(LoraUpTest, NonFiniteGradientsStayInTheirRow) {
   for (const int rank : {16, 32, 64}) {

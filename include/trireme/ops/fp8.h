@@ -33,11 +33,17 @@ Fp8Rows quantise_rows(const at::Tensor& x_TD, int64_t groups = 1);
 /// data * inverse_scale in `dtype`.
 at::Tensor dequantise_rows(const Fp8Rows& rows, at::ScalarType dtype);
 
-/// x W^T (+ sum) [T, out] in `dtype`, rounded once; x with one scale per row; sum [T, out] of `dtype`, undefined: none.
-at::Tensor fp8_product(const Fp8Rows& x, const Weight& weight, at::ScalarType dtype, const at::Tensor& sum = {});
-/// dy W [T, in]: the gradient to the layer's input. Hopper multiplies K-major FP8 operands only, so
+/// What a product is added to before it is rounded, of the product's shape and dtype.
+struct Addend {
+  at::Tensor sum;           // undefined: none
+  bool overwritten = false;  // the result takes its memory
+};
+
+/// x W^T (+ addend) [T, out] in `dtype`, rounded once; x with one scale per row.
+at::Tensor fp8_product(const Fp8Rows& x, const Weight& weight, at::ScalarType dtype, const Addend& addend = {});
+/// dy W (+ addend) [T, in]: the gradient to the layer's input. Hopper multiplies K-major FP8 operands only, so
 /// the weight is transposed first (one pass over its bytes, released afterwards).
-at::Tensor fp8_input_gradient(const Fp8Rows& dy, const Weight& weight, at::ScalarType dtype);
+at::Tensor fp8_input_gradient(const Fp8Rows& dy, const Weight& weight, at::ScalarType dtype, const Addend& addend = {});
 
 /// The largest |w|, fp32 scalar on w's device, without a copy of w in fp32.
 at::Tensor fp8_amax(const at::Tensor& w);
