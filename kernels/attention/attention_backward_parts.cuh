@@ -73,7 +73,7 @@ struct Parameters {
 
 /// What the producer tells about a key tile; head -1: no more. Query blocks first_block … blocks - 1 of each head of the group.
 struct alignas(16) ItemInfo {
-  int32_t first, begin, end, padded, head, first_block, blocks, sequence, down, rotation, unused[2];
+  int32_t first, begin, end, padded, head, first_block, blocks, sequence, down, rotation, last_of_item, unused;
 };
 
 template <class C>
@@ -117,7 +117,7 @@ struct Barriers {
   // Both warpgroups' halves of dS; their products with it.
   __device__ uint32_t ds_full(uint32_t s) const { return base + 8 * (6 + s); }
   __device__ uint32_t ds_empty(uint32_t s) const { return base + 8 * (8 + s); }
-  // This tile's last steps have begun.
+  // This item's last steps have begun.
   __device__ uint32_t ending() const { return base + 8 * 10; }
   // A warpgroup's part of dQ on the way out.
   __device__ uint32_t sums_full(uint32_t group) const { return base + 8 * (11 + group); }

@@ -9,7 +9,7 @@ namespace trireme::kernels::backward {
 template <class C>
 __device__ inline void produce_keys(const Parameters& p, uint32_t shared, ItemInfo* infos, const Barriers<C>& barriers) {
   using namespace hopper;
-  uint32_t round = 0;
+  uint32_t round = 0, items = 0;
 #pragma unroll 1
   for (int item = static_cast<int>(blockIdx.x); item < p.queue.items();) {
     int tile_index, head;
@@ -34,7 +34,8 @@ __device__ inline void produce_keys(const Parameters& p, uint32_t shared, ItemIn
                      tile.sequence,
                      down,
                      group_rotation,
-                     {}};
+                     first + C::kKeys >= last,
+                     0};
       barrier_arrive(barriers.info_full(info));
       barrier_wait(barriers.k_empty(slot), ((round >> 1) & 1) ^ 1);
       barrier_expect(barriers.k_full(slot), C::kKBytes);
@@ -48,7 +49,7 @@ __device__ inline void produce_keys(const Parameters& p, uint32_t shared, ItemIn
         load_box(shared + C::kV + c * (C::kKeys * 128), &p.v, 64 * c, head, first, barriers.v_full());
     }
     // Late: the next item is for who is done first.
-    barrier_wait(barriers.ending(), (round & 1) ^ 1);
+    barrier_wait(barriers.ending(), items++ & 1);
     item = p.queue.next();
   }
   infos[round % C::kInfoSlots].head = -1;
@@ -73,7 +74,7 @@ __device__ inline void produce_rows(const Parameters& p, uint32_t shared, const 
     const int begin = info.begin;
     const float* stat = stats + info.padded;
     Walk walk = Walk::of(info, p.group);
-    const int ending = min(walk.left, C::kEnding);
+    const int ending = info.last_of_item ? min(walk.left, C::kEnding) : 0;
 #pragma unroll 1
     for (; walk.left > 0; walk.next(p.group), ++step) {
       if constexpr (!kGradients)

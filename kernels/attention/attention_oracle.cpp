@@ -34,92 +34,166 @@ bool attention_keeps(int64_t sample, uint32_t t0, uint32_t t1, int head, uint32_
   return (x >> (8 * byte) & 0x7f) >= threshold;
 }
 
+namespace {
+
+/// Where a token's d values of a head begin.
+size_t at(const AttentionInputs& in, int64_t token, int64_t heads, int64_t head) { return static_cast<size_t>((token * heads + head) * in.d); }
+
+double dot(const double* x, const double* y, int64_t d) {
+  double sums[4] = {};
+  for (int64_t e = 0; e < d; e += 4)
+    for (int64_t i = 0; i < 4; ++i) sums[i] += x[e + i] * y[e + i];
+  return sums[0] + sums[1] + sums[2] + sums[3];
+}
+
+/// Calls f(0) … f(count - 1), side by side.
+template <class F>
+void each(size_t count, const F& f) {
+  std::atomic<size_t> next = 0;
+  const auto work = [&] {
+    for (size_t i = next++; i < count; i = next++) f(i);
+  };
+  std::vector<std::jthread> threads;
+  for (size_t i = 1; i < std::min<size_t>(count, std::thread::hardware_concurrency()); ++i) threads.emplace_back(work);
+  work();
+}
+
+double multiplier(const AttentionInputs& in, size_t sequence, int head, int64_t row, int64_t column) {
+  if (in.threshold == 0) return 1;
+  const bool keeps = attention_keeps(in.sample_ids[sequence], in.t0, in.t1, head, static_cast<uint32_t>(row), static_cast<uint32_t>(column), in.threshold);
+  return keeps ? 128.0 / (128.0 - in.threshold) : 0;
+}
+
+/// One query row of a head: p, z and do . v of each key that it sees.
+struct Row {
+  std::vector<double> p, z, dp;
+  double lse = 0, delta = 0;
+
+  void compute(const AttentionInputs& in, size_t sequence, int head, int64_t i) {
+    const int64_t begin = in.cu_seqlens[sequence], length = in.cu_seqlens[sequence + 1] - begin, keys = in.causal ? i + 1 : length;
+    const int64_t kv = head / (in.q_heads / in.kv_heads);
+    const double *q = &in.q[at(in, begin + i, in.q_heads, head)], *d_o = &in.d_o[at(in, begin + i, in.q_heads, head)];
+    p.resize(static_cast<size_t>(keys));
+    z.resize(p.size());
+    dp.resize(p.size());
+    double maximum = -INFINITY, total = 0;
+    for (size_t j = 0; j < p.size(); ++j) {
+      const size_t key = at(in, begin + static_cast<int64_t>(j), in.kv_heads, kv);
+      p[j] = in.scale * dot(q, &in.k[key], in.d);
+      maximum = std::max(maximum, p[j]);
+      z[j] = multiplier(in, sequence, head, i, static_cast<int64_t>(j));
+      dp[j] = dot(d_o, &in.v[key], in.d);
+    }
+    for (double& x : p) total += x = std::exp(x - maximum);
+    lse = maximum + std::log(total);
+    delta = 0;
+    for (size_t j = 0; j < p.size(); ++j) {
+      p[j] /= total;
+      delta += z[j] * p[j] * dp[j];
+    }
+  }
+};
+
+void add(double* to, double factor, const double* x, int64_t d) {
+  for (int64_t e = 0; e < d; ++e) to[e] += factor * x[e];
+}
+
+}  // namespace
+
 AttentionOutputs attention(const AttentionInputs& in) {
   const int64_t tokens = in.cu_seqlens.back(), d = in.d, group = in.q_heads / in.kv_heads;
-  const auto at = [d](int64_t token, int64_t heads, int64_t head) { return static_cast<size_t>((token * heads + head) * d); };
   AttentionOutputs out;
   out.o.resize(in.q.size());
   out.dq.resize(in.q.size());
   out.dk.resize(in.k.size());
   out.dv.resize(in.v.size());
   out.lse.resize(static_cast<size_t>(in.q_heads * tokens));
-  const double keep_scale = 128.0 / (128.0 - in.threshold);
   // Sequences and query heads side by side, each with its own part of dk and dv.
   struct Part {
     std::vector<double> dk, dv;
   };
   const size_t q_heads = static_cast<size_t>(in.q_heads), tasks = (in.cu_seqlens.size() - 1) * q_heads;
   std::vector<Part> parts(tasks);
-  const auto compute = [&](size_t task) {
+  each(tasks, [&](size_t task) {
     const size_t sequence = task / q_heads;
     const int head = static_cast<int>(task % q_heads);
-    std::vector<double> p, z, dp;
     const int64_t begin = in.cu_seqlens[sequence], length = in.cu_seqlens[sequence + 1] - begin, kv = head / group;
+    Row row;
     Part& part = parts[task];
     part.dk.resize(static_cast<size_t>(length * d));
     part.dv.resize(part.dk.size());
     for (int64_t i = 0; i < length; ++i) {
-      const int64_t keys = in.causal ? i + 1 : length;
-      const double *q = &in.q[at(begin + i, in.q_heads, head)], *d_o = &in.d_o[at(begin + i, in.q_heads, head)];
-      double *o = &out.o[at(begin + i, in.q_heads, head)], *dq = &out.dq[at(begin + i, in.q_heads, head)];
-      p.assign(static_cast<size_t>(keys), 0);
-      z.assign(p.size(), 1);
-      dp.assign(p.size(), 0);
-      double maximum = -INFINITY, total = 0;
-      for (int64_t j = 0; j < keys; ++j) {
-        const double* k = &in.k[at(begin + j, in.kv_heads, kv)];
-        double s = 0;
-        for (int64_t e = 0; e < d; ++e) s += q[e] * k[e];
-        p[static_cast<size_t>(j)] = s * in.scale;
-        maximum = std::max(maximum, s * in.scale);
-      }
-      for (double& x : p) total += x = std::exp(x - maximum);
-      for (double& x : p) x /= total;
-      out.lse[static_cast<size_t>(head * tokens + begin + i)] = maximum + std::log(total);
-      double delta = 0;
-      for (int64_t j = 0; j < keys; ++j) {
-        const auto n = static_cast<size_t>(j);
-        if (in.threshold > 0)
-          z[n] = attention_keeps(in.sample_ids[sequence], in.t0, in.t1, head, static_cast<uint32_t>(i), static_cast<uint32_t>(j), in.threshold)
-                     ? keep_scale
-                     : 0;
-        const double* v = &in.v[at(begin + j, in.kv_heads, kv)];
-        double* dv = &part.dv[static_cast<size_t>(j * d)];
-        for (int64_t e = 0; e < d; ++e) {
-          o[e] += z[n] * p[n] * v[e];
-          dp[n] += d_o[e] * v[e];
-          dv[e] += z[n] * p[n] * d_o[e];
-        }
-        delta += z[n] * p[n] * dp[n];
-      }
-      for (int64_t j = 0; j < keys; ++j) {
-        const auto n = static_cast<size_t>(j);
-        const double ds = p[n] * (z[n] * dp[n] - delta) * in.scale;
-        const double* k = &in.k[at(begin + j, in.kv_heads, kv)];
-        double* dk = &part.dk[static_cast<size_t>(j * d)];
-        for (int64_t e = 0; e < d; ++e) {
-          dq[e] += ds * k[e];
-          dk[e] += ds * q[e];
-        }
+      const size_t query = at(in, begin + i, in.q_heads, head);
+      row.compute(in, sequence, head, i);
+      out.lse[static_cast<size_t>(head * tokens + begin + i)] = row.lse;
+      for (size_t j = 0; j < row.p.size(); ++j) {
+        const size_t key = at(in, begin + static_cast<int64_t>(j), in.kv_heads, kv), own = j * static_cast<size_t>(d);
+        const double zp = row.z[j] * row.p[j], ds = row.p[j] * (row.z[j] * row.dp[j] - row.delta) * in.scale;
+        add(&out.o[query], zp, &in.v[key], d);
+        add(&part.dv[own], zp, &in.d_o[query], d);
+        add(&out.dq[query], ds, &in.k[key], d);
+        add(&part.dk[own], ds, &in.q[query], d);
       }
     }
-  };
-  std::atomic<size_t> next = 0;
-  const auto work = [&] {
-    for (size_t task = next++; task < tasks; task = next++) compute(task);
-  };
-  std::vector<std::jthread> threads;
-  for (size_t i = 1; i < std::min<size_t>(tasks, std::thread::hardware_concurrency()); ++i) threads.emplace_back(work);
-  work();
-  threads.clear();
+  });
   for (size_t task = 0; task < tasks; ++task) {
     const int64_t begin = in.cu_seqlens[task / q_heads], kv = static_cast<int64_t>(task % q_heads) / group;
     for (size_t i = 0; i < parts[task].dk.size(); ++i) {
-      const size_t to = at(begin + static_cast<int64_t>(i) / d, in.kv_heads, kv) + i % static_cast<size_t>(d);
+      const size_t to = at(in, begin + static_cast<int64_t>(i) / d, in.kv_heads, kv) + i % static_cast<size_t>(d);
       out.dk[to] += parts[task].dk[i];
       out.dv[to] += parts[task].dv[i];
     }
   }
+  return out;
+}
+
+AttentionOutputs attention_at(const AttentionInputs& in, const std::vector<int64_t>& samples) {
+  const int64_t tokens = in.cu_seqlens.back(), d = in.d, group = in.q_heads / in.kv_heads;
+  const size_t q_heads = static_cast<size_t>(in.q_heads), kv_heads = static_cast<size_t>(in.kv_heads), width = static_cast<size_t>(d);
+  const auto sequence_of = [&](int64_t token) {
+    return static_cast<size_t>(std::upper_bound(in.cu_seqlens.begin(), in.cu_seqlens.end(), token) - in.cu_seqlens.begin()) - 1;
+  };
+  AttentionOutputs out;
+  out.lse.resize(q_heads * static_cast<size_t>(tokens));
+  std::vector<double> delta(out.lse.size());
+  each(out.lse.size(), [&](size_t task) {
+    const int64_t token = static_cast<int64_t>(task) % tokens;
+    const size_t sequence = sequence_of(token);
+    Row row;
+    row.compute(in, sequence, static_cast<int>(static_cast<int64_t>(task) / tokens), token - in.cu_seqlens[sequence]);
+    out.lse[task] = row.lse;
+    delta[task] = row.delta;
+  });
+  out.o.resize(samples.size() * q_heads * width);
+  out.dq.resize(out.o.size());
+  each(samples.size() * q_heads, [&](size_t task) {
+    const int64_t token = samples[task / q_heads];
+    const int head = static_cast<int>(task % q_heads);
+    const size_t sequence = sequence_of(token);
+    Row row;
+    row.compute(in, sequence, head, token - in.cu_seqlens[sequence]);
+    for (size_t j = 0; j < row.p.size(); ++j) {
+      const size_t key = at(in, in.cu_seqlens[sequence] + static_cast<int64_t>(j), in.kv_heads, head / group);
+      add(&out.o[task * width], row.z[j] * row.p[j], &in.v[key], d);
+      add(&out.dq[task * width], row.p[j] * (row.z[j] * row.dp[j] - row.delta) * in.scale, &in.k[key], d);
+    }
+  });
+  out.dk.resize(samples.size() * kv_heads * width);
+  out.dv.resize(out.dk.size());
+  each(samples.size() * kv_heads, [&](size_t task) {
+    const int64_t token = samples[task / kv_heads], kv = static_cast<int64_t>(task % kv_heads);
+    const size_t sequence = sequence_of(token), key = at(in, token, in.kv_heads, kv);
+    const int64_t begin = in.cu_seqlens[sequence], end = in.cu_seqlens[sequence + 1];
+    for (int64_t head = kv * group; head < (kv + 1) * group; ++head) {
+      for (int64_t row = in.causal ? token : begin; row < end; ++row) {
+        const size_t query = at(in, row, in.q_heads, head), stat = static_cast<size_t>(head * tokens + row);
+        const double p = std::exp(in.scale * dot(&in.q[query], &in.k[key], d) - out.lse[stat]);
+        const double z = multiplier(in, sequence, static_cast<int>(head), row - begin, token - begin);
+        add(&out.dv[task * width], z * p, &in.d_o[query], d);
+        add(&out.dk[task * width], p * (z * dot(&in.d_o[query], &in.v[key], d) - delta[stat]) * in.scale, &in.q[query], d);
+      }
+    }
+  });
   return out;
 }
 

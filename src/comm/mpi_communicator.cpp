@@ -37,7 +37,7 @@ void finalize_mpi() {
   int initialized = 0, finalized = 0;
   MPI_Initialized(&initialized);
   MPI_Finalized(&finalized);
-  if (initialized != 0 && finalized == 0) block_in_collective("MPI_Finalize", 0, "world", [] { MPI_Finalize(); });
+  if (initialized != 0 && finalized == 0) block_in_collective(kMpiFinalize, 0, "world", [] { MPI_Finalize(); });
 }
 
 std::vector<double> mpi_all_reduce_host(MPI_Comm handle, std::vector<double> values, ReduceOp op) {

@@ -15,6 +15,7 @@ namespace trireme {
 
 /// Initialises MPI once per process; finalize_mpi() ends it, a collective to a rank watch that still looks.
 void initialize_mpi();
+inline constexpr const char* kMpiFinalize = "MPI_Finalize";  // its name among the collectives
 void finalize_mpi();
 
 /// Elements of one MPI call at most: counts are ints there, and OpenMPI multiplies them by ranks in int as well. Longer transfers go in

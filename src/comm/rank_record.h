@@ -22,7 +22,6 @@ struct RankRecord {
   uint64_t token = 0;                // of this process: a reader that finds another number looks at a stranger
   std::atomic<uint32_t> version{0};  // odd while it is being written
   int32_t rank = 0, pid = 0;
-  int32_t leaving = 0;      // 1: passed the last barrier
   int64_t step = 0;         // under way, from 1; 0: before the first
   double step_seconds = 0;  // median of the last steps; 0: none ended yet
   double heartbeat = 0;     // the watchdog's last round

@@ -74,7 +74,8 @@ class RankWatch {
   void read_line(Line& line);
   void lost(const Line& line);
   void watch();
-  bool hung(double waited);
+  /// Ends all ranks, or says for how many seconds they are given time.
+  double hung(double waited);
   double limit() const;
   std::string query(const std::vector<int>& ranks_of_host) const;
   /// What the server's thread of that rank answers; nothing when it does not, or breaks off.
@@ -83,6 +84,8 @@ class RankWatch {
   void claim_end();
   void pass_on(const std::string& reason, int exit_code);
   void end_stopped();
+  /// Of this host.
+  std::vector<const Peer*> continue_stopped() const;
 
   int rank_, size_;
   Hooks hooks_;
@@ -96,7 +99,7 @@ class RankWatch {
   std::optional<std::chrono::steady_clock::time_point> previous_lost_;
   std::atomic<bool> stop_ = false, ending_ = false;
   double next_check_ = 0;
-  bool excused_said_ = false;
+  bool excused_said_ = false, resumed_ = false;
   std::thread server_, watchdog_;
 };
 

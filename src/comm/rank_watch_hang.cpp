@@ -1,5 +1,6 @@
 // The watchdog's side of RankWatch: who hangs, and how all ranks end.
 #include "hang_report.h"
+#include "mpi_communicator.h"
 #include "progress_ring.h"
 #include "rank_watch.h"
 #include "trireme/base/error.h"
@@ -32,6 +33,7 @@ using namespace wire;
 constexpr double kFirstStepLimit = 300, kLeastLimit = 60, kMedianSteps = 10;
 constexpr double kQuerySeconds = 2;
 constexpr milliseconds kContinuedEnds{5000};
+constexpr milliseconds kFirstSpeaks{1500};  // before the others change what it reports; a watchdog looks every second
 
 }  // namespace
 
@@ -54,17 +56,17 @@ void RankWatch::watch() {
     const double waited = std::max(ProgressRing::instance().longest_wait(), hooks_.device_wait ? hooks_.device_wait() : 0.0);
     const double now = steady_seconds();
     if (waited < limit() || now < next_check_) continue;
-    if (!hung(waited)) next_check_ = now + std::max(1.0, limit() / 10);
+    next_check_ = now + hung(waited);
   }
 }
 
-bool RankWatch::hung(double waited) {
+double RankWatch::hung(double waited) {
   const auto all = views();
   const HangReport report = analyse(all);
   if (report.excused) {
     if (!excused_said_) log_warn(fmt::format("waiting for {:.0f} s: {}; it is given more time", waited, report.sentence));
     excused_said_ = true;
-    return false;
+    return std::max(1.0, limit() / 10);
   }
   // One report for all: from the lowest rank that waits. The others give it time, then speak themselves.
   int first = rank_;
@@ -72,9 +74,21 @@ bool RankWatch::hung(double waited) {
     if (view.answered && !view.stopped && !view.dead && view.silent_for < 3 &&
         std::find(report.culprits.begin(), report.culprits.end(), view.rank) == report.culprits.end())
       first = std::min(first, view.rank);
+  // MPI's end is not broken off at once: of ranks that die inside of it OpenMPI's launcher may keep an open fence and never end itself.
+  // Everything is written by then, so who was stopped may as well go on.
+  const RankView::Collective* const at = all[static_cast<size_t>(rank_)].position();
+  if (!resumed_ && at != nullptr && at->kind == kMpiFinalize) {
+    resumed_ = true;
+    if (first == rank_)
+      log_warn(fmt::format("no progress for {:.0f} s when all was done: {}; ranks that were stopped are continued", waited, report.sentence));
+    else
+      std::this_thread::sleep_for(kFirstSpeaks);
+    (void)continue_stopped();
+    return limit();
+  }
   if (first < rank_)
     for (int i = 0; i < 40 && !stop_; ++i) std::this_thread::sleep_for(milliseconds(100));
-  if (stop_) return true;
+  if (stop_) return 0;
   const std::string stack = stack_of(all[static_cast<size_t>(report.culprits.empty() ? rank_ : report.culprits[0])]);
   claim_end();
   const RankView own = ProgressRing::instance().view();
@@ -168,6 +182,16 @@ void RankWatch::pass_on(const std::string& reason, int exit_code) {
 /// A stopped process hears nothing. Continued by those who share its host, it finds the failure on its lifelines and ends with the same
 /// exit code; one that does not in time is killed.
 void RankWatch::end_stopped() {
+  std::vector<const Peer*> continued = continue_stopped();
+  // On a busy machine the process may have to wait for its turn.
+  for (auto until = Clock::now() + kContinuedEnds; !continued.empty() && Clock::now() < until;) {
+    std::erase_if(continued, [](const Peer* peer) { return view_of(*peer->record, steady_seconds()).dead; });
+    std::this_thread::sleep_for(milliseconds(20));
+  }
+  for (const Peer* peer : continued) (void)kill(peer->pid, SIGKILL);
+}
+
+std::vector<const RankWatch::Peer*> RankWatch::continue_stopped() const {
   std::vector<const Peer*> continued;
   for (int rank = 0; rank < size_; ++rank) {
     const Peer& peer = peers_[static_cast<size_t>(rank)];
@@ -175,12 +199,7 @@ void RankWatch::end_stopped() {
     (void)kill(peer.pid, SIGCONT);
     continued.push_back(&peer);
   }
-  // On a busy machine the process may have to wait for its turn.
-  for (auto until = Clock::now() + kContinuedEnds; !continued.empty() && Clock::now() < until;) {
-    std::erase_if(continued, [](const Peer* peer) { return view_of(*peer->record, steady_seconds()).dead; });
-    std::this_thread::sleep_for(milliseconds(20));
-  }
-  for (const Peer* peer : continued) (void)kill(peer->pid, SIGKILL);
+  return continued;
 }
 
 void RankWatch::tell(const std::string& reason, int exit_code) {

@@ -74,9 +74,10 @@ class CpuWorld final : public World {
   }
 
   void leave() override {
-    comm_->barrier();
     fault_point("leave", comm_->rank());
-    // MPI lets nobody go before all have come: a rank that is stopped now holds the others up as in any collective.
+    comm_->barrier();
+    // MPI lets nobody go before all have come: the watch stays until it has.
+    fault_point("finalize", comm_->rank());
     if (launch_.kind == Launch::Kind::kMpi) finalize_mpi();
     if (watch_) watch_->leave();
     watch_.reset();

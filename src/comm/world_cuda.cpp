@@ -69,11 +69,15 @@ class GpuWorld final : public World {
   }
 
   void leave() override {
-    comm_->barrier();
     fault_point("leave", launch_.rank);
+    comm_->barrier();
+    fault_point("part", launch_.rank);
     // The watch goes last: a rank that is stopped while all part holds the others up as in any collective.
     if (watch_) block_in_collective("ncclCommDestroy", 0, "world", [this] { comm_.reset(); });
-    if (launch_.kind == Launch::Kind::kMpi) finalize_mpi();
+    if (launch_.kind == Launch::Kind::kMpi) {
+      fault_point("finalize", launch_.rank);
+      finalize_mpi();
+    }
     if (store_) store_->part();
     if (watch_) watch_->leave();
     watch_.reset();

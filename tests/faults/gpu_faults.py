@@ -182,19 +182,19 @@ def lost_rank(site, victim, devices):
 def stopped_while_parting(site, victim, devices):
     """A rank that stops when all is done, before or while the ranks leave each other: met through the store, and through MPI."""
     driver = [f"{site.args.bin}/../tests/rank_driver", "5"]
-    words = rf"rank {victim} on {HOST} .*#\d+ (ncclCommDestroy|part|MPI_Finalize)\[0\] on world"
-    settings = dict(CUDA_VISIBLE_DEVICES=devices, TRIREME_FAULT=f"sigstop@leave:rank{victim}", TRIREME_HANG_SECONDS="6")
+    words = rf"rank {victim} on {HOST} .*#\d+ (ncclCommDestroy\[0\]|part\[0\]|MPI_Finalize\[0\]|all_gather_host\[\d+\]) on world"
+    settings = dict(CUDA_VISIBLE_DEVICES=devices, TRIREME_FAULT=f"sigstop@part:rank{victim}", TRIREME_HANG_SECONDS="6")
     ranks = start_ranks(site, 2, f"part{victim}", command=driver, **settings)
     begin = wait_for(ranks, "fault injected", 60)
     codes, texts = end_ranks(ranks, 16)
     assert codes == [71, 71] and any(re.search(words, text) for text in texts), (codes, texts)
-    print(f"sigstop@leave:rank{victim}, met through the store: all gone after {time.time() - begin:.1f} s", flush=True)
+    print(f"sigstop@part:rank{victim}, met through the store: all gone after {time.time() - begin:.1f} s", flush=True)
     run = fault_site.Ranks(site.launch(2) + driver, on_gpus(site, **settings), f"{site.work}/part-mpi{victim}.txt")
     run.wait_for("fault injected", 60)
     code = run.end(16)
     assert code == 71 and re.search(words, run.text()), (code, run.text()[-3000:])
     found = [line for line in run.text().splitlines() if re.search(words, line)]
-    print(f"sigstop@leave:rank{victim}, under mpirun: all gone after {run.seconds:.1f} s: {found[-1][:200]}", flush=True)
+    print(f"sigstop@part:rank{victim}, under mpirun: all gone after {run.seconds:.1f} s: {found[-1][:200]}", flush=True)
 
 
 def killed_and_resumed(site, devices):

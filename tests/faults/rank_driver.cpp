@@ -1,6 +1,6 @@
 // A rank of a job that only meets, counts and parts: for faults of the start (TCPStore on CPUs) and of NCCL groups (GPUs).
 //
-//   rank_driver [STEPS]     GPUs where they are visible and TRIREME_DEVICE is not cpu; fault points "step" and "reduce"
+//   rank_driver [STEPS]     GPUs where they are visible and TRIREME_DEVICE is not cpu; fault points "step", "reduce" and "part"
 #include "progress_ring.h"
 #include "rank_watch.h"
 #include "store_world.h"
@@ -61,8 +61,8 @@ int on_cpus(const trireme::Launch& launch, int steps) {
   } catch (const std::exception& error) {
     watch.fail(error.what(), 70);
   }
-  (void)exchange->all_gather("the last barrier");
-  trireme::fault_point("leave", launch.rank, steps);
+  trireme::block_in_collective("barrier", 0, "world", [&] { (void)exchange->all_gather("barrier"); });
+  trireme::fault_point("part", launch.rank, steps);
   store->part();
   watch.leave();
   store->leave();
