@@ -10,11 +10,12 @@
 //   lora_down_dx   dx  += sum over i of D_i(d_i A_i), or dx = the sum
 //   lora_down_gradients: the last two
 //
-// The masked value is rounded to T before it is multiplied, as a dropout of its own would;
-// D_i(d_i A_i) stays fp32 and is rounded once, with the sum. All adapters share one read of x (dx:
-// one read and one write); what each costs beyond that is its mask: 2^26 elements take longer to
-// hash three times than to read. Tensor-core products, fp32 sums, each in one fixed order, no
-// workspace: deterministic. No allocation, no synchronisation.
+// Kept values enter the products as they are, `scale` multiplies the fp32 sums: no rounding of its
+// own for the dropout; D_i(d_i A_i) stays fp32 and is rounded once, with the sum. All adapters
+// share one read of x (dx: one read and one write); what each costs beyond that is its mask: 2^26
+// elements take longer to hash three times than to read. dA's kernels take the last tokens first:
+// of an x just written those are still in L2. Tensor-core products, fp32 sums, each in one fixed
+// order, no workspace: deterministic. No allocation, no synchronisation.
 //
 // T is bf16 or fp16; columns a multiple of 64, tokens of a sample a multiple of 32, rank 16 (up to
 // three adapters), 32 or 64 (one), p at most 1/2, pointers 16-byte aligned: lora_fits() says so,

@@ -8,8 +8,6 @@ using namespace lora;
 
 /// Warps that cut the columns of the same rows between them.
 constexpr int kSlices = 8;
-/// Blocks of 32 columns that are on their way to each warp.
-constexpr int kStages = 2;
 
 /// Block: kGroups groups of kSlices warps; a group has kRowTiles * 16 rows, a warp every kSlices-th
 /// block of 32 columns. Sums of the slices meet in shared memory, in their order.
@@ -17,6 +15,8 @@ template <class T, int kRank, int kCount, int kRowTiles, int kGroups>
 __global__ void __launch_bounds__(kGroups* kSlices * 32)
     down_kernel(const __grid_constant__ LoraProducts p) {
   extern __shared__ float partial[];  // [slice][row of the block][rank]
+  // Blocks of 32 columns that are on their way to each warp.
+  constexpr int kStages = kRank * kCount == 16 ? 3 : 2;
   constexpr int kGroupRows = kRowTiles * 16, kRows = kGroups * kGroupRows, kColumns = kRank / 8;
   const int warp = threadIdx.x / 32, slice = warp % kSlices, group = warp / kSlices;
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -47,8 +47,6 @@ __global__ void __launch_bounds__(kGroups* kSlices * 32)
         const int block = first + s * kSlices;
         if (block >= blocks) break;
 #pragma unroll
-        for (Words<4>& words : stage[s]) words = scaled<T>(words, p.scale);
-#pragma unroll
         for (int i = 0; i < kCount; ++i) {
           Words<4> a[kColumns];
 #pragma unroll
@@ -58,8 +56,8 @@ __global__ void __launch_bounds__(kGroups* kSlices * 32)
                                                  n * 8 * columns + block * 32));
 #pragma unroll
           for (int m = 0; m < kRowTiles; ++m) {
-            const uint32_t at = word + block * 16 + m * 16 * row_words, upper = mask[i].start(at),
-                           lower = mask[i].start(at + 8 * row_words);
+            const uint32_t at = word + block * 16 + m * 16 * row_words;
+            const Mask::Start upper = mask[i].start(at), lower = mask[i].start(at + 8 * row_words);
             uint32_t up[4], low[4];
 #pragma unroll
             for (int w = 0; w < 4; ++w) {
@@ -99,6 +97,7 @@ __global__ void __launch_bounds__(kGroups* kSlices * 32)
         const float2 v = *reinterpret_cast<const float2*>(partial + s * kRows * kRank + e);
         total[0] += v.x, total[1] += v.y;
       }
+      total[0] *= p.scale, total[1] *= p.scale;
       *reinterpret_cast<Vec<T, 2>*>(out + e) = from_floats<T, 2>(total);
     }
   }

@@ -11,6 +11,13 @@ constexpr int kTokens = 16;   // of a product
 enum class Dx { kNone, kAdded, kWritten };
 constexpr int kStages = 2;    // products whose tokens are on their way to each warp
 
+/// sum += x * scale where `bits` is negative: a predicated sum, not a selected term.
+__device__ inline void add_if_negative(float& sum, uint32_t bits, float x, float scale) {
+  asm("{\n.reg .pred negative;\nsetp.lt.s32 negative, %1, 0;\n@negative fma.rn.f32 %0, %2, %3, %0;\n}"
+      : "+f"(sum)
+      : "r"(bits), "f"(x), "f"(scale));
+}
+
 /// Block: 64 columns; a warp every kWarps-th run of 16 tokens. Sums of the warps meet in shared
 /// memory, in their order. With dx: that too, under the same masks.
 template <class T, int kRank, int kCount, int kWarps, Dx kForm>
@@ -26,6 +33,7 @@ __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 && kForm == D
   // This thread's tokens of a run are 2t, 2t + 1, 2t + 8, 2t + 9; its columns 8g to 8g + 7.
   const T* const x = static_cast<const T*>(p.x) + column + 8 * g;
   T* const dx = kDx ? static_cast<T*>(p.dx) + column + 8 * g : nullptr;
+  const float scale = p.scale;
   const bool once = kDx && streams(p.tokens * columns * 2);
   float sum[kCount][kTiles][8][4] = {};
   // d A turned: rows of tile w's product are columns 8g + 2w and 8g + 2w + 1, its k ranks 4t to 4t + 3, its columns tokens; so this thread's
@@ -52,7 +60,10 @@ __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 && kForm == D
     uint2 d[kCount][kTiles][2];  // tokens g and g + 8, ranks 4t to 4t + 3
   };
   Stage stage[kStages];
-  const auto load = [&](Stage& to, int token) {
+  // The last tokens first: of an x just written those are still in L2.
+  const auto place = [&](int turn) { return static_cast<int>(p.tokens) - kTokens - turn; };
+  const auto load = [&](Stage& to, int turn) {
+    const int token = place(turn);
 #pragma unroll
     for (int r = 0; r < 4; ++r)
       to.x[r] = load_words(x + static_cast<int64_t>(token + 2 * t + r % 2 + r / 2 * 8) * columns);
@@ -80,18 +91,15 @@ __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 && kForm == D
   for (int first = warp * kTokens; first < tokens; first += kStages * kStep) {
 #pragma unroll
     for (int s = 0; s < kStages; ++s) {
-      const int token = first + s * kStep;
-      if (token >= tokens) break;
-      if (token >= sample_end) {
+      const int turn = first + s * kStep, token = place(turn);
+      if (turn >= tokens) break;
+      if (token < sample_begin || token >= sample_end) {
         const int sample = token / sample_tokens;
         sample_begin = sample * sample_tokens;
         sample_end = sample_begin + sample_tokens;
 #pragma unroll
         for (int i = 0; i < kCount; ++i) mask[i] = Mask(p, i, sample);
       }
-      Words<4> x_scaled[4];
-#pragma unroll
-      for (int r = 0; r < 4; ++r) x_scaled[r] = scaled<T>(stage[s].x[r], p.scale);
       const uint32_t word = word_of(p, token - sample_begin + 2 * t, column + 8 * g);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
@@ -104,17 +112,18 @@ __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 && kForm == D
           a[m][2] = transposed(stage[s].d[i][m][1].x);
           a[m][3] = transposed(stage[s].d[i][m][1].y);
         }
-        uint32_t start[4];
+        Mask::Start start[4];
 #pragma unroll
         for (int r = 0; r < 4; ++r)
           start[r] = mask[i].start(word + static_cast<uint32_t>(r % 2 + r / 2 * 8) * row_words);
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
-          uint32_t v[4], kept[4];
+          uint32_t v[4], kept[4], keeps[4];
 #pragma unroll
           for (int r = 0; r < 4; ++r) {
             kept[r] = mask[i].keep(start[r], w, bias);
-            v[r] = x_scaled[r].word[w] & word_mask(kept[r]);
+            keeps[r] = word_mask(kept[r]);
+            v[r] = stage[s].x[r].word[w] & keeps[r];
           }
           if constexpr (kDx) {
             float c[2][4];  // tokens 2t and 2t + 1 of either half of the run
@@ -124,12 +133,16 @@ __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 && kForm == D
                                 a_turned[w][3], stage[s].d[0][0][half].x, stage[s].d[0][0][half].y);
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
-              float values[2] = {};
-              if constexpr (kAdds) to_floats(__builtin_bit_cast(Vec<T, 2>, stage[s].dx[r].word[w]), values);
-              values[0] = fmaf(kept[r] & 0x8000u ? c[r / 2][r % 2] : 0.0f, p.scale, values[0]);
-              values[1] = fmaf(static_cast<int32_t>(kept[r]) < 0 ? c[r / 2][2 + r % 2] : 0.0f,
-                               p.scale, values[1]);
-              stage[s].dx[r].word[w] = __builtin_bit_cast(uint32_t, from_floats<T, 2>(values));
+              float values[2] = {c[r / 2][r % 2] * scale, c[r / 2][2 + r % 2] * scale};
+              uint32_t& dx_word = stage[s].dx[r].word[w];
+              if constexpr (kAdds) {
+                to_floats(__builtin_bit_cast(Vec<T, 2>, dx_word), values);
+                add_if_negative(values[0], kept[r] * 0x10000u, c[r / 2][r % 2], scale);
+                add_if_negative(values[1], kept[r], c[r / 2][2 + r % 2], scale);
+                dx_word = __builtin_bit_cast(uint32_t, from_floats<T, 2>(values));
+              } else {
+                dx_word = __builtin_bit_cast(uint32_t, from_floats<T, 2>(values)) & keeps[r];
+              }
             }
           }
           // Columns 8g + 2w and 8g + 2w + 1, the tokens side by side.
@@ -149,7 +162,7 @@ __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 && kForm == D
         for (int r = 0; r < 4; ++r)
           store_whole(dx + static_cast<int64_t>(token + 2 * t + r % 2 + r / 2 * 8) * columns,
                       __builtin_bit_cast(Vec<T, 8>, stage[s].dx[r]), once);
-      if (token + kStages * kStep < tokens) load(stage[s], token + kStages * kStep);
+      if (turn + kStages * kStep < tokens) load(stage[s], turn + kStages * kStep);
     }
   }
 #pragma unroll
@@ -174,6 +187,7 @@ __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 && kForm == D
           const float2 v = *reinterpret_cast<const float2*>(partial + w * 16 * kColumns + e);
           total[0] += v.x, total[1] += v.y;
         }
+        total[0] *= scale, total[1] *= scale;
         *reinterpret_cast<Vec<T, 2>*>(static_cast<T*>(p.da[i]) + (m * 16 + e / kColumns) * columns +
                                       column + e % kColumns) = from_floats<T, 2>(total);
       }

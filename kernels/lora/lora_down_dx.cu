@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
               d[k][half] = __ldg(reinterpret_cast<const uint2*>(
                   static_cast<const T*>(p.d[i]) + (row + m * 16 + g + 8 * half) * kRank + k * 16 +
                   4 * t));
-          const uint32_t start[2] = {mask[i].start(word), mask[i].start(word + 8 * row_words)};
+          const Mask::Start start[2] = {mask[i].start(word), mask[i].start(word + 8 * row_words)};
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             float c[4];

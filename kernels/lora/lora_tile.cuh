@@ -28,15 +28,18 @@ class Mask {
       : key_(sample_hash(static_cast<uint64_t>(p.sample_ids[sample]), p.t0[adapter],
                          p.t1[adapter])) {}
 
+  struct Start {
+    uint32_t x, shifted;
+  };
   /// Of the four words from `word`.
-  __device__ uint32_t start(uint32_t word) const {
+  __device__ Start start(uint32_t word) const {
     const uint32_t x = word ^ key_.k0;
-    return x ^ (x >> 16);
+    return {x, x >> 16};
   }
   /// Bits 15 and 31: whether the first and the second element of word start ^ i are kept.
   /// `bias`: keep_bias(threshold).
-  __device__ uint32_t keep(uint32_t start, uint32_t i, uint32_t bias) const {
-    uint32_t x = (start ^ i) * 0x21f0aaadu;
+  __device__ uint32_t keep(Start start, uint32_t i, uint32_t bias) const {
+    uint32_t x = (start.x ^ start.shifted ^ i) * 0x21f0aaadu;
     x ^= x >> 15;
     x *= 0x735a2d97u;
     x ^= (x >> 15) ^ key_.k1;
@@ -71,16 +74,6 @@ __device__ inline uint32_t word_mask(uint32_t kept) {
 __device__ inline uint32_t word_of(const LoraProducts& p, int64_t position, int64_t column) {
   return static_cast<uint32_t>(position) * static_cast<uint32_t>(p.columns >> 1) +
          static_cast<uint32_t>(column >> 1);
-}
-
-/// x * scale, rounded to T, element by element.
-template <class T>
-__device__ inline Words<4> scaled(const Words<4>& x, float scale) {
-  float values[8];
-  to_floats(__builtin_bit_cast(Vec<T, 8>, x), values);
-#pragma unroll
-  for (float& value : values) value *= scale;
-  return __builtin_bit_cast(Words<4>, from_floats<T, 8>(values));
 }
 
 /// Of the warp's 8 x 8 elements, two in each thread, the transpose.

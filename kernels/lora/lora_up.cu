@@ -8,19 +8,23 @@ namespace {
 
 using namespace lora;
 
-constexpr int kWarps = 8;
+constexpr int kWarps = 4;
 constexpr int kHalves = 2;                       // a warp's columns are so many times 32: whole 128-byte lines
 constexpr int kColumns = kWarps * kHalves * 32;  // of a block
-constexpr int kRows = 16;              // of a run
+constexpr int kRows = 16;                        // of a run
+template <int kRank, bool kAdds>
+constexpr int kBlockRows = (kRank == 16 && kAdds ? 2 : 4) * kRows;
 
-/// Block: 512 columns, every gridDim.y-th run of 16 rows; a warp has 64 of the columns, whose part of B stays in its registers.
+/// Block: 256 columns, two or four runs of 16 rows; a warp has 64 of the columns, whose part of B stays in its registers. Many small blocks, so that
+/// some load while others store; the last rows first: of a y just written those are still in L2.
 template <class T, int kRank, bool kAdds>
-__global__ void __launch_bounds__(kWarps * 32, kRank == 64 ? 1 : 2)
+__global__ void __launch_bounds__(kWarps * 32, kRank == 64 ? 2 : 4)
     up_kernel(const __grid_constant__ LoraUpProducts p) {
   constexpr int kSteps = kRank / 16;
-  constexpr int kStages = kRank == 32 && kAdds ? 1 : 3;  // runs whose y and t are on their way to each warp
+  constexpr int kStages = !kAdds ? 3 : kRank == 16 ? 2 : kRank == 32 ? 1 : 3;  // runs whose y and t are on their way to each warp
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * kColumns + threadIdx.x / 32 * (32 * kHalves);
+  const unsigned column_blocks = static_cast<unsigned>((p.columns + kColumns - 1) / kColumns);
+  const int64_t column = static_cast<int64_t>(blockIdx.x % column_blocks) * kColumns + threadIdx.x / 32 * (32 * kHalves);
   if (column >= p.columns) return;
   const bool both = column + 32 < p.columns;
   // Column g of the product's tile j is column 8 (g / 2) + 2j + g % 2 of a half, so that a thread's results of the four tiles are neighbours:
@@ -37,8 +41,8 @@ __global__ void __launch_bounds__(kWarps * 32, kRank == 64 ? 1 : 2)
               static_cast<const T*>(p.b) + (column + 32 * h + 8 * (g / 2) + 2 * j + g % 2) * kRank +
               s * 16 + 4 * t));
   T* const y = static_cast<T*>(p.y) + g * p.stride + column + 8 * t;
-  const int tokens = static_cast<int>(p.tokens), step = static_cast<int>(gridDim.y) * kRows,
-            begin = static_cast<int>(blockIdx.y) * kRows;
+  const int begin = static_cast<int>((gridDim.x - 1 - blockIdx.x) / column_blocks) * kBlockRows<kRank, kAdds>,
+            end = min(begin + kBlockRows<kRank, kAdds>, static_cast<int>(p.tokens));
   const bool once = streams(p.tokens * p.columns * 2);
   struct Stage {
     Words<4> y[kAdds ? kHalves : 1][2];  // rows g and g + 8
@@ -61,12 +65,12 @@ __global__ void __launch_bounds__(kWarps * 32, kRank == 64 ? 1 : 2)
   };
 #pragma unroll
   for (int s = 0; s < kStages; ++s)
-    if (begin + s * step < tokens) load(stage[s], begin + s * step);
-  for (int first = begin; first < tokens; first += kStages * step) {
+    if (begin + s * kRows < end) load(stage[s], begin + s * kRows);
+  for (int first = begin; first < end; first += kStages * kRows) {
 #pragma unroll
     for (int s = 0; s < kStages; ++s) {
-      const int row = first + s * step;
-      if (row >= tokens) break;
+      const int row = first + s * kRows;
+      if (row >= end) break;
       const auto& a = stage[s].t;
 #pragma unroll
       for (int h = 0; h < kHalves; ++h) {
@@ -94,7 +98,7 @@ __global__ void __launch_bounds__(kWarps * 32, kRank == 64 ? 1 : 2)
                         from_floats<T, 8>(values), once);
           }
       }
-      if (row + kStages * step < tokens) load(stage[s], row + kStages * step);
+      if (row + kStages * kRows < end) load(stage[s], row + kStages * kRows);
     }
   }
 }
@@ -114,8 +118,9 @@ cudaError_t lora_up(const LoraUpProducts& p, cudaStream_t stream) {
   return with_rank(p.element, p.rank, [&](auto zero, auto rank) {
     using T = decltype(zero);
     const auto kernel = p.adds ? up_kernel<T, rank(), true> : up_kernel<T, rank(), false>;
-    const dim3 grid = strip_grid(kernel, kWarps * 32, p.columns, kColumns, p.tokens / kRows);
-    kernel<<<grid, kWarps * 32, 0, stream>>>(p);
+    const int64_t block_rows = p.adds ? kBlockRows<rank(), true> : kBlockRows<rank(), false>,
+                  blocks = ceil_div(p.columns, kColumns) * ceil_div(p.tokens, block_rows);
+    kernel<<<static_cast<unsigned>(blocks), kWarps * 32, 0, stream>>>(p);
     return cudaGetLastError();
   });
 }

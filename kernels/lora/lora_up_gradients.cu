@@ -1,4 +1,5 @@
 #include "kernels/hopper.cuh"
+#include "kernels/launch_behind.cuh"
 #include "kernels/lora/lora_tile.cuh"
 #include "kernels/lora/lora_up.h"
 
@@ -24,7 +25,7 @@ constexpr int kSlices = kWarps / (kRank / kGroup);
 int64_t block_columns(int rank) { return kWarps / (rank / kGroup) * kWarpColumns; }
 
 struct Plan {
-  int64_t column_blocks, parts, part_runs;  // a block: block_columns() columns, part_runs runs of tokens
+  int64_t column_blocks, parts;  // a block: block_columns() columns, every parts-th run of tokens
 };
 
 /// One block is all that a multiprocessor holds: as many parts as fill the fewest waves.
@@ -40,7 +41,7 @@ Plan plan_of(const LoraUpProducts& p) {
     if (part_runs < kFewest) part_runs = kFewest < runs ? kFewest : runs;
     const int64_t parts = ceil_div(runs, part_runs),
                   cost = ceil_div(column_blocks * parts, slots) * (part_runs + kOverhead);
-    if (waves == 1 || cost < best_cost) best = {column_blocks, parts, part_runs}, best_cost = cost;
+    if (waves == 1 || cost < best_cost) best = {column_blocks, parts}, best_cost = cost;
   }
   return best;
 }
@@ -58,13 +59,12 @@ Partial partial_of(const LoraUpProducts& p, const Plan& plan) {
           p.columns * p.rank};
 }
 
-/// Block: kSlices * 64 columns, part_runs runs of 16 tokens. A warp has 64 of the columns and 16 ranks: the sums of dB in its registers
+/// Block: kSlices * 64 columns, every gridDim.y-th run of 16 tokens, the last first: those are in L2 when dy was just written. A warp has 64 of the columns and 16 ranks: the sums of dB in its registers
 /// from the first run to the last, those of d in shared memory after each run. There the block's warps add them up one phase later, so that
 /// none waits for another's loads before its own next ones are out.
 template <class T, int kRank>
 __global__ void __launch_bounds__(kWarps * 32, 1)
-    gradients_kernel(const __grid_constant__ LoraUpProducts p, const __grid_constant__ Partial out,
-                     const int part_runs) {
+    gradients_kernel(const __grid_constant__ LoraUpProducts p, const __grid_constant__ Partial out) {
   constexpr int kGroups = kRank / kGroup, kAlike = kSlices<kRank>;
   extern __shared__ float4 shared[];  // [buffer][run of the phase][group][slice][token][rank]
   __shared__ uint64_t barrier_storage;
@@ -75,8 +75,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
   const int64_t column = static_cast<int64_t>(blockIdx.x) * (kAlike * kWarpColumns) +
                          slice * kWarpColumns;
   const bool has[2] = {column < p.columns, column + 32 < p.columns};  // either half of the 64
-  const int runs = static_cast<int>(p.tokens / kRows), begin = static_cast<int>(blockIdx.y) * part_runs,
-            end = min(begin + part_runs, runs);
+  const int step = static_cast<int>(gridDim.y), last_run = static_cast<int>(p.tokens / kRows) - 1 - static_cast<int>(blockIdx.y);
+  const int runs = last_run / step + 1;  // of this block: run i is the tokens' run last_run - i * step
   if (threadIdx.x == 0) hopper::barrier_init(barrier, kWarps);
   __syncthreads();
 
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
     uint2 t[2];
   };
   Stage stage[kStages] = {};
-  const int64_t first_row = static_cast<int64_t>(begin) * kRows + g;
+  const int64_t first_row = static_cast<int64_t>(last_run) * kRows + g, back = static_cast<int64_t>(step) * kRows;
   const T* dy = static_cast<const T*>(p.dy) + first_row * p.stride + column + 8 * t;
   const T* t_row = static_cast<const T*>(p.t) + first_row * kRank + group * kGroup + 4 * t;
   const auto load_next = [&](Stage& to) {
@@ -102,10 +102,12 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
       dy += 8 * p.stride;
       t_row += 8 * kRank;
     }
+    dy -= (back + kRows) * p.stride;
+    t_row -= (back + kRows) * kRank;
   };
 #pragma unroll
   for (int s = 0; s < kStages; ++s)
-    if (begin + s < end) load_next(stage[s]);
+    if (s < runs) load_next(stage[s]);
 
   // Of word 2m + w of either half: the row of B, and of its gradient, that this thread reads and writes.
   const auto b_row = [&](int h, int m, int w) { return column + 32 * h + 8 * (g / 2) + 4 * m + 2 * w + g % 2; };
@@ -130,13 +132,13 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
     for (int i = 0; i < kGroups; ++i) {
       const int at = i * kWarps * 32 + static_cast<int>(threadIdx.x), e = at % kRunSums,
                 of = at / kRunSums % kGroups, run = at / (kRunSums * kGroups);
-      if (first + run >= end) continue;
+      if (first + run >= runs) continue;
       const float* const from =
           sums + ((buffer * kStages + run) * kGroups + of) * kAlike * kRunSums + e;
       float total = 0;
 #pragma unroll
       for (int s = 0; s < kAlike; ++s) total += from[s * kRunSums];
-      const int64_t token = static_cast<int64_t>(first + run) * kRows + e / kGroup;
+      const int64_t token = static_cast<int64_t>(last_run - (first + run) * step) * kRows + e / kGroup;
       out.d[blockIdx.x * out.d_floats + token * kRank + of * kGroup + e % kGroup] = total;
     }
   };
@@ -144,11 +146,11 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
   float db[2][2][2][4] = {};  // [half][m][tile]: columns as rows
   int buffer = 0, last = 0;
   uint32_t parity = 1;
-  for (int first = begin; first < end; first += kStages) {
+  for (int first = 0; first < runs; first += kStages) {
 #pragma unroll
     for (int s = 0; s < kStages; ++s) {
       const int run = first + s;
-      if (run >= end) break;
+      if (run >= runs) break;
       const auto& x = stage[s].dy;
       const uint32_t tokens[2][2] = {{transposed(stage[s].t[0].x), transposed(stage[s].t[1].x)},
                                      {transposed(stage[s].t[0].y), transposed(stage[s].t[1].y)}};
@@ -167,7 +169,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
             multiply<T>(db[h][m][j], a[0], a[1], a[2], a[3], tokens[j][0], tokens[j][1]);
           }
         }
-      if (run + kStages < end) load_next(stage[s]);
+      if (run + kStages < runs) load_next(stage[s]);
       float4* const to = shared + (((buffer * kStages + s) * kGroups + group) * kAlike + slice) *
                                       (kRunSums / 4) + lane;
 #pragma unroll
@@ -175,7 +177,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
         to[32 * token] = {d[0][2 * token], d[0][2 * token + 1], d[1][2 * token],
                           d[1][2 * token + 1]};
     }
-    if (first > begin) {
+    if (first > 0) {
       hopper::barrier_wait(barrier, parity);
       add_up(first - kStages, last);
     }
@@ -187,7 +189,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
     parity ^= 1;
   }
   hopper::barrier_wait(barrier, parity);
-  add_up(begin + (end - begin - 1) / kStages * kStages, last);
+  add_up((runs - 1) / kStages * kStages, last);
+  allow_next_kernel();
 
 #pragma unroll
   for (int h = 0; h < 2; ++h)
@@ -218,6 +221,7 @@ __global__ void __launch_bounds__(kSumWarps * 32)
   const float* const from = (first ? in.d : in.db) + at;
   const int parts = first ? d_parts : db_parts;
   float4 sum = {};
+  await_kernel_before();
 #pragma unroll 4
   for (int i = warp; i < parts; i += kSumWarps) {
     const float4 v = *reinterpret_cast<const float4*>(from + i * step);
@@ -256,13 +260,12 @@ cudaError_t lora_up_gradients(const LoraUpProducts& p, cudaStream_t stream) {
     if (const cudaError_t refused = allow_shared_memory(kernel, kShared); refused != cudaSuccess)
       return refused;
     kernel<<<dim3(static_cast<unsigned>(plan.column_blocks), static_cast<unsigned>(plan.parts)),
-             kWarps * 32, kShared, stream>>>(p, partial, static_cast<int>(plan.part_runs));
+             kWarps * 32, kShared, stream>>>(p, partial);
     if (const cudaError_t failed = cudaGetLastError(); failed != cudaSuccess) return failed;
-    partial_sums_kernel<T>
-        <<<static_cast<unsigned>((partial.d_floats + partial.db_floats) / 128), kSumWarps * 32, 0,
-           stream>>>(partial, static_cast<T*>(p.d), static_cast<T*>(p.db),
-                     static_cast<int>(plan.column_blocks), static_cast<int>(plan.parts), p.scale);
-    return cudaGetLastError();
+    return launch_behind(partial_sums_kernel<T>,
+                         dim3(static_cast<unsigned>((partial.d_floats + partial.db_floats) / 128)),
+                         kSumWarps * 32, stream, partial, static_cast<T*>(p.d), static_cast<T*>(p.db),
+                         static_cast<int>(plan.column_blocks), static_cast<int>(plan.parts), p.scale);
   });
 }
 

@@ -135,11 +135,13 @@ struct NormLinear : torch::autograd::Function<NormLinear> {
 
     variable_list result(4 + num_pairs);
     const bool weight_trained = ctx->needs_input_grad(2);
+    const std::vector<bool> pairs_wanted = wanted(ctx, 3, num_pairs);
+    const LoraProductGradients of_products = lora_product_gradients(dy, x, pairs, products, plan.linear.lora, pairs_wanted);
     LoraGradients adapters;
     if (weight_trained || num_pairs > 0) {
       const at::Tensor normed = rows::norm_again(as_rows(x), rstd, norm_weight, plan.eps);
       if (weight_trained) result[2] = at::mm(dy.t(), normed);
-      adapters = lora_backward(dy, normed.view(x.sizes()), pairs, products, plan.linear.lora, wanted(ctx, 3, num_pairs), true);
+      adapters = lora_backward(of_products, normed.view(x.sizes()), pairs, plan.linear.lora, pairs_wanted, true);
       put(result, 3, adapters.pairs);
     }
     const at::Tensor dn = input_gradient(dy, weight, adapters.dx_part);
@@ -186,7 +188,9 @@ struct LinearAdd : torch::autograd::Function<LinearAdd> {
     variable_list result(4 + num_pairs);
     result[1] = gradients[0];
     if (ctx->needs_input_grad(2)) result[2] = at::mm(dy.t(), as_rows(x));
-    const LoraGradients adapters = lora_backward(dy, x, pairs, products, plan.lora, wanted(ctx, 3, num_pairs), ctx->needs_input_grad(0));
+    const std::vector<bool> pairs_wanted = wanted(ctx, 3, num_pairs);
+    const LoraGradients adapters = lora_backward(lora_product_gradients(dy, x, pairs, products, plan.lora, pairs_wanted), x, pairs, plan.lora,
+                                                 pairs_wanted, ctx->needs_input_grad(0));
     put(result, 3, adapters.pairs);
     if (ctx->needs_input_grad(0)) {
       std::vector<int64_t> shape = gradients[0].sizes().vec();
@@ -291,8 +295,10 @@ struct MlpAdd : torch::autograd::Function<MlpAdd> {
               .y;
       if (down_trained) result[down_at] = at::mm(dy.t(), activated);
       wide.back() = activated.size(1);
-      adapters_down = lora_backward(dy, activated.view(wide), pairs_down, products_down, plan.down.lora,
-                                    wanted(ctx, down_at + 1, down_pairs), true);
+      const at::Tensor activated_BSI = activated.view(wide);
+      const std::vector<bool> down_wanted = wanted(ctx, down_at + 1, down_pairs);
+      adapters_down = lora_backward(lora_product_gradients(dy, activated_BSI, pairs_down, products_down, plan.down.lora, down_wanted),
+                                    activated_BSI, pairs_down, plan.down.lora, down_wanted, true);
       put(result, down_at + 1, adapters_down.pairs);
     }
     at::Tensor d_activated = input_gradient(dy, down_weight, adapters_down.dx_part);
@@ -303,8 +309,10 @@ struct MlpAdd : torch::autograd::Function<MlpAdd> {
     if (gate_up_trained) result[2] = at::mm(d_gate_up.plain.t(), normed);
     LoraGradients adapters_up;
     if (up_pairs > 0) {
-      adapters_up = lora_backward(d_gate_up.plain, normed.view(h.sizes()), pairs_up, products_up, plan.gate_up.lora,
-                                  wanted(ctx, 3, up_pairs), true);
+      const at::Tensor normed_BSD = normed.view(h.sizes());
+      const std::vector<bool> up_wanted = wanted(ctx, 3, up_pairs);
+      adapters_up = lora_backward(lora_product_gradients(d_gate_up.plain, normed_BSD, pairs_up, products_up, plan.gate_up.lora, up_wanted),
+                                  normed_BSD, pairs_up, plan.gate_up.lora, up_wanted, true);
       put(result, 3, adapters_up.pairs);
     }
     const at::Tensor dn = input_gradient(d_gate_up.plain, d_gate_up.fp8, gate_up_weight, dtype, adapters_up.dx_part);

@@ -85,31 +85,40 @@ at::Tensor lora_part(at::TensorList products, at::TensorList pairs, const LoraPl
   return part;
 }
 
-LoraGradients lora_backward(const at::Tensor& dy_TO, const at::Tensor& x, at::TensorList pairs, at::TensorList products, const LoraPlan& plan,
+LoraProductGradients lora_product_gradients(const at::Tensor& dy_TO, const at::Tensor& x, at::TensorList pairs, at::TensorList products,
+                                            const LoraPlan& plan, const std::vector<bool>& wanted) {
+  const size_t n = plan.places.size();
+  LoraProductGradients result;
+  result.for_kernels = n > 0 && x.defined() && bridge::has_lora_kernels(x, pairs, plan);
+  for (size_t i = 0; i < n; ++i) {
+    const at::Tensor& b = pairs[2 * i + 1];
+    const at::Tensor dy_rows = dy_TO.narrow(1, plan.places[i].row_begin, b.size(0));
+    bridge::LoraUpGradients both;
+    if (result.for_kernels && wanted[2 * i + 1]) both = bridge::lora_up_gradients(dy_rows, products[i], b, plan.scale);
+    if (!both.d.defined()) {
+      both.d = result.for_kernels ? bridge::lora_gradient_product(dy_rows, b, plan.scale) : at::mm(dy_rows, b).mul_(plan.scale);
+      if (wanted[2 * i + 1]) both.db = at::mm(dy_rows.t(), products[i]).mul_(plan.scale);
+    }
+    result.d.push_back(std::move(both.d));
+    result.db.push_back(std::move(both.db));
+  }
+  return result;
+}
+
+LoraGradients lora_backward(const LoraProductGradients& of_products, const at::Tensor& x, at::TensorList pairs, const LoraPlan& plan,
                             const std::vector<bool>& wanted, bool want_dx) {
   const size_t n = plan.places.size();
   LoraGradients result;
   result.pairs.resize(2 * n);
   if (n == 0) return result;
-  const bool fused = x.defined() && bridge::has_lora_kernels(x, pairs, plan);
-  std::vector<at::Tensor> a, d_products;
+  const bool fused = of_products.for_kernels && bridge::has_lora_kernels(x, pairs, plan);
+  std::vector<at::Tensor> a, d_products = of_products.d;
   bool any = false;
   for (size_t i = 0; i < n; ++i) {
     any = any || wanted[2 * i];
-    const at::Tensor& b = pairs[2 * i + 1];
-    const at::Tensor dy_rows = dy_TO.narrow(1, plan.places[i].row_begin, b.size(0));
     a.push_back(pairs[2 * i]);
-    if (fused && wanted[2 * i + 1]) {
-      auto [d, db] = bridge::lora_up_gradients(dy_rows, products[i], b, plan.scale);
-      if (d.defined()) {
-        d_products.push_back(std::move(d));
-        result.pairs[2 * i + 1] = std::move(db);
-        continue;
-      }
-    }
-    d_products.push_back(fused ? bridge::lora_gradient_product(dy_rows, b, plan.scale)
-                               : at::mm(dy_rows, b).mul_(plan.scale));
-    if (wanted[2 * i + 1]) result.pairs[2 * i + 1] = at::mm(dy_rows.t(), products[i]).mul_(plan.scale);
+    result.pairs[2 * i + 1] = of_products.db[i];
+    if (!fused) d_products[i] = d_products[i].narrow(1, 0, a[i].size(0));
   }
   if (fused) {
     if (want_dx) result.dx_part = at::empty_like(as_rows(x));

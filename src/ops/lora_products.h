@@ -33,12 +33,22 @@ void lora_add(const at::Tensor& y_TO, at::TensorList products, at::TensorList pa
 /// The adapters' part of y [T, columns] alone, for the layer's own product to be added to: nothing is read that another has written.
 at::Tensor lora_part(at::TensorList products, at::TensorList pairs, const LoraPlan& plan, int64_t columns);
 
+/// What backward knows from dy alone: asked for first, while dy is still in L2.
+struct LoraProductGradients {
+  std::vector<at::Tensor> d;   // of the products, scale * dy B [T, r]; for kernels with columns of zeros up to a rank they know
+  std::vector<at::Tensor> db;  // undefined where not wanted
+  bool for_kernels = false;
+};
+/// `x`: of the type and shape that lora_backward() will get, it is not read.
+LoraProductGradients lora_product_gradients(const at::Tensor& dy_TO, const at::Tensor& x, at::TensorList pairs, at::TensorList products,
+                                            const LoraPlan& plan, const std::vector<bool>& wanted);
+
 struct LoraGradients {
   std::vector<at::Tensor> pairs;  // undefined where not wanted
   at::Tensor dx_part;             // of x's shape as rows [T, in], for the layer's own product to be added to; undefined where not wanted
 };
 /// x as in forward.
-LoraGradients lora_backward(const at::Tensor& dy_TO, const at::Tensor& x, at::TensorList pairs, at::TensorList products, const LoraPlan& plan,
+LoraGradients lora_backward(const LoraProductGradients& of_products, const at::Tensor& x, at::TensorList pairs, const LoraPlan& plan,
                             const std::vector<bool>& wanted, bool want_dx);
 
 }  // namespace trireme
