@@ -41,6 +41,15 @@ __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
       "r"(parity)
       : "memory");
 }
+/// Whether a wait would return at once.
+__device__ inline bool barrier_done(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+               : "=r"(done)
+               : "r"(barrier), "r"(parity)
+               : "memory");
+  return done != 0;
+}
 /// A value that all threads of a warp hold, known as such to the compiler.
 __device__ inline int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 

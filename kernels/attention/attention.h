@@ -63,7 +63,7 @@ struct AttentionPlan {
 };
 
 /// Query rows of a forward tile, and keys of a backward tile, of a head size.
-constexpr int attention_forward_rows(int d, bool causal) { return d == 128 ? 128 : causal ? 192 : 256; }
+constexpr int attention_forward_rows(int d, bool causal) { return d == 128 || causal ? 192 : 256; }
 constexpr int kAttentionBackwardKeys = 128;
 /// Sequences up to this length of heads of 64 that share no keys need no sums of dQ in global memory.
 constexpr int kAttentionWholeSequence = 512;

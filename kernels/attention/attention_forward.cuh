@@ -1,9 +1,10 @@
 #pragma once
 // The forward kernel. One producer warp moves Q, K and V tiles into shared memory and hands out work; each consumer warpgroup owns 64 query
 // rows. Inside a warpgroup the scores of the next key block and the product with the values of this one are in flight
-// while the softmax runs; between warpgroups nothing is ordered unless kPingPong.
+// while the softmax runs; between warpgroups nothing is ordered.
 
 #include "kernels/attention/attention_forward_rows.cuh"
+#include "kernels/launch_behind.cuh"
 
 namespace trireme::kernels::forward {
 
@@ -26,12 +27,6 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
   const int thread = static_cast<int>(threadIdx.x) - C::kProducers;
   const int shift = C::kDropout ? 0 : p.pack_shift;
   const int group = uniform(thread / 128), warp = uniform(thread / 32 % 4), lane = threadIdx.x % 32;
-  const auto my_turn = [&] {
-    if constexpr (C::kPingPong) named_sync(1 + group, 256);
-  };
-  const auto your_turn = [&] {
-    if constexpr (C::kPingPong) named_arrive(2 - group, 256);
-  };
   const auto arrive = [&](uint32_t barrier) {
     if (lane == 0) barrier_arrive(barrier);
   };
@@ -42,17 +37,24 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
   const auto v_at = [&](uint32_t b) { return shared + C::kV + b % C::kStages * C::kKBytes; };
   // Which 64 rows of a tile are this warpgroup's: turn about, since the last rows of short sequences are often missing and warpgroups
   // may run a tile apart.
-  const auto unit = [&] { return C::kPingPong ? group : static_cast<int>((group + round) % C::kConsumers); };
-  const auto q_at = [&] { return shared + C::kQ + (round & 1) * C::kQBytes + unit() * (64 * 128); };
+  const auto unit = [&](uint32_t r) { return static_cast<int>((group + r) % C::kConsumers); };
+  const auto q_at = [&](uint32_t r) { return shared + C::kQ + r % C::kSlots * C::kQBytes + unit(r) * (64 * 128); };
   const auto next_tile = [&] {
-    barrier_wait(barriers.q_full(round & 1), (round >> 1) & 1);
-    return Work<C>::read(infos[round & 1], unit(), shift);
+    barrier_wait(barriers.q_full(round % C::kSlots), (round / C::kSlots) & 1);
+    return Work<C>::read(infos[round % C::kSlots], unit(round), shift);
+  };
+  // The slot of the tile before this one is free once its results have left.
+  bool leaving = false;
+  const auto release = [&] {
+    if (leaving && lane == 0) {
+      bulk_read<0>();
+      barrier_arrive(barriers.q_empty((round - 1) % C::kSlots));
+    }
+    leaving = false;
   };
   const auto skip_to = [&](const Work<C>& work) {
 #pragma unroll 1
     for (int n = work.blocks - 1; n > work.top; --n, ++block) {
-      my_turn();
-      your_turn();
       barrier_wait(barriers.k_full(block % C::kStages), phase(block));
       arrive(barriers.k_empty(block % C::kStages));
       barrier_wait(barriers.v_full(block % C::kStages), phase(block));
@@ -63,27 +65,25 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
   float s[C::kKeys / 2];
   // From one tile to the first scores of the next that concerns this warpgroup; false: no more.
   const auto begin_tile = [&](Work<C>& work) {
+    release();
 #pragma unroll 1
     for (;;) {
       if (work.head < 0) return false;
       skip_to(work);
       if (work.top >= 0) break;
-      arrive(barriers.q_empty(round & 1));
+      arrive(barriers.q_empty(round % C::kSlots));
       ++round;
       work = next_tile();
     }
     barrier_wait(barriers.k_full(block % C::kStages), phase(block));
-    my_turn();
     mma_fence();
-    scores<C>(s, q_at(), k_at(block));
+    scores<C>(s, q_at(round), k_at(block));
     mma_commit();
-    your_turn();
     mma_wait<0>();
     pin(s);
     return true;
   };
 
-  if (group == 1) your_turn();
   Work<C> work = next_tile();
   bool more = begin_tile(work);
 #pragma unroll 1
@@ -91,7 +91,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
     const int row = 16 * warp + lane / 4;
     AttentionRowDraws draws;
     if constexpr (C::kDropout)
-      draws = AttentionDraws::of(p.sample_ids[work.sequence], p.t0, p.t1, work.head).of_row(static_cast<uint32_t>(work.first + row - work.begin));
+      draws = work.draws.of_row(static_cast<uint32_t>(work.first + row - work.begin));
     int n = work.top;
     float o[C::kDim / 2];
     uint32_t probabilities[C::kKeys / 4];
@@ -99,7 +99,6 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
 
     // The scores of the top block are there. Only it can hold keys behind a row or behind the sequence.
     arrive(barriers.k_empty(block % C::kStages));
-    if (n == 0) arrive(barriers.q_empty(round & 1));
     const int offset = work.begin + n * C::kKeys + 2 * (lane % 4), end = work.end - 1 - offset, first = work.first - offset;
     const int limit0 = C::kCausal ? min(first + (row >> shift), end) : end,
               limit1 = C::kCausal ? min(first + ((row + 8) >> shift), end) : end;
@@ -123,6 +122,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
     }
     softmax.share(0);
     softmax.share(1);
+    release();
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       if (part == 0 || 32 * part < work.keys) {
@@ -138,22 +138,19 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
     if (n > 0) barrier_wait(barriers.k_full((block + 1) % C::kStages), phase(block + 1));
 #pragma unroll 1
     for (--n; n >= 0; --n) {
-      my_turn();
       pin(s);
       pin(o);
       mma_fence();
-      scores<C>(s, q_at(), k_at(block + 1));
+      scores<C>(s, q_at(round), k_at(block + 1));
       mma_commit();
       barrier_wait(barriers.v_full(block % C::kStages), phase(block));
       mma_fence();
       weighted_values<C>(o, probabilities, v_at(block), accumulate);
       accumulate = true;
       mma_commit();
-      your_turn();
       mma_wait<1>();
       pin(s);
       arrive(barriers.k_empty((block + 1) % C::kStages));
-      if (n == 0) arrive(barriers.q_empty(round & 1));
       float alpha[2];
       const bool raised = softmax.update(s, p.scale_log2, alpha);
       pin(s);
@@ -174,49 +171,54 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
       }
       ++block;
     }
-    // The last product with values runs beside the first scores of the next tile, unless that one begins with blocks to skip.
+    // If the next tile is there, its first scores run beside the last product with values and beside the writing of this tile. If not, this
+    // one is written while that one comes. The warps of a warpgroup need not agree: the order of their products is the same.
     ++round;
-    Work<C> next = next_tile();
     barrier_wait(barriers.v_full(block % C::kStages), phase(block));
-    const bool together = next.head >= 0 && next.top == next.blocks - 1;
-    if (together) {
-      barrier_wait(barriers.k_full((block + 1) % C::kStages), phase(block + 1));
-      my_turn();
-      pin(s);
-      pin(o);
-      mma_fence();
-      weighted_values<C>(o, probabilities, v_at(block), accumulate);
-      mma_commit();
-      mma_fence();
-      scores<C>(s, q_at(), k_at(block + 1));
-      mma_commit();
-      your_turn();
-      mma_wait<0>();
-    } else {
-      pin(o);
-      mma_fence();
-      weighted_values<C>(o, probabilities, v_at(block), accumulate);
-      mma_commit();
-      mma_wait<0>();
-    }
     pin(o);
-    arrive(barriers.v_empty(block % C::kStages));
-    ++block;
-    finish<C>(p, work.first, work.end, work.head, o, softmax, shared + C::kO + (group * 4 + warp) * (16 * C::kDim * 2), 16 * warp, shift);
-    work = next;
-    more = together || begin_tile(work);
+    mma_fence();
+    weighted_values<C>(o, probabilities, v_at(block), accumulate);
+    mma_commit();
+    const auto leave = [&] {
+      pin(o);
+      arrive(barriers.v_empty(block % C::kStages));
+      ++block;
+      finish<C>(p, work.first, work.end, work.head, o, softmax, q_at(round - 1) + warp * (16 * 128), 16 * warp, shift);
+      leaving = true;
+    };
+    Work<C> next;
+    next.head = -1;
+    if (uniform(barrier_done(barriers.q_full(round % C::kSlots), (round / C::kSlots) & 1) &&
+                barrier_done(barriers.k_full((block + 1) % C::kStages), phase(block + 1))))
+      next = next_tile();
+    if (next.head >= 0 && next.top == next.blocks - 1) {
+      pin(s);
+      mma_fence();
+      scores<C>(s, q_at(round), k_at(block + 1));
+      mma_commit();
+      mma_wait<1>();
+      leave();
+      work = next;
+      mma_wait<0>();
+      pin(s);
+    } else {
+      mma_wait<0>();
+      leave();
+      work = next_tile();
+      more = begin_tile(work);
+    }
   }
   if (lane == 0) bulk_done();
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm) kernel(const __grid_constant__ Parameters p) {
+__global__ void __launch_bounds__(C::kThreads, 1) kernel(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const uint32_t shared = hopper::shared_address(memory);
   const Barriers<C> barriers{shared + C::kBarriers};
   auto* infos = reinterpret_cast<TileInfo*>(memory + C::kInfos);
   if (threadIdx.x == 0) {
-    for (uint32_t s = 0; s < 2; ++s) {
+    for (uint32_t s = 0; s < C::kSlots; ++s) {
       hopper::barrier_init(barriers.q_full(s), 1);
       hopper::barrier_init(barriers.q_empty(s), 4 * C::kConsumers);
     }
@@ -227,8 +229,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm) kernel(const __g
       hopper::barrier_init(barriers.v_empty(s), 4 * C::kConsumers);
     }
     hopper::barrier_init_fence();
+    for (const CUtensorMap* map : {&p.q, &p.k, &p.v, &p.o_rows}) hopper::prefetch_map(map);
   }
   __syncthreads();
+  await_kernel_before();
+  allow_next_kernel();
   if (hopper::uniform(static_cast<int>(threadIdx.x) / C::kProducers) == 0) {
     hopper::registers_give<C::kProducerRegisters>();
     if (threadIdx.x == 0) produce<C>(p, shared, infos, barriers);

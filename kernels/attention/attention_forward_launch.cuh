@@ -3,7 +3,7 @@
 
 #include "kernels/attention/attention_forward.cuh"
 #include "kernels/attention/attention_launch.h"
-#include "kernels/launch.h"
+#include "kernels/launch_behind.cuh"
 
 #include <bit>
 
@@ -36,9 +36,8 @@ cudaError_t launch(const AttentionForward& a, int section, cudaStream_t stream) 
   p.keep_scale = 128.0f / static_cast<float>(128 - a.dropout.threshold);
   static const cudaError_t allowed = allow_shared_memory(kernel<C>, C::kBytes);
   if (allowed != cudaSuccess) return allowed;
-  const int blocks = static_cast<int>(std::min<int64_t>(multiprocessors() * C::kBlocksPerSm, p.queue.items()));
-  kernel<C><<<blocks, C::kThreads, C::kBytes, stream>>>(p);
-  return cudaGetLastError();
+  const int blocks = std::min(multiprocessors(), p.queue.items());
+  return launch_behind(kernel<C>, dim3(static_cast<unsigned>(blocks)), C::kThreads, C::kBytes, stream, p);
 }
 
 }  // namespace trireme::kernels::forward

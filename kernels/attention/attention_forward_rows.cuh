@@ -61,7 +61,8 @@ struct Softmax {
   }
 };
 
-/// Probabilities of kCount columns from 16 i on in the element type, those that dropout takes set to zero.
+/// Probabilities of kCount columns from 16 i on in the element type, those that dropout takes set to zero. `column`: a multiple of kKeys
+/// and what this thread's columns differ by from the first's, 0, 2, 4 or 6.
 template <class C, int kCount = C::kKeys>
 __device__ inline void pack_probabilities(uint32_t (&p)[C::kKeys / 4], const float (&s)[C::kKeys / 2],
                                           const AttentionRowDraws& draws, uint32_t column, uint32_t bias, int i = 0) {
@@ -70,7 +71,8 @@ __device__ inline void pack_probabilities(uint32_t (&p)[C::kKeys / 4], const flo
   if constexpr (C::kDropout) {
 #pragma unroll
     for (int j = i; j < i + kCount / 16; ++j) {
-      const uint32_t even = draws.kept(column + 16 * j, bias), odd = draws.kept(column + 16 * j + 1, bias);
+      // No bit of the one is set in the other: as good as a sum, and one instruction with what follows.
+      const uint32_t even = draws.kept(column ^ 16 * j, bias), odd = draws.kept(column ^ (16 * j + 1), bias);
       p[4 * j] &= half_masks<0>(even, odd);
       p[4 * j + 1] &= half_masks<1>(even, odd);
       p[4 * j + 2] &= half_masks<2>(even, odd);
@@ -82,9 +84,10 @@ __device__ inline void pack_probabilities(uint32_t (&p)[C::kKeys / 4], const flo
 /// A tile as one warpgroup sees it. Row r of its 64 is token first + (r >> shift), head `head` + the low bits of r.
 template <class C>
 struct Work {
-  int first, begin, end, head, sequence;
+  int first, begin, end, head;
   int keys;         // of the block `top`, those that concern any of these rows
   int blocks, top;  // key blocks of the tile; the last one that concerns these 64 rows, -1 when they lie behind the sequence
+  AttentionDraws draws;
 
   __device__ static Work read(const TileInfo& info, int unit, int shift) {
     Work w;
@@ -93,7 +96,7 @@ struct Work {
     w.end = hopper::uniform(info.end);
     w.head = hopper::uniform(info.head);
     w.blocks = hopper::uniform(info.blocks);
-    w.sequence = C::kDropout ? info.sequence : 0;
+    if constexpr (C::kDropout) w.draws = info.draws;
     const int last = C::kCausal ? min(w.end, w.first + (64 >> shift)) : w.end;
     w.top = w.first < w.end ? (last - w.begin - 1) / C::kKeys : -1;
     w.keys = last - w.begin - w.top * C::kKeys;
@@ -101,7 +104,8 @@ struct Work {
   }
 };
 
-/// Normalises and writes this warp's 16 rows from warp_row on, and their log-sum-exp.
+/// Normalises and writes this warp's 16 rows from warp_row on, and their log-sum-exp. `staging`: where the rows of Q lay, in columns of 64.
+/// The copy engine may still read from there afterwards (`bulk_read` of lane 0).
 template <class C>
 __device__ inline void finish(const Parameters& p, int first, int end, int head, const float (&o)[C::kDim / 2], const Softmax& softmax,
                               uint32_t staging, int warp_row, int shift) {
@@ -110,21 +114,18 @@ __device__ inline void finish(const Parameters& p, int first, int end, int head,
   const int lane = threadIdx.x % 32, heads = (1 << shift) - 1;
   const auto token_of = [&](int row) { return first + ((warp_row + row) >> shift); };
   const auto head_of = [&](int row) { return head + (row & heads); };
-  float inverse[2];
+  float inverse[2], totals[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float total = softmax.sum[r];
     total += __shfl_xor_sync(0xffffffffu, total, 1);
     total += __shfl_xor_sync(0xffffffffu, total, 2);
+    totals[r] = total;
     inverse[r] = (C::kDropout ? p.keep_scale : 1.0f) * fast_reciprocal(total);
-    const int row = lane / 4 + 8 * r, token = token_of(row);
-    if (lane % 4 == 0 && token < end)
-      p.lse[head_of(row) * p.tokens + token] = softmax.maximum[r] * p.scale + __logf(total);
   }
   // As the copy engine wants it: columns of 64 elements, rows of 128 bytes in the 128-byte swizzle.
-  const auto chunk_at = [&](uint32_t row, uint32_t chunk) { return staging + chunk / 8 * 2048 + row * 128 + ((chunk % 8) ^ (row % 8)) * 16; };
-  if (lane == 0) bulk_read<0>();
-  __syncwarp();
+  constexpr uint32_t kColumn = C::kRows * 128;
+  const auto chunk_at = [&](uint32_t row, uint32_t chunk) { return staging + chunk / 8 * kColumn + row * 128 + ((chunk % 8) ^ (row % 8)) * 16; };
 #pragma unroll
   for (int j = 0; j < C::kDim / 16; ++j)
     store_matrices(chunk_at(lane % 16, 2 * j + lane / 16),
@@ -137,7 +138,7 @@ __device__ inline void finish(const Parameters& p, int first, int end, int head,
   if (token_of(15) < end) {
     if (lane == 0) {
 #pragma unroll
-      for (int c = 0; c < C::kDim / 64; ++c) store_box(&p.o_rows, 64 * c, head, token_of(0), staging + c * 2048);
+      for (int c = 0; c < C::kDim / 64; ++c) store_box(&p.o_rows, 64 * c, head, token_of(0), staging + c * kColumn);
       store_commit();
     }
   } else {
@@ -150,6 +151,13 @@ __device__ inline void finish(const Parameters& p, int first, int end, int head,
       if (token < end)
         *reinterpret_cast<int4*>(static_cast<T*>(p.o) + token * p.o_token + head_of(row) * p.o_head + chunk * 8) = words;
     }
+    __syncwarp();
+  }
+  // After the fence, which would wait for these.
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = lane / 4 + 8 * r, token = token_of(row);
+    if (lane % 4 == 0 && token < end) p.lse[head_of(row) * p.tokens + token] = softmax.maximum[r] * p.scale + __logf(totals[r]);
   }
 }
 

@@ -261,8 +261,8 @@ cudaError_t launch(const EmbeddingBackward& a, const Workspace& w, cudaStream_t 
                   along = across < kRunBlocks ? kRunBlocks / across : 1;
     return dim3(static_cast<unsigned>(across), static_cast<unsigned>(along));
   };
-  return packed ? launch_behind(run_kernel<G, 4>, runs(4), kRunThreads, stream, a, w)
-                : launch_behind(run_kernel<G, 1>, runs(1), kRunThreads, stream, a, w);
+  return packed ? launch_behind(run_kernel<G, 4>, runs(4), kRunThreads, 0, stream, a, w)
+                : launch_behind(run_kernel<G, 1>, runs(1), kRunThreads, 0, stream, a, w);
 }
 
 }  // namespace

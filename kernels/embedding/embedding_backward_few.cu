@@ -96,7 +96,7 @@ cudaError_t launch(const EmbeddingBackward& a, float* partial, int* seen, cudaSt
   const dim3 sums(static_cast<unsigned>(ceil_div(a.columns, kSumColumns)),
                   static_cast<unsigned>(a.vocab));
   const auto kernel = a.table_element == a.element ? sum_kernel<T> : sum_kernel<float>;
-  return launch_behind(kernel, sums, kSumThreads, stream, a, static_cast<int>(stretches), partial,
+  return launch_behind(kernel, sums, kSumThreads, 0, stream, a, static_cast<int>(stretches), partial,
                        seen);
 }
 

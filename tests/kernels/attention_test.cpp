@@ -131,6 +131,29 @@ TEST_F(AttentionTest, KeysAndValuesGradientsRepeatTheirBitsAlways) {
   }
 }
 
+TEST_F(AttentionTest, ForwardAwaitsTheKernelBeforeIt) {
+  // Its blocks may be on the device before the last ones of that kernel, which writes this one's queries where NaNs were.
+  for (const int d : {64, 128}) {
+    Problem run({{0, 700, 2048, 3000}, 8, 2, d, true}, Element::kBF16);
+    const AttentionForward first = run.forward_arguments();
+    AttentionForward second = first;
+    second.q = first.o;
+    second.o = run.backward_arguments(false).d_q;
+    run.poison();
+    CUDA_OK(attention_forward(first, nullptr));
+    CUDA_OK(cudaDeviceSynchronize());
+    CUDA_OK(attention_forward(second, nullptr));
+    const Values expected = run.dq();
+    for (const double x : expected) ASSERT_TRUE(std::isfinite(x));
+    for (int i = 0; i < 20; ++i) {
+      run.poison();
+      CUDA_OK(attention_forward(first, nullptr));
+      CUDA_OK(attention_forward(second, nullptr));
+      ASSERT_EQ(run.dq(), expected) << "d " << d << ", run " << i;
+    }
+  }
+}
+
 TEST_F(AttentionTest, RefusesWhatItCannotServe) {
   Problem run({{0, 64}, 2, 2, 64, true}, Element::kBF16);
   AttentionForward a = run.forward_arguments();
