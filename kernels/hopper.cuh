@@ -169,6 +169,11 @@ __device__ inline uint4 gather_chunk(uint32_t w0, uint32_t w1, uint32_t w2, uint
   return {w0, w1, w2, w3};
 }
 
+/// Not by assignment, which the compiler breaks into four where registers do not suit.
+__device__ inline void store_global16(void* to, int4 v) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
 /// Rows lane / 4 and + 8 of a warp's 16, times `scale`, to out + row * stride: fragments leave in runs of 16 bytes, 64 of a row side by side.
 /// Rows from `count` on are left out.
 template <class T, int kCount>
@@ -184,10 +189,7 @@ __device__ inline void store_fragments(const float (&x)[kCount], float scale, T*
 #pragma unroll
       for (int j = 0; j < 4; ++j) w[j] = pack2<T>(x[16 * i + 4 * j + 2 * r] * scale, x[16 * i + 4 * j + 2 * r + 1] * scale);
       const uint4 chunk = gather_chunk(w[0], w[1], w[2], w[3]);
-      // Not by assignment, which the compiler breaks into four where registers do not suit.
-      if (row < count)
-        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to + 32 * i), "r"(chunk.x), "r"(chunk.y), "r"(chunk.z), "r"(chunk.w)
-                     : "memory");
+      if (row < count) store_global16(to + 32 * i, {static_cast<int>(chunk.x), static_cast<int>(chunk.y), static_cast<int>(chunk.z), static_cast<int>(chunk.w)});
     }
   }
 }

@@ -10,21 +10,10 @@
 // beside the other's arithmetic.
 
 #include "kernels/attention/attention_backward_produce.cuh"
+#include "kernels/attention/attention_backward_rows.cuh"
 #include "kernels/attention/attention_backward_sums.cuh"
 
 namespace trireme::kernels::backward {
-
-/// dK and dV of one warp's 16 keys.
-template <class C>
-__device__ inline void store_gradients(const Parameters& p, const ItemInfo& info, int warp_key, const float (&dk)[C::kDim / 2],
-                                       const float (&dv)[C::kDim / 2]) {
-  using T = typename C::T;
-  const int64_t token = info.first + warp_key;
-  const int count = info.end - static_cast<int>(token);
-  hopper::store_fragments(dk, p.scale, static_cast<T*>(p.dk) + info.head * p.dk_head + token * p.dk_token, p.dk_token, count);
-  hopper::store_fragments(dv, C::kDropout ? p.keep_scale : 1.0f, static_cast<T*>(p.dv) + info.head * p.dv_head + token * p.dv_token,
-                          p.dv_token, count);
-}
 
 template <class C>
 __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemInfo* infos, const StepInfo* steps, const Barriers<C>& barriers) {
@@ -33,6 +22,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
   const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
   const int group = uniform(static_cast<int>(threadIdx.x) / 128 - 1), warp = uniform(thread / 32);
   const auto arrive = [&](uint32_t barrier) {
+    __syncwarp();
     if (lane == 0) barrier_arrive(barrier);
   };
   const int warp_key = 64 * group + 16 * warp;
@@ -60,26 +50,45 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     transposed_product<C>(s, k + group * (64 * 128), shared + C::kQ + (at_step % C::kStages) * C::kQBytes);
     mma_commit();
   };
-  // From the raw scores in stage at_step % kStages to probabilities.
-  const auto probabilities = [&](uint32_t at_step) {
+  const auto lse_of = [&](uint32_t at_step) { return shared + C::kLse + (at_step % C::kStages) * C::kStatBytes + 8 * (lane % 4); };
+  const auto load_pairs = [](float2 (&x)[C::kRows / 8], uint32_t from) {
+#pragma unroll
+    for (int j = 0; j < C::kRows / 8; ++j) x[j] = load_shared_float2(from + 32 * j);
+  };
+  // What the scores of a step meet: their rows' statistics, and whether some are masked.
+  struct Rows {
+    float2 lse[C::kRows / 8];  // registers permitting; else read where it is needed
+    int first, length, first_row;
+    bool masked;
+  };
+  const auto rows_of = [&](uint32_t at_step) {
     const ItemInfo& info = tile_info(round);
-    const int first = info.first - info.begin, length = info.end - info.begin, first_row = step_info(at_step).block * C::kRows;
-    if (uniform(first + C::kKeys > length || (C::kCausal && first_row < first + 64 * group + 63))) {
+    Rows rows;
+    rows.first = info.first - info.begin;
+    rows.length = info.end - info.begin;
+    rows.first_row = step_info(at_step).block * C::kRows;
+    rows.masked = uniform(rows.first + C::kKeys > rows.length || (C::kCausal && rows.first_row < rows.first + 64 * group + 63));
+    if constexpr (!C::kWide) load_pairs(rows.lse, lse_of(at_step));
+    return rows;
+  };
+  // From raw scores to probabilities.
+  const auto probabilities = [&](uint32_t at_step, const Rows& rows) {
+    if (rows.masked) {
       // Query rows below these are masked for the two keys: those before the key when causal, all when it lies behind the sequence.
-      const int key = first + warp_key + lane / 4, lane_row = first_row + 2 * (lane % 4);
-      const int low0 = (key < length ? (C::kCausal ? key : 0) : INT_MAX) - lane_row;
-      const int low1 = (key + 8 < length ? (C::kCausal ? key + 8 : 0) : INT_MAX) - lane_row;
+      const int key = rows.first + warp_key + lane / 4, lane_row = rows.first_row + 2 * (lane % 4);
+      const bool here0 = key < rows.length, here1 = key + 8 < rows.length;
+      const int low0 = (here0 ? key : INT_MAX) - lane_row, low1 = (here1 ? key + 8 : INT_MAX) - lane_row;
 #pragma unroll
       for (int j = 0; j < C::kRows / 8; ++j) {
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-          if (8 * j + e % 2 < (e < 2 ? low0 : low1)) s[4 * j + e] = -INFINITY;
+          if (C::kCausal ? 8 * j + e % 2 < (e < 2 ? low0 : low1) : !(e < 2 ? here0 : here1)) s[4 * j + e] = -INFINITY;
       }
     }
-    const uint32_t lse_at = shared + C::kLse + (at_step % C::kStages) * C::kStatBytes + 8 * (lane % 4);
+    [[maybe_unused]] const uint32_t lse_at = lse_of(at_step);
 #pragma unroll
     for (int j = 0; j < C::kRows / 8; ++j) {
-      const float2 lse = load_shared_float2(lse_at + 32 * j);
+      const float2 lse = C::kWide ? load_shared_float2(lse_at + 32 * j) : rows.lse[j];
       s[4 * j] = fast_exp2(fmaf(s[4 * j], p.scale_log2, -lse.x));
       s[4 * j + 1] = fast_exp2(fmaf(s[4 * j + 1], p.scale_log2, -lse.y));
       s[4 * j + 2] = fast_exp2(fmaf(s[4 * j + 2], p.scale_log2, -lse.x));
@@ -98,16 +107,30 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     query_gradient<C>(dq, shared + C::kDs + buffer * C::kSBytes, k_of(of_round) + group * (C::kDim == 128 ? C::kKeys * 128 : 64));
     mma_commit();
   };
-  const auto leave_dq = [&](float (&dq)[C::kDqValues], [[maybe_unused]] uint32_t of_step, uint32_t of_round) {
+  // On chip.
+  struct Ways {
+    bool adds, finishes;
+  };
+  const auto ways_of = [&]([[maybe_unused]] uint32_t of_round) {
+    Ways ways{};
+    if constexpr (C::kOnChip) {
+      const ItemInfo& info = tile_info(of_round);
+      const int first_row = (dq_here & 0xffff) * C::kRows;
+      ways.adds = uniform(info.first > info.begin);
+      // The last key tile under the mask of these rows.
+      ways.finishes = uniform(info.first + C::kKeys >= (C::kCausal ? min(info.end, info.begin + first_row + C::kRows) : info.end));
+    }
+    return ways;
+  };
+  const auto leave_dq = [&](float (&dq)[C::kDqValues], [[maybe_unused]] uint32_t of_step, uint32_t of_round, [[maybe_unused]] Ways ways) {
     if constexpr (C::kOnChip) {
       const uint32_t sums = shared + C::kDq + (8 * (dq_here & 0xffff) + 4 * group + warp) * kWarpSums;
       const ItemInfo& info = tile_info(of_round);
-      const int first_row = (dq_here & 0xffff) * C::kRows, row = first_row + 16 * warp, token = info.begin + row;
-      if (uniform(info.first > info.begin)) add_kept_sums(sums, dq);
-      // The last key tile under the mask of these rows.
-      if (uniform(info.first + C::kKeys >= (C::kCausal ? min(info.end, info.begin + first_row + C::kRows) : info.end))) {
-        store_fragments(dq, p.scale, static_cast<T*>(p.dq) + info.head * p.dq_head + token * p.dq_token + group * (C::kDim / 2), p.dq_token,
-                        info.end - token);
+      const int token = info.begin + (dq_here & 0xffff) * C::kRows + 16 * warp;
+      if (ways.adds) add_kept_sums(sums, dq);
+      if (ways.finishes) {
+        store_rows(dq, p.scale, sums, static_cast<T*>(p.dq) + info.head * p.dq_head + token * p.dq_token + group * (C::kDim / 2), p.dq_token,
+                   info.end - token);
       } else {
         keep_sums(sums, dq);
       }
@@ -123,9 +146,15 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
       for (int i = 0; i < C::kDqValues / 4; ++i)
         store_shared4(sums + i * 512 + lane * 16, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
       proxy_fence();
-      __syncwarp();
       arrive(barriers.sums_full(group));
     }
+  };
+
+  // Before dS of `step` takes its buffer, whose rows of this warp dK and dV pass.
+  const auto leave_gradients = [&](uint32_t of_round) {
+    const uint32_t buffer = step & 1;
+    if constexpr (C::kDim == 64) barrier_wait(barriers.ds_empty(buffer), ((step >> 1) & 1) ^ 1);
+    store_gradients<C>(p, tile_info(of_round), warp_key, shared + C::kDs + buffer * C::kSBytes + warp_key * 128, dk, dv);
   };
 
   // `fresh`: the first step of a key tile, whose predecessor's dK and dV are still in registers.
@@ -146,7 +175,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
       mma_wait<0>();
       pin(dk);
       pin(dv);
-      store_gradients<C>(p, tile_info(old_round), warp_key, dk, dv);
+      leave_gradients(old_round);
     }
     barrier_wait(barriers.v_full(), round & 1);
     barrier_wait(barriers.do_full(do_stage), (step / C::kDoStages) & 1);
@@ -156,20 +185,21 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     if constexpr (!C::kKeysFirst) {
       mma_wait<1>();
       pin(dk);
-      if (step > 0) arrive(barriers.q_empty((step - 1) % C::kStages));
+      if (step > 0) barrier_arrive(barriers.q_empty((step - 1) % C::kStages));
     } else {
-      if (first && round > 0) store_gradients<C>(p, tile_info(old_round), warp_key, dk, dv);
+      if (first && round > 0) leave_gradients(old_round);
     }
 
     // P, an operand of dV = P^T dO. Draws of query rows 16 i + 2 (lane % 4) and the one behind.
     [[maybe_unused]] uint32_t even[C::kRows / 16], odd[C::kRows / 16];
     if constexpr (C::kDropout) {
       const uint32_t column = tile_info(round).first - tile_info(round).begin + warp_key + lane / 4;
-      const uint32_t row = step_info(step).block * C::kRows + 2 * (lane % 4);
+      const uint32_t row = step_info(step).block * C::kRows + 2 * (lane % 4), word = draws.word(row, column);
 #pragma unroll
       for (int i = 0; i < C::kRows / 16; ++i) {
-        even[i] = draws.kept(row + 16 * i, column, p.keep_bias);
-        odd[i] = draws.kept(row + 16 * i + 1, column, p.keep_bias);
+        // Bits that `row` has not got.
+        even[i] = draws.kept(word ^ AttentionDraws::row_bits(16 * i), p.keep_bias);
+        odd[i] = draws.kept(word ^ AttentionDraws::row_bits(16 * i + 1), p.keep_bias);
       }
     }
 #pragma unroll
@@ -187,16 +217,18 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     mma_fence();
     add_product<C, C::kValuesHeld>(dv, packed, do_at, !first, [] { mma_commit(); });
     mma_commit();
+    const uint32_t delta_at = shared + C::kDelta + do_stage * C::kStatBytes + 8 * (lane % 4);
+    [[maybe_unused]] float2 deltas[C::kRows / 8];
+    if constexpr (!C::kWide) load_pairs(deltas, delta_at);
     mma_wait<1>();
     pin(dp);
     if (last) arrive(barriers.v_empty());
 
-    const uint32_t delta_at = shared + C::kDelta + do_stage * C::kStatBytes + 8 * (lane % 4);
 #pragma unroll
     for (int i = 0; i < C::kRows / 16; ++i) {
 #pragma unroll
       for (int j = 2 * i; j < 2 * i + 2; ++j) {
-        const float2 delta = load_shared_float2(delta_at + 32 * j);
+        const float2 delta = C::kWide ? load_shared_float2(delta_at + 32 * j) : deltas[j];
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           float x = dp[4 * j + e];
@@ -229,7 +261,6 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     for (int i = 0; i < C::kRows / 16; ++i)
       store_matrices((ds_store + buffer * C::kSBytes) ^ (32 * i), ds[4 * i], ds[4 * i + 1], ds[4 * i + 2], ds[4 * i + 3]);
     proxy_fence();
-    __syncwarp();
     arrive(barriers.ds_full(buffer));
     const auto key_product = [&] {
       mma_fence();
@@ -240,23 +271,31 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
       key_product();
       // dV is done: its operand's registers make room for dQ.
       mma_wait<2>();
-      arrive(barriers.do_empty(do_stage));
+      barrier_arrive(barriers.do_empty(do_stage));
       dq_product(dq, step - 1, old_round);
     } else {
       mma_wait<1>();
-      arrive(barriers.do_empty(do_stage));
+      barrier_arrive(barriers.do_empty(do_stage));
       dq_product(dq, step - 1, old_round);
       key_product();
     }
-    mma_wait<2>();
-    pin(s);
-    probabilities(next);
+    const Ways ways = ways_of(old_round);
+    if constexpr (C::kWide) {
+      mma_wait<2>();
+      pin(s);
+      probabilities(next, rows_of(next));
+    } else {
+      const Rows rows = rows_of(next);
+      mma_wait<2>();
+      pin(s);
+      probabilities(next, rows);
+    }
     // A branch: the assembler would otherwise move exponentials behind the wait that follows.
     wait_for_q(next);
     mma_wait<1>();
     if constexpr (C::kKeysFirst) {
       pin(dk);
-      arrive(barriers.q_empty(stage));
+      barrier_arrive(barriers.q_empty(stage));
       mma_wait<0>();
     }
     pin(dv);
@@ -264,7 +303,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     if (step > 0) {
       arrive(barriers.ds_empty(buffer ^ 1));
       if (first) arrive(barriers.k_empty(old_round & 1));
-      leave_dq(dq, step - 1, old_round);
+      leave_dq(dq, step - 1, old_round, ways);
     }
     if constexpr (C::kOnChip || C::kLone) dq_here = here;
     ++step;
@@ -276,7 +315,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
   scores(0, k_of(0));
   mma_wait<0>();
   pin(s);
-  probabilities(0);
+  probabilities(0, rows_of(0));
 #pragma unroll 1
   while (more) {
     const bool last = uniform(step_info(step).last);
@@ -291,8 +330,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
   mma_wait<0>();
   pin(dk);
   pin(dq);
-  leave_dq(dq, step - 1, round);
-  store_gradients<C>(p, tile_info(round), warp_key, dk, dv);
+  leave_dq(dq, step - 1, round, ways_of(round));
+  leave_gradients(round);
 }
 
 template <class C>

@@ -110,6 +110,8 @@ struct Walk {
 template <class C>
 struct Barriers {
   uint32_t base;
+  // Every thread that has read a stage's statistics says so: racecheck follows no other threads, and it takes no longer than one of a warp.
+  static constexpr uint32_t kReaders = 256;
   __device__ uint32_t k_full(uint32_t s) const { return base + 8 * s; }
   __device__ uint32_t k_empty(uint32_t s) const { return base + 8 * (2 + s); }
   __device__ uint32_t v_full() const { return base + 8 * 4; }
@@ -143,11 +145,11 @@ struct Barriers {
     barrier_init(ending(), 1);
     for (uint32_t s = 0; s < C::kStages; ++s) {
       barrier_init(q_full(s), 1);
-      barrier_init(q_empty(s), 8);
+      barrier_init(q_empty(s), kReaders);
     }
     for (uint32_t s = 0; s < C::kDoStages; ++s) {
       barrier_init(do_full(s), 1);
-      barrier_init(do_empty(s), 8);
+      barrier_init(do_empty(s), kReaders);
     }
     for (uint32_t s = 0; s < C::kInfoSlots; ++s) barrier_init(info_full(s), 1);
     hopper::barrier_init_fence();

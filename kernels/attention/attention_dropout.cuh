@@ -41,10 +41,10 @@ struct AttentionDraws {
 
   /// What the first shift brings down does not depend on the column.
   __device__ AttentionRowDraws of_row(uint32_t row) const { return {k0 ^ row << 16 ^ row ^ k0 >> 16, k1}; }
-  __device__ uint32_t kept(uint32_t row, uint32_t column, uint32_t bias) const {
-    uint32_t x = (row << 16 | column) ^ k0;
-    return AttentionRowDraws::decide(x ^ x >> 16, k1, bias);
-  }
+  /// A row's bits in the word of a draw after the first shift; those of rows without common bits go together by exclusive or.
+  __device__ static constexpr uint32_t row_bits(uint32_t row) { return row << 16 ^ row; }
+  __device__ uint32_t word(uint32_t row, uint32_t column) const { return k0 ^ k0 >> 16 ^ column ^ row_bits(row); }
+  __device__ uint32_t kept(uint32_t word, uint32_t bias) const { return AttentionRowDraws::decide(word, k1, bias); }
 };
 
 /// Bytes of the pair (low, high) by selector; a selector with bit 3 set gives the byte's sign, eight times. (__byte_perm ignores that bit.)

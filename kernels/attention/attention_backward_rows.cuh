@@ -1,0 +1,57 @@
+#pragma once
+// Rows of gradients on their way out of the backward kernel's registers.
+
+#include "kernels/attention/attention_backward_parts.cuh"
+
+namespace trireme::kernels::backward {
+
+/// 16 rows of a warp, times `scale`, to out + row * stride by way of 16 rows of shared memory of its own at `by`: they leave whole. Rows from `count`
+/// on are left out.
+template <class T, int kCount>
+__device__ inline void store_rows(const float (&x)[kCount], float scale, uint32_t by, T* out, int64_t stride, int count) {
+  using namespace hopper;
+  constexpr uint32_t kBytes = kCount * 4, kChunks = kBytes / 16, kRowsAtOnce = 32 / kChunks;
+  static_assert(kChunks == 8 || kChunks == 4);
+  const uint32_t lane = threadIdx.x % 32;
+  // Eight rows of a chunk lie in different banks.
+  const auto at = [&](uint32_t row, uint32_t chunk) { return by + row * kBytes + ((chunk ^ (kChunks == 8 ? row : row / 2)) % kChunks) * 16; };
+  const uint32_t to_shared = at(lane % 16, lane / 16);
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kCount / 8; ++i) {
+    uint32_t w[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) w[e] = pack2<T>(x[8 * i + 2 * e] * scale, x[8 * i + 2 * e + 1] * scale);
+    store_matrices(to_shared ^ (32 * i), w[0], w[1], w[2], w[3]);
+  }
+  __syncwarp();
+  int4 v[16 / kRowsAtOnce];
+#pragma unroll
+  for (uint32_t i = 0; i < 16 / kRowsAtOnce; ++i) v[i] = load_shared16(at(kRowsAtOnce * i + lane / kChunks, lane % kChunks));
+  __syncwarp();
+  T* to = out + lane / kChunks * stride + lane % kChunks * 8;
+#pragma unroll
+  for (uint32_t i = 0; i < 16 / kRowsAtOnce; ++i, to += kRowsAtOnce * stride)
+    if (static_cast<int>(kRowsAtOnce * i + lane / kChunks) < count) store_global16(to, v[i]);
+}
+
+/// dK and dV of one warp's 16 keys; `by` as for store_rows, where heads of 64 use it.
+template <class C>
+__device__ inline void store_gradients(const Parameters& p, const ItemInfo& info, int warp_key, [[maybe_unused]] uint32_t by,
+                                       const float (&dk)[C::kDim / 2], const float (&dv)[C::kDim / 2]) {
+  using T = typename C::T;
+  const int64_t token = info.first + warp_key;
+  const int count = info.end - static_cast<int>(token);
+  T *const to_dk = static_cast<T*>(p.dk) + info.head * p.dk_head + token * p.dk_token,
+    *const to_dv = static_cast<T*>(p.dv) + info.head * p.dv_head + token * p.dv_token;
+  const float dv_scale = C::kDropout ? p.keep_scale : 1.0f;
+  if constexpr (C::kDim == 64) {
+    store_rows(dk, p.scale, by, to_dk, p.dk_token, count);
+    store_rows(dv, dv_scale, by, to_dv, p.dv_token, count);
+  } else {
+    hopper::store_fragments(dk, p.scale, to_dk, p.dk_token, count);
+    hopper::store_fragments(dv, dv_scale, to_dv, p.dv_token, count);
+  }
+}
+
+}  // namespace trireme::kernels::backward
