@@ -45,7 +45,7 @@ cudaError_t launch(const float* partial, int64_t rows, int64_t columns, int64_t 
     const dim3 grid(static_cast<unsigned>(ceil_div(columns, kColumns)),
                     static_cast<unsigned>(outs.count)),
         block(kColumns, kLanes);
-    return launch_behind(column_sum_kernel<decltype(zero)>, grid, block, stream, partial, rows,
+    return launch_behind(column_sum_kernel<decltype(zero)>, grid, block, 0, stream, partial, rows,
                          columns, stride, outs, accumulate);
   });
 }

@@ -59,9 +59,9 @@ Partial partial_of(const LoraUpProducts& p, const Plan& plan) {
           p.columns * p.rank};
 }
 
-/// Block: kSlices * 64 columns, every gridDim.y-th run of 16 tokens, the last first: those are in L2 when dy was just written. A warp has 64 of the columns and 16 ranks: the sums of dB in its registers
-/// from the first run to the last, those of d in shared memory after each run. There the block's warps add them up one phase later, so that
-/// none waits for another's loads before its own next ones are out.
+/// Block: kSlices * 64 columns, every gridDim.y-th run of 16 tokens, the last first: those are in L2 when dy was just written. A warp has 64
+/// of the columns and 16 ranks: the sums of dB in its registers from the first run to the last, those of d in shared memory after each run.
+/// There the block's warps add them up one phase later, so that none waits for another's loads before its own next ones are out.
 template <class T, int kRank>
 __global__ void __launch_bounds__(kWarps * 32, 1)
     gradients_kernel(const __grid_constant__ LoraUpProducts p, const __grid_constant__ Partial out) {
@@ -264,7 +264,7 @@ cudaError_t lora_up_gradients(const LoraUpProducts& p, cudaStream_t stream) {
     if (const cudaError_t failed = cudaGetLastError(); failed != cudaSuccess) return failed;
     return launch_behind(partial_sums_kernel<T>,
                          dim3(static_cast<unsigned>((partial.d_floats + partial.db_floats) / 128)),
-                         kSumWarps * 32, stream, partial, static_cast<T*>(p.d), static_cast<T*>(p.db),
+                         kSumWarps * 32, 0, stream, partial, static_cast<T*>(p.d), static_cast<T*>(p.db),
                          static_cast<int>(plan.column_blocks), static_cast<int>(plan.parts), p.scale);
   });
 }
