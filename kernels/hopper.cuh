@@ -53,14 +53,6 @@ __device__ inline bool barrier_done(uint32_t barrier, uint32_t parity) {
 /// A value that all threads of a warp hold, known as such to the compiler.
 __device__ inline int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 
-// Barriers by number, for whole warps; 0 is __syncthreads'.
-__device__ inline void named_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-__device__ inline void named_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 template <int kCount>
 __device__ inline void registers_give() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
@@ -91,10 +83,6 @@ __device__ inline void store_box(const CUtensorMap* map, int element, int head, 
                : "memory");
 }
 __device__ inline void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-/// One box into the L2 cache.
-__device__ inline void prefetch_box(const CUtensorMap* map, int element, int head, int token) {
-  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(map), "r"(element), "r"(head), "r"(token) : "memory");
-}
 /// Contiguous bytes, a multiple of 16.
 __device__ inline void load_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile(

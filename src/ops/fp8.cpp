@@ -28,9 +28,7 @@ at::Tensor product(const Fp8Rows& x, const at::Tensor& w_NK, const at::Tensor& i
     const at::Tensor of_columns = inverse_scale.expand({w_NK.size(0)}).contiguous();
     return bridge::fp8_product({x.data, x.inverse_scale.view(-1)}, {w_NK, of_columns}, dtype, {}, addend);
   }
-  at::Tensor product = at::mm(x.data.to(at::kFloat), w_NK.to(at::kFloat).t()).mul_(x.inverse_scale).mul_(inverse_scale);
-  if (addend.sum.defined()) product.add_(addend.sum);
-  return addend.overwritten ? addend.sum.copy_(product) : product.to(dtype);
+  return added_and_rounded(at::mm(x.data.to(at::kFloat), w_NK.to(at::kFloat).t()).mul_(x.inverse_scale).mul_(inverse_scale), addend, dtype);
 }
 
 }  // namespace

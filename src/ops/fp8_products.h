@@ -13,6 +13,9 @@ struct Fp8Matrix {
 /// engine are short ones (fast accumulation), as in the MLPerf submissions.
 at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarType dtype, const at::Tensor& bias_N = {}, const Addend& addend = {});
 
+/// The end of a product composed in fp32, which it may overwrite: the addend, and one rounding to `dtype`.
+at::Tensor added_and_rounded(at::Tensor product, const Addend& addend, at::ScalarType dtype);
+
 namespace bridge {
 
 /// x alone; or z = x, bias: gelu(z + bias); with dy: its gradient. Contiguous.

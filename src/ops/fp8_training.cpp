@@ -126,6 +126,10 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarT
   }
   at::Tensor product = at::mm(a_MK.codes.to(at::kFloat), b_NK.codes.to(at::kFloat).t()).mul_(a_MK.inverse * b_NK.inverse);
   if (bias_N.defined()) product.add_(bias_N);
+  return added_and_rounded(product, addend, dtype);
+}
+
+at::Tensor added_and_rounded(at::Tensor product, const Addend& addend, at::ScalarType dtype) {
   if (addend.sum.defined()) product.add_(addend.sum);
   return addend.overwritten ? addend.sum.copy_(product) : product.to(dtype);
 }

@@ -111,16 +111,15 @@ LoraGradients lora_backward(const LoraProductGradients& of_products, const at::T
   LoraGradients result;
   result.pairs.resize(2 * n);
   if (n == 0) return result;
-  const bool fused = of_products.for_kernels && bridge::has_lora_kernels(x, pairs, plan);
-  std::vector<at::Tensor> a, d_products = of_products.d;
+  const std::vector<at::Tensor>& d_products = of_products.d;
+  std::vector<at::Tensor> a;
   bool any = false;
   for (size_t i = 0; i < n; ++i) {
     any = any || wanted[2 * i];
     a.push_back(pairs[2 * i]);
     result.pairs[2 * i + 1] = of_products.db[i];
-    if (!fused) d_products[i] = d_products[i].narrow(1, 0, a[i].size(0));
   }
-  if (fused) {
+  if (of_products.for_kernels) {
     if (want_dx) result.dx_part = at::empty_like(as_rows(x));
     if (any) {
       const std::vector<at::Tensor> da = bridge::lora_down_gradients(x, result.dx_part, d_products, pairs, plan);

@@ -150,10 +150,7 @@ def bootstrap(site):
         assert done.returncode == 2 and all(word in last for word in expect) and took < seconds, (address, port, done.returncode, took, done.stderr)
         print(f"{address}:{port}: exit 2 after {took:.1f} s: {last[:180]}")
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        closed = probe.getsockname()[1]
-    rank("127.0.0.1", closed, ["cannot reach rank 0 at 127.0.0.1", "MASTER_ADDR"])
+    rank("127.0.0.1", fault_site.free_port(), ["cannot reach rank 0 at 127.0.0.1", "MASTER_ADDR"])
     rank("no-such-host.invalid", 29500, ["cannot reach rank 0 at no-such-host.invalid:29500", "MASTER_ADDR"])
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
