@@ -90,6 +90,10 @@ __device__ inline void load_bytes(uint32_t to, const void* from, uint32_t bytes,
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
+/// The kernel launched after this one may have its blocks started as soon as there is room for them …
+__device__ inline void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+/// … and what this one wrote is there after the dependent one's threads have waited.
+__device__ inline void await_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ inline void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

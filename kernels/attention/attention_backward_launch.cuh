@@ -60,8 +60,18 @@ cudaError_t launch(const AttentionBackward& a, cudaStream_t stream) {
   static const cudaError_t allowed = allow_shared_memory(kernel<C>, C::kBytes);
   if (allowed != cudaSuccess) return allowed;
   const int grid = static_cast<int>(std::min<int64_t>(processors, p.queue.items()));
-  kernel<C><<<grid, C::kThreads, C::kBytes, stream>>>(p);
-  if (const cudaError_t status = cudaGetLastError(); status != cudaSuccess) return status;
+  // Beside the last blocks of what runs before: only sums and statistics come from there.
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(grid));
+  config.blockDim = dim3(C::kThreads);
+  config.dynamicSmemBytes = C::kBytes;
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = 1;
+  if (const cudaError_t status = cudaLaunchKernelEx(&config, kernel<C>, p); status != cudaSuccess) return status;
   return C::kOnChip ? cudaSuccess : convert(side, s.d, s.element, stream);
 }
 

@@ -66,6 +66,7 @@ __device__ inline void produce_rows(const Parameters& p, uint32_t shared, const 
   const CUtensorMap* map = kGradients ? &p.d_o : &p.q;
   const float* stats = kGradients ? p.delta : p.lse2;
   uint32_t step = 0;
+  await_kernel_before();
 #pragma unroll 1
   for (uint32_t round = 0;; ++round) {
     barrier_wait(barriers.info_full(round % C::kInfoSlots), (round / C::kInfoSlots) & 1);
@@ -122,6 +123,7 @@ __device__ inline void produce_sums(const Parameters& p, uint32_t shared, const 
   constexpr int kPart = C::kRows * C::kDim / 2;  // of a warpgroup
   constexpr int32_t kClaimed = 1, kStored = 2;   // in any order
   uint32_t step = 0;  // that leaves sums
+  await_kernel_before();
 #pragma unroll 1
   for (uint32_t round = 0;; ++round) {
     barrier_wait(barriers.info_full(round % C::kInfoSlots), (round / C::kInfoSlots) & 1);

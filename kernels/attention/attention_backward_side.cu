@@ -16,6 +16,7 @@ constexpr int kThreads = 256;
 template <class T, int kDim>
 __global__ void __launch_bounds__(kThreads) prepare_kernel(const SideArguments a) {
   constexpr int kLanes = kDim / 8, kRowsAtOnce = kThreads / kLanes;
+  hopper::launch_dependents();
   const int head = static_cast<int>(blockIdx.x) % a.q_heads, block_index = static_cast<int>(blockIdx.x) / a.q_heads;
   const AttentionBlock block = a.blocks[block_index];
   const int lane = threadIdx.x % kLanes;
