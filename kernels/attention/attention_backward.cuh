@@ -285,6 +285,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
       pin(s);
       probabilities(next, rows_of(next));
     } else {
+      // A branch here too: without it statistics are read after the products.
+      wait_for_q(next);
       const Rows rows = rows_of(next);
       mma_wait<2>();
       pin(s);
