@@ -41,16 +41,22 @@ void Recorder::alternate(std::vector<Contender> contenders, const std::string& s
   for (const Clock::time_point begin = Clock::now(); seconds_since(begin) < kSettleSeconds;)
     for (size_t i = 0; i < count; ++i)
       batch[i] = std::clamp(static_cast<int>(kBatchMicroseconds / time_device(timer, contenders[i], batch[i])), 1, kMostInBatch);
-  std::vector<std::vector<double>> device(count), whole(count);
+  std::vector<std::vector<double>> device(count), whole(count), clocks(count);
+  SmClock clock;
   for (int round = 0; round < kRounds; ++round)
-    for (size_t i = 0; i < count; ++i) device[i].push_back(time_device(timer, contenders[i], batch[i]));
+    for (size_t i = 0; i < count; ++i) {
+      clock.begin();
+      device[i].push_back(time_device(timer, contenders[i], batch[i]));
+      clock.end();
+      clocks[i].push_back(clock.megahertz());
+    }
   for (int round = 0; round < kRounds; ++round)
     for (size_t i = 0; i < count; ++i) whole[i].push_back(time_whole(contenders[i]));
 
   const auto peer = std::find_if(contenders.begin(), contenders.end(), [](const Contender& c) { return c.peer; });
   for (size_t i = 0; i < count; ++i) {
     const Contender& c = contenders[i];
-    Result r = summary(c.name, shape, element, bytes, device[i]);
+    Result r = summary(c.name, shape, element, bytes, device[i], percentile(clocks[i], 0.5));
     r.whole_microseconds = percentile(whole[i], 0.5);
     if (peer != contenders.end() && !c.peer) {
       // Of neighbours in time, then the median.

@@ -35,6 +35,7 @@ class Memory {
 struct Result {
   std::string name, shape, element;
   double microseconds, spread, bytes;  // medians; spread: (90th - 10th percentile) / median
+  double megahertz;                    // of the multiprocessors while it ran; 0: not known
   // Of rows that took turns: one whole call by the host's clock, and how much faster than the peer on the device and as a whole; else 0.
   double whole_microseconds = 0, ratio = 0, whole_ratio = 0;
   std::string peer;
@@ -62,6 +63,28 @@ class DeviceTimer {
   cudaEvent_t begin_, end_;
 };
 
+/// The multiprocessors' mean clock between two points of the default stream.
+class SmClock {
+ public:
+  struct alignas(16) Stamp {
+    long long cycles, nanoseconds;
+  };
+  SmClock();
+  ~SmClock();
+  SmClock(const SmClock&) = delete;
+  SmClock& operator=(const SmClock&) = delete;
+  void begin() { stamp(stamps_[0]); }
+  void end() { stamp(stamps_[1]); }
+  /// Waits for the device. 0: no multiprocessor was seen at both points.
+  double megahertz() const;
+
+ private:
+  void stamp(Stamp* stamps);
+
+  int count_ = 0;
+  Stamp* stamps_[2] = {};
+};
+
 /// `share` 0.5: the median.
 double percentile(std::vector<double> values, double share);
 
@@ -69,8 +92,8 @@ class Recorder {
  public:
   explicit Recorder(std::string filter) : filter_(std::move(filter)) {}
   bool wants(const std::string& name) const { return name.find(filter_) != std::string::npos; }
-  /// Launches run(0), run(1), … (rotating over `sets`), checks every status, prints and keeps the
-  /// median. `bytes`: each input once plus each output once.
+  /// After a rest in which the device draws little power, so that a row's clock does not depend on the rows before it: launches run(0), run(1), …
+  /// (rotating over `sets`), checks every status, prints and keeps the median. `bytes`: each input once plus each output once.
   void time(const std::string& name, const std::string& shape, Element element, double bytes,
             int sets, const std::function<cudaError_t(int)>& run);
   /// Contenders of the wanted names take turns: half a second until the clocks settle, rounds of batches between events, rounds of single
@@ -79,7 +102,7 @@ class Recorder {
   const std::vector<Result>& results() const { return results_; }
 
  private:
-  static Result summary(const std::string& name, const std::string& shape, Element element, double bytes, const std::vector<double>& times);
+  static Result summary(const std::string& name, const std::string& shape, Element element, double bytes, const std::vector<double>& times, double megahertz);
   void keep(Result result);  // and prints it
 
   std::string filter_;

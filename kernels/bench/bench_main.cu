@@ -4,11 +4,13 @@
 #include "kernels/device.cuh"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <thread>
 
 namespace trireme::kernels::bench {
 
@@ -138,25 +140,32 @@ int64_t* Memory::integers(int64_t count, int64_t below) {
 void Recorder::time(const std::string& name, const std::string& shape, Element element,
                     double bytes, int sets, const std::function<cudaError_t(int)>& run) {
   constexpr int kWarmUp = 6, kBatches = 15, kPerBatch = 8;
+  const std::chrono::milliseconds kRest(100);
   if (!wants(name)) return;
+  check(cudaDeviceSynchronize(), name.c_str());
+  std::this_thread::sleep_for(kRest);
   for (int i = 0; i < kWarmUp; ++i) check(run(i % sets), name.c_str());
   check(cudaDeviceSynchronize(), name.c_str());
   const DeviceTimer timer;
+  SmClock clock;
   std::vector<double> times;
+  clock.begin();
   for (int batch = 0; batch < kBatches; ++batch)
     times.push_back(timer.time(name, kPerBatch, [&](int i) { return run(i % sets); }));
-  keep(summary(name, shape, element, bytes, times));
+  clock.end();
+  keep(summary(name, shape, element, bytes, times, clock.megahertz()));
 }
 
-Result Recorder::summary(const std::string& name, const std::string& shape, Element element, double bytes, const std::vector<double>& times) {
+Result Recorder::summary(const std::string& name, const std::string& shape, Element element, double bytes, const std::vector<double>& times,
+                         double megahertz) {
   const double median = percentile(times, 0.5);
-  return {name, shape, name_of(element), median, (percentile(times, 0.9) - percentile(times, 0.1)) / median, bytes, 0, 0, 0, {}};
+  return {name, shape, name_of(element), median, (percentile(times, 0.9) - percentile(times, 0.1)) / median, bytes, megahertz, 0, 0, 0, {}};
 }
 
 void Recorder::keep(Result result) {
   const Result& r = results_.emplace_back(std::move(result));
-  std::printf("%-44s %-24s %-5s %9.1f us  %5.2f TB/s  +-%4.1f%%", r.name.c_str(), r.shape.c_str(), r.element.c_str(), r.microseconds,
-              r.bytes / r.microseconds * 1e-6, r.spread * 50);
+  std::printf("%-44s %-24s %-5s %9.1f us  %5.2f TB/s  +-%4.1f%%  %4.0f MHz", r.name.c_str(), r.shape.c_str(), r.element.c_str(), r.microseconds,
+              r.bytes / r.microseconds * 1e-6, r.spread * 50, r.megahertz);
   if (r.whole_microseconds > 0) std::printf("  whole call %9.1f us", r.whole_microseconds);
   if (r.ratio > 0) std::printf("  x %.3f (whole %.3f) of %s", r.ratio, r.whole_ratio, r.peer.c_str());
   std::printf("\n");
@@ -208,9 +217,9 @@ int main(int argc, char** argv) {
     std::fprintf(file,
                  "%s  {\"name\": \"%s\", \"shape\": \"%s\", \"element\": \"%s\", \"microseconds\": "
                  "%.3f, \"spread\": %.4f, \"bytes\": %.0f, "
-                 "\"tb_per_s\": %.4f",
+                 "\"tb_per_s\": %.4f, \"sm_mhz\": %.0f",
                  separator, r.name.c_str(), r.shape.c_str(), r.element.c_str(), r.microseconds,
-                 r.spread, r.bytes, r.bytes / r.microseconds * 1e-6);
+                 r.spread, r.bytes, r.bytes / r.microseconds * 1e-6, r.megahertz);
     if (r.whole_microseconds > 0) std::fprintf(file, ", \"whole_microseconds\": %.3f", r.whole_microseconds);
     if (r.ratio > 0)
       std::fprintf(file, ", \"peer\": \"%s\", \"ratio\": %.4f, \"whole_ratio\": %.4f", r.peer.c_str(), r.ratio, r.whole_ratio);
