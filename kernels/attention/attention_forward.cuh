@@ -46,8 +46,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
   // The slot of the tile before this one is free once its results have left.
   bool leaving = false;
   const auto release = [&] {
-    if (leaving && lane == 0) {
-      bulk_read<0>();
+    if (leaving) {
+      if (lane == 0) bulk_read<0>();
       barrier_arrive(barriers.q_empty((round - 1) % C::kSlots));
     }
     leaving = false;
@@ -71,7 +71,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
       if (work.head < 0) return false;
       skip_to(work);
       if (work.top >= 0) break;
-      arrive(barriers.q_empty(round % C::kSlots));
+      barrier_arrive(barriers.q_empty(round % C::kSlots));
       ++round;
       work = next_tile();
     }
@@ -220,7 +220,8 @@ __global__ void __launch_bounds__(C::kThreads, 1) kernel(const __grid_constant__
   if (threadIdx.x == 0) {
     for (uint32_t s = 0; s < C::kSlots; ++s) {
       hopper::barrier_init(barriers.q_full(s), 1);
-      hopper::barrier_init(barriers.q_empty(s), 4 * C::kConsumers);
+      // By every thread: each has read the tile's numbers from shared memory itself.
+      hopper::barrier_init(barriers.q_empty(s), 128 * C::kConsumers);
     }
     for (uint32_t s = 0; s < C::kStages; ++s) {
       hopper::barrier_init(barriers.k_full(s), 1);
