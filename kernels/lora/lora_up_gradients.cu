@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
   const bool has[2] = {column < p.columns, column + 32 < p.columns};  // either half of the 64
   const int step = static_cast<int>(gridDim.y), last_run = static_cast<int>(p.tokens / kRows) - 1 - static_cast<int>(blockIdx.y);
   const int runs = last_run / step + 1;  // of this block: run i is the tokens' run last_run - i * step
-  if (threadIdx.x == 0) hopper::barrier_init(barrier, kWarps);
+  if (threadIdx.x == 0) hopper::barrier_init(barrier, kWarps * 32);
   __syncthreads();
 
   // This thread's columns are 8t to 8t + 7 of either half, four words; its tokens g and g + 8; its ranks, as its results', 4t to 4t + 3.
@@ -182,8 +182,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
       add_up(first - kStages, last);
     }
     // Whoever has seen all arrivals of one phase knows that all have added up the phase two before: its buffer is free.
-    __syncwarp();
-    if (lane == 0) hopper::barrier_arrive(barrier);
+    // Each thread arrives for itself: of one that arrives for its warp racecheck does not see what the warp wrote before.
+    hopper::barrier_arrive(barrier);
     last = buffer;
     buffer = buffer + 1 == kBuffers ? 0 : buffer + 1;
     parity ^= 1;
