@@ -2,16 +2,16 @@
 // The backward kernel. A block keeps 128 keys and values; query rows and output gradients of every query head that reads them stream
 // by, kRows at a time, so that dK and dV of a key head are finished in registers. Each of the two consumer warpgroups
 // owns 64 keys and computes the transposed scores, so that P^T and dS^T leave the softmax in the layout of a register operand.
-// dS also goes through shared memory for dQ = dS K, of which each warpgroup computes one 64 x d / 2 part: the sums over key tiles are described
-// at Sums, those in global memory lie in the order of the fragments.
+// dS also goes through shared memory for dQ = dS K, of which each warpgroup computes one 64 x d / 2 part, a third one all of it where sums stay on
+// chip: the sums over key tiles are described at Sums, those in global memory lie in the order of the fragments.
 //
 // In flight at the same time: the next scores, dK and dQ of the step before, while the exponentials of the next step run; some of dV, while dS is
-// formed. dQ comes a step late, so that neither warpgroup waits for the other's half of dS, and the two may drift apart until one's products run
-// beside the other's arithmetic.
+// formed. dQ comes a step late or from the third warpgroup, so that neither of the two waits for the other's half of dS, and they may drift apart
+// until one's products run beside the other's arithmetic.
 
 #include "kernels/attention/attention_backward_produce.cuh"
+#include "kernels/attention/attention_backward_query.cuh"
 #include "kernels/attention/attention_backward_rows.cuh"
-#include "kernels/attention/attention_backward_sums.cuh"
 
 namespace trireme::kernels::backward {
 
@@ -97,8 +97,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     pin(s);
   };
 
-  // dQ of a step of the key tile of a round, on its way.
-  [[maybe_unused]] int dq_here = 0;      // head << 16 | block of one that does not go to the sums in global memory
+  // dQ of a step of the key tile of a round, on its way to global memory.
+  [[maybe_unused]] int dq_here = 0;      // head << 16 | block of one that does not go to the sums there
   [[maybe_unused]] uint32_t staged = 0;  // blocks that went there
   const auto dq_product = [&](float (&dq)[C::kDqValues], uint32_t of_step, uint32_t of_round) {
     const uint32_t buffer = of_step & 1;
@@ -107,34 +107,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     query_gradient<C>(dq, shared + C::kDs + buffer * C::kSBytes, k_of(of_round) + group * (C::kDim == 128 ? C::kKeys * 128 : 64));
     mma_commit();
   };
-  // On chip.
-  struct Ways {
-    bool adds, finishes;
-  };
-  const auto ways_of = [&]([[maybe_unused]] uint32_t of_round) {
-    Ways ways{};
-    if constexpr (C::kOnChip) {
-      const ItemInfo& info = tile_info(of_round);
-      const int first_row = (dq_here & 0xffff) * C::kRows;
-      ways.adds = uniform(info.first > info.begin);
-      // The last key tile under the mask of these rows.
-      ways.finishes = uniform(info.first + C::kKeys >= (C::kCausal ? min(info.end, info.begin + first_row + C::kRows) : info.end));
-    }
-    return ways;
-  };
-  const auto leave_dq = [&](float (&dq)[C::kDqValues], [[maybe_unused]] uint32_t of_step, uint32_t of_round, [[maybe_unused]] Ways ways) {
-    if constexpr (C::kOnChip) {
-      const uint32_t sums = shared + C::kDq + (8 * (dq_here & 0xffff) + 4 * group + warp) * kWarpSums;
-      const ItemInfo& info = tile_info(of_round);
-      const int token = info.begin + (dq_here & 0xffff) * C::kRows + 16 * warp;
-      if (ways.adds) add_kept_sums(sums, dq);
-      if (ways.finishes) {
-        store_rows(dq, p.scale, sums, static_cast<T*>(p.dq) + info.head * p.dq_head + token * p.dq_token + group * (C::kDim / 2), p.dq_token,
-                   info.end - token);
-      } else {
-        keep_sums(sums, dq);
-      }
-    } else if (C::kLone && uniform(lone<C>(tile_info(of_round), (dq_here & 0xffff)))) {
+  const auto leave_dq = [&](float (&dq)[C::kDqValues], [[maybe_unused]] uint32_t of_step, uint32_t of_round) {
+    if (C::kLone && uniform(lone<C>(tile_info(of_round), (dq_here & 0xffff)))) {
       const ItemInfo& info = tile_info(of_round);
       const int token = info.begin + (dq_here & 0xffff) * C::kRows + 16 * warp;
       store_fragments(dq, p.scale, static_cast<T*>(p.dq) + (dq_here >> 16) * p.dq_head + token * p.dq_token + group * (C::kDim / 2), p.dq_token,
@@ -165,10 +139,10 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     const uint32_t buffer = step & 1, old_round = fresh ? round - 1 : round;
     const bool first = fresh;
     // Of blocks only low ones matter.
-    [[maybe_unused]] const int here =
-        C::kOnChip || C::kLone ? uniform(step_info(step).head << 16 | min(step_info(step).block, 0xffff)) : 0;
+    [[maybe_unused]] const int here = C::kLone ? uniform(step_info(step).head << 16 | min(step_info(step).block, 0xffff)) : 0;
     fresh = false;
-    float dp[C::kRows / 2], dq[C::kDqValues];
+    float dp[C::kRows / 2];
+    [[maybe_unused]] float dq[C::kDqValues];
     uint32_t packed[C::kRows / 4], ds[C::kRows / 4];
     if (!C::kKeysFirst && first && round > 0) {
       // Nothing is in flight here: the assembler serialises all products if accumulators are read in a branch while some are.
@@ -276,10 +250,9 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     } else {
       mma_wait<1>();
       barrier_arrive(barriers.do_empty(do_stage));
-      dq_product(dq, step - 1, old_round);
+      if constexpr (!C::kOnChip) dq_product(dq, step - 1, old_round);
       key_product();
     }
-    const Ways ways = ways_of(old_round);
     if constexpr (C::kWide) {
       mma_wait<2>();
       pin(s);
@@ -288,26 +261,28 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
       // A branch here too: without it statistics are read after the products.
       wait_for_q(next);
       const Rows rows = rows_of(next);
-      mma_wait<2>();
+      mma_wait<C::kOnChip ? 1 : 2>();
       pin(s);
       probabilities(next, rows);
     }
     // A branch: the assembler would otherwise move exponentials behind the wait that follows.
     wait_for_q(next);
-    mma_wait<1>();
-    if constexpr (C::kKeysFirst) {
-      pin(dk);
-      barrier_arrive(barriers.q_empty(stage));
-      mma_wait<0>();
+    if constexpr (!C::kOnChip) {
+      mma_wait<1>();
+      if constexpr (C::kKeysFirst) {
+        pin(dk);
+        barrier_arrive(barriers.q_empty(stage));
+        mma_wait<0>();
+      }
+      pin(dq);
+      if (step > 0) {
+        arrive(barriers.ds_empty(buffer ^ 1));
+        if (first) arrive(barriers.k_empty(old_round & 1));
+        leave_dq(dq, step - 1, old_round);
+      }
+      if constexpr (C::kLone) dq_here = here;
     }
     pin(dv);
-    pin(dq);
-    if (step > 0) {
-      arrive(barriers.ds_empty(buffer ^ 1));
-      if (first) arrive(barriers.k_empty(old_round & 1));
-      leave_dq(dq, step - 1, old_round, ways);
-    }
-    if constexpr (C::kOnChip || C::kLone) dq_here = here;
     ++step;
   };
 
@@ -327,12 +302,17 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     }
     advance(last);
   }
-  float dq[C::kDqValues];
-  dq_product(dq, step - 1, round);
-  mma_wait<0>();
-  pin(dk);
-  pin(dq);
-  leave_dq(dq, step - 1, round, ways_of(round));
+  if constexpr (C::kOnChip) {
+    mma_wait<0>();
+    pin(dk);
+  } else {
+    float dq[C::kDqValues];
+    dq_product(dq, step - 1, round);
+    mma_wait<0>();
+    pin(dk);
+    pin(dq);
+    leave_dq(dq, step - 1, round);
+  }
   leave_gradients(round);
 }
 
@@ -345,8 +325,9 @@ __global__ void __launch_bounds__(C::kThreads, 1) kernel(const __grid_constant__
   auto* steps = reinterpret_cast<StepInfo*>(memory + C::kSteps);
   if (threadIdx.x == 0) barriers.init();
   __syncthreads();
-  if (hopper::uniform(static_cast<int>(threadIdx.x) / 128) == 0) {
-    hopper::registers_give<24>();
+  const int group = hopper::uniform(static_cast<int>(threadIdx.x) / 128);
+  if (group == 0) {
+    hopper::registers_give<C::kProducerRegisters>();
     const int warp = hopper::uniform(static_cast<int>(threadIdx.x) / 32);
     if (threadIdx.x % 32 == 0) {
       if (warp == 0) produce_keys<C>(p, shared, infos, barriers);
@@ -356,8 +337,13 @@ __global__ void __launch_bounds__(C::kThreads, 1) kernel(const __grid_constant__
         if (warp == 3) produce_sums<C>(p, shared, infos, barriers);
       }
     }
+  } else if (C::kOnChip && group == 3) {
+    if constexpr (C::kOnChip) {
+      hopper::registers_give<C::kQueryRegisters>();
+      sum_query_gradients<C>(p, shared, infos, barriers);
+    }
   } else {
-    hopper::registers_take<240>();
+    hopper::registers_take<C::kKeyRegisters>();
     consume<C>(p, shared, infos, steps, barriers);
   }
 }

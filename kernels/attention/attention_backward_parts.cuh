@@ -30,13 +30,17 @@ struct Config {
   static constexpr int kDim = kDim_;
   static constexpr bool kCausal = kCausal_, kDropout = kDropout_;
   static constexpr int kKeys = kAttentionBackwardKeys, kRows = 64;
-  static constexpr int kStages = kWide ? 2 : 3, kDoStages = kStages, kThreads = 384;
+  static constexpr int kStages = kWide ? 2 : 3, kDoStages = kStages;
+  // Warpgroups: a producer, two that own keys, on chip one for dQ.
+  static constexpr int kThreads = kOnChip ? 512 : 384;
+  static constexpr int kProducerRegisters = 24, kKeyRegisters = kOnChip ? 200 : 240, kQueryRegisters = 80;
+  static_assert(128 * (kProducerRegisters + 2 * kKeyRegisters + (kOnChip ? kQueryRegisters : 0)) <= kThreads * (65536 / kThreads / 8 * 8));
   // Of the four parts of dV, those that may be in flight while dS is formed: as many as registers allow.
   static constexpr int kValuesHeld = kWide ? 1 : 4;
   // dK before the late dQ: with two stages of Q, the next but one must be asked for early. Else dQ first, and dK into the next step.
   static constexpr bool kKeysFirst = kStages == 2;
-  // Values of a 64 x d / 2 part of dQ that a thread holds.
-  static constexpr int kDqValues = kDim / 4;
+  // Values of dQ that a thread holds: of a 64 x d / 2 part, on chip of all.
+  static constexpr int kDqValues = kOnChip ? kDim / 2 : kDim / 4;
   // More than slots of keys: a tile's dK and dV leave while the next one is under way. By the time a slot is written again all have moved on.
   static constexpr int kInfoSlots = 4;
   // So many steps before the end of its work a block asks for more.
@@ -112,11 +116,13 @@ struct Barriers {
   uint32_t base;
   // Every thread that has read a stage's statistics says so: racecheck follows no other threads, and it takes no longer than one of a warp.
   static constexpr uint32_t kReaders = 256;
+  // That form dQ.
+  static constexpr uint32_t kQueryWarps = C::kOnChip ? 4 : 8;
   __device__ uint32_t k_full(uint32_t s) const { return base + 8 * s; }
   __device__ uint32_t k_empty(uint32_t s) const { return base + 8 * (2 + s); }
   __device__ uint32_t v_full() const { return base + 8 * 4; }
   __device__ uint32_t v_empty() const { return base + 8 * 5; }
-  // Both warpgroups' halves of dS; their products with it.
+  // Both warpgroups' halves of dS; the products with it.
   __device__ uint32_t ds_full(uint32_t s) const { return base + 8 * (6 + s); }
   __device__ uint32_t ds_empty(uint32_t s) const { return base + 8 * (8 + s); }
   // This item's last steps have begun.
@@ -134,9 +140,10 @@ struct Barriers {
     using hopper::barrier_init;
     for (uint32_t s = 0; s < 2; ++s) {
       barrier_init(k_full(s), 1);
-      barrier_init(k_empty(s), 8);
+      // On chip the products with dS are the last that read keys.
+      barrier_init(k_empty(s), kQueryWarps);
       barrier_init(ds_full(s), 8);
-      barrier_init(ds_empty(s), 8);
+      barrier_init(ds_empty(s), kQueryWarps);
       barrier_init(sums_full(s), 4);
       barrier_init(sums_empty(s), 1);
     }
@@ -174,7 +181,7 @@ __device__ inline void add_product(float (&sum)[C::kDim / 2], const uint32_t (&x
   }
 }
 
-/// dq = 64 rows of dS times d / 2 columns of K; both lie with the summed dimension (keys) as rows.
+/// dq = 64 rows of dS times d / 2 columns of K, on chip all; both lie with the summed dimension (keys) as rows.
 template <class C>
 __device__ inline void query_gradient(float (&dq)[C::kDqValues], uint32_t ds, uint32_t k) {
   using namespace hopper;

@@ -1,35 +1,39 @@
 #pragma once
-// Sums of dQ in shared memory between the key tiles of a sequence. Each thread keeps its own 16 values of a block of query rows, as their upper
+// Sums of dQ in shared memory between the key tiles of a sequence. Each thread keeps its own values of a block of query rows, as their upper
 // 24 bits: cut off behind 16 bits of mantissa, so that infinities and NaN stay what they are; results are rounded to 8 or 11.
 
 #include "kernels/hopper.cuh"
 
 namespace trireme::kernels::backward {
 
-/// Bytes of a warp.
-constexpr uint32_t kWarpSums = 32 * 16 * 3;
+/// Bytes of a warp's 16 rows of 64 columns.
+constexpr uint32_t kWarpSums = 32 * 32 * 3;
 
-__device__ inline void keep_sums(uint32_t at, const float (&x)[16]) {
+template <int kCount>
+__device__ inline void keep_sums(uint32_t at, const float (&x)[kCount]) {
+  constexpr int kQuarters = kCount / 4;
   const uint32_t lane_at = at + threadIdx.x % 32 * 16;
-  uint32_t words[12];
+  uint32_t words[3 * kQuarters];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < kQuarters; ++i) {
     const uint32_t last = __float_as_uint(x[4 * i + 3]);
 #pragma unroll
     for (int j = 0; j < 3; ++j) words[3 * i + j] = __byte_perm(__float_as_uint(x[4 * i + j]), last, 0x5321 + 0x1000 * j);
   }
 #pragma unroll
-  for (int i = 0; i < 3; ++i)
+  for (int i = 0; i < 3 * kQuarters / 4; ++i)
     hopper::store_shared4(lane_at + i * 512, __uint_as_float(words[4 * i]), __uint_as_float(words[4 * i + 1]),
                           __uint_as_float(words[4 * i + 2]), __uint_as_float(words[4 * i + 3]));
 }
 
 /// x += what was kept.
-__device__ inline void add_kept_sums(uint32_t at, float (&x)[16]) {
+template <int kCount>
+__device__ inline void add_kept_sums(uint32_t at, float (&x)[kCount]) {
+  constexpr int kQuarters = kCount / 4;
   const uint32_t lane_at = at + threadIdx.x % 32 * 16;
-  uint32_t words[12];
+  uint32_t words[3 * kQuarters];
 #pragma unroll
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < 3 * kQuarters / 4; ++i) {
     const int4 v = hopper::load_shared16(lane_at + i * 512);
     words[4 * i] = static_cast<uint32_t>(v.x);
     words[4 * i + 1] = static_cast<uint32_t>(v.y);
@@ -37,7 +41,7 @@ __device__ inline void add_kept_sums(uint32_t at, float (&x)[16]) {
     words[4 * i + 3] = static_cast<uint32_t>(v.w);
   }
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < kQuarters; ++i) {
     const uint32_t a = words[3 * i], b = words[3 * i + 1], c = words[3 * i + 2];
     x[4 * i] += __uint_as_float(a << 8);
     x[4 * i + 1] += __uint_as_float(b << 8);
