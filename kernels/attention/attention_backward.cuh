@@ -227,15 +227,18 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
       wait_for_k();
     }
     wait_for_q(next);
-    if (last || p.group > 1) draw(next);
+    if (!C::kOnChip && (last || p.group > 1)) draw(next);
     scores(next, k_of(round));
-    // Both warpgroups' dQ of two steps before must have read this buffer.
-    barrier_wait(barriers.ds_empty(buffer), ((step >> 1) & 1) ^ 1);
+    const auto leave_ds = [&] {
+      // All dQ of two steps before must have read this buffer.
+      barrier_wait(barriers.ds_empty(buffer), ((step >> 1) & 1) ^ 1);
 #pragma unroll
-    for (int i = 0; i < C::kRows / 16; ++i)
-      store_matrices((ds_store + buffer * C::kSBytes) ^ (32 * i), ds[4 * i], ds[4 * i + 1], ds[4 * i + 2], ds[4 * i + 3]);
-    proxy_fence();
-    arrive(barriers.ds_full(buffer));
+      for (int i = 0; i < C::kRows / 16; ++i)
+        store_matrices((ds_store + buffer * C::kSBytes) ^ (32 * i), ds[4 * i], ds[4 * i + 1], ds[4 * i + 2], ds[4 * i + 3]);
+      proxy_fence();
+      arrive(barriers.ds_full(buffer));
+    };
+    if constexpr (!C::kOnChip) leave_ds();
     const auto key_product = [&] {
       mma_fence();
       add_product<C>(dk, ds, shared + C::kQ + stage * C::kQBytes, !first);
@@ -252,6 +255,11 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
       barrier_arrive(barriers.do_empty(do_stage));
       if constexpr (!C::kOnChip) dq_product(dq, step - 1, old_round);
       key_product();
+    }
+    if constexpr (C::kOnChip) {
+      // The fence waits for what was stored; nobody hurries for dS.
+      leave_ds();
+      if (last && uniform(tile_info(round).first == tile_info(round).begin)) draw(next);
     }
     if constexpr (C::kWide) {
       mma_wait<2>();
