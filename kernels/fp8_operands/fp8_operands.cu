@@ -20,19 +20,15 @@ struct Activated {
   using Element = T;
   using Raw = Words<4>;
   static constexpr bool kCodes = false;
-#ifndef ACT_IN
-#define ACT_IN 1
-#define ACT_BLOCKS 4
-#endif
-  static constexpr int kBlocksPerSm = sizeof(T) == 4 ? 2 : ACT_BLOCKS, kInputs = sizeof(T) == 4 ? 0 : ACT_IN;
+  static constexpr int kBlocksPerSm = sizeof(T) == 4 ? 2 : 4, kInputs = sizeof(T) == 4 ? 0 : 1;
+  const T* x;
+  const T* bias;
+  GeluKind kind;
   __device__ const T* from(int /*input*/) const { return x; }
   template <class Slot>
   __device__ Raw take(const Slot& slot) const {
     return *reinterpret_cast<const Words<4>*>(slot(0));
   }
-  const T* x;
-  const T* bias;
-  GeluKind kind;
   template <class F>
   __device__ void with_form(const F& f) const {
     with_kind(kind, f);

@@ -33,11 +33,7 @@ struct Plain {
   using Element = T;
   using Raw = Words<4>;
   static constexpr bool kCodes = sizeof(T) == 1;
-#ifndef PLAIN_IN
-#define PLAIN_IN 1
-#define PLAIN_BLOCKS 4
-#endif
-  static constexpr int kBlocksPerSm = sizeof(T) == 4 ? 2 : sizeof(T) == 1 ? 4 : PLAIN_BLOCKS, kInputs = sizeof(T) == 2 ? PLAIN_IN : 0;
+  static constexpr int kBlocksPerSm = sizeof(T) == 4 ? 2 : 4, kInputs = sizeof(T) == 2 ? 1 : 0;
   const T* x;
   __device__ const T* from(int /*input*/) const { return x; }
   template <class Slot>
