@@ -9,8 +9,8 @@ namespace trireme::kernels {
 
 namespace {
 
-constexpr int kThreads = 512, kItems = 4, kWarps = kThreads / 32, kBlockKeys = kThreads * kItems,
-              kDigitBits = 8, kDigits = 1 << kDigitBits, kMostPasses = 4,
+constexpr int kThreads = 1024, kItems = 2, kWarps = kThreads / 32, kBlockKeys = kThreads * kItems,
+              kDigitBits = 8, kDigits = 1 << kDigitBits, kShares = kThreads / kDigits, kMostPasses = 4,
               kMostBlocks = 256;  // each reads the counts of all
 
 struct Digit {
@@ -56,32 +56,33 @@ __global__ void __launch_bounds__(kThreads)
 
 /// Moves a block's keys to where the digit's order has them. A warp has 32 kItems neighbouring keys.
 __global__ void __launch_bounds__(kThreads) pass_kernel(const KeySort s, const Pass pass) {
-  __shared__ uint32_t place[kWarps][kDigits];       // keys of the digit in the block's warps before
-  __shared__ uint32_t sums[2][2][kDigits];          // half of the blocks: all of them, those before
-  __shared__ uint32_t first[kDigits], of_warp[kDigits / 32];
+  __shared__ uint16_t place[kWarps][kDigits];  // keys of the digit in the block's warps before
+  __shared__ uint32_t all[kDigits], before[kDigits], of_warp[kDigits / 32];  // in all blocks, in those before
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32,
             digit_here = static_cast<int>(threadIdx.x) % kDigits,
-            half = static_cast<int>(threadIdx.x) / kDigits;
+            share = static_cast<int>(threadIdx.x) / kDigits;
   allow_next_kernel();
   for (int i = static_cast<int>(threadIdx.x); i < kWarps * kDigits; i += kThreads)
     place[i / kDigits][i % kDigits] = 0;
+  if (share == 0) all[digit_here] = before[digit_here] = 0;
   await_kernel_before();
 
-  uint32_t all = 0, before = 0;
-#pragma unroll 8
-  for (unsigned block = static_cast<unsigned>(half); block < gridDim.x; block += 2) {
-    const uint32_t count = __ldcg(pass.counts + block * kDigits + digit_here);
-    all += count;
-    if (block < blockIdx.x) before += count;
-  }
-  sums[half][0][digit_here] = all, sums[half][1][digit_here] = before;
   uint32_t key[kItems], rank[kItems];
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * kBlockKeys + warp * 32 * kItems + lane;
 #pragma unroll
   for (int i = 0; i < kItems; ++i)
     if (begin + 32 * i < s.tokens)
       key[i] = pass.from == nullptr ? key_of(s, begin + 32 * i) : __ldcg(pass.from + begin + 32 * i);
+  uint32_t share_all = 0, share_before = 0;
+#pragma unroll 16
+  for (unsigned block = static_cast<unsigned>(share); block < gridDim.x; block += kShares) {
+    const uint32_t count = __ldcg(pass.counts + block * kDigits + digit_here);
+    share_all += count;
+    if (block < blockIdx.x) share_before += count;
+  }
   __syncthreads();
+  atomicAdd(&all[digit_here], share_all);
+  atomicAdd(&before[digit_here], share_before);
 
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
@@ -97,41 +98,42 @@ __global__ void __launch_bounds__(kThreads) pass_kernel(const KeySort s, const P
     const uint32_t below = alike & ((1u << lane) - 1), earlier = place[warp][digit];
     rank[i] = earlier + static_cast<uint32_t>(__popc(below));
     __syncwarp();
-    if (here && below == 0) place[warp][digit] = earlier + static_cast<uint32_t>(__popc(alike));
+    if (here && below == 0)
+      place[warp][digit] = static_cast<uint16_t>(earlier + static_cast<uint32_t>(__popc(alike)));
     __syncwarp();
   }
   __syncthreads();
 
-  if (half == 0) {
-    uint32_t in_block = 0;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      const uint32_t count = place[w][digit_here];
-      place[w][digit_here] = in_block;
-      in_block += count;
-    }
-  }
   // Where the digit begins: keys of smaller digits, and of the same in blocks before.
-  const uint32_t total = sums[0][0][digit_here] + sums[1][0][digit_here];
+  const uint32_t total = all[digit_here];
   uint32_t up_to = total;
 #pragma unroll
   for (int distance = 1; distance < 32; distance *= 2) {
     const uint32_t other = __shfl_up_sync(0xffffffffu, up_to, distance);
     if (lane >= distance) up_to += other;
   }
-  if (half == 0 && lane == 31) of_warp[warp] = up_to;
+  if (share == 0 && lane == 31) of_warp[warp] = up_to;
+  if (share == 1) {
+    uint32_t in_block = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const uint32_t count = place[w][digit_here];
+      place[w][digit_here] = static_cast<uint16_t>(in_block);
+      in_block += count;
+    }
+  }
   __syncthreads();
-  if (half == 0) {
-    uint32_t start = up_to - total + sums[0][1][digit_here] + sums[1][1][digit_here];
+  if (share == 0) {
+    uint32_t start = up_to - total + before[digit_here];
     for (int w = 0; w < warp; ++w) start += of_warp[w];
-    first[digit_here] = start;
+    before[digit_here] = start;
   }
   __syncthreads();
 
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
     if (begin + 32 * i >= s.tokens) continue;
-    const uint32_t digit = pass.digit.of(key[i]), to = first[digit] + place[warp][digit] + rank[i];
+    const uint32_t digit = pass.digit.of(key[i]), to = before[digit] + place[warp][digit] + rank[i];
     pass.to[to] = key[i];
     if (pass.next_counts != nullptr)
       atomicAdd(pass.next_counts + to / kBlockKeys * kDigits + pass.next.of(key[i]), 1);

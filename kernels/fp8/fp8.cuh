@@ -227,19 +227,8 @@ class Amax {
 /// 1 / scale of a row whose greatest value is `top`: never so small that its inverse is infinite;
 /// NaN and infinity stay.
 __device__ inline float row_inverse_scale(float top, Fp8Format format) {
-  // top / fp8_max(format), rounded to nearest: the product with a rounded reciprocal, corrected by its
-  // remainder (Markstein), wants no branch for what is not finite or too small for a reciprocal.
-  const bool e4m3 = format == Fp8Format::kE4M3;
-  const float reciprocal = e4m3 ? 1.0f / 448.0f : 1.0f / 57344.0f, product = top * reciprocal,
-              rest = fmaf(e4m3 ? -448.0f : -57344.0f, product, top),
-              inverse = rest == rest ? fmaf(rest, reciprocal, product) : top;
+  const float inverse = top / fp8_max(format);
   return top == 0.0f ? 1.0f : inverse < 1.17549435e-38f ? 1.17549435e-38f : inverse;
-}
-/// 1 / inverse, rounded to nearest, of a row's inverse scale: at least 2^-126, at most some 2^119 or
-/// infinite, so that the general division's branch is not wanted.
-__device__ inline float row_scale(float inverse) {
-  const float guess = fast_reciprocal(inverse);
-  return guess == 0.0f ? guess : fmaf(guess, fmaf(-inverse, guess, 1.0f), guess);
 }
 
 /// The scale to multiply with, of a row whose greatest value is `top` or of the tensor, whose amax
@@ -250,7 +239,7 @@ __device__ inline float settle_scale(const Fp8Output& out, float top, int64_t ro
   if (out.scaling == Fp8Scaling::kRow) {
     const float inverse = row_inverse_scale(top, out.format);
     if (first && threadIdx.x == 0) out.row_inverse[row] = inverse;
-    return row_scale(inverse);
+    return 1.0f / inverse;
   }
   if (first && threadIdx.x == 0 && out.amax != nullptr) raise_amax(out.amax, top);
   return *out.scale;
