@@ -1,5 +1,4 @@
-// Rows travel to shared memory by the copy engine, kStages of them ahead of the one at work, and
-// slopes are looked up in a table of the row's 256 codes, made one row ahead.
+// Slopes are looked up in a table of the row's 256 codes, made one row ahead.
 
 #include "kernels/column_sum/block_sums.cuh"
 #include "kernels/column_sum/tensor_sums.cuh"
@@ -13,7 +12,7 @@ namespace trireme::kernels {
 
 namespace {
 
-constexpr int kPacks = 4, kWidth = 8, kStages = 2, kBlocksPerSm = 8, kMostThreads = 512,
+constexpr int kPacks = 4, kWidth = 8, kBlocksPerSm = 8, kMostThreads = 512,
               kLeastThreads = 64,
               kResidentThreads = 640,  // registers for five blocks of a 4,096 column row
     kTableBytes = 1024;                // slopes of 256 codes
@@ -52,57 +51,48 @@ __device__ inline void multiply_slopes(float (&d)[kWidth], const Words<2>& codes
 /// A block has all of a row, or a cluster's share of it (kCluster).
 template <class T, bool kBias, bool kCluster>
 __global__ void __launch_bounds__(kResidentThreads) codes_kernel(const GeluBackward a) {
-  extern __shared__ __align__(kTableBytes) char shared[];  // two tables, then the stages
+  extern __shared__ __align__(kTableBytes) char shared[];  // two tables, then a row's packs
   __shared__ float scratch[2][32];
-  __shared__ uint64_t full[kStages], amaxes[2];
+  __shared__ uint64_t amaxes[2];
   const int threads = static_cast<int>(blockDim.x),
             parts = kCluster ? static_cast<int>(cluster_size()) : 1,
             pack = static_cast<int>(threadIdx.x) / 32 * 32 * kPacks + static_cast<int>(threadIdx.x) % 32;
   const int64_t step = gridDim.x / static_cast<unsigned>(parts);
   int64_t row = blockIdx.x / static_cast<unsigned>(parts);
   const int64_t part = (kCluster ? cluster_rank() : 0) * (threads * kPacks * kWidth);  // first column
-  const uint32_t code_bytes = static_cast<uint32_t>(threads) * kPacks * kWidth,
-                 gradient_bytes = 2 * code_bytes;
-  char* const rows = shared + 2 * kTableBytes;
-  const auto fetch = [&](int64_t wanted, int stage) {
-    if (threadIdx.x != 0 || wanted >= a.rows) return;
-    const uint32_t barrier = hopper::shared_address(&full[stage]),
-                   to = hopper::shared_address(rows + stage * (gradient_bytes + code_bytes));
-    hopper::barrier_expect(barrier, gradient_bytes + code_bytes);
-    hopper::load_bytes(to, static_cast<const T*>(a.dy) + wanted * a.columns + part, gradient_bytes,
-                       barrier);
-    hopper::load_bytes(to + gradient_bytes, a.saved.data + wanted * a.columns + part, code_bytes,
-                       barrier);
+  char* const gradients = shared + 2 * kTableBytes + pack * 16;
+  char* const codes = shared + 2 * kTableBytes + threads * (kPacks * 16) + pack * 8;
+  // A thread copies the packs that it will take itself, once it has taken those of the row before.
+  const auto fetch = [&](int64_t wanted) {
+    if (wanted < a.rows) {
+      const int64_t at = wanted * a.columns + part + pack * kWidth;
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        copy_async16(gradients + p * 512, static_cast<const T*>(a.dy) + at + p * 256);
+        copy_async8(codes + p * 256, a.saved.data + at + p * 256);
+      }
+    }
+    copy_async_commit();
   };
   const auto inverse_of = [&](int64_t wanted) {
     return wanted < a.rows ? a.saved.inverse[wanted] : 1.0f;
   };
   const auto table = [&](int turn) { return reinterpret_cast<float*>(shared + turn * kTableBytes); };
 
-  if (threadIdx.x == 0) {
-#pragma unroll
-    for (int s = 0; s < kStages; ++s) hopper::barrier_init(hopper::shared_address(&full[s]), 1);
-    if constexpr (kCluster)
-      for (uint64_t& box : amaxes) Mailbox(&box).begin(threads / 32);
-    hopper::barrier_init_fence();
-#pragma unroll
-    for (int s = 0; s < kStages; ++s) fetch(row + s * step, s);
-  }
+  fetch(row);
+  if (kCluster && threadIdx.x < 2) Mailbox(&amaxes[threadIdx.x]).begin(threads / 32);
   tabulate_slopes(a.saved, a.kind, inverse_of(row), table(0));
   __syncthreads();
   if constexpr (kCluster) cluster_barrier();  // nobody writes to a block that has not begun
 
   const TensorSums<T> tensor;
   float sums[1][kBias ? kPacks : 1][kWidth] = {};
-  int turn = 0, stage = 0;
-  uint32_t amax_parity = 0, full_parity = 0;
+  int turn = 0;
+  uint32_t parity = 0;
   int64_t first = row * a.columns + part + pack * kWidth;  // this thread's element
   float inverse = inverse_of(row + step);
   for (; row < a.rows; row += step, first += step * a.columns) {
-    hopper::barrier_wait(hopper::shared_address(&full[stage]), full_parity);
-    const char* const gradients = rows + stage * (gradient_bytes + code_bytes) + pack * 16;
-    const char* const codes =
-        rows + stage * (gradient_bytes + code_bytes) + gradient_bytes + pack * 8;
+    copy_async_wait<0>();
     const uint32_t slopes = hopper::shared_address(table(turn));
     Words<4> dx[kPacks];
     Amax<T> top;
@@ -115,21 +105,20 @@ __global__ void __launch_bounds__(kResidentThreads) codes_kernel(const GeluBackw
       dx[p] = as_words(out);
       top.add(out);
     }
+    fetch(row + step);
     tabulate_slopes(a.saved, a.kind, inverse, table(turn ^ 1));
     inverse = inverse_of(row + 2 * step);
-    // Also ends the turn: the row's place and its table are free, the next table stands.
+    // Also ends the turn: the row's table is free, the next one stands.
     float amax;
     if constexpr (kCluster) {
       // Two rows' numbers have their places: a block sends the next row's only when it has all of
       // this one's, and thus when every warp that sent them has read the row's before.
-      amax = cluster_amax(top.get(), Mailbox(&amaxes[turn]), amax_parity, scratch[turn]);
-      amax_parity ^= static_cast<uint32_t>(turn);
+      amax = cluster_amax(top.get(), Mailbox(&amaxes[turn]), parity, scratch[turn]);
+      parity ^= static_cast<uint32_t>(turn);
     } else {
       amax = row_amax(top.get(), threads, scratch[turn]);
     }
     turn ^= 1;
-    fetch(row + kStages * step, stage);
-    if (++stage == kStages) stage = 0, full_parity ^= 1;
     if constexpr (kBias) {
       if (amax < __int_as_float(0x7f800000)) {
 #pragma unroll
@@ -143,7 +132,8 @@ __global__ void __launch_bounds__(kResidentThreads) codes_kernel(const GeluBackw
     if (a.fp8.data == nullptr) continue;
     const float scale =
         settle_scale(a.fp8, amax, row, !kCluster || cluster_rank() == 0);
-    store_row_fp8<T>(a.fp8.data + first, dx, Beside{}, scale, a.fp8.format, false);
+    store_row_fp8<T>(a.fp8.data + first, dx, Beside{}, scale, a.fp8.format,
+                     streams(a.rows * a.columns));
   }
 
   if constexpr (kBias)
@@ -157,7 +147,7 @@ template <class T, bool kBias>
 cudaError_t launch(const GeluBackward& a, int64_t* blocks, cudaStream_t stream) {
   const int row_threads = static_cast<int>(a.columns / (kWidth * kPacks)),
             parts = blocks_of_whole_row(row_threads), threads = row_threads / parts;
-  const size_t shared = 2 * kTableBytes + static_cast<size_t>(kStages * 3 * kPacks * kWidth * threads);
+  const size_t shared = 2 * kTableBytes + static_cast<size_t>(3 * kPacks * kWidth * threads);
   if (parts > 1)
     return launch_clusters(codes_kernel<T, kBias, true>, a, a.rows, parts, threads, shared, blocks,
                            stream);
