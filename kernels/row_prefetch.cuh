@@ -185,9 +185,10 @@ cudaError_t launch_rows(Kernel kernel, const Arguments& arguments, int64_t rows,
                shared = inputs > extra.shared ? inputs : extra.shared;
   if (const cudaError_t error = allow_shared_memory(kernel, shared); error != cudaSuccess)
     return error;
-  const int64_t blocks = ceil_div(resident_blocks(kernel, threads * g.rows, shared, extra.blocks_per_sm,
-                                                  ceil_div(rows, g.rows) * extra.parts),
-                                  extra.parts);
+  const int64_t blocks =
+      ceil_div(resident_blocks(kernel, threads * g.rows, shared, extra.blocks_per_sm,
+                               ceil_div(rows, g.rows) * extra.parts),
+               extra.parts);
   if (extra.blocks != nullptr) *extra.blocks = blocks;
   kernel<<<dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(extra.parts)),
            dim3(static_cast<unsigned>(threads), static_cast<unsigned>(g.rows)), shared, stream>>>(

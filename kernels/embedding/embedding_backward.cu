@@ -291,8 +291,8 @@ cudaError_t embedding_backward(const EmbeddingBackward& a, cudaStream_t stream) 
   w.id_bits = bits_of(a.vocab);
   if (w.id_bits + bits_of(a.tokens - 1) <= 32) w.token_bits = bits_of(a.tokens - 1);
   if (w.token_bits > 0 && embedding_sort_fits(a.tokens, w.id_bits, w.token_bits)) {
-    const KeySort s{a.ids,        a.tokens, a.vocab,   w.id_bits, w.token_bits,
-                    w.keys,       w.keys_in, w.counts, w.num_runs};
+    const KeySort s{a.ids,  a.tokens,  a.vocab,  w.id_bits, w.token_bits,
+                    w.keys, w.keys_in, w.counts, w.num_runs};
     if (const cudaError_t error = embedding_sort(s, stream); error != cudaSuccess) return error;
   } else {
     prepare_kernel<<<static_cast<unsigned>(ceil_div(a.tokens, kPrepareThreads)), kPrepareThreads, 0,

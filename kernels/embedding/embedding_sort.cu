@@ -10,7 +10,8 @@ namespace trireme::kernels {
 namespace {
 
 constexpr int kThreads = 1024, kItems = 2, kWarps = kThreads / 32, kBlockKeys = kThreads * kItems,
-              kDigitBits = 8, kDigits = 1 << kDigitBits, kShares = kThreads / kDigits, kMostPasses = 4,
+              kDigitBits = 8, kDigits = 1 << kDigitBits, kShares = kThreads / kDigits,
+              kMostPasses = 4,
               kMostBlocks = 256;  // each reads the counts of all
 
 struct Digit {
@@ -19,7 +20,7 @@ struct Digit {
 };
 
 struct Pass {
-  const uint32_t* from = nullptr;    // null: the ids
+  const uint32_t* from = nullptr;  // null: the ids
   uint32_t* to = nullptr;
   const uint32_t* counts = nullptr;  // [blocks, kDigits], of this pass's digit in each block's keys
   uint32_t* next_counts = nullptr;   // of the next digit in the order that this pass makes; or null
@@ -44,20 +45,23 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
-    const int64_t token = static_cast<int64_t>(blockIdx.x) * kBlockKeys + i * kThreads + threadIdx.x;
+    const int64_t token =
+        static_cast<int64_t>(blockIdx.x) * kBlockKeys + i * kThreads + threadIdx.x;
     if (token < s.tokens) atomicAdd(&count[digit.of(key_of(s, token))], 1);
   }
   __syncthreads();
   if (threadIdx.x >= kDigits) return;
   uint32_t* to = s.counts + blockIdx.x * kDigits + threadIdx.x;
   *to = count[threadIdx.x];
-  for (int pass = 1; pass < passes; ++pass) to[static_cast<int64_t>(pass) * gridDim.x * kDigits] = 0;
+  for (int pass = 1; pass < passes; ++pass)
+    to[static_cast<int64_t>(pass) * gridDim.x * kDigits] = 0;
 }
 
 /// Moves a block's keys to where the digit's order has them. A warp has 32 kItems neighbouring keys.
 __global__ void __launch_bounds__(kThreads) pass_kernel(const KeySort s, const Pass pass) {
   __shared__ uint16_t place[kWarps][kDigits];  // keys of the digit in the block's warps before
-  __shared__ uint32_t all[kDigits], before[kDigits], of_warp[kDigits / 32];  // in all blocks, in those before
+  __shared__ uint32_t all[kDigits], before[kDigits],
+      of_warp[kDigits / 32];  // in all blocks, in those before
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32,
             digit_here = static_cast<int>(threadIdx.x) % kDigits,
             share = static_cast<int>(threadIdx.x) / kDigits;
@@ -72,7 +76,8 @@ __global__ void __launch_bounds__(kThreads) pass_kernel(const KeySort s, const P
 #pragma unroll
   for (int i = 0; i < kItems; ++i)
     if (begin + 32 * i < s.tokens)
-      key[i] = pass.from == nullptr ? key_of(s, begin + 32 * i) : __ldcg(pass.from + begin + 32 * i);
+      key[i] =
+          pass.from == nullptr ? key_of(s, begin + 32 * i) : __ldcg(pass.from + begin + 32 * i);
   uint32_t share_all = 0, share_before = 0;
 #pragma unroll 16
   for (unsigned block = static_cast<unsigned>(share); block < gridDim.x; block += kShares) {

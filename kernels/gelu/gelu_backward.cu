@@ -18,7 +18,7 @@ constexpr int kFewPacks = 4, kManyPacks = 7, kMaxThreads = 512, kScalarThreads =
               kResidentThreads = 640;  // registers for five blocks of a 4,096 column row
 
 template <class T, int kPacks, bool kFromCodes, bool kBias, bool kWhole>
-__global__ void __launch_bounds__(kBias && kWhole ? kResidentThreads : kMaxThreads)
+__global__ void __launch_bounds__(kBias&& kWhole ? kResidentThreads : kMaxThreads)
     backward_kernel(const GeluBackward a) {
   extern __shared__ __align__(16) char shared[];
   constexpr int kWidth = 16 / sizeof(T);
@@ -155,9 +155,8 @@ cudaError_t launch(const GeluBackward& a, const RowGeometry& g, cudaStream_t str
   if (kBias) extra = {block_sums_bytes(g.rows, a.columns, 1), kBlocksPerSm, &blocks};
   // Without a row's amax its parts have nothing to tell each other.
   if (kWhole && a.fp8.data == nullptr) extra.parts = blocks_of_whole_row(g.threads);
-  if (const cudaError_t error =
-          launch_rows(backward_kernel<T, kPacks, kFromCodes, kBias, kWhole>, a, a.rows, g, bytes,
-                      stream, extra);
+  if (const cudaError_t error = launch_rows(backward_kernel<T, kPacks, kFromCodes, kBias, kWhole>,
+                                            a, a.rows, g, bytes, stream, extra);
       error != cudaSuccess)
     return error;
   return finish(a, blocks, stream);

@@ -12,8 +12,7 @@ namespace trireme::kernels {
 
 namespace {
 
-constexpr int kPacks = 4, kWidth = 8, kBlocksPerSm = 8, kMostThreads = 512,
-              kLeastThreads = 64,
+constexpr int kPacks = 4, kWidth = 8, kBlocksPerSm = 8, kMostThreads = 512, kLeastThreads = 64,
               kResidentThreads = 640,  // registers for five blocks of a 4,096 column row
     kTableBytes = 1024;                // slopes of 256 codes
 
@@ -56,10 +55,12 @@ __global__ void __launch_bounds__(kResidentThreads) codes_kernel(const GeluBackw
   __shared__ uint64_t amaxes[2];
   const int threads = static_cast<int>(blockDim.x),
             parts = kCluster ? static_cast<int>(cluster_size()) : 1,
-            pack = static_cast<int>(threadIdx.x) / 32 * 32 * kPacks + static_cast<int>(threadIdx.x) % 32;
+            pack = static_cast<int>(threadIdx.x) / 32 * 32 * kPacks +
+                   static_cast<int>(threadIdx.x) % 32;
   const int64_t step = gridDim.x / static_cast<unsigned>(parts);
   int64_t row = blockIdx.x / static_cast<unsigned>(parts);
-  const int64_t part = (kCluster ? cluster_rank() : 0) * (threads * kPacks * kWidth);  // first column
+  const int64_t part =
+      (kCluster ? cluster_rank() : 0) * (threads * kPacks * kWidth);  // first column
   char* const gradients = shared + 2 * kTableBytes + pack * 16;
   char* const codes = shared + 2 * kTableBytes + threads * (kPacks * 16) + pack * 8;
   // A thread copies the packs that it will take itself, once it has taken those of the row before.
@@ -77,7 +78,9 @@ __global__ void __launch_bounds__(kResidentThreads) codes_kernel(const GeluBackw
   const auto inverse_of = [&](int64_t wanted) {
     return wanted < a.rows ? a.saved.inverse[wanted] : 1.0f;
   };
-  const auto table = [&](int turn) { return reinterpret_cast<float*>(shared + turn * kTableBytes); };
+  const auto table = [&](int turn) {
+    return reinterpret_cast<float*>(shared + turn * kTableBytes);
+  };
 
   fetch(row);
   if (kCluster && threadIdx.x < 2) Mailbox(&amaxes[threadIdx.x]).begin(threads / 32);
@@ -130,8 +133,7 @@ __global__ void __launch_bounds__(kResidentThreads) codes_kernel(const GeluBackw
     }
     if (a.dx != nullptr) store_row(static_cast<T*>(a.dx) + first, dx, Beside{}, false);
     if (a.fp8.data == nullptr) continue;
-    const float scale =
-        settle_scale(a.fp8, amax, row, !kCluster || cluster_rank() == 0);
+    const float scale = settle_scale(a.fp8, amax, row, !kCluster || cluster_rank() == 0);
     store_row_fp8<T>(a.fp8.data + first, dx, Beside{}, scale, a.fp8.format,
                      streams(a.rows * a.columns));
   }
@@ -164,7 +166,8 @@ cudaError_t launch(const GeluBackward& a, int64_t* blocks, cudaStream_t stream) 
 bool gelu_backward_codes_fits(const GeluBackward& a) {
   const int64_t packs = a.columns / kWidth;
   return a.saved.data != nullptr && a.element != Element::kF32 && a.columns % kWidth == 0 &&
-         whole_rows(packs, kPacks) && packs >= kLeastThreads * kPacks && packs <= kMostThreads * kPacks;
+         whole_rows(packs, kPacks) && packs >= kLeastThreads * kPacks &&
+         packs <= kMostThreads * kPacks;
 }
 
 cudaError_t gelu_backward_codes(const GeluBackward& a, int64_t* blocks, cudaStream_t stream) {

@@ -56,10 +56,10 @@ struct Plain {
 /// Bytes of shared memory, beside what the kernel has of the static kind: the tile, or before it all
 /// the packs.
 template <class Source>
-constexpr size_t kSharedBytes = Source::kInputs == 0
-                                    ? kSide * kSide
-                                    : kSide * kSide * sizeof(typename Source::Element) *
-                                          Source::kInputs;
+constexpr size_t shared_bytes() {
+  return Source::kInputs == 0 ? kSide * kSide
+                              : kSide * kSide * sizeof(typename Source::Element) * Source::kInputs;
+}
 
 /// Until at most `pending` of the groups that a thread asked for are on their way.
 __device__ inline void await_group(int pending) {
@@ -173,9 +173,8 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
         }
       }
     };
-    source.with_form([&](auto form) {
-      with_format(a.format, [&](auto format) { quantize(form, format); });
-    });
+    source.with_form(
+        [&](auto form) { with_format(a.format, [&](auto format) { quantize(form, format); }); });
     if constexpr (kTensor) {
       if (!(warp_amax(top.get()) < __int_as_float(0x7f800000))) {
         // Once more, so that what is not finite stays in its column.
@@ -265,11 +264,11 @@ cudaError_t launch(const Source& source, const Output& a, cudaStream_t stream) {
   // write lies together in DRAM's pages.
   const int64_t down = ceil_div(a.rows, kSide * kCluster),
                 across = ceil_div(a.columns, kSide * kCluster);
-  if (const cudaError_t error = allow_shared_memory(kernel<Source, kSums>, kSharedBytes<Source>);
+  if (const cudaError_t error = allow_shared_memory(kernel<Source, kSums>, shared_bytes<Source>());
       error != cudaSuccess)
     return error;
   kernel<Source, kSums><<<static_cast<unsigned>(down * across * kCluster * kCluster), kThreads,
-                          kSharedBytes<Source>, stream>>>(source, a, static_cast<int>(down));
+                          shared_bytes<Source>(), stream>>>(source, a, static_cast<int>(down));
   return cudaGetLastError();
 }
 

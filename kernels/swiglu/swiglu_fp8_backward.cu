@@ -124,8 +124,7 @@ __global__ void __launch_bounds__(kCodesThreads) backward_codes_kernel(const Swi
     amax = cluster_amax(top.get(), mailbox, 0, scratch);
   else
     amax = row_amax(top.get(), blockDim.x, scratch);
-  const float scale =
-      settle_scale(a.fp8, amax, cursor.row, !kCluster || cluster_rank() == 0);
+  const float scale = settle_scale(a.fp8, amax, cursor.row, !kCluster || cluster_rank() == 0);
   uint8_t* out = a.fp8.data + cursor.row * 2 * a.f;
   store_row_fp8<T>(out, d_gate, cursor, scale, a.fp8.format, once);
   store_row_fp8<T>(out + a.f, d_up, cursor, scale, a.fp8.format, once);

@@ -2,8 +2,8 @@
 
 #include "testing.h"
 
-#include <array>
 #include <algorithm>
+#include <array>
 
 namespace trireme::kernels::testing {
 
@@ -153,18 +153,24 @@ TEST_F(EmbeddingTest, RunsOfEveryLength) {
 TEST_F(EmbeddingTest, SortsAnyNumberOfTokens) {
   constexpr int64_t kColumns = 8;
   std::mt19937 generator(5);
-  for (const auto& [tokens, vocab, spread] :
-       {std::array<int64_t, 3>{2048, 255, 255}, {2049, 256, 256}, {131072, 30528, 30528},
-        {131071, 30528, 3}, {32768, 100000, 100000}, {4097, 128256, 128256}, {526000, 300, 300}}) {
+  for (const auto& [tokens, vocab, spread] : {std::array<int64_t, 3>{2048, 255, 255},
+                                              {2049, 256, 256},
+                                              {131072, 30528, 30528},
+                                              {131071, 30528, 3},
+                                              {32768, 100000, 100000},
+                                              {4097, 128256, 128256},
+                                              {526000, 300, 300}}) {
     if (too_large(tokens * kColumns)) continue;
     SCOPED_TRACE(std::to_string(tokens) + " of " + std::to_string(vocab));
     std::vector<int64_t> ids;
     Values dy, expected(static_cast<size_t>(vocab * kColumns), 0.0);
     for (int64_t t = 0; t < tokens; ++t) {
-      ids.push_back(t % 1000 == 7 ? vocab + t : vocab - 1 - static_cast<int64_t>(generator()) % spread);
+      ids.push_back(t % 1000 == 7 ? vocab + t
+                                  : vocab - 1 - static_cast<int64_t>(generator()) % spread);
       for (int64_t c = 0; c < kColumns; ++c) {
         dy.push_back(static_cast<double>((t + c * 3) % 7) - 3);
-        if (ids.back() < vocab) expected[static_cast<size_t>(ids.back() * kColumns + c)] += dy.back();
+        if (ids.back() < vocab)
+          expected[static_cast<size_t>(ids.back() * kColumns + c)] += dy.back();
       }
     }
     DeviceArray gradient(dy, Element::kBF16),

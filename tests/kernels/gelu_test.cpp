@@ -196,7 +196,8 @@ TEST_F(GeluTest, NonFiniteGradientsStayInTheirColumn) {
         const Values gradient = out.values(), sums = sum.values();
         for (int64_t c = 0; c < columns; ++c) {
           double total = 0;
-          for (int64_t r = 0; r < rows; ++r) total += gradient[static_cast<size_t>(r * columns + c)];
+          for (int64_t r = 0; r < rows; ++r)
+            total += gradient[static_cast<size_t>(r * columns + c)];
           if (c == column)
             EXPECT_FALSE(std::isfinite(sums[static_cast<size_t>(c)]));
           else
