@@ -26,11 +26,6 @@ struct RowCursor {
         first(static_cast<int>(kWholePacks == 0
                                    ? threadIdx.x
                                    : threadIdx.x / 32 * 32 * kWholePacks + threadIdx.x % 32)) {}
-  /// Before anything else: this block has a part of its row.
-  __device__ void take_part(int part) {
-    static_assert(kWholePacks != 0);
-    first += part * static_cast<int>(blockDim.x) * kWholePacks;
-  }
   /// Before anything else: `parts` neighbouring blocks share a row, this is the one numbered `part`.
   __device__ void share(int parts, int part) {
     static_assert(kWholePacks != 0);
@@ -170,8 +165,7 @@ __device__ inline void store_row(T* to, const Words<4> (&row)[kPacks], const Cur
 struct RowLaunch {
   size_t shared = 0;          // bytes that the kernel needs at least
   int blocks_per_sm = 32;     // at most
-  int64_t* blocks = nullptr;  // receives the number of blocks, or of groups of blocks
-  int parts = 1;              // of a row, side by side, each of blocks of its own: blockIdx.y
+  int64_t* blocks = nullptr;  // receives the number of blocks
 };
 
 /// Launches a kernel over rows on a grid that stays. `bytes_of_thread`: what the kernel's
@@ -180,18 +174,15 @@ template <class Kernel, class Arguments>
 cudaError_t launch_rows(Kernel kernel, const Arguments& arguments, int64_t rows,
                         const RowGeometry& g, int bytes_of_thread, cudaStream_t stream,
                         RowLaunch extra = {}) {
-  const int threads = g.threads / extra.parts;
-  const size_t inputs = static_cast<size_t>(bytes_of_thread) * threads * g.rows,
+  const size_t inputs = static_cast<size_t>(bytes_of_thread) * g.threads * g.rows,
                shared = inputs > extra.shared ? inputs : extra.shared;
   if (const cudaError_t error = allow_shared_memory(kernel, shared); error != cudaSuccess)
     return error;
-  const int64_t blocks =
-      ceil_div(resident_blocks(kernel, threads * g.rows, shared, extra.blocks_per_sm,
-                               ceil_div(rows, g.rows) * extra.parts),
-               extra.parts);
+  const int64_t blocks = resident_blocks(kernel, g.threads * g.rows, shared, extra.blocks_per_sm,
+                                         ceil_div(rows, g.rows));
   if (extra.blocks != nullptr) *extra.blocks = blocks;
-  kernel<<<dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(extra.parts)),
-           dim3(static_cast<unsigned>(threads), static_cast<unsigned>(g.rows)), shared, stream>>>(
+  kernel<<<static_cast<unsigned>(blocks),
+           dim3(static_cast<unsigned>(g.threads), static_cast<unsigned>(g.rows)), shared, stream>>>(
       arguments);
   return cudaGetLastError();
 }

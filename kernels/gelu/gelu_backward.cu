@@ -1,7 +1,6 @@
 #include "kernels/column_sum/block_sums.cuh"
 #include "kernels/column_sum/column_sum.h"
 #include "kernels/column_sum/tensor_sums.cuh"
-#include "kernels/fp8/cluster_amax.cuh"
 #include "kernels/fp8/fp8.cuh"
 #include "kernels/gelu/gelu.cuh"
 #include "kernels/gelu/gelu_backward_codes.h"
@@ -14,12 +13,10 @@ namespace trireme::kernels {
 namespace {
 
 constexpr int kFewPacks = 4, kManyPacks = 7, kMaxThreads = 512, kScalarThreads = 256,
-              kBlocksPerSm = 8, kStages = 1,
-              kResidentThreads = 640;  // registers for five blocks of a 4,096 column row
+              kBlocksPerSm = 8, kStages = 1;
 
 template <class T, int kPacks, bool kFromCodes, bool kBias, bool kWhole>
-__global__ void __launch_bounds__(kBias&& kWhole ? kResidentThreads : kMaxThreads)
-    backward_kernel(const GeluBackward a) {
+__global__ void __launch_bounds__(kMaxThreads) backward_kernel(const GeluBackward a) {
   extern __shared__ __align__(16) char shared[];
   constexpr int kWidth = 16 / sizeof(T);
   // Whole warps hold all their packs.
@@ -28,7 +25,6 @@ __global__ void __launch_bounds__(kBias&& kWhole ? kResidentThreads : kMaxThread
   using Pack = Vec<T, kWidth>;
   using Kept = std::conditional_t<kFromCodes, Vec<uint16_t, kWidth / 2>, Pack>;
   RowCursor<kWhole ? kPacks : 0> cursor(a.rows, static_cast<int>(a.columns / kWidth));
-  if constexpr (kWhole) cursor.take_part(static_cast<int>(blockIdx.y));
   char* free = shared;
   RowPrefetch<kPacks, 16, kStages> gradients(free, a.dy,
                                              a.columns * static_cast<int64_t>(sizeof(T)));
@@ -153,8 +149,6 @@ cudaError_t launch(const GeluBackward& a, const RowGeometry& g, cudaStream_t str
   int64_t blocks = 0;
   RowLaunch extra;
   if (kBias) extra = {block_sums_bytes(g.rows, a.columns, 1), kBlocksPerSm, &blocks};
-  // Without a row's amax its parts have nothing to tell each other.
-  if (kWhole && a.fp8.data == nullptr) extra.parts = blocks_of_whole_row(g.threads);
   if (const cudaError_t error = launch_rows(backward_kernel<T, kPacks, kFromCodes, kBias, kWhole>,
                                             a, a.rows, g, bytes, stream, extra);
       error != cudaSuccess)

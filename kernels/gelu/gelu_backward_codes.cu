@@ -134,8 +134,7 @@ __global__ void __launch_bounds__(kResidentThreads) codes_kernel(const GeluBackw
     if (a.dx != nullptr) store_row(static_cast<T*>(a.dx) + first, dx, Beside{}, false);
     if (a.fp8.data == nullptr) continue;
     const float scale = settle_scale(a.fp8, amax, row, !kCluster || cluster_rank() == 0);
-    store_row_fp8<T>(a.fp8.data + first, dx, Beside{}, scale, a.fp8.format,
-                     streams(a.rows * a.columns));
+    store_row_fp8<T>(a.fp8.data + first, dx, Beside{}, scale, a.fp8.format, false);
   }
 
   if constexpr (kBias)
