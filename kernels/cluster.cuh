@@ -20,6 +20,13 @@ __device__ inline uint32_t cluster_rank() {
   return rank;
 }
 
+/// In two halves: all blocks of the cluster have begun, and their mailboxes with them.
+__device__ inline void cluster_begun_arrive() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ inline void cluster_begun_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 __device__ inline void cluster_barrier() {
   asm volatile(
       "barrier.cluster.arrive.release.aligned;\n"
@@ -65,8 +72,8 @@ class Mailbox {
   uint32_t at_;
 };
 
-/// Launches a kernel over rows on a grid that stays, each row shared by a cluster of `parts` blocks.
-/// clusters: receives how many there are.
+/// Launches a kernel over rows, each row shared by a cluster of `parts` blocks: one cluster for each row
+/// where `clusters` is null, else a grid that stays, of which it receives the number.
 template <class Kernel, class Arguments>
 cudaError_t launch_clusters(Kernel kernel, const Arguments& arguments, int64_t rows, int parts,
                             int threads, size_t shared, int64_t* clusters, cudaStream_t stream) {
@@ -81,12 +88,14 @@ cudaError_t launch_clusters(Kernel kernel, const Arguments& arguments, int64_t r
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = shared;
   config.stream = stream;
-  int resident = 0;
-  if (const cudaError_t error = cudaOccupancyMaxActiveClusters(&resident, kernel, &config);
-      error != cudaSuccess)
-    return error;
-  *clusters = resident < 1 ? 1 : resident < rows ? resident : rows;
-  config.gridDim = dim3(static_cast<unsigned>(*clusters * parts));
+  if (clusters != nullptr) {
+    int resident = 0;
+    if (const cudaError_t error = cudaOccupancyMaxActiveClusters(&resident, kernel, &config);
+        error != cudaSuccess)
+      return error;
+    *clusters = resident < 1 ? 1 : resident < rows ? resident : rows;
+  }
+  config.gridDim = dim3(static_cast<unsigned>((clusters != nullptr ? *clusters : rows) * parts));
   return cudaLaunchKernelEx(&config, kernel, arguments);
 }
 

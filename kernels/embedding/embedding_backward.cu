@@ -1,6 +1,7 @@
 #include "kernels/device.cuh"
 #include "kernels/embedding/embedding.h"
 #include "kernels/embedding/embedding_rows.cuh"
+#include "kernels/embedding/embedding_sort.h"
 #include "kernels/launch.h"
 
 #include <cub/device/device_radix_sort.cuh>
@@ -25,6 +26,7 @@ struct Workspace {
   float* head;  // [groups, columns]: what a group adds to the run that its predecessor began
   float* tail;  // [groups, columns]: the run that goes on in the next group
   int *num_runs, *runs;  // groups where a long run begins
+  uint32_t* counts;
   void* sort;
   size_t sort_bytes, total;
 };
@@ -35,7 +37,8 @@ int bits_of(int64_t largest) {
   return bits;
 }
 
-/// Stable by id; a stray id counts as vocab. With a null w.sort only the size is asked for.
+/// Of more tokens than embedding_sort() takes. Stable by id. With a null w.sort only the size is
+/// asked for.
 cudaError_t sort(Workspace& w, int64_t tokens, cudaStream_t stream) {
   const int count = static_cast<int>(tokens), end = w.token_bits + w.id_bits;
   if (w.token_bits > 0)
@@ -64,6 +67,8 @@ cudaError_t carve(void* base, int64_t tokens, int64_t columns, Workspace& w) {
   w.num_runs = reinterpret_cast<int*>(take(sizeof(int)));
   w.runs =
       reinterpret_cast<int*>(take(static_cast<size_t>(ceil_div(tokens, kGroup)) * sizeof(int)));
+  w.counts = reinterpret_cast<uint32_t*>(
+      take(static_cast<size_t>(embedding_sort_counts(tokens)) * sizeof(uint32_t)));
   w.sort = take(w.sort_bytes);
   w.total = at - static_cast<char*>(base);
   return cudaSuccess;
@@ -114,6 +119,7 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ Window window;
   __shared__ int tokens[kGroup + kAhead];
   allow_next_kernel();
+  await_kernel_before();
   const int64_t group = blockIdx.y, begin = group * kGroup,
                 column = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kWidth;
   for (int i = static_cast<int>(threadIdx.x); i <= kBack + kGroup + kAhead; i += kThreads) {
@@ -251,11 +257,11 @@ cudaError_t launch(const EmbeddingBackward& a, const Workspace& w, cudaStream_t 
                 static_cast<unsigned>(groups));
   };
   const bool packed = a.columns % kPack == 0 && aligned16(a.dy, a.d_table);
-  if (packed)
-    group_kernel<T, G, kPack><<<grid(kPack), kThreads, 0, stream>>>(a, w);
-  else
-    group_kernel<T, G, 1><<<grid(1), kThreads, 0, stream>>>(a, w);
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+  if (const cudaError_t error =
+          packed ? launch_behind(group_kernel<T, G, kPack>, grid(kPack), kThreads, 0, stream, a, w)
+                 : launch_behind(group_kernel<T, G, 1>, grid(1), kThreads, 0, stream, a, w);
+      error != cudaSuccess)
+    return error;
   const auto runs = [&](int width) {
     const int64_t across = ceil_div(a.columns, kRunColumns * width),
                   along = across < kRunBlocks ? kRunBlocks / across : 1;
@@ -284,10 +290,16 @@ cudaError_t embedding_backward(const EmbeddingBackward& a, cudaStream_t stream) 
   if (a.vocab <= kFewIds) return embedding_backward_few(a, w.head, w.num_runs, stream);
   w.id_bits = bits_of(a.vocab);
   if (w.id_bits + bits_of(a.tokens - 1) <= 32) w.token_bits = bits_of(a.tokens - 1);
-  prepare_kernel<<<static_cast<unsigned>(ceil_div(a.tokens, kPrepareThreads)), kPrepareThreads, 0,
-                   stream>>>(a, w);
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
-  if (const cudaError_t error = sort(w, a.tokens, stream); error != cudaSuccess) return error;
+  if (w.token_bits > 0 && embedding_sort_fits(a.tokens, w.id_bits, w.token_bits)) {
+    const KeySort s{a.ids,  a.tokens,  a.vocab,  w.id_bits, w.token_bits,
+                    w.keys, w.keys_in, w.counts, w.num_runs};
+    if (const cudaError_t error = embedding_sort(s, stream); error != cudaSuccess) return error;
+  } else {
+    prepare_kernel<<<static_cast<unsigned>(ceil_div(a.tokens, kPrepareThreads)), kPrepareThreads, 0,
+                     stream>>>(a, w);
+    if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+    if (const cudaError_t error = sort(w, a.tokens, stream); error != cudaSuccess) return error;
+  }
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
     if (a.table_element == a.element) return launch<T, T>(a, w, stream);

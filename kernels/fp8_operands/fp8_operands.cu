@@ -20,15 +20,25 @@ struct Activated {
   using Element = T;
   using Raw = Words<4>;
   static constexpr bool kCodes = false;
-  static constexpr int kBlocksPerSm = sizeof(T) == 4 ? 2 : 3;
+  static constexpr int kBlocksPerSm = sizeof(T) == 4 ? 2 : 4, kInputs = sizeof(T) == 4 ? 0 : 1;
   const T* x;
   const T* bias;
   GeluKind kind;
+  __device__ const T* from(int /*input*/) const { return x; }
+  template <class Slot>
+  __device__ Raw take(const Slot& slot) const {
+    return *reinterpret_cast<const Words<4>*>(slot(0));
+  }
+  template <class F>
+  __device__ void with_form(const F& f) const {
+    with_kind(kind, f);
+  }
   __device__ Raw load(int64_t at) const { return load_words(x + at); }
-  __device__ Vec<T, 16 / sizeof(T)> value(const Raw& raw, int64_t column) const {
+  template <class Form>
+  __device__ Vec<T, 16 / sizeof(T)> value(const Raw& raw, int64_t column, Form /*form*/) const {
     float z[16 / sizeof(T)];
     to_floats(plus_bias(raw, bias, column), z);
-    with_kind(kind, [&](auto form) { gelu<T, decltype(form)::value>(z); });
+    gelu<T, Form::value>(z);
     return from_floats<T>(z);
   }
 };
@@ -40,25 +50,37 @@ struct Gradient {
     Words<4> dy, x;
   };
   static constexpr bool kCodes = false;
-  static constexpr int kBlocksPerSm = sizeof(T) == 4 ? 1 : 2;
+  // Three blocks of two matrices' tiles fill a multiprocessor's shared memory.
+  static constexpr int kBlocksPerSm = sizeof(T) == 4 ? 1 : 3, kInputs = sizeof(T) == 4 ? 0 : 2;
   const T* dy;
   const T* x;
   const T* bias;
   GeluKind kind;
+  template <class F>
+  __device__ void with_form(const F& f) const {
+    with_kind(kind, f);
+  }
+  __device__ const T* from(int input) const { return input == 0 ? dy : x; }
+  template <class Slot>
+  __device__ Raw take(const Slot& slot) const {
+    return {*reinterpret_cast<const Words<4>*>(slot(0)),
+            *reinterpret_cast<const Words<4>*>(slot(1))};
+  }
   __device__ Raw load(int64_t at) const { return {load_words(dy + at), load_words(x + at)}; }
-  __device__ Vec<T, 16 / sizeof(T)> value(const Raw& raw, int64_t column) const {
+  template <class Form>
+  __device__ Vec<T, 16 / sizeof(T)> value(const Raw& raw, int64_t column, Form /*form*/) const {
     float d[16 / sizeof(T)], z[16 / sizeof(T)];
     to_floats(as_pack<T>(raw.dy), d);
     to_floats(plus_bias(raw.x, bias, column), z);
-    with_kind(kind, [&](auto form) { gelu_gradient<T, decltype(form)::value>(d, z); });
+    gelu_gradient<T, Form::value>(d, z);
     return from_floats<T>(d);
   }
 };
 
 template <class Source>
 cudaError_t run(const Source& source, const Fp8Operands& a, cudaStream_t stream) {
-  const tile::Output out{a.data, a.transposed, a.scale,   a.amax,
-                         a.workspace, a.rows,  a.columns, a.format};
+  const tile::Output out{a.data,      a.transposed, a.scale,   a.amax,
+                         a.workspace, a.rows,       a.columns, a.format};
   if (a.sums == nullptr) return tile::launch<false>(source, out, stream);
   if (const cudaError_t error = tile::launch<true>(source, out, stream); error != cudaSuccess)
     return error;

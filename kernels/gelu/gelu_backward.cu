@@ -1,8 +1,9 @@
 #include "kernels/column_sum/block_sums.cuh"
 #include "kernels/column_sum/column_sum.h"
-#include "kernels/fp8/cluster_amax.cuh"
+#include "kernels/column_sum/tensor_sums.cuh"
 #include "kernels/fp8/fp8.cuh"
 #include "kernels/gelu/gelu.cuh"
+#include "kernels/gelu/gelu_backward_codes.h"
 #include "kernels/row_prefetch.cuh"
 
 #include <type_traits>
@@ -12,90 +13,31 @@ namespace trireme::kernels {
 namespace {
 
 constexpr int kFewPacks = 4, kManyPacks = 7, kMaxThreads = 512, kScalarThreads = 256,
-              kBlocksPerSm = 8, kStages = 1,
-              kTableThreads = 640,  // registers for five blocks of a 4,096 column row
-    kTableBytes = 1024;             // slopes of 256 codes
+              kBlocksPerSm = 8, kStages = 1;
 
-/// The slopes at the 256 values that a row's codes can stand for; the row's threads share the work.
-__device__ inline void tabulate_slopes(const GeluCodes& saved, GeluKind kind, float inverse,
-                                       float* slopes) {
-  with_kind(kind, [&](auto constant) {
-    for (unsigned code = threadIdx.x; code < 128; code += blockDim.x) {
-      const GeluSlope<decltype(constant)::value> slope(
-          from_fp8(static_cast<uint8_t>(code), saved.format) * inverse);
-      slopes[code] = slope.positive(), slopes[code + 128] = slope.negative();
-    }
-  });
-}
-
-/// d becomes the gradient. `slopes`: of the row, its address without the lowest ten bits.
-template <int kWidth>
-__device__ inline void multiply_slopes(float (&d)[kWidth], const Vec<uint16_t, kWidth / 2>& codes,
-                                       uint32_t slopes) {
-  const auto words = __builtin_bit_cast(Words<kWidth / 4>, codes);
-#pragma unroll
-  for (int i = 0; i < kWidth; ++i) {
-    const uint32_t word = words.word[i / 4];
-    const int byte = i % 4;
-    const uint32_t offset = (byte == 0 ? word << 2 : word >> (8 * byte - 2)) & 0x3fcu;
-    float slope;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(slope) : "r"(slopes | offset));
-    d[i] *= slope;
-  }
-}
-
-/// kWhole and kFromCodes: slopes are looked up in a table of the row, made one row ahead. kCluster:
-/// of those, rows that a cluster of blocks shares.
-template <class T, int kPacks, bool kFromCodes, bool kBias, bool kWhole, bool kCluster>
-__global__ void __launch_bounds__(kWhole&& kFromCodes ? kTableThreads : kMaxThreads)
-    backward_kernel(const GeluBackward a) {
-  extern __shared__ __align__(kTableBytes) char shared[];
+template <class T, int kPacks, bool kFromCodes, bool kBias, bool kWhole>
+__global__ void __launch_bounds__(kMaxThreads) backward_kernel(const GeluBackward a) {
+  extern __shared__ __align__(16) char shared[];
   constexpr int kWidth = 16 / sizeof(T);
-  constexpr bool kTable = kFromCodes && kWhole;
-  static_assert(kTable || !kCluster);
+  // Whole warps hold all their packs.
+  constexpr bool kTensorSums = kBias && kWhole && sizeof(T) == 2;
   __shared__ float scratch[2][32];
-  __shared__ uint64_t barriers[2];
   using Pack = Vec<T, kWidth>;
   using Kept = std::conditional_t<kFromCodes, Vec<uint16_t, kWidth / 2>, Pack>;
   RowCursor<kWhole ? kPacks : 0> cursor(a.rows, static_cast<int>(a.columns / kWidth));
-  const int parts = kCluster ? static_cast<int>(cluster_size()) : 1;
-  if constexpr (kCluster) cursor.share(parts, static_cast<int>(cluster_rank()));
-  char* free = shared + (kTable ? 2 * kTableBytes * blockDim.y : 0);
+  char* free = shared;
   RowPrefetch<kPacks, 16, kStages> gradients(free, a.dy,
                                              a.columns * static_cast<int64_t>(sizeof(T)));
   RowPrefetch<kPacks, sizeof(Kept), kStages> inputs(
       free, kFromCodes ? a.saved.data : a.x,
       a.columns * static_cast<int64_t>(sizeof(Kept)) / kWidth);
   start_inputs<kStages>(cursor, gradients, inputs);
-  const auto table = [&](int turn) {
-    return reinterpret_cast<float*>(shared + (2 * threadIdx.y + turn) * kTableBytes);
-  };
-  // All threads of a row, which also end its turn together.
-  const auto tabulated = [&] {
-    if (blockDim.x == 32)
-      __syncwarp();
-    else
-      __syncthreads();
-  };
-  if constexpr (kTable) {
-    if (cursor.active()) tabulate_slopes(a.saved, a.kind, a.saved.inverse[cursor.row], table(0));
-    if (kCluster && threadIdx.x < 2)
-      Mailbox(&barriers[threadIdx.x]).begin(static_cast<int>(blockDim.x) / 32);
-    tabulated();
-    if constexpr (kCluster) cluster_barrier();  // nobody writes to a block that has not begun
-  }
-  uint32_t parity = 0;
   float sums[1][kBias ? kPacks : 1][kWidth] = {};
+  [[maybe_unused]] const std::conditional_t<kTensorSums, TensorSums<T>, int> tensor{};
   for (; cursor.active(); cursor.advance()) {
     start_row<kStages>();
     float inverse = 1.0f;
-    if constexpr (kTable) {
-      if (const int64_t next = cursor.row + cursor.step; next < a.rows)
-        inverse = a.saved.inverse[next];
-    } else if constexpr (kFromCodes) {
-      inverse = a.saved.inverse[cursor.row];
-    }
-    const uint32_t slopes_at = static_cast<uint32_t>(__cvta_generic_to_shared(table(cursor.turn)));
+    if constexpr (kFromCodes) inverse = a.saved.inverse[cursor.row];
     Words<4> dx[kPacks];
     Amax<T> top;
     const auto differentiate = [&](auto kind, auto format) {
@@ -105,58 +47,43 @@ __global__ void __launch_bounds__(kWhole&& kFromCodes ? kTableThreads : kMaxThre
         float d[kWidth];
         to_floats(gradients.template take<Pack>(p, cursor), d);
         const Kept input = inputs.template take<Kept>(p, cursor);
-        if constexpr (kTable) {
-          multiply_slopes(d, input, slopes_at);
-        } else {
-          float z[kWidth];
-          if constexpr (kFromCodes)
-            from_fp8<decltype(format)::value>(input, inverse, z);
-          else
-            to_floats(a.bias == nullptr
-                          ? input
-                          : add(input, load_shared_read<T, kWidth>(static_cast<const T*>(a.bias) +
-                                                                   cursor.index(p) * kWidth)),
-                      z);
-          gelu_gradient<T, decltype(kind)::value>(d, z);
-        }
+        float z[kWidth];
+        if constexpr (kFromCodes)
+          from_fp8<decltype(format)::value>(input, inverse, z);
+        else
+          to_floats(a.bias == nullptr
+                        ? input
+                        : add(input, load_shared_read<T, kWidth>(static_cast<const T*>(a.bias) +
+                                                                 cursor.index(p) * kWidth)),
+                    z);
+        gelu_gradient<T, decltype(kind)::value>(d, z);
         const Pack out = packed(from_floats<T>(d));
         dx[p] = as_words(out);
         top.add(out);
-        if constexpr (kBias) {
-          to_floats(out, d);
-#pragma unroll
-          for (int i = 0; i < kWidth; ++i) sums[0][p][i] += d[i];
-        }
+        if constexpr (kBias && !kTensorSums) add_elements<T>(dx[p], sums[0][p]);
       }
     };
-    if constexpr (kTable) {
-      differentiate(0, 0);
-      tabulate_slopes(a.saved, a.kind, inverse, table(cursor.turn ^ 1));
-      if (blockDim.x == 32 || a.fp8.data == nullptr) tabulated();
-    } else {
-      with_kind(a.kind, [&](auto kind) {
-        if constexpr (kFromCodes)
-          with_format(a.saved.format, [&](auto format) { differentiate(kind, format); });
-        else
-          differentiate(kind, 0);
-      });
+    with_kind(a.kind, [&](auto kind) {
+      if constexpr (kFromCodes)
+        with_format(a.saved.format, [&](auto format) { differentiate(kind, format); });
+      else
+        differentiate(kind, 0);
+    });
+    if constexpr (kTensorSums) {
+      if (warp_amax(top.get()) < __int_as_float(0x7f800000)) {
+#pragma unroll
+        for (int p = 0; p < kPacks; ++p) tensor.add(dx[p], sums[0][p]);
+      } else {
+#pragma unroll
+        for (int p = 0; p < kPacks; ++p) add_elements<T>(dx[p], sums[0][p]);
+      }
     }
     end_row();
     if (a.dx != nullptr)
       store_row(static_cast<T*>(a.dx) + cursor.row * a.columns, dx, cursor, false);
     if (a.fp8.data == nullptr) continue;
-    float scale;
-    if constexpr (kCluster) {
-      // Two rows' numbers have their places: a block sends the next row's only when it has all of
-      // this one's, and thus when every warp that sent them has read the row's before.
-      const float amax =
-          cluster_amax(top.get(), Mailbox(&barriers[cursor.turn]), parity, scratch[cursor.turn]);
-      parity ^= static_cast<uint32_t>(cursor.turn);
-      scale = settle_scale(a.fp8, amax, cursor.row, cluster_rank() == 0);
-    } else {
-      scale =
-          settle_scale(a.fp8, row_amax(top.get(), blockDim.x, scratch[cursor.turn]), cursor.row);
-    }
+    const float scale =
+        settle_scale(a.fp8, row_amax(top.get(), blockDim.x, scratch[cursor.turn]), cursor.row);
     store_row_fp8<T>(a.fp8.data + cursor.row * a.columns, dx, cursor, scale, a.fp8.format, false);
   }
 
@@ -166,7 +93,7 @@ __global__ void __launch_bounds__(kWhole&& kFromCodes ? kTableThreads : kMaxThre
         sums, [&](int p) { return cursor.index(p) * kWidth; },
         [&](int p) { return cursor.holds(p); }, static_cast<int>(a.columns),
         reinterpret_cast<float*>(shared),
-        a.workspace + static_cast<int64_t>(blockIdx.x) / parts * a.columns);
+        a.workspace + static_cast<int64_t>(blockIdx.x) * a.columns);
   }
 }
 
@@ -218,24 +145,12 @@ cudaError_t finish(const GeluBackward& a, int64_t blocks, cudaStream_t stream) {
 
 template <class T, int kPacks, bool kFromCodes, bool kBias, bool kWhole>
 cudaError_t launch(const GeluBackward& a, const RowGeometry& g, cudaStream_t stream) {
-  constexpr bool kTable = kFromCodes && kWhole;
-  const int inputs = (kFromCodes ? 16 + 16 / static_cast<int>(sizeof(T)) : 32) * kPacks;
+  const int bytes = (kFromCodes ? 16 + 16 / static_cast<int>(sizeof(T)) : 32) * kPacks;
   int64_t blocks = 0;
-  if constexpr (kTable) {
-    if (const int parts = blocks_of_whole_row(g.threads); parts > 1) {
-      const int threads = g.threads / parts;
-      const cudaError_t error = launch_clusters(
-          backward_kernel<T, kPacks, kFromCodes, kBias, kWhole, true>, a, a.rows, parts, threads,
-          static_cast<size_t>(inputs * threads + 2 * kTableBytes), &blocks, stream);
-      return error != cudaSuccess ? error : finish(a, blocks, stream);
-    }
-  }
-  const int bytes = inputs + (kTable ? static_cast<int>(ceil_div(2 * kTableBytes, g.threads)) : 0);
   RowLaunch extra;
   if (kBias) extra = {block_sums_bytes(g.rows, a.columns, 1), kBlocksPerSm, &blocks};
-  if (const cudaError_t error =
-          launch_rows(backward_kernel<T, kPacks, kFromCodes, kBias, kWhole, false>, a, a.rows, g,
-                      bytes, stream, extra);
+  if (const cudaError_t error = launch_rows(backward_kernel<T, kPacks, kFromCodes, kBias, kWhole>,
+                                            a, a.rows, g, bytes, stream, extra);
       error != cudaSuccess)
     return error;
   return finish(a, blocks, stream);
@@ -244,7 +159,7 @@ cudaError_t launch(const GeluBackward& a, const RowGeometry& g, cudaStream_t str
 template <class T, int kPacks, bool kFromCodes, bool kBias>
 cudaError_t launch(const GeluBackward& a, int64_t packs, cudaStream_t stream) {
   const RowGeometry g = row_geometry(packs, kPacks);
-  if constexpr (sizeof(T) == 2 && kPacks == kFewPacks) {
+  if constexpr (sizeof(T) == 2 && kPacks == kFewPacks && !kFromCodes) {
     if (whole_rows(packs, kPacks)) return launch<T, kPacks, kFromCodes, kBias, true>(a, g, stream);
   }
   return launch<T, kPacks, kFromCodes, kBias, false>(a, g, stream);
@@ -281,6 +196,11 @@ cudaError_t gelu_backward(const GeluBackward& a, cudaStream_t stream) {
     if (a.columns % kWidth == 0 && a.columns / kWidth <= most &&
         aligned16(a.dy, a.x, a.bias, a.saved.data, a.dx, a.fp8.data)) {
       if (a.saved.data == nullptr) return launch<T, false>(a, stream);
+      if (gelu_backward_codes_fits(a)) {
+        int64_t blocks = 0;
+        const cudaError_t error = gelu_backward_codes(a, &blocks, stream);
+        return error != cudaSuccess ? error : finish(a, blocks, stream);
+      }
       if constexpr (sizeof(T) == 2) return launch<T, true>(a, stream);
     }
     const int64_t blocks =

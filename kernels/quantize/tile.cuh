@@ -2,6 +2,7 @@
 // One pass over a matrix that leaves its FP8 codes in place and transposed, with the greatest
 // magnitude and, where wanted, the sums of its columns.
 
+#include "kernels/column_sum/tensor_sums.cuh"
 #include "kernels/fp8/fp8.cuh"
 #include "kernels/launch.h"
 #include "kernels/launch_behind.cuh"
@@ -24,21 +25,49 @@ struct Output {
 };
 
 /// Where the values come from. `load` fetches what a pack of 16 bytes at element `at` needs; `value`
-/// makes the pack of it, whose first column is `column`. kCodes: packs hold FP8 codes already.
+/// makes the pack of it, whose first column is `column`, in the form that `with_form` has settled.
+/// kCodes: packs hold FP8 codes already. kInputs: matrices that travel through shared memory, since
+/// their packs would take the registers of other blocks; `from` says where each begins.
 template <class T>
 struct Plain {
   using Element = T;
   using Raw = Words<4>;
   static constexpr bool kCodes = sizeof(T) == 1;
-  static constexpr int kBlocksPerSm = sizeof(T) == 4 ? 2 : 4;
+  static constexpr int kBlocksPerSm = sizeof(T) == 4 ? 2 : 4, kInputs = sizeof(T) == 2 ? 1 : 0;
   const T* x;
+  __device__ const T* from(int /*input*/) const { return x; }
+  template <class Slot>
+  __device__ Raw take(const Slot& slot) const {
+    return *reinterpret_cast<const Words<4>*>(slot(0));
+  }
+  template <class F>
+  __device__ void with_form(const F& f) const {
+    f(0);
+  }
   __device__ Raw load(int64_t at) const {
     return load_words(reinterpret_cast<const uint32_t*>(x + at));
   }
-  __device__ Vec<T, 16 / sizeof(T)> value(const Raw& raw, int64_t /*column*/) const {
+  template <class Form>
+  __device__ Vec<T, 16 / sizeof(T)> value(const Raw& raw, int64_t /*column*/, Form /*form*/) const {
     return as_pack<T>(raw);
   }
 };
+
+/// Bytes of shared memory, beside what the kernel has of the static kind: the tile, or before it all
+/// the packs.
+template <class Source>
+constexpr size_t shared_bytes() {
+  return Source::kInputs == 0 ? kSide * kSide
+                              : kSide * kSide * sizeof(typename Source::Element) * Source::kInputs;
+}
+
+/// Until at most `pending` of the groups that a thread asked for are on their way.
+__device__ inline void await_group(int pending) {
+  if (pending == 3) copy_async_wait<3>();
+  if (pending == 2) copy_async_wait<2>();
+  if (pending == 1) copy_async_wait<1>();
+  if (pending == 0) copy_async_wait<0>();
+}
 
 /// A tile of 128 rows x 128 columns.
 ///
@@ -51,7 +80,8 @@ template <class Source, bool kSums>
 __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
     kernel(const Source source, const Output a, int clusters_down) {
   using T = typename Source::Element;
-  __shared__ __align__(16) uint32_t tile[kSide * kSide / 4];
+  extern __shared__ __align__(16) char shared[];
+  uint32_t* const tile = reinterpret_cast<uint32_t*>(shared);
   __shared__ __align__(16) float column_parts[kSums ? kWarps : 1][kSums ? kSide : 1];
   constexpr int kWidth = 16 / sizeof(T), kGroups = 16 / kWidth, kStride = 8 * kWidth,
                 kWords = kWidth / 4;  // of codes, four to a word
@@ -70,13 +100,27 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
   const auto columns_here = [&](int g) {
     return column0 + lane * kWidth + g * kStride < a.columns;
   };
-  typename Source::Raw in[4][kGroups] = {};
-  if (rows_here) {
+  // Each thread copies the packs that it will take itself.
+  const auto slot = [&](int j, int g, int input) {
+    return shared + (((j * kGroups + g) * Source::kInputs + input) * kThreads + threadIdx.x) * 16;
+  };
+  constexpr bool kDirect = Source::kInputs == 0;
+  typename Source::Raw in[kDirect ? 4 : 1][kDirect ? kGroups : 1] = {};
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
+  for (int j = 0; j < 4; ++j) {
 #pragma unroll
-      for (int g = 0; g < kGroups; ++g)
-        if (columns_here(g)) in[j][g] = source.load(first + j * a.columns + g * kStride);
+    for (int g = 0; g < kGroups; ++g) {
+      const int64_t at = first + j * a.columns + g * kStride;
+      if (!rows_here || !columns_here(g)) continue;
+      if constexpr (kDirect) {
+        in[j][g] = source.load(at);
+      } else {
+#pragma unroll
+        for (int input = 0; input < Source::kInputs; ++input)
+          copy_async16(slot(j, g, input), source.from(input) + at);
+      }
+    }
+    if constexpr (!kDirect) copy_async_commit();
   }
 
   uint32_t codes[4][kGroups][kWords] = {};
@@ -86,33 +130,70 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
 #pragma unroll
       for (int w = 0; w < kWords; ++w) codes[j][0][w] = in[j][0].word[w];
   } else {
+    constexpr bool kTensor = kSums && sizeof(T) == 2;
     Amax<T> top;
     const float scale = *a.scale;
     float sums[kGroups][kWidth] = {};
+    const auto quantize = [&](auto form, auto format) {
+      [[maybe_unused]] const std::conditional_t<kTensor, TensorSums<T>, int> tensor{};
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
+      for (int j = 0; j < 4; ++j) {
+        if constexpr (!kDirect) await_group(3 - j);
 #pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
-        if (!rows_here || !columns_here(g)) continue;
-        const Vec<T, kWidth> value = source.value(in[j][g], column0 + lane * kWidth + g * kStride);
-        top.add(value);
-        float v[kWidth];
-        to_floats(value, v);
-        if constexpr (kSums) {
+        for (int g = 0; g < kGroups; ++g) {
+          Words<4> pack = {};
+          if (rows_here && columns_here(g)) {
+            const int64_t column = column0 + lane * kWidth + g * kStride;
+            Vec<T, kWidth> value;
+            if constexpr (kDirect)
+              value = source.value(in[j][g], column, form);
+            else
+              value = source.value(source.take([&](int input) { return slot(j, g, input); }),
+                                   column, form);
+            top.add(value);
+            pack = as_words(value);
+            float v[kWidth];
+            to_floats(value, v);
+            if constexpr (kSums && !kTensor) {
 #pragma unroll
-          for (int i = 0; i < kWidth; ++i) sums[g][i] += v[i];
-        }
-        const auto packed = to_fp8(v, scale, a.format);
+              for (int i = 0; i < kWidth; ++i) sums[g][i] += v[i];
+            }
+            const auto packed = to_fp8<decltype(format)::value>(v, scale);
 #pragma unroll
-        for (int w = 0; w < kWords; ++w) codes[j][g][w] = packed.word[w];
-        if (a.data != nullptr) {
-          uint8_t* to = a.data + first + j * a.columns + g * kStride;
-          if constexpr (kWords == 2)
-            *reinterpret_cast<uint2*>(to) = make_uint2(codes[j][g][0], codes[j][g][1]);
-          else
-            *reinterpret_cast<uint32_t*>(to) = codes[j][g][0];
+            for (int w = 0; w < kWords; ++w) codes[j][g][w] = packed.word[w];
+            if (a.data != nullptr) {
+              uint8_t* to = a.data + first + j * a.columns + g * kStride;
+              if constexpr (kWords == 2)
+                *reinterpret_cast<uint2*>(to) = make_uint2(codes[j][g][0], codes[j][g][1]);
+              else
+                *reinterpret_cast<uint32_t*>(to) = codes[j][g][0];
+            }
+          }
+          if constexpr (kTensor) tensor.add(pack, sums[g]);
         }
       }
+    };
+    source.with_form(
+        [&](auto form) { with_format(a.format, [&](auto format) { quantize(form, format); }); });
+    if constexpr (kTensor) {
+      if (!(warp_amax(top.get()) < __int_as_float(0x7f800000))) {
+        // Once more, so that what is not finite stays in its column.
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g) {
+#pragma unroll
+          for (int i = 0; i < kWidth; ++i) sums[g][i] = 0.0f;
+          if (!rows_here || !columns_here(g)) continue;
+          source.with_form([&](auto form) {
+#pragma unroll 1
+            for (int j = 0; j < 4; ++j)
+              add_elements<T>(
+                  as_words(source.value(source.load(first + j * a.columns + g * kStride),
+                                        column0 + lane * kWidth + g * kStride, form)),
+                  sums[g]);
+          });
+        }
+      }
+    }
     if (a.amax != nullptr) raise_amax_by_warp(a.amax, top.get());
     if constexpr (kSums) {
       // The four lanes of a warp that share columns each end with a quarter of them.
@@ -134,6 +215,7 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
     }
   }
 
+  if constexpr (!kDirect) __syncthreads();  // the packs' place is the tile's now
 #pragma unroll
   for (int g = 0; g < kGroups; ++g)
 #pragma unroll
@@ -182,9 +264,11 @@ cudaError_t launch(const Source& source, const Output& a, cudaStream_t stream) {
   // write lies together in DRAM's pages.
   const int64_t down = ceil_div(a.rows, kSide * kCluster),
                 across = ceil_div(a.columns, kSide * kCluster);
-  kernel<Source, kSums>
-      <<<static_cast<unsigned>(down * across * kCluster * kCluster), kThreads, 0, stream>>>(
-          source, a, static_cast<int>(down));
+  if (const cudaError_t error = allow_shared_memory(kernel<Source, kSums>, shared_bytes<Source>());
+      error != cudaSuccess)
+    return error;
+  kernel<Source, kSums><<<static_cast<unsigned>(down * across * kCluster * kCluster), kThreads,
+                          shared_bytes<Source>(), stream>>>(source, a, static_cast<int>(down));
   return cudaGetLastError();
 }
 

@@ -1,3 +1,4 @@
+#include "kernels/fp8/cluster_amax.cuh"
 #include "kernels/swiglu/swiglu_fp8.cuh"
 
 namespace trireme::kernels {
@@ -6,8 +7,9 @@ namespace {
 
 using namespace swiglu_fp8;
 
-/// Of backward from codes, which needs few registers for a pack.
-constexpr int kCodesThreads = 1024;
+/// Of backward from codes, which needs few registers for a pack. A row of more than kOwnThreads would
+/// have a multiprocessor for itself, which waits while the row comes in and for its amax.
+constexpr int kCodesThreads = 1024, kOwnThreads = 512;
 static_assert(kFewPacks * kCodesThreads >= kManyPacks * kMaxThreads);
 
 template <class T, int kPacks>
@@ -60,13 +62,22 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const SwigluBackw
   }
 }
 
-/// From the codes that forward left, one block for each row.
-template <class T, bool kWhole>
+/// From the codes that forward left, one block, or a cluster, for each row.
+template <class T, bool kWhole, bool kCluster>
 __global__ void __launch_bounds__(kCodesThreads) backward_codes_kernel(const SwigluBackward a) {
   __shared__ float scratch[32];
+  __shared__ uint64_t barrier;
   constexpr int kPacks = kFewPacks;
-  const RowCursor<kWhole ? kPacks : 0> cursor(a.tokens, static_cast<int>(a.f / kWidth));
+  RowCursor<kWhole ? kPacks : 0> cursor(a.tokens, static_cast<int>(a.f / kWidth));
+  if constexpr (kCluster)
+    cursor.share(static_cast<int>(cluster_size()), static_cast<int>(cluster_rank()));
   if (!cursor.active()) return;  // a whole warp, which no other waits for
+  const Mailbox mailbox(&barrier);
+  if constexpr (kCluster) {
+    if (threadIdx.x == 0) mailbox.begin(static_cast<int>(blockDim.x) / 32);
+    __syncthreads();
+    cluster_begun_arrive();
+  }
   const uint8_t* const codes = a.saved.data + cursor.row * 2 * a.f;
   const bool once = streams(2 * a.tokens * a.f);
   Words<4> dy[kPacks];
@@ -106,8 +117,14 @@ __global__ void __launch_bounds__(kCodesThreads) backward_codes_kernel(const Swi
     store_row(out, d_gate, cursor, once);
     store_row(out + a.f, d_up, cursor, once);
   }
+  if constexpr (kCluster) cluster_begun_wait();
   if (a.fp8.data == nullptr) return;
-  const float scale = settle_scale(a.fp8, row_amax(top.get(), blockDim.x, scratch), cursor.row);
+  float amax;
+  if constexpr (kCluster)
+    amax = cluster_amax(top.get(), mailbox, 0, scratch);
+  else
+    amax = row_amax(top.get(), blockDim.x, scratch);
+  const float scale = settle_scale(a.fp8, amax, cursor.row, !kCluster || cluster_rank() == 0);
   uint8_t* out = a.fp8.data + cursor.row * 2 * a.f;
   store_row_fp8<T>(out, d_gate, cursor, scale, a.fp8.format, once);
   store_row_fp8<T>(out + a.f, d_up, cursor, scale, a.fp8.format, once);
@@ -165,9 +182,12 @@ template <class T>
 cudaError_t launch_backward_codes(const SwigluBackward& a, cudaStream_t stream) {
   const int64_t packs = a.f / kWidth;
   const RowGeometry g = row_geometry(packs, kFewPacks);
-  return whole_rows(packs, kFewPacks)
-             ? launch_each_row(backward_codes_kernel<T, true>, a, a.tokens, g, stream)
-             : launch_each_row(backward_codes_kernel<T, false>, a, a.tokens, g, stream);
+  if (!whole_rows(packs, kFewPacks))
+    return launch_each_row(backward_codes_kernel<T, false, false>, a, a.tokens, g, stream);
+  if (const int parts = blocks_of_whole_row(g.threads); g.threads > kOwnThreads && parts > 1)
+    return launch_clusters(backward_codes_kernel<T, true, true>, a, a.tokens, parts,
+                           g.threads / parts, 0, nullptr, stream);
+  return launch_each_row(backward_codes_kernel<T, true, false>, a, a.tokens, g, stream);
 }
 
 }  // namespace

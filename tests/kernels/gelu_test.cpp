@@ -167,6 +167,45 @@ TEST_F(GeluTest, BiasGradientAccumulatesInFp32) {
   expect_close(sum.values(), total, Element::kF32, 0, 5e-5, "d_bias");
 }
 
+// Sums by tensor cores would carry an infinity to seven columns beside it.
+TEST_F(GeluTest, NonFiniteGradientsStayInTheirColumn) {
+  for (const Element element : {Element::kBF16, Element::kF16})
+    for (const bool from_codes : {false, true})
+      for (const int64_t columns : {2048, 8192}) {
+        SCOPED_TRACE(std::string(name_of(element)) + " columns " + std::to_string(columns) +
+                     (from_codes ? " from codes" : ""));
+        const int64_t rows = 5, n = rows * columns, column = 1285;
+        Values dy = normal_values(n, element, 1);
+        const Values x = normal_values(n, element, 2);
+        dy[static_cast<size_t>(3 * columns + column)] = std::numeric_limits<double>::infinity();
+        const oracle::QuantizedRows kept =
+            oracle::quantized_rows(x, rows, columns, Fp8Format::kE4M3);
+        DeviceArray ddy(dy, element), dx(x, element), out(n, element), sum(columns, Element::kF32),
+            saved_inverse(kept.inverse, Element::kF32),
+            workspace(gelu_backward_workspace(rows, columns), Element::kF32);
+        DeviceBytes saved(n);
+        saved.write(kept.codes.data());
+        GeluBackward a;
+        a.dy = ddy.data(), a.dx = out.data(), a.d_bias = sum.fp32(), a.fp32 = true;
+        a.workspace = workspace.fp32(), a.rows = rows, a.columns = columns, a.element = element;
+        if (from_codes)
+          a.saved = {saved.as<uint8_t>(), saved_inverse.fp32(), Fp8Format::kE4M3};
+        else
+          a.x = dx.data();
+        CUDA_OK(gelu_backward(a, nullptr));
+        const Values gradient = out.values(), sums = sum.values();
+        for (int64_t c = 0; c < columns; ++c) {
+          double total = 0;
+          for (int64_t r = 0; r < rows; ++r)
+            total += gradient[static_cast<size_t>(r * columns + c)];
+          if (c == column)
+            EXPECT_FALSE(std::isfinite(sums[static_cast<size_t>(c)]));
+          else
+            ASSERT_NEAR(sums[static_cast<size_t>(c)], total, 1e-5) << "column " << c;
+        }
+      }
+}
+
 TEST_F(GeluTest, SameBitsEveryTime) {
   for (const int64_t columns : {1001, 4096}) {
     const int64_t rows = 700;
