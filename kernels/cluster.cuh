@@ -7,8 +7,6 @@
 
 namespace trireme::kernels {
 
-constexpr int kMaxCluster = 8;
-
 __device__ inline uint32_t cluster_size() {
   uint32_t size;
   asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));

@@ -16,7 +16,8 @@ inline size_t block_sums_bytes(int rows_of_block, int64_t columns, int vectors) 
 
 /// sums[v][p][i] belongs to column first(p) + i of vector v, for packs that holds(p). blockDim =
 /// (threads of a row, rows of a block); all threads of the block call it, with shared memory that
-/// nobody uses any more. row [kVectors, columns]: the block's in the workspace.
+/// nobody uses any more. row [kVectors, columns]: the block's in the workspace. Both on 16-byte
+/// boundaries, kWidth and first(p) multiples of four.
 template <int kVectors, int kPacks, int kWidth, class First, class Holds>
 __device__ inline void leave_sums(const float (&sums)[kVectors][kPacks][kWidth], const First& first,
                                   const Holds& holds, int columns, float* shared, float* row) {
@@ -30,7 +31,9 @@ __device__ inline void leave_sums(const float (&sums)[kVectors][kPacks][kWidth],
     for (int p = 0; p < kPacks; ++p) {
       if (!holds(p)) continue;
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) to[v * columns + first(p) + i] = sums[v][p][i];
+      for (int i = 0; i < kWidth; i += 4)
+        *reinterpret_cast<float4*>(to + v * columns + first(p) + i) =
+            make_float4(sums[v][p][i], sums[v][p][i + 1], sums[v][p][i + 2], sums[v][p][i + 3]);
     }
   if (rows == 1) return;
   __syncthreads();

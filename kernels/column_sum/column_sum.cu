@@ -4,14 +4,19 @@
 #include "kernels/launch.h"
 #include "kernels/launch_behind.cuh"
 
+#include <type_traits>
+
 namespace trireme::kernels {
 
 namespace {
 
-constexpr int kColumns = 32, kLanes = 32;
+constexpr int kThreads = 32;  // side by side
+template <int kWidth>
+constexpr int kLanes = kWidth == 1 ? 32 : 16;  // rows at once
 
-template <class T>
-__global__ void __launch_bounds__(kColumns* kLanes)
+/// A thread adds up kWidth neighbouring columns: one, or four where they are on 16-byte boundaries.
+template <class T, int kWidth>
+__global__ void __launch_bounds__(kThreads* kLanes<kWidth>)
     column_sum_kernel(const float* partial, int64_t rows, int64_t columns, int64_t stride,
                       const ColumnSums outs, bool accumulate) {
   static_assert(kMaxColumnSums == 3);
@@ -19,34 +24,56 @@ __global__ void __launch_bounds__(kColumns* kLanes)
                            : blockIdx.y == 1 ? outs.out[1]
                                              : outs.out[2]);
   if (out == nullptr) return;
-  partial += blockIdx.y * columns;
-  __shared__ float lanes[kLanes][kColumns];
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * kColumns + threadIdx.x;
-  float sum = 0.0f;
+  constexpr int kColumns = kThreads * kWidth;
+  using Part = std::conditional_t<kWidth == 4, float4, float>;
+  __shared__ Part lanes[kLanes<kWidth>][kThreads];
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kColumns,
+                mine = first + static_cast<int64_t>(threadIdx.x) * kWidth;
+  Part sum = {};
   await_kernel_before();
-  if (column < columns) {
+  if (mine < columns) {
+    const float* from = partial + blockIdx.y * columns + mine;
 #pragma unroll 8
-    for (int64_t row = threadIdx.y; row < rows; row += kLanes)
-      sum += __ldcg(partial + row * stride + column);  // written while this block may have stood by
+    for (int64_t row = threadIdx.y; row < rows; row += kLanes<kWidth>) {
+      // Written while this block may have stood by.
+      const Part part = __ldcg(reinterpret_cast<const Part*>(from + row * stride));
+      if constexpr (kWidth == 4)
+        sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+      else
+        sum += part;
+    }
   }
   lanes[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
-  if (threadIdx.y != 0 || column >= columns) return;
-  float total = accumulate ? to_float(out[column]) : 0.0f;
+  const int c = static_cast<int>(threadIdx.y * kThreads + threadIdx.x);
+  if (c >= kColumns || first + c >= columns) return;
+  float total = accumulate ? to_float(out[first + c]) : 0.0f;
 #pragma unroll
-  for (int lane = 0; lane < kLanes; ++lane) total += lanes[lane][threadIdx.x];
-  out[column] = from_float<T>(total);
+  for (int lane = 0; lane < kLanes<kWidth>; ++lane)
+    total += reinterpret_cast<const float*>(lanes[lane])[c];
+  out[first + c] = from_float<T>(total);
+}
+
+template <class T, int kWidth>
+cudaError_t launch(const float* partial, int64_t rows, int64_t columns, int64_t stride,
+                   const ColumnSums& outs, bool accumulate, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(ceil_div(columns, kThreads * kWidth)),
+                  static_cast<unsigned>(outs.count)),
+      block(kThreads, kLanes<kWidth>);
+  return launch_behind(column_sum_kernel<T, kWidth>, grid, block, 0, stream, partial, rows, columns,
+                       stride, outs, accumulate);
 }
 
 cudaError_t launch(const float* partial, int64_t rows, int64_t columns, int64_t stride,
                    const ColumnSums& outs, Element element, bool accumulate, cudaStream_t stream) {
   if (columns == 0 || outs.count == 0) return cudaSuccess;
+  // More blocks of 1,024 threads than are there at once: few wide ones end sooner.
+  const bool wide = columns % 4 == 0 && stride % 4 == 0 && aligned16(partial) &&
+                    ceil_div(columns, kThreads) * outs.count > 2 * multiprocessors();
   return dispatch(element, [&](auto zero) {
-    const dim3 grid(static_cast<unsigned>(ceil_div(columns, kColumns)),
-                    static_cast<unsigned>(outs.count)),
-        block(kColumns, kLanes);
-    return launch_behind(column_sum_kernel<decltype(zero)>, grid, block, 0, stream, partial, rows,
-                         columns, stride, outs, accumulate);
+    using T = decltype(zero);
+    return wide ? launch<T, 4>(partial, rows, columns, stride, outs, accumulate, stream)
+                : launch<T, 1>(partial, rows, columns, stride, outs, accumulate, stream);
   });
 }
 

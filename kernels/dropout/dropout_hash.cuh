@@ -5,13 +5,14 @@
 
 namespace trireme::kernels {
 
-__device__ inline uint32_t dropout_mix(uint32_t x) {
-  x ^= x >> 16;
+/// dropout_mix() behind its first step.
+__device__ inline uint32_t dropout_mix_on(uint32_t x) {
   x *= 0x21f0aaadu;
   x ^= x >> 15;
   x *= 0x735a2d97u;
   return x ^ (x >> 15);
 }
+__device__ inline uint32_t dropout_mix(uint32_t x) { return dropout_mix_on(x ^ (x >> 16)); }
 
 struct DropoutHash {
   uint32_t k0, k1;
@@ -26,5 +27,21 @@ __device__ inline DropoutHash sample_hash(uint64_t id, uint32_t t0, uint32_t t1)
 __device__ inline uint32_t dropout_draw(DropoutHash key, uint32_t word) {
   return dropout_mix(dropout_mix(word ^ key.k0) ^ key.k1);
 }
+
+/// dropout_draw() of words `word` + i, i below a power of two that divides `word` and is at most
+/// 65536: they differ in low bits alone, and share the first step.
+class DropoutDraws {
+ public:
+  __device__ DropoutDraws(DropoutHash key, uint32_t word) : k1_(key.k1) {
+    const uint32_t x = word ^ key.k0;
+    start_ = x ^ (x >> 16);
+  }
+  __device__ uint32_t operator()(uint32_t i) const {
+    return dropout_mix(dropout_mix_on(start_ ^ i) ^ k1_);
+  }
+
+ private:
+  uint32_t start_, k1_;
+};
 
 }  // namespace trireme::kernels

@@ -194,7 +194,7 @@ cudaError_t gelu_backward(const GeluBackward& a, cudaStream_t stream) {
     const int64_t most =
         static_cast<int64_t>(a.d_bias != nullptr ? kFewPacks : kManyPacks) * kMaxThreads;
     if (a.columns % kWidth == 0 && a.columns / kWidth <= most &&
-        aligned16(a.dy, a.x, a.bias, a.saved.data, a.dx, a.fp8.data)) {
+        aligned16(a.dy, a.x, a.bias, a.saved.data, a.dx, a.fp8.data, a.workspace)) {
       if (a.saved.data == nullptr) return launch<T, false>(a, stream);
       if (gelu_backward_codes_fits(a)) {
         int64_t blocks = 0;

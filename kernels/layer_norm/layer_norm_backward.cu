@@ -190,7 +190,8 @@ cudaError_t layer_norm_backward(const LayerNormBackward& a, cudaStream_t stream)
   if (a.rows == 0) return finish(a, 0, stream);
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
-    if (a.columns % (16 / sizeof(T)) != 0 || !aligned16(a.dy, a.sum, a.gamma, a.d_sum, a.ds, a.dx))
+    if (a.columns % (16 / sizeof(T)) != 0 ||
+        !aligned16(a.dy, a.sum, a.gamma, a.d_sum, a.ds, a.dx, a.workspace))
       return launch_scalar<T>(a, stream);
     return launch<T>(a, stream);
   });

@@ -10,33 +10,36 @@ namespace trireme::kernels::layer_norm_sums {
 
 constexpr int kStages = 3;
 
-/// blockDim = (threads of a group, groups), at most kThreads. A group takes kRows rows at once,
+/// blockDim = (threads of a group, groups), at most kThreads; a row is shared by kParts blocks, of
+/// one group each where there are several. kMore: with d_sum. A group takes kRows rows at once,
 /// `stride` apart. In its iteration t it makes the first pass over the rows of turn t + 1 and the
 /// second over those of turn t; the rows of turn t + 2 are on their way, those of t + 3 take the
 /// place of t's. A group's threads may be two iterations apart, hence the numbers of buffers.
 template <class T, int kSums, bool kDropout, int kThreads, int kPacks, int kRows, int kBlocks,
-          bool kCluster>
+          int kParts, bool kMore>
 __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const LayerNormBackward a) {
   extern __shared__ __align__(16) char shared[];
-  constexpr int kWidth = 16 / sizeof(T), kDots = 2 * kRows, kBoxes = 4, kFacts = 8;
-  __shared__ float scratch[kBoxes][(kCluster ? kMaxCluster : 1) * kThreads / 32 * kDots];
+  constexpr bool kCluster = kParts > 1;
+  constexpr int kWidth = 16 / sizeof(T), kDots = 2 * kRows, kBoxes = 4, kFacts = 8,
+                kWarps = kThreads / 32;
+  __shared__ float scratch[kBoxes][kParts * kWarps * kDots];
   __shared__ RowFacts all_facts[kFacts][kCluster ? 1 : kMaxGroups][kRows];
   __shared__ uint64_t barriers[kBoxes][kCluster ? 1 : kMaxGroups];
-  const int warps = static_cast<int>(blockDim.x) / 32, group = static_cast<int>(threadIdx.y),
+  const int warps = static_cast<int>(blockDim.x) / 32,
+            group = kCluster ? 0 : static_cast<int>(threadIdx.y),
             lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const int parts = kCluster ? static_cast<int>(cluster_size()) : 1,
-            part = kCluster ? static_cast<int>(cluster_rank()) : 0;
+  const int part = kCluster ? static_cast<int>(cluster_rank()) : 0;
   const int rows = static_cast<int>(a.rows),
-            stride = static_cast<int>(gridDim.x / parts * blockDim.y);
+            stride = static_cast<int>(gridDim.x / kParts * (kCluster ? 1 : blockDim.y));
   const int64_t jump = stride * a.columns;
-  const bool more = a.d_sum != nullptr;
   const Outputs outputs = Outputs::of<T, kDropout>(a);
   const int packs = static_cast<int>(a.columns / kWidth),
             own = part * static_cast<int>(blockDim.x) * kPacks + static_cast<int>(threadIdx.x);
   const auto column = [&](int p) { return (own + p * static_cast<int>(blockDim.x)) * kWidth; };
   const auto holds = [&](int p) { return own + p * static_cast<int>(blockDim.x) < packs; };
 
-  char* const ring = shared + (threadIdx.y * blockDim.x + threadIdx.x) * 16;
+  char* const ring =
+      shared + (group * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * 16;
   const auto slot = [&](int input, int stage, int r, int p) {
     return ring + (((input * kStages + stage) * kRows + r) * kPacks + p) * kThreads * 16;
   };
@@ -51,7 +54,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
     return *reinterpret_cast<const Words<4>*>(slot(input, stage, r, p));
   };
 
-  int row = static_cast<int>(blockIdx.x / parts * blockDim.y) + group;
+  int row = static_cast<int>(blockIdx.x / kParts * (kCluster ? 1 : blockDim.y)) + group;
   int64_t at = row * a.columns;
 #pragma unroll
   for (int stage = 0; stage < kStages; ++stage) {
@@ -63,7 +66,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
         const int left = rows - row - stage * kRows * stride;
         ask(0, stage, a.dy, r, p, first, left);
         ask(1, stage, a.sum, r, p, first, left);
-        if (more) ask(2, stage, a.d_sum, r, p, first, left);
+        if constexpr (kMore) ask(2, stage, a.d_sum, r, p, first, left);
       }
     copy_async_commit();
   }
@@ -74,11 +77,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
     return row + (turn * kRows + static_cast<int>(threadIdx.x)) * stride;
   };
   if (threadIdx.x < kRows) {
+    RawFacts<kDropout> first[3];
 #pragma unroll
-    for (int turn = 0; turn < 3; ++turn) {
-      raw.load(a, facts_row(turn));
-      raw.settle(a, facts_row(turn), all_facts[turn][group][threadIdx.x]);
-    }
+    for (int turn = 0; turn < 3; ++turn) first[turn].load(a, facts_row(turn));
+#pragma unroll
+    for (int turn = 0; turn < 3; ++turn)
+      first[turn].settle(a, facts_row(turn), all_facts[turn][group][threadIdx.x]);
     raw.load(a, facts_row(3));
   }
   Words<4> gamma[kPacks];
@@ -89,7 +93,14 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
       gamma[p] = as_words(load_shared_read<T, kWidth>(static_cast<const T*>(a.gamma) + column(p)));
   }
   float sums[kSums][kPacks][kWidth] = {};
-  if (threadIdx.x < kBoxes) Mailbox(&barriers[threadIdx.x][group]).begin(kCluster ? 1 : 32 * warps);
+  // By a loop, hence a branch: of an initialisation under a mere predicate racecheck takes the
+  // address from threads that make none.
+  if (threadIdx.x == 0)
+    for (auto& box : barriers) Mailbox(&box[group]).begin(kCluster ? 1 : 32 * warps);
+  if constexpr (kCluster)  // the numbers of warps that a narrow row lacks
+    for (int i = static_cast<int>(threadIdx.x); i < kBoxes * kParts * kWarps * kDots;
+         i += static_cast<int>(blockDim.x))
+      (&scratch[0][0])[i] = 0.0f;
   __syncthreads();
   if constexpr (kCluster) cluster_barrier();  // nobody writes to a block that has not begun
 
@@ -113,14 +124,17 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
     const float mine = scattered_sum(dots);
     const Mailbox mailbox(&barriers[turn % kBoxes][group]);
     float* const place =
-        &scratch[turn % kBoxes][((kCluster ? part : group) * warps + warp) * kDots + lane];
+        &scratch[turn % kBoxes]
+                [(kCluster ? part * kWarps + warp : group * warps + warp) * kDots + lane];
     if (!kCluster && lane < kDots) *place = mine;
     __syncwarp();  // this and the facts that were settled are in place when the first thread says so
     if constexpr (kCluster) {
       if (threadIdx.x == 0)
-        mailbox.arm(static_cast<uint32_t>(parts * warps * kDots * static_cast<int>(sizeof(float))));
+        mailbox.arm(
+            static_cast<uint32_t>(kParts * warps * kDots * static_cast<int>(sizeof(float))));
       if (lane < kDots) {
-        for (int to = 0; to < parts; ++to) mailbox.send(place, static_cast<uint32_t>(to), mine);
+#pragma unroll
+        for (int to = 0; to < kParts; ++to) mailbox.send(place, static_cast<uint32_t>(to), mine);
       }
     } else {  // every thread: for racecheck a lane's word covers its own writes only
       mailbox.come();
@@ -142,8 +156,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
     if (threadIdx.x < kRows) raw.load(a, facts_row(4));
 
     Mailbox(&barriers[turn % kBoxes][group]).wait(static_cast<uint32_t>(turn / kBoxes) & 1);
-    const float means = row_means<kDots>(
-        scratch[turn % kBoxes] + (kCluster ? 0 : group * warps * kDots), warps * parts, a.columns);
+    const float means = row_means < kDots,
+                kCluster ? kParts * kWarps
+                         : 0 > (scratch[turn % kBoxes] + group * warps * kDots,
+                                kCluster ? kParts * kWarps : warps, a.columns);
     const RowFacts* const facts = all_facts[turn % kFacts][group];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -163,7 +179,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
 #pragma unroll
         for (int i = 0; i < kWidth; ++i)
           g[i] = fmaf(g[i] * w[i], slope.rstd, fmaf(v[i], slope.slope, slope.level));
-        if (more) {
+        if constexpr (kMore) {
           to_floats(as_pack<T>(take(2, stage, r, p)), w);
           ask(2, stage, a.d_sum, r, p, ask_at, ask_left);
 #pragma unroll
@@ -179,7 +195,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
 
   copy_async_wait<0>();
   leave_sums(sums, column, holds, static_cast<int>(a.columns), reinterpret_cast<float*>(shared),
-             a.workspace + blockIdx.x / parts * kSums * a.columns);
+             a.workspace + blockIdx.x / kParts * kSums * a.columns);
 }
 
 }  // namespace trireme::kernels::layer_norm_sums

@@ -29,27 +29,22 @@ cudaError_t launch_sums(const LayerNormBackward& a, int64_t* teams, cudaStream_t
   return cudaGetLastError();
 }
 
-/// The same; a row has at most kThreads * kPacks packs, with kCluster up to eight times as many.
+/// The same; a row has at most kThreads * kPacks * kParts packs.
 template <class T, int kSums, bool kDropout, int kThreads, int kPacks, int kRows, int kBlocks,
-          bool kCluster>
+          int kParts, bool kMore>
 cudaError_t launch_pipelined(const LayerNormBackward& a, int64_t* teams, cudaStream_t stream) {
   const auto kernel =
-      pipelined_kernel<T, kSums, kDropout, kThreads, kPacks, kRows, kBlocks, kCluster>;
+      pipelined_kernel<T, kSums, kDropout, kThreads, kPacks, kRows, kBlocks, kParts, kMore>;
   const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
-  const int64_t blocks = ceil_div(packs, kThreads * kPacks);
-  const int parts = !kCluster    ? 1
-                    : blocks > 4 ? 8
-                    : blocks > 2 ? 4
-                                 : 2,
-            threads = static_cast<int>(ceil_div(ceil_div(packs, parts * kPacks), 32) * 32);
-  const int fit = kThreads / threads, groups = kCluster ? 1 : fit > kMaxGroups ? kMaxGroups : fit;
+  const int threads = static_cast<int>(ceil_div(ceil_div(packs, kParts * kPacks), 32) * 32),
+            fit = kThreads / threads, groups = kParts > 1 || fit < kMaxGroups ? fit : kMaxGroups;
   if (fit < 1) return cudaErrorInvalidValue;
-  const size_t inputs = static_cast<size_t>(a.d_sum != nullptr ? 3 : 2) * kStages * kRows * kPacks *
-                        kThreads * 16,
-               sums = block_sums_bytes(groups, a.columns, kSums),
+  const size_t inputs =
+                   static_cast<size_t>(kMore ? 3 : 2) * kStages * kRows * kPacks * kThreads * 16,
+               sums = block_sums_bytes(kParts > 1 ? 1 : groups, a.columns, kSums),
                bytes = inputs > sums ? inputs : sums;
-  if constexpr (kCluster)
-    return launch_clusters(kernel, a, a.rows, parts, threads, bytes, teams, stream);
+  if constexpr (kParts > 1)
+    return launch_clusters(kernel, a, a.rows, kParts, threads, bytes, teams, stream);
   if (const cudaError_t error = allow_shared_memory(kernel, bytes); error != cudaSuccess)
     return error;
   *teams = resident_blocks(kernel, threads * groups, bytes, kLayerNormBlocksPerSm,
@@ -60,11 +55,11 @@ cudaError_t launch_pipelined(const LayerNormBackward& a, int64_t* teams, cudaStr
 }
 
 /// Rows of a third input leave room for half as many in shared memory.
-template <class T, int kSums, bool kDropout, bool kCluster>
+template <class T, int kSums, bool kDropout, int kParts>
 cudaError_t launch_pipelined(const LayerNormBackward& a, int64_t* partials, cudaStream_t stream) {
   if (a.d_sum != nullptr)
-    return launch_pipelined<T, kSums, kDropout, 512, 2, 1, 1, kCluster>(a, partials, stream);
-  return launch_pipelined<T, kSums, kDropout, 512, 2, 2, 1, kCluster>(a, partials, stream);
+    return launch_pipelined<T, kSums, kDropout, 512, 2, 1, 1, kParts, true>(a, partials, stream);
+  return launch_pipelined<T, kSums, kDropout, 512, 2, 2, 1, kParts, false>(a, partials, stream);
 }
 
 /// As measured on an H200: one pack a thread and four rows at once. Rows stay in registers between
@@ -82,13 +77,14 @@ cudaError_t launch(const LayerNormBackward& a, int64_t* partials, cudaStream_t s
         if (packs > 512 && packs <= 640)
           return launch_sums<T, 2, kDropout, 640, 2, true>(a, partials, stream);
         if (packs > 1024)
-          return launch_pipelined<T, 2, kDropout, 256, 1, 4, 2, true>(a, partials, stream);
+          return launch_pipelined<T, 2, kDropout, 256, 1, 4, 2, 8, false>(a, partials, stream);
       }
       if (packs > 640 && packs <= 1024)
-        return launch_pipelined<T, kSums, kDropout, 512, 1, 4, 1, true>(a, partials, stream);
+        return launch_pipelined<T, kSums, kDropout, 512, 1, 4, 1, 2, false>(a, partials, stream);
     }
-  if (packs <= 1024) return launch_pipelined<T, kSums, kDropout, false>(a, partials, stream);
-  return launch_pipelined<T, kSums, kDropout, true>(a, partials, stream);
+  if (packs <= 1024) return launch_pipelined<T, kSums, kDropout, 1>(a, partials, stream);
+  // Of fp32 a row of kMaxColumns has 4,096 packs, of 16-bit types half as many.
+  return launch_pipelined < T, kSums, kDropout, sizeof(T) == 2 ? 2 : 4 > (a, partials, stream);
 }
 
 }  // namespace

@@ -70,12 +70,18 @@ struct RawFacts {
 };
 
 /// The mean of g (sum r of v) and of g n (sum kRows + r), for the row r of kRows: v are the sums of
-/// count warps at `from`, 2 * kRows each. Lane l gets that of value l % (2 * kRows).
-template <int kDots>
+/// count warps at `from`, 2 * kRows each; kCount: known when compiled, else 0. Lane l gets that of
+/// value l % (2 * kRows).
+template <int kDots, int kCount = 0>
 __device__ inline float row_means(const float* from, int count, int64_t columns) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   float total = 0.0f;
-  for (int w = lane / kDots; w < count; w += 32 / kDots) total += from[w * kDots + lane % kDots];
+  if constexpr (kCount * kDots % 32 == 0 && kCount != 0) {
+#pragma unroll
+    for (int i = 0; i < kCount * kDots; i += 32) total += from[i + lane];
+  } else {
+    for (int w = lane / kDots; w < count; w += 32 / kDots) total += from[w * kDots + lane % kDots];
+  }
 #pragma unroll
   for (int offset = kDots; offset < 32; offset *= 2)
     total += __shfl_xor_sync(0xffffffffu, total, offset);

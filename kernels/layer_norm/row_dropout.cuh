@@ -7,14 +7,16 @@
 
 namespace trireme::kernels {
 
-/// kWidth values whose first is the even one of pair `pair` of the sample; threshold < 65536.
+/// kWidth values, a power of two, whose first is the even one of pair `pair` of the sample, a
+/// multiple of kWidth / 2; threshold < 65536.
 template <int kWidth>
 __device__ inline void apply_dropout(float (&values)[kWidth], DropoutHash key, uint32_t pair,
                                      uint32_t threshold, float scale) {
   const uint32_t upper = threshold << 16;  // of an upper half, whatever is below it
+  const DropoutDraws draws(key, pair);
 #pragma unroll
   for (int i = 0; i < kWidth; i += 2) {
-    const uint32_t h = dropout_draw(key, pair + static_cast<uint32_t>(i / 2));
+    const uint32_t h = draws(static_cast<uint32_t>(i / 2));
     values[i] = (h & 0xffffu) >= threshold ? values[i] * scale : 0.0f;
     values[i + 1] = h >= upper ? values[i + 1] * scale : 0.0f;
   }
@@ -42,7 +44,7 @@ struct RowMask {
     const uint32_t h = dropout_draw(key, static_cast<uint32_t>(element >> 1));
     return (element % 2 == 0 ? h & 0xffffu : h >> 16) >= threshold ? value * scale : 0.0f;
   }
-  /// kWidth values from an even column of an even row length.
+  /// kWidth values from a column that is, as the row length, a multiple of kWidth.
   template <int kWidth>
   __device__ void apply(float (&values)[kWidth], int column) const {
     apply_dropout(values, key, static_cast<uint32_t>((first + static_cast<uint64_t>(column)) >> 1),

@@ -9,17 +9,21 @@ namespace trireme::kernels {
 namespace {
 
 constexpr int kMaxThreads = 512, kBlocksPerSm = 4, kScalarThreads = 256, kStages = 1;
-/// Of a row, for a thread.
+/// Of a row, for a thread: four packs; with the weight's gradient half as many for rows of up to
+/// kFewThreads * kFewPacks packs, whose threads are few otherwise.
+constexpr int kManyPacks = 4, kFewPacks = 2, kFewThreads = 256;
 template <class T>
-constexpr int kElements = sizeof(T) == 2 ? 32 : 16;
+constexpr int kElements = kManyPacks * 16 / static_cast<int>(sizeof(T));
 
 enum class Mode { kPlain, kFp8, kWeight };
 
-template <class T, Mode kMode>
-__global__ void __launch_bounds__(kMaxThreads) backward_kernel(const RmsNormBackward a) {
+template <class T, Mode kMode, int kPacks>
+__global__ void __launch_bounds__(kPacks == kFewPacks ? kFewThreads : kMaxThreads,
+                                  kPacks == kFewPacks ? 3 : 1)
+    backward_kernel(const RmsNormBackward a) {
   extern __shared__ __align__(16) char shared[];
   __shared__ float scratch[3][32];
-  constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
+  constexpr int kWidth = 16 / sizeof(T);
   using Pack = Vec<T, kWidth>;
   const bool residual = a.d_residual != nullptr;
   RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
@@ -176,16 +180,16 @@ cudaError_t launch_scalar(const RmsNormBackward& a, cudaStream_t stream) {
   return finish(a, blocks, stream);
 }
 
-template <class T, Mode kMode>
+template <class T, Mode kMode, int kPacks = kManyPacks>
 cudaError_t launch(const RmsNormBackward& a, cudaStream_t stream) {
-  constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
+  constexpr int kWidth = 16 / sizeof(T);
   const RowGeometry g = row_geometry(a.columns / kWidth, kPacks);
   int64_t blocks = 0;
   RowLaunch extra;
   if (kMode == Mode::kWeight)
     extra = {block_sums_bytes(g.rows, a.columns, 1), kBlocksPerSm, &blocks};
   const cudaError_t error =
-      launch_rows(backward_kernel<T, kMode>, a, a.rows, g,
+      launch_rows(backward_kernel<T, kMode, kPacks>, a, a.rows, g,
                   (a.d_residual != nullptr ? 48 : 32) * kPacks, stream, extra);
   return error != cudaSuccess ? error : finish(a, blocks, stream);
 }
@@ -206,9 +210,14 @@ cudaError_t rms_norm_backward(const RmsNormBackward& a, cudaStream_t stream) {
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
     if (a.columns % (16 / sizeof(T)) != 0 || a.columns > kElements<T> * kMaxThreads ||
-        !aligned16(a.dy, a.x, a.weight, a.d_residual, a.dx, a.fp8.data))
+        !aligned16(a.dy, a.x, a.weight, a.d_residual, a.dx, a.fp8.data, a.workspace))
       return launch_scalar<T>(a, stream);
-    if (wants_weight(a)) return launch<T, Mode::kWeight>(a, stream);
+    if (wants_weight(a)) {
+      const int64_t packs = a.columns * static_cast<int64_t>(sizeof(T)) / 16;
+      if (packs > kFewThreads && packs <= kFewThreads * kFewPacks)
+        return launch<T, Mode::kWeight, kFewPacks>(a, stream);
+      return launch<T, Mode::kWeight>(a, stream);
+    }
     return a.fp8.data != nullptr ? launch<T, Mode::kFp8>(a, stream)
                                  : launch<T, Mode::kPlain>(a, stream);
   });

@@ -283,19 +283,22 @@ TEST_F(LayerNormTest, SumsAccumulateInFp32AndDsMayReplaceItsInput) {
       oracle::layer_norm_backward(dy, x, gamma, more, rows, columns, kEps);
   for (int64_t c = 0; c < columns; ++c)
     expected.d_gamma[c] += before[c], expected.d_beta[c] += before[c];
-  DeviceArray ddy(dy, element), dx(x, element), dgamma(gamma, element), ds(more, element),
-      mean(forward.mean, Element::kF32), rstd(forward.rstd, Element::kF32),
-      sum_gamma(before, Element::kF32), sum_beta(before, Element::kF32),
-      workspace(layer_norm_backward_workspace(rows, columns), Element::kF32);
-  LayerNormBackward a;
-  a.dy = ddy.data(), a.sum = dx.data(), a.mean = mean.fp32(), a.rstd = rstd.fp32(),
-  a.gamma = dgamma.data(), a.d_sum = a.ds = ds.data();
-  a.d_gamma = sum_gamma.fp32(), a.d_beta = sum_beta.fp32(), a.fp32 = a.accumulate = true,
-  a.workspace = workspace.fp32(), a.rows = rows, a.columns = columns;
-  CUDA_OK(layer_norm_backward(a, nullptr));
-  expect_close(ds.values(), expected.ds, element, 1.01, 2e-5, "ds");
-  expect_close(sum_gamma.values(), expected.d_gamma, Element::kF32, 0, 2e-4, "d_gamma");
-  expect_close(sum_beta.values(), expected.d_beta, Element::kF32, 0, 2e-4, "d_beta");
+  for (const int64_t shift : {0, 1}) {  // of the workspace, whose boundary is the caller's
+    SCOPED_TRACE("workspace shift " + std::to_string(shift));
+    DeviceArray ddy(dy, element), dx(x, element), dgamma(gamma, element), ds(more, element),
+        mean(forward.mean, Element::kF32), rstd(forward.rstd, Element::kF32),
+        sum_gamma(before, Element::kF32), sum_beta(before, Element::kF32),
+        workspace(layer_norm_backward_workspace(rows, columns), Element::kF32, shift);
+    LayerNormBackward a;
+    a.dy = ddy.data(), a.sum = dx.data(), a.mean = mean.fp32(), a.rstd = rstd.fp32(),
+    a.gamma = dgamma.data(), a.d_sum = a.ds = ds.data();
+    a.d_gamma = sum_gamma.fp32(), a.d_beta = sum_beta.fp32(), a.fp32 = a.accumulate = true,
+    a.workspace = workspace.fp32(), a.rows = rows, a.columns = columns;
+    CUDA_OK(layer_norm_backward(a, nullptr));
+    expect_close(ds.values(), expected.ds, element, 1.01, 2e-5, "ds");
+    expect_close(sum_gamma.values(), expected.d_gamma, Element::kF32, 0, 2e-4, "d_gamma");
+    expect_close(sum_beta.values(), expected.d_beta, Element::kF32, 0, 2e-4, "d_beta");
+  }
 }
 
 TEST_F(LayerNormTest, SameBitsEveryTime) {

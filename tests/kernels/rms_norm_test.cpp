@@ -12,11 +12,13 @@ constexpr double kEps = 1e-5;
 struct Shape {
   int64_t rows, columns, shift;
 };
-// Widths at the borders of packs, warps and blocks; odd ones; shift: elements off the boundary.
-constexpr Shape kShapes[] = {
-    {1, 1, 0},     {3, 7, 0},      {5, 8, 0},     {37, 128, 0},  {9, 1000, 0},   {13, 1024, 0},
-    {11, 1032, 0}, {6, 1024, 1},   {5, 4096, 0},  {3, 4097, 0},  {301, 5120, 0}, {4, 8192, 0},
-    {3, 8192, 3},  {600, 1024, 0}, {2, 11008, 0}, {2, 16384, 0}, {1, 16383, 0},  {700, 200, 0}};
+// Widths at the borders of packs, warps and blocks; odd ones; shift: elements off the boundary. The last two: with the weight's gradient
+// more rows than are at work at once.
+constexpr Shape kShapes[] = {{1, 1, 0},     {3, 7, 0},      {5, 8, 0},     {37, 128, 0},
+                             {9, 1000, 0},  {13, 1024, 0},  {11, 1032, 0}, {6, 1024, 1},
+                             {5, 4096, 0},  {3, 4097, 0},   {31, 5120, 0}, {4, 8192, 0},
+                             {3, 8192, 3},  {60, 1024, 0},  {2, 11008, 0}, {2, 16384, 0},
+                             {1, 16383, 0}, {410, 2560, 0}, {4500, 200, 0}};
 
 class RmsNormTest : public KernelTest {};
 
