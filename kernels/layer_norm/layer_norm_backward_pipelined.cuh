@@ -156,10 +156,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
     if (threadIdx.x < kRows) raw.load(a, facts_row(4));
 
     Mailbox(&barriers[turn % kBoxes][group]).wait(static_cast<uint32_t>(turn / kBoxes) & 1);
-    const float means = row_means < kDots,
-                kCluster ? kParts * kWarps
-                         : 0 > (scratch[turn % kBoxes] + group * warps * kDots,
-                                kCluster ? kParts * kWarps : warps, a.columns);
+    constexpr int kCount = kCluster ? kParts * kWarps : 0;
+    const float means = row_means<kDots, kCount>(scratch[turn % kBoxes] + group * warps * kDots,
+                                                 kCluster ? kCount : warps, a.columns);
     const RowFacts* const facts = all_facts[turn % kFacts][group];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {

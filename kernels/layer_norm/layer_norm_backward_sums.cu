@@ -84,7 +84,8 @@ cudaError_t launch(const LayerNormBackward& a, int64_t* partials, cudaStream_t s
     }
   if (packs <= 1024) return launch_pipelined<T, kSums, kDropout, 1>(a, partials, stream);
   // Of fp32 a row of kMaxColumns has 4,096 packs, of 16-bit types half as many.
-  return launch_pipelined < T, kSums, kDropout, sizeof(T) == 2 ? 2 : 4 > (a, partials, stream);
+  constexpr int kParts = sizeof(T) == 2 ? 2 : 4;
+  return launch_pipelined<T, kSums, kDropout, kParts>(a, partials, stream);
 }
 
 }  // namespace
