@@ -86,7 +86,8 @@ __device__ inline void produce_rows(const Parameters& p, uint32_t shared, const 
       const uint32_t full = kGradients ? barriers.do_full(stage) : barriers.q_full(stage);
       barrier_wait(kGradients ? barriers.do_empty(stage) : barriers.q_empty(stage), ((step / kStages) & 1) ^ 1);
       if constexpr (!kGradients)
-        steps[step % C::kStepSlots] = {walk.block, walk.head, walk.left == 1, walk.left <= info.finishes ? walk.head << 16 | walk.block : -1};
+        steps[step % C::kStepSlots] = {walk.block, walk.head, walk.left == 1,
+                                       C::kFinishes && walk.left <= info.finishes ? walk.head << 16 | walk.block : -1};
       barrier_expect(full, C::kQBytes + C::kStatBytes);
 #pragma unroll
       for (int c = 0; c < C::kDim / 64; ++c)
