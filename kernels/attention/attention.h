@@ -40,15 +40,17 @@ namespace trireme::kernels {
 struct alignas(16) AttentionTile {
   int32_t first, begin, end, padded;
   int32_t sequence;
-  // Backward, for the order of work: its list (a long sequence's tiles, or those of several short ones), where that begins among all tiles, and
-  // its number; kShortSequences for the latter.
+  // Backward, for the order of work: its list (a sequence's tiles, or those of the last sequences), where that begins among all tiles, and its number,
+  // which says whether rows are met from the first one up or from the last one down. kShortSequences: always down, so that a sequence's last tile
+  // comes last to its rows and can finish their dQ.
   int32_t list_begin, list_count, list;
   static constexpr int32_t kShortSequences = -1;
 };
 
-/// Rows of one 64-row block of the padded layout: tokens [first, first + count); count may be 0. They meet the keys of `tiles` backward tiles.
+/// Rows of one 64-row block of the padded layout: tokens [first, first + count); count may be 0.
 struct AttentionBlock {
-  int32_t first, count, tiles;
+  int32_t first, count;
+  int32_t is_short;  // whether its sequence's tiles are in a list of short ones
 };
 
 /// What a batch's boundaries mean for the kernels; made on the host once a batch, used by every layer.
@@ -56,7 +58,7 @@ struct AttentionPlan {
   std::vector<AttentionTile> forward, backward;
   std::vector<AttentionTile> sequences;  // first key tiles, the longest sequence first; empty unless all are short enough for sums on chip
   std::vector<AttentionBlock> blocks;
-  int64_t lone_blocks = 0;  // that meet a single tile
+  int64_t short_blocks = 0;
   int64_t tokens = 0, longest = 0;  // of all sequences; of the longest
 
   int64_t padded_rows() const { return static_cast<int64_t>(blocks.size()) * 64; }
@@ -120,7 +122,7 @@ struct AttentionBackward {
   const AttentionTile* sequences = nullptr;  // of the plan; 0 if it has none
   int64_t sequence_count = 0;
   const AttentionBlock* blocks = nullptr;
-  int64_t block_count = 0, lone_blocks = 0;  // of the plan; 0 of the latter is always right, if slower on short sequences
+  int64_t block_count = 0, short_blocks = 0;  // of the plan; 0 of the latter is always right, if slower
   void* workspace = nullptr;  // attention_backward_workspace bytes, any content, 256-byte aligned
   int32_t* counters = nullptr;
   bool deterministic = false;

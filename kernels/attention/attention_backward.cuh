@@ -34,7 +34,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
 
   // Registers are scarce: what a step is about is read from shared memory where it is needed.
   uint32_t step = 0, round = 0;
-  const auto step_info = [&](uint32_t at_step) -> const StepInfo& { return steps[at_step % C::kStages]; };
+  const auto step_info = [&](uint32_t at_step) -> const StepInfo& { return steps[at_step % C::kStepSlots]; };
   const auto tile_info = [&](uint32_t of_round) -> const ItemInfo& { return infos[of_round % C::kInfoSlots]; };
   const auto wait_for_q = [&](uint32_t at_step) { barrier_wait(barriers.q_full(at_step % C::kStages), (at_step / C::kStages) & 1); };
   const auto wait_for_k = [&] { barrier_wait(barriers.k_full(round & 1), (round >> 1) & 1); };
@@ -98,8 +98,6 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
   };
 
   // dQ of a step of the key tile of a round, on its way to global memory.
-  [[maybe_unused]] int dq_here = 0;      // head << 16 | block of one that does not go to the sums there
-  [[maybe_unused]] uint32_t staged = 0;  // blocks that went there
   const auto dq_product = [&](float (&dq)[C::kDqValues], uint32_t of_step, uint32_t of_round) {
     const uint32_t buffer = of_step & 1;
     barrier_wait(barriers.ds_full(buffer), (of_step >> 1) & 1);
@@ -108,19 +106,28 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     mma_commit();
   };
   const auto leave_dq = [&](float (&dq)[C::kDqValues], [[maybe_unused]] uint32_t of_step, uint32_t of_round) {
-    if (C::kLone && uniform(lone<C>(tile_info(of_round), (dq_here & 0xffff)))) {
+    if (C::kFinishes && uniform(step_info(of_step).finishes) >= 0) {
+      const int here = uniform(step_info(of_step).finishes);
       const ItemInfo& info = tile_info(of_round);
-      const int token = info.begin + (dq_here & 0xffff) * C::kRows + 16 * warp;
-      store_fragments(dq, p.scale, static_cast<T*>(p.dq) + (dq_here >> 16) * p.dq_head + token * p.dq_token + group * (C::kDim / 2), p.dq_token,
+      const int token = info.begin + (here & 0xffff) * C::kRows + 16 * warp;
+      barrier_wait(barriers.sums_empty(group), of_step & 1);
+      if ((here & 0xffff) >= C::kKeys / C::kRows) add_staged_sums(shared + C::kDq + (4 * group + warp) * (C::kDqValues * 128), dq);
+      barrier_arrive(barriers.sums_full(group));
+      store_fragments(dq, p.scale, static_cast<T*>(p.dq) + (here >> 16) * p.dq_head + token * p.dq_token + group * (C::kDim / 2), p.dq_token,
                       info.end - token);
     } else {
       const uint32_t sums = shared + C::kDq + (4 * group + warp) * (C::kDqValues * 128);
-      barrier_wait(barriers.sums_empty(group), ((C::kLone ? staged++ : of_step) & 1) ^ 1);
+      const uint32_t here = C::kFinishes ? lane_again() : lane;
+      barrier_wait(barriers.sums_empty(group), (of_step & 1) ^ (C::kFinishes ? 0 : 1));
 #pragma unroll
       for (int i = 0; i < C::kDqValues / 4; ++i)
-        store_shared4(sums + i * 512 + lane * 16, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+        store_shared4(sums + i * 512 + here * 16, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
       proxy_fence();
-      arrive(barriers.sums_full(group));
+      if constexpr (C::kFinishes) {
+        barrier_arrive(barriers.sums_full(group));
+      } else {
+        arrive(barriers.sums_full(group));
+      }
     }
   };
 
@@ -138,8 +145,6 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     const uint32_t stage = step % C::kStages, do_stage = step % C::kDoStages, do_at = shared + C::kDo + do_stage * C::kQBytes;
     const uint32_t buffer = step & 1, old_round = fresh ? round - 1 : round;
     const bool first = fresh;
-    // Of blocks only low ones matter.
-    [[maybe_unused]] const int here = C::kLone ? uniform(step_info(step).head << 16 | min(step_info(step).block, 0xffff)) : 0;
     fresh = false;
     float dp[C::kRows / 2];
     [[maybe_unused]] float dq[C::kDqValues];
@@ -288,7 +293,6 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
         if (first) arrive(barriers.k_empty(old_round & 1));
         leave_dq(dq, step - 1, old_round);
       }
-      if constexpr (C::kLone) dq_here = here;
     }
     pin(dv);
     ++step;

@@ -28,7 +28,8 @@ cudaError_t launch(const AttentionBackward& a, cudaStream_t stream) {
   const bool zeroed = C::kSums == Sums::kAnyOrder && s.q_heads == s.kv_heads;
   const float keep_scale = 128.0f / static_cast<float>(128 - a.dropout.threshold);
   const SideArguments side{a.o.data, a.d_o.data, a.d_q.data, a.o.strides, a.d_o.strides, a.d_q.strides, a.lse, a.blocks,
-                           a.block_count, padded, s.tokens, s.q_heads, s.scale * keep_scale, 1 / keep_scale, lse2, delta, turns, dq_sums, zeroed, C::kLone};
+                           a.block_count, padded, s.tokens, s.q_heads, s.scale * keep_scale, 1 / keep_scale, lse2, delta, turns, dq_sums,
+                           zeroed, C::kFinishes};
   if (const cudaError_t status = prepare(side, s.d, s.element, stream); status != cudaSuccess) return status;
 
   const int processors = multiprocessors();
@@ -72,11 +73,12 @@ cudaError_t launch(const AttentionBackward& a, cudaStream_t stream) {
   config.attrs = &early;
   config.numAttrs = 1;
   if (const cudaError_t status = cudaLaunchKernelEx(&config, kernel<C>, p); status != cudaSuccess) return status;
-  return C::kOnChip ? cudaSuccess : convert(side, s.d, s.element, stream);
+  const bool done = C::kOnChip || (C::kFinishes && a.short_blocks == a.block_count);
+  return done ? cudaSuccess : convert(side, s.d, s.element, stream);
 }
 
-/// One block of query rows in so many that meets a single key tile makes it worth while to treat them otherwise.
-constexpr int64_t kBlocksALone = 8;
+/// One block of query rows in so many of short sequences makes it worth while to treat them otherwise.
+constexpr int64_t kBlocksPerShort = 8;
 
 /// The configuration of a head size and element type that the arguments ask for.
 template <class T, int kDim>
@@ -85,7 +87,7 @@ cudaError_t pick(const AttentionBackward& a, cudaStream_t stream) {
     if constexpr (kDim == 64)
       if (keeps_sums_on_chip(a)) return launch<Config<T, kDim, kCausal, kDropout, Sums::kOnChip>>(a, stream);
     if constexpr (kCausal)
-      if (!a.deterministic && a.lone_blocks * kBlocksALone >= a.block_count)
+      if (!a.deterministic && a.short_blocks * kBlocksPerShort >= a.block_count)
         return launch<Config<T, kDim, kCausal, kDropout, Sums::kAnyOrder, true>>(a, stream);
     return a.deterministic ? launch<Config<T, kDim, kCausal, kDropout, Sums::kKeyOrder>>(a, stream)
                            : launch<Config<T, kDim, kCausal, kDropout, Sums::kAnyOrder>>(a, stream);

@@ -17,11 +17,12 @@ enum class Sums {
   kOnChip,     // one block takes all key tiles of a sequence and head one after the other; sums wait in shared memory
 };
 
-/// kLone: causal blocks of query rows that meet a single key tile get their dQ without sums, which pays where they are not few.
-template <class T_, int kDim_, bool kCausal_, bool kDropout_, Sums kSums_, bool kLone_ = false>
+/// kFinishes: of short sequences under a causal mask the key tile on the diagonal, which is taken last, adds the others' sums to its own and stores
+/// dQ. That pays where they are not few.
+template <class T_, int kDim_, bool kCausal_, bool kDropout_, Sums kSums_, bool kFinishes_ = false>
 struct Config {
-  static constexpr bool kLone = kLone_;
-  static_assert(!kLone_ || (kCausal_ && kSums_ != Sums::kOnChip));
+  static constexpr bool kFinishes = kFinishes_;
+  static_assert(!kFinishes_ || (kCausal_ && kSums_ == Sums::kAnyOrder));
   static constexpr Sums kSums = kSums_;
   static constexpr bool kOnChip = kSums == Sums::kOnChip;
   static constexpr bool kWide = kDim_ == 128;
@@ -43,6 +44,8 @@ struct Config {
   static constexpr int kDqValues = kOnChip ? kDim / 2 : kDim / 4;
   // More than slots of keys: a tile's dK and dV leave while the next one is under way. By the time a slot is written again all have moved on.
   static constexpr int kInfoSlots = 4;
+  // Where dQ, which leaves a step late, asks what it is of: by then Q of three steps further may have been asked for.
+  static constexpr int kStepSlots = kFinishes ? 4 : kStages;
   // So many steps before the end of its work a block asks for more.
   static constexpr int kEnding = 4;
   static constexpr uint32_t kKBytes = kKeys * kDim * 2, kQBytes = kRows * kDim * 2, kSBytes = kKeys * kRows * 2,
@@ -54,7 +57,7 @@ struct Config {
                             kDs = kDo + kDoStages * kQBytes, kDq = kDs + 2 * kSBytes, kLse = kDq + kSumBytes,
                             kDelta = kLse + kStages * kStatBytes, kBarriers = kDelta + kDoStages * kStatBytes,
                             kInfos = kBarriers + (16 + 2 * (kStages + kDoStages) + kInfoSlots) * 8, kSteps = kInfos + kInfoSlots * 48,
-                            kBytes = kSteps + kStages * 16;
+                            kBytes = kSteps + kStepSlots * 16;
   static_assert(kInfos % 16 == 0 && kBytes <= 227 * 1024);
 };
 
@@ -64,9 +67,9 @@ struct Parameters {
   const float* lse2;   // [q_heads][padded rows], times log2 e; infinite beyond a sequence
   const float* delta;  // the same, divided by keep_scale; zero beyond
   float* dq_sums;      // [q_heads][padded blocks of 64][2][64 x d / 2 in fragment order]; not on chip
-  int32_t* turns;      // [q_heads][padded blocks of kRows]; not on chip. Zero: no sums yet
+  int32_t* turns;      // [q_heads][padded blocks of kRows]; not on chip. What produce_sums knows of their sums; zero: there are none yet
   bool zeroed;         // the sums: in any order all key tiles may add
-  void *dq, *dk, *dv;  // dq: on chip
+  void *dq, *dk, *dv;  // dq: on chip, and of short sequences
   int64_t dq_token, dq_head, dk_token, dk_head, dv_token, dv_head, padded_rows;
   int group;
   float scale, scale_log2;  // of dq and dk: with keep_scale, which dS leaves out; of the scores, times log2 e
@@ -75,19 +78,16 @@ struct Parameters {
   float keep_scale;
 };
 
-/// What the producer tells about a key tile; head -1: no more. Query blocks first_block … blocks - 1 of each head of the group.
+/// What the producer tells about a key tile; head -1: no more. Query blocks first_block … blocks - 1 of each head of the group. In the last
+/// `finishes` steps it finishes dQ.
 struct alignas(16) ItemInfo {
-  int32_t first, begin, end, padded, head, first_block, blocks, sequence, down, rotation, last_of_item, unused;
+  int32_t first, begin, end, padded, head, first_block, blocks, sequence, down, rotation, last_of_item, finishes;
 };
-
-template <class C>
-__device__ inline bool lone(const ItemInfo& info, int block) {
-  return C::kLone && info.first == info.begin && block < C::kKeys / C::kRows;
-}
 
 /// What it tells the consumers with a stage of Q.
 struct alignas(16) StepInfo {
-  int32_t block, head, last, unused;  // last: of its key tile
+  int32_t block, head, last;  // last: of its key tile
+  int32_t finishes;           // head << 16 | block of a step that finishes dQ; else -1
 };
 
 /// The order in which a key tile meets query blocks: heads of the group turn about inside a block, blocks run up or down.
@@ -127,7 +127,7 @@ struct Barriers {
   __device__ uint32_t ds_empty(uint32_t s) const { return base + 8 * (8 + s); }
   // This item's last steps have begun.
   __device__ uint32_t ending() const { return base + 8 * 10; }
-  // A warpgroup's part of dQ on the way out.
+  // A warpgroup's part of dQ on the way out; to a tile that finishes, what others have left on the way in.
   __device__ uint32_t sums_full(uint32_t group) const { return base + 8 * (11 + group); }
   __device__ uint32_t sums_empty(uint32_t group) const { return base + 8 * (13 + group); }
   __device__ uint32_t q_full(uint32_t s) const { return base + 8 * (15 + s); }
@@ -144,7 +144,7 @@ struct Barriers {
       barrier_init(k_empty(s), kQueryWarps);
       barrier_init(ds_full(s), 8);
       barrier_init(ds_empty(s), kQueryWarps);
-      barrier_init(sums_full(s), 4);
+      barrier_init(sums_full(s), C::kFinishes ? 128 : 4);
       barrier_init(sums_empty(s), 1);
     }
     barrier_init(v_full(), 1);

@@ -35,7 +35,9 @@ __device__ inline void produce_keys(const Parameters& p, uint32_t shared, ItemIn
                      down,
                      group_rotation,
                      first + C::kKeys >= last,
-                     0};
+                     C::kFinishes && tile.list == AttentionTile::kShortSequences
+                         ? min(blocks - first_block, C::kKeys / C::kRows) * p.group
+                         : 0};
       barrier_arrive(barriers.info_full(info));
       barrier_wait(barriers.k_empty(slot), ((round >> 1) & 1) ^ 1);
       barrier_expect(barriers.k_full(slot), C::kKBytes);
@@ -83,7 +85,9 @@ __device__ inline void produce_rows(const Parameters& p, uint32_t shared, const 
       const uint32_t stage = step % kStages;
       const uint32_t full = kGradients ? barriers.do_full(stage) : barriers.q_full(stage);
       barrier_wait(kGradients ? barriers.do_empty(stage) : barriers.q_empty(stage), ((step / kStages) & 1) ^ 1);
-      if constexpr (!kGradients) steps[stage] = {walk.block, walk.head, walk.left == 1, 0};
+      if constexpr (!kGradients)
+        steps[step % C::kStepSlots] = {walk.block, walk.head, walk.left == 1,
+                                       C::kFinishes && walk.left <= info.finishes ? walk.head << 16 | walk.block : -1};
       barrier_expect(full, C::kQBytes + C::kStatBytes);
 #pragma unroll
       for (int c = 0; c < C::kDim / 64; ++c)
@@ -95,7 +99,7 @@ __device__ inline void produce_rows(const Parameters& p, uint32_t shared, const 
   }
 }
 
-/// Of a block of query rows of a head: how many key tiles have left sums (in key order), or whether the first one has (in any order).
+/// Of a block of query rows of a head: how many key tiles have left sums; in any order beside that whether one has claimed to be first.
 __device__ inline int32_t turn_now(const int32_t* turn) {
   int32_t seen;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(turn) : "memory");
@@ -107,7 +111,7 @@ __device__ inline void wait_for_turn(const int32_t* turn, int32_t value) {
       "{\n.reg .pred p;\n.reg .s32 seen;\n"
       "AGAIN:\n"
       "ld.acquire.gpu.global.s32 seen, [%0];\n"
-      "setp.eq.s32 p, seen, %1;\n"
+      "setp.ge.s32 p, seen, %1;\n"
       "@p bra DONE;\n"
       "bra AGAIN;\n"
       "DONE:\n}\n" ::"l"(turn),
@@ -116,56 +120,73 @@ __device__ inline void wait_for_turn(const int32_t* turn, int32_t value) {
 }
 
 /// Brings what the consumers leave of dQ in shared memory to the sums in global memory: the first key tile of a block of rows stores, the others
-/// add.
+/// add. What others have left goes the other way where this tile finishes dQ.
 template <class C>
 __device__ inline void produce_sums(const Parameters& p, uint32_t shared, const ItemInfo* infos, const Barriers<C>& barriers) {
   using namespace hopper;
   constexpr int kPart = C::kRows * C::kDim / 2;  // of a warpgroup
-  constexpr int32_t kClaimed = 1, kStored = 2;   // in any order
-  uint32_t step = 0;  // that leaves sums
+  constexpr int32_t kClaimed = 1 << 16, kStored = kClaimed + 1;  // in any order
+  // Bit 0: of the number of the step among those that use the shared memory; bit 1: the consumers have got it for this one already.
+  uint32_t state = 0;
+  constexpr uint32_t kOdd = 1, kHanded = 2;
   await_kernel_before();
 #pragma unroll 1
   for (uint32_t round = 0;; ++round) {
     barrier_wait(barriers.info_full(round % C::kInfoSlots), (round / C::kInfoSlots) & 1);
     const ItemInfo& info = infos[round % C::kInfoSlots];
     if (info.head < 0) break;
-    const int padded = info.padded / C::kRows, blocks = static_cast<int>(p.padded_rows / C::kRows);
+    const int blocks = static_cast<int>(p.padded_rows / C::kRows);
     Walk walk = Walk::of(info, p.group);
-    if (lone<C>(info, 0)) {
-      // Blocks 0 and 1: the first two on the way up, the last two on the way down.
-      walk.left -= min(info.blocks, C::kKeys / C::kRows) * p.group;
-      if (!info.down) walk.block += C::kKeys / C::kRows;
-    }
+    // Read where they are needed: registers.
+    const volatile ItemInfo& again = info;
+    const auto finishing = [&] { return C::kFinishes ? again.finishes : 0; };
 #pragma unroll 1
     for (; walk.left > 0; walk.next(p.group)) {
-      if (walk.block * C::kRows >= info.end - info.begin) {
-        // Rows beyond the sequence, of the second of two steps at least.
-        for (uint32_t g = 0; g < 2; ++g) {
-          barrier_wait(barriers.sums_full(g), step & 1);
-          barrier_arrive(barriers.sums_empty(g));
+      const int at = walk.head * blocks + again.padded / C::kRows + walk.block;
+      int32_t* const turn = p.turns + at;
+      // Rows beyond the sequence: of the second of two steps at least.
+      const bool beyond = walk.block * C::kRows >= info.end - info.begin, finishes = walk.left <= finishing();
+      if constexpr (C::kFinishes) {
+        if (finishes && !beyond && info.first > info.begin) {
+          // Those tiles were handed out before this one and have been told of, so someone always moves on.
+          wait_for_turn(turn, (p.zeroed ? 0 : kClaimed) + (info.first - info.begin) / C::kKeys);
+          asm volatile("fence.proxy.async;" ::: "memory");
+#pragma unroll
+          for (uint32_t g = 0; g < 2; ++g) {
+            barrier_expect(barriers.sums_empty(g), kPart * 4);
+            load_bytes(shared + C::kDq + g * (kPart * 4), p.dq_sums + int64_t{at} * (2 * kPart) + g * kPart, kPart * 4, barriers.sums_empty(g));
+          }
+        } else if ((state & kHanded) == 0) {
+          barrier_arrive(barriers.sums_empty(0));
+          barrier_arrive(barriers.sums_empty(1));
         }
-        ++step;
+        state &= ~kHanded;
+      }
+      if (beyond || finishes) {
+        for (uint32_t g = 0; g < 2; ++g) {
+          barrier_wait(barriers.sums_full(g), state & kOdd);
+          if constexpr (!C::kFinishes) barrier_arrive(barriers.sums_empty(g));
+        }
+        state ^= kOdd;
         continue;
       }
-      const int at = walk.head * blocks + padded + walk.block;
-      int32_t* const turn = p.turns + at;
       bool store = false;
       if constexpr (C::kSums == Sums::kKeyOrder) {
         // A tile waits only for tiles that were handed out before it, so someone always moves on.
         const int tile = (info.first - info.begin) / C::kKeys;
         wait_for_turn(turn, tile);
         store = tile == 0;
-      } else if (!p.zeroed && turn_now(turn) != kStored) {
+      } else if (!p.zeroed && turn_now(turn) < kStored) {
         // Not before there is something to store: others wait for it.
-        barrier_wait(barriers.sums_full(0), step & 1);
-        barrier_wait(barriers.sums_full(1), step & 1);
+        barrier_wait(barriers.sums_full(0), state & kOdd);
+        barrier_wait(barriers.sums_full(1), state & kOdd);
         store = atomicCAS(turn, 0, kClaimed) == 0;
         if (!store) wait_for_turn(turn, kStored);
       }
       asm volatile("fence.proxy.async;" ::: "memory");
 #pragma unroll
       for (uint32_t g = 0; g < 2; ++g) {
-        barrier_wait(barriers.sums_full(g), step & 1);
+        barrier_wait(barriers.sums_full(g), state & kOdd);
         float* const to = p.dq_sums + int64_t{at} * (2 * kPart) + g * kPart;
         if (store) {
           store_bytes(to, shared + C::kDq + g * (kPart * 4), kPart * 4);
@@ -173,17 +194,19 @@ __device__ inline void produce_sums(const Parameters& p, uint32_t shared, const 
           add_bytes(to, shared + C::kDq + g * (kPart * 4), kPart * 4);
         }
       }
+      // Not if others' sums are next, or might be.
+      if (!C::kFinishes || walk.left > finishing() + 1) state |= kHanded;
       bulk_read<1>();
-      barrier_arrive(barriers.sums_empty(0));
+      if (state & kHanded) barrier_arrive(barriers.sums_empty(0));
       bulk_read<0>();
-      barrier_arrive(barriers.sums_empty(1));
-      if (C::kSums == Sums::kKeyOrder || store) {
+      if (state & kHanded) barrier_arrive(barriers.sums_empty(1));
+      if (C::kSums == Sums::kKeyOrder || store || finishing() != 0) {
         bulk_done();
         asm volatile("fence.proxy.async;" ::: "memory");
         __threadfence();
         atomicAdd(turn, 1);
       }
-      ++step;
+      state ^= kOdd;
     }
   }
   // Shared memory stays until what was asked for has left it.

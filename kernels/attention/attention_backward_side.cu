@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(128) convert_kernel(const SideArguments a) {
   constexpr int kColumns = kDim / 2, kLoads = kColumns / 8;
   const int part = blockIdx.x % 2, rest = static_cast<int>(blockIdx.x) / 2, head = rest % a.q_heads, block_index = rest / a.q_heads;
   const AttentionBlock block = a.blocks[block_index];
-  if (block.count == 0 || (a.lone && block.tiles == 1)) return;
+  if (block.count == 0 || (a.finished && block.is_short)) return;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const float4* from =
       reinterpret_cast<const float4*>(a.dq_sums + ((head * a.padded_rows + int64_t{block_index} * 64) * kDim + part * (64 * kColumns)));

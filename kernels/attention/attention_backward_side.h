@@ -18,7 +18,7 @@ struct SideArguments {
   int32_t* turns;       // [q_heads][blocks], null when sums are kept on chip
   float* dq_sums;       // [q_heads][blocks][2][64 x d / 2 in fragment order], null when kept on chip
   bool zero;            // them
-  bool lone;            // blocks that meet a single key tile have left none
+  bool finished;        // dQ of short sequences is there already
 };
 
 /// delta = delta_scale rowsum(dO o O) and lse log2 e in the padded layout (0 and infinity beyond a sequence), turns = 0; sums = 0 if asked for.

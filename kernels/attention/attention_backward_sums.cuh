@@ -50,4 +50,25 @@ __device__ inline void add_kept_sums(uint32_t at, float (&x)[kCount]) {
   }
 }
 
+/// threadIdx.x % 32 where a register for it would be one too many: not kept.
+__device__ inline uint32_t lane_again() {
+  uint32_t lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
+/// x += the sums of a warp in the order of fragments.
+template <int kCount>
+__device__ inline void add_staged_sums(uint32_t at, float (&x)[kCount]) {
+  const uint32_t lane_at = at + lane_again() * 16;
+#pragma unroll
+  for (int i = 0; i < kCount / 4; ++i) {
+    const int4 v = hopper::load_shared16(lane_at + i * 512);
+    x[4 * i] += __int_as_float(v.x);
+    x[4 * i + 1] += __int_as_float(v.y);
+    x[4 * i + 2] += __int_as_float(v.z);
+    x[4 * i + 3] += __int_as_float(v.w);
+  }
+}
+
 }  // namespace trireme::kernels::backward

@@ -103,7 +103,7 @@ TRIREME_BENCH(attention) {
     b.tile_count = static_cast<int64_t>(plan.backward.size());
     b.blocks = upload(memory, plan.blocks);
     b.block_count = static_cast<int64_t>(plan.blocks.size());
-    b.lone_blocks = plan.lone_blocks;
+    b.short_blocks = plan.short_blocks;
     b.sequences = upload(memory, plan.sequences);
     b.sequence_count = static_cast<int64_t>(plan.sequences.size());
     b.workspace = memory.raw(attention_backward_workspace(b));

@@ -7,35 +7,37 @@ namespace trireme::kernels {
 
 namespace {
 
-/// Key tiles of a sequence up to which it counts as short, and tiles of such that make a list: a few times as many items as blocks.
-constexpr int kShort = 8, kListed = 32;
+/// Key tiles of a sequence up to which it counts as short; of the last sequences together, the longest of which does not, up to which they do; of a
+/// sequence up to which its heads are met in one section by as many blocks as there usually are.
+constexpr int kShort = 8, kListed = 24, kOneSection = 20;
 
 int32_t tiles_of(const AttentionTile& sequence) { return static_cast<int32_t>(ceil_div(sequence.end - sequence.begin, kAttentionBackwardKeys)); }
 
-/// `sequences`: the longest first.
-std::vector<AttentionTile> backward_tiles(const std::vector<AttentionTile>& sequences, bool causal) {
+/// `sequences`: the longest first. Each is a list of its own, so that what its tiles read and add to stays in the L2 cache, but for the last ones if
+/// they are long enough to leave blocks without work: their tiles lie together, most work first. Says of each sequence whether it counts as short.
+std::vector<AttentionTile> backward_tiles(const std::vector<AttentionTile>& sequences, bool causal, std::vector<bool>& is_short) {
   std::vector<AttentionTile> tiles;
-  int64_t left = 0;  // tiles of short sequences
-  for (const AttentionTile& s : sequences)
-    if (tiles_of(s) <= kShort) left += tiles_of(s);
+  int64_t left = 0;  // tiles
+  for (const AttentionTile& s : sequences) left += tiles_of(s);
   int32_t list = 0;
   for (size_t i = 0; i < sequences.size();) {
-    const bool together = tiles_of(sequences[i]) <= kShort;
+    const int32_t longest = tiles_of(sequences[i]);
+    const bool together = longest > kShort && left <= kListed && i + 1 < sequences.size();
     const size_t begin = tiles.size();
-    // What would be left for a last list of too few goes into this one.
     do {
       AttentionTile tile = sequences[i++];
-      if (together) left -= tiles_of(tile);
+      left -= tiles_of(tile);
+      is_short[static_cast<size_t>(tile.sequence)] = together || longest <= kShort;
       for (; tile.first < tile.end; tile.first += kAttentionBackwardKeys) tiles.push_back(tile);
-    } while (together && i < sequences.size() && (tiles.size() - begin < kListed || left < kListed));
+    } while (together && i < sequences.size());
     const auto work = [&](const AttentionTile& t) { return t.end - (causal ? t.first : t.begin); };
     if (together) std::stable_sort(tiles.begin() + static_cast<int64_t>(begin), tiles.end(), [&](const auto& a, const auto& b) { return work(a) > work(b); });
     for (size_t t = begin; t < tiles.size(); ++t) {
       tiles[t].list_begin = static_cast<int32_t>(begin);
       tiles[t].list_count = static_cast<int32_t>(tiles.size() - begin);
-      tiles[t].list = together ? AttentionTile::kShortSequences : list;
+      tiles[t].list = together || longest <= kShort ? AttentionTile::kShortSequences : list;
     }
-    ++list;
+    list += longest > kOneSection ? 2 : 1;
   }
   return tiles;
 }
@@ -55,18 +57,20 @@ AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bo
     for (int32_t first = begin; first < end; first += rows)
       plan.forward.push_back({first, begin, end, padded, static_cast<int32_t>(i), 0, 0, 0});
     whole.push_back({begin, begin, end, padded, static_cast<int32_t>(i), 0, 0, 0});
-    const int32_t blocks = static_cast<int32_t>(ceil_div(end - begin, 128) * 2);
-    for (int32_t b = 0; b < blocks; ++b) {
-      plan.blocks.push_back({begin + 64 * b, std::clamp(end - begin - 64 * b, 0, 64), causal ? b / 2 + 1 : blocks / 2});
-      plan.lone_blocks += plan.blocks.back().tiles == 1;
-    }
-    padded += 64 * blocks;
+    padded += static_cast<int32_t>(ceil_div(end - begin, 128) * 128);
   }
   // Key blocks under the mask of a forward tile.
   const auto work = [&](const AttentionTile& t) { return (causal ? std::min(t.end, t.first + rows) : t.end) - t.begin; };
   std::stable_sort(plan.forward.begin(), plan.forward.end(), [&](const auto& a, const auto& b) { return work(a) > work(b); });
   std::stable_sort(whole.begin(), whole.end(), [](const auto& a, const auto& b) { return a.end - a.begin > b.end - b.begin; });
-  plan.backward = backward_tiles(whole, causal);
+  std::vector<bool> is_short(static_cast<size_t>(count));
+  plan.backward = backward_tiles(whole, causal, is_short);
+  for (int64_t i = 0; i < count; ++i) {
+    const int32_t begin = cu_seqlens[i], end = cu_seqlens[i + 1], blocks = static_cast<int32_t>(ceil_div(end - begin, 128) * 2);
+    const bool counts = is_short[static_cast<size_t>(i)];
+    for (int32_t b = 0; b < blocks; ++b) plan.blocks.push_back({begin + 64 * b, std::clamp(end - begin - 64 * b, 0, 64), counts});
+    plan.short_blocks += counts ? blocks : 0;
+  }
   if (d == 64 && !whole.empty() && whole[0].end - whole[0].begin <= kAttentionWholeSequence) {
     for (size_t i = 0; i < whole.size(); ++i) {
       whole[i].list_begin = whole[i].list = static_cast<int32_t>(i);

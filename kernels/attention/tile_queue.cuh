@@ -34,10 +34,11 @@ struct TileQueue {
 #endif
 };
 
-/// The backward kernel's. Key tiles lie by sequences, the longest first. Work goes by sections of as many heads of a sequence as occupy all
-/// blocks. Under a causal mask every other section meets its query rows from the last one down, and the blocks that come free, tile by
-/// tile, take the next section's: all blocks then work on the same rows at the same time, those of two sections, and what they read and add
-/// to stays in the L2 cache. A short sequence cannot fill the blocks: of several such all tiles lie together, those with most work first.
+/// The backward kernel's. Key tiles lie by sequences, the longest first. Work goes by sections of about as many heads of a sequence as occupy all
+/// blocks; those of one sequence are one or an even number. Under a causal mask every other section meets its query rows from the last one down, and
+/// the blocks that come free, tile by tile, take the next section's: all blocks then work on the same rows at the same time, those of two sections,
+/// and what they read and add to stays in the L2 cache; the last section's blocks are done at the same time. Short sequences cannot fill the blocks:
+/// their tiles are taken when blocks are free, which is about the same time for all of one, so they all go down.
 struct SectionQueue {
   const AttentionTile* tiles;
   int32_t* counters;
@@ -50,12 +51,15 @@ struct SectionQueue {
   __device__ bool decode(int item, int& tile, int& head) const {
     const AttentionTile in = tiles[item / heads];
     const bool together = in.list == AttentionTile::kShortSequences;
-    const int count = in.list_count, full = together ? heads : min(max(blocks / count, 1), heads);
+    const int count = in.list_count, items = count * heads;
+    // The even number nearest to what would fill the blocks.
+    const int sections = together || 4 * items < 5 * blocks ? 1 : min(max((items + blocks) / (2 * blocks) * 2, 2), heads);
+    const int full = (heads + sections - 1) / sections;
     const int local = item - in.list_begin * heads, section = local / (count * full), rest = local - section * count * full;
     const int here = min(full, heads - section * full);
     tile = in.list_begin + rest / here;
     head = section * full + rest % here;
-    return together || (section + in.list * ((heads + full - 1) / full)) % 2 == 0;
+    return together || (section + in.list) % 2 == 0;
   }
   __device__ int next() const { return TileQueue{tiles, counters, 0, 0, 0}.next(); }
   __device__ void leave() const { TileQueue{tiles, counters, 0, 0, 0}.leave(); }

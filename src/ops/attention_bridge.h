@@ -18,7 +18,7 @@ struct AttentionWork {
   struct Lists {
     at::Tensor forward, backward, sequences, blocks;  // bytes
     at::Tensor counters;                              // int32 [2]: zero between launches, which share one stream
-    int64_t forward_count = 0, backward_count = 0, sequence_count = 0, block_count = 0, lone_blocks = 0, longest = 0;
+    int64_t forward_count = 0, backward_count = 0, sequence_count = 0, block_count = 0, short_blocks = 0, longest = 0;
   };
   std::map<std::pair<int64_t, bool>, std::shared_ptr<const Lists>> lists;
 };

@@ -66,7 +66,7 @@ std::shared_ptr<const AttentionWork::Lists> attention_lists(AttentionWork& work,
     lists->backward_count = static_cast<int64_t>(plan.backward.size());
     lists->sequence_count = static_cast<int64_t>(plan.sequences.size());
     lists->block_count = static_cast<int64_t>(plan.blocks.size());
-    lists->lone_blocks = plan.lone_blocks;
+    lists->short_blocks = plan.short_blocks;
     lists->longest = plan.longest;
     known = lists;
   }
@@ -114,7 +114,7 @@ void attention_backward(const at::Tensor& d_o, const at::Tensor& q, const at::Te
   a.tile_count = problem.lists->backward_count;
   a.blocks = static_cast<const kernels::AttentionBlock*>(problem.lists->blocks.const_data_ptr());
   a.block_count = problem.lists->block_count;
-  a.lone_blocks = problem.lists->lone_blocks;
+  a.short_blocks = problem.lists->short_blocks;
   a.sequences = tiles(problem.lists->sequences);
   a.sequence_count = problem.lists->sequence_count;
   const at::Tensor workspace = at::empty({kernels::attention_backward_workspace(a)}, q.options().dtype(at::kByte));

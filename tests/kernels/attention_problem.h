@@ -92,10 +92,10 @@ class AttentionProblem {
     return a;
   }
   cudaError_t forward() { return attention_forward(forward_arguments(), nullptr); }
-  /// !lone: without the shorter way of blocks that meet one key tile.
-  cudaError_t backward(bool deterministic, bool lone = true) {
+  /// !finishes: dQ of short sequences is not finished by their last key tile.
+  cudaError_t backward(bool deterministic, bool finishes = true) {
     AttentionBackward a = backward_arguments(deterministic);
-    if (!lone) a.lone_blocks = 0;
+    if (!finishes) a.short_blocks = 0;
     return attention_backward(a, nullptr);
   }
   cudaError_t forward_of_unknown_length() {
@@ -121,7 +121,7 @@ class AttentionProblem {
     a.tile_count = static_cast<int64_t>(plan_.backward.size());
     a.blocks = blocks_->as<AttentionBlock>();
     a.block_count = static_cast<int64_t>(plan_.blocks.size());
-    a.lone_blocks = plan_.lone_blocks;
+    a.short_blocks = plan_.short_blocks;
     a.sequences = sequences_->as<AttentionTile>();
     a.sequence_count = static_cast<int64_t>(plan_.sequences.size());
     a.workspace = workspace_ ? workspace_->data() : nullptr;

@@ -75,10 +75,10 @@ TEST_F(AttentionTest, BackwardEqualsTheOracle) {
       Problem run(c, element);
       CUDA_OK(run.forward());
       const oracle::AttentionOutputs expected = run.expected();
-      for (const auto& [deterministic, lone] : {std::pair{false, true}, {false, false}, {true, false}}) {
-        SCOPED_TRACE(name_of(c, element) + (deterministic ? " deterministic" : lone ? "" : " sums of all blocks"));
+      for (const auto& [deterministic, finishes] : {std::pair{false, true}, {false, false}, {true, false}}) {
+        SCOPED_TRACE(name_of(c, element) + (deterministic ? " deterministic" : finishes ? "" : " sums of all blocks"));
         run.poison_gradients();
-        CUDA_OK(run.backward(deterministic, lone));
+        CUDA_OK(run.backward(deterministic, finishes));
         // A sequence of one token has no gradient to q and k: only noise of the order of a rounding of dp - delta.
         const bool single = c.cu_seqlens == std::vector<int32_t>{0, 1};
         // Nearly one-hot rows: ds = p (dp - delta) is a small difference, delta of the rounded o. On such rows (200 tokens, d 64, bf16) cuDNN's and
@@ -176,16 +176,16 @@ TEST_F(AttentionTest, RefusesWhatItCannotServe) {
 }
 
 TEST(AttentionPlanTest, TilesCoverEverySequenceOnce) {
-  const std::vector<int32_t> bounds{0, 1, 130, 1000, 1064, 3000};
+  const std::vector<int32_t> bounds{0, 1, 130, 1000, 1064, 3113};
   for (const int d : {64, 128}) {
     for (const bool causal : {false, true}) {
       const AttentionPlan plan = plan_attention(bounds.data(), static_cast<int64_t>(bounds.size()) - 1, d, causal);
-      EXPECT_TRUE(plan.sequences.empty()) << "a sequence of 1936";
-      EXPECT_EQ(plan.longest, 1936);
+      EXPECT_TRUE(plan.sequences.empty()) << "a sequence of 2049";
+      EXPECT_EQ(plan.longest, 2049);
       for (const bool forward : {true, false}) {
         const int rows = forward ? attention_forward_rows(d, causal) : kAttentionBackwardKeys;
         const std::vector<AttentionTile>& tiles = forward ? plan.forward : plan.backward;
-        std::vector<int> seen(3000);
+        std::vector<int> seen(3113);
         int64_t previous = INT64_MAX;
         for (size_t i = 0; i < tiles.size(); ++i) {
           const AttentionTile& t = tiles[i];
@@ -199,32 +199,44 @@ TEST(AttentionPlanTest, TilesCoverEverySequenceOnce) {
             previous = work;
             continue;
           }
-          // The long sequence's tiles in ascending order, then those of all the others, most query rows first.
-          const bool first = i == 0 || i == 16, is_long = i < 16;
-          const int64_t work = t.end - (causal && !is_long ? t.first : t.begin);
-          EXPECT_EQ(t.list_begin, is_long ? 0 : 16);
-          EXPECT_EQ(t.list_count, is_long ? 16 : 7 + 2 + 1 + 1);
-          EXPECT_EQ(t.list, is_long ? 0 : AttentionTile::kShortSequences);
-          if (is_long) {
-            EXPECT_EQ(t.first, 1064 + static_cast<int32_t>(i) * rows);
-          }
-          if (!first) {
-            EXPECT_LE(work, previous);
-          }
-          previous = work;
-          // The deterministic order of sums: a tile waits only for tiles before it.
+          // The longest sequence first, its tiles in ascending order.
+          EXPECT_EQ(t.list, i < 17 ? 0 : AttentionTile::kShortSequences);
+          EXPECT_EQ(t.list_count, (t.end - t.begin + rows - 1) / rows);
+          EXPECT_EQ(t.first, t.begin + (static_cast<int32_t>(i) - t.list_begin) * rows);
+          EXPECT_LE(t.end - t.begin, i == 0 ? 2049 : tiles[i - 1].end - tiles[i - 1].begin);
+          // A tile waits only for tiles before it.
           for (size_t later = i + 1; later < tiles.size(); ++later)
             EXPECT_TRUE(tiles[later].sequence != t.sequence || tiles[later].first > t.first);
         }
-        // Under the mask the first 128 rows of each sequence, elsewhere sequences of one tile.
-        int64_t lone = 0;
-        for (const AttentionBlock& b : plan.blocks) lone += b.tiles == 1;
-        EXPECT_EQ(lone, causal ? 5 * 2 : 2 * 2);
-        EXPECT_EQ(plan.lone_blocks, lone);
+        EXPECT_EQ(plan.short_blocks, 2 * (7 + 2 + 1 + 1));
+        for (size_t b = 0; b < plan.blocks.size(); ++b) EXPECT_EQ(plan.blocks[b].is_short, b < 2 * (7 + 2 + 1 + 1));
         EXPECT_TRUE(std::all_of(seen.begin(), seen.end(), [](int n) { return n == 1; }));
       }
     }
   }
+}
+
+TEST(AttentionPlanTest, SequencesAreListsOfTheirOwnButTheLastLongOnes) {
+  // Key tiles: 24, 14, 12, 10, then 8 and 2.
+  const std::vector<int32_t> bounds{0, 3000, 4790, 6300, 7580, 8600, 8800};
+  const auto begins_of_lists = [](const AttentionPlan& plan) {
+    std::vector<std::pair<int32_t, int32_t>> lists;
+    for (const AttentionTile& t : plan.backward)
+      if (lists.empty() || lists.back().first != t.list_begin) lists.emplace_back(t.list_begin, t.list);
+    return lists;
+  };
+  // The first is long enough for two sections, after which the next goes down as well.
+  EXPECT_EQ(begins_of_lists(plan_attention(bounds.data(), 3, 128, true)), (std::vector<std::pair<int32_t, int32_t>>{{0, 0}, {24, 2}, {38, 3}}));
+  const AttentionPlan plan = plan_attention(bounds.data(), 6, 128, true);
+  constexpr int32_t kShort = AttentionTile::kShortSequences;
+  EXPECT_EQ(begins_of_lists(plan), (std::vector<std::pair<int32_t, int32_t>>{{0, 0}, {24, 2}, {38, 3}, {50, kShort}}));
+  for (size_t i = 51; i < plan.backward.size(); ++i)
+    EXPECT_GE(plan.backward[i - 1].end - plan.backward[i - 1].first, plan.backward[i].end - plan.backward[i].first);
+  EXPECT_EQ(plan.short_blocks, 2 * (10 + 8 + 2));
+  for (size_t b = 0; b < plan.blocks.size(); ++b) EXPECT_EQ(plan.blocks[b].is_short, b >= 2 * (24 + 14 + 12)) << b;
+  // Short ones only: each a list.
+  const std::vector<int32_t> small{0, 1020, 1220};
+  EXPECT_EQ(begins_of_lists(plan_attention(small.data(), 2, 128, true)), (std::vector<std::pair<int32_t, int32_t>>{{0, kShort}, {8, kShort}}));
 }
 
 TEST(AttentionPlanTest, ShortSequencesOfNarrowHeadsAreTakenWhole) {
