@@ -235,7 +235,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
 #pragma unroll
       for (int i = 0; i < C::kRows / 16; ++i)
         store_matrices((ds_store + buffer * C::kSBytes) ^ (32 * i), ds[4 * i], ds[4 * i + 1], ds[4 * i + 2], ds[4 * i + 3]);
-      proxy_fence();
+      // On chip who reads it fences: here all would wait for what they stored.
+      if constexpr (!C::kOnChip) proxy_fence();
       arrive(barriers.ds_full(buffer));
     };
     if constexpr (!C::kOnChip) leave_ds();
@@ -244,6 +245,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
       add_product<C>(dk, ds, shared + C::kQ + stage * C::kQBytes, !first);
       mma_commit();
     };
+    [[maybe_unused]] Rows rows{};
     if constexpr (C::kKeysFirst) {
       key_product();
       // dV is done: its operand's registers make room for dQ.
@@ -253,11 +255,15 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     } else {
       mma_wait<1>();
       barrier_arrive(barriers.do_empty(do_stage));
-      if constexpr (!C::kOnChip) dq_product(dq, step - 1, old_round);
+      if constexpr (C::kOnChip) {
+        rows = rows_of(next);
+      } else {
+        dq_product(dq, step - 1, old_round);
+      }
       key_product();
     }
     if constexpr (C::kOnChip) {
-      // The fence waits for what was stored; nobody hurries for dS.
+      // Nobody hurries for dS.
       leave_ds();
       if (last && uniform(tile_info(round).first == tile_info(round).begin)) draw(next);
     }
@@ -266,9 +272,11 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
       pin(s);
       probabilities(next, rows_of(next));
     } else {
-      // A branch here too: without it statistics are read after the products.
-      wait_for_q(next);
-      const Rows rows = rows_of(next);
+      if constexpr (!C::kOnChip) {
+        // A branch here too: without it statistics are read after the products.
+        wait_for_q(next);
+        rows = rows_of(next);
+      }
       mma_wait<C::kOnChip ? 1 : 2>();
       pin(s);
       probabilities(next, rows);
