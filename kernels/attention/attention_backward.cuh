@@ -1,5 +1,5 @@
 #pragma once
-// The backward kernel. A block keeps 128 keys and values; query rows and output gradients of every query head that reads them stream
+// Of the backward kernel, the warpgroups that own keys. A block keeps 128 keys and values; query rows and output gradients of every query head that reads them stream
 // by, kRows at a time, so that dK and dV of a key head are finished in registers. Each of the two consumer warpgroups
 // owns 64 keys and computes the transposed scores, so that P^T and dS^T leave the softmax in the layout of a register operand.
 // dS also goes through shared memory for dQ = dS K, of which each warpgroup computes one 64 x d / 2 part, a third one all of it where sums stay on
@@ -9,8 +9,6 @@
 // formed. dQ comes a step late or from the third warpgroup, so that neither of the two waits for the other's half of dS, and they may drift apart
 // until one's products run beside the other's arithmetic.
 
-#include "kernels/attention/attention_backward_produce.cuh"
-#include "kernels/attention/attention_backward_query.cuh"
 #include "kernels/attention/attention_backward_rows.cuh"
 
 namespace trireme::kernels::backward {
@@ -73,18 +71,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
   };
   // From raw scores to probabilities.
   const auto probabilities = [&](uint32_t at_step, const Rows& rows) {
-    if (rows.masked) {
-      // Query rows below these are masked for the two keys: those before the key when causal, all when it lies behind the sequence.
-      const int key = rows.first + warp_key + lane / 4, lane_row = rows.first_row + 2 * (lane % 4);
-      const bool here0 = key < rows.length, here1 = key + 8 < rows.length;
-      const int low0 = (here0 ? key : INT_MAX) - lane_row, low1 = (here1 ? key + 8 : INT_MAX) - lane_row;
-#pragma unroll
-      for (int j = 0; j < C::kRows / 8; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          if (C::kCausal ? 8 * j + e % 2 < (e < 2 ? low0 : low1) : !(e < 2 ? here0 : here1)) s[4 * j + e] = -INFINITY;
-      }
-    }
+    if (rows.masked) mask_scores<C>(s, rows.first + warp_key + lane / 4, rows.first_row + 2 * (lane % 4), rows.length);
     [[maybe_unused]] const uint32_t lse_at = lse_of(at_step);
 #pragma unroll
     for (int j = 0; j < C::kRows / 8; ++j) {
@@ -240,7 +227,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
 #pragma unroll
       for (int i = 0; i < C::kRows / 16; ++i)
         store_matrices((ds_store + buffer * C::kSBytes) ^ (32 * i), ds[4 * i], ds[4 * i + 1], ds[4 * i + 2], ds[4 * i + 3]);
-      proxy_fence();
+      // On chip who reads it fences: here all would wait for what they stored.
+      if constexpr (!C::kOnChip) proxy_fence();
       arrive(barriers.ds_full(buffer));
     };
     if constexpr (!C::kOnChip) leave_ds();
@@ -249,6 +237,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
       add_product<C>(dk, ds, shared + C::kQ + stage * C::kQBytes, !first);
       mma_commit();
     };
+    [[maybe_unused]] Rows rows{};
     if constexpr (C::kKeysFirst) {
       key_product();
       // dV is done: its operand's registers make room for dQ.
@@ -258,11 +247,15 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     } else {
       mma_wait<1>();
       barrier_arrive(barriers.do_empty(do_stage));
-      if constexpr (!C::kOnChip) dq_product(dq, step - 1, old_round);
+      if constexpr (C::kOnChip) {
+        rows = rows_of(next);
+      } else {
+        dq_product(dq, step - 1, old_round);
+      }
       key_product();
     }
     if constexpr (C::kOnChip) {
-      // The fence waits for what was stored; nobody hurries for dS.
+      // Nobody hurries for dS.
       leave_ds();
       if (last && uniform(tile_info(round).first == tile_info(round).begin)) draw(next);
     }
@@ -271,9 +264,11 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
       pin(s);
       probabilities(next, rows_of(next));
     } else {
-      // A branch here too: without it statistics are read after the products.
-      wait_for_q(next);
-      const Rows rows = rows_of(next);
+      if constexpr (!C::kOnChip) {
+        // A branch here too: without it statistics are read after the products.
+        wait_for_q(next);
+        rows = rows_of(next);
+      }
       mma_wait<C::kOnChip ? 1 : 2>();
       pin(s);
       probabilities(next, rows);
@@ -326,38 +321,6 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     leave_dq(dq, step - 1, round);
   }
   leave_gradients(round);
-}
-
-template <class C>
-__global__ void __launch_bounds__(C::kThreads, 1) kernel(const __grid_constant__ Parameters p) {
-  extern __shared__ __align__(1024) unsigned char memory[];
-  const uint32_t shared = hopper::shared_address(memory);
-  const Barriers<C> barriers{shared + C::kBarriers};
-  auto* infos = reinterpret_cast<ItemInfo*>(memory + C::kInfos);
-  auto* steps = reinterpret_cast<StepInfo*>(memory + C::kSteps);
-  if (threadIdx.x == 0) barriers.init();
-  __syncthreads();
-  const int group = hopper::uniform(static_cast<int>(threadIdx.x) / 128);
-  if (group == 0) {
-    hopper::registers_give<C::kProducerRegisters>();
-    const int warp = hopper::uniform(static_cast<int>(threadIdx.x) / 32);
-    if (threadIdx.x % 32 == 0) {
-      if (warp == 0) produce_keys<C>(p, shared, infos, barriers);
-      if (warp == 1) produce_rows<C, false>(p, shared, infos, steps, barriers);
-      if (warp == 2) produce_rows<C, true>(p, shared, infos, steps, barriers);
-      if constexpr (!C::kOnChip) {
-        if (warp == 3) produce_sums<C>(p, shared, infos, barriers);
-      }
-    }
-  } else if (C::kOnChip && group == 3) {
-    if constexpr (C::kOnChip) {
-      hopper::registers_give<C::kQueryRegisters>();
-      sum_query_gradients<C>(p, shared, infos, barriers);
-    }
-  } else {
-    hopper::registers_take<C::kKeyRegisters>();
-    consume<C>(p, shared, infos, steps, barriers);
-  }
 }
 
 }  // namespace trireme::kernels::backward

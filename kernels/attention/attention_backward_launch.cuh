@@ -1,7 +1,7 @@
 #pragma once
 // Launch of one configuration of the backward kernel with what runs before and after it.
 
-#include "kernels/attention/attention_backward.cuh"
+#include "kernels/attention/attention_backward_kernel.cuh"
 #include "kernels/attention/attention_backward_side.h"
 #include "kernels/attention/attention_launch.h"
 #include "kernels/launch.h"

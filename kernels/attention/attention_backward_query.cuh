@@ -33,6 +33,8 @@ __device__ inline void sum_query_gradients(const Parameters& p, uint32_t shared,
       const uint32_t buffer = step & 1, sums = shared + C::kDq + (row / 16 + warp) * kWarpSums;
       float dq[C::kDqValues];
       barrier_wait(barriers.ds_full(buffer), (step >> 1) & 1);
+      // For the other warpgroups, whose writes the barrier has made known to this one.
+      proxy_fence();
       mma_fence();
       query_gradient<C>(dq, shared + C::kDs + buffer * C::kSBytes, k);
       mma_commit();
