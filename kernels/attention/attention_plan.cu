@@ -9,6 +9,8 @@ namespace {
 
 /// Key tiles of a sequence up to which it counts as short, and tiles of such that make a list: a few times as many items as blocks.
 constexpr int kShort = 8, kListed = 32;
+/// Tokens of a sequence up to which its forward tiles stay together.
+constexpr int kTogether = 512;
 
 int32_t tiles_of(const AttentionTile& sequence) { return static_cast<int32_t>(ceil_div(sequence.end - sequence.begin, kAttentionBackwardKeys)); }
 
@@ -62,8 +64,11 @@ AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bo
     }
     padded += 64 * blocks;
   }
-  // Key blocks under the mask of a forward tile.
-  const auto work = [&](const AttentionTile& t) { return (causal ? std::min(t.end, t.first + rows) : t.end) - t.begin; };
+  // Keys under the mask of a forward tile. Tiles of a short sequence follow each other: long and short ones then run side by side, these
+  // short of bandwidth, those of arithmetic, and keys are read again while the cache has them.
+  const auto work = [&](const AttentionTile& t) {
+    return (causal && t.end - t.begin > kTogether ? std::min(t.end, t.first + rows) : t.end) - t.begin;
+  };
   std::stable_sort(plan.forward.begin(), plan.forward.end(), [&](const auto& a, const auto& b) { return work(a) > work(b); });
   std::stable_sort(whole.begin(), whole.end(), [](const auto& a, const auto& b) { return a.end - a.begin > b.end - b.begin; });
   plan.backward = backward_tiles(whole, causal);
