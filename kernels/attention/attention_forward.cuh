@@ -1,8 +1,9 @@
 #pragma once
-// The forward kernel. One producer warp moves Q, K and V tiles into shared memory and hands out work; each consumer warpgroup owns 64 query
-// rows. Inside a warpgroup the scores of the next key block and the product with the values of this one are in flight
+// The forward kernel. A warpgroup of producers hands out work and moves queries, keys, values and results; each consumer warpgroup owns 64
+// query rows. Inside a warpgroup the scores of the next key block and the product with the values of this one are in flight
 // while the softmax runs; between warpgroups nothing is ordered.
 
+#include "kernels/attention/attention_forward_produce.cuh"
 #include "kernels/attention/attention_forward_rows.cuh"
 #include "kernels/launch_behind.cuh"
 
@@ -11,7 +12,7 @@ namespace trireme::kernels::forward {
 /// s = Q K^T of this warpgroup's rows.
 template <class C>
 __device__ inline void scores(float (&s)[C::kKeys / 2], uint32_t q, uint32_t k) {
-  hopper::product_of_rows<typename C::T, C::kDim, C::kRows, C::kKeys>(s, q, k);
+  hopper::product_of_rows<typename C::T, C::kDim, 64, C::kKeys>(s, q, k);
 }
 
 /// o += P V.
@@ -35,22 +36,13 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
   const auto phase = [](uint32_t b) { return (b / C::kStages) & 1; };
   const auto k_at = [&](uint32_t b) { return shared + C::kK + b % C::kStages * C::kKBytes; };
   const auto v_at = [&](uint32_t b) { return shared + C::kV + b % C::kStages * C::kKBytes; };
-  // Which 64 rows of a tile are this warpgroup's: turn about, since the last rows of short sequences are often missing and warpgroups
-  // may run a tile apart.
-  const auto unit = [&](uint32_t r) { return static_cast<int>((group + r) % C::kConsumers); };
-  const auto q_at = [&](uint32_t r) { return shared + C::kQ + r % C::kSlots * C::kQBytes + unit(r) * (64 * 128); };
+  const auto q_at = [&](uint32_t r) { return unit_at<C>(shared, group, r); };
+  const auto q_full = [&](uint32_t r) { return barriers.q_full(r % C::kSlots, group); };
+  const auto left = [&](uint32_t r) { return barriers.left(r % C::kSlots, group); };
   const auto next_tile = [&] {
-    barrier_wait(barriers.q_full(round % C::kSlots), (round / C::kSlots) & 1);
-    return Work<C>::read(infos[round % C::kSlots], unit(round), shift);
-  };
-  // The slot of the tile before this one is free once its results have left.
-  bool leaving = false;
-  const auto release = [&] {
-    if (leaving) {
-      if (lane == 0) bulk_read<0>();
-      barrier_arrive(barriers.q_empty((round - 1) % C::kSlots));
-    }
-    leaving = false;
+    barrier_wait(q_full(round), (round / C::kSlots) & 1);
+    barrier_wait(barriers.info_full(round % C::kInfoSlots), (round / C::kInfoSlots) & 1);
+    return Work<C>::read(infos[round % C::kInfoSlots], unit_of<C>(group, round), shift);
   };
   const auto skip_to = [&](const Work<C>& work) {
 #pragma unroll 1
@@ -65,13 +57,13 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
   float s[C::kKeys / 2];
   // From one tile to the first scores of the next that concerns this warpgroup; false: no more.
   const auto begin_tile = [&](Work<C>& work) {
-    release();
 #pragma unroll 1
     for (;;) {
       if (work.head < 0) return false;
       skip_to(work);
       if (work.top >= 0) break;
-      barrier_arrive(barriers.q_empty(round % C::kSlots));
+      barrier_arrive(left(round));
+      barrier_arrive(barriers.info_empty(round % C::kInfoSlots));
       ++round;
       work = next_tile();
     }
@@ -122,7 +114,6 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
     }
     softmax.share(0);
     softmax.share(1);
-    release();
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       if (part == 0 || 32 * part < work.keys) {
@@ -183,12 +174,12 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
       pin(o);
       arrive(barriers.v_empty(block % C::kStages));
       ++block;
-      finish<C>(p, work.first, work.end, work.head, o, softmax, q_at(round - 1) + warp * (16 * 128), 16 * warp, shift);
-      leaving = true;
+      finish<C>(p, work.first, work.end, work.head, o, softmax, q_at(round - 1) + warp * (16 * 128), left(round - 1), 16 * warp, shift);
+      barrier_arrive(barriers.info_empty((round - 1) % C::kInfoSlots));
     };
     Work<C> next;
     next.head = -1;
-    if (uniform(barrier_done(barriers.q_full(round % C::kSlots), (round / C::kSlots) & 1) &&
+    if (uniform(barrier_done(q_full(round), (round / C::kSlots) & 1) &&
                 barrier_done(barriers.k_full((block + 1) % C::kStages), phase(block + 1))))
       next = next_tile();
     if (next.head >= 0 && next.top == next.blocks - 1) {
@@ -208,7 +199,6 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
       more = begin_tile(work);
     }
   }
-  if (lane == 0) bulk_done();
 }
 
 template <class C>
@@ -218,10 +208,15 @@ __global__ void __launch_bounds__(C::kThreads, 1) kernel(const __grid_constant__
   const Barriers<C> barriers{shared + C::kBarriers};
   auto* infos = reinterpret_cast<TileInfo*>(memory + C::kInfos);
   if (threadIdx.x == 0) {
-    for (uint32_t s = 0; s < C::kSlots; ++s) {
-      hopper::barrier_init(barriers.q_full(s), 1);
-      // By every thread: each has read the tile's numbers from shared memory itself.
-      hopper::barrier_init(barriers.q_empty(s), 128 * C::kConsumers);
+    for (uint32_t s = 0; s < C::kSlots; ++s)
+      for (uint32_t g = 0; g < C::kConsumers; ++g) {
+        hopper::barrier_init(barriers.q_full(s, g), 1);
+        hopper::barrier_init(barriers.left(s, g), 128);
+      }
+    for (uint32_t s = 0; s < C::kInfoSlots; ++s) {
+      hopper::barrier_init(barriers.info_full(s), 1);
+      // By every thread: each has read a tile's numbers from shared memory itself.
+      hopper::barrier_init(barriers.info_empty(s), 128 * C::kConsumers + C::kMovers + 1);
     }
     for (uint32_t s = 0; s < C::kStages; ++s) {
       hopper::barrier_init(barriers.k_full(s), 1);
@@ -229,15 +224,19 @@ __global__ void __launch_bounds__(C::kThreads, 1) kernel(const __grid_constant__
       hopper::barrier_init(barriers.v_full(s), 1);
       hopper::barrier_init(barriers.v_empty(s), 4 * C::kConsumers);
     }
+    hopper::barrier_init(barriers.begun(), 1);
     hopper::barrier_init_fence();
-    for (const CUtensorMap* map : {&p.q, &p.k, &p.v, &p.o_rows}) hopper::prefetch_map(map);
+    for (const CUtensorMap* map : {&p.q, &p.k, &p.v, &p.o, &p.o_rows}) hopper::prefetch_map(map);
   }
   __syncthreads();
   await_kernel_before();
   allow_next_kernel();
   if (hopper::uniform(static_cast<int>(threadIdx.x) / C::kProducers) == 0) {
     hopper::registers_give<C::kProducerRegisters>();
+    const uint32_t warp = static_cast<uint32_t>(hopper::uniform(static_cast<int>(threadIdx.x) / 32));
     if (threadIdx.x == 0) produce<C>(p, shared, infos, barriers);
+    if (threadIdx.x == 32) schedule<C>(p, infos, barriers);
+    if (warp >= 4 - C::kMovers && threadIdx.x % 32 == 0) move_rows<C>(p, shared, infos, barriers, warp - (4 - C::kMovers));
   } else {
     hopper::registers_take<C::kConsumerRegisters>();
     consume<C>(p, shared, infos, barriers);

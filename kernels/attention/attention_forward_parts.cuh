@@ -1,5 +1,5 @@
 #pragma once
-// Of the forward kernel: shared memory, parameters, barriers, and what the producer thread does.
+// Of the forward kernel: shared memory, parameters, barriers.
 
 #include "kernels/attention/attention_dropout.cuh"
 #include "kernels/hopper.cuh"
@@ -8,7 +8,7 @@
 
 namespace trireme::kernels::forward {
 
-/// kSlots tiles of query rows and kStages blocks of keys and values are in shared memory at a time.
+/// kSlots units of 64 query rows a consumer warpgroup and kStages blocks of keys and values are in shared memory at a time.
 template <class T_, int kDim_, int kConsumers_, int kKeys_, int kSlots_, int kStages_, bool kCausal_, bool kDropout_>
 struct Config {
   using T = T_;
@@ -22,10 +22,14 @@ struct Config {
   static constexpr int kProducerRegisters = 32;
   // Who takes more than the block was given waits for ever.
   static_assert(128 * (kConsumers * kConsumerRegisters + kProducerRegisters) <= kThreads * (65536 / kThreads / 8 * 8));
-  static constexpr uint32_t kQBytes = kRows * kDim * 2, kKBytes = kKeys * kDim * 2;
+  static constexpr uint32_t kQBytes = 64 * kDim * 2, kKBytes = kKeys * kDim * 2;
+  // Threads that move queries and results; two more hand out tiles and bring keys and values, each in a warp of its own.
+  static constexpr int kMovers = 2;
+  // With as many as units the lookup of a tile would wait for the one before the last.
+  static constexpr uint32_t kInfoSlots = kSlots + 1;
   // Shared memory, in bytes from a multiple of 1,024. Results leave from the slot of their query rows.
-  static constexpr uint32_t kQ = 0, kK = kSlots * kQBytes, kV = kK + kStages * kKBytes, kBarriers = kV + kStages * kKBytes,
-                            kInfos = kBarriers + (2 * kSlots + 4 * kStages) * 8, kBytes = kInfos + kSlots * 32;
+  static constexpr uint32_t kQ = 0, kK = kSlots * kConsumers * kQBytes, kV = kK + kStages * kKBytes, kBarriers = kV + kStages * kKBytes,
+                            kInfos = kBarriers + (kSlots * kConsumers + kInfoSlots + 2 * kStages + 1) * 16, kBytes = kInfos + kInfoSlots * 32;
   static_assert(kSlots >= 2 && kBytes <= 227 * 1024);
 };
 
@@ -33,9 +37,9 @@ struct Config {
 constexpr int kMaxPackShift = 3;
 
 struct Parameters {
-  CUtensorMap q, k, v, o_rows;  // the last one in boxes of a warp's 16 rows
+  CUtensorMap q, k, v, o, o_rows;  // q and o in boxes of a warpgroup's 64 rows, the last one of a warp's 16
   TileQueue queue;
-  void* o;
+  void* out;
   float* lse;
   int64_t o_token, o_head, tokens;
   int group, pack_shift;  // query heads of a key head; log2 of how many of them share a tile
@@ -45,86 +49,27 @@ struct Parameters {
   float keep_scale;
 };
 
-/// What the producer tells the consumers about a tile; head -1: no more.
+/// What all are told about a tile; head -1: no more.
 struct alignas(16) TileInfo {
   int32_t first, begin, end, head, blocks, unused;
   AttentionDraws draws;
 };
 
-/// Barriers by their addresses.
+/// Barriers by their addresses. q_full: the queries of a warpgroup's unit are there; left: its results have taken their place. begun: keys of
+/// the next tile are being brought.
 template <class C>
 struct Barriers {
   uint32_t base;
-  __device__ uint32_t q_full(uint32_t s) const { return base + 8 * s; }
-  __device__ uint32_t q_empty(uint32_t s) const { return base + 8 * (C::kSlots + s); }
-  __device__ uint32_t k_full(uint32_t s) const { return base + 8 * (2 * C::kSlots + s); }
-  __device__ uint32_t k_empty(uint32_t s) const { return base + 8 * (2 * C::kSlots + C::kStages + s); }
-  __device__ uint32_t v_full(uint32_t s) const { return base + 8 * (2 * C::kSlots + 2 * C::kStages + s); }
-  __device__ uint32_t v_empty(uint32_t s) const { return base + 8 * (2 * C::kSlots + 3 * C::kStages + s); }
+  static constexpr uint32_t kUnits = C::kSlots * C::kConsumers, kInfosAt = 2 * kUnits, kKeysAt = kInfosAt + 2 * C::kInfoSlots;
+  __device__ uint32_t q_full(uint32_t s, uint32_t group) const { return base + 8 * (s * C::kConsumers + group); }
+  __device__ uint32_t left(uint32_t s, uint32_t group) const { return base + 8 * (kUnits + s * C::kConsumers + group); }
+  __device__ uint32_t info_full(uint32_t s) const { return base + 8 * (kInfosAt + s); }
+  __device__ uint32_t info_empty(uint32_t s) const { return base + 8 * (kInfosAt + C::kInfoSlots + s); }
+  __device__ uint32_t k_full(uint32_t s) const { return base + 8 * (kKeysAt + s); }
+  __device__ uint32_t k_empty(uint32_t s) const { return base + 8 * (kKeysAt + C::kStages + s); }
+  __device__ uint32_t v_full(uint32_t s) const { return base + 8 * (kKeysAt + 2 * C::kStages + s); }
+  __device__ uint32_t v_empty(uint32_t s) const { return base + 8 * (kKeysAt + 3 * C::kStages + s); }
+  __device__ uint32_t begun() const { return base + 8 * (kKeysAt + 4 * C::kStages); }
 };
-
-template <class C>
-__device__ inline void produce(const Parameters& p, uint32_t shared, TileInfo* infos,
-                               const Barriers<C>& barriers) {
-  using namespace hopper;
-  constexpr int kColumns = C::kDim / 64;
-  uint32_t block = 0;
-  const int shift = C::kDropout ? 0 : p.pack_shift, tile_tokens = C::kRows >> shift;
-  // Of the heads that share a tile of the list, each takes a part of its tokens for all of them.
-  const auto look_up = [&](int item) {
-    TileInfo info{};
-    for (;;) {
-      info.head = -1;
-      if (item >= p.queue.items()) return info;
-      int tile_index, head;
-      p.queue.decode(item, tile_index, head);
-      const AttentionTile tile = p.queue.tiles[tile_index];
-      const int part = head & ((1 << shift) - 1), first = tile.first + ((1 << shift) - 1 - part) * tile_tokens;
-      const int last = C::kCausal ? min(tile.end, first + tile_tokens) : tile.end;
-      info = {first, tile.begin, tile.end, head - part, (last - tile.begin + C::kKeys - 1) / C::kKeys, 0, {}};
-      if constexpr (C::kDropout) info.draws = AttentionDraws::of(p.sample_ids[tile.sequence], p.t0, p.t1, head);
-      if (first < tile.end) return info;
-      item = p.queue.next();
-    }
-  };
-  TileInfo info = look_up(static_cast<int>(blockIdx.x));
-  for (uint32_t round = 0;; ++round) {
-    const uint32_t slot = round % C::kSlots;
-    barrier_wait(barriers.q_empty(slot), ((round / C::kSlots) & 1) ^ 1);
-    infos[slot] = info;
-    if (info.head < 0) {
-      barrier_arrive(barriers.q_full(slot));
-      break;
-    }
-    barrier_expect(barriers.q_full(slot), C::kQBytes);
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c)
-      load_box(shared + C::kQ + slot * C::kQBytes + c * (C::kRows * 128), &p.q, 64 * c, info.head,
-               info.first, barriers.q_full(slot));
-    const int kv_head = info.head / p.group, blocks = info.blocks, begin = info.begin;
-    const int item = p.queue.next();
-#pragma unroll 1
-    for (int n = blocks - 1; n >= 0; --n, ++block) {
-      const uint32_t stage = block % C::kStages, parity = (block / C::kStages) & 1;
-      const int token = begin + n * C::kKeys;
-      barrier_wait(barriers.k_empty(stage), parity ^ 1);
-      barrier_expect(barriers.k_full(stage), C::kKBytes);
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c)
-        load_box(shared + C::kK + stage * C::kKBytes + c * (C::kKeys * 128), &p.k, 64 * c, kv_head,
-                 token, barriers.k_full(stage));
-      barrier_wait(barriers.v_empty(stage), parity ^ 1);
-      barrier_expect(barriers.v_full(stage), C::kKBytes);
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c)
-        load_box(shared + C::kV + stage * C::kKBytes + c * (C::kKeys * 128), &p.v, 64 * c, kv_head,
-                 token, barriers.v_full(stage));
-      // Looked up while keys are on their way. Asked for no earlier than with this tile: what a block has asked for and not begun keeps others
-      // waiting at the end.
-      if (n == blocks - 1) info = look_up(item);
-    }
-  }
-  p.queue.leave();
-}
 
 }  // namespace trireme::kernels::forward

@@ -104,11 +104,11 @@ struct Work {
   }
 };
 
-/// Normalises and writes this warp's 16 rows from warp_row on, and their log-sum-exp. `staging`: where the rows of Q lay, in columns of 64.
-/// The copy engine may still read from there afterwards (`bulk_read` of lane 0).
+/// Normalises this warp's 16 rows from warp_row on and leaves them where their queries lay, `staging`, in columns of 64; `left` is told. Who
+/// is told stores them, but for those of a warp some of whose rows lie behind the sequence: these are written here, and log-sum-exp.
 template <class C>
 __device__ inline void finish(const Parameters& p, int first, int end, int head, const float (&o)[C::kDim / 2], const Softmax& softmax,
-                              uint32_t staging, int warp_row, int shift) {
+                              uint32_t staging, uint32_t left, int warp_row, int shift) {
   using namespace hopper;
   using T = typename C::T;
   const int lane = threadIdx.x % 32, heads = (1 << shift) - 1;
@@ -124,7 +124,7 @@ __device__ inline void finish(const Parameters& p, int first, int end, int head,
     inverse[r] = (C::kDropout ? p.keep_scale : 1.0f) * fast_reciprocal(total);
   }
   // As the copy engine wants it: columns of 64 elements, rows of 128 bytes in the 128-byte swizzle.
-  constexpr uint32_t kColumn = C::kRows * 128;
+  constexpr uint32_t kColumn = 64 * 128;
   const auto chunk_at = [&](uint32_t row, uint32_t chunk) { return staging + chunk / 8 * kColumn + row * 128 + ((chunk % 8) ^ (row % 8)) * 16; };
 #pragma unroll
   for (int j = 0; j < C::kDim / 16; ++j)
@@ -134,14 +134,8 @@ __device__ inline void finish(const Parameters& p, int first, int end, int head,
                    pack2<T>(o[8 * j + 4] * inverse[0], o[8 * j + 5] * inverse[0]),
                    pack2<T>(o[8 * j + 6] * inverse[1], o[8 * j + 7] * inverse[1]));
   proxy_fence();
-  __syncwarp();
-  if (token_of(15) < end) {
-    if (lane == 0) {
-#pragma unroll
-      for (int c = 0; c < C::kDim / 64; ++c) store_box(&p.o_rows, 64 * c, head, token_of(0), staging + c * kColumn);
-      store_commit();
-    }
-  } else {
+  if (token_of(15) >= end) {
+    __syncwarp();
     constexpr int kChunks = C::kDim / 8, kStep = 32 / kChunks;
 #pragma unroll 1
     for (int i = 0; i < 16 / kStep; ++i) {
@@ -149,10 +143,10 @@ __device__ inline void finish(const Parameters& p, int first, int end, int head,
       const int4 words = load_shared16(chunk_at(row, chunk));
       const int token = token_of(row);
       if (token < end)
-        *reinterpret_cast<int4*>(static_cast<T*>(p.o) + token * p.o_token + head_of(row) * p.o_head + chunk * 8) = words;
+        *reinterpret_cast<int4*>(static_cast<T*>(p.out) + token * p.o_token + head_of(row) * p.o_head + chunk * 8) = words;
     }
-    __syncwarp();
   }
+  barrier_arrive(left);
   // After the fence, which would wait for these.
 #pragma unroll
   for (int r = 0; r < 2; ++r) {

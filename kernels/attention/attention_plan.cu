@@ -10,6 +10,8 @@ namespace {
 /// Key tiles of a sequence up to which it counts as short; of the last sequences together, the longest of which does not, up to which they do; of a
 /// sequence up to which its heads are met in one section by as many blocks as there usually are.
 constexpr int kShort = 8, kListed = 24, kOneSection = 20;
+/// Tokens of a sequence up to which its forward tiles stay together.
+constexpr int kTogether = 512;
 
 int32_t tiles_of(const AttentionTile& sequence) { return static_cast<int32_t>(ceil_div(sequence.end - sequence.begin, kAttentionBackwardKeys)); }
 
@@ -59,8 +61,11 @@ AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bo
     whole.push_back({begin, begin, end, padded, static_cast<int32_t>(i), 0, 0, 0});
     padded += static_cast<int32_t>(ceil_div(end - begin, 128) * 128);
   }
-  // Key blocks under the mask of a forward tile.
-  const auto work = [&](const AttentionTile& t) { return (causal ? std::min(t.end, t.first + rows) : t.end) - t.begin; };
+  // Keys under the mask of a forward tile. Tiles of a short sequence follow each other: long and short ones then run side by side, these
+  // short of bandwidth, those of arithmetic, and keys are read again while the cache has them.
+  const auto work = [&](const AttentionTile& t) {
+    return (causal && t.end - t.begin > kTogether ? std::min(t.end, t.first + rows) : t.end) - t.begin;
+  };
   std::stable_sort(plan.forward.begin(), plan.forward.end(), [&](const auto& a, const auto& b) { return work(a) > work(b); });
   std::stable_sort(whole.begin(), whole.end(), [](const auto& a, const auto& b) { return a.end - a.begin > b.end - b.begin; });
   std::vector<bool> is_short(static_cast<size_t>(count));

@@ -1,0 +1,146 @@
+#pragma once
+// Of the forward kernel: what its producers do, one thread each: rows of queries and results, numbers of tiles, keys and values.
+
+#include "kernels/attention/attention_forward_parts.cuh"
+
+namespace trireme::kernels::forward {
+
+/// Which 64 rows of a tile are a warpgroup's: turn about, since the last rows of short sequences are often missing and warpgroups may run a
+/// tile apart.
+template <class C>
+__device__ inline int unit_of(uint32_t group, uint32_t round) {
+  return static_cast<int>((group + round) % C::kConsumers);
+}
+template <class C>
+__device__ inline uint32_t unit_at(uint32_t shared, uint32_t group, uint32_t round) {
+  return shared + C::kQ + (round % C::kSlots * C::kConsumers + group) * C::kQBytes;
+}
+
+/// One thread brings the queries of the warpgroups mover, mover + kMovers, … and takes their results away. A warpgroup does not wait for the
+/// others' rows, nor for the copy engine.
+template <class C>
+__device__ inline void move_rows(const Parameters& p, uint32_t shared, const TileInfo* infos, const Barriers<C>& barriers, uint32_t mover) {
+  using namespace hopper;
+  constexpr int kColumns = C::kDim / 64;
+  const int shift = C::kDropout ? 0 : p.pack_shift;
+  const auto first_of = [&](const TileInfo& info, uint32_t group, uint32_t round) { return info.first + (64 * unit_of<C>(group, round) >> shift); };
+  const auto take = [&](uint32_t group, uint32_t round) {
+    barrier_wait(barriers.left(round % C::kSlots, group), (round / C::kSlots) & 1);
+    const TileInfo& info = infos[round % C::kInfoSlots];
+    const int first = first_of(info, group, round), end = info.end, head = info.head;
+    const uint32_t from = unit_at<C>(shared, group, round);
+    if (first + (64 >> shift) <= end) {
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) store_box(&p.o, 64 * c, head, first, from + c * (64 * 128));
+    } else {
+      // Warps whose rows are not all there have written them themselves.
+#pragma unroll 1
+      for (int w = 0; w < 4 && first + ((16 * w + 15) >> shift) < end; ++w)
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) store_box(&p.o_rows, 64 * c, head, first + (16 * w >> shift), from + c * (64 * 128) + w * (16 * 128));
+    }
+    store_commit();
+  };
+  const auto bring = [&](uint32_t group, uint32_t round) {
+    const uint32_t barrier = barriers.q_full(round % C::kSlots, group), to = unit_at<C>(shared, group, round);
+    const TileInfo& info = infos[round % C::kInfoSlots];
+    const int first = first_of(info, group, round), head = info.head;
+    if (head < 0 || first >= info.end) {
+      barrier_arrive(barrier);
+      return;
+    }
+    barrier_expect(barrier, C::kQBytes);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) load_box(to + c * (64 * 128), &p.q, 64 * c, head, first, barrier);
+  };
+  bool more = true;
+#pragma unroll 1
+  for (uint32_t round = 0, rest = C::kSlots; rest > 0; ++round) {
+    if (round >= C::kSlots) {
+#pragma unroll 1
+      for (uint32_t group = mover; group < C::kConsumers; group += C::kMovers) take(group, round - C::kSlots);
+      barrier_arrive(barriers.info_empty((round - C::kSlots) % C::kInfoSlots));
+      bulk_read<0>();
+    }
+    if (more) {
+      barrier_wait(barriers.info_full(round % C::kInfoSlots), (round / C::kInfoSlots) & 1);
+      more = infos[round % C::kInfoSlots].head >= 0;
+#pragma unroll 1
+      for (uint32_t group = mover; group < C::kConsumers; group += C::kMovers) bring(group, round);
+    }
+    if (!more) --rest;
+  }
+  bulk_done();
+}
+
+/// One thread hands out tiles. In a thread of its own: two dependent reads of global memory would keep the next keys waiting.
+template <class C>
+__device__ inline void schedule(const Parameters& p, TileInfo* infos, const Barriers<C>& barriers) {
+  using namespace hopper;
+  const int shift = C::kDropout ? 0 : p.pack_shift, tile_tokens = C::kRows >> shift;
+  int item = static_cast<int>(blockIdx.x);
+  for (uint32_t round = 0;; ++round) {
+    const uint32_t slot = round % C::kInfoSlots;
+    TileInfo info{};
+    barrier_wait(barriers.info_empty(slot), ((round / C::kInfoSlots) & 1) ^ 1);
+    if (round > 0) {
+      // What a block has asked for and not begun keeps others waiting at the end.
+      barrier_wait(barriers.begun(), (round - 1) & 1);
+      item = p.queue.next();
+    }
+    for (;; item = p.queue.next()) {
+      info.head = -1;
+      if (item >= p.queue.items()) break;
+      int tile_index, head;
+      p.queue.decode(item, tile_index, head);
+      const AttentionTile tile = p.queue.tiles[tile_index];
+      // Of the heads that share a tile of the list, each takes a part of its tokens for all of them.
+      const int part = head & ((1 << shift) - 1), first = tile.first + ((1 << shift) - 1 - part) * tile_tokens;
+      if (first >= tile.end) continue;
+      const int last = C::kCausal ? min(tile.end, first + tile_tokens) : tile.end;
+      info = {first, tile.begin, tile.end, head - part, (last - tile.begin + C::kKeys - 1) / C::kKeys, 0, {}};
+      if constexpr (C::kDropout) info.draws = AttentionDraws::of(p.sample_ids[tile.sequence], p.t0, p.t1, head);
+      break;
+    }
+    infos[slot] = info;
+    barrier_arrive(barriers.info_full(slot));
+    if (info.head < 0) break;
+  }
+  p.queue.leave();
+}
+
+/// One thread brings keys and values.
+template <class C>
+__device__ inline void produce(const Parameters& p, uint32_t shared, const TileInfo* infos, const Barriers<C>& barriers) {
+  using namespace hopper;
+  constexpr int kColumns = C::kDim / 64;
+  uint32_t block = 0;
+  for (uint32_t round = 0;; ++round) {
+    const uint32_t slot = round % C::kInfoSlots;
+    barrier_wait(barriers.info_full(slot), (round / C::kInfoSlots) & 1);
+    const int head = infos[slot].head, begin = infos[slot].begin, blocks = infos[slot].blocks;
+    if (head < 0) break;
+    barrier_arrive(barriers.info_empty(slot));
+    barrier_arrive(barriers.begun());
+    const int kv_head = head / p.group;
+#pragma unroll 1
+    for (int n = blocks - 1; n >= 0; --n, ++block) {
+      const uint32_t stage = block % C::kStages, parity = (block / C::kStages) & 1;
+      const int token = begin + n * C::kKeys;
+      barrier_wait(barriers.k_empty(stage), parity ^ 1);
+      barrier_expect(barriers.k_full(stage), C::kKBytes);
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c)
+        load_box(shared + C::kK + stage * C::kKBytes + c * (C::kKeys * 128), &p.k, 64 * c, kv_head,
+                 token, barriers.k_full(stage));
+      barrier_wait(barriers.v_empty(stage), parity ^ 1);
+      barrier_expect(barriers.v_full(stage), C::kKBytes);
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c)
+        load_box(shared + C::kV + stage * C::kKBytes + c * (C::kKeys * 128), &p.v, 64 * c, kv_head,
+                 token, barriers.v_full(stage));
+    }
+  }
+}
+
+}  // namespace trireme::kernels::forward
