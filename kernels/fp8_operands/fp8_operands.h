@@ -13,8 +13,7 @@
 // x, dy [rows, columns] and bias [columns] of one element type T; everything contiguous, on the
 // device, on 16-byte boundaries; rows and columns multiples of 16 (others: cudaErrorInvalidValue).
 // gelu as in kernels/gelu/gelu.h, codes as in kernels/quantize/quantize.h. Deterministic: sums over
-// 128 rows at a time in one order, those added in another fixed one; of 16-bit types the tensor cores
-// add up the first four rows each, in fp32 that rounds towards zero. No allocation, no
+// 128 rows at a time in one order, those added in another fixed one. No allocation, no
 // synchronisation.
 
 #include "kernels/element.h"

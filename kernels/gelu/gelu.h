@@ -10,8 +10,7 @@
 // arithmetic, one rounding at the end. Any width and alignment; fast with rows of whole 16-byte
 // packs on 16-byte boundaries up to 28,672 columns (fp32: 14,336; with d_bias: 16,384, fp32 8,192).
 // Each input is read once; FP8 outputs with a scale per row keep the row on the multiprocessor. No
-// allocation, no synchronisation, deterministic (d_bias: for one number of multiprocessors; of 16-bit
-// types the tensor cores add up a block's rows, in fp32 that rounds towards zero).
+// allocation, no synchronisation, deterministic (d_bias: for one number of multiprocessors).
 
 #include "kernels/element.h"
 #include "kernels/fp8/fp8_output.h"
