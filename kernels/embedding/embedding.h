@@ -8,7 +8,8 @@
 // table, d_table [vocab, columns], y, dy [tokens, columns], ids int64 [tokens]; device. An id
 // outside the table gives a row of NaN in y and is left out of d_table. Without accumulate only
 // rows whose id occurs are written: the caller zeroes the rest.
-// The gradient sorts the tokens by id (stable), sums runs of equal ids in fp32 and rounds once:
+// The gradient sorts the tokens by id (stable; up to 524,288 tokens whose number and id fit into 32
+// bits by embedding_sort.h, others by CUB), sums runs of equal ids in fp32 and rounds once:
 // deterministic, no atomics on floats. A table of at most two rows, as of token types, needs no sort.
 // workspace: embedding_backward_workspace() bytes, 256-byte aligned. Allocates nothing,
 // synchronises nothing. Any width and alignment; the gradient takes at most 2,097,120 tokens.

@@ -1,6 +1,5 @@
 #include "kernels/column_sum/block_sums.cuh"
 #include "kernels/column_sum/column_sum.h"
-#include "kernels/column_sum/tensor_sums.cuh"
 #include "kernels/fp8/fp8.cuh"
 #include "kernels/gelu/gelu.cuh"
 #include "kernels/gelu/gelu_backward_codes.h"
@@ -19,8 +18,6 @@ template <class T, int kPacks, bool kFromCodes, bool kBias, bool kWhole>
 __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const GeluBackward a) {
   extern __shared__ __align__(16) char shared[];
   constexpr int kWidth = 16 / sizeof(T);
-  // Whole warps hold all their packs.
-  constexpr bool kTensorSums = kBias && kWhole && sizeof(T) == 2;
   __shared__ float scratch[2][32];
   using Pack = Vec<T, kWidth>;
   using Kept = std::conditional_t<kFromCodes, Vec<uint16_t, kWidth / 2>, Pack>;
@@ -33,7 +30,6 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const GeluBackwar
       a.columns * static_cast<int64_t>(sizeof(Kept)) / kWidth);
   start_inputs<kStages>(cursor, gradients, inputs);
   float sums[1][kBias ? kPacks : 1][kWidth] = {};
-  [[maybe_unused]] const std::conditional_t<kTensorSums, TensorSums<T>, int> tensor{};
   for (; cursor.active(); cursor.advance()) {
     start_row<kStages>();
     float inverse = 1.0f;
@@ -60,7 +56,11 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const GeluBackwar
         const Pack out = packed(from_floats<T>(d));
         dx[p] = as_words(out);
         top.add(out);
-        if constexpr (kBias && !kTensorSums) add_elements<T>(dx[p], sums[0][p]);
+        if constexpr (kBias) {
+          to_floats(out, d);
+#pragma unroll
+          for (int i = 0; i < kWidth; ++i) sums[0][p][i] += d[i];
+        }
       }
     };
     with_kind(a.kind, [&](auto kind) {
@@ -69,15 +69,6 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const GeluBackwar
       else
         differentiate(kind, 0);
     });
-    if constexpr (kTensorSums) {
-      if (warp_amax(top.get()) < __int_as_float(0x7f800000)) {
-#pragma unroll
-        for (int p = 0; p < kPacks; ++p) tensor.add(dx[p], sums[0][p]);
-      } else {
-#pragma unroll
-        for (int p = 0; p < kPacks; ++p) add_elements<T>(dx[p], sums[0][p]);
-      }
-    }
     end_row();
     if (a.dx != nullptr)
       store_row(static_cast<T*>(a.dx) + cursor.row * a.columns, dx, cursor, false);

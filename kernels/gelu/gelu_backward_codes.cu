@@ -1,7 +1,6 @@
 // Slopes are looked up in a table of the row's 256 codes, made one row ahead.
 
 #include "kernels/column_sum/block_sums.cuh"
-#include "kernels/column_sum/tensor_sums.cuh"
 #include "kernels/fp8/cluster_amax.cuh"
 #include "kernels/fp8/fp8.cuh"
 #include "kernels/gelu/gelu.cuh"
@@ -88,7 +87,6 @@ __global__ void __launch_bounds__(kResidentThreads) codes_kernel(const GeluBackw
   __syncthreads();
   if constexpr (kCluster) cluster_barrier();  // nobody writes to a block that has not begun
 
-  const TensorSums<T> tensor;
   float sums[1][kBias ? kPacks : 1][kWidth] = {};
   int turn = 0;
   uint32_t parity = 0;
@@ -104,9 +102,14 @@ __global__ void __launch_bounds__(kResidentThreads) codes_kernel(const GeluBackw
       float d[kWidth];
       to_floats(*reinterpret_cast<const Vec<T, kWidth>*>(gradients + p * 512), d);
       multiply_slopes(d, *reinterpret_cast<const Words<2>*>(codes + p * 256), slopes);
-      const Vec<T, kWidth> out = from_floats<T>(d);
+      const Vec<T, kWidth> out = packed(from_floats<T>(d));
       dx[p] = as_words(out);
       top.add(out);
+      if constexpr (kBias) {
+        to_floats(out, d);
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) sums[0][p][i] += d[i];
+      }
     }
     fetch(row + step);
     tabulate_slopes(a.saved, a.kind, inverse, table(turn ^ 1));
@@ -122,15 +125,6 @@ __global__ void __launch_bounds__(kResidentThreads) codes_kernel(const GeluBackw
       amax = row_amax(top.get(), threads, scratch[turn]);
     }
     turn ^= 1;
-    if constexpr (kBias) {
-      if (amax < __int_as_float(0x7f800000)) {
-#pragma unroll
-        for (int p = 0; p < kPacks; ++p) tensor.add(dx[p], sums[0][p]);
-      } else {
-#pragma unroll
-        for (int p = 0; p < kPacks; ++p) add_elements<T>(dx[p], sums[0][p]);
-      }
-    }
     if (a.dx != nullptr) store_row(static_cast<T*>(a.dx) + first, dx, Beside{}, false);
     if (a.fp8.data == nullptr) continue;
     const float scale = settle_scale(a.fp8, amax, row, !kCluster || cluster_rank() == 0);

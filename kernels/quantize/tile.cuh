@@ -2,7 +2,6 @@
 // One pass over a matrix that leaves its FP8 codes in place and transposed, with the greatest
 // magnitude and, where wanted, the sums of its columns.
 
-#include "kernels/column_sum/tensor_sums.cuh"
 #include "kernels/fp8/fp8.cuh"
 #include "kernels/launch.h"
 #include "kernels/launch_behind.cuh"
@@ -130,70 +129,45 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
 #pragma unroll
       for (int w = 0; w < kWords; ++w) codes[j][0][w] = in[j][0].word[w];
   } else {
-    constexpr bool kTensor = kSums && sizeof(T) == 2;
     Amax<T> top;
     const float scale = *a.scale;
     float sums[kGroups][kWidth] = {};
     const auto quantize = [&](auto form, auto format) {
-      [[maybe_unused]] const std::conditional_t<kTensor, TensorSums<T>, int> tensor{};
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         if constexpr (!kDirect) await_group(3 - j);
 #pragma unroll
         for (int g = 0; g < kGroups; ++g) {
-          Words<4> pack = {};
-          if (rows_here && columns_here(g)) {
-            const int64_t column = column0 + lane * kWidth + g * kStride;
-            Vec<T, kWidth> value;
-            if constexpr (kDirect)
-              value = source.value(in[j][g], column, form);
-            else
-              value = source.value(source.take([&](int input) { return slot(j, g, input); }),
-                                   column, form);
-            top.add(value);
-            pack = as_words(value);
-            float v[kWidth];
-            to_floats(value, v);
-            if constexpr (kSums && !kTensor) {
+          if (!rows_here || !columns_here(g)) continue;
+          const int64_t column = column0 + lane * kWidth + g * kStride;
+          Vec<T, kWidth> value;
+          if constexpr (kDirect)
+            value = source.value(in[j][g], column, form);
+          else
+            value = source.value(source.take([&](int input) { return slot(j, g, input); }), column,
+                                 form);
+          top.add(value);
+          float v[kWidth];
+          to_floats(value, v);
+          if constexpr (kSums) {
 #pragma unroll
-              for (int i = 0; i < kWidth; ++i) sums[g][i] += v[i];
-            }
-            const auto packed = to_fp8<decltype(format)::value>(v, scale);
-#pragma unroll
-            for (int w = 0; w < kWords; ++w) codes[j][g][w] = packed.word[w];
-            if (a.data != nullptr) {
-              uint8_t* to = a.data + first + j * a.columns + g * kStride;
-              if constexpr (kWords == 2)
-                *reinterpret_cast<uint2*>(to) = make_uint2(codes[j][g][0], codes[j][g][1]);
-              else
-                *reinterpret_cast<uint32_t*>(to) = codes[j][g][0];
-            }
+            for (int i = 0; i < kWidth; ++i) sums[g][i] += v[i];
           }
-          if constexpr (kTensor) tensor.add(pack, sums[g]);
+          const auto packed = to_fp8<decltype(format)::value>(v, scale);
+#pragma unroll
+          for (int w = 0; w < kWords; ++w) codes[j][g][w] = packed.word[w];
+          if (a.data != nullptr) {
+            uint8_t* to = a.data + first + j * a.columns + g * kStride;
+            if constexpr (kWords == 2)
+              *reinterpret_cast<uint2*>(to) = make_uint2(codes[j][g][0], codes[j][g][1]);
+            else
+              *reinterpret_cast<uint32_t*>(to) = codes[j][g][0];
+          }
         }
       }
     };
     source.with_form(
         [&](auto form) { with_format(a.format, [&](auto format) { quantize(form, format); }); });
-    if constexpr (kTensor) {
-      if (!(warp_amax(top.get()) < __int_as_float(0x7f800000))) {
-        // Once more, so that what is not finite stays in its column.
-#pragma unroll
-        for (int g = 0; g < kGroups; ++g) {
-#pragma unroll
-          for (int i = 0; i < kWidth; ++i) sums[g][i] = 0.0f;
-          if (!rows_here || !columns_here(g)) continue;
-          source.with_form([&](auto form) {
-#pragma unroll 1
-            for (int j = 0; j < 4; ++j)
-              add_elements<T>(
-                  as_words(source.value(source.load(first + j * a.columns + g * kStride),
-                                        column0 + lane * kWidth + g * kStride, form)),
-                  sums[g]);
-          });
-        }
-      }
-    }
     if (a.amax != nullptr) raise_amax_by_warp(a.amax, top.get());
     if constexpr (kSums) {
       // The four lanes of a warp that share columns each end with a quarter of them.

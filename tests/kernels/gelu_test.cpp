@@ -167,7 +167,6 @@ TEST_F(GeluTest, BiasGradientAccumulatesInFp32) {
   expect_close(sum.values(), total, Element::kF32, 0, 5e-5, "d_bias");
 }
 
-// Sums by tensor cores would carry an infinity to seven columns beside it.
 TEST_F(GeluTest, NonFiniteGradientsStayInTheirColumn) {
   for (const Element element : {Element::kBF16, Element::kF16})
     for (const bool from_codes : {false, true})
