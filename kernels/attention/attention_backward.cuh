@@ -1,6 +1,6 @@
 #pragma once
-// Of the backward kernel, the warpgroups that own keys. A block keeps 128 keys and values; query rows and output gradients of every query head that reads them stream
-// by, kRows at a time, so that dK and dV of a key head are finished in registers. Each of the two consumer warpgroups
+// Of the backward kernel, the warpgroups that own keys. A block keeps 128 keys and values; query rows and output gradients of every query head that
+// reads them stream by, kRows at a time, so that dK and dV of a key head are finished in registers. Each of the two consumer warpgroups
 // owns 64 keys and computes the transposed scores, so that P^T and dS^T leave the softmax in the layout of a register operand.
 // dS also goes through shared memory for dQ = dS K, of which each warpgroup computes one 64 x d / 2 part, a third one all of it where sums stay on
 // chip: the sums over key tiles are described at Sums, those in global memory lie in the order of the fragments.
@@ -10,6 +10,7 @@
 // until one's products run beside the other's arithmetic.
 
 #include "kernels/attention/attention_backward_rows.cuh"
+#include "kernels/attention/attention_backward_sums.cuh"
 
 namespace trireme::kernels::backward {
 
