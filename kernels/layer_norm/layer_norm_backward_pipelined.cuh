@@ -4,7 +4,7 @@
 // than a block are shared by a cluster, whose blocks exchange their parts of the row's means.
 
 #include "kernels/cluster.cuh"
-#include "kernels/layer_norm/layer_norm_backward_sums.cuh"
+#include "kernels/layer_norm/layer_norm_backward_parts.cuh"
 
 namespace trireme::kernels::layer_norm_sums {
 

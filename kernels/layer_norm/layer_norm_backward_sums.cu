@@ -2,6 +2,7 @@
 
 #include "kernels/launch.h"
 #include "kernels/layer_norm/layer_norm_backward_pipelined.cuh"
+#include "kernels/layer_norm/layer_norm_backward_sums.cuh"
 
 namespace trireme::kernels {
 
