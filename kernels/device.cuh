@@ -101,6 +101,15 @@ __device__ inline void to_floats(const Vec<T, kWidth>& vec, float (&out)[kWidth]
   }
 }
 
+/// sums[i] += vec[i]
+template <class T, int kWidth>
+__device__ inline void add_to(float* sums, const Vec<T, kWidth>& vec) {
+  float v[kWidth];
+  to_floats(vec, v);
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) sums[i] += v[i];
+}
+
 template <class T, int kWidth>
 __device__ inline Vec<T, kWidth> from_floats(const float (&in)[kWidth]) {
   if constexpr (sizeof(T) == 2 && kWidth % 2 == 0) {
@@ -247,13 +256,6 @@ template <class V>
 __device__ inline V warp_sum(V v) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) v += __shfl_xor_sync(0xffffffffu, v, offset);
-  return v;
-}
-
-__device__ inline float warp_max(float v) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2)
-    v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, offset));
   return v;
 }
 

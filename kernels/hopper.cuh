@@ -83,6 +83,12 @@ __device__ inline void store_box(const CUtensorMap* map, int element, int head, 
                : "memory");
 }
 __device__ inline void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+/// kRows rows of a head, kDim elements each, in columns of 64, one box a column.
+template <int kDim, int kRows>
+__device__ inline void load_rows(uint32_t to, const CUtensorMap* map, int head, int token, uint32_t barrier) {
+#pragma unroll
+  for (int c = 0; c < kDim / 64; ++c) load_box(to + c * (kRows * 128), map, 64 * c, head, token, barrier);
+}
 /// Contiguous bytes, a multiple of 16.
 __device__ inline void load_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile(
@@ -90,10 +96,6 @@ __device__ inline void load_bytes(uint32_t to, const void* from, uint32_t bytes,
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
-/// The kernel launched after this one may have its blocks started as soon as there is room for them …
-__device__ inline void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-/// … and what this one wrote is there after the dependent one's threads have waited.
-__device__ inline void await_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ inline void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
@@ -181,7 +183,8 @@ __device__ inline void store_fragments(const float (&x)[kCount], float scale, T*
 #pragma unroll
       for (int j = 0; j < 4; ++j) w[j] = pack2<T>(x[16 * i + 4 * j + 2 * r] * scale, x[16 * i + 4 * j + 2 * r + 1] * scale);
       const uint4 chunk = gather_chunk(w[0], w[1], w[2], w[3]);
-      if (row < count) store_global16(to + 32 * i, {static_cast<int>(chunk.x), static_cast<int>(chunk.y), static_cast<int>(chunk.z), static_cast<int>(chunk.w)});
+      if (row < count)
+        store_global16(to + 32 * i, {static_cast<int>(chunk.x), static_cast<int>(chunk.y), static_cast<int>(chunk.z), static_cast<int>(chunk.w)});
     }
   }
 }

@@ -67,14 +67,8 @@ class RowPrefetch {
     for (int p = 0; p < kPacks; ++p)
       fetch(slot(ahead, p), p, cursor, cursor.row + ahead * cursor.step);
   }
-  /// This row's pack, once start_row() has returned; it stays where it is.
-  template <class V, class Cursor>
-  __device__ V peek(int p, const Cursor& cursor) const {
-    static_assert(sizeof(V) == kBytes);
-    return *reinterpret_cast<const V*>(slot(kStages == 2 ? cursor.turn : 0, p));
-  }
-  /// The same for the last time. Asks for the pack of the row kStages turns
-  /// ahead, which end_row() closes.
+  /// This row's pack, once start_row() has returned. Asks for the pack of the row kStages turns ahead,
+  /// which end_row() closes.
   template <class V, class Cursor>
   __device__ V take(int p, const Cursor& cursor) {
     static_assert(sizeof(V) == kBytes);

@@ -5,6 +5,7 @@
 #include "kernels/attention/attention_backward_side.h"
 #include "kernels/attention/attention_launch.h"
 #include "kernels/launch.h"
+#include "kernels/launch_behind.cuh"
 
 #include <type_traits>
 
@@ -60,19 +61,9 @@ cudaError_t launch(const AttentionBackward& a, cudaStream_t stream) {
   p.keep_scale = keep_scale;
   static const cudaError_t allowed = allow_shared_memory(kernel<C>, C::kBytes);
   if (allowed != cudaSuccess) return allowed;
-  const int grid = static_cast<int>(std::min<int64_t>(processors, p.queue.items()));
+  const auto grid = static_cast<unsigned>(std::min<int64_t>(processors, p.queue.items()));
   // Beside the last blocks of what runs before: only sums and statistics come from there.
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(grid));
-  config.blockDim = dim3(C::kThreads);
-  config.dynamicSmemBytes = C::kBytes;
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = 1;
-  if (const cudaError_t status = cudaLaunchKernelEx(&config, kernel<C>, p); status != cudaSuccess) return status;
+  if (const cudaError_t status = launch_behind(kernel<C>, grid, C::kThreads, C::kBytes, stream, p); status != cudaSuccess) return status;
   const bool done = C::kOnChip || (C::kFinishes && a.short_blocks == a.block_count);
   return done ? cudaSuccess : convert(side, s.d, s.element, stream);
 }

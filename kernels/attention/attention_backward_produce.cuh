@@ -2,6 +2,7 @@
 // What the producer warpgroup of the backward kernel does: four threads, each of which alone fits the few registers that the consumers leave.
 
 #include "kernels/attention/attention_backward_parts.cuh"
+#include "kernels/launch_behind.cuh"
 
 namespace trireme::kernels::backward {
 
@@ -89,10 +90,7 @@ __device__ inline void produce_rows(const Parameters& p, uint32_t shared, const 
         steps[step % C::kStepSlots] = {walk.block, walk.head, walk.left == 1,
                                        C::kFinishes && walk.left <= info.finishes ? walk.head << 16 | walk.block : -1};
       barrier_expect(full, C::kQBytes + C::kStatBytes);
-#pragma unroll
-      for (int c = 0; c < C::kDim / 64; ++c)
-        load_box(shared + (kGradients ? C::kDo : C::kQ) + stage * C::kQBytes + c * (C::kRows * 128), map, 64 * c, walk.head,
-                 begin + walk.block * C::kRows, full);
+      load_rows<C::kDim, C::kRows>(shared + (kGradients ? C::kDo : C::kQ) + stage * C::kQBytes, map, walk.head, begin + walk.block * C::kRows, full);
       load_bytes(shared + (kGradients ? C::kDelta : C::kLse) + stage * C::kStatBytes,
                  stat + walk.head * p.padded_rows + walk.block * C::kRows, C::kStatBytes, full);
     }

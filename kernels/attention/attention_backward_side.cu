@@ -5,6 +5,7 @@
 #include "kernels/hopper.cuh"
 #include "kernels/device.cuh"
 #include "kernels/launch.h"
+#include "kernels/launch_behind.cuh"
 
 namespace trireme::kernels::backward {
 
@@ -16,7 +17,7 @@ constexpr int kThreads = 256;
 template <class T, int kDim>
 __global__ void __launch_bounds__(kThreads) prepare_kernel(const SideArguments a) {
   constexpr int kLanes = kDim / 8, kRowsAtOnce = kThreads / kLanes;
-  hopper::launch_dependents();
+  allow_next_kernel();
   const int head = static_cast<int>(blockIdx.x) % a.q_heads, block_index = static_cast<int>(blockIdx.x) / a.q_heads;
   const AttentionBlock block = a.blocks[block_index];
   const int lane = threadIdx.x % kLanes;

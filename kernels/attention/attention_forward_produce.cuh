@@ -50,8 +50,7 @@ __device__ inline void move_rows(const Parameters& p, uint32_t shared, const Til
       return;
     }
     barrier_expect(barrier, C::kQBytes);
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) load_box(to + c * (64 * 128), &p.q, 64 * c, head, first, barrier);
+    load_rows<C::kDim, 64>(to, &p.q, head, first, barrier);
   };
   bool more = true;
 #pragma unroll 1
@@ -113,8 +112,11 @@ __device__ inline void schedule(const Parameters& p, TileInfo* infos, const Barr
 template <class C>
 __device__ inline void produce(const Parameters& p, uint32_t shared, const TileInfo* infos, const Barriers<C>& barriers) {
   using namespace hopper;
-  constexpr int kColumns = C::kDim / 64;
   uint32_t block = 0;
+  const auto bring = [&](const CUtensorMap* map, uint32_t to, int head, int token, uint32_t full) {
+    barrier_expect(full, C::kKBytes);
+    load_rows<C::kDim, C::kKeys>(to, map, head, token, full);
+  };
   for (uint32_t round = 0;; ++round) {
     const uint32_t slot = round % C::kInfoSlots;
     barrier_wait(barriers.info_full(slot), (round / C::kInfoSlots) & 1);
@@ -128,17 +130,9 @@ __device__ inline void produce(const Parameters& p, uint32_t shared, const TileI
       const uint32_t stage = block % C::kStages, parity = (block / C::kStages) & 1;
       const int token = begin + n * C::kKeys;
       barrier_wait(barriers.k_empty(stage), parity ^ 1);
-      barrier_expect(barriers.k_full(stage), C::kKBytes);
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c)
-        load_box(shared + C::kK + stage * C::kKBytes + c * (C::kKeys * 128), &p.k, 64 * c, kv_head,
-                 token, barriers.k_full(stage));
+      bring(&p.k, shared + C::kK + stage * C::kKBytes, kv_head, token, barriers.k_full(stage));
       barrier_wait(barriers.v_empty(stage), parity ^ 1);
-      barrier_expect(barriers.v_full(stage), C::kKBytes);
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c)
-        load_box(shared + C::kV + stage * C::kKBytes + c * (C::kKeys * 128), &p.v, 64 * c, kv_head,
-                 token, barriers.v_full(stage));
+      bring(&p.v, shared + C::kV + stage * C::kKBytes, kv_head, token, barriers.v_full(stage));
     }
   }
 }

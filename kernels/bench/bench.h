@@ -102,7 +102,8 @@ class Recorder {
   const std::vector<Result>& results() const { return results_; }
 
  private:
-  static Result summary(const std::string& name, const std::string& shape, Element element, double bytes, const std::vector<double>& times, double megahertz);
+  static Result summary(const std::string& name, const std::string& shape, Element element, double bytes, const std::vector<double>& times,
+                        double megahertz);
   void keep(Result result);  // and prints it
 
   std::string filter_;

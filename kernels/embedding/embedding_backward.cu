@@ -226,11 +226,8 @@ __global__ void __launch_bounds__(kRunThreads, 2)
     if (column < a.columns) {
 #pragma unroll 8
       for (int64_t g = group + lane; g <= low; g += kLanes) {
-        float piece[kWidth];
         const float* from = (g == group ? w.tail : w.head) + g * a.columns + column;
-        to_floats(*reinterpret_cast<const Vec<float, kWidth>*>(from), piece);
-#pragma unroll
-        for (int c = 0; c < kWidth; ++c) sum[c] += piece[c];
+        add_to(sum, *reinterpret_cast<const Vec<float, kWidth>*>(from));
       }
     }
 #pragma unroll

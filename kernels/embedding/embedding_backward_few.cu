@@ -38,11 +38,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int id = 0; id < kFewIds; ++id) {
         if (ids[k] != id) continue;
-        float v[kWidth];
-        to_floats(rows[k], v);
         occurs[id] = true;
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) sums[id][i] += v[i];
+        add_to(sums[id], rows[k]);
       }
     }
   }

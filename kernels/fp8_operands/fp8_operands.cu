@@ -16,24 +16,14 @@ __device__ inline Vec<T, 16 / sizeof(T)> plus_bias(const Words<4>& x, const T* b
 }
 
 template <class T>
-struct Activated {
-  using Element = T;
-  using Raw = Words<4>;
-  static constexpr bool kCodes = false;
-  static constexpr int kBlocksPerSm = sizeof(T) == 4 ? 2 : 4, kInputs = sizeof(T) == 4 ? 0 : 1;
-  const T* x;
+struct Activated : tile::OneMatrix<T> {
+  using typename tile::OneMatrix<T>::Raw;
   const T* bias;
   GeluKind kind;
-  __device__ const T* from(int /*input*/) const { return x; }
-  template <class Slot>
-  __device__ Raw take(const Slot& slot) const {
-    return *reinterpret_cast<const Words<4>*>(slot(0));
-  }
   template <class F>
   __device__ void with_form(const F& f) const {
     with_kind(kind, f);
   }
-  __device__ Raw load(int64_t at) const { return load_words(x + at); }
   template <class Form>
   __device__ Vec<T, 16 / sizeof(T)> value(const Raw& raw, int64_t column, Form /*form*/) const {
     float z[16 / sizeof(T)];

@@ -56,11 +56,7 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const GeluBackwar
         const Pack out = packed(from_floats<T>(d));
         dx[p] = as_words(out);
         top.add(out);
-        if constexpr (kBias) {
-          to_floats(out, d);
-#pragma unroll
-          for (int i = 0; i < kWidth; ++i) sums[0][p][i] += d[i];
-        }
+        if constexpr (kBias) add_to(sums[0][p], out);
       }
     };
     with_kind(a.kind, [&](auto kind) {

@@ -105,11 +105,7 @@ __global__ void __launch_bounds__(kResidentThreads) codes_kernel(const GeluBackw
       const Vec<T, kWidth> out = packed(from_floats<T>(d));
       dx[p] = as_words(out);
       top.add(out);
-      if constexpr (kBias) {
-        to_floats(out, d);
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) sums[0][p][i] += d[i];
-      }
+      if constexpr (kBias) add_to(sums[0][p], out);
     }
     fetch(row + step);
     tabulate_slopes(a.saved, a.kind, inverse, table(turn ^ 1));

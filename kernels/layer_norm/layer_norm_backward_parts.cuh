@@ -153,11 +153,7 @@ __device__ inline void leave_pack(const LayerNormBackward& a, float (&g)[kWidth]
     out = from_floats<T>(g);
     if (outputs.dx()) store_whole(static_cast<T*>(a.dx) + to, out);
   }
-  if constexpr (kBias) {
-    to_floats(out, g);
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) d_bias[i] += g[i];
-  }
+  if constexpr (kBias) add_to(d_bias, out);
 }
 
 }  // namespace trireme::kernels::layer_norm_sums

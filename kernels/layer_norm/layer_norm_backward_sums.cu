@@ -38,11 +38,14 @@ cudaError_t launch_pipelined(const LayerNormBackward& a, int64_t* teams, cudaStr
       pipelined_kernel<T, kSums, kDropout, kThreads, kPacks, kRows, kBlocks, kParts, kMore>;
   const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
   const int threads = static_cast<int>(ceil_div(ceil_div(packs, kParts * kPacks), 32) * 32),
-            fit = kThreads / threads, groups = kParts > 1 || fit < kMaxGroups ? fit : kMaxGroups;
+            fit = kThreads / threads,
+            groups = kParts > 1         ? 1
+                     : fit > kMaxGroups ? kMaxGroups
+                                        : fit;
   if (fit < 1) return cudaErrorInvalidValue;
   const size_t inputs =
                    static_cast<size_t>(kMore ? 3 : 2) * kStages * kRows * kPacks * kThreads * 16,
-               sums = block_sums_bytes(kParts > 1 ? 1 : groups, a.columns, kSums),
+               sums = block_sums_bytes(groups, a.columns, kSums),
                bytes = inputs > sums ? inputs : sums;
   if constexpr (kParts > 1)
     return launch_clusters(kernel, a, a.rows, kParts, threads, bytes, teams, stream);

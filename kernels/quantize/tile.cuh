@@ -27,8 +27,9 @@ struct Output {
 /// makes the pack of it, whose first column is `column`, in the form that `with_form` has settled.
 /// kCodes: packs hold FP8 codes already. kInputs: matrices that travel through shared memory, since
 /// their packs would take the registers of other blocks; `from` says where each begins.
+/// OneMatrix: what sources of a single matrix share.
 template <class T>
-struct Plain {
+struct OneMatrix {
   using Element = T;
   using Raw = Words<4>;
   static constexpr bool kCodes = sizeof(T) == 1;
@@ -39,12 +40,17 @@ struct Plain {
   __device__ Raw take(const Slot& slot) const {
     return *reinterpret_cast<const Words<4>*>(slot(0));
   }
+  __device__ Raw load(int64_t at) const {
+    return load_words(reinterpret_cast<const uint32_t*>(x + at));
+  }
+};
+
+template <class T>
+struct Plain : OneMatrix<T> {
+  using typename OneMatrix<T>::Raw;
   template <class F>
   __device__ void with_form(const F& f) const {
     f(0);
-  }
-  __device__ Raw load(int64_t at) const {
-    return load_words(reinterpret_cast<const uint32_t*>(x + at));
   }
   template <class Form>
   __device__ Vec<T, 16 / sizeof(T)> value(const Raw& raw, int64_t /*column*/, Form /*form*/) const {
