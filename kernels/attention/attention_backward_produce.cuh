@@ -2,21 +2,24 @@
 // What the producer warpgroup of the backward kernel does: four threads, each of which alone fits the few registers that the consumers leave.
 
 #include "kernels/attention/attention_backward_parts.cuh"
+#include "kernels/attention/attention_backward_turns.cuh"
 #include "kernels/launch_behind.cuh"
 
 namespace trireme::kernels::backward {
 
-/// Hands out work; keys and values.
+/// Hands out work; keys and values; passes tidings on.
 template <class C>
 __device__ inline void produce_keys(const Parameters& p, uint32_t shared, ItemInfo* infos, const Barriers<C>& barriers) {
   using namespace hopper;
   uint32_t round = 0, items = 0;
+  Tidings<C> tidings{p, shared, barriers};
 #pragma unroll 1
   for (int item = static_cast<int>(blockIdx.x); item < p.queue.items();) {
     int tile_index, head;
     const bool down = p.queue.decode(item, tile_index, head) && C::kCausal;
     const AttentionTile tile = p.queue.tiles[tile_index];
-    const int group_rotation = (tile.first - tile.begin) / C::kKeys % p.group;
+    // Tiles of a short sequence start together, all at its end, and finish its rows in turn: they take heads in the same order.
+    const int group_rotation = tile.list == AttentionTile::kShortSequences ? 0 : (tile.first - tile.begin) / C::kKeys % p.group;
     const int last = C::kOnChip ? tile.end : tile.first + 1;
 #pragma unroll 1
     for (int first = tile.first; first < last; first += C::kKeys, ++round) {
@@ -40,24 +43,26 @@ __device__ inline void produce_keys(const Parameters& p, uint32_t shared, ItemIn
                          ? min(blocks - first_block, C::kKeys / C::kRows) * p.group
                          : 0};
       barrier_arrive(barriers.info_full(info));
-      barrier_wait(barriers.k_empty(slot), ((round >> 1) & 1) ^ 1);
+      tidings.wait(barriers.k_empty(slot), ((round >> 1) & 1) ^ 1);
       barrier_expect(barriers.k_full(slot), C::kKBytes);
 #pragma unroll
       for (int c = 0; c < C::kDim / 64; ++c)
         load_box(shared + C::kK + slot * C::kKBytes + c * (C::kKeys * 128), &p.k, 64 * c, head, first, barriers.k_full(slot));
-      barrier_wait(barriers.v_empty(), (round & 1) ^ 1);
+      tidings.wait(barriers.v_empty(), (round & 1) ^ 1);
       barrier_expect(barriers.v_full(), C::kKBytes);
 #pragma unroll
       for (int c = 0; c < C::kDim / 64; ++c)
         load_box(shared + C::kV + c * (C::kKeys * 128), &p.v, 64 * c, head, first, barriers.v_full());
     }
     // Late: the next item is for who is done first.
-    barrier_wait(barriers.ending(), items++ & 1);
+    tidings.wait(barriers.ending(), items++ & 1);
     item = p.queue.next();
   }
   infos[round % C::kInfoSlots].head = -1;
   barrier_arrive(barriers.info_full(round % C::kInfoSlots));
   p.queue.leave();
+  if constexpr (!C::kOnChip)
+    while (tidings.pass()) __nanosleep(64);
 }
 
 /// Query rows with their log-sum-exp, or output gradients with their delta.
@@ -97,26 +102,6 @@ __device__ inline void produce_rows(const Parameters& p, uint32_t shared, const 
   }
 }
 
-/// Of a block of query rows of a head: how many key tiles have left sums; in any order beside that whether one has claimed to be first.
-__device__ inline int32_t turn_now(const int32_t* turn) {
-  int32_t seen;
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(turn) : "memory");
-  return seen;
-}
-/// Inside one statement, as barrier_wait.
-__device__ inline void wait_for_turn(const int32_t* turn, int32_t value) {
-  asm volatile(
-      "{\n.reg .pred p;\n.reg .s32 seen;\n"
-      "AGAIN:\n"
-      "ld.acquire.gpu.global.s32 seen, [%0];\n"
-      "setp.ge.s32 p, seen, %1;\n"
-      "@p bra DONE;\n"
-      "bra AGAIN;\n"
-      "DONE:\n}\n" ::"l"(turn),
-      "r"(value)
-      : "memory");
-}
-
 /// Brings what the consumers leave of dQ in shared memory to the sums in global memory: the first key tile of a block of rows stores, the others
 /// add. What others have left goes the other way where this tile finishes dQ.
 template <class C>
@@ -127,6 +112,7 @@ __device__ inline void produce_sums(const Parameters& p, uint32_t shared, const 
   // Bit 0: of the number of the step among those that use the shared memory; bit 1: the consumers have got it for this one already.
   uint32_t state = 0;
   constexpr uint32_t kOdd = 1, kHanded = 2;
+  Tidings<C> tidings{p, shared, barriers};
   await_kernel_before();
 #pragma unroll 1
   for (uint32_t round = 0;; ++round) {
@@ -178,7 +164,7 @@ __device__ inline void produce_sums(const Parameters& p, uint32_t shared, const 
         // Not before there is something to store: others wait for it.
         barrier_wait(barriers.sums_full(0), state & kOdd);
         barrier_wait(barriers.sums_full(1), state & kOdd);
-        store = atomicCAS(turn, 0, kClaimed) == 0;
+        store = atomicMax(turn, kClaimed) == 0;
         if (!store) wait_for_turn(turn, kStored);
       }
       asm volatile("fence.proxy.async;" ::: "memory");
@@ -200,13 +186,12 @@ __device__ inline void produce_sums(const Parameters& p, uint32_t shared, const 
       if (state & kHanded) barrier_arrive(barriers.sums_empty(1));
       if (C::kSums == Sums::kKeyOrder || store || finishing() != 0) {
         bulk_done();
-        asm volatile("fence.proxy.async;" ::: "memory");
-        __threadfence();
-        atomicAdd(turn, 1);
+        tidings.give(at);
       }
       state ^= kOdd;
     }
   }
+  tidings.give(-1);
   // Shared memory stays until what was asked for has left it.
   bulk_done();
 }

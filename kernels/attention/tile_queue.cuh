@@ -61,7 +61,11 @@ struct SectionQueue {
     head = section * full + rest % here;
     return together || (section + in.list) % 2 == 0;
   }
-  __device__ int next() const { return TileQueue{tiles, counters, 0, 0, 0}.next(); }
+  __device__ int next() const {
+    int grid;  // asked anew: no register is left to keep it in
+    asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(grid));
+    return grid + atomicAdd(counters, 1);
+  }
   __device__ void leave() const { TileQueue{tiles, counters, 0, 0, 0}.leave(); }
 #endif
 };

@@ -1,0 +1,71 @@
+#pragma once
+// How blocks tell each other what of dQ has been summed in global memory: a count for each block of query rows of a head (Parameters::turns).
+
+#include "kernels/attention/attention_backward_parts.cuh"
+
+namespace trireme::kernels::backward {
+
+/// Of a block of query rows of a head: how many key tiles have left sums; in any order beside that whether one has claimed to be first.
+__device__ inline int32_t turn_now(const int32_t* turn) {
+  int32_t seen;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(turn) : "memory");
+  return seen;
+}
+/// Inside one statement, as barrier_wait.
+__device__ inline void wait_for_turn(const int32_t* turn, int32_t value) {
+  asm volatile(
+      "{\n.reg .pred p;\n.reg .s32 seen;\n"
+      "AGAIN:\n"
+      "ld.acquire.gpu.global.s32 seen, [%0];\n"
+      "setp.ge.s32 p, seen, %1;\n"
+      "@p bra DONE;\n"
+      "bra AGAIN;\n"
+      "DONE:\n}\n" ::"l"(turn),
+      "r"(value)
+      : "memory");
+}
+
+/// That sums have arrived is told by another thread than the one that asked for them: a release to other blocks waits for whatever is on its way to
+/// global memory, about as long as a step takes, and the next sums would wait with it. The thread that brings keys has that time.
+template <class C>
+struct Tidings {
+  const Parameters& p;
+  uint32_t shared;
+  const Barriers<C>& barriers;
+  uint32_t count = 0;  // of those given or passed on
+
+  __device__ uint32_t place() const { return shared + C::kTold + count % C::kToldSlots * 4; }
+  __device__ uint32_t parity() const { return (count / C::kToldSlots) & 1; }
+
+  /// By the thread that has seen sums arrive: of which block of rows and head; -1: no more will.
+  __device__ void give(int at) {
+    hopper::barrier_wait(barriers.told_empty(count % C::kToldSlots), parity() ^ 1);
+    asm volatile("st.shared.s32 [%0], %1;" ::"r"(place()), "r"(at) : "memory");
+    hopper::barrier_arrive(barriers.told_full(count % C::kToldSlots));
+    ++count;
+  }
+  /// By the other one: passes one on if there is any. False: there will be no more.
+  __device__ bool pass() {
+    if (!hopper::barrier_done(barriers.told_full(count % C::kToldSlots), parity())) return true;
+    int at;
+    asm volatile("ld.shared.s32 %0, [%1];" : "=r"(at) : "r"(place()) : "memory");
+    hopper::barrier_arrive(barriers.told_empty(count % C::kToldSlots));
+    ++count;
+    if (at < 0) return false;
+    asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(p.turns + at) : "memory");
+    return true;
+  }
+  /// Waits for a barrier, passing on meanwhile.
+  __device__ void wait(uint32_t barrier, uint32_t phase) {
+    if constexpr (C::kOnChip) {
+      hopper::barrier_wait(barrier, phase);
+    } else {
+      while (!hopper::barrier_done(barrier, phase)) {
+        pass();
+        __nanosleep(64);
+      }
+    }
+  }
+};
+
+}  // namespace trireme::kernels::backward
