@@ -114,6 +114,8 @@ __device__ inline void produce_sums(const Parameters& p, uint32_t shared, const 
   constexpr uint32_t kOdd = 1, kHanded = 2;
   Tidings<C> tidings{p, shared, barriers};
   await_kernel_before();
+  // Behind zeros, which the kernel before has written by ordinary stores.
+  asm volatile("fence.proxy.async;" ::: "memory");
 #pragma unroll 1
   for (uint32_t round = 0;; ++round) {
     barrier_wait(barriers.info_full(round % C::kInfoSlots), (round / C::kInfoSlots) & 1);
@@ -167,7 +169,6 @@ __device__ inline void produce_sums(const Parameters& p, uint32_t shared, const 
         store = atomicMax(turn, kClaimed) == 0;
         if (!store) wait_for_turn(turn, kStored);
       }
-      asm volatile("fence.proxy.async;" ::: "memory");
 #pragma unroll
       for (uint32_t g = 0; g < 2; ++g) {
         barrier_wait(barriers.sums_full(g), state & kOdd);

@@ -52,7 +52,8 @@ struct Tidings {
     hopper::barrier_arrive(barriers.told_empty(count % C::kToldSlots));
     ++count;
     if (at < 0) return false;
-    asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(p.turns + at) : "memory");
+    // Between a block's sums and what another one's copy engine does to them: here, where it delays nobody.
+    asm volatile("fence.proxy.async;\nred.release.gpu.global.add.s32 [%0], 1;" ::"l"(p.turns + at) : "memory");
     return true;
   }
   /// Waits for a barrier, passing on meanwhile.
