@@ -126,8 +126,11 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     store_gradients<C>(p, tile_info(of_round), warp_key, shared + C::kDs + buffer * C::kSBytes + warp_key * 128, dk, dv);
   };
 
-  // `fresh`: the first step of a key tile, whose predecessor's dK and dV are still in registers.
+  // `fresh`: the first step of a key tile, whose predecessor's dK and dV are still in registers. `ends`: on chip, whether `step` is the last of its
+  // tile, asked a step ahead: at the head of a step nothing hides the way there.
   bool fresh = true, more = true;
+  [[maybe_unused]] bool ends = false;
+  const auto ends_tile = [&](uint32_t at_step) -> bool { return uniform(step_info(at_step).last); };
   // One query block, from its probabilities in s; leaves those of the next step there, be it of the next key tile.
   const auto advance = [&](bool last) {
     const uint32_t stage = step % C::kStages, do_stage = step % C::kDoStages, do_at = shared + C::kDo + do_stage * C::kQBytes;
@@ -220,6 +223,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
       wait_for_k();
     }
     wait_for_q(next);
+    if constexpr (C::kOnChip) ends = ends_tile(next);
     if (!C::kOnChip && (last || p.group > 1)) draw(next);
     scores(next, k_of(round));
     const auto leave_ds = [&] {
@@ -294,20 +298,59 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     ++step;
   };
 
-  wait_for_k();
-  wait_for_q(0);
-  draw(0);
-  scores(0, k_of(0));
-  mma_wait<0>();
-  pin(s);
-  probabilities(0, rows_of(0));
+  // The probabilities of the first step of a key tile, where no step before it has left them.
+  const auto enter = [&] {
+    wait_for_k();
+    wait_for_q(step);
+    if constexpr (C::kOnChip) ends = ends_tile(step);
+    if (!C::kOnChip || uniform(tile_info(round).first == tile_info(round).begin)) draw(step);
+    scores(step, k_of(round));
+    mma_wait<0>();
+    pin(s);
+    probabilities(step, rows_of(step));
+  };
+  const auto another_tile = [&] {
+    barrier_wait(barriers.info_full((round + 1) % C::kInfoSlots), ((round + 1) / C::kInfoSlots) & 1);
+    return uniform(tile_info(round + 1).head) >= 0;
+  };
+  // A key tile whose second half lies behind the sequence: that warpgroup leaves the tensor cores and schedulers to the others and only says that it
+  // has read and written what they wait for. The third does not read its half of dS then.
+  [[maybe_unused]] const auto stand_by = [&] {
+    mma_wait<0>();
+    pin(dk);
+    pin(dv);
+    if (round > 0) leave_gradients(round - 1);
+    for (bool last = false; !last; ++step) {
+      const uint32_t buffer = step & 1, do_stage = step % C::kDoStages;
+      wait_for_q(step);
+      last = ends_tile(step);
+      if (step > 0) barrier_arrive(barriers.q_empty((step - 1) % C::kStages));
+      barrier_wait(barriers.do_full(do_stage), (step / C::kDoStages) & 1);
+      barrier_arrive(barriers.do_empty(do_stage));
+      barrier_wait(barriers.ds_empty(buffer), ((step >> 1) & 1) ^ 1);
+      arrive(barriers.ds_full(buffer));
+    }
+    barrier_wait(barriers.v_full(), round & 1);
+    arrive(barriers.v_empty());
+    more = another_tile();
+    if (!more) return;
+    ++round;
+    // Of dK and dV in registers nothing will be stored: their keys lie behind the sequence.
+    fresh = true;
+    enter();
+  };
+
+  enter();
 #pragma unroll 1
   while (more) {
-    const bool last = uniform(step_info(step).last);
-    if (last) {
-      barrier_wait(barriers.info_full((round + 1) % C::kInfoSlots), ((round + 1) / C::kInfoSlots) & 1);
-      more = uniform(tile_info(round + 1).head) >= 0;
+    if constexpr (C::kOnChip) {
+      if (fresh && uniform(group == 1 && !second_half<C>(tile_info(round).first, tile_info(round).end))) {
+        stand_by();
+        continue;
+      }
     }
+    const bool last = C::kOnChip ? ends : ends_tile(step);
+    if (last) more = another_tile();
     advance(last);
   }
   if constexpr (C::kOnChip) {

@@ -195,13 +195,19 @@ __device__ inline void mask_scores(float (&s)[C::kRows / 2], int key, int row, i
   }
 }
 
-/// dq = 64 rows of dS times d / 2 columns of K, on chip all; both lie with the summed dimension (keys) as rows.
+/// Whether the second warpgroup's half of the key tile from `first` on has keys of the sequence that ends at `end`.
 template <class C>
+__device__ inline bool second_half(int first, int end) {
+  return first + C::kKeys / 2 < end;
+}
+
+/// dq = 64 rows of dS times d / 2 columns of K, on chip all; both lie with the summed dimension (keys) as rows, the first kKeys of the tile count.
+template <class C, int kKeys = C::kKeys>
 __device__ inline void query_gradient(float (&dq)[C::kDqValues], uint32_t ds, uint32_t k) {
   using namespace hopper;
   const Operand a = operand(ds), b = operand(k);
 #pragma unroll
-  for (int i = 0; i < C::kKeys / 16; ++i)
+  for (int i = 0; i < kKeys / 16; ++i)
     mma_ss<typename C::T, Major::kMN, Major::kMN>(dq, a.at(i * 2048), b.at(i * 2048), i != 0);
 }
 
