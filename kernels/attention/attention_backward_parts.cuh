@@ -6,8 +6,6 @@
 #include "kernels/attention/tile_queue.cuh"
 #include "kernels/device.cuh"
 
-#include <climits>
-
 namespace trireme::kernels::backward {
 
 /// Where dQ, to which every key tile contributes, is summed.
@@ -178,20 +176,6 @@ __device__ inline void add_product(float (&sum)[C::kDim / 2], const uint32_t (&x
   for (int i = 0; i < C::kRows / 16; ++i) {
     if (kHeld > 0 && i > 0 && i == C::kRows / 16 - kHeld) before();
     mma_rs<typename C::T, Major::kMN>(sum, x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3], b.at(i * 2048), i != 0 || accumulate);
-  }
-}
-
-/// -inf where a key is masked for a query row. A thread's scores are those of keys `key` and + 8 (in fours: two rows of each) in rows `row` + 8 j and
-/// the one behind: masked are rows before the key when causal, all rows when it lies behind the sequence.
-template <class C>
-__device__ inline void mask_scores(float (&s)[C::kRows / 2], int key, int row, int length) {
-  const bool here0 = key < length, here1 = key + 8 < length;
-  const int low0 = (here0 ? key : INT_MAX) - row, low1 = (here1 ? key + 8 : INT_MAX) - row;
-#pragma unroll
-  for (int j = 0; j < C::kRows / 8; ++j) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e)
-      if (C::kCausal ? 8 * j + e % 2 < (e < 2 ? low0 : low1) : !(e < 2 ? here0 : here1)) s[4 * j + e] = -INFINITY;
   }
 }
 
