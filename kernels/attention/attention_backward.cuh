@@ -11,14 +11,12 @@
 
 #include "kernels/attention/attention_backward_rows.cuh"
 #include "kernels/attention/attention_backward_scores.cuh"
-#include "kernels/attention/attention_backward_sums.cuh"
 
 namespace trireme::kernels::backward {
 
 template <class C>
 __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemInfo* infos, const StepInfo* steps, const Barriers<C>& barriers) {
   using namespace hopper;
-  using T = typename C::T;
   const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
   const int group = uniform(static_cast<int>(threadIdx.x) / 128 - 1), warp = uniform(thread / 32);
   const auto arrive = [&](uint32_t barrier) {
@@ -74,30 +72,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     query_gradient<C>(dq, shared + C::kDs + buffer * C::kSBytes, k_of(of_round) + group * (C::kDim == 128 ? C::kKeys * 128 : 64));
     mma_commit();
   };
-  const auto leave_dq = [&](float (&dq)[C::kDqValues], [[maybe_unused]] uint32_t of_step, uint32_t of_round) {
-    if (C::kFinishes && uniform(step_info(of_step).finishes) >= 0) {
-      const int here = uniform(step_info(of_step).finishes);
-      const ItemInfo& info = tile_info(of_round);
-      const int token = info.begin + (here & 0xffff) * C::kRows + 16 * warp;
-      barrier_wait(barriers.sums_empty(group), of_step & 1);
-      if ((here & 0xffff) >= C::kKeys / C::kRows) add_staged_sums(shared + C::kDq + (4 * group + warp) * (C::kDqValues * 128), dq);
-      barrier_arrive(barriers.sums_full(group));
-      store_fragments(dq, p.scale, static_cast<T*>(p.dq) + (here >> 16) * p.dq_head + token * p.dq_token + group * (C::kDim / 2), p.dq_token,
-                      info.end - token);
-    } else {
-      const uint32_t sums = shared + C::kDq + (4 * group + warp) * (C::kDqValues * 128);
-      const uint32_t here = C::kFinishes ? lane_again() : lane;
-      barrier_wait(barriers.sums_empty(group), (of_step & 1) ^ (C::kFinishes ? 0 : 1));
-#pragma unroll
-      for (int i = 0; i < C::kDqValues / 4; ++i)
-        store_shared4(sums + i * 512 + here * 16, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
-      proxy_fence();
-      if constexpr (C::kFinishes) {
-        barrier_arrive(barriers.sums_full(group));
-      } else {
-        arrive(barriers.sums_full(group));
-      }
-    }
+  const auto leave_dq = [&](float (&dq)[C::kDqValues], uint32_t of_step, uint32_t of_round) {
+    leave_query_gradient<C>(p, shared, barriers, tile_info(of_round), step_info(of_step), of_step, group, warp, lane, dq);
   };
 
   // Before dS of `step` takes its buffer, whose rows of this warp dK and dV pass.
