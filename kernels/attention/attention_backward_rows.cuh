@@ -36,11 +36,12 @@ __device__ inline void store_rows(const float (&x)[kCount], float scale, uint32_
     if (static_cast<int>(kRowsAtOnce * i + lane / kChunks) < count) store_global16(to, v[i]);
 }
 
-/// A warp's part of dQ of a step, whose sums are in global memory: to shared memory, from where a thread of the producer adds it to them; or, where this
-/// key tile is the rows' last, with the sums that the thread has brought to dQ itself.
+/// A warp's part of dQ of a step, whose sums are in global memory: to shared memory, from where a thread of the producer adds it to them; or, where
+/// this key tile is the rows' last, with the sums that the thread has brought to dQ itself.
 template <class C>
-__device__ inline void leave_query_gradient(const Parameters& p, uint32_t shared, const Barriers<C>& barriers, const ItemInfo& info, const StepInfo& about,
-                                            uint32_t step, int group, int warp, [[maybe_unused]] int lane, float (&dq)[C::kDqValues]) {
+__device__ inline void leave_query_gradient(const Parameters& p, uint32_t shared, const Barriers<C>& barriers, const ItemInfo& info,
+                                            const StepInfo& about, uint32_t step, int group, int warp, [[maybe_unused]] int lane,
+                                            float (&dq)[C::kDqValues]) {
   using namespace hopper;
   if (C::kFinishes && uniform(about.finishes) >= 0) {
     const int here = uniform(about.finishes);
@@ -48,7 +49,8 @@ __device__ inline void leave_query_gradient(const Parameters& p, uint32_t shared
     barrier_wait(barriers.sums_empty(group), step & 1);
     if ((here & 0xffff) >= C::kKeys / C::kRows) add_staged_sums(shared + C::kDq + (4 * group + warp) * (C::kDqValues * 128), dq);
     barrier_arrive(barriers.sums_full(group));
-    store_fragments(dq, p.scale, static_cast<typename C::T*>(p.dq) + (here >> 16) * p.dq_head + token * p.dq_token + group * (C::kDim / 2), p.dq_token,
+    store_fragments(dq, p.scale,
+                    static_cast<typename C::T*>(p.dq) + (here >> 16) * p.dq_head + token * p.dq_token + group * (C::kDim / 2), p.dq_token,
                     info.end - token);
   } else {
     const uint32_t sums = shared + C::kDq + (4 * group + warp) * (C::kDqValues * 128);

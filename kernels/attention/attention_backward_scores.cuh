@@ -1,7 +1,7 @@
 #pragma once
-// Of the backward kernel, what becomes of a warp's transposed scores in registers: masks, probabilities from them and from the rows' statistics, dropout,
-// dS. A thread holds the scores of keys `key` and + 8 (in fours: two rows of each) in rows `row` + 8 j and the one behind, where key and row are those of
-// its lane.
+// Of the backward kernel, what becomes of a warp's transposed scores in registers: masks, probabilities from them and from the rows' statistics,
+// dropout, dS. A thread holds the scores of keys `key` and + 8 (in fours: two rows of each) in rows `row` + 8 j and the one behind, where key and row
+// are those of its lane.
 
 #include "kernels/attention/attention_backward_parts.cuh"
 
