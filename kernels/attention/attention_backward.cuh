@@ -10,14 +10,13 @@
 // until one's products run beside the other's arithmetic.
 
 #include "kernels/attention/attention_backward_rows.cuh"
-#include "kernels/attention/attention_backward_sums.cuh"
+#include "kernels/attention/attention_backward_scores.cuh"
 
 namespace trireme::kernels::backward {
 
 template <class C>
 __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemInfo* infos, const StepInfo* steps, const Barriers<C>& barriers) {
   using namespace hopper;
-  using T = typename C::T;
   const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
   const int group = uniform(static_cast<int>(threadIdx.x) / 128 - 1), warp = uniform(thread / 32);
   const auto arrive = [&](uint32_t barrier) {
@@ -50,39 +49,19 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     mma_commit();
   };
   const auto lse_of = [&](uint32_t at_step) { return shared + C::kLse + (at_step % C::kStages) * C::kStatBytes + 8 * (lane % 4); };
-  const auto load_pairs = [](float2 (&x)[C::kRows / 8], uint32_t from) {
-#pragma unroll
-    for (int j = 0; j < C::kRows / 8; ++j) x[j] = load_shared_float2(from + 32 * j);
-  };
-  // What the scores of a step meet: their rows' statistics, and whether some are masked.
-  struct Rows {
-    float2 lse[C::kRows / 8];  // registers permitting; else read where it is needed
-    int first, length, first_row;
-    bool masked;
-  };
   const auto rows_of = [&](uint32_t at_step) {
     const ItemInfo& info = tile_info(round);
-    Rows rows;
+    Rows<C> rows;
     rows.first = info.first - info.begin;
     rows.length = info.end - info.begin;
     rows.first_row = step_info(at_step).block * C::kRows;
     rows.masked = uniform(rows.first + C::kKeys > rows.length || (C::kCausal && rows.first_row < rows.first + 64 * group + 63));
-    if constexpr (!C::kWide) load_pairs(rows.lse, lse_of(at_step));
+    if constexpr (!C::kWide) load_statistics<C>(rows.lse, lse_of(at_step));
     return rows;
   };
-  // From raw scores to probabilities.
-  const auto probabilities = [&](uint32_t at_step, const Rows& rows) {
+  const auto to_probabilities = [&](uint32_t at_step, const Rows<C>& rows) {
     if (rows.masked) mask_scores<C>(s, rows.first + warp_key + lane / 4, rows.first_row + 2 * (lane % 4), rows.length);
-    [[maybe_unused]] const uint32_t lse_at = lse_of(at_step);
-#pragma unroll
-    for (int j = 0; j < C::kRows / 8; ++j) {
-      const float2 lse = C::kWide ? load_shared_float2(lse_at + 32 * j) : rows.lse[j];
-      s[4 * j] = fast_exp2(fmaf(s[4 * j], p.scale_log2, -lse.x));
-      s[4 * j + 1] = fast_exp2(fmaf(s[4 * j + 1], p.scale_log2, -lse.y));
-      s[4 * j + 2] = fast_exp2(fmaf(s[4 * j + 2], p.scale_log2, -lse.x));
-      s[4 * j + 3] = fast_exp2(fmaf(s[4 * j + 3], p.scale_log2, -lse.y));
-    }
-    pin(s);
+    probabilities<C>(s, rows.lse, lse_of(at_step), p.scale_log2);
   };
 
   // dQ of a step of the key tile of a round, on its way to global memory.
@@ -93,30 +72,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     query_gradient<C>(dq, shared + C::kDs + buffer * C::kSBytes, k_of(of_round) + group * (C::kDim == 128 ? C::kKeys * 128 : 64));
     mma_commit();
   };
-  const auto leave_dq = [&](float (&dq)[C::kDqValues], [[maybe_unused]] uint32_t of_step, uint32_t of_round) {
-    if (C::kFinishes && uniform(step_info(of_step).finishes) >= 0) {
-      const int here = uniform(step_info(of_step).finishes);
-      const ItemInfo& info = tile_info(of_round);
-      const int token = info.begin + (here & 0xffff) * C::kRows + 16 * warp;
-      barrier_wait(barriers.sums_empty(group), of_step & 1);
-      if ((here & 0xffff) >= C::kKeys / C::kRows) add_staged_sums(shared + C::kDq + (4 * group + warp) * (C::kDqValues * 128), dq);
-      barrier_arrive(barriers.sums_full(group));
-      store_fragments(dq, p.scale, static_cast<T*>(p.dq) + (here >> 16) * p.dq_head + token * p.dq_token + group * (C::kDim / 2), p.dq_token,
-                      info.end - token);
-    } else {
-      const uint32_t sums = shared + C::kDq + (4 * group + warp) * (C::kDqValues * 128);
-      const uint32_t here = C::kFinishes ? lane_again() : lane;
-      barrier_wait(barriers.sums_empty(group), (of_step & 1) ^ (C::kFinishes ? 0 : 1));
-#pragma unroll
-      for (int i = 0; i < C::kDqValues / 4; ++i)
-        store_shared4(sums + i * 512 + here * 16, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
-      proxy_fence();
-      if constexpr (C::kFinishes) {
-        barrier_arrive(barriers.sums_full(group));
-      } else {
-        arrive(barriers.sums_full(group));
-      }
-    }
+  const auto leave_dq = [&](float (&dq)[C::kDqValues], uint32_t of_step, uint32_t of_round) {
+    leave_query_gradient<C>(p, shared, barriers, tile_info(of_round), step_info(of_step), of_step, group, warp, lane, dq);
   };
 
   // Before dS of `step` takes its buffer, whose rows of this warp dK and dV pass.
@@ -126,8 +83,11 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     store_gradients<C>(p, tile_info(of_round), warp_key, shared + C::kDs + buffer * C::kSBytes + warp_key * 128, dk, dv);
   };
 
-  // `fresh`: the first step of a key tile, whose predecessor's dK and dV are still in registers.
+  // `fresh`: the first step of a key tile, whose predecessor's dK and dV are still in registers. `ends`: on chip, whether `step` is the last of its
+  // tile, asked a step ahead: at the head of a step nothing hides the way there.
   bool fresh = true, more = true;
+  [[maybe_unused]] bool ends = false;
+  const auto ends_tile = [&](uint32_t at_step) -> bool { return uniform(step_info(at_step).last); };
   // One query block, from its probabilities in s; leaves those of the next step there, be it of the next key tile.
   const auto advance = [&](bool last) {
     const uint32_t stage = step % C::kStages, do_stage = step % C::kDoStages, do_at = shared + C::kDo + do_stage * C::kQBytes;
@@ -157,60 +117,23 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
       if (first && round > 0) leave_gradients(old_round);
     }
 
-    // P, an operand of dV = P^T dO. Draws of query rows 16 i + 2 (lane % 4) and the one behind.
-    [[maybe_unused]] uint32_t even[C::kRows / 16], odd[C::kRows / 16];
+    [[maybe_unused]] Kept<C> kept;
     if constexpr (C::kDropout) {
       const uint32_t column = tile_info(round).first - tile_info(round).begin + warp_key + lane / 4;
-      const uint32_t row = step_info(step).block * C::kRows + 2 * (lane % 4), word = draws.word(row, column);
-#pragma unroll
-      for (int i = 0; i < C::kRows / 16; ++i) {
-        // Bits that `row` has not got.
-        even[i] = draws.kept(word ^ AttentionDraws::row_bits(16 * i), p.keep_bias);
-        odd[i] = draws.kept(word ^ AttentionDraws::row_bits(16 * i + 1), p.keep_bias);
-      }
+      kept.draw(draws, step_info(step).block * C::kRows + 2 * (lane % 4), column, p.keep_bias);
     }
-#pragma unroll
-    for (int i = 0; i < C::kRows / 16; ++i) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) packed[4 * i + e] = pack2<T>(s[8 * i + 2 * e], s[8 * i + 2 * e + 1]);
-      if constexpr (C::kDropout) {
-        // Transposed: bit 3 of the key selects by two bytes, that of the query row by one.
-        packed[4 * i] &= half_masks<0>(even[i], odd[i]);
-        packed[4 * i + 1] &= half_masks<2>(even[i], odd[i]);
-        packed[4 * i + 2] &= half_masks<1>(even[i], odd[i]);
-        packed[4 * i + 3] &= half_masks<3>(even[i], odd[i]);
-      }
-    }
+    pack_probabilities<C>(packed, s, kept);
     mma_fence();
     add_product<C, C::kValuesHeld>(dv, packed, do_at, !first, [] { mma_commit(); });
     mma_commit();
     const uint32_t delta_at = shared + C::kDelta + do_stage * C::kStatBytes + 8 * (lane % 4);
     [[maybe_unused]] float2 deltas[C::kRows / 8];
-    if constexpr (!C::kWide) load_pairs(deltas, delta_at);
+    if constexpr (!C::kWide) load_statistics<C>(deltas, delta_at);
     mma_wait<1>();
     pin(dp);
     if (last) arrive(barriers.v_empty());
 
-#pragma unroll
-    for (int i = 0; i < C::kRows / 16; ++i) {
-#pragma unroll
-      for (int j = 2 * i; j < 2 * i + 2; ++j) {
-        const float2 delta = C::kWide ? load_shared_float2(delta_at + 32 * j) : deltas[j];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          float x = dp[4 * j + e];
-          if constexpr (C::kDropout) {
-            const uint32_t kept = e % 2 ? odd[i] : even[i];
-            const uint32_t mask = j % 2 == 0 ? (e < 2 ? word_mask<0>(kept) : word_mask<2>(kept))
-                                             : (e < 2 ? word_mask<1>(kept) : word_mask<3>(kept));
-            x = __uint_as_float(__float_as_uint(x) & mask);
-          }
-          dp[4 * j + e] = s[4 * j + e] * (x - (e % 2 ? delta.y : delta.x));
-        }
-      }
-#pragma unroll
-      for (int e = 0; e < 4; ++e) ds[4 * i + e] = pack2<T>(dp[8 * i + 2 * e], dp[8 * i + 2 * e + 1]);
-    }
+    score_gradients<C>(ds, dp, s, deltas, delta_at, kept);
 
     // When there is no next block the scores are of no use, but all steps are the same code.
     const uint32_t next = more ? step + 1 : step;
@@ -220,6 +143,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
       wait_for_k();
     }
     wait_for_q(next);
+    if constexpr (C::kOnChip) ends = ends_tile(next);
     if (!C::kOnChip && (last || p.group > 1)) draw(next);
     scores(next, k_of(round));
     const auto leave_ds = [&] {
@@ -238,7 +162,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
       add_product<C>(dk, ds, shared + C::kQ + stage * C::kQBytes, !first);
       mma_commit();
     };
-    [[maybe_unused]] Rows rows{};
+    [[maybe_unused]] Rows<C> rows{};
     if constexpr (C::kKeysFirst) {
       key_product();
       // dV is done: its operand's registers make room for dQ.
@@ -263,7 +187,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     if constexpr (C::kWide) {
       mma_wait<2>();
       pin(s);
-      probabilities(next, rows_of(next));
+      to_probabilities(next, rows_of(next));
     } else {
       if constexpr (!C::kOnChip) {
         // A branch here too: without it statistics are read after the products.
@@ -272,7 +196,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
       }
       mma_wait<C::kOnChip ? 1 : 2>();
       pin(s);
-      probabilities(next, rows);
+      to_probabilities(next, rows);
     }
     // A branch: the assembler would otherwise move exponentials behind the wait that follows.
     wait_for_q(next);
@@ -294,20 +218,59 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     ++step;
   };
 
-  wait_for_k();
-  wait_for_q(0);
-  draw(0);
-  scores(0, k_of(0));
-  mma_wait<0>();
-  pin(s);
-  probabilities(0, rows_of(0));
+  // The probabilities of the first step of a key tile, where no step before it has left them.
+  const auto enter = [&] {
+    wait_for_k();
+    wait_for_q(step);
+    if constexpr (C::kOnChip) ends = ends_tile(step);
+    if (!C::kOnChip || uniform(tile_info(round).first == tile_info(round).begin)) draw(step);
+    scores(step, k_of(round));
+    mma_wait<0>();
+    pin(s);
+    to_probabilities(step, rows_of(step));
+  };
+  const auto another_tile = [&] {
+    barrier_wait(barriers.info_full((round + 1) % C::kInfoSlots), ((round + 1) / C::kInfoSlots) & 1);
+    return uniform(tile_info(round + 1).head) >= 0;
+  };
+  // A key tile whose second half lies behind the sequence: that warpgroup leaves the tensor cores and schedulers to the others and only says that it
+  // has read and written what they wait for. The third does not read its half of dS then.
+  [[maybe_unused]] const auto stand_by = [&] {
+    mma_wait<0>();
+    pin(dk);
+    pin(dv);
+    if (round > 0) leave_gradients(round - 1);
+    for (bool last = false; !last; ++step) {
+      const uint32_t buffer = step & 1, do_stage = step % C::kDoStages;
+      wait_for_q(step);
+      last = ends_tile(step);
+      if (step > 0) barrier_arrive(barriers.q_empty((step - 1) % C::kStages));
+      barrier_wait(barriers.do_full(do_stage), (step / C::kDoStages) & 1);
+      barrier_arrive(barriers.do_empty(do_stage));
+      barrier_wait(barriers.ds_empty(buffer), ((step >> 1) & 1) ^ 1);
+      arrive(barriers.ds_full(buffer));
+    }
+    barrier_wait(barriers.v_full(), round & 1);
+    arrive(barriers.v_empty());
+    more = another_tile();
+    if (!more) return;
+    ++round;
+    // Of dK and dV in registers nothing will be stored: their keys lie behind the sequence.
+    fresh = true;
+    enter();
+  };
+
+  enter();
 #pragma unroll 1
   while (more) {
-    const bool last = uniform(step_info(step).last);
-    if (last) {
-      barrier_wait(barriers.info_full((round + 1) % C::kInfoSlots), ((round + 1) / C::kInfoSlots) & 1);
-      more = uniform(tile_info(round + 1).head) >= 0;
+    if constexpr (C::kOnChip) {
+      if (fresh && uniform(group == 1 && !second_half<C>(tile_info(round).first, tile_info(round).end))) {
+        stand_by();
+        continue;
+      }
     }
+    const bool last = C::kOnChip ? ends : ends_tile(step);
+    if (last) more = another_tile();
     advance(last);
   }
   if constexpr (C::kOnChip) {

@@ -6,8 +6,6 @@
 #include "kernels/attention/tile_queue.cuh"
 #include "kernels/device.cuh"
 
-#include <climits>
-
 namespace trireme::kernels::backward {
 
 /// Where dQ, to which every key tile contributes, is summed.
@@ -188,27 +186,19 @@ __device__ inline void add_product(float (&sum)[C::kDim / 2], const uint32_t (&x
   }
 }
 
-/// -inf where a key is masked for a query row. A thread's scores are those of keys `key` and + 8 (in fours: two rows of each) in rows `row` + 8 j and
-/// the one behind: masked are rows before the key when causal, all rows when it lies behind the sequence.
+/// Whether the second warpgroup's half of the key tile from `first` on has keys of the sequence that ends at `end`.
 template <class C>
-__device__ inline void mask_scores(float (&s)[C::kRows / 2], int key, int row, int length) {
-  const bool here0 = key < length, here1 = key + 8 < length;
-  const int low0 = (here0 ? key : INT_MAX) - row, low1 = (here1 ? key + 8 : INT_MAX) - row;
-#pragma unroll
-  for (int j = 0; j < C::kRows / 8; ++j) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e)
-      if (C::kCausal ? 8 * j + e % 2 < (e < 2 ? low0 : low1) : !(e < 2 ? here0 : here1)) s[4 * j + e] = -INFINITY;
-  }
+__device__ inline bool second_half(int first, int end) {
+  return first + C::kKeys / 2 < end;
 }
 
-/// dq = 64 rows of dS times d / 2 columns of K, on chip all; both lie with the summed dimension (keys) as rows.
-template <class C>
+/// dq = 64 rows of dS times d / 2 columns of K, on chip all; both lie with the summed dimension (keys) as rows, the first kKeys of the tile count.
+template <class C, int kKeys = C::kKeys>
 __device__ inline void query_gradient(float (&dq)[C::kDqValues], uint32_t ds, uint32_t k) {
   using namespace hopper;
   const Operand a = operand(ds), b = operand(k);
 #pragma unroll
-  for (int i = 0; i < C::kKeys / 16; ++i)
+  for (int i = 0; i < kKeys / 16; ++i)
     mma_ss<typename C::T, Major::kMN, Major::kMN>(dq, a.at(i * 2048), b.at(i * 2048), i != 0);
 }
 

@@ -45,14 +45,10 @@ __device__ inline void produce_keys(const Parameters& p, uint32_t shared, ItemIn
       barrier_arrive(barriers.info_full(info));
       tidings.wait(barriers.k_empty(slot), ((round >> 1) & 1) ^ 1);
       barrier_expect(barriers.k_full(slot), C::kKBytes);
-#pragma unroll
-      for (int c = 0; c < C::kDim / 64; ++c)
-        load_box(shared + C::kK + slot * C::kKBytes + c * (C::kKeys * 128), &p.k, 64 * c, head, first, barriers.k_full(slot));
+      load_rows<C::kDim, C::kKeys>(shared + C::kK + slot * C::kKBytes, &p.k, head, first, barriers.k_full(slot));
       tidings.wait(barriers.v_empty(), (round & 1) ^ 1);
       barrier_expect(barriers.v_full(), C::kKBytes);
-#pragma unroll
-      for (int c = 0; c < C::kDim / 64; ++c)
-        load_box(shared + C::kV + c * (C::kKeys * 128), &p.v, 64 * c, head, first, barriers.v_full());
+      load_rows<C::kDim, C::kKeys>(shared + C::kV, &p.v, head, first, barriers.v_full());
     }
     // Late: the next item is for who is done first.
     tidings.wait(barriers.ending(), items++ & 1);

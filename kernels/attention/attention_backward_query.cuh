@@ -25,7 +25,7 @@ __device__ inline void sum_query_gradients(const Parameters& p, uint32_t shared,
     const int first = uniform(info.first), begin = uniform(info.begin), end = uniform(info.end), first_block = uniform(info.first_block);
     const int steps = uniform(info.blocks) - first_block, down = uniform(info.down);
     const uint32_t k = shared + C::kK + (round & 1) * C::kKBytes;
-    const bool adds = first > begin;
+    const bool adds = first > begin, whole = second_half<C>(first, end);
     barrier_wait(barriers.k_full(round & 1), (round >> 1) & 1);
 #pragma unroll 1
     for (int i = 0; i < steps; ++i, ++step) {
@@ -36,7 +36,11 @@ __device__ inline void sum_query_gradients(const Parameters& p, uint32_t shared,
       // For the other warpgroups, whose writes the barrier has made known to this one.
       proxy_fence();
       mma_fence();
-      query_gradient<C>(dq, shared + C::kDs + buffer * C::kSBytes, k);
+      if (whole) {
+        query_gradient<C>(dq, shared + C::kDs + buffer * C::kSBytes, k);
+      } else {
+        query_gradient<C, C::kKeys / 2>(dq, shared + C::kDs + buffer * C::kSBytes, k);
+      }
       mma_commit();
       mma_wait<0>();
       pin(dq);

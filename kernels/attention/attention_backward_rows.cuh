@@ -2,6 +2,7 @@
 // Rows of gradients on their way out of the backward kernel's registers.
 
 #include "kernels/attention/attention_backward_parts.cuh"
+#include "kernels/attention/attention_backward_sums.cuh"
 
 namespace trireme::kernels::backward {
 
@@ -33,6 +34,39 @@ __device__ inline void store_rows(const float (&x)[kCount], float scale, uint32_
 #pragma unroll
   for (uint32_t i = 0; i < 16 / kRowsAtOnce; ++i, to += kRowsAtOnce * stride)
     if (static_cast<int>(kRowsAtOnce * i + lane / kChunks) < count) store_global16(to, v[i]);
+}
+
+/// A warp's part of dQ of a step, whose sums are in global memory: to shared memory, from where a thread of the producer adds it to them; or, where
+/// this key tile is the rows' last, with the sums that the thread has brought to dQ itself.
+template <class C>
+__device__ inline void leave_query_gradient(const Parameters& p, uint32_t shared, const Barriers<C>& barriers, const ItemInfo& info,
+                                            const StepInfo& about, uint32_t step, int group, int warp, [[maybe_unused]] int lane,
+                                            float (&dq)[C::kDqValues]) {
+  using namespace hopper;
+  if (C::kFinishes && uniform(about.finishes) >= 0) {
+    const int here = uniform(about.finishes);
+    const int token = info.begin + (here & 0xffff) * C::kRows + 16 * warp;
+    barrier_wait(barriers.sums_empty(group), step & 1);
+    if ((here & 0xffff) >= C::kKeys / C::kRows) add_staged_sums(shared + C::kDq + (4 * group + warp) * (C::kDqValues * 128), dq);
+    barrier_arrive(barriers.sums_full(group));
+    store_fragments(dq, p.scale,
+                    static_cast<typename C::T*>(p.dq) + (here >> 16) * p.dq_head + token * p.dq_token + group * (C::kDim / 2), p.dq_token,
+                    info.end - token);
+  } else {
+    const uint32_t sums = shared + C::kDq + (4 * group + warp) * (C::kDqValues * 128);
+    const uint32_t here = C::kFinishes ? lane_again() : lane;
+    barrier_wait(barriers.sums_empty(group), (step & 1) ^ (C::kFinishes ? 0 : 1));
+#pragma unroll
+    for (int i = 0; i < C::kDqValues / 4; ++i)
+      store_shared4(sums + i * 512 + here * 16, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+    proxy_fence();
+    if constexpr (C::kFinishes) {
+      barrier_arrive(barriers.sums_full(group));
+    } else {
+      __syncwarp();
+      if (lane == 0) barrier_arrive(barriers.sums_full(group));
+    }
+  }
 }
 
 /// dK and dV of one warp's 16 keys; `by` as for store_rows, where heads of 64 use it.

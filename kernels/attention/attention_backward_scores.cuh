@@ -1,0 +1,115 @@
+#pragma once
+// Of the backward kernel, what becomes of a warp's transposed scores in registers: masks, probabilities from them and from the rows' statistics,
+// dropout, dS. A thread holds the scores of keys `key` and + 8 (in fours: two rows of each) in rows `row` + 8 j and the one behind, where key and row
+// are those of its lane.
+
+#include "kernels/attention/attention_backward_parts.cuh"
+
+#include <climits>
+
+namespace trireme::kernels::backward {
+
+/// What the scores of a step meet: their rows' statistics, and whether some are masked.
+template <class C>
+struct Rows {
+  float2 lse[C::kRows / 8];  // registers permitting; else read where it is needed
+  int first, length, first_row;
+  bool masked;
+};
+
+/// Statistics of a lane's rows, which begin at `from` in shared memory.
+template <class C>
+__device__ inline void load_statistics(float2 (&x)[C::kRows / 8], uint32_t from) {
+#pragma unroll
+  for (int j = 0; j < C::kRows / 8; ++j) x[j] = hopper::load_shared_float2(from + 32 * j);
+}
+
+/// -inf where a key is masked for a query row: rows before the key when causal, all rows when it lies behind the sequence.
+template <class C>
+__device__ inline void mask_scores(float (&s)[C::kRows / 2], int key, int row, int length) {
+  const bool here0 = key < length, here1 = key + 8 < length;
+  const int low0 = (here0 ? key : INT_MAX) - row, low1 = (here1 ? key + 8 : INT_MAX) - row;
+#pragma unroll
+  for (int j = 0; j < C::kRows / 8; ++j) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      if (C::kCausal ? 8 * j + e % 2 < (e < 2 ? low0 : low1) : !(e < 2 ? here0 : here1)) s[4 * j + e] = -INFINITY;
+  }
+}
+
+/// From masked scores to probabilities; the rows' log-sum-exp from registers or, as for load_statistics, from `lse_at`.
+template <class C>
+__device__ inline void probabilities(float (&s)[C::kRows / 2], [[maybe_unused]] const float2 (&lses)[C::kRows / 8], [[maybe_unused]] uint32_t lse_at,
+                                     float scale_log2) {
+  using namespace hopper;
+#pragma unroll
+  for (int j = 0; j < C::kRows / 8; ++j) {
+    const float2 lse = C::kWide ? load_shared_float2(lse_at + 32 * j) : lses[j];
+    s[4 * j] = fast_exp2(fmaf(s[4 * j], scale_log2, -lse.x));
+    s[4 * j + 1] = fast_exp2(fmaf(s[4 * j + 1], scale_log2, -lse.y));
+    s[4 * j + 2] = fast_exp2(fmaf(s[4 * j + 2], scale_log2, -lse.x));
+    s[4 * j + 3] = fast_exp2(fmaf(s[4 * j + 3], scale_log2, -lse.y));
+  }
+  pin(s);
+}
+
+/// Dropout's decisions on the probabilities of a step: of query rows 16 i + 2 (lane % 4), and of the one behind.
+template <class C>
+struct Kept {
+  uint32_t even[C::kRows / 16], odd[C::kRows / 16];
+
+  __device__ void draw(const AttentionDraws& draws, uint32_t row, uint32_t column, uint32_t bias) {
+    const uint32_t word = draws.word(row, column);
+#pragma unroll
+    for (int i = 0; i < C::kRows / 16; ++i) {
+      // Bits that `row` has not got.
+      even[i] = draws.kept(word ^ AttentionDraws::row_bits(16 * i), bias);
+      odd[i] = draws.kept(word ^ AttentionDraws::row_bits(16 * i + 1), bias);
+    }
+  }
+};
+
+/// P, an operand of dV = P^T dO.
+template <class C>
+__device__ inline void pack_probabilities(uint32_t (&packed)[C::kRows / 4], const float (&s)[C::kRows / 2], [[maybe_unused]] const Kept<C>& kept) {
+#pragma unroll
+  for (int i = 0; i < C::kRows / 16; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) packed[4 * i + e] = hopper::pack2<typename C::T>(s[8 * i + 2 * e], s[8 * i + 2 * e + 1]);
+    if constexpr (C::kDropout) {
+      // Transposed: bit 3 of the key selects by two bytes, that of the query row by one.
+      packed[4 * i] &= half_masks<0>(kept.even[i], kept.odd[i]);
+      packed[4 * i + 1] &= half_masks<2>(kept.even[i], kept.odd[i]);
+      packed[4 * i + 2] &= half_masks<1>(kept.even[i], kept.odd[i]);
+      packed[4 * i + 3] &= half_masks<3>(kept.even[i], kept.odd[i]);
+    }
+  }
+}
+
+/// ds = P (dP - delta), in place in dp and packed; `deltas`, registers permitting, or `delta_at` as for load_statistics.
+template <class C>
+__device__ inline void score_gradients(uint32_t (&ds)[C::kRows / 4], float (&dp)[C::kRows / 2], const float (&s)[C::kRows / 2],
+                                       [[maybe_unused]] const float2 (&deltas)[C::kRows / 8], [[maybe_unused]] uint32_t delta_at,
+                                       [[maybe_unused]] const Kept<C>& kept) {
+#pragma unroll
+  for (int i = 0; i < C::kRows / 16; ++i) {
+#pragma unroll
+    for (int j = 2 * i; j < 2 * i + 2; ++j) {
+      const float2 delta = C::kWide ? hopper::load_shared_float2(delta_at + 32 * j) : deltas[j];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float x = dp[4 * j + e];
+        if constexpr (C::kDropout) {
+          const uint32_t word = e % 2 ? kept.odd[i] : kept.even[i];
+          const uint32_t mask = j % 2 == 0 ? (e < 2 ? word_mask<0>(word) : word_mask<2>(word)) : (e < 2 ? word_mask<1>(word) : word_mask<3>(word));
+          x = __uint_as_float(__float_as_uint(x) & mask);
+        }
+        dp[4 * j + e] = s[4 * j + e] * (x - (e % 2 ? delta.y : delta.x));
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) ds[4 * i + e] = hopper::pack2<typename C::T>(dp[8 * i + 2 * e], dp[8 * i + 2 * e + 1]);
+  }
+}
+
+}  // namespace trireme::kernels::backward
