@@ -68,6 +68,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
   const auto dq_product = [&](float (&dq)[C::kDqValues], uint32_t of_step, uint32_t of_round) {
     const uint32_t buffer = of_step & 1;
     barrier_wait(barriers.ds_full(buffer), (of_step >> 1) & 1);
+    proxy_fence();
     mma_fence();
     query_gradient<C>(dq, shared + C::kDs + buffer * C::kSBytes, k_of(of_round) + group * (C::kDim == 128 ? C::kKeys * 128 : 64));
     mma_commit();
@@ -84,12 +85,16 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
   };
 
   // `fresh`: the first step of a key tile, whose predecessor's dK and dV are still in registers. `ends`: on chip, whether `step` is the last of its
-  // tile, asked a step ahead: at the head of a step nothing hides the way there.
+  // tile, asked a step ahead; elsewhere, with no register to spare, in the middle of the step. At its head nothing hides the way there.
   bool fresh = true, more = true;
   [[maybe_unused]] bool ends = false;
   const auto ends_tile = [&](uint32_t at_step) -> bool { return uniform(step_info(at_step).last); };
+  const auto another_tile = [&] {
+    barrier_wait(barriers.info_full((round + 1) % C::kInfoSlots), ((round + 1) / C::kInfoSlots) & 1);
+    return uniform(tile_info(round + 1).head) >= 0;
+  };
   // One query block, from its probabilities in s; leaves those of the next step there, be it of the next key tile.
-  const auto advance = [&](bool last) {
+  const auto advance = [&] {
     const uint32_t stage = step % C::kStages, do_stage = step % C::kDoStages, do_at = shared + C::kDo + do_stage * C::kQBytes;
     const uint32_t buffer = step & 1, old_round = fresh ? round - 1 : round;
     const bool first = fresh;
@@ -129,9 +134,13 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     const uint32_t delta_at = shared + C::kDelta + do_stage * C::kStatBytes + 8 * (lane % 4);
     [[maybe_unused]] float2 deltas[C::kRows / 8];
     if constexpr (!C::kWide) load_statistics<C>(deltas, delta_at);
+    const bool last = C::kOnChip ? ends : ends_tile(step);
     mma_wait<1>();
     pin(dp);
-    if (last) arrive(barriers.v_empty());
+    if (last) {
+      arrive(barriers.v_empty());
+      more = another_tile();
+    }
 
     score_gradients<C>(ds, dp, s, deltas, delta_at, kept);
 
@@ -152,8 +161,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
 #pragma unroll
       for (int i = 0; i < C::kRows / 16; ++i)
         store_matrices((ds_store + buffer * C::kSBytes) ^ (32 * i), ds[4 * i], ds[4 * i + 1], ds[4 * i + 2], ds[4 * i + 3]);
-      // On chip who reads it fences: here all would wait for what they stored.
-      if constexpr (!C::kOnChip) proxy_fence();
+      // Who reads it fences: here all would wait for what they stored.
       arrive(barriers.ds_full(buffer));
     };
     if constexpr (!C::kOnChip) leave_ds();
@@ -229,10 +237,6 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     pin(s);
     to_probabilities(step, rows_of(step));
   };
-  const auto another_tile = [&] {
-    barrier_wait(barriers.info_full((round + 1) % C::kInfoSlots), ((round + 1) / C::kInfoSlots) & 1);
-    return uniform(tile_info(round + 1).head) >= 0;
-  };
   // A key tile whose second half lies behind the sequence: that warpgroup leaves the tensor cores and schedulers to the others and only says that it
   // has read and written what they wait for. The third does not read its half of dS then.
   [[maybe_unused]] const auto stand_by = [&] {
@@ -269,9 +273,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
         continue;
       }
     }
-    const bool last = C::kOnChip ? ends : ends_tile(step);
-    if (last) more = another_tile();
-    advance(last);
+    advance();
   }
   if constexpr (C::kOnChip) {
     mma_wait<0>();

@@ -168,6 +168,8 @@ __device__ inline void produce_sums(const Parameters& p, uint32_t shared, const 
 #pragma unroll
       for (uint32_t g = 0; g < 2; ++g) {
         barrier_wait(barriers.sums_full(g), state & kOdd);
+        // For the consumers, whose products would wait for it.
+        proxy_fence();
         float* const to = p.dq_sums + int64_t{at} * (2 * kPart) + g * kPart;
         if (store) {
           store_bytes(to, shared + C::kDq + g * (kPart * 4), kPart * 4);

@@ -59,7 +59,6 @@ __device__ inline void leave_query_gradient(const Parameters& p, uint32_t shared
 #pragma unroll
     for (int i = 0; i < C::kDqValues / 4; ++i)
       store_shared4(sums + i * 512 + here * 16, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
-    proxy_fence();
     if constexpr (C::kFinishes) {
       barrier_arrive(barriers.sums_full(group));
     } else {

@@ -6,6 +6,8 @@
 
 #include <cub/device/device_radix_sort.cuh>
 
+#include <type_traits>
+
 namespace trireme::kernels {
 
 namespace {
@@ -53,23 +55,18 @@ cudaError_t carve(void* base, int64_t tokens, int64_t columns, Workspace& w) {
   w.id_bits = 32;
   if (const cudaError_t error = sort(w, tokens, nullptr); error != cudaSuccess) return error;
   char* at = static_cast<char*>(base);
-  const auto take = [&](size_t bytes) {
-    char* start = at;
-    at += rounded(bytes);
-    return start;
+  const auto take = [&](auto*& array, size_t count) {
+    array = reinterpret_cast<std::remove_reference_t<decltype(array)>>(at);
+    at += rounded(count * sizeof(*array));
   };
-  const size_t ints = tokens * sizeof(int),
-               rows = ceil_div(tokens, kGroup) * columns * sizeof(float);
-  w.keys_in = reinterpret_cast<uint32_t*>(take(ints));
-  w.keys = reinterpret_cast<uint32_t*>(take(ints));
-  w.tokens_in = reinterpret_cast<int*>(take(ints)), w.tokens = reinterpret_cast<int*>(take(ints));
-  w.head = reinterpret_cast<float*>(take(rows)), w.tail = reinterpret_cast<float*>(take(rows));
-  w.num_runs = reinterpret_cast<int*>(take(sizeof(int)));
-  w.runs =
-      reinterpret_cast<int*>(take(static_cast<size_t>(ceil_div(tokens, kGroup)) * sizeof(int)));
-  w.counts = reinterpret_cast<uint32_t*>(
-      take(static_cast<size_t>(embedding_sort_counts(tokens)) * sizeof(uint32_t)));
-  w.sort = take(w.sort_bytes);
+  const size_t groups = ceil_div(tokens, kGroup);
+  take(w.keys_in, tokens), take(w.keys, tokens);
+  take(w.tokens_in, tokens), take(w.tokens, tokens);
+  take(w.head, groups * columns), take(w.tail, groups * columns);
+  take(w.num_runs, 1), take(w.runs, groups);
+  take(w.counts, embedding_sort_counts(tokens));
+  w.sort = at;
+  at += rounded(w.sort_bytes);
   w.total = at - static_cast<char*>(base);
   return cudaSuccess;
 }
@@ -156,10 +153,7 @@ __global__ void __launch_bounds__(kThreads)
   const auto add = [&](int place, const Vec<T, kWidth>& row) {
     const int id = next;
     next = window.at(place + 1);
-    float v[kWidth];
-    to_floats(row, v);
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) sum[i] += v[i];
+    add_to(sum, row);
     const bool goes_on = next == id;
     if (goes_on && place + 1 < last) return;
     if (from_before) {

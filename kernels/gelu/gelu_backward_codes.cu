@@ -82,7 +82,9 @@ __global__ void __launch_bounds__(kResidentThreads) codes_kernel(const GeluBackw
   };
 
   fetch(row);
-  if (kCluster && threadIdx.x < 2) Mailbox(&amaxes[threadIdx.x]).begin(threads / 32);
+  // By a loop, hence a branch: under a mere predicate racecheck would see addresses of other threads.
+  if (kCluster && threadIdx.x == 0)
+    for (auto& amax : amaxes) Mailbox(&amax).begin(threads / 32);
   tabulate_slopes(a.saved, a.kind, inverse_of(row), table(0));
   __syncthreads();
   if constexpr (kCluster) cluster_barrier();  // nobody writes to a block that has not begun

@@ -67,7 +67,8 @@ cudaError_t launch_pipelined(const LayerNormBackward& a, int64_t* partials, cuda
 }
 
 /// As measured on an H200: one pack a thread and four rows at once. Rows stay in registers between
-/// the two passes where the sums leave room for them; a row as wide as a block leaves none.
+/// the two passes where the sums leave room for them: beside three sums, rows as wide as a block
+/// leave none, beside two there is room for two rows.
 template <class T, int kSums, bool kDropout>
 cudaError_t launch(const LayerNormBackward& a, int64_t* partials, cudaStream_t stream) {
   const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
@@ -78,8 +79,8 @@ cudaError_t launch(const LayerNormBackward& a, int64_t* partials, cudaStream_t s
         if (packs <= 512) return launch_sums<T, 3, kDropout, 512, 4, false>(a, partials, stream);
         if (packs <= 640) return launch_sums<T, 3, kDropout, 640, 4, false>(a, partials, stream);
       } else {
-        if (packs > 512 && packs <= 640)
-          return launch_sums<T, 2, kDropout, 640, 2, true>(a, partials, stream);
+        if (packs <= 512) return launch_sums<T, 2, kDropout, 512, 2, true>(a, partials, stream);
+        if (packs <= 640) return launch_sums<T, 2, kDropout, 640, 2, true>(a, partials, stream);
         if (packs > 1024)
           return launch_pipelined<T, 2, kDropout, 256, 1, 4, 2, 8, false>(a, partials, stream);
       }
