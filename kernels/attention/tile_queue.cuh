@@ -46,21 +46,23 @@ struct SectionQueue {
 
   __host__ __device__ int items() const { return tile_count * heads; }
 
-#ifdef __CUDACC__
   /// True: from the last row down.
-  __device__ bool decode(int item, int& tile, int& head) const {
+  __host__ __device__ bool decode(int item, int& tile, int& head) const {
     const AttentionTile in = tiles[item / heads];
     const bool together = in.list == AttentionTile::kShortSequences;
     const int count = in.list_count, items = count * heads;
     // The even number nearest to what would fill the blocks.
-    const int sections = together || 4 * items < 5 * blocks ? 1 : min(max((items + blocks) / (2 * blocks) * 2, 2), heads);
+    int sections = together || 4 * items < 5 * blocks ? 1 : (items + blocks) / (2 * blocks) * 2;
+    if (sections == 0) sections = 2;
+    if (sections > heads) sections = heads;
     const int full = (heads + sections - 1) / sections;
     const int local = item - in.list_begin * heads, section = local / (count * full), rest = local - section * count * full;
-    const int here = min(full, heads - section * full);
+    const int left = heads - section * full, here = left < full ? left : full;
     tile = in.list_begin + rest / here;
     head = section * full + rest % here;
     return together || (section + in.list) % 2 == 0;
   }
+#ifdef __CUDACC__
   __device__ int next() const { return TileQueue{tiles, counters, 0, 0, 0}.next(); }
   __device__ void leave() const { TileQueue{tiles, counters, 0, 0, 0}.leave(); }
 #endif
