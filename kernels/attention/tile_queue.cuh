@@ -34,11 +34,11 @@ struct TileQueue {
 #endif
 };
 
-/// The backward kernel's. Key tiles lie by sequences, the longest first. Work goes by sections of about as many heads of a sequence as occupy all
-/// blocks; those of one sequence are one or an even number. Under a causal mask every other section meets its query rows from the last one down, and
-/// the blocks that come free, tile by tile, take the next section's: all blocks then work on the same rows at the same time, those of two sections,
-/// and what they read and add to stays in the L2 cache; the last section's blocks are done at the same time. Short sequences cannot fill the blocks:
-/// their tiles are taken when blocks are free, which is about the same time for all of one, so they all go down.
+/// The backward kernel's. Key tiles lie by lists of sequences of similar lengths, the longest first. Work goes by sections of about as many heads of a
+/// list as occupy all blocks; those of one list are one or an even number. Under a causal mask every other section meets its query rows from the last
+/// one down, and the blocks that come free, tile by tile, take the next section's: all blocks then work on the same rows at the same time, those of two
+/// sections, and what they read and add to stays in the L2 cache; the last section's blocks are done at the same time. Tiles of short sequences are taken
+/// when blocks are free, which is about the same time for all of one, so they all go down.
 struct SectionQueue {
   const AttentionTile* tiles;
   int32_t* counters;

@@ -13,6 +13,20 @@ namespace trireme::kernels::testing {
 
 namespace {
 
+constexpr int32_t kShort = AttentionTile::kShortSequences;
+
+/// Where the backward's lists begin, and their numbers.
+std::vector<std::pair<int32_t, int32_t>> lists(const AttentionPlan& plan) {
+  std::vector<std::pair<int32_t, int32_t>> all;
+  for (const AttentionTile& t : plan.backward)
+    if (all.empty() || all.back().first != t.list_begin) all.emplace_back(t.list_begin, t.list);
+  return all;
+}
+
+AttentionPlan backward_plan(const std::vector<int32_t>& bounds, bool causal = true) {
+  return plan_attention(bounds.data(), static_cast<int64_t>(bounds.size()) - 1, 128, causal);
+}
+
 TEST(AttentionPlanTest, TilesCoverEverySequenceOnce) {
   const std::vector<int32_t> bounds{0, 1, 130, 1000, 1064, 3113};
   for (const int d : {64, 128}) {
@@ -35,16 +49,7 @@ TEST(AttentionPlanTest, TilesCoverEverySequenceOnce) {
             const int64_t work = causal ? std::min(t.end, t.first + rows) - t.begin : t.end - t.begin;
             EXPECT_LE(work, previous);
             previous = work;
-            continue;
           }
-          // The longest sequence first, its tiles in ascending order.
-          EXPECT_EQ(t.list, i < 17 ? 0 : AttentionTile::kShortSequences);
-          EXPECT_EQ(t.list_count, (t.end - t.begin + rows - 1) / rows);
-          EXPECT_EQ(t.first, t.begin + (static_cast<int32_t>(i) - t.list_begin) * rows);
-          EXPECT_LE(t.end - t.begin, i == 0 ? 2049 : tiles[i - 1].end - tiles[i - 1].begin);
-          // A tile waits only for tiles before it.
-          for (size_t later = i + 1; later < tiles.size(); ++later)
-            EXPECT_TRUE(tiles[later].sequence != t.sequence || tiles[later].first > t.first);
         }
         EXPECT_EQ(plan.short_blocks, 2 * (7 + 2 + 1 + 1));
         for (size_t b = 0; b < plan.blocks.size(); ++b) EXPECT_EQ(plan.blocks[b].is_short, b < 2 * (7 + 2 + 1 + 1));
@@ -54,27 +59,39 @@ TEST(AttentionPlanTest, TilesCoverEverySequenceOnce) {
   }
 }
 
-TEST(AttentionPlanTest, SequencesAreListsOfTheirOwnButTheLastLongOnes) {
-  // Key tiles: 24, 14, 12, 10, then 8 and 2.
+TEST(AttentionPlanTest, LongSequencesOfSimilarLengthsShareAList) {
+  // Key tiles: 24, then 14, 12, 10, then 8 and 2.
   const std::vector<int32_t> bounds{0, 3000, 4790, 6300, 7580, 8600, 8800};
-  const auto begins_of_lists = [](const AttentionPlan& plan) {
-    std::vector<std::pair<int32_t, int32_t>> lists;
-    for (const AttentionTile& t : plan.backward)
-      if (lists.empty() || lists.back().first != t.list_begin) lists.emplace_back(t.list_begin, t.list);
-    return lists;
-  };
-  // The first is long enough for two sections, after which the next goes down as well.
-  EXPECT_EQ(begins_of_lists(plan_attention(bounds.data(), 3, 128, true)), (std::vector<std::pair<int32_t, int32_t>>{{0, 0}, {24, 2}, {38, 3}}));
-  const AttentionPlan plan = plan_attention(bounds.data(), 6, 128, true);
-  constexpr int32_t kShort = AttentionTile::kShortSequences;
-  EXPECT_EQ(begins_of_lists(plan), (std::vector<std::pair<int32_t, int32_t>>{{0, 0}, {24, 2}, {38, 3}, {50, kShort}}));
-  for (size_t i = 51; i < plan.backward.size(); ++i)
-    EXPECT_GE(plan.backward[i - 1].end - plan.backward[i - 1].first, plan.backward[i].end - plan.backward[i].first);
-  EXPECT_EQ(plan.short_blocks, 2 * (10 + 8 + 2));
-  for (size_t b = 0; b < plan.blocks.size(); ++b) EXPECT_EQ(plan.blocks[b].is_short, b >= 2 * (24 + 14 + 12)) << b;
-  // Short ones only: each a list.
-  const std::vector<int32_t> small{0, 1020, 1220};
-  EXPECT_EQ(begins_of_lists(plan_attention(small.data(), 2, 128, true)), (std::vector<std::pair<int32_t, int32_t>>{{0, kShort}, {8, kShort}}));
+  const AttentionPlan plan = backward_plan(bounds);
+  // The first is long enough for two sections, after which the next goes down as well. Of the last two some tiles are a list.
+  EXPECT_EQ(lists(plan), (std::vector<std::pair<int32_t, int32_t>>{{0, 0}, {24, 2}, {60, kShort}, {66, kShort}}));
+  for (size_t i = 25; i < 60; ++i)
+    EXPECT_GE(plan.backward[i].first - plan.backward[i].begin, plan.backward[i - 1].first - plan.backward[i - 1].begin) << i;
+  EXPECT_EQ(plan.short_blocks, 2 * (8 + 2));
+  for (size_t b = 0; b < plan.blocks.size(); ++b) EXPECT_EQ(plan.blocks[b].is_short, b >= 2 * (24 + 14 + 12 + 10)) << b;
+  // Without a mask nothing is aligned: each a list.
+  EXPECT_EQ(lists(backward_plan(bounds, false)),
+            (std::vector<std::pair<int32_t, int32_t>>{{0, 0}, {24, 2}, {38, 3}, {50, 4}, {60, kShort}, {68, kShort}}));
+  // No more than fit the cache at the same time; nor those that fill the blocks by themselves.
+  EXPECT_EQ(lists(backward_plan({0, 2000, 4000, 6000, 8000, 10000})), (std::vector<std::pair<int32_t, int32_t>>{{0, 0}, {64, 2}}));
+  EXPECT_EQ(lists(backward_plan({0, 4096, 8192})), (std::vector<std::pair<int32_t, int32_t>>{{0, 0}, {32, 2}}));
+}
+
+TEST(AttentionPlanTest, LastTilesOfShortSequencesComeLast) {
+  std::vector<int32_t> bounds{0};
+  for (int i = 0; i < 30; ++i) bounds.push_back(bounds.back() + 400 - i);
+  const AttentionPlan plan = backward_plan(bounds);
+  ASSERT_EQ(plan.backward.size(), 16u * 4 + 14u * 3);  // of 400 to 385 tokens, and of fewer
+  const AttentionTile* last = &plan.backward[plan.backward.size() - 20];
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(last[i].list_begin, static_cast<int32_t>(plan.backward.size()) - 20);
+    EXPECT_EQ(last[i].list_count, 20);
+    EXPECT_GE(last[i].sequence, 10) << "not of the shortest";
+    EXPECT_LE(last[i].end - last[i].first, kAttentionBackwardKeys) << "not a last tile";
+    EXPECT_LE(last[i].end - last[i].first, last[std::max(i - 1, 0)].end - last[std::max(i - 1, 0)].first);
+  }
+  // Fewer sequences: two tiles of each.
+  EXPECT_EQ(lists(backward_plan({0, 1000, 1400})), (std::vector<std::pair<int32_t, int32_t>>{{0, kShort}, {6, kShort}, {8, kShort}}));
 }
 
 TEST(AttentionPlanTest, ShortSequencesOfNarrowHeadsAreTakenWhole) {
