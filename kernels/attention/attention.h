@@ -40,9 +40,9 @@ namespace trireme::kernels {
 struct alignas(16) AttentionTile {
   int32_t first, begin, end, padded;
   int32_t sequence;
-  // Backward, for the order of work: its list (a sequence's tiles, or those of the last sequences), where that begins among all tiles, and its number,
-  // which says whether rows are met from the first one up or from the last one down. kShortSequences: always down, so that a sequence's last tile
-  // comes last to its rows and can finish their dQ.
+  // Backward, for the order of work: its list (tiles of one sequence or of several), where that begins among all tiles, and its number, which says whether
+  // rows are met from the first one up or from the last one down. kShortSequences: always down, so that a sequence's last tile comes last to its rows and
+  // can finish their dQ.
   int32_t list_begin, list_count, list;
   static constexpr int32_t kShortSequences = -1;
 };

@@ -7,40 +7,60 @@ namespace trireme::kernels {
 
 namespace {
 
-/// Key tiles of a sequence up to which it counts as short; of the last sequences together, the longest of which does not, up to which they do; of a
-/// sequence up to which its heads are met in one section by as many blocks as there usually are.
-constexpr int kShort = 8, kListed = 24, kOneSection = 20;
+/// Key tiles of a sequence up to which it counts as short; up to which it shares a list with others; of all that share one; of a list up to which its
+/// heads are met in one section by as many blocks as there usually are; of short sequences that are left for the end.
+constexpr int kShort = 8, kShared = 24, kListed = 72, kOneSection = 20, kLast = 20;
 /// Tokens of a sequence up to which its forward tiles stay together.
 constexpr int kTogether = 512;
 
 int32_t tiles_of(const AttentionTile& sequence) { return static_cast<int32_t>(ceil_div(sequence.end - sequence.begin, kAttentionBackwardKeys)); }
 
-/// `sequences`: the longest first. Each is a list of its own, so that what its tiles read and add to stays in the L2 cache, but for the last ones if
-/// they are long enough to leave blocks without work: their tiles lie together, most work first. Says of each sequence whether it counts as short.
+/// `sequences`: the longest first. Says of each whether it counts as short. Others of similar lengths share a list, all their first tiles, all second
+/// ones and so on: a few heads of all of them occupy the blocks, which are done with a section at the same time, and what they read and add to stays in
+/// the L2 cache. Each short sequence is a list of its own, for the same reason, but some of their last tiles, the least work, come at the very end, the
+/// most work first, so that blocks are done at the same time: no other tiles wait for those.
 std::vector<AttentionTile> backward_tiles(const std::vector<AttentionTile>& sequences, bool causal, std::vector<bool>& is_short) {
-  std::vector<AttentionTile> tiles;
-  int64_t left = 0;  // tiles
-  for (const AttentionTile& s : sequences) left += tiles_of(s);
+  std::vector<AttentionTile> tiles, last;
   int32_t list = 0;
-  for (size_t i = 0; i < sequences.size();) {
-    const int32_t longest = tiles_of(sequences[i]);
-    const bool together = longest > kShort && left <= kListed && i + 1 < sequences.size();
-    const size_t begin = tiles.size();
-    do {
-      AttentionTile tile = sequences[i++];
-      left -= tiles_of(tile);
-      is_short[static_cast<size_t>(tile.sequence)] = together || longest <= kShort;
-      for (; tile.first < tile.end; tile.first += kAttentionBackwardKeys) tiles.push_back(tile);
-    } while (together && i < sequences.size());
-    const auto work = [&](const AttentionTile& t) { return t.end - (causal ? t.first : t.begin); };
-    if (together) std::stable_sort(tiles.begin() + static_cast<int64_t>(begin), tiles.end(), [&](const auto& a, const auto& b) { return work(a) > work(b); });
+  const auto close = [&](size_t begin, bool shorts) {
+    const auto count = static_cast<int32_t>(tiles.size() - begin);
     for (size_t t = begin; t < tiles.size(); ++t) {
       tiles[t].list_begin = static_cast<int32_t>(begin);
-      tiles[t].list_count = static_cast<int32_t>(tiles.size() - begin);
-      tiles[t].list = together || longest <= kShort ? AttentionTile::kShortSequences : list;
+      tiles[t].list_count = count;
+      tiles[t].list = shorts ? AttentionTile::kShortSequences : list;
     }
-    list += longest > kOneSection ? 2 : 1;
+    list += count > kOneSection ? 2 : 1;
+  };
+  size_t next = 0;
+  while (next < sequences.size() && tiles_of(sequences[next]) > kShort) {
+    const size_t begin = tiles.size();
+    const int32_t longest = tiles_of(sequences[next]);
+    int32_t count = 0;
+    do {
+      count += tiles_of(sequences[next]);
+      for (AttentionTile tile = sequences[next]; tile.first < tile.end; tile.first += kAttentionBackwardKeys) tiles.push_back(tile);
+      ++next;
+    } while (causal && longest <= kShared && next < sequences.size() && 5 * tiles_of(sequences[next]) >= 3 * longest &&
+             count + tiles_of(sequences[next]) <= kListed);
+    std::stable_sort(tiles.begin() + static_cast<int64_t>(begin), tiles.end(),
+                     [](const auto& a, const auto& b) { return a.first - a.begin < b.first - b.begin; });
+    close(begin, false);
   }
+  // Of the shortest sequences first: those are the last that blocks are busy with.
+  std::vector<int32_t> held(sequences.size());
+  for (int32_t depth = 0, left = causal ? kLast : 0; depth < 2; ++depth)
+    for (size_t i = sequences.size(); i-- > next && left > 0;)
+      if (tiles_of(sequences[i]) > depth) ++held[i], --left;
+  for (; next < sequences.size(); ++next) {
+    const size_t begin = tiles.size();
+    int32_t here = tiles_of(sequences[next]) - held[next];
+    for (AttentionTile tile = sequences[next]; tile.first < tile.end; tile.first += kAttentionBackwardKeys) (here-- > 0 ? tiles : last).push_back(tile);
+    is_short[static_cast<size_t>(sequences[next].sequence)] = true;
+    close(begin, true);
+  }
+  std::stable_sort(last.begin(), last.end(), [](const auto& a, const auto& b) { return a.end - a.first > b.end - b.first; });
+  tiles.insert(tiles.end(), last.begin(), last.end());
+  close(tiles.size() - last.size(), true);
   return tiles;
 }
 

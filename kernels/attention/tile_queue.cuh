@@ -34,11 +34,11 @@ struct TileQueue {
 #endif
 };
 
-/// The backward kernel's. Key tiles lie by sequences, the longest first. Work goes by sections of about as many heads of a sequence as occupy all
-/// blocks; those of one sequence are one or an even number. Under a causal mask every other section meets its query rows from the last one down, and
-/// the blocks that come free, tile by tile, take the next section's: all blocks then work on the same rows at the same time, those of two sections,
-/// and what they read and add to stays in the L2 cache; the last section's blocks are done at the same time. Short sequences cannot fill the blocks:
-/// their tiles are taken when blocks are free, which is about the same time for all of one, so they all go down.
+/// The backward kernel's. Key tiles lie by lists of sequences of similar lengths, the longest first. Work goes by sections of about as many heads of a
+/// list as occupy all blocks; those of one list are one or an even number. Under a causal mask every other section meets its query rows from the last
+/// one down, and the blocks that come free, tile by tile, take the next section's: all blocks then work on the same rows at the same time, those of two
+/// sections, and what they read and add to stays in the L2 cache; the last section's blocks are done at the same time. Tiles of short sequences are taken
+/// when blocks are free, which is about the same time for all of one, so they all go down.
 struct SectionQueue {
   const AttentionTile* tiles;
   int32_t* counters;
@@ -46,21 +46,23 @@ struct SectionQueue {
 
   __host__ __device__ int items() const { return tile_count * heads; }
 
-#ifdef __CUDACC__
   /// True: from the last row down.
-  __device__ bool decode(int item, int& tile, int& head) const {
+  __host__ __device__ bool decode(int item, int& tile, int& head) const {
     const AttentionTile in = tiles[item / heads];
     const bool together = in.list == AttentionTile::kShortSequences;
     const int count = in.list_count, items = count * heads;
     // The even number nearest to what would fill the blocks.
-    const int sections = together || 4 * items < 5 * blocks ? 1 : min(max((items + blocks) / (2 * blocks) * 2, 2), heads);
+    int sections = together || 4 * items < 5 * blocks ? 1 : (items + blocks) / (2 * blocks) * 2;
+    if (sections == 0) sections = 2;
+    if (sections > heads) sections = heads;
     const int full = (heads + sections - 1) / sections;
     const int local = item - in.list_begin * heads, section = local / (count * full), rest = local - section * count * full;
-    const int here = min(full, heads - section * full);
+    const int left = heads - section * full, here = left < full ? left : full;
     tile = in.list_begin + rest / here;
     head = section * full + rest % here;
     return together || (section + in.list) % 2 == 0;
   }
+#ifdef __CUDACC__
   __device__ int next() const {
     int grid;  // asked anew: no register is left to keep it in
     asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(grid));

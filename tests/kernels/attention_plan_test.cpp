@@ -1,0 +1,160 @@
+// The order of work on the host: which tiles there are, in which lists, and what may wait for what.
+
+#include "kernels/attention/tile_queue.cuh"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <utility>
+
+namespace trireme::kernels::testing {
+
+namespace {
+
+constexpr int32_t kShort = AttentionTile::kShortSequences;
+
+/// Where the backward's lists begin, and their numbers.
+std::vector<std::pair<int32_t, int32_t>> lists(const AttentionPlan& plan) {
+  std::vector<std::pair<int32_t, int32_t>> all;
+  for (const AttentionTile& t : plan.backward)
+    if (all.empty() || all.back().first != t.list_begin) all.emplace_back(t.list_begin, t.list);
+  return all;
+}
+
+AttentionPlan backward_plan(const std::vector<int32_t>& bounds, bool causal = true) {
+  return plan_attention(bounds.data(), static_cast<int64_t>(bounds.size()) - 1, 128, causal);
+}
+
+TEST(AttentionPlanTest, TilesCoverEverySequenceOnce) {
+  const std::vector<int32_t> bounds{0, 1, 130, 1000, 1064, 3113};
+  for (const int d : {64, 128}) {
+    for (const bool causal : {false, true}) {
+      const AttentionPlan plan = plan_attention(bounds.data(), static_cast<int64_t>(bounds.size()) - 1, d, causal);
+      EXPECT_TRUE(plan.sequences.empty()) << "a sequence of 2049";
+      EXPECT_EQ(plan.longest, 2049);
+      for (const bool forward : {true, false}) {
+        const int rows = forward ? attention_forward_rows(d, causal) : kAttentionBackwardKeys;
+        const std::vector<AttentionTile>& tiles = forward ? plan.forward : plan.backward;
+        std::vector<int> seen(3113);
+        int64_t previous = INT64_MAX;
+        for (size_t i = 0; i < tiles.size(); ++i) {
+          const AttentionTile& t = tiles[i];
+          EXPECT_EQ(t.begin, bounds[static_cast<size_t>(t.sequence)]);
+          EXPECT_EQ(t.end, bounds[static_cast<size_t>(t.sequence) + 1]);
+          for (int32_t r = t.first; r < std::min(t.end, t.first + rows); ++r) ++seen[static_cast<size_t>(r)];
+          if (forward) {
+            // Most keys first.
+            const int64_t work = causal ? std::min(t.end, t.first + rows) - t.begin : t.end - t.begin;
+            EXPECT_LE(work, previous);
+            previous = work;
+          }
+        }
+        EXPECT_EQ(plan.short_blocks, 2 * (7 + 2 + 1 + 1));
+        for (size_t b = 0; b < plan.blocks.size(); ++b) EXPECT_EQ(plan.blocks[b].is_short, b < 2 * (7 + 2 + 1 + 1));
+        EXPECT_TRUE(std::all_of(seen.begin(), seen.end(), [](int n) { return n == 1; }));
+      }
+    }
+  }
+}
+
+TEST(AttentionPlanTest, LongSequencesOfSimilarLengthsShareAList) {
+  // Key tiles: 24, then 14, 12, 10, then 8 and 2.
+  const std::vector<int32_t> bounds{0, 3000, 4790, 6300, 7580, 8600, 8800};
+  const AttentionPlan plan = backward_plan(bounds);
+  // The first is long enough for two sections, after which the next goes down as well. Of the last two some tiles are a list.
+  EXPECT_EQ(lists(plan), (std::vector<std::pair<int32_t, int32_t>>{{0, 0}, {24, 2}, {60, kShort}, {66, kShort}}));
+  for (size_t i = 25; i < 60; ++i)
+    EXPECT_GE(plan.backward[i].first - plan.backward[i].begin, plan.backward[i - 1].first - plan.backward[i - 1].begin) << i;
+  EXPECT_EQ(plan.short_blocks, 2 * (8 + 2));
+  for (size_t b = 0; b < plan.blocks.size(); ++b) EXPECT_EQ(plan.blocks[b].is_short, b >= 2 * (24 + 14 + 12 + 10)) << b;
+  // Without a mask nothing is aligned: each a list.
+  EXPECT_EQ(lists(backward_plan(bounds, false)),
+            (std::vector<std::pair<int32_t, int32_t>>{{0, 0}, {24, 2}, {38, 3}, {50, 4}, {60, kShort}, {68, kShort}}));
+  // No more than fit the cache at the same time; nor those that fill the blocks by themselves.
+  EXPECT_EQ(lists(backward_plan({0, 2000, 4000, 6000, 8000, 10000})), (std::vector<std::pair<int32_t, int32_t>>{{0, 0}, {64, 2}}));
+  EXPECT_EQ(lists(backward_plan({0, 4096, 8192})), (std::vector<std::pair<int32_t, int32_t>>{{0, 0}, {32, 2}}));
+}
+
+TEST(AttentionPlanTest, LastTilesOfShortSequencesComeLast) {
+  std::vector<int32_t> bounds{0};
+  for (int i = 0; i < 30; ++i) bounds.push_back(bounds.back() + 400 - i);
+  const AttentionPlan plan = backward_plan(bounds);
+  ASSERT_EQ(plan.backward.size(), 16u * 4 + 14u * 3);  // of 400 to 385 tokens, and of fewer
+  const AttentionTile* last = &plan.backward[plan.backward.size() - 20];
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(last[i].list_begin, static_cast<int32_t>(plan.backward.size()) - 20);
+    EXPECT_EQ(last[i].list_count, 20);
+    EXPECT_GE(last[i].sequence, 10) << "not of the shortest";
+    EXPECT_LE(last[i].end - last[i].first, kAttentionBackwardKeys) << "not a last tile";
+    EXPECT_LE(last[i].end - last[i].first, last[std::max(i - 1, 0)].end - last[std::max(i - 1, 0)].first);
+  }
+  // Fewer sequences: two tiles of each.
+  EXPECT_EQ(lists(backward_plan({0, 1000, 1400})), (std::vector<std::pair<int32_t, int32_t>>{{0, kShort}, {6, kShort}, {8, kShort}}));
+}
+
+TEST(AttentionPlanTest, ShortSequencesOfNarrowHeadsAreTakenWhole) {
+  const std::vector<int32_t> bounds{0, 100, 612, 613};
+  EXPECT_TRUE(plan_attention(bounds.data(), 3, 128, true).sequences.empty());
+  const AttentionPlan plan = plan_attention(bounds.data(), 3, 64, true);
+  ASSERT_EQ(plan.sequences.size(), 3u);
+  EXPECT_EQ(plan.sequences[0].sequence, 1);
+  EXPECT_EQ(plan.sequences[1].sequence, 0);
+  EXPECT_EQ(plan.sequences[2].sequence, 2);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(plan.sequences[i].list_begin, static_cast<int32_t>(i));
+    EXPECT_EQ(plan.sequences[i].list_count, 1);
+  }
+}
+
+/// Bounds of sequences with 1 to 5,000 tokens, short ones as often as long ones.
+std::vector<int32_t> random_bounds(std::mt19937& generator) {
+  std::vector<int32_t> bounds{0};
+  const auto count = std::uniform_int_distribution<int>(1, 40)(generator);
+  const double longest = std::uniform_real_distribution<double>(4, 8.5)(generator);
+  for (int i = 0; i < count; ++i)
+    bounds.push_back(bounds.back() + static_cast<int32_t>(std::exp(std::uniform_real_distribution<double>(0, longest)(generator))));
+  return bounds;
+}
+
+/// A tile that adds in order, or finishes rows, waits for the sequence's tiles before it: whoever holds those must have got them before, or nobody moves on.
+TEST(AttentionPlanTest, NoTileWaitsForOneHandedOutLater) {
+  std::mt19937 generator(5);
+  for (int pack = 0; pack < 300; ++pack) {
+    const std::vector<int32_t> bounds = random_bounds(generator);
+    const auto count = static_cast<int64_t>(bounds.size()) - 1;
+    const bool causal = pack % 4 != 0;
+    const AttentionPlan plan = plan_attention(bounds.data(), count, 128, causal);
+    const int heads = std::uniform_int_distribution<int>(1, 12)(generator);
+    // Of several GPUs; the grid of a small batch; one.
+    const int processors = std::vector<int>{1, 7, 78, 114, 132, 144}[generator() % 6];
+    const SectionQueue queue{plan.backward.data(), nullptr, static_cast<int>(plan.backward.size()), heads, processors};
+    SCOPED_TRACE(::testing::Message() << "pack " << pack << ", heads " << heads << ", multiprocessors " << processors << ", causal " << causal);
+    std::vector<std::vector<int32_t>> next(static_cast<size_t>(count), std::vector<int32_t>(static_cast<size_t>(heads)));  // tile of a sequence and head
+    for (int item = 0; item < queue.items(); ++item) {
+      int tile = -1, head = -1;
+      const bool down = queue.decode(item, tile, head);
+      ASSERT_TRUE(tile >= 0 && tile < queue.tile_count && head >= 0 && head < heads) << "item " << item << ": tile " << tile << ", head " << head;
+      const AttentionTile& t = plan.backward[static_cast<size_t>(tile)];
+      const auto sequence = static_cast<size_t>(t.sequence);
+      ASSERT_EQ(t.first, bounds[sequence] + kAttentionBackwardKeys * next[sequence][static_cast<size_t>(head)]++)
+          << "item " << item << ": tile " << tile << ", head " << head;
+      // Who finishes rows comes to them last only if all go the same way.
+      const auto block = static_cast<size_t>((t.padded + t.first - t.begin) / 64);
+      const bool finishes = plan.blocks[block].is_short != 0;
+      ASSERT_EQ(plan.blocks[block + 1].is_short != 0, finishes) << "tile " << tile;
+      ASSERT_EQ(t.list == AttentionTile::kShortSequences, finishes) << "tile " << tile;
+      ASSERT_TRUE(down || !finishes) << "item " << item;
+    }
+    int64_t short_blocks = 0;
+    for (size_t s = 0; s < static_cast<size_t>(count); ++s)
+      for (const int32_t n : next[s]) ASSERT_EQ(n, (bounds[s + 1] - bounds[s] + kAttentionBackwardKeys - 1) / kAttentionBackwardKeys) << "sequence " << s;
+    for (const AttentionBlock& b : plan.blocks) short_blocks += b.is_short != 0;
+    ASSERT_EQ(plan.short_blocks, short_blocks);
+  }
+}
+
+}  // namespace
+
+}  // namespace trireme::kernels::testing
