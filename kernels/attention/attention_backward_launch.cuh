@@ -51,6 +51,7 @@ cudaError_t launch(const AttentionBackward& a, cudaStream_t stream) {
   p.dv_token = a.d_v.strides.token;
   p.dv_head = a.d_v.strides.head;
   p.padded_rows = padded;
+  p.row_blocks = static_cast<int>(padded / C::kRows);
   p.group = s.q_heads / s.kv_heads;
   p.scale = s.scale * keep_scale;
   p.scale_log2 = s.scale * kLog2E;

@@ -71,6 +71,7 @@ struct Parameters {
   bool zeroed;         // the sums: in any order all key tiles may add
   void *dq, *dk, *dv;  // dq: on chip, and of short sequences
   int64_t dq_token, dq_head, dk_token, dk_head, dv_token, dv_head, padded_rows;
+  int row_blocks;  // padded, of kRows
   int group;
   float scale, scale_log2;  // of dq and dk: with keep_scale, which dS leaves out; of the scores, times log2 e
   const int64_t* sample_ids;
@@ -108,6 +109,12 @@ struct Walk {
     --left;
     if (++head == above) head -= group;
     if (head == start) block += stride;
+  }
+  /// The same of a walk along `info`, where registers are scarce.
+  __device__ void next(int group, const volatile ItemInfo& info) {
+    --left;
+    if (++head == (info.head + 1) * group) head -= group;
+    if (head == start) block += info.down ? -1 : 1;
   }
 };
 

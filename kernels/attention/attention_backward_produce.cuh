@@ -105,49 +105,57 @@ __device__ inline void produce_sums(const Parameters& p, uint32_t shared, const 
   using namespace hopper;
   constexpr int kPart = C::kRows * C::kDim / 2;  // of a warpgroup
   constexpr int32_t kClaimed = 1 << 16, kStored = kClaimed + 1;  // in any order
-  // Bit 0: of the number of the step among those that use the shared memory; bit 1: the consumers have got it for this one already.
+  // Bit 0: of the number of the step among those that use the shared memory; bit 1: the consumers have got it for this one already; bit 2: they may
+  // still be about the step before. Then the lowest bits of the number of tidings, above them rounds: registers are scarce.
   uint32_t state = 0;
-  constexpr uint32_t kOdd = 1, kHanded = 2;
+  constexpr uint32_t kOdd = 1, kHanded = 2, kBusy = 4, kTiding = 8, kTidings = (2 * C::kToldSlots - 1) * kTiding, kRound = kTidings + kTiding;
+  const auto round = [&] { return state / kRound; };
   Tidings<C> tidings{p, shared, barriers};
   await_kernel_before();
   // Behind zeros, which the kernel before has written by ordinary stores.
   asm volatile("fence.proxy.async;" ::: "memory");
 #pragma unroll 1
-  for (uint32_t round = 0;; ++round) {
-    barrier_wait(barriers.info_full(round % C::kInfoSlots), (round / C::kInfoSlots) & 1);
-    const ItemInfo& info = infos[round % C::kInfoSlots];
+  for (;; state += kRound) {
+    barrier_wait(barriers.info_full(round() % C::kInfoSlots), (round() / C::kInfoSlots) & 1);
+    const ItemInfo& info = infos[round() % C::kInfoSlots];
     if (info.head < 0) break;
-    const int blocks = static_cast<int>(p.padded_rows / C::kRows);
     Walk walk = Walk::of(info, p.group);
     // Read where they are needed: registers.
     const volatile ItemInfo& again = info;
     const auto finishing = [&] { return C::kFinishes ? again.finishes : 0; };
 #pragma unroll 1
-    for (; walk.left > 0; walk.next(p.group)) {
-      const int at = walk.head * blocks + again.padded / C::kRows + walk.block;
+    for (; walk.left > 0; walk.next(p.group, again)) {
+      const int at = walk.head * p.row_blocks + again.padded / C::kRows + walk.block;
       int32_t* const turn = p.turns + at;
       // Rows beyond the sequence: of the second of two steps at least.
       const bool beyond = walk.block * C::kRows >= info.end - info.begin, finishes = walk.left <= finishing();
       if constexpr (C::kFinishes) {
-        if (finishes && !beyond && info.first > info.begin) {
-          // Those tiles were handed out before this one and have been told of, so someone always moves on.
+        const bool brings = finishes && !beyond && info.first > info.begin;
+        if (brings) {
+          // Those tiles were handed out before this one and have been told of, so someone always moves on. Asked while the step before is under way.
           wait_for_turn(turn, (p.zeroed ? 0 : kClaimed) + (info.first - info.begin) / C::kKeys);
           asm volatile("fence.proxy.async;" ::: "memory");
+        }
 #pragma unroll
-          for (uint32_t g = 0; g < 2; ++g) {
+        for (uint32_t g = 0; g < 2; ++g) {
+          if (state & kBusy) barrier_wait(barriers.sums_full(g), (state & kOdd) ^ 1);
+          if (brings) {
             barrier_expect(barriers.sums_empty(g), kPart * 4);
             load_bytes(shared + C::kDq + g * (kPart * 4), p.dq_sums + int64_t{at} * (2 * kPart) + g * kPart, kPart * 4, barriers.sums_empty(g));
+          } else if ((state & kHanded) == 0) {
+            barrier_arrive(barriers.sums_empty(g));
           }
-        } else if ((state & kHanded) == 0) {
-          barrier_arrive(barriers.sums_empty(0));
-          barrier_arrive(barriers.sums_empty(1));
         }
-        state &= ~kHanded;
+        state &= ~(kHanded | kBusy);
       }
       if (beyond || finishes) {
-        for (uint32_t g = 0; g < 2; ++g) {
-          barrier_wait(barriers.sums_full(g), state & kOdd);
-          if constexpr (!C::kFinishes) barrier_arrive(barriers.sums_empty(g));
+        if constexpr (C::kFinishes) {
+          state |= kBusy;
+        } else {
+          for (uint32_t g = 0; g < 2; ++g) {
+            barrier_wait(barriers.sums_full(g), state & kOdd);
+            barrier_arrive(barriers.sums_empty(g));
+          }
         }
         state ^= kOdd;
         continue;
@@ -185,12 +193,13 @@ __device__ inline void produce_sums(const Parameters& p, uint32_t shared, const 
       if (state & kHanded) barrier_arrive(barriers.sums_empty(1));
       if (C::kSums == Sums::kKeyOrder || store || finishing() != 0) {
         bulk_done();
-        tidings.give(at);
+        tidings.give(state / kTiding, at);
+        state = (state & ~kTidings) | ((state + kTiding) & kTidings);
       }
       state ^= kOdd;
     }
   }
-  tidings.give(-1);
+  tidings.give(state / kTiding, -1);
   // Shared memory stays until what was asked for has left it.
   bulk_done();
 }

@@ -32,25 +32,25 @@ struct Tidings {
   const Parameters& p;
   uint32_t shared;
   const Barriers<C>& barriers;
-  uint32_t count = 0;  // of those given or passed on
 
-  __device__ uint32_t place() const { return shared + C::kTold + count % C::kToldSlots * 4; }
-  __device__ uint32_t parity() const { return (count / C::kToldSlots) & 1; }
+  __device__ uint32_t place(uint32_t number) const { return shared + C::kTold + number % C::kToldSlots * 4; }
 
-  /// By the thread that has seen sums arrive: of which block of rows and head; -1: no more will.
-  __device__ void give(int at) {
-    hopper::barrier_wait(barriers.told_empty(count % C::kToldSlots), parity() ^ 1);
-    asm volatile("st.shared.s32 [%0], %1;" ::"r"(place()), "r"(at) : "memory");
-    hopper::barrier_arrive(barriers.told_full(count % C::kToldSlots));
-    ++count;
+  /// By the thread that has seen sums arrive, the `number`th time: of which block of rows and head; -1: no more will.
+  __device__ void give(uint32_t number, int at) const {
+    hopper::barrier_wait(barriers.told_empty(number % C::kToldSlots), ((number / C::kToldSlots) & 1) ^ 1);
+    asm volatile("st.shared.s32 [%0], %1;" ::"r"(place(number)), "r"(at) : "memory");
+    hopper::barrier_arrive(barriers.told_full(number % C::kToldSlots));
   }
+
+  uint32_t passed = 0;  // how many
+
   /// By the other one: passes one on if there is any. False: there will be no more.
   __device__ bool pass() {
-    if (!hopper::barrier_done(barriers.told_full(count % C::kToldSlots), parity())) return true;
+    if (!hopper::barrier_done(barriers.told_full(passed % C::kToldSlots), (passed / C::kToldSlots) & 1)) return true;
     int at;
-    asm volatile("ld.shared.s32 %0, [%1];" : "=r"(at) : "r"(place()) : "memory");
-    hopper::barrier_arrive(barriers.told_empty(count % C::kToldSlots));
-    ++count;
+    asm volatile("ld.shared.s32 %0, [%1];" : "=r"(at) : "r"(place(passed)) : "memory");
+    hopper::barrier_arrive(barriers.told_empty(passed % C::kToldSlots));
+    ++passed;
     if (at < 0) return false;
     // Between a block's sums and what another one's copy engine does to them: here, where it delays nobody.
     asm volatile("fence.proxy.async;\nred.release.gpu.global.add.s32 [%0], 1;" ::"l"(p.turns + at) : "memory");

@@ -46,11 +46,11 @@ std::vector<AttentionTile> backward_tiles(const std::vector<AttentionTile>& sequ
                      [](const auto& a, const auto& b) { return a.first - a.begin < b.first - b.begin; });
     close(begin, false);
   }
-  // Of the shortest sequences first: those are the last that blocks are busy with.
+  // Of the shortest sequences first: those are the last that blocks are busy with. (Two tiles are soon done anyway.)
   std::vector<int32_t> held(sequences.size());
   for (int32_t depth = 0, left = causal ? kLast : 0; depth < 2; ++depth)
     for (size_t i = sequences.size(); i-- > next && left > 0;)
-      if (tiles_of(sequences[i]) > depth) ++held[i], --left;
+      if (tiles_of(sequences[i]) > 2) ++held[i], --left;
   for (; next < sequences.size(); ++next) {
     const size_t begin = tiles.size();
     int32_t here = tiles_of(sequences[next]) - held[next];
