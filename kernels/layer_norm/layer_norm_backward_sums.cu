@@ -12,13 +12,13 @@ using namespace layer_norm_sums;
 
 /// teams: receives how many partial rows the kernel leaves, at most a.rows and kBlocksPerSm for
 /// each multiprocessor. A row has at most kThreads packs.
-template <class T, int kSums, bool kDropout, int kThreads, int kRows, bool kKept>
+template <class T, int kSums, bool kDropout, int kThreads, int kRows>
 cudaError_t launch_sums(const LayerNormBackward& a, int64_t* teams, cudaStream_t stream) {
-  const auto kernel = sums_kernel<T, kSums, kDropout, kThreads, kRows, kKept>;
+  const auto kernel = sums_kernel<T, kSums, kDropout, kThreads, kRows>;
   const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
   const int threads = static_cast<int>(ceil_div(packs, 32) * 32), fit = kThreads / threads,
             groups = fit > kMaxGroups ? kMaxGroups : fit;
-  const size_t inputs = size_t{2} * kTurnsHeld<kKept> * kRows * kThreads * 16,
+  const size_t inputs = size_t{2} * kRows * kThreads * 16,
                sums = block_sums_bytes(groups, a.columns, kSums),
                bytes = inputs > sums ? inputs : sums;
   if (const cudaError_t error = allow_shared_memory(kernel, bytes); error != cudaSuccess)
@@ -66,26 +66,20 @@ cudaError_t launch_pipelined(const LayerNormBackward& a, int64_t* partials, cuda
   return launch_pipelined<T, kSums, kDropout, 512, 2, 2, 1, kParts, false>(a, partials, stream);
 }
 
-/// As measured on an H200: one pack a thread and four rows at once. Rows stay in registers between
-/// the two passes where the sums leave room for them: beside three sums, rows as wide as a block
-/// leave none, beside two there is room for two rows.
+/// As measured on an H200: one pack a thread and four rows at once, two where a row is as wide as a
+/// block, in registers between the two passes; four in shared memory where a cluster shares them.
 template <class T, int kSums, bool kDropout>
 cudaError_t launch(const LayerNormBackward& a, int64_t* partials, cudaStream_t stream) {
   const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
   if constexpr (sizeof(T) == 2)
     if (a.d_sum == nullptr) {
-      if (packs <= 256) return launch_sums<T, kSums, kDropout, 512, 4, true>(a, partials, stream);
-      if constexpr (kSums == 3) {
-        if (packs <= 512) return launch_sums<T, 3, kDropout, 512, 4, false>(a, partials, stream);
-        if (packs <= 640) return launch_sums<T, 3, kDropout, 640, 4, false>(a, partials, stream);
-      } else {
-        if (packs <= 512) return launch_sums<T, 2, kDropout, 512, 2, true>(a, partials, stream);
-        if (packs <= 640) return launch_sums<T, 2, kDropout, 640, 2, true>(a, partials, stream);
-        if (packs > 1024)
-          return launch_pipelined<T, 2, kDropout, 256, 1, 4, 2, 8, false>(a, partials, stream);
-      }
-      if (packs > 640 && packs <= 1024)
+      if (packs <= 256) return launch_sums<T, kSums, kDropout, 512, 4>(a, partials, stream);
+      if (packs <= 512) return launch_sums<T, kSums, kDropout, 512, 2>(a, partials, stream);
+      if (packs <= 640) return launch_sums<T, kSums, kDropout, 640, 2>(a, partials, stream);
+      if (packs <= 1024)
         return launch_pipelined<T, kSums, kDropout, 512, 1, 4, 1, 2, false>(a, partials, stream);
+      if constexpr (kSums == 2)
+        return launch_pipelined<T, 2, kDropout, 256, 1, 4, 2, 8, false>(a, partials, stream);
     }
   if (packs <= 1024) return launch_pipelined<T, kSums, kDropout, 1>(a, partials, stream);
   // Of fp32 a row of kMaxColumns has 4,096 packs, of 16-bit types half as many.

@@ -1,57 +1,46 @@
 #pragma once
-// The form for rows of one pack a thread: they stay in registers or in shared memory while both of a
-// row's passes run.
+// The form for rows of one pack a thread: they stay in registers while both of a row's passes run.
 
 #include "kernels/layer_norm/layer_norm_backward_parts.cuh"
 
 namespace trireme::kernels::layer_norm_sums {
 
-/// Turns of rows for which sums_kernel() has room in shared memory.
-template <bool kKept>
-constexpr int kTurnsHeld = kKept ? 1 : 2;
-
 /// blockDim = (threads of a group, groups), at most kThreads, each thread with one pack of a row. A
-/// group takes kRows rows at once, `stride` apart. kKept: they stay in registers between the two
-/// passes while the next ones travel to shared memory; otherwise there, beside the next ones. No
-/// d_sum.
-template <class T, int kSums, bool kDropout, int kThreads, int kRows, bool kKept>
+/// group takes kRows rows at once, `stride` apart; while they are worked on, the next ones travel to
+/// shared memory. No d_sum.
+template <class T, int kSums, bool kDropout, int kThreads, int kRows>
 __global__ void __launch_bounds__(kThreads) sums_kernel(const LayerNormBackward a) {
   extern __shared__ __align__(16) char shared[];
-  constexpr int kWidth = 16 / sizeof(T), kDots = 2 * kRows, kHeld = kTurnsHeld<kKept>;
+  constexpr int kWidth = 16 / sizeof(T), kDots = 2 * kRows;
   __shared__ float scratch[2][kThreads / 32 * kDots];
-  __shared__ RowFacts all_facts[3][kMaxGroups][kRows];
+  __shared__ RowFacts all_facts[4][kMaxGroups][kRows];
   const int warps = static_cast<int>(blockDim.x) / 32, group = static_cast<int>(threadIdx.y),
             lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int rows = static_cast<int>(a.rows), stride = static_cast<int>(gridDim.x * blockDim.y);
-  const int64_t jump = stride * a.columns;
+  const int jump = stride * static_cast<int>(a.columns);  // a block has at most kThreads packs
   const Outputs outputs = Outputs::of<T, kDropout>(a);
   const int column = static_cast<int>(threadIdx.x) * kWidth;
   const bool mine = column < static_cast<int>(a.columns);
 
   char* const ring = shared + (threadIdx.y * blockDim.x + threadIdx.x) * 16;
-  const auto slot = [&](int input, int stage, int r) {
-    return ring + ((input * kHeld + stage) * kRows + r) * kThreads * 16;
-  };
+  const auto slot = [&](int input, int r) { return ring + (input * kRows + r) * kThreads * 16; };
   // first: the element and `left` the rows from the turn's first row on.
-  const auto ask = [&](int input, int stage, const void* from, int r, int64_t first, int left) {
+  const auto ask = [&](int input, const void* from, int r, int64_t first, int left) {
     if (r * stride < left && mine)
-      copy_async16(slot(input, stage, r), static_cast<const T*>(from) + first + r * jump + column);
+      copy_async16(slot(input, r), static_cast<const T*>(from) + first + r * jump + column);
   };
-  const auto take = [&](int input, int stage, int r) {
-    return *reinterpret_cast<const Words<4>*>(slot(input, stage, r));
+  const auto take = [&](int input, int r) {
+    return *reinterpret_cast<const Words<4>*>(slot(input, r));
   };
 
   int row = static_cast<int>(blockIdx.x * blockDim.y) + group;
   int64_t at = row * a.columns;
 #pragma unroll
-  for (int stage = 0; stage < kHeld; ++stage) {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      ask(0, stage, a.dy, r, at + stage * kRows * jump, rows - row - stage * kRows * stride);
-      ask(1, stage, a.sum, r, at + stage * kRows * jump, rows - row - stage * kRows * stride);
-    }
-    copy_async_commit();
+  for (int r = 0; r < kRows; ++r) {
+    ask(0, a.dy, r, at, rows - row);
+    ask(1, a.sum, r, at, rows - row);
   }
+  copy_async_commit();
   // A thread for each row: what it asks for in one turn it settles in the next, before the barrier,
   // for the turn after.
   RawFacts<kDropout> raw;
@@ -64,41 +53,33 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const LayerNormBackward 
   Words<4> gamma = {};
   if (mine) gamma = as_words(load_shared_read<T, kWidth>(static_cast<const T*>(a.gamma) + column));
   float sums[kSums][1][kWidth] = {};
-  int turn = 0, facts_turn = 0;
   __syncthreads();
 
-  for (; row < rows; row += kRows * stride, at += kRows * jump, turn ^= 1) {
-    const int left = rows - row, ask_left = left - kHeld * kRows * stride, stage = kKept ? 0 : turn;
-    const int64_t ask_at = at + kHeld * kRows * jump;
-    copy_async_wait<kHeld - 1>();
-    const RowFacts* const facts = all_facts[facts_turn][group];
-    facts_turn = facts_turn == 2 ? 0 : facts_turn + 1;
+  for (int turn = 0; row < rows; row += kRows * stride, at += kRows * jump, ++turn) {
+    const int left = rows - row, ask_left = left - kRows * stride;
+    const int64_t ask_at = at + kRows * jump;
+    copy_async_wait<0>();
+    const RowFacts* const facts = all_facts[turn % 4][group];
     if (threadIdx.x < kRows)
       raw.settle(a, row + (kRows + static_cast<int>(threadIdx.x)) * stride,
-                 all_facts[facts_turn][group][threadIdx.x]);
-    Words<4> dy[kKept ? kRows : 1], s[kKept ? kRows : 1];
+                 all_facts[(turn + 1) % 4][group][threadIdx.x]);
+    Words<4> dy[kRows], s[kRows];
     float dots[kDots] = {};
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       float g[kWidth], n[kWidth], w[kWidth];
-      if constexpr (kKept) {
-        dy[r] = {}, s[r] = {};
-        if (r * stride < left && mine) dy[r] = take(0, 0, r), s[r] = take(1, 0, r);
-        ask(0, 0, a.dy, r, ask_at, ask_left);
-        ask(1, 0, a.sum, r, ask_at, ask_left);
-        to_floats(as_pack<T>(dy[r]), g);
-        to_floats(as_pack<T>(s[r]), n);
-      } else {
-        if (r * stride >= left || !mine) continue;
-        to_floats(as_pack<T>(take(0, stage, r)), g);
-        to_floats(as_pack<T>(take(1, stage, r)), n);
-      }
+      dy[r] = {}, s[r] = {};
+      if (r * stride < left && mine) dy[r] = take(0, r), s[r] = take(1, r);
+      ask(0, a.dy, r, ask_at, ask_left);
+      ask(1, a.sum, r, ask_at, ask_left);
+      to_floats(as_pack<T>(dy[r]), g);
+      to_floats(as_pack<T>(s[r]), n);
       to_floats(packed(as_pack<T>(gamma)), w);
       sum_pack(g, n, w, facts[r].rstd, facts[r].shift, sums[0][0], sums[1][0], dots[r],
                dots[kRows + r]);
     }
     const float own = scattered_sum(dots);
-    if (lane < kDots) scratch[turn][(group * warps + warp) * kDots + lane] = own;
+    if (lane < kDots) scratch[turn % 2][(group * warps + warp) * kDots + lane] = own;
     if (warps == 1)
       __syncwarp();
     else
@@ -106,7 +87,7 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const LayerNormBackward 
                    : "memory");
     if (threadIdx.x < kRows)
       raw.load(a, row + (2 * kRows + static_cast<int>(threadIdx.x)) * stride);
-    const float means = row_means<kDots>(scratch[turn] + group * warps * kDots, warps, a.columns);
+    const float means = row_means<kDots>(scratch[turn % 2] + group * warps * kDots, warps, a.columns);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const float g_mean = __shfl_sync(0xffffffffu, means, r),
@@ -115,15 +96,8 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const LayerNormBackward 
       if (!mine) continue;
       const RowSlope slope(facts[r], g_mean, gn_mean);
       float g[kWidth], v[kWidth], w[kWidth];
-      if constexpr (kKept) {
-        to_floats(packed(as_pack<T>(dy[r])), g);
-        to_floats(packed(as_pack<T>(s[r])), v);
-      } else {
-        to_floats(packed(as_pack<T>(take(0, stage, r))), g);
-        to_floats(packed(as_pack<T>(take(1, stage, r))), v);
-        ask(0, stage, a.dy, r, ask_at, ask_left);
-        ask(1, stage, a.sum, r, ask_at, ask_left);
-      }
+      to_floats(packed(as_pack<T>(dy[r])), g);
+      to_floats(packed(as_pack<T>(s[r])), v);
       to_floats(packed(as_pack<T>(gamma)), w);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i)
