@@ -26,8 +26,10 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
   const int warp_key = 64 * group + 16 * warp;
   // Where this lane puts rows of dS, [keys][64 query rows] swizzled: key lane % 16 of its warp's, query chunk lane / 16; the chunk 2 i further is
   // 32 i away by exclusive or.
-  const uint32_t ds_key = warp_key + lane % 16;
-  const uint32_t ds_store = shared + C::kDs + ds_key * 128 + (((lane / 16) ^ (ds_key % 8)) * 16);
+  const auto ds_store = [&] {
+    const uint32_t here = C::kFinishes ? lane_again() : lane, key = warp_key + here % 16;
+    return shared + C::kDs + key * 128 + (((here / 16) ^ (key % 8)) * 16);
+  };
   const auto k_of = [&](uint32_t round) { return shared + C::kK + (round & 1) * C::kKBytes; };
 
   // Registers are scarce: what a step is about is read from shared memory where it is needed.
@@ -56,7 +58,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     rows.length = info.end - info.begin;
     rows.first_row = step_info(at_step).block * C::kRows;
     rows.masked = uniform(rows.first + C::kKeys > rows.length || (C::kCausal && rows.first_row < rows.first + 64 * group + 63));
-    if constexpr (!C::kWide) load_statistics<C>(rows.lse, lse_of(at_step));
+    if constexpr (!C::kWide) load_statistics(rows.lse, lse_of(at_step));
     return rows;
   };
   const auto to_probabilities = [&](uint32_t at_step, const Rows<C>& rows) {
@@ -132,8 +134,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     add_product<C, C::kValuesHeld>(dv, packed, do_at, !first, [] { mma_commit(); });
     mma_commit();
     const uint32_t delta_at = shared + C::kDelta + do_stage * C::kStatBytes + 8 * (lane % 4);
-    [[maybe_unused]] float2 deltas[C::kRows / 8];
-    if constexpr (!C::kWide) load_statistics<C>(deltas, delta_at);
+    float2 deltas[C::kDeltasHeld];
+    load_statistics(deltas, delta_at);
     const bool last = C::kOnChip ? ends : ends_tile(step);
     mma_wait<1>();
     pin(dp);
@@ -158,9 +160,10 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     const auto leave_ds = [&] {
       // All dQ of two steps before must have read this buffer.
       barrier_wait(barriers.ds_empty(buffer), ((step >> 1) & 1) ^ 1);
+      const uint32_t to = ds_store() + buffer * C::kSBytes;
 #pragma unroll
       for (int i = 0; i < C::kRows / 16; ++i)
-        store_matrices((ds_store + buffer * C::kSBytes) ^ (32 * i), ds[4 * i], ds[4 * i + 1], ds[4 * i + 2], ds[4 * i + 3]);
+        store_matrices(to ^ (32 * i), ds[4 * i], ds[4 * i + 1], ds[4 * i + 2], ds[4 * i + 3]);
       // Who reads it fences: here all would wait for what they stored.
       arrive(barriers.ds_full(buffer));
     };
@@ -195,7 +198,13 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     if constexpr (C::kWide) {
       mma_wait<2>();
       pin(s);
-      to_probabilities(next, rows_of(next));
+      rows = rows_of(next);
+      // dK is done: early word, for with two stages the next but one block of rows waits for it.
+      mma_wait<1>();
+      pin(dk);
+      barrier_arrive(barriers.q_empty(stage));
+      to_probabilities(next, rows);
+      mma_wait<0>();
     } else {
       if constexpr (!C::kOnChip) {
         // A branch here too: without it statistics are read after the products.
@@ -205,16 +214,11 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
       mma_wait<C::kOnChip ? 1 : 2>();
       pin(s);
       to_probabilities(next, rows);
+      // A branch: the assembler would otherwise move exponentials behind the wait that follows.
+      wait_for_q(next);
+      if constexpr (!C::kOnChip) mma_wait<1>();
     }
-    // A branch: the assembler would otherwise move exponentials behind the wait that follows.
-    wait_for_q(next);
     if constexpr (!C::kOnChip) {
-      mma_wait<1>();
-      if constexpr (C::kKeysFirst) {
-        pin(dk);
-        barrier_arrive(barriers.q_empty(stage));
-        mma_wait<0>();
-      }
       pin(dq);
       if (step > 0) {
         arrive(barriers.ds_empty(buffer ^ 1));

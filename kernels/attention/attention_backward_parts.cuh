@@ -36,6 +36,8 @@ struct Config {
   static_assert(128 * (kProducerRegisters + 2 * kKeyRegisters + (kOnChip ? kQueryRegisters : 0)) <= kThreads * (65536 / kThreads / 8 * 8));
   // Of the four parts of dV, those that may be in flight while dS is formed: as many as registers allow.
   static constexpr int kValuesHeld = kWide ? 1 : 4;
+  // And of a lane's pairs of delta, those that are read before dP is waited for.
+  static constexpr int kDeltasHeld = kWide ? 2 : kRows / 8;
   // dK before the late dQ: with two stages of Q, the next but one must be asked for early. Else dQ first, and dK into the next step.
   static constexpr bool kKeysFirst = kStages == 2;
   // Values of dQ that a thread holds: of a 64 x d / 2 part, on chip of all.

@@ -83,6 +83,8 @@ __device__ inline void store_gradients(const Parameters& p, const ItemInfo& info
     store_rows(dv, dv_scale, by, to_dv, p.dv_token, count);
   } else {
     hopper::store_fragments(dk, p.scale, to_dk, p.dk_token, count);
+    // Else the assembler begins with dV before it is done with dK, and registers do not suffice.
+    __syncwarp();
     hopper::store_fragments(dv, dv_scale, to_dv, p.dv_token, count);
   }
 }

@@ -18,10 +18,10 @@ struct Rows {
 };
 
 /// Statistics of a lane's rows, which begin at `from` in shared memory.
-template <class C>
-__device__ inline void load_statistics(float2 (&x)[C::kRows / 8], uint32_t from) {
+template <int kCount>
+__device__ inline void load_statistics(float2 (&x)[kCount], uint32_t from) {
 #pragma unroll
-  for (int j = 0; j < C::kRows / 8; ++j) x[j] = hopper::load_shared_float2(from + 32 * j);
+  for (int j = 0; j < kCount; ++j) x[j] = hopper::load_shared_float2(from + 32 * j);
 }
 
 /// -inf where a key is masked for a query row: rows before the key when causal, all rows when it lies behind the sequence.
@@ -86,16 +86,16 @@ __device__ inline void pack_probabilities(uint32_t (&packed)[C::kRows / 4], cons
   }
 }
 
-/// ds = P (dP - delta), in place in dp and packed; `deltas`, registers permitting, or `delta_at` as for load_statistics.
+/// ds = P (dP - delta), in place in dp and packed; the first of delta in registers, all at `delta_at` as for load_statistics.
 template <class C>
 __device__ inline void score_gradients(uint32_t (&ds)[C::kRows / 4], float (&dp)[C::kRows / 2], const float (&s)[C::kRows / 2],
-                                       [[maybe_unused]] const float2 (&deltas)[C::kRows / 8], [[maybe_unused]] uint32_t delta_at,
+                                       const float2 (&deltas)[C::kDeltasHeld], [[maybe_unused]] uint32_t delta_at,
                                        [[maybe_unused]] const Kept<C>& kept) {
 #pragma unroll
   for (int i = 0; i < C::kRows / 16; ++i) {
 #pragma unroll
     for (int j = 2 * i; j < 2 * i + 2; ++j) {
-      const float2 delta = C::kWide ? hopper::load_shared_float2(delta_at + 32 * j) : deltas[j];
+      const float2 delta = j < C::kDeltasHeld ? deltas[j] : hopper::load_shared_float2(delta_at + 32 * j);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         float x = dp[4 * j + e];
