@@ -45,6 +45,7 @@ struct SectionQueue {
   int tile_count, heads, blocks;
 
   __host__ __device__ int items() const { return tile_count * heads; }
+  __host__ __device__ static int least(int a, int b) { return a < b ? a : b; }
 
   /// True: from the last row down.
   __host__ __device__ bool decode(int item, int& tile, int& head) const {
@@ -52,12 +53,10 @@ struct SectionQueue {
     const bool together = in.list == AttentionTile::kShortSequences;
     const int count = in.list_count, items = count * heads;
     // The even number nearest to what would fill the blocks.
-    int sections = together || 4 * items < 5 * blocks ? 1 : (items + blocks) / (2 * blocks) * 2;
-    if (sections == 0) sections = 2;
-    if (sections > heads) sections = heads;
+    const int sections = together || 4 * items < 5 * blocks ? 1 : least((items + blocks) / (2 * blocks) * 2, heads);
     const int full = (heads + sections - 1) / sections;
     const int local = item - in.list_begin * heads, section = local / (count * full), rest = local - section * count * full;
-    const int left = heads - section * full, here = left < full ? left : full;
+    const int here = least(full, heads - section * full);
     tile = in.list_begin + rest / here;
     head = section * full + rest % here;
     return together || (section + in.list) % 2 == 0;
