@@ -11,13 +11,13 @@ namespace trireme::kernels::forward {
 
 /// s = Q K^T of this warpgroup's rows.
 template <class C>
-__device__ inline void scores(float (&s)[C::kKeys / 2], uint32_t q, uint32_t k) {
+__device__ inline void scores(float (&s)[C::kKeys / 2], hopper::Operand q, hopper::Operand k) {
   hopper::product_of_rows<typename C::T, C::kDim, 64, C::kKeys>(s, q, k);
 }
 
 /// o += P V.
 template <class C>
-__device__ inline void weighted_values(float (&o)[C::kDim / 2], const uint32_t (&p)[C::kKeys / 4], uint32_t v,
+__device__ inline void weighted_values(float (&o)[C::kDim / 2], const uint32_t (&p)[C::kKeys / 4], hopper::Operand v,
                                        bool accumulate) {
   hopper::product_with_rows<typename C::T, C::kKeys>(o, p, v, accumulate);
 }
@@ -34,14 +34,15 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
   // Keys and values of one block lie in the same stage; `block` counts them over all tiles.
   uint32_t block = 0, round = 0;
   const auto phase = [](uint32_t b) { return (b / C::kStages) & 1; };
-  const auto k_at = [&](uint32_t b) { return shared + C::kK + b % C::kStages * C::kKBytes; };
-  const auto v_at = [&](uint32_t b) { return shared + C::kV + b % C::kStages * C::kKBytes; };
-  const auto q_at = [&](uint32_t r) { return unit_at<C>(shared, group, r); };
+  const Operand queries = operand(shared + C::kQ), keys = operand(shared + C::kK), values = operand(shared + C::kV, C::kKeys * 128);
+  const auto k_at = [&](uint32_t b) { return keys.at(b % C::kStages * C::kKBytes); };
+  const auto v_at = [&](uint32_t b) { return values.at(b % C::kStages * C::kKBytes); };
+  const auto q_at = [&](uint32_t r) { return queries.at(unit_at<C>(0, group, r) - C::kQ); };
   const auto q_full = [&](uint32_t r) { return barriers.q_full(r % C::kSlots, group); };
   const auto left = [&](uint32_t r) { return barriers.left(r % C::kSlots, group); };
   const auto next_tile = [&] {
+    // Who told of the queries has waited for the tile's numbers.
     barrier_wait(q_full(round), (round / C::kSlots) & 1);
-    barrier_wait(barriers.info_full(round % C::kInfoSlots), (round / C::kInfoSlots) & 1);
     return Work<C>::read(infos[round % C::kInfoSlots], unit_of<C>(group, round), shift);
   };
   const auto skip_to = [&](const Work<C>& work) {
@@ -174,7 +175,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
       pin(o);
       arrive(barriers.v_empty(block % C::kStages));
       ++block;
-      finish<C>(p, work.first, work.end, work.head, o, softmax, q_at(round - 1) + warp * (16 * 128), left(round - 1), 16 * warp, shift);
+      finish<C>(p, work.first, work.end, work.head, o, softmax, unit_at<C>(shared, group, round - 1) + warp * (16 * 128), left(round - 1), 16 * warp, shift);
       barrier_arrive(barriers.info_empty((round - 1) % C::kInfoSlots));
     };
     Work<C> next;

@@ -41,7 +41,8 @@ struct Parameters {
   TileQueue queue;
   void* out;
   float* lse;
-  int64_t o_token, o_head, tokens;
+  int64_t o_token, o_head;
+  int32_t tokens;
   int group, pack_shift;  // query heads of a key head; log2 of how many of them share a tile
   float scale, scale_log2;
   const int64_t* sample_ids;

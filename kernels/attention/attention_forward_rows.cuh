@@ -98,7 +98,7 @@ struct Work {
     w.blocks = hopper::uniform(info.blocks);
     if constexpr (C::kDropout) w.draws = info.draws;
     const int last = C::kCausal ? min(w.end, w.first + (64 >> shift)) : w.end;
-    w.top = w.first < w.end ? (last - w.begin - 1) / C::kKeys : -1;
+    w.top = w.first < w.end ? static_cast<int>(static_cast<uint32_t>(last - w.begin - 1) / C::kKeys) : -1;
     w.keys = last - w.begin - w.top * C::kKeys;
     return w;
   }
@@ -126,9 +126,11 @@ __device__ inline void finish(const Parameters& p, int first, int end, int head,
   // As the copy engine wants it: columns of 64 elements, rows of 128 bytes in the 128-byte swizzle.
   constexpr uint32_t kColumn = 64 * 128;
   const auto chunk_at = [&](uint32_t row, uint32_t chunk) { return staging + chunk / 8 * kColumn + row * 128 + ((chunk % 8) ^ (row % 8)) * 16; };
+  // Two chunks further is two further in the swizzle.
+  const uint32_t lane_at = chunk_at(lane % 16, lane / 16);
 #pragma unroll
   for (int j = 0; j < C::kDim / 16; ++j)
-    store_matrices(chunk_at(lane % 16, 2 * j + lane / 16),
+    store_matrices((lane_at ^ j % 4 * 32) + j / 4 * kColumn,
                    pack2<T>(o[8 * j] * inverse[0], o[8 * j + 1] * inverse[0]),
                    pack2<T>(o[8 * j + 2] * inverse[1], o[8 * j + 3] * inverse[1]),
                    pack2<T>(o[8 * j + 4] * inverse[0], o[8 * j + 5] * inverse[0]),
@@ -147,12 +149,12 @@ __device__ inline void finish(const Parameters& p, int first, int end, int head,
     }
   }
   barrier_arrive(left);
-  // After the fence, which would wait for these.
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int row = lane / 4 + 8 * r, token = token_of(row);
-    if (lane % 4 == 0 && token < end) p.lse[head_of(row) * p.tokens + token] = softmax.maximum[r] * p.scale + __logf(totals[r]);
-  }
+  // After the fence, which would wait for these. The first two lanes of a row's four take a row each.
+  const bool second = lane & 1;
+  const int row = lane / 4 + (second ? 8 : 0), token = token_of(row);
+  if ((lane & 2) == 0 && token < end)
+    p.lse[static_cast<int64_t>(head_of(row)) * p.tokens + token] =
+        (second ? softmax.maximum[1] : softmax.maximum[0]) * p.scale + __logf(second ? totals[1] : totals[0]);
 }
 
 }  // namespace trireme::kernels::forward
