@@ -15,10 +15,10 @@ constexpr int kTogether = 512;
 
 int32_t tiles_of(const AttentionTile& sequence) { return static_cast<int32_t>(ceil_div(sequence.end - sequence.begin, kAttentionBackwardKeys)); }
 
-/// `sequences`: the longest first. Says of each whether it counts as short. Others of similar lengths share a list, all their first tiles, all second
-/// ones and so on: a few heads of all of them occupy the blocks, which are done with a section at the same time, and what they read and add to stays in
-/// the L2 cache. Each short sequence is a list of its own, for the same reason, but some of their last tiles, the least work, come at the very end, the
-/// most work first, so that blocks are done at the same time: no other tiles wait for those.
+/// `sequences`: the longest first. Says of each whether it counts as short. Others of similar lengths share a list, most work first: a few heads of all
+/// of them occupy the blocks, which are done with a section at the same time, and what they read and add to stays in the L2 cache. What few tiles would
+/// be left join them, for the blocks would be busy with those alone. Each short sequence is a list of its own, for the same reason, but some of their
+/// last tiles, the least work, come at the very end, so that blocks are done at the same time: no other tiles wait for those.
 std::vector<AttentionTile> backward_tiles(const std::vector<AttentionTile>& sequences, bool causal, std::vector<bool>& is_short) {
   std::vector<AttentionTile> tiles, last;
   int32_t list = 0;
@@ -31,26 +31,34 @@ std::vector<AttentionTile> backward_tiles(const std::vector<AttentionTile>& sequ
     }
     list += count > kOneSection ? 2 : 1;
   };
+  const auto most_work = [&](const AttentionTile& a, const AttentionTile& b) {
+    return a.end - (causal ? a.first : a.begin) > b.end - (causal ? b.first : b.begin);
+  };
+  int32_t left = 0;  // tiles
+  for (const AttentionTile& s : sequences) left += tiles_of(s);
   size_t next = 0;
   while (next < sequences.size() && tiles_of(sequences[next]) > kShort) {
-    const size_t begin = tiles.size();
+    const size_t begin = tiles.size(), from = next;
     const int32_t longest = tiles_of(sequences[next]);
     int32_t count = 0;
+    const auto joins = [&](int32_t more) {
+      const bool rest = next > from + 1 && left <= kShort && count + left <= kListed;
+      return rest || (5 * more >= 3 * longest && count + more <= kListed);
+    };
     do {
       count += tiles_of(sequences[next]);
+      left -= tiles_of(sequences[next]);
       for (AttentionTile tile = sequences[next]; tile.first < tile.end; tile.first += kAttentionBackwardKeys) tiles.push_back(tile);
       ++next;
-    } while (causal && longest <= kShared && next < sequences.size() && 5 * tiles_of(sequences[next]) >= 3 * longest &&
-             count + tiles_of(sequences[next]) <= kListed);
-    std::stable_sort(tiles.begin() + static_cast<int64_t>(begin), tiles.end(),
-                     [](const auto& a, const auto& b) { return a.first - a.begin < b.first - b.begin; });
+    } while (causal && longest <= kShared && next < sequences.size() && joins(tiles_of(sequences[next])));
+    std::stable_sort(tiles.begin() + static_cast<int64_t>(begin), tiles.end(), most_work);
     close(begin, false);
   }
   // Of the shortest sequences first: those are the last that blocks are busy with. (Two tiles are soon done anyway.)
   std::vector<int32_t> held(sequences.size());
-  for (int32_t depth = 0, left = causal ? kLast : 0; depth < 2; ++depth)
-    for (size_t i = sequences.size(); i-- > next && left > 0;)
-      if (tiles_of(sequences[i]) > 2) ++held[i], --left;
+  for (int32_t depth = 0, more = causal ? kLast : 0; depth < 2; ++depth)
+    for (size_t i = sequences.size(); i-- > next && more > 0;)
+      if (tiles_of(sequences[i]) > 2) ++held[i], --more;
   for (; next < sequences.size(); ++next) {
     const size_t begin = tiles.size();
     int32_t here = tiles_of(sequences[next]) - held[next];
@@ -58,7 +66,7 @@ std::vector<AttentionTile> backward_tiles(const std::vector<AttentionTile>& sequ
     is_short[static_cast<size_t>(sequences[next].sequence)] = true;
     close(begin, true);
   }
-  std::stable_sort(last.begin(), last.end(), [](const auto& a, const auto& b) { return a.end - a.first > b.end - b.first; });
+  std::stable_sort(last.begin(), last.end(), most_work);
   tiles.insert(tiles.end(), last.begin(), last.end());
   close(tiles.size() - last.size(), true);
   return tiles;
