@@ -54,9 +54,9 @@ std::vector<AttentionTile> backward_tiles(const std::vector<AttentionTile>& sequ
     std::stable_sort(tiles.begin() + static_cast<int64_t>(begin), tiles.end(), most_work);
     close(begin, false);
   }
-  // Of the shortest sequences first: those are the last that blocks are busy with. (Two tiles are soon done anyway.)
+  // Of the shortest sequences first: those are the last that blocks are busy with. Not of two tiles: to read their rows again costs more.
   std::vector<int32_t> held(sequences.size());
-  for (int32_t depth = 0, more = causal ? kLast : 0; depth < 2; ++depth)
+  for (int32_t pass = 0, more = causal ? kLast : 0; pass < 2; ++pass)
     for (size_t i = sequences.size(); i-- > next && more > 0;)
       if (tiles_of(sequences[i]) > 2) ++held[i], --more;
   for (; next < sequences.size(); ++next) {

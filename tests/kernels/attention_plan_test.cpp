@@ -63,7 +63,7 @@ TEST(AttentionPlanTest, LongSequencesOfSimilarLengthsShareAList) {
   // Key tiles: 24, then 14, 12, 10, then 8 and 2.
   const std::vector<int32_t> bounds{0, 3000, 4790, 6300, 7580, 8600, 8800};
   const AttentionPlan plan = backward_plan(bounds);
-  // The first is long enough for two sections, after which the next goes down as well. Of the last but one the last two tiles are a list.
+  // The first is long enough for two sections, after which the next goes down as well. Two tiles of the last but one come last.
   EXPECT_EQ(lists(plan), (std::vector<std::pair<int32_t, int32_t>>{{0, 0}, {24, 2}, {60, kShort}, {66, kShort}, {68, kShort}}));
   for (size_t i = 25; i < 60; ++i)
     EXPECT_LE(plan.backward[i].end - plan.backward[i].first, plan.backward[i - 1].end - plan.backward[i - 1].first) << i;
@@ -93,8 +93,9 @@ TEST(AttentionPlanTest, LastTilesOfShortSequencesComeLast) {
     EXPECT_LE(last[i].end - last[i].first, kAttentionBackwardKeys) << "not a last tile";
     EXPECT_LE(last[i].end - last[i].first, last[std::max(i - 1, 0)].end - last[std::max(i - 1, 0)].first);
   }
-  // Fewer sequences: two tiles of each, but of those that have no more.
-  EXPECT_EQ(lists(backward_plan({0, 1000, 1400})), (std::vector<std::pair<int32_t, int32_t>>{{0, kShort}, {6, kShort}, {8, kShort}}));
+  // Fewer sequences: two tiles of each, but none of two.
+  EXPECT_EQ(lists(backward_plan({0, 1000, 1400, 1600})),
+            (std::vector<std::pair<int32_t, int32_t>>{{0, kShort}, {6, kShort}, {8, kShort}, {10, kShort}}));
 }
 
 TEST(AttentionPlanTest, ShortSequencesOfNarrowHeadsAreTakenWhole) {
