@@ -66,6 +66,8 @@ __device__ inline void registers_take() {
 __device__ inline void proxy_fence() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
+/// The same, and for global memory.
+__device__ inline void full_proxy_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 /// One box of a tensor [token][head][element] into shared memory; completes on `barrier`.
 __device__ inline void load_box(uint32_t to, const CUtensorMap* map, int element, int head,

@@ -46,8 +46,8 @@ struct Config {
   static constexpr int kInfoSlots = 4;
   // Where dQ, which leaves a step late, asks what it is of: by then Q of three steps further may have been asked for.
   static constexpr int kStepSlots = kFinishes ? 4 : kStages;
-  // Tidings of sums on their way to the thread that passes them on.
-  static constexpr int kToldSlots = 4;
+  // Of turns, on their way to the thread that relays them.
+  static constexpr int kRelaySlots = 4;
   // So many steps before the end of its work a block asks for more.
   static constexpr int kEnding = 4;
   static constexpr uint32_t kKBytes = kKeys * kDim * 2, kQBytes = kRows * kDim * 2, kSBytes = kKeys * kRows * 2,
@@ -58,8 +58,8 @@ struct Config {
   static constexpr uint32_t kK = 0, kV = 2 * kKBytes, kQ = kV + kKBytes, kDo = kQ + kStages * kQBytes,
                             kDs = kDo + kDoStages * kQBytes, kDq = kDs + 2 * kSBytes, kLse = kDq + kSumBytes,
                             kDelta = kLse + kStages * kStatBytes, kBarriers = kDelta + kDoStages * kStatBytes,
-                            kInfos = kBarriers + (16 + 2 * (kStages + kDoStages) + kInfoSlots + 2 * kToldSlots) * 8,
-                            kSteps = kInfos + kInfoSlots * 48, kTold = kSteps + kStepSlots * 16, kBytes = kTold + kToldSlots * 4;
+                            kInfos = kBarriers + (16 + 2 * (kStages + kDoStages) + kInfoSlots + 2 * kRelaySlots) * 8,
+                            kSteps = kInfos + kInfoSlots * 48, kRelay = kSteps + kStepSlots * 16, kBytes = kRelay + kRelaySlots * 4;
   static_assert(kInfos % 16 == 0 && kBytes <= 227 * 1024);
 };
 
@@ -145,9 +145,9 @@ struct Barriers {
   __device__ uint32_t do_empty(uint32_t s) const { return base + 8 * (15 + 2 * C::kStages + C::kDoStages + s); }
   __device__ uint32_t info_full(uint32_t s) const { return base + 8 * (15 + 2 * C::kStages + 2 * C::kDoStages + s); }
 
-  // Tidings that a thread is to pass on.
-  __device__ uint32_t told_full(uint32_t s) const { return info_full(C::kInfoSlots + s); }
-  __device__ uint32_t told_empty(uint32_t s) const { return told_full(C::kToldSlots + s); }
+  // Turns to be relayed.
+  __device__ uint32_t relay_full(uint32_t s) const { return info_full(C::kInfoSlots + s); }
+  __device__ uint32_t relay_empty(uint32_t s) const { return relay_full(C::kRelaySlots + s); }
 
   __device__ void init() const {
     using hopper::barrier_init;
@@ -172,7 +172,7 @@ struct Barriers {
       barrier_init(do_empty(s), kReaders);
     }
     for (uint32_t s = 0; s < C::kInfoSlots; ++s) barrier_init(info_full(s), 1);
-    for (uint32_t s = 0; s < 2 * C::kToldSlots; ++s) barrier_init(told_full(s), 1);
+    for (uint32_t s = 0; s < 2 * C::kRelaySlots; ++s) barrier_init(relay_full(s), 1);
     hopper::barrier_init_fence();
   }
 };

@@ -7,12 +7,12 @@
 
 namespace trireme::kernels::backward {
 
-/// Hands out work; keys and values; passes tidings on.
+/// Hands out work; keys and values; relays turns.
 template <class C>
 __device__ inline void produce_keys(const Parameters& p, uint32_t shared, ItemInfo* infos, const Barriers<C>& barriers) {
   using namespace hopper;
   uint32_t round = 0, items = 0;
-  Tidings<C> tidings{p, shared, barriers};
+  TurnRelay<C> turns{p, shared, barriers};
 #pragma unroll 1
   for (int item = static_cast<int>(blockIdx.x); item < p.queue.items();) {
     int tile_index, head;
@@ -43,22 +43,22 @@ __device__ inline void produce_keys(const Parameters& p, uint32_t shared, ItemIn
                          ? min(blocks - first_block, C::kKeys / C::kRows) * p.group
                          : 0};
       barrier_arrive(barriers.info_full(info));
-      tidings.wait(barriers.k_empty(slot), ((round >> 1) & 1) ^ 1);
+      turns.wait(barriers.k_empty(slot), ((round >> 1) & 1) ^ 1);
       barrier_expect(barriers.k_full(slot), C::kKBytes);
       load_rows<C::kDim, C::kKeys>(shared + C::kK + slot * C::kKBytes, &p.k, head, first, barriers.k_full(slot));
-      tidings.wait(barriers.v_empty(), (round & 1) ^ 1);
+      turns.wait(barriers.v_empty(), (round & 1) ^ 1);
       barrier_expect(barriers.v_full(), C::kKBytes);
       load_rows<C::kDim, C::kKeys>(shared + C::kV, &p.v, head, first, barriers.v_full());
     }
     // Late: the next item is for who is done first.
-    tidings.wait(barriers.ending(), items++ & 1);
+    turns.wait(barriers.ending(), items++ & 1);
     item = p.queue.next();
   }
   infos[round % C::kInfoSlots].head = -1;
   barrier_arrive(barriers.info_full(round % C::kInfoSlots));
   p.queue.leave();
   if constexpr (!C::kOnChip)
-    while (tidings.pass()) __nanosleep(64);
+    while (turns.relay()) __nanosleep(64);
 }
 
 /// Query rows with their log-sum-exp, or output gradients with their delta.
@@ -106,14 +106,14 @@ __device__ inline void produce_sums(const Parameters& p, uint32_t shared, const 
   constexpr int kPart = C::kRows * C::kDim / 2;  // of a warpgroup
   constexpr int32_t kClaimed = 1 << 16, kStored = kClaimed + 1;  // in any order
   // Bit 0: of the number of the step among those that use the shared memory; bit 1: the consumers have got it for this one already; bit 2: they may
-  // still be about the step before. Then the lowest bits of the number of tidings, above them rounds: registers are scarce.
+  // still be about the step before. Then the lowest bits of the number of posts, above them rounds: registers are scarce.
   uint32_t state = 0;
-  constexpr uint32_t kOdd = 1, kHanded = 2, kBusy = 4, kTiding = 8, kTidings = (2 * C::kToldSlots - 1) * kTiding, kRound = kTidings + kTiding;
+  constexpr uint32_t kOdd = 1, kHanded = 2, kBusy = 4, kPost = 8, kPosts = (2 * C::kRelaySlots - 1) * kPost, kRound = kPosts + kPost;
   const auto round = [&] { return state / kRound; };
-  Tidings<C> tidings{p, shared, barriers};
+  TurnRelay<C> turns{p, shared, barriers};
   await_kernel_before();
   // Behind zeros, which the kernel before has written by ordinary stores.
-  asm volatile("fence.proxy.async;" ::: "memory");
+  full_proxy_fence();
 #pragma unroll 1
   for (;; state += kRound) {
     barrier_wait(barriers.info_full(round() % C::kInfoSlots), (round() / C::kInfoSlots) & 1);
@@ -134,7 +134,7 @@ __device__ inline void produce_sums(const Parameters& p, uint32_t shared, const 
         if (brings) {
           // Those tiles were handed out before this one and have been told of, so someone always moves on. Asked while the step before is under way.
           wait_for_turn(turn, (p.zeroed ? 0 : kClaimed) + (info.first - info.begin) / C::kKeys);
-          asm volatile("fence.proxy.async;" ::: "memory");
+          full_proxy_fence();
         }
 #pragma unroll
         for (uint32_t g = 0; g < 2; ++g) {
@@ -193,13 +193,13 @@ __device__ inline void produce_sums(const Parameters& p, uint32_t shared, const 
       if (state & kHanded) barrier_arrive(barriers.sums_empty(1));
       if (C::kSums == Sums::kKeyOrder || store || finishing() != 0) {
         bulk_done();
-        tidings.give(state / kTiding, at);
-        state = (state & ~kTidings) | ((state + kTiding) & kTidings);
+        turns.post(state / kPost, at);
+        state = (state & ~kPosts) | ((state + kPost) & kPosts);
       }
       state ^= kOdd;
     }
   }
-  tidings.give(state / kTiding, -1);
+  turns.post(state / kPost, -1);
   // Shared memory stays until what was asked for has left it.
   bulk_done();
 }
