@@ -134,7 +134,7 @@ __device__ inline Operand operand(uint32_t address, uint32_t column_bytes = 16) 
   return {__shfl_sync(0xffffffffu, ((address & 0x3ffff) >> 4) | (column_bytes >> 4) << 16, 0)};
 }
 
-/// sums = a b^T over kDim columns: rows of tiles of kRowsA and kRowsB rows at two addresses, both in columns of 64.
+/// sums = a b^T over kDim columns: rows of tiles of kRowsA and kRowsB rows, both in columns of 64.
 template <class T, int kDim, int kRowsA, int kRowsB, int kCount>
 __device__ inline void product_of_rows(float (&sums)[kCount], Operand a, Operand b) {
 #pragma unroll
@@ -142,21 +142,12 @@ __device__ inline void product_of_rows(float (&sums)[kCount], Operand a, Operand
     mma_ss<T, Major::kK, Major::kK>(sums, a.at((i / 4) * (kRowsA * 128) + (i % 4) * 32), b.at((i / 4) * (kRowsB * 128) + (i % 4) * 32), i != 0);
 }
 
-template <class T, int kDim, int kRowsA, int kRowsB, int kCount>
-__device__ inline void product_of_rows(float (&sums)[kCount], uint32_t a_at, uint32_t b_at) {
-  product_of_rows<T, kDim, kRowsA, kRowsB>(sums, operand(a_at), operand(b_at));
-}
-
-/// sums (+)= a b with a in registers, b the kRows rows of the tile at an address.
+/// sums (+)= a b with a in registers, b the kRows rows of a tile, kRows * 128 bytes a column.
 template <class T, int kRows, int kCount>
 __device__ inline void product_with_rows(float (&sums)[kCount], const uint32_t (&a)[kRows / 4], Operand b, bool accumulate) {
 #pragma unroll
   for (int i = 0; i < kRows / 16; ++i)
     mma_rs<T, Major::kMN>(sums, a[4 * i], a[4 * i + 1], a[4 * i + 2], a[4 * i + 3], b.at(i * 2048), i != 0 || accumulate);
-}
-template <class T, int kRows, int kCount>
-__device__ inline void product_with_rows(float (&sums)[kCount], const uint32_t (&a)[kRows / 4], uint32_t b_at, bool accumulate) {
-  product_with_rows<T, kRows>(sums, a, operand(b_at, kRows * 128), accumulate);
 }
 
 }  // namespace trireme::kernels::hopper

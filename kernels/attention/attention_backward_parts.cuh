@@ -73,7 +73,7 @@ struct Parameters {
   bool zeroed;         // the sums: in any order all key tiles may add
   void *dq, *dk, *dv;  // dq: on chip, and of short sequences
   int64_t dq_token, dq_head, dk_token, dk_head, dv_token, dv_head, padded_rows;
-  int row_blocks;  // padded, of kRows
+  int row_blocks;  // padded_rows / kRows, which would take registers where they are scarce
   int group;
   float scale, scale_log2;  // of dq and dk: with keep_scale, which dS leaves out; of the scores, times log2 e
   const int64_t* sample_ids;
@@ -180,7 +180,7 @@ struct Barriers {
 /// The transpose of Q K^T, or of dO V^T: 64 keys by kRows query rows.
 template <class C>
 __device__ inline void transposed_product(float (&s)[C::kRows / 2], uint32_t keys, uint32_t rows) {
-  hopper::product_of_rows<typename C::T, C::kDim, C::kKeys, C::kRows>(s, keys, rows);
+  hopper::product_of_rows<typename C::T, C::kDim, C::kKeys, C::kRows>(s, hopper::operand(keys), hopper::operand(rows));
 }
 
 /// sum (+)= x^T y with x^T in registers and y the kRows rows at an address; 16 rows at a time, and `before` when kHeld such are left.

@@ -18,8 +18,9 @@ __device__ inline void produce_keys(const Parameters& p, uint32_t shared, ItemIn
     int tile_index, head;
     const bool down = p.queue.decode(item, tile_index, head) && C::kCausal;
     const AttentionTile tile = p.queue.tiles[tile_index];
+    const bool is_short = tile.list == AttentionTile::kShortSequences;
     // Tiles of a short sequence start together, all at its end, and finish its rows in turn: they take heads in the same order.
-    const int group_rotation = tile.list == AttentionTile::kShortSequences ? 0 : (tile.first - tile.begin) / C::kKeys % p.group;
+    const int group_rotation = is_short ? 0 : (tile.first - tile.begin) / C::kKeys % p.group;
     const int last = C::kOnChip ? tile.end : tile.first + 1;
 #pragma unroll 1
     for (int first = tile.first; first < last; first += C::kKeys, ++round) {
@@ -39,9 +40,7 @@ __device__ inline void produce_keys(const Parameters& p, uint32_t shared, ItemIn
                      down,
                      group_rotation,
                      first + C::kKeys >= last,
-                     C::kFinishes && tile.list == AttentionTile::kShortSequences
-                         ? min(blocks - first_block, C::kKeys / C::kRows) * p.group
-                         : 0};
+                     C::kFinishes && is_short ? min(blocks - first_block, C::kKeys / C::kRows) * p.group : 0};
       barrier_arrive(barriers.info_full(info));
       turns.wait(barriers.k_empty(slot), ((round >> 1) & 1) ^ 1);
       barrier_expect(barriers.k_full(slot), C::kKBytes);

@@ -15,11 +15,11 @@ constexpr int kTogether = 512;
 
 int32_t tiles_of(const AttentionTile& sequence) { return static_cast<int32_t>(ceil_div(sequence.end - sequence.begin, kAttentionBackwardKeys)); }
 
-/// `sequences`: the longest first. Says of each whether it counts as short. Others of similar lengths share a list, most work first: a few heads of all
+/// `sequences`: the longest first. Those of similar lengths that are not short share a list, most work first: a few heads of all
 /// of them occupy the blocks, which are done with a section at the same time, and what they read and add to stays in the L2 cache. What few tiles would
 /// be left join them, for the blocks would be busy with those alone. Each short sequence is a list of its own, for the same reason, but some of their
 /// last tiles, the least work, come at the very end, so that blocks are done at the same time: no other tiles wait for those.
-std::vector<AttentionTile> backward_tiles(const std::vector<AttentionTile>& sequences, bool causal, std::vector<bool>& is_short) {
+std::vector<AttentionTile> backward_tiles(const std::vector<AttentionTile>& sequences, bool causal) {
   std::vector<AttentionTile> tiles, last;
   int32_t list = 0;
   const auto close = [&](size_t begin, bool shorts) {
@@ -63,7 +63,6 @@ std::vector<AttentionTile> backward_tiles(const std::vector<AttentionTile>& sequ
     const size_t begin = tiles.size();
     int32_t here = tiles_of(sequences[next]) - held[next];
     for (AttentionTile tile = sequences[next]; tile.first < tile.end; tile.first += kAttentionBackwardKeys) (here-- > 0 ? tiles : last).push_back(tile);
-    is_short[static_cast<size_t>(sequences[next].sequence)] = true;
     close(begin, true);
   }
   std::stable_sort(last.begin(), last.end(), most_work);
@@ -96,8 +95,9 @@ AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bo
   };
   std::stable_sort(plan.forward.begin(), plan.forward.end(), [&](const auto& a, const auto& b) { return work(a) > work(b); });
   std::stable_sort(whole.begin(), whole.end(), [](const auto& a, const auto& b) { return a.end - a.begin > b.end - b.begin; });
+  plan.backward = backward_tiles(whole, causal);
   std::vector<bool> is_short(static_cast<size_t>(count));
-  plan.backward = backward_tiles(whole, causal, is_short);
+  for (const AttentionTile& t : plan.backward) is_short[static_cast<size_t>(t.sequence)] = t.list == AttentionTile::kShortSequences;
   for (int64_t i = 0; i < count; ++i) {
     const int32_t begin = cu_seqlens[i], end = cu_seqlens[i + 1], blocks = static_cast<int32_t>(ceil_div(end - begin, 128) * 2);
     const bool counts = is_short[static_cast<size_t>(i)];
