@@ -1,5 +1,6 @@
 #pragma once
-// Packed token rows from npy and HDF5 files, and the order in which a run sees them. Knows no CUDA, no LibTorch, no ranks.
+// Packed token rows from npy and HDF5 files, and the order in which a run sees them. Knows no CUDA, no LibTorch, no
+// ranks.
 
 #include <cstdint>
 #include <filesystem>
@@ -22,7 +23,8 @@ class TokenDataset {
  public:
   virtual ~TokenDataset() = default;
   virtual int64_t size() const = 0;
-  /// Row `index`, checked: length, ids in [0, vocab_size), mask, starts. DataError with file, row, byte offset and value.
+  /// Row `index`, checked: length, ids in [0, vocab_size), mask, starts. DataError with file, row, byte offset and
+  /// value.
   virtual Sample read(int64_t index) const = 0;
   virtual std::string description() const = 0;  // "train.npy (MLPerf records, 3,901 rows)"
 };
@@ -30,12 +32,13 @@ class TokenDataset {
 std::unique_ptr<TokenDataset> open_token_dataset(const std::vector<std::filesystem::path>& files, int64_t seq_length,
                                                  int64_t vocab_size);
 
-/// The stream of sample indices: one permutation per epoch, concatenated. shuffle: np.random.RandomState(seed) shuffling
-/// arange(size) once per epoch (MLPerf's order); otherwise file order. Independent of the world size.
+/// The stream of sample indices: one permutation per epoch, concatenated. shuffle: np.random.RandomState(seed)
+/// shuffling arange(size) once per epoch (MLPerf's order); otherwise file order. Independent of the world size.
 class Sampler {
  public:
   Sampler(int64_t dataset_size, uint64_t seed, bool shuffle);
-  /// Dataset index of stream element `position` (0-based over the whole run). Random access; epochs are generated as needed.
+  /// Dataset index of stream element `position` (0-based over the whole run). Random access; epochs are generated as
+  /// needed.
   int64_t at(int64_t position);
 
  private:

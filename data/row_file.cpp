@@ -18,8 +18,7 @@ constexpr std::string_view kNpyMagic{"\x93NUMPY", 6};
 constexpr std::string_view kHdf5Magic{"\x89HDF\r\n\x1a\n", 8};
 
 bool starts_with(std::span<const std::byte> bytes, size_t offset, std::string_view magic) {
-  return bytes.size() >= offset + magic.size() &&
-         std::memcmp(bytes.data() + offset, magic.data(), magic.size()) == 0;
+  return bytes.size() >= offset + magic.size() && std::memcmp(bytes.data() + offset, magic.data(), magic.size()) == 0;
 }
 
 // HDF5 allows a user block: the signature may stand at 0, 512, 1024, 2048, …
@@ -32,10 +31,10 @@ bool is_hdf5(std::span<const std::byte> bytes) {
 
 void check_row_length(const fs::path& path, int64_t columns, int64_t seq_length) {
   if (columns != seq_length)
-    throw DataError(fmt::format(
-        "{}: rows hold {} tokens, but data.seq_length is {}: set data.seq_length to {} or pack the "
-        "text again with `trireme data pack --seq-length {}`",
-        path.string(), columns, seq_length, columns, seq_length));
+    throw DataError(
+        fmt::format("{}: rows hold {} tokens, but data.seq_length is {}: set data.seq_length to {} or pack the "
+                    "text again with `trireme data pack --seq-length {}`",
+                    path.string(), columns, seq_length, columns, seq_length));
 }
 
 class IntegerRows : public RowFile {
@@ -54,8 +53,7 @@ class IntegerRows : public RowFile {
   std::string where(int64_t row, int64_t position) const override {
     const int64_t item = header_.descr.back() - '0';
     const int64_t column = std::max<int64_t>(position, 0);
-    const int64_t element =
-        header_.fortran_order ? column * array_.rows() + row : row * array_.columns() + column;
+    const int64_t element = header_.fortran_order ? column * array_.rows() + row : row * array_.columns() + column;
     return fmt::format("byte {}", static_cast<int64_t>(header_.data_offset) + element * item);
   }
   std::string kind() const override { return fmt::format("npy {}", header_.descr); }
@@ -127,41 +125,30 @@ class Hdf5Rows : public RowFile {
 std::unique_ptr<RowFile> open_row_file(const fs::path& path, int64_t seq_length) {
   std::error_code error;
   if (fs::is_directory(path, error))
-    throw DataError(fmt::format(
-        "{}: is a directory; data.train and data.valid name files: list them one by one",
-        path.string()));
+    throw DataError(
+        fmt::format("{}: is a directory; data.train and data.valid name files: list them one by one", path.string()));
   MappedFile file(path, ExitCode::kData);
   if (starts_with(file.bytes(), 0, kNpyMagic)) {
     const NpyHeader header = parse_npy_header(file.bytes(), path);
-    if (header.descr.find('O') != std::string::npos)
-      return std::make_unique<RecordRows>(path, std::move(file), header);
+    if (header.descr.find('O') != std::string::npos) return std::make_unique<RecordRows>(path, std::move(file), header);
     return std::make_unique<IntegerRows>(path, std::move(file), header, seq_length);
   }
   if (is_hdf5(file.bytes())) return std::make_unique<Hdf5Rows>(path, seq_length);
-  throw DataError(fmt::format("{}: neither npy nor HDF5 but {}", path.string(),
-                              describe_unknown_content(file.bytes())));
+  throw DataError(
+      fmt::format("{}: neither npy nor HDF5 but {}", path.string(), describe_unknown_content(file.bytes())));
 }
 
 std::string describe_unknown_content(std::span<const std::byte> bytes) {
-  const auto is = [&](std::string_view magic, size_t offset = 0) {
-    return starts_with(bytes, offset, magic);
-  };
-  constexpr const char* kPack =
-      "turn it into rows with `trireme data pack --tokenizer tokenizer.model --input FILE …`";
+  const auto is = [&](std::string_view magic, size_t offset = 0) { return starts_with(bytes, offset, magic); };
+  constexpr const char* kPack = "turn it into rows with `trireme data pack --tokenizer tokenizer.model --input FILE …`";
   if (bytes.empty()) return "an empty file: write it again";
-  if (is("PAR1"))
-    return std::string("Parquet: ") + kPack +
-           " (or `trireme data mlperf`, `trireme data ultrachat`)";
-  if (is("PK\x03\x04"))
-    return "a zip archive (an .npz or a PyTorch checkpoint?): unpack the .npy from it";
+  if (is("PAR1")) return std::string("Parquet: ") + kPack + " (or `trireme data mlperf`, `trireme data ultrachat`)";
+  if (is("PK\x03\x04")) return "a zip archive (an .npz or a PyTorch checkpoint?): unpack the .npy from it";
   if (is("\x1f\x8b")) return "a gzip archive: unpack it first";
   if (is("\x28\xb5\x2f\xfd")) return "a zstd archive: unpack it first";
   if (is("ARROW1")) return "an Arrow file: save it as Parquet, then run `trireme data pack`";
-  if (is(std::string_view("MMIDIDX\0\0", 9)))
-    return "a Megatron index (.idx): this trainer reads npy and HDF5";
-  const auto byte = [&](size_t i) {
-    return i < bytes.size() ? std::to_integer<unsigned>(bytes[i]) : 0u;
-  };
+  if (is(std::string_view("MMIDIDX\0\0", 9))) return "a Megatron index (.idx): this trainer reads npy and HDF5";
+  const auto byte = [&](size_t i) { return i < bytes.size() ? std::to_integer<unsigned>(bytes[i]) : 0u; };
   if (byte(0) == 0x80 && byte(1) >= 2 && byte(1) <= 5)
     return "a bare Python pickle, which is never executed here: save the rows with numpy.save as "
            "an integer array [N, S]";
@@ -171,12 +158,10 @@ std::string describe_unknown_content(std::span<const std::byte> bytes) {
   const std::string_view head(reinterpret_cast<const char*>(bytes.data()), end);
   bool control = false;
   for (const char c : head)
-    control |=
-        static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\r' && c != '\t' && c != '\f';
+    control |= static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\r' && c != '\t' && c != '\f';
   if (!control && is_valid_utf8(head)) return std::string("text: ") + kPack;
-  return fmt::format(
-      "unknown bytes ({:02x} {:02x} {:02x} {:02x} …): is it damaged, or still compressed?", byte(0),
-      byte(1), byte(2), byte(3));
+  return fmt::format("unknown bytes ({:02x} {:02x} {:02x} {:02x} …): is it damaged, or still compressed?", byte(0),
+                     byte(1), byte(2), byte(3));
 }
 
 }  // namespace trireme

@@ -19,12 +19,8 @@ __device__ inline uint32_t cluster_rank() {
 }
 
 /// In two halves: all blocks of the cluster have begun, and their mailboxes with them.
-__device__ inline void cluster_begun_arrive() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-__device__ inline void cluster_begun_wait() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
+__device__ inline void cluster_begun_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+__device__ inline void cluster_begun_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 __device__ inline void cluster_barrier() {
   asm volatile(
       "barrier.cluster.arrive.release.aligned;\n"
@@ -73,10 +69,9 @@ class Mailbox {
 /// Launches a kernel over rows, each row shared by a cluster of `parts` blocks: one cluster for each row
 /// where `clusters` is null, else a grid that stays, of which it receives the number.
 template <class Kernel, class Arguments>
-cudaError_t launch_clusters(Kernel kernel, const Arguments& arguments, int64_t rows, int parts,
-                            int threads, size_t shared, int64_t* clusters, cudaStream_t stream) {
-  if (const cudaError_t error = allow_shared_memory(kernel, shared); error != cudaSuccess)
-    return error;
+cudaError_t launch_clusters(Kernel kernel, const Arguments& arguments, int64_t rows, int parts, int threads,
+                            size_t shared, int64_t* clusters, cudaStream_t stream) {
+  if (const cudaError_t error = allow_shared_memory(kernel, shared); error != cudaSuccess) return error;
   cudaLaunchAttribute cluster[1];
   cluster[0].id = cudaLaunchAttributeClusterDimension;
   cluster[0].val.clusterDim = {static_cast<unsigned>(parts), 1, 1};
@@ -88,8 +83,7 @@ cudaError_t launch_clusters(Kernel kernel, const Arguments& arguments, int64_t r
   config.stream = stream;
   if (clusters != nullptr) {
     int resident = 0;
-    if (const cudaError_t error = cudaOccupancyMaxActiveClusters(&resident, kernel, &config);
-        error != cudaSuccess)
+    if (const cudaError_t error = cudaOccupancyMaxActiveClusters(&resident, kernel, &config); error != cudaSuccess)
       return error;
     *clusters = resident < 1 ? 1 : resident < rows ? resident : rows;
   }

@@ -53,19 +53,17 @@ __device__ inline void store_whole(void* to, const V& value, bool once = false) 
   if constexpr (sizeof(V) == 16) {
     const int4 raw = __builtin_bit_cast(int4, value);
     if (once)
-      asm volatile("st.global.cs.v4.s32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(raw.x), "r"(raw.y),
-                   "r"(raw.z), "r"(raw.w)
+      asm volatile("st.global.cs.v4.s32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(raw.x), "r"(raw.y), "r"(raw.z),
+                   "r"(raw.w)
                    : "memory");
     else
-      asm volatile("st.global.v4.s32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(raw.x), "r"(raw.y),
-                   "r"(raw.z), "r"(raw.w)
+      asm volatile("st.global.v4.s32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(raw.x), "r"(raw.y), "r"(raw.z), "r"(raw.w)
                    : "memory");
   } else {
     static_assert(sizeof(V) == 8);
     const int2 raw = __builtin_bit_cast(int2, value);
     if (once)
-      asm volatile("st.global.cs.v2.s32 [%0], {%1, %2};" ::"l"(to), "r"(raw.x), "r"(raw.y)
-                   : "memory");
+      asm volatile("st.global.cs.v2.s32 [%0], {%1, %2};" ::"l"(to), "r"(raw.x), "r"(raw.y) : "memory");
     else
       asm volatile("st.global.v2.s32 [%0], {%1, %2};" ::"l"(to), "r"(raw.x), "r"(raw.y) : "memory");
   }
@@ -135,8 +133,7 @@ __device__ inline Vec<T, kWidth> from_floats(const float (&in)[kWidth]) {
 template <class T, int kWidth>
 __device__ inline Vec<T, kWidth> add(const Vec<T, kWidth>& a, const Vec<T, kWidth>& b) {
   if constexpr (sizeof(T) == 2 && kWidth % 2 == 0) {
-    const auto x = __builtin_bit_cast(Words<kWidth / 2>, a),
-               y = __builtin_bit_cast(Words<kWidth / 2>, b);
+    const auto x = __builtin_bit_cast(Words<kWidth / 2>, a), y = __builtin_bit_cast(Words<kWidth / 2>, b);
     Words<kWidth / 2> sum;
 #pragma unroll
     for (int i = 0; i < kWidth / 2; ++i) {
@@ -149,8 +146,7 @@ __device__ inline Vec<T, kWidth> add(const Vec<T, kWidth>& a, const Vec<T, kWidt
   } else {
     Vec<T, kWidth> sum;
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i)
-      sum.value[i] = from_float<T>(to_float(a.value[i]) + to_float(b.value[i]));
+    for (int i = 0; i < kWidth; ++i) sum.value[i] = from_float<T>(to_float(a.value[i]) + to_float(b.value[i]));
     return sum;
   }
 }
@@ -159,8 +155,7 @@ __device__ inline Vec<T, kWidth> add(const Vec<T, kWidth>& a, const Vec<T, kWidt
 template <class T, int kWidth>
 __device__ inline Vec<T, kWidth> multiply(const Vec<T, kWidth>& a, const Vec<T, kWidth>& b) {
   if constexpr (sizeof(T) == 2 && kWidth % 2 == 0) {
-    const auto x = __builtin_bit_cast(Words<kWidth / 2>, a),
-               y = __builtin_bit_cast(Words<kWidth / 2>, b);
+    const auto x = __builtin_bit_cast(Words<kWidth / 2>, a), y = __builtin_bit_cast(Words<kWidth / 2>, b);
     Words<kWidth / 2> product;
 #pragma unroll
     for (int i = 0; i < kWidth / 2; ++i) {
@@ -173,8 +168,7 @@ __device__ inline Vec<T, kWidth> multiply(const Vec<T, kWidth>& a, const Vec<T, 
   } else {
     Vec<T, kWidth> product;
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i)
-      product.value[i] = from_float<T>(to_float(a.value[i]) * to_float(b.value[i]));
+    for (int i = 0; i < kWidth; ++i) product.value[i] = from_float<T>(to_float(a.value[i]) * to_float(b.value[i]));
     return product;
   }
 }
@@ -210,8 +204,7 @@ template <class T, int kCount>
 __device__ inline Vec<T, kCount> part_of(const Words<4>& words, int first) {
   Words<kCount* static_cast<int>(sizeof(T)) / 4> part;
 #pragma unroll
-  for (int i = 0; i < kCount * static_cast<int>(sizeof(T)) / 4; ++i)
-    part.word[i] = words.word[first + i];
+  for (int i = 0; i < kCount * static_cast<int>(sizeof(T)) / 4; ++i) part.word[i] = words.word[first + i];
   return __builtin_bit_cast(Vec<T, kCount>, part);
 }
 
@@ -284,16 +277,16 @@ __device__ inline void row_sum(float (&v)[kCount], int threads, float* scratch) 
 
 /// Sixteen bytes from global to shared memory without passing registers; both 16-byte aligned.
 __device__ inline void copy_async16(void* shared, const void* global) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                   static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
-               "l"(global)
-               : "memory");
+  asm volatile(
+      "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+      "l"(global)
+      : "memory");
 }
 __device__ inline void copy_async8(void* shared, const void* global) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(
-                   static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
-               "l"(global)
-               : "memory");
+  asm volatile(
+      "cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+      "l"(global)
+      : "memory");
 }
 __device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>

@@ -10,12 +10,10 @@
 
 namespace trireme::kernels::hopper {
 
-__device__ inline uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
+__device__ inline uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
-// A barrier is 8 bytes in shared memory, given by address. Waiting for `parity` returns once the phase of that parity is complete; a fresh
-// barrier counts as having completed a phase of parity 1.
+// A barrier is 8 bytes in shared memory, given by address. Waiting for `parity` returns once the phase of that parity
+// is complete; a fresh barrier counts as having completed a phase of parity 1.
 __device__ inline void barrier_init(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
@@ -26,10 +24,10 @@ __device__ inline void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 __device__ inline void barrier_expect(uint32_t barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-/// The loop is inside the statement: one that the compiler sees would count as divergent, and products after it would be serialised.
+/// The loop is inside the statement: one that the compiler sees would count as divergent, and products after it would
+/// be serialised.
 __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred p;\n"
@@ -63,15 +61,13 @@ __device__ inline void registers_take() {
 }
 
 /// Ordinary writes to shared memory before this are visible to the copy engine and the tensor cores after it.
-__device__ inline void proxy_fence() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
+__device__ inline void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 /// The same, and for global memory.
 __device__ inline void full_proxy_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 /// One box of a tensor [token][head][element] into shared memory; completes on `barrier`.
-__device__ inline void load_box(uint32_t to, const CUtensorMap* map, int element, int head,
-                                int token, uint32_t barrier) {
+__device__ inline void load_box(uint32_t to, const CUtensorMap* map, int element, int head, int token,
+                                uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
@@ -80,8 +76,8 @@ __device__ inline void load_box(uint32_t to, const CUtensorMap* map, int element
 }
 /// One box out of shared memory. The thread that asks commits it and later waits (`bulk_read`, `bulk_done`).
 __device__ inline void store_box(const CUtensorMap* map, int element, int head, int token, uint32_t from) {
-  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map), "r"(element), "r"(head),
-               "r"(token), "r"(from)
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map),
+               "r"(element), "r"(head), "r"(token), "r"(from)
                : "memory");
 }
 __device__ inline void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
@@ -93,19 +89,19 @@ __device__ inline void load_rows(uint32_t to, const CUtensorMap* map, int head, 
 }
 /// Contiguous bytes, a multiple of 16.
 __device__ inline void load_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-      "l"(from), "r"(bytes), "r"(barrier)
-      : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(barrier)
+               : "memory");
 }
 __device__ inline void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/// Four 8 x 8 matrices of 16-bit elements from the fragment layout to rows of 16 bytes; lane l gives the address of row l % 8 of matrix l / 8.
+/// Four 8 x 8 matrices of 16-bit elements from the fragment layout to rows of 16 bytes; lane l gives the address of row
+/// l % 8 of matrix l / 8.
 __device__ inline void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
-               "r"(a), "r"(b), "r"(c), "r"(d)
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
+               "r"(c), "r"(d)
                : "memory");
 }
 __device__ inline int4 load_shared16(uint32_t address) {
@@ -125,15 +121,19 @@ __device__ inline float2 load_shared_float2(uint32_t address) {
 __device__ inline void store_shared4(uint32_t address, float a, float b, float c, float d) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
-/// Adds fp32 values in shared memory to as many in global memory, by the copy engine; bytes a multiple of 16. One thread asks and later waits.
+/// Adds fp32 values in shared memory to as many in global memory, by the copy engine; bytes a multiple of 16. One
+/// thread asks and later waits.
 __device__ inline void add_bytes(float* to, uint32_t from, uint32_t bytes) {
-  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(to),
-               "r"(from), "r"(bytes)
-               : "memory");
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(
+          to),
+      "r"(from), "r"(bytes)
+      : "memory");
 }
 /// The same, but stores them.
 __device__ inline void store_bytes(float* to, uint32_t from, uint32_t bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes)
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(to),
+               "r"(from), "r"(bytes)
                : "memory");
 }
 /// What this thread asked for, but for the last kPending times, has been read from shared memory.
@@ -154,14 +154,22 @@ __device__ inline uint32_t pack2(float low, float high) {
   return word;
 }
 
-/// Four lanes hold one row of a fragment in pairs of columns, word w of lane q = pair q of chunk w; afterwards chunk q whole. (A 4 x 4
-/// transposition over lanes 4 n … 4 n + 3.)
+/// Four lanes hold one row of a fragment in pairs of columns, word w of lane q = pair q of chunk w; afterwards chunk q
+/// whole. (A 4 x 4 transposition over lanes 4 n … 4 n + 3.)
 __device__ inline uint4 gather_chunk(uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3) {
   const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
-  const uint32_t b0 = __shfl_xor_sync(0xffffffffu, odd ? w0 : w1, 1), b1 = __shfl_xor_sync(0xffffffffu, odd ? w2 : w3, 1);
-  if (odd) w0 = b0, w2 = b1; else w1 = b0, w3 = b1;
-  const uint32_t c0 = __shfl_xor_sync(0xffffffffu, high ? w0 : w2, 2), c1 = __shfl_xor_sync(0xffffffffu, high ? w1 : w3, 2);
-  if (high) w0 = c0, w1 = c1; else w2 = c0, w3 = c1;
+  const uint32_t b0 = __shfl_xor_sync(0xffffffffu, odd ? w0 : w1, 1),
+                 b1 = __shfl_xor_sync(0xffffffffu, odd ? w2 : w3, 1);
+  if (odd)
+    w0 = b0, w2 = b1;
+  else
+    w1 = b0, w3 = b1;
+  const uint32_t c0 = __shfl_xor_sync(0xffffffffu, high ? w0 : w2, 2),
+                 c1 = __shfl_xor_sync(0xffffffffu, high ? w1 : w3, 2);
+  if (high)
+    w0 = c0, w1 = c1;
+  else
+    w2 = c0, w3 = c1;
   return {w0, w1, w2, w3};
 }
 
@@ -170,8 +178,8 @@ __device__ inline void store_global16(void* to, int4 v) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
-/// Rows lane / 4 and + 8 of a warp's 16, times `scale`, to out + row * stride: fragments leave in runs of 16 bytes, 64 of a row side by side.
-/// Rows from `count` on are left out.
+/// Rows lane / 4 and + 8 of a warp's 16, times `scale`, to out + row * stride: fragments leave in runs of 16 bytes, 64
+/// of a row side by side. Rows from `count` on are left out.
 template <class T, int kCount>
 __device__ inline void store_fragments(const float (&x)[kCount], float scale, T* out, int64_t stride, int count) {
   const int lane = threadIdx.x % 32;
@@ -183,10 +191,12 @@ __device__ inline void store_fragments(const float (&x)[kCount], float scale, T*
     for (int i = 0; i < kCount / 16; ++i) {
       uint32_t w[4];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) w[j] = pack2<T>(x[16 * i + 4 * j + 2 * r] * scale, x[16 * i + 4 * j + 2 * r + 1] * scale);
+      for (int j = 0; j < 4; ++j)
+        w[j] = pack2<T>(x[16 * i + 4 * j + 2 * r] * scale, x[16 * i + 4 * j + 2 * r + 1] * scale);
       const uint4 chunk = gather_chunk(w[0], w[1], w[2], w[3]);
       if (row < count)
-        store_global16(to + 32 * i, {static_cast<int>(chunk.x), static_cast<int>(chunk.y), static_cast<int>(chunk.z), static_cast<int>(chunk.w)});
+        store_global16(to + 32 * i, {static_cast<int>(chunk.x), static_cast<int>(chunk.y), static_cast<int>(chunk.z),
+                                     static_cast<int>(chunk.w)});
     }
   }
 }

@@ -18,13 +18,12 @@ inline int multiprocessors() {
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/// A block gets more than 48 KiB of shared memory, static and dynamic together, only when its kernel says so once. No kernel here has
-/// more than 24 KiB of the static kind.
+/// A block gets more than 48 KiB of shared memory, static and dynamic together, only when its kernel says so once. No
+/// kernel here has more than 24 KiB of the static kind.
 template <class Kernel>
 cudaError_t allow_shared_memory(Kernel kernel, size_t bytes) {
   if (bytes <= 24 * 1024) return cudaSuccess;
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(bytes));
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
 }
 
 }  // namespace trireme::kernels

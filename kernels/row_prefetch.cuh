@@ -23,9 +23,8 @@ struct RowCursor {
         row(static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y),
         step(static_cast<int64_t>(gridDim.x) * blockDim.y),
         packs(packs_of_row),
-        first(static_cast<int>(kWholePacks == 0
-                                   ? threadIdx.x
-                                   : threadIdx.x / 32 * 32 * kWholePacks + threadIdx.x % 32)) {}
+        first(static_cast<int>(kWholePacks == 0 ? threadIdx.x
+                                                : threadIdx.x / 32 * 32 * kWholePacks + threadIdx.x % 32)) {}
   /// Before anything else: `parts` neighbouring blocks share a row, this is the one numbered `part`.
   __device__ void share(int parts, int part) {
     static_assert(kWholePacks != 0);
@@ -33,9 +32,7 @@ struct RowCursor {
     step = gridDim.x / static_cast<unsigned>(parts);
     first += part * static_cast<int>(blockDim.x) * kWholePacks;
   }
-  __device__ int index(int p) const {
-    return first + p * (kWholePacks == 0 ? static_cast<int>(blockDim.x) : 32);
-  }
+  __device__ int index(int p) const { return first + p * (kWholePacks == 0 ? static_cast<int>(blockDim.x) : 32); }
   __device__ bool holds(int p) const { return kWholePacks != 0 || index(p) < packs; }
   __device__ bool active() const { return row < rows; }
   __device__ void advance() {
@@ -64,8 +61,7 @@ class RowPrefetch {
   __device__ void ask(const Cursor& cursor, int ahead) {
     if (!used_) return;
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p)
-      fetch(slot(ahead, p), p, cursor, cursor.row + ahead * cursor.step);
+    for (int p = 0; p < kPacks; ++p) fetch(slot(ahead, p), p, cursor, cursor.row + ahead * cursor.step);
   }
   /// This row's pack, once start_row() has returned. Asks for the pack of the row kStages turns ahead,
   /// which end_row() closes.
@@ -79,9 +75,7 @@ class RowPrefetch {
   }
 
  private:
-  __device__ char* slot(int stage, int p) const {
-    return slot_ + (stage * kPacks + p) * block_threads_ * kBytes;
-  }
+  __device__ char* slot(int stage, int p) const { return slot_ + (stage * kPacks + p) * block_threads_ * kBytes; }
   template <class Cursor>
   __device__ void fetch(char* to, int p, const Cursor& cursor, int64_t row) {
     if (row >= cursor.rows || !cursor.holds(p)) return;
@@ -122,8 +116,7 @@ class RowVector {
   static constexpr int kWidth = 16 / sizeof(T);
   static constexpr bool kKept = sizeof(T) == 2 && kMayKeep;
   template <class Cursor>
-  __device__ RowVector(const void* from, const Cursor& cursor)
-      : from_(static_cast<const T*>(from)) {
+  __device__ RowVector(const void* from, const Cursor& cursor) : from_(static_cast<const T*>(from)) {
     if constexpr (kKept) {
 #pragma unroll
       for (int p = 0; p < kPacks; ++p)
@@ -149,8 +142,7 @@ class RowVector {
 
 /// A row of 16-bit elements as it stands in registers, written out.
 template <class T, int kPacks, class Cursor>
-__device__ inline void store_row(T* to, const Words<4> (&row)[kPacks], const Cursor& cursor,
-                                 bool once) {
+__device__ inline void store_row(T* to, const Words<4> (&row)[kPacks], const Cursor& cursor, bool once) {
 #pragma unroll
   for (int p = 0; p < kPacks; ++p)
     if (cursor.holds(p)) store_whole(to + cursor.index(p) * (16 / sizeof(T)), row[p], once);
@@ -165,19 +157,16 @@ struct RowLaunch {
 /// Launches a kernel over rows on a grid that stays. `bytes_of_thread`: what the kernel's
 /// RowPrefetches take.
 template <class Kernel, class Arguments>
-cudaError_t launch_rows(Kernel kernel, const Arguments& arguments, int64_t rows,
-                        const RowGeometry& g, int bytes_of_thread, cudaStream_t stream,
-                        RowLaunch extra = {}) {
+cudaError_t launch_rows(Kernel kernel, const Arguments& arguments, int64_t rows, const RowGeometry& g,
+                        int bytes_of_thread, cudaStream_t stream, RowLaunch extra = {}) {
   const size_t inputs = static_cast<size_t>(bytes_of_thread) * g.threads * g.rows,
                shared = inputs > extra.shared ? inputs : extra.shared;
-  if (const cudaError_t error = allow_shared_memory(kernel, shared); error != cudaSuccess)
-    return error;
-  const int64_t blocks = resident_blocks(kernel, g.threads * g.rows, shared, extra.blocks_per_sm,
-                                         ceil_div(rows, g.rows));
+  if (const cudaError_t error = allow_shared_memory(kernel, shared); error != cudaSuccess) return error;
+  const int64_t blocks =
+      resident_blocks(kernel, g.threads * g.rows, shared, extra.blocks_per_sm, ceil_div(rows, g.rows));
   if (extra.blocks != nullptr) *extra.blocks = blocks;
-  kernel<<<static_cast<unsigned>(blocks),
-           dim3(static_cast<unsigned>(g.threads), static_cast<unsigned>(g.rows)), shared, stream>>>(
-      arguments);
+  kernel<<<static_cast<unsigned>(blocks), dim3(static_cast<unsigned>(g.threads), static_cast<unsigned>(g.rows)), shared,
+           stream>>>(arguments);
   return cudaGetLastError();
 }
 

@@ -38,8 +38,7 @@ inline ShardTable make_shard_table(const std::vector<ShardPiece>& pieces, int nu
       const int64_t boundary = (begin / kChunkElements + 1) * kChunkElements,
                     end = boundary < piece.end ? boundary : piece.end;
       of_tensor.at(static_cast<size_t>(piece.tensor))
-          .push_back({begin, static_cast<int32_t>(end - begin),
-                      2 * piece.tensor + (piece.decays ? 1 : 0)});
+          .push_back({begin, static_cast<int32_t>(end - begin), 2 * piece.tensor + (piece.decays ? 1 : 0)});
       begin = end;
     }
   }

@@ -20,22 +20,18 @@ template <class F>
 __device__ inline void for_chunk(const ShardChunk& chunk, bool aligned, const F& one) {
   const int64_t begin = chunk.begin, end = begin + chunk.count;
   if (!aligned) {
-    for (int64_t e = begin + threadIdx.x; e < end; e += kShardThreads)
-      one(e, std::integral_constant<int, 1>{});
+    for (int64_t e = begin + threadIdx.x; e < end; e += kShardThreads) one(e, std::integral_constant<int, 1>{});
     return;
   }
-  const int64_t inner = (begin + kShardWidth - 1) / kShardWidth * kShardWidth,
-                outer = end / kShardWidth * kShardWidth;
+  const int64_t inner = (begin + kShardWidth - 1) / kShardWidth * kShardWidth, outer = end / kShardWidth * kShardWidth;
   if (inner >= outer) {  // shorter than a group, or astride a boundary
-    for (int64_t e = begin + threadIdx.x; e < end; e += kShardThreads)
-      one(e, std::integral_constant<int, 1>{});
+    for (int64_t e = begin + threadIdx.x; e < end; e += kShardThreads) one(e, std::integral_constant<int, 1>{});
     return;
   }
 #pragma unroll 2
   for (int64_t e = inner + threadIdx.x * kShardWidth; e < outer; e += kShardThreads * kShardWidth)
     one(e, std::integral_constant<int, kShardWidth>{});
-  const int64_t e =
-      threadIdx.x < kShardWidth ? begin + threadIdx.x : outer + threadIdx.x - kShardWidth;
+  const int64_t e = threadIdx.x < kShardWidth ? begin + threadIdx.x : outer + threadIdx.x - kShardWidth;
   if (threadIdx.x < kShardWidth ? e < inner : threadIdx.x < 2 * kShardWidth && e < end)
     one(e, std::integral_constant<int, 1>{});
 }

@@ -1,8 +1,9 @@
 #pragma once
 // Warpgroup matrix multiply, m64 nN k16, fp32 accumulators in registers (PTX ISA, wgmma.mma_async).
 //
-// Accumulator d[4 j + r]: row 16 warp + lane / 4 + 8 (r / 2), column 8 j + 2 (lane % 4) + r % 2. An A operand in registers has the
-// same layout with two neighbouring columns in one register: a[0], a[1] rows +0 and +8 of columns 0-7, a[2], a[3] of 8-15.
+// Accumulator d[4 j + r]: row 16 warp + lane / 4 + 8 (r / 2), column 8 j + 2 (lane % 4) + r % 2. An A operand in
+// registers has the same layout with two neighbouring columns in one register: a[0], a[1] rows +0 and +8 of columns
+// 0-7, a[2], a[3] of 8-15.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -34,54 +35,64 @@ __device__ inline void pin(uint32_t (&d)[kCount]) {
 /// Which dimension of an operand in shared memory lies contiguously: that of the sum (K) or the other.
 enum class Major { kK = 0, kMN = 1 };
 
-#define TRIREME_ACC16(d, i)                                                                        \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),     \
-      "+f"(d[i + 6]), "+f"(d[i + 7]), "+f"(d[i + 8]), "+f"(d[i + 9]), "+f"(d[i + 10]),            \
-      "+f"(d[i + 11]), "+f"(d[i + 12]), "+f"(d[i + 13]), "+f"(d[i + 14]), "+f"(d[i + 15])
+#define TRIREME_ACC16(d, i)                                                                                   \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+      "+f"(d[i + 7]), "+f"(d[i + 8]), "+f"(d[i + 9]), "+f"(d[i + 10]), "+f"(d[i + 11]), "+f"(d[i + 12]),      \
+      "+f"(d[i + 13]), "+f"(d[i + 14]), "+f"(d[i + 15])
 
-#define TRIREME_SS32(type) \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n" \
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type " {" \
+#define TRIREME_SS32(type)                                                   \
+  asm volatile(                                                              \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"                           \
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type            \
+      " {"                                                                   \
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
-      "}, %16, %17, p, 1, 1, %19, %20;\n}\n" \
-      : TRIREME_ACC16(d, 0) \
+      "}, %16, %17, p, 1, 1, %19, %20;\n}\n"                                 \
+      : TRIREME_ACC16(d, 0)                                                  \
       : "l"(a), "l"(b), "r"(accumulate), "n"(static_cast<int>(kA)), "n"(static_cast<int>(kB)))
 
-#define TRIREME_SS64(type) \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n" \
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" \
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+#define TRIREME_SS64(type)                                                             \
+  asm volatile(                                                                        \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                     \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                      \
+      " {"                                                                             \
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "         \
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31" \
-      "}, %32, %33, p, 1, 1, %35, %36;\n}\n" \
-      : TRIREME_ACC16(d, 0), TRIREME_ACC16(d, 16) \
+      "}, %32, %33, p, 1, 1, %35, %36;\n}\n"                                           \
+      : TRIREME_ACC16(d, 0), TRIREME_ACC16(d, 16)                                      \
       : "l"(a), "l"(b), "r"(accumulate), "n"(static_cast<int>(kA)), "n"(static_cast<int>(kB)))
-#define TRIREME_RS64(type) \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n" \
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" \
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+#define TRIREME_RS64(type)                                                             \
+  asm volatile(                                                                        \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                     \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                      \
+      " {"                                                                             \
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "         \
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31" \
-      "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}\n" \
-      : TRIREME_ACC16(d, 0), TRIREME_ACC16(d, 16) \
+      "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}\n"                               \
+      : TRIREME_ACC16(d, 0), TRIREME_ACC16(d, 16)                                      \
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(accumulate), "n"(static_cast<int>(kB)))
 
-#define TRIREME_SS128(type) \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n" \
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" \
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63" \
-      "}, %64, %65, p, 1, 1, %67, %68;\n}\n" \
+#define TRIREME_SS128(type)                                                                   \
+  asm volatile(                                                                               \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                            \
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                            \
+      " {"                                                                                    \
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "      \
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "      \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"        \
+      "}, %64, %65, p, 1, 1, %67, %68;\n}\n"                                                  \
       : TRIREME_ACC16(d, 0), TRIREME_ACC16(d, 16), TRIREME_ACC16(d, 32), TRIREME_ACC16(d, 48) \
       : "l"(a), "l"(b), "r"(accumulate), "n"(static_cast<int>(kA)), "n"(static_cast<int>(kB)))
-#define TRIREME_RS128(type) \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n" \
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" \
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63" \
-      "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}\n" \
+#define TRIREME_RS128(type)                                                                   \
+  asm volatile(                                                                               \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"                                            \
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                            \
+      " {"                                                                                    \
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "      \
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "      \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"        \
+      "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}\n"                                      \
       : TRIREME_ACC16(d, 0), TRIREME_ACC16(d, 16), TRIREME_ACC16(d, 32), TRIREME_ACC16(d, 48) \
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(accumulate), "n"(static_cast<int>(kB)))
 
@@ -100,8 +111,8 @@ __device__ inline void mma_ss(float (&d)[kCount], uint64_t a, uint64_t b, int ac
 
 /// d (+)= a b with a in registers.
 template <class T, Major kB, int kCount>
-__device__ inline void mma_rs(float (&d)[kCount], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                              uint64_t b, int accumulate) {
+__device__ inline void mma_rs(float (&d)[kCount], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b,
+                              int accumulate) {
   static_assert(kCount == 32 || kCount == 64);
   constexpr bool kHalf = __is_same(T, __half);
   if constexpr (kCount == 32 && kHalf) TRIREME_RS64("f16");
@@ -117,17 +128,16 @@ __device__ inline void mma_rs(float (&d)[kCount], uint32_t a0, uint32_t a1, uint
 #undef TRIREME_RS128
 #undef TRIREME_ACC16
 
-/// Operand tiles in shared memory are columns of 64 elements: rows of 128 bytes in the 128-byte swizzle, at a multiple of 1,024 bytes.
-/// The descriptor (PTX ISA, "matrix descriptor") counts in units of 16 bytes; 1,024 bytes from one group of eight rows to the next.
-/// `column_bytes`: from one column to the next, used where the other dimension than the sum's is contiguous and wider than 64.
+/// Operand tiles in shared memory are columns of 64 elements: rows of 128 bytes in the 128-byte swizzle, at a multiple
+/// of 1,024 bytes. The descriptor (PTX ISA, "matrix descriptor") counts in units of 16 bytes; 1,024 bytes from one
+/// group of eight rows to the next. `column_bytes`: from one column to the next, used where the other dimension than
+/// the sum's is contiguous and wider than 64.
 struct Operand {
   uint32_t low;
 
   /// The operand `bytes` further.
   __device__ Operand at(uint32_t bytes) const { return {low + (bytes >> 4)}; }
-  __device__ operator uint64_t() const {
-    return uint64_t{low} | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
-  }
+  __device__ operator uint64_t() const { return uint64_t{low} | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62; }
 };
 /// All threads of a warp give the same address.
 __device__ inline Operand operand(uint32_t address, uint32_t column_bytes = 16) {
@@ -139,15 +149,18 @@ template <class T, int kDim, int kRowsA, int kRowsB, int kCount>
 __device__ inline void product_of_rows(float (&sums)[kCount], Operand a, Operand b) {
 #pragma unroll
   for (int i = 0; i < kDim / 16; ++i)
-    mma_ss<T, Major::kK, Major::kK>(sums, a.at((i / 4) * (kRowsA * 128) + (i % 4) * 32), b.at((i / 4) * (kRowsB * 128) + (i % 4) * 32), i != 0);
+    mma_ss<T, Major::kK, Major::kK>(sums, a.at((i / 4) * (kRowsA * 128) + (i % 4) * 32),
+                                    b.at((i / 4) * (kRowsB * 128) + (i % 4) * 32), i != 0);
 }
 
 /// sums (+)= a b with a in registers, b the kRows rows of a tile, kRows * 128 bytes a column.
 template <class T, int kRows, int kCount>
-__device__ inline void product_with_rows(float (&sums)[kCount], const uint32_t (&a)[kRows / 4], Operand b, bool accumulate) {
+__device__ inline void product_with_rows(float (&sums)[kCount], const uint32_t (&a)[kRows / 4], Operand b,
+                                         bool accumulate) {
 #pragma unroll
   for (int i = 0; i < kRows / 16; ++i)
-    mma_rs<T, Major::kMN>(sums, a[4 * i], a[4 * i + 1], a[4 * i + 2], a[4 * i + 3], b.at(i * 2048), i != 0 || accumulate);
+    mma_rs<T, Major::kMN>(sums, a[4 * i], a[4 * i + 1], a[4 * i + 2], a[4 * i + 3], b.at(i * 2048),
+                          i != 0 || accumulate);
 }
 
 }  // namespace trireme::kernels::hopper

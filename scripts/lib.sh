@@ -136,7 +136,7 @@ import importlib.util
 import os
 import sys
 
-modules = {"protobuf": "google.protobuf"}  # imported under another name
+modules = {"protobuf": "google.protobuf", "clang-format": "clang_format"}  # imported under another name
 for line in open(sys.argv[1]):
     line = line.split("#")[0].strip()
     if not line:

@@ -11,6 +11,7 @@ source scripts/lib.sh
 
 started=$SECONDS
 setup_all
+TRIREME_PYTHON=$trireme_python scripts/format.sh --check || fail "the sources are not formatted: run scripts/format.sh"
 built_from=$SECONDS
 build_release
 tested_from=$SECONDS

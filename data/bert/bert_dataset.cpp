@@ -19,8 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kShardsInMemory =
-    3;  // the one in use, the next, and one more for readers around a change of shards
+constexpr size_t kShardsInMemory = 3;  // the one in use, the next, and one more for readers around a change of shards
 constexpr const char* kIndexName = "index.txt";
 
 std::vector<fs::path> list_shards(const std::vector<fs::path>& files) {
@@ -34,11 +33,9 @@ std::vector<fs::path> list_shards(const std::vector<fs::path>& files) {
     std::vector<fs::path> found;
     for (const auto& entry : fs::directory_iterator(path, error)) {
       const std::string name = entry.path().filename().string();
-      if (name.starts_with("part_") && name.find(".tmp-") == std::string::npos)
-        found.push_back(entry.path());
+      if (name.starts_with("part_") && name.find(".tmp-") == std::string::npos) found.push_back(entry.path());
     }
-    if (error)
-      throw DataError(fmt::format("{} cannot be listed: {}", path.string(), error.message()));
+    if (error) throw DataError(fmt::format("{} cannot be listed: {}", path.string(), error.message()));
     if (found.empty())
       throw DataError(
           fmt::format("{} holds no files named part_*: expected packed shards or a variable-length "
@@ -55,8 +52,9 @@ std::vector<fs::path> list_shards(const std::vector<fs::path>& files) {
   return shards;
 }
 
-/// Rows and sequences of shards by name, from the index that the preparation leaves beside them: a run that opened some thousand files
-/// for their headers would start late. A shard that does not have the rows announced here is refused when it is read.
+/// Rows and sequences of shards by name, from the index that the preparation leaves beside them: a run that opened some
+/// thousand files for their headers would start late. A shard that does not have the rows announced here is refused
+/// when it is read.
 struct ShardCounts {
   int64_t rows, sequences;
 };
@@ -73,8 +71,7 @@ std::map<std::string, ShardCounts> read_index(const fs::path& directory) {
 
 class ShardedBertDataset final : public BertDataset {
  public:
-  ShardedBertDataset(std::vector<fs::path> shards, BertLimits limits)
-      : shards_(std::move(shards)), limits_(limits) {
+  ShardedBertDataset(std::vector<fs::path> shards, BertLimits limits) : shards_(std::move(shards)), limits_(limits) {
     packed_ = read_bert_header(shards_.front()).packed;
     std::map<fs::path, std::map<std::string, ShardCounts>> indices;
     int64_t sequences = 0;
@@ -91,8 +88,7 @@ class ShardedBertDataset final : public BertDataset {
         const BertShardHeader header = read_bert_header(path);
         if (header.packed != packed_)
           throw DataError(fmt::format("{} is a {} file and {} a {} one: give files of one kind",
-                                      shards_.front().string(), kind(packed_), path.string(),
-                                      kind(header.packed)));
+                                      shards_.front().string(), kind(packed_), path.string(), kind(header.packed)));
         rows_.push_back(header.rows);
         all_indexed = false;
       }
@@ -130,27 +126,22 @@ class ShardedBertDataset final : public BertDataset {
 
   BertRow read(int64_t index) const override {
     TRIREME_CHECK(index >= 0 && index < size(), "row ", index, " of ", size());
-    const auto shard = static_cast<size_t>(std::upper_bound(first_.begin(), first_.end(), index) -
-                                           first_.begin()) -
-                       1;
+    const auto shard = static_cast<size_t>(std::upper_bound(first_.begin(), first_.end(), index) - first_.begin()) - 1;
     return get(shard)->read(index - first_[shard]);
   }
 
   std::string description() const override {
     const std::string where =
-        shards_.size() == 1
-            ? shards_.front().string()
-            : fmt::format("{} to {}", shards_.front().string(), shards_.back().filename().string());
-    return fmt::format("{} ({} {} file{}, {} rows)", where,
-                       format_count(static_cast<int64_t>(shards_.size())), kind(packed_),
-                       shards_.size() == 1 ? "" : "s", format_count(size()));
+        shards_.size() == 1 ? shards_.front().string()
+                            : fmt::format("{} to {}", shards_.front().string(), shards_.back().filename().string());
+    return fmt::format("{} ({} {} file{}, {} rows)", where, format_count(static_cast<int64_t>(shards_.size())),
+                       kind(packed_), shards_.size() == 1 ? "" : "s", format_count(size()));
   }
 
   const std::vector<int64_t>& shard_rows() const override { return rows_; }
 
   void will_need(int64_t shard) const override {
-    TRIREME_CHECK(shard >= 0 && shard < static_cast<int64_t>(shards_.size()), "shard ", shard,
-                  " of ", shards_.size());
+    TRIREME_CHECK(shard >= 0 && shard < static_cast<int64_t>(shards_.size()), "shard ", shard, " of ", shards_.size());
     {
       const std::scoped_lock lock(mutex_);
       if (find(static_cast<size_t>(shard))) return;
@@ -170,8 +161,8 @@ class ShardedBertDataset final : public BertDataset {
   static const char* kind(bool packed) { return packed ? "packed" : "variable-length"; }
 
   Slot* find(size_t shard) const {
-    const auto found = std::find_if(slots_.begin(), slots_.end(),
-                                    [&](const Slot& slot) { return slot.shard == shard; });
+    const auto found =
+        std::find_if(slots_.begin(), slots_.end(), [&](const Slot& slot) { return slot.shard == shard; });
     return found == slots_.end() ? nullptr : &*found;
   }
 
@@ -209,8 +200,7 @@ class ShardedBertDataset final : public BertDataset {
     }
     lock.lock();
     if (error)
-      slots_.erase(std::find_if(slots_.begin(), slots_.end(),
-                                [&](const Slot& slot) { return slot.shard == shard; }));
+      slots_.erase(std::find_if(slots_.begin(), slots_.end(), [&](const Slot& slot) { return slot.shard == shard; }));
     else
       find(shard)->data = data;
     changed_.notify_all();
@@ -260,12 +250,10 @@ class ShardedBertDataset final : public BertDataset {
 
 }  // namespace
 
-std::unique_ptr<BertDataset> open_bert_dataset(const std::vector<fs::path>& files,
-                                               int64_t max_length, int64_t vocab_size) {
-  TRIREME_CHECK(max_length > 0 && vocab_size > 0, "max_length ", max_length, ", vocab_size ",
-                vocab_size);
-  return std::make_unique<ShardedBertDataset>(list_shards(files),
-                                              BertLimits{max_length, vocab_size});
+std::unique_ptr<BertDataset> open_bert_dataset(const std::vector<fs::path>& files, int64_t max_length,
+                                               int64_t vocab_size) {
+  TRIREME_CHECK(max_length > 0 && vocab_size > 0, "max_length ", max_length, ", vocab_size ", vocab_size);
+  return std::make_unique<ShardedBertDataset>(list_shards(files), BertLimits{max_length, vocab_size});
 }
 
 }  // namespace trireme

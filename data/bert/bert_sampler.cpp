@@ -11,12 +11,12 @@ namespace trireme {
 
 namespace {
 
-/// SplitMix64 (Steele, Lea, Flood 2014): a stream for each (seed, epoch, shard), so that every order is found without those before it.
+/// SplitMix64 (Steele, Lea, Flood 2014): a stream for each (seed, epoch, shard), so that every order is found without
+/// those before it.
 class Stream {
  public:
   Stream(uint64_t seed, int64_t epoch, int64_t shard) {
-    for (const uint64_t part :
-         {seed, static_cast<uint64_t>(epoch), static_cast<uint64_t>(shard + 1)})
+    for (const uint64_t part : {seed, static_cast<uint64_t>(epoch), static_cast<uint64_t>(shard + 1)})
       state_ = next() ^ part;
   }
   uint64_t next() {
@@ -34,8 +34,7 @@ class Stream {
   }
   template <class T>
   void shuffle(std::vector<T>& values) {
-    for (size_t i = values.size(); i > 1; --i)
-      std::swap(values[i - 1], values[static_cast<size_t>(below(i))]);
+    for (size_t i = values.size(); i > 1; --i) std::swap(values[i - 1], values[static_cast<size_t>(below(i))]);
   }
 
  private:
@@ -59,12 +58,10 @@ int64_t BertSampler::at(int64_t position) {
   if (epoch != epoch_) set_epoch(epoch);
   if (slot_ < 0 || within < first_position_[static_cast<size_t>(slot_)] ||
       within >= first_position_[static_cast<size_t>(slot_) + 1])
-    set_slot(std::upper_bound(first_position_.begin(), first_position_.end(), within) -
-             first_position_.begin() - 1);
+    set_slot(std::upper_bound(first_position_.begin(), first_position_.end(), within) - first_position_.begin() - 1);
   const auto slot = static_cast<size_t>(slot_);
   const int64_t row = within - first_position_[slot];
-  return first_row_[static_cast<size_t>(shards_[slot])] +
-         (shuffle_ ? rows_[static_cast<size_t>(row)] : row);
+  return first_row_[static_cast<size_t>(shards_[slot])] + (shuffle_ ? rows_[static_cast<size_t>(row)] : row);
 }
 
 void BertSampler::set_epoch(int64_t epoch) {
@@ -87,8 +84,7 @@ void BertSampler::set_slot(int64_t slot) {
     std::iota(rows_.begin(), rows_.end(), 0);
     Stream(seed_, epoch_, shard).shuffle(rows_);
   }
-  if (static_cast<size_t>(slot) + 1 < shards_.size())
-    dataset_.will_need(shards_[static_cast<size_t>(slot) + 1]);
+  if (static_cast<size_t>(slot) + 1 < shards_.size()) dataset_.will_need(shards_[static_cast<size_t>(slot) + 1]);
 }
 
 }  // namespace trireme

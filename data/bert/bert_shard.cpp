@@ -21,9 +21,7 @@ constexpr const char* kLengths = "packed_input_len";
 /// Packed shards say how long their sequences are; variable-length files have one a row.
 bool is_packed(const Hdf5RowFile& file) { return file.has(kLengths); }
 
-std::vector<int32_t> to_vector(std::span<const int32_t> values) {
-  return {values.begin(), values.end()};
-}
+std::vector<int32_t> to_vector(std::span<const int32_t> values) { return {values.begin(), values.end()}; }
 
 }  // namespace
 
@@ -42,15 +40,14 @@ int64_t count_bert_sequences(const std::filesystem::path& path) {
   return is_packed(file) ? file.count_values(kLengths, kMaxPackedSequences) : file.rows(kInputIds);
 }
 
-BertShard::BertShard(const std::filesystem::path& path, const BertLimits& limits)
-    : path_(path), limits_(limits) {
+BertShard::BertShard(const std::filesystem::path& path, const BertLimits& limits) : path_(path), limits_(limits) {
   const Hdf5RowFile file(path);
   packed_ = is_packed(file);
   input_ids_ = file.read_rows(kInputIds, limits.max_length);
   const auto require = [&](const char* dataset, int64_t rows) {
     if (rows != size())
-      throw DataError(fmt::format("{}: dataset {} has {} rows and {} has {}", path.string(),
-                                  dataset, rows, kInputIds, size()));
+      throw DataError(
+          fmt::format("{}: dataset {} has {} rows and {} has {}", path.string(), dataset, rows, kInputIds, size()));
   };
   const auto read = [&](const char* dataset, int64_t max_length) {
     IntegerRows rows = file.read_rows(dataset, max_length);
@@ -103,32 +100,26 @@ void BertShard::check_sequences(int64_t row, const BertRow& result) const {
   int64_t sum = 0;
   for (const int32_t length : lengths) {
     if (length < 1 || length > limits_.max_length)
-      fail(kLengths, row,
-           fmt::format("a sequence of {} tokens, expected 1 to {}", length, limits_.max_length));
+      fail(kLengths, row, fmt::format("a sequence of {} tokens, expected 1 to {}", length, limits_.max_length));
     sum += length;
   }
   if (sum != tokens)
-    fail(kLengths, row,
-         fmt::format("sequences of {} tokens in all, {} has {}", sum, kInputIds, tokens));
+    fail(kLengths, row, fmt::format("sequences of {} tokens in all, {} has {}", sum, kInputIds, tokens));
   const std::vector<int32_t>& labels = result.next_sentence_labels;
   if (labels.size() != lengths.size())
     fail(kLabels, row, fmt::format("{} labels for {} sequences", labels.size(), lengths.size()));
   for (const int32_t label : labels)
-    if (label != 0 && label != 1)
-      fail(kLabels, row, fmt::format("label {} is neither 0 nor 1", label));
+    if (label != 0 && label != 1) fail(kLabels, row, fmt::format("label {} is neither 0 nor 1", label));
 }
 
 void BertShard::check_tokens(int64_t row, const BertRow& result) const {
   if (result.segment_ids.size() != result.input_ids.size())
-    fail(kSegmentIds, row,
-         fmt::format("{} entries for {} tokens", result.segment_ids.size(),
-                     result.input_ids.size()));
+    fail(kSegmentIds, row, fmt::format("{} entries for {} tokens", result.segment_ids.size(), result.input_ids.size()));
   for (size_t i = 0; i < result.input_ids.size(); ++i) {
     const int32_t id = result.input_ids[i], segment = result.segment_ids[i];
     if (id < 0 || id >= limits_.vocab_size)
       fail(kInputIds, row,
-           fmt::format("position {}: token id {} is outside the vocabulary of {}", i, id,
-                       limits_.vocab_size));
+           fmt::format("position {}: token id {} is outside the vocabulary of {}", i, id, limits_.vocab_size));
     if (segment != 0 && segment != 1)
       fail(kSegmentIds, row, fmt::format("position {}: segment {} is neither 0 nor 1", i, segment));
   }
@@ -138,22 +129,18 @@ void BertShard::check_masks(int64_t row, const BertRow& result) const {
   const std::vector<int32_t>& positions = result.masked_positions;
   if (result.masked_ids.size() != positions.size())
     fail(kMaskedIds, row,
-         fmt::format("{} entries for {} masked positions", result.masked_ids.size(),
-                     positions.size()));
+         fmt::format("{} entries for {} masked positions", result.masked_ids.size(), positions.size()));
   for (size_t i = 0; i < positions.size(); ++i) {
     const int32_t id = result.masked_ids[i];
     if (positions[i] < 0 || positions[i] >= static_cast<int64_t>(result.input_ids.size()))
       fail(kPositions, row,
-           fmt::format("position {} is outside the row of {} tokens", positions[i],
-                       result.input_ids.size()));
+           fmt::format("position {} is outside the row of {} tokens", positions[i], result.input_ids.size()));
     // Sequences follow each other, so that ascending within each is ascending within the row.
     if (i > 0 && positions[i] <= positions[i - 1])
       fail(kPositions, row,
-           fmt::format("position {} follows {}, expected ascending positions", positions[i],
-                       positions[i - 1]));
+           fmt::format("position {} follows {}, expected ascending positions", positions[i], positions[i - 1]));
     if (id < 0 || id >= limits_.vocab_size)
-      fail(kMaskedIds, row,
-           fmt::format("token id {} is outside the vocabulary of {}", id, limits_.vocab_size));
+      fail(kMaskedIds, row, fmt::format("token id {} is outside the vocabulary of {}", id, limits_.vocab_size));
   }
 }
 

@@ -15,8 +15,7 @@ void BertColumns::append(const BertInstance& instance) {
 }
 
 void BertColumns::end_row() {
-  for (auto* column : {&input_ids_, &positions_, &masked_ids_, &lengths_, &mask_lengths_})
-    column->end_row();
+  for (auto* column : {&input_ids_, &positions_, &masked_ids_, &lengths_, &mask_lengths_}) column->end_row();
   for (auto* column : {&segment_ids_, &labels_}) column->end_row();
 }
 

@@ -20,13 +20,12 @@ namespace fs = std::filesystem;
 /// To be changed when the same inputs would give other instances.
 constexpr int kFormatVersion = 1;
 
-uint64_t fingerprint_of(const fs::path& text, const BertVocab& vocab,
-                        const BertInstanceOptions& options) {
+uint64_t fingerprint_of(const fs::path& text, const BertVocab& vocab, const BertInstanceOptions& options) {
   const MappedFile file(text, ExitCode::kData);
-  const std::string all = fmt::format(
-      "{} {} {} {} {} {} {} {} {} {}", kFormatVersion, hex64(vocab.hash()), options.seq_length,
-      options.max_predictions, options.masked_lm_prob, options.short_seq_prob, options.dupe_factor,
-      options.seed, file.bytes().size(), hex64(xxh3_64(file.bytes().data(), file.bytes().size())));
+  const std::string all =
+      fmt::format("{} {} {} {} {} {} {} {} {} {}", kFormatVersion, hex64(vocab.hash()), options.seq_length,
+                  options.max_predictions, options.masked_lm_prob, options.short_seq_prob, options.dupe_factor,
+                  options.seed, file.bytes().size(), hex64(xxh3_64(file.bytes().data(), file.bytes().size())));
   return xxh3_64(all.data(), all.size());
 }
 
@@ -38,8 +37,7 @@ std::vector<fs::path> list_parts(const std::vector<fs::path>& inputs, const std:
   for (const fs::path& input : inputs) {
     std::error_code error;
     if (!fs::is_directory(input, error)) {
-      if (!fs::exists(input, error))
-        throw DataError(fmt::format("{}: no such file", input.string()));
+      if (!fs::exists(input, error)) throw DataError(fmt::format("{}: no such file", input.string()));
       parts.push_back(input);
       continue;
     }
@@ -50,8 +48,7 @@ std::vector<fs::path> list_parts(const std::vector<fs::path>& inputs, const std:
           name.find(".tmp-") == std::string::npos)
         parts.push_back(entry.path());
     }
-    if (error)
-      throw DataError(fmt::format("{} cannot be listed: {}", input.string(), error.message()));
+    if (error) throw DataError(fmt::format("{} cannot be listed: {}", input.string(), error.message()));
     if (parts.size() == before)
       throw DataError(fmt::format("{} holds no files named {}*{}", input.string(), prefix, suffix));
   }
@@ -59,16 +56,14 @@ std::vector<fs::path> list_parts(const std::vector<fs::path>& inputs, const std:
             [](const fs::path& a, const fs::path& b) { return a.filename() < b.filename(); });
   for (size_t i = 1; i < parts.size(); ++i)
     if (parts[i].filename() == parts[i - 1].filename())
-      throw ConfigError(
-          fmt::format("{} and {} have the same name, which would be that of both outputs",
-                      parts[i - 1].string(), parts[i].string()));
+      throw ConfigError(fmt::format("{} and {} have the same name, which would be that of both outputs",
+                                    parts[i - 1].string(), parts[i].string()));
   return parts;
 }
 
-BertInstancesReport create_bert_instances(const std::vector<fs::path>& inputs,
-                                          const fs::path& vocab_path,
-                                          const BertInstanceOptions& options,
-                                          const fs::path& output, unsigned threads) {
+BertInstancesReport create_bert_instances(const std::vector<fs::path>& inputs, const fs::path& vocab_path,
+                                          const BertInstanceOptions& options, const fs::path& output,
+                                          unsigned threads) {
   options.check();
   const BertVocab vocab(vocab_path);
   const std::vector<fs::path> parts = list_parts(inputs, "part", "");
@@ -105,8 +100,8 @@ BertInstancesReport create_bert_instances(const std::vector<fs::path>& inputs,
     progress.update(done += static_cast<double>(size));
   });
   if (report.instances == 0)
-    throw DataError(fmt::format("{}: no sentences in {} file(s): expected one sentence a line",
-                                parts.front().string(), parts.size()));
+    throw DataError(fmt::format("{}: no sentences in {} file(s): expected one sentence a line", parts.front().string(),
+                                parts.size()));
   return report;
 }
 

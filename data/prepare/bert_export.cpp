@@ -24,8 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kExportVersion = 1;
-constexpr int kFixedPredictions =
-    76;  // columns of masked_lm_positions at the least, as the reference has them
+constexpr int kFixedPredictions = 76;  // columns of masked_lm_positions at the least, as the reference has them
 
 /// Rows of one length, zeros at their ends.
 class FixedColumns {
@@ -37,8 +36,7 @@ class FixedColumns {
       column.insert(column.end(), values.begin(), values.end());
       column.insert(column.end(), width - values.size(), 0);
     };
-    const size_t length = instance.input_ids.size(),
-                 first = static_cast<size_t>(instance.first_length);
+    const size_t length = instance.input_ids.size(), first = static_cast<size_t>(instance.first_length);
     pad(ids_, instance.input_ids, length_);
     mask_.insert(mask_.end(), length, 1);
     mask_.insert(mask_.end(), length_ - length, 0);
@@ -50,8 +48,7 @@ class FixedColumns {
     labels_.push_back(static_cast<int8_t>(instance.random_next));
   }
   void write(Hdf5RowWriter& writer) const {
-    const auto length = static_cast<int64_t>(length_),
-               predictions = static_cast<int64_t>(predictions_);
+    const auto length = static_cast<int64_t>(length_), predictions = static_cast<int64_t>(predictions_);
     writer.write_table("input_ids", ids_, length);
     writer.write_table("input_mask", mask_, length);
     writer.write_table("segment_ids", segments_, length);
@@ -79,8 +76,7 @@ struct OrderedInstances {
     }
   }
   BertInstance get(size_t i) const {
-    const auto file =
-        static_cast<size_t>(std::upper_bound(first.begin(), first.end(), i) - first.begin()) - 1;
+    const auto file = static_cast<size_t>(std::upper_bound(first.begin(), first.end(), i) - first.begin()) - 1;
     const BertInstanceFile::Place place = orders[file][i - first[file]];
     return files[file].get(place.length, place.k);
   }
@@ -90,8 +86,7 @@ struct OrderedInstances {
 std::vector<size_t> chop(size_t count, size_t shards) {
   const size_t nominal = (count + shards - 1) / shards, smaller = shards * nominal - count;
   std::vector<size_t> first{0};
-  for (size_t i = 0; i < shards; ++i)
-    first.push_back(first.back() + nominal - (i < smaller ? 1 : 0));
+  for (size_t i = 0; i < shards; ++i) first.push_back(first.back() + nominal - (i < smaller ? 1 : 0));
   return first;
 }
 
@@ -108,8 +103,7 @@ BertExportReport export_bert(const std::vector<fs::path>& inputs, const fs::path
   const size_t total = instances.first.back();
   const auto shards = static_cast<size_t>(options.shards);
   if (total < shards)
-    throw ConfigError(
-        fmt::format("{} instances cannot fill {} shards: give a smaller --shards", total, shards));
+    throw ConfigError(fmt::format("{} instances cannot fill {} shards: give a smaller --shards", total, shards));
   const std::vector<size_t> first = shards == 0 ? instances.first : chop(total, shards);
   std::vector<uint32_t> order;
   if (options.shuffle_seed) {
@@ -118,9 +112,8 @@ BertExportReport export_bert(const std::vector<fs::path>& inputs, const fs::path
     std::iota(order.begin(), order.end(), 0u);
     PythonRandom(*options.shuffle_seed).shuffle(order);
   }
-  std::string identity =
-      fmt::format("{} {} {} {}", kExportVersion, static_cast<int>(options.layout), shards,
-                  options.shuffle_seed.value_or(0));
+  std::string identity = fmt::format("{} {} {} {}", kExportVersion, static_cast<int>(options.layout), shards,
+                                     options.shuffle_seed.value_or(0));
   identity += options.shuffle_seed ? "shuffled" : "";
   for (const BertInstanceFile& file : instances.files)
     identity += fmt::format(" {} {}", hex64(file.fingerprint()), file.size());
@@ -131,24 +124,22 @@ BertExportReport export_bert(const std::vector<fs::path>& inputs, const fs::path
   std::mutex mutex;
   size_t done = 0;
   parallel_for(first.size() - 1, options.threads, [&](size_t shard) {
-    const std::string name = shards == 0 ? parts[shard].stem().string() + ".hdf5"
-                                         : fmt::format("part_{:05}_of_{:05}.{}", shard, shards,
-                                                       options.shuffle_seed ? "hdf" : "hdf5");
+    const std::string name =
+        shards == 0 ? parts[shard].stem().string() + ".hdf5"
+                    : fmt::format("part_{:05}_of_{:05}.{}", shard, shards, options.shuffle_seed ? "hdf" : "hdf5");
     const bool kept = records.is_done(name, fingerprint);
     if (!kept) {
       Hdf5RowWriter writer(output / name);
       const auto each = [&](auto visit) {
-        for (size_t i = first[shard]; i < first[shard + 1]; ++i)
-          visit(instances.get(order.empty() ? i : order[i]));
+        for (size_t i = first[shard]; i < first[shard + 1]; ++i) visit(instances.get(order.empty() ? i : order[i]));
       };
       if (options.layout == BertLayout::kFixed) {
         const int length = instances.files.front().seq_length();
         int predictions = kFixedPredictions;
         for (const BertInstanceFile& file : instances.files) {
           if (file.seq_length() != length)
-            throw DataError(fmt::format("{} has sequences of up to {} tokens, {} of {}",
-                                        file.path().string(), file.seq_length(),
-                                        parts.front().string(), length));
+            throw DataError(fmt::format("{} has sequences of up to {} tokens, {} of {}", file.path().string(),
+                                        file.seq_length(), parts.front().string(), length));
           for (int i = 0; i <= length; ++i) predictions = std::max(predictions, file.masks(i));
         }
         FixedColumns columns(length, predictions);
@@ -172,19 +163,16 @@ BertExportReport export_bert(const std::vector<fs::path>& inputs, const fs::path
   return report;
 }
 
-int64_t create_bert_eval(const fs::path& text, const fs::path& vocab_path,
-                         const BertInstanceOptions& options, int64_t count,
-                         const fs::path& output) {
+int64_t create_bert_eval(const fs::path& text, const fs::path& vocab_path, const BertInstanceOptions& options,
+                         int64_t count, const fs::path& output) {
   options.check();
   if (count < 1) throw ConfigError(fmt::format("--count {}: expected 1 or more", count));
   const BertVocab vocab(vocab_path);
   BertTokenizer tokenizer(vocab);
-  const BertInstances instances =
-      make_bert_instances(read_bert_documents(text, tokenizer), vocab, options);
+  const BertInstances instances = make_bert_instances(read_bert_documents(text, tokenizer), vocab, options);
   const auto all = static_cast<int64_t>(instances.count);
   if (all < count)
-    throw ConfigError(
-        fmt::format("{} gives {} instances, fewer than --count {}", text.string(), all, count));
+    throw ConfigError(fmt::format("{} gives {} instances, fewer than --count {}", text.string(), all, count));
   std::vector<BertInstanceFile::Place> order(instances.count);
   for (size_t length = 0; length < instances.ranks.size(); ++length)
     for (size_t k = 0; k < instances.ranks[length].size(); ++k)
@@ -194,8 +182,7 @@ int64_t create_bert_eval(const fs::path& text, const fs::path& vocab_path,
   for (int64_t i = 0; i < count; ++i) {
     const auto [length, k] = order[static_cast<size_t>(std::floor(static_cast<double>(i) * ratio))];
     const int masks = instances.masks[length];
-    columns.append(bert_record(
-        instances.records[length].data() + k * bert_record_size(length, masks), length, masks));
+    columns.append(bert_record(instances.records[length].data() + k * bert_record_size(length, masks), length, masks));
     columns.end_row();
   }
   if (output.has_parent_path()) make_directories(output.parent_path());
@@ -212,8 +199,7 @@ BertChecksum checksum_bert_file(const fs::path& path, int64_t max_length, int64_
   std::string digests;
   for (int64_t i = 0; i < result.rows; ++i) {
     const BertRow row = dataset->read(i);
-    digests += fmt::format("{}'{}'", i == 0 ? "[" : ", ",
-                           md5_hex(fmt::format("[{}]", fmt::join(row.input_ids, ", "))));
+    digests += fmt::format("{}'{}'", i == 0 ? "[" : ", ", md5_hex(fmt::format("[{}]", fmt::join(row.input_ids, ", "))));
     result.sequences += static_cast<int64_t>(row.sequence_lengths.size());
     result.tokens += static_cast<int64_t>(row.input_ids.size());
     result.masked += static_cast<int64_t>(row.masked_positions.size());

@@ -1,7 +1,7 @@
 #pragma once
-// From text to the files that BERT trains on: instances, packed shards, fixed and variable-length HDF5, the evaluation set. Names, types
-// and order of all datasets are those of MLPerf's BERT submissions. Steps over many files run on all cores and continue where they were
-// interrupted.
+// From text to the files that BERT trains on: instances, packed shards, fixed and variable-length HDF5, the evaluation
+// set. Names, types and order of all datasets are those of MLPerf's BERT submissions. Steps over many files run on all
+// cores and continue where they were interrupted.
 
 #include "data/prepare/bert_instances.h"
 
@@ -13,7 +13,8 @@
 
 namespace trireme {
 
-/// Files, and of directories the files named <prefix>*<suffix>, in the order of their names. DataError for what is not there.
+/// Files, and of directories the files named <prefix>*<suffix>, in the order of their names. DataError for what is not
+/// there.
 std::vector<std::filesystem::path> list_parts(const std::vector<std::filesystem::path>& inputs,
                                               const std::string& prefix, const std::string& suffix);
 
@@ -24,8 +25,7 @@ struct BertInstancesReport {
 
 /// Each text file becomes output/<name>.instances, independent of the others.
 BertInstancesReport create_bert_instances(const std::vector<std::filesystem::path>& inputs,
-                                          const std::filesystem::path& vocab,
-                                          const BertInstanceOptions& options,
+                                          const std::filesystem::path& vocab, const BertInstanceOptions& options,
                                           const std::filesystem::path& output, unsigned threads);
 
 struct BertPackReport {
@@ -34,11 +34,10 @@ struct BertPackReport {
   int rounds = 0, max_length = 0;
 };
 
-/// Packs the instances of all parts, in the order of their names, into output/part_00000 …; also index.txt (name, rows, sequences of each
-/// shard) and packing.json (the strategies used).
-BertPackReport pack_bert(const std::vector<std::filesystem::path>& inputs,
-                         const std::filesystem::path& output, int shards, uint32_t seed,
-                         unsigned threads);
+/// Packs the instances of all parts, in the order of their names, into output/part_00000 …; also index.txt (name, rows,
+/// sequences of each shard) and packing.json (the strategies used).
+BertPackReport pack_bert(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& output,
+                         int shards, uint32_t seed, unsigned threads);
 
 enum class BertLayout { kFixed, kVarlength };
 
@@ -54,24 +53,23 @@ struct BertExportReport {
   size_t files = 0, kept = 0;
 };
 
-/// Instances as unpacked HDF5: part_00000_of_04320.hdf5 …, .hdf when shuffled, as the reference names them; <name>.hdf5 for parts.
-BertExportReport export_bert(const std::vector<std::filesystem::path>& inputs,
-                             const std::filesystem::path& output, const BertExportOptions& options);
+/// Instances as unpacked HDF5: part_00000_of_04320.hdf5 …, .hdf when shuffled, as the reference names them; <name>.hdf5
+/// for parts.
+BertExportReport export_bert(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& output,
+                             const BertExportOptions& options);
 
-/// The evaluation set: instances of one text, of which every (all / count)-th is taken, as a variable-length file. Returns the number of
-/// all instances.
+/// The evaluation set: instances of one text, of which every (all / count)-th is taken, as a variable-length file.
+/// Returns the number of all instances.
 int64_t create_bert_eval(const std::filesystem::path& text, const std::filesystem::path& vocab,
-                         const BertInstanceOptions& options, int64_t count,
-                         const std::filesystem::path& output);
+                         const BertInstanceOptions& options, int64_t count, const std::filesystem::path& output);
 
-/// MLPerf's checksum of the samples of a packed or variable-length file: MD5 of each sample's input_ids written as a Python list, and
-/// MD5 of the list of these. Checks every row as the trainer does.
+/// MLPerf's checksum of the samples of a packed or variable-length file: MD5 of each sample's input_ids written as a
+/// Python list, and MD5 of the list of these. Checks every row as the trainer does.
 struct BertChecksum {
   std::string md5;
   int64_t rows = 0, sequences = 0, tokens = 0, masked = 0;
 };
-BertChecksum checksum_bert_file(const std::filesystem::path& path, int64_t max_length,
-                                int64_t vocab_size);
+BertChecksum checksum_bert_file(const std::filesystem::path& path, int64_t max_length, int64_t vocab_size);
 
 inline constexpr const char* kMlperfBertEvalMd5 = "611d8bae26646145e1c33338a27ba124";
 

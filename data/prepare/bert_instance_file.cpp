@@ -20,14 +20,11 @@ struct Header {
 
 }  // namespace
 
-void write_bert_instances(const std::filesystem::path& path, const BertInstances& instances,
-                          int32_t vocab_size, uint64_t fingerprint) {
+void write_bert_instances(const std::filesystem::path& path, const BertInstances& instances, int32_t vocab_size,
+                          uint64_t fingerprint) {
   AtomicFile file(path);
-  Header header{{},
-                fingerprint,
-                instances.count,
-                static_cast<uint32_t>(instances.seq_length),
-                static_cast<uint32_t>(vocab_size)};
+  Header header{
+      {}, fingerprint, instances.count, static_cast<uint32_t>(instances.seq_length), static_cast<uint32_t>(vocab_size)};
   std::memcpy(header.magic, kMagic.data(), sizeof header.magic);
   file.write(&header, sizeof header);
   std::vector<uint32_t> counts;
@@ -36,29 +33,22 @@ void write_bert_instances(const std::filesystem::path& path, const BertInstances
   file.write(instances.masks.data(), instances.masks.size() * sizeof instances.masks[0]);
   const std::string padding((8 - file.size() % 8) % 8, '\0');
   file.write(padding);
-  for (const auto& ranks : instances.ranks)
-    file.write(ranks.data(), ranks.size() * sizeof(uint32_t));
-  for (const auto& records : instances.records)
-    file.write(records.data(), records.size() * sizeof(int16_t));
+  for (const auto& ranks : instances.ranks) file.write(ranks.data(), ranks.size() * sizeof(uint32_t));
+  for (const auto& records : instances.records) file.write(records.data(), records.size() * sizeof(int16_t));
   file.commit();
 }
 
-BertInstanceFile::BertInstanceFile(const std::filesystem::path& path)
-    : file_(path, ExitCode::kData) {
+BertInstanceFile::BertInstanceFile(const std::filesystem::path& path) : file_(path, ExitCode::kData) {
   const auto fail = [&](const std::string& what) {
-    throw DataError(
-        fmt::format("{}: {}: make it again with trireme data bert instances", path.string(), what));
+    throw DataError(fmt::format("{}: {}: make it again with trireme data bert instances", path.string(), what));
   };
   const std::span<const std::byte> bytes = file_.bytes();
   Header header;
   if (bytes.size() < sizeof header) fail("no file of BERT instances");
   std::memcpy(&header, bytes.data(), sizeof header);
-  if (std::string_view(header.magic, sizeof header.magic) != kMagic)
-    fail("no file of BERT instances");
-  if (header.seq_length < 4 || header.seq_length > 32767 || header.vocab_size == 0 ||
-      header.vocab_size > 32767)
-    fail(fmt::format("damaged: sequence length {}, vocabulary {}", header.seq_length,
-                     header.vocab_size));
+  if (std::string_view(header.magic, sizeof header.magic) != kMagic) fail("no file of BERT instances");
+  if (header.seq_length < 4 || header.seq_length > 32767 || header.vocab_size == 0 || header.vocab_size > 32767)
+    fail(fmt::format("damaged: sequence length {}, vocabulary {}", header.seq_length, header.vocab_size));
   fingerprint_ = header.fingerprint;
   count_ = static_cast<int64_t>(header.count);
   seq_length_ = static_cast<int>(header.seq_length);
@@ -80,34 +70,30 @@ BertInstanceFile::BertInstanceFile(const std::filesystem::path& path)
     if (counts_[length] > 0 && (length < 5 || masks_[length] == 0 || masks_[length] > length - 3))
       fail(fmt::format("damaged: {} masked tokens in {}", masks_[length], length));
     record_offsets_.push_back(record_offsets_.back() +
-                              counts_[length] *
-                                  bert_record_size(static_cast<int>(length), masks_[length]) * 2);
+                              counts_[length] * bert_record_size(static_cast<int>(length), masks_[length]) * 2);
   }
   if (record_offsets_.back() != bytes.size())
-    fail(fmt::format("cut off or damaged: {} bytes where {} are expected", bytes.size(),
-                     record_offsets_.back()));
+    fail(fmt::format("cut off or damaged: {} bytes where {} are expected", bytes.size(), record_offsets_.back()));
 }
 
 BertInstance BertInstanceFile::get(int length, int64_t k) const {
-  TRIREME_CHECK(length > 0 && length <= seq_length_ && k >= 0 && k < count(length), "instance ", k,
-                " of length ", length);
+  TRIREME_CHECK(length > 0 && length <= seq_length_ && k >= 0 && k < count(length), "instance ", k, " of length ",
+                length);
   const size_t size = bert_record_size(length, masks(length)) * 2;
   // Records begin at multiples of 2 bytes of a mapped page.
   const auto* record = reinterpret_cast<const int16_t*>(
-      file_.bytes().data() + record_offsets_[static_cast<size_t>(length)] +
-      static_cast<size_t>(k) * size);
+      file_.bytes().data() + record_offsets_[static_cast<size_t>(length)] + static_cast<size_t>(k) * size);
   const BertInstance instance = bert_record(record, length, masks(length));
   const auto fail = [&](const std::string& what) {
-    throw DataError(fmt::format("{}: instance {} of length {}: {}: the file is damaged",
-                                path().string(), k, length, what));
+    throw DataError(
+        fmt::format("{}: instance {} of length {}: {}: the file is damaged", path().string(), k, length, what));
   };
   for (const std::span<const int16_t> ids : {instance.input_ids, instance.masked_ids})
     for (const int16_t id : ids)
       if (id < 0 || id >= vocab_size_) fail(fmt::format("token id {}", id));
   if (instance.first_length < 3 || instance.first_length > length - 2)
     fail(fmt::format("{} tokens in segment 0", instance.first_length));
-  if (instance.random_next != 0 && instance.random_next != 1)
-    fail(fmt::format("label {}", instance.random_next));
+  if (instance.random_next != 0 && instance.random_next != 1) fail(fmt::format("label {}", instance.random_next));
   int last = 0;
   for (const int16_t position : instance.masked_positions) {
     if (position <= last || position >= length) fail(fmt::format("masked position {}", position));
@@ -125,8 +111,7 @@ std::vector<BertInstanceFile::Place> BertInstanceFile::order() const {
       std::memcpy(&rank, file_.bytes().data() + at, 4);
       if (rank >= places.size() || places[rank].length != 0)
         throw DataError(
-            fmt::format("{}: the order of the instances is damaged at {}: make the file again",
-                        path().string(), at));
+            fmt::format("{}: the order of the instances is damaged at {}: make the file again", path().string(), at));
       places[rank] = {static_cast<uint16_t>(length), k};
     }
   }

@@ -1,8 +1,9 @@
 #pragma once
-// Instances on disk between their creation and packing or export: one file a part, records of one size per length, so that any instance
-// is found by arithmetic in a mapped file. Little-endian:
+// Instances on disk between their creation and packing or export: one file a part, records of one size per length, so
+// that any instance is found by arithmetic in a mapped file. Little-endian:
 //   "TRIBERT1", fingerprint u64, count u64, seq_length u32, vocab_size u32, counts u32[seq_length + 1] by length,
-//   masks u16[seq_length + 1] by length, zeros to a multiple of 8, ranks u32[count] and records (bert_instances.h), both by length.
+//   masks u16[seq_length + 1] by length, zeros to a multiple of 8, ranks u32[count] and records (bert_instances.h),
+//   both by length.
 
 #include "data/prepare/bert_instances.h"
 #include "trireme/base/file.h"
@@ -13,8 +14,8 @@
 
 namespace trireme {
 
-void write_bert_instances(const std::filesystem::path& path, const BertInstances& instances,
-                          int32_t vocab_size, uint64_t fingerprint);
+void write_bert_instances(const std::filesystem::path& path, const BertInstances& instances, int32_t vocab_size,
+                          uint64_t fingerprint);
 
 class BertInstanceFile {
  public:

@@ -25,17 +25,13 @@ bool is_blank(std::string_view line) {
 class Maker {
  public:
   Maker(const BertDocuments& documents, const BertVocab& vocab, const BertInstanceOptions& options)
-      : documents_(documents),
-        vocab_(vocab),
-        options_(options),
-        random_(options.seed),
-        order_(documents.size()) {
+      : documents_(documents), vocab_(vocab), options_(options), random_(options.seed), order_(documents.size()) {
     masks_.resize(static_cast<size_t>(options.seq_length) + 1);
-    for (size_t i = 0; i < masks_.size(); ++i)
-      masks_[i] = static_cast<uint16_t>(options.masks(static_cast<int>(i)));
+    for (size_t i = 0; i < masks_.size(); ++i) masks_[i] = static_cast<uint16_t>(options.masks(static_cast<int>(i)));
     std::iota(order_.begin(), order_.end(), 0u);
     random_.shuffle(order_);
-    // Tokens of text and about half as many random ones a pass, masks and positions; memory is only touched as it fills.
+    // Tokens of text and about half as many random ones a pass, masks and positions; memory is only touched as it
+    // fills.
     data_.reserve(static_cast<size_t>(options.dupe_factor) * documents.tokens.size() * 2);
   }
 
@@ -52,9 +48,7 @@ class Maker {
   };
 
   size_t first_sentence(size_t index) const { return documents_.documents[order_[index]]; }
-  size_t sentence_count(size_t index) const {
-    return documents_.documents[order_[index] + 1] - first_sentence(index);
-  }
+  size_t sentence_count(size_t index) const { return documents_.documents[order_[index] + 1] - first_sentence(index); }
   Range tokens(size_t first_sentence, size_t last_sentence) const {
     return {documents_.sentences[first_sentence], documents_.sentences[last_sentence]};
   }
@@ -70,9 +64,7 @@ class Maker {
       if (i + 1 < count && tokens(base + begin, base + i + 1).size() < target) continue;
       const size_t sentences = i + 1 - begin;
       const size_t cut =
-          sentences >= 2
-              ? static_cast<size_t>(random_.between(1, static_cast<int64_t>(sentences) - 1))
-              : 1;
+          sentences >= 2 ? static_cast<size_t>(random_.between(1, static_cast<int64_t>(sentences) - 1)) : 1;
       const Range a = tokens(base + begin, base + begin + cut);
       Range b = tokens(base + begin + cut, base + i + 1);
       const bool random_next = sentences == 1 || random_.uniform() < 0.5;
@@ -155,16 +147,14 @@ class Maker {
     for (const uint16_t length : lengths_) ++counts[length];
     for (size_t length = 0; length < counts.size(); ++length) {
       if (counts[length] == 0) continue;
-      result.records[length].reserve(counts[length] *
-                                     bert_record_size(static_cast<int>(length), masks_[length]));
+      result.records[length].reserve(counts[length] * bert_record_size(static_cast<int>(length), masks_[length]));
       result.ranks[length].reserve(counts[length]);
     }
     for (uint32_t rank = 0; rank < order.size(); ++rank) {
       const uint16_t length = lengths_[order[rank]];
       const auto first = data_.begin() + static_cast<ptrdiff_t>(starts_[order[rank]]);
       auto& records = result.records[length];
-      records.insert(records.end(), first,
-                     first + static_cast<ptrdiff_t>(bert_record_size(length, masks_[length])));
+      records.insert(records.end(), first, first + static_cast<ptrdiff_t>(bert_record_size(length, masks_[length])));
       result.ranks[length].push_back(rank);
     }
     return result;
@@ -176,8 +166,7 @@ class Maker {
   PythonRandom random_;
   std::vector<uint32_t> order_;  // of the documents
   std::vector<uint16_t> masks_;
-  std::vector<int16_t> candidates_,
-      original_ = std::vector<int16_t>(static_cast<size_t>(options_.seq_length));
+  std::vector<int16_t> candidates_, original_ = std::vector<int16_t>(static_cast<size_t>(options_.seq_length));
   std::vector<int16_t> data_;      // records in order of making
   std::vector<size_t> starts_;     // of each in data_
   std::vector<uint16_t> lengths_;  // tokens of each
@@ -187,16 +176,14 @@ class Maker {
 
 void BertInstanceOptions::check() const {
   const auto fail = [](const std::string& what) { throw ConfigError(what); };
-  if (seq_length < 16 || seq_length > 512)
-    fail(fmt::format("--seq-length {}: expected 16 to 512", seq_length));
+  if (seq_length < 16 || seq_length > 512) fail(fmt::format("--seq-length {}: expected 16 to 512", seq_length));
   if (max_predictions < 1 || max_predictions > seq_length)
     fail(fmt::format("--max-predictions {}: expected 1 to {}", max_predictions, seq_length));
   if (!(masked_lm_prob > 0 && masked_lm_prob < 1))
     fail(fmt::format("--masked-lm-prob {}: expected a number between 0 and 1", masked_lm_prob));
   if (!(short_seq_prob >= 0 && short_seq_prob <= 1))
     fail(fmt::format("--short-seq-prob {}: expected 0 to 1", short_seq_prob));
-  if (dupe_factor < 1 || dupe_factor > 1000)
-    fail(fmt::format("--dupe-factor {}: expected 1 to 1000", dupe_factor));
+  if (dupe_factor < 1 || dupe_factor > 1000) fail(fmt::format("--dupe-factor {}: expected 1 to 1000", dupe_factor));
 }
 
 int BertInstanceOptions::masks(int length) const {
@@ -205,9 +192,7 @@ int BertInstanceOptions::masks(int length) const {
   return std::max(0, std::min({max_predictions, wanted, length - 3}));
 }
 
-size_t bert_record_size(int length, int masks) {
-  return static_cast<size_t>(length + 2 + 2 * masks);
-}
+size_t bert_record_size(int length, int masks) { return static_cast<size_t>(length + 2 + 2 * masks); }
 
 BertInstance bert_record(const int16_t* record, int length, int masks) {
   const auto tokens = static_cast<size_t>(length), predictions = static_cast<size_t>(masks);
@@ -232,15 +217,13 @@ BertDocuments read_bert_documents(const std::filesystem::path& path, BertTokeniz
     const size_t end = std::min(rest.find_first_of("\r\n"), rest.size());
     const std::string_view line = rest.substr(0, end);
     rest.remove_prefix(std::min(rest.size(), end + (rest.substr(end).starts_with("\r\n") ? 2 : 1)));
-    if (!is_valid_utf8(line))
-      throw DataError(fmt::format("{}: line {} is not UTF-8", path.string(), number));
+    if (!is_valid_utf8(line)) throw DataError(fmt::format("{}: line {} is not UTF-8", path.string(), number));
     if (is_blank(line)) {
       end_document();
       continue;
     }
     tokenizer.encode(line, result.tokens);
-    if (result.tokens.size() > result.sentences.back())
-      result.sentences.push_back(result.tokens.size());
+    if (result.tokens.size() > result.sentences.back()) result.sentences.push_back(result.tokens.size());
   }
   end_document();
   return result;

@@ -1,6 +1,6 @@
 #pragma once
-// Training instances of BERT: sentence pairs with masked tokens, equal to MLPerf's create_pretraining_data.py draw for draw
-// (algorithm of google-research/bert; random numbers of CPython's random.Random).
+// Training instances of BERT: sentence pairs with masked tokens, equal to MLPerf's create_pretraining_data.py draw for
+// draw (algorithm of google-research/bert; random numbers of CPython's random.Random).
 
 #include "data/prepare/bert_tokenizer.h"
 
@@ -33,7 +33,8 @@ struct BertDocuments {
   size_t size() const { return documents.size() - 1; }
 };
 
-/// Text with one sentence a line and a blank line between documents. DataError for what is not UTF-8, with file and line.
+/// Text with one sentence a line and a blank line between documents. DataError for what is not UTF-8, with file and
+/// line.
 BertDocuments read_bert_documents(const std::filesystem::path& path, BertTokenizer& tokenizer);
 
 /// One instance, in memory of its owner.
@@ -49,11 +50,9 @@ struct BertInstance {
 /// Record: input_ids, first_length, random_next, masked_positions, masked_ids, all int16.
 struct BertInstances {
   int seq_length = 0;
-  std::vector<uint16_t> masks;  // [seq_length + 1] by length
-  std::vector<std::vector<int16_t>>
-      records;  // [seq_length + 1] by length, in shuffled order within a length
-  std::vector<std::vector<uint32_t>>
-      ranks;  // [seq_length + 1] place of each in the shuffled order of all lengths
+  std::vector<uint16_t> masks;                // [seq_length + 1] by length
+  std::vector<std::vector<int16_t>> records;  // [seq_length + 1] by length, in shuffled order within a length
+  std::vector<std::vector<uint32_t>> ranks;   // [seq_length + 1] place of each in the shuffled order of all lengths
   size_t count = 0;
 };
 

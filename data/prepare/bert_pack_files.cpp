@@ -29,17 +29,15 @@ class InstanceCollection {
     for (const fs::path& path : paths) {
       files_.emplace_back(path);
       const BertInstanceFile& first = files_.front();
-      if (files_.back().seq_length() != first.seq_length() ||
-          files_.back().vocab_size() != first.vocab_size())
-        throw DataError(fmt::format("{} and {} were made with other lengths or vocabularies",
-                                    first.path().string(), path.string()));
+      if (files_.back().seq_length() != first.seq_length() || files_.back().vocab_size() != first.vocab_size())
+        throw DataError(fmt::format("{} and {} were made with other lengths or vocabularies", first.path().string(),
+                                    path.string()));
     }
     ends_.resize(static_cast<size_t>(seq_length()) + 1);
     for (int length = 1; length <= seq_length(); ++length) {
       uint64_t total = 0;
       for (const BertInstanceFile& file : files_)
-        ends_[static_cast<size_t>(length)].push_back(total +=
-                                                     static_cast<uint64_t>(file.count(length)));
+        ends_[static_cast<size_t>(length)].push_back(total += static_cast<uint64_t>(file.count(length)));
     }
   }
 
@@ -52,22 +50,18 @@ class InstanceCollection {
   }
   BertInstance get(PackMember member) const {
     const std::vector<uint64_t>& ends = ends_[member.length];
-    const auto file = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), member.index) -
-                                          ends.begin());
-    return files_[file].get(member.length,
-                            static_cast<int64_t>(member.index - (file == 0 ? 0 : ends[file - 1])));
+    const auto file = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), member.index) - ends.begin());
+    return files_[file].get(member.length, static_cast<int64_t>(member.index - (file == 0 ? 0 : ends[file - 1])));
   }
   uint64_t fingerprint(int shards, uint32_t seed) const {
     std::string all = fmt::format("{} {} {}", kPackVersion, shards, seed);
-    for (const BertInstanceFile& file : files_)
-      all += fmt::format(" {} {}", hex64(file.fingerprint()), file.size());
+    for (const BertInstanceFile& file : files_) all += fmt::format(" {} {}", hex64(file.fingerprint()), file.size());
     return xxh3_64(all.data(), all.size());
   }
 
  private:
   std::vector<BertInstanceFile> files_;
-  std::vector<std::vector<uint64_t>>
-      ends_;  // [seq_length + 1][files] instances of a length up to and with the file
+  std::vector<std::vector<uint64_t>> ends_;  // [seq_length + 1][files] instances of a length up to and with the file
 };
 
 std::string shard_name(size_t shard) { return fmt::format("part_{:05}", shard); }
@@ -79,8 +73,7 @@ void refuse_other_shards(const fs::path& output, int shards) {
     const std::string name = entry.path().filename().string();
     if (!name.starts_with("part_")) continue;
     bool ours = false;
-    for (int shard = 0; shard < shards && !ours; ++shard)
-      ours = name == shard_name(static_cast<size_t>(shard));
+    for (int shard = 0; shard < shards && !ours; ++shard) ours = name == shard_name(static_cast<size_t>(shard));
     if (!ours)
       throw WriteError(
           fmt::format("{} holds {}, which is not of this packing into {} shards: choose another "
@@ -89,8 +82,7 @@ void refuse_other_shards(const fs::path& output, int shards) {
   }
 }
 
-void write_plan(const fs::path& path, const Packing& packing, const std::vector<int64_t>& counts,
-                uint32_t seed) {
+void write_plan(const fs::path& path, const Packing& packing, const std::vector<int64_t>& counts, uint32_t seed) {
   const PackPlan& plan = packing.plan();
   nlohmann::ordered_json json;
   json["max_length"] = plan.max_length;
@@ -113,10 +105,9 @@ void write_plan(const fs::path& path, const Packing& packing, const std::vector<
 
 }  // namespace
 
-BertPackReport pack_bert(const std::vector<fs::path>& inputs, const fs::path& output, int shards,
-                         uint32_t seed, unsigned threads) {
-  if (shards < 1 || shards > 99999)
-    throw ConfigError(fmt::format("--shards {}: expected 1 to 99999", shards));
+BertPackReport pack_bert(const std::vector<fs::path>& inputs, const fs::path& output, int shards, uint32_t seed,
+                         unsigned threads) {
+  if (shards < 1 || shards > 99999) throw ConfigError(fmt::format("--shards {}: expected 1 to 99999", shards));
   const InstanceCollection instances(list_parts(inputs, "", ".instances"));
   const std::vector<int64_t> counts = instances.counts();
   const Packing packing(plan_packing(counts, instances.seq_length()), counts, seed, shards);

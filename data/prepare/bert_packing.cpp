@@ -14,8 +14,7 @@
 namespace trireme {
 namespace {
 
-constexpr int kCheapLengths =
-    8;  // short sequences cost little to add, so that their residuals weigh little
+constexpr int kCheapLengths = 8;  // short sequences cost little to add, so that their residuals weigh little
 constexpr int kMaxRounds = 20;
 constexpr int64_t kFewLeft = 100;  // sequences not worth another round
 
@@ -47,22 +46,18 @@ class Problem {
   }
 
   /// Whole numbers; when all would be 0, one row each of the strategies that take most tokens of the sequences left.
-  std::vector<int64_t> round(const std::vector<double>& solution,
-                             const std::vector<int64_t>& left) const {
+  std::vector<int64_t> round(const std::vector<double>& solution, const std::vector<int64_t>& left) const {
     std::vector<int64_t> rows(solution.size());
     for (size_t i = 0; i < rows.size(); ++i)
-      rows[i] = static_cast<int64_t>(solution[i] < 2 ? std::nearbyint(solution[i])
-                                                     : std::floor(solution[i]));
+      rows[i] = static_cast<int64_t>(solution[i] < 2 ? std::nearbyint(solution[i]) : std::floor(solution[i]));
     if (std::any_of(rows.begin(), rows.end(), [](int64_t count) { return count > 0; })) return rows;
     std::vector<int64_t> tokens(rows.size());
     for (size_t i = 0; i < rows.size(); ++i)
       for (const uint16_t length : strategies_[i]) tokens[i] += left[length] * length;
     std::vector<size_t> best(rows.size());
     std::iota(best.begin(), best.end(), size_t{0});
-    std::stable_sort(best.begin(), best.end(),
-                     [&](size_t a, size_t b) { return tokens[a] > tokens[b]; });
-    const auto take =
-        static_cast<size_t>(std::accumulate(left.begin(), left.end(), int64_t{0}) / 2 + 1);
+    std::stable_sort(best.begin(), best.end(), [&](size_t a, size_t b) { return tokens[a] > tokens[b]; });
+    const auto take = static_cast<size_t>(std::accumulate(left.begin(), left.end(), int64_t{0}) / 2 + 1);
     for (size_t i = 0; i < std::min(take, best.size()); ++i) ++rows[best[i]];
     return rows;
   }
@@ -95,8 +90,7 @@ void pad(std::vector<int64_t>& left, std::vector<int64_t>& padding) {
 std::vector<PackStrategy> pack_strategies(int max_length) {
   std::vector<PackStrategy> strategies;
   const auto add = [&](int a, int b, int c) {
-    strategies.push_back(
-        {static_cast<uint16_t>(a), static_cast<uint16_t>(b), static_cast<uint16_t>(c)});
+    strategies.push_back({static_cast<uint16_t>(a), static_cast<uint16_t>(b), static_cast<uint16_t>(c)});
   };
   for (int a = 1; a < max_length; ++a) {
     for (int b = a; b <= max_length - a; ++b) {
@@ -108,13 +102,11 @@ std::vector<PackStrategy> pack_strategies(int max_length) {
   return strategies;
 }
 
-int64_t PackPlan::rows() const {
-  return std::accumulate(mixture.begin(), mixture.end(), int64_t{0});
-}
+int64_t PackPlan::rows() const { return std::accumulate(mixture.begin(), mixture.end(), int64_t{0}); }
 
 PackPlan plan_packing(const std::vector<int64_t>& counts, int max_length) {
-  TRIREME_CHECK(static_cast<int>(counts.size()) == max_length + 1, counts.size(),
-                " counts for lengths to ", max_length);
+  TRIREME_CHECK(static_cast<int>(counts.size()) == max_length + 1, counts.size(), " counts for lengths to ",
+                max_length);
   if (std::accumulate(counts.begin() + 1, counts.end(), int64_t{0}) == 0)
     throw ConfigError("there are no sequences to pack");
   PackPlan plan;
@@ -139,14 +131,12 @@ PackPlan plan_packing(const std::vector<int64_t>& counts, int max_length) {
   for (int length = 1; length <= max_length; ++length) {
     if (left[static_cast<size_t>(length)] == 0) continue;
     const int other = max_length - length;
-    const PackStrategy filled =
-        other == 0 ? PackStrategy{static_cast<uint16_t>(length), 0, 0}
-                   : PackStrategy{static_cast<uint16_t>(std::min(length, other)),
-                                  static_cast<uint16_t>(std::max(length, other)), 0};
+    const PackStrategy filled = other == 0 ? PackStrategy{static_cast<uint16_t>(length), 0, 0}
+                                           : PackStrategy{static_cast<uint16_t>(std::min(length, other)),
+                                                          static_cast<uint16_t>(std::max(length, other)), 0};
     const auto found = std::find(plan.strategies.begin(), plan.strategies.end(), filled);
     TRIREME_CHECK(found != plan.strategies.end(), "no strategy for length ", length);
-    plan.mixture[static_cast<size_t>(found - plan.strategies.begin())] +=
-        left[static_cast<size_t>(length)];
+    plan.mixture[static_cast<size_t>(found - plan.strategies.begin())] += left[static_cast<size_t>(length)];
   }
   left = what_is_left(counts, plan);
   left[0] = 0;
@@ -160,8 +150,7 @@ Packing::Packing(PackPlan plan, const std::vector<int64_t>& counts, uint32_t see
   sequences_.resize(counts.size());
   for (size_t length = 1; length < counts.size(); ++length) {
     std::vector<uint32_t>& list = sequences_[length];
-    TRIREME_CHECK(counts[length] + plan_.padding[length] < kEmpty, counts[length],
-                  " sequences of length ", length);
+    TRIREME_CHECK(counts[length] + plan_.padding[length] < kEmpty, counts[length], " sequences of length ", length);
     list.assign(static_cast<size_t>(counts[length] + plan_.padding[length]), kEmpty);
     std::iota(list.begin(), list.begin() + counts[length], 0u);
     random.shuffle(list);
@@ -175,8 +164,8 @@ Packing::Packing(PackPlan plan, const std::vector<int64_t>& counts, uint32_t see
   std::array<PackMember, 3> members;
   for (Cursor cursor = start; !deal(cursor, members).empty();) ++rows_;
   if (rows_ < shards)
-    throw ConfigError(fmt::format("{} rows cannot fill {} shards: give a smaller --shards",
-                                  format_count(rows_), shards));
+    throw ConfigError(
+        fmt::format("{} rows cannot fill {} shards: give a smaller --shards", format_count(rows_), shards));
   first_row_.push_back(0);
   const int64_t base = rows_ / shards, more = rows_ % shards;
   Cursor cursor = start;
@@ -189,8 +178,7 @@ Packing::Packing(PackPlan plan, const std::vector<int64_t>& counts, uint32_t see
 }
 
 /// The next row with a sequence; empty after the last.
-std::span<const PackMember> Packing::deal(Cursor& cursor,
-                                          std::array<PackMember, 3>& members) const {
+std::span<const PackMember> Packing::deal(Cursor& cursor, std::array<PackMember, 3>& members) const {
   size_t count = 0;
   while (count == 0 && cursor.strategy < order_.size()) {
     for (const uint16_t length : plan_.strategies[order_[cursor.strategy++]]) {
@@ -202,8 +190,7 @@ std::span<const PackMember> Packing::deal(Cursor& cursor,
   return std::span(members).first(count);
 }
 
-void Packing::visit(size_t shard,
-                    const std::function<void(std::span<const PackMember>)>& row) const {
+void Packing::visit(size_t shard, const std::function<void(std::span<const PackMember>)>& row) const {
   Cursor cursor = shard_starts_[shard];
   std::array<PackMember, 3> members;
   for (int64_t i = 0; i < rows(shard); ++i) row(deal(cursor, members));

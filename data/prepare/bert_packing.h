@@ -1,6 +1,6 @@
 #pragma once
-// Which sequences share a row: non-negative least-squares histogram packing (Krell et al., "Efficient sequence packing without
-// cross-contamination", 2021), with the constants and the dealing of MLPerf's BERT submissions.
+// Which sequences share a row: non-negative least-squares histogram packing (Krell et al., "Efficient sequence packing
+// without cross-contamination", 2021), with the constants and the dealing of MLPerf's BERT submissions.
 
 #include <array>
 #include <cstdint>
@@ -35,7 +35,8 @@ struct PackMember {
   uint32_t index;  // among the sequences of that length
 };
 
-/// Deals the sequences to rows, and the rows to shards, with Python's random numbers. Rows without any sequence are left out.
+/// Deals the sequences to rows, and the rows to shards, with Python's random numbers. Rows without any sequence are
+/// left out.
 class Packing {
  public:
   /// ConfigError when the rows cannot fill the shards.
@@ -56,9 +57,8 @@ class Packing {
   std::span<const PackMember> deal(Cursor& cursor, std::array<PackMember, 3>& members) const;
 
   PackPlan plan_;
-  std::vector<std::vector<uint32_t>>
-      sequences_;                // [max_length + 1] by length, shuffled; kEmpty: padding
-  std::vector<uint16_t> order_;  // strategy of each row, shuffled
+  std::vector<std::vector<uint32_t>> sequences_;  // [max_length + 1] by length, shuffled; kEmpty: padding
+  std::vector<uint16_t> order_;                   // strategy of each row, shuffled
   std::vector<Cursor> shard_starts_;
   std::vector<int64_t> first_row_;  // [shards + 1]
   int64_t rows_ = 0;

@@ -35,8 +35,7 @@ BertVocab::BertVocab(const std::filesystem::path& path) {
   const std::string text = read_text_file(path, ExitCode::kData);
   hash_ = xxh3_64(text.data(), text.size());
   if (const size_t good = valid_utf8_prefix(text); good != text.size())
-    throw DataError(
-        fmt::format("{}: byte {} is not UTF-8: is this a vocab.txt?", path.string(), good));
+    throw DataError(fmt::format("{}: byte {} is not UTF-8: is this a vocab.txt?", path.string(), good));
   std::string_view rest = text;
   while (!rest.empty()) {
     const size_t end = rest.find_first_of("\r\n");
@@ -47,14 +46,11 @@ BertVocab::BertVocab(const std::filesystem::path& path) {
     rest.remove_prefix(end + (rest.substr(end).starts_with("\r\n") ? 2 : 1));
   }
   if (size() > std::numeric_limits<int16_t>::max())
-    throw DataError(fmt::format("{}: {} tokens, but BERT's files store ids as int16: at most {}",
-                                path.string(), format_count(size()),
-                                std::numeric_limits<int16_t>::max()));
+    throw DataError(fmt::format("{}: {} tokens, but BERT's files store ids as int16: at most {}", path.string(),
+                                format_count(size()), std::numeric_limits<int16_t>::max()));
   const auto special = [&](std::string_view token) {
     const int32_t id = find(token);
-    if (id < 0)
-      throw DataError(
-          fmt::format("{}: has no token {}: is this BERT's vocab.txt?", path.string(), token));
+    if (id < 0) throw DataError(fmt::format("{}: has no token {}: is this BERT's vocab.txt?", path.string(), token));
     return static_cast<int16_t>(id);
   };
   unk = special("[UNK]");
@@ -88,8 +84,7 @@ void BertTokenizer::encode(std::string_view line, std::vector<int16_t>& ids) {
       known_.clear();
       known_ids_.clear();
     }
-    known_.emplace(chunk, Span{static_cast<uint32_t>(known_ids_.size()),
-                               static_cast<uint32_t>(ids.size() - before)});
+    known_.emplace(chunk, Span{static_cast<uint32_t>(known_ids_.size()), static_cast<uint32_t>(ids.size() - before)});
     known_ids_.insert(known_ids_.end(), ids.begin() + static_cast<ptrdiff_t>(before), ids.end());
   }
 }
@@ -123,8 +118,7 @@ void BertTokenizer::encode_word(std::u32string_view word, std::vector<int16_t>& 
   }
 }
 
-void BertTokenizer::match_pieces(const char32_t* first, const char32_t* last,
-                                 std::vector<int16_t>& ids) {
+void BertTokenizer::match_pieces(const char32_t* first, const char32_t* last, std::vector<int16_t>& ids) {
   const auto length = static_cast<size_t>(last - first);
   if (length > kMaxWord) return ids.push_back(vocab_.unk);
   // Two bytes stand before the word so that "##" can be written over what precedes a piece.

@@ -1,7 +1,7 @@
 #pragma once
-// BERT's uncased WordPiece tokenizer (Devlin et al. 2018; rules as in MLPerf's reference tokenization.py): clean, split, lower-case,
-// strip accents, split punctuation, then greedy longest match. Equal to the reference token for token under the Unicode version of
-// unicode_version().
+// BERT's uncased WordPiece tokenizer (Devlin et al. 2018; rules as in MLPerf's reference tokenization.py): clean,
+// split, lower-case, strip accents, split punctuation, then greedy longest match. Equal to the reference token for
+// token under the Unicode version of unicode_version().
 
 #include <cstdint>
 #include <filesystem>
@@ -21,8 +21,8 @@ struct StringHash {
 /// vocab.txt: one token a line, white space stripped; id = order of first appearance.
 class BertVocab {
  public:
-  /// DataError for a file that cannot be read, is not UTF-8, lacks [UNK], [CLS], [SEP] or [MASK], or has more than 32,767 tokens (the
-  /// files store ids as int16).
+  /// DataError for a file that cannot be read, is not UTF-8, lacks [UNK], [CLS], [SEP] or [MASK], or has more than
+  /// 32,767 tokens (the files store ids as int16).
   explicit BertVocab(const std::filesystem::path& path);
   /// -1: not in the vocabulary.
   int32_t find(std::string_view token) const;

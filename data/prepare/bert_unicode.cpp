@@ -28,12 +28,10 @@ constexpr char32_t kSigma = 0x3A3, kSmallSigma = 0x3C3, kFinalSigma = 0x3C2;
 /// The generated lists, spread out for direct access.
 struct Tables {
   std::vector<uint16_t> flags = std::vector<uint16_t>(kCodePoints);
-  std::vector<uint16_t> mapping =
-      std::vector<uint16_t>(kCodePoints);  // index in kMappings of the count
+  std::vector<uint16_t> mapping = std::vector<uint16_t>(kCodePoints);  // index in kMappings of the count
   Tables() {
     for (size_t i = 0; i < std::size(kFlagRanges); i += 3)
-      std::fill_n(flags.begin() + kFlagRanges[i], kFlagRanges[i + 1],
-                  static_cast<uint16_t>(kFlagRanges[i + 2]));
+      std::fill_n(flags.begin() + kFlagRanges[i], kFlagRanges[i + 1], static_cast<uint16_t>(kFlagRanges[i + 2]));
     static_assert(std::size(kMappings) < 65536);
     for (size_t i = 0; i < std::size(kMappings); i += 2 + kMappings[i + 1])
       mapping[kMappings[i]] = static_cast<uint16_t>(i + 1);
@@ -54,13 +52,11 @@ bool is_final_sigma(std::u32string_view word, size_t at) {
     return found != last && has(*found, kCased);
   };
   const auto before = std::make_reverse_iterator(word.begin() + static_cast<ptrdiff_t>(at));
-  return letter(before, word.rend()) &&
-         !letter(word.begin() + static_cast<ptrdiff_t>(at) + 1, word.end());
+  return letter(before, word.rend()) && !letter(word.begin() + static_cast<ptrdiff_t>(at) + 1, word.end());
 }
 
 void append_folded(char32_t c, std::vector<char32_t>& out) {
-  constexpr char32_t kSyllable = 0xAC00, kLead = 0x1100, kVowel = 0x1161, kTail = 0x11A7,
-                     kVowels = 21, kTails = 28;
+  constexpr char32_t kSyllable = 0xAC00, kLead = 0x1100, kVowel = 0x1161, kTail = 0x11A7, kVowels = 21, kTails = 28;
   if (c >= kSyllable && c < kSyllable + 11172) {
     const char32_t index = c - kSyllable;
     out.push_back(kLead + index / (kVowels * kTails));
@@ -115,8 +111,7 @@ bool unicode_is_cjk(char32_t c) {
                                                                {0x2B820, 0x2CEAF},
                                                                {0xF900, 0xFAFF},
                                                                {0x2F800, 0x2FA1F}}};
-  return std::any_of(kBlocks.begin(), kBlocks.end(),
-                     [c](const auto& block) { return c >= block[0] && c <= block[1]; });
+  return std::any_of(kBlocks.begin(), kBlocks.end(), [c](const auto& block) { return c >= block[0] && c <= block[1]; });
 }
 
 void unicode_fold(std::u32string_view word, std::vector<char32_t>& out) {

@@ -11,21 +11,18 @@ namespace trireme {
 /// The Unicode version of the tables ("14.0.0": Python 3.11).
 std::string_view unicode_version();
 
-bool unicode_is_dropped(char32_t c);  // U+0000, U+FFFD, Cc, Cf; not tab, newline, carriage return
-bool unicode_is_space(char32_t c);    // Zs, tab, newline, carriage return
+bool unicode_is_dropped(char32_t c);       // U+0000, U+FFFD, Cc, Cf; not tab, newline, carriage return
+bool unicode_is_space(char32_t c);         // Zs, tab, newline, carriage return
 bool unicode_is_python_space(char32_t c);  // str.isspace(): where strip() and split() cut
-bool unicode_is_punctuation(
-    char32_t c);                  // P*, and ASCII that is neither letter, digit, space nor control
-bool unicode_is_cjk(char32_t c);  // the blocks of CJK ideographs that BERT surrounds with spaces
+bool unicode_is_punctuation(char32_t c);   // P*, and ASCII that is neither letter, digit, space nor control
+bool unicode_is_cjk(char32_t c);           // the blocks of CJK ideographs that BERT surrounds with spaces
 
 /// NFD of the lower case of `word`, without the nonspacing marks (category Mn).
 void unicode_fold(std::u32string_view word, std::vector<char32_t>& out);
 
 /// The code point at text[at], which is valid UTF-8; advances `at`.
 inline char32_t next_code_point(std::string_view text, size_t& at) {
-  const auto byte = [&](size_t i) {
-    return static_cast<char32_t>(static_cast<unsigned char>(text[i]));
-  };
+  const auto byte = [&](size_t i) { return static_cast<char32_t>(static_cast<unsigned char>(text[i])); };
   const char32_t first = byte(at);
   if (first < 0x80) return at += 1, first;
   const auto tail = [&](size_t i) { return byte(at + i) & 0x3F; };
@@ -37,14 +34,11 @@ inline char32_t next_code_point(std::string_view text, size_t& at) {
 
 template <class String>
 void append_utf8(String& out, char32_t c) {
-  const auto put = [&](char32_t byte) {
-    out.push_back(static_cast<char>(static_cast<unsigned char>(byte)));
-  };
+  const auto put = [&](char32_t byte) { out.push_back(static_cast<char>(static_cast<unsigned char>(byte))); };
   if (c < 0x80) return put(c);
   if (c < 0x800) return put(0xC0 | c >> 6), put(0x80 | (c & 0x3F));
   if (c < 0x10000) return put(0xE0 | c >> 12), put(0x80 | (c >> 6 & 0x3F)), put(0x80 | (c & 0x3F));
-  put(0xF0 | c >> 18), put(0x80 | (c >> 12 & 0x3F)), put(0x80 | (c >> 6 & 0x3F)),
-      put(0x80 | (c & 0x3F));
+  put(0xF0 | c >> 18), put(0x80 | (c >> 12 & 0x3F)), put(0x80 | (c >> 6 & 0x3F)), put(0x80 | (c & 0x3F));
 }
 
 }  // namespace trireme

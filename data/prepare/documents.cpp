@@ -15,9 +15,7 @@ namespace {
 namespace fs = std::filesystem;
 using Visit = std::function<void(const Document&)>;
 
-bool is_blank(std::string_view line) {
-  return line.find_first_not_of(" \t\r\f\v") == std::string_view::npos;
-}
+bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r\f\v") == std::string_view::npos; }
 
 /// Lines of a text, without their ends; begin() and end() are byte offsets.
 class LineReader {
@@ -51,8 +49,7 @@ void visit_paragraphs(std::string_view text, const Visit& visit) {
   size_t begin = 0, end = 0;
   int64_t number = 0;
   const auto flush = [&] {
-    if (number != 0)
-      visit({text.substr(begin, end - begin), number, false, static_cast<double>(lines.end())});
+    if (number != 0) visit({text.substr(begin, end - begin), number, false, static_cast<double>(lines.end())});
     number = 0;
   };
   while (lines.next()) {
@@ -83,8 +80,7 @@ void visit_text(std::string_view text, DocumentUnit unit, const Visit& visit) {
   }
 }
 
-std::string json_text(const fs::path& path, int64_t number, std::string_view line,
-                      const std::string& field) {
+std::string json_text(const fs::path& path, int64_t number, std::string_view line, const std::string& field) {
   const auto fail = [&](const std::string& what) {
     throw DataError(fmt::format("{}:{}: {}", path.string(), number, what));
   };
@@ -95,23 +91,20 @@ std::string json_text(const fs::path& path, int64_t number, std::string_view lin
     fail(fmt::format("not JSON ({}): a .jsonl file holds one object a line", reason.what()));
   }
   if (!object.is_object())
-    fail(fmt::format("a JSON {}, expected an object with the field '{}'", object.type_name(),
-                     field));
+    fail(fmt::format("a JSON {}, expected an object with the field '{}'", object.type_name(), field));
   const auto found = object.find(field);
   if (found == object.end()) {
     std::vector<std::string> names;
     for (const auto& item : object.items()) names.push_back(item.key());
-    fail(fmt::format("no field '{}' (name it with --field); the object has: {}.{}", field,
-                     join(names, ", "), did_you_mean(field, names)));
+    fail(fmt::format("no field '{}' (name it with --field); the object has: {}.{}", field, join(names, ", "),
+                     did_you_mean(field, names)));
   }
   if (found->is_null()) return {};
-  if (!found->is_string())
-    fail(fmt::format("field '{}' is a JSON {}, expected a string", field, found->type_name()));
+  if (!found->is_string()) fail(fmt::format("field '{}' is a JSON {}, expected a string", field, found->type_name()));
   return found->get<std::string>();
 }
 
-void visit_json_lines(const fs::path& path, std::string_view text, const std::string& field,
-                      const Visit& visit) {
+void visit_json_lines(const fs::path& path, std::string_view text, const std::string& field, const Visit& visit) {
   for (LineReader lines(text); lines.next();) {
     if (is_blank(lines.line())) continue;
     const auto done = static_cast<double>(lines.end());
@@ -133,21 +126,19 @@ std::string document_place(const fs::path& path, const Document& document) {
                          : fmt::format("{}:{}", path.string(), document.number);
 }
 
-void for_each_document(const fs::path& path, DocumentUnit unit, const std::string& field,
-                       const Visit& visit) {
+void for_each_document(const fs::path& path, DocumentUnit unit, const std::string& field, const Visit& visit) {
   const std::string extension = path.extension().string();
   if (extension == ".parquet" || looks_like_parquet(path)) {
     const ParquetFile file(path);
-    const double bytes_per_row = static_cast<double>(fs::file_size(path)) /
-                                 static_cast<double>(std::max<int64_t>(file.rows(), 1));
+    const double bytes_per_row =
+        static_cast<double>(fs::file_size(path)) / static_cast<double>(std::max<int64_t>(file.rows(), 1));
     file.read_text(field, [&](int64_t row, std::string_view text) {
       visit({text, row, true, bytes_per_row * static_cast<double>(row + 1)});
     });
     return;
   }
   const MappedFile file(path, ExitCode::kData);
-  const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()),
-                              file.bytes().size());
+  const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
   if (extension == ".jsonl" || extension == ".ndjson")
     visit_json_lines(path, text, field, visit);
   else

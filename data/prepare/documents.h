@@ -30,7 +30,7 @@ std::string document_place(const std::filesystem::path& path, const Document& do
 /// name (.jsonl, .ndjson), all else is text. `field` names the string that holds the text in JSON
 /// lines and Parquet. Text documents come without the line ends around them. DataError for a line
 /// that is no JSON object or lacks the field, and for damaged files.
-void for_each_document(const std::filesystem::path& path, DocumentUnit unit,
-                       const std::string& field, const std::function<void(const Document&)>& visit);
+void for_each_document(const std::filesystem::path& path, DocumentUnit unit, const std::string& field,
+                       const std::function<void(const Document&)>& visit);
 
 }  // namespace trireme

@@ -15,8 +15,7 @@ namespace {
 std::array<uint32_t, 64> sine_table() {
   std::array<uint32_t, 64> table{};
   for (size_t i = 0; i < 64; ++i)
-    table[i] = static_cast<uint32_t>(
-        std::floor(std::fabs(std::sin(static_cast<double>(i + 1))) * 4294967296.0));
+    table[i] = static_cast<uint32_t>(std::floor(std::fabs(std::sin(static_cast<double>(i + 1))) * 4294967296.0));
   return table;
 }
 

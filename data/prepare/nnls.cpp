@@ -14,13 +14,7 @@ namespace {
 class Solver {
  public:
   Solver(const SparseColumns& a, const std::vector<double>& b)
-      : a_(a),
-        m_(a.rows),
-        qt_(m_ * m_),
-        c_(b),
-        x_(a.size()),
-        gradient_(a.size()),
-        is_passive_(a.size()) {
+      : a_(a), m_(a.rows), qt_(m_ * m_), c_(b), x_(a.size()), gradient_(a.size()), is_passive_(a.size()) {
     for (size_t i = 0; i < m_; ++i) qt_[i * m_ + i] = 1;
     double widest = 0, largest = 0;
     for (size_t j = 0; j < a.size(); ++j) {
@@ -29,16 +23,15 @@ class Solver {
       widest = std::max(widest, sum);
     }
     for (const double value : b) largest = std::max(largest, std::abs(value));
-    tolerance_ = 10 * static_cast<double>(std::max(m_, a.size())) *
-                 std::numeric_limits<double>::epsilon() * widest * largest;
+    tolerance_ =
+        10 * static_cast<double>(std::max(m_, a.size())) * std::numeric_limits<double>::epsilon() * widest * largest;
   }
 
   NnlsResult solve() {
     NnlsResult result;
     const int most = 3 * static_cast<int>(a_.size()) + 10;
     while (passive_.size() < m_ && enter()) {
-      TRIREME_CHECK(++result.iterations < most, "non-negative least squares did not converge in ",
-                    most, " iterations");
+      TRIREME_CHECK(++result.iterations < most, "non-negative least squares did not converge in ", most, " iterations");
       make_feasible();
     }
     result.x = x_;
@@ -148,7 +141,8 @@ class Solver {
     return z;
   }
 
-  /// Goes towards the passive columns' solution as far as x ≥ 0 allows, dropping the columns that reach 0, until it is feasible itself.
+  /// Goes towards the passive columns' solution as far as x ≥ 0 allows, dropping the columns that reach 0, until it is
+  /// feasible itself.
   void make_feasible() {
     for (;;) {
       const std::vector<double> z = solve_passive();

@@ -1,7 +1,7 @@
 #pragma once
-// Non-negative least squares: min ‖A x − b‖₂ over x ≥ 0, by the active-set method of Lawson and Hanson (Solving Least Squares Problems,
-// 1974, chapter 23), in double, for a sparse A of few rows and many columns. The passive columns' QR factorisation is updated by
-// Householder reflections and Givens rotations.
+// Non-negative least squares: min ‖A x − b‖₂ over x ≥ 0, by the active-set method of Lawson and Hanson (Solving Least
+// Squares Problems, 1974, chapter 23), in double, for a sparse A of few rows and many columns. The passive columns' QR
+// factorisation is updated by Householder reflections and Givens rotations.
 
 #include <cstddef>
 #include <cstdint>

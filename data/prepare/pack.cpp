@@ -28,9 +28,7 @@ struct TokenisedDocuments {
   }
 };
 
-bool is_hdf5_name(const fs::path& path) {
-  return path.extension() == ".h5" || path.extension() == ".hdf5";
-}
+bool is_hdf5_name(const fs::path& path) { return path.extension() == ".h5" || path.extension() == ".hdf5"; }
 
 bool same_file(const fs::path& a, const fs::path& b) {
   std::error_code error;
@@ -41,8 +39,7 @@ bool same_file(const fs::path& a, const fs::path& b) {
 void check_output(const fs::path& path) {
   if (path.extension() != ".npy" && !is_hdf5_name(path))
     throw ConfigError(
-        fmt::format("{}: the output's name ends in .npy, .h5 or .hdf5, which chooses the format",
-                    path.string()));
+        fmt::format("{}: the output's name ends in .npy, .h5 or .hdf5, which chooses the format", path.string()));
   const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
   std::error_code error;
   if (!fs::is_directory(parent, error))
@@ -51,26 +48,21 @@ void check_output(const fs::path& path) {
 
 void check_options(const Tokenizer& tokenizer, const PackOptions& options) {
   if (options.seq_length < 2)
-    throw ConfigError(
-        fmt::format("--seq-length {}: a row needs at least 2 tokens", options.seq_length));
+    throw ConfigError(fmt::format("--seq-length {}: a row needs at least 2 tokens", options.seq_length));
   check_output(options.output);
   if (!options.valid_output.empty()) check_output(options.valid_output);
   if (options.valid_output.empty() != (options.valid_fraction == 0))
     throw ConfigError("--valid-output and --valid-fraction belong together: give both or neither");
   if (!(options.valid_fraction >= 0 && options.valid_fraction < 1))
-    throw ConfigError(fmt::format("--valid-fraction {}: expected a number between 0 and 1",
-                                  options.valid_fraction));
+    throw ConfigError(fmt::format("--valid-fraction {}: expected a number between 0 and 1", options.valid_fraction));
   if (!options.valid_output.empty() && same_file(options.output, options.valid_output))
-    throw ConfigError(
-        fmt::format("--output and --valid-output are the same file: {}", options.output.string()));
+    throw ConfigError(fmt::format("--output and --valid-output are the same file: {}", options.output.string()));
   for (const fs::path& input : options.inputs)
     for (const fs::path& path : {options.output, options.valid_output})
       if (!path.empty() && same_file(input, path))
         throw ConfigError(fmt::format("{} is an input and an output", path.string()));
-  if (options.bos && !tokenizer.bos_id())
-    throw ConfigError("--bos: this tokenizer has no BOS piece");
-  if (options.eos && !tokenizer.eos_id())
-    throw ConfigError("--eos: this tokenizer has no EOS piece");
+  if (options.bos && !tokenizer.bos_id()) throw ConfigError("--bos: this tokenizer has no BOS piece");
+  if (options.eos && !tokenizer.eos_id()) throw ConfigError("--eos: this tokenizer has no EOS piece");
 }
 
 /// Reads, tokenises in batches on all cores, and sorts documents into the two splits.
@@ -124,8 +116,7 @@ class Collector {
 
   bool is_valid(int64_t number) const {
     if (options_.valid_fraction == 0) return false;
-    const uint64_t draw = derive_seed(options_.shuffle_seed.value_or(0), "valid_split",
-                                      static_cast<uint64_t>(number));
+    const uint64_t draw = derive_seed(options_.shuffle_seed.value_or(0), "valid_split", static_cast<uint64_t>(number));
     return std::ldexp(static_cast<double>(draw >> 11), -53) < options_.valid_fraction;
   }
 
@@ -144,8 +135,7 @@ struct Rows {
   std::vector<std::vector<int32_t>> starts;
 };
 
-Rows cut_rows(const TokenisedDocuments& documents, const PackOptions& options,
-              PackedSplit& report) {
+Rows cut_rows(const TokenisedDocuments& documents, const PackOptions& options, PackedSplit& report) {
   std::vector<int64_t> order(documents.size());
   std::iota(order.begin(), order.end(), int64_t{0});
   if (options.shuffle_seed) NumpyRandom(*options.shuffle_seed).shuffle(order);
@@ -155,8 +145,8 @@ Rows cut_rows(const TokenisedDocuments& documents, const PackOptions& options,
   for (const int64_t index : order) {
     const auto document = documents.document(static_cast<size_t>(index));
     const size_t begin = rows.tokens.size();
-    for (size_t row = begin / length;
-         options.separate_documents && row <= (begin + document.size() - 1) / length; ++row) {
+    for (size_t row = begin / length; options.separate_documents && row <= (begin + document.size() - 1) / length;
+         ++row) {
       if (row == rows.starts.size()) rows.starts.push_back({0});
       if (row == begin / length && begin % length != 0)
         rows.starts[row].push_back(static_cast<int32_t>(begin % length));
@@ -175,9 +165,7 @@ Rows cut_rows(const TokenisedDocuments& documents, const PackOptions& options,
 void write_rows(const fs::path& path, const Rows& rows, const PackOptions& options) {
   const auto length = static_cast<size_t>(options.seq_length);
   const size_t count = rows.tokens.size() / length;
-  const auto row_tokens = [&](size_t row) {
-    return std::span(rows.tokens).subspan(row * length, length);
-  };
+  const auto row_tokens = [&](size_t row) { return std::span(rows.tokens).subspan(row * length, length); };
   const auto row_mask = [&](size_t row) {
     std::vector<uint8_t> mask(length, 1);
     for (const int32_t start : rows.starts[row])
@@ -185,8 +173,7 @@ void write_rows(const fs::path& path, const Rows& rows, const PackOptions& optio
     return mask;
   };
   if (is_hdf5_name(path)) {
-    Hdf5TokenWriter writer(path, options.seq_length,
-                           {options.separate_documents, options.separate_documents});
+    Hdf5TokenWriter writer(path, options.seq_length, {options.separate_documents, options.separate_documents});
     for (size_t row = 0; row < count; ++row) {
       if (options.separate_documents)
         writer.append(row_tokens(row), row_mask(row), rows.starts[row]);
@@ -208,11 +195,11 @@ void write_rows(const fs::path& path, const Rows& rows, const PackOptions& optio
 
 void require_row(const PackedSplit& split, const fs::path& path, const PackOptions& options) {
   if (split.rows > 0) return;
-  throw DataError(fmt::format(
-      "{}: {} documents gave {} tokens, less than one row of {}: give more text{} or a shorter "
-      "--seq-length",
-      path.string(), format_count(split.documents), format_count(split.tokens), options.seq_length,
-      options.valid_output.empty() ? "" : ", another --valid-fraction"));
+  throw DataError(
+      fmt::format("{}: {} documents gave {} tokens, less than one row of {}: give more text{} or a shorter "
+                  "--seq-length",
+                  path.string(), format_count(split.documents), format_count(split.tokens), options.seq_length,
+                  options.valid_output.empty() ? "" : ", another --valid-fraction"));
 }
 
 }  // namespace
@@ -225,8 +212,7 @@ PackReport pack_documents(const Tokenizer& tokenizer, const PackOptions& options
   for (const fs::path& path : options.inputs) {
     std::error_code error;
     const auto size = fs::file_size(path, error);
-    if (error)
-      throw DataError(fmt::format("{}: cannot be read: {}", path.string(), error.message()));
+    if (error) throw DataError(fmt::format("{}: cannot be read: {}", path.string(), error.message()));
     total += static_cast<double>(size);
   }
   Progress progress("tokenising", total, "MB", 1e6);
@@ -248,11 +234,9 @@ PackReport pack_documents(const Tokenizer& tokenizer, const PackOptions& options
   if (!options.valid_output.empty()) write_rows(options.valid_output, valid, options);
 
   for (int64_t i = 0; i < std::min<int64_t>(3, report.train.rows); ++i) {
-    const auto row =
-        static_cast<size_t>(i * report.train.rows / std::min<int64_t>(3, report.train.rows));
+    const auto row = static_cast<size_t>(i * report.train.rows / std::min<int64_t>(3, report.train.rows));
     const auto length = static_cast<size_t>(options.seq_length);
-    report.samples.push_back(
-        tokenizer.decode(std::span(train.tokens).subspan(row * length, length)));
+    report.samples.push_back(tokenizer.decode(std::span(train.tokens).subspan(row * length, length)));
   }
   return report;
 }

@@ -25,10 +25,9 @@ struct PackOptions {
   /// Rows record where documents start, so that attention does not cross them: an object npy
   /// (MLPerf's layout) or HDF5.
   bool separate_documents = false;
-  std::optional<uint32_t>
-      shuffle_seed;        // documents in NumPy's order of this seed; none: in file order
-  int64_t min_tokens = 2;  // shorter documents are dropped (BOS and EOS count)
-  unsigned threads = 0;    // 0: one per core
+  std::optional<uint32_t> shuffle_seed;  // documents in NumPy's order of this seed; none: in file order
+  int64_t min_tokens = 2;                // shorter documents are dropped (BOS and EOS count)
+  unsigned threads = 0;                  // 0: one per core
 };
 
 struct PackedSplit {

@@ -94,11 +94,9 @@ bool PartRecords::is_done(const std::string& name, uint64_t fingerprint) const {
          fs::file_size(directory_ / name, error) == size && !error;
 }
 
-void PartRecords::done(const std::string& name, uint64_t fingerprint,
-                       const std::string& note) const {
-  write_file_atomic(
-      directory_ / kRecords / name,
-      fmt::format("{} {}\n{}", hex64(fingerprint), fs::file_size(directory_ / name), note));
+void PartRecords::done(const std::string& name, uint64_t fingerprint, const std::string& note) const {
+  write_file_atomic(directory_ / kRecords / name,
+                    fmt::format("{} {}\n{}", hex64(fingerprint), fs::file_size(directory_ / name), note));
 }
 
 std::string PartRecords::note(const std::string& name) const {

@@ -10,16 +10,16 @@
 
 namespace trireme {
 
-/// Calls work(i) for i in [0, count) on `threads` threads (0: one per core). After an exception no further i is begun; the exception of
-/// the lowest i that failed is thrown.
+/// Calls work(i) for i in [0, count) on `threads` threads (0: one per core). After an exception no further i is begun;
+/// the exception of the lowest i that failed is thrown.
 void parallel_for(size_t count, unsigned threads, const std::function<void(size_t)>& work);
 
-/// Which outputs of a directory are finished. A record belongs to one output and says what it was made from, so that a run that is begun
-/// again skips what it has and makes anew what other options or inputs would make.
+/// Which outputs of a directory are finished. A record belongs to one output and says what it was made from, so that a
+/// run that is begun again skips what it has and makes anew what other options or inputs would make.
 class PartRecords {
  public:
-  /// Creates the directory, and removes temporary files that processes that are gone have left in it; the destructor looks once more,
-  /// for a process that was only just dying at the start.
+  /// Creates the directory, and removes temporary files that processes that are gone have left in it; the destructor
+  /// looks once more, for a process that was only just dying at the start.
   explicit PartRecords(const std::filesystem::path& directory);
   ~PartRecords();
   PartRecords(const PartRecords&) = delete;

@@ -42,8 +42,7 @@ constexpr int64_t kBatchRows = 1024;
 
 template <class T>
 T value_or_fail(arrow::Result<T> result, const std::filesystem::path& path) {
-  if (!result.ok())
-    fail(path, fmt::format("damaged or not Parquet: {}", result.status().ToString()));
+  if (!result.ok()) fail(path, fmt::format("damaged or not Parquet: {}", result.status().ToString()));
   return std::move(result).ValueUnsafe();
 }
 
@@ -65,10 +64,8 @@ bool is_list(const arrow::DataType& type) {
 }
 
 ListRow list_row(const arrow::Array& array, int64_t row, std::shared_ptr<arrow::Array>& values) {
-  if (array.type_id() == arrow::Type::LIST)
-    return list_row_of<arrow::ListArray>(array, row, values);
-  if (array.type_id() == arrow::Type::LARGE_LIST)
-    return list_row_of<arrow::LargeListArray>(array, row, values);
+  if (array.type_id() == arrow::Type::LIST) return list_row_of<arrow::ListArray>(array, row, values);
+  if (array.type_id() == arrow::Type::LARGE_LIST) return list_row_of<arrow::LargeListArray>(array, row, values);
   return list_row_of<arrow::FixedSizeListArray>(array, row, values);
 }
 
@@ -77,16 +74,14 @@ bool is_text(const arrow::DataType& type) {
 }
 
 std::string_view text_at(const arrow::Array& array, int64_t index) {
-  if (array.type_id() == arrow::Type::STRING)
-    return static_cast<const arrow::StringArray&>(array).GetView(index);
+  if (array.type_id() == arrow::Type::STRING) return static_cast<const arrow::StringArray&>(array).GetView(index);
   return static_cast<const arrow::LargeStringArray&>(array).GetView(index);
 }
 
 template <class Array>
 void append_integers(const arrow::Array& values, ListRow range, std::vector<int64_t>& out) {
   const auto& typed = static_cast<const Array&>(values);
-  for (int64_t i = range.begin; i < range.end; ++i)
-    out.push_back(static_cast<int64_t>(typed.Value(i)));
+  for (int64_t i = range.begin; i < range.end; ++i) out.push_back(static_cast<int64_t>(typed.Value(i)));
 }
 
 /// False when the element type is no integer.
@@ -104,8 +99,8 @@ bool integers_of(const arrow::Array& values, ListRow range, std::vector<int64_t>
   }
 }
 
-std::shared_ptr<arrow::Field> field_named(const std::filesystem::path& path,
-                                          const arrow::Schema& schema, const std::string& name) {
+std::shared_ptr<arrow::Field> field_named(const std::filesystem::path& path, const arrow::Schema& schema,
+                                          const std::string& name) {
   const auto field = schema.GetFieldByName(name);
   if (!field)
     fail(path, fmt::format("no column '{}'; it has: {}.{}", name, join(schema.field_names(), ", "),
@@ -121,8 +116,7 @@ ParquetFile::ParquetFile(const std::filesystem::path& path) : state_(std::make_u
   if (!std::filesystem::exists(path, error)) fail(path, "no such file");
   try {
     auto file = value_or_fail(arrow::io::ReadableFile::Open(path.string()), path);
-    state_->reader =
-        value_or_fail(parquet::arrow::OpenFile(file, arrow::default_memory_pool()), path);
+    state_->reader = value_or_fail(parquet::arrow::OpenFile(file, arrow::default_memory_pool()), path);
     const auto status = state_->reader->GetSchema(&state_->schema);
     if (!status.ok()) fail(path, fmt::format("its schema cannot be read: {}", status.ToString()));
     state_->reader->set_batch_size(kBatchRows);
@@ -140,34 +134,29 @@ namespace {
 
 /// Reads the named top-level columns batch by batch and calls visit(first row, batch).
 template <class State, class Visit>
-void for_each_batch(const State& state, const std::vector<std::string>& columns,
-                    const Visit& visit) {
+void for_each_batch(const State& state, const std::vector<std::string>& columns, const Visit& visit) {
   const auto& path = state.path;
   try {
     const auto& metadata = *state.reader->parquet_reader()->metadata();
     std::vector<int> leaves, groups;
     for (int i = 0; i < metadata.num_columns(); ++i) {
       const auto dotted = metadata.schema()->Column(i)->path()->ToDotVector();
-      if (std::find(columns.begin(), columns.end(), dotted.at(0)) != columns.end())
-        leaves.push_back(i);
+      if (std::find(columns.begin(), columns.end(), dotted.at(0)) != columns.end()) leaves.push_back(i);
     }
     for (int i = 0; i < metadata.num_row_groups(); ++i) groups.push_back(i);
     auto batches = value_or_fail(state.reader->GetRecordBatchReader(groups, leaves), path);
     int64_t row = 0;
     while (true) {
       auto next = batches->Next();
-      if (!next.ok())
-        fail(path, fmt::format("damaged at or after row {}: {}", row, next.status().ToString()));
+      if (!next.ok()) fail(path, fmt::format("damaged at or after row {}: {}", row, next.status().ToString()));
       const auto batch = std::move(next).ValueUnsafe();
       if (!batch) break;
       const auto status = batch->Validate();
-      if (!status.ok())
-        fail(path, fmt::format("damaged at or after row {}: {}", row, status.ToString()));
+      if (!status.ok()) fail(path, fmt::format("damaged at or after row {}: {}", row, status.ToString()));
       visit(row, *batch);
       row += batch->num_rows();
     }
-    if (row != state.rows)
-      fail(path, fmt::format("its footer promises {} rows, but it holds {}", state.rows, row));
+    if (row != state.rows) fail(path, fmt::format("its footer promises {} rows, but it holds {}", state.rows, row));
   } catch (const Error&) {
     throw;
   } catch (const std::exception& reason) {
@@ -180,8 +169,7 @@ void for_each_batch(const State& state, const std::vector<std::string>& columns,
 void ParquetFile::read_text(const std::string& column, const TextVisitor& visit) const {
   const auto field = field_named(state_->path, *state_->schema, column);
   if (!is_text(*field->type()))
-    fail(state_->path,
-         fmt::format("column '{}' is {}, expected string", column, field->type()->ToString()));
+    fail(state_->path, fmt::format("column '{}' is {}, expected string", column, field->type()->ToString()));
   for_each_batch(*state_, {column}, [&](int64_t first, const arrow::RecordBatch& batch) {
     const auto array = batch.GetColumnByName(column);
     for (int64_t i = 0; i < batch.num_rows(); ++i)
@@ -194,8 +182,8 @@ void ParquetFile::read_integer_lists(const std::string& first, const std::string
   for (const std::string& name : {first, second}) {
     const auto field = field_named(state_->path, *state_->schema, name);
     if (!is_list(*field->type()))
-      fail(state_->path, fmt::format("column '{}' is {}, expected a list of integers", name,
-                                     field->type()->ToString()));
+      fail(state_->path,
+           fmt::format("column '{}' is {}, expected a list of integers", name, field->type()->ToString()));
   }
   std::vector<int64_t> a, b;
   const auto read = [&](const arrow::Array& array, const std::string& name, int64_t i, int64_t row,
@@ -204,12 +192,10 @@ void ParquetFile::read_integer_lists(const std::string& first, const std::string
     std::shared_ptr<arrow::Array> values;
     const ListRow range = list_row(array, i, values);
     for (int64_t k = range.begin; k < range.end && values->null_count() > 0; ++k)
-      if (values->IsNull(k))
-        fail(state_->path, fmt::format("row {}: {}[{}] is null", row, name, k - range.begin));
+      if (values->IsNull(k)) fail(state_->path, fmt::format("row {}: {}[{}] is null", row, name, k - range.begin));
     if (!integers_of(*values, range, out))
-      fail(state_->path,
-           fmt::format("column '{}' holds lists of {}, expected int8 to int64 or uint8 to uint32",
-                       name, values->type()->ToString()));
+      fail(state_->path, fmt::format("column '{}' holds lists of {}, expected int8 to int64 or uint8 to uint32", name,
+                                     values->type()->ToString()));
   };
   for_each_batch(*state_, {first, second}, [&](int64_t begin, const arrow::RecordBatch& batch) {
     const auto a_array = batch.GetColumnByName(first), b_array = batch.GetColumnByName(second);
@@ -224,10 +210,8 @@ void ParquetFile::read_integer_lists(const std::string& first, const std::string
 void ParquetFile::read_messages(const std::string& column, const MessagesVisitor& visit) const {
   const auto field = field_named(state_->path, *state_->schema, column);
   const auto wrong = [&] {
-    fail(state_->path,
-         fmt::format(
-             "column '{}' is {}, expected a list of structs with the strings role and content",
-             column, field->type()->ToString()));
+    fail(state_->path, fmt::format("column '{}' is {}, expected a list of structs with the strings role and content",
+                                   column, field->type()->ToString()));
   };
   if (!is_list(*field->type())) wrong();
   std::vector<ChatMessage> messages;
@@ -240,13 +224,12 @@ void ParquetFile::read_messages(const std::string& column, const MessagesVisitor
       if (values) {
         if (values->type_id() != arrow::Type::STRUCT) wrong();
         const auto& structs = static_cast<const arrow::StructArray&>(*values);
-        const auto role = structs.GetFieldByName("role"),
-                   content = structs.GetFieldByName("content");
+        const auto role = structs.GetFieldByName("role"), content = structs.GetFieldByName("content");
         if (!role || !content || !is_text(*role->type()) || !is_text(*content->type())) wrong();
         for (int64_t k = range.begin; k < range.end; ++k) {
           if (structs.IsNull(k) || role->IsNull(k) || content->IsNull(k))
-            fail(state_->path, fmt::format("row {}: {}[{}] has a null role or content", first + i,
-                                           column, k - range.begin));
+            fail(state_->path,
+                 fmt::format("row {}: {}[{}] has a null role or content", first + i, column, k - range.begin));
           messages.push_back({text_at(*role, k), text_at(*content, k)});
         }
       }
@@ -268,8 +251,7 @@ ParquetFile::ParquetFile(const std::filesystem::path& path) {
 }
 int64_t ParquetFile::rows() const { return 0; }
 void ParquetFile::read_text(const std::string&, const TextVisitor&) const {}
-void ParquetFile::read_integer_lists(const std::string&, const std::string&,
-                                     const ListsVisitor&) const {}
+void ParquetFile::read_integer_lists(const std::string&, const std::string&, const ListsVisitor&) const {}
 void ParquetFile::read_messages(const std::string&, const MessagesVisitor&) const {}
 
 #endif

@@ -32,14 +32,13 @@ class ParquetFile {
   // is absent or of another type, a null where a value must be. Views are valid during the call
   // only.
   using TextVisitor = std::function<void(int64_t row, std::string_view text)>;
-  using ListsVisitor = std::function<void(int64_t row, std::span<const int64_t> first,
-                                          std::span<const int64_t> second)>;
+  using ListsVisitor =
+      std::function<void(int64_t row, std::span<const int64_t> first, std::span<const int64_t> second)>;
   using MessagesVisitor = std::function<void(int64_t row, std::span<const ChatMessage> messages)>;
   /// A string column; a null is an empty text. UTF-8 is not checked.
   void read_text(const std::string& column, const TextVisitor& visit) const;
   /// Two columns of integer lists (list, large_list or fixed-size list of any integer type).
-  void read_integer_lists(const std::string& first, const std::string& second,
-                          const ListsVisitor& visit) const;
+  void read_integer_lists(const std::string& first, const std::string& second, const ListsVisitor& visit) const;
   /// A list of structs that hold the strings `role` and `content`.
   void read_messages(const std::string& column, const MessagesVisitor& visit) const;
 

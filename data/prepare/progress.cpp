@@ -28,10 +28,9 @@ void Progress::update(double done) {
   const double rate = done / (now - start_);
   const double left = total_ > done ? (total_ - done) / rate : 0.0;
   const int digits = scale_ == 1.0 ? 0 : 1;
-  const std::string line = fmt::format("{}: {:.{}f} of {:.{}f} {} ({:.0f} %), {:.2f} {}/s, {} left",
-                                       what_, done / scale_, digits, total_ / scale_, digits, unit_,
-                                       total_ > 0 ? 100 * done / total_ : 100.0, rate / scale_,
-                                       unit_, format_duration(left));
+  const std::string line = fmt::format(
+      "{}: {:.{}f} of {:.{}f} {} ({:.0f} %), {:.2f} {}/s, {} left", what_, done / scale_, digits, total_ / scale_,
+      digits, unit_, total_ > 0 ? 100 * done / total_ : 100.0, rate / scale_, unit_, format_duration(left));
   fmt::print(stderr, "{}{}{}", terminal_ ? "\r\033[K" : "", line, terminal_ ? "" : "\n");
   std::fflush(stderr);
   drawn_ = true;

@@ -8,8 +8,7 @@ PythonRandom::PythonRandom(uint64_t seed) {
   state_[0] = 19650218u;
   const auto mixed = [&](size_t i) { return state_[i - 1] ^ (state_[i - 1] >> 30); };
   for (size_t i = 1; i < n; ++i) state_[i] = 1812433253u * mixed(i) + static_cast<uint32_t>(i);
-  const std::array<uint32_t, 2> key = {static_cast<uint32_t>(seed),
-                                       static_cast<uint32_t>(seed >> 32)};
+  const std::array<uint32_t, 2> key = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
   const size_t words = key[1] != 0 ? 2 : 1;
   size_t i = 1;
   const auto advance = [&] {

@@ -35,7 +35,9 @@ class PythonRandom {
     return value;
   }
   /// random.randint(first, last): uniform in [first, last].
-  int64_t between(int64_t first, int64_t last) { return first + static_cast<int64_t>(below(static_cast<uint64_t>(last - first + 1))); }
+  int64_t between(int64_t first, int64_t last) {
+    return first + static_cast<int64_t>(below(static_cast<uint64_t>(last - first + 1)));
+  }
   /// random.random(): 53 bits in [0, 1).
   double uniform() {
     const uint32_t high = next_uint32() >> 5, low = next_uint32() >> 6;
@@ -45,8 +47,7 @@ class PythonRandom {
   /// random.shuffle(values).
   template <class T>
   void shuffle(std::vector<T>& values) {
-    for (size_t i = values.size(); i > 1; --i)
-      std::swap(values[i - 1], values[static_cast<size_t>(below(i))]);
+    for (size_t i = values.size(); i > 1; --i) std::swap(values[i - 1], values[static_cast<size_t>(below(i))]);
   }
 
  private:

@@ -48,9 +48,8 @@ class Message {
       case 2: {
         const uint64_t length = varint();
         if (length > bytes_.size() - at_)
-          fail(path_,
-               fmt::format("the field at byte {} has {} bytes, but only {} are left (cut off?)",
-                           field.offset, length, bytes_.size() - at_));
+          fail(path_, fmt::format("the field at byte {} has {} bytes, but only {} are left (cut off?)", field.offset,
+                                  length, bytes_.size() - at_));
         field.bytes = bytes_.substr(at_, length);
         at_ += length;
         break;
@@ -60,16 +59,13 @@ class Message {
     return true;
   }
 
-  size_t offset_of(const Field& field) const {
-    return base_ + static_cast<size_t>(field.bytes.data() - bytes_.data());
-  }
+  size_t offset_of(const Field& field) const { return base_ + static_cast<size_t>(field.bytes.data() - bytes_.data()); }
 
  private:
   uint64_t varint() {
     uint64_t value = 0;
     for (int shift = 0; shift < 64; shift += 7) {
-      if (at_ == bytes_.size())
-        fail(path_, fmt::format("ends inside a number at byte {}", base_ + at_));
+      if (at_ == bytes_.size()) fail(path_, fmt::format("ends inside a number at byte {}", base_ + at_));
       const auto byte = static_cast<unsigned char>(bytes_[at_++]);
       value |= static_cast<uint64_t>(byte & 0x7F) << shift;
       if ((byte & 0x80) == 0) return value;
@@ -78,8 +74,7 @@ class Message {
   }
 
   uint64_t fixed(size_t size) {
-    if (bytes_.size() - at_ < size)
-      fail(path_, fmt::format("ends inside a number at byte {}", base_ + at_));
+    if (bytes_.size() - at_ < size) fail(path_, fmt::format("ends inside a number at byte {}", base_ + at_));
     uint64_t value = 0;
     for (size_t i = 0; i < size; ++i)
       value |= static_cast<uint64_t>(static_cast<unsigned char>(bytes_[at_++])) << (8 * i);
@@ -93,8 +88,8 @@ class Message {
 
 void expect_wire(const Field& field, int wire_type, const std::filesystem::path& path) {
   if (field.wire_type != wire_type)
-    fail(path, fmt::format("field {} at byte {} has wire type {}, expected {}", field.number,
-                           field.offset, field.wire_type, wire_type));
+    fail(path, fmt::format("field {} at byte {} has wire type {}, expected {}", field.number, field.offset,
+                           field.wire_type, wire_type));
 }
 
 struct Piece {
@@ -120,8 +115,7 @@ Piece read_piece(Message message, int64_t id, const std::filesystem::path& path)
   }
   if (piece.text.empty()) fail(path, fmt::format("piece {} is empty", id));
   if (!is_valid_utf8(piece.text)) fail(path, fmt::format("piece {} is not UTF-8", id));
-  if (!std::isfinite(piece.score))
-    fail(path, fmt::format("piece {} has the score {}", id, piece.score));
+  if (!std::isfinite(piece.score)) fail(path, fmt::format("piece {} has the score {}", id, piece.score));
   if (piece.type < 1 || piece.type > 6)
     fail(path, fmt::format("piece {} has the type {}, expected 1 to 6", id, piece.type));
   return piece;
@@ -131,8 +125,7 @@ constexpr uint64_t kUnknown = 2, kByte = 6;
 
 }  // namespace
 
-SentencepieceSummary check_sentencepiece_model(std::string_view bytes,
-                                               const std::filesystem::path& path) {
+SentencepieceSummary check_sentencepiece_model(std::string_view bytes, const std::filesystem::path& path) {
   if (bytes.empty()) fail(path, "the file is empty");
   if (bytes.front() == '{')
     throw DataError(
@@ -148,16 +141,12 @@ SentencepieceSummary check_sentencepiece_model(std::string_view bytes,
   for (Field field; model.next(field);) {
     if (field.number == 1) {
       expect_wire(field, 2, path);
-      const Piece piece =
-          read_piece(Message(field.bytes, model.offset_of(field), path), summary.pieces, path);
+      const Piece piece = read_piece(Message(field.bytes, model.offset_of(field), path), summary.pieces, path);
       const auto [first, is_new] = seen.emplace(piece.text, summary.pieces);
-      if (!is_new)
-        fail(path, fmt::format("pieces {} and {} are both '{}'", first->second, summary.pieces,
-                               piece.text));
+      if (!is_new) fail(path, fmt::format("pieces {} and {} are both '{}'", first->second, summary.pieces, piece.text));
       if (piece.type == kUnknown) {
         if (summary.unknown_id >= 0)
-          fail(path, fmt::format("pieces {} and {} are both marked unknown", summary.unknown_id,
-                                 summary.pieces));
+          fail(path, fmt::format("pieces {} and {} are both marked unknown", summary.unknown_id, summary.pieces));
         summary.unknown_id = summary.pieces;
       }
       byte_pieces += piece.type == kByte;
@@ -179,11 +168,10 @@ SentencepieceSummary check_sentencepiece_model(std::string_view bytes,
     }
   }
   if (summary.pieces == 0) fail(path, "it holds no pieces");
-  if (summary.unknown_id < 0)
-    fail(path, fmt::format("none of its {} pieces is the unknown one", summary.pieces));
+  if (summary.unknown_id < 0) fail(path, fmt::format("none of its {} pieces is the unknown one", summary.pieces));
   if (!trainer || !normalizer)
-    fail(path, fmt::format("no {} after {} pieces (cut off?)",
-                           trainer ? "normalizer_spec" : "trainer_spec", summary.pieces));
+    fail(path,
+         fmt::format("no {} after {} pieces (cut off?)", trainer ? "normalizer_spec" : "trainer_spec", summary.pieces));
   if (summary.byte_fallback && byte_pieces != 256)
     fail(path, fmt::format("byte fallback is on, but it has {} of 256 byte pieces", byte_pieces));
   return summary;

@@ -19,7 +19,6 @@ struct SentencepieceSummary {
 /// DataError with the byte offset (or the piece's id) unless `bytes` is a whole model: well-formed
 /// fields, pieces that are non-empty, distinct UTF-8 with finite scores, one unknown piece, a
 /// trainer_spec and a normalizer_spec.
-SentencepieceSummary check_sentencepiece_model(std::string_view bytes,
-                                               const std::filesystem::path& path);
+SentencepieceSummary check_sentencepiece_model(std::string_view bytes, const std::filesystem::path& path);
 
 }  // namespace trireme

@@ -30,17 +30,15 @@ Tokenizer::Tokenizer(std::string serialized_model, const std::filesystem::path& 
   check_sentencepiece_model(serialized_model, name_for_errors);
   const auto status = state_->processor.LoadFromSerializedProto(serialized_model);
   if (!status.ok())
-    throw DataError(fmt::format("{}: sentencepiece refuses this model: {}",
-                                name_for_errors.string(), status.ToString()));
+    throw DataError(
+        fmt::format("{}: sentencepiece refuses this model: {}", name_for_errors.string(), status.ToString()));
 }
 
 Tokenizer::~Tokenizer() = default;
 Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 
 int64_t Tokenizer::base_vocab_size() const { return state_->processor.GetPieceSize(); }
-int64_t Tokenizer::vocab_size() const {
-  return base_vocab_size() + static_cast<int64_t>(state_->added.size());
-}
+int64_t Tokenizer::vocab_size() const { return base_vocab_size() + static_cast<int64_t>(state_->added.size()); }
 
 std::optional<int32_t> Tokenizer::bos_id() const {
   const int id = state_->processor.bos_id();
@@ -72,8 +70,8 @@ void Tokenizer::encode_plain(std::string_view text, std::vector<int32_t>& ids) c
   const auto status = state_->processor.Encode(text, &pieces);
   // Normalisation rules of a damaged model load, and fail on the first text they meet.
   if (!status.ok())
-    throw DataError(fmt::format("{}: sentencepiece could not encode {} bytes with this model: {}",
-                                state_->name, text.size(), status.ToString()));
+    throw DataError(fmt::format("{}: sentencepiece could not encode {} bytes with this model: {}", state_->name,
+                                text.size(), status.ToString()));
   ids.insert(ids.end(), pieces.begin(), pieces.end());
 }
 
@@ -82,9 +80,8 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
   size_t plain = 0;
   for (size_t at = 0; at < text.size() && !state_->specials.empty();) {
     const std::string_view rest = text.substr(at);
-    const auto found =
-        std::find_if(state_->specials.begin(), state_->specials.end(),
-                     [&](const auto& special) { return rest.starts_with(special.first); });
+    const auto found = std::find_if(state_->specials.begin(), state_->specials.end(),
+                                    [&](const auto& special) { return rest.starts_with(special.first); });
     if (found == state_->specials.end()) {
       ++at;
       continue;
@@ -133,16 +130,15 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
     std::string part;
     const auto status = state_->processor.Decode(run, &part);
     if (!status.ok())
-      throw DataError(fmt::format("{}: sentencepiece could not decode {} ids with this model: {}",
-                                  state_->name, run.size(), status.ToString()));
+      throw DataError(fmt::format("{}: sentencepiece could not decode {} ids with this model: {}", state_->name,
+                                  run.size(), status.ToString()));
     text += part;
     run.clear();
   };
   for (size_t i = 0; i < ids.size(); ++i) {
     const int32_t id = ids[i];
     if (id < 0 || id >= vocab_size())
-      throw DataError(fmt::format("token id {} at position {} is outside the vocabulary of {}", id,
-                                  i, vocab_size()));
+      throw DataError(fmt::format("token id {} at position {} is outside the vocabulary of {}", id, i, vocab_size()));
     if (id < base_vocab_size()) {
       run.push_back(id);
     } else {

@@ -32,8 +32,7 @@ class Tokenizer {
   /// LlamaTokenizerFast do in their legacy mode, the default for Llama 2.
   std::vector<int32_t> encode(std::string_view text) const;
   /// encode() of every text, in order, on `threads` threads (0: one per core).
-  std::vector<std::vector<int32_t>> encode_all(std::span<const std::string_view> texts,
-                                               unsigned threads = 0) const;
+  std::vector<std::vector<int32_t>> encode_all(std::span<const std::string_view> texts, unsigned threads = 0) const;
   /// Text of ids; control pieces (BOS, EOS) leave none, special tokens leave their text. DataError
   /// for an id outside the vocabulary.
   std::string decode(std::span<const int32_t> ids) const;
@@ -51,10 +50,10 @@ class Tokenizer {
 
 struct TokenizerTraining {
   std::vector<std::filesystem::path> inputs;  // UTF-8 text, one sentence or paragraph a line
-  int64_t vocab_size = 32000;      // all pieces: unk, bos, eos, 256 bytes and the learnt ones
-  std::string model_type = "bpe";  // bpe | unigram
-  bool verbose = false;            // sentencepiece's own log on stderr
-  unsigned threads = 0;            // 0: one per core
+  int64_t vocab_size = 32000;                 // all pieces: unk, bos, eos, 256 bytes and the learnt ones
+  std::string model_type = "bpe";             // bpe | unigram
+  bool verbose = false;                       // sentencepiece's own log on stderr
+  unsigned threads = 0;                       // 0: one per core
 };
 
 struct TrainedTokenizer {

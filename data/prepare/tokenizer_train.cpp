@@ -16,8 +16,7 @@ namespace {
 /// Lines of the input files, checked, straight from their maps.
 class Lines : public sentencepiece::SentenceIterator {
  public:
-  Lines(const std::vector<std::filesystem::path>& inputs, TrainedTokenizer& report)
-      : report_(report) {
+  Lines(const std::vector<std::filesystem::path>& inputs, TrainedTokenizer& report) : report_(report) {
     for (const auto& path : inputs) files_.emplace_back(path, ExitCode::kData);
     Next();
   }
@@ -72,14 +71,12 @@ class Lines : public sentencepiece::SentenceIterator {
                     "or give more "
                     "text",
                     training.vocab_size, found[1].str()));
-  if (std::regex_search(status, found,
-                        std::regex("smaller than required_chars\\. *[0-9]+ vs ([0-9]+)")))
-    throw ConfigError(fmt::format(
-        "--vocab-size {}: too small: the characters of this text, the 256 bytes and the 3 control "
-        "pieces alone take {}",
-        training.vocab_size, found[1].str()));
-  throw DataError(fmt::format("sentencepiece could not train on {} lines ({}): {}",
-                              format_count(report.lines),
+  if (std::regex_search(status, found, std::regex("smaller than required_chars\\. *[0-9]+ vs ([0-9]+)")))
+    throw ConfigError(
+        fmt::format("--vocab-size {}: too small: the characters of this text, the 256 bytes and the 3 control "
+                    "pieces alone take {}",
+                    training.vocab_size, found[1].str()));
+  throw DataError(fmt::format("sentencepiece could not train on {} lines ({}): {}", format_count(report.lines),
                               format_bytes(static_cast<double>(report.bytes)), status));
 }
 
@@ -90,21 +87,18 @@ TrainedTokenizer train_tokenizer(const TokenizerTraining& training) {
     throw ConfigError(fmt::format("--model-type {}: expected bpe or unigram", training.model_type));
   constexpr int64_t kSmallest = 3 + 256 + 1;
   if (training.vocab_size < kSmallest || training.vocab_size > (1 << 24))
-    throw ConfigError(
-        fmt::format("--vocab-size {}: expected {} (unk, bos, eos, 256 bytes and one more) to {}",
-                    training.vocab_size, kSmallest, 1 << 24));
+    throw ConfigError(fmt::format("--vocab-size {}: expected {} (unk, bos, eos, 256 bytes and one more) to {}",
+                                  training.vocab_size, kSmallest, 1 << 24));
   TrainedTokenizer result;
   Lines lines(training.inputs, result);
   if (lines.done())
-    throw DataError(fmt::format(
-        "no text to train on: the input has no line of valid UTF-8 ({} invalid, {} too long)",
-        result.invalid_lines, result.long_lines));
+    throw DataError(fmt::format("no text to train on: the input has no line of valid UTF-8 ({} invalid, {} too long)",
+                                result.invalid_lines, result.long_lines));
   const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
   const std::unordered_map<std::string, std::string> settings = {
       {"model_type", training.model_type},
       {"vocab_size", std::to_string(training.vocab_size)},
-      {"num_threads",
-       std::to_string(std::min(training.threads == 0 ? cores : training.threads, 128u))},
+      {"num_threads", std::to_string(std::min(training.threads == 0 ? cores : training.threads, 128u))},
       {"max_sentence_length", std::to_string(kMaxTrainingLine)},
       {"character_coverage", "0.99995"},
       {"byte_fallback", "true"},
@@ -120,8 +114,7 @@ TrainedTokenizer train_tokenizer(const TokenizerTraining& training) {
       {"unk_surface", " \xE2\x81\x87 "},
       {"minloglevel", training.verbose ? "0" : "2"},
   };
-  const auto status =
-      sentencepiece::SentencePieceTrainer::Train(settings, &lines, &result.serialized_model);
+  const auto status = sentencepiece::SentencePieceTrainer::Train(settings, &lines, &result.serialized_model);
   if (!status.ok()) explain(status.ToString(), training, result);
   return result;
 }

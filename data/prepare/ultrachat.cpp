@@ -26,16 +26,13 @@ std::vector<fs::path> parquet_files(const std::vector<fs::path>& inputs) {
     }
     const size_t before = files.size();
     const fs::directory_iterator entries(input, error);
-    if (error)
-      throw DataError(fmt::format("{}: cannot be listed: {}", input.string(), error.message()));
+    if (error) throw DataError(fmt::format("{}: cannot be listed: {}", input.string(), error.message()));
     for (const auto& entry : entries)
       if (entry.path().extension() == ".parquet") files.push_back(entry.path());
-    if (files.size() == before)
-      throw DataError(fmt::format("{}: no .parquet file in this directory", input.string()));
+    if (files.size() == before) throw DataError(fmt::format("{}: no .parquet file in this directory", input.string()));
   }
   // The datasets library sorts by name: train_gen comes before train_sft.
-  std::sort(files.begin(), files.end(),
-            [](const auto& a, const auto& b) { return a.filename() < b.filename(); });
+  std::sort(files.begin(), files.end(), [](const auto& a, const auto& b) { return a.filename() < b.filename(); });
   return files;
 }
 
@@ -51,8 +48,7 @@ int64_t code_points(std::string_view text) {
 /// One split's buffer and rows.
 class Packer {
  public:
-  Packer(const Tokenizer& tokenizer, const UltrachatOptions& options, PythonRandom& random,
-         UltrachatSplit& report)
+  Packer(const Tokenizer& tokenizer, const UltrachatOptions& options, PythonRandom& random, UltrachatSplit& report)
       : tokenizer_(tokenizer),
         options_(options),
         random_(random),
@@ -102,8 +98,8 @@ class Packer {
   int64_t buffered_ = 0;
 };
 
-std::vector<int32_t> pack_split(const Tokenizer& tokenizer, const UltrachatOptions& options,
-                                PythonRandom& random, UltrachatSplit& split) {
+std::vector<int32_t> pack_split(const Tokenizer& tokenizer, const UltrachatOptions& options, PythonRandom& random,
+                                UltrachatSplit& split) {
   std::vector<ParquetFile> files;
   int64_t total = 0;
   for (const fs::path& path : split.files) total += files.emplace_back(path).rows();
@@ -112,16 +108,14 @@ std::vector<int32_t> pack_split(const Tokenizer& tokenizer, const UltrachatOptio
   for (size_t i = 0; i < files.size(); ++i)
     files[i].read_messages("messages", [&](int64_t row, std::span<const ChatMessage> messages) {
       std::string text = render_chatml(messages);
-      if (!is_valid_utf8(text))
-        throw DataError(fmt::format("{}: row {}: not UTF-8", split.files[i].string(), row));
+      if (!is_valid_utf8(text)) throw DataError(fmt::format("{}: row {}: not UTF-8", split.files[i].string(), row));
       packer.add(std::move(text));
       progress.update(static_cast<double>(split.conversations));
     });
   packer.flush();
   if (split.rows == 0)
-    throw DataError(fmt::format("{} conversations from {} gave {} tokens, less than one row of {}",
-                                split.conversations, split.files[0].string(), split.tokens,
-                                options.seq_length));
+    throw DataError(fmt::format("{} conversations from {} gave {} tokens, less than one row of {}", split.conversations,
+                                split.files[0].string(), split.tokens, options.seq_length));
   return std::move(packer.rows);
 }
 
@@ -141,16 +135,15 @@ std::string render_chatml(std::span<const ChatMessage> messages) {
 
 std::vector<std::pair<std::string, int32_t>> add_chatml_specials(Tokenizer& tokenizer) {
   std::vector<std::pair<std::string, int32_t>> specials;
-  for (const char* text : {"<unk>", "<s>", "</s>", "<|im_end|>", "<pad>", "<|im_start|>user",
-                           "<|im_start|>assistant", "<|im_start|>system"})
+  for (const char* text : {"<unk>", "<s>", "</s>", "<|im_end|>", "<pad>", "<|im_start|>user", "<|im_start|>assistant",
+                           "<|im_start|>system"})
     specials.emplace_back(text, tokenizer.add_special(text));
   return specials;
 }
 
 UltrachatReport convert_ultrachat(Tokenizer& tokenizer, const UltrachatOptions& options) {
   if (options.seq_length < 2 || options.seq_length > (1 << 24))
-    throw ConfigError(
-        fmt::format("--seq-length {}: expected 2 to {}", options.seq_length, 1 << 24));
+    throw ConfigError(fmt::format("--seq-length {}: expected 2 to {}", options.seq_length, 1 << 24));
   UltrachatReport report;
   report.specials = add_chatml_specials(tokenizer);
   report.vocab_size = tokenizer.vocab_size();
@@ -166,8 +159,7 @@ UltrachatReport convert_ultrachat(Tokenizer& tokenizer, const UltrachatOptions& 
     (train ? report.train : report.valid).files.push_back(path);
   }
   if (report.train.files.empty())
-    throw DataError(
-        fmt::format("no {} file among the inputs", options.sft_only ? "train_sft" : "train"));
+    throw DataError(fmt::format("no {} file among the inputs", options.sft_only ? "train_sft" : "train"));
   make_directories(options.output_directory);
   report.train.output = options.output_directory / "train.npy";
   PythonRandom random(options.seed);
@@ -178,11 +170,10 @@ UltrachatReport convert_ultrachat(Tokenizer& tokenizer, const UltrachatOptions& 
     valid = pack_split(tokenizer, options, random, report.valid);
   }
   write_npy_int32(report.train.output, train, report.train.rows, options.seq_length);
-  if (!valid.empty())
-    write_npy_int32(report.valid.output, valid, report.valid.rows, options.seq_length);
+  if (!valid.empty()) write_npy_int32(report.valid.output, valid, report.valid.rows, options.seq_length);
   for (int64_t i = 0; i < std::min<int64_t>(3, report.train.rows); ++i)
-    report.samples.push_back(tokenizer.decode(std::span(train).subspan(
-        static_cast<size_t>(i * options.seq_length), static_cast<size_t>(options.seq_length))));
+    report.samples.push_back(tokenizer.decode(std::span(train).subspan(static_cast<size_t>(i * options.seq_length),
+                                                                       static_cast<size_t>(options.seq_length))));
   return report;
 }
 

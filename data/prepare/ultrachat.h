@@ -25,8 +25,7 @@ std::vector<std::pair<std::string, int32_t>> add_chatml_specials(Tokenizer& toke
 
 struct UltrachatOptions {
   std::vector<std::filesystem::path> inputs;  // Parquet files, or directories of them
-  std::filesystem::path
-      output_directory;  // gets train.npy and validation.npy, int32 [N, seq_length]
+  std::filesystem::path output_directory;     // gets train.npy and validation.npy, int32 [N, seq_length]
   int64_t seq_length = 2048;
   bool sft_only = false;  // false: "train" is every file with train in its name (train_gen before
                           // train_sft), as in the recipe

@@ -54,31 +54,29 @@ __global__ void __launch_bounds__(kShardThreads) adamw_kernel(const Arguments<G,
 
 cudaError_t adamw(const AdamW& a, cudaStream_t stream) {
   if (a.num_chunks == 0) return cudaSuccess;
-  if (a.step == nullptr || a.chunks == nullptr || a.num_chunks > INT32_MAX)
-    return cudaErrorInvalidValue;
+  if (a.step == nullptr || a.chunks == nullptr || a.num_chunks > INT32_MAX) return cudaErrorInvalidValue;
   return dispatch(a.gradient_element, [&](auto gradient_zero) {
     using G = decltype(gradient_zero);
     return dispatch(a.compute_element, [&](auto compute_zero) {
       using C = decltype(compute_zero);
-      const Arguments<G, C> arguments{
-          a.master,
-          a.exp_avg,
-          a.exp_avg_sq,
-          static_cast<const G*>(a.gradient),
-          static_cast<C*>(a.compute),
-          a.multiplier,
-          a.skip,
-          a.step,
-          a.chunks,
-          static_cast<float>(a.lr),
-          static_cast<float>(1.0 - a.beta1),
-          static_cast<float>(a.beta2),
-          static_cast<float>(1.0 - a.beta2),
-          static_cast<float>(std::log(a.beta1)),
-          static_cast<float>(std::log(a.beta2)),
-          static_cast<float>(a.eps),
-          static_cast<float>(1.0 - a.lr * a.weight_decay),
-          aligned16(a.master, a.exp_avg, a.exp_avg_sq, a.gradient, a.compute)};
+      const Arguments<G, C> arguments{a.master,
+                                      a.exp_avg,
+                                      a.exp_avg_sq,
+                                      static_cast<const G*>(a.gradient),
+                                      static_cast<C*>(a.compute),
+                                      a.multiplier,
+                                      a.skip,
+                                      a.step,
+                                      a.chunks,
+                                      static_cast<float>(a.lr),
+                                      static_cast<float>(1.0 - a.beta1),
+                                      static_cast<float>(a.beta2),
+                                      static_cast<float>(1.0 - a.beta2),
+                                      static_cast<float>(std::log(a.beta1)),
+                                      static_cast<float>(std::log(a.beta2)),
+                                      static_cast<float>(a.eps),
+                                      static_cast<float>(1.0 - a.lr * a.weight_decay),
+                                      aligned16(a.master, a.exp_avg, a.exp_avg_sq, a.gradient, a.compute)};
       adamw_kernel<<<static_cast<unsigned>(a.num_chunks), kShardThreads, 0, stream>>>(arguments);
       return cudaGetLastError();
     });

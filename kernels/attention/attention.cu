@@ -7,7 +7,8 @@ namespace trireme::kernels {
 
 namespace {
 
-bool valid(const AttentionShape& s, const AttentionDropout& d, const AttentionTile* tiles, int64_t count, const int32_t* counters) {
+bool valid(const AttentionShape& s, const AttentionDropout& d, const AttentionTile* tiles, int64_t count,
+           const int32_t* counters) {
   if (d.threshold >= 128 || (d.threshold > 0 && (s.d != 64 || s.causal || d.sample_ids == nullptr))) return false;
   return tiles != nullptr && counters != nullptr && count > 0 && count * s.q_heads < INT32_MAX / 2;
 }
@@ -33,8 +34,8 @@ cudaError_t attention_backward(const AttentionBackward& a, cudaStream_t stream) 
   if (const cudaError_t status = check_attention(a.shape); status != cudaSuccess) return status;
   for (const AttentionTensor& t : {a.q, a.k, a.v, a.o, a.d_o, a.d_q, a.d_k, a.d_v})
     if (!valid_tensor(t)) return cudaErrorInvalidValue;
-  if (a.lse == nullptr || a.blocks == nullptr || a.workspace == nullptr || a.block_count <= 0 || a.shape.q_heads > INT16_MAX ||
-      a.block_count * a.shape.q_heads > INT32_MAX / 2 ||
+  if (a.lse == nullptr || a.blocks == nullptr || a.workspace == nullptr || a.block_count <= 0 ||
+      a.shape.q_heads > INT16_MAX || a.block_count * a.shape.q_heads > INT32_MAX / 2 ||
       !valid(a.shape, a.dropout, a.tiles, a.tile_count, a.counters))
     return cudaErrorInvalidValue;
   return a.shape.d == 128 ? attention_backward_d128(a, stream) : attention_backward_d64(a, stream);

@@ -17,14 +17,13 @@
 // pointers 16-byte aligned. Arithmetic is fp32 but for the two operands of the second product (p and ds), rounded to
 // the element type.
 //
-// Tokens are a pack of sequences; a Plan made from their boundaries says which tiles of work exist, longest first. Work outside
-// a token's own sequence is never done beyond the rounding to tiles, except that the padding of a sequence's
+// Tokens are a pack of sequences; a Plan made from their boundaries says which tiles of work exist, longest first. Work
+// outside a token's own sequence is never done beyond the rounding to tiles, except that the padding of a sequence's
 // last tile reads the tokens that follow: a NaN or infinity in one sequence can reach its predecessor.
 //
-// The forward pass, dk and dv are deterministic; so is dq where sums stay on chip. Elsewhere it is summed in fp32 in varying order unless
-// `deterministic` is set.
-// No allocation, no synchronisation. Launchers return cudaErrorInvalidValue for arguments outside these limits and
-// cudaErrorNotSupported for a device that is not Hopper.
+// The forward pass, dk and dv are deterministic; so is dq where sums stay on chip. Elsewhere it is summed in fp32 in
+// varying order unless `deterministic` is set. No allocation, no synchronisation. Launchers return
+// cudaErrorInvalidValue for arguments outside these limits and cudaErrorNotSupported for a device that is not Hopper.
 
 #include "kernels/element.h"
 
@@ -35,14 +34,14 @@
 
 namespace trireme::kernels {
 
-/// One tile of query rows (forward) or of keys (backward): rows first, first + 1, … of the sequence that occupies tokens
-/// [begin, end). `padded` is the sequence's first row where each sequence starts at a multiple of 128.
+/// One tile of query rows (forward) or of keys (backward): rows first, first + 1, … of the sequence that occupies
+/// tokens [begin, end). `padded` is the sequence's first row where each sequence starts at a multiple of 128.
 struct alignas(16) AttentionTile {
   int32_t first, begin, end, padded;
   int32_t sequence;
-  // Backward, for the order of work: its list (tiles of one sequence or of several), where that begins among all tiles, and its number, which says whether
-  // rows are met from the first one up or from the last one down. kShortSequences: always down, so that a sequence's last tile comes last to its rows and
-  // can finish their dQ.
+  // Backward, for the order of work: its list (tiles of one sequence or of several), where that begins among all tiles,
+  // and its number, which says whether rows are met from the first one up or from the last one down. kShortSequences:
+  // always down, so that a sequence's last tile comes last to its rows and can finish their dQ.
   int32_t list_begin, list_count, list;
   static constexpr int32_t kShortSequences = -1;
 };
@@ -56,7 +55,8 @@ struct AttentionBlock {
 /// What a batch's boundaries mean for the kernels; made on the host once a batch, used by every layer.
 struct AttentionPlan {
   std::vector<AttentionTile> forward, backward;
-  std::vector<AttentionTile> sequences;  // first key tiles, the longest sequence first; empty unless all are short enough for sums on chip
+  std::vector<AttentionTile>
+      sequences;  // first key tiles, the longest sequence first; empty unless all are short enough for sums on chip
   std::vector<AttentionBlock> blocks;
   int64_t short_blocks = 0;
   int64_t tokens = 0, longest = 0;  // of all sequences; of the longest
@@ -71,8 +71,7 @@ constexpr int kAttentionBackwardKeys = 128;
 constexpr int kAttentionWholeSequence = 512;
 
 /// cu_seqlens: 0 … tokens, ascending, `count` sequences.
-AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bool causal,
-                             int forward_rows = 0);
+AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bool causal, int forward_rows = 0);
 
 /// Strides in elements.
 struct AttentionStrides {
@@ -84,8 +83,8 @@ struct AttentionTensor {
   AttentionStrides strides{};
 };
 
-/// Decisions are a function of (key, sample of the token's sequence, head, row, column) with row and column inside the sequence, which has up
-/// to 65,536 tokens.
+/// Decisions are a function of (key, sample of the token's sequence, head, row, column) with row and column inside the
+/// sequence, which has up to 65,536 tokens.
 struct AttentionDropout {
   uint32_t threshold = 0;  // of 128; 0: no dropout; else d 64, not causal
   uint32_t t0 = 0, t1 = 0;
@@ -107,7 +106,7 @@ struct AttentionForward {
   AttentionDropout dropout;
   const AttentionTile* tiles = nullptr;  // device copy of the plan's
   int64_t tile_count = 0;
-  int64_t longest = 0;          // of the plan; decides what is fast, not what is right; 0: unknown, as long as all tokens
+  int64_t longest = 0;  // of the plan; decides what is fast, not what is right; 0: unknown, as long as all tokens
   int32_t* counters = nullptr;  // 2 integers, zero before the first launch; every launch leaves them zero
 };
 cudaError_t attention_forward(const AttentionForward& arguments, cudaStream_t stream);
@@ -123,7 +122,7 @@ struct AttentionBackward {
   int64_t sequence_count = 0;
   const AttentionBlock* blocks = nullptr;
   int64_t block_count = 0, short_blocks = 0;  // of the plan; 0 of the latter is always right, if slower
-  void* workspace = nullptr;  // attention_backward_workspace bytes, any content, 256-byte aligned
+  void* workspace = nullptr;                  // attention_backward_workspace bytes, any content, 256-byte aligned
   int32_t* counters = nullptr;
   bool deterministic = false;
 };

@@ -1,13 +1,14 @@
 #pragma once
-// Of the backward kernel, the warpgroups that own keys. A block keeps 128 keys and values; query rows and output gradients of every query head that
-// reads them stream by, kRows at a time, so that dK and dV of a key head are finished in registers. Each of the two consumer warpgroups
-// owns 64 keys and computes the transposed scores, so that P^T and dS^T leave the softmax in the layout of a register operand.
-// dS also goes through shared memory for dQ = dS K, of which each warpgroup computes one 64 x d / 2 part, a third one all of it where sums stay on
-// chip: the sums over key tiles are described at Sums, those in global memory lie in the order of the fragments.
+// Of the backward kernel, the warpgroups that own keys. A block keeps 128 keys and values; query rows and output
+// gradients of every query head that reads them stream by, kRows at a time, so that dK and dV of a key head are
+// finished in registers. Each of the two consumer warpgroups owns 64 keys and computes the transposed scores, so that
+// P^T and dS^T leave the softmax in the layout of a register operand. dS also goes through shared memory for dQ = dS K,
+// of which each warpgroup computes one 64 x d / 2 part, a third one all of it where sums stay on chip: the sums over
+// key tiles are described at Sums, those in global memory lie in the order of the fragments.
 //
-// In flight at the same time: the next scores, dK and dQ of the step before, while the exponentials of the next step run; some of dV, while dS is
-// formed. dQ comes a step late or from the third warpgroup, so that neither of the two waits for the other's half of dS, and they may drift apart
-// until one's products run beside the other's arithmetic.
+// In flight at the same time: the next scores, dK and dQ of the step before, while the exponentials of the next step
+// run; some of dV, while dS is formed. dQ comes a step late or from the third warpgroup, so that neither of the two
+// waits for the other's half of dS, and they may drift apart until one's products run beside the other's arithmetic.
 
 #include "kernels/attention/attention_backward_rows.cuh"
 #include "kernels/attention/attention_backward_scores.cuh"
@@ -15,7 +16,8 @@
 namespace trireme::kernels::backward {
 
 template <class C>
-__device__ inline void consume(const Parameters& p, uint32_t shared, const ItemInfo* infos, const StepInfo* steps, const Barriers<C>& barriers) {
+__device__ inline void consume(const Parameters& p, uint32_t shared, const ItemInfo* infos, const StepInfo* steps,
+                               const Barriers<C>& barriers) {
   using namespace hopper;
   const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
   const int group = uniform(static_cast<int>(threadIdx.x) / 128 - 1), warp = uniform(thread / 32);
@@ -24,8 +26,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     if (lane == 0) barrier_arrive(barrier);
   };
   const int warp_key = 64 * group + 16 * warp;
-  // Where this lane puts rows of dS, [keys][64 query rows] swizzled: key lane % 16 of its warp's, query chunk lane / 16; the chunk 2 i further is
-  // 32 i away by exclusive or.
+  // Where this lane puts rows of dS, [keys][64 query rows] swizzled: key lane % 16 of its warp's, query chunk lane /
+  // 16; the chunk 2 i further is 32 i away by exclusive or.
   const auto ds_store = [&] {
     const uint32_t here = C::kFinishes ? lane_again() : lane, key = warp_key + here % 16;
     return shared + C::kDs + key * 128 + (((here / 16) ^ (key % 8)) * 16);
@@ -36,7 +38,9 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
   uint32_t step = 0, round = 0;
   const auto step_info = [&](uint32_t at_step) -> const StepInfo& { return steps[at_step % C::kStepSlots]; };
   const auto tile_info = [&](uint32_t of_round) -> const ItemInfo& { return infos[of_round % C::kInfoSlots]; };
-  const auto wait_for_q = [&](uint32_t at_step) { barrier_wait(barriers.q_full(at_step % C::kStages), (at_step / C::kStages) & 1); };
+  const auto wait_for_q = [&](uint32_t at_step) {
+    barrier_wait(barriers.q_full(at_step % C::kStages), (at_step / C::kStages) & 1);
+  };
   const auto wait_for_k = [&] { barrier_wait(barriers.k_full(round & 1), (round >> 1) & 1); };
   AttentionDraws draws;
   const auto draw = [&](uint32_t at_step) {
@@ -50,14 +54,17 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     transposed_product<C>(s, k + group * (64 * 128), shared + C::kQ + (at_step % C::kStages) * C::kQBytes);
     mma_commit();
   };
-  const auto lse_of = [&](uint32_t at_step) { return shared + C::kLse + (at_step % C::kStages) * C::kStatBytes + 8 * (lane % 4); };
+  const auto lse_of = [&](uint32_t at_step) {
+    return shared + C::kLse + (at_step % C::kStages) * C::kStatBytes + 8 * (lane % 4);
+  };
   const auto rows_of = [&](uint32_t at_step) {
     const ItemInfo& info = tile_info(round);
     Rows<C> rows;
     rows.first = info.first - info.begin;
     rows.length = info.end - info.begin;
     rows.first_row = step_info(at_step).block * C::kRows;
-    rows.masked = uniform(rows.first + C::kKeys > rows.length || (C::kCausal && rows.first_row < rows.first + 64 * group + 63));
+    rows.masked =
+        uniform(rows.first + C::kKeys > rows.length || (C::kCausal && rows.first_row < rows.first + 64 * group + 63));
     if constexpr (!C::kWide) load_statistics(rows.lse, lse_of(at_step));
     return rows;
   };
@@ -72,22 +79,26 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     barrier_wait(barriers.ds_full(buffer), (of_step >> 1) & 1);
     proxy_fence();
     mma_fence();
-    query_gradient<C>(dq, shared + C::kDs + buffer * C::kSBytes, k_of(of_round) + group * (C::kDim == 128 ? C::kKeys * 128 : 64));
+    query_gradient<C>(dq, shared + C::kDs + buffer * C::kSBytes,
+                      k_of(of_round) + group * (C::kDim == 128 ? C::kKeys * 128 : 64));
     mma_commit();
   };
   const auto leave_dq = [&](float (&dq)[C::kDqValues], uint32_t of_step, uint32_t of_round) {
-    leave_query_gradient<C>(p, shared, barriers, tile_info(of_round), step_info(of_step), of_step, group, warp, lane, dq);
+    leave_query_gradient<C>(p, shared, barriers, tile_info(of_round), step_info(of_step), of_step, group, warp, lane,
+                            dq);
   };
 
   // Before dS of `step` takes its buffer, whose rows of this warp dK and dV pass.
   const auto leave_gradients = [&](uint32_t of_round) {
     const uint32_t buffer = step & 1;
     if constexpr (C::kDim == 64) barrier_wait(barriers.ds_empty(buffer), ((step >> 1) & 1) ^ 1);
-    store_gradients<C>(p, tile_info(of_round), warp_key, shared + C::kDs + buffer * C::kSBytes + warp_key * 128, dk, dv);
+    store_gradients<C>(p, tile_info(of_round), warp_key, shared + C::kDs + buffer * C::kSBytes + warp_key * 128, dk,
+                       dv);
   };
 
-  // `fresh`: the first step of a key tile, whose predecessor's dK and dV are still in registers. `ends`: on chip, whether `step` is the last of its
-  // tile, asked a step ahead; elsewhere, with no register to spare, in the middle of the step. At its head nothing hides the way there.
+  // `fresh`: the first step of a key tile, whose predecessor's dK and dV are still in registers. `ends`: on chip,
+  // whether `step` is the last of its tile, asked a step ahead; elsewhere, with no register to spare, in the middle of
+  // the step. At its head nothing hides the way there.
   bool fresh = true, more = true;
   [[maybe_unused]] bool ends = false;
   const auto ends_tile = [&](uint32_t at_step) -> bool { return uniform(step_info(at_step).last); };
@@ -97,7 +108,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
   };
   // One query block, from its probabilities in s; leaves those of the next step there, be it of the next key tile.
   const auto advance = [&] {
-    const uint32_t stage = step % C::kStages, do_stage = step % C::kDoStages, do_at = shared + C::kDo + do_stage * C::kQBytes;
+    const uint32_t stage = step % C::kStages, do_stage = step % C::kDoStages,
+                   do_at = shared + C::kDo + do_stage * C::kQBytes;
     const uint32_t buffer = step & 1, old_round = fresh ? round - 1 : round;
     const bool first = fresh;
     fresh = false;
@@ -105,7 +117,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     [[maybe_unused]] float dq[C::kDqValues];
     uint32_t packed[C::kRows / 4], ds[C::kRows / 4];
     if (!C::kKeysFirst && first && round > 0) {
-      // Nothing is in flight here: the assembler serialises all products if accumulators are read in a branch while some are.
+      // Nothing is in flight here: the assembler serialises all products if accumulators are read in a branch while
+      // some are.
       mma_wait<0>();
       pin(dk);
       pin(dv);
@@ -241,8 +254,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     pin(s);
     to_probabilities(step, rows_of(step));
   };
-  // A key tile whose second half lies behind the sequence: that warpgroup leaves the tensor cores and schedulers to the others and only says that it
-  // has read and written what they wait for. The third does not read its half of dS then.
+  // A key tile whose second half lies behind the sequence: that warpgroup leaves the tensor cores and schedulers to the
+  // others and only says that it has read and written what they wait for. The third does not read its half of dS then.
   [[maybe_unused]] const auto stand_by = [&] {
     mma_wait<0>();
     pin(dk);

@@ -21,10 +21,14 @@ __global__ void __launch_bounds__(C::kThreads, 1) kernel(const __grid_constant__
     hopper::registers_give<C::kProducerRegisters>();
     const int warp = hopper::uniform(static_cast<int>(threadIdx.x) / 32);
     if (threadIdx.x % 32 == 0) {
-      if (warp == 0) produce_keys<C>(p, shared, infos, barriers);
-      else if (warp == 1) produce_rows<C, false>(p, shared, infos, steps, barriers);
-      else if (warp == 2) produce_rows<C, true>(p, shared, infos, steps, barriers);
-      else if constexpr (!C::kOnChip) produce_sums<C>(p, shared, infos, barriers);
+      if (warp == 0)
+        produce_keys<C>(p, shared, infos, barriers);
+      else if (warp == 1)
+        produce_rows<C, false>(p, shared, infos, steps, barriers);
+      else if (warp == 2)
+        produce_rows<C, true>(p, shared, infos, steps, barriers);
+      else if constexpr (!C::kOnChip)
+        produce_sums<C>(p, shared, infos, barriers);
     }
   } else if (C::kOnChip && group == 3) {
     if constexpr (C::kOnChip) {

@@ -24,18 +24,19 @@ cudaError_t launch(const AttentionBackward& a, cudaStream_t stream) {
   auto* lse2 = static_cast<float*>(a.workspace);
   float *delta = lse2 + s.q_heads * padded, *dq_sums = C::kOnChip ? nullptr : delta + s.q_heads * padded;
   auto* turns = C::kOnChip ? nullptr : reinterpret_cast<int32_t*>(dq_sums + s.q_heads * padded * s.d);
-  // Heads that share keys are met by key tiles in turn, so that one tile can store what the others then add to. Tiles of a head of its own meet its
-  // rows all at once: waiting for the first costs more than zeros.
+  // Heads that share keys are met by key tiles in turn, so that one tile can store what the others then add to. Tiles
+  // of a head of its own meet its rows all at once: waiting for the first costs more than zeros.
   const bool zeroed = C::kSums == Sums::kAnyOrder && s.q_heads == s.kv_heads;
   const float keep_scale = 128.0f / static_cast<float>(128 - a.dropout.threshold);
-  const SideArguments side{a.o.data, a.d_o.data, a.d_q.data, a.o.strides, a.d_o.strides, a.d_q.strides, a.lse, a.blocks,
-                           a.block_count, padded, s.tokens, s.q_heads, s.scale * keep_scale, 1 / keep_scale, lse2, delta, turns, dq_sums,
-                           zeroed, C::kFinishes};
+  const SideArguments side{
+      a.o.data, a.d_o.data,    a.d_q.data, a.o.strides, a.d_o.strides, a.d_q.strides,        a.lse,
+      a.blocks, a.block_count, padded,     s.tokens,    s.q_heads,     s.scale * keep_scale, 1 / keep_scale,
+      lse2,     delta,         turns,      dq_sums,     zeroed,        C::kFinishes};
   if (const cudaError_t status = prepare(side, s.d, s.element, stream); status != cudaSuccess) return status;
 
   const int processors = multiprocessors();
-  p.queue = {C::kOnChip ? a.sequences : a.tiles, a.counters, static_cast<int>(C::kOnChip ? a.sequence_count : a.tile_count), s.kv_heads,
-             processors};
+  p.queue = {C::kOnChip ? a.sequences : a.tiles, a.counters,
+             static_cast<int>(C::kOnChip ? a.sequence_count : a.tile_count), s.kv_heads, processors};
   p.lse2 = lse2;
   p.delta = delta;
   p.dq_sums = dq_sums;
@@ -64,7 +65,9 @@ cudaError_t launch(const AttentionBackward& a, cudaStream_t stream) {
   if (allowed != cudaSuccess) return allowed;
   const auto grid = static_cast<unsigned>(std::min<int64_t>(processors, p.queue.items()));
   // Beside the last blocks of what runs before: only sums and statistics come from there.
-  if (const cudaError_t status = launch_behind(kernel<C>, grid, C::kThreads, C::kBytes, stream, p); status != cudaSuccess) return status;
+  if (const cudaError_t status = launch_behind(kernel<C>, grid, C::kThreads, C::kBytes, stream, p);
+      status != cudaSuccess)
+    return status;
   const bool done = C::kOnChip || (C::kFinishes && a.short_blocks == a.block_count);
   return done ? cudaSuccess : convert(side, s.d, s.element, stream);
 }

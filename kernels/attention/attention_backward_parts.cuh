@@ -2,21 +2,21 @@
 // Of the backward kernel: shared memory, parameters, barriers, the order of work, and the matrix products.
 
 #include "kernels/attention/attention_dropout.cuh"
-#include "kernels/hopper.cuh"
 #include "kernels/attention/tile_queue.cuh"
 #include "kernels/device.cuh"
+#include "kernels/hopper.cuh"
 
 namespace trireme::kernels::backward {
 
 /// Where dQ, to which every key tile contributes, is summed.
 enum class Sums {
-  kAnyOrder,   // fp32 in global memory, added by the copy engine
-  kKeyOrder,   // the same, key tiles in ascending order: deterministic
-  kOnChip,     // one block takes all key tiles of a sequence and head one after the other; sums wait in shared memory
+  kAnyOrder,  // fp32 in global memory, added by the copy engine
+  kKeyOrder,  // the same, key tiles in ascending order: deterministic
+  kOnChip,    // one block takes all key tiles of a sequence and head one after the other; sums wait in shared memory
 };
 
-/// kFinishes: of short sequences under a causal mask the key tile on the diagonal, which is taken last, adds the others' sums to its own and stores
-/// dQ. That pays where they are not few.
+/// kFinishes: of short sequences under a causal mask the key tile on the diagonal, which is taken last, adds the
+/// others' sums to its own and stores dQ. That pays where they are not few.
 template <class T_, int kDim_, bool kCausal_, bool kDropout_, Sums kSums_, bool kFinishes_ = false>
 struct Config {
   static constexpr bool kFinishes = kFinishes_;
@@ -33,16 +33,19 @@ struct Config {
   // Warpgroups: a producer, two that own keys, on chip one for dQ.
   static constexpr int kThreads = kOnChip ? 512 : 384;
   static constexpr int kProducerRegisters = 24, kKeyRegisters = kOnChip ? 200 : 240, kQueryRegisters = 80;
-  static_assert(128 * (kProducerRegisters + 2 * kKeyRegisters + (kOnChip ? kQueryRegisters : 0)) <= kThreads * (65536 / kThreads / 8 * 8));
+  static_assert(128 * (kProducerRegisters + 2 * kKeyRegisters + (kOnChip ? kQueryRegisters : 0)) <=
+                kThreads * (65536 / kThreads / 8 * 8));
   // Of the four parts of dV, those that may be in flight while dS is formed: as many as registers allow.
   static constexpr int kValuesHeld = kWide ? 1 : 4;
   // And of a lane's pairs of delta, those that are read before dP is waited for.
   static constexpr int kDeltasHeld = kWide ? 2 : kRows / 8;
-  // dK before the late dQ: with two stages of Q, the next but one must be asked for early. Else dQ first, and dK into the next step.
+  // dK before the late dQ: with two stages of Q, the next but one must be asked for early. Else dQ first, and dK into
+  // the next step.
   static constexpr bool kKeysFirst = kStages == 2;
   // Values of dQ that a thread holds: of a 64 x d / 2 part, on chip of all.
   static constexpr int kDqValues = kOnChip ? kDim / 2 : kDim / 4;
-  // More than slots of keys: a tile's dK and dV leave while the next one is under way. By the time a slot is written again all have moved on.
+  // More than slots of keys: a tile's dK and dV leave while the next one is under way. By the time a slot is written
+  // again all have moved on.
   static constexpr int kInfoSlots = 4;
   // Where dQ, which leaves a step late, asks what it is of: by then Q of three steps further may have been asked for.
   static constexpr int kStepSlots = kFinishes ? 4 : kStages;
@@ -59,7 +62,8 @@ struct Config {
                             kDs = kDo + kDoStages * kQBytes, kDq = kDs + 2 * kSBytes, kLse = kDq + kSumBytes,
                             kDelta = kLse + kStages * kStatBytes, kBarriers = kDelta + kDoStages * kStatBytes,
                             kInfos = kBarriers + (16 + 2 * (kStages + kDoStages) + kInfoSlots + 2 * kRelaySlots) * 8,
-                            kSteps = kInfos + kInfoSlots * 48, kRelay = kSteps + kStepSlots * 16, kBytes = kRelay + kRelaySlots * 4;
+                            kSteps = kInfos + kInfoSlots * 48, kRelay = kSteps + kStepSlots * 16,
+                            kBytes = kRelay + kRelaySlots * 4;
   static_assert(kInfos % 16 == 0 && kBytes <= 227 * 1024);
 };
 
@@ -69,8 +73,9 @@ struct Parameters {
   const float* lse2;   // [q_heads][padded rows], times log2 e; infinite beyond a sequence
   const float* delta;  // the same, divided by keep_scale; zero beyond
   float* dq_sums;      // [q_heads][padded blocks of 64][2][64 x d / 2 in fragment order]; not on chip
-  int32_t* turns;      // [q_heads][padded blocks of kRows]; not on chip. What produce_sums knows of their sums; zero: there are none yet
-  bool zeroed;         // the sums: in any order all key tiles may add
+  int32_t* turns;  // [q_heads][padded blocks of kRows]; not on chip. What produce_sums knows of their sums; zero: there
+                   // are none yet
+  bool zeroed;     // the sums: in any order all key tiles may add
   void *dq, *dk, *dv;  // dq: on chip, and of short sequences
   int64_t dq_token, dq_head, dk_token, dk_head, dv_token, dv_head, padded_rows;
   int row_blocks;  // padded_rows / kRows, which would take registers where they are scarce
@@ -81,8 +86,8 @@ struct Parameters {
   float keep_scale;
 };
 
-/// What the producer tells about a key tile; head -1: no more. Query blocks first_block … blocks - 1 of each head of the group. In the last
-/// `finishes` steps it finishes dQ.
+/// What the producer tells about a key tile; head -1: no more. Query blocks first_block … blocks - 1 of each head of
+/// the group. In the last `finishes` steps it finishes dQ.
 struct alignas(16) ItemInfo {
   int32_t first, begin, end, padded, head, first_block, blocks, sequence, down, rotation, last_of_item, finishes;
 };
@@ -93,7 +98,8 @@ struct alignas(16) StepInfo {
   int32_t finishes;           // head << 16 | block of a step that finishes dQ; else -1
 };
 
-/// The order in which a key tile meets query blocks: heads of the group turn about inside a block, blocks run up or down.
+/// The order in which a key tile meets query blocks: heads of the group turn about inside a block, blocks run up or
+/// down.
 struct Walk {
   int block, head, left;  // left: steps from this one on
   int start, above, stride;
@@ -123,7 +129,8 @@ struct Walk {
 template <class C>
 struct Barriers {
   uint32_t base;
-  // Every thread that has read a stage's statistics says so: racecheck follows no other threads, and it takes no longer than one of a warp.
+  // Every thread that has read a stage's statistics says so: racecheck follows no other threads, and it takes no longer
+  // than one of a warp.
   static constexpr uint32_t kReaders = 256;
   // That form dQ.
   static constexpr uint32_t kQueryWarps = C::kOnChip ? 4 : 8;
@@ -183,15 +190,18 @@ __device__ inline void transposed_product(float (&s)[C::kRows / 2], uint32_t key
   hopper::product_of_rows<typename C::T, C::kDim, C::kKeys, C::kRows>(s, hopper::operand(keys), hopper::operand(rows));
 }
 
-/// sum (+)= x^T y with x^T in registers and y the kRows rows at an address; 16 rows at a time, and `before` when kHeld such are left.
+/// sum (+)= x^T y with x^T in registers and y the kRows rows at an address; 16 rows at a time, and `before` when kHeld
+/// such are left.
 template <class C, int kHeld = 0, class F = void (*)()>
-__device__ inline void add_product(float (&sum)[C::kDim / 2], const uint32_t (&x)[C::kRows / 4], uint32_t y, bool accumulate, F before = [] {}) {
+__device__ inline void add_product(
+    float (&sum)[C::kDim / 2], const uint32_t (&x)[C::kRows / 4], uint32_t y, bool accumulate, F before = [] {}) {
   using namespace hopper;
   const Operand b = operand(y, C::kRows * 128);
 #pragma unroll
   for (int i = 0; i < C::kRows / 16; ++i) {
     if (kHeld > 0 && i > 0 && i == C::kRows / 16 - kHeld) before();
-    mma_rs<typename C::T, Major::kMN>(sum, x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3], b.at(i * 2048), i != 0 || accumulate);
+    mma_rs<typename C::T, Major::kMN>(sum, x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3], b.at(i * 2048),
+                                      i != 0 || accumulate);
   }
 }
 
@@ -201,7 +211,8 @@ __device__ inline bool second_half(int first, int end) {
   return first + C::kKeys / 2 < end;
 }
 
-/// dq = 64 rows of dS times d / 2 columns of K, on chip all; both lie with the summed dimension (keys) as rows, the first kKeys of the tile count.
+/// dq = 64 rows of dS times d / 2 columns of K, on chip all; both lie with the summed dimension (keys) as rows, the
+/// first kKeys of the tile count.
 template <class C, int kKeys = C::kKeys>
 __device__ inline void query_gradient(float (&dq)[C::kDqValues], uint32_t ds, uint32_t k) {
   using namespace hopper;

@@ -1,5 +1,6 @@
 #pragma once
-// What the producer warpgroup of the backward kernel does: four threads, each of which alone fits the few registers that the consumers leave.
+// What the producer warpgroup of the backward kernel does: four threads, each of which alone fits the few registers
+// that the consumers leave.
 
 #include "kernels/attention/attention_backward_parts.cuh"
 #include "kernels/attention/attention_backward_turns.cuh"
@@ -9,7 +10,8 @@ namespace trireme::kernels::backward {
 
 /// Hands out work; keys and values; relays turns.
 template <class C>
-__device__ inline void produce_keys(const Parameters& p, uint32_t shared, ItemInfo* infos, const Barriers<C>& barriers) {
+__device__ inline void produce_keys(const Parameters& p, uint32_t shared, ItemInfo* infos,
+                                    const Barriers<C>& barriers) {
   using namespace hopper;
   uint32_t round = 0, items = 0;
   TurnRelay<C> turns{p, shared, barriers};
@@ -19,15 +21,16 @@ __device__ inline void produce_keys(const Parameters& p, uint32_t shared, ItemIn
     const bool down = p.queue.decode(item, tile_index, head) && C::kCausal;
     const AttentionTile tile = p.queue.tiles[tile_index];
     const bool is_short = tile.list == AttentionTile::kShortSequences;
-    // Tiles of a short sequence start together, all at its end, and finish its rows in turn: they take heads in the same order.
+    // Tiles of a short sequence start together, all at its end, and finish its rows in turn: they take heads in the
+    // same order.
     const int group_rotation = is_short ? 0 : (tile.first - tile.begin) / C::kKeys % p.group;
     const int last = C::kOnChip ? tile.end : tile.first + 1;
 #pragma unroll 1
     for (int first = tile.first; first < last; first += C::kKeys, ++round) {
       const uint32_t slot = round & 1, info = round % C::kInfoSlots;
       const int first_block = C::kCausal ? (first - tile.begin) / C::kRows : 0;
-      // At least two steps: the first one ends the tile before, whose slot the last one may wait to see filled again. (Rows beyond a sequence
-      // add nothing; the layout of statistics and sums has them.)
+      // At least two steps: the first one ends the tile before, whose slot the last one may wait to see filled again.
+      // (Rows beyond a sequence add nothing; the layout of statistics and sums has them.)
       const int blocks = max((tile.end - tile.begin + C::kRows - 1) / C::kRows, first_block + (p.group == 1 ? 2 : 1));
       infos[info] = {first,
                      tile.begin,
@@ -90,24 +93,28 @@ __device__ inline void produce_rows(const Parameters& p, uint32_t shared, const 
         steps[step % C::kStepSlots] = {walk.block, walk.head, walk.left == 1,
                                        C::kFinishes && walk.left <= info.finishes ? walk.head << 16 | walk.block : -1};
       barrier_expect(full, C::kQBytes + C::kStatBytes);
-      load_rows<C::kDim, C::kRows>(shared + (kGradients ? C::kDo : C::kQ) + stage * C::kQBytes, map, walk.head, begin + walk.block * C::kRows, full);
+      load_rows<C::kDim, C::kRows>(shared + (kGradients ? C::kDo : C::kQ) + stage * C::kQBytes, map, walk.head,
+                                   begin + walk.block * C::kRows, full);
       load_bytes(shared + (kGradients ? C::kDelta : C::kLse) + stage * C::kStatBytes,
                  stat + walk.head * p.padded_rows + walk.block * C::kRows, C::kStatBytes, full);
     }
   }
 }
 
-/// Brings what the consumers leave of dQ in shared memory to the sums in global memory: the first key tile of a block of rows stores, the others
-/// add. What others have left goes the other way where this tile finishes dQ.
+/// Brings what the consumers leave of dQ in shared memory to the sums in global memory: the first key tile of a block
+/// of rows stores, the others add. What others have left goes the other way where this tile finishes dQ.
 template <class C>
-__device__ inline void produce_sums(const Parameters& p, uint32_t shared, const ItemInfo* infos, const Barriers<C>& barriers) {
+__device__ inline void produce_sums(const Parameters& p, uint32_t shared, const ItemInfo* infos,
+                                    const Barriers<C>& barriers) {
   using namespace hopper;
-  constexpr int kPart = C::kRows * C::kDim / 2;  // of a warpgroup
+  constexpr int kPart = C::kRows * C::kDim / 2;                  // of a warpgroup
   constexpr int32_t kClaimed = 1 << 16, kStored = kClaimed + 1;  // in any order
-  // Bit 0: of the number of the step among those that use the shared memory; bit 1: the consumers have got it for this one already; bit 2: they may
-  // still be about the step before. Then the lowest bits of the number of posts, above them rounds: registers are scarce.
+  // Bit 0: of the number of the step among those that use the shared memory; bit 1: the consumers have got it for this
+  // one already; bit 2: they may still be about the step before. Then the lowest bits of the number of posts, above
+  // them rounds: registers are scarce.
   uint32_t state = 0;
-  constexpr uint32_t kOdd = 1, kHanded = 2, kBusy = 4, kPost = 8, kPosts = (2 * C::kRelaySlots - 1) * kPost, kRound = kPosts + kPost;
+  constexpr uint32_t kOdd = 1, kHanded = 2, kBusy = 4, kPost = 8, kPosts = (2 * C::kRelaySlots - 1) * kPost,
+                     kRound = kPosts + kPost;
   const auto round = [&] { return state / kRound; };
   TurnRelay<C> turns{p, shared, barriers};
   await_kernel_before();
@@ -131,7 +138,8 @@ __device__ inline void produce_sums(const Parameters& p, uint32_t shared, const 
       if constexpr (C::kFinishes) {
         const bool brings = finishes && !beyond && info.first > info.begin;
         if (brings) {
-          // Those tiles were handed out before this one and have been told of, so someone always moves on. Asked while the step before is under way.
+          // Those tiles were handed out before this one and have been told of, so someone always moves on. Asked while
+          // the step before is under way.
           wait_for_turn(turn, (p.zeroed ? 0 : kClaimed) + (info.first - info.begin) / C::kKeys);
           full_proxy_fence();
         }
@@ -140,7 +148,8 @@ __device__ inline void produce_sums(const Parameters& p, uint32_t shared, const 
           if (state & kBusy) barrier_wait(barriers.sums_full(g), (state & kOdd) ^ 1);
           if (brings) {
             barrier_expect(barriers.sums_empty(g), kPart * 4);
-            load_bytes(shared + C::kDq + g * (kPart * 4), p.dq_sums + int64_t{at} * (2 * kPart) + g * kPart, kPart * 4, barriers.sums_empty(g));
+            load_bytes(shared + C::kDq + g * (kPart * 4), p.dq_sums + int64_t{at} * (2 * kPart) + g * kPart, kPart * 4,
+                       barriers.sums_empty(g));
           } else if ((state & kHanded) == 0) {
             barrier_arrive(barriers.sums_empty(g));
           }

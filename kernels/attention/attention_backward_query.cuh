@@ -1,6 +1,6 @@
 #pragma once
-// What the third consumer warpgroup of the backward kernel does where sums of dQ stay on chip: dQ = dS K of every step, at its own pace, so that the
-// warpgroups that own keys never wait for products of their neighbour's half of dS.
+// What the third consumer warpgroup of the backward kernel does where sums of dQ stay on chip: dQ = dS K of every step,
+// at its own pace, so that the warpgroups that own keys never wait for products of their neighbour's half of dS.
 
 #include "kernels/attention/attention_backward_parts.cuh"
 #include "kernels/attention/attention_backward_rows.cuh"
@@ -9,7 +9,8 @@
 namespace trireme::kernels::backward {
 
 template <class C>
-__device__ inline void sum_query_gradients(const Parameters& p, uint32_t shared, const ItemInfo* infos, const Barriers<C>& barriers) {
+__device__ inline void sum_query_gradients(const Parameters& p, uint32_t shared, const ItemInfo* infos,
+                                           const Barriers<C>& barriers) {
   using namespace hopper;
   using T = typename C::T;
   static_assert(C::kOnChip && C::kDqValues == C::kDim / 2);
@@ -22,7 +23,8 @@ __device__ inline void sum_query_gradients(const Parameters& p, uint32_t shared,
     const ItemInfo& info = infos[round % C::kInfoSlots];
     const int head = uniform(info.head);
     if (head < 0) break;
-    const int first = uniform(info.first), begin = uniform(info.begin), end = uniform(info.end), first_block = uniform(info.first_block);
+    const int first = uniform(info.first), begin = uniform(info.begin), end = uniform(info.end),
+              first_block = uniform(info.first_block);
     const int steps = uniform(info.blocks) - first_block, down = uniform(info.down);
     const uint32_t k = shared + C::kK + (round & 1) * C::kKBytes;
     const bool adds = first > begin, whole = second_half<C>(first, end);
@@ -52,7 +54,8 @@ __device__ inline void sum_query_gradients(const Parameters& p, uint32_t shared,
       // The last key tile under the mask of these rows.
       if (first + C::kKeys >= (C::kCausal ? min(end, begin + row + C::kRows) : end)) {
         const int64_t token = begin + row + 16 * warp;
-        store_rows(dq, p.scale, sums, static_cast<T*>(p.dq) + head * p.dq_head + token * p.dq_token, p.dq_token, end - static_cast<int>(token));
+        store_rows(dq, p.scale, sums, static_cast<T*>(p.dq) + head * p.dq_head + token * p.dq_token, p.dq_token,
+                   end - static_cast<int>(token));
       } else {
         keep_sums(sums, dq);
       }

@@ -6,16 +6,19 @@
 
 namespace trireme::kernels::backward {
 
-/// 16 rows of a warp, times `scale`, to out + row * stride by way of 16 rows of shared memory of its own at `by`: they leave whole. Rows from `count`
-/// on are left out.
+/// 16 rows of a warp, times `scale`, to out + row * stride by way of 16 rows of shared memory of its own at `by`: they
+/// leave whole. Rows from `count` on are left out.
 template <class T, int kCount>
-__device__ inline void store_rows(const float (&x)[kCount], float scale, uint32_t by, T* out, int64_t stride, int count) {
+__device__ inline void store_rows(const float (&x)[kCount], float scale, uint32_t by, T* out, int64_t stride,
+                                  int count) {
   using namespace hopper;
   constexpr uint32_t kBytes = kCount * 4, kChunks = kBytes / 16, kRowsAtOnce = 32 / kChunks;
   static_assert(kChunks == 8 || kChunks == 4);
   const uint32_t lane = threadIdx.x % 32;
   // Eight rows of a chunk lie in different banks.
-  const auto at = [&](uint32_t row, uint32_t chunk) { return by + row * kBytes + ((chunk ^ (kChunks == 8 ? row : row / 2)) % kChunks) * 16; };
+  const auto at = [&](uint32_t row, uint32_t chunk) {
+    return by + row * kBytes + ((chunk ^ (kChunks == 8 ? row : row / 2)) % kChunks) * 16;
+  };
   const uint32_t to_shared = at(lane % 16, lane / 16);
   __syncwarp();
 #pragma unroll
@@ -28,7 +31,8 @@ __device__ inline void store_rows(const float (&x)[kCount], float scale, uint32_
   __syncwarp();
   int4 v[16 / kRowsAtOnce];
 #pragma unroll
-  for (uint32_t i = 0; i < 16 / kRowsAtOnce; ++i) v[i] = load_shared16(at(kRowsAtOnce * i + lane / kChunks, lane % kChunks));
+  for (uint32_t i = 0; i < 16 / kRowsAtOnce; ++i)
+    v[i] = load_shared16(at(kRowsAtOnce * i + lane / kChunks, lane % kChunks));
   __syncwarp();
   T* to = out + lane / kChunks * stride + lane % kChunks * 8;
 #pragma unroll
@@ -36,22 +40,25 @@ __device__ inline void store_rows(const float (&x)[kCount], float scale, uint32_
     if (static_cast<int>(kRowsAtOnce * i + lane / kChunks) < count) store_global16(to, v[i]);
 }
 
-/// A warp's part of dQ of a step, whose sums are in global memory: to shared memory, from where a thread of the producer adds it to them; or, where
-/// this key tile is the rows' last, with the sums that the thread has brought to dQ itself.
+/// A warp's part of dQ of a step, whose sums are in global memory: to shared memory, from where a thread of the
+/// producer adds it to them; or, where this key tile is the rows' last, with the sums that the thread has brought to dQ
+/// itself.
 template <class C>
-__device__ inline void leave_query_gradient(const Parameters& p, uint32_t shared, const Barriers<C>& barriers, const ItemInfo& info,
-                                            const StepInfo& about, uint32_t step, int group, int warp, [[maybe_unused]] int lane,
-                                            float (&dq)[C::kDqValues]) {
+__device__ inline void leave_query_gradient(const Parameters& p, uint32_t shared, const Barriers<C>& barriers,
+                                            const ItemInfo& info, const StepInfo& about, uint32_t step, int group,
+                                            int warp, [[maybe_unused]] int lane, float (&dq)[C::kDqValues]) {
   using namespace hopper;
   if (C::kFinishes && uniform(about.finishes) >= 0) {
     const int here = uniform(about.finishes);
     const int token = info.begin + (here & 0xffff) * C::kRows + 16 * warp;
     barrier_wait(barriers.sums_empty(group), step & 1);
-    if ((here & 0xffff) >= C::kKeys / C::kRows) add_staged_sums(shared + C::kDq + (4 * group + warp) * (C::kDqValues * 128), dq);
+    if ((here & 0xffff) >= C::kKeys / C::kRows)
+      add_staged_sums(shared + C::kDq + (4 * group + warp) * (C::kDqValues * 128), dq);
     barrier_arrive(barriers.sums_full(group));
-    store_fragments(dq, p.scale,
-                    static_cast<typename C::T*>(p.dq) + (here >> 16) * p.dq_head + token * p.dq_token + group * (C::kDim / 2), p.dq_token,
-                    info.end - token);
+    store_fragments(
+        dq, p.scale,
+        static_cast<typename C::T*>(p.dq) + (here >> 16) * p.dq_head + token * p.dq_token + group * (C::kDim / 2),
+        p.dq_token, info.end - token);
   } else {
     const uint32_t sums = shared + C::kDq + (4 * group + warp) * (C::kDqValues * 128);
     const uint32_t here = C::kFinishes ? lane_again() : lane;
@@ -70,13 +77,16 @@ __device__ inline void leave_query_gradient(const Parameters& p, uint32_t shared
 
 /// dK and dV of one warp's 16 keys; `by` as for store_rows, where heads of 64 use it.
 template <class C>
-__device__ inline void store_gradients(const Parameters& p, const ItemInfo& info, int warp_key, [[maybe_unused]] uint32_t by,
-                                       const float (&dk)[C::kDim / 2], const float (&dv)[C::kDim / 2]) {
+__device__ inline void store_gradients(const Parameters& p, const ItemInfo& info, int warp_key,
+                                       [[maybe_unused]] uint32_t by, const float (&dk)[C::kDim / 2],
+                                       const float (&dv)[C::kDim / 2]) {
   using T = typename C::T;
   const int64_t token = info.first + warp_key;
   const int count = info.end - static_cast<int>(token);
-  T *const to_dk = static_cast<T*>(p.dk) + info.head * p.dk_head + token * p.dk_token,
-    *const to_dv = static_cast<T*>(p.dv) + info.head * p.dv_head + token * p.dv_token;
+  T *const to_dk = static_cast<T*>(p.dk) + info.head * p.dk_head + token * p.dk_token, *const to_dv =
+                                                                                           static_cast<T*>(p.dv) +
+                                                                                           info.head * p.dv_head +
+                                                                                           token * p.dv_token;
   const float dv_scale = C::kDropout ? p.keep_scale : 1.0f;
   if constexpr (C::kDim == 64) {
     store_rows(dk, p.scale, by, to_dk, p.dk_token, count);

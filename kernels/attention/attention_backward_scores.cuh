@@ -1,7 +1,7 @@
 #pragma once
-// Of the backward kernel, what becomes of a warp's transposed scores in registers: masks, probabilities from them and from the rows' statistics,
-// dropout, dS. A thread holds the scores of keys `key` and + 8 (in fours: two rows of each) in rows `row` + 8 j and the one behind, where key and row
-// are those of its lane.
+// Of the backward kernel, what becomes of a warp's transposed scores in registers: masks, probabilities from them and
+// from the rows' statistics, dropout, dS. A thread holds the scores of keys `key` and + 8 (in fours: two rows of each)
+// in rows `row` + 8 j and the one behind, where key and row are those of its lane.
 
 #include "kernels/attention/attention_backward_parts.cuh"
 
@@ -24,7 +24,8 @@ __device__ inline void load_statistics(float2 (&x)[kCount], uint32_t from) {
   for (int j = 0; j < kCount; ++j) x[j] = hopper::load_shared_float2(from + 32 * j);
 }
 
-/// -inf where a key is masked for a query row: rows before the key when causal, all rows when it lies behind the sequence.
+/// -inf where a key is masked for a query row: rows before the key when causal, all rows when it lies behind the
+/// sequence.
 template <class C>
 __device__ inline void mask_scores(float (&s)[C::kRows / 2], int key, int row, int length) {
   const bool here0 = key < length, here1 = key + 8 < length;
@@ -39,8 +40,8 @@ __device__ inline void mask_scores(float (&s)[C::kRows / 2], int key, int row, i
 
 /// From masked scores to probabilities; the rows' log-sum-exp from registers or, as for load_statistics, from `lse_at`.
 template <class C>
-__device__ inline void probabilities(float (&s)[C::kRows / 2], [[maybe_unused]] const float2 (&lses)[C::kRows / 8], [[maybe_unused]] uint32_t lse_at,
-                                     float scale_log2) {
+__device__ inline void probabilities(float (&s)[C::kRows / 2], [[maybe_unused]] const float2 (&lses)[C::kRows / 8],
+                                     [[maybe_unused]] uint32_t lse_at, float scale_log2) {
   using namespace hopper;
 #pragma unroll
   for (int j = 0; j < C::kRows / 8; ++j) {
@@ -71,11 +72,13 @@ struct Kept {
 
 /// P, an operand of dV = P^T dO.
 template <class C>
-__device__ inline void pack_probabilities(uint32_t (&packed)[C::kRows / 4], const float (&s)[C::kRows / 2], [[maybe_unused]] const Kept<C>& kept) {
+__device__ inline void pack_probabilities(uint32_t (&packed)[C::kRows / 4], const float (&s)[C::kRows / 2],
+                                          [[maybe_unused]] const Kept<C>& kept) {
 #pragma unroll
   for (int i = 0; i < C::kRows / 16; ++i) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) packed[4 * i + e] = hopper::pack2<typename C::T>(s[8 * i + 2 * e], s[8 * i + 2 * e + 1]);
+    for (int e = 0; e < 4; ++e)
+      packed[4 * i + e] = hopper::pack2<typename C::T>(s[8 * i + 2 * e], s[8 * i + 2 * e + 1]);
     if constexpr (C::kDropout) {
       // Transposed: bit 3 of the key selects by two bytes, that of the query row by one.
       packed[4 * i] &= half_masks<0>(kept.even[i], kept.odd[i]);
@@ -86,11 +89,12 @@ __device__ inline void pack_probabilities(uint32_t (&packed)[C::kRows / 4], cons
   }
 }
 
-/// ds = P (dP - delta), in place in dp and packed; the first of delta in registers, all at `delta_at` as for load_statistics.
+/// ds = P (dP - delta), in place in dp and packed; the first of delta in registers, all at `delta_at` as for
+/// load_statistics.
 template <class C>
-__device__ inline void score_gradients(uint32_t (&ds)[C::kRows / 4], float (&dp)[C::kRows / 2], const float (&s)[C::kRows / 2],
-                                       const float2 (&deltas)[C::kDeltasHeld], [[maybe_unused]] uint32_t delta_at,
-                                       [[maybe_unused]] const Kept<C>& kept) {
+__device__ inline void score_gradients(uint32_t (&ds)[C::kRows / 4], float (&dp)[C::kRows / 2],
+                                       const float (&s)[C::kRows / 2], const float2 (&deltas)[C::kDeltasHeld],
+                                       [[maybe_unused]] uint32_t delta_at, [[maybe_unused]] const Kept<C>& kept) {
 #pragma unroll
   for (int i = 0; i < C::kRows / 16; ++i) {
 #pragma unroll
@@ -101,7 +105,8 @@ __device__ inline void score_gradients(uint32_t (&ds)[C::kRows / 4], float (&dp)
         float x = dp[4 * j + e];
         if constexpr (C::kDropout) {
           const uint32_t word = e % 2 ? kept.odd[i] : kept.even[i];
-          const uint32_t mask = j % 2 == 0 ? (e < 2 ? word_mask<0>(word) : word_mask<2>(word)) : (e < 2 ? word_mask<1>(word) : word_mask<3>(word));
+          const uint32_t mask = j % 2 == 0 ? (e < 2 ? word_mask<0>(word) : word_mask<2>(word))
+                                           : (e < 2 ? word_mask<1>(word) : word_mask<3>(word));
           x = __uint_as_float(__float_as_uint(x) & mask);
         }
         dp[4 * j + e] = s[4 * j + e] * (x - (e % 2 ? delta.y : delta.x));

@@ -2,8 +2,8 @@
 
 #include "kernels/attention/attention_backward_side.h"
 #include "kernels/attention/attention_launch.h"
-#include "kernels/hopper.cuh"
 #include "kernels/device.cuh"
+#include "kernels/hopper.cuh"
 #include "kernels/launch.h"
 #include "kernels/launch_behind.cuh"
 
@@ -50,16 +50,18 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const SideArguments a
   for (int i = 0; i < 64 * kDim / 4 / kThreads; ++i) sums[i * kThreads + threadIdx.x] = float4{};
 }
 
-/// One 64 x d / 2 part of dQ: a thread of the summing warpgroup held column pairs 8 i + 2 (lane % 4) of rows lane / 4 and + 8 of its warp's 16.
+/// One 64 x d / 2 part of dQ: a thread of the summing warpgroup held column pairs 8 i + 2 (lane % 4) of rows lane / 4
+/// and + 8 of its warp's 16.
 template <class T, int kDim>
 __global__ void __launch_bounds__(128) convert_kernel(const SideArguments a) {
   constexpr int kColumns = kDim / 2, kLoads = kColumns / 8;
-  const int part = blockIdx.x % 2, rest = static_cast<int>(blockIdx.x) / 2, head = rest % a.q_heads, block_index = rest / a.q_heads;
+  const int part = blockIdx.x % 2, rest = static_cast<int>(blockIdx.x) / 2, head = rest % a.q_heads,
+            block_index = rest / a.q_heads;
   const AttentionBlock block = a.blocks[block_index];
   if (block.count == 0 || (a.finished && block.is_short)) return;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const float4* from =
-      reinterpret_cast<const float4*>(a.dq_sums + ((head * a.padded_rows + int64_t{block_index} * 64) * kDim + part * (64 * kColumns)));
+  const float4* from = reinterpret_cast<const float4*>(
+      a.dq_sums + ((head * a.padded_rows + int64_t{block_index} * 64) * kDim + part * (64 * kColumns)));
   float4 x[kLoads];
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) x[i] = __ldcs(from + (warp * kLoads + i) * 32 + lane);

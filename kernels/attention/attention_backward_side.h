@@ -21,7 +21,8 @@ struct SideArguments {
   bool finished;        // dQ of short sequences is there already
 };
 
-/// delta = delta_scale rowsum(dO o O) and lse log2 e in the padded layout (0 and infinity beyond a sequence), turns = 0; sums = 0 if asked for.
+/// delta = delta_scale rowsum(dO o O) and lse log2 e in the padded layout (0 and infinity beyond a sequence), turns =
+/// 0; sums = 0 if asked for.
 cudaError_t prepare(const SideArguments& a, int d, Element element, cudaStream_t stream);
 /// dq = scale dq_sums.
 cudaError_t convert(const SideArguments& a, int d, Element element, cudaStream_t stream);

@@ -1,6 +1,7 @@
 #pragma once
-// Sums of dQ in shared memory between the key tiles of a sequence. Each thread keeps its own values of a block of query rows, as their upper
-// 24 bits: cut off behind 16 bits of mantissa, so that infinities and NaN stay what they are; results are rounded to 8 or 11.
+// Sums of dQ in shared memory between the key tiles of a sequence. Each thread keeps its own values of a block of query
+// rows, as their upper 24 bits: cut off behind 16 bits of mantissa, so that infinities and NaN stay what they are;
+// results are rounded to 8 or 11.
 
 #include "kernels/hopper.cuh"
 
@@ -18,7 +19,8 @@ __device__ inline void keep_sums(uint32_t at, const float (&x)[kCount]) {
   for (int i = 0; i < kQuarters; ++i) {
     const uint32_t last = __float_as_uint(x[4 * i + 3]);
 #pragma unroll
-    for (int j = 0; j < 3; ++j) words[3 * i + j] = __byte_perm(__float_as_uint(x[4 * i + j]), last, 0x5321 + 0x1000 * j);
+    for (int j = 0; j < 3; ++j)
+      words[3 * i + j] = __byte_perm(__float_as_uint(x[4 * i + j]), last, 0x5321 + 0x1000 * j);
   }
 #pragma unroll
   for (int i = 0; i < 3 * kQuarters / 4; ++i)

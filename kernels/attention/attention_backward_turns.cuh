@@ -1,11 +1,13 @@
 #pragma once
-// How blocks tell each other what of dQ has been summed in global memory: a count for each block of query rows of a head (Parameters::turns).
+// How blocks tell each other what of dQ has been summed in global memory: a count for each block of query rows of a
+// head (Parameters::turns).
 
 #include "kernels/attention/attention_backward_parts.cuh"
 
 namespace trireme::kernels::backward {
 
-/// Of a block of query rows of a head: how many key tiles have left sums; in any order beside that whether one has claimed to be first.
+/// Of a block of query rows of a head: how many key tiles have left sums; in any order beside that whether one has
+/// claimed to be first.
 __device__ inline int32_t turn_now(const int32_t* turn) {
   int32_t seen;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(turn) : "memory");
@@ -25,9 +27,9 @@ __device__ inline void wait_for_turn(const int32_t* turn, int32_t value) {
       : "memory");
 }
 
-/// That sums have arrived is told by another thread than the one that asked for them: a release to other blocks waits for whatever is on its way to
-/// global memory, about as long as a step takes, and the next sums would wait with it. The thread that brings keys has that time: it relays what the
-/// other one posts.
+/// That sums have arrived is told by another thread than the one that asked for them: a release to other blocks waits
+/// for whatever is on its way to global memory, about as long as a step takes, and the next sums would wait with it.
+/// The thread that brings keys has that time: it relays what the other one posts.
 template <class C>
 struct TurnRelay {
   const Parameters& p;

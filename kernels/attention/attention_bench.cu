@@ -121,8 +121,8 @@ TRIREME_BENCH(attention) {
     const auto plan_again = [&] {
       const AttentionPlan again = plan_attention(s.bounds.data(), sequences, s.d, s.causal);
       const auto copy = [](const auto* to, const auto& from) {
-        bench::check(cudaMemcpyAsync(const_cast<void*>(static_cast<const void*>(to)), from.data(), from.size() * sizeof(from[0]),
-                                     cudaMemcpyHostToDevice, nullptr),
+        bench::check(cudaMemcpyAsync(const_cast<void*>(static_cast<const void*>(to)), from.data(),
+                                     from.size() * sizeof(from[0]), cudaMemcpyHostToDevice, nullptr),
                      "attention bench");
       };
       copy(f.tiles, again.forward);
@@ -131,7 +131,9 @@ TRIREME_BENCH(attention) {
       copy(b.sequences, again.sequences);
     };
     const auto forward = [&] { return attention_forward(f, nullptr); };
-    const auto backward = [&](const AttentionBackward& arguments) { return [&] { return attention_backward(arguments, nullptr); }; };
+    const auto backward = [&](const AttentionBackward& arguments) {
+      return [&] { return attention_backward(arguments, nullptr); };
+    };
     const auto planned = [&](const auto& launch) {
       return [&plan_again, launch] {
         plan_again();
@@ -141,11 +143,12 @@ TRIREME_BENCH(attention) {
     const std::string text = "attention forward (TFLOP/s)", back_text = "attention backward (TFLOP/s)";
     bench::check(forward(), text.c_str());
     std::vector<bench::Contender> ways{{text, forward, planned(forward)}},
-        back_ways{{back_text, backward(b), planned(backward(b))},
-                  {"attention backward, deterministic (TFLOP/s)", backward(deterministic), planned(backward(deterministic))}};
+        back_ways{
+            {back_text, backward(b), planned(backward(b))},
+            {"attention backward, deterministic (TFLOP/s)", backward(deterministic), planned(backward(deterministic))}};
     if (bench::attention_peer != nullptr) {
-      const bench::AttentionPeer peer =
-          bench::attention_peer({s.bounds, s.equal_lengths(), s.q_heads, s.kv_heads, s.d, s.causal, s.threshold / 128.0});
+      const bench::AttentionPeer peer = bench::attention_peer(
+          {s.bounds, s.equal_lengths(), s.q_heads, s.kv_heads, s.d, s.causal, s.threshold / 128.0});
       ways.push_back({peer.name + " " + text, peer.forward, {}, true});
       back_ways.push_back({peer.name + " " + back_text, peer.backward, {}, true});
     }

@@ -1,9 +1,10 @@
 #pragma once
-// Dropout decisions of attention probabilities, reachable from the fragments of the scores and of their transpose alike.
+// Dropout decisions of attention probabilities, reachable from the fragments of the scores and of their transpose
+// alike.
 //
-// One 32-bit draw serves the four elements {r, r + 8} x {c, c + 8} (bit 3 of r and c clear) that one thread holds in both layouts.
-// Byte (bit 3 of row) + 2 (bit 3 of column) of it decides: kept when its low seven bits are at least the threshold of 128. The draw is one
-// keyed round pair of kernels/dropout's mix over word = row * 65536 + column:
+// One 32-bit draw serves the four elements {r, r + 8} x {c, c + 8} (bit 3 of r and c clear) that one thread holds in
+// both layouts. Byte (bit 3 of row) + 2 (bit 3 of column) of it decides: kept when its low seven bits are at least the
+// threshold of 128. The draw is one keyed round pair of kernels/dropout's mix over word = row * 65536 + column:
 //   x = word ^ k0;  x ^= x >> 16;  x *= 0x21f0aaad;  x ^= x >> 15 ^ k1;  x *= 0x735a2d97;  x ^= x >> 15
 // with (k0, k1) = the hash of (sample, t0, t1), and k0 then mixed with the head.
 
@@ -25,9 +26,7 @@ struct AttentionRowDraws {
     return (x & 0x7f7f7f7fu) + bias;
   }
   /// Bit 7 of each byte: kept. `bias` is (128 - threshold) in every byte.
-  __device__ uint32_t kept(uint32_t column, uint32_t bias) const {
-    return decide(column ^ k0, k1, bias);
-  }
+  __device__ uint32_t kept(uint32_t column, uint32_t bias) const { return decide(column ^ k0, k1, bias); }
 };
 
 struct AttentionDraws {
@@ -41,20 +40,23 @@ struct AttentionDraws {
 
   /// What the first shift brings down does not depend on the column.
   __device__ AttentionRowDraws of_row(uint32_t row) const { return {k0 ^ row << 16 ^ row ^ k0 >> 16, k1}; }
-  /// A row's bits in the word of a draw after the first shift; those of rows without common bits go together by exclusive or.
+  /// A row's bits in the word of a draw after the first shift; those of rows without common bits go together by
+  /// exclusive or.
   __device__ static constexpr uint32_t row_bits(uint32_t row) { return row << 16 ^ row; }
   __device__ uint32_t word(uint32_t row, uint32_t column) const { return k0 ^ k0 >> 16 ^ column ^ row_bits(row); }
   __device__ uint32_t kept(uint32_t word, uint32_t bias) const { return AttentionRowDraws::decide(word, k1, bias); }
 };
 
-/// Bytes of the pair (low, high) by selector; a selector with bit 3 set gives the byte's sign, eight times. (__byte_perm ignores that bit.)
+/// Bytes of the pair (low, high) by selector; a selector with bit 3 set gives the byte's sign, eight times.
+/// (__byte_perm ignores that bit.)
 template <uint32_t kSelect>
 __device__ inline uint32_t permute(uint32_t low, uint32_t high) {
   uint32_t word;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(word) : "r"(low), "r"(high), "n"(kSelect));
   return word;
 }
-/// All ones where the decision byte of both halves says kept: low half by byte kByte of `low`, high half by that of `high`.
+/// All ones where the decision byte of both halves says kept: low half by byte kByte of `low`, high half by that of
+/// `high`.
 template <int kByte>
 __device__ inline uint32_t half_masks(uint32_t low, uint32_t high) {
   return permute<(8 | kByte) * 0x11 + (12 | kByte) * 0x1100>(low, high);

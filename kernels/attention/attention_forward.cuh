@@ -1,7 +1,7 @@
 #pragma once
-// The forward kernel. A warpgroup of producers hands out work and moves queries, keys, values and results; each consumer warpgroup owns 64
-// query rows. Inside a warpgroup the scores of the next key block and the product with the values of this one are in flight
-// while the softmax runs; between warpgroups nothing is ordered.
+// The forward kernel. A warpgroup of producers hands out work and moves queries, keys, values and results; each
+// consumer warpgroup owns 64 query rows. Inside a warpgroup the scores of the next key block and the product with the
+// values of this one are in flight while the softmax runs; between warpgroups nothing is ordered.
 
 #include "kernels/attention/attention_forward_produce.cuh"
 #include "kernels/attention/attention_forward_rows.cuh"
@@ -23,7 +23,8 @@ __device__ inline void weighted_values(float (&o)[C::kDim / 2], const uint32_t (
 }
 
 template <class C>
-__device__ inline void consume(const Parameters& p, uint32_t shared, const TileInfo* infos, const Barriers<C>& barriers) {
+__device__ inline void consume(const Parameters& p, uint32_t shared, const TileInfo* infos,
+                               const Barriers<C>& barriers) {
   using namespace hopper;
   const int thread = static_cast<int>(threadIdx.x) - C::kProducers;
   const int shift = C::kDropout ? 0 : p.pack_shift;
@@ -34,7 +35,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
   // Keys and values of one block lie in the same stage; `block` counts them over all tiles.
   uint32_t block = 0, round = 0;
   const auto phase = [](uint32_t b) { return (b / C::kStages) & 1; };
-  const Operand queries = operand(shared + C::kQ), keys = operand(shared + C::kK), values = operand(shared + C::kV, C::kKeys * 128);
+  const Operand queries = operand(shared + C::kQ), keys = operand(shared + C::kK),
+                values = operand(shared + C::kV, C::kKeys * 128);
   const auto k_at = [&](uint32_t b) { return keys.at(b % C::kStages * C::kKBytes); };
   const auto v_at = [&](uint32_t b) { return values.at(b % C::kStages * C::kKBytes); };
   const auto q_at = [&](uint32_t r) { return queries.at(unit_at<C>(0, group, r) - C::kQ); };
@@ -83,8 +85,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
   while (more) {
     const int row = 16 * warp + lane / 4;
     AttentionRowDraws draws;
-    if constexpr (C::kDropout)
-      draws = work.draws.of_row(static_cast<uint32_t>(work.first + row - work.begin));
+    if constexpr (C::kDropout) draws = work.draws.of_row(static_cast<uint32_t>(work.first + row - work.begin));
     int n = work.top;
     float o[C::kDim / 2];
     uint32_t probabilities[C::kKeys / 4];
@@ -92,7 +93,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
 
     // The scores of the top block are there. Only it can hold keys behind a row or behind the sequence.
     arrive(barriers.k_empty(block % C::kStages));
-    const int offset = work.begin + n * C::kKeys + 2 * (lane % 4), end = work.end - 1 - offset, first = work.first - offset;
+    const int offset = work.begin + n * C::kKeys + 2 * (lane % 4), end = work.end - 1 - offset,
+              first = work.first - offset;
     const int limit0 = C::kCausal ? min(first + (row >> shift), end) : end,
               limit1 = C::kCausal ? min(first + ((row + 8) >> shift), end) : end;
     softmax.maximum[0] = softmax.maximum[1] = -INFINITY;
@@ -111,7 +113,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
         }
       }
 #pragma unroll
-      for (int r = 0; r < 2; ++r) softmax.maximum[r] = fmaxf(softmax.maximum[r], Softmax::largest_of<C::kKeys / 2, 16>(r, s, 16 * part));
+      for (int r = 0; r < 2; ++r)
+        softmax.maximum[r] = fmaxf(softmax.maximum[r], Softmax::largest_of<C::kKeys / 2, 16>(r, s, 16 * part));
     }
     softmax.share(0);
     softmax.share(1);
@@ -119,7 +122,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
     for (int part = 0; part < kParts; ++part) {
       if (part == 0 || 32 * part < work.keys) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) softmax.sum[r] += softmax.exponentials<C::kKeys / 2, 16>(r, s, p.scale_log2, 16 * part);
+        for (int r = 0; r < 2; ++r)
+          softmax.sum[r] += softmax.exponentials<C::kKeys / 2, 16>(r, s, p.scale_log2, 16 * part);
         pack_probabilities<C, 32>(probabilities, s, draws, n * C::kKeys + 2 * (lane % 4), p.keep_bias, 2 * part);
       } else {
 #pragma unroll
@@ -163,8 +167,9 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
       }
       ++block;
     }
-    // If the next tile is there, its first scores run beside the last product with values and beside the writing of this tile. If not, this
-    // one is written while that one comes. The warps of a warpgroup need not agree: the order of their products is the same.
+    // If the next tile is there, its first scores run beside the last product with values and beside the writing of
+    // this tile. If not, this one is written while that one comes. The warps of a warpgroup need not agree: the order
+    // of their products is the same.
     ++round;
     barrier_wait(barriers.v_full(block % C::kStages), phase(block));
     pin(o);
@@ -175,7 +180,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
       pin(o);
       arrive(barriers.v_empty(block % C::kStages));
       ++block;
-      finish<C>(p, work.first, work.end, work.head, o, softmax, unit_at<C>(shared, group, round - 1) + warp * (16 * 128), left(round - 1), 16 * warp, shift);
+      finish<C>(p, work.first, work.end, work.head, o, softmax,
+                unit_at<C>(shared, group, round - 1) + warp * (16 * 128), left(round - 1), 16 * warp, shift);
       barrier_arrive(barriers.info_empty((round - 1) % C::kInfoSlots));
     };
     Work<C> next;
@@ -237,7 +243,8 @@ __global__ void __launch_bounds__(C::kThreads, 1) kernel(const __grid_constant__
     const uint32_t warp = static_cast<uint32_t>(hopper::uniform(static_cast<int>(threadIdx.x) / 32));
     if (threadIdx.x == 0) produce<C>(p, shared, infos, barriers);
     if (threadIdx.x == 32) schedule<C>(p, infos, barriers);
-    if (warp >= 4 - C::kMovers && threadIdx.x % 32 == 0) move_rows<C>(p, shared, infos, barriers, warp - (4 - C::kMovers));
+    if (warp >= 4 - C::kMovers && threadIdx.x % 32 == 0)
+      move_rows<C>(p, shared, infos, barriers, warp - (4 - C::kMovers));
   } else {
     hopper::registers_take<C::kConsumerRegisters>();
     consume<C>(p, shared, infos, barriers);

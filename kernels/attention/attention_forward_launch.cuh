@@ -17,11 +17,12 @@ cudaError_t launch(const AttentionForward& a, int section, cudaStream_t stream) 
   p.group = s.q_heads / s.kv_heads;
   // The key of a dropout decision holds the head, so there a tile has one.
   p.pack_shift = C::kDropout ? 0 : std::min(std::countr_zero(static_cast<unsigned>(p.group)), kMaxPackShift);
-  for (const cudaError_t status : {tensor_map(p.q, a.q, s.tokens, s.q_heads, s.d, 64 >> p.pack_shift, s.element, 1 << p.pack_shift),
-                                   tensor_map(p.k, a.k, s.tokens, s.kv_heads, s.d, C::kKeys, s.element),
-                                   tensor_map(p.v, a.v, s.tokens, s.kv_heads, s.d, C::kKeys, s.element),
-                                   tensor_map(p.o, a.o, s.tokens, s.q_heads, s.d, 64 >> p.pack_shift, s.element, 1 << p.pack_shift),
-                                   tensor_map(p.o_rows, a.o, s.tokens, s.q_heads, s.d, 16 >> p.pack_shift, s.element, 1 << p.pack_shift)})
+  for (const cudaError_t status :
+       {tensor_map(p.q, a.q, s.tokens, s.q_heads, s.d, 64 >> p.pack_shift, s.element, 1 << p.pack_shift),
+        tensor_map(p.k, a.k, s.tokens, s.kv_heads, s.d, C::kKeys, s.element),
+        tensor_map(p.v, a.v, s.tokens, s.kv_heads, s.d, C::kKeys, s.element),
+        tensor_map(p.o, a.o, s.tokens, s.q_heads, s.d, 64 >> p.pack_shift, s.element, 1 << p.pack_shift),
+        tensor_map(p.o_rows, a.o, s.tokens, s.q_heads, s.d, 16 >> p.pack_shift, s.element, 1 << p.pack_shift)})
     if (status != cudaSuccess) return status;
   p.queue = {a.tiles, a.counters, static_cast<int>(a.tile_count), s.q_heads, section};
   p.out = a.o.data;

@@ -2,13 +2,14 @@
 // Of the forward kernel: shared memory, parameters, barriers.
 
 #include "kernels/attention/attention_dropout.cuh"
-#include "kernels/hopper.cuh"
 #include "kernels/attention/tile_queue.cuh"
 #include "kernels/device.cuh"
+#include "kernels/hopper.cuh"
 
 namespace trireme::kernels::forward {
 
-/// kSlots units of 64 query rows a consumer warpgroup and kStages blocks of keys and values are in shared memory at a time.
+/// kSlots units of 64 query rows a consumer warpgroup and kStages blocks of keys and values are in shared memory at a
+/// time.
 template <class T_, int kDim_, int kConsumers_, int kKeys_, int kSlots_, int kStages_, bool kCausal_, bool kDropout_>
 struct Config {
   using T = T_;
@@ -23,13 +24,16 @@ struct Config {
   // Who takes more than the block was given waits for ever.
   static_assert(128 * (kConsumers * kConsumerRegisters + kProducerRegisters) <= kThreads * (65536 / kThreads / 8 * 8));
   static constexpr uint32_t kQBytes = 64 * kDim * 2, kKBytes = kKeys * kDim * 2;
-  // Threads that move queries and results; two more hand out tiles and bring keys and values, each in a warp of its own.
+  // Threads that move queries and results; two more hand out tiles and bring keys and values, each in a warp of its
+  // own.
   static constexpr int kMovers = 2;
   // With as many as units the lookup of a tile would wait for the one before the last.
   static constexpr uint32_t kInfoSlots = kSlots + 1;
   // Shared memory, in bytes from a multiple of 1,024. Results leave from the slot of their query rows.
-  static constexpr uint32_t kQ = 0, kK = kSlots * kConsumers * kQBytes, kV = kK + kStages * kKBytes, kBarriers = kV + kStages * kKBytes,
-                            kInfos = kBarriers + (kSlots * kConsumers + kInfoSlots + 2 * kStages + 1) * 16, kBytes = kInfos + kInfoSlots * 32;
+  static constexpr uint32_t kQ = 0, kK = kSlots * kConsumers * kQBytes, kV = kK + kStages * kKBytes,
+                            kBarriers = kV + kStages * kKBytes,
+                            kInfos = kBarriers + (kSlots * kConsumers + kInfoSlots + 2 * kStages + 1) * 16,
+                            kBytes = kInfos + kInfoSlots * 32;
   static_assert(kSlots >= 2 && kBytes <= 227 * 1024);
 };
 
@@ -56,12 +60,13 @@ struct alignas(16) TileInfo {
   AttentionDraws draws;
 };
 
-/// Barriers by their addresses. q_full: the queries of a warpgroup's unit are there; left: its results have taken their place. begun: keys of
-/// the next tile are being brought.
+/// Barriers by their addresses. q_full: the queries of a warpgroup's unit are there; left: its results have taken their
+/// place. begun: keys of the next tile are being brought.
 template <class C>
 struct Barriers {
   uint32_t base;
-  static constexpr uint32_t kUnits = C::kSlots * C::kConsumers, kInfosAt = 2 * kUnits, kKeysAt = kInfosAt + 2 * C::kInfoSlots;
+  static constexpr uint32_t kUnits = C::kSlots * C::kConsumers, kInfosAt = 2 * kUnits,
+                            kKeysAt = kInfosAt + 2 * C::kInfoSlots;
   __device__ uint32_t q_full(uint32_t s, uint32_t group) const { return base + 8 * (s * C::kConsumers + group); }
   __device__ uint32_t left(uint32_t s, uint32_t group) const { return base + 8 * (kUnits + s * C::kConsumers + group); }
   __device__ uint32_t info_full(uint32_t s) const { return base + 8 * (kInfosAt + s); }

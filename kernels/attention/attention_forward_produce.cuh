@@ -1,12 +1,13 @@
 #pragma once
-// Of the forward kernel: what its producers do, one thread each: rows of queries and results, numbers of tiles, keys and values.
+// Of the forward kernel: what its producers do, one thread each: rows of queries and results, numbers of tiles, keys
+// and values.
 
 #include "kernels/attention/attention_forward_parts.cuh"
 
 namespace trireme::kernels::forward {
 
-/// Which 64 rows of a tile are a warpgroup's: turn about, since the last rows of short sequences are often missing and warpgroups may run a
-/// tile apart.
+/// Which 64 rows of a tile are a warpgroup's: turn about, since the last rows of short sequences are often missing and
+/// warpgroups may run a tile apart.
 template <class C>
 __device__ inline int unit_of(uint32_t group, uint32_t round) {
   return static_cast<int>((group + round) % C::kConsumers);
@@ -16,14 +17,17 @@ __device__ inline uint32_t unit_at(uint32_t shared, uint32_t group, uint32_t rou
   return shared + C::kQ + (round % C::kSlots * C::kConsumers + group) * C::kQBytes;
 }
 
-/// One thread brings the queries of the warpgroups mover, mover + kMovers, … and takes their results away. A warpgroup does not wait for the
-/// others' rows, nor for the copy engine.
+/// One thread brings the queries of the warpgroups mover, mover + kMovers, … and takes their results away. A warpgroup
+/// does not wait for the others' rows, nor for the copy engine.
 template <class C>
-__device__ inline void move_rows(const Parameters& p, uint32_t shared, const TileInfo* infos, const Barriers<C>& barriers, uint32_t mover) {
+__device__ inline void move_rows(const Parameters& p, uint32_t shared, const TileInfo* infos,
+                                 const Barriers<C>& barriers, uint32_t mover) {
   using namespace hopper;
   constexpr int kColumns = C::kDim / 64;
   const int shift = C::kDropout ? 0 : p.pack_shift;
-  const auto first_of = [&](const TileInfo& info, uint32_t group, uint32_t round) { return info.first + (64 * unit_of<C>(group, round) >> shift); };
+  const auto first_of = [&](const TileInfo& info, uint32_t group, uint32_t round) {
+    return info.first + (64 * unit_of<C>(group, round) >> shift);
+  };
   const auto take = [&](uint32_t group, uint32_t round) {
     barrier_wait(barriers.left(round % C::kSlots, group), (round / C::kSlots) & 1);
     const TileInfo& info = infos[round % C::kInfoSlots];
@@ -37,7 +41,8 @@ __device__ inline void move_rows(const Parameters& p, uint32_t shared, const Til
 #pragma unroll 1
       for (int w = 0; w < 4 && first + ((16 * w + 15) >> shift) < end; ++w)
 #pragma unroll
-        for (int c = 0; c < kColumns; ++c) store_box(&p.o_rows, 64 * c, head, first + (16 * w >> shift), from + c * (64 * 128) + w * (16 * 128));
+        for (int c = 0; c < kColumns; ++c)
+          store_box(&p.o_rows, 64 * c, head, first + (16 * w >> shift), from + c * (64 * 128) + w * (16 * 128));
     }
     store_commit();
   };
@@ -72,7 +77,8 @@ __device__ inline void move_rows(const Parameters& p, uint32_t shared, const Til
   bulk_done();
 }
 
-/// One thread hands out tiles. In a thread of its own: two dependent reads of global memory would keep the next keys waiting.
+/// One thread hands out tiles. In a thread of its own: two dependent reads of global memory would keep the next keys
+/// waiting.
 template <class C>
 __device__ inline void schedule(const Parameters& p, TileInfo* infos, const Barriers<C>& barriers) {
   using namespace hopper;
@@ -110,7 +116,8 @@ __device__ inline void schedule(const Parameters& p, TileInfo* infos, const Barr
 
 /// One thread brings keys and values.
 template <class C>
-__device__ inline void produce(const Parameters& p, uint32_t shared, const TileInfo* infos, const Barriers<C>& barriers) {
+__device__ inline void produce(const Parameters& p, uint32_t shared, const TileInfo* infos,
+                               const Barriers<C>& barriers) {
   using namespace hopper;
   uint32_t block = 0;
   const auto bring = [&](const CUtensorMap* map, uint32_t to, int head, int token, uint32_t full) {

@@ -1,5 +1,6 @@
 #pragma once
-// Of the forward kernel: what a warpgroup does with its rows between the products: softmax, dropout, writing the results.
+// Of the forward kernel: what a warpgroup does with its rows between the products: softmax, dropout, writing the
+// results.
 
 #include "kernels/attention/attention_forward_parts.cuh"
 
@@ -9,13 +10,15 @@ namespace trireme::kernels::forward {
 struct Softmax {
   float maximum[2], sum[2];
 
-  /// s becomes exp2(scale_log2 (s - maximum)). True: earlier results are to be multiplied with alpha. `maximum` is raised only when a row
-  /// of the warp has outgrown it by 2^8, which is rare after a row's first block: results are the same but for roundings, far from overflow.
+  /// s becomes exp2(scale_log2 (s - maximum)). True: earlier results are to be multiplied with alpha. `maximum` is
+  /// raised only when a row of the warp has outgrown it by 2^8, which is rare after a row's first block: results are
+  /// the same but for roundings, far from overflow.
   template <int kCount>
   __device__ bool update(float (&s)[kCount], float scale_log2, float (&alpha)[2]) {
     constexpr float kRoom = 8.0f;
     const float largest[2] = {largest_of(0, s), largest_of(1, s)};
-    const bool raised = __any_sync(0xffffffffu, fmaxf(largest[0] - maximum[0], largest[1] - maximum[1]) * scale_log2 > kRoom);
+    const bool raised =
+        __any_sync(0xffffffffu, fmaxf(largest[0] - maximum[0], largest[1] - maximum[1]) * scale_log2 > kRoom);
     if (raised) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -35,7 +38,8 @@ struct Softmax {
   __device__ static float largest_of(int r, const float (&s)[kCount], int from = 0) {
     float largest = s[from + 2 * r];
 #pragma unroll
-    for (int g = from / 4; g < (from + kPart) / 4; ++g) largest = fmaxf(largest, fmaxf(s[4 * g + 2 * r], s[4 * g + 2 * r + 1]));
+    for (int g = from / 4; g < (from + kPart) / 4; ++g)
+      largest = fmaxf(largest, fmaxf(s[4 * g + 2 * r], s[4 * g + 2 * r + 1]));
     return largest;
   }
   /// maximum[r] over the threads of a row.
@@ -61,8 +65,8 @@ struct Softmax {
   }
 };
 
-/// Probabilities of kCount columns from 16 i on in the element type, those that dropout takes set to zero. `column`: a multiple of kKeys
-/// and what this thread's columns differ by from the first's, 0, 2, 4 or 6.
+/// Probabilities of kCount columns from 16 i on in the element type, those that dropout takes set to zero. `column`: a
+/// multiple of kKeys and what this thread's columns differ by from the first's, 0, 2, 4 or 6.
 template <class C, int kCount = C::kKeys>
 __device__ inline void pack_probabilities(uint32_t (&p)[C::kKeys / 4], const float (&s)[C::kKeys / 2],
                                           const AttentionRowDraws& draws, uint32_t column, uint32_t bias, int i = 0) {
@@ -85,8 +89,9 @@ __device__ inline void pack_probabilities(uint32_t (&p)[C::kKeys / 4], const flo
 template <class C>
 struct Work {
   int first, begin, end, head;
-  int keys;         // of the block `top`, those that concern any of these rows
-  int blocks, top;  // key blocks of the tile; the last one that concerns these 64 rows, -1 when they lie behind the sequence
+  int keys;  // of the block `top`, those that concern any of these rows
+  int blocks,
+      top;  // key blocks of the tile; the last one that concerns these 64 rows, -1 when they lie behind the sequence
   AttentionDraws draws;
 
   __device__ static Work read(const TileInfo& info, int unit, int shift) {
@@ -104,11 +109,12 @@ struct Work {
   }
 };
 
-/// Normalises this warp's 16 rows from warp_row on and leaves them where their queries lay, `staging`, in columns of 64; `left` is told. Who
-/// is told stores them, but for those of a warp some of whose rows lie behind the sequence: these are written here, and log-sum-exp.
+/// Normalises this warp's 16 rows from warp_row on and leaves them where their queries lay, `staging`, in columns of
+/// 64; `left` is told. Who is told stores them, but for those of a warp some of whose rows lie behind the sequence:
+/// these are written here, and log-sum-exp.
 template <class C>
-__device__ inline void finish(const Parameters& p, int first, int end, int head, const float (&o)[C::kDim / 2], const Softmax& softmax,
-                              uint32_t staging, uint32_t left, int warp_row, int shift) {
+__device__ inline void finish(const Parameters& p, int first, int end, int head, const float (&o)[C::kDim / 2],
+                              const Softmax& softmax, uint32_t staging, uint32_t left, int warp_row, int shift) {
   using namespace hopper;
   using T = typename C::T;
   const int lane = threadIdx.x % 32, heads = (1 << shift) - 1;
@@ -125,13 +131,14 @@ __device__ inline void finish(const Parameters& p, int first, int end, int head,
   }
   // As the copy engine wants it: columns of 64 elements, rows of 128 bytes in the 128-byte swizzle.
   constexpr uint32_t kColumn = 64 * 128;
-  const auto chunk_at = [&](uint32_t row, uint32_t chunk) { return staging + chunk / 8 * kColumn + row * 128 + ((chunk % 8) ^ (row % 8)) * 16; };
+  const auto chunk_at = [&](uint32_t row, uint32_t chunk) {
+    return staging + chunk / 8 * kColumn + row * 128 + ((chunk % 8) ^ (row % 8)) * 16;
+  };
   // Two chunks further is two further in the swizzle.
   const uint32_t lane_at = chunk_at(lane % 16, lane / 16);
 #pragma unroll
   for (int j = 0; j < C::kDim / 16; ++j)
-    store_matrices((lane_at ^ j % 4 * 32) + j / 4 * kColumn,
-                   pack2<T>(o[8 * j] * inverse[0], o[8 * j + 1] * inverse[0]),
+    store_matrices((lane_at ^ j % 4 * 32) + j / 4 * kColumn, pack2<T>(o[8 * j] * inverse[0], o[8 * j + 1] * inverse[0]),
                    pack2<T>(o[8 * j + 2] * inverse[1], o[8 * j + 3] * inverse[1]),
                    pack2<T>(o[8 * j + 4] * inverse[0], o[8 * j + 5] * inverse[0]),
                    pack2<T>(o[8 * j + 6] * inverse[1], o[8 * j + 7] * inverse[1]));
@@ -145,7 +152,8 @@ __device__ inline void finish(const Parameters& p, int first, int end, int head,
       const int4 words = load_shared16(chunk_at(row, chunk));
       const int token = token_of(row);
       if (token < end)
-        *reinterpret_cast<int4*>(static_cast<T*>(p.out) + token * p.o_token + head_of(row) * p.o_head + chunk * 8) = words;
+        *reinterpret_cast<int4*>(static_cast<T*>(p.out) + token * p.o_token + head_of(row) * p.o_head + chunk * 8) =
+            words;
     }
   }
   barrier_arrive(left);

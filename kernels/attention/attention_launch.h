@@ -10,8 +10,8 @@
 
 namespace trireme::kernels {
 
-/// The tensor [tokens][heads][d] read in boxes of `rows` tokens by `box_heads` heads by 64 elements, 128-byte swizzle, zeros beyond the last
-/// token.
+/// The tensor [tokens][heads][d] read in boxes of `rows` tokens by `box_heads` heads by 64 elements, 128-byte swizzle,
+/// zeros beyond the last token.
 cudaError_t tensor_map(CUtensorMap& map, const AttentionTensor& tensor, int64_t tokens, int heads, int d, int rows,
                        Element element, int box_heads = 1);
 

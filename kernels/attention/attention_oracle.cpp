@@ -19,7 +19,8 @@ uint32_t mix(uint32_t x) {
 
 }  // namespace
 
-bool attention_keeps(int64_t sample, uint32_t t0, uint32_t t1, int head, uint32_t row, uint32_t column, uint32_t threshold) {
+bool attention_keeps(int64_t sample, uint32_t t0, uint32_t t1, int head, uint32_t row, uint32_t column,
+                     uint32_t threshold) {
   const auto id = static_cast<uint64_t>(sample);
   const uint32_t a = mix(mix(static_cast<uint32_t>(id) ^ t0) ^ static_cast<uint32_t>(id >> 32) ^ t1);
   const uint32_t b = mix(a + 0x9e3779b9u);
@@ -37,7 +38,9 @@ bool attention_keeps(int64_t sample, uint32_t t0, uint32_t t1, int head, uint32_
 namespace {
 
 /// Where a token's d values of a head begin.
-size_t at(const AttentionInputs& in, int64_t token, int64_t heads, int64_t head) { return static_cast<size_t>((token * heads + head) * in.d); }
+size_t at(const AttentionInputs& in, int64_t token, int64_t heads, int64_t head) {
+  return static_cast<size_t>((token * heads + head) * in.d);
+}
 
 double dot(const double* x, const double* y, int64_t d) {
   double sums[4] = {};
@@ -60,7 +63,8 @@ void each(size_t count, const F& f) {
 
 double multiplier(const AttentionInputs& in, size_t sequence, int head, int64_t row, int64_t column) {
   if (in.threshold == 0) return 1;
-  const bool keeps = attention_keeps(in.sample_ids[sequence], in.t0, in.t1, head, static_cast<uint32_t>(row), static_cast<uint32_t>(column), in.threshold);
+  const bool keeps = attention_keeps(in.sample_ids[sequence], in.t0, in.t1, head, static_cast<uint32_t>(row),
+                                     static_cast<uint32_t>(column), in.threshold);
   return keeps ? 128.0 / (128.0 - in.threshold) : 0;
 }
 
@@ -70,7 +74,8 @@ struct Row {
   double lse = 0, delta = 0;
 
   void compute(const AttentionInputs& in, size_t sequence, int head, int64_t i) {
-    const int64_t begin = in.cu_seqlens[sequence], length = in.cu_seqlens[sequence + 1] - begin, keys = in.causal ? i + 1 : length;
+    const int64_t begin = in.cu_seqlens[sequence], length = in.cu_seqlens[sequence + 1] - begin,
+                  keys = in.causal ? i + 1 : length;
     const int64_t kv = head / (in.q_heads / in.kv_heads);
     const double *q = &in.q[at(in, begin + i, in.q_heads, head)], *d_o = &in.d_o[at(in, begin + i, in.q_heads, head)];
     p.resize(static_cast<size_t>(keys));
@@ -149,9 +154,12 @@ AttentionOutputs attention(const AttentionInputs& in) {
 
 AttentionOutputs attention_at(const AttentionInputs& in, const std::vector<int64_t>& samples) {
   const int64_t tokens = in.cu_seqlens.back(), d = in.d, group = in.q_heads / in.kv_heads;
-  const size_t q_heads = static_cast<size_t>(in.q_heads), kv_heads = static_cast<size_t>(in.kv_heads), width = static_cast<size_t>(d);
+  const size_t q_heads = static_cast<size_t>(in.q_heads), kv_heads = static_cast<size_t>(in.kv_heads),
+               width = static_cast<size_t>(d);
   const auto sequence_of = [&](int64_t token) {
-    return static_cast<size_t>(std::upper_bound(in.cu_seqlens.begin(), in.cu_seqlens.end(), token) - in.cu_seqlens.begin()) - 1;
+    return static_cast<size_t>(std::upper_bound(in.cu_seqlens.begin(), in.cu_seqlens.end(), token) -
+                               in.cu_seqlens.begin()) -
+           1;
   };
   AttentionOutputs out;
   out.lse.resize(q_heads * static_cast<size_t>(tokens));
@@ -190,7 +198,8 @@ AttentionOutputs attention_at(const AttentionInputs& in, const std::vector<int64
         const double p = std::exp(in.scale * dot(&in.q[query], &in.k[key], d) - out.lse[stat]);
         const double z = multiplier(in, sequence, static_cast<int>(head), row - begin, token - begin);
         add(&out.dv[task * width], z * p, &in.d_o[query], d);
-        add(&out.dk[task * width], p * (z * dot(&in.d_o[query], &in.v[key], d) - delta[stat]) * in.scale, &in.q[query], d);
+        add(&out.dk[task * width], p * (z * dot(&in.d_o[query], &in.v[key], d) - delta[stat]) * in.scale, &in.q[query],
+            d);
       }
     }
   });

@@ -24,11 +24,12 @@ struct AttentionOutputs {
 };
 
 AttentionOutputs attention(const AttentionInputs& in);
-/// The same at a few tokens only, which takes a fraction of the time in long sequences: o and dq [samples, q_heads, d], dk and dv [samples, kv_heads,
-/// d], but lse of all tokens.
+/// The same at a few tokens only, which takes a fraction of the time in long sequences: o and dq [samples, q_heads, d],
+/// dk and dv [samples, kv_heads, d], but lse of all tokens.
 AttentionOutputs attention_at(const AttentionInputs& in, const std::vector<int64_t>& samples);
 
 /// Whether dropout keeps the probability of (row, column) inside a sequence.
-bool attention_keeps(int64_t sample, uint32_t t0, uint32_t t1, int head, uint32_t row, uint32_t column, uint32_t threshold);
+bool attention_keeps(int64_t sample, uint32_t t0, uint32_t t1, int head, uint32_t row, uint32_t column,
+                     uint32_t threshold);
 
 }  // namespace trireme::kernels::oracle

@@ -7,18 +7,22 @@ namespace trireme::kernels {
 
 namespace {
 
-/// Key tiles of a sequence up to which it counts as short; up to which it shares a list with others; of all that share one; of a list up to which its
-/// heads are met in one section by as many blocks as there usually are; of short sequences that are left for the end.
+/// Key tiles of a sequence up to which it counts as short; up to which it shares a list with others; of all that share
+/// one; of a list up to which its heads are met in one section by as many blocks as there usually are; of short
+/// sequences that are left for the end.
 constexpr int kShort = 8, kShared = 24, kListed = 72, kOneSection = 20, kLast = 20;
 /// Tokens of a sequence up to which its forward tiles stay together.
 constexpr int kTogether = 512;
 
-int32_t tiles_of(const AttentionTile& sequence) { return static_cast<int32_t>(ceil_div(sequence.end - sequence.begin, kAttentionBackwardKeys)); }
+int32_t tiles_of(const AttentionTile& sequence) {
+  return static_cast<int32_t>(ceil_div(sequence.end - sequence.begin, kAttentionBackwardKeys));
+}
 
-/// `sequences`: the longest first. Those of similar lengths that are not short share a list, most work first: a few heads of all
-/// of them occupy the blocks, which are done with a section at the same time, and what they read and add to stays in the L2 cache. What few tiles would
-/// be left join them, for the blocks would be busy with those alone. Each short sequence is a list of its own, for the same reason, but some of their
-/// last tiles, the least work, come at the very end, so that blocks are done at the same time: no other tiles wait for those.
+/// `sequences`: the longest first. Those of similar lengths that are not short share a list, most work first: a few
+/// heads of all of them occupy the blocks, which are done with a section at the same time, and what they read and add
+/// to stays in the L2 cache. What few tiles would be left join them, for the blocks would be busy with those alone.
+/// Each short sequence is a list of its own, for the same reason, but some of their last tiles, the least work, come at
+/// the very end, so that blocks are done at the same time: no other tiles wait for those.
 std::vector<AttentionTile> backward_tiles(const std::vector<AttentionTile>& sequences, bool causal) {
   std::vector<AttentionTile> tiles, last;
   int32_t list = 0;
@@ -48,13 +52,15 @@ std::vector<AttentionTile> backward_tiles(const std::vector<AttentionTile>& sequ
     do {
       count += tiles_of(sequences[next]);
       left -= tiles_of(sequences[next]);
-      for (AttentionTile tile = sequences[next]; tile.first < tile.end; tile.first += kAttentionBackwardKeys) tiles.push_back(tile);
+      for (AttentionTile tile = sequences[next]; tile.first < tile.end; tile.first += kAttentionBackwardKeys)
+        tiles.push_back(tile);
       ++next;
     } while (causal && longest <= kShared && next < sequences.size() && joins(tiles_of(sequences[next])));
     std::stable_sort(tiles.begin() + static_cast<int64_t>(begin), tiles.end(), most_work);
     close(begin, false);
   }
-  // Of the shortest sequences first: those are the last that blocks are busy with. Not of two tiles: to read their rows again costs more.
+  // Of the shortest sequences first: those are the last that blocks are busy with. Not of two tiles: to read their rows
+  // again costs more.
   std::vector<int32_t> held(sequences.size());
   for (int32_t pass = 0, more = causal ? kLast : 0; pass < 2; ++pass)
     for (size_t i = sequences.size(); i-- > next && more > 0;)
@@ -62,7 +68,8 @@ std::vector<AttentionTile> backward_tiles(const std::vector<AttentionTile>& sequ
   for (; next < sequences.size(); ++next) {
     const size_t begin = tiles.size();
     int32_t here = tiles_of(sequences[next]) - held[next];
-    for (AttentionTile tile = sequences[next]; tile.first < tile.end; tile.first += kAttentionBackwardKeys) (here-- > 0 ? tiles : last).push_back(tile);
+    for (AttentionTile tile = sequences[next]; tile.first < tile.end; tile.first += kAttentionBackwardKeys)
+      (here-- > 0 ? tiles : last).push_back(tile);
     close(begin, true);
   }
   std::stable_sort(last.begin(), last.end(), most_work);
@@ -73,8 +80,7 @@ std::vector<AttentionTile> backward_tiles(const std::vector<AttentionTile>& sequ
 
 }  // namespace
 
-AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bool causal,
-                             int forward_rows) {
+AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bool causal, int forward_rows) {
   AttentionPlan plan;
   plan.tokens = cu_seqlens[count];
   const int rows = forward_rows > 0 ? forward_rows : attention_forward_rows(d, causal);
@@ -88,20 +94,25 @@ AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bo
     whole.push_back({begin, begin, end, padded, static_cast<int32_t>(i), 0, 0, 0});
     padded += static_cast<int32_t>(ceil_div(end - begin, 128) * 128);
   }
-  // Keys under the mask of a forward tile. Tiles of a short sequence follow each other: long and short ones then run side by side, these
-  // short of bandwidth, those of arithmetic, and keys are read again while the cache has them.
+  // Keys under the mask of a forward tile. Tiles of a short sequence follow each other: long and short ones then run
+  // side by side, these short of bandwidth, those of arithmetic, and keys are read again while the cache has them.
   const auto work = [&](const AttentionTile& t) {
     return (causal && t.end - t.begin > kTogether ? std::min(t.end, t.first + rows) : t.end) - t.begin;
   };
-  std::stable_sort(plan.forward.begin(), plan.forward.end(), [&](const auto& a, const auto& b) { return work(a) > work(b); });
-  std::stable_sort(whole.begin(), whole.end(), [](const auto& a, const auto& b) { return a.end - a.begin > b.end - b.begin; });
+  std::stable_sort(plan.forward.begin(), plan.forward.end(),
+                   [&](const auto& a, const auto& b) { return work(a) > work(b); });
+  std::stable_sort(whole.begin(), whole.end(),
+                   [](const auto& a, const auto& b) { return a.end - a.begin > b.end - b.begin; });
   plan.backward = backward_tiles(whole, causal);
   std::vector<bool> is_short(static_cast<size_t>(count));
-  for (const AttentionTile& t : plan.backward) is_short[static_cast<size_t>(t.sequence)] = t.list == AttentionTile::kShortSequences;
+  for (const AttentionTile& t : plan.backward)
+    is_short[static_cast<size_t>(t.sequence)] = t.list == AttentionTile::kShortSequences;
   for (int64_t i = 0; i < count; ++i) {
-    const int32_t begin = cu_seqlens[i], end = cu_seqlens[i + 1], blocks = static_cast<int32_t>(ceil_div(end - begin, 128) * 2);
+    const int32_t begin = cu_seqlens[i], end = cu_seqlens[i + 1],
+                  blocks = static_cast<int32_t>(ceil_div(end - begin, 128) * 2);
     const bool counts = is_short[static_cast<size_t>(i)];
-    for (int32_t b = 0; b < blocks; ++b) plan.blocks.push_back({begin + 64 * b, std::clamp(end - begin - 64 * b, 0, 64), counts});
+    for (int32_t b = 0; b < blocks; ++b)
+      plan.blocks.push_back({begin + 64 * b, std::clamp(end - begin - 64 * b, 0, 64), counts});
     plan.short_blocks += counts ? blocks : 0;
   }
   if (d == 64 && !whole.empty() && whole[0].end - whole[0].begin <= kAttentionWholeSequence) {
@@ -119,18 +130,21 @@ cudaError_t tensor_map(CUtensorMap& map, const AttentionTensor& tensor, int64_t 
   static const auto encode = [] {
     void* entry = nullptr;
     cudaDriverEntryPointQueryResult found;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found) != cudaSuccess)
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found) !=
+        cudaSuccess)
       entry = nullptr;
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry);
   }();
   if (encode == nullptr) return cudaErrorNotSupported;
-  const cuuint64_t extents[] = {static_cast<cuuint64_t>(d), static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(tokens)};
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(tensor.strides.head) * 2, static_cast<cuuint64_t>(tensor.strides.token) * 2};
+  const cuuint64_t extents[] = {static_cast<cuuint64_t>(d), static_cast<cuuint64_t>(heads),
+                                static_cast<cuuint64_t>(tokens)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(tensor.strides.head) * 2,
+                                static_cast<cuuint64_t>(tensor.strides.token) * 2};
   const cuuint32_t box[] = {64, static_cast<cuuint32_t>(box_heads), static_cast<cuuint32_t>(rows)}, steps[] = {1, 1, 1};
-  const CUresult result = encode(
-      &map, element == Element::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, tensor.data,
-      extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encode(&map, element == Element::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3,
+             tensor.data, extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 

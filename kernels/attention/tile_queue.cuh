@@ -1,6 +1,7 @@
 #pragma once
-// Work items of a persistent kernel: tiles times heads, handed out in order by a counter. Heads are taken in sections whose keys and values
-// fit the L2 cache together; inside a section all heads of one tile follow each other, and tiles come longest first.
+// Work items of a persistent kernel: tiles times heads, handed out in order by a counter. Heads are taken in sections
+// whose keys and values fit the L2 cache together; inside a section all heads of one tile follow each other, and tiles
+// come longest first.
 
 #include "kernels/attention/attention.h"
 
@@ -34,11 +35,12 @@ struct TileQueue {
 #endif
 };
 
-/// The backward kernel's. Key tiles lie by lists of sequences of similar lengths, the longest first. Work goes by sections of about as many heads of a
-/// list as occupy all blocks; those of one list are one or an even number. Under a causal mask every other section meets its query rows from the last
-/// one down, and the blocks that come free, tile by tile, take the next section's: all blocks then work on the same rows at the same time, those of two
-/// sections, and what they read and add to stays in the L2 cache; the last section's blocks are done at the same time. Tiles of short sequences are taken
-/// when blocks are free, which is about the same time for all of one, so they all go down.
+/// The backward kernel's. Key tiles lie by lists of sequences of similar lengths, the longest first. Work goes by
+/// sections of about as many heads of a list as occupy all blocks; those of one list are one or an even number. Under a
+/// causal mask every other section meets its query rows from the last one down, and the blocks that come free, tile by
+/// tile, take the next section's: all blocks then work on the same rows at the same time, those of two sections, and
+/// what they read and add to stays in the L2 cache; the last section's blocks are done at the same time. Tiles of short
+/// sequences are taken when blocks are free, which is about the same time for all of one, so they all go down.
 struct SectionQueue {
   const AttentionTile* tiles;
   int32_t* counters;
@@ -55,7 +57,8 @@ struct SectionQueue {
     // The even number nearest to what would fill the blocks.
     const int sections = together || 4 * items < 5 * blocks ? 1 : least((items + blocks) / (2 * blocks) * 2, heads);
     const int full = (heads + sections - 1) / sections;
-    const int local = item - in.list_begin * heads, section = local / (count * full), rest = local - section * count * full;
+    const int local = item - in.list_begin * heads, section = local / (count * full),
+              rest = local - section * count * full;
     const int here = least(full, heads - section * full);
     tile = in.list_begin + rest / here;
     head = section * full + rest % here;

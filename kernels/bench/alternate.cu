@@ -1,5 +1,5 @@
-// Several ways of doing the same work, taking turns: the clock of a chip at its power limit follows what ran before, so only neighbours in
-// time compare.
+// Several ways of doing the same work, taking turns: the clock of a chip at its power limit follows what ran before, so
+// only neighbours in time compare.
 
 #include "kernels/bench/bench.h"
 
@@ -40,7 +40,8 @@ void Recorder::alternate(std::vector<Contender> contenders, const std::string& s
   std::vector<int> batch(count, 1);
   for (const Clock::time_point begin = Clock::now(); seconds_since(begin) < kSettleSeconds;)
     for (size_t i = 0; i < count; ++i)
-      batch[i] = std::clamp(static_cast<int>(kBatchMicroseconds / time_device(timer, contenders[i], batch[i])), 1, kMostInBatch);
+      batch[i] = std::clamp(static_cast<int>(kBatchMicroseconds / time_device(timer, contenders[i], batch[i])), 1,
+                            kMostInBatch);
   std::vector<std::vector<double>> device(count), whole(count), clocks(count);
   SmClock clock;
   for (int round = 0; round < kRounds; ++round)

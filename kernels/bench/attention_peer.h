@@ -1,6 +1,6 @@
 #pragma once
-// Another library's attention beside ours, in the same process: what attention_bench.cu asks for and peers.cpp, built into kernel_bench_torch
-// only, provides.
+// Another library's attention beside ours, in the same process: what attention_bench.cu asks for and peers.cpp, built
+// into kernel_bench_torch only, provides.
 
 #include <cuda_runtime_api.h>
 

@@ -36,7 +36,8 @@ struct Result {
   std::string name, shape, element;
   double microseconds, spread, bytes;  // medians; spread: (90th - 10th percentile) / median
   double megahertz;                    // of the multiprocessors while it ran; 0: not known
-  // Of rows that took turns: one whole call by the host's clock, and how much faster than the peer on the device and as a whole; else 0.
+  // Of rows that took turns: one whole call by the host's clock, and how much faster than the peer on the device and as
+  // a whole; else 0.
   double whole_microseconds = 0, ratio = 0, whole_ratio = 0;
   std::string peer;
 };
@@ -92,18 +93,19 @@ class Recorder {
  public:
   explicit Recorder(std::string filter) : filter_(std::move(filter)) {}
   bool wants(const std::string& name) const { return name.find(filter_) != std::string::npos; }
-  /// After a rest in which the device draws little power, so that a row's clock does not depend on the rows before it: launches run(0), run(1), …
-  /// (rotating over `sets`), checks every status, prints and keeps the median. `bytes`: each input once plus each output once.
-  void time(const std::string& name, const std::string& shape, Element element, double bytes,
-            int sets, const std::function<cudaError_t(int)>& run);
-  /// Contenders of the wanted names take turns: half a second until the clocks settle, rounds of batches between events, rounds of single
-  /// calls by the host's clock.
+  /// After a rest in which the device draws little power, so that a row's clock does not depend on the rows before it:
+  /// launches run(0), run(1), … (rotating over `sets`), checks every status, prints and keeps the median. `bytes`: each
+  /// input once plus each output once.
+  void time(const std::string& name, const std::string& shape, Element element, double bytes, int sets,
+            const std::function<cudaError_t(int)>& run);
+  /// Contenders of the wanted names take turns: half a second until the clocks settle, rounds of batches between
+  /// events, rounds of single calls by the host's clock.
   void alternate(std::vector<Contender> contenders, const std::string& shape, Element element, double bytes);
   const std::vector<Result>& results() const { return results_; }
 
  private:
-  static Result summary(const std::string& name, const std::string& shape, Element element, double bytes, const std::vector<double>& times,
-                        double megahertz);
+  static Result summary(const std::string& name, const std::string& shape, Element element, double bytes,
+                        const std::vector<double>& times, double megahertz);
   void keep(Result result);  // and prints it
 
   std::string filter_;

@@ -28,9 +28,7 @@ __device__ uint32_t hash(uint64_t x) {
   return static_cast<uint32_t>(x >> 32);
 }
 
-__device__ float unit(uint64_t x) {
-  return (static_cast<float>(hash(x) >> 8) + 0.5f) * (1.0f / 16777216.0f);
-}
+__device__ float unit(uint64_t x) { return (static_cast<float>(hash(x) >> 8) + 0.5f) * (1.0f / 16777216.0f); }
 
 template <class T>
 __global__ void normal_kernel(T* out, int64_t count, uint32_t seed) {
@@ -94,8 +92,8 @@ std::string shape_text(std::initializer_list<int64_t> extents) {
   char text[128];
   int length = 0;
   for (const int64_t extent : extents)
-    length += std::snprintf(text + length, sizeof(text) - static_cast<size_t>(length),
-                            length == 0 ? "%lld" : " x %lld", static_cast<long long>(extent));
+    length += std::snprintf(text + length, sizeof(text) - static_cast<size_t>(length), length == 0 ? "%lld" : " x %lld",
+                            static_cast<long long>(extent));
   return text;
 }
 
@@ -115,8 +113,7 @@ void* Memory::normal(int64_t count, Element element) {
   void* block = raw(count * size_of(element));
   check(dispatch(element,
                  [&](auto zero) {
-                   normal_kernel<<<1024, 256>>>(static_cast<decltype(zero)*>(block), count,
-                                                seed_++);
+                   normal_kernel<<<1024, 256>>>(static_cast<decltype(zero)*>(block), count, seed_++);
                    return cudaGetLastError();
                  }),
         "fill");
@@ -137,8 +134,8 @@ int64_t* Memory::integers(int64_t count, int64_t below) {
   return block;
 }
 
-void Recorder::time(const std::string& name, const std::string& shape, Element element,
-                    double bytes, int sets, const std::function<cudaError_t(int)>& run) {
+void Recorder::time(const std::string& name, const std::string& shape, Element element, double bytes, int sets,
+                    const std::function<cudaError_t(int)>& run) {
   constexpr int kWarmUp = 6, kBatches = 15, kPerBatch = 8;
   const std::chrono::milliseconds kRest(100);
   if (!wants(name)) return;
@@ -156,16 +153,26 @@ void Recorder::time(const std::string& name, const std::string& shape, Element e
   keep(summary(name, shape, element, bytes, times, clock.megahertz()));
 }
 
-Result Recorder::summary(const std::string& name, const std::string& shape, Element element, double bytes, const std::vector<double>& times,
-                         double megahertz) {
+Result Recorder::summary(const std::string& name, const std::string& shape, Element element, double bytes,
+                         const std::vector<double>& times, double megahertz) {
   const double median = percentile(times, 0.5);
-  return {name, shape, name_of(element), median, (percentile(times, 0.9) - percentile(times, 0.1)) / median, bytes, megahertz, 0, 0, 0, {}};
+  return {name,
+          shape,
+          name_of(element),
+          median,
+          (percentile(times, 0.9) - percentile(times, 0.1)) / median,
+          bytes,
+          megahertz,
+          0,
+          0,
+          0,
+          {}};
 }
 
 void Recorder::keep(Result result) {
   const Result& r = results_.emplace_back(std::move(result));
-  std::printf("%-44s %-24s %-5s %9.1f us  %5.2f TB/s  +-%4.1f%%  %4.0f MHz", r.name.c_str(), r.shape.c_str(), r.element.c_str(), r.microseconds,
-              r.bytes / r.microseconds * 1e-6, r.spread * 50, r.megahertz);
+  std::printf("%-44s %-24s %-5s %9.1f us  %5.2f TB/s  +-%4.1f%%  %4.0f MHz", r.name.c_str(), r.shape.c_str(),
+              r.element.c_str(), r.microseconds, r.bytes / r.microseconds * 1e-6, r.spread * 50, r.megahertz);
   if (r.whole_microseconds > 0) std::printf("  whole call %9.1f us", r.whole_microseconds);
   if (r.ratio > 0) std::printf("  x %.3f (whole %.3f) of %s", r.ratio, r.whole_ratio, r.peer.c_str());
   std::printf("\n");
@@ -190,27 +197,23 @@ int main(int argc, char** argv) {
     return std::fprintf(stderr, "kernel_bench: no CUDA device here\n"), 70;
   cudaDeviceProp properties;
   bench::check(cudaGetDeviceProperties(&properties, 0), "device");
-  std::printf("%s, %d multiprocessors, L2 %d MiB\n", properties.name,
-              properties.multiProcessorCount, properties.l2CacheSize >> 20);
+  std::printf("%s, %d multiprocessors, L2 %d MiB\n", properties.name, properties.multiProcessorCount,
+              properties.l2CacheSize >> 20);
 
   bench::Recorder recorder(filter);
   {
     bench::Memory memory;
     const int64_t bytes = int64_t{1} << 30;
-    void* from[2] = {memory.normal(bytes / 2, Element::kBF16),
-                     memory.normal(bytes / 2, Element::kBF16)};
+    void* from[2] = {memory.normal(bytes / 2, Element::kBF16), memory.normal(bytes / 2, Element::kBF16)};
     void* to[2] = {memory.raw(bytes), memory.raw(bytes)};
-    recorder.time("copy (cudaMemcpyAsync)", "1 GiB", Element::kBF16,
-                  2.0 * static_cast<double>(bytes), 2, [&](int set) {
-                    return cudaMemcpyAsync(to[set], from[set], bytes, cudaMemcpyDeviceToDevice);
-                  });
+    recorder.time("copy (cudaMemcpyAsync)", "1 GiB", Element::kBF16, 2.0 * static_cast<double>(bytes), 2,
+                  [&](int set) { return cudaMemcpyAsync(to[set], from[set], bytes, cudaMemcpyDeviceToDevice); });
   }
   for (const auto& [name, benchmark] : bench::registry()) benchmark(recorder);
 
   if (json.empty()) return 0;
   std::FILE* file = std::fopen(json.c_str(), "w");
-  if (file == nullptr)
-    return std::fprintf(stderr, "kernel_bench: cannot write %s\n", json.c_str()), 73;
+  if (file == nullptr) return std::fprintf(stderr, "kernel_bench: cannot write %s\n", json.c_str()), 73;
   std::fprintf(file, "{\"device\": \"%s\", \"results\": [", properties.name);
   const char* separator = "\n";
   for (const auto& r : recorder.results()) {
@@ -218,11 +221,12 @@ int main(int argc, char** argv) {
                  "%s  {\"name\": \"%s\", \"shape\": \"%s\", \"element\": \"%s\", \"microseconds\": "
                  "%.3f, \"spread\": %.4f, \"bytes\": %.0f, "
                  "\"tb_per_s\": %.4f, \"sm_mhz\": %.0f",
-                 separator, r.name.c_str(), r.shape.c_str(), r.element.c_str(), r.microseconds,
-                 r.spread, r.bytes, r.bytes / r.microseconds * 1e-6, r.megahertz);
+                 separator, r.name.c_str(), r.shape.c_str(), r.element.c_str(), r.microseconds, r.spread, r.bytes,
+                 r.bytes / r.microseconds * 1e-6, r.megahertz);
     if (r.whole_microseconds > 0) std::fprintf(file, ", \"whole_microseconds\": %.3f", r.whole_microseconds);
     if (r.ratio > 0)
-      std::fprintf(file, ", \"peer\": \"%s\", \"ratio\": %.4f, \"whole_ratio\": %.4f", r.peer.c_str(), r.ratio, r.whole_ratio);
+      std::fprintf(file, ", \"peer\": \"%s\", \"ratio\": %.4f, \"whole_ratio\": %.4f", r.peer.c_str(), r.ratio,
+                   r.whole_ratio);
     std::fprintf(file, "}");
     separator = ",\n";
   }

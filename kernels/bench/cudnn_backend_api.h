@@ -58,23 +58,19 @@ class Descriptor {
   explicit Descriptor(cudnnBackendDescriptorType_t type) {
     library().check(library().create_descriptor(type, &descriptor_), "descriptor");
   }
-  Descriptor(Descriptor&& other) noexcept
-      : descriptor_(std::exchange(other.descriptor_, nullptr)) {}
+  Descriptor(Descriptor&& other) noexcept : descriptor_(std::exchange(other.descriptor_, nullptr)) {}
   Descriptor& operator=(Descriptor&&) = delete;
   ~Descriptor() {
     if (descriptor_ != nullptr) library().destroy_descriptor(descriptor_);
   }
   template <class V>
-  Descriptor& set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
-                  const std::vector<V>& values) {
-    library().check(
-        library().set(descriptor_, name, type, static_cast<int64_t>(values.size()), values.data()),
-        "attribute");
+  Descriptor& set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, const std::vector<V>& values) {
+    library().check(library().set(descriptor_, name, type, static_cast<int64_t>(values.size()), values.data()),
+                    "attribute");
     return *this;
   }
   Descriptor& set(cudnnBackendAttributeName_t name, const Descriptor& value) {
-    return set(name, CUDNN_TYPE_BACKEND_DESCRIPTOR,
-               std::vector<cudnnBackendDescriptor_t>{value.get()});
+    return set(name, CUDNN_TYPE_BACKEND_DESCRIPTOR, std::vector<cudnnBackendDescriptor_t>{value.get()});
   }
   Descriptor& finalize(const char* what) {
     library().check(library().finalize(descriptor_), what);
@@ -95,20 +91,15 @@ class Descriptor {
 };
 
 /// [rows, columns] as cuDNN's norms want it, four dimensions; `id` names it in a call.
-inline Descriptor tensor(int64_t id, int64_t rows, int64_t columns, cudnnDataType_t type,
-                         bool by_value = false) {
+inline Descriptor tensor(int64_t id, int64_t rows, int64_t columns, cudnnDataType_t type, bool by_value = false) {
   Descriptor d(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
   d.set(CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, std::vector<int64_t>{id});
   d.set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, std::vector<cudnnDataType_t>{type});
   d.set(CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, std::vector<int64_t>{rows, columns, 1, 1});
-  d.set(CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64,
-        std::vector<int64_t>{columns, 1, columns, columns});
-  d.set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64,
-        std::vector<int64_t>{by_value ? 4 : 16});
+  d.set(CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, std::vector<int64_t>{columns, 1, columns, columns});
+  d.set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, std::vector<int64_t>{by_value ? 4 : 16});
   const char value = by_value;  // cuDNN reads one byte
-  library().check(
-      library().set(d.get(), CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, 1, &value),
-      "by value");
+  library().check(library().set(d.get(), CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, 1, &value), "by value");
   d.finalize("tensor");
   return d;
 }

@@ -29,19 +29,7 @@ constexpr int kSets = 3;
 constexpr int kPlans = 2;
 constexpr std::chrono::seconds kCompileTime{20};
 
-enum Id : int64_t {
-  kX = 1,
-  kScale,
-  kBias,
-  kEpsilon,
-  kMean,
-  kInverse,
-  kY,
-  kDy,
-  kDx,
-  kDScale,
-  kDBias
-};
+enum Id : int64_t { kX = 1, kScale, kBias, kEpsilon, kMean, kInverse, kY, kDy, kDx, kDScale, kDBias };
 
 using Arrays = std::vector<std::pair<int64_t, void*>>;
 
@@ -74,8 +62,7 @@ class Graph {
     if (rank == 0) offer();
     if (rank >= engines_.size()) return;
     Descriptor plan(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
-    plan.set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE,
-             std::vector<cudnnHandle_t>{handle_});
+    plan.set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, std::vector<cudnnHandle_t>{handle_});
     plan.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, engines_[rank]);
     if (plan.try_finalize()) plans_.push_back(std::move(plan));
   }
@@ -84,8 +71,7 @@ class Graph {
   int64_t workspace_bytes() const {
     int64_t most = 0;
     for (const Descriptor& plan : plans_)
-      most = std::max(
-          most, plan.get<int64_t>(CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64));
+      most = std::max(most, plan.get<int64_t>(CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64));
     return most;
   }
   cudaError_t run(size_t plan, const Arrays& arrays, void* workspace) const {
@@ -102,24 +88,18 @@ class Graph {
   }
 
  private:
-  const Descriptor& matrix(Id id) {
-    return keep(cudnn::tensor(id, norm_.rows, norm_.columns, CUDNN_DATA_BFLOAT16));
-  }
+  const Descriptor& matrix(Id id) { return keep(cudnn::tensor(id, norm_.rows, norm_.columns, CUDNN_DATA_BFLOAT16)); }
   const Descriptor& weight(Id id) { return keep(cudnn::tensor(id, 1, norm_.columns, weights_)); }
   const Descriptor& fact(Id id) { return keep(cudnn::tensor(id, norm_.rows, 1, CUDNN_DATA_FLOAT)); }
-  const Descriptor& keep(Descriptor d) {
-    return *parts_.emplace_back(std::make_unique<Descriptor>(std::move(d)));
-  }
+  const Descriptor& keep(Descriptor d) { return *parts_.emplace_back(std::make_unique<Descriptor>(std::move(d))); }
   Descriptor forward() {
     Descriptor d(CUDNN_BACKEND_OPERATION_NORM_FORWARD_DESCRIPTOR);
-    d.set(CUDNN_ATTR_OPERATION_NORM_FWD_MODE, CUDNN_TYPE_NORM_MODE,
-          std::vector<cudnnBackendNormMode_t>{norm_.mode});
+    d.set(CUDNN_ATTR_OPERATION_NORM_FWD_MODE, CUDNN_TYPE_NORM_MODE, std::vector<cudnnBackendNormMode_t>{norm_.mode});
     d.set(CUDNN_ATTR_OPERATION_NORM_FWD_PHASE, CUDNN_TYPE_NORM_FWD_PHASE,
           std::vector<cudnnBackendNormFwdPhase_t>{CUDNN_NORM_FWD_TRAINING});
     d.set(CUDNN_ATTR_OPERATION_NORM_FWD_XDESC, matrix(kX));
     d.set(CUDNN_ATTR_OPERATION_NORM_FWD_SCALE_DESC, weight(kScale));
-    d.set(CUDNN_ATTR_OPERATION_NORM_FWD_EPSILON_DESC,
-          keep(cudnn::tensor(kEpsilon, 1, 1, CUDNN_DATA_FLOAT, true)));
+    d.set(CUDNN_ATTR_OPERATION_NORM_FWD_EPSILON_DESC, keep(cudnn::tensor(kEpsilon, 1, 1, CUDNN_DATA_FLOAT, true)));
     d.set(CUDNN_ATTR_OPERATION_NORM_FWD_INV_VARIANCE_DESC, fact(kInverse));
     d.set(CUDNN_ATTR_OPERATION_NORM_FWD_YDESC, matrix(kY));
     if (norm_.layer()) {
@@ -130,8 +110,7 @@ class Graph {
   }
   Descriptor backward() {
     Descriptor d(CUDNN_BACKEND_OPERATION_NORM_BACKWARD_DESCRIPTOR);
-    d.set(CUDNN_ATTR_OPERATION_NORM_BWD_MODE, CUDNN_TYPE_NORM_MODE,
-          std::vector<cudnnBackendNormMode_t>{norm_.mode});
+    d.set(CUDNN_ATTR_OPERATION_NORM_BWD_MODE, CUDNN_TYPE_NORM_MODE, std::vector<cudnnBackendNormMode_t>{norm_.mode});
     d.set(CUDNN_ATTR_OPERATION_NORM_BWD_XDESC, matrix(kX));
     d.set(CUDNN_ATTR_OPERATION_NORM_BWD_DYDESC, matrix(kDy));
     d.set(CUDNN_ATTR_OPERATION_NORM_BWD_SCALE_DESC, weight(kScale));
@@ -150,8 +129,7 @@ class Graph {
     parts_.back()->finalize("norm");
     graph_ = std::make_unique<Descriptor>(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
     graph_->set(CUDNN_ATTR_OPERATIONGRAPH_OPS, operation);
-    graph_->set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE,
-                std::vector<cudnnHandle_t>{handle_});
+    graph_->set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, std::vector<cudnnHandle_t>{handle_});
     graph_->finalize("operation graph");
     Descriptor heuristic(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
     heuristic.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, *graph_);
@@ -162,10 +140,9 @@ class Graph {
     std::vector<cudnnBackendDescriptor_t> slots;
     for (const Descriptor& engine : engines_) slots.push_back(engine.get());
     int64_t found = 0;
-    library().check(
-        library().get(heuristic.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
-                      static_cast<int64_t>(slots.size()), &found, slots.data()),
-        "engines");
+    library().check(library().get(heuristic.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
+                                  static_cast<int64_t>(slots.size()), &found, slots.data()),
+                    "engines");
     while (static_cast<int64_t>(engines_.size()) > found) engines_.pop_back();
   }
 
@@ -203,13 +180,10 @@ void time(bench::Recorder& recorder, const Norm& norm, const Graph* graphs[2]) {
   void *x[kSets], *y[kSets], *d[kSets];
   for (int i = 0; i < kSets; ++i)
     x[i] = memory.normal(norm.rows * norm.columns, Element::kBF16),
-    y[i] = memory.normal(norm.rows * norm.columns, Element::kBF16),
-    d[i] = memory.raw(norm.rows * norm.columns * 2);
+    y[i] = memory.normal(norm.rows * norm.columns, Element::kBF16), d[i] = memory.raw(norm.rows * norm.columns * 2);
   float epsilon = 1e-5f;
-  void *const means = memory.uniform(norm.rows, -0.1f, 0.1f),
-              *const inverses = memory.uniform(norm.rows, 0.5f, 1.5f),
-              *const d_scales = memory.raw(norm.columns * 4),
-              *const d_biases = memory.raw(norm.columns * 4);
+  void *const means = memory.uniform(norm.rows, -0.1f, 0.1f), *const inverses = memory.uniform(norm.rows, 0.5f, 1.5f),
+              *const d_scales = memory.raw(norm.columns * 4), *const d_biases = memory.raw(norm.columns * 4);
   const bench::DeviceTimer timer;
   double least = 0;
   std::string chosen;
@@ -217,8 +191,7 @@ void time(bench::Recorder& recorder, const Norm& norm, const Graph* graphs[2]) {
   for (int g = 0; g < 2; ++g) {
     const Graph& graph = *graphs[g];
     const Element element = graph.weights() == CUDNN_DATA_FLOAT ? Element::kF32 : Element::kBF16;
-    void *const scales = memory.normal(norm.columns, element),
-                *const biases = memory.normal(norm.columns, element),
+    void *const scales = memory.normal(norm.columns, element), *const biases = memory.normal(norm.columns, element),
                 *const workspace = memory.raw(graph.workspace_bytes());
     for (size_t plan = 0; plan < graph.plans(); ++plan) {
       const auto run = [&, scales, biases, workspace, plan, at = &graph](int i) {
@@ -244,23 +217,18 @@ void time(bench::Recorder& recorder, const Norm& norm, const Graph* graphs[2]) {
   if (!best) cudnn::Library::fail("plan", "none compiled and runs here in the time it has");
   std::printf("(%s)\n", chosen.c_str());
   recorder.time(norm.name(), label, Element::kBF16,
-                (norm.backward ? 6.0 : 4.0) * static_cast<double>(norm.rows * norm.columns), kSets,
-                best);
+                (norm.backward ? 6.0 : 4.0) * static_cast<double>(norm.rows * norm.columns), kSets, best);
 }
 
 }  // namespace
 
 TRIREME_BENCH(cudnn_norms) {
   std::vector<Norm> norms;
-  for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{131072, 1024},
-                                      {32768, 4096},
-                                      {32768, 5120},
-                                      {16384, 8192},
-                                      {8192, 16384}})
+  for (const auto& [rows, columns] :
+       {std::pair<int64_t, int64_t>{131072, 1024}, {32768, 4096}, {32768, 5120}, {16384, 8192}, {8192, 16384}})
     for (const cudnnBackendNormMode_t mode : {CUDNN_RMS_NORM, CUDNN_LAYER_NORM})
       for (const bool backward : {false, true})
-        if (const Norm norm{mode, backward, rows, columns}; recorder.wants(norm.name()))
-          norms.push_back(norm);
+        if (const Norm norm{mode, backward, rows, columns}; recorder.wants(norm.name())) norms.push_back(norm);
   if (norms.empty()) return;
   try {
     std::printf("cuDNN %zu\n", library().version());
@@ -273,8 +241,7 @@ TRIREME_BENCH(cudnn_norms) {
         time(recorder, norms[i], both);
       } catch (const std::runtime_error& error) {
         std::printf("%s of %lld x %lld is left out: %s\n", norms[i].name().c_str(),
-                    static_cast<long long>(norms[i].rows), static_cast<long long>(norms[i].columns),
-                    error.what());
+                    static_cast<long long>(norms[i].rows), static_cast<long long>(norms[i].columns), error.what());
       }
   } catch (const std::runtime_error& error) {
     std::printf("cuDNN's norms are left out: %s\n", error.what());

@@ -26,8 +26,7 @@ std::vector<at::Tensor> matrices(int64_t rows, int64_t columns) {
 }
 
 template <class F>
-void time(bench::Recorder& recorder, const char* name, const std::string& label, double bytes,
-          const F& run) {
+void time(bench::Recorder& recorder, const char* name, const std::string& label, double bytes, const F& run) {
   recorder.time(name, label, Element::kBF16, bytes, kSets, [&](int i) {
     run(i);
     return cudaGetLastError();
@@ -38,17 +37,14 @@ void norms(bench::Recorder& recorder, int64_t rows, int64_t columns) {
   const double tensor = static_cast<double>(rows * columns * 2);
   const std::string label = bench::shape_text({rows, columns});
   const std::vector<at::Tensor> x = matrices(rows, columns), dy = matrices(rows, columns);
-  const at::Tensor w = at::randn({columns}, x[0].options()),
-                   b = at::randn({columns}, x[0].options());
+  const at::Tensor w = at::randn({columns}, x[0].options()), b = at::randn({columns}, x[0].options());
   time(recorder, "LibTorch rms_norm forward", label, 2 * tensor,
        [&](int i) { at::_fused_rms_norm(x[i], {columns}, w, 1e-5); });
   const at::Tensor rms = std::get<1>(at::_fused_rms_norm(x[0], {columns}, w, 1e-5));
-  time(recorder, "LibTorch rms_norm backward, dx", label, 3 * tensor, [&](int i) {
-    at::_fused_rms_norm_backward(dy[i], x[i], {columns}, rms, w, {true, false});
-  });
-  time(recorder, "LibTorch rms_norm backward, dx + dw", label, 3 * tensor, [&](int i) {
-    at::_fused_rms_norm_backward(dy[i], x[i], {columns}, rms, w, {true, true});
-  });
+  time(recorder, "LibTorch rms_norm backward, dx", label, 3 * tensor,
+       [&](int i) { at::_fused_rms_norm_backward(dy[i], x[i], {columns}, rms, w, {true, false}); });
+  time(recorder, "LibTorch rms_norm backward, dx + dw", label, 3 * tensor,
+       [&](int i) { at::_fused_rms_norm_backward(dy[i], x[i], {columns}, rms, w, {true, true}); });
   time(recorder, "LibTorch layer_norm forward", label, 2 * tensor,
        [&](int i) { at::native_layer_norm(x[i], {columns}, w, b, 1e-5); });
   const auto [y, mean, rstd] = at::native_layer_norm(x[0], {columns}, w, b, 1e-5);
@@ -70,7 +66,9 @@ void activations(bench::Recorder& recorder, int64_t rows, int64_t columns) {
        [&](int i) { at::gelu_backward(dy[i], dy[(i + 1) % kSets]); });
 }
 
-at::Tensor heads(std::vector<int64_t> extents) { return at::randn(extents, at::device(at::kCUDA).dtype(at::kBFloat16)); }
+at::Tensor heads(std::vector<int64_t> extents) {
+  return at::randn(extents, at::device(at::kCUDA).dtype(at::kBFloat16));
+}
 
 /// As an AttentionPeer's calls.
 template <class F>
@@ -89,29 +87,34 @@ bench::AttentionPeer cudnn_attention(const bench::AttentionProblem& p) {
   const at::Tensor q = make(p.q_heads), k = make(p.kv_heads), v = make(p.kv_heads), d_o = make(p.q_heads);
   const double scale = 1 / std::sqrt(static_cast<double>(p.d));
   const bool causal = p.causal;
-  const auto forward = [=] { return at::_scaled_dot_product_cudnn_attention(q, k, v, {}, true, 0.0, causal, false, scale); };
+  const auto forward = [=] {
+    return at::_scaled_dot_product_cudnn_attention(q, k, v, {}, true, 0.0, causal, false, scale);
+  };
   const auto saved = forward();
   return {"cuDNN", without_autograd(forward), without_autograd([=] {
-            at::_scaled_dot_product_cudnn_attention_backward(d_o, q, k, v, std::get<0>(saved), std::get<1>(saved), std::get<6>(saved),
-                                                             std::get<7>(saved), {}, std::get<2>(saved), std::get<3>(saved), length, length, 0.0,
-                                                             causal, scale);
+            at::_scaled_dot_product_cudnn_attention_backward(
+                d_o, q, k, v, std::get<0>(saved), std::get<1>(saved), std::get<6>(saved), std::get<7>(saved), {},
+                std::get<2>(saved), std::get<3>(saved), length, length, 0.0, causal, scale);
           })};
 }
 
 /// Packs, and dropout.
 bench::AttentionPeer flash_attention(const bench::AttentionProblem& p) {
   const int64_t tokens = p.bounds.back();
-  const at::Tensor q = heads({tokens, p.q_heads, p.d}), k = heads({tokens, p.kv_heads, p.d}), v = heads({tokens, p.kv_heads, p.d}),
-                   d_o = heads({tokens, p.q_heads, p.d}), bounds = at::tensor(p.bounds, at::kInt).to(at::kCUDA);
+  const at::Tensor q = heads({tokens, p.q_heads, p.d}), k = heads({tokens, p.kv_heads, p.d}),
+                   v = heads({tokens, p.kv_heads, p.d}), d_o = heads({tokens, p.q_heads, p.d}),
+                   bounds = at::tensor(p.bounds, at::kInt).to(at::kCUDA);
   int64_t longest = 0;
   for (size_t i = 1; i < p.bounds.size(); ++i) longest = std::max<int64_t>(longest, p.bounds[i] - p.bounds[i - 1]);
   const double scale = 1 / std::sqrt(static_cast<double>(p.d)), dropout = p.dropout;
   const bool causal = p.causal;
-  const auto forward = [=] { return at::_flash_attention_forward(q, k, v, bounds, bounds, longest, longest, dropout, causal, false, scale); };
+  const auto forward = [=] {
+    return at::_flash_attention_forward(q, k, v, bounds, bounds, longest, longest, dropout, causal, false, scale);
+  };
   const auto saved = forward();
   return {"flash", without_autograd(forward), without_autograd([=] {
-            at::_flash_attention_backward(d_o, q, k, v, std::get<0>(saved), std::get<1>(saved), bounds, bounds, longest, longest, dropout, causal,
-                                          std::get<2>(saved), std::get<3>(saved), scale);
+            at::_flash_attention_backward(d_o, q, k, v, std::get<0>(saved), std::get<1>(saved), bounds, bounds, longest,
+                                          longest, dropout, causal, std::get<2>(saved), std::get<3>(saved), scale);
           })};
 }
 
@@ -127,11 +130,8 @@ bench::AttentionPeer flash_attention(const bench::AttentionProblem& p) {
 
 TRIREME_BENCH(peers) {
   const c10::InferenceMode no_autograd;
-  for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{131072, 1024},
-                                      {32768, 4096},
-                                      {32768, 5120},
-                                      {16384, 8192},
-                                      {8192, 16384}})
+  for (const auto& [rows, columns] :
+       {std::pair<int64_t, int64_t>{131072, 1024}, {32768, 4096}, {32768, 5120}, {16384, 8192}, {8192, 16384}})
     norms(recorder, rows, columns);
   activations(recorder, 49152, 4096);
   activations(recorder, 8192, 28672);

@@ -41,7 +41,8 @@ SmClock::~SmClock() {
 }
 
 void SmClock::stamp(Stamp* stamps) {
-  stamp_kernel<<<static_cast<unsigned>(2 * count_), 1024>>>(stamps);  // a block takes half a multiprocessor's threads: they spread
+  stamp_kernel<<<static_cast<unsigned>(2 * count_), 1024>>>(
+      stamps);  // a block takes half a multiprocessor's threads: they spread
   check(cudaGetLastError(), "clock");
 }
 
@@ -53,7 +54,8 @@ double SmClock::megahertz() const {
   std::vector<double> clocks;
   for (size_t i = 0; i < count; ++i)
     if (begin[i].nanoseconds != 0 && end[i].nanoseconds > begin[i].nanoseconds)
-      clocks.push_back(1e3 * static_cast<double>(end[i].cycles - begin[i].cycles) / static_cast<double>(end[i].nanoseconds - begin[i].nanoseconds));
+      clocks.push_back(1e3 * static_cast<double>(end[i].cycles - begin[i].cycles) /
+                       static_cast<double>(end[i].nanoseconds - begin[i].nanoseconds));
   return clocks.empty() ? 0.0 : percentile(std::move(clocks), 0.5);
 }
 

@@ -17,8 +17,8 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const BertEmbedding a
   if (row >= a.rows) return;
   const int lane = static_cast<int>(threadIdx.x) % 32, columns = static_cast<int>(a.columns);
   const int64_t id = a.ids[row], position = a.positions[row], type = a.types[row];
-  const bool inside = id >= 0 && id < a.vocab && position >= 0 && position < a.max_positions &&
-                      type >= 0 && type < a.num_types;
+  const bool inside =
+      id >= 0 && id < a.vocab && position >= 0 && position < a.max_positions && type >= 0 && type < a.num_types;
   const T* word = static_cast<const T*>(a.word) + (inside ? id : 0) * a.columns;
   const T* place = static_cast<const T*>(a.position) + (inside ? position : 0) * a.columns;
   const T* kind = static_cast<const T*>(a.type) + (inside ? type : 0) * a.columns;
@@ -39,8 +39,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const BertEmbedding a
     to_floats(load_shared_read<T, kWidth>(place + column), v);
     to_floats(load_shared_read<T, kWidth>(kind + column), w);
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i)
-      u[i] = inside ? u[i] + v[i] + w[i] : __int_as_float(0x7fffffff);
+    for (int i = 0; i < kWidth; ++i) u[i] = inside ? u[i] + v[i] + w[i] : __int_as_float(0x7fffffff);
     s[p] = from_floats<T>(u);
     to_floats(s[p], u);
 #pragma unroll
@@ -65,8 +64,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const BertEmbedding a
 
   const bool dropping = a.sample_ids != nullptr;
   const int64_t sample = dropping ? row / a.rows_per_sample : 0;
-  const DropoutHash hash =
-      sample_hash(dropping ? static_cast<uint64_t>(a.sample_ids[sample]) : 0, a.t0, a.t1);
+  const DropoutHash hash = sample_hash(dropping ? static_cast<uint64_t>(a.sample_ids[sample]) : 0, a.t0, a.t1);
   const int64_t first_element = (row - sample * a.rows_per_sample) * a.columns;
   T* y = static_cast<T*>(a.y) + row * a.columns;
 #pragma unroll
@@ -84,8 +82,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const BertEmbedding a
       if constexpr (kWidth > 1) {       // columns are even, and so is the first element
 #pragma unroll
         for (int i = 0; i < kWidth; i += 2) {
-          const uint32_t draw =
-              dropout_draw(hash, static_cast<uint32_t>((first_element + column + i) >> 1));
+          const uint32_t draw = dropout_draw(hash, static_cast<uint32_t>((first_element + column + i) >> 1));
           u[i] = (draw & 0xffff) >= a.threshold ? u[i] * a.scale : 0.0f;
           u[i + 1] = (draw >> 16) >= a.threshold ? u[i + 1] * a.scale : 0.0f;
         }
@@ -102,8 +99,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const BertEmbedding a
 
 template <class T, int kWidth, int kPacks>
 cudaError_t launch(const BertEmbedding& a, cudaStream_t stream) {
-  forward_kernel<T, kWidth, kPacks>
-      <<<static_cast<unsigned>(ceil_div(a.rows, kThreads / 32)), kThreads, 0, stream>>>(a);
+  forward_kernel<T, kWidth, kPacks><<<static_cast<unsigned>(ceil_div(a.rows, kThreads / 32)), kThreads, 0, stream>>>(a);
   return cudaGetLastError();
 }
 
@@ -115,8 +111,7 @@ cudaError_t bert_embedding_forward(const BertEmbedding& a, cudaStream_t stream) 
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
     constexpr int kPack = 16 / sizeof(T);
-    if (a.columns % kPack == 0 &&
-        aligned16(a.word, a.position, a.type, a.gamma, a.beta, a.sum, a.y)) {
+    if (a.columns % kPack == 0 && aligned16(a.word, a.position, a.type, a.gamma, a.beta, a.sum, a.y)) {
       const int64_t packs = ceil_div(a.columns, 32 * kPack);
       if (packs <= 4) return launch<T, kPack, 4>(a, stream);
       if (packs <= 8) return launch<T, kPack, 8>(a, stream);

@@ -10,9 +10,8 @@ TRIREME_BENCH(bert_embedding) {
   const Element element = Element::kBF16;
   bench::Memory memory;
   BertEmbedding sets[kSets];
-  void *position = memory.normal(kPositions * kColumns, element),
-       *type = memory.normal(2 * kColumns, element), *gamma = memory.normal(kColumns, element),
-       *beta = memory.normal(kColumns, element);
+  void *position = memory.normal(kPositions * kColumns, element), *type = memory.normal(2 * kColumns, element),
+       *gamma = memory.normal(kColumns, element), *beta = memory.normal(kColumns, element);
   for (BertEmbedding& a : sets) {
     a.word = memory.normal(kVocab * kColumns, element), a.position = position, a.type = type;
     a.ids = memory.integers(kRows, kVocab), a.positions = memory.integers(kRows, kPositions);

@@ -4,22 +4,19 @@
 
 namespace trireme::kernels::oracle {
 
-BertEmbeddingRows bert_embedding(const std::vector<double>& word,
-                                 const std::vector<double>& position,
+BertEmbeddingRows bert_embedding(const std::vector<double>& word, const std::vector<double>& position,
                                  const std::vector<double>& type, const std::vector<int64_t>& ids,
-                                 const std::vector<int64_t>& positions,
-                                 const std::vector<int64_t>& types,
-                                 const std::vector<double>& gamma, const std::vector<double>& beta,
-                                 int64_t columns, double eps, const std::vector<double>* sum) {
+                                 const std::vector<int64_t>& positions, const std::vector<int64_t>& types,
+                                 const std::vector<double>& gamma, const std::vector<double>& beta, int64_t columns,
+                                 double eps, const std::vector<double>* sum) {
   BertEmbeddingRows result;
   for (size_t row = 0; row < ids.size(); ++row) {
     std::vector<double> s(static_cast<size_t>(columns));
     double mean = 0, variance = 0;
     for (int64_t c = 0; c < columns; ++c) {
-      s[c] = sum != nullptr
-                 ? (*sum)[row * columns + c]
-                 : word[ids[row] * columns + c] + position[positions[row] * columns + c] +
-                       type[types[row] * columns + c];
+      s[c] = sum != nullptr ? (*sum)[row * columns + c]
+                            : word[ids[row] * columns + c] + position[positions[row] * columns + c] +
+                                  type[types[row] * columns + c];
       mean += s[c] / static_cast<double>(columns);
     }
     for (const double v : s) variance += (v - mean) * (v - mean) / static_cast<double>(columns);

@@ -10,13 +10,10 @@ struct BertEmbeddingRows {
   std::vector<double> sum, y, mean, rstd;
 };
 /// `sum`, when given, replaces the sum of the lookups: as it was rounded.
-BertEmbeddingRows bert_embedding(const std::vector<double>& word,
-                                 const std::vector<double>& position,
+BertEmbeddingRows bert_embedding(const std::vector<double>& word, const std::vector<double>& position,
                                  const std::vector<double>& type, const std::vector<int64_t>& ids,
-                                 const std::vector<int64_t>& positions,
-                                 const std::vector<int64_t>& types,
-                                 const std::vector<double>& gamma, const std::vector<double>& beta,
-                                 int64_t columns, double eps,
-                                 const std::vector<double>* sum = nullptr);
+                                 const std::vector<int64_t>& positions, const std::vector<int64_t>& types,
+                                 const std::vector<double>& gamma, const std::vector<double>& beta, int64_t columns,
+                                 double eps, const std::vector<double>* sum = nullptr);
 
 }  // namespace trireme::kernels::oracle

@@ -10,8 +10,7 @@ namespace trireme::kernels {
 
 /// Bytes of shared memory that leave_sums() needs.
 inline size_t block_sums_bytes(int rows_of_block, int64_t columns, int vectors) {
-  return rows_of_block > 1 ? static_cast<size_t>(rows_of_block * columns * vectors) * sizeof(float)
-                           : 0;
+  return rows_of_block > 1 ? static_cast<size_t>(rows_of_block * columns * vectors) * sizeof(float) : 0;
 }
 
 /// sums[v][p][i] belongs to column first(p) + i of vector v, for packs that holds(p). blockDim =
@@ -19,8 +18,8 @@ inline size_t block_sums_bytes(int rows_of_block, int64_t columns, int vectors) 
 /// nobody uses any more. row [kVectors, columns]: the block's in the workspace. Both on 16-byte
 /// boundaries, kWidth and first(p) multiples of four.
 template <int kVectors, int kPacks, int kWidth, class First, class Holds>
-__device__ inline void leave_sums(const float (&sums)[kVectors][kPacks][kWidth], const First& first,
-                                  const Holds& holds, int columns, float* shared, float* row) {
+__device__ inline void leave_sums(const float (&sums)[kVectors][kPacks][kWidth], const First& first, const Holds& holds,
+                                  int columns, float* shared, float* row) {
   const int rows = static_cast<int>(blockDim.y), length = kVectors * columns;
   float* to = rows == 1 ? row : shared + static_cast<int>(threadIdx.y) * length;
   allow_next_kernel();

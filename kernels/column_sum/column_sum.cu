@@ -17,12 +17,10 @@ constexpr int kLanes = kWidth == 1 ? 32 : 16;  // rows at once
 /// A thread adds up kWidth neighbouring columns: one, or four where they are on 16-byte boundaries.
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads* kLanes<kWidth>)
-    column_sum_kernel(const float* partial, int64_t rows, int64_t columns, int64_t stride,
-                      const ColumnSums outs, bool accumulate) {
+    column_sum_kernel(const float* partial, int64_t rows, int64_t columns, int64_t stride, const ColumnSums outs,
+                      bool accumulate) {
   static_assert(kMaxColumnSums == 3);
-  T* out = static_cast<T*>(blockIdx.y == 0   ? outs.out[0]
-                           : blockIdx.y == 1 ? outs.out[1]
-                                             : outs.out[2]);
+  T* out = static_cast<T*>(blockIdx.y == 0 ? outs.out[0] : blockIdx.y == 1 ? outs.out[1] : outs.out[2]);
   if (out == nullptr) return;
   constexpr int kColumns = kThreads * kWidth;
   using Part = std::conditional_t<kWidth == 4, float4, float>;
@@ -49,23 +47,21 @@ __global__ void __launch_bounds__(kThreads* kLanes<kWidth>)
   if (c >= kColumns || first + c >= columns) return;
   float total = accumulate ? to_float(out[first + c]) : 0.0f;
 #pragma unroll
-  for (int lane = 0; lane < kLanes<kWidth>; ++lane)
-    total += reinterpret_cast<const float*>(lanes[lane])[c];
+  for (int lane = 0; lane < kLanes<kWidth>; ++lane) total += reinterpret_cast<const float*>(lanes[lane])[c];
   out[first + c] = from_float<T>(total);
 }
 
 template <class T, int kWidth>
-cudaError_t launch(const float* partial, int64_t rows, int64_t columns, int64_t stride,
-                   const ColumnSums& outs, bool accumulate, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(ceil_div(columns, kThreads * kWidth)),
-                  static_cast<unsigned>(outs.count)),
+cudaError_t launch(const float* partial, int64_t rows, int64_t columns, int64_t stride, const ColumnSums& outs,
+                   bool accumulate, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(ceil_div(columns, kThreads * kWidth)), static_cast<unsigned>(outs.count)),
       block(kThreads, kLanes<kWidth>);
-  return launch_behind(column_sum_kernel<T, kWidth>, grid, block, 0, stream, partial, rows, columns,
-                       stride, outs, accumulate);
+  return launch_behind(column_sum_kernel<T, kWidth>, grid, block, 0, stream, partial, rows, columns, stride, outs,
+                       accumulate);
 }
 
-cudaError_t launch(const float* partial, int64_t rows, int64_t columns, int64_t stride,
-                   const ColumnSums& outs, Element element, bool accumulate, cudaStream_t stream) {
+cudaError_t launch(const float* partial, int64_t rows, int64_t columns, int64_t stride, const ColumnSums& outs,
+                   Element element, bool accumulate, cudaStream_t stream) {
   if (columns == 0 || outs.count == 0) return cudaSuccess;
   // More blocks of 1,024 threads than are there at once: few wide ones end sooner.
   const bool wide = columns % 4 == 0 && stride % 4 == 0 && aligned16(partial) &&
@@ -79,13 +75,13 @@ cudaError_t launch(const float* partial, int64_t rows, int64_t columns, int64_t 
 
 }  // namespace
 
-cudaError_t column_sum(const float* partial, int64_t rows, int64_t columns, int64_t stride,
-                       void* out, Element element, bool accumulate, cudaStream_t stream) {
+cudaError_t column_sum(const float* partial, int64_t rows, int64_t columns, int64_t stride, void* out, Element element,
+                       bool accumulate, cudaStream_t stream) {
   return launch(partial, rows, columns, stride, {{out}, 1}, element, accumulate, stream);
 }
 
-cudaError_t column_sums(const float* partial, int64_t rows, int64_t columns, const ColumnSums& outs,
-                        Element element, bool accumulate, cudaStream_t stream) {
+cudaError_t column_sums(const float* partial, int64_t rows, int64_t columns, const ColumnSums& outs, Element element,
+                        bool accumulate, cudaStream_t stream) {
   return launch(partial, rows, columns, columns * outs.count, outs, element, accumulate, stream);
 }
 

@@ -14,8 +14,8 @@
 
 namespace trireme::kernels {
 
-cudaError_t column_sum(const float* partial, int64_t rows, int64_t columns, int64_t stride,
-                       void* out, Element element, bool accumulate, cudaStream_t stream);
+cudaError_t column_sum(const float* partial, int64_t rows, int64_t columns, int64_t stride, void* out, Element element,
+                       bool accumulate, cudaStream_t stream);
 
 /// Several vectors whose partial sums lie side by side: partial fp32 [rows, count, columns], count
 /// <= kMaxColumnSums; a null out is skipped.
@@ -24,7 +24,7 @@ struct ColumnSums {
   void* out[kMaxColumnSums] = {};
   int count = 0;
 };
-cudaError_t column_sums(const float* partial, int64_t rows, int64_t columns, const ColumnSums& outs,
-                        Element element, bool accumulate, cudaStream_t stream);
+cudaError_t column_sums(const float* partial, int64_t rows, int64_t columns, const ColumnSums& outs, Element element,
+                        bool accumulate, cudaStream_t stream);
 
 }  // namespace trireme::kernels

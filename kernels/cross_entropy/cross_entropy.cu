@@ -35,8 +35,7 @@ __device__ inline Partition merge(Partition a, Partition b) {
 __device__ inline Partition warp_merge(Partition v) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) {
-    const Partition other{__shfl_xor_sync(0xffffffffu, v.top, offset),
-                          __shfl_xor_sync(0xffffffffu, v.sum, offset)};
+    const Partition other{__shfl_xor_sync(0xffffffffu, v.top, offset), __shfl_xor_sync(0xffffffffu, v.sum, offset)};
     // The lower lane's operand first in both: same bits in every lane.
     v = (threadIdx.x & offset) == 0 ? merge(v, other) : merge(other, v);
   }
@@ -78,14 +77,13 @@ __device__ inline Token read_token(const CrossEntropy& a, int64_t token) {
   Token t{a.weights != nullptr ? a.weights[token] : 1.0f, a.targets[token], 0.0f};
   if (t.weight != 0.0f) {
     const bool inside = t.target >= 0 && t.target < a.vocab;
-    t.target_logit = inside ? to_float(static_cast<const T*>(a.logits)[token * a.stride + t.target])
-                            : __int_as_float(0x7fffffff);
+    t.target_logit =
+        inside ? to_float(static_cast<const T*>(a.logits)[token * a.stride + t.target]) : __int_as_float(0x7fffffff);
   }
   return t;
 }
 
-__device__ inline void write_token(const CrossEntropy& a, int64_t token, const Token& t,
-                                   float lse) {
+__device__ inline void write_token(const CrossEntropy& a, int64_t token, const Token& t, float lse) {
   a.loss[token] = t.weight == 0.0f ? 0.0f : t.weight * (lse - t.target_logit);
   if (a.lse != nullptr) a.lse[token] = lse;
 }
@@ -108,8 +106,7 @@ __global__ void __launch_bounds__(kThreads, 3) row_kernel(const CrossEntropy a) 
   if (weight == 0.0f) {
     if (a.d_logits != nullptr) {
       const float zeros[kWidth] = {};
-      for (int column = first; column < stride; column += kStep)
-        store(out + column, from_floats<G>(zeros));
+      for (int column = first; column < stride; column += kStep) store(out + column, from_floats<G>(zeros));
     }
     if (threadIdx.x == 0) write_token(a, token, {0.0f, 0, 0.0f}, 0.0f);
     return;
@@ -120,8 +117,7 @@ __global__ void __launch_bounds__(kThreads, 3) row_kernel(const CrossEntropy a) 
     const int part = ((vocab + kStep - 1) / kStep + kStages - 1) / kStages * kStep;
 #pragma unroll 1
     for (int stage = 0; stage < kStages; ++stage) {
-      for (int column = stage * part + first; column < min((stage + 1) * part, vocab);
-           column += kStep)
+      for (int column = stage * part + first; column < min((stage + 1) * part, vocab); column += kStep)
         copy_async16(kept + column, row + column);
       copy_async_commit();
     }
@@ -136,7 +132,7 @@ __global__ void __launch_bounds__(kThreads, 3) row_kernel(const CrossEntropy a) 
     else
       return *reinterpret_cast<const Vec<T, kWidth>*>(row + column);
   };
-  const auto take = [&](Vec<T, kWidth> vec, int column, float(&values)[kWidth]) {
+  const auto take = [&](Vec<T, kWidth> vec, int column, float (&values)[kWidth]) {
     to_floats(vec, values);
     if (column + kWidth > vocab) {
 #pragma unroll
@@ -179,8 +175,8 @@ __global__ void __launch_bounds__(kThreads, 3) row_kernel(const CrossEntropy a) 
   if (threadIdx.x == 0) write_token(a, token, t, v.top + logf(v.sum));
   if (a.d_logits == nullptr) return;
 
-  const float factor = weight * (a.gradient_scale != nullptr ? *a.gradient_scale : 1.0f),
-              share = factor / v.sum, offset = v.top * kLog2E;
+  const float factor = weight * (a.gradient_scale != nullptr ? *a.gradient_scale : 1.0f), share = factor / v.sum,
+              offset = v.top * kLog2E;
   const int target = static_cast<int>(a.targets[token]);
   // Backwards: what was read last is most likely still near.
   const int passes = (stride + kStep * kUnroll - 1) / (kStep * kUnroll);
@@ -211,19 +207,16 @@ __global__ void __launch_bounds__(kThreads, 3) row_kernel(const CrossEntropy a) 
 
 template <class T, class G, int kWidth, bool kStaged>
 cudaError_t launch_rows(const CrossEntropy& a, size_t shared, cudaStream_t stream) {
-  if (const cudaError_t error = allow_shared_memory(row_kernel<T, G, kWidth, kStaged>, shared);
-      error != cudaSuccess)
+  if (const cudaError_t error = allow_shared_memory(row_kernel<T, G, kWidth, kStaged>, shared); error != cudaSuccess)
     return error;
-  row_kernel<T, G, kWidth, kStaged>
-      <<<static_cast<unsigned>(a.tokens), kThreads, shared, stream>>>(a);
+  row_kernel<T, G, kWidth, kStaged><<<static_cast<unsigned>(a.tokens), kThreads, shared, stream>>>(a);
   return cudaGetLastError();
 }
 
 template <class T, class G>
 cudaError_t launch(const CrossEntropy& a, cudaStream_t stream) {
   constexpr int kPack = 16 / sizeof(T);
-  if (a.stride % kPack != 0 || !aligned16(a.logits, a.d_logits))
-    return launch_rows<T, G, 1, false>(a, 0, stream);
+  if (a.stride % kPack != 0 || !aligned16(a.logits, a.d_logits)) return launch_rows<T, G, 1, false>(a, 0, stream);
   const size_t row = static_cast<size_t>(a.stride) * sizeof(T);
   return row <= kStagedBytes ? launch_rows<T, G, kPack, true>(a, row, stream)
                              : launch_rows<T, G, kPack, false>(a, 0, stream);
@@ -248,8 +241,7 @@ __global__ void __launch_bounds__(kSumThreads)
 
 cudaError_t cross_entropy(const CrossEntropy& a, cudaStream_t stream) {
   if (a.tokens == 0) return cudaSuccess;
-  if (a.vocab <= 0 || a.stride < a.vocab || a.tokens > INT32_MAX || a.stride > INT32_MAX / 2 ||
-      a.loss == nullptr)
+  if (a.vocab <= 0 || a.stride < a.vocab || a.tokens > INT32_MAX || a.stride > INT32_MAX / 2 || a.loss == nullptr)
     return cudaErrorInvalidValue;
   if (a.d_logits == a.logits && a.element != a.gradient_element) return cudaErrorInvalidValue;
   return dispatch(a.element, [&](auto zero) {
@@ -264,8 +256,7 @@ cudaError_t cross_entropy(const CrossEntropy& a, cudaStream_t stream) {
   });
 }
 
-cudaError_t sum_values(const float* values, int64_t count, float* total, bool accumulate,
-                       cudaStream_t stream) {
+cudaError_t sum_values(const float* values, int64_t count, float* total, bool accumulate, cudaStream_t stream) {
   sum_kernel<<<1, kSumThreads, 0, stream>>>(values, count, total, accumulate);
   return cudaGetLastError();
 }

@@ -39,7 +39,6 @@ struct CrossEntropy {
 cudaError_t cross_entropy(const CrossEntropy& arguments, cudaStream_t stream);
 
 /// *total = (accumulate ? *total : 0) + sum of values[0..count), fp64 inside, one fixed order.
-cudaError_t sum_values(const float* values, int64_t count, float* total, bool accumulate,
-                       cudaStream_t stream);
+cudaError_t sum_values(const float* values, int64_t count, float* total, bool accumulate, cudaStream_t stream);
 
 }  // namespace trireme::kernels

@@ -6,8 +6,8 @@
 namespace trireme::kernels::oracle {
 
 CrossEntropy cross_entropy(const std::vector<double>& logits, const std::vector<int64_t>& targets,
-                           const std::vector<double>& weights, int64_t tokens, int64_t vocab,
-                           int64_t stride, double gradient_scale) {
+                           const std::vector<double>& weights, int64_t tokens, int64_t vocab, int64_t stride,
+                           double gradient_scale) {
   CrossEntropy result;
   result.d_logits.assign(static_cast<size_t>(tokens * stride), 0.0);
   for (int64_t t = 0; t < tokens; ++t) {

@@ -9,16 +9,14 @@ namespace {
 constexpr int kThreads = 256;
 
 template <class T, int kWidth>
-__global__ void dropout_kernel(const T* __restrict__ x, T* out, const int64_t* __restrict__ ids,
-                               int64_t row_size, uint32_t t0, uint32_t t1, uint32_t threshold,
-                               float scale, bool accumulate) {
+__global__ void dropout_kernel(const T* __restrict__ x, T* out, const int64_t* __restrict__ ids, int64_t row_size,
+                               uint32_t t0, uint32_t t1, uint32_t threshold, float scale, bool accumulate) {
   const int64_t row = blockIdx.y;
   const DropoutHash key = sample_hash(static_cast<uint64_t>(ids[row]), t0, t1);
   const T* in_row = x + row * row_size;
   T* out_row = out + row * row_size;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads * kWidth;
-  for (int64_t e = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kWidth;
-       e < row_size; e += stride) {
+  for (int64_t e = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kWidth; e < row_size; e += stride) {
     if constexpr (kWidth > 1) {
       Pack<T> value = *reinterpret_cast<const Pack<T>*>(in_row + e);
       Pack<T> sum;
@@ -33,8 +31,7 @@ __global__ void dropout_kernel(const T* __restrict__ x, T* out, const int64_t* _
         value.value[i + 1] = from_float<T>(second);
         if (accumulate) {
           value.value[i] = from_float<T>(to_float(sum.value[i]) + to_float(value.value[i]));
-          value.value[i + 1] =
-              from_float<T>(to_float(sum.value[i + 1]) + to_float(value.value[i + 1]));
+          value.value[i + 1] = from_float<T>(to_float(sum.value[i + 1]) + to_float(value.value[i + 1]));
         }
       }
       *reinterpret_cast<Pack<T>*>(out_row + e) = value;
@@ -59,15 +56,13 @@ cudaError_t dropout(const DropoutArguments& a, cudaStream_t stream) {
     const auto launch = [&](auto width) {
       constexpr int kWidth = decltype(width)::value;
       const int64_t blocks = (a.row_size + kThreads * kWidth - 1) / (kThreads * kWidth);
-      const dim3 grid(static_cast<unsigned>(blocks < 65536 ? blocks : 65536),
-                      static_cast<unsigned>(a.rows));
-      dropout_kernel<T, kWidth><<<grid, kThreads, 0, stream>>>(
-          static_cast<const T*>(a.x), static_cast<T*>(a.out), a.ids, a.row_size, a.t0, a.t1,
-          a.threshold, a.scale, a.accumulate);
+      const dim3 grid(static_cast<unsigned>(blocks < 65536 ? blocks : 65536), static_cast<unsigned>(a.rows));
+      dropout_kernel<T, kWidth><<<grid, kThreads, 0, stream>>>(static_cast<const T*>(a.x), static_cast<T*>(a.out),
+                                                               a.ids, a.row_size, a.t0, a.t1, a.threshold, a.scale,
+                                                               a.accumulate);
       return cudaGetLastError();
     };
-    if (a.row_size % kPack == 0 && aligned16(a.x, a.out))
-      return launch(std::integral_constant<int, kPack>{});
+    if (a.row_size % kPack == 0 && aligned16(a.x, a.out)) return launch(std::integral_constant<int, kPack>{});
     return launch(std::integral_constant<int, 1>{});
   });
 }

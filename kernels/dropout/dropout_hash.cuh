@@ -19,8 +19,7 @@ struct DropoutHash {
 };
 
 __device__ inline DropoutHash sample_hash(uint64_t id, uint32_t t0, uint32_t t1) {
-  const uint32_t k0 = dropout_mix(dropout_mix(static_cast<uint32_t>(id) ^ t0) ^
-                                  static_cast<uint32_t>(id >> 32) ^ t1);
+  const uint32_t k0 = dropout_mix(dropout_mix(static_cast<uint32_t>(id) ^ t0) ^ static_cast<uint32_t>(id >> 32) ^ t1);
   return {k0, dropout_mix(k0 + 0x9e3779b9u)};
 }
 
@@ -36,9 +35,7 @@ class DropoutDraws {
     const uint32_t x = word ^ key.k0;
     start_ = x ^ (x >> 16);
   }
-  __device__ uint32_t operator()(uint32_t i) const {
-    return dropout_mix(dropout_mix_on(start_ ^ i) ^ k1_);
-  }
+  __device__ uint32_t operator()(uint32_t i) const { return dropout_mix(dropout_mix_on(start_ ^ i) ^ k1_); }
 
  private:
   uint32_t start_, k1_;

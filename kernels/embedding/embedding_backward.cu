@@ -15,9 +15,9 @@ namespace {
 // A group of neighbouring places in the sorted order is summed by one block of threads. A run of
 // equal ids belongs to the group where it begins, which follows it up to kAhead places further; a
 // run that goes on even there leaves one fp32 row per group.
-constexpr int kGroup = kEmbeddingGroup, kAhead = 96, kBack = kGroup + kAhead, kStages = 12,
-              kThreads = 128, kPrepareThreads = 256, kRunThreads = 512, kLanes = 64,
-              kRunColumns = kRunThreads / kLanes, kRunBlocks = 1024;
+constexpr int kGroup = kEmbeddingGroup, kAhead = 96, kBack = kGroup + kAhead, kStages = 12, kThreads = 128,
+              kPrepareThreads = 256, kRunThreads = 512, kLanes = 64, kRunColumns = kRunThreads / kLanes,
+              kRunBlocks = 1024;
 
 size_t rounded(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
@@ -25,8 +25,8 @@ struct Workspace {
   uint32_t *keys_in, *keys;  // [tokens]: the id above token_bits bits of the token
   int *tokens_in, *tokens;   // [tokens], where both do not fit into a key
   int id_bits, token_bits;
-  float* head;  // [groups, columns]: what a group adds to the run that its predecessor began
-  float* tail;  // [groups, columns]: the run that goes on in the next group
+  float* head;           // [groups, columns]: what a group adds to the run that its predecessor began
+  float* tail;           // [groups, columns]: the run that goes on in the next group
   int *num_runs, *runs;  // groups where a long run begins
   uint32_t* counts;
   void* sort;
@@ -44,10 +44,9 @@ int bits_of(int64_t largest) {
 cudaError_t sort(Workspace& w, int64_t tokens, cudaStream_t stream) {
   const int count = static_cast<int>(tokens), end = w.token_bits + w.id_bits;
   if (w.token_bits > 0)
-    return cub::DeviceRadixSort::SortKeys(w.sort, w.sort_bytes, w.keys_in, w.keys, count,
-                                          w.token_bits, end, stream);
-  return cub::DeviceRadixSort::SortPairs(w.sort, w.sort_bytes, w.keys_in, w.keys, w.tokens_in,
-                                         w.tokens, count, 0, end, stream);
+    return cub::DeviceRadixSort::SortKeys(w.sort, w.sort_bytes, w.keys_in, w.keys, count, w.token_bits, end, stream);
+  return cub::DeviceRadixSort::SortPairs(w.sort, w.sort_bytes, w.keys_in, w.keys, w.tokens_in, w.tokens, count, 0, end,
+                                         stream);
 }
 
 cudaError_t carve(void* base, int64_t tokens, int64_t columns, Workspace& w) {
@@ -71,8 +70,7 @@ cudaError_t carve(void* base, int64_t tokens, int64_t columns, Workspace& w) {
   return cudaSuccess;
 }
 
-__global__ void __launch_bounds__(kPrepareThreads)
-    prepare_kernel(const EmbeddingBackward a, const Workspace w) {
+__global__ void __launch_bounds__(kPrepareThreads) prepare_kernel(const EmbeddingBackward a, const Workspace w) {
   const int64_t t = static_cast<int64_t>(blockIdx.x) * kPrepareThreads + threadIdx.x;
   if (t == 0) *w.num_runs = 0;
   if (t >= a.tokens) return;
@@ -89,8 +87,7 @@ __device__ inline int id_at(const Workspace& w, int64_t place) {
   return static_cast<int>(w.keys[place] >> w.token_bits);
 }
 __device__ inline int token_at(const Workspace& w, int64_t place) {
-  return w.token_bits > 0 ? static_cast<int>(w.keys[place] & ((1u << w.token_bits) - 1))
-                          : w.tokens[place];
+  return w.token_bits > 0 ? static_cast<int>(w.keys[place] & ((1u << w.token_bits) - 1)) : w.tokens[place];
 }
 
 /// Ids of the places around a group, ascending; offset 0 is the group's first place.
@@ -111,8 +108,7 @@ struct Window {
 };
 
 template <class T, class G, int kWidth>
-__global__ void __launch_bounds__(kThreads)
-    group_kernel(const EmbeddingBackward a, const Workspace w) {
+__global__ void __launch_bounds__(kThreads) group_kernel(const EmbeddingBackward a, const Workspace w) {
   __shared__ Window window;
   __shared__ int tokens[kGroup + kAhead];
   allow_next_kernel();
@@ -138,8 +134,7 @@ __global__ void __launch_bounds__(kThreads)
     if (!from_before) first = window.find(0, kGroup + kAhead, id + 1);
     if (first >= last) return;
   }
-  if (const int id = window.at(last - 1);
-      !from_before || window.at(0) != id) {  // the last run begins in this group
+  if (const int id = window.at(last - 1); !from_before || window.at(0) != id) {  // the last run begins in this group
     if (window.at(kGroup + kAhead) != id)
       last = window.find(last, kGroup + kAhead, id + 1);
     else if (blockIdx.x == 0 && threadIdx.x == 0 && id < a.vocab)
@@ -167,9 +162,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) sum[i] = 0.0f;
   };
-  const auto source = [&](int place) {
-    return dy + static_cast<int64_t>(tokens[place]) * a.columns;
-  };
+  const auto source = [&](int place) { return dy + static_cast<int64_t>(tokens[place]) * a.columns; };
   if constexpr (kWidth > 1) {
     // kStages - 1 rows are always on their way; a thread reads only what it fetched itself.
     __shared__ Vec<T, kWidth> ring[kStages][kThreads];
@@ -184,8 +177,7 @@ __global__ void __launch_bounds__(kThreads)
       copy_async_wait<kStages - 2>();
       add(place, ring[slot][threadIdx.x]);
       const int free = slot == 0 ? kStages - 1 : slot - 1;
-      if (place + kStages - 1 < last)
-        copy_async16(&ring[free][threadIdx.x], source(place + kStages - 1));
+      if (place + kStages - 1 < last) copy_async16(&ring[free][threadIdx.x], source(place + kStages - 1));
       copy_async_commit();
       slot = slot + 1 == kStages ? 0 : slot + 1;
     }
@@ -198,8 +190,7 @@ __global__ void __launch_bounds__(kThreads)
 /// Long runs, as the groups where they begin have listed them. A block owns kRunColumns * kWidth
 /// columns, and its kLanes lanes take the pieces of a run in turn.
 template <class G, int kWidth>
-__global__ void __launch_bounds__(kRunThreads, 2)
-    run_kernel(const EmbeddingBackward a, const Workspace w) {
+__global__ void __launch_bounds__(kRunThreads, 2) run_kernel(const EmbeddingBackward a, const Workspace w) {
   __shared__ float sums[kLanes][kRunColumns * kWidth];
   await_kernel_before();
   const int64_t groups = (a.tokens + kGroup - 1) / kGroup;
@@ -232,8 +223,7 @@ __global__ void __launch_bounds__(kRunThreads, 2)
       if (place >= a.columns) continue;
       float total[1] = {};
       for (int l = 0; l < kLanes; ++l) total[0] += sums[l][c];
-      write_row(static_cast<G*>(a.d_table) + static_cast<int64_t>(id) * a.columns + place, total,
-                a.accumulate);
+      write_row(static_cast<G*>(a.d_table) + static_cast<int64_t>(id) * a.columns + place, total, a.accumulate);
     }
     __syncthreads();
   }
@@ -244,13 +234,12 @@ cudaError_t launch(const EmbeddingBackward& a, const Workspace& w, cudaStream_t 
   constexpr int kPack = 16 / sizeof(T);
   const int64_t groups = ceil_div(a.tokens, kGroup);
   const auto grid = [&](int width) {
-    return dim3(static_cast<unsigned>(ceil_div(a.columns, kThreads * width)),
-                static_cast<unsigned>(groups));
+    return dim3(static_cast<unsigned>(ceil_div(a.columns, kThreads * width)), static_cast<unsigned>(groups));
   };
   const bool packed = a.columns % kPack == 0 && aligned16(a.dy, a.d_table);
-  if (const cudaError_t error =
-          packed ? launch_behind(group_kernel<T, G, kPack>, grid(kPack), kThreads, 0, stream, a, w)
-                 : launch_behind(group_kernel<T, G, 1>, grid(1), kThreads, 0, stream, a, w);
+  if (const cudaError_t error = packed
+                                    ? launch_behind(group_kernel<T, G, kPack>, grid(kPack), kThreads, 0, stream, a, w)
+                                    : launch_behind(group_kernel<T, G, 1>, grid(1), kThreads, 0, stream, a, w);
       error != cudaSuccess)
     return error;
   const auto runs = [&](int width) {
@@ -273,21 +262,17 @@ cudaError_t embedding_backward(const EmbeddingBackward& a, cudaStream_t stream) 
   if (a.tokens == 0 || a.columns == 0) return cudaSuccess;
   if (a.tokens > int64_t{65535} * kGroup || a.vocab >= INT32_MAX || a.workspace == nullptr)
     return cudaErrorInvalidValue;
-  if (a.table_element != a.element && a.table_element != Element::kF32)
-    return cudaErrorInvalidValue;
+  if (a.table_element != a.element && a.table_element != Element::kF32) return cudaErrorInvalidValue;
   Workspace w;
-  if (const cudaError_t error = carve(a.workspace, a.tokens, a.columns, w); error != cudaSuccess)
-    return error;
+  if (const cudaError_t error = carve(a.workspace, a.tokens, a.columns, w); error != cudaSuccess) return error;
   if (a.vocab <= kFewIds) return embedding_backward_few(a, w.head, w.num_runs, stream);
   w.id_bits = bits_of(a.vocab);
   if (w.id_bits + bits_of(a.tokens - 1) <= 32) w.token_bits = bits_of(a.tokens - 1);
   if (w.token_bits > 0 && embedding_sort_fits(a.tokens, w.id_bits, w.token_bits)) {
-    const KeySort s{a.ids,  a.tokens,  a.vocab,  w.id_bits, w.token_bits,
-                    w.keys, w.keys_in, w.counts, w.num_runs};
+    const KeySort s{a.ids, a.tokens, a.vocab, w.id_bits, w.token_bits, w.keys, w.keys_in, w.counts, w.num_runs};
     if (const cudaError_t error = embedding_sort(s, stream); error != cudaSuccess) return error;
   } else {
-    prepare_kernel<<<static_cast<unsigned>(ceil_div(a.tokens, kPrepareThreads)), kPrepareThreads, 0,
-                     stream>>>(a, w);
+    prepare_kernel<<<static_cast<unsigned>(ceil_div(a.tokens, kPrepareThreads)), kPrepareThreads, 0, stream>>>(a, w);
     if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
     if (const cudaError_t error = sort(w, a.tokens, stream); error != cudaSuccess) return error;
   }

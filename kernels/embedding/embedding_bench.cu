@@ -18,35 +18,29 @@ TRIREME_BENCH(embedding) {
     const std::string label = bench::shape_text({tokens, vocab, columns});
     EmbeddingForward forward[kSets];
     EmbeddingBackward backward[kSets];
-    void* workspace =
-        memory.raw(static_cast<int64_t>(embedding_backward_workspace(tokens, columns)));
+    void* workspace = memory.raw(static_cast<int64_t>(embedding_backward_workspace(tokens, columns)));
     for (int i = 0; i < kSets; ++i) {
       EmbeddingForward& f = forward[i];
       f.table = memory.normal(vocab * columns, element), f.ids = memory.integers(tokens, vocab),
       f.y = memory.normal(tokens * columns, element);
       f.tokens = tokens, f.vocab = vocab, f.columns = columns, f.element = element;
       EmbeddingBackward& b = backward[i];
-      b.dy = f.y, b.ids = f.ids, b.d_table = memory.raw(vocab * columns * 2),
-      b.workspace = workspace;
-      b.tokens = tokens, b.vocab = vocab, b.columns = columns,
-      b.element = b.table_element = element;
+      b.dy = f.y, b.ids = f.ids, b.d_table = memory.raw(vocab * columns * 2), b.workspace = workspace;
+      b.tokens = tokens, b.vocab = vocab, b.columns = columns, b.element = b.table_element = element;
     }
     // Rows are read as often as tokens name them.
     recorder.time("embedding forward", label, element, 2 * tensor, kSets,
                   [&](int i) { return embedding_forward(forward[i], nullptr); });
-    const double touched =
-        static_cast<double>(vocab) *
-        (1.0 - std::pow(1.0 - 1.0 / static_cast<double>(vocab), static_cast<double>(tokens)));
-    recorder.time("embedding backward", label, element,
-                  tensor + touched * static_cast<double>(columns * 2), kSets,
+    const double touched = static_cast<double>(vocab) *
+                           (1.0 - std::pow(1.0 - 1.0 / static_cast<double>(vocab), static_cast<double>(tokens)));
+    recorder.time("embedding backward", label, element, tensor + touched * static_cast<double>(columns * 2), kSets,
                   [&](int i) { return embedding_backward(backward[i], nullptr); });
   }
   // Two ids only, as token types have: all runs are long.
   constexpr int64_t kTokens = 131072, kColumns = 1024;
   bench::Memory memory;
   EmbeddingBackward types[kSets];
-  void* workspace =
-      memory.raw(static_cast<int64_t>(embedding_backward_workspace(kTokens, kColumns)));
+  void* workspace = memory.raw(static_cast<int64_t>(embedding_backward_workspace(kTokens, kColumns)));
   for (EmbeddingBackward& b : types) {
     b.dy = memory.normal(kTokens * kColumns, element), b.ids = memory.integers(kTokens, 2);
     b.d_table = memory.raw(2 * kColumns * 2), b.workspace = workspace;

@@ -12,15 +12,12 @@ constexpr int kThreads = 256, kUnroll = 4, kTokens = 16, kTogether = 2;
 /// read, and kTogether rows are on their way at a time, so that neither of the two dependent reads
 /// is waited for alone.
 template <class T, int kWidth>
-__global__ void __launch_bounds__(kThreads)
-    forward_kernel(const EmbeddingForward a, unsigned stretches) {
+__global__ void __launch_bounds__(kThreads) forward_kernel(const EmbeddingForward a, unsigned stretches) {
   const unsigned unit = blockIdx.x * (kThreads / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
   const int64_t first_token = static_cast<int64_t>(unit / stretches) * kTokens;
   if (first_token >= a.tokens) return;
-  const int count =
-      static_cast<int>(a.tokens - first_token < kTokens ? a.tokens - first_token : kTokens);
-  const int64_t first =
-      static_cast<int64_t>(unit % stretches) * (kUnroll * 32 * kWidth) + lane * kWidth;
+  const int count = static_cast<int>(a.tokens - first_token < kTokens ? a.tokens - first_token : kTokens);
+  const int64_t first = static_cast<int64_t>(unit % stretches) * (kUnroll * 32 * kWidth) + lane * kWidth;
   const int64_t own = static_cast<int>(lane) < count ? a.ids[first_token + lane] : -1;
   const int mine = own >= 0 && own < a.vocab ? static_cast<int>(own) : -1;
   const T* table = static_cast<const T*>(a.table) + first;
@@ -34,8 +31,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int k = 0; k < kUnroll; ++k)
         if (id[r] >= 0 && first + k * 32 * kWidth < a.columns)
-          vec[r][k] = load_stream<T, kWidth>(table + static_cast<int64_t>(id[r]) * a.columns +
-                                             k * 32 * kWidth);
+          vec[r][k] = load_stream<T, kWidth>(table + static_cast<int64_t>(id[r]) * a.columns + k * 32 * kWidth);
     }
 #pragma unroll
     for (int r = 0; r < kTogether; ++r) {
@@ -49,8 +45,7 @@ __global__ void __launch_bounds__(kThreads)
       }
 #pragma unroll
       for (int k = 0; k < kUnroll; ++k)
-        if (first + k * 32 * kWidth < a.columns)
-          store(out + (begin + r) * a.columns + k * 32 * kWidth, vec[r][k]);
+        if (first + k * 32 * kWidth < a.columns) store(out + (begin + r) * a.columns + k * 32 * kWidth, vec[r][k]);
     }
   }
 }
@@ -73,8 +68,7 @@ cudaError_t embedding_forward(const EmbeddingForward& a, cudaStream_t stream) {
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
     constexpr int kPack = 16 / sizeof(T);
-    return a.columns % kPack == 0 && aligned16(a.table, a.y) ? launch<T, kPack>(a, stream)
-                                                             : launch<T, 1>(a, stream);
+    return a.columns % kPack == 0 && aligned16(a.table, a.y) ? launch<T, kPack>(a, stream) : launch<T, 1>(a, stream);
   });
 }
 

@@ -14,8 +14,7 @@ constexpr int kEmbeddingGroup = 32;
 constexpr int kFewIds = 2;
 
 /// partial: two rows of fp32 for each group of tokens; seen: kFewIds integers.
-cudaError_t embedding_backward_few(const EmbeddingBackward& arguments, float* partial, int* seen,
-                                   cudaStream_t stream);
+cudaError_t embedding_backward_few(const EmbeddingBackward& arguments, float* partial, int* seen, cudaStream_t stream);
 
 /// Sixteen bytes at a time where kWidth > 1.
 template <class G, int kWidth>

@@ -9,9 +9,8 @@ namespace trireme::kernels {
 
 namespace {
 
-constexpr int kThreads = 1024, kItems = 2, kWarps = kThreads / 32, kBlockKeys = kThreads * kItems,
-              kDigitBits = 8, kDigits = 1 << kDigitBits, kShares = kThreads / kDigits,
-              kMostPasses = 4,
+constexpr int kThreads = 1024, kItems = 2, kWarps = kThreads / 32, kBlockKeys = kThreads * kItems, kDigitBits = 8,
+              kDigits = 1 << kDigitBits, kShares = kThreads / kDigits, kMostPasses = 4,
               kMostBlocks = 256;  // each reads the counts of all
 
 struct Digit {
@@ -31,13 +30,11 @@ int64_t blocks_of(int64_t tokens) { return ceil_div(tokens, kBlockKeys); }
 
 __device__ inline uint32_t key_of(const KeySort& s, int64_t token) {
   const int64_t id = s.ids[token];
-  return static_cast<uint32_t>(id >= 0 && id < s.vocab ? id : s.vocab) << s.token_bits |
-         static_cast<uint32_t>(token);
+  return static_cast<uint32_t>(id >= 0 && id < s.vocab ? id : s.vocab) << s.token_bits | static_cast<uint32_t>(token);
 }
 
 /// A block's counts of the first digit, and zeros where the passes will count.
-__global__ void __launch_bounds__(kThreads)
-    count_kernel(const KeySort s, const Digit digit, const int passes) {
+__global__ void __launch_bounds__(kThreads) count_kernel(const KeySort s, const Digit digit, const int passes) {
   __shared__ uint32_t count[kDigits];
   allow_next_kernel();
   if (threadIdx.x < kDigits) count[threadIdx.x] = 0;
@@ -45,16 +42,14 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
-    const int64_t token =
-        static_cast<int64_t>(blockIdx.x) * kBlockKeys + i * kThreads + threadIdx.x;
+    const int64_t token = static_cast<int64_t>(blockIdx.x) * kBlockKeys + i * kThreads + threadIdx.x;
     if (token < s.tokens) atomicAdd(&count[digit.of(key_of(s, token))], 1);
   }
   __syncthreads();
   if (threadIdx.x >= kDigits) return;
   uint32_t* to = s.counts + blockIdx.x * kDigits + threadIdx.x;
   *to = count[threadIdx.x];
-  for (int pass = 1; pass < passes; ++pass)
-    to[static_cast<int64_t>(pass) * gridDim.x * kDigits] = 0;
+  for (int pass = 1; pass < passes; ++pass) to[static_cast<int64_t>(pass) * gridDim.x * kDigits] = 0;
 }
 
 /// Moves a block's keys to where the digit's order has them. A warp has 32 kItems neighbouring keys.
@@ -63,11 +58,9 @@ __global__ void __launch_bounds__(kThreads) pass_kernel(const KeySort s, const P
   __shared__ uint32_t all[kDigits], before[kDigits],
       of_warp[kDigits / 32];  // in all blocks, in those before
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32,
-            digit_here = static_cast<int>(threadIdx.x) % kDigits,
-            share = static_cast<int>(threadIdx.x) / kDigits;
+            digit_here = static_cast<int>(threadIdx.x) % kDigits, share = static_cast<int>(threadIdx.x) / kDigits;
   allow_next_kernel();
-  for (int i = static_cast<int>(threadIdx.x); i < kWarps * kDigits; i += kThreads)
-    place[i / kDigits][i % kDigits] = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < kWarps * kDigits; i += kThreads) place[i / kDigits][i % kDigits] = 0;
   if (share == 0) all[digit_here] = before[digit_here] = 0;
   await_kernel_before();
 
@@ -76,8 +69,7 @@ __global__ void __launch_bounds__(kThreads) pass_kernel(const KeySort s, const P
 #pragma unroll
   for (int i = 0; i < kItems; ++i)
     if (begin + 32 * i < s.tokens)
-      key[i] =
-          pass.from == nullptr ? key_of(s, begin + 32 * i) : __ldcg(pass.from + begin + 32 * i);
+      key[i] = pass.from == nullptr ? key_of(s, begin + 32 * i) : __ldcg(pass.from + begin + 32 * i);
   uint32_t share_all = 0, share_before = 0;
 #pragma unroll 16
   for (unsigned block = static_cast<unsigned>(share); block < gridDim.x; block += kShares) {
@@ -103,8 +95,7 @@ __global__ void __launch_bounds__(kThreads) pass_kernel(const KeySort s, const P
     const uint32_t below = alike & ((1u << lane) - 1), earlier = place[warp][digit];
     rank[i] = earlier + static_cast<uint32_t>(__popc(below));
     __syncwarp();
-    if (here && below == 0)
-      place[warp][digit] = static_cast<uint16_t>(earlier + static_cast<uint32_t>(__popc(alike)));
+    if (here && below == 0) place[warp][digit] = static_cast<uint16_t>(earlier + static_cast<uint32_t>(__popc(alike)));
     __syncwarp();
   }
   __syncthreads();
@@ -140,8 +131,7 @@ __global__ void __launch_bounds__(kThreads) pass_kernel(const KeySort s, const P
     if (begin + 32 * i >= s.tokens) continue;
     const uint32_t digit = pass.digit.of(key[i]), to = before[digit] + place[warp][digit] + rank[i];
     pass.to[to] = key[i];
-    if (pass.next_counts != nullptr)
-      atomicAdd(pass.next_counts + to / kBlockKeys * kDigits + pass.next.of(key[i]), 1);
+    if (pass.next_counts != nullptr) atomicAdd(pass.next_counts + to / kBlockKeys * kDigits + pass.next.of(key[i]), 1);
   }
 }
 
@@ -159,8 +149,7 @@ int64_t embedding_sort_counts(int64_t tokens) {
 cudaError_t embedding_sort(const KeySort& s, cudaStream_t stream) {
   const int passes = static_cast<int>(ceil_div(s.id_bits, kDigitBits));
   const int64_t blocks = blocks_of(s.tokens);
-  if (s.tokens == 0 || !embedding_sort_fits(s.tokens, s.id_bits, s.token_bits))
-    return cudaErrorInvalidValue;
+  if (s.tokens == 0 || !embedding_sort_fits(s.tokens, s.id_bits, s.token_bits)) return cudaErrorInvalidValue;
   const auto digit = [&](int pass) {
     const int left = s.id_bits - pass * kDigitBits;
     return Digit{s.token_bits + pass * kDigitBits, left < kDigitBits ? left : kDigitBits};

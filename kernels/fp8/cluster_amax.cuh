@@ -17,8 +17,7 @@ inline int blocks_of_whole_row(int threads) {
 
 /// Greatest of the values of a row that a cluster's blocks share, at most 32 warps in all; v >= 0.
 /// What a block's threads wrote to its shared memory before, all of them see after.
-__device__ inline float cluster_amax(float v, const Mailbox& mailbox, uint32_t parity,
-                                     float* scratch) {
+__device__ inline float cluster_amax(float v, const Mailbox& mailbox, uint32_t parity, float* scratch) {
   const int warps = static_cast<int>(blockDim.x) / 32, warp = static_cast<int>(threadIdx.x) / 32,
             lane = static_cast<int>(threadIdx.x) % 32, parts = static_cast<int>(cluster_size());
   v = warp_amax(v);
@@ -28,8 +27,7 @@ __device__ inline float cluster_amax(float v, const Mailbox& mailbox, uint32_t p
   else if (lane == 0)
     mailbox.come();
   if (lane < parts)
-    mailbox.send(&scratch[static_cast<int>(cluster_rank()) * warps + warp],
-                 static_cast<uint32_t>(lane), v);
+    mailbox.send(&scratch[static_cast<int>(cluster_rank()) * warps + warp], static_cast<uint32_t>(lane), v);
   mailbox.wait(parity);
   return warp_amax(lane < parts * warps ? scratch[lane] : 0.0f);
 }

@@ -10,9 +10,7 @@
 
 namespace trireme::kernels {
 
-__device__ inline constexpr float fp8_max(Fp8Format format) {
-  return format == Fp8Format::kE4M3 ? 448.0f : 57344.0f;
-}
+__device__ inline constexpr float fp8_max(Fp8Format format) { return format == Fp8Format::kE4M3 ? 448.0f : 57344.0f; }
 
 /// Four codes of values * scale, rounded to nearest and saturated. In one piece: codes that pass
 /// 16-bit registers one pair at a time cost four more instructions a pair.
@@ -37,15 +35,14 @@ __device__ inline Words<kWidth / 4> to_fp8(const float (&values)[kWidth], float 
   Words<kWidth / 4> codes;
 #pragma unroll
   for (int i = 0; i < kWidth; i += 4)
-    codes.word[i / 4] = fp8_word<kKind>(values[i] * scale, values[i + 1] * scale,
-                                        values[i + 2] * scale, values[i + 3] * scale);
+    codes.word[i / 4] =
+        fp8_word<kKind>(values[i] * scale, values[i + 1] * scale, values[i + 2] * scale, values[i + 3] * scale);
   return codes;
 }
 
 /// kWidth is a multiple of four.
 template <int kWidth>
-__device__ inline Words<kWidth / 4> to_fp8(const float (&values)[kWidth], float scale,
-                                           Fp8Format format) {
+__device__ inline Words<kWidth / 4> to_fp8(const float (&values)[kWidth], float scale, Fp8Format format) {
   // One branch for all of them, not one for each pair.
   if (format == Fp8Format::kE4M3) return to_fp8<__NV_E4M3>(values, scale);
   return to_fp8<__NV_E5M2>(values, scale);
@@ -54,18 +51,16 @@ __device__ inline Words<kWidth / 4> to_fp8(const float (&values)[kWidth], float 
 /// Two pairs: fp32 rows are short of registers, not of instructions.
 template <__nv_fp8_interpretation_t kKind>
 __device__ inline Vec<uint16_t, 2> fp8_pairs(const float (&values)[4], float scale) {
-  return {
-      {__nv_cvt_float2_to_fp8x2({values[0] * scale, values[1] * scale}, __NV_SATFINITE, kKind),
-       __nv_cvt_float2_to_fp8x2({values[2] * scale, values[3] * scale}, __NV_SATFINITE, kKind)}};
+  return {{__nv_cvt_float2_to_fp8x2({values[0] * scale, values[1] * scale}, __NV_SATFINITE, kKind),
+           __nv_cvt_float2_to_fp8x2({values[2] * scale, values[3] * scale}, __NV_SATFINITE, kKind)}};
 }
 
 /// `once` as in store_whole().
 template <int kWidth>
-__device__ inline void store_fp8(uint8_t* to, const float (&values)[kWidth], float scale,
-                                 Fp8Format format, bool once = false) {
+__device__ inline void store_fp8(uint8_t* to, const float (&values)[kWidth], float scale, Fp8Format format,
+                                 bool once = false) {
   if constexpr (kWidth == 1)
-    *to = __nv_cvt_float_to_fp8(values[0] * scale, __NV_SATFINITE,
-                                format == Fp8Format::kE4M3 ? __NV_E4M3 : __NV_E5M2);
+    *to = __nv_cvt_float_to_fp8(values[0] * scale, __NV_SATFINITE, format == Fp8Format::kE4M3 ? __NV_E4M3 : __NV_E5M2);
   else if constexpr (kWidth == 4)
     store<uint16_t, 2>(reinterpret_cast<uint16_t*>(to), format == Fp8Format::kE4M3
                                                             ? fp8_pairs<__NV_E4M3>(values, scale)
@@ -86,9 +81,8 @@ __device__ inline void with_format(Fp8Format format, const F& f) {
 /// A row as it stands in registers, as codes: format and `once` are settled before the row, not for
 /// each pack of it.
 template <class T, int kPacks, class Cursor>
-__device__ inline void store_row_fp8(uint8_t* to, const Words<4> (&row)[kPacks],
-                                     const Cursor& cursor, float scale, Fp8Format format,
-                                     bool once) {
+__device__ inline void store_row_fp8(uint8_t* to, const Words<4> (&row)[kPacks], const Cursor& cursor, float scale,
+                                     Fp8Format format, bool once) {
   constexpr int kWidth = 16 / sizeof(T);
   const auto write = [&](auto kind, auto streaming) {
 #pragma unroll
@@ -104,8 +98,7 @@ __device__ inline void store_row_fp8(uint8_t* to, const Words<4> (&row)[kPacks],
     }
   };
   const auto formatted = [&](auto streaming) {
-    with_format(kWidth == 8 ? format : Fp8Format::kE4M3,
-                [&](auto kind) { write(kind, streaming); });
+    with_format(kWidth == 8 ? format : Fp8Format::kE4M3, [&](auto kind) { write(kind, streaming); });
   };
   if (kWidth == 8 && once)
     formatted(std::true_type{});
@@ -114,13 +107,11 @@ __device__ inline void store_row_fp8(uint8_t* to, const Words<4> (&row)[kPacks],
 }
 
 __device__ inline float from_fp8(uint8_t code, Fp8Format format) {
-  return __half2float(
-      __half(__nv_cvt_fp8_to_halfraw(code, format == Fp8Format::kE4M3 ? __NV_E4M3 : __NV_E5M2)));
+  return __half2float(__half(__nv_cvt_fp8_to_halfraw(code, format == Fp8Format::kE4M3 ? __NV_E4M3 : __NV_E5M2)));
 }
 
 template <__nv_fp8_interpretation_t kKind, int kWidth>
-__device__ inline void from_fp8(const Vec<uint16_t, kWidth / 2>& codes, float scale,
-                                float (&out)[kWidth]) {
+__device__ inline void from_fp8(const Vec<uint16_t, kWidth / 2>& codes, float scale, float (&out)[kWidth]) {
   const auto words = __builtin_bit_cast(Words<kWidth / 4>, codes);
 #pragma unroll
   for (int i = 0; i < kWidth; i += 4) {
@@ -144,8 +135,8 @@ __device__ inline void from_fp8(const Vec<uint16_t, kWidth / 2>& codes, float sc
   }
 }
 template <int kWidth>
-__device__ inline void from_fp8(const Vec<uint16_t, kWidth / 2>& codes, float scale,
-                                Fp8Format format, float (&out)[kWidth]) {
+__device__ inline void from_fp8(const Vec<uint16_t, kWidth / 2>& codes, float scale, Fp8Format format,
+                                float (&out)[kWidth]) {
   with_format(format, [&](auto kind) { from_fp8<decltype(kind)::value>(codes, scale, out); });
 }
 
@@ -179,8 +170,7 @@ __device__ inline void row_amax(float (&v)[kCount], int threads, float* scratch)
   __syncthreads();
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int i = 0; i < kCount; ++i)
-    v[i] = warp_amax(lane < threads / 32 ? scratch[lane * kCount + i] : 0.0f);
+  for (int i = 0; i < kCount; ++i) v[i] = warp_amax(lane < threads / 32 ? scratch[lane * kCount + i] : 0.0f);
 }
 __device__ inline float row_amax(float v, int threads, float* scratch) {
   float values[1] = {v};
@@ -234,8 +224,7 @@ __device__ inline float row_inverse_scale(float top, Fp8Format format) {
 /// The scale to multiply with, of a row whose greatest value is `top` or of the tensor, whose amax
 /// the row raises. All of a row's threads call it; `first`: those of its first block, where several
 /// share it.
-__device__ inline float settle_scale(const Fp8Output& out, float top, int64_t row,
-                                     bool first = true) {
+__device__ inline float settle_scale(const Fp8Output& out, float top, int64_t row, bool first = true) {
   if (out.scaling == Fp8Scaling::kRow) {
     const float inverse = row_inverse_scale(top, out.format);
     if (first && threadIdx.x == 0) out.row_inverse[row] = inverse;

@@ -21,7 +21,7 @@ struct Fp8Output {
   Fp8Format format = Fp8Format::kE4M3;
   Fp8Scaling scaling = Fp8Scaling::kTensor;
   const float* scale = nullptr;  // kTensor, device scalar
-  float* amax = nullptr;  // kTensor, device scalar or null; starts from what the caller put there
+  float* amax = nullptr;         // kTensor, device scalar or null; starts from what the caller put there
   float* row_inverse = nullptr;  // kRow, [rows]
 };
 

@@ -29,15 +29,14 @@ void matrix(bench::Recorder& recorder, int64_t rows, int64_t columns) {
   }
   const auto run = [&](int i, OperandValues values, GeluKind kind, bool with_sums) {
     Fp8Operands a;
-    a.values = values, a.x = x[i], a.gelu = kind, a.data = data[i], a.transposed = transposed[i],
-    a.scale = scale, a.amax = top, a.rows = rows, a.columns = columns, a.element = element;
+    a.values = values, a.x = x[i], a.gelu = kind, a.data = data[i], a.transposed = transposed[i], a.scale = scale,
+    a.amax = top, a.rows = rows, a.columns = columns, a.element = element;
     if (values != OperandValues::kPlain) a.bias = bias;
     if (values == OperandValues::kGeluGradient) a.dy = dy[i], a.format = Fp8Format::kE5M2;
     if (with_sums) a.sums = sums, a.workspace = workspace;
     return fp8_operands(a, nullptr);
   };
-  const auto plain = OperandValues::kPlain, gelu = OperandValues::kGelu,
-             gradient = OperandValues::kGeluGradient;
+  const auto plain = OperandValues::kPlain, gelu = OperandValues::kGelu, gradient = OperandValues::kGeluGradient;
   recorder.time("fp8 operands", label, element, 4 * count, kSets,
                 [&](int i) { return run(i, plain, GeluKind::kTanh, false); });
   recorder.time("fp8 operands + column sums", label, element, 4 * count, kSets,
@@ -55,8 +54,7 @@ void matrix(bench::Recorder& recorder, int64_t rows, int64_t columns) {
 
 TRIREME_BENCH(fp8_operands) {
   if (!recorder.wants("fp8 operands") && !recorder.wants("fp8 operands of gelu")) return;
-  for (const auto& [rows, columns] :
-       {std::pair<int64_t, int64_t>{24576, 4096}, {24576, 3072}, {98304, 1024}})
+  for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{24576, 4096}, {24576, 3072}, {98304, 1024}})
     matrix(recorder, rows, columns);
 }
 

@@ -45,14 +45,12 @@ struct GeluSlope {
   float below, factor;
   __device__ explicit GeluSlope(float x) {
     if constexpr (kKind == GeluKind::kErf) {
-      constexpr float kLogFactor[] = {-0.588415027f,  -0.382900268f,  -0.561990261f,
-                                      -0.0526107848f, 0.0129951881f,  -0.00218025898f,
-                                      0.00021486124f, -9.17089073e-6f};
+      constexpr float kLogFactor[] = {-0.588415027f, -0.382900268f,   -0.561990261f,  -0.0526107848f,
+                                      0.0129951881f, -0.00218025898f, 0.00021486124f, -9.17089073e-6f};
       below = 0.751791525f - x, factor = fast_exp2(polynomial(kLogFactor, x));
     } else {
-      constexpr float kLogFactor[] = {-0.589676976f,   -0.385220319f,   -0.561884403f,
-                                      -0.0537865721f,  0.0122749424f,   0.00382623542f,
-                                      -0.00319371629f, 0.000592087046f, -3.59974074e-05f};
+      constexpr float kLogFactor[] = {-0.589676976f,  -0.385220319f,   -0.561884403f,   -0.0537865721f,  0.0122749424f,
+                                      0.00382623542f, -0.00319371629f, 0.000592087046f, -3.59974074e-05f};
       below = 0.752461422f - x, factor = fast_exp2(polynomial(kLogFactor, x));
     }
   }
@@ -69,8 +67,8 @@ __device__ inline void gelu_share(float z, float& share, float& slope) {
     constexpr float kA = 0.79788456f, kB = 0.044715f;
     const float square = z * z;
     if constexpr (sizeof(T) == 2)
-      share = fast_reciprocal(1.0f + fast_exp2(z * fmaf(-1.44269504f * 2.0f * kA * kB, square,
-                                                        -1.44269504f * 2.0f * kA)));
+      share =
+          fast_reciprocal(1.0f + fast_exp2(z * fmaf(-1.44269504f * 2.0f * kA * kB, square, -1.44269504f * 2.0f * kA)));
     else
       share = __fdividef(1.0f, 1.0f + expf(-2.0f * kA * z * fmaf(kB, square, 1.0f)));
     slope = share * (1.0f - share) * fmaf(6.0f * kA * kB, square, 2.0f * kA);

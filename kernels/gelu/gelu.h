@@ -47,10 +47,9 @@ struct GeluBackward {
   const void* x = nullptr;  // with bias as in forward; or null, and then
   const void* bias = nullptr;
   GeluCodes saved;
-  void* dx = nullptr;  // null: not wanted; may be dy
-  Fp8Output fp8;       // of dx
-  void* d_bias =
-      nullptr;  // T, or fp32 when `fp32` is set; null: not wanted. Added to when `accumulate` is set
+  void* dx = nullptr;      // null: not wanted; may be dy
+  Fp8Output fp8;           // of dx
+  void* d_bias = nullptr;  // T, or fp32 when `fp32` is set; null: not wanted. Added to when `accumulate` is set
   bool fp32 = false, accumulate = false;
   float* workspace = nullptr;  // gelu_backward_workspace() floats when d_bias is wanted
   GeluKind kind = GeluKind::kErf;

@@ -11,8 +11,7 @@ namespace trireme::kernels {
 
 namespace {
 
-constexpr int kFewPacks = 4, kManyPacks = 7, kMaxThreads = 512, kScalarThreads = 256,
-              kBlocksPerSm = 8, kStages = 1;
+constexpr int kFewPacks = 4, kManyPacks = 7, kMaxThreads = 512, kScalarThreads = 256, kBlocksPerSm = 8, kStages = 1;
 
 template <class T, int kPacks, bool kFromCodes, bool kBias, bool kWhole>
 __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const GeluBackward a) {
@@ -23,11 +22,9 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const GeluBackwar
   using Kept = std::conditional_t<kFromCodes, Vec<uint16_t, kWidth / 2>, Pack>;
   RowCursor<kWhole ? kPacks : 0> cursor(a.rows, static_cast<int>(a.columns / kWidth));
   char* free = shared;
-  RowPrefetch<kPacks, 16, kStages> gradients(free, a.dy,
-                                             a.columns * static_cast<int64_t>(sizeof(T)));
-  RowPrefetch<kPacks, sizeof(Kept), kStages> inputs(
-      free, kFromCodes ? a.saved.data : a.x,
-      a.columns * static_cast<int64_t>(sizeof(Kept)) / kWidth);
+  RowPrefetch<kPacks, 16, kStages> gradients(free, a.dy, a.columns * static_cast<int64_t>(sizeof(T)));
+  RowPrefetch<kPacks, sizeof(Kept), kStages> inputs(free, kFromCodes ? a.saved.data : a.x,
+                                                    a.columns * static_cast<int64_t>(sizeof(Kept)) / kWidth);
   start_inputs<kStages>(cursor, gradients, inputs);
   float sums[1][kBias ? kPacks : 1][kWidth] = {};
   for (; cursor.active(); cursor.advance()) {
@@ -47,11 +44,11 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const GeluBackwar
         if constexpr (kFromCodes)
           from_fp8<decltype(format)::value>(input, inverse, z);
         else
-          to_floats(a.bias == nullptr
-                        ? input
-                        : add(input, load_shared_read<T, kWidth>(static_cast<const T*>(a.bias) +
-                                                                 cursor.index(p) * kWidth)),
-                    z);
+          to_floats(
+              a.bias == nullptr
+                  ? input
+                  : add(input, load_shared_read<T, kWidth>(static_cast<const T*>(a.bias) + cursor.index(p) * kWidth)),
+              z);
         gelu_gradient<T, decltype(kind)::value>(d, z);
         const Pack out = packed(from_floats<T>(d));
         dx[p] = as_words(out);
@@ -66,20 +63,17 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const GeluBackwar
         differentiate(kind, 0);
     });
     end_row();
-    if (a.dx != nullptr)
-      store_row(static_cast<T*>(a.dx) + cursor.row * a.columns, dx, cursor, false);
+    if (a.dx != nullptr) store_row(static_cast<T*>(a.dx) + cursor.row * a.columns, dx, cursor, false);
     if (a.fp8.data == nullptr) continue;
-    const float scale =
-        settle_scale(a.fp8, row_amax(top.get(), blockDim.x, scratch[cursor.turn]), cursor.row);
+    const float scale = settle_scale(a.fp8, row_amax(top.get(), blockDim.x, scratch[cursor.turn]), cursor.row);
     store_row_fp8<T>(a.fp8.data + cursor.row * a.columns, dx, cursor, scale, a.fp8.format, false);
   }
 
   if constexpr (kBias) {
     copy_async_wait<0>();
     leave_sums(
-        sums, [&](int p) { return cursor.index(p) * kWidth; },
-        [&](int p) { return cursor.holds(p); }, static_cast<int>(a.columns),
-        reinterpret_cast<float*>(shared),
+        sums, [&](int p) { return cursor.index(p) * kWidth; }, [&](int p) { return cursor.holds(p); },
+        static_cast<int>(a.columns), reinterpret_cast<float*>(shared),
         a.workspace + static_cast<int64_t>(blockIdx.x) * a.columns);
   }
 }
@@ -99,8 +93,7 @@ __global__ void __launch_bounds__(kScalarThreads) scalar_kernel(const GeluBackwa
         z[0] = from_fp8(a.saved.data[base + c], a.saved.format) * a.saved.inverse[row];
       } else {
         z[0] = to_float(static_cast<const T*>(a.x)[base + c]);
-        if (a.bias != nullptr)
-          z[0] = to_float(from_float<T>(z[0] + to_float(static_cast<const T*>(a.bias)[c])));
+        if (a.bias != nullptr) z[0] = to_float(from_float<T>(z[0] + to_float(static_cast<const T*>(a.bias)[c])));
       }
       with_kind(a.kind, [&](auto kind) { gelu_gradient<T, decltype(kind)::value>(d, z); });
       return from_float<T>(d[0]);
@@ -116,18 +109,16 @@ __global__ void __launch_bounds__(kScalarThreads) scalar_kernel(const GeluBackwa
     const float scale = settle_scale(a.fp8, row_amax(top, kScalarThreads, scratch[turn]), row);
     for (int64_t c = threadIdx.x; c < a.columns; c += kScalarThreads) {
       // dx may have taken the place of dy.
-      const float value[1] = {
-          to_float(a.dx != nullptr ? static_cast<const T*>(a.dx)[base + c] : gradient(c))};
+      const float value[1] = {to_float(a.dx != nullptr ? static_cast<const T*>(a.dx)[base + c] : gradient(c))};
       store_fp8(a.fp8.data + base + c, value, scale, a.fp8.format);
     }
   }
 }
 
 cudaError_t finish(const GeluBackward& a, int64_t blocks, cudaStream_t stream) {
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess || a.d_bias == nullptr)
-    return error;
-  return column_sum(a.workspace, blocks, a.columns, a.columns, a.d_bias,
-                    a.fp32 ? Element::kF32 : a.element, a.accumulate, stream);
+  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess || a.d_bias == nullptr) return error;
+  return column_sum(a.workspace, blocks, a.columns, a.columns, a.d_bias, a.fp32 ? Element::kF32 : a.element,
+                    a.accumulate, stream);
 }
 
 template <class T, int kPacks, bool kFromCodes, bool kBias, bool kWhole>
@@ -136,8 +127,8 @@ cudaError_t launch(const GeluBackward& a, const RowGeometry& g, cudaStream_t str
   int64_t blocks = 0;
   RowLaunch extra;
   if (kBias) extra = {block_sums_bytes(g.rows, a.columns, 1), kBlocksPerSm, &blocks};
-  if (const cudaError_t error = launch_rows(backward_kernel<T, kPacks, kFromCodes, kBias, kWhole>,
-                                            a, a.rows, g, bytes, stream, extra);
+  if (const cudaError_t error =
+          launch_rows(backward_kernel<T, kPacks, kFromCodes, kBias, kWhole>, a, a.rows, g, bytes, stream, extra);
       error != cudaSuccess)
     return error;
   return finish(a, blocks, stream);
@@ -178,8 +169,7 @@ cudaError_t gelu_backward(const GeluBackward& a, cudaStream_t stream) {
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
     constexpr int kWidth = 16 / sizeof(T);
-    const int64_t most =
-        static_cast<int64_t>(a.d_bias != nullptr ? kFewPacks : kManyPacks) * kMaxThreads;
+    const int64_t most = static_cast<int64_t>(a.d_bias != nullptr ? kFewPacks : kManyPacks) * kMaxThreads;
     if (a.columns % kWidth == 0 && a.columns / kWidth <= most &&
         aligned16(a.dy, a.x, a.bias, a.saved.data, a.dx, a.fp8.data, a.workspace)) {
       if (a.saved.data == nullptr) return launch<T, false>(a, stream);
@@ -190,8 +180,7 @@ cudaError_t gelu_backward(const GeluBackward& a, cudaStream_t stream) {
       }
       if constexpr (sizeof(T) == 2) return launch<T, true>(a, stream);
     }
-    const int64_t blocks =
-        resident_blocks(scalar_kernel<T>, kScalarThreads, 0, kBlocksPerSm, a.rows);
+    const int64_t blocks = resident_blocks(scalar_kernel<T>, kScalarThreads, 0, kBlocksPerSm, a.rows);
     scalar_kernel<T><<<static_cast<unsigned>(blocks), kScalarThreads, 0, stream>>>(a);
     return finish(a, blocks, stream);
   });

@@ -22,12 +22,10 @@ struct Beside {
 };
 
 /// The slopes at the 256 values that a row's codes can stand for; the row's threads share the work.
-__device__ inline void tabulate_slopes(const GeluCodes& saved, GeluKind kind, float inverse,
-                                       float* slopes) {
+__device__ inline void tabulate_slopes(const GeluCodes& saved, GeluKind kind, float inverse, float* slopes) {
   with_kind(kind, [&](auto constant) {
     for (unsigned code = threadIdx.x; code < 128; code += blockDim.x) {
-      const GeluSlope<decltype(constant)::value> slope(
-          from_fp8(static_cast<uint8_t>(code), saved.format) * inverse);
+      const GeluSlope<decltype(constant)::value> slope(from_fp8(static_cast<uint8_t>(code), saved.format) * inverse);
       slopes[code] = slope.positive(), slopes[code + 128] = slope.negative();
     }
   });
@@ -52,14 +50,11 @@ __global__ void __launch_bounds__(kResidentThreads) codes_kernel(const GeluBackw
   extern __shared__ __align__(kTableBytes) char shared[];  // two tables, then a row's packs
   __shared__ float scratch[2][32];
   __shared__ uint64_t amaxes[2];
-  const int threads = static_cast<int>(blockDim.x),
-            parts = kCluster ? static_cast<int>(cluster_size()) : 1,
-            pack = static_cast<int>(threadIdx.x) / 32 * 32 * kPacks +
-                   static_cast<int>(threadIdx.x) % 32;
+  const int threads = static_cast<int>(blockDim.x), parts = kCluster ? static_cast<int>(cluster_size()) : 1,
+            pack = static_cast<int>(threadIdx.x) / 32 * 32 * kPacks + static_cast<int>(threadIdx.x) % 32;
   const int64_t step = gridDim.x / static_cast<unsigned>(parts);
   int64_t row = blockIdx.x / static_cast<unsigned>(parts);
-  const int64_t part =
-      (kCluster ? cluster_rank() : 0) * (threads * kPacks * kWidth);  // first column
+  const int64_t part = (kCluster ? cluster_rank() : 0) * (threads * kPacks * kWidth);  // first column
   char* const gradients = shared + 2 * kTableBytes + pack * 16;
   char* const codes = shared + 2 * kTableBytes + threads * (kPacks * 16) + pack * 8;
   // A thread copies the packs that it will take itself, once it has taken those of the row before.
@@ -74,12 +69,8 @@ __global__ void __launch_bounds__(kResidentThreads) codes_kernel(const GeluBackw
     }
     copy_async_commit();
   };
-  const auto inverse_of = [&](int64_t wanted) {
-    return wanted < a.rows ? a.saved.inverse[wanted] : 1.0f;
-  };
-  const auto table = [&](int turn) {
-    return reinterpret_cast<float*>(shared + turn * kTableBytes);
-  };
+  const auto inverse_of = [&](int64_t wanted) { return wanted < a.rows ? a.saved.inverse[wanted] : 1.0f; };
+  const auto table = [&](int turn) { return reinterpret_cast<float*>(shared + turn * kTableBytes); };
 
   fetch(row);
   // By a loop, hence a branch: under a mere predicate racecheck would see addresses of other threads.
@@ -131,22 +122,20 @@ __global__ void __launch_bounds__(kResidentThreads) codes_kernel(const GeluBackw
 
   if constexpr (kBias)
     leave_sums(
-        sums, [&](int p) { return static_cast<int>(part) + (pack + 32 * p) * kWidth; },
-        [](int) { return true; }, static_cast<int>(a.columns), static_cast<float*>(nullptr),
+        sums, [&](int p) { return static_cast<int>(part) + (pack + 32 * p) * kWidth; }, [](int) { return true; },
+        static_cast<int>(a.columns), static_cast<float*>(nullptr),
         a.workspace + blockIdx.x / static_cast<unsigned>(parts) * a.columns);
 }
 
 template <class T, bool kBias>
 cudaError_t launch(const GeluBackward& a, int64_t* blocks, cudaStream_t stream) {
-  const int row_threads = static_cast<int>(a.columns / (kWidth * kPacks)),
-            parts = blocks_of_whole_row(row_threads), threads = row_threads / parts;
+  const int row_threads = static_cast<int>(a.columns / (kWidth * kPacks)), parts = blocks_of_whole_row(row_threads),
+            threads = row_threads / parts;
   const size_t shared = 2 * kTableBytes + static_cast<size_t>(3 * kPacks * kWidth * threads);
   if (parts > 1)
-    return launch_clusters(codes_kernel<T, kBias, true>, a, a.rows, parts, threads, shared, blocks,
-                           stream);
+    return launch_clusters(codes_kernel<T, kBias, true>, a, a.rows, parts, threads, shared, blocks, stream);
   const auto kernel = codes_kernel<T, kBias, false>;
-  if (const cudaError_t error = allow_shared_memory(kernel, shared); error != cudaSuccess)
-    return error;
+  if (const cudaError_t error = allow_shared_memory(kernel, shared); error != cudaSuccess) return error;
   *blocks = resident_blocks(kernel, threads, shared, kBlocksPerSm, a.rows);
   kernel<<<static_cast<unsigned>(*blocks), threads, shared, stream>>>(a);
   return cudaGetLastError();
@@ -157,16 +146,14 @@ cudaError_t launch(const GeluBackward& a, int64_t* blocks, cudaStream_t stream) 
 bool gelu_backward_codes_fits(const GeluBackward& a) {
   const int64_t packs = a.columns / kWidth;
   return a.saved.data != nullptr && a.element != Element::kF32 && a.columns % kWidth == 0 &&
-         whole_rows(packs, kPacks) && packs >= kLeastThreads * kPacks &&
-         packs <= kMostThreads * kPacks;
+         whole_rows(packs, kPacks) && packs >= kLeastThreads * kPacks && packs <= kMostThreads * kPacks;
 }
 
 cudaError_t gelu_backward_codes(const GeluBackward& a, int64_t* blocks, cudaStream_t stream) {
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
     if constexpr (sizeof(T) == 2)
-      return a.d_bias != nullptr ? launch<T, true>(a, blocks, stream)
-                                 : launch<T, false>(a, blocks, stream);
+      return a.d_bias != nullptr ? launch<T, true>(a, blocks, stream) : launch<T, false>(a, blocks, stream);
     return cudaErrorInvalidValue;
   });
 }

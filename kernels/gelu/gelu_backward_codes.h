@@ -9,7 +9,6 @@ namespace trireme::kernels {
 bool gelu_backward_codes_fits(const GeluBackward& arguments);
 
 /// As gelu_backward(), but leaves of d_bias *blocks rows of partial sums in the workspace.
-cudaError_t gelu_backward_codes(const GeluBackward& arguments, int64_t* blocks,
-                                cudaStream_t stream);
+cudaError_t gelu_backward_codes(const GeluBackward& arguments, int64_t* blocks, cudaStream_t stream);
 
 }  // namespace trireme::kernels

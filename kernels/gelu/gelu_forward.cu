@@ -21,8 +21,7 @@ enum class Outputs { kPlain, kFp8, kAny };
 template <class T, int kPacks, Outputs kOutputs, bool kWhole>
 __global__ void __launch_bounds__(kMaxThreads, !kWhole                     ? 1
                                                : kOutputs == Outputs::kFp8 ? 3
-                                                                           : 2)
-    forward_kernel(const GeluForward a) {
+                                                                           : 2) forward_kernel(const GeluForward a) {
   __shared__ float scratch[2 * 32];
   constexpr int kWidth = 16 / sizeof(T);
   constexpr bool kFp8 = kOutputs != Outputs::kPlain, kAny = kOutputs == Outputs::kAny;
@@ -33,15 +32,13 @@ __global__ void __launch_bounds__(kMaxThreads, !kWhole                     ? 1
   Words<4> z[kPacks], y[kFp8 ? kPacks : 1];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p)
-    if (cursor.holds(p))
-      z[p] = load_words(static_cast<const T*>(a.x) + base + cursor.index(p) * kWidth);
+    if (cursor.holds(p)) z[p] = load_words(static_cast<const T*>(a.x) + base + cursor.index(p) * kWidth);
   if (a.bias != nullptr) {
 #pragma unroll
     for (int p = 0; p < kPacks; ++p)
       if (cursor.holds(p))
-        z[p] = as_words(add(
-            as_pack<T>(z[p]),
-            load_shared_read<T, kWidth>(static_cast<const T*>(a.bias) + cursor.index(p) * kWidth)));
+        z[p] = as_words(add(as_pack<T>(z[p]),
+                            load_shared_read<T, kWidth>(static_cast<const T*>(a.bias) + cursor.index(p) * kWidth)));
   }
   Amax<T> top_y, top_z;
   with_kind(a.kind, [&](auto kind) {
@@ -69,12 +66,11 @@ __global__ void __launch_bounds__(kMaxThreads, !kWhole                     ? 1
     }
     row_amax(top, blockDim.x, scratch);
     if (!kAny || a.fp8.data != nullptr)
-      store_row_fp8<T>(a.fp8.data + base, y, cursor, settle_scale(a.fp8, top[0], cursor.row),
-                       a.fp8.format, once);
+      store_row_fp8<T>(a.fp8.data + base, y, cursor, settle_scale(a.fp8, top[0], cursor.row), a.fp8.format, once);
     if constexpr (kAny) {
       if (a.saved.data != nullptr)
-        store_row_fp8<T>(a.saved.data + base, z, cursor, settle_saved(a.saved, top[1], cursor.row),
-                         a.saved.format, once);
+        store_row_fp8<T>(a.saved.data + base, z, cursor, settle_saved(a.saved, top[1], cursor.row), a.saved.format,
+                         once);
     }
   }
 }
@@ -86,9 +82,7 @@ __global__ void __launch_bounds__(kScalarThreads) scalar_kernel(const GeluForwar
   const int64_t row = blockIdx.x, base = row * a.columns;
   const auto input = [&](int64_t c) {
     const T x = static_cast<const T*>(a.x)[base + c];
-    return a.bias == nullptr
-               ? x
-               : from_float<T>(to_float(x) + to_float(static_cast<const T*>(a.bias)[c]));
+    return a.bias == nullptr ? x : from_float<T>(to_float(x) + to_float(static_cast<const T*>(a.bias)[c]));
   };
   const auto activated = [&](int64_t c) {
     float v[1] = {to_float(input(c))};
@@ -138,19 +132,16 @@ cudaError_t launch(const GeluForward& a, int64_t packs, cudaStream_t stream) {
 
 cudaError_t gelu_forward(const GeluForward& a, cudaStream_t stream) {
   if (a.rows == 0 || a.columns == 0) return cudaSuccess;
-  if (a.y == nullptr && a.fp8.data == nullptr && a.saved.data == nullptr)
-    return cudaErrorInvalidValue;
+  if (a.y == nullptr && a.fp8.data == nullptr && a.saved.data == nullptr) return cudaErrorInvalidValue;
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
     constexpr int kWidth = 16 / sizeof(T);
     const int64_t packs = a.columns / kWidth;
     if (a.columns % kWidth == 0 && packs <= kManyPacks * kMaxThreads &&
         aligned16(a.x, a.bias, a.y, a.fp8.data, a.saved.data))
-      return a.fp8.data == nullptr && a.saved.data == nullptr
-                 ? launch<T, Outputs::kPlain>(a, packs, stream)
-             : a.y == nullptr && a.saved.data == nullptr
-                 ? launch<T, Outputs::kFp8>(a, packs, stream)
-                 : launch<T, Outputs::kAny>(a, packs, stream);
+      return a.fp8.data == nullptr && a.saved.data == nullptr ? launch<T, Outputs::kPlain>(a, packs, stream)
+             : a.y == nullptr && a.saved.data == nullptr      ? launch<T, Outputs::kFp8>(a, packs, stream)
+                                                              : launch<T, Outputs::kAny>(a, packs, stream);
     scalar_kernel<T><<<static_cast<unsigned>(a.rows), kScalarThreads, 0, stream>>>(a);
     return cudaGetLastError();
   });

@@ -13,8 +13,7 @@ struct Share {
 
 Share share(double z, GeluKind kind) {
   if (kind == GeluKind::kErf)
-    return {std::erfc(-z / std::numbers::sqrt2) / 2,
-            std::exp(-z * z / 2) / std::sqrt(2 * std::numbers::pi)};
+    return {std::erfc(-z / std::numbers::sqrt2) / 2, std::exp(-z * z / 2) / std::sqrt(2 * std::numbers::pi)};
   const double a = std::sqrt(2 / std::numbers::pi), inner = a * (z + 0.044715 * z * z * z);
   // (1 + tanh(v)) / 2 without cancellation where v is very negative.
   const double p = 1 / (1 + std::exp(-2 * inner));
@@ -29,8 +28,7 @@ std::vector<double> gelu(const std::vector<double>& z, GeluKind kind) {
   return y;
 }
 
-std::vector<double> gelu_backward(const std::vector<double>& dy, const std::vector<double>& z,
-                                  GeluKind kind) {
+std::vector<double> gelu_backward(const std::vector<double>& dy, const std::vector<double>& z, GeluKind kind) {
   std::vector<double> dx;
   for (size_t i = 0; i < z.size(); ++i) {
     const Share s = share(z[i], kind);

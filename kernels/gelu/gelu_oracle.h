@@ -8,7 +8,6 @@
 namespace trireme::kernels::oracle {
 
 std::vector<double> gelu(const std::vector<double>& z, GeluKind kind);
-std::vector<double> gelu_backward(const std::vector<double>& dy, const std::vector<double>& z,
-                                  GeluKind kind);
+std::vector<double> gelu_backward(const std::vector<double>& dy, const std::vector<double>& z, GeluKind kind);
 
 }  // namespace trireme::kernels::oracle

@@ -44,8 +44,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
       Vec<T, kPack> vec[kUnroll];
 #pragma unroll
       for (int k = 0; k < kUnroll; ++k)
-        if (first + k * threads < packs)
-          vec[k] = load_stream<T, kPack>(data + (first + k * threads) * kPack);
+        if (first + k * threads < packs) vec[k] = load_stream<T, kPack>(data + (first + k * threads) * kPack);
 #pragma unroll
       for (int k = 0; k < kUnroll; ++k) {
         if (first + k * threads >= packs) continue;
@@ -62,8 +61,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
           }
         }
 #pragma unroll
-        for (int i = 0; i < kPack; ++i)
-          local = fma(static_cast<double>(v[i]), static_cast<double>(v[i]), local);
+        for (int i = 0; i < kPack; ++i) local = fma(static_cast<double>(v[i]), static_cast<double>(v[i]), local);
       }
     }
     for (int64_t i = packs * kPack + thread; i < count; i += threads) {
@@ -85,10 +83,9 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) *square = (accumulate ? *square : 0.0) + sum;
 }
 
-__global__ void clip_kernel(const double* square, const float* unscale, double max_norm,
-                            float* norm, float* multiplier, float* skip) {
-  const double scale = unscale != nullptr ? static_cast<double>(*unscale) : 1.0,
-               length = sqrt(*square) * fabs(scale);
+__global__ void clip_kernel(const double* square, const float* unscale, double max_norm, float* norm, float* multiplier,
+                            float* skip) {
+  const double scale = unscale != nullptr ? static_cast<double>(*unscale) : 1.0, length = sqrt(*square) * fabs(scale);
   const bool good = isfinite(length);
   double factor = scale;
   if (max_norm > 0.0 && max_norm < length + 1e-6) factor *= max_norm / (length + 1e-6);
@@ -103,8 +100,8 @@ int blocks() { return multiprocessors() * kBlocksPerSm; }
 
 int64_t global_norm_workspace() { return blocks(); }
 
-cudaError_t global_square(const GradientBuffer* buffers, int num_buffers, Element element,
-                          double* square, bool accumulate, double* workspace, cudaStream_t stream) {
+cudaError_t global_square(const GradientBuffer* buffers, int num_buffers, Element element, double* square,
+                          bool accumulate, double* workspace, cudaStream_t stream) {
   const int grid = blocks();
   if (grid == 0) return cudaErrorNoDevice;
   int done = 0;
@@ -118,8 +115,7 @@ cudaError_t global_square(const GradientBuffer* buffers, int num_buffers, Elemen
     }
     const bool again = done > kMaxBuffers;
     const cudaError_t error = dispatch(element, [&](auto zero) {
-      square_kernel<decltype(zero)>
-          <<<static_cast<unsigned>(grid), kThreads, 0, stream>>>(part, workspace, again);
+      square_kernel<decltype(zero)><<<static_cast<unsigned>(grid), kThreads, 0, stream>>>(part, workspace, again);
       return cudaGetLastError();
     });
     if (error != cudaSuccess) return error;
@@ -128,8 +124,8 @@ cudaError_t global_square(const GradientBuffer* buffers, int num_buffers, Elemen
   return cudaGetLastError();
 }
 
-cudaError_t clip_factor(const double* square, const float* unscale, double max_norm, float* norm,
-                        float* multiplier, float* skip, cudaStream_t stream) {
+cudaError_t clip_factor(const double* square, const float* unscale, double max_norm, float* norm, float* multiplier,
+                        float* skip, cudaStream_t stream) {
   clip_kernel<<<1, 1, 0, stream>>>(square, unscale, max_norm, norm, multiplier, skip);
   return cudaGetLastError();
 }

@@ -24,13 +24,13 @@ struct GradientBuffer {
 };
 
 int64_t global_norm_workspace();
-cudaError_t global_square(const GradientBuffer* buffers, int num_buffers, Element element,
-                          double* square, bool accumulate, double* workspace, cudaStream_t stream);
+cudaError_t global_square(const GradientBuffer* buffers, int num_buffers, Element element, double* square,
+                          bool accumulate, double* workspace, cudaStream_t stream);
 
 /// norm = sqrt(*square) * |scale| with scale = *unscale (or 1);  *skip = norm finite ? 0 : 1;
 /// *multiplier = scale * (max_norm > 0 ? min(1, max_norm / (norm + 1e-6)) : 1) as
 /// torch.nn.utils.clip_grad_norm_, 0 when skipped.
-cudaError_t clip_factor(const double* square, const float* unscale, double max_norm, float* norm,
-                        float* multiplier, float* skip, cudaStream_t stream);
+cudaError_t clip_factor(const double* square, const float* unscale, double max_norm, float* norm, float* multiplier,
+                        float* skip, cudaStream_t stream);
 
 }  // namespace trireme::kernels

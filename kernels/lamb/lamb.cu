@@ -32,8 +32,7 @@ __device__ inline Corrections corrections(const A& a) {
   return {1.0f / -expm1f(step * a.log_beta1), rsqrtf(-expm1f(step * a.log_beta2))};
 }
 
-__device__ inline float direction(float p, float m, float v, Corrections c, float eps,
-                                  float decay) {
+__device__ inline float direction(float p, float m, float v, Corrections c, float eps, float decay) {
   return m * c.first / (sqrtf(v) * c.root + eps) + decay * p;
 }
 
@@ -52,8 +51,7 @@ __device__ inline void block_sum(double (&values)[2], double (&scratch)[kWarps][
 }
 
 template <class G>
-__global__ void __launch_bounds__(kShardThreads)
-    moments_kernel(const Arguments<G, float> a, double* partial) {
+__global__ void __launch_bounds__(kShardThreads) moments_kernel(const Arguments<G, float> a, double* partial) {
   __shared__ double scratch[kShardThreads / 32][2];
   const bool skip = a.skip != nullptr && *a.skip != 0.0f;
   double squares[2] = {0.0, 0.0};
@@ -91,15 +89,13 @@ __global__ void __launch_bounds__(kShardThreads)
 
 /// One block per tensor.
 __global__ void __launch_bounds__(kSquareThreads)
-    squares_kernel(const double* partial, const int32_t* tensor_chunks, double share,
-                   double* squares, int64_t row) {
+    squares_kernel(const double* partial, const int32_t* tensor_chunks, double share, double* squares, int64_t row) {
   __shared__ double scratch[kSquareThreads / 32][2];
   const int begin = tensor_chunks[blockIdx.x], end = tensor_chunks[blockIdx.x + 1];
   double sums[2] = {0.0, 0.0};
 #pragma unroll 4
   for (int chunk = begin + static_cast<int>(threadIdx.x); chunk < end; chunk += kSquareThreads) {
-    const double2 pair =
-        *reinterpret_cast<const double2*>(partial + 2 * static_cast<int64_t>(chunk));
+    const double2 pair = *reinterpret_cast<const double2*>(partial + 2 * static_cast<int64_t>(chunk));
     sums[0] += pair.x;
     sums[1] += pair.y;
   }
@@ -114,8 +110,7 @@ __global__ void __launch_bounds__(kShardThreads, 6)
   const ShardChunk chunk = a.chunks[blockIdx.x];
   const float decay = chunk.tag % 2 != 0 ? a.weight_decay : 0.0f;
   const double weights = squares[chunk.tag / 2], updates = squares[row + chunk.tag / 2];
-  const float ratio = weights > 0.0 && updates > 0.0 ? sqrtf(static_cast<float>(weights / updates))
-                                                     : 1.0f,
+  const float ratio = weights > 0.0 && updates > 0.0 ? sqrtf(static_cast<float>(weights / updates)) : 1.0f,
               size = a.lr * ratio;
   const Corrections c = corrections(a);
   for_chunk(chunk, a.aligned, [&](int64_t element, auto width) {
@@ -153,9 +148,7 @@ Arguments<G, C> arguments(const Lamb& a) {
           aligned16(a.master, a.exp_avg, a.exp_avg_sq, a.gradient, a.compute)};
 }
 
-bool complete(const Lamb& a) {
-  return a.step != nullptr && a.chunks != nullptr && a.num_chunks <= INT32_MAX;
-}
+bool complete(const Lamb& a) { return a.step != nullptr && a.chunks != nullptr && a.num_chunks <= INT32_MAX; }
 
 }  // namespace
 
@@ -164,17 +157,16 @@ cudaError_t lamb_moments(const Lamb& a, double* partial, cudaStream_t stream) {
   if (!complete(a) || a.gradient == nullptr || partial == nullptr) return cudaErrorInvalidValue;
   return dispatch(a.gradient_element, [&](auto zero) {
     using G = decltype(zero);
-    moments_kernel<<<static_cast<unsigned>(a.num_chunks), kShardThreads, 0, stream>>>(
-        arguments<G, float>(a), partial);
+    moments_kernel<<<static_cast<unsigned>(a.num_chunks), kShardThreads, 0, stream>>>(arguments<G, float>(a), partial);
     return cudaGetLastError();
   });
 }
 
-cudaError_t lamb_squares(const double* partial, const int32_t* tensor_chunks, int num_tensors,
-                         double share, double* squares, int64_t row, cudaStream_t stream) {
+cudaError_t lamb_squares(const double* partial, const int32_t* tensor_chunks, int num_tensors, double share,
+                         double* squares, int64_t row, cudaStream_t stream) {
   if (num_tensors == 0) return cudaSuccess;
-  squares_kernel<<<static_cast<unsigned>(num_tensors), kSquareThreads, 0, stream>>>(
-      partial, tensor_chunks, share, squares, row);
+  squares_kernel<<<static_cast<unsigned>(num_tensors), kSquareThreads, 0, stream>>>(partial, tensor_chunks, share,
+                                                                                    squares, row);
   return cudaGetLastError();
 }
 
@@ -183,8 +175,8 @@ cudaError_t lamb_apply(const Lamb& a, const double* squares, int64_t row, cudaSt
   if (!complete(a) || squares == nullptr) return cudaErrorInvalidValue;
   return dispatch(a.compute_element, [&](auto zero) {
     using C = decltype(zero);
-    apply_kernel<<<static_cast<unsigned>(a.num_chunks), kShardThreads, 0, stream>>>(
-        arguments<float, C>(a), squares, row);
+    apply_kernel<<<static_cast<unsigned>(a.num_chunks), kShardThreads, 0, stream>>>(arguments<float, C>(a), squares,
+                                                                                    row);
     return cudaGetLastError();
   });
 }

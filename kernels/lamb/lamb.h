@@ -44,9 +44,8 @@ struct Lamb {
 cudaError_t lamb_moments(const Lamb& arguments, double* partial, cudaStream_t stream);
 /// tensor_chunks: int32 [num_tensors + 1] on the device; squares: [2, row] of which columns 0 …
 /// num_tensors - 1 are written.
-cudaError_t lamb_squares(const double* partial, const int32_t* tensor_chunks, int num_tensors,
-                         double share, double* squares, int64_t row, cudaStream_t stream);
-cudaError_t lamb_apply(const Lamb& arguments, const double* squares, int64_t row,
-                       cudaStream_t stream);
+cudaError_t lamb_squares(const double* partial, const int32_t* tensor_chunks, int num_tensors, double share,
+                         double* squares, int64_t row, cudaStream_t stream);
+cudaError_t lamb_apply(const Lamb& arguments, const double* squares, int64_t row, cudaStream_t stream);
 
 }  // namespace trireme::kernels

@@ -4,9 +4,8 @@
 
 namespace trireme::kernels::oracle {
 
-void lamb(LambState& state, const std::vector<double>& gradient,
-          const std::vector<ShardPiece>& pieces, int num_tensors, const LambOptions& o,
-          std::vector<double>& squares) {
+void lamb(LambState& state, const std::vector<double>& gradient, const std::vector<ShardPiece>& pieces, int num_tensors,
+          const LambOptions& o, std::vector<double>& squares) {
   squares.assign(static_cast<size_t>(2 * num_tensors), 0.0);
   std::vector<double> update(gradient.size());
   for (const ShardPiece& piece : pieces) {
@@ -23,8 +22,7 @@ void lamb(LambState& state, const std::vector<double>& gradient,
     }
   }
   for (const ShardPiece& piece : pieces) {
-    const double w = std::sqrt(squares[piece.tensor]),
-                 u = std::sqrt(squares[num_tensors + piece.tensor]),
+    const double w = std::sqrt(squares[piece.tensor]), u = std::sqrt(squares[num_tensors + piece.tensor]),
                  ratio = w > 0 && u > 0 ? w / u : 1.0;
     for (int64_t i = piece.begin; i < piece.end; ++i) state.master[i] -= o.lr * ratio * update[i];
   }

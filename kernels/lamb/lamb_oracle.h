@@ -14,8 +14,7 @@ struct LambOptions {
   double multiplier, step, lr, beta1, beta2, eps, weight_decay;
 };
 /// One step on `state` for the elements of `pieces`; squares [2, num_tensors] gets |p|^2 and |u|^2 of this shard.
-void lamb(LambState& state, const std::vector<double>& gradient,
-          const std::vector<ShardPiece>& pieces, int num_tensors, const LambOptions& options,
-          std::vector<double>& squares);
+void lamb(LambState& state, const std::vector<double>& gradient, const std::vector<ShardPiece>& pieces, int num_tensors,
+          const LambOptions& options, std::vector<double>& squares);
 
 }  // namespace trireme::kernels::oracle

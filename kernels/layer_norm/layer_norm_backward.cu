@@ -64,8 +64,7 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const LayerNormBa
     }
     row_sum(dot, blockDim.x, scratch[cursor.turn]);
     // ds = rstd * (g - mean(g) - n * mean(g n)) = rstd * g + slope * s + level
-    const float slope = -rstd * rstd * dot[1] * share,
-                level = -rstd * (dot[0] + dot[1] * shift) * share;
+    const float slope = -rstd * rstd * dot[1] * share, level = -rstd * (dot[0] + dot[1] * shift) * share;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       if (!cursor.holds(p)) continue;
@@ -97,14 +96,12 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const LayerNormBa
 /// Any width and alignment. Sums over rows gather in shared memory, each thread touching its own
 /// columns only.
 template <class T>
-__global__ void __launch_bounds__(kScalarThreads)
-    backward_scalar_kernel(const LayerNormBackward a, int count) {
+__global__ void __launch_bounds__(kScalarThreads) backward_scalar_kernel(const LayerNormBackward a, int count) {
   extern __shared__ float gathered[];
   __shared__ float scratch[2][2 * 32];
   const int columns = static_cast<int>(a.columns);
   const float share = 1.0f / static_cast<float>(columns);
-  const T *dy = static_cast<const T*>(a.dy), *s = static_cast<const T*>(a.sum),
-          *gamma = static_cast<const T*>(a.gamma);
+  const T *dy = static_cast<const T*>(a.dy), *s = static_cast<const T*>(a.sum), *gamma = static_cast<const T*>(a.gamma);
   for (int v = 0; v < count; ++v)
     for (int c = threadIdx.x; c < columns; c += kScalarThreads) gathered[v * columns + c] = 0.0f;
   int turn = 0;
@@ -137,13 +134,11 @@ __global__ void __launch_bounds__(kScalarThreads)
   }
   for (int v = 0; v < count; ++v)
     for (int c = threadIdx.x; c < columns; c += kScalarThreads)
-      a.workspace[(static_cast<int64_t>(blockIdx.x) * count + v) * columns + c] =
-          gathered[v * columns + c];
+      a.workspace[(static_cast<int64_t>(blockIdx.x) * count + v) * columns + c] = gathered[v * columns + c];
 }
 
 cudaError_t finish(const LayerNormBackward& a, int64_t blocks, cudaStream_t stream) {
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess || !wants_sums(a))
-    return error;
+  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess || !wants_sums(a)) return error;
   return column_sums(a.workspace, blocks, a.columns, {{a.d_gamma, a.d_beta, a.d_bias}, sums_of(a)},
                      a.fp32 ? Element::kF32 : a.element, a.accumulate, stream);
 }
@@ -152,10 +147,8 @@ template <class T>
 cudaError_t launch_scalar(const LayerNormBackward& a, cudaStream_t stream) {
   const auto kernel = backward_scalar_kernel<T>;
   const size_t shared = static_cast<size_t>(sums_of(a) * a.columns) * sizeof(float);
-  if (const cudaError_t error = allow_shared_memory(kernel, shared); error != cudaSuccess)
-    return error;
-  const int64_t blocks =
-      resident_blocks(kernel, kScalarThreads, shared, kLayerNormBlocksPerSm, a.rows);
+  if (const cudaError_t error = allow_shared_memory(kernel, shared); error != cudaSuccess) return error;
+  const int64_t blocks = resident_blocks(kernel, kScalarThreads, shared, kLayerNormBlocksPerSm, a.rows);
   kernel<<<static_cast<unsigned>(blocks), kScalarThreads, shared, stream>>>(a, sums_of(a));
   return finish(a, blocks, stream);
 }
@@ -168,8 +161,7 @@ cudaError_t launch(const LayerNormBackward& a, cudaStream_t stream) {
     const cudaError_t error = layer_norm_backward_sums(a, &teams, stream);
     return error != cudaSuccess ? error : finish(a, teams, stream);
   }
-  if (a.columns > static_cast<int64_t>(kElements<T>) * kMaxThreads)
-    return launch_scalar<T>(a, stream);
+  if (a.columns > static_cast<int64_t>(kElements<T>) * kMaxThreads) return launch_scalar<T>(a, stream);
   return launch_rows(backward_kernel<T>, a, a.rows, row_geometry(a.columns / kWidth, kPacks),
                      (a.d_sum != nullptr ? 48 : 32) * kPacks, stream);
 }
@@ -183,15 +175,13 @@ int64_t layer_norm_backward_workspace(int64_t rows, int64_t columns) {
 
 cudaError_t layer_norm_backward(const LayerNormBackward& a, cudaStream_t stream) {
   if (a.columns == 0) return cudaSuccess;
-  if (a.columns > kMaxColumns || a.rows > INT32_MAX || a.dropout.rows_per_sample < 1 ||
-      a.dropout.threshold > 0xffffu || (wants_sums(a) && a.rows > 0 && a.workspace == nullptr) ||
-      (a.dx != nullptr && a.dropout.ids == nullptr))
+  if (a.columns > kMaxColumns || a.rows > INT32_MAX || a.dropout.rows_per_sample < 1 || a.dropout.threshold > 0xffffu ||
+      (wants_sums(a) && a.rows > 0 && a.workspace == nullptr) || (a.dx != nullptr && a.dropout.ids == nullptr))
     return cudaErrorInvalidValue;
   if (a.rows == 0) return finish(a, 0, stream);
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
-    if (a.columns % (16 / sizeof(T)) != 0 ||
-        !aligned16(a.dy, a.sum, a.gamma, a.d_sum, a.ds, a.dx, a.workspace))
+    if (a.columns % (16 / sizeof(T)) != 0 || !aligned16(a.dy, a.sum, a.gamma, a.d_sum, a.ds, a.dx, a.workspace))
       return launch_scalar<T>(a, stream);
     return launch<T>(a, stream);
   });

@@ -25,8 +25,7 @@ __device__ inline float scattered_sum(const float (&v)[kCount]) {
 #pragma unroll
     for (int i = 0; i < half; ++i) {
       const float sent = upper ? kept[i] : kept[i + half];
-      kept[i] = (upper ? kept[i + half] : kept[i]) +
-                __shfl_xor_sync(0xffffffffu, sent, static_cast<unsigned>(half));
+      kept[i] = (upper ? kept[i + half] : kept[i]) + __shfl_xor_sync(0xffffffffu, sent, static_cast<unsigned>(half));
     }
   }
 #pragma unroll
@@ -52,8 +51,7 @@ struct RawFacts {
     mean = a.mean[row];
     rstd = a.rstd[row];
     if constexpr (kDropout)
-      id = a.dropout
-               .ids[static_cast<uint32_t>(row) / static_cast<uint32_t>(a.dropout.rows_per_sample)];
+      id = a.dropout.ids[static_cast<uint32_t>(row) / static_cast<uint32_t>(a.dropout.rows_per_sample)];
   }
   __device__ void settle(const LayerNormBackward& a, int row, RowFacts& to) const {
     const bool there = row < static_cast<int>(a.rows);
@@ -61,8 +59,7 @@ struct RawFacts {
     to.shift = there ? -mean * rstd : 0.0f;
     if (!there) return;
     if constexpr (kDropout) {
-      const uint32_t row_of_sample =
-          static_cast<uint32_t>(row) % static_cast<uint32_t>(a.dropout.rows_per_sample);
+      const uint32_t row_of_sample = static_cast<uint32_t>(row) % static_cast<uint32_t>(a.dropout.rows_per_sample);
       to.key = sample_hash(static_cast<uint64_t>(id), a.dropout.t0, a.dropout.t1);
       to.first = static_cast<uint32_t>(row_of_sample * static_cast<uint64_t>(a.columns) >> 1);
     }
@@ -83,17 +80,15 @@ __device__ inline float row_means(const float* from, int count, int64_t columns)
     for (int w = lane / kDots; w < count; w += 32 / kDots) total += from[w * kDots + lane % kDots];
   }
 #pragma unroll
-  for (int offset = kDots; offset < 32; offset *= 2)
-    total += __shfl_xor_sync(0xffffffffu, total, offset);
+  for (int offset = kDots; offset < 32; offset *= 2) total += __shfl_xor_sync(0xffffffffu, total, offset);
   return total * __fdividef(1.0f, static_cast<float>(columns));
 }
 
 /// First pass over a pack: g becomes dy * gamma, n the normalised row; the sums of the row and of
 /// the thread's columns.
 template <int kWidth>
-__device__ inline void sum_pack(float (&g)[kWidth], float (&n)[kWidth],
-                                const float (&gamma)[kWidth], float rstd, float shift,
-                                float (&d_gamma)[kWidth], float (&d_beta)[kWidth], float& g_sum,
+__device__ inline void sum_pack(float (&g)[kWidth], float (&n)[kWidth], const float (&gamma)[kWidth], float rstd,
+                                float shift, float (&d_gamma)[kWidth], float (&d_beta)[kWidth], float& g_sum,
                                 float& gn_sum) {
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) {
@@ -141,15 +136,13 @@ class Outputs {
 /// Second pass over a pack at element `to`, whose gradient with respect to the sum is g: written,
 /// and behind the dropout as dx; d_bias grows by what went through.
 template <class T, bool kDropout, bool kBias, int kWidth>
-__device__ inline void leave_pack(const LayerNormBackward& a, float (&g)[kWidth], int64_t to,
-                                  const RowFacts& facts, int column, Outputs outputs,
-                                  float* d_bias) {
+__device__ inline void leave_pack(const LayerNormBackward& a, float (&g)[kWidth], int64_t to, const RowFacts& facts,
+                                  int column, Outputs outputs, float* d_bias) {
   Vec<T, kWidth> out = from_floats<T>(g);
   if (outputs.ds()) store_whole(static_cast<T*>(a.ds) + to, out, !kDropout && outputs.once());
   if constexpr (kDropout) {
     to_floats(out, g);
-    apply_dropout(g, facts.key, facts.first + static_cast<uint32_t>(column) / 2,
-                  a.dropout.threshold, a.dropout.scale);
+    apply_dropout(g, facts.key, facts.first + static_cast<uint32_t>(column) / 2, a.dropout.threshold, a.dropout.scale);
     out = from_floats<T>(g);
     if (outputs.dx()) store_whole(static_cast<T*>(a.dx) + to, out);
   }

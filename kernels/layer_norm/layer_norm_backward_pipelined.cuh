@@ -15,18 +15,15 @@ constexpr int kStages = 3;
 /// `stride` apart. In its iteration t it makes the first pass over the rows of turn t + 1 and the
 /// second over those of turn t; the rows of turn t + 2 are on their way, those of t + 3 take the
 /// place of t's. A group's threads may be two iterations apart, hence the numbers of buffers.
-template <class T, int kSums, bool kDropout, int kThreads, int kPacks, int kRows, int kBlocks,
-          int kParts, bool kMore>
+template <class T, int kSums, bool kDropout, int kThreads, int kPacks, int kRows, int kBlocks, int kParts, bool kMore>
 __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const LayerNormBackward a) {
   extern __shared__ __align__(16) char shared[];
   constexpr bool kCluster = kParts > 1;
-  constexpr int kWidth = 16 / sizeof(T), kDots = 2 * kRows, kBoxes = 4, kFacts = 8,
-                kWarps = kThreads / 32;
+  constexpr int kWidth = 16 / sizeof(T), kDots = 2 * kRows, kBoxes = 4, kFacts = 8, kWarps = kThreads / 32;
   __shared__ float scratch[kBoxes][kParts * kWarps * kDots];
   __shared__ RowFacts all_facts[kFacts][kCluster ? 1 : kMaxGroups][kRows];
   __shared__ uint64_t barriers[kBoxes][kCluster ? 1 : kMaxGroups];
-  const int warps = static_cast<int>(blockDim.x) / 32,
-            group = kCluster ? 0 : static_cast<int>(threadIdx.y),
+  const int warps = static_cast<int>(blockDim.x) / 32, group = kCluster ? 0 : static_cast<int>(threadIdx.y),
             lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int part = kCluster ? static_cast<int>(cluster_rank()) : 0;
   const int rows = static_cast<int>(a.rows),
@@ -38,17 +35,14 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
   const auto column = [&](int p) { return (own + p * static_cast<int>(blockDim.x)) * kWidth; };
   const auto holds = [&](int p) { return own + p * static_cast<int>(blockDim.x) < packs; };
 
-  char* const ring =
-      shared + (group * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * 16;
+  char* const ring = shared + (group * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * 16;
   const auto slot = [&](int input, int stage, int r, int p) {
     return ring + (((input * kStages + stage) * kRows + r) * kPacks + p) * kThreads * 16;
   };
   // first: the element and `left` the rows from the turn's first row on.
-  const auto ask = [&](int input, int stage, const void* from, int r, int p, int64_t first,
-                       int left) {
+  const auto ask = [&](int input, int stage, const void* from, int r, int p, int64_t first, int left) {
     if (r * stride < left && holds(p))
-      copy_async16(slot(input, stage, r, p),
-                   static_cast<const T*>(from) + first + r * jump + column(p));
+      copy_async16(slot(input, stage, r, p), static_cast<const T*>(from) + first + r * jump + column(p));
   };
   const auto take = [&](int input, int stage, int r, int p) {
     return *reinterpret_cast<const Words<4>*>(slot(input, stage, r, p));
@@ -73,24 +67,20 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
   // A thread for each row. It settles a turn's facts before it sends the numbers of two turns
   // earlier, and asks for them one iteration before that.
   RawFacts<kDropout> raw;
-  const auto facts_row = [&](int turn) {
-    return row + (turn * kRows + static_cast<int>(threadIdx.x)) * stride;
-  };
+  const auto facts_row = [&](int turn) { return row + (turn * kRows + static_cast<int>(threadIdx.x)) * stride; };
   if (threadIdx.x < kRows) {
     RawFacts<kDropout> first[3];
 #pragma unroll
     for (int turn = 0; turn < 3; ++turn) first[turn].load(a, facts_row(turn));
 #pragma unroll
-    for (int turn = 0; turn < 3; ++turn)
-      first[turn].settle(a, facts_row(turn), all_facts[turn][group][threadIdx.x]);
+    for (int turn = 0; turn < 3; ++turn) first[turn].settle(a, facts_row(turn), all_facts[turn][group][threadIdx.x]);
     raw.load(a, facts_row(3));
   }
   Words<4> gamma[kPacks];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
     gamma[p] = {};
-    if (holds(p))
-      gamma[p] = as_words(load_shared_read<T, kWidth>(static_cast<const T*>(a.gamma) + column(p)));
+    if (holds(p)) gamma[p] = as_words(load_shared_read<T, kWidth>(static_cast<const T*>(a.gamma) + column(p)));
   }
   float sums[kSums][kPacks][kWidth] = {};
   // By a loop, hence a branch: of an initialisation under a mere predicate racecheck takes the
@@ -98,8 +88,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
   if (threadIdx.x == 0)
     for (auto& box : barriers) Mailbox(&box[group]).begin(kCluster ? 1 : 32 * warps);
   if constexpr (kCluster)  // the numbers of warps that a narrow row lacks
-    for (int i = static_cast<int>(threadIdx.x); i < kBoxes * kParts * kWarps * kDots;
-         i += static_cast<int>(blockDim.x))
+    for (int i = static_cast<int>(threadIdx.x); i < kBoxes * kParts * kWarps * kDots; i += static_cast<int>(blockDim.x))
       (&scratch[0][0])[i] = 0.0f;
   __syncthreads();
   if constexpr (kCluster) cluster_barrier();  // nobody writes to a block that has not begun
@@ -124,14 +113,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
     const float mine = scattered_sum(dots);
     const Mailbox mailbox(&barriers[turn % kBoxes][group]);
     float* const place =
-        &scratch[turn % kBoxes]
-                [(kCluster ? part * kWarps + warp : group * warps + warp) * kDots + lane];
+        &scratch[turn % kBoxes][(kCluster ? part * kWarps + warp : group * warps + warp) * kDots + lane];
     if (!kCluster && lane < kDots) *place = mine;
     __syncwarp();  // this and the facts that were settled are in place when the first thread says so
     if constexpr (kCluster) {
       if (threadIdx.x == 0)
-        mailbox.arm(
-            static_cast<uint32_t>(kParts * warps * kDots * static_cast<int>(sizeof(float))));
+        mailbox.arm(static_cast<uint32_t>(kParts * warps * kDots * static_cast<int>(sizeof(float))));
       if (lane < kDots) {
 #pragma unroll
         for (int to = 0; to < kParts; ++to) mailbox.send(place, static_cast<uint32_t>(to), mine);
@@ -150,20 +137,18 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
               ask_left = left - kStages * kRows * stride;
     const int64_t ask_at = at + kStages * kRows * jump;
     copy_async_wait<kStages - 2>();
-    if (threadIdx.x < kRows)
-      raw.settle(a, facts_row(3), all_facts[(turn + 3) % kFacts][group][threadIdx.x]);
+    if (threadIdx.x < kRows) raw.settle(a, facts_row(3), all_facts[(turn + 3) % kFacts][group][threadIdx.x]);
     if (kRows * stride < left) sum_rows(turn + 1, after, left - kRows * stride);
     if (threadIdx.x < kRows) raw.load(a, facts_row(4));
 
     Mailbox(&barriers[turn % kBoxes][group]).wait(static_cast<uint32_t>(turn / kBoxes) & 1);
     constexpr int kCount = kCluster ? kParts * kWarps : 0;
-    const float means = row_means<kDots, kCount>(scratch[turn % kBoxes] + group * warps * kDots,
-                                                 kCluster ? kCount : warps, a.columns);
+    const float means =
+        row_means<kDots, kCount>(scratch[turn % kBoxes] + group * warps * kDots, kCluster ? kCount : warps, a.columns);
     const RowFacts* const facts = all_facts[turn % kFacts][group];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const float g_mean = __shfl_sync(0xffffffffu, means, r),
-                  gn_mean = __shfl_sync(0xffffffffu, means, kRows + r);
+      const float g_mean = __shfl_sync(0xffffffffu, means, r), gn_mean = __shfl_sync(0xffffffffu, means, kRows + r);
       if (r * stride >= left) break;
       const RowSlope slope(facts[r], g_mean, gn_mean);
 #pragma unroll
@@ -176,16 +161,15 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
         ask(1, stage, a.sum, r, p, ask_at, ask_left);
         to_floats(packed(as_pack<T>(gamma[p])), w);
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i)
-          g[i] = fmaf(g[i] * w[i], slope.rstd, fmaf(v[i], slope.slope, slope.level));
+        for (int i = 0; i < kWidth; ++i) g[i] = fmaf(g[i] * w[i], slope.rstd, fmaf(v[i], slope.slope, slope.level));
         if constexpr (kMore) {
           to_floats(as_pack<T>(take(2, stage, r, p)), w);
           ask(2, stage, a.d_sum, r, p, ask_at, ask_left);
 #pragma unroll
           for (int i = 0; i < kWidth; ++i) g[i] += w[i];
         }
-        leave_pack<T, kDropout, kSums == 3>(a, g, at + r * jump + column(p), facts[r], column(p),
-                                            outputs, sums[kSums - 1][p]);
+        leave_pack<T, kDropout, kSums == 3>(a, g, at + r * jump + column(p), facts[r], column(p), outputs,
+                                            sums[kSums - 1][p]);
       }
     }
     copy_async_commit();

@@ -18,51 +18,39 @@ cudaError_t launch_sums(const LayerNormBackward& a, int64_t* teams, cudaStream_t
   const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
   const int threads = static_cast<int>(ceil_div(packs, 32) * 32), fit = kThreads / threads,
             groups = fit > kMaxGroups ? kMaxGroups : fit;
-  const size_t inputs = size_t{2} * kRows * kThreads * 16,
-               sums = block_sums_bytes(groups, a.columns, kSums),
+  const size_t inputs = size_t{2} * kRows * kThreads * 16, sums = block_sums_bytes(groups, a.columns, kSums),
                bytes = inputs > sums ? inputs : sums;
-  if (const cudaError_t error = allow_shared_memory(kernel, bytes); error != cudaSuccess)
-    return error;
-  *teams = resident_blocks(kernel, threads * groups, bytes, kLayerNormBlocksPerSm,
-                           ceil_div(a.rows, groups));
-  kernel<<<static_cast<unsigned>(*teams),
-           dim3(static_cast<unsigned>(threads), static_cast<unsigned>(groups)), bytes, stream>>>(a);
+  if (const cudaError_t error = allow_shared_memory(kernel, bytes); error != cudaSuccess) return error;
+  *teams = resident_blocks(kernel, threads * groups, bytes, kLayerNormBlocksPerSm, ceil_div(a.rows, groups));
+  kernel<<<static_cast<unsigned>(*teams), dim3(static_cast<unsigned>(threads), static_cast<unsigned>(groups)), bytes,
+           stream>>>(a);
   return cudaGetLastError();
 }
 
 /// The same; a row has at most kThreads * kPacks * kParts packs.
-template <class T, int kSums, bool kDropout, int kThreads, int kPacks, int kRows, int kBlocks,
-          int kParts, bool kMore>
+template <class T, int kSums, bool kDropout, int kThreads, int kPacks, int kRows, int kBlocks, int kParts, bool kMore>
 cudaError_t launch_pipelined(const LayerNormBackward& a, int64_t* teams, cudaStream_t stream) {
-  const auto kernel =
-      pipelined_kernel<T, kSums, kDropout, kThreads, kPacks, kRows, kBlocks, kParts, kMore>;
+  const auto kernel = pipelined_kernel<T, kSums, kDropout, kThreads, kPacks, kRows, kBlocks, kParts, kMore>;
   const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
-  const int threads = static_cast<int>(ceil_div(ceil_div(packs, kParts * kPacks), 32) * 32),
-            fit = kThreads / threads,
+  const int threads = static_cast<int>(ceil_div(ceil_div(packs, kParts * kPacks), 32) * 32), fit = kThreads / threads,
             groups = kParts > 1         ? 1
                      : fit > kMaxGroups ? kMaxGroups
                                         : fit;
   if (fit < 1) return cudaErrorInvalidValue;
-  const size_t inputs =
-                   static_cast<size_t>(kMore ? 3 : 2) * kStages * kRows * kPacks * kThreads * 16,
-               sums = block_sums_bytes(groups, a.columns, kSums),
-               bytes = inputs > sums ? inputs : sums;
-  if constexpr (kParts > 1)
-    return launch_clusters(kernel, a, a.rows, kParts, threads, bytes, teams, stream);
-  if (const cudaError_t error = allow_shared_memory(kernel, bytes); error != cudaSuccess)
-    return error;
-  *teams = resident_blocks(kernel, threads * groups, bytes, kLayerNormBlocksPerSm,
-                           ceil_div(a.rows, groups));
-  kernel<<<static_cast<unsigned>(*teams),
-           dim3(static_cast<unsigned>(threads), static_cast<unsigned>(groups)), bytes, stream>>>(a);
+  const size_t inputs = static_cast<size_t>(kMore ? 3 : 2) * kStages * kRows * kPacks * kThreads * 16,
+               sums = block_sums_bytes(groups, a.columns, kSums), bytes = inputs > sums ? inputs : sums;
+  if constexpr (kParts > 1) return launch_clusters(kernel, a, a.rows, kParts, threads, bytes, teams, stream);
+  if (const cudaError_t error = allow_shared_memory(kernel, bytes); error != cudaSuccess) return error;
+  *teams = resident_blocks(kernel, threads * groups, bytes, kLayerNormBlocksPerSm, ceil_div(a.rows, groups));
+  kernel<<<static_cast<unsigned>(*teams), dim3(static_cast<unsigned>(threads), static_cast<unsigned>(groups)), bytes,
+           stream>>>(a);
   return cudaGetLastError();
 }
 
 /// Rows of a third input leave room for half as many in shared memory.
 template <class T, int kSums, bool kDropout, int kParts>
 cudaError_t launch_pipelined(const LayerNormBackward& a, int64_t* partials, cudaStream_t stream) {
-  if (a.d_sum != nullptr)
-    return launch_pipelined<T, kSums, kDropout, 512, 2, 1, 1, kParts, true>(a, partials, stream);
+  if (a.d_sum != nullptr) return launch_pipelined<T, kSums, kDropout, 512, 2, 1, 1, kParts, true>(a, partials, stream);
   return launch_pipelined<T, kSums, kDropout, 512, 2, 2, 1, kParts, false>(a, partials, stream);
 }
 
@@ -76,10 +64,8 @@ cudaError_t launch(const LayerNormBackward& a, int64_t* partials, cudaStream_t s
       if (packs <= 256) return launch_sums<T, kSums, kDropout, 512, 4>(a, partials, stream);
       if (packs <= 512) return launch_sums<T, kSums, kDropout, 512, 2>(a, partials, stream);
       if (packs <= 640) return launch_sums<T, kSums, kDropout, 640, 2>(a, partials, stream);
-      if (packs <= 1024)
-        return launch_pipelined<T, kSums, kDropout, 512, 1, 4, 1, 2, false>(a, partials, stream);
-      if constexpr (kSums == 2)
-        return launch_pipelined<T, 2, kDropout, 256, 1, 4, 2, 8, false>(a, partials, stream);
+      if (packs <= 1024) return launch_pipelined<T, kSums, kDropout, 512, 1, 4, 1, 2, false>(a, partials, stream);
+      if constexpr (kSums == 2) return launch_pipelined<T, 2, kDropout, 256, 1, 4, 2, 8, false>(a, partials, stream);
     }
   if (packs <= 1024) return launch_pipelined<T, kSums, kDropout, 1>(a, partials, stream);
   // Of fp32 a row of kMaxColumns has 4,096 packs, of 16-bit types half as many.
@@ -89,18 +75,15 @@ cudaError_t launch(const LayerNormBackward& a, int64_t* partials, cudaStream_t s
 
 }  // namespace
 
-cudaError_t layer_norm_backward_sums(const LayerNormBackward& a, int64_t* partials,
-                                     cudaStream_t stream) {
+cudaError_t layer_norm_backward_sums(const LayerNormBackward& a, int64_t* partials, cudaStream_t stream) {
   // Rows that the kernel asks for ahead are counted in 32 bits.
   if (a.rows > INT32_MAX - (1 << 20)) return cudaErrorInvalidValue;
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
     const bool dropout = a.dropout.ids != nullptr;
     if (a.d_bias != nullptr)
-      return dropout ? launch<T, 3, true>(a, partials, stream)
-                     : launch<T, 3, false>(a, partials, stream);
-    return dropout ? launch<T, 2, true>(a, partials, stream)
-                   : launch<T, 2, false>(a, partials, stream);
+      return dropout ? launch<T, 3, true>(a, partials, stream) : launch<T, 3, false>(a, partials, stream);
+    return dropout ? launch<T, 2, true>(a, partials, stream) : launch<T, 2, false>(a, partials, stream);
   });
 }
 

@@ -29,9 +29,7 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const LayerNormBackward 
     if (r * stride < left && mine)
       copy_async16(slot(input, r), static_cast<const T*>(from) + first + r * jump + column);
   };
-  const auto take = [&](int input, int r) {
-    return *reinterpret_cast<const Words<4>*>(slot(input, r));
-  };
+  const auto take = [&](int input, int r) { return *reinterpret_cast<const Words<4>*>(slot(input, r)); };
 
   int row = static_cast<int>(blockIdx.x * blockDim.y) + group;
   int64_t at = row * a.columns;
@@ -75,23 +73,19 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const LayerNormBackward 
       to_floats(as_pack<T>(dy[r]), g);
       to_floats(as_pack<T>(s[r]), n);
       to_floats(packed(as_pack<T>(gamma)), w);
-      sum_pack(g, n, w, facts[r].rstd, facts[r].shift, sums[0][0], sums[1][0], dots[r],
-               dots[kRows + r]);
+      sum_pack(g, n, w, facts[r].rstd, facts[r].shift, sums[0][0], sums[1][0], dots[r], dots[kRows + r]);
     }
     const float own = scattered_sum(dots);
     if (lane < kDots) scratch[turn % 2][(group * warps + warp) * kDots + lane] = own;
     if (warps == 1)
       __syncwarp();
     else
-      asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "r"(static_cast<int>(blockDim.x))
-                   : "memory");
-    if (threadIdx.x < kRows)
-      raw.load(a, row + (2 * kRows + static_cast<int>(threadIdx.x)) * stride);
+      asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "r"(static_cast<int>(blockDim.x)) : "memory");
+    if (threadIdx.x < kRows) raw.load(a, row + (2 * kRows + static_cast<int>(threadIdx.x)) * stride);
     const float means = row_means<kDots>(scratch[turn % 2] + group * warps * kDots, warps, a.columns);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const float g_mean = __shfl_sync(0xffffffffu, means, r),
-                  gn_mean = __shfl_sync(0xffffffffu, means, kRows + r);
+      const float g_mean = __shfl_sync(0xffffffffu, means, r), gn_mean = __shfl_sync(0xffffffffu, means, kRows + r);
       if (r * stride >= left) break;
       if (!mine) continue;
       const RowSlope slope(facts[r], g_mean, gn_mean);
@@ -100,10 +94,8 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const LayerNormBackward 
       to_floats(packed(as_pack<T>(s[r])), v);
       to_floats(packed(as_pack<T>(gamma)), w);
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i)
-        g[i] = fmaf(g[i] * w[i], slope.rstd, fmaf(v[i], slope.slope, slope.level));
-      leave_pack<T, kDropout, kSums == 3>(a, g, at + r * jump + column, facts[r], column, outputs,
-                                          sums[kSums - 1][0]);
+      for (int i = 0; i < kWidth; ++i) g[i] = fmaf(g[i] * w[i], slope.rstd, fmaf(v[i], slope.slope, slope.level));
+      leave_pack<T, kDropout, kSums == 3>(a, g, at + r * jump + column, facts[r], column, outputs, sums[kSums - 1][0]);
     }
     copy_async_commit();
   }

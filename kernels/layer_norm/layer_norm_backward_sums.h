@@ -10,7 +10,6 @@ namespace trireme::kernels {
 constexpr int kLayerNormBlocksPerSm = 8;
 
 /// Leaves *partials rows of [2 or 3 (with d_bias), columns] in the workspace, for column_sums().
-cudaError_t layer_norm_backward_sums(const LayerNormBackward& arguments, int64_t* partials,
-                                     cudaStream_t stream);
+cudaError_t layer_norm_backward_sums(const LayerNormBackward& arguments, int64_t* partials, cudaStream_t stream);
 
 }  // namespace trireme::kernels

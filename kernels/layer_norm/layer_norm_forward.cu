@@ -23,8 +23,7 @@ __global__ void __launch_bounds__(kPacks > 8   ? 192
                                                : kMaxThreads,
                                   !kWhole || !__is_same(T, __nv_bfloat16) ? 1
                                   : kFp8 && !kPrologue                    ? 3
-                                                                          : 2)
-    forward_kernel(const LayerNormForward a) {
+                                                       : 2) forward_kernel(const LayerNormForward a) {
   __shared__ float totals[2 * 32], scratch[2][32];
   constexpr int kWidth = 16 / sizeof(T);
   constexpr bool kNarrow = kWhole && kFp8 && !kPrologue;
@@ -37,8 +36,7 @@ __global__ void __launch_bounds__(kPacks > 8   ? 192
   Words<4> s[kPacks], r[kPrologue ? kPacks : 1];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p)
-    if (cursor.holds(p))
-      s[p] = load_words(static_cast<const T*>(a.x) + base + cursor.index(p) * kWidth);
+    if (cursor.holds(p)) s[p] = load_words(static_cast<const T*>(a.x) + base + cursor.index(p) * kWidth);
   if constexpr (kPrologue) {
 #pragma unroll
     for (int p = 0; p < kPacks; ++p)
@@ -55,8 +53,7 @@ __global__ void __launch_bounds__(kPacks > 8   ? 192
     if constexpr (kPrologue) {
       const int column = cursor.index(p) * kWidth;
       if (a.bias != nullptr)
-        s[p] = as_words(add(as_pack<T>(s[p]),
-                            load_shared_read<T, kWidth>(static_cast<const T*>(a.bias) + column)));
+        s[p] = as_words(add(as_pack<T>(s[p]), load_shared_read<T, kWidth>(static_cast<const T*>(a.bias) + column)));
       if (a.dropout.ids != nullptr) {
         to_floats(as_pack<T>(s[p]), v);
         mask.apply(v, column);
@@ -83,9 +80,7 @@ __global__ void __launch_bounds__(kPacks > 8   ? 192
       float v[kWidth];
       // Few registers: read again, else the first pass's conversions would wait here for this one.
       if constexpr (kNarrow)
-        to_floats(load_shared_read<T, kWidth>(static_cast<const T*>(a.x) + base +
-                                              cursor.index(p) * kWidth),
-                  v);
+        to_floats(load_shared_read<T, kWidth>(static_cast<const T*>(a.x) + base + cursor.index(p) * kWidth), v);
       else
         to_floats(as_pack<T>(s[p]), v);
 #pragma unroll
@@ -105,12 +100,9 @@ __global__ void __launch_bounds__(kPacks > 8   ? 192
   for (int p = 0; p < kPacks; ++p) {
     if (!cursor.holds(p)) continue;
     const int column = cursor.index(p) * kWidth;
-    const Words<4> gammas = as_words(
-                       load_shared_read<T, kWidth>(static_cast<const T*>(a.gamma) + column)),
-                   betas = as_words(
-                       load_shared_read<T, kWidth>(static_cast<const T*>(a.beta) + column));
-    constexpr int kPart = kNarrow ? kWidth / 2 : kWidth,
-                  kWords = kPart * static_cast<int>(sizeof(T)) / 4;
+    const Words<4> gammas = as_words(load_shared_read<T, kWidth>(static_cast<const T*>(a.gamma) + column)),
+                   betas = as_words(load_shared_read<T, kWidth>(static_cast<const T*>(a.beta) + column));
+    constexpr int kPart = kNarrow ? kWidth / 2 : kWidth, kWords = kPart * static_cast<int>(sizeof(T)) / 4;
 #pragma unroll
     for (int first = 0; first < 4; first += kWords) {
       float v[kPart], gamma[kPart], beta[kPart];
@@ -134,8 +126,7 @@ __global__ void __launch_bounds__(kPacks > 8   ? 192
   }
   if constexpr (kFp8) {
     if (kPrologue && a.y != nullptr) store_row(static_cast<T*>(a.y) + base, s, cursor, once);
-    const float scale =
-        settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[1]), cursor.row);
+    const float scale = settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[1]), cursor.row);
     store_row_fp8<T>(a.fp8.data + base, s, cursor, scale, a.fp8.format, once);
   }
 }
@@ -151,12 +142,9 @@ __global__ void __launch_bounds__(kScalarThreads) forward_scalar_kernel(const La
   float total[1] = {0.0f};
   for (int c = threadIdx.x; c < columns; c += kScalarThreads) {
     T s = static_cast<const T*>(a.x)[base + c];
-    if (a.bias != nullptr)
-      s = from_float<T>(to_float(s) + to_float(static_cast<const T*>(a.bias)[c]));
-    if (a.dropout.ids != nullptr)
-      s = from_float<T>(RowMask(a.dropout, row, columns)(to_float(s), c));
-    if (a.residual != nullptr)
-      s = from_float<T>(to_float(s) + to_float(static_cast<const T*>(a.residual)[base + c]));
+    if (a.bias != nullptr) s = from_float<T>(to_float(s) + to_float(static_cast<const T*>(a.bias)[c]));
+    if (a.dropout.ids != nullptr) s = from_float<T>(RowMask(a.dropout, row, columns)(to_float(s), c));
+    if (a.residual != nullptr) s = from_float<T>(to_float(s) + to_float(static_cast<const T*>(a.residual)[base + c]));
     if (a.sum != nullptr) static_cast<T*>(a.sum)[base + c] = s;
     values[c] = to_float(s);
     total[0] += values[c];
@@ -174,9 +162,8 @@ __global__ void __launch_bounds__(kScalarThreads) forward_scalar_kernel(const La
   }
   float amax = 0.0f;
   for (int c = threadIdx.x; c < columns; c += kScalarThreads) {
-    const T y =
-        from_float<T>(fmaf((values[c] - mean) * rstd, to_float(static_cast<const T*>(a.gamma)[c]),
-                           to_float(static_cast<const T*>(a.beta)[c])));
+    const T y = from_float<T>(fmaf((values[c] - mean) * rstd, to_float(static_cast<const T*>(a.gamma)[c]),
+                                   to_float(static_cast<const T*>(a.beta)[c])));
     if (a.y != nullptr) static_cast<T*>(a.y)[base + c] = y;
     values[c] = to_float(y);
     amax = amax_of(amax, values[c]);
@@ -192,8 +179,7 @@ __global__ void __launch_bounds__(kScalarThreads) forward_scalar_kernel(const La
 template <class T, int kPacks, bool kFp8, bool kPrologue, bool kWhole>
 cudaError_t launch(const LayerNormForward& a, cudaStream_t stream) {
   return launch_each_row(forward_kernel<T, kPacks, kFp8, kPrologue, kWhole>, a, a.rows,
-                         row_geometry(a.columns * static_cast<int64_t>(sizeof(T)) / 16, kPacks),
-                         stream);
+                         row_geometry(a.columns * static_cast<int64_t>(sizeof(T)) / 16, kPacks), stream);
 }
 
 template <class T, bool kFp8>
@@ -220,8 +206,7 @@ cudaError_t launch(const LayerNormForward& a, cudaStream_t stream) {
 template <class T>
 cudaError_t launch_scalar(const LayerNormForward& a, cudaStream_t stream) {
   const size_t shared = a.columns * sizeof(float);
-  if (const cudaError_t error = allow_shared_memory(forward_scalar_kernel<T>, shared);
-      error != cudaSuccess)
+  if (const cudaError_t error = allow_shared_memory(forward_scalar_kernel<T>, shared); error != cudaSuccess)
     return error;
   forward_scalar_kernel<T><<<static_cast<unsigned>(a.rows), kScalarThreads, shared, stream>>>(a);
   return cudaGetLastError();
@@ -231,8 +216,8 @@ cudaError_t launch_scalar(const LayerNormForward& a, cudaStream_t stream) {
 
 cudaError_t layer_norm_forward(const LayerNormForward& a, cudaStream_t stream) {
   if (a.rows == 0 || a.columns == 0) return cudaSuccess;
-  if (a.columns > kMaxColumns || a.rows > INT32_MAX || a.dropout.rows_per_sample < 1 ||
-      a.dropout.threshold > 0xffffu || (a.y == nullptr && a.fp8.data == nullptr))
+  if (a.columns > kMaxColumns || a.rows > INT32_MAX || a.dropout.rows_per_sample < 1 || a.dropout.threshold > 0xffffu ||
+      (a.y == nullptr && a.fp8.data == nullptr))
     return cudaErrorInvalidValue;
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);

@@ -4,8 +4,8 @@
 
 namespace trireme::kernels::oracle {
 
-LayerNorm layer_norm(const std::vector<double>& s, const std::vector<double>& gamma,
-                     const std::vector<double>& beta, int64_t rows, int64_t columns, double eps) {
+LayerNorm layer_norm(const std::vector<double>& s, const std::vector<double>& gamma, const std::vector<double>& beta,
+                     int64_t rows, int64_t columns, double eps) {
   LayerNorm result;
   result.y.resize(s.size());
   const double count = static_cast<double>(columns);
@@ -17,15 +17,13 @@ LayerNorm layer_norm(const std::vector<double>& s, const std::vector<double>& ga
     const double rstd = 1 / std::sqrt(variance + eps);
     result.mean.push_back(mean);
     result.rstd.push_back(rstd);
-    for (int64_t c = 0; c < columns; ++c)
-      result.y[r * columns + c] = (row[c] - mean) * rstd * gamma[c] + beta[c];
+    for (int64_t c = 0; c < columns; ++c) result.y[r * columns + c] = (row[c] - mean) * rstd * gamma[c] + beta[c];
   }
   return result;
 }
 
 LayerNormGradients layer_norm_backward(const std::vector<double>& dy, const std::vector<double>& s,
-                                       const std::vector<double>& gamma,
-                                       const std::vector<double>& d_sum, int64_t rows,
+                                       const std::vector<double>& gamma, const std::vector<double>& d_sum, int64_t rows,
                                        int64_t columns, double eps) {
   LayerNormGradients result;
   result.ds.resize(s.size());
@@ -46,8 +44,7 @@ LayerNormGradients layer_norm_backward(const std::vector<double>& dy, const std:
     for (int64_t c = 0; c < columns; ++c) {
       const int64_t i = r * columns + c;
       const double n = (s[i] - mean) * rstd;
-      result.ds[i] =
-          rstd * (dy[i] * gamma[c] - mean_g - n * mean_gn) + (d_sum.empty() ? 0.0 : d_sum[i]);
+      result.ds[i] = rstd * (dy[i] * gamma[c] - mean_g - n * mean_gn) + (d_sum.empty() ? 0.0 : d_sum[i]);
     }
   }
   return result;
@@ -63,10 +60,8 @@ uint32_t mixed(uint32_t x) {
 
 }  // namespace
 
-double dropout_factor(int64_t sample, uint64_t element, uint32_t t0, uint32_t t1,
-                      uint32_t threshold) {
-  const uint32_t low = static_cast<uint32_t>(sample),
-                 high = static_cast<uint32_t>(static_cast<uint64_t>(sample) >> 32);
+double dropout_factor(int64_t sample, uint64_t element, uint32_t t0, uint32_t t1, uint32_t threshold) {
+  const uint32_t low = static_cast<uint32_t>(sample), high = static_cast<uint32_t>(static_cast<uint64_t>(sample) >> 32);
   const uint32_t k0 = mixed(mixed(low ^ t0) ^ high ^ t1), k1 = mixed(k0 + 0x9e3779b9u);
   const uint32_t h = mixed(mixed(static_cast<uint32_t>(element >> 1) ^ k0) ^ k1),
                  u = element % 2 == 0 ? h & 0xffff : h >> 16;

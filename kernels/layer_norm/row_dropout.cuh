@@ -10,8 +10,8 @@ namespace trireme::kernels {
 /// kWidth values, a power of two, whose first is the even one of pair `pair` of the sample, a
 /// multiple of kWidth / 2; threshold < 65536.
 template <int kWidth>
-__device__ inline void apply_dropout(float (&values)[kWidth], DropoutHash key, uint32_t pair,
-                                     uint32_t threshold, float scale) {
+__device__ inline void apply_dropout(float (&values)[kWidth], DropoutHash key, uint32_t pair, uint32_t threshold,
+                                     float scale) {
   const uint32_t upper = threshold << 16;  // of an upper half, whatever is below it
   const DropoutDraws draws(key, pair);
 #pragma unroll
@@ -32,12 +32,11 @@ struct RowMask {
   /// Rows and rows_per_sample are below 2^31.
   __device__ RowMask(const RowDropout& dropout, int64_t row, int64_t columns)
       : threshold(dropout.threshold), scale(dropout.scale) {
-    const uint32_t sample =
-        static_cast<uint32_t>(row) / static_cast<uint32_t>(dropout.rows_per_sample);
+    const uint32_t sample = static_cast<uint32_t>(row) / static_cast<uint32_t>(dropout.rows_per_sample);
     key = sample_hash(static_cast<uint64_t>(dropout.ids[sample]), dropout.t0, dropout.t1);
-    first = (static_cast<uint64_t>(row) -
-             static_cast<uint64_t>(sample) * static_cast<uint64_t>(dropout.rows_per_sample)) *
-            static_cast<uint64_t>(columns);
+    first =
+        (static_cast<uint64_t>(row) - static_cast<uint64_t>(sample) * static_cast<uint64_t>(dropout.rows_per_sample)) *
+        static_cast<uint64_t>(columns);
   }
   __device__ float operator()(float value, int64_t column) const {
     const uint64_t element = first + static_cast<uint64_t>(column);
@@ -47,8 +46,7 @@ struct RowMask {
   /// kWidth values from a column that is, as the row length, a multiple of kWidth.
   template <int kWidth>
   __device__ void apply(float (&values)[kWidth], int column) const {
-    apply_dropout(values, key, static_cast<uint32_t>((first + static_cast<uint64_t>(column)) >> 1),
-                  threshold, scale);
+    apply_dropout(values, key, static_cast<uint32_t>((first + static_cast<uint64_t>(column)) >> 1), threshold, scale);
   }
 };
 

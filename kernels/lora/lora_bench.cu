@@ -12,24 +12,21 @@ void shape(bench::Recorder& recorder, int64_t tokens, int64_t columns, int rank,
   bench::Memory memory;
   const Element element = Element::kBF16;
   const double tensor = static_cast<double>(tokens * columns * 2);
-  const std::string label = bench::shape_text({tokens, columns}) + ", " + std::to_string(count) +
-                            " of rank " + std::to_string(rank);
+  const std::string label =
+      bench::shape_text({tokens, columns}) + ", " + std::to_string(count) + " of rank " + std::to_string(rank);
   LoraProducts p[kSets];
   for (LoraProducts& set : p) {
     set.count = count, set.rank = rank, set.tokens = tokens, set.columns = columns;
-    set.x = memory.normal(tokens * columns, element),
-    set.dx = memory.normal(tokens * columns, element);
+    set.x = memory.normal(tokens * columns, element), set.dx = memory.normal(tokens * columns, element);
     set.sample_ids = memory.integers(1, 1000000), set.sample_tokens = tokens;
     set.threshold = 6554, set.scale = 1.1111f, set.element = element;
     for (int i = 0; i < count; ++i) {
-      set.a[i] = memory.normal(rank * columns, element),
-      set.d[i] = memory.normal(tokens * rank, element);
+      set.a[i] = memory.normal(rank * columns, element), set.d[i] = memory.normal(tokens * rank, element);
       set.t[i] = memory.raw(tokens * rank * 2), set.da[i] = memory.raw(rank * columns * 2);
       set.t0[i] = static_cast<uint32_t>(i), set.t1[i] = 7;
     }
   }
-  recorder.time("lora, dropout(x) A^T", label, element, tensor, kSets,
-                [&](int i) { return lora_down(p[i], nullptr); });
+  recorder.time("lora, dropout(x) A^T", label, element, tensor, kSets, [&](int i) { return lora_down(p[i], nullptr); });
   recorder.time("lora, d^T dropout(x)", label, element, tensor, kSets,
                 [&](int i) { return lora_down_dw(p[i], nullptr); });
   // dx grows by a bounded step per launch: it stays finite over the bench's launches.

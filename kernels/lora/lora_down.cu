@@ -12,16 +12,14 @@ constexpr int kSlices = 8;
 /// Block: kGroups groups of kSlices warps; a group has kRowTiles * 16 rows, a warp every kSlices-th
 /// block of 32 columns. Sums of the slices meet in shared memory, in their order.
 template <class T, int kRank, int kCount, int kRowTiles, int kGroups>
-__global__ void __launch_bounds__(kGroups* kSlices * 32)
-    down_kernel(const __grid_constant__ LoraProducts p) {
+__global__ void __launch_bounds__(kGroups* kSlices * 32) down_kernel(const __grid_constant__ LoraProducts p) {
   extern __shared__ float partial[];  // [slice][row of the block][rank]
   // Blocks of 32 columns that are on their way to each warp.
   constexpr int kStages = kRank * kCount == 16 ? 3 : 2;
   constexpr int kGroupRows = kRowTiles * 16, kRows = kGroups * kGroupRows, kColumns = kRank / 8;
   const int warp = threadIdx.x / 32, slice = warp % kSlices, group = warp / kSlices;
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  const int64_t block_row = static_cast<int64_t>(blockIdx.x) * kRows,
-                row = block_row + group * kGroupRows;
+  const int64_t block_row = static_cast<int64_t>(blockIdx.x) * kRows, row = block_row + group * kGroupRows;
   float sum[kCount][kRowTiles][kColumns][4] = {};
   if (row < p.tokens) {
     const int64_t sample = row / p.sample_tokens;
@@ -51,9 +49,8 @@ __global__ void __launch_bounds__(kGroups* kSlices * 32)
           Words<4> a[kColumns];
 #pragma unroll
           for (int n = 0; n < kColumns; ++n)
-            a[n] = __builtin_bit_cast(
-                Words<4>, load_shared_read<T, 8>(static_cast<const T*>(p.a[i]) + a_offset +
-                                                 n * 8 * columns + block * 32));
+            a[n] = __builtin_bit_cast(Words<4>, load_shared_read<T, 8>(static_cast<const T*>(p.a[i]) + a_offset +
+                                                                       n * 8 * columns + block * 32));
 #pragma unroll
           for (int m = 0; m < kRowTiles; ++m) {
             const uint32_t at = word + block * 16 + m * 16 * row_words;
@@ -84,9 +81,8 @@ __global__ void __launch_bounds__(kGroups* kSlices * 32)
       for (int n = 0; n < kColumns; ++n)
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-          *reinterpret_cast<float2*>(
-              partial + (slice * kRows + group * kGroupRows + m * 16 + half * 8 + g) * kRank +
-              n * 8 + 2 * t) = {sum[i][m][n][2 * half], sum[i][m][n][2 * half + 1]};
+          *reinterpret_cast<float2*>(partial + (slice * kRows + group * kGroupRows + m * 16 + half * 8 + g) * kRank +
+                                     n * 8 + 2 * t) = {sum[i][m][n][2 * half], sum[i][m][n][2 * half + 1]};
     __syncthreads();
     T* const out = static_cast<T*>(p.t[i]) + block_row * kRank;
     for (int e = 2 * threadIdx.x; e < kRows * kRank; e += 2 * kGroups * kSlices * 32) {
@@ -106,11 +102,10 @@ __global__ void __launch_bounds__(kGroups* kSlices * 32)
 }  // namespace
 
 bool lora_fits(const LoraProducts& p) {
-  if (p.element == Element::kF32 || p.tokens < 1 || p.tokens > (1 << 24) || p.columns < 64 ||
-      p.columns > (1 << 20) || p.columns % 64 != 0)
+  if (p.element == Element::kF32 || p.tokens < 1 || p.tokens > (1 << 24) || p.columns < 64 || p.columns > (1 << 20) ||
+      p.columns % 64 != 0)
     return false;
-  if (p.rank == 16 ? p.count < 1 || p.count > kMaxLoraAdapters
-                   : (p.rank != 32 && p.rank != 64) || p.count != 1)
+  if (p.rank == 16 ? p.count < 1 || p.count > kMaxLoraAdapters : (p.rank != 32 && p.rank != 64) || p.count != 1)
     return false;
   if (p.sample_ids == nullptr || p.sample_tokens < 1 || p.sample_tokens % kKeyRows != 0 ||
       p.tokens % p.sample_tokens != 0 || p.threshold > 0x8000u || !aligned16(p.x, p.dx))

@@ -9,7 +9,7 @@ using namespace lora;
 constexpr int kColumns = 64;  // of a block
 constexpr int kTokens = 16;   // of a product
 enum class Dx { kNone, kAdded, kWritten };
-constexpr int kStages = 2;    // products whose tokens are on their way to each warp
+constexpr int kStages = 2;  // products whose tokens are on their way to each warp
 
 /// sum += x * scale where `bits` is negative: a predicated sum, not a selected term.
 __device__ inline void add_if_negative(float& sum, uint32_t bits, float x, float scale) {
@@ -36,8 +36,8 @@ __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 && kForm == D
   const float scale = p.scale;
   const bool once = kDx && streams(p.tokens * columns * 2);
   float sum[kCount][kTiles][8][4] = {};
-  // d A turned: rows of tile w's product are columns 8g + 2w and 8g + 2w + 1, its k ranks 4t to 4t + 3, its columns tokens; so this thread's
-  // results are of the elements that it has of x.
+  // d A turned: rows of tile w's product are columns 8g + 2w and 8g + 2w + 1, its k ranks 4t to 4t + 3, its columns
+  // tokens; so this thread's results are of the elements that it has of x.
   uint32_t a_turned[4][4];
   if constexpr (kDx) {
 #pragma unroll
@@ -48,15 +48,14 @@ __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 && kForm == D
 #pragma unroll
         for (int r = 0; r < 2; ++r)
           row[r] = __ldg(reinterpret_cast<const uint32_t*>(static_cast<const T*>(p.a[0]) +
-                                                           (4 * t + 2 * pair + r) * columns +
-                                                           column + 8 * g + 2 * w));
+                                                           (4 * t + 2 * pair + r) * columns + column + 8 * g + 2 * w));
         a_turned[w][2 * pair] = __byte_perm(row[0], row[1], 0x5410);
         a_turned[w][2 * pair + 1] = __byte_perm(row[0], row[1], 0x7632);
       }
   }
   struct Stage {
     Words<4> x[4];
-    Words<4> dx[kDx ? 4 : 1];  // kWritten: nothing until its product
+    Words<4> dx[kDx ? 4 : 1];    // kWritten: nothing until its product
     uint2 d[kCount][kTiles][2];  // tokens g and g + 8, ranks 4t to 4t + 3
   };
   Stage stage[kStages];
@@ -70,16 +69,15 @@ __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 && kForm == D
     if constexpr (kAdds)
 #pragma unroll
       for (int r = 0; r < 4; ++r)
-        to.dx[r] =
-            load_words(dx + static_cast<int64_t>(token + 2 * t + r % 2 + r / 2 * 8) * columns);
+        to.dx[r] = load_words(dx + static_cast<int64_t>(token + 2 * t + r % 2 + r / 2 * 8) * columns);
 #pragma unroll
     for (int i = 0; i < kCount; ++i)
 #pragma unroll
       for (int m = 0; m < kTiles; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-          to.d[i][m][half] = __ldg(reinterpret_cast<const uint2*>(
-              static_cast<const T*>(p.d[i]) + (token + g + 8 * half) * kRank + m * 16 + 4 * t));
+          to.d[i][m][half] = __ldg(reinterpret_cast<const uint2*>(static_cast<const T*>(p.d[i]) +
+                                                                  (token + g + 8 * half) * kRank + m * 16 + 4 * t));
   };
   constexpr int kStep = kWarps * kTokens;
   const int tokens = static_cast<int>(p.tokens), sample_tokens = static_cast<int>(p.sample_tokens);
@@ -129,8 +127,8 @@ __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 && kForm == D
             float c[2][4];  // tokens 2t and 2t + 1 of either half of the run
 #pragma unroll
             for (int half = 0; half < 2; ++half)
-              multiply_first<T>(c[half], a_turned[w][0], a_turned[w][1], a_turned[w][2],
-                                a_turned[w][3], stage[s].d[0][0][half].x, stage[s].d[0][0][half].y);
+              multiply_first<T>(c[half], a_turned[w][0], a_turned[w][1], a_turned[w][2], a_turned[w][3],
+                                stage[s].d[0][0][half].x, stage[s].d[0][0][half].y);
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
               float values[2] = {c[r / 2][r % 2] * scale, c[r / 2][2 + r % 2] * scale};
@@ -146,10 +144,8 @@ __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 && kForm == D
             }
           }
           // Columns 8g + 2w and 8g + 2w + 1, the tokens side by side.
-          const uint32_t b00 = __byte_perm(v[0], v[1], 0x5410),
-                         b01 = __byte_perm(v[2], v[3], 0x5410),
-                         b10 = __byte_perm(v[0], v[1], 0x7632),
-                         b11 = __byte_perm(v[2], v[3], 0x7632);
+          const uint32_t b00 = __byte_perm(v[0], v[1], 0x5410), b01 = __byte_perm(v[2], v[3], 0x5410),
+                         b10 = __byte_perm(v[0], v[1], 0x7632), b11 = __byte_perm(v[2], v[3], 0x7632);
 #pragma unroll
           for (int m = 0; m < kTiles; ++m) {
             multiply<T>(sum[i][m][2 * w], a[m][0], a[m][1], a[m][2], a[m][3], b00, b01);
@@ -188,8 +184,8 @@ __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 && kForm == D
           total[0] += v.x, total[1] += v.y;
         }
         total[0] *= scale, total[1] *= scale;
-        *reinterpret_cast<Vec<T, 2>*>(static_cast<T*>(p.da[i]) + (m * 16 + e / kColumns) * columns +
-                                      column + e % kColumns) = from_floats<T, 2>(total);
+        *reinterpret_cast<Vec<T, 2>*>(static_cast<T*>(p.da[i]) + (m * 16 + e / kColumns) * columns + column +
+                                      e % kColumns) = from_floats<T, 2>(total);
       }
     }
 }
@@ -198,8 +194,7 @@ template <int kWarps, Dx kForm, class Type, class Rank, class Count>
 cudaError_t launch(const LoraProducts& p, Type, Rank, Count, cudaStream_t stream) {
   const auto kernel = down_dw_kernel<Type, Rank::value, Count::value, kWarps, kForm>;
   constexpr size_t kShared = sizeof(float) * kWarps * 16 * kColumns;
-  if (const cudaError_t refused = allow_shared_memory(kernel, kShared); refused != cudaSuccess)
-    return refused;
+  if (const cudaError_t refused = allow_shared_memory(kernel, kShared); refused != cudaSuccess) return refused;
   kernel<<<static_cast<unsigned>(p.columns / kColumns), kWarps * 32, kShared, stream>>>(p);
   return cudaGetLastError();
 }
@@ -220,7 +215,8 @@ cudaError_t lora_down_gradients(const LoraProducts& p, cudaStream_t stream) {
     return with_rank(p.element, 16, [&](auto zero, auto) {
       constexpr std::integral_constant<int, 16> kRank;
       constexpr std::integral_constant<int, 1> kCount;
-      return p.adds ? launch<12, Dx::kAdded>(p, zero, kRank, kCount, stream) : launch<12, Dx::kWritten>(p, zero, kRank, kCount, stream);
+      return p.adds ? launch<12, Dx::kAdded>(p, zero, kRank, kCount, stream)
+                    : launch<12, Dx::kWritten>(p, zero, kRank, kCount, stream);
     });
   const cudaError_t status = lora_down_dw(p, stream);
   return status != cudaSuccess ? status : lora_down_dx(p, stream);

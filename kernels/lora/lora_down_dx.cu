@@ -13,14 +13,12 @@ constexpr int kRows = 16;              // of a run
 /// Block: 256 columns, every gridDim.y-th run of 32 rows; a warp has 32 of the columns, whose part of
 /// A stays in its registers.
 template <class T, int kRank, int kCount, bool kAdds>
-__global__ void __launch_bounds__(kWarps * 32, 2)
-    down_dx_kernel(const __grid_constant__ LoraProducts p) {
+__global__ void __launch_bounds__(kWarps * 32, 2) down_dx_kernel(const __grid_constant__ LoraProducts p) {
   constexpr int kSteps = kRank / 16, kTiles = kRows / 16;
   // Runs whose dx is on its way to each warp.
   constexpr int kStages = kCount == 3 ? 2 : 3;
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  const int64_t columns = p.columns,
-                column = static_cast<int64_t>(blockIdx.x) * kColumns + threadIdx.x / 32 * 32;
+  const int64_t columns = p.columns, column = static_cast<int64_t>(blockIdx.x) * kColumns + threadIdx.x / 32 * 32;
   if (column >= columns) return;
   const uint32_t bias = keep_bias(p.threshold), row_words = static_cast<uint32_t>(columns >> 1);
   // Column g of the product's tile j is column 8 (g / 2) + 2j + g % 2 of the 32, so that a thread's
@@ -35,15 +33,12 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const unsigned short* from = static_cast<const unsigned short*>(p.a[i]) +
-                                       (s * 16 + 4 * t + 2 * half) * columns + column +
-                                       8 * (g / 2) + 2 * j + g % 2;
-          b[i][s][j][half] = static_cast<uint32_t>(from[0]) | static_cast<uint32_t>(from[columns])
-                                                                  << 16;
+                                       (s * 16 + 4 * t + 2 * half) * columns + column + 8 * (g / 2) + 2 * j + g % 2;
+          b[i][s][j][half] = static_cast<uint32_t>(from[0]) | static_cast<uint32_t>(from[columns]) << 16;
         }
   T* const dx = static_cast<T*>(p.dx) + g * columns + column + 8 * t;
   const int tokens = static_cast<int>(p.tokens), sample_tokens = static_cast<int>(p.sample_tokens);
-  const int step = static_cast<int>(gridDim.y) * kRows,
-            begin = static_cast<int>(blockIdx.y) * kRows;
+  const int step = static_cast<int>(gridDim.y) * kRows, begin = static_cast<int>(blockIdx.y) * kRows;
   const bool once = streams(p.tokens * columns * 2);
   Words<4> stage[kStages][2 * kTiles];
   const auto load = [&](Words<4>(&to)[2 * kTiles], int row) {
@@ -80,18 +75,15 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
 #pragma unroll
             for (int half = 0; half < 2; ++half)
               d[k][half] = __ldg(reinterpret_cast<const uint2*>(
-                  static_cast<const T*>(p.d[i]) + (row + m * 16 + g + 8 * half) * kRank + k * 16 +
-                  4 * t));
+                  static_cast<const T*>(p.d[i]) + (row + m * 16 + g + 8 * half) * kRank + k * 16 + 4 * t));
           const Mask::Start start[2] = {mask[i].start(word), mask[i].start(word + 8 * row_words)};
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             float c[4];
-            multiply_first<T>(c, d[0][0].x, d[0][1].x, d[0][0].y, d[0][1].y, b[i][0][j][0],
-                              b[i][0][j][1]);
+            multiply_first<T>(c, d[0][0].x, d[0][1].x, d[0][0].y, d[0][1].y, b[i][0][j][0], b[i][0][j][1]);
 #pragma unroll
             for (int k = 1; k < kSteps; ++k)
-              multiply<T>(c, d[k][0].x, d[k][1].x, d[k][0].y, d[k][1].y, b[i][k][j][0],
-                          b[i][k][j][1]);
+              multiply<T>(c, d[k][0].x, d[k][1].x, d[k][0].y, d[k][1].y, b[i][k][j][0], b[i][k][j][1]);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
               const uint32_t kept = mask[i].keep(start[half], j, bias);
@@ -108,8 +100,7 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
           if constexpr (kAdds) to_floats(__builtin_bit_cast(Vec<T, 8>, stage[s][2 * m + half]), values);
 #pragma unroll
           for (int e = 0; e < 8; ++e) values[e] = fmaf(sum[half][e], p.scale, values[e]);
-          store_whole(dx + static_cast<int64_t>(row + m * 16 + 8 * half) * columns,
-                      from_floats<T, 8>(values), once);
+          store_whole(dx + static_cast<int64_t>(row + m * 16 + 8 * half) * columns, from_floats<T, 8>(values), once);
         }
       }
       if (row + kStages * step < tokens) load(stage[s], row + kStages * step);

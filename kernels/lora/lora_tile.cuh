@@ -25,8 +25,7 @@ class Mask {
  public:
   Mask() = default;
   __device__ Mask(const LoraProducts& p, int adapter, int64_t sample)
-      : key_(sample_hash(static_cast<uint64_t>(p.sample_ids[sample]), p.t0[adapter],
-                         p.t1[adapter])) {}
+      : key_(sample_hash(static_cast<uint64_t>(p.sample_ids[sample]), p.t0[adapter], p.t1[adapter])) {}
 
   struct Start {
     uint32_t x, shifted;
@@ -60,9 +59,7 @@ class Mask {
 };
 
 /// For thresholds up to 2^15.
-__device__ inline uint32_t keep_bias(uint32_t threshold) {
-  return (0x8000u - threshold) * 0x10001u;
-}
+__device__ inline uint32_t keep_bias(uint32_t threshold) { return (0x8000u - threshold) * 0x10001u; }
 /// Sixteen ones for each kept element of a word.
 __device__ inline uint32_t word_mask(uint32_t kept) {
   uint32_t mask;
@@ -72,8 +69,7 @@ __device__ inline uint32_t word_mask(uint32_t kept) {
 
 /// Counter of the word that holds (position, column), column even.
 __device__ inline uint32_t word_of(const LoraProducts& p, int64_t position, int64_t column) {
-  return static_cast<uint32_t>(position) * static_cast<uint32_t>(p.columns >> 1) +
-         static_cast<uint32_t>(column >> 1);
+  return static_cast<uint32_t>(position) * static_cast<uint32_t>(p.columns >> 1) + static_cast<uint32_t>(column >> 1);
 }
 
 /// Of the warp's 8 x 8 elements, two in each thread, the transpose.
@@ -87,8 +83,8 @@ __device__ inline uint32_t transposed(uint32_t x) {
 /// k 2t), (row g, k 2t + 8), (row g + 8, k 2t + 8); b = (k 2t, column g), (k 2t + 8, column g); each
 /// with the next k; c = (row g, columns 2t and 2t + 1), (row g + 8, the same).
 template <class T>
-__device__ inline void multiply(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                uint32_t b0, uint32_t b1) {
+__device__ inline void multiply(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                                uint32_t b1) {
   if constexpr (__is_same(T, __half))
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
         "{%8, %9}, {%0, %1, %2, %3};"
@@ -102,8 +98,8 @@ __device__ inline void multiply(float (&c)[4], uint32_t a0, uint32_t a1, uint32_
 }
 /// c = a b: no registers are cleared beforehand.
 template <class T>
-__device__ inline void multiply_first(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                      uint32_t a3, uint32_t b0, uint32_t b1) {
+__device__ inline void multiply_first(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                                      uint32_t b1) {
   if constexpr (__is_same(T, __half))
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
         "{%8, %9}, {%10, %10, %10, %10};"
@@ -125,9 +121,8 @@ inline int64_t row_parts(int64_t column_blocks, int64_t runs, int64_t slots) {
   for (int64_t parts = 1; parts <= most && parts <= 1024; ++parts) {
     const int64_t blocks = parts * column_blocks;
     // A block's share of the runs is whole, too.
-    const double full =
-        static_cast<double>(blocks) / static_cast<double>(ceil_div(blocks, slots) * slots) *
-        static_cast<double>(runs) / static_cast<double>(ceil_div(runs, parts) * parts);
+    const double full = static_cast<double>(blocks) / static_cast<double>(ceil_div(blocks, slots) * slots) *
+                        static_cast<double>(runs) / static_cast<double>(ceil_div(runs, parts) * parts);
     if (full > best_full + 0.005) best = parts, best_full = full;
   }
   return best;
@@ -136,7 +131,8 @@ inline int64_t row_parts(int64_t column_blocks, int64_t runs, int64_t slots) {
 /// For a kernel whose blocks take `block_columns` columns and every gridDim.y-th run of rows.
 template <class Kernel>
 dim3 strip_grid(Kernel kernel, int threads, int64_t columns, int block_columns, int64_t runs) {
-  const int64_t column_blocks = ceil_div(columns, block_columns), slots = resident_blocks(kernel, threads, 0, 32, int64_t{1} << 31);
+  const int64_t column_blocks = ceil_div(columns, block_columns),
+                slots = resident_blocks(kernel, threads, 0, 32, int64_t{1} << 31);
   return dim3(static_cast<unsigned>(column_blocks), static_cast<unsigned>(row_parts(column_blocks, runs, slots)));
 }
 
@@ -146,8 +142,7 @@ cudaError_t with_rank(Element element, int rank, const F& f) {
   using std::integral_constant;
   const auto with_type = [&](auto zero) {
     if (rank == 64) return f(zero, integral_constant<int, 64>{});
-    return rank == 32 ? f(zero, integral_constant<int, 32>{})
-                      : f(zero, integral_constant<int, 16>{});
+    return rank == 32 ? f(zero, integral_constant<int, 32>{}) : f(zero, integral_constant<int, 16>{});
   };
   return element == Element::kF16 ? with_type(__half{}) : with_type(__nv_bfloat16{});
 }

@@ -1,13 +1,14 @@
 #pragma once
-// The other low-rank product of an adapter, and its gradients. B [columns, rank], t and d [tokens, rank] T; y and dy [tokens, columns] T with
-// rows `stride` elements apart (a slice of a packed projection):
+// The other low-rank product of an adapter, and its gradients. B [columns, rank], t and d [tokens, rank] T; y and dy
+// [tokens, columns] T with rows `stride` elements apart (a slice of a packed projection):
 //
 //   lora_up             y += scale * t B^T, or y = scale * t B^T
 //   lora_up_gradients   d = scale * dy B,  dB = scale * dy^T t
 //
-// One read of y (one write) or dy. Tensor-core products, fp32 sums in one fixed order, each result rounded once: deterministic. No allocation,
-// no synchronisation. T is bf16 or fp16; rank 16, 32 or 64; tokens a multiple of 16, columns of 32, stride of 8, pointers 16-byte aligned:
-// lora_up_fits() says so, other arguments are cudaErrorInvalidValue.
+// One read of y (one write) or dy. Tensor-core products, fp32 sums in one fixed order, each result rounded once:
+// deterministic. No allocation, no synchronisation. T is bf16 or fp16; rank 16, 32 or 64; tokens a multiple of 16,
+// columns of 32, stride of 8, pointers 16-byte aligned: lora_up_fits() says so, other arguments are
+// cudaErrorInvalidValue.
 
 #include "kernels/element.h"
 

@@ -19,16 +19,19 @@ void shape(bench::Recorder& recorder, int64_t tokens, int64_t columns, int rank)
   const std::string label = bench::shape_text({tokens, columns}) + ", rank " + std::to_string(rank);
   LoraUpProducts p[kSets];
   for (LoraUpProducts& set : p) {
-    set.rank = rank, set.tokens = tokens, set.columns = columns, set.stride = columns, set.scale = 2.0f, set.element = element;
+    set.rank = rank, set.tokens = tokens, set.columns = columns, set.stride = columns, set.scale = 2.0f,
+    set.element = element;
     set.b = memory.normal(columns * rank, element), set.t = memory.normal(tokens * rank, element);
     set.y = memory.normal(tokens * columns, element), set.dy = memory.normal(tokens * columns, element);
     set.d = memory.raw(tokens * rank * 2), set.db = memory.raw(columns * rank * 2);
     set.workspace = memory.raw(static_cast<int64_t>(lora_up_gradients_workspace(set)));
   }
   // y grows by a bounded step per launch: it stays finite over the bench's launches.
-  if (recorder.wants(kUp)) recorder.time(kUp, label, element, 2 * tensor, kSets, [&](int i) { return lora_up(p[i], nullptr); });
+  if (recorder.wants(kUp))
+    recorder.time(kUp, label, element, 2 * tensor, kSets, [&](int i) { return lora_up(p[i], nullptr); });
   for (LoraUpProducts& set : p) set.adds = false;
-  if (recorder.wants(kAlone)) recorder.time(kAlone, label, element, tensor, kSets, [&](int i) { return lora_up(p[i], nullptr); });
+  if (recorder.wants(kAlone))
+    recorder.time(kAlone, label, element, tensor, kSets, [&](int i) { return lora_up(p[i], nullptr); });
   if (recorder.wants(kGradients))
     recorder.time(kGradients, label, element, tensor, kSets, [&](int i) { return lora_up_gradients(p[i], nullptr); });
 }

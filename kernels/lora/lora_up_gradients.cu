@@ -55,13 +55,13 @@ struct Partial {
 Partial partial_of(const LoraUpProducts& p, const Plan& plan) {
   float* const d = static_cast<float*>(p.workspace);
   const int64_t d_floats = p.tokens * p.rank;
-  return {d, d == nullptr ? nullptr : d + plan.column_blocks * d_floats, d_floats,
-          p.columns * p.rank};
+  return {d, d == nullptr ? nullptr : d + plan.column_blocks * d_floats, d_floats, p.columns * p.rank};
 }
 
-/// Block: kSlices * 64 columns, every gridDim.y-th run of 16 tokens, the last first: those are in L2 when dy was just written. A warp has 64
-/// of the columns and 16 ranks: the sums of dB in its registers from the first run to the last, those of d in shared memory after each run.
-/// There the block's warps add them up one phase later, so that none waits for another's loads before its own next ones are out.
+/// Block: kSlices * 64 columns, every gridDim.y-th run of 16 tokens, the last first: those are in L2 when dy was just
+/// written. A warp has 64 of the columns and 16 ranks: the sums of dB in its registers from the first run to the last,
+/// those of d in shared memory after each run. There the block's warps add them up one phase later, so that none waits
+/// for another's loads before its own next ones are out.
 template <class T, int kRank>
 __global__ void __launch_bounds__(kWarps * 32, 1)
     gradients_kernel(const __grid_constant__ LoraUpProducts p, const __grid_constant__ Partial out) {
@@ -72,15 +72,16 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
   const uint32_t barrier = hopper::shared_address(&barrier_storage);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int group = warp % kGroups, slice = warp / kGroups;
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * (kAlike * kWarpColumns) +
-                         slice * kWarpColumns;
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * (kAlike * kWarpColumns) + slice * kWarpColumns;
   const bool has[2] = {column < p.columns, column + 32 < p.columns};  // either half of the 64
-  const int step = static_cast<int>(gridDim.y), last_run = static_cast<int>(p.tokens / kRows) - 1 - static_cast<int>(blockIdx.y);
+  const int step = static_cast<int>(gridDim.y),
+            last_run = static_cast<int>(p.tokens / kRows) - 1 - static_cast<int>(blockIdx.y);
   const int runs = last_run / step + 1;  // of this block: run i is the tokens' run last_run - i * step
   if (threadIdx.x == 0) hopper::barrier_init(barrier, kWarps * 32);
   __syncthreads();
 
-  // This thread's columns are 8t to 8t + 7 of either half, four words; its tokens g and g + 8; its ranks, as its results', 4t to 4t + 3.
+  // This thread's columns are 8t to 8t + 7 of either half, four words; its tokens g and g + 8; its ranks, as its
+  // results', 4t to 4t + 3.
   struct Stage {
     Words<4> dy[2][2];  // [half of the columns][token]
     uint2 t[2];
@@ -96,8 +97,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
       for (int h = 0; h < 2; ++h)
         // Of several groups all but the first find it in L1.
         if (has[h])
-          to.dy[h][token] = kGroups == 1 ? load_words(dy + 32 * h)
-                                         : as_words(load_shared_read<T, 8>(dy + 32 * h));
+          to.dy[h][token] = kGroups == 1 ? load_words(dy + 32 * h) : as_words(load_shared_read<T, 8>(dy + 32 * h));
       to.t[token] = __ldg(reinterpret_cast<const uint2*>(t_row));
       dy += 8 * p.stride;
       t_row += 8 * kRank;
@@ -120,8 +120,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
       for (int m = 0; m < 2; ++m)
 #pragma unroll
         for (int w = 0; w < 2; ++w) {
-          const uint2 words = __ldg(reinterpret_cast<const uint2*>(
-              static_cast<const T*>(p.b) + b_row(h, m, w) * kRank + group * kGroup + 4 * t));
+          const uint2 words = __ldg(reinterpret_cast<const uint2*>(static_cast<const T*>(p.b) + b_row(h, m, w) * kRank +
+                                                                   group * kGroup + 4 * t));
           b[h][m][0][w] = transposed(words.x);
           b[h][m][1][w] = transposed(words.y);
         }
@@ -130,11 +130,10 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
   const auto add_up = [&](int first, int buffer) {
 #pragma unroll 1
     for (int i = 0; i < kGroups; ++i) {
-      const int at = i * kWarps * 32 + static_cast<int>(threadIdx.x), e = at % kRunSums,
-                of = at / kRunSums % kGroups, run = at / (kRunSums * kGroups);
+      const int at = i * kWarps * 32 + static_cast<int>(threadIdx.x), e = at % kRunSums, of = at / kRunSums % kGroups,
+                run = at / (kRunSums * kGroups);
       if (first + run >= runs) continue;
-      const float* const from =
-          sums + ((buffer * kStages + run) * kGroups + of) * kAlike * kRunSums + e;
+      const float* const from = sums + ((buffer * kStages + run) * kGroups + of) * kAlike * kRunSums + e;
       float total = 0;
 #pragma unroll
       for (int s = 0; s < kAlike; ++s) total += from[s * kRunSums];
@@ -170,19 +169,18 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
           }
         }
       if (run + kStages < runs) load_next(stage[s]);
-      float4* const to = shared + (((buffer * kStages + s) * kGroups + group) * kAlike + slice) *
-                                      (kRunSums / 4) + lane;
+      float4* const to = shared + (((buffer * kStages + s) * kGroups + group) * kAlike + slice) * (kRunSums / 4) + lane;
 #pragma unroll
       for (int token = 0; token < 2; ++token)
-        to[32 * token] = {d[0][2 * token], d[0][2 * token + 1], d[1][2 * token],
-                          d[1][2 * token + 1]};
+        to[32 * token] = {d[0][2 * token], d[0][2 * token + 1], d[1][2 * token], d[1][2 * token + 1]};
     }
     if (first > 0) {
       hopper::barrier_wait(barrier, parity);
       add_up(first - kStages, last);
     }
     // Whoever has seen all arrivals of one phase knows that all have added up the phase two before: its buffer is free.
-    // Each thread arrives for itself: of one that arrives for its warp racecheck does not see what the warp wrote before.
+    // Each thread arrives for itself: of one that arrives for its warp racecheck does not see what the warp wrote
+    // before.
     hopper::barrier_arrive(barrier);
     last = buffer;
     buffer = buffer + 1 == kBuffers ? 0 : buffer + 1;
@@ -199,10 +197,9 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
       for (int m = 0; m < 2; ++m)
 #pragma unroll
         for (int w = 0; w < 2; ++w) {
-          *reinterpret_cast<float4*>(out.db + blockIdx.y * out.db_floats + b_row(h, m, w) * kRank +
-                                     group * kGroup + 4 * t) = {
-              db[h][m][0][2 * w], db[h][m][0][2 * w + 1], db[h][m][1][2 * w],
-              db[h][m][1][2 * w + 1]};
+          *reinterpret_cast<float4*>(out.db + blockIdx.y * out.db_floats + b_row(h, m, w) * kRank + group * kGroup +
+                                     4 * t) = {db[h][m][0][2 * w], db[h][m][0][2 * w + 1], db[h][m][1][2 * w],
+                                               db[h][m][1][2 * w + 1]};
         }
 }
 
@@ -211,8 +208,8 @@ constexpr int kSumWarps = 4;
 /// Block: 128 neighbouring results, a warp every kSumWarps-th partial sum of each.
 template <class T>
 __global__ void __launch_bounds__(kSumWarps * 32)
-    partial_sums_kernel(const Partial in, T* const d, T* const db, const int d_parts,
-                        const int db_parts, const float scale) {
+    partial_sums_kernel(const Partial in, T* const d, T* const db, const int d_parts, const int db_parts,
+                        const float scale) {
   __shared__ float4 of_warp[kSumWarps][32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int64_t position = static_cast<int64_t>(blockIdx.x) * 128 + 4 * lane;
@@ -249,22 +246,21 @@ size_t lora_up_gradients_workspace(const LoraUpProducts& p) {
 }
 
 cudaError_t lora_up_gradients(const LoraUpProducts& p, cudaStream_t stream) {
-  if (!lora_up_fits(p) || p.b == nullptr || p.t == nullptr || p.dy == nullptr || p.d == nullptr ||
-      p.db == nullptr || p.workspace == nullptr || reinterpret_cast<uintptr_t>(p.workspace) % 256 != 0)
+  if (!lora_up_fits(p) || p.b == nullptr || p.t == nullptr || p.dy == nullptr || p.d == nullptr || p.db == nullptr ||
+      p.workspace == nullptr || reinterpret_cast<uintptr_t>(p.workspace) % 256 != 0)
     return cudaErrorInvalidValue;
   const Plan plan = plan_of(p);
   const Partial partial = partial_of(p, plan);
   return with_rank(p.element, p.rank, [&](auto zero, auto rank) {
     using T = decltype(zero);
     const auto kernel = gradients_kernel<T, rank()>;
-    if (const cudaError_t refused = allow_shared_memory(kernel, kShared); refused != cudaSuccess)
-      return refused;
-    kernel<<<dim3(static_cast<unsigned>(plan.column_blocks), static_cast<unsigned>(plan.parts)),
-             kWarps * 32, kShared, stream>>>(p, partial);
+    if (const cudaError_t refused = allow_shared_memory(kernel, kShared); refused != cudaSuccess) return refused;
+    kernel<<<dim3(static_cast<unsigned>(plan.column_blocks), static_cast<unsigned>(plan.parts)), kWarps * 32, kShared,
+             stream>>>(p, partial);
     if (const cudaError_t failed = cudaGetLastError(); failed != cudaSuccess) return failed;
     return launch_behind(partial_sums_kernel<T>,
-                         dim3(static_cast<unsigned>((partial.d_floats + partial.db_floats) / 128)),
-                         kSumWarps * 32, 0, stream, partial, static_cast<T*>(p.d), static_cast<T*>(p.db),
+                         dim3(static_cast<unsigned>((partial.d_floats + partial.db_floats) / 128)), kSumWarps * 32, 0,
+                         stream, partial, static_cast<T*>(p.d), static_cast<T*>(p.db),
                          static_cast<int>(plan.column_blocks), static_cast<int>(plan.parts), p.scale);
   });
 }

@@ -7,7 +7,8 @@ namespace trireme::kernels::oracle {
 namespace {
 
 /// scale * dy factor [tokens, rank], or scale * dy^T factor [columns, rank].
-Values gradient(const Values& dy, const Values& factor, int64_t tokens, int64_t columns, int64_t rank, double scale, bool of_columns) {
+Values gradient(const Values& dy, const Values& factor, int64_t tokens, int64_t columns, int64_t rank, double scale,
+                bool of_columns) {
   Values result(static_cast<size_t>((of_columns ? columns : tokens) * rank));
   for (int64_t row = 0; row < tokens; ++row)
     for (int64_t c = 0; c < columns; ++c) {

@@ -29,8 +29,8 @@ namespace trireme::kernels {
 
 /// inverse fp32 [rows]. Groups of columns with a scale each are shorter rows: pass rows * groups
 /// and columns / groups.
-cudaError_t quantize_rows(const void* x, uint8_t* data, float* inverse, int64_t rows,
-                          int64_t columns, Element element, Fp8Format format, cudaStream_t stream);
+cudaError_t quantize_rows(const void* x, uint8_t* data, float* inverse, int64_t rows, int64_t columns, Element element,
+                          Fp8Format format, cudaStream_t stream);
 
 struct QuantizeTensor {
   const void* x = nullptr;
@@ -47,8 +47,7 @@ cudaError_t quantize_tensor(const QuantizeTensor& arguments, cudaStream_t stream
 /// *amax = max(*amax, max|x|) over `count` elements; NaN wins over every number.
 cudaError_t amax(const void* x, int64_t count, Element element, float* amax, cudaStream_t stream);
 
-cudaError_t transpose_bytes(const uint8_t* in, uint8_t* out, int64_t rows, int64_t columns,
-                            cudaStream_t stream);
+cudaError_t transpose_bytes(const uint8_t* in, uint8_t* out, int64_t rows, int64_t columns, cudaStream_t stream);
 
 enum class AmaxChoice { kMax, kMostRecent };
 

@@ -30,14 +30,12 @@ void matrix(bench::Recorder& recorder, int64_t rows, int64_t columns) {
   });
   const auto tensor = [&](int i, bool plain, bool turned) {
     QuantizeTensor a;
-    a.x = x[i], a.scale = scale, a.amax = top, a.rows = rows, a.columns = columns,
-    a.element = element;
+    a.x = x[i], a.scale = scale, a.amax = top, a.rows = rows, a.columns = columns, a.element = element;
     if (plain) a.data = data[i];
     if (turned) a.transposed = transposed[i];
     return quantize_tensor(a, nullptr);
   };
-  recorder.time("quantize tensor", label, element, 3 * count, kSets,
-                [&](int i) { return tensor(i, true, false); });
+  recorder.time("quantize tensor", label, element, 3 * count, kSets, [&](int i) { return tensor(i, true, false); });
   recorder.time("quantize tensor + transpose", label, element, 4 * count, kSets,
                 [&](int i) { return tensor(i, true, true); });
   recorder.time("amax", label, element, 2 * count, kSets,
@@ -47,8 +45,7 @@ void matrix(bench::Recorder& recorder, int64_t rows, int64_t columns) {
 }  // namespace
 
 TRIREME_BENCH(quantize) {
-  if (recorder.wants("quantize rows") || recorder.wants("quantize tensor + transpose") ||
-      recorder.wants("amax"))
+  if (recorder.wants("quantize rows") || recorder.wants("quantize tensor + transpose") || recorder.wants("amax"))
     for (const auto& [rows, columns] :
          {std::pair<int64_t, int64_t>{131072, 1024}, {16384, 8192}, {8192, 28672}, {4096, 57344}})
       matrix(recorder, rows, columns);
@@ -65,9 +62,7 @@ TRIREME_BENCH(quantize) {
     }
     recorder.time("transpose bytes", bench::shape_text({rows, columns}), Element::kBF16,
                   2.0 * static_cast<double>(rows * columns), kMany,
-                  [&, r = rows, c = columns](int i) {
-                    return transpose_bytes(from[i], to[i], r, c, nullptr);
-                  });
+                  [&, r = rows, c = columns](int i) { return transpose_bytes(from[i], to[i], r, c, nullptr); });
   }
 }
 

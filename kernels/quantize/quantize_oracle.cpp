@@ -13,21 +13,17 @@ struct Layout {
   int mantissa, bias;
   int finite;  // codes 0 … finite - 1 of the positive half are finite
 };
-Layout layout(Fp8Format format) {
-  return format == Fp8Format::kE4M3 ? Layout{3, 7, 0x7f} : Layout{2, 15, 0x7c};
-}
+Layout layout(Fp8Format format) { return format == Fp8Format::kE4M3 ? Layout{3, 7, 0x7f} : Layout{2, 15, 0x7c}; }
 
 }  // namespace
 
 double fp8_value(uint8_t code, Fp8Format format) {
   const Layout l = layout(format);
-  const int magnitude = code & 0x7f, exponent = magnitude >> l.mantissa,
-            fraction = magnitude & ((1 << l.mantissa) - 1);
+  const int magnitude = code & 0x7f, exponent = magnitude >> l.mantissa, fraction = magnitude & ((1 << l.mantissa) - 1);
   double value;
   if (magnitude >= l.finite)
-    value = format == Fp8Format::kE5M2 && magnitude == 0x7c
-                ? std::numeric_limits<double>::infinity()
-                : std::numeric_limits<double>::quiet_NaN();
+    value = format == Fp8Format::kE5M2 && magnitude == 0x7c ? std::numeric_limits<double>::infinity()
+                                                            : std::numeric_limits<double>::quiet_NaN();
   else if (exponent == 0)
     value = std::ldexp(fraction, 1 - l.bias - l.mantissa);
   else
@@ -45,16 +41,13 @@ uint8_t fp8_code(double value, Fp8Format format) {
       values[static_cast<size_t>(code)] = fp8_value(static_cast<uint8_t>(code), of);
     return values;
   };
-  static const std::array<std::array<double, 128>, 2> tables = {table(Fp8Format::kE4M3),
-                                                                table(Fp8Format::kE5M2)};
+  static const std::array<std::array<double, 128>, 2> tables = {table(Fp8Format::kE4M3), table(Fp8Format::kE5M2)};
   const std::array<double, 128>& values = tables[format == Fp8Format::kE4M3 ? 0 : 1];
   const double size = std::abs(value);
-  const int above = static_cast<int>(
-      std::lower_bound(values.begin(), values.begin() + finite, size) - values.begin());
+  const int above = static_cast<int>(std::lower_bound(values.begin(), values.begin() + finite, size) - values.begin());
   if (above == finite) return static_cast<uint8_t>(sign | (finite - 1));
   if (above == 0) return sign;
-  const double up = values[static_cast<size_t>(above)] - size,
-               down = size - values[static_cast<size_t>(above - 1)];
+  const double up = values[static_cast<size_t>(above)] - size, down = size - values[static_cast<size_t>(above - 1)];
   const int nearest = up < down || (up == down && above % 2 == 0) ? above : above - 1;
   return static_cast<uint8_t>(sign | nearest);
 }
@@ -62,13 +55,11 @@ uint8_t fp8_code(double value, Fp8Format format) {
 std::vector<uint8_t> quantized(const std::vector<double>& x, double scale, Fp8Format format) {
   std::vector<uint8_t> codes;
   codes.reserve(x.size());
-  for (const double v : x)
-    codes.push_back(fp8_code(static_cast<float>(v) * static_cast<float>(scale), format));
+  for (const double v : x) codes.push_back(fp8_code(static_cast<float>(v) * static_cast<float>(scale), format));
   return codes;
 }
 
-QuantizedRows quantized_rows(const std::vector<double>& x, int64_t rows, int64_t columns,
-                             Fp8Format format) {
+QuantizedRows quantized_rows(const std::vector<double>& x, int64_t rows, int64_t columns, Fp8Format format) {
   QuantizedRows result;
   const float most = format == Fp8Format::kE4M3 ? 448.0f : 57344.0f;
   for (int64_t r = 0; r < rows; ++r) {
@@ -77,10 +68,9 @@ QuantizedRows quantized_rows(const std::vector<double>& x, int64_t rows, int64_t
     for (const double v : row)
       top = std::isnan(v) || std::isnan(top) ? std::numeric_limits<float>::quiet_NaN()
                                              : std::max(top, static_cast<float>(std::abs(v)));
-    const float inverse = top == 0 ? 1.0f
-                          : top / most < std::numeric_limits<float>::min()
-                              ? std::numeric_limits<float>::min()
-                              : top / most;
+    const float inverse = top == 0                                         ? 1.0f
+                          : top / most < std::numeric_limits<float>::min() ? std::numeric_limits<float>::min()
+                                                                           : top / most;
     result.inverse.push_back(inverse);
     const std::vector<uint8_t> codes = quantized(row, 1.0f / inverse, format);
     result.codes.insert(result.codes.end(), codes.begin(), codes.end());

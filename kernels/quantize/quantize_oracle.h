@@ -19,8 +19,7 @@ struct QuantizedRows {
   std::vector<double> inverse;
 };
 /// As quantize_rows, the scale and the product rounded to fp32 as documented there.
-QuantizedRows quantized_rows(const std::vector<double>& x, int64_t rows, int64_t columns,
-                             Fp8Format format);
+QuantizedRows quantized_rows(const std::vector<double>& x, int64_t rows, int64_t columns, Fp8Format format);
 
 /// code(x * scale), the product rounded to fp32.
 std::vector<uint8_t> quantized(const std::vector<double>& x, double scale, Fp8Format format);

@@ -36,8 +36,7 @@ __global__ void __launch_bounds__(kMaxThreads) rows_kernel(const Arguments a) {
       amax.add(x[p]);
     }
     end_row();
-    const float inverse = row_inverse_scale(row_amax(amax.get(), blockDim.x, scratch[cursor.turn]),
-                                            a.format),
+    const float inverse = row_inverse_scale(row_amax(amax.get(), blockDim.x, scratch[cursor.turn]), a.format),
                 factor = 1.0f / inverse;
     if (threadIdx.x == 0) a.inverse[cursor.row] = inverse;
     uint8_t* row = a.data + cursor.row * a.columns;
@@ -58,10 +57,8 @@ __global__ void __launch_bounds__(kScalarThreads) scalar_kernel(const Arguments 
   const int64_t base = blockIdx.x * a.columns;
   const T* x = static_cast<const T*>(a.x) + base;
   float amax = 0.0f;
-  for (int64_t c = threadIdx.x; c < a.columns; c += kScalarThreads)
-    amax = amax_of(amax, to_float(x[c]));
-  const float inverse = row_inverse_scale(row_amax(amax, kScalarThreads, scratch), a.format),
-              factor = 1.0f / inverse;
+  for (int64_t c = threadIdx.x; c < a.columns; c += kScalarThreads) amax = amax_of(amax, to_float(x[c]));
+  const float inverse = row_inverse_scale(row_amax(amax, kScalarThreads, scratch), a.format), factor = 1.0f / inverse;
   if (threadIdx.x == 0) a.inverse[blockIdx.x] = inverse;
   for (int64_t c = threadIdx.x; c < a.columns; c += kScalarThreads) {
     const float value[1] = {to_float(x[c])};
@@ -71,8 +68,8 @@ __global__ void __launch_bounds__(kScalarThreads) scalar_kernel(const Arguments 
 
 }  // namespace
 
-cudaError_t quantize_rows(const void* x, uint8_t* data, float* inverse, int64_t rows,
-                          int64_t columns, Element element, Fp8Format format, cudaStream_t stream) {
+cudaError_t quantize_rows(const void* x, uint8_t* data, float* inverse, int64_t rows, int64_t columns, Element element,
+                          Fp8Format format, cudaStream_t stream) {
   if (rows == 0 || columns == 0) return cudaSuccess;
   const Arguments a{x, data, inverse, rows, columns, format};
   return dispatch(element, [&](auto zero) {
@@ -81,11 +78,9 @@ cudaError_t quantize_rows(const void* x, uint8_t* data, float* inverse, int64_t 
     const int64_t packs = columns / kWidth;
     if (columns % kWidth == 0 && aligned16(x, data)) {
       if (packs <= 4 * 512)
-        return launch_rows(rows_kernel<T, 4, 512, 2>, a, rows, row_geometry(packs, 4), 2 * 4 * 16,
-                           stream);
+        return launch_rows(rows_kernel<T, 4, 512, 2>, a, rows, row_geometry(packs, 4), 2 * 4 * 16, stream);
       if (packs <= 8 * 1024)
-        return launch_rows(rows_kernel<T, 8, 1024, 1>, a, rows, row_geometry(packs, 8), 8 * 16,
-                           stream);
+        return launch_rows(rows_kernel<T, 8, 1024, 1>, a, rows, row_geometry(packs, 8), 8 * 16, stream);
     }
     scalar_kernel<T><<<static_cast<unsigned>(rows), kScalarThreads, 0, stream>>>(a);
     return cudaGetLastError();

@@ -15,8 +15,7 @@ constexpr int kThreads = 256, kUnroll = 4, kEdge = 32, kEdgeRows = 8, kFlatBlock
 template <class T>
 __global__ void edge_kernel(const QuantizeTensor a) {
   __shared__ uint8_t tile[kEdge][kEdge + 1];
-  const int64_t row0 = static_cast<int64_t>(blockIdx.x) * kEdge,
-                column0 = static_cast<int64_t>(blockIdx.y) * kEdge;
+  const int64_t row0 = static_cast<int64_t>(blockIdx.x) * kEdge, column0 = static_cast<int64_t>(blockIdx.y) * kEdge;
   const T* x = static_cast<const T*>(a.x);
   float top = 0.0f;
   for (int j = threadIdx.y; j < kEdge; j += kEdgeRows) {
@@ -39,8 +38,7 @@ __global__ void edge_kernel(const QuantizeTensor a) {
   __syncthreads();
   for (int j = threadIdx.y; j < kEdge; j += kEdgeRows) {
     const int64_t row = row0 + threadIdx.x, column = column0 + j;
-    if (row < a.rows && column < a.columns)
-      a.transposed[column * a.rows + row] = tile[threadIdx.x][j];
+    if (row < a.rows && column < a.columns) a.transposed[column * a.rows + row] = tile[threadIdx.x][j];
   }
 }
 
@@ -64,8 +62,7 @@ __global__ void __launch_bounds__(kThreads) flat_kernel(const Flat a) {
     Vec<T, kWidth> in[kUnroll];
 #pragma unroll
     for (int k = 0; k < kUnroll; ++k)
-      if (first + k * step < a.packs)
-        in[k] = load_stream<T, kWidth>(x + (first + k * step) * kWidth);
+      if (first + k * step < a.packs) in[k] = load_stream<T, kWidth>(x + (first + k * step) * kWidth);
 #pragma unroll
     for (int k = 0; k < kUnroll; ++k) {
       if (first + k * step >= a.packs) continue;
@@ -84,10 +81,8 @@ __global__ void __launch_bounds__(kThreads) flat_kernel(const Flat a) {
 template <class T, int kWidth>
 cudaError_t launch_flat(const Flat& a, cudaStream_t stream) {
   if (a.packs == 0) return cudaSuccess;
-  const int64_t blocks = ceil_div(a.packs, kThreads),
-                most = static_cast<int64_t>(multiprocessors()) * kFlatBlocksPerSm;
-  flat_kernel<T, kWidth>
-      <<<static_cast<unsigned>(blocks < most ? blocks : most), kThreads, 0, stream>>>(a);
+  const int64_t blocks = ceil_div(a.packs, kThreads), most = static_cast<int64_t>(multiprocessors()) * kFlatBlocksPerSm;
+  flat_kernel<T, kWidth><<<static_cast<unsigned>(blocks < most ? blocks : most), kThreads, 0, stream>>>(a);
   return cudaGetLastError();
 }
 
@@ -96,8 +91,7 @@ cudaError_t flat(Flat a, int64_t count, Element element, cudaStream_t stream) {
     using T = decltype(zero);
     constexpr int kWidth = 16 / sizeof(T);
     a.packs = aligned16(a.x, a.data) ? count / kWidth : 0;
-    if (const cudaError_t error = launch_flat<T, kWidth>(a, stream); error != cudaSuccess)
-      return error;
+    if (const cudaError_t error = launch_flat<T, kWidth>(a, stream); error != cudaSuccess) return error;
     const int64_t done = a.packs * kWidth;
     a.x = static_cast<const T*>(a.x) + done;
     if (a.data != nullptr) a.data += done;
@@ -108,17 +102,15 @@ cudaError_t flat(Flat a, int64_t count, Element element, cudaStream_t stream) {
 
 template <class T>
 cudaError_t transposing(const QuantizeTensor& a, cudaStream_t stream) {
-  const bool tiles =
-      a.rows % 16 == 0 && a.columns % 16 == 0 && aligned16(a.x, a.data, a.transposed);
+  const bool tiles = a.rows % 16 == 0 && a.columns % 16 == 0 && aligned16(a.x, a.data, a.transposed);
   if (tiles)
-    return tile::launch</*kSums=*/false>(
-        tile::Plain<T>{static_cast<const T*>(a.x)},
-        {a.data, a.transposed, a.scale, a.amax, nullptr, a.rows, a.columns, a.format}, stream);
+    return tile::launch</*kSums=*/false>(tile::Plain<T>{static_cast<const T*>(a.x)},
+                                         {a.data, a.transposed, a.scale, a.amax, nullptr, a.rows, a.columns, a.format},
+                                         stream);
   const int64_t across = ceil_div(a.columns, kEdge);
   if (across > 65535) return cudaErrorInvalidValue;
-  edge_kernel<T>
-      <<<dim3(static_cast<unsigned>(ceil_div(a.rows, kEdge)), static_cast<unsigned>(across)),
-         dim3(kEdge, kEdgeRows), 0, stream>>>(a);
+  edge_kernel<T><<<dim3(static_cast<unsigned>(ceil_div(a.rows, kEdge)), static_cast<unsigned>(across)),
+                   dim3(kEdge, kEdgeRows), 0, stream>>>(a);
   return cudaGetLastError();
 }
 
@@ -136,8 +128,7 @@ cudaError_t amax(const void* x, int64_t count, Element element, float* amax, cud
   return flat({x, nullptr, nullptr, amax, 0, Fp8Format::kE4M3}, count, element, stream);
 }
 
-cudaError_t transpose_bytes(const uint8_t* in, uint8_t* out, int64_t rows, int64_t columns,
-                            cudaStream_t stream) {
+cudaError_t transpose_bytes(const uint8_t* in, uint8_t* out, int64_t rows, int64_t columns, cudaStream_t stream) {
   if (rows == 0 || columns == 0) return cudaSuccess;
   QuantizeTensor a;
   a.x = in, a.transposed = out, a.rows = rows, a.columns = columns;

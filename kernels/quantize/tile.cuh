@@ -40,9 +40,7 @@ struct OneMatrix {
   __device__ Raw take(const Slot& slot) const {
     return *reinterpret_cast<const Words<4>*>(slot(0));
   }
-  __device__ Raw load(int64_t at) const {
-    return load_words(reinterpret_cast<const uint32_t*>(x + at));
-  }
+  __device__ Raw load(int64_t at) const { return load_words(reinterpret_cast<const uint32_t*>(x + at)); }
 };
 
 template <class T>
@@ -62,8 +60,7 @@ struct Plain : OneMatrix<T> {
 /// the packs.
 template <class Source>
 constexpr size_t shared_bytes() {
-  return Source::kInputs == 0 ? kSide * kSide
-                              : kSide * kSide * sizeof(typename Source::Element) * Source::kInputs;
+  return Source::kInputs == 0 ? kSide * kSide : kSide * kSide * sizeof(typename Source::Element) * Source::kInputs;
 }
 
 /// Until at most `pending` of the groups that a thread asked for are on their way.
@@ -92,19 +89,15 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
                 kWords = kWidth / 4;  // of codes, four to a word
   const int member = static_cast<int>(blockIdx.x) % (kCluster * kCluster),
             group = static_cast<int>(blockIdx.x) / (kCluster * kCluster);
-  const int64_t row0 =
-      static_cast<int64_t>(group % clusters_down * kCluster + member % kCluster) * kSide;
-  const int64_t column0 =
-      static_cast<int64_t>(group / clusters_down * kCluster + member / kCluster) * kSide;
+  const int64_t row0 = static_cast<int64_t>(group % clusters_down * kCluster + member % kCluster) * kSide;
+  const int64_t column0 = static_cast<int64_t>(group / clusters_down * kCluster + member / kCluster) * kSide;
   if (row0 >= a.rows || column0 >= a.columns) return;
   const int lane = threadIdx.x % 8,
             quad = threadIdx.x / 8;  // columns lane * kWidth + g * kStride + i, rows 4 * quad + j
   const int64_t first = (row0 + 4 * quad) * a.columns + column0 + lane * kWidth;
 
   const bool rows_here = row0 + 4 * quad < a.rows;
-  const auto columns_here = [&](int g) {
-    return column0 + lane * kWidth + g * kStride < a.columns;
-  };
+  const auto columns_here = [&](int g) { return column0 + lane * kWidth + g * kStride < a.columns; };
   // Each thread copies the packs that it will take itself.
   const auto slot = [&](int j, int g, int input) {
     return shared + (((j * kGroups + g) * Source::kInputs + input) * kThreads + threadIdx.x) * 16;
@@ -121,8 +114,7 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
         in[j][g] = source.load(at);
       } else {
 #pragma unroll
-        for (int input = 0; input < Source::kInputs; ++input)
-          copy_async16(slot(j, g, input), source.from(input) + at);
+        for (int input = 0; input < Source::kInputs; ++input) copy_async16(slot(j, g, input), source.from(input) + at);
       }
     }
     if constexpr (!kDirect) copy_async_commit();
@@ -150,8 +142,7 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
           if constexpr (kDirect)
             value = source.value(in[j][g], column, form);
           else
-            value = source.value(source.take([&](int input) { return slot(j, g, input); }), column,
-                                 form);
+            value = source.value(source.take([&](int input) { return slot(j, g, input); }), column, form);
           top.add(value);
           float v[kWidth];
           to_floats(value, v);
@@ -172,8 +163,7 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
         }
       }
     };
-    source.with_form(
-        [&](auto form) { with_format(a.format, [&](auto format) { quantize(form, format); }); });
+    source.with_form([&](auto form) { with_format(a.format, [&](auto format) { quantize(form, format); }); });
     if (a.amax != nullptr) raise_amax_by_warp(a.amax, top.get());
     if constexpr (kSums) {
       // The four lanes of a warp that share columns each end with a quarter of them.
@@ -182,8 +172,7 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
       float half[8], quarter[4];
 #pragma unroll
       for (int i = 0; i < 8; ++i)
-        half[i] = (upper_half ? at(8 + i) : at(i)) +
-                  __shfl_xor_sync(0xffffffffu, upper_half ? at(i) : at(8 + i), 8);
+        half[i] = (upper_half ? at(8 + i) : at(i)) + __shfl_xor_sync(0xffffffffu, upper_half ? at(i) : at(8 + i), 8);
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         quarter[i] = (upper_quarter ? half[4 + i] : half[i]) +
@@ -204,8 +193,7 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
                      low2 = __byte_perm(codes[2][g][w], codes[3][g][w], 0x5140);
       const uint32_t high = __byte_perm(codes[0][g][w], codes[1][g][w], 0x7362),
                      high2 = __byte_perm(codes[2][g][w], codes[3][g][w], 0x7362);
-      uint32_t* to =
-          tile + (lane * kWidth + g * kStride + w * 4) * (kSide / 4) + (quad ^ lane << 2);
+      uint32_t* to = tile + (lane * kWidth + g * kStride + w * 4) * (kSide / 4) + (quad ^ lane << 2);
       to[0] = __byte_perm(low, low2, 0x5410);
       to[kSide / 4] = __byte_perm(low, low2, 0x7632);
       to[2 * (kSide / 4)] = __byte_perm(high, high2, 0x5410);
@@ -232,8 +220,7 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
     const int c = quad + i * 32, key = c / kWidth % 8;
     if (column0 + c < a.columns)
       store_whole(a.transposed + (column0 + c) * a.rows + row,
-                  reinterpret_cast<const int4*>(tile)[c * 8 + (lane ^ key)],
-                  streams(a.rows * a.columns));
+                  reinterpret_cast<const int4*>(tile)[c * 8 + (lane ^ key)], streams(a.rows * a.columns));
   }
 }
 
@@ -242,13 +229,13 @@ template <bool kSums, class Source>
 cudaError_t launch(const Source& source, const Output& a, cudaStream_t stream) {
   // Blocks that run together take a square of tiles, so that both what they read and what they
   // write lies together in DRAM's pages.
-  const int64_t down = ceil_div(a.rows, kSide * kCluster),
-                across = ceil_div(a.columns, kSide * kCluster);
+  const int64_t down = ceil_div(a.rows, kSide * kCluster), across = ceil_div(a.columns, kSide * kCluster);
   if (const cudaError_t error = allow_shared_memory(kernel<Source, kSums>, shared_bytes<Source>());
       error != cudaSuccess)
     return error;
-  kernel<Source, kSums><<<static_cast<unsigned>(down * across * kCluster * kCluster), kThreads,
-                          shared_bytes<Source>(), stream>>>(source, a, static_cast<int>(down));
+  kernel<Source, kSums>
+      <<<static_cast<unsigned>(down * across * kCluster * kCluster), kThreads, shared_bytes<Source>(), stream>>>(
+          source, a, static_cast<int>(down));
   return cudaGetLastError();
 }
 

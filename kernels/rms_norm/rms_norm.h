@@ -46,7 +46,7 @@ struct RmsNormBackward {
   void* dx = nullptr;                // null: not wanted; may be d_residual
   Fp8Output fp8;                     // of dx; only with a frozen weight
   void* dw = nullptr;                // T [columns]; null: weight is frozen
-  float* dw_fp32 = nullptr;  // fp32 [columns], instead of dw; added to when accumulate is set
+  float* dw_fp32 = nullptr;          // fp32 [columns], instead of dw; added to when accumulate is set
   bool accumulate = false;
   float* workspace = nullptr;  // rms_norm_backward_workspace() floats when dw or dw_fp32 is wanted
   int64_t rows = 0, columns = 0;

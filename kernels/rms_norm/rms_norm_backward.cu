@@ -18,8 +18,7 @@ constexpr int kElements = kManyPacks * 16 / static_cast<int>(sizeof(T));
 enum class Mode { kPlain, kFp8, kWeight };
 
 template <class T, Mode kMode, int kPacks>
-__global__ void __launch_bounds__(kPacks == kFewPacks ? kFewThreads : kMaxThreads,
-                                  kPacks == kFewPacks ? 3 : 1)
+__global__ void __launch_bounds__(kPacks == kFewPacks ? kFewThreads : kMaxThreads, kPacks == kFewPacks ? 3 : 1)
     backward_kernel(const RmsNormBackward a) {
   extern __shared__ __align__(16) char shared[];
   __shared__ float scratch[3][32];
@@ -89,8 +88,7 @@ __global__ void __launch_bounds__(kPacks == kFewPacks ? kFewThreads : kMaxThread
     end_row();
     if constexpr (kMode == Mode::kFp8) {
       // The next row's dot comes between two of these: one scratch is enough.
-      const float scale =
-          settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[2]), cursor.row);
+      const float scale = settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[2]), cursor.row);
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         if (!cursor.holds(p)) continue;
@@ -117,8 +115,7 @@ __global__ void __launch_bounds__(kScalarThreads) backward_scalar_kernel(const R
   __shared__ float scratch[3][32];
   const int columns = static_cast<int>(a.columns);
   const bool weight = a.dw != nullptr || a.dw_fp32 != nullptr;
-  const T *dy = static_cast<const T*>(a.dy), *x = static_cast<const T*>(a.x),
-          *w = static_cast<const T*>(a.weight);
+  const T *dy = static_cast<const T*>(a.dy), *x = static_cast<const T*>(a.x), *w = static_cast<const T*>(a.weight);
   if (weight)
     for (int c = threadIdx.x; c < columns; c += kScalarThreads) sums[c] = 0.0f;
   int turn = 0;
@@ -131,11 +128,8 @@ __global__ void __launch_bounds__(kScalarThreads) backward_scalar_kernel(const R
     row_sum(dot, kScalarThreads, scratch[turn]);
     const float factor = dot[0] * rstd * rstd / static_cast<float>(columns);
     const auto gradient = [&](int c) {
-      const float d =
-          rstd * (to_float(dy[base + c]) * to_float(w[c]) - to_float(x[base + c]) * factor);
-      return from_float<T>(a.d_residual != nullptr
-                               ? d + to_float(static_cast<const T*>(a.d_residual)[base + c])
-                               : d);
+      const float d = rstd * (to_float(dy[base + c]) * to_float(w[c]) - to_float(x[base + c]) * factor);
+      return from_float<T>(a.d_residual != nullptr ? d + to_float(static_cast<const T*>(a.d_residual)[base + c]) : d);
     };
     float top = 0.0f;
     for (int c = threadIdx.x; c < columns; c += kScalarThreads) {
@@ -149,8 +143,7 @@ __global__ void __launch_bounds__(kScalarThreads) backward_scalar_kernel(const R
     const float scale = settle_scale(a.fp8, row_amax(top, kScalarThreads, scratch[2]), row);
     for (int c = threadIdx.x; c < columns; c += kScalarThreads) {
       // dx may have taken the place of d_residual.
-      const float value[1] = {
-          to_float(a.dx != nullptr ? static_cast<const T*>(a.dx)[base + c] : gradient(c))};
+      const float value[1] = {to_float(a.dx != nullptr ? static_cast<const T*>(a.dx)[base + c] : gradient(c))};
       store_fp8(a.fp8.data + base + c, value, scale, a.fp8.format);
     }
   }
@@ -162,19 +155,17 @@ __global__ void __launch_bounds__(kScalarThreads) backward_scalar_kernel(const R
 bool wants_weight(const RmsNormBackward& a) { return a.dw != nullptr || a.dw_fp32 != nullptr; }
 
 cudaError_t finish(const RmsNormBackward& a, int64_t blocks, cudaStream_t stream) {
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess || !wants_weight(a))
-    return error;
+  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess || !wants_weight(a)) return error;
   void* out = a.dw_fp32 != nullptr ? a.dw_fp32 : a.dw;
-  return column_sum(a.workspace, blocks, a.columns, a.columns, out,
-                    a.dw_fp32 != nullptr ? Element::kF32 : a.element, a.accumulate, stream);
+  return column_sum(a.workspace, blocks, a.columns, a.columns, out, a.dw_fp32 != nullptr ? Element::kF32 : a.element,
+                    a.accumulate, stream);
 }
 
 template <class T>
 cudaError_t launch_scalar(const RmsNormBackward& a, cudaStream_t stream) {
   const auto kernel = backward_scalar_kernel<T>;
   const size_t shared = wants_weight(a) ? a.columns * sizeof(float) : 0;
-  if (const cudaError_t error = allow_shared_memory(kernel, shared); error != cudaSuccess)
-    return error;
+  if (const cudaError_t error = allow_shared_memory(kernel, shared); error != cudaSuccess) return error;
   const int64_t blocks = resident_blocks(kernel, kScalarThreads, shared, kBlocksPerSm, a.rows);
   kernel<<<static_cast<unsigned>(blocks), kScalarThreads, shared, stream>>>(a);
   return finish(a, blocks, stream);
@@ -186,11 +177,9 @@ cudaError_t launch(const RmsNormBackward& a, cudaStream_t stream) {
   const RowGeometry g = row_geometry(a.columns / kWidth, kPacks);
   int64_t blocks = 0;
   RowLaunch extra;
-  if (kMode == Mode::kWeight)
-    extra = {block_sums_bytes(g.rows, a.columns, 1), kBlocksPerSm, &blocks};
-  const cudaError_t error =
-      launch_rows(backward_kernel<T, kMode, kPacks>, a, a.rows, g,
-                  (a.d_residual != nullptr ? 48 : 32) * kPacks, stream, extra);
+  if (kMode == Mode::kWeight) extra = {block_sums_bytes(g.rows, a.columns, 1), kBlocksPerSm, &blocks};
+  const cudaError_t error = launch_rows(backward_kernel<T, kMode, kPacks>, a, a.rows, g,
+                                        (a.d_residual != nullptr ? 48 : 32) * kPacks, stream, extra);
   return error != cudaSuccess ? error : finish(a, blocks, stream);
 }
 
@@ -218,8 +207,7 @@ cudaError_t rms_norm_backward(const RmsNormBackward& a, cudaStream_t stream) {
         return launch<T, Mode::kWeight, kFewPacks>(a, stream);
       return launch<T, Mode::kWeight>(a, stream);
     }
-    return a.fp8.data != nullptr ? launch<T, Mode::kFp8>(a, stream)
-                                 : launch<T, Mode::kPlain>(a, stream);
+    return a.fp8.data != nullptr ? launch<T, Mode::kFp8>(a, stream) : launch<T, Mode::kPlain>(a, stream);
   });
 }
 

@@ -20,16 +20,15 @@ void shape(bench::Recorder& recorder, int64_t rows, int64_t columns, Element ele
   float* row_inverse = memory.uniform(rows, 0.5f, 1.5f);
   float* scale = memory.uniform(1, 1.0f, 2.0f);
   float* amax = memory.uniform(1, 1.0f, 2.0f);
-  float* workspace =
-      static_cast<float*>(memory.raw(4 * rms_norm_backward_workspace(rows, columns)));
+  float* workspace = static_cast<float*>(memory.raw(4 * rms_norm_backward_workspace(rows, columns)));
   void* dw = memory.raw(columns * 4);
   for (int i = 0; i < kSets; ++i)
     x[i] = memory.normal(n, element), r[i] = memory.normal(n, element), s[i] = memory.raw(n * 4),
     y[i] = memory.raw(n * 4);
   const auto forward = [&](int i) {
     RmsNormForward a;
-    a.x = x[i], a.weight = w, a.y = y[i], a.rstd = rstd, a.rows = rows, a.columns = columns,
-    a.eps = 1e-5f, a.element = element;
+    a.x = x[i], a.weight = w, a.y = y[i], a.rstd = rstd, a.rows = rows, a.columns = columns, a.eps = 1e-5f,
+    a.element = element;
     return a;
   };
   recorder.time("rms_norm forward", label, element, 2 * tensor, kSets,
@@ -40,25 +39,22 @@ void shape(bench::Recorder& recorder, int64_t rows, int64_t columns, Element ele
     return rms_norm_forward(a, nullptr);
   });
   if (element == Element::kBF16) {
-    recorder.time("rms_norm forward, fp8 out by row", label, element, 1.5 * tensor, kSets,
-                  [&](int i) {
-                    RmsNormForward a = forward(i);
-                    a.y = nullptr, a.fp8.data = static_cast<uint8_t*>(y[i]),
-                    a.fp8.scaling = Fp8Scaling::kRow, a.fp8.row_inverse = row_inverse;
-                    return rms_norm_forward(a, nullptr);
-                  });
-    recorder.time("rms_norm forward, fp8 out + amax", label, element, 1.5 * tensor, kSets,
-                  [&](int i) {
-                    RmsNormForward a = forward(i);
-                    a.y = nullptr, a.fp8.data = static_cast<uint8_t*>(y[i]), a.fp8.scale = scale,
-                    a.fp8.amax = amax;
-                    return rms_norm_forward(a, nullptr);
-                  });
+    recorder.time("rms_norm forward, fp8 out by row", label, element, 1.5 * tensor, kSets, [&](int i) {
+      RmsNormForward a = forward(i);
+      a.y = nullptr, a.fp8.data = static_cast<uint8_t*>(y[i]), a.fp8.scaling = Fp8Scaling::kRow,
+      a.fp8.row_inverse = row_inverse;
+      return rms_norm_forward(a, nullptr);
+    });
+    recorder.time("rms_norm forward, fp8 out + amax", label, element, 1.5 * tensor, kSets, [&](int i) {
+      RmsNormForward a = forward(i);
+      a.y = nullptr, a.fp8.data = static_cast<uint8_t*>(y[i]), a.fp8.scale = scale, a.fp8.amax = amax;
+      return rms_norm_forward(a, nullptr);
+    });
   }
   const auto backward = [&](int i) {
     RmsNormBackward a;
-    a.dy = r[i], a.x = x[i], a.weight = w, a.rstd = rstd, a.dx = y[i], a.rows = rows,
-    a.columns = columns, a.element = element;
+    a.dy = r[i], a.x = x[i], a.weight = w, a.rstd = rstd, a.dx = y[i], a.rows = rows, a.columns = columns,
+    a.element = element;
     a.workspace = workspace;
     return a;
   };
@@ -70,25 +66,23 @@ void shape(bench::Recorder& recorder, int64_t rows, int64_t columns, Element ele
     return rms_norm_backward(a, nullptr);
   });
   if (element == Element::kBF16)
-    recorder.time("rms_norm backward, dx + residual, fp8 too", label, element, 4.5 * tensor, kSets,
-                  [&](int i) {
-                    RmsNormBackward a = backward(i);
-                    a.d_residual = s[i];
-                    a.fp8.data = static_cast<uint8_t*>(y[i]) + 2 * n,
-                    a.fp8.scaling = Fp8Scaling::kRow, a.fp8.row_inverse = row_inverse;
-                    return rms_norm_backward(a, nullptr);
-                  });
+    recorder.time("rms_norm backward, dx + residual, fp8 too", label, element, 4.5 * tensor, kSets, [&](int i) {
+      RmsNormBackward a = backward(i);
+      a.d_residual = s[i];
+      a.fp8.data = static_cast<uint8_t*>(y[i]) + 2 * n, a.fp8.scaling = Fp8Scaling::kRow,
+      a.fp8.row_inverse = row_inverse;
+      return rms_norm_backward(a, nullptr);
+    });
   recorder.time("rms_norm backward, dx + dw", label, element, 3 * tensor, kSets, [&](int i) {
     RmsNormBackward a = backward(i);
     a.dw = dw;
     return rms_norm_backward(a, nullptr);
   });
-  recorder.time("rms_norm backward, dx + residual + dw", label, element, 4 * tensor, kSets,
-                [&](int i) {
-                  RmsNormBackward a = backward(i);
-                  a.d_residual = s[i], a.dw = dw;
-                  return rms_norm_backward(a, nullptr);
-                });
+  recorder.time("rms_norm backward, dx + residual + dw", label, element, 4 * tensor, kSets, [&](int i) {
+    RmsNormBackward a = backward(i);
+    a.d_residual = s[i], a.dw = dw;
+    return rms_norm_backward(a, nullptr);
+  });
 }
 
 }  // namespace

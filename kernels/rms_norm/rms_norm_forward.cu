@@ -18,8 +18,7 @@ constexpr int kElements = sizeof(T) == 2 ? 32 : 16;
 template <class T, Sink kSink, bool kResidual, bool kWhole, bool kCodesOnly = false>
 __global__ void __launch_bounds__(kMaxThreads, !kWhole || __is_same(T, __half) ? 1
                                                : kCodesOnly                    ? 3
-                                                                               : 2)
-    forward_kernel(const RmsNormForward a) {
+                                                            : 2) forward_kernel(const RmsNormForward a) {
   __shared__ float scratch[2][32];
   constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
   using Pack = Vec<T, kWidth>;
@@ -68,8 +67,7 @@ __global__ void __launch_bounds__(kMaxThreads, !kWhole || __is_same(T, __half) ?
       to_floats(packed(as_pack<T>(s[p])), u);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) u[i] *= rstd;
-    const Pack y = multiply(from_floats<T>(u),
-                            load_shared_read<T, kWidth>(static_cast<const T*>(a.weight) + column));
+    const Pack y = multiply(from_floats<T>(u), load_shared_read<T, kWidth>(static_cast<const T*>(a.weight) + column));
     if constexpr (kSink == Sink::kPlain)
       store_whole(static_cast<T*>(a.y) + base + column, y, once);
     else
@@ -77,10 +75,9 @@ __global__ void __launch_bounds__(kMaxThreads, !kWhole || __is_same(T, __half) ?
   }
   if constexpr (kSink != Sink::kPlain) {
     if (!kCodesOnly && a.y != nullptr) store_row(static_cast<T*>(a.y) + base, s, cursor, once);
-    const float scale =
-        kSink == Sink::kFp8Row
-            ? settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[1]), cursor.row)
-            : *a.fp8.scale;
+    const float scale = kSink == Sink::kFp8Row
+                            ? settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[1]), cursor.row)
+                            : *a.fp8.scale;
     store_row_fp8<T>(a.fp8.data + base, s, cursor, scale, a.fp8.format, once);
   }
   if (kSink == Sink::kFp8Tensor && a.fp8.amax != nullptr) {
@@ -102,8 +99,7 @@ __global__ void __launch_bounds__(kScalarThreads) forward_scalar_kernel(const Rm
   float square[1] = {0.0f};
   for (int c = threadIdx.x; c < columns; c += kScalarThreads) {
     T s = static_cast<const T*>(a.x)[base + c];
-    if (a.residual != nullptr)
-      s = from_float<T>(to_float(s) + to_float(static_cast<const T*>(a.residual)[base + c]));
+    if (a.residual != nullptr) s = from_float<T>(to_float(s) + to_float(static_cast<const T*>(a.residual)[base + c]));
     if (a.sum != nullptr) static_cast<T*>(a.sum)[base + c] = s;
     values[c] = to_float(s);
     square[0] += values[c] * values[c];
@@ -113,8 +109,7 @@ __global__ void __launch_bounds__(kScalarThreads) forward_scalar_kernel(const Rm
   if (a.rstd != nullptr && threadIdx.x == 0) a.rstd[row] = rstd;
   float amax = 0.0f;
   for (int c = threadIdx.x; c < columns; c += kScalarThreads) {
-    const T y = from_float<T>(to_float(from_float<T>(values[c] * rstd)) *
-                              to_float(static_cast<const T*>(a.weight)[c]));
+    const T y = from_float<T>(to_float(from_float<T>(values[c] * rstd)) * to_float(static_cast<const T*>(a.weight)[c]));
     if (a.y != nullptr) static_cast<T*>(a.y)[base + c] = y;
     values[c] = to_float(y);
     amax = amax_of(amax, values[c]);
@@ -138,8 +133,7 @@ __global__ void __launch_bounds__(kScalarThreads) forward_scalar_kernel(const Rm
 
 template <class T, Sink kSink, bool kWhole>
 cudaError_t launch(const RmsNormForward& a, const RowGeometry& g, cudaStream_t stream) {
-  if (a.residual != nullptr)
-    return launch_each_row(forward_kernel<T, kSink, true, kWhole>, a, a.rows, g, stream);
+  if (a.residual != nullptr) return launch_each_row(forward_kernel<T, kSink, true, kWhole>, a, a.rows, g, stream);
   return launch_each_row(forward_kernel<T, kSink, false, kWhole>, a, a.rows, g, stream);
 }
 
@@ -162,8 +156,7 @@ cudaError_t launch(const RmsNormForward& a, cudaStream_t stream) {
 template <class T>
 cudaError_t launch_scalar(const RmsNormForward& a, cudaStream_t stream) {
   const size_t shared = a.columns * sizeof(float);
-  if (const cudaError_t error = allow_shared_memory(forward_scalar_kernel<T>, shared);
-      error != cudaSuccess)
+  if (const cudaError_t error = allow_shared_memory(forward_scalar_kernel<T>, shared); error != cudaSuccess)
     return error;
   forward_scalar_kernel<T><<<static_cast<unsigned>(a.rows), kScalarThreads, shared, stream>>>(a);
   return cudaGetLastError();
@@ -173,8 +166,7 @@ cudaError_t launch_scalar(const RmsNormForward& a, cudaStream_t stream) {
 
 cudaError_t rms_norm_forward(const RmsNormForward& a, cudaStream_t stream) {
   if (a.rows == 0 || a.columns == 0) return cudaSuccess;
-  if (a.columns > kMaxColumns || (a.y == nullptr && a.fp8.data == nullptr))
-    return cudaErrorInvalidValue;
+  if (a.columns > kMaxColumns || (a.y == nullptr && a.fp8.data == nullptr)) return cudaErrorInvalidValue;
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
     if (a.columns % (16 / sizeof(T)) != 0 || a.columns > kElements<T> * kMaxThreads ||

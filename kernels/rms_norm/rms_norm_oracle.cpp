@@ -4,8 +4,8 @@
 
 namespace trireme::kernels::oracle {
 
-RmsNorm rms_norm(const std::vector<double>& x, const std::vector<double>& weight, int64_t rows,
-                 int64_t columns, double eps) {
+RmsNorm rms_norm(const std::vector<double>& x, const std::vector<double>& weight, int64_t rows, int64_t columns,
+                 double eps) {
   RmsNorm result;
   result.y.resize(x.size());
   for (int64_t r = 0; r < rows; ++r) {
@@ -13,16 +13,14 @@ RmsNorm rms_norm(const std::vector<double>& x, const std::vector<double>& weight
     for (int64_t c = 0; c < columns; ++c) square += x[r * columns + c] * x[r * columns + c];
     const double rstd = 1 / std::sqrt(square / static_cast<double>(columns) + eps);
     result.rstd.push_back(rstd);
-    for (int64_t c = 0; c < columns; ++c)
-      result.y[r * columns + c] = x[r * columns + c] * rstd * weight[c];
+    for (int64_t c = 0; c < columns; ++c) result.y[r * columns + c] = x[r * columns + c] * rstd * weight[c];
   }
   return result;
 }
 
 RmsNormGradients rms_norm_backward(const std::vector<double>& dy, const std::vector<double>& x,
-                                   const std::vector<double>& weight,
-                                   const std::vector<double>& d_residual, int64_t rows,
-                                   int64_t columns, double eps) {
+                                   const std::vector<double>& weight, const std::vector<double>& d_residual,
+                                   int64_t rows, int64_t columns, double eps) {
   RmsNormGradients result;
   result.dx.resize(x.size());
   result.dw.assign(static_cast<size_t>(columns), 0.0);
@@ -36,8 +34,7 @@ RmsNormGradients rms_norm_backward(const std::vector<double>& dy, const std::vec
     }
     for (int64_t c = 0; c < columns; ++c) {
       const int64_t i = r * columns + c;
-      result.dx[i] = rstd[r] * (dy[i] * weight[c] - x[i] * rstd[r] * mean) +
-                     (d_residual.empty() ? 0.0 : d_residual[i]);
+      result.dx[i] = rstd[r] * (dy[i] * weight[c] - x[i] * rstd[r] * mean) + (d_residual.empty() ? 0.0 : d_residual[i]);
     }
   }
   return result;

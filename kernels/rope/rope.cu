@@ -17,9 +17,7 @@ struct Divider {
   int divisor, shift;  // shift -1: not a power of two
   explicit Divider(int d)
       : divisor(d),
-        shift(std::has_single_bit(static_cast<unsigned>(d))
-                  ? std::countr_zero(static_cast<unsigned>(d))
-                  : -1) {}
+        shift(std::has_single_bit(static_cast<unsigned>(d)) ? std::countr_zero(static_cast<unsigned>(d)) : -1) {}
   __device__ int quotient(int x) const { return shift >= 0 ? x >> shift : x / divisor; }
 };
 
@@ -81,8 +79,7 @@ struct Turn {
 /// angles are on their way to shared memory meanwhile; there the two halves of a head meet,
 /// whichever threads fetched them.
 template <class T, class From>
-__global__ void __launch_bounds__(kThreads)
-    turn_kernel(const From from, const Turn<T> a, const Divider packs) {
+__global__ void __launch_bounds__(kThreads) turn_kernel(const From from, const Turn<T> a, const Divider packs) {
   constexpr int kPack = 16 / sizeof(T);
   using Wide = Vec<T, kPack>;
   extern __shared__ int4 shared[];
@@ -99,9 +96,8 @@ __global__ void __launch_bounds__(kThreads)
     }
     // The angles take the place of one more head: cosines, then sines.
     if (const int i = static_cast<int>(threadIdx.x); i < packs.divisor)
-      copy_async16(
-          to + a.heads_per_block * packs.divisor + i,
-          (i < half ? a.cos : a.sin) + token * (a.d / 2) + (i < half ? i : i - half) * kPack);
+      copy_async16(to + a.heads_per_block * packs.divisor + i,
+                   (i < half ? a.cos : a.sin) + token * (a.d / 2) + (i < half ? i : i - half) * kPack);
     copy_async_commit();
   };
   int64_t token = blockIdx.x;
@@ -146,33 +142,27 @@ cudaError_t launch(const From& from, Turn<T> turn, cudaStream_t stream) {
   if (turn.tokens == 0 || turn.heads == 0) return cudaSuccess;
   const int packs = turn.d * static_cast<int>(sizeof(T)) / 16;
   if (packs > kThreads) return cudaErrorInvalidValue;
-  const int64_t head_bytes = int64_t{turn.d} * static_cast<int64_t>(sizeof(T)),
-                fitting = kStageBytes / head_bytes;
+  const int64_t head_bytes = int64_t{turn.d} * static_cast<int64_t>(sizeof(T)), fitting = kStageBytes / head_bytes;
   const int64_t groups = ceil_div(turn.heads, fitting > 0 ? fitting : 1);
   turn.heads_per_block = static_cast<int>(ceil_div(turn.heads, groups));
   const size_t shared = static_cast<size_t>(kStages * (turn.heads_per_block + 1) * head_bytes);
-  if (const cudaError_t error = allow_shared_memory(turn_kernel<T, From>, shared);
-      error != cudaSuccess)
-    return error;
+  if (const cudaError_t error = allow_shared_memory(turn_kernel<T, From>, shared); error != cudaSuccess) return error;
   int resident = 0;
-  if (const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-          &resident, turn_kernel<T, From>, kThreads, shared);
+  if (const cudaError_t error =
+          cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, turn_kernel<T, From>, kThreads, shared);
       error != cudaSuccess)
     return error;
   const int64_t blocks = ceil_div(int64_t{multiprocessors()} * resident, groups);
-  const dim3 grid(static_cast<unsigned>(blocks < turn.tokens ? blocks : turn.tokens),
-                  static_cast<unsigned>(groups));
+  const dim3 grid(static_cast<unsigned>(blocks < turn.tokens ? blocks : turn.tokens), static_cast<unsigned>(groups));
   turn_kernel<<<grid, kThreads, shared, stream>>>(from, turn, Divider(packs));
   return cudaGetLastError();
 }
 
 }  // namespace
 
-cudaError_t rope_rotate(void* heads, const void* cos, const void* sin, int64_t tokens,
-                        int num_heads, int rotated, int d, int direction, Element element,
-                        cudaStream_t stream) {
-  if (d % 16 != 0 || tokens > INT32_MAX || !aligned16(heads, cos, sin))
-    return cudaErrorInvalidValue;
+cudaError_t rope_rotate(void* heads, const void* cos, const void* sin, int64_t tokens, int num_heads, int rotated,
+                        int d, int direction, Element element, cudaStream_t stream) {
+  if (d % 16 != 0 || tokens > INT32_MAX || !aligned16(heads, cos, sin)) return cudaErrorInvalidValue;
   return dispatch(element, [&](auto zero) {
     using T = decltype(zero);
     const Turn<T> turn{static_cast<T*>(heads),
@@ -189,10 +179,9 @@ cudaError_t rope_rotate(void* heads, const void* cos, const void* sin, int64_t t
   });
 }
 
-cudaError_t rope_merge(const void* dq, HeadStrides q_strides, const void* dk, HeadStrides k_strides,
-                       const void* dv, HeadStrides v_strides, const void* cos, const void* sin,
-                       void* d_qkv, int64_t rows, int64_t row_tokens, int q_heads, int kv_heads,
-                       int d, Element element, cudaStream_t stream) {
+cudaError_t rope_merge(const void* dq, HeadStrides q_strides, const void* dk, HeadStrides k_strides, const void* dv,
+                       HeadStrides v_strides, const void* cos, const void* sin, void* d_qkv, int64_t rows,
+                       int64_t row_tokens, int q_heads, int kv_heads, int d, Element element, cudaStream_t stream) {
   if (d % 16 != 0 || rows * row_tokens > INT32_MAX || !aligned16(dq, dk, dv, cos, sin, d_qkv))
     return cudaErrorInvalidValue;
   return dispatch(element, [&](auto zero) {

@@ -2,9 +2,8 @@
 
 namespace trireme::kernels::oracle {
 
-std::vector<double> rope(const std::vector<double>& x, const std::vector<double>& cos,
-                         const std::vector<double>& sin, int64_t tokens, int heads, int rotated,
-                         int d, int direction) {
+std::vector<double> rope(const std::vector<double>& x, const std::vector<double>& cos, const std::vector<double>& sin,
+                         int64_t tokens, int heads, int rotated, int d, int direction) {
   std::vector<double> out = x;
   const int half = d / 2;
   for (int64_t t = 0; t < tokens; ++t)

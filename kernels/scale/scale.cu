@@ -11,11 +11,9 @@ constexpr int kThreads = 256, kUnroll = 4;
 
 /// kWidth elements are one 16-byte access of the wider type.
 template <class T, class U, int kWidth>
-__global__ void __launch_bounds__(kThreads)
-    scale_kernel(const T* x, const float* factor, U* out, int64_t count) {
+__global__ void __launch_bounds__(kThreads) scale_kernel(const T* x, const float* factor, U* out, int64_t count) {
   const float by = *factor;
-  const int64_t first =
-      (static_cast<int64_t>(blockIdx.x) * kThreads * kUnroll + threadIdx.x) * kWidth;
+  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kThreads * kUnroll + threadIdx.x) * kWidth;
   Vec<T, kWidth> vec[kUnroll];
 #pragma unroll
   for (int k = 0; k < kUnroll; ++k)
@@ -34,8 +32,8 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-cudaError_t scale(const void* x, Element x_element, const float* factor, void* out,
-                  Element out_element, int64_t count, cudaStream_t stream) {
+cudaError_t scale(const void* x, Element x_element, const float* factor, void* out, Element out_element, int64_t count,
+                  cudaStream_t stream) {
   if (count == 0) return cudaSuccess;
   return dispatch(x_element, [&](auto x_zero) {
     using T = decltype(x_zero);
@@ -45,12 +43,11 @@ cudaError_t scale(const void* x, Element x_element, const float* factor, void* o
       const auto launch = [&](auto width) {
         constexpr int kOwn = decltype(width)::value;
         scale_kernel<T, U, kOwn>
-            <<<static_cast<unsigned>(ceil_div(count, kThreads * kUnroll * kOwn)), kThreads, 0,
-               stream>>>(static_cast<const T*>(x), factor, static_cast<U*>(out), count);
+            <<<static_cast<unsigned>(ceil_div(count, kThreads * kUnroll * kOwn)), kThreads, 0, stream>>>(
+                static_cast<const T*>(x), factor, static_cast<U*>(out), count);
         return cudaGetLastError();
       };
-      if (count % kWidth == 0 && aligned16(x, out))
-        return launch(std::integral_constant<int, kWidth>{});
+      if (count % kWidth == 0 && aligned16(x, out)) return launch(std::integral_constant<int, kWidth>{});
       return launch(std::integral_constant<int, 1>{});
     });
   });

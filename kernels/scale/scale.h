@@ -10,7 +10,7 @@
 
 namespace trireme::kernels {
 
-cudaError_t scale(const void* x, Element x_element, const float* factor, void* out,
-                  Element out_element, int64_t count, cudaStream_t stream);
+cudaError_t scale(const void* x, Element x_element, const float* factor, void* out, Element out_element, int64_t count,
+                  cudaStream_t stream);
 
 }  // namespace trireme::kernels

@@ -10,16 +10,11 @@ TRIREME_BENCH(scale) {
   bench::Memory memory;
   float* factor = memory.uniform(1, 0.5f, 0.6f);
   void *x[kSets], *out[kSets];
-  for (int i = 0; i < kSets; ++i)
-    x[i] = memory.normal(n, Element::kF32), out[i] = memory.raw(n * 4);
+  for (int i = 0; i < kSets; ++i) x[i] = memory.normal(n, Element::kF32), out[i] = memory.raw(n * 4);
   recorder.time("scale", "134217728", Element::kBF16, 4.0 * static_cast<double>(n), kSets,
-                [&](int i) {
-                  return scale(x[i], Element::kBF16, factor, out[i], Element::kBF16, n, nullptr);
-                });
+                [&](int i) { return scale(x[i], Element::kBF16, factor, out[i], Element::kBF16, n, nullptr); });
   recorder.time("scale, bf16 out", "134217728", Element::kF32, 6.0 * static_cast<double>(n), kSets,
-                [&](int i) {
-                  return scale(x[i], Element::kF32, factor, out[i], Element::kBF16, n, nullptr);
-                });
+                [&](int i) { return scale(x[i], Element::kF32, factor, out[i], Element::kBF16, n, nullptr); });
 }
 
 }  // namespace trireme::kernels

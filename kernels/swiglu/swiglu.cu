@@ -12,8 +12,7 @@ constexpr int kThreads = 256, kUnroll = 2;
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads) forward_kernel(const T* gate_up, T* y, int64_t f) {
   const int64_t token = blockIdx.y,
-                first =
-                    (static_cast<int64_t>(blockIdx.x) * kUnroll * kThreads + threadIdx.x) * kWidth;
+                first = (static_cast<int64_t>(blockIdx.x) * kUnroll * kThreads + threadIdx.x) * kWidth;
   const T* row = gate_up + token * 2 * f;
   Vec<T, kWidth> gate[kUnroll], up[kUnroll];
 #pragma unroll
@@ -37,11 +36,9 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const T* gate_up, T* 
 }
 
 template <class T, int kWidth>
-__global__ void __launch_bounds__(kThreads)
-    backward_kernel(const T* dy, const T* gate_up, T* d_gate_up, int64_t f) {
+__global__ void __launch_bounds__(kThreads) backward_kernel(const T* dy, const T* gate_up, T* d_gate_up, int64_t f) {
   const int64_t token = blockIdx.y,
-                first =
-                    (static_cast<int64_t>(blockIdx.x) * kUnroll * kThreads + threadIdx.x) * kWidth;
+                first = (static_cast<int64_t>(blockIdx.x) * kUnroll * kThreads + threadIdx.x) * kWidth;
   const T* row = gate_up + token * 2 * f;
   T* out = d_gate_up + token * 2 * f;
   Vec<T, kWidth> gate[kUnroll], up[kUnroll], grad[kUnroll];
@@ -75,12 +72,10 @@ cudaError_t launch(int64_t tokens, int64_t f, Element element, bool aligned, con
     using T = decltype(zero);
     constexpr int kPack = 16 / sizeof(T);
     const bool packed = aligned && f % kPack == 0;
-    const unsigned blocks =
-        static_cast<unsigned>(ceil_div(f, kThreads * kUnroll * (packed ? kPack : 1)));
+    const unsigned blocks = static_cast<unsigned>(ceil_div(f, kThreads * kUnroll * (packed ? kPack : 1)));
     // Tokens go over grid.y, which ends at 65,535: longer inputs go in pieces.
     for (int64_t begin = 0; begin < tokens; begin += 65535) {
-      const dim3 grid(blocks,
-                      static_cast<unsigned>(tokens - begin < 65535 ? tokens - begin : 65535));
+      const dim3 grid(blocks, static_cast<unsigned>(tokens - begin < 65535 ? tokens - begin : 65535));
       if (packed)
         run(zero, std::integral_constant<int, kPack>{}, grid, begin);
       else
@@ -95,23 +90,20 @@ cudaError_t launch(int64_t tokens, int64_t f, Element element, bool aligned, con
 
 cudaError_t swiglu_forward(const void* gate_up, void* y, int64_t tokens, int64_t f, Element element,
                            cudaStream_t stream) {
-  return launch(tokens, f, element, aligned16(gate_up, y),
-                [&](auto zero, auto width, dim3 grid, int64_t begin) {
-                  using T = decltype(zero);
-                  forward_kernel<T, decltype(width)::value><<<grid, kThreads, 0, stream>>>(
-                      static_cast<const T*>(gate_up) + begin * 2 * f,
-                      static_cast<T*>(y) + begin * f, f);
-                });
+  return launch(tokens, f, element, aligned16(gate_up, y), [&](auto zero, auto width, dim3 grid, int64_t begin) {
+    using T = decltype(zero);
+    forward_kernel<T, decltype(width)::value><<<grid, kThreads, 0, stream>>>(
+        static_cast<const T*>(gate_up) + begin * 2 * f, static_cast<T*>(y) + begin * f, f);
+  });
 }
 
-cudaError_t swiglu_backward(const void* dy, const void* gate_up, void* d_gate_up, int64_t tokens,
-                            int64_t f, Element element, cudaStream_t stream) {
+cudaError_t swiglu_backward(const void* dy, const void* gate_up, void* d_gate_up, int64_t tokens, int64_t f,
+                            Element element, cudaStream_t stream) {
   return launch(tokens, f, element, aligned16(dy, gate_up, d_gate_up),
                 [&](auto zero, auto width, dim3 grid, int64_t begin) {
                   using T = decltype(zero);
                   backward_kernel<T, decltype(width)::value><<<grid, kThreads, 0, stream>>>(
-                      static_cast<const T*>(dy) + begin * f,
-                      static_cast<const T*>(gate_up) + begin * 2 * f,
+                      static_cast<const T*>(dy) + begin * f, static_cast<const T*>(gate_up) + begin * 2 * f,
                       static_cast<T*>(d_gate_up) + begin * 2 * f, f);
                 });
 }

@@ -22,8 +22,8 @@ namespace trireme::kernels {
 
 cudaError_t swiglu_forward(const void* gate_up, void* y, int64_t tokens, int64_t f, Element element,
                            cudaStream_t stream);
-cudaError_t swiglu_backward(const void* dy, const void* gate_up, void* d_gate_up, int64_t tokens,
-                            int64_t f, Element element, cudaStream_t stream);
+cudaError_t swiglu_backward(const void* dy, const void* gate_up, void* d_gate_up, int64_t tokens, int64_t f,
+                            Element element, cudaStream_t stream);
 
 /// FP8 codes [tokens, 2F] of gate_up, inverse scales fp32 [tokens, 2]: one for the gate half and
 /// one for the up half of a row.

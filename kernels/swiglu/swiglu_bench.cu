@@ -9,8 +9,7 @@ namespace trireme::kernels {
 TRIREME_BENCH(swiglu) {
   if (!recorder.wants("swiglu forward") && !recorder.wants("swiglu backward")) return;
   constexpr int kSets = 3;
-  for (const auto& [tokens, f] :
-       {std::pair<int64_t, int64_t>{16384, 11008}, {16384, 14336}, {8192, 28672}}) {
+  for (const auto& [tokens, f] : {std::pair<int64_t, int64_t>{16384, 11008}, {16384, 14336}, {8192, 28672}}) {
     bench::Memory memory;
     const Element element = Element::kBF16;
     const double count = static_cast<double>(tokens * f);
@@ -20,8 +19,8 @@ TRIREME_BENCH(swiglu) {
     float* inverse = memory.uniform(tokens, 1.0f, 2.0f);
     float* saved_inverse = memory.uniform(2 * tokens, 0.01f, 0.02f);
     for (int i = 0; i < kSets; ++i) {
-      gate_up[i] = memory.normal(tokens * 2 * f, element),
-      y[i] = memory.normal(tokens * f, element), d[i] = memory.raw(tokens * f * 4);
+      gate_up[i] = memory.normal(tokens * 2 * f, element), y[i] = memory.normal(tokens * f, element),
+      d[i] = memory.raw(tokens * f * 4);
       codes[i] = static_cast<uint8_t*>(memory.raw(tokens * 2 * f)),
       saved[i] = static_cast<uint8_t*>(memory.raw(tokens * 2 * f));
     }
@@ -34,8 +33,7 @@ TRIREME_BENCH(swiglu) {
       return swiglu_forward(a, nullptr);
     };
     // Codes of such values as backward meets, whatever the filter leaves of forward.
-    for (int i = 0; i < kSets; ++i)
-      bench::check(forward(i, false, true, true), "codes for swiglu backward");
+    for (int i = 0; i < kSets; ++i) bench::check(forward(i, false, true, true), "codes for swiglu backward");
     recorder.time("swiglu forward", label, element, 6 * count, kSets,
                   [&](int i) { return forward(i, true, false, false); });
     recorder.time("swiglu forward, fp8 by row", label, element, 5 * count, kSets,

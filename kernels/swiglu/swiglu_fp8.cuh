@@ -10,15 +10,13 @@ namespace trireme::kernels::swiglu_fp8 {
 
 // Packs of each half of a row for a thread: few for short rows, so that several blocks share a
 // multiprocessor.
-constexpr int kFewPacks = 4, kManyPacks = 7, kMaxThreads = 512, kScalarThreads = 256, kWidth = 8,
-              kStages = 1;
+constexpr int kFewPacks = 4, kManyPacks = 7, kMaxThreads = 512, kScalarThreads = 256, kWidth = 8, kStages = 1;
 
 using Codes = Vec<uint16_t, kWidth / 2>;
 
 template <class T, class... P>
 bool suits_packs(int64_t f, P... pointers) {
-  return sizeof(T) == 2 && f % kWidth == 0 && f / kWidth <= kManyPacks * kMaxThreads &&
-         aligned16(pointers...);
+  return sizeof(T) == 2 && f % kWidth == 0 && f / kWidth <= kManyPacks * kMaxThreads && aligned16(pointers...);
 }
 
 }  // namespace trireme::kernels::swiglu_fp8

@@ -47,8 +47,7 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const SwigluBackw
     }
     end_row();
     if (a.fp8.data == nullptr) continue;
-    const float scale =
-        settle_scale(a.fp8, row_amax(top.get(), blockDim.x, scratch[cursor.turn]), cursor.row);
+    const float scale = settle_scale(a.fp8, row_amax(top.get(), blockDim.x, scratch[cursor.turn]), cursor.row);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       if (!cursor.holds(p)) continue;
@@ -69,8 +68,7 @@ __global__ void __launch_bounds__(kCodesThreads) backward_codes_kernel(const Swi
   __shared__ uint64_t barrier;
   constexpr int kPacks = kFewPacks;
   RowCursor<kWhole ? kPacks : 0> cursor(a.tokens, static_cast<int>(a.f / kWidth));
-  if constexpr (kCluster)
-    cursor.share(static_cast<int>(cluster_size()), static_cast<int>(cluster_rank()));
+  if constexpr (kCluster) cursor.share(static_cast<int>(cluster_size()), static_cast<int>(cluster_rank()));
   if (!cursor.active()) return;  // a whole warp, which no other waits for
   const Mailbox mailbox(&barrier);
   if constexpr (kCluster) {
@@ -90,8 +88,7 @@ __global__ void __launch_bounds__(kCodesThreads) backward_codes_kernel(const Swi
     gate_codes[p] = __ldcs(reinterpret_cast<const int2*>(codes + column));
     up_codes[p] = __ldcs(reinterpret_cast<const int2*>(codes + a.f + column));
   }
-  const float gate_inverse = a.saved.inverse[2 * cursor.row],
-              up_inverse = a.saved.inverse[2 * cursor.row + 1];
+  const float gate_inverse = a.saved.inverse[2 * cursor.row], up_inverse = a.saved.inverse[2 * cursor.row + 1];
   Words<4> d_gate[kPacks], d_up[kPacks];
   Amax<T> top;
   with_format(a.saved.format, [&](auto format) {
@@ -136,8 +133,7 @@ __global__ void __launch_bounds__(kScalarThreads) backward_scalar_kernel(const S
   const int64_t row = blockIdx.x;
   const auto input = [&](int half, int64_t c) {
     const int64_t at = (2 * row + half) * a.f + c;
-    if (a.saved.data != nullptr)
-      return from_fp8(a.saved.data[at], a.saved.format) * a.saved.inverse[2 * row + half];
+    if (a.saved.data != nullptr) return from_fp8(a.saved.data[at], a.saved.format) * a.saved.inverse[2 * row + half];
     return to_float(static_cast<const T*>(a.gate_up)[at]);
   };
   const auto gradient = [&](int64_t c, T& d_gate, T& d_up) {
@@ -172,10 +168,10 @@ template <class T>
 cudaError_t launch_backward(const SwigluBackward& a, cudaStream_t stream) {
   const int64_t packs = a.f / kWidth;
   if (packs <= kFewPacks * kMaxThreads)
-    return launch_rows(backward_kernel<T, kFewPacks>, a, a.tokens, row_geometry(packs, kFewPacks),
-                       kFewPacks * 48, stream);
-  return launch_rows(backward_kernel<T, kManyPacks>, a, a.tokens, row_geometry(packs, kManyPacks),
-                     kManyPacks * 48, stream);
+    return launch_rows(backward_kernel<T, kFewPacks>, a, a.tokens, row_geometry(packs, kFewPacks), kFewPacks * 48,
+                       stream);
+  return launch_rows(backward_kernel<T, kManyPacks>, a, a.tokens, row_geometry(packs, kManyPacks), kManyPacks * 48,
+                     stream);
 }
 
 template <class T>
@@ -185,8 +181,8 @@ cudaError_t launch_backward_codes(const SwigluBackward& a, cudaStream_t stream) 
   if (!whole_rows(packs, kFewPacks))
     return launch_each_row(backward_codes_kernel<T, false, false>, a, a.tokens, g, stream);
   if (const int parts = blocks_of_whole_row(g.threads); g.threads > kOwnThreads && parts > 1)
-    return launch_clusters(backward_codes_kernel<T, true, true>, a, a.tokens, parts,
-                           g.threads / parts, 0, nullptr, stream);
+    return launch_clusters(backward_codes_kernel<T, true, true>, a, a.tokens, parts, g.threads / parts, 0, nullptr,
+                           stream);
   return launch_each_row(backward_codes_kernel<T, true, false>, a, a.tokens, g, stream);
 }
 
@@ -194,8 +190,7 @@ cudaError_t launch_backward_codes(const SwigluBackward& a, cudaStream_t stream) 
 
 cudaError_t swiglu_backward(const SwigluBackward& a, cudaStream_t stream) {
   if (a.tokens == 0 || a.f == 0) return cudaSuccess;
-  if ((a.gate_up == nullptr) == (a.saved.data == nullptr) ||
-      (a.d_gate_up == nullptr && a.fp8.data == nullptr))
+  if ((a.gate_up == nullptr) == (a.saved.data == nullptr) || (a.d_gate_up == nullptr && a.fp8.data == nullptr))
     return cudaErrorInvalidValue;
   if (a.gate_up != nullptr && a.fp8.data == nullptr)
     return swiglu_backward(a.dy, a.gate_up, a.d_gate_up, a.tokens, a.f, a.element, stream);
@@ -203,8 +198,7 @@ cudaError_t swiglu_backward(const SwigluBackward& a, cudaStream_t stream) {
     using T = decltype(zero);
     if constexpr (sizeof(T) == 2) {
       if (suits_packs<T>(a.f, a.dy, a.gate_up, a.saved.data, a.d_gate_up, a.fp8.data))
-        return a.saved.data != nullptr ? launch_backward_codes<T>(a, stream)
-                                       : launch_backward<T>(a, stream);
+        return a.saved.data != nullptr ? launch_backward_codes<T>(a, stream) : launch_backward<T>(a, stream);
     }
     backward_scalar_kernel<T><<<static_cast<unsigned>(a.tokens), kScalarThreads, 0, stream>>>(a);
     return cudaGetLastError();

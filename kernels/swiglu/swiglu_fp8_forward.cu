@@ -43,8 +43,7 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const SwigluForwar
       for (int i = 0; i < kWidth; ++i) v[i] = swiglu<T>(v[i], w[i]);
       y[p] = packed(from_floats<T>(v));
       top_y.add(y[p]);
-      if (a.y != nullptr)
-        store(static_cast<T*>(a.y) + cursor.row * a.f + cursor.index(p) * kWidth, y[p]);
+      if (a.y != nullptr) store(static_cast<T*>(a.y) + cursor.row * a.f + cursor.index(p) * kWidth, y[p]);
     }
     end_row();
     float scale, gate_scale = 0.0f, up_scale = 0.0f;
@@ -55,8 +54,7 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const SwigluForwar
       up_scale = settle_half(a.saved, top[2], cursor.row, 1);
       scale = a.fp8.data != nullptr ? settle_scale(a.fp8, top[0], cursor.row) : 0.0f;
     } else {
-      scale =
-          settle_scale(a.fp8, row_amax(top_y.get(), blockDim.x, scratch[cursor.turn]), cursor.row);
+      scale = settle_scale(a.fp8, row_amax(top_y.get(), blockDim.x, scratch[cursor.turn]), cursor.row);
     }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -117,10 +115,10 @@ template <class T, bool kSaves>
 cudaError_t launch_forward(const SwigluForward& a, cudaStream_t stream) {
   const int64_t packs = a.f / kWidth;
   if (packs <= kFewPacks * kMaxThreads)
-    return launch_rows(forward_kernel<T, kFewPacks, kSaves>, a, a.tokens,
-                       row_geometry(packs, kFewPacks), kFewPacks * 32, stream);
-  return launch_rows(forward_kernel<T, kManyPacks, kSaves>, a, a.tokens,
-                     row_geometry(packs, kManyPacks), kManyPacks * 32, stream);
+    return launch_rows(forward_kernel<T, kFewPacks, kSaves>, a, a.tokens, row_geometry(packs, kFewPacks),
+                       kFewPacks * 32, stream);
+  return launch_rows(forward_kernel<T, kManyPacks, kSaves>, a, a.tokens, row_geometry(packs, kManyPacks),
+                     kManyPacks * 32, stream);
 }
 
 }  // namespace
@@ -128,14 +126,12 @@ cudaError_t launch_forward(const SwigluForward& a, cudaStream_t stream) {
 cudaError_t swiglu_forward(const SwigluForward& a, cudaStream_t stream) {
   if (a.tokens == 0 || a.f == 0) return cudaSuccess;
   if (a.fp8.data == nullptr && a.saved.data == nullptr)
-    return a.y == nullptr ? cudaErrorInvalidValue
-                          : swiglu_forward(a.gate_up, a.y, a.tokens, a.f, a.element, stream);
+    return a.y == nullptr ? cudaErrorInvalidValue : swiglu_forward(a.gate_up, a.y, a.tokens, a.f, a.element, stream);
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
     if constexpr (sizeof(T) == 2) {
       if (suits_packs<T>(a.f, a.gate_up, a.y, a.fp8.data, a.saved.data))
-        return a.saved.data != nullptr ? launch_forward<T, true>(a, stream)
-                                       : launch_forward<T, false>(a, stream);
+        return a.saved.data != nullptr ? launch_forward<T, true>(a, stream) : launch_forward<T, false>(a, stream);
     }
     forward_scalar_kernel<T><<<static_cast<unsigned>(a.tokens), kScalarThreads, 0, stream>>>(a);
     return cudaGetLastError();

@@ -14,8 +14,8 @@ std::vector<double> swiglu(const std::vector<double>& gate_up, int64_t tokens, i
   return y;
 }
 
-std::vector<double> swiglu_backward(const std::vector<double>& dy,
-                                    const std::vector<double>& gate_up, int64_t tokens, int64_t f) {
+std::vector<double> swiglu_backward(const std::vector<double>& dy, const std::vector<double>& gate_up, int64_t tokens,
+                                    int64_t f) {
   std::vector<double> gradient(gate_up.size());
   for (int64_t t = 0; t < tokens; ++t)
     for (int64_t c = 0; c < f; ++c) {

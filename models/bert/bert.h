@@ -76,11 +76,12 @@ class BertModel {
 /// that backward. Embeddings, norms, GELU, softmax do not count.
 double bert_flops_per_row(const BertConfig& config, int64_t row_length, double sequences_per_row, double masked);
 
-/// Bytes of activations of a row of `row_length` tokens; fields as PlanInput's of the same names. fp8: the layers' products in FP8.
+/// Bytes of activations of a row of `row_length` tokens; fields as PlanInput's of the same names. fp8: the layers'
+/// products in FP8.
 struct BertActivationBytes {
   int64_t layer_saved, layer_recomputed, working_peak, working_fixed, head;
 };
-BertActivationBytes bert_activation_bytes(const BertConfig& config, int64_t row_length, int64_t element_size, int64_t padded_vocab,
-                                          bool fp8 = false);
+BertActivationBytes bert_activation_bytes(const BertConfig& config, int64_t row_length, int64_t element_size,
+                                          int64_t padded_vocab, bool fp8 = false);
 
 }  // namespace trireme

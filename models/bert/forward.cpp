@@ -39,15 +39,19 @@ static_assert(kDown + 1 == kBertLinearsPerLayer);
 at::Tensor fp8_layer_forward(const Pass& pass, int64_t layer, const at::Tensor& x_TD, at::TensorList w) {
   const BertConfig& c = pass.config;
   const uint64_t stream = kFirstLayerStream + kStreamsPerLayer * static_cast<uint64_t>(layer);
-  const auto scaling = [&](LayerLinear linear) -> const Fp8Linear& { return pass.fp8->linear(layer * kBertLinearsPerLayer + linear); };
+  const auto scaling = [&](LayerLinear linear) -> const Fp8Linear& {
+    return pass.fp8->linear(layer * kBertLinearsPerLayer + linear);
+  };
   const auto [qkv, input_TD] = fp8_linear_bias(x_TD, w[kQkvWeight], w[kQkvBias], scaling(kQkv));
-  const at::Tensor attended = pack_attention(qkv.view({x_TD.size(0), 3, c.num_attention_heads, c.head_dim()}), pass.sequences,
-                                             1.0 / std::sqrt(static_cast<double>(c.head_dim())), pass.attention, stream);
+  const at::Tensor attended =
+      pack_attention(qkv.view({x_TD.size(0), 3, c.num_attention_heads, c.head_dim()}), pass.sequences,
+                     1.0 / std::sqrt(static_cast<double>(c.head_dim())), pass.attention, stream);
   const at::Tensor h_TD = fp8_linear_add_norm(attended, w[kOutWeight], w[kOutBias], input_TD,
-                                              {w[kAttentionGamma], w[kAttentionBeta], c.layer_norm_eps}, pass.hidden, stream + 1,
-                                              scaling(kOut));
-  return fp8_mlp_add_norm(h_TD, {w[kUpWeight], w[kUpBias], w[kDownWeight], w[kDownBias]}, c.gelu_tanh ? GeluForm::kTanh : GeluForm::kErf,
-                          {w[kOutputGamma], w[kOutputBeta], c.layer_norm_eps}, pass.hidden, stream + 2, scaling(kUp), scaling(kDown));
+                                              {w[kAttentionGamma], w[kAttentionBeta], c.layer_norm_eps}, pass.hidden,
+                                              stream + 1, scaling(kOut));
+  return fp8_mlp_add_norm(
+      h_TD, {w[kUpWeight], w[kUpBias], w[kDownWeight], w[kDownBias]}, c.gelu_tanh ? GeluForm::kTanh : GeluForm::kErf,
+      {w[kOutputGamma], w[kOutputBeta], c.layer_norm_eps}, pass.hidden, stream + 2, scaling(kUp), scaling(kDown));
 }
 
 at::Tensor layer_forward(const Pass& pass, int64_t layer, const at::Tensor& x_TD, at::TensorList w) {
@@ -56,47 +60,52 @@ at::Tensor layer_forward(const Pass& pass, int64_t layer, const at::Tensor& x_TD
   const uint64_t stream = kFirstLayerStream + kStreamsPerLayer * static_cast<uint64_t>(layer);
   const GeluForm form = c.gelu_tanh ? GeluForm::kTanh : GeluForm::kErf;
   const auto [qkv, input_TD] = linear_bias(x_TD, w[kQkvWeight], w[kQkvBias]);
-  const at::Tensor attended = pack_attention(qkv.view({x_TD.size(0), 3, c.num_attention_heads, c.head_dim()}), pass.sequences,
-                                             1.0 / std::sqrt(static_cast<double>(c.head_dim())), pass.attention, stream);
-  const at::Tensor h_TD = linear_add_norm(attended, w[kOutWeight], w[kOutBias], input_TD,
-                                          {w[kAttentionGamma], w[kAttentionBeta], c.layer_norm_eps}, pass.hidden, stream + 1);
+  const at::Tensor attended =
+      pack_attention(qkv.view({x_TD.size(0), 3, c.num_attention_heads, c.head_dim()}), pass.sequences,
+                     1.0 / std::sqrt(static_cast<double>(c.head_dim())), pass.attention, stream);
+  const at::Tensor h_TD =
+      linear_add_norm(attended, w[kOutWeight], w[kOutBias], input_TD,
+                      {w[kAttentionGamma], w[kAttentionBeta], c.layer_norm_eps}, pass.hidden, stream + 1);
   const auto [activated, middle_TD] = linear_gelu(h_TD, w[kUpWeight], w[kUpBias], form);
-  return linear_add_norm(activated, w[kDownWeight], w[kDownBias], middle_TD, {w[kOutputGamma], w[kOutputBeta], c.layer_norm_eps},
-                         pass.hidden, stream + 2);
+  return linear_add_norm(activated, w[kDownWeight], w[kDownBias], middle_TD,
+                         {w[kOutputGamma], w[kOutputBeta], c.layer_norm_eps}, pass.hidden, stream + 2);
 }
 
 void check_batch(const BertBatch& batch) {
   TRIREME_CHECK(batch.ids_T.dim() == 1 && batch.ids_T.scalar_type() == at::kLong, "token ids must be int64 [T]");
   TRIREME_CHECK(batch.positions_T.sizes() == batch.ids_T.sizes() && batch.types_T.sizes() == batch.ids_T.sizes() &&
                     batch.token_keys_T.sizes() == batch.ids_T.sizes(),
-                "ids ", batch.ids_T.sizes(), ", positions ", batch.positions_T.sizes(), ", types ", batch.types_T.sizes(), ", keys ",
-                batch.token_keys_T.sizes());
+                "ids ", batch.ids_T.sizes(), ", positions ", batch.positions_T.sizes(), ", types ",
+                batch.types_T.sizes(), ", keys ", batch.token_keys_T.sizes());
 }
 
 /// Hidden states of all tokens.
 at::Tensor encode(const BertModel& model, UnitStore& store, const BertBatch& batch, const BertForward& options) {
   check_batch(batch);
   const BertConfig& c = model.config();
-  TRIREME_CHECK(options.recompute.empty() || static_cast<int64_t>(options.recompute.size()) == c.num_hidden_layers, "recompute names ",
-                options.recompute.size(), " layers, the model has ", c.num_hidden_layers);
+  TRIREME_CHECK(options.recompute.empty() || static_cast<int64_t>(options.recompute.size()) == c.num_hidden_layers,
+                "recompute names ", options.recompute.size(), " layers, the model has ", c.num_hidden_layers);
   const Pass pass{c, batch.sequences, dropout_of(c.hidden_dropout_prob, batch, options),
                   dropout_of(c.attention_probs_dropout_prob, batch, options), options.fp8};
   TRIREME_CHECK(options.fp8 == nullptr || options.train, "FP8 products are for training");
 
   const at::Tensor ids = enter_unit(batch.ids_T, store, kEmbedUnit).unsqueeze(1);
   const std::vector<at::Tensor>& e = store.parameters(kEmbedUnit);
-  at::Tensor x_TD = bert_embedding({e[kWord], e[kPosition], e[kType], e[kEmbedGamma], e[kEmbedBeta]}, ids, batch.positions_T.unsqueeze(1),
-                                   batch.types_T.unsqueeze(1), c.layer_norm_eps, pass.hidden, kEmbedStream)
+  at::Tensor x_TD = bert_embedding({e[kWord], e[kPosition], e[kType], e[kEmbedGamma], e[kEmbedBeta]}, ids,
+                                   batch.positions_T.unsqueeze(1), batch.types_T.unsqueeze(1), c.layer_norm_eps,
+                                   pass.hidden, kEmbedStream)
                         .view({-1, c.hidden_size});
   x_TD = leave_unit(x_TD, store, kEmbedUnit);
   for (int64_t layer = 0; layer < c.num_hidden_layers; ++layer) {
     const int unit = static_cast<int>(layer) + 1;
     x_TD = enter_unit(x_TD, store, unit);
     const std::vector<at::Tensor>& weights = store.parameters(unit);
-    const Recompute recompute = options.recompute.empty() ? Recompute::kNone : options.recompute[static_cast<size_t>(layer)];
+    const Recompute recompute =
+        options.recompute.empty() ? Recompute::kNone : options.recompute[static_cast<size_t>(layer)];
     TRIREME_CHECK(recompute != Recompute::kMlp, "BERT cannot recompute the MLP alone");
     if (recompute == Recompute::kFull)
-      x_TD = checkpoint([pass, layer](const at::Tensor& x, const std::vector<at::Tensor>& t) { return layer_forward(pass, layer, x, t); },
+      x_TD = checkpoint([pass, layer](const at::Tensor& x,
+                                      const std::vector<at::Tensor>& t) { return layer_forward(pass, layer, x, t); },
                         x_TD, weights);
     else
       x_TD = layer_forward(pass, layer, x_TD, weights);
@@ -111,18 +120,20 @@ struct HeadInputs {
   at::Tensor next_logits;  // [M, 2] fp32 (fp64 for fp64); undefined without next sentence
 };
 
-HeadInputs head_inputs(const BertModel& model, const at::Tensor& x_TD, const BertBatch& batch, const std::vector<at::Tensor>& w) {
+HeadInputs head_inputs(const BertModel& model, const at::Tensor& x_TD, const BertBatch& batch,
+                       const std::vector<at::Tensor>& w) {
   const BertConfig& c = model.config();
   const int64_t masked = batch.masked_rows_P.size(0), sequences = batch.first_rows_M.size(0);
   // One gather for both heads: its gradient is one pass over all tokens.
   const at::Tensor rows = c.next_sentence ? at::cat({batch.masked_rows_P, batch.first_rows_M}) : batch.masked_rows_P;
   const at::Tensor gathered = gather_rows(x_TD, rows);
-  const at::Tensor transformed =
-      linear_gelu(gathered.narrow(0, 0, masked), w[kTransformWeight], w[kTransformBias], c.gelu_tanh ? GeluForm::kTanh : GeluForm::kErf)[0];
+  const at::Tensor transformed = linear_gelu(gathered.narrow(0, 0, masked), w[kTransformWeight], w[kTransformBias],
+                                             c.gelu_tanh ? GeluForm::kTanh : GeluForm::kErf)[0];
   HeadInputs result;
   result.masked_PD = layer_norm(transformed, {w[kTransformGamma], w[kTransformBeta], c.layer_norm_eps});
   if (!c.next_sentence) return result;
-  const at::Tensor pooled = linear_bias(gathered.narrow(0, masked, sequences), w[kPoolerWeight], w[kPoolerBias])[0].tanh();
+  const at::Tensor pooled =
+      linear_bias(gathered.narrow(0, masked, sequences), w[kPoolerWeight], w[kPoolerBias])[0].tanh();
   const at::Tensor logits = at::addmm(w[kNextBias], pooled, w[kNextWeight].t());
   result.next_logits = logits.scalar_type() == at::kDouble ? logits : logits.to(at::kFloat);
   return result;
@@ -131,7 +142,11 @@ HeadInputs head_inputs(const BertModel& model, const at::Tensor& x_TD, const Ber
 /// sum of weights * cross-entropy over sequences.
 at::Tensor next_sentence_loss(const at::Tensor& logits, const BertBatch& batch) {
   const at::Tensor log_p = at::log_softmax(logits, -1);
-  return log_p.gather(1, batch.next_labels_M.unsqueeze(1)).squeeze(1).mul(batch.next_weights_M.to(log_p.scalar_type())).sum().neg();
+  return log_p.gather(1, batch.next_labels_M.unsqueeze(1))
+      .squeeze(1)
+      .mul(batch.next_weights_M.to(log_p.scalar_type()))
+      .sum()
+      .neg();
 }
 
 }  // namespace
@@ -142,8 +157,8 @@ at::Tensor BertModel::loss(UnitStore& store, const BertBatch& batch, const BertF
   const at::Tensor x_TD = enter_unit(encode(*this, store, batch, options), store, head);
   const std::vector<at::Tensor>& w = store.parameters(head);
   const HeadInputs inputs = head_inputs(*this, x_TD, batch, w);
-  at::Tensor loss =
-      loss_head(inputs.masked_PD, store.parameters(kEmbedUnit)[kWord], batch.masked_ids_P, batch.masked_weights_P, w[kOutputBias]);
+  at::Tensor loss = loss_head(inputs.masked_PD, store.parameters(kEmbedUnit)[kWord], batch.masked_ids_P,
+                              batch.masked_weights_P, w[kOutputBias]);
   if (config_.next_sentence) loss = loss + next_sentence_loss(inputs.next_logits, batch);
   return leave_unit(loss, store, head);
 }
@@ -156,8 +171,8 @@ BertScore BertModel::score(UnitStore& store, const BertBatch& batch) const {
   const at::Tensor x_TD = enter_unit(encode(*this, store, batch, options), store, head);
   const std::vector<at::Tensor>& w = store.parameters(head);
   const HeadInputs inputs = head_inputs(*this, x_TD, batch, w);
-  const HeadScore masked =
-      score_head(inputs.masked_PD, store.parameters(kEmbedUnit)[kWord], batch.masked_ids_P, batch.masked_weights_P, w[kOutputBias]);
+  const HeadScore masked = score_head(inputs.masked_PD, store.parameters(kEmbedUnit)[kWord], batch.masked_ids_P,
+                                      batch.masked_weights_P, w[kOutputBias]);
   BertScore score{masked.loss, masked.hits, at::zeros({}, masked.loss.options())};
   if (config_.next_sentence) score.next_loss = next_sentence_loss(inputs.next_logits, batch).to(at::kDouble);
   leave_unit(masked.loss, store, head);

@@ -8,13 +8,16 @@ namespace trireme {
 
 namespace {
 
-ParameterSpec matrix(const std::string& name, int64_t rows, int64_t columns, const std::string& checkpoint_name, double deviation) {
+ParameterSpec matrix(const std::string& name, int64_t rows, int64_t columns, const std::string& checkpoint_name,
+                     double deviation) {
   return {name, {rows, columns}, {{checkpoint_name, rows}}, Init::kNormal, deviation, true};
 }
-ParameterSpec vector(const std::string& name, int64_t width, const std::string& checkpoint_name, Init init = Init::kZeros) {
+ParameterSpec vector(const std::string& name, int64_t width, const std::string& checkpoint_name,
+                     Init init = Init::kZeros) {
   return {name, {width}, {{checkpoint_name, width}}, init, 0, false};
 }
-void add_linear(UnitSpec& unit, const std::string& name, int64_t out, int64_t in, const std::string& module, double deviation) {
+void add_linear(UnitSpec& unit, const std::string& name, int64_t out, int64_t in, const std::string& module,
+                double deviation) {
   unit.parameters.push_back(matrix(name + ".weight", out, in, module + ".weight", deviation));
   unit.parameters.push_back(vector(name + ".bias", out, module + ".bias"));
 }
@@ -30,7 +33,8 @@ UnitSpec embed_unit(const BertConfig& c, int64_t padded_vocab) {
   unit.trained = unit.keep = true;
   unit.parameters = {
       matrix("word", padded_vocab, c.hidden_size, prefix + "word_embeddings.weight", c.initializer_range),
-      matrix("position", c.max_position_embeddings, c.hidden_size, prefix + "position_embeddings.weight", c.initializer_range),
+      matrix("position", c.max_position_embeddings, c.hidden_size, prefix + "position_embeddings.weight",
+             c.initializer_range),
       matrix("type", c.type_vocab_size, c.hidden_size, prefix + "token_type_embeddings.weight", c.initializer_range)};
   unit.parameters[0].zero_rows_from = c.vocab_size;
   add_norm(unit, "norm", c.hidden_size, prefix + "LayerNorm");

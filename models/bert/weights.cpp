@@ -18,7 +18,8 @@ namespace trireme {
 namespace {
 
 /// Files beside the weights that make a directory a complete Hugging Face model.
-constexpr const char* kCompanions[] = {"vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"};
+constexpr const char* kCompanions[] = {"vocab.txt", "tokenizer.json", "tokenizer_config.json",
+                                       "special_tokens_map.json"};
 
 constexpr const char* kWordName = "bert.embeddings.word_embeddings.weight";
 constexpr const char* kOutputBiasName = "cls.predictions.bias";
@@ -99,7 +100,8 @@ class TensorflowWeights final : public WeightSource {
     if (!copy.empty()) return copy;
     const std::span<const std::byte> bytes = checkpoint_.read(stored);
     std::vector<std::byte> turned(bytes.size());
-    const auto size = dtype_size(info.dtype), rows = static_cast<size_t>(info.shape[0]), columns = static_cast<size_t>(info.shape[1]);
+    const auto size = dtype_size(info.dtype), rows = static_cast<size_t>(info.shape[0]),
+               columns = static_cast<size_t>(info.shape[1]);
     for (size_t r = 0; r < rows; ++r)
       for (size_t c = 0; c < columns; ++c)
         std::memcpy(turned.data() + (c * rows + r) * size, bytes.data() + (r * columns + c) * size, size);
@@ -126,8 +128,8 @@ class PaddedWeights final : public WeightSource {
     // Files that were padded already are taken as they are.
     if (info->shape[0] == padded_) return info;
     if (info->shape[0] != vocab_)
-      throw ModelError(
-          fmt::format("{} has {} rows in {}, its configuration says vocab_size {}", name, info->shape[0], description(), vocab_));
+      throw ModelError(fmt::format("{} has {} rows in {}, its configuration says vocab_size {}", name, info->shape[0],
+                                   description(), vocab_));
     info->shape[0] = padded_;
     return info;
   }
@@ -145,8 +147,8 @@ class PaddedWeights final : public WeightSource {
       std::vector<std::byte>& zero = zeros_[name];
       const auto bytes = static_cast<size_t>((padded_ - vocab_) * (stored / info->shape[0])) * dtype_size(info->dtype);
       if (zero.empty()) zero.resize(bytes);
-      TRIREME_CHECK(static_cast<size_t>(zeros) * dtype_size(info->dtype) <= zero.size(), "padding of ", name, ": ", zeros, " elements of ",
-                    zero.size(), " bytes");
+      TRIREME_CHECK(static_cast<size_t>(zeros) * dtype_size(info->dtype) <= zero.size(), "padding of ", name, ": ",
+                    zeros, " elements of ", zero.size(), " bytes");
       spans.push_back({zero.data(), zeros});
     }
     return spans;
@@ -170,13 +172,15 @@ std::filesystem::path tensorflow_prefix(const std::filesystem::path& path) {
   for (const auto& entry : std::filesystem::directory_iterator(path))
     if (entry.path().extension() == ".index" && entry.is_regular_file()) found.push_back(entry.path());
   if (found.size() > 1)
-    throw ModelError(fmt::format("{} holds {} TensorFlow checkpoints ({}, {}, …): name one by its prefix in model.path", path.string(),
-                                 found.size(), found[0].filename().string(), found[1].filename().string()));
+    throw ModelError(fmt::format("{} holds {} TensorFlow checkpoints ({}, {}, …): name one by its prefix in model.path",
+                                 path.string(), found.size(), found[0].filename().string(),
+                                 found[1].filename().string()));
   return found.empty() ? std::filesystem::path() : without_index(found[0]);
 }
 
 bool has_safetensors(const std::filesystem::path& path) {
-  return std::filesystem::exists(path / "model.safetensors") || std::filesystem::exists(path / "model.safetensors.index.json");
+  return std::filesystem::exists(path / "model.safetensors") ||
+         std::filesystem::exists(path / "model.safetensors.index.json");
 }
 
 }  // namespace
@@ -210,7 +214,8 @@ std::filesystem::path bert_config_path(const std::filesystem::path& path) {
 std::unique_ptr<WeightSource> open_bert_weights(const std::filesystem::path& path, const BertModel& model) {
   std::unique_ptr<WeightSource> source;
   if (!has_safetensors(path))
-    if (const auto prefix = tensorflow_prefix(path); !prefix.empty()) source = std::make_unique<TensorflowWeights>(prefix);
+    if (const auto prefix = tensorflow_prefix(path); !prefix.empty())
+      source = std::make_unique<TensorflowWeights>(prefix);
   if (!source) source = std::make_unique<RenamedWeights>(open_weights(path));
   return std::make_unique<PaddedWeights>(std::move(source), model.config().vocab_size, model.padded_vocab());
 }
@@ -229,11 +234,13 @@ std::vector<std::pair<std::string, TensorInfo>> bert_file_tensors(const BertMode
   return tensors;
 }
 
-void finish_bert_directory(const std::filesystem::path& directory, const std::filesystem::path& base, const BertConfig& config) {
+void finish_bert_directory(const std::filesystem::path& directory, const std::filesystem::path& base,
+                           const BertConfig& config) {
   const std::filesystem::path from = bert_config_path(base);
   if (std::filesystem::is_directory(from))
     for (const char* name : kCompanions)
-      if (std::filesystem::is_regular_file(from / name)) write_file_atomic(directory / name, read_text_file(from / name, ExitCode::kModel));
+      if (std::filesystem::is_regular_file(from / name))
+        write_file_atomic(directory / name, read_text_file(from / name, ExitCode::kModel));
   write_file_atomic(directory / "config.json", bert_config_json(config));
 }
 

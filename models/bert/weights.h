@@ -25,11 +25,13 @@ std::filesystem::path bert_config_path(const std::filesystem::path& path);
 /// "bert.encoder.layer.3.attention.self.query.weight" -> "bert/encoder/layer_3/attention/self/query/kernel".
 std::string tensorflow_name(const std::string& name);
 
-/// The tensors of a Hugging Face model.safetensors, in the order of the units, without the vocabulary's padding (rows at the end).
+/// The tensors of a Hugging Face model.safetensors, in the order of the units, without the vocabulary's padding (rows
+/// at the end).
 std::vector<std::pair<std::string, TensorInfo>> bert_file_tensors(const BertModel& model, DType dtype);
 
-/// What makes a directory with model.safetensors a model that transformers loads: config.json, which comes last, and the tokenizer's files
-/// where `base` (the path of the model that training began from) has them.
-void finish_bert_directory(const std::filesystem::path& directory, const std::filesystem::path& base, const BertConfig& config);
+/// What makes a directory with model.safetensors a model that transformers loads: config.json, which comes last, and
+/// the tokenizer's files where `base` (the path of the model that training began from) has them.
+void finish_bert_directory(const std::filesystem::path& directory, const std::filesystem::path& base,
+                           const BertConfig& config);
 
 }  // namespace trireme

@@ -16,8 +16,8 @@ namespace trireme {
 namespace {
 
 at::Tensor to_tensor(const std::vector<float>& values, int64_t rows, int64_t columns) {
-  TRIREME_CHECK(static_cast<int64_t>(values.size()) == rows * columns, values.size(),
-                " values for a matrix of ", rows, " x ", columns);
+  TRIREME_CHECK(static_cast<int64_t>(values.size()) == rows * columns, values.size(), " values for a matrix of ", rows,
+                " x ", columns);
   at::Tensor tensor = at::empty({rows, columns}, at::TensorOptions(at::kFloat));
   std::copy(values.begin(), values.end(), tensor.mutable_data_ptr<float>());
   return tensor;
@@ -28,30 +28,26 @@ std::vector<float> to_vector(const at::Tensor& tensor) {
   return {values.const_data_ptr<float>(), values.const_data_ptr<float>() + values.numel()};
 }
 
-const AdapterPair& pair_of(const Adapter& adapter, const std::string& module, int64_t r, int64_t in,
-                           int64_t out) {
+const AdapterPair& pair_of(const Adapter& adapter, const std::string& module, int64_t r, int64_t in, int64_t out) {
   const auto found = adapter.modules.find(module);
   if (found == adapter.modules.end())
-    throw ModelError(
-        fmt::format("the adapter has no module {}, which lora.target_modules asks for", module));
+    throw ModelError(fmt::format("the adapter has no module {}, which lora.target_modules asks for", module));
   const AdapterPair& pair = found->second;
   if (pair.r != r || pair.in != in || pair.out != out)
-    throw ModelError(fmt::format(
-        "adapter module {} maps {} to {} with rank {}, the model needs {} to {} with rank {}",
-        module, pair.in, pair.out, pair.r, in, out, r));
+    throw ModelError(fmt::format("adapter module {} maps {} to {} with rank {}, the model needs {} to {} with rank {}",
+                                 module, pair.in, pair.out, pair.r, in, out, r));
   return pair;
 }
 
 /// q, k and v of a block: names, rows.
 std::vector<std::pair<std::string, int64_t>> fused_parts(const LlamaConfig& config, int64_t block) {
-  const int64_t q = config.num_attention_heads * config.head_dim,
-                kv = config.num_key_value_heads * config.head_dim;
+  const int64_t q = config.num_attention_heads * config.head_dim, kv = config.num_key_value_heads * config.head_dim;
   const std::string prefix = fmt::format("model.layers.{}.self_attn.", block);
   return {{prefix + "q_proj", q}, {prefix + "k_proj", kv}, {prefix + "v_proj", kv}};
 }
 
-void import_fused(const Adapter& adapter, const LlamaModel& model, int64_t block,
-                  const LoraTarget& target, std::map<std::string, at::Tensor>& tensors) {
+void import_fused(const Adapter& adapter, const LlamaModel& model, int64_t block, const LoraTarget& target,
+                  std::map<std::string, at::Tensor>& tensors) {
   const int64_t r = model.lora()->r;
   std::vector<at::Tensor> b;
   const AdapterPair* first = nullptr;
@@ -77,8 +73,8 @@ std::map<std::string, at::Tensor> import_adapter(const Adapter& adapter, const L
   TRIREME_CHECK(model.lora().has_value(), "import_adapter needs a model with LoRA");
   const LoraOptions& lora = *model.lora();
   if (adapter.config.r != lora.r)
-    throw ModelError(fmt::format("the adapter has rank {}, lora.r is {}: set lora.r to {}",
-                                 adapter.config.r, lora.r, adapter.config.r));
+    throw ModelError(fmt::format("the adapter has rank {}, lora.r is {}: set lora.r to {}", adapter.config.r, lora.r,
+                                 adapter.config.r));
   if (adapter.config.alpha != lora.alpha)
     throw ModelError(fmt::format("the adapter has alpha {}, lora.alpha is {}: set lora.alpha to {}",
                                  adapter.config.alpha, lora.alpha, adapter.config.alpha));
@@ -122,8 +118,7 @@ Adapter export_adapter(const std::map<std::string, at::Tensor>& tensors, const L
   const std::vector<LoraTarget> targets = lora_targets(model.config(), lora);
   for (const LoraTarget& target : targets) {
     if (target.name == "qkv_proj")
-      for (const char* name : {"q_proj", "k_proj", "v_proj"})
-        adapter.config.target_modules.push_back(name);
+      for (const char* name : {"q_proj", "k_proj", "v_proj"}) adapter.config.target_modules.push_back(name);
     else
       adapter.config.target_modules.push_back(target.name);
   }
@@ -131,16 +126,15 @@ Adapter export_adapter(const std::map<std::string, at::Tensor>& tensors, const L
     for (const LoraTarget& target : targets) {
       const std::string name = lora_module_name(block, target);
       const at::Tensor &a = get(name + ".lora_A.weight"), &b = get(name + ".lora_B.weight");
-      TRIREME_CHECK(a.size(0) == lora.r && a.size(1) == target.in && b.size(0) == target.rows,
-                    "adapter tensors of ", name, " have shapes ", a.sizes(), " and ", b.sizes());
+      TRIREME_CHECK(a.size(0) == lora.r && a.size(1) == target.in && b.size(0) == target.rows, "adapter tensors of ",
+                    name, " have shapes ", a.sizes(), " and ", b.sizes());
       if (target.name != "qkv_proj") {
         adapter.modules[name] = {to_vector(a), to_vector(b), lora.r, target.in, target.rows};
         continue;
       }
       int64_t row = 0;
       for (const auto& [module, rows] : fused_parts(model.config(), block)) {
-        adapter.modules[module] = {to_vector(a), to_vector(b.narrow(0, row, rows)), lora.r,
-                                   target.in, rows};
+        adapter.modules[module] = {to_vector(a), to_vector(b.narrow(0, row, rows)), lora.r, target.in, rows};
         row += rows;
       }
     }
@@ -151,13 +145,10 @@ Adapter export_adapter(const std::map<std::string, at::Tensor>& tensors, const L
 LlamaModel model_for_adapter(const LlamaConfig& config, const Adapter& adapter) {
   // The modules that are there decide: target_modules may be a pattern.
   std::set<std::string> names;
-  for (const auto& [module, pair] : adapter.modules)
-    names.insert(module.substr(module.rfind('.') + 1));
+  for (const auto& [module, pair] : adapter.modules) names.insert(module.substr(module.rfind('.') + 1));
   try {
-    return {config, LoraOptions{adapter.config.r,
-                                adapter.config.alpha,
-                                adapter.config.dropout,
-                                {names.begin(), names.end()}}};
+    return {config,
+            LoraOptions{adapter.config.r, adapter.config.alpha, adapter.config.dropout, {names.begin(), names.end()}}};
   } catch (const ConfigError& error) {
     throw ModelError(fmt::format("the adapter does not fit a Llama: {}", error.what()));
   }

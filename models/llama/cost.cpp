@@ -17,14 +17,11 @@ bool has_adapter(const LlamaConfig& config, const std::optional<LoraOptions>& lo
 
 }  // namespace
 
-double model_flops_per_sample(const LlamaConfig& config, const std::optional<LoraOptions>& lora,
-                              int64_t seq_length) {
-  const double d = static_cast<double>(config.hidden_size),
-               f = static_cast<double>(config.intermediate_size);
+double model_flops_per_sample(const LlamaConfig& config, const std::optional<LoraOptions>& lora, int64_t seq_length) {
+  const double d = static_cast<double>(config.hidden_size), f = static_cast<double>(config.intermediate_size);
   const double q = static_cast<double>(config.num_attention_heads * config.head_dim);
   const double kv = static_cast<double>(config.num_key_value_heads * config.head_dim);
-  const double layers = static_cast<double>(config.num_hidden_layers),
-               s = static_cast<double>(seq_length);
+  const double layers = static_cast<double>(config.num_hidden_layers), s = static_cast<double>(seq_length);
   const double block = d * (q + 2 * kv) + q * d + 3 * d * f;
   const double matrices = layers * block + d * static_cast<double>(config.vocab_size);
   // Forward and the gradient to the input, 2 each; the weight gradient when there is one.
@@ -38,16 +35,15 @@ double model_flops_per_sample(const LlamaConfig& config, const std::optional<Lor
 }
 
 BlockFlops block_forward_flops(const LlamaConfig& config, int64_t seq_length) {
-  const double d = static_cast<double>(config.hidden_size),
-               f = static_cast<double>(config.intermediate_size),
+  const double d = static_cast<double>(config.hidden_size), f = static_cast<double>(config.intermediate_size),
                s = static_cast<double>(seq_length);
   const double q = static_cast<double>(config.num_attention_heads * config.head_dim);
   const double kv = static_cast<double>(config.num_key_value_heads * config.head_dim);
   return {2 * s * (d * (q + 2 * kv) + q * d + 3 * d * f), 2 * s * 2 * d * f, 2 * s * s * q};
 }
 
-ActivationBytes activation_bytes(const LlamaConfig& config, const std::optional<LoraOptions>& lora,
-                                 int64_t seq_length, const ActivationStorage& storage) {
+ActivationBytes activation_bytes(const LlamaConfig& config, const std::optional<LoraOptions>& lora, int64_t seq_length,
+                                 const ActivationStorage& storage) {
   const int64_t d = config.hidden_size, f = config.intermediate_size;
   const int64_t q = config.num_attention_heads * config.head_dim,
                 qkv = q + 2 * config.num_key_value_heads * config.head_dim;
@@ -69,8 +65,7 @@ ActivationBytes activation_bytes(const LlamaConfig& config, const std::optional<
   // Forward of the MLP: gate_up and the activation, in FP8 also both as bytes. Backward: the
   // gradients of the activation and of gate_up, gate_up itself where it was formed again, and for
   // adapters the activation and its masked copy; then the gradient of the normalised rows.
-  const bool down_adapter = has_adapter(config, lora, kDownProj),
-             up_adapter = has_adapter(config, lora, kGateUpProj);
+  const bool down_adapter = has_adapter(config, lora, kDownProj), up_adapter = has_adapter(config, lora, kGateUpProj);
   const bool trained = !lora;
   const int64_t forward = (2 * f + f) * element + (fp8 ? 3 * f : 0) + 2 * d * element;
   const int64_t masked = lora && lora->dropout > 0 ? 1 : 0;

@@ -46,14 +46,13 @@ struct Pass {
 };
 
 /// Adapters of `parameter` in this block; `adapters` holds A and B of every target in order.
-std::vector<LoraAdapter> adapters_of(const Pass& pass, int64_t block, int parameter,
-                                     at::TensorList adapters) {
+std::vector<LoraAdapter> adapters_of(const Pass& pass, int64_t block, int parameter, at::TensorList adapters) {
   std::vector<LoraAdapter> list;
   for (size_t t = 0; t < pass.targets.size(); ++t) {
     const LoraTarget& target = pass.targets[t];
     if (target.parameter != parameter) continue;
-    list.push_back({adapters[2 * t], adapters[2 * t + 1], target.row_begin,
-                    static_cast<uint64_t>(block) * 16 + target.index});
+    list.push_back(
+        {adapters[2 * t], adapters[2 * t + 1], target.row_begin, static_cast<uint64_t>(block) * 16 + target.index});
   }
   return list;
 }
@@ -64,45 +63,37 @@ Weight weight_of(at::TensorList tensors, const at::Tensor& scales, int parameter
 }
 
 /// One decoder block. `tensors`: the block's unit, then A and B of every target.
-at::Tensor block_forward(const Pass& pass, int64_t block, const at::Tensor& x_BSD,
-                         at::TensorList tensors, const at::Tensor& scales, bool recompute_mlp) {
+at::Tensor block_forward(const Pass& pass, int64_t block, const at::Tensor& x_BSD, at::TensorList tensors,
+                         const at::Tensor& scales, bool recompute_mlp) {
   const LlamaConfig& config = pass.config;
   const at::TensorList adapters = tensors.slice(kDownProj + 1);
-  const auto adapters_on = [&](int parameter) {
-    return adapters_of(pass, block, parameter, adapters);
-  };
+  const auto adapters_on = [&](int parameter) { return adapters_of(pass, block, parameter, adapters); };
   const LoraSettings lora{pass.lora_scale, pass.dropout};
-  const double eps = config.rms_norm_eps,
-               scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
+  const double eps = config.rms_norm_eps, scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
 
   const auto [qkv, residual_BSD] =
-      norm_linear(x_BSD, tensors[kInputNorm], eps, weight_of(tensors, scales, kQkvProj),
-                  adapters_on(kQkvProj), lora);
-  const auto [q, k, v] = rope_split_qkv_(qkv, pass.rope, config.num_attention_heads,
-                                         config.num_key_value_heads, config.head_dim);
+      norm_linear(x_BSD, tensors[kInputNorm], eps, weight_of(tensors, scales, kQkvProj), adapters_on(kQkvProj), lora);
+  const auto [q, k, v] =
+      rope_split_qkv_(qkv, pass.rope, config.num_attention_heads, config.num_key_value_heads, config.head_dim);
   const at::Tensor heads = attention(q, k, v, pass.sequences, scale);
   const at::Tensor attended =
       heads.reshape({x_BSD.size(0), x_BSD.size(1), config.num_attention_heads * config.head_dim});
   const at::Tensor h_BSD =
-      linear_add(attended, residual_BSD, weight_of(tensors, scales, kOutProj),
-                 adapters_on(kOutProj), lora);
+      linear_add(attended, residual_BSD, weight_of(tensors, scales, kOutProj), adapters_on(kOutProj), lora);
   return mlp_add(h_BSD,
                  {tensors[kPostAttentionNorm], weight_of(tensors, scales, kGateUpProj),
-                  weight_of(tensors, scales, kDownProj), adapters_on(kGateUpProj),
-                  adapters_on(kDownProj)},
+                  weight_of(tensors, scales, kDownProj), adapters_on(kGateUpProj), adapters_on(kDownProj)},
                  eps, lora, recompute_mlp);
 }
 
-ParameterSpec matrix(const std::string& name, int64_t in, std::vector<ParameterPart> parts,
-                     double deviation) {
+ParameterSpec matrix(const std::string& name, int64_t in, std::vector<ParameterPart> parts, double deviation) {
   int64_t rows = 0;
   for (const ParameterPart& part : parts) rows += part.rows;
   return {name, {rows, in}, std::move(parts), Init::kNormal, deviation, true};
 }
 
 /// A matrix of the blocks: the products that FP8 is for.
-ParameterSpec projection(const std::string& name, int64_t in, std::vector<ParameterPart> parts,
-                         double deviation) {
+ParameterSpec projection(const std::string& name, int64_t in, std::vector<ParameterPart> parts, double deviation) {
   ParameterSpec spec = matrix(name, in, std::move(parts), deviation);
   spec.quantisable = true;
   return spec;
@@ -115,22 +106,21 @@ ParameterSpec norm(const std::string& name, const std::string& checkpoint_name, 
 UnitSpec block_unit(const LlamaConfig& config, int64_t block) {
   const std::string prefix = "model.layers." + std::to_string(block) + ".";
   const int64_t d = config.hidden_size, f = config.intermediate_size;
-  const int64_t q = config.num_attention_heads * config.head_dim,
-                kv = config.num_key_value_heads * config.head_dim;
+  const int64_t q = config.num_attention_heads * config.head_dim, kv = config.num_key_value_heads * config.head_dim;
   const double deviation = config.initializer_range;
   UnitSpec unit;
   unit.name = "layers." + std::to_string(block);
   unit.parameters = {
       norm("input_layernorm", prefix + "input_layernorm.weight", d),
       projection("qkv_proj", d,
-             {{prefix + "self_attn.q_proj.weight", q},
-              {prefix + "self_attn.k_proj.weight", kv},
-              {prefix + "self_attn.v_proj.weight", kv}},
-             deviation),
+                 {{prefix + "self_attn.q_proj.weight", q},
+                  {prefix + "self_attn.k_proj.weight", kv},
+                  {prefix + "self_attn.v_proj.weight", kv}},
+                 deviation),
       projection("o_proj", q, {{prefix + "self_attn.o_proj.weight", d}}, deviation),
       norm("post_attention_layernorm", prefix + "post_attention_layernorm.weight", d),
-      projection("gate_up_proj", d,
-             {{prefix + "mlp.gate_proj.weight", f}, {prefix + "mlp.up_proj.weight", f}}, deviation),
+      projection("gate_up_proj", d, {{prefix + "mlp.gate_proj.weight", f}, {prefix + "mlp.up_proj.weight", f}},
+                 deviation),
       projection("down_proj", f, {{prefix + "mlp.down_proj.weight", d}}, deviation),
   };
   return unit;
@@ -147,18 +137,10 @@ UnitSpec adapters_unit(const LlamaConfig& config, const LoraOptions& lora) {
       const std::string name = "layers." + std::to_string(block) + "." + target.name;
       const std::string module = lora_module_name(block, target);
       const double bound = 1.0 / std::sqrt(static_cast<double>(target.in));
-      unit.parameters.push_back({name + ".lora_A",
-                                 {lora.r, target.in},
-                                 {{module + ".lora_A.weight", lora.r}},
-                                 Init::kUniform,
-                                 bound,
-                                 true});
-      unit.parameters.push_back({name + ".lora_B",
-                                 {target.rows, lora.r},
-                                 {{module + ".lora_B.weight", target.rows}},
-                                 Init::kZeros,
-                                 0,
-                                 true});
+      unit.parameters.push_back(
+          {name + ".lora_A", {lora.r, target.in}, {{module + ".lora_A.weight", lora.r}}, Init::kUniform, bound, true});
+      unit.parameters.push_back(
+          {name + ".lora_B", {target.rows, lora.r}, {{module + ".lora_B.weight", target.rows}}, Init::kZeros, 0, true});
     }
   }
   return unit;
@@ -167,36 +149,33 @@ UnitSpec adapters_unit(const LlamaConfig& config, const LoraOptions& lora) {
 void check_batch(const TokenBatch& batch) {
   TRIREME_CHECK(batch.tokens_BS.dim() == 2 && batch.tokens_BS.scalar_type() == at::kLong,
                 "tokens must be int64 [B, S]");
-  TRIREME_CHECK(batch.positions_BS.sizes() == batch.tokens_BS.sizes(), "positions ",
-                batch.positions_BS.sizes(), ", tokens ", batch.tokens_BS.sizes());
+  TRIREME_CHECK(batch.positions_BS.sizes() == batch.tokens_BS.sizes(), "positions ", batch.positions_BS.sizes(),
+                ", tokens ", batch.tokens_BS.sizes());
 }
 
 /// Final hidden states before the head's norm.
-at::Tensor decode(const LlamaModel& model, UnitStore& store, const TokenBatch& batch,
-                  const ForwardOptions& options) {
+at::Tensor decode(const LlamaModel& model, UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) {
   check_batch(batch);
   const LlamaConfig& config = model.config();
   const int64_t blocks = config.num_hidden_layers;
-  TRIREME_CHECK(
-      options.recompute.empty() || static_cast<int64_t>(options.recompute.size()) == blocks,
-      "recompute names ", options.recompute.size(), " blocks, the model has ", blocks);
+  TRIREME_CHECK(options.recompute.empty() || static_cast<int64_t>(options.recompute.size()) == blocks,
+                "recompute names ", options.recompute.size(), " blocks, the model has ", blocks);
 
   const at::Tensor tokens = enter_unit(batch.tokens_BS, store, kEmbed);
   at::Tensor x_BSD = leave_unit(embed(store.parameters(kEmbed)[0], tokens), store, kEmbed);
 
   Pass pass;
   pass.config = config;
-  pass.rope = rope_table(rope_inverse_frequencies(rope_frequencies(config), config.head_dim),
-                         batch.positions_BS, x_BSD.scalar_type());
-  pass.sequences = make_sequence_layout(batch.cu_seqlens, batch.tokens_BS.size(0),
-                                        batch.tokens_BS.size(1), x_BSD.device());
+  pass.rope = rope_table(rope_inverse_frequencies(rope_frequencies(config), config.head_dim), batch.positions_BS,
+                         x_BSD.scalar_type());
+  pass.sequences =
+      make_sequence_layout(batch.cu_seqlens, batch.tokens_BS.size(0), batch.tokens_BS.size(1), x_BSD.device());
   const int adapters_index = static_cast<int>(blocks) + 2;
   if (model.lora()) {
     const LoraOptions& lora = *model.lora();
     pass.targets = lora_targets(config, lora);
     pass.lora_scale = lora.alpha / static_cast<double>(lora.r);
-    if (options.train && lora.dropout > 0)
-      pass.dropout = {lora.dropout, options.seed, batch.sample_ids_B};
+    if (options.train && lora.dropout > 0) pass.dropout = {lora.dropout, options.seed, batch.sample_ids_B};
     x_BSD = enter_unit(x_BSD, store, adapters_index);
   }
 
@@ -207,13 +186,11 @@ at::Tensor decode(const LlamaModel& model, UnitStore& store, const TokenBatch& b
     if (!pass.targets.empty()) {
       const std::vector<at::Tensor>& adapters = store.parameters(adapters_index);
       const size_t count = 2 * pass.targets.size();
-      const auto first =
-          adapters.begin() + static_cast<std::ptrdiff_t>(count * static_cast<size_t>(block));
+      const auto first = adapters.begin() + static_cast<std::ptrdiff_t>(count * static_cast<size_t>(block));
       tensors.insert(tensors.end(), first, first + static_cast<std::ptrdiff_t>(count));
     }
     const at::Tensor scales = store.inverse_scales(unit);
-    const Recompute recompute =
-        options.recompute.empty() ? Recompute::kNone : options.recompute[block];
+    const Recompute recompute = options.recompute.empty() ? Recompute::kNone : options.recompute[block];
     if (recompute == Recompute::kFull)
       x_BSD = checkpoint(
           [pass, block, scales](const at::Tensor& x, const std::vector<at::Tensor>& t) {
@@ -230,8 +207,7 @@ at::Tensor decode(const LlamaModel& model, UnitStore& store, const TokenBatch& b
 
 /// The output matrix: lm_head, or the embedding when tied.
 const at::Tensor& output_weight(const LlamaModel& model, UnitStore& store, int head) {
-  return model.config().tie_word_embeddings ? store.parameters(kEmbed)[0]
-                                            : store.parameters(head)[1];
+  return model.config().tie_word_embeddings ? store.parameters(kEmbed)[0] : store.parameters(head)[1];
 }
 
 }  // namespace
@@ -241,40 +217,35 @@ LlamaModel::LlamaModel(const LlamaConfig& config, std::optional<LoraOptions> lor
   const int64_t d = config_.hidden_size, v = config_.vocab_size;
   UnitSpec embed, head;
   embed.name = "embed";
-  embed.parameters = {
-      matrix("embed_tokens", d, {{"model.embed_tokens.weight", v}}, config_.initializer_range)};
+  embed.parameters = {matrix("embed_tokens", d, {{"model.embed_tokens.weight", v}}, config_.initializer_range)};
   embed.keep = config_.tie_word_embeddings;
   // Gradients of the embedding need token ids only, and the loss head forms its gradients in the forward pass.
   embed.backward_reads_weights = false;
   head.name = "head";
   head.parameters = {norm("norm", "model.norm.weight", d)};
   if (!config_.tie_word_embeddings)
-    head.parameters.push_back(
-        matrix("lm_head", d, {{"lm_head.weight", v}}, config_.initializer_range));
+    head.parameters.push_back(matrix("lm_head", d, {{"lm_head.weight", v}}, config_.initializer_range));
   units_.push_back(std::move(embed));
-  for (int64_t block = 0; block < config_.num_hidden_layers; ++block)
-    units_.push_back(block_unit(config_, block));
+  for (int64_t block = 0; block < config_.num_hidden_layers; ++block) units_.push_back(block_unit(config_, block));
   units_.push_back(std::move(head));
   for (UnitSpec& unit : units_) unit.trained = !lora_;
   if (lora_) units_.push_back(adapters_unit(config_, *lora_));
 }
 
-LossOutput LlamaModel::loss(UnitStore& store, const TokenBatch& batch,
-                            const ForwardOptions& options) const {
+LossOutput LlamaModel::loss(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
   at::AutoGradMode grad_mode(options.train && at::GradMode::is_enabled());
   const int head = static_cast<int>(config_.num_hidden_layers) + 1;
   const at::Tensor x_BSD = enter_unit(decode(*this, store, batch, options), store, head);
-  const at::Tensor hidden = rms_norm(x_BSD, store.parameters(head)[0], config_.rms_norm_eps)
-                                .view({-1, config_.hidden_size});
+  const at::Tensor hidden =
+      rms_norm(x_BSD, store.parameters(head)[0], config_.rms_norm_eps).view({-1, config_.hidden_size});
   // Position t predicts token t + 1; what rolls around into the last column has weight 0.
   const at::Tensor targets = batch.tokens_BS.roll(-1, 1).view({-1});
-  const at::Tensor loss_sum = loss_head(hidden, output_weight(*this, store, head), targets,
-                                        batch.loss_weight_BS.reshape({-1}));
+  const at::Tensor loss_sum =
+      loss_head(hidden, output_weight(*this, store, head), targets, batch.loss_weight_BS.reshape({-1}));
   return {leave_unit(loss_sum, store, head)};
 }
 
-at::Tensor LlamaModel::logits(UnitStore& store, const TokenBatch& batch,
-                              const ForwardOptions& options) const {
+at::Tensor LlamaModel::logits(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
   at::NoGradGuard no_grad;
   const int head = static_cast<int>(config_.num_hidden_layers) + 1;
   const at::Tensor x_BSD = enter_unit(decode(*this, store, batch, options), store, head);

@@ -76,21 +76,20 @@ class LlamaModel {
 /// products of a backward that keeps no S x S matrix, which is how the published figures of
 /// Llama2-70B LoRA count (284 GFLOP a token at 2,048 tokens, 313 at 8,192). Recomputed blocks,
 /// norms and softmax do not count.
-double model_flops_per_sample(const LlamaConfig& config, const std::optional<LoraOptions>& lora,
-                              int64_t seq_length);
+double model_flops_per_sample(const LlamaConfig& config, const std::optional<LoraOptions>& lora, int64_t seq_length);
 
-/// Bytes of activations per row of a micro-batch. `block_saved` is what a block keeps for backward, `block_saved_mlp` without its gate
-/// and up projections, `block_recomputed` when it keeps its input only. `working_peak` is what the busiest moment of backward needs
-/// beside that, `working_fixed` the part of it that does not grow with the rows.
+/// Bytes of activations per row of a micro-batch. `block_saved` is what a block keeps for backward, `block_saved_mlp`
+/// without its gate and up projections, `block_recomputed` when it keeps its input only. `working_peak` is what the
+/// busiest moment of backward needs beside that, `working_fixed` the part of it that does not grow with the rows.
 struct ActivationBytes {
   int64_t block_saved, block_saved_mlp, block_recomputed, working_peak, working_fixed, head;
 };
 struct ActivationStorage {
-  int64_t element_size = 2;   // of the compute dtype
-  bool frozen_fp8 = false;    // products in FP8; gate and up projections are kept in FP8
+  int64_t element_size = 2;  // of the compute dtype
+  bool frozen_fp8 = false;   // products in FP8; gate and up projections are kept in FP8
 };
-ActivationBytes activation_bytes(const LlamaConfig& config, const std::optional<LoraOptions>& lora,
-                                 int64_t seq_length, const ActivationStorage& storage);
+ActivationBytes activation_bytes(const LlamaConfig& config, const std::optional<LoraOptions>& lora, int64_t seq_length,
+                                 const ActivationStorage& storage);
 
 /// FLOPs of one block's forward for a row; `gate_up` is contained in `matrices`.
 struct BlockFlops {

@@ -12,9 +12,8 @@ namespace {
 constexpr int64_t kMaxFileBytes = 5'000'000'000;
 
 /// Files beside the weights that make a directory a complete Hugging Face model.
-constexpr const char* kCompanions[] = {"tokenizer.model",       "tokenizer.json",
-                                       "tokenizer_config.json", "special_tokens_map.json",
-                                       "chat_template.jinja",   "generation_config.json"};
+constexpr const char* kCompanions[] = {"tokenizer.model",         "tokenizer.json",      "tokenizer_config.json",
+                                       "special_tokens_map.json", "chat_template.jinja", "generation_config.json"};
 
 }  // namespace
 
@@ -34,9 +33,7 @@ at::ScalarType to_scalar_type(DType dtype) {
     case DType::kF64: return at::kDouble;
     case DType::kF16: return at::kHalf;
     case DType::kBF16: return at::kBFloat16;
-    default:
-      throw ModelError(std::string("weights must be F32, F16, BF16 or F64, not ") +
-                       dtype_name(dtype));
+    default: throw ModelError(std::string("weights must be F32, F16, BF16 or F64, not ") + dtype_name(dtype));
   }
 }
 
@@ -49,8 +46,7 @@ std::string config_dtype_name(DType dtype) {
   }
 }
 
-std::vector<std::pair<std::string, TensorInfo>> checkpoint_tensors(const LlamaModel& model,
-                                                                   DType dtype) {
+std::vector<std::pair<std::string, TensorInfo>> checkpoint_tensors(const LlamaModel& model, DType dtype) {
   std::vector<std::pair<std::string, TensorInfo>> tensors;
   for (const UnitSpec& unit : model.units()) {
     if (unit.replicated) continue;
@@ -85,9 +81,8 @@ void ModelDirectoryWriter::append(const std::string& name, const at::Tensor& val
     in_file_ = 0;
   }
   const auto& [declared, info] = tensors_[members[in_file_]];
-  TRIREME_CHECK(declared == name && value.sizes() == at::IntArrayRef(info.shape), "tensor ", name,
-                " ", value.sizes(), " comes where ", declared, " ", at::IntArrayRef(info.shape),
-                " is due");
+  TRIREME_CHECK(declared == name && value.sizes() == at::IntArrayRef(info.shape), "tensor ", name, " ", value.sizes(),
+                " comes where ", declared, " ", at::IntArrayRef(info.shape), " is due");
   const at::Tensor stored = value.detach().to(at::kCPU, to_scalar_type(info.dtype)).contiguous();
   writer_->append(stored.const_data_ptr(), stored.nbytes());
   if (++in_file_ == members.size()) {
@@ -104,11 +99,9 @@ void ModelDirectoryWriter::copy_companions(const std::filesystem::path& from) {
 }
 
 void ModelDirectoryWriter::finish(const LlamaConfig& config) {
-  TRIREME_CHECK(file_ == plan_.files.size(), "only ", file_, " of ", plan_.files.size(),
-                " weight files were written");
+  TRIREME_CHECK(file_ == plan_.files.size(), "only ", file_, " of ", plan_.files.size(), " weight files were written");
   if (plan_.files.size() > 1)
-    write_file_atomic(directory_ / "model.safetensors.index.json",
-                      safetensors_index_json(plan_, tensors_));
+    write_file_atomic(directory_ / "model.safetensors.index.json", safetensors_index_json(plan_, tensors_));
   write_file_atomic(directory_ / "config.json", llama_config_json(config));
 }
 

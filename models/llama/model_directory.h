@@ -21,15 +21,13 @@ at::ScalarType to_scalar_type(DType dtype);
 std::string config_dtype_name(DType dtype);
 
 /// The model's checkpoint tensors in the order of its units, without adapters.
-std::vector<std::pair<std::string, TensorInfo>> checkpoint_tensors(const LlamaModel& model,
-                                                                   DType dtype);
+std::vector<std::pair<std::string, TensorInfo>> checkpoint_tensors(const LlamaModel& model, DType dtype);
 
 /// Weights as model.safetensors, or in files of at most 5 GB with an index; config.json comes last,
 /// so that a directory with one is whole. Files appear atomically.
 class ModelDirectoryWriter {
  public:
-  ModelDirectoryWriter(std::filesystem::path directory,
-                       std::vector<std::pair<std::string, TensorInfo>> tensors);
+  ModelDirectoryWriter(std::filesystem::path directory, std::vector<std::pair<std::string, TensorInfo>> tensors);
   ~ModelDirectoryWriter();
   /// The next tensor in the declared order, of any floating type and device.
   void append(const std::string& name, const at::Tensor& value);

@@ -16,8 +16,7 @@ struct LoraTarget {
   std::string module;  // inside the block: "self_attn.q_proj"
   int parameter = 0;   // BlockParameter
   int64_t row_begin = 0, rows = 0, in = 0;
-  uint64_t index =
-      0;  // of the name in the list of all targets: keys dropout, whatever subset is chosen
+  uint64_t index = 0;  // of the name in the list of all targets: keys dropout, whatever subset is chosen
 };
 
 /// The chosen targets in the order of the list of all targets, whatever the order in the options.

@@ -21,8 +21,7 @@ at::ScalarType scalar_type(DType dtype, const std::string& tensor) {
     case DType::kBF16: return at::kBFloat16;
     default:
       throw ModelError(
-          fmt::format("tensor {} is stored as {}; weights must be F32, F16, BF16 or F64", tensor,
-                      dtype_name(dtype)));
+          fmt::format("tensor {} is stored as {}; weights must be F32, F16, BF16 or F64", tensor, dtype_name(dtype)));
   }
 }
 
@@ -34,12 +33,10 @@ at::Tensor read_part(const WeightSource& source, const ParameterPart& part, at::
   return value;
 }
 
-using PartFill =
-    std::function<void(const ParameterSpec&, const ParameterPart&, const at::Tensor& rows)>;
+using PartFill = std::function<void(const ParameterSpec&, const ParameterPart&, const at::Tensor& rows)>;
 
-std::vector<std::vector<at::Tensor>> build_units(const LlamaModel& model, at::ScalarType dtype,
-                                                 at::Device device, const PartFill& fill_base,
-                                                 uint64_t seed) {
+std::vector<std::vector<at::Tensor>> build_units(const LlamaModel& model, at::ScalarType dtype, at::Device device,
+                                                 const PartFill& fill_base, uint64_t seed) {
   at::NoGradGuard no_grad;
   std::vector<std::vector<at::Tensor>> units;
   for (const UnitSpec& unit : model.units()) {
@@ -72,19 +69,16 @@ at::Tensor read_tensor(const WeightSource& source, const std::string& name) {
   int64_t next = 0;
   for (const ElementSpan& span : source.read(name, 0, tensor.numel())) {
     // The map is read-only and nothing writes to this tensor.
-    const at::Tensor stored =
-        at::from_blob(const_cast<std::byte*>(span.data), {span.count}, at::TensorOptions(dtype));
+    const at::Tensor stored = at::from_blob(const_cast<std::byte*>(span.data), {span.count}, at::TensorOptions(dtype));
     flat.narrow(0, next, span.count).copy_(stored);
     next += span.count;
   }
-  TRIREME_CHECK(next == tensor.numel(), "read ", next, " of ", tensor.numel(), " elements of ",
-                name);
+  TRIREME_CHECK(next == tensor.numel(), "read ", next, " of ", tensor.numel(), " elements of ", name);
   return tensor;
 }
 
 std::vector<std::vector<at::Tensor>> load_whole(const LlamaModel& model, const WeightSource& source,
-                                                at::ScalarType dtype, at::Device device,
-                                                uint64_t seed) {
+                                                at::ScalarType dtype, at::Device device, uint64_t seed) {
   return build_units(
       model, dtype, device,
       [&](const ParameterSpec&, const ParameterPart& part, const at::Tensor& rows) {
@@ -93,8 +87,8 @@ std::vector<std::vector<at::Tensor>> load_whole(const LlamaModel& model, const W
       seed);
 }
 
-std::vector<std::vector<at::Tensor>> random_whole(const LlamaModel& model, at::ScalarType dtype,
-                                                  at::Device device, uint64_t seed) {
+std::vector<std::vector<at::Tensor>> random_whole(const LlamaModel& model, at::ScalarType dtype, at::Device device,
+                                                  uint64_t seed) {
   return build_units(
       model, dtype, device,
       [&](const ParameterSpec& spec, const ParameterPart& part, const at::Tensor& rows) {
@@ -103,8 +97,8 @@ std::vector<std::vector<at::Tensor>> random_whole(const LlamaModel& model, at::S
       seed);
 }
 
-StreamedStore::StreamedStore(const LlamaModel& model, const WeightSource& source,
-                             at::ScalarType dtype, const std::map<std::string, at::Tensor>& adapter)
+StreamedStore::StreamedStore(const LlamaModel& model, const WeightSource& source, at::ScalarType dtype,
+                             const std::map<std::string, at::Tensor>& adapter)
     : model_(model), source_(source), dtype_(dtype), units_(model.units().size()) {
   for (size_t u = 0; u < units_.size(); ++u) {
     if (!model.units()[u].replicated) continue;

@@ -17,11 +17,10 @@ namespace trireme {
 /// zero). Trained units require gradients. ModelError naming the first missing or ill-shaped
 /// tensor.
 std::vector<std::vector<at::Tensor>> load_whole(const LlamaModel& model, const WeightSource& source,
-                                                at::ScalarType dtype, at::Device device,
-                                                uint64_t seed = 0);
+                                                at::ScalarType dtype, at::Device device, uint64_t seed = 0);
 /// The same with random base weights.
-std::vector<std::vector<at::Tensor>> random_whole(const LlamaModel& model, at::ScalarType dtype,
-                                                  at::Device device, uint64_t seed);
+std::vector<std::vector<at::Tensor>> random_whole(const LlamaModel& model, at::ScalarType dtype, at::Device device,
+                                                  uint64_t seed);
 
 /// One checkpoint tensor as an fp32 CPU tensor. ModelError when it is missing or not floating.
 at::Tensor read_tensor(const WeightSource& source, const std::string& name);

@@ -15,9 +15,8 @@ bool is_checkpoint(const fs::path& path) {
 fs::path checkpoint_collection(const fs::path& path) {
   if (fs::is_directory(path / "checkpoints")) return path / "checkpoints";
   if (!fs::is_directory(path))
-    throw ModelError(fmt::format(
-        "{} is no directory: give a run's output.dir, its checkpoints or one checkpoint",
-        path.string()));
+    throw ModelError(
+        fmt::format("{} is no directory: give a run's output.dir, its checkpoints or one checkpoint", path.string()));
   return path;
 }
 
@@ -33,8 +32,7 @@ std::string checkpoint_layout_problem(const fs::path& directory, CheckpointManif
 std::vector<fs::path> selected_checkpoints(const fs::path& path) {
   if (is_checkpoint(path)) return {path};
   std::vector<fs::path> found;
-  for (const auto& [step, directory] : list_checkpoints(checkpoint_collection(path)))
-    found.push_back(directory);
+  for (const auto& [step, directory] : list_checkpoints(checkpoint_collection(path))) found.push_back(directory);
   if (found.empty()) throw ModelError(fmt::format("there is no checkpoint in {}", path.string()));
   return found;
 }

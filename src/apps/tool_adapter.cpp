@@ -28,13 +28,11 @@ struct MergeOptions {
 };
 
 /// The adapter's share of one base tensor: scale * B A, fp32; undefined when it has none.
-at::Tensor update_of(const std::string& name, const std::map<std::string, at::Tensor>& adapter,
-                     double scale) {
+at::Tensor update_of(const std::string& name, const std::map<std::string, at::Tensor>& adapter, double scale) {
   const std::string suffix = ".weight";
   if (!name.ends_with(suffix)) return {};
   const std::string module = name.substr(0, name.size() - suffix.size());
-  const auto a = adapter.find(module + ".lora_A.weight"),
-             b = adapter.find(module + ".lora_B.weight");
+  const auto a = adapter.find(module + ".lora_A.weight"), b = adapter.find(module + ".lora_B.weight");
   if (a == adapter.end() || b == adapter.end()) return {};
   return at::mm(b->second, a->second).mul_(scale);
 }
@@ -59,8 +57,7 @@ std::vector<int64_t> eight_tokens(const std::filesystem::path& model, int64_t vo
   if (std::filesystem::is_regular_file(model / "tokenizer.model")) {
     const Tokenizer tokenizer(model / "tokenizer.model");
     if (const auto bos = tokenizer.bos_id()) ids.push_back(*bos);
-    for (const int32_t id :
-         tokenizer.encode("The quick brown fox jumps over the lazy dog and runs away"))
+    for (const int32_t id : tokenizer.encode("The quick brown fox jumps over the lazy dog and runs away"))
       ids.push_back(id);
   }
   for (int64_t id = 1; ids.size() < 8; ++id) ids.push_back(id);
@@ -92,8 +89,8 @@ double logits_bound(DType dtype) {
 }
 
 void print_changes(const std::map<std::string, TargetChange>& changes) {
-  fmt::print("{:<12}{:>9}{:>8}{:>36}{:>14}\n", "target", "modules", "zero B",
-             "norm of merged - base, min to max", "update kept");
+  fmt::print("{:<12}{:>9}{:>8}{:>36}{:>14}\n", "target", "modules", "zero B", "norm of merged - base, min to max",
+             "update kept");
   for (const auto& [target, change] : changes)
     fmt::print("{:<12}{:>9}{:>8}{:>36}{:>14}\n", target, change.modules, change.zero_b,
                fmt::format("{:.4g} to {:.4g}", change.smallest, change.largest),
@@ -102,9 +99,8 @@ void print_changes(const std::map<std::string, TargetChange>& changes) {
 
 /// Throws unless the merged model on disk differs from the base in every target and computes what
 /// base + adapter computes.
-void prove_merge(const MergeOptions& options, const LlamaConfig& config,
-                 const LlamaModel& with_adapter, const WeightSource& base,
-                 const std::map<std::string, at::Tensor>& adapter,
+void prove_merge(const MergeOptions& options, const LlamaConfig& config, const LlamaModel& with_adapter,
+                 const WeightSource& base, const std::map<std::string, at::Tensor>& adapter,
                  const std::map<std::string, TargetChange>& changes, DType coarsest) {
   print_changes(changes);
   for (const auto& [target, change] : changes)
@@ -119,8 +115,7 @@ void prove_merge(const MergeOptions& options, const LlamaConfig& config,
   const std::vector<int64_t> ids = eight_tokens(options.model, config.vocab_size);
   StreamedStore base_store(plain, base, at::kFloat), merged_store(plain, *merged, at::kFloat);
   StreamedStore adapter_store(with_adapter, base, at::kFloat, adapter);
-  const at::Tensor from_base = logits_of(plain, base_store, ids),
-                   from_merged = logits_of(plain, merged_store, ids);
+  const at::Tensor from_base = logits_of(plain, base_store, ids), from_merged = logits_of(plain, merged_store, ids);
   const at::Tensor from_adapter = logits_of(with_adapter, adapter_store, ids);
   const double largest = from_adapter.abs().max().item<double>(),
                moved = (from_merged - from_base).abs().max().item<double>();
@@ -154,9 +149,8 @@ void merge(const MergeOptions& options) {
   at::NoGradGuard no_grad;
   const std::filesystem::path output = options.output;
   if (!options.force && std::filesystem::exists(output / "config.json"))
-    throw WriteError(fmt::format(
-        "adapter merge: {} already holds a model; choose another directory or add --force",
-        options.output));
+    throw WriteError(fmt::format("adapter merge: {} already holds a model; choose another directory or add --force",
+                                 options.output));
   if (std::filesystem::exists(output) && std::filesystem::equivalent(output, options.model))
     throw WriteError("adapter merge: --output is the base model's own directory");
   LlamaConfig config = read_model_config(options.model);
@@ -164,13 +158,11 @@ void merge(const MergeOptions& options) {
   const LlamaModel with_adapter = model_for_adapter(config, adapter);
   const std::map<std::string, at::Tensor> tensors = import_adapter(adapter, with_adapter);
   const bool changes_nothing = std::none_of(tensors.begin(), tensors.end(), [](const auto& entry) {
-    return entry.first.ends_with(".lora_B.weight") &&
-           entry.second.abs().max().template item<double>() > 0;
+    return entry.first.ends_with(".lora_B.weight") && entry.second.abs().max().template item<double>() > 0;
   });
   if (changes_nothing || adapter.config.alpha == 0)
-    throw ModelError(fmt::format(
-        "adapter {} changes nothing: {}", options.adapter,
-        changes_nothing ? "every lora_B is zero (was it trained?)" : "its alpha is zero"));
+    throw ModelError(fmt::format("adapter {} changes nothing: {}", options.adapter,
+                                 changes_nothing ? "every lora_B is zero (was it trained?)" : "its alpha is zero"));
 
   const std::unique_ptr<WeightSource> base = open_weights(options.model);
   auto declared = checkpoint_tensors(LlamaModel(config, std::nullopt), DType::kF32);
@@ -179,8 +171,7 @@ void merge(const MergeOptions& options) {
     const auto stored = base->find(name);
     if (!stored) throw ModelError(fmt::format("{} has no tensor {}", options.model, name));
     if (stored->shape != info.shape)
-      throw ModelError(fmt::format("{}: {} does not have the shape that config.json asks for",
-                                   options.model, name));
+      throw ModelError(fmt::format("{}: {} does not have the shape that config.json asks for", options.model, name));
     info.dtype = options.dtype.empty() ? stored->dtype : parse_dtype(options.dtype);
     if (dtype_size(info.dtype) < 4 && coarsest != DType::kBF16) coarsest = info.dtype;
   }
@@ -204,8 +195,7 @@ void merge(const MergeOptions& options) {
         ++change.zero_b;
       } else {
         const double kept =
-            ((merged - weight.to(stored).to(at::kFloat)) * update).sum(at::kDouble).item<double>() /
-            size;
+            ((merged - weight.to(stored).to(at::kFloat)) * update).sum(at::kDouble).item<double>() / size;
         if (kept < change.kept) {
           change.kept = kept;
           change.worst = module;
@@ -243,14 +233,12 @@ void show(const std::string& directory) {
     parameters += static_cast<int64_t>(pair.a.size() + pair.b.size());
   }
   fmt::print("base model {}\nr {}, alpha {}, dropout {}\n{} parameters in {} modules\n",
-             adapter.config.base_model.empty() ? "(not named)" : adapter.config.base_model,
-             adapter.config.r, adapter.config.alpha, adapter.config.dropout,
-             format_count(parameters), adapter.modules.size());
-  fmt::print("{:<12}{:>9}{:>14}{:>12}{:>12}\n", "target", "modules", "parameters", "norm of A",
-             "norm of B");
+             adapter.config.base_model.empty() ? "(not named)" : adapter.config.base_model, adapter.config.r,
+             adapter.config.alpha, adapter.config.dropout, format_count(parameters), adapter.modules.size());
+  fmt::print("{:<12}{:>9}{:>14}{:>12}{:>12}\n", "target", "modules", "parameters", "norm of A", "norm of B");
   for (const auto& [target, row] : rows)
-    fmt::print("{:<12}{:>9}{:>14}{:>12.4g}{:>12.4g}\n", target, row.modules,
-               format_count(row.parameters), std::sqrt(row.a), std::sqrt(row.b));
+    fmt::print("{:<12}{:>9}{:>14}{:>12.4g}{:>12.4g}\n", target, row.modules, format_count(row.parameters),
+               std::sqrt(row.a), std::sqrt(row.b));
 }
 
 }  // namespace
@@ -260,8 +248,8 @@ void add_adapter_tool(CLI::App& app) {
   tool->require_subcommand(1);
 
   auto options = std::make_shared<MergeOptions>();
-  CLI::App* merge_tool = tool->add_subcommand(
-      "merge", "Write base + adapter as one model, and prove it on eight tokens");
+  CLI::App* merge_tool =
+      tool->add_subcommand("merge", "Write base + adapter as one model, and prove it on eight tokens");
   merge_tool->add_option("--model", options->model, "Base model directory")->required();
   merge_tool->add_option("--adapter", options->adapter, "PEFT adapter directory")->required();
   merge_tool->add_option("--output", options->output, "Directory to write")->required();

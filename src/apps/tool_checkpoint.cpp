@@ -25,21 +25,19 @@ namespace fs = std::filesystem;
 
 void list(const fs::path& path) {
   const std::vector<fs::path> directories = selected_checkpoints(path);
-  fmt::print("{:<16}{:>12}{:>10}{:>7}{:>12}  {:<18}{}\n", "checkpoint", "samples", "ranks", "shard",
-             "size", "run", "state");
+  fmt::print("{:<16}{:>12}{:>10}{:>7}{:>12}  {:<18}{}\n", "checkpoint", "samples", "ranks", "shard", "size", "run",
+             "state");
   int64_t whole = 0, all = 0;
   for (const fs::path& directory : directories) {
     CheckpointManifest m;
     const std::string problem = checkpoint_layout_problem(directory, m);
     ++all;
     whole += problem.empty();
-    fmt::print("{:<16}{:>12}{:>10}{:>7}{:>12}  {:<18}{}\n", directory.filename().string(),
-               m.samples, m.world_size, m.shard_size,
-               format_bytes(static_cast<double>(m.total_bytes())),
-               m.run_id.empty() ? "-" : m.run_id, problem.empty() ? "whole" : problem);
+    fmt::print("{:<16}{:>12}{:>10}{:>7}{:>12}  {:<18}{}\n", directory.filename().string(), m.samples, m.world_size,
+               m.shard_size, format_bytes(static_cast<double>(m.total_bytes())), m.run_id.empty() ? "-" : m.run_id,
+               problem.empty() ? "whole" : problem);
   }
-  fmt::print("{} of {} whole by sizes and headers; `trireme checkpoint verify` reads every byte\n",
-             whole, all);
+  fmt::print("{} of {} whole by sizes and headers; `trireme checkpoint verify` reads every byte\n", whole, all);
 }
 
 void verify(const fs::path& path) {
@@ -48,11 +46,10 @@ void verify(const fs::path& path) {
     CheckpointManifest manifest;
     const double begin = steady_seconds();
     const std::string problem = checkpoint_problem(directory, manifest);
-    const double seconds = steady_seconds() - begin,
-                 bytes = static_cast<double>(manifest.total_bytes());
+    const double seconds = steady_seconds() - begin, bytes = static_cast<double>(manifest.total_bytes());
     if (problem.empty()) {
-      fmt::print("{}: whole, {} in {} files, read at {}/s\n", directory.filename().string(),
-                 format_bytes(bytes), manifest.files.size(), format_bytes(bytes / seconds));
+      fmt::print("{}: whole, {} in {} files, read at {}/s\n", directory.filename().string(), format_bytes(bytes),
+                 manifest.files.size(), format_bytes(bytes / seconds));
     } else {
       fmt::print("{}: damaged: {}\n", directory.filename().string(), problem);
       damaged.push_back(directory.filename().string());
@@ -60,13 +57,12 @@ void verify(const fs::path& path) {
   }
   if (!damaged.empty())
     throw ModelError(fmt::format("{} in {}: a run started again goes on from the newest whole one",
-                                 damaged.size() == 1
-                                     ? fmt::format("{} is damaged", damaged[0])
-                                     : fmt::format("{} checkpoints are damaged", damaged.size()),
+                                 damaged.size() == 1 ? fmt::format("{} is damaged", damaged[0])
+                                                     : fmt::format("{} checkpoints are damaged", damaged.size()),
                                  path.string()));
 }
 
-// --- prune -----------------------------------------------------------------------------------------------------------------------
+// --- prune ---------------------------------------------------------------------------------------
 
 /// Refuses while a run trains there: it does its own retention.
 class IdleRun {
@@ -95,7 +91,8 @@ class IdleRun {
 
 void prune(const fs::path& path, int64_t keep, bool dry_run) {
   if (is_checkpoint(path))
-    throw ConfigError(fmt::format("{} is one checkpoint: prune takes a run's output.dir or its checkpoints", path.string()));
+    throw ConfigError(
+        fmt::format("{} is one checkpoint: prune takes a run's output.dir or its checkpoints", path.string()));
   const fs::path checkpoints = checkpoint_collection(path);
   const IdleRun idle(fs::weakly_canonical(checkpoints));
   std::vector<fs::path> removed;
@@ -115,8 +112,7 @@ void prune(const fs::path& path, int64_t keep, bool dry_run) {
     }
   }
   if (whole == 0)
-    throw ModelError(
-        fmt::format("no checkpoint in {} is whole: nothing is removed", checkpoints.string()));
+    throw ModelError(fmt::format("no checkpoint in {} is whole: nothing is removed", checkpoints.string()));
   for (const auto& entry : fs::directory_iterator(checkpoints)) {
     const std::string name = entry.path().filename().string();
     if (entry.is_directory() && name.starts_with("step-") &&
@@ -127,50 +123,41 @@ void prune(const fs::path& path, int64_t keep, bool dry_run) {
     fmt::print("{} {}\n", dry_run ? "would remove" : "removing", directory.string());
     std::error_code error;
     if (!dry_run) fs::remove_all(directory, error);
-    if (error)
-      throw WriteError(fmt::format("cannot remove {}: {}", directory.string(), error.message()));
+    if (error) throw WriteError(fmt::format("cannot remove {}: {}", directory.string(), error.message()));
   }
-  fmt::print("{} whole kept, {} directories {}\n", whole, removed.size(),
-             dry_run ? "to remove" : "removed");
+  fmt::print("{} whole kept, {} directories {}\n", whole, removed.size(), dry_run ? "to remove" : "removed");
 }
 
 }  // namespace
 
 void add_checkpoint_tool(CLI::App& app) {
-  CLI::App* tool =
-      app.add_subcommand("checkpoint", "Checkpoints of a run: ls, verify, export, prune");
+  CLI::App* tool = app.add_subcommand("checkpoint", "Checkpoints of a run: ls, verify, export, prune");
   tool->require_subcommand(1);
 
   auto directory = std::make_shared<std::string>();
   CLI::App* ls = tool->add_subcommand("ls", "What is there, newest first");
-  ls->add_option("dir", *directory, "A run's output.dir, its checkpoints, or one checkpoint")
-      ->required();
+  ls->add_option("dir", *directory, "A run's output.dir, its checkpoints, or one checkpoint")->required();
   ls->callback([directory] { list(*directory); });
 
-  CLI::App* verify_tool = tool->add_subcommand(
-      "verify", "Read every byte and compare the hashes; exit 4 when something is damaged");
-  verify_tool
-      ->add_option("dir", *directory, "A run's output.dir, its checkpoints, or one checkpoint")
-      ->required();
+  CLI::App* verify_tool =
+      tool->add_subcommand("verify", "Read every byte and compare the hashes; exit 4 when something is damaged");
+  verify_tool->add_option("dir", *directory, "A run's output.dir, its checkpoints, or one checkpoint")->required();
   verify_tool->callback([directory] { verify(*directory); });
 
   auto options = std::make_shared<CheckpointExport>();
-  CLI::App* export_tool = tool->add_subcommand(
-      "export", "Write the PEFT adapter or the Hugging Face model of a checkpoint");
-  export_tool
-      ->add_option("dir", options->checkpoint, "One checkpoint, or a run (its newest whole one)")
-      ->required();
+  CLI::App* export_tool =
+      tool->add_subcommand("export", "Write the PEFT adapter or the Hugging Face model of a checkpoint");
+  export_tool->add_option("dir", options->checkpoint, "One checkpoint, or a run (its newest whole one)")->required();
   export_tool->add_option("--output", options->output, "Directory to write")->required();
   export_tool->add_option("--dtype", options->dtype,
                           "f32, bf16 or f16 (default: adapters f32, models the run's precision)");
-  export_tool->add_option("--model", options->model,
-                          "Base model directory (default: the run's model.path)");
+  export_tool->add_option("--model", options->model, "Base model directory (default: the run's model.path)");
   export_tool->callback([options] { export_checkpoint(*options); });
 
   auto keep = std::make_shared<int64_t>(2);
   auto dry_run = std::make_shared<bool>(false);
-  CLI::App* prune_tool = tool->add_subcommand(
-      "prune", "Remove all but the newest whole checkpoints, and what dead runs left");
+  CLI::App* prune_tool =
+      tool->add_subcommand("prune", "Remove all but the newest whole checkpoints, and what dead runs left");
   prune_tool->add_option("dir", *directory, "A run's output.dir or its checkpoints")->required();
   prune_tool->add_option("--keep", *keep, "Whole checkpoints that stay")
       ->check(CLI::Range(1, 1 << 20))

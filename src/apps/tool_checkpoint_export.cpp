@@ -29,19 +29,16 @@ class MasterTensors {
  public:
   explicit MasterTensors(CheckpointReader& reader) : reader_(reader) {
     for (const CheckpointUnit& unit : reader.manifest().units)
-      for (const CheckpointTensor& tensor : unit.tensors)
-        places_[tensor.name] = {unit.name, &tensor};
+      for (const CheckpointTensor& tensor : unit.tensors) places_[tensor.name] = {unit.name, &tensor};
   }
   at::Tensor read(const std::string& name) {
     const auto found = places_.find(name);
-    if (found == places_.end())
-      throw ModelError(fmt::format("the checkpoint has no tensor {}", name));
+    if (found == places_.end()) throw ModelError(fmt::format("the checkpoint has no tensor {}", name));
     const auto& [unit, tensor] = found->second;
     at::Tensor value = at::empty(tensor->shape, to_scalar_type(reader_.dtype("master", unit)));
     at::Tensor flat = value.view({-1});
     int64_t at = 0;
-    for (const ElementSpan& span :
-         reader_.read("master", unit, tensor->offset, tensor->offset + value.numel())) {
+    for (const ElementSpan& span : reader_.read("master", unit, tensor->offset, tensor->offset + value.numel())) {
       flat.narrow(0, at, span.count)
           .copy_(at::from_blob(const_cast<std::byte*>(span.data), {span.count},
                                at::TensorOptions().dtype(value.scalar_type())));
@@ -66,15 +63,15 @@ DType export_dtype(const std::string& asked, const std::string& compute) {
   if (name == "f32" || name == "Float") return DType::kF32;
   if (name == "bf16" || name == "BFloat16") return DType::kBF16;
   if (name == "f16" || name == "Half") return DType::kF16;
-  throw ConfigError(
-      fmt::format("checkpoint export: --dtype is '{}'; choose f32, bf16 or f16", name));
+  throw ConfigError(fmt::format("checkpoint export: --dtype is '{}'; choose f32, bf16 or f16", name));
 }
 
 LlamaConfig model_shape(const fs::path& path) {
   return fs::is_regular_file(path) ? read_llama_config(path) : read_model_config(path);
 }
 
-void export_bert(MasterTensors& masters, const Config& config, const fs::path& base, const fs::path& output, DType dtype) {
+void export_bert(MasterTensors& masters, const Config& config, const fs::path& base, const fs::path& output,
+                 DType dtype) {
   BertConfig shape = read_bert_config(bert_config_path(base));
   const auto tensors = bert_file_tensors(BertModel(shape, config.model.pad_vocab_to), dtype);
   make_directories(output);
@@ -100,8 +97,7 @@ void export_checkpoint(const CheckpointExport& options) {
   for (const char* taken : {"config.json", "adapter_config.json"})
     if (fs::exists(output / taken))
       throw WriteError(
-          fmt::format("checkpoint export: {} already holds a {}; choose another directory",
-                      options.output, taken));
+          fmt::format("checkpoint export: {} already holds a {}; choose another directory", options.output, taken));
   fs::path directory;
   CheckpointManifest manifest;
   std::string problem;
@@ -112,8 +108,7 @@ void export_checkpoint(const CheckpointExport& options) {
     }
     log_warn(fmt::format("{} is damaged: {}", candidate.string(), problem));
   }
-  if (directory.empty())
-    throw ModelError(fmt::format("no checkpoint in {} is whole: {}", options.checkpoint, problem));
+  if (directory.empty()) throw ModelError(fmt::format("no checkpoint in {} is whole: {}", options.checkpoint, problem));
   if (manifest.version == 1)
     throw ModelError(
         fmt::format("{} has format version 1, which does not name its tensors: start the run "
@@ -131,16 +126,14 @@ void export_checkpoint(const CheckpointExport& options) {
   }
   LlamaConfig shape = model_shape(base);
   if (config.lora) {
-    const LlamaModel model(shape, LoraOptions{config.lora->r, config.lora->alpha,
-                                              config.lora->dropout, config.lora->target_modules});
+    const LlamaModel model(
+        shape, LoraOptions{config.lora->r, config.lora->alpha, config.lora->dropout, config.lora->target_modules});
     std::map<std::string, at::Tensor> tensors;
-    for (const std::string& name : masters.names())
-      tensors[name] = masters.read(name).to(at::kFloat);
+    for (const std::string& name : masters.names()) tensors[name] = masters.read(name).to(at::kFloat);
     make_directories(output);
     write_adapter(output, export_adapter(tensors, model, base.string()),
                   options.dtype.empty() ? DType::kF32 : export_dtype(options.dtype, ""));
-    fmt::print("{}: adapter after step {} in {}\n", directory.string(), reader.manifest().step,
-               options.output);
+    fmt::print("{}: adapter after step {} in {}\n", directory.string(), reader.manifest().step, options.output);
     return;
   }
   const DType dtype = export_dtype(options.dtype, reader.manifest().compute_dtype);
@@ -151,8 +144,7 @@ void export_checkpoint(const CheckpointExport& options) {
   if (fs::is_directory(base)) writer.copy_companions(base);
   shape.dtype = config_dtype_name(dtype);
   writer.finish(shape);
-  fmt::print("{}: model after step {} in {}\n", directory.string(), reader.manifest().step,
-             options.output);
+  fmt::print("{}: model after step {} in {}\n", directory.string(), reader.manifest().step, options.output);
 }
 
 }  // namespace trireme

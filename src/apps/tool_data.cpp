@@ -22,8 +22,7 @@ std::string excerpt(const std::string& text, size_t characters = 200) {
   std::string line;
   size_t count = 0;
   for (const char c : text) {
-    if ((static_cast<unsigned char>(c) & 0xC0u) != 0x80u && count++ == characters)
-      return line + " …";
+    if ((static_cast<unsigned char>(c) & 0xC0u) != 0x80u && count++ == characters) return line + " …";
     if (c == '\n')
       line += "\\n";
     else if (static_cast<unsigned char>(c) >= 0x20)
@@ -33,8 +32,7 @@ std::string excerpt(const std::string& text, size_t characters = 200) {
 }
 
 void print_samples(const std::vector<std::string>& samples) {
-  for (size_t i = 0; i < samples.size(); ++i)
-    fmt::print("  sample {}: {}\n", i + 1, excerpt(samples[i]));
+  for (size_t i = 0; i < samples.size(); ++i) fmt::print("  sample {}: {}\n", i + 1, excerpt(samples[i]));
 }
 
 // ---- pack
@@ -62,30 +60,25 @@ void pack(PackArguments& arguments) {
   else if (arguments.unit == "file")
     options.unit = DocumentUnit::kFile;
   else
-    throw ConfigError(
-        fmt::format("--document {}: expected paragraph, line or file", arguments.unit));
+    throw ConfigError(fmt::format("--document {}: expected paragraph, line or file", arguments.unit));
   if (arguments.shuffle_seed < -1 || arguments.shuffle_seed > 0xFFFFFFFFll)
-    throw ConfigError(
-        fmt::format("--shuffle-seed {}: expected 0 to {}", arguments.shuffle_seed, 0xFFFFFFFFll));
-  if (arguments.shuffle_seed >= 0)
-    options.shuffle_seed = static_cast<uint32_t>(arguments.shuffle_seed);
+    throw ConfigError(fmt::format("--shuffle-seed {}: expected 0 to {}", arguments.shuffle_seed, 0xFFFFFFFFll));
+  if (arguments.shuffle_seed >= 0) options.shuffle_seed = static_cast<uint32_t>(arguments.shuffle_seed);
   const double start = steady_seconds();
   const Tokenizer tokenizer{std::filesystem::path(arguments.tokenizer)};
   const PackReport report = pack_documents(tokenizer, options);
   print_split(options.output.string(), report.train, options.seq_length);
-  if (!options.valid_output.empty())
-    print_split(options.valid_output.string(), report.valid, options.seq_length);
+  if (!options.valid_output.empty()) print_split(options.valid_output.string(), report.valid, options.seq_length);
   fmt::print("read {} documents ({}) in {}; vocabulary {}\n", format_count(report.documents),
-             format_bytes(static_cast<double>(report.bytes)),
-             format_duration(steady_seconds() - start), format_count(tokenizer.vocab_size()));
+             format_bytes(static_cast<double>(report.bytes)), format_duration(steady_seconds() - start),
+             format_count(tokenizer.vocab_size()));
   if (report.invalid_utf8 > 0)
-    fmt::print("dropped {} documents that are not UTF-8, the first at {}\n",
-               format_count(report.invalid_utf8), report.first_invalid);
+    fmt::print("dropped {} documents that are not UTF-8, the first at {}\n", format_count(report.invalid_utf8),
+               report.first_invalid);
   if (report.empty > 0) fmt::print("dropped {} empty documents\n", format_count(report.empty));
   if (report.too_short > 0)
-    fmt::print("dropped {} documents of fewer than {} tokens ({} tokens)\n",
-               format_count(report.too_short), options.min_tokens,
-               format_count(report.short_tokens));
+    fmt::print("dropped {} documents of fewer than {} tokens ({} tokens)\n", format_count(report.too_short),
+               options.min_tokens, format_count(report.short_tokens));
   print_samples(report.samples);
 }
 
@@ -95,8 +88,7 @@ void add_pack(CLI::App& tool) {
   CLI::App* command = tool.add_subcommand("pack",
                                           "Tokenise text, JSON lines (.jsonl) or Parquet and cut "
                                           "it into rows of exactly --seq-length tokens");
-  command->add_option("--tokenizer", arguments->tokenizer, "sentencepiece's tokenizer.model")
-      ->required();
+  command->add_option("--tokenizer", arguments->tokenizer, "sentencepiece's tokenizer.model")->required();
   command->add_option("--input", options.inputs, "Files to read, in this order")->required();
   command->add_option("--output", options.output, "Token file: .npy, or .h5/.hdf5")->required();
   command->add_option("--seq-length", options.seq_length, "Tokens in a row")->required();
@@ -110,15 +102,11 @@ void add_pack(CLI::App& tool) {
   command->add_flag("--separate-documents", options.separate_documents,
                     "Record where documents start: attention does not cross them (.h5, or an "
                     "object .npy as MLPerf's)");
-  command->add_option("--valid-output", options.valid_output,
-                      "A second token file, for validation");
-  command->add_option("--valid-fraction", options.valid_fraction,
-                      "Fraction of the documents that goes there");
-  command->add_option(
-      "--shuffle-seed", arguments->shuffle_seed,
-      "Shuffle the documents before packing (NumPy RandomState of this seed); default: file order");
-  command->add_option("--min-tokens", options.min_tokens,
-                      "Drop documents of fewer tokens (default 2)");
+  command->add_option("--valid-output", options.valid_output, "A second token file, for validation");
+  command->add_option("--valid-fraction", options.valid_fraction, "Fraction of the documents that goes there");
+  command->add_option("--shuffle-seed", arguments->shuffle_seed,
+                      "Shuffle the documents before packing (NumPy RandomState of this seed); default: file order");
+  command->add_option("--min-tokens", options.min_tokens, "Drop documents of fewer tokens (default 2)");
   command->add_option("--threads", options.threads, "Threads (default: one per core)");
   command->callback([arguments] { pack(*arguments); });
 }
@@ -133,13 +121,11 @@ void mlperf(const MlperfArguments& arguments) {
   const double start = steady_seconds();
   const MlperfReport report = convert_mlperf(arguments.train, arguments.valid, arguments.output);
   for (const MlperfFile* file : {&report.train, &report.valid})
-    fmt::print("{}: {} rows of {} tokens, {} with loss, md5 {}\n", file->path.string(),
-               format_count(file->rows), format_count(file->seq_length),
-               format_count(file->targets), file->md5);
+    fmt::print("{}: {} rows of {} tokens, {} with loss, md5 {}\n", file->path.string(), format_count(file->rows),
+               format_count(file->seq_length), format_count(file->targets), file->md5);
   fmt::print("directory md5 {}", report.directory_md5);
   if (!report.is_benchmark)
-    fmt::print(" (3,901 and 173 rows would make it MLPerf's own data set, whose hash is {})\n",
-               kMlperfDirectoryMd5);
+    fmt::print(" (3,901 and 173 rows would make it MLPerf's own data set, whose hash is {})\n", kMlperfDirectoryMd5);
   else if (report.directory_md5 == kMlperfDirectoryMd5)
     fmt::print(": match, this is MLPerf's data set\n");
   else
@@ -154,8 +140,7 @@ void add_mlperf(CLI::App& tool) {
                                           "the benchmark's exact train.npy and validation.npy");
   command->add_option("--train", arguments->train, "train-00000-of-00001.parquet")->required();
   command->add_option("--valid", arguments->valid, "validation-00000-of-00001.parquet")->required();
-  command->add_option("--output", arguments->output, "Directory for train.npy and validation.npy")
-      ->required();
+  command->add_option("--output", arguments->output, "Directory for train.npy and validation.npy")->required();
   command->callback([arguments] { mlperf(*arguments); });
 }
 
@@ -183,9 +168,8 @@ void ultrachat(UltrachatArguments& arguments) {
         "{}: {} rows of {} tokens from {} conversations in {} file{}; {} tokens, {} dropped at the "
         "ends of {} buffers\n",
         split->output.string(), format_count(split->rows), format_count(options.seq_length),
-        format_count(split->conversations), split->files.size(),
-        split->files.size() == 1 ? "" : "s", format_count(split->tokens),
-        format_count(split->tail_tokens), format_count(split->buffers));
+        format_count(split->conversations), split->files.size(), split->files.size() == 1 ? "" : "s",
+        format_count(split->tokens), format_count(split->tail_tokens), format_count(split->buffers));
   }
   std::vector<std::string> names;
   for (const auto& [text, id] : report.specials) names.push_back(fmt::format("{} = {}", text, id));
@@ -212,20 +196,13 @@ void add_ultrachat(CLI::App& tool) {
   auto arguments = std::make_shared<UltrachatArguments>();
   UltrachatOptions& options = arguments->options;
   CLI::App* command = tool.add_subcommand("ultrachat", kUltrachatHelp);
-  command
-      ->add_option("--input", options.inputs,
-                   "Parquet files, or directories of them; names contain train or test")
+  command->add_option("--input", options.inputs, "Parquet files, or directories of them; names contain train or test")
       ->required();
-  command->add_option("--tokenizer", arguments->tokenizer, "The base model's tokenizer.model")
-      ->required();
-  command
-      ->add_option("--output", options.output_directory,
-                   "Directory for train.npy and validation.npy")
-      ->required();
+  command->add_option("--tokenizer", arguments->tokenizer, "The base model's tokenizer.model")->required();
+  command->add_option("--output", options.output_directory, "Directory for train.npy and validation.npy")->required();
   command->add_option("--seq-length", options.seq_length, "Tokens in a row (default 2048)");
-  command->add_option(
-      "--splits", arguments->splits,
-      "all: train_gen and train_sft, as the recipe does (default); sft: train_sft alone");
+  command->add_option("--splits", arguments->splits,
+                      "all: train_gen and train_sft, as the recipe does (default); sft: train_sft alone");
   command->add_option("--seed", options.seed, "Of the shuffle within a buffer (default 100)");
   command->add_option("--threads", options.threads, "Threads (default: one per core)");
   command->callback([arguments] { ultrachat(*arguments); });
@@ -234,8 +211,8 @@ void add_ultrachat(CLI::App& tool) {
 }  // namespace
 
 void add_data_tool(CLI::App& app) {
-  CLI::App* tool = app.add_subcommand(
-      "data", "Make token files: pack text, convert MLPerf's and ultrachat's Parquet, BERT's rows");
+  CLI::App* tool =
+      app.add_subcommand("data", "Make token files: pack text, convert MLPerf's and ultrachat's Parquet, BERT's rows");
   tool->require_subcommand(1);
   add_pack(*tool);
   add_mlperf(*tool);

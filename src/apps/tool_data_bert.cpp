@@ -18,22 +18,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string kept_note(size_t kept) {
-  return kept == 0 ? "" : fmt::format(", {} of them finished before", kept);
-}
+std::string kept_note(size_t kept) { return kept == 0 ? "" : fmt::format(", {} of them finished before", kept); }
 
 void add_instance_options(CLI::App& command, BertInstanceOptions& options) {
-  command.add_option("--seq-length", options.seq_length,
-                     "Longest sequence in tokens (default 512)");
-  command.add_option("--max-predictions", options.max_predictions,
-                     "Masked tokens of a sequence at most (default 76)");
-  command.add_option("--masked-lm-prob", options.masked_lm_prob,
-                     "Share of tokens to mask (default 0.15)");
-  command.add_option("--short-seq-prob", options.short_seq_prob,
-                     "Probability of a short target length (default 0.1)");
+  command.add_option("--seq-length", options.seq_length, "Longest sequence in tokens (default 512)");
+  command.add_option("--max-predictions", options.max_predictions, "Masked tokens of a sequence at most (default 76)");
+  command.add_option("--masked-lm-prob", options.masked_lm_prob, "Share of tokens to mask (default 0.15)");
+  command.add_option("--short-seq-prob", options.short_seq_prob, "Probability of a short target length (default 0.1)");
   command.add_option("--dupe-factor", options.dupe_factor, "Passes over the text (default 10)");
-  command.add_option("--seed", options.seed,
-                     "Of Python's random.Random, for each part anew (default 12345)");
+  command.add_option("--seed", options.seed, "Of Python's random.Random, for each part anew (default 12345)");
 }
 
 // ---- instances
@@ -47,8 +40,8 @@ struct InstancesArguments {
 
 void instances(const InstancesArguments& arguments) {
   const double start = steady_seconds();
-  const BertInstancesReport report = create_bert_instances(
-      arguments.inputs, arguments.vocab, arguments.options, arguments.output, arguments.threads);
+  const BertInstancesReport report =
+      create_bert_instances(arguments.inputs, arguments.vocab, arguments.options, arguments.output, arguments.threads);
   const double seconds = steady_seconds() - start;
   fmt::print("{}: {} instances from {} part{}{} (Unicode {})\n", arguments.output.string(),
              format_count(report.instances), format_count(static_cast<int64_t>(report.parts)),
@@ -59,21 +52,17 @@ void instances(const InstancesArguments& arguments) {
 
 void add_instances(CLI::App& tool) {
   auto arguments = std::make_shared<InstancesArguments>();
-  CLI::App* command = tool.add_subcommand(
-      "instances",
-      "Tokenise text (one sentence a line, blank lines between documents) and make masked sentence "
-      "pairs, equal to "
-      "MLPerf's create_pretraining_data.py draw for draw; continues an interrupted run");
-  command
-      ->add_option("--input", arguments->inputs, "Text files, or directories of files named part*")
-      ->required();
+  CLI::App* command =
+      tool.add_subcommand("instances",
+                          "Tokenise text (one sentence a line, blank lines between documents) and make masked sentence "
+                          "pairs, equal to "
+                          "MLPerf's create_pretraining_data.py draw for draw; continues an interrupted run");
+  command->add_option("--input", arguments->inputs, "Text files, or directories of files named part*")->required();
   command->add_option("--vocab", arguments->vocab, "vocab.txt")->required();
-  command->add_option("--output", arguments->output, "Directory for the .instances files")
-      ->required();
+  command->add_option("--output", arguments->output, "Directory for the .instances files")->required();
   add_instance_options(*command, arguments->options);
-  command->add_option(
-      "--threads", arguments->threads,
-      "Threads (default: one per core); one part each, with about 0.5 GB for each 30 MB of text");
+  command->add_option("--threads", arguments->threads,
+                      "Threads (default: one per core); one part each, with about 0.5 GB for each 30 MB of text");
   command->callback([arguments] { instances(*arguments); });
 }
 
@@ -93,18 +82,16 @@ struct PackArguments {
 
 void pack(const PackArguments& arguments) {
   const double start = steady_seconds();
-  const BertPackReport report = pack_bert(arguments.inputs, arguments.output, arguments.shards,
-                                          arguments.seed, arguments.threads);
-  const double rows = static_cast<double>(report.rows),
-               sequences = static_cast<double>(report.sequences);
-  fmt::print("{}: {} sequences in {} rows of {} shards{}\n", arguments.output.string(),
-             format_count(report.sequences), format_count(report.rows), arguments.shards,
-             kept_note(report.kept));
+  const BertPackReport report =
+      pack_bert(arguments.inputs, arguments.output, arguments.shards, arguments.seed, arguments.threads);
+  const double rows = static_cast<double>(report.rows), sequences = static_cast<double>(report.sequences);
+  fmt::print("{}: {} sequences in {} rows of {} shards{}\n", arguments.output.string(), format_count(report.sequences),
+             format_count(report.rows), arguments.shards, kept_note(report.kept));
   fmt::print(
       "{:.5f} sequences a row, {:.2f} % of the tokens real, {} strategies in {} rounds, {} places "
       "left empty\n",
-      sequences / rows, 100.0 * static_cast<double>(report.tokens) / (rows * report.max_length),
-      report.strategies_used, report.rounds, format_count(report.padding_places));
+      sequences / rows, 100.0 * static_cast<double>(report.tokens) / (rows * report.max_length), report.strategies_used,
+      report.rounds, format_count(report.padding_places));
   fmt::print("done in {}\n", format_duration(steady_seconds() - start));
 }
 
@@ -130,16 +117,15 @@ struct EvalArguments {
 };
 
 void print_checksum(const fs::path& path, const BertChecksum& sum) {
-  fmt::print("{}: {} rows, {} sequences, {} tokens, {} masked; samples md5 {}\n", path.string(),
-             format_count(sum.rows), format_count(sum.sequences), format_count(sum.tokens),
-             format_count(sum.masked), sum.md5);
+  fmt::print("{}: {} rows, {} sequences, {} tokens, {} masked; samples md5 {}\n", path.string(), format_count(sum.rows),
+             format_count(sum.sequences), format_count(sum.tokens), format_count(sum.masked), sum.md5);
 }
 
 void eval(const EvalArguments& arguments) {
-  const int64_t all = create_bert_eval(arguments.input, arguments.vocab, arguments.options,
-                                       arguments.count, arguments.output);
-  const BertChecksum sum = checksum_bert_file(arguments.output, arguments.options.seq_length,
-                                              BertVocab(arguments.vocab).size());
+  const int64_t all =
+      create_bert_eval(arguments.input, arguments.vocab, arguments.options, arguments.count, arguments.output);
+  const BertChecksum sum =
+      checksum_bert_file(arguments.output, arguments.options.seq_length, BertVocab(arguments.vocab).size());
   fmt::print("took {} of {} instances\n", format_count(arguments.count), format_count(all));
   print_checksum(arguments.output, sum);
   if (sum.md5 == kMlperfBertEvalMd5)
@@ -150,12 +136,11 @@ void eval(const EvalArguments& arguments) {
 
 void add_eval(CLI::App& tool) {
   auto arguments = std::make_shared<EvalArguments>();
-  CLI::App* command = tool.add_subcommand(
-      "eval", "Make the evaluation set of one text: evenly picked instances, not packed");
+  CLI::App* command =
+      tool.add_subcommand("eval", "Make the evaluation set of one text: evenly picked instances, not packed");
   command->add_option("--input", arguments->input, "eval.txt")->required();
   command->add_option("--vocab", arguments->vocab, "vocab.txt")->required();
-  command->add_option("--output", arguments->output, "The file to write: part_eval_10k.hdf5")
-      ->required();
+  command->add_option("--output", arguments->output, "The file to write: part_eval_10k.hdf5")->required();
   command->add_option("--count", arguments->count, "Samples (default 10000)");
   add_instance_options(*command, arguments->options);
   command->callback([arguments] { eval(*arguments); });
@@ -174,19 +159,15 @@ struct ExportArguments {
 void export_instances(ExportArguments& arguments) {
   if (arguments.layout != "fixed" && arguments.layout != "varlength")
     throw ConfigError(fmt::format("--layout {}: expected fixed or varlength", arguments.layout));
-  arguments.options.layout =
-      arguments.layout == "fixed" ? BertLayout::kFixed : BertLayout::kVarlength;
+  arguments.options.layout = arguments.layout == "fixed" ? BertLayout::kFixed : BertLayout::kVarlength;
   if (arguments.shuffle_seed < -1 || arguments.shuffle_seed > 0xFFFFFFFFll)
-    throw ConfigError(
-        fmt::format("--shuffle-seed {}: expected 0 to {}", arguments.shuffle_seed, 0xFFFFFFFFll));
-  if (arguments.shuffle_seed >= 0)
-    arguments.options.shuffle_seed = static_cast<uint32_t>(arguments.shuffle_seed);
+    throw ConfigError(fmt::format("--shuffle-seed {}: expected 0 to {}", arguments.shuffle_seed, 0xFFFFFFFFll));
+  if (arguments.shuffle_seed >= 0) arguments.options.shuffle_seed = static_cast<uint32_t>(arguments.shuffle_seed);
   const double start = steady_seconds();
-  const BertExportReport report =
-      export_bert(arguments.inputs, arguments.output, arguments.options);
-  fmt::print("{}: {} instances in {} files{}, done in {}\n", arguments.output.string(),
-             format_count(report.instances), format_count(static_cast<int64_t>(report.files)),
-             kept_note(report.kept), format_duration(steady_seconds() - start));
+  const BertExportReport report = export_bert(arguments.inputs, arguments.output, arguments.options);
+  fmt::print("{}: {} instances in {} files{}, done in {}\n", arguments.output.string(), format_count(report.instances),
+             format_count(static_cast<int64_t>(report.files)), kept_note(report.kept),
+             format_duration(steady_seconds() - start));
 }
 
 void add_export(CLI::App& tool) {
@@ -221,18 +202,15 @@ void verify(const VerifyArguments& arguments) {
     rows += sum.rows;
     sequences += sum.sequences;
   }
-  fmt::print("{} files, {} rows, {} sequences, all sound\n", parts.size(), format_count(rows),
-             format_count(sequences));
+  fmt::print("{} files, {} rows, {} sequences, all sound\n", parts.size(), format_count(rows), format_count(sequences));
 }
 
 void add_verify(CLI::App& tool) {
   auto arguments = std::make_shared<VerifyArguments>();
-  CLI::App* command =
-      tool.add_subcommand("verify",
-                          "Check every row of packed or variable-length files as the trainer does, "
-                          "and print MLPerf's checksum of their samples");
-  command->add_option("--input", arguments->inputs, "Files, or directories of files named part_*")
-      ->required();
+  CLI::App* command = tool.add_subcommand("verify",
+                                          "Check every row of packed or variable-length files as the trainer does, "
+                                          "and print MLPerf's checksum of their samples");
+  command->add_option("--input", arguments->inputs, "Files, or directories of files named part_*")->required();
   command->add_option("--seq-length", arguments->seq_length, "Longest row in tokens (default 512)");
   command->add_option("--vocab-size", arguments->vocab_size, "Ids are below it (default 30522)");
   command->callback([arguments] { verify(*arguments); });
@@ -241,8 +219,7 @@ void add_verify(CLI::App& tool) {
 }  // namespace
 
 void add_bert_data_tool(CLI::App& data) {
-  CLI::App* tool = data.add_subcommand(
-      "bert", "BERT's pre-training data: instances, pack, eval, export, verify");
+  CLI::App* tool = data.add_subcommand("bert", "BERT's pre-training data: instances, pack, eval, export, verify");
   tool->require_subcommand(1);
   add_instances(*tool);
   add_pack(*tool);

@@ -29,31 +29,25 @@ struct GenerateOptions {
 int64_t choose(const at::Tensor& logits_V, double temperature, uint64_t seed, int64_t position) {
   if (temperature == 0) return logits_V.argmax().item<int64_t>();
   const at::Tensor cumulative = at::softmax(logits_V.to(at::kDouble) / temperature, -1).cumsum(0);
-  const double u =
-      static_cast<double>(derive_seed(seed, "generate", static_cast<uint64_t>(position)) >> 11) *
-      0x1p-53;
+  const double u = static_cast<double>(derive_seed(seed, "generate", static_cast<uint64_t>(position)) >> 11) * 0x1p-53;
   const int64_t id = cumulative.le(u * cumulative[-1].item<double>()).sum().item<int64_t>();
   return std::min(id, logits_V.size(0) - 1);
 }
 
 void generate(const GenerateOptions& options) {
   if (options.temperature < 0)
-    throw ConfigError(
-        fmt::format("generate: --temperature is {}; it cannot be negative", options.temperature));
+    throw ConfigError(fmt::format("generate: --temperature is {}; it cannot be negative", options.temperature));
   if (options.max_new_tokens < 1)
-    throw ConfigError(fmt::format("generate: --max-new-tokens is {}; it must be at least 1",
-                                  options.max_new_tokens));
+    throw ConfigError(fmt::format("generate: --max-new-tokens is {}; it must be at least 1", options.max_new_tokens));
   const std::filesystem::path directory = options.model;
   const LlamaConfig config = read_model_config(directory);
   if (!std::filesystem::is_regular_file(directory / "tokenizer.model"))
-    throw ModelError(fmt::format(
-        "{} has no tokenizer.model; put the model's sentencepiece file there", options.model));
+    throw ModelError(fmt::format("{} has no tokenizer.model; put the model's sentencepiece file there", options.model));
   const Tokenizer tokenizer(directory / "tokenizer.model");
 
   std::optional<Adapter> adapter;
   if (!options.adapter.empty()) adapter = read_adapter(options.adapter);
-  const LlamaModel model =
-      adapter ? model_for_adapter(config, *adapter) : LlamaModel(config, std::nullopt);
+  const LlamaModel model = adapter ? model_for_adapter(config, *adapter) : LlamaModel(config, std::nullopt);
   auto units = load_whole(model, *open_weights(directory), at::kFloat, at::kCPU);
   if (adapter) assign_adapter(model, import_adapter(*adapter, model), units);
   WholeUnitStore store(std::move(units));
@@ -61,13 +55,11 @@ void generate(const GenerateOptions& options) {
   std::vector<int32_t> ids;
   if (const auto bos = tokenizer.bos_id()) ids.push_back(*bos);
   for (const int32_t id : tokenizer.encode(options.prompt)) ids.push_back(id);
-  if (ids.empty())
-    throw ConfigError(
-        "generate: the prompt is empty and the tokenizer has no beginning-of-text piece");
+  if (ids.empty()) throw ConfigError("generate: the prompt is empty and the tokenizer has no beginning-of-text piece");
   for (const int32_t id : ids)
     if (id >= config.vocab_size)
-      throw ModelError(fmt::format("{}: tokenizer.model gives id {}, the model's vocabulary has {}",
-                                   options.model, id, config.vocab_size));
+      throw ModelError(fmt::format("{}: tokenizer.model gives id {}, the model's vocabulary has {}", options.model, id,
+                                   config.vocab_size));
   if (static_cast<int64_t>(ids.size()) + options.max_new_tokens > config.max_position_embeddings)
     throw ConfigError(
         fmt::format("generate: {} prompt tokens and {} new ones exceed the model's {} positions; "
@@ -79,16 +71,14 @@ void generate(const GenerateOptions& options) {
   for (int64_t step = 0; step < options.max_new_tokens; ++step) {
     const auto length = static_cast<int64_t>(ids.size());
     TokenBatch batch;
-    batch.tokens_BS =
-        at::tensor(std::vector<int64_t>(ids.begin(), ids.end()), at::kLong).view({1, length});
+    batch.tokens_BS = at::tensor(std::vector<int64_t>(ids.begin(), ids.end()), at::kLong).view({1, length});
     batch.positions_BS = at::arange(length, at::TensorOptions(at::kLong)).view({1, length});
     batch.loss_weight_BS = at::zeros({1, length}, at::kFloat);
     batch.cu_seqlens = {0, static_cast<int32_t>(length)};
     const at::Tensor logits = model.logits(store, batch, forward);
     // A padded vocabulary has rows without a piece.
     const int64_t pieces = std::min(config.vocab_size, tokenizer.vocab_size());
-    const int64_t next = choose(logits[0][length - 1].narrow(0, 0, pieces), options.temperature,
-                                options.seed, length);
+    const int64_t next = choose(logits[0][length - 1].narrow(0, 0, pieces), options.temperature, options.seed, length);
     if (next == config.eos_token_id) break;
     ids.push_back(static_cast<int32_t>(next));
   }
@@ -103,10 +93,8 @@ void add_generate_tool(CLI::App& app) {
   tool->add_option("--model", options->model, "Hugging Face model directory")->required();
   tool->add_option("--adapter", options->adapter, "PEFT adapter directory");
   tool->add_option("--prompt", options->prompt, "Text to continue")->required();
-  tool->add_option("--max-new-tokens", options->max_new_tokens, "Most tokens to add")
-      ->capture_default_str();
-  tool->add_option("--temperature", options->temperature, "0 = the likeliest token every time")
-      ->capture_default_str();
+  tool->add_option("--max-new-tokens", options->max_new_tokens, "Most tokens to add")->capture_default_str();
+  tool->add_option("--temperature", options->temperature, "0 = the likeliest token every time")->capture_default_str();
   tool->add_option("--seed", options->seed, "Of the sampling")->capture_default_str();
   tool->callback([options] { generate(*options); });
 }

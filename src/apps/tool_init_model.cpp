@@ -23,8 +23,7 @@ namespace {
 
 struct InitModelOptions {
   std::string preset, config, output, tokenizer, dtype;
-  std::optional<int64_t> hidden_size, layers, heads, kv_heads, head_dim, intermediate_size,
-      vocab_size, max_positions;
+  std::optional<int64_t> hidden_size, layers, heads, kv_heads, head_dim, intermediate_size, vocab_size, max_positions;
   bool tie = false, force = false;
   uint64_t seed = 0;
 };
@@ -48,8 +47,7 @@ LlamaConfig shape_of(const InitModelOptions& options) {
     need(options.intermediate_size, "--intermediate-size");
     need(options.vocab_size, "--vocab-size");
     if (!missing.empty())
-      throw ConfigError("init-model: without --preset or --config it also needs " +
-                        join(missing, ", "));
+      throw ConfigError("init-model: without --preset or --config it also needs " + join(missing, ", "));
     config.max_position_embeddings = 2048;
     config.rms_norm_eps = 1e-5;
   }
@@ -59,9 +57,8 @@ LlamaConfig shape_of(const InitModelOptions& options) {
   config.num_hidden_layers = options.layers.value_or(config.num_hidden_layers);
   config.num_attention_heads = options.heads.value_or(config.num_attention_heads);
   config.num_key_value_heads = options.kv_heads.value_or(
-      options.heads && (old_heads == 0 || old_heads == config.num_key_value_heads)
-          ? *options.heads
-          : config.num_key_value_heads);
+      options.heads && (old_heads == 0 || old_heads == config.num_key_value_heads) ? *options.heads
+                                                                                   : config.num_key_value_heads);
   if (options.head_dim)
     config.head_dim = *options.head_dim;
   else if ((options.heads || options.hidden_size) && config.num_attention_heads > 0)
@@ -70,31 +67,28 @@ LlamaConfig shape_of(const InitModelOptions& options) {
   config.max_position_embeddings = options.max_positions.value_or(config.max_position_embeddings);
   if (options.tie) config.tie_word_embeddings = true;
 
-  for (const auto& [name, value] :
-       {std::pair<const char*, int64_t>{"--hidden-size", config.hidden_size},
-        {"--layers", config.num_hidden_layers},
-        {"--heads", config.num_attention_heads},
-        {"--kv-heads", config.num_key_value_heads},
-        {"--head-dim", config.head_dim},
-        {"--intermediate-size", config.intermediate_size},
-        {"--vocab-size", config.vocab_size},
-        {"--max-positions", config.max_position_embeddings}})
-    if (value < 1)
-      throw ConfigError(fmt::format("init-model: {} is {}; it must be at least 1", name, value));
+  for (const auto& [name, value] : {std::pair<const char*, int64_t>{"--hidden-size", config.hidden_size},
+                                    {"--layers", config.num_hidden_layers},
+                                    {"--heads", config.num_attention_heads},
+                                    {"--kv-heads", config.num_key_value_heads},
+                                    {"--head-dim", config.head_dim},
+                                    {"--intermediate-size", config.intermediate_size},
+                                    {"--vocab-size", config.vocab_size},
+                                    {"--max-positions", config.max_position_embeddings}})
+    if (value < 1) throw ConfigError(fmt::format("init-model: {} is {}; it must be at least 1", name, value));
   if (config.num_attention_heads % config.num_key_value_heads != 0)
     throw ConfigError(
         fmt::format("init-model: {} query heads cannot share {} key/value heads evenly; --heads "
                     "must be a multiple of "
                     "--kv-heads",
                     config.num_attention_heads, config.num_key_value_heads));
-  if (!options.head_dim && config.head_dim * config.num_attention_heads != config.hidden_size &&
-      options.config.empty())
-    throw ConfigError(fmt::format(
-        "init-model: hidden size {} is no multiple of {} heads; change one or give --head-dim",
-        config.hidden_size, config.num_attention_heads));
+  if (!options.head_dim && config.head_dim * config.num_attention_heads != config.hidden_size && options.config.empty())
+    throw ConfigError(
+        fmt::format("init-model: hidden size {} is no multiple of {} heads; change one or give --head-dim",
+                    config.hidden_size, config.num_attention_heads));
   if (config.head_dim % 2 != 0)
-    throw ConfigError(fmt::format(
-        "init-model: head dimension {} is odd; rotary embedding needs pairs", config.head_dim));
+    throw ConfigError(
+        fmt::format("init-model: head dimension {} is odd; rotary embedding needs pairs", config.head_dim));
   return config;
 }
 
@@ -106,8 +100,7 @@ DType dtype_of(const std::string& name) {
 }
 
 /// tokenizer.model and what transformers' LlamaTokenizer wants beside it.
-void write_tokenizer(const std::filesystem::path& output, const std::string& serialized,
-                     const LlamaConfig& config) {
+void write_tokenizer(const std::filesystem::path& output, const std::string& serialized, const LlamaConfig& config) {
   write_file_atomic(output / "tokenizer.model", serialized);
   const nlohmann::ordered_json tokenizer = {{"tokenizer_class", "LlamaTokenizer"},
                                             {"bos_token", "<s>"},
@@ -128,26 +121,25 @@ void init_model(const InitModelOptions& options) {
   const std::filesystem::path output = options.output;
   if (!options.force && std::filesystem::exists(output / "config.json"))
     throw WriteError(
-        fmt::format("init-model: {} already holds a model; choose another directory or add --force",
-                    options.output));
+        fmt::format("init-model: {} already holds a model; choose another directory or add --force", options.output));
 
   std::string serialized;
   if (!options.tokenizer.empty()) {
     serialized = read_text_file(options.tokenizer, ExitCode::kData);
     const Tokenizer tokenizer(serialized, options.tokenizer);
     if (tokenizer.vocab_size() > config.vocab_size)
-      throw ConfigError(fmt::format(
-          "init-model: {} has {} pieces, the model's vocabulary {}; add --vocab-size {}",
-          options.tokenizer, tokenizer.vocab_size(), config.vocab_size, tokenizer.vocab_size()));
+      throw ConfigError(fmt::format("init-model: {} has {} pieces, the model's vocabulary {}; add --vocab-size {}",
+                                    options.tokenizer, tokenizer.vocab_size(), config.vocab_size,
+                                    tokenizer.vocab_size()));
     config.bos_token_id = tokenizer.bos_id().value_or(1);
     config.eos_token_id = tokenizer.eos_id().value_or(2);
   }
 
   const LlamaModel model(config, std::nullopt);
-  log_info(fmt::format("{} parameters, {} as {}", format_count(model.num_parameters()),
-                       format_bytes(static_cast<double>(model.num_parameters()) *
-                                    static_cast<double>(dtype_size(dtype))),
-                       config.dtype));
+  log_info(
+      fmt::format("{} parameters, {} as {}", format_count(model.num_parameters()),
+                  format_bytes(static_cast<double>(model.num_parameters()) * static_cast<double>(dtype_size(dtype))),
+                  config.dtype));
   ModelDirectoryWriter writer(output, checkpoint_tensors(model, dtype));
   for (const UnitSpec& unit : model.units()) {
     for (const ParameterSpec& spec : unit.parameters) {
@@ -161,9 +153,8 @@ void init_model(const InitModelOptions& options) {
     }
   }
   if (!serialized.empty()) write_tokenizer(output, serialized, config);
-  const nlohmann::ordered_json generation = {{"_from_model_config", true},
-                                             {"bos_token_id", config.bos_token_id},
-                                             {"eos_token_id", config.eos_token_id}};
+  const nlohmann::ordered_json generation = {
+      {"_from_model_config", true}, {"bos_token_id", config.bos_token_id}, {"eos_token_id", config.eos_token_id}};
   write_file_atomic(output / "generation_config.json", generation.dump(2) + "\n");
   writer.finish(config);
   log_info(fmt::format("wrote {}", options.output));
@@ -173,12 +164,10 @@ void init_model(const InitModelOptions& options) {
 
 void add_init_model_tool(CLI::App& app) {
   auto options = std::make_shared<InitModelOptions>();
-  CLI::App* tool =
-      app.add_subcommand("init-model", "A Hugging Face Llama directory with random weights");
+  CLI::App* tool = app.add_subcommand("init-model", "A Hugging Face Llama directory with random weights");
   tool->add_option("--preset", options->preset, "Shape: " + join(llama_preset_names(), ", "));
   tool->add_option("--config", options->config, "Shape: a config.json");
-  tool->add_option("--hidden-size", options->hidden_size,
-                   "Width of the residual stream (these override the preset)");
+  tool->add_option("--hidden-size", options->hidden_size, "Width of the residual stream (these override the preset)");
   tool->add_option("--layers", options->layers, "Blocks");
   tool->add_option("--heads", options->heads, "Query heads");
   tool->add_option("--kv-heads", options->kv_heads, "Key/value heads");

@@ -74,8 +74,8 @@ std::string draw(const Curve& curve, int columns, int rows) {
     }
     text += '\n';
   }
-  text += fmt::format("{:>9} +{}\n{:>11}{:<{}}{:>8}\n", "", std::string(columns, '-'), "step ", static_cast<int64_t>(first), columns - 8,
-                      static_cast<int64_t>(last));
+  text += fmt::format("{:>9} +{}\n{:>11}{:<{}}{:>8}\n", "", std::string(columns, '-'), "step ",
+                      static_cast<int64_t>(first), columns - 8, static_cast<int64_t>(last));
   return text;
 }
 
@@ -96,8 +96,8 @@ void add_plot_tool(CLI::App& app) {
   tool->callback([options] {
     for (const std::string& file : options->files) {
       const Curve curve = read_curve(file, options->event);
-      std::printf("%s: %s loss %.4f -> %.4f\n%s", file.c_str(), options->event.c_str(), curve.losses.front(), curve.losses.back(),
-                  draw(curve, options->columns, options->rows).c_str());
+      std::printf("%s: %s loss %.4f -> %.4f\n%s", file.c_str(), options->event.c_str(), curve.losses.front(),
+                  curve.losses.back(), draw(curve, options->columns, options->rows).c_str());
     }
   });
 }

@@ -26,20 +26,17 @@ struct TrainArguments {
 
 void train(const TrainArguments& arguments) {
   const double start = steady_seconds();
-  fmt::print(stderr, "training a {} vocabulary of {} on {} file{} …\n",
-             arguments.training.model_type, format_count(arguments.training.vocab_size),
-             arguments.training.inputs.size(), arguments.training.inputs.size() == 1 ? "" : "s");
-  AtomicFile file(
-      arguments
-          .output);  // before the work, so that an output that cannot be written is known at once
+  fmt::print(stderr, "training a {} vocabulary of {} on {} file{} …\n", arguments.training.model_type,
+             format_count(arguments.training.vocab_size), arguments.training.inputs.size(),
+             arguments.training.inputs.size() == 1 ? "" : "s");
+  AtomicFile file(arguments.output);  // before the work, so that an output that cannot be written is known at once
   const TrainedTokenizer trained = train_tokenizer(arguments.training);
   const Tokenizer check(trained.serialized_model,
                         arguments.output);  // what we write is what can be loaded
   file.write(trained.serialized_model);
   file.commit();
-  fmt::print("{}: {} pieces from {} lines ({}) in {}\n", arguments.output,
-             format_count(check.vocab_size()), format_count(trained.lines),
-             format_bytes(static_cast<double>(trained.bytes)),
+  fmt::print("{}: {} pieces from {} lines ({}) in {}\n", arguments.output, format_count(check.vocab_size()),
+             format_count(trained.lines), format_bytes(static_cast<double>(trained.bytes)),
              format_duration(steady_seconds() - start));
   if (trained.invalid_lines > 0)
     fmt::print("dropped {} line(s) that are not UTF-8, the first at {}\n", trained.invalid_lines,
@@ -54,8 +51,7 @@ struct EncodeArguments {
   bool bos = false, eos = false;
 };
 
-void print_ids(const Tokenizer& tokenizer, const std::string& text,
-               const EncodeArguments& arguments) {
+void print_ids(const Tokenizer& tokenizer, const std::string& text, const EncodeArguments& arguments) {
   if (!is_valid_utf8(text)) throw DataError("the text is not UTF-8");
   std::vector<int32_t> ids = tokenizer.encode(text);
   if (arguments.bos) ids.insert(ids.begin(), tokenizer.bos_id().value());
@@ -65,10 +61,8 @@ void print_ids(const Tokenizer& tokenizer, const std::string& text,
 
 void encode(const EncodeArguments& arguments) {
   const Tokenizer tokenizer{std::filesystem::path(arguments.model)};
-  if (arguments.bos && !tokenizer.bos_id())
-    throw ConfigError("--bos: this tokenizer has no BOS piece");
-  if (arguments.eos && !tokenizer.eos_id())
-    throw ConfigError("--eos: this tokenizer has no EOS piece");
+  if (arguments.bos && !tokenizer.bos_id()) throw ConfigError("--bos: this tokenizer has no BOS piece");
+  if (arguments.eos && !tokenizer.eos_id()) throw ConfigError("--eos: this tokenizer has no EOS piece");
   if (arguments.text != "-") return print_ids(tokenizer, arguments.text, arguments);
   for (std::string line; std::getline(std::cin, line);) print_ids(tokenizer, line, arguments);
 }
@@ -105,22 +99,15 @@ void add_tokenizer_tool(CLI::App& app) {
   tool->require_subcommand(1);
 
   auto training = std::make_shared<TrainArguments>();
-  CLI::App* trainer =
-      tool->add_subcommand("train",
-                           "Train a tokenizer with Llama's settings: unk 0, bos 1, eos 2, byte "
-                           "fallback, digits split, text taken as it is");
-  trainer
-      ->add_option("--input", training->training.inputs,
-                   "UTF-8 text files, a sentence or paragraph a line")
+  CLI::App* trainer = tool->add_subcommand("train",
+                                           "Train a tokenizer with Llama's settings: unk 0, bos 1, eos 2, byte "
+                                           "fallback, digits split, text taken as it is");
+  trainer->add_option("--input", training->training.inputs, "UTF-8 text files, a sentence or paragraph a line")
       ->required();
-  trainer
-      ->add_option("--vocab-size", training->training.vocab_size,
-                   "Pieces in all, the 259 fixed ones included")
+  trainer->add_option("--vocab-size", training->training.vocab_size, "Pieces in all, the 259 fixed ones included")
       ->required();
-  trainer->add_option("--output", training->output, "The model to write (tokenizer.model)")
-      ->required();
-  trainer->add_option("--model-type", training->training.model_type,
-                      "bpe or unigram (default bpe)");
+  trainer->add_option("--output", training->output, "The model to write (tokenizer.model)")->required();
+  trainer->add_option("--model-type", training->training.model_type, "bpe or unigram (default bpe)");
   trainer->add_option("--threads", training->training.threads, "Threads (default: one per core)");
   trainer->add_flag("--verbose", training->training.verbose, "Show sentencepiece's own log");
   trainer->callback([training] { train(*training); });
@@ -130,9 +117,7 @@ void add_tokenizer_tool(CLI::App& app) {
   encoder->add_option("--model", encoding->model, "tokenizer.model")->required();
   encoder->add_flag("--bos", encoding->bos, "Put BOS before the text");
   encoder->add_flag("--eos", encoding->eos, "Put EOS after the text");
-  encoder
-      ->add_option("text", encoding->text,
-                   "The text, or - for standard input: ids of each line on a line")
+  encoder->add_option("text", encoding->text, "The text, or - for standard input: ids of each line on a line")
       ->required();
   encoder->callback([encoding] { encode(*encoding); });
 
@@ -140,9 +125,7 @@ void add_tokenizer_tool(CLI::App& app) {
   auto ids = std::make_shared<std::vector<std::string>>();
   CLI::App* decoder = tool->add_subcommand("decode", "Print the text of token ids");
   decoder->add_option("--model", *model, "tokenizer.model")->required();
-  decoder
-      ->add_option("ids", *ids, "Token ids, or - for standard input: the text of each line of ids")
-      ->required();
+  decoder->add_option("ids", *ids, "Token ids, or - for standard input: the text of each line of ids")->required();
   decoder->callback([model, ids] { decode(*model, *ids); });
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// The subcommands of the `trireme` tool, one file each (tool_*.cpp). Each adds a CLI11 subcommand whose callback does the work and
-// throws trireme::Error on failure.
+// The subcommands of the `trireme` tool, one file each (tool_*.cpp). Each adds a CLI11 subcommand whose callback does
+// the work and throws trireme::Error on failure.
 
 #include <CLI/CLI.hpp>
 

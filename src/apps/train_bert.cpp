@@ -1,4 +1,6 @@
 // Packed BERT pre-training: masked words and next sentence.
 #include "trireme/train/run.h"
 
-int main(int argc, char** argv) { return trireme::train_main(argc, argv, {"train_bert", trireme::Program::kBert, trireme::make_bert_task}); }
+int main(int argc, char** argv) {
+  return trireme::train_main(argc, argv, {"train_bert", trireme::Program::kBert, trireme::make_bert_task});
+}

@@ -31,7 +31,8 @@ std::string suggestion(const CLI::App& app, int argc, char** argv) {
     const std::string name = trireme::split(word, '=').front();
     bool is_known = false;
     for (const std::string& candidate : known) is_known |= candidate == name;
-    const bool is_word = word.starts_with("--") || i == 1 || level->get_subcommands([](const CLI::App*) { return true; }).size() > 0;
+    const bool is_word =
+        word.starts_with("--") || i == 1 || level->get_subcommands([](const CLI::App*) { return true; }).size() > 0;
     if (!is_known && is_word) return trireme::did_you_mean(name, known);
   }
   return "";

@@ -80,8 +80,7 @@ int64_t checked_elements(std::span<const int64_t> shape, bool& ok) {
 namespace {
 
 float half_to_float(uint16_t half) {
-  const uint32_t sign = uint32_t{half & 0x8000U} << 16, exponent = half >> 10 & 0x1F,
-                 mantissa = half & 0x3FF;
+  const uint32_t sign = uint32_t{half & 0x8000U} << 16, exponent = half >> 10 & 0x1F, mantissa = half & 0x3FF;
   if (exponent == 31) return std::bit_cast<float>(sign | 0x7F800000U | mantissa << 13);
   if (exponent == 0) {
     const float value = std::ldexp(static_cast<float>(mantissa), -24);
@@ -91,12 +90,10 @@ float half_to_float(uint16_t half) {
 }
 
 uint16_t float_to_half(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value), sign = bits >> 16 & 0x8000,
-                 magnitude = bits & 0x7FFFFFFF;
+  const uint32_t bits = std::bit_cast<uint32_t>(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7FFFFFFF;
   if (magnitude > 0x7F800000) return static_cast<uint16_t>(sign | 0x7E00);
   if (magnitude >= 0x47800000) return static_cast<uint16_t>(sign | 0x7C00);  // 65536 and above
-  if (magnitude <
-      0x38800000) {  // subnormal halves: the float sum rounds to nearest even at the right bit
+  if (magnitude < 0x38800000) {  // subnormal halves: the float sum rounds to nearest even at the right bit
     const float rounded = std::bit_cast<float>(magnitude) + 0.5f;
     return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(rounded) - 0x3F000000U));
   }
@@ -139,8 +136,7 @@ auto load(const std::byte* source, int64_t i) {
 template <DType kDType, class Value>
 void store(std::byte* target, int64_t i, Value value) {
   if constexpr (kDType == DType::kF64 || kDType == DType::kF32) {
-    const auto converted =
-        static_cast<std::conditional_t<kDType == DType::kF64, double, float>>(value);
+    const auto converted = static_cast<std::conditional_t<kDType == DType::kF64, double, float>>(value);
     std::memcpy(target + static_cast<size_t>(i) * sizeof converted, &converted, sizeof converted);
   } else {
     float single;
@@ -170,16 +166,14 @@ void convert_from(const std::byte* from, std::byte* to, DType to_dtype, int64_t 
 }
 
 bool convertible(DType dtype) {
-  return dtype == DType::kF16 || dtype == DType::kBF16 || dtype == DType::kF32 ||
-         dtype == DType::kF64;
+  return dtype == DType::kF16 || dtype == DType::kBF16 || dtype == DType::kF32 || dtype == DType::kF64;
 }
 
 }  // namespace
 
-void convert_floats(const void* source, DType source_dtype, void* target, DType target_dtype,
-                    int64_t count) {
-  TRIREME_CHECK(convertible(source_dtype) && convertible(target_dtype), "no conversion from ",
-                dtype_name(source_dtype), " to ", dtype_name(target_dtype));
+void convert_floats(const void* source, DType source_dtype, void* target, DType target_dtype, int64_t count) {
+  TRIREME_CHECK(convertible(source_dtype) && convertible(target_dtype), "no conversion from ", dtype_name(source_dtype),
+                " to ", dtype_name(target_dtype));
   if (count <= 0) return;
   const auto* from = static_cast<const std::byte*>(source);
   auto* to = static_cast<std::byte*>(target);

@@ -43,7 +43,8 @@ std::optional<Number> number_after(std::string_view text, std::string_view prefi
 }
 
 [[noreturn]] void refuse(const std::string& text, const char* why) {
-  throw ConfigError(fmt::format("TRIREME_FAULT: '{}' {}; the form is action@part:part, e.g. sigkill@rank1:step7", text, why));
+  throw ConfigError(
+      fmt::format("TRIREME_FAULT: '{}' {}; the form is action@part:part, e.g. sigkill@rank1:step7", text, why));
 }
 
 std::unique_ptr<Fault> parse(const std::string& text) {
@@ -57,14 +58,22 @@ std::unique_ptr<Fault> parse(const std::string& text) {
     fault->seconds = *seconds;
     action.resize(colon);
   }
-  if (action == "sigkill") fault->action = Action::kKill;
-  else if (action == "sigstop") fault->action = Action::kStop;
-  else if (action == "sleep") fault->action = Action::kSleep;
-  else if (action == "fail") fault->action = Action::kFail;
-  else if (action == "nan") fault->action = Action::kNan;
-  else if (action == "crash") fault->action = Action::kCrash;
-  else if (action == "abort") fault->action = Action::kAbort;
-  else refuse(text, "has an unknown action (sigkill, sigstop, crash, abort, sleep, fail, nan)");
+  if (action == "sigkill")
+    fault->action = Action::kKill;
+  else if (action == "sigstop")
+    fault->action = Action::kStop;
+  else if (action == "sleep")
+    fault->action = Action::kSleep;
+  else if (action == "fail")
+    fault->action = Action::kFail;
+  else if (action == "nan")
+    fault->action = Action::kNan;
+  else if (action == "crash")
+    fault->action = Action::kCrash;
+  else if (action == "abort")
+    fault->action = Action::kAbort;
+  else
+    refuse(text, "has an unknown action (sigkill, sigstop, crash, abort, sleep, fail, nan)");
   if (at != std::string::npos) {
     for (const std::string& part : split(std::string_view(text).substr(at + 1), ':')) {
       if (const auto rank = number_after<int64_t>(part, "rank")) {
@@ -73,8 +82,9 @@ std::unique_ptr<Fault> parse(const std::string& text) {
         fault->step = *step;
       } else if (const auto times = number_after<int64_t>(part, "x")) {
         fault->left = *times;
-      } else if (const auto seconds = part.ends_with('s') ? number_after<double>(std::string_view(part).substr(0, part.size() - 1), "")
-                                                          : std::nullopt) {
+      } else if (const auto seconds = part.ends_with('s')
+                                          ? number_after<double>(std::string_view(part).substr(0, part.size() - 1), "")
+                                          : std::nullopt) {
         fault->seconds = *seconds;
       } else {
         if (part.empty()) refuse(text, "has an empty part");
@@ -121,7 +131,8 @@ bool fault_point(std::string_view name, int rank, int64_t step) {
       case Action::kKill: std::raise(SIGKILL); break;
       case Action::kStop: std::raise(SIGSTOP); break;
       case Action::kSleep: std::this_thread::sleep_for(std::chrono::duration<double>(fault->seconds)); break;
-      case Action::kFail: throw InternalError(fmt::format("fault injected at {} (TRIREME_FAULT={})", name, fault->text));
+      case Action::kFail:
+        throw InternalError(fmt::format("fault injected at {} (TRIREME_FAULT={})", name, fault->text));
       case Action::kNan: spoil = true; break;
       case Action::kCrash: write_where_nothing_is(); break;
       case Action::kAbort: std::abort();

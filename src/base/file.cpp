@@ -20,16 +20,13 @@ std::string reason() { return std::strerror(errno); }
 
 [[noreturn]] void write_failed(const char* what, const std::filesystem::path& path) {
   const int error = errno;
-  const char* advice = error == ENOSPC || error == EDQUOT
-                           ? "; free some space or choose another place"
+  const char* advice = error == ENOSPC || error == EDQUOT  ? "; free some space or choose another place"
                        : error == EROFS || error == EACCES ? "; choose a place you may write to"
                                                            : "";
-  throw WriteError(
-      fmt::format("cannot {} {}: {}{}", what, path.string(), std::strerror(error), advice));
+  throw WriteError(fmt::format("cannot {} {}: {}{}", what, path.string(), std::strerror(error), advice));
 }
 
-void write_all(int fd, const void* data, size_t size, off_t offset,
-               const std::filesystem::path& path) {
+void write_all(int fd, const void* data, size_t size, off_t offset, const std::filesystem::path& path) {
   const char* bytes = static_cast<const char*>(data);
   while (size > 0) {
     const ssize_t written = pwrite(fd, bytes, size, offset);
@@ -57,10 +54,9 @@ MappedFile::MappedFile(const std::filesystem::path& path, ExitCode code) : path_
   // Non-blocking, else a FIFO in the place of a file would hang the run.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) throw Error(code, fmt::format("cannot open {}: {}", path.string(), reason()));
-  struct stat info {};
+  struct stat info{};
   if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-    const std::string why =
-        S_ISDIR(info.st_mode) ? "it is a directory" : "it is not a regular file";
+    const std::string why = S_ISDIR(info.st_mode) ? "it is a directory" : "it is not a regular file";
     close(fd);
     throw Error(code, fmt::format("cannot read {}: {}", path.string(), why));
   }
@@ -69,8 +65,7 @@ MappedFile::MappedFile(const std::filesystem::path& path, ExitCode code) : path_
     void* mapped = mmap(nullptr, size_, PROT_READ, MAP_SHARED, fd, 0);
     const std::string why = mapped == MAP_FAILED ? reason() : "";
     close(fd);
-    if (mapped == MAP_FAILED)
-      throw Error(code, fmt::format("cannot map {}: {}", path.string(), why));
+    if (mapped == MAP_FAILED) throw Error(code, fmt::format("cannot map {}: {}", path.string(), why));
     data_ = static_cast<const std::byte*>(mapped);
   } else {
     close(fd);
@@ -82,9 +77,7 @@ MappedFile::~MappedFile() {
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)) {}
+    : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(path_, other.path_);
@@ -97,10 +90,9 @@ std::string read_text_file(const std::filesystem::path& path, ExitCode code, siz
   const MappedFile file(path, code);
   const auto bytes = file.bytes();
   if (bytes.size() > max_bytes)
-    throw Error(code, fmt::format("{} has {} bytes, more than the {} that such a file may have",
-                                  path.string(), bytes.size(), max_bytes));
-  return bytes.empty() ? std::string()
-                       : std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    throw Error(code, fmt::format("{} has {} bytes, more than the {} that such a file may have", path.string(),
+                                  bytes.size(), max_bytes));
+  return bytes.empty() ? std::string() : std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
 AtomicFile::AtomicFile(const std::filesystem::path& path) : path_(path) {
@@ -123,8 +115,7 @@ void AtomicFile::write(const void* data, size_t size) {
 }
 
 void AtomicFile::write_at(uint64_t offset, const void* data, size_t size) {
-  TRIREME_CHECK(offset + size <= size_, "overwriting bytes ", offset, "..", offset + size, " of ",
-                size_, " written");
+  TRIREME_CHECK(offset + size <= size_, "overwriting bytes ", offset, "..", offset + size, " of ", size_, " written");
   write_all(fd_, data, size, static_cast<off_t>(offset), path_);
 }
 
@@ -138,8 +129,7 @@ void AtomicFile::commit() {
     errno = error;
     write_failed("write to", path_);
   }
-  const std::filesystem::path parent =
-      path_.has_parent_path() ? path_.parent_path() : std::filesystem::path(".");
+  const std::filesystem::path parent = path_.has_parent_path() ? path_.parent_path() : std::filesystem::path(".");
   const int directory = open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (directory < 0) write_failed("sync the directory of", path_);
   // EINVAL and ENOTSUP: file systems that cannot sync a directory; the rename itself has succeeded.
@@ -160,17 +150,15 @@ void make_directories(const std::filesystem::path& path) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
   if (error || !std::filesystem::is_directory(path))
-    throw WriteError(fmt::format("cannot create directory {}: {}", path.string(),
-                                 error ? error.message() : "a file stands there"));
+    throw WriteError(
+        fmt::format("cannot create directory {}: {}", path.string(), error ? error.message() : "a file stands there"));
 }
 
-std::filesystem::path safe_join(const std::filesystem::path& root, std::string_view relative,
-                                ExitCode code) {
+std::filesystem::path safe_join(const std::filesystem::path& root, std::string_view relative, ExitCode code) {
   constexpr size_t kMaxPath = 4096;
   const auto refuse = [&](const char* why) {
     const std::string shown(relative.substr(0, 100));
-    throw Error(code, fmt::format("file name '{}' inside {} is refused: {}", shown.c_str(),
-                                  root.string(), why));
+    throw Error(code, fmt::format("file name '{}' inside {} is refused: {}", shown.c_str(), root.string(), why));
   };
   if (relative.empty()) refuse("it is empty");
   if (relative.size() > kMaxPath) refuse("it is longer than 4096 bytes");
@@ -178,8 +166,7 @@ std::filesystem::path safe_join(const std::filesystem::path& root, std::string_v
   const std::filesystem::path name(relative);
   if (name.is_absolute()) refuse("it is an absolute path");
   const std::filesystem::path normal = name.lexically_normal();
-  if (normal.begin() != normal.end() && *normal.begin() == "..")
-    refuse("it leads out of the directory");
+  if (normal.begin() != normal.end() && *normal.begin() == "..") refuse("it leads out of the directory");
   std::error_code error;
   const std::filesystem::path real_root = std::filesystem::weakly_canonical(root, error);
   const std::filesystem::path real_target = std::filesystem::weakly_canonical(root / normal, error);
@@ -187,8 +174,8 @@ std::filesystem::path safe_join(const std::filesystem::path& root, std::string_v
   if (lies_under(real_target, real_root)) return root / normal;
   // Hugging Face's cache: models--X/snapshots/<revision>/name links to models--X/blobs/<hash>.
   const std::filesystem::path snapshots = real_root.parent_path();
-  const bool hugging_face_cache = snapshots.filename() == "snapshots" &&
-                                  lies_under(real_target, snapshots.parent_path() / "blobs");
+  const bool hugging_face_cache =
+      snapshots.filename() == "snapshots" && lies_under(real_target, snapshots.parent_path() / "blobs");
   if (!hugging_face_cache) refuse("a symbolic link leads out of the directory");
   return root / normal;
 }

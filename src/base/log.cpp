@@ -18,8 +18,7 @@ int g_rank = 0, g_world_size = 1;
 
 spdlog::logger& logger() {
   static const std::shared_ptr<spdlog::logger> instance = [] {
-    auto made = std::make_shared<spdlog::logger>("trireme",
-                                                 std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    auto made = std::make_shared<spdlog::logger>("trireme", std::make_shared<spdlog::sinks::stderr_sink_mt>());
     made->set_pattern("%H:%M:%S %v");
     made->flush_on(spdlog::level::info);
     return made;
@@ -44,8 +43,9 @@ void log_warn(const std::string& message) {
 
 namespace {
 
-/// TRIREME_EXIT_FILE: where a job's script looks for the code of a rank that ended by itself. srun gives the largest code of all, and one task that
-/// it had to kill while loading makes that 143; where it could launch none, it may give 0. A code other than 0 wins over the 0 of others.
+/// TRIREME_EXIT_FILE: where a job's script looks for the code of a rank that ended by itself. srun gives the largest
+/// code of all, and one task that it had to kill while loading makes that 143; where it could launch none, it may give
+/// 0. A code other than 0 wins over the 0 of others.
 void leave_exit_code(int code) {
   const char* path = std::getenv("TRIREME_EXIT_FILE");
   if (path == nullptr) return;
@@ -84,8 +84,7 @@ int run_main(const char* program, const std::function<int()>& body,
   while (message.ends_with('\n')) message.pop_back();
   // Lists (file:line:column: …) stay as they are, for editors to follow; the last line carries the program's name.
   const size_t last_line = message.find_last_of('\n') + 1;
-  fmt::print(stderr, "{}{}: {}\n", message.substr(0, last_line), program,
-             message.substr(last_line));
+  fmt::print(stderr, "{}{}: {}\n", message.substr(0, last_line), program, message.substr(last_line));
   std::fflush(stderr);
   leave_exit_code(code);
   return code;

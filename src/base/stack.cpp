@@ -37,7 +37,7 @@ sem_t g_answered;
 /// A signal that neither MPI, NCCL nor CUDA uses, and that profilers leave alone.
 int ask_signal() { return SIGRTMIN + 7; }
 
-// --- inside handlers: nothing here allocates or locks ---------------------------------------------------------------------------
+// --- inside handlers: nothing here allocates or locks --------------------------------------------
 
 void say(const char* text) {
   for (size_t left = std::strlen(text); left > 0;) {
@@ -92,7 +92,7 @@ void on_asked(int) {
   errno = saved;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 
 std::string frame_text(void* address) {
   Dl_info info{};
@@ -102,7 +102,8 @@ std::string frame_text(void* address) {
   const auto offset = [&](void* from) { return static_cast<char*>(address) - static_cast<char*>(from); };
   if (info.dli_sname == nullptr) return fmt::format("{} + {:#x}", file, offset(info.dli_fbase));
   int status = 0;
-  const std::unique_ptr<char, void (*)(void*)> readable(abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status), std::free);
+  const std::unique_ptr<char, void (*)(void*)> readable(abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status),
+                                                        std::free);
   return fmt::format("{} + {:#x} ({})", status == 0 ? readable.get() : info.dli_sname, offset(info.dli_saddr), file);
 }
 
@@ -126,7 +127,8 @@ void install_stack_handlers() {
 
   for (const int signal : kFatal) {
     struct sigaction before{};
-    if (sigaction(signal, nullptr, &before) != 0 || (before.sa_flags & SA_SIGINFO) != 0 || before.sa_handler != SIG_DFL) continue;
+    if (sigaction(signal, nullptr, &before) != 0 || (before.sa_flags & SA_SIGINFO) != 0 || before.sa_handler != SIG_DFL)
+      continue;
     struct sigaction action{};
     action.sa_sigaction = on_fatal_signal;
     action.sa_flags = static_cast<int>(SA_SIGINFO | SA_ONSTACK | SA_RESETHAND);

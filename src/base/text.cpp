@@ -14,8 +14,7 @@ int edit_distance(std::string_view a, std::string_view b) {
   for (size_t i = 1; i <= a.size(); ++i) {
     current[0] = static_cast<int>(i);
     for (size_t j = 1; j <= n; ++j) {
-      current[j] = std::min(
-          {previous[j] + 1, current[j - 1] + 1, previous[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      current[j] = std::min({previous[j] + 1, current[j - 1] + 1, previous[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
       if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
         current[j] = std::min(current[j], before[j - 2] + 1);
     }
@@ -25,8 +24,7 @@ int edit_distance(std::string_view a, std::string_view b) {
   return previous[n];
 }
 
-std::optional<std::string> nearest_word(std::string_view word,
-                                        const std::vector<std::string>& candidates) {
+std::optional<std::string> nearest_word(std::string_view word, const std::vector<std::string>& candidates) {
   std::optional<std::string> best;
   int best_distance = 0;
   for (const std::string& candidate : candidates) {

@@ -16,7 +16,8 @@ constexpr double kSilent = 5;
 /// Values of hosts differ in length from rank to rank: only the kind says whether it is the same exchange.
 std::string identity(const RankView::Collective& entry) {
   const bool any_size = entry.kind.ends_with("_host");
-  return any_size ? fmt::format("{} on {}", entry.kind, entry.group) : fmt::format("{}[{}] on {}", entry.kind, entry.elements, entry.group);
+  return any_size ? fmt::format("{} on {}", entry.kind, entry.group)
+                  : fmt::format("{}[{}] on {}", entry.kind, entry.elements, entry.group);
 }
 
 std::string number_list(std::vector<int> ranks) {
@@ -76,11 +77,13 @@ std::string describe_positions(const std::vector<RankView>& views) {
     line.sequence = view.position() != nullptr ? view.position()->sequence : 0;
   }
   std::vector<std::pair<std::string, Line>> sorted(lines.begin(), lines.end());
-  std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second.sequence < b.second.sequence; });
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const auto& a, const auto& b) { return a.second.sequence < b.second.sequence; });
   std::string text;
   for (const auto& [place, line] : sorted) {
     const std::string hosts = line.hosts.size() == 1 ? *line.hosts.begin() : fmt::format("{} hosts", line.hosts.size());
-    text += fmt::format("  rank{} {} on {}: {}", line.ranks.size() > 1 ? "s" : "", number_list(line.ranks), hosts, place);
+    text +=
+        fmt::format("  rank{} {} on {}: {}", line.ranks.size() > 1 ? "s" : "", number_list(line.ranks), hosts, place);
     if (place != "no answer") text += fmt::format(", {:.0f} s", line.oldest);
     text += "\n";
   }
@@ -110,7 +113,8 @@ std::string find_desync(const std::vector<RankView>& views, std::vector<int>* cu
     for (const auto& entry : view.history) issued[entry.sequence][identity(entry)].push_back(&view);
   for (const auto& [sequence, kinds] : issued) {
     if (kinds.size() < 2) continue;
-    const auto common = std::max_element(kinds.begin(), kinds.end(), [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
+    const auto common = std::max_element(
+        kinds.begin(), kinds.end(), [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
     std::vector<int> odd;
     std::string what;
     for (const auto& [identity_text, ranks] : kinds) {
@@ -118,13 +122,14 @@ std::string find_desync(const std::vector<RankView>& views, std::vector<int>* cu
       std::vector<int> these;
       for (const RankView* view : ranks) these.push_back(view->rank);
       odd.insert(odd.end(), these.begin(), these.end());
-      what += fmt::format("{}{} at #{} {}", what.empty() ? "" : ", ", rank_names(views, these), sequence, identity_text);
+      what +=
+          fmt::format("{}{} at #{} {}", what.empty() ? "" : ", ", rank_names(views, these), sequence, identity_text);
     }
     uint64_t reached = 0;
     for (const RankView* view : common->second) reached = std::max(reached, view->last_begun());
     if (culprits != nullptr) *culprits = odd;
-    return fmt::format("{}, others at #{} {} and by now at #{}: the ranks have gone different ways since #{}", what, sequence, common->first,
-                       reached, sequence);
+    return fmt::format("{}, others at #{} {} and by now at #{}: the ranks have gone different ways since #{}", what,
+                       sequence, common->first, reached, sequence);
   }
   return "";
 }
@@ -137,7 +142,8 @@ HangReport analyse(const std::vector<RankView>& views) {
   };
   const auto blame = [&](std::vector<int> ranks) { report.culprits = std::move(ranks); };
 
-  // The end of what is queued on a GPU is noted by threads of the process, and a stopped one notes nothing more: there the others' word counts.
+  // The end of what is queued on a GPU is noted by threads of the process, and a stopped one notes nothing more: there
+  // the others' word counts.
   const auto finished_elsewhere = [&](uint64_t sequence) {
     for (const RankView& view : views)
       for (const auto& entry : view.history)
@@ -154,7 +160,8 @@ HangReport analyse(const std::vector<RankView>& views) {
   // The collective that everybody waits for: the oldest that somebody has begun and not finished.
   const RankView::Collective* stuck = nullptr;
   for (const RankView& view : views)
-    if (const auto* open = unfinished(view); open != nullptr && (stuck == nullptr || open->sequence < stuck->sequence)) stuck = open;
+    if (const auto* open = unfinished(view); open != nullptr && (stuck == nullptr || open->sequence < stuck->sequence))
+      stuck = open;
 
   std::vector<int> odd;
   if (const std::string desync = find_desync(views, &odd); !desync.empty()) {
@@ -164,10 +171,14 @@ HangReport analyse(const std::vector<RankView>& views) {
   }
   std::vector<int> absent, behind, silent, idle;
   for (const RankView& view : views) {
-    if (!view.answered) absent.push_back(view.rank);
-    else if (stuck != nullptr && view.last_begun() < stuck->sequence) behind.push_back(view.rank);
-    else if (view.stopped || view.dead || view.silent_for > kSilent) silent.push_back(view.rank);
-    else if (const auto* open = unfinished(view); stuck != nullptr && (open == nullptr || open->waiting_for < 0)) idle.push_back(view.rank);
+    if (!view.answered)
+      absent.push_back(view.rank);
+    else if (stuck != nullptr && view.last_begun() < stuck->sequence)
+      behind.push_back(view.rank);
+    else if (view.stopped || view.dead || view.silent_for > kSilent)
+      silent.push_back(view.rank);
+    else if (const auto* open = unfinished(view); stuck != nullptr && (open == nullptr || open->waiting_for < 0))
+      idle.push_back(view.rank);
   }
   const std::string where = stuck != nullptr ? stuck->name() : "the next collective";
   if (!behind.empty()) {
@@ -176,20 +187,25 @@ HangReport analyse(const std::vector<RankView>& views) {
       const RankView& view = view_of_rank(rank);
       return !view.stopped && !view.dead && view.silent_for <= kSilent && view.section_for < view.section_allowance;
     });
-    report.sentence = fmt::format("{} never reached {} ({})", rank_names(views, behind), where, doing(view_of_rank(behind[0])));
+    report.sentence =
+        fmt::format("{} never reached {} ({})", rank_names(views, behind), where, doing(view_of_rank(behind[0])));
   } else if (!absent.empty()) {
     blame(absent);
-    report.sentence = fmt::format("{} did not answer while the others wait in {}: host or network lost", rank_names(views, absent), where);
+    report.sentence = fmt::format("{} did not answer while the others wait in {}: host or network lost",
+                                  rank_names(views, absent), where);
   } else if (!silent.empty()) {
     blame(silent);
-    report.sentence = fmt::format("{} stopped inside {} ({})", rank_names(views, silent), where, doing(view_of_rank(silent[0])));
+    report.sentence =
+        fmt::format("{} stopped inside {} ({})", rank_names(views, silent), where, doing(view_of_rank(silent[0])));
   } else if (!idle.empty() && idle.size() < views.size()) {
     blame(idle);
-    report.sentence = fmt::format("{} began {} but does not wait for it ({})", rank_names(views, idle), where, doing(view_of_rank(idle[0])));
+    report.sentence = fmt::format("{} began {} but does not wait for it ({})", rank_names(views, idle), where,
+                                  doing(view_of_rank(idle[0])));
   } else {
     report.sentence = fmt::format("every rank reached {} and it does not finish: network or driver", where);
   }
-  if (!behind.empty() && !absent.empty()) report.sentence += fmt::format("; {} did not answer", rank_names(views, absent));
+  if (!behind.empty() && !absent.empty())
+    report.sentence += fmt::format("; {} did not answer", rank_names(views, absent));
   return report;
 }
 

@@ -8,7 +8,8 @@ namespace {
 
 class MpiExchange final : public HostExchange {
  public:
-  MpiExchange(MPI_Comm handle, bool owned, int rank, int size) : HostExchange(rank, size), handle_(handle), owned_(owned) {}
+  MpiExchange(MPI_Comm handle, bool owned, int rank, int size)
+      : HostExchange(rank, size), handle_(handle), owned_(owned) {}
   ~MpiExchange() override {
     int finalized = 0;
     MPI_Finalized(&finalized);

@@ -1,5 +1,6 @@
 #pragma once
-// Private to comm/: small host values between the processes of a GPU world, over MPI or c10d's TCPStore, without a GPU stream.
+// Private to comm/: small host values between the processes of a GPU world, over MPI or c10d's TCPStore, without a GPU
+// stream.
 
 #include <memory>
 #include <string>

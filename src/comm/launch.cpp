@@ -36,7 +36,8 @@ int required(const Lookup& get, const char* name, const char* because) {
   return *value;
 }
 
-/// Tasks of this step on this node. Slurm writes tasks per node as "2(x3),1": 2 on the first three nodes, 1 on the fourth.
+/// Tasks of this step on this node. Slurm writes tasks per node as "2(x3),1": 2 on the first three nodes, 1 on the
+/// fourth.
 std::optional<int> slurm_tasks_here(const Lookup& get) {
   const auto text = variable(get, "SLURM_STEP_TASKS_PER_NODE");
   if (!text) return std::nullopt;
@@ -50,7 +51,8 @@ std::optional<int> slurm_tasks_here(const Lookup& get) {
       if (parsed.ptr < end) ++parsed.ptr;
     }
     if (parsed.ec != std::errc())
-      throw ConfigError(fmt::format("environment variable SLURM_STEP_TASKS_PER_NODE='{}' is not a list like '2(x3),1'", *text));
+      throw ConfigError(
+          fmt::format("environment variable SLURM_STEP_TASKS_PER_NODE='{}' is not a list like '2(x3),1'", *text));
     first += nodes;
     if (node < first) return tasks;
     at = parsed.ptr + 1;
@@ -60,28 +62,31 @@ std::optional<int> slurm_tasks_here(const Lookup& get) {
 
 void check_rank(const Launch& launch, const char* rank_name, const char* size_name) {
   if (launch.world_size < 1 || launch.rank >= launch.world_size)
-    throw ConfigError(fmt::format("{}={} and {}={} contradict each other: ranks count from 0 to size - 1", rank_name, launch.rank, size_name,
-                                  launch.world_size));
+    throw ConfigError(fmt::format("{}={} and {}={} contradict each other: ranks count from 0 to size - 1", rank_name,
+                                  launch.rank, size_name, launch.world_size));
   if (launch.local_world_size < 1 || launch.local_rank >= launch.local_world_size)
-    throw ConfigError(fmt::format("local rank {} of {} ranks on this host is impossible: check the launcher's local rank and local size "
-                                  "variables", launch.local_rank, launch.local_world_size));
+    throw ConfigError(fmt::format(
+        "local rank {} of {} ranks on this host is impossible: check the launcher's local rank and local size "
+        "variables",
+        launch.local_rank, launch.local_world_size));
 }
 
-/// Several copies that a launcher started, each told by RANK and WORLD_SIZE that it is something else, would overwrite each other's
-/// output. A launcher below another one (torchrun in an srun step) makes the world larger, never smaller.
+/// Several copies that a launcher started, each told by RANK and WORLD_SIZE that it is something else, would overwrite
+/// each other's output. A launcher below another one (torchrun in an srun step) makes the world larger, never smaller.
 void check_against_launcher(const Lookup& get, const Launch& launch) {
   struct {
     const char *rank, *size;
-  } constexpr kLaunchers[] = {{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}, {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"}};
+  } constexpr kLaunchers[] = {{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+                              {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"}};
   for (const auto& names : kLaunchers) {
     const auto rank = integer(get, names.rank), size = integer(get, names.size);
     if (!rank || !size) continue;
     if (launch.world_size < *size)
-      throw ConfigError(fmt::format("WORLD_SIZE={} contradicts {}={}: unset RANK and WORLD_SIZE to follow the launcher", launch.world_size,
-                                    names.size, *size));
+      throw ConfigError(fmt::format("WORLD_SIZE={} contradicts {}={}: unset RANK and WORLD_SIZE to follow the launcher",
+                                    launch.world_size, names.size, *size));
     if (launch.world_size == *size && launch.rank != *rank)
-      throw ConfigError(fmt::format("RANK={} contradicts {}={}: unset RANK and WORLD_SIZE to follow the launcher", launch.rank, names.rank,
-                                    *rank));
+      throw ConfigError(fmt::format("RANK={} contradicts {}={}: unset RANK and WORLD_SIZE to follow the launcher",
+                                    launch.rank, names.rank, *rank));
     return;
   }
 }
@@ -92,7 +97,8 @@ Launch from_explicit(const Lookup& get) {
   launch.rank = required(get, "RANK", "WORLD_SIZE");
   launch.world_size = required(get, "WORLD_SIZE", "RANK");
   launch.local_rank = integer(get, "LOCAL_RANK").value_or(launch.rank);
-  launch.local_world_size = integer(get, "LOCAL_WORLD_SIZE").value_or(std::max(launch.local_rank + 1, std::min(launch.world_size, 8)));
+  launch.local_world_size =
+      integer(get, "LOCAL_WORLD_SIZE").value_or(std::max(launch.local_rank + 1, std::min(launch.world_size, 8)));
   check_rank(launch, "RANK", "WORLD_SIZE");
   check_against_launcher(get, launch);
   if (launch.world_size == 1) return launch;
@@ -119,8 +125,8 @@ Launch from_mpi(const Lookup& get) {
   launch.rank = first({"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID"}).value_or(0);
   launch.world_size = first({"OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}).value_or(launch.rank + 1);
   launch.local_rank = first({"OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"}).value_or(launch.rank);
-  launch.local_world_size = first({"OMPI_COMM_WORLD_LOCAL_SIZE"}).value_or(
-      slurm_tasks_here(get).value_or(launch.local_rank + 1));
+  launch.local_world_size =
+      first({"OMPI_COMM_WORLD_LOCAL_SIZE"}).value_or(slurm_tasks_here(get).value_or(launch.local_rank + 1));
   check_rank(launch, "the launcher's rank", "its size");
   return launch;
 }
@@ -160,7 +166,8 @@ std::string first_slurm_host(const std::string& node_list) {
       continue;
     }
     const size_t stop = node_list.find_first_of("-,]", at), close = node_list.find(']', at);
-    if (close == std::string::npos) throw ConfigError(fmt::format("Slurm node list '{}' has an open bracket", node_list));
+    if (close == std::string::npos)
+      throw ConfigError(fmt::format("Slurm node list '{}' has an open bracket", node_list));
     host += node_list.substr(at + 1, stop - at - 1);
     at = close + 1;
   }
@@ -176,8 +183,10 @@ Launch detect_launch(const Lookup& given) {
   if (variable(get, "SLURM_STEP_ID")) return from_slurm(get);
   // MPICH's mpirun: MPI_Init of this build would make every copy rank 0 of 1, each writing to the same output.
   if (const auto size = integer(get, "PMI_SIZE"); size && *size > 1)
-    throw ConfigError(fmt::format("PMI_SIZE={} without PMIX_RANK: the launcher speaks PMI, as MPICH's mpirun does; use OpenMPI's mpirun or "
-                                  "srun --mpi=pmix", *size));
+    throw ConfigError(fmt::format(
+        "PMI_SIZE={} without PMIX_RANK: the launcher speaks PMI, as MPICH's mpirun does; use OpenMPI's mpirun or "
+        "srun --mpi=pmix",
+        *size));
   return Launch{};
 }
 

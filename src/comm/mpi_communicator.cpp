@@ -29,7 +29,8 @@ void initialize_mpi() {
   if (already != 0) return;
   int provided = 0;
   check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
-  TRIREME_CHECK(provided >= MPI_THREAD_FUNNELED, "MPI gives thread level ", provided, ", needed is ", MPI_THREAD_FUNNELED);
+  TRIREME_CHECK(provided >= MPI_THREAD_FUNNELED, "MPI gives thread level ", provided, ", needed is ",
+                MPI_THREAD_FUNNELED);
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
 }
 
@@ -41,24 +42,28 @@ void finalize_mpi() {
 }
 
 std::vector<double> mpi_all_reduce_host(MPI_Comm handle, std::vector<double> values, ReduceOp op) {
-  check_mpi(MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(values.size()), MPI_DOUBLE, op == ReduceOp::kSum ? MPI_SUM : MPI_MAX,
-                          handle), "MPI_Allreduce");
+  check_mpi(MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(values.size()), MPI_DOUBLE,
+                          op == ReduceOp::kSum ? MPI_SUM : MPI_MAX, handle),
+            "MPI_Allreduce");
   return values;
 }
 
 std::vector<std::string> mpi_all_gather_host(MPI_Comm handle, const std::string& value) {
   int size = 0;
   MPI_Comm_size(handle, &size);
-  TRIREME_CHECK(static_cast<int64_t>(value.size()) * size <= std::numeric_limits<int>::max(), "all_gather_host of ", value.size(),
-                " bytes over ", size, " ranks");
+  TRIREME_CHECK(static_cast<int64_t>(value.size()) * size <= std::numeric_limits<int>::max(), "all_gather_host of ",
+                value.size(), " bytes over ", size, " ranks");
   std::vector<int> lengths(size), offsets(size, 0);
   const int length = static_cast<int>(value.size());
   check_mpi(MPI_Allgather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, handle), "MPI_Allgather");
   for (int i = 1; i < size; ++i) offsets[i] = offsets[i - 1] + lengths[i - 1];
   std::string all(static_cast<size_t>(offsets.back() + lengths.back()), '\0');
-  check_mpi(MPI_Allgatherv(value.data(), length, MPI_CHAR, all.data(), lengths.data(), offsets.data(), MPI_CHAR, handle), "MPI_Allgatherv");
+  check_mpi(
+      MPI_Allgatherv(value.data(), length, MPI_CHAR, all.data(), lengths.data(), offsets.data(), MPI_CHAR, handle),
+      "MPI_Allgatherv");
   std::vector<std::string> values;
-  for (int i = 0; i < size; ++i) values.push_back(all.substr(static_cast<size_t>(offsets[i]), static_cast<size_t>(lengths[i])));
+  for (int i = 0; i < size; ++i)
+    values.push_back(all.substr(static_cast<size_t>(offsets[i]), static_cast<size_t>(lengths[i])));
   return values;
 }
 
@@ -72,7 +77,8 @@ namespace {
 /// Requests of one collective, and what happens when they are done.
 class MpiWork final : public Work {
  public:
-  MpiWork(std::vector<MPI_Request> requests, std::vector<at::Tensor> alive, uint64_t sequence, std::function<void()> then = {})
+  MpiWork(std::vector<MPI_Request> requests, std::vector<at::Tensor> alive, uint64_t sequence,
+          std::function<void()> then = {})
       : requests_(std::move(requests)), alive_(std::move(alive)), sequence_(sequence), then_(std::move(then)) {}
   ~MpiWork() override {
     try {
@@ -87,7 +93,8 @@ class MpiWork final : public Work {
     ProgressRing::instance().wait(sequence_);
     // Polls instead of blocking in MPI: with more ranks than cores the others need this core.
     for (int finished = 0; finished == 0;) {
-      check_mpi(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &finished, MPI_STATUSES_IGNORE), "MPI_Testall");
+      check_mpi(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &finished, MPI_STATUSES_IGNORE),
+                "MPI_Testall");
       if (finished == 0) sched_yield();
     }
     if (then_) then_();
@@ -117,7 +124,8 @@ Staged stage(const at::Tensor& tensor) {
     case at::kLong: return {tensor, MPI_INT64_T};
     case at::kBFloat16:
     case at::kHalf: return {tensor.detach().to(at::kFloat), MPI_FLOAT};
-    default: TRIREME_CHECK(false, "MPI groups reduce floats, int32 and int64, not ", c10::toString(tensor.scalar_type()));
+    default:
+      TRIREME_CHECK(false, "MPI groups reduce floats, int32 and int64, not ", c10::toString(tensor.scalar_type()));
   }
   return {};
 }
@@ -129,7 +137,8 @@ std::function<void()> copy_back(const at::Tensor& tensor, const Staged& staged) 
 
 class MpiCommunicator final : public Communicator {
  public:
-  MpiCommunicator(MPI_Comm handle, const char* name, int rank, int size) : Communicator(rank, size), handle_(handle), name_(name) {}
+  MpiCommunicator(MPI_Comm handle, const char* name, int rank, int size)
+      : Communicator(rank, size), handle_(handle), name_(name) {}
   ~MpiCommunicator() override {
     int finalized = 0;
     MPI_Finalized(&finalized);
@@ -140,8 +149,8 @@ class MpiCommunicator final : public Communicator {
   WorkPtr all_gather(at::Tensor out, const at::Tensor& in) override {
     check_tensor(out);
     check_tensor(in);
-    TRIREME_CHECK(out.numel() == in.numel() * size_ && out.scalar_type() == in.scalar_type(), "all_gather of ", in.numel(),
-                  " elements into ", out.numel(), " over ", size_, " ranks");
+    TRIREME_CHECK(out.numel() == in.numel() * size_ && out.scalar_type() == in.scalar_type(), "all_gather of ",
+                  in.numel(), " elements into ", out.numel(), " over ", size_, " ranks");
     const auto bytes = static_cast<int64_t>(in.nbytes());
     const uint64_t sequence = begin("all_gather", in.numel());
     auto* target = static_cast<char*>(out.data_ptr());
@@ -150,7 +159,8 @@ class MpiCommunicator final : public Communicator {
     if (bytes * size_ <= mpi_piece_elements()) {
       requests.push_back(MPI_REQUEST_NULL);
       check_mpi(MPI_Iallgather(in_place ? MPI_IN_PLACE : in.const_data_ptr(), static_cast<int>(bytes), MPI_BYTE, target,
-                               static_cast<int>(bytes), MPI_BYTE, handle_, &requests.back()), "MPI_Iallgather");
+                               static_cast<int>(bytes), MPI_BYTE, handle_, &requests.back()),
+                "MPI_Iallgather");
     } else {
       // Long slices: one broadcast per rank and piece.
       if (!in_place) std::copy_n(static_cast<const char*>(in.const_data_ptr()), bytes, target + rank_ * bytes);
@@ -162,8 +172,8 @@ class MpiCommunicator final : public Communicator {
   WorkPtr reduce_scatter(at::Tensor out, const at::Tensor& in, ReduceOp op) override {
     check_tensor(out);
     check_tensor(in);
-    TRIREME_CHECK(in.numel() == out.numel() * size_ && out.scalar_type() == in.scalar_type(), "reduce_scatter of ", in.numel(),
-                  " elements into ", out.numel(), " over ", size_, " ranks");
+    TRIREME_CHECK(in.numel() == out.numel() * size_ && out.scalar_type() == in.scalar_type(), "reduce_scatter of ",
+                  in.numel(), " elements into ", out.numel(), " over ", size_, " ranks");
     const uint64_t sequence = begin("reduce_scatter", in.numel());
     const Staged source = stage(in), target = stage(out);
     const auto* from = static_cast<const char*>(source.data.const_data_ptr());
@@ -172,7 +182,8 @@ class MpiCommunicator final : public Communicator {
     std::vector<MPI_Request> requests;
     if (in.numel() <= mpi_piece_elements()) {
       requests.push_back(MPI_REQUEST_NULL);
-      check_mpi(MPI_Ireduce_scatter_block(from, to, static_cast<int>(count), source.type, operation(op), handle_, &requests.back()),
+      check_mpi(MPI_Ireduce_scatter_block(from, to, static_cast<int>(count), source.type, operation(op), handle_,
+                                          &requests.back()),
                 "MPI_Ireduce_scatter_block");
     } else {
       // Long inputs: one reduction per receiving rank and piece.
@@ -180,12 +191,13 @@ class MpiCommunicator final : public Communicator {
         for (int64_t begin = 0; begin < count; begin += mpi_piece_elements()) {
           requests.push_back(MPI_REQUEST_NULL);
           check_mpi(MPI_Ireduce(from + (root * count + begin) * width, to + begin * width,
-                                static_cast<int>(std::min(mpi_piece_elements(), count - begin)), source.type, operation(op), root, handle_,
-                                &requests.back()), "MPI_Ireduce");
+                                static_cast<int>(std::min(mpi_piece_elements(), count - begin)), source.type,
+                                operation(op), root, handle_, &requests.back()),
+                    "MPI_Ireduce");
         }
     }
-    return std::make_unique<MpiWork>(std::move(requests), std::vector<at::Tensor>{source.data, target.data, in, out}, sequence,
-                                     copy_back(out, target));
+    return std::make_unique<MpiWork>(std::move(requests), std::vector<at::Tensor>{source.data, target.data, in, out},
+                                     sequence, copy_back(out, target));
   }
 
   WorkPtr all_reduce(at::Tensor tensor, ReduceOp op) override {
@@ -197,8 +209,10 @@ class MpiCommunicator final : public Communicator {
     std::vector<MPI_Request> requests;
     for (int64_t begin = 0; begin < count; begin += mpi_piece_elements()) {
       requests.push_back(MPI_REQUEST_NULL);
-      check_mpi(MPI_Iallreduce(MPI_IN_PLACE, data + begin * width, static_cast<int>(std::min(mpi_piece_elements(), count - begin)),
-                               staged.type, operation(op), handle_, &requests.back()), "MPI_Iallreduce");
+      check_mpi(MPI_Iallreduce(MPI_IN_PLACE, data + begin * width,
+                               static_cast<int>(std::min(mpi_piece_elements(), count - begin)), staged.type,
+                               operation(op), handle_, &requests.back()),
+                "MPI_Iallreduce");
     }
     return std::make_unique<MpiWork>(std::move(requests), std::vector<at::Tensor>{tensor, staged.data}, sequence,
                                      copy_back(tensor, staged));
@@ -248,7 +262,8 @@ class MpiCommunicator final : public Communicator {
     const uint64_t sequence = ProgressRing::instance().begin(kind, elements, name_);
     if (checking_collectives()) {
       const bool any_size = std::string_view(kind) == "all_gather_host";
-      const std::string own = any_size ? detail::concat(kind, " on ", name_) : detail::concat(kind, "[", elements, "] on ", name_);
+      const std::string own =
+          any_size ? detail::concat(kind, " on ", name_) : detail::concat(kind, "[", elements, "] on ", name_);
       check_same_collective(mpi_all_gather_host(handle_, own), sequence);
     }
     return sequence;
@@ -261,8 +276,9 @@ class MpiCommunicator final : public Communicator {
   void broadcast_pieces(char* data, int64_t bytes, int root, std::vector<MPI_Request>& requests) {
     for (int64_t begin = 0; begin < bytes; begin += mpi_piece_elements()) {
       requests.push_back(MPI_REQUEST_NULL);
-      check_mpi(MPI_Ibcast(data + begin, static_cast<int>(std::min(mpi_piece_elements(), bytes - begin)), MPI_BYTE, root, handle_,
-                           &requests.back()), "MPI_Ibcast");
+      check_mpi(MPI_Ibcast(data + begin, static_cast<int>(std::min(mpi_piece_elements(), bytes - begin)), MPI_BYTE,
+                           root, handle_, &requests.back()),
+                "MPI_Ibcast");
     }
   }
 

@@ -18,12 +18,12 @@ void initialize_mpi();
 inline constexpr const char* kMpiFinalize = "MPI_Finalize";  // its name among the collectives
 void finalize_mpi();
 
-/// Elements of one MPI call at most: counts are ints there, and OpenMPI multiplies them by ranks in int as well. Longer transfers go in
-/// pieces. A reference, for tests.
+/// Elements of one MPI call at most: counts are ints there, and OpenMPI multiplies them by ranks in int as well. Longer
+/// transfers go in pieces. A reference, for tests.
 int64_t& mpi_piece_elements();
 
-/// fp32, fp64, int32 and int64 are reduced natively. MPI knows no 16-bit floats: these are summed in fp32 and rounded once.
-/// Takes over `handle` (freed with the communicator unless it is MPI_COMM_WORLD). `name` for messages.
+/// fp32, fp64, int32 and int64 are reduced natively. MPI knows no 16-bit floats: these are summed in fp32 and rounded
+/// once. Takes over `handle` (freed with the communicator unless it is MPI_COMM_WORLD). `name` for messages.
 std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm handle, const char* name);
 
 /// InternalError with MPI's own text when a call failed.

@@ -8,10 +8,13 @@
 
 namespace trireme {
 
-/// One communicator per group, with a high-priority stream of its own. `exchange` carries the unique id and the host-side calls.
-std::unique_ptr<Communicator> make_nccl_communicator(std::unique_ptr<HostExchange> exchange, at::Device device, const char* name);
+/// One communicator per group, with a high-priority stream of its own. `exchange` carries the unique id and the
+/// host-side calls.
+std::unique_ptr<Communicator> make_nccl_communicator(std::unique_ptr<HostExchange> exchange, at::Device device,
+                                                     const char* name);
 
-/// Seconds for which collectives have been queued on GPU streams without any of them finishing; 0 when none is queued. Any thread.
+/// Seconds for which collectives have been queued on GPU streams without any of them finishing; 0 when none is queued.
+/// Any thread.
 double nccl_stuck_for();
 
 /// What NCCL's own threads report (a lost peer, a failed link), or empty. Any thread.

@@ -26,7 +26,8 @@ void check_cuda(cudaError_t status, const char* call) {
 }
 
 void check_nccl(ncclResult_t status, const char* call) {
-  TRIREME_CHECK(status == ncclSuccess || status == ncclInProgress, call, ": ", ncclGetErrorString(status), "; ", ncclGetLastError(nullptr));
+  TRIREME_CHECK(status == ncclSuccess || status == ncclInProgress, call, ": ", ncclGetErrorString(status), "; ",
+                ncclGetLastError(nullptr));
 }
 
 ncclDataType_t nccl_type(at::ScalarType type) {
@@ -42,8 +43,8 @@ ncclDataType_t nccl_type(at::ScalarType type) {
   }
 }
 
-/// A collective on a GPU stream, from its call until its event is seen finished. The watchdog reads these: a host that has gone on and
-/// now waits for the stream elsewhere is as stuck as the collective.
+/// A collective on a GPU stream, from its call until its event is seen finished. The watchdog reads these: a host that
+/// has gone on and now waits for the stream elsewhere is as stuck as the collective.
 struct Queued {
   cudaEvent_t event;
   uint64_t sequence;
@@ -100,7 +101,8 @@ class Registry {
     const std::lock_guard lock(mutex_);
     for (const ncclComm_t handle : communicators_) {
       ncclResult_t state = ncclSuccess;
-      if (ncclCommGetAsyncError(handle, &state) != ncclSuccess || state == ncclSuccess || state == ncclInProgress) continue;
+      if (ncclCommGetAsyncError(handle, &state) != ncclSuccess || state == ncclSuccess || state == ncclInProgress)
+        continue;
       return fmt::format("NCCL: {}; {}", ncclGetErrorString(state), ncclGetLastError(handle));
     }
     return "";
@@ -171,7 +173,11 @@ class NcclCommunicator final : public Communicator {
  public:
   /// Takes over `handle`; the current device is `device`.
   NcclCommunicator(std::unique_ptr<HostExchange> exchange, at::Device device, const char* name, ncclComm_t handle)
-      : Communicator(exchange->rank(), exchange->size()), exchange_(std::move(exchange)), device_(device), name_(name), handle_(handle),
+      : Communicator(exchange->rank(), exchange->size()),
+        exchange_(std::move(exchange)),
+        device_(device),
+        name_(name),
+        handle_(handle),
         stream_(make_stream()) {
     Registry::instance().add_communicator(handle_);
   }
@@ -185,32 +191,32 @@ class NcclCommunicator final : public Communicator {
   const char* backend() const override { return "nccl"; }
 
   WorkPtr all_gather(at::Tensor out, const at::Tensor& in) override {
-    TRIREME_CHECK(out.numel() == in.numel() * size_ && out.scalar_type() == in.scalar_type(), "all_gather of ", in.numel(),
-                  " elements into ", out.numel(), " over ", size_, " ranks");
+    TRIREME_CHECK(out.numel() == in.numel() * size_ && out.scalar_type() == in.scalar_type(), "all_gather of ",
+                  in.numel(), " elements into ", out.numel(), " over ", size_, " ranks");
     return run("all_gather", {out, in}, in.numel(), [&] {
-      return ncclAllGather(in.const_data_ptr(), out.data_ptr(), static_cast<size_t>(in.numel()), nccl_type(in.scalar_type()), handle_,
-                           stream_);
+      return ncclAllGather(in.const_data_ptr(), out.data_ptr(), static_cast<size_t>(in.numel()),
+                           nccl_type(in.scalar_type()), handle_, stream_);
     });
   }
   WorkPtr reduce_scatter(at::Tensor out, const at::Tensor& in, ReduceOp op) override {
-    TRIREME_CHECK(in.numel() == out.numel() * size_ && out.scalar_type() == in.scalar_type(), "reduce_scatter of ", in.numel(),
-                  " elements into ", out.numel(), " over ", size_, " ranks");
+    TRIREME_CHECK(in.numel() == out.numel() * size_ && out.scalar_type() == in.scalar_type(), "reduce_scatter of ",
+                  in.numel(), " elements into ", out.numel(), " over ", size_, " ranks");
     return run("reduce_scatter", {out, in}, in.numel(), [&] {
-      return ncclReduceScatter(in.const_data_ptr(), out.data_ptr(), static_cast<size_t>(out.numel()), nccl_type(in.scalar_type()),
-                               operation(op), handle_, stream_);
+      return ncclReduceScatter(in.const_data_ptr(), out.data_ptr(), static_cast<size_t>(out.numel()),
+                               nccl_type(in.scalar_type()), operation(op), handle_, stream_);
     });
   }
   WorkPtr all_reduce(at::Tensor tensor, ReduceOp op) override {
     return run("all_reduce", {tensor}, tensor.numel(), [&] {
-      return ncclAllReduce(tensor.data_ptr(), tensor.data_ptr(), static_cast<size_t>(tensor.numel()), nccl_type(tensor.scalar_type()),
-                           operation(op), handle_, stream_);
+      return ncclAllReduce(tensor.data_ptr(), tensor.data_ptr(), static_cast<size_t>(tensor.numel()),
+                           nccl_type(tensor.scalar_type()), operation(op), handle_, stream_);
     });
   }
   WorkPtr broadcast(at::Tensor tensor, int root) override {
     TRIREME_CHECK(root >= 0 && root < size_, "broadcast from rank ", root, " of ", size_);
     return run("broadcast", {tensor}, tensor.numel(), [&] {
-      return ncclBroadcast(tensor.data_ptr(), tensor.data_ptr(), static_cast<size_t>(tensor.numel()), nccl_type(tensor.scalar_type()), root,
-                           handle_, stream_);
+      return ncclBroadcast(tensor.data_ptr(), tensor.data_ptr(), static_cast<size_t>(tensor.numel()),
+                           nccl_type(tensor.scalar_type()), root, handle_, stream_);
     });
   }
   void barrier() override { (void)all_gather_host("barrier"); }
@@ -221,8 +227,8 @@ class NcclCommunicator final : public Communicator {
     const auto all = all_gather_host(packed);
     for (size_t i = 0; i < values.size(); ++i) {
       for (int peer = 0; peer < size_; ++peer) {
-        TRIREME_CHECK(all[peer].size() == packed.size(), "rank ", peer, " reduces ", all[peer].size() / sizeof(double), " values, this one ",
-                      values.size());
+        TRIREME_CHECK(all[peer].size() == packed.size(), "rank ", peer, " reduces ", all[peer].size() / sizeof(double),
+                      " values, this one ", values.size());
         double value;
         std::memcpy(&value, all[peer].data() + i * sizeof(double), sizeof value);
         values[i] = peer == 0 ? value : op == ReduceOp::kSum ? values[i] + value : std::max(values[i], value);
@@ -232,7 +238,8 @@ class NcclCommunicator final : public Communicator {
   }
   std::vector<std::string> all_gather_host(const std::string& value) override {
     std::vector<std::string> result;
-    block_in_collective("all_gather_host", static_cast<int64_t>(value.size()), name_, [&] { result = exchange_->all_gather(value); });
+    block_in_collective("all_gather_host", static_cast<int64_t>(value.size()), name_,
+                        [&] { result = exchange_->all_gather(value); });
     return result;
   }
   std::unique_ptr<Communicator> split(int colour) override {
@@ -252,12 +259,14 @@ class NcclCommunicator final : public Communicator {
   template <class Call>
   WorkPtr run(const char* kind, std::vector<at::Tensor> tensors, int64_t elements, const Call& call) {
     for (const at::Tensor& tensor : tensors) {
-      TRIREME_CHECK(tensor.device() == device_, kind, " of a tensor on ", tensor.device().str(), " in a group on ", device_.str());
+      TRIREME_CHECK(tensor.device() == device_, kind, " of a tensor on ", tensor.device().str(), " in a group on ",
+                    device_.str());
       TRIREME_CHECK(tensor.is_contiguous(), "collectives need contiguous tensors");
     }
     const c10::cuda::CUDAGuard guard(device_);
     const uint64_t sequence = ProgressRing::instance().begin(kind, elements, name_);
-    if (checking_collectives()) check_same_collective(exchange_->all_gather(detail::concat(kind, "[", elements, "] on ", name_)), sequence);
+    if (checking_collectives())
+      check_same_collective(exchange_->all_gather(detail::concat(kind, "[", elements, "] on ", name_)), sequence);
     Registry& registry = Registry::instance();
     const cudaEvent_t ready = registry.take_event();
     check_cuda(cudaEventRecord(ready, c10::cuda::getCurrentCUDAStream(device_.index())), "cudaEventRecord");
@@ -287,7 +296,8 @@ void prepare_nccl() {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_nccl_communicator(std::unique_ptr<HostExchange> exchange, at::Device device, const char* name) {
+std::unique_ptr<Communicator> make_nccl_communicator(std::unique_ptr<HostExchange> exchange, at::Device device,
+                                                     const char* name) {
   prepare_nccl();
   const c10::cuda::CUDAGuard guard(device);
   ncclUniqueId id{};

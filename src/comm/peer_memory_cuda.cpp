@@ -22,7 +22,9 @@ namespace {
 /// Copies of several peers run side by side; more streams than copy engines that one GPU keeps busy gain nothing.
 constexpr int kStreams = 3;
 
-void check(cudaError_t status, const char* call) { TRIREME_CHECK(status == cudaSuccess, call, ": ", cudaGetErrorString(status)); }
+void check(cudaError_t status, const char* call) {
+  TRIREME_CHECK(status == cudaSuccess, call, ": ", cudaGetErrorString(status));
+}
 
 /// Names the running kernel: containers of one host share it, hosts with equal names do not.
 std::string host_identity() {
@@ -82,8 +84,10 @@ class IpcPeerMemory final : public PeerMemory {
     for (int rank = 0; rank < group_.size(); ++rank) {
       char* block = blocks_[static_cast<size_t>(rank)];
       if (block == nullptr) continue;
-      if (rank == group_.rank()) (void)cudaFree(block);
-      else (void)cudaIpcCloseMemHandle(block);
+      if (rank == group_.rank())
+        (void)cudaFree(block);
+      else
+        (void)cudaIpcCloseMemHandle(block);
     }
     for (cudaEvent_t event : spare_) (void)cudaEventDestroy(event);
     for (cudaStream_t stream : streams_) (void)cudaStreamDestroy(stream);
@@ -100,8 +104,11 @@ class IpcPeerMemory final : public PeerMemory {
       blocks_[static_cast<size_t>(group_.rank())] = static_cast<char*>(memory);
       status = cudaIpcGetMemHandle(&handle, memory);
     }
-    if (status == cudaSuccess) mine = to_hex(handle) + ' ' + host_identity();
-    else problem = fmt::format("rank {} of the group cannot share its memory: {}", group_.rank(), cudaGetErrorString(status));
+    if (status == cudaSuccess)
+      mine = to_hex(handle) + ' ' + host_identity();
+    else
+      problem =
+          fmt::format("rank {} of the group cannot share its memory: {}", group_.rank(), cudaGetErrorString(status));
     (void)cudaGetLastError();
     const std::vector<std::string> all = group_.all_gather_host(mine);
     const bool complete = std::none_of(all.begin(), all.end(), [](const std::string& text) { return text.empty(); });
@@ -117,7 +124,8 @@ class IpcPeerMemory final : public PeerMemory {
       if (status == cudaSuccess) {
         blocks_[static_cast<size_t>(rank)] = static_cast<char*>(memory);
       } else {
-        problem = fmt::format("rank {} of the group cannot map the memory of rank {}: {}", group_.rank(), rank, cudaGetErrorString(status));
+        problem = fmt::format("rank {} of the group cannot map the memory of rank {}: {}", group_.rank(), rank,
+                              cudaGetErrorString(status));
         (void)cudaGetLastError();
       }
     }
@@ -132,7 +140,8 @@ class IpcPeerMemory final : public PeerMemory {
   }
 
   at::Tensor block() override {
-    return at::from_blob(blocks_[static_cast<size_t>(group_.rank())], {bytes_}, at::TensorOptions(device_).dtype(at::kByte));
+    return at::from_blob(blocks_[static_cast<size_t>(group_.rank())], {bytes_},
+                         at::TensorOptions(device_).dtype(at::kByte));
   }
 
   void publish() override {
@@ -143,8 +152,8 @@ class IpcPeerMemory final : public PeerMemory {
 
   WorkPtr gather(at::Tensor out, int64_t offset) override {
     const int64_t slice = out.numel() / group_.size();
-    TRIREME_CHECK(out.scalar_type() == at::kByte && out.is_contiguous() && slice * group_.size() == out.numel() && offset >= 0 &&
-                      offset + slice <= bytes_,
+    TRIREME_CHECK(out.scalar_type() == at::kByte && out.is_contiguous() && slice * group_.size() == out.numel() &&
+                      offset >= 0 && offset + slice <= bytes_,
                   "gather of ", out.numel(), " bytes at ", offset, " of blocks of ", bytes_);
     const c10::cuda::CUDAGuard guard(device_);
     cudaEvent_t ready = take_event();
@@ -189,7 +198,8 @@ class IpcPeerMemory final : public PeerMemory {
 
 }  // namespace
 
-std::unique_ptr<PeerMemory> PeerMemory::create(Communicator& group, int64_t bytes, at::Device device, std::string& why_not) {
+std::unique_ptr<PeerMemory> PeerMemory::create(Communicator& group, int64_t bytes, at::Device device,
+                                               std::string& why_not) {
   if (!device.is_cuda()) {
     why_not = "the ranks are not on GPUs";
     return nullptr;

@@ -142,7 +142,7 @@ double ProgressRing::blocked_seconds() {
   return blocked_;
 }
 
-// --- comparing collectives ---------------------------------------------------------------------------------------------------------
+// --- comparing collectives -----------------------------------------------------------------------
 
 bool checking_collectives() {
   static const bool on = [] {
@@ -154,14 +154,16 @@ bool checking_collectives() {
 
 void check_same_collective(const std::vector<std::string>& all, uint64_t sequence) {
   std::map<std::string, std::string> ranks;
-  for (size_t rank = 0; rank < all.size(); ++rank) ranks[all[rank]] += (ranks[all[rank]].empty() ? "" : ", ") + std::to_string(rank);
+  for (size_t rank = 0; rank < all.size(); ++rank)
+    ranks[all[rank]] += (ranks[all[rank]].empty() ? "" : ", ") + std::to_string(rank);
   if (ranks.size() == 1) return;
   std::string text;
   for (const auto& [what, who] : ranks) text += (text.empty() ? "" : "; ") + ("rank " + who + " at " + what);
-  throw InternalError("the ranks have gone different ways at collective #" + std::to_string(sequence) + " of this rank: " + text);
+  throw InternalError("the ranks have gone different ways at collective #" + std::to_string(sequence) +
+                      " of this rank: " + text);
 }
 
-// --- what the training thread tells ------------------------------------------------------------------------------------------------
+// --- what the training thread tells --------------------------------------------------------------
 
 void begin_progress_step(int64_t step) { ProgressRing::instance().begin_step(step); }
 

@@ -1,5 +1,6 @@
 #pragma once
-// Private to comm/: the last collectives of this process and where its training thread is, kept where other ranks can read it.
+// Private to comm/: the last collectives of this process and where its training thread is, kept where other ranks can
+// read it.
 
 #include "rank_record.h"
 #include "trireme/comm/progress.h"
@@ -57,7 +58,8 @@ class ProgressRing {
   std::map<std::string, double> section_times_;
 };
 
-/// A collective in which the host blocks from its start to its end. One that throws stays open: the last words then say inside of what.
+/// A collective in which the host blocks from its start to its end. One that throws stays open: the last words then say
+/// inside of what.
 template <class Call>
 void block_in_collective(const char* kind, int64_t elements, const char* group, const Call& call) {
   const uint64_t sequence = ProgressRing::instance().begin(kind, elements, group);
@@ -68,8 +70,8 @@ void block_in_collective(const char* kind, int64_t elements, const char* group, 
 
 /// TRIREME_CHECK_COLLECTIVES=1: before a collective starts the ranks compare what they are about to do.
 bool checking_collectives();
-/// InternalError naming the ranks whose text differs from the others'. `all`: of every rank of the group, "all_reduce[1024] on world"
-/// and the like.
+/// InternalError naming the ranks whose text differs from the others'. `all`: of every rank of the group,
+/// "all_reduce[1024] on world" and the like.
 void check_same_collective(const std::vector<std::string>& all, uint64_t sequence);
 
 }  // namespace trireme

@@ -20,7 +20,8 @@ namespace {
 
 std::string text_in(const char* begin, size_t size) { return {begin, strnlen(begin, size)}; }
 
-/// One state letter of /proc/<pid>/stat: R, S, D, T (stopped), Z (dead, not yet collected); 0 when there is no such process.
+/// One state letter of /proc/<pid>/stat: R, S, D, T (stopped), Z (dead, not yet collected); 0 when there is no such
+/// process.
 char process_state(int pid) {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
   std::string line;
@@ -31,7 +32,9 @@ char process_state(int pid) {
 
 }  // namespace
 
-std::string RankView::Collective::name() const { return fmt::format("#{} {}[{}] on {}", sequence, kind, elements, group); }
+std::string RankView::Collective::name() const {
+  return fmt::format("#{} {}[{}] on {}", sequence, kind, elements, group);
+}
 
 const RankView::Collective* RankView::position() const {
   for (const Collective& entry : history)
@@ -47,7 +50,8 @@ const RankView::Collective* RankView::unfinished() const {
 }
 
 RankView view_of(const RankRecord& shared, double now) {
-  // A writer that was stopped halfway leaves an odd version for ever: what it has written so far is then the best there is.
+  // A writer that was stopped halfway leaves an odd version for ever: what it has written so far is then the best there
+  // is.
   auto copy = std::make_unique<RankRecord>();
   for (int attempt = 0; attempt < 100; ++attempt) {
     const uint32_t before = shared.version.load(std::memory_order_acquire);
@@ -88,25 +92,26 @@ RankView view_of(const RankRecord& shared, double now) {
 
 std::string encode(const RankView& view) {
   const auto word = [](const std::string& text) { return text.empty() ? std::string("-") : text; };
-  std::string text = fmt::format("{} {} {} {} {} {} {} {} {} {} {} {}", view.rank, word(view.host), view.pid, view.stopped ? 1 : 0,
-                                 view.dead ? 1 : 0, view.step, view.step_seconds, view.silent_for, word(view.section), view.section_for,
-                                 view.section_allowance, view.history.size());
+  std::string text = fmt::format("{} {} {} {} {} {} {} {} {} {} {} {}", view.rank, word(view.host), view.pid,
+                                 view.stopped ? 1 : 0, view.dead ? 1 : 0, view.step, view.step_seconds, view.silent_for,
+                                 word(view.section), view.section_for, view.section_allowance, view.history.size());
   for (const auto& entry : view.history)
-    text += fmt::format(" {} {} {} {} {} {} {}", entry.sequence, entry.elements, word(entry.kind), word(entry.group), entry.began_ago,
-                        entry.waiting_for, entry.ended_ago);
+    text += fmt::format(" {} {} {} {} {} {} {}", entry.sequence, entry.elements, word(entry.kind), word(entry.group),
+                        entry.began_ago, entry.waiting_for, entry.ended_ago);
   return text;
 }
 
 bool decode(const std::string& text, RankView& view) {
   std::istringstream in(text);
   size_t entries = 0;
-  in >> view.rank >> view.host >> view.pid >> view.stopped >> view.dead >> view.step >> view.step_seconds >> view.silent_for >>
-      view.section >> view.section_for >> view.section_allowance >> entries;
+  in >> view.rank >> view.host >> view.pid >> view.stopped >> view.dead >> view.step >> view.step_seconds >>
+      view.silent_for >> view.section >> view.section_for >> view.section_allowance >> entries;
   if (!in || entries > RankRecord::kEntries) return false;
   view.history.clear();
   for (size_t i = 0; i < entries; ++i) {
     RankView::Collective entry;
-    in >> entry.sequence >> entry.elements >> entry.kind >> entry.group >> entry.began_ago >> entry.waiting_for >> entry.ended_ago;
+    in >> entry.sequence >> entry.elements >> entry.kind >> entry.group >> entry.began_ago >> entry.waiting_for >>
+        entry.ended_ago;
     if (!in) return false;
     view.history.push_back(std::move(entry));
   }

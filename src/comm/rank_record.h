@@ -1,5 +1,6 @@
 #pragma once
-// Private to comm/: where one rank stands, in memory that the other ranks of its host can read even when the rank is stopped or dead.
+// Private to comm/: where one rank stands, in memory that the other ranks of its host can read even when the rank is
+// stopped or dead.
 
 #include <array>
 #include <atomic>
@@ -47,10 +48,11 @@ struct RankView {
     int64_t elements = 0;
     std::string kind, group;
     double waiting_for = -1, ended_ago = -1, began_ago = 0;  // -1: no
-    std::string name() const;  // "#412 all_reduce[1024] on world"
+    std::string name() const;                                // "#412 all_reduce[1024] on world"
   };
   std::vector<Collective> history;  // ascending
-  /// The collective that the host is blocked on, else the oldest unfinished one, else the last it finished; null before the first.
+  /// The collective that the host is blocked on, else the oldest unfinished one, else the last it finished; null before
+  /// the first.
   const Collective* position() const;
   /// The oldest collective that has begun and not ended.
   const Collective* unfinished() const;
@@ -76,8 +78,8 @@ class SharedRecord {
   int fd_ = -1;
 };
 
-/// The record of a process on this host, mapped for reading for the life of this process; null when it cannot be reached or is not the
-/// one with this token.
+/// The record of a process on this host, mapped for reading for the life of this process; null when it cannot be
+/// reached or is not the one with this token.
 const RankRecord* map_record(int pid, int fd, uint64_t token);
 
 }  // namespace trireme

@@ -34,7 +34,8 @@ constexpr double kConnectSeconds = 5;
 
 }  // namespace
 
-RankWatch::RankWatch(int rank, int size, const AllGather& all_gather, Hooks hooks) : rank_(rank), size_(size), hooks_(std::move(hooks)) {
+RankWatch::RankWatch(int rank, int size, const AllGather& all_gather, Hooks hooks)
+    : rank_(rank), size_(size), hooks_(std::move(hooks)) {
   if (std::getenv("TRIREME_HANG_SECONDS") != nullptr) fixed_limit_ = positive_seconds("TRIREME_HANG_SECONDS", 0);
   ProgressRing::instance().set_rank(rank);
   ProgressRing::instance().beat();
@@ -57,8 +58,8 @@ RankWatch::RankWatch(int rank, int size, const AllGather& all_gather, Hooks hook
     lines_[kNext].rank = next;
   } else {
     if (fd >= 0) close(fd);
-    log_warn(fmt::format("rank {} cannot reach rank {} on {} (port {} of {}): a dead rank will be noticed late", rank_, next,
-                         peers_[static_cast<size_t>(next)].host, peers_[static_cast<size_t>(next)].port,
+    log_warn(fmt::format("rank {} cannot reach rank {} on {} (port {} of {}): a dead rank will be noticed late", rank_,
+                         next, peers_[static_cast<size_t>(next)].host, peers_[static_cast<size_t>(next)].port,
                          join(peers_[static_cast<size_t>(next)].addresses, ", ")));
   }
   (void)eventfd_write(wake_, 1);
@@ -76,15 +77,17 @@ RankWatch::~RankWatch() {
   if (wake_ >= 0) close(wake_);
 }
 
-// --- meeting -----------------------------------------------------------------------------------------------------------------------
+// --- meeting -------------------------------------------------------------------------------------
 
 void RankWatch::listen() {
   listener_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   sockaddr_in any{};
   any.sin_family = AF_INET;
   any.sin_addr.s_addr = htonl(INADDR_ANY);
-  if (listener_ < 0 || bind(listener_, reinterpret_cast<const sockaddr*>(&any), sizeof any) != 0 || ::listen(listener_, 64) != 0)
-    throw ConfigError(fmt::format("rank {} on {} cannot listen on any port: {}", rank_, host_name(), std::strerror(errno)));
+  if (listener_ < 0 || bind(listener_, reinterpret_cast<const sockaddr*>(&any), sizeof any) != 0 ||
+      ::listen(listener_, 64) != 0)
+    throw ConfigError(
+        fmt::format("rank {} on {} cannot listen on any port: {}", rank_, host_name(), std::strerror(errno)));
 }
 
 std::string RankWatch::introduction() {
@@ -92,7 +95,8 @@ std::string RankWatch::introduction() {
   socklen_t length = sizeof bound;
   (void)getsockname(listener_, reinterpret_cast<sockaddr*>(&bound), &length);
   ProgressRing& ring = ProgressRing::instance();
-  std::string text = fmt::format("{} {} {} {} {}", host_name(), getpid(), ring.record_fd(), ring.record_token(), ntohs(bound.sin_port));
+  std::string text = fmt::format("{} {} {} {} {}", host_name(), getpid(), ring.record_fd(), ring.record_token(),
+                                 ntohs(bound.sin_port));
   for (const std::string& address : own_addresses()) text += " " + address;
   return text;
 }
@@ -105,7 +109,8 @@ void RankWatch::meet(const std::vector<std::string>& introductions) {
     uint64_t token = 0;
     std::istringstream in(introductions[static_cast<size_t>(rank)]);
     in >> peer.host >> peer.pid >> fd >> token >> peer.port;
-    TRIREME_CHECK(static_cast<bool>(in), "rank ", rank, " introduced itself as '", introductions[static_cast<size_t>(rank)], "'");
+    TRIREME_CHECK(static_cast<bool>(in), "rank ", rank, " introduced itself as '",
+                  introductions[static_cast<size_t>(rank)], "'");
     if (rank == 0) token_ = token;
     if (peer.host == own_host) peer.addresses.push_back("127.0.0.1");
     for (std::string address; in >> address;) peer.addresses.push_back(address);
@@ -124,7 +129,7 @@ int RankWatch::connect_to(int rank, double seconds) const {
   return -1;
 }
 
-// --- lifelines and questions: the server's thread ----------------------------------------------------------------------------------
+// --- lifelines and questions: the server's thread ------------------------------------------------
 
 void RankWatch::serve() {
   while (!stop_) {
@@ -135,7 +140,9 @@ void RankWatch::serve() {
       polled[3].fd = lines_[kPrevious].fd;
     }
     int timeout = -1;
-    if (previous_lost_) timeout = static_cast<int>(std::max<int64_t>(0, std::chrono::ceil<milliseconds>(*previous_lost_ + kNewsTravels - Clock::now()).count()));
+    if (previous_lost_)
+      timeout = static_cast<int>(
+          std::max<int64_t>(0, std::chrono::ceil<milliseconds>(*previous_lost_ + kNewsTravels - Clock::now()).count()));
     (void)poll(polled, 4, timeout);
     if (stop_) return;
     if ((polled[0].revents & POLLIN) != 0) {
@@ -194,8 +201,10 @@ void RankWatch::read_line(Line& line) {
     line.fd = -1;
     if (line.received == std::string(1, kBye) || stop_) return;
     // Both neighbours of a dead rank notice; the one before it speaks, the other gives it a moment to.
-    if (&line == &lines_[kPrevious] && size_ > 2) previous_lost_ = Clock::now();
-    else previous_lost_.reset();
+    if (&line == &lines_[kPrevious] && size_ > 2)
+      previous_lost_ = Clock::now();
+    else
+      previous_lost_.reset();
   } else {
     line.received.append(buffer, static_cast<size_t>(got));
     if (line.received.size() >= 5 && line.received[0] == kFailure) {
@@ -227,8 +236,8 @@ void RankWatch::lost(const Line& line) {
     if (!view.section.empty()) text += ", section " + view.section;
     if (at != nullptr) text += fmt::format(", {} {}", at->ended_ago >= 0 ? "after" : "inside", at->name());
   } else {
-    text = fmt::format("rank {} on {} is gone, its connection broke while this rank was in step {}", line.rank, peer.host,
-                       ProgressRing::instance().view().step);
+    text = fmt::format("rank {} on {} is gone, its connection broke while this rank was in step {}", line.rank,
+                       peer.host, ProgressRing::instance().view().step);
   }
   text += "; look for its own last words and for the kernel's out-of-memory killer, then run again";
   print_failure(rank_, text);

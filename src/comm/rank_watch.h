@@ -1,12 +1,15 @@
 #pragma once
-// Private to comm/: every rank watches the others, whatever launched them: a dead rank is noticed at once, a hung one after its time,
-// and when one goes down it takes all with it.
+// Private to comm/: every rank watches the others, whatever launched them: a dead rank is noticed at once, a hung one
+// after its time, and when one goes down it takes all with it.
 //
-//   position   each rank keeps its ring of collectives in shared memory that the ranks of its host read, stopped or not, and answers
+//   position   each rank keeps its ring of collectives in shared memory that the ranks of its host read, stopped or
+//   not, and answers
 //              for all ranks of its host when another host asks
-//   lifeline   a TCP connection to the next rank (a ring over all ranks): it breaks when the process dies; the reason of a failure runs
+//   lifeline   a TCP connection to the next rank (a ring over all ranks): it breaks when the process dies; the reason
+//   of a failure runs
 //              along it in both directions
-//   watchdog   a collective that does not finish in time: the positions of all ranks say who is to blame, its stack what it does instead
+//   watchdog   a collective that does not finish in time: the positions of all ranks say who is to blame, its stack
+//   what it does instead
 
 #include "rank_record.h"
 
@@ -37,10 +40,12 @@ class RankWatch {
   ~RankWatch();
 
   const std::vector<std::string>& hosts() const { return hosts_; }
-  /// False when the next rank could not be reached: a dead rank is then noticed by the launcher or by the watchdog only.
+  /// False when the next rank could not be reached: a dead rank is then noticed by the launcher or by the watchdog
+  /// only.
   bool connected() const { return lines_[kNext].fd >= 0; }
 
-  /// Says why, takes the other ranks down and ends this process. Gives way to the report of a dead rank when the failure follows from one.
+  /// Says why, takes the other ranks down and ends this process. Gives way to the report of a dead rank when the
+  /// failure follows from one.
   [[noreturn]] void fail(const std::string& reason, int exit_code);
   /// Before fail() where the launcher must be told as well (MPI_Abort), which ends the process by itself.
   void tell(const std::string& reason, int exit_code);

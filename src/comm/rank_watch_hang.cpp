@@ -37,7 +37,7 @@ constexpr milliseconds kFirstSpeaks{1500};  // before the others change what it 
 
 }  // namespace
 
-// --- the watchdog's thread ---------------------------------------------------------------------------------------------------------
+// --- the watchdog's thread -----------------------------------------------------------------------
 
 double RankWatch::limit() const {
   if (fixed_limit_) return *fixed_limit_;
@@ -51,9 +51,11 @@ void RankWatch::watch() {
     if (round % 10 != 0 || stop_) continue;
     ProgressRing::instance().beat();
     if (hooks_.device_error) {
-      if (const std::string error = hooks_.device_error(); !error.empty()) fail(error, static_cast<int>(ExitCode::kHang));
+      if (const std::string error = hooks_.device_error(); !error.empty())
+        fail(error, static_cast<int>(ExitCode::kHang));
     }
-    const double waited = std::max(ProgressRing::instance().longest_wait(), hooks_.device_wait ? hooks_.device_wait() : 0.0);
+    const double waited =
+        std::max(ProgressRing::instance().longest_wait(), hooks_.device_wait ? hooks_.device_wait() : 0.0);
     const double now = steady_seconds();
     if (waited < limit() || now < next_check_) continue;
     next_check_ = now + hung(waited);
@@ -64,7 +66,8 @@ double RankWatch::hung(double waited) {
   const auto all = views();
   const HangReport report = analyse(all);
   if (report.excused) {
-    if (!excused_said_) log_warn(fmt::format("waiting for {:.0f} s: {}; it is given more time", waited, report.sentence));
+    if (!excused_said_)
+      log_warn(fmt::format("waiting for {:.0f} s: {}; it is given more time", waited, report.sentence));
     excused_said_ = true;
     return std::max(1.0, limit() / 10);
   }
@@ -74,13 +77,14 @@ double RankWatch::hung(double waited) {
     if (view.answered && !view.stopped && !view.dead && view.silent_for < 3 &&
         std::find(report.culprits.begin(), report.culprits.end(), view.rank) == report.culprits.end())
       first = std::min(first, view.rank);
-  // MPI's end is not broken off at once: of ranks that die inside of it OpenMPI's launcher may keep an open fence and never end itself.
-  // Everything is written by then, so who was stopped may as well go on.
+  // MPI's end is not broken off at once: of ranks that die inside of it OpenMPI's launcher may keep an open fence and
+  // never end itself. Everything is written by then, so who was stopped may as well go on.
   const RankView::Collective* const at = all[static_cast<size_t>(rank_)].position();
   if (!resumed_ && at != nullptr && at->kind == kMpiFinalize) {
     resumed_ = true;
     if (first == rank_)
-      log_warn(fmt::format("no progress for {:.0f} s when all was done: {}; ranks that were stopped are continued", waited, report.sentence));
+      log_warn(fmt::format("no progress for {:.0f} s when all was done: {}; ranks that were stopped are continued",
+                           waited, report.sentence));
     else
       std::this_thread::sleep_for(kFirstSpeaks);
     (void)continue_stopped();
@@ -92,11 +96,12 @@ double RankWatch::hung(double waited) {
   const std::string stack = stack_of(all[static_cast<size_t>(report.culprits.empty() ? rank_ : report.culprits[0])]);
   claim_end();
   const RankView own = ProgressRing::instance().view();
-  const std::string sentence =
-      fmt::format("no progress for {:.0f} s in step {}: {}; run again, or give slow machines a longer TRIREME_HANG_SECONDS (now {:g})", waited,
-                  own.step, report.sentence, limit());
-  print_failure(rank_, fmt::format("no progress for {:.0f} s, where the ranks stand:\n{}{}rank {} on {}: {}", waited, report.positions, stack,
-                                   rank_, host_name(), sentence));
+  const std::string sentence = fmt::format(
+      "no progress for {:.0f} s in step {}: {}; run again, or give slow machines a longer TRIREME_HANG_SECONDS (now "
+      "{:g})",
+      waited, own.step, report.sentence, limit());
+  print_failure(rank_, fmt::format("no progress for {:.0f} s, where the ranks stand:\n{}{}rank {} on {}: {}", waited,
+                                   report.positions, stack, rank_, host_name(), sentence));
   pass_on(fmt::format("rank {} found {}", rank_, sentence), static_cast<int>(ExitCode::kHang));
   end_stopped();
   _exit(static_cast<int>(ExitCode::kHang));
@@ -109,14 +114,18 @@ std::vector<RankView> RankWatch::views() {
   for (int rank = 0; rank < size_; ++rank) {
     const Peer& peer = peers_[static_cast<size_t>(rank)];
     RankView& view = all[static_cast<size_t>(rank)];
-    if (peer.record != nullptr) view = view_of(*peer.record, now);
-    else if (rank == rank_) view = ProgressRing::instance().view();
-    else remote[peer.host].push_back(rank);
+    if (peer.record != nullptr)
+      view = view_of(*peer.record, now);
+    else if (rank == rank_)
+      view = ProgressRing::instance().view();
+    else
+      remote[peer.host].push_back(rank);
     view.rank = rank;
     view.host = peer.host;
   }
   std::vector<std::future<std::string>> answers;
-  for (const auto& [host, ranks] : remote) answers.push_back(std::async(std::launch::async, [this, &ranks = ranks] { return query(ranks); }));
+  for (const auto& [host, ranks] : remote)
+    answers.push_back(std::async(std::launch::async, [this, &ranks = ranks] { return query(ranks); }));
   for (auto& answer : answers) {
     std::istringstream in(answer.get());
     for (std::string line; std::getline(in, line);) {
@@ -146,8 +155,10 @@ std::optional<std::string> RankWatch::ask(int rank, char request) const {
   for (char buffer[4096]; whole && text.size() < kMaxAnswer;) {
     const ssize_t got = recv(fd, buffer, sizeof buffer, 0);
     if (got == 0) break;
-    if (got < 0) whole = false;
-    else text.append(buffer, static_cast<size_t>(got));
+    if (got < 0)
+      whole = false;
+    else
+      text.append(buffer, static_cast<size_t>(got));
   }
   close(fd);
   return whole ? std::optional(text) : std::nullopt;
@@ -160,7 +171,7 @@ std::string RankWatch::stack_of(const RankView& view) const {
   return stack.empty() ? "" : fmt::format("the training thread of rank {} on {}:\n{}", view.rank, view.host, stack);
 }
 
-// --- the end -----------------------------------------------------------------------------------------------------------------------
+// --- the end -------------------------------------------------------------------------------------
 
 void RankWatch::claim_end() {
   if (!ending_.exchange(true)) return;
@@ -179,8 +190,8 @@ void RankWatch::pass_on(const std::string& reason, int exit_code) {
     if (line.fd >= 0) (void)send_all(line.fd, message.data(), message.size());
 }
 
-/// A stopped process hears nothing. Continued by those who share its host, it finds the failure on its lifelines and ends with the same
-/// exit code; one that does not in time is killed.
+/// A stopped process hears nothing. Continued by those who share its host, it finds the failure on its lifelines and
+/// ends with the same exit code; one that does not in time is killed.
 void RankWatch::end_stopped() {
   std::vector<const Peer*> continued = continue_stopped();
   // On a busy machine the process may have to wait for its turn.

@@ -31,13 +31,16 @@ class SelfCommunicator final : public Communicator {
 
  private:
   // What several ranks would refuse is refused here too.
-  static void check_layout(const at::Tensor& tensor) { TRIREME_CHECK(tensor.is_contiguous(), "collectives need contiguous tensors"); }
+  static void check_layout(const at::Tensor& tensor) {
+    TRIREME_CHECK(tensor.is_contiguous(), "collectives need contiguous tensors");
+  }
 
   static WorkPtr copy(at::Tensor& out, const at::Tensor& in) {
     check_layout(out);
     check_layout(in);
     TRIREME_CHECK(out.numel() == in.numel() && out.scalar_type() == in.scalar_type(), "one rank: out has ", out.numel(),
-                  " elements of ", c10::toString(out.scalar_type()), ", in has ", in.numel(), " of ", c10::toString(in.scalar_type()));
+                  " elements of ", c10::toString(out.scalar_type()), ", in has ", in.numel(), " of ",
+                  c10::toString(in.scalar_type()));
     at::NoGradGuard no_grad;
     if (out.data_ptr() != in.data_ptr()) out.copy_(in.view_as(out));
     return std::make_unique<DoneWork>();

@@ -23,8 +23,8 @@ namespace {
 using std::chrono::milliseconds;
 using StorePtr = c10::intrusive_ptr<c10d::TCPStore>;
 
-// After the rendezvous a rank may wait as long as the others work: the watchdog decides what is too long. c10d counts the
-// milliseconds in an int.
+// After the rendezvous a rank may wait as long as the others work: the watchdog decides what is too long. c10d counts
+// the milliseconds in an int.
 constexpr milliseconds kWithoutLimit = std::chrono::hours(24 * 7);
 /// Ranks that part have nothing left to do: one that does not come has been ended by somebody.
 constexpr milliseconds kParting = std::chrono::seconds(60);
@@ -36,8 +36,8 @@ std::vector<uint8_t> bytes(const std::string& text) { return {text.begin(), text
 std::string text_of(const std::vector<uint8_t>& data) { return {data.begin(), data.end()}; }
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-/// Every exchange has a number; each rank writes its value under it, reads all, and removes its own value two exchanges later, when
-/// everybody has certainly read it.
+/// Every exchange has a number; each rank writes its value under it, reads all, and removes its own value two exchanges
+/// later, when everybody has certainly read it.
 class StoreExchange final : public HostExchange {
  public:
   StoreExchange(StorePtr store, std::string place, std::string prefix, int rank, int size)
@@ -47,8 +47,10 @@ class StoreExchange final : public HostExchange {
     try {
       return gathered(value);
     } catch (const std::exception& error) {
-      throw Error(ExitCode::kHang, fmt::format("rank 0, which serves the others at {}, went away ({}): its own last words say why; run again",
-                                               place_, first_line(error.what())));
+      throw Error(
+          ExitCode::kHang,
+          fmt::format("rank 0, which serves the others at {}, went away ({}): its own last words say why; run again",
+                      place_, first_line(error.what())));
     }
   }
 
@@ -62,7 +64,8 @@ class StoreExchange final : public HostExchange {
       if (peer == rank_) rank = size;
       ++size;
     }
-    return std::make_unique<StoreExchange>(store_, place_, fmt::format("{}/{}.{}", prefix_, number, colour), rank, size);
+    return std::make_unique<StoreExchange>(store_, place_, fmt::format("{}/{}.{}", prefix_, number, colour), rank,
+                                           size);
   }
 
  private:
@@ -88,7 +91,8 @@ std::string job_identity(const Launch& launch) {
     return std::string(value == nullptr ? "-" : value);
   };
   if (launch.kind == Launch::Kind::kSlurm)
-    return fmt::format("{} ranks, Slurm step {}.{}", launch.world_size, variable("SLURM_JOB_ID"), variable("SLURM_STEP_ID"));
+    return fmt::format("{} ranks, Slurm step {}.{}", launch.world_size, variable("SLURM_JOB_ID"),
+                       variable("SLURM_STEP_ID"));
   return fmt::format("{} ranks, run {}", launch.world_size, variable("TORCHELASTIC_RUN_ID"));
 }
 
@@ -99,8 +103,10 @@ class TcpStoreWorld final : public StoreWorld {
     store_ = connect(/*listen=*/launch.rank == 0);
     check_identity();
     if (store_->add(fmt::format("here/{}", launch.rank), 1) > 1)
-      throw ConfigError(fmt::format("two processes say they are rank {} at {}: another job uses this port, or RANK is the same for "
-                                    "several; set MASTER_PORT to a free port", launch.rank, place()));
+      throw ConfigError(
+          fmt::format("two processes say they are rank {} at {}: another job uses this port, or RANK is the same for "
+                      "several; set MASTER_PORT to a free port",
+                      launch.rank, place()));
     wait_for_others(deadline);
     store_->setTimeout(kWithoutLimit);
   }
@@ -119,7 +125,8 @@ class TcpStoreWorld final : public StoreWorld {
       store_->set(keys[static_cast<size_t>(launch_.rank)], {1});
       if (launch_.rank == 0) store_->wait(keys, kParting);
     } catch (const std::exception& error) {
-      log_warn(fmt::format("rank {} parts from {} without the others: {}", launch_.rank, place(), first_line(error.what())));
+      log_warn(
+          fmt::format("rank {} parts from {} without the others: {}", launch_.rank, place(), first_line(error.what())));
     }
   }
 
@@ -131,29 +138,36 @@ class TcpStoreWorld final : public StoreWorld {
   double limit_seconds() const { return static_cast<double>(limit_.count()) / 1000; }
 
   StorePtr connect(bool listen) const {
-    // c10d prints a stack trace for every failed attempt; what matters of it is in our own sentence. 3: fatal errors only.
+    // c10d prints a stack trace for every failed attempt; what matters of it is in our own sentence. 3: fatal errors
+    // only.
     if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = 3;
     c10d::TCPStoreOptions options;
     options.port = static_cast<uint16_t>(launch_.master_port);
     options.isServer = listen;
     options.waitWorkers = false;
     options.timeout = limit_;
-    // A port that accepts and says nothing keeps c10d waiting without end, and a closed one for three times its time-out: it is given
-    // a thread of its own, which is left behind when the time is up.
-    std::packaged_task<StorePtr()> task([address = launch_.master_address, options] { return c10::make_intrusive<c10d::TCPStore>(address, options); });
+    // A port that accepts and says nothing keeps c10d waiting without end, and a closed one for three times its
+    // time-out: it is given a thread of its own, which is left behind when the time is up.
+    std::packaged_task<StorePtr()> task(
+        [address = launch_.master_address, options] { return c10::make_intrusive<c10d::TCPStore>(address, options); });
     std::future<StorePtr> store = task.get_future();
     std::thread(std::move(task)).detach();
     if (store.wait_for(limit_ + milliseconds(500)) != std::future_status::ready)
-      throw ConfigError(fmt::format("rank {} cannot reach rank 0 at {} within {} s (TRIREME_RENDEZVOUS_SECONDS): has rank 0 started, is "
-                                    "MASTER_ADDR right, and is MASTER_PORT this job's alone?", launch_.rank, place(), limit_seconds()));
+      throw ConfigError(fmt::format(
+          "rank {} cannot reach rank 0 at {} within {} s (TRIREME_RENDEZVOUS_SECONDS): has rank 0 started, is "
+          "MASTER_ADDR right, and is MASTER_PORT this job's alone?",
+          launch_.rank, place(), limit_seconds()));
     try {
       return store.get();
     } catch (const std::exception& error) {
       if (listen)
-        throw ConfigError(fmt::format("rank 0 cannot listen on {}: {}; if another job uses the port, set MASTER_PORT to a free one", place(),
-                                      first_line(error.what())));
-      throw ConfigError(fmt::format("rank {} cannot reach rank 0 at {} within {} s: {}; has rank 0 started, and are MASTER_ADDR and MASTER_PORT right?",
-                                    launch_.rank, place(), limit_seconds(), first_line(error.what())));
+        throw ConfigError(
+            fmt::format("rank 0 cannot listen on {}: {}; if another job uses the port, set MASTER_PORT to a free one",
+                        place(), first_line(error.what())));
+      throw ConfigError(
+          fmt::format("rank {} cannot reach rank 0 at {} within {} s: {}; has rank 0 started, and are MASTER_ADDR and "
+                      "MASTER_PORT right?",
+                      launch_.rank, place(), limit_seconds(), first_line(error.what())));
     }
   }
 
@@ -167,12 +181,16 @@ class TcpStoreWorld final : public StoreWorld {
     try {
       theirs = text_of(store_->get("identity"));
     } catch (const std::exception& error) {
-      throw ConfigError(fmt::format("{} accepts connections but does not answer as rank 0 of a Trireme job ({}); set MASTER_PORT to a free "
-                                    "port", place(), first_line(error.what())));
+      throw ConfigError(fmt::format(
+          "{} accepts connections but does not answer as rank 0 of a Trireme job ({}); set MASTER_PORT to a free "
+          "port",
+          place(), first_line(error.what())));
     }
     if (theirs != own)
-      throw ConfigError(fmt::format("rank {} belongs to a job of {}, but {} serves one of {}: set MASTER_PORT to a free port, or make "
-                                    "WORLD_SIZE the same everywhere", launch_.rank, own, place(), theirs));
+      throw ConfigError(fmt::format(
+          "rank {} belongs to a job of {}, but {} serves one of {}: set MASTER_PORT to a free port, or make "
+          "WORLD_SIZE the same everywhere",
+          launch_.rank, own, place(), theirs));
   }
 
   void wait_for_others(std::chrono::steady_clock::time_point deadline) const {
@@ -188,9 +206,9 @@ class TcpStoreWorld final : public StoreWorld {
       std::vector<int> absent;
       for (int rank = 0; rank < launch_.world_size; ++rank)
         if (!present({keys[static_cast<size_t>(rank)]})) absent.push_back(rank);
-      const std::string sentence =
-          fmt::format("rank{} {} of {} did not arrive at {} within {} s (TRIREME_RENDEZVOUS_SECONDS); the other ranks did",
-                      absent.size() > 1 ? "s" : "", fmt::join(absent, ", "), launch_.world_size, place(), limit_seconds());
+      const std::string sentence = fmt::format(
+          "rank{} {} of {} did not arrive at {} within {} s (TRIREME_RENDEZVOUS_SECONDS); the other ranks did",
+          absent.size() > 1 ? "s" : "", fmt::join(absent, ", "), launch_.world_size, place(), limit_seconds());
       store_->set(kAbsent, bytes(sentence));
       if (launch_.rank == 0) std::this_thread::sleep_for(10 * kAsking);
       throw ConfigError(fmt::format("rank {}: {}", launch_.rank, sentence));
@@ -209,8 +227,9 @@ class TcpStoreWorld final : public StoreWorld {
     try {
       return store_->check(keys);
     } catch (const std::exception&) {
-      throw ConfigError(fmt::format("rank {}: rank 0 at {} went away while ranks were still missing: its own message says which",
-                                    launch_.rank, place()));
+      throw ConfigError(
+          fmt::format("rank {}: rank 0 at {} went away while ranks were still missing: its own message says which",
+                      launch_.rank, place()));
     }
   }
 

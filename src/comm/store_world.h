@@ -1,5 +1,6 @@
 #pragma once
-// Private to comm/: rendezvous without MPI, through c10d's TCPStore. Rank 0 listens at the launch's master address; the others connect.
+// Private to comm/: rendezvous without MPI, through c10d's TCPStore. Rank 0 listens at the launch's master address; the
+// others connect.
 
 #include "host_exchange.h"
 #include "trireme/comm/launch.h"
@@ -19,7 +20,8 @@ class StoreWorld {
   /// A collective: the exchanges have ended, and all ranks are about to leave. A rank watch sees who does not come.
   virtual void part() = 0;
 
-  /// Rank 0 waits until every rank has called it, so that the store outlives the last reader, for a minute at most. Ends the use of the store.
+  /// Rank 0 waits until every rank has called it, so that the store outlives the last reader, for a minute at most.
+  /// Ends the use of the store.
   virtual void leave() = 0;
 };
 

@@ -16,7 +16,8 @@ namespace trireme::wire {
 namespace {
 
 timeval time_value(double seconds) {
-  return {static_cast<time_t>(seconds), static_cast<suseconds_t>((seconds - static_cast<double>(static_cast<time_t>(seconds))) * 1e6)};
+  return {static_cast<time_t>(seconds),
+          static_cast<suseconds_t>((seconds - static_cast<double>(static_cast<time_t>(seconds))) * 1e6)};
 }
 
 }  // namespace
@@ -64,7 +65,8 @@ std::vector<std::string> own_addresses() {
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) != 0) return found;
   for (const ifaddrs* at = list; at != nullptr; at = at->ifa_next) {
-    if (at->ifa_addr == nullptr || at->ifa_addr->sa_family != AF_INET || (at->ifa_flags & IFF_LOOPBACK) != 0 || (at->ifa_flags & IFF_UP) == 0)
+    if (at->ifa_addr == nullptr || at->ifa_addr->sa_family != AF_INET || (at->ifa_flags & IFF_LOOPBACK) != 0 ||
+        (at->ifa_flags & IFF_UP) == 0)
       continue;
     char text[INET_ADDRSTRLEN];
     sockaddr_in address;

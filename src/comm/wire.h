@@ -1,5 +1,6 @@
 #pragma once
-// Private to comm/: the TCP connections of rank_watch.h. Everything here says by its result whether it worked; nobody is told of errno.
+// Private to comm/: the TCP connections of rank_watch.h. Everything here says by its result whether it worked; nobody
+// is told of errno.
 
 #include <cstddef>
 #include <cstdint>
@@ -8,8 +9,8 @@
 
 namespace trireme::wire {
 
-/// The first bytes of a connection, and what is asked for: to be a lifeline, the positions of all ranks of this host, the stack of this
-/// rank's training thread.
+/// The first bytes of a connection, and what is asked for: to be a lifeline, the positions of all ranks of this host,
+/// the stack of this rank's training thread.
 enum Request : char { kLifeline = 'L', kQuery = 'Q', kStack = 'S' };
 struct Greeting {
   uint64_t token;  // of the job: strangers have another

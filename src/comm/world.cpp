@@ -97,10 +97,13 @@ void adopt_mpi_rank(Launch& launch) {
   MPI_Comm_rank(MPI_COMM_WORLD, &launch.rank);
   MPI_Comm_size(MPI_COMM_WORLD, &launch.world_size);
   if (launch.world_size < expected)
-    throw ConfigError(fmt::format("the launcher started {} or more ranks but MPI_Init found {}: mpirun belongs to another MPI than this "
-                                  "build, or Slurm's PMIx plugin is of another version", expected, launch.world_size));
+    throw ConfigError(fmt::format(
+        "the launcher started {} or more ranks but MPI_Init found {}: mpirun belongs to another MPI than this "
+        "build, or Slurm's PMIx plugin is of another version",
+        expected, launch.world_size));
   MPI_Comm local = MPI_COMM_NULL;
-  check_mpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, launch.rank, MPI_INFO_NULL, &local), "MPI_Comm_split_type");
+  check_mpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, launch.rank, MPI_INFO_NULL, &local),
+            "MPI_Comm_split_type");
   MPI_Comm_rank(local, &launch.local_rank);
   MPI_Comm_size(local, &launch.local_world_size);
   MPI_Comm_free(&local);
@@ -115,8 +118,9 @@ std::unique_ptr<World> World::join(const Launch& launch, bool use_gpu) {
 #endif
   }
   if (launch.world_size > 1 && launch.kind != Launch::Kind::kMpi)
-    throw ConfigError(fmt::format("{} ranks on CPUs need MPI, and this start is {}: use mpirun -n {} or srun --mpi=pmix", launch.world_size,
-                                  launch.description(), launch.world_size));
+    throw ConfigError(
+        fmt::format("{} ranks on CPUs need MPI, and this start is {}: use mpirun -n {} or srun --mpi=pmix",
+                    launch.world_size, launch.description(), launch.world_size));
   return std::make_unique<CpuWorld>(launch);
 }
 

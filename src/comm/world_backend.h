@@ -13,8 +13,8 @@ std::string host_name();
 /// A time limit from the environment, or `otherwise`; ConfigError when it is not a positive number.
 double positive_seconds(const char* variable, double otherwise);
 
-/// After MPI_Init: rank, size and their counterparts on this host as MPI has them. ConfigError when MPI knows fewer ranks than the
-/// launcher started.
+/// After MPI_Init: rank, size and their counterparts on this host as MPI has them. ConfigError when MPI knows fewer
+/// ranks than the launcher started.
 void adopt_mpi_rank(Launch& launch);
 
 /// "rank 3 on node7: reason" on stderr.

@@ -46,8 +46,9 @@ class GpuWorld final : public World {
     }
     check_own_gpu(*exchange);
     const auto all_gather = [&exchange](const std::string& text) { return exchange->all_gather(text); };
-    watch_ = std::make_unique<RankWatch>(launch_.rank, launch_.world_size, all_gather,
-                                         RankWatch::Hooks{.device_wait = [] { return nccl_stuck_for(); }, .device_error = [] { return nccl_error(); }});
+    watch_ = std::make_unique<RankWatch>(
+        launch_.rank, launch_.world_size, all_gather,
+        RankWatch::Hooks{.device_wait = [] { return nccl_stuck_for(); }, .device_error = [] { return nccl_error(); }});
     hosts_ = watch_->hosts();
     comm_ = make_nccl_communicator(std::move(exchange), device(), "world");
   }
@@ -94,9 +95,11 @@ class GpuWorld final : public World {
     device_ = count == 1 ? 0 : launch_.local_rank;
     const bool too_few = count == 1 && launch_.local_world_size > 1 && visible == nullptr;
     if (status != cudaSuccess || device_ >= count || too_few)
-      throw ConfigError(fmt::format("rank {} is number {} on {}, which shows it {} GPU{} (CUDA_VISIBLE_DEVICES={}): start at most one rank "
-                                    "per GPU, or set TRIREME_DEVICE=cpu", launch_.rank, launch_.local_rank, host_name(), count,
-                                    count == 1 ? "" : "s", visible == nullptr ? "unset" : visible));
+      throw ConfigError(fmt::format(
+          "rank {} is number {} on {}, which shows it {} GPU{} (CUDA_VISIBLE_DEVICES={}): start at most one rank "
+          "per GPU, or set TRIREME_DEVICE=cpu",
+          launch_.rank, launch_.local_rank, host_name(), count, count == 1 ? "" : "s",
+          visible == nullptr ? "unset" : visible));
     c10::cuda::set_device(static_cast<c10::DeviceIndex>(device_));
   }
 
@@ -109,10 +112,14 @@ class GpuWorld final : public World {
       for (size_t j = i + 1; j < all.size(); ++j)
         if (all[i] == all[j]) {
           // All ranks have found it: they part in order, so that none sees another's end before it has read this far.
-          if (store_) store_->leave();
-          else finalize_mpi();
-          throw ConfigError(fmt::format("ranks {} and {} share the GPU {}: give each rank its own (LOCAL_RANK, CUDA_VISIBLE_DEVICES, or "
-                                        "srun --gpus-per-task=1)", i, j, all[i]));
+          if (store_)
+            store_->leave();
+          else
+            finalize_mpi();
+          throw ConfigError(fmt::format(
+              "ranks {} and {} share the GPU {}: give each rank its own (LOCAL_RANK, CUDA_VISIBLE_DEVICES, or "
+              "srun --gpus-per-task=1)",
+              i, j, all[i]));
         }
   }
 

@@ -47,9 +47,7 @@ void apply_override(const std::string& text, int index, YamlNode& root, Problems
   if (problems.size() > before) return;
   value.empty = false;  // "lora.adapter=" says null
   if (value.kind == YamlNode::Kind::kMap) {
-    problems.add(
-        place,
-        "the value reads as a mapping: set one key at a time, and put a text with ': ' in quotes");
+    problems.add(place, "the value reads as a mapping: set one key at a time, and put a text with ': ' in quotes");
   } else if (path.size() == 1) {
     put(root.entries, {path[0], place, std::move(value)});
   } else {
@@ -57,13 +55,12 @@ void apply_override(const std::string& text, int index, YamlNode& root, Problems
     YamlNode& section = root.find(path[0])->value;
     if (section.kind == YamlNode::Kind::kNull) section.kind = YamlNode::Kind::kMap;
     // Anything but a mapping is the reader's to report.
-    if (section.kind == YamlNode::Kind::kMap)
-      put(section.entries, {path[1], place, std::move(value)});
+    if (section.kind == YamlNode::Kind::kMap) put(section.entries, {path[1], place, std::move(value)});
   }
 }
 
-Config read_config(const std::string& text, const std::filesystem::path& directory, const std::vector<std::string>& overrides,
-                   Program program, Problems& problems);
+Config read_config(const std::string& text, const std::filesystem::path& directory,
+                   const std::vector<std::string>& overrides, Program program, Problems& problems);
 
 }  // namespace
 
@@ -72,11 +69,11 @@ Config load_config(const std::filesystem::path& file, const std::vector<std::str
   std::error_code ignored;
   const auto size = std::filesystem::file_size(file, ignored);
   if (!ignored && size > kMaxFile) {
-    problems.add({},
-                 fmt::format("the file has {} bytes; a configuration may have {}", size, kMaxFile));
+    problems.add({}, fmt::format("the file has {} bytes; a configuration may have {}", size, kMaxFile));
     problems.throw_if_any();
   }
-  return read_config(read_config_text(file), std::filesystem::absolute(file).parent_path(), overrides, program, problems);
+  return read_config(read_config_text(file), std::filesystem::absolute(file).parent_path(), overrides, program,
+                     problems);
 }
 
 Config parse_config(const std::string& text, const std::string& name) {
@@ -86,8 +83,8 @@ Config parse_config(const std::string& text, const std::string& name) {
 
 namespace {
 
-Config read_config(const std::string& text, const std::filesystem::path& directory, const std::vector<std::string>& overrides,
-                   Program program, Problems& problems) {
+Config read_config(const std::string& text, const std::filesystem::path& directory,
+                   const std::vector<std::string>& overrides, Program program, Problems& problems) {
   check_raw_text(text, {}, problems);
   problems.throw_if_any();
 
@@ -98,12 +95,10 @@ Config read_config(const std::string& text, const std::filesystem::path& directo
     problems.add({}, "the file is empty");
     root.kind = YamlNode::Kind::kMap;
   } else if (root.kind != YamlNode::Kind::kMap) {
-    problems.add(root.place,
-                 "a configuration is made of sections (model:, data:, …) with keys under them");
+    problems.add(root.place, "a configuration is made of sections (model:, data:, …) with keys under them");
     problems.throw_if_any();
   }
-  for (size_t i = 0; i < overrides.size(); ++i)
-    apply_override(overrides[i], static_cast<int>(i), root, problems);
+  for (size_t i = 0; i < overrides.size(); ++i) apply_override(overrides[i], static_cast<int>(i), root, problems);
 
   Config config;
   Reader reader(root, directory, problems);

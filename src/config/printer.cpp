@@ -29,8 +29,7 @@ std::string quoted(const std::string& text) {
 
 std::string value_text(const Field& field, const std::string& value) {
   const bool word = std::find(field.words.begin(), field.words.end(), value) != field.words.end();
-  const bool count = field.or_count && !value.empty() &&
-                     value.find_first_not_of("0123456789") == std::string::npos;
+  const bool count = field.or_count && !value.empty() && value.find_first_not_of("0123456789") == std::string::npos;
   return word || count ? value : quoted(value);
 }
 std::string value_text(const Field&, int64_t value) { return std::to_string(value); }
@@ -97,9 +96,8 @@ struct Helper {
 
   template <class Section>
   void section(const char* name, const char* help, Section& section) {
-    text +=
-        fmt::format("{}:{:<{}} # {}\n", name, "",
-                    std::max<int>(0, 22 - static_cast<int>(std::string_view(name).size())), help);
+    text += fmt::format("{}:{:<{}} # {}\n", name, "",
+                        std::max<int>(0, 22 - static_cast<int>(std::string_view(name).size())), help);
     if constexpr (OptionalOf<Section>::value) {
       typename OptionalOf<Section>::Inner inner;
       describe(*this, inner);
@@ -110,13 +108,11 @@ struct Helper {
   template <class Value>
   void field(const Field& field, const Value& value) {
     const std::string accepts = expectation(field, type_of<Value>(), OptionalOf<Value>::value);
-    const std::string otherwise =
-        field.required ? "required" : "default " + value_text(field, value);
+    const std::string otherwise = field.required ? "required" : "default " + value_text(field, value);
     text += fmt::format("  {:<20}   {}\n", field.key, field.help);
     // Two lines where one would be too long for a terminal.
     const bool fits = accepts.size() + otherwise.size() < 72;
-    text += fmt::format("{:27}{}{}{}\n", "", accepts, fits ? "; " : fmt::format("\n{:27}", ""),
-                        otherwise);
+    text += fmt::format("{:27}{}{}{}\n", "", accepts, fits ? "; " : fmt::format("\n{:27}", ""), otherwise);
   }
 };
 

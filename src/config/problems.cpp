@@ -28,22 +28,18 @@ void Problems::throw_if_any() {
     const Place& place = problem.place;
     return std::tuple(place.override_index, place.line, place.column);
   };
-  std::stable_sort(list_.begin(), list_.end(),
-                   [&](const Problem& a, const Problem& b) { return order(a) < order(b); });
+  std::stable_sort(list_.begin(), list_.end(), [&](const Problem& a, const Problem& b) { return order(a) < order(b); });
   std::string message;
   for (size_t i = 0; i < std::min(list_.size(), kShown); ++i) {
     const auto& [place, text] = list_[i];
-    message +=
-        place.override_index < 0
-            ? fmt::format("{}:{}:{}: {}\n", file_, place.line, place.column, text)
-            : fmt::format("--set {}: {}\n",
-                          shown(overrides_[static_cast<size_t>(place.override_index)]), text);
+    message += place.override_index < 0
+                   ? fmt::format("{}:{}:{}: {}\n", file_, place.line, place.column, text)
+                   : fmt::format("--set {}: {}\n", shown(overrides_[static_cast<size_t>(place.override_index)]), text);
   }
   if (list_.size() > kShown) message += fmt::format("… and {} more\n", list_.size() - kShown);
-  message +=
-      fmt::format("the configuration {} has {}: correct {} and run again", file_,
-                  list_.size() == 1 ? "one problem" : fmt::format("{} problems", list_.size()),
-                  list_.size() == 1 ? "it" : "them");
+  message += fmt::format("the configuration {} has {}: correct {} and run again", file_,
+                         list_.size() == 1 ? "one problem" : fmt::format("{} problems", list_.size()),
+                         list_.size() == 1 ? "it" : "them");
   throw ConfigError(message);
 }
 

@@ -53,20 +53,17 @@ std::vector<std::pair<std::string, std::vector<std::string>>> all_keys() {
 void Reader::read(Config& config) {
   if (root_.kind == YamlNode::Kind::kMap) {
     for (const YamlEntry& entry : root_.entries) {
-      const bool known = std::any_of(keys_.begin(), keys_.end(), [&](const auto& section) {
-        return section.first == entry.key;
-      });
+      const bool known =
+          std::any_of(keys_.begin(), keys_.end(), [&](const auto& section) { return section.first == entry.key; });
       if (!known)
-        problems_.add(entry.place, fmt::format("unknown section '{}'.{}", shown(entry.key),
-                                               suggest("", entry.key)));
+        problems_.add(entry.place, fmt::format("unknown section '{}'.{}", shown(entry.key), suggest("", entry.key)));
     }
   }
   describe(*this, config);
 }
 
 bool Reader::readable(const std::vector<std::string>& keys) const {
-  return std::none_of(keys.begin(), keys.end(),
-                      [&](const std::string& key) { return unreadable_.contains(key); });
+  return std::none_of(keys.begin(), keys.end(), [&](const std::string& key) { return unreadable_.contains(key); });
 }
 
 Place Reader::place_of(const std::string& qualified) const {
@@ -91,10 +88,9 @@ void Reader::section(const char* name, const char* help, std::optional<Section>&
     return;
   }
   if (entry->value.kind == YamlNode::Kind::kNull) {
-    problems_.add(entry->place,
-                  fmt::format("section '{}' is empty: write '{}: {{}}' for its defaults, or "
-                              "leave it out",
-                              name, name));
+    problems_.add(entry->place, fmt::format("section '{}' is empty: write '{}: {{}}' for its defaults, or "
+                                            "leave it out",
+                                            name, name));
     return;
   }
   this->section(name, help, section.emplace());
@@ -108,21 +104,18 @@ const YamlNode* Reader::section_node(const char* name) {
   if (entry->value.kind == YamlNode::Kind::kMap) return &entry->value;
   broken_ = entry->value.kind != YamlNode::Kind::kNull;
   if (broken_)
-    problems_.add(entry->value.place, fmt::format("section '{}' must hold keys and values, not {}",
-                                                  name, node_text(entry->value)));
+    problems_.add(entry->value.place,
+                  fmt::format("section '{}' must hold keys and values, not {}", name, node_text(entry->value)));
   return nullptr;
 }
 
 void Reader::check_keys(const YamlNode& node) {
-  const auto section = std::find_if(keys_.begin(), keys_.end(), [&](const auto& candidate) {
-    return candidate.first == section_;
-  });
+  const auto section =
+      std::find_if(keys_.begin(), keys_.end(), [&](const auto& candidate) { return candidate.first == section_; });
   for (const YamlEntry& entry : node.entries) {
-    if (std::find(section->second.begin(), section->second.end(), entry.key) !=
-        section->second.end())
-      continue;
-    problems_.add(entry.place, fmt::format("unknown key '{}' in section '{}'.{}", shown(entry.key),
-                                           section_, suggest(section_, entry.key)));
+    if (std::find(section->second.begin(), section->second.end(), entry.key) != section->second.end()) continue;
+    problems_.add(entry.place, fmt::format("unknown key '{}' in section '{}'.{}", shown(entry.key), section_,
+                                           suggest(section_, entry.key)));
   }
 }
 
@@ -131,8 +124,7 @@ std::string Reader::suggest(const std::string& section, const std::string& key) 
   std::vector<std::string> near, elsewhere;
   for (const auto& [name, keys] : keys_) {
     if (key == name) return fmt::format(" '{}' is a section of its own: indent it less.", name);
-    if (key.starts_with(name + "."))
-      return fmt::format(" Write '{}:' and its keys indented under it.", name);
+    if (key.starts_with(name + ".")) return fmt::format(" Write '{}:' and its keys indented under it.", name);
     if (section.empty()) near.push_back(name);
     if (name == section) near = keys;
     for (const std::string& candidate : keys)
@@ -148,10 +140,9 @@ std::string Reader::suggest(const std::string& section, const std::string& key) 
   return "";
 }
 
-void Reader::refuse(const Field& field, const YamlNode& node, const std::string& expected,
-                    const std::string& hint) {
-  problems_.add(node.place, fmt::format("{} must be {}, not {}{}", qualified(field), expected,
-                                        node_text(node), sentence(hint)));
+void Reader::refuse(const Field& field, const YamlNode& node, const std::string& expected, const std::string& hint) {
+  problems_.add(node.place,
+                fmt::format("{} must be {}, not {}{}", qualified(field), expected, node_text(node), sentence(hint)));
 }
 
 template <class Value>
@@ -181,8 +172,7 @@ void Reader::field(const Field& field, Value& value) {
   if (!good) unreadable_.insert(name);
 }
 
-bool Reader::convert(const Field& field, const YamlNode& node, const std::string& expected,
-                     std::string& value) {
+bool Reader::convert(const Field& field, const YamlNode& node, const std::string& expected, std::string& value) {
   if (node.kind != YamlNode::Kind::kScalar) {
     refuse(field, node, expected, " ");
     return false;
@@ -207,8 +197,7 @@ bool Reader::convert(const Field& field, const YamlNode& node, const std::string
     return true;
   }
   if (plain_type(node) != Plain::kString) {
-    refuse(field, node, expected,
-           fmt::format(" If it is one, write it in quotes: \"{}\"", shown(node.text)));
+    refuse(field, node, expected, fmt::format(" If it is one, write it in quotes: \"{}\"", shown(node.text)));
     return false;
   }
   value = node.text;
@@ -217,8 +206,7 @@ bool Reader::convert(const Field& field, const YamlNode& node, const std::string
 
 bool Reader::resolve_path(const Field& field, const YamlNode& node, std::string& value) {
   const auto fail = [&](const std::string& why) {
-    problems_.add(node.place, fmt::format("{} must be a path, but {} {}", qualified(field),
-                                          node_text(node), why));
+    problems_.add(node.place, fmt::format("{} must be a path, but {} {}", qualified(field), node_text(node), why));
     return false;
   };
   if (value.empty()) return fail("is empty");
@@ -231,8 +219,7 @@ bool Reader::resolve_path(const Field& field, const YamlNode& node, std::string&
   return true;
 }
 
-bool Reader::convert(const Field& field, const YamlNode& node, const std::string& expected,
-                     int64_t& value) {
+bool Reader::convert(const Field& field, const YamlNode& node, const std::string& expected, int64_t& value) {
   int64_t read = 0;
   const std::string hint = read_integer(node, read);
   if (!hint.empty() || !in_range(field, static_cast<double>(read))) {
@@ -243,8 +230,7 @@ bool Reader::convert(const Field& field, const YamlNode& node, const std::string
   return true;
 }
 
-bool Reader::convert(const Field& field, const YamlNode& node, const std::string& expected,
-                     double& value) {
+bool Reader::convert(const Field& field, const YamlNode& node, const std::string& expected, double& value) {
   double read = 0;
   const std::string hint = read_number(node, read);
   if (!hint.empty() || !in_range(field, read)) {
@@ -255,8 +241,7 @@ bool Reader::convert(const Field& field, const YamlNode& node, const std::string
   return true;
 }
 
-bool Reader::convert(const Field& field, const YamlNode& node, const std::string& expected,
-                     bool& value) {
+bool Reader::convert(const Field& field, const YamlNode& node, const std::string& expected, bool& value) {
   const std::string hint = read_bool(node, value);
   if (!hint.empty()) refuse(field, node, expected, hint);
   return hint.empty();
@@ -272,14 +257,11 @@ bool Reader::convert(const Field& field, const YamlNode& node, const std::string
     return convert(field, node, expected, value.emplace_back());
   if (node.kind != YamlNode::Kind::kList) {
     refuse(field, node, expected,
-           node.kind == YamlNode::Kind::kScalar
-               ? fmt::format(" Did you mean '[{}]'?", shown(node.text))
-               : " ");
+           node.kind == YamlNode::Kind::kScalar ? fmt::format(" Did you mean '[{}]'?", shown(node.text)) : " ");
     return false;
   }
   if (node.items.empty() && !field.may_be_absent) {
-    problems_.add(node.place,
-                  fmt::format("{} must be {}, not an empty list", qualified(field), expected));
+    problems_.add(node.place, fmt::format("{} must be {}, not an empty list", qualified(field), expected));
     return false;
   }
   const std::string of_one = expectation(one, Type::kString, false);
@@ -290,8 +272,7 @@ bool Reader::convert(const Field& field, const YamlNode& node, const std::string
     if (std::find(value.begin(), value.begin() + static_cast<long>(i), value[i]) ==
         value.begin() + static_cast<long>(i))
       continue;
-    problems_.add(node.items[i].place,
-                  fmt::format("{} has '{}' twice", qualified(field), shown(value[i])));
+    problems_.add(node.items[i].place, fmt::format("{} has '{}' twice", qualified(field), shown(value[i])));
     good = false;
   }
   return good;
@@ -304,8 +285,8 @@ bool Reader::convert(const Field& field, const YamlNode& node, const std::string
     return false;
   }
   if (field.length > 0 && node.items.size() != field.length) {
-    problems_.add(node.place, fmt::format("{} must be {}, not {} of them", qualified(field),
-                                          expected, node.items.size()));
+    problems_.add(node.place,
+                  fmt::format("{} must be {}, not {} of them", qualified(field), expected, node.items.size()));
     return false;
   }
   std::vector<double> read(node.items.size());

@@ -42,21 +42,15 @@ class Reader {
   void check_keys(const YamlNode& node);
   std::string suggest(const std::string& section, const std::string& key) const;
   std::string qualified(const Field& field) const { return section_ + "." + field.key; }
-  void refuse(const Field& field, const YamlNode& node, const std::string& expected,
-              const std::string& hint);
+  void refuse(const Field& field, const YamlNode& node, const std::string& expected, const std::string& hint);
 
   // Each reads one value; false: refused and reported.
-  bool convert(const Field& field, const YamlNode& node, const std::string& expected,
-               std::string& value);
-  bool convert(const Field& field, const YamlNode& node, const std::string& expected,
-               int64_t& value);
-  bool convert(const Field& field, const YamlNode& node, const std::string& expected,
-               double& value);
+  bool convert(const Field& field, const YamlNode& node, const std::string& expected, std::string& value);
+  bool convert(const Field& field, const YamlNode& node, const std::string& expected, int64_t& value);
+  bool convert(const Field& field, const YamlNode& node, const std::string& expected, double& value);
   bool convert(const Field& field, const YamlNode& node, const std::string& expected, bool& value);
-  bool convert(const Field& field, const YamlNode& node, const std::string& expected,
-               std::vector<std::string>& value);
-  bool convert(const Field& field, const YamlNode& node, const std::string& expected,
-               std::vector<double>& value);
+  bool convert(const Field& field, const YamlNode& node, const std::string& expected, std::vector<std::string>& value);
+  bool convert(const Field& field, const YamlNode& node, const std::string& expected, std::vector<double>& value);
   bool resolve_path(const Field& field, const YamlNode& node, std::string& value);
 
   const YamlNode& root_;

@@ -21,21 +21,18 @@ std::string nearest_multiples(int64_t value, int64_t unit) {
 void check_batch(const Config& config, std::vector<RuleProblem>& problems) {
   const int64_t global = config.batch.global_batch_size, micro = config.batch.micro_batch_size;
   if (global % micro != 0)
-    problems.push_back(
-        {"batch.global_batch_size",
-         {"batch.global_batch_size", "batch.micro_batch_size"},
-         fmt::format(
-             "batch.global_batch_size {} is not a multiple of batch.micro_batch_size {}: {}",
-             global, micro, nearest_multiples(global, micro))});
+    problems.push_back({"batch.global_batch_size",
+                        {"batch.global_batch_size", "batch.micro_batch_size"},
+                        fmt::format("batch.global_batch_size {} is not a multiple of batch.micro_batch_size {}: {}",
+                                    global, micro, nearest_multiples(global, micro))});
   const double tokens = static_cast<double>(config.train.max_steps) * static_cast<double>(global) *
                         static_cast<double>(config.data.seq_length);
   if (tokens > std::ldexp(1.0, 62))
-    problems.push_back(
-        {"train.max_steps",
-         {"train.max_steps", "batch.global_batch_size", "data.seq_length"},
-         fmt::format("train.max_steps {} x batch.global_batch_size {} x data.seq_length {} are "
-                     "more tokens than can be counted",
-                     config.train.max_steps, global, config.data.seq_length)});
+    problems.push_back({"train.max_steps",
+                        {"train.max_steps", "batch.global_batch_size", "data.seq_length"},
+                        fmt::format("train.max_steps {} x batch.global_batch_size {} x data.seq_length {} are "
+                                    "more tokens than can be counted",
+                                    config.train.max_steps, global, config.data.seq_length)});
 }
 
 void check_schedule(const Config& config, std::vector<RuleProblem>& problems) {
@@ -45,44 +42,38 @@ void check_schedule(const Config& config, std::vector<RuleProblem>& problems) {
                         fmt::format("schedule.warmup_steps {} is more than train.max_steps {}",
                                     config.schedule.warmup_steps, config.train.max_steps)});
   if (config.schedule.min_lr > config.optimizer.lr)
-    problems.push_back(
-        {"schedule.min_lr",
-         {"schedule.min_lr", "optimizer.lr"},
-         fmt::format("schedule.min_lr {} is more than optimizer.lr {}",
-                     format_exact(config.schedule.min_lr), format_exact(config.optimizer.lr))});
+    problems.push_back({"schedule.min_lr",
+                        {"schedule.min_lr", "optimizer.lr"},
+                        fmt::format("schedule.min_lr {} is more than optimizer.lr {}",
+                                    format_exact(config.schedule.min_lr), format_exact(config.optimizer.lr))});
 }
 
 void check_lora(const Config& config, std::vector<RuleProblem>& problems) {
   if (!config.lora) {
     if (config.precision.frozen == "fp8")
-      problems.push_back(
-          {"precision.frozen",
-           {"precision.frozen"},
-           "precision.frozen fp8 needs a 'lora' section: without one no weight is frozen"});
+      problems.push_back({"precision.frozen",
+                          {"precision.frozen"},
+                          "precision.frozen fp8 needs a 'lora' section: without one no weight is frozen"});
     return;
   }
   const std::vector<std::string>& modules = config.lora->target_modules;
-  const auto has = [&](const char* name) {
-    return std::find(modules.begin(), modules.end(), name) != modules.end();
-  };
+  const auto has = [&](const char* name) { return std::find(modules.begin(), modules.end(), name) != modules.end(); };
   if (!has("qkv_proj")) return;
   std::vector<std::string> covered;
   for (const char* name : {"q_proj", "k_proj", "v_proj"})
     if (has(name)) covered.emplace_back(name);
   if (!covered.empty())
-    problems.push_back(
-        {"lora.target_modules",
-         {"lora.target_modules"},
-         fmt::format("lora.target_modules has qkv_proj and {}: qkv_proj is one adapter over all "
-                     "three, leave out one or the other",
-                     join(covered, ", "))});
+    problems.push_back({"lora.target_modules",
+                        {"lora.target_modules"},
+                        fmt::format("lora.target_modules has qkv_proj and {}: qkv_proj is one adapter over all "
+                                    "three, leave out one or the other",
+                                    join(covered, ", "))});
 }
 
 void check_eval(const Config& config, std::vector<RuleProblem>& problems) {
   if (!config.data.valid.empty()) return;
   const auto needs_valid = [&](const char* key) {
-    problems.push_back(
-        {key, {key, "data.valid"}, fmt::format("{} needs data.valid, which is not given", key)});
+    problems.push_back({key, {key, "data.valid"}, fmt::format("{} needs data.valid, which is not given", key)});
   };
   if (config.eval.target_loss) needs_valid("eval.target_loss");
   if (config.eval.every_samples) needs_valid("eval.every_samples");
@@ -107,11 +98,15 @@ void check_program(const Config& config, Program program, std::vector<RuleProble
     constexpr const char* kOnlyBert = "is for train_bert: train_llama has no such thing";
     refuse(config.model.pad_vocab_to != plain.model.pad_vocab_to, "model.pad_vocab_to", kOnlyBert);
     refuse(config.batch.packing_rate != plain.batch.packing_rate, "batch.packing_rate", kOnlyBert);
-    refuse(config.optimizer.clip != plain.optimizer.clip, "optimizer.clip", "local is for train_bert: train_llama clips the sum over all ranks");
-    refuse(config.train.loss == "rank_mean", "train.loss", "rank_mean is for train_bert: use sample_mean or token_mean");
+    refuse(config.optimizer.clip != plain.optimizer.clip, "optimizer.clip",
+           "local is for train_bert: train_llama clips the sum over all ranks");
+    refuse(config.train.loss == "rank_mean", "train.loss",
+           "rank_mean is for train_bert: use sample_mean or token_mean");
     refuse(config.eval.samples.has_value(), "eval.samples", kOnlyBert);
-    refuse(config.precision.encoder != plain.precision.encoder, "precision.encoder", "is for train_bert: train_llama's FP8 is precision.frozen");
-    refuse(config.eval.target_accuracy.has_value(), "eval.target_accuracy", "is for train_bert: train_llama's target is eval.target_loss");
+    refuse(config.precision.encoder != plain.precision.encoder, "precision.encoder",
+           "is for train_bert: train_llama's FP8 is precision.frozen");
+    refuse(config.eval.target_accuracy.has_value(), "eval.target_accuracy",
+           "is for train_bert: train_llama's target is eval.target_loss");
   } else if (program == Program::kBert) {
     refuse(config.lora.has_value(), "lora.r", "is for train_llama: train_bert trains all parameters, leave 'lora' out");
     refuse(config.parallel.recompute == "mlp", "parallel.recompute", "mlp is for train_llama: use auto, none or full");
@@ -137,10 +132,9 @@ std::vector<std::string> check_against_world(const Config& config, int64_t world
   const int64_t global = config.batch.global_batch_size, micro = config.batch.micro_batch_size;
   const int64_t unit = world_size * micro;
   if (global % unit != 0)
-    problems.push_back(fmt::format(
-        "batch.global_batch_size {} does not divide over {} {} x batch.micro_batch_size {}: {}",
-        global, world_size, world_size == 1 ? "rank" : "ranks", micro,
-        nearest_multiples(global, unit)));
+    problems.push_back(
+        fmt::format("batch.global_batch_size {} does not divide over {} {} x batch.micro_batch_size {}: {}", global,
+                    world_size, world_size == 1 ? "rank" : "ranks", micro, nearest_multiples(global, unit)));
   const std::string& shard = config.parallel.shard_size;
   if (shard == "auto" || shard == "world") return problems;
   const int64_t size = std::stoll(shard);
@@ -148,11 +142,10 @@ std::vector<std::string> check_against_world(const Config& config, int64_t world
   int64_t below = std::min(size, world_size), above = size;
   while (world_size % below != 0) --below;
   while (above < world_size && world_size % above != 0) ++above;
-  problems.push_back(fmt::format("parallel.shard_size {} does not divide the {} {}: {}", size,
-                                 world_size, world_size == 1 ? "rank" : "ranks",
-                                 above > world_size
-                                     ? fmt::format("the nearest is {}", below)
-                                     : fmt::format("nearest are {} and {}", below, above)));
+  problems.push_back(fmt::format("parallel.shard_size {} does not divide the {} {}: {}", size, world_size,
+                                 world_size == 1 ? "rank" : "ranks",
+                                 above > world_size ? fmt::format("the nearest is {}", below)
+                                                    : fmt::format("nearest are {} and {}", below, above)));
   return problems;
 }
 

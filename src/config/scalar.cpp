@@ -15,9 +15,7 @@ const std::string kNoHint = " ";
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-size_t skip_sign(std::string_view text) {
-  return !text.empty() && (text[0] == '-' || text[0] == '+') ? 1 : 0;
-}
+size_t skip_sign(std::string_view text) { return !text.empty() && (text[0] == '-' || text[0] == '+') ? 1 : 0; }
 
 bool has_leading_zero(std::string_view text) {
   const size_t first = skip_sign(text);
@@ -26,8 +24,7 @@ bool has_leading_zero(std::string_view text) {
 
 bool looks_like_integer(std::string_view text) {
   const size_t first = skip_sign(text);
-  return text.size() > first &&
-         std::all_of(text.begin() + static_cast<long>(first), text.end(), is_digit);
+  return text.size() > first && std::all_of(text.begin() + static_cast<long>(first), text.end(), is_digit);
 }
 
 bool looks_like_number(std::string_view text) {
@@ -67,8 +64,7 @@ std::string integer_hint(std::string text) {
   text.erase(std::remove(text.begin(), text.end(), ','), text.end());
   if (!looks_like_number(text)) return kNoHint;
   const auto value = convert<double>(text);
-  if (!value || std::abs(*value) > 9007199254740992.0 || *value != std::floor(*value))
-    return kNoHint;
+  if (!value || std::abs(*value) > 9007199254740992.0 || *value != std::floor(*value)) return kNoHint;
   return hint(fmt::format("{:.0f}", *value));
 }
 
@@ -117,9 +113,8 @@ std::string read_bool(const YamlNode& node, bool& value) {
     value = text == "true";
     return "";
   }
-  std::transform(text.begin(), text.end(), text.begin(), [](char c) {
-    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  });
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });
   for (const char* yes : {"true", "yes", "on", "y", "1"})
     if (text == yes) return hint("true");
   for (const char* no : {"false", "no", "off", "n", "0"})
@@ -134,8 +129,7 @@ std::string node_text(const YamlNode& node) {
     case YamlNode::Kind::kMap: return "a mapping";
     case YamlNode::Kind::kScalar: break;
   }
-  return node.quoted ? fmt::format("\"{}\"", shown(node.text))
-                     : fmt::format("'{}'", shown(node.text));
+  return node.quoted ? fmt::format("\"{}\"", shown(node.text)) : fmt::format("'{}'", shown(node.text));
 }
 
 }  // namespace trireme

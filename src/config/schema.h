@@ -56,21 +56,13 @@ void describe(Visitor& v, ModelSection& s) {
 template <class Visitor>
 void describe(Visitor& v, LoraSection& s) {
   v.field({.key = "r", .help = "rank of the adapters", .min = 1, .max = 65536}, s.r);
-  v.field({.key = "alpha",
-           .help = "the adapter's output is scaled by alpha / r",
-           .min = 0,
-           .above_min = true},
+  v.field({.key = "alpha", .help = "the adapter's output is scaled by alpha / r", .min = 0, .above_min = true},
           s.alpha);
-  v.field({.key = "dropout",
-           .help = "dropout before A, in training only",
-           .min = 0,
-           .max = 1,
-           .below_max = true},
+  v.field({.key = "dropout", .help = "dropout before A, in training only", .min = 0, .max = 1, .below_max = true},
           s.dropout);
   v.field({.key = "target_modules",
            .help = "projections that get an adapter; qkv_proj = one fused adapter over q, k, v",
-           .words = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
-                     "qkv_proj"}},
+           .words = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj"}},
           s.target_modules);
   v.field({.key = "adapter", .help = "PEFT directory to start from", .path = true}, s.adapter);
 }
@@ -83,29 +75,18 @@ void describe(Visitor& v, DataSection& s) {
            .path = true,
            .one_or_more = true},
           s.train);
-  v.field({.key = "valid",
-           .help = "validation rows",
-           .path = true,
-           .one_or_more = true,
-           .may_be_absent = true},
+  v.field({.key = "valid", .help = "validation rows", .path = true, .one_or_more = true, .may_be_absent = true},
           s.valid);
-  v.field(
-      {.key = "seq_length", .help = "tokens in a row", .min = 2, .max = 16777216, .required = true},
-      s.seq_length);
+  v.field({.key = "seq_length", .help = "tokens in a row", .min = 2, .max = 16777216, .required = true}, s.seq_length);
   v.field({.key = "shuffle", .help = "false: the order of the file"}, s.shuffle);
 }
 
 template <class Visitor>
 void describe(Visitor& v, BatchSection& s) {
-  v.field({.key = "global_batch_size",
-           .help = "samples per optimizer step, over all ranks",
-           .min = 1,
-           .max = kMaxCount},
-          s.global_batch_size);
-  v.field({.key = "micro_batch_size",
-           .help = "samples per rank per forward",
-           .min = 1,
-           .max = kMaxCount},
+  v.field(
+      {.key = "global_batch_size", .help = "samples per optimizer step, over all ranks", .min = 1, .max = kMaxCount},
+      s.global_batch_size);
+  v.field({.key = "micro_batch_size", .help = "samples per rank per forward", .min = 1, .max = kMaxCount},
           s.micro_batch_size);
   v.field({.key = "packing_rate",
            .help = "train_bert: sequences that a row counts for in eval.every_samples and the MLPerf log",
@@ -118,22 +99,13 @@ template <class Visitor>
 void describe(Visitor& v, OptimizerSection& s) {
   v.field({.key = "name", .help = "optimizer", .words = {"adamw", "lamb"}}, s.name);
   v.field({.key = "lr", .help = "peak learning rate", .min = 0}, s.lr);
-  v.field({.key = "betas",
-           .help = "decay of the two moments",
-           .min = 0,
-           .max = 1,
-           .below_max = true,
-           .length = 2},
+  v.field({.key = "betas", .help = "decay of the two moments", .min = 0, .max = 1, .below_max = true, .length = 2},
           s.betas);
   v.field({.key = "eps", .help = "added to the denominator", .min = 0, .above_min = true}, s.eps);
-  v.field({.key = "weight_decay",
-           .help = "decoupled; on matrices and embeddings, not on norms and biases",
-           .min = 0},
+  v.field({.key = "weight_decay", .help = "decoupled; on matrices and embeddings, not on norms and biases", .min = 0},
           s.weight_decay);
   v.field({.key = "decay_norms", .help = "true: weight decay on every parameter"}, s.decay_norms);
-  v.field({.key = "grad_clip",
-           .help = "largest L2 norm of the gradient over all trainables; 0 = off",
-           .min = 0},
+  v.field({.key = "grad_clip", .help = "largest L2 norm of the gradient over all trainables; 0 = off", .min = 0},
           s.grad_clip);
   v.field({.key = "clip",
            .help = "which gradient is clipped: the sum over all ranks, or (train_bert) each rank's own before the sum",
@@ -147,9 +119,7 @@ void describe(Visitor& v, OptimizerSection& s) {
 
 template <class Visitor>
 void describe(Visitor& v, ScheduleSection& s) {
-  v.field({.key = "name",
-           .help = "learning rate after the warm-up",
-           .words = {"cosine", "linear", "constant"}},
+  v.field({.key = "name", .help = "learning rate after the warm-up", .words = {"cosine", "linear", "constant"}},
           s.name);
   v.field({.key = "warmup_steps",
            .help = "steps of linear warm-up: lr * (t+1) / (warmup_steps+1)",
@@ -161,21 +131,18 @@ void describe(Visitor& v, ScheduleSection& s) {
 
 template <class Visitor>
 void describe(Visitor& v, TrainSection& s) {
-  v.field({.key = "max_steps", .help = "optimizer steps of the run", .min = 1, .max = kMaxCount},
-          s.max_steps);
-  v.field({.key = "seed",
-           .help = "data order, dropout, initial weights",
-           .min = 0,
-           .max = 4294967295.0},
-          s.seed);
+  v.field({.key = "max_steps", .help = "optimizer steps of the run", .min = 1, .max = kMaxCount}, s.max_steps);
+  v.field({.key = "seed", .help = "data order, dropout, initial weights", .min = 0, .max = 4294967295.0}, s.seed);
   v.field({.key = "loss",
-           .help = "mean of the samples' masked means (MLPerf Llama), over the step's tokens, or (train_bert) of the ranks' means (MLPerf BERT)",
+           .help = "mean of the samples' masked means (MLPerf Llama), over the step's tokens, or (train_bert) of the "
+                   "ranks' means (MLPerf BERT)",
            .words = {"sample_mean", "token_mean", "rank_mean"}},
           s.loss);
-  v.field({.key = "on_nonfinite",
-           .help = "a step whose loss or gradient is not finite: end the run, or leave the step out (at most 20 in a row)",
-           .words = {"stop", "skip"}},
-          s.on_nonfinite);
+  v.field(
+      {.key = "on_nonfinite",
+       .help = "a step whose loss or gradient is not finite: end the run, or leave the step out (at most 20 in a row)",
+       .words = {"stop", "skip"}},
+      s.on_nonfinite);
   v.field({.key = "on_spike",
            .help = "a step whose loss is far above the last ones: report it, or leave the step out too",
            .words = {"report", "skip"}},
@@ -196,8 +163,7 @@ void describe(Visitor& v, EvalSection& s) {
            .min = 0,
            .max = kMaxCount},
           s.skip_first);
-  v.field({.key = "target_loss", .help = "stop with success at the first evaluation <= this"},
-          s.target_loss);
+  v.field({.key = "target_loss", .help = "stop with success at the first evaluation <= this"}, s.target_loss);
   v.field({.key = "samples",
            .help = "train_bert: evaluate on the first so many samples of data.valid; null = on all",
            .min = 1,
@@ -213,15 +179,13 @@ void describe(Visitor& v, EvalSection& s) {
 
 template <class Visitor>
 void describe(Visitor& v, PrecisionSection& s) {
-  v.field({.key = "compute",
-           .help = "arithmetic; null = bf16 on a GPU, fp32 on a CPU",
-           .words = {"fp32", "bf16", "fp16"}},
-          s.compute);
   v.field(
-      {.key = "frozen", .help = "storage and GEMMs of frozen weights", .words = {"bf16", "fp8"}},
-      s.frozen);
+      {.key = "compute", .help = "arithmetic; null = bf16 on a GPU, fp32 on a CPU", .words = {"fp32", "bf16", "fp16"}},
+      s.compute);
+  v.field({.key = "frozen", .help = "storage and GEMMs of frozen weights", .words = {"bf16", "fp8"}}, s.frozen);
   v.field({.key = "encoder",
-           .help = "train_bert: products of the encoder's layers in the compute type, or in FP8 (sm_90 GPUs; a CPU emulates it)",
+           .help = "train_bert: products of the encoder's layers in the compute type, or in FP8 (sm_90 GPUs; a CPU "
+                   "emulates it)",
            .words = {"compute", "fp8"}},
           s.encoder);
   v.field({.key = "loss_scale",
@@ -240,20 +204,19 @@ void describe(Visitor& v, ParallelSection& s) {
            .min = 1,
            .max = 1048576},
           s.shard_size);
-  v.field(
-      {.key = "recompute", .help = "what backward recomputes (mlp: gate and up projections)", .words = {"auto", "none", "mlp", "full"}},
-      s.recompute);
-  v.field(
-      {.key = "reduce_dtype", .help = "type of the gradients summed over ranks; compute: as computed with", .words = {"fp32", "compute"}},
-      s.reduce_dtype);
+  v.field({.key = "recompute",
+           .help = "what backward recomputes (mlp: gate and up projections)",
+           .words = {"auto", "none", "mlp", "full"}},
+          s.recompute);
+  v.field({.key = "reduce_dtype",
+           .help = "type of the gradients summed over ranks; compute: as computed with",
+           .words = {"fp32", "compute"}},
+          s.reduce_dtype);
 }
 
 template <class Visitor>
 void describe(Visitor& v, OutputSection& s) {
-  v.field({.key = "dir",
-           .help = "created; a directory of another run is refused",
-           .required = true,
-           .path = true},
+  v.field({.key = "dir", .help = "created; a directory of another run is refused", .required = true, .path = true},
           s.dir);
   v.field({.key = "save_every_samples",
            .help = "samples between checkpoints, in whole steps; null = only when stopped",
@@ -266,17 +229,13 @@ void describe(Visitor& v, OutputSection& s) {
            .max = 525600,
            .above_min = true},
           s.save_every_minutes);
-  v.field({.key = "keep_last",
-           .help = "whole checkpoints of this run that stay",
-           .min = 2,
-           .max = kMaxCount},
+  v.field({.key = "keep_last", .help = "whole checkpoints of this run that stay", .min = 2, .max = kMaxCount},
           s.keep_last);
 }
 
 template <class Visitor>
 void describe(Visitor& v, LoggingSection& s) {
-  v.field({.key = "every_steps", .help = "steps between console lines", .min = 1, .max = kMaxCount},
-          s.every_steps);
+  v.field({.key = "every_steps", .help = "steps between console lines", .min = 1, .max = kMaxCount}, s.every_steps);
   v.field({.key = "mlperf", .help = ":::MLLOG lines on stdout and in mllog.log"}, s.mlperf);
   v.field({.key = "tensorboard", .help = "TensorBoard event files"}, s.tensorboard);
   v.field({.key = "profile_step",

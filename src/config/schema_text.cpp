@@ -18,8 +18,7 @@ std::string alternatives(const std::vector<std::string>& words) {
 }
 
 std::string limit(double value) {
-  return std::abs(value) < 1e15 && value == std::floor(value) ? fmt::format("{:.0f}", value)
-                                                              : format_exact(value);
+  return std::abs(value) < 1e15 && value == std::floor(value) ? fmt::format("{:.0f}", value) : format_exact(value);
 }
 
 std::string range(const Field& field) {
@@ -28,9 +27,7 @@ std::string range(const Field& field) {
     return fmt::format(" from {} to {}", limit(field.min), limit(field.max));
   std::string text;
   if (low) text += fmt::format(" {} {}", field.above_min ? ">" : ">=", limit(field.min));
-  if (high)
-    text +=
-        fmt::format("{} {} {}", low ? " and" : "", field.below_max ? "<" : "<=", limit(field.max));
+  if (high) text += fmt::format("{} {} {}", low ? " and" : "", field.below_max ? "<" : "<=", limit(field.max));
   return text;
 }
 
@@ -51,8 +48,8 @@ std::string base_text(const Field& field, Type type) {
       if (!field.words.empty()) return "a list of " + alternatives(field.words);
       return field.one_or_more ? "a path or a list of paths" : "a list of strings";
     case Type::kNumbers:
-      return fmt::format("a list of {}numbers{}",
-                         field.length > 0 ? fmt::format("{} ", field.length) : "", range(field));
+      return fmt::format("a list of {}numbers{}", field.length > 0 ? fmt::format("{} ", field.length) : "",
+                         range(field));
   }
   return "";
 }

@@ -28,8 +28,7 @@ class TreeBuilder : public YAML::EventHandler {
   YamlNode take() { return std::move(root_); }
 
   void OnDocumentStart(const YAML::Mark& mark) override {
-    if (++documents_ > 1)
-      throw YAML::ParserException(mark, "a second document; only one is allowed");
+    if (++documents_ > 1) throw YAML::ParserException(mark, "a second document; only one is allowed");
   }
   void OnDocumentEnd() override {}
 
@@ -69,17 +68,14 @@ class TreeBuilder : public YAML::EventHandler {
     bool ignored = false;            // that key has been refused
   };
 
-  YamlNode make(YamlNode::Kind kind, const YAML::Mark& mark, const std::string& tag,
-                YAML::anchor_t anchor) {
-    if (++nodes_ > kMaxNodes)
-      throw YAML::ParserException(mark, fmt::format("more than {} values", kMaxNodes));
+  YamlNode make(YamlNode::Kind kind, const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor) {
+    if (++nodes_ > kMaxNodes) throw YAML::ParserException(mark, fmt::format("more than {} values", kMaxNodes));
     YamlNode node;
     node.kind = kind;
     node.place = place(mark);
     if (anchor != 0) problems_.add(node.place, "an anchor (&name); aliases are not supported");
     if (!tag.empty() && tag != "?" && tag != "!")
-      problems_.add(node.place,
-                    fmt::format("a tag '{}'; the type follows from the key", shown(tag)));
+      problems_.add(node.place, fmt::format("a tag '{}'; the type follows from the key", shown(tag)));
     return node;
   }
 
@@ -137,15 +133,14 @@ class TreeBuilder : public YAML::EventHandler {
     frame.ignored = true;
     if (is_alias) return;
     if (key.kind != YamlNode::Kind::kScalar) {
-      problems_.add(key.place, fmt::format("a key must be a word, not {}",
-                                           key.kind == YamlNode::Kind::kList  ? "a list"
-                                           : key.kind == YamlNode::Kind::kMap ? "a mapping"
-                                                                              : "nothing (null)"));
+      problems_.add(key.place,
+                    fmt::format("a key must be a word, not {}", key.kind == YamlNode::Kind::kList  ? "a list"
+                                                                : key.kind == YamlNode::Kind::kMap ? "a mapping"
+                                                                                                   : "nothing (null)"));
     } else if (key.text == "<<") {
       problems_.add(key.place, "a merge key (<<); write the keys out");
     } else if (const YamlEntry* first = frame.node.find(key.text)) {
-      problems_.add(key.place, fmt::format("duplicate key '{}', first on line {}", shown(key.text),
-                                           first->place.line));
+      problems_.add(key.place, fmt::format("duplicate key '{}', first on line {}", shown(key.text), first->place.line));
     } else {
       frame.ignored = false;
     }
@@ -164,8 +159,8 @@ class TreeBuilder : public YAML::EventHandler {
 }  // namespace
 
 YamlEntry* YamlNode::find(std::string_view key) {
-  const auto found = std::find_if(entries.begin(), entries.end(),
-                                  [&](const YamlEntry& entry) { return entry.key == key; });
+  const auto found =
+      std::find_if(entries.begin(), entries.end(), [&](const YamlEntry& entry) { return entry.key == key; });
   return found == entries.end() ? nullptr : &*found;
 }
 
@@ -188,12 +183,9 @@ void check_raw_text(std::string_view text, const Place& origin, Problems& proble
     };
     if (const size_t valid = valid_utf8_prefix(line); valid < line.size() && !seen_utf8) {
       seen_utf8 = true;
-      add(valid,
-          fmt::format("byte 0x{:02x} is not valid UTF-8", static_cast<unsigned char>(line[valid])));
+      add(valid, fmt::format("byte 0x{:02x} is not valid UTF-8", static_cast<unsigned char>(line[valid])));
     }
-    const auto is_control = [](char c) {
-      return (static_cast<unsigned char>(c) < 0x20 && c != '\t') || c == 0x7F;
-    };
+    const auto is_control = [](char c) { return (static_cast<unsigned char>(c) < 0x20 && c != '\t') || c == 0x7F; };
     const auto control = std::find_if(line.begin(), line.end(), is_control);
     if (control != line.end() && !seen_control) {
       seen_control = true;
@@ -203,10 +195,8 @@ void check_raw_text(std::string_view text, const Place& origin, Problems& proble
     }
     // yaml-cpp looks ahead for the end of each opened list, at 240 bytes of memory an opener.
     const auto opens = [&](char c) { return (c == '[' || c == '{') && ++openers > kMaxNodes; };
-    if (const auto one_more = std::find_if(line.begin(), line.end(), opens);
-        one_more != line.end()) {
-      add(static_cast<size_t>(one_more - line.begin()),
-          fmt::format("more than {} opening brackets", kMaxNodes));
+    if (const auto one_more = std::find_if(line.begin(), line.end(), opens); one_more != line.end()) {
+      add(static_cast<size_t>(one_more - line.begin()), fmt::format("more than {} opening brackets", kMaxNodes));
       return;
     }
     const size_t text_begin = std::min(line.find_first_not_of(" \t"), line.size());
@@ -241,8 +231,7 @@ YamlNode parse_yaml(const std::string& text, const Place& origin, Problems& prob
       }
     }
     const bool open_quote = error.msg == YAML::ErrorMsg::DOC_IN_SCALAR;
-    problems.add(place, "not valid YAML here: " +
-                            (open_quote ? "a quoted text is never closed" : error.msg));
+    problems.add(place, "not valid YAML here: " + (open_quote ? "a quoted text is never closed" : error.msg));
     YamlNode broken;
     broken.place = place;
     return broken;

@@ -24,9 +24,7 @@ struct YamlNode {
   std::vector<YamlEntry> entries;
 
   YamlEntry* find(std::string_view key);
-  const YamlEntry* find(std::string_view key) const {
-    return const_cast<YamlNode*>(this)->find(key);
-  }
+  const YamlEntry* find(std::string_view key) const { return const_cast<YamlNode*>(this)->find(key); }
 };
 
 struct YamlEntry {

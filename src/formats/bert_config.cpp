@@ -19,7 +19,8 @@ std::filesystem::path find_config(const std::filesystem::path& path) {
     throw ModelError(fmt::format("model directory {} does not exist", path.string()));
   for (const char* name : {"config.json", "bert_config.json"})
     if (std::filesystem::is_regular_file(path / name)) return path / name;
-  throw ModelError(fmt::format("{} has no config.json (Hugging Face) and no bert_config.json (TensorFlow)", path.string()));
+  throw ModelError(
+      fmt::format("{} has no config.json (Hugging Face) and no bert_config.json (TensorFlow)", path.string()));
 }
 
 /// Probability of dropout: 0 is allowed, unlike in number().
@@ -45,10 +46,12 @@ void check_shape(ConfigReader& reader, const BertConfig& c) {
   if (c.num_hidden_layers > kMaxLayers)
     reader.problem(fmt::format("num_hidden_layers is {}, at most {} are supported", c.num_hidden_layers, kMaxLayers));
   if (c.hidden_size % c.num_attention_heads != 0)
-    reader.problem(fmt::format("hidden_size {} is no multiple of num_attention_heads {}", c.hidden_size, c.num_attention_heads));
+    reader.problem(
+        fmt::format("hidden_size {} is no multiple of num_attention_heads {}", c.hidden_size, c.num_attention_heads));
   const auto real = [](int64_t value) { return static_cast<double>(value); };
   const double layer = real(c.hidden_size) * (4 * real(c.hidden_size) + 2 * real(c.intermediate_size));
-  const double tables = real(c.hidden_size) * (real(c.vocab_size) + real(c.max_position_embeddings) + real(c.type_vocab_size));
+  const double tables =
+      real(c.hidden_size) * (real(c.vocab_size) + real(c.max_position_embeddings) + real(c.type_vocab_size));
   if (const double parameters = real(c.num_hidden_layers) * layer + tables; parameters > kMaxParameters)
     reader.problem(fmt::format("the shape has {:.3g} parameters, more than any computer holds", parameters));
 }
@@ -83,7 +86,8 @@ BertConfig read_bert_config(const std::filesystem::path& path) {
   config.hidden_dropout_prob = probability(reader, "hidden_dropout_prob", 0.1);
   config.attention_probs_dropout_prob = probability(reader, "attention_probs_dropout_prob", 0.1);
   config.gelu_tanh = read_activation(reader, tensorflow);
-  config.next_sentence = !(reader.has("architectures") && json["architectures"] == Json::parse(R"(["BertForMaskedLM"])"));
+  config.next_sentence =
+      !(reader.has("architectures") && json["architectures"] == Json::parse(R"(["BertForMaskedLM"])"));
   for (const char* key : {"torch_dtype", "dtype"})
     if (reader.has(key) && json[key].is_string()) config.dtype = json[key].get<std::string>();
   reader.finish();

@@ -20,9 +20,7 @@ using nlohmann::json;
 
 constexpr int64_t kMaxElements = std::numeric_limits<int64_t>::max() / 16;
 
-std::string dump(const json& value) {
-  return value.dump(1, ' ', false, json::error_handler_t::replace);
-}
+std::string dump(const json& value) { return value.dump(1, ' ', false, json::error_handler_t::replace); }
 
 /// Typed access to the manifest's fields; every complaint names the file and the field.
 class Fields {
@@ -45,8 +43,7 @@ class Fields {
   uint64_t hash(const char* key) const {
     const std::string digits = text(key);
     uint64_t value = 0;
-    const auto [end, error] =
-        std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
     if (digits.size() != 16 || error != std::errc() || end != digits.data() + digits.size())
       fail(fmt::format("has {} '{}', which is no hash of 16 hexadecimal digits", key, digits));
     return value;
@@ -61,9 +58,7 @@ class Fields {
     if (!value.is_object()) fail(fmt::format("has a {} that is no object", key));
     return value;
   }
-  [[noreturn]] void fail(const std::string& what) const {
-    throw ModelError(fmt::format("{} {}", where_, what));
-  }
+  [[noreturn]] void fail(const std::string& what) const { throw ModelError(fmt::format("{} {}", where_, what)); }
 
  private:
   const json& at(const char* key) const {
@@ -76,8 +71,7 @@ class Fields {
 };
 
 DType parse_dtype(const Fields& fields, const std::string& name) {
-  for (const DType dtype :
-       {DType::kF32, DType::kBF16, DType::kF16, DType::kF64, DType::kI32, DType::kI64})
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kF64, DType::kI32, DType::kI64})
     if (name == dtype_name(dtype)) return dtype;
   fields.fail(fmt::format("has dtype '{}', which no state has", name));
 }
@@ -93,8 +87,7 @@ std::vector<Fingerprint> parse_fingerprints(const json& list, const std::string&
 
 json fingerprints_json(const std::vector<Fingerprint>& prints) {
   json list = json::array();
-  for (const Fingerprint& print : prints)
-    list.push_back({{"path", print.path}, {"hash", print.hash}});
+  for (const Fingerprint& print : prints) list.push_back({{"path", print.path}, {"hash", print.hash}});
   return list;
 }
 
@@ -105,8 +98,7 @@ CheckpointUnit parse_unit(const json& value, const std::string& where) {
     const Fields tensor(entry, fmt::format("{} unit {} tensor", where, unit.name));
     CheckpointTensor parsed{tensor.text("name"), {}, tensor.integer("offset")};
     for (const json& extent : tensor.list("shape")) {
-      if (!extent.is_number_unsigned() ||
-          extent.get<uint64_t>() > static_cast<uint64_t>(kMaxElements))
+      if (!extent.is_number_unsigned() || extent.get<uint64_t>() > static_cast<uint64_t>(kMaxElements))
         tensor.fail(fmt::format("has extent {} in its shape", dump(extent)));
       parsed.shape.push_back(extent.get<int64_t>());
     }
@@ -119,14 +111,12 @@ CheckpointUnit parse_unit(const json& value, const std::string& where) {
   return unit;
 }
 
-CheckpointFile parse_file(const json& value, const std::string& where,
-                          const std::filesystem::path& directory) {
+CheckpointFile parse_file(const json& value, const std::string& where, const std::filesystem::path& directory) {
   const Fields fields(value, where + " file");
   CheckpointFile file;
   file.name = fields.text("name");
   (void)safe_join(directory, file.name, ExitCode::kModel);
-  if (file.name.find('/') != std::string::npos || file.name == kManifestName || file.name == "." ||
-      file.name == "..")
+  if (file.name.find('/') != std::string::npos || file.name == kManifestName || file.name == "." || file.name == "..")
     fields.fail(fmt::format("has the name '{}', which no file of a checkpoint has", file.name));
   file.bytes = static_cast<uint64_t>(fields.integer("bytes"));
   file.header_xxh3 = fields.hash("header_xxh3");
@@ -153,29 +143,25 @@ void check_coverage(const CheckpointManifest& manifest, const std::string& where
       throw ModelError(fmt::format("{} names unit {} twice", where, unit.name));
   std::set<std::string> names;
   for (const CheckpointFile& file : manifest.files) {
-    if (!names.insert(file.name).second)
-      throw ModelError(fmt::format("{} names file {} twice", where, file.name));
+    if (!names.insert(file.name).second) throw ModelError(fmt::format("{} names file {} twice", where, file.name));
     for (const CheckpointPiece& piece : file.pieces) vectors[piece.tensor_name()].push_back(&piece);
   }
   for (auto& [name, pieces] : vectors) {
-    std::sort(pieces.begin(), pieces.end(),
-              [](const auto* a, const auto* b) { return a->begin < b->begin; });
+    std::sort(pieces.begin(), pieces.end(), [](const auto* a, const auto* b) { return a->begin < b->begin; });
     const std::string& unit = pieces.front()->unit;
     if (!unit.empty() && !lengths.contains(unit))
       throw ModelError(fmt::format("{} has {} of a unit that it does not describe", where, name));
     int64_t next = 0;
     for (const CheckpointPiece* piece : pieces) {
       if (piece->begin != next)
-        throw ModelError(fmt::format("{}: {} has elements {} to {} {}", where, name,
-                                     std::min(next, piece->begin), std::max(next, piece->begin),
-                                     piece->begin < next ? "twice" : "missing"));
+        throw ModelError(fmt::format("{}: {} has elements {} to {} {}", where, name, std::min(next, piece->begin),
+                                     std::max(next, piece->begin), piece->begin < next ? "twice" : "missing"));
       if (piece->dtype != pieces.front()->dtype)
         throw ModelError(fmt::format("{}: {} comes in two types", where, name));
       next += piece->count;
     }
     const int64_t numel = unit.empty() ? 1 : lengths[unit];
-    if (next != numel)
-      throw ModelError(fmt::format("{}: {} has {} elements of {}", where, name, next, numel));
+    if (next != numel) throw ModelError(fmt::format("{}: {} has {} elements of {}", where, name, next, numel));
   }
 }
 
@@ -192,8 +178,7 @@ std::string manifest_json(const CheckpointManifest& m) {
   for (const CheckpointUnit& unit : m.units) {
     json tensors = json::array();
     for (const CheckpointTensor& tensor : unit.tensors)
-      tensors.push_back(
-          {{"name", tensor.name}, {"shape", tensor.shape}, {"offset", tensor.offset}});
+      tensors.push_back({{"name", tensor.name}, {"shape", tensor.shape}, {"offset", tensor.offset}});
     units.push_back({{"name", unit.name}, {"numel", unit.numel}, {"tensors", tensors}});
   }
   for (const CheckpointFile& file : m.files) {
@@ -205,10 +190,8 @@ std::string manifest_json(const CheckpointManifest& m) {
                         {"begin", piece.begin},
                         {"count", piece.count},
                         {"xxh3", hex64(piece.xxh3)}});
-    files.push_back({{"name", file.name},
-                     {"bytes", file.bytes},
-                     {"header_xxh3", hex64(file.header_xxh3)},
-                     {"tensors", pieces}});
+    files.push_back(
+        {{"name", file.name}, {"bytes", file.bytes}, {"header_xxh3", hex64(file.header_xxh3)}, {"tensors", pieces}});
   }
   // As text: JSON has no NaN, and every digit must survive.
   for (const auto& [name, values] : m.numbers) {
@@ -244,13 +227,12 @@ CheckpointManifest parse_manifest(std::string_view text, const std::filesystem::
   const Fields fields(object, where);
   const int64_t version = fields.integer("format_version");
   if (version != CheckpointManifest::kVersion)
-    throw ModelError(fmt::format("{} has format version {}; this build reads versions 1 and {}: {}",
-                                 where, version, CheckpointManifest::kVersion,
+    throw ModelError(fmt::format("{} has format version {}; this build reads versions 1 and {}: {}", where, version,
+                                 CheckpointManifest::kVersion,
                                  version > CheckpointManifest::kVersion
                                      ? "use the version of Trireme that wrote it, or a later one"
                                      : "the file is damaged"));
-  if (dump(object) + "\n" != text)
-    throw ModelError(where + " is not as it was written: the file is damaged");
+  if (dump(object) + "\n" != text) throw ModelError(where + " is not as it was written: the file is damaged");
   const std::string hash = fields.text("xxh3");
   object.erase("xxh3");
   const std::string body = dump(object);
@@ -275,8 +257,7 @@ CheckpointManifest parse_manifest(std::string_view text, const std::filesystem::
     for (const json& value : values) {
       double number = 0;
       const std::string digits = value.is_string() ? value.get<std::string>() : "";
-      const auto [end, error] =
-          std::from_chars(digits.data(), digits.data() + digits.size(), number);
+      const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
       if (digits.empty() || error != std::errc() || end != digits.data() + digits.size())
         fields.fail(fmt::format("has {} among the numbers '{}'", dump(value), name));
       list.push_back(number);
@@ -285,8 +266,7 @@ CheckpointManifest parse_manifest(std::string_view text, const std::filesystem::
   m.data = parse_fingerprints(fields.list("data"), where + " data");
   m.base = parse_fingerprints(fields.list("base"), where + " base");
   for (const json& unit : fields.list("units")) m.units.push_back(parse_unit(unit, where));
-  for (const json& file : fields.list("files"))
-    m.files.push_back(parse_file(file, where, path.parent_path()));
+  for (const json& file : fields.list("files")) m.files.push_back(parse_file(file, where, path.parent_path()));
   check_coverage(m, where);
   return m;
 }

@@ -32,7 +32,8 @@ class ConfigReader {
     const nlohmann::json& value = json_[key];
     const nlohmann::json& number = value.is_array() && !value.empty() ? value[0] : value;  // eos_token_id may be a list
     if (!number.is_number_integer() || number.get<int64_t>() < lowest || number.get<int64_t>() > kMaxInteger) {
-      problems_.push_back(fmt::format("{} is {}, expected an integer from {} to {}", key, value.dump().substr(0, 80), lowest, kMaxInteger));
+      problems_.push_back(fmt::format("{} is {}, expected an integer from {} to {}", key, value.dump().substr(0, 80),
+                                      lowest, kMaxInteger));
       return lowest;
     }
     return number.get<int64_t>();

@@ -13,27 +13,23 @@ constexpr hsize_t kMaxChunkBytes = hsize_t{1} << 28;  // a row is read through i
 
 }  // namespace
 
-Hdf5Dataset::Hdf5Dataset(hid_t file, const char* name, const std::string& path)
-    : name_(name), path_(path) {
+Hdf5Dataset::Hdf5Dataset(hid_t file, const char* name, const std::string& path) : name_(name), path_(path) {
   H5L_info_t link{};
-  if (H5Lget_info(file, name, &link, H5P_DEFAULT) < 0)
-    fail("cannot be looked up: " + hdf5_reason());
+  if (H5Lget_info(file, name, &link, H5P_DEFAULT) < 0) fail("cannot be looked up: " + hdf5_reason());
   if (link.type != H5L_TYPE_HARD) fail("is a link to elsewhere; only data inside the file is read");
   dataset_ = {H5Dopen2(file, name, H5P_DEFAULT), H5Dclose};
   if (!dataset_) fail("is no dataset: " + hdf5_reason());
   const Hdf5Handle properties(H5Dget_create_plist(dataset_.get()), H5Pclose);
   if (H5Pget_external_count(properties.get()) > 0)
     fail("keeps its data in external files; only data inside the file is read");
-  if (H5Pget_layout(properties.get()) == H5D_VIRTUAL)
-    fail("is virtual; only data inside the file is read");
+  if (H5Pget_layout(properties.get()) == H5D_VIRTUAL) fail("is virtual; only data inside the file is read");
   const int filters = H5Pget_nfilters(properties.get());
   for (int i = 0; i < filters; ++i) {
     unsigned flags = 0, config = 0;
     size_t elements = 0;
     char filter_name[64] = "";
-    const H5Z_filter_t filter =
-        H5Pget_filter2(properties.get(), static_cast<unsigned>(i), &flags, &elements, nullptr,
-                       sizeof filter_name, filter_name, &config);
+    const H5Z_filter_t filter = H5Pget_filter2(properties.get(), static_cast<unsigned>(i), &flags, &elements, nullptr,
+                                               sizeof filter_name, filter_name, &config);
     if (filter < 0 || H5Zfilter_avail(filter) <= 0)
       fail(
           fmt::format("is compressed with filter {} ({}), which this HDF5 lacks: write it again "
@@ -58,8 +54,7 @@ void Hdf5Dataset::fail(const std::string& what) const {
 
 void Hdf5Dataset::require_integers(size_t dimensions) const {
   if (type_class() != H5T_INTEGER) fail("does not hold integers");
-  if (extents_.size() != dimensions)
-    fail(fmt::format("has {} dimensions, expected {}", extents_.size(), dimensions));
+  if (extents_.size() != dimensions) fail(fmt::format("has {} dimensions, expected {}", extents_.size(), dimensions));
 }
 
 void Hdf5Dataset::read(int64_t row, hid_t memory_type, void* out) const {
@@ -68,8 +63,7 @@ void Hdf5Dataset::read(int64_t row, hid_t memory_type, void* out) const {
   start[0] = static_cast<hsize_t>(row);
   count[0] = 1;
   H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, start.data(), nullptr, count.data(), nullptr);
-  const Hdf5Handle memory(H5Screate_simple(static_cast<int>(count.size()), count.data(), nullptr),
-                          H5Sclose);
+  const Hdf5Handle memory(H5Screate_simple(static_cast<int>(count.size()), count.data(), nullptr), H5Sclose);
   if (H5Dread(dataset_.get(), memory_type, memory.get(), space.get(), H5P_DEFAULT, out) < 0)
     fail(fmt::format("row {} cannot be read ({}): the file is damaged", row, hdf5_reason()));
 }
@@ -85,21 +79,17 @@ void Hdf5Dataset::require_stored(hid_t properties, hid_t space) const {
   }
   if (layout != H5D_CHUNKED) return;
   std::vector<hsize_t> chunk(extents_.size());
-  if (H5Pget_chunk(properties, static_cast<int>(chunk.size()), chunk.data()) !=
-      static_cast<int>(chunk.size()))
+  if (H5Pget_chunk(properties, static_cast<int>(chunk.size()), chunk.data()) != static_cast<int>(chunk.size()))
     fail("has chunks of another rank");
   hsize_t chunk_bytes = H5Tget_size(type_.get()), expected = 1, stored = 0;
   for (size_t i = 0; i < chunk.size(); ++i) {
-    if (chunk[i] == 0 || __builtin_mul_overflow(chunk_bytes, chunk[i], &chunk_bytes) ||
-        chunk_bytes > kMaxChunkBytes)
-      fail(fmt::format("has chunks of more than {} bytes: write it again with chunks of a few rows",
-                       kMaxChunkBytes));
+    if (chunk[i] == 0 || __builtin_mul_overflow(chunk_bytes, chunk[i], &chunk_bytes) || chunk_bytes > kMaxChunkBytes)
+      fail(fmt::format("has chunks of more than {} bytes: write it again with chunks of a few rows", kMaxChunkBytes));
     expected *= extents_[i] / chunk[i] + (extents_[i] % chunk[i] != 0 ? 1 : 0);
   }
   if (H5Dget_num_chunks(dataset_.get(), space, &stored) < 0)
     fail("has chunks that cannot be counted: " + hdf5_reason());
-  if (stored != expected)
-    fail(fmt::format("has {} of its {} chunks: it was never written whole", stored, expected));
+  if (stored != expected) fail(fmt::format("has {} of its {} chunks: it was never written whole", stored, expected));
 }
 
 std::mutex& hdf5_mutex() {

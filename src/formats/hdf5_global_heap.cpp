@@ -32,12 +32,10 @@ const Hdf5GlobalHeap::Objects& Hdf5GlobalHeap::collection(uint64_t address, std:
     problem = fmt::format("the heap collection at {} {}", address, what);
     return std::cref(objects);
   };
-  if (address > file_.size() || base_ > file_.size() - address ||
-      file_.size() - address - base_ < kHeader)
+  if (address > file_.size() || base_ > file_.size() - address || file_.size() - address - base_ < kHeader)
     return damaged("lies outside the file");
   const std::span<const std::byte> rest = file_.subspan(address + base_);
-  if (std::memcmp(rest.data(), "GCOL\1", 5) != 0)
-    return damaged("is no heap collection of version 1");
+  if (std::memcmp(rest.data(), "GCOL\1", 5) != 0) return damaged("is no heap collection of version 1");
   const auto size = load<uint64_t>(rest, 8);
   if (size > rest.size() || size < kHeader) return damaged("leaves the file");
   // Collections that overlap would make a small file cost any amount of time and memory.
@@ -53,20 +51,16 @@ const Hdf5GlobalHeap::Objects& Hdf5GlobalHeap::collection(uint64_t address, std:
     if (at > size) break;
   }
   const auto before = [](const Object& a, const Object& b) { return a.index < b.index; };
-  if (!std::is_sorted(objects.begin(), objects.end(), before))
-    std::sort(objects.begin(), objects.end(), before);
+  if (!std::is_sorted(objects.begin(), objects.end(), before)) std::sort(objects.begin(), objects.end(), before);
   return objects;
 }
 
-std::span<const std::byte> Hdf5GlobalHeap::object(uint64_t address, uint32_t index,
-                                                  std::string& problem) {
+std::span<const std::byte> Hdf5GlobalHeap::object(uint64_t address, uint32_t index, std::string& problem) {
   const Objects& objects = collection(address, problem);
-  const auto found =
-      std::lower_bound(objects.begin(), objects.end(), index,
-                       [](const Object& object, uint32_t wanted) { return object.index < wanted; });
+  const auto found = std::lower_bound(objects.begin(), objects.end(), index,
+                                      [](const Object& object, uint32_t wanted) { return object.index < wanted; });
   if (found != objects.end() && found->index == index) return found->bytes;
-  if (problem.empty())
-    problem = fmt::format("the heap collection at {} has no object {}", address, index);
+  if (problem.empty()) problem = fmt::format("the heap collection at {} has no object {}", address, index);
   return {};
 }
 

@@ -22,11 +22,9 @@ struct IntegerLayout {
 IntegerLayout integer_layout(hid_t type) {
   const H5T_order_t order = H5Tget_order(type);
   const size_t size = H5Tget_size(type);
-  const bool plain = H5Tget_class(type) == H5T_INTEGER && size <= 8 &&
-                     H5Tget_precision(type) == 8 * size && H5Tget_offset(type) == 0 &&
-                     (order == H5T_ORDER_LE || order == H5T_ORDER_BE);
-  return plain ? IntegerLayout{size, H5Tget_sign(type) != H5T_SGN_NONE, order == H5T_ORDER_BE}
-               : IntegerLayout{};
+  const bool plain = H5Tget_class(type) == H5T_INTEGER && size <= 8 && H5Tget_precision(type) == 8 * size &&
+                     H5Tget_offset(type) == 0 && (order == H5T_ORDER_LE || order == H5T_ORDER_BE);
+  return plain ? IntegerLayout{size, H5Tget_sign(type) != H5T_SGN_NONE, order == H5T_ORDER_BE} : IntegerLayout{};
 }
 
 /// Appends the integers of `bytes`; false when one exceeds int32.
@@ -49,10 +47,9 @@ bool decode(std::span<const std::byte> bytes, IntegerLayout layout, std::vector<
       value = value << 8 | std::to_integer<uint64_t>(bytes[i * layout.size + at]);
     }
     const auto unused = static_cast<unsigned>(64 - 8 * layout.size);
-    const int64_t wide = layout.is_signed ? static_cast<int64_t>(value << unused) >> unused
-                                          : static_cast<int64_t>(value);
-    if (wide < std::numeric_limits<int32_t>::min() || wide > std::numeric_limits<int32_t>::max())
-      return false;
+    const int64_t wide =
+        layout.is_signed ? static_cast<int64_t>(value << unused) >> unused : static_cast<int64_t>(value);
+    if (wide < std::numeric_limits<int32_t>::min() || wide > std::numeric_limits<int32_t>::max()) return false;
     target[i] = static_cast<int32_t>(wide);
   }
   return true;
@@ -94,8 +91,7 @@ struct Hdf5RowFile::State {
           "otherwise");
     const haddr_t at = H5Dget_offset(dataset.get());
     const size_t size = mapped.bytes().size();
-    if (at == HADDR_UNDEF || at > size || rows > (size - at) / kElementBytes)
-      dataset.fail("lies outside the file");
+    if (at == HADDR_UNDEF || at > size || rows > (size - at) / kElementBytes) dataset.fail("lies outside the file");
     return mapped.bytes().subspan(at, rows * kElementBytes);
   }
 
@@ -109,8 +105,7 @@ struct Hdf5RowFile::State {
   }
 
   static IntegerLayout row_layout(const Hdf5Dataset& dataset) {
-    const Hdf5Handle base_type(dataset.type_class() == H5T_VLEN ? H5Tget_super(dataset.type()) : -1,
-                               H5Tclose);
+    const Hdf5Handle base_type(dataset.type_class() == H5T_VLEN ? H5Tget_super(dataset.type()) : -1, H5Tclose);
     const IntegerLayout layout = base_type ? integer_layout(base_type.get()) : IntegerLayout{};
     if (layout.size == 0) dataset.fail("does not hold variable-length rows of integers");
     return layout;
@@ -125,8 +120,7 @@ Hdf5RowFile::Hdf5RowFile(const std::filesystem::path& path) : state_(std::make_u
   const std::scoped_lock lock(hdf5_mutex());
   quiet_hdf5();
   s.file = {H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), H5Fclose};
-  if (!s.file)
-    throw DataError(fmt::format("{} cannot be opened as HDF5: {}", s.path, hdf5_reason()));
+  if (!s.file) throw DataError(fmt::format("{} cannot be opened as HDF5: {}", s.path, hdf5_reason()));
   const Hdf5Handle properties(H5Fget_create_plist(s.file.get()), H5Pclose);
   hsize_t user_block = 0;
   if (H5Pget_userblock(properties.get(), &user_block) < 0)
@@ -170,8 +164,7 @@ std::vector<int32_t> Hdf5RowFile::read_column(const std::string& name) const {
     dataset.fail(fmt::format("cannot be read ({}): the file is damaged", hdf5_reason()));
   std::vector<int32_t> values(wide.size());
   for (size_t i = 0; i < wide.size(); ++i) {
-    if (wide[i] < std::numeric_limits<int32_t>::min() ||
-        wide[i] > std::numeric_limits<int32_t>::max())
+    if (wide[i] < std::numeric_limits<int32_t>::min() || wide[i] > std::numeric_limits<int32_t>::max())
       dataset.fail(fmt::format("row {}: {} is out of range", i, wide[i]));
     values[i] = static_cast<int32_t>(wide[i]);
   }
@@ -193,14 +186,12 @@ IntegerRows Hdf5RowFile::read_rows(const std::string& name, int64_t max_length) 
     const State::Element element = State::element(elements, row);
     if (element.length > 0) {
       if (element.length > static_cast<uint64_t>(max_length))
-        dataset.fail(fmt::format("row {} has {} entries, at most {} are expected", row,
-                                 element.length, max_length));
+        dataset.fail(fmt::format("row {} has {} entries, at most {} are expected", row, element.length, max_length));
       const auto object = heap.object(element.address, element.index, problem);
       const size_t bytes = element.length * layout.size;
       if (problem.empty() && object.size() < bytes)
         problem = fmt::format("{} bytes stored where {} are announced", object.size(), bytes);
-      if (!problem.empty())
-        dataset.fail(fmt::format("row {} cannot be read ({}): the file is damaged", row, problem));
+      if (!problem.empty()) dataset.fail(fmt::format("row {} cannot be read ({}): the file is damaged", row, problem));
       if (!decode(object.first(bytes), layout, result.values))
         dataset.fail(fmt::format("row {} has a value beyond 32 bits", row));
     }
@@ -219,8 +210,7 @@ int64_t Hdf5RowFile::count_values(const std::string& name, int64_t max_length) c
   for (size_t row = 0; row < dataset.extents()[0]; ++row) {
     const uint32_t length = State::element(elements, row).length;
     if (length > max_length)
-      dataset.fail(
-          fmt::format("row {} has {} entries, at most {} are expected", row, length, max_length));
+      dataset.fail(fmt::format("row {} has {} entries, at most {} are expected", row, length, max_length));
     total += length;
   }
   return total;

@@ -22,37 +22,30 @@ struct Hdf5RowWriter::State {
 
   void write(const std::string& name, hid_t stored, hid_t memory, std::span<const hsize_t> extents,
              const void* data) const {
-    const Hdf5Handle space(
-        H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr), H5Sclose);
-    Hdf5Handle dataset(H5Dcreate2(file.get(), name.c_str(), stored, space.get(), H5P_DEFAULT,
-                                  H5P_DEFAULT, H5P_DEFAULT),
+    const Hdf5Handle space(H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr), H5Sclose);
+    Hdf5Handle dataset(H5Dcreate2(file.get(), name.c_str(), stored, space.get(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
                        H5Dclose);
     if (!dataset) fail("create a dataset in");
-    if (H5Dwrite(dataset.get(), memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, data) < 0 ||
-        !dataset.reset())
-      fail("write to");
+    if (H5Dwrite(dataset.get(), memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, data) < 0 || !dataset.reset()) fail("write to");
   }
 
   template <class T>
-  void write_rows(const std::string& name, std::span<const T> values,
-                  std::span<const int64_t> offsets, hid_t stored, hid_t memory) const {
-    TRIREME_CHECK(!offsets.empty() && offsets.back() == static_cast<int64_t>(values.size()),
-                  "rows of ", name);
+  void write_rows(const std::string& name, std::span<const T> values, std::span<const int64_t> offsets, hid_t stored,
+                  hid_t memory) const {
+    TRIREME_CHECK(!offsets.empty() && offsets.back() == static_cast<int64_t>(values.size()), "rows of ", name);
     std::vector<hvl_t> rows(offsets.size() - 1);
     for (size_t i = 0; i < rows.size(); ++i)
-      rows[i] = {static_cast<size_t>(offsets[i + 1] - offsets[i]),
-                 const_cast<T*>(values.data() + offsets[i])};
+      rows[i] = {static_cast<size_t>(offsets[i + 1] - offsets[i]), const_cast<T*>(values.data() + offsets[i])};
     const std::scoped_lock lock(hdf5_mutex());
     quiet_hdf5();
-    const Hdf5Handle stored_rows(H5Tvlen_create(stored), H5Tclose),
-        memory_rows(H5Tvlen_create(memory), H5Tclose);
+    const Hdf5Handle stored_rows(H5Tvlen_create(stored), H5Tclose), memory_rows(H5Tvlen_create(memory), H5Tclose);
     const hsize_t extent = rows.size();
     write(name, stored_rows.get(), memory_rows.get(), {&extent, 1}, rows.data());
   }
 
   template <class T>
-  void write_table(const std::string& name, std::span<const T> values, int64_t columns,
-                   hid_t stored, hid_t memory) const {
+  void write_table(const std::string& name, std::span<const T> values, int64_t columns, hid_t stored,
+                   hid_t memory) const {
     const hsize_t width = columns > 0 ? static_cast<hsize_t>(columns) : 1;
     TRIREME_CHECK(values.size() % width == 0, values.size(), " values in rows of ", width);
     const hsize_t extents[2] = {values.size() / width, width};
@@ -62,8 +55,7 @@ struct Hdf5RowWriter::State {
   }
 };
 
-Hdf5RowWriter::Hdf5RowWriter(const std::filesystem::path& path)
-    : state_(std::make_unique<State>()) {
+Hdf5RowWriter::Hdf5RowWriter(const std::filesystem::path& path) : state_(std::make_unique<State>()) {
   State& s = *state_;
   s.path = path;
   s.temporary = path;
@@ -89,12 +81,10 @@ void Hdf5RowWriter::write_rows(const std::string& name, std::span<const int16_t>
                                std::span<const int64_t> offsets) {
   state_->write_rows(name, values, offsets, H5T_STD_I16LE, H5T_NATIVE_INT16);
 }
-void Hdf5RowWriter::write_table(const std::string& name, std::span<const int8_t> values,
-                                int64_t columns) {
+void Hdf5RowWriter::write_table(const std::string& name, std::span<const int8_t> values, int64_t columns) {
   state_->write_table(name, values, columns, H5T_STD_I8LE, H5T_NATIVE_INT8);
 }
-void Hdf5RowWriter::write_table(const std::string& name, std::span<const int16_t> values,
-                                int64_t columns) {
+void Hdf5RowWriter::write_table(const std::string& name, std::span<const int16_t> values, int64_t columns) {
   state_->write_table(name, values, columns, H5T_STD_I16LE, H5T_NATIVE_INT16);
 }
 

@@ -1,5 +1,5 @@
-// A look at an HDF5 file's first bytes before the library gets them: addresses that leave the file make libhdf5 1.10 allocate and fill
-// gigabytes. Source of the layout: HDF5 File Format Specification 3.0, section II.A.
+// A look at an HDF5 file's first bytes before the library gets them: addresses that leave the file make libhdf5 1.10
+// allocate and fill gigabytes. Source of the layout: HDF5 File Format Specification 3.0, section II.A.
 #include "hdf5_handles.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
@@ -30,14 +30,11 @@ void check_hdf5_superblock(const std::filesystem::path& path) {
     throw DataError(fmt::format("{} cannot be opened as HDF5: {}", path.string(), what));
   };
   const MappedFile mapped(path, ExitCode::kData);
-  const std::string_view file(reinterpret_cast<const char*>(mapped.bytes().data()),
-                              mapped.bytes().size());
+  const std::string_view file(reinterpret_cast<const char*>(mapped.bytes().data()), mapped.bytes().size());
   const auto found = find_signature(file);
   if (!found) fail("it has no HDF5 signature");
   const std::string_view block = file.substr(*found);
-  const auto byte = [&](size_t at) {
-    return static_cast<unsigned>(static_cast<unsigned char>(block[at]));
-  };
+  const auto byte = [&](size_t at) { return static_cast<unsigned>(static_cast<unsigned char>(block[at])); };
   constexpr size_t kLongest = 24 + 4 + 5 * 8;  // version 1 up to the root group's address
   if (block.size() < kLongest) fail(fmt::format("it is cut off after {} bytes", file.size()));
   const unsigned version = byte(8);
@@ -45,20 +42,15 @@ void check_hdf5_superblock(const std::filesystem::path& path) {
   const bool old = version < 2;
   const unsigned offsets = byte(old ? 13 : 9), lengths = byte(old ? 14 : 10);
   if (offsets != 8 || lengths != 8)
-    fail(fmt::format("addresses of {} and lengths of {} bytes where 8 are expected", offsets,
-                     lengths));
+    fail(fmt::format("addresses of {} and lengths of {} bytes where 8 are expected", offsets, lengths));
   // base, free space (or extension), end of file, driver information (or root group)
   uint64_t addresses[4];
   std::memcpy(addresses, block.data() + (version == 0 ? 24 : old ? 28 : 12), sizeof addresses);
   const auto [base, second, end, fourth] = addresses;
-  if (base != *found)
-    fail(fmt::format("its base address is {} and its superblock stands at {}", base, *found));
-  if (end > file.size())
-    fail(fmt::format("it is cut off: it should have {} bytes and has {}", end, file.size()));
-  if (old && fourth != kUndefined)
-    fail("it is one of several files that belong together, or damaged");
-  if (old ? second != kUndefined && second >= end : fourth >= end)
-    fail("an address in its superblock leaves the file");
+  if (base != *found) fail(fmt::format("its base address is {} and its superblock stands at {}", base, *found));
+  if (end > file.size()) fail(fmt::format("it is cut off: it should have {} bytes and has {}", end, file.size()));
+  if (old && fourth != kUndefined) fail("it is one of several files that belong together, or damaged");
+  if (old ? second != kUndefined && second >= end : fourth >= end) fail("an address in its superblock leaves the file");
 }
 
 }  // namespace trireme

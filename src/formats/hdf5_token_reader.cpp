@@ -38,8 +38,10 @@ Hdf5TokenFile::Hdf5TokenFile(const std::filesystem::path& path) : state_(std::ma
   if ((s.has_starts = has("seq_start_id"))) {
     s.seq_start_id = Hdf5Dataset(s.file.get(), "seq_start_id", s.path);
     const Hdf5Handle base(s.seq_start_id.type_class() == H5T_VLEN ? H5Tget_super(s.seq_start_id.type()) : -1, H5Tclose);
-    if (!base || H5Tget_class(base.get()) != H5T_INTEGER) s.seq_start_id.fail("does not hold variable-length rows of integers");
-    if (s.seq_start_id.extents() != std::vector<hsize_t>{s.input_ids.extents()[0]}) s.seq_start_id.fail("has not one entry for each row of input_ids");
+    if (!base || H5Tget_class(base.get()) != H5T_INTEGER)
+      s.seq_start_id.fail("does not hold variable-length rows of integers");
+    if (s.seq_start_id.extents() != std::vector<hsize_t>{s.input_ids.extents()[0]})
+      s.seq_start_id.fail("has not one entry for each row of input_ids");
   }
 }
 
@@ -51,7 +53,8 @@ bool Hdf5TokenFile::has_loss_mask() const { return state_->has_mask; }
 bool Hdf5TokenFile::has_seq_start_id() const { return state_->has_starts; }
 
 void Hdf5TokenFile::read_row(int64_t row, std::span<int64_t> input_ids) const {
-  TRIREME_CHECK(row >= 0 && row < rows() && static_cast<int64_t>(input_ids.size()) == columns(), "row ", row, " of ", rows());
+  TRIREME_CHECK(row >= 0 && row < rows() && static_cast<int64_t>(input_ids.size()) == columns(), "row ", row, " of ",
+                rows());
   quiet_hdf5();
   // Unsigned 64-bit ids beyond int64 saturate in HDF5's conversion and are caught by the vocabulary check.
   state_->input_ids.read(row, H5T_NATIVE_INT64, input_ids.data());
@@ -63,7 +66,8 @@ void Hdf5TokenFile::read_loss_mask(int64_t row, std::span<uint8_t> mask) const {
   std::vector<int64_t> values(mask.size());
   state_->loss_mask.read(row, H5T_NATIVE_INT64, values.data());
   for (size_t i = 0; i < values.size(); ++i) {
-    if (values[i] != 0 && values[i] != 1) state_->loss_mask.fail(fmt::format("row {}, column {}: {} is neither 0 nor 1", row, i, values[i]));
+    if (values[i] != 0 && values[i] != 1)
+      state_->loss_mask.fail(fmt::format("row {}, column {}: {} is neither 0 nor 1", row, i, values[i]));
     mask[i] = static_cast<uint8_t>(values[i]);
   }
 }

@@ -26,7 +26,9 @@ struct Hdf5TokenWriter::State {
   hsize_t length = 0, rows = 0;
   bool committed = false;
 
-  [[noreturn]] void fail(const char* what) const { throw WriteError(fmt::format("cannot {} {}: {}", what, path.string(), hdf5_reason())); }
+  [[noreturn]] void fail(const char* what) const {
+    throw WriteError(fmt::format("cannot {} {}: {}", what, path.string(), hdf5_reason()));
+  }
 
   Hdf5Handle create(const char* name, hid_t type, int rank) const {
     const hsize_t extents[2] = {0, length}, limits[2] = {H5S_UNLIMITED, length};
@@ -37,7 +39,8 @@ struct Hdf5TokenWriter::State {
     H5Pset_chunk(properties.get(), rank, chunk);
     // HDF5 returns flipped bytes silently unless each chunk carries a checksum. It has none for variable-length rows.
     if (H5Tget_class(type) != H5T_VLEN) H5Pset_fletcher32(properties.get());
-    Hdf5Handle dataset(H5Dcreate2(file.get(), name, type, space.get(), H5P_DEFAULT, properties.get(), H5P_DEFAULT), H5Dclose);
+    Hdf5Handle dataset(H5Dcreate2(file.get(), name, type, space.get(), H5P_DEFAULT, properties.get(), H5P_DEFAULT),
+                       H5Dclose);
     if (!dataset) fail("create a dataset in");
     return dataset;
   }
@@ -52,7 +55,8 @@ struct Hdf5TokenWriter::State {
   }
 };
 
-Hdf5TokenWriter::Hdf5TokenWriter(const std::filesystem::path& path, int64_t seq_length, Columns columns) : state_(std::make_unique<State>()) {
+Hdf5TokenWriter::Hdf5TokenWriter(const std::filesystem::path& path, int64_t seq_length, Columns columns)
+    : state_(std::make_unique<State>()) {
   quiet_hdf5();
   State& s = *state_;
   s.path = path;
@@ -79,7 +83,8 @@ Hdf5TokenWriter::~Hdf5TokenWriter() {
   unlink(state_->temporary.c_str());
 }
 
-void Hdf5TokenWriter::append(std::span<const int32_t> input_ids, std::span<const uint8_t> loss_mask, std::span<const int32_t> seq_start_id) {
+void Hdf5TokenWriter::append(std::span<const int32_t> input_ids, std::span<const uint8_t> loss_mask,
+                             std::span<const int32_t> seq_start_id) {
   State& s = *state_;
   TRIREME_CHECK(input_ids.size() == s.length, "a row of ", input_ids.size(), " tokens in a file of rows of ", s.length);
   s.write_row(s.input_ids, H5T_NATIVE_INT32, 2, input_ids.data());
@@ -97,8 +102,8 @@ void Hdf5TokenWriter::append(std::span<const int32_t> input_ids, std::span<const
 
 void Hdf5TokenWriter::commit() {
   State& s = *state_;
-  const bool closed = s.input_ids.reset() && s.loss_mask.reset() && s.seq_start_id.reset() && H5Fflush(s.file.get(), H5F_SCOPE_GLOBAL) >= 0 &&
-                      s.file.reset();
+  const bool closed = s.input_ids.reset() && s.loss_mask.reset() && s.seq_start_id.reset() &&
+                      H5Fflush(s.file.get(), H5F_SCOPE_GLOBAL) >= 0 && s.file.reset();
   if (!closed) s.fail("finish");
   const int fd = open(s.temporary.c_str(), O_RDONLY | O_CLOEXEC);
   const bool synced = fd >= 0 && fsync(fd) == 0;

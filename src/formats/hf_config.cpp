@@ -33,8 +33,11 @@ void read_rope(Reader& reader, LlamaConfig& config) {
   const Json& rope = json[key];
   if (!rope.is_object()) return reader.problem(fmt::format("{} is not an object", key));
   config.rope_theta = reader.number(rope, "rope_theta", config.rope_theta);
-  if (rope.contains("partial_rotary_factor") && rope["partial_rotary_factor"] != Json(1.0)) reader.lacking("partial_rotary_factor", rope["partial_rotary_factor"]);
-  const Json type = rope.contains("rope_type") ? rope["rope_type"] : rope.contains("type") ? rope["type"] : Json("default");
+  if (rope.contains("partial_rotary_factor") && rope["partial_rotary_factor"] != Json(1.0))
+    reader.lacking("partial_rotary_factor", rope["partial_rotary_factor"]);
+  const Json type = rope.contains("rope_type") ? rope["rope_type"]
+                    : rope.contains("type")    ? rope["type"]
+                                               : Json("default");
   if (type == "default" || type.is_null()) return;
   const std::string name = type.is_string() ? type.get<std::string>() : type.dump();
   config.rope_scaling.factor = reader.number(rope, "factor", 0.0);
@@ -48,7 +51,8 @@ void read_rope(Reader& reader, LlamaConfig& config) {
     config.rope_scaling.high_freq_factor = reader.number(rope, "high_freq_factor", 4.0);
     const double original = reader.number(rope, "original_max_position_embeddings", 8192);
     if (original < 1 || original > static_cast<double>(kMaxInteger) || original != std::floor(original))
-      reader.problem(fmt::format("{}.original_max_position_embeddings is {}, expected an integer from 1 to {}", key, original, kMaxInteger));
+      reader.problem(fmt::format("{}.original_max_position_embeddings is {}, expected an integer from 1 to {}", key,
+                                 original, kMaxInteger));
     else
       config.rope_scaling.original_max_position = static_cast<int64_t>(original);
     if (config.rope_scaling.high_freq_factor <= config.rope_scaling.low_freq_factor)
@@ -64,33 +68,41 @@ void read_rope(Reader& reader, LlamaConfig& config) {
 std::vector<std::string> shape_problems(const LlamaConfig& config) {
   std::vector<std::string> problems;
   if (config.num_hidden_layers > kMaxLayers)
-    problems.push_back(fmt::format("num_hidden_layers is {}, at most {} are supported", config.num_hidden_layers, kMaxLayers));
+    problems.push_back(
+        fmt::format("num_hidden_layers is {}, at most {} are supported", config.num_hidden_layers, kMaxLayers));
   if (config.num_attention_heads % config.num_key_value_heads != 0)
-    problems.push_back(fmt::format("num_attention_heads {} is no multiple of num_key_value_heads {}", config.num_attention_heads,
-                                   config.num_key_value_heads));
-  if (config.head_dim % 2 != 0) problems.push_back(fmt::format("head_dim {} is odd: rotary positions need pairs", config.head_dim));
+    problems.push_back(fmt::format("num_attention_heads {} is no multiple of num_key_value_heads {}",
+                                   config.num_attention_heads, config.num_key_value_heads));
+  if (config.head_dim % 2 != 0)
+    problems.push_back(fmt::format("head_dim {} is odd: rotary positions need pairs", config.head_dim));
   const auto real = [](int64_t value) { return static_cast<double>(value); };
-  const double attention = real(config.head_dim) * 2 * (real(config.num_attention_heads) + real(config.num_key_value_heads));
+  const double attention =
+      real(config.head_dim) * 2 * (real(config.num_attention_heads) + real(config.num_key_value_heads));
   const double block = real(config.hidden_size) * (attention + 3 * real(config.intermediate_size) + 2);
-  const double parameters = real(config.num_hidden_layers) * block + real(config.hidden_size) * (2 * real(config.vocab_size) + 1);
+  const double parameters =
+      real(config.num_hidden_layers) * block + real(config.hidden_size) * (2 * real(config.vocab_size) + 1);
   if (parameters > kMaxParameters)
     problems.push_back(fmt::format("the shape has {:.3g} parameters, more than any computer holds", parameters));
   return problems;
 }
 
 void refuse_file_for_directory(const std::filesystem::path& path) {
-  throw ModelError(fmt::format("{} is a file where a model's directory is expected (config.json, *.safetensors); PyTorch's own files (.pt, "
-                               ".bin) are pickles and never opened: convert them once with transformers' save_pretrained(path, "
-                               "safe_serialization=True)", path.string()));
+  throw ModelError(fmt::format(
+      "{} is a file where a model's directory is expected (config.json, *.safetensors); PyTorch's own files (.pt, "
+      ".bin) are pickles and never opened: convert them once with transformers' save_pretrained(path, "
+      "safe_serialization=True)",
+      path.string()));
 }
 
 LlamaConfig read_llama_config(const std::filesystem::path& config_json) {
-  const Json json = parse_json(read_text_file(config_json, ExitCode::kModel, 16 << 20), config_json.string(), ExitCode::kModel);
+  const Json json =
+      parse_json(read_text_file(config_json, ExitCode::kModel, 16 << 20), config_json.string(), ExitCode::kModel);
   if (!json.is_object()) throw ModelError(fmt::format("{} is not a JSON object", config_json.string()));
   Reader reader(json, config_json.string());
   reader.only("model_type", {"\"llama\""});
   reader.only("architectures", {"[\"LlamaForCausalLM\"]", "[]"});
-  if (!reader.has("model_type") && !reader.has("architectures")) reader.problem("neither model_type nor architectures is there");
+  if (!reader.has("model_type") && !reader.has("architectures"))
+    reader.problem("neither model_type nor architectures is there");
   reader.only("attention_bias", {"false"});
   reader.only("mlp_bias", {"false"});
   reader.only("hidden_act", {"\"silu\"", "\"swish\""});
@@ -120,7 +132,8 @@ LlamaConfig read_llama_config(const std::filesystem::path& config_json) {
 
   for (const std::string& problem : shape_problems(config)) reader.problem(problem);
   if (!reader.has("head_dim") && config.hidden_size % config.num_attention_heads != 0)
-    reader.problem(fmt::format("hidden_size {} is no multiple of num_attention_heads {}", config.hidden_size, config.num_attention_heads));
+    reader.problem(fmt::format("hidden_size {} is no multiple of num_attention_heads {}", config.hidden_size,
+                               config.num_attention_heads));
   reader.finish();
   return config;
 }
@@ -174,9 +187,11 @@ LlamaConfig read_model_config(const std::filesystem::path& directory) {
   for (const auto& context : {directory / "context", directory.parent_path() / "context"})
     if (std::filesystem::exists(context / "model.yaml")) return read_nemo_llama_config(context / "model.yaml");
   if (std::filesystem::is_regular_file(directory)) refuse_file_for_directory(directory);
-  if (!std::filesystem::is_directory(directory)) throw ModelError(fmt::format("model directory {} does not exist", directory.string()));
+  if (!std::filesystem::is_directory(directory))
+    throw ModelError(fmt::format("model directory {} does not exist", directory.string()));
   if (is_zarr_checkpoint(directory))
-    throw ModelError(fmt::format("{} is a NeMo checkpoint without context/model.yaml, which says the model's shape", directory.string()));
+    throw ModelError(fmt::format("{} is a NeMo checkpoint without context/model.yaml, which says the model's shape",
+                                 directory.string()));
   throw ModelError(fmt::format("{} has no config.json", directory.string()));
 }
 

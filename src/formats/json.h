@@ -1,5 +1,6 @@
 #pragma once
-// Private to formats/: JSON that outsiders wrote. Duplicate keys are refused and nesting is bounded, which the library does not do.
+// Private to formats/: JSON that outsiders wrote. Duplicate keys are refused and nesting is bounded, which the library
+// does not do.
 
 #include "trireme/base/error.h"
 

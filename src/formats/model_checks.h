@@ -9,8 +9,8 @@
 
 namespace trireme {
 
-/// Problems of a shape whose fields are positive; empty if there are none. A shape without problems has at most 2^50 parameters, so sizes
-/// computed from it fit 64 bits.
+/// Problems of a shape whose fields are positive; empty if there are none. A shape without problems has at most 2^50
+/// parameters, so sizes computed from it fit 64 bits.
 std::vector<std::string> shape_problems(const LlamaConfig& config);
 
 /// ModelError: a file stands where the directory of a model is expected.

@@ -22,7 +22,8 @@ constexpr size_t kMaxFile = 256 << 10;  // NeMo writes some 10 KB
 
 /// The first mapping, searched depth first, that has both keys of a transformer configuration.
 YAML::Node find_config(const YAML::Node& node, int depth, int& visits) {
-  if (++visits > kMaxVisits) throw YAML::RepresentationException(node.Mark(), fmt::format("more than {} nodes", kMaxVisits));
+  if (++visits > kMaxVisits)
+    throw YAML::RepresentationException(node.Mark(), fmt::format("more than {} nodes", kMaxVisits));
   if (depth > kMaxDepth) return YAML::Node(YAML::NodeType::Undefined);
   if (node.IsMap()) {
     if (node["num_layers"] && node["hidden_size"]) return node;
@@ -40,7 +41,8 @@ int64_t embedding_rows(const std::filesystem::path& directory) {
     for (const char* name : {"module.embedding.word_embeddings.weight", "embedding.word_embeddings.weight"}) {
       const auto zarray = root / name / ".zarray";
       if (!std::filesystem::exists(zarray)) continue;
-      const auto json = parse_json(read_text_file(zarray, ExitCode::kModel, 1 << 20), zarray.string(), ExitCode::kModel);
+      const auto json =
+          parse_json(read_text_file(zarray, ExitCode::kModel, 1 << 20), zarray.string(), ExitCode::kModel);
       const auto shape = member(json, "shape");
       if (shape.is_array() && shape.size() == 2 && shape[0].is_number_unsigned() && shape[0].get<uint64_t>() > 0 &&
           shape[0].get<uint64_t>() <= INT32_MAX)
@@ -48,7 +50,8 @@ int64_t embedding_rows(const std::filesystem::path& directory) {
       throw ModelError(fmt::format("{} has no two-dimensional shape", zarray.string()));
     }
   }
-  throw ModelError(fmt::format("{} has no embedding array (weights/module.embedding.word_embeddings.weight)", directory.string()));
+  throw ModelError(
+      fmt::format("{} has no embedding array (weights/module.embedding.word_embeddings.weight)", directory.string()));
 }
 
 }  // namespace
@@ -59,7 +62,8 @@ LlamaConfig read_nemo_llama_config(const std::filesystem::path& model_yaml) {
   try {
     int visits = 0;
     const YAML::Node node = find_config(YAML::Load(read_text_file(model_yaml, ExitCode::kModel, kMaxFile)), 0, visits);
-    if (!node.IsDefined() || !node.IsMap()) throw ModelError(fmt::format("{} holds no transformer configuration", model_yaml.string()));
+    if (!node.IsDefined() || !node.IsMap())
+      throw ModelError(fmt::format("{} holds no transformer configuration", model_yaml.string()));
     const auto value = [&](const char* key) -> std::optional<YAML::Node> {
       const YAML::Node found = node[key];
       if (!found.IsDefined() || found.IsNull() || !found.IsScalar()) return std::nullopt;
@@ -75,7 +79,8 @@ LlamaConfig read_nemo_llama_config(const std::filesystem::path& model_yaml) {
       const auto found = value(key);
       if (!found) return fallback;
       const auto read = found->as<double>();
-      if (!(read > 0) || !std::isfinite(read)) problems.push_back(fmt::format("{} is {}, expected a positive number", key, found->Scalar()));
+      if (!(read > 0) || !std::isfinite(read))
+        problems.push_back(fmt::format("{} is {}, expected a positive number", key, found->Scalar()));
       return read;
     };
     const auto refuse = [&](const char* key, const char* allowed) {
@@ -101,7 +106,8 @@ LlamaConfig read_nemo_llama_config(const std::filesystem::path& model_yaml) {
     refuse("rotary_percent", "1.0");
     refuse("seq_len_interpolation_factor", "null");
   } catch (const YAML::Exception& error) {
-    throw ModelError(fmt::format("{}:{}:{}: {}", model_yaml.string(), error.mark.line + 1, error.mark.column + 1, error.msg));
+    throw ModelError(
+        fmt::format("{}:{}:{}: {}", model_yaml.string(), error.mark.line + 1, error.mark.column + 1, error.msg));
   }
   if (!problems.empty()) throw ModelError(fmt::format("{}: {}", model_yaml.string(), join(problems, "; ")));
   config.dtype = "bfloat16";

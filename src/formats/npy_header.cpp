@@ -13,7 +13,8 @@ namespace trireme {
 
 namespace {
 
-/// The header is the text of a Python dict with three keys. This reads exactly that: strings, True/False, a tuple of integers.
+/// The header is the text of a Python dict with three keys. This reads exactly that: strings, True/False, a tuple of
+/// integers.
 class HeaderText {
  public:
   HeaderText(std::string_view text, const std::filesystem::path& path) : text_(text), path_(path) {}
@@ -94,7 +95,8 @@ class HeaderText {
       skip_space();
       const size_t begin = at_;
       for (; at_ < text_.size() && std::isdigit(static_cast<unsigned char>(text_[at_])) != 0; ++at_)
-        if (__builtin_mul_overflow(value, 10, &value) || __builtin_add_overflow(value, text_[at_] - '0', &value)) fail("extent overflows");
+        if (__builtin_mul_overflow(value, 10, &value) || __builtin_add_overflow(value, text_[at_] - '0', &value))
+          fail("extent overflows");
       if (at_ == begin) fail("expected a non-negative integer");
       accept('L');  // Python 2 wrote 10L
       values.push_back(value);
@@ -121,7 +123,8 @@ NpyHeader parse_npy_header(std::span<const std::byte> file, const std::filesyste
   NpyHeader header;
   header.major = std::to_integer<int>(file[6]);
   if (header.major < 1 || header.major > 3)
-    throw DataError(fmt::format("{}: npy version {}.{} is not supported", path.string(), header.major, std::to_integer<int>(file[7])));
+    throw DataError(fmt::format("{}: npy version {}.{} is not supported", path.string(), header.major,
+                                std::to_integer<int>(file[7])));
   size_t length = 0, begin = 10;
   if (header.major == 1) {
     length = std::to_integer<size_t>(file[8]) | std::to_integer<size_t>(file[9]) << 8;
@@ -131,7 +134,8 @@ NpyHeader parse_npy_header(std::span<const std::byte> file, const std::filesyste
     for (int i = 0; i < 4; ++i) length |= std::to_integer<size_t>(file[8 + i]) << (8 * i);
   }
   if (length > kMaxHeader || length > file.size() - begin)
-    throw DataError(fmt::format("{}: the npy header should have {} bytes and the file has {}", path.string(), length, file.size()));
+    throw DataError(
+        fmt::format("{}: the npy header should have {} bytes and the file has {}", path.string(), length, file.size()));
   header.data_offset = begin + length;
   HeaderText({reinterpret_cast<const char*>(file.data()) + begin, length}, path).parse(header);
   bool ok = false;

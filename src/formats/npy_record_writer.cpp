@@ -1,4 +1,5 @@
-// The object array as NumPy 1.x saves it: npy version 1, pickle protocol 3, byte for byte what Python's C pickler writes.
+// The object array as NumPy 1.x saves it: npy version 1, pickle protocol 3, byte for byte what Python's C pickler
+// writes.
 #include "trireme/formats/npy.h"
 
 #include <fmt/format.h>
@@ -130,7 +131,16 @@ NpyPackedRecordWriter::NpyPackedRecordWriter(const std::filesystem::path& path, 
   std::string header = fmt::format("{{'descr': '|O', 'fortran_order': False, 'shape': ({},), }}", count);
   header.resize((10 + header.size() + 1 + 63) / 64 * 64 - 11, ' ');
   header += '\n';
-  const char prefix[10] = {'\x93', 'N', 'U', 'M', 'P', 'Y', 1, 0, static_cast<char>(header.size() & 0xFF), static_cast<char>(header.size() >> 8)};
+  const char prefix[10] = {'\x93',
+                           'N',
+                           'U',
+                           'M',
+                           'P',
+                           'Y',
+                           1,
+                           0,
+                           static_cast<char>(header.size() & 0xFF),
+                           static_cast<char>(header.size() >> 8)};
   s.bytes(prefix, sizeof prefix);
   s.buffer += header;
   s.op('\x80');
@@ -171,8 +181,8 @@ NpyPackedRecordWriter::~NpyPackedRecordWriter() = default;
 void NpyPackedRecordWriter::append(const PackedRecord& record) {
   State& s = *state_;
   TRIREME_CHECK(s.written < s.count, "record ", s.written + 1, " of ", s.count, " announced");
-  TRIREME_CHECK(record.loss_mask.size() == record.input_ids.size(), record.input_ids.size(), " input_ids with ", record.loss_mask.size(),
-                " loss_mask entries");
+  TRIREME_CHECK(record.loss_mask.size() == record.input_ids.size(), record.input_ids.size(), " input_ids with ",
+                record.loss_mask.size(), " loss_mask entries");
   const int64_t in_batch = s.written % static_cast<int64_t>(kBatch);
   const bool single = s.count - s.written == 1 && in_batch == 0;
   if (in_batch == 0 && !single) s.op('(');
@@ -181,8 +191,10 @@ void NpyPackedRecordWriter::append(const PackedRecord& record) {
   s.op('}');
   s.put();
   s.op('(');
-  if (first) s.key_ids = s.text("input_ids");
-  else s.get(s.key_ids);
+  if (first)
+    s.key_ids = s.text("input_ids");
+  else
+    s.get(s.key_ids);
   s.begin_array(/*first=*/false);
   s.op('(');
   s.integer(1);
@@ -227,17 +239,23 @@ void NpyPackedRecordWriter::append(const PackedRecord& record) {
   s.op('t');
   s.put();
   s.op('b');
-  if (first) s.key_mask = s.text("loss_mask");
-  else s.get(s.key_mask);
+  if (first)
+    s.key_mask = s.text("loss_mask");
+  else
+    s.get(s.key_mask);
   s.list(record.loss_mask);
-  if (first) s.key_start = s.text("seq_start_id");
-  else s.get(s.key_start);
+  if (first)
+    s.key_start = s.text("seq_start_id");
+  else
+    s.get(s.key_start);
   s.list(record.seq_start_id);
   s.op('u');
 
   ++s.written;
-  if (single) s.op('a');
-  else if (s.written % static_cast<int64_t>(kBatch) == 0 || s.written == s.count) s.op('e');
+  if (single)
+    s.op('a');
+  else if (s.written % static_cast<int64_t>(kBatch) == 0 || s.written == s.count)
+    s.op('e');
   s.flush();
 }
 

@@ -70,7 +70,8 @@ class Reader : Stack {
       fail(fmt::format("NumPy type '{}' is no integer type", code));
     type.kind = code[0];
     type.item_size = code[1] - '0';
-    if (type.item_size != 1 && type.item_size != 2 && type.item_size != 4 && type.item_size != 8) fail(fmt::format("NumPy type '{}'", code));
+    if (type.item_size != 1 && type.item_size != 2 && type.item_size != 4 && type.item_size != 8)
+      fail(fmt::format("NumPy type '{}'", code));
     return type;
   }
 
@@ -81,7 +82,8 @@ class Reader : Stack {
     const auto* type = std::get_if<NumpyType>(&items[1]->data);
     const auto* shape = std::get_if<Tuple>(&items[2]->data);
     const auto* order = std::get_if<Text>(&items[3]->data);
-    if (buffer == nullptr || type == nullptr || shape == nullptr || order == nullptr || type->kind == 'O') fail("_frombuffer with odd arguments");
+    if (buffer == nullptr || type == nullptr || shape == nullptr || order == nullptr || type->kind == 'O')
+      fail("_frombuffer with odd arguments");
     Array array;
     array.type = *type;
     array.shape = extents(*shape);
@@ -105,7 +107,8 @@ class Reader : Stack {
       if (lead < 0x80) {
         decoded->push_back(static_cast<std::byte>(lead));
       } else if ((lead == 0xC2 || lead == 0xC3) && i + 1 < text->text.size()) {
-        decoded->push_back(static_cast<std::byte>((lead & 0x3) << 6 | (static_cast<unsigned char>(text->text[++i]) & 0x3F)));
+        decoded->push_back(
+            static_cast<std::byte>((lead & 0x3) << 6 | (static_cast<unsigned char>(text->text[++i]) & 0x3F)));
       } else {
         fail("text that is not latin-1");
       }
@@ -140,7 +143,8 @@ class Reader : Stack {
     const auto* tuple = std::get_if<Tuple>(&state->data);
     if (auto* type = std::get_if<NumpyType>(&value.data)) {
       // (version, byte order, subdescriptor, names, fields, …)
-      const auto* order = tuple == nullptr || tuple->items.size() < 2 ? nullptr : std::get_if<Text>(&tuple->items[1]->data);
+      const auto* order =
+          tuple == nullptr || tuple->items.size() < 2 ? nullptr : std::get_if<Text>(&tuple->items[1]->data);
       if (order == nullptr) fail("a NumPy type with an odd state");
       type->big_endian = order->text == ">";
       return;
@@ -262,14 +266,16 @@ class Reader : Stack {
       case 0x8d: push(Text{take_text(take<uint64_t>())}); return;
       case 'C': push(Bytes{take_bytes(take<uint8_t>()), nullptr}); return;
       case 'B': push(Bytes{take_bytes(take<uint32_t>()), nullptr}); return;
-      case 0x8e: case 0x96: push(Bytes{take_bytes(take<uint64_t>()), nullptr}); return;  // BINBYTES8, BYTEARRAY8
+      case 0x8e:
+      case 0x96: push(Bytes{take_bytes(take<uint64_t>()), nullptr}); return;  // BINBYTES8, BYTEARRAY8
       case 'N': push_shared(none_); return;
       case 0x88: push_shared(true_); return;
       case 0x89: push_shared(false_); return;
       case '0': pop(); return;
       case 'R': reduce(); return;
       case 'b': build(); return;
-      default: fail(fmt::format("pickle operation 0x{:02x}, which token records do not need; nothing was executed", opcode));
+      default:
+        fail(fmt::format("pickle operation 0x{:02x}, which token records do not need; nothing was executed", opcode));
     }
   }
 
@@ -284,6 +290,8 @@ class Reader : Stack {
 
 }  // namespace
 
-ValuePtr read(std::span<const std::byte> file, size_t begin, const std::filesystem::path& path) { return Reader(file, begin, path).run(); }
+ValuePtr read(std::span<const std::byte> file, size_t begin, const std::filesystem::path& path) {
+  return Reader(file, begin, path).run();
+}
 
 }  // namespace trireme::pickle

@@ -16,7 +16,8 @@ class Stack {
   static constexpr size_t kMaxEntries = 65'536;  // Python pushes at most a batch of 1000 before it appends
   static constexpr int kMaxNesting = 32;         // records are five levels deep; values are destroyed recursively
 
-  Stack(std::span<const std::byte> file, size_t begin, const std::filesystem::path& path) : file_(file), at_(begin), path_(path) {}
+  Stack(std::span<const std::byte> file, size_t begin, const std::filesystem::path& path)
+      : file_(file), at_(begin), path_(path) {}
 
   [[noreturn]] void fail(const std::string& what) const {
     throw DataError(fmt::format("{}: byte {}: {}", path_.string(), opcode_at_, what));
@@ -31,7 +32,8 @@ class Stack {
     return value;
   }
   std::span<const std::byte> take_bytes(uint64_t size) {
-    if (size > file_.size() - at_) fail(fmt::format("{} bytes are announced and {} are left", size, file_.size() - at_));
+    if (size > file_.size() - at_)
+      fail(fmt::format("{} bytes are announced and {} are left", size, file_.size() - at_));
     const auto bytes = file_.subspan(at_, size);
     at_ += size;
     return bytes;
@@ -81,7 +83,8 @@ class Stack {
   }
   /// What stays until the end is bounded by the file's size: rows of two tokens keep a value for every three bytes.
   void count_kept() {
-    if (++kept_ > 65'536 + file_.size() / 2) fail(fmt::format("more than {} values in a file of {} bytes", kept_ - 1, file_.size()));
+    if (++kept_ > 65'536 + file_.size() / 2)
+      fail(fmt::format("more than {} values in a file of {} bytes", kept_ - 1, file_.size()));
   }
   /// The value that an operation changes.
   Value& target() {
@@ -104,7 +107,8 @@ class Stack {
     size_t mark = stack_.size();
     while (mark > 0 && !std::holds_alternative<Mark>(stack_[mark - 1]->data)) --mark;
     if (mark == 0) fail("there is no mark on the stack");
-    std::vector<ValuePtr> items(std::make_move_iterator(stack_.begin() + static_cast<long>(mark)), std::make_move_iterator(stack_.end()));
+    std::vector<ValuePtr> items(std::make_move_iterator(stack_.begin() + static_cast<long>(mark)),
+                                std::make_move_iterator(stack_.end()));
     stack_.resize(mark - 1);
     return items;
   }
@@ -173,7 +177,7 @@ class Stack {
   std::vector<ValuePtr> stack_;
   std::unordered_map<uint64_t, ValuePtr> memo_;
   ValuePtr small_[256];
-  size_t kept_ = 0;     // references from values and the memo
+  size_t kept_ = 0;  // references from values and the memo
 };
 
 }  // namespace trireme::pickle

@@ -1,6 +1,6 @@
 #pragma once
-// Private to formats/: what a pickle of token records can contain, and the reader that builds it. Never executes anything: the only
-// callables it knows are NumPy's array constructors, and it implements their effect itself.
+// Private to formats/: what a pickle of token records can contain, and the reader that builds it. Never executes
+// anything: the only callables it knows are NumPy's array constructors, and it implements their effect itself.
 
 #include "trireme/base/file.h"
 
@@ -23,14 +23,14 @@ struct Text {
   std::string_view text;
 };
 struct Bytes {
-  std::span<const std::byte> data;                    // into the file, or into `owner`
-  std::shared_ptr<std::vector<std::byte>> owner;      // of bytes that had to be decoded
+  std::span<const std::byte> data;                // into the file, or into `owner`
+  std::shared_ptr<std::vector<std::byte>> owner;  // of bytes that had to be decoded
 };
 struct Tuple {
   std::vector<ValuePtr> items;
 };
-/// Lists of integers are kept packed, those of loss masks in bytes; anything else turns the list into general items. Only the vector of
-/// `form` is in use.
+/// Lists of integers are kept packed, those of loss masks in bytes; anything else turns the list into general items.
+/// Only the vector of `form` is in use.
 struct List {
   enum class Form { kSmall, kNumbers, kItems } form = Form::kSmall;
   std::vector<uint8_t> small;
@@ -45,7 +45,7 @@ struct Global {
   std::string name;  // "numpy.ndarray"
 };
 struct NumpyType {
-  char kind = 0;       // 'i', 'u', 'b', 'O'
+  char kind = 0;  // 'i', 'u', 'b', 'O'
   int item_size = 0;
   bool big_endian = false;
 };
@@ -53,8 +53,8 @@ struct Array {
   NumpyType type;
   std::vector<int64_t> shape;
   bool fortran = false;
-  Bytes bytes;                      // of plain types
-  ValuePtr items;                   // list of an object array
+  Bytes bytes;     // of plain types
+  ValuePtr items;  // list of an object array
   bool built = false;
 };
 
@@ -65,8 +65,8 @@ struct Value {
   bool sealed = false;  // held by another value, so it may no longer change: values cannot contain themselves
 };
 
-/// Reads one pickle from file bytes [begin, end). DataError with the byte offset for every opcode, global or size it does not accept, for
-/// values nested deeper than 32 levels, and for more values than a file of this size has records.
+/// Reads one pickle from file bytes [begin, end). DataError with the byte offset for every opcode, global or size it
+/// does not accept, for values nested deeper than 32 levels, and for more values than a file of this size has records.
 ValuePtr read(std::span<const std::byte> file, size_t begin, const std::filesystem::path& path);
 
 }  // namespace trireme::pickle

@@ -17,8 +17,9 @@ namespace {
 constexpr uint64_t kMaxHeader = 100'000'000;
 
 std::optional<DType> parse_dtype(const std::string& name) {
-  for (const DType dtype : {DType::kBool, DType::kU8, DType::kI8, DType::kU16, DType::kI16, DType::kU32, DType::kI32, DType::kU64,
-                            DType::kI64, DType::kF8E4M3, DType::kF8E5M2, DType::kF16, DType::kBF16, DType::kF32, DType::kF64})
+  for (const DType dtype :
+       {DType::kBool, DType::kU8, DType::kI8, DType::kU16, DType::kI16, DType::kU32, DType::kI32, DType::kU64,
+        DType::kI64, DType::kF8E4M3, DType::kF8E5M2, DType::kF16, DType::kBF16, DType::kF32, DType::kF64})
     if (name == dtype_name(dtype)) return dtype;
   return std::nullopt;
 }
@@ -28,23 +29,29 @@ std::string describe_other_file(std::span<const std::byte> bytes) {
   const std::string_view head(reinterpret_cast<const char*>(bytes.data()), std::min<size_t>(bytes.size(), 64));
   const bool pickle = head.size() >= 2 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5;
   if (pickle || head.starts_with("PK\x03\x04"))
-    return "is a PyTorch checkpoint (a pickle), which could run code and is never opened: convert it once, where its source is trusted, "
+    return "is a PyTorch checkpoint (a pickle), which could run code and is never opened: convert it once, where its "
+           "source is trusted, "
            "with safetensors.torch.save_file or transformers' save_pretrained(path, safe_serialization=True)";
-  if (head.starts_with("version https://git-lfs")) return "is a Git LFS pointer, not the file itself: fetch it with git lfs pull";
+  if (head.starts_with("version https://git-lfs"))
+    return "is a Git LFS pointer, not the file itself: fetch it with git lfs pull";
   return "";
 }
 
 }  // namespace
 
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path, ExitCode::kModel) {
-  const auto fail = [&](const std::string& what) -> void { throw ModelError(fmt::format("{}: {}", path.string(), what)); };
+  const auto fail = [&](const std::string& what) -> void {
+    throw ModelError(fmt::format("{}: {}", path.string(), what));
+  };
   const auto bytes = file_.bytes();
   uint64_t length = 0;
   if (const std::string other = describe_other_file(bytes); !other.empty()) fail(other);
-  if (bytes.size() < sizeof length) fail(fmt::format("is no safetensors file: it has {} bytes, the header length alone takes 8", bytes.size()));
+  if (bytes.size() < sizeof length)
+    fail(fmt::format("is no safetensors file: it has {} bytes, the header length alone takes 8", bytes.size()));
   std::memcpy(&length, bytes.data(), sizeof length);
   if (length > kMaxHeader)
-    fail(fmt::format("is no safetensors file: its header would have {} bytes, at most {} are allowed", length, kMaxHeader));
+    fail(fmt::format("is no safetensors file: its header would have {} bytes, at most {} are allowed", length,
+                     kMaxHeader));
   if (length > bytes.size() - sizeof length)
     fail(fmt::format("is cut off: the header should have {} bytes and the file has {}", length, bytes.size()));
   data_begin_ = sizeof length + length;
@@ -77,7 +84,8 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path
       entry.info.shape.push_back(extent.get<int64_t>());
     }
     const auto& offsets = value["data_offsets"];
-    if (!offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() || !offsets[1].is_number_unsigned())
+    if (!offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() ||
+        !offsets[1].is_number_unsigned())
       bad("has data_offsets that are not two non-negative integers");
     entry.begin = offsets[0].get<uint64_t>();
     entry.end = offsets[1].get<uint64_t>();
@@ -104,8 +112,9 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path
     next = entry->second.end;
   }
   if (next != bytes.size() - data_begin_)
-    fail(fmt::format("{}: its tensors take {} bytes and {} are there", next > bytes.size() - data_begin_ ? "is cut off" : "has trailing bytes",
-                     next, bytes.size() - data_begin_));
+    fail(fmt::format("{}: its tensors take {} bytes and {} are there",
+                     next > bytes.size() - data_begin_ ? "is cut off" : "has trailing bytes", next,
+                     bytes.size() - data_begin_));
 }
 
 std::span<const std::byte> SafetensorsFile::bytes(const Entry& entry) const {

@@ -24,7 +24,8 @@ struct SafetensorsWriter::State {
   uint64_t declared = 0, appended = 0;
 };
 
-SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const std::vector<std::pair<std::string, TensorInfo>>& tensors)
+SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
+                                     const std::vector<std::pair<std::string, TensorInfo>>& tensors)
     : state_(std::make_unique<State>(path)) {
   nlohmann::ordered_json header;
   header["__metadata__"] = {{"format", "pt"}};
@@ -32,7 +33,8 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const st
     TRIREME_CHECK(!header.contains(name), "tensor ", name, " is declared twice");
     const uint64_t begin = state_->declared;
     state_->declared += static_cast<uint64_t>(byte_size(info));
-    header[name] = {{"dtype", dtype_name(info.dtype)}, {"shape", info.shape}, {"data_offsets", {begin, state_->declared}}};
+    header[name] = {
+        {"dtype", dtype_name(info.dtype)}, {"shape", info.shape}, {"data_offsets", {begin, state_->declared}}};
   }
   std::string text = header.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');
@@ -49,11 +51,13 @@ void SafetensorsWriter::append(const void* data, size_t size) {
 }
 
 void SafetensorsWriter::commit() {
-  TRIREME_CHECK(state_->appended == state_->declared, "appended ", state_->appended, " bytes of ", state_->declared, " declared");
+  TRIREME_CHECK(state_->appended == state_->declared, "appended ", state_->appended, " bytes of ", state_->declared,
+                " declared");
   state_->file.commit();
 }
 
-ShardPlan plan_safetensors_shards(const std::vector<std::pair<std::string, TensorInfo>>& tensors, int64_t max_file_bytes) {
+ShardPlan plan_safetensors_shards(const std::vector<std::pair<std::string, TensorInfo>>& tensors,
+                                  int64_t max_file_bytes) {
   ShardPlan plan;
   int64_t in_file = 0;
   plan.files.emplace_back();
@@ -68,11 +72,14 @@ ShardPlan plan_safetensors_shards(const std::vector<std::pair<std::string, Tenso
     plan.total_bytes += size;
   }
   for (size_t f = 0; f < plan.files.size(); ++f)
-    plan.files[f].first = plan.files.size() == 1 ? "model.safetensors" : fmt::format("model-{:05}-of-{:05}.safetensors", f + 1, plan.files.size());
+    plan.files[f].first = plan.files.size() == 1
+                              ? "model.safetensors"
+                              : fmt::format("model-{:05}-of-{:05}.safetensors", f + 1, plan.files.size());
   return plan;
 }
 
-std::string safetensors_index_json(const ShardPlan& plan, const std::vector<std::pair<std::string, TensorInfo>>& tensors) {
+std::string safetensors_index_json(const ShardPlan& plan,
+                                   const std::vector<std::pair<std::string, TensorInfo>>& tensors) {
   nlohmann::ordered_json index;
   index["metadata"] = {{"total_size", plan.total_bytes}};
   for (const auto& [file, members] : plan.files)

@@ -22,30 +22,34 @@ Handle read_handle(ByteCursor& cursor) {
 
 /// The block's entries; its trailer (type, masked checksum) is checked.
 std::span<const std::byte> read_block(std::span<const std::byte> table, Handle handle, const std::string& what) {
-  if (handle.offset > table.size() || handle.size > table.size() - handle.offset || table.size() - handle.offset - handle.size < kTrailer)
-    throw ModelError(fmt::format("{}: a block of {} bytes at {} lies outside the file of {}; the file is damaged", what, handle.size,
-                                 handle.offset, table.size()));
+  if (handle.offset > table.size() || handle.size > table.size() - handle.offset ||
+      table.size() - handle.offset - handle.size < kTrailer)
+    throw ModelError(fmt::format("{}: a block of {} bytes at {} lies outside the file of {}; the file is damaged", what,
+                                 handle.size, handle.offset, table.size()));
   const auto block = table.subspan(static_cast<size_t>(handle.offset), static_cast<size_t>(handle.size) + 1);
   ByteCursor trailer(table.subspan(static_cast<size_t>(handle.offset + handle.size), kTrailer), what);
   const uint64_t type = trailer.fixed(1);
   if (type == 1)
-    throw ModelError(
-        fmt::format("{}: the block at {} is compressed with snappy, which is not supported: write the checkpoint again with "
-                    "tf.train.Saver or tf.train.Checkpoint, which do not compress",
-                    what, handle.offset));
+    throw ModelError(fmt::format(
+        "{}: the block at {} is compressed with snappy, which is not supported: write the checkpoint again with "
+        "tf.train.Saver or tf.train.Checkpoint, which do not compress",
+        what, handle.offset));
   if (type != 0) trailer.fail(fmt::format("the block at {} has the unknown type {}", handle.offset, type));
-  if (trailer.fixed(4) != masked_crc32c(block)) trailer.fail(fmt::format("the checksum of the block at {} does not match", handle.offset));
+  if (trailer.fixed(4) != masked_crc32c(block))
+    trailer.fail(fmt::format("the checksum of the block at {} does not match", handle.offset));
   const auto content = block.first(block.size() - 1);
   if (content.size() < 4) trailer.fail("a block is too short for its count of restarts");
   ByteCursor tail(content.last(4), what);
   const uint64_t restarts = tail.fixed(4);
-  if (restarts > content.size() / 4 - 1) tail.fail(fmt::format("a block of {} bytes claims {} restarts", content.size(), restarts));
+  if (restarts > content.size() / 4 - 1)
+    tail.fail(fmt::format("a block of {} bytes claims {} restarts", content.size(), restarts));
   return content.first(content.size() - 4 - 4 * static_cast<size_t>(restarts));
 }
 
 /// Keys ascend through a whole table; `last` goes from block to block.
 template <class F>
-void walk_block(std::span<const std::byte> entries, const std::string& what, std::optional<std::string>& last, const F& visit) {
+void walk_block(std::span<const std::byte> entries, const std::string& what, std::optional<std::string>& last,
+                const F& visit) {
   ByteCursor cursor(entries, what);
   std::string key;
   while (!cursor.empty()) {
@@ -64,7 +68,8 @@ void walk_block(std::span<const std::byte> entries, const std::string& what, std
 
 }  // namespace
 
-void for_each_field(std::span<const std::byte> message, const std::string& what, const std::function<void(const ProtoField&)>& visit) {
+void for_each_field(std::span<const std::byte> message, const std::string& what,
+                    const std::function<void(const ProtoField&)>& visit) {
   ByteCursor cursor(message, what);
   while (!cursor.empty()) {
     const uint64_t tag = cursor.varint();
@@ -84,7 +89,8 @@ void for_each_field(std::span<const std::byte> message, const std::string& what,
 
 void for_each_entry(std::span<const std::byte> table, const std::string& what,
                     const std::function<void(const std::string&, std::span<const std::byte>)>& visit) {
-  if (table.size() < kFooter) throw ModelError(fmt::format("{} has {} bytes, too few for a checkpoint's index", what, table.size()));
+  if (table.size() < kFooter)
+    throw ModelError(fmt::format("{} has {} bytes, too few for a checkpoint's index", what, table.size()));
   ByteCursor footer(table.last(kFooter), what);
   read_handle(footer);  // of the block of blocks' properties: nothing that we need
   const Handle index = read_handle(footer);
@@ -93,10 +99,11 @@ void for_each_entry(std::span<const std::byte> table, const std::string& what,
     throw ModelError(fmt::format("{} is no index of a TensorFlow checkpoint (V2): its last bytes differ", what));
   const auto blocks = table.first(table.size() - kFooter);
   std::optional<std::string> last_separator, last_key;
-  walk_block(read_block(blocks, index, what), what, last_separator, [&](const std::string&, std::span<const std::byte> value) {
-    ByteCursor cursor(value, what);
-    walk_block(read_block(blocks, read_handle(cursor), what), what, last_key, visit);
-  });
+  walk_block(read_block(blocks, index, what), what, last_separator,
+             [&](const std::string&, std::span<const std::byte> value) {
+               ByteCursor cursor(value, what);
+               walk_block(read_block(blocks, read_handle(cursor), what), what, last_key, visit);
+             });
 }
 
 }  // namespace trireme

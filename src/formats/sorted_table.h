@@ -14,7 +14,8 @@
 
 namespace trireme {
 
-/// A run of bytes that outsiders wrote, consumed from the front. Running out, or a number that no field can have, is a ModelError.
+/// A run of bytes that outsiders wrote, consumed from the front. Running out, or a number that no field can have, is a
+/// ModelError.
 class ByteCursor {
  public:
   ByteCursor(std::span<const std::byte> bytes, std::string what) : bytes_(bytes), what_(std::move(what)) {}
@@ -42,7 +43,9 @@ class ByteCursor {
     for (size_t i = 0; i < size; ++i) value |= static_cast<uint64_t>(bytes[i]) << (8 * i);
     return value;
   }
-  [[noreturn]] void fail(const std::string& why) const { throw ModelError(fmt::format("{}: {}; the file is damaged", what_, why)); }
+  [[noreturn]] void fail(const std::string& why) const {
+    throw ModelError(fmt::format("{}: {}; the file is damaged", what_, why));
+  }
 
  private:
   std::span<const std::byte> bytes_;
@@ -56,7 +59,8 @@ struct ProtoField {
   std::span<const std::byte> bytes;
 };
 /// Calls visit for every field in order. Groups are refused.
-void for_each_field(std::span<const std::byte> message, const std::string& what, const std::function<void(const ProtoField&)>& visit);
+void for_each_field(std::span<const std::byte> message, const std::string& what,
+                    const std::function<void(const ProtoField&)>& visit);
 
 /// Calls visit for every key and value in order; keys must ascend. `what` names the file.
 void for_each_entry(std::span<const std::byte> table, const std::string& what,

@@ -76,8 +76,10 @@ std::optional<TfTensor> read_entry(std::span<const std::byte> message, uint64_t 
   });
   const std::optional<DType> dtype = dtype_of(type);
   if (!dtype) return std::nullopt;
-  if (sliced) throw ModelError(fmt::format("{} is stored in slices (a partitioned variable), which is not supported", what));
-  if (file >= files) throw ModelError(fmt::format("{} lies in data file {} of {}; the index is damaged", what, file, files));
+  if (sliced)
+    throw ModelError(fmt::format("{} is stored in slices (a partitioned variable), which is not supported", what));
+  if (file >= files)
+    throw ModelError(fmt::format("{} lies in data file {} of {}; the index is damaged", what, file, files));
   tensor.dtype = *dtype;
   tensor.file = static_cast<int32_t>(file);
   uint64_t bytes = dtype_size(*dtype);
@@ -88,7 +90,8 @@ std::optional<TfTensor> read_entry(std::span<const std::byte> message, uint64_t 
     bytes *= wide;
   }
   if (bytes != tensor.size)
-    throw ModelError(fmt::format("{} has {} bytes, its shape asks for {}; the index is damaged", what, tensor.size, bytes));
+    throw ModelError(
+        fmt::format("{} has {} bytes, its shape asks for {}; the index is damaged", what, tensor.size, bytes));
   return tensor;
 }
 
@@ -106,7 +109,8 @@ TfCheckpoint::TfCheckpoint(const std::filesystem::path& prefix) : prefix_(prefix
     if (files == 0) throw ModelError(fmt::format("{} has no header; the file is damaged", index_path));
     // Keys of slices are encoded, not names: they start with a zero byte.
     if (key[0] == '\0') return;
-    if (const auto tensor = read_entry(value, files, fmt::format("{}: tensor {}", index_path, key))) tensors_.emplace(key, *tensor);
+    if (const auto tensor = read_entry(value, files, fmt::format("{}: tensor {}", index_path, key)))
+      tensors_.emplace(key, *tensor);
   });
   if (files == 0) throw ModelError(fmt::format("{} has no header; the file is damaged", index_path));
   for (uint64_t file = 0; file < files; ++file)
@@ -114,8 +118,8 @@ TfCheckpoint::TfCheckpoint(const std::filesystem::path& prefix) : prefix_(prefix
   for (const auto& [name, tensor] : tensors_) {
     const MappedFile& file = files_[static_cast<size_t>(tensor.file)];
     if (tensor.offset > file.bytes().size() || tensor.size > file.bytes().size() - tensor.offset)
-      throw ModelError(fmt::format("{}: tensor {} ends at byte {} of {}; the file is cut off", file.path().string(), name,
-                                   tensor.offset + tensor.size, file.bytes().size()));
+      throw ModelError(fmt::format("{}: tensor {} ends at byte {} of {}; the file is cut off", file.path().string(),
+                                   name, tensor.offset + tensor.size, file.bytes().size()));
   }
 }
 
@@ -136,13 +140,15 @@ std::span<const std::byte> TfCheckpoint::read(const std::string& name) const {
   const MappedFile& file = files_[static_cast<size_t>(tensor->file)];
   const auto bytes = file.bytes().subspan(static_cast<size_t>(tensor->offset), static_cast<size_t>(tensor->size));
   if (masked_crc32c(bytes) != tensor->masked_crc)
-    throw ModelError(fmt::format("{}: the checksum of tensor {} ({} bytes at {}) does not match; the file is damaged: fetch it again",
-                                 file.path().string(), name, tensor->size, tensor->offset));
+    throw ModelError(fmt::format(
+        "{}: the checksum of tensor {} ({} bytes at {}) does not match; the file is damaged: fetch it again",
+        file.path().string(), name, tensor->size, tensor->offset));
   return bytes;
 }
 
 std::string TfCheckpoint::description() const {
-  return fmt::format("TensorFlow checkpoint {}, {} file{}", prefix_.filename().string(), files_.size(), files_.size() == 1 ? "" : "s");
+  return fmt::format("TensorFlow checkpoint {}, {} file{}", prefix_.filename().string(), files_.size(),
+                     files_.size() == 1 ? "" : "s");
 }
 
 }  // namespace trireme

@@ -47,8 +47,8 @@ class SafetensorsWeights final : public WeightSource {
     const auto& [file, entry] = found->second;
     const auto size = static_cast<int64_t>(dtype_size(entry->info.dtype));
     const auto bytes = file->bytes(*entry);
-    TRIREME_CHECK(begin >= 0 && begin <= end && end * size <= static_cast<int64_t>(bytes.size()), "elements ", begin, "..", end, " of ",
-                  name, " with ", bytes.size(), " bytes");
+    TRIREME_CHECK(begin >= 0 && begin <= end && end * size <= static_cast<int64_t>(bytes.size()), "elements ", begin,
+                  "..", end, " of ", name, " with ", bytes.size(), " bytes");
     return {{bytes.data() + begin * size, end - begin}};
   }
   std::string description() const override {
@@ -60,7 +60,8 @@ class SafetensorsWeights final : public WeightSource {
   std::map<std::string, std::pair<const SafetensorsFile*, const SafetensorsFile::Entry*>> where_;
 };
 
-std::unique_ptr<WeightSource> open_sharded(const std::filesystem::path& directory, const std::filesystem::path& index_path) {
+std::unique_ptr<WeightSource> open_sharded(const std::filesystem::path& directory,
+                                           const std::filesystem::path& index_path) {
   const auto index = parse_json(read_text_file(index_path, ExitCode::kModel), index_path.string(), ExitCode::kModel, 8);
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
     throw ModelError(fmt::format("{} has no weight_map", index_path.string()));
@@ -68,7 +69,8 @@ std::unique_ptr<WeightSource> open_sharded(const std::filesystem::path& director
   std::map<std::string, const SafetensorsFile*> opened;
   std::vector<std::string> problems;
   for (const auto& [name, file] : index["weight_map"].items()) {
-    if (!file.is_string()) throw ModelError(fmt::format("{}: weight_map of '{}' is not a file name", index_path.string(), name));
+    if (!file.is_string())
+      throw ModelError(fmt::format("{}: weight_map of '{}' is not a file name", index_path.string(), name));
     const auto file_name = file.get<std::string>();
     const auto path = safe_join(directory, file_name, ExitCode::kModel);
     if (!file_name.ends_with(".safetensors"))
@@ -95,7 +97,8 @@ std::unique_ptr<WeightSource> open_sharded(const std::filesystem::path& director
     for (const auto& [name, entry] : file->entries())
       if (++seen[name] == 2) problems.push_back(fmt::format("tensor {} stands in two files", name));
   if (!problems.empty()) {
-    std::vector<std::string> shown(problems.begin(), problems.begin() + static_cast<long>(std::min<size_t>(problems.size(), 5)));
+    std::vector<std::string> shown(problems.begin(),
+                                   problems.begin() + static_cast<long>(std::min<size_t>(problems.size(), 5)));
     throw ModelError(fmt::format("{}: {}{}", index_path.string(), join(shown, "; "),
                                  problems.size() > 5 ? fmt::format("; and {} more", problems.size() - 5) : ""));
   }
@@ -120,11 +123,15 @@ std::unique_ptr<WeightSource> open_weights(const std::filesystem::path& director
   for (const auto& entry : std::filesystem::directory_iterator(directory)) {
     const std::string name = entry.path().filename().string();
     if (name.ends_with(".bin") || name.ends_with(".pt") || name.ends_with(".pth") || name.ends_with(".ckpt"))
-      throw ModelError(fmt::format("{} holds {}, a pickle, which could run code and is never opened: convert it once with transformers' "
-                                   "save_pretrained(path, safe_serialization=True)", directory.string(), name));
+      throw ModelError(fmt::format(
+          "{} holds {}, a pickle, which could run code and is never opened: convert it once with transformers' "
+          "save_pretrained(path, safe_serialization=True)",
+          directory.string(), name));
   }
-  throw ModelError(fmt::format("{} has no weights: expected model.safetensors, model.safetensors.index.json or a NeMo zarr directory "
-                               "(weights/); for a shape without weights set model.init: random", directory.string()));
+  throw ModelError(fmt::format(
+      "{} has no weights: expected model.safetensors, model.safetensors.index.json or a NeMo zarr directory "
+      "(weights/); for a shape without weights set model.init: random",
+      directory.string()));
 }
 
 }  // namespace trireme

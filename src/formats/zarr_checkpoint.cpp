@@ -31,7 +31,8 @@ std::vector<int64_t> extents(const Json& json, const std::string& path) {
   return values;
 }
 
-/// One uncompressed zarr v2 array: chunks are files of raw little-endian elements in C order, mapped when first touched.
+/// One uncompressed zarr v2 array: chunks are files of raw little-endian elements in C order, mapped when first
+/// touched.
 class ZarrArray {
  public:
   explicit ZarrArray(std::filesystem::path directory) : directory_(std::move(directory)) {
@@ -44,22 +45,28 @@ class ZarrArray {
     if (member(json, "order") != Json("C")) fail("is not in C order");
     const Json type = member(json, "dtype"), separator = member(json, "dimension_separator");
     const std::string dtype = type.is_string() ? type.get<std::string>() : "";
-    if (dtype == "bfloat16") dtype_ = DType::kBF16;
-    else if (dtype == "<f2") dtype_ = DType::kF16;
-    else if (dtype == "<f4") dtype_ = DType::kF32;
-    else fail(fmt::format("has dtype '{}'; weights must be bfloat16, <f2 or <f4", dtype));
+    if (dtype == "bfloat16")
+      dtype_ = DType::kBF16;
+    else if (dtype == "<f2")
+      dtype_ = DType::kF16;
+    else if (dtype == "<f4")
+      dtype_ = DType::kF32;
+    else
+      fail(fmt::format("has dtype '{}'; weights must be bfloat16, <f2 or <f4", dtype));
     shape_ = extents(member(json, "shape"), path.string());
     chunks_ = extents(member(json, "chunks"), path.string());
     if (shape_.size() != chunks_.size() || shape_.empty()) fail("shape and chunks differ in rank");
     // The last axis must be whole inside a chunk: an element range is then a run of chunk files.
-    if (shape_.size() > 1 && chunks_.back() != shape_.back()) fail("is cut along its columns; only chunks of whole rows are read");
+    if (shape_.size() > 1 && chunks_.back() != shape_.back())
+      fail("is cut along its columns; only chunks of whole rows are read");
     if (shape_.size() > 3) fail("has more than three axes");
     bool fits = false;
     chunk_bytes_ = checked_elements(chunks_, fits);
     if (!fits || __builtin_mul_overflow(chunk_bytes_, static_cast<int64_t>(dtype_size(dtype_)), &chunk_bytes_))
       fail("has chunks whose size overflows");
     separator_ = separator == Json("/") ? "/" : ".";
-    if (!separator.is_null() && separator != Json(separator_)) fail(fmt::format("has dimension separator {}", separator.dump().substr(0, 80)));
+    if (!separator.is_null() && separator != Json(separator_))
+      fail(fmt::format("has dimension separator {}", separator.dump().substr(0, 80)));
   }
 
   DType dtype() const { return dtype_; }
@@ -80,7 +87,8 @@ class ZarrArray {
       if (stacked) coordinates[0] = index / layers_per_chunk;
       coordinates[row_axis] = chunk_row;
       const MappedFile& chunk = map_chunk(coordinates);
-      const int64_t offset = (stacked ? index % layers_per_chunk : 0) * chunk_rows_elements + begin - chunk_row * chunk_rows_elements;
+      const int64_t offset =
+          (stacked ? index % layers_per_chunk : 0) * chunk_rows_elements + begin - chunk_row * chunk_rows_elements;
       out.push_back({chunk.bytes().data() + offset * static_cast<int64_t>(dtype_size(dtype_)), stop - begin});
       begin = stop;
     }
@@ -95,7 +103,8 @@ class ZarrArray {
     if (found != mapped_.end()) return found->second;
     MappedFile file(directory_ / name, ExitCode::kModel);
     if (static_cast<int64_t>(file.bytes().size()) != chunk_bytes_)
-      throw ModelError(fmt::format("{} has {} bytes, its .zarray says {}", (directory_ / name).string(), file.bytes().size(), chunk_bytes_));
+      throw ModelError(fmt::format("{} has {} bytes, its .zarray says {}", (directory_ / name).string(),
+                                   file.bytes().size(), chunk_bytes_));
     return mapped_.emplace(name, std::move(file)).first->second;
   }
 
@@ -146,10 +155,14 @@ class ZarrCheckpoint final : public WeightSource {
       places_[prefix + "input_layernorm.weight"] = {norm1, true, layer, 0, hidden, 0, 1, 1, {hidden}};
       places_[prefix + "post_attention_layernorm.weight"] = {norm2, true, layer, 0, hidden, 0, 1, 1, {hidden}};
       // Per key/value group: the group's query heads, its key head, its value head.
-      places_[prefix + "self_attn.q_proj.weight"] = {qkv, true, layer, 0, queries, group_rows, groups, hidden, {groups * queries, hidden}};
-      places_[prefix + "self_attn.k_proj.weight"] = {qkv, true, layer, queries, head, group_rows, groups, hidden, {groups * head, hidden}};
-      places_[prefix + "self_attn.v_proj.weight"] = {qkv, true, layer, queries + head, head, group_rows, groups, hidden, {groups * head, hidden}};
-      places_[prefix + "self_attn.o_proj.weight"] = {proj, true, layer, 0, hidden, 0, 1, groups * queries, {hidden, groups * queries}};
+      places_[prefix + "self_attn.q_proj.weight"] = {
+          qkv, true, layer, 0, queries, group_rows, groups, hidden, {groups * queries, hidden}};
+      places_[prefix + "self_attn.k_proj.weight"] = {
+          qkv, true, layer, queries, head, group_rows, groups, hidden, {groups * head, hidden}};
+      places_[prefix + "self_attn.v_proj.weight"] = {qkv,        true,   layer,  queries + head,         head,
+                                                     group_rows, groups, hidden, {groups * head, hidden}};
+      places_[prefix + "self_attn.o_proj.weight"] = {
+          proj, true, layer, 0, hidden, 0, 1, groups * queries, {hidden, groups * queries}};
       places_[prefix + "mlp.gate_proj.weight"] = {fc1, true, layer, 0, ffn, 0, 1, hidden, {ffn, hidden}};
       places_[prefix + "mlp.up_proj.weight"] = {fc1, true, layer, ffn, ffn, 0, 1, hidden, {ffn, hidden}};
       places_[prefix + "mlp.down_proj.weight"] = {fc2, true, layer, 0, hidden, 0, 1, ffn, {hidden, ffn}};
@@ -186,7 +199,8 @@ class ZarrCheckpoint final : public WeightSource {
   const ZarrArray* open(const std::string& name, const std::vector<int64_t>& shape) {
     std::filesystem::path path = root_ / ("module." + name);
     if (!std::filesystem::is_directory(path)) path = root_ / name;
-    if (!std::filesystem::exists(path / ".zarray")) throw ModelError(fmt::format("array module.{} is missing in {}", name, root_.string()));
+    if (!std::filesystem::exists(path / ".zarray"))
+      throw ModelError(fmt::format("array module.{} is missing in {}", name, root_.string()));
     arrays_.push_back(std::make_unique<ZarrArray>(path));
     if (arrays_.back()->shape() != shape)
       throw ModelError(fmt::format("array {} has shape [{}], the configuration asks for [{}]", path.string(),
@@ -203,7 +217,8 @@ class ZarrCheckpoint final : public WeightSource {
 
 bool is_zarr_checkpoint(const std::filesystem::path& directory) {
   const auto root = weights_root(directory);
-  for (const char* name : {"module.decoder.layers.self_attention.linear_qkv.weight", "decoder.layers.self_attention.linear_qkv.weight"})
+  for (const char* name :
+       {"module.decoder.layers.self_attention.linear_qkv.weight", "decoder.layers.self_attention.linear_qkv.weight"})
     if (std::filesystem::exists(root / name / ".zarray")) return true;
   return false;
 }

@@ -73,7 +73,8 @@ void ParallelCopy::work() {
         stream->synchronize();
       } else {
         // Nothing writes to the map, which is read-only.
-        task.target.copy_(at::from_blob(const_cast<std::byte*>(task.source), {task.target.numel()}, at::TensorOptions().dtype(task.dtype)));
+        task.target.copy_(at::from_blob(const_cast<std::byte*>(task.source), {task.target.numel()},
+                                        at::TensorOptions().dtype(task.dtype)));
       }
     } catch (...) {
       failure = std::current_exception();

@@ -13,14 +13,15 @@
 
 namespace trireme {
 
-/// Threads that copy pieces of mapped files into tensors. One thread copies from the page cache at a few GB/s, pageable memory to a GPU
-/// no faster: several threads, each through pinned memory and a stream of its own, reach the bus.
+/// Threads that copy pieces of mapped files into tensors. One thread copies from the page cache at a few GB/s, pageable
+/// memory to a GPU no faster: several threads, each through pinned memory and a stream of its own, reach the bus.
 class ParallelCopy {
  public:
   ParallelCopy(at::Device device, int threads);
   ~ParallelCopy();
 
-  /// Queues target (flat, contiguous) = the target.numel() values of `dtype` at `source`, which stays readable until wait().
+  /// Queues target (flat, contiguous) = the target.numel() values of `dtype` at `source`, which stays readable until
+  /// wait().
   void add(const std::byte* source, at::ScalarType dtype, at::Tensor target);
   /// Until everything queued is in its place, for any stream to read. Throws what a copy threw.
   void wait();

@@ -13,7 +13,8 @@ namespace trireme {
 
 namespace {
 
-/// Part of a gather's time that it costs the products it runs beside (copies share memory bandwidth and power with them).
+/// Part of a gather's time that it costs the products it runs beside (copies share memory bandwidth and power with
+/// them).
 constexpr double kGatherInterference = 0.25;
 
 int count(const MemoryPlan& plan, Recompute what) {
@@ -27,10 +28,10 @@ struct Choice {
 
 /// What of a shard size does not depend on the other choices.
 struct Storage {
-  MemoryPlan bytes;                       // nothing resident, no activations
+  MemoryPlan bytes;  // nothing resident, no activations
   int64_t largest_slot = 0, all_gradients = 0, few_gradients = 0;
-  std::vector<size_t> gathered;           // units that could stay whole
-  std::vector<int64_t> extra;             // bytes that each of them adds when it does
+  std::vector<size_t> gathered;  // units that could stay whole
+  std::vector<int64_t> extra;    // bytes that each of them adds when it does
 };
 
 /// Frozen FP8 units keep their vectors in the compute dtype, whole.
@@ -67,8 +68,10 @@ Storage storage_of(const PlanInput& input, int shard_size) {
     const UnitBytes bytes = storage_bytes(input, unit, sharded ? shard_size : 1);
     plan.weights += bytes.shard;
     if (sharded) {
-      if (unit.keep) plan.gather_slots += bytes.whole;
-      else storage.largest_slot = std::max(storage.largest_slot, bytes.whole);
+      if (unit.keep)
+        plan.gather_slots += bytes.whole;
+      else
+        storage.largest_slot = std::max(storage.largest_slot, bytes.whole);
       plan.gathered_per_pass += bytes.whole - bytes.shard;
       if (!unit.trained && !unit.keep) {
         storage.gathered.push_back(u);
@@ -98,7 +101,8 @@ MemoryPlan evaluate(const PlanInput& input, const Storage& storage, const Choice
   MemoryPlan plan = storage.bytes;
   plan.rows_per_pass = choice.rows;
   const int passes = input.micro_batches * (input.rows / choice.rows);
-  // Whole gradients: all of them while passes accumulate or units are not cut; else the few whose reduction is under way.
+  // Whole gradients: all of them while passes accumulate or units are not cut; else the few whose reduction is under
+  // way.
   const int64_t whole = plan.shard_size == 1 || passes > 1 ? storage.all_gradients : storage.few_gradients;
   plan.gradients += passes > 1 ? whole : whole / 4 * input.gradient_bytes;
   if (choice.resident < static_cast<int>(storage.gathered.size()) || storage.gathered.empty())
@@ -136,7 +140,8 @@ MemoryPlan finish(const PlanInput& input, const Storage& storage, const Choice& 
   plan.resident.assign(input.units->size(), false);
   for (size_t i = 0; i < storage.gathered.size(); ++i)
     plan.resident[storage.gathered[i]] = is_resident(i, storage.gathered.size(), choice.resident);
-  // Recomputed blocks come last in forward: they are the first that backward frees, so the saved ones of the front are what stays.
+  // Recomputed blocks come last in forward: they are the first that backward frees, so the saved ones of the front are
+  // what stays.
   plan.recompute.assign(input.num_blocks, Recompute::kNone);
   for (int i = 0; i < choice.mlp + choice.full; ++i)
     plan.recompute[input.num_blocks - 1 - i] = i < choice.full ? Recompute::kFull : Recompute::kMlp;
@@ -177,7 +182,8 @@ std::string advice(const PlanInput& input, const MemoryPlan& tightest) {
   };
   std::vector<Option> options;
   const auto total_of = [](const PlanInput& in, int shard_size, Recompute what) {
-    const Choice choice{shard_size, 1, 0, what == Recompute::kMlp ? in.num_blocks : 0, what == Recompute::kFull ? in.num_blocks : 0};
+    const Choice choice{shard_size, 1, 0, what == Recompute::kMlp ? in.num_blocks : 0,
+                        what == Recompute::kFull ? in.num_blocks : 0};
     return evaluate(in, storage_of(in, shard_size), choice).total();
   };
   const Recompute now = input.recompute.value_or(Recompute::kFull);
@@ -186,11 +192,13 @@ std::string advice(const PlanInput& input, const MemoryPlan& tightest) {
     options.push_back({fmt::format("parallel.shard_size: {}", input.world_size),
                        tightest.total() - total_of(input, input.world_size, now)});
   if (now != Recompute::kFull)
-    options.push_back({"parallel.recompute: full", tightest.total() - total_of(input, tightest.shard_size, Recompute::kFull)});
+    options.push_back(
+        {"parallel.recompute: full", tightest.total() - total_of(input, tightest.shard_size, Recompute::kFull)});
   options.push_back({"half the data.seq_length", (tightest.activations + tightest.working) / 2});
   PlanInput twice = input;
   twice.world_size *= 2;
-  options.push_back({fmt::format("twice the ranks ({})", twice.world_size), all - total_of(twice, twice.world_size, Recompute::kFull)});
+  options.push_back({fmt::format("twice the ranks ({})", twice.world_size),
+                     all - total_of(twice, twice.world_size, Recompute::kFull)});
   if (!input.frozen_fp8 && input.compute_bytes == 2) {
     PlanInput quantised = input;
     quantised.frozen_fp8 = true;
@@ -235,23 +243,27 @@ MemoryPlan make_plan(const PlanInput& input) {
 
   const Storage storage = storage_of(input, sizes.back());
   const Recompute what = input.recompute.value_or(Recompute::kFull);
-  const MemoryPlan tightest = evaluate(input, storage, {sizes.back(), 1, 0, what == Recompute::kMlp ? input.num_blocks : 0,
-                                                        what == Recompute::kFull ? input.num_blocks : 0});
-  throw ConfigError(fmt::format("the run needs {} per rank and {} is there (weights {}, masters and moments {}, gradients {}, gather slots "
-                                "{}, activations {}, working memory {}); what would save most: {}",
-                                text_of(tightest.total()), text_of(input.device_memory), text_of(tightest.weights),
-                                text_of(tightest.masters + tightest.moments), text_of(tightest.gradients),
-                                text_of(tightest.gather_slots), text_of(tightest.activations), text_of(tightest.working),
-                                advice(input, tightest)));
+  const MemoryPlan tightest = evaluate(input, storage,
+                                       {sizes.back(), 1, 0, what == Recompute::kMlp ? input.num_blocks : 0,
+                                        what == Recompute::kFull ? input.num_blocks : 0});
+  throw ConfigError(fmt::format(
+      "the run needs {} per rank and {} is there (weights {}, masters and moments {}, gradients {}, gather slots "
+      "{}, activations {}, working memory {}); what would save most: {}",
+      text_of(tightest.total()), text_of(input.device_memory), text_of(tightest.weights),
+      text_of(tightest.masters + tightest.moments), text_of(tightest.gradients), text_of(tightest.gather_slots),
+      text_of(tightest.activations), text_of(tightest.working), advice(input, tightest)));
 }
 
 std::string describe_plan(const MemoryPlan& plan, const std::vector<UnitSpec>& units) {
   int sharded = 0, whole = 0;
-  for (size_t u = 0; u < units.size(); ++u) (plan.shard_size > 1 && !units[u].replicated && !plan.resident[u] ? sharded : whole)++;
-  std::string text = fmt::format("units: {} whole, {} sharded over {} rank{}; {} row{} a pass; of {} blocks backward forms {} again, and the "
-                                 "MLP of {}\n", whole, sharded, plan.shard_size, plan.shard_size == 1 ? "" : "s", plan.rows_per_pass,
-                                 plan.rows_per_pass == 1 ? "" : "s", plan.recompute.size(), count(plan, Recompute::kFull),
-                                 count(plan, Recompute::kMlp));
+  for (size_t u = 0; u < units.size(); ++u)
+    (plan.shard_size > 1 && !units[u].replicated && !plan.resident[u] ? sharded : whole)++;
+  std::string text = fmt::format(
+      "units: {} whole, {} sharded over {} rank{}; {} row{} a pass; of {} blocks backward forms {} again, and the "
+      "MLP of {}\n",
+      whole, sharded, plan.shard_size, plan.shard_size == 1 ? "" : "s", plan.rows_per_pass,
+      plan.rows_per_pass == 1 ? "" : "s", plan.recompute.size(), count(plan, Recompute::kFull),
+      count(plan, Recompute::kMlp));
   auto row = [&](const char* name, int64_t bytes) { text += fmt::format("  {:<22}{:>12}\n", name, text_of(bytes)); };
   text += "memory per rank:\n";
   row("weights", plan.weights);

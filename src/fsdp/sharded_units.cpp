@@ -17,11 +17,13 @@ namespace {
 constexpr int64_t kPeerAlignment = 512;
 
 bool has_quantisable(const UnitSpec& spec) {
-  return std::any_of(spec.parameters.begin(), spec.parameters.end(), [](const ParameterSpec& p) { return p.quantisable; });
+  return std::any_of(spec.parameters.begin(), spec.parameters.end(),
+                     [](const ParameterSpec& p) { return p.quantisable; });
 }
 
 /// What goes into a unit's flat buffer and what stays beside it in the compute dtype.
-void split_storage(const UnitSpec& spec, bool fp8, UnitSpec& stored, UnitSpec& vectors, std::vector<int>& stored_parameters) {
+void split_storage(const UnitSpec& spec, bool fp8, UnitSpec& stored, UnitSpec& vectors,
+                   std::vector<int>& stored_parameters) {
   stored = vectors = spec;
   stored.parameters.clear();
   vectors.parameters.clear();
@@ -37,7 +39,8 @@ void split_storage(const UnitSpec& spec, bool fp8, UnitSpec& stored, UnitSpec& v
 
 }  // namespace
 
-ShardedUnits::ShardedUnits(std::vector<UnitSpec> units, Communicator& world, at::Device device, const ShardingOptions& options)
+ShardedUnits::ShardedUnits(std::vector<UnitSpec> units, Communicator& world, at::Device device,
+                           const ShardingOptions& options)
     : specs_(std::move(units)), world_(world), device_(device), options_(options) {
   TRIREME_CHECK(options.shard_size >= 1 && world.size() % options.shard_size == 0, "shard size ", options.shard_size,
                 " does not divide the world of ", world.size());
@@ -132,7 +135,8 @@ ShardedUnits::ShardedUnits(std::vector<UnitSpec> units, Communicator& world, at:
       for (const LayoutPiece& piece : pieces_in_range(spec, state->layout, begin, begin + state->layout.shard_numel))
         trained.ranges.push_back({piece.flat_begin - begin, piece.flat_begin - begin + piece.count, piece.tensor,
                                   spec.parameters[piece.parameter].decay});
-      for (const ParameterSpec& parameter : spec.parameters) trained.num_tensors += static_cast<int>(parameter.parts.size());
+      for (const ParameterSpec& parameter : spec.parameters)
+        trained.num_tensors += static_cast<int>(parameter.parts.size());
       state->trained_index = static_cast<int>(trained_.size());
       trained_.push_back(std::move(trained));
     }

@@ -56,7 +56,8 @@ void ShardedUnits::use(int unit) {
 void ShardedUnits::prefetch(int unit, int direction) {
   at::NoGradGuard no_grad;
   int ahead = 0;
-  for (int next = unit + direction; next >= 0 && next < static_cast<int>(states_.size()) && ahead < kGatherSlots - 1; next += direction) {
+  for (int next = unit + direction; next >= 0 && next < static_cast<int>(states_.size()) && ahead < kGatherSlots - 1;
+       next += direction) {
     if (!states_[next]->sharded) continue;
     if (direction < 0 && !specs_[next].backward_reads_weights) continue;
     ++ahead;

@@ -10,8 +10,8 @@ namespace trireme {
 namespace {
 
 constexpr size_t kReductionsInFlight = 2;
-/// Gradients up to this size (norms, biases) wait for the unit's others and are added in one go: a GPU starts a kernel no faster than it
-/// copies so few elements.
+/// Gradients up to this size (norms, biases) wait for the unit's others and are added in one go: a GPU starts a kernel
+/// no faster than it copies so few elements.
 constexpr int64_t kSmallGradient = 65536;
 
 }  // namespace
@@ -27,7 +27,8 @@ void ShardedUnits::gradient_arrived(int unit, int parameter) {
   at::Tensor& grad = state.views[parameter].mutable_grad();
   if (!grad.defined()) return;
   if (!state.gradient.defined())
-    state.gradient = at::empty({state.layout.numel}, state.master.options().dtype(last_micro_batch_ ? options_.reduce_dtype : at::kFloat));
+    state.gradient = at::empty({state.layout.numel},
+                               state.master.options().dtype(last_micro_batch_ ? options_.reduce_dtype : at::kFloat));
   const ParameterSpec& spec = specs_[unit].parameters[parameter];
   if (observer_) observer_(spec, grad);
   at::Tensor sum = state.gradient.narrow(0, state.layout.offsets[parameter], spec.numel());
@@ -54,8 +55,10 @@ void ShardedUnits::gradient_arrived(int unit, int parameter) {
   if (!std::all_of(state.arrived.begin(), state.arrived.end(), [](bool b) { return b; })) return;
   state.add_small_gradients();
   if (last_micro_batch_) {
-    if (clip_) unclipped_.push_back(unit);
-    else start_reduction(unit);
+    if (clip_)
+      unclipped_.push_back(unit);
+    else
+      start_reduction(unit);
   }
 }
 
@@ -63,7 +66,8 @@ void ShardedUnits::clip_and_reduce() {
   if (unclipped_.empty()) return;
   at::NoGradGuard no_grad;
   at::Tensor square = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device_));
-  for (const int unit : unclipped_) square.add_(at::linalg_vector_norm(states_[unit]->gradient, 2, {}, false, at::kFloat).to(at::kDouble).square());
+  for (const int unit : unclipped_)
+    square.add_(at::linalg_vector_norm(states_[unit]->gradient, 2, {}, false, at::kFloat).to(at::kDouble).square());
   const at::Tensor factor = clip_(square);
   for (const int unit : unclipped_) {
     states_[unit]->gradient.mul_(factor);

@@ -1,9 +1,9 @@
 // Filling units from checkpoints or random numbers, and writing them out again.
+#include "parallel_copy.h"
 #include "trireme/base/error.h"
 #include "trireme/fsdp/sharded_units.h"
 #include "trireme/ops/fp8.h"
 #include "trireme/ops/init.h"
-#include "parallel_copy.h"
 #include "unit_state.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -24,13 +24,15 @@ at::ScalarType scalar_type(DType dtype, const std::string& tensor) {
     case DType::kF16: return at::kHalf;
     case DType::kBF16: return at::kBFloat16;
     default:
-      throw ModelError(fmt::format("tensor {} is stored as {}; weights must be F32, F16, BF16 or F64", tensor, dtype_name(dtype)));
+      throw ModelError(
+          fmt::format("tensor {} is stored as {}; weights must be F32, F16, BF16 or F64", tensor, dtype_name(dtype)));
   }
 }
 
 /// Walks the pieces of checkpoint tensors that elements [begin, begin + target.numel()) of the flat buffer hold.
 template <class Writer>
-void write_pieces(const UnitSpec& spec, const UnitLayout& layout, int64_t begin, const at::Tensor& target, const Writer& write) {
+void write_pieces(const UnitSpec& spec, const UnitLayout& layout, int64_t begin, const at::Tensor& target,
+                  const Writer& write) {
   for (const LayoutPiece& piece : pieces_in_range(spec, layout, begin, begin + target.numel())) {
     const ParameterSpec& parameter = spec.parameters[piece.parameter];
     write(parameter, parameter.parts[piece.part], piece, target.narrow(0, piece.flat_begin - begin, piece.count));
@@ -83,9 +85,10 @@ void ShardedUnits::fill_fp8(int unit, const Writer& write, const std::function<v
     const ParameterSpec& parameter = state.stored.parameters[p];
     const float largest = on_host[static_cast<int64_t>(p)].item<float>();
     if (!std::isfinite(largest))
-      throw ModelError(fmt::format("{}.{} holds a NaN or an infinity (largest magnitude {}) and cannot be stored in FP8; repair the "
-                                   "checkpoint or use precision.frozen: bf16",
-                                   state.stored.name, parameter.name, largest));
+      throw ModelError(
+          fmt::format("{}.{} holds a NaN or an infinity (largest magnitude {}) and cannot be stored in FP8; repair the "
+                      "checkpoint or use precision.frozen: bf16",
+                      state.stored.name, parameter.name, largest));
     const at::Tensor inverse = state.inverse_scales.select(0, state.stored_parameters[p]);
     inverse.copy_(fp8_inverse_scale(amax[static_cast<int64_t>(p)]));
     if (parts[p].defined()) fp8_cast_(targets[p], parts[p], inverse);
@@ -107,8 +110,8 @@ void ShardedUnits::load(const WeightSource& source, int reader_threads, const st
         if (!info)
           problems.push_back(part.name + " is missing");
         else if (info->shape != expected)
-          problems.push_back(fmt::format("{} has shape {}, the configuration asks for {}", part.name, shape_text(info->shape),
-                                         shape_text(expected)));
+          problems.push_back(fmt::format("{} has shape {}, the configuration asks for {}", part.name,
+                                         shape_text(info->shape), shape_text(expected)));
         else
           scalar_type(info->dtype, part.name);
       }
@@ -125,16 +128,19 @@ void ShardedUnits::load(const WeightSource& source, int reader_threads, const st
   ParallelCopy copies(device_, reader_threads);
   for (size_t u = 0; u < specs_.size(); ++u) {
     if (specs_[u].replicated) continue;
-    fill(static_cast<int>(u), [&](const ParameterSpec&, const ParameterPart& part, const LayoutPiece& piece, at::Tensor target) {
-      const std::string& name = part.name;
-      const auto dtype = scalar_type(source.find(name)->dtype, name);
-      int64_t at = 0;
-      for (const ElementSpan& span : source.read(name, piece.tensor_begin, piece.tensor_begin + piece.count)) {
-        copies.add(span.data, dtype, target.narrow(0, at, span.count));
-        at += span.count;
-      }
-      TRIREME_CHECK(at == piece.count, "read ", at, " of ", piece.count, " elements of ", name);
-    }, [&] { copies.wait(); });
+    fill(
+        static_cast<int>(u),
+        [&](const ParameterSpec&, const ParameterPart& part, const LayoutPiece& piece, at::Tensor target) {
+          const std::string& name = part.name;
+          const auto dtype = scalar_type(source.find(name)->dtype, name);
+          int64_t at = 0;
+          for (const ElementSpan& span : source.read(name, piece.tensor_begin, piece.tensor_begin + piece.count)) {
+            copies.add(span.data, dtype, target.narrow(0, at, span.count));
+            at += span.count;
+          }
+          TRIREME_CHECK(at == piece.count, "read ", at, " of ", piece.count, " elements of ", name);
+        },
+        [&] { copies.wait(); });
     done += states_[u]->layout.shard_numel;
     if (progress) progress(static_cast<double>(done) / static_cast<double>(total));
   }
@@ -158,16 +164,20 @@ bool ShardedUnits::assign(const std::string& tensor_name, const at::Tensor& valu
   bool found = false;
   for (size_t u = 0; u < specs_.size(); ++u) {
     if (!specs_[u].replicated) continue;
-    const bool here = std::any_of(specs_[u].parameters.begin(), specs_[u].parameters.end(), [&](const ParameterSpec& p) {
-      return std::any_of(p.parts.begin(), p.parts.end(), [&](const ParameterPart& q) { return q.name == tensor_name; });
-    });
+    const bool here =
+        std::any_of(specs_[u].parameters.begin(), specs_[u].parameters.end(), [&](const ParameterSpec& p) {
+          return std::any_of(p.parts.begin(), p.parts.end(),
+                             [&](const ParameterPart& q) { return q.name == tensor_name; });
+        });
     if (!here) continue;
     found = true;
-    fill(static_cast<int>(u), [&](const ParameterSpec&, const ParameterPart& part, const LayoutPiece& piece, at::Tensor target) {
-      if (part.name != tensor_name) return;
-      TRIREME_CHECK(value.numel() == piece.count, tensor_name, " has ", piece.count, " elements, the value has ", value.numel());
-      target.copy_(value.reshape(-1));
-    });
+    fill(static_cast<int>(u),
+         [&](const ParameterSpec&, const ParameterPart& part, const LayoutPiece& piece, at::Tensor target) {
+           if (part.name != tensor_name) return;
+           TRIREME_CHECK(value.numel() == piece.count, tensor_name, " has ", piece.count, " elements, the value has ",
+                         value.numel());
+           target.copy_(value.reshape(-1));
+         });
   }
   return found;
 }

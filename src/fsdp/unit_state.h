@@ -20,29 +20,30 @@ struct ShardedUnits::Slot {
 struct ShardedUnits::UnitState {
   /// What the flat buffer holds: the unit's parameters, or only those that are stored in FP8.
   UnitSpec stored;
-  UnitLayout layout;   // of `stored`
+  UnitLayout layout;  // of `stored`
   bool sharded = false;
-  at::Tensor shard;    // storage dtype [shard_numel]
-  at::Tensor master;   // trained: fp32 [shard_numel]; may be the same tensor as shard
-  at::Tensor full;     // storage dtype [numel]; sharded: its memory is lent by a slot
-  std::vector<at::Tensor> views;  // leaves, one per parameter
-  int64_t peer_offset = -1;       // of the shard in the peer memory, when it lies there
-  Slot* slot = nullptr;           // where `full` points now
-  std::unique_ptr<Slot> own_slot; // of a kept unit
+  at::Tensor shard;                // storage dtype [shard_numel]
+  at::Tensor master;               // trained: fp32 [shard_numel]; may be the same tensor as shard
+  at::Tensor full;                 // storage dtype [numel]; sharded: its memory is lent by a slot
+  std::vector<at::Tensor> views;   // leaves, one per parameter
+  int64_t peer_offset = -1;        // of the shard in the peer memory, when it lies there
+  Slot* slot = nullptr;            // where `full` points now
+  std::unique_ptr<Slot> own_slot;  // of a kept unit
 
   // Units in FP8
   bool fp8 = false;
-  UnitSpec vectors;            // parameters kept in the compute dtype, whole on every rank: norms
-  at::Tensor vector_memory;    // compute dtype, flat
-  at::Tensor inverse_scales;   // fp32, one per parameter of the unit
+  UnitSpec vectors;                    // parameters kept in the compute dtype, whole on every rank: norms
+  at::Tensor vector_memory;            // compute dtype, flat
+  at::Tensor inverse_scales;           // fp32, one per parameter of the unit
   std::vector<int> stored_parameters;  // index in the unit of each parameter of `stored`
 
   // Trained units
   int trained_index = -1;
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators;
-  at::Tensor gradient;                 // [numel], this rank's sum over micro-batches: fp32, of a single one the reduction's type
+  at::Tensor gradient;  // [numel], this rank's sum over micro-batches: fp32, of a single one the reduction's type
   std::vector<bool> arrived, written;  // per parameter: in this micro-batch; at all in this step
-  /// Small gradients of this micro-batch on their way into `gradient`: what is written for the first time, and what is added.
+  /// Small gradients of this micro-batch on their way into `gradient`: what is written for the first time, and what is
+  /// added.
   struct Small {
     std::vector<at::Tensor> sums, values;
   };

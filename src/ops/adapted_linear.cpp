@@ -23,8 +23,8 @@ at::Tensor own_product(const LinearInput& x, const Weight& weight, at::ScalarTyp
 
 }  // namespace
 
-LinearPlan make_plan(const Weight& weight, const std::vector<LoraAdapter>& adapters,
-                     const LoraSettings& lora, std::vector<at::Tensor>& inputs) {
+LinearPlan make_plan(const Weight& weight, const std::vector<LoraAdapter>& adapters, const LoraSettings& lora,
+                     std::vector<at::Tensor>& inputs) {
   inputs.push_back(weight.matrix);
   LinearPlan plan{weight.inverse_scale, {}};
   plan.lora = make_lora_plan(adapters, weight.matrix, lora.scale, lora.dropout, inputs);
@@ -32,22 +32,24 @@ LinearPlan make_plan(const Weight& weight, const std::vector<LoraAdapter>& adapt
 }
 
 void check_linear(const at::Tensor& x, const Weight& weight, const char* what) {
-  TRIREME_CHECK(weight.matrix.dim() == 2 && x.size(-1) == weight.matrix.size(1), what,
-                ": input of ", x.size(-1), " columns, weight ", weight.matrix.sizes());
-  TRIREME_CHECK(weight.fp8() || x.scalar_type() == weight.matrix.scalar_type(), what, ": x is ",
-                x.scalar_type(), ", weight ", weight.matrix.scalar_type());
+  TRIREME_CHECK(weight.matrix.dim() == 2 && x.size(-1) == weight.matrix.size(1), what, ": input of ", x.size(-1),
+                " columns, weight ", weight.matrix.sizes());
+  TRIREME_CHECK(weight.fp8() || x.scalar_type() == weight.matrix.scalar_type(), what, ": x is ", x.scalar_type(),
+                ", weight ", weight.matrix.scalar_type());
 }
 
-at::Tensor forward_product(const LinearInput& x, const Weight& weight, at::ScalarType dtype, const LoraPlan& lora, at::TensorList pairs,
-                           at::TensorList products, const at::Tensor& residual_TD) {
+at::Tensor forward_product(const LinearInput& x, const Weight& weight, at::ScalarType dtype, const LoraPlan& lora,
+                           at::TensorList pairs, at::TensorList products, const at::Tensor& residual_TD) {
   if (products.empty()) return own_product(x, weight, dtype, {residual_TD});
-  if (!residual_TD.defined()) return own_product(x, weight, dtype, {lora_part(products, pairs, lora, weight.matrix.size(0)), true});
+  if (!residual_TD.defined())
+    return own_product(x, weight, dtype, {lora_part(products, pairs, lora, weight.matrix.size(0)), true});
   const at::Tensor y = own_product(x, weight, dtype, {residual_TD});
   lora_add(y, products, pairs, lora);
   return y;
 }
 
-at::Tensor input_gradient(const at::Tensor& dy, const Fp8Rows& dy_fp8, const Weight& weight, at::ScalarType dtype, const at::Tensor& part) {
+at::Tensor input_gradient(const at::Tensor& dy, const Fp8Rows& dy_fp8, const Weight& weight, at::ScalarType dtype,
+                          const at::Tensor& part) {
   const Addend addend{part, part.defined()};
   return weight.fp8() ? fp8_input_gradient(dy_fp8, weight, dtype, addend) : plain_product(dy, weight.matrix, addend);
 }

@@ -1,6 +1,6 @@
 #pragma once
-// Private to ops/: a linear layer with adapters, as the layers of a block use it: its products in either precision, the adapters' part taken
-// along, and what autograd is not told.
+// Private to ops/: a linear layer with adapters, as the layers of a block use it: its products in either precision, the
+// adapters' part taken along, and what autograd is not told.
 
 #include "lora_products.h"
 #include "trireme/ops/block_layers.h"
@@ -28,16 +28,18 @@ struct LinearPlan {
   Weight weight(const at::Tensor& matrix) const { return {matrix, inverse_scale}; }
 };
 /// Appends the weight's matrix and the adapters' pairs to `inputs`.
-LinearPlan make_plan(const Weight& weight, const std::vector<LoraAdapter>& adapters, const LoraSettings& lora, std::vector<at::Tensor>& inputs);
+LinearPlan make_plan(const Weight& weight, const std::vector<LoraAdapter>& adapters, const LoraSettings& lora,
+                     std::vector<at::Tensor>& inputs);
 /// `what` is called with x [.., in] and a weight [out, in] that fit each other, else an internal error.
 void check_linear(const at::Tensor& x, const Weight& weight, const char* what);
 
-/// x W^T + the adapters' part (+ residual), `products` from lora_products(). The layer's own product comes last where it can: it reads what it
-/// adds to while the matrix engine is at work, and a pass over y of its own is saved.
-at::Tensor forward_product(const LinearInput& x, const Weight& weight, at::ScalarType dtype, const LoraPlan& lora, at::TensorList pairs,
-                           at::TensorList products, const at::Tensor& residual_TD = {});
+/// x W^T + the adapters' part (+ residual), `products` from lora_products(). The layer's own product comes last where
+/// it can: it reads what it adds to while the matrix engine is at work, and a pass over y of its own is saved.
+at::Tensor forward_product(const LinearInput& x, const Weight& weight, at::ScalarType dtype, const LoraPlan& lora,
+                           at::TensorList pairs, at::TensorList products, const at::Tensor& residual_TD = {});
 /// dy W, over the adapters' part where there is one.
-at::Tensor input_gradient(const at::Tensor& dy, const Fp8Rows& dy_fp8, const Weight& weight, at::ScalarType dtype, const at::Tensor& part);
+at::Tensor input_gradient(const at::Tensor& dy, const Fp8Rows& dy_fp8, const Weight& weight, at::ScalarType dtype,
+                          const at::Tensor& part);
 /// dy of a layer whose gradient no kernel has quantised yet.
 at::Tensor input_gradient(const at::Tensor& dy, const Weight& weight, const at::Tensor& part);
 

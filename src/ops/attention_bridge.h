@@ -1,6 +1,6 @@
 #pragma once
-// Private to ops/: tensors to the fused attention kernels (kernels/attention). Without CUDA, and on GPUs other than sm_90,
-// serves_attention() is false.
+// Private to ops/: tensors to the fused attention kernels (kernels/attention). Without CUDA, and on GPUs other than
+// sm_90, serves_attention() is false.
 
 #include <ATen/core/Tensor.h>
 
@@ -42,27 +42,28 @@ struct AttentionProblem {
 #ifdef TRIREME_WITH_CUDA
 /// Whether the kernels take these heads [T, N, d], [T, K, d], [T, K, d] as they lie.
 bool serves_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
-std::shared_ptr<const AttentionWork::Lists> attention_lists(AttentionWork& work, const std::vector<int32_t>& boundaries, int64_t d,
-                                                            bool causal, at::Device device);
+std::shared_ptr<const AttentionWork::Lists> attention_lists(AttentionWork& work, const std::vector<int32_t>& boundaries,
+                                                            int64_t d, bool causal, at::Device device);
 /// o [T, N, d] and the log-sum-exp, fp32 [N, T].
 std::pair<at::Tensor, at::Tensor> attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                                     const AttentionProblem& problem);
 /// The gradients into dq, dk, dv, shaped like q, k, v, of any strides that the kernels take.
-void attention_backward(const at::Tensor& d_o, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& o,
-                        const at::Tensor& lse, const AttentionProblem& problem, bool deterministic,
+void attention_backward(const at::Tensor& d_o, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                        const at::Tensor& o, const at::Tensor& lse, const AttentionProblem& problem, bool deterministic,
                         std::array<at::Tensor, 3> gradients);
 #else
 inline bool serves_attention(const at::Tensor&, const at::Tensor&, const at::Tensor&) { return false; }
-inline std::shared_ptr<const AttentionWork::Lists> attention_lists(AttentionWork&, const std::vector<int32_t>&, int64_t, bool,
-                                                                   at::Device) {
+inline std::shared_ptr<const AttentionWork::Lists> attention_lists(AttentionWork&, const std::vector<int32_t>&, int64_t,
+                                                                   bool, at::Device) {
   return {};
 }
 inline std::pair<at::Tensor, at::Tensor> attention_forward(const at::Tensor&, const at::Tensor&, const at::Tensor&,
                                                            const AttentionProblem&) {
   return {};
 }
-inline void attention_backward(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                               const at::Tensor&, const AttentionProblem&, bool, std::array<at::Tensor, 3>) {}
+inline void attention_backward(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                               const at::Tensor&, const at::Tensor&, const AttentionProblem&, bool,
+                               std::array<at::Tensor, 3>) {}
 #endif
 
 }  // namespace bridge

@@ -38,24 +38,28 @@ kernels::AttentionDropout dropout_of(const AttentionProblem& problem) {
 }
 
 void check_launch(cudaError_t status, const char* kernel, const at::Tensor& q, const at::Tensor& k) {
-  TRIREME_CHECK(status == cudaSuccess, "kernel ", kernel, " of q ", q.sizes(), ", k ", k.sizes(), ": ", cudaGetErrorString(status));
+  TRIREME_CHECK(status == cudaSuccess, "kernel ", kernel, " of q ", q.sizes(), ", k ", k.sizes(), ": ",
+                cudaGetErrorString(status));
 }
 
-const kernels::AttentionTile* tiles(const at::Tensor& bytes) { return static_cast<const kernels::AttentionTile*>(bytes.const_data_ptr()); }
+const kernels::AttentionTile* tiles(const at::Tensor& bytes) {
+  return static_cast<const kernels::AttentionTile*>(bytes.const_data_ptr());
+}
 
 }  // namespace
 
 bool serves_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   const int64_t d = q.size(2);
-  return has_kernels(q) && q.element_size() == 2 && (d == 64 || d == 128) && q.size(0) < INT32_MAX / 2 && suits(q) && suits(k) && suits(v);
+  return has_kernels(q) && q.element_size() == 2 && (d == 64 || d == 128) && q.size(0) < INT32_MAX / 2 && suits(q) &&
+         suits(k) && suits(v);
 }
 
-std::shared_ptr<const AttentionWork::Lists> attention_lists(AttentionWork& work, const std::vector<int32_t>& boundaries, int64_t d,
-                                                            bool causal, at::Device device) {
+std::shared_ptr<const AttentionWork::Lists> attention_lists(AttentionWork& work, const std::vector<int32_t>& boundaries,
+                                                            int64_t d, bool causal, at::Device device) {
   std::shared_ptr<const AttentionWork::Lists>& known = work.lists[{d, causal}];
   if (!known) {
-    const kernels::AttentionPlan plan =
-        kernels::plan_attention(boundaries.data(), static_cast<int64_t>(boundaries.size()) - 1, static_cast<int>(d), causal);
+    const kernels::AttentionPlan plan = kernels::plan_attention(
+        boundaries.data(), static_cast<int64_t>(boundaries.size()) - 1, static_cast<int>(d), causal);
     auto lists = std::make_shared<AttentionWork::Lists>();
     lists->forward = to_device(plan.forward, device);
     lists->backward = to_device(plan.backward, device);
@@ -76,7 +80,8 @@ std::shared_ptr<const AttentionWork::Lists> attention_lists(AttentionWork& work,
 std::pair<at::Tensor, at::Tensor> attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                                     const AttentionProblem& problem) {
   const c10::cuda::CUDAGuard guard(q.device());
-  at::Tensor o = at::empty(q.sizes(), q.options()), lse = at::empty({q.size(1), q.size(0)}, q.options().dtype(at::kFloat));
+  at::Tensor o = at::empty(q.sizes(), q.options()),
+             lse = at::empty({q.size(1), q.size(0)}, q.options().dtype(at::kFloat));
   kernels::AttentionForward a;
   a.shape = shape_of(q, k, problem);
   a.q = view(q);
@@ -93,8 +98,8 @@ std::pair<at::Tensor, at::Tensor> attention_forward(const at::Tensor& q, const a
   return {o, lse};
 }
 
-void attention_backward(const at::Tensor& d_o, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& o,
-                        const at::Tensor& lse, const AttentionProblem& problem, bool deterministic,
+void attention_backward(const at::Tensor& d_o, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                        const at::Tensor& o, const at::Tensor& lse, const AttentionProblem& problem, bool deterministic,
                         std::array<at::Tensor, 3> gradients) {
   const c10::cuda::CUDAGuard guard(q.device());
   kernels::AttentionBackward a;

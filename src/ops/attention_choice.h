@@ -8,8 +8,8 @@
 
 namespace trireme {
 
-/// TRIREME_ATTENTION=library: LibTorch's kernels everywhere; ours: our kernels wherever they take the shape; measured, the default: ours
-/// where they were measured to be right and faster.
+/// TRIREME_ATTENTION=library: LibTorch's kernels everywhere; ours: our kernels wherever they take the shape; measured,
+/// the default: ours where they were measured to be right and faster.
 enum class AttentionChoice { kMeasured, kLibrary, kOurs };
 
 inline AttentionChoice attention_choice() {

@@ -18,9 +18,7 @@ inline kernels::Element element(const at::Tensor& x) {
     case at::kFloat: return kernels::Element::kF32;
     case at::kHalf: return kernels::Element::kF16;
     case at::kBFloat16: return kernels::Element::kBF16;
-    default:
-      TRIREME_CHECK(false, "no kernel for ", c10::toString(x.scalar_type()));
-      return kernels::Element::kF32;
+    default: TRIREME_CHECK(false, "no kernel for ", c10::toString(x.scalar_type())); return kernels::Element::kF32;
   }
 }
 
@@ -28,9 +26,7 @@ inline void launched(cudaError_t status, const char* kernel) {
   TRIREME_CHECK(status == cudaSuccess, "kernel ", kernel, ": ", cudaGetErrorString(status));
 }
 
-inline cudaStream_t stream_of(const at::Tensor& x) {
-  return c10::cuda::getCurrentCUDAStream(x.device().index());
-}
+inline cudaStream_t stream_of(const at::Tensor& x) { return c10::cuda::getCurrentCUDAStream(x.device().index()); }
 
 /// The bytes of `values` on a GPU, copied behind what its current stream has to do.
 template <class T>

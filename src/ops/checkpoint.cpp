@@ -43,9 +43,8 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
       at::AutoGradMode grad_mode(true);
       y = f(aliases[0], {aliases.begin() + 1, aliases.end()});
     }
-    const variable_list computed =
-        torch::autograd::grad({y}, wanted, {gradients[0]}, /*retain_graph=*/false,
-                              /*create_graph=*/false, /*allow_unused=*/true);
+    const variable_list computed = torch::autograd::grad({y}, wanted, {gradients[0]}, /*retain_graph=*/false,
+                                                         /*create_graph=*/false, /*allow_unused=*/true);
     for (size_t i = 0; i < wanted_index.size(); ++i) result[wanted_index[i]] = computed[i];
     return result;
   }
@@ -53,8 +52,7 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
 
 }  // namespace
 
-at::Tensor checkpoint(const CheckpointedFunction& f, const at::Tensor& x,
-                      const std::vector<at::Tensor>& parameters) {
+at::Tensor checkpoint(const CheckpointedFunction& f, const at::Tensor& x, const std::vector<at::Tensor>& parameters) {
   return Checkpoint::apply(x, at::TensorList(parameters), f);
 }
 

@@ -21,18 +21,16 @@ struct Embedding : torch::autograd::Function<Embedding> {
   }
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
     const at::Tensor ids = ctx->get_saved_variables()[0];
-    return {bridge::embedding_backward(gradients[0], ids, ctx->saved_data["rows"].toInt()),
-            at::Tensor()};
+    return {bridge::embedding_backward(gradients[0], ids, ctx->saved_data["rows"].toInt()), at::Tensor()};
   }
 };
 
 }  // namespace
 
 at::Tensor embed(const at::Tensor& table_VD, const at::Tensor& ids) {
-  TRIREME_CHECK(table_VD.dim() == 2 && ids.scalar_type() == at::kLong, "embedding: table ",
-                table_VD.sizes(), ", ids ", ids.scalar_type());
-  if (bridge::has_kernels(table_VD) && table_VD.is_contiguous())
-    return Embedding::apply(table_VD, ids.contiguous());
+  TRIREME_CHECK(table_VD.dim() == 2 && ids.scalar_type() == at::kLong, "embedding: table ", table_VD.sizes(), ", ids ",
+                ids.scalar_type());
+  if (bridge::has_kernels(table_VD) && table_VD.is_contiguous()) return Embedding::apply(table_VD, ids.contiguous());
   return at::embedding(table_VD, ids);
 }
 

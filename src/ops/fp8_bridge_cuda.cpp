@@ -47,25 +47,23 @@ bool has_fp8_kernels(const at::Tensor& x) {
 Fp8Rows quantise_rows(const at::Tensor& x_TD) {
   const c10::cuda::CUDAGuard guard(x_TD.device());
   Fp8Rows rows = empty_rows(x_TD, x_TD.size(0), x_TD.size(1), 1);
-  launched(kernels::quantize_rows(x_TD.const_data_ptr(), bytes(rows.data),
-                                  rows.inverse_scale.mutable_data_ptr<float>(), x_TD.size(0),
-                                  x_TD.size(1), element(x_TD), kernels::Fp8Format::kE4M3,
-                                  stream_of(x_TD)),
-           "quantize_rows");
+  launched(
+      kernels::quantize_rows(x_TD.const_data_ptr(), bytes(rows.data), rows.inverse_scale.mutable_data_ptr<float>(),
+                             x_TD.size(0), x_TD.size(1), element(x_TD), kernels::Fp8Format::kE4M3, stream_of(x_TD)),
+      "quantize_rows");
   return rows;
 }
 
 at::Tensor transpose_bytes(const at::Tensor& matrix) {
   const c10::cuda::CUDAGuard guard(matrix.device());
   at::Tensor out = at::empty({matrix.size(1), matrix.size(0)}, matrix.options());
-  launched(kernels::transpose_bytes(static_cast<const uint8_t*>(matrix.const_data_ptr()),
-                                    bytes(out), matrix.size(0), matrix.size(1), stream_of(matrix)),
+  launched(kernels::transpose_bytes(static_cast<const uint8_t*>(matrix.const_data_ptr()), bytes(out), matrix.size(0),
+                                    matrix.size(1), stream_of(matrix)),
            "transpose_bytes");
   return out;
 }
 
-rows::Normed norm_forward(const at::Tensor& x_TD, const at::Tensor& weight, double eps, bool want_y,
-                          bool want_fp8) {
+rows::Normed norm_forward(const at::Tensor& x_TD, const at::Tensor& weight, double eps, bool want_y, bool want_fp8) {
   const c10::cuda::CUDAGuard guard(x_TD.device());
   const at::Tensor x = x_TD.contiguous();
   rows::Normed result;
@@ -91,12 +89,10 @@ rows::Normed norm_forward(const at::Tensor& x_TD, const at::Tensor& weight, doub
 }
 
 at::Tensor norm_backward(const at::Tensor& dy_TD, const at::Tensor& x_TD, const at::Tensor& rstd,
-                         const at::Tensor& weight, const at::Tensor& residual_gradient,
-                         at::Tensor* d_weight) {
+                         const at::Tensor& weight, const at::Tensor& residual_gradient, at::Tensor* d_weight) {
   const c10::cuda::CUDAGuard guard(x_TD.device());
   const at::Tensor dy = dy_TD.contiguous(), x = x_TD.contiguous();
-  const at::Tensor residual =
-      residual_gradient.defined() ? residual_gradient.contiguous() : at::Tensor();
+  const at::Tensor residual = residual_gradient.defined() ? residual_gradient.contiguous() : at::Tensor();
   at::Tensor dx = at::empty_like(x), workspace;
   kernels::RmsNormBackward a;
   a.dy = dy.const_data_ptr();
@@ -111,16 +107,14 @@ at::Tensor norm_backward(const at::Tensor& dy_TD, const at::Tensor& x_TD, const 
   if (d_weight != nullptr) {
     *d_weight = at::empty_like(weight);
     a.dw = d_weight->mutable_data_ptr();
-    workspace = at::empty({kernels::rms_norm_backward_workspace(a.rows, a.columns)},
-                          x.options().dtype(at::kFloat));
+    workspace = at::empty({kernels::rms_norm_backward_workspace(a.rows, a.columns)}, x.options().dtype(at::kFloat));
     a.workspace = workspace.mutable_data_ptr<float>();
   }
   launched(kernels::rms_norm_backward(a, stream_of(x)), "rms_norm_backward");
   return dx;
 }
 
-rows::Activated swiglu_forward(const at::Tensor& gate_up, bool want_y, bool want_fp8,
-                               bool save_fp8) {
+rows::Activated swiglu_forward(const at::Tensor& gate_up, bool want_y, bool want_fp8, bool save_fp8) {
   const c10::cuda::CUDAGuard guard(gate_up.device());
   const int64_t tokens = gate_up.size(0), f = gate_up.size(1) / 2;
   rows::Activated result;
@@ -145,8 +139,8 @@ rows::Activated swiglu_forward(const at::Tensor& gate_up, bool want_y, bool want
   return result;
 }
 
-rows::Gradient swiglu_backward(const at::Tensor& dy, const at::Tensor& gate_up,
-                               const Fp8Rows& gate_up_fp8, bool want_plain, bool want_fp8) {
+rows::Gradient swiglu_backward(const at::Tensor& dy, const at::Tensor& gate_up, const Fp8Rows& gate_up_fp8,
+                               bool want_plain, bool want_fp8) {
   const c10::cuda::CUDAGuard guard(dy.device());
   const at::Tensor gradient = dy.contiguous();
   const int64_t tokens = dy.size(0), f = dy.size(1);

@@ -34,7 +34,8 @@ void follow(const at::Tensor& scale, const at::Tensor& inverse, const at::Tensor
 
 /// The first step knows no amax but the tensor's own.
 void measure(const Fp8Tensor& scaling, const at::Tensor& values) {
-  follow(scaling.scale, scaling.inverse, fp8_amax(values), at::full_like(scaling.scale, largest_code(scaling.gradient)));
+  follow(scaling.scale, scaling.inverse, fp8_amax(values),
+         at::full_like(scaling.scale, largest_code(scaling.gradient)));
 }
 
 /// What the kernel does in one pass.
@@ -43,7 +44,8 @@ Fp8Operand compose(const at::Tensor& values, const Fp8Tensor& scaling, bool want
   const double most = largest_code(scaling.gradient);
   const at::Tensor data = values.to(at::kFloat).mul(scaling.scale).clamp_(-most, most).to(code_type(scaling.gradient));
   const at::Tensor transposed = data.view(at::kByte).t().contiguous().view(data.scalar_type());
-  return {data, transposed, scaling.inverse, want_sums ? at::sum(values, {0}, false, at::kFloat).to(values.scalar_type()) : at::Tensor()};
+  return {data, transposed, scaling.inverse,
+          want_sums ? at::sum(values, {0}, false, at::kFloat).to(values.scalar_type()) : at::Tensor()};
 }
 
 }  // namespace
@@ -102,7 +104,8 @@ Fp8Operand fp8_operand(const at::Tensor& x, const Fp8Tensor& scaling, bool known
   return compose(x, scaling, want_sums);
 }
 
-Fp8Operand fp8_gelu_operand(const at::Tensor& z, const at::Tensor& bias, GeluForm form, const Fp8Tensor& scaling, bool known) {
+Fp8Operand fp8_gelu_operand(const at::Tensor& z, const at::Tensor& bias, GeluForm form, const Fp8Tensor& scaling,
+                            bool known) {
   if (!known) measure(scaling, rows::gelu_forward(z, bias, form));
   if (bridge::has_kernels(z)) return bridge::fp8_operand({z, bias, {}, form}, scaling, /*want_sums=*/false);
   return compose(rows::gelu_forward(z, bias, form), scaling, false);
@@ -115,16 +118,18 @@ Fp8Operand fp8_gelu_gradient_operand(const at::Tensor& dy, const at::Tensor& z, 
   return compose(rows::gelu_backward(dy, z, bias, form)[0], scaling, true);
 }
 
-at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarType dtype, const at::Tensor& bias_N, const Addend& addend) {
-  TRIREME_CHECK(a_MK.codes.size(1) == b_NK.codes.size(1), "an FP8 product of ", a_MK.codes.sizes(), " and ", b_NK.codes.sizes(),
-                ": their inner dimensions differ");
+at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarType dtype, const at::Tensor& bias_N,
+                       const Addend& addend) {
+  TRIREME_CHECK(a_MK.codes.size(1) == b_NK.codes.size(1), "an FP8 product of ", a_MK.codes.sizes(), " and ",
+                b_NK.codes.sizes(), ": their inner dimensions differ");
   if (bridge::has_kernels(a_MK.inverse)) {
     for (const int64_t size : {a_MK.codes.size(0), a_MK.codes.size(1), b_NK.codes.size(0)})
       TRIREME_CHECK(size % 16 == 0, "an FP8 product of ", a_MK.codes.sizes(), " and ", b_NK.codes.sizes(),
                     " needs multiples of 16 on a GPU: use precision.encoder: compute");
     return bridge::fp8_product(a_MK, b_NK, dtype, bias_N, addend);
   }
-  at::Tensor product = at::mm(a_MK.codes.to(at::kFloat), b_NK.codes.to(at::kFloat).t()).mul_(a_MK.inverse * b_NK.inverse);
+  at::Tensor product =
+      at::mm(a_MK.codes.to(at::kFloat), b_NK.codes.to(at::kFloat).t()).mul_(a_MK.inverse * b_NK.inverse);
   if (bias_N.defined()) product.add_(bias_N);
   return added_and_rounded(product, addend, dtype);
 }

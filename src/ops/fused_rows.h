@@ -15,15 +15,12 @@ struct Normed {
   Fp8Rows fp8;      // when wanted: y quantised
   at::Tensor rstd;  // fp32 [T, 1] (fp64 for fp64)
 };
-Normed norm_forward(const at::Tensor& x_TD, const at::Tensor& weight, double eps, bool want_y,
-                    bool want_fp8);
+Normed norm_forward(const at::Tensor& x_TD, const at::Tensor& weight, double eps, bool want_y, bool want_fp8);
 /// y again, from what forward kept.
-at::Tensor norm_again(const at::Tensor& x_TD, const at::Tensor& rstd, const at::Tensor& weight,
-                      double eps);
+at::Tensor norm_again(const at::Tensor& x_TD, const at::Tensor& rstd, const at::Tensor& weight, double eps);
 /// dx, plus `residual_gradient` when defined; *d_weight when asked for.
 at::Tensor norm_backward(const at::Tensor& dy_TD, const at::Tensor& x_TD, const at::Tensor& rstd,
-                         const at::Tensor& weight, const at::Tensor& residual_gradient,
-                         at::Tensor* d_weight);
+                         const at::Tensor& weight, const at::Tensor& residual_gradient, at::Tensor* d_weight);
 
 /// silu(gate) * up of gate_up [T, 2F] laid out gate | up.
 struct Activated {
@@ -39,7 +36,7 @@ struct Gradient {
   Fp8Rows fp8;
 };
 /// d gate_up [T, 2F] from dy [T, F] and gate_up as it was kept: plain, or else gate_up_fp8.
-Gradient swiglu_backward(const at::Tensor& dy, const at::Tensor& gate_up,
-                         const Fp8Rows& gate_up_fp8, bool want_plain, bool want_fp8);
+Gradient swiglu_backward(const at::Tensor& dy, const at::Tensor& gate_up, const Fp8Rows& gate_up_fp8, bool want_plain,
+                         bool want_fp8);
 
 }  // namespace trireme::rows

@@ -25,8 +25,8 @@ void clear_padding(const ParameterSpec& spec, int64_t begin, const at::Tensor& t
 
 }  // namespace
 
-void draw_initial_values(const ParameterSpec& spec, const ParameterPart& part, uint64_t seed,
-                         int64_t begin, const at::Tensor& target) {
+void draw_initial_values(const ParameterSpec& spec, const ParameterPart& part, uint64_t seed, int64_t begin,
+                         const at::Tensor& target) {
   at::NoGradGuard no_grad;
   if (spec.init == Init::kOnes || spec.init == Init::kZeros) {
     target.fill_(spec.init == Init::kOnes ? 1.0 : 0.0);
@@ -39,14 +39,12 @@ void draw_initial_values(const ParameterSpec& spec, const ParameterPart& part, u
     generator.set_current_seed(derive_seed(seed, part.name, static_cast<uint64_t>(block)));
     // Generators draw whole vectors at a time: a block's length depends on the tensor, never on the
     // elements that are wanted.
-    at::Tensor values =
-        at::empty({std::min(kBlock, whole - block * kBlock)}, target.options().dtype(at::kFloat));
+    at::Tensor values = at::empty({std::min(kBlock, whole - block * kBlock)}, target.options().dtype(at::kFloat));
     if (spec.init == Init::kNormal)
       values.normal_(0.0, spec.init_scale, generator);
     else
       values.uniform_(-spec.init_scale, spec.init_scale, generator);
-    target.narrow(0, from - begin, to - from)
-        .copy_(values.narrow(0, from - block * kBlock, to - from));
+    target.narrow(0, from - begin, to - from).copy_(values.narrow(0, from - block * kBlock, to - from));
   }
   clear_padding(spec, begin, target);
 }

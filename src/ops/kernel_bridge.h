@@ -22,15 +22,15 @@ struct BertRows {
 /// A GPU of the kind that our kernels were built for.
 bool on_hopper(at::Device device);
 /// out = (accumulate ? out : 0) + dropout(x); x and out contiguous [B, S, D].
-void dropout(const at::Tensor& x, at::Tensor& out, const at::Tensor& sample_ids,
-             const DropoutKey& key, bool accumulate);
+void dropout(const at::Tensor& x, at::Tensor& out, const at::Tensor& sample_ids, const DropoutKey& key,
+             bool accumulate);
 /// In place on heads [B, S, heads, H] contiguous; false when the shape does not suit the kernel.
 bool rope_rotate(at::Tensor heads, const at::Tensor& cos, const at::Tensor& sin, int64_t rotated);
 /// d_qkv [B, S, q + 2 kv, H] from gradients of any strides; undefined when the shape does not suit the kernel.
-at::Tensor rope_merge(const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv,
-                      const at::Tensor& cos, const at::Tensor& sin);
-/// Cross-entropy of logits [T, V] (rows may lie apart), which become gradient_scale * weights * (softmax - one-hot) when wanted.
-/// weights fp32 [T], gradient_scale fp32 scalar; losses fp32 [T] are weighted.
+at::Tensor rope_merge(const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv, const at::Tensor& cos,
+                      const at::Tensor& sin);
+/// Cross-entropy of logits [T, V] (rows may lie apart), which become gradient_scale * weights * (softmax - one-hot)
+/// when wanted. weights fp32 [T], gradient_scale fp32 scalar; losses fp32 [T] are weighted.
 void cross_entropy_(at::Tensor& logits, const at::Tensor& targets, const at::Tensor& weights,
                     const at::Tensor& gradient_scale, at::Tensor& losses, bool want_gradient);
 /// fp32 scalar; fp64 inside, one fixed order.
@@ -43,22 +43,20 @@ at::Tensor embedding_backward(const at::Tensor& dy, const at::Tensor& ids, int64
 /// Rows that the kernel takes, of one dtype, contiguous.
 bool suits_bert_embedding(const BertTables& tables);
 /// indices: ids, positions and types, int64 [B, S] contiguous.
-BertRows bert_embedding(const BertTables& tables, const std::vector<at::Tensor>& indices,
-                        double eps, const Dropout& dropout, uint64_t stream);
+BertRows bert_embedding(const BertTables& tables, const std::vector<at::Tensor>& indices, double eps,
+                        const Dropout& dropout, uint64_t stream);
 #else
 inline bool suits_bert_embedding(const BertTables&) { return false; }
-inline BertRows bert_embedding(const BertTables&, const std::vector<at::Tensor>&, double,
-                               const Dropout&, uint64_t) {
+inline BertRows bert_embedding(const BertTables&, const std::vector<at::Tensor>&, double, const Dropout&, uint64_t) {
   return {};
 }
 inline void dropout(const at::Tensor&, at::Tensor&, const at::Tensor&, const DropoutKey&, bool) {}
 inline bool rope_rotate(at::Tensor, const at::Tensor&, const at::Tensor&, int64_t) { return false; }
-inline at::Tensor rope_merge(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                             const at::Tensor&, const at::Tensor&) {
+inline at::Tensor rope_merge(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                             const at::Tensor&) {
   return {};
 }
-inline void cross_entropy_(at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                           at::Tensor&, bool) {}
+inline void cross_entropy_(at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, at::Tensor&, bool) {}
 inline at::Tensor sum(const at::Tensor&) { return {}; }
 inline at::Tensor scaled(const at::Tensor&, const at::Tensor&, at::ScalarType) { return {}; }
 inline at::Tensor embedding(const at::Tensor&, const at::Tensor&) { return {}; }

@@ -50,8 +50,8 @@ bool has_kernels(const at::Tensor& x) {
 
 bool on_hopper(at::Device device) { return is_hopper(device.index()); }
 
-void dropout(const at::Tensor& x, at::Tensor& out, const at::Tensor& sample_ids,
-             const DropoutKey& key, bool accumulate) {
+void dropout(const at::Tensor& x, at::Tensor& out, const at::Tensor& sample_ids, const DropoutKey& key,
+             bool accumulate) {
   const c10::cuda::CUDAGuard guard(x.device());
   const kernels::DropoutArguments arguments{x.const_data_ptr(),
                                             out.mutable_data_ptr(),
@@ -68,33 +68,28 @@ void dropout(const at::Tensor& x, at::Tensor& out, const at::Tensor& sample_ids,
 }
 
 bool rope_rotate(at::Tensor heads, const at::Tensor& cos, const at::Tensor& sin, int64_t rotated) {
-  if (heads.size(3) % 16 != 0 || !suits_packs(heads) || cos.scalar_type() != heads.scalar_type())
-    return false;
+  if (heads.size(3) % 16 != 0 || !suits_packs(heads) || cos.scalar_type() != heads.scalar_type()) return false;
   const c10::cuda::CUDAGuard guard(heads.device());
   launched(
       kernels::rope_rotate(heads.mutable_data_ptr(), cos.const_data_ptr(), sin.const_data_ptr(),
-                           heads.size(0) * heads.size(1), static_cast<int>(heads.size(2)),
-                           static_cast<int>(rotated), static_cast<int>(heads.size(3)), 1,
-                           element(heads), stream_of(heads)),
+                           heads.size(0) * heads.size(1), static_cast<int>(heads.size(2)), static_cast<int>(rotated),
+                           static_cast<int>(heads.size(3)), 1, element(heads), stream_of(heads)),
       "rope_rotate");
   return true;
 }
 
-at::Tensor rope_merge(const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv,
-                      const at::Tensor& cos, const at::Tensor& sin) {
+at::Tensor rope_merge(const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv, const at::Tensor& cos,
+                      const at::Tensor& sin) {
   if (dq.size(3) % 16 != 0 || !suits_packs(dq) || !suits_packs(dk) || !suits_packs(dv) ||
       cos.scalar_type() != dq.scalar_type())
     return {};
   const c10::cuda::CUDAGuard guard(dq.device());
-  at::Tensor d_qkv =
-      at::empty({dq.size(0), dq.size(1), dq.size(2) + 2 * dk.size(2), dq.size(3)}, dq.options());
-  launched(
-      kernels::rope_merge(dq.const_data_ptr(), strides(dq), dk.const_data_ptr(), strides(dk),
-                          dv.const_data_ptr(), strides(dv), cos.const_data_ptr(),
-                          sin.const_data_ptr(), d_qkv.mutable_data_ptr(), dq.size(0), dq.size(1),
-                          static_cast<int>(dq.size(2)), static_cast<int>(dk.size(2)),
-                          static_cast<int>(dq.size(3)), element(dq), stream_of(dq)),
-      "rope_merge");
+  at::Tensor d_qkv = at::empty({dq.size(0), dq.size(1), dq.size(2) + 2 * dk.size(2), dq.size(3)}, dq.options());
+  launched(kernels::rope_merge(dq.const_data_ptr(), strides(dq), dk.const_data_ptr(), strides(dk), dv.const_data_ptr(),
+                               strides(dv), cos.const_data_ptr(), sin.const_data_ptr(), d_qkv.mutable_data_ptr(),
+                               dq.size(0), dq.size(1), static_cast<int>(dq.size(2)), static_cast<int>(dk.size(2)),
+                               static_cast<int>(dq.size(3)), element(dq), stream_of(dq)),
+           "rope_merge");
   return d_qkv;
 }
 
@@ -118,18 +113,17 @@ void cross_entropy_(at::Tensor& logits, const at::Tensor& targets, const at::Ten
 at::Tensor sum(const at::Tensor& values) {
   const c10::cuda::CUDAGuard guard(values.device());
   at::Tensor total = at::empty({}, values.options());
-  launched(
-      kernels::sum_values(values.const_data_ptr<float>(), values.numel(),
-                          total.mutable_data_ptr<float>(), /*accumulate=*/false, stream_of(values)),
-      "sum_values");
+  launched(kernels::sum_values(values.const_data_ptr<float>(), values.numel(), total.mutable_data_ptr<float>(),
+                               /*accumulate=*/false, stream_of(values)),
+           "sum_values");
   return total;
 }
 
 at::Tensor scaled(const at::Tensor& x, const at::Tensor& factor, at::ScalarType dtype) {
   const c10::cuda::CUDAGuard guard(x.device());
   at::Tensor out = at::empty(x.sizes(), x.options().dtype(dtype));
-  launched(kernels::scale(x.const_data_ptr(), element(x), factor.const_data_ptr<float>(),
-                          out.mutable_data_ptr(), element(out), x.numel(), stream_of(x)),
+  launched(kernels::scale(x.const_data_ptr(), element(x), factor.const_data_ptr<float>(), out.mutable_data_ptr(),
+                          element(out), x.numel(), stream_of(x)),
            "scale");
   return out;
 }
@@ -175,20 +169,18 @@ bool suits_bert_embedding(const BertTables& t) {
   constexpr int64_t kWidest = 2048;
   const int64_t width = t.word.size(1), pack = 16 / t.word.element_size();
   for (const at::Tensor& x : {t.word, t.position, t.type, t.gamma, t.beta})
-    if (!x.is_contiguous() || x.scalar_type() != t.word.scalar_type() ||
-        !kernels::aligned16(x.const_data_ptr()))
+    if (!x.is_contiguous() || x.scalar_type() != t.word.scalar_type() || !kernels::aligned16(x.const_data_ptr()))
       return false;
   return width % pack == 0 && width <= kWidest;
 }
 
-BertRows bert_embedding(const BertTables& tables, const std::vector<at::Tensor>& indices,
-                        double eps, const Dropout& dropout, uint64_t stream) {
+BertRows bert_embedding(const BertTables& tables, const std::vector<at::Tensor>& indices, double eps,
+                        const Dropout& dropout, uint64_t stream) {
   const c10::cuda::CUDAGuard guard(tables.word.device());
   const int64_t b = indices[0].size(0), s = indices[0].size(1), width = tables.word.size(1);
   const auto options = tables.word.options();
   BertRows rows{at::empty({b, s, width}, options), at::empty({b, s, width}, options),
-                at::empty({b, s, 1}, options.dtype(at::kFloat)),
-                at::empty({b, s, 1}, options.dtype(at::kFloat))};
+                at::empty({b, s, 1}, options.dtype(at::kFloat)), at::empty({b, s, 1}, options.dtype(at::kFloat))};
   kernels::BertEmbedding a;
   a.word = tables.word.const_data_ptr();
   a.position = tables.position.const_data_ptr();

@@ -84,13 +84,11 @@ struct UpLaunch {
 };
 
 /// Arguments but for the wide matrix, y or dy.
-UpLaunch up_launch(const at::Tensor& wide_TO, const at::Tensor& t_TR, const at::Tensor& b_OR,
-                   double scale) {
+UpLaunch up_launch(const at::Tensor& wide_TO, const at::Tensor& t_TR, const at::Tensor& b_OR, double scale) {
   UpLaunch launch;
   const at::ScalarType type = wide_TO.scalar_type();
-  if (!has_kernels(wide_TO) || type == at::kFloat || t_TR.scalar_type() != type ||
-      b_OR.scalar_type() != type || t_TR.size(1) > kMaxRank || wide_TO.stride(1) != 1 ||
-      t_TR.stride(1) != 1)
+  if (!has_kernels(wide_TO) || type == at::kFloat || t_TR.scalar_type() != type || b_OR.scalar_type() != type ||
+      t_TR.size(1) > kMaxRank || wide_TO.stride(1) != 1 || t_TR.stride(1) != 1)
     return launch;
   // Columns of t beyond the rank meet zeros of B; they must be there to be read.
   const int64_t rank = padded(t_TR.size(1));
@@ -112,8 +110,8 @@ UpLaunch up_launch(const at::Tensor& wide_TO, const at::Tensor& t_TR, const at::
 }  // namespace
 
 bool has_lora_kernels(const at::Tensor& x, at::TensorList pairs, const LoraPlan& plan) {
-  if (!plan.dropout.active() || pairs.empty() || !has_kernels(x) || x.numel() == 0 ||
-      !x.is_contiguous() || x.dim() != 3 || x.size(0) != plan.dropout.sample_ids_B.numel())
+  if (!plan.dropout.active() || pairs.empty() || !has_kernels(x) || x.numel() == 0 || !x.is_contiguous() ||
+      x.dim() != 3 || x.size(0) != plan.dropout.sample_ids_B.numel())
     return false;
   for (size_t i = 0; i < pairs.size(); i += 2)
     if (pairs[i].size(0) > kMaxRank || pairs[i].scalar_type() != x.scalar_type()) return false;
@@ -144,8 +142,8 @@ at::Tensor lora_gradient_product(const at::Tensor& dy_rows, const at::Tensor& b,
   return at::mm(dy_rows, padded_columns(b)).mul_(scale);
 }
 
-std::vector<at::Tensor> lora_down_gradients(const at::Tensor& x, const at::Tensor& dx_TI, at::TensorList d, at::TensorList pairs,
-                                            const LoraPlan& plan) {
+std::vector<at::Tensor> lora_down_gradients(const at::Tensor& x, const at::Tensor& dx_TI, at::TensorList d,
+                                            at::TensorList pairs, const LoraPlan& plan) {
   const c10::cuda::CUDAGuard guard(x.device());
   std::vector<at::Tensor> gradients;
   for (Launch& launch : launches(x, pairs, plan)) {
@@ -168,21 +166,20 @@ std::vector<at::Tensor> lora_down_gradients(const at::Tensor& x, const at::Tenso
   return gradients;
 }
 
-void lora_down_dx(const at::Tensor& dx_TI, const at::Tensor& x, at::TensorList d, at::TensorList pairs, const LoraPlan& plan) {
+void lora_down_dx(const at::Tensor& dx_TI, const at::Tensor& x, at::TensorList d, at::TensorList pairs,
+                  const LoraPlan& plan) {
   const c10::cuda::CUDAGuard guard(x.device());
   for (Launch& launch : launches(x, pairs, plan)) {
     kernels::LoraProducts& p = launch.arguments;
     p.dx = dx_TI.mutable_data_ptr();
     p.adds = launch.begin > 0;
-    for (size_t i = launch.begin; i < launch.end; ++i)
-      p.d[i - launch.begin] = d[i].const_data_ptr();
+    for (size_t i = launch.begin; i < launch.end; ++i) p.d[i - launch.begin] = d[i].const_data_ptr();
     launched(kernels::lora_down_dx(p, stream_of(x)), "lora_down_dx");
   }
 }
 
 bool lora_up(const at::Tensor& y_TO, const at::Tensor& t_TR, const at::Tensor& b_OR, double scale, bool adds) {
-  const c10::cuda::OptionalCUDAGuard guard(y_TO.is_cuda() ? std::optional(y_TO.device())
-                                                          : std::nullopt);
+  const c10::cuda::OptionalCUDAGuard guard(y_TO.is_cuda() ? std::optional(y_TO.device()) : std::nullopt);
   UpLaunch launch = up_launch(y_TO, t_TR, b_OR, scale);
   launch.arguments.y = y_TO.mutable_data_ptr();
   launch.arguments.adds = adds;
@@ -191,21 +188,19 @@ bool lora_up(const at::Tensor& y_TO, const at::Tensor& t_TR, const at::Tensor& b
   return true;
 }
 
-LoraUpGradients lora_up_gradients(const at::Tensor& dy_TO, const at::Tensor& t_TR,
-                                  const at::Tensor& b_OR, double scale) {
+LoraUpGradients lora_up_gradients(const at::Tensor& dy_TO, const at::Tensor& t_TR, const at::Tensor& b_OR,
+                                  double scale) {
   // Of 64 ranks the library's two products take less time.
   if (t_TR.size(1) > 32) return {};
-  const c10::cuda::OptionalCUDAGuard guard(dy_TO.is_cuda() ? std::optional(dy_TO.device())
-                                                           : std::nullopt);
+  const c10::cuda::OptionalCUDAGuard guard(dy_TO.is_cuda() ? std::optional(dy_TO.device()) : std::nullopt);
   UpLaunch launch = up_launch(dy_TO, t_TR, b_OR, scale);
   kernels::LoraUpProducts& p = launch.arguments;
   p.dy = dy_TO.const_data_ptr();
   if (!launch.serves || !kernels::lora_up_fits(p)) return {};
   const at::Tensor d = at::empty({p.tokens, p.rank}, dy_TO.options()),
                    db = at::empty({p.columns, p.rank}, dy_TO.options()),
-                   workspace =
-                       at::empty({static_cast<int64_t>(kernels::lora_up_gradients_workspace(p))},
-                                 dy_TO.options().dtype(at::kByte));
+                   workspace = at::empty({static_cast<int64_t>(kernels::lora_up_gradients_workspace(p))},
+                                         dy_TO.options().dtype(at::kByte));
   p.d = d.mutable_data_ptr();
   p.db = db.mutable_data_ptr();
   p.workspace = workspace.mutable_data_ptr();

@@ -12,33 +12,33 @@ namespace trireme {
 
 namespace {
 
-at::Tensor stacked(const std::vector<at::Tensor>& a) {
-  return a.size() == 1 ? a[0] : at::cat(a, 0);
-}
+at::Tensor stacked(const std::vector<at::Tensor>& a) { return a.size() == 1 ? a[0] : at::cat(a, 0); }
 
 /// Into y, or over what is there.
-void up_products(const at::Tensor& y_TO, at::TensorList products, at::TensorList pairs, const LoraPlan& plan, bool adds) {
+void up_products(const at::Tensor& y_TO, at::TensorList products, at::TensorList pairs, const LoraPlan& plan,
+                 bool adds) {
   for (size_t i = 0; i < plan.places.size(); ++i) {
     const at::Tensor& b = pairs[2 * i + 1];
     const at::Tensor rows = y_TO.narrow(1, plan.places[i].row_begin, b.size(0));
-    if (!bridge::lora_up(rows, products[i], b, plan.scale, adds)) rows.addmm_(products[i], b.t(), adds ? 1 : 0, plan.scale);
+    if (!bridge::lora_up(rows, products[i], b, plan.scale, adds))
+      rows.addmm_(products[i], b.t(), adds ? 1 : 0, plan.scale);
   }
 }
 
 }  // namespace
 
-LoraPlan make_lora_plan(const std::vector<LoraAdapter>& adapters, const at::Tensor& weight,
-                        double scale, const Dropout& dropout, std::vector<at::Tensor>& pairs) {
+LoraPlan make_lora_plan(const std::vector<LoraAdapter>& adapters, const at::Tensor& weight, double scale,
+                        const Dropout& dropout, std::vector<at::Tensor>& pairs) {
   for (const LoraAdapter& adapter : adapters) {
-    TRIREME_CHECK(adapter.a.dim() == 2 && adapter.b.dim() == 2 &&
-                      adapter.a.size(1) == weight.size(1) && adapter.b.size(1) == adapter.a.size(0),
-                  "adapter A ", adapter.a.sizes(), " and B ", adapter.b.sizes(),
-                  " do not fit weight ", weight.sizes());
-    TRIREME_CHECK(adapter.row_begin >= 0 && adapter.row_begin + adapter.b.size(0) <= weight.size(0),
-                  "adapter rows ", adapter.row_begin, " to ", adapter.row_begin + adapter.b.size(0),
-                  " leave the weight's ", weight.size(0));
+    TRIREME_CHECK(adapter.a.dim() == 2 && adapter.b.dim() == 2 && adapter.a.size(1) == weight.size(1) &&
+                      adapter.b.size(1) == adapter.a.size(0),
+                  "adapter A ", adapter.a.sizes(), " and B ", adapter.b.sizes(), " do not fit weight ", weight.sizes());
+    TRIREME_CHECK(adapter.row_begin >= 0 && adapter.row_begin + adapter.b.size(0) <= weight.size(0), "adapter rows ",
+                  adapter.row_begin, " to ", adapter.row_begin + adapter.b.size(0), " leave the weight's ",
+                  weight.size(0));
     for (const LoraAdapter* other = adapters.data(); other != &adapter; ++other)
-      TRIREME_CHECK(adapter.row_begin >= other->row_begin + other->b.size(0) || other->row_begin >= adapter.row_begin + adapter.b.size(0),
+      TRIREME_CHECK(adapter.row_begin >= other->row_begin + other->b.size(0) ||
+                        other->row_begin >= adapter.row_begin + adapter.b.size(0),
                     "two adapters take row ", std::max(adapter.row_begin, other->row_begin), " of one weight");
   }
   LoraPlan plan{{}, scale, dropout};
@@ -80,13 +80,15 @@ at::Tensor lora_part(at::TensorList products, at::TensorList pairs, const LoraPl
   int64_t taken = 0;
   for (size_t i = 0; i < plan.places.size(); ++i) taken += pairs[2 * i + 1].size(0);
   const std::vector<int64_t> shape = {products[0].size(0), columns};
-  const at::Tensor part = taken == columns ? at::empty(shape, products[0].options()) : at::zeros(shape, products[0].options());
+  const at::Tensor part =
+      taken == columns ? at::empty(shape, products[0].options()) : at::zeros(shape, products[0].options());
   up_products(part, products, pairs, plan, /*adds=*/false);
   return part;
 }
 
-LoraProductGradients lora_product_gradients(const at::Tensor& dy_TO, const at::Tensor& x, at::TensorList pairs, at::TensorList products,
-                                            const LoraPlan& plan, const std::vector<bool>& wanted) {
+LoraProductGradients lora_product_gradients(const at::Tensor& dy_TO, const at::Tensor& x, at::TensorList pairs,
+                                            at::TensorList products, const LoraPlan& plan,
+                                            const std::vector<bool>& wanted) {
   const size_t n = plan.places.size();
   LoraProductGradients result;
   result.for_kernels = n > 0 && x.defined() && bridge::has_lora_kernels(x, pairs, plan);
@@ -96,7 +98,8 @@ LoraProductGradients lora_product_gradients(const at::Tensor& dy_TO, const at::T
     bridge::LoraUpGradients both;
     if (result.for_kernels && wanted[2 * i + 1]) both = bridge::lora_up_gradients(dy_rows, products[i], b, plan.scale);
     if (!both.d.defined()) {
-      both.d = result.for_kernels ? bridge::lora_gradient_product(dy_rows, b, plan.scale) : at::mm(dy_rows, b).mul_(plan.scale);
+      both.d = result.for_kernels ? bridge::lora_gradient_product(dy_rows, b, plan.scale)
+                                  : at::mm(dy_rows, b).mul_(plan.scale);
       if (wanted[2 * i + 1]) both.db = at::mm(dy_rows.t(), products[i]).mul_(plan.scale);
     }
     result.d.push_back(std::move(both.d));
@@ -105,8 +108,8 @@ LoraProductGradients lora_product_gradients(const at::Tensor& dy_TO, const at::T
   return result;
 }
 
-LoraGradients lora_backward(const LoraProductGradients& of_products, const at::Tensor& x, at::TensorList pairs, const LoraPlan& plan,
-                            const std::vector<bool>& wanted, bool want_dx) {
+LoraGradients lora_backward(const LoraProductGradients& of_products, const at::Tensor& x, at::TensorList pairs,
+                            const LoraPlan& plan, const std::vector<bool>& wanted, bool want_dx) {
   const size_t n = plan.places.size();
   LoraGradients result;
   result.pairs.resize(2 * n);

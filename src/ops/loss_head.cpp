@@ -15,9 +15,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-at::ScalarType loss_type(const at::Tensor& x) {
-  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
+at::ScalarType loss_type(const at::Tensor& x) { return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
 
 /// Tokens whose logits fill 256 MiB.
 int64_t kernel_chunk(int64_t vocab_size, int64_t element_size) {
@@ -38,8 +36,7 @@ at::Tensor logits_of(const at::Tensor& hidden, const at::Tensor& weight, const a
 }
 
 HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
-                      const at::Tensor& targets, const at::Tensor& token_weight, bool need_hidden,
-                      bool need_weight) {
+                      const at::Tensor& targets, const at::Tensor& token_weight, bool need_hidden, bool need_weight) {
   const at::ScalarType type = loss_type(hidden);
   const auto options = hidden.options().dtype(type);
   HeadResult result;
@@ -81,9 +78,8 @@ HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const 
 
 /// The same where our kernels serve: the logits of a chunk become their gradient in place, so one
 /// buffer of a chunk is all the memory that comes on top of the results, and the host waits for nothing.
-HeadResult run_chunks_with_kernels(const at::Tensor& hidden, const at::Tensor& weight,
-                                   const at::Tensor& bias, const at::Tensor& targets,
-                                   const at::Tensor& token_weight, bool need_hidden,
+HeadResult run_chunks_with_kernels(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
+                                   const at::Tensor& targets, const at::Tensor& token_weight, bool need_hidden,
                                    bool need_weight) {
   const int64_t tokens = hidden.size(0), vocab = weight.size(0);
   const auto options = hidden.options().dtype(at::kFloat);
@@ -95,8 +91,7 @@ HeadResult run_chunks_with_kernels(const at::Tensor& hidden, const at::Tensor& w
   if (need_weight) result.d_weight = at::empty(weight.sizes(), options);
 
   // Equal chunks of whole GEMM tiles.
-  const int64_t most = kernel_chunk(vocab, hidden.element_size()),
-                chunks = (tokens + most - 1) / most,
+  const int64_t most = kernel_chunk(vocab, hidden.element_size()), chunks = (tokens + most - 1) / most,
                 chunk = std::min(tokens, ((tokens + chunks - 1) / chunks + 127) / 128 * 128);
   // Rows start on 16-byte boundaries whatever the vocabulary is.
   const int64_t padded = (vocab + 15) / 16 * 16;
@@ -111,8 +106,8 @@ HeadResult run_chunks_with_kernels(const at::Tensor& hidden, const at::Tensor& w
     else
       at::mm_out(logits, h, weight.t());
     at::Tensor part = losses.narrow(0, begin, count);
-    bridge::cross_entropy_(logits, target.narrow(0, begin, count), w.narrow(0, begin, count),
-                           inverse, part, need_hidden || need_weight);
+    bridge::cross_entropy_(logits, target.narrow(0, begin, count), w.narrow(0, begin, count), inverse, part,
+                           need_hidden || need_weight);
     if (need_hidden) {
       at::Tensor out = result.d_hidden.narrow(0, begin, count);
       at::mm_out(out, logits, weight);
@@ -141,22 +136,19 @@ HeadResult run_chunks_with_kernels(const at::Tensor& hidden, const at::Tensor& w
 /// x * factor in `dtype`, a few rows at a time: a GPU would round a zero-dimensional fp32 factor to
 /// bf16 before multiplying.
 at::Tensor scaled(const at::Tensor& x, const at::Tensor& factor, at::ScalarType dtype) {
-  if (bridge::has_kernels(x) && x.is_contiguous())
-    return bridge::scaled(x, factor.contiguous(), dtype);
+  if (bridge::has_kernels(x) && x.is_contiguous()) return bridge::scaled(x, factor.contiguous(), dtype);
   at::Tensor out = at::empty(x.sizes(), x.options().dtype(dtype));
   constexpr int64_t kRows = 4096;
   for (int64_t begin = 0; begin < x.size(0); begin += kRows) {
     const int64_t count = std::min(kRows, x.size(0) - begin);
-    out.narrow(0, begin, count)
-        .copy_(x.narrow(0, begin, count).to(factor.scalar_type()).mul(factor));
+    out.narrow(0, begin, count).copy_(x.narrow(0, begin, count).to(factor.scalar_type()).mul(factor));
   }
   return out;
 }
 
 struct LossHead : torch::autograd::Function<LossHead> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden,
-                            const at::Tensor& weight, at::TensorList biases,
-                            const at::Tensor& targets, const at::Tensor& token_weight,
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& weight,
+                            at::TensorList biases, const at::Tensor& targets, const at::Tensor& token_weight,
                             bool grad_enabled) {
     const at::Tensor bias = biases.empty() ? at::Tensor() : biases[0];
     const bool need_hidden = grad_enabled && hidden.requires_grad(),
@@ -167,10 +159,8 @@ struct LossHead : torch::autograd::Function<LossHead> {
       if (kept.size(0) == hidden.size(0)) kept = at::Tensor();
     }
     HeadResult result;
-    if (bridge::has_kernels(hidden) && hidden.is_contiguous() && weight.is_contiguous() &&
-        hidden.size(0) > 0) {
-      result =
-          run_chunks_with_kernels(hidden, weight, bias, targets, token_weight, need_hidden, need_weight);
+    if (bridge::has_kernels(hidden) && hidden.is_contiguous() && weight.is_contiguous() && hidden.size(0) > 0) {
+      result = run_chunks_with_kernels(hidden, weight, bias, targets, token_weight, need_hidden, need_weight);
     } else if (kept.defined() && kept.size(0) == 0) {
       result.loss = at::zeros({}, hidden.options().dtype(loss_type(hidden)));
       result.largest = at::ones({}, result.loss.options());
@@ -180,8 +170,7 @@ struct LossHead : torch::autograd::Function<LossHead> {
     } else if (kept.defined()) {
       result = run_chunks(hidden.index_select(0, kept), weight, bias, targets.index_select(0, kept),
                           token_weight.index_select(0, kept), need_hidden, need_weight);
-      if (need_hidden)
-        result.d_hidden = at::zeros_like(hidden).index_copy_(0, kept, result.d_hidden);
+      if (need_hidden) result.d_hidden = at::zeros_like(hidden).index_copy_(0, kept, result.d_hidden);
     } else {
       result = run_chunks(hidden, weight, bias, targets, token_weight, need_hidden, need_weight);
     }
@@ -215,14 +204,14 @@ namespace {
 
 void check_arguments(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
                      const at::Tensor& token_weight, const at::Tensor& bias) {
-  TRIREME_CHECK(hidden.dim() == 2 && weight.dim() == 2 && hidden.size(1) == weight.size(1),
-                "loss head: hidden ", hidden.sizes(), ", weight ", weight.sizes());
-  TRIREME_CHECK(targets.dim() == 1 && token_weight.dim() == 1 &&
-                    targets.size(0) == hidden.size(0) && token_weight.size(0) == hidden.size(0),
-                "loss head: ", hidden.size(0), " tokens, ", targets.numel(), " targets, ",
-                token_weight.numel(), " weights");
-  TRIREME_CHECK(!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(0)),
-                "loss head: weight ", weight.sizes(), ", bias ", bias.sizes());
+  TRIREME_CHECK(hidden.dim() == 2 && weight.dim() == 2 && hidden.size(1) == weight.size(1), "loss head: hidden ",
+                hidden.sizes(), ", weight ", weight.sizes());
+  TRIREME_CHECK(targets.dim() == 1 && token_weight.dim() == 1 && targets.size(0) == hidden.size(0) &&
+                    token_weight.size(0) == hidden.size(0),
+                "loss head: ", hidden.size(0), " tokens, ", targets.numel(), " targets, ", token_weight.numel(),
+                " weights");
+  TRIREME_CHECK(!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(0)), "loss head: weight ",
+                weight.sizes(), ", bias ", bias.sizes());
 }
 
 }  // namespace
@@ -232,8 +221,7 @@ at::Tensor loss_head(const at::Tensor& hidden, const at::Tensor& weight, const a
   check_arguments(hidden, weight, targets, token_weight, bias);
   std::vector<at::Tensor> biases;
   if (bias.defined()) biases.push_back(bias);
-  return LossHead::apply(hidden, weight, at::TensorList(biases), targets, token_weight,
-                         at::GradMode::is_enabled());
+  return LossHead::apply(hidden, weight, at::TensorList(biases), targets, token_weight, at::GradMode::is_enabled());
 }
 
 HeadScore score_head(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,

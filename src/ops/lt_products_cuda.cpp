@@ -23,8 +23,9 @@ namespace {
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 constexpr int kCandidates = 8, kTimedRuns = 4;
 
-/// Of the library's first candidates the fastest on this machine, timed when a shape first comes, and only among those whose results equal
-/// the first one's bit for bit, so that what is computed does not depend on the timing. TRIREME_FP8_PRODUCTS=first: the library's first.
+/// Of the library's first candidates the fastest on this machine, timed when a shape first comes, and only among those
+/// whose results equal the first one's bit for bit, so that what is computed does not depend on the timing.
+/// TRIREME_FP8_PRODUCTS=first: the library's first.
 bool measures() {
   static const char* choice = std::getenv("TRIREME_FP8_PRODUCTS");
   return choice == nullptr || std::string_view(choice) != "first";
@@ -50,7 +51,8 @@ using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDes
 
 template <class T>
 void set(const Operation& operation, cublasLtMatmulDescAttributes_t attribute, const T& value) {
-  succeeded(cublasLtMatmulDescSetAttribute(operation.handle, attribute, &value, sizeof(T)), "cublasLtMatmulDescSetAttribute");
+  succeeded(cublasLtMatmulDescSetAttribute(operation.handle, attribute, &value, sizeof(T)),
+            "cublasLtMatmulDescSetAttribute");
 }
 
 cudaDataType_t type_of(const at::Tensor& x) {
@@ -67,7 +69,8 @@ cudaDataType_t type_of(const at::Tensor& x) {
 
 /// A row-major matrix [rows, columns] as cuBLASLt sees it: column-major, turned.
 void describe(Layout& layout, const at::Tensor& x) {
-  succeeded(cublasLtMatrixLayoutCreate(&layout.handle, type_of(x), static_cast<uint64_t>(x.size(1)), static_cast<uint64_t>(x.size(0)), x.size(1)),
+  succeeded(cublasLtMatrixLayoutCreate(&layout.handle, type_of(x), static_cast<uint64_t>(x.size(1)),
+                                       static_cast<uint64_t>(x.size(0)), x.size(1)),
             "cublasLtMatrixLayoutCreate");
 }
 
@@ -94,7 +97,8 @@ struct Event {
 using Candidates = std::array<cublasLtMatmulHeuristicResult_t, kCandidates>;
 
 /// The index of the fastest that writes into `out` what the first does.
-int fastest(const Candidates& candidates, int count, const at::Tensor& out, const std::function<bool(const cublasLtMatmulAlgo_t&)>& run) {
+int fastest(const Candidates& candidates, int count, const at::Tensor& out,
+            const std::function<bool(const cublasLtMatmulAlgo_t&)>& run) {
   if (!run(candidates[0].algo)) return 0;  // the caller meets the error
   const at::Tensor expected = out.clone();
   const cudaStream_t stream = stream_of(out);
@@ -118,23 +122,28 @@ int fastest(const Candidates& candidates, int count, const at::Tensor& out, cons
 }  // namespace
 }  // namespace lt
 
-at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarType dtype, const at::Tensor& bias_N, const Addend& addend) {
+at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarType dtype, const at::Tensor& bias_N,
+                       const Addend& addend) {
   using namespace lt;
   const at::Tensor &a = a_MK.codes, &b = b_NK.codes;
   const c10::cuda::CUDAGuard guard(a.device());
   const bool adds = addend.sum.defined();
-  TRIREME_CHECK(!addend.overwritten || (adds && addend.sum.is_contiguous()), "a product takes the memory of contiguous addends only");
+  TRIREME_CHECK(!addend.overwritten || (adds && addend.sum.is_contiguous()),
+                "a product takes the memory of contiguous addends only");
   const at::Tensor out = addend.overwritten ? addend.sum : at::empty({a.size(0), b.size(0)}, a.options().dtype(dtype));
   const at::Tensor sum = adds ? addend.sum.contiguous() : out;
-  TRIREME_CHECK(sum.size(0) == a.size(0) && sum.size(1) == b.size(0) && sum.scalar_type() == dtype, "an FP8 product of ", a.sizes(), " and ",
-                b.sizes(), " in ", dtype, " is to be added to ", sum.sizes(), " of ", sum.scalar_type());
+  TRIREME_CHECK(sum.size(0) == a.size(0) && sum.size(1) == b.size(0) && sum.scalar_type() == dtype,
+                "an FP8 product of ", a.sizes(), " and ", b.sizes(), " in ", dtype, " is to be added to ", sum.sizes(),
+                " of ", sum.scalar_type());
   TRIREME_CHECK(a.is_contiguous() && b.is_contiguous(), "operands of an FP8 product must be contiguous");
   const bool by_rows = a_MK.inverse.dim() == 1;
-  TRIREME_CHECK(a_MK.inverse.numel() == (by_rows ? a.size(0) : 1) && b_NK.inverse.numel() == (by_rows ? b.size(0) : 1), "an FP8 product of ",
-                a.sizes(), " and ", b.sizes(), " with scales ", a_MK.inverse.sizes(), " and ", b_NK.inverse.sizes());
+  TRIREME_CHECK(a_MK.inverse.numel() == (by_rows ? a.size(0) : 1) && b_NK.inverse.numel() == (by_rows ? b.size(0) : 1),
+                "an FP8 product of ", a.sizes(), " and ", b.sizes(), " with scales ", a_MK.inverse.sizes(), " and ",
+                b_NK.inverse.sizes());
 #if CUBLAS_VERSION < 120900
   if (by_rows) {  // cuBLASLt knows no such scales yet
-    const at::Tensor product = at::_scaled_mm(a, b.t(), a_MK.inverse.view({-1, 1}), b_NK.inverse.view({1, -1}), bias_N, {}, dtype, true);
+    const at::Tensor product =
+        at::_scaled_mm(a, b.t(), a_MK.inverse.view({-1, 1}), b_NK.inverse.view({1, -1}), bias_N, {}, dtype, true);
     if (!adds) return product;
     return addend.overwritten ? addend.sum.add_(product) : product.add_(addend.sum);
   }
@@ -154,8 +163,8 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarT
       set(operation, attribute, CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F);
 #endif
   if (bias_N.defined()) {
-    TRIREME_CHECK(bias_N.numel() == b.size(0) && bias_N.scalar_type() == dtype, "an FP8 product ", out.sizes(), " of ", dtype, " with a bias ",
-                  bias_N.sizes(), " of ", bias_N.scalar_type());
+    TRIREME_CHECK(bias_N.numel() == b.size(0) && bias_N.scalar_type() == dtype, "an FP8 product ", out.sizes(), " of ",
+                  dtype, " with a bias ", bias_N.sizes(), " of ", bias_N.scalar_type());
     const void* bias = bias_N.const_data_ptr();
     set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
     set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
@@ -170,13 +179,14 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarT
   const cublasLtHandle_t handle = handle_of(device);
   static std::mutex mutex;
   static std::map<Shape, cublasLtMatmulAlgo_t> chosen;
-  const Shape shape{device, a.size(0), b.size(0), a.size(1), type_of(a), type_of(b), type_of(out), bias_N.defined(), adds, by_rows};
+  const Shape shape{device,     a.size(0),    b.size(0),        a.size(1), type_of(a),
+                    type_of(b), type_of(out), bias_N.defined(), adds,      by_rows};
   const at::Tensor workspace = at::empty({static_cast<int64_t>(kWorkspaceBytes)}, a.options().dtype(at::kByte));
   const float one = 1, beta = adds ? 1.0f : 0.0f;
   const auto multiply = [&](const cublasLtMatmulAlgo_t& algorithm, const at::Tensor& into) {
-    return cublasLtMatmul(handle, operation.handle, &one, b.const_data_ptr(), layout_b.handle, a.const_data_ptr(), layout_a.handle, &beta,
-                          sum.const_data_ptr(), layout_out.handle, into.mutable_data_ptr(), layout_out.handle, &algorithm,
-                          workspace.mutable_data_ptr(), kWorkspaceBytes, stream_of(a));
+    return cublasLtMatmul(handle, operation.handle, &one, b.const_data_ptr(), layout_b.handle, a.const_data_ptr(),
+                          layout_a.handle, &beta, sum.const_data_ptr(), layout_out.handle, into.mutable_data_ptr(),
+                          layout_out.handle, &algorithm, workspace.mutable_data_ptr(), kWorkspaceBytes, stream_of(a));
   };
   cublasLtMatmulAlgo_t algorithm;
   {
@@ -185,20 +195,22 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarT
     if (found == chosen.end()) {
       Preference preference;
       succeeded(cublasLtMatmulPreferenceCreate(&preference.handle), "cublasLtMatmulPreferenceCreate");
-      succeeded(cublasLtMatmulPreferenceSetAttribute(preference.handle, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &kWorkspaceBytes,
-                                                     sizeof(kWorkspaceBytes)),
+      succeeded(cublasLtMatmulPreferenceSetAttribute(preference.handle, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                     &kWorkspaceBytes, sizeof(kWorkspaceBytes)),
                 "cublasLtMatmulPreferenceSetAttribute");
       Candidates candidates{};
       int count = 0;
-      succeeded(cublasLtMatmulAlgoGetHeuristic(handle, operation.handle, layout_b.handle, layout_a.handle, layout_out.handle, layout_out.handle,
-                                               preference.handle, measures() ? kCandidates : 1, candidates.data(), &count),
+      succeeded(cublasLtMatmulAlgoGetHeuristic(handle, operation.handle, layout_b.handle, layout_a.handle,
+                                               layout_out.handle, layout_out.handle, preference.handle,
+                                               measures() ? kCandidates : 1, candidates.data(), &count),
                 "cublasLtMatmulAlgoGetHeuristic");
       TRIREME_CHECK(count > 0, "cuBLASLt has no FP8 product of ", a.sizes(), " and ", b.sizes());
       int best = 0;
       if (measures() && count > 1) {
         // Repeated products must not pile up in an addend.
         const at::Tensor scratch = addend.overwritten ? at::empty_like(out) : out;
-        best = fastest(candidates, count, scratch, [&](const auto& one_of) { return multiply(one_of, scratch) == CUBLAS_STATUS_SUCCESS; });
+        best = fastest(candidates, count, scratch,
+                       [&](const auto& one_of) { return multiply(one_of, scratch) == CUBLAS_STATUS_SUCCESS; });
       }
       found = chosen.emplace(shape, candidates[static_cast<size_t>(best)].algo).first;
     }

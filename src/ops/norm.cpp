@@ -48,15 +48,12 @@ variable_list backward_plain(const at::Tensor& dy, const at::Tensor& x, const at
 /// The widest row that our kernels take.
 constexpr int64_t kKernelColumns = 16384;
 
-bool has_norm_kernels(const at::Tensor& x) {
-  return bridge::has_fp8_kernels(x) && x.size(-1) <= kKernelColumns;
-}
+bool has_norm_kernels(const at::Tensor& x) { return bridge::has_fp8_kernels(x) && x.size(-1) <= kKernelColumns; }
 
 // The places where a kernel takes over from the plain composition.
 NormForward forward_dispatch(const at::Tensor& x, const at::Tensor& weight, double eps) {
   if (has_norm_kernels(x)) {
-    const rows::Normed normed =
-        bridge::norm_forward(x.view({-1, x.size(-1)}), weight, eps, /*want_y=*/true, false);
+    const rows::Normed normed = bridge::norm_forward(x.view({-1, x.size(-1)}), weight, eps, /*want_y=*/true, false);
     return {normed.y.view(x.sizes()), normed.rstd};
   }
   if (x.is_cuda()) {
@@ -70,30 +67,27 @@ variable_list backward_dispatch(const at::Tensor& dy, const at::Tensor& x, const
                                 const at::Tensor& weight, bool need_x, bool need_weight) {
   if (has_norm_kernels(x)) {
     at::Tensor dw;
-    const at::Tensor dx =
-        bridge::norm_backward(dy.reshape({-1, x.size(-1)}), x.view({-1, x.size(-1)}), rstd, weight,
-                              at::Tensor(), need_weight ? &dw : nullptr);
+    const at::Tensor dx = bridge::norm_backward(dy.reshape({-1, x.size(-1)}), x.view({-1, x.size(-1)}), rstd, weight,
+                                                at::Tensor(), need_weight ? &dw : nullptr);
     return {dx.view(x.sizes()), dw};
   }
   if (x.is_cuda()) {
-    auto [dx, dw] = at::_fused_rms_norm_backward(dy.contiguous(), x, {x.size(-1)}, rstd, weight,
-                                                 {need_x, need_weight});
+    auto [dx, dw] = at::_fused_rms_norm_backward(dy.contiguous(), x, {x.size(-1)}, rstd, weight, {need_x, need_weight});
     return {dx, dw};
   }
   return backward_plain(dy, x, rstd, weight, need_x, need_weight);
 }
 
 struct RmsNorm : torch::autograd::Function<RmsNorm> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
-                            double eps) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight, double eps) {
     auto [y, rstd] = forward_dispatch(x, weight, eps);
     ctx->save_for_backward({x, weight, rstd});
     return y;
   }
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
     const variable_list saved = ctx->get_saved_variables();
-    variable_list result = backward_dispatch(gradients[0], saved[0], saved[2], saved[1],
-                                             ctx->needs_input_grad(0), ctx->needs_input_grad(1));
+    variable_list result = backward_dispatch(gradients[0], saved[0], saved[2], saved[1], ctx->needs_input_grad(0),
+                                             ctx->needs_input_grad(1));
     return {result[0], result[1], at::Tensor()};
   }
 };
@@ -101,10 +95,10 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
 }  // namespace
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  TRIREME_CHECK(weight.dim() == 1 && x.size(-1) == weight.size(0), "rms_norm: rows of ", x.size(-1),
-                ", weight of ", weight.numel());
-  TRIREME_CHECK(x.scalar_type() == weight.scalar_type(), "rms_norm: x is ", x.scalar_type(),
-                ", weight ", weight.scalar_type());
+  TRIREME_CHECK(weight.dim() == 1 && x.size(-1) == weight.size(0), "rms_norm: rows of ", x.size(-1), ", weight of ",
+                weight.numel());
+  TRIREME_CHECK(x.scalar_type() == weight.scalar_type(), "rms_norm: x is ", x.scalar_type(), ", weight ",
+                weight.scalar_type());
   return RmsNorm::apply(x.contiguous(), weight, eps);
 }
 

@@ -65,7 +65,8 @@ struct EachSequence : torch::autograd::Function<EachSequence> {
     at::Tensor out = at::empty({qkv.size(0), qkv.size(2), qkv.size(3)}, qkv.options());
     for_each(plan, [&](size_t sequence, int64_t begin, int64_t length) {
       const at::Tensor heads = qkv.narrow(0, begin, length).permute({1, 2, 0, 3});  // [3, N, S, H]
-      const at::Tensor p = times(probabilities(heads[0], heads[1], plan.scale), dropout_factors(qkv, plan, sequence, length));
+      const at::Tensor p =
+          times(probabilities(heads[0], heads[1], plan.scale), dropout_factors(qkv, plan, sequence, length));
       out.narrow(0, begin, length).copy_(at::matmul(p, heads[2]).transpose(0, 1));
     });
     return out.view({qkv.size(0), -1});
@@ -116,11 +117,13 @@ bridge::AttentionProblem problem_of(const at::Tensor& qkv, const Plan& plan) {
 
 struct Hopper : torch::autograd::Function<Hopper> {
   static bool serves(const at::Tensor& qkv, const Dropout& dropout) {
-    return bridge::serves_attention(qkv.select(1, 0), qkv.select(1, 1), qkv.select(1, 2)) && (qkv.size(3) == 64 || !dropout.active());
+    return bridge::serves_attention(qkv.select(1, 0), qkv.select(1, 1), qkv.select(1, 2)) &&
+           (qkv.size(3) == 64 || !dropout.active());
   }
 
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv, const Plan& plan) {
-    const auto [out, lse] = bridge::attention_forward(qkv.select(1, 0), qkv.select(1, 1), qkv.select(1, 2), problem_of(qkv, plan));
+    const auto [out, lse] =
+        bridge::attention_forward(qkv.select(1, 0), qkv.select(1, 1), qkv.select(1, 2), problem_of(qkv, plan));
     ctx->save_for_backward({qkv, out, lse});
     ctx->saved_data["plan"] = to_capsule(plan);
     return out.view({qkv.size(0), -1});
@@ -131,8 +134,9 @@ struct Hopper : torch::autograd::Function<Hopper> {
     const Plan& plan = from_capsule<Plan>(ctx->saved_data["plan"]);
     const at::Tensor &qkv = saved[0], &out = saved[1], &lse = saved[2];
     const at::Tensor d_qkv = at::empty_like(qkv);
-    bridge::attention_backward(gradients[0].contiguous().view(out.sizes()), qkv.select(1, 0), qkv.select(1, 1), qkv.select(1, 2), out, lse,
-                               problem_of(qkv, plan), at::globalContext().deterministicAlgorithms(),
+    bridge::attention_backward(gradients[0].contiguous().view(out.sizes()), qkv.select(1, 0), qkv.select(1, 1),
+                               qkv.select(1, 2), out, lse, problem_of(qkv, plan),
+                               at::globalContext().deterministicAlgorithms(),
                                {d_qkv.select(1, 0), d_qkv.select(1, 1), d_qkv.select(1, 2)});
     return {d_qkv, at::Tensor()};
   }
@@ -144,13 +148,13 @@ struct Flash : torch::autograd::Function<Flash> {
     if (p > 0) {
       at::Generator generator = at::globalContext().defaultGenerator(qkv.device());
       const std::scoped_lock lock(generator.mutex());
-      generator.set_current_seed(
-          derive_seed(plan.dropout.seed ^ static_cast<uint64_t>(plan.layout.sequence_keys[0]), "attention dropout", plan.stream));
+      generator.set_current_seed(derive_seed(plan.dropout.seed ^ static_cast<uint64_t>(plan.layout.sequence_keys[0]),
+                                             "attention dropout", plan.stream));
     }
     const at::Tensor& bounds = plan.layout.boundaries_device;
-    const auto [out, log_sum, rng_state, unused, mask] =
-        at::_flash_attention_forward(qkv.select(1, 0), qkv.select(1, 1), qkv.select(1, 2), bounds, bounds, plan.layout.longest,
-                                     plan.layout.longest, p, /*is_causal=*/false, /*return_debug_mask=*/false, plan.scale);
+    const auto [out, log_sum, rng_state, unused, mask] = at::_flash_attention_forward(
+        qkv.select(1, 0), qkv.select(1, 1), qkv.select(1, 2), bounds, bounds, plan.layout.longest, plan.layout.longest,
+        p, /*is_causal=*/false, /*return_debug_mask=*/false, plan.scale);
     ctx->save_for_backward({qkv, out, log_sum, rng_state, unused});
     ctx->saved_data["plan"] = to_capsule(plan);
     return out.view({qkv.size(0), -1});
@@ -163,8 +167,9 @@ struct Flash : torch::autograd::Function<Flash> {
     const at::Tensor& bounds = plan.layout.boundaries_device;
     const at::Tensor dy = gradients[0].contiguous().view(saved[1].sizes());
     const auto [dq, dk, dv] = at::_flash_attention_backward(
-        dy, qkv.select(1, 0), qkv.select(1, 1), qkv.select(1, 2), saved[1], saved[2], bounds, bounds, plan.layout.longest,
-        plan.layout.longest, plan.dropout.active() ? plan.dropout.p : 0.0, /*is_causal=*/false, saved[3], saved[4], plan.scale);
+        dy, qkv.select(1, 0), qkv.select(1, 1), qkv.select(1, 2), saved[1], saved[2], bounds, bounds,
+        plan.layout.longest, plan.layout.longest, plan.dropout.active() ? plan.dropout.p : 0.0, /*is_causal=*/false,
+        saved[3], saved[4], plan.scale);
     return {at::stack({dq, dk, dv}, 1), at::Tensor()};
   }
 };
@@ -183,7 +188,8 @@ uint32_t attention_dropout_threshold(double p) {
   return static_cast<uint32_t>(std::min(127.0, std::round(p * 128)));
 }
 
-void attention_keeps(const DropoutKey& key, int64_t sequence_key, uint32_t head, int64_t length, uint32_t threshold, bool* out) {
+void attention_keeps(const DropoutKey& key, int64_t sequence_key, uint32_t head, int64_t length, uint32_t threshold,
+                     bool* out) {
   const auto sample = static_cast<uint64_t>(sequence_key);
   const uint32_t h0 = mix(mix(static_cast<uint32_t>(sample) ^ key.t0) ^ static_cast<uint32_t>(sample >> 32) ^ key.t1);
   const uint32_t h1 = mix(h0 + 0x9e3779b9);
@@ -204,10 +210,12 @@ void attention_keeps(const DropoutKey& key, int64_t sequence_key, uint32_t head,
 
 PackLayout make_pack_layout(std::vector<int32_t> boundaries, std::vector<int64_t> sequence_keys, at::Device device) {
   TRIREME_CHECK(boundaries.size() >= 2 && boundaries.front() == 0 && sequence_keys.size() + 1 == boundaries.size(),
-                "a pack needs boundaries from 0 and a key for each sequence, got ", boundaries.size(), " and ", sequence_keys.size());
+                "a pack needs boundaries from 0 and a key for each sequence, got ", boundaries.size(), " and ",
+                sequence_keys.size());
   PackLayout layout;
   for (size_t i = 1; i < boundaries.size(); ++i) {
-    TRIREME_CHECK(boundaries[i] > boundaries[i - 1], "sequence boundary ", boundaries[i], " follows ", boundaries[i - 1]);
+    TRIREME_CHECK(boundaries[i] > boundaries[i - 1], "sequence boundary ", boundaries[i], " follows ",
+                  boundaries[i - 1]);
     layout.longest = std::max<int64_t>(layout.longest, boundaries[i] - boundaries[i - 1]);
   }
   if (device.is_cuda()) {
@@ -220,10 +228,12 @@ PackLayout make_pack_layout(std::vector<int32_t> boundaries, std::vector<int64_t
   return layout;
 }
 
-at::Tensor pack_attention(const at::Tensor& qkv, const PackLayout& layout, double scale, const Dropout& dropout, uint64_t stream) {
+at::Tensor pack_attention(const at::Tensor& qkv, const PackLayout& layout, double scale, const Dropout& dropout,
+                          uint64_t stream) {
   TRIREME_CHECK(qkv.dim() == 4 && qkv.size(1) == 3 && qkv.is_contiguous(), "pack attention: qkv ", qkv.sizes());
-  TRIREME_CHECK(!layout.boundaries.empty() && layout.boundaries.back() == qkv.size(0), "pack attention: sequences end at ",
-                layout.boundaries.empty() ? -1 : layout.boundaries.back(), ", there are ", qkv.size(0), " tokens");
+  TRIREME_CHECK(!layout.boundaries.empty() && layout.boundaries.back() == qkv.size(0),
+                "pack attention: sequences end at ", layout.boundaries.empty() ? -1 : layout.boundaries.back(),
+                ", there are ", qkv.size(0), " tokens");
   const Plan plan{layout, scale, dropout, stream};
   // Measured faster than LibTorch's kernels on every mix of packs tried (docs/benchmarks.md).
   if (attention_choice() != AttentionChoice::kLibrary && Hopper::serves(qkv, dropout)) return Hopper::apply(qkv, plan);

@@ -20,19 +20,23 @@ kernels::RowDropout row_dropout(const Dropout& dropout, uint64_t stream, int64_t
   TRIREME_CHECK(dropout.sample_ids_B.numel() == rows && dropout.sample_ids_B.scalar_type() == at::kLong,
                 "dropout needs one int64 id for each of ", rows, " rows, got ", dropout.sample_ids_B.numel());
   const DropoutKey key = dropout_key(dropout, stream);
-  return {dropout.sample_ids_B.const_data_ptr<int64_t>(), 1, key.t0, key.t1, key.threshold, static_cast<float>(key.scale)};
+  return {
+      dropout.sample_ids_B.const_data_ptr<int64_t>(), 1, key.t0, key.t1, key.threshold, static_cast<float>(key.scale)};
 }
 
-kernels::GeluKind kind(GeluForm form) { return form == GeluForm::kTanh ? kernels::GeluKind::kTanh : kernels::GeluKind::kErf; }
+kernels::GeluKind kind(GeluForm form) {
+  return form == GeluForm::kTanh ? kernels::GeluKind::kTanh : kernels::GeluKind::kErf;
+}
 
 }  // namespace
 
-rows::PostNormed post_norm_forward(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& residual, const LayerNormWeights& norm,
-                                   const Dropout& dropout, uint64_t stream) {
+rows::PostNormed post_norm_forward(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& residual,
+                                   const LayerNormWeights& norm, const Dropout& dropout, uint64_t stream) {
   const c10::cuda::CUDAGuard guard(x.device());
   const at::Tensor added = residual.defined() ? residual.contiguous() : at::Tensor();
   const auto statistics = x.options().dtype(at::kFloat);
-  rows::PostNormed result{at::empty_like(x), at::empty_like(x), at::empty({x.size(0)}, statistics), at::empty({x.size(0)}, statistics)};
+  rows::PostNormed result{at::empty_like(x), at::empty_like(x), at::empty({x.size(0)}, statistics),
+                          at::empty({x.size(0)}, statistics)};
   kernels::LayerNormForward a;
   a.x = x.const_data_ptr();
   a.bias = data_or_null(bias);
@@ -61,7 +65,8 @@ rows::PostNormGradients post_norm_backward(const at::Tensor& dy, const rows::Pos
   result.d_sum = at::empty_like(kept.sum);
   result.d_gamma = at::empty_like(gamma);
   result.d_beta = at::empty_like(gamma);
-  const at::Tensor workspace = at::empty({kernels::layer_norm_backward_workspace(num_rows, columns)}, gamma.options().dtype(at::kFloat));
+  const at::Tensor workspace =
+      at::empty({kernels::layer_norm_backward_workspace(num_rows, columns)}, gamma.options().dtype(at::kFloat));
   kernels::LayerNormBackward a;
   a.dy = gradient.const_data_ptr();
   a.sum = kept.sum.const_data_ptr();
@@ -105,11 +110,13 @@ at::Tensor gelu_forward(const at::Tensor& x, const at::Tensor& bias, GeluForm fo
   return y;
 }
 
-std::array<at::Tensor, 2> gelu_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias, GeluForm form) {
+std::array<at::Tensor, 2> gelu_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
+                                        GeluForm form) {
   const c10::cuda::CUDAGuard guard(x.device());
   const at::Tensor gradient = dy.contiguous();
   at::Tensor dx = at::empty_like(x), d_bias = at::empty_like(bias);
-  const at::Tensor workspace = at::empty({kernels::gelu_backward_workspace(x.size(0), x.size(1))}, x.options().dtype(at::kFloat));
+  const at::Tensor workspace =
+      at::empty({kernels::gelu_backward_workspace(x.size(0), x.size(1))}, x.options().dtype(at::kFloat));
   kernels::GeluBackward a;
   a.dy = gradient.const_data_ptr();
   a.x = x.const_data_ptr();

@@ -16,8 +16,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 /// x_BSnH (may be strided) becomes its rotation; direction -1 rotates back.
-void rotate_(const at::Tensor& x_BSnH, const at::Tensor& cos, const at::Tensor& sin,
-             int direction) {
+void rotate_(const at::Tensor& x_BSnH, const at::Tensor& cos, const at::Tensor& sin, int direction) {
   const int64_t half = x_BSnH.size(-1) / 2;
   const at::Tensor x1 = x_BSnH.narrow(-1, 0, half), x2 = x_BSnH.narrow(-1, half, half);
   const at::Tensor c = cos.unsqueeze(2), s = sin.unsqueeze(2);
@@ -36,8 +35,7 @@ struct RopeSplit : torch::autograd::Function<RopeSplit> {
     const at::Tensor heads = qkv.detach().view({qkv.size(0), qkv.size(1), n + 2 * k, h});
     if (!bridge::has_kernels(heads) || !bridge::rope_rotate(heads, cos, sin, n + k))
       rotate_(heads.narrow(2, 0, n + k), cos, sin, 1);
-    return {heads.narrow(2, 0, n).detach(), heads.narrow(2, n, k).detach(),
-            heads.narrow(2, n + k, k).detach()};
+    return {heads.narrow(2, 0, n).detach(), heads.narrow(2, n, k).detach(), heads.narrow(2, n + k, k).detach()};
   }
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
     const variable_list saved = ctx->get_saved_variables();
@@ -45,27 +43,17 @@ struct RopeSplit : torch::autograd::Function<RopeSplit> {
     const at::Tensor& dq = gradients[0];
     const int64_t b = dq.size(0), s = dq.size(1), h = dq.size(3);
     if (bridge::has_kernels(dq)) {
-      const at::Tensor merged =
-          bridge::rope_merge(dq, gradients[1], gradients[2], saved[0], saved[1]);
+      const at::Tensor merged = bridge::rope_merge(dq, gradients[1], gradients[2], saved[0], saved[1]);
       if (merged.defined())
-        return {merged.view({b, s, (n + 2 * k) * h}),
-                at::Tensor(),
-                at::Tensor(),
-                at::Tensor(),
-                at::Tensor(),
-                at::Tensor()};
+        return {
+            merged.view({b, s, (n + 2 * k) * h}), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
     }
     at::Tensor heads = at::empty({b, s, n + 2 * k, h}, dq.options());
     heads.narrow(2, 0, n).copy_(dq);
     heads.narrow(2, n, k).copy_(gradients[1]);
     heads.narrow(2, n + k, k).copy_(gradients[2]);
     rotate_(heads.narrow(2, 0, n + k), saved[0], saved[1], -1);
-    return {heads.view({b, s, (n + 2 * k) * h}),
-            at::Tensor(),
-            at::Tensor(),
-            at::Tensor(),
-            at::Tensor(),
-            at::Tensor()};
+    return {heads.view({b, s, (n + 2 * k) * h}), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -74,8 +62,7 @@ struct RopeSplit : torch::autograd::Function<RopeSplit> {
 at::Tensor rope_inverse_frequencies(const RopeFrequencies& rope, int64_t head_dim) {
   TRIREME_CHECK(head_dim % 2 == 0, "head_dim ", head_dim, " is odd; rotary embedding needs pairs");
   at::NoGradGuard no_grad;
-  const at::Tensor exponent =
-      at::arange(0, head_dim, 2, at::TensorOptions(at::kFloat)) / static_cast<double>(head_dim);
+  const at::Tensor exponent = at::arange(0, head_dim, 2, at::TensorOptions(at::kFloat)) / static_cast<double>(head_dim);
   const at::Tensor inverse = at::reciprocal(at::pow(rope.theta, exponent));
   if (rope.scaling == RopeFrequencies::Scaling::kNone) return inverse;
   if (rope.scaling == RopeFrequencies::Scaling::kLinear) return inverse / rope.factor;
@@ -88,31 +75,26 @@ at::Tensor rope_inverse_frequencies(const RopeFrequencies& rope, int64_t head_di
                             (rope.high_freq_factor - rope.low_freq_factor);
   const at::Tensor blended = (1 - smooth) * stretched + smooth * inverse;
   const at::Tensor outer = at::where(wavelength.gt(low_wavelength), stretched, inverse);
-  const at::Tensor medium =
-      wavelength.ge(high_wavelength).logical_and(wavelength.le(low_wavelength));
+  const at::Tensor medium = wavelength.ge(high_wavelength).logical_and(wavelength.le(low_wavelength));
   return at::where(medium, blended, outer);
 }
 
-RopeTable rope_table(const at::Tensor& inverse_frequencies, const at::Tensor& positions_BS,
-                     at::ScalarType dtype) {
+RopeTable rope_table(const at::Tensor& inverse_frequencies, const at::Tensor& positions_BS, at::ScalarType dtype) {
   at::NoGradGuard no_grad;
   // From pinned memory the copy does not hold up the host.
-  const at::Tensor inverse = positions_BS.is_cuda()
-                                 ? inverse_frequencies.pin_memory().to(positions_BS.device(), true)
-                                 : inverse_frequencies;
+  const at::Tensor inverse =
+      positions_BS.is_cuda() ? inverse_frequencies.pin_memory().to(positions_BS.device(), true) : inverse_frequencies;
   const at::Tensor angles = positions_BS.to(at::kFloat).unsqueeze(-1) * inverse;
   return {angles.cos().to(dtype), angles.sin().to(dtype)};
 }
 
-std::array<at::Tensor, 3> rope_split_qkv_(const at::Tensor& qkv, const RopeTable& table,
-                                          int64_t num_heads, int64_t num_kv_heads,
-                                          int64_t head_dim) {
-  TRIREME_CHECK(qkv.dim() == 3 && qkv.size(2) == (num_heads + 2 * num_kv_heads) * head_dim,
-                "qkv has ", qkv.size(-1), " columns, ", num_heads, " + 2 x ", num_kv_heads,
-                " heads of ", head_dim, " need ", (num_heads + 2 * num_kv_heads) * head_dim);
+std::array<at::Tensor, 3> rope_split_qkv_(const at::Tensor& qkv, const RopeTable& table, int64_t num_heads,
+                                          int64_t num_kv_heads, int64_t head_dim) {
+  TRIREME_CHECK(qkv.dim() == 3 && qkv.size(2) == (num_heads + 2 * num_kv_heads) * head_dim, "qkv has ", qkv.size(-1),
+                " columns, ", num_heads, " + 2 x ", num_kv_heads, " heads of ", head_dim, " need ",
+                (num_heads + 2 * num_kv_heads) * head_dim);
   TRIREME_CHECK(qkv.is_contiguous(), "qkv must be contiguous");
-  const variable_list out =
-      RopeSplit::apply(qkv, table.cos, table.sin, num_heads, num_kv_heads, head_dim);
+  const variable_list out = RopeSplit::apply(qkv, table.cos, table.sin, num_heads, num_kv_heads, head_dim);
   return {out[0], out[1], out[2]};
 }
 

@@ -48,9 +48,7 @@ struct LeaveUnit : torch::autograd::Function<LeaveUnit> {
   }
 };
 
-bool records_gradient(const at::Tensor& x) {
-  return at::GradMode::is_enabled() && x.requires_grad();
-}
+bool records_gradient(const at::Tensor& x) { return at::GradMode::is_enabled() && x.requires_grad(); }
 
 }  // namespace
 

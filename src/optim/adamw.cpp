@@ -52,24 +52,28 @@ class AdamW final : public Optimizer {
     step_.add_(1 - skip);
     for (size_t s = 0; s < shards_.size(); ++s)
       if (tables_[s].defined())
-        shard_kernels::adamw({shards_[s], tables_[s], exp_avg_[s], exp_avg_sq_[s], step_, multiplier, skip, lr}, options_);
+        shard_kernels::adamw({shards_[s], tables_[s], exp_avg_[s], exp_avg_sq_[s], step_, multiplier, skip, lr},
+                             options_);
     const at::Tensor divisor = multiplier.reciprocal();  // the fused pass divides by its grad_scale
     for (const bool decay : {true, false}) {
       std::vector<at::Tensor> masters, gradients, firsts, seconds, steps;
       for (const Group& group : groups_) {
         if (group.decay != decay) continue;
         masters.push_back(group.master);
-        gradients.push_back(shards_[group.shard].gradient.narrow(0, group.begin, group.end - group.begin).to(at::kFloat));
+        gradients.push_back(
+            shards_[group.shard].gradient.narrow(0, group.begin, group.end - group.begin).to(at::kFloat));
         firsts.push_back(group.exp_avg);
         seconds.push_back(group.exp_avg_sq);
         steps.push_back(step_);
       }
       if (masters.empty()) continue;
       at::_fused_adamw_(masters, gradients, firsts, seconds, {}, steps, lr, options_.betas[0], options_.betas[1],
-                        decay ? options_.weight_decay : 0.0, options_.eps, /*amsgrad=*/false, /*maximize=*/false, divisor, skip);
+                        decay ? options_.weight_decay : 0.0, options_.eps, /*amsgrad=*/false, /*maximize=*/false,
+                        divisor, skip);
     }
     for (size_t s = 0; s < shards_.size(); ++s)
-      if (!tables_[s].defined() && !shards_[s].compute.is_same(shards_[s].master)) shards_[s].compute.copy_(shards_[s].master);
+      if (!tables_[s].defined() && !shards_[s].compute.is_same(shards_[s].master))
+        shards_[s].compute.copy_(shards_[s].master);
   }
 
   std::vector<std::pair<std::string, at::Tensor>> state() override {

@@ -16,7 +16,8 @@ class Lamb final : public Optimizer {
     for (TrainedShard& shard : shards_) {
       exp_avg_.push_back(at::zeros_like(shard.master));
       exp_avg_sq_.push_back(at::zeros_like(shard.master));
-      tables_.push_back(shard_kernels::kernels_serve(shard) ? shard_kernels::make_tables(shard, options_.decay_norms) : shard_kernels::Tables());
+      tables_.push_back(shard_kernels::kernels_serve(shard) ? shard_kernels::make_tables(shard, options_.decay_norms)
+                                                            : shard_kernels::Tables());
       first_tensor_.push_back(num_tensors_);
       num_tensors_ += shard.num_tensors;
     }
@@ -33,7 +34,8 @@ class Lamb final : public Optimizer {
     const at::Tensor correction1 = 1 - at::pow(at::scalar_tensor(options_.betas[0], step_.options()), step_);
     const at::Tensor correction2 = (1 - at::pow(at::scalar_tensor(options_.betas[1], step_.options()), step_)).sqrt();
 
-    // Phase 1: moments and updates; squares of weights and updates per checkpoint tensor, each counted once over the world.
+    // Phase 1: moments and updates; squares of weights and updates per checkpoint tensor, each counted once over the
+    // world.
     std::vector<std::vector<at::Tensor>> updates(shards_.size());
     at::Tensor squares = at::zeros({2, num_tensors_}, shards_[0].master.options().dtype(at::kDouble));
     for (size_t s = 0; s < shards_.size(); ++s) {
@@ -44,7 +46,8 @@ class Lamb final : public Optimizer {
       }
       const at::Tensor gradient = at::where(keep, shard.gradient.to(at::kFloat) * multiplier, 0);
       exp_avg_[s].copy_(at::where(keep, exp_avg_[s].lerp(gradient, 1 - options_.betas[0]), exp_avg_[s]));
-      exp_avg_sq_[s].copy_(at::where(keep, exp_avg_sq_[s].lerp(gradient.square(), 1 - options_.betas[1]), exp_avg_sq_[s]));
+      exp_avg_sq_[s].copy_(
+          at::where(keep, exp_avg_sq_[s].lerp(gradient.square(), 1 - options_.betas[1]), exp_avg_sq_[s]));
       for (const ShardRange& range : shard.ranges) {
         const int64_t count = range.end - range.begin;
         const at::Tensor weight = shard.master.narrow(0, range.begin, count);
@@ -64,7 +67,8 @@ class Lamb final : public Optimizer {
 
     // Phase 2: each tensor moves by lr * |w| / |update|.
     const at::Tensor norms = squares.sqrt();
-    const at::Tensor ratio = at::where((norms[0] > 0).logical_and(norms[1] > 0), norms[0] / norms[1], 1.0).to(at::kFloat);
+    const at::Tensor ratio =
+        at::where((norms[0] > 0).logical_and(norms[1] > 0), norms[0] / norms[1], 1.0).to(at::kFloat);
     for (size_t s = 0; s < shards_.size(); ++s) {
       TrainedShard& shard = shards_[s];
       if (tables_[s].defined()) {
@@ -115,7 +119,8 @@ class Lamb final : public Optimizer {
 
 }  // namespace
 
-std::unique_ptr<Optimizer> make_lamb(const OptimizerSection& options, std::vector<TrainedShard>& shards, Communicator& world) {
+std::unique_ptr<Optimizer> make_lamb(const OptimizerSection& options, std::vector<TrainedShard>& shards,
+                                     Communicator& world) {
   return std::make_unique<Lamb>(options, shards, world);
 }
 

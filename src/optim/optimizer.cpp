@@ -7,7 +7,8 @@
 
 namespace trireme {
 
-std::unique_ptr<Optimizer> make_optimizer(const OptimizerSection& options, std::vector<TrainedShard>& shards, Communicator& world) {
+std::unique_ptr<Optimizer> make_optimizer(const OptimizerSection& options, std::vector<TrainedShard>& shards,
+                                          Communicator& world) {
   TRIREME_CHECK(options.betas.size() == 2, "optimizer.betas has ", options.betas.size(), " values, not 2");
   if (options.name == "lamb") return make_lamb(options, shards, world);
   TRIREME_CHECK(options.name == "adamw", "optimizer '", options.name, "'");
@@ -23,8 +24,10 @@ at::Tensor local_gradient_square(const std::vector<TrainedShard>& shards) {
   constexpr int64_t kRow = int64_t{1} << 16;
   for (const TrainedShard& shard : shards) {
     const int64_t length = shard.gradient.numel(), whole = length / kRow * kRow;
-    const at::Tensor rows = shard.gradient.narrow(0, 0, whole).view({-1, kRow}), rest = shard.gradient.narrow(0, whole, length - whole);
-    for (const at::Tensor& part : {at::linalg_vector_norm(rows, 2, {1}, false, at::kFloat), at::linalg_vector_norm(rest, 2, {}, false, at::kFloat)})
+    const at::Tensor rows = shard.gradient.narrow(0, 0, whole).view({-1, kRow}),
+                     rest = shard.gradient.narrow(0, whole, length - whole);
+    for (const at::Tensor& part : {at::linalg_vector_norm(rows, 2, {1}, false, at::kFloat),
+                                   at::linalg_vector_norm(rest, 2, {}, false, at::kFloat)})
       sum.add_(part.to(at::kDouble).square().sum(), 1.0 / shard.copies);
   }
   return sum;

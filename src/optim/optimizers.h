@@ -6,6 +6,7 @@
 namespace trireme {
 
 std::unique_ptr<Optimizer> make_adamw(const OptimizerSection& options, std::vector<TrainedShard>& shards);
-std::unique_ptr<Optimizer> make_lamb(const OptimizerSection& options, std::vector<TrainedShard>& shards, Communicator& world);
+std::unique_ptr<Optimizer> make_lamb(const OptimizerSection& options, std::vector<TrainedShard>& shards,
+                                     Communicator& world);
 
 }  // namespace trireme

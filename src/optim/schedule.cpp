@@ -9,7 +9,8 @@
 namespace trireme {
 
 double learning_rate(const ScheduleSection& schedule, double lr, int64_t max_steps, int64_t step) {
-  const auto t = static_cast<double>(step), w = static_cast<double>(schedule.warmup_steps), n = static_cast<double>(max_steps);
+  const auto t = static_cast<double>(step), w = static_cast<double>(schedule.warmup_steps),
+             n = static_cast<double>(max_steps);
   if (t < w) return lr * (t + 1) / (w + 1);
   if (schedule.name == "constant") return lr;
   const double fraction = n > w ? std::min(1.0, (t - w) / (n - w)) : 1.0;

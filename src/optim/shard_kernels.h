@@ -34,10 +34,8 @@ Tables make_tables(const TrainedShard& shard, bool decay_norms);
 void adamw(const Step& step, const OptimizerSection& options);
 /// Moments, and squares[0 and 1, first_tensor …] of weights and updates divided by the shard's
 /// copies. squares fp64 [2, all tensors].
-void lamb_moments(const Step& step, const OptimizerSection& options, const at::Tensor& squares,
-                  int first_tensor);
-void lamb_apply(const Step& step, const OptimizerSection& options, const at::Tensor& squares,
-                int first_tensor);
+void lamb_moments(const Step& step, const OptimizerSection& options, const at::Tensor& squares, int first_tensor);
+void lamb_apply(const Step& step, const OptimizerSection& options, const at::Tensor& squares, int first_tensor);
 /// Sum over the shards of their gradients' squares / copies: fp64 scalar.
 at::Tensor gradient_square(const std::vector<TrainedShard>& shards);
 #else

@@ -30,15 +30,12 @@ void launched(cudaError_t status, const char* kernel) {
   TRIREME_CHECK(status == cudaSuccess, "kernel ", kernel, ": ", cudaGetErrorString(status));
 }
 
-cudaStream_t stream_of(const at::Tensor& x) {
-  return c10::cuda::getCurrentCUDAStream(x.device().index());
-}
+cudaStream_t stream_of(const at::Tensor& x) { return c10::cuda::getCurrentCUDAStream(x.device().index()); }
 
 template <class T>
 at::Tensor to_device(const std::vector<T>& values, const at::Device& device) {
   at::Tensor host = at::empty({static_cast<int64_t>(values.size() * sizeof(T))}, at::kByte);
-  if (!values.empty())
-    std::memcpy(host.mutable_data_ptr(), values.data(), values.size() * sizeof(T));
+  if (!values.empty()) std::memcpy(host.mutable_data_ptr(), values.data(), values.size() * sizeof(T));
   return host.to(device);
 }
 
@@ -72,8 +69,8 @@ Arguments arguments(const Step& s, const OptimizerSection& options) {
 }  // namespace
 
 bool kernels_serve(const TrainedShard& shard) {
-  return bridge::has_kernels(shard.master) && bridge::has_kernels(shard.compute) &&
-         shard.master.is_contiguous() && shard.compute.is_contiguous();
+  return bridge::has_kernels(shard.master) && bridge::has_kernels(shard.compute) && shard.master.is_contiguous() &&
+         shard.compute.is_contiguous();
 }
 
 Tables make_tables(const TrainedShard& shard, bool decay_norms) {
@@ -81,39 +78,32 @@ Tables make_tables(const TrainedShard& shard, bool decay_norms) {
   for (const ShardRange& range : shard.ranges)
     pieces.push_back({range.begin, range.end, range.tensor, range.decay || decay_norms});
   const kernels::ShardTable table = kernels::make_shard_table(pieces, shard.num_tensors);
-  return {to_device(table.chunks, shard.master.device()),
-          to_device(table.tensor_chunks, shard.master.device()),
+  return {to_device(table.chunks, shard.master.device()), to_device(table.tensor_chunks, shard.master.device()),
           static_cast<int64_t>(table.chunks.size()), shard.num_tensors};
 }
 
 void adamw(const Step& step, const OptimizerSection& options) {
   const c10::cuda::CUDAGuard guard(step.shard.master.device());
-  launched(kernels::adamw(arguments<kernels::AdamW>(step, options), stream_of(step.shard.master)),
-           "adamw");
+  launched(kernels::adamw(arguments<kernels::AdamW>(step, options), stream_of(step.shard.master)), "adamw");
 }
 
-void lamb_moments(const Step& step, const OptimizerSection& options, const at::Tensor& squares,
-                  int first_tensor) {
+void lamb_moments(const Step& step, const OptimizerSection& options, const at::Tensor& squares, int first_tensor) {
   const c10::cuda::CUDAGuard guard(step.shard.master.device());
   const cudaStream_t stream = stream_of(step.shard.master);
   at::Tensor partial = at::empty({2 * step.tables.num_chunks}, squares.options());
-  launched(kernels::lamb_moments(arguments<kernels::Lamb>(step, options),
-                                 partial.mutable_data_ptr<double>(), stream),
+  launched(kernels::lamb_moments(arguments<kernels::Lamb>(step, options), partial.mutable_data_ptr<double>(), stream),
            "lamb_moments");
-  launched(kernels::lamb_squares(
-               partial.const_data_ptr<double>(),
-               static_cast<const int32_t*>(step.tables.tensor_chunks.const_data_ptr()),
-               step.tables.num_tensors, 1.0 / step.shard.copies,
-               squares.mutable_data_ptr<double>() + first_tensor, squares.size(1), stream),
+  launched(kernels::lamb_squares(partial.const_data_ptr<double>(),
+                                 static_cast<const int32_t*>(step.tables.tensor_chunks.const_data_ptr()),
+                                 step.tables.num_tensors, 1.0 / step.shard.copies,
+                                 squares.mutable_data_ptr<double>() + first_tensor, squares.size(1), stream),
            "lamb_squares");
 }
 
-void lamb_apply(const Step& step, const OptimizerSection& options, const at::Tensor& squares,
-                int first_tensor) {
+void lamb_apply(const Step& step, const OptimizerSection& options, const at::Tensor& squares, int first_tensor) {
   const c10::cuda::CUDAGuard guard(step.shard.master.device());
-  launched(kernels::lamb_apply(arguments<kernels::Lamb>(step, options),
-                               squares.const_data_ptr<double>() + first_tensor, squares.size(1),
-                               stream_of(step.shard.master)),
+  launched(kernels::lamb_apply(arguments<kernels::Lamb>(step, options), squares.const_data_ptr<double>() + first_tensor,
+                               squares.size(1), stream_of(step.shard.master)),
            "lamb_apply");
 }
 
@@ -122,20 +112,16 @@ at::Tensor gradient_square(const std::vector<TrainedShard>& shards) {
   const c10::cuda::CUDAGuard guard(first.device());
   std::vector<kernels::GradientBuffer> buffers;
   for (const TrainedShard& shard : shards) {
-    TRIREME_CHECK(
-        shard.gradient.scalar_type() == first.scalar_type() && shard.gradient.is_contiguous(),
-        "gradient of unit ", shard.name, " is ", shard.gradient.scalar_type(), ", that of ",
-        shards[0].name, " ", first.scalar_type());
-    buffers.push_back(
-        {shard.gradient.const_data_ptr(), shard.gradient.numel(), 1.0 / shard.copies});
+    TRIREME_CHECK(shard.gradient.scalar_type() == first.scalar_type() && shard.gradient.is_contiguous(),
+                  "gradient of unit ", shard.name, " is ", shard.gradient.scalar_type(), ", that of ", shards[0].name,
+                  " ", first.scalar_type());
+    buffers.push_back({shard.gradient.const_data_ptr(), shard.gradient.numel(), 1.0 / shard.copies});
   }
   const auto options = first.options().dtype(at::kDouble);
-  at::Tensor square = at::empty({}, options),
-             workspace = at::empty({kernels::global_norm_workspace()}, options);
+  at::Tensor square = at::empty({}, options), workspace = at::empty({kernels::global_norm_workspace()}, options);
   launched(kernels::global_square(buffers.data(), static_cast<int>(buffers.size()), element(first),
                                   square.mutable_data_ptr<double>(),
-                                  /*accumulate=*/false, workspace.mutable_data_ptr<double>(),
-                                  stream_of(first)),
+                                  /*accumulate=*/false, workspace.mutable_data_ptr<double>(), stream_of(first)),
            "global_square");
   return square;
 }

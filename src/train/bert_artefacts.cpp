@@ -40,12 +40,14 @@ void BertTask::save_artefact(ShardedUnits& units, const std::filesystem::path& r
     writer = std::make_unique<SafetensorsWriter>(directory / plan.files[0].first, tensors);
   }
   size_t next = 0;
-  units.export_tensors(rank_.compute_dtype, [](int) { return true; }, [&](const std::string& name, const at::Tensor& value) {
-    const auto& [due, info] = tensors.at(next++);
-    TRIREME_CHECK(due == name, "export gives ", name, " where ", due, " is due");
-    const at::Tensor stored = value.narrow(0, 0, info.shape[0]).contiguous();
-    writer->append(stored.const_data_ptr(), stored.nbytes());
-  });
+  units.export_tensors(
+      rank_.compute_dtype, [](int) { return true; },
+      [&](const std::string& name, const at::Tensor& value) {
+        const auto& [due, info] = tensors.at(next++);
+        TRIREME_CHECK(due == name, "export gives ", name, " where ", due, " is due");
+        const at::Tensor stored = value.narrow(0, 0, info.shape[0]).contiguous();
+        writer->append(stored.const_data_ptr(), stored.nbytes());
+      });
   if (rank_.rank != 0) return;
   writer->commit();
   BertConfig config = model_->config();

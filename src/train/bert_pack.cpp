@@ -39,21 +39,24 @@ void append_row(BertPack& pack, const BertRow& row, int64_t position, const Pack
     }
     offset = end;
   }
-  TRIREME_CHECK(word == row.masked_positions.size() && offset == static_cast<int64_t>(row.input_ids.size()), "a row of ",
-                row.input_ids.size(), " tokens has sequences of ", offset, " and ", row.masked_positions.size() - word,
-                " masked words beyond them");
+  TRIREME_CHECK(word == row.masked_positions.size() && offset == static_cast<int64_t>(row.input_ids.size()),
+                "a row of ", row.input_ids.size(), " tokens has sequences of ", offset, " and ",
+                row.masked_positions.size() - word, " masked words beyond them");
 }
 
 }  // namespace
 
-BertPack make_pack(const std::vector<BertRow>& rows, const std::vector<int64_t>& positions, const PackOptions& options) {
-  TRIREME_CHECK(rows.size() == positions.size() && !rows.empty(), rows.size(), " rows, ", positions.size(), " positions");
+BertPack make_pack(const std::vector<BertRow>& rows, const std::vector<int64_t>& positions,
+                   const PackOptions& options) {
+  TRIREME_CHECK(rows.size() == positions.size() && !rows.empty(), rows.size(), " rows, ", positions.size(),
+                " positions");
   BertPack pack;
   pack.boundaries.push_back(0);
   for (size_t i = 0; i < rows.size(); ++i) append_row(pack, rows[i], positions[i], options);
   const auto tokens = static_cast<int64_t>(pack.ids.size());
   const int64_t padded = (tokens + options.multiple - 1) / options.multiple * options.multiple;
-  for (auto* values : {&pack.ids, &pack.positions, &pack.types, &pack.keys}) values->resize(static_cast<size_t>(padded), 0);
+  for (auto* values : {&pack.ids, &pack.positions, &pack.types, &pack.keys})
+    values->resize(static_cast<size_t>(padded), 0);
   if (padded > tokens) {
     pack.boundaries.push_back(static_cast<int32_t>(padded));
     pack.sequence_keys.push_back(0);

@@ -22,9 +22,9 @@ struct BertPack {
 };
 
 struct PackOptions {
-  int64_t row_length = 512;  // tokens that a row has room for: token keys are position * row_length + offset
-  int64_t multiple = 1;      // tokens are padded to a multiple of this, as a sequence that no loss reads
-  bool per_sequence = false; // masked words weigh 1 / (words of their sequence) instead of 1
+  int64_t row_length = 512;   // tokens that a row has room for: token keys are position * row_length + offset
+  int64_t multiple = 1;       // tokens are padded to a multiple of this, as a sequence that no loss reads
+  bool per_sequence = false;  // masked words weigh 1 / (words of their sequence) instead of 1
 };
 
 /// `positions[i]`: place of row i in the run's order; negative: a filler that counts nowhere.

@@ -28,7 +28,8 @@ std::vector<std::filesystem::path> paths(const std::vector<std::string>& names) 
 
 template <class T>
 at::Tensor to_tensor(const std::vector<T>& values, at::ScalarType type, at::Device device) {
-  at::Tensor host = at::empty({static_cast<int64_t>(values.size())}, at::TensorOptions(type).pinned_memory(device.is_cuda()));
+  at::Tensor host =
+      at::empty({static_cast<int64_t>(values.size())}, at::TensorOptions(type).pinned_memory(device.is_cuda()));
   std::copy(values.begin(), values.end(), host.mutable_data_ptr<T>());
   return host.to(device, /*non_blocking=*/true);
 }
@@ -52,13 +53,15 @@ BertBatch batch_on(at::Device device, const BertPack& pack) {
 void check_fp8(const BertConfig& shape, const RankInfo& rank) {
   if (!rank.device.is_cuda()) return;  // emulated: any shape
   if (!bridge::has_kernels(at::empty({1}, at::TensorOptions(rank.device).dtype(at::kHalf))))
-    throw ConfigError(fmt::format("precision.encoder fp8 needs a GPU of compute capability 9.0, which {} is not: leave it at compute",
-                                  rank.device.str()));
+    throw ConfigError(
+        fmt::format("precision.encoder fp8 needs a GPU of compute capability 9.0, which {} is not: leave it at compute",
+                    rank.device.str()));
   if (rank.compute_dtype == at::kFloat)
     throw ConfigError("precision.encoder fp8 goes with precision.compute bf16 or fp16 on a GPU, not with fp32");
   if (shape.hidden_size % 16 != 0 || shape.intermediate_size % 16 != 0)
-    throw ConfigError(fmt::format("precision.encoder fp8 needs widths that are multiples of 16: hidden_size is {}, intermediate_size {}",
-                                  shape.hidden_size, shape.intermediate_size));
+    throw ConfigError(fmt::format(
+        "precision.encoder fp8 needs widths that are multiples of 16: hidden_size is {}, intermediate_size {}",
+        shape.hidden_size, shape.intermediate_size));
 }
 
 }  // namespace
@@ -66,8 +69,8 @@ void check_fp8(const BertConfig& shape, const RankInfo& rank) {
 BertTask::BertTask(const Config& config, const RankInfo& rank) : config_(config), rank_(rank) {
   const BertConfig shape = read_bert_config(bert_config_path(config.model.path));
   if (config.data.seq_length > shape.max_position_embeddings)
-    throw ConfigError(fmt::format("data.seq_length {} is more than the model's max_position_embeddings {}", config.data.seq_length,
-                                  shape.max_position_embeddings));
+    throw ConfigError(fmt::format("data.seq_length {} is more than the model's max_position_embeddings {}",
+                                  config.data.seq_length, shape.max_position_embeddings));
   model_ = std::make_unique<BertModel>(shape, config.model.pad_vocab_to);
   if (config.precision.encoder == "fp8") {
     check_fp8(shape, rank);
@@ -82,7 +85,8 @@ BertTask::BertTask(const Config& config, const RankInfo& rank) : config_(config)
       if (valid_->sequences() != valid_->size())
         throw ConfigError("eval.samples counts sequences: it needs data.valid with one sequence a row, not packs");
       if (*config.eval.samples > eval_rows_)
-        throw ConfigError(fmt::format("eval.samples {} is more than the {} samples of data.valid", *config.eval.samples, eval_rows_));
+        throw ConfigError(
+            fmt::format("eval.samples {} is more than the {} samples of data.valid", *config.eval.samples, eval_rows_));
       eval_rows_ = *config.eval.samples;
     }
   }
@@ -97,7 +101,8 @@ double BertTask::flops_per_sample() const {
 
 void BertTask::fill_plan(PlanInput& input) const {
   const auto element = static_cast<int64_t>(c10::elementSize(rank_.compute_dtype));
-  const BertActivationBytes bytes = bert_activation_bytes(model_->config(), config_.data.seq_length, element, model_->padded_vocab(), fp8_ != nullptr);
+  const BertActivationBytes bytes = bert_activation_bytes(model_->config(), config_.data.seq_length, element,
+                                                          model_->padded_vocab(), fp8_ != nullptr);
   input.units = &model_->units();
   input.num_blocks = static_cast<int>(model_->config().num_hidden_layers);
   input.rows = static_cast<int>(config_.batch.micro_batch_size);
@@ -115,8 +120,9 @@ std::vector<std::string> BertTask::describe() const {
   std::vector<std::string> lines;
   lines.push_back(fmt::format(
       "model: {} of {} layers, hidden {}, {} heads of {}, FFN {}, vocabulary {} (padded to {}), GELU {}: {} parameters",
-      c.next_sentence ? "BertForPreTraining" : "BertForMaskedLM", c.num_hidden_layers, c.hidden_size, c.num_attention_heads, c.head_dim(),
-      c.intermediate_size, c.vocab_size, model_->padded_vocab(), c.gelu_tanh ? "by tanh" : "by erf", format_count(num_parameters())));
+      c.next_sentence ? "BertForPreTraining" : "BertForMaskedLM", c.num_hidden_layers, c.hidden_size,
+      c.num_attention_heads, c.head_dim(), c.intermediate_size, c.vocab_size, model_->padded_vocab(),
+      c.gelu_tanh ? "by tanh" : "by erf", format_count(num_parameters())));
   lines.push_back("train: " + train_->description());
   if (valid_)
     lines.push_back(fmt::format("valid: {}{}", valid_->description(),
@@ -128,7 +134,7 @@ std::optional<double> BertTask::nominal_samples_per_step() const {
   return static_cast<double>(config_.batch.global_batch_size) * config_.batch.packing_rate;
 }
 
-// --- batches ---------------------------------------------------------------------------------------------------------------------
+// --- batches -------------------------------------------------------------------------------------
 
 int64_t BertTask::padding() const {
   // Few different shapes keep the allocator's and the libraries' choices; a CPU's products take any.
@@ -148,8 +154,10 @@ std::vector<BertPack> BertTask::read_step(int64_t step) {
   std::vector<BertPack> packs;
   const auto per_pass = static_cast<size_t>(rows_per_pass_);
   for (size_t begin = 0; begin < rows.size(); begin += per_pass) {
-    const auto first = static_cast<std::ptrdiff_t>(begin), last = static_cast<std::ptrdiff_t>(std::min(rows.size(), begin + per_pass));
-    packs.push_back(make_pack({rows.begin() + first, rows.begin() + last}, {positions.begin() + first, positions.begin() + last},
+    const auto first = static_cast<std::ptrdiff_t>(begin),
+               last = static_cast<std::ptrdiff_t>(std::min(rows.size(), begin + per_pass));
+    packs.push_back(make_pack({rows.begin() + first, rows.begin() + last},
+                              {positions.begin() + first, positions.begin() + last},
                               {config_.data.seq_length, padding(), config_.train.loss == "sample_mean"}));
   }
   return packs;
@@ -172,7 +180,8 @@ StepBatch BertTask::to_device(const std::vector<BertPack>& packs) const {
   if (mean == "sample_mean") words = sequences;
   const bool own = mean == "rank_mean";  // every rank's mean weighs the same
   const double share = own ? rank_.world_size : 1;
-  const at::Tensor counts = to_tensor<double>({std::max(1.0, words) * share, std::max(1.0, sequences) * share}, at::kDouble, rank_.device);
+  const at::Tensor counts =
+      to_tensor<double>({std::max(1.0, words) * share, std::max(1.0, sequences) * share}, at::kDouble, rank_.device);
   for (const BertPack& pack : packs) {
     auto batch = std::make_unique<BertMicroBatch>();
     batch->batch = batch_on(rank_.device, pack);
@@ -207,7 +216,8 @@ StepBatch BertTask::synthetic_batch() {
                               {config_.data.seq_length, padding(), config_.train.loss == "sample_mean"})});
 }
 
-at::Tensor BertTask::loss(UnitStore& units, const MicroBatch& micro_batch, const std::vector<Recompute>& recompute, bool train) {
+at::Tensor BertTask::loss(UnitStore& units, const MicroBatch& micro_batch, const std::vector<Recompute>& recompute,
+                          bool train) {
   const auto& mine = static_cast<const BertMicroBatch&>(micro_batch);
   BertBatch batch = mine.batch;
   batch.masked_weights_P = batch.masked_weights_P.div(mine.counts[0]).to(at::kFloat);
@@ -232,20 +242,24 @@ std::string BertTask::step_warning(double number) {
   clipped_tensors_ += std::llround(number);
   if (++clipped_steps_ != next_clipped_report_) return {};
   next_clipped_report_ *= 10;
-  return fmt::format("{:.0f} of {} FP8 tensors had values beyond their scale, which were cut off ({} such steps so far in this process, "
-                     "{} tensors); scales follow with the next step", number, fp8_ ? fp8_->tensors() : 0, clipped_steps_, clipped_tensors_);
+  return fmt::format(
+      "{:.0f} of {} FP8 tensors had values beyond their scale, which were cut off ({} such steps so far in this "
+      "process, "
+      "{} tensors); scales follow with the next step",
+      number, fp8_ ? fp8_->tensors() : 0, clipped_steps_, clipped_tensors_);
 }
 
 std::vector<double> BertTask::state() const { return fp8_ ? fp8_->state() : std::vector<double>{}; }
 
 bool BertTask::restore(const std::vector<double>& state) { return fp8_ ? fp8_->restore(state) : state.empty(); }
 
-// --- evaluation --------------------------------------------------------------------------------------------------------------------
+// --- evaluation ----------------------------------------------------------------------------------
 
 void BertTask::read_evaluation() {
   // As many sequences at a time as a packed micro-batch has; the same number of passes on every rank.
   const auto rows = static_cast<int64_t>(std::ceil(static_cast<double>(rows_per_pass_) * config_.batch.packing_rate));
-  const int64_t per_rank = (eval_rows_ + rank_.world_size - 1) / rank_.world_size, passes = (per_rank + rows - 1) / rows;
+  const int64_t per_rank = (eval_rows_ + rank_.world_size - 1) / rank_.world_size,
+                passes = (per_rank + rows - 1) / rows;
   std::vector<BertPack> packs;
   const std::lock_guard lock(reading_);
   for (int64_t pass = 0; pass < passes; ++pass) {

@@ -1,8 +1,8 @@
 #pragma once
 // BERT on packed rows: data to batches, losses, evaluation, artefacts.
 //
-// A row of the data is a pack of sequences. batch.global_batch_size and micro_batch_size count rows; samples in metrics, logs and
-// artefacts are sequences, counted exactly.
+// A row of the data is a pack of sequences. batch.global_batch_size and micro_batch_size count rows; samples in
+// metrics, logs and artefacts are sequences, counted exactly.
 
 #include "bert_pack.h"
 #include "data/bert/bert_rows.h"
@@ -44,7 +44,8 @@ class BertTask final : public TrainingTask {
   std::string step_warning(double number) override;
   std::vector<double> state() const override;
   bool restore(const std::vector<double>& state) override;
-  at::Tensor loss(UnitStore& units, const MicroBatch& batch, const std::vector<Recompute>& recompute, bool train) override;
+  at::Tensor loss(UnitStore& units, const MicroBatch& batch, const std::vector<Recompute>& recompute,
+                  bool train) override;
   EvalSums evaluate(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) override;
   EvalResult eval_result(const EvalSums& sums) const override;
   double nominal_denominator() const override { return 1.0; }

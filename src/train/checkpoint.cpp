@@ -29,9 +29,8 @@ std::pair<std::string, std::string> split_name(const std::string& name) {
 
 }  // namespace
 
-Checkpoints::Checkpoints(std::filesystem::path directory, Communicator& comm,
-                         const std::vector<UnitSpec>& units, CheckpointOptions options,
-                         std::function<void(const std::string&)> event)
+Checkpoints::Checkpoints(std::filesystem::path directory, Communicator& comm, const std::vector<UnitSpec>& units,
+                         CheckpointOptions options, std::function<void(const std::string&)> event)
     : directory_(std::move(directory)),
       comm_(comm),
       units_(units),
@@ -42,9 +41,8 @@ Checkpoints::Checkpoints(std::filesystem::path directory, Communicator& comm,
     const bool sharded = options_.shard_size > 1 && !unit.replicated;
     const int shards = sharded ? options_.shard_size : 1;
     const UnitLayout layout = make_layout(unit, shards);
-    placements_[unit.name] = {layout.shard_numel * (comm.rank() % shards),
-                              make_layout(unit, 1).numel, layout.shard_numel, comm.rank() / shards,
-                              comm.size() / shards};
+    placements_[unit.name] = {layout.shard_numel * (comm.rank() % shards), make_layout(unit, 1).numel,
+                              layout.shard_numel, comm.rank() / shards, comm.size() / shards};
   }
 }
 
@@ -79,22 +77,21 @@ std::vector<PieceSource> Checkpoints::pieces(const NamedTensors& state) const {
   for (const auto& [name, tensor] : state) {
     const auto [kind, unit] = split_name(name);
     if (unit.empty()) {
-      TRIREME_CHECK(tensor.numel() == 1, name, " has ", tensor.numel(),
-                    " elements, a scalar of the loop has one");
+      TRIREME_CHECK(tensor.numel() == 1, name, " has ", tensor.numel(), " elements, a scalar of the loop has one");
       if (comm_.rank() == 0) pieces.push_back({{kind, "", stored_dtype(tensor), 0, 1, 0}, tensor});
       continue;
     }
     const Placement& place = placements_.at(unit);
-    TRIREME_CHECK(tensor.numel() == place.shard_numel, name, " has ", tensor.numel(),
-                  " elements, the shard has ", place.shard_numel);
+    TRIREME_CHECK(tensor.numel() == place.shard_numel, name, " has ", tensor.numel(), " elements, the shard has ",
+                  place.shard_numel);
     // Ranks that hold the same shard share the writing.
     const int64_t length = std::clamp<int64_t>(place.numel - place.begin, 0, place.shard_numel);
     const int64_t grains = (length + kGrain - 1) / kGrain;
     const int64_t from = grains * place.copy / place.copies * kGrain;
     const int64_t to = std::min(length, grains * (place.copy + 1) / place.copies * kGrain);
     if (from < to)
-      pieces.push_back({{kind, unit, stored_dtype(tensor), place.begin + from, to - from, 0},
-                        tensor.narrow(0, from, to - from)});
+      pieces.push_back(
+          {{kind, unit, stored_dtype(tensor), place.begin + from, to - from, 0}, tensor.narrow(0, from, to - from)});
   }
   return pieces;
 }
@@ -107,10 +104,8 @@ void Checkpoints::check_space(const NamedTensors& state, bool periodic) {
     uint64_t one = 1 << 16;
     for (const auto& [name, tensor] : state) {
       const auto unit = split_name(name).second;
-      one += (unit.empty() ? 1 : static_cast<uint64_t>(placements_.at(unit).numel)) *
-             tensor.element_size();
-      one += static_cast<uint64_t>(kBytesPerPiece) *
-             (unit.empty() ? 1 : static_cast<uint64_t>(comm_.size()));
+      one += (unit.empty() ? 1 : static_cast<uint64_t>(placements_.at(unit).numel)) * tensor.element_size();
+      one += static_cast<uint64_t>(kBytesPerPiece) * (unit.empty() ? 1 : static_cast<uint64_t>(comm_.size()));
     }
     // While one is being written, keep_last older ones still lie there.
     uint64_t kept = 0, present = 0;
@@ -125,9 +120,8 @@ void Checkpoints::check_space(const NamedTensors& state, bool periodic) {
         continue;  // not whole: resume() has named it
       }
     }
-    struct statvfs disk {};
-    if (statvfs(directory_.c_str(), &disk) != 0)
-      return;  // a file system that cannot say: the first save will
+    struct statvfs disk{};
+    if (statvfs(directory_.c_str(), &disk) != 0) return;  // a file system that cannot say: the first save will
     const uint64_t available = static_cast<uint64_t>(disk.f_bavail) * disk.f_frsize,
                    needed = one * wanted - std::min(present, one * wanted);
     if (needed > available)
@@ -136,8 +130,7 @@ void Checkpoints::check_space(const NamedTensors& state, bool periodic) {
           "{} there, choose another output.dir{}",
           directory_.string(), format_bytes(static_cast<double>(available)), wanted,
           format_bytes(static_cast<double>(one)), format_bytes(static_cast<double>(needed)),
-          present > 0 ? " beside those already there" : "",
-          format_bytes(static_cast<double>(needed - available)),
+          present > 0 ? " beside those already there" : "", format_bytes(static_cast<double>(needed - available)),
           periodic && options_.keep_last > 2 ? ", or lower output.keep_last" : ""));
   });
 }
@@ -168,7 +161,8 @@ void Checkpoints::start(const NamedTensors& state, const LoopState& loop) {
       std::error_code ignored, error;
       std::filesystem::remove_all(path, ignored);
       if (!std::filesystem::create_directory(path, error))
-        throw WriteError(fmt::format("cannot create directory {}: {}", path.string(), error ? error.message() : "something stands there"));
+        throw WriteError(fmt::format("cannot create directory {}: {}", path.string(),
+                                     error ? error.message() : "something stands there"));
     } catch (const std::exception& error) {
       problem = error.what();
     }
@@ -183,16 +177,16 @@ void Checkpoints::start(const NamedTensors& state, const LoopState& loop) {
     writer_.snapshot(pieces(state));
   } catch (const std::exception& error) {
     const std::string_view text = error.what();
-    problem = fmt::format("rank {}: the state could not be copied to host memory: {}", comm_.rank(), text.substr(0, text.find('\n')));
+    problem = fmt::format("rank {}: the state could not be copied to host memory: {}", comm_.rank(),
+                          text.substr(0, text.find('\n')));
   }
   for (const std::string& text : comm_.all_gather_host(problem)) {
     if (text.empty()) continue;
     failed(text);
     return give_up_after_failures();
   }
-  writer_.start(
-      temporary(loop.completed_steps) / fmt::format("rank-{:05}.safetensors", comm_.rank()),
-      comm_.rank(), loop.completed_steps);
+  writer_.start(temporary(loop.completed_steps) / fmt::format("rank-{:05}.safetensors", comm_.rank()), comm_.rank(),
+                loop.completed_steps);
   phase_ = Phase::kWriting;
   ignore_through_ = loop.completed_steps;
   pause_ = steady_seconds() - started_;
@@ -208,12 +202,11 @@ void Checkpoints::advance_if_ready(int64_t step, int64_t last_begun, double sum)
 
 void Checkpoints::give_up_after_failures() const {
   if (failures_ >= kMaxFailures)
-    throw AgreedError(
-        ExitCode::kCannotWrite,
-        fmt::format("{} saves in a row failed in {} (the reason stands above): free some space or "
-                    "mend the storage, then run "
-                    "the same command again; it goes on from the newest whole checkpoint",
-                    failures_, directory_.string()));
+    throw AgreedError(ExitCode::kCannotWrite,
+                      fmt::format("{} saves in a row failed in {} (the reason stands above): free some space or "
+                                  "mend the storage, then run "
+                                  "the same command again; it goes on from the newest whole checkpoint",
+                                  failures_, directory_.string()));
 }
 
 bool Checkpoints::complete() {
@@ -235,9 +228,8 @@ void Checkpoints::advance() {
     const CheckpointFile file = writer_.take(error);
     // The copies of GPU tensors are only queued, and the next step's kernels wait behind them.
     pause_ = std::max(pause_, writer_.copied_at() - started_);
-    const auto texts =
-        comm_.all_gather_host(error.empty() ? " " + file_to_text(file, writer_.write_seconds())
-                                            : fmt::format("rank {}: {}", comm_.rank(), error));
+    const auto texts = comm_.all_gather_host(error.empty() ? " " + file_to_text(file, writer_.write_seconds())
+                                                           : fmt::format("rank {}: {}", comm_.rank(), error));
     for (const std::string& text : texts)
       if (!text.starts_with(' ')) return failed(text);
     phase_ = Phase::kCommitting;
@@ -262,10 +254,9 @@ void Checkpoints::advance() {
   last_save_ok_ = true;
   if (comm_.rank() != 0) return;
   const double seconds = steady_seconds() - started_;
-  log_info(fmt::format(
-      "saved checkpoints/{}: {} in {} (written in {}), the step waited {}",
-      checkpoint_name(loop_.completed_steps), format_bytes(static_cast<double>(committed_bytes_)),
-      format_duration(seconds), format_duration(write_seconds_), format_duration(pause_)));
+  log_info(fmt::format("saved checkpoints/{}: {} in {} (written in {}), the step waited {}",
+                       checkpoint_name(loop_.completed_steps), format_bytes(static_cast<double>(committed_bytes_)),
+                       format_duration(seconds), format_duration(write_seconds_), format_duration(pause_)));
   event_(nlohmann::json({{"event", "save"},
                          {"step", loop_.completed_steps},
                          {"bytes", committed_bytes_},

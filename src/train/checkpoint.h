@@ -1,10 +1,10 @@
 #pragma once
 // Private to train/: saving and resuming the whole state of a run.
 //
-// A save: the state is copied to host memory (all that the step waits for), a writer thread of each rank writes its file below
-// step-N.tmp-RUN; when all have finished, seen from sums that ride on the steps' all-reduce, rank 0 writes the manifest, renames the
-// directory, reads it back and only then lets the oldest go. A save that fails leaves the older ones as they are; kMaxFailures in a row
-// end the run with exit code 73.
+// A save: the state is copied to host memory (all that the step waits for), a writer thread of each rank writes its
+// file below step-N.tmp-RUN; when all have finished, seen from sums that ride on the steps' all-reduce, rank 0 writes
+// the manifest, renames the directory, reads it back and only then lets the oldest go. A save that fails leaves the
+// older ones as they are; kMaxFailures in a row end the run with exit code 73.
 
 #include "checkpoint_writer.h"
 #include "trireme/comm/communicator.h"
@@ -26,7 +26,8 @@
 
 namespace trireme {
 
-/// "master.layers.0" (this rank's shard of a unit's vector) or "loss_scale" (a scalar, equal on all ranks); the tensors themselves.
+/// "master.layers.0" (this rank's shard of a unit's vector) or "loss_scale" (a scalar, equal on all ranks); the tensors
+/// themselves.
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// Small numbers of the training loop that must survive; `numbers` by name for whoever has more.
@@ -48,29 +49,31 @@ struct CheckpointOptions {
 class Checkpoints {
  public:
   /// `event`: takes one JSON object for metrics.jsonl; called on rank 0.
-  Checkpoints(std::filesystem::path directory, Communicator& comm,
-              const std::vector<UnitSpec>& units, CheckpointOptions options,
-              std::function<void(const std::string&)> event);
+  Checkpoints(std::filesystem::path directory, Communicator& comm, const std::vector<UnitSpec>& units,
+              CheckpointOptions options, std::function<void(const std::string&)> event);
   ~Checkpoints();
 
-  /// Collective. Fills the tensors from the newest whole checkpoint of this run, saying why each newer one is passed over (those
-  /// are moved aside to step-N.damaged). Nothing there: nullopt. None whole: ModelError; other data: DataError.
+  /// Collective. Fills the tensors from the newest whole checkpoint of this run, saying why each newer one is passed
+  /// over (those are moved aside to step-N.damaged). Nothing there: nullopt. None whole: ModelError; other data:
+  /// DataError.
   std::optional<LoopState> resume(const NamedTensors& state);
 
-  /// Collective. Removes what dead runs left unfinished. WriteError on all ranks when the checkpoints that the run will keep do not fit
-  /// in the free space.
+  /// Collective. Removes what dead runs left unfinished. WriteError on all ranks when the checkpoints that the run will
+  /// keep do not fit in the free space.
   void check_space(const NamedTensors& state, bool periodic);
 
   /// For a run that saves as it goes: takes the memory for the copies while the run is still being loaded.
   void prepare(const NamedTensors& state) { writer_.prepare(pieces(state)); }
   /// Collective. Waits for the save under way, copies the state, starts writing. Throws as advance_if_ready().
   void start(const NamedTensors& state, const LoopState& loop);
-  /// Whether this rank has finished the phase of the save that is under way (0 or 1): summed over ranks in the step's all-reduce.
+  /// Whether this rank has finished the phase of the save that is under way (0 or 1): summed over ranks in the step's
+  /// all-reduce.
   double ready() const;
-  /// Collective. Given the sum of ready() that step `step` carried and the last step begun: moves the save on when every rank is ready.
-  /// Throws AgreedError after kMaxFailures failed saves in a row.
+  /// Collective. Given the sum of ready() that step `step` carried and the last step begun: moves the save on when
+  /// every rank is ready. Throws AgreedError after kMaxFailures failed saves in a row.
   void advance_if_ready(int64_t step, int64_t last_begun, double sum);
-  /// Collective. Waits until no save is under way. Never throws for a failed save; true when the newest one was committed.
+  /// Collective. Waits until no save is under way. Never throws for a failed save; true when the newest one was
+  /// committed.
   bool complete();
 
   static constexpr int kMaxFailures = 3;
@@ -92,10 +95,9 @@ class Checkpoints {
   void retain(int64_t committed);
   void move_aside(const std::filesystem::path& directory) const;
   void remove_leftovers() const;
-  std::optional<LoopState> load_candidate(const std::filesystem::path& directory,
-                                          const NamedTensors& state, std::string& reason);
-  std::string compare_with_model(const CheckpointManifest& manifest,
-                                 const NamedTensors& state) const;
+  std::optional<LoopState> load_candidate(const std::filesystem::path& directory, const NamedTensors& state,
+                                          std::string& reason);
+  std::string compare_with_model(const CheckpointManifest& manifest, const NamedTensors& state) const;
   void check_inputs(const CheckpointManifest& manifest) const;
   void fill(CheckpointReader& reader, const NamedTensors& state) const;
   std::filesystem::path temporary(int64_t step) const;

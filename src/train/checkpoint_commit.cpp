@@ -1,4 +1,5 @@
-// Rank 0's part of a save: manifest, rename, reading back, LATEST, retention. Runs beside the steps, on a thread of its own.
+// Rank 0's part of a save: manifest, rename, reading back, LATEST, retention. Runs beside the steps, on a thread of its
+// own.
 #include "checkpoint.h"
 
 #include "trireme/base/error.h"
@@ -29,8 +30,8 @@ void sync_directory(const std::filesystem::path& path) {
 
 void rename_directory(const std::filesystem::path& from, const std::filesystem::path& to) {
   if (std::rename(from.c_str(), to.c_str()) != 0)
-    throw WriteError(fmt::format("cannot rename {} to {}: {}", from.string(),
-                                 to.filename().string(), std::strerror(errno)));
+    throw WriteError(
+        fmt::format("cannot rename {} to {}: {}", from.string(), to.filename().string(), std::strerror(errno)));
 }
 
 }  // namespace
@@ -60,8 +61,7 @@ void Checkpoints::commit(const std::vector<std::string>& descriptions) {
     write_seconds_ = std::max(write_seconds_, seconds);
     if (!file.name.empty()) manifest.files.push_back(std::move(file));
   }
-  const std::filesystem::path working = temporary(step),
-                              target = directory_ / checkpoint_name(step);
+  const std::filesystem::path working = temporary(step), target = directory_ / checkpoint_name(step);
   fault_point("save:after_shards", 0, step);
   write_file_atomic(working / kManifestName, manifest_json(manifest));
   fault_point("save:after_manifest", 0, step);
@@ -75,16 +75,15 @@ void Checkpoints::commit(const std::vector<std::string>& descriptions) {
       owner = options_.run_id;  // not whole: nobody's checkpoint
     }
     if (owner != options_.run_id)
-      throw WriteError(fmt::format("{} belongs to run {}, this is run {}: move it away",
-                                   target.string(), owner, options_.run_id));
+      throw WriteError(
+          fmt::format("{} belongs to run {}, this is run {}: move it away", target.string(), owner, options_.run_id));
     move_aside(target);
   }
   rename_directory(working, target);
   sync_directory(directory_);
   fault_point("save:after_rename", 0, step);
 
-  if (const auto differences = check_checkpoint_layout(target, read_manifest(target));
-      !differences.empty()) {
+  if (const auto differences = check_checkpoint_layout(target, read_manifest(target)); !differences.empty()) {
     move_aside(target);
     throw WriteError(fmt::format("{} reads back otherwise than it was written: {}", target.string(),
                                  summarise_differences(differences)));
@@ -117,8 +116,7 @@ void Checkpoints::retain(int64_t committed) {
     std::error_code error;
     std::filesystem::remove_all(temporary(step), error);
     if (error)
-      log_warn(fmt::format("cannot remove the old checkpoint {}: {}", temporary(step).string(),
-                           error.message()));
+      log_warn(fmt::format("cannot remove the old checkpoint {}: {}", temporary(step).string(), error.message()));
   }
 }
 
@@ -137,16 +135,14 @@ void Checkpoints::remove_leftovers() const {
   for (std::filesystem::directory_iterator entry(directory_, error), end; !error && entry != end;
        entry.increment(error)) {
     const std::string name = entry->path().filename().string();
-    if (name.starts_with("step-") &&
-        (name.find(".tmp-") != std::string::npos || name.ends_with(".tmp")) &&
+    if (name.starts_with("step-") && (name.find(".tmp-") != std::string::npos || name.ends_with(".tmp")) &&
         entry->is_directory())
       leftovers.push_back(entry->path());
   }
   for (const auto& leftover : leftovers) {
     std::filesystem::remove_all(leftover, error);
     if (error)
-      log_warn(fmt::format("cannot remove {}, which a dead run left: {}", leftover.string(),
-                           error.message()));
+      log_warn(fmt::format("cannot remove {}, which a dead run left: {}", leftover.string(), error.message()));
     else
       log_info(fmt::format("removed {}, which a dead run left unfinished", leftover.string()));
   }

@@ -25,13 +25,11 @@ struct VectorInfo {
 
 std::string shape_text(const CheckpointTensor& tensor) {
   std::string text;
-  for (const int64_t extent : tensor.shape)
-    text += (text.empty() ? "" : ", ") + std::to_string(extent);
+  for (const int64_t extent : tensor.shape) text += (text.empty() ? "" : ", ") + std::to_string(extent);
   return fmt::format("[{}] at {}", text, tensor.offset);
 }
 
-void compare_tensors(const CheckpointUnit& ours, const CheckpointUnit& theirs,
-                     std::vector<std::string>& differences) {
+void compare_tensors(const CheckpointUnit& ours, const CheckpointUnit& theirs, std::vector<std::string>& differences) {
   std::map<std::string, const CheckpointTensor*> there;
   for (const CheckpointTensor& tensor : theirs.tensors) there[tensor.name] = &tensor;
   for (const CheckpointTensor& tensor : ours.tensors) {
@@ -39,12 +37,11 @@ void compare_tensors(const CheckpointUnit& ours, const CheckpointUnit& theirs,
     if (found == there.end())
       differences.push_back(fmt::format("{} is missing", tensor.name));
     else if (!(*found->second == tensor))
-      differences.push_back(fmt::format("{} has shape {}, the run's is {}", tensor.name,
-                                        shape_text(*found->second), shape_text(tensor)));
+      differences.push_back(
+          fmt::format("{} has shape {}, the run's is {}", tensor.name, shape_text(*found->second), shape_text(tensor)));
     if (found != there.end()) there.erase(found);
   }
-  for (const auto& [name, tensor] : there)
-    differences.push_back(fmt::format("{} is there, which the run lacks", name));
+  for (const auto& [name, tensor] : there) differences.push_back(fmt::format("{} is there, which the run lacks", name));
 }
 
 /// Every rank learns of a problem that any rank has.
@@ -61,8 +58,7 @@ std::string shared_problem(Communicator& comm, const std::string& mine) {
 
 }  // namespace
 
-std::string Checkpoints::compare_with_model(const CheckpointManifest& manifest,
-                                            const NamedTensors& state) const {
+std::string Checkpoints::compare_with_model(const CheckpointManifest& manifest, const NamedTensors& state) const {
   std::vector<std::string> differences;
   std::map<std::string, const CheckpointUnit*> units;
   for (const CheckpointUnit& unit : manifest.units) units[unit.name] = &unit;
@@ -77,10 +73,9 @@ std::string Checkpoints::compare_with_model(const CheckpointManifest& manifest,
     const auto found = units.find(ours.name);
     if (found == units.end()) {
       differences.push_back(fmt::format("unit {} is missing", ours.name));
-    } else if (manifest.version == 1 ? found->second->numel < ours.numel
-                                     : found->second->numel != ours.numel) {
-      differences.push_back(fmt::format("unit {} has {} elements, the run's has {}", ours.name,
-                                        found->second->numel, ours.numel));
+    } else if (manifest.version == 1 ? found->second->numel < ours.numel : found->second->numel != ours.numel) {
+      differences.push_back(
+          fmt::format("unit {} has {} elements, the run's has {}", ours.name, found->second->numel, ours.numel));
       if (manifest.version != 1) compare_tensors(ours, *found->second, differences);
     } else if (manifest.version != 1) {
       compare_tensors(ours, *found->second, differences);
@@ -96,35 +91,30 @@ std::string Checkpoints::compare_with_model(const CheckpointManifest& manifest,
       continue;
     }
     if (found->second.dtype != stored_dtype(tensor))
-      differences.push_back(fmt::format("{} is {}, the run's is {}", name,
-                                        dtype_name(found->second.dtype),
+      differences.push_back(fmt::format("{} is {}, the run's is {}", name, dtype_name(found->second.dtype),
                                         dtype_name(stored_dtype(tensor))));
     vectors.erase(found);
   }
-  for (const auto& [name, info] : vectors)
-    differences.push_back(fmt::format("{} is there, which the run lacks", name));
+  for (const auto& [name, info] : vectors) differences.push_back(fmt::format("{} is there, which the run lacks", name));
   if (manifest.version != 1 && manifest.samples != manifest.step * options_.samples_per_step)
-    differences.push_back(
-        fmt::format("it has seen {} samples in {} steps, this run would have seen {}",
-                    manifest.samples, manifest.step, manifest.step * options_.samples_per_step));
+    differences.push_back(fmt::format("it has seen {} samples in {} steps, this run would have seen {}",
+                                      manifest.samples, manifest.step, manifest.step * options_.samples_per_step));
   return summarise_differences(differences);
 }
 
 void Checkpoints::check_inputs(const CheckpointManifest& manifest) const {
-  const auto compare = [&](const std::vector<Fingerprint>& now,
-                           const std::vector<Fingerprint>& then) {
+  const auto compare = [&](const std::vector<Fingerprint>& now, const std::vector<Fingerprint>& then) {
     if (then.empty()) return std::string();
-    if (now.size() != then.size())
-      return fmt::format("{} files where there were {}", now.size(), then.size());
+    if (now.size() != then.size()) return fmt::format("{} files where there were {}", now.size(), then.size());
     for (size_t i = 0; i < now.size(); ++i)
       if (now[i].hash != then[i].hash)
-        return fmt::format("{} is not what {} was (fingerprints {} and {})", now[i].path,
-                           then[i].path, now[i].hash, then[i].hash);
+        return fmt::format("{} is not what {} was (fingerprints {} and {})", now[i].path, then[i].path, now[i].hash,
+                           then[i].hash);
     return std::string();
   };
   if (const std::string problem = compare(options_.data, manifest.data); !problem.empty()) {
-    const std::string text = fmt::format(
-        "the training data changed since the checkpoint of step {}: {}", manifest.step, problem);
+    const std::string text =
+        fmt::format("the training data changed since the checkpoint of step {}: {}", manifest.step, problem);
     if (!options_.allow_changed_data)
       throw DataError(text +
                       "; put the old files back, choose another output.dir, or add "
@@ -143,8 +133,7 @@ void Checkpoints::fill(CheckpointReader& reader, const NamedTensors& state) cons
   at::NoGradGuard no_grad;
   for (const auto& [name, tensor] : state) {
     const size_t dot = name.find('.');
-    const std::string kind = name.substr(0, dot),
-                      unit = dot == std::string::npos ? "" : name.substr(dot + 1);
+    const std::string kind = name.substr(0, dot), unit = dot == std::string::npos ? "" : name.substr(dot + 1);
     int64_t begin = 0, end = 1;
     if (!unit.empty()) {
       const Placement& place = placements_.at(unit);
@@ -164,8 +153,7 @@ void Checkpoints::fill(CheckpointReader& reader, const NamedTensors& state) cons
   }
 }
 
-std::optional<LoopState> Checkpoints::load_candidate(const std::filesystem::path& directory,
-                                                     const NamedTensors& state,
+std::optional<LoopState> Checkpoints::load_candidate(const std::filesystem::path& directory, const NamedTensors& state,
                                                      std::string& reason) {
   const double begin = steady_seconds();
   CheckpointManifest manifest;
@@ -174,18 +162,15 @@ std::optional<LoopState> Checkpoints::load_candidate(const std::filesystem::path
     manifest = read_manifest(directory);
     if (comm_.rank() == 0) {
       if (manifest.version != 1 && manifest.run_id != options_.run_id)
-        throw ModelError(
-            fmt::format("it belongs to run {}, this is run {}", manifest.run_id, options_.run_id));
-      if (const auto differences = check_checkpoint_layout(directory, manifest);
-          !differences.empty())
+        throw ModelError(fmt::format("it belongs to run {}, this is run {}", manifest.run_id, options_.run_id));
+      if (const auto differences = check_checkpoint_layout(directory, manifest); !differences.empty())
         throw ModelError(summarise_differences(differences));
       // Hashes differ as well when a later version has more keys: the keys decide.
       if (manifest.version != 1 && manifest.config_hash != options_.config_hash) {
         const auto changes = deciding_changes(parse_config(manifest.config, directory.string()),
                                               parse_config(options_.config, "this run"));
         if (!changes.empty())
-          throw ModelError(fmt::format("it was made with another configuration: {}",
-                                       summarise_differences(changes)));
+          throw ModelError(fmt::format("it was made with another configuration: {}", summarise_differences(changes)));
       }
       mine = compare_with_model(manifest, state);
     }
@@ -223,13 +208,12 @@ std::optional<LoopState> Checkpoints::load_candidate(const std::filesystem::path
   }
   if (reason = shared_problem(comm_, mine); !reason.empty()) return std::nullopt;
   const double seconds = steady_seconds() - begin;
-  log_info(fmt::format(
-      "resuming after step {} from {}: {} checked and loaded in {} ({}/s){}", loop.completed_steps,
-      directory.filename().string(), format_bytes(static_cast<double>(bytes)),
-      format_duration(seconds), format_bytes(static_cast<double>(bytes) / seconds),
-      world == comm_.size() && shards == options_.shard_size
-          ? ""
-          : fmt::format("; it was written by {} ranks with shard size {}", world, shards)));
+  log_info(fmt::format("resuming after step {} from {}: {} checked and loaded in {} ({}/s){}", loop.completed_steps,
+                       directory.filename().string(), format_bytes(static_cast<double>(bytes)),
+                       format_duration(seconds), format_bytes(static_cast<double>(bytes) / seconds),
+                       world == comm_.size() && shards == options_.shard_size
+                           ? ""
+                           : fmt::format("; it was written by {} ranks with shard size {}", world, shards)));
   return loop;
 }
 
@@ -249,16 +233,14 @@ std::optional<LoopState> Checkpoints::resume(const NamedTensors& state) {
     loop = load_candidate(directory_ / name, state, reason);
     if (loop) break;
     if (comm_.rank() == 0)
-      log_warn(
-          fmt::format("checkpoint {} is passed over: {}", (directory_ / name).string(), reason));
+      log_warn(fmt::format("checkpoint {} is passed over: {}", (directory_ / name).string(), reason));
     passed_over.push_back(name);
     reasons.push_back(fmt::format("{}: {}", name, reason));
   }
   if (!loop && !options_.allow_fresh)
-    throw AgreedError(ExitCode::kModel,
-                      fmt::format("none of the {} checkpoints in {} is whole ({}): restore one, or "
-                                  "add --allow-fresh to start afresh",
-                                  candidates.size(), directory_.string(), reasons.front()));
+    throw AgreedError(ExitCode::kModel, fmt::format("none of the {} checkpoints in {} is whole ({}): restore one, or "
+                                                    "add --allow-fresh to start afresh",
+                                                    candidates.size(), directory_.string(), reasons.front()));
   // Out of the way of retention's count, and of the save that will want their names.
   agree(comm_, [&] {
     if (comm_.rank() != 0) return;
@@ -274,8 +256,7 @@ std::optional<LoopState> Checkpoints::resume(const NamedTensors& state) {
   });
   if (!loop)
     log_warn(
-        fmt::format("none of the {} checkpoints is whole: starting afresh, as --allow-fresh says",
-                    candidates.size()));
+        fmt::format("none of the {} checkpoints is whole: starting afresh, as --allow-fresh says", candidates.size()));
   return loop;
 }
 

@@ -26,9 +26,7 @@ DType stored_dtype(const at::Tensor& tensor) {
     case at::kHalf: return DType::kF16;
     case at::kInt: return DType::kI32;
     case at::kLong: return DType::kI64;
-    default:
-      TRIREME_CHECK(false, "no file type for ", c10::toString(tensor.scalar_type()));
-      return DType::kF32;
+    default: TRIREME_CHECK(false, "no file type for ", c10::toString(tensor.scalar_type())); return DType::kF32;
   }
 }
 
@@ -38,7 +36,8 @@ CheckpointWriter::~CheckpointWriter() {
 }
 
 void CheckpointWriter::make_room(size_t i, const at::Tensor& source) {
-  if (host_[i].defined() && host_[i].numel() == source.numel() && host_[i].scalar_type() == source.scalar_type()) return;
+  if (host_[i].defined() && host_[i].numel() == source.numel() && host_[i].scalar_type() == source.scalar_type())
+    return;
   const auto options = source.options().device(at::kCPU);
   if (!source.is_cpu() && pinned_) {
     try {
@@ -46,15 +45,17 @@ void CheckpointWriter::make_room(size_t i, const at::Tensor& source) {
       return;
     } catch (const c10::Error& error) {
       pinned_ = false;
-      log_warn(fmt::format("no pinned host memory for the copies of saves ({}): other memory is taken, and steps wait longer for them",
-                           error.what_without_backtrace()));
+      log_warn(fmt::format(
+          "no pinned host memory for the copies of saves ({}): other memory is taken, and steps wait longer for them",
+          error.what_without_backtrace()));
     }
   }
   host_[i] = at::empty({source.numel()}, options);
 }
 
 void CheckpointWriter::prepare(const std::vector<PieceSource>& pieces) {
-  TRIREME_CHECK(finished_ && host_.empty() && !preparing_.joinable(), "the memory of snapshots is taken once, before the first");
+  TRIREME_CHECK(finished_ && host_.empty() && !preparing_.joinable(),
+                "the memory of snapshots is taken once, before the first");
   if (pieces.empty() || pieces[0].tensor.is_cpu()) return;
   host_.resize(pieces.size());
   preparing_ = std::thread([this, pieces] {
@@ -126,13 +127,12 @@ void CheckpointWriter::write(const std::filesystem::path& path) {
   writer.commit();
   const MappedFile whole(path, ExitCode::kCannotWrite);
   uint64_t header = 0;
-  if (whole.bytes().size() >= sizeof header)
-    std::memcpy(&header, whole.bytes().data(), sizeof header);
+  if (whole.bytes().size() >= sizeof header) std::memcpy(&header, whole.bytes().data(), sizeof header);
   if (whole.bytes().size() < sizeof header + header)
-    throw WriteError(fmt::format("{} reads back with {} bytes: the storage loses data",
-                                 path.string(), whole.bytes().size()));
-  file_ = {path.filename().string(), whole.bytes().size(),
-           xxh3_64(whole.bytes().data(), sizeof header + header), std::nullopt, pieces_};
+    throw WriteError(
+        fmt::format("{} reads back with {} bytes: the storage loses data", path.string(), whole.bytes().size()));
+  file_ = {path.filename().string(), whole.bytes().size(), xxh3_64(whole.bytes().data(), sizeof header + header),
+           std::nullopt, pieces_};
 }
 
 CheckpointFile CheckpointWriter::take(std::string& error) {
@@ -142,7 +142,7 @@ CheckpointFile CheckpointWriter::take(std::string& error) {
   return file_;
 }
 
-// --- descriptions between ranks -------------------------------------------------------------------------------------------------
+// --- descriptions between ranks ------------------------------------------------------------------
 
 std::string file_to_text(const CheckpointFile& file, double seconds) {
   nlohmann::json pieces = nlohmann::json::array();

@@ -1,5 +1,6 @@
 #pragma once
-// Private to train/: one rank's part of a save: a copy of the state in host memory and the thread that writes it to a file.
+// Private to train/: one rank's part of a save: a copy of the state in host memory and the thread that writes it to a
+// file.
 
 #include "trireme/formats/training_checkpoint.h"
 
@@ -24,16 +25,17 @@ struct PieceSource {
 class CheckpointWriter {
  public:
   ~CheckpointWriter();
-  /// Takes the host memory of GPU tensors beforehand, on a thread of its own: pinning tens of gibibytes takes seconds, which the first
-  /// snapshot would otherwise wait for.
+  /// Takes the host memory of GPU tensors beforehand, on a thread of its own: pinning tens of gibibytes takes seconds,
+  /// which the first snapshot would otherwise wait for.
   void prepare(const std::vector<PieceSource>& pieces);
-  /// Copies the pieces into host memory that is kept from save to save: pinned for GPU tensors (where it can be had), whose copies are
-  /// only queued on the current stream.
+  /// Copies the pieces into host memory that is kept from save to save: pinned for GPU tensors (where it can be had),
+  /// whose copies are only queued on the current stream.
   void snapshot(const std::vector<PieceSource>& pieces);
   /// Starts writing the snapshot to `path`; nothing is written when there are no pieces.
   void start(const std::filesystem::path& path, int rank, int64_t step);
   bool finished() const { return finished_; }
-  /// Once finished: joins. The file as the manifest describes it (no name: nothing to write); `error` is set when it failed.
+  /// Once finished: joins. The file as the manifest describes it (no name: nothing to write); `error` is set when it
+  /// failed.
   CheckpointFile take(std::string& error);
   /// Steady seconds at which the copy of GPU tensors had arrived, 0 for CPU tensors: their copy ends with snapshot().
   double copied_at() const { return copied_at_; }
@@ -45,7 +47,7 @@ class CheckpointWriter {
   void make_room(size_t i, const at::Tensor& source);
   std::vector<CheckpointPiece> pieces_;
   std::vector<at::Tensor> host_;
-  bool pinned_ = true;  // until it cannot be had
+  bool pinned_ = true;                  // until it cannot be had
   std::unique_ptr<c10::Event> copied_;  // null on CPUs
   std::thread thread_, preparing_;
   std::atomic<bool> finished_ = true;

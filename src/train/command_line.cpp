@@ -5,8 +5,8 @@
 #include "trireme/config/config.h"
 #include "trireme/version.h"
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <cstdio>
 
@@ -16,12 +16,14 @@ CommandLine parse_command_line(int argc, char** argv, const char* program) {
   CommandLine line;
   bool version = false, help = false;
   std::string config;
-  CLI::App app(fmt::format("{} trains from one YAML file; run it alone, under mpirun, or under srun with one process per rank.", program));
+  CLI::App app(fmt::format(
+      "{} trains from one YAML file; run it alone, under mpirun, or under srun with one process per rank.", program));
   app.name(program);
   app.set_help_flag();
   app.add_option("--config", config, "configuration file (YAML)")->type_name("FILE");
   app.add_option("--set", line.overrides, "override one key, any number of times: --set optimizer.lr=3e-4")
-      ->type_name("KEY=VALUE")->allow_extra_args(false);
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
   app.add_flag("--dry-run", line.dry_run, "check everything, print the memory plan and the step's cost, touch nothing");
   app.add_option("--ranks", line.ranks, "with --dry-run: plan for this many ranks")->check(CLI::Range(1, 1 << 20));
   app.add_option("--device-memory-gib", line.device_memory_gib, "with --dry-run: plan for GPUs with this much memory");
@@ -37,8 +39,16 @@ CommandLine parse_command_line(int argc, char** argv, const char* program) {
     throw ConfigError(fmt::format("{} (see {} --help)", error.what(), program));
   }
   if (const auto unknown = app.remaining(); !unknown.empty()) {
-    const std::vector<std::string> known = {"--config", "--set", "--dry-run", "--ranks", "--device-memory-gib", "--print-config",
-                                            "--allow-fresh", "--allow-changed-data", "--version", "--help"};
+    const std::vector<std::string> known = {"--config",
+                                            "--set",
+                                            "--dry-run",
+                                            "--ranks",
+                                            "--device-memory-gib",
+                                            "--print-config",
+                                            "--allow-fresh",
+                                            "--allow-changed-data",
+                                            "--version",
+                                            "--help"};
     throw ConfigError(fmt::format("unknown argument '{}'.{} (see {} --help)", unknown.front(),
                                   did_you_mean(split(unknown.front(), '=').front(), known), program));
   }

@@ -20,7 +20,8 @@ std::string bar(int64_t done, int64_t total) {
 }
 }  // namespace
 
-Console::Console() : terminal_(isatty(STDERR_FILENO) != 0 && isatty(STDOUT_FILENO) != 0), last_line_(steady_seconds()) {}
+Console::Console()
+    : terminal_(isatty(STDERR_FILENO) != 0 && isatty(STDOUT_FILENO) != 0), last_line_(steady_seconds()) {}
 
 Console::~Console() { clear(); }
 

@@ -22,31 +22,40 @@ namespace trireme {
 int visible_gpus() {
   const char* wanted = std::getenv("TRIREME_DEVICE");
   if (wanted != nullptr && std::string_view(wanted) == "cpu") return 0;
-  if (wanted != nullptr && *wanted != '\0') throw ConfigError(fmt::format("TRIREME_DEVICE='{}' is not 'cpu'; unset it to use the GPUs", wanted));
+  if (wanted != nullptr && *wanted != '\0')
+    throw ConfigError(fmt::format("TRIREME_DEVICE='{}' is not 'cpu'; unset it to use the GPUs", wanted));
 #ifdef TRIREME_WITH_CUDA
   std::string reason;
   const int found = gpu::count(reason);
   const bool installed = access("/dev/nvidiactl", F_OK) == 0;
-  if (const auto problem = gpu_visibility_problem(std::getenv("CUDA_VISIBLE_DEVICES"), found, installed, reason)) throw ConfigError(*problem);
+  if (const auto problem = gpu_visibility_problem(std::getenv("CUDA_VISIBLE_DEVICES"), found, installed, reason))
+    throw ConfigError(*problem);
   return found;
 #else
   return 0;
 #endif
 }
 
-std::optional<std::string> gpu_visibility_problem(const char* visible, int found, bool installed, const std::string& reason) {
+std::optional<std::string> gpu_visibility_problem(const char* visible, int found, bool installed,
+                                                  const std::string& reason) {
   if (!installed) return std::nullopt;
   const std::string why = reason.empty() ? "" : fmt::format(" ({})", reason);
   if (visible == nullptr) {
     if (found > 0) return std::nullopt;
-    return fmt::format("this machine has NVIDIA GPUs and CUDA shows none of them{}: see what nvidia-smi says, or set TRIREME_DEVICE=cpu", why);
+    return fmt::format(
+        "this machine has NVIDIA GPUs and CUDA shows none of them{}: see what nvidia-smi says, or set "
+        "TRIREME_DEVICE=cpu",
+        why);
   }
   // What hides every GPU on purpose; CUDA itself stops reading at the first entry that is none.
   if (const std::string_view text = visible; text.empty() || text == "-1" || text == "NoDevFiles") return std::nullopt;
   const auto named = static_cast<int>(split(visible, ',').size());
   if (found == named) return std::nullopt;
-  return fmt::format("CUDA_VISIBLE_DEVICES='{}' names {} GPU{}, and CUDA shows {}{}: name each once, as nvidia-smi -L lists them, or set "
-                     "TRIREME_DEVICE=cpu", visible, named, named == 1 ? "" : "s", found, why);
+  return fmt::format(
+      "CUDA_VISIBLE_DEVICES='{}' names {} GPU{}, and CUDA shows {}{}: name each once, as nvidia-smi -L lists them, or "
+      "set "
+      "TRIREME_DEVICE=cpu",
+      visible, named, named == 1 ? "" : "s", found, why);
 }
 
 DeviceInfo describe_device(at::Device device, at::ScalarType compute_dtype, int local_world_size) {
@@ -64,7 +73,8 @@ DeviceInfo describe_device(at::Device device, at::ScalarType compute_dtype, int 
       break;
     }
   }
-  info.total_memory = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE) / std::max(1, local_world_size);
+  info.total_memory =
+      static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE) / std::max(1, local_world_size);
   return info;
 }
 

@@ -20,8 +20,9 @@ std::optional<double> peak_16bit(std::string_view name) {
     double tflops;
   };
   // The first match counts: variants stand before the plain name.
-  static constexpr Row kRows[] = {{"H100 NVL", 835}, {"H100 PCIe", 756}, {"H100", 989}, {"H200 NVL", 835}, {"H200", 989}, {"H20", 148},
-                                  {"GB200", 2500},   {"GB300", 2500},    {"B200", 2250}, {"B300", 2250},   {"A100", 312}, {"A800", 312},
+  static constexpr Row kRows[] = {{"H100 NVL", 835}, {"H100 PCIe", 756}, {"H100", 989},   {"H200 NVL", 835},
+                                  {"H200", 989},     {"H20", 148},       {"GB200", 2500}, {"GB300", 2500},
+                                  {"B200", 2250},    {"B300", 2250},     {"A100", 312},   {"A800", 312},
                                   {"L40S", 362},     {"A10", 125}};
   for (const Row& row : kRows)
     if (name.find(row.pattern) != std::string_view::npos) return row.tflops * 1e12;
@@ -49,7 +50,8 @@ int count(std::string& reason) {
 DeviceInfo describe(at::Device device, at::ScalarType compute_dtype) {
   cudaDeviceProp properties{};
   const cudaError_t status = cudaGetDeviceProperties(&properties, device.index());
-  TRIREME_CHECK(status == cudaSuccess, "cudaGetDeviceProperties(", static_cast<int>(device.index()), "): ", cudaGetErrorString(status));
+  TRIREME_CHECK(status == cudaSuccess, "cudaGetDeviceProperties(", static_cast<int>(device.index()),
+                "): ", cudaGetErrorString(status));
   DeviceInfo info;
   info.name = properties.name;
   info.total_memory = static_cast<int64_t>(properties.totalGlobalMem);
@@ -64,7 +66,8 @@ std::string library_versions() {
   int runtime = 0, nccl = 0;
   (void)cudaRuntimeGetVersion(&runtime);
   (void)ncclGetVersion(&nccl);
-  return fmt::format("cuda {}.{}, nccl {}.{}.{}", runtime / 1000, runtime % 1000 / 10, nccl / 10000, nccl % 10000 / 100, nccl % 100);
+  return fmt::format("cuda {}.{}, nccl {}.{}.{}", runtime / 1000, runtime % 1000 / 10, nccl / 10000, nccl % 10000 / 100,
+                     nccl % 100);
 }
 
 }  // namespace trireme::gpu

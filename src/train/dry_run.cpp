@@ -17,10 +17,12 @@ std::vector<std::string> cost_lines(const Config& config, const TrainingTask& ta
   const int64_t gbs = config.batch.global_batch_size;
   const double epochs = static_cast<double>(config.train.max_steps * gbs) / static_cast<double>(task.train_samples());
   return {
-      fmt::format("parameters: {} ({} trained)", format_count(task.num_parameters()), format_count(task.num_trained_parameters())),
+      fmt::format("parameters: {} ({} trained)", format_count(task.num_parameters()),
+                  format_count(task.num_trained_parameters())),
       fmt::format("steps: {} of {} samples ({} per rank, {} micro-batches of {}): {} samples, {:.2f} epochs of {} rows",
-                  config.train.max_steps, gbs, gbs / ranks, gbs / ranks / config.batch.micro_batch_size, config.batch.micro_batch_size,
-                  format_count(config.train.max_steps * gbs), epochs, format_count(task.train_samples())),
+                  config.train.max_steps, gbs, gbs / ranks, gbs / ranks / config.batch.micro_batch_size,
+                  config.batch.micro_batch_size, format_count(config.train.max_steps * gbs), epochs,
+                  format_count(task.train_samples())),
       fmt::format("cost: {}FLOP per sample, {}FLOP per step, {} tokens per step", format_short(flops),
                   format_short(flops * static_cast<double>(gbs)), format_count(gbs * config.data.seq_length)),
   };
@@ -51,8 +53,8 @@ PlanInput plan_input(const Config& config, const TrainingTask& task, int world_s
   return input;
 }
 
-std::vector<std::string> run_banner(const Config& config, const TrainingTask& task, const MemoryPlan& plan, const DeviceInfo& device,
-                                    World& world) {
+std::vector<std::string> run_banner(const Config& config, const TrainingTask& task, const MemoryPlan& plan,
+                                    const DeviceInfo& device, World& world) {
   const int ranks = world.communicator().size();
   std::vector<std::string> lines = {fmt::format("Trireme {} ({}), {}, {} rank{} on {} ({})", kVersion, kCommit,
                                                 world.launch().description(), ranks, ranks == 1 ? "" : "s", device.name,
@@ -77,10 +79,12 @@ int dry_run(const Config& config, const CommandLine& line, const Launch& launch,
     input.device_memory = static_cast<int64_t>(*line.device_memory_gib * (1 << 30));
     input.overhead = gpu_overhead(ranks);
   } else {
-    input.device_memory = describe_device(at::kCPU, dtype, launch.world_size > 1 ? launch.local_world_size : ranks).total_memory;
+    input.device_memory =
+        describe_device(at::kCPU, dtype, launch.world_size > 1 ? launch.local_world_size : ranks).total_memory;
   }
-  std::string text = fmt::format("dry run: {} rank{} on {}, {}\n", ranks, ranks == 1 ? "" : "s",
-                                 gpu ? fmt::format("GPUs of {:.1f} GiB", *line.device_memory_gib) : "CPUs", c10::toString(dtype));
+  std::string text =
+      fmt::format("dry run: {} rank{} on {}, {}\n", ranks, ranks == 1 ? "" : "s",
+                  gpu ? fmt::format("GPUs of {:.1f} GiB", *line.device_memory_gib) : "CPUs", c10::toString(dtype));
   for (const std::string& description : task->describe()) text += description + '\n';
   for (const std::string& cost : cost_lines(config, *task, ranks)) text += cost + '\n';
   text += describe_plan(make_plan(input), task->units());

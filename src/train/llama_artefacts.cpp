@@ -19,8 +19,8 @@ namespace trireme {
 namespace {
 
 /// Files beside the weights that make a directory a complete Hugging Face model.
-constexpr const char* kCompanions[] = {"tokenizer.model", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-                                       "generation_config.json"};
+constexpr const char* kCompanions[] = {"tokenizer.model", "tokenizer.json", "tokenizer_config.json",
+                                       "special_tokens_map.json", "generation_config.json"};
 
 }  // namespace
 
@@ -50,8 +50,9 @@ void LlamaTask::save_artefact(ShardedUnits& units, const std::filesystem::path& 
 
 void LlamaTask::save_adapter(ShardedUnits& units, const std::filesystem::path& directory) {
   std::map<std::string, at::Tensor> tensors;
-  units.export_tensors(at::kFloat, [&](int unit) { return units.units()[unit].replicated; },
-                       [&](const std::string& name, const at::Tensor& value) { tensors[name] = value; });
+  units.export_tensors(
+      at::kFloat, [&](int unit) { return units.units()[unit].replicated; },
+      [&](const std::string& name, const at::Tensor& value) { tensors[name] = value; });
   if (info_.rank != 0) return;
   const Adapter adapter = export_adapter(tensors, *model_, config_.model.path);
   make_directories(directory);
@@ -75,29 +76,32 @@ void LlamaTask::save_model(ShardedUnits& units, const std::filesystem::path& dir
   std::unique_ptr<SafetensorsWriter> writer;
   size_t file = 0, in_file = 0;
   if (info_.rank == 0) make_directories(directory);
-  units.export_tensors(info_.compute_dtype, [](int) { return true; }, [&](const std::string& name, const at::Tensor& value) {
-    if (!writer) {
-      std::vector<std::pair<std::string, TensorInfo>> mine;
-      for (const size_t index : plan.files[file].second) mine.push_back(tensors[index]);
-      writer = std::make_unique<SafetensorsWriter>(directory / plan.files[file].first, mine);
-      in_file = 0;
-    }
-    const size_t index = plan.files[file].second[in_file];
-    TRIREME_CHECK(tensors[index].first == name, "export gives ", name, " where ", tensors[index].first, " is due");
-    writer->append(value.const_data_ptr(), value.nbytes());
-    if (++in_file == plan.files[file].second.size()) {
-      writer->commit();
-      writer.reset();
-      ++file;
-    }
-  });
+  units.export_tensors(
+      info_.compute_dtype, [](int) { return true; },
+      [&](const std::string& name, const at::Tensor& value) {
+        if (!writer) {
+          std::vector<std::pair<std::string, TensorInfo>> mine;
+          for (const size_t index : plan.files[file].second) mine.push_back(tensors[index]);
+          writer = std::make_unique<SafetensorsWriter>(directory / plan.files[file].first, mine);
+          in_file = 0;
+        }
+        const size_t index = plan.files[file].second[in_file];
+        TRIREME_CHECK(tensors[index].first == name, "export gives ", name, " where ", tensors[index].first, " is due");
+        writer->append(value.const_data_ptr(), value.nbytes());
+        if (++in_file == plan.files[file].second.size()) {
+          writer->commit();
+          writer.reset();
+          ++file;
+        }
+      });
   if (info_.rank != 0) return;
   LlamaConfig config = model_->config();
   config.dtype = config_dtype(info_.compute_dtype);
   if (plan.files.size() > 1)
     write_file_atomic(directory / "model.safetensors.index.json", safetensors_index_json(plan, tensors));
-  const std::filesystem::path base =
-      std::filesystem::is_directory(config_.model.path) ? std::filesystem::path(config_.model.path) : std::filesystem::path();
+  const std::filesystem::path base = std::filesystem::is_directory(config_.model.path)
+                                         ? std::filesystem::path(config_.model.path)
+                                         : std::filesystem::path();
   for (const char* name : kCompanions)
     if (!base.empty() && std::filesystem::is_regular_file(base / name))
       write_file_atomic(directory / name, read_text_file(base / name, ExitCode::kModel));

@@ -31,7 +31,8 @@ LlamaConfig read_config(const Config& config) {
 LlamaTask::LlamaTask(const Config& config, const RankInfo& info) : config_(config), info_(info) {
   const LlamaConfig shape = read_config(config);
   std::optional<LoraOptions> lora;
-  if (config.lora) lora = LoraOptions{config.lora->r, config.lora->alpha, config.lora->dropout, config.lora->target_modules};
+  if (config.lora)
+    lora = LoraOptions{config.lora->r, config.lora->alpha, config.lora->dropout, config.lora->target_modules};
   model_ = std::make_unique<LlamaModel>(shape, lora);
   rows_per_pass_ = config.batch.micro_batch_size;
   train_ = open_token_dataset(paths(config.data.train), config.data.seq_length, shape.vocab_size);
@@ -47,7 +48,8 @@ double LlamaTask::flops_per_sample() const {
 void LlamaTask::fill_plan(PlanInput& input) const {
   const bool fp8 = config_.precision.frozen == "fp8";
   const auto element = static_cast<int64_t>(c10::elementSize(info_.compute_dtype));
-  const ActivationBytes bytes = activation_bytes(model_->config(), model_->lora(), config_.data.seq_length, {element, fp8});
+  const ActivationBytes bytes =
+      activation_bytes(model_->config(), model_->lora(), config_.data.seq_length, {element, fp8});
   input.units = &model_->units();
   input.num_blocks = static_cast<int>(model_->config().num_hidden_layers);
   input.rows = static_cast<int>(config_.batch.micro_batch_size);
@@ -67,9 +69,10 @@ void LlamaTask::fill_plan(PlanInput& input) const {
 std::vector<std::string> LlamaTask::describe() const {
   const LlamaConfig& c = model_->config();
   std::vector<std::string> lines;
-  lines.push_back(fmt::format("model: {} blocks, hidden {}, {} heads / {} KV heads of {}, FFN {}, vocabulary {}: {} parameters, {} trained",
-                              c.num_hidden_layers, c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim,
-                              c.intermediate_size, c.vocab_size, format_count(num_parameters()), format_count(num_trained_parameters())));
+  lines.push_back(fmt::format(
+      "model: {} blocks, hidden {}, {} heads / {} KV heads of {}, FFN {}, vocabulary {}: {} parameters, {} trained",
+      c.num_hidden_layers, c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim, c.intermediate_size,
+      c.vocab_size, format_count(num_parameters()), format_count(num_trained_parameters())));
   lines.push_back("train: " + train_->description());
   if (valid_) lines.push_back("valid: " + valid_->description());
   return lines;
@@ -80,7 +83,7 @@ double LlamaTask::nominal_denominator() const {
   return config_.train.loss == "token_mean" ? samples * static_cast<double>(config_.data.seq_length - 1) : samples;
 }
 
-// --- batches ---------------------------------------------------------------------------------------------------------------------
+// --- batches -------------------------------------------------------------------------------------
 
 LlamaTask::HostBatch LlamaTask::read_step(int64_t step) {
   HostBatch batch;
@@ -97,7 +100,8 @@ void LlamaTask::prefetch(int64_t step) {
   ahead_.start(step, [this](int64_t due) { return read_step(due); });
 }
 
-std::unique_ptr<MicroBatch> LlamaTask::to_device(const std::vector<Sample>& samples, const std::vector<int64_t>& stream_positions,
+std::unique_ptr<MicroBatch> LlamaTask::to_device(const std::vector<Sample>& samples,
+                                                 const std::vector<int64_t>& stream_positions,
                                                  double& denominator) const {
   const auto rows = static_cast<int64_t>(samples.size());
   const int64_t length = config_.data.seq_length;
@@ -145,9 +149,10 @@ StepBatch LlamaTask::batch(int64_t step) {
   const int64_t rows = rows_per_pass_;
   for (size_t begin = 0; begin < host.samples.size(); begin += static_cast<size_t>(rows)) {
     const size_t end = std::min(host.samples.size(), begin + static_cast<size_t>(rows));
-    batch.micro_batches.push_back(to_device({host.samples.begin() + static_cast<long>(begin), host.samples.begin() + static_cast<long>(end)},
-                                            {host.positions.begin() + static_cast<long>(begin), host.positions.begin() + static_cast<long>(end)},
-                                            batch.denominator));
+    batch.micro_batches.push_back(
+        to_device({host.samples.begin() + static_cast<long>(begin), host.samples.begin() + static_cast<long>(end)},
+                  {host.positions.begin() + static_cast<long>(begin), host.positions.begin() + static_cast<long>(end)},
+                  batch.denominator));
   }
   return batch;
 }
@@ -156,18 +161,19 @@ StepBatch LlamaTask::synthetic_batch() {
   // Ids of a fixed pattern: every row of the vocabulary is as good as another for timing.
   Sample sample;
   const int64_t vocab = model_->config().vocab_size;
-  for (int64_t t = 0; t < config_.data.seq_length; ++t)
-    sample.input_ids.push_back((t * 7919 + 13) % vocab);
+  for (int64_t t = 0; t < config_.data.seq_length; ++t) sample.input_ids.push_back((t * 7919 + 13) % vocab);
   sample.loss_mask.assign(sample.input_ids.size(), 1);
   sample.loss_mask[0] = 0;
   sample.sequence_starts = {0};
   const auto rows = static_cast<size_t>(rows_per_pass_);
   StepBatch batch;
-  batch.micro_batches.push_back(to_device(std::vector<Sample>(rows, sample), std::vector<int64_t>(rows, 0), batch.denominator));
+  batch.micro_batches.push_back(
+      to_device(std::vector<Sample>(rows, sample), std::vector<int64_t>(rows, 0), batch.denominator));
   return batch;
 }
 
-at::Tensor LlamaTask::loss(UnitStore& units, const MicroBatch& batch, const std::vector<Recompute>& recompute, bool train) {
+at::Tensor LlamaTask::loss(UnitStore& units, const MicroBatch& batch, const std::vector<Recompute>& recompute,
+                           bool train) {
   ForwardOptions options;
   options.train = train;
   options.seed = static_cast<uint64_t>(config_.train.seed);

@@ -35,7 +35,8 @@ class LlamaTask final : public TrainingTask {
   void set_rows_per_pass(int rows) override { rows_per_pass_ = rows; }
   StepBatch batch(int64_t step) override;
   StepBatch synthetic_batch() override;
-  at::Tensor loss(UnitStore& units, const MicroBatch& batch, const std::vector<Recompute>& recompute, bool train) override;
+  at::Tensor loss(UnitStore& units, const MicroBatch& batch, const std::vector<Recompute>& recompute,
+                  bool train) override;
   EvalSums evaluate(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) override;
   EvalResult eval_result(const EvalSums& sums) const override { return {sums.at(0) / sums.at(1), {}}; }
   double nominal_denominator() const override;
@@ -49,8 +50,8 @@ class LlamaTask final : public TrainingTask {
     std::vector<int64_t> positions;  // in the run's stream of samples
   };
   HostBatch read_step(int64_t step);
-  std::unique_ptr<MicroBatch> to_device(const std::vector<Sample>& samples, const std::vector<int64_t>& stream_positions,
-                                        double& denominator) const;
+  std::unique_ptr<MicroBatch> to_device(const std::vector<Sample>& samples,
+                                        const std::vector<int64_t>& stream_positions, double& denominator) const;
   void save_adapter(ShardedUnits& units, const std::filesystem::path& directory);
   void save_model(ShardedUnits& units, const std::filesystem::path& directory);
 
@@ -60,7 +61,7 @@ class LlamaTask final : public TrainingTask {
   std::unique_ptr<TokenDataset> train_, valid_;
   std::unique_ptr<Sampler> sampler_;
   int64_t rows_per_pass_ = 1;
-  std::mutex reading_;  // HDF5 allows one reader at a time in a process
+  std::mutex reading_;          // HDF5 allows one reader at a time in a process
   ReadAhead<HostBatch> ahead_;  // last: ends before what it reads
 };
 

@@ -45,29 +45,31 @@ void MetricsFile::line(const std::string& text) {
 void MetricsFile::write_run(const std::string& json_object) { line(json_object); }
 
 void MetricsFile::write(const TrainMetrics& m) {
-  line(fmt::format(R"({{"event":"train","step":{},"samples":{},"tokens":{},"loss":{},"grad_norm":{},"lr":{},"step_time_s":{},)"
-                   R"("samples_per_s":{},"tokens_per_s":{},"mfu":{},"memory_gib":{}}})",
-                   m.step, m.samples, m.tokens, number(m.loss), number(m.grad_norm), number(m.lr), number(m.step_time_s),
-                   number(m.samples_per_s), number(m.tokens_per_s), m.mfu ? number(*m.mfu) : "null", number(m.memory_gib)));
+  line(fmt::format(
+      R"({{"event":"train","step":{},"samples":{},"tokens":{},"loss":{},"grad_norm":{},"lr":{},"step_time_s":{},)"
+      R"("samples_per_s":{},"tokens_per_s":{},"mfu":{},"memory_gib":{}}})",
+      m.step, m.samples, m.tokens, number(m.loss), number(m.grad_norm), number(m.lr), number(m.step_time_s),
+      number(m.samples_per_s), number(m.tokens_per_s), m.mfu ? number(*m.mfu) : "null", number(m.memory_gib)));
 }
 
 void MetricsFile::write(const EvalMetrics& m) {
   const std::string accuracy = m.mlm_accuracy ? fmt::format(R"("mlm_accuracy":{},)", number(*m.mlm_accuracy)) : "";
-  line(fmt::format(R"({{"event":"eval","step":{},"samples":{},"loss":{},{}"eval_time_s":{}}})", m.step, m.samples, number(m.loss), accuracy,
-                   number(m.seconds)));
+  line(fmt::format(R"({{"event":"eval","step":{},"samples":{},"loss":{},{}"eval_time_s":{}}})", m.step, m.samples,
+                   number(m.loss), accuracy, number(m.seconds)));
 }
 
 std::string console_line(const TrainMetrics& m, double eta_seconds) {
-  std::string text = fmt::format("step {}/{} | loss {:.4f} | gnorm {:.3g} | lr {:.2e} | {} | {:.3g} samples/s | {} tok/s", m.step,
-                                 m.max_steps, m.loss, m.grad_norm, m.lr, format_duration(m.step_time_s), m.samples_per_s,
-                                 format_short(m.tokens_per_s));
+  std::string text = fmt::format(
+      "step {}/{} | loss {:.4f} | gnorm {:.3g} | lr {:.2e} | {} | {:.3g} samples/s | {} tok/s", m.step, m.max_steps,
+      m.loss, m.grad_norm, m.lr, format_duration(m.step_time_s), m.samples_per_s, format_short(m.tokens_per_s));
   if (m.mfu) text += fmt::format(" | MFU {:.1f}%", *m.mfu * 100);
   text += fmt::format(" | {:.1f} GiB | ETA {}", m.memory_gib, format_duration(eta_seconds));
   return text;
 }
 
 std::string console_line(const EvalMetrics& m, std::optional<double> target, std::optional<double> target_accuracy) {
-  std::string text = fmt::format("eval after step {} ({} samples) | loss {:.5f}", m.step, format_count(m.samples), m.loss);
+  std::string text =
+      fmt::format("eval after step {} ({} samples) | loss {:.5f}", m.step, format_count(m.samples), m.loss);
   if (m.mlm_accuracy) text += fmt::format(" | accuracy {:.5f}", *m.mlm_accuracy);
   if (m.mlm_accuracy && target_accuracy)
     text += fmt::format(" | target {:.4g}{}", *target_accuracy, *m.mlm_accuracy >= *target_accuracy ? " reached" : "");

@@ -54,10 +54,13 @@ class BertEvents final : public MlperfEvents {
   void start_block(int64_t) override {}
   void end_block(const MlperfBlock& block) override {
     if (block.steps > 0)
-      log_.event("tracked_stats", fmt::format(R"({{"throughput": {}}})", format_exact(block.samples_per_second)), epoch(block.samples));
+      log_.event("tracked_stats", fmt::format(R"({{"throughput": {}}})", format_exact(block.samples_per_second)),
+                 epoch(block.samples));
   }
   void train_loss(const TrainMetrics&) override {}
-  void start_evaluation(int64_t samples) override { log_.start_with("eval_start", std::to_string(samples), epoch(samples)); }
+  void start_evaluation(int64_t samples) override {
+    log_.start_with("eval_start", std::to_string(samples), epoch(samples));
+  }
   void end_evaluation(const EvalMetrics& metrics) override {
     log_.end_with("eval_stop", std::to_string(metrics.samples), epoch(metrics.samples));
     log_.event("eval_accuracy", format_exact(metrics.mlm_accuracy.value_or(0)), epoch(metrics.samples));
@@ -68,7 +71,8 @@ class BertEvents final : public MlperfEvents {
     log_.event("train_samples", std::to_string(samples));
     log_.event("eval_samples", std::to_string(eval_samples_));
     log_.end("run_stop", {{"status", fmt::format("\"{}\"", status)}});
-    log_.event("tracked_stats", fmt::format(R"({{"throughput": {}, "epoch_num": {}}})", format_exact(samples_per_second), samples),
+    log_.event("tracked_stats",
+               fmt::format(R"({{"throughput": {}, "epoch_num": {}}})", format_exact(samples_per_second), samples),
                {{"step", fmt::format("[1, {}]", step)}});
   }
 

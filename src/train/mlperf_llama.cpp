@@ -24,8 +24,8 @@ class LlamaEvents final : public MlperfEvents {
     log_.event("opt_base_learning_rate", format_exact(config.optimizer.lr));
     log_.event("opt_adamw_weight_decay", format_exact(config.optimizer.weight_decay));
     log_.event("opt_gradient_clip_norm", format_exact(config.optimizer.grad_clip));
-    log_.event("opt_learning_rate_warmup_factor",
-               format_exact(static_cast<double>(config.schedule.warmup_steps) / static_cast<double>(config.train.max_steps)));
+    log_.event("opt_learning_rate_warmup_factor", format_exact(static_cast<double>(config.schedule.warmup_steps) /
+                                                               static_cast<double>(config.train.max_steps)));
     if (config.lora) {
       log_.event("lora_rank", std::to_string(config.lora->r));
       log_.event("lora_alpha", format_exact(config.lora->alpha));
@@ -45,7 +45,8 @@ class LlamaEvents final : public MlperfEvents {
   void end_block(const MlperfBlock& block) override {
     if (block.steps > 0)
       log_.event("tracked_stats",
-                 fmt::format(R"({{"throughput": {}, "train_step_time": {}, "train_loss": {}}})", format_exact(block.samples_per_second),
+                 fmt::format(R"({{"throughput": {}, "train_step_time": {}, "train_loss": {}}})",
+                             format_exact(block.samples_per_second),
                              format_exact(block.seconds / static_cast<double>(block.steps)), format_exact(block.loss)),
                  {{"step", std::to_string(block.step)}});
     log_.end("block_stop", samples_count(block.samples));
@@ -81,7 +82,8 @@ void log_submission(MlperfLog& log, const char* benchmark, int nodes) {
   log.event("submission_org", quoted(environment("MLPERF_SUBMISSION_ORG", "Trireme")));
   log.event("submission_division", quoted(environment("MLPERF_SUBMISSION_DIVISION", "closed")));
   log.event("submission_status", quoted(environment("MLPERF_SUBMISSION_STATUS", "onprem")));
-  log.event("submission_platform", quoted(fmt::format("{}x{}", nodes, environment("MLPERF_SUBMISSION_PLATFORM", "unnamed"))));
+  log.event("submission_platform",
+            quoted(fmt::format("{}x{}", nodes, environment("MLPERF_SUBMISSION_PLATFORM", "unnamed"))));
 }
 
 }  // namespace trireme

@@ -15,14 +15,15 @@ MlperfLog::MlperfLog(const std::filesystem::path& path) : enabled_(!path.empty()
   if (!out_) throw WriteError(fmt::format("cannot open {} for writing", path.string()));
 }
 
-void MlperfLog::write(const char* type, const char* key, const std::string& value, const Metadata& metadata, const char* file,
-                      int line) {
+void MlperfLog::write(const char* type, const char* key, const std::string& value, const Metadata& metadata,
+                      const char* file, int line) {
   if (!enabled_) return;
-  std::string fields = fmt::format(R"("file": "{}", "lineno": {})", std::filesystem::path(file).filename().string(), line);
+  std::string fields =
+      fmt::format(R"("file": "{}", "lineno": {})", std::filesystem::path(file).filename().string(), line);
   for (const auto& [name, json] : metadata) fields += fmt::format(R"(, "{}": {})", name, json);
-  const std::string text =
-      fmt::format(R"(:::MLLOG {{"namespace": "", "time_ms": {}, "event_type": "{}", "key": "{}", "value": {}, "metadata": {{{}}}}})",
-                  unix_milliseconds(), type, key, value, fields);
+  const std::string text = fmt::format(
+      R"(:::MLLOG {{"namespace": "", "time_ms": {}, "event_type": "{}", "key": "{}", "value": {}, "metadata": {{{}}}}})",
+      unix_milliseconds(), type, key, value, fields);
   std::printf("%s\n", text.c_str());
   std::fflush(stdout);
   out_ << text << '\n' << std::flush;
@@ -39,10 +40,12 @@ void MlperfLog::end(const char* key, const Metadata& metadata, int line, const c
   write("INTERVAL_END", key, "null", metadata, file, line);
 }
 
-void MlperfLog::start_with(const char* key, const std::string& value, const Metadata& metadata, int line, const char* file) {
+void MlperfLog::start_with(const char* key, const std::string& value, const Metadata& metadata, int line,
+                           const char* file) {
   write("INTERVAL_START", key, value, metadata, file, line);
 }
-void MlperfLog::end_with(const char* key, const std::string& value, const Metadata& metadata, int line, const char* file) {
+void MlperfLog::end_with(const char* key, const std::string& value, const Metadata& metadata, int line,
+                         const char* file) {
   write("INTERVAL_END", key, value, metadata, file, line);
 }
 

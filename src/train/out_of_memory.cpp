@@ -16,7 +16,9 @@ namespace trireme {
 namespace {
 
 bool ran_out(const std::exception& error) {
-  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr || dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr) return true;
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
+      dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr)
+    return true;
   const std::string_view text = error.what();
   for (const char* words : {"not enough memory", "can't allocate memory", "out of memory"})
     if (text.find(words) != std::string_view::npos) return true;
@@ -29,30 +31,36 @@ std::string bytes(int64_t count) { return format_bytes(static_cast<double>(count
 std::string free_memory(at::Device device) {
   if (device.is_cuda()) return fmt::format("the allocator's peak was {}", bytes(peak_reserved_memory(device)));
   const int64_t free = static_cast<int64_t>(sysconf(_SC_AVPHYS_PAGES)) * sysconf(_SC_PAGESIZE);
-  std::string text = fmt::format("{} were resident at most, the machine has {} free", bytes(peak_memory(device)), bytes(free));
+  std::string text =
+      fmt::format("{} were resident at most, the machine has {} free", bytes(peak_memory(device)), bytes(free));
   rlimit limit{};
   if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
-    text += fmt::format(", and the process is limited to {} of address space (ulimit -v)", bytes(static_cast<int64_t>(limit.rlim_cur)));
+    text += fmt::format(", and the process is limited to {} of address space (ulimit -v)",
+                        bytes(static_cast<int64_t>(limit.rlim_cur)));
   return text;
 }
 
 }  // namespace
 
-std::optional<std::string> out_of_memory_message(const std::exception& error, const Config& config, const MemoryPlan& plan,
-                                                 at::Device device, int rank) {
+std::optional<std::string> out_of_memory_message(const std::exception& error, const Config& config,
+                                                 const MemoryPlan& plan, at::Device device, int rank) {
   if (!ran_out(error)) return std::nullopt;
   std::vector<std::string> advice;
-  if (config.batch.micro_batch_size > 1) advice.push_back(fmt::format("batch.micro_batch_size: {}", (config.batch.micro_batch_size + 1) / 2));
+  if (config.batch.micro_batch_size > 1)
+    advice.push_back(fmt::format("batch.micro_batch_size: {}", (config.batch.micro_batch_size + 1) / 2));
   if (config.parallel.shard_size != "world") advice.push_back("parallel.shard_size: world (with more ranks)");
   if (config.parallel.recompute != "full") advice.push_back("parallel.recompute: full");
   if (!config.lora) advice.push_back("a lora: section (no master weights, moments and gradients of the base)");
   advice.push_back(fmt::format("data.seq_length: {}", config.data.seq_length / 2));
   if (device.is_cuda() && config.precision.frozen != "fp8" && config.lora) advice.push_back("precision.frozen: fp8");
   if (advice.size() > 3) advice.resize(3);
-  return fmt::format("rank {} is out of memory: the plan counts weights {}, master weights {}, moments {}, gradients {}, gather slots {}, activations "
-                     "{}, working memory {}, libraries {}; {}; try {}", rank, bytes(plan.weights), bytes(plan.masters), bytes(plan.moments),
-                     bytes(plan.gradients), bytes(plan.gather_slots), bytes(plan.activations), bytes(plan.working), bytes(plan.overhead),
-                     free_memory(device), join(advice, ", or "));
+  return fmt::format(
+      "rank {} is out of memory: the plan counts weights {}, master weights {}, moments {}, gradients {}, gather slots "
+      "{}, activations "
+      "{}, working memory {}, libraries {}; {}; try {}",
+      rank, bytes(plan.weights), bytes(plan.masters), bytes(plan.moments), bytes(plan.gradients),
+      bytes(plan.gather_slots), bytes(plan.activations), bytes(plan.working), bytes(plan.overhead), free_memory(device),
+      join(advice, ", or "));
 }
 
 }  // namespace trireme

@@ -12,9 +12,9 @@
 
 namespace trireme {
 
-/// A sentence when `error` says that memory ran out (std::bad_alloc, LibTorch's allocators of CPU and GPU), with the plan's parts, what is
-/// free now, and three settings to try; otherwise nothing.
-std::optional<std::string> out_of_memory_message(const std::exception& error, const Config& config, const MemoryPlan& plan,
-                                                 at::Device device, int rank);
+/// A sentence when `error` says that memory ran out (std::bad_alloc, LibTorch's allocators of CPU and GPU), with the
+/// plan's parts, what is free now, and three settings to try; otherwise nothing.
+std::optional<std::string> out_of_memory_message(const std::exception& error, const Config& config,
+                                                 const MemoryPlan& plan, at::Device device, int rank);
 
 }  // namespace trireme

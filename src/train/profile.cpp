@@ -91,18 +91,19 @@ std::string summary(const std::vector<profiler::KinetoEvent>& events) {
     reach = std::max(reach, end);
     last = reach;
   }
-  const double total = static_cast<double>(last - spans.front().first) / 1e6, idle = total - static_cast<double>(busy) / 1e6;
+  const double total = static_cast<double>(last - spans.front().first) / 1e6,
+               idle = total - static_cast<double>(busy) / 1e6;
   std::vector<std::pair<std::string, Entry>> sorted(classes.begin(), classes.end());
   std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second.ms > b.second.ms; });
   std::string text = fmt::format("{:<28}{:>10}{:>8}{:>8}   largest kernel\n", "kernels of", "ms", "share", "calls");
   for (const auto& [name, entry] : sorted) {
     const auto top = std::max_element(entry.kernels.begin(), entry.kernels.end(),
                                       [](const auto& a, const auto& b) { return a.second < b.second; });
-    text += fmt::format("{:<28}{:>10.2f}{:>7.1f}%{:>8}   {:.1f} ms {:.60}\n", name, entry.ms, 100 * entry.ms / total, entry.calls,
-                        top->second, top->first);
+    text += fmt::format("{:<28}{:>10.2f}{:>7.1f}%{:>8}   {:.1f} ms {:.60}\n", name, entry.ms, 100 * entry.ms / total,
+                        entry.calls, top->second, top->first);
   }
-  text += fmt::format("{:<28}{:>10.2f}{:>7.1f}%\n{:<28}{:>10.2f}\n", "no kernel running", idle, 100 * idle / total, "first to last kernel",
-                      total);
+  text += fmt::format("{:<28}{:>10.2f}{:>7.1f}%\n{:<28}{:>10.2f}\n", "no kernel running", idle, 100 * idle / total,
+                      "first to last kernel", total);
   return text;
 }
 
@@ -123,7 +124,8 @@ std::string StepProfile::finish(const std::filesystem::path& trace) {
   const auto result = profiler::disableProfiler();
   make_directories(trace.parent_path());
   result->save(trace.string());
-  if (!std::filesystem::exists(trace)) throw WriteError(fmt::format("the profiler wrote no trace to {}", trace.string()));
+  if (!std::filesystem::exists(trace))
+    throw WriteError(fmt::format("the profiler wrote no trace to {}", trace.string()));
   return gpu_ ? summary(result->events()) : std::string();
 }
 

@@ -17,8 +17,9 @@ class StepProfile {
  public:
   explicit StepProfile(bool gpu);
   ~StepProfile();
-  /// Writes a Chrome trace (ui.perfetto.dev, chrome://tracing) and returns where the device's time went: a line for each class of
-  /// kernels with its time and share of the step, the largest first, and the time in which no kernel ran. The device must be idle.
+  /// Writes a Chrome trace (ui.perfetto.dev, chrome://tracing) and returns where the device's time went: a line for
+  /// each class of kernels with its time and share of the step, the largest first, and the time in which no kernel ran.
+  /// The device must be idle.
   std::string finish(const std::filesystem::path& trace);
 
  private:

@@ -71,8 +71,8 @@ ExitCode train(const Config& config, World& world, const TaskFactory& make_task,
   agree(comm, [&] { task = make_task(config, comm.rank(), comm.size(), world.device(), dtype); });
   const std::unique_ptr<MlperfEvents> events = task->mlperf_events(mlperf);
   events->configuration(config, {task->train_samples(), task->eval_samples(),
-                                 config.batch.global_batch_size / comm.size() / config.batch.micro_batch_size, count_nodes(world),
-                                 weight_names(*task)});
+                                 config.batch.global_batch_size / comm.size() / config.batch.micro_batch_size,
+                                 count_nodes(world), weight_names(*task)});
   const DeviceInfo device = describe_device(world.device(), dtype, world.launch().local_world_size);
   PlanInput input = plan_input(config, *task, comm.size(), dtype);
   input.device_memory = device.total_memory;
@@ -90,7 +90,8 @@ ExitCode train(const Config& config, World& world, const TaskFactory& make_task,
     const auto message = out_of_memory_message(error, config, plan, world.device(), comm.rank());
     if (message) throw ConfigError(*message);
     // The last line is for people: LibTorch's stack frames are not.
-    if (const auto* library = dynamic_cast<const c10::Error*>(&error)) throw InternalError(library->what_without_backtrace());
+    if (const auto* library = dynamic_cast<const c10::Error*>(&error))
+      throw InternalError(library->what_without_backtrace());
     throw;
   }
 }

@@ -26,9 +26,8 @@ namespace trireme {
 namespace {
 
 bool decides(std::string_view key) {
-  for (const std::string_view free :
-       {"logging.", "output.", "parallel.", "eval.", "batch.micro_batch_size", "data.train",
-        "data.valid", "model.path", "train.on_nonfinite", "train.on_spike"})
+  for (const std::string_view free : {"logging.", "output.", "parallel.", "eval.", "batch.micro_batch_size",
+                                      "data.train", "data.valid", "model.path", "train.on_nonfinite", "train.on_spike"})
     if (key.starts_with(free)) return false;
   return true;
 }
@@ -44,9 +43,7 @@ ConfigurationChanges changes(const Config& before, const Config& now) {
   ConfigurationChanges result;
   for (const auto& [key, pair] : values) {
     if (pair.first == pair.second || key == "output.dir") continue;
-    const auto shown = [](const std::string& value) {
-      return value.empty() ? std::string("not there") : value;
-    };
+    const auto shown = [](const std::string& value) { return value.empty() ? std::string("not there") : value; };
     (decides(key) ? result.deciding : result.free)
         .push_back(fmt::format("{} was {}, is {}", key, shown(pair.first), shown(pair.second)));
   }
@@ -61,8 +58,7 @@ std::string host_name() {
 
 std::string new_run_id() {
   std::random_device entropy;
-  const std::string text =
-      fmt::format("{} {} {} {} {}", host_name(), getpid(), utc_timestamp(), entropy(), entropy());
+  const std::string text = fmt::format("{} {} {} {} {}", host_name(), getpid(), utc_timestamp(), entropy(), entropy());
   return hex64(xxh3_64(text.data(), text.size()));
 }
 
@@ -95,26 +91,22 @@ void RunDirectory::take_lock(const std::string& run_id) {
   const std::filesystem::path lock_path = path_ / ".lock";
   lock_ = open(lock_path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644);
   if (lock_ < 0)
-    throw WriteError(
-        fmt::format("cannot write in output.dir {}: {}", path_.string(), std::strerror(errno)));
+    throw WriteError(fmt::format("cannot write in output.dir {}: {}", path_.string(), std::strerror(errno)));
   if (flock(lock_, LOCK_EX | LOCK_NB) != 0) {
     const int error = errno;
     if (error != EWOULDBLOCK)
-      throw WriteError(
-          fmt::format("cannot lock {}: {}; choose an output.dir on a file system with locks",
-                      lock_path.string(), std::strerror(error)));
+      throw WriteError(fmt::format("cannot lock {}: {}; choose an output.dir on a file system with locks",
+                                   lock_path.string(), std::strerror(error)));
     std::string owner = read_text_file(lock_path, ExitCode::kCannotWrite, 4096);
     while (owner.ends_with('\n')) owner.pop_back();
-    throw WriteError(fmt::format(
-        "output.dir {} is in use by another run ({}): wait for it or choose another output.dir",
-        path_.string(), owner.empty() ? "just starting" : owner));
-  }
-  const std::string owner = fmt::format("run {} on host {}, process {}, since {}\n", run_id,
-                                        host_name(), getpid(), utc_timestamp());
-  if (ftruncate(lock_, 0) != 0 ||
-      pwrite(lock_, owner.data(), owner.size(), 0) != static_cast<ssize_t>(owner.size()))
     throw WriteError(
-        fmt::format("cannot write to {}: {}", lock_path.string(), std::strerror(errno)));
+        fmt::format("output.dir {} is in use by another run ({}): wait for it or choose another output.dir",
+                    path_.string(), owner.empty() ? "just starting" : owner));
+  }
+  const std::string owner =
+      fmt::format("run {} on host {}, process {}, since {}\n", run_id, host_name(), getpid(), utc_timestamp());
+  if (ftruncate(lock_, 0) != 0 || pwrite(lock_, owner.data(), owner.size(), 0) != static_cast<ssize_t>(owner.size()))
+    throw WriteError(fmt::format("cannot write to {}: {}", lock_path.string(), std::strerror(errno)));
 }
 
 void RunDirectory::accept_configuration(const Config& config) const {
@@ -142,8 +134,7 @@ void RunDirectory::accept_configuration(const Config& config) const {
                     "another output.dir",
                     path_.string(), join(shown, "; "), changed.deciding.size() > 1 ? "s" : ""));
   }
-  for (const std::string& change : changed.free)
-    log_info(fmt::format("going on with another setting: {}", change));
+  for (const std::string& change : changed.free) log_info(fmt::format("going on with another setting: {}", change));
   write_file_atomic(config_path, ours);
 }
 
@@ -157,14 +148,12 @@ void RunDirectory::open_as_rank_zero(const Config& config) {
   run_id_ = new_run_id();
   bool known = false;
   if (std::filesystem::exists(identity_path)) {
-    const auto identity = nlohmann::json::parse(
-        read_text_file(identity_path, ExitCode::kCannotWrite), nullptr, /*allow_exceptions=*/false);
+    const auto identity = nlohmann::json::parse(read_text_file(identity_path, ExitCode::kCannotWrite), nullptr,
+                                                /*allow_exceptions=*/false);
     if (!identity.is_object() || !identity.contains("run_id") || !identity["run_id"].is_string() ||
-        identity["run_id"].get<std::string>().find_first_not_of("0123456789abcdef") !=
-            std::string::npos)
-      throw WriteError(
-          fmt::format("{} is damaged: it should name the run by a run_id of hexadecimal digits",
-                      identity_path.string()));
+        identity["run_id"].get<std::string>().find_first_not_of("0123456789abcdef") != std::string::npos)
+      throw WriteError(fmt::format("{} is damaged: it should name the run by a run_id of hexadecimal digits",
+                                   identity_path.string()));
     run_id_ = identity["run_id"].get<std::string>();
     known = true;
   }
@@ -175,9 +164,9 @@ void RunDirectory::open_as_rank_zero(const Config& config) {
     const char* artefact = config.lora ? "adapter/adapter_config.json" : "model/config.json";
     accept_configuration(config);
     if (std::filesystem::exists(path_ / artefact))
-      throw WriteError(fmt::format(
-          "output.dir {} holds this run, finished ({}): choose another output.dir to run it again",
-          path_.string(), artefact));
+      throw WriteError(
+          fmt::format("output.dir {} holds this run, finished ({}): choose another output.dir to run it again",
+                      path_.string(), artefact));
   } else {
     for (const auto& entry : std::filesystem::directory_iterator(path_))
       if (entry.path().filename() != ".lock" && entry.path().filename() != "run.json")
@@ -190,9 +179,7 @@ void RunDirectory::open_as_rank_zero(const Config& config) {
   if (!known)
     write_file_atomic(
         identity_path,
-        nlohmann::json({{"run_id", run_id_}, {"host", host_name()}, {"started", utc_timestamp()}})
-                .dump(2) +
-            "\n");
+        nlohmann::json({{"run_id", run_id_}, {"host", host_name()}, {"started", utc_timestamp()}}).dump(2) + "\n");
 }
 
 }  // namespace trireme

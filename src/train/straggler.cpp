@@ -21,8 +21,8 @@ std::string encode_section_times(const std::vector<SectionTime>& times) {
   return text;
 }
 
-std::vector<std::string> find_stragglers(const std::vector<std::string>& per_rank, const std::vector<std::string>& hosts, int64_t steps,
-                                         double step_seconds) {
+std::vector<std::string> find_stragglers(const std::vector<std::string>& per_rank,
+                                         const std::vector<std::string>& hosts, int64_t steps, double step_seconds) {
   const size_t ranks = per_rank.size();
   std::map<std::string, std::vector<double>> sections;
   for (size_t rank = 0; rank < ranks; ++rank) {
@@ -43,10 +43,11 @@ std::vector<std::string> find_stragglers(const std::vector<std::string>& per_ran
     const double median = sorted[middle];
     for (size_t rank = 0; rank < ranks; ++rank) {
       if (seconds[rank] <= kRatio * median || seconds[rank] - median < kShareOfStep * step_seconds) continue;
-      const std::string ratio = median > 1e-6 ? fmt::format("{:.1f} times the others' {:.3g} s", seconds[rank] / median, median)
-                                              : std::string("the others need none");
-      found.push_back(fmt::format("rank {} on {} is slow in section {}: {:.3g} s a step, {}; a step takes {:.3g} s", rank, hosts[rank], name,
-                                  seconds[rank], ratio, step_seconds));
+      const std::string ratio = median > 1e-6
+                                    ? fmt::format("{:.1f} times the others' {:.3g} s", seconds[rank] / median, median)
+                                    : std::string("the others need none");
+      found.push_back(fmt::format("rank {} on {} is slow in section {}: {:.3g} s a step, {}; a step takes {:.3g} s",
+                                  rank, hosts[rank], name, seconds[rank], ratio, step_seconds));
     }
   }
   return found;

@@ -14,10 +14,12 @@ namespace trireme {
 
 namespace {
 
-/// Copies of one rank under way at a time: as many as keep the bus busy, not more than the machine's cores give each rank.
+/// Copies of one rank under way at a time: as many as keep the bus busy, not more than the machine's cores give each
+/// rank.
 int reader_threads(int world_size) {
   constexpr int kMostRanksPerHost = 8;
-  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / std::min(world_size, kMostRanksPerHost), 2, 12);
+  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / std::min(world_size, kMostRanksPerHost), 2,
+                    12);
 }
 
 }  // namespace

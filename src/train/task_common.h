@@ -20,11 +20,12 @@ struct RankInfo {
   at::ScalarType compute_dtype = at::kFloat;
 };
 
-/// What a Hopper GPU sustains in products (FLOP/s) and receives from its neighbours (bytes/s): the plan weighs recomputation against
-/// gathers with them, so only their ratio matters.
+/// What a Hopper GPU sustains in products (FLOP/s) and receives from its neighbours (bytes/s): the plan weighs
+/// recomputation against gathers with them, so only their ratio matters.
 constexpr double kBf16Rate = 650e12, kFp8Rate = 1250e12, kGatherRate = 300e9;
 
-/// A step's data, read in the background. One step is under way at a time; its reading is waited for before another starts or this ends.
+/// A step's data, read in the background. One step is under way at a time; its reading is waited for before another
+/// starts or this ends.
 template <class T>
 class ReadAhead {
  public:

@@ -49,8 +49,10 @@ ExitCode Trainer::run() {
   if (std::exchange(evaluation_left_, false)) reached_target = evaluate();
   // A stop waits for a step whose numbers are sound: only such a one is saved.
   while (completed_ < config_.train.max_steps && (!stop_agreed_ || consecutive_skips_ > 0) && !reached_target) {
-    if (config_.logging.profile_step == completed_ + 1) profiled_step();
-    else train_step(completed_);
+    if (config_.logging.profile_step == completed_ + 1)
+      profiled_step();
+    else
+      train_step(completed_);
     while (pending_.size() > 1) collect_metrics();
     if (straggler_report_due(completed_ - first_step_)) report_stragglers();
     if (evaluation_due()) {
@@ -67,10 +69,13 @@ ExitCode Trainer::run() {
     const ProgressSection section("save", kStorageAllowance);
     if (last_saved_step_ != completed_ || !checkpoints_->complete()) save_checkpoint();
     if (!checkpoints_->complete())
-      throw AgreedError(ExitCode::kCannotWrite, fmt::format("stopped by a signal after step {}, but its state could not be saved in {}: run the "
-                                                            "same command again, it goes on from the newest whole checkpoint",
-                                                            completed_, directory_.checkpoints().string()));
-    log_info(fmt::format("stopped by a signal after step {}; state saved, the same command goes on from there", completed_));
+      throw AgreedError(
+          ExitCode::kCannotWrite,
+          fmt::format("stopped by a signal after step {}, but its state could not be saved in {}: run the "
+                      "same command again, it goes on from the newest whole checkpoint",
+                      completed_, directory_.checkpoints().string()));
+    log_info(
+        fmt::format("stopped by a signal after step {}; state saved, the same command goes on from there", completed_));
     mlperf_end_run("aborted");
     return ExitCode::kStopped;
   }
@@ -100,12 +105,14 @@ void Trainer::save_checkpoint() {
   if (consecutive_skips_ > 0) return;  // after a step whose numbers went wrong nothing is saved: the next sound one is
   const ProgressSection section("save", kStorageAllowance);
   fault_point("save", comm_.rank(), completed_);
-  checkpoints_->start(state(), {completed_, evaluations_, {{"consecutive_skips", {static_cast<double>(consecutive_skips_)}},
-                                                           {"loss_window", loss_window_.state()},
-                                                           {"samples", {static_cast<double>(samples_)}},
-                                                           {"evaluation_left", {evaluation_left_ ? 1.0 : 0.0}},
-                                                           {"left_out", {static_cast<double>(left_out_)}},
-                                                           {"task", task_.state()}}});
+  checkpoints_->start(state(), {completed_,
+                                evaluations_,
+                                {{"consecutive_skips", {static_cast<double>(consecutive_skips_)}},
+                                 {"loss_window", loss_window_.state()},
+                                 {"samples", {static_cast<double>(samples_)}},
+                                 {"evaluation_left", {evaluation_left_ ? 1.0 : 0.0}},
+                                 {"left_out", {static_cast<double>(left_out_)}},
+                                 {"task", task_.state()}}});
   last_saved_step_ = completed_;
   last_save_time_ = steady_seconds();
   save_by_clock_ = false;
@@ -119,7 +126,8 @@ void Trainer::finish() {
   comm_.barrier();
   log_info(fmt::format("wrote {}", (directory_.path() / (config_.lora ? "adapter" : "model")).string()));
   if (timed_steps_ == 0) return;
-  const int64_t peak = peak_memory(device_) + units_->memory_outside_allocator(), planned = plan_.total() - plan_.overhead;
+  const int64_t peak = peak_memory(device_) + units_->memory_outside_allocator(),
+                planned = plan_.total() - plan_.overhead;
   std::string summary = fmt::format("{} steps in {}, peak memory {}", timed_steps_, format_duration(training_seconds_),
                                     format_bytes(static_cast<double>(peak)));
   // A CPU process' peak is its whole resident set, libraries included: nothing to hold a plan against.

@@ -37,8 +37,9 @@ bool Trainer::evaluate() {
   const bool at_end = completed_ >= config_.train.max_steps;
   int64_t skip = 0;
   if (config_.eval.skip_first)
-    skip = *config_.eval.skip_first == "mlperf" ? static_cast<int64_t>(0.125 * static_cast<double>(config_.batch.global_batch_size) + 2)
-                                                : std::stoll(*config_.eval.skip_first);
+    skip = *config_.eval.skip_first == "mlperf"
+               ? static_cast<int64_t>(0.125 * static_cast<double>(config_.batch.global_batch_size) + 2)
+               : std::stoll(*config_.eval.skip_first);
   if (evaluations_++ < skip && !at_end) return false;
   const int64_t evaluated_before = std::exchange(last_evaluated_step_, completed_);
   end_block();
@@ -64,8 +65,9 @@ bool Trainer::evaluate() {
   }
   const EvalResult result = task_.eval_result(comm_.all_reduce_host(local));
   const EvalMetrics metrics{completed_, samples_, result.loss, steady_seconds() - begin, result.mlm_accuracy};
-  const bool reached = (config_.eval.target_loss && metrics.loss <= *config_.eval.target_loss) ||
-                       (config_.eval.target_accuracy && metrics.mlm_accuracy.value_or(0) >= *config_.eval.target_accuracy);
+  const bool reached =
+      (config_.eval.target_loss && metrics.loss <= *config_.eval.target_loss) ||
+      (config_.eval.target_accuracy && metrics.mlm_accuracy.value_or(0) >= *config_.eval.target_accuracy);
   if (comm_.rank() == 0) {
     metrics_->write(metrics);
     console_.line(console_line(metrics, config_.eval.target_loss, config_.eval.target_accuracy));

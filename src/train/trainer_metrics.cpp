@@ -72,14 +72,19 @@ void Trainer::collect_metrics() {
       log_info(fmt::format("warning: step {}: {}", metrics.step, warning));
   const bool skipped = values[kSpiked] > 0;
   const auto z = loss_window_.add(metrics.loss);
-  TRIREME_CHECK(z || !skipped, "step ", pending.step, ": the device left out a loss of ", metrics.loss, " that is no spike");
+  TRIREME_CHECK(z || !skipped, "step ", pending.step, ": the device left out a loss of ", metrics.loss,
+                " that is no spike");
   if (z) {
-    log_info(fmt::format("warning: step {}: the loss {:.4f} is a spike, {:.1f} standard deviations above the mean of the steps before (samples "
-                         "{} to {} of the order){}", metrics.step, metrics.loss, *z, metrics.samples - config_.batch.global_batch_size,
-                         metrics.samples - 1, skipped ? "; the step is left out" : ""));
+    log_info(
+        fmt::format("warning: step {}: the loss {:.4f} is a spike, {:.1f} standard deviations above the mean of the "
+                    "steps before (samples "
+                    "{} to {} of the order){}",
+                    metrics.step, metrics.loss, *z, metrics.samples - config_.batch.global_batch_size,
+                    metrics.samples - 1, skipped ? "; the step is left out" : ""));
     if (metrics_)
-      metrics_->write_run(
-          nlohmann::json{{"event", "spike"}, {"step", metrics.step}, {"loss", metrics.loss}, {"z", *z}, {"skipped", skipped}}.dump());
+      metrics_->write_run(nlohmann::json{
+          {"event", "spike"}, {"step", metrics.step}, {"loss", metrics.loss}, {"z", *z}, {"skipped", skipped}}
+                              .dump());
   }
 }
 
@@ -89,7 +94,8 @@ void Trainer::flush_metrics() {
 
 void Trainer::report(const TrainMetrics& metrics) {
   metrics_->write(metrics);
-  const bool due = metrics.step % config_.logging.every_steps == 0 || metrics.step == 1 || metrics.step == metrics.max_steps;
+  const bool due =
+      metrics.step % config_.logging.every_steps == 0 || metrics.step == 1 || metrics.step == metrics.max_steps;
   if (due) {
     const double per_step = training_seconds_ / static_cast<double>(timed_steps_);
     const double eta = per_step * static_cast<double>(metrics.max_steps - metrics.step);
@@ -104,7 +110,8 @@ void Trainer::report_stragglers() {
   sections_taken_ = completed_;
   const auto all = comm_.all_gather_host(encode_section_times(take_section_times()));
   if (comm_.size() == 1 || timed_steps_ == 0) return;
-  for (const std::string& line : find_stragglers(all, world_.hosts(), steps, training_seconds_ / static_cast<double>(timed_steps_)))
+  for (const std::string& line :
+       find_stragglers(all, world_.hosts(), steps, training_seconds_ / static_cast<double>(timed_steps_)))
     log_info("warning: " + line);
 }
 

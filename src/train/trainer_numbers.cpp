@@ -26,28 +26,34 @@ void Trainer::handle_nonfinite(int64_t step, double loss, double grad_norm) {
   ++consecutive_skips_;
   const int64_t first_sample = (step - 1) * config_.batch.global_batch_size;
   if (compute_dtype_ == at::kHalf && consecutive_skips_ <= kMaxConsecutiveSkips) {
-    log_info(fmt::format("step {}: gradients overflowed in fp16, the step was skipped and the loss scale halved", step));
+    log_info(
+        fmt::format("step {}: gradients overflowed in fp16, the step was skipped and the loss scale halved", step));
     return;
   }
-  const std::string what = fmt::format("step {}: the loss is {} and the gradient norm {}; {}; no parameter was changed", step, loss, grad_norm,
-                                       find_nonfinite(step));
+  const std::string what = fmt::format("step {}: the loss is {} and the gradient norm {}; {}; no parameter was changed",
+                                       step, loss, grad_norm, find_nonfinite(step));
   if (skip_nonfinite_ && consecutive_skips_ <= kMaxConsecutiveSkips) {
-    log_info(fmt::format("warning: {}, the step is skipped ({} of {} in a row)", what, consecutive_skips_, kMaxConsecutiveSkips));
+    log_info(fmt::format("warning: {}, the step is skipped ({} of {} in a row)", what, consecutive_skips_,
+                         kMaxConsecutiveSkips));
     return;
   }
   const std::string often = skip_nonfinite_ ? fmt::format(" ({} steps in a row)", consecutive_skips_) : "";
   checkpoints_->complete();  // of an earlier step, which was sound
-  throw AgreedError(ExitCode::kInternal,
-                    fmt::format("{}{}. Lower optimizer.lr, check the data around sample {}, use precision.compute: fp32, or set "
-                                "train.on_nonfinite: skip; the last checkpoint is sound", what, often, first_sample));
+  throw AgreedError(
+      ExitCode::kInternal,
+      fmt::format("{}{}. Lower optimizer.lr, check the data around sample {}, use precision.compute: fp32, or set "
+                  "train.on_nonfinite: skip; the last checkpoint is sound",
+                  what, often, first_sample));
 }
 
 std::string Trainer::find_nonfinite(int64_t step) {
   // The step is computed once more, with the weights it had: nothing has changed them where the run stops at it.
   std::string found;
-  observe_gradients([&](const std::string& parameter, const at::Tensor& gradient) {
-    if (found.empty() && !gradient.isfinite().all().item<bool>()) found = "the gradient of " + parameter;
-  }, step);
+  observe_gradients(
+      [&](const std::string& parameter, const at::Tensor& gradient) {
+        if (found.empty() && !gradient.isfinite().all().item<bool>()) found = "the gradient of " + parameter;
+      },
+      step);
   const StepBatch batch = task_.batch(step - 1);
   const double local_loss = forward_backward(batch).item<double>();
   units_->clear_gradients();
@@ -59,9 +65,11 @@ std::string Trainer::find_nonfinite(int64_t step) {
     const std::string& theirs = all[static_cast<size_t>(rank)];
     if (theirs.empty()) continue;
     if (text.size() > 400) return "not finite: " + text + ", and more";
-    text += fmt::format("{}{} on rank {} ({})", text.empty() ? "" : ", ", theirs, rank, world_.hosts()[static_cast<size_t>(rank)]);
+    text += fmt::format("{}{} on rank {} ({})", text.empty() ? "" : ", ", theirs, rank,
+                        world_.hosts()[static_cast<size_t>(rank)]);
   }
-  return text.empty() ? "computed again, every gradient of every rank is finite: suspect a sum over ranks that overflows, or faulty memory"
+  return text.empty() ? "computed again, every gradient of every rank is finite: suspect a sum over ranks that "
+                        "overflows, or faulty memory"
                       : "not finite: " + text;
 }
 

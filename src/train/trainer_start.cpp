@@ -10,8 +10,8 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 #include <torch/headeronly/version.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -25,8 +25,8 @@ namespace {
 constexpr double kInitialLossScale = 65536.0;
 
 /// What a checkpoint says about its run; the inputs' fingerprints only where they are needed, on rank 0.
-CheckpointOptions checkpoint_options(const Config& config, const RunDirectory& directory, const MemoryPlan& plan, at::ScalarType dtype,
-                                     bool fingerprints) {
+CheckpointOptions checkpoint_options(const Config& config, const RunDirectory& directory, const MemoryPlan& plan,
+                                     at::ScalarType dtype, bool fingerprints) {
   CheckpointOptions options;
   options.shard_size = plan.shard_size;
   options.keep_last = config.output.keep_last;
@@ -40,33 +40,44 @@ CheckpointOptions checkpoint_options(const Config& config, const RunDirectory& d
   options.allow_fresh = directory.choices().allow_fresh;
   options.allow_changed_data = directory.choices().allow_changed_data;
   if (!fingerprints) return options;
-  for (const std::string& path : config.data.train) options.data.push_back({path, fingerprint_input(path, ExitCode::kData)});
+  for (const std::string& path : config.data.train)
+    options.data.push_back({path, fingerprint_input(path, ExitCode::kData)});
   if (config.lora) options.base = fingerprint_model(config.model.path, config.model.init == "checkpoint");
   return options;
 }
 
 }  // namespace
 
-Trainer::Trainer(const Config& config, World& world, TrainingTask& task, const MemoryPlan& plan, at::ScalarType compute_dtype,
-                 const DeviceInfo& device, RunDirectory& directory, MlperfEvents& mlperf)
-    : config_(config), world_(world), comm_(world.communicator()), task_(task), plan_(plan), device_(world.device()),
-      compute_dtype_(compute_dtype), device_info_(device), directory_(directory), mlperf_(mlperf) {
-  units_ = std::make_unique<ShardedUnits>(task.units(), comm_, device_,
-                                          ShardingOptions{compute_dtype, plan.shard_size, plan.resident, config.precision.frozen == "fp8",
-                                                          config.parallel.reduce_dtype == "compute" ? compute_dtype : at::kFloat});
+Trainer::Trainer(const Config& config, World& world, TrainingTask& task, const MemoryPlan& plan,
+                 at::ScalarType compute_dtype, const DeviceInfo& device, RunDirectory& directory, MlperfEvents& mlperf)
+    : config_(config),
+      world_(world),
+      comm_(world.communicator()),
+      task_(task),
+      plan_(plan),
+      device_(world.device()),
+      compute_dtype_(compute_dtype),
+      device_info_(device),
+      directory_(directory),
+      mlperf_(mlperf) {
+  units_ = std::make_unique<ShardedUnits>(
+      task.units(), comm_, device_,
+      ShardingOptions{compute_dtype, plan.shard_size, plan.resident, config.precision.frozen == "fp8",
+                      config.parallel.reduce_dtype == "compute" ? compute_dtype : at::kFloat});
   if (!units_->gather_path().empty()) log_info("frozen shards are " + units_->gather_path());
   task.set_rows_per_pass(plan.rows_per_pass);
   optimizer_ = make_optimizer(config.optimizer, units_->trained(), comm_);
   const auto scalar = at::TensorOptions().dtype(at::kFloat).device(device_);
-  loss_scale_ = at::full({}, compute_dtype == at::kHalf ? config.precision.loss_scale.value_or(kInitialLossScale) : 1.0, scalar);
+  loss_scale_ =
+      at::full({}, compute_dtype == at::kHalf ? config.precision.loss_scale.value_or(kInitialLossScale) : 1.0, scalar);
   growth_tracker_ = at::zeros({}, scalar.dtype(at::kInt));
   halted_ = at::zeros({}, scalar);
   skip_nonfinite_ = config.train.on_nonfinite == "skip" || compute_dtype == at::kHalf;
   if (std::getenv("TRIREME_FAULT") != nullptr) observe_gradients(nullptr);
   if (clips_locally()) units_->clip_before_reduction([this](const at::Tensor& square) { return local_clip(square); });
   checkpoints_ = std::make_unique<Checkpoints>(
-      directory.checkpoints(), comm_, units_->units(), checkpoint_options(config, directory, plan, compute_dtype, comm_.rank() == 0),
-      [this](const std::string& event) {
+      directory.checkpoints(), comm_, units_->units(),
+      checkpoint_options(config, directory, plan, compute_dtype, comm_.rank() == 0), [this](const std::string& event) {
         if (metrics_) metrics_->write_run(event);
       });
 }
@@ -82,7 +93,8 @@ std::vector<std::pair<std::string, at::Tensor>> Trainer::state() {
 }
 
 void Trainer::load_or_resume() {
-  const bool frozen = std::any_of(units_->units().begin(), units_->units().end(), [](const UnitSpec& unit) { return !unit.trained; });
+  const bool frozen =
+      std::any_of(units_->units().begin(), units_->units().end(), [](const UnitSpec& unit) { return !unit.trained; });
   const bool periodic = config_.output.save_every_samples || config_.output.save_every_minutes;
   checkpoints_->check_space(state(), periodic);
   if (periodic) checkpoints_->prepare(state());
@@ -109,13 +121,17 @@ void Trainer::load_or_resume() {
   if (const auto steps = number("left_out")) left_out_ = std::llround(*steps);
   if (const auto left = number("evaluation_left")) evaluation_left_ = *left > 0;
   if (const auto task = resumed->numbers.find("task"); task != resumed->numbers.end() && !task_.restore(task->second))
-    throw ModelError(fmt::format("the checkpoint of step {} has {} numbers of a task, which are not this run's: it is of another model or "
-                                 "program", completed_, task->second.size()));
-  if (const auto window = resumed->numbers.find("loss_window"); window != resumed->numbers.end()) loss_window_.restore(window->second);
+    throw ModelError(fmt::format(
+        "the checkpoint of step {} has {} numbers of a task, which are not this run's: it is of another model or "
+        "program",
+        completed_, task->second.size()));
+  if (const auto window = resumed->numbers.find("loss_window"); window != resumed->numbers.end())
+    loss_window_.restore(window->second);
 }
 
 void Trainer::warm_up() {
-  // Twice: the first pass loads kernels and lets libraries choose theirs, the second finds the allocator as later steps do.
+  // Twice: the first pass loads kernels and lets libraries choose theirs, the second finds the allocator as later steps
+  // do.
   for (int pass = 0; pass < 2; ++pass) {
     (void)forward_backward(task_.synthetic_batch());
     units_->clear_gradients();
@@ -125,10 +141,17 @@ void Trainer::warm_up() {
 std::string Trainer::run_description() const {
   nlohmann::json devices = nlohmann::json::array();
   for (int rank = 0; rank < comm_.size(); ++rank) devices.push_back(device_info_.name);
-  const nlohmann::json run = {{"event", "run"}, {"time", utc_timestamp()}, {"commit", kCommit}, {"version", kVersion},
-                              {"world_size", comm_.size()}, {"launch", world_.launch().description()}, {"hosts", world_.hosts()},
-                              {"devices", devices}, {"compute_dtype", c10::toString(compute_dtype_)},
-                              {"shard_size", plan_.shard_size}, {"parameters", task_.num_parameters()},
+  const nlohmann::json run = {{"event", "run"},
+                              {"time", utc_timestamp()},
+                              {"commit", kCommit},
+                              {"version", kVersion},
+                              {"world_size", comm_.size()},
+                              {"launch", world_.launch().description()},
+                              {"hosts", world_.hosts()},
+                              {"devices", devices},
+                              {"compute_dtype", c10::toString(compute_dtype_)},
+                              {"shard_size", plan_.shard_size},
+                              {"parameters", task_.num_parameters()},
                               {"trained_parameters", task_.num_trained_parameters()},
                               {"libraries", {{"libtorch", TORCH_VERSION}, {"gpu", gpu_library_versions()}}},
                               {"resumed_after_step", completed_}};

@@ -30,8 +30,7 @@ double meaning(uint16_t bits, int mantissa_bits, int bias) {
   const double sign = (bits & 0x8000) != 0 ? -1 : 1;
   if (exponent == (1 << exponent_bits) - 1) return mantissa != 0 ? std::nan("") : sign * INFINITY;
   const double fraction = mantissa / std::ldexp(1.0, mantissa_bits);
-  return exponent == 0 ? sign * std::ldexp(fraction, 1 - bias)
-                       : sign * std::ldexp(1 + fraction, exponent - bias);
+  return exponent == 0 ? sign * std::ldexp(fraction, 1 - bias) : sign * std::ldexp(1 + fraction, exponent - bias);
 }
 
 struct Format16 {
@@ -50,8 +49,7 @@ TEST_P(Sixteen, EveryPatternWidensExactlyAndComesBack) {
     const auto wide = convert_one<uint16_t, double>(bits, dtype, DType::kF64);
     if (std::isnan(expected)) {
       ASSERT_TRUE(std::isnan(single) && std::isnan(wide)) << pattern;
-      ASSERT_TRUE(std::isnan(
-          meaning(convert_one<float, uint16_t>(single, DType::kF32, dtype), mantissa_bits, bias)));
+      ASSERT_TRUE(std::isnan(meaning(convert_one<float, uint16_t>(single, DType::kF32, dtype), mantissa_bits, bias)));
       continue;
     }
     ASSERT_EQ(single, expected) << pattern;
@@ -68,30 +66,23 @@ TEST_P(Sixteen, RoundsToNearestEvenAtEveryBoundary) {
     const auto high = static_cast<uint16_t>(low + 1);
     const double below = meaning(low, mantissa_bits, bias);
     // Past the largest finite value the boundary is where the next value would be.
-    const double above =
-        high == infinity ? std::ldexp(1.0, bias + 1) : meaning(high, mantissa_bits, bias);
+    const double above = high == infinity ? std::ldexp(1.0, bias + 1) : meaning(high, mantissa_bits, bias);
     const double middle = below + (above - below) / 2;
     const uint16_t even = (low & 1) == 0 ? low : high;
     ASSERT_EQ((convert_one<double, uint16_t>(middle, DType::kF64, dtype)), even) << low;
     ASSERT_EQ((convert_one<double, uint16_t>(std::nextafter(middle, 0), DType::kF64, dtype)), low);
-    ASSERT_EQ((convert_one<double, uint16_t>(std::nextafter(middle, INFINITY), DType::kF64, dtype)),
-              high);
-    ASSERT_EQ(
-        (convert_one<double, uint16_t>(-std::nextafter(middle, INFINITY), DType::kF64, dtype)),
-        high | 0x8000);
+    ASSERT_EQ((convert_one<double, uint16_t>(std::nextafter(middle, INFINITY), DType::kF64, dtype)), high);
+    ASSERT_EQ((convert_one<double, uint16_t>(-std::nextafter(middle, INFINITY), DType::kF64, dtype)), high | 0x8000);
     const auto single = static_cast<float>(middle);
     if (single != middle) continue;
     ASSERT_EQ((convert_one<float, uint16_t>(single, DType::kF32, dtype)), even) << low;
-    ASSERT_EQ((convert_one<float, uint16_t>(std::nextafter(single, 0.0F), DType::kF32, dtype)),
-              low);
-    ASSERT_EQ((convert_one<float, uint16_t>(std::nextafter(single, INFINITY), DType::kF32, dtype)),
-              high);
+    ASSERT_EQ((convert_one<float, uint16_t>(std::nextafter(single, 0.0F), DType::kF32, dtype)), low);
+    ASSERT_EQ((convert_one<float, uint16_t>(std::nextafter(single, INFINITY), DType::kF32, dtype)), high);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    DType, Sixteen, testing::Values(Format16{DType::kF16, 10, 15}, Format16{DType::kBF16, 7, 127}),
-    [](const auto& test) { return std::string(dtype_name(test.param.dtype)); });
+INSTANTIATE_TEST_SUITE_P(DType, Sixteen, testing::Values(Format16{DType::kF16, 10, 15}, Format16{DType::kBF16, 7, 127}),
+                         [](const auto& test) { return std::string(dtype_name(test.param.dtype)); });
 
 TEST(ConvertFloats, WholeArraysUnalignedAndEmpty) {
   std::array<char, 1 + 4 * 3> source{};
@@ -104,8 +95,7 @@ TEST(ConvertFloats, WholeArraysUnalignedAndEmpty) {
   convert_floats(wide.data(), DType::kF64, copy.data(), DType::kF64, 3);
   EXPECT_EQ(copy, wide);
   convert_floats(nullptr, DType::kF32, nullptr, DType::kF16, 0);
-  EXPECT_THROW(convert_floats(wide.data(), DType::kI64, copy.data(), DType::kF32, 1),
-               InternalError);
+  EXPECT_THROW(convert_floats(wide.data(), DType::kI64, copy.data(), DType::kF32, 1), InternalError);
 }
 
 TEST(DType, SizesAndNames) {

@@ -1,5 +1,5 @@
-#include "trireme/base/error.h"
 #include "trireme/base/fault.h"
+#include "trireme/base/error.h"
 #include "trireme/base/time.h"
 
 #include <gtest/gtest.h>
@@ -29,7 +29,8 @@ int outcome(const char* faults, const char* point, int rank, int64_t step) {
 }
 
 TEST_F(FaultDeathTest, ActsOnlyWhereAsked) {
-  EXPECT_EXIT(std::exit(outcome("sigkill@rank1:step7", "step", 1, 7)), testing::KilledBySignal(SIGKILL), "fault injected");
+  EXPECT_EXIT(std::exit(outcome("sigkill@rank1:step7", "step", 1, 7)), testing::KilledBySignal(SIGKILL),
+              "fault injected");
   EXPECT_EXIT(std::exit(outcome("sigkill@rank1:step7", "step", 0, 7)), testing::ExitedWithCode(0), "");
   EXPECT_EXIT(std::exit(outcome("sigkill@rank1:step7", "step", 1, 6)), testing::ExitedWithCode(0), "");
   EXPECT_EXIT(std::exit(outcome("sigkill@rank1:step7", "save:write", 1, 7)), testing::ExitedWithCode(0), "");

@@ -24,8 +24,7 @@ class FileTest : public testing::Test {
   }
   void TearDown() override { fs::remove_all(dir_); }
   size_t entries() const {
-    return static_cast<size_t>(
-        std::distance(fs::directory_iterator(dir_), fs::directory_iterator()));
+    return static_cast<size_t>(std::distance(fs::directory_iterator(dir_), fs::directory_iterator()));
   }
   std::string text(const fs::path& path) { return read_text_file(path, ExitCode::kData); }
 
@@ -77,8 +76,7 @@ TEST_F(FileTest, OverwritingBeyondTheEndIsABug) {
 }
 
 TEST_F(FileTest, MissingDirectoryAndTakenNameAreWriteErrors) {
-  const std::string missing =
-      error_of(ExitCode::kCannotWrite, [&] { write_file_atomic(dir_ / "none" / "a", "x"); });
+  const std::string missing = error_of(ExitCode::kCannotWrite, [&] { write_file_atomic(dir_ / "none" / "a", "x"); });
   EXPECT_NE(missing.find((dir_ / "none" / "a").string()), std::string::npos) << missing;
   EXPECT_NE(missing.find("No such file"), std::string::npos) << missing;
   fs::create_directory(dir_ / "taken");
@@ -119,9 +117,8 @@ TEST_F(FileTest, FullAndReadOnlyFileSystems) {
   if (mount("tmpfs", mount_point.c_str(), "tmpfs", 0, "size=64k") != 0)
     GTEST_SKIP() << "mounting a small tmpfs needs root: " << std::strerror(errno);
   write_file_atomic(mount_point / "kept", "kept");
-  const std::string full = error_of(ExitCode::kCannotWrite, [&] {
-    write_file_atomic(mount_point / "big", std::string(200'000, 'x'));
-  });
+  const std::string full =
+      error_of(ExitCode::kCannotWrite, [&] { write_file_atomic(mount_point / "big", std::string(200'000, 'x')); });
   EXPECT_NE(full.find("No space left"), std::string::npos) << full;
   EXPECT_NE(full.find("free some space"), std::string::npos) << full;
   EXPECT_EQ(text(mount_point / "kept"), "kept");
@@ -146,8 +143,7 @@ TEST_F(FileTest, MapsFilesAndNamesWhatCannotBeMapped) {
   second = MappedFile(dir_ / "empty", ExitCode::kData);
   EXPECT_TRUE(second.bytes().empty());
 
-  const std::string missing =
-      error_of(ExitCode::kModel, [&] { MappedFile(dir_ / "no", ExitCode::kModel); });
+  const std::string missing = error_of(ExitCode::kModel, [&] { MappedFile(dir_ / "no", ExitCode::kModel); });
   EXPECT_NE(missing.find("No such file"), std::string::npos) << missing;
   const std::string folder = error_of(ExitCode::kData, [&] { MappedFile(dir_, ExitCode::kData); });
   EXPECT_NE(folder.find("directory"), std::string::npos) << folder;
@@ -158,8 +154,7 @@ TEST_F(FileTest, MapsFilesAndNamesWhatCannotBeMapped) {
 TEST_F(FileTest, ReadTextFileBoundsTheSize) {
   write_file_atomic(dir_ / "a", std::string(100, 'x'));
   EXPECT_EQ(read_text_file(dir_ / "a", ExitCode::kModel, 100).size(), 100U);
-  const std::string text =
-      error_of(ExitCode::kModel, [&] { read_text_file(dir_ / "a", ExitCode::kModel, 99); });
+  const std::string text = error_of(ExitCode::kModel, [&] { read_text_file(dir_ / "a", ExitCode::kModel, 99); });
   EXPECT_NE(text.find("100 bytes"), std::string::npos) << text;
 }
 
@@ -172,9 +167,8 @@ TEST_F(FileTest, SafeJoinStaysUnderItsRoot) {
   EXPECT_EQ(join("not/yet/there"), dir_ / "not" / "yet" / "there");
   EXPECT_EQ(join("..a"), dir_ / "..a");
 
-  for (const std::string& name :
-       {std::string(), std::string("../x"), std::string("sub/../../x"), std::string(".."),
-        std::string("/etc/passwd"), std::string("a\0b", 3), std::string(5000, 'a')})
+  for (const std::string& name : {std::string(), std::string("../x"), std::string("sub/../../x"), std::string(".."),
+                                  std::string("/etc/passwd"), std::string("a\0b", 3), std::string(5000, 'a')})
     error_of(ExitCode::kModel, [&] { join(name); });
 
   fs::create_symlink("/etc", dir_ / "out");

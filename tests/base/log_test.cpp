@@ -12,8 +12,7 @@ struct Outcome {
   std::string text;
 };
 
-Outcome run(const std::function<int()>& body,
-            const std::function<void(const std::string&)>& on_error = {}) {
+Outcome run(const std::function<int()>& body, const std::function<void(const std::string&)>& on_error = {}) {
   testing::internal::CaptureStderr();
   const int code = run_main("prog", body, on_error);
   return {code, testing::internal::GetCapturedStderr()};
@@ -33,21 +32,20 @@ TEST(RunMain, MapsEveryErrorToItsExitCode) {
 TEST(RunMain, EndsWithOneSentence) {
   EXPECT_EQ(run([]() -> int { throw DataError("row 3 is short"); }).text, "prog: row 3 is short\n");
   EXPECT_EQ(run([] { return 0; }).text, "");
-  EXPECT_NE(run([]() -> int { throw std::bad_alloc(); }).text.find("prog: internal error: "),
-            std::string::npos);
+  EXPECT_NE(run([]() -> int { throw std::bad_alloc(); }).text.find("prog: internal error: "), std::string::npos);
 }
 
 TEST(RunMain, PutsALibrarysStackBeforeTheSentence) {
   const Outcome outcome = run([]() -> int {
     throw std::runtime_error("reset by peer\nException raised from recv at Utils.hpp:679:\nframe #0: main\n");
   });
-  EXPECT_EQ(outcome.text, "Exception raised from recv at Utils.hpp:679:\nframe #0: main\n\nprog: internal error: reset by peer\n");
+  EXPECT_EQ(outcome.text,
+            "Exception raised from recv at Utils.hpp:679:\nframe #0: main\n\nprog: internal error: reset by peer\n");
 }
 
 TEST(RunMain, LeavesListsReadableForEditors) {
-  EXPECT_EQ(
-      run([]() -> int { throw ConfigError("a.yaml:1:2: x\na.yaml:3:4: y\n2 problems\n"); }).text,
-      "a.yaml:1:2: x\na.yaml:3:4: y\nprog: 2 problems\n");
+  EXPECT_EQ(run([]() -> int { throw ConfigError("a.yaml:1:2: x\na.yaml:3:4: y\n2 problems\n"); }).text,
+            "a.yaml:1:2: x\na.yaml:3:4: y\nprog: 2 problems\n");
 }
 
 TEST(RunMain, TellsTheOthersBeforeTheLastLine) {

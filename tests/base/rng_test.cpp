@@ -14,10 +14,8 @@ namespace {
 using Block = std::array<uint32_t, 4>;
 
 TEST(Philox, EqualsRandom123KnownAnswers) {
-  EXPECT_EQ(philox4x32({0, 0, 0, 0}, {0, 0}),
-            (Block{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
-  EXPECT_EQ(philox4x32({~0U, ~0U, ~0U, ~0U}, {~0U, ~0U}),
-            (Block{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+  EXPECT_EQ(philox4x32({0, 0, 0, 0}, {0, 0}), (Block{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(philox4x32({~0U, ~0U, ~0U, ~0U}, {~0U, ~0U}), (Block{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
   EXPECT_EQ(philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),
             (Block{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
@@ -26,8 +24,7 @@ TEST(DeriveSeed, DependsOnEveryArgumentAndIsStable) {
   std::set<uint64_t> seen;
   for (const uint64_t seed : {0ULL, 1ULL, 1234ULL})
     for (const char* name : {"", "dropout", "init", "order"})
-      for (const uint64_t index : {0ULL, 1ULL, 1ULL << 40})
-        seen.insert(derive_seed(seed, name, index));
+      for (const uint64_t index : {0ULL, 1ULL, 1ULL << 40}) seen.insert(derive_seed(seed, name, index));
   EXPECT_EQ(seen.size(), 36U);
   // Saved runs resume with these seeds: they may never change.
   EXPECT_EQ(derive_seed(1234, "dropout", 7), 0x74ae4b235e375949U);

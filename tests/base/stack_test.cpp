@@ -35,7 +35,8 @@ TEST_F(StackDeathTest, AFaultEndsTheProcessBySignalWithSentenceAndStack) {
         set_stack_speaker("rank 3 on node7");
         write_where_nothing_is();
       },
-      testing::KilledBySignal(SIGSEGV), "rank 3 on node7: ended by SIGSEGV at address 0x[0-9a-f]+; a bug.*\n.*\\[0x[0-9a-f]+\\]");
+      testing::KilledBySignal(SIGSEGV),
+      "rank 3 on node7: ended by SIGSEGV at address 0x[0-9a-f]+; a bug.*\n.*\\[0x[0-9a-f]+\\]");
   EXPECT_EXIT(
       {
         install_stack_handlers();
@@ -80,7 +81,8 @@ TEST_F(StackDeathTest, TheTrainingThreadShowsWhereItIsAndGoesOn) {
         while (state != 2) std::this_thread::yield();
         asks.join();
         // libc's sched_yield or the test's own frames; twice, and the thread went on in between.
-        const bool good = first.find("  #0 ") == 0 && second.find("  #0 ") == 0 && first.find("main") != std::string::npos;
+        const bool good =
+            first.find("  #0 ") == 0 && second.find("  #0 ") == 0 && first.find("main") != std::string::npos;
         std::exit(good ? 0 : 1);
       },
       testing::ExitedWithCode(0), "");

@@ -1,4 +1,5 @@
-// Launcher detection from the environment alone: what each launcher sets, and fault F35 (missing or contradictory variables).
+// Launcher detection from the environment alone: what each launcher sets, and fault F35 (missing or contradictory
+// variables).
 #include "trireme/comm/launch.h"
 
 #include "trireme/base/error.h"
@@ -37,11 +38,13 @@ void expect_refused(const Environment& environment, const std::vector<std::strin
     const Launch launch = detect(environment);
     FAIL() << "accepted as " << launch.description();
   } catch (const ConfigError& error) {
-    for (const std::string& word : words) EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+    for (const std::string& word : words)
+      EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
   }
 }
 
-const Environment kExplicit = {{"RANK", "3"},         {"WORLD_SIZE", "4"},        {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"},
+const Environment kExplicit = {{"RANK", "3"},         {"WORLD_SIZE", "4"},
+                               {"LOCAL_RANK", "1"},   {"LOCAL_WORLD_SIZE", "2"},
                                {"MASTER_ADDR", "n0"}, {"MASTER_PORT", "29500"}};
 const Environment kMpirun = {{"PMIX_RANK", "1"},
                              {"OMPI_COMM_WORLD_RANK", "1"},
@@ -67,7 +70,9 @@ TEST(DetectLaunch, NothingMeansAlone) {
   EXPECT_EQ(launch.local_world_size, 1);
 }
 
-TEST(DetectLaunch, EmptyVariablesAreAbsent) { EXPECT_EQ(detect({{"RANK", ""}, {"WORLD_SIZE", ""}, {"SLURM_STEP_ID", ""}}).kind, Kind::kAlone); }
+TEST(DetectLaunch, EmptyVariablesAreAbsent) {
+  EXPECT_EQ(detect({{"RANK", ""}, {"WORLD_SIZE", ""}, {"SLURM_STEP_ID", ""}}).kind, Kind::kAlone);
+}
 
 TEST(DetectLaunch, ExplicitVariables) {
   const Launch launch = detect(kExplicit);
@@ -84,7 +89,9 @@ TEST(DetectLaunch, ExplicitLocalRankDefaultsToTheRank) {
   EXPECT_EQ(detect(without(without(kExplicit, "LOCAL_RANK"), "LOCAL_WORLD_SIZE")).local_rank, 3);
 }
 
-TEST(DetectLaunch, OneExplicitRankNeedsNoMaster) { EXPECT_EQ(detect({{"RANK", "0"}, {"WORLD_SIZE", "1"}}).world_size, 1); }
+TEST(DetectLaunch, OneExplicitRankNeedsNoMaster) {
+  EXPECT_EQ(detect({{"RANK", "0"}, {"WORLD_SIZE", "1"}}).world_size, 1);
+}
 
 TEST(DetectLaunch, ExplicitVariablesWinOverSlurmAndMpi) {
   // torchrun inside a Slurm step of one task per node: the world is larger than the step.
@@ -136,7 +143,8 @@ TEST(DetectLaunch, SrunWithoutPmixIsSlurm) {
 TEST(DetectLaunch, LocalSizeIsThisNodesEntry) {
   const std::vector<int> sizes = {3, 2, 2, 1};
   for (int node = 0; node < 4; ++node)
-    EXPECT_EQ(detect(with(kStep, {{"SLURM_NODEID", std::to_string(node)}, {"SLURM_LOCALID", "0"}})).local_world_size, sizes[node]);
+    EXPECT_EQ(detect(with(kStep, {{"SLURM_NODEID", std::to_string(node)}, {"SLURM_LOCALID", "0"}})).local_world_size,
+              sizes[node]);
 }
 
 TEST(DetectLaunch, MasterVariablesOverrideSlurms) {
@@ -196,19 +204,28 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{"PortZero", with(kExplicit, {{"MASTER_PORT", "0"}}), {"MASTER_PORT=0"}},
         Refused{"PortTooLarge", with(kExplicit, {{"MASTER_PORT", "65536"}}), {"MASTER_PORT=65536"}},
         Refused{"LocalRankBeyondLocalSize", with(kExplicit, {{"LOCAL_RANK", "2"}}), {"local rank 2", "2 ranks"}},
-        Refused{"LeftoverRankUnderMpirun", with(kMpirun, {{"RANK", "0"}, {"WORLD_SIZE", "1"}}),
+        Refused{"LeftoverRankUnderMpirun",
+                with(kMpirun, {{"RANK", "0"}, {"WORLD_SIZE", "1"}}),
                 {"WORLD_SIZE=1", "OMPI_COMM_WORLD_SIZE=4", "unset"}},
         Refused{"SameRankInEveryMpiCopy",
                 with(kMpirun, {{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "n0"}, {"MASTER_PORT", "29500"}}),
                 {"RANK=0", "OMPI_COMM_WORLD_RANK=1"}},
-        Refused{"LeftoverRankUnderSrun", with(kStep, {{"RANK", "0"}, {"WORLD_SIZE", "1"}}), {"WORLD_SIZE=1", "SLURM_STEP_NUM_TASKS=8"}},
+        Refused{"LeftoverRankUnderSrun",
+                with(kStep, {{"RANK", "0"}, {"WORLD_SIZE", "1"}}),
+                {"WORLD_SIZE=1", "SLURM_STEP_NUM_TASKS=8"}},
         Refused{"StepWithoutProcId", without(kStep, "SLURM_PROCID"), {"SLURM_PROCID", "missing"}},
-        Refused{"StepWithoutSize", without(without(kStep, "SLURM_STEP_NUM_TASKS"), "SLURM_NTASKS"), {"SLURM_NTASKS", "missing"}},
+        Refused{"StepWithoutSize",
+                without(without(kStep, "SLURM_STEP_NUM_TASKS"), "SLURM_NTASKS"),
+                {"SLURM_NTASKS", "missing"}},
         Refused{"ProcIdBeyondSize", with(kStep, {{"SLURM_PROCID", "8"}}), {"SLURM_PROCID=8", "SLURM_NTASKS=8"}},
         Refused{"LocalIdBeyondTasks", with(kStep, {{"SLURM_LOCALID", "2"}}), {"local rank 2"}},
-        Refused{"NoNodeList", without(without(kStep, "SLURM_STEP_NODELIST"), "SLURM_JOB_NODELIST"), {"MASTER_ADDR", "SLURM_STEP_NODELIST"}},
+        Refused{"NoNodeList",
+                without(without(kStep, "SLURM_STEP_NODELIST"), "SLURM_JOB_NODELIST"),
+                {"MASTER_ADDR", "SLURM_STEP_NODELIST"}},
         Refused{"BrokenNodeList", with(kStep, {{"SLURM_STEP_NODELIST", "node[003"}}), {"node[003"}},
-        Refused{"BrokenTaskList", with(kStep, {{"SLURM_STEP_TASKS_PER_NODE", "two"}}), {"SLURM_STEP_TASKS_PER_NODE", "two"}},
+        Refused{"BrokenTaskList",
+                with(kStep, {{"SLURM_STEP_TASKS_PER_NODE", "two"}}),
+                {"SLURM_STEP_TASKS_PER_NODE", "two"}},
         Refused{"MpirunOfMpich", {{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}}, {"PMI_SIZE=2", "OpenMPI"}},
         Refused{"MpiRankBeyondSize", with(kMpirun, {{"OMPI_COMM_WORLD_RANK", "4"}}), {"4"}}),
     [](const auto& case_info) { return std::string(case_info.param.name); });

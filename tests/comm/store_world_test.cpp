@@ -1,4 +1,5 @@
-// Rendezvous and host-side exchange through the TCPStore: the ranks are threads of this process, each with a connection of its own.
+// Rendezvous and host-side exchange through the TCPStore: the ranks are threads of this process, each with a connection
+// of its own.
 #include "store_world.h"
 
 #include "trireme/base/error.h"
@@ -68,7 +69,8 @@ std::vector<std::string> on_ranks(int size, const std::function<void(int)>& body
 
 void expect_words(const std::string& text, const std::vector<std::string>& words) {
   EXPECT_FALSE(text.starts_with("not a ConfigError")) << text;
-  for (const std::string& word : words) EXPECT_NE(text.find(word), std::string::npos) << "'" << word << "' is not in: " << text;
+  for (const std::string& word : words)
+    EXPECT_NE(text.find(word), std::string::npos) << "'" << word << "' is not in: " << text;
 }
 
 class StoreWorldTest : public testing::Test {
@@ -85,7 +87,8 @@ TEST_F(StoreWorldTest, GathersInRankOrderManyTimes) {
     const auto exchange = world->exchange();
     for (int round = 0; round < 30; ++round) {
       // Lengths differ by rank; the empty value and NUL bytes are values too.
-      const auto all = exchange->all_gather(std::string(static_cast<size_t>(rank), '\0') + (rank == 0 ? "" : std::to_string(round)));
+      const auto all =
+          exchange->all_gather(std::string(static_cast<size_t>(rank), '\0') + (rank == 0 ? "" : std::to_string(round)));
       ASSERT_EQ(all.size(), static_cast<size_t>(kRanks));
       for (int peer = 1; peer < kRanks; ++peer)
         ASSERT_EQ(all[peer], std::string(static_cast<size_t>(peer), '\0') + std::to_string(round));
@@ -177,15 +180,16 @@ TEST_F(StoreWorldTest, TwoProcessesOfOneRankAreRefused) {
 TEST_F(StoreWorldTest, ABadLimitIsAConfigError) {
   for (const char* text : {"0", "-5", "soon", "3x", "nan"}) {
     limit(text);
-    expect_words(on_ranks(1, [](int) { join_store(launch_of(0, 1, free_port())); })[0], {"TRIREME_RENDEZVOUS_SECONDS", text});
+    expect_words(on_ranks(1, [](int) { join_store(launch_of(0, 1, free_port())); })[0],
+                 {"TRIREME_RENDEZVOUS_SECONDS", text});
   }
 }
 
 TEST_F(StoreWorldTest, AWaitingRankOutlivesTheRendezvousLimitAndSignals) {
   limit("1");
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = [](int) {};
-  struct sigaction before {};
+  struct sigaction before{};
   sigaction(SIGUSR1, &action, &before);
   const int port = free_port();
   std::promise<pthread_t> waiting;
@@ -196,7 +200,8 @@ TEST_F(StoreWorldTest, AWaitingRankOutlivesTheRendezvousLimitAndSignals) {
     if (rank == 1) {
       waiting.set_value(pthread_self());
     } else {
-      // Rank 1 waits longer than the rendezvous may take, and a signal (as Slurm sends before the time limit) arrives meanwhile.
+      // Rank 1 waits longer than the rendezvous may take, and a signal (as Slurm sends before the time limit) arrives
+      // meanwhile.
       const pthread_t thread = thread_of_waiting.get();
       std::this_thread::sleep_for(std::chrono::milliseconds(700));
       pthread_kill(thread, SIGUSR1);

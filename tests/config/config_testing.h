@@ -22,8 +22,7 @@ inline const std::filesystem::path kFixtures =
 class TemporaryFile {
  public:
   explicit TemporaryFile(const std::string& content) {
-    std::string pattern =
-        (std::filesystem::temp_directory_path() / "trireme-config-XXXXXX").string();
+    std::string pattern = (std::filesystem::temp_directory_path() / "trireme-config-XXXXXX").string();
     const int fd = mkstemp(pattern.data());
     if (fd >= 0) close(fd);
     path_ = pattern;

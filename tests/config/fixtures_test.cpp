@@ -9,8 +9,7 @@ namespace {
 // Fixture -> problems, each without the leading "FILE:".
 const std::map<std::string, std::vector<std::string>> kExpected = {
     {"anchor_alias",
-     {"9:7: an anchor (&name); aliases are not supported",
-      "11:11: an alias (*name); write the value out"}},
+     {"9:7: an anchor (&name); aliases are not supported", "11:11: an alias (*name); write the value out"}},
     {"bad_dedent", {"4:2: not valid YAML here: end of map not found"}},
     {"bad_indent", {"3:8: not valid YAML here: illegal map value"}},
     {"betas",
@@ -25,8 +24,7 @@ const std::map<std::string, std::vector<std::string>> kExpected = {
      {"9:11: logging.mlperf must be true or false, not 'yes'. Did you mean 'true'?",
       "10:16: logging.tensorboard must be true or false, not 'True'. Did you mean 'true'?",
       "12:16: optimizer.decay_norms must be true or false, not '0'. Did you mean 'false'?"}},
-    {"byte_order_16",
-     {"1:1: byte 0xff is not valid UTF-8", "1:4: control byte 0x00 (NUL): is this a text file?"}},
+    {"byte_order_16", {"1:1: byte 0xff is not valid UTF-8", "1:4: control byte 0x00 (NUL): is this a text file?"}},
     {"colon_in_value", {"2:10: not valid YAML here: illegal map value"}},
     {"combinations",
      {"9:22: batch.global_batch_size 10 is not a multiple of batch.micro_batch_size 4: nearest are "
@@ -36,27 +34,23 @@ const std::map<std::string, std::vector<std::string>> kExpected = {
       "17:18: eval.every_samples needs data.valid, which is not given",
       "18:16: eval.target_loss needs data.valid, which is not given",
       "20:11: precision.frozen fp8 needs a 'lora' section: without one no weight is frozen"}},
-    {"complex_key",
-     {"8:3: a key must be a word, not a list", "10:3: a key must be a word, not a mapping"}},
+    {"complex_key", {"8:3: a key must be a word, not a list", "10:3: a key must be a word, not a mapping"}},
     {"control_04", {"8:1: control byte 0x04"}},
     {"crlf_unicode_error",
      {"5:15: data.seq_length must be an integer from 2 to 16777216, not 'x'",
       "6:21: unknown key 'dri' in section 'output'. Did you mean 'dir'?"}},
     {"duplicate_in_flow",
      {"1:1: data.train is missing: a path or a list of paths",
-      "1:1: data.seq_length is missing: an integer from 2 to 16777216",
-      "1:1: output.dir is missing: a path", "1:22: duplicate key 'path', first on line 1",
-      "2:31: duplicate key 'global_batch_size', first on line 2"}},
+      "1:1: data.seq_length is missing: an integer from 2 to 16777216", "1:1: output.dir is missing: a path",
+      "1:22: duplicate key 'path', first on line 1", "2:31: duplicate key 'global_batch_size', first on line 2"}},
     {"duplicate_key", {"11:3: duplicate key 'lr', first on line 9"}},
     {"duplicate_section", {"8:1: duplicate key 'model', first on line 1"}},
     {"empty",
      {"1:1: the file is empty", "1:1: model.path is missing: a path",
       "1:1: data.train is missing: a path or a list of paths",
-      "1:1: data.seq_length is missing: an integer from 2 to 16777216",
-      "1:1: output.dir is missing: a path"}},
+      "1:1: data.seq_length is missing: an integer from 2 to 16777216", "1:1: output.dir is missing: a path"}},
     {"empty_path",
-     {"2:9: model.path must be a path, but \"\" is empty",
-      "4:18: data.train must be a path, but \"\" is empty",
+     {"2:9: model.path must be a path, but \"\" is empty", "4:18: data.train must be a path, but \"\" is empty",
       "7:8: output.dir must be a path, but \"a\\x00b\" holds a NUL byte"}},
     {"float_for_int",
      {"9:14: train.max_steps must be an integer from 1 to 2147483647, not '1e3'. Did you mean "
@@ -74,11 +68,9 @@ const std::map<std::string, std::vector<std::string>> kExpected = {
     {"list_types",
      {"4:18: data.train must be a path, not '5'. If it is one, write it in quotes: \"5\"",
       "4:21: data.train must be a path, not a list", "4:26: data.train must be a path, not null"}},
-    {"lora_empty",
-     {"8:1: section 'lora' is empty: write 'lora: {}' for its defaults, or leave it out"}},
+    {"lora_empty", {"8:1: section 'lora' is empty: write 'lora: {}' for its defaults, or leave it out"}},
     {"many",
-     {"1:1: model.path is missing: a path",
-      "2:3: unknown key 'pth' in section 'model'. Did you mean 'path'?",
+     {"1:1: model.path is missing: a path", "2:3: unknown key 'pth' in section 'model'. Did you mean 'path'?",
       "9:7: optimizer.lr must be a number >= 0, not 'fast'",
       "10:10: optimizer.betas must be a list of 2 numbers >= 0 and < 1, not '0.9'",
       "11:3: unknown key 'lrr' in section 'optimizer'. Did you mean 'lr'?",
@@ -86,12 +78,10 @@ const std::map<std::string, std::vector<std::string>> kExpected = {
     {"merge_key", {"9:3: a merge key (<<); write the keys out"}},
     {"missing_required",
      {"1:1: model.path is missing: a path", "1:1: data.train is missing: a path or a list of paths",
-      "1:1: data.seq_length is missing: an integer from 2 to 16777216",
-      "1:1: output.dir is missing: a path"}},
+      "1:1: data.seq_length is missing: an integer from 2 to 16777216", "1:1: output.dir is missing: a path"}},
     {"multiline_scalar", {"10:17: not valid YAML here: illegal map value"}},
     {"nan_lr",
-     {"9:7: optimizer.lr must be a number >= 0, not '.nan'",
-      "10:8: optimizer.eps must be a number > 0, not '.inf'",
+     {"9:7: optimizer.lr must be a number >= 0, not '.nan'", "10:8: optimizer.eps must be a number > 0, not '.inf'",
       "11:17: optimizer.weight_decay must be a number >= 0, not 'nan'",
       "12:14: optimizer.grad_clip must be a number >= 0, not '1e999'. A double cannot hold that."}},
     {"negative",
@@ -101,12 +91,10 @@ const std::map<std::string, std::vector<std::string>> kExpected = {
     {"nested_17", {"1:19: not valid YAML here: nested more than 16 levels deep"}},
     {"nul", {"9:10: control byte 0x00 (NUL): is this a text file?"}},
     {"null_key",
-     {"9:3: a key must be a word, not nothing (null)",
-      "11:3: a key must be a word, not nothing (null)",
+     {"9:3: a key must be a word, not nothing (null)", "11:3: a key must be a word, not nothing (null)",
       "11:3: a key must be a word, not a mapping"}},
     {"null_values",
-     {"2:9: model.path must be a path, not null",
-      "4:10: data.train must be a path or a list of paths, not null",
+     {"2:9: model.path must be a path, not null", "4:10: data.train must be a path or a list of paths, not null",
       "6:1: data.seq_length must be an integer from 2 to 16777216, not empty",
       "7:8: output.dir must be a path, not null"}},
     {"number_for_string",
@@ -118,8 +106,7 @@ const std::map<std::string, std::vector<std::string>> kExpected = {
     {"only_comments",
      {"1:1: the file is empty", "1:1: model.path is missing: a path",
       "1:1: data.train is missing: a path or a list of paths",
-      "1:1: data.seq_length is missing: an integer from 2 to 16777216",
-      "1:1: output.dir is missing: a path"}},
+      "1:1: data.seq_length is missing: an integer from 2 to 16777216", "1:1: output.dir is missing: a path"}},
     {"overlong_utf8", {"2:10: byte 0xc0 is not valid UTF-8"}},
     {"qkv_and_q",
      {"9:19: lora.target_modules has qkv_proj and q_proj: qkv_proj is one adapter over all three, "
@@ -137,20 +124,15 @@ const std::map<std::string, std::vector<std::string>> kExpected = {
      {"9:9: a tag 'tag:yaml.org,2002:str'; the type follows from the key",
       "10:14: a tag 'tag:yaml.org,2002:python/object:os.system'; the type follows from the key"}},
     {"target_twice", {"9:36: lora.target_modules has 'q_proj' twice"}},
-    {"top_is_list",
-     {"1:1: a configuration is made of sections (model:, data:, …) with keys under them"}},
-    {"top_is_scalar",
-     {"1:1: a configuration is made of sections (model:, data:, …) with keys under them"}},
+    {"top_is_list", {"1:1: a configuration is made of sections (model:, data:, …) with keys under them"}},
+    {"top_is_scalar", {"1:1: a configuration is made of sections (model:, data:, …) with keys under them"}},
     {"train_empty_list", {"4:10: data.train must be a path or a list of paths, not an empty list"}},
     {"two_documents", {"8:1: not valid YAML here: a second document; only one is allowed"}},
     {"unclosed", {"9:1: not valid YAML here: end of sequence flow not found"}},
     {"unclosed_quote", {"8:1: not valid YAML here: a quoted text is never closed"}},
-    {"unknown_dotted",
-     {"8:1: unknown section 'optimizer.lr'. Write 'optimizer:' and its keys indented under it."}},
-    {"unknown_key",
-     {"9:3: unknown key 'weigth_decay' in section 'optimizer'. Did you mean 'weight_decay'?"}},
-    {"unknown_key_elsewhere",
-     {"9:3: unknown key 'lr' in section 'train'. Did you mean 'optimizer.lr'?"}},
+    {"unknown_dotted", {"8:1: unknown section 'optimizer.lr'. Write 'optimizer:' and its keys indented under it."}},
+    {"unknown_key", {"9:3: unknown key 'weigth_decay' in section 'optimizer'. Did you mean 'weight_decay'?"}},
+    {"unknown_key_elsewhere", {"9:3: unknown key 'lr' in section 'train'. Did you mean 'optimizer.lr'?"}},
     {"unknown_key_top", {"8:1: unknown section 'lr'. Did you mean 'optimizer.lr'?"}},
     {"unknown_nothing_near", {"9:3: unknown key 'zebra_crossing' in section 'optimizer'."}},
     {"unknown_section", {"8:1: unknown section 'optimiser'. Did you mean 'optimizer'?"}},
@@ -172,8 +154,7 @@ const std::map<std::string, std::vector<std::string>> kExpected = {
       "14:14: train.max_steps must be an integer from 1 to 2147483647, not a mapping"}},
 };
 
-class Fixture
-    : public testing::TestWithParam<std::pair<const std::string, std::vector<std::string>>> {};
+class Fixture : public testing::TestWithParam<std::pair<const std::string, std::vector<std::string>>> {};
 
 TEST_P(Fixture, IsRefusedWithExactlyTheseLines) {
   const auto& [name, expected] = GetParam();
@@ -206,9 +187,8 @@ TEST(Fixtures, AliasBombNamesEveryAnchorAndAlias) {
   const std::string file = (kFixtures / "alias_bomb.yaml").string();
   const std::vector<std::string> lines = problems_of(file);
   const auto count = [&](const std::string& text) {
-    return std::count_if(lines.begin(), lines.end(), [&](const std::string& line) {
-      return line.find(text) != std::string::npos;
-    });
+    return std::count_if(lines.begin(), lines.end(),
+                         [&](const std::string& line) { return line.find(text) != std::string::npos; });
   };
   EXPECT_EQ(count(":1:4: an anchor"), 1);
   EXPECT_EQ(count(":2:8: an alias"), 1);
@@ -234,8 +214,8 @@ TEST(Fixtures, EveryLayoutOfValidFilesMeansTheSame) {
   EXPECT_TRUE(minimal.data.valid.empty());
 
   const Config styles = load_config(kFixtures / "valid_styles.yaml", {});
-  EXPECT_EQ(styles.data.train, (std::vector<std::string>{(kFixtures / "a.npy").string(),
-                                                         (kFixtures / "b c.npy").string()}));
+  EXPECT_EQ(styles.data.train,
+            (std::vector<std::string>{(kFixtures / "a.npy").string(), (kFixtures / "b c.npy").string()}));
   EXPECT_EQ(styles.model.init, "random");
   EXPECT_EQ(styles.lora, LoraSection());
   EXPECT_EQ(styles.optimizer, OptimizerSection());

@@ -32,9 +32,8 @@ void expect_refused_cheaply(const std::string& name, const std::string& content)
   rusage usage{};
   ASSERT_EQ(wait4(child, &status, 0, &usage), child);
   // Processor time: the wall clock also counts whatever else the machine does.
-  const double seconds =
-      static_cast<double>(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
-      1e-6 * static_cast<double>(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
+  const double seconds = static_cast<double>(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+                         1e-6 * static_cast<double>(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << name << ": status " << status;
   if (kMeasured) {
     EXPECT_LT(seconds, kMaxSeconds) << name;
@@ -52,9 +51,9 @@ TEST(Limits, NestingOfAHundredThousandLevels) {
 
 TEST(Limits, AMebibyteOfTheSame) {
   constexpr size_t kBytes = (1 << 20) - 16;
-  for (const char* piece : {"[",  "{",   "- ",  "a: ", "&a ",    "*a ", "!",    "!a ",   "\"",
-                            "'",  "#",   "|\n", ",",   ":",      "%",   "%A\n", "---\n", "...\n",
-                            "a ", "a\n", "\n",  " ",   "a: 1\n", "[:",  "\\",   "<<: "})
+  for (const char* piece :
+       {"[", "{", "- ",   "a: ",   "&a ",   "*a ", "!",   "!a ", "\"", "'",      "#",  "|\n", ",",
+        ":", "%", "%A\n", "---\n", "...\n", "a ",  "a\n", "\n",  " ",  "a: 1\n", "[:", "\\",  "<<: "})
     expect_refused_cheaply(piece, repeat(piece, kBytes));
   expect_refused_cheaply("list", "a: [" + repeat("a, ", kBytes - 16) + "]");
   expect_refused_cheaply("nulls", "[" + repeat(",", kBytes - 16) + "]");
@@ -92,8 +91,8 @@ TEST(Limits, LongValuesAreCutInMessages) {
 }
 
 TEST(Limits, PathsOver4096BytesAreRefused) {
-  const TemporaryFile file("model: {path: " + repeat("x", 5000) +
-                           "}\ndata: {train: t, seq_length: 8}\n" + "output: {dir: /o}\n");
+  const TemporaryFile file("model: {path: " + repeat("x", 5000) + "}\ndata: {train: t, seq_length: 8}\n" +
+                           "output: {dir: /o}\n");
   const auto lines = problems_of(file.path());
   ASSERT_EQ(lines.size(), 2U);
   EXPECT_NE(lines[0].find("longer than 4096 bytes"), std::string::npos) << lines[0];

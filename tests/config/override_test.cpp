@@ -17,9 +17,8 @@ std::string problem_with(const std::string& assignment) {
 
 TEST(Override, SetsAddsAndTheLastWins) {
   const Config config =
-      load_text(kMinimal, {"optimizer.lr=3e-4", "optimizer.lr=5e-4", "data.seq_length=64",
-                           "data.train=[a.npy, b.npy]", "logging.mlperf=true",
-                           "optimizer.betas=[0.8, 0.9]", "parallel.shard_size=2"});
+      load_text(kMinimal, {"optimizer.lr=3e-4", "optimizer.lr=5e-4", "data.seq_length=64", "data.train=[a.npy, b.npy]",
+                           "logging.mlperf=true", "optimizer.betas=[0.8, 0.9]", "parallel.shard_size=2"});
   EXPECT_EQ(config.optimizer.lr, 5e-4);
   EXPECT_EQ(config.data.seq_length, 64);
   EXPECT_EQ(config.data.train.size(), 2U);
@@ -40,18 +39,15 @@ TEST(Override, MakesAndRemovesTheLoraSection) {
 }
 
 TEST(Override, NullWhereAKeyMayBeNull) {
-  const std::string text =
-      std::string(kMinimal) + "lora: {adapter: a}\nprecision: {compute: fp32}\n";
+  const std::string text = std::string(kMinimal) + "lora: {adapter: a}\nprecision: {compute: fp32}\n";
   const Config config = load_text(text, {"lora.adapter=null", "precision.compute="});
   EXPECT_EQ(config.lora->adapter, std::nullopt);
   EXPECT_EQ(config.precision.compute, std::nullopt);
-  EXPECT_EQ(problem_with("optimizer.lr=null"),
-            "--set optimizer.lr=null: optimizer.lr must be a number >= 0, not null");
+  EXPECT_EQ(problem_with("optimizer.lr=null"), "--set optimizer.lr=null: optimizer.lr must be a number >= 0, not null");
 }
 
 TEST(Override, RepairsWhatTheFileHasWrong) {
-  const std::string text =
-      "model: {path: 5}\ndata: {train: /t, seq_length: x}\noutput: {dir: /o}\n";
+  const std::string text = "model: {path: 5}\ndata: {train: /t, seq_length: x}\noutput: {dir: /o}\n";
   EXPECT_EQ(load_text(text, {"model.path=m", "data.seq_length=8"}).data.seq_length, 8);
 }
 
@@ -78,15 +74,13 @@ TEST(Override, IsReportedWithItsOwnText) {
   EXPECT_EQ(problem_with("schedule.min_lr=1"),
             "--set schedule.min_lr=1: schedule.min_lr 1 is more than optimizer.lr "
             "0.0004");
-  EXPECT_EQ(problem_with("optimizer=3"),
-            "--set optimizer=3: section 'optimizer' must hold keys and values, not '3'");
+  EXPECT_EQ(problem_with("optimizer=3"), "--set optimizer=3: section 'optimizer' must hold keys and values, not '3'");
 }
 
 TEST(Override, MalformedOnesAreAllReported) {
-  const auto lines =
-      problems_with({"optimizer.lr", "=3", "a.b.c=3", "optimizer.=3", "output.dir=a: b",
-                     "data.train=[a", "train.seed=&a 5", "train.seed=\xff",
-                     std::string("train.seed=1\0002", 14), "schedule={name: linear}"});
+  const auto lines = problems_with({"optimizer.lr", "=3", "a.b.c=3", "optimizer.=3", "output.dir=a: b", "data.train=[a",
+                                    "train.seed=&a 5", "train.seed=\xff", std::string("train.seed=1\0002", 14),
+                                    "schedule={name: linear}"});
   const std::vector<std::string> expected = {
       "--set optimizer.lr: not of the form section.key=value",
       "--set =3: not of the form section.key=value",

@@ -38,8 +38,7 @@ class Generator {
                    word({"global", "local"}),
                    word({"decayed", "all"})};
     c.train = {integer(1, 1000000), integer(0, 4294967295), word({"sample_mean", "token_mean", "rank_mean"})};
-    c.schedule = {word({"cosine", "linear", "constant"}), integer(0, c.train.max_steps),
-                  c.optimizer.lr * fraction()};
+    c.schedule = {word({"cosine", "linear", "constant"}), integer(0, c.train.max_steps), c.optimizer.lr * fraction()};
     if (!c.data.valid.empty() && coin()) c.eval.every_samples = integer(1, int64_t{1} << 53);
     if (!c.data.valid.empty() && coin()) c.eval.target_loss = coin() ? positive() : -positive();
     if (!c.data.valid.empty() && coin()) c.eval.samples = integer(1, 2147483647);
@@ -62,9 +61,7 @@ class Generator {
 
  private:
   bool coin() { return (random_() >> 40 & 1) != 0; }
-  int64_t integer(int64_t low, int64_t high) {
-    return std::uniform_int_distribution<int64_t>(low, high)(random_);
-  }
+  int64_t integer(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(random_); }
   std::string word(std::initializer_list<const char*> words) {
     return *(words.begin() + integer(0, static_cast<int64_t>(words.size()) - 1));
   }
@@ -133,9 +130,7 @@ TEST(RoundTrip, RandomConfigurations) {
     const std::string text = print_config(config);
     try {
       const Config again = load_text(text);
-      ASSERT_EQ(again, config) << "seed " << seed << "\n"
-                               << text << "\nbecame\n"
-                               << print_config(again);
+      ASSERT_EQ(again, config) << "seed " << seed << "\n" << text << "\nbecame\n" << print_config(again);
     } catch (const ConfigError& error) {
       FAIL() << "seed " << seed << ": " << error.what() << "\n" << text;
     }
@@ -164,8 +159,7 @@ TEST(Help, NamesEveryKeyThatIsPrinted) {
     if (colon == std::string::npos) continue;
     const bool key = line.starts_with("  ");
     keys += key ? 1 : 0;
-    EXPECT_NE(help.find(key ? "\n" + line.substr(0, colon) + " " : line.substr(0, colon + 1)),
-              std::string::npos)
+    EXPECT_NE(help.find(key ? "\n" + line.substr(0, colon) + " " : line.substr(0, colon + 1)), std::string::npos)
         << line;
   }
   EXPECT_GE(keys, 42) << "every key of every section is looked at";

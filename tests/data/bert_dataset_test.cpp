@@ -1,4 +1,5 @@
-// BERT's shards as the trainer reads them: whole rows back, damage named by file, dataset, row and value, order by seed and epoch.
+// BERT's shards as the trainer reads them: whole rows back, damage named by file, dataset, row and value, order by seed
+// and epoch.
 
 #include "data/bert/bert_rows.h"
 #include "trireme/base/error.h"
@@ -48,16 +49,13 @@ struct Packed {
     for (int r = 0; r < rows; ++r) {
       const int tokens = r % 2 == 0 ? 5 : 11;
       std::vector<int16_t> ids;
-      for (int t = 0; t < tokens; ++t)
-        ids.push_back(static_cast<int16_t>(t == 0 ? shard : t == 1 ? r : t));
+      for (int t = 0; t < tokens; ++t) ids.push_back(static_cast<int16_t>(t == 0 ? shard : t == 1 ? r : t));
       result.ids.row(ids);
       std::vector<int8_t> segments(static_cast<size_t>(tokens), 0);
       segments[4] = 1;
       result.segments.row(segments);
-      result.positions.row(tokens == 5 ? std::vector<int16_t>{1, 3}
-                                       : std::vector<int16_t>{1, 3, 6, 10});
-      result.masked.row(tokens == 5 ? std::vector<int16_t>{9, 8}
-                                    : std::vector<int16_t>{9, 8, 7, 6});
+      result.positions.row(tokens == 5 ? std::vector<int16_t>{1, 3} : std::vector<int16_t>{1, 3, 6, 10});
+      result.masked.row(tokens == 5 ? std::vector<int16_t>{9, 8} : std::vector<int16_t>{9, 8, 7, 6});
       result.lengths.row(tokens == 5 ? std::vector<int16_t>{5} : std::vector<int16_t>{5, 6});
       result.mask_lengths.row(tokens == 5 ? std::vector<int16_t>{2} : std::vector<int16_t>{2, 2});
       result.labels.row(tokens == 5 ? std::vector<int8_t>{1} : std::vector<int8_t>{1, 0});
@@ -134,8 +132,7 @@ TEST_F(BertData, PackedRowsComeBackWhole) {
   EXPECT_EQ(row.sequence_lengths, (std::vector<int32_t>{5, 6}));
   EXPECT_EQ(row.next_sentence_labels, (std::vector<int32_t>{1, 0}));
   EXPECT_EQ(dataset->read(3).input_ids[0], 1);
-  EXPECT_NE(dataset->description().find("3 packed files, 8 rows"), std::string::npos)
-      << dataset->description();
+  EXPECT_NE(dataset->description().find("3 packed files, 8 rows"), std::string::npos) << dataset->description();
 }
 
 TEST_F(BertData, VariableLengthFilesAreOneSequenceARow) {
@@ -167,20 +164,15 @@ TEST_F(BertData, DamageIsNamed) {
       EXPECT_NE(message.find(word), std::string::npos) << "'" << word << "' in: " << message;
   };
   EXPECT_EQ(spoiled([](Packed&) {}), "");
-  has(spoiled([](Packed& s) { s.leave_out = "masked_lm_ids"; }),
-      {"part_spoiled has no dataset masked_lm_ids"});
+  has(spoiled([](Packed& s) { s.leave_out = "masked_lm_ids"; }), {"part_spoiled has no dataset masked_lm_ids"});
   has(spoiled([](Packed& s) { s.leave_out = "input_ids"; }), {"has no dataset input_ids"});
-  has(spoiled([](Packed& s) { s.leave_out = "packed_input_len"; }),
-      {"next_sentence_labels", "does not hold integers"});
-  has(spoiled([](Packed& s) { s.plain_ids = true; }),
-      {"input_ids does not hold variable-length rows"});
+  has(spoiled([](Packed& s) { s.leave_out = "packed_input_len"; }), {"next_sentence_labels", "does not hold integers"});
+  has(spoiled([](Packed& s) { s.plain_ids = true; }), {"input_ids does not hold variable-length rows"});
   has(spoiled([](Packed& s) { s.ids.values[2] = 100; }),
       {"input_ids, row 0: position 2: token id 100 is outside the vocabulary of 100"});
-  has(spoiled([](Packed& s) { s.ids.values[6] = -1; }),
-      {"input_ids, row 1: position 1: token id -1"});
+  has(spoiled([](Packed& s) { s.ids.values[6] = -1; }), {"input_ids, row 1: position 1: token id -1"});
   has(spoiled([](Packed& s) { s.masked.values[2] = 200; }), {"masked_lm_ids, row 1: token id 200"});
-  has(spoiled([](Packed& s) { s.segments.values[3] = 2; }),
-      {"segment_ids, row 0: position 3: segment 2"});
+  has(spoiled([](Packed& s) { s.segments.values[3] = 2; }), {"segment_ids, row 0: position 3: segment 2"});
   has(spoiled([](Packed& s) { s.labels.values[1] = 7; }), {"next_sentence_labels, row 1: label 7"});
   has(spoiled([](Packed& s) { s.positions.values[1] = 5; }),
       {"masked_lm_positions, row 0: position 5 is outside the row of 5 tokens"});
@@ -195,14 +187,10 @@ TEST_F(BertData, DamageIsNamed) {
           s.lengths.row(i % 2 ? std::vector<int16_t>{5, 6} : std::vector<int16_t>{1, 1, 1, 2});
       }),
       {"packed_input_len row 0 has 4 entries, at most 3"});
-  has(spoiled([](Packed& s) { s.segments.offsets[1] = 4; }),
-      {"segment_ids, row 0: 4 entries for 5 tokens"});
-  has(spoiled([](Packed& s) { s.masked.offsets[1] = 1; }),
-      {"masked_lm_ids, row 0: 1 entries for 2 masked positions"});
-  has(spoiled([](Packed& s) { s.labels.offsets[1] = 0; }),
-      {"next_sentence_labels, row 0: 0 labels for 1 sequences"});
-  has(spoiled([](Packed& s) { s.segments.row({0}); }),
-      {"segment_ids has 5 rows and input_ids has 4"});
+  has(spoiled([](Packed& s) { s.segments.offsets[1] = 4; }), {"segment_ids, row 0: 4 entries for 5 tokens"});
+  has(spoiled([](Packed& s) { s.masked.offsets[1] = 1; }), {"masked_lm_ids, row 0: 1 entries for 2 masked positions"});
+  has(spoiled([](Packed& s) { s.labels.offsets[1] = 0; }), {"next_sentence_labels, row 0: 0 labels for 1 sequences"});
+  has(spoiled([](Packed& s) { s.segments.row({0}); }), {"segment_ids has 5 rows and input_ids has 4"});
   has(spoiled([](Packed& s) {
         s.ids.row(std::vector<int16_t>(513, 1));
         s.segments.row(std::vector<int8_t>(513, 0));
@@ -273,8 +261,7 @@ TEST_F(BertData, AStaleIndexIsFound) {
     stale->read(3);
     ADD_FAILURE();
   } catch (const DataError& error) {
-    EXPECT_NE(std::string(error.what()).find("part_00001 holds 2 rows where 9 are expected"),
-              std::string::npos)
+    EXPECT_NE(std::string(error.what()).find("part_00001 holds 2 rows where 9 are expected"), std::string::npos)
         << error.what();
   }
 }
@@ -292,8 +279,7 @@ TEST_F(BertData, ManyThreadsReadTheSameRows) {
           const auto shard = random() % rows.size();
           const int64_t row = static_cast<int64_t>(random() % static_cast<uint32_t>(rows[shard]));
           if (i % 7 == 0) dataset->will_need(static_cast<int64_t>(random() % rows.size()));
-          const int64_t index =
-              std::accumulate(rows.begin(), rows.begin() + static_cast<ptrdiff_t>(shard), row);
+          const int64_t index = std::accumulate(rows.begin(), rows.begin() + static_cast<ptrdiff_t>(shard), row);
           const BertRow read = dataset->read(index);
           if (read.input_ids[0] != static_cast<int32_t>(shard) || read.input_ids[1] != row) ++wrong;
         }
@@ -331,8 +317,7 @@ TEST_F(BertData, OrderOfARun) {
   for (const int64_t position : {50, 3, 62, 0, 21, 20, 41, 42})
     EXPECT_EQ(again.at(position), stream[static_cast<size_t>(position)]) << position;
   // The order is part of what a checkpoint means: it must not change with the code.
-  EXPECT_EQ(std::vector<int64_t>(stream.begin(), stream.begin() + 6),
-            (std::vector<int64_t>{15, 19, 16, 18, 20, 17}));
+  EXPECT_EQ(std::vector<int64_t>(stream.begin(), stream.begin() + 6), (std::vector<int64_t>{15, 19, 16, 18, 20, 17}));
 }
 
 }  // namespace

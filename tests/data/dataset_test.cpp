@@ -11,9 +11,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-fs::path fixture(const std::string& name) {
-  return fs::path(TRIREME_SOURCE_DIR) / "tests/data/fixtures" / name;
-}
+fs::path fixture(const std::string& name) { return fs::path(TRIREME_SOURCE_DIR) / "tests/data/fixtures" / name; }
 
 std::unique_ptr<TokenDataset> open(const std::vector<std::string>& names, int64_t seq_length = 8,
                                    int64_t vocab_size = 100) {
@@ -91,14 +89,11 @@ struct Case {
 
 TEST(Dataset, BadRowsAreNamedWithPlaceAndValue) {
   const std::vector<Case> cases = {
-      {"token_too_large.npy",
-       {"row 1, position 5", "byte 154", "token id 100", "vocabulary of 100"}},
+      {"token_too_large.npy", {"row 1, position 5", "byte 154", "token id 100", "vocabulary of 100"}},
       {"token_negative.npy", {"row 2, position 0", "byte 256", "token id -1", "vocabulary of 100"}},
       {"token_fortran.npy", {"row 2, position 1", "byte 148", "token id 4711"}},
-      {"token_too_large.h5",
-       {"row 2, position 3", "input_ids[2, 3]", "token id 128", "vocabulary of 100"}},
-      {"records_bad_token.npy",
-       {"row 1, position 7", "byte ", "token id 31999", "vocabulary of 100"}},
+      {"token_too_large.h5", {"row 2, position 3", "input_ids[2, 3]", "token id 128", "vocabulary of 100"}},
+      {"records_bad_token.npy", {"row 1, position 7", "byte ", "token id 31999", "vocabulary of 100"}},
       {"rows_of_7.npy", {"7 tokens", "seq_length is 8"}},
       {"rows_of_7.h5", {"7"}},
       {"no_rows.npy", {"no rows"}},
@@ -113,8 +108,7 @@ TEST(Dataset, BadRowsAreNamedWithPlaceAndValue) {
   for (const Case& item : cases) {
     const std::string message = complaint(item.file);
     EXPECT_NE(message.find(item.file), std::string::npos) << item.file << ": " << message;
-    for (const char* word : item.says)
-      EXPECT_NE(message.find(word), std::string::npos) << item.file << ": " << message;
+    for (const char* word : item.says) EXPECT_NE(message.find(word), std::string::npos) << item.file << ": " << message;
   }
 }
 
@@ -131,8 +125,7 @@ TEST(Dataset, OtherFormatsAreNamedByTheirContent) {
   };
   for (const Case& item : cases) {
     const std::string message = complaint(item.file);
-    for (const char* word : item.says)
-      EXPECT_NE(message.find(word), std::string::npos) << item.file << ": " << message;
+    for (const char* word : item.says) EXPECT_NE(message.find(word), std::string::npos) << item.file << ": " << message;
   }
 }
 

@@ -33,8 +33,7 @@ std::vector<int64_t> python_integers(const std::string& program) {
 }
 
 TEST(Sampler, EqualsNumpyEpochByEpoch) {
-  if (python_integers("import numpy;print(1)").empty())
-    GTEST_SKIP() << "no Python with NumPy: order not compared";
+  if (python_integers("import numpy;print(1)").empty()) GTEST_SKIP() << "no Python with NumPy: order not compared";
   for (const auto& [size, seed] :
        std::vector<std::pair<int64_t, uint64_t>>{{3901, 1234}, {173, 0}, {5, 4294967295}, {1, 7}}) {
     const auto expected =
@@ -42,18 +41,15 @@ TEST(Sampler, EqualsNumpyEpochByEpoch) {
                                     "for e in range(3):\n m=np.arange({});r.shuffle(m);print(*m)",
                                     seed, size));
     ASSERT_EQ(expected.size(), static_cast<size_t>(3 * size));
-    EXPECT_EQ(stream(Sampler(size, seed, true), 0, 3 * size), expected)
-        << size << " rows, seed " << seed;
+    EXPECT_EQ(stream(Sampler(size, seed, true), 0, 3 * size), expected) << size << " rows, seed " << seed;
   }
 }
 
 TEST(Sampler, AnyPositionCanBeReachedDirectly) {
   const auto whole = stream(Sampler(100, 42, true), 0, 500);
-  EXPECT_EQ(stream(Sampler(100, 42, true), 250, 500),
-            std::vector<int64_t>(whole.begin() + 250, whole.end()));
+  EXPECT_EQ(stream(Sampler(100, 42, true), 250, 500), std::vector<int64_t>(whole.begin() + 250, whole.end()));
   Sampler sampler(100, 42, true);
-  for (const int64_t position :
-       {499, 0, 199, 200, 99, 100, 300, 1})  // forwards, backwards, across epoch borders
+  for (const int64_t position : {499, 0, 199, 200, 99, 100, 300, 1})  // forwards, backwards, across epoch borders
     EXPECT_EQ(sampler.at(position), whole[static_cast<size_t>(position)]) << position;
 }
 

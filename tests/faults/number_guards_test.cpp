@@ -74,7 +74,8 @@ TEST(LossWindow, TheLimitDoesNotDependOnWhenItIsAsked) {
     if (step % 53 == 0) loss = std::nan("");
     LossWindow lagging = window;  // as it was before the loss of the step before was added
     static LossWindow before;
-    const auto early = step > 1 ? before.limit(/*last_added=*/false) : std::nullopt, late = window.limit(/*last_added=*/true);
+    const auto early = step > 1 ? before.limit(/*last_added=*/false) : std::nullopt,
+               late = window.limit(/*last_added=*/true);
     ASSERT_EQ(early.has_value(), late.has_value()) << step;
     if (late) {
       EXPECT_EQ(*early, *late) << step;
@@ -97,27 +98,38 @@ std::string times(double data, double forward) { return encode_section_times({{"
 const std::vector<std::string> kHosts = {"a", "a", "b", "b"};
 
 TEST(GpuVisibility, TheCpuIsNeverTakenInSilence) {
-  const auto problem = [](const char* visible, int found, const char* reason = "") { return gpu_visibility_problem(visible, found, true, reason).value_or(""); };
-  EXPECT_NE(problem(nullptr, 0, "system not yet initialized").find("CUDA shows none of them (system not yet initialized)"), std::string::npos);
-  EXPECT_NE(problem("7", 0, "no CUDA-capable device is detected").find("CUDA_VISIBLE_DEVICES='7' names 1 GPU, and CUDA shows 0 (no CUDA"), std::string::npos);
-  EXPECT_NE(problem("0,9,1", 1).find("'0,9,1' names 3 GPUs, and CUDA shows 1: name each once"), std::string::npos) << "CUDA stops at the first it lacks";
+  const auto problem = [](const char* visible, int found, const char* reason = "") {
+    return gpu_visibility_problem(visible, found, true, reason).value_or("");
+  };
+  EXPECT_NE(
+      problem(nullptr, 0, "system not yet initialized").find("CUDA shows none of them (system not yet initialized)"),
+      std::string::npos);
+  EXPECT_NE(problem("7", 0, "no CUDA-capable device is detected")
+                .find("CUDA_VISIBLE_DEVICES='7' names 1 GPU, and CUDA shows 0 (no CUDA"),
+            std::string::npos);
+  EXPECT_NE(problem("0,9,1", 1).find("'0,9,1' names 3 GPUs, and CUDA shows 1: name each once"), std::string::npos)
+      << "CUDA stops at the first it lacks";
   EXPECT_NE(problem("all", 0), "");
   for (const char* hidden : {"", "-1", "NoDevFiles"}) EXPECT_EQ(problem(hidden, 0), "") << hidden;
   EXPECT_EQ(problem(nullptr, 8), "");
   EXPECT_EQ(problem("3,1", 2), "");
   EXPECT_EQ(problem("MIG-6d1f", 1), "");
-  EXPECT_FALSE(gpu_visibility_problem("0", 0, /*installed=*/false, "no driver")) << "a machine without GPUs runs on its CPU";
+  EXPECT_FALSE(gpu_visibility_problem("0", 0, /*installed=*/false, "no driver"))
+      << "a machine without GPUs runs on its CPU";
 }
 
 TEST(Stragglers, NamesRankSectionAndRatio) {
-  const auto found = find_stragglers({times(0.01, 1.0), times(0.01, 1.1), times(2.01, 1.0), times(0.01, 0.9)}, kHosts, 10, 0.3);
+  const auto found =
+      find_stragglers({times(0.01, 1.0), times(0.01, 1.1), times(2.01, 1.0), times(0.01, 0.9)}, kHosts, 10, 0.3);
   ASSERT_EQ(found.size(), 1u);
-  EXPECT_EQ(found[0], "rank 2 on b is slow in section data: 0.201 s a step, 201.0 times the others' 0.001 s; a step takes 0.3 s");
+  EXPECT_EQ(found[0],
+            "rank 2 on b is slow in section data: 0.201 s a step, 201.0 times the others' 0.001 s; a step takes 0.3 s");
 }
 
 TEST(Stragglers, SmallAndCommonDelaysAreNone) {
   // Ten times the others, and nothing of the step; everybody slow; a little slower than the rest.
-  EXPECT_TRUE(find_stragglers({times(0.1, 1), times(0.01, 1), times(0.01, 1), times(0.01, 1)}, kHosts, 10, 0.3).empty());
+  EXPECT_TRUE(
+      find_stragglers({times(0.1, 1), times(0.01, 1), times(0.01, 1), times(0.01, 1)}, kHosts, 10, 0.3).empty());
   EXPECT_TRUE(find_stragglers({times(2, 1), times(2, 1), times(2, 1), times(2, 1)}, kHosts, 10, 0.3).empty());
   EXPECT_TRUE(find_stragglers({times(0, 3.0), times(0, 1.6), times(0, 1.6), times(0, 1.6)}, kHosts, 10, 0.3).empty());
 }
@@ -125,7 +137,8 @@ TEST(Stragglers, SmallAndCommonDelaysAreNone) {
 TEST(Stragglers, ASectionThatOnlyOneRankHas) {
   const auto found = find_stragglers({"", "save 10 ", "", ""}, kHosts, 10, 0.3);
   ASSERT_EQ(found.size(), 1u);
-  EXPECT_NE(found[0].find("rank 1 on a is slow in section save: 1 s a step, the others need none"), std::string::npos) << found[0];
+  EXPECT_NE(found[0].find("rank 1 on a is slow in section save: 1 s a step, the others need none"), std::string::npos)
+      << found[0];
 }
 
 TEST(Stragglers, ComparedAfterTenStepsThenEveryFifty) {

@@ -1,4 +1,5 @@
-// One rank of an MPI group takes another way (fault F5): the comparison before each collective tells, on every rank, with both texts.
+// One rank of an MPI group takes another way (fault F5): the comparison before each collective tells, on every rank,
+// with both texts.
 #include "mpi_test_main.h"
 #include "trireme/base/error.h"
 #include "trireme/comm/communicator.h"
@@ -31,7 +32,8 @@ TEST(Desync, EqualCollectivesPass) {
   Communicator& comm = test_world().communicator();
   at::Tensor values = at::ones({1024});
   for (int i = 0; i < 3; ++i) comm.all_reduce(values)->wait();
-  EXPECT_EQ(comm.all_gather_host(std::string(static_cast<size_t>(comm.rank()) + 1, 'x')).size(), static_cast<size_t>(comm.size()));
+  EXPECT_EQ(comm.all_gather_host(std::string(static_cast<size_t>(comm.rank()) + 1, 'x')).size(),
+            static_cast<size_t>(comm.size()));
   comm.barrier();
 }
 

@@ -1,6 +1,8 @@
-// A rank of a job that only meets, counts and parts: for faults of the start (TCPStore on CPUs) and of NCCL groups (GPUs).
+// A rank of a job that only meets, counts and parts: for faults of the start (TCPStore on CPUs) and of NCCL groups
+// (GPUs).
 //
-//   rank_driver [STEPS]     GPUs where they are visible and TRIREME_DEVICE is not cpu; fault points "step", "reduce" and "part"
+//   rank_driver [STEPS]     GPUs where they are visible and TRIREME_DEVICE is not cpu; fault points "step", "reduce"
+//   and "part"
 #include "progress_ring.h"
 #include "rank_watch.h"
 #include "store_world.h"
@@ -44,7 +46,8 @@ int on_gpus(const trireme::Launch& launch, int steps) {
 int on_cpus(const trireme::Launch& launch, int steps) {
   const auto store = trireme::join_store(launch);
   const auto exchange = store->exchange();
-  trireme::RankWatch watch(launch.rank, launch.world_size, [&](const std::string& text) { return exchange->all_gather(text); }, {});
+  trireme::RankWatch watch(launch.rank, launch.world_size,
+                           [&](const std::string& text) { return exchange->all_gather(text); }, {});
   trireme::ProgressRing& ring = trireme::ProgressRing::instance();
   try {
     for (int step = 1; step <= steps; ++step) {

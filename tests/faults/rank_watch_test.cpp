@@ -1,8 +1,8 @@
-// Ranks that die, hang or go different ways, without MPI: processes of this test that meet through c10d's TCPStore, as GPU ranks do under
-// `srun --mpi=none`. And the verdict over where ranks stand, as a pure function.
+// Ranks that die, hang or go different ways, without MPI: processes of this test that meet through c10d's TCPStore, as
+// GPU ranks do under `srun --mpi=none`. And the verdict over where ranks stand, as a pure function.
+#include "rank_watch.h"
 #include "hang_report.h"
 #include "progress_ring.h"
-#include "rank_watch.h"
 #include "store_world.h"
 #include "trireme/base/error.h"
 
@@ -27,7 +27,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// --- the verdict -------------------------------------------------------------------------------------------------------------------
+// --- the verdict ---------------------------------------------------------------------------------
 
 RankView view(int rank, const std::vector<std::pair<const char*, int64_t>>& collectives, bool waits_for_last) {
   RankView v;
@@ -42,8 +42,10 @@ RankView view(int rank, const std::vector<std::pair<const char*, int64_t>>& coll
     entry.elements = collectives[i].second;
     entry.group = "world";
     const bool last = i + 1 == collectives.size();
-    if (last && waits_for_last) entry.waiting_for = 61;
-    else entry.ended_ago = 62;
+    if (last && waits_for_last)
+      entry.waiting_for = 61;
+    else
+      entry.ended_ago = 62;
     v.history.push_back(entry);
   }
   return v;
@@ -57,11 +59,16 @@ TEST(HangReport, NamesTheRankThatNeverCame) {
   views[1].section = "data";
   views[1].section_for = 61;
   const HangReport report = analyse(views);
-  EXPECT_EQ(report.sentence, "rank 1 on node0 never reached #2 all_reduce[1024] on world (step 7, section data since 61 s)");
+  EXPECT_EQ(report.sentence,
+            "rank 1 on node0 never reached #2 all_reduce[1024] on world (step 7, section data since 61 s)");
   EXPECT_EQ(report.culprits, std::vector<int>{1});
   EXPECT_FALSE(report.excused);
-  EXPECT_NE(report.positions.find("rank 1 on node0: step 7, data, last finished #1 all_gather[8] on world, 62 s"), std::string::npos) << report.positions;
-  EXPECT_NE(report.positions.find("ranks 0, 2-3 on 2 hosts: step 7, waiting in #2 all_reduce[1024] on world, 61 s"), std::string::npos) << report.positions;
+  EXPECT_NE(report.positions.find("rank 1 on node0: step 7, data, last finished #1 all_gather[8] on world, 62 s"),
+            std::string::npos)
+      << report.positions;
+  EXPECT_NE(report.positions.find("ranks 0, 2-3 on 2 hosts: step 7, waiting in #2 all_reduce[1024] on world, 61 s"),
+            std::string::npos)
+      << report.positions;
 }
 
 TEST(HangReport, GivesSlowStorageItsTime) {
@@ -78,17 +85,20 @@ TEST(HangReport, GivesSlowStorageItsTime) {
 }
 
 TEST(HangReport, TellsDifferentWays) {
-  const std::vector<std::pair<const char*, int64_t>> others = {{"all_gather", 8}, {"all_gather", 77}, {"all_reduce", 1024}};
+  const std::vector<std::pair<const char*, int64_t>> others = {
+      {"all_gather", 8}, {"all_gather", 77}, {"all_reduce", 1024}};
   std::vector<RankView> views = {view(0, others, true), view(1, kTwo, true), view(2, others, true)};
   const HangReport report = analyse(views);
   EXPECT_EQ(report.sentence,
-            "rank 1 on node0 at #2 all_reduce[1024] on world, others at #2 all_gather[77] on world and by now at #3: the ranks have gone "
+            "rank 1 on node0 at #2 all_reduce[1024] on world, others at #2 all_gather[77] on world and by now at #3: "
+            "the ranks have gone "
             "different ways since #2");
   EXPECT_EQ(report.culprits, std::vector<int>{1});
 }
 
 TEST(HangReport, HostValuesMayDifferInLength) {
-  std::vector<RankView> views = {view(0, {{"all_gather_host", 5}, {"barrier", 0}}, true), view(1, {{"all_gather_host", 9}, {"barrier", 0}}, true)};
+  std::vector<RankView> views = {view(0, {{"all_gather_host", 5}, {"barrier", 0}}, true),
+                                 view(1, {{"all_gather_host", 9}, {"barrier", 0}}, true)};
   EXPECT_EQ(find_desync(views), "");
   EXPECT_NE(analyse(views).sentence.find("every rank reached #2 barrier[0] on world"), std::string::npos);
 }
@@ -100,22 +110,26 @@ TEST(HangReport, SilentAndUnreachable) {
   views[1].stopped = false;
   views[2].answered = false;
   views[2].history.clear();
-  EXPECT_NE(analyse(views).sentence.find("rank 2 on node1 did not answer"), std::string::npos) << analyse(views).sentence;
+  EXPECT_NE(analyse(views).sentence.find("rank 2 on node1 did not answer"), std::string::npos)
+      << analyse(views).sentence;
 }
 
 TEST(HangReport, AStoppedRankHasFinishedWhatOthersHave) {
   // A GPU's collectives as a process sees them that was stopped before it looked: begun, not known to have ended.
-  std::vector<RankView> views = {view(0, {{"all_gather", 8}, {"all_reduce", 1024}, {"all_reduce", 1024}}, true), view(1, kTwo, false)};
+  std::vector<RankView> views = {view(0, {{"all_gather", 8}, {"all_reduce", 1024}, {"all_reduce", 1024}}, true),
+                                 view(1, kTwo, false)};
   for (auto& entry : views[1].history) entry.ended_ago = -1;
   views[1].stopped = true;
   EXPECT_EQ(analyse(views).sentence, "rank 1 on node0 never reached #3 all_reduce[1024] on world (step 7, stopped)");
   EXPECT_EQ(analyse(views).culprits, std::vector<int>{1});
   // What nobody has finished is where it stands; and a rank that runs knows best itself.
   views[0] = view(0, kTwo, true);
-  EXPECT_NE(analyse(views).sentence.find("rank 1 on node0 stopped inside #2 all_reduce[1024] on world"), std::string::npos) << analyse(views).sentence;
+  EXPECT_NE(analyse(views).sentence.find("rank 1 on node0 stopped inside #2 all_reduce[1024] on world"),
+            std::string::npos)
+      << analyse(views).sentence;
 }
 
-// --- processes ---------------------------------------------------------------------------------------------------------------------
+// --- processes -----------------------------------------------------------------------------------
 
 int free_port() {
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
@@ -166,7 +180,8 @@ std::vector<Outcome> run_ranks(int size, const std::function<void(Rank&)>& body)
   for (int r = 0; r < size; ++r) {
     const pid_t child = fork();
     if (child == 0) {
-      const int out = open((std::string(directory) + "/" + std::to_string(r)).c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600);
+      const int out =
+          open((std::string(directory) + "/" + std::to_string(r)).c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600);
       dup2(out, 2);
       setenv("TRIREME_HANG_SECONDS", "2", 1);
       int code = 0;
@@ -181,7 +196,8 @@ std::vector<Outcome> run_ranks(int size, const std::function<void(Rank&)>& body)
         rank.rank = r;
         rank.store = join_store(launch);
         rank.exchange = rank.store->exchange();
-        rank.watch = std::make_unique<RankWatch>(r, size, [&](const std::string& text) { return rank.exchange->all_gather(text); }, RankWatch::Hooks{});
+        rank.watch = std::make_unique<RankWatch>(
+            r, size, [&](const std::string& text) { return rank.exchange->all_gather(text); }, RankWatch::Hooks{});
         try {
           body(rank);
           rank.collective("barrier", 0);
@@ -204,9 +220,12 @@ std::vector<Outcome> run_ranks(int size, const std::function<void(Rank&)>& body)
   for (int i = 0; i < 3000 && left > 0; ++i) {
     for (int r = 0; r < size; ++r) {
       int status = 0;
-      if (outcomes[static_cast<size_t>(r)].code >= 0 || waitpid(children[static_cast<size_t>(r)], &status, WNOHANG) <= 0) continue;
+      if (outcomes[static_cast<size_t>(r)].code >= 0 ||
+          waitpid(children[static_cast<size_t>(r)], &status, WNOHANG) <= 0)
+        continue;
       outcomes[static_cast<size_t>(r)].code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-      outcomes[static_cast<size_t>(r)].seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      outcomes[static_cast<size_t>(r)].seconds =
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
       --left;
     }
     std::this_thread::sleep_for(milliseconds(10));
@@ -230,8 +249,8 @@ std::vector<Outcome> run_ranks(int size, const std::function<void(Rank&)>& body)
 std::string all_text(const std::vector<Outcome>& outcomes) {
   std::string text;
   for (size_t r = 0; r < outcomes.size(); ++r)
-    text += "rank " + std::to_string(r) + " code " + std::to_string(outcomes[r].code) + " after " + std::to_string(outcomes[r].seconds) + " s\n" +
-            outcomes[r].text;
+    text += "rank " + std::to_string(r) + " code " + std::to_string(outcomes[r].code) + " after " +
+            std::to_string(outcomes[r].seconds) + " s\n" + outcomes[r].text;
   return text;
 }
 
@@ -257,7 +276,8 @@ TEST(RankWatch, ADeadRankTakesAllWithIt) {
     for (int r = 0; r < 4; ++r) {
       EXPECT_EQ(outcomes[static_cast<size_t>(r)].code, r == dead ? 137 : 71) << all_text(outcomes);
       EXPECT_LT(outcomes[static_cast<size_t>(r)].seconds, 10);
-      named = named || outcomes[static_cast<size_t>(r)].text.find("rank " + std::to_string(dead) + " on ") != std::string::npos;
+      named = named ||
+              outcomes[static_cast<size_t>(r)].text.find("rank " + std::to_string(dead) + " on ") != std::string::npos;
     }
     EXPECT_TRUE(named) << all_text(outcomes);
     EXPECT_NE(all_text(outcomes).find("died in step 2"), std::string::npos) << all_text(outcomes);
@@ -310,7 +330,8 @@ TEST(RankWatch, DifferentWaysAreTold) {
   // Rank 1 is one collective ahead of its peers' counting and ends; they notice what is missing.
   EXPECT_EQ(outcomes[0].code, 71) << text;
   EXPECT_EQ(outcomes[2].code, 71) << text;
-  EXPECT_NE(text.find("at #5 all_reduce[1024] on world, others at #5 all_gather[8] on world"), std::string::npos) << text;
+  EXPECT_NE(text.find("at #5 all_reduce[1024] on world, others at #5 all_gather[8] on world"), std::string::npos)
+      << text;
 }
 
 TEST(RankWatch, AFailureCarriesItsCodeAndReason) {

@@ -1,5 +1,6 @@
-// Every kept damaged or hostile file (make_fixtures.py) through the interface that reads it: refused with the right exit code and a sentence
-// that says why, within a second, in little memory, and without leaving anything behind. The files whose names begin with "valid" load.
+// Every kept damaged or hostile file (make_fixtures.py) through the interface that reads it: refused with the right
+// exit code and a sentence that says why, within a second, in little memory, and without leaving anything behind. The
+// files whose names begin with "valid" load.
 #include "data/dataset.h"
 #include "data/prepare/tokenizer.h"
 #include "trireme/base/text.h"
@@ -16,8 +17,7 @@
 namespace trireme {
 namespace {
 
-const std::filesystem::path kFolder =
-    std::filesystem::path(TRIREME_SOURCE_DIR) / "tests" / "formats" / "fixtures";
+const std::filesystem::path kFolder = std::filesystem::path(TRIREME_SOURCE_DIR) / "tests" / "formats" / "fixtures";
 constexpr int64_t kSeqLength = 8, kVocabulary = 100;
 constexpr size_t kMaxAllocation = 1 << 20;  // or the file's size, where that is more
 constexpr size_t kMaxMemory = size_t{64} << 20;
@@ -44,14 +44,10 @@ const std::map<std::string, std::string> kRefused = {
     {"object_integers.npy", "record 0 is no dict"},
     {"object_dict_without_fields.npy", "has no 'input_ids'"},
     {"object_count_lies.npy", "announces 1099511627776 records and holds 1"},
-    {"pickle_bomb_protocol_2.npy",
-     "asks for posix.system, which token records do not need; nothing was executed"},
-    {"pickle_bomb_protocol_4.npy",
-     "asks for builtins.exec, which token records do not need; nothing was executed"},
-    {"pickle_bomb_persistent_id.npy",
-     "operation 0x50, which token records do not need; nothing was executed"},
-    {"pickle_bomb_instance.npy",
-     "operation 0x69, which token records do not need; nothing was executed"},
+    {"pickle_bomb_protocol_2.npy", "asks for posix.system, which token records do not need; nothing was executed"},
+    {"pickle_bomb_protocol_4.npy", "asks for builtins.exec, which token records do not need; nothing was executed"},
+    {"pickle_bomb_persistent_id.npy", "operation 0x50, which token records do not need; nothing was executed"},
+    {"pickle_bomb_instance.npy", "operation 0x69, which token records do not need; nothing was executed"},
     {"pickle_nested_tuples.npy", "nested deeper than 32 levels"},
     {"pickle_holds_itself.npy", "that holds itself"},
     {"pickle_holds_itself_in_tuple.npy", "that holds itself"},
@@ -90,28 +86,24 @@ const std::map<std::string, std::string> kRefused = {
      "vocabulary of 100"},
     // F29: safetensors; the name of upstream's error beside each
     {"too_small.safetensors", "it has 4 bytes, the header length alone takes 8"},  // HeaderTooSmall
-    {"header_past_end.safetensors", "the header should have 4096 bytes"},    // InvalidHeaderLength
-    {"header_over_100_mb.safetensors", "at most 100000000 are allowed"},     // HeaderTooLarge
-    {"header_length_2_to_63.safetensors", "at most 100000000 are allowed"},  // HeaderTooLarge
-    {"header_no_brace.safetensors", "does not start with '{'"},              // InvalidHeaderStart
-    {"header_not_json.safetensors", "is not valid JSON"},         // InvalidHeaderDeserialization
-    {"header_not_utf8.safetensors", "is not valid UTF-8"},        // InvalidHeader
-    {"header_deep.safetensors", "nested deeper than 4 levels"},   // InvalidHeaderDeserialization
-    {"duplicate_name.safetensors", "key 'a' stands twice"},       // InvalidHeaderDeserialization
-    {"duplicate_field.safetensors", "key 'dtype' stands twice"},  // InvalidHeaderDeserialization
-    {"unknown_dtype.safetensors", "has dtype 'F31'"},             // InvalidHeaderDeserialization
-    {"shape_is_not_bytes.safetensors",
-     "takes 8 bytes by its shape and type, but 4 by"},                // TensorInvalidInfo
-    {"shape_overflows.safetensors", "a shape whose size overflows"},  // ValidationOverflow
-    {"offset_overflows.safetensors", "ends at 3 before it begins"},   // InvalidOffset
-    {"offset_too_large.safetensors",
-     "data_offsets that are not two non-negative"},       // InvalidHeaderDeserialization
-    {"offsets_overlap.safetensors", "tensors overlap"},   // InvalidOffset
-    {"offsets_gap.safetensors", "tensors leave a hole"},  // InvalidOffset
-    {"data_cut_off.safetensors",
-     "its tensors take 4 bytes and 3 are there"},  // MetadataIncompleteBuffer
-    {"data_left_over.safetensors",
-     "its tensors take 4 bytes and 5 are there"},  // MetadataIncompleteBuffer
+    {"header_past_end.safetensors", "the header should have 4096 bytes"},          // InvalidHeaderLength
+    {"header_over_100_mb.safetensors", "at most 100000000 are allowed"},           // HeaderTooLarge
+    {"header_length_2_to_63.safetensors", "at most 100000000 are allowed"},        // HeaderTooLarge
+    {"header_no_brace.safetensors", "does not start with '{'"},                    // InvalidHeaderStart
+    {"header_not_json.safetensors", "is not valid JSON"},                          // InvalidHeaderDeserialization
+    {"header_not_utf8.safetensors", "is not valid UTF-8"},                         // InvalidHeader
+    {"header_deep.safetensors", "nested deeper than 4 levels"},                    // InvalidHeaderDeserialization
+    {"duplicate_name.safetensors", "key 'a' stands twice"},                        // InvalidHeaderDeserialization
+    {"duplicate_field.safetensors", "key 'dtype' stands twice"},                   // InvalidHeaderDeserialization
+    {"unknown_dtype.safetensors", "has dtype 'F31'"},                              // InvalidHeaderDeserialization
+    {"shape_is_not_bytes.safetensors", "takes 8 bytes by its shape and type, but 4 by"},  // TensorInvalidInfo
+    {"shape_overflows.safetensors", "a shape whose size overflows"},                      // ValidationOverflow
+    {"offset_overflows.safetensors", "ends at 3 before it begins"},                       // InvalidOffset
+    {"offset_too_large.safetensors", "data_offsets that are not two non-negative"},  // InvalidHeaderDeserialization
+    {"offsets_overlap.safetensors", "tensors overlap"},                              // InvalidOffset
+    {"offsets_gap.safetensors", "tensors leave a hole"},                             // InvalidOffset
+    {"data_cut_off.safetensors", "its tensors take 4 bytes and 3 are there"},        // MetadataIncompleteBuffer
+    {"data_left_over.safetensors", "its tensors take 4 bytes and 5 are there"},      // MetadataIncompleteBuffer
     // F32: pickles in the place of safetensors
     {"pickle.safetensors", "could run code and is never opened: convert it once"},
     {"torch_zip.safetensors", "could run code and is never opened: convert it once"},
@@ -141,8 +133,7 @@ const std::map<std::string, std::string> kRefused = {
 };
 
 ExitCode code_of(const std::string& name) {
-  return name.ends_with(".safetensors") || name.ends_with(".json") ? ExitCode::kModel
-                                                                   : ExitCode::kData;
+  return name.ends_with(".safetensors") || name.ends_with(".json") ? ExitCode::kModel : ExitCode::kData;
 }
 
 class Fixtures : public TemporaryDirectory {
@@ -167,16 +158,14 @@ class Fixtures : public TemporaryDirectory {
   void SetUp() override {
     TemporaryDirectory::SetUp();
     std::filesystem::create_directory(root_ / "model");
-    std::filesystem::copy_file(kFolder / "valid.safetensors",
-                               root_ / "model" / "valid.safetensors");
+    std::filesystem::copy_file(kFolder / "valid.safetensors", root_ / "model" / "valid.safetensors");
     std::filesystem::copy_file(kFolder / "valid.safetensors", root_ / "outside.safetensors");
     std::filesystem::create_symlink("../outside.safetensors", root_ / "model" / "link.safetensors");
   }
   mutable int64_t rows_read_ = 0;
 };
 
-class Refused : public Fixtures,
-                public testing::WithParamInterface<std::pair<const std::string, std::string>> {};
+class Refused : public Fixtures, public testing::WithParamInterface<std::pair<const std::string, std::string>> {};
 
 TEST_P(Refused, WithItsSentenceInLittleTimeAndMemory) {
   const auto& [name, sentence] = GetParam();
@@ -192,16 +181,14 @@ TEST_P(Refused, WithItsSentenceInLittleTimeAndMemory) {
   EXPECT_LT(result.seconds, kMaxSeconds);
   EXPECT_FALSE(std::filesystem::exists("executed"));
   size_t files = 0;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(root_))
-    files += !entry.is_directory();
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(root_)) files += !entry.is_directory();
   EXPECT_EQ(files, name.ends_with(".json") ? 4u : 3u) << "nothing may be created";
 }
 
 INSTANTIATE_TEST_SUITE_P(File, Refused, testing::ValuesIn(kRefused), [](const auto& test) {
   std::string name = test.param.first;
   std::replace_if(
-      name.begin(), name.end(),
-      [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; }, '_');
+      name.begin(), name.end(), [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; }, '_');
   return name;
 });
 
@@ -255,17 +242,14 @@ TEST_F(Fixtures, OurHdf5CarriesChecksums) {
   std::ifstream in(root_ / "ours.h5", std::ios::binary);
   const std::string whole((std::istreambuf_iterator<char>(in)), {});
   size_t found = 0;
-  for (size_t at = whole.find("fletcher32"); at != std::string::npos;
-       at = whole.find("fletcher32", at + 1))
-    ++found;
+  for (size_t at = whole.find("fletcher32"); at != std::string::npos; at = whole.find("fletcher32", at + 1)) ++found;
   EXPECT_EQ(found, 2u) << "input_ids and loss_mask";
 }
 
 TEST_F(Fixtures, AFileInThePlaceOfAModelDirectoryIsNotOpened) {
   for (const std::string name : {"model.pt", "pytorch_model.bin"}) {
     std::filesystem::copy_file(kFolder / "torch_zip.safetensors", root_ / name);
-    expect_contains(failure(ExitCode::kModel, [&] { open_weights(root_ / name); }),
-                    "convert them once");
+    expect_contains(failure(ExitCode::kModel, [&] { open_weights(root_ / name); }), "convert them once");
   }
 }
 

@@ -32,7 +32,9 @@ TEST_F(Hdf5, RowsComeBackAsWritten) {
 }
 
 TEST_F(Hdf5, AWriterThatIsNotCommittedLeavesNothing) {
-  { Hdf5TokenWriter writer(root_ / "a.h5", 4, {}); }
+  {
+    Hdf5TokenWriter writer(root_ / "a.h5", 4, {});
+  }
   EXPECT_TRUE(std::filesystem::is_empty(root_));
 }
 
@@ -59,7 +61,8 @@ TEST_F(Hdf5, CutAndForeignFilesAreRefused) {
   const std::string whole((std::istreambuf_iterator<char>(in)), {});
   for (const size_t size : {size_t{0}, size_t{8}, size_t{100}, whole.size() / 2, whole.size() - 1})
     expect_contains(failure(ExitCode::kData, [&] { Hdf5TokenFile(write("cut.h5", whole.substr(0, size))); }), "cut.h5");
-  expect_contains(failure(ExitCode::kData, [&] { Hdf5TokenFile(write("text.h5", "hello")); }), "cannot be opened as HDF5");
+  expect_contains(failure(ExitCode::kData, [&] { Hdf5TokenFile(write("text.h5", "hello")); }),
+                  "cannot be opened as HDF5");
 }
 
 }  // namespace

@@ -11,9 +11,18 @@ namespace {
 using HuggingFace = TemporaryDirectory;
 
 nlohmann::json llama2() {
-  return {{"architectures", {"LlamaForCausalLM"}}, {"model_type", "llama"}, {"hidden_size", 8192}, {"intermediate_size", 28672},
-          {"num_hidden_layers", 80}, {"num_attention_heads", 64}, {"num_key_value_heads", 8}, {"vocab_size", 32000},
-          {"max_position_embeddings", 4096}, {"rms_norm_eps", 1e-5}, {"hidden_act", "silu"}, {"rope_scaling", nullptr}};
+  return {{"architectures", {"LlamaForCausalLM"}},
+          {"model_type", "llama"},
+          {"hidden_size", 8192},
+          {"intermediate_size", 28672},
+          {"num_hidden_layers", 80},
+          {"num_attention_heads", 64},
+          {"num_key_value_heads", 8},
+          {"vocab_size", 32000},
+          {"max_position_embeddings", 4096},
+          {"rms_norm_eps", 1e-5},
+          {"hidden_act", "silu"},
+          {"rope_scaling", nullptr}};
 }
 
 TEST_F(HuggingFace, Llama2ConfigWithItsDefaults) {
@@ -26,7 +35,10 @@ TEST_F(HuggingFace, Llama2ConfigWithItsDefaults) {
 
 TEST_F(HuggingFace, BothSpellingsOfRopeAgree) {
   auto flat = llama2(), nested = llama2();
-  const nlohmann::json llama3 = {{"rope_type", "llama3"}, {"factor", 8.0}, {"low_freq_factor", 1.0}, {"high_freq_factor", 4.0},
+  const nlohmann::json llama3 = {{"rope_type", "llama3"},
+                                 {"factor", 8.0},
+                                 {"low_freq_factor", 1.0},
+                                 {"high_freq_factor", 4.0},
                                  {"original_max_position_embeddings", 8192}};
   flat["rope_theta"] = 5e5;
   flat["rope_scaling"] = llama3;
@@ -44,11 +56,18 @@ TEST_F(HuggingFace, BothSpellingsOfRopeAgree) {
 }
 
 TEST_F(HuggingFace, WhatWeLackIsRefusedByName) {
-  const std::pair<const char*, nlohmann::json> cases[] = {
-      {"attention_bias", true}, {"mlp_bias", true}, {"hidden_act", "gelu"}, {"attention_dropout", 0.1}, {"model_type", "mistral"},
-      {"architectures", {"MistralForCausalLM"}}, {"quantization_config", {{"bits", 4}}}, {"sliding_window", 4096},
-      {"rope_scaling", {{"rope_type", "yarn"}, {"factor", 2.0}}}, {"num_key_value_heads", 7}, {"hidden_size", "big"},
-      {"vocab_size", -5}};
+  const std::pair<const char*, nlohmann::json> cases[] = {{"attention_bias", true},
+                                                          {"mlp_bias", true},
+                                                          {"hidden_act", "gelu"},
+                                                          {"attention_dropout", 0.1},
+                                                          {"model_type", "mistral"},
+                                                          {"architectures", {"MistralForCausalLM"}},
+                                                          {"quantization_config", {{"bits", 4}}},
+                                                          {"sliding_window", 4096},
+                                                          {"rope_scaling", {{"rope_type", "yarn"}, {"factor", 2.0}}},
+                                                          {"num_key_value_heads", 7},
+                                                          {"hidden_size", "big"},
+                                                          {"vocab_size", -5}};
   for (const auto& [key, value] : cases) {
     auto json = llama2();
     json[key] = value;
@@ -57,15 +76,19 @@ TEST_F(HuggingFace, WhatWeLackIsRefusedByName) {
 }
 
 TEST_F(HuggingFace, AllMissingFieldsComeAtOnce) {
-  const std::string message = failure(ExitCode::kModel, [&] { read_llama_config(write("config.json", R"({"model_type": "llama"})")); });
+  const std::string message =
+      failure(ExitCode::kModel, [&] { read_llama_config(write("config.json", R"({"model_type": "llama"})")); });
   for (const char* key : {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"})
     expect_contains(message, std::string(key) + " is missing");
-  expect_contains(failure(ExitCode::kModel, [&] { read_llama_config(write("config.json", R"({"a": 1, "a": 2})")); }), "stands twice");
+  expect_contains(failure(ExitCode::kModel, [&] { read_llama_config(write("config.json", R"({"a": 1, "a": 2})")); }),
+                  "stands twice");
 }
 
 TEST_F(HuggingFace, NemoConfigsAreBoundedInWork) {
   write("weights/module.embedding.word_embeddings.weight/.zarray", R"({"shape": [96, 16]})");
-  const std::string good = "config:\n  num_layers: 2\n  hidden_size: 16\n  ffn_hidden_size: 48\n  num_attention_heads: 4\n  num_query_groups: 2\n";
+  const std::string good =
+      "config:\n  num_layers: 2\n  hidden_size: 16\n  ffn_hidden_size: 48\n  num_attention_heads: 4\n  "
+      "num_query_groups: 2\n";
   write("context/model.yaml", good);
   EXPECT_EQ(read_model_config(root_).vocab_size, 96);
   std::string bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n";
@@ -80,9 +103,12 @@ TEST_F(HuggingFace, NemoConfigsAreBoundedInWork) {
       {std::string(300'000, '['), "more than the 262144"},
       {good + "  rotary_base: .nan\n", "rotary_base is .nan"},
       {good + "  kv_channels: 3\n", "head_dim 3 is odd"},
-      {"config: {num_layers: 2147483647, hidden_size: 16, ffn_hidden_size: 48, num_attention_heads: 4}", "at most 10000"},
-      {"config: {num_layers: 2, hidden_size: 2147483646, ffn_hidden_size: 2147483646, num_attention_heads: 2}", "parameters"},
-      {"config: {num_layers: 2, hidden_size: 16, ffn_hidden_size: 48, num_attention_heads: 4, num_query_groups: 3}", "no multiple"},
+      {"config: {num_layers: 2147483647, hidden_size: 16, ffn_hidden_size: 48, num_attention_heads: 4}",
+       "at most 10000"},
+      {"config: {num_layers: 2, hidden_size: 2147483646, ffn_hidden_size: 2147483646, num_attention_heads: 2}",
+       "parameters"},
+      {"config: {num_layers: 2, hidden_size: 16, ffn_hidden_size: 48, num_attention_heads: 4, num_query_groups: 3}",
+       "no multiple"},
   };
   for (const auto& [text, part] : cases) {
     write("context/model.yaml", text);
@@ -98,11 +124,16 @@ TEST_F(HuggingFace, ShapesThatNoComputerHoldsAreRefused) {
   }
   auto json = llama2();
   json["hidden_size"] = 2147483584;
-  expect_contains(failure(ExitCode::kModel, [&] { read_llama_config(write("config.json", json.dump())); }), "parameters");
+  expect_contains(failure(ExitCode::kModel, [&] { read_llama_config(write("config.json", json.dump())); }),
+                  "parameters");
   json = llama2();
-  json["rope_scaling"] = {{"rope_type", "llama3"}, {"factor", 8.0}, {"low_freq_factor", 1.0}, {"high_freq_factor", 4.0},
+  json["rope_scaling"] = {{"rope_type", "llama3"},
+                          {"factor", 8.0},
+                          {"low_freq_factor", 1.0},
+                          {"high_freq_factor", 4.0},
                           {"original_max_position_embeddings", 1e300}};
-  expect_contains(failure(ExitCode::kModel, [&] { read_llama_config(write("config.json", json.dump())); }), "original_max_position_embeddings");
+  expect_contains(failure(ExitCode::kModel, [&] { read_llama_config(write("config.json", json.dump())); }),
+                  "original_max_position_embeddings");
 }
 
 TEST_F(HuggingFace, AnAdapterConfigThatIsNoObjectIsRefused) {
@@ -131,9 +162,14 @@ TEST_F(HuggingFace, AdaptersComeBackAsWritten) {
 TEST_F(HuggingFace, AdaptersWeLackAreRefusedByName) {
   write_adapter(root_, small_adapter(), DType::kF32);
   const std::string config = adapter_config_json(small_adapter().config);
-  const std::pair<const char*, nlohmann::json> cases[] = {
-      {"use_dora", true}, {"use_rslora", true}, {"peft_type", "IA3"}, {"bias", "all"}, {"modules_to_save", {"lm_head"}},
-      {"rank_pattern", {{"q_proj", 4}}}, {"target_modules", "all-linear"}, {"r", 0}};
+  const std::pair<const char*, nlohmann::json> cases[] = {{"use_dora", true},
+                                                          {"use_rslora", true},
+                                                          {"peft_type", "IA3"},
+                                                          {"bias", "all"},
+                                                          {"modules_to_save", {"lm_head"}},
+                                                          {"rank_pattern", {{"q_proj", 4}}},
+                                                          {"target_modules", "all-linear"},
+                                                          {"r", 0}};
   for (const auto& [key, value] : cases) {
     auto json = nlohmann::json::parse(config);
     json[key] = value;

@@ -81,9 +81,8 @@ ChildResult run_limited(size_t memory, const std::function<void()>& action) {
     std::string message;
     const int code = run_here(action, message);
     const size_t seen = largest;
-    const bool sent =
-        write(ends[1], &seen, sizeof seen) == sizeof seen &&
-        write(ends[1], message.data(), message.size()) == static_cast<ssize_t>(message.size());
+    const bool sent = write(ends[1], &seen, sizeof seen) == sizeof seen &&
+                      write(ends[1], message.data(), message.size()) == static_cast<ssize_t>(message.size());
     _exit(sent ? code : kOther);
   }
   close(ends[1]);

@@ -26,19 +26,23 @@ std::string dict(const std::string& descr, const std::string& shape, const std::
 void open(const std::filesystem::path& path) {
   MappedFile file(path, ExitCode::kData);
   const NpyHeader header = parse_npy_header(file.bytes(), path);
-  if (header.descr == "|O") NpyPackedRecords(std::move(file), header);
-  else NpyIntegerArray(std::move(file), header);
+  if (header.descr == "|O")
+    NpyPackedRecords(std::move(file), header);
+  else
+    NpyIntegerArray(std::move(file), header);
 }
 
 TEST_F(Npy, EveryIntegerTypeAndByteOrderReadsTheSame) {
-  for (const std::string descr : {"|i1", "|u1", "<i2", ">i2", "<u2", ">u2", "<i4", ">i4", "<u4", ">u4", "<i8", ">i8", "<u8", ">u8"}) {
+  for (const std::string descr :
+       {"|i1", "|u1", "<i2", ">i2", "<u2", ">u2", "<i4", ">i4", "<u4", ">u4", "<i8", ">i8", "<u8", ">u8"}) {
     const int size = descr[2] - '0';
     for (const bool fortran : {false, true}) {
       const int64_t values[2][3] = {{1, 2, 3}, {100, 101, 102}};
       std::string data;
       for (int i = 0; i < 6; ++i) {
         const int64_t value = fortran ? values[i % 2][i / 2] : values[i / 3][i % 3];
-        for (int b = 0; b < size; ++b) data += static_cast<char>(value >> (8 * (descr[0] == '>' ? size - 1 - b : b)) & 0xFF);
+        for (int b = 0; b < size; ++b)
+          data += static_cast<char>(value >> (8 * (descr[0] == '>' ? size - 1 - b : b)) & 0xFF);
       }
       for (const int major : {1, 2, 3}) {
         const auto path = write("a.npy", npy(dict(descr, "(2, 3)", fortran ? "True" : "False"), data, major));
@@ -48,7 +52,8 @@ TEST_F(Npy, EveryIntegerTypeAndByteOrderReadsTheSame) {
         std::vector<int64_t> row(3);
         for (int64_t r = 0; r < 2; ++r) {
           array.read_row(r, row);
-          EXPECT_EQ(row, (std::vector<int64_t>{values[r][0], values[r][1], values[r][2]})) << descr << " fortran " << fortran;
+          EXPECT_EQ(row, (std::vector<int64_t>{values[r][0], values[r][1], values[r][2]}))
+              << descr << " fortran " << fortran;
         }
       }
     }
@@ -85,7 +90,8 @@ TEST_F(Npy, DamagedFilesAreRefusedWithTheirReason) {
       {"v2 header past the end", std::string("\x93NUMPY\x02\x00\xFF\xFF\xFF\x7F{", 13), "header should have"},
       {"no dict", npy("[1, 2]", four), "expected '{'"},
       {"missing key", npy("{'descr': '<i4', 'shape': (1, 1), }", four), "missing"},
-      {"repeated key", npy("{'descr': '<i4', 'descr': '<i4', 'fortran_order': False, 'shape': (1, 1), }", four), "repeated key 'descr'"},
+      {"repeated key", npy("{'descr': '<i4', 'descr': '<i4', 'fortran_order': False, 'shape': (1, 1), }", four),
+       "repeated key 'descr'"},
       {"float", npy(dict("<f4", "(1, 1)"), four), "elements of type '<f4'"},
       {"structured", npy("{'descr': [('a', '<i4')], 'fortran_order': False, 'shape': (1, 1), }", four), "structured"},
       {"one dimension", npy(dict("<i4", "(1,)"), four), "two-dimensional"},
@@ -133,18 +139,47 @@ TEST_F(Npy, RecordsComeBackAsWritten) {
   }
 }
 
-// Rows as NumPy 2 pickles them (protocol 4, everything memoized), as short as rows can be: the most values for the fewest bytes.
+// Rows as NumPy 2 pickles them (protocol 4, everything memoized), as short as rows can be: the most values for the
+// fewest bytes.
 TEST_F(Npy, ManyRecordsOfTwoTokensAreNoBomb) {
   constexpr int kCount = 60'000;
-  const auto text = [](const std::string& value) { return "\x8c" + std::string(1, static_cast<char>(value.size())) + value; };
+  const auto text = [](const std::string& value) {
+    return "\x8c" + std::string(1, static_cast<char>(value.size())) + value;
+  };
   const std::string zero(1, '\0');
-  std::string body = "\x80\x04" "cnumpy._core.multiarray\n_reconstruct\nq" + zero + "0cnumpy\nndarray\nq\1" "0cnumpy\ndtype\n" +
-                     text("i4") + "\x89\x88\x87Rq\2" "0" + text("input_ids") + "q\3" "0" + text("loss_mask") + "q\4" "0" +
-                     text("seq_start_id") + "q\5" "0";
-  const std::string record = "}\x94(h\3h" + zero + "h\1K" + zero + "\x85\x94" "C\1b\x94\x87\x94R\x94(K\1K\2\x85\x94h\2\x89" "C\x8" +
-                             std::string("\7\0\0\0\5\0\0\0", 8) + "\x94t\x94" "bh\4]\x94(K\1K\1eh\5]\x94K" + zero + "au";
-  body += "h" + zero + "h\1K" + zero + "\x85" "C\1b\x87R(K\1J" + std::string("\x60\xEA\0\0", 4) + "\x85" "cnumpy\ndtype\n" + text("O8") +
-          "\x89\x88\x87R\x89](";
+  std::string body =
+      "\x80\x04"
+      "cnumpy._core.multiarray\n_reconstruct\nq" +
+      zero +
+      "0cnumpy\nndarray\nq\1"
+      "0cnumpy\ndtype\n" +
+      text("i4") +
+      "\x89\x88\x87Rq\2"
+      "0" +
+      text("input_ids") +
+      "q\3"
+      "0" +
+      text("loss_mask") +
+      "q\4"
+      "0" +
+      text("seq_start_id") +
+      "q\5"
+      "0";
+  const std::string record = "}\x94(h\3h" + zero + "h\1K" + zero +
+                             "\x85\x94"
+                             "C\1b\x94\x87\x94R\x94(K\1K\2\x85\x94h\2\x89"
+                             "C\x8" +
+                             std::string("\7\0\0\0\5\0\0\0", 8) +
+                             "\x94t\x94"
+                             "bh\4]\x94(K\1K\1eh\5]\x94K" +
+                             zero + "au";
+  body += "h" + zero + "h\1K" + zero +
+          "\x85"
+          "C\1b\x87R(K\1J" +
+          std::string("\x60\xEA\0\0", 4) +
+          "\x85"
+          "cnumpy\ndtype\n" +
+          text("O8") + "\x89\x88\x87R\x89](";
   for (int i = 0; i < kCount; ++i) body += record;
   body += "etb.";
   const auto path = write("many.npy", npy(dict("|O", "(60000,)"), body));
@@ -212,7 +247,8 @@ TEST_F(Npy, APickleBombIsNamedAndNotExecuted) {
     const auto size = static_cast<uint32_t>(command.size());
     bomb.append(reinterpret_cast<const char*>(&size), 4);
     bomb += command + "\x85R.";
-    const std::string message = failure(ExitCode::kData, [&] { open(write("bomb.npy", npy(dict("|O", "(1,)"), bomb))); });
+    const std::string message =
+        failure(ExitCode::kData, [&] { open(write("bomb.npy", npy(dict("|O", "(1,)"), bomb))); });
     expect_contains(message, "posix.system");
     expect_contains(message, "nothing was executed");
     EXPECT_FALSE(std::filesystem::exists(marker));

@@ -18,7 +18,8 @@ std::string with_header(const std::string& header, const std::string& data, uint
 
 TEST_F(Safetensors, WhatIsWrittenIsRead) {
   const auto path = root_ / "a.safetensors";
-  SafetensorsWriter writer(path, {{"b", {DType::kF32, {2, 2}}}, {"empty", {DType::kBF16, {0, 3}}}, {"scalar", {DType::kI64, {}}}});
+  SafetensorsWriter writer(
+      path, {{"b", {DType::kF32, {2, 2}}}, {"empty", {DType::kBF16, {0, 3}}}, {"scalar", {DType::kI64, {}}}});
   const float values[4] = {1, 2, 3, 4};
   const int64_t scalar = 77;
   writer.append(values, 8);  // in two pieces
@@ -60,14 +61,27 @@ TEST_F(Safetensors, DamagedFilesAreRefusedWithTheirReason) {
       {"no JSON", with_header("{\"a\": ", ""), "not valid JSON"},
       {"not UTF-8", with_header("{\"\xFF\xFE\": 1}", ""), "UTF-8"},
       {"deep", with_header(deep, ""), "nested deeper"},
-      {"duplicate", with_header(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "1234"), "stands twice"},
+      {"duplicate",
+       with_header(
+           R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
+           "1234"),
+       "stands twice"},
       {"unknown dtype", with_header(R"({"a":{"dtype":"F3","shape":[1],"data_offsets":[0,4]}})", "1234"), "'F3'"},
-      {"shape and bytes", with_header(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", "1234"), "takes 8 bytes"},
-      {"shape overflow", with_header(R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,4]}})", "1234"), "overflows"},
-      {"negative extent", with_header(R"({"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}})", "1234"), "extent -1"},
-      {"reversed offsets", with_header(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}})", "1234"), "before it begins"},
+      {"shape and bytes", with_header(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", "1234"),
+       "takes 8 bytes"},
+      {"shape overflow",
+       with_header(R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,4]}})", "1234"),
+       "overflows"},
+      {"negative extent", with_header(R"({"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}})", "1234"),
+       "extent -1"},
+      {"reversed offsets", with_header(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}})", "1234"),
+       "before it begins"},
       {"hole", with_header(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", "12345678"), "leave a hole"},
-      {"overlap", with_header(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}})", "123456"), "overlap"},
+      {"overlap",
+       with_header(
+           R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}})",
+           "123456"),
+       "overlap"},
       {"short data", with_header(ok, "123"), "cut off"},
       {"trailing data", with_header(ok, "12345"), "trailing bytes"},
       {"metadata", with_header(R"({"__metadata__":{"a":1}})", ""), "not a string"},
@@ -90,7 +104,9 @@ TEST_F(Safetensors, IndexesAreCheckedAgainstTheirShards) {
   };
   tensor_file("one.safetensors", "a");
   tensor_file("two.safetensors", "b");
-  const auto index = [&](const std::string& map) { write("model.safetensors.index.json", "{\"weight_map\": {" + map + "}}"); };
+  const auto index = [&](const std::string& map) {
+    write("model.safetensors.index.json", "{\"weight_map\": {" + map + "}}");
+  };
   index(R"("a": "one.safetensors", "b": "two.safetensors")");
   const auto source = open_weights(root_);
   EXPECT_EQ(source->names(), (std::vector<std::string>{"a", "b"}));

@@ -14,7 +14,9 @@ namespace {
 
 const std::filesystem::path kFixtures = std::filesystem::path(TRIREME_SOURCE_DIR) / "tests/formats/fixtures_tensorflow";
 
-std::span<const std::byte> bytes_of(const std::string& text) { return std::as_bytes(std::span(text.data(), text.size())); }
+std::span<const std::byte> bytes_of(const std::string& text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
 
 std::string slurp(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);
@@ -40,7 +42,8 @@ class Changed {
   std::filesystem::path directory_;
 };
 
-const std::string kIndex = slurp(kFixtures / "model.ckpt-3.index"), kData = slurp(kFixtures / "model.ckpt-3.data-00000-of-00001");
+const std::string kIndex = slurp(kFixtures / "model.ckpt-3.index"),
+                  kData = slurp(kFixtures / "model.ckpt-3.data-00000-of-00001");
 
 TEST(Crc32c, PublishedValues) {
   // RFC 3720, B.4.
@@ -70,7 +73,8 @@ TEST(TfCheckpoint, ReadsWhatTensorFlowWrote) {
   EXPECT_THROW(checkpoint.read("nothing"), ModelError);
   // More names than one block holds, with shared beginnings.
   for (int layer = 0; layer < 150; ++layer)
-    EXPECT_NE(checkpoint.find("bert/encoder/layer_" + std::to_string(layer) + "/attention/self/query/bias"), nullptr) << layer;
+    EXPECT_NE(checkpoint.find("bert/encoder/layer_" + std::to_string(layer) + "/attention/self/query/bias"), nullptr)
+        << layer;
 }
 
 TEST(TfCheckpoint, DamageIsNamed) {
@@ -144,7 +148,9 @@ class TableMaker {
     for (int i = 0; i < size; ++i) text += static_cast<char>(value >> (8 * i));
     return text;
   }
-  static std::string number(int field, uint64_t value) { return varint(static_cast<uint64_t>(field) << 3) + varint(value); }
+  static std::string number(int field, uint64_t value) {
+    return varint(static_cast<uint64_t>(field) << 3) + varint(value);
+  }
   static std::string message(int field, const std::string& content) {
     return varint(static_cast<uint64_t>(field) << 3 | 2) + varint(content.size()) + content;
   }
@@ -176,7 +182,8 @@ std::string refusal(const TableMaker& table, const std::string& data = std::stri
 std::string entry(uint64_t dtype, const std::vector<uint64_t>& shape, uint64_t offset, uint64_t size, uint32_t crc) {
   std::string dims;
   for (const uint64_t extent : shape) dims += T::message(2, T::number(1, extent));
-  return T::number(1, dtype) + T::message(2, dims) + T::number(4, offset) + T::number(5, size) + T::varint(6 << 3 | 5) + T::fixed(crc, 4);
+  return T::number(1, dtype) + T::message(2, dims) + T::number(4, offset) + T::number(5, size) + T::varint(6 << 3 | 5) +
+         T::fixed(crc, 4);
 }
 
 TEST(TfCheckpoint, HostileTables) {
@@ -201,7 +208,8 @@ TEST(TfCheckpoint, HostileTables) {
   EXPECT_NE(one(entry(1, {2, 2}, ~0ull, 16, crc)).find("cut off"), std::string::npos);
   EXPECT_NE(one(entry(1, {~0ull >> 1, ~0ull >> 1}, 0, 16, crc)).find("no tensor has this shape"), std::string::npos);
   EXPECT_NE(one(entry(1, {~0ull}, 0, 16, crc)).find("no tensor has this shape"), std::string::npos);
-  EXPECT_NE(one(entry(1, std::vector<uint64_t>(40, 1), 0, 16, crc)).find("no tensor has this shape"), std::string::npos);
+  EXPECT_NE(one(entry(1, std::vector<uint64_t>(40, 1), 0, 16, crc)).find("no tensor has this shape"),
+            std::string::npos);
   EXPECT_NE(one(entry(1, {2, 2}, 0, 16, crc + 1)).find("checksum"), std::string::npos);
   EXPECT_NE(one(entry(1, {2, 2}, 0, 16, crc) + T::number(3, 7)).find("data file 7 of 1"), std::string::npos);
   EXPECT_NE(one(entry(1, {2, 2}, 0, 16, crc) + T::message(7, "")).find("slices"), std::string::npos);

@@ -41,7 +41,10 @@ PlanInput input_for(const std::vector<UnitSpec>& units, int world, int64_t memor
   return input;
 }
 
-int recomputed(const MemoryPlan& plan) { return static_cast<int>(plan.recompute.size() - std::count(plan.recompute.begin(), plan.recompute.end(), Recompute::kNone)); }
+int recomputed(const MemoryPlan& plan) {
+  return static_cast<int>(plan.recompute.size() -
+                          std::count(plan.recompute.begin(), plan.recompute.end(), Recompute::kNone));
+}
 
 TEST(Plan, KeepsEverythingWholeWhereItFits) {
   const auto units = frozen_model();

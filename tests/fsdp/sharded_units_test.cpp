@@ -1,8 +1,8 @@
-// A small network through ShardedUnits on 1, 2 and 4 ranks against plain autograd on one: values, gradients and updates for every
-// shard size, with accumulation, kept and frozen units.
+// A small network through ShardedUnits on 1, 2 and 4 ranks against plain autograd on one: values, gradients and updates
+// for every shard size, with accumulation, kept and frozen units.
+#include "trireme/fsdp/sharded_units.h"
 #include "mpi_test_main.h"
 #include "trireme/base/error.h"
-#include "trireme/fsdp/sharded_units.h"
 #include "trireme/optim/optimizer.h"
 
 #include <ATen/ATen.h>
@@ -27,7 +27,12 @@ std::vector<UnitSpec> make_units(bool trained, bool with_adapter) {
     unit.trained = trained;
     unit.keep = i == 0;
     const std::string prefix = unit.name + ".";
-    unit.parameters.push_back({"fused", {2 * kWidth, kWidth}, {{prefix + "up", kWidth}, {prefix + "gate", kWidth}}, Init::kNormal, 0.3, true});
+    unit.parameters.push_back({"fused",
+                               {2 * kWidth, kWidth},
+                               {{prefix + "up", kWidth}, {prefix + "gate", kWidth}},
+                               Init::kNormal,
+                               0.3,
+                               true});
     unit.parameters.push_back({"bias", {kWidth}, {{prefix + "bias", kWidth}}, Init::kOnes, 0, false});
     units.push_back(unit);
   }
@@ -36,7 +41,12 @@ std::vector<UnitSpec> make_units(bool trained, bool with_adapter) {
     unit.name = "adapters";
     unit.trained = unit.replicated = true;
     for (int i = 0; i < kBlocks; ++i)
-      unit.parameters.push_back({"a" + std::to_string(i), {kWidth, kWidth}, {{"adapter." + std::to_string(i), kWidth}}, Init::kUniform, 0.2, true});
+      unit.parameters.push_back({"a" + std::to_string(i),
+                                 {kWidth, kWidth},
+                                 {{"adapter." + std::to_string(i), kWidth}},
+                                 Init::kUniform,
+                                 0.2,
+                                 true});
     units.push_back(unit);
   }
   return units;
@@ -84,7 +94,8 @@ std::map<std::string, at::Tensor> train(Communicator& group, const Case& test, i
       units.begin_micro_batch(m + 1 == test.micro_batches);
       at::Tensor loss = at::zeros({});
       for (int i = 0; i < per_micro; ++i, ++next)
-        loss = loss + forward(units, sample(step * global + next * group.size() + group.rank()), test.with_adapter) / global;
+        loss = loss +
+               forward(units, sample(step * global + next * group.size() + group.rank()), test.with_adapter) / global;
       loss.backward();
     }
     units.finish_backward();
@@ -96,7 +107,9 @@ std::map<std::string, at::Tensor> train(Communicator& group, const Case& test, i
     units.clear_gradients();
   }
   std::map<std::string, at::Tensor> weights;
-  units.export_tensors(at::kFloat, [](int) { return true; }, [&](const std::string& name, const at::Tensor& value) { weights[name] = value.clone(); });
+  units.export_tensors(
+      at::kFloat, [](int) { return true; },
+      [&](const std::string& name, const at::Tensor& value) { weights[name] = value.clone(); });
   return weights;
 }
 
@@ -108,7 +121,8 @@ TEST_P(Sharding, EqualsOneRank) {
   const auto alone = comm().split(comm().rank());
   std::vector<double> norms, reference_norms;
   const auto reference = train(*alone, {1, test.trained, test.with_adapter, 1}, 3, &reference_norms);
-  // bf16 keeps 8 bits of each rank's gradient, and AdamW's first steps follow signs: errors of the third step are larger than rounding.
+  // bf16 keeps 8 bits of each rank's gradient, and AdamW's first steps follow signs: errors of the third step are
+  // larger than rounding.
   const double tolerance = test.reduce_dtype == at::kFloat ? 1e-5 : 2e-2;
   const auto weights = train(comm(), test, 3, &norms);
   for (size_t i = 0; i < norms.size(); ++i) EXPECT_NEAR(norms[i], reference_norms[i], tolerance * reference_norms[i]);
@@ -119,14 +133,17 @@ TEST_P(Sharding, EqualsOneRank) {
   ASSERT_EQ(weights.size(), reference.size());
   for (const auto& [name, value] : reference) {
     ASSERT_TRUE(weights.contains(name)) << name;
-    EXPECT_TRUE(at::allclose(weights.at(name), value, 10 * tolerance, tolerance)) << name << " differs by " << (weights.at(name) - value).abs().max().item<double>();
+    EXPECT_TRUE(at::allclose(weights.at(name), value, 10 * tolerance, tolerance))
+        << name << " differs by " << (weights.at(name) - value).abs().max().item<double>();
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, Sharding,
-                         testing::Values(Case{1, true, false, 1}, Case{2, true, false, 1}, Case{4, true, false, 1}, Case{2, true, false, 2},
-                                         Case{4, true, false, 2}, Case{1, false, true, 1}, Case{2, false, true, 2}, Case{4, false, true, 1},
-                                         Case{1, true, false, 1, at::kBFloat16}, Case{4, true, false, 2, at::kBFloat16}));
+                         testing::Values(Case{1, true, false, 1}, Case{2, true, false, 1}, Case{4, true, false, 1},
+                                         Case{2, true, false, 2}, Case{4, true, false, 2}, Case{1, false, true, 1},
+                                         Case{2, false, true, 2}, Case{4, false, true, 1},
+                                         Case{1, true, false, 1, at::kBFloat16},
+                                         Case{4, true, false, 2, at::kBFloat16}));
 
 TEST(ShardedUnits, RandomWeightsDoNotDependOnTheSharding) {
   std::map<std::string, at::Tensor> first;
@@ -135,9 +152,12 @@ TEST(ShardedUnits, RandomWeightsDoNotDependOnTheSharding) {
     ShardedUnits units(make_units(false, true), comm(), at::kCPU, {at::kFloat, shard_size, {}});
     units.initialise(3, false);
     std::map<std::string, at::Tensor> weights;
-    units.export_tensors(at::kFloat, [](int) { return true; }, [&](const std::string& name, const at::Tensor& value) { weights[name] = value.clone(); });
+    units.export_tensors(
+        at::kFloat, [](int) { return true; },
+        [&](const std::string& name, const at::Tensor& value) { weights[name] = value.clone(); });
     if (first.empty()) first = weights;
-    for (const auto& [name, value] : weights) EXPECT_TRUE(value.equal(first.at(name))) << name << " with shard size " << shard_size;
+    for (const auto& [name, value] : weights)
+      EXPECT_TRUE(value.equal(first.at(name))) << name << " with shard size " << shard_size;
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
-// What the fuzz targets share. A target defines LLVMFuzzerTestOneInput (libFuzzer's entry point): it hands the bytes to one reader, as a
-// file, and lets pass only what that reader may do with any bytes: succeed, or throw an Error with one of the expected exit codes.
+// What the fuzz targets share. A target defines LLVMFuzzerTestOneInput (libFuzzer's entry point): it hands the bytes to
+// one reader, as a file, and lets pass only what that reader may do with any bytes: succeed, or throw an Error with one
+// of the expected exit codes.
 
 #include "trireme/base/error.h"
 
@@ -26,9 +27,7 @@ namespace trireme::fuzz {
 class MemoryFile {
  public:
   explicit MemoryFile(std::string_view content) : fd_(memfd_create("fuzz", MFD_CLOEXEC)) {
-    if (fd_ < 0 ||
-        write(fd_, content.data(), content.size()) != static_cast<ssize_t>(content.size()))
-      std::abort();
+    if (fd_ < 0 || write(fd_, content.data(), content.size()) != static_cast<ssize_t>(content.size())) std::abort();
     path_ = fmt::format("/proc/self/fd/{}", fd_);
   }
   ~MemoryFile() { close(fd_); }
@@ -45,16 +44,15 @@ inline std::string_view as_text(const uint8_t* data, size_t size) {
   return {reinterpret_cast<const char*>(data), size};
 }
 
-/// Ends the process, as a finding, when the action fails with anything but an Error of an expected code and with a message.
-inline void expect_only(std::initializer_list<ExitCode> codes,
-                        const std::function<void()>& action) {
+/// Ends the process, as a finding, when the action fails with anything but an Error of an expected code and with a
+/// message.
+inline void expect_only(std::initializer_list<ExitCode> codes, const std::function<void()>& action) {
   try {
     action();
   } catch (const Error& error) {
     for (const ExitCode code : codes)
       if (error.code() == code && error.what()[0] != '\0') return;
-    fmt::print(stderr, "unexpected exit code {}: {}\n", static_cast<int>(error.code()),
-               error.what());
+    fmt::print(stderr, "unexpected exit code {}: {}\n", static_cast<int>(error.code()), error.what());
     std::abort();
   } catch (const std::exception& error) {
     fmt::print(stderr, "not one of ours: {}\n", error.what());

@@ -1,6 +1,6 @@
-// The manifest of a training checkpoint. After a first byte 1: manifest.json of version 1, beside the files of two ranks. Else MANIFEST.json. It
-// carries its own hash, which no mutation keeps: the input's fields are hashed again and written as the writer does, so that the checks
-// behind the hash are reached; the input itself is read too.
+// The manifest of a training checkpoint. After a first byte 1: manifest.json of version 1, beside the files of two
+// ranks. Else MANIFEST.json. It carries its own hash, which no mutation keeps: the input's fields are hashed again and
+// written as the writer does, so that the checks behind the hash are reached; the input itself is read too.
 #include "fuzz_target.h"
 #include "trireme/base/hash.h"
 #include "trireme/formats/training_checkpoint.h"
@@ -32,9 +32,8 @@ class VersionOne {
     if (mkdtemp(pattern.data()) == nullptr) std::abort();
     root_ = pattern;
     for (const char* name : {"rank-00000.safetensors", "rank-00001.safetensors"}) {
-      trireme::SafetensorsWriter writer(root_ / name,
-                                        {{"master.embed", {trireme::DType::kF32, {2}}},
-                                         {"loss_scale", {trireme::DType::kF32, {1}}}});
+      trireme::SafetensorsWriter writer(
+          root_ / name, {{"master.embed", {trireme::DType::kF32, {2}}}, {"loss_scale", {trireme::DType::kF32, {1}}}});
       writer.append("twelve bytes", 12);
       writer.commit();
     }
@@ -48,8 +47,7 @@ class VersionOne {
     const trireme::CheckpointManifest read = trireme::read_manifest(root_);
     trireme::check_checkpoint_layout(root_, read);
     trireme::CheckpointReader reader(root_, read);
-    for (const trireme::CheckpointUnit& unit : read.units)
-      reader.read("master", unit.name, 0, unit.numel);
+    for (const trireme::CheckpointUnit& unit : read.units) reader.read("master", unit.name, 0, unit.numel);
   }
 
  private:

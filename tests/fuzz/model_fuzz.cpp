@@ -1,5 +1,6 @@
-// The text files of a model directory. The first byte says which file the rest is: c = config.json, i = model.safetensors.index.json
-// (beside two whole shards), a = adapter_config.json, m = context/model.yaml and z = .zarray of a NeMo checkpoint.
+// The text files of a model directory. The first byte says which file the rest is: c = config.json, i =
+// model.safetensors.index.json (beside two whole shards), a = adapter_config.json, m = context/model.yaml and z =
+// .zarray of a NeMo checkpoint.
 #include "fuzz_target.h"
 #include "trireme/formats/hf_config.h"
 #include "trireme/formats/peft_adapter.h"
@@ -25,16 +26,14 @@ class Directories {
     if (mkdtemp(pattern.data()) == nullptr) std::abort();
     root_ = pattern;
     std::filesystem::create_directories(root_ / "sharded");
-    for (const auto& [file, tensor] :
-         {std::pair("one.safetensors", "a"), std::pair("two.safetensors", "b")}) {
+    for (const auto& [file, tensor] : {std::pair("one.safetensors", "a"), std::pair("two.safetensors", "b")}) {
       SafetensorsWriter writer(root_ / "sharded" / file, {{tensor, {DType::kF32, {1}}}});
       writer.append("1234", 4);
       writer.commit();
     }
     put("outside.safetensors", "not yours");
     put("zarr/context/model.yaml", kModelYaml);
-    for (const char* name :
-         {"embedding.word_embeddings.weight", "decoder.layers.self_attention.linear_qkv.weight"})
+    for (const char* name : {"embedding.word_embeddings.weight", "decoder.layers.self_attention.linear_qkv.weight"})
       put(std::string("zarr/weights/module.") + name + "/.zarray", kEmbedding);
     put("nemo/weights/module.embedding.word_embeddings.weight/.zarray", kEmbedding);
     std::filesystem::create_directories(root_ / "nemo/context");
@@ -60,8 +59,7 @@ void check_config(const Directories& directories, std::string_view text) {
       static_cast<double>(config.num_hidden_layers) * static_cast<double>(config.hidden_size) *
       static_cast<double>(config.intermediate_size + config.num_attention_heads * config.head_dim);
   fuzz::require(parameters < 1e16, "a shape whose sizes can be computed");
-  const LlamaConfig again =
-      read_llama_config(directories.put("hf/again.json", llama_config_json(config)));
+  const LlamaConfig again = read_llama_config(directories.put("hf/again.json", llama_config_json(config)));
   fuzz::require(again.hidden_size == config.hidden_size && again.head_dim == config.head_dim &&
                     again.rope_theta == config.rope_theta,
                 "a written configuration reads as the one that was written");
@@ -101,8 +99,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace trireme;
   static const Directories directories;
   if (size == 0) return 0;
-  fuzz::expect_only({ExitCode::kModel}, [&] {
-    check(directories, static_cast<char>(data[0]), fuzz::as_text(data + 1, size - 1));
-  });
+  fuzz::expect_only({ExitCode::kModel},
+                    [&] { check(directories, static_cast<char>(data[0]), fuzz::as_text(data + 1, size - 1)); });
   return 0;
 }

@@ -16,8 +16,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       const NpyPackedRecords records(std::move(file), header);
       for (int64_t i = 0; i < std::min(records.size(), kRows); ++i) {
         const PackedRecord record = records.read(i);
-        fuzz::require(record.input_ids.size() == record.loss_mask.size(),
-                      "a loss mask entry for each token");
+        fuzz::require(record.input_ids.size() == record.loss_mask.size(), "a loss mask entry for each token");
         fuzz::require(record.input_ids.size() <= size, "no more tokens than bytes");
       }
     } else {

@@ -7,8 +7,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::expect_only({ExitCode::kData}, [&] {
     const Tokenizer tokenizer(std::string(fuzz::as_text(data, size)), "fuzz.model");
     const std::vector<int32_t> ids = tokenizer.encode("The quick brown fox, 42 \xE2\x82\xAC\n");
-    for (const int32_t id : ids)
-      fuzz::require(id >= 0 && id < tokenizer.vocab_size(), "an id inside the vocabulary");
+    for (const int32_t id : ids) fuzz::require(id >= 0 && id < tokenizer.vocab_size(), "an id inside the vocabulary");
     tokenizer.decode(ids);
   });
   return 0;

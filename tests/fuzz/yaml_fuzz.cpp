@@ -1,13 +1,12 @@
-// The YAML configuration. An input that starts with "--set " is one override of a small configuration instead. What loads must come back
-// the same from what it prints.
+// The YAML configuration. An input that starts with "--set " is one override of a small configuration instead. What
+// loads must come back the same from what it prints.
 #include "fuzz_target.h"
 #include "trireme/config/config.h"
 
 namespace {
 
 constexpr std::string_view kSet = "--set ";
-constexpr const char* kSmall =
-    "model: {path: m}\ndata: {train: t.npy, seq_length: 8}\noutput: {dir: o}\n";
+constexpr const char* kSmall = "model: {path: m}\ndata: {train: t.npy, seq_length: 8}\noutput: {dir: o}\n";
 
 }  // namespace
 

@@ -36,12 +36,11 @@ class AdamWTest : public KernelTest {
       DeviceArray gradient(g, c.gradient, c.shift), multiplier(Values{0.25}, Element::kF32),
           steps(Values{static_cast<double>(step)}, Element::kF32), skip(Values{0.0}, Element::kF32);
       AdamW a;
-      a.master = p.fp32(), a.exp_avg = m.fp32(), a.exp_avg_sq = v.fp32(),
-      a.gradient = gradient.data(), a.compute = compute.data();
+      a.master = p.fp32(), a.exp_avg = m.fp32(), a.exp_avg_sq = v.fp32(), a.gradient = gradient.data(),
+      a.compute = compute.data();
       a.multiplier = multiplier.fp32(), a.skip = skip.fp32(), a.step = steps.fp32();
       a.chunks = chunks.as<ShardChunk>(), a.num_chunks = static_cast<int64_t>(table.chunks.size());
-      a.lr = 1e-3, a.beta2 = 0.95, a.weight_decay = 0.5, a.gradient_element = c.gradient,
-      a.compute_element = c.compute;
+      a.lr = 1e-3, a.beta2 = 0.95, a.weight_decay = 0.5, a.gradient_element = c.gradient, a.compute_element = c.compute;
       CUDA_OK(adamw(a, nullptr));
       oracle::adamw(state, g, decays, 0.25, step, a.lr, a.beta1, a.beta2, a.eps, a.weight_decay);
       cudaDeviceSynchronize();
@@ -70,11 +69,7 @@ TEST_F(AdamWTest, MatchesTheOracleOverTenSteps) {
          {{0, 17, 0, false}, {17, 1023, 1, true}, {1023, 4000, 2, false}, {4000, 20000, 3, true}},
          Element::kF32,
          Element::kF16});
-  check({4099,
-         0,
-         {{0, 4, 0, true}, {4, 8, 1, false}, {8, 4099, 2, true}},
-         Element::kBF16,
-         Element::kBF16});
+  check({4099, 0, {{0, 4, 0, true}, {4, 8, 1, false}, {8, 4099, 2, true}}, Element::kBF16, Element::kBF16});
   check({4096, 1, {{0, 100, 0, true}, {100, 4096, 1, false}}, Element::kF16, Element::kF32});
 }
 
@@ -96,15 +91,15 @@ TEST_F(AdamWTest, SkipLeavesEverythingAlone) {
   const int64_t n = 1000;
   const Values before = normal_values(n, Element::kF32, 1);
   DeviceArray p(before, Element::kF32), m(before, Element::kF32), v(before, Element::kF32),
-      g(Values(n, std::nan("")), Element::kF32), compute(before, Element::kBF16),
-      skip(Values{1.0}, Element::kF32), step(Values{1.0}, Element::kF32);
+      g(Values(n, std::nan("")), Element::kF32), compute(before, Element::kBF16), skip(Values{1.0}, Element::kF32),
+      step(Values{1.0}, Element::kF32);
   const Values compute_before = compute.values();
   const ShardTable table = make_shard_table({{0, n, 0, true}}, 1);
   DeviceBytes chunks(static_cast<int64_t>(table.chunks.size() * sizeof(ShardChunk)));
   chunks.write(table.chunks.data());
   AdamW a;
-  a.master = p.fp32(), a.exp_avg = m.fp32(), a.exp_avg_sq = v.fp32(), a.gradient = g.data(),
-  a.compute = compute.data(), a.skip = skip.fp32(), a.step = step.fp32();
+  a.master = p.fp32(), a.exp_avg = m.fp32(), a.exp_avg_sq = v.fp32(), a.gradient = g.data(), a.compute = compute.data(),
+  a.skip = skip.fp32(), a.step = step.fp32();
   a.chunks = chunks.as<ShardChunk>(), a.num_chunks = 1, a.lr = 1;
   CUDA_OK(adamw(a, nullptr));
   EXPECT_EQ(p.values(), before);

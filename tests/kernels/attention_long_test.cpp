@@ -19,7 +19,8 @@ std::vector<int64_t> sampled_tokens(const std::vector<int32_t>& cu_seqlens) {
     for (const int64_t from : {int64_t{0}, length / 256 * 128, length})
       for (const int64_t offset : {-129, -128, -127, -65, -64, -63, -1, 0, 1, 63, 64, 65, 127, 128})
         if (from + offset >= 0 && from + offset < length) tokens.push_back(begin + from + offset);
-    for (int i = 0; i < 16; ++i) tokens.push_back(begin + static_cast<int64_t>(generator() % static_cast<uint64_t>(length)));
+    for (int i = 0; i < 16; ++i)
+      tokens.push_back(begin + static_cast<int64_t>(generator() % static_cast<uint64_t>(length)));
   }
   std::sort(tokens.begin(), tokens.end());
   tokens.erase(std::unique(tokens.begin(), tokens.end()), tokens.end());
@@ -41,7 +42,8 @@ double worst_token(const Values& actual, const Values& expected, const std::vect
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (!counts(tokens[i])) continue;
     const int64_t from = static_cast<int64_t>(i) * width;
-    worst = std::max(worst, relative_error({actual.begin() + from, actual.begin() + from + width}, {expected.begin() + from, expected.begin() + from + width}));
+    worst = std::max(worst, relative_error({actual.begin() + from, actual.begin() + from + width},
+                                           {expected.begin() + from, expected.begin() + from + width}));
   }
   return worst;
 }
@@ -51,7 +53,8 @@ class AttentionLongTest : public KernelTest {};
 TEST_F(AttentionLongTest, SampledTokensEqualTheOracle) {
   const std::pair<AttentionCase, Element> cases[] = {
       {{{0, 8191}, 2, 1, 128, true}, Element::kBF16},
-      {{{0, 3000, 4500, 6000, 6300, 6301, 8192}, 4, 2, 128, true}, Element::kBF16},  // some short enough to finish dQ themselves
+      {{{0, 3000, 4500, 6000, 6300, 6301, 8192}, 4, 2, 128, true},
+       Element::kBF16},  // some short enough to finish dQ themselves
       {{{0, 2049}, 4, 2, 128, true}, Element::kF16},
       {{{0, 2048}, 3, 3, 128, false}, Element::kBF16},
       {{{0, 2500, 2501, 4600}, 2, 2, 64, true}, Element::kBF16},
@@ -64,9 +67,14 @@ TEST_F(AttentionLongTest, SampledTokensEqualTheOracle) {
     const int64_t rows = int64_t{c.q_heads} * c.d, keys = int64_t{c.kv_heads} * c.d;
     // Of a handful of keys, or rows, the gradients are small differences.
     const auto place = [&](int64_t token) { return std::upper_bound(c.cu_seqlens.begin(), c.cu_seqlens.end(), token); };
-    const auto sees_many = [&](int64_t token) { return (c.causal ? token + 1 : *place(token)) - *(place(token) - 1) >= 32; };
-    const auto seen_by_many = [&](int64_t token) { return *place(token) - (c.causal ? token : *(place(token) - 1)) >= 32; };
-    const auto compare = [&](const char* what, const Values& all, const Values& oracle, int64_t width, const auto& counts) {
+    const auto sees_many = [&](int64_t token) {
+      return (c.causal ? token + 1 : *place(token)) - *(place(token) - 1) >= 32;
+    };
+    const auto seen_by_many = [&](int64_t token) {
+      return *place(token) - (c.causal ? token : *(place(token) - 1)) >= 32;
+    };
+    const auto compare = [&](const char* what, const Values& all, const Values& oracle, int64_t width,
+                             const auto& counts) {
       const Values actual = at_tokens(all, tokens, width);
       EXPECT_LT(relative_error(actual, oracle), attention_bound(element)) << what;
       EXPECT_LT(worst_token(actual, oracle, tokens, counts), attention_bound(element)) << what << ", one token";

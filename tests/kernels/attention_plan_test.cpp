@@ -63,20 +63,25 @@ TEST(AttentionPlanTest, LongSequencesOfSimilarLengthsShareAList) {
   // Key tiles: 24, then 14, 12, 10, then 8 and 2.
   const std::vector<int32_t> bounds{0, 3000, 4790, 6300, 7580, 8600, 8800};
   const AttentionPlan plan = backward_plan(bounds);
-  // The first is long enough for two sections, after which the next goes down as well. Two tiles of the last but one come last.
-  EXPECT_EQ(lists(plan), (std::vector<std::pair<int32_t, int32_t>>{{0, 0}, {24, 2}, {60, kShort}, {66, kShort}, {68, kShort}}));
+  // The first is long enough for two sections, after which the next goes down as well. Two tiles of the last but one
+  // come last.
+  EXPECT_EQ(lists(plan),
+            (std::vector<std::pair<int32_t, int32_t>>{{0, 0}, {24, 2}, {60, kShort}, {66, kShort}, {68, kShort}}));
   for (size_t i = 25; i < 60; ++i)
-    EXPECT_LE(plan.backward[i].end - plan.backward[i].first, plan.backward[i - 1].end - plan.backward[i - 1].first) << i;
+    EXPECT_LE(plan.backward[i].end - plan.backward[i].first, plan.backward[i - 1].end - plan.backward[i - 1].first)
+        << i;
   EXPECT_EQ(plan.short_blocks, 2 * (8 + 2));
   for (size_t b = 0; b < plan.blocks.size(); ++b) EXPECT_EQ(plan.blocks[b].is_short, b >= 2 * (24 + 14 + 12 + 10)) << b;
   // Eight tiles and fewer do not stay behind; nine do.
   EXPECT_EQ(lists(backward_plan({0, 2000, 4000, 4600, 4900})), (std::vector<std::pair<int32_t, int32_t>>{{0, 0}}));
-  EXPECT_EQ(lists(backward_plan({0, 2000, 4000, 4800, 5000})), (std::vector<std::pair<int32_t, int32_t>>{{0, 0}, {32, kShort}, {37, kShort}, {39, kShort}}));
+  EXPECT_EQ(lists(backward_plan({0, 2000, 4000, 4800, 5000})),
+            (std::vector<std::pair<int32_t, int32_t>>{{0, 0}, {32, kShort}, {37, kShort}, {39, kShort}}));
   // Without a mask nothing is aligned: each a list.
   EXPECT_EQ(lists(backward_plan(bounds, false)),
             (std::vector<std::pair<int32_t, int32_t>>{{0, 0}, {24, 2}, {38, 3}, {50, 4}, {60, kShort}, {68, kShort}}));
   // No more than fit the cache at the same time; nor those that fill the blocks by themselves.
-  EXPECT_EQ(lists(backward_plan({0, 2000, 4000, 6000, 8000, 10000})), (std::vector<std::pair<int32_t, int32_t>>{{0, 0}, {64, 2}}));
+  EXPECT_EQ(lists(backward_plan({0, 2000, 4000, 6000, 8000, 10000})),
+            (std::vector<std::pair<int32_t, int32_t>>{{0, 0}, {64, 2}}));
   EXPECT_EQ(lists(backward_plan({0, 4096, 8192})), (std::vector<std::pair<int32_t, int32_t>>{{0, 0}, {32, 2}}));
 }
 
@@ -118,11 +123,13 @@ std::vector<int32_t> random_bounds(std::mt19937& generator) {
   const auto count = std::uniform_int_distribution<int>(1, 40)(generator);
   const double longest = std::uniform_real_distribution<double>(4, 8.5)(generator);
   for (int i = 0; i < count; ++i)
-    bounds.push_back(bounds.back() + static_cast<int32_t>(std::exp(std::uniform_real_distribution<double>(0, longest)(generator))));
+    bounds.push_back(bounds.back() +
+                     static_cast<int32_t>(std::exp(std::uniform_real_distribution<double>(0, longest)(generator))));
   return bounds;
 }
 
-/// A tile that adds in order, or finishes rows, waits for the sequence's tiles before it: whoever holds those must have got them before, or nobody moves on.
+/// A tile that adds in order, or finishes rows, waits for the sequence's tiles before it: whoever holds those must have
+/// got them before, or nobody moves on.
 TEST(AttentionPlanTest, NoTileWaitsForOneHandedOutLater) {
   std::mt19937 generator(5);
   for (int pack = 0; pack < 300; ++pack) {
@@ -134,12 +141,15 @@ TEST(AttentionPlanTest, NoTileWaitsForOneHandedOutLater) {
     // Of several GPUs; the grid of a small batch; one.
     const int processors = std::vector<int>{1, 7, 78, 114, 132, 144}[generator() % 6];
     const SectionQueue queue{plan.backward.data(), nullptr, static_cast<int>(plan.backward.size()), heads, processors};
-    SCOPED_TRACE(::testing::Message() << "pack " << pack << ", heads " << heads << ", multiprocessors " << processors << ", causal " << causal);
-    std::vector<std::vector<int32_t>> next(static_cast<size_t>(count), std::vector<int32_t>(static_cast<size_t>(heads)));  // tile of a sequence and head
+    SCOPED_TRACE(::testing::Message() << "pack " << pack << ", heads " << heads << ", multiprocessors " << processors
+                                      << ", causal " << causal);
+    std::vector<std::vector<int32_t>> next(
+        static_cast<size_t>(count), std::vector<int32_t>(static_cast<size_t>(heads)));  // tile of a sequence and head
     for (int item = 0; item < queue.items(); ++item) {
       int tile = -1, head = -1;
       const bool down = queue.decode(item, tile, head);
-      ASSERT_TRUE(tile >= 0 && tile < queue.tile_count && head >= 0 && head < heads) << "item " << item << ": tile " << tile << ", head " << head;
+      ASSERT_TRUE(tile >= 0 && tile < queue.tile_count && head >= 0 && head < heads)
+          << "item " << item << ": tile " << tile << ", head " << head;
       const AttentionTile& t = plan.backward[static_cast<size_t>(tile)];
       const auto sequence = static_cast<size_t>(t.sequence);
       ASSERT_EQ(t.first, bounds[sequence] + kAttentionBackwardKeys * next[sequence][static_cast<size_t>(head)]++)
@@ -153,7 +163,9 @@ TEST(AttentionPlanTest, NoTileWaitsForOneHandedOutLater) {
     }
     int64_t short_blocks = 0;
     for (size_t s = 0; s < static_cast<size_t>(count); ++s)
-      for (const int32_t n : next[s]) ASSERT_EQ(n, (bounds[s + 1] - bounds[s] + kAttentionBackwardKeys - 1) / kAttentionBackwardKeys) << "sequence " << s;
+      for (const int32_t n : next[s])
+        ASSERT_EQ(n, (bounds[s + 1] - bounds[s] + kAttentionBackwardKeys - 1) / kAttentionBackwardKeys)
+            << "sequence " << s;
     for (const AttentionBlock& b : plan.blocks) short_blocks += b.is_short != 0;
     ASSERT_EQ(plan.short_blocks, short_blocks);
   }

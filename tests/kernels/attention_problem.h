@@ -23,8 +23,9 @@ struct AttentionCase {
 };
 
 inline std::string name_of(const AttentionCase& c, Element element) {
-  std::string name = std::string(testing::name_of(element)) + " d " + std::to_string(c.d) + (c.causal ? " causal" : " full") +
-                     " heads " + std::to_string(c.q_heads) + "/" + std::to_string(c.kv_heads) + " dropout " + std::to_string(c.threshold) + " bounds";
+  std::string name = std::string(testing::name_of(element)) + " d " + std::to_string(c.d) +
+                     (c.causal ? " causal" : " full") + " heads " + std::to_string(c.q_heads) + "/" +
+                     std::to_string(c.kv_heads) + " dropout " + std::to_string(c.threshold) + " bounds";
   for (const int32_t b : c.cu_seqlens) name += " " + std::to_string(b);
   return name;
 }
@@ -43,7 +44,8 @@ class AttentionProblem {
     in_.threshold = c.threshold;
     in_.t0 = 0x1234567;
     in_.t1 = 0x89abcdef;
-    for (size_t i = 0; i + 1 < c.cu_seqlens.size(); ++i) in_.sample_ids.push_back(static_cast<int64_t>(i * 7919) + (int64_t{5} << 33));
+    for (size_t i = 0; i + 1 < c.cu_seqlens.size(); ++i)
+      in_.sample_ids.push_back(static_cast<int64_t>(i * 7919) + (int64_t{5} << 33));
     in_.q = normal_values(tokens * c.q_heads * c.d, element, 1, c.size);
     in_.k = normal_values(tokens * c.kv_heads * c.d, element, 2, c.size);
     in_.v = normal_values(tokens * c.kv_heads * c.d, element, 3);
@@ -73,9 +75,7 @@ class AttentionProblem {
     workspace_ = std::make_unique<DeviceBytes>(attention_backward_workspace(backward_arguments(false)));
   }
 
-  AttentionDropout dropout() const {
-    return {in_.threshold, in_.t0, in_.t1, ids_->as<int64_t>()};
-  }
+  AttentionDropout dropout() const { return {in_.threshold, in_.t0, in_.t1, ids_->as<int64_t>()}; }
   AttentionForward forward_arguments() const {
     AttentionForward a;
     a.shape = shape_;
@@ -144,7 +144,8 @@ class AttentionProblem {
     const int64_t heads = case_.q_heads + 2 * case_.kv_heads;
     Values result;
     for (int64_t t = 0; t < shape_.tokens; ++t)
-      result.insert(result.end(), all.begin() + (t * heads + first) * case_.d, all.begin() + (t * heads + first + count) * case_.d);
+      result.insert(result.end(), all.begin() + (t * heads + first) * case_.d,
+                    all.begin() + (t * heads + first + count) * case_.d);
     return result;
   }
   Values dq() const { return gradient(0, case_.q_heads); }
@@ -155,7 +156,9 @@ class AttentionProblem {
   std::vector<unsigned char> gradient_bytes() const { return d_qkv_->read(); }
   std::vector<unsigned char> o_bytes() const { return o_->read(); }
   oracle::AttentionOutputs expected() const { return oracle::attention(in_); }
-  oracle::AttentionOutputs expected_at(const std::vector<int64_t>& samples) const { return oracle::attention_at(in_, samples); }
+  oracle::AttentionOutputs expected_at(const std::vector<int64_t>& samples) const {
+    return oracle::attention_at(in_, samples);
+  }
   bool counters_are_zero() const {
     const std::vector<unsigned char> bytes = counters_->read();
     return std::all_of(bytes.begin(), bytes.end(), [](unsigned char b) { return b == 0; });

@@ -31,9 +31,10 @@ std::vector<Case> cases(bool backward) {
       }
       all.push_back({{0, 200, 333}, 3, 3, d, causal});
       all.push_back({{0, 200, 333}, 8, 1, d, causal});
-      all.push_back({{0, 30, 333}, 12, 2, d, causal});  // six heads read one key head: no power of two
+      all.push_back({{0, 30, 333}, 12, 2, d, causal});        // six heads read one key head: no power of two
       all.push_back({{0, 200, 333}, 2, 1, d, causal, 30.0});  // rows that are nearly one-hot
-      all.push_back({{0, 333}, 2, 1, d, causal, 4.0});         // some rows outgrow their first block's maximum by far, some a little
+      all.push_back(
+          {{0, 333}, 2, 1, d, causal, 4.0});  // some rows outgrow their first block's maximum by far, some a little
     }
   }
   // More pieces of work than any GPU has multiprocessors: every block of the staying grid takes a second and a third.
@@ -81,8 +82,9 @@ TEST_F(AttentionTest, BackwardEqualsTheOracle) {
         CUDA_OK(run.backward(deterministic, finishes));
         // A sequence of one token has no gradient to q and k: only noise of the order of a rounding of dp - delta.
         const bool single = c.cu_seqlens == std::vector<int32_t>{0, 1};
-        // Nearly one-hot rows: ds = p (dp - delta) is a small difference, delta of the rounded o. On such rows (200 tokens, d 64, bf16) cuDNN's and
-        // LibTorch's flash attention are 2.2e-2 from fp64 in dq and 1.7e-2 in dk, as these kernels are.
+        // Nearly one-hot rows: ds = p (dp - delta) is a small difference, delta of the rounded o. On such rows (200
+        // tokens, d 64, bf16) cuDNN's and LibTorch's flash attention are 2.2e-2 from fp64 in dq and 1.7e-2 in dk, as
+        // these kernels are.
         const double size = c.size > 1 ? 8 : 2;
         if (!single) {
           EXPECT_LT(relative_error(run.dq(), expected.dq), size * bound(element));
@@ -132,7 +134,8 @@ TEST_F(AttentionTest, KeysAndValuesGradientsRepeatTheirBitsAlways) {
 }
 
 TEST_F(AttentionTest, ForwardAwaitsTheKernelBeforeIt) {
-  // Its blocks may be on the device before the last ones of that kernel, which writes this one's queries where NaNs were.
+  // Its blocks may be on the device before the last ones of that kernel, which writes this one's queries where NaNs
+  // were.
   for (const int d : {64, 128}) {
     Problem run({{0, 700, 2048, 3000}, 8, 2, d, true}, Element::kBF16);
     const AttentionForward first = run.forward_arguments();

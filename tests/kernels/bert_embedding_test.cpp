@@ -24,13 +24,12 @@ TEST_F(BertEmbeddingTest, MatchesTheOracleAndDropsAsDropoutDoes) {
                            {1, 9, 512, 1},
                            {1, 5, 2048, 0},
                            {1, 3, 1032, 0}}) {
-      SCOPED_TRACE(std::string(name_of(element)) + " " + std::to_string(s.samples * s.length) +
-                   " x " + std::to_string(s.columns));
+      SCOPED_TRACE(std::string(name_of(element)) + " " + std::to_string(s.samples * s.length) + " x " +
+                   std::to_string(s.columns));
       const int64_t rows = s.samples * s.length;
       const Values word = normal_values(kVocab * s.columns, element, 1),
                    position = normal_values(kPositions * s.columns, element, 2),
-                   type = normal_values(kTypes * s.columns, element, 3),
-                   gamma = normal_values(s.columns, element, 4),
+                   type = normal_values(kTypes * s.columns, element, 3), gamma = normal_values(s.columns, element, 4),
                    beta = normal_values(s.columns, element, 5);
       std::vector<int64_t> ids, positions, types, samples;
       for (int64_t r = 0; r < rows; ++r) {
@@ -39,10 +38,9 @@ TEST_F(BertEmbeddingTest, MatchesTheOracleAndDropsAsDropoutDoes) {
         types.push_back(r / 3 % kTypes);
       }
       for (int64_t b = 0; b < s.samples; ++b) samples.push_back(b * 0x1234567890ll + 5);
-      DeviceArray w(word, element, s.shift), p(position, element, s.shift),
-          t(type, element, s.shift), g(gamma, element, s.shift), b(beta, element, s.shift),
-          sum(rows * s.columns, element, s.shift), y(rows * s.columns, element, s.shift),
-          mean(rows, Element::kF32), rstd(rows, Element::kF32),
+      DeviceArray w(word, element, s.shift), p(position, element, s.shift), t(type, element, s.shift),
+          g(gamma, element, s.shift), b(beta, element, s.shift), sum(rows * s.columns, element, s.shift),
+          y(rows * s.columns, element, s.shift), mean(rows, Element::kF32), rstd(rows, Element::kF32),
           dropped(rows * s.columns, element, s.shift), again(rows * s.columns, element, s.shift);
       DeviceIntegers<int64_t> device_ids(ids), device_positions(positions), device_types(types),
           device_samples(samples);
@@ -54,21 +52,21 @@ TEST_F(BertEmbeddingTest, MatchesTheOracleAndDropsAsDropoutDoes) {
       a.rows = rows, a.columns = s.columns, a.vocab = kVocab, a.max_positions = kPositions;
       a.num_types = kTypes, a.eps = 1e-3f, a.element = element;
       CUDA_OK(bert_embedding_forward(a, nullptr));
-      const auto exact = oracle::bert_embedding(word, position, type, ids, positions, types, gamma,
-                                                beta, s.columns, a.eps);
+      const auto exact =
+          oracle::bert_embedding(word, position, type, ids, positions, types, gamma, beta, s.columns, a.eps);
       // fp16 counts below 2^-14 in steps of 2^-24.
       expect_close(sum.values(), exact.sum, element, 1.01, 1e-6, "sum");
       const Values rounded = sum.values();
-      const auto expected = oracle::bert_embedding(word, position, type, ids, positions, types,
-                                                   gamma, beta, s.columns, a.eps, &rounded);
+      const auto expected =
+          oracle::bert_embedding(word, position, type, ids, positions, types, gamma, beta, s.columns, a.eps, &rounded);
       expect_close(y.values(), expected.y, element, 1.01, 1e-5, "y");
       expect_close(mean.values(), expected.mean, Element::kF32, 0, 1e-5, "mean");
       expect_close(rstd.values(), expected.rstd, Element::kF32, 64, 1e-5, "rstd");
 
       // With dropout: what the dropout kernel makes of y; nothing else kept.
       const float scale = 65536.0f / (65536 - 6554);
-      CUDA_OK(dropout({y.data(), dropped.data(), device_samples.as<int64_t>(), s.samples,
-                       s.length * s.columns, 11, 22, 6554, scale, false, element},
+      CUDA_OK(dropout({y.data(), dropped.data(), device_samples.as<int64_t>(), s.samples, s.length * s.columns, 11, 22,
+                       6554, scale, false, element},
                       nullptr));
       a.sample_ids = device_samples.as<int64_t>(), a.rows_per_sample = s.length, a.t0 = 11;
       a.t1 = 22, a.threshold = 6554, a.scale = scale, a.y = again.data();
@@ -83,19 +81,14 @@ TEST_F(BertEmbeddingTest, SameBitsEveryTime) {
   const int64_t rows = 512, columns = 1024;
   const Element element = Element::kBF16;
   DeviceArray w(normal_values(100 * columns, element, 1), element),
-      p(normal_values(512 * columns, element, 2), element),
-      t(normal_values(2 * columns, element, 3), element),
-      g(normal_values(columns, element, 4), element),
-      b(normal_values(columns, element, 5), element), sum(rows * columns, element),
-      y(rows * columns, element), mean(rows, Element::kF32), rstd(rows, Element::kF32);
+      p(normal_values(512 * columns, element, 2), element), t(normal_values(2 * columns, element, 3), element),
+      g(normal_values(columns, element, 4), element), b(normal_values(columns, element, 5), element),
+      sum(rows * columns, element), y(rows * columns, element), mean(rows, Element::kF32), rstd(rows, Element::kF32);
   std::vector<int64_t> ids, positions, types;
-  for (int64_t r = 0; r < rows; ++r)
-    ids.push_back(r * 17 % 100), positions.push_back(r), types.push_back(r % 2);
-  DeviceIntegers<int64_t> device_ids(ids), device_positions(positions), device_types(types),
-      samples({7});
+  for (int64_t r = 0; r < rows; ++r) ids.push_back(r * 17 % 100), positions.push_back(r), types.push_back(r % 2);
+  DeviceIntegers<int64_t> device_ids(ids), device_positions(positions), device_types(types), samples({7});
   BertEmbedding a;
-  a.word = w.data(), a.position = p.data(), a.type = t.data(), a.gamma = g.data(),
-  a.beta = b.data();
+  a.word = w.data(), a.position = p.data(), a.type = t.data(), a.gamma = g.data(), a.beta = b.data();
   a.ids = device_ids.as<int64_t>(), a.positions = device_positions.as<int64_t>();
   a.types = device_types.as<int64_t>(), a.sum = sum.data(), a.y = y.data(), a.mean = mean.fp32();
   a.rstd = rstd.fp32(), a.sample_ids = samples.as<int64_t>(), a.rows_per_sample = rows;
@@ -116,8 +109,7 @@ TEST_F(BertEmbeddingTest, SameBitsEveryTime) {
 TEST_F(BertEmbeddingTest, StrayIndicesGiveNaN) {
   const Values table = normal_values(4 * 16, Element::kBF16, 1);
   DeviceArray w(table, Element::kBF16), p(table, Element::kBF16), t(table, Element::kBF16),
-      g(Values(16, 1.0), Element::kBF16), b(Values(16, 0.0), Element::kBF16),
-      y(4 * 16, Element::kBF16);
+      g(Values(16, 1.0), Element::kBF16), b(Values(16, 0.0), Element::kBF16), y(4 * 16, Element::kBF16);
   DeviceIntegers<int64_t> ids({4, 1, 1, 1}), positions({1, -1, 1, 1}), types({1, 1, 9, 1});
   BertEmbedding a;
   a.word = w.data(), a.position = p.data(), a.type = t.data(), a.gamma = g.data();

@@ -11,10 +11,9 @@ struct Shape {
   int64_t tokens, vocab, stride, shift;
 };
 constexpr Shape kShapes[] = {
-    {1, 1, 1, 0},           {3, 7, 8, 0},           {5, 1000, 1000, 0},    {4, 1001, 1001, 0},
-    {4, 1001, 1008, 0},     {3, 16384, 16384, 0},   {3, 16392, 16392, 0},  {2, 30522, 30528, 0},
-    {2, 30522, 30522, 0},   {6, 32000, 32000, 0},   {2, 32000, 32000, 1},  {2, 50257, 50304, 0},
-    {2, 128256, 128256, 0}, {1, 131072, 131072, 0}, {1, 140000, 140000, 0}};
+    {1, 1, 1, 0},         {3, 7, 8, 0},         {5, 1000, 1000, 0},     {4, 1001, 1001, 0},     {4, 1001, 1008, 0},
+    {3, 16384, 16384, 0}, {3, 16392, 16392, 0}, {2, 30522, 30528, 0},   {2, 30522, 30522, 0},   {6, 32000, 32000, 0},
+    {2, 32000, 32000, 1}, {2, 50257, 50304, 0}, {2, 128256, 128256, 0}, {1, 131072, 131072, 0}, {1, 140000, 140000, 0}};
 
 class CrossEntropyTest : public KernelTest {};
 
@@ -28,15 +27,14 @@ TEST_F(CrossEntropyTest, MatchesTheOracle) {
                             {Element::kF32, Element::kBF16}}) {
     for (const Shape& s : kShapes) {
       if (too_large(s.tokens * s.stride)) continue;
-      SCOPED_TRACE(std::string(name_of(types.in)) + " " + std::to_string(s.tokens) + " x " +
-                   std::to_string(s.vocab) + " of " + std::to_string(s.stride));
+      SCOPED_TRACE(std::string(name_of(types.in)) + " " + std::to_string(s.tokens) + " x " + std::to_string(s.vocab) +
+                   " of " + std::to_string(s.stride));
       Values logits = normal_values(s.tokens * s.stride, types.in, 1, 4.0);
       std::vector<int64_t> targets;
       Values weights;
       for (int64_t t = 0; t < s.tokens; ++t) {
         targets.push_back(t == 0 ? s.vocab - 1 : (t * 7919) % s.vocab);
-        weights.push_back(t == 1 ? 0.0
-                                 : round_to(0.25 + 0.1 * static_cast<double>(t), Element::kF32));
+        weights.push_back(t == 1 ? 0.0 : round_to(0.25 + 0.1 * static_cast<double>(t), Element::kF32));
       }
       // What a padded or ignored place holds must not matter.
       for (int64_t t = 0; t < s.tokens; ++t)
@@ -53,10 +51,10 @@ TEST_F(CrossEntropyTest, MatchesTheOracle) {
           factor(Values{scale}, Element::kF32), total(Values{1.5}, Element::kF32);
       DeviceIntegers<int64_t> target(targets);
       CrossEntropy a;
-      a.logits = in.data(), a.d_logits = out.data(), a.targets = target.as<int64_t>(),
-      a.weights = w.fp32(), a.gradient_scale = factor.fp32(), a.loss = loss.fp32();
-      a.lse = lse.fp32(), a.tokens = s.tokens, a.vocab = s.vocab, a.stride = s.stride,
-      a.element = types.in, a.gradient_element = types.out;
+      a.logits = in.data(), a.d_logits = out.data(), a.targets = target.as<int64_t>(), a.weights = w.fp32(),
+      a.gradient_scale = factor.fp32(), a.loss = loss.fp32();
+      a.lse = lse.fp32(), a.tokens = s.tokens, a.vocab = s.vocab, a.stride = s.stride, a.element = types.in,
+      a.gradient_element = types.out;
       CUDA_OK(cross_entropy(a, nullptr));
       // Cancellation: exp(l - lse) of a likely target against 1.
       expect_close(out.values(), expected.d_logits, types.out, 1.05, 2e-5, "d_logits");
@@ -82,8 +80,8 @@ TEST_F(CrossEntropyTest, StrayTargetIsSeenAndTouchesNothing) {
     DeviceArray in(logits, Element::kF32), out(2 * vocab, Element::kF32), loss(2, Element::kF32);
     DeviceIntegers<int64_t> target({vocab, 1});
     CrossEntropy a;
-    a.logits = in.data(), a.d_logits = out.data(), a.targets = target.as<int64_t>(),
-    a.loss = loss.fp32(), a.tokens = 2, a.vocab = a.stride = vocab;
+    a.logits = in.data(), a.d_logits = out.data(), a.targets = target.as<int64_t>(), a.loss = loss.fp32(), a.tokens = 2,
+    a.vocab = a.stride = vocab;
     a.element = a.gradient_element = Element::kF32;
     CUDA_OK(cross_entropy(a, nullptr));
     EXPECT_TRUE(std::isnan(loss.values()[0]));
@@ -93,14 +91,14 @@ TEST_F(CrossEntropyTest, StrayTargetIsSeenAndTouchesNothing) {
 
 TEST_F(CrossEntropyTest, SameBitsEveryTime) {
   const int64_t tokens = 40, vocab = 32000;
-  DeviceArray in(normal_values(tokens * vocab, Element::kBF16, 1), Element::kBF16),
-      out(tokens * vocab, Element::kBF16), loss(tokens, Element::kF32);
+  DeviceArray in(normal_values(tokens * vocab, Element::kBF16, 1), Element::kBF16), out(tokens * vocab, Element::kBF16),
+      loss(tokens, Element::kF32);
   std::vector<int64_t> targets;
   for (int64_t t = 0; t < tokens; ++t) targets.push_back(t * 31);
   DeviceIntegers<int64_t> target(targets);
   CrossEntropy a;
-  a.logits = in.data(), a.d_logits = out.data(), a.targets = target.as<int64_t>(),
-  a.loss = loss.fp32(), a.tokens = tokens, a.vocab = a.stride = vocab;
+  a.logits = in.data(), a.d_logits = out.data(), a.targets = target.as<int64_t>(), a.loss = loss.fp32(),
+  a.tokens = tokens, a.vocab = a.stride = vocab;
   std::vector<std::vector<unsigned char>> first;
   for (int run = 0; run < 100; ++run) {
     out.poison(), loss.poison();

@@ -17,8 +17,7 @@ uint32_t mix(uint32_t x) {
 }
 
 bool kept(uint64_t sample, int64_t e, uint32_t t0, uint32_t t1, uint32_t threshold) {
-  const uint32_t k0 = mix(mix(static_cast<uint32_t>(sample) ^ t0) ^
-                          static_cast<uint32_t>(sample >> 32) ^ t1),
+  const uint32_t k0 = mix(mix(static_cast<uint32_t>(sample) ^ t0) ^ static_cast<uint32_t>(sample >> 32) ^ t1),
                  k1 = mix(k0 + 0x9e3779b9u);
   const uint32_t h = mix(mix(static_cast<uint32_t>(e >> 1) ^ k0) ^ k1);
   return (e % 2 == 0 ? h & 0xffff : h >> 16) >= threshold;
@@ -31,16 +30,10 @@ TEST_F(DropoutTest, FollowsTheCounterHash) {
     int64_t rows, row_size, shift;
   };
   for (const Element element : kElements) {
-    for (const Shape& s : {Shape{1, 1, 0},
-                           {3, 7, 0},
-                           {2, 64, 0},
-                           {5, 4096, 0},
-                           {3, 4099, 0},
-                           {2, 4096, 1},
-                           {2, 100000, 0}}) {
+    for (const Shape& s :
+         {Shape{1, 1, 0}, {3, 7, 0}, {2, 64, 0}, {5, 4096, 0}, {3, 4099, 0}, {2, 4096, 1}, {2, 100000, 0}}) {
       for (const bool accumulate : {false, true}) {
-        SCOPED_TRACE(std::string(name_of(element)) + " " + std::to_string(s.rows) + " x " +
-                     std::to_string(s.row_size));
+        SCOPED_TRACE(std::string(name_of(element)) + " " + std::to_string(s.rows) + " x " + std::to_string(s.row_size));
         const Values x = normal_values(s.rows * s.row_size, element, 1),
                      before = normal_values(s.rows * s.row_size, element, 2);
         std::vector<int64_t> ids;
@@ -49,16 +42,15 @@ TEST_F(DropoutTest, FollowsTheCounterHash) {
         const float scale = 65536.0f / (65536 - threshold);
         Values expected;
         for (int64_t i = 0; i < s.rows * s.row_size; ++i) {
-          const double dropped =
-              kept(static_cast<uint64_t>(ids[i / s.row_size]), i % s.row_size, 11, 22, threshold)
-                  ? round_to(static_cast<float>(x[i]) * scale, element)
-                  : 0.0;
+          const double dropped = kept(static_cast<uint64_t>(ids[i / s.row_size]), i % s.row_size, 11, 22, threshold)
+                                     ? round_to(static_cast<float>(x[i]) * scale, element)
+                                     : 0.0;
           expected.push_back(accumulate ? round_to(before[i] + dropped, element) : dropped);
         }
         DeviceArray in(x, element, s.shift), out(before, element, s.shift);
         DeviceIntegers<int64_t> device_ids(ids);
-        CUDA_OK(dropout({in.data(), out.data(), device_ids.as<int64_t>(), s.rows, s.row_size, 11,
-                         22, threshold, scale, accumulate, element},
+        CUDA_OK(dropout({in.data(), out.data(), device_ids.as<int64_t>(), s.rows, s.row_size, 11, 22, threshold, scale,
+                         accumulate, element},
                         nullptr));
         EXPECT_EQ(out.values(), expected);
       }
@@ -74,9 +66,9 @@ TEST_F(DropoutTest, SameBitsEveryTime) {
   std::vector<unsigned char> first;
   for (int run = 0; run < 100; ++run) {
     out.poison();
-    CUDA_OK(dropout({in.data(), out.data(), ids.as<int64_t>(), rows, row_size, 11, 22, 6554, 1.1f,
-                     false, Element::kBF16},
-                    nullptr));
+    CUDA_OK(
+        dropout({in.data(), out.data(), ids.as<int64_t>(), rows, row_size, 11, 22, 6554, 1.1f, false, Element::kBF16},
+                nullptr));
     std::vector<unsigned char> now = out.read();
     if (run == 0)
       first = std::move(now);

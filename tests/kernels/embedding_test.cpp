@@ -12,10 +12,9 @@ namespace {
 struct Shape {
   int64_t tokens, vocab, columns, shift;
 };
-constexpr Shape kShapes[] = {{1, 1, 1, 0},       {17, 5, 7, 0},       {100, 1000, 8, 0},
-                             {1000, 3, 100, 0},  {1000, 50, 1024, 0}, {133, 60, 4096, 0},
-                             {500, 40, 1024, 1}, {64, 64, 2000, 0},   {40, 30, 8200, 0},
-                             {1000, 2, 1024, 0}, {4001, 2, 24, 1},    {131077, 40000, 2, 0}};
+constexpr Shape kShapes[] = {{1, 1, 1, 0},        {17, 5, 7, 0},      {100, 1000, 8, 0},  {1000, 3, 100, 0},
+                             {1000, 50, 1024, 0}, {133, 60, 4096, 0}, {500, 40, 1024, 1}, {64, 64, 2000, 0},
+                             {40, 30, 8200, 0},   {1000, 2, 1024, 0}, {4001, 2, 24, 1},   {131077, 40000, 2, 0}};
 
 /// `share` of all places take the first id, as padding does; the others any.
 std::vector<int64_t> some_ids(const Shape& s, double share = 0.5) {
@@ -38,13 +37,12 @@ TEST_F(EmbeddingTest, LooksUp) {
       std::vector<int64_t> ids = some_ids(s);
       Values expected;
       for (const int64_t id : ids)
-        expected.insert(expected.end(), table.begin() + id * s.columns,
-                        table.begin() + (id + 1) * s.columns);
+        expected.insert(expected.end(), table.begin() + id * s.columns, table.begin() + (id + 1) * s.columns);
       DeviceArray rows(table, element, s.shift), y(s.tokens * s.columns, element, s.shift);
       DeviceIntegers<int64_t> device_ids(ids);
       EmbeddingForward a;
-      a.table = rows.data(), a.ids = device_ids.as<int64_t>(), a.y = y.data(), a.tokens = s.tokens,
-      a.vocab = s.vocab, a.columns = s.columns, a.element = element;
+      a.table = rows.data(), a.ids = device_ids.as<int64_t>(), a.y = y.data(), a.tokens = s.tokens, a.vocab = s.vocab,
+      a.columns = s.columns, a.element = element;
       CUDA_OK(embedding_forward(a, nullptr));
       EXPECT_EQ(y.values(), expected) << s.tokens << " x " << s.columns;
     }
@@ -53,22 +51,19 @@ TEST_F(EmbeddingTest, LooksUp) {
 
 TEST_F(EmbeddingTest, StrayIdsGiveNaNAndNoGradient) {
   const Values table = normal_values(4 * 16, Element::kBF16, 1);
-  DeviceArray rows(table, Element::kBF16), y(3 * 16, Element::kBF16),
-      d_table(Values(4 * 16, 0.0), Element::kF32);
+  DeviceArray rows(table, Element::kBF16), y(3 * 16, Element::kBF16), d_table(Values(4 * 16, 0.0), Element::kF32);
   DeviceIntegers<int64_t> ids({-1, 2, 4});
   EmbeddingForward a;
-  a.table = rows.data(), a.ids = ids.as<int64_t>(), a.y = y.data(), a.tokens = 3, a.vocab = 4,
-  a.columns = 16;
+  a.table = rows.data(), a.ids = ids.as<int64_t>(), a.y = y.data(), a.tokens = 3, a.vocab = 4, a.columns = 16;
   CUDA_OK(embedding_forward(a, nullptr));
   const Values out = y.values();
   EXPECT_TRUE(std::isnan(out[0]) && std::isnan(out[47]));
-  EXPECT_EQ(Values(out.begin() + 16, out.begin() + 32),
-            Values(table.begin() + 32, table.begin() + 48));
+  EXPECT_EQ(Values(out.begin() + 16, out.begin() + 32), Values(table.begin() + 32, table.begin() + 48));
   DeviceArray dy(Values(48, 1.0), Element::kBF16);
   DeviceBytes workspace(static_cast<int64_t>(embedding_backward_workspace(3, 16)));
   EmbeddingBackward b;
-  b.dy = dy.data(), b.ids = ids.as<int64_t>(), b.d_table = d_table.data(),
-  b.workspace = workspace.data(), b.tokens = 3, b.vocab = 4, b.columns = 16;
+  b.dy = dy.data(), b.ids = ids.as<int64_t>(), b.d_table = d_table.data(), b.workspace = workspace.data(), b.tokens = 3,
+  b.vocab = 4, b.columns = 16;
   b.table_element = Element::kF32;
   CUDA_OK(embedding_backward(b, nullptr));
   Values expected(64, 0.0);
@@ -101,13 +96,12 @@ TEST_F(EmbeddingTest, GradientSumsEveryToken) {
           }
           DeviceArray gradient(dy, element, s.shift), table(before, table_element, s.shift);
           DeviceIntegers<int64_t> device_ids(ids);
-          DeviceBytes workspace(
-              static_cast<int64_t>(embedding_backward_workspace(s.tokens, s.columns)));
+          DeviceBytes workspace(static_cast<int64_t>(embedding_backward_workspace(s.tokens, s.columns)));
           EmbeddingBackward a;
           a.dy = gradient.data(), a.ids = device_ids.as<int64_t>(), a.d_table = table.data(),
           a.workspace = workspace.data();
-          a.tokens = s.tokens, a.vocab = s.vocab, a.columns = s.columns, a.accumulate = accumulate,
-          a.element = element, a.table_element = table_element;
+          a.tokens = s.tokens, a.vocab = s.vocab, a.columns = s.columns, a.accumulate = accumulate, a.element = element,
+          a.table_element = table_element;
           CUDA_OK(embedding_backward(a, nullptr));
           expect_close(table.values(), expected, table_element, 1.01, 1e-4, "d_table");
           workspace.read();
@@ -122,8 +116,8 @@ TEST_F(EmbeddingTest, RunsOfEveryLength) {
   const int64_t columns = 24;
   std::mt19937 generator(3);
   for (const int first : {0, 1, 5, 31, 32, 33, 95, 96, 97, 127, 128, 129, 160, 300}) {
-    for (const int second : {1,   2,   30,  31,  32,  33,  95,  96,  97,  126, 127,
-                             128, 129, 130, 159, 160, 161, 191, 192, 193, 500}) {
+    for (const int second :
+         {1, 2, 30, 31, 32, 33, 95, 96, 97, 126, 127, 128, 129, 130, 159, 160, 161, 191, 192, 193, 500}) {
       std::vector<int64_t> ids;
       for (int i = 0; i < first; ++i) ids.push_back(0);
       for (int i = 0; i < second; ++i) ids.push_back(1);
@@ -131,8 +125,7 @@ TEST_F(EmbeddingTest, RunsOfEveryLength) {
       const int64_t tokens = static_cast<int64_t>(ids.size()), vocab = 30;
       std::shuffle(ids.begin(), ids.end(), generator);
       Values dy, expected(vocab * columns, 0.0);
-      for (int64_t i = 0; i < tokens * columns; ++i)
-        dy.push_back(static_cast<double>(generator() % 7) - 3);
+      for (int64_t i = 0; i < tokens * columns; ++i) dy.push_back(static_cast<double>(generator() % 7) - 3);
       for (int64_t t = 0; t < tokens; ++t)
         for (int64_t c = 0; c < columns; ++c) expected[ids[t] * columns + c] += dy[t * columns + c];
       DeviceArray gradient(dy, Element::kBF16), table(Values(vocab * columns, 0.0), Element::kF32);
@@ -165,16 +158,13 @@ TEST_F(EmbeddingTest, SortsAnyNumberOfTokens) {
     std::vector<int64_t> ids;
     Values dy, expected(static_cast<size_t>(vocab * kColumns), 0.0);
     for (int64_t t = 0; t < tokens; ++t) {
-      ids.push_back(t % 1000 == 7 ? vocab + t
-                                  : vocab - 1 - static_cast<int64_t>(generator()) % spread);
+      ids.push_back(t % 1000 == 7 ? vocab + t : vocab - 1 - static_cast<int64_t>(generator()) % spread);
       for (int64_t c = 0; c < kColumns; ++c) {
         dy.push_back(static_cast<double>((t + c * 3) % 7) - 3);
-        if (ids.back() < vocab)
-          expected[static_cast<size_t>(ids.back() * kColumns + c)] += dy.back();
+        if (ids.back() < vocab) expected[static_cast<size_t>(ids.back() * kColumns + c)] += dy.back();
       }
     }
-    DeviceArray gradient(dy, Element::kBF16),
-        table(Values(static_cast<size_t>(vocab * kColumns), 0.0), Element::kF32);
+    DeviceArray gradient(dy, Element::kBF16), table(Values(static_cast<size_t>(vocab * kColumns), 0.0), Element::kF32);
     DeviceIntegers<int64_t> device_ids(ids);
     DeviceBytes workspace(static_cast<int64_t>(embedding_backward_workspace(tokens, kColumns)));
     workspace.poison();
@@ -202,8 +192,8 @@ TEST_F(EmbeddingTest, RowsWithoutTokensStay) {
     DeviceIntegers<int64_t> device_ids(ids);
     DeviceBytes workspace(static_cast<int64_t>(embedding_backward_workspace(tokens, columns)));
     EmbeddingBackward a;
-    a.dy = dy.data(), a.ids = device_ids.as<int64_t>(), a.d_table = table.data(),
-    a.workspace = workspace.data(), a.tokens = tokens, a.vocab = vocab, a.columns = columns;
+    a.dy = dy.data(), a.ids = device_ids.as<int64_t>(), a.d_table = table.data(), a.workspace = workspace.data(),
+    a.tokens = tokens, a.vocab = vocab, a.columns = columns;
     CUDA_OK(embedding_backward(a, nullptr));
     EXPECT_EQ(table.values(), expected) << vocab << " rows";
     workspace.read();
@@ -218,8 +208,8 @@ TEST_F(EmbeddingTest, SameBitsEveryTime) {
     DeviceIntegers<int64_t> ids(some_ids(s));
     DeviceBytes workspace(static_cast<int64_t>(embedding_backward_workspace(s.tokens, s.columns)));
     EmbeddingBackward a;
-    a.dy = gradient.data(), a.ids = ids.as<int64_t>(), a.d_table = table.data(),
-    a.workspace = workspace.data(), a.tokens = s.tokens, a.vocab = s.vocab;
+    a.dy = gradient.data(), a.ids = ids.as<int64_t>(), a.d_table = table.data(), a.workspace = workspace.data(),
+    a.tokens = s.tokens, a.vocab = s.vocab;
     a.columns = s.columns, a.table_element = Element::kF32;
     std::vector<unsigned char> first;
     for (int run = 0; run < 100; ++run) {

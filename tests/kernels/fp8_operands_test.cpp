@@ -30,24 +30,21 @@ Values expected_values(const Case& c, Element element) {
   if (c.values == OperandValues::kPlain) return c.x;
   Values z = c.x;
   if (c.bias_given)
-    for (size_t i = 0; i < z.size(); ++i)
-      z[i] = round_to(z[i] + c.bias[i % c.bias.size()], element);
-  return c.values == OperandValues::kGelu ? oracle::gelu(z, c.kind)
-                                          : oracle::gelu_backward(c.dy, z, c.kind);
+    for (size_t i = 0; i < z.size(); ++i) z[i] = round_to(z[i] + c.bias[i % c.bias.size()], element);
+  return c.values == OperandValues::kGelu ? oracle::gelu(z, c.kind) : oracle::gelu_backward(c.dy, z, c.kind);
 }
 
 /// Codes mean the expected values to within the format's spacing: the kernel's gelu may round its
 /// 16-bit value to a neighbour of the oracle's.
-void expect_near(const std::vector<unsigned char>& codes, const Values& expected, double scale,
-                 Fp8Format format, Element element, const char* what) {
+void expect_near(const std::vector<unsigned char>& codes, const Values& expected, double scale, Fp8Format format,
+                 Element element, const char* what) {
   const double spacing = format == Fp8Format::kE4M3 ? 1.0 / 16 : 1.0 / 8,
                most = format == Fp8Format::kE4M3 ? 448 : 57344,
                smallest = format == Fp8Format::kE4M3 ? std::ldexp(1.0, -9) : std::ldexp(1.0, -16),
                subnormal = element == Element::kF16 ? std::ldexp(scale, -24) : 2e-9 * scale;
   ASSERT_EQ(codes.size(), expected.size());
   for (size_t i = 0; i < codes.size(); ++i) {
-    const double got = oracle::fp8_value(codes[i], format),
-                 want = std::clamp(expected[i] * scale, -most, most);
+    const double got = oracle::fp8_value(codes[i], format), want = std::clamp(expected[i] * scale, -most, most);
     ASSERT_LE(std::abs(got - want), 1.02 * spacing * std::abs(want) + 0.6 * smallest + subnormal)
         << what << " " << i << ": " << got << ", expected " << want;
   }
@@ -57,16 +54,13 @@ TEST_F(Fp8OperandsTest, MatchTheOracle) {
   for (const Element element : kElements)
     for (const Fp8Format format : kFormats)
       for (const Shape& s : kShapes)
-        for (const OperandValues values :
-             {OperandValues::kPlain, OperandValues::kGelu, OperandValues::kGeluGradient})
+        for (const OperandValues values : {OperandValues::kPlain, OperandValues::kGelu, OperandValues::kGeluGradient})
           for (const GeluKind kind : {GeluKind::kErf, GeluKind::kTanh})
             for (const bool option : {false, true}) {  // bias, sums
               const int64_t n = s.rows * s.columns;
-              if (too_large(n) || (values == OperandValues::kPlain && kind == GeluKind::kErf))
-                continue;
+              if (too_large(n) || (values == OperandValues::kPlain && kind == GeluKind::kErf)) continue;
               SCOPED_TRACE(std::string(name_of(element)) + " " + std::to_string(s.rows) + " x " +
-                           std::to_string(s.columns) + " values " +
-                           std::to_string(static_cast<int>(values)));
+                           std::to_string(s.columns) + " values " + std::to_string(static_cast<int>(values)));
               Case c{normal_values(n, element, 1, 3.0),
                      normal_values(s.columns, element, 2),
                      normal_values(n, element, 3),
@@ -77,14 +71,12 @@ TEST_F(Fp8OperandsTest, MatchTheOracle) {
               const double scale = format == Fp8Format::kE4M3 ? 70.0 : 9000.0;  // some saturate
               DeviceArray x(c.x, element), bias(c.bias, element), dy(c.dy, element),
                   device_scale(Values{scale}, Element::kF32), top(Values{0.25}, Element::kF32),
-                  sums(s.columns, element),
-                  workspace(fp8_operands_workspace(s.rows, s.columns), Element::kF32);
+                  sums(s.columns, element), workspace(fp8_operands_workspace(s.rows, s.columns), Element::kF32);
               DeviceBytes data(n), transposed(n);
               Fp8Operands a;
               a.values = values, a.x = x.data(), a.gelu = kind, a.data = data.as<uint8_t>(),
-              a.transposed = transposed.as<uint8_t>(), a.scale = device_scale.fp32(),
-              a.amax = top.fp32(), a.rows = s.rows, a.columns = s.columns, a.element = element,
-              a.format = format;
+              a.transposed = transposed.as<uint8_t>(), a.scale = device_scale.fp32(), a.amax = top.fp32(),
+              a.rows = s.rows, a.columns = s.columns, a.element = element, a.format = format;
               if (gradient) a.dy = dy.data();
               if (option && values != OperandValues::kPlain) a.bias = bias.data();
               if (option) a.sums = sums.data(), a.workspace = workspace.fp32();
@@ -102,20 +94,17 @@ TEST_F(Fp8OperandsTest, MatchTheOracle) {
                       << "row " << r << " column " << column;
               double most = 0.25;
               for (const double v : expected) most = std::max(most, std::abs(v));
-              EXPECT_NEAR(top.values()[0], most,
-                          (2 * roundoff(element) + 64 * roundoff(Element::kF32)) * most);
+              EXPECT_NEAR(top.values()[0], most, (2 * roundoff(element) + 64 * roundoff(Element::kF32)) * most);
               if (!option) continue;
               Values column_sums(static_cast<size_t>(s.columns)), sizes(column_sums);
               for (int64_t i = 0; i < n; ++i) {
                 column_sums[static_cast<size_t>(i % s.columns)] += expected[static_cast<size_t>(i)];
-                sizes[static_cast<size_t>(i % s.columns)] +=
-                    std::abs(expected[static_cast<size_t>(i)]);
+                sizes[static_cast<size_t>(i % s.columns)] += std::abs(expected[static_cast<size_t>(i)]);
               }
               const Values got = sums.values();
               for (size_t i = 0; i < got.size(); ++i)
                 ASSERT_NEAR(got[i], column_sums[i],
-                            roundoff(element) * (sizes[i] + 1.5 * std::abs(column_sums[i])) +
-                                2e-6 * sizes[i])
+                            roundoff(element) * (sizes[i] + 1.5 * std::abs(column_sums[i])) + 2e-6 * sizes[i])
                     << "sum of column " << i;
             }
 }
@@ -123,16 +112,15 @@ TEST_F(Fp8OperandsTest, MatchTheOracle) {
 TEST_F(Fp8OperandsTest, SameBitsEveryTimeAndNonFiniteValuesShow) {
   const int64_t rows = 272, columns = 1040, n = rows * columns;
   Values values = normal_values(n, Element::kF16, 1);
-  DeviceArray dy(normal_values(n, Element::kF16, 2), Element::kF16),
-      scale(Values{30.0}, Element::kF32), top(Values{0.0}, Element::kF32),
-      sums(columns, Element::kF16), workspace(fp8_operands_workspace(rows, columns), Element::kF32);
+  DeviceArray dy(normal_values(n, Element::kF16, 2), Element::kF16), scale(Values{30.0}, Element::kF32),
+      top(Values{0.0}, Element::kF32), sums(columns, Element::kF16),
+      workspace(fp8_operands_workspace(rows, columns), Element::kF32);
   DeviceBytes data(n), transposed(n);
   const auto run = [&](const DeviceArray& x) {
     Fp8Operands a;
-    a.values = OperandValues::kGeluGradient, a.x = x.data(), a.dy = dy.data(),
-    a.gelu = GeluKind::kTanh, a.data = data.as<uint8_t>(), a.transposed = transposed.as<uint8_t>(),
-    a.scale = scale.fp32(), a.amax = top.fp32(), a.sums = sums.data(),
-    a.workspace = workspace.fp32(), a.rows = rows, a.columns = columns, a.element = Element::kF16,
+    a.values = OperandValues::kGeluGradient, a.x = x.data(), a.dy = dy.data(), a.gelu = GeluKind::kTanh,
+    a.data = data.as<uint8_t>(), a.transposed = transposed.as<uint8_t>(), a.scale = scale.fp32(), a.amax = top.fp32(),
+    a.sums = sums.data(), a.workspace = workspace.fp32(), a.rows = rows, a.columns = columns, a.element = Element::kF16,
     a.format = Fp8Format::kE5M2;
     return fp8_operands(a, nullptr);
   };
@@ -142,8 +130,7 @@ TEST_F(Fp8OperandsTest, SameBitsEveryTimeAndNonFiniteValuesShow) {
     for (int repeat = 0; repeat < 100; ++repeat) {
       data.poison(), transposed.poison(), sums.poison(), workspace.poison();
       CUDA_OK(run(x));
-      std::vector<std::vector<unsigned char>> now = {data.read(), transposed.read(), sums.read(),
-                                                     top.read()};
+      std::vector<std::vector<unsigned char>> now = {data.read(), transposed.read(), sums.read(), top.read()};
       if (repeat == 0)
         first = std::move(now);
       else
@@ -156,16 +143,14 @@ TEST_F(Fp8OperandsTest, SameBitsEveryTimeAndNonFiniteValuesShow) {
   EXPECT_TRUE(std::isnan(top.values()[0]));
   const Values after = sums.values();
   for (int64_t c = 0; c < columns; ++c)
-    EXPECT_EQ(std::isnan(after[static_cast<size_t>(c)]), c == n / 2 % columns)
-        << "sum of column " << c;
+    EXPECT_EQ(std::isnan(after[static_cast<size_t>(c)]), c == n / 2 % columns) << "sum of column " << c;
 }
 
 TEST_F(Fp8OperandsTest, RefusesWhatItCannotDo) {
   DeviceBytes bytes(64 * 64 * 2), codes(64 * 64);
   DeviceArray scale(Values{1.0}, Element::kF32);
   Fp8Operands a;
-  a.x = bytes.data(), a.data = a.transposed = codes.as<uint8_t>(), a.scale = scale.fp32(),
-  a.rows = 64, a.columns = 40;
+  a.x = bytes.data(), a.data = a.transposed = codes.as<uint8_t>(), a.scale = scale.fp32(), a.rows = 64, a.columns = 40;
   EXPECT_EQ(fp8_operands(a, nullptr), cudaErrorInvalidValue);
   a.columns = 64, a.rows = 60;
   EXPECT_EQ(fp8_operands(a, nullptr), cudaErrorInvalidValue);

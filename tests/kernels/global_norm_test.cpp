@@ -30,15 +30,14 @@ TEST_F(GlobalNormTest, SumsManyBuffersOfAnySize) {
     for (int run = 0; run < 100; ++run) {
       square.write(&before);
       workspace.poison();
-      CUDA_OK(global_square(buffers.data(), static_cast<int>(buffers.size()), element,
-                            square.as<double>(), true, workspace.as<double>(), nullptr));
+      CUDA_OK(global_square(buffers.data(), static_cast<int>(buffers.size()), element, square.as<double>(), true,
+                            workspace.as<double>(), nullptr));
       const std::vector<unsigned char> bytes = square.read();
       if (run == 0) {
         double result;
         std::memcpy(&result, bytes.data(), 8);
         // Squares of 16-bit values are summed in fp32 eight at a time.
-        EXPECT_NEAR(result, expected, expected * (element == Element::kF32 ? 1e-12 : 1e-7))
-            << name_of(element);
+        EXPECT_NEAR(result, expected, expected * (element == Element::kF32 ? 1e-12 : 1e-7)) << name_of(element);
         first = bytes;
       } else {
         ASSERT_EQ(bytes, first) << "run " << run;
@@ -62,14 +61,13 @@ TEST_F(GlobalNormTest, FactorClipsAndSkips) {
                         {std::nan(""), 0.3, 1, std::nan(""), 0, 1},
                         {1e30, 1.0, 1, 4e30, 1 / 4e30, 0}}) {
     Values values(16, c.value);
-    DeviceArray g(values, Element::kF32), unscale(Values{c.unscale}, Element::kF32),
-        norm(1, Element::kF32), multiplier(1, Element::kF32), skip(1, Element::kF32);
+    DeviceArray g(values, Element::kF32), unscale(Values{c.unscale}, Element::kF32), norm(1, Element::kF32),
+        multiplier(1, Element::kF32), skip(1, Element::kF32);
     DeviceBytes square(8), workspace(8 * global_norm_workspace());
     const GradientBuffer buffer{g.data(), 16};
-    CUDA_OK(global_square(&buffer, 1, Element::kF32, square.as<double>(), false,
-                          workspace.as<double>(), nullptr));
-    CUDA_OK(clip_factor(square.as<double>(), unscale.fp32(), c.max_norm, norm.fp32(),
-                        multiplier.fp32(), skip.fp32(), nullptr));
+    CUDA_OK(global_square(&buffer, 1, Element::kF32, square.as<double>(), false, workspace.as<double>(), nullptr));
+    CUDA_OK(clip_factor(square.as<double>(), unscale.fp32(), c.max_norm, norm.fp32(), multiplier.fp32(), skip.fp32(),
+                        nullptr));
     if (std::isnan(c.norm))
       EXPECT_TRUE(std::isnan(norm.values()[0]));
     else if (std::isinf(c.norm))

@@ -38,20 +38,19 @@ class LambTest : public KernelTest {
           steps(Values{static_cast<double>(step)}, Element::kF32), skip(Values{0.0}, Element::kF32);
       DeviceBytes partial(static_cast<int64_t>(table.chunks.size() * 16)), squares(2 * row * 8);
       Lamb a;
-      a.master = p.fp32(), a.exp_avg = m.fp32(), a.exp_avg_sq = v.fp32(),
-      a.gradient = gradient.data(), a.compute = compute.data();
+      a.master = p.fp32(), a.exp_avg = m.fp32(), a.exp_avg_sq = v.fp32(), a.gradient = gradient.data(),
+      a.compute = compute.data();
       a.multiplier = multiplier.fp32(), a.skip = skip.fp32(), a.step = steps.fp32();
       a.chunks = chunks.as<ShardChunk>(), a.num_chunks = static_cast<int64_t>(table.chunks.size());
-      a.lr = 1e-2, a.beta1 = 0.6, a.beta2 = 0.85, a.weight_decay = 0.5,
-      a.gradient_element = c.gradient, a.compute_element = c.compute;
+      a.lr = 1e-2, a.beta1 = 0.6, a.beta2 = 0.85, a.weight_decay = 0.5, a.gradient_element = c.gradient,
+      a.compute_element = c.compute;
       CUDA_OK(lamb_moments(a, partial.as<double>(), nullptr));
-      CUDA_OK(lamb_squares(partial.as<double>(), tensor_chunks.as<int32_t>(), c.tensors, 1.0,
-                           squares.as<double>(), row, nullptr));
+      CUDA_OK(lamb_squares(partial.as<double>(), tensor_chunks.as<int32_t>(), c.tensors, 1.0, squares.as<double>(), row,
+                           nullptr));
       CUDA_OK(lamb_apply(a, squares.as<double>(), row, nullptr));
       Values expected;
       oracle::lamb(state, g, c.pieces, c.tensors,
-                   {0.25, static_cast<double>(step), a.lr, a.beta1, a.beta2, a.eps, a.weight_decay},
-                   expected);
+                   {0.25, static_cast<double>(step), a.lr, a.beta1, a.beta2, a.eps, a.weight_decay}, expected);
       std::vector<double> sums(static_cast<size_t>(2 * row));
       std::memcpy(sums.data(), squares.read().data(), sums.size() * 8);
       for (int t = 0; t < c.tensors; ++t) {
@@ -66,8 +65,7 @@ class LambTest : public KernelTest {
     expect_close(v.values(), state.exp_avg_sq, Element::kF32, 0, 1e-9, "exp_avg_sq");
     const Values now = p.values(), copy = compute.values();
     for (const ShardPiece& piece : c.pieces)
-      for (int64_t i = piece.begin; i < piece.end; ++i)
-        ASSERT_EQ(copy[i], round_to(now[i], c.compute)) << i;
+      for (int64_t i = piece.begin; i < piece.end; ++i) ASSERT_EQ(copy[i], round_to(now[i], c.compute)) << i;
   }
 };
 
@@ -79,25 +77,14 @@ TEST_F(LambTest, MatchesTheOracleOverTenSteps) {
          4,
          Element::kF32,
          Element::kF16});
-  check({4099,
-         0,
-         {{0, 4, 2, true}, {4, 8, 1, false}, {8, 4099, 0, true}},
-         3,
-         Element::kBF16,
-         Element::kBF16});
+  check({4099, 0, {{0, 4, 2, true}, {4, 8, 1, false}, {8, 4099, 0, true}}, 3, Element::kBF16, Element::kBF16});
   check({9000, 1, {{0, 100, 1, true}, {100, 9000, 2, false}}, 5, Element::kF16, Element::kF32});
-  check({12000,
-         0,
-         {{3, 11, 1, true}, {16, 18, 0, false}, {5000, 12000, 1, true}},
-         2,
-         Element::kF32,
-         Element::kBF16});
+  check({12000, 0, {{3, 11, 1, true}, {16, 18, 0, false}, {5000, 12000, 1, true}}, 2, Element::kF32, Element::kBF16});
 }
 
 TEST_F(LambTest, HalvesOfATensorOnTwoRanksGiveTheWholeUpdate) {
   const int64_t n = 10000, half = 4321;
-  const Values master = normal_values(n, Element::kF32, 1),
-               g = normal_values(n, Element::kF32, 2, 0.1);
+  const Values master = normal_values(n, Element::kF32, 1), g = normal_values(n, Element::kF32, 2, 0.1);
   oracle::LambState state{master, Values(n, 0.0), Values(n, 0.0)};
   Values expected;
   oracle::lamb(state, g, {{0, n, 0, true}}, 1, {1.0, 1.0, 1e-2, 0.9, 0.999, 1e-6, 0.1}, expected);
@@ -109,8 +96,7 @@ TEST_F(LambTest, HalvesOfATensorOnTwoRanksGiveTheWholeUpdate) {
   for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, half}, {half, n}}) {
     const auto slice = [&](const Values& x) { return Values(x.begin() + begin, x.begin() + end); };
     const ShardTable table = make_shard_table({{0, end - begin, 0, true}}, 1);
-    tables.push_back(std::make_unique<DeviceBytes>(
-        static_cast<int64_t>(table.chunks.size() * sizeof(ShardChunk))));
+    tables.push_back(std::make_unique<DeviceBytes>(static_cast<int64_t>(table.chunks.size() * sizeof(ShardChunk))));
     tables.back()->write(table.chunks.data());
     DeviceIntegers<int32_t> tensor_chunks(table.tensor_chunks);
     weights.push_back(std::make_unique<DeviceArray>(slice(master), Element::kF32));
@@ -118,16 +104,15 @@ TEST_F(LambTest, HalvesOfATensorOnTwoRanksGiveTheWholeUpdate) {
     seconds.push_back(std::make_unique<DeviceArray>(Values(end - begin, 0.0), Element::kF32));
     gradients.push_back(std::make_unique<DeviceArray>(slice(g), Element::kF32));
     Lamb a;
-    a.master = weights.back()->fp32(), a.exp_avg = firsts.back()->fp32(),
-    a.exp_avg_sq = seconds.back()->fp32(), a.gradient = gradients.back()->data();
+    a.master = weights.back()->fp32(), a.exp_avg = firsts.back()->fp32(), a.exp_avg_sq = seconds.back()->fp32(),
+    a.gradient = gradients.back()->data();
     a.step = step.fp32(), a.chunks = tables.back()->as<ShardChunk>(),
     a.num_chunks = static_cast<int64_t>(table.chunks.size());
     a.lr = 1e-2, a.weight_decay = 0.1;
     DeviceBytes partial(static_cast<int64_t>(table.chunks.size() * 16)), squares(16);
     // Each of two ranks that hold the same copy counts half.
     CUDA_OK(lamb_moments(a, partial.as<double>(), nullptr));
-    CUDA_OK(lamb_squares(partial.as<double>(), tensor_chunks.as<int32_t>(), 1, 0.5,
-                         squares.as<double>(), 1, nullptr));
+    CUDA_OK(lamb_squares(partial.as<double>(), tensor_chunks.as<int32_t>(), 1, 0.5, squares.as<double>(), 1, nullptr));
     double own[2];
     std::memcpy(own, squares.read().data(), 16);
     sums[0] += 2 * own[0], sums[1] += 2 * own[1];
@@ -145,21 +130,18 @@ TEST_F(LambTest, SkipLeavesEverythingAlone) {
   const int64_t n = 5000;
   const Values before = normal_values(n, Element::kF32, 1);
   DeviceArray p(before, Element::kF32), m(before, Element::kF32), v(before, Element::kF32),
-      g(Values(n, std::nan("")), Element::kF32), skip(Values{1.0}, Element::kF32),
-      step(Values{1.0}, Element::kF32);
+      g(Values(n, std::nan("")), Element::kF32), skip(Values{1.0}, Element::kF32), step(Values{1.0}, Element::kF32);
   const ShardTable table = make_shard_table({{0, n, 0, true}}, 1);
   DeviceBytes chunks(static_cast<int64_t>(table.chunks.size() * sizeof(ShardChunk))),
       partial(static_cast<int64_t>(table.chunks.size() * 16)), squares(16);
   chunks.write(table.chunks.data());
   DeviceIntegers<int32_t> tensor_chunks(table.tensor_chunks);
   Lamb a;
-  a.master = p.fp32(), a.exp_avg = m.fp32(), a.exp_avg_sq = v.fp32(), a.gradient = g.data(),
-  a.skip = skip.fp32(), a.step = step.fp32();
-  a.chunks = chunks.as<ShardChunk>(), a.num_chunks = static_cast<int64_t>(table.chunks.size()),
-  a.lr = 1;
+  a.master = p.fp32(), a.exp_avg = m.fp32(), a.exp_avg_sq = v.fp32(), a.gradient = g.data(), a.skip = skip.fp32(),
+  a.step = step.fp32();
+  a.chunks = chunks.as<ShardChunk>(), a.num_chunks = static_cast<int64_t>(table.chunks.size()), a.lr = 1;
   CUDA_OK(lamb_moments(a, partial.as<double>(), nullptr));
-  CUDA_OK(lamb_squares(partial.as<double>(), tensor_chunks.as<int32_t>(), 1, 1.0,
-                       squares.as<double>(), 1, nullptr));
+  CUDA_OK(lamb_squares(partial.as<double>(), tensor_chunks.as<int32_t>(), 1, 1.0, squares.as<double>(), 1, nullptr));
   CUDA_OK(lamb_apply(a, squares.as<double>(), 1, nullptr));
   EXPECT_EQ(p.values(), before);
   EXPECT_EQ(m.values(), before);
@@ -178,23 +160,19 @@ TEST_F(LambTest, SameBitsEveryTime) {
       partial(static_cast<int64_t>(table.chunks.size() * 16)), squares(32);
   chunks.write(table.chunks.data());
   DeviceIntegers<int32_t> tensor_chunks(table.tensor_chunks);
-  DeviceArray gradient(g, Element::kF32), step(Values{1.0}, Element::kF32),
-      compute(n, Element::kBF16), start(master, Element::kF32), p(n, Element::kF32),
-      m(n, Element::kF32), v(n, Element::kF32);
+  DeviceArray gradient(g, Element::kF32), step(Values{1.0}, Element::kF32), compute(n, Element::kBF16),
+      start(master, Element::kF32), p(n, Element::kF32), m(n, Element::kF32), v(n, Element::kF32);
   std::vector<unsigned char> first;
   for (int run = 0; run < 100; ++run) {
     cudaMemcpy(p.data(), start.data(), static_cast<size_t>(n) * 4, cudaMemcpyDeviceToDevice);
-    cudaMemset(m.data(), 0, static_cast<size_t>(n) * 4),
-        cudaMemset(v.data(), 0, static_cast<size_t>(n) * 4);
+    cudaMemset(m.data(), 0, static_cast<size_t>(n) * 4), cudaMemset(v.data(), 0, static_cast<size_t>(n) * 4);
     compute.poison(), partial.poison(), squares.poison();
     Lamb a;
-    a.master = p.fp32(), a.exp_avg = m.fp32(), a.exp_avg_sq = v.fp32(),
-    a.gradient = gradient.data(), a.compute = compute.data(), a.step = step.fp32();
-    a.chunks = chunks.as<ShardChunk>(), a.num_chunks = static_cast<int64_t>(table.chunks.size()),
-    a.lr = 1e-2;
+    a.master = p.fp32(), a.exp_avg = m.fp32(), a.exp_avg_sq = v.fp32(), a.gradient = gradient.data(),
+    a.compute = compute.data(), a.step = step.fp32();
+    a.chunks = chunks.as<ShardChunk>(), a.num_chunks = static_cast<int64_t>(table.chunks.size()), a.lr = 1e-2;
     CUDA_OK(lamb_moments(a, partial.as<double>(), nullptr));
-    CUDA_OK(lamb_squares(partial.as<double>(), tensor_chunks.as<int32_t>(), 2, 1.0,
-                         squares.as<double>(), 2, nullptr));
+    CUDA_OK(lamb_squares(partial.as<double>(), tensor_chunks.as<int32_t>(), 2, 1.0, squares.as<double>(), 2, nullptr));
     CUDA_OK(lamb_apply(a, squares.as<double>(), 2, nullptr));
     std::vector<unsigned char> now = p.read();
     if (run == 0)

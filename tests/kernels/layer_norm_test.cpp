@@ -15,11 +15,10 @@ struct Shape {
   int64_t rows() const { return samples * length; }
 };
 // Widths at the borders of packs, warps and blocks; odd ones; shift: elements off the boundary.
-constexpr Shape kShapes[] = {{1, 1, 1, 0},    {1, 3, 7, 0},      {2, 3, 8, 0},     {37, 1, 128, 0},
-                             {3, 3, 1000, 0}, {1, 13, 1024, 0},  {11, 1, 1032, 0}, {2, 3, 1024, 1},
-                             {1, 5, 4096, 0}, {3, 1, 4097, 0},   {7, 43, 5120, 0}, {2, 2, 8192, 0},
-                             {1, 2, 8200, 0}, {4, 150, 1024, 0}, {1, 2, 16384, 0}, {1, 1, 16383, 0},
-                             {7, 100, 200, 0}};
+constexpr Shape kShapes[] = {{1, 1, 1, 0},     {1, 3, 7, 0},     {2, 3, 8, 0},    {37, 1, 128, 0},   {3, 3, 1000, 0},
+                             {1, 13, 1024, 0}, {11, 1, 1032, 0}, {2, 3, 1024, 1}, {1, 5, 4096, 0},   {3, 1, 4097, 0},
+                             {7, 43, 5120, 0}, {2, 2, 8192, 0},  {1, 2, 8200, 0}, {4, 150, 1024, 0}, {1, 2, 16384, 0},
+                             {1, 1, 16383, 0}, {7, 100, 200, 0}};
 
 class LayerNormTest : public KernelTest {};
 
@@ -44,8 +43,7 @@ Inputs make(const Shape& s, Element element, bool bias, bool dropout, bool resid
       if (bias) t = round_to(t + in.bias[static_cast<size_t>(c)], element);
       if (dropout) {
         in.mask[i] = oracle::dropout_factor(in.ids[static_cast<size_t>(r / s.length)],
-                                            static_cast<uint64_t>(r % s.length * s.columns + c),
-                                            kT0, kT1, kThreshold);
+                                            static_cast<uint64_t>(r % s.length * s.columns + c), kT0, kT1, kThreshold);
         t = in.mask[i] == 0 ? 0 : round_to(static_cast<float>(t) * scale, element);
       }
       if (residual) t = round_to(t + in.residual[i], element);
@@ -59,9 +57,8 @@ RowDropout row_dropout(const DeviceIntegers<int64_t>& ids, const Shape& s) {
 }
 
 std::string text(Element element, const Shape& s, int variant) {
-  return std::string(name_of(element)) + " " + std::to_string(s.rows()) + " x " +
-         std::to_string(s.columns) + " shift " + std::to_string(s.shift) + " variant " +
-         std::to_string(variant);
+  return std::string(name_of(element)) + " " + std::to_string(s.rows()) + " x " + std::to_string(s.columns) +
+         " shift " + std::to_string(s.shift) + " variant " + std::to_string(variant);
 }
 
 TEST_F(LayerNormTest, ForwardMatchesTheOracle) {
@@ -73,22 +70,19 @@ TEST_F(LayerNormTest, ForwardMatchesTheOracle) {
         if (too_large(n) || (n > 200000 && variant % 7 != 0)) continue;
         SCOPED_TRACE(text(element, s, variant));
         const Inputs in = make(s, element, bias, dropout, residual);
-        const oracle::LayerNorm expected =
-            oracle::layer_norm(in.s, in.gamma, in.beta, s.rows(), s.columns, kEps);
-        DeviceArray dx(in.x, element, s.shift), dbias(in.bias, element),
-            dres(in.residual, element, s.shift), dgamma(in.gamma, element), dbeta(in.beta, element),
-            sum(n, element, s.shift), y(n, element, s.shift), mean(s.rows(), Element::kF32),
-            rstd(s.rows(), Element::kF32);
+        const oracle::LayerNorm expected = oracle::layer_norm(in.s, in.gamma, in.beta, s.rows(), s.columns, kEps);
+        DeviceArray dx(in.x, element, s.shift), dbias(in.bias, element), dres(in.residual, element, s.shift),
+            dgamma(in.gamma, element), dbeta(in.beta, element), sum(n, element, s.shift), y(n, element, s.shift),
+            mean(s.rows(), Element::kF32), rstd(s.rows(), Element::kF32);
         DeviceIntegers<int64_t> ids(in.ids);
         LayerNormForward a;
-        a.x = dx.data(), a.gamma = dgamma.data(), a.beta = dbeta.data(), a.y = y.data(),
-        a.mean = mean.fp32(), a.rstd = rstd.fp32();
+        a.x = dx.data(), a.gamma = dgamma.data(), a.beta = dbeta.data(), a.y = y.data(), a.mean = mean.fp32(),
+        a.rstd = rstd.fp32();
         if (bias) a.bias = dbias.data();
         if (dropout) a.dropout = row_dropout(ids, s);
         if (residual) a.residual = dres.data();
         if (variant != 0) a.sum = sum.data();
-        a.rows = s.rows(), a.columns = s.columns, a.eps = static_cast<float>(kEps),
-        a.element = element;
+        a.rows = s.rows(), a.columns = s.columns, a.eps = static_cast<float>(kEps), a.element = element;
         CUDA_OK(layer_norm_forward(a, nullptr));
         if (variant != 0) {
           EXPECT_EQ(sum.values(), in.s);
@@ -107,44 +101,39 @@ TEST_F(LayerNormTest, LargeMeanKeepsItsVariance) {
     Values x = normal_values(rows * columns, Element::kF32, 1);
     for (double& v : x) v = round_to(v + 1000.0, Element::kF32);
     const Values gamma(columns, 1.0), beta(columns, 0.0);
-    DeviceArray dx(x, Element::kF32, shift), dgamma(gamma, Element::kF32),
-        dbeta(beta, Element::kF32), y(rows * columns, Element::kF32, shift);
+    DeviceArray dx(x, Element::kF32, shift), dgamma(gamma, Element::kF32), dbeta(beta, Element::kF32),
+        y(rows * columns, Element::kF32, shift);
     LayerNormForward a;
-    a.x = dx.data(), a.gamma = dgamma.data(), a.beta = dbeta.data(), a.y = y.data(), a.rows = rows,
-    a.columns = columns, a.eps = 1e-12f, a.element = Element::kF32;
+    a.x = dx.data(), a.gamma = dgamma.data(), a.beta = dbeta.data(), a.y = y.data(), a.rows = rows, a.columns = columns,
+    a.eps = 1e-12f, a.element = Element::kF32;
     CUDA_OK(layer_norm_forward(a, nullptr));
-    expect_close(y.values(), oracle::layer_norm(x, gamma, beta, rows, columns, kEps).y,
-                 Element::kF32, 0, 3e-4, "y");
+    expect_close(y.values(), oracle::layer_norm(x, gamma, beta, rows, columns, kEps).y, Element::kF32, 0, 3e-4, "y");
   }
 }
 
 TEST_F(LayerNormTest, Fp8OutputMatchesThePlainOne) {
   for (const Element element : kElements)
-    for (const Shape& s :
-         {Shape{3, 3, 1024, 0}, Shape{1, 3, 8192, 0}, Shape{3, 1, 100, 0}, Shape{1, 3, 1024, 1}}) {
+    for (const Shape& s : {Shape{3, 3, 1024, 0}, Shape{1, 3, 8192, 0}, Shape{3, 1, 100, 0}, Shape{1, 3, 1024, 1}}) {
       if (too_large(s.rows() * s.columns)) continue;
       SCOPED_TRACE(text(element, s, 0));
       const Inputs in = make(s, element, false, false, false);
       const int64_t n = s.rows() * s.columns;
       DeviceArray dx(in.x, element, s.shift), dgamma(in.gamma, element), dbeta(in.beta, element),
-          y(n, element, s.shift), inverse(s.rows(), Element::kF32),
-          scale(Values{150.0}, Element::kF32), top(Values{0.0}, Element::kF32);
+          y(n, element, s.shift), inverse(s.rows(), Element::kF32), scale(Values{150.0}, Element::kF32),
+          top(Values{0.0}, Element::kF32);
       DeviceBytes codes(n);
       LayerNormForward a;
-      a.x = dx.data(), a.gamma = dgamma.data(), a.beta = dbeta.data(), a.y = y.data(),
-      a.rows = s.rows(), a.columns = s.columns, a.eps = 1e-12f, a.element = element;
-      a.fp8.data = codes.as<uint8_t>(), a.fp8.scaling = Fp8Scaling::kRow,
-      a.fp8.row_inverse = inverse.fp32();
+      a.x = dx.data(), a.gamma = dgamma.data(), a.beta = dbeta.data(), a.y = y.data(), a.rows = s.rows(),
+      a.columns = s.columns, a.eps = 1e-12f, a.element = element;
+      a.fp8.data = codes.as<uint8_t>(), a.fp8.scaling = Fp8Scaling::kRow, a.fp8.row_inverse = inverse.fp32();
       CUDA_OK(layer_norm_forward(a, nullptr));
       const Values plain = y.values();
-      expect_quantized_rows(plain, codes.read(), inverse.values(), s.rows(), s.columns,
-                            Fp8Format::kE4M3, "by row");
-      a.y = nullptr, a.fp8.scaling = Fp8Scaling::kTensor, a.fp8.scale = scale.fp32(),
-      a.fp8.amax = top.fp32();
+      expect_quantized_rows(plain, codes.read(), inverse.values(), s.rows(), s.columns, Fp8Format::kE4M3, "by row");
+      a.y = nullptr, a.fp8.scaling = Fp8Scaling::kTensor, a.fp8.scale = scale.fp32(), a.fp8.amax = top.fp32();
       codes.poison();
       CUDA_OK(layer_norm_forward(a, nullptr));
-      expect_codes(codes.read(), oracle::quantized(plain, 150.0, Fp8Format::kE4M3),
-                   Fp8Format::kE4M3, "under a known scale");
+      expect_codes(codes.read(), oracle::quantized(plain, 150.0, Fp8Format::kE4M3), Fp8Format::kE4M3,
+                   "under a known scale");
       double most = 0;
       for (const double v : plain) most = std::max(most, std::abs(v));
       EXPECT_EQ(top.values()[0], most);
@@ -162,18 +151,14 @@ TEST_F(LayerNormTest, Fp8AloneFollowsTheOracle) {
       Inputs in = make(s, element, false, false, false);
       for (size_t i = 0; i < in.x.size(); ++i)
         in.x[i] = round_to(in.x[i] + (i < static_cast<size_t>(columns) ? 50.0 : 0.5), element);
-      const oracle::LayerNorm expected =
-          oracle::layer_norm(in.x, in.gamma, in.beta, s.rows(), columns, kEps);
-      DeviceArray x(in.x, element), gamma(in.gamma, element), beta(in.beta, element),
-          mean(s.rows(), Element::kF32), rstd(s.rows(), Element::kF32),
-          inverse(s.rows(), Element::kF32);
+      const oracle::LayerNorm expected = oracle::layer_norm(in.x, in.gamma, in.beta, s.rows(), columns, kEps);
+      DeviceArray x(in.x, element), gamma(in.gamma, element), beta(in.beta, element), mean(s.rows(), Element::kF32),
+          rstd(s.rows(), Element::kF32), inverse(s.rows(), Element::kF32);
       DeviceBytes codes(s.rows() * columns);
       LayerNormForward a;
-      a.x = x.data(), a.gamma = gamma.data(), a.beta = beta.data(), a.mean = mean.fp32(),
-      a.rstd = rstd.fp32(), a.rows = s.rows(), a.columns = columns, a.eps = 1e-12f,
-      a.element = element;
-      a.fp8.data = codes.as<uint8_t>(), a.fp8.scaling = Fp8Scaling::kRow,
-      a.fp8.row_inverse = inverse.fp32();
+      a.x = x.data(), a.gamma = gamma.data(), a.beta = beta.data(), a.mean = mean.fp32(), a.rstd = rstd.fp32(),
+      a.rows = s.rows(), a.columns = columns, a.eps = 1e-12f, a.element = element;
+      a.fp8.data = codes.as<uint8_t>(), a.fp8.scaling = Fp8Scaling::kRow, a.fp8.row_inverse = inverse.fp32();
       CUDA_OK(layer_norm_forward(a, nullptr));
       expect_close(mean.values(), expected.mean, Element::kF32, 1, 1e-5, "mean");
       expect_close(rstd.values(), expected.rstd, Element::kF32, 8, 0, "rstd");
@@ -190,8 +175,7 @@ TEST_F(LayerNormTest, Fp8AloneFollowsTheOracle) {
           const size_t i = static_cast<size_t>(r * columns + c);
           const double value = oracle::fp8_value(got[i], Fp8Format::kE4M3) * scale;
           // Half a step of E4M3, of its least ones near 0, and one rounding before.
-          ASSERT_NEAR(value, expected.y[i],
-                      (0.0625 + 1.1 * u) * std::abs(expected.y[i]) + 1.01 * scale / 1024 + 2e-5)
+          ASSERT_NEAR(value, expected.y[i], (0.0625 + 1.1 * u) * std::abs(expected.y[i]) + 1.01 * scale / 1024 + 2e-5)
               << "row " << r << ", column " << c;
         }
       }
@@ -218,27 +202,23 @@ TEST_F(LayerNormTest, BackwardMatchesTheOracle) {
           continue;
         SCOPED_TRACE(text(element, s, variant));
         const Inputs in = make(s, element, false, dropout, false);
-        const Values dy = normal_values(n, element, 7),
-                     d_sum = more ? normal_values(n, element, 8) : Values();
-        const oracle::LayerNorm forward =
-            oracle::layer_norm(in.x, in.gamma, in.beta, s.rows(), s.columns, kEps);
+        const Values dy = normal_values(n, element, 7), d_sum = more ? normal_values(n, element, 8) : Values();
+        const oracle::LayerNorm forward = oracle::layer_norm(in.x, in.gamma, in.beta, s.rows(), s.columns, kEps);
         const oracle::LayerNormGradients expected =
             oracle::layer_norm_backward(dy, in.x, in.gamma, d_sum, s.rows(), s.columns, kEps);
-        DeviceArray ddy(dy, element, s.shift), dsum(in.x, element, s.shift),
-            dgamma(in.gamma, element), dmore(more ? d_sum : dy, element, s.shift),
-            mean(forward.mean, Element::kF32), rstd(forward.rstd, Element::kF32),
-            ds(n, element, s.shift), dx(n, element, s.shift), out_gamma(s.columns, element),
-            out_beta(s.columns, element), out_bias(s.columns, element),
+        DeviceArray ddy(dy, element, s.shift), dsum(in.x, element, s.shift), dgamma(in.gamma, element),
+            dmore(more ? d_sum : dy, element, s.shift), mean(forward.mean, Element::kF32),
+            rstd(forward.rstd, Element::kF32), ds(n, element, s.shift), dx(n, element, s.shift),
+            out_gamma(s.columns, element), out_beta(s.columns, element), out_bias(s.columns, element),
             workspace(layer_norm_backward_workspace(s.rows(), s.columns), Element::kF32);
         DeviceIntegers<int64_t> ids(in.ids);
         LayerNormBackward a;
-        a.dy = ddy.data(), a.sum = dsum.data(), a.mean = mean.fp32(), a.rstd = rstd.fp32(),
-        a.gamma = dgamma.data(), a.ds = ds.data();
+        a.dy = ddy.data(), a.sum = dsum.data(), a.mean = mean.fp32(), a.rstd = rstd.fp32(), a.gamma = dgamma.data(),
+        a.ds = ds.data();
         a.rows = s.rows(), a.columns = s.columns, a.element = element;
         if (dropout) a.dropout = row_dropout(ids, s), a.dx = dx.data();
         if (more) a.d_sum = dmore.data();
-        if (sums)
-          a.d_gamma = out_gamma.data(), a.d_beta = out_beta.data(), a.workspace = workspace.fp32();
+        if (sums) a.d_gamma = out_gamma.data(), a.d_beta = out_beta.data(), a.workspace = workspace.fp32();
         if (sums && !more && (dropout || s.length % 2 == 0)) a.d_bias = out_bias.data();
         CUDA_OK(layer_norm_backward(a, nullptr));
         const Values got = ds.values();
@@ -250,23 +230,19 @@ TEST_F(LayerNormTest, BackwardMatchesTheOracle) {
         if (dropout) {
           const float scale = 65536.0f / (65536.0f - kThreshold);
           for (size_t i = 0; i < through.size(); ++i)
-            through[i] =
-                in.mask[i] == 0 ? 0 : round_to(static_cast<float>(got[i]) * scale, element);
+            through[i] = in.mask[i] == 0 ? 0 : round_to(static_cast<float>(got[i]) * scale, element);
           EXPECT_EQ(dx.values(), through);
         }
         workspace.read();
         const double root = std::sqrt(static_cast<double>(s.rows()));
         if (sums) {
-          expect_close(out_gamma.values(), expected.d_gamma, element, 1.01, 2e-5 * root + 1e-5,
-                       "d_gamma");
+          expect_close(out_gamma.values(), expected.d_gamma, element, 1.01, 2e-5 * root + 1e-5, "d_gamma");
           expect_close(out_beta.values(), expected.d_beta, element, 1.01, 1e-5 * root, "d_beta");
         }
         if (a.d_bias != nullptr) {
           Values total(static_cast<size_t>(s.columns), 0.0);
-          for (int64_t i = 0; i < n; ++i)
-            total[static_cast<size_t>(i % s.columns)] += through[static_cast<size_t>(i)];
-          expect_close(out_bias.values(), total, element, 1.01,
-                       2e-5 * root * std::max(1.0, rstd_top), "d_bias");
+          for (int64_t i = 0; i < n; ++i) total[static_cast<size_t>(i % s.columns)] += through[static_cast<size_t>(i)];
+          expect_close(out_bias.values(), total, element, 1.01, 2e-5 * root * std::max(1.0, rstd_top), "d_bias");
         }
       }
 }
@@ -274,25 +250,20 @@ TEST_F(LayerNormTest, BackwardMatchesTheOracle) {
 TEST_F(LayerNormTest, SumsAccumulateInFp32AndDsMayReplaceItsInput) {
   const int64_t rows = 50, columns = 1024;
   const Element element = Element::kBF16;
-  const Values dy = normal_values(rows * columns, element, 1),
-               x = normal_values(rows * columns, element, 2),
-               gamma = normal_values(columns, element, 3),
-               more = normal_values(rows * columns, element, 4),
+  const Values dy = normal_values(rows * columns, element, 1), x = normal_values(rows * columns, element, 2),
+               gamma = normal_values(columns, element, 3), more = normal_values(rows * columns, element, 4),
                before = normal_values(columns, Element::kF32, 5);
   const oracle::LayerNorm forward = oracle::layer_norm(x, gamma, gamma, rows, columns, kEps);
-  oracle::LayerNormGradients expected =
-      oracle::layer_norm_backward(dy, x, gamma, more, rows, columns, kEps);
-  for (int64_t c = 0; c < columns; ++c)
-    expected.d_gamma[c] += before[c], expected.d_beta[c] += before[c];
+  oracle::LayerNormGradients expected = oracle::layer_norm_backward(dy, x, gamma, more, rows, columns, kEps);
+  for (int64_t c = 0; c < columns; ++c) expected.d_gamma[c] += before[c], expected.d_beta[c] += before[c];
   for (const int64_t shift : {0, 1}) {  // of the workspace, whose boundary is the caller's
     SCOPED_TRACE("workspace shift " + std::to_string(shift));
     DeviceArray ddy(dy, element), dx(x, element), dgamma(gamma, element), ds(more, element),
-        mean(forward.mean, Element::kF32), rstd(forward.rstd, Element::kF32),
-        sum_gamma(before, Element::kF32), sum_beta(before, Element::kF32),
-        workspace(layer_norm_backward_workspace(rows, columns), Element::kF32, shift);
+        mean(forward.mean, Element::kF32), rstd(forward.rstd, Element::kF32), sum_gamma(before, Element::kF32),
+        sum_beta(before, Element::kF32), workspace(layer_norm_backward_workspace(rows, columns), Element::kF32, shift);
     LayerNormBackward a;
-    a.dy = ddy.data(), a.sum = dx.data(), a.mean = mean.fp32(), a.rstd = rstd.fp32(),
-    a.gamma = dgamma.data(), a.d_sum = a.ds = ds.data();
+    a.dy = ddy.data(), a.sum = dx.data(), a.mean = mean.fp32(), a.rstd = rstd.fp32(), a.gamma = dgamma.data(),
+    a.d_sum = a.ds = ds.data();
     a.d_gamma = sum_gamma.fp32(), a.d_beta = sum_beta.fp32(), a.fp32 = a.accumulate = true,
     a.workspace = workspace.fp32(), a.rows = rows, a.columns = columns;
     CUDA_OK(layer_norm_backward(a, nullptr));
@@ -308,31 +279,29 @@ TEST_F(LayerNormTest, SameBitsEveryTime) {
     const Element element = Element::kBF16;
     const Inputs in = make(s, element, true, true, true);
     const int64_t n = s.rows() * columns;
-    DeviceArray x(in.x, element), bias(in.bias, element), residual(in.residual, element),
-        gamma(in.gamma, element), beta(in.beta, element), sum(n, element), y(n, element),
-        mean(s.rows(), Element::kF32), rstd(s.rows(), Element::kF32), ds(n, element),
-        dx(n, element), out(3 * columns, Element::kF32),
+    DeviceArray x(in.x, element), bias(in.bias, element), residual(in.residual, element), gamma(in.gamma, element),
+        beta(in.beta, element), sum(n, element), y(n, element), mean(s.rows(), Element::kF32),
+        rstd(s.rows(), Element::kF32), ds(n, element), dx(n, element), out(3 * columns, Element::kF32),
         workspace(layer_norm_backward_workspace(s.rows(), columns), Element::kF32);
     DeviceIntegers<int64_t> ids(in.ids);
     LayerNormForward f;
-    f.x = x.data(), f.bias = bias.data(), f.dropout = row_dropout(ids, s),
-    f.residual = residual.data(), f.gamma = gamma.data(), f.beta = beta.data();
-    f.sum = sum.data(), f.y = y.data(), f.mean = mean.fp32(), f.rstd = rstd.fp32(),
-    f.rows = s.rows(), f.columns = columns, f.eps = 1e-12f;
+    f.x = x.data(), f.bias = bias.data(), f.dropout = row_dropout(ids, s), f.residual = residual.data(),
+    f.gamma = gamma.data(), f.beta = beta.data();
+    f.sum = sum.data(), f.y = y.data(), f.mean = mean.fp32(), f.rstd = rstd.fp32(), f.rows = s.rows(),
+    f.columns = columns, f.eps = 1e-12f;
     LayerNormBackward b;
-    b.dy = residual.data(), b.sum = sum.data(), b.mean = mean.fp32(), b.rstd = rstd.fp32(),
-    b.gamma = gamma.data(), b.dropout = f.dropout, b.ds = ds.data(), b.dx = dx.data();
-    b.d_gamma = out.fp32(), b.d_beta = out.fp32() + columns, b.d_bias = out.fp32() + 2 * columns,
-    b.fp32 = true, b.workspace = workspace.fp32(), b.rows = s.rows(), b.columns = columns;
+    b.dy = residual.data(), b.sum = sum.data(), b.mean = mean.fp32(), b.rstd = rstd.fp32(), b.gamma = gamma.data(),
+    b.dropout = f.dropout, b.ds = ds.data(), b.dx = dx.data();
+    b.d_gamma = out.fp32(), b.d_beta = out.fp32() + columns, b.d_bias = out.fp32() + 2 * columns, b.fp32 = true,
+    b.workspace = workspace.fp32(), b.rows = s.rows(), b.columns = columns;
     std::vector<std::vector<unsigned char>> first;
     for (int run = 0; run < 100; ++run) {
-      for (DeviceBytes* array :
-           std::initializer_list<DeviceBytes*>{&sum, &y, &mean, &rstd, &ds, &dx, &out, &workspace})
+      for (DeviceBytes* array : std::initializer_list<DeviceBytes*>{&sum, &y, &mean, &rstd, &ds, &dx, &out, &workspace})
         array->poison();
       CUDA_OK(layer_norm_forward(f, nullptr));
       CUDA_OK(layer_norm_backward(b, nullptr));
-      std::vector<std::vector<unsigned char>> now = {
-          sum.read(), y.read(), mean.read(), rstd.read(), ds.read(), dx.read(), out.read()};
+      std::vector<std::vector<unsigned char>> now = {sum.read(), y.read(),  mean.read(), rstd.read(),
+                                                     ds.read(),  dx.read(), out.read()};
       if (run == 0)
         first = std::move(now);
       else

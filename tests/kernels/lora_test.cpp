@@ -53,9 +53,8 @@ struct Case {
   /// What kernels/dropout makes of `values` under adapter i's key.
   Values dropped(const Values& values, int i) const {
     DeviceArray in(values, element), out(p.tokens * p.columns, element);
-    EXPECT_EQ(dropout({in.data(), out.data(), p.sample_ids, shape.samples,
-                       shape.sample_tokens * p.columns, p.t0[i], p.t1[i], p.threshold, p.scale,
-                       false, element},
+    EXPECT_EQ(dropout({in.data(), out.data(), p.sample_ids, shape.samples, shape.sample_tokens * p.columns, p.t0[i],
+                       p.t1[i], p.threshold, p.scale, false, element},
                       nullptr),
               cudaSuccess);
     return out.values();
@@ -93,9 +92,8 @@ TEST_F(LoraTest, ProductsFollowTheFormulas) {
       if (too_large(s.tokens() * s.columns)) continue;
       for (const bool together : {false, true}) {
         SCOPED_TRACE(std::string(name_of(element)) + " " + std::to_string(s.samples) + " x " +
-                     std::to_string(s.sample_tokens) + " x " + std::to_string(s.columns) +
-                     ", rank " + std::to_string(s.rank) + ", adapters " + std::to_string(s.count) +
-                     (together ? ", one pass" : ""));
+                     std::to_string(s.sample_tokens) + " x " + std::to_string(s.columns) + ", rank " +
+                     std::to_string(s.rank) + ", adapters " + std::to_string(s.count) + (together ? ", one pass" : ""));
         Case c(s, element);
         ASSERT_TRUE(lora_fits(c.p));
         CUDA_OK(lora_down(c.p, nullptr));
@@ -112,14 +110,11 @@ TEST_F(LoraTest, ProductsFollowTheFormulas) {
           for (size_t e = 0; e < masked.size(); ++e) masked[e] *= factor[e];
           // fp32 sums of n products of standard normal values: errors of 2^-24 * sqrt(n) * size.
           const double absolute = 1e-6 * std::sqrt(static_cast<double>(s.columns + s.tokens()));
-          expect_close(c.t[i]->values(),
-                       oracle::lora_down(masked, c.a_values[i], c.p.tokens, s.columns, s.rank),
+          expect_close(c.t[i]->values(), oracle::lora_down(masked, c.a_values[i], c.p.tokens, s.columns, s.rank),
                        element, 1, absolute, "t");
-          expect_close(c.da[i]->values(),
-                       oracle::lora_down_dw(masked, c.d_values[i], c.p.tokens, s.columns, s.rank),
+          expect_close(c.da[i]->values(), oracle::lora_down_dw(masked, c.d_values[i], c.p.tokens, s.columns, s.rank),
                        element, 1, 4 * absolute, "dA");
-          oracle::lora_down_dx(dx, factor, c.d_values[i], c.a_values[i], c.p.tokens,
-                               s.columns, s.rank);
+          oracle::lora_down_dx(dx, factor, c.d_values[i], c.a_values[i], c.p.tokens, s.columns, s.rank);
         }
         expect_close(c.dx.values(), dx, element, 1, 1e-5, "dx");
 
@@ -180,8 +175,7 @@ TEST_F(LoraTest, SameBitsEveryTime) {
         CUDA_OK(lora_down_dx(c.p, nullptr));
       }
       std::vector<std::vector<unsigned char>> now = {dx.read()};
-      for (int i = 0; i < c.p.count; ++i)
-        now.push_back(c.t[i]->read()), now.push_back(c.da[i]->read());
+      for (int i = 0; i < c.p.count; ++i) now.push_back(c.t[i]->read()), now.push_back(c.da[i]->read());
       if (run == 0)
         first = std::move(now);
       else
@@ -196,8 +190,7 @@ TEST_F(LoraTest, RefusesWhatItCannotDo) {
     LoraProducts p = c.p;
     change(p);
     return !lora_fits(p) && lora_down(p, nullptr) == cudaErrorInvalidValue &&
-           lora_down_dw(p, nullptr) == cudaErrorInvalidValue &&
-           lora_down_dx(p, nullptr) == cudaErrorInvalidValue &&
+           lora_down_dw(p, nullptr) == cudaErrorInvalidValue && lora_down_dx(p, nullptr) == cudaErrorInvalidValue &&
            lora_down_gradients(p, nullptr) == cudaErrorInvalidValue;
   };
   EXPECT_FALSE(refused([](LoraProducts&) {}));

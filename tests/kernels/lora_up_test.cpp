@@ -16,7 +16,8 @@ struct Shape {
   int64_t before = 0, after = 0;  // columns of the packed rows on either side of the slice
   int64_t stride() const { return before + columns + after; }
   std::string text() const {
-    return std::to_string(tokens) + " x " + std::to_string(columns) + " of stride " + std::to_string(stride()) + ", rank " + std::to_string(rank);
+    return std::to_string(tokens) + " x " + std::to_string(columns) + " of stride " + std::to_string(stride()) +
+           ", rank " + std::to_string(rank);
   }
 };
 
@@ -37,7 +38,8 @@ struct Case {
         dy(packed(dy_values), element),
         d(s.tokens * s.rank, element),
         db(s.columns * s.rank, element) {
-    p.rank = s.rank, p.tokens = s.tokens, p.columns = s.columns, p.stride = s.stride(), p.scale = kScale, p.element = element;
+    p.rank = s.rank, p.tokens = s.tokens, p.columns = s.columns, p.stride = s.stride(), p.scale = kScale,
+    p.element = element;
     p.b = b.data(), p.t = t.data(), p.d = d.data(), p.db = db.data();
     p.y = y.as<char>() + s.before * size_of(element), p.dy = dy.as<char>() + s.before * size_of(element);
     workspace = std::make_unique<DeviceBytes>(static_cast<int64_t>(lora_up_gradients_workspace(p)));
@@ -46,7 +48,8 @@ struct Case {
   Values packed(const Values& values) const {
     Values rows(static_cast<size_t>(shape.tokens * shape.stride()), std::nan(""));
     for (int64_t row = 0; row < shape.tokens; ++row)
-      std::copy_n(values.begin() + row * shape.columns, shape.columns, rows.begin() + row * shape.stride() + shape.before);
+      std::copy_n(values.begin() + row * shape.columns, shape.columns,
+                  rows.begin() + row * shape.stride() + shape.before);
     return rows;
   }
   Values slice(const Values& rows) const {
@@ -66,11 +69,12 @@ struct Case {
   LoraUpProducts p;
 };
 
-/// A run and less than a block's columns; 32 of a warp's columns, odd counts of runs; several column blocks and parts of the tokens; so many
-/// tokens that a block has a dozen runs.
-constexpr Shape kShapes[] = {{16, 32, 16},        {48, 96, 16, 8, 0},  {1040, 1056, 16, 40, 24}, {512, 10240, 16, 0, 2048}, {33808, 96, 16, 8, 24},
-                             {16, 96, 32},        {1040, 32, 32, 0, 8}, {48, 1056, 32, 64, 64},  {33808, 32, 32, 0, 16},
-                             {16, 1056, 64, 8, 8}, {48, 32, 64},        {1040, 96, 64, 16, 0},   {33808, 32, 64}};
+/// A run and less than a block's columns; 32 of a warp's columns, odd counts of runs; several column blocks and parts
+/// of the tokens; so many tokens that a block has a dozen runs.
+constexpr Shape kShapes[] = {
+    {16, 32, 16}, {48, 96, 16, 8, 0},    {1040, 1056, 16, 40, 24}, {512, 10240, 16, 0, 2048}, {33808, 96, 16, 8, 24},
+    {16, 96, 32}, {1040, 32, 32, 0, 8},  {48, 1056, 32, 64, 64},   {33808, 32, 32, 0, 16},    {16, 1056, 64, 8, 8},
+    {48, 32, 64}, {1040, 96, 64, 16, 0}, {33808, 32, 64}};
 
 class LoraUpTest : public KernelTest {
  protected:
@@ -108,8 +112,8 @@ TEST_F(LoraUpTest, GradientsFollowTheFormulas) {
     // fp32 sums of n products of values of size 1: errors of 2^-24 * sqrt(n) * size.
     expect_close(c.d.values(), oracle::lora_up_d(c.dy_values, c.b_values, tokens, columns, rank, kScale), c.element, 1,
                  2e-6 * std::sqrt(static_cast<double>(columns)), "d");
-    expect_close(c.db.values(), oracle::lora_up_db(c.dy_values, c.t_values, tokens, columns, rank, kScale), c.element, 1,
-                 4e-6 * std::sqrt(static_cast<double>(tokens)), "dB");
+    expect_close(c.db.values(), oracle::lora_up_db(c.dy_values, c.t_values, tokens, columns, rank, kScale), c.element,
+                 1, 4e-6 * std::sqrt(static_cast<double>(tokens)), "dB");
   });
 }
 
@@ -129,7 +133,8 @@ TEST_F(LoraUpTest, ProductAloneIsNotAddedToWhatWasThere) {
   });
 }
 
-// What one token or column holds reaches no other: neither through the columns that fill up a tile nor through the tiles' order.
+// What one token or column holds reaches no other: neither through the columns that fill up a tile nor through the
+// tiles' order.
 TEST_F(LoraUpTest, NonFiniteGradientsStayInTheirRow) {
   for (const int rank : {16, 32, 64}) {
     const Shape s{176, 1120, rank, 8, 24};
@@ -141,14 +146,16 @@ TEST_F(LoraUpTest, NonFiniteGradientsStayInTheirRow) {
     c.p.dy = dy.as<char>() + s.before * 2;
     CUDA_OK(lora_up_gradients(c.p, nullptr));
     const Values d = c.d.values(), db = c.db.values();
-    for (int64_t i = 0; i < s.tokens * rank; ++i) ASSERT_EQ(std::isfinite(d[static_cast<size_t>(i)]), i / rank != token) << "d, element " << i;
+    for (int64_t i = 0; i < s.tokens * rank; ++i)
+      ASSERT_EQ(std::isfinite(d[static_cast<size_t>(i)]), i / rank != token) << "d, element " << i;
     for (int64_t i = 0; i < s.columns * rank; ++i)
       ASSERT_EQ(std::isfinite(db[static_cast<size_t>(i)]), i / rank != column) << "dB, element " << i;
   }
 }
 
 TEST_F(LoraUpTest, SameBitsEveryTime) {
-  for (const Shape& s : {Shape{1040, 2080, 16, 0, 32}, Shape{33808, 32, 16}, Shape{33808, 32, 32}, Shape{33808, 32, 64}}) {
+  for (const Shape& s :
+       {Shape{1040, 2080, 16, 0, 32}, Shape{33808, 32, 16}, Shape{33808, 32, 32}, Shape{33808, 32, 64}}) {
     Case c(s, Element::kBF16);
     std::vector<std::vector<unsigned char>> first;
     for (int run = 0; run < 20; ++run) {
@@ -171,8 +178,8 @@ TEST_F(LoraUpTest, RefusesWhatItCannotDo) {
   const auto refused = [&](const auto& change) {
     LoraUpProducts p = c.p;
     change(p);
-    return !lora_up_fits(p) && lora_up(p, nullptr) == cudaErrorInvalidValue && lora_up_gradients(p, nullptr) == cudaErrorInvalidValue &&
-           lora_up_gradients_workspace(p) == 0;
+    return !lora_up_fits(p) && lora_up(p, nullptr) == cudaErrorInvalidValue &&
+           lora_up_gradients(p, nullptr) == cudaErrorInvalidValue && lora_up_gradients_workspace(p) == 0;
   };
   EXPECT_FALSE(refused([](LoraUpProducts&) {}));
   EXPECT_TRUE(refused([](LoraUpProducts& p) { p.rank = 8; }));

@@ -15,9 +15,8 @@ struct Shape {
 class QuantizeTest : public KernelTest {};
 
 std::string text(Element element, const Shape& s, Fp8Format format) {
-  return std::string(name_of(element)) + " " + std::to_string(s.rows) + " x " +
-         std::to_string(s.columns) + " shift " + std::to_string(s.shift) +
-         (format == Fp8Format::kE4M3 ? " E4M3" : " E5M2");
+  return std::string(name_of(element)) + " " + std::to_string(s.rows) + " x " + std::to_string(s.columns) + " shift " +
+         std::to_string(s.shift) + (format == Fp8Format::kE4M3 ? " E4M3" : " E5M2");
 }
 
 TEST(Fp8OracleTest, KnowsTheFormats) {
@@ -32,10 +31,9 @@ TEST(Fp8OracleTest, KnowsTheFormats) {
 }
 
 TEST_F(QuantizeTest, RowsMatchTheOracle) {
-  constexpr Shape kShapes[] = {
-      {1, 1, 0},     {9, 7, 0},      {5, 8, 0},     {37, 128, 0},  {9, 1000, 0}, {13, 1024, 0},
-      {6, 1024, 1},  {600, 1032, 0}, {5, 4097, 0},  {5, 5120, 0},  {6, 8192, 0}, {5, 16384, 0},
-      {5, 16392, 0}, {5, 28672, 0},  {5, 57344, 0}, {5, 65536, 0}, {5, 65544, 0}};
+  constexpr Shape kShapes[] = {{1, 1, 0},     {9, 7, 0},      {5, 8, 0},     {37, 128, 0},  {9, 1000, 0}, {13, 1024, 0},
+                               {6, 1024, 1},  {600, 1032, 0}, {5, 4097, 0},  {5, 5120, 0},  {6, 8192, 0}, {5, 16384, 0},
+                               {5, 16392, 0}, {5, 28672, 0},  {5, 57344, 0}, {5, 65536, 0}, {5, 65544, 0}};
   for (const Element element : kElements)
     for (const Fp8Format format : kFormats)
       for (const Shape& s : kShapes) {
@@ -52,17 +50,16 @@ TEST_F(QuantizeTest, RowsMatchTheOracle) {
         }
         DeviceArray dx(x, element, s.shift), inverse(s.rows, Element::kF32);
         DeviceBytes codes(s.rows * s.columns, s.shift);
-        CUDA_OK(quantize_rows(dx.data(), codes.as<uint8_t>(), inverse.fp32(), s.rows, s.columns,
-                              element, format, nullptr));
+        CUDA_OK(
+            quantize_rows(dx.data(), codes.as<uint8_t>(), inverse.fp32(), s.rows, s.columns, element, format, nullptr));
         expect_quantized_rows(x, codes.read(), inverse.values(), s.rows, s.columns, format, "rows");
       }
 }
 
 TEST_F(QuantizeTest, TensorMatchesTheOracle) {
-  constexpr Shape kShapes[] = {{1, 1, 0},     {7, 5, 0},     {16, 16, 0},   {33, 100, 0},
-                               {128, 128, 0}, {144, 272, 0}, {112, 16, 0},  {16, 1040, 0},
-                               {128, 256, 1}, {384, 512, 0}, {1000, 96, 0}, {48, 8192, 0},
-                               {3, 50001, 0}};
+  constexpr Shape kShapes[] = {{1, 1, 0},     {7, 5, 0},     {16, 16, 0},   {33, 100, 0},  {128, 128, 0},
+                               {144, 272, 0}, {112, 16, 0},  {16, 1040, 0}, {128, 256, 1}, {384, 512, 0},
+                               {1000, 96, 0}, {48, 8192, 0}, {3, 50001, 0}};
   for (const Element element : kElements)
     for (const Fp8Format format : kFormats)
       for (const Shape& s : kShapes)
@@ -74,12 +71,11 @@ TEST_F(QuantizeTest, TensorMatchesTheOracle) {
           const double scale = format == Fp8Format::kE4M3 ? 70.0 : 9000.0;  // some saturate
           double top = 0;
           for (const double v : x) top = std::max(top, std::abs(v));
-          DeviceArray dx(x, element, s.shift), dscale(Values{scale}, Element::kF32),
-              damax(Values{0.25}, Element::kF32);
+          DeviceArray dx(x, element, s.shift), dscale(Values{scale}, Element::kF32), damax(Values{0.25}, Element::kF32);
           DeviceBytes data(n, s.shift), transposed(n, s.shift);
           QuantizeTensor a;
-          a.x = dx.data(), a.scale = dscale.fp32(), a.amax = damax.fp32(), a.rows = s.rows,
-          a.columns = s.columns, a.element = element, a.format = format;
+          a.x = dx.data(), a.scale = dscale.fp32(), a.amax = damax.fp32(), a.rows = s.rows, a.columns = s.columns,
+          a.element = element, a.format = format;
           if (outputs & 1) a.data = data.as<uint8_t>();
           if (outputs & 2) a.transposed = transposed.as<uint8_t>();
           CUDA_OK(quantize_tensor(a, nullptr));
@@ -89,8 +85,7 @@ TEST_F(QuantizeTest, TensorMatchesTheOracle) {
             std::vector<uint8_t> turned(expected.size());
             for (int64_t r = 0; r < s.rows; ++r)
               for (int64_t c = 0; c < s.columns; ++c)
-                turned[static_cast<size_t>(c * s.rows + r)] =
-                    expected[static_cast<size_t>(r * s.columns + c)];
+                turned[static_cast<size_t>(c * s.rows + r)] = expected[static_cast<size_t>(r * s.columns + c)];
             expect_codes(transposed.read(), turned, format, "transposed");
           }
           EXPECT_EQ(damax.values()[0], std::max(top, 0.25));
@@ -137,8 +132,7 @@ TEST_F(QuantizeTest, TransposesBytes) {
 }
 
 TEST_F(QuantizeTest, ScalesFollowTheHistory) {
-  constexpr float kInfinity = std::numeric_limits<float>::infinity(),
-                  kNaN = std::numeric_limits<float>::quiet_NaN();
+  constexpr float kInfinity = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
   constexpr int kTensors = 6, kLength = 3;
   // Row 0 is the newest, row 1 the oldest.
   const Values history = {2, 0, kInfinity, kNaN, 1e-38, 0,  //
@@ -147,11 +141,10 @@ TEST_F(QuantizeTest, ScalesFollowTheHistory) {
   const Values scale = {11, 12, 13, 14, 15, 16};
   for (const AmaxChoice choice : {AmaxChoice::kMax, AmaxChoice::kMostRecent})
     for (const int margin : {0, 2}) {
-      DeviceArray dhistory(history, Element::kF32), dscale(scale, Element::kF32),
-          dinverse(kTensors, Element::kF32);
+      DeviceArray dhistory(history, Element::kF32), dscale(scale, Element::kF32), dinverse(kTensors, Element::kF32);
       ScaleUpdate a;
-      a.history = dhistory.fp32(), a.scale = dscale.fp32(), a.inverse = dinverse.fp32(),
-      a.length = kLength, a.tensors = kTensors;
+      a.history = dhistory.fp32(), a.scale = dscale.fp32(), a.inverse = dinverse.fp32(), a.length = kLength,
+      a.tensors = kTensors;
       a.choice = choice, a.margin = margin;
       CUDA_OK(update_scales(a, nullptr));
       const double shrink = std::ldexp(1.0, -margin);
@@ -173,8 +166,7 @@ TEST_F(QuantizeTest, ScalesFollowTheHistory) {
         EXPECT_EQ(after[column], 0);
         EXPECT_EQ(after[kTensors + column], history[2 * kTensors + column]);
         if (std::isnan(history[column])) continue;
-        EXPECT_EQ(after[2 * kTensors + column],
-                  static_cast<double>(static_cast<float>(history[column])));
+        EXPECT_EQ(after[2 * kTensors + column], static_cast<double>(static_cast<float>(history[column])));
       }
     }
 }
@@ -182,20 +174,20 @@ TEST_F(QuantizeTest, ScalesFollowTheHistory) {
 TEST_F(QuantizeTest, SameBitsEveryTime) {
   const int64_t rows = 272, columns = 1040;
   const Values x = normal_values(rows * columns, Element::kBF16, 1);
-  DeviceArray dx(x, Element::kBF16), inverse(rows, Element::kF32),
-      scale(Values{30.0}, Element::kF32), top(Values{0.0}, Element::kF32);
+  DeviceArray dx(x, Element::kBF16), inverse(rows, Element::kF32), scale(Values{30.0}, Element::kF32),
+      top(Values{0.0}, Element::kF32);
   DeviceBytes codes(rows * columns), data(rows * columns), transposed(rows * columns);
   QuantizeTensor a;
-  a.x = dx.data(), a.data = data.as<uint8_t>(), a.transposed = transposed.as<uint8_t>(),
-  a.scale = scale.fp32(), a.amax = top.fp32(), a.rows = rows, a.columns = columns;
+  a.x = dx.data(), a.data = data.as<uint8_t>(), a.transposed = transposed.as<uint8_t>(), a.scale = scale.fp32(),
+  a.amax = top.fp32(), a.rows = rows, a.columns = columns;
   std::vector<std::vector<unsigned char>> first;
   for (int run = 0; run < 100; ++run) {
     codes.poison(), data.poison(), transposed.poison(), inverse.poison();
-    CUDA_OK(quantize_rows(dx.data(), codes.as<uint8_t>(), inverse.fp32(), rows, columns,
-                          Element::kBF16, Fp8Format::kE4M3, nullptr));
+    CUDA_OK(quantize_rows(dx.data(), codes.as<uint8_t>(), inverse.fp32(), rows, columns, Element::kBF16,
+                          Fp8Format::kE4M3, nullptr));
     CUDA_OK(quantize_tensor(a, nullptr));
-    std::vector<std::vector<unsigned char>> now = {codes.read(), data.read(), transposed.read(),
-                                                   inverse.read(), top.read()};
+    std::vector<std::vector<unsigned char>> now = {codes.read(), data.read(), transposed.read(), inverse.read(),
+                                                   top.read()};
     if (run == 0)
       first = std::move(now);
     else

@@ -11,9 +11,8 @@ struct Shape {
   int64_t rows, row_tokens;
   int q, kv, d;
 };
-constexpr Shape kShapes[] = {{1, 1, 1, 1, 16},   {2, 3, 4, 2, 64},   {2, 37, 8, 1, 128},
-                             {1, 5, 64, 8, 128}, {3, 11, 5, 5, 96},  {1, 7, 40, 40, 128},
-                             {2, 3, 6, 3, 256},  {2, 2100, 5, 1, 64}};
+constexpr Shape kShapes[] = {{1, 1, 1, 1, 16},  {2, 3, 4, 2, 64},    {2, 37, 8, 1, 128}, {1, 5, 64, 8, 128},
+                             {3, 11, 5, 5, 96}, {1, 7, 40, 40, 128}, {2, 3, 6, 3, 256},  {2, 2100, 5, 1, 64}};
 
 struct Tables {
   Values cos, sin;
@@ -34,19 +33,17 @@ class RopeTest : public KernelTest {};
 TEST_F(RopeTest, RotatesInPlaceAndBack) {
   for (const Element element : kElements) {
     for (const Shape& s : kShapes) {
-      SCOPED_TRACE(std::string(name_of(element)) + " heads " + std::to_string(s.q) + " d " +
-                   std::to_string(s.d));
+      SCOPED_TRACE(std::string(name_of(element)) + " heads " + std::to_string(s.q) + " d " + std::to_string(s.d));
       const int64_t tokens = s.rows * s.row_tokens;
       const int heads = s.q + 2 * s.kv, rotated = s.q + s.kv;
       const Values x = normal_values(tokens * heads * s.d, element, 1);
       const Tables t = tables(tokens, s.d, element);
       for (const int direction : {1, -1}) {
         DeviceArray dx(x, element), cos(t.cos, element), sin(t.sin, element);
-        CUDA_OK(rope_rotate(dx.data(), cos.data(), sin.data(), tokens, heads, rotated, s.d,
-                            direction, element, nullptr));
-        expect_close(dx.values(),
-                     oracle::rope(x, t.cos, t.sin, tokens, heads, rotated, s.d, direction), element,
-                     1.05, 1e-6, "rotated");
+        CUDA_OK(
+            rope_rotate(dx.data(), cos.data(), sin.data(), tokens, heads, rotated, s.d, direction, element, nullptr));
+        expect_close(dx.values(), oracle::rope(x, t.cos, t.sin, tokens, heads, rotated, s.d, direction), element, 1.05,
+                     1e-6, "rotated");
       }
     }
   }
@@ -56,8 +53,7 @@ TEST_F(RopeTest, MergeTakesAnyStrides) {
   for (const Element element : kElements) {
     for (const Shape& s : kShapes) {
       for (const bool heads_outside : {false, true}) {  // [B, S, N, d] or [B, N, S, d] memory
-        SCOPED_TRACE(std::string(name_of(element)) + " heads " + std::to_string(s.q) + " d " +
-                     std::to_string(s.d));
+        SCOPED_TRACE(std::string(name_of(element)) + " heads " + std::to_string(s.q) + " d " + std::to_string(s.d));
         const int64_t tokens = s.rows * s.row_tokens;
         const int heads = s.q + 2 * s.kv;
         const Tables t = tables(tokens, s.d, element);
@@ -77,15 +73,12 @@ TEST_F(RopeTest, MergeTakesAnyStrides) {
                       packed[((row * s.row_tokens + p) * heads + begin + h) * s.d + i];
           return values;
         };
-        DeviceArray dq(part(0, s.q), element), dk(part(s.q, s.kv), element),
-            dv(part(s.q + s.kv, s.kv), element), cos(t.cos, element), sin(t.sin, element),
-            out(tokens * heads * s.d, element);
-        CUDA_OK(rope_merge(dq.data(), strides(s.q), dk.data(), strides(s.kv), dv.data(),
-                           strides(s.kv), cos.data(), sin.data(), out.data(), s.rows, s.row_tokens,
-                           s.q, s.kv, s.d, element, nullptr));
-        expect_close(out.values(),
-                     oracle::rope(packed, t.cos, t.sin, tokens, heads, s.q + s.kv, s.d, -1),
-                     element, 1.05, 1e-6, "d_qkv");
+        DeviceArray dq(part(0, s.q), element), dk(part(s.q, s.kv), element), dv(part(s.q + s.kv, s.kv), element),
+            cos(t.cos, element), sin(t.sin, element), out(tokens * heads * s.d, element);
+        CUDA_OK(rope_merge(dq.data(), strides(s.q), dk.data(), strides(s.kv), dv.data(), strides(s.kv), cos.data(),
+                           sin.data(), out.data(), s.rows, s.row_tokens, s.q, s.kv, s.d, element, nullptr));
+        expect_close(out.values(), oracle::rope(packed, t.cos, t.sin, tokens, heads, s.q + s.kv, s.d, -1), element,
+                     1.05, 1e-6, "d_qkv");
       }
     }
   }
@@ -99,14 +92,13 @@ TEST_F(RopeTest, SameBitsEveryTime) {
   const Tables t = tables(rows * row_tokens, d, element);
   DeviceArray dq(normal_values(rows * row_tokens * q * d, element, 1), element),
       dk(normal_values(rows * row_tokens * kv * d, element, 2), element),
-      dv(normal_values(rows * row_tokens * kv * d, element, 3), element), cos(t.cos, element),
-      sin(t.sin, element), out(rows * row_tokens * heads * d, element);
+      dv(normal_values(rows * row_tokens * kv * d, element, 3), element), cos(t.cos, element), sin(t.sin, element),
+      out(rows * row_tokens * heads * d, element);
   std::vector<unsigned char> first;
   for (int run = 0; run < 100; ++run) {
     out.poison();
-    CUDA_OK(rope_merge(dq.data(), {row_tokens * q * d, q * d, d}, dk.data(),
-                       {row_tokens * kv * d, kv * d, d}, dv.data(),
-                       {row_tokens * kv * d, kv * d, d}, cos.data(), sin.data(), out.data(), rows,
+    CUDA_OK(rope_merge(dq.data(), {row_tokens * q * d, q * d, d}, dk.data(), {row_tokens * kv * d, kv * d, d},
+                       dv.data(), {row_tokens * kv * d, kv * d, d}, cos.data(), sin.data(), out.data(), rows,
                        row_tokens, q, kv, d, element, nullptr));
     std::vector<unsigned char> now = out.read();
     if (run == 0)
@@ -118,9 +110,8 @@ TEST_F(RopeTest, SameBitsEveryTime) {
 
 TEST_F(RopeTest, RefusesUnalignedRows) {
   DeviceArray x(64, Element::kBF16, 1), table(64, Element::kBF16);
-  EXPECT_EQ(
-      rope_rotate(x.data(), table.data(), table.data(), 1, 1, 1, 32, 1, Element::kBF16, nullptr),
-      cudaErrorInvalidValue);
+  EXPECT_EQ(rope_rotate(x.data(), table.data(), table.data(), 1, 1, 1, 32, 1, Element::kBF16, nullptr),
+            cudaErrorInvalidValue);
 }
 
 }  // namespace

@@ -10,9 +10,8 @@ namespace {
 struct Shape {
   int64_t tokens, f, shift;
 };
-constexpr Shape kShapes[] = {{1, 1, 0},     {3, 7, 0},    {5, 8, 0},    {4, 1000, 0},
-                             {4, 1001, 0},  {3, 1024, 1}, {7, 4096, 0}, {2, 11008, 0},
-                             {2, 28672, 0}, {66000, 8, 0}};
+constexpr Shape kShapes[] = {{1, 1, 0},    {3, 7, 0},    {5, 8, 0},     {4, 1000, 0},  {4, 1001, 0},
+                             {3, 1024, 1}, {7, 4096, 0}, {2, 11008, 0}, {2, 28672, 0}, {66000, 8, 0}};
 
 class SwigluTest : public KernelTest {};
 
@@ -20,23 +19,19 @@ TEST_F(SwigluTest, MatchesTheOracle) {
   for (const Element element : kElements) {
     for (const Shape& s : kShapes) {
       if (too_large(s.tokens * s.f)) continue;
-      SCOPED_TRACE(std::string(name_of(element)) + " " + std::to_string(s.tokens) + " x " +
-                   std::to_string(s.f));
+      SCOPED_TRACE(std::string(name_of(element)) + " " + std::to_string(s.tokens) + " x " + std::to_string(s.f));
       Values gate_up = normal_values(s.tokens * 2 * s.f, element, 1, 2.0);
-      if (s.f > 6)
-        gate_up[0] = 90, gate_up[1] = -90, gate_up[2] = 0, gate_up[3] = -200, gate_up[4] = 200;
+      if (s.f > 6) gate_up[0] = 90, gate_up[1] = -90, gate_up[2] = 0, gate_up[3] = -200, gate_up[4] = 200;
       const Values dy = normal_values(s.tokens * s.f, element, 2);
-      DeviceArray in(gate_up, element, s.shift), gradient(dy, element, s.shift),
-          y(s.tokens * s.f, element, s.shift), out(s.tokens * 2 * s.f, element, s.shift);
+      DeviceArray in(gate_up, element, s.shift), gradient(dy, element, s.shift), y(s.tokens * s.f, element, s.shift),
+          out(s.tokens * 2 * s.f, element, s.shift);
       CUDA_OK(swiglu_forward(in.data(), y.data(), s.tokens, s.f, element, nullptr));
-      CUDA_OK(
-          swiglu_backward(gradient.data(), in.data(), out.data(), s.tokens, s.f, element, nullptr));
+      CUDA_OK(swiglu_backward(gradient.data(), in.data(), out.data(), s.tokens, s.f, element, nullptr));
       // The smallest numbers of fp16 have fewer digits; the derivative of silu changes sign near
       // -1.28.
       const double tiny = element == Element::kF16 ? std::ldexp(1.0, -25) : 1e-36;
       expect_close(y.values(), oracle::swiglu(gate_up, s.tokens, s.f), element, 1.05, tiny, "y");
-      expect_close(out.values(), oracle::swiglu_backward(dy, gate_up, s.tokens, s.f), element, 1.05,
-                   4e-6, "d_gate_up");
+      expect_close(out.values(), oracle::swiglu_backward(dy, gate_up, s.tokens, s.f), element, 1.05, 4e-6, "d_gate_up");
     }
   }
 }
@@ -45,12 +40,9 @@ TEST_F(SwigluTest, GradientMayReplaceItsInput) {
   const int64_t tokens = 9, f = 4096;
   const Values gate_up = normal_values(tokens * 2 * f, Element::kBF16, 1),
                dy = normal_values(tokens * f, Element::kBF16, 2);
-  DeviceArray in(gate_up, Element::kBF16), gradient(dy, Element::kBF16),
-      out(tokens * 2 * f, Element::kBF16);
-  CUDA_OK(
-      swiglu_backward(gradient.data(), in.data(), out.data(), tokens, f, Element::kBF16, nullptr));
-  CUDA_OK(
-      swiglu_backward(gradient.data(), in.data(), in.data(), tokens, f, Element::kBF16, nullptr));
+  DeviceArray in(gate_up, Element::kBF16), gradient(dy, Element::kBF16), out(tokens * 2 * f, Element::kBF16);
+  CUDA_OK(swiglu_backward(gradient.data(), in.data(), out.data(), tokens, f, Element::kBF16, nullptr));
+  CUDA_OK(swiglu_backward(gradient.data(), in.data(), in.data(), tokens, f, Element::kBF16, nullptr));
   EXPECT_EQ(in.values(), out.values());
 }
 
@@ -63,33 +55,29 @@ TEST_F(SwigluTest, Fp8OutputsMatchTheOracle) {
   for (const Element element : kElements)
     for (const Shape& s : kFp8Shapes) {
       if (too_large(s.tokens * s.f)) continue;
-      SCOPED_TRACE(std::string(name_of(element)) + " " + std::to_string(s.tokens) + " x " +
-                   std::to_string(s.f));
+      SCOPED_TRACE(std::string(name_of(element)) + " " + std::to_string(s.tokens) + " x " + std::to_string(s.f));
       const int64_t n = s.tokens * s.f;
       const Values gate_up = normal_values(2 * n, element, 1, 2.0);
       const double tiny = element == Element::kF16 ? std::ldexp(1.0, -25) : 1e-36;
-      DeviceArray in(gate_up, element, s.shift), y(n, element, s.shift),
-          inverse(s.tokens, Element::kF32), saved_inverse(2 * s.tokens, Element::kF32),
-          scale(Values{25.0}, Element::kF32), top(Values{0.0}, Element::kF32);
+      DeviceArray in(gate_up, element, s.shift), y(n, element, s.shift), inverse(s.tokens, Element::kF32),
+          saved_inverse(2 * s.tokens, Element::kF32), scale(Values{25.0}, Element::kF32),
+          top(Values{0.0}, Element::kF32);
       DeviceBytes codes(n), saved(2 * n);
       SwigluForward a;
       a.gate_up = in.data(), a.y = y.data(), a.tokens = s.tokens, a.f = s.f, a.element = element;
-      a.fp8.data = codes.as<uint8_t>(), a.fp8.scaling = Fp8Scaling::kRow,
-      a.fp8.row_inverse = inverse.fp32();
+      a.fp8.data = codes.as<uint8_t>(), a.fp8.scaling = Fp8Scaling::kRow, a.fp8.row_inverse = inverse.fp32();
       a.saved.data = saved.as<uint8_t>(), a.saved.inverse = saved_inverse.fp32();
       CUDA_OK(swiglu_forward(a, nullptr));
       const Values plain = y.values();
       expect_close(plain, oracle::swiglu(gate_up, s.tokens, s.f), element, 1.05, tiny, "y");
-      expect_quantized_rows(plain, codes.read(), inverse.values(), s.tokens, s.f, Fp8Format::kE4M3,
-                            "y in FP8");
-      expect_quantized_rows(gate_up, saved.read(), saved_inverse.values(), 2 * s.tokens, s.f,
-                            Fp8Format::kE4M3, "gate_up in FP8");
+      expect_quantized_rows(plain, codes.read(), inverse.values(), s.tokens, s.f, Fp8Format::kE4M3, "y in FP8");
+      expect_quantized_rows(gate_up, saved.read(), saved_inverse.values(), 2 * s.tokens, s.f, Fp8Format::kE4M3,
+                            "gate_up in FP8");
 
       a.y = nullptr, a.saved.data = nullptr, a.fp8.format = Fp8Format::kE5M2;
       codes.poison(), inverse.poison();
       CUDA_OK(swiglu_forward(a, nullptr));
-      expect_quantized_rows(plain, codes.read(), inverse.values(), s.tokens, s.f, Fp8Format::kE5M2,
-                            "FP8 alone");
+      expect_quantized_rows(plain, codes.read(), inverse.values(), s.tokens, s.f, Fp8Format::kE5M2, "FP8 alone");
 
       a.fp8.scaling = Fp8Scaling::kTensor, a.fp8.scale = scale.fp32(), a.fp8.amax = top.fp32(),
       a.fp8.format = Fp8Format::kE4M3;
@@ -105,8 +93,8 @@ TEST_F(SwigluTest, Fp8OutputsMatchTheOracle) {
       saved.poison(), saved_inverse.poison(), y.poison();
       CUDA_OK(swiglu_forward(a, nullptr));
       EXPECT_EQ(y.values(), plain);
-      expect_quantized_rows(gate_up, saved.read(), saved_inverse.values(), 2 * s.tokens, s.f,
-                            Fp8Format::kE4M3, "gate_up beside y");
+      expect_quantized_rows(gate_up, saved.read(), saved_inverse.values(), 2 * s.tokens, s.f, Fp8Format::kE4M3,
+                            "gate_up beside y");
 
       // Backward from the same type and from the codes.
       const Values dy = normal_values(n, element, 2);
@@ -124,27 +112,24 @@ TEST_F(SwigluTest, Fp8OutputsMatchTheOracle) {
               out_inverse(s.tokens, Element::kF32);
           DeviceBytes out_codes(2 * n);
           SwigluBackward b;
-          b.dy = gradient.data(), b.d_gate_up = out.data(), b.tokens = s.tokens, b.f = s.f,
-          b.element = element;
+          b.dy = gradient.data(), b.d_gate_up = out.data(), b.tokens = s.tokens, b.f = s.f, b.element = element;
           if (from_codes)
             b.saved = a.saved;
           else
             b.gate_up = in.data();
-          b.fp8.data = out_codes.as<uint8_t>(), b.fp8.format = format,
-          b.fp8.scaling = Fp8Scaling::kRow, b.fp8.row_inverse = out_inverse.fp32();
+          b.fp8.data = out_codes.as<uint8_t>(), b.fp8.format = format, b.fp8.scaling = Fp8Scaling::kRow,
+          b.fp8.row_inverse = out_inverse.fp32();
           CUDA_OK(swiglu_backward(b, nullptr));
           const Values d_gate_up = out.values();
-          expect_close(
-              d_gate_up,
-              oracle::swiglu_backward(dy, from_codes ? dequantized : gate_up, s.tokens, s.f),
-              element, 1.05, 4e-6, "d_gate_up");
-          expect_quantized_rows(d_gate_up, out_codes.read(), out_inverse.values(), s.tokens,
-                                2 * s.f, format, "d_gate_up in FP8");
+          expect_close(d_gate_up, oracle::swiglu_backward(dy, from_codes ? dequantized : gate_up, s.tokens, s.f),
+                       element, 1.05, 4e-6, "d_gate_up");
+          expect_quantized_rows(d_gate_up, out_codes.read(), out_inverse.values(), s.tokens, 2 * s.f, format,
+                                "d_gate_up in FP8");
           b.d_gate_up = nullptr;
           out_codes.poison(), out_inverse.poison();
           CUDA_OK(swiglu_backward(b, nullptr));
-          expect_quantized_rows(d_gate_up, out_codes.read(), out_inverse.values(), s.tokens,
-                                2 * s.f, format, "FP8 gradient alone");
+          expect_quantized_rows(d_gate_up, out_codes.read(), out_inverse.values(), s.tokens, 2 * s.f, format,
+                                "FP8 gradient alone");
           b.d_gate_up = out.data(), b.fp8.data = nullptr;
           out.poison();
           CUDA_OK(swiglu_backward(b, nullptr));
@@ -158,19 +143,15 @@ TEST_F(SwigluTest, GradientInFp8MayReplaceItsInputToo) {
     const int64_t tokens = 9;
     const Values gate_up = normal_values(tokens * 2 * f, Element::kBF16, 1),
                  dy = normal_values(tokens * f, Element::kBF16, 2);
-    DeviceArray in(gate_up, Element::kBF16), gradient(dy, Element::kBF16),
-        inverse(tokens, Element::kF32);
+    DeviceArray in(gate_up, Element::kBF16), gradient(dy, Element::kBF16), inverse(tokens, Element::kF32);
     DeviceBytes codes(tokens * 2 * f);
     SwigluBackward b;
     b.dy = gradient.data(), b.gate_up = b.d_gate_up = in.data(), b.tokens = tokens, b.f = f;
-    b.fp8.data = codes.as<uint8_t>(), b.fp8.scaling = Fp8Scaling::kRow,
-    b.fp8.row_inverse = inverse.fp32();
+    b.fp8.data = codes.as<uint8_t>(), b.fp8.scaling = Fp8Scaling::kRow, b.fp8.row_inverse = inverse.fp32();
     CUDA_OK(swiglu_backward(b, nullptr));
     const Values plain = in.values();
-    expect_close(plain, oracle::swiglu_backward(dy, gate_up, tokens, f), Element::kBF16, 1.05, 4e-6,
-                 "d_gate_up");
-    expect_quantized_rows(plain, codes.read(), inverse.values(), tokens, 2 * f, Fp8Format::kE4M3,
-                          "codes");
+    expect_close(plain, oracle::swiglu_backward(dy, gate_up, tokens, f), Element::kBF16, 1.05, 4e-6, "d_gate_up");
+    expect_quantized_rows(plain, codes.read(), inverse.values(), tokens, 2 * f, Fp8Format::kE4M3, "codes");
   }
 }
 
@@ -178,27 +159,23 @@ TEST_F(SwigluTest, SameBitsEveryTime) {
   for (const int64_t f : {1001, 1024, 18432}) {
     const int64_t tokens = 200;
     DeviceArray in(normal_values(tokens * 2 * f, Element::kBF16, 1), Element::kBF16),
-        gradient(normal_values(tokens * f, Element::kBF16, 2), Element::kBF16),
-        inverse(tokens, Element::kF32), saved_inverse(2 * tokens, Element::kF32),
-        d_inverse(tokens, Element::kF32);
+        gradient(normal_values(tokens * f, Element::kBF16, 2), Element::kBF16), inverse(tokens, Element::kF32),
+        saved_inverse(2 * tokens, Element::kF32), d_inverse(tokens, Element::kF32);
     DeviceBytes codes(tokens * f), saved(tokens * 2 * f), d_codes(tokens * 2 * f);
     SwigluForward a;
     a.gate_up = in.data(), a.tokens = tokens, a.f = f;
-    a.fp8.data = codes.as<uint8_t>(), a.fp8.scaling = Fp8Scaling::kRow,
-    a.fp8.row_inverse = inverse.fp32();
+    a.fp8.data = codes.as<uint8_t>(), a.fp8.scaling = Fp8Scaling::kRow, a.fp8.row_inverse = inverse.fp32();
     a.saved.data = saved.as<uint8_t>(), a.saved.inverse = saved_inverse.fp32();
     SwigluBackward b;
     b.dy = gradient.data(), b.saved = a.saved, b.tokens = tokens, b.f = f;
-    b.fp8.data = d_codes.as<uint8_t>(), b.fp8.scaling = Fp8Scaling::kRow,
-    b.fp8.row_inverse = d_inverse.fp32();
+    b.fp8.data = d_codes.as<uint8_t>(), b.fp8.scaling = Fp8Scaling::kRow, b.fp8.row_inverse = d_inverse.fp32();
     std::vector<std::vector<unsigned char>> first;
     for (int run = 0; run < 100; ++run) {
       codes.poison(), saved.poison(), d_codes.poison();
       CUDA_OK(swiglu_forward(a, nullptr));
       CUDA_OK(swiglu_backward(b, nullptr));
-      std::vector<std::vector<unsigned char>> now = {codes.read(),         saved.read(),
-                                                     d_codes.read(),       inverse.read(),
-                                                     saved_inverse.read(), d_inverse.read()};
+      std::vector<std::vector<unsigned char>> now = {codes.read(),   saved.read(),         d_codes.read(),
+                                                     inverse.read(), saved_inverse.read(), d_inverse.read()};
       if (run == 0)
         first = std::move(now);
       else

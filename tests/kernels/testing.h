@@ -76,10 +76,8 @@ inline double decode(const void* from, Element element) {
 /// Device bytes between two guard zones. Fresh memory is all ones: NaN in every floating type.
 class DeviceBytes {
  public:
-  explicit DeviceBytes(int64_t bytes, int64_t misalignment = 0)
-      : bytes_(bytes), offset_(kGuard + misalignment) {
-    if (cudaMalloc(&block_, static_cast<size_t>(total())) != cudaSuccess)
-      throw std::runtime_error("cudaMalloc failed");
+  explicit DeviceBytes(int64_t bytes, int64_t misalignment = 0) : bytes_(bytes), offset_(kGuard + misalignment) {
+    if (cudaMalloc(&block_, static_cast<size_t>(total())) != cudaSuccess) throw std::runtime_error("cudaMalloc failed");
     poison();
   }
   DeviceBytes(const DeviceBytes&) = delete;
@@ -95,9 +93,7 @@ class DeviceBytes {
     cudaMemset(block_, 0xA5, static_cast<size_t>(total()));
     cudaMemset(data(), 0xFF, static_cast<size_t>(bytes_));
   }
-  void write(const void* host) {
-    cudaMemcpy(data(), host, static_cast<size_t>(bytes_), cudaMemcpyHostToDevice);
-  }
+  void write(const void* host) { cudaMemcpy(data(), host, static_cast<size_t>(bytes_), cudaMemcpyHostToDevice); }
   /// Waits for the device; fails the test when something wrote outside.
   std::vector<unsigned char> read() const {
     std::vector<unsigned char> all(static_cast<size_t>(total()));
@@ -106,8 +102,8 @@ class DeviceBytes {
     const auto guard = [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i)
         if (all[static_cast<size_t>(i)] != 0xA5)
-          return ADD_FAILURE() << "a byte outside the array was written, " << i - offset_
-                               << " from its start, " << bytes_ << " long";
+          return ADD_FAILURE() << "a byte outside the array was written, " << i - offset_ << " from its start, "
+                               << bytes_ << " long";
     };
     guard(0, offset_);
     guard(offset_ + bytes_, total());
@@ -125,9 +121,7 @@ class DeviceBytes {
 class DeviceArray : public DeviceBytes {
  public:
   DeviceArray(int64_t count, Element element, int64_t shift = 0)
-      : DeviceBytes(count * size_of(element), shift * size_of(element)),
-        count_(count),
-        element_(element) {}
+      : DeviceBytes(count * size_of(element), shift * size_of(element)), count_(count), element_(element) {}
   DeviceArray(const Values& values, Element element, int64_t shift = 0)
       : DeviceArray(static_cast<int64_t>(values.size()), element, shift) {
     std::vector<unsigned char> bytes(static_cast<size_t>(count_ * size_of(element_)));
@@ -138,8 +132,7 @@ class DeviceArray : public DeviceBytes {
   Values values() const {
     const std::vector<unsigned char> bytes = read();
     Values result;
-    for (int64_t i = 0; i < count_; ++i)
-      result.push_back(decode(bytes.data() + i * size_of(element_), element_));
+    for (int64_t i = 0; i < count_; ++i) result.push_back(decode(bytes.data() + i * size_of(element_), element_));
     return result;
   }
   float* fp32() const { return as<float>(); }
@@ -152,8 +145,7 @@ class DeviceArray : public DeviceBytes {
 template <class T>
 class DeviceIntegers : public DeviceBytes {
  public:
-  explicit DeviceIntegers(const std::vector<T>& values)
-      : DeviceBytes(static_cast<int64_t>(values.size() * sizeof(T))) {
+  explicit DeviceIntegers(const std::vector<T>& values) : DeviceBytes(static_cast<int64_t>(values.size() * sizeof(T))) {
     write(values.data());
   }
 };
@@ -165,10 +157,9 @@ inline Values normal_values(int64_t count, Element element, uint32_t seed, doubl
   Values values(static_cast<size_t>(count));
   for (double& value : values) {
     const uint64_t bits = generator();
-    const double sum = static_cast<double>((bits & 0xffff) + (bits >> 16 & 0xffff) +
-                                           (bits >> 32 & 0xffff) + (bits >> 48)) /
-                           65536.0 -
-                       2.0;
+    const double sum =
+        static_cast<double>((bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48)) / 65536.0 -
+        2.0;
     value = round_to(scale * sum * 1.7320508, element);
   }
   return values;
@@ -176,15 +167,14 @@ inline Values normal_values(int64_t count, Element element, uint32_t seed, doubl
 
 /// |actual - expected| <= roundings * u * |expected| + absolute, u the unit roundoff; fp32
 /// arithmetic adds 64 units of its own roundoff. NaN never passes.
-inline void expect_close(const Values& actual, const Values& expected, Element element,
-                         double roundings, double absolute, const std::string& what) {
+inline void expect_close(const Values& actual, const Values& expected, Element element, double roundings,
+                         double absolute, const std::string& what) {
   ASSERT_EQ(actual.size(), expected.size()) << what;
   const double relative = roundings * roundoff(element) + 64 * roundoff(Element::kF32);
   int64_t wrong = 0, worst = -1;
   double excess = 0;
   for (size_t i = 0; i < actual.size(); ++i) {
-    const double error = std::abs(actual[i] - expected[i]),
-                 bound = relative * std::abs(expected[i]) + absolute;
+    const double error = std::abs(actual[i] - expected[i]), bound = relative * std::abs(expected[i]) + absolute;
     if (error <= bound) continue;
     ++wrong;
     const double over = std::isnan(error) ? std::numeric_limits<double>::infinity() : error - bound;
@@ -222,8 +212,7 @@ class KernelTest : public ::testing::Test {
       GTEST_SKIP() << "no CUDA device on this machine";
     }
     (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
-    if (major != 9)
-      GTEST_SKIP() << "the kernels are built for compute capability 9.0, this device has " << major;
+    if (major != 9) GTEST_SKIP() << "the kernels are built for compute capability 9.0, this device has " << major;
   }
 };
 

@@ -35,17 +35,15 @@ std::string message_of(const std::function<void()>& f) {
 }
 
 TEST(Adapter, ExportThenImportGivesTheSameBits) {
-  for (const auto& targets :
-       std::vector<std::vector<std::string>>{{"q_proj", "v_proj"},
-                                             {"down_proj", "gate_proj", "o_proj"},
-                                             {"qkv_proj"},
-                                             {"qkv_proj", "o_proj", "up_proj"}}) {
+  for (const auto& targets : std::vector<std::vector<std::string>>{{"q_proj", "v_proj"},
+                                                                   {"down_proj", "gate_proj", "o_proj"},
+                                                                   {"qkv_proj"},
+                                                                   {"qkv_proj", "o_proj", "up_proj"}}) {
     const LlamaModel model = model_with(targets);
     const auto tensors = random_adapters(model);
     const auto again = import_adapter(export_adapter(tensors, model, "base"), model);
     ASSERT_EQ(again.size(), tensors.size());
-    for (const auto& [name, tensor] : tensors)
-      EXPECT_EQ(max_difference(again.at(name), tensor), 0) << name;
+    for (const auto& [name, tensor] : tensors) EXPECT_EQ(max_difference(again.at(name), tensor), 0) << name;
   }
 }
 
@@ -53,8 +51,7 @@ TEST(Adapter, FusedExportsAsItsEquivalents) {
   const LlamaModel model = model_with({"qkv_proj", "o_proj"});
   const auto tensors = random_adapters(model);
   const Adapter adapter = export_adapter(tensors, model, "base");
-  EXPECT_EQ(adapter.config.target_modules,
-            (std::vector<std::string>{"q_proj", "k_proj", "v_proj", "o_proj"}));
+  EXPECT_EQ(adapter.config.target_modules, (std::vector<std::string>{"q_proj", "k_proj", "v_proj", "o_proj"}));
   EXPECT_EQ(adapter.config.base_model, "base");
   EXPECT_EQ(adapter.config.r, 3);
   ASSERT_EQ(adapter.modules.size(), 8u);
@@ -66,8 +63,7 @@ TEST(Adapter, FusedExportsAsItsEquivalents) {
 }
 
 TEST(Adapter, SeparatePairsCannotBecomeFused) {
-  const LlamaModel separate = model_with({"q_proj", "k_proj", "v_proj"}),
-                   fused = model_with({"qkv_proj"});
+  const LlamaModel separate = model_with({"q_proj", "k_proj", "v_proj"}), fused = model_with({"qkv_proj"});
   const Adapter adapter = export_adapter(random_adapters(separate), separate, "");
   const std::string message = message_of([&] { import_adapter(adapter, fused); });
   EXPECT_NE(message.find("lora_A of its own"), std::string::npos) << message;
@@ -77,25 +73,18 @@ TEST(Adapter, SeparatePairsCannotBecomeFused) {
 TEST(Adapter, MismatchesAreNamed) {
   const LlamaModel model = model_with({"q_proj"});
   const Adapter adapter = export_adapter(random_adapters(model), model, "");
-  EXPECT_NE(message_of([&] {
-              import_adapter(adapter, model_with({"q_proj"}, 4));
-            }).find("set lora.r to 3"),
+  EXPECT_NE(message_of([&] { import_adapter(adapter, model_with({"q_proj"}, 4)); }).find("set lora.r to 3"),
             std::string::npos);
-  EXPECT_NE(message_of([&] {
-              import_adapter(adapter, model_with({"q_proj", "o_proj"}));
-            }).find("has no module"),
+  EXPECT_NE(message_of([&] { import_adapter(adapter, model_with({"q_proj", "o_proj"})); }).find("has no module"),
             std::string::npos);
-  EXPECT_NE(
-      message_of([&] { import_adapter(adapter, model_with({"o_proj"})); }).find("has no module"),
-      std::string::npos);
+  EXPECT_NE(message_of([&] { import_adapter(adapter, model_with({"o_proj"})); }).find("has no module"),
+            std::string::npos);
   const LlamaModel both = model_with({"q_proj", "o_proj"});
   const Adapter larger = export_adapter(random_adapters(both), both, "");
-  EXPECT_NE(message_of([&] { import_adapter(larger, model); }).find("does not cover"),
-            std::string::npos);
+  EXPECT_NE(message_of([&] { import_adapter(larger, model); }).find("does not cover"), std::string::npos);
   Adapter wide = adapter;
   wide.modules.begin()->second.in += 1;
-  EXPECT_NE(message_of([&] { import_adapter(wide, model); }).find("maps 129 to 128"),
-            std::string::npos);
+  EXPECT_NE(message_of([&] { import_adapter(wide, model); }).find("maps 129 to 128"), std::string::npos);
 }
 
 TEST(Adapter, RandomStartIsPefts) {

@@ -1,5 +1,5 @@
-// Training a BERT with the products of its layers in FP8 against training it without: losses over steps and gradients. On a GPU with the
-// layers of BERT-large, on the CPU with a small model.
+// Training a BERT with the products of its layers in FP8 against training it without: losses over steps and gradients.
+// On a GPU with the layers of BERT-large, on the CPU with a small model.
 #include "models/bert/bert.h"
 #include "mpi_test_main.h"
 #include "trireme/fsdp/sharded_units.h"
@@ -95,7 +95,8 @@ Outcome train(const Shape& shape, at::Device device, at::ScalarType dtype, bool 
     (loss * loss_scale).backward();
     units.finish_backward();
     if (step == 1)  // by then the scales are those that followed
-      for (TrainedShard& shard : units.trained()) outcome.gradients.push_back(shard.gradient.to(at::kCPU, at::kDouble).clone());
+      for (TrainedShard& shard : units.trained())
+        outcome.gradients.push_back(shard.gradient.to(at::kCPU, at::kDouble).clone());
     outcome.losses.push_back(loss.item<double>());
     const at::NoGradGuard no_grad;
     const at::Tensor unscale = at::full({}, 1 / loss_scale, at::TensorOptions(device).dtype(at::kFloat));
@@ -110,7 +111,8 @@ Outcome train(const Shape& shape, at::Device device, at::ScalarType dtype, bool 
 void expect_close(const Shape& shape, at::Device device, at::ScalarType dtype, int steps, double least_cosine) {
   const Outcome fp8 = train(shape, device, dtype, true, steps), plain = train(shape, device, dtype, false, steps);
   double worst = 0;
-  for (size_t i = 0; i < plain.losses.size(); ++i) worst = std::max(worst, std::abs(fp8.losses[i] / plain.losses[i] - 1));
+  for (size_t i = 0; i < plain.losses.size(); ++i)
+    worst = std::max(worst, std::abs(fp8.losses[i] / plain.losses[i] - 1));
   EXPECT_LT(worst, 0.01);
   EXPECT_GT(worst, 0) << "nothing was quantised";
   EXPECT_LT(plain.losses.back(), 0.97 * plain.losses.front()) << "the run learns nothing";
@@ -125,16 +127,19 @@ void expect_close(const Shape& shape, at::Device device, at::ScalarType dtype, i
   // A tensor may more than double from one step to the next, but that is rare.
   const double tensors = 12.0 * static_cast<double>(shape.layers) * steps;
   EXPECT_LT(fp8.clipped, 0.03 * tensors);
-  std::printf("losses within %.4f %%, least cosine of a unit's gradient %.5f, %.0f of %.0f tensors beyond their scale, loss %.4f -> %.4f\n",
-              100 * worst, least, fp8.clipped, tensors, plain.losses.front(), plain.losses.back());
+  std::printf(
+      "losses within %.4f %%, least cosine of a unit's gradient %.5f, %.0f of %.0f tensors beyond their scale, loss "
+      "%.4f -> %.4f\n",
+      100 * worst, least, fp8.clipped, tensors, plain.losses.front(), plain.losses.back());
 }
 
 TEST(BertFp8, SmallModelOnTheCpu) { expect_close({64, 128, 2, 4, 101, 6, 16}, at::kCPU, at::kFloat, 8, 0.98); }
 
 TEST(BertFp8, LayersOfBertLargeOnAGpu) {
   if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0) GTEST_SKIP() << "no GPU on this machine";
-  // A value in E5M2 is off by 5 % (rms), and a gradient passes four such products in each of 24 layers, half of it beside them: a relative
-  // error of 0.05 * sqrt(48) = 0.35 in the first layers would be a cosine of 0.944; one H200 gave 0.961.
+  // A value in E5M2 is off by 5 % (rms), and a gradient passes four such products in each of 24 layers, half of it
+  // beside them: a relative error of 0.05 * sqrt(48) = 0.35 in the first layers would be a cosine of 0.944; one H200
+  // gave 0.961.
   expect_close({1024, 4096, 24, 16, 30522, 32, 256}, at::kCUDA, at::kHalf, 20, 0.944);
 }
 

@@ -88,7 +88,8 @@ BertBatch sequence_of(const BertBatch& batch, size_t s) {
   for (auto member : {&BertBatch::ids_T, &BertBatch::positions_T, &BertBatch::types_T, &BertBatch::token_keys_T})
     part.*member = (batch.*member).narrow(0, begin, length).contiguous();
   part.sequences = make_pack_layout({0, static_cast<int32_t>(length)}, {begin}, at::kCPU);
-  const at::Tensor mine = batch.masked_rows_P.ge(begin).logical_and(batch.masked_rows_P.lt(begin + length)).nonzero().squeeze(1);
+  const at::Tensor mine =
+      batch.masked_rows_P.ge(begin).logical_and(batch.masked_rows_P.lt(begin + length)).nonzero().squeeze(1);
   part.masked_rows_P = batch.masked_rows_P.index_select(0, mine) - begin;
   part.masked_ids_P = batch.masked_ids_P.index_select(0, mine);
   part.masked_weights_P = batch.masked_weights_P.index_select(0, mine);
@@ -191,7 +192,8 @@ TEST(Bert, ScoreIsTheLossWithoutDropout) {
   BertForward options;
   options.train = false;
   const BertScore score = model.score(store, batch);
-  EXPECT_NEAR((score.masked_loss + score.next_loss).item<double>(), model.loss(store, batch, options).item<double>(), 1e-9);
+  EXPECT_NEAR((score.masked_loss + score.next_loss).item<double>(), model.loss(store, batch, options).item<double>(),
+              1e-9);
   EXPECT_GE(score.hits.item<double>(), 0);
   EXPECT_LE(score.hits.item<double>(), static_cast<double>(batch.masked_rows_P.size(0)));
 }
@@ -222,13 +224,16 @@ TEST(Bert, LargeHasThePublishedParametersAndNames) {
   for (const UnitSpec& unit : model.units())
     for (const ParameterSpec& parameter : unit.parameters) tensors += parameter.parts.size();
   EXPECT_EQ(tensors, 398u);
-  EXPECT_EQ(tensorflow_name("bert.encoder.layer.3.attention.self.query.weight"), "bert/encoder/layer_3/attention/self/query/kernel");
-  EXPECT_EQ(tensorflow_name("bert.encoder.layer.23.output.LayerNorm.bias"), "bert/encoder/layer_23/output/LayerNorm/beta");
+  EXPECT_EQ(tensorflow_name("bert.encoder.layer.3.attention.self.query.weight"),
+            "bert/encoder/layer_3/attention/self/query/kernel");
+  EXPECT_EQ(tensorflow_name("bert.encoder.layer.23.output.LayerNorm.bias"),
+            "bert/encoder/layer_23/output/LayerNorm/beta");
   EXPECT_EQ(tensorflow_name("bert.embeddings.word_embeddings.weight"), "bert/embeddings/word_embeddings");
   EXPECT_EQ(tensorflow_name("cls.predictions.bias"), "cls/predictions/output_bias");
   EXPECT_EQ(tensorflow_name("cls.seq_relationship.weight"), "cls/seq_relationship/output_weights");
   EXPECT_EQ(tensorflow_name("cls.predictions.transform.dense.weight"), "cls/predictions/transform/dense/kernel");
-  // 6 x 302 M x 24,576 for the encoder, about 0.7 TFLOP for the heads (48 rows of 512): reference figures of the benchmark.
+  // 6 x 302 M x 24,576 for the encoder, about 0.7 TFLOP for the heads (48 rows of 512): reference figures of the
+  // benchmark.
   const double row = bert_flops_per_row(c, 512, 2, 76.8);
   EXPECT_NEAR(48 * row / 1e12, 44.5 + 0.7 + 48 * 3.5 * 24 * 4 * 512 * 256 * 1024 / 1e12, 0.4);
 }

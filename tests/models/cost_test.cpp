@@ -17,11 +17,9 @@ TEST(ModelFlops, Llama70bLoraAsPublished) {
 
 TEST(ModelFlops, FullTrainingCountsWeightGradients) {
   const LlamaConfig config = llama_preset("llama2-7b");
-  const double matrices =
-      6738415616.0 - 32000.0 * 4096 - 65.0 * 4096;  // all but the embedding and the norms
+  const double matrices = 6738415616.0 - 32000.0 * 4096 - 65.0 * 4096;  // all but the embedding and the norms
   const double attention = 3.5 * 32 * 2 * 4096.0 * 4096 * 4096;
-  EXPECT_NEAR(model_flops_per_sample(config, {}, 4096) / (6 * matrices * 4096 + attention), 1.0,
-              1e-12);
+  EXPECT_NEAR(model_flops_per_sample(config, {}, 4096) / (6 * matrices * 4096 + attention), 1.0, 1e-12);
 }
 
 TEST(ActivationBytes, FollowWhatIsKept) {
@@ -44,8 +42,7 @@ TEST(Presets, UnknownNameHasASuggestion) {
     llama_preset("llama2-7B");
     FAIL();
   } catch (const ConfigError& error) {
-    EXPECT_NE(std::string(error.what()).find("Did you mean 'llama2-7b'?"), std::string::npos)
-        << error.what();
+    EXPECT_NE(std::string(error.what()).find("Did you mean 'llama2-7b'?"), std::string::npos) << error.what();
   }
 }
 

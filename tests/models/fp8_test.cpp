@@ -1,5 +1,5 @@
-// Frozen weights in FP8 against bf16 and fp32: losses over ten steps and the adapters' gradients. On a GPU with the shape of a model of
-// 1.1 billion parameters, on the CPU with a small one.
+// Frozen weights in FP8 against bf16 and fp32: losses over ten steps and the adapters' gradients. On a GPU with the
+// shape of a model of 1.1 billion parameters, on the CPU with a small one.
 #include "models/llama/llama.h"
 #include "mpi_test_main.h"
 #include "trireme/fsdp/sharded_units.h"
@@ -41,11 +41,13 @@ struct Outcome {
 };
 
 Outcome train(const Shape& shape, at::Device device, at::ScalarType dtype, bool fp8, int steps) {
-  const LlamaModel model(config_of(shape), LoraOptions{16, 32, 0.1, {"qkv_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}});
+  const LlamaModel model(config_of(shape),
+                         LoraOptions{16, 32, 0.1, {"qkv_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}});
   Communicator& comm = test_world().communicator();
-  // As pre-training recipes scale their initial weights: a residual stream of unit size to which every block adds a little. With equal
-  // deviations everywhere each block drowns what came before it, and a random network of many blocks turns the rounding of its first
-  // ones into noise of the same size: FP8 in any implementation then gives gradients of a cosine of 0.9.
+  // As pre-training recipes scale their initial weights: a residual stream of unit size to which every block adds a
+  // little. With equal deviations everywhere each block drowns what came before it, and a random network of many blocks
+  // turns the rounding of its first ones into noise of the same size: FP8 in any implementation then gives gradients of
+  // a cosine of 0.9.
   std::vector<UnitSpec> specs = model.units();
   specs.front().parameters.front().init_scale = 1.0;
   for (UnitSpec& unit : specs)
@@ -61,11 +63,13 @@ Outcome train(const Shape& shape, at::Device device, at::ScalarType dtype, bool 
     if (parameter.name.ends_with("lora_B"))
       units.assign(parameter.parts[0].name, at::empty(parameter.shape).normal_(0, 0.02, generator).to(device));
 
-  const at::Tensor tokens = at::empty({shape.rows, shape.length}, at::kLong).random_(3, shape.vocab, generator).to(device);
+  const at::Tensor tokens =
+      at::empty({shape.rows, shape.length}, at::kLong).random_(3, shape.vocab, generator).to(device);
   TokenBatch batch;
   batch.tokens_BS = tokens;
   batch.positions_BS = at::arange(shape.length, tokens.options()).expand_as(tokens).contiguous();
-  batch.loss_weight_BS = at::full(tokens.sizes(), 1.0 / static_cast<double>(tokens.numel()), tokens.options().dtype(at::kFloat));
+  batch.loss_weight_BS =
+      at::full(tokens.sizes(), 1.0 / static_cast<double>(tokens.numel()), tokens.options().dtype(at::kFloat));
   batch.loss_weight_BS.narrow(1, shape.length - 1, 1).zero_();
   batch.sample_ids_B = at::arange(shape.rows, tokens.options());
   for (int64_t row = 0; row <= shape.rows; ++row) batch.cu_seqlens.push_back(static_cast<int32_t>(row * shape.length));
@@ -103,8 +107,8 @@ void expect_close(const Outcome& fp8, const Outcome& plain) {
   EXPECT_GE(similarity, 0.99);
   ::testing::Test::RecordProperty("worst_loss_error", std::to_string(worst));
   ::testing::Test::RecordProperty("gradient_cosine", std::to_string(similarity));
-  std::printf("losses within %.4f %%, cosine of the adapters' gradients %.5f, loss %.4f -> %.4f\n", 100 * worst, similarity,
-              plain.losses.front(), plain.losses.back());
+  std::printf("losses within %.4f %%, cosine of the adapters' gradients %.5f, loss %.4f -> %.4f\n", 100 * worst,
+              similarity, plain.losses.front(), plain.losses.back());
 }
 
 TEST(FrozenFp8, SmallModelOnTheCpu) {

@@ -28,8 +28,7 @@ LlamaConfig small_config(bool tie = false) {
 }
 
 LoraOptions seven(double dropout = 0) {
-  return {
-      4, 8, dropout, {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}};
+  return {4, 8, dropout, {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}};
 }
 
 TokenBatch batch_of(int64_t rows, int64_t length, uint64_t seed) {
@@ -37,10 +36,8 @@ TokenBatch batch_of(int64_t rows, int64_t length, uint64_t seed) {
   batch.tokens_BS = random({rows, length}, seed).mul_(1000).abs_().to(at::kLong).remainder_(61);
   batch.loss_weight_BS = at::ones({rows, length}, at::kFloat);
   batch.loss_weight_BS.select(1, length - 1).zero_();
-  batch.positions_BS =
-      at::arange(length, at::TensorOptions(at::kLong)).expand({rows, length}).contiguous();
-  for (int64_t row = 0; row <= rows; ++row)
-    batch.cu_seqlens.push_back(static_cast<int32_t>(row * length));
+  batch.positions_BS = at::arange(length, at::TensorOptions(at::kLong)).expand({rows, length}).contiguous();
+  for (int64_t row = 0; row <= rows; ++row) batch.cu_seqlens.push_back(static_cast<int32_t>(row * length));
   batch.sample_ids_B = at::arange(rows, at::TensorOptions(at::kLong)) * 13 + 5;
   return batch;
 }
@@ -51,8 +48,7 @@ TokenBatch rows_of(const TokenBatch& batch, int64_t first, int64_t count) {
   part.tokens_BS = batch.tokens_BS.narrow(0, first, count);
   part.loss_weight_BS = batch.loss_weight_BS.narrow(0, first, count);
   part.positions_BS = batch.positions_BS.narrow(0, first, count);
-  for (int64_t row = 0; row <= count; ++row)
-    part.cu_seqlens.push_back(static_cast<int32_t>(row * length));
+  for (int64_t row = 0; row <= count; ++row) part.cu_seqlens.push_back(static_cast<int32_t>(row * length));
   part.sample_ids_B = batch.sample_ids_B.narrow(0, first, count);
   return part;
 }
@@ -63,8 +59,7 @@ std::vector<std::vector<at::Tensor>> units_of(const LlamaModel& model, at::Scala
   if (model.lora()) {
     at::NoGradGuard no_grad;
     uint64_t seed = 100;
-    for (const at::Tensor& tensor : units.back())
-      tensor.copy_(random(tensor.sizes(), ++seed) * 0.1);
+    for (const at::Tensor& tensor : units.back()) tensor.copy_(random(tensor.sizes(), ++seed) * 0.1);
   }
   return units;
 }
@@ -95,8 +90,7 @@ void add_gradient(std::vector<at::Tensor>& sum, size_t i, const at::Tensor& grad
 }
 
 TEST(LlamaUnits, NamesShapesAndCounts) {
-  const LlamaModel model(llama_preset("llama2-70b"),
-                         LoraOptions{16, 32, 0.1, {"qkv_proj", "o_proj"}});
+  const LlamaModel model(llama_preset("llama2-70b"), LoraOptions{16, 32, 0.1, {"qkv_proj", "o_proj"}});
   ASSERT_EQ(model.units().size(), 83u);
   EXPECT_EQ(model.units()[0].name, "embed");
   EXPECT_EQ(model.units()[80].name, "layers.79");
@@ -112,9 +106,8 @@ TEST(LlamaUnits, NamesShapesAndCounts) {
     EXPECT_EQ(rows, parameter.shape[0]) << parameter.name;
     EXPECT_EQ(parameter.decay, parameter.shape.size() == 2) << parameter.name;
   }
-  EXPECT_EQ(names,
-            (std::vector<std::string>{"input_layernorm", "qkv_proj", "o_proj",
-                                      "post_attention_layernorm", "gate_up_proj", "down_proj"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"input_layernorm", "qkv_proj", "o_proj", "post_attention_layernorm",
+                                             "gate_up_proj", "down_proj"}));
   EXPECT_EQ(block.parameters[1].parts[1].name, "model.layers.2.self_attn.k_proj.weight");
   EXPECT_EQ(block.parameters[1].parts[1].rows, 1024);
   EXPECT_FALSE(block.trained);
@@ -122,8 +115,7 @@ TEST(LlamaUnits, NamesShapesAndCounts) {
   EXPECT_EQ(model.num_trained_parameters(), 44564480);
   EXPECT_TRUE(model.units()[82].replicated && model.units()[82].trained);
   EXPECT_EQ(model.units()[82].parameters[1].name, "layers.0.qkv_proj.lora_B");
-  EXPECT_EQ(model.units()[82].parameters[1].parts[0].name,
-            "model.layers.0.self_attn.qkv_proj.lora_B.weight");
+  EXPECT_EQ(model.units()[82].parameters[1].parts[0].name, "model.layers.0.self_attn.qkv_proj.lora_B.weight");
 }
 
 TEST(LlamaUnits, PublishedParameterCounts) {
@@ -153,8 +145,7 @@ TEST(LlamaUnits, BadTargetsAreRefusedByName) {
   try {
     with({"q_prj"});
   } catch (const ConfigError& error) {
-    EXPECT_NE(std::string(error.what()).find("Did you mean 'q_proj'?"), std::string::npos)
-        << error.what();
+    EXPECT_NE(std::string(error.what()).find("Did you mean 'q_proj'?"), std::string::npos) << error.what();
   }
 }
 
@@ -186,8 +177,7 @@ TEST(LlamaModel, GradientEqualsDifferencesInTheWeights) {
 TEST(LlamaModel, RecomputationGivesTheSameBits) {
   for (const double dropout : {0.0, 0.2}) {
     for (const bool full_training : {false, true}) {
-      const LlamaModel model(small_config(),
-                             full_training ? std::nullopt : std::optional(seven(dropout)));
+      const LlamaModel model(small_config(), full_training ? std::nullopt : std::optional(seven(dropout)));
       ForwardOptions none{true, 5, {}}, full{true, 5, std::vector<Recompute>(3, Recompute::kFull)};
       ForwardOptions mixed{true, 5, {Recompute::kNone, Recompute::kFull, Recompute::kNone}};
       const TokenBatch batch = batch_of(2, 9, 1);
@@ -217,8 +207,7 @@ TEST(LlamaModel, DropoutDoesNotDependOnTheMicroBatchSplit) {
     for (size_t i = 0; i < part.gradients.size(); ++i) add_gradient(sum, i, part.gradients[i]);
   }
   EXPECT_NEAR(loss, whole.loss, 1e-10);
-  for (size_t i = 0; i < sum.size(); ++i)
-    EXPECT_LT(relative_difference(sum[i], whole.gradients[i]), 1e-11);
+  for (size_t i = 0; i < sum.size(); ++i) EXPECT_LT(relative_difference(sum[i], whole.gradients[i]), 1e-11);
 }
 
 TEST(LlamaModel, DropoutIsOnInTrainingOnlyAndFollowsTheSeed) {
@@ -240,8 +229,7 @@ TEST(LlamaModel, APackOfThreeEqualsTheThreeAlone) {
   const std::vector<int64_t> lengths = {5, 2, 8};
   TokenBatch packed = batch_of(1, 15, 4);
   packed.cu_seqlens = {0, 5, 7, 15};
-  packed.positions_BS =
-      at::cat({at::arange(5), at::arange(2), at::arange(8)}).to(at::kLong).view({1, 15});
+  packed.positions_BS = at::cat({at::arange(5), at::arange(2), at::arange(8)}).to(at::kLong).view({1, 15});
   for (const int64_t last : {4, 6, 14}) packed.loss_weight_BS[0][last] = 0;
   const Result together = run(model, packed, {});
   double loss = 0;
@@ -256,8 +244,7 @@ TEST(LlamaModel, APackOfThreeEqualsTheThreeAlone) {
     for (size_t i = 0; i < one.gradients.size(); ++i) add_gradient(sum, i, one.gradients[i]);
   }
   EXPECT_NEAR(together.loss, loss, 1e-10);
-  for (size_t i = 0; i < sum.size(); ++i)
-    EXPECT_LT(relative_difference(together.gradients[i], sum[i]), 1e-11);
+  for (size_t i = 0; i < sum.size(); ++i) EXPECT_LT(relative_difference(together.gradients[i], sum[i]), 1e-11);
 }
 
 TEST(LlamaModel, LossIsTheCrossEntropyOfItsLogits) {
@@ -287,8 +274,7 @@ TEST(LlamaModel, EvaluationKeepsNoGraph) {
 TEST(LlamaModel, Bf16FollowsFp32) {
   const LlamaModel model(small_config(), seven());
   const TokenBatch batch = batch_of(2, 16, 1);
-  const Result exact = run(model, batch, {}, at::kFloat),
-               half = run(model, batch, {}, at::kBFloat16);
+  const Result exact = run(model, batch, {}, at::kFloat), half = run(model, batch, {}, at::kBFloat16);
   EXPECT_NEAR(half.loss / exact.loss, 1.0, 2e-2);
 }
 
@@ -317,13 +303,11 @@ class StrictStore : public UnitStore {
 
  private:
   void fill(int unit) {
-    for (size_t p = 0; p < shown_[unit].size(); ++p)
-      shown_[unit][p].data().copy_(values_[unit][p].detach());
+    for (size_t p = 0; p < shown_[unit].size(); ++p) shown_[unit][p].data().copy_(values_[unit][p].detach());
   }
   void drop(int unit) {
     if (model_.units()[unit].replicated) return fill(unit);
-    for (const at::Tensor& tensor : shown_[unit])
-      tensor.data().fill_(std::numeric_limits<double>::quiet_NaN());
+    for (const at::Tensor& tensor : shown_[unit]) tensor.data().fill_(std::numeric_limits<double>::quiet_NaN());
   }
   const LlamaModel& model_;
   std::vector<std::vector<at::Tensor>> values_, shown_;
@@ -333,8 +317,7 @@ TEST(LlamaModel, ReadsWeightsOnlyBetweenTheHooks) {
   for (const bool tie : {false, true}) {
     for (const bool full_training : {false, true}) {
       for (const Recompute recompute : {Recompute::kNone, Recompute::kFull}) {
-        const LlamaModel model(small_config(tie),
-                               full_training ? std::nullopt : std::optional(seven(0.1)));
+        const LlamaModel model(small_config(tie), full_training ? std::nullopt : std::optional(seven(0.1)));
         const ForwardOptions options{true, 1, std::vector<Recompute>(3, recompute)};
         const TokenBatch batch = batch_of(2, 5, 1);
         const Result want = run(model, batch, options);

@@ -15,18 +15,15 @@ namespace {
 
 using namespace testing;
 
-const std::filesystem::path kDirectory =
-    std::filesystem::path(TRIREME_BINARY_DIR) / "model_reference";
+const std::filesystem::path kDirectory = std::filesystem::path(TRIREME_BINARY_DIR) / "model_reference";
 
 /// Runs the script once; empty when the reference is there, else why not.
 std::string make_reference() {
-  const std::string command = std::string(TRIREME_PYTHON) +
-                              " " TRIREME_SOURCE_DIR "/tests/parity/model_reference.py " +
+  const std::string command = std::string(TRIREME_PYTHON) + " " TRIREME_SOURCE_DIR "/tests/parity/model_reference.py " +
                               kDirectory.string() + " 2>/dev/null";
   const int status = std::system(command.c_str());
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return "";
-  if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
-    return "transformers or peft is not installed in " TRIREME_PYTHON;
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) return "transformers or peft is not installed in " TRIREME_PYTHON;
   return "failed: " + command;
 }
 
@@ -40,8 +37,8 @@ class LlamaParity : public ::testing::TestWithParam<std::string> {
 };
 
 /// Gradients of all units by checkpoint name.
-std::map<std::string, at::Tensor> gradients_by_name(
-    const LlamaModel& model, const std::vector<std::vector<at::Tensor>>& units) {
+std::map<std::string, at::Tensor> gradients_by_name(const LlamaModel& model,
+                                                    const std::vector<std::vector<at::Tensor>>& units) {
   std::map<std::string, at::Tensor> result;
   for (size_t u = 0; u < units.size(); ++u) {
     for (size_t p = 0; p < units[u].size(); ++p) {
@@ -63,8 +60,7 @@ Adapter reference_adapter(const Reference& reference) {
   for (const auto& [name, tensor] : reference.tensors) {
     const bool is_a = name.ends_with(".lora_A.weight");
     if (!name.starts_with("lora/") || (!is_a && !name.ends_with(".lora_B.weight"))) continue;
-    AdapterPair& pair =
-        adapter.modules[name.substr(5, name.size() - 5 - std::string(".lora_A.weight").size())];
+    AdapterPair& pair = adapter.modules[name.substr(5, name.size() - 5 - std::string(".lora_A.weight").size())];
     const float* data = tensor.const_data_ptr<float>();
     (is_a ? pair.a : pair.b).assign(data, data + tensor.numel());
     pair.r = tensor.size(is_a ? 0 : 1);
@@ -80,11 +76,8 @@ struct Loaded {
 
 Loaded load(const Reference& reference, std::optional<LoraOptions> lora) {
   Loaded loaded{LlamaModel(reference.config(), lora), {}};
-  loaded.units =
-      load_whole(loaded.model, ReferenceWeights(reference, "weight/"), at::kFloat, at::kCPU);
-  if (lora)
-    assign_adapter(loaded.model, import_adapter(reference_adapter(reference), loaded.model),
-                   loaded.units);
+  loaded.units = load_whole(loaded.model, ReferenceWeights(reference, "weight/"), at::kFloat, at::kCPU);
+  if (lora) assign_adapter(loaded.model, import_adapter(reference_adapter(reference), loaded.model), loaded.units);
   return loaded;
 }
 
@@ -109,9 +102,7 @@ TEST_P(LlamaParity, LogitsLossAndGradients) {
     WholeUnitStore store(loaded.units);
     ForwardOptions options;
     options.recompute.assign(static_cast<size_t>(reference.config().num_hidden_layers), recompute);
-    EXPECT_LT(
-        max_difference(loaded.model.logits(store, batch, options), reference.tensors.at("logits")),
-        1e-5);
+    EXPECT_LT(max_difference(loaded.model.logits(store, batch, options), reference.tensors.at("logits")), 1e-5);
     const at::Tensor loss = loaded.model.loss(store, batch, options).loss_sum;
     EXPECT_NEAR(loss.item<double>() / reference.tensors.at("loss_sum").item<double>(), 1.0, 1e-6);
     loss.backward();
@@ -120,9 +111,9 @@ TEST_P(LlamaParity, LogitsLossAndGradients) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, LlamaParity,
-                         ::testing::Values("mha", "gqa", "tied", "llama3_rope", "linear_rope",
-                                           "packed", "lora_seven", "lora_q_v", "lora_o_up_down",
-                                           "lora_tied_gate", "lora_fused", "lora_packed"));
+                         ::testing::Values("mha", "gqa", "tied", "llama3_rope", "linear_rope", "packed", "lora_seven",
+                                           "lora_q_v", "lora_o_up_down", "lora_tied_gate", "lora_fused",
+                                           "lora_packed"));
 
 using LlamaFusedParity = LlamaParity;
 
@@ -134,8 +125,7 @@ TEST_P(LlamaFusedParity, FusedQkvAdapter) {
   Loaded loaded = load(reference, lora);
   WholeUnitStore store(loaded.units);
   const TokenBatch batch = reference.batch();
-  EXPECT_LT(max_difference(loaded.model.logits(store, batch, {}), reference.tensors.at("logits")),
-            1e-5);
+  EXPECT_LT(max_difference(loaded.model.logits(store, batch, {}), reference.tensors.at("logits")), 1e-5);
   loaded.model.loss(store, batch, {}).loss_sum.backward();
   const auto ours = gradients_by_name(loaded.model, loaded.units);
   for (int block = 0; block < 2; ++block) {
@@ -145,8 +135,7 @@ TEST_P(LlamaFusedParity, FusedQkvAdapter) {
       a.push_back(reference.tensors.at("grad/" + prefix + part + ".lora_A.weight"));
       b.push_back(reference.tensors.at("grad/" + prefix + part + ".lora_B.weight"));
     }
-    EXPECT_LT(relative_difference(ours.at(prefix + "qkv_proj.lora_A.weight"), a[0] + a[1] + a[2]),
-              1e-4);
+    EXPECT_LT(relative_difference(ours.at(prefix + "qkv_proj.lora_A.weight"), a[0] + a[1] + a[2]), 1e-4);
     EXPECT_LT(relative_difference(ours.at(prefix + "qkv_proj.lora_B.weight"), at::cat(b, 0)), 1e-4);
     EXPECT_LT(relative_difference(ours.at(prefix + "o_proj.lora_A.weight"),
                                   reference.tensors.at("grad/" + prefix + "o_proj.lora_A.weight")),

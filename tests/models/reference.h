@@ -19,8 +19,7 @@ namespace trireme::testing {
 class Reference {
  public:
   explicit Reference(const std::filesystem::path& directory) {
-    std::ifstream settings(directory / "config.txt"), index(directory / "index.txt"),
-        data(directory / "data.bin");
+    std::ifstream settings(directory / "config.txt"), index(directory / "index.txt"), data(directory / "data.bin");
     for (std::string key, value; settings >> key >> value;) settings_[key] = value;
     for (std::string line; std::getline(index, line);) {
       std::istringstream fields(line);
@@ -31,11 +30,9 @@ class Reference {
       std::vector<int64_t> shape(rank);
       for (int64_t& extent : shape) fields >> extent;
       fields >> offset;
-      at::Tensor tensor =
-          at::empty(shape, at::TensorOptions(kind == "i64" ? at::kLong : at::kFloat));
+      at::Tensor tensor = at::empty(shape, at::TensorOptions(kind == "i64" ? at::kLong : at::kFloat));
       data.seekg(offset);
-      data.read(static_cast<char*>(tensor.mutable_data_ptr()),
-                static_cast<std::streamsize>(tensor.nbytes()));
+      data.read(static_cast<char*>(tensor.mutable_data_ptr()), static_cast<std::streamsize>(tensor.nbytes()));
       if (!fields || !data) throw std::runtime_error("damaged reference: " + line);
       tensors[name] = tensor;
     }
@@ -58,8 +55,7 @@ class Reference {
     c.rms_norm_eps = number("rms_norm_eps");
     c.rope_theta = number("rope_theta");
     c.tie_word_embeddings = integer("tie") != 0;
-    if (text("rope_type") == "linear")
-      c.rope_scaling = {RopeScaling::Type::kLinear, number("factor"), 1, 4, 8192};
+    if (text("rope_type") == "linear") c.rope_scaling = {RopeScaling::Type::kLinear, number("factor"), 1, 4, 8192};
     if (text("rope_type") == "llama3")
       c.rope_scaling = {RopeScaling::Type::kLlama3, number("factor"), number("low_freq_factor"),
                         number("high_freq_factor"), integer("original_max_position_embeddings")};
@@ -75,8 +71,7 @@ class Reference {
     batch.loss_weight_BS = tensors.at("loss_weight");
     batch.positions_BS = tensors.at("positions");
     const at::Tensor bounds = tensors.at("bounds");
-    for (int64_t i = 0; i < bounds.numel(); ++i)
-      batch.cu_seqlens.push_back(bounds[i].item<int32_t>());
+    for (int64_t i = 0; i < bounds.numel(); ++i) batch.cu_seqlens.push_back(bounds[i].item<int32_t>());
     batch.sample_ids_B = at::arange(batch.tokens_BS.size(0), at::TensorOptions(at::kLong));
     return batch;
   }
@@ -104,8 +99,7 @@ class ReferenceWeights : public WeightSource {
     if (found == tensors_.end()) return std::nullopt;
     return TensorInfo{DType::kF32, found->second.sizes().vec()};
   }
-  std::vector<ElementSpan> read(const std::string& name, int64_t begin,
-                                int64_t end) const override {
+  std::vector<ElementSpan> read(const std::string& name, int64_t begin, int64_t end) const override {
     const auto* data = static_cast<const std::byte*>(tensors_.at(name).const_data_ptr());
     // In two pieces, as a sharded checkpoint may give them.
     const int64_t middle = begin + (end - begin) / 3;

@@ -1,4 +1,5 @@
-// Collectives between ranks: on CPUs through MPI, and the same tests on GPUs through NCCL. Inputs are small integers, so every sum is exact and no tolerance is needed.
+// Collectives between ranks: on CPUs through MPI, and the same tests on GPUs through NCCL. Inputs are small integers,
+// so every sum is exact and no tolerance is needed.
 #include "mpi_communicator.h"
 #include "mpi_test_main.h"
 #include "trireme/base/error.h"
@@ -11,7 +12,9 @@ namespace {
 
 Communicator& comm() { return test_world().communicator(); }
 
-at::TensorOptions on_device(at::ScalarType type = at::kFloat) { return at::TensorOptions(test_world().device()).dtype(type); }
+at::TensorOptions on_device(at::ScalarType type = at::kFloat) {
+  return at::TensorOptions(test_world().device()).dtype(type);
+}
 
 at::Tensor own_values(int64_t count, int rank, at::ScalarType type = at::kFloat) {
   return (at::arange(count, on_device()).remainder(13) + rank * 3).to(type);
@@ -56,10 +59,12 @@ TEST_P(Sizes, SixteenBitFloatsAreGatheredAsTheyAreAndReducedInFp32) {
   for (const auto type : {at::kBFloat16, at::kHalf}) {
     at::Tensor gathered = garbage(n * comm().size(), type);
     comm().all_gather(gathered, own_values(n, comm().rank(), type))->wait();
-    for (int rank = 0; rank < comm().size(); ++rank) EXPECT_TRUE(gathered.narrow(0, rank * n, n).equal(own_values(n, rank, type)));
+    for (int rank = 0; rank < comm().size(); ++rank)
+      EXPECT_TRUE(gathered.narrow(0, rank * n, n).equal(own_values(n, rank, type)));
     at::Tensor out = garbage(n, type);
     comm().reduce_scatter(out, own_values(n * comm().size(), comm().rank(), type))->wait();
-    EXPECT_TRUE(out.equal(expected_sum(n * comm().size(), type).narrow(0, comm().rank() * n, n))) << c10::toString(type);
+    EXPECT_TRUE(out.equal(expected_sum(n * comm().size(), type).narrow(0, comm().rank() * n, n)))
+        << c10::toString(type);
   }
 }
 
@@ -145,7 +150,9 @@ TEST(Communicator, ManyCollectivesMayBeUnderWayAtOnce) {
 
 TEST(Communicator, DestroyingAnUnwaitedWorkWaits) {
   at::Tensor values = own_values(5000, comm().rank());
-  { const WorkPtr work = comm().all_reduce(values); }
+  {
+    const WorkPtr work = comm().all_reduce(values);
+  }
   EXPECT_TRUE(values.equal(expected_sum(5000)));
 }
 
@@ -171,7 +178,8 @@ TEST(Communicator, HostValuesTravelWithoutTensors) {
 }
 
 TEST(Communicator, PartsOverlapWithTheWholeAndWithEachOther) {
-  // As hybrid sharding uses them: a shard group and a replica group beside the world, collectives of all three under way together.
+  // As hybrid sharding uses them: a shard group and a replica group beside the world, collectives of all three under
+  // way together.
   const int rank = comm().rank(), size = comm().size();
   const auto pairs = comm().split(rank / 2), stripes = comm().split(rank % 2);
   std::vector<at::Tensor> tensors;
@@ -208,7 +216,9 @@ TEST(Communicator, LargeTensorsAndInputsStayUntouched) {
 }
 
 TEST(Communicator, WrongSizesTypesDevicesAndLayoutsAreRefused) {
-  const auto zeros = [](int64_t count, at::ScalarType type = at::kFloat) { return at::zeros({count}, on_device(type)); };
+  const auto zeros = [](int64_t count, at::ScalarType type = at::kFloat) {
+    return at::zeros({count}, on_device(type));
+  };
   EXPECT_THROW(comm().all_gather(zeros(5 * comm().size() + 1), zeros(5)), InternalError);
   EXPECT_THROW(comm().reduce_scatter(zeros(5), zeros(5 * comm().size() + 1)), InternalError);
   EXPECT_THROW(comm().all_gather(zeros(5 * comm().size(), at::kDouble), zeros(5)), InternalError);

@@ -1,4 +1,5 @@
-// What only a GPU shows: collectives are ordered after the caller's stream and before it again, and the host waits for neither.
+// What only a GPU shows: collectives are ordered after the caller's stream and before it again, and the host waits for
+// neither.
 #include "mpi_test_main.h"
 
 #include <ATen/ATen.h>
@@ -56,7 +57,8 @@ TEST_F(NcclStream, WaitsOnTheStreamThatIsCurrentAtTheWait) {
 }
 
 TEST_F(NcclStream, MemoryOfDroppedTensorsIsReusedSafely) {
-  // Tensors and Works are dropped at once; the allocator hands their memory to the next round while the device is far behind.
+  // Tensors and Works are dropped at once; the allocator hands their memory to the next round while the device is far
+  // behind.
   std::vector<at::Tensor> sums;
   keep_busy();
   for (int round = 0; round < 200; ++round) {
@@ -103,7 +105,8 @@ TEST_F(NcclStream, BusBandwidth) {
   const double gather = rate([&] { comm().all_gather(out, in)->wait(); });
   const double scatter = rate([&] { comm().reduce_scatter(in, out)->wait(); });
   if (comm().rank() == 0)
-    std::printf("bus bandwidth over %d GPUs, 512 MiB: all-gather %.0f GB/s, reduce-scatter %.0f GB/s\n", comm().size(), gather, scatter);
+    std::printf("bus bandwidth over %d GPUs, 512 MiB: all-gather %.0f GB/s, reduce-scatter %.0f GB/s\n", comm().size(),
+                gather, scatter);
   EXPECT_GT(gather, 0);
 }
 

@@ -24,18 +24,12 @@ const std::vector<Shape> kShapes = {
 TEST(Attention, EqualsScoresWrittenOut) {
   for (const Shape& shape : kShapes) {
     for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
-      const SequenceLayout layout =
-          make_sequence_layout(shape.bounds, shape.rows, shape.length, at::kCPU);
-      const at::Tensor q =
-          random({shape.rows, shape.length, shape.heads, shape.head_dim}, 1, dtype);
-      const at::Tensor k =
-          random({shape.rows, shape.length, shape.kv_heads, shape.head_dim}, 2, dtype);
-      const at::Tensor v =
-          random({shape.rows, shape.length, shape.kv_heads, shape.head_dim}, 3, dtype);
+      const SequenceLayout layout = make_sequence_layout(shape.bounds, shape.rows, shape.length, at::kCPU);
+      const at::Tensor q = random({shape.rows, shape.length, shape.heads, shape.head_dim}, 1, dtype);
+      const at::Tensor k = random({shape.rows, shape.length, shape.kv_heads, shape.head_dim}, 2, dtype);
+      const at::Tensor v = random({shape.rows, shape.length, shape.kv_heads, shape.head_dim}, 3, dtype);
       const double bound = dtype == at::kDouble ? 1e-12 : 1e-5;
-      EXPECT_LT(max_difference(attention(q, k, v, layout, 0.4),
-                               attention_reference(q, k, v, layout, 0.4)),
-                bound)
+      EXPECT_LT(max_difference(attention(q, k, v, layout, 0.4), attention_reference(q, k, v, layout, 0.4)), bound)
           << shape.rows << "x" << shape.length << " " << c10::toString(dtype);
     }
   }
@@ -43,31 +37,24 @@ TEST(Attention, EqualsScoresWrittenOut) {
 
 TEST(Attention, GradientEqualsDifferences) {
   for (const Shape& shape : {kShapes[1], kShapes[3]}) {
-    const SequenceLayout layout =
-        make_sequence_layout(shape.bounds, shape.rows, shape.length, at::kCPU);
-    const std::vector<at::Tensor> inputs = {
-        random({shape.rows, shape.length, shape.heads, shape.head_dim}, 1),
-        random({shape.rows, shape.length, shape.kv_heads, shape.head_dim}, 2),
-        random({shape.rows, shape.length, shape.kv_heads, shape.head_dim}, 3)};
-    EXPECT_LT(gradient_error(
-                  [&](const auto& t) { return project(attention(t[0], t[1], t[2], layout, 0.5)); },
-                  inputs),
+    const SequenceLayout layout = make_sequence_layout(shape.bounds, shape.rows, shape.length, at::kCPU);
+    const std::vector<at::Tensor> inputs = {random({shape.rows, shape.length, shape.heads, shape.head_dim}, 1),
+                                            random({shape.rows, shape.length, shape.kv_heads, shape.head_dim}, 2),
+                                            random({shape.rows, shape.length, shape.kv_heads, shape.head_dim}, 3)};
+    EXPECT_LT(gradient_error([&](const auto& t) { return project(attention(t[0], t[1], t[2], layout, 0.5)); }, inputs),
               1e-7);
   }
 }
 
 TEST(Attention, APackOfThreeEqualsTheThreeAlone) {
   const int64_t lengths[] = {4, 1, 6};
-  const at::Tensor q = random({1, 11, 4, 8}, 1), k = random({1, 11, 2, 8}, 2),
-                   v = random({1, 11, 2, 8}, 3);
-  const at::Tensor packed =
-      attention(q, k, v, make_sequence_layout({0, 4, 5, 11}, 1, 11, at::kCPU), 0.3);
+  const at::Tensor q = random({1, 11, 4, 8}, 1), k = random({1, 11, 2, 8}, 2), v = random({1, 11, 2, 8}, 3);
+  const at::Tensor packed = attention(q, k, v, make_sequence_layout({0, 4, 5, 11}, 1, 11, at::kCPU), 0.3);
   int64_t begin = 0;
   for (const int64_t length : lengths) {
-    const SequenceLayout alone =
-        make_sequence_layout({0, static_cast<int32_t>(length)}, 1, length, at::kCPU);
-    const at::Tensor want = attention(q.narrow(1, begin, length), k.narrow(1, begin, length),
-                                      v.narrow(1, begin, length), alone, 0.3);
+    const SequenceLayout alone = make_sequence_layout({0, static_cast<int32_t>(length)}, 1, length, at::kCPU);
+    const at::Tensor want =
+        attention(q.narrow(1, begin, length), k.narrow(1, begin, length), v.narrow(1, begin, length), alone, 0.3);
     EXPECT_LT(max_difference(packed.narrow(1, begin, length), want), 1e-14);
     begin += length;
   }
@@ -75,8 +62,7 @@ TEST(Attention, APackOfThreeEqualsTheThreeAlone) {
 
 TEST(Attention, NeverLooksAhead) {
   const SequenceLayout layout = make_sequence_layout({0, 6}, 1, 6, at::kCPU);
-  const at::Tensor q = random({1, 6, 2, 4}, 1), k = random({1, 6, 2, 4}, 2),
-                   v = random({1, 6, 2, 4}, 3);
+  const at::Tensor q = random({1, 6, 2, 4}, 1), k = random({1, 6, 2, 4}, 2), v = random({1, 6, 2, 4}, 3);
   const at::Tensor before = attention(q, k, v, layout, 0.5);
   k.narrow(1, 4, 2).fill_(100);
   v.narrow(1, 4, 2).fill_(100);

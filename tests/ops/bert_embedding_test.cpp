@@ -16,36 +16,29 @@ TEST(BertEmbedding, ValueAndGradientsWithDropout) {
   const at::Tensor ids = at::tensor({3, 1, 1, 0, 4, 3}, kIndices).view({2, 3}),
                    types = at::tensor({0, 1, 1, 0, 0, 1}, kIndices).view({2, 3}),
                    positions = at::arange(3, kIndices).expand({2, 3});
-  const std::vector<at::Tensor> tables = {random({5, 6}, 1), random({3, 6}, 2), random({2, 6}, 3),
-                                          random({6}, 4), random({6}, 5)};
+  const std::vector<at::Tensor> tables = {random({5, 6}, 1), random({3, 6}, 2), random({2, 6}, 3), random({6}, 4),
+                                          random({6}, 5)};
   const Dropout dropout{0.3, 7, at::tensor({11, 12}, kIndices)};
   const auto with = [&](const Dropout& d) {
     return [&, d](const std::vector<at::Tensor>& t) {
       return bert_embedding({t[0], t[1], t[2], t[3], t[4]}, ids, positions, types, 1e-3, d, 5);
     };
   };
-  const at::Tensor sum =
-      tables[0].index({ids}) + tables[1].index({positions}) + tables[2].index({types});
+  const at::Tensor sum = tables[0].index({ids}) + tables[1].index({positions}) + tables[2].index({types});
   const at::Tensor centred = sum - sum.mean(-1, true);
-  const at::Tensor normed =
-      centred / (centred.square().mean(-1, true) + 1e-3).sqrt() * tables[3] + tables[4];
+  const at::Tensor normed = centred / (centred.square().mean(-1, true) + 1e-3).sqrt() * tables[3] + tables[4];
   EXPECT_LT(max_difference(with({})(tables), normed), 1e-12);
   EXPECT_LT(max_difference(with(dropout)(tables), apply_dropout(normed, dropout, 5)), 1e-12);
-  const auto square = [&](const std::vector<at::Tensor>& t) {
-    return with(dropout)(t).square().sum();
-  };
+  const auto square = [&](const std::vector<at::Tensor>& t) { return with(dropout)(t).square().sum(); };
   EXPECT_LT(gradient_error(square, tables), 1e-6);
 }
 
 TEST(GatherRows, AddsTheGradientsOfRowsTakenTwice) {
   const at::Tensor rows = at::tensor({2, 0, 2}, kIndices);
   const std::vector<at::Tensor> x = {random({4, 3}, 1)};
-  const auto taken = [&](const std::vector<at::Tensor>& t) {
-    return gather_rows(t[0], rows).square().sum();
-  };
+  const auto taken = [&](const std::vector<at::Tensor>& t) { return gather_rows(t[0], rows).square().sum(); };
   EXPECT_EQ(max_difference(gather_rows(x[0], rows), x[0].index_select(0, rows)), 0);
-  const at::Tensor d = gradients(taken, x)[0],
-                   factor = at::tensor({1.0, 0.0, 2.0, 0.0}, at::kDouble).view({4, 1});
+  const at::Tensor d = gradients(taken, x)[0], factor = at::tensor({1.0, 0.0, 2.0, 0.0}, at::kDouble).view({4, 1});
   EXPECT_LT(max_difference(d, 2 * x[0] * factor), 1e-12);
 }
 

@@ -50,14 +50,19 @@ TEST(LinearGelu, BothForms) {
       const auto [y, x] = linear_gelu(t[0], t[1], t[2], form);
       return project(y.square()) + project(x, 7);
     };
-    EXPECT_LT(max_difference(linear_gelu(in[0], in[1], in[2], form)[0], plain_gelu(at::matmul(in[0], in[1].t()) + in[2], form)), 1e-12);
+    EXPECT_LT(max_difference(linear_gelu(in[0], in[1], in[2], form)[0],
+                             plain_gelu(at::matmul(in[0], in[1].t()) + in[2], form)),
+              1e-12);
     EXPECT_LT(gradient_error(f, in), 1e-6);
   }
-  EXPECT_GT(max_difference(linear_gelu(in[0], in[1], in[2], GeluForm::kErf)[0], linear_gelu(in[0], in[1], in[2], GeluForm::kTanh)[0]), 1e-6);
+  EXPECT_GT(max_difference(linear_gelu(in[0], in[1], in[2], GeluForm::kErf)[0],
+                           linear_gelu(in[0], in[1], in[2], GeluForm::kTanh)[0]),
+            1e-6);
 }
 
 TEST(LinearAddNorm, ValueAndGradientsWithAndWithoutDropout) {
-  const std::vector<at::Tensor> in = {random({5, 4}, 1), random({6, 4}, 2), random({6}, 3), random({5, 6}, 4), random({6}, 5), random({6}, 6)};
+  const std::vector<at::Tensor> in = {random({5, 4}, 1), random({6, 4}, 2), random({6}, 3),
+                                      random({5, 6}, 4), random({6}, 5),    random({6}, 6)};
   for (const double p : {0.0, 0.4}) {
     const Dropout dropout = p > 0 ? Dropout{p, 11, keys(5)} : Dropout{};
     const auto call = [&](const std::vector<at::Tensor>& t) {
@@ -84,8 +89,10 @@ TEST(PackAttention, NobodySeesAnotherSequence) {
   for (size_t i = 0; i + 1 < layout.boundaries.size(); ++i) {
     const int64_t begin = layout.boundaries[i], length = layout.boundaries[i + 1] - begin;
     const at::Tensor own = qkv.narrow(0, begin, length);
-    const at::Tensor q = own.select(1, 0).transpose(0, 1), k = own.select(1, 1).transpose(0, 1), v = own.select(1, 2).transpose(0, 1);
-    const at::Tensor expected = at::matmul(at::softmax(at::matmul(q, k.transpose(1, 2)) * 0.5, -1), v).transpose(0, 1).reshape({length, 8});
+    const at::Tensor q = own.select(1, 0).transpose(0, 1), k = own.select(1, 1).transpose(0, 1),
+                     v = own.select(1, 2).transpose(0, 1);
+    const at::Tensor expected =
+        at::matmul(at::softmax(at::matmul(q, k.transpose(1, 2)) * 0.5, -1), v).transpose(0, 1).reshape({length, 8});
     EXPECT_LT(max_difference(packed.narrow(0, begin, length), expected), 1e-12);
   }
   EXPECT_EQ(layout.longest, 4);
@@ -96,7 +103,9 @@ TEST(PackAttention, GradientsWithDropout) {
   const std::vector<at::Tensor> in = {random({5, 3, 2, 4}, 1)};
   for (const double p : {0.0, 0.3}) {
     const Dropout dropout = p > 0 ? Dropout{p, 3, keys(5)} : Dropout{};
-    const auto call = [&](const std::vector<at::Tensor>& t) { return project(pack_attention(t[0], layout, 0.5, dropout, 4).square()); };
+    const auto call = [&](const std::vector<at::Tensor>& t) {
+      return project(pack_attention(t[0], layout, 0.5, dropout, 4).square());
+    };
     EXPECT_LT(gradient_error(call, in), 1e-6);
   }
 }
@@ -109,7 +118,8 @@ TEST(PackAttention, DropoutFollowsTheSequence) {
   const at::Tensor alone = pack_attention(second, make_pack_layout({0, 4}, {12}, at::kCPU), 0.5, dropout, 4);
   EXPECT_EQ(max_difference(packed.narrow(0, 3, 4), alone), 0);
   EXPECT_GT(max_difference(alone, pack_attention(second, make_pack_layout({0, 4}, {12}, at::kCPU), 0.5, {}, 4)), 1e-3);
-  EXPECT_GT(max_difference(alone, pack_attention(second, make_pack_layout({0, 4}, {13}, at::kCPU), 0.5, dropout, 4)), 1e-3);
+  EXPECT_GT(max_difference(alone, pack_attention(second, make_pack_layout({0, 4}, {13}, at::kCPU), 0.5, dropout, 4)),
+            1e-3);
 }
 
 TEST(PackAttention, DecisionsHaveTheirRateAndNoPattern) {
@@ -120,7 +130,8 @@ TEST(PackAttention, DecisionsHaveTheirRateAndNoPattern) {
   EXPECT_EQ(attention_dropout_threshold(0.0), 0u);
   at::Tensor kept = at::empty({3, kLength, kLength}, at::TensorOptions(at::kBool));
   for (int64_t i = 0; i < 3; ++i)
-    attention_keeps(key, 70 + i / 2, static_cast<uint32_t>(i % 2), kLength, threshold, kept.mutable_data_ptr<bool>() + i * kLength * kLength);
+    attention_keeps(key, 70 + i / 2, static_cast<uint32_t>(i % 2), kLength, threshold,
+                    kept.mutable_data_ptr<bool>() + i * kLength * kLength);
   const at::Tensor x = kept.to(at::kDouble);
   const double rate = 1 - 13.0 / 128, deviation = std::sqrt(rate * (1 - rate) / (kLength * kLength));
   for (int64_t i = 0; i < 3; ++i) EXPECT_NEAR(x[i].mean().item<double>(), rate, 5 * deviation) << i;
@@ -130,7 +141,8 @@ TEST(PackAttention, DecisionsHaveTheirRateAndNoPattern) {
   EXPECT_LT(std::abs((c[0] * c[1]).mean().item<double>()), bound);
   EXPECT_LT(std::abs((c[0] * c[2]).mean().item<double>()), bound);
   for (const int64_t shift : {1, 8, 16})
-    for (const int64_t dim : {0, 1}) EXPECT_LT(std::abs((c[0] * c[0].roll(shift, dim)).mean().item<double>()), bound) << shift << " " << dim;
+    for (const int64_t dim : {0, 1})
+      EXPECT_LT(std::abs((c[0] * c[0].roll(shift, dim)).mean().item<double>()), bound) << shift << " " << dim;
 }
 
 TEST(PackLayout, RefusesEmptySequences) {
@@ -144,7 +156,9 @@ TEST(LossHead, WithBias) {
   const at::Tensor log_p = at::log_softmax(at::matmul(in[0], in[1].t()) + in[2], -1);
   const at::Tensor expected = -(log_p.gather(1, targets.unsqueeze(1)).squeeze(1) * weights).sum();
   EXPECT_LT(max_difference(loss_head(in[0], in[1], targets, weights, in[2]), expected), 1e-12);
-  EXPECT_LT(gradient_error([&](const std::vector<at::Tensor>& t) { return loss_head(t[0], t[1], targets, weights, t[2]); }, in), 1e-6);
+  EXPECT_LT(gradient_error(
+                [&](const std::vector<at::Tensor>& t) { return loss_head(t[0], t[1], targets, weights, t[2]); }, in),
+            1e-6);
   const HeadScore score = score_head(in[0], in[1], targets, weights, in[2]);
   EXPECT_LT(max_difference(score.loss, expected), 1e-12);
   const at::Tensor right = (at::matmul(in[0], in[1].t()) + in[2]).argmax(-1).eq(targets).logical_and(weights.ne(0));

@@ -90,7 +90,8 @@ class BlockLayersGpu : public ::testing::Test {
   }
   static void poison() {
     for (int i = 0; i < 8; ++i)
-      (void)at::full({int64_t{1} << (14 + 2 * i)}, std::numeric_limits<float>::quiet_NaN(), at::TensorOptions(at::kCUDA).dtype(at::kFloat));
+      (void)at::full({int64_t{1} << (14 + 2 * i)}, std::numeric_limits<float>::quiet_NaN(),
+                     at::TensorOptions(at::kCUDA).dtype(at::kFloat));
   }
 };
 
@@ -98,7 +99,8 @@ TEST_F(BlockLayersGpu, CloseToFp64InTheComputeDtype) {
   for (const double dropout : {0.0, 0.1}) {
     const Inputs in(2, 96, 256, 352, 8, dropout);
     const Outcome expected = run(in, at::kCPU, at::kDouble, false, false);
-    for (const auto& [dtype, bound] : std::vector<std::pair<at::ScalarType, double>>{{at::kFloat, 2e-5}, {at::kHalf, 4e-3}, {at::kBFloat16, 3e-2}}) {
+    for (const auto& [dtype, bound] :
+         std::vector<std::pair<at::ScalarType, double>>{{at::kFloat, 2e-5}, {at::kHalf, 4e-3}, {at::kBFloat16, 3e-2}}) {
       for (const bool recompute : {false, true}) {
         poison();
         const Outcome got = run(in, at::kCUDA, dtype, false, recompute);
@@ -115,9 +117,11 @@ TEST_F(BlockLayersGpu, Fp8IsAsCloseAsItsEmulation) {
     const Outcome expected = run(in, at::kCPU, at::kDouble, false, false);
     for (const bool recompute : {false, true}) {
       poison();
-      const Outcome emulated = run(in, at::kCPU, at::kBFloat16, true, recompute), got = run(in, at::kCUDA, at::kBFloat16, true, recompute);
+      const Outcome emulated = run(in, at::kCPU, at::kBFloat16, true, recompute),
+                    got = run(in, at::kCUDA, at::kBFloat16, true, recompute);
       for (size_t i = 0; i < got.values.size(); ++i) {
-        const double ours = relative(got.values[i], expected.values[i]), theirs = relative(emulated.values[i], expected.values[i]);
+        const double ours = relative(got.values[i], expected.values[i]),
+                     theirs = relative(emulated.values[i], expected.values[i]);
         EXPECT_LT(ours, 1.15 * theirs + 0.01) << "value " << i << ", emulation " << theirs;
         EXPECT_LT(relative(got.values[i], emulated.values[i]), 0.08) << "value " << i;
       }
@@ -131,7 +135,8 @@ TEST_F(BlockLayersGpu, Fp8RepeatsToTheBit) {
   for (int i = 0; i < 5; ++i) {
     poison();
     const Outcome again = run(in, at::kCUDA, at::kBFloat16, true, false);
-    for (size_t v = 0; v < first.values.size(); ++v) EXPECT_TRUE(at::equal(first.values[v], again.values[v])) << "value " << v;
+    for (size_t v = 0; v < first.values.size(); ++v)
+      EXPECT_TRUE(at::equal(first.values[v], again.values[v])) << "value " << v;
   }
 }
 

@@ -16,9 +16,7 @@ namespace {
 constexpr int64_t kB = 2, kS = 5, kD = 16, kF = 24, kR = 3;
 constexpr double kEps = 1e-5;
 
-at::Tensor random(at::IntArrayRef shape, double scale = 1.0) {
-  return at::randn(shape, at::kDouble).mul_(scale);
-}
+at::Tensor random(at::IntArrayRef shape, double scale = 1.0) { return at::randn(shape, at::kDouble).mul_(scale); }
 
 /// Weights, adapters and settings of one block, in fp64.
 struct Layers {
@@ -69,8 +67,7 @@ at::Tensor block(const Layers& l, bool recompute, const std::function<Weight(con
   const auto [qkv, residual] = norm_linear(l.x, l.norm, kEps, store(l.qkv), l.on_qkv, l.lora);
   const at::Tensor mixed = l.attended * qkv.narrow(-1, 0, kD) + qkv.narrow(-1, kD, 8).sum(-1, true);
   const at::Tensor h = linear_add(mixed, residual + l.residual, store(l.out), l.on_out, l.lora);
-  return mlp_add(h, {l.norm, store(l.gate_up), store(l.down), l.on_gate_up, l.on_down}, kEps, l.lora,
-                 recompute);
+  return mlp_add(h, {l.norm, store(l.gate_up), store(l.down), l.on_gate_up, l.on_down}, kEps, l.lora, recompute);
 }
 
 at::Tensor block_reference(const Layers& l) {
@@ -116,12 +113,9 @@ TEST_P(BlockLayers, EqualTheCompositionInValuesAndGradients) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, BlockLayers,
-                         ::testing::Combine(::testing::Values(0.0, 0.25), ::testing::Bool(),
-                                            ::testing::Bool()));
+                         ::testing::Combine(::testing::Values(0.0, 0.25), ::testing::Bool(), ::testing::Bool()));
 
-double relative(const at::Tensor& a, const at::Tensor& b) {
-  return ((a - b).norm() / b.norm()).item<double>();
-}
+double relative(const at::Tensor& a, const at::Tensor& b) { return ((a - b).norm() / b.norm()).item<double>(); }
 
 TEST(BlockLayersFp8, StayWithinTheRoundingOfThreeBits) {
   // E4M3 rounds within 2^-4 relative; products average the rounding of their inputs.
@@ -150,14 +144,14 @@ TEST(BlockLayersChecks, ShapesThatDoNotFitAreRefused) {
   EXPECT_NO_THROW(add(l.out, l.on_out));
   EXPECT_ANY_THROW(add(random({kD, kD + 1}), {}));
   EXPECT_ANY_THROW(add(l.out.to(at::kFloat), {}));
-  EXPECT_ANY_THROW(add(l.out, {{l.on_out[0].a, l.on_out[0].b, 1, 0}}));                  // rows 1 to 17 of 16
-  EXPECT_ANY_THROW(add(l.out, {{l.on_out[0].a, random({kD, kR + 1}), 0, 0}}));           // ranks 3 and 4
+  EXPECT_ANY_THROW(add(l.out, {{l.on_out[0].a, l.on_out[0].b, 1, 0}}));         // rows 1 to 17 of 16
+  EXPECT_ANY_THROW(add(l.out, {{l.on_out[0].a, random({kD, kR + 1}), 0, 0}}));  // ranks 3 and 4
   EXPECT_ANY_THROW(add(l.out, {{random({kR, kD - 1}), l.on_out[0].b, 0, 0}}));
 }
 
 TEST(Fp8, RowsUseTheWholeRangeAndRoundToNearest) {
-  const at::Tensor x = at::tensor({1.0, -448.0, 0.5, 3.0, 1e-6, 2e-6, 0.0, -4e-6, 0.0, 0.0, 0.0, 0.0},
-                                  at::kFloat).view({3, 4});
+  const at::Tensor x =
+      at::tensor({1.0, -448.0, 0.5, 3.0, 1e-6, 2e-6, 0.0, -4e-6, 0.0, 0.0, 0.0, 0.0}, at::kFloat).view({3, 4});
   const Fp8Rows rows = quantise_rows(x);
   EXPECT_EQ(rows.inverse_scale[0].item<float>(), 1.0f);
   EXPECT_FLOAT_EQ(rows.inverse_scale[1].item<float>(), 4e-6f / 448);

@@ -10,28 +10,17 @@ namespace {
 
 using namespace testing;
 
-at::Tensor body(const at::Tensor& x, const std::vector<at::Tensor>& w) {
-  return at::tanh(at::linear(x, w[0])) * w[1];
-}
+at::Tensor body(const at::Tensor& x, const std::vector<at::Tensor>& w) { return at::tanh(at::linear(x, w[0])) * w[1]; }
 
 TEST(Checkpoint, GradientsEqualThoseWithoutToTheBit) {
   const std::vector<at::Tensor> inputs = {random({3, 5}, 1), random({4, 5}, 2), random({4}, 3)};
-  const auto plain = gradients(
-      [](const auto& t) {
-        return project(body(t[0], {t[1], t[2]}));
-      },
-      inputs);
-  const auto again = gradients(
-      [](const auto& t) {
-        return project(checkpoint(body, t[0], {t[1], t[2]}));
-      },
-      inputs);
+  const auto plain = gradients([](const auto& t) { return project(body(t[0], {t[1], t[2]})); }, inputs);
+  const auto again = gradients([](const auto& t) { return project(checkpoint(body, t[0], {t[1], t[2]})); }, inputs);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(max_difference(plain[i], again[i]), 0) << i;
 }
 
 TEST(Checkpoint, InputWithoutGradientAndFrozenParameter) {
-  const at::Tensor x = random({3, 5}, 1), frozen = random({4, 5}, 2),
-                   trained = random({4}, 3).requires_grad_();
+  const at::Tensor x = random({3, 5}, 1), frozen = random({4, 5}, 2), trained = random({4}, 3).requires_grad_();
   project(checkpoint(body, x, {frozen, trained})).backward();
   EXPECT_TRUE(trained.grad().defined());
   EXPECT_FALSE(frozen.grad().defined());
@@ -56,9 +45,7 @@ TEST(Checkpoint, AParameterSeesOneGradientWithItsHooks) {
   const at::Tensor w = random({4}, 3).requires_grad_(), x = random({3, 4}, 1);
   int hooks = 0;
   w.register_hook([&hooks](const at::Tensor&) { ++hooks; });
-  project(
-      checkpoint([](const at::Tensor& in, const std::vector<at::Tensor>& p) { return in * p[0]; },
-                 x, {w}))
+  project(checkpoint([](const at::Tensor& in, const std::vector<at::Tensor>& p) { return in * p[0]; }, x, {w}))
       .backward();
   EXPECT_EQ(hooks, 1);
   EXPECT_LT(max_difference(w.grad(), (x * random({3, 4}, 99)).sum(0)), 1e-14);
@@ -70,8 +57,8 @@ class FickleStore : public UnitStore {
   FickleStore(int units, int64_t width) {
     for (int u = 0; u < units; ++u) {
       values_.push_back(random({width, width}, 50 + u) * 0.3);
-      units_.push_back({at::full({width, width}, std::numeric_limits<double>::quiet_NaN(),
-                                 at::TensorOptions(at::kDouble))});
+      units_.push_back(
+          {at::full({width, width}, std::numeric_limits<double>::quiet_NaN(), at::TensorOptions(at::kDouble))});
     }
   }
   const std::vector<at::Tensor>& parameters(int unit) override { return units_.at(unit); }
@@ -94,9 +81,7 @@ class FickleStore : public UnitStore {
   std::vector<std::vector<at::Tensor>> units_;
 };
 
-at::Tensor layer(const at::Tensor& x, const std::vector<at::Tensor>& w) {
-  return x + at::tanh(at::mm(x, w[0])) * w[1];
-}
+at::Tensor layer(const at::Tensor& x, const std::vector<at::Tensor>& w) { return x + at::tanh(at::mm(x, w[0])) * w[1]; }
 
 TEST(Checkpoint, UsesUnitsOnlyBetweenTheirHooks) {
   FickleStore store(3, 4);

@@ -11,9 +11,7 @@ namespace {
 
 using namespace testing;
 
-Dropout rows(double p, std::vector<int64_t> ids, uint64_t seed = 3) {
-  return {p, seed, at::tensor(ids, at::kLong)};
-}
+Dropout rows(double p, std::vector<int64_t> ids, uint64_t seed = 3) { return {p, seed, at::tensor(ids, at::kLong)}; }
 
 at::Tensor mask(int64_t b, int64_t s, int64_t d, const Dropout& dropout, uint64_t stream) {
   return apply_dropout(at::ones({b, s, d}, at::kDouble), dropout, stream).ne(0).to(at::kDouble);
@@ -29,22 +27,17 @@ TEST(Dropout, TensorOperationsDecideAsTheLoop) {
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
     const Dropout dropout = rows(0.37, {0, 5, (int64_t{1} << 40) + 7});
     const at::Tensor x = random({3, 7, 13}, 1, dtype);
-    const at::Tensor loop = apply_dropout(x, dropout, 11),
-                     ops = apply_dropout_tensor_ops(x, dropout, 11);
+    const at::Tensor loop = apply_dropout(x, dropout, 11), ops = apply_dropout_tensor_ops(x, dropout, 11);
     EXPECT_TRUE(at::equal(loop.ne(0), ops.ne(0)));
-    EXPECT_LT(relative_difference(loop, ops), dtype == at::kBFloat16 ? 1e-2
-                                              : dtype == at::kHalf   ? 2e-3
-                                                                     : 1e-6);
+    EXPECT_LT(relative_difference(loop, ops), dtype == at::kBFloat16 ? 1e-2 : dtype == at::kHalf ? 2e-3 : 1e-6);
   }
 }
 
 TEST(Dropout, KeepsTheAskedShareAndScalesToTheMean) {
   for (const double p : {0.05, 0.1, 0.5}) {
     const int64_t n = 4 * 256 * 512;
-    const at::Tensor y =
-        apply_dropout(at::ones({4, 256, 512}, at::kDouble), rows(p, {1, 2, 3, 4}), 0);
-    const double kept = y.ne(0).to(at::kDouble).mean().item<double>(),
-                 sigma = std::sqrt(p * (1 - p) / n);
+    const at::Tensor y = apply_dropout(at::ones({4, 256, 512}, at::kDouble), rows(p, {1, 2, 3, 4}), 0);
+    const double kept = y.ne(0).to(at::kDouble).mean().item<double>(), sigma = std::sqrt(p * (1 - p) / n);
     EXPECT_NEAR(kept, 1 - p, 5 * sigma + 1.0 / 65536) << p;
     EXPECT_NEAR(y.mean().item<double>(), 1, 6 * sigma / (1 - p)) << p;
   }
@@ -69,8 +62,7 @@ TEST(Dropout, NeighboursSamplesStreamsAndSeedsAreUncorrelated) {
   for (const int64_t id : {11, 12, 14, 26, 10 + 65536})
     EXPECT_LT(std::abs(correlation(base, mask(1, 512, 512, rows(p, {id}), 1))), bound) << id;
   for (const uint64_t stream : {0, 2, 17})
-    EXPECT_LT(std::abs(correlation(base, mask(1, 512, 512, rows(p, {10}), stream))), bound)
-        << stream;
+    EXPECT_LT(std::abs(correlation(base, mask(1, 512, 512, rows(p, {10}), stream))), bound) << stream;
   EXPECT_LT(std::abs(correlation(base, mask(1, 512, 512, rows(p, {10}, 4), 1))), bound);
 }
 
@@ -79,17 +71,14 @@ TEST(Dropout, DoesNotDependOnTheMicroBatchSplit) {
   const std::vector<int64_t> ids = {40, 8, 15, 16};
   const at::Tensor together = apply_dropout(x, rows(0.5, ids), 2);
   for (int64_t b = 0; b < 4; ++b)
-    EXPECT_EQ(max_difference(apply_dropout(x.narrow(0, b, 1), rows(0.5, {ids[b]}), 2),
-                             together.narrow(0, b, 1)),
-              0);
+    EXPECT_EQ(max_difference(apply_dropout(x.narrow(0, b, 1), rows(0.5, {ids[b]}), 2), together.narrow(0, b, 1)), 0);
 }
 
 TEST(Dropout, RegeneratesExactlyAndReadsStridedInput) {
   const at::Tensor wide = random({2, 6, 20}, 1);
   const at::Tensor x = wide.narrow(2, 3, 9);
   const Dropout dropout = rows(0.4, {1, 2});
-  EXPECT_EQ(max_difference(apply_dropout(x, dropout, 2), apply_dropout(x.contiguous(), dropout, 2)),
-            0);
+  EXPECT_EQ(max_difference(apply_dropout(x, dropout, 2), apply_dropout(x.contiguous(), dropout, 2)), 0);
 }
 
 TEST(Dropout, TheHashIsTheDocumentedOne) {

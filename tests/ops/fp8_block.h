@@ -18,15 +18,18 @@ struct Fp8Block {
     const auto rounded = [](at::IntArrayRef shape, uint64_t seed, double scale) {
       return random(shape, seed).mul_(scale).to(at::kBFloat16).to(at::kDouble);
     };
-    return {rounded({tokens, width}, 1, 1),        rounded({3 * width, width}, 2, 0.06), rounded({3 * width}, 3, 0.1),
-            rounded({width, width}, 4, 0.06),      rounded({width}, 5, 0.1),             rounded({width}, 6, 0.1).add_(1),
-            rounded({width}, 7, 0.1),              rounded({inner, width}, 8, 0.06),     rounded({inner}, 9, 0.1),
-            rounded({width, inner}, 10, 0.03),     rounded({width}, 11, 0.1),            rounded({width}, 12, 0.1).add_(1),
+    return {rounded({tokens, width}, 1, 1), rounded({3 * width, width}, 2, 0.06),
+            rounded({3 * width}, 3, 0.1),   rounded({width, width}, 4, 0.06),
+            rounded({width}, 5, 0.1),       rounded({width}, 6, 0.1).add_(1),
+            rounded({width}, 7, 0.1),       rounded({inner, width}, 8, 0.06),
+            rounded({inner}, 9, 0.1),       rounded({width, inner}, 10, 0.03),
+            rounded({width}, 11, 0.1),      rounded({width}, 12, 0.1).add_(1),
             rounded({width}, 13, 0.1)};
   }
 
   /// y, then the gradients of all inputs, in fp64 on the CPU. `fp8`: scales of four linears; null: the compute type.
-  std::vector<at::Tensor> run(const std::vector<at::Tensor>& given, at::Device device, at::ScalarType dtype, const Fp8Scales* fp8) const {
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& given, at::Device device, at::ScalarType dtype,
+                              const Fp8Scales* fp8) const {
     std::vector<at::Tensor> t;
     for (const at::Tensor& input : given) t.push_back(input.to(device, dtype).detach().clone().requires_grad_(true));
     const at::Tensor keys = (at::arange(tokens, at::TensorOptions(at::kLong)) * 31 + 7).to(device);
@@ -39,7 +42,8 @@ struct Fp8Block {
     at::Tensor y;
     if (fp8) {
       const at::Tensor h = fp8_linear_add_norm(attended, t[3], t[4], same, first, drop, 2, fp8->linear(1));
-      y = fp8_mlp_add_norm(h, {t[7], t[8], t[9], t[10]}, GeluForm::kTanh, second, drop, 3, fp8->linear(2), fp8->linear(3));
+      y = fp8_mlp_add_norm(h, {t[7], t[8], t[9], t[10]}, GeluForm::kTanh, second, drop, 3, fp8->linear(2),
+                           fp8->linear(3));
     } else {
       const at::Tensor h = linear_add_norm(attended, t[3], t[4], same, first, drop, 2);
       const auto [activated, middle] = linear_gelu(h, t[7], t[8], GeluForm::kTanh);

@@ -24,16 +24,18 @@ TEST_P(Fp8TrainingGpu, EqualTheEmulation) {
   const auto exact = block.run(inputs, at::kCPU, at::kDouble, nullptr);
   Fp8Scales on_cpu(4, at::kCPU), on_gpu(4, at::kCUDA);
   for (const bool followed : {false, true}) {
-    const auto emulated = block.run(inputs, at::kCPU, at::kFloat, &on_cpu), got = block.run(inputs, at::kCUDA, dtype, &on_gpu);
+    const auto emulated = block.run(inputs, at::kCPU, at::kFloat, &on_cpu),
+               got = block.run(inputs, at::kCUDA, dtype, &on_gpu);
     EXPECT_EQ(on_gpu.update().item<double>(), 0);
     EXPECT_EQ(on_cpu.update().item<double>(), 0);
     const std::vector<double> theirs = on_cpu.state(), ours = on_gpu.state();
     for (size_t i = 0; i < ours.size(); ++i) EXPECT_NEAR(ours[i] / theirs[i], 1, 0.03) << "scale " << i;
     for (size_t i = 0; i < exact.size(); ++i) {
-      const double emulation_error = relative_distance(emulated[i], exact[i]), error = relative_distance(got[i], exact[i]);
+      const double emulation_error = relative_distance(emulated[i], exact[i]),
+                   error = relative_distance(got[i], exact[i]);
       EXPECT_LT(error, 1.15 * emulation_error + (dtype == at::kHalf ? 0.004 : 0.03))
-          << "output " << i << " (0: y, then the inputs' gradients), followed " << followed << ", the emulation's error is "
-          << emulation_error;
+          << "output " << i << " (0: y, then the inputs' gradients), followed " << followed
+          << ", the emulation's error is " << emulation_error;
       EXPECT_GT(cosine(got[i], exact[i]), 0.99) << "output " << i;
     }
   }

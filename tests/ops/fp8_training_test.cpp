@@ -19,7 +19,8 @@ TEST(Fp8Training, GradientsAreThoseOfThePlainBlockButForRounding) {
     const auto fp8 = block.run(inputs, at::kCPU, at::kFloat, &scales);
     for (size_t i = 0; i < plain.size(); ++i) {
       // E4M3 rounds by 2.6 % on average, E5M2 by twice that; sums of products average it out.
-      EXPECT_GT(cosine(fp8[i], plain[i]), 0.995) << "output " << i << " (0: y, then the inputs' gradients), followed " << followed;
+      EXPECT_GT(cosine(fp8[i], plain[i]), 0.995)
+          << "output " << i << " (0: y, then the inputs' gradients), followed " << followed;
       EXPECT_NEAR((fp8[i].norm() / plain[i].norm()).item<double>(), 1, 0.03) << "output " << i;
     }
     EXPECT_GT(relative_distance(fp8[0], plain[0]), 1e-4) << "nothing was quantised";
@@ -65,14 +66,16 @@ TEST(Fp8Training, ScalesFollowTheNewestStep) {
   EXPECT_EQ(dy.scale.item<double>(), 57344);
   EXPECT_TRUE(dy.inverse.equal(dy.scale.reciprocal()));
 
-  const Fp8Operand doubled = operand(x, 4.0), beyond = operand(x, -8.0);  // known now: the scale stays for the whole step
+  const Fp8Operand doubled = operand(x, 4.0),
+                   beyond = operand(x, -8.0);  // known now: the scale stays for the whole step
   EXPECT_EQ(doubled.data.to(at::kFloat).max().item<double>(), 448);
   EXPECT_EQ(beyond.data.to(at::kFloat).min().item<double>(), -448);
   EXPECT_EQ(scales.update().item<double>(), 1) << "the tensor that was cut off";
   EXPECT_EQ(x.scale.item<double>(), 28);
   EXPECT_EQ(dy.scale.item<double>(), 57344) << "a tensor of which nothing was seen keeps its scale";
 
-  (void)operand(x, std::numeric_limits<double>::infinity()), (void)operand(dy, std::numeric_limits<double>::quiet_NaN());
+  (void)operand(x, std::numeric_limits<double>::infinity()),
+      (void)operand(dy, std::numeric_limits<double>::quiet_NaN());
   EXPECT_EQ(scales.update().item<double>(), 2);
   EXPECT_EQ(x.scale.item<double>(), 28);
   EXPECT_EQ(dy.scale.item<double>(), 57344);

@@ -37,8 +37,7 @@ inline std::vector<at::Tensor> gradients(const Scalar& f, const std::vector<at::
 
 /// Largest difference between the gradients of f (a scalar of fp64 inputs) and central differences,
 /// over all elements, relative to the largest gradient.
-inline double gradient_error(const Scalar& f, const std::vector<at::Tensor>& inputs,
-                             double step = 1e-5) {
+inline double gradient_error(const Scalar& f, const std::vector<at::Tensor>& inputs, double step = 1e-5) {
   const std::vector<at::Tensor> analytic = gradients(f, inputs);
   double worst = 0;
   at::NoGradGuard no_grad;

@@ -1,5 +1,6 @@
-// Our CUDA kernels through the operations that use them, against the same operations in fp64 on the CPU. Outputs are written over
-// memory full of NaN by the caching allocator's reuse: each test first fills and frees blocks of the same size.
+// Our CUDA kernels through the operations that use them, against the same operations in fp64 on the CPU. Outputs are
+// written over memory full of NaN by the caching allocator's reuse: each test first fills and frees blocks of the same
+// size.
 #include "lora_reference.h"
 #include "trireme/ops/bert_embedding.h"
 #include "trireme/ops/dropout.h"
@@ -29,8 +30,7 @@ namespace {
 class KernelsGpu : public ::testing::TestWithParam<at::ScalarType> {
  protected:
   void SetUp() override {
-    if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0)
-      GTEST_SKIP() << "no GPU on this machine";
+    if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0) GTEST_SKIP() << "no GPU on this machine";
   }
   at::Tensor random(at::IntArrayRef shape) const {
     return at::randn(shape, at::TensorOptions(at::kCUDA).dtype(at::kFloat)).to(GetParam());
@@ -41,12 +41,9 @@ class KernelsGpu : public ::testing::TestWithParam<at::ScalarType> {
                      at::TensorOptions(at::kCUDA).dtype(at::kFloat));
   }
   /// Half a unit in the last place for a result rounded once, relative to the largest value.
-  double tolerance() const {
-    return GetParam() == at::kFloat ? 2e-6 : GetParam() == at::kHalf ? 1e-3 : 8e-3;
-  }
+  double tolerance() const { return GetParam() == at::kFloat ? 2e-6 : GetParam() == at::kHalf ? 1e-3 : 8e-3; }
   void expect_close(const at::Tensor& got, const at::Tensor& want) const {
-    const at::Tensor host = got.detach().to(at::kCPU, at::kDouble),
-                     expected = want.detach().to(at::kCPU, at::kDouble);
+    const at::Tensor host = got.detach().to(at::kCPU, at::kDouble), expected = want.detach().to(at::kCPU, at::kDouble);
     ASSERT_EQ(host.sizes(), expected.sizes());
     const double scale = std::max(1e-3, expected.abs().max().item<double>());
     const double error = (host - expected).abs().max().item<double>() / scale;
@@ -55,15 +52,13 @@ class KernelsGpu : public ::testing::TestWithParam<at::ScalarType> {
 };
 
 TEST_P(KernelsGpu, DropoutMakesTheSameDecisionsAsTheTensorOperations) {
-  for (const auto& shape : std::vector<std::vector<int64_t>>{
-           {1, 1, 1}, {3, 5, 7}, {2, 17, 256}, {1, 64, 4096}, {4, 33, 1000}}) {
+  for (const auto& shape :
+       std::vector<std::vector<int64_t>>{{1, 1, 1}, {3, 5, 7}, {2, 17, 256}, {1, 64, 4096}, {4, 33, 1000}}) {
     const at::Tensor x = random(shape);
     Dropout dropout{0.1, 42,
-                    at::arange(shape[0], at::TensorOptions(at::kCUDA).dtype(at::kLong)) *
-                        int64_t{5'000'000'000}};
+                    at::arange(shape[0], at::TensorOptions(at::kCUDA).dtype(at::kLong)) * int64_t{5'000'000'000}};
     poison(static_cast<int64_t>(x.nbytes()) + 512);
-    const at::Tensor ours = apply_dropout(x, dropout, 9),
-                     plain = apply_dropout_tensor_ops(x, dropout, 9);
+    const at::Tensor ours = apply_dropout(x, dropout, 9), plain = apply_dropout_tensor_ops(x, dropout, 9);
     EXPECT_TRUE(ours.eq(0).equal(plain.eq(0)));
     expect_close(ours, plain);
     at::Tensor sum = random(shape);
@@ -74,8 +69,8 @@ TEST_P(KernelsGpu, DropoutMakesTheSameDecisionsAsTheTensorOperations) {
   }
 }
 
-// Adapters of several ranks on one input: those that the fused kernels group, pad with zeros or leave to the composition (fp32, and
-// samples of 48 tokens), each with its own mask.
+// Adapters of several ranks on one input: those that the fused kernels group, pad with zeros or leave to the
+// composition (fp32, and samples of 48 tokens), each with its own mask.
 TEST_P(KernelsGpu, LoraWithDropout) {
   struct Shape {
     int64_t samples, tokens, in;
@@ -87,10 +82,9 @@ TEST_P(KernelsGpu, LoraWithDropout) {
                          {2, 48, 128, {16}}}) {
     constexpr int64_t kRows = 40;
     const int64_t adapters = static_cast<int64_t>(s.ranks.size());
-    const at::Tensor ids = at::arange(s.samples, at::TensorOptions(at::kCUDA).dtype(at::kLong)) *
-                           int64_t{5'000'000'000};
-    std::vector<at::Tensor> leaves = {random({s.samples, s.tokens, s.in}),
-                                      random({adapters * kRows, s.in}) * 0.1};
+    const at::Tensor ids =
+        at::arange(s.samples, at::TensorOptions(at::kCUDA).dtype(at::kLong)) * int64_t{5'000'000'000};
+    std::vector<at::Tensor> leaves = {random({s.samples, s.tokens, s.in}), random({adapters * kRows, s.in}) * 0.1};
     for (const int64_t rank : s.ranks)
       leaves.push_back(random({rank, s.in}) * 0.1), leaves.push_back(random({kRows, rank}) * 0.1);
     const at::Tensor dy = random({s.samples, s.tokens, adapters * kRows});
@@ -109,8 +103,10 @@ TEST_P(KernelsGpu, LoraWithDropout) {
       return results;
     };
     poison(s.samples * s.tokens * s.in * 2);
-    const auto linear = [](const at::Tensor& x, const at::Tensor& w, const std::vector<LoraAdapter>& pairs, const LoraSettings& lora) {
-      return linear_add(x, at::zeros({x.size(0), x.size(1), w.size(0)}, x.options().requires_grad(false)), {w, {}}, pairs, lora);
+    const auto linear = [](const at::Tensor& x, const at::Tensor& w, const std::vector<LoraAdapter>& pairs,
+                           const LoraSettings& lora) {
+      return linear_add(x, at::zeros({x.size(0), x.size(1), w.size(0)}, x.options().requires_grad(false)), {w, {}},
+                        pairs, lora);
     };
     const auto ours = run(at::kCUDA, GetParam(), linear),
                exact = run(at::kCPU, at::kDouble, testing::lora_linear_reference);
@@ -119,8 +115,7 @@ TEST_P(KernelsGpu, LoraWithDropout) {
       // Three roundings on the way to a gradient, and sums of up to 200 products.
       const at::Tensor host = ours[i].detach().to(at::kCPU, at::kDouble), want = exact[i].detach();
       ASSERT_EQ(host.sizes(), want.sizes());
-      const double error =
-          (host - want).abs().max().item<double>() / want.abs().max().item<double>();
+      const double error = (host - want).abs().max().item<double>() / want.abs().max().item<double>();
       EXPECT_LT(error, 3 * tolerance());
     }
   }
@@ -130,14 +125,12 @@ TEST_P(KernelsGpu, RopeSplitAndItsInverse) {
   struct Shape {
     int64_t b, s, n, k, h;
   };
-  for (const Shape& shape :
-       {Shape{1, 1, 1, 1, 16}, Shape{2, 37, 4, 2, 64}, Shape{1, 300, 8, 8, 128},
-        Shape{1, 65, 6, 1, 32}, Shape{1, 9, 2, 1, 20}}) {
+  for (const Shape& shape : {Shape{1, 1, 1, 1, 16}, Shape{2, 37, 4, 2, 64}, Shape{1, 300, 8, 8, 128},
+                             Shape{1, 65, 6, 1, 32}, Shape{1, 9, 2, 1, 20}}) {
     const int64_t width = (shape.n + 2 * shape.k) * shape.h;
     const at::Tensor inverse = rope_inverse_frequencies({}, shape.h);
     const at::Tensor positions =
-        at::arange(shape.s, at::TensorOptions(at::kLong)).expand({shape.b, shape.s}).contiguous() *
-        7;
+        at::arange(shape.s, at::TensorOptions(at::kLong)).expand({shape.b, shape.s}).contiguous() * 7;
     const RopeTable table = rope_table(inverse, positions.to(at::kCUDA), GetParam());
     const at::Tensor x = random({shape.b, shape.s, width}).requires_grad_(true);
     const at::Tensor copy = x * 1;  // the split rotates in place
@@ -153,12 +146,10 @@ TEST_P(KernelsGpu, RopeSplitAndItsInverse) {
       const at::Tensor a = y.narrow(-1, 0, shape.h / 2), b = y.narrow(-1, shape.h / 2, shape.h / 2);
       return at::cat({a * cos - b * sin, b * cos + a * sin}, -1);
     };
-    const at::Tensor wq = turn(heads.narrow(2, 0, shape.n)),
-                     wk = turn(heads.narrow(2, shape.n, shape.k)),
+    const at::Tensor wq = turn(heads.narrow(2, 0, shape.n)), wk = turn(heads.narrow(2, shape.n, shape.k)),
                      wv = heads.narrow(2, shape.n + shape.k, shape.k);
     const auto host = [](const at::Tensor& t) { return t.to(at::kCPU, at::kDouble); };
-    const at::Tensor dw =
-        torch::autograd::grad({wq, wk, wv}, {wide}, {host(dq), host(dk), host(dv)})[0];
+    const at::Tensor dw = torch::autograd::grad({wq, wk, wv}, {wide}, {host(dq), host(dk), host(dv)})[0];
     expect_close(q, wq);
     expect_close(k, wk);
     expect_close(v, wv);
@@ -176,12 +167,8 @@ double distance(const at::Tensor& a, const at::Tensor& b) {
 #ifdef TRIREME_WITH_CUDA
 /// While it lives, LibTorch refuses whatever makes the host wait for the GPU.
 struct NoHostSynchronisation {
-  NoHostSynchronisation() {
-    c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR);
-  }
-  ~NoHostSynchronisation() {
-    c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED);
-  }
+  NoHostSynchronisation() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR); }
+  ~NoHostSynchronisation() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); }
 };
 #else
 struct NoHostSynchronisation {};  // nothing runs on a GPU in this build
@@ -191,20 +178,17 @@ TEST_P(KernelsGpu, LossHeadAndItsGradients) {
   struct Shape {
     int64_t tokens, width, vocabulary;
   };
-  for (const Shape& shape : {Shape{1, 8, 16}, Shape{37, 64, 1000}, Shape{65, 40, 1003},
-                             Shape{300, 128, 32000}, Shape{600, 16, 200000}}) {
+  for (const Shape& shape :
+       {Shape{1, 8, 16}, Shape{37, 64, 1000}, Shape{65, 40, 1003}, Shape{300, 128, 32000}, Shape{600, 16, 200000}}) {
     SCOPED_TRACE(std::to_string(shape.tokens) + " x " + std::to_string(shape.vocabulary));
     // Logits of about 1: in 16 bits the rounding of large ones would be all that is seen.
     const at::Tensor hidden = random({shape.tokens, shape.width}).requires_grad_(true),
-                     weight = (random({shape.vocabulary, shape.width}) /
-                               std::sqrt(static_cast<double>(shape.width)))
+                     weight = (random({shape.vocabulary, shape.width}) / std::sqrt(static_cast<double>(shape.width)))
                                   .detach()
                                   .requires_grad_(true);
-    const at::Tensor targets =
-        (at::arange(shape.tokens, at::TensorOptions(at::kCUDA).dtype(at::kLong)) * 7919 + 3)
-            .remainder(shape.vocabulary);
-    at::Tensor weights =
-        at::rand({shape.tokens}, at::TensorOptions(at::kCUDA).dtype(at::kFloat)) * 1e-3 + 1e-4;
+    const at::Tensor targets = (at::arange(shape.tokens, at::TensorOptions(at::kCUDA).dtype(at::kLong)) * 7919 + 3)
+                                   .remainder(shape.vocabulary);
+    at::Tensor weights = at::rand({shape.tokens}, at::TensorOptions(at::kCUDA).dtype(at::kFloat)) * 1e-3 + 1e-4;
     if (shape.tokens > 2) weights.narrow(0, 1, 2).zero_();
     at::Tensor d_loss = at::full({}, 3.0, weights.options());
     poison(64 << 20);
@@ -215,32 +199,27 @@ TEST_P(KernelsGpu, LossHeadAndItsGradients) {
       loss = loss_head(hidden, weight, targets, weights);
       d = torch::autograd::grad({loss}, {hidden, weight}, {d_loss});
     }
-    const at::Tensor h = on_host(hidden).requires_grad_(true),
-                     w = on_host(weight).requires_grad_(true);
+    const at::Tensor h = on_host(hidden).requires_grad_(true), w = on_host(weight).requires_grad_(true);
     const at::Tensor expected = loss_head(h, w, targets.cpu(), on_host(weights));
     const auto e = torch::autograd::grad({expected}, {h, w}, {on_host(d_loss)});
-    const double relative = GetParam() == at::kFloat  ? 2e-5
-                            : GetParam() == at::kHalf ? 2e-3
-                                                      : 1.5e-2;
+    const double relative = GetParam() == at::kFloat ? 2e-5 : GetParam() == at::kHalf ? 2e-3 : 1.5e-2;
     EXPECT_NEAR(loss.item<double>() / expected.item<double>(), 1.0, relative);
     EXPECT_LT(distance(d[0], e[0]), relative);
     EXPECT_LT(distance(d[1], e[1]), relative);
     // A frozen head and a frozen body.
-    const at::Tensor only_hidden = torch::autograd::grad(
-        {loss_head(hidden, weight.detach(), targets, weights)}, {hidden}, {d_loss})[0];
+    const at::Tensor only_hidden =
+        torch::autograd::grad({loss_head(hidden, weight.detach(), targets, weights)}, {hidden}, {d_loss})[0];
     EXPECT_TRUE(only_hidden.equal(d[0]));
-    const at::Tensor only_weight = torch::autograd::grad(
-        {loss_head(hidden.detach(), weight, targets, weights)}, {weight}, {d_loss})[0];
+    const at::Tensor only_weight =
+        torch::autograd::grad({loss_head(hidden.detach(), weight, targets, weights)}, {weight}, {d_loss})[0];
     EXPECT_TRUE(only_weight.equal(d[1])) << "not deterministic";
     at::NoGradGuard no_grad;
-    EXPECT_NEAR(loss_head(hidden, weight, targets, weights).item<double>() / loss.item<double>(),
-                1.0, 1e-6);
+    EXPECT_NEAR(loss_head(hidden, weight, targets, weights).item<double>() / loss.item<double>(), 1.0, 1e-6);
   }
 }
 
 TEST_P(KernelsGpu, LossHeadWithoutTargetsIsZero) {
-  const at::Tensor hidden = random({9, 16}).requires_grad_(true),
-                   weight = random({100, 16}).requires_grad_(true);
+  const at::Tensor hidden = random({9, 16}).requires_grad_(true), weight = random({100, 16}).requires_grad_(true);
   const auto options = at::TensorOptions(at::kCUDA);
   const at::Tensor loss = loss_head(hidden, weight, at::full({9}, -100, options.dtype(at::kLong)),
                                     at::zeros({9}, options.dtype(at::kFloat)));
@@ -254,14 +233,13 @@ TEST_P(KernelsGpu, EmbeddingAndItsGradient) {
   struct Shape {
     int64_t b, s, vocabulary, width;
   };
-  for (const Shape& shape : {Shape{1, 1, 1, 1}, Shape{3, 5, 7, 9}, Shape{2, 300, 50, 64},
-                             Shape{1, 2000, 3000, 136}, Shape{2, 37, 100, 4096}}) {
+  for (const Shape& shape : {Shape{1, 1, 1, 1}, Shape{3, 5, 7, 9}, Shape{2, 300, 50, 64}, Shape{1, 2000, 3000, 136},
+                             Shape{2, 37, 100, 4096}}) {
     const at::Tensor table = random({shape.vocabulary, shape.width}).requires_grad_(true);
-    const at::Tensor ids = at::randint(shape.vocabulary, {shape.b, shape.s},
-                                       at::TensorOptions(at::kCUDA).dtype(at::kLong))
-                               .clamp_max(shape.vocabulary / 2 + 1);
-    const at::Tensor clamped = ids.clamp_max(shape.vocabulary - 1),
-                     dy = random({shape.b, shape.s, shape.width});
+    const at::Tensor ids =
+        at::randint(shape.vocabulary, {shape.b, shape.s}, at::TensorOptions(at::kCUDA).dtype(at::kLong))
+            .clamp_max(shape.vocabulary / 2 + 1);
+    const at::Tensor clamped = ids.clamp_max(shape.vocabulary - 1), dy = random({shape.b, shape.s, shape.width});
     poison(static_cast<int64_t>(dy.nbytes()) + 512);
     at::Tensor y, d;
     {
@@ -269,8 +247,7 @@ TEST_P(KernelsGpu, EmbeddingAndItsGradient) {
       y = embed(table, clamped);
       d = torch::autograd::grad({y}, {table}, {dy})[0];
     }
-    const at::Tensor wide = on_host(table).requires_grad_(true),
-                     expected = at::embedding(wide, clamped.cpu());
+    const at::Tensor wide = on_host(table).requires_grad_(true), expected = at::embedding(wide, clamped.cpu());
     EXPECT_TRUE(on_host(y).equal(expected.detach()));
     expect_close(d, torch::autograd::grad({expected}, {wide}, {on_host(dy)})[0]);
     // Rows of a matrix, some of them twice.
@@ -286,26 +263,23 @@ TEST_P(KernelsGpu, BertEmbeddingAndItsGradients) {
       const auto ids = [&](int64_t below) {
         return at::randint(below, {b, s}, at::TensorOptions(at::kCUDA).dtype(at::kLong));
       };
-      const std::vector<at::Tensor> tables = {random({vocabulary, width}), random({64, width}),
-                                              random({2, width}), random({width}), random({width})};
+      const std::vector<at::Tensor> tables = {random({vocabulary, width}), random({64, width}), random({2, width}),
+                                              random({width}), random({width})};
       for (const at::Tensor& t : tables) t.requires_grad_(true);
       const at::Tensor words = ids(vocabulary), types = ids(2), dy = random({b, s, width}),
                        positions = at::arange(s, words.options()).expand({b, s});
       const at::Tensor samples = at::arange(b, words.options()) * int64_t{5'000'000'000};
       poison(static_cast<int64_t>(dy.nbytes()) + 512);
-      const at::Tensor y = bert_embedding({tables[0], tables[1], tables[2], tables[3], tables[4]},
-                                          words, positions, types, 1e-5, {p, 42, samples}, 9);
+      const at::Tensor y = bert_embedding({tables[0], tables[1], tables[2], tables[3], tables[4]}, words, positions,
+                                          types, 1e-5, {p, 42, samples}, 9);
       const auto d = torch::autograd::grad({y}, tables, {dy});
 
       std::vector<at::Tensor> wide;
       for (const at::Tensor& t : tables) wide.push_back(on_host(t).requires_grad_(true));
-      const at::Tensor expected =
-          bert_embedding({wide[0], wide[1], wide[2], wide[3], wide[4]}, words.cpu(),
-                         positions.cpu(), types.cpu(), 1e-5, {p, 42, samples.cpu()}, 9);
+      const at::Tensor expected = bert_embedding({wide[0], wide[1], wide[2], wide[3], wide[4]}, words.cpu(),
+                                                 positions.cpu(), types.cpu(), 1e-5, {p, 42, samples.cpu()}, 9);
       const auto e = torch::autograd::grad({expected}, wide, {on_host(dy)});
-      const double bound = GetParam() == at::kFloat  ? 2e-6
-                           : GetParam() == at::kHalf ? 2e-3
-                                                     : 1.2e-2;
+      const double bound = GetParam() == at::kFloat ? 2e-6 : GetParam() == at::kHalf ? 2e-3 : 1.2e-2;
       EXPECT_LT(distance(y, expected), bound);
       EXPECT_TRUE(y.eq(0).cpu().equal(expected.eq(0)) || p == 0.0);
       for (size_t i = 0; i < d.size(); ++i) EXPECT_LT(distance(d[i], e[i]), bound) << i;

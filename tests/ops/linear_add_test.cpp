@@ -10,9 +10,7 @@ namespace {
 
 using namespace testing;
 
-Dropout dropout_of(double p, int64_t rows) {
-  return {p, 17, at::arange(rows, at::TensorOptions(at::kLong)) + 100};
-}
+Dropout dropout_of(double p, int64_t rows) { return {p, 17, at::arange(rows, at::TensorOptions(at::kLong)) + 100}; }
 
 /// Two adapters on a fused weight of 3 + 2 + 4 rows; the middle rows have none.
 std::vector<LoraAdapter> two_adapters(const std::vector<at::Tensor>& t, size_t first) {
@@ -26,7 +24,8 @@ at::Tensor residual_of(const at::Tensor& x, const at::Tensor& weight) {
   return random(shape, 9, x.scalar_type());
 }
 
-at::Tensor added(const at::Tensor& x, const at::Tensor& weight, const std::vector<LoraAdapter>& adapters, const LoraSettings& lora) {
+at::Tensor added(const at::Tensor& x, const at::Tensor& weight, const std::vector<LoraAdapter>& adapters,
+                 const LoraSettings& lora) {
   return linear_add(x, residual_of(x, weight), {weight, {}}, adapters, lora);
 }
 
@@ -74,8 +73,7 @@ TEST(LinearAdd, FullTrainingEqualsAtLinear) {
   const auto t = inputs();
   const auto ours = gradients(
       [](const auto& u) { return project(added(u[0], u[1], {}, {}) - residual_of(u[0], u[1])); }, {t[0], t[1]});
-  const auto plain =
-      gradients([](const auto& u) { return project(at::linear(u[0], u[1])); }, {t[0], t[1]});
+  const auto plain = gradients([](const auto& u) { return project(at::linear(u[0], u[1])); }, {t[0], t[1]});
   for (int i = 0; i < 2; ++i) EXPECT_LT(max_difference(ours[i], plain[i]), 1e-13) << i;
 }
 

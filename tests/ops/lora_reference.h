@@ -7,8 +7,8 @@
 
 namespace trireme::testing {
 
-inline at::Tensor lora_linear_reference(const at::Tensor& x, const at::Tensor& weight, const std::vector<LoraAdapter>& adapters,
-                                        const LoraSettings& lora) {
+inline at::Tensor lora_linear_reference(const at::Tensor& x, const at::Tensor& weight,
+                                        const std::vector<LoraAdapter>& adapters, const LoraSettings& lora) {
   at::Tensor y = at::linear(x, weight);
   for (const LoraAdapter& adapter : adapters) {
     at::Tensor input = x;

@@ -11,8 +11,7 @@ using namespace testing;
 
 at::Tensor plain(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
                  const at::Tensor& token_weight) {
-  const at::Tensor losses =
-      -at::log_softmax(at::linear(hidden, weight), -1).gather(1, targets.unsqueeze(1)).squeeze(1);
+  const at::Tensor losses = -at::log_softmax(at::linear(hidden, weight), -1).gather(1, targets.unsqueeze(1)).squeeze(1);
   return (losses * token_weight).sum();
 }
 
@@ -22,15 +21,10 @@ at::Tensor targets_of(int64_t tokens, int64_t vocabulary) {
 
 TEST(LossHead, ValueAndGradientEqualThePlainComposition) {
   const at::Tensor targets = targets_of(9, 13);
-  const at::Tensor weights =
-      at::tensor({1.0, 0.0, 0.25, 2.0, 0.0, 1.0, 1.0, 0.5, 0.0}, at::kDouble);
+  const at::Tensor weights = at::tensor({1.0, 0.0, 0.25, 2.0, 0.0, 1.0, 1.0, 0.5, 0.0}, at::kDouble);
   const std::vector<at::Tensor> inputs = {random({9, 5}, 1), random({13, 5}, 2)};
-  const auto ours = [&](const std::vector<at::Tensor>& t) {
-    return loss_head(t[0], t[1], targets, weights) * 3.0;
-  };
-  const auto reference = [&](const std::vector<at::Tensor>& t) {
-    return plain(t[0], t[1], targets, weights) * 3.0;
-  };
+  const auto ours = [&](const std::vector<at::Tensor>& t) { return loss_head(t[0], t[1], targets, weights) * 3.0; };
+  const auto reference = [&](const std::vector<at::Tensor>& t) { return plain(t[0], t[1], targets, weights) * 3.0; };
   EXPECT_NEAR(ours(inputs).item<double>(), reference(inputs).item<double>(), 1e-12);
   const auto a = gradients(ours, inputs), b = gradients(reference, inputs);
   for (int i = 0; i < 2; ++i) EXPECT_LT(max_difference(a[i], b[i]), 1e-13);
@@ -39,14 +33,12 @@ TEST(LossHead, ValueAndGradientEqualThePlainComposition) {
 
 TEST(LossHead, SeveralChunksEqualOne) {
   const int64_t vocabulary = 1 << 20, tokens = loss_head_chunk(vocabulary, false) * 2 + 3;
-  const at::Tensor hidden = random({tokens, 2}, 1, at::kFloat),
-                   weight = random({vocabulary, 2}, 2, at::kFloat);
+  const at::Tensor hidden = random({tokens, 2}, 1, at::kFloat), weight = random({vocabulary, 2}, 2, at::kFloat);
   const at::Tensor targets = targets_of(tokens, vocabulary), ones = at::ones({tokens}, at::kFloat);
   at::NoGradGuard no_grad;
   double want = 0;
   for (int64_t t = 0; t < tokens; ++t)
-    want += plain(hidden.narrow(0, t, 1), weight, targets.narrow(0, t, 1), ones.narrow(0, t, 1))
-                .item<double>();
+    want += plain(hidden.narrow(0, t, 1), weight, targets.narrow(0, t, 1), ones.narrow(0, t, 1)).item<double>();
   EXPECT_NEAR(loss_head(hidden, weight, targets, ones).item<double>() / want, 1.0, 1e-6);
 }
 
@@ -54,20 +46,15 @@ TEST(LossHead, ChunksGiveTheGradientOfTheWhole) {
   const int64_t vocabulary = 1 << 20, chunk = loss_head_chunk(vocabulary, false);
   ASSERT_LT(chunk, 40);
   const int64_t tokens = chunk + 5;
-  const at::Tensor targets = targets_of(tokens, vocabulary),
-                   weights = at::ones({tokens}, at::kDouble);
-  const std::vector<at::Tensor> inputs = {random({tokens, 2}, 1, at::kDouble),
-                                          random({vocabulary, 2}, 2, at::kDouble)};
-  const auto ours =
-      gradients([&](const auto& t) { return loss_head(t[0], t[1], targets, weights); }, inputs);
-  const auto reference =
-      gradients([&](const auto& t) { return plain(t[0], t[1], targets, weights); }, inputs);
+  const at::Tensor targets = targets_of(tokens, vocabulary), weights = at::ones({tokens}, at::kDouble);
+  const std::vector<at::Tensor> inputs = {random({tokens, 2}, 1, at::kDouble), random({vocabulary, 2}, 2, at::kDouble)};
+  const auto ours = gradients([&](const auto& t) { return loss_head(t[0], t[1], targets, weights); }, inputs);
+  const auto reference = gradients([&](const auto& t) { return plain(t[0], t[1], targets, weights); }, inputs);
   for (int i = 0; i < 2; ++i) EXPECT_LT(relative_difference(ours[i], reference[i]), 1e-12) << i;
 }
 
 TEST(LossHead, NoTargetsGiveZeroLossAndZeroGradient) {
-  const at::Tensor hidden = random({4, 3}, 1).requires_grad_(),
-                   weight = random({6, 3}, 2).requires_grad_();
+  const at::Tensor hidden = random({4, 3}, 1).requires_grad_(), weight = random({6, 3}, 2).requires_grad_();
   const at::Tensor loss = loss_head(hidden, weight, targets_of(4, 6), at::zeros({4}, at::kDouble));
   loss.backward();
   EXPECT_EQ(loss.item<double>(), 0);
@@ -87,16 +74,11 @@ TEST(LossHead, FrozenWeightGetsNoGradientAndNoGradKeepsNothing) {
 
 TEST(LossHead, HalfPrecisionGradientsOfTinyWeightsDoNotUnderflow) {
   // One token of 8,192 in a batch of thousands: weight 1e-6; fp16 has nothing below 6e-8.
-  const at::Tensor hidden = random({3, 4}, 1, at::kHalf).requires_grad_(),
-                   weight = random({50, 4}, 2, at::kHalf);
+  const at::Tensor hidden = random({3, 4}, 1, at::kHalf).requires_grad_(), weight = random({50, 4}, 2, at::kHalf);
   const double token_weight = 1e-6, loss_scale = 65536;
-  (loss_head(hidden, weight, targets_of(3, 50), at::full({3}, token_weight, at::kFloat)) *
-   loss_scale)
-      .backward();
+  (loss_head(hidden, weight, targets_of(3, 50), at::full({3}, token_weight, at::kFloat)) * loss_scale).backward();
   const at::Tensor exact = hidden.detach().to(at::kDouble).requires_grad_();
-  (plain(exact, weight.to(at::kDouble), targets_of(3, 50),
-         at::full({3}, token_weight, at::kDouble)) *
-   loss_scale)
+  (plain(exact, weight.to(at::kDouble), targets_of(3, 50), at::full({3}, token_weight, at::kDouble)) * loss_scale)
       .backward();
   EXPECT_LT(relative_difference(hidden.grad(), exact.grad()), 1e-2);
 }
@@ -104,8 +86,7 @@ TEST(LossHead, HalfPrecisionGradientsOfTinyWeightsDoNotUnderflow) {
 TEST(LossHead, LargeLogitsStayFinite) {
   const at::Tensor hidden = at::full({2, 1}, 1e4, at::kFloat).requires_grad_();
   const at::Tensor weight = at::tensor({1.0, -1.0, 0.5}, at::kFloat).view({3, 1});
-  const at::Tensor loss =
-      loss_head(hidden, weight, at::tensor({0, 1}, at::kLong), at::ones({2}, at::kFloat));
+  const at::Tensor loss = loss_head(hidden, weight, at::tensor({0, 1}, at::kLong), at::ones({2}, at::kFloat));
   loss.backward();
   EXPECT_FLOAT_EQ(loss.item<float>(), 2e4f);
   EXPECT_TRUE(hidden.grad().isfinite().all().item<bool>());

@@ -12,25 +12,19 @@ using namespace testing;
 TEST(RmsNorm, ForwardEqualsThePlainComposition) {
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
     const at::Tensor x = random({3, 5, 37}, 1, dtype), w = random({37}, 2, dtype);
-    EXPECT_EQ(max_difference(rms_norm(x, w, 1e-5), rms_norm_reference(x, w, 1e-5)), 0)
-        << c10::toString(dtype);
+    EXPECT_EQ(max_difference(rms_norm(x, w, 1e-5), rms_norm_reference(x, w, 1e-5)), 0) << c10::toString(dtype);
   }
 }
 
 TEST(RmsNorm, GradientEqualsDifferences) {
   const std::vector<at::Tensor> inputs = {random({2, 3, 7}, 1), random({7}, 2)};
-  EXPECT_LT(
-      gradient_error([](const auto& t) { return project(rms_norm(t[0], t[1], 1e-5)); }, inputs),
-      1e-8);
+  EXPECT_LT(gradient_error([](const auto& t) { return project(rms_norm(t[0], t[1], 1e-5)); }, inputs), 1e-8);
 }
 
 TEST(RmsNorm, GradientInFp32EqualsAutogradOfThePlainComposition) {
-  const std::vector<at::Tensor> inputs = {random({4, 129}, 3, at::kFloat),
-                                          random({129}, 4, at::kFloat)};
-  const auto ours =
-      gradients([](const auto& t) { return project(rms_norm(t[0], t[1], 1e-6)); }, inputs);
-  const auto plain = gradients(
-      [](const auto& t) { return project(rms_norm_reference(t[0], t[1], 1e-6)); }, inputs);
+  const std::vector<at::Tensor> inputs = {random({4, 129}, 3, at::kFloat), random({129}, 4, at::kFloat)};
+  const auto ours = gradients([](const auto& t) { return project(rms_norm(t[0], t[1], 1e-6)); }, inputs);
+  const auto plain = gradients([](const auto& t) { return project(rms_norm_reference(t[0], t[1], 1e-6)); }, inputs);
   for (int i = 0; i < 2; ++i) EXPECT_LT(relative_difference(ours[i], plain[i]), 1e-6);
 }
 
@@ -42,8 +36,7 @@ TEST(RmsNorm, FrozenWeightGetsNoGradient) {
 }
 
 TEST(RmsNorm, TinyRowsStayFinite) {
-  const at::Tensor x = at::zeros({2, 16}, at::kFloat).requires_grad_(),
-                   w = at::ones({16}, at::kFloat);
+  const at::Tensor x = at::zeros({2, 16}, at::kFloat).requires_grad_(), w = at::ones({16}, at::kFloat);
   const at::Tensor y = rms_norm(x, w, 1e-5);
   y.sum().backward();
   EXPECT_EQ(y.abs().max().item<float>(), 0);

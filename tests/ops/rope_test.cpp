@@ -17,15 +17,12 @@ at::Tensor rotate_plain(const at::Tensor& x_BSNH, const RopeTable& table) {
   const int64_t half = x_BSNH.size(-1) / 2;
   const at::Tensor cos = at::cat({table.cos, table.cos}, -1).unsqueeze(2),
                    sin = at::cat({table.sin, table.sin}, -1).unsqueeze(2);
-  const at::Tensor rotated =
-      at::cat({-x_BSNH.narrow(-1, half, half), x_BSNH.narrow(-1, 0, half)}, -1);
+  const at::Tensor rotated = at::cat({-x_BSNH.narrow(-1, half, half), x_BSNH.narrow(-1, 0, half)}, -1);
   return x_BSNH * cos + rotated * sin;
 }
 
-RopeTable table_for(int64_t rows, int64_t length, int64_t head_dim,
-                    at::ScalarType dtype = at::kDouble) {
-  const at::Tensor positions =
-      at::arange(length, at::TensorOptions(at::kLong)).expand({rows, length});
+RopeTable table_for(int64_t rows, int64_t length, int64_t head_dim, at::ScalarType dtype = at::kDouble) {
+  const at::Tensor positions = at::arange(length, at::TensorOptions(at::kLong)).expand({rows, length});
   return rope_table(rope_inverse_frequencies({}, head_dim), positions, dtype);
 }
 
@@ -56,9 +53,7 @@ TEST(Rope, RotationDependsOnDistanceOnly) {
   const at::Tensor q = random({1, 1, 1, 8}, 1, at::kFloat), k = random({1, 1, 1, 8}, 2, at::kFloat);
   const auto score = [&](int64_t at_q, int64_t at_k) {
     const auto rotate = [&](const at::Tensor& x, int64_t position) {
-      return rotate_plain(
-          x, rope_table(inverse, at::full({1, 1}, position, at::TensorOptions(at::kLong)),
-                        at::kFloat));
+      return rotate_plain(x, rope_table(inverse, at::full({1, 1}, position, at::TensorOptions(at::kLong)), at::kFloat));
     };
     return (rotate(q, at_q) * rotate(k, at_k)).sum().item<double>();
   };
@@ -70,8 +65,7 @@ TEST(Rope, InverseFrequencies) {
   RopeFrequencies rope;
   rope.theta = 500000;
   const at::Tensor plain = rope_inverse_frequencies(rope, 64).to(at::kDouble);
-  for (const int i : {0, 7, 31})
-    EXPECT_NEAR(plain[i].item<double>() * std::pow(500000.0, 2.0 * i / 64), 1.0, 1e-6);
+  for (const int i : {0, 7, 31}) EXPECT_NEAR(plain[i].item<double>() * std::pow(500000.0, 2.0 * i / 64), 1.0, 1e-6);
   rope.scaling = RopeFrequencies::Scaling::kLinear;
   rope.factor = 4;
   EXPECT_LT(relative_difference(rope_inverse_frequencies(rope, 64) * 4, plain), 1e-7);

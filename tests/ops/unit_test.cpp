@@ -37,8 +37,7 @@ TEST(UnitHooks, TheReleaseWaitsForBothBranchesOfAResidual) {
   bool inside = false;
   const at::Tensor in = enter_unit(x, store, 0);
   const at::Tensor branch = at::tanh(in);
-  branch.register_hook(
-      [&](const at::Tensor&) { inside = store.calls.find("back-leave0") == std::string::npos; });
+  branch.register_hook([&](const at::Tensor&) { inside = store.calls.find("back-leave0") == std::string::npos; });
   const at::Tensor y = leave_unit(in + branch, store, 0);
   y.sum().backward();
   EXPECT_TRUE(inside);

@@ -22,8 +22,7 @@ struct Case {
 class OptimizersGpu : public testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
-    if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0)
-      GTEST_SKIP() << "no GPU on this machine";
+    if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0) GTEST_SKIP() << "no GPU on this machine";
   }
 
   /// Three shards: tensors of odd sizes with padding between, one without decay, one of zeros
@@ -36,16 +35,12 @@ class OptimizersGpu : public testing::TestWithParam<Case> {
       TrainedShard shard;
       shard.name = "unit." + std::to_string(s);
       shard.master = at::empty({20000}).normal_(0.0, 1.0, generator).to(device);
-      shard.ranges = {{0, 5, 0, true},
-                      {8, 4111, 1, false},
-                      {4112, 9000, 2, true},
-                      {9003, 9004, 3, true},
-                      {12000, 20000, 2, true}};
+      shard.ranges = {
+          {0, 5, 0, true}, {8, 4111, 1, false}, {4112, 9000, 2, true}, {9003, 9004, 3, true}, {12000, 20000, 2, true}};
       shard.num_tensors = 5;
       shard.copies = s + 1;
       if (s == 1) shard.master.narrow(0, 4112, 4888).zero_();
-      for (const auto& [begin, end] :
-           {std::pair<int64_t, int64_t>{5, 8}, {4111, 4112}, {9000, 9003}, {9004, 12000}})
+      for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{5, 8}, {4111, 4112}, {9000, 9003}, {9004, 12000}})
         shard.master.narrow(0, begin, end - begin).zero_();
       shard.compute = compute == at::kFloat ? shard.master : shard.master.to(compute);
       shards.push_back(shard);
@@ -58,8 +53,7 @@ class OptimizersGpu : public testing::TestWithParam<Case> {
     generator.set_current_seed(100 + static_cast<uint64_t>(step));
     for (TrainedShard& shard : shards) {
       at::Tensor gradient = at::empty({20000}).normal_(0.0, 0.1, generator);
-      for (const auto& [begin, end] :
-           {std::pair<int64_t, int64_t>{5, 8}, {4111, 4112}, {9000, 9003}, {9004, 12000}})
+      for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{5, 8}, {4111, 4112}, {9000, 9003}, {9004, 12000}})
         gradient.narrow(0, begin, end - begin).zero_();
       if (step == 2) gradient[77] = std::numeric_limits<float>::infinity();
       shard.gradient = gradient.to(dtype).to(shard.master.device());
@@ -76,13 +70,13 @@ TEST_P(OptimizersGpu, EqualTheCompositionOnTheCpu) {
   const std::unique_ptr<Communicator> comm = make_self_communicator();
   std::vector<TrainedShard> host = make_shards(at::kCPU, GetParam().compute),
                             device = make_shards(at::kCUDA, GetParam().compute);
-  const auto on_host = make_optimizer(options, host, *comm),
-             on_device = make_optimizer(options, device, *comm);
+  const auto on_host = make_optimizer(options, host, *comm), on_device = make_optimizer(options, device, *comm);
   for (int step = 0; step < 6; ++step) {
     give_gradients(host, step, GetParam().gradient);
     give_gradients(device, step, GetParam().gradient);
     double square = 0;
-    for (const TrainedShard& shard : host) square += shard.gradient.to(at::kDouble).square().sum().item<double>() / shard.copies;
+    for (const TrainedShard& shard : host)
+      square += shard.gradient.to(at::kDouble).square().sum().item<double>() / shard.copies;
     const double on_gpu = local_gradient_square(device).item<double>();
     if (step == 2) {
       EXPECT_FALSE(std::isfinite(on_gpu));
@@ -92,8 +86,7 @@ TEST_P(OptimizersGpu, EqualTheCompositionOnTheCpu) {
       EXPECT_NEAR(local_gradient_square(host).item<double>() / square, 1.0, 1e-5);
     }
     // The step with the infinite gradient is left out.
-    const at::Tensor multiplier =
-                         at::full({}, step == 2 ? std::numeric_limits<float>::quiet_NaN() : 0.5f),
+    const at::Tensor multiplier = at::full({}, step == 2 ? std::numeric_limits<float>::quiet_NaN() : 0.5f),
                      skip = at::full({}, step == 2 ? 1.0f : 0.0f);
     on_host->step(1e-2, multiplier, skip);
     on_device->step(1e-2, multiplier.to(at::kCUDA), skip.to(at::kCUDA));
@@ -114,10 +107,11 @@ INSTANTIATE_TEST_SUITE_P(All, OptimizersGpu,
                          testing::Values(Case{"adamw", at::kBFloat16}, Case{"adamw", at::kHalf},
                                          Case{"adamw", at::kFloat}, Case{"lamb", at::kBFloat16},
                                          Case{"lamb", at::kHalf}, Case{"lamb", at::kFloat},
-                                         Case{"adamw", at::kBFloat16, at::kBFloat16}, Case{"lamb", at::kHalf, at::kHalf}),
+                                         Case{"adamw", at::kBFloat16, at::kBFloat16},
+                                         Case{"lamb", at::kHalf, at::kHalf}),
                          [](const auto& each) {
-                           return each.param.optimizer +
-                                  std::string(c10::toString(each.param.compute)) + (each.param.gradient == at::kFloat ? "" : "Gradients");
+                           return each.param.optimizer + std::string(c10::toString(each.param.compute)) +
+                                  (each.param.gradient == at::kFloat ? "" : "Gradients");
                          });
 
 }  // namespace

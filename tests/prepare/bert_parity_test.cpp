@@ -27,8 +27,7 @@ class BertParity : public Scratch {
 
   /// A command in the scratch directory; its standard output, or a failure with its standard error.
   std::string run(const std::string& command) {
-    const int status =
-        std::system(fmt::format("cd '{}' && {} >out 2>err", directory_.string(), command).c_str());
+    const int status = std::system(fmt::format("cd '{}' && {} >out 2>err", directory_.string(), command).c_str());
     if (status != 0) ADD_FAILURE() << command << ": " << slurp("err");
     return slurp("out");
   }
@@ -36,8 +35,8 @@ class BertParity : public Scratch {
     return run(fmt::format("'{}' data bert {}", TRIREME_DATA_TOOLS, arguments));
   }
   std::string reference(const std::string& arguments) {
-    return run(fmt::format("'{}' '{}/tests/prepare/bert_reference.py' {}", TRIREME_PYTHON,
-                           TRIREME_SOURCE_DIR, arguments));
+    return run(
+        fmt::format("'{}' '{}/tests/prepare/bert_reference.py' {}", TRIREME_PYTHON, TRIREME_SOURCE_DIR, arguments));
   }
 
   /// All outputs of the two parts in the scratch directory, compared.
@@ -47,9 +46,8 @@ class BertParity : public Scratch {
     tool("export --input inst --shards 7 --output chopped");
     tool("export --input inst --shards 7 --shuffle-seed 24 --output shuffled");
     tool("pack --input inst --output packed --shards 5");
-    const std::string eval =
-        tool(fmt::format("eval --input part-00001 --vocab {} --output eval/part_eval --count {} {}",
-                         vocab, eval_count, options));
+    const std::string eval = tool(fmt::format(
+        "eval --input part-00001 --vocab {} --output eval/part_eval --count {} {}", vocab, eval_count, options));
     const std::string result =
         reference(fmt::format("compare_everything {} --count {} {}", vocab, eval_count, options));
     std::istringstream words(result);
@@ -89,24 +87,20 @@ TEST_F(BertParity, UnicodeAsPythonHasIt) {
   for (const char32_t c : tried) {
     std::vector<char32_t> folded;
     unicode_fold(std::u32string_view(&c, 1), folded);
-    std::vector<char32_t> ours = {unicode_is_dropped(c), unicode_is_space(c),
-                                  unicode_is_python_space(c), unicode_is_punctuation(c),
-                                  unicode_is_cjk(c)};
+    std::vector<char32_t> ours = {unicode_is_dropped(c), unicode_is_space(c), unicode_is_python_space(c),
+                                  unicode_is_punctuation(c), unicode_is_cjk(c)};
     ours.insert(ours.end(), folded.begin(), folded.end());
     const auto found = expected.find(c);
-    ASSERT_EQ(ours,
-              found != expected.end() ? found->second : (std::vector<char32_t>{0, 0, 0, 0, 0, c}))
+    ASSERT_EQ(ours, found != expected.end() ? found->second : (std::vector<char32_t>{0, 0, 0, 0, 0, c}))
         << "U+" << std::hex << static_cast<uint32_t>(c);
   }
   int words = 0;
   while (std::getline(facts, line)) {
     const auto values = numbers(line);
-    const std::u32string word(values.begin() + 1,
-                              values.begin() + 1 + static_cast<ptrdiff_t>(values[0]));
+    const std::u32string word(values.begin() + 1, values.begin() + 1 + static_cast<ptrdiff_t>(values[0]));
     std::vector<char32_t> folded;
     unicode_fold(word, folded);
-    ASSERT_EQ(folded, std::vector<char32_t>(values.begin() + 1 + static_cast<ptrdiff_t>(values[0]),
-                                            values.end()))
+    ASSERT_EQ(folded, std::vector<char32_t>(values.begin() + 1 + static_cast<ptrdiff_t>(values[0]), values.end()))
         << line;
     ++words;
   }
@@ -116,15 +110,13 @@ TEST_F(BertParity, UnicodeAsPythonHasIt) {
 class BertParitySlow : public BertParity {};
 
 TEST_F(BertParity, AwkwardText) {
-  if (!fs::exists("/usr/share/common-licenses"))
-    GTEST_SKIP() << "no /usr/share/common-licenses on this machine";
+  if (!fs::exists("/usr/share/common-licenses")) GTEST_SKIP() << "no /usr/share/common-licenses on this machine";
   reference("make_sample .");
   compare_all("vocab.txt", "--dupe-factor 2", 100);
 }
 
 TEST_F(BertParitySlow, ShortSequences) {
-  if (!fs::exists("/usr/share/common-licenses"))
-    GTEST_SKIP() << "no /usr/share/common-licenses on this machine";
+  if (!fs::exists("/usr/share/common-licenses")) GTEST_SKIP() << "no /usr/share/common-licenses on this machine";
   reference("make_sample .");
   compare_all("vocab.txt",
               "--dupe-factor 1 --seq-length 64 --max-predictions 8 --masked-lm-prob 0.2 "
@@ -134,16 +126,14 @@ TEST_F(BertParitySlow, ShortSequences) {
 
 TEST_F(BertParity, RealTextInPart) {
   const fs::path data = fs::path(TRIREME_SOURCE_DIR) / "../shared/data";
-  if (!fs::exists(data / "wikitext-2/valid.txt"))
-    GTEST_SKIP() << "no wikitext-2 beside the project";
+  if (!fs::exists(data / "wikitext-2/valid.txt")) GTEST_SKIP() << "no wikitext-2 beside the project";
   reference(fmt::format("make_wikitext '{}' . --bytes 60000", (data / "wikitext-2").string()));
   compare_all(fmt::format("'{}'", (data / "bert/vocab.txt").string()), "--dupe-factor 3", 100);
 }
 
 TEST_F(BertParitySlow, RealTextAndSpeed) {
   const fs::path data = fs::path(TRIREME_SOURCE_DIR) / "../shared/data";
-  if (!fs::exists(data / "wikitext-2/valid.txt"))
-    GTEST_SKIP() << "no wikitext-2 beside the project";
+  if (!fs::exists(data / "wikitext-2/valid.txt")) GTEST_SKIP() << "no wikitext-2 beside the project";
   reference(fmt::format("make_wikitext '{}' .", (data / "wikitext-2").string()));
   const std::string vocab = fmt::format("'{}'", (data / "bert/vocab.txt").string());
   compare_all(vocab, "", 1000);
@@ -157,8 +147,7 @@ TEST_F(BertParitySlow, RealTextAndSpeed) {
   const double before = child_seconds();
   constexpr int kRuns = 5;
   for (int i = 0; i < kRuns; ++i)
-    tool(fmt::format("instances --input part-00000 --vocab {} --output timed{} --threads 1", vocab,
-                     i));
+    tool(fmt::format("instances --input part-00000 --vocab {} --output timed{} --threads 1", vocab, i));
   const double seconds = (child_seconds() - before) / kRuns;
   fmt::print(
       "{} instances: Python {:.0f} a second, C++ {:.0f} a second of one core ({:.1f} times; its "
@@ -172,8 +161,7 @@ TEST_F(BertParity, PackingAsGoodAsScipys) {
   constexpr int kLength = 64;
   PythonRandom random(3);
   std::vector<int64_t> counts(kLength + 1, 0);
-  for (int length = 5; length < kLength; ++length)
-    counts[static_cast<size_t>(length)] = random.between(200, 2000);
+  for (int length = 5; length < kLength; ++length) counts[static_cast<size_t>(length)] = random.between(200, 2000);
   counts[kLength] = 70000;
   const PackPlan plan = plan_packing(counts, kLength);
   write("counts.json", fmt::format("[{}]", fmt::join(counts.begin() + 1, counts.end(), ", ")));

@@ -1,4 +1,5 @@
-// The pieces of BERT's data preparation by themselves: Unicode, tokens, random draws, least squares, the dealing of sequences to rows.
+// The pieces of BERT's data preparation by themselves: Unicode, tokens, random draws, least squares, the dealing of
+// sequences to rows.
 
 #include "data/prepare/bert_instance_file.h"
 #include "data/prepare/bert_packing.h"
@@ -36,8 +37,7 @@ class BertRules : public Scratch {
 };
 
 TEST_F(BertRules, LongestPieceFirst) {
-  const std::string vocab =
-      std::string(kSpecials) + "un\n##aff\n##able\nunaff\n,\n##a\n";  // from 5
+  const std::string vocab = std::string(kSpecials) + "un\n##aff\n##able\nunaff\n,\n##a\n";  // from 5
   EXPECT_EQ(encode(vocab, "unaffable UNAFFABLE"), (std::vector<int>{8, 7, 8, 7}));
   EXPECT_EQ(encode(vocab, "un,un ,"), (std::vector<int>{5, 9, 5, 9}));
   EXPECT_EQ(encode(vocab, "unaffx una"), (std::vector<int>{1, 5, 10}));
@@ -101,14 +101,13 @@ TEST_F(BertRules, LeastSquaresMeetsTheOptimalityConditions) {
     for (int64_t j = 0; j < columns; ++j) {
       std::set<uint32_t> rows;
       for (int i = 0; i < 3; ++i) rows.insert(static_cast<uint32_t>(random.below(a.rows)));
-      for (const uint32_t row : rows)
-        a.entries.push_back({row, static_cast<double>(random.between(1, 3))});
+      for (const uint32_t row : rows) a.entries.push_back({row, static_cast<double>(random.between(1, 3))});
       a.starts.push_back(a.entries.size());
     }
     std::vector<double> b(a.rows);
     for (double& value : b)
-      value = trial % 5 == 0 ? static_cast<double>(random.between(0, 3))
-                             : static_cast<double>(random.between(-100, 1000));
+      value =
+          trial % 5 == 0 ? static_cast<double>(random.between(0, 3)) : static_cast<double>(random.between(-100, 1000));
     const NnlsResult result = solve_nnls(a, b);
     std::vector<double> residual = b;
     for (size_t j = 0; j < a.size(); ++j)
@@ -124,10 +123,8 @@ TEST_F(BertRules, LeastSquaresMeetsTheOptimalityConditions) {
         EXPECT_GE(gradient, -1e-6) << "trial " << trial << ", column " << j;
       }
     }
-    EXPECT_NEAR(
-        result.residual_norm,
-        std::sqrt(std::inner_product(residual.begin(), residual.end(), residual.begin(), 0.0)),
-        1e-6);
+    EXPECT_NEAR(result.residual_norm,
+                std::sqrt(std::inner_product(residual.begin(), residual.end(), residual.begin(), 0.0)), 1e-6);
   }
 }
 
@@ -174,8 +171,7 @@ TEST_F(BertRules, InstanceFilesAreCheckedWhole) {
   BertInstanceOptions options;
   options.seq_length = 16;
   options.max_predictions = 4;
-  const BertInstances instances =
-      make_bert_instances(read_bert_documents(path("text"), tokenizer), vocab, options);
+  const BertInstances instances = make_bert_instances(read_bert_documents(path("text"), tokenizer), vocab, options);
   write_bert_instances(path("x.instances"), instances, vocab.size(), 77);
   const BertInstanceFile file(path("x.instances"));
   EXPECT_EQ(file.size(), static_cast<int64_t>(instances.count));
@@ -211,8 +207,7 @@ TEST_F(BertRules, InstanceFilesAreCheckedWhole) {
     read_bert_documents(path("latin1"), tokenizer);
     ADD_FAILURE() << "Latin-1 was read";
   } catch (const DataError& error) {
-    EXPECT_NE(std::string(error.what()).find("line 2 is not UTF-8"), std::string::npos)
-        << error.what();
+    EXPECT_NE(std::string(error.what()).find("line 2 is not UTF-8"), std::string::npos) << error.what();
   }
 }
 

@@ -29,17 +29,13 @@ class DataTools : public ::testing::Test {
     fs::create_directories(directory_);
     std::ofstream text(directory_ / "text.txt");
     for (int i = 0; i < 200; ++i)
-      text << "Rower " << i
-           << " of the trireme looked at the harbour, at the storm and at the long walls.\n"
+      text << "Rower " << i << " of the trireme looked at the harbour, at the storm and at the long walls.\n"
            << (i % 4 == 3 ? "\n" : "");
     text.close();
-    const Outcome outcome =
-        run("tokenizer train --input text.txt --vocab-size 330 --output tok.model");
+    const Outcome outcome = run("tokenizer train --input text.txt --vocab-size 330 --output tok.model");
     ASSERT_EQ(outcome.code, 0) << outcome.err;
-    EXPECT_NE(outcome.out.find("tok.model: 330 pieces from 200 lines"), std::string::npos)
-        << outcome.out;
-    EXPECT_EQ(outcome.err.find("trainer_interface"), std::string::npos)
-        << "sentencepiece's own log: " << outcome.err;
+    EXPECT_NE(outcome.out.find("tok.model: 330 pieces from 200 lines"), std::string::npos) << outcome.out;
+    EXPECT_EQ(outcome.err.find("trainer_interface"), std::string::npos) << "sentencepiece's own log: " << outcome.err;
   }
   static void TearDownTestSuite() { fs::remove_all(directory_); }
 
@@ -50,9 +46,8 @@ class DataTools : public ::testing::Test {
   }
   static Outcome run(const std::string& arguments, const std::string& input = "") {
     std::ofstream(directory_ / "in") << input;
-    const int status = std::system(fmt::format("cd '{}' && '{}' {} <in >out 2>err",
-                                               directory_.string(), TRIREME_DATA_TOOLS, arguments)
-                                       .c_str());
+    const int status = std::system(
+        fmt::format("cd '{}' && '{}' {} <in >out 2>err", directory_.string(), TRIREME_DATA_TOOLS, arguments).c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, slurp("out"), slurp("err")};
   }
   static std::string last_line(const std::string& text) {
@@ -68,10 +63,8 @@ TEST_F(DataTools, EncodeAndDecodeAreInverse) {
   ASSERT_EQ(plain.code, 0) << plain.err;
   const std::string ids = plain.out.substr(0, plain.out.size() - 1);
   EXPECT_EQ(run("tokenizer decode --model tok.model " + ids).out, "Rower 7 looked at the storm.\n");
-  EXPECT_EQ(
-      run("tokenizer encode --model tok.model --bos --eos -", "Rower 7 looked at the storm.\n\n")
-          .out,
-      "1 " + ids + " 2\n1 2\n");
+  EXPECT_EQ(run("tokenizer encode --model tok.model --bos --eos -", "Rower 7 looked at the storm.\n\n").out,
+            "1 " + ids + " 2\n1 2\n");
   EXPECT_EQ(run("tokenizer decode --model tok.model -", ids + "\n" + ids + "\n").out,
             "Rower 7 looked at the storm.\nRower 7 looked at the storm.\n");
 }
@@ -84,8 +77,7 @@ TEST_F(DataTools, PackReportsAndTheTrainerReads) {
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_NE(outcome.out.find("read 50 documents"), std::string::npos) << outcome.out;
   EXPECT_NE(outcome.out.find("sample 3: "), std::string::npos) << outcome.out;
-  const auto dataset =
-      open_token_dataset({directory_ / "rows.h5", directory_ / "valid.npy"}, 64, 330);
+  const auto dataset = open_token_dataset({directory_ / "rows.h5", directory_ / "valid.npy"}, 64, 330);
   EXPECT_GT(dataset->size(), 20);
   for (int64_t row = 0; row < dataset->size(); ++row) EXPECT_NO_THROW(dataset->read(row));
 }
@@ -109,20 +101,16 @@ TEST_F(DataTools, ExitCodesAndLastWords) {
       {pack + "--output x.npy --valid-fraction 0.1", 2, "--valid-output"},
       {pack + "--output x.npy --shuffle-seed 4294967296", 2, "4294967296"},
       {pack + "--output no/such/x.npy", 73, "no/such"},
-      {"data pack --tokenizer tok.model --input text.txt --seq-length 999999 --output x.npy", 3,
-       "less than one row"},
-      {"data pack --tokenizer tok.model --input absent.jsonl --seq-length 9 --output x.npy", 3,
-       "absent.jsonl"},
-      {"data mlperf --train absent.parquet --valid absent.parquet --output made", 3,
-       "absent.parquet"},
+      {"data pack --tokenizer tok.model --input text.txt --seq-length 999999 --output x.npy", 3, "less than one row"},
+      {"data pack --tokenizer tok.model --input absent.jsonl --seq-length 9 --output x.npy", 3, "absent.jsonl"},
+      {"data mlperf --train absent.parquet --valid absent.parquet --output made", 3, "absent.parquet"},
       {"data ultrachat --input . --tokenizer tok.model --output made", 3, "no .parquet"},
       {"data ultrachat --input . --tokenizer tok.model --output made --splits gen", 2, "gen"},
   };
   for (const auto& [arguments, code, words] : cases) {
     const Outcome outcome = run(arguments);
     EXPECT_EQ(outcome.code, code) << arguments << ": " << outcome.err;
-    EXPECT_NE(last_line(outcome.err).find(words), std::string::npos)
-        << arguments << ": " << outcome.err;
+    EXPECT_NE(last_line(outcome.err).find(words), std::string::npos) << arguments << ": " << outcome.err;
   }
   EXPECT_FALSE(fs::exists(directory_ / "x.npy"));
   EXPECT_FALSE(fs::exists(directory_ / "x.model"));

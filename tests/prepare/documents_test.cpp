@@ -11,17 +11,14 @@ namespace {
 using Documents = Scratch;
 using Found = std::vector<std::pair<std::string, int64_t>>;
 
-Found documents(const std::filesystem::path& path, DocumentUnit unit,
-                const std::string& field = "text") {
+Found documents(const std::filesystem::path& path, DocumentUnit unit, const std::string& field = "text") {
   Found found;
-  for_each_document(path, unit, field,
-                    [&](const Document& d) { found.emplace_back(std::string(d.text), d.number); });
+  for_each_document(path, unit, field, [&](const Document& d) { found.emplace_back(std::string(d.text), d.number); });
   return found;
 }
 
 TEST_F(Documents, ParagraphsLieBetweenBlankLines) {
-  EXPECT_EQ(documents(write("b.txt", "\xEF\xBB\xBFone\r\ntwo\r\n \t\r\n\n\nthree\n\nfour"),
-                      DocumentUnit::kParagraph),
+  EXPECT_EQ(documents(write("b.txt", "\xEF\xBB\xBFone\r\ntwo\r\n \t\r\n\n\nthree\n\nfour"), DocumentUnit::kParagraph),
             (Found{{"one\r\ntwo", 1}, {"three", 6}, {"four", 8}}));
   EXPECT_EQ(documents(write("c.txt", "\n\n"), DocumentUnit::kParagraph), Found{});
   EXPECT_EQ(documents(write("d.txt", ""), DocumentUnit::kParagraph), Found{});
@@ -34,11 +31,9 @@ TEST_F(Documents, LinesAndWholeFiles) {
 }
 
 TEST_F(Documents, JsonLinesGiveTheirField) {
-  const auto file = write(
-      "a.jsonl",
-      "{\"text\": \"na\\u00efve\\nline\", \"id\": 1}\n\n{\"text\": null}\n{\"text\": \"\"}\n");
-  EXPECT_EQ(documents(file, DocumentUnit::kFile),
-            (Found{{"na\xC3\xAFve\nline", 1}, {"", 3}, {"", 4}}));
+  const auto file =
+      write("a.jsonl", "{\"text\": \"na\\u00efve\\nline\", \"id\": 1}\n\n{\"text\": null}\n{\"text\": \"\"}\n");
+  EXPECT_EQ(documents(file, DocumentUnit::kFile), (Found{{"na\xC3\xAFve\nline", 1}, {"", 3}, {"", 4}}));
 }
 
 std::string complaint(const std::filesystem::path& path, const std::string& field = "text") {
@@ -51,32 +46,29 @@ std::string complaint(const std::filesystem::path& path, const std::string& fiel
 }
 
 TEST_F(Documents, BadJsonLinesAreNamedByLine) {
-  EXPECT_NE(
-      complaint(write("a.jsonl", "{\"text\": \"x\"}\n{\"text\": ")).find("a.jsonl:2: not JSON"),
-      std::string::npos);
-  EXPECT_NE(complaint(write("b.jsonl", "[1]")).find("b.jsonl:1: a JSON array"), std::string::npos);
-  EXPECT_NE(complaint(write("c.jsonl", "{\"text\": 3}")).find("expected a string"),
+  EXPECT_NE(complaint(write("a.jsonl", "{\"text\": \"x\"}\n{\"text\": ")).find("a.jsonl:2: not JSON"),
             std::string::npos);
+  EXPECT_NE(complaint(write("b.jsonl", "[1]")).find("b.jsonl:1: a JSON array"), std::string::npos);
+  EXPECT_NE(complaint(write("c.jsonl", "{\"text\": 3}")).find("expected a string"), std::string::npos);
   const std::string missing = complaint(write("d.jsonl", "{\"contents\": \"x\"}"), "content");
   EXPECT_NE(missing.find("has: contents"), std::string::npos) << missing;
   EXPECT_NE(missing.find("Did you mean 'contents'?"), std::string::npos) << missing;
   // 100,000 levels must neither crash nor be taken for text.
-  EXPECT_NE(complaint(write("e.jsonl", std::string(100000, '['))).find("not JSON"),
-            std::string::npos);
+  EXPECT_NE(complaint(write("e.jsonl", std::string(100000, '['))).find("not JSON"), std::string::npos);
 }
 
 TEST_F(Documents, ParquetColumns) {
   if (!python_has("pyarrow.parquet")) GTEST_SKIP() << "no Python with pyarrow to write the file";
-  python(fmt::format(
-      "import pyarrow as pa, pyarrow.parquet as pq\n"
-      "pq.write_table(pa.table({{'body': ['one', None, 'drei ü'], 'n': [1, 2, 3]}}), r'{0}', "
-      "row_group_size=2)\n"
-      "pq.write_table(pa.table({{'body': pa.array(['x'] * 3000, pa.large_string())}}), r'{1}')\n"
-      "data = open(r'{1}', 'rb').read()\n"
-      "open(r'{2}', 'wb').write(data[:len(data) // 2])\n"
-      "open(r'{3}', 'wb').write(data[:40] + b'\\xff' * 60 + data[100:])\n",
-      path("a.parquet").string(), path("b.parquet").string(), path("cut.parquet").string(),
-      path("hurt.parquet").string()));
+  python(
+      fmt::format("import pyarrow as pa, pyarrow.parquet as pq\n"
+                  "pq.write_table(pa.table({{'body': ['one', None, 'drei ü'], 'n': [1, 2, 3]}}), r'{0}', "
+                  "row_group_size=2)\n"
+                  "pq.write_table(pa.table({{'body': pa.array(['x'] * 3000, pa.large_string())}}), r'{1}')\n"
+                  "data = open(r'{1}', 'rb').read()\n"
+                  "open(r'{2}', 'wb').write(data[:len(data) // 2])\n"
+                  "open(r'{3}', 'wb').write(data[:40] + b'\\xff' * 60 + data[100:])\n",
+                  path("a.parquet").string(), path("b.parquet").string(), path("cut.parquet").string(),
+                  path("hurt.parquet").string()));
   EXPECT_EQ(documents(path("a.parquet"), DocumentUnit::kLine, "body"),
             (Found{{"one", 0}, {"", 1}, {"drei \xC3\xBC", 2}}));
   EXPECT_EQ(documents(path("b.parquet"), DocumentUnit::kLine, "body").size(), 3000u);
@@ -84,9 +76,8 @@ TEST_F(Documents, ParquetColumns) {
   EXPECT_NE(complaint(path("a.parquet"), "n").find("int64, expected string"), std::string::npos);
   EXPECT_NE(complaint(path("cut.parquet"), "body").find("damaged"), std::string::npos);
   EXPECT_NE(complaint(path("hurt.parquet"), "body").find("damaged"), std::string::npos);
-  EXPECT_NE(
-      complaint(write("no.parquet", "text that has the wrong name"), "body").find("no.parquet"),
-      std::string::npos);
+  EXPECT_NE(complaint(write("no.parquet", "text that has the wrong name"), "body").find("no.parquet"),
+            std::string::npos);
 }
 
 }  // namespace

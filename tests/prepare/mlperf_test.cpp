@@ -60,8 +60,7 @@ open(f'{directory}/hurt.parquet', 'wb').write(data[:4] + b'\xff' * 200 + data[20
 };
 
 TEST_F(Mlperf, NumpyReadsTheSameRecords) {
-  const MlperfReport report =
-      convert_mlperf(path("train.parquet"), path("valid.parquet"), path("out"));
+  const MlperfReport report = convert_mlperf(path("train.parquet"), path("valid.parquet"), path("out"));
   EXPECT_EQ(report.train.rows, 1501);
   EXPECT_EQ(report.valid.rows, 173);
   EXPECT_EQ(report.valid.seq_length, 40);
@@ -119,8 +118,7 @@ TEST_F(Mlperf, BadRowsAreNamed) {
   };
   for (const auto& [file, words] : cases) {
     const std::string message = complaint(file);
-    for (const char* word : words)
-      EXPECT_NE(message.find(word), std::string::npos) << file << ": " << message;
+    for (const char* word : words) EXPECT_NE(message.find(word), std::string::npos) << file << ": " << message;
   }
 }
 

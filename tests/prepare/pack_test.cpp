@@ -16,8 +16,7 @@ namespace {
 using Pack = Scratch;
 using Ids = std::vector<int64_t>;
 
-PackOptions options_for(const std::filesystem::path& input, const std::filesystem::path& output,
-                        int64_t seq_length) {
+PackOptions options_for(const std::filesystem::path& input, const std::filesystem::path& output, int64_t seq_length) {
   PackOptions options;
   options.inputs = {input};
   options.output = output;
@@ -70,8 +69,7 @@ TEST_F(Pack, RowsHoldTheDocumentsEndToEnd) {
     EXPECT_EQ(report.train.rows, report.train.tokens / 32);
     EXPECT_EQ(report.train.tail_tokens, report.train.tokens % 32);
     ASSERT_EQ(report.samples.size(), 3u);
-    EXPECT_TRUE(report.samples[0].starts_with("Paragraph 0 of the old harbour."))
-        << report.samples[0];
+    EXPECT_TRUE(report.samples[0].starts_with("Paragraph 0 of the old harbour.")) << report.samples[0];
     const auto rows = samples(path(name), 32);
     ASSERT_EQ(static_cast<int64_t>(rows.size()), report.train.rows);
     EXPECT_EQ(concatenated(rows), Ids(expected.begin(), expected.begin() + report.train.rows * 32));
@@ -93,8 +91,7 @@ TEST_F(Pack, SeparateDocumentsRecordEveryStart) {
       // BOS opens each document: its positions are the starts, and the row's first token is one
       // whatever it is.
       for (int64_t t = 0; t < 32; ++t) {
-        const bool is_start =
-            std::count(row.sequence_starts.begin(), row.sequence_starts.end(), t) == 1;
+        const bool is_start = std::count(row.sequence_starts.begin(), row.sequence_starts.end(), t) == 1;
         EXPECT_EQ(is_start, t == 0 || row.input_ids[static_cast<size_t>(t)] == 1) << t;
         EXPECT_EQ(row.loss_mask[static_cast<size_t>(t)], is_start ? 0 : 1) << t;
         starts_inside += is_start && t > 0;
@@ -118,16 +115,14 @@ TEST_F(Pack, ShuffleFollowsNumpysOrderOfDocuments) {
   NumpyRandom(7).shuffle(order);
   Ids expected;
   for (const int64_t i : order)
-    for (const int32_t id : tokenizer.encode(std::string(1, static_cast<char>('a' + i))))
-      expected.push_back(id);
+    for (const int32_t id : tokenizer.encode(std::string(1, static_cast<char>('a' + i)))) expected.push_back(id);
   expected.resize(static_cast<size_t>(report.train.rows) * 20);
   EXPECT_EQ(concatenated(samples(path("rows.npy"), 20)), expected);
 }
 
 TEST_F(Pack, CountsWhatItDrops) {
   const auto text =
-      write("text.txt",
-            "The trireme crossed\n\n \nbad \xff byte\nx\nThe trireme crossed\nbad \xe2\x82\n");
+      write("text.txt", "The trireme crossed\n\n \nbad \xff byte\nx\nThe trireme crossed\nbad \xe2\x82\n");
   PackOptions options = options_for(text, path("rows.npy"), 4);
   options.unit = DocumentUnit::kLine;
   options.min_tokens = 3;
@@ -164,8 +159,7 @@ TEST_F(Pack, RefusalsLeaveNothingBehind) {
     try {
       pack_documents(tokenizer, options);
     } catch (const Error& error) {
-      for (const char* name : {"rows.npy", "rows.bin", "valid.npy"})
-        EXPECT_FALSE(std::filesystem::exists(path(name)));
+      for (const char* name : {"rows.npy", "rows.bin", "valid.npy"}) EXPECT_FALSE(std::filesystem::exists(path(name)));
       return static_cast<int>(error.code());
     }
     return 0;
@@ -190,8 +184,7 @@ TEST_F(Pack, RefusalsLeaveNothingBehind) {
 }
 
 TEST_F(Pack, RealTextWithTheRealTokenizer) {
-  const auto text =
-      std::filesystem::path(TRIREME_SOURCE_DIR) / "../shared/data/wikitext-2/valid.txt";
+  const auto text = std::filesystem::path(TRIREME_SOURCE_DIR) / "../shared/data/wikitext-2/valid.txt";
   if (!std::filesystem::exists(text) || !std::filesystem::exists(llama2_model()))
     GTEST_SKIP() << "no ../shared/data/wikitext-2 and llama2";
   const Tokenizer tokenizer{llama2_model()};

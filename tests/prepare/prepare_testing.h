@@ -35,9 +35,8 @@ class Scratch : public ::testing::Test {
   /// Runs a Python program with `arguments`; its output, or a test failure with its stderr.
   std::string python(const std::string& program, const std::string& arguments = "") const {
     write("program.py", program);
-    const std::string command =
-        fmt::format("'{}' '{}' {} >'{}' 2>'{}'", TRIREME_PYTHON, path("program.py").string(),
-                    arguments, path("python.out").string(), path("python.err").string());
+    const std::string command = fmt::format("'{}' '{}' {} >'{}' 2>'{}'", TRIREME_PYTHON, path("program.py").string(),
+                                            arguments, path("python.out").string(), path("python.err").string());
     if (std::system(command.c_str()) != 0) ADD_FAILURE() << slurp("python.err");
     return slurp("python.out");
   }
@@ -51,14 +50,12 @@ class Scratch : public ::testing::Test {
 };
 
 inline bool python_has(const std::string& packages) {
-  return std::system(fmt::format("'{}' -c 'import {}' >/dev/null 2>&1", TRIREME_PYTHON, packages)
-                         .c_str()) == 0;
+  return std::system(fmt::format("'{}' -c 'import {}' >/dev/null 2>&1", TRIREME_PYTHON, packages).c_str()) == 0;
 }
 
 /// Sentences enough for a few hundred pieces.
 inline std::string training_text() {
-  const char* subjects[] = {"The trireme",     "A merchant ship", "Every oarsman",
-                            "The old harbour", "Athens",          "A storm"};
+  const char* subjects[] = {"The trireme", "A merchant ship", "Every oarsman", "The old harbour", "Athens", "A storm"};
   const char* verbs[] = {"crossed", "carried", "remembered", "guarded", "left behind", "followed"};
   const char* objects[] = {"the narrow strait", "170 rowers",       "olive oil and wine",
                            "the winter of 480", "a naïve stranger", "the long walls"};
@@ -73,8 +70,7 @@ inline std::string training_text() {
 /// A BPE model of 400 pieces on training_text(), trained once.
 inline const std::string& small_model() {
   static const std::string model = [] {
-    const auto file =
-        std::filesystem::temp_directory_path() / fmt::format("trireme_training_text_{}", getpid());
+    const auto file = std::filesystem::temp_directory_path() / fmt::format("trireme_training_text_{}", getpid());
     std::ofstream(file) << training_text();
     TokenizerTraining training;
     training.inputs = {file};

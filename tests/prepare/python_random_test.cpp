@@ -13,8 +13,7 @@ using PythonRandomParity = Scratch;
 
 TEST_F(PythonRandomParity, ShufflesAndDrawsAlike) {
   if (!python_has("random")) GTEST_SKIP() << "no Python";
-  for (const uint64_t seed :
-       {uint64_t{0}, uint64_t{100}, uint64_t{4294967295}, uint64_t{4294967296}, ~uint64_t{0}}) {
+  for (const uint64_t seed : {uint64_t{0}, uint64_t{100}, uint64_t{4294967295}, uint64_t{4294967296}, ~uint64_t{0}}) {
     std::string ours;
     PythonRandom random(seed);
     for (const int n : {1, 2, 10, 1000}) {
@@ -24,8 +23,7 @@ TEST_F(PythonRandomParity, ShufflesAndDrawsAlike) {
       ours += fmt::format("{}\n", fmt::join(values, " "));
     }
     for (int i = 1; i < 1500; ++i)
-      ours +=
-          fmt::format("{} ", random.below(static_cast<uint64_t>(i) * 2863311u % 4294967291u + 1));
+      ours += fmt::format("{} ", random.below(static_cast<uint64_t>(i) * 2863311u % 4294967291u + 1));
     const std::string theirs = python(
         "import random, sys\n"
         "r = random.Random(int(sys.argv[1]))\n"

@@ -34,9 +34,8 @@ std::string complaint(const std::string& model) {
 
 TEST(Tokenizer, RoundTripsAnyText) {
   const Tokenizer tokenizer = small_tokenizer();
-  for (const std::string text :
-       {"The trireme crossed 170 rowers.", "  two  spaces\tand a tab\n\nlines ",
-        "中文 and \xF0\x9F\x9A\xA3", "never seen: @#~^", "x", " "}) {
+  for (const std::string text : {"The trireme crossed 170 rowers.", "  two  spaces\tand a tab\n\nlines ",
+                                 "中文 and \xF0\x9F\x9A\xA3", "never seen: @#~^", "x", " "}) {
     const Ids ids = tokenizer.encode(text);
     EXPECT_EQ(tokenizer.decode(ids), text);
     for (const int32_t id : ids) {
@@ -45,8 +44,7 @@ TEST(Tokenizer, RoundTripsAnyText) {
     }
   }
   EXPECT_EQ(tokenizer.encode(""), Ids{});
-  EXPECT_LT(tokenizer.encode("The trireme crossed the narrow strait").size(), 15u)
-      << "nothing was learnt";
+  EXPECT_LT(tokenizer.encode("The trireme crossed the narrow strait").size(), 15u) << "nothing was learnt";
 }
 
 TEST(Tokenizer, HasLlamasLayout) {
@@ -66,8 +64,7 @@ TEST(Tokenizer, HasLlamasLayout) {
 TEST(Tokenizer, ThreadsGiveTheSameIdsInTheSameOrder) {
   const Tokenizer tokenizer = small_tokenizer();
   std::vector<std::string> texts;
-  for (int i = 0; i < 500; ++i)
-    texts.push_back(fmt::format("Every oarsman remembered {} storms.", i));
+  for (int i = 0; i < 500; ++i) texts.push_back(fmt::format("Every oarsman remembered {} storms.", i));
   const std::vector<std::string_view> views(texts.begin(), texts.end());
   const auto one = tokenizer.encode_all(views, 1), many = tokenizer.encode_all(views, 7);
   EXPECT_EQ(one, many);
@@ -88,8 +85,7 @@ TEST(Tokenizer, SpecialTokensAreSplitOutLeftmostLongest) {
     return all;
   };
   const Tokenizer plain = small_tokenizer();
-  EXPECT_EQ(tokenizer.encode("x<a>bc<a><s>"),
-            joined({plain.encode("x"), {401}, plain.encode("c"), {400, 1}}));
+  EXPECT_EQ(tokenizer.encode("x<a>bc<a><s>"), joined({plain.encode("x"), {401}, plain.encode("c"), {400, 1}}));
   EXPECT_EQ(tokenizer.decode(tokenizer.encode("x<a>bc<a>")), "x<a>bc<a>");
   EXPECT_THROW(tokenizer.decode(Ids{402}), DataError);
   EXPECT_THROW(tokenizer.decode(Ids{-1}), DataError);
@@ -105,8 +101,7 @@ TEST(Tokenizer, EveryTruncationOfAModelIsRefused) {
     const std::string message = complaint(model.substr(0, size));
     if (message.empty()) {
       ++accepted;
-      EXPECT_GT(size + 16, model.size())
-          << size << " of " << model.size() << " bytes were accepted";
+      EXPECT_GT(size + 16, model.size()) << size << " of " << model.size() << " bytes were accepted";
     } else {
       EXPECT_NE(message.find("given.model"), std::string::npos) << message;
     }
@@ -117,8 +112,7 @@ TEST(Tokenizer, EveryTruncationOfAModelIsRefused) {
 TEST(Tokenizer, OtherFilesAreRefusedWithAReason) {
   EXPECT_NE(complaint("").find("empty"), std::string::npos);
   EXPECT_NE(complaint("{\"version\": \"1.0\"}").find("tokenizer.json"), std::string::npos);
-  EXPECT_NE(complaint("Plain text is no model.").find("not a whole sentencepiece model"),
-            std::string::npos);
+  EXPECT_NE(complaint("Plain text is no model.").find("not a whole sentencepiece model"), std::string::npos);
   EXPECT_NE(complaint(std::string(100, '\xff')).find("byte"), std::string::npos);
   EXPECT_EQ(exit_code([] { Tokenizer(std::filesystem::path("/absent/tokenizer.model")); }), 3);
 }
@@ -154,8 +148,7 @@ TEST_F(TrainingTokenizers, ReportsLimitsOfTheVocabulary) {
   ASSERT_NE(at, std::string::npos) << message;
   // The promised limit works, one more does not.
   training.vocab_size = std::stoll(message.substr(at + 8));
-  EXPECT_EQ(Tokenizer(train_tokenizer(training).serialized_model, "m").vocab_size(),
-            training.vocab_size);
+  EXPECT_EQ(Tokenizer(train_tokenizer(training).serialized_model, "m").vocab_size(), training.vocab_size);
   ++training.vocab_size;
   EXPECT_THROW(train_tokenizer(training), ConfigError);
   training.vocab_size = 261;
@@ -195,8 +188,7 @@ TEST_F(TrainingTokenizers, CountsWhatItDrops) {
 }
 
 TEST(Llama2Tokenizer, EqualsTheReference) {
-  if (!std::filesystem::exists(llama2_model()))
-    GTEST_SKIP() << "no ../shared/data/llama2/tokenizer.model";
+  if (!std::filesystem::exists(llama2_model())) GTEST_SKIP() << "no ../shared/data/llama2/tokenizer.model";
   Tokenizer tokenizer{llama2_model()};
   EXPECT_EQ(tokenizer.vocab_size(), 32000);
   EXPECT_EQ(tokenizer.encode("Hello world"), (Ids{15043, 3186}));
@@ -217,10 +209,9 @@ TEST(Llama2Tokenizer, EqualsTheReference) {
   // What LlamaTokenizerFast of transformers 4.40.2 gives for this conversation with the recipe's
   // overrides.
   EXPECT_EQ(tokenizer.encode(render_chatml(messages)),
-            (Ids{32002, 29871, 13,    15043, 29871, 1,     29871, 281,   1340,  430,   2,
-                 259,   0,     921,   32000, 29871, 13,    29966, 29989, 326,   29918, 2962,
-                 29989, 29958, 10154, 13,    29874, 13,    13,    29890, 29871, 274,   32000,
-                 29871, 13,    32003, 29871, 13,    32000, 29871, 13}));
+            (Ids{32002, 29871, 13,    15043, 29871, 1,     29871, 281,   1340,  430,   2,     259,   0,     921,
+                 32000, 29871, 13,    29966, 29989, 326,   29918, 2962,  29989, 29958, 10154, 13,    29874, 13,
+                 13,    29890, 29871, 274,   32000, 29871, 13,    32003, 29871, 13,    32000, 29871, 13}));
 }
 
 }  // namespace

@@ -94,8 +94,7 @@ TEST_F(Ultrachat, EqualsTheRules) {
     EXPECT_EQ(report.valid.conversations, sft ? 60 : 110);
     EXPECT_GT(report.train.buffers, 2) << "too little text to test the buffers";
     EXPECT_EQ(report.train.tokens, report.train.rows * 16 + report.train.tail_tokens);
-    EXPECT_EQ(python(kTranscription,
-                     fmt::format("'{}' {} {}", directory_.string(), sft ? 1 : 0, sft ? 3 : 100)),
+    EXPECT_EQ(python(kTranscription, fmt::format("'{}' {} {}", directory_.string(), sft ? 1 : 0, sft ? 3 : 100)),
               fmt::format("train {} test {} ", report.train.rows, report.valid.rows));
   }
 }
@@ -126,19 +125,16 @@ TEST_F(Ultrachat, RefusesWhatItCannotPlace) {
   EXPECT_NE(complaint({path("nothing")}).find("no .parquet"), std::string::npos);
   std::filesystem::copy_file(path("data/test_sft-00000-of-00001.parquet"), path("other.parquet"));
   EXPECT_NE(complaint({path("other.parquet")}).find("either 'train' or 'test'"), std::string::npos);
-  EXPECT_NE(complaint({path("data/test_sft-00000-of-00001.parquet")}).find("no train file"),
-            std::string::npos);
+  EXPECT_NE(complaint({path("data/test_sft-00000-of-00001.parquet")}).find("no train file"), std::string::npos);
   options.seq_length = 1 << 20;
   EXPECT_NE(complaint({path("data")}).find("less than one row"), std::string::npos);
-  python(fmt::format(
-      "import pyarrow as pa, pyarrow.parquet as pq\n"
-      "pq.write_table(pa.table({{'messages': ['a']}}), r'{}')\n"
-      "pq.write_table(pa.table({{'messages': [[{{'role': 'user', 'content': None}}]]}}), r'{}')\n",
-      path("train_text.parquet").string(), path("train_null.parquet").string()));
-  EXPECT_NE(complaint({path("train_text.parquet")}).find("expected a list of structs"),
-            std::string::npos);
-  EXPECT_NE(complaint({path("train_null.parquet")}).find("expected a list of structs"),
-            std::string::npos);
+  python(
+      fmt::format("import pyarrow as pa, pyarrow.parquet as pq\n"
+                  "pq.write_table(pa.table({{'messages': ['a']}}), r'{}')\n"
+                  "pq.write_table(pa.table({{'messages': [[{{'role': 'user', 'content': None}}]]}}), r'{}')\n",
+                  path("train_text.parquet").string(), path("train_null.parquet").string()));
+  EXPECT_NE(complaint({path("train_text.parquet")}).find("expected a list of structs"), std::string::npos);
+  EXPECT_NE(complaint({path("train_null.parquet")}).find("expected a list of structs"), std::string::npos);
   python(
       fmt::format("import pyarrow as pa, pyarrow.parquet as pq\n"
                   "kind = pa.list_(pa.struct([('role', pa.string()), ('content', pa.string())]))\n"
@@ -146,14 +142,12 @@ TEST_F(Ultrachat, RefusesWhatItCannotPlace) {
                   "content=None)]], kind)\n"
                   "pq.write_table(pa.table({{'messages': rows}}), r'{}')\n",
                   path("train_null2.parquet").string()));
-  EXPECT_NE(complaint({path("train_null2.parquet")}).find("row 1: messages[0] has a null"),
-            std::string::npos);
+  EXPECT_NE(complaint({path("train_null2.parquet")}).find("row 1: messages[0] has a null"), std::string::npos);
 }
 
 TEST(Chatml, RendersRoleContentAndEnd) {
   const ChatMessage messages[] = {{"system", "Be brief."}, {"user", "Hi\n"}};
-  EXPECT_EQ(render_chatml(messages),
-            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi\n<|im_end|>\n");
+  EXPECT_EQ(render_chatml(messages), "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi\n<|im_end|>\n");
   EXPECT_EQ(render_chatml({}), "");
 }
 

@@ -1,10 +1,11 @@
-// A stand-in for a trainer in the Slurm tests: joins the world, adds up over the ranks, prints who and where it is, and ends as told.
+// A stand-in for a trainer in the Slurm tests: joins the world, adds up over the ranks, prints who and where it is, and
+// ends as told.
 //
 //   rank_probe [--config FILE] [--set name=value]… with the names
-//     exit_rank, exit_code, how = return | abort | kill | stop           what that rank does; the others wait for it in a collective
-//     wait_for_term = seconds                                      every rank waits for SIGTERM and ends with 75
-//     gpu = 1                                                      ranks with a GPU each
-//     output.dir                                                   for --print-config
+//     exit_rank, exit_code, how = return | abort | kill | stop           what that rank does; the others wait for it in
+//     a collective wait_for_term = seconds                                      every rank waits for SIGTERM and ends
+//     with 75 gpu = 1                                                      ranks with a GPU each output.dir for
+//     --print-config
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/comm/communicator.h"
@@ -29,15 +30,19 @@ std::map<std::string, std::string> parse(int argc, char** argv) {
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string option = argv[i], value = argv[i + 1];
     const size_t equals = value.find('=');
-    if (option == "--config") settings["config"] = value;
-    else if (option == "--set" && equals != std::string::npos) settings[value.substr(0, equals)] = value.substr(equals + 1);
-    else throw trireme::ConfigError("unknown option " + option);
+    if (option == "--config")
+      settings["config"] = value;
+    else if (option == "--set" && equals != std::string::npos)
+      settings[value.substr(0, equals)] = value.substr(equals + 1);
+    else
+      throw trireme::ConfigError("unknown option " + option);
   }
   return settings;
 }
 
 int wait_for_term(trireme::World& world, int seconds) {
-  for (int i = 0; i < seconds * 20 && g_terminated == 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  for (int i = 0; i < seconds * 20 && g_terminated == 0; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
   const double signalled = world.communicator().all_reduce_host({g_terminated != 0 ? 1.0 : 0.0})[0];
   if (world.communicator().rank() == 0) fmt::print("{} ranks got SIGTERM\n", signalled);
   world.leave();
@@ -50,15 +55,18 @@ int probe(int argc, char** argv) {
     fmt::print("output:\n  dir: \"{}\"\n", settings.contains("output.dir") ? settings.at("output.dir") : "nowhere");
     return 0;
   }
-  const auto number = [&](const char* name, int otherwise) { return settings.contains(name) ? std::stoi(settings.at(name)) : otherwise; };
+  const auto number = [&](const char* name, int otherwise) {
+    return settings.contains(name) ? std::stoi(settings.at(name)) : otherwise;
+  };
   const trireme::Launch launch = trireme::detect_launch();
   trireme::set_log_rank(launch.rank, launch.world_size);
   const auto world = trireme::World::join(launch, number("gpu", 0) != 0);
   trireme::Communicator& comm = world->communicator();
   at::Tensor sum = at::full({5}, comm.rank() + 1.0, at::TensorOptions(world->device()));
   comm.all_reduce(sum)->wait();
-  fmt::print("rank {} of {} on {}: {}, local rank {} of {}, sum {}, config {}\n", comm.rank(), comm.size(), world->hosts()[comm.rank()],
-             launch.description(), world->launch().local_rank, world->launch().local_world_size, sum[4].item<double>(),
+  fmt::print("rank {} of {} on {}: {}, local rank {} of {}, sum {}, config {}\n", comm.rank(), comm.size(),
+             world->hosts()[comm.rank()], launch.description(), world->launch().local_rank,
+             world->launch().local_world_size, sum[4].item<double>(),
              settings.contains("config") ? settings.at("config") : "-");
   std::fflush(stdout);
   comm.barrier();
@@ -82,7 +90,7 @@ int probe(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = [](int) { g_terminated = 1; };
   sigaction(SIGTERM, &action, nullptr);
   return trireme::run_main("rank_probe", [&] { return probe(argc, argv); });

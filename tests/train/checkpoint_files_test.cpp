@@ -21,8 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 
 struct Directory {
-  Directory()
-      : path(fs::temp_directory_path() / ("trireme-checkpoint-" + std::to_string(getpid()))) {
+  Directory() : path(fs::temp_directory_path() / ("trireme-checkpoint-" + std::to_string(getpid()))) {
     fs::remove_all(path);
     fs::create_directories(path);
   }
@@ -31,12 +30,10 @@ struct Directory {
 };
 
 /// A checkpoint of one unit of `numel` fp32 elements (value = index), cut at random into files.
-CheckpointManifest write_checkpoint(const fs::path& directory, int64_t numel, int files,
-                                    uint64_t seed) {
+CheckpointManifest write_checkpoint(const fs::path& directory, int64_t numel, int files, uint64_t seed) {
   std::mt19937_64 random(seed);
   std::vector<int64_t> cuts = {0, numel};
-  for (int i = 1; i < files; ++i)
-    cuts.push_back(static_cast<int64_t>(random() % static_cast<uint64_t>(numel)));
+  for (int i = 1; i < files; ++i) cuts.push_back(static_cast<int64_t>(random() % static_cast<uint64_t>(numel)));
   std::sort(cuts.begin(), cuts.end());
   cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
   CheckpointManifest manifest;
@@ -45,8 +42,7 @@ CheckpointManifest write_checkpoint(const fs::path& directory, int64_t numel, in
   manifest.samples = 96;
   manifest.config = "model:\n  path: \"/m\xc3\xbc\"\n";
   manifest.config_hash = "ff";
-  manifest.numbers["odd"] = {0.1, -0.0, std::numeric_limits<double>::infinity(), 5e-324,
-                             1.7976931348623157e308};
+  manifest.numbers["odd"] = {0.1, -0.0, std::numeric_limits<double>::infinity(), 5e-324, 1.7976931348623157e308};
   manifest.data = {{"/rows.npy", "00"}};
   manifest.units = {{"layers.0", numel, {{"a.weight", {2, 3}, 0}, {"b.weight", {numel - 6}, 6}}}};
   for (size_t f = 0; f + 1 < cuts.size(); ++f) {
@@ -54,16 +50,15 @@ CheckpointManifest write_checkpoint(const fs::path& directory, int64_t numel, in
     file.name = "rank-" + std::to_string(f) + ".safetensors";
     const int64_t count = cuts[f + 1] - cuts[f];
     std::vector<float> values(static_cast<size_t>(count));
-    for (int64_t i = 0; i < count; ++i)
-      values[static_cast<size_t>(i)] = static_cast<float>(cuts[f] + i);
+    for (int64_t i = 0; i < count; ++i) values[static_cast<size_t>(i)] = static_cast<float>(cuts[f] + i);
     SafetensorsWriter writer(directory / file.name, {{"master.layers.0", {DType::kF32, {count}}}});
     writer.append(values.data(), values.size() * sizeof(float));
     writer.commit();
     const MappedFile whole(directory / file.name, ExitCode::kModel);
     file.bytes = whole.bytes().size();
     file.header_xxh3 = xxh3_64(whole.bytes().data(), file.bytes - values.size() * sizeof(float));
-    file.pieces = {{"master", "layers.0", DType::kF32, cuts[f], count,
-                    xxh3_64(values.data(), values.size() * sizeof(float))}};
+    file.pieces = {
+        {"master", "layers.0", DType::kF32, cuts[f], count, xxh3_64(values.data(), values.size() * sizeof(float))}};
     manifest.files.push_back(file);
   }
   std::shuffle(manifest.files.begin(), manifest.files.end(), random);
@@ -128,14 +123,11 @@ TEST(Manifest, WrongContentIsRefused) {
   forged("unknown unit", [](auto& m) { m.units[0].name = "other"; });
   forged("unit twice", [](auto& m) { m.units.push_back(m.units[0]); });
   forged("tensor outside", [](auto& m) { m.units[0].tensors[1].offset = 7; });
-  forged("huge tensor", [](auto& m) {
-    m.units[0].tensors[0].shape = {int64_t{1} << 40, int64_t{1} << 40};
-  });
+  forged("huge tensor", [](auto& m) { m.units[0].tensors[0].shape = {int64_t{1} << 40, int64_t{1} << 40}; });
   forged("two types", [](auto& m) { m.files[0].pieces[0].dtype = DType::kF64; });
   forged("negative begin", [](auto& m) { m.files[0].pieces[0].begin -= 1; });
   forged("no elements", [](auto& m) { m.files[0].pieces[0].count = 0; });
-  forged("huge count",
-         [](auto& m) { m.files[0].pieces[0].count = std::numeric_limits<int64_t>::max(); });
+  forged("huge count", [](auto& m) { m.files[0].pieces[0].count = std::numeric_limits<int64_t>::max(); });
   forged("shard size over world", [](auto& m) { m.shard_size = 2; });
   forged("no ranks", [](auto& m) { m.world_size = 0; });
   for (const char* name : {"../x", "/etc/passwd", "a/b", "", ".", "..", "MANIFEST.json"})
@@ -190,24 +182,22 @@ TEST(Fingerprint, SeesSizeAndBlocks) {
   const Directory directory;
   const fs::path path = directory.path / "rows";
   std::ofstream(path, std::ios::binary) << std::string(size_t{5} << 20, 'x');
-  const std::string all = fingerprint_file(path, ExitCode::kData),
-                    some = fingerprint_file(path, ExitCode::kData, 2);
+  const std::string all = fingerprint_file(path, ExitCode::kData), some = fingerprint_file(path, ExitCode::kData, 2);
   EXPECT_NE(all, some);
   std::fstream(path, std::ios::in | std::ios::out | std::ios::binary)
       .seekp((size_t{5} << 20) - 1)
       .write("y", 1)
       .flush();
   EXPECT_NE(fingerprint_file(path, ExitCode::kData), all);
-  EXPECT_NE(fingerprint_file(path, ExitCode::kData, 2), some)
-      << "the last block is always one of them";
+  EXPECT_NE(fingerprint_file(path, ExitCode::kData, 2), some) << "the last block is always one of them";
   EXPECT_THROW(fingerprint_file(directory.path / "none", ExitCode::kData), Error);
 }
 
 TEST(CheckpointNames, OnlyWholeNamesCount) {
   EXPECT_EQ(checkpoint_name(12), "step-00000012");
   EXPECT_EQ(checkpoint_step("a/step-00000012"), 12);
-  for (const char* name : {"step-", "step-1.tmp-ab", "step-00000012.damaged", "step--1", "stepp-1",
-                           "step-99999999999999999999999"})
+  for (const char* name :
+       {"step-", "step-1.tmp-ab", "step-00000012.damaged", "step--1", "stepp-1", "step-99999999999999999999999"})
     EXPECT_EQ(checkpoint_step(name), std::nullopt) << name;
 }
 

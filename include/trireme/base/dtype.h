@@ -9,23 +9,7 @@
 
 namespace trireme {
 
-enum class DType {
-  kBool,
-  kU8,
-  kI8,
-  kU16,
-  kI16,
-  kU32,
-  kI32,
-  kU64,
-  kI64,
-  kF8E4M3,
-  kF8E5M2,
-  kF16,
-  kBF16,
-  kF32,
-  kF64
-};
+enum class DType { kBool, kU8, kI8, kU16, kI16, kU32, kI32, kU64, kI64, kF8E4M3, kF8E5M2, kF16, kBF16, kF32, kF64 };
 
 size_t dtype_size(DType dtype);
 bool dtype_is_float(DType dtype);
@@ -35,7 +19,6 @@ const char* dtype_name(DType dtype);  // safetensors' spelling: "BF16", "F32", â
 int64_t checked_elements(std::span<const int64_t> shape, bool& ok);
 
 /// Converts `count` floating elements between F16, BF16, F32, F64 (round to nearest even).
-void convert_floats(const void* source, DType source_dtype, void* target, DType target_dtype,
-                    int64_t count);
+void convert_floats(const void* source, DType source_dtype, void* target, DType target_dtype, int64_t count);
 
 }  // namespace trireme

@@ -52,16 +52,14 @@ std::string concat(const Args&... args) {
   (out << ... << args);
   return out.str();
 }
-[[noreturn]] void check_failed(const char* file, int line, const char* condition,
-                               const std::string& message);
+[[noreturn]] void check_failed(const char* file, int line, const char* condition, const std::string& message);
 }  // namespace detail
 
 }  // namespace trireme
 
 /// TRIREME_CHECK(a == b, "shard has ", a, " elements, unit expects ", b): throws InternalError with file:line.
-#define TRIREME_CHECK(condition, ...)                                          \
-  do {                                                                         \
-    if (!(condition)) [[unlikely]]                                             \
-      ::trireme::detail::check_failed(__FILE__, __LINE__, #condition,          \
-                                      ::trireme::detail::concat(__VA_ARGS__)); \
+#define TRIREME_CHECK(condition, ...)                                                                          \
+  do {                                                                                                         \
+    if (!(condition)) [[unlikely]]                                                                             \
+      ::trireme::detail::check_failed(__FILE__, __LINE__, #condition, ::trireme::detail::concat(__VA_ARGS__)); \
   } while (false)

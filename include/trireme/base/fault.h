@@ -1,8 +1,10 @@
 #pragma once
-// Faults on purpose, for the tests of ctest label `faults`: named points in the code ask whether something should go wrong here.
+// Faults on purpose, for the tests of ctest label `faults`: named points in the code ask whether something should go
+// wrong here.
 //
 // TRIREME_FAULT holds one or more specifications, separated by commas: action@part:part:…
-//   action  sigkill | sigstop | crash (SIGSEGV) | abort (SIGABRT) | sleep (or sleep:SECONDS) | fail (throws InternalError) | nan (the
+//   action  sigkill | sigstop | crash (SIGSEGV) | abort (SIGABRT) | sleep (or sleep:SECONDS) | fail (throws
+//   InternalError) | nan (the
 //           caller spoils a value)
 //   part    rankN    only on this rank                stepN   only at this step (1 = the first optimizer step)
 //           1.5s     seconds of a sleep               xN      at most N times in this process
@@ -15,8 +17,8 @@
 
 namespace trireme {
 
-/// Acts as TRIREME_FAULT asks for the point `name` on `rank` (-1: not known here) at `step` (-1: not known here). True when the action is
-/// `nan`: the caller spoils its value. Thread-safe.
+/// Acts as TRIREME_FAULT asks for the point `name` on `rank` (-1: not known here) at `step` (-1: not known here). True
+/// when the action is `nan`: the caller spoils its value. Thread-safe.
 bool fault_point(std::string_view name, int rank = -1, int64_t step = -1);
 
 /// ConfigError naming the first specification of TRIREME_FAULT that cannot be read. For the start of a program.

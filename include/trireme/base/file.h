@@ -32,8 +32,7 @@ class MappedFile {
 };
 
 /// Reads a whole (small) file; at most `max_bytes`, else an Error with `code`.
-std::string read_text_file(const std::filesystem::path& path, ExitCode code,
-                           size_t max_bytes = 64 << 20);
+std::string read_text_file(const std::filesystem::path& path, ExitCode code, size_t max_bytes = 64 << 20);
 
 /// Writes to a temporary name in the same directory; commit() makes it whole: fsync, rename, fsync of the directory.
 /// Without commit() nothing is left behind. Every failure (disk full, read-only, short write) is a WriteError naming
@@ -65,7 +64,6 @@ void make_directories(const std::filesystem::path& path);
 /// root / relative, refused (Error with `code`) when `relative` is absolute, holds a NUL, is over 4,096 bytes, or after
 /// symbolic links lies outside root (but for the links of Hugging Face's own cache: snapshots/<revision>/name ->
 /// blobs/<hash>). For names that come from files (index.json, manifests), never for the user's own command line.
-std::filesystem::path safe_join(const std::filesystem::path& root, std::string_view relative,
-                                ExitCode code);
+std::filesystem::path safe_join(const std::filesystem::path& root, std::string_view relative, ExitCode code);
 
 }  // namespace trireme

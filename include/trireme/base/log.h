@@ -8,8 +8,7 @@ namespace trireme {
 
 void set_log_rank(int rank, int world_size);
 void log_info(const std::string& message);  // rank 0 only
-void log_warn(
-    const std::string& message);  // every rank, prefixed "rank r: " when there are several
+void log_warn(const std::string& message);  // every rank, prefixed "rank r: " when there are several
 
 /// Runs a main function body: maps Error to its exit code, other exceptions to 70, and prints one last sentence on
 /// stderr ("train_llama: <message>"; of a message of several lines, the last), nothing after it. `on_error(message)`

@@ -14,8 +14,7 @@ namespace trireme {
 int edit_distance(std::string_view a, std::string_view b);
 
 /// The candidate nearest to `word`, if near enough to be a plausible typing slip.
-std::optional<std::string> nearest_word(std::string_view word,
-                                        const std::vector<std::string>& candidates);
+std::optional<std::string> nearest_word(std::string_view word, const std::vector<std::string>& candidates);
 
 /// " Did you mean 'x'?" or an empty string.
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates);

@@ -1,6 +1,6 @@
 #pragma once
-// Collectives between ranks: NCCL for GPU tensors, MPI for CPU tensors, self for one rank. Every call has a sequence number in a ring
-// that a watchdog reads.
+// Collectives between ranks: NCCL for GPU tensors, MPI for CPU tensors, self for one rank. Every call has a sequence
+// number in a ring that a watchdog reads.
 
 #include "trireme/comm/launch.h"
 
@@ -15,8 +15,8 @@ namespace trireme {
 
 enum class ReduceOp { kSum, kMax };
 
-/// A collective under way. wait() orders the caller after it: on a GPU the current stream waits (the host does not), on a CPU the host
-/// does. Destroying an unwaited Work waits.
+/// A collective under way. wait() orders the caller after it: on a GPU the current stream waits (the host does not), on
+/// a CPU the host does. Destroying an unwaited Work waits.
 class Work {
  public:
   virtual ~Work() = default;
@@ -24,8 +24,8 @@ class Work {
 };
 using WorkPtr = std::unique_ptr<Work>;
 
-/// A group of ranks. Tensors are contiguous, on the group's device, and must stay alive until wait(). GPU collectives start after the
-/// work already queued on the caller's current stream and run on the communicator's own stream.
+/// A group of ranks. Tensors are contiguous, on the group's device, and must stay alive until wait(). GPU collectives
+/// start after the work already queued on the caller's current stream and run on the communicator's own stream.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -56,8 +56,8 @@ class Communicator {
 /// The world and what belongs to it for the life of the process: bootstrap (TCPStore or MPI), device choice, watchdog.
 class World {
  public:
-  /// Joins the other ranks. `use_gpu`: NCCL on device = local rank; otherwise MPI (several ranks) or self. Several CPU ranks without
-  /// MPI, too few GPUs, or absent ranks are a ConfigError naming the remedy.
+  /// Joins the other ranks. `use_gpu`: NCCL on device = local rank; otherwise MPI (several ranks) or self. Several CPU
+  /// ranks without MPI, too few GPUs, or absent ranks are a ConfigError naming the remedy.
   static std::unique_ptr<World> join(const Launch& launch, bool use_gpu);
   virtual ~World() = default;
 
@@ -66,7 +66,8 @@ class World {
   virtual const Launch& launch() const = 0;
   virtual const std::vector<std::string>& hosts() const = 0;  // per rank
 
-  /// Brings every rank down with `reason` as soon as possible (MPI_Abort, ncclCommAbort, TCPStore flag); does not return.
+  /// Brings every rank down with `reason` as soon as possible (MPI_Abort, ncclCommAbort, TCPStore flag); does not
+  /// return.
   [[noreturn]] virtual void abort(const std::string& reason, int exit_code) = 0;
   /// Orderly end: barrier, then finalise.
   virtual void leave() = 0;

@@ -21,8 +21,8 @@ struct Launch {
   std::string description() const;  // "srun --mpi=none (SLURM_PROCID 3 of 8)"
 };
 
-/// Looks up environment variables through `get` (getenv by default). Order: explicit RANK/WORLD_SIZE, PMIX_*/OMPI_* (MPI), SLURM_*,
-/// alone. Contradictory or missing variables are a ConfigError that names them (fault F35).
+/// Looks up environment variables through `get` (getenv by default). Order: explicit RANK/WORLD_SIZE, PMIX_*/OMPI_*
+/// (MPI), SLURM_*, alone. Contradictory or missing variables are a ConfigError that names them (fault F35).
 Launch detect_launch(const std::function<const char*(const char*)>& get = nullptr);
 
 /// First host of a Slurm node list: "node[003-005,9],login1" -> "node003".

@@ -1,9 +1,10 @@
 #pragma once
 // Device memory that the ranks of one host read from each other without each other's help.
 //
-// Every rank of a group owns one block of plain device memory (CUDA IPC takes no other) and maps the blocks of its peers once. A
-// gather is then a set of one-sided copies by the copy engines: no multiprocessor, no handshake, no collective order. That is right
-// for contents that no longer change once published, such as the shards of frozen weights.
+// Every rank of a group owns one block of plain device memory (CUDA IPC takes no other) and maps the blocks of its
+// peers once. A gather is then a set of one-sided copies by the copy engines: no multiprocessor, no handshake, no
+// collective order. That is right for contents that no longer change once published, such as the shards of frozen
+// weights.
 
 #include "trireme/comm/communicator.h"
 
@@ -17,17 +18,19 @@ namespace trireme {
 
 class PeerMemory {
  public:
-  /// Collective over `group`: one block of `bytes` on every rank. Null on all ranks, with the reason in `why_not`, where some rank cannot
-  /// map the others: on CPUs, on several hosts, where devices have no peer access, or with TRIREME_PEER_MEMORY=0.
-  static std::unique_ptr<PeerMemory> create(Communicator& group, int64_t bytes, at::Device device, std::string& why_not);
+  /// Collective over `group`: one block of `bytes` on every rank. Null on all ranks, with the reason in `why_not`,
+  /// where some rank cannot map the others: on CPUs, on several hosts, where devices have no peer access, or with
+  /// TRIREME_PEER_MEMORY=0.
+  static std::unique_ptr<PeerMemory> create(Communicator& group, int64_t bytes, at::Device device,
+                                            std::string& why_not);
   virtual ~PeerMemory() = default;
 
   /// This rank's block: uint8 [bytes]. Not the caching allocator's memory.
   virtual at::Tensor block() = 0;
   /// Collective. What was written to the blocks before is what later gathers see; contents must not change afterwards.
   virtual void publish() = 0;
-  /// out (uint8, contiguous) = bytes [offset, offset + out.numel() / group size) of every rank's block, in rank order. Starts after the
-  /// work queued on the current stream; ends before what follows Work::wait().
+  /// out (uint8, contiguous) = bytes [offset, offset + out.numel() / group size) of every rank's block, in rank order.
+  /// Starts after the work queued on the current stream; ends before what follows Work::wait().
   virtual WorkPtr gather(at::Tensor out, int64_t offset) = 0;
 };
 

@@ -7,12 +7,13 @@
 
 namespace trireme {
 
-/// Step `step` (from 1) begins. The time between two calls feeds the watchdog's limit: 300 s before the first step has ended, then
-/// max(60 s, 10 × the median step); TRIREME_HANG_SECONDS replaces both.
+/// Step `step` (from 1) begins. The time between two calls feeds the watchdog's limit: 300 s before the first step has
+/// ended, then max(60 s, 10 × the median step); TRIREME_HANG_SECONDS replaces both.
 void begin_progress_step(int64_t step);
 
-/// A part of the work of the training thread: "data", "forward", "save", … (a literal). Ranks that wait for one in a section with an
-/// allowance give it that many seconds, counted from its start, before they call it hung: for slow storage and start-up.
+/// A part of the work of the training thread: "data", "forward", "save", … (a literal). Ranks that wait for one in a
+/// section with an allowance give it that many seconds, counted from its start, before they call it hung: for slow
+/// storage and start-up.
 class ProgressSection {
  public:
   explicit ProgressSection(const char* name, double allowance_seconds = 0);

@@ -120,7 +120,8 @@ struct Config {
 /// brackets, `lora=null` removes the section and `lora.r=8` makes it; relative paths count from the file's directory
 /// there, too. All problems come in one ConfigError: one line each, `file:line:column: what is wrong. Did you mean
 /// 'x'?` (overrides: `--set a.b.c=value: …`), and a closing line that counts them.
-Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides, Program program = Program::kAny);
+Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides,
+                   Program program = Program::kAny);
 
 /// The same for the text that print_config() gave, `name` standing for the file in messages.
 Config parse_config(const std::string& text, const std::string& name);
@@ -128,7 +129,8 @@ Config parse_config(const std::string& text, const std::string& name);
 /// YAML that load_config() reads back to the same Config (absolute paths, all keys, exact numbers).
 std::string print_config(const Config& config);
 
-/// Every key with its value as print_config() writes it: "optimizer.lr" -> "0.0004"; a section left out: "lora" -> "null".
+/// Every key with its value as print_config() writes it: "optimizer.lr" -> "0.0004"; a section left out: "lora" ->
+/// "null".
 std::vector<std::pair<std::string, std::string>> flatten_config(const Config& config);
 
 /// Every key with type, default and meaning, for --help.

@@ -1,8 +1,9 @@
 #pragma once
-// Rows of integers in HDF5 as h5py leaves them: variable-length rows (vlen), plain columns and matrices; contiguous, uncompressed.
-// Files that are read may be hostile: links and external data are refused, every address and length is checked. Variable-length rows are
-// decoded from the file's global heap itself (HDF5 File Format Specification 3.0, III.E): libhdf5 takes one call per row for it, and
-// trusts the lengths. Thread-safe: libhdf5 is called under one lock. DataError with file, dataset and row.
+// Rows of integers in HDF5 as h5py leaves them: variable-length rows (vlen), plain columns and matrices; contiguous,
+// uncompressed. Files that are read may be hostile: links and external data are refused, every address and length is
+// checked. Variable-length rows are decoded from the file's global heap itself (HDF5 File Format Specification 3.0,
+// III.E): libhdf5 takes one call per row for it, and trusts the lengths. Thread-safe: libhdf5 is called under one lock.
+// DataError with file, dataset and row.
 
 #include <cstdint>
 #include <filesystem>
@@ -52,10 +53,8 @@ class Hdf5RowWriter {
   explicit Hdf5RowWriter(const std::filesystem::path& path);
   ~Hdf5RowWriter();
   /// Variable-length rows: row i is values[offsets[i] .. offsets[i + 1]).
-  void write_rows(const std::string& name, std::span<const int8_t> values,
-                  std::span<const int64_t> offsets);
-  void write_rows(const std::string& name, std::span<const int16_t> values,
-                  std::span<const int64_t> offsets);
+  void write_rows(const std::string& name, std::span<const int8_t> values, std::span<const int64_t> offsets);
+  void write_rows(const std::string& name, std::span<const int16_t> values, std::span<const int64_t> offsets);
   /// [N], or [N, columns] where columns > 0.
   void write_table(const std::string& name, std::span<const int8_t> values, int64_t columns = 0);
   void write_table(const std::string& name, std::span<const int16_t> values, int64_t columns = 0);

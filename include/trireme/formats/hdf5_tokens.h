@@ -1,8 +1,7 @@
 #pragma once
-// Token rows in HDF5: input_ids [N, S] (any integer type); optional loss_mask [N, S]; optional seq_start_id, variable-length rows.
-// External links and external raw files are refused; our writer sets Fletcher-32 on tokens and masks (HDF5
-// offers none for variable-length rows) and chunks of whole rows. DataError with
-// file, dataset and row.
+// Token rows in HDF5: input_ids [N, S] (any integer type); optional loss_mask [N, S]; optional seq_start_id,
+// variable-length rows. External links and external raw files are refused; our writer sets Fletcher-32 on tokens and
+// masks (HDF5 offers none for variable-length rows) and chunks of whole rows. DataError with file, dataset and row.
 
 #include <cstdint>
 #include <filesystem>
@@ -38,7 +37,8 @@ class Hdf5TokenWriter {
   };
   Hdf5TokenWriter(const std::filesystem::path& path, int64_t seq_length, Columns columns);
   ~Hdf5TokenWriter();
-  void append(std::span<const int32_t> input_ids, std::span<const uint8_t> loss_mask, std::span<const int32_t> seq_start_id);
+  void append(std::span<const int32_t> input_ids, std::span<const uint8_t> loss_mask,
+              std::span<const int32_t> seq_start_id);
   void commit();  // atomic: the file appears whole or not at all
 
  private:

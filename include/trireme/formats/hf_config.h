@@ -1,5 +1,6 @@
 #pragma once
-// Hugging Face config.json of LlamaForCausalLM, read strictly: what it asks and we lack is refused by name (ModelError).
+// Hugging Face config.json of LlamaForCausalLM, read strictly: what it asks and we lack is refused by name
+// (ModelError).
 
 #include <cstdint>
 #include <filesystem>
@@ -32,7 +33,8 @@ LlamaConfig read_llama_config(const std::filesystem::path& config_json);
 LlamaConfig read_nemo_llama_config(const std::filesystem::path& model_yaml);
 /// config.json that transformers 4 and 5 load.
 std::string llama_config_json(const LlamaConfig& config);
-/// The config of a model directory: config.json, else context/ of a NeMo zarr directory. ModelError when there is neither.
+/// The config of a model directory: config.json, else context/ of a NeMo zarr directory. ModelError when there is
+/// neither.
 LlamaConfig read_model_config(const std::filesystem::path& directory);
 
 }  // namespace trireme

@@ -1,7 +1,7 @@
 #pragma once
-// NumPy .npy files: integer arrays of any byte order, and the object arrays of MLPerf llama2_70b_lora, whose pickle is decoded by a
-// reader of exactly the opcodes such files use; nothing is ever executed. Every count is bounded by the file's size. DataError with
-// file and byte offset for anything else.
+// NumPy .npy files: integer arrays of any byte order, and the object arrays of MLPerf llama2_70b_lora, whose pickle is
+// decoded by a reader of exactly the opcodes such files use; nothing is ever executed. Every count is bounded by the
+// file's size. DataError with file and byte offset for anything else.
 
 #include "trireme/base/file.h"
 
@@ -45,8 +45,8 @@ class NpyIntegerArray {
 /// One element of MLPerf's 1-D object array of dicts. Views into the mapped file or into the reader's own storage.
 struct PackedRecord {
   std::vector<int32_t> input_ids;
-  std::vector<uint8_t> loss_mask;      // as stored: aligned with input_ids
-  std::vector<int32_t> seq_start_id;   // ascending, first is 0
+  std::vector<uint8_t> loss_mask;     // as stored: aligned with input_ids
+  std::vector<int32_t> seq_start_id;  // ascending, first is 0
 };
 
 /// Decodes the whole pickle once into an index of byte ranges; records are materialised one at a time.

@@ -17,7 +17,8 @@ struct AdapterConfig {
   std::vector<std::string> target_modules;  // "q_proj", …
 };
 
-/// ModelError for what we lack, by name: DoRA, rank_pattern, alpha_pattern, bias, modules_to_save, rslora, other PEFT types.
+/// ModelError for what we lack, by name: DoRA, rank_pattern, alpha_pattern, bias, modules_to_save, rslora, other PEFT
+/// types.
 AdapterConfig read_adapter_config(const std::filesystem::path& directory);
 std::string adapter_config_json(const AdapterConfig& config);
 
@@ -35,7 +36,8 @@ struct Adapter {
 
 /// Reads a PEFT directory; every module complete (A and B), shapes consistent with r.
 Adapter read_adapter(const std::filesystem::path& directory);
-/// Writes a PEFT directory that PeftModel.from_pretrained loads. `dtype` is the stored element type. Atomic per file, config last.
+/// Writes a PEFT directory that PeftModel.from_pretrained loads. `dtype` is the stored element type. Atomic per file,
+/// config last.
 void write_adapter(const std::filesystem::path& directory, const Adapter& adapter, DType dtype);
 
 }  // namespace trireme

@@ -1,5 +1,6 @@
 #pragma once
-// safetensors: strict reader over a map, streaming writer. Source of the rules: huggingface/safetensors README (format section).
+// safetensors: strict reader over a map, streaming writer. Source of the rules: huggingface/safetensors README (format
+// section).
 
 #include "trireme/base/file.h"
 #include "trireme/formats/weight_source.h"
@@ -11,8 +12,8 @@
 
 namespace trireme {
 
-/// One file, validated whole when opened: header length, JSON, no duplicate names, offsets without holes or overlaps that end at
-/// the file's end, shape x dtype = bytes. ModelError otherwise.
+/// One file, validated whole when opened: header length, JSON, no duplicate names, offsets without holes or overlaps
+/// that end at the file's end, shape x dtype = bytes. ModelError otherwise.
 class SafetensorsFile {
  public:
   struct Entry {
@@ -32,8 +33,8 @@ class SafetensorsFile {
   std::map<std::string, std::string> metadata_;
 };
 
-/// Writes one file atomically; tensors are declared first, then their bytes are appended in the declared order and may come in
-/// pieces. `__metadata__` is {"format": "pt"}, as transformers and peft demand.
+/// Writes one file atomically; tensors are declared first, then their bytes are appended in the declared order and may
+/// come in pieces. `__metadata__` is {"format": "pt"}, as transformers and peft demand.
 class SafetensorsWriter {
  public:
   SafetensorsWriter(const std::filesystem::path& path, const std::vector<std::pair<std::string, TensorInfo>>& tensors);
@@ -46,14 +47,16 @@ class SafetensorsWriter {
   std::unique_ptr<State> state_;
 };
 
-/// Splits tensors over files of at most `max_file_bytes` as transformers does (model-0000i-of-0000n.safetensors + index) or into one
-/// model.safetensors, in the given order. Returns per file: name and the tensors it holds.
+/// Splits tensors over files of at most `max_file_bytes` as transformers does (model-0000i-of-0000n.safetensors +
+/// index) or into one model.safetensors, in the given order. Returns per file: name and the tensors it holds.
 struct ShardPlan {
   std::vector<std::pair<std::string, std::vector<size_t>>> files;
   int64_t total_bytes = 0;
 };
-ShardPlan plan_safetensors_shards(const std::vector<std::pair<std::string, TensorInfo>>& tensors, int64_t max_file_bytes);
+ShardPlan plan_safetensors_shards(const std::vector<std::pair<std::string, TensorInfo>>& tensors,
+                                  int64_t max_file_bytes);
 /// model.safetensors.index.json of a plan with several files.
-std::string safetensors_index_json(const ShardPlan& plan, const std::vector<std::pair<std::string, TensorInfo>>& tensors);
+std::string safetensors_index_json(const ShardPlan& plan,
+                                   const std::vector<std::pair<std::string, TensorInfo>>& tensors);
 
 }  // namespace trireme

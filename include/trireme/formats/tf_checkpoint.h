@@ -1,13 +1,14 @@
 #pragma once
 // TensorFlow checkpoints of "tensor bundle" V2: <prefix>.index and <prefix>.data-00000-of-0000n.
 //
-// The index is a sorted table of LevelDB's format (blocks with shared key prefixes, a footer that points to the index block) that maps
-// tensor names to BundleEntryProto messages: type, shape, file, offset, size, masked CRC-32C. The data files hold the tensors' bytes,
-// little-endian. Sources: tensorflow/core/util/tensor_bundle and protobuf/tensor_bundle.proto, leveldb's doc/table_format.md.
+// The index is a sorted table of LevelDB's format (blocks with shared key prefixes, a footer that points to the index
+// block) that maps tensor names to BundleEntryProto messages: type, shape, file, offset, size, masked CRC-32C. The data
+// files hold the tensors' bytes, little-endian. Sources: tensorflow/core/util/tensor_bundle and
+// protobuf/tensor_bundle.proto, leveldb's doc/table_format.md.
 //
-// Files come from strangers: every offset, length and count is checked, tables and messages are read without recursion, checksums of
-// blocks and of the tensors that are read are compared. Compressed (snappy) index blocks, big-endian files, sliced tensors and strings
-// are refused by name. All errors are ModelError with the file named.
+// Files come from strangers: every offset, length and count is checked, tables and messages are read without recursion,
+// checksums of blocks and of the tensors that are read are compared. Compressed (snappy) index blocks, big-endian
+// files, sliced tensors and strings are refused by name. All errors are ModelError with the file named.
 
 #include "trireme/base/dtype.h"
 #include "trireme/base/file.h"

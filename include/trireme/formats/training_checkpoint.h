@@ -1,11 +1,11 @@
 #pragma once
-// Training checkpoints as files. A checkpoint is a directory step-N of safetensors files, one per rank that had something to write, and
-// MANIFEST.json, which is written last: a directory without a valid manifest is no checkpoint.
+// Training checkpoints as files. A checkpoint is a directory step-N of safetensors files, one per rank that had
+// something to write, and MANIFEST.json, which is written last: a directory without a valid manifest is no checkpoint.
 //
-// The state of a trained unit is a set of flat vectors ("kinds": master, exp_avg, exp_avg_sq) over the unit's elements in their
-// order in memory, without the padding that a shard size adds. A file holds runs of elements of such vectors; together the files hold
-// every element once. Hence any world and shard size can read what any other wrote. Version 1 (whole per-rank shards, manifest.json) is
-// read as well.
+// The state of a trained unit is a set of flat vectors ("kinds": master, exp_avg, exp_avg_sq) over the unit's elements
+// in their order in memory, without the padding that a shard size adds. A file holds runs of elements of such vectors;
+// together the files hold every element once. Hence any world and shard size can read what any other wrote. Version 1
+// (whole per-rank shards, manifest.json) is read as well.
 
 #include "trireme/base/dtype.h"
 #include "trireme/formats/safetensors.h"
@@ -36,8 +36,8 @@ struct CheckpointUnit {
   std::vector<CheckpointTensor> tensors;
 };
 
-/// Elements [begin, begin + count) of the vector `kind` of `unit`, stored as the tensor "kind.unit" of a file. A scalar of the loop
-/// has no unit and count 1.
+/// Elements [begin, begin + count) of the vector `kind` of `unit`, stored as the tensor "kind.unit" of a file. A scalar
+/// of the loop has no unit and count 1.
 struct CheckpointPiece {
   std::string kind, unit;
   DType dtype = DType::kF32;
@@ -81,8 +81,9 @@ struct CheckpointManifest {
 inline constexpr const char* kManifestName = "MANIFEST.json";
 
 std::string manifest_json(const CheckpointManifest& manifest);
-/// Strict: what manifest_json() wrote, byte for byte, with its own hash right, every name safe below a directory, every vector covered
-/// once. ModelError naming `path` otherwise; versions that this build does not know are named with what reads them.
+/// Strict: what manifest_json() wrote, byte for byte, with its own hash right, every name safe below a directory, every
+/// vector covered once. ModelError naming `path` otherwise; versions that this build does not know are named with what
+/// reads them.
 CheckpointManifest parse_manifest(std::string_view text, const std::filesystem::path& path);
 /// Of a checkpoint directory. Version 1 directories are described in the same terms.
 CheckpointManifest read_manifest(const std::filesystem::path& directory);
@@ -91,11 +92,10 @@ CheckpointManifest read_manifest(const std::filesystem::path& directory);
 std::string checkpoint_name(int64_t step);
 std::optional<int64_t> checkpoint_step(const std::filesystem::path& directory);
 /// Directories step-N below `checkpoints`, newest first.
-std::vector<std::pair<int64_t, std::filesystem::path>> list_checkpoints(
-    const std::filesystem::path& checkpoints);
+std::vector<std::pair<int64_t, std::filesystem::path>> list_checkpoints(const std::filesystem::path& checkpoints);
 
-/// Sizes and headers: every file is there with its size, nothing else lies beside them, and each header holds exactly the manifest's
-/// tensors. Returns the differences, each one sentence.
+/// Sizes and headers: every file is there with its size, nothing else lies beside them, and each header holds exactly
+/// the manifest's tensors. Returns the differences, each one sentence.
 std::vector<std::string> check_checkpoint_layout(const std::filesystem::path& directory,
                                                  const CheckpointManifest& manifest);
 /// Hashes of one file's header and tensors. Streams; returns the differences, naming tensors.
@@ -110,26 +110,24 @@ class CheckpointReader {
   CheckpointReader(std::filesystem::path directory, CheckpointManifest manifest);
   const CheckpointManifest& manifest() const { return manifest_; }
   /// Contiguous runs of elements [begin, end) of `kind` of `unit`, in order. ModelError when some are missing.
-  std::vector<ElementSpan> read(const std::string& kind, const std::string& unit, int64_t begin,
-                                int64_t end);
+  std::vector<ElementSpan> read(const std::string& kind, const std::string& unit, int64_t begin, int64_t end);
   DType dtype(const std::string& kind, const std::string& unit) const;
 
  private:
   const SafetensorsFile& open(size_t file);
   std::filesystem::path directory_;
   CheckpointManifest manifest_;
-  std::map<std::string, std::vector<std::pair<size_t, size_t>>>
-      pieces_;  // tensor name -> (file, piece), ascending
+  std::map<std::string, std::vector<std::pair<size_t, size_t>>> pieces_;  // tensor name -> (file, piece), ascending
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
 };
 
-/// Hash of a file's content: all of it up to `blocks` MiB; of larger ones the size and that many blocks of 1 MiB spread evenly, both
-/// ends among them, so that a start stays quick. ExitCode `code` when it cannot be read.
+/// Hash of a file's content: all of it up to `blocks` MiB; of larger ones the size and that many blocks of 1 MiB spread
+/// evenly, both ends among them, so that a start stays quick. ExitCode `code` when it cannot be read.
 std::string fingerprint_file(const std::filesystem::path& path, ExitCode code, size_t blocks = 256);
 /// A file's content, or the names and sizes of a directory's files (which may be terabytes).
 std::string fingerprint_input(const std::filesystem::path& path, ExitCode code);
-/// config.json of a model directory (or of the file itself) and, `with_weights`, its *.safetensors, 16 blocks each; what is not there
-/// is left out.
+/// config.json of a model directory (or of the file itself) and, `with_weights`, its *.safetensors, 16 blocks each;
+/// what is not there is left out.
 std::vector<Fingerprint> fingerprint_model(const std::filesystem::path& path, bool with_weights);
 
 }  // namespace trireme

@@ -23,8 +23,8 @@ struct ElementSpan {
   int64_t count;
 };
 
-/// Named tensors under Hugging Face names ("model.layers.0.self_attn.q_proj.weight"), row-major, whatever the file format.
-/// Thread-safe for reading after construction. All errors are ModelError with the file and the tensor named.
+/// Named tensors under Hugging Face names ("model.layers.0.self_attn.q_proj.weight"), row-major, whatever the file
+/// format. Thread-safe for reading after construction. All errors are ModelError with the file and the tensor named.
 class WeightSource {
  public:
   virtual ~WeightSource() = default;
@@ -36,8 +36,8 @@ class WeightSource {
   virtual std::string description() const = 0;
 };
 
-/// Opens a model directory: model.safetensors, model.safetensors.index.json + shards, or a NeMo zarr directory (weights/).
-/// pytorch_model.bin and other pickles are refused by name with advice.
+/// Opens a model directory: model.safetensors, model.safetensors.index.json + shards, or a NeMo zarr directory
+/// (weights/). pytorch_model.bin and other pickles are refused by name with advice.
 std::unique_ptr<WeightSource> open_weights(const std::filesystem::path& directory);
 
 }  // namespace trireme

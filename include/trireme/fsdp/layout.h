@@ -25,10 +25,10 @@ UnitLayout make_layout(const UnitSpec& unit, int shard_count);
 
 /// The intersection of checkpoint tensors with elements [begin, end) of the flat buffer.
 struct LayoutPiece {
-  int parameter, part;           // indices into the spec
-  int tensor;                    // running index of the checkpoint tensor in the unit
-  int64_t flat_begin;            // in the flat buffer
-  int64_t tensor_begin, count;   // in the flattened checkpoint tensor
+  int parameter, part;          // indices into the spec
+  int tensor;                   // running index of the checkpoint tensor in the unit
+  int64_t flat_begin;           // in the flat buffer
+  int64_t tensor_begin, count;  // in the flattened checkpoint tensor
 };
 std::vector<LayoutPiece> pieces_in_range(const UnitSpec& unit, const UnitLayout& layout, int64_t begin, int64_t end);
 

@@ -1,7 +1,7 @@
 #pragma once
-// The memory plan: which units stay whole, over how many ranks the others are cut, what backward forms again, how many rows of a
-// micro-batch go through the model at a time, and what that costs in bytes per rank. `--dry-run` prints the plan that the run uses, and
-// every run compares it with the allocator's peak.
+// The memory plan: which units stay whole, over how many ranks the others are cut, what backward forms again, how many
+// rows of a micro-batch go through the model at a time, and what that costs in bytes per rank. `--dry-run` prints the
+// plan that the run uses, and every run compares it with the allocator's peak.
 
 #include "trireme/ops/checkpoint.h"
 #include "trireme/ops/unit.h"
@@ -16,20 +16,20 @@ namespace trireme {
 struct PlanInput {
   const std::vector<UnitSpec>* units = nullptr;
   int world_size = 1;
-  int64_t compute_bytes = 2;            // per element of the compute and storage dtype
-  int64_t gradient_bytes = 4;           // per element of a gradient that one pass makes; several passes add up in fp32
-  bool frozen_fp8 = false;              // quantisable parameters of frozen units take one byte
-  int64_t device_memory = 0;            // bytes a rank may use; 0 = unknown: everything "fits"
-  int64_t overhead = 0;                 // context, library workspaces, communicator buffers
+  int64_t compute_bytes = 2;   // per element of the compute and storage dtype
+  int64_t gradient_bytes = 4;  // per element of a gradient that one pass makes; several passes add up in fp32
+  bool frozen_fp8 = false;     // quantisable parameters of frozen units take one byte
+  int64_t device_memory = 0;   // bytes a rank may use; 0 = unknown: everything "fits"
+  int64_t overhead = 0;        // context, library workspaces, communicator buffers
   int num_blocks = 0;
-  // Bytes of one row. What a block keeps without recomputation, when its MLP's widest tensor is formed again (0: it cannot), and when
-  // all of it is; what the busiest moment of backward and the head need beside that.
+  // Bytes of one row. What a block keeps without recomputation, when its MLP's widest tensor is formed again (0: it
+  // cannot), and when all of it is; what the busiest moment of backward and the head need beside that.
   int64_t block_saved = 0, block_saved_mlp = 0, block_recomputed = 0, working_peak = 0, head = 0;
-  int64_t working_fixed = 0;            // working memory that does not grow with the rows (a transposed weight)
-  int rows = 1;                         // of a micro-batch
-  int micro_batches = 1;                // of one rank in one step
-  std::optional<int> shard_size;        // nullopt = auto
-  std::optional<Recompute> recompute;   // nullopt = auto: as little as fits
+  int64_t working_fixed = 0;           // working memory that does not grow with the rows (a transposed weight)
+  int rows = 1;                        // of a micro-batch
+  int micro_batches = 1;               // of one rank in one step
+  std::optional<int> shard_size;       // nullopt = auto
+  std::optional<Recompute> recompute;  // nullopt = auto: as little as fits
   // Seconds that the choice weighs: forward of a block and of its gate and up projections for one row; a gathered byte.
   double block_forward_s = 1.0, mlp_forward_s = 0.5, gathered_byte_s = 0.0;
 };
@@ -40,15 +40,19 @@ struct MemoryPlan {
   std::vector<bool> resident;        // per unit: whole although shard_size > 1
   std::vector<Recompute> recompute;  // per block
   // Bytes per rank.
-  int64_t weights = 0, masters = 0, moments = 0, gradients = 0, gather_slots = 0, activations = 0, working = 0, overhead = 0;
-  int64_t total() const { return weights + masters + moments + gradients + gather_slots + activations + working + overhead; }
-  int64_t gathered_per_pass = 0;    // bytes a rank receives in one forward pass
+  int64_t weights = 0, masters = 0, moments = 0, gradients = 0, gather_slots = 0, activations = 0, working = 0,
+          overhead = 0;
+  int64_t total() const {
+    return weights + masters + moments + gradients + gather_slots + activations + working + overhead;
+  }
+  int64_t gathered_per_pass = 0;  // bytes a rank receives in one forward pass
   int64_t device_memory = 0;
   bool fits() const { return device_memory == 0 || total() <= device_memory; }
 };
 
-/// The plan that loses the least time to recomputation and gathers among those that fit; of equals the smallest shard group, then the
-/// most rows a pass, then the most resident units. ConfigError when nothing fits, with the settings that would save most and how much.
+/// The plan that loses the least time to recomputation and gathers among those that fit; of equals the smallest shard
+/// group, then the most rows a pass, then the most resident units. ConfigError when nothing fits, with the settings
+/// that would save most and how much.
 MemoryPlan make_plan(const PlanInput& input);
 
 /// The table for people.

@@ -1,16 +1,17 @@
 #pragma once
 // Weights of a model cut over ranks: the store behind enter_unit()/leave_unit().
 //
-// A unit's flat buffer is cut evenly over its shard group (a run of shard_size neighbouring ranks); groups hold copies of each other
-// (HSDP). Around a sharded unit's use the store gathers it into one of a few slots, and starts the gathers of the units that come
-// next (forward: upwards, backward: downwards) while this one computes: frozen shards are pulled from the memory of peers on the same
-// host (PeerMemory), others go through the communicator. A slot keeps its unit until another one needs the room, so
-// that the last unit of forward is still there when backward starts. Gradients of trained units are accumulated in fp32 over the
-// micro-batches of a step and reduced once, as soon as the last micro-batch has produced all gradients of a unit.
+// A unit's flat buffer is cut evenly over its shard group (a run of shard_size neighbouring ranks); groups hold copies
+// of each other (HSDP). Around a sharded unit's use the store gathers it into one of a few slots, and starts the
+// gathers of the units that come next (forward: upwards, backward: downwards) while this one computes: frozen shards
+// are pulled from the memory of peers on the same host (PeerMemory), others go through the communicator. A slot keeps
+// its unit until another one needs the room, so that the last unit of forward is still there when backward starts.
+// Gradients of trained units are accumulated in fp32 over the micro-batches of a step and reduced once, as soon as the
+// last micro-batch has produced all gradients of a unit.
 //
-//   frozen unit:  shard in the storage dtype; with frozen_fp8 its matrices as E4M3 bytes with one scale each, found while they load
-//   trained unit: fp32 master shard + compute copy; gradient shard after finish_backward()
-//   replicated:   whole on every rank; its gradient goes through one flat all-reduce over the world
+//   frozen unit:  shard in the storage dtype; with frozen_fp8 its matrices as E4M3 bytes with one scale each, found
+//   while they load trained unit: fp32 master shard + compute copy; gradient shard after finish_backward() replicated:
+//   whole on every rank; its gradient goes through one flat all-reduce over the world
 
 #include "trireme/comm/communicator.h"
 #include "trireme/comm/peer_memory.h"
@@ -41,13 +42,14 @@ class ShardedUnits : public UnitStore {
   ShardedUnits(std::vector<UnitSpec> units, Communicator& world, at::Device device, const ShardingOptions& options);
   ~ShardedUnits() override;
 
-  /// Reads this rank's elements of the checkpoint tensors of all units that `source` must hold (all but replicated ones).
-  /// ModelError listing missing tensors and wrong shapes. `reader_threads` copy from the files at a time.
+  /// Reads this rank's elements of the checkpoint tensors of all units that `source` must hold (all but replicated
+  /// ones). ModelError listing missing tensors and wrong shapes. `reader_threads` copy from the files at a time.
   void load(const WeightSource& source, int reader_threads, const std::function<void(double fraction)>& progress = {});
-  /// Fills units with random weights as their specs say, a function of (seed, tensor name, element) alone: the same whatever the
-  /// sharding. `only_replicated`: adapters on top of a loaded base.
+  /// Fills units with random weights as their specs say, a function of (seed, tensor name, element) alone: the same
+  /// whatever the sharding. `only_replicated`: adapters on top of a loaded base.
   void initialise(uint64_t seed, bool only_replicated);
-  /// Sets one checkpoint tensor of a replicated unit from whole values (an adapter read from disk). False when nobody has that name.
+  /// Sets one checkpoint tensor of a replicated unit from whole values (an adapter read from disk). False when nobody
+  /// has that name.
   bool assign(const std::string& tensor_name, const at::Tensor& value);
 
   const std::vector<at::Tensor>& parameters(int unit) override;
@@ -62,9 +64,11 @@ class ShardedUnits : public UnitStore {
   /// Waits (on the stream) for all reductions; after it every TrainedShard has its gradient and no unit is gathered.
   void finish_backward();
   /// Called with every gradient of this rank before it is summed and reduced; empty: nobody.
-  void observe_gradients(std::function<void(const ParameterSpec&, at::Tensor&)> observer) { observer_ = std::move(observer); }
-  /// From now on reductions wait for the end of backward; each rank multiplies all its gradients with `factor` of their squared L2
-  /// norm (fp64 device scalar to fp32 device scalar) before they are summed.
+  void observe_gradients(std::function<void(const ParameterSpec&, at::Tensor&)> observer) {
+    observer_ = std::move(observer);
+  }
+  /// From now on reductions wait for the end of backward; each rank multiplies all its gradients with `factor` of their
+  /// squared L2 norm (fp64 device scalar to fp32 device scalar) before they are summed.
   void clip_before_reduction(std::function<at::Tensor(const at::Tensor& square)> factor) { clip_ = std::move(factor); }
   /// Drops the step's gradients.
   void clear_gradients();
@@ -75,8 +79,8 @@ class ShardedUnits : public UnitStore {
 
   std::vector<TrainedShard>& trained() { return trained_; }
 
-  /// Walks the checkpoint tensors of the units in order; on rank 0 `visit` gets the whole tensor on the CPU in `dtype`, on other ranks
-  /// nothing. Collective. `select` chooses units by index.
+  /// Walks the checkpoint tensors of the units in order; on rank 0 `visit` gets the whole tensor on the CPU in `dtype`,
+  /// on other ranks nothing. Collective. `select` chooses units by index.
   void export_tensors(at::ScalarType dtype, const std::function<bool(int unit)>& select,
                       const std::function<void(const std::string& name, const at::Tensor& value)>& visit);
 

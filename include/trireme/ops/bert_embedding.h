@@ -19,8 +19,7 @@ struct BertTables {
 /// backward; dropout is formed again. On sm_90 one kernel forward, the sum rounded once, and
 /// gradients of the tables in a fixed order; elsewhere a LibTorch composition. `stream` names the
 /// place, as in apply_dropout().
-at::Tensor bert_embedding(const BertTables& tables, const at::Tensor& ids_BS,
-                          const at::Tensor& positions_BS, const at::Tensor& types_BS, double eps,
-                          const Dropout& dropout, uint64_t stream);
+at::Tensor bert_embedding(const BertTables& tables, const at::Tensor& ids_BS, const at::Tensor& positions_BS,
+                          const at::Tensor& types_BS, double eps, const Dropout& dropout, uint64_t stream);
 
 }  // namespace trireme

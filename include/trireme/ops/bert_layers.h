@@ -24,7 +24,8 @@ enum class GeluForm { kErf, kTanh };
 std::array<at::Tensor, 2> linear_bias(const at::Tensor& x_TI, const at::Tensor& weight_OI, const at::Tensor& bias_O);
 
 /// {gelu(x W^T + b), x}, as linear_bias(). Kept for backward: x and x W^T.
-std::array<at::Tensor, 2> linear_gelu(const at::Tensor& x_TI, const at::Tensor& weight_OI, const at::Tensor& bias_O, GeluForm form);
+std::array<at::Tensor, 2> linear_gelu(const at::Tensor& x_TI, const at::Tensor& weight_OI, const at::Tensor& bias_O,
+                                      GeluForm form);
 
 struct LayerNormWeights {
   at::Tensor gamma, beta;  // [D]
@@ -33,8 +34,9 @@ struct LayerNormWeights {
 
 /// layer_norm(residual + dropout(x W^T + b)) * gamma + beta, variance over the row, biased. `stream` names
 /// the place in the model for dropout.
-at::Tensor linear_add_norm(const at::Tensor& x_TI, const at::Tensor& weight_DI, const at::Tensor& bias_D, const at::Tensor& residual_TD,
-                           const LayerNormWeights& norm, const Dropout& dropout, uint64_t stream);
+at::Tensor linear_add_norm(const at::Tensor& x_TI, const at::Tensor& weight_DI, const at::Tensor& bias_D,
+                           const at::Tensor& residual_TD, const LayerNormWeights& norm, const Dropout& dropout,
+                           uint64_t stream);
 
 /// layer_norm(x) * gamma + beta.
 at::Tensor layer_norm(const at::Tensor& x_TD, const LayerNormWeights& norm);

@@ -25,8 +25,7 @@ struct LoraSettings {
 /// {linear(rms_norm(x)), x}. Users of x downstream (the residual) take the second result, so
 /// that its gradient meets the norm's in one kernel.
 std::array<at::Tensor, 2> norm_linear(const at::Tensor& x, const at::Tensor& norm_weight, double eps,
-                                      const Weight& weight,
-                                      const std::vector<LoraAdapter>& adapters,
+                                      const Weight& weight, const std::vector<LoraAdapter>& adapters,
                                       const LoraSettings& lora);
 
 /// residual + linear(x). Keeps x only when a trained weight or an adapter needs it.
@@ -40,7 +39,7 @@ struct MlpWeights {
   Weight gate_up, down;
   std::vector<LoraAdapter> gate_up_adapters, down_adapters;
 };
-at::Tensor mlp_add(const at::Tensor& h, const MlpWeights& weights, double eps,
-                   const LoraSettings& lora, bool recompute_gate_up);
+at::Tensor mlp_add(const at::Tensor& h, const MlpWeights& weights, double eps, const LoraSettings& lora,
+                   bool recompute_gate_up);
 
 }  // namespace trireme

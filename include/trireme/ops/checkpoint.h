@@ -23,9 +23,7 @@ enum class Recompute { kNone, kMlp, kFull };
 /// With unit storage: enter_unit() goes before and leave_unit() after the checkpoint, never inside
 /// f. leave_unit's backward makes the unit whole just before the rerun and enter_unit's releases it
 /// after, so that a rerun calls no hook of its own.
-using CheckpointedFunction =
-    std::function<at::Tensor(const at::Tensor& x, const std::vector<at::Tensor>& parameters)>;
-at::Tensor checkpoint(const CheckpointedFunction& f, const at::Tensor& x,
-                      const std::vector<at::Tensor>& parameters);
+using CheckpointedFunction = std::function<at::Tensor(const at::Tensor& x, const std::vector<at::Tensor>& parameters)>;
+at::Tensor checkpoint(const CheckpointedFunction& f, const at::Tensor& x, const std::vector<at::Tensor>& parameters);
 
 }  // namespace trireme

@@ -41,11 +41,9 @@ DropoutKey dropout_key(const Dropout& dropout, uint64_t stream);
 at::Tensor apply_dropout(const at::Tensor& x_BSD, const Dropout& dropout, uint64_t stream);
 
 /// sum += apply_dropout(x, …) in one pass where a kernel serves.
-void add_dropout_(at::Tensor& sum_BSD, const at::Tensor& x_BSD, const Dropout& dropout,
-                  uint64_t stream);
+void add_dropout_(at::Tensor& sum_BSD, const at::Tensor& x_BSD, const Dropout& dropout, uint64_t stream);
 
 /// The same in at:: operations on any device (what CUDA uses); public for the test that both agree.
-at::Tensor apply_dropout_tensor_ops(const at::Tensor& x_BSD, const Dropout& dropout,
-                                    uint64_t stream);
+at::Tensor apply_dropout_tensor_ops(const at::Tensor& x_BSD, const Dropout& dropout, uint64_t stream);
 
 }  // namespace trireme

@@ -35,7 +35,7 @@ at::Tensor dequantise_rows(const Fp8Rows& rows, at::ScalarType dtype);
 
 /// What a product is added to before it is rounded, of the product's shape and dtype.
 struct Addend {
-  at::Tensor sum;           // undefined: none
+  at::Tensor sum;            // undefined: none
   bool overwritten = false;  // the result takes its memory
 };
 

@@ -22,7 +22,7 @@ namespace trireme {
 /// One tensor's scaling: fp32 scalars on the device. codes = saturate(x * scale), x = codes * inverse.
 struct Fp8Tensor {
   at::Tensor scale, inverse;
-  at::Tensor amax;  // raised to the greatest |x| seen since the last update
+  at::Tensor amax;        // raised to the greatest |x| seen since the last update
   bool gradient = false;  // E5M2
 };
 /// Those of a linear layer y = x W^T + b.
@@ -63,22 +63,25 @@ struct Fp8Operand {
 };
 Fp8Operand fp8_operand(const at::Tensor& x, const Fp8Tensor& scaling, bool known, bool want_sums = false);
 /// Of gelu(z + bias).
-Fp8Operand fp8_gelu_operand(const at::Tensor& z, const at::Tensor& bias, GeluForm form, const Fp8Tensor& scaling, bool known);
+Fp8Operand fp8_gelu_operand(const at::Tensor& z, const at::Tensor& bias, GeluForm form, const Fp8Tensor& scaling,
+                            bool known);
 /// Of dy * gelu'(z + bias), with the sums of columns.
 Fp8Operand fp8_gelu_gradient_operand(const at::Tensor& dy, const at::Tensor& z, const at::Tensor& bias, GeluForm form,
                                      const Fp8Tensor& scaling, bool known);
 
-/// The sub-layers of a post-norm block as in bert_layers.h, with their products in FP8. On a GPU tokens and widths are multiples of 16.
+/// The sub-layers of a post-norm block as in bert_layers.h, with their products in FP8. On a GPU tokens and widths are
+/// multiples of 16.
 std::array<at::Tensor, 2> fp8_linear_bias(const at::Tensor& x_TI, const at::Tensor& weight_OI, const at::Tensor& bias_O,
                                           const Fp8Linear& scaling);
 at::Tensor fp8_linear_add_norm(const at::Tensor& x_TI, const at::Tensor& weight_DI, const at::Tensor& bias_D,
-                               const at::Tensor& residual_TD, const LayerNormWeights& norm, const Dropout& dropout, uint64_t stream,
-                               const Fp8Linear& scaling);
+                               const at::Tensor& residual_TD, const LayerNormWeights& norm, const Dropout& dropout,
+                               uint64_t stream, const Fp8Linear& scaling);
 struct PostNormMlp {
   at::Tensor up, up_bias, down, down_bias;  // [F, D], [F], [D, F], [D]
 };
 /// linear_add_norm(linear_gelu(x)) with x as the residual. Kept for backward: codes of x and of the activation, x up^T.
-at::Tensor fp8_mlp_add_norm(const at::Tensor& x_TD, const PostNormMlp& weights, GeluForm form, const LayerNormWeights& norm,
-                            const Dropout& dropout, uint64_t stream, const Fp8Linear& up, const Fp8Linear& down);
+at::Tensor fp8_mlp_add_norm(const at::Tensor& x_TD, const PostNormMlp& weights, GeluForm form,
+                            const LayerNormWeights& norm, const Dropout& dropout, uint64_t stream, const Fp8Linear& up,
+                            const Fp8Linear& down);
 
 }  // namespace trireme

@@ -5,7 +5,8 @@
 
 namespace trireme {
 
-/// One adapter on rows [row_begin, row_begin + b.size(0)) of a (fused) layer's output: scale * dropout(x) A^T B^T is added there.
+/// One adapter on rows [row_begin, row_begin + b.size(0)) of a (fused) layer's output: scale * dropout(x) A^T B^T is
+/// added there.
 struct LoraAdapter {
   at::Tensor a;  // [r, in]
   at::Tensor b;  // [rows, r]

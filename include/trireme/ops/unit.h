@@ -1,8 +1,8 @@
 #pragma once
 // The contract between models (which know no ranks) and the storage of their weights (fsdp/, which knows no models).
 //
-// A model lists its weights as units (embedding, one block, head, adapters). While it computes it brackets each unit's use with
-// enter_unit()/leave_unit(); the store makes the unit's tensors whole in between, forward and backward.
+// A model lists its weights as units (embedding, one block, head, adapters). While it computes it brackets each unit's
+// use with enter_unit()/leave_unit(); the store makes the unit's tensors whole in between, forward and backward.
 
 #include <ATen/core/Tensor.h>
 
@@ -25,10 +25,10 @@ struct ParameterSpec {
   std::vector<int64_t> shape;        // [out, in] or [width]
   std::vector<ParameterPart> parts;  // stacked on dim 0; rows sum to shape[0]
   Init init = Init::kNormal;
-  double init_scale = 0.02;          // kNormal: standard deviation; kUniform: bound
-  bool decay = true;                 // weight decay applies (matrices and embeddings; not norms and biases)
-  bool quantisable = false;          // may be stored in FP8 when frozen (matrices of products)
-  int64_t zero_rows_from = -1;       // random initial weights: rows from here on are zero (one part); -1: none
+  double init_scale = 0.02;     // kNormal: standard deviation; kUniform: bound
+  bool decay = true;            // weight decay applies (matrices and embeddings; not norms and biases)
+  bool quantisable = false;     // may be stored in FP8 when frozen (matrices of products)
+  int64_t zero_rows_from = -1;  // random initial weights: rows from here on are zero (one part); -1: none
   int64_t numel() const;
 };
 
@@ -38,7 +38,8 @@ struct UnitSpec {
   bool trained = false;
   bool replicated = false;  // never sharded (adapters)
   bool keep = false;        // stays whole from its first use in a step to the end of backward (tied embedding)
-  bool backward_reads_weights = true;  // false: backward needs no gather (an embedding's gradient needs only the token ids)
+  bool backward_reads_weights =
+      true;  // false: backward needs no gather (an embedding's gradient needs only the token ids)
   int64_t numel() const;
 };
 
@@ -46,11 +47,12 @@ struct UnitSpec {
 class UnitStore {
  public:
   virtual ~UnitStore() = default;
-  /// The unit's tensors in the order of its specs, whole, in the compute dtype (replicated trained units too). The tensor objects are
-  /// the same for the whole run; their contents are only there between enter_unit() and leave_unit() and between the two in backward.
+  /// The unit's tensors in the order of its specs, whole, in the compute dtype (replicated trained units too). The
+  /// tensor objects are the same for the whole run; their contents are only there between enter_unit() and leave_unit()
+  /// and between the two in backward.
   virtual const std::vector<at::Tensor>& parameters(int unit) = 0;
-  /// A unit stored in FP8: fp32 [number of parameters], what each parameter's bytes are multiplied with (1 for those kept in the
-  /// compute dtype); whole for the whole run. Otherwise undefined.
+  /// A unit stored in FP8: fp32 [number of parameters], what each parameter's bytes are multiplied with (1 for those
+  /// kept in the compute dtype); whole for the whole run. Otherwise undefined.
   virtual at::Tensor inverse_scales(int /*unit*/) { return {}; }
   virtual void pre_forward(int unit) = 0;
   virtual void post_forward(int unit) = 0;
@@ -58,9 +60,11 @@ class UnitStore {
   virtual void post_backward(int unit) = 0;
 };
 
-/// Identity on x. Forward: store.pre_forward(unit); backward, when x's gradient comes out of the unit: store.post_backward(unit).
+/// Identity on x. Forward: store.pre_forward(unit); backward, when x's gradient comes out of the unit:
+/// store.post_backward(unit).
 at::Tensor enter_unit(const at::Tensor& x, UnitStore& store, int unit);
-/// Identity on y. Forward: store.post_forward(unit); backward, before the unit's own backward: store.pre_backward(unit).
+/// Identity on y. Forward: store.post_forward(unit); backward, before the unit's own backward:
+/// store.pre_backward(unit).
 at::Tensor leave_unit(const at::Tensor& y, UnitStore& store, int unit);
 
 /// A store that simply holds whole tensors on one device: tests, generation, merge checks.

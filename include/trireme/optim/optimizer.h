@@ -1,5 +1,6 @@
 #pragma once
-// Optimizers over local shards. All scalars that depend on the gradients live on the device, so that a step needs no host round trip.
+// Optimizers over local shards. All scalars that depend on the gradients live on the device, so that a step needs no
+// host round trip.
 
 #include "trireme/comm/communicator.h"
 #include "trireme/config/config.h"
@@ -26,11 +27,14 @@ class Optimizer {
 };
 
 /// adamw: Loshchilov & Hutter 2019 as torch.optim.AdamW computes it.
-/// lamb: You et al. 2020, bias correction on, trust ratio |w| / |update| per checkpoint tensor (1 where either norm is 0, and without
-/// weight decay unless trust_ratio is all, as apex' FusedLAMB and the MLPerf submissions do); norms span the ranks that share a tensor.
-std::unique_ptr<Optimizer> make_optimizer(const OptimizerSection& options, std::vector<TrainedShard>& shards, Communicator& world);
+/// lamb: You et al. 2020, bias correction on, trust ratio |w| / |update| per checkpoint tensor (1 where either norm is
+/// 0, and without weight decay unless trust_ratio is all, as apex' FusedLAMB and the MLPerf submissions do); norms span
+/// the ranks that share a tensor.
+std::unique_ptr<Optimizer> make_optimizer(const OptimizerSection& options, std::vector<TrainedShard>& shards,
+                                          Communicator& world);
 
-/// This rank's share of the squared L2 norm of all gradients: fp64 device scalar whose sum over the world is the global square.
+/// This rank's share of the squared L2 norm of all gradients: fp64 device scalar whose sum over the world is the global
+/// square.
 at::Tensor local_gradient_square(const std::vector<TrainedShard>& shards);
 
 /// Learning rate of step t (from 0). Formulas: CONTRACT "schedule"; held at min_lr after max_steps.

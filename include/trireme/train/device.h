@@ -1,5 +1,6 @@
 #pragma once
-// What the machine is: GPU or CPU, its memory and its peak rate. The only place of train/ that knows CUDA (device_cuda.cpp).
+// What the machine is: GPU or CPU, its memory and its peak rate. The only place of train/ that knows CUDA
+// (device_cuda.cpp).
 
 #include <ATen/core/Tensor.h>
 
@@ -9,18 +10,19 @@
 
 namespace trireme {
 
-/// GPUs this process can see; 0 in CPU builds, on machines without any, and with TRIREME_DEVICE=cpu. ConfigError where a run would fall
-/// back to the CPU unasked: see gpu_visibility_problem().
+/// GPUs this process can see; 0 in CPU builds, on machines without any, and with TRIREME_DEVICE=cpu. ConfigError where
+/// a run would fall back to the CPU unasked: see gpu_visibility_problem().
 int visible_gpus();
 
-/// Why the CPU must not be taken silently, or nothing. `visible`: CUDA_VISIBLE_DEVICES, null when unset; `found`: GPUs that CUDA shows;
-/// `installed`: this machine has NVIDIA GPUs at all; `reason`: CUDA's own words when it shows none.
-std::optional<std::string> gpu_visibility_problem(const char* visible, int found, bool installed, const std::string& reason);
+/// Why the CPU must not be taken silently, or nothing. `visible`: CUDA_VISIBLE_DEVICES, null when unset; `found`: GPUs
+/// that CUDA shows; `installed`: this machine has NVIDIA GPUs at all; `reason`: CUDA's own words when it shows none.
+std::optional<std::string> gpu_visibility_problem(const char* visible, int found, bool installed,
+                                                  const std::string& reason);
 
 struct DeviceInfo {
-  std::string name;                 // "NVIDIA H200", or the processor's
-  int64_t total_memory = 0;         // bytes; CPU: physical memory / local ranks
-  std::optional<double> peak_flops; // dense, of the compute dtype; GPUs whose data sheet we know
+  std::string name;                  // "NVIDIA H200", or the processor's
+  int64_t total_memory = 0;          // bytes; CPU: physical memory / local ranks
+  std::optional<double> peak_flops;  // dense, of the compute dtype; GPUs whose data sheet we know
 };
 DeviceInfo describe_device(at::Device device, at::ScalarType compute_dtype, int local_world_size);
 

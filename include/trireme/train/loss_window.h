@@ -8,10 +8,11 @@
 
 namespace trireme {
 
-/// z-score of a loss against the mean and standard deviation of kSize finite losses before it. A spike does not enter the window, so that
-/// a second one is measured against the same past; kPatience spikes in a row are the new normal.
+/// z-score of a loss against the mean and standard deviation of kSize finite losses before it. A spike does not enter
+/// the window, so that a second one is measured against the same past; kPatience spikes in a row are the new normal.
 ///
-/// The loss just before is not part of the past: a device that decides by limit() before the host has read that loss decides the same.
+/// The loss just before is not part of the past: a device that decides by limit() before the host has read that loss
+/// decides the same.
 class LossWindow {
  public:
   static constexpr size_t kSize = 128, kLeast = 16;
@@ -21,7 +22,8 @@ class LossWindow {
   /// The z-score where it exceeds kSpike, once kLeast losses are there. Losses that are not finite are ignored.
   std::optional<double> add(double loss);
 
-  /// The loss above which the step under way is a spike. `last_added`: the loss of the step before it has been added already.
+  /// The loss above which the step under way is a spike. `last_added`: the loss of the step before it has been added
+  /// already.
   std::optional<double> limit(bool last_added) const;
 
   /// For checkpoints: the losses, oldest first, then the number of spikes in a row.

@@ -21,7 +21,8 @@ struct EvalMetrics {
   std::optional<double> mlm_accuracy;  // BERT: part of the masked words that were found
 };
 
-/// One JSON object a line, appended and flushed. Numbers keep all their digits; NaN and infinities are the strings "nan", "inf", "-inf".
+/// One JSON object a line, appended and flushed. Numbers keep all their digits; NaN and infinities are the strings
+/// "nan", "inf", "-inf".
 class MetricsFile {
  public:
   /// `append`: a resumed run goes on after the last line with step <= `resume_step`.
@@ -38,6 +39,7 @@ class MetricsFile {
 
 /// At most 120 columns: step, loss, grad norm, lr, step time, samples/s, tokens/s, MFU, memory, ETA.
 std::string console_line(const TrainMetrics& metrics, double eta_seconds);
-std::string console_line(const EvalMetrics& metrics, std::optional<double> target_loss, std::optional<double> target_accuracy);
+std::string console_line(const EvalMetrics& metrics, std::optional<double> target_loss,
+                         std::optional<double> target_accuracy);
 
 }  // namespace trireme

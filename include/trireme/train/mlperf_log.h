@@ -20,8 +20,10 @@ class MlperfLog {
 
   void event(const char* key, const std::string& json_value, const Metadata& metadata = {}, int line = __builtin_LINE(),
              const char* file = __builtin_FILE());
-  void start(const char* key, const Metadata& metadata = {}, int line = __builtin_LINE(), const char* file = __builtin_FILE());
-  void end(const char* key, const Metadata& metadata = {}, int line = __builtin_LINE(), const char* file = __builtin_FILE());
+  void start(const char* key, const Metadata& metadata = {}, int line = __builtin_LINE(),
+             const char* file = __builtin_FILE());
+  void end(const char* key, const Metadata& metadata = {}, int line = __builtin_LINE(),
+           const char* file = __builtin_FILE());
   /// The same with a value, which few events of intervals have.
   void start_with(const char* key, const std::string& json_value, const Metadata& metadata, int line = __builtin_LINE(),
                   const char* file = __builtin_FILE());
@@ -30,7 +32,8 @@ class MlperfLog {
   bool enabled() const { return enabled_; }
 
  private:
-  void write(const char* type, const char* key, const std::string& value, const Metadata& metadata, const char* file, int line);
+  void write(const char* type, const char* key, const std::string& value, const Metadata& metadata, const char* file,
+             int line);
   bool enabled_ = false;
   std::ofstream out_;
 };

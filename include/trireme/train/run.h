@@ -11,7 +11,8 @@
 namespace trireme {
 
 /// Makes the task of one model family, given who we are. No GPU is touched.
-using TaskFactory = std::function<std::unique_ptr<TrainingTask>(const Config&, int rank, int world_size, at::Device, at::ScalarType)>;
+using TaskFactory =
+    std::function<std::unique_ptr<TrainingTask>(const Config&, int rank, int world_size, at::Device, at::ScalarType)>;
 
 std::unique_ptr<TrainingTask> make_llama_task(const Config& config, int rank, int world_size, at::Device device,
                                               at::ScalarType compute_dtype);
@@ -25,8 +26,8 @@ struct Application {
   TaskFactory make_task;
 };
 
-/// `--config FILE [--set a.b.c=value …] [--dry-run [--ranks N] [--device-memory-gib X]] [--print-config] [--version] [--help]`.
-/// Returns the process exit code; every failure ends in one sentence on stderr.
+/// `--config FILE [--set a.b.c=value …] [--dry-run [--ranks N] [--device-memory-gib X]] [--print-config] [--version]
+/// [--help]`. Returns the process exit code; every failure ends in one sentence on stderr.
 int train_main(int argc, char** argv, const Application& application);
 
 }  // namespace trireme

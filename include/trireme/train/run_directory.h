@@ -17,9 +17,9 @@ struct ResumeChoices {
 
 class RunDirectory {
  public:
-  /// Collective. Rank 0 creates the directory, takes its lock and writes config.yaml and run.json. A directory of a run with another
-  /// configuration (the keys are named), of a finished run, or one that another process is training in is a WriteError on all ranks.
-  /// Keys that do not decide what is computed may change (configuration_hash()).
+  /// Collective. Rank 0 creates the directory, takes its lock and writes config.yaml and run.json. A directory of a run
+  /// with another configuration (the keys are named), of a finished run, or one that another process is training in is
+  /// a WriteError on all ranks. Keys that do not decide what is computed may change (configuration_hash()).
   RunDirectory(const Config& config, World& world, ResumeChoices choices = {});
   ~RunDirectory();
   const std::filesystem::path& path() const { return path_; }
@@ -38,9 +38,9 @@ class RunDirectory {
   std::string run_id_;
 };
 
-/// Hash of the keys that decide what is computed. The others may differ between a run and its continuation: logging, output, parallel
-/// and eval as a whole, batch.micro_batch_size, train.on_nonfinite, train.on_spike, and where model and data lie (their content is compared by
-/// fingerprints).
+/// Hash of the keys that decide what is computed. The others may differ between a run and its continuation: logging,
+/// output, parallel and eval as a whole, batch.micro_batch_size, train.on_nonfinite, train.on_spike, and where model
+/// and data lie (their content is compared by fingerprints).
 std::string configuration_hash(const Config& config);
 /// The keys among them that differ: "optimizer.lr was 0.001, is 0.002".
 std::vector<std::string> deciding_changes(const Config& before, const Config& now);

@@ -1,5 +1,6 @@
 #pragma once
-// SIGTERM, SIGINT and SIGUSR1 ask for an orderly stop: the handler only sets a flag, the loop agrees on it over all ranks.
+// SIGTERM, SIGINT and SIGUSR1 ask for an orderly stop: the handler only sets a flag, the loop agrees on it over all
+// ranks.
 
 namespace trireme {
 

@@ -1,12 +1,13 @@
 #pragma once
-// What the Trainer trains: the meeting point of a model family and its data. One implementation per family (llama_task.cpp).
+// What the Trainer trains: the meeting point of a model family and its data. One implementation per family
+// (llama_task.cpp).
 
 #include "trireme/comm/communicator.h"
 #include "trireme/fsdp/plan.h"
 #include "trireme/fsdp/sharded_units.h"
 #include "trireme/ops/checkpoint.h"
-#include "trireme/train/mlperf_events.h"
 #include "trireme/ops/unit.h"
+#include "trireme/train/mlperf_events.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -65,9 +66,10 @@ class TrainingTask {
   /// A batch of one pass made up without touching the data: what runs before the clock of a benchmark starts.
   virtual StepBatch synthetic_batch() = 0;
   /// Sum of weighted losses of the micro-batch: fp32 scalar, differentiable when `train`.
-  virtual at::Tensor loss(UnitStore& units, const MicroBatch& batch, const std::vector<Recompute>& recompute, bool train) = 0;
-  /// After the optimizer of every step; collective. A number on the device (fp64 scalar), equal on all ranks, that the host reads with
-  /// the step's loss and has explained by step_warning() where it is not 0; undefined: none.
+  virtual at::Tensor loss(UnitStore& units, const MicroBatch& batch, const std::vector<Recompute>& recompute,
+                          bool train) = 0;
+  /// After the optimizer of every step; collective. A number on the device (fp64 scalar), equal on all ranks, that the
+  /// host reads with the step's loss and has explained by step_warning() where it is not 0; undefined: none.
   virtual at::Tensor end_step(Communicator& comm) {
     (void)comm;
     return {};
@@ -85,8 +87,8 @@ class TrainingTask {
   /// `progress(done, total)` is called after each forward pass.
   virtual EvalSums evaluate(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) = 0;
   virtual EvalResult eval_result(const EvalSums& sums) const = 0;
-  /// Samples that a step counts for where evaluations are due, when rows and samples are not the same; evaluation i then comes
-  /// after step ceil(i * eval.every_samples / this) instead of every so many steps.
+  /// Samples that a step counts for where evaluations are due, when rows and samples are not the same; evaluation i
+  /// then comes after step ceil(i * eval.every_samples / this) instead of every so many steps.
   virtual std::optional<double> nominal_samples_per_step() const { return std::nullopt; }
   virtual std::unique_ptr<MlperfEvents> mlperf_events(MlperfLog& log) const = 0;
   /// What the global loss denominator is when every sample counts (GBS, or all targets); keeps sums near 1.

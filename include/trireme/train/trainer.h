@@ -43,7 +43,7 @@ class Trainer {
   struct PendingMetrics {
     int64_t step = 0;
     double lr = 0;
-    at::Tensor values;                // fp64, on its way to the host on GPUs
+    at::Tensor values;                 // fp64, on its way to the host on GPUs
     std::shared_ptr<c10::Event> done;  // everything of this step; null on CPUs
     double finished = 0;               // CPUs: when the step ended
   };
@@ -58,7 +58,8 @@ class Trainer {
   std::shared_ptr<c10::Event> record_event() const;
   /// The next step's time counts from here (after start-up, evaluations and saves).
   void start_clock();
-  /// Steps so far that numbers which were not finite left without an update: the schedule does not count them, as the optimizer does not.
+  /// Steps so far that numbers which were not finite left without an update: the schedule does not count them, as the
+  /// optimizer does not.
   int64_t steps_left_out() const;
   at::Tensor reduce_statistics(const at::Tensor& loss_sum, const StepBatch& batch);
   /// Whether optimizer.clip local means anything here: with one rank its own gradient is the sum.
@@ -67,7 +68,8 @@ class Trainer {
   at::Tensor local_clip(const at::Tensor& square) const;
   /// Skips or stops, as train.on_nonfinite says. Collective.
   void handle_nonfinite(int64_t step, double loss, double grad_norm);
-  /// Computes step `step` (from 1) again and tells which parameters of which ranks have gradients that are not finite. Collective.
+  /// Computes step `step` (from 1) again and tells which parameters of which ranks have gradients that are not finite.
+  /// Collective.
   std::string find_nonfinite(int64_t step);
   /// Calls `check` with the name and the local gradient of every parameter in backward; null: no more.
   void observe_gradients(const std::function<void(const std::string&, const at::Tensor&)>& check, int64_t step = 0);
@@ -108,26 +110,26 @@ class Trainer {
   std::unique_ptr<Checkpoints> checkpoints_;
 
   at::Tensor loss_scale_, growth_tracker_;  // fp16: dynamic loss scale, on the device
-  at::Tensor halted_;             // device scalar: 1 after a step with non-finite numbers that ends the run
+  at::Tensor halted_;                       // device scalar: 1 after a step with non-finite numbers that ends the run
   bool skip_nonfinite_ = false;
   bool evaluation_left_ = false;  // a signal came in the evaluation after completed_: it is done again
   LossWindow loss_window_;
   int64_t first_step_ = 0, sections_taken_ = 0;
   std::deque<PendingMetrics> pending_;
-  int64_t completed_ = 0;        // optimizer steps done
-  int64_t reported_ = 0;         // steps whose metrics were read
-  int64_t samples_ = 0;          // of those steps, over all ranks
+  int64_t completed_ = 0;  // optimizer steps done
+  int64_t reported_ = 0;   // steps whose metrics were read
+  int64_t samples_ = 0;    // of those steps, over all ranks
   int64_t evaluations_ = 0, last_evaluated_step_ = -1, last_saved_step_ = -1;
   int64_t block_start_samples_ = 0, run_start_samples_ = 0;
   double run_begin_time_ = 0;
   bool stop_agreed_ = false;
-  bool save_by_clock_ = false;   // output.save_every_minutes have passed, by rank 0's clock
+  bool save_by_clock_ = false;  // output.save_every_minutes have passed, by rank 0's clock
   double last_save_time_ = 0;
   std::shared_ptr<c10::Event> step_begin_;  // GPU: where the clock of the oldest step in flight started
   double step_begin_time_ = 0, training_seconds_ = 0, block_seconds_ = 0;
   int64_t block_steps_ = 0, timed_steps_ = 0;
   int consecutive_skips_ = 0;
-  int64_t left_out_ = 0;         // of the steps reported, those whose numbers were not finite
+  int64_t left_out_ = 0;  // of the steps reported, those whose numbers were not finite
   bool block_open_ = false;
   double last_loss_ = 0;
   Console console_;
