@@ -6,10 +6,9 @@
 // D hidden, N heads of H, F intermediate, V vocabulary with its padding.
 
 #include "trireme/formats/bert_config.h"
-#include "trireme/ops/checkpoint.h"
-#include "trireme/ops/fp8_training.h"
-#include "trireme/ops/pack_attention.h"
-#include "trireme/ops/unit.h"
+#include "trireme/nn/recompute.h"
+#include "trireme/nn/unit.h"
+#include "trireme/ops/attention.h"
 
 #include <cstdint>
 #include <vector>
@@ -21,7 +20,7 @@ namespace trireme {
 struct BertBatch {
   at::Tensor ids_T, positions_T, types_T;  // int64
   at::Tensor token_keys_T;                 // int64: global sample * row length + offset in the row (keys dropout)
-  PackLayout sequences;
+  Sequences sequences;
   at::Tensor masked_rows_P, masked_ids_P;  // int64: index of the token, and the word that stood there
   at::Tensor masked_weights_P;             // fp32; 0 = not counted
   at::Tensor first_rows_M;                 // int64: index of each sequence's first token ([CLS])
@@ -33,17 +32,12 @@ struct BertForward {
   bool train = true;                 // dropout on
   uint64_t seed = 0;                 // of dropout
   std::vector<Recompute> recompute;  // per layer; empty = none; kMlp is not available
-  /// The layers' products in FP8 (4 linears a layer, in the order qkv, out, up, down); null: in the weights' dtype.
-  const Fp8Scales* fp8 = nullptr;
 };
 
 /// Sums for an evaluation, fp64 scalars: weighted cross-entropies, and masked words that the largest logit finds.
 struct BertScore {
   at::Tensor masked_loss, hits, next_loss;
 };
-
-/// Linears of a layer, for Fp8Scales.
-constexpr int64_t kBertLinearsPerLayer = 4;
 
 class BertModel {
  public:

@@ -2,9 +2,11 @@
 #include "models/bert/layout.h"
 #include "trireme/base/error.h"
 #include "trireme/ops/bert_embedding.h"
-#include "trireme/ops/bert_layers.h"
 #include "trireme/ops/embedding.h"
-#include "trireme/ops/loss_head.h"
+#include "trireme/ops/layers/linear_residual.h"
+#include "trireme/ops/layers/loss_head.h"
+#include "trireme/ops/layers/norm_linear.h"
+#include "trireme/ops/layers/norm_mlp.h"
 
 #include <ATen/ATen.h>
 
@@ -23,9 +25,8 @@ constexpr uint64_t kEmbedStream = 0, kFirstLayerStream = 1, kStreamsPerLayer = 3
 /// Everything that is the same for all layers of one forward pass.
 struct Pass {
   BertConfig config;
-  PackLayout sequences;
+  Sequences sequences;
   Dropout hidden, attention;
-  const Fp8Scales* fp8 = nullptr;
 };
 
 Dropout dropout_of(double p, const BertBatch& batch, const BertForward& options) {
@@ -33,42 +34,29 @@ Dropout dropout_of(double p, const BertBatch& batch, const BertForward& options)
   return {p, options.seed, batch.token_keys_T};
 }
 
-enum LayerLinear { kQkv, kOut, kUp, kDown };
-static_assert(kDown + 1 == kBertLinearsPerLayer);
-
-at::Tensor fp8_layer_forward(const Pass& pass, int64_t layer, const at::Tensor& x_TD, at::TensorList w) {
-  const BertConfig& c = pass.config;
-  const uint64_t stream = kFirstLayerStream + kStreamsPerLayer * static_cast<uint64_t>(layer);
-  const auto scaling = [&](LayerLinear linear) -> const Fp8Linear& {
-    return pass.fp8->linear(layer * kBertLinearsPerLayer + linear);
-  };
-  const auto [qkv, input_TD] = fp8_linear_bias(x_TD, w[kQkvWeight], w[kQkvBias], scaling(kQkv));
-  const at::Tensor attended =
-      pack_attention(qkv.view({x_TD.size(0), 3, c.num_attention_heads, c.head_dim()}), pass.sequences,
-                     1.0 / std::sqrt(static_cast<double>(c.head_dim())), pass.attention, stream);
-  const at::Tensor h_TD = fp8_linear_add_norm(attended, w[kOutWeight], w[kOutBias], input_TD,
-                                              {w[kAttentionGamma], w[kAttentionBeta], c.layer_norm_eps}, pass.hidden,
-                                              stream + 1, scaling(kOut));
-  return fp8_mlp_add_norm(
-      h_TD, {w[kUpWeight], w[kUpBias], w[kDownWeight], w[kDownBias]}, c.gelu_tanh ? GeluForm::kTanh : GeluForm::kErf,
-      {w[kOutputGamma], w[kOutputBeta], c.layer_norm_eps}, pass.hidden, stream + 2, scaling(kUp), scaling(kDown));
+Activation activation_of(const BertConfig& config) {
+  return config.gelu_tanh ? Activation::kGeluTanh : Activation::kGeluErf;
 }
 
-at::Tensor layer_forward(const Pass& pass, int64_t layer, const at::Tensor& x_TD, at::TensorList w) {
-  if (pass.fp8 != nullptr) return fp8_layer_forward(pass, layer, x_TD, w);
+at::Tensor layer_forward(const Pass& pass, int64_t layer, const at::Tensor& x_TD, const UnitTensors& w) {
   const BertConfig& c = pass.config;
   const uint64_t stream = kFirstLayerStream + kStreamsPerLayer * static_cast<uint64_t>(layer);
-  const GeluForm form = c.gelu_tanh ? GeluForm::kTanh : GeluForm::kErf;
-  const auto [qkv, input_TD] = linear_bias(x_TD, w[kQkvWeight], w[kQkvBias]);
+  const auto linear = [&](int weight, int bias) -> Linear { return {w.weight(weight), w[bias], {}}; };
+  const auto [qkv, input_TD] = norm_linear(x_TD, {}, linear(kQkvWeight, kQkvBias));
   const at::Tensor attended =
-      pack_attention(qkv.view({x_TD.size(0), 3, c.num_attention_heads, c.head_dim()}), pass.sequences,
-                     1.0 / std::sqrt(static_cast<double>(c.head_dim())), pass.attention, stream);
+      attention_of_packed(qkv.unflatten(1, {-1, c.head_dim()}), c.num_attention_heads, pass.sequences,
+                          {.scale = 1.0 / std::sqrt(static_cast<double>(c.head_dim())),
+                           .causal = false,
+                           .dropout = pass.attention.at(stream)});
   const at::Tensor h_TD =
-      linear_add_norm(attended, w[kOutWeight], w[kOutBias], input_TD,
-                      {w[kAttentionGamma], w[kAttentionBeta], c.layer_norm_eps}, pass.hidden, stream + 1);
-  const auto [activated, middle_TD] = linear_gelu(h_TD, w[kUpWeight], w[kUpBias], form);
-  return linear_add_norm(activated, w[kDownWeight], w[kDownBias], middle_TD,
-                         {w[kOutputGamma], w[kOutputBeta], c.layer_norm_eps}, pass.hidden, stream + 2);
+      linear_residual(attended.flatten(1), input_TD, linear(kOutWeight, kOutBias), pass.hidden.at(stream + 1),
+                      layer_norm(w[kAttentionGamma], w[kAttentionBeta], c.layer_norm_eps));
+  return norm_mlp(h_TD, {.norm = {},
+                         .up = linear(kUpWeight, kUpBias),
+                         .activation = activation_of(c),
+                         .down = linear(kDownWeight, kDownBias),
+                         .dropout = pass.hidden.at(stream + 2),
+                         .post_norm = layer_norm(w[kOutputGamma], w[kOutputBeta], c.layer_norm_eps)});
 }
 
 void check_batch(const BertBatch& batch) {
@@ -86,29 +74,30 @@ at::Tensor encode(const BertModel& model, UnitStore& store, const BertBatch& bat
   TRIREME_CHECK(options.recompute.empty() || static_cast<int64_t>(options.recompute.size()) == c.num_hidden_layers,
                 "recompute names ", options.recompute.size(), " layers, the model has ", c.num_hidden_layers);
   const Pass pass{c, batch.sequences, dropout_of(c.hidden_dropout_prob, batch, options),
-                  dropout_of(c.attention_probs_dropout_prob, batch, options), options.fp8};
-  TRIREME_CHECK(options.fp8 == nullptr || options.train, "FP8 products are for training");
+                  dropout_of(c.attention_probs_dropout_prob, batch, options)};
 
-  const at::Tensor ids = enter_unit(batch.ids_T, store, kEmbedUnit).unsqueeze(1);
+  const at::Tensor ids = enter_unit(batch.ids_T, store, kEmbedUnit);
   const std::vector<at::Tensor>& e = store.parameters(kEmbedUnit);
-  at::Tensor x_TD = bert_embedding({e[kWord], e[kPosition], e[kType], e[kEmbedGamma], e[kEmbedBeta]}, ids,
-                                   batch.positions_T.unsqueeze(1), batch.types_T.unsqueeze(1), c.layer_norm_eps,
-                                   pass.hidden, kEmbedStream)
-                        .view({-1, c.hidden_size});
+  at::Tensor x_TD =
+      bert_embedding({e[kWord], e[kPosition], e[kType], e[kEmbedGamma], e[kEmbedBeta]},
+                     {ids, batch.positions_T, batch.types_T}, c.layer_norm_eps, pass.hidden.at(kEmbedStream));
   x_TD = leave_unit(x_TD, store, kEmbedUnit);
   for (int64_t layer = 0; layer < c.num_hidden_layers; ++layer) {
     const int unit = static_cast<int>(layer) + 1;
     x_TD = enter_unit(x_TD, store, unit);
     const std::vector<at::Tensor>& weights = store.parameters(unit);
+    const std::vector<WeightState>* states = &store.weight_states(unit);
     const Recompute recompute =
         options.recompute.empty() ? Recompute::kNone : options.recompute[static_cast<size_t>(layer)];
     TRIREME_CHECK(recompute != Recompute::kMlp, "BERT cannot recompute the MLP alone");
     if (recompute == Recompute::kFull)
-      x_TD = checkpoint([pass, layer](const at::Tensor& x,
-                                      const std::vector<at::Tensor>& t) { return layer_forward(pass, layer, x, t); },
-                        x_TD, weights);
+      x_TD = recomputed(
+          [pass, layer, states](const at::Tensor& x, const std::vector<at::Tensor>& t) {
+            return layer_forward(pass, layer, x, {t, states});
+          },
+          x_TD, weights);
     else
-      x_TD = layer_forward(pass, layer, x_TD, weights);
+      x_TD = layer_forward(pass, layer, x_TD, {weights, states});
     x_TD = leave_unit(x_TD, store, unit);
   }
   return x_TD;
@@ -127,13 +116,16 @@ HeadInputs head_inputs(const BertModel& model, const at::Tensor& x_TD, const Ber
   // One gather for both heads: its gradient is one pass over all tokens.
   const at::Tensor rows = c.next_sentence ? at::cat({batch.masked_rows_P, batch.first_rows_M}) : batch.masked_rows_P;
   const at::Tensor gathered = gather_rows(x_TD, rows);
-  const at::Tensor transformed = linear_gelu(gathered.narrow(0, 0, masked), w[kTransformWeight], w[kTransformBias],
-                                             c.gelu_tanh ? GeluForm::kTanh : GeluForm::kErf)[0];
+  const auto linear = [&](int weight, int bias) -> Linear {
+    return {{w[static_cast<size_t>(weight)], {}}, w[static_cast<size_t>(bias)], {}};
+  };
+  const at::Tensor transformed =
+      norm_linear(gathered.narrow(0, 0, masked), {}, linear(kTransformWeight, kTransformBias), activation_of(c))[0];
   HeadInputs result;
-  result.masked_PD = layer_norm(transformed, {w[kTransformGamma], w[kTransformBeta], c.layer_norm_eps});
+  result.masked_PD = apply_norm(transformed, layer_norm(w[kTransformGamma], w[kTransformBeta], c.layer_norm_eps));
   if (!c.next_sentence) return result;
   const at::Tensor pooled =
-      linear_bias(gathered.narrow(0, masked, sequences), w[kPoolerWeight], w[kPoolerBias])[0].tanh();
+      norm_linear(gathered.narrow(0, masked, sequences), {}, linear(kPoolerWeight, kPoolerBias))[0].tanh();
   const at::Tensor logits = at::addmm(w[kNextBias], pooled, w[kNextWeight].t());
   result.next_logits = logits.scalar_type() == at::kDouble ? logits : logits.to(at::kFloat);
   return result;

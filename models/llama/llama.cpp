@@ -2,11 +2,13 @@
 
 #include "models/llama/targets.h"
 #include "trireme/base/error.h"
+#include "trireme/nn/recompute.h"
 #include "trireme/ops/attention.h"
-#include "trireme/ops/block_layers.h"
-#include "trireme/ops/checkpoint.h"
 #include "trireme/ops/embedding.h"
-#include "trireme/ops/loss_head.h"
+#include "trireme/ops/layers/linear_residual.h"
+#include "trireme/ops/layers/loss_head.h"
+#include "trireme/ops/layers/norm_linear.h"
+#include "trireme/ops/layers/norm_mlp.h"
 #include "trireme/ops/norm.h"
 #include "trireme/ops/rope.h"
 
@@ -39,7 +41,7 @@ RopeFrequencies rope_frequencies(const LlamaConfig& config) {
 struct Pass {
   LlamaConfig config;
   RopeTable rope;
-  SequenceLayout sequences;
+  Sequences sequences;
   std::vector<LoraTarget> targets;
   double lora_scale = 0;
   Dropout dropout;
@@ -57,33 +59,26 @@ std::vector<LoraAdapter> adapters_of(const Pass& pass, int64_t block, int parame
   return list;
 }
 
-/// A weight as the block's unit stores it; `scales` is undefined unless the unit is in FP8.
-Weight weight_of(at::TensorList tensors, const at::Tensor& scales, int parameter) {
-  return {tensors[parameter], scales.defined() ? scales.select(0, parameter) : at::Tensor()};
-}
-
-/// One decoder block. `tensors`: the block's unit, then A and B of every target.
-at::Tensor block_forward(const Pass& pass, int64_t block, const at::Tensor& x_BSD, at::TensorList tensors,
-                         const at::Tensor& scales, bool recompute_mlp) {
+/// One decoder block on tokens [T, D]. `unit`: the block's tensors, then A and B of every target.
+at::Tensor block_forward(const Pass& pass, int64_t block, const at::Tensor& x_TD, const UnitTensors& unit,
+                         bool recompute_mlp) {
   const LlamaConfig& config = pass.config;
-  const at::TensorList adapters = tensors.slice(kDownProj + 1);
-  const auto adapters_on = [&](int parameter) { return adapters_of(pass, block, parameter, adapters); };
-  const LoraSettings lora{pass.lora_scale, pass.dropout};
+  const at::TensorList adapters = unit.values.slice(kDownProj + 1);
+  const auto linear = [&](int parameter) -> Linear {
+    return {unit.weight(parameter), {}, {adapters_of(pass, block, parameter, adapters), pass.lora_scale, pass.dropout}};
+  };
   const double eps = config.rms_norm_eps, scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
 
-  const auto [qkv, residual_BSD] =
-      norm_linear(x_BSD, tensors[kInputNorm], eps, weight_of(tensors, scales, kQkvProj), adapters_on(kQkvProj), lora);
+  const auto [qkv, residual_TD] = norm_linear(x_TD, rms_norm(unit[kInputNorm], eps), linear(kQkvProj));
   const auto [q, k, v] =
       rope_split_qkv_(qkv, pass.rope, config.num_attention_heads, config.num_key_value_heads, config.head_dim);
-  const at::Tensor heads = attention(q, k, v, pass.sequences, scale);
-  const at::Tensor attended =
-      heads.reshape({x_BSD.size(0), x_BSD.size(1), config.num_attention_heads * config.head_dim});
-  const at::Tensor h_BSD =
-      linear_add(attended, residual_BSD, weight_of(tensors, scales, kOutProj), adapters_on(kOutProj), lora);
-  return mlp_add(h_BSD,
-                 {tensors[kPostAttentionNorm], weight_of(tensors, scales, kGateUpProj),
-                  weight_of(tensors, scales, kDownProj), adapters_on(kGateUpProj), adapters_on(kDownProj)},
-                 eps, lora, recompute_mlp);
+  const at::Tensor attended = attention(q, k, v, pass.sequences, {.scale = scale, .causal = true}).flatten(1);
+  const at::Tensor h_TD = linear_residual(attended, residual_TD, linear(kOutProj));
+  return norm_mlp(h_TD, {.norm = rms_norm(unit[kPostAttentionNorm], eps),
+                         .up = linear(kGateUpProj),
+                         .activation = Activation::kSwiglu,
+                         .down = linear(kDownProj),
+                         .recompute_up = recompute_mlp});
 }
 
 ParameterSpec matrix(const std::string& name, int64_t in, std::vector<ParameterPart> parts, double deviation) {
@@ -161,27 +156,26 @@ at::Tensor decode(const LlamaModel& model, UnitStore& store, const TokenBatch& b
   TRIREME_CHECK(options.recompute.empty() || static_cast<int64_t>(options.recompute.size()) == blocks,
                 "recompute names ", options.recompute.size(), " blocks, the model has ", blocks);
 
-  const at::Tensor tokens = enter_unit(batch.tokens_BS, store, kEmbed);
-  at::Tensor x_BSD = leave_unit(embed(store.parameters(kEmbed)[0], tokens), store, kEmbed);
+  const at::Tensor tokens = enter_unit(batch.tokens_BS.flatten(), store, kEmbed);
+  at::Tensor x_TD = leave_unit(embed(store.parameters(kEmbed)[0], tokens), store, kEmbed);
 
   Pass pass;
   pass.config = config;
-  pass.rope = rope_table(rope_inverse_frequencies(rope_frequencies(config), config.head_dim), batch.positions_BS,
-                         x_BSD.scalar_type());
-  pass.sequences =
-      make_sequence_layout(batch.cu_seqlens, batch.tokens_BS.size(0), batch.tokens_BS.size(1), x_BSD.device());
+  pass.rope = rope_table(rope_inverse_frequencies(rope_frequencies(config), config.head_dim),
+                         batch.positions_BS.flatten(), x_TD.scalar_type());
+  pass.sequences = make_sequences(batch.cu_seqlens, {}, x_TD.device());
   const int adapters_index = static_cast<int>(blocks) + 2;
   if (model.lora()) {
     const LoraOptions& lora = *model.lora();
     pass.targets = lora_targets(config, lora);
     pass.lora_scale = lora.alpha / static_cast<double>(lora.r);
     if (options.train && lora.dropout > 0) pass.dropout = {lora.dropout, options.seed, batch.sample_ids_B};
-    x_BSD = enter_unit(x_BSD, store, adapters_index);
+    x_TD = enter_unit(x_TD, store, adapters_index);
   }
 
   for (int64_t block = 0; block < blocks; ++block) {
     const int unit = static_cast<int>(block) + 1;
-    x_BSD = enter_unit(x_BSD, store, unit);
+    x_TD = enter_unit(x_TD, store, unit);
     std::vector<at::Tensor> tensors = store.parameters(unit);
     if (!pass.targets.empty()) {
       const std::vector<at::Tensor>& adapters = store.parameters(adapters_index);
@@ -189,20 +183,20 @@ at::Tensor decode(const LlamaModel& model, UnitStore& store, const TokenBatch& b
       const auto first = adapters.begin() + static_cast<std::ptrdiff_t>(count * static_cast<size_t>(block));
       tensors.insert(tensors.end(), first, first + static_cast<std::ptrdiff_t>(count));
     }
-    const at::Tensor scales = store.inverse_scales(unit);
+    const std::vector<WeightState>* states = &store.weight_states(unit);
     const Recompute recompute = options.recompute.empty() ? Recompute::kNone : options.recompute[block];
     if (recompute == Recompute::kFull)
-      x_BSD = checkpoint(
-          [pass, block, scales](const at::Tensor& x, const std::vector<at::Tensor>& t) {
-            return block_forward(pass, block, x, t, scales, /*recompute_mlp=*/false);
+      x_TD = recomputed(
+          [pass, block, states](const at::Tensor& x, const std::vector<at::Tensor>& t) {
+            return block_forward(pass, block, x, {t, states}, /*recompute_mlp=*/false);
           },
-          x_BSD, tensors);
+          x_TD, tensors);
     else
-      x_BSD = block_forward(pass, block, x_BSD, tensors, scales, recompute == Recompute::kMlp);
-    x_BSD = leave_unit(x_BSD, store, unit);
+      x_TD = block_forward(pass, block, x_TD, {tensors, states}, recompute == Recompute::kMlp);
+    x_TD = leave_unit(x_TD, store, unit);
   }
-  if (model.lora()) x_BSD = leave_unit(x_BSD, store, adapters_index);
-  return x_BSD;
+  if (model.lora()) x_TD = leave_unit(x_TD, store, adapters_index);
+  return x_TD;
 }
 
 /// The output matrix: lm_head, or the embedding when tied.
@@ -235,9 +229,8 @@ LlamaModel::LlamaModel(const LlamaConfig& config, std::optional<LoraOptions> lor
 LossOutput LlamaModel::loss(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
   at::AutoGradMode grad_mode(options.train && at::GradMode::is_enabled());
   const int head = static_cast<int>(config_.num_hidden_layers) + 1;
-  const at::Tensor x_BSD = enter_unit(decode(*this, store, batch, options), store, head);
-  const at::Tensor hidden =
-      rms_norm(x_BSD, store.parameters(head)[0], config_.rms_norm_eps).view({-1, config_.hidden_size});
+  const at::Tensor x_TD = enter_unit(decode(*this, store, batch, options), store, head);
+  const at::Tensor hidden = apply_norm(x_TD, rms_norm(store.parameters(head)[0], config_.rms_norm_eps));
   // Position t predicts token t + 1; what rolls around into the last column has weight 0.
   const at::Tensor targets = batch.tokens_BS.roll(-1, 1).view({-1});
   const at::Tensor loss_sum =
@@ -248,10 +241,10 @@ LossOutput LlamaModel::loss(UnitStore& store, const TokenBatch& batch, const For
 at::Tensor LlamaModel::logits(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
   at::NoGradGuard no_grad;
   const int head = static_cast<int>(config_.num_hidden_layers) + 1;
-  const at::Tensor x_BSD = enter_unit(decode(*this, store, batch, options), store, head);
-  const at::Tensor hidden = rms_norm(x_BSD, store.parameters(head)[0], config_.rms_norm_eps);
-  const at::Tensor logits = at::linear(hidden, output_weight(*this, store, head)).to(at::kFloat);
-  return leave_unit(logits, store, head);
+  const at::Tensor x_TD = enter_unit(decode(*this, store, batch, options), store, head);
+  const at::Tensor hidden = apply_norm(x_TD, rms_norm(store.parameters(head)[0], config_.rms_norm_eps));
+  const at::Tensor logits_TV = at::linear(hidden, output_weight(*this, store, head)).to(at::kFloat);
+  return leave_unit(logits_TV, store, head).view({batch.tokens_BS.size(0), batch.tokens_BS.size(1), -1});
 }
 
 int64_t LlamaModel::num_parameters() const {

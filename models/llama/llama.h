@@ -6,8 +6,8 @@
 // intermediate, V vocabulary, R LoRA rank.
 
 #include "trireme/formats/hf_config.h"
-#include "trireme/ops/checkpoint.h"
-#include "trireme/ops/unit.h"
+#include "trireme/nn/recompute.h"
+#include "trireme/nn/unit.h"
 
 #include <cstdint>
 #include <optional>

@@ -1,7 +1,7 @@
 #include "models/llama/weights.h"
 
 #include "trireme/base/error.h"
-#include "trireme/ops/init.h"
+#include "trireme/nn/init.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -101,6 +101,7 @@ StreamedStore::StreamedStore(const LlamaModel& model, const WeightSource& source
                              const std::map<std::string, at::Tensor>& adapter)
     : model_(model), source_(source), dtype_(dtype), units_(model.units().size()) {
   for (size_t u = 0; u < units_.size(); ++u) {
+    states_.emplace_back(model.units()[u].parameters.size());
     if (!model.units()[u].replicated) continue;
     for (const ParameterSpec& spec : model.units()[u].parameters) {
       const auto found = adapter.find(spec.parts[0].name);

@@ -47,6 +47,7 @@ class StreamedStore : public UnitStore {
   StreamedStore(const LlamaModel& model, const WeightSource& source, at::ScalarType dtype,
                 const std::map<std::string, at::Tensor>& adapter = {});
   const std::vector<at::Tensor>& parameters(int unit) override { return units_.at(unit); }
+  const std::vector<WeightState>& weight_states(int unit) override { return states_.at(unit); }
   void pre_forward(int unit) override;
   void post_forward(int unit) override;
   void pre_backward(int unit) override;
@@ -57,6 +58,7 @@ class StreamedStore : public UnitStore {
   const WeightSource& source_;
   at::ScalarType dtype_;
   std::vector<std::vector<at::Tensor>> units_;
+  std::vector<std::vector<WeightState>> states_;
 };
 
 /// Copies imported adapter tensors into the whole units of load_whole().

@@ -8,7 +8,7 @@
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
-#include "trireme/ops/init.h"
+#include "trireme/nn/init.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>

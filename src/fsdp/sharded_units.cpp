@@ -61,7 +61,7 @@ ShardedUnits::ShardedUnits(std::vector<UnitSpec> units, Communicator& world, at:
     if (specs_[u].trained || specs_[u].replicated || resident) continue;
     UnitSpec stored, vectors;
     std::vector<int> indices;
-    const bool fp8 = options.frozen_fp8 && has_quantisable(specs_[u]);
+    const bool fp8 = options.frozen == Recipe::kFp8Frozen && has_quantisable(specs_[u]);
     split_storage(specs_[u], fp8, stored, vectors, indices);
     peer_offsets[u] = peer_bytes;
     const int64_t bytes = make_layout(stored, options.shard_size).shard_numel * (fp8 ? 1 : compute_bytes);
@@ -79,7 +79,7 @@ ShardedUnits::ShardedUnits(std::vector<UnitSpec> units, Communicator& world, at:
     auto state = std::make_unique<UnitState>();
     const bool resident = u < options.resident.size() && options.resident[u] && !spec.trained;
     state->sharded = sharding && !spec.replicated && !resident;
-    state->fp8 = options.frozen_fp8 && !spec.trained && has_quantisable(spec);
+    state->fp8 = options.frozen == Recipe::kFp8Frozen && !spec.trained && has_quantisable(spec);
     const at::ScalarType storage = state->fp8 ? at::kFloat8_e4m3fn : options.compute_dtype;
     split_storage(spec, state->fp8, state->stored, state->vectors, state->stored_parameters);
     state->layout = make_layout(state->stored, state->sharded ? options.shard_size : 1);
@@ -148,6 +148,7 @@ ShardedUnits::ShardedUnits(std::vector<UnitSpec> units, Communicator& world, at:
       slots_.back()->memory = at::empty({slot_bytes}, fp32.dtype(at::kByte));
     }
   }
+  assign_weight_states();
   // A leaf's gradient goes straight into the unit's fp32 sum, so that no unit keeps a second copy in the compute dtype.
   for (size_t u = 0; u < specs_.size(); ++u) {
     if (!specs_[u].trained) continue;
@@ -166,7 +167,51 @@ ShardedUnits::ShardedUnits(std::vector<UnitSpec> units, Communicator& world, at:
 ShardedUnits::~ShardedUnits() = default;
 
 const std::vector<at::Tensor>& ShardedUnits::parameters(int unit) { return states_.at(unit)->views; }
-at::Tensor ShardedUnits::inverse_scales(int unit) { return states_.at(unit)->inverse_scales; }
+
+const std::vector<WeightState>& ShardedUnits::weight_states(int unit) {
+  const UnitState& state = *states_.at(static_cast<size_t>(unit));
+  return training_ ? state.states : state.evaluation_states;
+}
+
+void ShardedUnits::assign_weight_states() {
+  int64_t linears = 0;
+  const auto scaled = [&](const UnitSpec& unit, size_t p) {
+    return options_.trained == Recipe::kFp8Delayed && unit.trained && unit.parameters[p].quantisable;
+  };
+  for (const UnitSpec& unit : specs_)
+    for (size_t p = 0; p < unit.parameters.size(); ++p) linears += scaled(unit, p) ? 1 : 0;
+  if (linears > 0) scales_ = std::make_unique<Fp8Scales>(linears, device_);
+  int64_t next = 0;
+  for (size_t u = 0; u < specs_.size(); ++u) {
+    UnitState& state = *states_[u];
+    state.states.resize(specs_[u].parameters.size());
+    if (state.fp8)
+      for (const int p : state.stored_parameters)
+        state.states[static_cast<size_t>(p)] = {Recipe::kFp8Frozen, state.inverse_scales.select(0, p), {}};
+    state.evaluation_states = state.states;
+    for (size_t p = 0; p < state.states.size(); ++p)
+      if (scaled(specs_[u], p)) state.states[p] = {Recipe::kFp8Delayed, {}, scales_->linear(next++)};
+  }
+}
+
+void ShardedUnits::begin_step() {
+  if (scales_) scales_->begin_step();
+}
+
+at::Tensor ShardedUnits::end_step() {
+  if (!scales_) return {};
+  // The same scales on every rank.
+  if (world_.size() > 1) world_.all_reduce(scales_->amax(), ReduceOp::kMax)->wait();
+  return scales_->update();
+}
+
+std::vector<double> ShardedUnits::scale_state() const {
+  return scales_ ? scales_->state() : std::vector<double>{};
+}
+
+bool ShardedUnits::restore_scales(const std::vector<double>& state) {
+  return scales_ ? scales_->restore(state) : state.empty();
+}
 
 ShardedUnits::MemoryUse ShardedUnits::memory_use() const {
   MemoryUse memory;

@@ -26,6 +26,7 @@ struct ShardedUnits::UnitState {
   at::Tensor master;               // trained: fp32 [shard_numel]; may be the same tensor as shard
   at::Tensor full;                 // storage dtype [numel]; sharded: its memory is lent by a slot
   std::vector<at::Tensor> views;   // leaves, one per parameter
+  std::vector<WeightState> states, evaluation_states;  // one per parameter
   int64_t peer_offset = -1;        // of the shard in the peer memory, when it lies there
   Slot* slot = nullptr;            // where `full` points now
   std::unique_ptr<Slot> own_slot;  // of a kept unit

@@ -1,37 +1,74 @@
+// Who computes attention, and the description of sequences.
 #include "trireme/ops/attention.h"
 
-#include "attention_bridge.h"
-#include "attention_choice.h"
-#include "capsule.h"
+#include "attention_node.h"
 #include "trireme/base/error.h"
+#include "trireme/ops/dispatch.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <limits>
+#include <string_view>
 
 namespace trireme {
 
 namespace {
 
-/// [B,S,K,H] -> [B,S,N,H], each key head repeated for its group of queries.
-at::Tensor repeat_heads(const at::Tensor& x, int64_t heads) {
-  const int64_t group = heads / x.size(2);
-  if (group == 1) return x;
-  return x.unsqueeze(3)
-      .expand({x.size(0), x.size(1), x.size(2), group, x.size(3)})
-      .reshape({x.size(0), x.size(1), heads, x.size(3)});
+/// The hash of dropout takes a row or column in 16 bits.
+constexpr int64_t kLongestWithDropout = 65536;
+
+enum class Preference { kMeasured, kLibrary, kKernels };
+
+Preference preference() {
+  static const Preference chosen = [] {
+    const char* value = std::getenv("TRIREME_ATTENTION");
+    if (value == nullptr || std::string_view(value) == "measured") return Preference::kMeasured;
+    if (std::string_view(value) == "library") return Preference::kLibrary;
+    if (std::string_view(value) == "ours") return Preference::kKernels;
+    throw ConfigError(std::string("TRIREME_ATTENTION is '") + value + "'; use measured, library or ours");
+  }();
+  return chosen;
 }
 
-/// Rows that are one sequence each, by LibTorch's dispatcher.
-at::Tensor whole_rows(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
-  // The memory-efficient kernel (fp32 on a GPU) knows no grouped queries, and the CPU kernel of fp64 neither.
-  const bool grouped = q.is_cuda() && q.element_size() == 2;
-  const at::Tensor keys = grouped ? k : repeat_heads(k, q.size(2)), values = grouped ? v : repeat_heads(v, q.size(2));
-  return at::scaled_dot_product_attention(q.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), {}, 0.0,
-                                          true, scale, grouped && q.size(2) != k.size(2))
-      .transpose(1, 2);
+/// Causal shapes without dropout on which our kernels were measured to be faster than the library's in one process
+/// (docs/benchmarks.md; scripts/bench/attention.sh --torch measures again). Sequences of equal length compete with
+/// cuDNN, others with LibTorch's variable-length flash attention. Full attention, and attention with dropout, were
+/// faster on every mix of sequences tried.
+struct MeasuredShape {
+  int64_t head_dim;
+  bool equal_lengths;
+  int64_t least_mean_length;
+};
+constexpr MeasuredShape kKernelsFaster[] = {{128, true, 2048}, {128, false, 200}};
+
+bool measured_faster(const at::Tensor& q, const Sequences& sequences, const AttentionOptions& options) {
+  if (preference() != Preference::kMeasured) return preference() == Preference::kKernels;
+  if (!options.causal || options.dropout.active()) return true;
+  const int64_t mean = sequences.tokens() / sequences.count();
+  return std::any_of(std::begin(kKernelsFaster), std::end(kKernelsFaster), [&](const MeasuredShape& m) {
+    return m.head_dim == q.size(2) && m.equal_lengths == sequences.equal_lengths && mean >= m.least_mean_length;
+  });
+}
+
+Choice attention_choice(const Heads& heads, const Sequences& sequences, const AttentionOptions& options) {
+  const bool dropout = options.dropout.active(), two_bytes = heads.q.element_size() == 2;
+  bool fits = false;
+  if constexpr (kCudaBuild) fits = heads.q.is_cuda() && launch::attention_fits(heads);
+  const Runs otherwise =
+      (heads.q.is_cuda() && two_bytes) || (options.causal && !dropout) ? Runs::kLibrary : Runs::kComposition;
+  return Dispatch("attention", heads.q)
+      .needs(two_bytes, "heads are not bf16 or fp16")
+      .needs(fits, "heads are not of 64 or 128, or not on 16-byte boundaries")
+      .needs(!dropout || (!options.causal && heads.q.size(2) == 64),
+             "the kernels take dropout with full attention of heads of 64")
+      .needs(!dropout || sequences.longest <= kLongestWithDropout,
+             "sequences with dropout are longer than 65,536 tokens")
+      .needs(measured_faster(heads.q, sequences, options),
+             "the library was measured faster, or TRIREME_ATTENTION asks for it")
+      .choice(otherwise);
 }
 
 void prefer_cudnn() {
@@ -44,151 +81,139 @@ void prefer_cudnn() {
   }();
 }
 
-at::Tensor flat(const at::Tensor& x) { return x.reshape({1, x.size(0) * x.size(1), x.size(2), x.size(3)}); }
-
-/// [B,S,N,H] as [B*S,N,H]: a view where the rows of the batch follow each other. Not as_strided(), whose gradient fills
-/// and copies a tensor.
-at::Tensor tokens_first(const at::Tensor& x) { return x.flatten(0, 1); }
+/// Rows [B, S, heads, H] that are one sequence each, by LibTorch's dispatcher, which records autograd.
+at::Tensor library_rows(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                        const AttentionOptions& options) {
+  // The memory-efficient kernel (fp32 on a GPU) knows no grouped queries, and the CPU kernel of fp64 neither.
+  const bool grouped = q.is_cuda() && q.element_size() == 2;
+  const auto for_queries = [&](const at::Tensor& x) {
+    if (grouped || x.size(2) == q.size(2)) return x;
+    return repeat_heads(x.flatten(0, 1), q.size(2)).view(q.sizes());
+  };
+  const at::Tensor keys = for_queries(k), values = for_queries(v);
+  return at::scaled_dot_product_attention(q.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), {}, 0.0,
+                                          options.causal, options.scale, grouped && q.size(2) != k.size(2))
+      .transpose(1, 2);
+}
 
 template <class F>
-at::Tensor each_sequence(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const SequenceLayout& sequences,
-                         const F& f) {
-  const at::Tensor q_flat = flat(q), k_flat = flat(k), v_flat = flat(v);
+at::Tensor each_sequence(const Heads& heads, const Sequences& sequences, const F& f) {
   std::vector<at::Tensor> parts;
-  for (size_t i = 0; i + 1 < sequences.boundaries.size(); ++i) {
-    const int64_t begin = sequences.boundaries[i], length = sequences.boundaries[i + 1] - begin;
-    parts.push_back(
-        f(q_flat.narrow(1, begin, length), k_flat.narrow(1, begin, length), v_flat.narrow(1, begin, length)));
+  for (int64_t i = 0; i < sequences.count(); ++i) {
+    const int64_t begin = sequences.boundaries[static_cast<size_t>(i)],
+                  length = sequences.boundaries[static_cast<size_t>(i) + 1] - begin;
+    const auto part = [&](const at::Tensor& x) { return x.narrow(0, begin, length).unsqueeze(0); };
+    parts.push_back(f(part(heads.q), part(heads.k), part(heads.v)));
   }
-  return at::cat(parts, 1).view(q.sizes());
+  return at::cat(parts, 1).squeeze(0);
 }
 
-void check_shapes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const SequenceLayout& sequences) {
-  TRIREME_CHECK(q.dim() == 4 && k.dim() == 4 && k.sizes() == v.sizes() && q.size(0) == k.size(0) &&
-                    q.size(1) == k.size(1) && q.size(3) == k.size(3) && q.size(2) % k.size(2) == 0,
+at::Tensor library_attention(const Heads& heads, const Sequences& sequences, const AttentionOptions& options) {
+  if (!sequences.equal_lengths)
+    return each_sequence(heads, sequences, [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+      return library_rows(q, k, v, options);
+    });
+  const auto rows = [&](const at::Tensor& x) { return x.unflatten(0, {sequences.count(), sequences.longest}); };
+  return library_rows(rows(heads.q), rows(heads.k), rows(heads.v), options).flatten(0, 1);
+}
+
+void check_heads(const Heads& heads, const Sequences& sequences, const AttentionOptions& options) {
+  const at::Tensor &q = heads.q, &k = heads.k, &v = heads.v;
+  TRIREME_CHECK(q.dim() == 3 && k.dim() == 3 && k.sizes() == v.sizes() && q.size(0) == k.size(0) &&
+                    q.size(2) == k.size(2) && q.size(1) % k.size(1) == 0,
                 "attention: q ", q.sizes(), ", k ", k.sizes(), ", v ", v.sizes());
-  TRIREME_CHECK(sequences.rows == q.size(0) && sequences.row_length == q.size(1), "attention: sequences of ",
-                sequences.rows, " rows of ", sequences.row_length, ", q of ", q.size(0), " rows of ", q.size(1));
+  TRIREME_CHECK(!sequences.boundaries.empty() && sequences.tokens() == q.size(0), "attention: sequences end at ",
+                sequences.boundaries.empty() ? -1 : sequences.tokens(), ", there are ", q.size(0), " tokens");
+  TRIREME_CHECK(!options.dropout.active() || !sequences.keys.empty(),
+                "attention with dropout needs a key for each sequence");
 }
 
-enum class Kernels { kLibrary, kOurs };
-
-/// What was measured to be fastest in one process (docs/benchmarks.md "Attention"; scripts/bench/attention.sh --torch
-/// measures again). Rows of one sequence each: against cuDNN; rows of several: against LibTorch's variable-length flash
-/// attention. Shapes that no line covers go to the library.
-struct MeasuredShape {
-  int64_t head_dim;
-  bool one_per_row;
-  int64_t least_length;  // mean tokens of a sequence
-  Kernels fastest;
-};
-constexpr MeasuredShape kMeasured[] = {
-    {128, true, 2048, Kernels::kOurs},
-    {128, false, 200, Kernels::kOurs},
-};
-
-Kernels kernels_for(const at::Tensor& q, const SequenceLayout& sequences) {
-  switch (attention_choice()) {
-    case AttentionChoice::kLibrary: return Kernels::kLibrary;
-    case AttentionChoice::kOurs: return Kernels::kOurs;
-    case AttentionChoice::kMeasured: break;
+at::Tensor run_attention(const Heads& heads, HeadInputs node_inputs, InputList& inputs, const Sequences& sequences,
+               const AttentionOptions& options) {
+  check_heads(heads, sequences, options);
+  const Choice choice = attention_choice(heads, sequences, options);
+  if constexpr (kCudaBuild)
+    if (choice.kernel()) return kernel_attention(node_inputs, inputs, sequences, options);
+  if (choice.who == Runs::kComposition) return composed_attention(node_inputs, inputs, sequences, options);
+  if (heads.q.is_cuda()) {
+    prefer_cudnn();
+    if (heads.q.element_size() == 2 && (!sequences.equal_lengths || !options.causal || options.dropout.active()))
+      return flash_attention(node_inputs, inputs, sequences, options);
   }
-  const int64_t length = sequences.boundaries.back() / (static_cast<int64_t>(sequences.boundaries.size()) - 1);
-  for (const MeasuredShape& m : kMeasured)
-    if (m.head_dim == q.size(2) && m.one_per_row == sequences.one_per_row && length >= m.least_length) return m.fastest;
-  return Kernels::kLibrary;
+  return library_attention(heads, sequences, options);
 }
 
-/// Our kernels, on heads [T,N,H].
-struct FusedAttention : torch::autograd::Function<FusedAttention> {
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
-                            const at::Tensor& v, const bridge::AttentionProblem& problem) {
-    auto [o, lse] = bridge::attention_forward(q, k, v, problem);
-    ctx->save_for_backward({q, k, v, o, lse});
-    ctx->saved_data["problem"] = to_capsule(problem);
-    return o;
-  }
-
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
-                                                 torch::autograd::variable_list gradients) {
-    const torch::autograd::variable_list saved = ctx->get_saved_variables();
-    const auto& problem = from_capsule<bridge::AttentionProblem>(ctx->saved_data["problem"]);
-    const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2], &o = saved[3], &lse = saved[4];
-    const std::array<at::Tensor, 3> results{at::empty(q.sizes(), q.options()), at::empty(k.sizes(), k.options()),
-                                            at::empty(v.sizes(), v.options())};
-    bridge::attention_backward(gradients[0], q, k, v, o, lse, problem, at::globalContext().deterministicAlgorithms(),
-                               results);
-    return {results[0], results[1], results[2], at::Tensor()};
-  }
-};
+template <class T>
+at::Tensor on_device(const std::vector<T>& values, at::ScalarType type, at::Device device) {
+  const at::Tensor host = at::empty({static_cast<int64_t>(values.size())}, at::TensorOptions(type).pinned_memory(true));
+  std::copy(values.begin(), values.end(), host.mutable_data_ptr<T>());
+  return host.to(device, /*non_blocking=*/true);
+}
 
 }  // namespace
 
-SequenceLayout make_sequence_layout(const std::vector<int32_t>& cu_seqlens, int64_t rows, int64_t row_length,
-                                    at::Device device) {
-  TRIREME_CHECK(cu_seqlens.size() >= 2 && cu_seqlens.front() == 0 && cu_seqlens.back() == rows * row_length,
-                "sequence boundaries must run from 0 to ", rows * row_length, ", last is ",
-                cu_seqlens.empty() ? -1 : cu_seqlens.back());
-  SequenceLayout layout{cu_seqlens, rows, row_length, 0, false, {}, std::make_shared<AttentionWork>()};
-  int64_t row_ends = 0;
-  for (size_t i = 1; i < cu_seqlens.size(); ++i) {
-    TRIREME_CHECK(cu_seqlens[i] > cu_seqlens[i - 1], "sequence boundary ", cu_seqlens[i], " follows ",
-                  cu_seqlens[i - 1]);
-    layout.longest = std::max<int64_t>(layout.longest, cu_seqlens[i] - cu_seqlens[i - 1]);
-    if (cu_seqlens[i] % row_length == 0) ++row_ends;
-  }
-  TRIREME_CHECK(row_ends == rows, "a sequence crosses the end of a row: ", row_ends, " of ", rows,
-                " row ends are boundaries");
-  layout.one_per_row = static_cast<int64_t>(cu_seqlens.size()) == rows + 1;
-  if (!layout.one_per_row && device.is_cuda()) {
-    const at::Tensor host =
-        at::empty({static_cast<int64_t>(cu_seqlens.size())}, at::TensorOptions(at::kInt).pinned_memory(true));
-    std::copy(cu_seqlens.begin(), cu_seqlens.end(), host.mutable_data_ptr<int32_t>());
-    layout.boundaries_device = host.to(device, /*non_blocking=*/true);
-  }
-  return layout;
+at::Tensor repeat_heads(const at::Tensor& x, int64_t heads) {
+  const int64_t group = heads / x.size(1);
+  if (group == 1) return x;
+  return x.unsqueeze(2).expand({x.size(0), x.size(1), group, x.size(2)}).reshape({x.size(0), heads, x.size(2)});
 }
 
-at::Tensor attention(const at::Tensor& q_BSNH, const at::Tensor& k_BSKH, const at::Tensor& v_BSKH,
-                     const SequenceLayout& sequences, double scale) {
-  check_shapes(q_BSNH, k_BSKH, v_BSKH, sequences);
-  if (q_BSNH.is_cuda()) {
-    const at::Tensor q = tokens_first(q_BSNH), k = tokens_first(k_BSKH), v = tokens_first(v_BSKH);
-    if (kernels_for(q, sequences) == Kernels::kOurs && bridge::serves_attention(q, k, v)) {
-      const bridge::AttentionProblem problem{
-          bridge::attention_lists(*sequences.work, sequences.boundaries, q.size(2), /*causal=*/true, q.device()),
-          true,
-          scale,
-          {}};
-      return FusedAttention::apply(q, k, v, problem).view(q_BSNH.sizes());
+Sequences make_sequences(std::vector<int32_t> boundaries, std::vector<int64_t> keys, at::Device device) {
+  TRIREME_CHECK(boundaries.size() >= 2 && boundaries.front() == 0, "sequences need boundaries from 0, got ",
+                boundaries.size());
+  TRIREME_CHECK(keys.empty() || keys.size() + 1 == boundaries.size(), "sequences need a key each: ", keys.size(),
+                " keys, ", boundaries.size(), " boundaries");
+  Sequences result;
+  result.equal_lengths = true;
+  for (size_t i = 1; i < boundaries.size(); ++i) {
+    const int64_t length = int64_t{boundaries[i]} - boundaries[i - 1];
+    TRIREME_CHECK(length > 0, "sequence boundary ", boundaries[i], " follows ", boundaries[i - 1]);
+    result.longest = std::max(result.longest, length);
+    result.equal_lengths = result.equal_lengths && length == boundaries[1];
+  }
+  result.boundaries = std::move(boundaries);
+  result.keys = std::move(keys);
+  if constexpr (kCudaBuild) {
+    if (device.is_cuda()) {
+      result.boundaries_device = on_device(result.boundaries, at::kInt, device);
+      if (!result.keys.empty()) result.keys_device = on_device(result.keys, at::kLong, device);
+      result.work = make_attention_work();
     }
-    prefer_cudnn();
   }
-  if (sequences.one_per_row) return whole_rows(q_BSNH, k_BSKH, v_BSKH, scale);
-  if (q_BSNH.is_cuda() && q_BSNH.element_size() == 2) {
-    const at::Tensor& bounds = sequences.boundaries_device;
-    const at::Tensor out = std::get<0>(at::_flash_attention_forward(
-        flat(q_BSNH).squeeze(0), flat(k_BSKH).squeeze(0), flat(v_BSKH).squeeze(0), bounds, bounds, sequences.longest,
-        sequences.longest, 0.0, /*is_causal=*/true, /*return_debug_mask=*/false, scale));
-    return out.view(q_BSNH.sizes());
-  }
-  return each_sequence(
-      q_BSNH, k_BSKH, v_BSKH, sequences,
-      [scale](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) { return whole_rows(q, k, v, scale); });
+  return result;
 }
 
-at::Tensor attention_reference(const at::Tensor& q_BSNH, const at::Tensor& k_BSKH, const at::Tensor& v_BSKH,
-                               const SequenceLayout& sequences, double scale) {
-  check_shapes(q_BSNH, k_BSKH, v_BSKH, sequences);
-  return each_sequence(
-      q_BSNH, k_BSKH, v_BSKH, sequences, [scale](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-        const int64_t s = q.size(1), n = q.size(2);
-        const at::Tensor mask = at::ones({s, s}, q.options().dtype(at::kBool)).tril_();
-        const at::Tensor scores = at::matmul(q.transpose(1, 2), repeat_heads(k, n).permute({0, 2, 3, 1})) * scale;
-        const at::Tensor p =
-            at::softmax(scores.masked_fill(mask.logical_not(), -std::numeric_limits<double>::infinity()), -1);
-        return at::matmul(p, repeat_heads(v, n).transpose(1, 2)).transpose(1, 2);
-      });
+at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Sequences& sequences,
+                     const AttentionOptions& options) {
+  InputList inputs;
+  const Heads heads{q, k, v};
+  const HeadInputs node_inputs = HeadInputs::apart(heads, inputs);
+  return run_attention(heads, node_inputs, inputs, sequences, options);
+}
+
+at::Tensor attention_of_packed(const at::Tensor& qkv, int64_t kv_heads, const Sequences& sequences,
+                               const AttentionOptions& options) {
+  TRIREME_CHECK(qkv.dim() == 3 && qkv.is_contiguous() && qkv.size(1) > 2 * kv_heads, "attention: qkv ", qkv.sizes(),
+                " with ", kv_heads, " key heads");
+  InputList inputs;
+  const HeadInputs node_inputs = HeadInputs::together(qkv, kv_heads, inputs);
+  return run_attention(split_heads(qkv, kv_heads), node_inputs, inputs, sequences, options);
+}
+
+at::Tensor attention_reference(const at::Tensor& q_TNH, const at::Tensor& k_TKH, const at::Tensor& v_TKH,
+                               const Sequences& sequences, const AttentionOptions& options) {
+  const Heads heads{q_TNH, k_TKH, v_TKH};
+  check_heads(heads, sequences, options);
+  return each_sequence(heads, sequences, [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+    const int64_t s = q.size(1), n = q.size(2);
+    const auto repeated = [&](const at::Tensor& x) { return repeat_heads(x.squeeze(0), n); };
+    at::Tensor scores = at::matmul(q.squeeze(0).transpose(0, 1), repeated(k).permute({1, 2, 0})) * options.scale;
+    if (options.causal) {
+      const at::Tensor mask = at::ones({s, s}, q.options().dtype(at::kBool)).tril_();
+      scores = scores.masked_fill(mask.logical_not(), -std::numeric_limits<double>::infinity());
+    }
+    return at::matmul(at::softmax(scores, -1), repeated(v).transpose(0, 1)).transpose(0, 1).unsqueeze(0);
+  });
 }
 
 }  // namespace trireme

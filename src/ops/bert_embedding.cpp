@@ -1,79 +1,85 @@
 #include "trireme/ops/bert_embedding.h"
 
-#include "capsule.h"
-#include "kernel_bridge.h"
+#include "embedding_launch.h"
 #include "trireme/base/error.h"
+#include "trireme/nn/autograd_node.h"
+#include "trireme/ops/dispatch.h"
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 namespace trireme {
 
 namespace {
 
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
+constexpr int64_t kWidestRow = 2048;
 
-/// apply_dropout() with its gradient.
-struct RecordedDropout : torch::autograd::Function<RecordedDropout> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const Dropout& dropout, int64_t stream) {
-    ctx->saved_data["dropout"] = to_capsule(dropout);
-    ctx->saved_data["stream"] = stream;
-    return apply_dropout(x, dropout, static_cast<uint64_t>(stream));
-  }
-  static variable_list backward(AutogradContext* ctx, variable_list gradients) {
-    const Dropout& dropout = from_capsule<Dropout>(ctx->saved_data["dropout"]);
-    const auto stream = static_cast<uint64_t>(ctx->saved_data["stream"].toInt());
-    return {apply_dropout(gradients[0], dropout, stream), at::Tensor(), at::Tensor()};
-  }
-};
+bool contiguous_and_alike(const BertTables& t) {
+  for (const at::Tensor& x : {t.word, t.position, t.type, t.gamma, t.beta})
+    if (!x.is_contiguous() || x.scalar_type() != t.word.scalar_type() ||
+        reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 != 0)
+      return false;
+  return true;
+}
 
-struct FusedEmbedding : torch::autograd::Function<FusedEmbedding> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& word, const at::Tensor& position,
-                            const at::Tensor& type, const at::Tensor& gamma, const at::Tensor& beta,
-                            const std::vector<at::Tensor>& indices, double eps, const Dropout& dropout,
-                            int64_t stream) {
-    const bridge::BertRows rows = bridge::bert_embedding({word, position, type, gamma, beta}, indices, eps, dropout,
-                                                         static_cast<uint64_t>(stream));
-    ctx->save_for_backward({indices[0], indices[1], indices[2], rows.sum, rows.mean, rows.rstd, gamma, beta});
-    ctx->saved_data["rows"] = std::vector<int64_t>{word.size(0), position.size(0), type.size(0)};
-    ctx->saved_data["dropout"] = to_capsule(dropout);
-    ctx->saved_data["stream"] = stream;
-    return rows.y;
+struct FusedBertEmbedding {
+  Input word, position, type, gamma, beta;
+  BertTokens tokens;
+  double eps;
+  Dropout dropout;
+  at::Tensor sum, mean, rstd;
+
+  variable_list forward() {
+    const BertEmbeddingRows rows =
+        launch::bert_embedding({word.value, position.value, type.value, gamma.value, beta.value}, tokens, eps, dropout);
+    sum = rows.sum;
+    mean = rows.mean;
+    rstd = rows.rstd;
+    return {rows.y};
   }
-  static variable_list backward(AutogradContext* ctx, variable_list gradients) {
-    const variable_list saved = ctx->get_saved_variables();
-    const Dropout& dropout = from_capsule<Dropout>(ctx->saved_data["dropout"]);
-    const auto stream = static_cast<uint64_t>(ctx->saved_data["stream"].toInt());
-    const at::Tensor dy = dropout.active() ? apply_dropout(gradients[0], dropout, stream) : gradients[0].contiguous();
-    const auto [d_sum, d_gamma, d_beta] = at::native_layer_norm_backward(
-        dy, saved[3], {dy.size(-1)}, saved[4], saved[5], saved[6], saved[7], {true, true, true});
-    const std::vector<int64_t> rows = ctx->saved_data["rows"].toIntVector();
-    variable_list result(9);
-    for (size_t i = 0; i < 3; ++i)
-      if (ctx->needs_input_grad(i)) result[i] = bridge::embedding_backward(d_sum, saved[i], rows[i]);
-    result[3] = d_gamma;
-    result[4] = d_beta;
-    return result;
+
+  void backward(const variable_list& d_outputs, Gradients& gradients) {
+    const at::Tensor dy = dropout.active() ? apply_dropout(d_outputs[0], dropout) : d_outputs[0].contiguous();
+    const auto [d_sum, d_gamma, d_beta] =
+        at::native_layer_norm_backward(dy, sum, {dy.size(-1)}, mean, rstd, gamma.value, beta.value, {true, true, true});
+    const auto set_table = [&](const Input& table, const at::Tensor& ids) {
+      if (gradients.wanted(table)) gradients.set(table, launch::embedding_backward(d_sum, ids, table.value.size(0)));
+    };
+    set_table(word, tokens.ids);
+    set_table(position, tokens.positions);
+    set_table(type, tokens.types);
+    gradients.set(gamma, d_gamma);
+    gradients.set(beta, d_beta);
   }
 };
 
 }  // namespace
 
-at::Tensor bert_embedding(const BertTables& tables, const at::Tensor& ids_BS, const at::Tensor& positions_BS,
-                          const at::Tensor& types_BS, double eps, const Dropout& dropout, uint64_t stream) {
-  TRIREME_CHECK(ids_BS.dim() == 2 && positions_BS.sizes() == ids_BS.sizes() && types_BS.sizes() == ids_BS.sizes(),
-                "BERT embedding: ids ", ids_BS.sizes(), ", positions ", positions_BS.sizes(), ", types ",
-                types_BS.sizes());
-  if (bridge::has_kernels(tables.word) && bridge::suits_bert_embedding(tables))
-    return FusedEmbedding::apply(
-        tables.word, tables.position, tables.type, tables.gamma, tables.beta,
-        std::vector<at::Tensor>{ids_BS.contiguous(), positions_BS.contiguous(), types_BS.contiguous()}, eps, dropout,
-        static_cast<int64_t>(stream));
-  const at::Tensor sum = at::embedding(tables.word, ids_BS) + at::embedding(tables.position, positions_BS) +
-                         at::embedding(tables.type, types_BS);
+at::Tensor bert_embedding(const BertTables& tables, const BertTokens& tokens, double eps, const Dropout& dropout) {
+  TRIREME_CHECK(tokens.ids.dim() == 1 && tokens.positions.sizes() == tokens.ids.sizes() &&
+                    tokens.types.sizes() == tokens.ids.sizes(),
+                "BERT embedding: ids ", tokens.ids.sizes(), ", positions ", tokens.positions.sizes(), ", types ",
+                tokens.types.sizes());
+  const int64_t width = tables.word.size(1);
+  const Choice choice =
+      Dispatch("bert_embedding", tables.word)
+          .needs(contiguous_and_alike(tables), "the tables are not contiguous, aligned and of one dtype")
+          .needs(width % (16 / tables.word.element_size()) == 0 && width <= kWidestRow,
+                 "the width is above 2,048 or no multiple of 16 bytes")
+          .choice();
+  if constexpr (kCudaBuild) {
+    if (choice.kernel()) {
+      InputList inputs;
+      const Input word = inputs.add(tables.word), position = inputs.add(tables.position),
+                  type = inputs.add(tables.type), gamma = inputs.add(tables.gamma), beta = inputs.add(tables.beta);
+      const BertTokens kept{tokens.ids.contiguous(), tokens.positions.contiguous(), tokens.types.contiguous()};
+      FusedBertEmbedding node{word, position, type, gamma, beta, kept, eps, dropout, {}, {}, {}};
+      return run_node(std::move(node), inputs)[0];
+    }
+  }
+  const at::Tensor sum = at::embedding(tables.word, tokens.ids) + at::embedding(tables.position, tokens.positions) +
+                         at::embedding(tables.type, tokens.types);
   const at::Tensor y = at::layer_norm(sum, {sum.size(-1)}, tables.gamma, tables.beta, eps);
-  return dropout.active() ? RecordedDropout::apply(y, dropout, static_cast<int64_t>(stream)) : y;
+  return dropout.active() ? recorded_dropout(y, dropout) : y;
 }
 
 }  // namespace trireme

@@ -1,8 +1,10 @@
 #include "trireme/ops/dropout.h"
 
-#include "kernel_bridge.h"
+#include "dropout_launch.h"
 #include "trireme/base/error.h"
 #include "trireme/base/rng.h"
+#include "trireme/nn/autograd_node.h"
+#include "trireme/ops/dispatch.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
@@ -36,13 +38,17 @@ at::Tensor mix_(at::Tensor x) {
   return x;
 }
 
-void check_arguments(const at::Tensor& x, const Dropout& dropout) {
-  TRIREME_CHECK(x.dim() == 3, "dropout wants [B, S, D], got ", x.dim(), " dimensions");
-  TRIREME_CHECK(dropout.sample_ids_B.defined() && dropout.sample_ids_B.dim() == 1 &&
-                    dropout.sample_ids_B.size(0) == x.size(0) && dropout.sample_ids_B.scalar_type() == at::kLong,
-                "dropout needs one int64 sample id per row, ", x.size(0), " rows");
-  TRIREME_CHECK(x.size(1) * x.size(2) <= (int64_t{1} << 33), "a sample of ", x.size(1), " x ", x.size(2),
+/// Elements of a sample.
+int64_t count_sample(const at::Tensor& x, const Dropout& dropout) {
+  const at::Tensor& ids = dropout.sample_ids_B;
+  TRIREME_CHECK(ids.defined() && ids.dim() == 1 && ids.numel() > 0 && ids.scalar_type() == at::kLong,
+                "dropout needs int64 sample ids");
+  TRIREME_CHECK(x.dim() >= 2 && (x.numel() / x.size(-1)) % ids.numel() == 0, "dropout of ", x.sizes(), " with ",
+                ids.numel(), " sample ids: the rows do not divide into samples");
+  const int64_t sample = x.numel() / ids.numel();
+  TRIREME_CHECK(sample <= (int64_t{1} << 33), "a sample of ", sample,
                 " elements exceeds the 2^33 that the dropout counter addresses");
+  return sample;
 }
 
 template <class T>
@@ -69,20 +75,43 @@ void drop_rows(const T* in, T* out, const int64_t* ids, int64_t rows, int64_t ro
   }
 }
 
+/// apply_dropout() under autograd; the mask is recomputed, nothing but the ids is kept.
+struct DropoutNode {
+  Input x;
+  Dropout dropout;
+  variable_list forward() { return {apply_dropout(std::exchange(x.value, {}), dropout)}; }
+  void backward(const variable_list& d_outputs, Gradients& gradients) {
+    gradients.set(x, apply_dropout(d_outputs[0], dropout));
+  }
+};
+
+Choice dropout_choice(const at::Tensor& x) { return Dispatch("dropout", x).choice(); }
+
+at::Tensor apply_on_cpu(const at::Tensor& x_any, const Dropout& dropout, int64_t sample) {
+  at::NoGradGuard no_grad;
+  const DropoutKey key = dropout_key(dropout);
+  const at::Tensor x = x_any.contiguous(), ids = dropout.sample_ids_B.contiguous();
+  at::Tensor out = at::empty(x.sizes(), x.options());
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "apply_dropout", [&] {
+    drop_rows(x.const_data_ptr<scalar_t>(), out.mutable_data_ptr<scalar_t>(), ids.const_data_ptr<int64_t>(),
+              ids.numel(), sample, key);
+  });
+  return out;
+}
+
 }  // namespace
 
-DropoutKey dropout_key(const Dropout& dropout, uint64_t stream) {
+DropoutKey dropout_key(const Dropout& dropout) {
   TRIREME_CHECK(dropout.p >= 0 && dropout.p < 1, "dropout probability ", dropout.p, " is not in [0, 1)");
-  const uint64_t key = derive_seed(dropout.seed, "dropout", stream);
+  const uint64_t key = derive_seed(dropout.seed, "dropout", dropout.stream);
   const auto threshold = static_cast<uint32_t>(std::min(65535.0, std::round(dropout.p * 65536)));
   return {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32), threshold, 65536.0 / (65536 - threshold)};
 }
 
-at::Tensor apply_dropout_tensor_ops(const at::Tensor& x_BSD, const Dropout& dropout, uint64_t stream) {
-  check_arguments(x_BSD, dropout);
+at::Tensor apply_dropout_tensor_ops(const at::Tensor& x, const Dropout& dropout) {
+  const int64_t sample = count_sample(x, dropout), words = (sample + 1) / 2;
   at::NoGradGuard no_grad;
-  const DropoutKey key = dropout_key(dropout, stream);
-  const int64_t row_size = x_BSD.size(1) * x_BSD.size(2), words = (row_size + 1) / 2;
+  const DropoutKey key = dropout_key(dropout);
   const at::Tensor& ids = dropout.sample_ids_B;
   constexpr int64_t kMask = 0xffffffff;
   at::Tensor k0_B = mix_(ids.bitwise_and(kMask).bitwise_xor_(static_cast<int64_t>(key.t0)));
@@ -91,49 +120,35 @@ at::Tensor apply_dropout_tensor_ops(const at::Tensor& x_BSD, const Dropout& drop
   const at::Tensor k1_B = mix_(k0_B.add(static_cast<int64_t>(kGolden)).bitwise_and_(kMask));
 
   const at::Tensor counter = at::arange(words, ids.options());
-  at::Tensor out = at::empty(x_BSD.sizes(), x_BSD.options());
-  const at::Tensor x_flat = x_BSD.reshape({x_BSD.size(0), row_size}), out_flat = out.view({x_BSD.size(0), row_size});
-  for (int64_t b = 0; b < x_BSD.size(0); ++b) {
+  at::Tensor out = at::empty(x.sizes(), x.options());
+  const at::Tensor x_flat = x.reshape({ids.numel(), sample}), out_flat = out.view({ids.numel(), sample});
+  for (int64_t b = 0; b < ids.numel(); ++b) {
     const at::Tensor hash = mix_(mix_(counter.bitwise_xor(k0_B[b])).bitwise_xor_(k1_B[b]));
     const at::Tensor kept =
         at::stack({hash.bitwise_and(0xffff), hash.bitwise_right_shift(16)}, 1).ge(static_cast<int64_t>(key.threshold));
     const at::Tensor row = x_flat[b];
-    out_flat[b].copy_(at::where(kept.view({-1}).narrow(0, 0, row_size), row * key.scale, at::zeros({}, row.options())));
+    out_flat[b].copy_(at::where(kept.view({-1}).narrow(0, 0, sample), row * key.scale, at::zeros({}, row.options())));
   }
   return out;
 }
 
-at::Tensor apply_dropout(const at::Tensor& x_BSD, const Dropout& dropout, uint64_t stream) {
-  if (bridge::has_kernels(x_BSD)) {
-    check_arguments(x_BSD, dropout);
-    const at::Tensor x = x_BSD.contiguous();
-    at::Tensor out = at::empty(x.sizes(), x.options());
-    bridge::dropout(x, out, dropout.sample_ids_B, dropout_key(dropout, stream),
-                    /*accumulate=*/false);
-    return out;
-  }
-  if (!x_BSD.is_cpu()) return apply_dropout_tensor_ops(x_BSD, dropout, stream);
-  check_arguments(x_BSD, dropout);
-  at::NoGradGuard no_grad;
-  const DropoutKey key = dropout_key(dropout, stream);
-  const at::Tensor x = x_BSD.contiguous(), ids = dropout.sample_ids_B.contiguous();
-  at::Tensor out = at::empty(x.sizes(), x.options());
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "apply_dropout", [&] {
-    drop_rows(x.const_data_ptr<scalar_t>(), out.mutable_data_ptr<scalar_t>(), ids.const_data_ptr<int64_t>(), x.size(0),
-              x.size(1) * x.size(2), key);
-  });
-  return out;
+at::Tensor apply_dropout(const at::Tensor& x, const Dropout& dropout) {
+  const int64_t sample = count_sample(x, dropout);
+  TRIREME_LAUNCH(dropout_choice(x), dropout(x.contiguous(), dropout));
+  return x.is_cpu() ? apply_on_cpu(x, dropout, sample) : apply_dropout_tensor_ops(x, dropout);
 }
 
-void add_dropout_(at::Tensor& sum_BSD, const at::Tensor& x_BSD, const Dropout& dropout, uint64_t stream) {
+void add_dropout_(const at::Tensor& sum, const at::Tensor& x, const Dropout& dropout) {
   at::NoGradGuard no_grad;
-  if (bridge::has_kernels(x_BSD) && sum_BSD.is_contiguous()) {
-    check_arguments(x_BSD, dropout);
-    bridge::dropout(x_BSD.contiguous(), sum_BSD, dropout.sample_ids_B, dropout_key(dropout, stream),
-                    /*accumulate=*/true);
-    return;
-  }
-  sum_BSD.add_(apply_dropout(x_BSD, dropout, stream));
+  count_sample(x, dropout);
+  if (sum.is_contiguous()) TRIREME_LAUNCH(dropout_choice(x), add_dropout_(sum, x.contiguous(), dropout));
+  sum.add_(apply_dropout(x, dropout));
+}
+
+at::Tensor recorded_dropout(const at::Tensor& x, const Dropout& dropout) {
+  InputList inputs;
+  DropoutNode node{inputs.add(x), dropout};
+  return run_node(std::move(node), inputs)[0];
 }
 
 }  // namespace trireme

@@ -1,27 +1,24 @@
 #include "trireme/ops/embedding.h"
 
-#include "kernel_bridge.h"
+#include "embedding_launch.h"
 #include "trireme/base/error.h"
+#include "trireme/nn/autograd_node.h"
+#include "trireme/ops/dispatch.h"
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 namespace trireme {
 
 namespace {
 
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
+struct Embedding {
+  Input table;
+  at::Tensor ids;
+  int64_t rows;
 
-struct Embedding : torch::autograd::Function<Embedding> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& table, const at::Tensor& ids) {
-    ctx->save_for_backward({ids});
-    ctx->saved_data["rows"] = table.size(0);
-    return bridge::embedding(table, ids);
-  }
-  static variable_list backward(AutogradContext* ctx, variable_list gradients) {
-    const at::Tensor ids = ctx->get_saved_variables()[0];
-    return {bridge::embedding_backward(gradients[0], ids, ctx->saved_data["rows"].toInt()), at::Tensor()};
+  variable_list forward() { return {launch::embedding(std::exchange(table.value, {}), ids)}; }
+  void backward(const variable_list& d_outputs, Gradients& gradients) {
+    gradients.set(table, launch::embedding_backward(d_outputs[0], ids, rows));
   }
 };
 
@@ -30,7 +27,15 @@ struct Embedding : torch::autograd::Function<Embedding> {
 at::Tensor embed(const at::Tensor& table_VD, const at::Tensor& ids) {
   TRIREME_CHECK(table_VD.dim() == 2 && ids.scalar_type() == at::kLong, "embedding: table ", table_VD.sizes(), ", ids ",
                 ids.scalar_type());
-  if (bridge::has_kernels(table_VD) && table_VD.is_contiguous()) return Embedding::apply(table_VD, ids.contiguous());
+  const Choice choice =
+      Dispatch("embedding", table_VD).needs(table_VD.is_contiguous(), "the table is not contiguous").choice();
+  if constexpr (kCudaBuild) {
+    if (choice.kernel()) {
+      InputList inputs;
+      Embedding node{inputs.add(table_VD), ids.contiguous(), table_VD.size(0)};
+      return run_node(std::move(node), inputs)[0];
+    }
+  }
   return at::embedding(table_VD, ids);
 }
 

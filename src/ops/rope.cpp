@@ -1,10 +1,12 @@
 #include "trireme/ops/rope.h"
 
-#include "kernel_bridge.h"
+#include "attention_node.h"
+#include "rope_launch.h"
 #include "trireme/base/error.h"
+#include "trireme/nn/autograd_node.h"
+#include "trireme/ops/dispatch.h"
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <numbers>
 
@@ -12,48 +14,67 @@ namespace trireme {
 
 namespace {
 
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-
-/// x_BSnH (may be strided) becomes its rotation; direction -1 rotates back.
-void rotate_(const at::Tensor& x_BSnH, const at::Tensor& cos, const at::Tensor& sin, int direction) {
-  const int64_t half = x_BSnH.size(-1) / 2;
-  const at::Tensor x1 = x_BSnH.narrow(-1, 0, half), x2 = x_BSnH.narrow(-1, half, half);
-  const at::Tensor c = cos.unsqueeze(2), s = sin.unsqueeze(2);
+/// x_TnH (may be strided) becomes its rotation; direction -1 rotates back.
+void rotate_(const at::Tensor& x_TnH, const at::Tensor& cos, const at::Tensor& sin, int direction) {
+  const int64_t half = x_TnH.size(-1) / 2;
+  const at::Tensor x1 = x_TnH.narrow(-1, 0, half), x2 = x_TnH.narrow(-1, half, half);
+  const at::Tensor c = cos.unsqueeze(1), s = sin.unsqueeze(1);
   const at::Tensor from_x2 = x2 * s, from_x1 = x1 * s;
   x1.mul_(c).sub_(from_x2, direction);
   x2.mul_(c).add_(from_x1, direction);
 }
 
-struct RopeSplit : torch::autograd::Function<RopeSplit> {
-  static variable_list forward(AutogradContext* ctx, const at::Tensor& qkv, const at::Tensor& cos,
-                               const at::Tensor& sin, int64_t n, int64_t k, int64_t h) {
-    ctx->save_for_backward({cos, sin});
-    ctx->saved_data["n"] = n;
-    ctx->saved_data["k"] = k;
+/// 16-byte accesses need every head to start on such a boundary and its elements to be neighbours.
+bool on_boundaries(const at::Tensor& x_TnH) {
+  const int64_t pack = 16 / x_TnH.element_size();
+  return x_TnH.stride(2) == 1 && x_TnH.stride(0) % pack == 0 && x_TnH.stride(1) % pack == 0 &&
+         reinterpret_cast<uintptr_t>(x_TnH.const_data_ptr()) % 16 == 0;
+}
+
+Dispatch dispatch(const at::Tensor& x_TnH, const RopeTable& table) {
+  return Dispatch("rope", x_TnH)
+      .needs(x_TnH.size(2) % 16 == 0, "the head size is not a multiple of 16")
+      .needs(table.cos.scalar_type() == x_TnH.scalar_type(), "the table has another dtype");
+}
+
+void rotate_heads_(const at::Tensor& heads_TnH, const RopeTable& table, int64_t rotated) {
+  const Choice choice =
+      dispatch(heads_TnH, table).needs(on_boundaries(heads_TnH), "heads are not on 16-byte boundaries").choice();
+  TRIREME_LAUNCH(choice, rope_rotate(heads_TnH, table, rotated));
+  rotate_(heads_TnH.narrow(1, 0, rotated), table.cos, table.sin, 1);
+}
+
+/// d_qkv [T, N + 2K, H].
+at::Tensor merge(const Heads& d, const RopeTable& table) {
+  const Choice choice =
+      dispatch(d.q, table)
+          .needs(on_boundaries(d.q) && on_boundaries(d.k) && on_boundaries(d.v), "heads are not on 16-byte boundaries")
+          .choice();
+  TRIREME_LAUNCH(choice, rope_merge(d, table));
+  const int64_t n = d.q.size(1), k = d.k.size(1);
+  at::Tensor heads = at::empty({d.q.size(0), n + 2 * k, d.q.size(2)}, d.q.options());
+  heads.narrow(1, 0, n).copy_(d.q);
+  heads.narrow(1, n, k).copy_(d.k);
+  heads.narrow(1, n + k, k).copy_(d.v);
+  rotate_(heads.narrow(1, 0, n + k), table.cos, table.sin, -1);
+  return heads;
+}
+
+struct RopeSplit {
+  Input qkv;
+  RopeTable table;
+  int64_t num_heads, num_kv_heads, head_dim;
+
+  variable_list forward() {
     // Without history of their own: plain tensors on qkv's storage.
-    const at::Tensor heads = qkv.detach().view({qkv.size(0), qkv.size(1), n + 2 * k, h});
-    if (!bridge::has_kernels(heads) || !bridge::rope_rotate(heads, cos, sin, n + k))
-      rotate_(heads.narrow(2, 0, n + k), cos, sin, 1);
-    return {heads.narrow(2, 0, n).detach(), heads.narrow(2, n, k).detach(), heads.narrow(2, n + k, k).detach()};
+    const at::Tensor heads = std::exchange(qkv.value, {}).detach().view({-1, num_heads + 2 * num_kv_heads, head_dim});
+    rotate_heads_(heads, table, num_heads + num_kv_heads);
+    const Heads parts = split_heads(heads, num_kv_heads);
+    return {parts.q.detach(), parts.k.detach(), parts.v.detach()};
   }
-  static variable_list backward(AutogradContext* ctx, variable_list gradients) {
-    const variable_list saved = ctx->get_saved_variables();
-    const int64_t n = ctx->saved_data["n"].toInt(), k = ctx->saved_data["k"].toInt();
-    const at::Tensor& dq = gradients[0];
-    const int64_t b = dq.size(0), s = dq.size(1), h = dq.size(3);
-    if (bridge::has_kernels(dq)) {
-      const at::Tensor merged = bridge::rope_merge(dq, gradients[1], gradients[2], saved[0], saved[1]);
-      if (merged.defined())
-        return {
-            merged.view({b, s, (n + 2 * k) * h}), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
-    }
-    at::Tensor heads = at::empty({b, s, n + 2 * k, h}, dq.options());
-    heads.narrow(2, 0, n).copy_(dq);
-    heads.narrow(2, n, k).copy_(gradients[1]);
-    heads.narrow(2, n + k, k).copy_(gradients[2]);
-    rotate_(heads.narrow(2, 0, n + k), saved[0], saved[1], -1);
-    return {heads.view({b, s, (n + 2 * k) * h}), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+  void backward(const variable_list& d_outputs, Gradients& gradients) {
+    const at::Tensor merged = merge({d_outputs[0], d_outputs[1], d_outputs[2]}, table);
+    gradients.set(qkv, merged.view({merged.size(0), -1}));
   }
 };
 
@@ -79,22 +100,24 @@ at::Tensor rope_inverse_frequencies(const RopeFrequencies& rope, int64_t head_di
   return at::where(medium, blended, outer);
 }
 
-RopeTable rope_table(const at::Tensor& inverse_frequencies, const at::Tensor& positions_BS, at::ScalarType dtype) {
+RopeTable rope_table(const at::Tensor& inverse_frequencies, const at::Tensor& positions_T, at::ScalarType dtype) {
   at::NoGradGuard no_grad;
   // From pinned memory the copy does not hold up the host.
   const at::Tensor inverse =
-      positions_BS.is_cuda() ? inverse_frequencies.pin_memory().to(positions_BS.device(), true) : inverse_frequencies;
-  const at::Tensor angles = positions_BS.to(at::kFloat).unsqueeze(-1) * inverse;
+      positions_T.is_cuda() ? inverse_frequencies.pin_memory().to(positions_T.device(), true) : inverse_frequencies;
+  const at::Tensor angles = positions_T.to(at::kFloat).unsqueeze(-1) * inverse;
   return {angles.cos().to(dtype), angles.sin().to(dtype)};
 }
 
 std::array<at::Tensor, 3> rope_split_qkv_(const at::Tensor& qkv, const RopeTable& table, int64_t num_heads,
                                           int64_t num_kv_heads, int64_t head_dim) {
-  TRIREME_CHECK(qkv.dim() == 3 && qkv.size(2) == (num_heads + 2 * num_kv_heads) * head_dim, "qkv has ", qkv.size(-1),
+  TRIREME_CHECK(qkv.dim() == 2 && qkv.size(1) == (num_heads + 2 * num_kv_heads) * head_dim, "qkv has ", qkv.size(-1),
                 " columns, ", num_heads, " + 2 x ", num_kv_heads, " heads of ", head_dim, " need ",
                 (num_heads + 2 * num_kv_heads) * head_dim);
   TRIREME_CHECK(qkv.is_contiguous(), "qkv must be contiguous");
-  const variable_list out = RopeSplit::apply(qkv, table.cos, table.sin, num_heads, num_kv_heads, head_dim);
+  InputList inputs;
+  RopeSplit node{inputs.add(qkv), table, num_heads, num_kv_heads, head_dim};
+  const variable_list out = run_node(std::move(node), inputs);
   return {out[0], out[1], out[2]};
 }
 

@@ -3,7 +3,7 @@
 // LibTorch compositions of adamw.cpp and lamb.cpp do the same.
 
 #include "trireme/config/config.h"
-#include "trireme/ops/trained_shard.h"
+#include "trireme/nn/trained_shard.h"
 
 #include <ATen/core/Tensor.h>
 

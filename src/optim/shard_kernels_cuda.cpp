@@ -4,7 +4,7 @@
 #include "kernels/global_norm/global_norm.h"
 #include "kernels/lamb/lamb.h"
 #include "trireme/base/error.h"
-#include "trireme/ops/kernels.h"
+#include "trireme/ops/dispatch.h"
 
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -69,7 +69,7 @@ Arguments arguments(const Step& s, const OptimizerSection& options) {
 }  // namespace
 
 bool kernels_serve(const TrainedShard& shard) {
-  return bridge::has_kernels(shard.master) && bridge::has_kernels(shard.compute) && shard.master.is_contiguous() &&
+  return has_kernels(shard.master.device()) && shard.master.is_contiguous() &&
          shard.compute.is_contiguous();
 }
 

@@ -4,7 +4,7 @@
 #include "models/bert/weights.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
-#include "trireme/ops/kernels.h"
+#include "trireme/ops/dispatch.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -40,7 +40,7 @@ BertBatch batch_on(at::Device device, const BertPack& pack) {
   batch.positions_T = to_tensor(pack.positions, at::kLong, device);
   batch.types_T = to_tensor(pack.types, at::kLong, device);
   batch.token_keys_T = to_tensor(pack.keys, at::kLong, device);
-  batch.sequences = make_pack_layout(pack.boundaries, pack.sequence_keys, device);
+  batch.sequences = make_sequences(pack.boundaries, pack.sequence_keys, device);
   batch.masked_rows_P = to_tensor(pack.masked_rows, at::kLong, device);
   batch.masked_ids_P = to_tensor(pack.masked_ids, at::kLong, device);
   batch.masked_weights_P = to_tensor(pack.masked_weights, at::kFloat, device);
@@ -52,7 +52,7 @@ BertBatch batch_on(at::Device device, const BertPack& pack) {
 
 void check_fp8(const BertConfig& shape, const RankInfo& rank) {
   if (!rank.device.is_cuda()) return;  // emulated: any shape
-  if (!bridge::has_kernels(at::empty({1}, at::TensorOptions(rank.device).dtype(at::kHalf))))
+  if (!has_kernels(rank.device))
     throw ConfigError(
         fmt::format("precision.encoder fp8 needs a GPU of compute capability 9.0, which {} is not: leave it at compute",
                     rank.device.str()));
@@ -72,10 +72,7 @@ BertTask::BertTask(const Config& config, const RankInfo& rank) : config_(config)
     throw ConfigError(fmt::format("data.seq_length {} is more than the model's max_position_embeddings {}",
                                   config.data.seq_length, shape.max_position_embeddings));
   model_ = std::make_unique<BertModel>(shape, config.model.pad_vocab_to);
-  if (config.precision.encoder == "fp8") {
-    check_fp8(shape, rank);
-    fp8_ = std::make_unique<Fp8Scales>(kBertLinearsPerLayer * shape.num_hidden_layers, rank.device);
-  }
+  if (config.precision.encoder == "fp8") check_fp8(shape, rank);
   rows_per_pass_ = config.batch.micro_batch_size;
   train_ = open_bert_dataset(paths(config.data.train), config.data.seq_length, shape.vocab_size);
   if (!config.data.valid.empty()) {
@@ -102,7 +99,7 @@ double BertTask::flops_per_sample() const {
 void BertTask::fill_plan(PlanInput& input) const {
   const auto element = static_cast<int64_t>(c10::elementSize(rank_.compute_dtype));
   const BertActivationBytes bytes = bert_activation_bytes(model_->config(), config_.data.seq_length, element,
-                                                          model_->padded_vocab(), fp8_ != nullptr);
+                                                          model_->padded_vocab(), config_.precision.encoder == "fp8");
   input.units = &model_->units();
   input.num_blocks = static_cast<int>(model_->config().num_hidden_layers);
   input.rows = static_cast<int>(config_.batch.micro_batch_size);
@@ -194,7 +191,6 @@ StepBatch BertTask::to_device(const std::vector<BertPack>& packs) const {
 
 StepBatch BertTask::batch(int64_t step) {
   prefetch(step);
-  if (fp8_) fp8_->begin_step();
   return to_device(ahead_.take());
 }
 
@@ -226,32 +222,8 @@ at::Tensor BertTask::loss(UnitStore& units, const MicroBatch& micro_batch, const
   options.train = train;
   options.seed = static_cast<uint64_t>(config_.train.seed);
   options.recompute = recompute;
-  if (train) options.fp8 = fp8_.get();
   return model_->loss(units, batch, options);
 }
-
-at::Tensor BertTask::end_step(Communicator& comm) {
-  if (!fp8_) return {};
-  // The same scales on every rank.
-  if (comm.size() > 1) comm.all_reduce(fp8_->amax(), ReduceOp::kMax)->wait();
-  return fp8_->update();
-}
-
-std::string BertTask::step_warning(double number) {
-  // Now and then is in the nature of scales that follow: said the first time, then ever more rarely.
-  clipped_tensors_ += std::llround(number);
-  if (++clipped_steps_ != next_clipped_report_) return {};
-  next_clipped_report_ *= 10;
-  return fmt::format(
-      "{:.0f} of {} FP8 tensors had values beyond their scale, which were cut off ({} such steps so far in this "
-      "process, "
-      "{} tensors); scales follow with the next step",
-      number, fp8_ ? fp8_->tensors() : 0, clipped_steps_, clipped_tensors_);
-}
-
-std::vector<double> BertTask::state() const { return fp8_ ? fp8_->state() : std::vector<double>{}; }
-
-bool BertTask::restore(const std::vector<double>& state) { return fp8_ ? fp8_->restore(state) : state.empty(); }
 
 // --- evaluation ----------------------------------------------------------------------------------
 

@@ -40,10 +40,6 @@ class BertTask final : public TrainingTask {
   void set_rows_per_pass(int rows) override { rows_per_pass_ = rows; }
   StepBatch batch(int64_t step) override;
   StepBatch synthetic_batch() override;
-  at::Tensor end_step(Communicator& comm) override;
-  std::string step_warning(double number) override;
-  std::vector<double> state() const override;
-  bool restore(const std::vector<double>& state) override;
   at::Tensor loss(UnitStore& units, const MicroBatch& batch, const std::vector<Recompute>& recompute,
                   bool train) override;
   EvalSums evaluate(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) override;
@@ -63,8 +59,6 @@ class BertTask final : public TrainingTask {
   Config config_;
   RankInfo rank_;
   std::unique_ptr<BertModel> model_;
-  std::unique_ptr<Fp8Scales> fp8_;  // precision.encoder fp8
-  int64_t clipped_steps_ = 0, clipped_tensors_ = 0, next_clipped_report_ = 1;
   std::unique_ptr<BertDataset> train_, valid_;
   std::unique_ptr<BertSampler> sampler_;
   int64_t rows_per_pass_ = 1, eval_rows_ = 0;

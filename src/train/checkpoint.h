@@ -10,7 +10,7 @@
 #include "trireme/comm/communicator.h"
 #include "trireme/config/config.h"
 #include "trireme/formats/training_checkpoint.h"
-#include "trireme/ops/unit.h"
+#include "trireme/nn/unit.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -112,7 +112,7 @@ void Trainer::save_checkpoint() {
                                  {"samples", {static_cast<double>(samples_)}},
                                  {"evaluation_left", {evaluation_left_ ? 1.0 : 0.0}},
                                  {"left_out", {static_cast<double>(left_out_)}},
-                                 {"task", task_.state()}}});
+                                 {"task", units_->scale_state()}}});
   last_saved_step_ = completed_;
   last_save_time_ = steady_seconds();
   save_by_clock_ = false;

@@ -47,6 +47,7 @@ bool Trainer::evaluate() {
   const double begin = steady_seconds();
   const ProgressSection section("evaluation");
   EvalSums local;
+  const ShardedUnits::Evaluation evaluating(*units_);
   try {
     local = task_.evaluate(*units_, [&](int64_t done, int64_t total) {
       fault_point("evaluation", comm_.rank(), completed_);

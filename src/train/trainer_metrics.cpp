@@ -67,9 +67,7 @@ void Trainer::collect_metrics() {
     return;
   }
   consecutive_skips_ = 0;
-  if (values[kTaskNumber] != 0)
-    if (const std::string warning = task_.step_warning(values[kTaskNumber]); !warning.empty())
-      log_info(fmt::format("warning: step {}: {}", metrics.step, warning));
+  if (values[kSaturated] > 0) report_saturation(pending.step, std::llround(values[kSaturated]));
   const bool skipped = values[kSpiked] > 0;
   const auto z = loss_window_.add(metrics.loss);
   TRIREME_CHECK(z || !skipped, "step ", pending.step, ": the device left out a loss of ", metrics.loss,
@@ -86,6 +84,16 @@ void Trainer::collect_metrics() {
           {"event", "spike"}, {"step", metrics.step}, {"loss", metrics.loss}, {"z", *z}, {"skipped", skipped}}
                               .dump());
   }
+}
+
+void Trainer::report_saturation(int64_t step, int64_t tensors) {
+  // Now and then is in the nature of scales that follow: said the first time, then ever more rarely.
+  saturated_tensors_ += tensors;
+  if (++saturated_steps_ != next_saturation_report_) return;
+  next_saturation_report_ *= 10;
+  log_info(fmt::format("warning: step {}: {} of {} FP8 tensors had values beyond their scale, which were saturated ({} such "
+                       "steps so far in this process, {} tensors); scales follow with the next step",
+                       step, tensors, units_->scaled_tensors(), saturated_steps_, saturated_tensors_));
 }
 
 void Trainer::flush_metrics() {

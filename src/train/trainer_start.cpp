@@ -62,7 +62,9 @@ Trainer::Trainer(const Config& config, World& world, TrainingTask& task, const M
       mlperf_(mlperf) {
   units_ = std::make_unique<ShardedUnits>(
       task.units(), comm_, device_,
-      ShardingOptions{compute_dtype, plan.shard_size, plan.resident, config.precision.frozen == "fp8",
+      ShardingOptions{compute_dtype, plan.shard_size, plan.resident,
+                      config.precision.frozen == "fp8" ? Recipe::kFp8Frozen : Recipe::kCompute,
+                      config.precision.encoder == "fp8" ? Recipe::kFp8Delayed : Recipe::kCompute,
                       config.parallel.reduce_dtype == "compute" ? compute_dtype : at::kFloat});
   if (!units_->gather_path().empty()) log_info("frozen shards are " + units_->gather_path());
   task.set_rows_per_pass(plan.rows_per_pass);
@@ -120,7 +122,7 @@ void Trainer::load_or_resume() {
   if (const auto skips = number("consecutive_skips")) consecutive_skips_ = static_cast<int>(*skips);
   if (const auto steps = number("left_out")) left_out_ = std::llround(*steps);
   if (const auto left = number("evaluation_left")) evaluation_left_ = *left > 0;
-  if (const auto task = resumed->numbers.find("task"); task != resumed->numbers.end() && !task_.restore(task->second))
+  if (const auto task = resumed->numbers.find("task"); task != resumed->numbers.end() && !units_->restore_scales(task->second))
     throw ModelError(fmt::format(
         "the checkpoint of step {} has {} numbers of a task, which are not this run's: it is of another model or "
         "program",

@@ -33,6 +33,7 @@ void Trainer::train_step(int64_t step) {
   }();
   if (step + 1 < config_.train.max_steps) task_.prefetch(step + 1);
   fault_point("step", comm_.rank(), step + 1);
+  units_->begin_step();
   const at::Tensor loss_sum = forward_backward(batch);
   fault_point("reduce", comm_.rank(), step + 1);
 
@@ -72,7 +73,7 @@ void Trainer::train_step(int64_t step) {
     loss_scale_.clamp_max_(kLargestLossScale);
   }
 
-  if (const at::Tensor number = task_.end_step(comm_); number.defined()) results[kTaskNumber].copy_(number);
+  if (const at::Tensor number = units_->end_step(); number.defined()) results[kSaturated].copy_(number);
   results[kLoss].copy_(loss);
   results[kGradNorm].copy_(grad_norm);
   results[kSkipped].copy_(overflow);

@@ -1,7 +1,7 @@
 #pragma once
 // Where the parameters of a unit lie in its flat buffer, and which part of that buffer a rank owns.
 
-#include "trireme/ops/unit.h"
+#include "trireme/nn/unit.h"
 
 #include <cstdint>
 #include <vector>

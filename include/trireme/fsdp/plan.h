@@ -3,8 +3,8 @@
 // rows of a micro-batch go through the model at a time, and what that costs in bytes per rank. `--dry-run` prints the
 // plan that the run uses, and every run compares it with the allocator's peak.
 
-#include "trireme/ops/checkpoint.h"
-#include "trireme/ops/unit.h"
+#include "trireme/nn/recompute.h"
+#include "trireme/nn/unit.h"
 
 #include <cstdint>
 #include <optional>

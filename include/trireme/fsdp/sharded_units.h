@@ -17,8 +17,9 @@
 #include "trireme/comm/peer_memory.h"
 #include "trireme/formats/weight_source.h"
 #include "trireme/fsdp/layout.h"
-#include "trireme/ops/trained_shard.h"
-#include "trireme/ops/unit.h"
+#include "trireme/nn/trained_shard.h"
+#include "trireme/nn/unit.h"
+#include "trireme/ops/matmul/fp8_scales.h"
 
 #include <functional>
 #include <memory>
@@ -32,7 +33,9 @@ struct ShardingOptions {
   int shard_size = 1;  // ranks a unit is cut over; divides the world
   /// Per unit: keep whole although shard_size > 1 (the plan's choice). Empty = none. Only frozen units.
   std::vector<bool> resident;
-  bool frozen_fp8 = false;  // quantisable parameters of frozen units are stored in FP8
+  /// Of the quantisable parameters of frozen units (kCompute, kFp8Frozen: stored in FP8) and of trained ones (kCompute,
+  /// kFp8Delayed: their scales live here).
+  Recipe frozen = Recipe::kCompute, trained = Recipe::kCompute;
   /// Gradients are summed over ranks in this type. Over several micro-batches they are always added up in fp32 first.
   at::ScalarType reduce_dtype = at::kFloat;
 };
@@ -53,11 +56,35 @@ class ShardedUnits : public UnitStore {
   bool assign(const std::string& tensor_name, const at::Tensor& value);
 
   const std::vector<at::Tensor>& parameters(int unit) override;
-  at::Tensor inverse_scales(int unit) override;
+  const std::vector<WeightState>& weight_states(int unit) override;
   void pre_forward(int unit) override;
   void post_forward(int unit) override;
   void pre_backward(int unit) override;
   void post_backward(int unit) override;
+
+  /// While one of these lives, trained weights are multiplied in the compute dtype: no scale has seen the tensors of an
+  /// evaluation.
+  class Evaluation {
+   public:
+    explicit Evaluation(ShardedUnits& units) : units_(units) { units_.training_ = false; }
+    Evaluation(const Evaluation&) = delete;
+    Evaluation& operator=(const Evaluation&) = delete;
+    ~Evaluation() { units_.training_ = true; }
+
+   private:
+    ShardedUnits& units_;
+  };
+  /// Before the first forward of a step.
+  void begin_step();
+  /// After the optimizer of every step; collective. Scales of the next step follow; returns how many tensors of FP8
+  /// products had values beyond their scale, which were saturated (fp64 scalar on the device, equal on all ranks);
+  /// undefined without such products.
+  at::Tensor end_step();
+  /// The scales as a checkpoint keeps them; empty without any.
+  std::vector<double> scale_state() const;
+  /// False: not a state of this run's scales.
+  bool restore_scales(const std::vector<double>& state);
+  int64_t scaled_tensors() const { return scales_ ? scales_->tensors() : 0; }
 
   /// Before the first backward of a step; `last` = the reductions start in this micro-batch's backward.
   void begin_micro_batch(bool last);
@@ -98,6 +125,7 @@ class ShardedUnits : public UnitStore {
  private:
   struct UnitState;
   struct Slot;
+  void assign_weight_states();
   void use(int unit);
   void start_gather(int unit);
   Slot* free_slot();
@@ -127,6 +155,8 @@ class ShardedUnits : public UnitStore {
   std::vector<std::unique_ptr<UnitState>> states_;
   std::vector<std::unique_ptr<Slot>> slots_;
   std::vector<TrainedShard> trained_;
+  std::unique_ptr<Fp8Scales> scales_;
+  bool training_ = true;
   std::vector<int> reducing_;  // units whose reduction is under way, oldest first
   std::function<at::Tensor(const at::Tensor&)> clip_;
   std::vector<int> unclipped_;  // units whose gradients wait for the clipping

@@ -5,8 +5,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
-
 namespace trireme {
 
 struct BertTables {
@@ -14,12 +12,13 @@ struct BertTables {
   at::Tensor gamma, beta;           // [D]
 };
 
-/// dropout(layer_norm(word[ids] + position[positions] + type[types]) * gamma + beta) [B, S, D];
-/// ids, positions, types int64 [B, S]. Keeps the sum, its mean and reciprocal deviation for
-/// backward; dropout is formed again. On sm_90 one kernel forward, the sum rounded once, and
-/// gradients of the tables in a fixed order; elsewhere a LibTorch composition. `stream` names the
-/// place, as in apply_dropout().
-at::Tensor bert_embedding(const BertTables& tables, const at::Tensor& ids_BS, const at::Tensor& positions_BS,
-                          const at::Tensor& types_BS, double eps, const Dropout& dropout, uint64_t stream);
+struct BertTokens {
+  at::Tensor ids, positions, types;  // int64 [T]
+};
+
+/// dropout(layer_norm(word[ids] + position[positions] + type[types]) * gamma + beta) [T, D]. Keeps the sum, its mean
+/// and reciprocal deviation for backward; dropout is recomputed. On sm_90 one kernel forward, the sum rounded once, and
+/// gradients of the tables in a fixed order; elsewhere a LibTorch composition.
+at::Tensor bert_embedding(const BertTables& tables, const BertTokens& tokens, double eps, const Dropout& dropout);
 
 }  // namespace trireme

@@ -24,26 +24,30 @@ struct Dropout {
   double p = 0;  // 0 = off, below 1
   uint64_t seed = 0;
   at::Tensor sample_ids_B;  // int64, on the activation's device; needed when p > 0
+  uint64_t stream = 0;      // names the place in the model (layer and use)
   bool active() const { return p > 0; }
+  Dropout at(uint64_t place) const { return {p, seed, sample_ids_B, place}; }
 };
 
-/// The numbers both implementations start from.
+/// The numbers all implementations start from.
 struct DropoutKey {
   uint32_t t0, t1;
   uint32_t threshold;  // of 65536
   double scale;
 };
-DropoutKey dropout_key(const Dropout& dropout, uint64_t stream);
+DropoutKey dropout_key(const Dropout& dropout);
 
-/// Row `b` of x_BSD belongs to sample_ids_B[b]; x may be any floating type. Returns x * mask *
-/// scale (a new tensor). `stream` names the place in the model (layer and target). Not recorded by
-/// autograd: callers apply it again in their backward.
-at::Tensor apply_dropout(const at::Tensor& x_BSD, const Dropout& dropout, uint64_t stream);
+/// x * mask * scale, a new tensor. x is any floating type, [B, S, D] or its rows as [B * S, D]: B equal parts, one for
+/// each sample id. Not recorded by autograd: callers apply it again in their backward.
+at::Tensor apply_dropout(const at::Tensor& x, const Dropout& dropout);
 
 /// sum += apply_dropout(x, …) in one pass where a kernel serves.
-void add_dropout_(at::Tensor& sum_BSD, const at::Tensor& x_BSD, const Dropout& dropout, uint64_t stream);
+void add_dropout_(const at::Tensor& sum, const at::Tensor& x, const Dropout& dropout);
 
-/// The same in at:: operations on any device (what CUDA uses); public for the test that both agree.
-at::Tensor apply_dropout_tensor_ops(const at::Tensor& x_BSD, const Dropout& dropout, uint64_t stream);
+/// The same in at:: operations on any device (what other GPUs use); public for the test that both agree.
+at::Tensor apply_dropout_tensor_ops(const at::Tensor& x, const Dropout& dropout);
+
+/// apply_dropout() that autograd records.
+at::Tensor recorded_dropout(const at::Tensor& x, const Dropout& dropout);
 
 }  // namespace trireme

@@ -1,19 +1,31 @@
 #pragma once
-// Root-mean-square norm as Hugging Face's LlamaRMSNorm.
+// Norms over the last dimension.
 
 #include <ATen/core/Tensor.h>
 
 namespace trireme {
 
-/// y = weight * to(x.dtype, x32 * rsqrt(mean(x32^2) + eps)), over the last dimension; x32 is x in
-/// fp32 (fp64 stays fp64).
-/// x [.., D], weight [D] of the same dtype. Backward saves x and the reciprocal root (fp32, one per
-/// row); the weight's gradient is formed only when the weight is trained, summed in fp32. On
-/// sm_90 our kernels serve; on other GPUs LibTorch's fused one, which rounds once, after the product
-/// with weight, instead of twice.
-at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+enum class NormKind { kNone, kRms, kLayer };
 
-/// The plain composition; records autograd. Oracle of the tests.
+/// kRms:   to(T, x / sqrt(mean(x^2) + eps)) * weight, rounded to x's type T before the weight (as Hugging Face's
+///         LlamaRMSNorm)
+/// kLayer: (x - mean) / sqrt(var + eps) * weight + bias, variance biased
+/// Vectors [D] of x's dtype; statistics in fp32 (fp64 for fp64).
+struct Norm {
+  NormKind kind = NormKind::kNone;
+  at::Tensor weight, bias;  // bias: kLayer only
+  double eps = 0;
+};
+
+inline Norm rms_norm(const at::Tensor& weight, double eps) { return {NormKind::kRms, weight, {}, eps}; }
+inline Norm layer_norm(const at::Tensor& weight, const at::Tensor& bias, double eps) {
+  return {NormKind::kLayer, weight, bias, eps};
+}
+
+/// norm(x), x [.., D]; differentiable.
+at::Tensor apply_norm(const at::Tensor& x, const Norm& norm);
+
+/// kRms in at:: operations that autograd records; oracle of the tests.
 at::Tensor rms_norm_reference(const at::Tensor& x, const at::Tensor& weight, double eps);
 
 }  // namespace trireme

@@ -20,18 +20,17 @@ struct RopeFrequencies {
 /// inv_freq [H/2], fp32, on the CPU.
 at::Tensor rope_inverse_frequencies(const RopeFrequencies& rope, int64_t head_dim);
 
-/// cos and sin [B, S, H/2] in `dtype`; angles are formed in fp32. positions_BS is int64 and
-/// restarts with every sequence.
+/// cos and sin [T, H/2] in `dtype`; angles are formed in fp32. positions_T is int64 and restarts with every sequence.
 struct RopeTable {
   at::Tensor cos, sin;
 };
-RopeTable rope_table(const at::Tensor& inverse_frequencies, const at::Tensor& positions_BS, at::ScalarType dtype);
+RopeTable rope_table(const at::Tensor& inverse_frequencies, const at::Tensor& positions_T, at::ScalarType dtype);
 
-/// Splits the output of a fused qkv projection, [B, S, (N + 2K) * H] laid out q | k | v, and rotates q and k:
+/// Splits the output of a fused qkv projection, [T, (N + 2K) * H] laid out q | k | v, and rotates q and k:
 ///   out1 = x1 cos - x2 sin, out2 = x2 cos + x1 sin   (x1, x2: halves of a head)
-/// Returns q [B,S,N,H], k [B,S,K,H], v [B,S,K,H], views of one buffer. The rotation is done in
-/// place: the caller gives qkv up, and whatever produced it must not need its own output in
-/// backward. Backward writes one [B, S, (N + 2K) * H] gradient.
+/// Returns q [T,N,H], k [T,K,H], v [T,K,H], views of one buffer. The rotation is done in place: the caller gives qkv
+/// up, and whatever produced it must not need its own output in backward. Backward writes one [T, (N + 2K) * H]
+/// gradient.
 std::array<at::Tensor, 3> rope_split_qkv_(const at::Tensor& qkv, const RopeTable& table, int64_t num_heads,
                                           int64_t num_kv_heads, int64_t head_dim);
 

@@ -4,7 +4,7 @@
 
 #include "trireme/comm/communicator.h"
 #include "trireme/config/config.h"
-#include "trireme/ops/trained_shard.h"
+#include "trireme/nn/trained_shard.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -5,8 +5,8 @@
 #include "trireme/comm/communicator.h"
 #include "trireme/fsdp/plan.h"
 #include "trireme/fsdp/sharded_units.h"
-#include "trireme/ops/checkpoint.h"
-#include "trireme/ops/unit.h"
+#include "trireme/nn/recompute.h"
+#include "trireme/nn/unit.h"
 #include "trireme/train/mlperf_events.h"
 
 #include <ATen/core/Tensor.h>
@@ -68,21 +68,6 @@ class TrainingTask {
   /// Sum of weighted losses of the micro-batch: fp32 scalar, differentiable when `train`.
   virtual at::Tensor loss(UnitStore& units, const MicroBatch& batch, const std::vector<Recompute>& recompute,
                           bool train) = 0;
-  /// After the optimizer of every step; collective. A number on the device (fp64 scalar), equal on all ranks, that the
-  /// host reads with the step's loss and has explained by step_warning() where it is not 0; undefined: none.
-  virtual at::Tensor end_step(Communicator& comm) {
-    (void)comm;
-    return {};
-  }
-  /// Empty: nothing to say.
-  virtual std::string step_warning(double number) {
-    (void)number;
-    return {};
-  }
-  /// What steps leave behind for the next ones beside weights and optimizer; kept in checkpoints.
-  virtual std::vector<double> state() const { return {}; }
-  /// False: such a state is not this task's.
-  virtual bool restore(const std::vector<double>& state) { return state.empty(); }
   /// Evaluation over this rank's share of the validation data, same number of forward passes on every rank.
   /// `progress(done, total)` is called after each forward pass.
   virtual EvalSums evaluate(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) = 0;

@@ -74,6 +74,7 @@ class Trainer {
   /// Calls `check` with the name and the local gradient of every parameter in backward; null: no more.
   void observe_gradients(const std::function<void(const std::string&, const at::Tensor&)>& check, int64_t step = 0);
   void report_stragglers();
+  void report_saturation(int64_t step, int64_t tensors);
   /// Sets stop_agreed_ on all ranks when one of them was signalled. Collective.
   void agree_to_stop();
   /// Takes the numbers of the oldest step in flight; waits for that step only. Stops the run on non-finite numbers.
@@ -132,6 +133,7 @@ class Trainer {
   int64_t left_out_ = 0;  // of the steps reported, those whose numbers were not finite
   bool block_open_ = false;
   double last_loss_ = 0;
+  int64_t saturated_steps_ = 0, saturated_tensors_ = 0, next_saturation_report_ = 1;
   Console console_;
 };
 

@@ -1,0 +1,17 @@
+#pragma once
+// The linear layer that ends a sub-layer, as one autograd node with hand-written backward. Kept are what its weight and
+// adapters need of x, and with a norm behind it the sum and its statistics; dropout is recomputed.
+
+#include "trireme/ops/dropout.h"
+#include "trireme/ops/layers/linear.h"
+#include "trireme/ops/norm.h"
+
+#include <ATen/core/Tensor.h>
+
+namespace trireme {
+
+/// post_norm(residual + dropout(linear(x))); x [.., in], residual [.., out]. `post_norm`: none, or a layer norm.
+at::Tensor linear_residual(const at::Tensor& x, const at::Tensor& residual, const Linear& linear,
+                           const Dropout& dropout = {}, const Norm& post_norm = {});
+
+}  // namespace trireme

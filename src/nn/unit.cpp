@@ -1,0 +1,76 @@
+#include "trireme/nn/unit.h"
+
+#include "trireme/nn/autograd_node.h"
+
+#include <ATen/ATen.h>
+
+namespace trireme {
+
+namespace {
+
+int64_t product(const std::vector<int64_t>& shape) {
+  int64_t n = 1;
+  for (const int64_t extent : shape) n *= extent;
+  return n;
+}
+
+/// Identities whose backward tells the store where backward has come to. They keep no value.
+struct EnterUnit {
+  Input x;
+  UnitStore* store;
+  int unit;
+  variable_list forward() { return {std::move(x.value)}; }
+  void backward(const variable_list& d_outputs, Gradients& gradients) {
+    store->post_backward(unit);
+    gradients.set(x, d_outputs[0]);
+  }
+};
+
+struct LeaveUnit {
+  Input y;
+  UnitStore* store;
+  int unit;
+  variable_list forward() { return {std::move(y.value)}; }
+  void backward(const variable_list& d_outputs, Gradients& gradients) {
+    store->pre_backward(unit);
+    gradients.set(y, d_outputs[0]);
+  }
+};
+
+bool records_gradient(const at::Tensor& x) { return at::GradMode::is_enabled() && x.requires_grad(); }
+
+}  // namespace
+
+int64_t ParameterSpec::numel() const { return product(shape); }
+
+int64_t UnitSpec::numel() const {
+  int64_t n = 0;
+  for (const ParameterSpec& parameter : parameters) n += parameter.numel();
+  return n;
+}
+
+at::Tensor enter_unit(const at::Tensor& x, UnitStore& store, int unit) {
+  store.pre_forward(unit);
+  if (!records_gradient(x)) return x;
+  InputList inputs;
+  EnterUnit node{inputs.add(x), &store, unit};
+  return run_node(std::move(node), inputs)[0];
+}
+
+at::Tensor leave_unit(const at::Tensor& y, UnitStore& store, int unit) {
+  store.post_forward(unit);
+  if (!records_gradient(y)) return y;
+  InputList inputs;
+  LeaveUnit node{inputs.add(y), &store, unit};
+  return run_node(std::move(node), inputs)[0];
+}
+
+WholeUnitStore::WholeUnitStore(std::vector<std::vector<at::Tensor>> units) : units_(std::move(units)) {
+  for (const auto& unit : units_) states_.emplace_back(unit.size());
+}
+
+void WholeUnitStore::set_state(int unit, int parameter, WeightState state) {
+  states_.at(static_cast<size_t>(unit)).at(static_cast<size_t>(parameter)) = std::move(state);
+}
+
+}  // namespace trireme

@@ -1,0 +1,184 @@
+// Attention by our kernels (kernels/attention).
+#include "attention_node.h"
+#include "kernels/attention/attention.h"
+#include "launch.h"
+#include "trireme/base/error.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include <map>
+#include <utility>
+
+namespace trireme {
+
+/// A batch's work lists on the device, by head size and mask: made by the first layer, used by all.
+struct AttentionWork {
+  struct Lists {
+    at::Tensor forward, backward, sequences, blocks;  // bytes
+    at::Tensor counters;                              // int32 [2]: zero between launches, which share one stream
+    int64_t forward_count = 0, backward_count = 0, sequence_count = 0, block_count = 0, short_blocks = 0, longest = 0;
+  };
+  std::map<std::pair<int64_t, bool>, Lists> lists;
+};
+
+std::shared_ptr<AttentionWork> make_attention_work() { return std::make_shared<AttentionWork>(); }
+
+namespace launch {
+
+namespace {
+
+kernels::AttentionTensor view(const at::Tensor& x_TNd) {
+  return {const_cast<void*>(x_TNd.const_data_ptr()), {x_TNd.stride(0), x_TNd.stride(1)}};
+}
+
+bool fits(const at::Tensor& x) {
+  return x.stride(2) == 1 && x.stride(0) > 0 && x.stride(1) > 0 && x.stride(0) % 8 == 0 && x.stride(1) % 8 == 0 &&
+         kernels::aligned16(x.const_data_ptr());
+}
+
+kernels::AttentionShape shape_of(const Heads& heads, const AttentionOptions& options) {
+  return {heads.q.size(0),
+          static_cast<int>(heads.q.size(1)),
+          static_cast<int>(heads.k.size(1)),
+          static_cast<int>(heads.q.size(2)),
+          options.causal,
+          static_cast<float>(options.scale),
+          element(heads.q)};
+}
+
+kernels::AttentionDropout dropout_of(const Sequences& sequences, const AttentionOptions& options) {
+  if (!options.dropout.active()) return {};
+  const DropoutKey key = dropout_key(options.dropout);
+  return {attention_dropout_threshold(options.dropout.p), key.t0, key.t1,
+          sequences.keys_device.const_data_ptr<int64_t>()};
+}
+
+void check_launch(cudaError_t status, const char* kernel, const Heads& heads) {
+  TRIREME_CHECK(status == cudaSuccess, "kernel ", kernel, " of q ", heads.q.sizes(), ", k ", heads.k.sizes(), ": ",
+                cudaGetErrorString(status));
+}
+
+const kernels::AttentionTile* tiles(const at::Tensor& bytes) {
+  return static_cast<const kernels::AttentionTile*>(bytes.const_data_ptr());
+}
+
+AttentionWork::Lists& lists_of(const Sequences& sequences, const at::Tensor& q, bool causal) {
+  TRIREME_CHECK(sequences.work != nullptr, "sequences on a GPU were not made by make_sequences()");
+  const int64_t d = q.size(2);
+  const auto [found, inserted] = sequences.work->lists.try_emplace({d, causal});
+  AttentionWork::Lists& lists = found->second;
+  if (!inserted) return lists;
+  const kernels::AttentionPlan plan =
+      kernels::plan_attention(sequences.boundaries.data(), sequences.count(), static_cast<int>(d), causal);
+  lists.forward = to_device(plan.forward, q.device());
+  lists.backward = to_device(plan.backward, q.device());
+  lists.sequences = to_device(plan.sequences, q.device());
+  lists.blocks = to_device(plan.blocks, q.device());
+  lists.counters = at::zeros({2}, at::TensorOptions(at::kInt).device(q.device()));
+  lists.forward_count = static_cast<int64_t>(plan.forward.size());
+  lists.backward_count = static_cast<int64_t>(plan.backward.size());
+  lists.sequence_count = static_cast<int64_t>(plan.sequences.size());
+  lists.block_count = static_cast<int64_t>(plan.blocks.size());
+  lists.short_blocks = plan.short_blocks;
+  lists.longest = plan.longest;
+  return lists;
+}
+
+}  // namespace
+
+bool attention_fits(const Heads& heads) {
+  const int64_t d = heads.q.size(2);
+  return (d == 64 || d == 128) && heads.q.size(0) < INT32_MAX / 2 && fits(heads.q) && fits(heads.k) && fits(heads.v);
+}
+
+std::pair<at::Tensor, at::Tensor> attention_forward(const Heads& heads, const Sequences& sequences,
+                                                    const AttentionOptions& options) {
+  const at::Tensor& q = heads.q;
+  const c10::cuda::CUDAGuard guard(q.device());
+  AttentionWork::Lists& lists = lists_of(sequences, q, options.causal);
+  at::Tensor o = at::empty(q.sizes(), q.options()),
+             lse = at::empty({q.size(1), q.size(0)}, q.options().dtype(at::kFloat));
+  kernels::AttentionForward a;
+  a.shape = shape_of(heads, options);
+  a.q = view(q);
+  a.k = view(heads.k);
+  a.v = view(heads.v);
+  a.o = view(o);
+  a.lse = lse.mutable_data_ptr<float>();
+  a.dropout = dropout_of(sequences, options);
+  a.tiles = tiles(lists.forward);
+  a.tile_count = lists.forward_count;
+  a.longest = lists.longest;
+  a.counters = lists.counters.mutable_data_ptr<int32_t>();
+  check_launch(kernels::attention_forward(a, stream_of(q)), "attention_forward", heads);
+  return {o, lse};
+}
+
+void attention_backward(const at::Tensor& d_o, const Heads& heads, const at::Tensor& o, const at::Tensor& lse,
+                        const Sequences& sequences, const AttentionOptions& options, bool deterministic,
+                        const Heads& d) {
+  const at::Tensor& q = heads.q;
+  const c10::cuda::CUDAGuard guard(q.device());
+  AttentionWork::Lists& lists = lists_of(sequences, q, options.causal);
+  kernels::AttentionBackward a;
+  a.shape = shape_of(heads, options);
+  const at::Tensor gradient = fits(d_o) ? d_o : d_o.contiguous();
+  a.q = view(q);
+  a.k = view(heads.k);
+  a.v = view(heads.v);
+  a.o = view(o);
+  a.d_o = view(gradient);
+  a.d_q = view(d.q);
+  a.d_k = view(d.k);
+  a.d_v = view(d.v);
+  a.lse = lse.const_data_ptr<float>();
+  a.dropout = dropout_of(sequences, options);
+  a.tiles = tiles(lists.backward);
+  a.tile_count = lists.backward_count;
+  a.blocks = static_cast<const kernels::AttentionBlock*>(lists.blocks.const_data_ptr());
+  a.block_count = lists.block_count;
+  a.short_blocks = lists.short_blocks;
+  a.sequences = tiles(lists.sequences);
+  a.sequence_count = lists.sequence_count;
+  const at::Tensor workspace = at::empty({kernels::attention_backward_workspace(a)}, q.options().dtype(at::kByte));
+  a.workspace = workspace.mutable_data_ptr();
+  a.counters = lists.counters.mutable_data_ptr<int32_t>();
+  a.deterministic = deterministic;
+  check_launch(kernels::attention_backward(a, stream_of(q)), "attention_backward", heads);
+}
+
+}  // namespace launch
+
+namespace {
+
+struct KernelAttention {
+  HeadInputs inputs;
+  Sequences sequences;
+  AttentionOptions options;
+  at::Tensor out, lse;
+
+  variable_list forward() {
+    at::Tensor result;
+    std::tie(result, lse) = launch::attention_forward(inputs.heads(), sequences, options);
+    out = result.detach();
+    return {result};
+  }
+
+  void backward(const variable_list& d_outputs, Gradients& gradients) {
+    const Heads d = inputs.allocate_gradients();
+    launch::attention_backward(d_outputs[0], inputs.heads(), out, lse, sequences, options,
+                               at::globalContext().deterministicAlgorithms(), d);
+    inputs.set(d, gradients);
+  }
+};
+
+}  // namespace
+
+at::Tensor kernel_attention(const HeadInputs& heads, InputList& inputs, const Sequences& sequences,
+                            const AttentionOptions& options) {
+  return run_node(KernelAttention{heads, sequences, options, {}, {}}, inputs)[0];
+}
+
+}  // namespace trireme

@@ -1,0 +1,90 @@
+#pragma once
+// Private to ops/: what the autograd nodes of attention share.
+
+#include "trireme/nn/autograd_node.h"
+#include "trireme/ops/attention.h"
+
+#include <ATen/ATen.h>
+
+namespace trireme {
+
+struct Heads {
+  at::Tensor q, k, v;  // [T, N, H], [T, K, H], [T, K, H]
+};
+
+/// q | k | v side by side in one tensor [T, N + 2 K, H].
+inline Heads split_heads(const at::Tensor& packed, int64_t kv_heads) {
+  const int64_t n = packed.size(1) - 2 * kv_heads;
+  return {packed.narrow(1, 0, n), packed.narrow(1, n, kv_heads), packed.narrow(1, n + kv_heads, kv_heads)};
+}
+
+/// Heads as inputs of a node: three tensors, or one.
+class HeadInputs {
+ public:
+  static HeadInputs apart(const Heads& heads, InputList& inputs) {
+    HeadInputs result;
+    result.q_ = inputs.add(heads.q);
+    result.k_ = inputs.add(heads.k);
+    result.v_ = inputs.add(heads.v);
+    return result;
+  }
+  static HeadInputs together(const at::Tensor& packed, int64_t kv_heads, InputList& inputs) {
+    HeadInputs result;
+    result.packed_ = inputs.add(packed);
+    result.kv_heads_ = kv_heads;
+    return result;
+  }
+
+  Heads heads() const {
+    return packed_.given() ? split_heads(packed_.value, kv_heads_) : Heads{q_.value, k_.value, v_.value};
+  }
+  /// Memory for the gradients, laid out as the inputs want them; set() hands them over when they are written.
+  Heads allocate_gradients() {
+    if (!packed_.given()) {
+      const auto like = [](const at::Tensor& x) { return at::empty(x.sizes(), x.options()); };
+      return {like(q_.value), like(k_.value), like(v_.value)};
+    }
+    d_packed_ = at::empty(packed_.value.sizes(), packed_.value.options());
+    return split_heads(d_packed_, kv_heads_);
+  }
+  void set(const Heads& d, Gradients& gradients) const {
+    if (packed_.given()) return gradients.set(packed_, d_packed_);
+    gradients.set(q_, d.q);
+    gradients.set(k_, d.k);
+    gradients.set(v_, d.v);
+  }
+
+ private:
+  Input packed_, q_, k_, v_;
+  int64_t kv_heads_ = 0;
+  at::Tensor d_packed_;
+};
+
+/// [T, K, H] -> [T, N, H], each key head repeated for its group of query heads.
+at::Tensor repeat_heads(const at::Tensor& x_TKH, int64_t heads);
+
+std::shared_ptr<AttentionWork> make_attention_work();
+
+/// Attention by one means each; the result [T, N, H].
+at::Tensor kernel_attention(const HeadInputs& heads, InputList& inputs, const Sequences& sequences,
+                            const AttentionOptions& options);
+at::Tensor flash_attention(const HeadInputs& heads, InputList& inputs, const Sequences& sequences,
+                           const AttentionOptions& options);
+at::Tensor composed_attention(const HeadInputs& heads, InputList& inputs, const Sequences& sequences,
+                              const AttentionOptions& options);
+
+namespace launch {
+
+/// Whether the kernels take these heads as they lie.
+bool attention_fits(const Heads& heads);
+/// o [T, N, H] and the log-sum-exp, fp32 [N, T].
+std::pair<at::Tensor, at::Tensor> attention_forward(const Heads& heads, const Sequences& sequences,
+                                                    const AttentionOptions& options);
+/// The gradients into `d`, shaped like q, k, v, of any strides that the kernels take.
+void attention_backward(const at::Tensor& d_o, const Heads& heads, const at::Tensor& o, const at::Tensor& lse,
+                        const Sequences& sequences, const AttentionOptions& options, bool deterministic,
+                        const Heads& d);
+
+}  // namespace launch
+
+}  // namespace trireme

@@ -1,0 +1,43 @@
+#include "dropout_launch.h"
+
+#include "kernels/dropout/dropout.h"
+#include "launch.h"
+
+#include <ATen/ATen.h>
+#include <c10/cuda/CUDAGuard.h>
+
+namespace trireme::launch {
+
+namespace {
+
+void run(const at::Tensor& x, const at::Tensor& out, const Dropout& dropout, bool accumulate) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  const at::Tensor ids = dropout.sample_ids_B.contiguous();
+  const DropoutKey key = dropout_key(dropout);
+  const kernels::DropoutArguments arguments{x.const_data_ptr(),
+                                            out.mutable_data_ptr(),
+                                            ids.const_data_ptr<int64_t>(),
+                                            ids.numel(),
+                                            x.numel() / ids.numel(),
+                                            key.t0,
+                                            key.t1,
+                                            key.threshold,
+                                            static_cast<float>(key.scale),
+                                            accumulate,
+                                            element(x)};
+  launched(kernels::dropout(arguments, stream_of(x)), "dropout");
+}
+
+}  // namespace
+
+at::Tensor dropout(const at::Tensor& x, const Dropout& dropout) {
+  at::Tensor out = at::empty(x.sizes(), x.options());
+  run(x, out, dropout, /*accumulate=*/false);
+  return out;
+}
+
+void add_dropout_(const at::Tensor& sum, const at::Tensor& x, const Dropout& dropout) {
+  run(x, sum, dropout, /*accumulate=*/true);
+}
+
+}  // namespace trireme::launch

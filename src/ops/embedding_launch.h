@@ -1,0 +1,24 @@
+#pragma once
+// Private to ops/: launches of kernels/embedding and kernels/bert_embedding.
+
+#include "trireme/ops/bert_embedding.h"
+
+#include <ATen/core/Tensor.h>
+
+namespace trireme {
+
+/// What the BERT embedding's forward gives and its backward reads; mean and rstd fp32 [T, 1].
+struct BertEmbeddingRows {
+  at::Tensor sum, y, mean, rstd;
+};
+
+namespace launch {
+
+at::Tensor embedding(const at::Tensor& table, const at::Tensor& ids);
+/// d_table [rows, D] of dy [.., D].
+at::Tensor embedding_backward(const at::Tensor& dy, const at::Tensor& ids, int64_t rows);
+BertEmbeddingRows bert_embedding(const BertTables& tables, const BertTokens& tokens, double eps,
+                                 const Dropout& dropout);
+
+}  // namespace launch
+}  // namespace trireme

@@ -1,0 +1,40 @@
+#pragma once
+// Private to ops/: what launches of our kernels share.
+
+#include "kernels/element.h"
+#include "trireme/base/error.h"
+
+#include <ATen/ATen.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <cstring>
+#include <vector>
+
+namespace trireme::launch {
+
+/// fp32, fp16 or bf16; others are an internal error.
+inline kernels::Element element(const at::Tensor& x) {
+  switch (x.scalar_type()) {
+    case at::kFloat: return kernels::Element::kF32;
+    case at::kHalf: return kernels::Element::kF16;
+    case at::kBFloat16: return kernels::Element::kBF16;
+    default: TRIREME_CHECK(false, "no kernel for ", c10::toString(x.scalar_type())); return kernels::Element::kF32;
+  }
+}
+
+inline void launched(cudaError_t status, const char* kernel) {
+  TRIREME_CHECK(status == cudaSuccess, "kernel ", kernel, ": ", cudaGetErrorString(status));
+}
+
+inline cudaStream_t stream_of(const at::Tensor& x) { return c10::cuda::getCurrentCUDAStream(x.device().index()); }
+
+/// The bytes of `values` on a GPU, copied behind what its current stream has to do.
+template <class T>
+at::Tensor to_device(const std::vector<T>& values, at::Device device) {
+  const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
+  const at::Tensor host = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
+  if (bytes > 0) std::memcpy(host.mutable_data_ptr(), values.data(), static_cast<size_t>(bytes));
+  return host.to(device, /*non_blocking=*/true);
+}
+
+}  // namespace trireme::launch

@@ -1,0 +1,74 @@
+#include "layer_norm.h"
+
+#include "row_kernels.h"
+#include "trireme/base/error.h"
+
+#include <ATen/ATen.h>
+
+namespace trireme {
+
+namespace {
+
+LayerNormed normed_sum(const at::Tensor& x, const ResidualBranch& branch, const Norm& norm, bool want_plain,
+                    bool want_rows) {
+  const bool plain_input = !branch.bias.defined() && !branch.dropout.active() && !branch.residual.defined();
+  TRIREME_LAUNCH(row_kernel_choice("layer_norm", x),
+                 layer_norm_forward(x, branch, norm, /*keep_sum=*/!plain_input, want_plain, want_rows));
+  at::Tensor sum = branch.bias.defined() ? x + branch.bias : x;
+  if (branch.dropout.active()) sum = apply_dropout(sum, branch.dropout);
+  if (branch.residual.defined()) sum = sum + branch.residual;
+  const at::Tensor wide = sum.to(accumulate_type(x));
+  const at::Tensor mean = wide.mean(-1);
+  const at::Tensor centred = wide - mean.unsqueeze(-1);
+  const at::Tensor rstd = at::rsqrt(centred.square().mean(-1).add_(norm.eps));
+  const at::Tensor normed = centred.mul_(rstd.unsqueeze(-1));
+  LayerNormed result;
+  result.y.plain = (normed * norm.weight + norm.bias).to(x.scalar_type());
+  result.sum = sum;
+  result.mean = mean;
+  result.rstd = rstd;
+  return result;
+}
+
+}  // namespace
+
+LayerNormed layer_norm_forward(const at::Tensor& x, const ResidualBranch& branch, const Norm& norm,
+                               const OperandForms& wanted) {
+  TRIREME_CHECK(norm.kind == NormKind::kLayer && norm.weight.size(0) == x.size(1), "layer_norm: x ", x.sizes(),
+                ", weight ", norm.weight.sizes());
+  LayerNormed result = normed_sum(x, branch, norm, wanted.plain || wanted.codes != nullptr, wanted.rows);
+  complete(result.y, wanted);
+  return result;
+}
+
+at::Tensor layer_norm_recompute(const at::Tensor& sum, const at::Tensor& mean, const at::Tensor& rstd,
+                                const Norm& norm) {
+  // One pass over the sum is cheaper for a kernel than reading the statistics: it forms them again, to the same bits.
+  TRIREME_LAUNCH(row_kernel_choice("layer_norm", sum), layer_norm_forward(sum, {}, norm, false, true, false).y.plain);
+  const at::Tensor normed = (sum.to(accumulate_type(sum)) - mean.unsqueeze(-1)).mul_(rstd.unsqueeze(-1));
+  return (normed * norm.weight + norm.bias).to(sum.scalar_type());
+}
+
+LayerNormGradients layer_norm_backward(const at::Tensor& dy, const LayerNormed& kept, const Norm& norm,
+                                       const Dropout& dropout, const at::Tensor& d_sum, bool want_norm,
+                                       bool want_branch_bias) {
+  TRIREME_LAUNCH(row_kernel_choice("layer_norm_backward", kept.sum),
+                 layer_norm_backward(dy, kept, norm, dropout, d_sum, want_norm, want_branch_bias));
+  const at::ScalarType type = accumulate_type(kept.sum), narrow = kept.sum.scalar_type();
+  const at::Tensor rstd = kept.rstd.unsqueeze(-1), d = dy.to(type);
+  const at::Tensor normed = (kept.sum.to(type) - kept.mean.unsqueeze(-1)).mul_(rstd);
+  LayerNormGradients result;
+  if (want_norm) {
+    result.d_weight = d.mul(normed).sum(0).to(narrow);
+    result.d_bias = d.sum(0).to(narrow);
+  }
+  const at::Tensor g = d.mul(norm.weight);
+  at::Tensor sum_gradient = (g - g.mean(-1, true) - normed * g.mul(normed).mean(-1, true)).mul_(rstd);
+  if (d_sum.defined()) sum_gradient.add_(d_sum);
+  result.d_sum = sum_gradient.to(narrow);
+  result.dx = dropout.active() ? apply_dropout(result.d_sum, dropout) : result.d_sum;
+  if (want_branch_bias) result.d_branch_bias = sum_columns(result.dx);
+  return result;
+}
+
+}  // namespace trireme

@@ -1,0 +1,86 @@
+#include "layers/linear_layer.h"
+
+#include "trireme/base/error.h"
+
+#include <ATen/ATen.h>
+
+namespace trireme {
+
+namespace {
+
+/// A gradient that belongs to this node alone (a residual has one user) is added to in place; one that autograd lent in
+/// another layout is not.
+Addend as_addend(const at::Tensor& other) {
+  return {other, other.defined() && other.is_non_overlapping_and_dense() && other.is_contiguous()};
+}
+
+}  // namespace
+
+LinearLayer::LinearLayer(const Linear& linear, const at::Tensor& x, const char* what, InputList& inputs)
+    : weight_(linear.weight), dtype_(x.scalar_type()), recipe_(&recipe_of(linear.weight.state.recipe)) {
+  const at::Tensor& matrix = weight_.matrix;
+  TRIREME_CHECK(matrix.dim() == 2 && x.size(-1) == matrix.size(1), what, ": input of ", x.size(-1), " columns, weight ",
+                matrix.sizes());
+  TRIREME_CHECK(weight_.state.recipe == Recipe::kFp8Frozen || x.scalar_type() == matrix.scalar_type(), what, ": x is ",
+                x.scalar_type(), ", weight ", matrix.scalar_type());
+  TRIREME_CHECK(!linear.bias.defined() || (linear.bias.dim() == 1 && linear.bias.size(0) == matrix.size(0)), what,
+                ": weight ", matrix.sizes(), ", bias ", linear.bias.defined() ? linear.bias.numel() : 0);
+  matrix_ = inputs.add(matrix);
+  bias_ = inputs.add(linear.bias);
+  lora_ = LoraPart(linear.lora, matrix, inputs);
+}
+
+OperandForms LinearLayer::input_forms() const {
+  OperandForms forms = recipe_->input_forms(weight_);
+  forms.plain = forms.plain || lora_.active();
+  return forms;
+}
+
+OperandForms LinearLayer::gradient_forms(const Gradients& gradients) const {
+  OperandForms forms = recipe_->gradient_forms(weight_);
+  forms.plain = forms.plain || lora_.active();
+  forms.column_sums = gradients.wanted(bias_);
+  return forms;
+}
+
+bool LinearLayer::backward_reads_input(const Gradients& gradients) const {
+  return lora_.active() || (gradients.wanted(matrix_) && recipe_->wgrad_reads_plain_input());
+}
+
+bool LinearLayer::may_read_input() const {
+  return lora_.active() || (weight_.matrix.requires_grad() && recipe_->wgrad_reads_plain_input());
+}
+
+at::Tensor LinearLayer::forward(const Operand& x, Bias bias, const at::Tensor& addend, bool again) {
+  const at::Tensor& added_bias = bias == Bias::kAdd ? bias_.value : at::Tensor();
+  const auto product = [&](const Addend& sum) { return recipe_->forward(x, weight_, dtype_, added_bias, sum, kept_); };
+  if (!lora_.active()) return product({addend});
+  if (!again) lora_.multiply_input(x.plain);
+  // The layer's own product comes last where it can: it reads what it adds to while the matrix engine is at work, and a
+  // pass over y of its own is saved.
+  if (!addend.defined()) return product({lora_.output_part(out_features()), true});
+  const at::Tensor y = product({addend});
+  lora_.add_to(y);
+  return y;
+}
+
+at::Tensor LinearLayer::backward(const Operand& dy, const std::function<at::Tensor()>& input, bool want_dx,
+                                 const at::Tensor& d_other, Gradients& gradients) {
+  if (lora_.active()) lora_.from_output_gradient(dy.plain, gradients);
+  at::Tensor part;
+  {
+    const at::Tensor x = backward_reads_input(gradients) ? input() : at::Tensor();
+    if (gradients.wanted(matrix_)) gradients.set(matrix_, recipe_->wgrad(dy, x, kept_, dtype_));
+    if (lora_.active()) part = lora_.from_input(x, want_dx, gradients);
+  }
+  if (gradients.wanted(bias_)) gradients.set(bias_, dy.column_sums);
+  if (!want_dx) return {};
+  Addend addend = as_addend(d_other);
+  if (part.defined()) {
+    if (d_other.defined()) part.add_(d_other);
+    addend = {part, true};
+  }
+  return recipe_->dgrad(dy, weight_, kept_, dtype_, addend);
+}
+
+}  // namespace trireme

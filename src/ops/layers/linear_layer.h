@@ -1,0 +1,55 @@
+#pragma once
+// Private to ops/: a linear layer as a member of an autograd node. It registers the layer's tensors as inputs of the
+// node, runs the three products by the weight's recipe, and keeps what its backward needs.
+
+#include "layers/lora.h"
+#include "matmul/recipe.h"
+#include "trireme/nn/autograd_node.h"
+#include "trireme/ops/layers/linear.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+
+namespace trireme {
+
+class LinearLayer {
+ public:
+  LinearLayer() = default;
+  /// An internal error where shapes or dtypes do not fit x [.., in]; `what` names the sub-layer.
+  LinearLayer(const Linear& linear, const at::Tensor& x, const char* what, InputList& inputs);
+
+  const at::Tensor& bias() const { return bias_.value; }
+  const Input& bias_input() const { return bias_; }
+  int64_t out_features() const { return weight_.matrix.size(0); }
+  int64_t in_features() const { return weight_.matrix.size(1); }
+  const LinearRecipe& recipe() const { return *recipe_; }
+
+  /// The forms of x that forward reads.
+  OperandForms input_forms() const;
+  /// The forms of dy that backward reads; `column_sums` where the bias has a gradient.
+  OperandForms gradient_forms(const Gradients& gradients) const;
+  /// Whether backward reads x in its plain form.
+  bool backward_reads_input(const Gradients& gradients) const;
+  /// The same before backward, for what forward keeps.
+  bool may_read_input() const;
+
+  enum class Bias { kAdd, kLeave };  // kLeave: the kernel behind the product adds it
+  /// x W^T (+ bias) + the adapters' part (+ addend). `again`: in backward, with the xA that forward kept.
+  at::Tensor forward(const Operand& x, Bias bias, const at::Tensor& addend = {}, bool again = false);
+
+  /// Writes the gradients of weight, bias and adapters; returns dx (+ `d_other`) [T, in] where wanted. `input` gives x
+  /// in its plain form and is called at most once, when backward_reads_input().
+  at::Tensor backward(const Operand& dy, const std::function<at::Tensor()>& input, bool want_dx,
+                      const at::Tensor& d_other, Gradients& gradients);
+
+ private:
+  Weight weight_;
+  Input matrix_, bias_;
+  at::ScalarType dtype_ = at::kFloat;
+  const LinearRecipe* recipe_ = nullptr;
+  LoraPart lora_;
+  LinearRecipe::Kept kept_;
+};
+
+}  // namespace trireme

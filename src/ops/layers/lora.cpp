@@ -1,0 +1,160 @@
+#include "layers/lora.h"
+
+#include "trireme/base/error.h"
+#include "trireme/ops/dispatch.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+namespace trireme {
+
+namespace {
+
+at::Tensor stack_rows(const std::vector<LoraSlot>& slots) {
+  std::vector<at::Tensor> a;
+  for (const LoraSlot& slot : slots) a.push_back(slot.a.value);
+  return a.size() == 1 ? a[0] : at::cat(a, 0);
+}
+
+/// Kernels mask the input while they read it; without dropout one library product for all adapters is as good.
+bool kernels_take(const at::Tensor& x, const std::vector<LoraSlot>& slots) {
+  if constexpr (kCudaBuild) {
+    const bool dropout = slots[0].dropout.active();
+    return Dispatch("lora", x)
+        .needs(dropout, "there is no dropout: one library product serves all adapters")
+        .needs(dropout && launch::lora_fits(x, slots), "the kernels take ranks up to 64 and contiguous 16-byte rows")
+        .choice(Runs::kLibrary)
+        .kernel();
+  }
+  return false;
+}
+
+bool kernel_up(const at::Tensor& y, const at::Tensor& xa, const at::Tensor& b, double scale, bool adds) {
+  if constexpr (kCudaBuild) return y.is_cuda() && launch::lora_up(y, xa, b, scale, adds);
+  return false;
+}
+
+/// Into y, or over what is there.
+void up_products(const at::Tensor& y, const std::vector<LoraSlot>& slots, double scale, bool adds) {
+  for (const LoraSlot& slot : slots) {
+    const at::Tensor& b = slot.b.value;
+    const at::Tensor rows = y.narrow(1, slot.row_begin, b.size(0));
+    if (!kernel_up(rows, slot.xa, b, scale, adds)) rows.addmm_(slot.xa, b.t(), adds ? 1 : 0, scale);
+  }
+}
+
+}  // namespace
+
+LoraPart::LoraPart(const Lora& lora, const at::Tensor& matrix, InputList& inputs)
+    : scale_(lora.scale), dropout_(lora.dropout) {
+  for (const LoraAdapter& adapter : lora.adapters) {
+    TRIREME_CHECK(adapter.a.dim() == 2 && adapter.b.dim() == 2 && adapter.a.size(1) == matrix.size(1) &&
+                      adapter.b.size(1) == adapter.a.size(0),
+                  "adapter A ", adapter.a.sizes(), " and B ", adapter.b.sizes(), " do not fit weight ", matrix.sizes());
+    TRIREME_CHECK(adapter.row_begin >= 0 && adapter.row_begin + adapter.b.size(0) <= matrix.size(0), "adapter rows ",
+                  adapter.row_begin, " to ", adapter.row_begin + adapter.b.size(0), " leave the weight's ",
+                  matrix.size(0));
+    for (const LoraSlot& other : slots_)
+      TRIREME_CHECK(adapter.row_begin >= other.row_begin + other.b.value.size(0) ||
+                        other.row_begin >= adapter.row_begin + adapter.b.size(0),
+                    "two adapters take row ", std::max(adapter.row_begin, other.row_begin), " of one weight");
+    slots_.push_back(
+        {inputs.add(adapter.a), inputs.add(adapter.b), adapter.row_begin, dropout_.at(adapter.stream), {}, {}});
+  }
+}
+
+void LoraPart::multiply_input(const at::Tensor& x) {
+  kernels_ = kernels_take(x, slots_);
+  if constexpr (kCudaBuild)
+    if (kernels_) return launch::lora_down(x, slots_);
+  if (dropout_.active()) {
+    for (LoraSlot& slot : slots_) slot.xa = at::mm(apply_dropout(x, slot.dropout), slot.a.value.t());
+    return;
+  }
+  const at::Tensor all = at::mm(x, stack_rows(slots_).t());
+  int64_t column = 0;
+  for (LoraSlot& slot : slots_) {
+    slot.xa = all.narrow(1, column, slot.a.value.size(0));
+    column += slot.a.value.size(0);
+  }
+}
+
+at::Tensor LoraPart::output_part(int64_t columns) const {
+  int64_t taken = 0;
+  for (const LoraSlot& slot : slots_) taken += slot.b.value.size(0);
+  const std::vector<int64_t> shape = {slots_[0].xa.size(0), columns};
+  const at::Tensor part =
+      taken == columns ? at::empty(shape, slots_[0].xa.options()) : at::zeros(shape, slots_[0].xa.options());
+  up_products(part, slots_, scale_, /*adds=*/false);
+  return part;
+}
+
+void LoraPart::add_to(const at::Tensor& y) const { up_products(y, slots_, scale_, /*adds=*/true); }
+
+void LoraPart::from_output_gradient(const at::Tensor& dy, Gradients& gradients) {
+  for (LoraSlot& slot : slots_) {
+    const at::Tensor& b = slot.b.value;
+    const at::Tensor dy_rows = dy.narrow(1, slot.row_begin, b.size(0));
+    const bool want_db = gradients.wanted(slot.b);
+    if constexpr (kCudaBuild) {
+      if (kernels_) {
+        launch::LoraUpGradients both;
+        if (want_db) both = launch::lora_up_gradients(dy_rows, slot.xa, b, scale_);
+        if (both.d_xa.defined()) {
+          slot.d_xa = both.d_xa;
+          gradients.set(slot.b, both.db);
+          continue;
+        }
+        slot.d_xa = launch::lora_gradient_product(dy_rows, b, scale_);
+      }
+    }
+    if (!slot.d_xa.defined()) slot.d_xa = at::mm(dy_rows, b).mul_(scale_);
+    if (want_db) gradients.set(slot.b, at::mm(dy_rows.t(), slot.xa).mul_(scale_));
+  }
+}
+
+at::Tensor LoraPart::from_input(const at::Tensor& x, bool want_dx, Gradients& gradients) {
+  if (slots_.empty()) return {};
+  const bool any = std::any_of(slots_.begin(), slots_.end(), [&](const LoraSlot& s) { return gradients.wanted(s.a); });
+  at::Tensor dx;
+  if constexpr (kCudaBuild) {
+    if (kernels_) {
+      if (want_dx) dx = at::empty_like(x);
+      if (any) {
+        const std::vector<at::Tensor> da = launch::lora_down_gradients(x, dx, slots_);
+        for (size_t i = 0; i < slots_.size(); ++i)
+          if (gradients.wanted(slots_[i].a)) gradients.set(slots_[i].a, da[i]);
+      } else if (want_dx) {
+        launch::lora_down_dx(dx, x, slots_);
+      }
+      return dx;
+    }
+  }
+  if (!dropout_.active()) {
+    std::vector<at::Tensor> d_xa;
+    for (const LoraSlot& slot : slots_) d_xa.push_back(slot.d_xa);
+    const at::Tensor all = d_xa.size() == 1 ? d_xa[0] : at::cat(d_xa, 1);
+    if (want_dx) dx = at::mm(all, stack_rows(slots_));
+    if (!any) return dx;
+    const at::Tensor da = at::mm(all.t(), x);
+    int64_t row = 0;
+    for (const LoraSlot& slot : slots_) {
+      if (gradients.wanted(slot.a)) gradients.set(slot.a, da.narrow(0, row, slot.a.value.size(0)));
+      row += slot.a.value.size(0);
+    }
+    return dx;
+  }
+  for (const LoraSlot& slot : slots_) {
+    if (gradients.wanted(slot.a)) gradients.set(slot.a, at::mm(slot.d_xa.t(), apply_dropout(x, slot.dropout)));
+    if (!want_dx) continue;
+    const at::Tensor part = at::mm(slot.d_xa, slot.a.value);
+    if (dx.defined())
+      add_dropout_(dx, part, slot.dropout);
+    else
+      dx = apply_dropout(part, slot.dropout);
+  }
+  return dx;
+}
+
+}  // namespace trireme

@@ -1,0 +1,77 @@
+#pragma once
+// Private to ops/: LoRA as an optional part of a linear layer inside an autograd node.
+//
+//   forward   xA_i = dropout_i(x) A_i^T;  y[:, rows of i] += scale xA_i B_i^T
+//   backward  d_xA_i = scale dy[:, rows of i] B_i,  dB_i = scale dy[:, rows of i]^T xA_i
+//             dA_i = d_xA_i^T dropout_i(x),  dx += dropout_i(d_xA_i A_i)
+
+#include "trireme/nn/autograd_node.h"
+#include "trireme/ops/layers/linear.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace trireme {
+
+/// One adapter of a layer.
+struct LoraSlot {
+  Input a, b;  // [r, in], [rows, r]
+  int64_t row_begin = 0;
+  Dropout dropout;
+  at::Tensor xa;    // [T, r], kept by forward; rows may lie apart
+  at::Tensor d_xa;  // [T, r]; for kernels with columns of zeros up to a rank that they know
+};
+
+class LoraPart {
+ public:
+  LoraPart() = default;
+  /// Adapters that do not fit `matrix` [out, in], or share a row of it, are an internal error.
+  LoraPart(const Lora& lora, const at::Tensor& matrix, InputList& inputs);
+  bool active() const { return !slots_.empty(); }
+
+  /// Forms xA of every adapter from x [T, in].
+  void multiply_input(const at::Tensor& x);
+  /// The adapters' part of y [T, columns] alone, for the layer's own product to be added to.
+  at::Tensor output_part(int64_t columns) const;
+  /// y += the adapters' part.
+  void add_to(const at::Tensor& y) const;
+
+  /// d_xA and dB, from dy alone; done first, while dy is in L2.
+  void from_output_gradient(const at::Tensor& dy, Gradients& gradients);
+  /// dA, and where wanted the adapters' part of dx [T, in] for the layer's own product to be added to.
+  at::Tensor from_input(const at::Tensor& x, bool want_dx, Gradients& gradients);
+
+ private:
+  std::vector<LoraSlot> slots_;
+  double scale_ = 0;
+  Dropout dropout_;
+  bool kernels_ = false;  // our kernels take x
+};
+
+namespace launch {
+
+/// Whether the kernels take x [T, in] and every adapter's rank, with dropout on.
+bool lora_fits(const at::Tensor& x, const std::vector<LoraSlot>& slots);
+/// xA of every slot.
+void lora_down(const at::Tensor& x, std::vector<LoraSlot>& slots);
+/// scale * dy B [T, r] with columns of zeros up to a rank that the next two know.
+at::Tensor lora_gradient_product(const at::Tensor& dy_rows, const at::Tensor& b, double scale);
+/// dA of every slot; with dx [T, in] (contiguous; undefined: not wanted) lora_down_dx() in the same pass where
+/// possible.
+std::vector<at::Tensor> lora_down_gradients(const at::Tensor& x, const at::Tensor& dx,
+                                            const std::vector<LoraSlot>& slots);
+/// dx = sum of dropout_i(d_xA_i A_i); dx contiguous, x for its shape.
+void lora_down_dx(const at::Tensor& dx, const at::Tensor& x, const std::vector<LoraSlot>& slots);
+/// y = scale * xA B^T, or += where it adds; y's rows may lie apart. False: the kernel does not take these.
+bool lora_up(const at::Tensor& y, const at::Tensor& xa, const at::Tensor& b, double scale, bool adds);
+struct LoraUpGradients {
+  at::Tensor d_xa, db;  // undefined: the kernel does not take these
+};
+/// scale * dy B and scale * dy^T xA in one read of dy.
+LoraUpGradients lora_up_gradients(const at::Tensor& dy, const at::Tensor& xa, const at::Tensor& b, double scale);
+
+}  // namespace launch
+
+}  // namespace trireme

@@ -1,0 +1,272 @@
+#include "trireme/ops/layers/loss_head.h"
+
+#include "cross_entropy.h"
+#include "trireme/base/error.h"
+#include "trireme/nn/autograd_node.h"
+#include "trireme/ops/dispatch.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+namespace trireme {
+
+namespace {
+
+at::ScalarType loss_type(const at::Tensor& x) { return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
+
+/// Tokens whose logits fill 256 MiB.
+int64_t kernel_chunk(int64_t vocab_size, int64_t element_size) {
+  constexpr int64_t kBytes = int64_t{256} << 20;
+  return std::max<int64_t>(256, kBytes / (vocab_size * element_size) / 128 * 128);
+}
+
+struct HeadResult {
+  at::Tensor loss;      // scalar
+  at::Tensor d_hidden;  // of loss / largest
+  at::Tensor d_weight;  // of loss / largest, accumulation type
+  at::Tensor d_bias;    // as d_weight
+  at::Tensor largest;   // scalar, the largest token weight
+};
+
+at::Tensor logits_of(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias) {
+  return bias.defined() ? at::addmm(bias, hidden, weight.t()) : at::mm(hidden, weight.t());
+}
+
+HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
+                      const at::Tensor& targets, const at::Tensor& token_weight, bool need_hidden, bool need_weight) {
+  const at::ScalarType type = loss_type(hidden);
+  const auto options = hidden.options().dtype(type);
+  HeadResult result;
+  result.loss = at::zeros({}, options);
+  if (need_hidden) result.d_hidden = at::empty_like(hidden);
+  if (need_weight) result.d_weight = at::zeros(weight.sizes(), options);
+  if (need_weight && bias.defined()) result.d_bias = at::zeros(bias.sizes(), options);
+  // A batch without targets divides nothing by zero.
+  result.largest = token_weight.to(type).max().clamp_min(1e-30);
+
+  const int64_t tokens = hidden.size(0), chunk = loss_head_chunk(weight.size(0), hidden.is_cuda());
+  for (int64_t begin = 0; begin < tokens; begin += chunk) {
+    const int64_t count = std::min(chunk, tokens - begin);
+    const at::Tensor h = hidden.narrow(0, begin, count);
+    const at::Tensor target = targets.narrow(0, begin, count).unsqueeze(1);
+    const at::Tensor w = token_weight.narrow(0, begin, count).to(type);
+    at::Tensor logits = logits_of(h, weight, bias).to(type);
+    const at::Tensor log_sum = logits.logsumexp(-1, true);
+    result.loss.add_((log_sum - logits.gather(1, target)).squeeze(1).mul_(w).sum());
+    if (!need_hidden && !need_weight) continue;
+    const at::Tensor relative = (w / result.largest).unsqueeze(1);
+    at::Tensor d_logits = logits.sub_(log_sum).exp_().mul_(relative);
+    d_logits.scatter_add_(1, target, -relative);
+    d_logits = d_logits.to(hidden.scalar_type());
+    if (need_hidden) {
+      at::Tensor out = result.d_hidden.narrow(0, begin, count);
+      at::mm_out(out, d_logits, weight);
+    }
+    if (result.d_bias.defined()) result.d_bias.add_(at::sum(d_logits, {0}, false, type));
+    if (need_weight) {
+      if (type == hidden.scalar_type())
+        result.d_weight.addmm_(d_logits.t(), h);
+      else
+        result.d_weight.add_(at::mm(d_logits.t(), h));
+    }
+  }
+  return result;
+}
+
+/// The same where our kernels serve: the logits of a chunk become their gradient in place, so one
+/// buffer of a chunk is all the memory that comes on top of the results, and the host waits for nothing.
+HeadResult run_chunks_with_kernels(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
+                                   const at::Tensor& targets, const at::Tensor& token_weight, bool need_hidden,
+                                   bool need_weight) {
+  const int64_t tokens = hidden.size(0), vocab = weight.size(0);
+  const auto options = hidden.options().dtype(at::kFloat);
+  HeadResult result;
+  const at::Tensor w = token_weight.to(at::kFloat).contiguous(), target = targets.contiguous();
+  result.largest = w.max().clamp_min(1e-30);
+  const at::Tensor inverse = result.largest.reciprocal();
+  if (need_hidden) result.d_hidden = at::empty_like(hidden);
+  if (need_weight) result.d_weight = at::empty(weight.sizes(), options);
+
+  // Equal chunks of whole GEMM tiles.
+  const int64_t most = kernel_chunk(vocab, hidden.element_size()), chunks = (tokens + most - 1) / most,
+                chunk = std::min(tokens, ((tokens + chunks - 1) / chunks + 127) / 128 * 128);
+  // Rows start on 16-byte boundaries whatever the vocabulary is.
+  const int64_t padded = (vocab + 15) / 16 * 16;
+  const at::Tensor buffer = at::empty({chunk, padded}, hidden.options());
+  at::Tensor losses = at::empty({tokens}, options);
+  for (int64_t begin = 0; begin < tokens; begin += chunk) {
+    const int64_t count = std::min(chunk, tokens - begin);
+    const at::Tensor h = hidden.narrow(0, begin, count);
+    at::Tensor logits = buffer.narrow(0, 0, count).narrow(1, 0, vocab);
+    if (bias.defined())
+      at::addmm_out(logits, bias, h, weight.t());
+    else
+      at::mm_out(logits, h, weight.t());
+    at::Tensor part = losses.narrow(0, begin, count);
+    launch::cross_entropy_(logits, target.narrow(0, begin, count), w.narrow(0, begin, count), inverse, part,
+                           need_hidden || need_weight);
+    if (need_hidden) {
+      at::Tensor out = result.d_hidden.narrow(0, begin, count);
+      at::mm_out(out, logits, weight);
+    }
+    if (!need_weight) continue;
+    if (bias.defined()) {
+      const at::Tensor sums = at::sum(logits, {0}, false, at::kFloat);
+      result.d_bias = result.d_bias.defined() ? result.d_bias.add_(sums) : sums;
+    }
+    const bool wide = hidden.scalar_type() == at::kFloat;
+    if (begin == 0) {
+      if (wide)
+        at::mm_out(result.d_weight, logits.t(), h);
+      else
+        at::mm_out(result.d_weight, logits.t(), h, at::kFloat);
+    } else if (wide) {
+      result.d_weight.addmm_(logits.t(), h);
+    } else {
+      at::addmm_out(result.d_weight, result.d_weight, logits.t(), h, at::kFloat);
+    }
+  }
+  result.loss = launch::sum(losses);
+  return result;
+}
+
+/// x * factor in `dtype`, a few rows at a time: a GPU would round a zero-dimensional fp32 factor to
+/// bf16 before multiplying.
+at::Tensor scaled(const at::Tensor& x, const at::Tensor& factor, at::ScalarType dtype) {
+  TRIREME_LAUNCH(Dispatch("scale", x).needs(x.is_contiguous(), "the matrix is not contiguous").choice(),
+                 scaled(x, factor.contiguous(), dtype));
+  at::Tensor out = at::empty(x.sizes(), x.options().dtype(dtype));
+  constexpr int64_t kRows = 4096;
+  for (int64_t begin = 0; begin < x.size(0); begin += kRows) {
+    const int64_t count = std::min(kRows, x.size(0) - begin);
+    out.narrow(0, begin, count).copy_(x.narrow(0, begin, count).to(factor.scalar_type()).mul(factor));
+  }
+  return out;
+}
+
+struct LossHead {
+  Input hidden, weight, bias;
+  at::Tensor targets, token_weight;
+  bool need_hidden, need_weight;
+  at::ScalarType dtype;
+  at::Tensor d_hidden, d_weight, d_bias, largest;
+
+  HeadResult run() const {
+    const at::Tensor &h = hidden.value, &w = weight.value;
+    const Choice choice =
+        Dispatch("loss_head", h)
+            .needs(h.is_contiguous() && w.is_contiguous(), "hidden states or weight are not contiguous")
+            .needs(h.size(0) > 0, "there are no tokens")
+            .choice();
+    if constexpr (kCudaBuild)
+      if (choice.kernel())
+        return run_chunks_with_kernels(h, w, bias.value, targets, token_weight, need_hidden, need_weight);
+    at::Tensor counted;  // indices of the counted tokens, where some are not
+    if (h.is_cpu()) {
+      counted = token_weight.nonzero().squeeze(1);
+      if (counted.size(0) == h.size(0)) counted = at::Tensor();
+    }
+    if (!counted.defined()) return run_chunks(h, w, bias.value, targets, token_weight, need_hidden, need_weight);
+    HeadResult result;
+    if (counted.size(0) > 0) {
+      result = run_chunks(h.index_select(0, counted), w, bias.value, targets.index_select(0, counted),
+                          token_weight.index_select(0, counted), need_hidden, need_weight);
+      if (need_hidden) result.d_hidden = at::zeros_like(h).index_copy_(0, counted, result.d_hidden);
+      return result;
+    }
+    result.loss = at::zeros({}, h.options().dtype(loss_type(h)));
+    result.largest = at::ones({}, result.loss.options());
+    if (need_hidden) result.d_hidden = at::zeros_like(h);
+    if (need_weight) result.d_weight = at::zeros(w.sizes(), result.loss.options());
+    if (need_weight && bias.given()) result.d_bias = at::zeros(bias.value.sizes(), result.loss.options());
+    return result;
+  }
+
+  variable_list forward() {
+    HeadResult result = run();
+    d_hidden = result.d_hidden;
+    d_weight = result.d_weight;
+    d_bias = result.d_bias;
+    largest = result.largest;
+    hidden.value = weight.value = bias.value = targets = token_weight = at::Tensor();
+    return {result.loss};
+  }
+
+  void backward(const variable_list& d_outputs, Gradients& gradients) {
+    const at::Tensor factor = d_outputs[0] * largest;
+    const auto set = [&](const Input& input, at::Tensor& value) {
+      if (gradients.wanted(input)) gradients.set(input, scaled(value, factor, dtype));
+      value = at::Tensor();
+    };
+    set(hidden, d_hidden);
+    set(weight, d_weight);
+    set(bias, d_bias);
+  }
+};
+
+}  // namespace
+
+int64_t loss_head_chunk(int64_t vocab_size, bool on_gpu) {
+  const int64_t elements = (on_gpu ? int64_t{512} << 20 : int64_t{64} << 20) / 4;
+  return std::max<int64_t>(on_gpu ? 256 : 16, elements / vocab_size);
+}
+
+namespace {
+
+void check_arguments(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
+                     const at::Tensor& token_weight, const at::Tensor& bias) {
+  TRIREME_CHECK(hidden.dim() == 2 && weight.dim() == 2 && hidden.size(1) == weight.size(1), "loss head: hidden ",
+                hidden.sizes(), ", weight ", weight.sizes());
+  TRIREME_CHECK(targets.dim() == 1 && token_weight.dim() == 1 && targets.size(0) == hidden.size(0) &&
+                    token_weight.size(0) == hidden.size(0),
+                "loss head: ", hidden.size(0), " tokens, ", targets.numel(), " targets, ", token_weight.numel(),
+                " weights");
+  TRIREME_CHECK(!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(0)), "loss head: weight ",
+                weight.sizes(), ", bias ", bias.sizes());
+}
+
+}  // namespace
+
+at::Tensor loss_head(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
+                     const at::Tensor& token_weight, const at::Tensor& bias) {
+  check_arguments(hidden, weight, targets, token_weight, bias);
+  const bool gradients = at::GradMode::is_enabled();
+  InputList inputs;
+  const Input h = inputs.add(hidden), w = inputs.add(weight), b = inputs.add(bias);
+  LossHead node{h,
+                w,
+                b,
+                targets,
+                token_weight,
+                gradients && hidden.requires_grad(),
+                gradients && weight.requires_grad(),
+                weight.scalar_type(),
+                {},
+                {},
+                {},
+                {}};
+  return run_node(std::move(node), inputs)[0];
+}
+
+HeadScore score_head(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
+                     const at::Tensor& token_weight, const at::Tensor& bias) {
+  check_arguments(hidden, weight, targets, token_weight, bias);
+  at::NoGradGuard no_grad;
+  const auto wide = hidden.options().dtype(at::kDouble);
+  HeadScore score{at::zeros({}, wide), at::zeros({}, wide)};
+  const int64_t chunk = loss_head_chunk(weight.size(0), hidden.is_cuda());
+  for (int64_t begin = 0; begin < hidden.size(0); begin += chunk) {
+    const int64_t count = std::min(chunk, hidden.size(0) - begin);
+    const at::Tensor logits = logits_of(hidden.narrow(0, begin, count), weight, bias);
+    const at::Tensor target = targets.narrow(0, begin, count), w = token_weight.narrow(0, begin, count);
+    // The ids are compared, not the values: of equal logits the library's first one is the answer.
+    score.hits.add_(logits.argmax(-1).eq(target).logical_and(w.ne(0)).sum());
+    const at::Tensor wider = logits.to(loss_type(hidden));
+    const at::Tensor loss = wider.logsumexp(-1) - wider.gather(1, target.unsqueeze(1)).squeeze(1);
+    score.loss.add_(loss.to(at::kDouble).mul(w).sum());
+  }
+  return score;
+}
+
+}  // namespace trireme

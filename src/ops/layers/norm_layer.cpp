@@ -1,0 +1,62 @@
+#include "layers/norm_layer.h"
+
+#include "layer_norm.h"
+#include "rms_norm.h"
+#include "trireme/base/error.h"
+
+#include <ATen/ATen.h>
+
+namespace trireme {
+
+NormLayer::NormLayer(const Norm& norm, const at::Tensor& x, const char* what, InputList& inputs) : norm_(norm) {
+  if (!present()) return;
+  TRIREME_CHECK(norm.weight.dim() == 1 && x.size(-1) == norm.weight.size(0), what, ": rows of ", x.size(-1),
+                ", norm of ", norm.weight.numel());
+  TRIREME_CHECK(x.scalar_type() == norm.weight.scalar_type(), what, ": x is ", x.scalar_type(), ", norm ",
+                norm.weight.scalar_type());
+  TRIREME_CHECK(norm.bias.defined() == (norm.kind == NormKind::kLayer), what,
+                ": a layer norm has a bias, an RMS norm none");
+  weight_ = inputs.add(norm.weight);
+  bias_ = inputs.add(norm.bias);
+}
+
+Operand NormLayer::forward(const at::Tensor& x, const OperandForms& wanted) {
+  if (norm_.kind == NormKind::kRms) {
+    RmsNormed normed = rms_norm_forward(x, norm_.weight, norm_.eps, wanted);
+    rstd_ = normed.rstd;
+    return std::move(normed.y);
+  }
+  if (norm_.kind == NormKind::kLayer) {
+    LayerNormed normed = layer_norm_forward(x, {}, norm_, wanted);
+    mean_ = normed.mean;
+    rstd_ = normed.rstd;
+    return std::move(normed.y);
+  }
+  return make_operand(x, wanted);
+}
+
+Operand NormLayer::recompute(const at::Tensor& x, const OperandForms& wanted) const {
+  // Forms other than the plain one come out of the forward kernel in the same pass.
+  if (norm_.kind == NormKind::kRms && !wanted.rows)
+    return make_operand(rms_norm_recompute(x, rstd_, norm_.weight, norm_.eps), wanted);
+  if (norm_.kind == NormKind::kLayer && !wanted.rows)
+    return make_operand(layer_norm_recompute(x, mean_, rstd_, norm_), wanted);
+  return NormLayer(*this).forward(x, wanted);
+}
+
+at::Tensor NormLayer::backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& d_residual,
+                               Gradients& gradients) {
+  if (norm_.kind == NormKind::kRms) {
+    at::Tensor d_weight;
+    const at::Tensor dx =
+        rms_norm_backward(dy, x, rstd_, norm_.weight, d_residual, gradients.wanted(weight_) ? &d_weight : nullptr);
+    gradients.set(weight_, d_weight);
+    return dx;
+  }
+  const LayerNormGradients d = layer_norm_backward(dy, {{}, x, mean_, rstd_}, norm_, {}, d_residual, trained(gradients),
+                                                   /*want_branch_bias=*/false);
+  set_gradients(d.d_weight, d.d_bias, gradients);
+  return d.d_sum;
+}
+
+}  // namespace trireme

@@ -1,0 +1,70 @@
+#include "trireme/ops/layers/norm_linear.h"
+
+#include "flatten_tokens.h"
+#include "gelu.h"
+#include "layers/linear_layer.h"
+#include "layers/norm_layer.h"
+#include "trireme/base/error.h"
+
+#include <ATen/ATen.h>
+
+namespace trireme {
+
+namespace {
+
+struct NormLinearNode {
+  Input x;
+  NormLayer norm;
+  LinearLayer linear;
+  Activation activation = Activation::kNone;
+  at::Tensor z;  // before the activation, without bias
+
+  variable_list forward() {
+    const at::Tensor rows = flatten_tokens(x.value);
+    const Operand normed = norm.forward(rows, linear.input_forms());
+    const bool activated = activation != Activation::kNone;
+    at::Tensor y = linear.forward(normed, activated ? LinearLayer::Bias::kLeave : LinearLayer::Bias::kAdd);
+    if (activated) {
+      z = y;
+      y = gelu_forward(z, linear.bias(), activation);
+    }
+    std::vector<int64_t> shape = x.value.sizes().vec();
+    shape.back() = linear.out_features();
+    return {at::_unsafe_view(y, shape), x.value};
+  }
+
+  void backward(const variable_list& d_outputs, Gradients& gradients) {
+    const at::Tensor rows = flatten_tokens(x.value), dy_rows = flatten_tokens(d_outputs[0]);
+    const at::Tensor d_residual = d_outputs[1].defined() ? flatten_tokens(d_outputs[1]) : at::Tensor();
+    const OperandForms forms = linear.gradient_forms(gradients);
+    const Operand dy = activation == Activation::kNone
+                           ? make_operand(dy_rows.contiguous(), forms)
+                           : gelu_backward_operand(dy_rows, z, linear.bias(), activation, forms);
+    const bool want_dx = gradients.wanted(x);
+    at::Tensor dx;
+    if (norm.present()) {
+      const at::Tensor dn = linear.backward(
+          dy, [&] { return norm.recompute(rows, {.plain = true}).plain; }, want_dx || norm.trained(gradients), {},
+          gradients);
+      if (dn.defined()) dx = norm.backward(dn, rows, d_residual, gradients);
+    } else {
+      dx = linear.backward(dy, [&] { return rows; }, want_dx, d_residual, gradients);
+    }
+    if (want_dx) gradients.set(x, dx.view(x.value.sizes()));
+  }
+};
+
+}  // namespace
+
+std::array<at::Tensor, 2> norm_linear(const at::Tensor& x, const Norm& norm, const Linear& linear,
+                                      Activation activation) {
+  TRIREME_CHECK(activation == Activation::kNone || (activation != Activation::kSwiglu && linear.bias.defined()),
+                "norm_linear: an activation is a GELU of a product with its bias");
+  InputList inputs;
+  const Input input = inputs.add(x.contiguous());
+  NormLinearNode node{input, {norm, x, "norm_linear", inputs}, {linear, x, "norm_linear", inputs}, activation, {}};
+  const variable_list out = run_node(std::move(node), inputs);
+  return {out[0], out[1]};
+}
+
+}  // namespace trireme

@@ -1,0 +1,121 @@
+#include "trireme/ops/layers/norm_mlp.h"
+
+#include "flatten_tokens.h"
+#include "gelu.h"
+#include "layers/linear_layer.h"
+#include "layers/norm_layer.h"
+#include "layers/residual_tail.h"
+#include "swiglu.h"
+#include "trireme/base/error.h"
+
+#include <ATen/ATen.h>
+
+namespace trireme {
+
+namespace {
+
+struct NormMlpNode {
+  Input h;
+  NormLayer norm;
+  LinearLayer up;
+  Activation activation;
+  LinearLayer down;
+  ResidualTail tail;
+  bool recompute_up;
+  // Of the up projection: its output without bias, or that of SwiGLU in FP8; of GELU the activation, too.
+  at::Tensor projected, activated;
+  Fp8Rows projected_fp8;
+
+  bool gated() const { return activation == Activation::kSwiglu; }
+
+  at::Tensor project_up(const Operand& normed, bool again) {
+    return up.forward(normed, gated() ? LinearLayer::Bias::kAdd : LinearLayer::Bias::kLeave, {}, again);
+  }
+
+  Operand activate(const at::Tensor& z, const OperandForms& wanted) const {
+    return gated() ? swiglu_forward(z, wanted, false).y : gelu_forward_operand(z, up.bias(), activation, wanted);
+  }
+
+  variable_list forward() {
+    const at::Tensor rows = flatten_tokens(h.value);
+    const at::Tensor z = project_up(norm.forward(rows, up.input_forms()), /*again=*/false);
+    Operand active;
+    if (gated() && down.recipe().keeps_activations_in_fp8() && !recompute_up) {
+      SwigluForward both = swiglu_forward(z, down.input_forms(), /*keep_fp8=*/true);
+      active = std::move(both.y);
+      projected_fp8 = both.kept_fp8;
+    } else {
+      active = activate(z, down.input_forms());
+      if (!recompute_up) projected = z;
+      if (!gated() && !recompute_up && down.may_read_input()) activated = active.plain;
+    }
+    const at::Tensor y = tail.forward(down, active, rows);
+    return {at::_unsafe_view(y, h.value.sizes())};
+  }
+
+  void backward(const variable_list& d_outputs, Gradients& gradients) {
+    const at::Tensor rows = flatten_tokens(h.value);
+    const ResidualTail::Parts parts = tail.backward(down, flatten_tokens(d_outputs[0]), gradients);
+    at::Tensor normed;  // in its plain form, where the recomputation below made it
+    if (recompute_up) {
+      OperandForms forms = up.input_forms();
+      forms.plain = forms.plain || up.backward_reads_input(gradients);
+      const Operand operand = norm.recompute(rows, forms);
+      projected = project_up(operand, /*again=*/true);
+      if (up.backward_reads_input(gradients)) normed = operand.plain;
+    }
+    at::Tensor d_active = down.backward(
+        parts.d_branch, [&] { return plain_activation(rows.scalar_type()); }, /*want_dx=*/true, {}, gradients);
+    activated = at::Tensor();
+    const OperandForms forms = up.gradient_forms(gradients);
+    const Operand d_projected = gated() ? swiglu_backward(d_active, projected, projected_fp8, forms)
+                                        : gelu_backward_operand(d_active, projected, up.bias(), activation, forms);
+    d_active = projected = at::Tensor();
+    projected_fp8 = {};
+
+    const bool want_dh = gradients.wanted(h);
+    const auto input = [&] { return normed.defined() ? normed : norm.recompute(rows, {.plain = true}).plain; };
+    at::Tensor dh;
+    if (norm.present()) {
+      const at::Tensor dn = up.backward(d_projected, input, want_dh || norm.trained(gradients), {}, gradients);
+      if (dn.defined()) dh = norm.backward(dn, rows, parts.d_residual, gradients);
+    } else {
+      dh = up.backward(d_projected, input, want_dh, parts.d_residual, gradients);
+    }
+    if (want_dh) gradients.set(h, dh.view(h.value.sizes()));
+  }
+
+  at::Tensor plain_activation(at::ScalarType dtype) const {
+    if (activated.defined()) return activated;
+    return activate(projected_fp8.defined() ? dequantise_rows(projected_fp8, dtype) : projected, {.plain = true}).plain;
+  }
+};
+
+}  // namespace
+
+at::Tensor norm_mlp(const at::Tensor& h, const Mlp& mlp) {
+  TRIREME_CHECK(mlp.activation != Activation::kNone, "norm_mlp: no activation");
+  TRIREME_CHECK(mlp.activation == Activation::kSwiglu || mlp.up.bias.defined(),
+                "norm_mlp: GELU is taken of a product with its bias");
+  const int64_t width =
+      mlp.activation == Activation::kSwiglu ? mlp.up.weight.matrix.size(0) / 2 : mlp.up.weight.matrix.size(0);
+  TRIREME_CHECK(mlp.down.weight.matrix.size(1) == width && mlp.down.weight.matrix.size(0) == h.size(-1), "norm_mlp: h ",
+                h.sizes(), ", up ", mlp.up.weight.matrix.sizes(), ", down ", mlp.down.weight.matrix.sizes());
+  InputList inputs;
+  const Input input = inputs.add(h.contiguous());
+  // Only the dtype and width of what the down projection reads are looked at.
+  const at::Tensor active = h.new_empty({0, width});
+  NormMlpNode node{input,
+                   {mlp.norm, h, "norm_mlp", inputs},
+                   {mlp.up, h, "norm_mlp", inputs},
+                   mlp.activation,
+                   {mlp.down, active, "norm_mlp", inputs},
+                   {mlp.dropout, mlp.post_norm, h, "norm_mlp", inputs},
+                   mlp.recompute_up,
+                   {},
+                   {},
+                   {}};
+  return run_node(std::move(node), inputs)[0];
+}
+
+}  // namespace trireme

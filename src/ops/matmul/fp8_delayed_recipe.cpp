@@ -1,0 +1,45 @@
+// FP8 products of trained weights with one scale a tensor, from the amax of the step before. x and W are E4M3, dy is
+// E5M2; sums are fp32, results come in the compute dtype.
+#include "matmul/recipe.h"
+
+#include <ATen/ATen.h>
+
+namespace trireme {
+
+namespace {
+
+class Fp8DelayedRecipe final : public LinearRecipe {
+ public:
+  OperandForms input_forms(const Weight& weight) const override {
+    return {.codes = &weight.state.scales.x, .codes_known = *weight.state.scales.known};
+  }
+  OperandForms gradient_forms(const Weight& weight) const override {
+    return {.codes = &weight.state.scales.dy, .codes_known = *weight.state.scales.known};
+  }
+  bool wgrad_reads_plain_input() const override { return false; }
+
+  at::Tensor forward(const Operand& x, const Weight& weight, at::ScalarType dtype, const at::Tensor& bias,
+                     const Addend& addend, Kept& kept) const override {
+    const Fp8LinearScales& scales = weight.state.scales;
+    const Fp8Codes w = make_codes({weight.matrix, {}, {}}, scales.weight, *scales.known, false).codes;
+    kept.x_transposed = {x.codes.transposed, x.codes.inverse};
+    kept.weight_transposed = {w.transposed, w.inverse};
+    return fp8_product({x.codes.data, x.codes.inverse}, {w.data, w.inverse}, dtype, bias, addend);
+  }
+  at::Tensor dgrad(const Operand& dy, const Weight&, const Kept& kept, at::ScalarType dtype,
+                   const Addend& addend) const override {
+    return fp8_product({dy.codes.data, dy.codes.inverse}, kept.weight_transposed, dtype, {}, addend);
+  }
+  at::Tensor wgrad(const Operand& dy, const at::Tensor&, const Kept& kept, at::ScalarType dtype) const override {
+    return fp8_product({dy.codes.transposed, dy.codes.inverse}, kept.x_transposed, dtype);
+  }
+};
+
+}  // namespace
+
+const LinearRecipe& fp8_delayed_recipe() {
+  static const Fp8DelayedRecipe recipe;
+  return recipe;
+}
+
+}  // namespace trireme

@@ -1,0 +1,118 @@
+#include "matmul/operand.h"
+
+#include "gelu.h"
+#include "trireme/base/error.h"
+#include "trireme/ops/dispatch.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <limits>
+
+namespace trireme {
+
+namespace {
+
+constexpr at::ScalarType kE4m3 = at::kFloat8_e4m3fn;
+/// Elements converted at a time where a whole fp32 copy of a weight would be too much.
+constexpr int64_t kCastChunk = int64_t{1} << 26;
+
+double largest_code(const Fp8Scale& scale) { return scale.gradient ? kLargestE5m2 : kLargestE4m3; }
+
+at::Tensor values_of(const CodesSource& source) {
+  if (source.gelu == Activation::kNone) return source.x;
+  if (!source.dy.defined()) return gelu_forward(source.x, source.bias, source.gelu);
+  return gelu_backward(source.dy, source.x, source.bias, source.gelu).dx;
+}
+
+/// What the kernel does in one pass.
+Operand compose_codes(const at::Tensor& values, const Fp8Scale& scale, bool want_column_sums) {
+  scale.amax.copy_(at::maximum(scale.amax, fp8_amax(values)));
+  const double largest = largest_code(scale);
+  const at::Tensor data =
+      values.to(at::kFloat).mul(scale.scale).clamp_(-largest, largest).to(scale.gradient ? at::kFloat8_e5m2 : kE4m3);
+  const at::Tensor transposed = data.view(at::kByte).t().contiguous().view(data.scalar_type());
+  Operand result;
+  result.codes = {data, transposed, scale.inverse};
+  if (want_column_sums) result.column_sums = at::sum(values, {0}, false, at::kFloat).to(values.scalar_type());
+  return result;
+}
+
+}  // namespace
+
+Fp8Rows quantise_rows(const at::Tensor& x_TD, int64_t groups) {
+  TRIREME_CHECK(x_TD.dim() == 2 && x_TD.size(1) % groups == 0, "quantise_rows: ", x_TD.sizes(), " in ", groups,
+                " groups");
+  const Choice choice = Dispatch("quantise_rows", x_TD)
+                            .needs(groups == 1, "a row has several scales, which SwiGLU's kernel writes")
+                            .choice();
+  TRIREME_LAUNCH(choice, quantise_rows(x_TD.contiguous()));
+  const at::Tensor x = x_TD.to(at::kFloat).view({x_TD.size(0), groups, -1});
+  const at::Tensor inverse = fp8_inverse_scale(x.abs().amax(-1));
+  const at::Tensor data = x.div(inverse.unsqueeze(-1)).clamp_(-kLargestE4m3, kLargestE4m3).to(kE4m3);
+  return {data.view(x_TD.sizes()), inverse};
+}
+
+at::Tensor dequantise_rows(const Fp8Rows& rows, at::ScalarType dtype) {
+  const int64_t groups = rows.inverse_scale.size(1);
+  return rows.data.to(at::kFloat)
+      .view({rows.data.size(0), groups, -1})
+      .mul_(rows.inverse_scale.unsqueeze(-1))
+      .to(dtype)
+      .view(rows.data.sizes());
+}
+
+at::Tensor sum_columns(const at::Tensor& x_TD) {
+  const at::ScalarType type = x_TD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  return at::sum(x_TD, {0}, false, type).to(x_TD.scalar_type());
+}
+
+Operand make_codes(const CodesSource& source, const Fp8Scale& scale, bool known, bool want_column_sums) {
+  // The first step knows no amax but the tensor's own.
+  if (!known)
+    follow_amax(scale.scale, scale.inverse, fp8_amax(values_of(source)),
+                at::full_like(scale.scale, largest_code(scale)));
+  TRIREME_LAUNCH(Dispatch("fp8_codes", source.x).choice(), make_codes(source, scale, want_column_sums));
+  return compose_codes(values_of(source), scale, want_column_sums);
+}
+
+void complete(Operand& operand, const OperandForms& wanted) {
+  if (wanted.rows && !operand.rows.defined()) operand.rows = quantise_rows(operand.plain);
+  if (wanted.codes != nullptr && !operand.codes.defined()) {
+    const bool sums = wanted.column_sums && !operand.column_sums.defined();
+    Operand made = make_codes({operand.plain, {}, {}}, *wanted.codes, wanted.codes_known, sums);
+    operand.codes = std::move(made.codes);
+    if (sums) operand.column_sums = std::move(made.column_sums);
+  }
+  if (wanted.column_sums && !operand.column_sums.defined()) operand.column_sums = sum_columns(operand.plain);
+  if (!wanted.plain) operand.plain = at::Tensor();
+}
+
+Operand make_operand(const at::Tensor& plain, const OperandForms& wanted) {
+  Operand result;
+  result.plain = plain;
+  complete(result, wanted);
+  return result;
+}
+
+at::Tensor fp8_amax(const at::Tensor& w) {
+  // aminmax reads any float type as it is; abs() would write a copy.
+  const auto [low, high] = at::aminmax(w);
+  return at::maximum(low.abs(), high.abs()).to(at::kFloat);
+}
+
+at::Tensor fp8_inverse_scale(const at::Tensor& amax) {
+  return at::where(amax.gt(0).logical_or(amax.isnan()), amax / kLargestE4m3, 1.0);
+}
+
+void fp8_cast_(const at::Tensor& target, const at::Tensor& w, const at::Tensor& inverse_scale) {
+  const at::Tensor to = target.view(-1), from = w.reshape(-1);
+  TRIREME_CHECK(to.numel() == from.numel(), "fp8_cast_: ", from.numel(), " values for ", to.numel());
+  for (int64_t begin = 0; begin < to.numel(); begin += kCastChunk) {
+    const int64_t count = std::min(kCastChunk, to.numel() - begin);
+    to.narrow(0, begin, count)
+        .copy_(from.narrow(0, begin, count).to(at::kFloat).div_(inverse_scale).clamp_(-kLargestE4m3, kLargestE4m3));
+  }
+}
+
+}  // namespace trireme

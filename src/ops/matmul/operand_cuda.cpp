@@ -1,0 +1,67 @@
+#include "kernels/fp8_operands/fp8_operands.h"
+#include "kernels/quantize/quantize.h"
+#include "launch.h"
+#include "matmul/operand.h"
+#include "row_output.h"
+
+#include <ATen/ATen.h>
+#include <c10/cuda/CUDAGuard.h>
+
+namespace trireme::launch {
+
+Fp8Rows quantise_rows(const at::Tensor& x_TD) {
+  const c10::cuda::CUDAGuard guard(x_TD.device());
+  Fp8Rows rows = empty_rows(x_TD, x_TD.size(0), x_TD.size(1), 1);
+  launched(
+      kernels::quantize_rows(x_TD.const_data_ptr(), bytes(rows.data), rows.inverse_scale.mutable_data_ptr<float>(),
+                             x_TD.size(0), x_TD.size(1), element(x_TD), kernels::Fp8Format::kE4M3, stream_of(x_TD)),
+      "quantize_rows");
+  return rows;
+}
+
+at::Tensor transpose_bytes(const at::Tensor& matrix) {
+  const c10::cuda::CUDAGuard guard(matrix.device());
+  at::Tensor out = at::empty({matrix.size(1), matrix.size(0)}, matrix.options());
+  launched(kernels::transpose_bytes(static_cast<const uint8_t*>(matrix.const_data_ptr()), bytes(out), matrix.size(0),
+                                    matrix.size(1), stream_of(matrix)),
+           "transpose_bytes");
+  return out;
+}
+
+Operand make_codes(const CodesSource& source, const Fp8Scale& scale, bool want_column_sums) {
+  const c10::cuda::CUDAGuard guard(source.x.device());
+  const at::Tensor x = source.x.contiguous(), dy = source.dy.defined() ? source.dy.contiguous() : at::Tensor();
+  const int64_t num_rows = x.size(0), columns = x.size(1);
+  TRIREME_CHECK(num_rows % 16 == 0 && columns % 16 == 0, "FP8 codes of a matrix ", x.sizes(),
+                " need multiples of 16 on a GPU: use precision.linear: compute");
+  const auto type = x.options().dtype(scale.gradient ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn);
+  Operand result;
+  result.codes = {at::empty({num_rows, columns}, type), at::empty({columns, num_rows}, type), scale.inverse};
+  at::Tensor workspace;
+  kernels::Fp8Operands a;
+  a.x = x.const_data_ptr();
+  if (source.gelu != Activation::kNone) {
+    a.values = dy.defined() ? kernels::OperandValues::kGeluGradient : kernels::OperandValues::kGelu;
+    a.bias = source.bias.const_data_ptr();
+    if (dy.defined()) a.dy = dy.const_data_ptr();
+    a.gelu = source.gelu == Activation::kGeluTanh ? kernels::GeluKind::kTanh : kernels::GeluKind::kErf;
+  }
+  a.data = bytes(result.codes.data);
+  a.transposed = bytes(result.codes.transposed);
+  a.scale = scale.scale.const_data_ptr<float>();
+  a.amax = scale.amax.mutable_data_ptr<float>();
+  if (want_column_sums) {
+    result.column_sums = at::empty({columns}, x.options());
+    workspace = at::empty({kernels::fp8_operands_workspace(num_rows, columns)}, x.options().dtype(at::kFloat));
+    a.sums = result.column_sums.mutable_data_ptr();
+    a.workspace = workspace.mutable_data_ptr<float>();
+  }
+  a.rows = num_rows;
+  a.columns = columns;
+  a.element = element(x);
+  a.format = scale.gradient ? kernels::Fp8Format::kE5M2 : kernels::Fp8Format::kE4M3;
+  launched(kernels::fp8_operands(a, stream_of(x)), "fp8_operands");
+  return result;
+}
+
+}  // namespace trireme::launch

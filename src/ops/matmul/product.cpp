@@ -1,0 +1,41 @@
+#include "matmul/product.h"
+
+#include "trireme/base/error.h"
+#include "trireme/ops/dispatch.h"
+
+#include <ATen/ATen.h>
+
+namespace trireme {
+
+at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarType dtype, const at::Tensor& bias_N,
+                       const Addend& addend) {
+  TRIREME_CHECK(a_MK.codes.size(1) == b_NK.codes.size(1), "an FP8 product of ", a_MK.codes.sizes(), " and ",
+                b_NK.codes.sizes(), ": their inner dimensions differ");
+  const Choice choice = Dispatch("fp8_product", a_MK.codes).choice();
+  if (choice.kernel())
+    for (const int64_t size : {a_MK.codes.size(0), a_MK.codes.size(1), b_NK.codes.size(0)})
+      TRIREME_CHECK(size % 16 == 0 || a_MK.inverse.dim() == 1, "an FP8 product of ", a_MK.codes.sizes(), " and ",
+                    b_NK.codes.sizes(), " needs multiples of 16 on a GPU: use precision.linear: compute");
+  TRIREME_LAUNCH(choice, fp8_product(a_MK, b_NK, dtype, bias_N, addend));
+  const bool by_rows = a_MK.inverse.dim() == 1;
+  at::Tensor product = at::mm(a_MK.codes.to(at::kFloat), b_NK.codes.to(at::kFloat).t());
+  if (by_rows)
+    product.mul_(a_MK.inverse.unsqueeze(1)).mul_(b_NK.inverse);
+  else
+    product.mul_(a_MK.inverse * b_NK.inverse);
+  if (bias_N.defined()) product.add_(bias_N);
+  if (addend.sum.defined()) product.add_(addend.sum);
+  return addend.overwritten ? addend.sum.copy_(product) : product.to(dtype);
+}
+
+at::Tensor plain_product(const at::Tensor& a_MK, const at::Tensor& b_KN, const at::Tensor& bias_N,
+                         const Addend& addend) {
+  if (addend.overwritten) {
+    const at::Tensor y = addend.sum.addmm_(a_MK, b_KN);
+    return bias_N.defined() ? y.add_(bias_N) : y;
+  }
+  const at::Tensor y = bias_N.defined() ? at::addmm(bias_N, a_MK, b_KN) : at::mm(a_MK, b_KN);
+  return addend.sum.defined() ? y.add_(addend.sum) : y;
+}
+
+}  // namespace trireme

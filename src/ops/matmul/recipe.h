@@ -1,0 +1,51 @@
+#pragma once
+// Private to ops/: how a linear layer y = x W^T takes the operands of its three products,
+//
+//   forward  y = x W^T      dgrad  dx = dy W      wgrad  dW = dy^T x
+//
+// in which number format and with whose scales. A layer asks its recipe which forms of x and dy it reads, has their
+// producers write just these, and hands them over. One object a recipe, without state: what forward keeps for backward
+// lies in Kept, scales in the weight's state. A new number format is a new implementation, in a file of its own.
+
+#include "matmul/operand.h"
+#include "matmul/product.h"
+#include "trireme/nn/weight.h"
+
+#include <ATen/core/Tensor.h>
+
+namespace trireme {
+
+class LinearRecipe {
+ public:
+  virtual ~LinearRecipe() = default;
+
+  /// What forward reads of x [T, in], and backward of dy [T, out] (the bias gradient apart).
+  virtual OperandForms input_forms(const Weight& weight) const = 0;
+  virtual OperandForms gradient_forms(const Weight& weight) const = 0;
+  /// Whether wgrad reads x in its plain form, which the layer then keeps or recomputes.
+  virtual bool wgrad_reads_plain_input() const = 0;
+  /// Whether an activation before this layer is kept for backward in FP8 rows rather than plain.
+  virtual bool keeps_activations_in_fp8() const { return false; }
+
+  /// What forward keeps for backward beside W's own memory.
+  struct Kept {
+    Fp8Matrix x_transposed, weight_transposed;
+  };
+  /// x W^T (+ bias) (+ addend) in `dtype`.
+  virtual at::Tensor forward(const Operand& x, const Weight& weight, at::ScalarType dtype, const at::Tensor& bias,
+                             const Addend& addend, Kept& kept) const = 0;
+  /// dy W (+ addend) in `dtype`.
+  virtual at::Tensor dgrad(const Operand& dy, const Weight& weight, const Kept& kept, at::ScalarType dtype,
+                           const Addend& addend) const = 0;
+  /// dy^T x in `dtype`; `plain_x` is read where wgrad_reads_plain_input().
+  virtual at::Tensor wgrad(const Operand& dy, const at::Tensor& plain_x, const Kept& kept,
+                           at::ScalarType dtype) const = 0;
+};
+
+const LinearRecipe& recipe_of(Recipe recipe);
+
+const LinearRecipe& compute_recipe();
+const LinearRecipe& fp8_frozen_recipe();
+const LinearRecipe& fp8_delayed_recipe();
+
+}  // namespace trireme
