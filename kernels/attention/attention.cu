@@ -9,7 +9,7 @@ namespace {
 
 bool valid(const AttentionShape& s, const AttentionDropout& d, const AttentionTile* tiles, int64_t count,
            const int32_t* counters) {
-  if (d.threshold >= 128 || (d.threshold > 0 && (s.d != 64 || s.causal || d.sample_ids == nullptr))) return false;
+  if (d.threshold >= 128 || (d.threshold > 0 && ((s.d != 64 && !s.causal) || d.sample_ids == nullptr))) return false;
   return tiles != nullptr && counters != nullptr && count > 0 && count * s.q_heads < INT32_MAX / 2;
 }
 

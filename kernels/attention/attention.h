@@ -86,7 +86,7 @@ struct AttentionTensor {
 /// Decisions are a function of (key, sample of the token's sequence, head, row, column) with row and column inside the
 /// sequence, which has up to 65,536 tokens.
 struct AttentionDropout {
-  uint32_t threshold = 0;  // of 128; 0: no dropout; else d 64, not causal
+  uint32_t threshold = 0;  // of 128; 0: no dropout; else d 64, or d 128 and causal
   uint32_t t0 = 0, t1 = 0;
   const int64_t* sample_ids = nullptr;  // of each sequence, on the device
 };

@@ -79,16 +79,20 @@ constexpr int64_t kBlocksPerShort = 8;
 template <class T, int kDim>
 cudaError_t pick(const AttentionBackward& a, cudaStream_t stream) {
   const auto by_sums = [&]<bool kCausal, bool kDropout>(std::bool_constant<kCausal>, std::bool_constant<kDropout>) {
-    if constexpr (kDim == 64)
+    if constexpr (kDim == 64 && !(kCausal && kDropout))
       if (keeps_sums_on_chip(a)) return launch<Config<T, kDim, kCausal, kDropout, Sums::kOnChip>>(a, stream);
-    if constexpr (kCausal)
+    // With dropout the variant that finishes dQ has no registers left.
+    if constexpr (kCausal && !kDropout)
       if (!a.deterministic && a.short_blocks * kBlocksPerShort >= a.block_count)
         return launch<Config<T, kDim, kCausal, kDropout, Sums::kAnyOrder, true>>(a, stream);
     return a.deterministic ? launch<Config<T, kDim, kCausal, kDropout, Sums::kKeyOrder>>(a, stream)
                            : launch<Config<T, kDim, kCausal, kDropout, Sums::kAnyOrder>>(a, stream);
   };
-  if constexpr (kDim == 64)
-    if (a.dropout.threshold > 0) return by_sums(std::false_type{}, std::true_type{});
+  if (a.dropout.threshold > 0) {
+    if constexpr (kDim == 64)
+      if (!a.shape.causal) return by_sums(std::false_type{}, std::true_type{});
+    return by_sums(std::true_type{}, std::true_type{});
+  }
   return a.shape.causal ? by_sums(std::true_type{}, std::false_type{}) : by_sums(std::false_type{}, std::false_type{});
 }
 

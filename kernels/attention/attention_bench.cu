@@ -65,7 +65,10 @@ TRIREME_BENCH(attention) {
                             {"70B 8 x 2048", rows(8, 2048), 64, 8, 128, true, 0},
                             {"7B 2 x 4096", rows(2, 4096), 32, 32, 128, true, 0},
                             {"BERT 48 x 512", rows(48, 512), 16, 16, 64, false, 0},
-                            {"BERT 48 x 512 packed, dropout", packed_rows(), 16, 16, 64, false, 13}};
+                            {"BERT 48 x 512 packed, dropout", packed_rows(), 16, 16, 64, false, 13},
+                            {"GPT 126M 4 x 2048", rows(4, 2048), 12, 12, 64, true, 0},
+                            {"GPT 126M 4 x 2048, dropout", rows(4, 2048), 12, 12, 64, true, 13},
+                            {"GPT 5B 4 x 2048, dropout", rows(4, 2048), 32, 32, 128, true, 13}};
   for (const int count : {2, 5, 10, 20, 40})
     shapes.push_back({"70B 8192 in " + std::to_string(count) + " documents", documents(count), 64, 8, 128, true, 0});
   for (const Shape& s : shapes) {

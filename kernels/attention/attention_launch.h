@@ -20,7 +20,9 @@ cudaError_t check_attention(const AttentionShape& shape);
 bool valid_tensor(const AttentionTensor& tensor);
 
 inline bool keeps_sums_on_chip(const AttentionBackward& a) {
-  return a.sequence_count > 0 && a.shape.d == 64 && a.shape.q_heads == a.shape.kv_heads;
+  // Causal attention with dropout is for long sequences: it has no such variant.
+  return a.sequence_count > 0 && a.shape.d == 64 && a.shape.q_heads == a.shape.kv_heads &&
+         !(a.shape.causal && a.dropout.threshold > 0);
 }
 
 /// Heads whose keys and values of so many tokens fit the L2 cache together; at least those of one key head.

@@ -45,6 +45,11 @@ std::vector<Case> cases(bool backward) {
   all.push_back({many, 4, 4, 64, false, 1, 13});
   all.push_back({{0, 100, 256, 300, 512}, 4, 4, 64, false, 1, 13});
   all.push_back({{0, 512}, 2, 2, 64, false, 1, 64});
+  for (const int d : {64, 128}) {
+    all.push_back({many, 4, 4, d, true, 1, 13});
+    all.push_back({{0, 1, 64, 65, 193, 386, 500}, 4, 2, d, true, 1, 13});
+    all.push_back({{0, 700}, 6, 1, d, true, 1, 64});
+  }
   if (!backward) all.push_back({{0, 2047}, 2, 1, 128, true});
   return all;
 }
@@ -100,8 +105,8 @@ TEST_F(AttentionTest, BackwardEqualsTheOracle) {
 }
 
 TEST_F(AttentionTest, DeterministicRunsRepeatTheirBits) {
-  for (const int d : {64, 128}) {
-    Problem run({{0, 700, 2048, 3000}, 8, 2, d, true}, Element::kBF16);
+  for (const auto& [d, threshold] : {std::pair{64, 0U}, {64, 13U}, {128, 0U}, {128, 13U}}) {
+    Problem run({{0, 700, 2048, 3000}, 8, 2, d, true, 1, threshold}, Element::kBF16);
     CUDA_OK(run.forward());
     const std::vector<unsigned char> o = run.o_bytes();
     CUDA_OK(run.backward(true));
@@ -170,6 +175,11 @@ TEST_F(AttentionTest, RefusesWhatItCannotServe) {
   EXPECT_EQ(attention_forward(a, nullptr), cudaErrorInvalidValue);
   a = run.forward_arguments();
   a.shape.element = Element::kF32;
+  EXPECT_EQ(attention_forward(a, nullptr), cudaErrorInvalidValue);
+  a = run.forward_arguments();
+  a.shape.d = 128;
+  a.shape.causal = false;
+  a.dropout.threshold = 13;
   EXPECT_EQ(attention_forward(a, nullptr), cudaErrorInvalidValue);
   a = run.forward_arguments();
   a.shape.causal = false;
