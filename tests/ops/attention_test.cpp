@@ -4,81 +4,185 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 namespace trireme {
 namespace {
 
 using namespace testing;
 
 struct Shape {
-  int64_t rows, length, heads, kv_heads, head_dim;
   std::vector<int32_t> bounds;
+  int64_t heads, kv_heads, head_dim;
+  int64_t tokens() const { return bounds.back(); }
 };
 
 const std::vector<Shape> kShapes = {
-    {1, 7, 2, 2, 4, {0, 7}},          // one sequence
-    {2, 5, 4, 2, 6, {0, 5, 10}},      // rows, grouped queries
-    {1, 11, 6, 2, 8, {0, 3, 4, 11}},  // packed, one of length 1
-    {2, 6, 3, 1, 4, {0, 2, 6, 12}},   // packed and whole rows together
+    {{0, 7}, 2, 2, 4},         // one sequence
+    {{0, 5, 10}, 4, 2, 6},     // equal lengths, grouped queries
+    {{0, 3, 4, 11}, 6, 2, 8},  // one of length 1
+    {{0, 2, 6, 12}, 3, 1, 4},
 };
 
+/// q, k and v side by side: [T, N + 2 K, H].
+at::Tensor packed_heads(const Shape& s, at::ScalarType dtype = at::kDouble) {
+  return random({s.tokens(), s.heads + 2 * s.kv_heads, s.head_dim}, 1, dtype);
+}
+std::vector<at::Tensor> apart(const Shape& s, const at::Tensor& packed) {
+  return {packed.narrow(1, 0, s.heads), packed.narrow(1, s.heads, s.kv_heads),
+          packed.narrow(1, s.heads + s.kv_heads, s.kv_heads)};
+}
+std::vector<int64_t> keys_of(const Shape& s, int64_t first = 70) {
+  std::vector<int64_t> keys;
+  for (size_t i = 0; i + 1 < s.bounds.size(); ++i) keys.push_back(first + 13 * static_cast<int64_t>(i));
+  return keys;
+}
+Sequences sequences_of(const Shape& s) { return make_sequences(s.bounds, keys_of(s), at::kCPU); }
+
+AttentionOptions options(bool causal, double p = 0) {
+  return {.scale = 0.4, .causal = causal, .dropout = p > 0 ? Dropout{p, 3, {}, 4} : Dropout{}};
+}
+
 TEST(Attention, EqualsScoresWrittenOut) {
-  for (const Shape& shape : kShapes) {
-    for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
-      const SequenceLayout layout = make_sequence_layout(shape.bounds, shape.rows, shape.length, at::kCPU);
-      const at::Tensor q = random({shape.rows, shape.length, shape.heads, shape.head_dim}, 1, dtype);
-      const at::Tensor k = random({shape.rows, shape.length, shape.kv_heads, shape.head_dim}, 2, dtype);
-      const at::Tensor v = random({shape.rows, shape.length, shape.kv_heads, shape.head_dim}, 3, dtype);
-      const double bound = dtype == at::kDouble ? 1e-12 : 1e-5;
-      EXPECT_LT(max_difference(attention(q, k, v, layout, 0.4), attention_reference(q, k, v, layout, 0.4)), bound)
-          << shape.rows << "x" << shape.length << " " << c10::toString(dtype);
+  for (const Shape& s : kShapes) {
+    for (const bool causal : {false, true}) {
+      for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
+        const at::Tensor packed = packed_heads(s, dtype);
+        const auto t = apart(s, packed);
+        const Sequences sequences = sequences_of(s);
+        const at::Tensor expected = attention_reference(t[0], t[1], t[2], sequences, options(causal));
+        const double bound = dtype == at::kDouble ? 1e-12 : 1e-5;
+        EXPECT_LT(max_difference(attention(t[0], t[1], t[2], sequences, options(causal)), expected), bound)
+            << s.tokens() << " tokens, causal " << causal << " " << c10::toString(dtype);
+        EXPECT_LT(max_difference(attention_of_packed(packed, s.kv_heads, sequences, options(causal)), expected), bound);
+      }
     }
   }
 }
 
-TEST(Attention, GradientEqualsDifferences) {
-  for (const Shape& shape : {kShapes[1], kShapes[3]}) {
-    const SequenceLayout layout = make_sequence_layout(shape.bounds, shape.rows, shape.length, at::kCPU);
-    const std::vector<at::Tensor> inputs = {random({shape.rows, shape.length, shape.heads, shape.head_dim}, 1),
-                                            random({shape.rows, shape.length, shape.kv_heads, shape.head_dim}, 2),
-                                            random({shape.rows, shape.length, shape.kv_heads, shape.head_dim}, 3)};
-    EXPECT_LT(gradient_error([&](const auto& t) { return project(attention(t[0], t[1], t[2], layout, 0.5)); }, inputs),
-              1e-7);
+/// Scores, mask, decisions and softmax of one sequence written out.
+at::Tensor with_decisions(const Shape& s, const at::Tensor& packed, bool causal, double p) {
+  const AttentionOptions o = options(causal, p);
+  const auto t = apart(s, packed);
+  const uint32_t threshold = attention_dropout_threshold(p);
+  std::vector<at::Tensor> parts;
+  for (size_t i = 0; i + 1 < s.bounds.size(); ++i) {
+    const int64_t begin = s.bounds[i], length = s.bounds[i + 1] - begin;
+    std::vector<at::Tensor> heads;
+    for (int64_t n = 0; n < s.heads; ++n) {
+      const int64_t kv = n / (s.heads / s.kv_heads);
+      const at::Tensor q = t[0].narrow(0, begin, length).select(1, n), k = t[1].narrow(0, begin, length).select(1, kv),
+                       v = t[2].narrow(0, begin, length).select(1, kv);
+      at::Tensor scores = at::matmul(q, k.t()) * o.scale;
+      if (causal) scores = scores.masked_fill(at::ones({length, length}, at::kBool).triu_(1), -INFINITY);
+      at::Tensor kept = at::empty({length, length}, at::kBool);
+      attention_keeps(dropout_key(o.dropout), keys_of(s)[i], static_cast<uint32_t>(n), length, threshold,
+                      kept.mutable_data_ptr<bool>());
+      const at::Tensor probabilities = at::softmax(scores, -1) * kept.to(at::kDouble) * (128.0 / (128 - threshold));
+      heads.push_back(at::matmul(probabilities, v));
+    }
+    parts.push_back(at::stack(heads, 1));
+  }
+  return at::cat(parts, 0);
+}
+
+TEST(Attention, DropsTheDecidedProbabilities) {
+  for (const Shape& s : kShapes) {
+    for (const bool causal : {false, true}) {
+      const at::Tensor packed = packed_heads(s);
+      const at::Tensor ours = attention_of_packed(packed, s.kv_heads, sequences_of(s), options(causal, 0.3));
+      EXPECT_LT(max_difference(ours, with_decisions(s, packed, causal, 0.3)), 1e-12);
+    }
+  }
+}
+
+TEST(Attention, GradientsEqualDifferences) {
+  for (const Shape& s : {kShapes[1], kShapes[3]}) {
+    for (const bool causal : {false, true}) {
+      for (const double p : {0.0, 0.3}) {
+        const Sequences sequences = sequences_of(s);
+        const auto together = [&](const std::vector<at::Tensor>& t) {
+          return project(attention_of_packed(t[0], s.kv_heads, sequences, options(causal, p)).square());
+        };
+        const auto separately = [&](const std::vector<at::Tensor>& t) {
+          return project(attention(t[0], t[1], t[2], sequences, options(causal, p)).square());
+        };
+        EXPECT_LT(gradient_error(together, {packed_heads(s)}), 1e-6) << "causal " << causal << ", p " << p;
+        EXPECT_LT(gradient_error(separately, apart(s, packed_heads(s))), 1e-6) << "causal " << causal << ", p " << p;
+      }
+    }
   }
 }
 
 TEST(Attention, APackOfThreeEqualsTheThreeAlone) {
-  const int64_t lengths[] = {4, 1, 6};
-  const at::Tensor q = random({1, 11, 4, 8}, 1), k = random({1, 11, 2, 8}, 2), v = random({1, 11, 2, 8}, 3);
-  const at::Tensor packed = attention(q, k, v, make_sequence_layout({0, 4, 5, 11}, 1, 11, at::kCPU), 0.3);
-  int64_t begin = 0;
-  for (const int64_t length : lengths) {
-    const SequenceLayout alone = make_sequence_layout({0, static_cast<int32_t>(length)}, 1, length, at::kCPU);
-    const at::Tensor want =
-        attention(q.narrow(1, begin, length), k.narrow(1, begin, length), v.narrow(1, begin, length), alone, 0.3);
-    EXPECT_LT(max_difference(packed.narrow(1, begin, length), want), 1e-14);
-    begin += length;
+  const Shape s{{0, 4, 5, 11}, 4, 2, 8};
+  for (const double p : {0.0, 0.5}) {
+    const at::Tensor packed = packed_heads(s),
+                     together = attention_of_packed(packed, 2, sequences_of(s), options(true, p));
+    for (size_t i = 0; i + 1 < s.bounds.size(); ++i) {
+      const int32_t begin = s.bounds[i], length = s.bounds[i + 1] - begin;
+      // The decisions of dropout belong to the sequence's key.
+      const Sequences alone = make_sequences({0, length}, {keys_of(s)[i]}, at::kCPU);
+      const at::Tensor own =
+          attention_of_packed(packed.narrow(0, begin, length).contiguous(), 2, alone, options(true, p));
+      EXPECT_LT(max_difference(together.narrow(0, begin, length), own), 1e-14) << i;
+      if (p == 0 || length == 1) continue;
+      const Sequences other = make_sequences({0, length}, {keys_of(s)[i] + 1}, at::kCPU);
+      EXPECT_GT(max_difference(
+                    own, attention_of_packed(packed.narrow(0, begin, length).contiguous(), 2, other, options(true, p))),
+                1e-3);
+    }
   }
 }
 
-TEST(Attention, NeverLooksAhead) {
-  const SequenceLayout layout = make_sequence_layout({0, 6}, 1, 6, at::kCPU);
-  const at::Tensor q = random({1, 6, 2, 4}, 1), k = random({1, 6, 2, 4}, 2), v = random({1, 6, 2, 4}, 3);
-  const at::Tensor before = attention(q, k, v, layout, 0.5);
-  k.narrow(1, 4, 2).fill_(100);
-  v.narrow(1, 4, 2).fill_(100);
-  const at::Tensor after = attention(q, k, v, layout, 0.5);
-  EXPECT_EQ(max_difference(before.narrow(1, 0, 4), after.narrow(1, 0, 4)), 0);
-  EXPECT_GT(max_difference(before.narrow(1, 4, 2), after.narrow(1, 4, 2)), 1);
+TEST(Attention, CausalNeverLooksAhead) {
+  const Shape s{{0, 6}, 2, 2, 4};
+  for (const double p : {0.0, 0.3}) {
+    at::Tensor packed = packed_heads(s);
+    const at::Tensor before = attention_of_packed(packed, 2, sequences_of(s), options(true, p));
+    packed.narrow(0, 4, 2).narrow(1, 2, 4).fill_(100);
+    const at::Tensor after = attention_of_packed(packed, 2, sequences_of(s), options(true, p));
+    EXPECT_EQ(max_difference(before.narrow(0, 0, 4), after.narrow(0, 0, 4)), 0);
+    EXPECT_GT(max_difference(before.narrow(0, 4, 2), after.narrow(0, 4, 2)), 1);
+  }
 }
 
-TEST(SequenceLayout, RefusesImpossibleBoundaries) {
-  EXPECT_ANY_THROW(make_sequence_layout({0, 5}, 1, 6, at::kCPU));        // ends early
-  EXPECT_ANY_THROW(make_sequence_layout({1, 6}, 1, 6, at::kCPU));        // begins late
-  EXPECT_ANY_THROW(make_sequence_layout({0, 3, 3, 6}, 1, 6, at::kCPU));  // empty sequence
-  EXPECT_ANY_THROW(make_sequence_layout({0, 12}, 2, 6, at::kCPU));       // crosses a row
-  EXPECT_ANY_THROW(make_sequence_layout({}, 1, 6, at::kCPU));
-  EXPECT_TRUE(make_sequence_layout({0, 6, 12}, 2, 6, at::kCPU).one_per_row);
-  EXPECT_FALSE(make_sequence_layout({0, 1, 6, 12}, 2, 6, at::kCPU).one_per_row);
+TEST(Attention, DecisionsHaveTheirRateAndNoPattern) {
+  constexpr int64_t kLength = 256;
+  const DropoutKey key = dropout_key({0.1, 5, {}, 3});
+  const uint32_t threshold = attention_dropout_threshold(0.1);
+  EXPECT_EQ(threshold, 13u);
+  EXPECT_EQ(attention_dropout_threshold(0.0), 0u);
+  at::Tensor kept = at::empty({3, kLength, kLength}, at::TensorOptions(at::kBool));
+  for (int64_t i = 0; i < 3; ++i)
+    attention_keeps(key, 70 + i / 2, static_cast<uint32_t>(i % 2), kLength, threshold,
+                    kept.mutable_data_ptr<bool>() + i * kLength * kLength);
+  const at::Tensor x = kept.to(at::kDouble);
+  const double rate = 1 - 13.0 / 128, deviation = std::sqrt(rate * (1 - rate) / (kLength * kLength));
+  for (int64_t i = 0; i < 3; ++i) EXPECT_NEAR(x[i].mean().item<double>(), rate, 5 * deviation) << i;
+  const at::Tensor c = (x - rate) / std::sqrt(rate * (1 - rate));
+  // Other heads, other sequences, neighbours and the elements that share a draw are uncorrelated.
+  const double bound = 5.0 / kLength;
+  EXPECT_LT(std::abs((c[0] * c[1]).mean().item<double>()), bound);
+  EXPECT_LT(std::abs((c[0] * c[2]).mean().item<double>()), bound);
+  for (const int64_t shift : {1, 8, 16})
+    for (const int64_t dim : {0, 1})
+      EXPECT_LT(std::abs((c[0] * c[0].roll(shift, dim)).mean().item<double>()), bound) << shift << " " << dim;
+}
+
+TEST(Sequences, RefuseImpossibleBoundaries) {
+  EXPECT_ANY_THROW(make_sequences({}, {}, at::kCPU));
+  EXPECT_ANY_THROW(make_sequences({1, 6}, {}, at::kCPU));            // begins late
+  EXPECT_ANY_THROW(make_sequences({0, 3, 3, 6}, {}, at::kCPU));      // empty sequence
+  EXPECT_ANY_THROW(make_sequences({0, 3, 6}, {1, 2, 3}, at::kCPU));  // a key too many
+  EXPECT_TRUE(make_sequences({0, 6, 12}, {}, at::kCPU).equal_lengths);
+  EXPECT_FALSE(make_sequences({0, 1, 6, 12}, {}, at::kCPU).equal_lengths);
+  EXPECT_EQ(make_sequences({0, 1, 6, 12}, {}, at::kCPU).longest, 6);
+  const Shape s{{0, 6}, 2, 2, 4};
+  const at::Tensor packed = packed_heads(s);
+  EXPECT_ANY_THROW(attention_of_packed(packed, 2, make_sequences({0, 5}, {}, at::kCPU), options(true)));
+  EXPECT_ANY_THROW(attention_of_packed(packed, 2, make_sequences({0, 6}, {}, at::kCPU), options(true, 0.3)))
+      << "no keys";
 }
 
 }  // namespace

@@ -13,22 +13,21 @@ using namespace testing;
 const auto kIndices = at::TensorOptions(at::kLong);
 
 TEST(BertEmbedding, ValueAndGradientsWithDropout) {
-  const at::Tensor ids = at::tensor({3, 1, 1, 0, 4, 3}, kIndices).view({2, 3}),
-                   types = at::tensor({0, 1, 1, 0, 0, 1}, kIndices).view({2, 3}),
-                   positions = at::arange(3, kIndices).expand({2, 3});
+  const at::Tensor ids = at::tensor({3, 1, 1, 0, 4, 3}, kIndices), types = at::tensor({0, 1, 1, 0, 0, 1}, kIndices),
+                   positions = at::arange(3, kIndices).repeat({2});
   const std::vector<at::Tensor> tables = {random({5, 6}, 1), random({3, 6}, 2), random({2, 6}, 3), random({6}, 4),
                                           random({6}, 5)};
   const Dropout dropout{0.3, 7, at::tensor({11, 12}, kIndices)};
   const auto with = [&](const Dropout& d) {
     return [&, d](const std::vector<at::Tensor>& t) {
-      return bert_embedding({t[0], t[1], t[2], t[3], t[4]}, ids, positions, types, 1e-3, d, 5);
+      return bert_embedding({t[0], t[1], t[2], t[3], t[4]}, {ids, positions, types}, 1e-3, d.at(5));
     };
   };
   const at::Tensor sum = tables[0].index({ids}) + tables[1].index({positions}) + tables[2].index({types});
   const at::Tensor centred = sum - sum.mean(-1, true);
   const at::Tensor normed = centred / (centred.square().mean(-1, true) + 1e-3).sqrt() * tables[3] + tables[4];
   EXPECT_LT(max_difference(with({})(tables), normed), 1e-12);
-  EXPECT_LT(max_difference(with(dropout)(tables), apply_dropout(normed, dropout, 5)), 1e-12);
+  EXPECT_LT(max_difference(with(dropout)(tables), apply_dropout(normed, dropout.at(5))), 1e-12);
   const auto square = [&](const std::vector<at::Tensor>& t) { return with(dropout)(t).square().sum(); };
   EXPECT_LT(gradient_error(square, tables), 1e-6);
 }

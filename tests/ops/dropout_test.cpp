@@ -14,7 +14,7 @@ using namespace testing;
 Dropout rows(double p, std::vector<int64_t> ids, uint64_t seed = 3) { return {p, seed, at::tensor(ids, at::kLong)}; }
 
 at::Tensor mask(int64_t b, int64_t s, int64_t d, const Dropout& dropout, uint64_t stream) {
-  return apply_dropout(at::ones({b, s, d}, at::kDouble), dropout, stream).ne(0).to(at::kDouble);
+  return apply_dropout(at::ones({b, s, d}, at::kDouble), dropout.at(stream)).ne(0).to(at::kDouble);
 }
 
 double correlation(const at::Tensor& a, const at::Tensor& b) {
@@ -27,7 +27,7 @@ TEST(Dropout, TensorOperationsDecideAsTheLoop) {
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
     const Dropout dropout = rows(0.37, {0, 5, (int64_t{1} << 40) + 7});
     const at::Tensor x = random({3, 7, 13}, 1, dtype);
-    const at::Tensor loop = apply_dropout(x, dropout, 11), ops = apply_dropout_tensor_ops(x, dropout, 11);
+    const at::Tensor loop = apply_dropout(x, dropout.at(11)), ops = apply_dropout_tensor_ops(x, dropout.at(11));
     EXPECT_TRUE(at::equal(loop.ne(0), ops.ne(0)));
     EXPECT_LT(relative_difference(loop, ops), dtype == at::kBFloat16 ? 1e-2 : dtype == at::kHalf ? 2e-3 : 1e-6);
   }
@@ -36,7 +36,7 @@ TEST(Dropout, TensorOperationsDecideAsTheLoop) {
 TEST(Dropout, KeepsTheAskedShareAndScalesToTheMean) {
   for (const double p : {0.05, 0.1, 0.5}) {
     const int64_t n = 4 * 256 * 512;
-    const at::Tensor y = apply_dropout(at::ones({4, 256, 512}, at::kDouble), rows(p, {1, 2, 3, 4}), 0);
+    const at::Tensor y = apply_dropout(at::ones({4, 256, 512}, at::kDouble), rows(p, {1, 2, 3, 4}));
     const double kept = y.ne(0).to(at::kDouble).mean().item<double>(), sigma = std::sqrt(p * (1 - p) / n);
     EXPECT_NEAR(kept, 1 - p, 5 * sigma + 1.0 / 65536) << p;
     EXPECT_NEAR(y.mean().item<double>(), 1, 6 * sigma / (1 - p)) << p;
@@ -69,16 +69,22 @@ TEST(Dropout, NeighboursSamplesStreamsAndSeedsAreUncorrelated) {
 TEST(Dropout, DoesNotDependOnTheMicroBatchSplit) {
   const at::Tensor x = random({4, 6, 10}, 1);
   const std::vector<int64_t> ids = {40, 8, 15, 16};
-  const at::Tensor together = apply_dropout(x, rows(0.5, ids), 2);
+  const at::Tensor together = apply_dropout(x, rows(0.5, ids).at(2));
   for (int64_t b = 0; b < 4; ++b)
-    EXPECT_EQ(max_difference(apply_dropout(x.narrow(0, b, 1), rows(0.5, {ids[b]}), 2), together.narrow(0, b, 1)), 0);
+    EXPECT_EQ(max_difference(apply_dropout(x.narrow(0, b, 1), rows(0.5, {ids[b]}).at(2)), together.narrow(0, b, 1)), 0);
+}
+
+TEST(Dropout, TokensAreTheRowsOfTheirSample) {
+  const at::Tensor x = random({4, 6, 10}, 1);
+  const Dropout dropout = rows(0.5, {40, 8, 15, 16}).at(2);
+  EXPECT_EQ(max_difference(apply_dropout(x.flatten(0, 1), dropout), apply_dropout(x, dropout).flatten(0, 1)), 0);
 }
 
 TEST(Dropout, RegeneratesExactlyAndReadsStridedInput) {
   const at::Tensor wide = random({2, 6, 20}, 1);
   const at::Tensor x = wide.narrow(2, 3, 9);
   const Dropout dropout = rows(0.4, {1, 2});
-  EXPECT_EQ(max_difference(apply_dropout(x, dropout, 2), apply_dropout(x.contiguous(), dropout, 2)), 0);
+  EXPECT_EQ(max_difference(apply_dropout(x, dropout.at(2)), apply_dropout(x.contiguous(), dropout.at(2))), 0);
 }
 
 TEST(Dropout, TheHashIsTheDocumentedOne) {
@@ -91,7 +97,7 @@ TEST(Dropout, TheHashIsTheDocumentedOne) {
     return x ^ (x >> 15);
   };
   const Dropout dropout = rows(0.25, {123456789});
-  const DropoutKey key = dropout_key(dropout, 9);
+  const DropoutKey key = dropout_key(dropout.at(9));
   EXPECT_EQ(key.threshold, 16384u);
   const uint32_t k0 = mix(mix(123456789u ^ key.t0) ^ 0u ^ key.t1), k1 = mix(k0 + 0x9e3779b9u);
   const at::Tensor kept = mask(1, 3, 5, dropout, 9).view({-1});
@@ -103,9 +109,10 @@ TEST(Dropout, TheHashIsTheDocumentedOne) {
 
 TEST(Dropout, RefusesWrongArguments) {
   const at::Tensor x = random({2, 3, 4}, 1);
-  EXPECT_ANY_THROW(apply_dropout(x, rows(0.5, {1}), 0));
-  EXPECT_ANY_THROW(apply_dropout(x, rows(1.0, {1, 2}), 0));
-  EXPECT_ANY_THROW(apply_dropout(x[0], rows(0.5, {1, 2}), 0));
+  EXPECT_ANY_THROW(apply_dropout(x, rows(0.5, {1, 2, 3, 4})));  // 6 rows are not 4 samples
+  EXPECT_ANY_THROW(apply_dropout(x, rows(1.0, {1, 2})));
+  EXPECT_ANY_THROW(apply_dropout(x[0][0], rows(0.5, {1, 2})));
+  EXPECT_ANY_THROW(apply_dropout(x, {0.5, 3, {}}));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "trireme/ops/init.h"
+#include "trireme/nn/init.h"
 
 #include "gradient_check.h"
 

@@ -1,11 +1,11 @@
 // Our CUDA kernels through the operations that use them, against the same operations in fp64 on the CPU. Outputs are
 // written over memory full of NaN by the caching allocator's reuse: each test first fills and frees blocks of the same
 // size.
-#include "lora_reference.h"
+#include "block_testing.h"
 #include "trireme/ops/bert_embedding.h"
 #include "trireme/ops/dropout.h"
 #include "trireme/ops/embedding.h"
-#include "trireme/ops/loss_head.h"
+#include "trireme/ops/layers/loss_head.h"
 #include "trireme/ops/rope.h"
 
 #include <ATen/ATen.h>
@@ -58,14 +58,14 @@ TEST_P(KernelsGpu, DropoutMakesTheSameDecisionsAsTheTensorOperations) {
     Dropout dropout{0.1, 42,
                     at::arange(shape[0], at::TensorOptions(at::kCUDA).dtype(at::kLong)) * int64_t{5'000'000'000}};
     poison(static_cast<int64_t>(x.nbytes()) + 512);
-    const at::Tensor ours = apply_dropout(x, dropout, 9), plain = apply_dropout_tensor_ops(x, dropout, 9);
+    const at::Tensor ours = apply_dropout(x, dropout.at(9)), plain = apply_dropout_tensor_ops(x, dropout.at(9));
     EXPECT_TRUE(ours.eq(0).equal(plain.eq(0)));
     expect_close(ours, plain);
     at::Tensor sum = random(shape);
     const at::Tensor before = sum.clone();
-    add_dropout_(sum, x, dropout, 9);
+    add_dropout_(sum, x, dropout.at(9));
     expect_close(sum, before.to(at::kDouble) + plain.to(at::kDouble));
-    EXPECT_TRUE(apply_dropout(x, dropout, 9).equal(ours)) << "not deterministic";
+    EXPECT_TRUE(apply_dropout(x, dropout.at(9)).equal(ours)) << "not deterministic";
   }
 }
 
@@ -84,10 +84,10 @@ TEST_P(KernelsGpu, LoraWithDropout) {
     const int64_t adapters = static_cast<int64_t>(s.ranks.size());
     const at::Tensor ids =
         at::arange(s.samples, at::TensorOptions(at::kCUDA).dtype(at::kLong)) * int64_t{5'000'000'000};
-    std::vector<at::Tensor> leaves = {random({s.samples, s.tokens, s.in}), random({adapters * kRows, s.in}) * 0.1};
+    std::vector<at::Tensor> leaves = {random({s.samples * s.tokens, s.in}), random({adapters * kRows, s.in}) * 0.1};
     for (const int64_t rank : s.ranks)
       leaves.push_back(random({rank, s.in}) * 0.1), leaves.push_back(random({kRows, rank}) * 0.1);
-    const at::Tensor dy = random({s.samples, s.tokens, adapters * kRows});
+    const at::Tensor dy = random({s.samples * s.tokens, adapters * kRows});
     const auto run = [&](at::Device device, at::ScalarType dtype, const auto& layer) {
       std::vector<at::Tensor> t;
       for (const at::Tensor& leaf : leaves) t.push_back(leaf.to(device, dtype).detach());
@@ -95,7 +95,7 @@ TEST_P(KernelsGpu, LoraWithDropout) {
       std::vector<LoraAdapter> list;
       for (size_t i = 0; i < s.ranks.size(); ++i)
         list.push_back({t[2 + 2 * i], t[3 + 2 * i], static_cast<int64_t>(i) * kRows, 7 + i});
-      const at::Tensor y = layer(t[0], t[1], list, LoraSettings{1.5, Dropout{0.1, 42, ids.to(device)}});
+      const at::Tensor y = layer(t[0], t[1], list, Dropout{0.1, 42, ids.to(device)});
       (y * dy.to(device, dtype)).sum().backward();
       std::vector<at::Tensor> results = {y};
       for (size_t i = 0; i < t.size(); ++i)
@@ -103,13 +103,16 @@ TEST_P(KernelsGpu, LoraWithDropout) {
       return results;
     };
     poison(s.samples * s.tokens * s.in * 2);
-    const auto linear = [](const at::Tensor& x, const at::Tensor& w, const std::vector<LoraAdapter>& pairs,
-                           const LoraSettings& lora) {
-      return linear_add(x, at::zeros({x.size(0), x.size(1), w.size(0)}, x.options().requires_grad(false)), {w, {}},
-                        pairs, lora);
+    const auto layer = [](const at::Tensor& x, const at::Tensor& w, const std::vector<LoraAdapter>& list,
+                          const Dropout& dropout) {
+      return linear_residual(x, at::zeros({x.size(0), w.size(0)}, x.options().requires_grad(false)),
+                             {{w, {}}, {}, {list, 1.5, dropout}});
     };
-    const auto ours = run(at::kCUDA, GetParam(), linear),
-               exact = run(at::kCPU, at::kDouble, testing::lora_linear_reference);
+    const auto reference = [](const at::Tensor& x, const at::Tensor& w, const std::vector<LoraAdapter>& list,
+                              const Dropout& dropout) {
+      return testing::linear_reference(x, {{w, {}}, {}, {list, 1.5, dropout}});
+    };
+    const auto ours = run(at::kCUDA, GetParam(), layer), exact = run(at::kCPU, at::kDouble, reference);
     for (size_t i = 0; i < ours.size(); ++i) {
       SCOPED_TRACE("result " + std::to_string(i) + ", " + std::to_string(s.tokens) + " tokens");
       // Three roundings on the way to a gradient, and sums of up to 200 products.
@@ -129,25 +132,24 @@ TEST_P(KernelsGpu, RopeSplitAndItsInverse) {
                              Shape{1, 65, 6, 1, 32}, Shape{1, 9, 2, 1, 20}}) {
     const int64_t width = (shape.n + 2 * shape.k) * shape.h;
     const at::Tensor inverse = rope_inverse_frequencies({}, shape.h);
-    const at::Tensor positions =
-        at::arange(shape.s, at::TensorOptions(at::kLong)).expand({shape.b, shape.s}).contiguous() * 7;
+    const at::Tensor positions = at::arange(shape.s, at::TensorOptions(at::kLong)).repeat({shape.b}) * 7;
     const RopeTable table = rope_table(inverse, positions.to(at::kCUDA), GetParam());
-    const at::Tensor x = random({shape.b, shape.s, width}).requires_grad_(true);
+    const at::Tensor x = random({shape.b * shape.s, width}).requires_grad_(true);
     const at::Tensor copy = x * 1;  // the split rotates in place
     const auto [q, k, v] = rope_split_qkv_(copy, table, shape.n, shape.k, shape.h);
     const at::Tensor dq = at::randn_like(q), dk = at::randn_like(k), dv = at::randn_like(v);
     const at::Tensor d = torch::autograd::grad({q, k, v}, {x}, {dq, dk, dv})[0];
 
     const at::Tensor wide = x.detach().to(at::kCPU, at::kDouble).requires_grad_(true);
-    const at::Tensor heads = wide.view({shape.b, shape.s, shape.n + 2 * shape.k, shape.h});
-    const at::Tensor cos = table.cos.to(at::kCPU, at::kDouble).unsqueeze(2),
-                     sin = table.sin.to(at::kCPU, at::kDouble).unsqueeze(2);
+    const at::Tensor heads = wide.view({-1, shape.n + 2 * shape.k, shape.h});
+    const at::Tensor cos = table.cos.to(at::kCPU, at::kDouble).unsqueeze(1),
+                     sin = table.sin.to(at::kCPU, at::kDouble).unsqueeze(1);
     const auto turn = [&](const at::Tensor& y) {
       const at::Tensor a = y.narrow(-1, 0, shape.h / 2), b = y.narrow(-1, shape.h / 2, shape.h / 2);
       return at::cat({a * cos - b * sin, b * cos + a * sin}, -1);
     };
-    const at::Tensor wq = turn(heads.narrow(2, 0, shape.n)), wk = turn(heads.narrow(2, shape.n, shape.k)),
-                     wv = heads.narrow(2, shape.n + shape.k, shape.k);
+    const at::Tensor wq = turn(heads.narrow(1, 0, shape.n)), wk = turn(heads.narrow(1, shape.n, shape.k)),
+                     wv = heads.narrow(1, shape.n + shape.k, shape.k);
     const auto host = [](const at::Tensor& t) { return t.to(at::kCPU, at::kDouble); };
     const at::Tensor dw = torch::autograd::grad({wq, wk, wv}, {wide}, {host(dq), host(dk), host(dv)})[0];
     expect_close(q, wq);
@@ -261,23 +263,24 @@ TEST_P(KernelsGpu, BertEmbeddingAndItsGradients) {
     for (const double p : {0.0, 0.1}) {
       const int64_t b = 3, s = 50, vocabulary = 200;
       const auto ids = [&](int64_t below) {
-        return at::randint(below, {b, s}, at::TensorOptions(at::kCUDA).dtype(at::kLong));
+        return at::randint(below, {b * s}, at::TensorOptions(at::kCUDA).dtype(at::kLong));
       };
       const std::vector<at::Tensor> tables = {random({vocabulary, width}), random({64, width}), random({2, width}),
                                               random({width}), random({width})};
       for (const at::Tensor& t : tables) t.requires_grad_(true);
-      const at::Tensor words = ids(vocabulary), types = ids(2), dy = random({b, s, width}),
-                       positions = at::arange(s, words.options()).expand({b, s});
+      const at::Tensor words = ids(vocabulary), types = ids(2), dy = random({b * s, width}),
+                       positions = at::arange(s, words.options()).repeat({b});
       const at::Tensor samples = at::arange(b, words.options()) * int64_t{5'000'000'000};
       poison(static_cast<int64_t>(dy.nbytes()) + 512);
-      const at::Tensor y = bert_embedding({tables[0], tables[1], tables[2], tables[3], tables[4]}, words, positions,
-                                          types, 1e-5, {p, 42, samples}, 9);
+      const at::Tensor y = bert_embedding({tables[0], tables[1], tables[2], tables[3], tables[4]},
+                                          {words, positions, types}, 1e-5, {p, 42, samples, 9});
       const auto d = torch::autograd::grad({y}, tables, {dy});
 
       std::vector<at::Tensor> wide;
       for (const at::Tensor& t : tables) wide.push_back(on_host(t).requires_grad_(true));
-      const at::Tensor expected = bert_embedding({wide[0], wide[1], wide[2], wide[3], wide[4]}, words.cpu(),
-                                                 positions.cpu(), types.cpu(), 1e-5, {p, 42, samples.cpu()}, 9);
+      const at::Tensor expected =
+          bert_embedding({wide[0], wide[1], wide[2], wide[3], wide[4]}, {words.cpu(), positions.cpu(), types.cpu()},
+                         1e-5, {p, 42, samples.cpu(), 9});
       const auto e = torch::autograd::grad({expected}, wide, {on_host(dy)});
       const double bound = GetParam() == at::kFloat ? 2e-6 : GetParam() == at::kHalf ? 2e-3 : 1.2e-2;
       EXPECT_LT(distance(y, expected), bound);

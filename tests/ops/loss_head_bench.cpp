@@ -2,7 +2,7 @@
 // one GPU.
 //
 //   loss_head_bench [TOKENS WIDTH VOCABULARY]        default 8192 8192 32000, bf16
-#include "trireme/ops/loss_head.h"
+#include "trireme/ops/layers/loss_head.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/Event.h>

@@ -1,4 +1,4 @@
-#include "trireme/ops/loss_head.h"
+#include "trireme/ops/layers/loss_head.h"
 
 #include "gradient_check.h"
 
@@ -90,6 +90,22 @@ TEST(LossHead, LargeLogitsStayFinite) {
   loss.backward();
   EXPECT_FLOAT_EQ(loss.item<float>(), 2e4f);
   EXPECT_TRUE(hidden.grad().isfinite().all().item<bool>());
+}
+
+TEST(LossHead, WithBias) {
+  const at::Tensor targets = at::tensor({1, 0, 4, 2}, at::kLong),
+                   weights = at::tensor({0.5, 0.0, 1.0, 0.25}, at::kFloat);
+  const std::vector<at::Tensor> in = {random({4, 3}, 1), random({5, 3}, 2), random({5}, 3)};
+  const at::Tensor log_p = at::log_softmax(at::matmul(in[0], in[1].t()) + in[2], -1);
+  const at::Tensor expected = -(log_p.gather(1, targets.unsqueeze(1)).squeeze(1) * weights).sum();
+  EXPECT_LT(max_difference(loss_head(in[0], in[1], targets, weights, in[2]), expected), 1e-12);
+  EXPECT_LT(gradient_error(
+                [&](const std::vector<at::Tensor>& t) { return loss_head(t[0], t[1], targets, weights, t[2]); }, in),
+            1e-6);
+  const HeadScore score = score_head(in[0], in[1], targets, weights, in[2]);
+  EXPECT_LT(max_difference(score.loss, expected), 1e-12);
+  const at::Tensor right = (at::matmul(in[0], in[1].t()) + in[2]).argmax(-1).eq(targets).logical_and(weights.ne(0));
+  EXPECT_EQ(score.hits.item<double>(), right.sum().item<double>());
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "trireme/ops/unit.h"
+#include "trireme/nn/unit.h"
 
 #include "gradient_check.h"
 
@@ -11,11 +11,13 @@ using namespace testing;
 
 struct RecordingStore : UnitStore {
   const std::vector<at::Tensor>& parameters(int) override { return none; }
+  const std::vector<WeightState>& weight_states(int) override { return no_states; }
   void pre_forward(int unit) override { calls += "enter" + std::to_string(unit) + " "; }
   void post_forward(int unit) override { calls += "leave" + std::to_string(unit) + " "; }
   void pre_backward(int unit) override { calls += "back-enter" + std::to_string(unit) + " "; }
   void post_backward(int unit) override { calls += "back-leave" + std::to_string(unit) + " "; }
   std::vector<at::Tensor> none;
+  std::vector<WeightState> no_states;
   std::string calls;
 };
 

@@ -20,10 +20,10 @@ at::Tensor stack_rows(const std::vector<LoraSlot>& slots) {
 /// Kernels mask the input while they read it; without dropout one library product for all adapters is as good.
 bool kernels_take(const at::Tensor& x, const std::vector<LoraSlot>& slots) {
   if constexpr (kCudaBuild) {
-    const bool dropout = slots[0].dropout.active();
+    const bool dropout = slots[0].dropout.active(), fits = x.is_cuda() && dropout && launch::lora_fits(x, slots);
     return Dispatch("lora", x)
         .needs(dropout, "there is no dropout: one library product serves all adapters")
-        .needs(dropout && launch::lora_fits(x, slots), "the kernels take ranks up to 64 and contiguous 16-byte rows")
+        .needs(fits, "the kernels take ranks up to 64 and contiguous 16-byte rows")
         .choice(Runs::kLibrary)
         .kernel();
   }

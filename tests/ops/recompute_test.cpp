@@ -1,7 +1,7 @@
-#include "trireme/ops/checkpoint.h"
+#include "trireme/nn/recompute.h"
 
 #include "gradient_check.h"
-#include "trireme/ops/unit.h"
+#include "trireme/nn/unit.h"
 
 #include <gtest/gtest.h>
 
@@ -12,25 +12,25 @@ using namespace testing;
 
 at::Tensor body(const at::Tensor& x, const std::vector<at::Tensor>& w) { return at::tanh(at::linear(x, w[0])) * w[1]; }
 
-TEST(Checkpoint, GradientsEqualThoseWithoutToTheBit) {
+TEST(Recomputed, GradientsEqualThoseWithoutToTheBit) {
   const std::vector<at::Tensor> inputs = {random({3, 5}, 1), random({4, 5}, 2), random({4}, 3)};
   const auto plain = gradients([](const auto& t) { return project(body(t[0], {t[1], t[2]})); }, inputs);
-  const auto again = gradients([](const auto& t) { return project(checkpoint(body, t[0], {t[1], t[2]})); }, inputs);
+  const auto again = gradients([](const auto& t) { return project(recomputed(body, t[0], {t[1], t[2]})); }, inputs);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(max_difference(plain[i], again[i]), 0) << i;
 }
 
-TEST(Checkpoint, InputWithoutGradientAndFrozenParameter) {
+TEST(Recomputed, InputWithoutGradientAndFrozenParameter) {
   const at::Tensor x = random({3, 5}, 1), frozen = random({4, 5}, 2), trained = random({4}, 3).requires_grad_();
-  project(checkpoint(body, x, {frozen, trained})).backward();
+  project(recomputed(body, x, {frozen, trained})).backward();
   EXPECT_TRUE(trained.grad().defined());
   EXPECT_FALSE(frozen.grad().defined());
   EXPECT_FALSE(x.grad().defined());
 }
 
-TEST(Checkpoint, RunsTheBodyOncePerPassAndKeepsNoGraph) {
+TEST(Recomputed, RunsTheBodyOncePerPassAndKeepsNoGraph) {
   int calls = 0;
   const at::Tensor w = random({4}, 3).requires_grad_(), x = random({3, 4}, 1);
-  const at::Tensor y = checkpoint(
+  const at::Tensor y = recomputed(
       [&calls](const at::Tensor& in, const std::vector<at::Tensor>& p) {
         ++calls;
         return at::tanh(in) * p[0];
@@ -41,11 +41,11 @@ TEST(Checkpoint, RunsTheBodyOncePerPassAndKeepsNoGraph) {
   EXPECT_EQ(calls, 2);
 }
 
-TEST(Checkpoint, AParameterSeesOneGradientWithItsHooks) {
+TEST(Recomputed, AParameterSeesOneGradientWithItsHooks) {
   const at::Tensor w = random({4}, 3).requires_grad_(), x = random({3, 4}, 1);
   int hooks = 0;
   w.register_hook([&hooks](const at::Tensor&) { ++hooks; });
-  project(checkpoint([](const at::Tensor& in, const std::vector<at::Tensor>& p) { return in * p[0]; }, x, {w}))
+  project(recomputed([](const at::Tensor& in, const std::vector<at::Tensor>& p) { return in * p[0]; }, x, {w}))
       .backward();
   EXPECT_EQ(hooks, 1);
   EXPECT_LT(max_difference(w.grad(), (x * random({3, 4}, 99)).sum(0)), 1e-14);
@@ -62,6 +62,7 @@ class FickleStore : public UnitStore {
     }
   }
   const std::vector<at::Tensor>& parameters(int unit) override { return units_.at(unit); }
+  const std::vector<WeightState>& weight_states(int) override { return states_; }
   void pre_forward(int unit) override { fill("f", unit); }
   void post_forward(int unit) override { drop(unit); }
   void pre_backward(int unit) override { fill("b", unit); }
@@ -79,17 +80,18 @@ class FickleStore : public UnitStore {
     units_[unit][0].data().fill_(std::numeric_limits<double>::quiet_NaN());
   }
   std::vector<std::vector<at::Tensor>> units_;
+  std::vector<WeightState> states_{1};
 };
 
 at::Tensor layer(const at::Tensor& x, const std::vector<at::Tensor>& w) { return x + at::tanh(at::mm(x, w[0])) * w[1]; }
 
-TEST(Checkpoint, UsesUnitsOnlyBetweenTheirHooks) {
+TEST(Recomputed, UsesUnitsOnlyBetweenTheirHooks) {
   FickleStore store(3, 4);
   const at::Tensor x0 = random({2, 4}, 1), trained = random({4}, 2).requires_grad_();
   at::Tensor x = x0;
   for (int u = 0; u < 3; ++u) {
     x = enter_unit(x, store, u);
-    x = checkpoint(layer, x, {store.parameters(u)[0], trained});
+    x = recomputed(layer, x, {store.parameters(u)[0], trained});
     x = leave_unit(x, store, u);
   }
   const at::Tensor loss = project(x);

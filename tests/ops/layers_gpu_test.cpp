@@ -1,0 +1,111 @@
+// The fused sub-layers on a GPU, with its kernels and matrix engine, against the same layers in fp64 and against the
+// CPU's emulation of FP8.
+#include "block_testing.h"
+
+#include <ATen/Context.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <gtest/gtest.h>
+
+namespace trireme {
+namespace {
+
+using namespace testing;
+
+const BlockShape kShape{.samples = 2, .length = 96, .width = 256, .inner = 352, .extra = 128};
+
+class LayersGpu : public ::testing::TestWithParam<BlockChoices> {
+ protected:
+  void SetUp() override {
+    if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0) GTEST_SKIP() << "no GPU on this machine";
+  }
+  /// Fills freed blocks of the caching allocator with NaN, which an output that nobody wrote would show.
+  static void poison() {
+    for (int i = 0; i < 8; ++i)
+      (void)at::full({int64_t{1} << (14 + 2 * i)}, std::numeric_limits<float>::quiet_NaN(),
+                     at::TensorOptions(at::kCUDA).dtype(at::kFloat));
+  }
+};
+
+TEST_P(LayersGpu, CloseToFp64InTheComputeDtype) {
+  BlockChoices choices = GetParam();
+  if (choices.rank > 0) choices.rank = 8;
+  const TestBlock block(choices, kShape);
+  const auto expected = block.run_reference();
+  for (const auto& [dtype, bound] :
+       std::vector<std::pair<at::ScalarType, double>>{{at::kFloat, 2e-5}, {at::kHalf, 6e-3}, {at::kBFloat16, 4e-2}}) {
+    poison();
+    const auto got = block.run(at::kCUDA, dtype, {});
+    ASSERT_EQ(got.size(), expected.size());
+    for (size_t i = 0; i < got.size(); ++i)
+      EXPECT_LT(relative_distance(got[i], expected[i]), bound) << c10::toString(dtype) << ", value " << i;
+  }
+}
+
+TEST_P(LayersGpu, FrozenFp8IsAsCloseAsItsEmulation) {
+  BlockChoices choices = GetParam();
+  choices.trained = false;
+  choices.rank = 8;
+  const TestBlock::Recipes recipes{Recipe::kFp8Frozen, nullptr};
+  for (const int64_t length : {96, 33}) {
+    BlockShape shape = kShape;
+    shape.length = length;
+    const TestBlock block(choices, shape);
+    const auto expected = block.run_reference();
+    poison();
+    const auto emulated = block.run(at::kCPU, at::kBFloat16, recipes),
+               got = block.run(at::kCUDA, at::kBFloat16, recipes);
+    for (size_t i = 0; i < got.size(); ++i) {
+      const double ours = relative_distance(got[i], expected[i]), theirs = relative_distance(emulated[i], expected[i]);
+      EXPECT_LT(ours, 1.15 * theirs + 0.01) << "value " << i << ", emulation " << theirs;
+      EXPECT_LT(relative_distance(got[i], emulated[i]), 0.08) << "value " << i;
+    }
+  }
+}
+
+TEST_P(LayersGpu, DelayedFp8IsAsCloseAsItsEmulation) {
+  BlockChoices choices = GetParam();
+  if (choices.rank > 0) GTEST_SKIP() << "adapters have frozen weights";
+  const BlockShape shape{.samples = 4, .length = 176, .width = 256, .inner = 1024, .extra = 512};
+  const TestBlock block(choices, shape);
+  const auto exact = block.run_reference();
+  for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
+    Fp8Scales on_cpu(4, at::kCPU), on_gpu(4, at::kCUDA);
+    for (const bool followed : {false, true}) {
+      poison();
+      const auto emulated = block.run(at::kCPU, at::kFloat, {Recipe::kFp8Delayed, &on_cpu}),
+                 got = block.run(at::kCUDA, dtype, {Recipe::kFp8Delayed, &on_gpu});
+      EXPECT_EQ(on_gpu.update().item<double>(), 0);
+      EXPECT_EQ(on_cpu.update().item<double>(), 0);
+      const std::vector<double> theirs = on_cpu.state(), ours = on_gpu.state();
+      for (size_t i = 0; i < ours.size(); ++i) EXPECT_NEAR(ours[i] / theirs[i], 1, 0.03) << "scale " << i;
+      for (size_t i = 0; i < exact.size(); ++i) {
+        const double emulation_error = relative_distance(emulated[i], exact[i]),
+                     error = relative_distance(got[i], exact[i]);
+        EXPECT_LT(error, 1.15 * emulation_error + (dtype == at::kHalf ? 0.006 : 0.03))
+            << "value " << i << ", followed " << followed << ", the emulation's error is " << emulation_error;
+        EXPECT_GT(cosine(got[i], exact[i]), 0.99) << "value " << i;
+      }
+    }
+  }
+}
+
+TEST_P(LayersGpu, Fp8RepeatsToTheBit) {
+  BlockChoices choices = GetParam();
+  choices.trained = false;
+  choices.rank = 16;
+  choices.lora_dropout = 0.1;
+  const TestBlock block(choices, {.samples = 1, .length = 128, .width = 1024, .inner = 2816, .extra = 512});
+  const TestBlock::Recipes recipes{Recipe::kFp8Frozen, nullptr};
+  const auto first = block.run(at::kCUDA, at::kBFloat16, recipes);
+  for (int i = 0; i < 3; ++i) {
+    poison();
+    const auto again = block.run(at::kCUDA, at::kBFloat16, recipes);
+    for (size_t v = 0; v < first.size(); ++v) EXPECT_TRUE(at::equal(first[v], again[v])) << "value " << v;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, LayersGpu, ::testing::ValuesIn(all_blocks()),
+                         [](const auto& each) { return each.param.name; });
+
+}  // namespace
+}  // namespace trireme

@@ -1,0 +1,114 @@
+// The fused sub-layers against their plain composition in fp64 and against differences.
+#include "block_testing.h"
+
+#include <gtest/gtest.h>
+
+namespace trireme {
+namespace {
+
+using namespace testing;
+
+class Layers : public ::testing::TestWithParam<BlockChoices> {};
+
+TEST_P(Layers, EqualTheCompositionInValuesAndGradients) {
+  const TestBlock block(GetParam(), {});
+  const auto ours = block.run(at::kCPU, at::kDouble, {}), expected = block.run_reference();
+  ASSERT_EQ(ours.size(), expected.size());
+  for (size_t i = 0; i < ours.size(); ++i) EXPECT_LT(relative_distance(ours[i], expected[i]), 1e-11) << "value " << i;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Layers, ::testing::ValuesIn(all_blocks()),
+                         [](const auto& each) { return each.param.name; });
+
+Linear plain(const at::Tensor& weight, const at::Tensor& bias = {}) { return {{weight, {}}, bias, {}}; }
+
+TEST(NormLinear, AddsTheResidualsGradientOnce) {
+  const std::vector<at::Tensor> in = {random({5, 4}, 1), random({6, 4}, 2), random({6}, 3)};
+  const auto f = [](const std::vector<at::Tensor>& t) {
+    const auto [y, x] = norm_linear(t[0], {}, plain(t[1], t[2]));
+    return project(y.square()) + project(x.pow(3), 7);
+  };
+  EXPECT_LT(gradient_error(f, in), 1e-6);
+  // A gradient that autograd lends as an expanded view.
+  const auto g = [](const std::vector<at::Tensor>& t) {
+    const auto [y, x] = norm_linear(t[0], {}, plain(t[1], t[2]));
+    return y.square().sum() + x.sum();
+  };
+  EXPECT_LT(gradient_error(g, in), 1e-6);
+}
+
+TEST(NormLinear, ActivatesWithEitherGelu) {
+  const std::vector<at::Tensor> in = {random({5, 4}, 1), random({6, 4}, 2), random({6}, 3)};
+  for (const Activation form : {Activation::kGeluErf, Activation::kGeluTanh}) {
+    const auto f = [form](const std::vector<at::Tensor>& t) {
+      const auto [y, x] = norm_linear(t[0], {}, plain(t[1], t[2]), form);
+      return project(y.square()) + project(x, 7);
+    };
+    EXPECT_LT(max_difference(norm_linear(in[0], {}, plain(in[1], in[2]), form)[0],
+                             activation_reference(at::matmul(in[0], in[1].t()) + in[2], form)),
+              1e-12);
+    EXPECT_LT(gradient_error(f, in), 1e-6);
+  }
+  EXPECT_ANY_THROW(norm_linear(in[0], {}, plain(in[1]), Activation::kGeluErf)) << "GELU is taken with a bias";
+  EXPECT_ANY_THROW(norm_linear(in[0], {}, plain(in[1], in[2]), Activation::kSwiglu));
+}
+
+TEST(LinearResidual, FrozenWeightGetsNoGradientAndAdaptersTrainWithoutAnInputGradient) {
+  const at::Tensor x = random({6, 5}, 1), weight = random({9, 5}, 2), residual = random({6, 9}, 3);
+  at::Tensor a = random({2, 5}, 4).requires_grad_(), b = random({9, 2}, 5).requires_grad_();
+  const Linear linear{{weight, {}}, {}, {{{a, b, 0, 1}}, 1.7, {0.2, 17, at::arange(2, at::kLong)}}};
+  project(linear_residual(x, residual, linear)).backward();
+  EXPECT_TRUE(a.grad().defined());
+  EXPECT_TRUE(b.grad().defined());
+  EXPECT_FALSE(x.grad().defined());
+  EXPECT_FALSE(weight.grad().defined());
+}
+
+TEST(LinearResidual, ReadsTheWeightAgainInBackward) {
+  // A sharded unit's storage is gone between forward and backward and comes back elsewhere: a copy would go unnoticed
+  // here.
+  const at::Tensor x = random({2, 5}, 1).requires_grad_(), w = random({3, 5}, 2);
+  const at::Tensor y = linear_residual(x, at::zeros({2, 3}, at::kDouble), plain(w));
+  w.data().mul_(2);
+  y.sum().backward();
+  EXPECT_LT(max_difference(x.grad()[0], w.sum(0)), 1e-13);
+}
+
+TEST(LinearResidual, RefusesShapesThatDoNotFit) {
+  const at::Tensor x = random({6, 5}, 1), w = random({9, 5}, 2), residual = random({6, 9}, 3);
+  const auto with = [&](const std::vector<LoraAdapter>& adapters) {
+    return linear_residual(x, residual, {{w, {}}, {}, {adapters, 1, {}}});
+  };
+  EXPECT_NO_THROW(with({{random({2, 5}, 1), random({3, 2}, 1), 6, 0}}));
+  EXPECT_ANY_THROW(linear_residual(x, residual, plain(random({9, 6}, 1))));
+  EXPECT_ANY_THROW(linear_residual(x, residual, plain(w.to(at::kFloat))));
+  EXPECT_ANY_THROW(linear_residual(x, residual, plain(w, random({8}, 1))));
+  EXPECT_ANY_THROW(linear_residual(x, random({5, 9}, 1), plain(w)));
+  EXPECT_ANY_THROW(with({{random({2, 5}, 1), random({3, 2}, 1), 7, 0}}));  // rows 7 to 10 of 9
+  EXPECT_ANY_THROW(with({{random({2, 5}, 1), random({3, 3}, 1), 0, 0}}));  // ranks 2 and 3
+  EXPECT_ANY_THROW(with({{random({2, 4}, 1), random({3, 2}, 1), 0, 0}}));
+  EXPECT_ANY_THROW(with({{random({2, 5}, 1), random({3, 2}, 1), 0, 0}, {random({2, 5}, 1), random({3, 2}, 1), 2, 1}}));
+}
+
+TEST(Nodes, RunTheirBackwardOnce) {
+  const at::Tensor x = random({2, 5}, 1).requires_grad_();
+  const at::Tensor y = norm_linear(x, {}, plain(random({3, 5}, 2)))[0].sum();
+  y.backward({}, /*retain_graph=*/true);
+  EXPECT_ANY_THROW(y.backward());
+}
+
+TEST(Nodes, GiveBackWhatTheyKeep) {
+  // A node that kept its own output would keep it for the life of the process.
+  c10::weak_intrusive_ptr<c10::TensorImpl> kept(at::empty({1}).getIntrusivePtr());
+  {
+    const at::Tensor x = random({4, 6}, 1).requires_grad_(), w = random({6, 6}, 2).requires_grad_();
+    const at::Tensor inner = x * 2;
+    kept = c10::weak_intrusive_ptr<c10::TensorImpl>(inner.getIntrusivePtr());
+    const at::Tensor y = linear_residual(inner, inner, plain(w));
+    y.sum().backward();
+  }
+  EXPECT_TRUE(kept.expired());
+}
+
+}  // namespace
+}  // namespace trireme
