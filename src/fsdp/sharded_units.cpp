@@ -205,9 +205,7 @@ at::Tensor ShardedUnits::end_step() {
   return scales_->update();
 }
 
-std::vector<double> ShardedUnits::scale_state() const {
-  return scales_ ? scales_->state() : std::vector<double>{};
-}
+std::vector<double> ShardedUnits::scale_state() const { return scales_ ? scales_->state() : std::vector<double>{}; }
 
 bool ShardedUnits::restore_scales(const std::vector<double>& state) {
   return scales_ ? scales_->restore(state) : state.empty();

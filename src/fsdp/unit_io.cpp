@@ -2,8 +2,8 @@
 #include "parallel_copy.h"
 #include "trireme/base/error.h"
 #include "trireme/fsdp/sharded_units.h"
-#include "trireme/ops/matmul/fp8.h"
 #include "trireme/nn/init.h"
+#include "trireme/ops/matmul/fp8.h"
 #include "unit_state.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>

@@ -22,14 +22,14 @@ struct ShardedUnits::UnitState {
   UnitSpec stored;
   UnitLayout layout;  // of `stored`
   bool sharded = false;
-  at::Tensor shard;                // storage dtype [shard_numel]
-  at::Tensor master;               // trained: fp32 [shard_numel]; may be the same tensor as shard
-  at::Tensor full;                 // storage dtype [numel]; sharded: its memory is lent by a slot
-  std::vector<at::Tensor> views;   // leaves, one per parameter
+  at::Tensor shard;                                    // storage dtype [shard_numel]
+  at::Tensor master;                                   // trained: fp32 [shard_numel]; may be the same tensor as shard
+  at::Tensor full;                                     // storage dtype [numel]; sharded: its memory is lent by a slot
+  std::vector<at::Tensor> views;                       // leaves, one per parameter
   std::vector<WeightState> states, evaluation_states;  // one per parameter
-  int64_t peer_offset = -1;        // of the shard in the peer memory, when it lies there
-  Slot* slot = nullptr;            // where `full` points now
-  std::unique_ptr<Slot> own_slot;  // of a kept unit
+  int64_t peer_offset = -1;                            // of the shard in the peer memory, when it lies there
+  Slot* slot = nullptr;                                // where `full` points now
+  std::unique_ptr<Slot> own_slot;                      // of a kept unit
 
   // Units in FP8
   bool fp8 = false;

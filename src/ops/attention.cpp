@@ -129,7 +129,7 @@ void check_heads(const Heads& heads, const Sequences& sequences, const Attention
 }
 
 at::Tensor run_attention(const Heads& heads, HeadInputs node_inputs, InputList& inputs, const Sequences& sequences,
-               const AttentionOptions& options) {
+                         const AttentionOptions& options) {
   check_heads(heads, sequences, options);
   const Choice choice = attention_choice(heads, sequences, options);
   if constexpr (kCudaBuild)

@@ -10,7 +10,7 @@ namespace trireme {
 namespace {
 
 LayerNormed normed_sum(const at::Tensor& x, const ResidualBranch& branch, const Norm& norm, bool want_plain,
-                    bool want_rows) {
+                       bool want_rows) {
   const bool plain_input = !branch.bias.defined() && !branch.dropout.active() && !branch.residual.defined();
   TRIREME_LAUNCH(row_kernel_choice("layer_norm", x),
                  layer_norm_forward(x, branch, norm, /*keep_sum=*/!plain_input, want_plain, want_rows));

@@ -69,8 +69,7 @@ Arguments arguments(const Step& s, const OptimizerSection& options) {
 }  // namespace
 
 bool kernels_serve(const TrainedShard& shard) {
-  return has_kernels(shard.master.device()) && shard.master.is_contiguous() &&
-         shard.compute.is_contiguous();
+  return has_kernels(shard.master.device()) && shard.master.is_contiguous() && shard.compute.is_contiguous();
 }
 
 Tables make_tables(const TrainedShard& shard, bool decay_norms) {

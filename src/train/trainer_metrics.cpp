@@ -91,9 +91,10 @@ void Trainer::report_saturation(int64_t step, int64_t tensors) {
   saturated_tensors_ += tensors;
   if (++saturated_steps_ != next_saturation_report_) return;
   next_saturation_report_ *= 10;
-  log_info(fmt::format("warning: step {}: {} of {} FP8 tensors had values beyond their scale, which were saturated ({} such "
-                       "steps so far in this process, {} tensors); scales follow with the next step",
-                       step, tensors, units_->scaled_tensors(), saturated_steps_, saturated_tensors_));
+  log_info(
+      fmt::format("warning: step {}: {} of {} FP8 tensors had values beyond their scale, which were saturated ({} such "
+                  "steps so far in this process, {} tensors); scales follow with the next step",
+                  step, tensors, units_->scaled_tensors(), saturated_steps_, saturated_tensors_));
 }
 
 void Trainer::flush_metrics() {

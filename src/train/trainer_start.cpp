@@ -122,7 +122,8 @@ void Trainer::load_or_resume() {
   if (const auto skips = number("consecutive_skips")) consecutive_skips_ = static_cast<int>(*skips);
   if (const auto steps = number("left_out")) left_out_ = std::llround(*steps);
   if (const auto left = number("evaluation_left")) evaluation_left_ = *left > 0;
-  if (const auto task = resumed->numbers.find("task"); task != resumed->numbers.end() && !units_->restore_scales(task->second))
+  if (const auto task = resumed->numbers.find("task");
+      task != resumed->numbers.end() && !units_->restore_scales(task->second))
     throw ModelError(fmt::format(
         "the checkpoint of step {} has {} numbers of a task, which are not this run's: it is of another model or "
         "program",

@@ -79,7 +79,7 @@ struct Case {
 
 std::map<std::string, at::Tensor> train(Communicator& group, const Case& test, int steps, std::vector<double>* norms) {
   ShardedUnits units(make_units(test.trained, test.with_adapter), group, at::kCPU,
-                     {at::kFloat, test.shard_size, {}, false, test.reduce_dtype});
+                     {.shard_size = test.shard_size, .resident = {}, .reduce_dtype = test.reduce_dtype});
   units.initialise(7, false);
   OptimizerSection options;
   options.lr = 1e-2;

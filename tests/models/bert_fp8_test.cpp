@@ -56,7 +56,7 @@ BertBatch batch_of(const Shape& shape, at::Device device) {
   std::vector<int64_t> keys;
   for (int64_t s = 0; s <= shape.sequences; ++s) bounds.push_back(static_cast<int32_t>(s * shape.length));
   for (int64_t s = 0; s < shape.sequences; ++s) keys.push_back(s * shape.length);
-  batch.sequences = make_pack_layout(bounds, keys, device);
+  batch.sequences = make_sequences(bounds, keys, device);
   batch.masked_rows_P = masked.to(device);
   batch.masked_ids_P = words.index_select(0, masked).to(device);
   batch.masked_weights_P = at::full({masked.numel()}, 1.0 / static_cast<double>(masked.numel()), at::kFloat).to(device);
@@ -69,28 +69,28 @@ BertBatch batch_of(const Shape& shape, at::Device device) {
 struct Outcome {
   std::vector<double> losses;
   std::vector<at::Tensor> gradients;  // of the second step, by unit, fp64 on the CPU
-  double clipped = 0;                 // tensors beyond their scale, over all steps
+  double saturated = 0;               // tensors beyond their scale, over all steps
 };
 
 Outcome train(const Shape& shape, at::Device device, at::ScalarType dtype, bool fp8, int steps) {
   const BertModel model(config_of(shape), 16);
   Communicator& comm = test_world().communicator();
-  ShardedUnits units(model.units(), comm, device, {dtype, 1, {}, false});
+  ShardedUnits units(model.units(), comm, device,
+                     {.compute_dtype = dtype, .trained = fp8 ? Recipe::kFp8Delayed : Recipe::kCompute});
   units.initialise(17, /*only_replicated=*/false);
   const BertBatch batch = batch_of(shape, device);
   OptimizerSection section;
   section.name = "lamb";
   section.lr = shape.layers > 10 ? 2e-3 : 1e-2;
   const auto optimizer = make_optimizer(section, units.trained(), comm);
-  Fp8Scales scales(kBertLinearsPerLayer * shape.layers, device);
   // fp16 gradients need a loss scale; the optimizer undoes it.
   const double loss_scale = dtype == at::kHalf ? 1024 : 1;
   Outcome outcome;
   for (int step = 0; step < steps; ++step) {
+    units.begin_step();
     units.begin_micro_batch(true);
     BertForward options;
     options.seed = 9 + static_cast<uint64_t>(step);
-    if (fp8) options.fp8 = &scales;
     const at::Tensor loss = model.loss(units, batch, options);
     (loss * loss_scale).backward();
     units.finish_backward();
@@ -103,7 +103,8 @@ Outcome train(const Shape& shape, at::Device device, at::ScalarType dtype, bool 
     optimizer->step(section.lr, unscale, at::zeros_like(unscale));
     units.invalidate_trained();
     units.clear_gradients();
-    if (fp8) outcome.clipped += scales.update().item<double>();
+    if (const at::Tensor saturated = units.end_step(); saturated.defined())
+      outcome.saturated += saturated.item<double>();
   }
   return outcome;
 }
@@ -126,11 +127,11 @@ void expect_close(const Shape& shape, at::Device device, at::ScalarType dtype, i
   EXPECT_GT(least, least_cosine) << "the least cosine of a unit's gradient";
   // A tensor may more than double from one step to the next, but that is rare.
   const double tensors = 12.0 * static_cast<double>(shape.layers) * steps;
-  EXPECT_LT(fp8.clipped, 0.03 * tensors);
+  EXPECT_LT(fp8.saturated, 0.03 * tensors);
   std::printf(
       "losses within %.4f %%, least cosine of a unit's gradient %.5f, %.0f of %.0f tensors beyond their scale, loss "
       "%.4f -> %.4f\n",
-      100 * worst, least, fp8.clipped, tensors, plain.losses.front(), plain.losses.back());
+      100 * worst, least, fp8.saturated, tensors, plain.losses.front(), plain.losses.back());
 }
 
 TEST(BertFp8, SmallModelOnTheCpu) { expect_close({64, 128, 2, 4, 101, 6, 16}, at::kCPU, at::kFloat, 8, 0.98); }

@@ -1,7 +1,7 @@
 #include "models/bert/bert.h"
 #include "models/bert/weights.h"
 #include "trireme/base/error.h"
-#include "trireme/ops/init.h"
+#include "trireme/nn/init.h"
 
 #include "../ops/gradient_check.h"
 
@@ -71,7 +71,7 @@ BertBatch batch_of(const std::vector<int32_t>& lengths, uint64_t seed, int64_t p
   batch.positions_T = longs(positions);
   batch.types_T = longs(types);
   batch.token_keys_T = at::arange(tokens, at::TensorOptions(at::kLong));
-  batch.sequences = make_pack_layout(bounds, {bounds.begin(), bounds.end() - 1}, at::kCPU);
+  batch.sequences = make_sequences(bounds, {bounds.begin(), bounds.end() - 1}, at::kCPU);
   batch.masked_rows_P = longs(masked);
   batch.masked_ids_P = batch.ids_T.index_select(0, batch.masked_rows_P).add(7).remainder(61);
   batch.masked_weights_P = at::ones({static_cast<int64_t>(masked.size())}, at::kFloat);
@@ -87,7 +87,7 @@ BertBatch sequence_of(const BertBatch& batch, size_t s) {
   BertBatch part;
   for (auto member : {&BertBatch::ids_T, &BertBatch::positions_T, &BertBatch::types_T, &BertBatch::token_keys_T})
     part.*member = (batch.*member).narrow(0, begin, length).contiguous();
-  part.sequences = make_pack_layout({0, static_cast<int32_t>(length)}, {begin}, at::kCPU);
+  part.sequences = make_sequences({0, static_cast<int32_t>(length)}, {begin}, at::kCPU);
   const at::Tensor mine =
       batch.masked_rows_P.ge(begin).logical_and(batch.masked_rows_P.lt(begin + length)).nonzero().squeeze(1);
   part.masked_rows_P = batch.masked_rows_P.index_select(0, mine) - begin;

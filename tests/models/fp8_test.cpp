@@ -54,7 +54,8 @@ Outcome train(const Shape& shape, at::Device device, at::ScalarType dtype, bool 
     for (ParameterSpec& parameter : unit.parameters)
       if (parameter.name == "o_proj" || parameter.name == "down_proj")
         parameter.init_scale /= std::sqrt(2.0 * static_cast<double>(shape.layers));
-  ShardedUnits units(specs, comm, device, {dtype, 1, {}, fp8});
+  ShardedUnits units(specs, comm, device,
+                     {.compute_dtype = dtype, .frozen = fp8 ? Recipe::kFp8Frozen : Recipe::kCompute});
   units.initialise(17, /*only_replicated=*/false);
   at::Generator generator = at::globalContext().defaultGenerator(at::kCPU).clone();
   generator.set_current_seed(4);

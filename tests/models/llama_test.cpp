@@ -289,9 +289,13 @@ class StrictStore : public UnitStore {
       for (const at::Tensor& tensor : unit)
         shown.push_back(tensor.detach().clone().requires_grad_(tensor.requires_grad()));
     }
-    for (size_t u = 0; u < shown_.size(); ++u) drop(static_cast<int>(u));
+    for (size_t u = 0; u < shown_.size(); ++u) {
+      states_.emplace_back(shown_[u].size());
+      drop(static_cast<int>(u));
+    }
   }
   const std::vector<at::Tensor>& parameters(int unit) override { return shown_.at(unit); }
+  const std::vector<WeightState>& weight_states(int unit) override { return states_.at(unit); }
   void pre_forward(int unit) override { fill(unit); }
   void post_forward(int unit) override {
     if (!model_.units()[unit].keep) drop(unit);
@@ -311,6 +315,7 @@ class StrictStore : public UnitStore {
   }
   const LlamaModel& model_;
   std::vector<std::vector<at::Tensor>> values_, shown_;
+  std::vector<std::vector<WeightState>> states_;
 };
 
 TEST(LlamaModel, ReadsWeightsOnlyBetweenTheHooks) {

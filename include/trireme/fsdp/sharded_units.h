@@ -32,7 +32,7 @@ struct ShardingOptions {
   at::ScalarType compute_dtype = at::kFloat;
   int shard_size = 1;  // ranks a unit is cut over; divides the world
   /// Per unit: keep whole although shard_size > 1 (the plan's choice). Empty = none. Only frozen units.
-  std::vector<bool> resident;
+  std::vector<bool> resident{};
   /// Of the quantisable parameters of frozen units (kCompute, kFp8Frozen: stored in FP8) and of trained ones (kCompute,
   /// kFp8Delayed: their scales live here).
   Recipe frozen = Recipe::kCompute, trained = Recipe::kCompute;
