@@ -231,6 +231,7 @@ void describe(Visitor& v, OutputSection& s) {
           s.save_every_minutes);
   v.field({.key = "keep_last", .help = "whole checkpoints of this run that stay", .min = 2, .max = kMaxCount},
           s.keep_last);
+  v.field({.key = "save_on_stop", .help = "save a checkpoint when a signal stops the run"}, s.save_on_stop);
 }
 
 template <class Visitor>

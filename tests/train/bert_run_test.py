@@ -87,6 +87,12 @@ def exit_codes(s):
     done = s.train("data.train=foreign", "output.dir=c", "data.shuffle=false", expect=3)
     line = last_line(done.stderr)
     assert "part_00000" in line and str(site.VOCAB) in line and "3" in line, line
+    # Validation rows without a masked word: their accuracy and loss would be 0, which would even reach a target_loss.
+    os.makedirs(f"{work}/unmasked")
+    copy_shard(f"{work}/packed/part_00000", f"{work}/unmasked/part_00000",
+               lambda name, rows: [row[:0] for row in rows] if name.startswith("masked_lm") else rows)
+    done = s.train("data.valid=unmasked", "output.dir=u", "eval.target_loss=0.5", expect=3)
+    assert "unmasked: no row has a target (no word is masked)" in last_line(done.stderr) and "step 1/" not in done.stdout, done.stderr
     # Models: a vocabulary smaller than the data's is the data's fault as far as the run can tell; another than the weights' is the model's.
     site.write_config(f"{work}/smaller", vocab_size=60)
     s.train("model.path=smaller", "output.dir=d", expect=3)
