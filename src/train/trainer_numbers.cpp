@@ -1,4 +1,4 @@
-// Numbers that went wrong: what is done about a step whose loss or gradient norm is not finite.
+// What is done about a step whose loss or gradient norm is not finite.
 #include "trireme/train/trainer.h"
 
 #include "agree.h"

@@ -43,8 +43,8 @@ void Trainer::train_step(int64_t step) {
   const at::Tensor unscale = task_.nominal_denominator() / (denominator * loss_scale_);
   const at::Tensor grad_norm = stats[kSquare].sqrt() * unscale;
   const at::Tensor loss = stats[kLossSum] / denominator;
-  // Numbers that went wrong touch no weight: what the host finds out a step later has not happened. Where that ends the
-  // run, the step already under way changes nothing either.
+  // A step with numbers that are not finite touches no weight, although the host learns of them a step later. Where
+  // that ends the run, the step already under way changes nothing either.
   const at::Tensor bad = grad_norm.isfinite().logical_and(loss.isfinite()).logical_not().to(at::kFloat);
   if (!skip_nonfinite_) halted_.copy_(at::maximum(halted_, bad));
   const at::Tensor overflow = skip_nonfinite_ ? bad : halted_;

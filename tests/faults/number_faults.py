@@ -7,9 +7,9 @@ import fault_site
 from fault_site import SEQ, VOCAB, np
 
 
-def parameter_names(site, run="whole"):
+def parameter_names(site):
     from safetensors import safe_open
-    with safe_open(f"{site.work}/{run}/adapter/adapter_model.safetensors", "np") as file:
+    with safe_open(f"{site.work}/whole/adapter/adapter_model.safetensors", "np") as file:
         return sorted(key.removeprefix("base_model.model.") for key in file.keys())
 
 
