@@ -95,8 +95,10 @@ void Trainer::save_last_step() {
   if (!regular && checkpoints_->committed() < 0) return;
   std::string problem;
   try {
-    checkpoints_->complete();
-    if (checkpoints_->holds(completed_)) return;
+    if (last_saved_step_ == completed_) {
+      checkpoints_->complete();
+      if (checkpoints_->holds(completed_)) return;
+    }
     problem = state_problem();
     if (problem.empty()) {
       save_checkpoint();

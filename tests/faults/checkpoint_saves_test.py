@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import tempfile
@@ -55,6 +56,24 @@ def disk_full(site):
         done = site.run(*full, "output.dir=tiny", expect=73)
         assert "do not fit" in done.last and "free" in done.last and "step 1/" not in done.out, done.err
         site.report("F13 too little space at the start", "exit 73 before the first step: " + done.last, done.seconds)
+    stops = (*full, "output.save_every_samples=null", "train.max_steps=2")
+    for name, save, warnings in (("warned", "true", 1), ("unwanted", "false", 0)):
+        os.makedirs(f"{site.work}/{name}/checkpoints")
+        with mounted("-t", "tmpfs", "-o", "size=128k", "tmpfs", target=f"{site.work}/{name}/checkpoints"):
+            prepare(site, name, *stops)
+            done = site.run(*stops, f"output.save_on_stop={save}", f"output.dir={name}")
+            assert done.err.count("when a signal stops the run its state cannot be saved") == warnings, done.err
+            if warnings:
+                shutil.rmtree(f"{site.work}/{name}/model")
+                os.remove(f"{site.work}/{name}/finished.json")
+                stopped = site.start(*stops, f"output.dir={name}", faults="sleep@step:step1:2s")
+                until = time.time() + 60
+                while "fault injected" not in stopped.stderr.readline():
+                    assert time.time() < until
+                stopped.terminate()
+                err = stopped.communicate(timeout=60)[1]
+                assert stopped.returncode == 73 and "its state could not be saved" in err.splitlines()[-1], (stopped.returncode, err[-2000:])
+    site.report("F13 too little space for a save at a stop", "a warning, trained all the same; a signal then: exit 73", 0.0)
     prepare(site, "run13", *full)
     with mounted("-t", "tmpfs", "-o", "size=4m", "tmpfs", target=target):
         # Step 4 starts late enough for this process to fill the disk after the first save.

@@ -107,7 +107,7 @@ def bad_step(site):
         bad = "nan@gradient:model.layers.0.self_attn.k_proj.lora_A.weight:step6"
         settings = ("train.max_steps=10", setting)
         site.train(f"output.dir=whole-{kind}", *settings, ranks=0, TRIREME_FAULT=bad)
-        text = stop_one(site, kind, f"sleep@step:step5:1s,{bad}", *settings)
+        text = stop_one(site, kind, f"sleep@step:step5:0.5s,{bad}", *settings)
         assert "stopped by a signal after step 6; state saved" in text, text[-2500:]
         assert site.metrics(kind)[-1]["grad_norm"] == "nan", "the stop does not follow the bad step: this test shows nothing"
         assert site.checkpoints(kind) == [6], f"exit 75 promises a saved state: {site.checkpoints(kind)}"
@@ -117,7 +117,7 @@ def bad_step(site):
 
 def last_evaluation(site):
     """A signal in the last step or in the evaluation after it: that evaluation is not lost."""
-    for name, fault, every in (("in-evaluation", "sleep@evaluation:step6:1s:x1", "null"), ("in-step", "sleep@step:step6:1s", "16")):
+    for name, fault, every in (("in-evaluation", "sleep@evaluation:step6:0.5s:x1", "null"), ("in-step", "sleep@step:step6:0.5s", "16")):
         settings = ("train.max_steps=6", f"eval.every_samples={every}")
         site.train(f"output.dir=whole-{name}", *settings, ranks=0)
         text = stop_one(site, name, fault, *settings)
