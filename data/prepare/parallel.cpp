@@ -5,12 +5,9 @@
 #include "trireme/base/hash.h"
 
 #include <fmt/format.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
-#include <charconv>
 #include <exception>
 #include <fstream>
 #include <mutex>
@@ -23,23 +20,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kRecords = ".done";
-constexpr std::string_view kTemporary = ".tmp-";
-
-/// "name.tmp-<pid>…" of a process that no longer runs on this host.
-bool is_abandoned(const std::string& name) {
-  const size_t at = name.rfind(kTemporary);
-  if (at == std::string::npos) return false;
-  int pid = 0;
-  const char* first = name.data() + at + kTemporary.size();
-  const auto [end, error] = std::from_chars(first, name.data() + name.size(), pid);
-  return error == std::errc() && end != first && pid > 0 && kill(pid, 0) != 0 && errno == ESRCH;
-}
-
-void remove_abandoned(const fs::path& directory) {
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(directory, error))
-    if (is_abandoned(entry.path().filename().string())) fs::remove(entry.path(), error);
-}
 
 }  // namespace
 
@@ -76,13 +56,13 @@ void parallel_for(size_t count, unsigned threads, const std::function<void(size_
 
 PartRecords::PartRecords(const fs::path& directory) : directory_(directory) {
   make_directories(directory / kRecords);
-  remove_abandoned(directory);
-  remove_abandoned(directory / kRecords);
+  remove_dead_temporaries(directory);
+  remove_dead_temporaries(directory / kRecords);
 }
 
 PartRecords::~PartRecords() {
-  remove_abandoned(directory_);
-  remove_abandoned(directory_ / kRecords);
+  remove_dead_temporaries(directory_);
+  remove_dead_temporaries(directory_ / kRecords);
 }
 
 bool PartRecords::is_done(const std::string& name, uint64_t fingerprint) const {

@@ -126,6 +126,11 @@ void prune(const fs::path& path, int64_t keep, bool dry_run) {
     if (error) throw WriteError(fmt::format("cannot remove {}: {}", directory.string(), error.message()));
   }
   fmt::print("{} whole kept, {} directories {}\n", whole, removed.size(), dry_run ? "to remove" : "removed");
+  const fs::path run = fs::weakly_canonical(checkpoints).parent_path();
+  size_t files = 0;
+  if (!dry_run)
+    for (const fs::path& folder : {run, run / "adapter", run / "model"}) files += remove_dead_temporaries(folder);
+  if (files > 0) fmt::print("{} files that were never finished removed\n", files);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/config/config.h"
+#include "trireme/formats/finished_run.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -89,6 +90,19 @@ void export_bert(MasterTensors& masters, const Config& config, const fs::path& b
   finish_bert_directory(output, base, shape);
 }
 
+/// A finished run whose last step has no whole checkpoint: what the user most likely wants lies there already.
+void refuse_older_than_final(const fs::path& asked, const fs::path& checkpoint, int64_t step) {
+  if (is_checkpoint(asked)) return;
+  const fs::path run = fs::weakly_canonical(checkpoint_collection(asked)).parent_path();
+  const auto finished = finished_run(run);
+  if (!finished || finished->step <= step) return;
+  const fs::path final_model = run / (fs::exists(run / "adapter") ? "adapter" : "model");
+  throw ModelError(fmt::format(
+      "the run in {} finished after step {}, and its newest whole checkpoint is of step {}: what it trained "
+      "in the end is {}; name {} to export step {}",
+      run.string(), finished->step, step, final_model.string(), checkpoint.string(), step));
+}
+
 }  // namespace
 
 void export_checkpoint(const CheckpointExport& options) {
@@ -109,6 +123,7 @@ void export_checkpoint(const CheckpointExport& options) {
     log_warn(fmt::format("{} is damaged: {}", candidate.string(), problem));
   }
   if (directory.empty()) throw ModelError(fmt::format("no checkpoint in {} is whole: {}", options.checkpoint, problem));
+  refuse_older_than_final(options.checkpoint, directory, manifest.step);
   if (manifest.version == 1)
     throw ModelError(
         fmt::format("{} has format version 1, which does not name its tensors: start the run "

@@ -1,5 +1,7 @@
 #include "trireme/base/file.h"
 
+#include "write_failure.h"
+
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -7,7 +9,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -17,14 +18,6 @@ namespace trireme {
 namespace {
 
 std::string reason() { return std::strerror(errno); }
-
-[[noreturn]] void write_failed(const char* what, const std::filesystem::path& path) {
-  const int error = errno;
-  const char* advice = error == ENOSPC || error == EDQUOT  ? "; free some space or choose another place"
-                       : error == EROFS || error == EACCES ? "; choose a place you may write to"
-                                                           : "";
-  throw WriteError(fmt::format("cannot {} {}: {}{}", what, path.string(), std::strerror(error), advice));
-}
 
 void write_all(int fd, const void* data, size_t size, off_t offset, const std::filesystem::path& path) {
   const char* bytes = static_cast<const char*>(data);
@@ -49,6 +42,14 @@ bool lies_under(const std::filesystem::path& path, const std::filesystem::path& 
 }
 
 }  // namespace
+
+void write_failed(const char* what, const std::filesystem::path& path) {
+  const int error = errno;
+  const char* advice = error == ENOSPC || error == EDQUOT  ? "; free some space or choose another place"
+                       : error == EROFS || error == EACCES ? "; choose a place you may write to"
+                                                           : "";
+  throw WriteError(fmt::format("cannot {} {}: {}{}", what, path.string(), std::strerror(error), advice));
+}
 
 MappedFile::MappedFile(const std::filesystem::path& path, ExitCode code) : path_(path) {
   // Non-blocking, else a FIFO in the place of a file would hang the run.
@@ -95,49 +96,14 @@ std::string read_text_file(const std::filesystem::path& path, ExitCode code, siz
   return bytes.empty() ? std::string() : std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
-AtomicFile::AtomicFile(const std::filesystem::path& path) : path_(path) {
-  static std::atomic<int> counter{0};
-  temporary_ = path;
-  temporary_ += fmt::format(".tmp-{}-{}", getpid(), ++counter);
-  fd_ = open(temporary_.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0644);
-  if (fd_ < 0) write_failed("create", path_);
-}
-
-AtomicFile::~AtomicFile() {
-  if (fd_ < 0) return;
-  close(fd_);
-  unlink(temporary_.c_str());
-}
-
 void AtomicFile::write(const void* data, size_t size) {
-  write_all(fd_, data, size, static_cast<off_t>(size_), path_);
+  write_all(file_.descriptor(), data, size, static_cast<off_t>(size_), file_.target());
   size_ += size;
 }
 
 void AtomicFile::write_at(uint64_t offset, const void* data, size_t size) {
   TRIREME_CHECK(offset + size <= size_, "overwriting bytes ", offset, "..", offset + size, " of ", size_, " written");
-  write_all(fd_, data, size, static_cast<off_t>(offset), path_);
-}
-
-void AtomicFile::commit() {
-  TRIREME_CHECK(fd_ >= 0, "commit of ", path_.string(), " twice");
-  if (fsync(fd_) != 0) write_failed("write to", path_);
-  const int fd = std::exchange(fd_, -1);
-  if (close(fd) != 0 || rename(temporary_.c_str(), path_.c_str()) != 0) {
-    const int error = errno;
-    unlink(temporary_.c_str());
-    errno = error;
-    write_failed("write to", path_);
-  }
-  const std::filesystem::path parent = path_.has_parent_path() ? path_.parent_path() : std::filesystem::path(".");
-  const int directory = open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (directory < 0) write_failed("sync the directory of", path_);
-  // EINVAL and ENOTSUP: file systems that cannot sync a directory; the rename itself has succeeded.
-  const bool synced = fsync(directory) == 0 || errno == EINVAL || errno == ENOTSUP;
-  const int error = errno;
-  close(directory);
-  errno = error;
-  if (!synced) write_failed("sync the directory of", path_);
+  write_all(file_.descriptor(), data, size, static_cast<off_t>(offset), file_.target());
 }
 
 void write_file_atomic(const std::filesystem::path& path, std::string_view content) {

@@ -131,20 +131,21 @@ void describe(Visitor& v, ScheduleSection& s) {
 
 template <class Visitor>
 void describe(Visitor& v, TrainSection& s) {
-  v.field({.key = "max_steps", .help = "optimizer steps of the run", .min = 1, .max = kMaxCount}, s.max_steps);
+  v.field({.key = "max_steps", .help = "optimizer steps of the run; may be raised later", .min = 1, .max = kMaxCount},
+          s.max_steps);
   v.field({.key = "seed", .help = "data order, dropout, initial weights", .min = 0, .max = 4294967295.0}, s.seed);
   v.field({.key = "loss",
            .help = "mean of the samples' masked means (MLPerf Llama), over the step's tokens, or (train_bert) of the "
                    "ranks' means (MLPerf BERT)",
            .words = {"sample_mean", "token_mean", "rank_mean"}},
           s.loss);
-  v.field(
-      {.key = "on_nonfinite",
-       .help = "a step whose loss or gradient is not finite: end the run, or leave the step out (at most 20 in a row)",
-       .words = {"stop", "skip"}},
-      s.on_nonfinite);
+  v.field({.key = "on_nonfinite",
+           .help = "a step whose loss or gradient is not finite: end the run, or skip the step (at most 20 in a row), "
+                   "which changes nothing and does not count for the schedule",
+           .words = {"stop", "skip"}},
+          s.on_nonfinite);
   v.field({.key = "on_spike",
-           .help = "a step whose loss is far above the last ones: report it, or leave the step out too",
+           .help = "a step whose loss is far above the last ones: report it, or skip the step",
            .words = {"report", "skip"}},
           s.on_spike);
 }
@@ -219,7 +220,7 @@ void describe(Visitor& v, OutputSection& s) {
   v.field({.key = "dir", .help = "created; a directory of another run is refused", .required = true, .path = true},
           s.dir);
   v.field({.key = "save_every_samples",
-           .help = "samples between checkpoints, in whole steps; null = only when stopped",
+           .help = "samples between checkpoints, in whole steps, and the last step; null = only when stopped",
            .min = 1,
            .max = 9007199254740992.0},
           s.save_every_samples);
@@ -231,6 +232,7 @@ void describe(Visitor& v, OutputSection& s) {
           s.save_every_minutes);
   v.field({.key = "keep_last", .help = "whole checkpoints of this run that stay", .min = 2, .max = kMaxCount},
           s.keep_last);
+  v.field({.key = "save_on_stop", .help = "save a checkpoint when a signal stops the run"}, s.save_on_stop);
 }
 
 template <class Visitor>

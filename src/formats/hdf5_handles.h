@@ -37,6 +37,10 @@ class Hdf5Handle {
 /// DataError unless the file begins like an HDF5 file whose addresses stay inside it.
 void check_hdf5_superblock(const std::filesystem::path& path);
 
+/// An empty HDF5 file in the place of the file at `path`, which the caller has created and locked. HDF5's own lock is
+/// off: on NFS it would conflict with the caller's. No handle where HDF5 refuses.
+Hdf5Handle create_hdf5(const std::filesystem::path& path);
+
 /// Silences HDF5's own printing for this thread.
 void quiet_hdf5();
 

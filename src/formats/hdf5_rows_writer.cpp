@@ -1,23 +1,19 @@
 #include "hdf5_dataset.h"
 #include "trireme/base/error.h"
+#include "trireme/base/temporary_file.h"
 #include "trireme/formats/hdf5_rows.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstring>
 
 namespace trireme {
 
 struct Hdf5RowWriter::State {
-  std::filesystem::path path, temporary;
+  explicit State(const std::filesystem::path& path) : temporary(path) {}
+  TemporaryFile temporary;
   Hdf5Handle file;
-  bool committed = false;
 
   [[noreturn]] void fail(const char* what) const {
-    throw WriteError(fmt::format("cannot {} {}: {}", what, path.string(), hdf5_reason()));
+    throw WriteError(fmt::format("cannot {} {}: {}", what, temporary.target().string(), hdf5_reason()));
   }
 
   void write(const std::string& name, hid_t stored, hid_t memory, std::span<const hsize_t> extents,
@@ -55,22 +51,17 @@ struct Hdf5RowWriter::State {
   }
 };
 
-Hdf5RowWriter::Hdf5RowWriter(const std::filesystem::path& path) : state_(std::make_unique<State>()) {
-  State& s = *state_;
-  s.path = path;
-  s.temporary = path;
-  s.temporary += fmt::format(".tmp-{}", getpid());
+Hdf5RowWriter::Hdf5RowWriter(const std::filesystem::path& path) : state_(std::make_unique<State>(path)) {
   const std::scoped_lock lock(hdf5_mutex());
   quiet_hdf5();
-  s.file = {H5Fcreate(s.temporary.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT), H5Fclose};
-  if (!s.file) s.fail("create");
+  state_->file = create_hdf5(state_->temporary.path());
+  if (!state_->file) state_->fail("create");
 }
 
 Hdf5RowWriter::~Hdf5RowWriter() {
-  if (!state_ || state_->committed) return;
+  if (!state_) return;
   const std::scoped_lock lock(hdf5_mutex());
   state_->file.reset();
-  unlink(state_->temporary.c_str());
 }
 
 void Hdf5RowWriter::write_rows(const std::string& name, std::span<const int8_t> values,
@@ -95,12 +86,7 @@ void Hdf5RowWriter::commit() {
     quiet_hdf5();
     if (H5Fflush(s.file.get(), H5F_SCOPE_GLOBAL) < 0 || !s.file.reset()) s.fail("finish");
   }
-  const int fd = open(s.temporary.c_str(), O_RDONLY | O_CLOEXEC);
-  const bool synced = fd >= 0 && fsync(fd) == 0;
-  if (fd >= 0) close(fd);
-  if (!synced || rename(s.temporary.c_str(), s.path.c_str()) != 0)
-    throw WriteError(fmt::format("cannot write {}: {}", s.path.string(), std::strerror(errno)));
-  s.committed = true;
+  s.temporary.commit();
 }
 
 }  // namespace trireme

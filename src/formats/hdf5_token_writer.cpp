@@ -2,14 +2,11 @@
 
 #include "hdf5_handles.h"
 #include "trireme/base/error.h"
+#include "trireme/base/temporary_file.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 
 namespace trireme {
 
@@ -20,14 +17,14 @@ constexpr hsize_t kChunkBytes = 1 << 20;  // whole rows up to about this size sh
 }  // namespace
 
 struct Hdf5TokenWriter::State {
-  std::filesystem::path path, temporary;
+  explicit State(const std::filesystem::path& path) : temporary(path) {}
+  TemporaryFile temporary;
   Hdf5Handle file, input_ids, loss_mask, seq_start_id, start_type;
   Columns columns;
   hsize_t length = 0, rows = 0;
-  bool committed = false;
 
   [[noreturn]] void fail(const char* what) const {
-    throw WriteError(fmt::format("cannot {} {}: {}", what, path.string(), hdf5_reason()));
+    throw WriteError(fmt::format("cannot {} {}: {}", what, temporary.target().string(), hdf5_reason()));
   }
 
   Hdf5Handle create(const char* name, hid_t type, int rank) const {
@@ -56,15 +53,12 @@ struct Hdf5TokenWriter::State {
 };
 
 Hdf5TokenWriter::Hdf5TokenWriter(const std::filesystem::path& path, int64_t seq_length, Columns columns)
-    : state_(std::make_unique<State>()) {
+    : state_(std::make_unique<State>(path)) {
   quiet_hdf5();
   State& s = *state_;
-  s.path = path;
-  s.temporary = path;
-  s.temporary += fmt::format(".tmp-{}", getpid());
   s.columns = columns;
   s.length = static_cast<hsize_t>(seq_length);
-  s.file = {H5Fcreate(s.temporary.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT), H5Fclose};
+  s.file = create_hdf5(s.temporary.path());
   if (!s.file) s.fail("create");
   s.input_ids = s.create("input_ids", H5T_STD_I32LE, 2);
   if (columns.loss_mask) s.loss_mask = s.create("loss_mask", H5T_STD_U8LE, 2);
@@ -74,14 +68,7 @@ Hdf5TokenWriter::Hdf5TokenWriter(const std::filesystem::path& path, int64_t seq_
   }
 }
 
-Hdf5TokenWriter::~Hdf5TokenWriter() {
-  if (!state_ || state_->committed) return;
-  state_->input_ids.reset();
-  state_->loss_mask.reset();
-  state_->seq_start_id.reset();
-  state_->file.reset();
-  unlink(state_->temporary.c_str());
-}
+Hdf5TokenWriter::~Hdf5TokenWriter() = default;
 
 void Hdf5TokenWriter::append(std::span<const int32_t> input_ids, std::span<const uint8_t> loss_mask,
                              std::span<const int32_t> seq_start_id) {
@@ -105,16 +92,7 @@ void Hdf5TokenWriter::commit() {
   const bool closed = s.input_ids.reset() && s.loss_mask.reset() && s.seq_start_id.reset() &&
                       H5Fflush(s.file.get(), H5F_SCOPE_GLOBAL) >= 0 && s.file.reset();
   if (!closed) s.fail("finish");
-  const int fd = open(s.temporary.c_str(), O_RDONLY | O_CLOEXEC);
-  const bool synced = fd >= 0 && fsync(fd) == 0;
-  if (fd >= 0) close(fd);
-  if (!synced || rename(s.temporary.c_str(), s.path.c_str()) != 0) {
-    const std::string reason = std::strerror(errno);
-    unlink(s.temporary.c_str());
-    s.committed = true;
-    throw WriteError(fmt::format("cannot write {}: {}", s.path.string(), reason));
-  }
-  s.committed = true;
+  s.temporary.commit();
 }
 
 }  // namespace trireme

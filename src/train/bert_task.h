@@ -50,6 +50,7 @@ class BertTask final : public TrainingTask {
   void save_artefact(ShardedUnits& units, const std::filesystem::path& directory) override;
 
  private:
+  void require_targets() const;
   std::vector<BertPack> read_step(int64_t step);
   /// Batches on the device, with the counts that normalise their losses.
   StepBatch to_device(const std::vector<BertPack>& packs) const;

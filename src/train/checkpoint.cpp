@@ -96,42 +96,62 @@ std::vector<PieceSource> Checkpoints::pieces(const NamedTensors& state) const {
   return pieces;
 }
 
-void Checkpoints::check_space(const NamedTensors& state, bool periodic) {
+uint64_t Checkpoints::checkpoint_bytes(const NamedTensors& state) const {
+  uint64_t bytes = 1 << 16;
+  for (const auto& [name, tensor] : state) {
+    const auto unit = split_name(name).second;
+    bytes += (unit.empty() ? 1 : static_cast<uint64_t>(placements_.at(unit).numel)) * tensor.element_size();
+    bytes += static_cast<uint64_t>(kBytesPerPiece) * (unit.empty() ? 1 : static_cast<uint64_t>(comm_.size()));
+  }
+  return bytes;
+}
+
+/// How many of the newest whole checkpoints of this run there are, `most` at most, and their bytes.
+std::pair<int64_t, uint64_t> Checkpoints::kept_checkpoints(int64_t most) const {
+  std::pair<int64_t, uint64_t> kept = {0, 0};
+  for (const auto& [step, directory] : list_checkpoints(directory_)) {
+    if (kept.first >= most) break;
+    try {
+      const CheckpointManifest manifest = read_manifest(directory);
+      if (manifest.run_id != options_.run_id) continue;
+      ++kept.first;
+      kept.second += manifest.total_bytes();
+    } catch (const Error&) {
+      continue;  // not whole: resume() has named it
+    }
+  }
+  return kept;
+}
+
+void Checkpoints::check_space(const NamedTensors& state, bool periodic, bool on_stop) {
   agree(comm_, [&] {
     if (comm_.rank() != 0) return;
     make_directories(directory_);
     remove_leftovers();
-    uint64_t one = 1 << 16;
-    for (const auto& [name, tensor] : state) {
-      const auto unit = split_name(name).second;
-      one += (unit.empty() ? 1 : static_cast<uint64_t>(placements_.at(unit).numel)) * tensor.element_size();
-      one += static_cast<uint64_t>(kBytesPerPiece) * (unit.empty() ? 1 : static_cast<uint64_t>(comm_.size()));
-    }
-    // While one is being written, keep_last older ones still lie there.
-    uint64_t kept = 0, present = 0;
-    const auto wanted = static_cast<uint64_t>(periodic ? options_.keep_last + 1 : 1);
-    for (const auto& [step, directory] : list_checkpoints(directory_)) {
-      try {
-        const CheckpointManifest manifest = read_manifest(directory);
-        if (manifest.run_id != options_.run_id || kept >= wanted - 1) continue;
-        ++kept;
-        present += manifest.total_bytes();
-      } catch (const Error&) {
-        continue;  // not whole: resume() has named it
-      }
-    }
     struct statvfs disk{};
     if (statvfs(directory_.c_str(), &disk) != 0) return;  // a file system that cannot say: the first save will
-    const uint64_t available = static_cast<uint64_t>(disk.f_bavail) * disk.f_frsize,
+    const uint64_t free = static_cast<uint64_t>(disk.f_bavail) * disk.f_frsize, one = checkpoint_bytes(state);
+    const auto shown = [](uint64_t bytes) { return format_bytes(static_cast<double>(bytes)); };
+    if (!periodic) {
+      if (!on_stop || one <= free) return;
+      log_warn(
+          fmt::format("a checkpoint of this run needs {} and {} has {} free: when a signal stops the run its state "
+                      "cannot be saved, and the steps since the last checkpoint or the start are lost. Free {} there, "
+                      "choose another output.dir, or set output.save_on_stop: false if none is wanted",
+                      shown(one), directory_.string(), shown(free), shown(one - free)));
+      return;
+    }
+    // While one is being written, keep_last older ones still lie there.
+    const auto wanted = static_cast<uint64_t>(options_.keep_last + 1);
+    const uint64_t present = kept_checkpoints(options_.keep_last).second,
                    needed = one * wanted - std::min(present, one * wanted);
-    if (needed > available)
-      throw WriteError(fmt::format(
-          "the checkpoints of this run do not fit: {} has {} free; {} of {} each need {}{}. Free "
-          "{} there, choose another output.dir{}",
-          directory_.string(), format_bytes(static_cast<double>(available)), wanted,
-          format_bytes(static_cast<double>(one)), format_bytes(static_cast<double>(needed)),
-          present > 0 ? " beside those already there" : "", format_bytes(static_cast<double>(needed - available)),
-          periodic && options_.keep_last > 2 ? ", or lower output.keep_last" : ""));
+    if (needed > free)
+      throw WriteError(
+          fmt::format("the checkpoints of this run do not fit: {} has {} free; {} of {} each need {}{}. "
+                      "Free {} there, choose another output.dir{}",
+                      directory_.string(), shown(free), wanted, shown(one), shown(needed),
+                      present > 0 ? " beside those already there" : "", shown(needed - free),
+                      options_.keep_last > 2 ? ", or lower output.keep_last" : ""));
   });
 }
 
@@ -168,10 +188,7 @@ void Checkpoints::start(const NamedTensors& state, const LoopState& loop) {
     }
   }
   // Also: nobody writes before the directory is there.
-  if (const std::string first = comm_.all_gather_host(problem)[0]; !first.empty()) {
-    failed(first);
-    return give_up_after_failures();
-  }
+  if (failed_anywhere(problem)) return give_up_after_failures();
   try {
     fault_point("save:copy", comm_.rank(), loop.completed_steps);
     writer_.snapshot(pieces(state));
@@ -180,11 +197,7 @@ void Checkpoints::start(const NamedTensors& state, const LoopState& loop) {
     problem = fmt::format("rank {}: the state could not be copied to host memory: {}", comm_.rank(),
                           text.substr(0, text.find('\n')));
   }
-  for (const std::string& text : comm_.all_gather_host(problem)) {
-    if (text.empty()) continue;
-    failed(text);
-    return give_up_after_failures();
-  }
+  if (failed_anywhere(problem)) return give_up_after_failures();
   writer_.start(temporary(loop.completed_steps) / fmt::format("rank-{:05}.safetensors", comm_.rank()), comm_.rank(),
                 loop.completed_steps);
   phase_ = Phase::kWriting;
@@ -209,7 +222,7 @@ void Checkpoints::give_up_after_failures() const {
                                   failures_, directory_.string()));
 }
 
-bool Checkpoints::complete() {
+void Checkpoints::complete() {
   for (int wait_ms = 1; phase_ != Phase::kIdle; wait_ms = std::min(2 * wait_ms, 200)) {
     // Short collectives rather than one that a slow disk would keep waiting, which looks like a hang.
     if (comm_.all_reduce_host({ready()})[0] >= comm_.size()) {
@@ -219,7 +232,23 @@ bool Checkpoints::complete() {
       std::this_thread::sleep_for(std::chrono::milliseconds(wait_ms));
     }
   }
-  return last_save_ok_;
+}
+
+bool Checkpoints::holds(int64_t step) {
+  double whole = 0;
+  if (comm_.rank() == 0) {
+    for (const auto& [found, directory] : list_checkpoints(directory_)) {
+      if (found != step) continue;
+      try {
+        const CheckpointManifest manifest = read_manifest(directory);
+        const bool ours = manifest.version == 1 || manifest.run_id == options_.run_id;
+        whole = ours && check_checkpoint_layout(directory, manifest).empty() ? 1 : 0;
+      } catch (const Error&) {
+        // damaged: not held
+      }
+    }
+  }
+  return comm_.all_reduce_host({whole}, ReduceOp::kMax)[0] > 0;
 }
 
 void Checkpoints::advance() {
@@ -228,10 +257,9 @@ void Checkpoints::advance() {
     const CheckpointFile file = writer_.take(error);
     // The copies of GPU tensors are only queued, and the next step's kernels wait behind them.
     pause_ = std::max(pause_, writer_.copied_at() - started_);
-    const auto texts = comm_.all_gather_host(error.empty() ? " " + file_to_text(file, writer_.write_seconds())
-                                                           : fmt::format("rank {}: {}", comm_.rank(), error));
-    for (const std::string& text : texts)
-      if (!text.starts_with(' ')) return failed(text);
+    if (failed_anywhere(error.empty() ? "" : fmt::format("rank {}: {}", comm_.rank(), error))) return;
+    // The pieces of all ranks together are as many as ranks times units: rank 0 alone needs them, for the manifest.
+    const auto texts = comm_.gather_host(file_to_text(file, writer_.write_seconds()));
     phase_ = Phase::kCommitting;
     if (comm_.rank() != 0) return;
     commit_done_ = false;
@@ -247,11 +275,10 @@ void Checkpoints::advance() {
     return;
   }
   if (committer_.joinable()) committer_.join();
-  const std::string problem = comm_.all_gather_host(comm_.rank() == 0 ? commit_error_ : "")[0];
-  if (!problem.empty()) return failed(problem);
+  if (failed_anywhere(comm_.rank() == 0 ? commit_error_ : "")) return;
   phase_ = Phase::kIdle;
   failures_ = 0;
-  last_save_ok_ = true;
+  committed_step_ = loop_.completed_steps;
   if (comm_.rank() != 0) return;
   const double seconds = steady_seconds() - started_;
   log_info(fmt::format("saved checkpoints/{}: {} in {} (written in {}), the step waited {}",
@@ -266,9 +293,18 @@ void Checkpoints::advance() {
              .dump());
 }
 
+/// Collective. Whether a rank has a problem; the save has failed then, with the first rank's reason.
+bool Checkpoints::failed_anywhere(const std::string& problem) {
+  if (comm_.all_reduce_host({problem.empty() ? 0.0 : 1.0}, ReduceOp::kMax)[0] == 0) return false;
+  const auto problems = comm_.gather_host(problem);
+  const auto first =
+      std::find_if(problems.begin(), problems.end(), [](const std::string& text) { return !text.empty(); });
+  failed(first == problems.end() ? "" : *first);
+  return true;
+}
+
 void Checkpoints::failed(const std::string& reason) {
   phase_ = Phase::kIdle;
-  last_save_ok_ = false;
   ++failures_;
   if (comm_.rank() != 0) return;
   std::error_code ignored;

@@ -34,6 +34,8 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 struct LoopState {
   int64_t completed_steps = 0, evaluations = 0;
   std::map<std::string, std::vector<double>> numbers;
+  int64_t max_steps =
+      0;  // resume() only: train.max_steps of the run that saved it; 0: format version 1, which has none
 };
 
 struct CheckpointOptions {
@@ -58,9 +60,10 @@ class Checkpoints {
   /// DataError.
   std::optional<LoopState> resume(const NamedTensors& state);
 
-  /// Collective. Removes what dead runs left unfinished. WriteError on all ranks when the checkpoints that the run will
-  /// keep do not fit in the free space.
-  void check_space(const NamedTensors& state, bool periodic);
+  /// Collective. Removes what dead runs left unfinished. `periodic`: the run saves as it goes; WriteError on all ranks
+  /// when the checkpoints that it will keep do not fit in the free space. `on_stop`: a run that saves only when a
+  /// signal stops it; a warning when that checkpoint does not fit.
+  void check_space(const NamedTensors& state, bool periodic, bool on_stop);
 
   /// For a run that saves as it goes: takes the memory for the copies while the run is still being loaded.
   void prepare(const NamedTensors& state) { writer_.prepare(pieces(state)); }
@@ -72,9 +75,12 @@ class Checkpoints {
   /// Collective. Given the sum of ready() that step `step` carried and the last step begun: moves the save on when
   /// every rank is ready. Throws AgreedError after kMaxFailures failed saves in a row.
   void advance_if_ready(int64_t step, int64_t last_begun, double sum);
-  /// Collective. Waits until no save is under way. Never throws for a failed save; true when the newest one was
-  /// committed.
-  bool complete();
+  /// Collective. Waits until no save is under way. Never throws for a failed save.
+  void complete();
+  /// Collective. Whether a checkpoint of this run after step `step` lies there, whole by sizes and headers.
+  bool holds(int64_t step);
+  /// The step of the newest checkpoint that this process has committed or gone on from; -1: none.
+  int64_t committed() const { return committed_step_; }
 
   static constexpr int kMaxFailures = 3;
 
@@ -89,6 +95,9 @@ class Checkpoints {
   std::vector<PieceSource> pieces(const NamedTensors& state) const;
   std::vector<CheckpointUnit> described_units() const;
   void advance();
+  bool failed_anywhere(const std::string& problem);
+  uint64_t checkpoint_bytes(const NamedTensors& state) const;
+  std::pair<int64_t, uint64_t> kept_checkpoints(int64_t most) const;
   void failed(const std::string& reason);
   void give_up_after_failures() const;
   void commit(const std::vector<std::string>& descriptions);
@@ -117,7 +126,7 @@ class Checkpoints {
   LoopState loop_;  // of the save under way
   int64_t ignore_through_ = -1;
   int failures_ = 0;
-  bool last_save_ok_ = true;
+  int64_t committed_step_ = -1;
   double started_ = 0, pause_ = 0, write_seconds_ = 0;  // the slowest rank's writing
   uint64_t committed_bytes_ = 0;
 };

@@ -197,6 +197,7 @@ std::optional<LoopState> Checkpoints::load_candidate(const std::filesystem::path
   if (reason = shared_problem(comm_, mine); !reason.empty()) return std::nullopt;
 
   LoopState loop{manifest.step, manifest.evaluations, manifest.numbers};
+  if (manifest.version != 1) loop.max_steps = parse_config(manifest.config, directory.string()).train.max_steps;
   const uint64_t bytes = manifest.total_bytes();
   const int64_t world = manifest.world_size, shards = manifest.shard_size;
   mine.clear();
@@ -241,6 +242,7 @@ std::optional<LoopState> Checkpoints::resume(const NamedTensors& state) {
     throw AgreedError(ExitCode::kModel, fmt::format("none of the {} checkpoints in {} is whole ({}): restore one, or "
                                                     "add --allow-fresh to start afresh",
                                                     candidates.size(), directory_.string(), reasons.front()));
+  if (loop) committed_step_ = loop->completed_steps;
   // Out of the way of retention's count, and of the save that will want their names.
   agree(comm_, [&] {
     if (comm_.rank() != 0) return;

@@ -75,21 +75,17 @@ void CheckpointWriter::snapshot(const std::vector<PieceSource>& pieces) {
   pieces_.clear();
   host_.resize(pieces.size());
   copied_.reset();
-  bool on_device = false;
-  c10::Device device(c10::kCPU);
+  device_ = c10::kCPU;
   for (size_t i = 0; i < pieces.size(); ++i) {
     const at::Tensor& source = pieces[i].tensor;
     pieces_.push_back(pieces[i].piece);
     make_room(i, source);
     host_[i].copy_(source.reshape({-1}), /*non_blocking=*/true);
-    if (!source.is_cpu()) {
-      on_device = true;
-      device = source.device();
-    }
+    if (!source.is_cpu()) device_ = source.device();
   }
-  if (on_device) {
-    copied_ = std::make_unique<c10::Event>(device.type(), c10::EventFlag::BACKEND_DEFAULT);
-    copied_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  if (!device_.is_cpu()) {
+    copied_ = std::make_unique<c10::Event>(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
+    copied_->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
   }
 }
 
@@ -100,6 +96,9 @@ void CheckpointWriter::start(const std::filesystem::path& path, int rank, int64_
   thread_ = std::thread([this, path, rank, step] {
     try {
       if (copied_) {
+        // A new thread's device is GPU 0: waiting there for an event of another GPU would make a CUDA context of some
+        // 500 MiB on it.
+        const c10::DeviceGuard guard(device_);
         copied_->synchronize();
         copied_at_ = steady_seconds();
       }

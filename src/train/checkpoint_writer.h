@@ -49,6 +49,7 @@ class CheckpointWriter {
   std::vector<at::Tensor> host_;
   bool pinned_ = true;                  // until it cannot be had
   std::unique_ptr<c10::Event> copied_;  // null on CPUs
+  c10::Device device_ = c10::kCPU;      // of the pieces in the snapshot
   std::thread thread_, preparing_;
   std::atomic<bool> finished_ = true;
   CheckpointFile file_;

@@ -38,7 +38,7 @@ class LlamaTask final : public TrainingTask {
   at::Tensor loss(UnitStore& units, const MicroBatch& batch, const std::vector<Recompute>& recompute,
                   bool train) override;
   EvalSums evaluate(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) override;
-  EvalResult eval_result(const EvalSums& sums) const override { return {sums.at(0) / sums.at(1), {}}; }
+  EvalResult eval_result(const EvalSums& sums) const override;
   double nominal_denominator() const override;
   std::unique_ptr<MlperfEvents> mlperf_events(MlperfLog& log) const override { return make_llama_events(log); }
   void save_artefact(ShardedUnits& units, const std::filesystem::path& directory) override;
@@ -49,6 +49,7 @@ class LlamaTask final : public TrainingTask {
     std::vector<Sample> samples;
     std::vector<int64_t> positions;  // in the run's stream of samples
   };
+  void require_targets() const;
   HostBatch read_step(int64_t step);
   std::unique_ptr<MicroBatch> to_device(const std::vector<Sample>& samples,
                                         const std::vector<int64_t>& stream_positions, double& denominator) const;

@@ -61,7 +61,8 @@ std::optional<double> LossWindow::add(double loss) {
 std::vector<double> LossWindow::state() const {
   std::vector<double> state(losses_.begin(), losses_.end());
   if (newest_) state.push_back(*newest_);
-  state.push_back(in_a_row_);
+  // After a loss that was no number, or a spike, none of these losses is the newest.
+  state.push_back(newest_ || losses_.empty() ? in_a_row_ : -1 - in_a_row_);
   return state;
 }
 
@@ -72,7 +73,9 @@ void LossWindow::restore(const std::vector<double>& state) {
   if (state.empty()) return;
   losses_.assign(state.begin(), state.end() - 1);
   in_a_row_ = static_cast<int>(state.back());
-  if (losses_.empty() || (in_a_row_ > 0 && in_a_row_ < kPatience - 1)) return;
+  const bool settled = in_a_row_ < 0;
+  if (settled) in_a_row_ = -1 - in_a_row_;
+  if (settled || losses_.empty() || (in_a_row_ > 0 && in_a_row_ < kPatience - 1)) return;
   // What was added last was no spike, or the one that begins a new past.
   newest_ = losses_.back();
   losses_.pop_back();

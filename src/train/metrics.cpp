@@ -1,6 +1,6 @@
 #include "trireme/train/metrics.h"
 
-#include "trireme/base/error.h"
+#include "line_file.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
 
@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include <cmath>
+#include <fstream>
 
 namespace trireme {
 
@@ -18,29 +19,29 @@ std::string number(double value) {
 }
 }  // namespace
 
-MetricsFile::MetricsFile(const std::filesystem::path& path, std::optional<int64_t> resume_step) : path_(path) {
-  if (resume_step && std::filesystem::exists(path)) {
+MetricsFile::MetricsFile(const std::filesystem::path& path, std::optional<int64_t> resume_step, bool evaluated)
+    : lines_(std::make_unique<LineFile>()) {
+  const bool resumes = resume_step && std::filesystem::exists(path);
+  if (resumes) {
     // Steps after the checkpoint will be run again: their lines go, so that every step stands in the file once.
     std::ifstream in(path);
     std::string kept, text;
     while (std::getline(in, text)) {
       const auto object = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
       if (object.is_discarded()) break;
-      if (object.value("step", int64_t{0}) > *resume_step) break;
+      const int64_t step = object.value("step", int64_t{0});
+      if (step > *resume_step) break;
+      if (!evaluated && step == *resume_step && object.value("event", "") == "eval") continue;
       kept += text + '\n';
     }
     write_file_atomic(path, kept);
-    out_.open(path, std::ios::app);
-  } else {
-    out_.open(path, std::ios::trunc);
   }
-  if (!out_) throw WriteError(fmt::format("cannot open {} for writing", path.string()));
+  lines_->open(path, /*append=*/resumes);
 }
 
-void MetricsFile::line(const std::string& text) {
-  out_ << text << '\n' << std::flush;
-  if (!out_) throw WriteError(fmt::format("cannot write to {}: is the disk full?", path_.string()));
-}
+MetricsFile::~MetricsFile() = default;
+
+void MetricsFile::line(const std::string& text) { lines_->write(text); }
 
 void MetricsFile::write_run(const std::string& json_object) { line(json_object); }
 

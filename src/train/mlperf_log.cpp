@@ -1,6 +1,6 @@
 #include "trireme/train/mlperf_log.h"
 
-#include "trireme/base/error.h"
+#include "line_file.h"
 #include "trireme/base/time.h"
 
 #include <fmt/format.h>
@@ -11,9 +11,11 @@ namespace trireme {
 
 MlperfLog::MlperfLog(const std::filesystem::path& path) : enabled_(!path.empty()) {
   if (!enabled_) return;
-  out_.open(path, std::ios::app);
-  if (!out_) throw WriteError(fmt::format("cannot open {} for writing", path.string()));
+  lines_ = std::make_unique<LineFile>();
+  lines_->open(path, /*append=*/true);
 }
+
+MlperfLog::~MlperfLog() = default;
 
 void MlperfLog::write(const char* type, const char* key, const std::string& value, const Metadata& metadata,
                       const char* file, int line) {
@@ -26,8 +28,7 @@ void MlperfLog::write(const char* type, const char* key, const std::string& valu
       unix_milliseconds(), type, key, value, fields);
   std::printf("%s\n", text.c_str());
   std::fflush(stdout);
-  out_ << text << '\n' << std::flush;
-  if (!out_) throw WriteError("cannot write to mllog.log: is the disk full?");
+  lines_->write(text);
 }
 
 void MlperfLog::event(const char* key, const std::string& value, const Metadata& metadata, int line, const char* file) {

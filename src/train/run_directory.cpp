@@ -7,6 +7,8 @@
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
+#include "trireme/formats/finished_run.h"
+#include "trireme/formats/training_checkpoint.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -44,7 +46,9 @@ ConfigurationChanges changes(const Config& before, const Config& now) {
   for (const auto& [key, pair] : values) {
     if (pair.first == pair.second || key == "output.dir") continue;
     const auto shown = [](const std::string& value) { return value.empty() ? std::string("not there") : value; };
-    (decides(key) ? result.deciding : result.free)
+    // More steps are an extension: the steps that are done stay as they are.
+    const bool extension = key == "train.max_steps" && now.train.max_steps > before.train.max_steps;
+    (decides(key) && !extension ? result.deciding : result.free)
         .push_back(fmt::format("{} was {}, is {}", key, shown(pair.first), shown(pair.second)));
   }
   return result;
@@ -138,6 +142,21 @@ void RunDirectory::accept_configuration(const Config& config) const {
   write_file_atomic(config_path, ours);
 }
 
+/// A finished run may go on when it has more steps to do and a checkpoint to go on from.
+void RunDirectory::check_extension(const Config& config, const char* artefact) const {
+  const auto finished = finished_run(path_);
+  if (!finished || finished->max_steps >= config.train.max_steps)
+    throw WriteError(fmt::format(
+        "output.dir {} holds this run, finished{} ({}): raise train.max_steps to go on from there, or choose "
+        "another output.dir to run it again",
+        path_.string(), finished ? fmt::format(" after step {}", finished->step) : "", artefact));
+  if (list_checkpoints(checkpoints()).empty())
+    throw WriteError(
+        fmt::format("output.dir {} holds this run, finished after step {}, and no checkpoint to go on from "
+                    "(output.save_every_samples makes the last step one): choose another output.dir",
+                    path_.string(), finished->step));
+}
+
 void RunDirectory::open_as_rank_zero(const Config& config) {
   try {
     make_directories(path_);
@@ -163,10 +182,7 @@ void RunDirectory::open_as_rank_zero(const Config& config) {
   if (std::filesystem::exists(config_path)) {
     const char* artefact = config.lora ? "adapter/adapter_config.json" : "model/config.json";
     accept_configuration(config);
-    if (std::filesystem::exists(path_ / artefact))
-      throw WriteError(
-          fmt::format("output.dir {} holds this run, finished ({}): choose another output.dir to run it again",
-                      path_.string(), artefact));
+    if (std::filesystem::exists(path_ / artefact)) check_extension(config, artefact);
   } else {
     for (const auto& entry : std::filesystem::directory_iterator(path_))
       if (entry.path().filename() != ".lock" && entry.path().filename() != "run.json")

@@ -24,6 +24,12 @@ int reader_threads(int world_size) {
 
 }  // namespace
 
+DataError without_targets(const std::vector<std::string>& valid, const char* mask) {
+  return DataError(fmt::format(
+      "{}: no row has a target ({}), so there is nothing to evaluate: prepare data.valid again, or leave it out",
+      join(valid, ", "), mask));
+}
+
 DType file_dtype(at::ScalarType dtype) {
   switch (dtype) {
     case at::kFloat: return DType::kF32;

@@ -2,6 +2,7 @@
 // What the tasks of all model families share: who this rank is, reading a step ahead, loading weights, dtypes of files.
 
 #include "trireme/base/dtype.h"
+#include "trireme/base/error.h"
 #include "trireme/formats/weight_source.h"
 #include "trireme/fsdp/sharded_units.h"
 
@@ -11,6 +12,7 @@
 #include <functional>
 #include <future>
 #include <string>
+#include <vector>
 
 namespace trireme {
 
@@ -44,6 +46,9 @@ class ReadAhead {
   std::future<T> next_;
   int64_t step_ = -1;
 };
+
+/// For data.valid of which no row has a target: its evaluation would be 0 / 0. `mask`: what says that a token is one.
+DataError without_targets(const std::vector<std::string>& valid, const char* mask);
 
 /// The type in a file of tensors computed with in `dtype` (fp32, fp16, bf16), and config.json's word for it.
 DType file_dtype(at::ScalarType dtype);

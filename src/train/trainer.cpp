@@ -1,18 +1,15 @@
 // The loop.
 #include "trireme/train/trainer.h"
 
-#include "agree.h"
 #include "checkpoint.h"
+#include "stop_vote.h"
 #include "straggler.h"
-#include "trireme/base/error.h"
 #include "trireme/base/fault.h"
+#include "trireme/base/file.h"
 #include "trireme/base/log.h"
-#include "trireme/base/text.h"
 #include "trireme/base/time.h"
 #include "trireme/comm/progress.h"
 #include "trireme/train/signals.h"
-
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <utility>
@@ -26,8 +23,12 @@ ExitCode Trainer::run() {
     load_or_resume();
   }
   if (comm_.rank() == 0) {
+    // What a life that was killed has left of its artefacts; output.dir is locked, so nobody else writes there.
+    for (const char* folder : {"", "adapter", "model", "checkpoints"})
+      remove_dead_temporaries(directory_.path() / folder);
     metrics_ = std::make_unique<MetricsFile>(directory_.path() / "metrics.jsonl",
-                                             completed_ > 0 ? std::optional(completed_) : std::nullopt);
+                                             completed_ > 0 ? std::optional(completed_) : std::nullopt,
+                                             /*evaluated=*/!evaluation_left_);
     metrics_->write_run(run_description());
   }
   if (config_.logging.mlperf) {
@@ -42,13 +43,11 @@ ExitCode Trainer::run() {
   start_block();
   start_clock();
 
-  bool reached_target = false;
   first_step_ = completed_;
   last_save_time_ = steady_seconds();
-  agree_to_stop();
-  if (std::exchange(evaluation_left_, false)) reached_target = evaluate();
-  // A stop waits for a step whose numbers are sound: only such a one is saved.
-  while (completed_ < config_.train.max_steps && (!stop_agreed_ || consecutive_skips_ > 0) && !reached_target) {
+  stop_agreed_ = stop_vote_->decide(stop_signal() != 0);
+  if (std::exchange(evaluation_left_, false)) evaluate();
+  while (completed_ < config_.train.max_steps && !stop_agreed_ && !reached_target_) {
     if (config_.logging.profile_step == completed_ + 1)
       profiled_step();
     else
@@ -57,37 +56,25 @@ ExitCode Trainer::run() {
     if (straggler_report_due(completed_ - first_step_)) report_stragglers();
     if (evaluation_due()) {
       flush_metrics();
-      reached_target = evaluate();
+      evaluate();
     }
-    if (save_due()) {
-      save_checkpoint();
-      agree_to_stop();
-    }
+    if (!save_due()) continue;
+    flush_metrics();
+    // A step whose numbers are not finite puts the save off to the next sound one, which shows that the weights are.
+    if (consecutive_skips_ > 0) continue;
+    save_checkpoint();
+    stop_agreed_ = stop_vote_->decide(stop_signal() != 0 || stop_agreed_);
   }
   flush_metrics();
-  if (stop_agreed_ && completed_ < config_.train.max_steps && !reached_target) {
-    const ProgressSection section("save", kStorageAllowance);
-    if (last_saved_step_ != completed_ || !checkpoints_->complete()) save_checkpoint();
-    if (!checkpoints_->complete())
-      throw AgreedError(
-          ExitCode::kCannotWrite,
-          fmt::format("stopped by a signal after step {}, but its state could not be saved in {}: run the "
-                      "same command again, it goes on from the newest whole checkpoint",
-                      completed_, directory_.checkpoints().string()));
-    log_info(
-        fmt::format("stopped by a signal after step {}; state saved, the same command goes on from there", completed_));
-    mlperf_end_run("aborted");
-    return ExitCode::kStopped;
-  }
-  if (!reached_target && task_.eval_samples() > 0 && last_evaluated_step_ != completed_) reached_target = evaluate();
-  const bool has_target = config_.eval.target_loss || config_.eval.target_accuracy;
-  mlperf_end_run(!has_target || reached_target ? "success" : "aborted");
+  if (last_evaluation_missing()) evaluate();
+  if (!reached_target_ && (completed_ < config_.train.max_steps || last_evaluation_missing())) return stop();
   finish();
   return ExitCode::kDone;
 }
 
-void Trainer::agree_to_stop() {
-  stop_agreed_ = comm_.all_reduce_host({stop_signal() != 0 || stop_agreed_ ? 1.0 : 0.0}, ReduceOp::kMax)[0] > 0;
+bool Trainer::last_evaluation_missing() const {
+  return completed_ >= config_.train.max_steps && !reached_target_ && task_.eval_samples() > 0 &&
+         last_evaluated_step_ != completed_;
 }
 
 bool Trainer::save_due() const {
@@ -101,8 +88,6 @@ bool Trainer::save_due() const {
 }
 
 void Trainer::save_checkpoint() {
-  flush_metrics();
-  if (consecutive_skips_ > 0) return;  // after a step whose numbers went wrong nothing is saved: the next sound one is
   const ProgressSection section("save", kStorageAllowance);
   fault_point("save", comm_.rank(), completed_);
   checkpoints_->start(state(), {completed_,
@@ -111,30 +96,14 @@ void Trainer::save_checkpoint() {
                                  {"loss_window", loss_window_.state()},
                                  {"samples", {static_cast<double>(samples_)}},
                                  {"evaluation_left", {evaluation_left_ ? 1.0 : 0.0}},
-                                 {"left_out", {static_cast<double>(left_out_)}},
+                                 {"evaluated_step", {static_cast<double>(last_evaluated_step_)}},
+                                 {"reached_target", {reached_target_ ? 1.0 : 0.0}},
+                                 {"left_out", {static_cast<double>(steps_skipped_)}},
                                  {"task", units_->scale_state()}}});
   last_saved_step_ = completed_;
   last_save_time_ = steady_seconds();
   save_by_clock_ = false;
   start_clock();
-}
-
-void Trainer::finish() {
-  const ProgressSection section("save", kStorageAllowance);
-  task_.save_artefact(*units_, directory_.path());
-  checkpoints_->complete();
-  comm_.barrier();
-  log_info(fmt::format("wrote {}", (directory_.path() / (config_.lora ? "adapter" : "model")).string()));
-  if (timed_steps_ == 0) return;
-  const int64_t peak = peak_memory(device_) + units_->memory_outside_allocator(),
-                planned = plan_.total() - plan_.overhead;
-  std::string summary = fmt::format("{} steps in {}, peak memory {}", timed_steps_, format_duration(training_seconds_),
-                                    format_bytes(static_cast<double>(peak)));
-  // A CPU process' peak is its whole resident set, libraries included: nothing to hold a plan against.
-  if (device_.is_cuda())
-    summary += fmt::format(" (plan {}, {:+.1f} %)", format_bytes(static_cast<double>(planned)),
-                           100.0 * (static_cast<double>(peak) / static_cast<double>(planned) - 1.0));
-  log_info(summary);
 }
 
 }  // namespace trireme

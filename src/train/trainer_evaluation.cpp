@@ -1,11 +1,14 @@
 // Evaluations, and the blocks of steps between them as MLPerf counts them.
 #include "trireme/train/trainer.h"
 
+#include "agree.h"
+#include "stop_vote.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 #include "trireme/comm/progress.h"
+#include "trireme/train/signals.h"
 
 #include <fmt/format.h>
 
@@ -20,6 +23,15 @@ namespace {
 /// Leaves an evaluation halfway, on all ranks after the same forward pass.
 struct EvaluationLeft {};
 
+/// The sums are those of all ranks: what is wrong with them every rank finds.
+EvalResult evaluation_result(const TrainingTask& task, const EvalSums& sums) {
+  try {
+    return task.eval_result(sums);
+  } catch (const Error& error) {
+    throw AgreedError(error.code(), error.what());
+  }
+}
+
 }  // namespace
 
 bool Trainer::evaluation_due() const {
@@ -33,14 +45,21 @@ bool Trainer::evaluation_due() const {
   return completed_ % every == 0;
 }
 
-bool Trainer::evaluate() {
+void Trainer::evaluate() {
   const bool at_end = completed_ >= config_.train.max_steps;
   int64_t skip = 0;
   if (config_.eval.skip_first)
     skip = *config_.eval.skip_first == "mlperf"
                ? static_cast<int64_t>(0.125 * static_cast<double>(config_.batch.global_batch_size) + 2)
                : std::stoll(*config_.eval.skip_first);
-  if (evaluations_++ < skip && !at_end) return false;
+  if (evaluations_++ < skip && !at_end) return;
+  // It is done again, whole, when the run goes on.
+  const auto leave = [&] {
+    --evaluations_;
+    evaluation_left_ = true;
+    log_info(fmt::format("the evaluation after step {} is left because of a signal", completed_));
+  };
+  if (stop_agreed_) return leave();
   const int64_t evaluated_before = std::exchange(last_evaluated_step_, completed_);
   end_block();
   mlperf_.start_evaluation(samples_);
@@ -52,31 +71,27 @@ bool Trainer::evaluate() {
     local = task_.evaluate(*units_, [&](int64_t done, int64_t total) {
       fault_point("evaluation", comm_.rank(), completed_);
       if (comm_.rank() == 0) console_.eval_status(done, total);
-      agree_to_stop();
+      stop_agreed_ = stop_vote_->cast(stop_signal() != 0);
       if (stop_agreed_ && done < total) throw EvaluationLeft();
     });
+    stop_agreed_ = stop_vote_->outcome();
   } catch (const EvaluationLeft&) {
-    // It is done again, whole, when the run goes on.
     units_->release();
-    --evaluations_;
     last_evaluated_step_ = evaluated_before;
-    evaluation_left_ = true;
-    log_info(fmt::format("the evaluation after step {} is left because of a signal", completed_));
-    return false;
+    return leave();
   }
-  const EvalResult result = task_.eval_result(comm_.all_reduce_host(local));
+  const EvalResult result = evaluation_result(task_, comm_.all_reduce_host(local));
   const EvalMetrics metrics{completed_, samples_, result.loss, steady_seconds() - begin, result.mlm_accuracy};
-  const bool reached =
-      (config_.eval.target_loss && metrics.loss <= *config_.eval.target_loss) ||
-      (config_.eval.target_accuracy && metrics.mlm_accuracy.value_or(0) >= *config_.eval.target_accuracy);
+  last_evaluation_ = metrics;
+  reached_target_ = (config_.eval.target_loss && metrics.loss <= *config_.eval.target_loss) ||
+                    (config_.eval.target_accuracy && metrics.mlm_accuracy.value_or(0) >= *config_.eval.target_accuracy);
   if (comm_.rank() == 0) {
     metrics_->write(metrics);
     console_.line(console_line(metrics, config_.eval.target_loss, config_.eval.target_accuracy));
   }
   mlperf_.end_evaluation(metrics);
-  if (!reached && !at_end) start_block();
+  if (!reached_target_ && !at_end) start_block();
   start_clock();
-  return reached;
 }
 
 void Trainer::start_block() {

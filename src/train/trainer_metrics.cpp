@@ -61,7 +61,7 @@ void Trainer::collect_metrics() {
   if (comm_.rank() == 0) report(metrics);
 
   if (values[kSkipped] > 0) {
-    ++left_out_;
+    ++steps_skipped_;
     handle_nonfinite(pending.step, values[kLoss], values[kGradNorm]);
     (void)loss_window_.add(std::numeric_limits<double>::quiet_NaN());
     return;
@@ -69,8 +69,9 @@ void Trainer::collect_metrics() {
   consecutive_skips_ = 0;
   if (values[kSaturated] > 0) report_saturation(pending.step, std::llround(values[kSaturated]));
   const bool skipped = values[kSpiked] > 0;
+  if (skipped) ++steps_skipped_;
   const auto z = loss_window_.add(metrics.loss);
-  TRIREME_CHECK(z || !skipped, "step ", pending.step, ": the device left out a loss of ", metrics.loss,
+  TRIREME_CHECK(z || !skipped, "step ", pending.step, ": the device skipped a loss of ", metrics.loss,
                 " that is no spike");
   if (z) {
     log_info(
@@ -78,7 +79,7 @@ void Trainer::collect_metrics() {
                     "steps before (samples "
                     "{} to {} of the order){}",
                     metrics.step, metrics.loss, *z, metrics.samples - config_.batch.global_batch_size,
-                    metrics.samples - 1, skipped ? "; the step is left out" : ""));
+                    metrics.samples - 1, skipped ? "; the step is skipped" : ""));
     if (metrics_)
       metrics_->write_run(nlohmann::json{
           {"event", "spike"}, {"step", metrics.step}, {"loss", metrics.loss}, {"z", *z}, {"skipped", skipped}}
@@ -117,8 +118,8 @@ void Trainer::report(const TrainMetrics& metrics) {
 void Trainer::report_stragglers() {
   const int64_t steps = completed_ - std::max(first_step_, sections_taken_);
   sections_taken_ = completed_;
-  const auto all = comm_.all_gather_host(encode_section_times(take_section_times()));
-  if (comm_.size() == 1 || timed_steps_ == 0) return;
+  const auto all = comm_.gather_host(encode_section_times(take_section_times()));
+  if (comm_.size() == 1 || comm_.rank() != 0 || timed_steps_ == 0) return;
   for (const std::string& line :
        find_stragglers(all, world_.hosts(), steps, training_seconds_ / static_cast<double>(timed_steps_)))
     log_info("warning: " + line);

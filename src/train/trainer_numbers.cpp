@@ -1,8 +1,9 @@
-// Numbers that went wrong: what is done about a step whose loss or gradient norm is not finite.
+// What is done about a step whose loss or gradient norm is not finite.
 #include "trireme/train/trainer.h"
 
 #include "agree.h"
 #include "checkpoint.h"
+#include "trainer_results.h"
 #include "trireme/base/error.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/log.h"
@@ -42,12 +43,23 @@ void Trainer::handle_nonfinite(int64_t step, double loss, double grad_norm) {
   throw AgreedError(
       ExitCode::kInternal,
       fmt::format("{}{}. Lower optimizer.lr, check the data around sample {}, use precision.compute: fp32, or set "
-                  "train.on_nonfinite: skip; the last checkpoint is sound",
-                  what, often, first_sample));
+                  "train.on_nonfinite: skip; {}",
+                  what, often, first_sample, newest_checkpoint()));
+}
+
+bool Trainer::weights_unchanged_since(int64_t step) const {
+  for (const PendingMetrics& later : pending_) {
+    if (later.done) later.done->synchronize();
+    const double* values = later.values.const_data_ptr<double>();
+    if (later.step > step && values[kSkipped] == 0 && values[kSpiked] == 0) return false;
+  }
+  return true;
 }
 
 std::string Trainer::find_nonfinite(int64_t step) {
-  // The step is computed once more, with the weights it had: nothing has changed them where the run stops at it.
+  // Computed once more. Where the run stops at it, nothing has changed the weights; where it goes on, the step after it
+  // was under way before its numbers were read, and has moved them.
+  const bool same_weights = weights_unchanged_since(step);
   std::string found;
   observe_gradients(
       [&](const std::string& parameter, const at::Tensor& gradient) {
@@ -64,13 +76,20 @@ std::string Trainer::find_nonfinite(int64_t step) {
   for (int rank = 0; rank < comm_.size(); ++rank) {
     const std::string& theirs = all[static_cast<size_t>(rank)];
     if (theirs.empty()) continue;
-    if (text.size() > 400) return "not finite: " + text + ", and more";
+    if (text.size() > 400) {
+      text += ", and more";
+      break;
+    }
     text += fmt::format("{}{} on rank {} ({})", text.empty() ? "" : ", ", theirs, rank,
                         world_.hosts()[static_cast<size_t>(rank)]);
   }
-  return text.empty() ? "computed again, every gradient of every rank is finite: suspect a sum over ranks that "
-                        "overflows, or faulty memory"
-                      : "not finite: " + text;
+  std::string otherwise;  // than the step was computed
+  if (!same_weights) otherwise = fmt::format(" with the weights after step {}", completed_);
+  if (compute_dtype_ == at::kHalf) otherwise += fmt::format(" at a loss scale of {:g}", loss_scale_.item<double>());
+  if (!text.empty())
+    return fmt::format("not finite{}: {}", otherwise.empty() ? "" : ", computed again" + otherwise, text);
+  return fmt::format("computed again{}, every gradient of every rank is finite{}", otherwise,
+                     otherwise.empty() ? ": suspect a sum over ranks that overflows, or faulty memory" : "");
 }
 
 void Trainer::observe_gradients(const std::function<void(const std::string&, const at::Tensor&)>& check, int64_t step) {

@@ -3,6 +3,7 @@
 
 #include "agree.h"
 #include "checkpoint.h"
+#include "stop_vote.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/time.h"
@@ -60,6 +61,7 @@ Trainer::Trainer(const Config& config, World& world, TrainingTask& task, const M
       device_info_(device),
       directory_(directory),
       mlperf_(mlperf) {
+  stop_vote_ = std::make_unique<StopVote>(comm_, device_);
   units_ = std::make_unique<ShardedUnits>(
       task.units(), comm_, device_,
       ShardingOptions{compute_dtype, plan.shard_size, plan.resident,
@@ -98,7 +100,7 @@ void Trainer::load_or_resume() {
   const bool frozen =
       std::any_of(units_->units().begin(), units_->units().end(), [](const UnitSpec& unit) { return !unit.trained; });
   const bool periodic = config_.output.save_every_samples || config_.output.save_every_minutes;
-  checkpoints_->check_space(state(), periodic);
+  checkpoints_->check_space(state(), periodic, config_.output.save_on_stop);
   if (periodic) checkpoints_->prepare(state());
   // Where everything is trained a checkpoint holds every weight: the base model is not read.
   if (frozen) agree(comm_, [&] { task_.load_weights(*units_); });
@@ -120,8 +122,12 @@ void Trainer::load_or_resume() {
   };
   if (const auto samples = number("samples")) samples_ = std::llround(*samples);
   if (const auto skips = number("consecutive_skips")) consecutive_skips_ = static_cast<int>(*skips);
-  if (const auto steps = number("left_out")) left_out_ = std::llround(*steps);
+  if (const auto steps = number("left_out")) steps_skipped_ = std::llround(*steps);
   if (const auto left = number("evaluation_left")) evaluation_left_ = *left > 0;
+  if (const auto step = number("evaluated_step")) last_evaluated_step_ = std::llround(*step);
+  const bool extended = resumed->max_steps > 0 && resumed->max_steps < config_.train.max_steps;
+  if (const auto reached = number("reached_target")) reached_target_ = *reached > 0 && !extended;
+  if (extended) report_extension(resumed->max_steps);
   if (const auto task = resumed->numbers.find("task");
       task != resumed->numbers.end() && !units_->restore_scales(task->second))
     throw ModelError(fmt::format(
@@ -130,6 +136,23 @@ void Trainer::load_or_resume() {
         completed_, task->second.size()));
   if (const auto window = resumed->numbers.find("loss_window"); window != resumed->numbers.end())
     loss_window_.restore(window->second);
+}
+
+void Trainer::report_extension(int64_t max_steps_before) const {
+  const int64_t now = config_.train.max_steps, counted = completed_ - steps_skipped_;
+  const std::string& schedule = config_.schedule.name;
+  const auto rate = [&](int64_t max_steps, int64_t step) {
+    return learning_rate(config_.schedule, config_.optimizer.lr, max_steps, std::max<int64_t>(0, step));
+  };
+  const std::string consequence =
+      schedule == "constant"
+          ? std::string("the constant schedule is that of a run which had this many steps from the start")
+          : fmt::format(
+                "the {} schedule now ends at step {}: the learning rate was {:.3g} in step {} and is {:.3g} in "
+                "step {}, and the steps before followed the shorter one",
+                schedule, now, rate(max_steps_before, counted - 1), completed_, rate(now, counted), completed_ + 1);
+  log_info(fmt::format("the run is extended from {} to {} steps and goes on after step {}; {}", max_steps_before, now,
+                       completed_, consequence));
 }
 
 void Trainer::warm_up() {

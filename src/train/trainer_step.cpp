@@ -44,8 +44,8 @@ void Trainer::train_step(int64_t step) {
   const at::Tensor unscale = task_.nominal_denominator() / (denominator * loss_scale_);
   const at::Tensor grad_norm = stats[kSquare].sqrt() * unscale;
   const at::Tensor loss = stats[kLossSum] / denominator;
-  // Numbers that went wrong touch no weight: what the host finds out a step later has not happened. Where that ends the
-  // run, the step already under way changes nothing either.
+  // A step with numbers that are not finite touches no weight, although the host learns of them a step later. Where
+  // that ends the run, the step already under way changes nothing either.
   const at::Tensor bad = grad_norm.isfinite().logical_and(loss.isfinite()).logical_not().to(at::kFloat);
   if (!skip_nonfinite_) halted_.copy_(at::maximum(halted_, bad));
   const at::Tensor overflow = skip_nonfinite_ ? bad : halted_;
@@ -64,7 +64,7 @@ void Trainer::train_step(int64_t step) {
   // The optimizer writes nothing when `skip` is set.
   const ProgressSection section("optimizer");
   const double lr =
-      learning_rate(config_.schedule, config_.optimizer.lr, config_.train.max_steps, step - steps_left_out());
+      learning_rate(config_.schedule, config_.optimizer.lr, config_.train.max_steps, step - steps_skipped());
   optimizer_->step(lr, multiplier.to(at::kFloat), skip);
   units_->invalidate_trained();
   units_->clear_gradients();
@@ -110,14 +110,15 @@ at::Tensor Trainer::forward_backward(const StepBatch& batch) {
   return loss_sum;
 }
 
-int64_t Trainer::steps_left_out() const {
-  int64_t count = left_out_;
-  if (!skip_nonfinite_) return count;
+int64_t Trainer::steps_skipped() const {
+  int64_t count = steps_skipped_;
+  if (!skip_nonfinite_ && config_.train.on_spike != "skip") return count;
   // The step before this one is still under way. Waiting for it costs nothing: this one's forward and backward are
   // queued behind it.
   for (const PendingMetrics& pending : pending_) {
     if (pending.done) pending.done->synchronize();
-    if (pending.values.const_data_ptr<double>()[kSkipped] > 0) ++count;
+    const double* values = pending.values.const_data_ptr<double>();
+    if (values[kSkipped] > 0 || values[kSpiked] > 0) ++count;
   }
   return count;
 }

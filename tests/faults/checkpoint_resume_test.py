@@ -164,6 +164,66 @@ def configuration(site):
     site.report("output.save_every_minutes", f"{len(site.metrics('clock', 'save'))} saves", done.seconds)
 
 
+def extend(site):
+    """The last step of a run is a checkpoint; a higher train.max_steps goes on from it and says what becomes of the schedule."""
+    begin = time.time()
+    eight = ("output.dir=run", "train.max_steps=8")
+    site.run(*eight)
+    assert site.whole("run")[-1] == "step-00000008", f"the last step is no checkpoint: {site.whole('run')}"
+    out = site.tool("export", f"{site.work}/run", "--output", f"{site.work}/out").stdout
+    assert "adapter after step 8" in out, out
+    for name in os.listdir(f"{site.work}/out"):
+        assert open(f"{site.work}/out/{name}", "rb").read() == open(f"{site.work}/run/adapter/{name}", "rb").read(), name
+    first = site.numbers("run")
+    done = site.run(*eight, expect=73)
+    assert "finished" in done.last and "train.max_steps" in done.last, done.err
+    done = site.run("output.dir=run", "train.max_steps=6", expect=73)
+    assert "train.max_steps was 8, is 6" in done.last, done.err
+    done = site.run("output.dir=run", faults="sigkill@step:step11", expect="killed")
+    for words in ("train.max_steps was 8, is 12", "resuming after step 8", "the cosine schedule"):
+        assert words in done.err, done.err
+    site.run("output.dir=run")  # a longer run that died goes on as any other
+    assert [n[0] for n in site.numbers("run")] == list(range(1, STEPS + 1)) and site.numbers("run")[:8] == first
+    site.reference()
+    rates, whole = ([m["lr"] for m in site.metrics(run)] for run in ("run", "reference0"))
+    assert rates[8:] == whole[8:] and rates[:8] != whole[:8], (rates, whole)
+    assert "resuming" not in site.run("output.dir=run", expect=73).err
+    constant = ("schedule.name=constant", "output.dir=constant")
+    site.run(*constant, "train.max_steps=6")
+    assert "the constant schedule" in site.run(*constant).err
+    site.same("constant", "schedule.name=constant")
+    bare = ("output.dir=bare", "output.save_every_samples=null")
+    site.run(*bare, "train.max_steps=2")
+    done = site.run(*bare, "train.max_steps=4", expect=73)
+    assert "no checkpoint" in done.last and "save_every_samples" in done.last, done.err
+    # The last step's checkpoint is lost: an older model is never exported in silence.
+    shutil.rmtree(f"{site.directory('run')}/step-00000012")
+    shutil.rmtree(f"{site.work}/out")
+    done = site.tool("export", f"{site.work}/run", "--output", f"{site.work}/out", expect=4)
+    assert "finished after step 12" in done.stderr and "run/adapter" in done.stderr and "step-00000010" in done.stderr, done.stderr
+    out = site.tool("export", f"{site.directory('run')}/step-00000010", "--output", f"{site.work}/out").stdout
+    assert "adapter after step 10" in out, out
+    site.report("a finished run goes on", "steps 9 to 12 with the longer schedule; constant: equal to the bit", time.time() - begin)
+
+
+def lives(site):
+    """An export that is interrupted in every life of a container, whose process always has number 1."""
+    namespace = ["unshare", "--pid", "--fork"] if os.geteuid() == 0 and shutil.which("unshare") else []
+    site.run("output.dir=run", "train.max_steps=2")
+    out = f"{site.work}/out"
+    command = [*namespace, f"{site.args.bin}/trireme", "checkpoint", "export", f"{site.work}/run", "--output", out]
+    begin = time.time()
+    for life in range(3):
+        done = subprocess.run(command, capture_output=True, text=True, env=site.environment("crash@file:commit"))
+        assert done.returncode not in (0, 73), f"life {life}: exit {done.returncode}: {done.stderr}"
+        assert len([name for name in os.listdir(out) if ".tmp-" in name]) == 1, os.listdir(out)
+    done = subprocess.run(command, capture_output=True, text=True, env=site.environment())
+    assert done.returncode == 0 and not [name for name in os.listdir(out) if ".tmp-" in name], (done.stderr, os.listdir(out))
+    site.report("export killed in three lives", "the fourth is whole, nothing of the others lies there", time.time() - begin)
+    if not namespace:
+        print("unshare or root is missing: the lives had different process numbers")
+
+
 def tool(site):
     """trireme checkpoint ls, verify, export, prune."""
     constant = ("schedule.name=constant",)
@@ -202,7 +262,7 @@ def main():
     parser.add_argument("--mpirun", required=True)
     parser.add_argument("--case", required=True)
     args = parser.parse_args()
-    cases = {"F22": position, "F23": changed_data, "F33": races, "world": world, "configuration": configuration, "tool": tool}
+    cases = {"F22": position, "F23": changed_data, "F33": races, "world": world, "configuration": configuration, "extend": extend, "lives": lives, "tool": tool}
     if args.case in ("F22", "world") and (os.cpu_count() or 1) < 2:
         skip("four ranks on one core take too long")
     with tempfile.TemporaryDirectory() as work:

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import tempfile
@@ -55,6 +56,24 @@ def disk_full(site):
         done = site.run(*full, "output.dir=tiny", expect=73)
         assert "do not fit" in done.last and "free" in done.last and "step 1/" not in done.out, done.err
         site.report("F13 too little space at the start", "exit 73 before the first step: " + done.last, done.seconds)
+    stops = (*full, "output.save_every_samples=null", "train.max_steps=2")
+    for name, save, warnings in (("warned", "true", 1), ("unwanted", "false", 0)):
+        os.makedirs(f"{site.work}/{name}/checkpoints")
+        with mounted("-t", "tmpfs", "-o", "size=128k", "tmpfs", target=f"{site.work}/{name}/checkpoints"):
+            prepare(site, name, *stops)
+            done = site.run(*stops, f"output.save_on_stop={save}", f"output.dir={name}")
+            assert done.err.count("when a signal stops the run its state cannot be saved") == warnings, done.err
+            if warnings:
+                shutil.rmtree(f"{site.work}/{name}/model")
+                os.remove(f"{site.work}/{name}/finished.json")
+                stopped = site.start(*stops, f"output.dir={name}", faults="sleep@step:step1:2s")
+                until = time.time() + 60
+                while "fault injected" not in stopped.stderr.readline():
+                    assert time.time() < until
+                stopped.terminate()
+                err = stopped.communicate(timeout=60)[1]
+                assert stopped.returncode == 73 and "its state could not be saved" in err.splitlines()[-1], (stopped.returncode, err[-2000:])
+    site.report("F13 too little space for a save at a stop", "a warning, trained all the same; a signal then: exit 73", 0.0)
     prepare(site, "run13", *full)
     with mounted("-t", "tmpfs", "-o", "size=4m", "tmpfs", target=target):
         # Step 4 starts late enough for this process to fill the disk after the first save.
@@ -77,6 +96,38 @@ def disk_full(site):
         site.run(*full, "output.dir=run13")
         assert site.numbers("run13") == reference
     site.report("F13 disk fills during the run", "3 warnings and events, exit 73, step-2 whole; with space again losses equal to the bit", seconds)
+
+
+def metrics_on_a_full_disk(site):
+    """F13: output.dir itself fills up: the run goes on, and metrics.jsonl has every line once there is room again."""
+    begin = time.time()
+    folder = f"{site.work}/run"
+    command = site.command("train.max_steps=60", "output.save_every_samples=null", "logging.mlperf=true", "output.dir=run")
+    with mounted("-t", "tmpfs", "-o", "size=1m", "tmpfs", target=folder):
+        with open(f"{site.work}/err.txt", "w") as err:
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=err,
+                                       env=site.environment("sleep@step:step4:2s,sleep@step:step50:3s"))
+
+        def reached(words):
+            until = time.time() + 60
+            while words not in open(f"{site.work}/err.txt").read():
+                assert time.time() < until and process.poll() is None, (process.poll(), open(f"{site.work}/err.txt").read()[-2000:])
+                time.sleep(0.02)
+
+        reached("step4:2s")
+        subprocess.run(["dd", "if=/dev/zero", f"of={folder}/filler", "bs=4k"], capture_output=True)
+        reached("step50:3s")
+        assert "metrics.jsonl" in open(f"{site.work}/err.txt").read() and len(open(f"{folder}/metrics.jsonl").readlines()) < 49
+        os.remove(f"{folder}/filler")
+        code = process.wait(60)
+        text = open(f"{site.work}/err.txt").read()
+        assert code == 0, (code, text[-2000:])
+        assert [m["step"] for m in site.metrics("run")] == list(range(1, 61))
+        assert all(json.loads(line[len(":::MLLOG "):]) for line in open(f"{folder}/mllog.log")) and "run_stop" in open(f"{folder}/mllog.log").read()
+        for name in ("metrics.jsonl", "mllog.log"):
+            said = [line for line in text.splitlines() if f"run/{name}" in line]
+            assert len(said) == 2 and "kept in memory" in said[0] and "written again" in said[1], (said, text[-2000:])
+    site.report("F13 the disk of metrics.jsonl is full for a while", "a warning, exit 0, every line there", time.time() - begin)
 
 
 def prepare(site, run, *overrides):
@@ -103,7 +154,7 @@ def failing_storage(site):
         site.same(run)
         site.report(f"F14 {mode} of {call} {nth}", "one warning, training went on, older ones whole", done.seconds)
     done = site.run("output.dir=short", env={"LD_PRELOAD": shim, "SHIM_MODE": "short"})
-    assert site.metrics("short", "save_failed") == [] and len(site.metrics("short", "save")) == STEPS // 2 - 1
+    assert site.metrics("short", "save_failed") == [] and len(site.metrics("short", "save")) == STEPS // 2
     site.tool("verify", f"{site.work}/short")
     site.report("F14 short writes", "retried to completion, every checkpoint whole", done.seconds)
     done = site.run("output.dir=always", env={"LD_PRELOAD": shim, "SHIM_CALL": "pwrite", "SHIM_MODE": "EIO", "SHIM_TIMES": "100000"}, expect=73)
@@ -124,12 +175,12 @@ def slow_storage(site):
     done = site.run("output.dir=slow", faults="sleep@save:write:2s")
     steps = {m["step"]: m["step_time_s"] for m in site.metrics("slow")}
     saves = site.metrics("slow", "save")
-    assert len(saves) == STEPS // 2 - 1 and all(s["seconds"] >= 2 for s in saves), saves
+    assert len(saves) == STEPS // 2 and all(s["seconds"] >= 2 for s in saves), saves
     assert all(s["pause_s"] < 0.5 for s in saves), saves
     during = [steps[s] for s in range(3, STEPS + 1)]
     assert max(during) < 1.0, f"a step waited for the storage: {during}"
     waits = [line for line in done.err.splitlines() if "waited" in line and "for the save of step" in line]
-    assert len(waits) == STEPS // 2 - 2, done.err
+    assert len(waits) == STEPS // 2 - 1, done.err
     site.same("slow")
     site.report("F15 storage that takes 2 s a save", f"slowest step {max(during) * 1e3:.0f} ms (calm median {calm * 1e3:.0f} ms), "
                 f"longest pause {max(s['pause_s'] for s in saves) * 1e3:.1f} ms, {len(waits)} waits logged", done.seconds)
@@ -165,7 +216,7 @@ def writer_fails(site):
     done = site.run("output.dir=copy", ranks=2, faults="fail@save:copy:rank1:step6")
     failed = site.metrics("copy", "save_failed")
     assert [f["step"] for f in failed] == [6] and "rank 1: the state could not be copied to host memory" in failed[0]["reason"], failed
-    assert [s["step"] for s in site.metrics("copy", "save")] == [step for step in range(2, STEPS, 2) if step != 6] and site.leftovers("copy") == []
+    assert [s["step"] for s in site.metrics("copy", "save")] == [step for step in range(2, STEPS + 1, 2) if step != 6] and site.leftovers("copy") == []
     site.same("copy", ranks=2)
     site.report("F36 one rank has no memory for the copy", "warning and event, the next save is whole, training went on", done.seconds)
     done = site.run("output.dir=commit", ranks=2, faults="fail@save:after_shards:step6")
@@ -180,7 +231,7 @@ def main():
     parser.add_argument("--case", required=True)
     args = parser.parse_args()
     cases = {"F02": killed_while_saving, "F03": killed_around_the_commit, "F13": disk_full, "F14": failing_storage, "F15": slow_storage,
-             "F36": writer_fails}
+             "F36": writer_fails, "full": metrics_on_a_full_disk}
     with tempfile.TemporaryDirectory() as work:
         cases[args.case](CheckpointSite(args, work))
 

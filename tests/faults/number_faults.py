@@ -44,6 +44,10 @@ def skips(site):
     rates = [m["lr"] for m in site.metrics("whole")]
     assert len(set(rates)) == len(rates), rates
     assert [m["lr"] for m in metrics] == rates[:7] + rates[6:-1], (rates, metrics)
+    # Nothing is wrong the second time, because the step after the bad one has moved the weights: memory is not to blame.
+    run = site.train("output.dir=once", "train.on_nonfinite=skip", TRIREME_FAULT=f"nan@gradient:{name}:rank2:step7:x1")
+    said = re.search(r"warning: step 7: .*", run.text())
+    assert said and "(1 of 20 in a row)" in said[0] and "with the weights after step 8" in said[0] and "memory" not in said[0], run.text()[-3000:]
     run = site.train("output.dir=often", "train.on_nonfinite=skip", "train.max_steps=40", expect=70,
                      TRIREME_FAULT=f"nan@gradient:{name}:rank0")
     assert "(21 steps in a row)" in run.last_words(), run.text()[-2000:]
@@ -97,6 +101,11 @@ def zero_norm(site):
         assert [m["loss"] for m in metrics] == [0, 0, 0] and [m["grad_norm"] for m in metrics] == [0, 0, 0], metrics
     evals = [site.metrics(f"zero-{optimizer}", "eval")[-1]["loss"] for optimizer in ("adamw", "lamb")]
     assert evals[0] == evals[1], evals
+    # An evaluation on them would be 0 / 0: refused before the first step; an MLPerf run reads no row before its clock starts.
+    for name, more in (("valid", ()), ("mlperf", ("logging.mlperf=true",))):
+        run = site.train(f"output.dir={name}", "data.valid=none.h5", "train.max_steps=1", *more, ranks=2, expect=3)
+        assert "none.h5" in run.last_words() and "no row has a target" in run.last_words(), run.text()[-2500:]
+        assert ("step 1/1" in run.text()) == (name == "mlperf"), run.text()[-2500:]
 
 
 def spike(site):
@@ -127,11 +136,16 @@ def spike_skipped(site):
     site.train("output.dir=before", *settings, "train.max_steps=40", ranks=2)
     site.train("output.dir=reported", *settings, "train.max_steps=41", ranks=2)
     run = site.train("output.dir=skipped", *skip, "train.max_steps=41", ranks=2)
-    assert re.search(r"warning: step 41: the loss .* is a spike, .*; the step is left out", run.text()), run.text()[-2500:]
+    assert re.search(r"warning: step 41: the loss .* is a spike, .*; the step is skipped", run.text()), run.text()[-2500:]
     assert site.adapter("skipped") == site.adapter("before"), "the step that was left out changed a weight"
     assert site.adapter("reported") != site.adapter("before"), "the noise would not have changed anything: this test shows nothing"
     assert [(e["step"], e["skipped"]) for e in site.metrics("skipped", "spike")] == [(41, True)]
     assert [(e["step"], e["skipped"]) for e in site.metrics("reported", "spike")] == [(41, False)]
+    # Neither the optimizer nor the schedule counts it.
+    cosine = [setting for setting in skip if "schedule" not in setting]
+    site.train("output.dir=cosine", *cosine, "train.max_steps=45", ranks=2)
+    rates = {m["step"]: m["lr"] for m in site.metrics("cosine")}
+    assert [e["step"] for e in site.metrics("cosine", "spike")] == [41] and rates[40] != rates[41] == rates[42] != rates[43], rates
     longer = (*skip, "train.max_steps=50", "output.save_every_samples=160")
     site.train("output.dir=whole", *longer, ranks=2)
     run = site.start("output.dir=parts", *longer, ranks=2, TRIREME_FAULT="sigkill@rank0:step48")

@@ -13,13 +13,14 @@ target_include_directories(rank_driver PRIVATE ${PROJECT_SOURCE_DIR}/src/comm)
 trireme_use_torch(rank_driver)
 set_target_properties(rank_driver PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
 
-set(quick rank_faults.dead signal_faults.step number_faults.stops)  # as in checkpoint.cmake
+set(quick rank_faults.dead signal_faults.step signal_faults.bad-step signal_faults.last-evaluation number_faults.stops)  # as in checkpoint.cmake
 foreach(test
     rank_faults.dead rank_faults.hung rank_faults.slow-storage rank_faults.straggler rank_faults.absent rank_faults.network
     rank_faults.environment
     rank_faults.memory
     machine_faults.crash machine_faults.stack machine_faults.directories machine_faults.clock machine_faults.allocation machine_faults.bootstrap
     signal_faults.early signal_faults.warm-up signal_faults.step signal_faults.evaluation signal_faults.save signal_faults.twice signal_faults.alone
+    signal_faults.bad-step signal_faults.last-evaluation signal_faults.vote signal_faults.without-saving signal_faults.launcher
     number_faults.stops number_faults.skips number_faults.never-saved number_faults.fp16 number_faults.zero-norm number_faults.spike number_faults.spike-skipped)
   string(REGEX MATCH "^([^.]+)\\.(.+)$" parts ${test})
   add_test(NAME ${test}

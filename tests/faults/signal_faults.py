@@ -91,5 +91,81 @@ def alone(site):
     site.same_run("whole", "alone")
 
 
+def stop_one(site, name, fault, *overrides, expect=75):
+    """SIGTERM to a run of one process once the fault's sleep has begun; the run's log."""
+    run = site.start(f"output.dir={name}", *overrides, ranks=0, TRIREME_FAULT=fault)
+    run.wait_for("fault injected: sleep@")
+    os.kill(run.process.pid, signal.SIGTERM)
+    code = run.end(30)
+    assert code == expect, f"exit {code}, expected {expect}:\n{run.text()[-3000:]}"
+    return run.text()
+
+
+def bad_step(site):
+    """The last step before the stop has a gradient that is no number: it changed nothing, and the state after it is saved."""
+    for kind, setting in (("fp32", "train.on_nonfinite=skip"), ("fp16", "precision.compute=fp16")):
+        bad = "nan@gradient:model.layers.0.self_attn.k_proj.lora_A.weight:step6"
+        settings = ("train.max_steps=10", setting)
+        site.train(f"output.dir=whole-{kind}", *settings, ranks=0, TRIREME_FAULT=bad)
+        text = stop_one(site, kind, f"sleep@step:step5:0.5s,{bad}", *settings)
+        assert "stopped by a signal after step 6; state saved" in text, text[-2500:]
+        assert site.metrics(kind)[-1]["grad_norm"] == "nan", "the stop does not follow the bad step: this test shows nothing"
+        assert site.checkpoints(kind) == [6], f"exit 75 promises a saved state: {site.checkpoints(kind)}"
+        site.train(f"output.dir={kind}", *settings, ranks=0)
+        site.same_run(f"whole-{kind}", kind)
+
+
+def last_evaluation(site):
+    """A signal in the last step or in the evaluation after it: that evaluation is not lost."""
+    for name, fault, every in (("in-evaluation", "sleep@evaluation:step6:0.5s:x1", "null"), ("in-step", "sleep@step:step6:0.5s", "16")):
+        settings = ("train.max_steps=6", f"eval.every_samples={every}")
+        site.train(f"output.dir=whole-{name}", *settings, ranks=0)
+        text = stop_one(site, name, fault, *settings)
+        assert "state saved" in text and site.checkpoints(name) == [6], (text[-2500:], site.checkpoints(name))
+        assert 6 not in [e["step"] for e in site.metrics(name, "eval")] and not os.path.exists(f"{site.work}/{name}/adapter"), text[-2500:]
+        site.train(f"output.dir={name}", *settings, ranks=0)
+        assert [e["step"] for e in site.metrics(name, "eval")] == [e["step"] for e in site.metrics(f"whole-{name}", "eval")]
+        site.same_run(f"whole-{name}", name)
+
+
+def vote(site):
+    """Between the passes of an evaluation the ranks ask each other for signals on the device, not through their hosts."""
+    run = site.start("output.dir=vote", "train.max_steps=1", ranks=2, TRIREME_FAULT="sleep@evaluation:rank1:20s:x1", TRIREME_HANG_SECONDS="2")
+    assert run.end(30) == 71, run.text()[-2500:]
+    assert re.search(r"rank 1 on .* never reached #\d+ all_reduce\[1\] on world", run.text()), run.text()[-2500:]
+
+
+def without_saving(site):
+    """output.save_on_stop: false: the run ends as one that the signal ended, and says what is lost."""
+    settings = ("train.max_steps=12", "output.save_on_stop=false")
+    site.train("output.dir=whole", "train.max_steps=12", ranks=0)
+    text = stop_one(site, "none", "sleep@step:step5:1s", *settings, expect=128 + signal.SIGTERM)
+    assert re.search(r"stopped by a signal after step [56] without saving \(output.save_on_stop: false\): the run's [56] steps are lost", text), text[-2000:]
+    assert "state saved" not in text and site.checkpoints("none") == []
+    regular = (*settings, "output.save_every_samples=32")
+    text = stop_one(site, "some", "sleep@step:step6:1s", *regular, expect=128 + signal.SIGTERM)
+    assert re.search(r"without saving .*: steps 5 to [67] are lost, the same command goes on after step 4", text), text[-2000:]
+    assert site.checkpoints("some") == [4], site.checkpoints("some")
+    site.train("output.dir=some", *regular, ranks=0)
+    site.same_run("whole", "some")
+
+
+def launcher(site):
+    """Signals to mpirun: it hands SIGUSR1 to the ranks; SIGTERM comes a second later, with SIGKILL a second after it."""
+    settings = ("train.max_steps=200",)
+    for number, expected in ((signal.SIGUSR1, 75), (signal.SIGTERM, 1)):
+        name = number.name
+        run = site.start(f"output.dir={name}", *settings, ranks=2, TRIREME_FAULT="sleep@step:step6:0.3s")
+        run.wait_for("fault injected")
+        os.kill(run.process.pid, number)
+        code = run.end(30)
+        assert code == expected, f"exit {code}, expected {expected}:\n{run.text()[-2500:]}"
+        saved = "state saved" in run.text()
+        assert saved or number == signal.SIGTERM, run.text()[-2500:]  # in a second a machine under load may save nothing
+        assert len(site.checkpoints(name)) == saved, (site.checkpoints(name), run.text()[-2500:])
+        print(f"{name} to mpirun: exit {code}, checkpoints of steps {site.checkpoints(name)}")
+
+
 if __name__ == "__main__":
-    fault_site.main({"early": early, "warm-up": warm_up, "step": step, "evaluation": evaluation, "save": save, "twice": twice, "alone": alone})
+    fault_site.main({"early": early, "warm-up": warm_up, "step": step, "evaluation": evaluation, "save": save, "twice": twice, "alone": alone,
+                     "bad-step": bad_step, "last-evaluation": last_evaluation, "vote": vote, "without-saving": without_saving, "launcher": launcher})

@@ -10,6 +10,7 @@
 #include "data/prepare/python_random.h"
 #include "prepare_testing.h"
 #include "trireme/base/error.h"
+#include "trireme/base/temporary_file.h"
 
 #include <atomic>
 #include <cmath>
@@ -233,11 +234,11 @@ TEST_F(BertRules, RecordsKnowWhatIsDone) {
   write("out", "");
   std::filesystem::remove(path("out"));
   std::filesystem::create_directories(path("out"));
-  write("out/part_00000.tmp-999999999-1", "half");
-  write(fmt::format("out/part_00001.tmp-{}-1", getpid()), "being written");
+  write("out/part_00000.tmp-0123456789abcdef", "half, by a process that is gone");
+  const TemporaryFile living(path("out/part_00001"));
   const PartRecords records(path("out"));
-  EXPECT_FALSE(std::filesystem::exists(path("out/part_00000.tmp-999999999-1")));
-  EXPECT_TRUE(std::filesystem::exists(path(fmt::format("out/part_00001.tmp-{}-1", getpid()))));
+  EXPECT_FALSE(std::filesystem::exists(path("out/part_00000.tmp-0123456789abcdef")));
+  EXPECT_TRUE(std::filesystem::exists(living.path()));
   EXPECT_FALSE(records.is_done("part_00000", 5));
   write("out/part_00000", "whole");
   EXPECT_FALSE(records.is_done("part_00000", 5));

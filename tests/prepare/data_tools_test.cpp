@@ -58,6 +58,28 @@ class DataTools : public ::testing::Test {
   static inline fs::path directory_;
 };
 
+TEST_F(DataTools, WhatAKilledPackLeftGoesWithTheNext) {
+  const auto temporaries = [] {
+    int found = 0;
+    for (const auto& entry : fs::directory_iterator(directory_))
+      found += entry.path().filename().string().find(".tmp-") != std::string::npos;
+    return found;
+  };
+  for (const char* output : {"killed.npy", "killed.h5"}) {
+    const std::string command =
+        fmt::format("data pack --tokenizer tok.model --input text.txt --seq-length 32 --output {}", output);
+    for (int life = 0; life < 2; ++life) {
+      setenv("TRIREME_FAULT", "sigkill@file:commit", 1);
+      EXPECT_NE(run(command).code, 0);
+      unsetenv("TRIREME_FAULT");
+      EXPECT_EQ(temporaries(), 1) << output << ", life " << life;
+    }
+    const Outcome outcome = run(command);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_EQ(temporaries(), 0) << output;
+  }
+}
+
 TEST_F(DataTools, EncodeAndDecodeAreInverse) {
   const Outcome plain = run("tokenizer encode --model tok.model 'Rower 7 looked at the storm.'");
   ASSERT_EQ(plain.code, 0) << plain.err;

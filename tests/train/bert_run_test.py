@@ -87,6 +87,12 @@ def exit_codes(s):
     done = s.train("data.train=foreign", "output.dir=c", "data.shuffle=false", expect=3)
     line = last_line(done.stderr)
     assert "part_00000" in line and str(site.VOCAB) in line and "3" in line, line
+    # Validation rows without a masked word: their accuracy and loss would be 0, which would even reach a target_loss.
+    os.makedirs(f"{work}/unmasked")
+    copy_shard(f"{work}/packed/part_00000", f"{work}/unmasked/part_00000",
+               lambda name, rows: [row[:0] for row in rows] if name.startswith("masked_lm") else rows)
+    done = s.train("data.valid=unmasked", "output.dir=u", "eval.target_loss=0.5", expect=3)
+    assert "unmasked: no row has a target (no word is masked)" in last_line(done.stderr) and "step 1/" not in done.stdout, done.stderr
     # Models: a vocabulary smaller than the data's is the data's fault as far as the run can tell; another than the weights' is the model's.
     site.write_config(f"{work}/smaller", vocab_size=60)
     s.train("model.path=smaller", "output.dir=d", expect=3)
@@ -169,8 +175,9 @@ def fp8(s):
     worst = [max(abs(a / b - 1) for a, b in zip(losses, whole)) for losses in (plain, two)]
     print(f"losses differ by {worst[0]:.1e} from the compute type's, by {worst[1]:.1e} on two ranks")
     assert 0 < worst[0] < 5e-3 and worst[1] < 2e-3, (plain, whole, two)
-    # The newest checkpoint is of step 10: its last two steps again, with the scales that it kept.
-    assert sorted(os.listdir(f"{s.work}/whole/checkpoints"))[-1].endswith("10"), os.listdir(f"{s.work}/whole/checkpoints")
+    # From the checkpoint of step 10: its last two steps again, with the scales that it kept.
+    assert sorted(os.listdir(f"{s.work}/whole/checkpoints"))[-2:] == ["step-00000010", "step-00000012"], os.listdir(f"{s.work}/whole/checkpoints")
+    shutil.rmtree(f"{s.work}/whole/checkpoints/step-00000012")
     with open(f"{s.work}/whole/model/model.safetensors", "rb") as file:
         weights = file.read()
     shutil.rmtree(f"{s.work}/whole/model")  # as a run that died before its end

@@ -78,7 +78,9 @@ def exit_codes(site):
     site.train("output.dir=/proc/none/run", expect=73)
     site.train("train.max_steps=1")
     done = site.train("train.max_steps=2", expect=73)
-    assert "another run" in last_line(done.stderr), done.stderr
+    assert "finished after step 1, and no checkpoint to go on from" in last_line(done.stderr), done.stderr
+    done = site.train("train.max_steps=1", "optimizer.lr=1", expect=73)
+    assert "another run" in last_line(done.stderr) and "optimizer.lr was 0.001, is 1" in last_line(done.stderr), done.stderr
     done = site.train("batch.global_batch_size=9", "output.dir=h", ranks=2, expect=2)
     assert "nearest" in done.stderr, done.stderr
     environment = dict(os.environ, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="29999")
@@ -188,6 +190,8 @@ def outputs(site):
     assert "max_steps: 6" in site.train(extra=["--print-config"]).stdout
     assert "train_llama" in site.train(extra=["--version"]).stdout
     assert "optimizer" in site.train(extra=["--help"]).stdout
+    done = site.train("output.dir=missed", "eval.every_samples=24", "eval.target_loss=0.001")
+    assert "eval.target_loss 0.001 was not reached: the last evaluation gave " in done.stderr, done.stderr
     for line in site.train("output.dir=wide").stdout.splitlines():
         assert len(line) <= 120, line
 

@@ -2,6 +2,7 @@
 // Files: read-only maps, atomic writes, and paths that cannot leave their root.
 
 #include "trireme/base/error.h"
+#include "trireme/base/temporary_file.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -35,24 +36,20 @@ class MappedFile {
 std::string read_text_file(const std::filesystem::path& path, ExitCode code, size_t max_bytes = 64 << 20);
 
 /// Writes to a temporary name in the same directory; commit() makes it whole: fsync, rename, fsync of the directory.
-/// Without commit() nothing is left behind. Every failure (disk full, read-only, short write) is a WriteError naming
-/// path and reason.
+/// Without commit() nothing is left behind, and what a process that died has left of the same file is removed
+/// (TemporaryFile). Every failure (disk full, read-only, short write) is a WriteError naming path and reason.
 class AtomicFile {
  public:
-  explicit AtomicFile(const std::filesystem::path& path);
-  ~AtomicFile();
-  AtomicFile(const AtomicFile&) = delete;
-  AtomicFile& operator=(const AtomicFile&) = delete;
+  explicit AtomicFile(const std::filesystem::path& path) : file_(path) {}
   void write(const void* data, size_t size);
   void write(std::string_view text) { write(text.data(), text.size()); }
   /// Overwrites bytes at an absolute offset already written (headers known only at the end).
   void write_at(uint64_t offset, const void* data, size_t size);
   uint64_t size() const { return size_; }
-  void commit();
+  void commit() { file_.commit(); }
 
  private:
-  std::filesystem::path path_, temporary_;
-  int fd_ = -1;
+  TemporaryFile file_;
   uint64_t size_ = 0;
 };
 

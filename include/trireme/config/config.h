@@ -86,6 +86,7 @@ struct OutputSection {
   std::optional<int64_t> save_every_samples;
   std::optional<double> save_every_minutes;
   int64_t keep_last = 2;
+  bool save_on_stop = true;
   bool operator==(const OutputSection&) const = default;
 };
 struct LoggingSection {

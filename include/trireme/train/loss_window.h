@@ -26,7 +26,8 @@ class LossWindow {
   /// already.
   std::optional<double> limit(bool last_added) const;
 
-  /// For checkpoints: the losses, oldest first, then the number of spikes in a row.
+  /// For checkpoints: the losses, oldest first, then the number n of spikes in a row; -1 - n when the loss added last
+  /// is not among them.
   std::vector<double> state() const;
   void restore(const std::vector<double>& state);
 

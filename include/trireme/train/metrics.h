@@ -3,7 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -21,20 +21,24 @@ struct EvalMetrics {
   std::optional<double> mlm_accuracy;  // BERT: part of the masked words that were found
 };
 
-/// One JSON object a line, appended and flushed. Numbers keep all their digits; NaN and infinities are the strings
-/// "nan", "inf", "-inf".
+class LineFile;
+
+/// One JSON object a line, appended. Numbers keep all their digits; NaN and infinities are the strings "nan", "inf",
+/// "-inf". Lines that cannot be written are kept in memory until they can: a full disk ends no run.
 class MetricsFile {
  public:
-  /// `append`: a resumed run goes on after the last line with step <= `resume_step`.
-  MetricsFile(const std::filesystem::path& path, std::optional<int64_t> resume_step);
+  /// `resume_step`: a resumed run goes on after the last line with a step <= this. `evaluated`: the evaluation after
+  /// that step is done; otherwise a line about it goes, because it is done again. WriteError when the file cannot be
+  /// opened.
+  MetricsFile(const std::filesystem::path& path, std::optional<int64_t> resume_step, bool evaluated);
+  ~MetricsFile();
   void write_run(const std::string& json_object);
   void write(const TrainMetrics& metrics);
   void write(const EvalMetrics& metrics);
 
  private:
   void line(const std::string& text);
-  std::filesystem::path path_;
-  std::ofstream out_;
+  std::unique_ptr<LineFile> lines_;
 };
 
 /// At most 120 columns: step, loss, grad norm, lr, step time, samples/s, tokens/s, MFU, memory, ETA.

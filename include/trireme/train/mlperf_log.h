@@ -4,19 +4,23 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace trireme {
 
+class LineFile;
+
 class MlperfLog {
  public:
   using Metadata = std::vector<std::pair<std::string, std::string>>;  // values are JSON text
 
-  /// Does nothing at all when `path` is empty (logging.mlperf: false, or not rank 0).
+  /// Does nothing at all when `path` is empty (logging.mlperf: false, or not rank 0). WriteError when the file cannot
+  /// be opened; a line that cannot be written later is kept in memory until it can.
   explicit MlperfLog(const std::filesystem::path& path);
+  ~MlperfLog();
 
   void event(const char* key, const std::string& json_value, const Metadata& metadata = {}, int line = __builtin_LINE(),
              const char* file = __builtin_FILE());
@@ -35,7 +39,7 @@ class MlperfLog {
   void write(const char* type, const char* key, const std::string& value, const Metadata& metadata, const char* file,
              int line);
   bool enabled_ = false;
-  std::ofstream out_;
+  std::unique_ptr<LineFile> lines_;
 };
 
 }  // namespace trireme

@@ -19,7 +19,8 @@ class RunDirectory {
  public:
   /// Collective. Rank 0 creates the directory, takes its lock and writes config.yaml and run.json. A directory of a run
   /// with another configuration (the keys are named), of a finished run, or one that another process is training in is
-  /// a WriteError on all ranks. Keys that do not decide what is computed may change (configuration_hash()).
+  /// a WriteError on all ranks. Keys that do not decide what is computed may change (configuration_hash()), and
+  /// train.max_steps may be raised, of a finished run that has a checkpoint too.
   RunDirectory(const Config& config, World& world, ResumeChoices choices = {});
   ~RunDirectory();
   const std::filesystem::path& path() const { return path_; }
@@ -32,6 +33,7 @@ class RunDirectory {
   void open_as_rank_zero(const Config& config);
   void take_lock(const std::string& run_id);
   void accept_configuration(const Config& config) const;
+  void check_extension(const Config& config, const char* artefact) const;
   std::filesystem::path path_;
   ResumeChoices choices_;
   int lock_ = -1;

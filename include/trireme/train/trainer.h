@@ -28,6 +28,7 @@
 namespace trireme {
 
 class Checkpoints;
+class StopVote;
 
 class Trainer {
  public:
@@ -35,7 +36,8 @@ class Trainer {
           const DeviceInfo& device, RunDirectory& directory, MlperfEvents& mlperf);
   ~Trainer();
 
-  /// Loads weights or resumes, trains, evaluates, saves. Returns kDone, or kStopped after a signal with state saved.
+  /// Loads weights or resumes, trains, evaluates, saves. Returns kDone, or after a signal kStopped with the state saved
+  /// and whole on disk (output.save_on_stop: false: 128 + the signal's number).
   ExitCode run();
 
  private:
@@ -58,9 +60,9 @@ class Trainer {
   std::shared_ptr<c10::Event> record_event() const;
   /// The next step's time counts from here (after start-up, evaluations and saves).
   void start_clock();
-  /// Steps so far that numbers which were not finite left without an update: the schedule does not count them, as the
-  /// optimizer does not.
-  int64_t steps_left_out() const;
+  /// Steps so far that were skipped, because of numbers which were not finite or as a spike: the schedule does not
+  /// count them, as the optimizer does not.
+  int64_t steps_skipped() const;
   at::Tensor reduce_statistics(const at::Tensor& loss_sum, const StepBatch& batch);
   /// Whether optimizer.clip local means anything here: with one rank its own gradient is the sum.
   bool clips_locally() const;
@@ -71,23 +73,36 @@ class Trainer {
   /// Computes step `step` (from 1) again and tells which parameters of which ranks have gradients that are not finite.
   /// Collective.
   std::string find_nonfinite(int64_t step);
+  /// Whether the weights are still those that step `step` was computed with.
+  bool weights_unchanged_since(int64_t step) const;
   /// Calls `check` with the name and the local gradient of every parameter in backward; null: no more.
   void observe_gradients(const std::function<void(const std::string&, const at::Tensor&)>& check, int64_t step = 0);
   void report_stragglers();
   void report_saturation(int64_t step, int64_t tensors);
-  /// Sets stop_agreed_ on all ranks when one of them was signalled. Collective.
-  void agree_to_stop();
   /// Takes the numbers of the oldest step in flight; waits for that step only. Stops the run on non-finite numbers.
   void collect_metrics();
   void flush_metrics();
   void report(const TrainMetrics& metrics);
-  /// True when the target is reached.
-  bool evaluate();
+  /// Sets reached_target_. A signal leaves the evaluation undone: evaluation_left_.
+  void evaluate();
   bool evaluation_due() const;
+  /// All steps are done and the evaluation after them is not.
+  bool last_evaluation_missing() const;
   bool save_due() const;
   void save_checkpoint();
   /// Loads the weights, or goes on from a checkpoint.
   void load_or_resume();
+  /// What a higher train.max_steps does to the schedule of a run that goes on.
+  void report_extension(int64_t max_steps_before) const;
+  /// After a signal: saves, and returns kStopped only when the checkpoint of this step is whole on disk.
+  ExitCode stop();
+  ExitCode stop_without_saving();
+  std::string newest_checkpoint() const;  // a part of a sentence
+  /// Why the state must not be saved; empty: nothing. Collective.
+  std::string state_problem();
+  /// The last step of a run that has checkpoints is one, too; a failure is a warning.
+  void save_last_step();
+  void report_missed_target() const;
   void finish();
   void start_block();
   void end_block();
@@ -113,7 +128,9 @@ class Trainer {
   at::Tensor loss_scale_, growth_tracker_;  // fp16: dynamic loss scale, on the device
   at::Tensor halted_;                       // device scalar: 1 after a step with non-finite numbers that ends the run
   bool skip_nonfinite_ = false;
-  bool evaluation_left_ = false;  // a signal came in the evaluation after completed_: it is done again
+  bool evaluation_left_ = false;  // a signal came before the end of the evaluation after completed_: it is done again
+  bool reached_target_ = false;
+  std::optional<EvalMetrics> last_evaluation_;  // of this process
   LossWindow loss_window_;
   int64_t first_step_ = 0, sections_taken_ = 0;
   std::deque<PendingMetrics> pending_;
@@ -123,14 +140,15 @@ class Trainer {
   int64_t evaluations_ = 0, last_evaluated_step_ = -1, last_saved_step_ = -1;
   int64_t block_start_samples_ = 0, run_start_samples_ = 0;
   double run_begin_time_ = 0;
-  bool stop_agreed_ = false;
+  std::unique_ptr<StopVote> stop_vote_;
+  bool stop_agreed_ = false;    // on all ranks alike
   bool save_by_clock_ = false;  // output.save_every_minutes have passed, by rank 0's clock
   double last_save_time_ = 0;
   std::shared_ptr<c10::Event> step_begin_;  // GPU: where the clock of the oldest step in flight started
   double step_begin_time_ = 0, training_seconds_ = 0, block_seconds_ = 0;
   int64_t block_steps_ = 0, timed_steps_ = 0;
   int consecutive_skips_ = 0;
-  int64_t left_out_ = 0;  // of the steps reported, those whose numbers were not finite
+  int64_t steps_skipped_ = 0;  // of the steps reported
   bool block_open_ = false;
   double last_loss_ = 0;
   int64_t saturated_steps_ = 0, saturated_tensors_ = 0, next_saturation_report_ = 1;

@@ -1,0 +1,138 @@
+#include "trireme/base/temporary_file.h"
+
+#include "trireme/base/error.h"
+#include "trireme/base/fault.h"
+#include "trireme/base/hash.h"
+#include "write_failure.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <random>
+#include <string>
+#include <utility>
+
+namespace trireme {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kInfix = ".tmp-";
+constexpr size_t kDigits = 16;
+
+uint64_t random_number() {
+  // Not seeded from clock or process number, which containers started from one image may have in common.
+  std::random_device entropy;
+  return uint64_t{entropy()} << 32 | entropy();
+}
+
+/// Whether `name` is a temporary of `target` (empty: of any file).
+bool is_temporary(std::string_view name, std::string_view target) {
+  const size_t length = kInfix.size() + kDigits;
+  if (name.size() <= length || name.substr(name.size() - length, kInfix.size()) != kInfix) return false;
+  const std::string_view digits = name.substr(name.size() - kDigits);
+  return digits.find_first_not_of("0123456789abcdef") == std::string_view::npos &&
+         (target.empty() || name.substr(0, name.size() - length) == target);
+}
+
+/// Takes the exclusive lock without waiting. Of the open file description: another one of the same process conflicts
+/// with it too, and it goes with the last copy of the descriptor. Not flock(), which the HDF5 library takes on a file
+/// that it writes.
+bool lock(int descriptor) {
+  struct flock whole{};
+  whole.l_type = F_WRLCK;
+  whole.l_whence = SEEK_SET;
+  return fcntl(descriptor, F_OFD_SETLK, &whole) == 0;
+}
+
+bool has_name(int descriptor) {
+  struct stat info{};
+  return fstat(descriptor, &info) == 0 && info.st_nlink > 0;
+}
+
+/// Safe, because between the lock and the unlink no living maker can hold the lock: one that creates a file locks it
+/// before it writes a byte, and takes another name where it finds the lock taken or the file unlinked. A living one on
+/// another host keeps its lock too, unless the storage is mounted with locks that each host keeps for itself; there two
+/// hosts would have to write the same target at once, and the loser's commit() fails.
+bool remove_if_dead(const fs::path& path) {
+  // Non-blocking: a FIFO may stand there under such a name.
+  const int descriptor = open(path.c_str(), O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (descriptor < 0) return false;
+  struct stat info{};
+  const bool removed = fstat(descriptor, &info) == 0 && S_ISREG(info.st_mode) && info.st_uid == geteuid() &&
+                       lock(descriptor) && unlink(path.c_str()) == 0;
+  close(descriptor);
+  return removed;
+}
+
+fs::path directory_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
+
+}  // namespace
+
+TemporaryFile::TemporaryFile(const fs::path& target) : target_(target) {
+  remove_dead_temporaries(directory_of(target), target.filename().string());
+  constexpr int kAttempts = 100;
+  for (int attempt = 0; attempt < kAttempts; ++attempt)
+    if (create()) return;
+  errno = EEXIST;
+  write_failed("create a temporary file beside", target_);
+}
+
+/// False: the name is taken, or somebody removed the file before it was locked.
+bool TemporaryFile::create() {
+  path_ = target_;
+  path_ += std::string(kInfix) + hex64(random_number());
+  descriptor_ = open(path_.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0644);
+  if (descriptor_ < 0) {
+    if (errno == EEXIST) return false;
+    write_failed("create", target_);
+  }
+  const bool taken = !lock(descriptor_) && (errno == EAGAIN || errno == EACCES);  // others: no locks here
+  if (!taken && has_name(descriptor_)) return true;
+  close(std::exchange(descriptor_, -1));
+  return false;
+}
+
+TemporaryFile::~TemporaryFile() {
+  if (descriptor_ < 0) return;
+  unlink(path_.c_str());
+  close(descriptor_);
+}
+
+void TemporaryFile::commit() {
+  TRIREME_CHECK(descriptor_ >= 0, "commit of ", target_.string(), " twice");
+  const auto failed = [&](const char* what) {
+    const int error = errno;
+    unlink(path_.c_str());
+    close(std::exchange(descriptor_, -1));
+    errno = error;
+    write_failed(what, target_);
+  };
+  if (fsync(descriptor_) != 0) failed("write to");
+  fault_point("file:commit");
+  // Locked until it has its own name: unlocked it would pass for a dead process' file.
+  if (rename(path_.c_str(), target_.c_str()) != 0) failed("write to");
+  close(std::exchange(descriptor_, -1));
+  const int directory = open(directory_of(target_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (directory < 0) write_failed("sync the directory of", target_);
+  // EINVAL and ENOTSUP: file systems that cannot sync a directory; the rename itself has succeeded.
+  const bool synced = fsync(directory) == 0 || errno == EINVAL || errno == ENOTSUP;
+  const int error = errno;
+  close(directory);
+  errno = error;
+  if (!synced) write_failed("sync the directory of", target_);
+}
+
+size_t remove_dead_temporaries(const fs::path& directory, std::string_view target) {
+  std::error_code error;
+  size_t removed = 0;
+  for (fs::directory_iterator entry(directory, error), end; !error && entry != end; entry.increment(error))
+    if (is_temporary(entry->path().filename().string(), target)) removed += remove_if_dead(entry->path());
+  return removed;
+}
+
+}  // namespace trireme

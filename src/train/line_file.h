@@ -1,0 +1,38 @@
+#pragma once
+// Private to train/: a log of lines that a full disk does not end the run for.
+
+#include <deque>
+#include <filesystem>
+#include <string>
+
+namespace trireme {
+
+/// Lines appended to a file, each one whole in the file or not there. A line that cannot be written (disk full, quota,
+/// I/O error) is kept in memory and the run goes on: a warning says so at the first. Every further line tries those
+/// that wait first; when they are all written that is said, too.
+class LineFile {
+ public:
+  LineFile() = default;
+  /// Nothing is open before. `append`: goes on after what stands in the file, of which a last line without an end is
+  /// cut off. WriteError when the file cannot be opened.
+  void open(const std::filesystem::path& path, bool append);
+  /// Tries the lines that wait once more; a warning tells how many are lost.
+  ~LineFile();
+  LineFile(const LineFile&) = delete;
+  LineFile& operator=(const LineFile&) = delete;
+  /// `text` without an end of line.
+  void write(const std::string& text);
+  size_t waiting() const { return waiting_.size(); }
+
+ private:
+  bool write_waiting();
+  bool append(const std::string& line);
+  void cut_unfinished_line() const;
+  std::filesystem::path path_;
+  int descriptor_ = -1;
+  std::deque<std::string> waiting_;
+  bool failing_ = false;
+  size_t kept_ = 0;  // lines that have waited since the file failed
+};
+
+}  // namespace trireme

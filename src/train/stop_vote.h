@@ -1,0 +1,36 @@
+#pragma once
+// Private to train/: whether any rank was asked to stop, found out between forward passes.
+
+#include "trireme/comm/communicator.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+
+#include <memory>
+
+namespace trireme {
+
+/// One number, all-reduced on the device: an exchange between the hosts would make every rank wait for rank 0 once per
+/// forward pass. Every call is collective and returns the same on all ranks.
+class StopVote {
+ public:
+  StopVote(Communicator& comm, at::Device device);
+  /// Whether a rank has voted to stop, as far as the host knows without waiting for work that it has just queued: on a
+  /// GPU up to the call before this one, on a CPU this one included.
+  bool cast(bool stop);
+  /// The same, this call included: the host waits for the device.
+  bool decide(bool stop);
+  /// Takes in the outcome of the last cast(), waiting for it.
+  bool outcome();
+
+ private:
+  void start(bool stop);
+  Communicator& comm_;
+  at::Device device_;
+  at::Tensor vote_;                     // fp32 scalar on the device
+  at::Tensor host_;                     // on GPUs: its pinned copy
+  std::unique_ptr<c10::Event> copied_;  // on GPUs: set while a vote is under way
+  bool stop_ = false;
+};
+
+}  // namespace trireme

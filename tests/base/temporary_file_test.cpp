@@ -1,0 +1,144 @@
+// Temporary files over the lives of processes: names, and what is removed of the dead.
+#include "trireme/base/file.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <fstream>
+#include <functional>
+#include <set>
+#include <thread>
+#include <vector>
+
+namespace trireme {
+namespace {
+
+namespace fs = std::filesystem;
+
+class TemporaryFileTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = (fs::temp_directory_path() / "trireme-temporary-XXXXXX").string();
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    dir_ = pattern;
+  }
+  void TearDown() override { fs::remove_all(dir_); }
+  std::set<std::string> names() const {
+    std::set<std::string> found;
+    for (const auto& entry : fs::directory_iterator(dir_)) found.insert(entry.path().filename().string());
+    return found;
+  }
+  void put(const std::string& name) const { std::ofstream(dir_ / name) << "half"; }
+
+  fs::path dir_;
+};
+
+/// Runs `body` in a process of its own; the status that waitpid() gives.
+int in_child(const std::function<void()>& body) {
+  const pid_t child = fork();
+  if (child == 0) {
+    try {
+      body();
+    } catch (...) {
+      _exit(1);
+    }
+    _exit(0);
+  }
+  int status = 0;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  return status;
+}
+
+void half_written(const fs::path& path) {
+  AtomicFile file(path);
+  file.write("half");
+  raise(SIGKILL);
+}
+
+// Every life of a container has process number 1: the names of one life are those of the next.
+TEST_F(TemporaryFileTest, WhatAnEarlierLifeLeftNeverBlocksTheNext) {
+  for (int n = 0; n < 200; ++n) put(fmt::format("model.tmp-{}-{}", getpid(), n));
+  for (int n = 0; n < 10; ++n) write_file_atomic(dir_ / "model", "whole");
+  EXPECT_EQ(read_text_file(dir_ / "model", ExitCode::kModel), "whole");
+}
+
+TEST_F(TemporaryFileTest, TheDeadAreRemovedByTheNextWriterOfTheSameFile) {
+  for (int life = 0; life < 3; ++life)
+    EXPECT_TRUE(WIFSIGNALED(in_child([&] { half_written(dir_ / "model"); }))) << life;
+  EXPECT_EQ(names().size(), 1U) << "each life removes what the one before left";
+  EXPECT_TRUE(WIFSIGNALED(in_child([&] { half_written(dir_ / "other"); })));
+  write_file_atomic(dir_ / "model", "whole");
+  EXPECT_EQ(names().size(), 2U) << "of another file nothing is removed";
+  EXPECT_TRUE(names().contains("model"));
+  EXPECT_EQ(remove_dead_temporaries(dir_), 1U);
+  EXPECT_EQ(names(), std::set<std::string>{"model"});
+}
+
+TEST_F(TemporaryFileTest, TheLivingKeepTheirs) {
+  int ready[2], go[2];
+  ASSERT_EQ(pipe(ready) + pipe(go), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    try {
+      char byte = 0;
+      AtomicFile file(dir_ / "model");
+      file.write("theirs");
+      if (write(ready[1], &byte, 1) != 1 || read(go[0], &byte, 1) != 1) _exit(2);
+      file.commit();
+    } catch (...) {
+      _exit(1);
+    }
+    _exit(0);
+  }
+  char byte = 0;
+  ASSERT_EQ(read(ready[0], &byte, 1), 1);
+  {
+    const AtomicFile mine(dir_ / "model");  // of this very process
+    write_file_atomic(dir_ / "model", "ours");
+    EXPECT_EQ(remove_dead_temporaries(dir_), 0U);
+    EXPECT_EQ(names().size(), 3U) << "theirs, mine, and the file";
+  }
+  ASSERT_EQ(write(go[1], &byte, 1), 1);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0) << "the other writer's commit failed";
+  EXPECT_EQ(read_text_file(dir_ / "model", ExitCode::kModel), "theirs");
+  EXPECT_EQ(names(), std::set<std::string>{"model"});
+}
+
+TEST_F(TemporaryFileTest, OnlyTemporariesOfOursAreRemoved) {
+  const std::set<std::string> others = {
+      "model.tmp-0123", "model.tmp-0123456789ABCDEF", "model.tmp-0123456789abcdef0", ".tmp-0123456789abcdef",
+      "model.tmp-",     "model0123456789abcdef"};
+  for (const std::string& name : others) put(name);
+  fs::create_directory(dir_ / "model.tmp-1111111111111111");
+  fs::create_symlink(dir_ / "model.tmp-0123", dir_ / "model.tmp-2222222222222222");
+  const auto before = names();
+  EXPECT_EQ(remove_dead_temporaries(dir_), 0U);
+  EXPECT_EQ(remove_dead_temporaries(dir_, "model"), 0U);
+  EXPECT_EQ(names(), before);
+  EXPECT_EQ(remove_dead_temporaries(dir_ / "none"), 0U);
+}
+
+TEST_F(TemporaryFileTest, WritersOfOneFileDoNotDisturbEachOther) {
+  std::vector<std::thread> writers;
+  std::atomic<int> failed = 0;
+  for (int writer = 0; writer < 4; ++writer)
+    writers.emplace_back([&] {
+      for (int n = 0; n < 100; ++n) try {
+          write_file_atomic(dir_ / "model", "whole");
+        } catch (const Error&) {
+          ++failed;
+        }
+    });
+  for (std::thread& writer : writers) writer.join();
+  EXPECT_EQ(failed, 0);
+  EXPECT_EQ(names(), std::set<std::string>{"model"});
+}
+
+}  // namespace
+}  // namespace trireme

@@ -1,0 +1,126 @@
+// What the training loop exchanges between hosts: with many ranks each such exchange is a wait for rank 0.
+#include "checkpoint.h"
+#include "mpi_test_main.h"
+#include "stop_vote.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+namespace trireme {
+namespace {
+
+/// The world's communicator, with its host exchanges counted.
+class CountedCommunicator final : public Communicator {
+ public:
+  explicit CountedCommunicator(Communicator& inner) : Communicator(inner.rank(), inner.size()), inner_(inner) {}
+  const char* backend() const override { return inner_.backend(); }
+  WorkPtr all_gather(at::Tensor out, const at::Tensor& in) override { return inner_.all_gather(out, in); }
+  WorkPtr reduce_scatter(at::Tensor out, const at::Tensor& in, ReduceOp op) override {
+    return inner_.reduce_scatter(out, in, op);
+  }
+  WorkPtr all_reduce(at::Tensor tensor, ReduceOp op) override { return inner_.all_reduce(tensor, op); }
+  WorkPtr broadcast(at::Tensor tensor, int root) override { return inner_.broadcast(tensor, root); }
+  void barrier() override { inner_.barrier(); }
+  std::vector<double> all_reduce_host(std::vector<double> values, ReduceOp op) override {
+    ++reductions;
+    return inner_.all_reduce_host(std::move(values), op);
+  }
+  std::vector<std::string> all_gather_host(const std::string& value) override {
+    ++gathers_by_all;
+    return inner_.all_gather_host(value);
+  }
+  std::vector<std::string> gather_host(const std::string& mine) override {
+    gathered_bytes += mine.size();
+    return inner_.gather_host(mine);
+  }
+  std::unique_ptr<Communicator> split(int colour) override { return inner_.split(colour); }
+
+  int reductions = 0, gathers_by_all = 0;
+  size_t gathered_bytes = 0;
+
+ private:
+  Communicator& inner_;
+};
+
+Communicator& world() { return test_world().communicator(); }
+
+TEST(StopVote, OneRanksVoteReachesAllWithoutAHostExchange) {
+  CountedCommunicator comm(world());
+  StopVote vote(comm, test_world().device());
+  for (int pass = 0; pass < 4; ++pass) EXPECT_FALSE(vote.cast(false)) << pass;
+  EXPECT_FALSE(vote.decide(false));
+  EXPECT_FALSE(vote.outcome());
+  const bool last = comm.rank() == comm.size() - 1;
+  (void)vote.cast(last);
+  EXPECT_TRUE(vote.outcome());
+  EXPECT_TRUE(vote.cast(false)) << "a vote to stop is not taken back";
+  StopVote other(comm, test_world().device());
+  EXPECT_TRUE(other.decide(last));
+  EXPECT_EQ(comm.reductions + comm.gathers_by_all, 0);
+  EXPECT_EQ(comm.gathered_bytes, 0U);
+}
+
+class SaveTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = (std::filesystem::temp_directory_path() / "trireme-exchange-XXXXXX").string();
+    if (world().rank() == 0) {
+      ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    }
+    directory_ = world().all_gather_host(pattern)[0];
+    UnitSpec unit;
+    unit.name = "block";
+    unit.trained = true;
+    unit.parameters.push_back({"weight", {64, 64}, {{"weight", 64}}, Init::kNormal, 0.1, true});
+    units_ = {unit};
+    state_ = {{"master.block", at::full({64 * 64}, 3.0)}, {"loss_scale", at::ones({})}};
+  }
+  void TearDown() override {
+    world().barrier();
+    if (world().rank() == 0) std::filesystem::remove_all(directory_);
+  }
+  Checkpoints checkpoints(Communicator& comm) {
+    CheckpointOptions options;
+    options.run_id = "0123456789abcdef";
+    return {directory_ / "checkpoints", comm, units_, options, [this](const std::string& event) { events_ += event; }};
+  }
+
+  std::filesystem::path directory_;
+  std::vector<UnitSpec> units_;
+  NamedTensors state_;
+  std::string events_;
+};
+
+TEST_F(SaveTest, PiecesGoToRankZeroAlone) {
+  CountedCommunicator comm(world());
+  Checkpoints saves = checkpoints(comm);
+  saves.check_space(state_, /*periodic=*/true, /*on_stop=*/true);
+  EXPECT_FALSE(saves.holds(2));
+  comm.gathers_by_all = 0;
+  saves.start(state_, {2, 0, {}});
+  saves.complete();
+  EXPECT_EQ(saves.committed(), 2);
+  EXPECT_TRUE(saves.holds(2));
+  EXPECT_FALSE(saves.holds(3));
+  EXPECT_EQ(comm.gathers_by_all, 0) << "every rank got every rank's pieces";
+  EXPECT_GT(comm.gathered_bytes, 0U);
+  EXPECT_EQ(events_.find("\"event\":\"save\"") != std::string::npos, world().rank() == 0) << events_;
+}
+
+TEST_F(SaveTest, OneRanksFailureIsThatOfAllWithItsReason) {
+  CountedCommunicator comm(world());
+  Checkpoints saves = checkpoints(comm);
+  saves.check_space(state_, /*periodic=*/true, /*on_stop=*/true);
+  if (world().rank() == 0) std::filesystem::remove_all(directory_ / "checkpoints");
+  saves.start(state_, {2, 0, {}});
+  saves.complete();
+  EXPECT_EQ(saves.committed(), -1);
+  EXPECT_FALSE(saves.holds(2));
+  EXPECT_EQ(events_.find("cannot create directory") != std::string::npos, world().rank() == 0) << events_;
+}
+
+}  // namespace
+}  // namespace trireme

@@ -1,0 +1,96 @@
+// Lines that cannot be written for a while. The limit on the size of files stands for a full disk: the write that
+// crosses it is cut short, the next is refused.
+#include "line_file.h"
+#include "trireme/base/error.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <fstream>
+#include <memory>
+#include <vector>
+
+namespace trireme {
+namespace {
+
+class LineFileTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = (std::filesystem::temp_directory_path() / "trireme-lines-XXXXXX").string();
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    path_ = std::filesystem::path(pattern) / "metrics.jsonl";
+    getrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, SIG_IGN);
+  }
+  void TearDown() override {
+    limit(before_.rlim_cur);
+    std::filesystem::remove_all(path_.parent_path());
+  }
+  void limit(rlim_t bytes) const {
+    const rlimit limit{bytes, before_.rlim_max};
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  }
+  std::vector<std::string> lines() const {
+    std::vector<std::string> found;
+    std::ifstream in(path_);
+    for (std::string line; std::getline(in, line);) found.push_back(line);
+    return found;
+  }
+
+  std::filesystem::path path_;
+  rlimit before_{};
+};
+
+TEST_F(LineFileTest, LinesWaitWhileThereIsNoRoomAndComeInOrder) {
+  std::vector<std::string> written;
+  LineFile file;
+  file.open(path_, /*append=*/false);
+  const auto write = [&](int n) {
+    written.emplace_back(20, static_cast<char>('a' + n));
+    file.write(written.back());
+  };
+  for (int n = 0; n < 3; ++n) write(n);
+  limit(70);  // three lines of 21 bytes, and a third of the fourth
+  for (int n = 3; n < 8; ++n) write(n);
+  EXPECT_EQ(file.waiting(), 5U);
+  EXPECT_EQ(lines(), std::vector<std::string>(written.begin(), written.begin() + 3)) << "no part of a line stays";
+  limit(before_.rlim_cur);
+  write(8);
+  EXPECT_EQ(file.waiting(), 0U);
+  EXPECT_EQ(lines(), written);
+}
+
+TEST_F(LineFileTest, TheLastLinesAreTriedAtTheEnd) {
+  auto file = std::make_unique<LineFile>();
+  file->open(path_, /*append=*/false);
+  limit(5);
+  file->write("first");
+  EXPECT_EQ(file->waiting(), 1U);
+  limit(before_.rlim_cur);
+  file.reset();
+  EXPECT_EQ(lines(), std::vector<std::string>{"first"});
+}
+
+TEST_F(LineFileTest, AppendingCutsALineThatAKilledProcessLeftHalf) {
+  std::ofstream(path_) << "whole\nhal";
+  {
+    LineFile file;
+    file.open(path_, /*append=*/true);
+    file.write("next");
+  }
+  EXPECT_EQ(lines(), (std::vector<std::string>{"whole", "next"}));
+  std::ofstream(path_) << std::string(10000, 'x');
+  {
+    LineFile file;
+    file.open(path_, /*append=*/true);
+    file.write("next");
+  }
+  EXPECT_EQ(lines(), std::vector<std::string>{"next"});
+  LineFile none;
+  EXPECT_THROW(none.open(path_.parent_path() / "none" / "a", false), WriteError);
+}
+
+}  // namespace
+}  // namespace trireme
