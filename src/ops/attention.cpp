@@ -17,9 +17,6 @@ namespace trireme {
 
 namespace {
 
-/// The hash of dropout takes a row or column in 16 bits.
-constexpr int64_t kLongestWithDropout = 65536;
-
 enum class Preference { kMeasured, kLibrary, kKernels };
 
 Preference preference() {
@@ -62,8 +59,8 @@ Choice attention_choice(const Heads& heads, const Sequences& sequences, const At
   return Dispatch("attention", heads.q)
       .needs(two_bytes, "heads are not bf16 or fp16")
       .needs(fits, "heads are not of 64 or 128, or not on 16-byte boundaries")
-      .needs(!dropout || (!options.causal && heads.q.size(2) == 64),
-             "the kernels take dropout with full attention of heads of 64")
+      .needs(!dropout || options.causal || heads.q.size(2) == 64,
+             "the kernels take dropout on full attention of heads of 64 only")
       .needs(!dropout || sequences.longest <= kLongestWithDropout,
              "sequences with dropout are longer than 65,536 tokens")
       .needs(measured_faster(heads.q, sequences, options),

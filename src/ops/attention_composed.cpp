@@ -1,6 +1,7 @@
 // Attention with its products written out, one sequence at a time: CPUs, and fp32 and fp64 anywhere, with dropout or
 // without a causal mask. Backward recomputes the probabilities.
 #include "attention_node.h"
+#include "trireme/base/dropout_steps.h"
 #include "trireme/base/error.h"
 
 #include <ATen/ATen.h>
@@ -8,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string>
 
 namespace trireme {
 
@@ -107,11 +109,16 @@ at::Tensor composed_attention(const HeadInputs& heads, InputList& inputs, const 
 
 uint32_t attention_dropout_threshold(double p) {
   TRIREME_CHECK(p >= 0 && p < 1, "dropout probability ", p, " is not in [0, 1)");
-  return static_cast<uint32_t>(std::min(127.0, std::round(p * 128)));
+  const std::string why = dropout_problem(p, kAttentionDropoutSteps);
+  TRIREME_CHECK(why.empty(), "attention dropout probability ", why);
+  return dropout_threshold(p, kAttentionDropoutSteps);
 }
 
 void attention_keeps(const DropoutKey& key, int64_t sequence_key, uint32_t head, int64_t length, uint32_t threshold,
                      bool* out) {
+  TRIREME_CHECK(length <= kLongestWithDropout,
+                "dropout's decisions on attention name rows and columns with 16 bits: a sequence of ", length,
+                " tokens is longer than ", kLongestWithDropout);
   const auto sample = static_cast<uint64_t>(sequence_key);
   const uint32_t h0 = mix(mix(static_cast<uint32_t>(sample) ^ key.t0) ^ static_cast<uint32_t>(sample >> 32) ^ key.t1);
   const uint32_t h1 = mix(h0 + 0x9e3779b9);

@@ -8,6 +8,9 @@
 
 namespace trireme {
 
+/// The hash of dropout on attention takes a row or a column in 16 bits.
+inline constexpr int64_t kLongestWithDropout = 65536;
+
 struct Heads {
   at::Tensor q, k, v;  // [T, N, H], [T, K, H], [T, K, H]
 };

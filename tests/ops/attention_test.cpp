@@ -153,6 +153,8 @@ TEST(Attention, DecisionsHaveTheirRateAndNoPattern) {
   const uint32_t threshold = attention_dropout_threshold(0.1);
   EXPECT_EQ(threshold, 13u);
   EXPECT_EQ(attention_dropout_threshold(0.0), 0u);
+  EXPECT_EQ(attention_dropout_threshold(0.004), 1u);
+  EXPECT_ANY_THROW(attention_dropout_threshold(0.0039));
   at::Tensor kept = at::empty({3, kLength, kLength}, at::TensorOptions(at::kBool));
   for (int64_t i = 0; i < 3; ++i)
     attention_keeps(key, 70 + i / 2, static_cast<uint32_t>(i % 2), kLength, threshold,

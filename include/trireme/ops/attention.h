@@ -59,10 +59,11 @@ at::Tensor attention_reference(const at::Tensor& q_TNH, const at::Tensor& k_TKH,
                                const Sequences& sequences, const AttentionOptions& options);
 
 /// p in 128ths, as dropout on probabilities takes it: dropped where a draw of seven bits is below; kept ones are
-/// multiplied by 128 / (128 - threshold).
+/// multiplied by 128 / (128 - threshold). A p that would round to 0 and is not 0, or to 1, is an internal error: the
+/// configuration refuses it before (trireme/base/dropout_steps.h).
 uint32_t attention_dropout_threshold(double p);
 
-/// Decisions for `length` rows and columns of one sequence and head: out[row * length + column] = true: kept.
+/// Decisions for `length` rows and columns, at most 65,536, of one sequence and head: out[row * length + column] = true: kept.
 /// The draw, in 32-bit wrapping arithmetic, mix() and the key (t0, t1) of (seed, stream) as in ops/dropout.h:
 ///   (h0, h1) = sample hash of the sequence key (k0, k1 of ops/dropout.h);  k0 = mix(h0 ^ (head * 0x9e3779b9 + 1))
 ///   k1 = mix(k0 ^ h1);  row and column with bit 3 cleared: x = (row << 16 | column) ^ k0
