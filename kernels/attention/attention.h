@@ -17,13 +17,17 @@
 // pointers 16-byte aligned. Arithmetic is fp32 but for the two operands of the second product (p and ds), rounded to
 // the element type.
 //
-// Tokens are a pack of sequences; a Plan made from their boundaries says which tiles of work exist, longest first. Work
-// outside a token's own sequence is never done beyond the rounding to tiles, except that the padding of a sequence's
-// last tile reads the tokens that follow: a NaN or infinity in one sequence can reach its predecessor.
+// Tokens are a pack of sequences; a Plan made from their boundaries says which tiles of work exist, longest first.
+// Tiles are whole: a sequence that begins at token b reads the tokens of [b, b + its length rounded up to a multiple of
+// 128). What lies there beyond its end is multiplied with zeros. So finite values of other sequences change a result by
+// roundings at most, but a NaN or an infinity reaches the sequences before its own that read it: one of v their o, and
+// with it dq and dk, one of k their dq, one of q or d_o their dk and dv. It reaches no sequence behind its own and none
+// that ends 128 or more tokens before it.
 //
 // The forward pass, dk and dv are deterministic; so is dq where sums stay on chip. Elsewhere it is summed in fp32 in
-// varying order unless `deterministic` is set. No allocation, no synchronisation. Launchers return
-// cudaErrorInvalidValue for arguments outside these limits and cudaErrorNotSupported for a device that is not Hopper.
+// varying order unless `deterministic` is set. Neither pass needs all of its blocks to be on the device at the same
+// time: both may run beside other kernels. No allocation, no synchronisation. Launchers return cudaErrorInvalidValue
+// for arguments outside these limits and cudaErrorNotSupported for a device that is not Hopper.
 
 #include "kernels/element.h"
 

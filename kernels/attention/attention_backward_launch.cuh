@@ -61,8 +61,7 @@ cudaError_t launch(const AttentionBackward& a, cudaStream_t stream) {
   p.t1 = a.dropout.t1;
   p.keep_bias = (128 - a.dropout.threshold) * 0x01010101u;
   p.keep_scale = keep_scale;
-  static const cudaError_t allowed = allow_shared_memory(kernel<C>, C::kBytes);
-  if (allowed != cudaSuccess) return allowed;
+  if (const cudaError_t status = allow_shared_memory(kernel<C>, C::kBytes); status != cudaSuccess) return status;
   const auto grid = static_cast<unsigned>(std::min<int64_t>(processors, p.queue.items()));
   // Beside the last blocks of what runs before: only sums and statistics come from there.
   if (const cudaError_t status = launch_behind(kernel<C>, grid, C::kThreads, C::kBytes, stream, p);

@@ -16,7 +16,7 @@ __device__ inline void produce_keys(const Parameters& p, uint32_t shared, ItemIn
   uint32_t round = 0, items = 0;
   TurnRelay<C> turns{p, shared, barriers};
 #pragma unroll 1
-  for (int item = static_cast<int>(blockIdx.x); item < p.queue.items();) {
+  for (int item = p.queue.next(); item < p.queue.items();) {
     int tile_index, head;
     const bool down = p.queue.decode(item, tile_index, head) && C::kCausal;
     const AttentionTile tile = p.queue.tiles[tile_index];
@@ -138,8 +138,7 @@ __device__ inline void produce_sums(const Parameters& p, uint32_t shared, const 
       if constexpr (C::kFinishes) {
         const bool brings = finishes && !beyond && info.first > info.begin;
         if (brings) {
-          // Those tiles were handed out before this one and have been told of, so someone always moves on. Asked while
-          // the step before is under way.
+          // Those tiles have smaller item numbers (see SectionQueue). Asked while the step before is under way.
           wait_for_turn(turn, (p.zeroed ? 0 : kClaimed) + (info.first - info.begin) / C::kKeys);
           full_proxy_fence();
         }
@@ -170,7 +169,7 @@ __device__ inline void produce_sums(const Parameters& p, uint32_t shared, const 
       }
       bool store = false;
       if constexpr (C::kSums == Sums::kKeyOrder) {
-        // A tile waits only for tiles that were handed out before it, so someone always moves on.
+        // Only for tiles with smaller item numbers (see SectionQueue).
         const int tile = (info.first - info.begin) / C::kKeys;
         wait_for_turn(turn, tile);
         store = tile == 0;

@@ -37,8 +37,7 @@ cudaError_t launch(const AttentionForward& a, int section, cudaStream_t stream) 
   p.t1 = a.dropout.t1;
   p.keep_bias = (128 - a.dropout.threshold) * 0x01010101u;
   p.keep_scale = 128.0f / static_cast<float>(128 - a.dropout.threshold);
-  static const cudaError_t allowed = allow_shared_memory(kernel<C>, C::kBytes);
-  if (allowed != cudaSuccess) return allowed;
+  if (const cudaError_t status = allow_shared_memory(kernel<C>, C::kBytes); status != cudaSuccess) return status;
   const int blocks = std::min(multiprocessors(), p.queue.items());
   return launch_behind(kernel<C>, dim3(static_cast<unsigned>(blocks)), C::kThreads, C::kBytes, stream, p);
 }

@@ -107,7 +107,9 @@ cudaError_t launch(const BertEmbedding& a, cudaStream_t stream) {
 
 cudaError_t bert_embedding_forward(const BertEmbedding& a, cudaStream_t stream) {
   if (a.rows == 0 || a.columns == 0) return cudaSuccess;
-  if (a.y == nullptr || a.rows > INT32_MAX) return cudaErrorInvalidValue;
+  if (a.y == nullptr || a.rows > INT32_MAX ||
+      (a.sample_ids != nullptr && a.rows_per_sample > kDropoutElements32 / a.columns))
+    return cudaErrorInvalidValue;
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
     constexpr int kPack = 16 / sizeof(T);

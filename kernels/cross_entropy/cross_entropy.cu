@@ -175,8 +175,9 @@ __global__ void __launch_bounds__(kThreads, 3) row_kernel(const CrossEntropy a) 
   if (threadIdx.x == 0) write_token(a, token, t, v.top + logf(v.sum));
   if (a.d_logits == nullptr) return;
 
-  const float factor = weight * (a.gradient_scale != nullptr ? *a.gradient_scale : 1.0f), share = factor / v.sum,
-              offset = v.top * kLog2E;
+  const float factor = (a.gradient_weights != nullptr ? a.gradient_weights[token] : weight) *
+                       (a.gradient_scale != nullptr ? *a.gradient_scale : 1.0f),
+              share = factor / v.sum, offset = v.top * kLog2E;
   const int target = static_cast<int>(a.targets[token]);
   // Backwards: what was read last is most likely still near.
   const int passes = (stride + kStep * kUnroll - 1) / (kStep * kUnroll);

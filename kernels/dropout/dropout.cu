@@ -1,6 +1,7 @@
 #include "kernels/dropout/dropout.h"
 
 #include "kernels/dropout/dropout_hash.cuh"
+#include "kernels/launch.h"
 
 namespace trireme::kernels {
 
@@ -12,11 +13,13 @@ template <class T, int kWidth>
 __global__ void dropout_kernel(const T* __restrict__ x, T* out, const int64_t* __restrict__ ids, int64_t row_size,
                                uint32_t t0, uint32_t t1, uint32_t threshold, float scale, bool accumulate) {
   const int64_t row = blockIdx.y;
-  const DropoutHash key = sample_hash(static_cast<uint64_t>(ids[row]), t0, t1);
+  const DropoutHash sample = sample_hash(static_cast<uint64_t>(ids[row]), t0, t1);
   const T* in_row = x + row * row_size;
   T* out_row = out + row * row_size;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads * kWidth;
   for (int64_t e = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kWidth; e < row_size; e += stride) {
+    // The words of a pack share their upper bits.
+    const DropoutHash key = sample.of_upper(static_cast<uint32_t>(e >> 33));
     if constexpr (kWidth > 1) {
       Pack<T> value = *reinterpret_cast<const Pack<T>*>(in_row + e);
       Pack<T> sum;
@@ -49,18 +52,19 @@ __global__ void dropout_kernel(const T* __restrict__ x, T* out, const int64_t* _
 
 cudaError_t dropout(const DropoutArguments& a, cudaStream_t stream) {
   if (a.rows == 0 || a.row_size == 0) return cudaSuccess;
-  if (a.rows > 65535) return cudaErrorInvalidValue;
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
     constexpr int kPack = 16 / sizeof(T);
     const auto launch = [&](auto width) {
       constexpr int kWidth = decltype(width)::value;
-      const int64_t blocks = (a.row_size + kThreads * kWidth - 1) / (kThreads * kWidth);
-      const dim3 grid(static_cast<unsigned>(blocks < 65536 ? blocks : 65536), static_cast<unsigned>(a.rows));
-      dropout_kernel<T, kWidth><<<grid, kThreads, 0, stream>>>(static_cast<const T*>(a.x), static_cast<T*>(a.out),
-                                                               a.ids, a.row_size, a.t0, a.t1, a.threshold, a.scale,
-                                                               a.accumulate);
-      return cudaGetLastError();
+      const int64_t blocks = ceil_div(a.row_size, kThreads * kWidth);
+      return launch_pieces(a.rows, [&](int64_t first, unsigned rows) {
+        const dim3 grid(static_cast<unsigned>(blocks < 65536 ? blocks : 65536), rows);
+        dropout_kernel<T, kWidth><<<grid, kThreads, 0, stream>>>(
+            static_cast<const T*>(a.x) + first * a.row_size, static_cast<T*>(a.out) + first * a.row_size, a.ids + first,
+            a.row_size, a.t0, a.t1, a.threshold, a.scale, a.accumulate);
+        return cudaGetLastError();
+      });
     };
     if (a.row_size % kPack == 0 && aligned16(a.x, a.out)) return launch(std::integral_constant<int, kPack>{});
     return launch(std::integral_constant<int, 1>{});

@@ -4,7 +4,8 @@
 //   out[b, e] = (accumulate ? out[b, e] : 0) + (kept(b, e) ? x[b, e] * scale : 0)
 //
 // x, out   [rows, row_size], device, same type; may be the same pointer when accumulate is false;
-//          16-byte alignment and an even multiple of the pack width make it fast, any size and alignment is right
+//          fast with 16-byte aligned pointers and a row_size that is a multiple of 16 / sizeof(type); any number of
+//          rows, size and alignment is right
 // ids      [rows] int64, device: global sample ids
 // Allocates nothing, synchronises nothing. Deterministic: each element is written by one thread,
 // decisions depend on (key, id, e) only.

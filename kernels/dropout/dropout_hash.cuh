@@ -14,15 +14,22 @@ __device__ inline uint32_t dropout_mix_on(uint32_t x) {
 }
 __device__ inline uint32_t dropout_mix(uint32_t x) { return dropout_mix_on(x ^ (x >> 16)); }
 
+/// The keys of a sample's words.
 struct DropoutHash {
   uint32_t k0, k1;
+  /// The keys of the words whose index has these upper 32 bits. `upper` 0: the keys themselves.
+  __device__ DropoutHash of_upper(uint32_t upper) const { return {k0, k1 ^ (upper * 0x9e3779b9u)}; }
 };
+
+/// Elements of a sample whose words fill 32 bits. Kernels that draw with 32-bit words alone refuse longer samples.
+constexpr int64_t kDropoutElements32 = int64_t{1} << 33;
 
 __device__ inline DropoutHash sample_hash(uint64_t id, uint32_t t0, uint32_t t1) {
   const uint32_t k0 = dropout_mix(dropout_mix(static_cast<uint32_t>(id) ^ t0) ^ static_cast<uint32_t>(id >> 32) ^ t1);
   return {k0, dropout_mix(k0 + 0x9e3779b9u)};
 }
 
+/// The draw of the word with these lower 32 bits.
 __device__ inline uint32_t dropout_draw(DropoutHash key, uint32_t word) {
   return dropout_mix(dropout_mix(word ^ key.k0) ^ key.k1);
 }

@@ -12,7 +12,7 @@
 // bits by embedding_sort.h, others by CUB), sums runs of equal ids in fp32 and rounds once:
 // deterministic, no atomics on floats. A table of at most two rows, as of token types, needs no sort.
 // workspace: embedding_backward_workspace() bytes, 256-byte aligned. Allocates nothing,
-// synchronises nothing. Any width and alignment; the gradient takes at most 2,097,120 tokens.
+// synchronises nothing. Any width and alignment; fewer than 2^31 - 1 tokens and rows of the table.
 
 #include "kernels/element.h"
 

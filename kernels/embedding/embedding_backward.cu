@@ -108,12 +108,13 @@ struct Window {
 };
 
 template <class T, class G, int kWidth>
-__global__ void __launch_bounds__(kThreads) group_kernel(const EmbeddingBackward a, const Workspace w) {
+__global__ void __launch_bounds__(kThreads)
+    group_kernel(const EmbeddingBackward a, const Workspace w, int64_t first_group) {
   __shared__ Window window;
   __shared__ int tokens[kGroup + kAhead];
   allow_next_kernel();
   await_kernel_before();
-  const int64_t group = blockIdx.y, begin = group * kGroup,
+  const int64_t group = first_group + blockIdx.y, begin = group * kGroup,
                 column = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kWidth;
   for (int i = static_cast<int>(threadIdx.x); i <= kBack + kGroup + kAhead; i += kThreads) {
     const int64_t place = begin - kBack + i;
@@ -232,16 +233,13 @@ __global__ void __launch_bounds__(kRunThreads, 2) run_kernel(const EmbeddingBack
 template <class T, class G>
 cudaError_t launch(const EmbeddingBackward& a, const Workspace& w, cudaStream_t stream) {
   constexpr int kPack = 16 / sizeof(T);
-  const int64_t groups = ceil_div(a.tokens, kGroup);
-  const auto grid = [&](int width) {
-    return dim3(static_cast<unsigned>(ceil_div(a.columns, kThreads * width)), static_cast<unsigned>(groups));
-  };
   const bool packed = a.columns % kPack == 0 && aligned16(a.dy, a.d_table);
-  if (const cudaError_t error = packed
-                                    ? launch_behind(group_kernel<T, G, kPack>, grid(kPack), kThreads, 0, stream, a, w)
-                                    : launch_behind(group_kernel<T, G, 1>, grid(1), kThreads, 0, stream, a, w);
-      error != cudaSuccess)
-    return error;
+  const cudaError_t error = launch_pieces(ceil_div(a.tokens, kGroup), [&](int64_t first, unsigned groups) {
+    const dim3 grid(static_cast<unsigned>(ceil_div(a.columns, kThreads * (packed ? kPack : 1))), groups);
+    return packed ? launch_behind(group_kernel<T, G, kPack>, grid, kThreads, 0, stream, a, w, first)
+                  : launch_behind(group_kernel<T, G, 1>, grid, kThreads, 0, stream, a, w, first);
+  });
+  if (error != cudaSuccess) return error;
   const auto runs = [&](int width) {
     const int64_t across = ceil_div(a.columns, kRunColumns * width),
                   along = across < kRunBlocks ? kRunBlocks / across : 1;
@@ -260,8 +258,7 @@ size_t embedding_backward_workspace(int64_t tokens, int64_t columns) {
 
 cudaError_t embedding_backward(const EmbeddingBackward& a, cudaStream_t stream) {
   if (a.tokens == 0 || a.columns == 0) return cudaSuccess;
-  if (a.tokens > int64_t{65535} * kGroup || a.vocab >= INT32_MAX || a.workspace == nullptr)
-    return cudaErrorInvalidValue;
+  if (a.tokens > INT32_MAX || a.vocab >= INT32_MAX || a.workspace == nullptr) return cudaErrorInvalidValue;
   if (a.table_element != a.element && a.table_element != Element::kF32) return cudaErrorInvalidValue;
   Workspace w;
   if (const cudaError_t error = carve(a.workspace, a.tokens, a.columns, w); error != cudaSuccess) return error;

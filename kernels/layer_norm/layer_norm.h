@@ -28,7 +28,7 @@
 namespace trireme::kernels {
 
 /// As in include/trireme/ops/dropout.h. Row r is row r % rows_per_sample of sample ids[r /
-/// rows_per_sample].
+/// rows_per_sample], which has at most 2^33 elements.
 struct RowDropout {
   const int64_t* ids = nullptr;  // device, [rows / rows_per_sample]; null: no dropout
   int64_t rows_per_sample = 1;

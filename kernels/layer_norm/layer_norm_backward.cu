@@ -175,7 +175,7 @@ int64_t layer_norm_backward_workspace(int64_t rows, int64_t columns) {
 
 cudaError_t layer_norm_backward(const LayerNormBackward& a, cudaStream_t stream) {
   if (a.columns == 0) return cudaSuccess;
-  if (a.columns > kMaxColumns || a.rows > INT32_MAX || a.dropout.rows_per_sample < 1 || a.dropout.threshold > 0xffffu ||
+  if (a.columns > kMaxColumns || a.rows > INT32_MAX || !valid(a.dropout, a.columns) ||
       (wants_sums(a) && a.rows > 0 && a.workspace == nullptr) || (a.dx != nullptr && a.dropout.ids == nullptr))
     return cudaErrorInvalidValue;
   if (a.rows == 0) return finish(a, 0, stream);

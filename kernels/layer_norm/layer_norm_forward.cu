@@ -216,7 +216,7 @@ cudaError_t launch_scalar(const LayerNormForward& a, cudaStream_t stream) {
 
 cudaError_t layer_norm_forward(const LayerNormForward& a, cudaStream_t stream) {
   if (a.rows == 0 || a.columns == 0) return cudaSuccess;
-  if (a.columns > kMaxColumns || a.rows > INT32_MAX || a.dropout.rows_per_sample < 1 || a.dropout.threshold > 0xffffu ||
+  if (a.columns > kMaxColumns || a.rows > INT32_MAX || !valid(a.dropout, a.columns) ||
       (a.y == nullptr && a.fp8.data == nullptr))
     return cudaErrorInvalidValue;
   return dispatch(a.element, [&](auto zero) {

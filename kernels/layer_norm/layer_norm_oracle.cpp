@@ -63,7 +63,8 @@ uint32_t mixed(uint32_t x) {
 double dropout_factor(int64_t sample, uint64_t element, uint32_t t0, uint32_t t1, uint32_t threshold) {
   const uint32_t low = static_cast<uint32_t>(sample), high = static_cast<uint32_t>(static_cast<uint64_t>(sample) >> 32);
   const uint32_t k0 = mixed(mixed(low ^ t0) ^ high ^ t1), k1 = mixed(k0 + 0x9e3779b9u);
-  const uint32_t h = mixed(mixed(static_cast<uint32_t>(element >> 1) ^ k0) ^ k1),
+  const uint32_t upper = static_cast<uint32_t>(element >> 33),
+                 h = mixed(mixed(static_cast<uint32_t>(element >> 1) ^ k0) ^ k1 ^ upper * 0x9e3779b9u),
                  u = element % 2 == 0 ? h & 0xffff : h >> 16;
   return u >= threshold ? 65536.0 / (65536.0 - threshold) : 0.0;
 }

@@ -7,6 +7,11 @@
 
 namespace trireme::kernels {
 
+inline bool valid(const RowDropout& dropout, int64_t columns) {
+  return dropout.rows_per_sample >= 1 && dropout.threshold <= 0xffffu &&
+         (dropout.ids == nullptr || dropout.rows_per_sample <= kDropoutElements32 / columns);
+}
+
 /// kWidth values, a power of two, whose first is the even one of pair `pair` of the sample, a
 /// multiple of kWidth / 2; threshold < 65536.
 template <int kWidth>

@@ -17,9 +17,9 @@
 // of an x just written those are still in L2. Tensor-core products, fp32 sums, each in one fixed
 // order, no workspace: deterministic. No allocation, no synchronisation.
 //
-// T is bf16 or fp16; columns a multiple of 64, tokens of a sample a multiple of 32, rank 16 (up to
-// three adapters), 32 or 64 (one), p at most 1/2, pointers 16-byte aligned: lora_fits() says so,
-// other arguments are cudaErrorInvalidValue.
+// T is bf16 or fp16; columns a multiple of 64, tokens of a sample a multiple of 32, a sample at most 2^33 elements of x
+// (masks are drawn with 32-bit words), rank 16 (up to three adapters), 32 or 64 (one), p at most 1/2, pointers 16-byte
+// aligned: lora_fits() says so, other arguments are cudaErrorInvalidValue.
 
 #include "kernels/element.h"
 

@@ -13,9 +13,9 @@ constexpr int kThreads = 256, kUnroll = 4, kEdge = 32, kEdgeRows = 8, kFlatBlock
 
 /// Any size and alignment. T = uint8_t: x holds codes already.
 template <class T>
-__global__ void edge_kernel(const QuantizeTensor a) {
+__global__ void edge_kernel(const QuantizeTensor a, int64_t first_tile) {
   __shared__ uint8_t tile[kEdge][kEdge + 1];
-  const int64_t row0 = static_cast<int64_t>(blockIdx.x) * kEdge, column0 = static_cast<int64_t>(blockIdx.y) * kEdge;
+  const int64_t row0 = static_cast<int64_t>(blockIdx.x) * kEdge, column0 = (first_tile + blockIdx.y) * kEdge;
   const T* x = static_cast<const T*>(a.x);
   float top = 0.0f;
   for (int j = threadIdx.y; j < kEdge; j += kEdgeRows) {
@@ -107,11 +107,11 @@ cudaError_t transposing(const QuantizeTensor& a, cudaStream_t stream) {
     return tile::launch</*kSums=*/false>(tile::Plain<T>{static_cast<const T*>(a.x)},
                                          {a.data, a.transposed, a.scale, a.amax, nullptr, a.rows, a.columns, a.format},
                                          stream);
-  const int64_t across = ceil_div(a.columns, kEdge);
-  if (across > 65535) return cudaErrorInvalidValue;
-  edge_kernel<T><<<dim3(static_cast<unsigned>(ceil_div(a.rows, kEdge)), static_cast<unsigned>(across)),
-                   dim3(kEdge, kEdgeRows), 0, stream>>>(a);
-  return cudaGetLastError();
+  return launch_pieces(ceil_div(a.columns, kEdge), [&](int64_t first, unsigned tiles) {
+    edge_kernel<T>
+        <<<dim3(static_cast<unsigned>(ceil_div(a.rows, kEdge)), tiles), dim3(kEdge, kEdgeRows), 0, stream>>>(a, first);
+    return cudaGetLastError();
+  });
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include "kernels/device.cuh"
 #include "kernels/launch.h"
+#include "kernels/row_geometry.h"
 
 namespace trireme::kernels {
 
@@ -30,6 +31,47 @@ __global__ void __launch_bounds__(kThreads) scale_kernel(const T* x, const float
   }
 }
 
+template <class T>
+struct RowsArguments {
+  const T* x;
+  const float* factors;
+  T* out;
+  int64_t rows, columns;
+};
+
+/// blockDim = (threads of a row, rows of a block).
+template <class T, int kWidth>
+__global__ void __launch_bounds__(kThreads) scale_rows_kernel(const RowsArguments<T> a) {
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  if (row >= a.rows) return;
+  const float by = a.factors[row];
+  const T* const x = a.x + row * a.columns;
+  T* const out = a.out + row * a.columns;
+  const int64_t step = static_cast<int64_t>(blockDim.x) * kWidth;
+  for (int64_t first = static_cast<int64_t>(threadIdx.x) * kWidth; first < a.columns; first += kUnroll * step) {
+    Vec<T, kWidth> vec[kUnroll];
+#pragma unroll
+    for (int k = 0; k < kUnroll; ++k)
+      if (first + k * step < a.columns) vec[k] = *reinterpret_cast<const Vec<T, kWidth>*>(x + first + k * step);
+#pragma unroll
+    for (int k = 0; k < kUnroll; ++k) {
+      if (first + k * step >= a.columns) continue;
+      float v[kWidth];
+      to_floats(vec[k], v);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) v[i] *= by;
+      store(out + first + k * step, from_floats<T>(v));
+    }
+  }
+}
+
+template <class T, int kWidth>
+cudaError_t launch_scale_rows(const RowsArguments<T>& a, cudaStream_t stream) {
+  RowGeometry g = row_geometry(ceil_div(a.columns, kWidth), kUnroll);
+  if (g.threads > kThreads) g.threads = kThreads;
+  return launch_each_row(scale_rows_kernel<T, kWidth>, a, a.rows, g, stream);
+}
+
 }  // namespace
 
 cudaError_t scale(const void* x, Element x_element, const float* factor, void* out, Element out_element, int64_t count,
@@ -50,6 +92,18 @@ cudaError_t scale(const void* x, Element x_element, const float* factor, void* o
       if (count % kWidth == 0 && aligned16(x, out)) return launch(std::integral_constant<int, kWidth>{});
       return launch(std::integral_constant<int, 1>{});
     });
+  });
+}
+
+cudaError_t scale_rows(const void* x, const float* factors, void* out, int64_t rows, int64_t columns, Element element,
+                       cudaStream_t stream) {
+  if (rows == 0 || columns == 0) return cudaSuccess;
+  return dispatch(element, [&](auto zero) {
+    using T = decltype(zero);
+    constexpr int kPack = 16 / sizeof(T);
+    const RowsArguments<T> a{static_cast<const T*>(x), factors, static_cast<T*>(out), rows, columns};
+    return columns % kPack == 0 && aligned16(x, out) ? launch_scale_rows<T, kPack>(a, stream)
+                                                     : launch_scale_rows<T, 1>(a, stream);
   });
 }
 

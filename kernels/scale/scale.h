@@ -1,6 +1,9 @@
 #pragma once
-// out[i] = to(out type, x[i] * *factor), the product in fp32. factor: fp32 device scalar. Any count
-// and alignment; out may be x when the types are equal. Deterministic, allocates nothing, synchronises nothing.
+// Products with fp32 factors on the device, formed in fp32 and rounded once. Any size and alignment; out may be x when
+// the types are equal. Deterministic, allocates nothing, synchronises nothing.
+//
+//   scale        out[i] = to(out type, x[i] * *factor)
+//   scale_rows   out[r, c] = to(T, x[r, c] * factors[r]);  x and out [rows, columns] of one element type T
 
 #include "kernels/element.h"
 
@@ -12,5 +15,7 @@ namespace trireme::kernels {
 
 cudaError_t scale(const void* x, Element x_element, const float* factor, void* out, Element out_element, int64_t count,
                   cudaStream_t stream);
+cudaError_t scale_rows(const void* x, const float* factors, void* out, int64_t rows, int64_t columns, Element element,
+                       cudaStream_t stream);
 
 }  // namespace trireme::kernels

@@ -73,16 +73,14 @@ cudaError_t launch(int64_t tokens, int64_t f, Element element, bool aligned, con
     constexpr int kPack = 16 / sizeof(T);
     const bool packed = aligned && f % kPack == 0;
     const unsigned blocks = static_cast<unsigned>(ceil_div(f, kThreads * kUnroll * (packed ? kPack : 1)));
-    // Tokens go over grid.y, which ends at 65,535: longer inputs go in pieces.
-    for (int64_t begin = 0; begin < tokens; begin += 65535) {
-      const dim3 grid(blocks, static_cast<unsigned>(tokens - begin < 65535 ? tokens - begin : 65535));
+    return launch_pieces(tokens, [&](int64_t begin, unsigned count) {
+      const dim3 grid(blocks, count);
       if (packed)
         run(zero, std::integral_constant<int, kPack>{}, grid, begin);
       else
         run(zero, std::integral_constant<int, 1>{}, grid, begin);
-      if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
-    }
-    return cudaSuccess;
+      return cudaGetLastError();
+    });
   });
 }
 

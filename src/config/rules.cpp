@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "trireme/base/dropout_steps.h"
 #include "trireme/base/text.h"
 
 namespace trireme {
@@ -56,6 +57,8 @@ void check_lora(const Config& config, std::vector<RuleProblem>& problems) {
                           "precision.frozen fp8 needs a 'lora' section: without one no weight is frozen"});
     return;
   }
+  if (const std::string why = dropout_problem(config.lora->dropout, kActivationDropoutSteps); !why.empty())
+    problems.push_back({"lora.dropout", {"lora.dropout"}, "lora.dropout " + why});
   const std::vector<std::string>& modules = config.lora->target_modules;
   const auto has = [&](const char* name) { return std::find(modules.begin(), modules.end(), name) != modules.end(); };
   if (!has("qkv_proj")) return;

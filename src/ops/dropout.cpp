@@ -1,13 +1,16 @@
 #include "trireme/ops/dropout.h"
 
+#include "dropout_elements.h"
 #include "kernel_bridge.h"
+#include "trireme/base/dropout_steps.h"
 #include "trireme/base/error.h"
 #include "trireme/base/rng.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
 
-#include <cmath>
+#include <algorithm>
+#include <string>
 #include <type_traits>
 
 namespace trireme {
@@ -25,7 +28,13 @@ inline uint32_t mix(uint32_t x) {
   return x;
 }
 
-/// The same on an int64 tensor that holds 32-bit values; consumes x.
+/// The words that one pair of keys serves; those of the n-th such run, counted from 0, take k1 ^ (n * kGolden).
+constexpr int64_t kWordsOfKey = int64_t{1} << 32;
+uint32_t key_of_upper(uint32_t k1, int64_t word) {
+  return k1 ^ (static_cast<uint32_t>(static_cast<uint64_t>(word) >> 32) * kGolden);
+}
+
+/// mix() on an int64 tensor that holds 32-bit values; consumes x.
 at::Tensor mix_(at::Tensor x) {
   constexpr int64_t kMask = 0xffffffff;
   x.bitwise_xor_(x.bitwise_right_shift(16));
@@ -41,66 +50,109 @@ void check_arguments(const at::Tensor& x, const Dropout& dropout) {
   TRIREME_CHECK(dropout.sample_ids_B.defined() && dropout.sample_ids_B.dim() == 1 &&
                     dropout.sample_ids_B.size(0) == x.size(0) && dropout.sample_ids_B.scalar_type() == at::kLong,
                 "dropout needs one int64 sample id per row, ", x.size(0), " rows");
-  TRIREME_CHECK(x.size(1) * x.size(2) <= (int64_t{1} << 33), "a sample of ", x.size(1), " x ", x.size(2),
-                " elements exceeds the 2^33 that the dropout counter addresses");
 }
 
+/// `first`: the even element of the sample that a row of x starts with.
 template <class T>
-void drop_rows(const T* in, T* out, const int64_t* ids, int64_t rows, int64_t row_size, const DropoutKey& key) {
+void drop_rows(const T* in, T* out, const int64_t* ids, int64_t rows, int64_t row_size, const DropoutKey& key,
+               int64_t first) {
   using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
   const Wide scale = static_cast<Wide>(key.scale);
   const uint32_t threshold = key.threshold;
+  const auto kept = [&](bool keeps, T x) {
+    return keeps ? static_cast<T>(static_cast<Wide>(x) * scale) : static_cast<T>(0);
+  };
+  const int64_t words = row_size / 2, first_word = first / 2;
   for (int64_t b = 0; b < rows; ++b, in += row_size, out += row_size) {
     const uint64_t id = static_cast<uint64_t>(ids[b]);
     const uint32_t k0 = mix(mix(static_cast<uint32_t>(id) ^ key.t0) ^ static_cast<uint32_t>(id >> 32) ^ key.t1);
     const uint32_t k1 = mix(k0 + kGolden);
-    const int64_t words = row_size / 2;
-    for (int64_t w = 0; w < words; ++w) {
-      const uint32_t h = mix(mix(static_cast<uint32_t>(w) ^ k0) ^ k1);
-      out[2 * w] = (h & 0xffff) >= threshold ? static_cast<T>(static_cast<Wide>(in[2 * w]) * scale) : static_cast<T>(0);
-      out[2 * w + 1] =
-          (h >> 16) >= threshold ? static_cast<T>(static_cast<Wide>(in[2 * w + 1]) * scale) : static_cast<T>(0);
+    // Runs of words that share their upper 32 bits.
+    for (int64_t begin = 0, end = 0; begin < words; begin = end) {
+      const int64_t word = first_word + begin;
+      end = std::min(words, begin + kWordsOfKey - word % kWordsOfKey);
+      const uint32_t low = static_cast<uint32_t>(word), upper_k1 = key_of_upper(k1, word);
+      for (int64_t w = begin; w < end; ++w) {
+        const uint32_t h = mix(mix((low + static_cast<uint32_t>(w - begin)) ^ k0) ^ upper_k1);
+        out[2 * w] = kept((h & 0xffff) >= threshold, in[2 * w]);
+        out[2 * w + 1] = kept((h >> 16) >= threshold, in[2 * w + 1]);
+      }
     }
     if (row_size % 2 != 0) {
-      const uint32_t h = mix(mix(static_cast<uint32_t>(words) ^ k0) ^ k1);
-      out[row_size - 1] =
-          (h & 0xffff) >= threshold ? static_cast<T>(static_cast<Wide>(in[row_size - 1]) * scale) : static_cast<T>(0);
+      const int64_t word = first_word + words;
+      const uint32_t h = mix(mix(static_cast<uint32_t>(word) ^ k0) ^ key_of_upper(k1, word));
+      out[row_size - 1] = kept((h & 0xffff) >= threshold, in[row_size - 1]);
     }
   }
+}
+
+at::Tensor flat_samples(const at::Tensor& x_BSD) {
+  return x_BSD.reshape({x_BSD.size(0), x_BSD.size(1) * x_BSD.size(2)});
 }
 
 }  // namespace
 
 DropoutKey dropout_key(const Dropout& dropout, uint64_t stream) {
   TRIREME_CHECK(dropout.p >= 0 && dropout.p < 1, "dropout probability ", dropout.p, " is not in [0, 1)");
+  const std::string why = dropout_problem(dropout.p, kActivationDropoutSteps);
+  TRIREME_CHECK(why.empty(), "dropout probability ", why);
   const uint64_t key = derive_seed(dropout.seed, "dropout", stream);
-  const auto threshold = static_cast<uint32_t>(std::min(65535.0, std::round(dropout.p * 65536)));
+  const uint32_t threshold = dropout_threshold(dropout.p, kActivationDropoutSteps);
   return {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32), threshold, 65536.0 / (65536 - threshold)};
 }
 
-at::Tensor apply_dropout_tensor_ops(const at::Tensor& x_BSD, const Dropout& dropout, uint64_t stream) {
-  check_arguments(x_BSD, dropout);
-  at::NoGradGuard no_grad;
-  const DropoutKey key = dropout_key(dropout, stream);
-  const int64_t row_size = x_BSD.size(1) * x_BSD.size(2), words = (row_size + 1) / 2;
-  const at::Tensor& ids = dropout.sample_ids_B;
+at::Tensor dropout_elements::by_loop(const at::Tensor& x_BE, const at::Tensor& ids_B, const DropoutKey& key,
+                                     int64_t first) {
+  TRIREME_CHECK(first % 2 == 0, "dropout from element ", first, ", which is odd");
+  const at::Tensor ids = ids_B.contiguous();
+  at::Tensor out = at::empty(x_BE.sizes(), x_BE.options());
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x_BE.scalar_type(), "apply_dropout", [&] {
+    drop_rows(x_BE.const_data_ptr<scalar_t>(), out.mutable_data_ptr<scalar_t>(), ids.const_data_ptr<int64_t>(),
+              x_BE.size(0), x_BE.size(1), key, first);
+  });
+  return out;
+}
+
+at::Tensor dropout_elements::by_tensor_ops(const at::Tensor& x_BE, const at::Tensor& ids, const DropoutKey& key,
+                                           int64_t first) {
+  TRIREME_CHECK(first % 2 == 0, "dropout from element ", first, ", which is odd");
+  const int64_t samples = x_BE.size(0), row_size = x_BE.size(1), words = (row_size + 1) / 2, first_word = first / 2;
   constexpr int64_t kMask = 0xffffffff;
   at::Tensor k0_B = mix_(ids.bitwise_and(kMask).bitwise_xor_(static_cast<int64_t>(key.t0)));
   k0_B.bitwise_xor_(ids.bitwise_right_shift(32).bitwise_and_(kMask)).bitwise_xor_(static_cast<int64_t>(key.t1));
   k0_B = mix_(k0_B);
   const at::Tensor k1_B = mix_(k0_B.add(static_cast<int64_t>(kGolden)).bitwise_and_(kMask));
 
-  const at::Tensor counter = at::arange(words, ids.options());
-  at::Tensor out = at::empty(x_BSD.sizes(), x_BSD.options());
-  const at::Tensor x_flat = x_BSD.reshape({x_BSD.size(0), row_size}), out_flat = out.view({x_BSD.size(0), row_size});
-  for (int64_t b = 0; b < x_BSD.size(0); ++b) {
-    const at::Tensor hash = mix_(mix_(counter.bitwise_xor(k0_B[b])).bitwise_xor_(k1_B[b]));
-    const at::Tensor kept =
-        at::stack({hash.bitwise_and(0xffff), hash.bitwise_right_shift(16)}, 1).ge(static_cast<int64_t>(key.threshold));
-    const at::Tensor row = x_flat[b];
-    out_flat[b].copy_(at::where(kept.view({-1}).narrow(0, 0, row_size), row * key.scale, at::zeros({}, row.options())));
+  at::Tensor low = at::arange(first_word, first_word + words, ids.options()), upper;
+  if (first_word + words > kWordsOfKey) {
+    upper = low.bitwise_right_shift(32).mul_(static_cast<int64_t>(kGolden)).bitwise_and_(kMask);
+    low.bitwise_and_(kMask);
+  }
+  at::Tensor out = at::empty(x_BE.sizes(), x_BE.options());
+  // Several samples at a time where they are short, as tokens are.
+  constexpr int64_t kWordsAtOnce = int64_t{1} << 22;
+  const int64_t most = std::max<int64_t>(1, kWordsAtOnce / std::max<int64_t>(1, words));
+  for (int64_t begin = 0; begin < samples; begin += most) {
+    const int64_t count = std::min(most, samples - begin);
+    const auto keys = [&](const at::Tensor& k_B) { return k_B.narrow(0, begin, count).unsqueeze(1); };
+    at::Tensor hash = mix_(low.bitwise_xor(keys(k0_B))).bitwise_xor_(keys(k1_B));
+    if (upper.defined()) hash.bitwise_xor_(upper);
+    hash = mix_(hash);
+    const at::Tensor kept = at::stack({hash.bitwise_and(0xffff), hash.bitwise_right_shift(16)}, 2)
+                                .ge(static_cast<int64_t>(key.threshold))
+                                .view({count, 2 * words})
+                                .narrow(1, 0, row_size);
+    const at::Tensor rows = x_BE.narrow(0, begin, count);
+    out.narrow(0, begin, count).copy_(at::where(kept, rows * key.scale, at::zeros({}, rows.options())));
   }
   return out;
+}
+
+at::Tensor apply_dropout_tensor_ops(const at::Tensor& x_BSD, const Dropout& dropout, uint64_t stream) {
+  check_arguments(x_BSD, dropout);
+  at::NoGradGuard no_grad;
+  return dropout_elements::by_tensor_ops(flat_samples(x_BSD), dropout.sample_ids_B, dropout_key(dropout, stream), 0)
+      .view(x_BSD.sizes());
 }
 
 at::Tensor apply_dropout(const at::Tensor& x_BSD, const Dropout& dropout, uint64_t stream) {
@@ -115,14 +167,9 @@ at::Tensor apply_dropout(const at::Tensor& x_BSD, const Dropout& dropout, uint64
   if (!x_BSD.is_cpu()) return apply_dropout_tensor_ops(x_BSD, dropout, stream);
   check_arguments(x_BSD, dropout);
   at::NoGradGuard no_grad;
-  const DropoutKey key = dropout_key(dropout, stream);
-  const at::Tensor x = x_BSD.contiguous(), ids = dropout.sample_ids_B.contiguous();
-  at::Tensor out = at::empty(x.sizes(), x.options());
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "apply_dropout", [&] {
-    drop_rows(x.const_data_ptr<scalar_t>(), out.mutable_data_ptr<scalar_t>(), ids.const_data_ptr<int64_t>(), x.size(0),
-              x.size(1) * x.size(2), key);
-  });
-  return out;
+  return dropout_elements::by_loop(flat_samples(x_BSD).contiguous(), dropout.sample_ids_B, dropout_key(dropout, stream),
+                                   0)
+      .view(x_BSD.sizes());
 }
 
 void add_dropout_(at::Tensor& sum_BSD, const at::Tensor& x_BSD, const Dropout& dropout, uint64_t stream) {

@@ -12,6 +12,8 @@ namespace trireme::bridge {
 #ifdef TRIREME_WITH_CUDA
 /// True for tensors of any of our types (FP8 too) on a GPU that our kernels were built for.
 bool has_fp8_kernels(const at::Tensor& x);
+/// has_fp8_kernels(), of rows that norm_forward() and norm_backward() take.
+bool has_norm_kernels(const at::Tensor& x);
 Fp8Rows quantise_rows(const at::Tensor& x_TD);
 /// [R, C] bytes -> [C, R].
 at::Tensor transpose_bytes(const at::Tensor& matrix);
@@ -23,6 +25,7 @@ rows::Gradient swiglu_backward(const at::Tensor& dy, const at::Tensor& gate_up, 
                                bool want_plain, bool want_fp8);
 #else
 inline bool has_fp8_kernels(const at::Tensor&) { return false; }
+inline bool has_norm_kernels(const at::Tensor&) { return false; }
 inline Fp8Rows quantise_rows(const at::Tensor&) { return {}; }
 inline at::Tensor transpose_bytes(const at::Tensor&) { return {}; }
 inline rows::Normed norm_forward(const at::Tensor&, const at::Tensor&, double, bool, bool) { return {}; }

@@ -44,6 +44,11 @@ bool has_fp8_kernels(const at::Tensor& x) {
   return on_hopper(x.device());
 }
 
+bool has_norm_kernels(const at::Tensor& x) {
+  constexpr int64_t kWidest = 16384;  // kernels/rms_norm/rms_norm.h
+  return has_fp8_kernels(x) && x.size(-1) <= kWidest;
+}
+
 Fp8Rows quantise_rows(const at::Tensor& x_TD) {
   const c10::cuda::CUDAGuard guard(x_TD.device());
   Fp8Rows rows = empty_rows(x_TD, x_TD.size(0), x_TD.size(1), 1);

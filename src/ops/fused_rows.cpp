@@ -15,7 +15,7 @@ at::ScalarType accumulate_type(const at::Tensor& x) {
 }  // namespace
 
 Normed norm_forward(const at::Tensor& x_TD, const at::Tensor& weight, double eps, bool want_y, bool want_fp8) {
-  if (bridge::has_fp8_kernels(x_TD)) return bridge::norm_forward(x_TD, weight, eps, want_y, want_fp8);
+  if (bridge::has_norm_kernels(x_TD)) return bridge::norm_forward(x_TD, weight, eps, want_y, want_fp8);
   const at::Tensor x = x_TD.to(accumulate_type(x_TD));
   Normed result;
   result.rstd = at::rsqrt(x.square().mean(-1, true).add_(eps));
@@ -27,13 +27,13 @@ Normed norm_forward(const at::Tensor& x_TD, const at::Tensor& weight, double eps
 
 at::Tensor norm_again(const at::Tensor& x_TD, const at::Tensor& rstd, const at::Tensor& weight, double eps) {
   // One pass over x is cheaper for a kernel than reading the root: it forms it again, to the same bits.
-  if (bridge::has_fp8_kernels(x_TD)) return bridge::norm_forward(x_TD, weight, eps, true, false).y;
+  if (bridge::has_norm_kernels(x_TD)) return bridge::norm_forward(x_TD, weight, eps, true, false).y;
   return x_TD.to(accumulate_type(x_TD)).mul(rstd).to(x_TD.scalar_type()).mul_(weight);
 }
 
 at::Tensor norm_backward(const at::Tensor& dy_TD, const at::Tensor& x_TD, const at::Tensor& rstd,
                          const at::Tensor& weight, const at::Tensor& residual_gradient, at::Tensor* d_weight) {
-  if (bridge::has_fp8_kernels(x_TD))
+  if (bridge::has_norm_kernels(x_TD))
     return bridge::norm_backward(dy_TD, x_TD, rstd, weight, residual_gradient, d_weight);
   const at::ScalarType type = accumulate_type(x_TD);
   const at::Tensor normed = x_TD.to(type).mul(rstd);

@@ -29,14 +29,16 @@ bool rope_rotate(at::Tensor heads, const at::Tensor& cos, const at::Tensor& sin,
 /// d_qkv [B, S, q + 2 kv, H] from gradients of any strides; undefined when the shape does not suit the kernel.
 at::Tensor rope_merge(const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv, const at::Tensor& cos,
                       const at::Tensor& sin);
-/// Cross-entropy of logits [T, V] (rows may lie apart), which become gradient_scale * weights * (softmax - one-hot)
-/// when wanted. weights fp32 [T], gradient_scale fp32 scalar; losses fp32 [T] are weighted.
+/// Cross-entropy of logits [T, V] (rows may lie apart), which become gradient_weights * (softmax - one-hot) when
+/// wanted. weights and gradient_weights fp32 [T], zero in the same places; losses fp32 [T] are weighted.
 void cross_entropy_(at::Tensor& logits, const at::Tensor& targets, const at::Tensor& weights,
-                    const at::Tensor& gradient_scale, at::Tensor& losses, bool want_gradient);
+                    const at::Tensor& gradient_weights, at::Tensor& losses, bool want_gradient);
 /// fp32 scalar; fp64 inside, one fixed order.
 at::Tensor sum(const at::Tensor& values);
 /// x * factor (fp32 scalar), the product in fp32.
 at::Tensor scaled(const at::Tensor& x, const at::Tensor& factor, at::ScalarType dtype);
+/// x [T, D] contiguous, row t times factors[t] (fp32), the product in fp32.
+at::Tensor scaled_rows(const at::Tensor& x, const at::Tensor& factors);
 at::Tensor embedding(const at::Tensor& table, const at::Tensor& ids);
 /// d_table [rows, D] of dy [.., D].
 at::Tensor embedding_backward(const at::Tensor& dy, const at::Tensor& ids, int64_t rows);
@@ -59,6 +61,7 @@ inline at::Tensor rope_merge(const at::Tensor&, const at::Tensor&, const at::Ten
 inline void cross_entropy_(at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, at::Tensor&, bool) {}
 inline at::Tensor sum(const at::Tensor&) { return {}; }
 inline at::Tensor scaled(const at::Tensor&, const at::Tensor&, at::ScalarType) { return {}; }
+inline at::Tensor scaled_rows(const at::Tensor&, const at::Tensor&) { return {}; }
 inline at::Tensor embedding(const at::Tensor&, const at::Tensor&) { return {}; }
 inline at::Tensor embedding_backward(const at::Tensor&, const at::Tensor&, int64_t) { return {}; }
 #endif

@@ -94,14 +94,14 @@ at::Tensor rope_merge(const at::Tensor& dq, const at::Tensor& dk, const at::Tens
 }
 
 void cross_entropy_(at::Tensor& logits, const at::Tensor& targets, const at::Tensor& weights,
-                    const at::Tensor& gradient_scale, at::Tensor& losses, bool want_gradient) {
+                    const at::Tensor& gradient_weights, at::Tensor& losses, bool want_gradient) {
   const c10::cuda::CUDAGuard guard(logits.device());
   kernels::CrossEntropy a;
   a.logits = logits.const_data_ptr();
   a.d_logits = want_gradient ? logits.mutable_data_ptr() : nullptr;
   a.targets = targets.const_data_ptr<int64_t>();
   a.weights = weights.const_data_ptr<float>();
-  a.gradient_scale = gradient_scale.const_data_ptr<float>();
+  a.gradient_weights = gradient_weights.const_data_ptr<float>();
   a.loss = losses.mutable_data_ptr<float>();
   a.tokens = logits.size(0);
   a.vocab = logits.size(1);
@@ -125,6 +125,15 @@ at::Tensor scaled(const at::Tensor& x, const at::Tensor& factor, at::ScalarType 
   launched(kernels::scale(x.const_data_ptr(), element(x), factor.const_data_ptr<float>(), out.mutable_data_ptr(),
                           element(out), x.numel(), stream_of(x)),
            "scale");
+  return out;
+}
+
+at::Tensor scaled_rows(const at::Tensor& x, const at::Tensor& factors) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  at::Tensor out = at::empty(x.sizes(), x.options());
+  launched(kernels::scale_rows(x.const_data_ptr(), factors.const_data_ptr<float>(), out.mutable_data_ptr(), x.size(0),
+                               x.size(1), element(x), stream_of(x)),
+           "scale_rows");
   return out;
 }
 

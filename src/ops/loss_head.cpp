@@ -23,10 +23,36 @@ int64_t kernel_chunk(int64_t vocab_size, int64_t element_size) {
   return std::max<int64_t>(256, kBytes / (vocab_size * element_size) / 128 * 128);
 }
 
+/// Weights of the tokens relative to the largest [T], as two factors: d_logits hold the first, rows of d_hidden and of
+/// the hidden states that d_weight is made of are multiplied with the second, where nothing underflows.
+///
+/// bf16 and fp32 reach far enough down for the whole weight: the second is undefined. fp16 ends at 6e-8: of a token
+/// with 1/2000 of the largest weight all but the target's logit would have no gradient. There the first factor is in
+/// (1/2, 1], so that d_logits lose nothing to a small weight, and the second a power of two, which rounds nothing.
+struct RelativeWeights {
+  at::Tensor in_logits, behind;
+
+  RelativeWeights(const at::Tensor& relative, at::ScalarType type) : in_logits(relative) {
+    if (type != at::kHalf) return;
+    const at::Tensor mantissa = std::get<0>(at::frexp(relative));  // [1/2, 1), and 0 of 0
+    in_logits = mantissa.masked_fill(mantissa.eq(0.5), 1);
+    behind = relative / in_logits.masked_fill(in_logits.eq(0), 1);
+  }
+  /// Of some tokens.
+  RelativeWeights narrow(int64_t begin, int64_t count) const {
+    RelativeWeights part = *this;
+    part.in_logits = in_logits.narrow(0, begin, count);
+    if (behind.defined()) part.behind = behind.narrow(0, begin, count);
+    return part;
+  }
+};
+
+/// Gradients are those of loss / largest.
 struct HeadResult {
   at::Tensor loss;      // scalar
-  at::Tensor d_hidden;  // of loss / largest
-  at::Tensor d_weight;  // of loss / largest, accumulation type
+  at::Tensor d_hidden;  // rows still to be multiplied with `behind` where that is defined
+  at::Tensor behind;    // RelativeWeights' [T]
+  at::Tensor d_weight;  // accumulation type
   at::Tensor d_bias;    // as d_weight
   at::Tensor largest;   // scalar, the largest token weight
 };
@@ -35,43 +61,74 @@ at::Tensor logits_of(const at::Tensor& hidden, const at::Tensor& weight, const a
   return bias.defined() ? at::addmm(bias, hidden, weight.t()) : at::mm(hidden, weight.t());
 }
 
+/// x [T, D] with row t times factors[t], the product in fp32, a few rows at a time.
+at::Tensor scaled_rows(const at::Tensor& x, const at::Tensor& factors) {
+  if (bridge::has_kernels(x) && x.is_contiguous()) return bridge::scaled_rows(x, factors.contiguous());
+  at::Tensor out = at::empty(x.sizes(), x.options());
+  constexpr int64_t kRows = 4096;
+  for (int64_t begin = 0; begin < x.size(0); begin += kRows) {
+    const int64_t count = std::min(kRows, x.size(0) - begin);
+    out.narrow(0, begin, count)
+        .copy_(x.narrow(0, begin, count).to(factors.scalar_type()).mul_(factors.narrow(0, begin, count).unsqueeze(1)));
+  }
+  return out;
+}
+
+/// fp16, in the composition: d_weight and d_bias of a chunk, summed in fp32. `weighted`: the hidden states times
+/// `behind`.
+void add_weighted_sums(HeadResult& result, const at::Tensor& d_logits, const at::Tensor& weighted,
+                       const at::Tensor& behind) {
+  // A CPU has no product of fp16 matrices with a wider result.
+  const auto product = [](const at::Tensor& a, const at::Tensor& b) {
+    return a.is_cuda() ? at::mm(a, b, at::kFloat) : at::mm(a.to(at::kFloat), b.to(at::kFloat));
+  };
+  result.d_weight.add_(product(d_logits.t(), weighted));
+  if (result.d_bias.defined()) result.d_bias.add_(product(behind.to(d_logits.scalar_type()).unsqueeze(0), d_logits)[0]);
+}
+
 HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
                       const at::Tensor& targets, const at::Tensor& token_weight, bool need_hidden, bool need_weight) {
-  const at::ScalarType type = loss_type(hidden);
+  const at::ScalarType type = loss_type(hidden), narrow_type = hidden.scalar_type();
   const auto options = hidden.options().dtype(type);
   HeadResult result;
   result.loss = at::zeros({}, options);
   if (need_hidden) result.d_hidden = at::empty_like(hidden);
   if (need_weight) result.d_weight = at::zeros(weight.sizes(), options);
   if (need_weight && bias.defined()) result.d_bias = at::zeros(bias.sizes(), options);
+  const at::Tensor all_weights = token_weight.to(type);
   // A batch without targets divides nothing by zero.
-  result.largest = token_weight.to(type).max().clamp_min(1e-30);
+  result.largest = all_weights.max().clamp_min(1e-30);
+  const RelativeWeights relative(all_weights / result.largest, narrow_type);
+  result.behind = relative.behind;
 
   const int64_t tokens = hidden.size(0), chunk = loss_head_chunk(weight.size(0), hidden.is_cuda());
   for (int64_t begin = 0; begin < tokens; begin += chunk) {
     const int64_t count = std::min(chunk, tokens - begin);
     const at::Tensor h = hidden.narrow(0, begin, count);
     const at::Tensor target = targets.narrow(0, begin, count).unsqueeze(1);
-    const at::Tensor w = token_weight.narrow(0, begin, count).to(type);
     at::Tensor logits = logits_of(h, weight, bias).to(type);
     const at::Tensor log_sum = logits.logsumexp(-1, true);
-    result.loss.add_((log_sum - logits.gather(1, target)).squeeze(1).mul_(w).sum());
+    result.loss.add_((log_sum - logits.gather(1, target)).squeeze(1).mul_(all_weights.narrow(0, begin, count)).sum());
     if (!need_hidden && !need_weight) continue;
-    const at::Tensor relative = (w / result.largest).unsqueeze(1);
-    at::Tensor d_logits = logits.sub_(log_sum).exp_().mul_(relative);
-    d_logits.scatter_add_(1, target, -relative);
-    d_logits = d_logits.to(hidden.scalar_type());
+    const RelativeWeights w = relative.narrow(begin, count);
+    const at::Tensor in_logits = w.in_logits.unsqueeze(1);
+    at::Tensor d_logits = logits.sub_(log_sum).exp_().mul_(in_logits);
+    d_logits.scatter_add_(1, target, -in_logits);
+    d_logits = d_logits.to(narrow_type);
     if (need_hidden) {
       at::Tensor out = result.d_hidden.narrow(0, begin, count);
       at::mm_out(out, d_logits, weight);
     }
-    if (result.d_bias.defined()) result.d_bias.add_(at::sum(d_logits, {0}, false, type));
-    if (need_weight) {
-      if (type == hidden.scalar_type())
-        result.d_weight.addmm_(d_logits.t(), h);
-      else
-        result.d_weight.add_(at::mm(d_logits.t(), h));
+    if (!need_weight) continue;
+    if (w.behind.defined()) {
+      add_weighted_sums(result, d_logits, scaled_rows(h, w.behind), w.behind);
+      continue;
     }
+    if (result.d_bias.defined()) result.d_bias.add_(at::sum(d_logits, {0}, false, type));
+    if (type == narrow_type)
+      result.d_weight.addmm_(d_logits.t(), h);
+    else
+      result.d_weight.add_(at::mm(d_logits.t(), h));
   }
   return result;
 }
@@ -86,7 +143,8 @@ HeadResult run_chunks_with_kernels(const at::Tensor& hidden, const at::Tensor& w
   HeadResult result;
   const at::Tensor w = token_weight.to(at::kFloat).contiguous(), target = targets.contiguous();
   result.largest = w.max().clamp_min(1e-30);
-  const at::Tensor inverse = result.largest.reciprocal();
+  const RelativeWeights relative(w * result.largest.reciprocal(), hidden.scalar_type());
+  result.behind = relative.behind;
   if (need_hidden) result.d_hidden = at::empty_like(hidden);
   if (need_weight) result.d_weight = at::empty(weight.sizes(), options);
 
@@ -99,22 +157,25 @@ HeadResult run_chunks_with_kernels(const at::Tensor& hidden, const at::Tensor& w
   at::Tensor losses = at::empty({tokens}, options);
   for (int64_t begin = 0; begin < tokens; begin += chunk) {
     const int64_t count = std::min(chunk, tokens - begin);
-    const at::Tensor h = hidden.narrow(0, begin, count);
-    at::Tensor logits = buffer.narrow(0, 0, count).narrow(1, 0, vocab);
+    const RelativeWeights part = relative.narrow(begin, count);
+    at::Tensor h = hidden.narrow(0, begin, count), logits = buffer.narrow(0, 0, count).narrow(1, 0, vocab);
     if (bias.defined())
       at::addmm_out(logits, bias, h, weight.t());
     else
       at::mm_out(logits, h, weight.t());
-    at::Tensor part = losses.narrow(0, begin, count);
-    bridge::cross_entropy_(logits, target.narrow(0, begin, count), w.narrow(0, begin, count), inverse, part,
+    at::Tensor loss = losses.narrow(0, begin, count);
+    bridge::cross_entropy_(logits, target.narrow(0, begin, count), w.narrow(0, begin, count), part.in_logits, loss,
                            need_hidden || need_weight);
     if (need_hidden) {
       at::Tensor out = result.d_hidden.narrow(0, begin, count);
       at::mm_out(out, logits, weight);
     }
     if (!need_weight) continue;
+    if (part.behind.defined()) h = scaled_rows(h, part.behind);
     if (bias.defined()) {
-      const at::Tensor sums = at::sum(logits, {0}, false, at::kFloat);
+      const at::Tensor sums = part.behind.defined()
+                                  ? at::mm(part.behind.to(logits.scalar_type()).unsqueeze(0), logits, at::kFloat)[0]
+                                  : at::sum(logits, {0}, false, at::kFloat);
       result.d_bias = result.d_bias.defined() ? result.d_bias.add_(sums) : sums;
     }
     const bool wide = hidden.scalar_type() == at::kFloat;
@@ -170,11 +231,15 @@ struct LossHead : torch::autograd::Function<LossHead> {
     } else if (kept.defined()) {
       result = run_chunks(hidden.index_select(0, kept), weight, bias, targets.index_select(0, kept),
                           token_weight.index_select(0, kept), need_hidden, need_weight);
-      if (need_hidden) result.d_hidden = at::zeros_like(hidden).index_copy_(0, kept, result.d_hidden);
+      if (need_hidden) {
+        result.d_hidden = at::zeros_like(hidden).index_copy_(0, kept, result.d_hidden);
+        if (result.behind.defined())
+          result.behind = at::zeros({hidden.size(0)}, result.behind.options()).index_copy_(0, kept, result.behind);
+      }
     } else {
       result = run_chunks(hidden, weight, bias, targets, token_weight, need_hidden, need_weight);
     }
-    ctx->save_for_backward({result.d_hidden, result.d_weight, result.largest, result.d_bias});
+    ctx->save_for_backward({result.d_hidden, result.d_weight, result.largest, result.d_bias, result.behind});
     ctx->saved_data["dtype"] = static_cast<int64_t>(weight.scalar_type());
     ctx->saved_data["biases"] = static_cast<int64_t>(biases.size());
     return result.loss;
@@ -186,7 +251,9 @@ struct LossHead : torch::autograd::Function<LossHead> {
     const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
     const auto biases = static_cast<size_t>(ctx->saved_data["biases"].toInt());
     variable_list result(5 + biases);
-    if (ctx->needs_input_grad(0)) result[0] = scaled(saved[0], factor, dtype);
+    const at::Tensor& behind = saved[4];
+    if (ctx->needs_input_grad(0))
+      result[0] = behind.defined() ? scaled_rows(saved[0], behind * factor) : scaled(saved[0], factor, dtype);
     if (ctx->needs_input_grad(1)) result[1] = scaled(saved[1], factor, dtype);
     if (biases > 0 && ctx->needs_input_grad(2)) result[2] = scaled(saved[3], factor, dtype);
     return result;

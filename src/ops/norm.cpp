@@ -45,14 +45,9 @@ variable_list backward_plain(const at::Tensor& dy, const at::Tensor& x, const at
   return {dx, dw};
 }
 
-/// The widest row that our kernels take.
-constexpr int64_t kKernelColumns = 16384;
-
-bool has_norm_kernels(const at::Tensor& x) { return bridge::has_fp8_kernels(x) && x.size(-1) <= kKernelColumns; }
-
 // The places where a kernel takes over from the plain composition.
 NormForward forward_dispatch(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  if (has_norm_kernels(x)) {
+  if (bridge::has_norm_kernels(x)) {
     const rows::Normed normed = bridge::norm_forward(x.view({-1, x.size(-1)}), weight, eps, /*want_y=*/true, false);
     return {normed.y.view(x.sizes()), normed.rstd};
   }
@@ -65,7 +60,7 @@ NormForward forward_dispatch(const at::Tensor& x, const at::Tensor& weight, doub
 
 variable_list backward_dispatch(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd,
                                 const at::Tensor& weight, bool need_x, bool need_weight) {
-  if (has_norm_kernels(x)) {
+  if (bridge::has_norm_kernels(x)) {
     at::Tensor dw;
     const at::Tensor dx = bridge::norm_backward(dy.reshape({-1, x.size(-1)}), x.view({-1, x.size(-1)}), rstd, weight,
                                                 at::Tensor(), need_weight ? &dw : nullptr);

@@ -3,6 +3,7 @@
 #include "attention_bridge.h"
 #include "attention_choice.h"
 #include "capsule.h"
+#include "trireme/base/dropout_steps.h"
 #include "trireme/base/error.h"
 #include "trireme/base/rng.h"
 
@@ -11,8 +12,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
-#include <cmath>
 #include <mutex>
+#include <string>
 
 namespace trireme {
 
@@ -20,6 +21,9 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+/// A decision's word has 16 bits for the row and 16 for the column.
+constexpr int64_t kLongestDropped = 65536;
 
 struct Plan {
   PackLayout layout;
@@ -116,9 +120,9 @@ bridge::AttentionProblem problem_of(const at::Tensor& qkv, const Plan& plan) {
 }
 
 struct Hopper : torch::autograd::Function<Hopper> {
-  static bool serves(const at::Tensor& qkv, const Dropout& dropout) {
+  static bool serves(const at::Tensor& qkv, const PackLayout& layout, const Dropout& dropout) {
     return bridge::serves_attention(qkv.select(1, 0), qkv.select(1, 1), qkv.select(1, 2)) &&
-           (qkv.size(3) == 64 || !dropout.active());
+           (!dropout.active() || (qkv.size(3) == 64 && layout.longest <= kLongestDropped));
   }
 
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv, const Plan& plan) {
@@ -185,11 +189,16 @@ at::Tensor on_device(const std::vector<T>& values, at::ScalarType type, at::Devi
 
 uint32_t attention_dropout_threshold(double p) {
   TRIREME_CHECK(p >= 0 && p < 1, "dropout probability ", p, " is not in [0, 1)");
-  return static_cast<uint32_t>(std::min(127.0, std::round(p * 128)));
+  const std::string why = dropout_problem(p, kAttentionDropoutSteps);
+  TRIREME_CHECK(why.empty(), "attention dropout probability ", why);
+  return dropout_threshold(p, kAttentionDropoutSteps);
 }
 
 void attention_keeps(const DropoutKey& key, int64_t sequence_key, uint32_t head, int64_t length, uint32_t threshold,
                      bool* out) {
+  TRIREME_CHECK(length <= kLongestDropped,
+                "dropout's decisions on attention name rows and columns with 16 bits: ", "a sequence of ", length,
+                " tokens is longer than ", kLongestDropped);
   const auto sample = static_cast<uint64_t>(sequence_key);
   const uint32_t h0 = mix(mix(static_cast<uint32_t>(sample) ^ key.t0) ^ static_cast<uint32_t>(sample >> 32) ^ key.t1);
   const uint32_t h1 = mix(h0 + 0x9e3779b9);
@@ -236,7 +245,8 @@ at::Tensor pack_attention(const at::Tensor& qkv, const PackLayout& layout, doubl
                 ", there are ", qkv.size(0), " tokens");
   const Plan plan{layout, scale, dropout, stream};
   // Measured faster than LibTorch's kernels on every mix of packs tried (docs/benchmarks.md).
-  if (attention_choice() != AttentionChoice::kLibrary && Hopper::serves(qkv, dropout)) return Hopper::apply(qkv, plan);
+  if (attention_choice() != AttentionChoice::kLibrary && Hopper::serves(qkv, layout, dropout))
+    return Hopper::apply(qkv, plan);
   if (qkv.is_cuda() && qkv.element_size() == 2) return Flash::apply(qkv, plan);
   return EachSequence::apply(qkv, plan);
 }

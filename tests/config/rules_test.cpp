@@ -101,6 +101,16 @@ TEST(Rules, KeysOfTheOtherProgramAreRefusedWhereTheyStand) {
   EXPECT_EQ(load_config(printed.path(), {}, Program::kBert), plain);
 }
 
+TEST(Rules, ADropoutThatWouldDropNothingIsRefused) {
+  const std::string problem = refused("lora: {dropout: 7e-06}\n", Program::kLlama);
+  EXPECT_NE(problem.find(":4:17: lora.dropout 7e-06 is less than half a step of 1/65536 and would drop nothing: "
+                         "nearest are 0 and 1.52587890625e-05"),
+            std::string::npos)
+      << problem;
+  EXPECT_NE(refused("lora: {dropout: 0.999995}\n", Program::kLlama).find("would drop everything"), std::string::npos);
+  EXPECT_EQ(refused("lora: {dropout: 8e-06}\n", Program::kLlama), "");
+}
+
 TEST(Rules, ALossScaleNeedsFp16) {
   EXPECT_NE(refused("precision: {loss_scale: 1024}\n", Program::kAny).find("precision.loss_scale"), std::string::npos);
   EXPECT_EQ(refused("precision: {loss_scale: 1024, compute: fp16}\n", Program::kAny), "");

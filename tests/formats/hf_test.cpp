@@ -1,3 +1,4 @@
+#include "trireme/formats/bert_config.h"
 #include "trireme/formats/hf_config.h"
 #include "trireme/formats/peft_adapter.h"
 
@@ -53,6 +54,22 @@ TEST_F(HuggingFace, BothSpellingsOfRopeAgree) {
     EXPECT_EQ(again.rope_theta, 5e5);
     EXPECT_EQ(again.rope_scaling.original_max_position, 8192);
   }
+}
+
+TEST_F(HuggingFace, ABertDropoutBelowItsResolutionIsRefused) {
+  nlohmann::json bert = {{"hidden_size", 64},          {"num_hidden_layers", 1},
+                         {"num_attention_heads", 1},   {"intermediate_size", 256},
+                         {"vocab_size", 100},          {"attention_probs_dropout_prob", 0.004},
+                         {"hidden_dropout_prob", 1e-5}};
+  EXPECT_EQ(read_bert_config(write("config.json", bert.dump())).attention_probs_dropout_prob, 0.004);
+  bert["attention_probs_dropout_prob"] = 0.0039;
+  const auto read = [&] { read_bert_config(write("config.json", bert.dump())); };
+  expect_contains(failure(ExitCode::kModel, read),
+                  "attention_probs_dropout_prob 0.0039 is less than half a step of 1/128 and would drop nothing: "
+                  "nearest are 0 and 0.0078125");
+  bert["attention_probs_dropout_prob"] = 0;
+  bert["hidden_dropout_prob"] = 7e-6;
+  expect_contains(failure(ExitCode::kModel, read), "hidden_dropout_prob 7e-06 is less than half a step of 1/65536");
 }
 
 TEST_F(HuggingFace, WhatWeLackIsRefusedByName) {

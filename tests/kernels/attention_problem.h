@@ -129,6 +129,22 @@ class AttentionProblem {
     a.deterministic = deterministic;
     return a;
   }
+  /// All heads of a token in q, k, v or d_o.
+  enum class Input { kQ, kK, kV, kDo };
+  void fill_token(Input input, int64_t token, double value) {
+    const bool fused = input != Input::kDo;
+    const int64_t heads = case_.q_heads + 2 * case_.kv_heads,
+                  first = input == Input::kK   ? case_.q_heads
+                          : input == Input::kV ? case_.q_heads + case_.kv_heads
+                                               : 0,
+                  count = input == Input::kK || input == Input::kV ? case_.kv_heads : case_.q_heads;
+    std::vector<unsigned char> bytes(static_cast<size_t>(count * case_.d * 2));
+    for (size_t i = 0; i < bytes.size(); i += 2) encode(value, element_, bytes.data() + i);
+    char* const to = fused ? qkv_->as<char>() + (token * heads + first) * case_.d * 2
+                           : d_o_->as<char>() + token * case_.q_heads * case_.d * 2;
+    EXPECT_EQ(cudaMemcpy(to, bytes.data(), bytes.size(), cudaMemcpyHostToDevice), cudaSuccess);
+  }
+  const oracle::AttentionInputs& inputs() const { return in_; }
   void poison() {
     o_->poison();
     lse_->poison();

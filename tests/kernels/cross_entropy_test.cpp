@@ -74,6 +74,28 @@ TEST_F(CrossEntropyTest, MatchesTheOracle) {
   }
 }
 
+TEST_F(CrossEntropyTest, GradientsMayHaveWeightsOfTheirOwn) {
+  const int64_t tokens = 4, vocab = 1000;
+  for (const Element element : {Element::kF16, Element::kBF16, Element::kF32}) {
+    const Values logits = normal_values(tokens * vocab, element, 1, 2.0), weights{1e-6, 0.5, 0.0, 2.0},
+                 gradient_weights{0.75, 1.0, 0.0, 0.625};
+    const std::vector<int64_t> targets{3, 999, 0, 500};
+    DeviceArray in(logits, element), out(tokens * vocab, element), w(weights, Element::kF32),
+        u(gradient_weights, Element::kF32), loss(tokens, Element::kF32);
+    DeviceIntegers<int64_t> target(targets);
+    CrossEntropy a;
+    a.logits = in.data(), a.d_logits = out.data(), a.targets = target.as<int64_t>(), a.weights = w.fp32();
+    a.gradient_weights = u.fp32(), a.loss = loss.fp32(), a.tokens = tokens, a.vocab = a.stride = vocab;
+    a.element = a.gradient_element = element;
+    CUDA_OK(cross_entropy(a, nullptr));
+    const oracle::CrossEntropy of_loss = oracle::cross_entropy(logits, targets, weights, tokens, vocab, vocab, 1.0),
+                               of_gradient =
+                                   oracle::cross_entropy(logits, targets, gradient_weights, tokens, vocab, vocab, 1.0);
+    expect_close(loss.values(), of_loss.loss, Element::kF32, 0, 2e-5, "loss");
+    expect_close(out.values(), of_gradient.d_logits, element, 1.05, 1e-6, name_of(element));
+  }
+}
+
 TEST_F(CrossEntropyTest, StrayTargetIsSeenAndTouchesNothing) {
   for (const int64_t vocab : {1000, 1001}) {
     const Values logits = normal_values(2 * vocab, Element::kF32, 1);

@@ -2,6 +2,8 @@
 
 #include "testing.h"
 
+#include <utility>
+
 namespace trireme::kernels::testing {
 
 namespace {
@@ -21,6 +23,25 @@ TEST_F(ScaleTest, MultipliesInFp32AndRoundsOnce) {
           EXPECT_EQ(out.values(), expected)
               << name_of(from) << " to " << name_of(to) << ", " << count << " elements, shift " << shift;
         }
+      }
+    }
+  }
+}
+
+TEST_F(ScaleTest, RowsByFactorsOfTheirOwn) {
+  for (const Element element : kElements) {
+    for (const auto& [rows, columns] :
+         {std::pair<int64_t, int64_t>{1, 1}, {3, 7}, {9, 1024}, {600, 40}, {2, 5001}, {5, 8200}, {3, 70000}}) {
+      for (const int64_t shift : {0, 1}) {
+        const Values x = normal_values(rows * columns, element, 1), factors = normal_values(rows, Element::kF32, 2);
+        Values expected;
+        for (int64_t i = 0; i < rows * columns; ++i)
+          expected.push_back(round_to(static_cast<float>(x[static_cast<size_t>(i)]) *
+                                          static_cast<float>(factors[static_cast<size_t>(i / columns)]),
+                                      element));
+        DeviceArray in(x, element, shift), out(rows * columns, element, shift), by(factors, Element::kF32);
+        CUDA_OK(scale_rows(in.data(), by.fp32(), out.data(), rows, columns, element, nullptr));
+        EXPECT_EQ(out.values(), expected) << name_of(element) << " " << rows << " x " << columns << " shift " << shift;
       }
     }
   }

@@ -128,6 +128,9 @@ TEST(PackAttention, DecisionsHaveTheirRateAndNoPattern) {
   const uint32_t threshold = attention_dropout_threshold(0.1);
   EXPECT_EQ(threshold, 13u);
   EXPECT_EQ(attention_dropout_threshold(0.0), 0u);
+  EXPECT_ANY_THROW(attention_dropout_threshold(0.0039)) << "would drop nothing";
+  bool one = false;
+  EXPECT_ANY_THROW(attention_keeps(key, 70, 0, 65537, threshold, &one)) << "rows and columns have 16 bits";
   at::Tensor kept = at::empty({3, kLength, kLength}, at::TensorOptions(at::kBool));
   for (int64_t i = 0; i < 3; ++i)
     attention_keeps(key, 70 + i / 2, static_cast<uint32_t>(i % 2), kLength, threshold,

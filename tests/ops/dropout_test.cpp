@@ -1,5 +1,6 @@
 #include "trireme/ops/dropout.h"
 
+#include "dropout_elements.h"
 #include "gradient_check.h"
 
 #include <gtest/gtest.h>
@@ -81,8 +82,8 @@ TEST(Dropout, RegeneratesExactlyAndReadsStridedInput) {
   EXPECT_EQ(max_difference(apply_dropout(x, dropout, 2), apply_dropout(x.contiguous(), dropout, 2)), 0);
 }
 
-TEST(Dropout, TheHashIsTheDocumentedOne) {
-  // Written from the header, not shared with the implementation.
+/// Whether element e of a sample is kept; written from the header, not shared with the implementation.
+bool documented(const DropoutKey& key, int64_t sample, uint64_t e) {
   const auto mix = [](uint32_t x) {
     x ^= x >> 16;
     x *= 0x21f0aaadu;
@@ -90,15 +91,62 @@ TEST(Dropout, TheHashIsTheDocumentedOne) {
     x *= 0x735a2d97u;
     return x ^ (x >> 15);
   };
+  const auto id = static_cast<uint64_t>(sample), w = e >> 1;
+  const uint32_t k0 = mix(mix(static_cast<uint32_t>(id) ^ key.t0) ^ static_cast<uint32_t>(id >> 32) ^ key.t1),
+                 k1 = mix(k0 + 0x9e3779b9u);
+  const uint32_t h = mix(mix(static_cast<uint32_t>(w) ^ k0) ^ k1 ^ static_cast<uint32_t>(w >> 32) * 0x9e3779b9u);
+  return (e % 2 == 0 ? h & 0xffff : h >> 16) >= key.threshold;
+}
+
+TEST(Dropout, TheHashIsTheDocumentedOne) {
   const Dropout dropout = rows(0.25, {123456789});
   const DropoutKey key = dropout_key(dropout, 9);
   EXPECT_EQ(key.threshold, 16384u);
-  const uint32_t k0 = mix(mix(123456789u ^ key.t0) ^ 0u ^ key.t1), k1 = mix(k0 + 0x9e3779b9u);
   const at::Tensor kept = mask(1, 3, 5, dropout, 9).view({-1});
-  for (uint32_t e = 0; e < 15; ++e) {
-    const uint32_t h = mix(mix((e >> 1) ^ k0) ^ k1), u = e % 2 == 0 ? h & 0xffff : h >> 16;
-    EXPECT_EQ(kept[e].item<double>() != 0, u >= 16384u) << e;
+  for (uint32_t e = 0; e < 15; ++e) EXPECT_EQ(kept[e].item<double>() != 0, documented(key, 123456789, e)) << e;
+}
+
+TEST(Dropout, ElementsBeyond32BitsOfWordsHaveDecisionsOfTheirOwn) {
+  const std::vector<int64_t> ids = {5, (int64_t{1} << 40) + 7};
+  const at::Tensor id_tensor = at::tensor(ids, at::kLong);
+  const DropoutKey key = dropout_key(rows(0.5, ids), 3);
+  constexpr int64_t kCount = 4099, kWrap = int64_t{1} << 33;
+  const at::Tensor ones = at::ones({2, kCount}, at::kFloat);
+  // Across the first and the second multiple of 2^33 elements, where 32-bit words begin again, and far behind.
+  const at::Tensor start = dropout_elements::by_loop(ones, id_tensor, key, 0).ne(0);
+  for (const int64_t first :
+       {int64_t{0}, kWrap / 2 - 2048, kWrap - 2048, kWrap, 2 * kWrap - 2048, 2 * kWrap, int64_t{1000} * kWrap + 6}) {
+    const at::Tensor loop = dropout_elements::by_loop(ones, id_tensor, key, first).ne(0),
+                     ops = dropout_elements::by_tensor_ops(ones, id_tensor, key, first).ne(0);
+    EXPECT_TRUE(at::equal(loop, ops)) << first;
+    for (size_t b = 0; b < ids.size(); ++b)
+      for (int64_t e = 0; e < kCount; ++e)
+        ASSERT_EQ(loop[static_cast<int64_t>(b)][e].item<bool>(),
+                  documented(key, ids[b], static_cast<uint64_t>(first + e)))
+            << "sample " << ids[b] << ", element " << first + e;
+    EXPECT_NEAR(loop.to(at::kDouble).mean().item<double>(), 0.5, 0.03) << first;
+    if (first != 0) {
+      EXPECT_LT(std::abs(correlation(loop.to(at::kDouble), start.to(at::kDouble))), 5 / std::sqrt(2.0 * kCount))
+          << "decisions of element 0 again at " << first;
+    }
   }
+}
+
+TEST(Dropout, ManyShortSamplesAreOneSampleEach) {
+  // As the tokens of a BERT batch are: more than fit one launch's rows, and more than the tensor operations take at
+  // once.
+  constexpr int64_t kTokens = 66000, kWidth = 130;
+  const at::Tensor x = random({kTokens, 1, kWidth}, 1, at::kFloat);
+  const Dropout dropout{0.1, 3, at::arange(kTokens, at::TensorOptions(at::kLong)) * 7};
+  const at::Tensor loop = apply_dropout(x, dropout, 2), ops = apply_dropout_tensor_ops(x, dropout, 2);
+  EXPECT_TRUE(at::equal(loop, ops));
+  EXPECT_TRUE(at::equal(loop[65999], apply_dropout(x.narrow(0, 65999, 1), rows(0.1, {65999 * 7}), 2)[0]));
+}
+
+TEST(Dropout, RefusesWhatWouldDropNothing) {
+  EXPECT_EQ(dropout_key(rows(8e-6, {1}), 0).threshold, 1u);
+  EXPECT_ANY_THROW(dropout_key(rows(7e-6, {1}), 0));
+  EXPECT_ANY_THROW(dropout_key(rows(1 - 1e-6, {1}), 0));
 }
 
 TEST(Dropout, RefusesWrongArguments) {

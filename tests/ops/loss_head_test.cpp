@@ -1,6 +1,7 @@
 #include "trireme/ops/loss_head.h"
 
 #include "gradient_check.h"
+#include "uneven_samples.h"
 
 #include <gtest/gtest.h>
 
@@ -81,6 +82,13 @@ TEST(LossHead, HalfPrecisionGradientsOfTinyWeightsDoNotUnderflow) {
   (plain(exact, weight.to(at::kDouble), targets_of(3, 50), at::full({3}, token_weight, at::kDouble)) * loss_scale)
       .backward();
   EXPECT_LT(relative_difference(hidden.grad(), exact.grad()), 1e-2);
+}
+
+TEST(LossHead, HalfPrecisionKeepsALongSampleBesideAShortOne) {
+  const UnevenSamplesErrors errors = uneven_samples_errors(at::kCPU);
+  EXPECT_LT(errors.weight, 1e-3);
+  EXPECT_LT(errors.bias, 1e-3);
+  EXPECT_LT(errors.hidden, 1e-3);
 }
 
 TEST(LossHead, LargeLogitsStayFinite) {

@@ -8,10 +8,12 @@
 //            (two rounds found by C. Wellons' hash-prospector)
 //   host:    key = derive_seed(seed, "dropout", stream); t0 = low 32 bits, t1 = high 32 bits
 //   sample:  k0 = mix(mix(low32(sample) ^ t0) ^ high32(sample) ^ t1);  k1 = mix(k0 + 0x9e3779b9)
-//   element: e = position * width + column inside the sample's [S, width] activation;  w = e >> 1
-//            h = mix(mix(w ^ k0) ^ k1);  u = e even ? h & 0xffff : h >> 16
+//   element: e = position * width + column inside the sample's [S, width] activation, 64 bits;  w = e >> 1
+//            h = mix(mix(low32(w) ^ k0) ^ k1 ^ high32(w) * 0x9e3779b9);  u = e even ? h & 0xffff : h >> 16
+//            (high32(w) is 0 in samples of up to 2^33 elements)
 //   kept when u >= threshold, threshold = round(p * 65536); kept elements are multiplied by
-//   65536 / (65536 - threshold), the exact inverse of the keep probability.
+//   65536 / (65536 - threshold), the exact inverse of the keep probability. A p that would round to 0 and is not 0, or
+//   to 1, is an internal error: the configuration refuses it before (trireme/base/dropout_steps.h).
 // Both multipliers are below 2^31, so a 32-bit value times one of them fits a signed 64-bit integer.
 
 #include <ATen/core/Tensor.h>

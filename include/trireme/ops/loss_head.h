@@ -12,8 +12,10 @@ namespace trireme {
 /// hidden [T, D], weight [V, D] of one dtype; targets int64 [T]; token_weight fp32 [T], 0 = not
 /// counted (target then arbitrary but inside the vocabulary). Result: scalar, fp32 (fp64).
 /// When gradients are wanted they are formed in the forward pass, chunk by chunk: kept are d_hidden
-/// [T, D] and, if the weight is trained, d_weight (accumulated in fp32); both are held relative to
-/// the largest token weight, so that fp16 does not underflow.
+/// [T, D] and, if the weight is trained, d_weight (accumulated in fp32), both of the loss divided by the
+/// largest token weight. In fp16 a token's weight is applied where it cannot underflow: d_logits of any
+/// counted token have its size before the weight, rows of d_hidden get theirs with the loss's own
+/// gradient (the loss scale), those of the hidden states in front of the product that gives d_weight.
 /// On the CPU tokens of weight 0 are left out; on a GPU that would cost a synchronisation.
 /// On sm_90 a kernel turns each chunk's logits into their gradient in place: 256 MiB of logits is
 /// all the memory used beyond the results, a chunk's weight gradient is added to d_weight by its

@@ -1,0 +1,194 @@
+// The backward kernel's waits on the host: whatever number of its blocks the device has room for at a time, all work is
+// done.
+
+#include "kernels/attention/tile_queue.cuh"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <deque>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace trireme::kernels::testing {
+
+namespace {
+
+constexpr int kRows = 64;  // of a block of query rows
+
+struct Setting {
+  std::vector<int32_t> bounds;
+  int kv_heads, group;
+  bool causal, deterministic;
+  int processors;  // also blocks of the grid, where there is so much work
+};
+
+/// The backward kernel as far as its blocks wait for each other (kernels/attention/attention_backward_produce.cuh): key
+/// tiles in the order in which blocks draw them, each a sequence of steps over blocks of query rows. A step that adds
+/// in key order, or that finishes rows, waits for the sums of the tiles before its own.
+class Simulation {
+ public:
+  Simulation(const Setting& setting, uint32_t seed)
+      : setting_(setting),
+        plan_(plan_attention(setting.bounds.data(), static_cast<int64_t>(setting.bounds.size()) - 1, 128,
+                             setting.causal)),
+        queue_{plan_.backward.data(), counters_, static_cast<int>(plan_.backward.size()), setting.kv_heads,
+               setting.processors},
+        sums_(plan_.blocks.size() * static_cast<size_t>(setting.kv_heads * setting.group)),
+        generator_(seed) {
+    // As the launcher chooses: short sequences finish their rows themselves where they are not few.
+    finishes_ =
+        setting.causal && !setting.deterministic && plan_.short_blocks * 8 >= static_cast<int64_t>(plan_.blocks.size());
+  }
+
+  int grid() const { return std::min(setting_.processors, queue_.items()); }
+  int items_done() const { return items_done_; }
+  int items() const { return queue_.items(); }
+
+  /// Runs with `resident` blocks at a time; the others begin when one ends. False: everyone waits.
+  bool run(int resident) {
+    std::vector<Block> blocks(static_cast<size_t>(grid()));
+    std::vector<size_t> running;
+    size_t begun = 0;
+    while (true) {
+      while (begun < blocks.size() && running.size() < static_cast<size_t>(resident)) running.push_back(begun++);
+      if (running.empty()) return true;
+      std::shuffle(running.begin(), running.end(), generator_);
+      bool moved = false;
+      for (const size_t b : running) moved = advance(blocks[b]) || moved;
+      if (!moved) return false;
+      std::erase_if(running, [&](size_t b) { return blocks[b].ended && blocks[b].items.empty(); });
+    }
+  }
+
+ private:
+  struct Item {
+    AttentionTile tile;
+    int head, first_block, blocks, steps, step = 0;
+    bool down, is_short;
+  };
+  struct Block {
+    std::deque<Item> items;  // that it has drawn and not finished, in this order
+    bool ended = false;
+  };
+
+  Item item(int number) const {
+    int tile = 0, head = 0;
+    const bool down = queue_.decode(number, tile, head) && setting_.causal;
+    const AttentionTile& t = plan_.backward[static_cast<size_t>(tile)];
+    const int first_block = setting_.causal ? (t.first - t.begin) / kRows : 0,
+              blocks = std::max((t.end - t.begin + kRows - 1) / kRows, first_block + (setting_.group == 1 ? 2 : 1));
+    return {t,
+            head,
+            first_block,
+            blocks,
+            (blocks - first_block) * setting_.group,
+            0,
+            down,
+            t.list == AttentionTile::kShortSequences};
+  }
+
+  /// Draws and then makes at most a few steps; false: it could do neither. The kernel draws a few steps before the end
+  /// of the item before; here as early as an item begins, which must do no harm either.
+  bool advance(Block& block) {
+    bool moved = false;
+    while (!block.ended && block.items.size() < 2) {
+      const int number = queue_.next();
+      moved = true;
+      if (number >= queue_.items())
+        block.ended = true;
+      else
+        block.items.push_back(item(number));
+    }
+    const int most = std::uniform_int_distribution<int>(1, 6)(generator_);
+    for (int i = 0; i < most && !block.items.empty() && step(block.items.front()); ++i) {
+      moved = true;
+      if (block.items.front().step < block.items.front().steps) continue;
+      block.items.pop_front();
+      ++items_done_;
+    }
+    return moved;
+  }
+
+  bool step(Item& item) {
+    const int turn = item.step / setting_.group, block = item.down ? item.blocks - 1 - turn : item.first_block + turn;
+    const bool beyond = block * kRows >= item.tile.end - item.tile.begin;
+    const int finishing =
+        finishes_ && item.is_short
+            ? std::min(item.blocks - item.first_block, kAttentionBackwardKeys / kRows) * setting_.group
+            : 0;
+    const bool finishes = item.steps - item.step <= finishing;
+    const int tile = (item.tile.first - item.tile.begin) / kAttentionBackwardKeys,
+              query_head = item.head * setting_.group + item.step % setting_.group;
+    int& sums = sums_[static_cast<size_t>(query_head) * plan_.blocks.size() +
+                      static_cast<size_t>(item.tile.padded / kRows + block)];
+    if (!beyond && (setting_.deterministic || finishes)) {
+      EXPECT_LE(sums, tile) << "a tile behind this one was there before it";
+      if (sums < tile) return false;
+    }
+    if (!beyond && !finishes) ++sums;
+    ++item.step;
+    return true;
+  }
+
+  Setting setting_;
+  AttentionPlan plan_;
+  int32_t counters_[2] = {};
+  SectionQueue queue_;
+  std::vector<int> sums_;  // of a query head and a block of rows: tiles that have added to them
+  std::mt19937 generator_;
+  bool finishes_;
+  int items_done_ = 0;
+};
+
+std::vector<int32_t> rows_of(int count, int32_t length) {
+  std::vector<int32_t> bounds{0};
+  for (int i = 0; i < count; ++i) bounds.push_back(bounds.back() + length);
+  return bounds;
+}
+
+std::vector<Setting> settings() {
+  std::vector<Setting> all;
+  for (const bool deterministic : {false, true}) {
+    all.push_back({rows_of(8, 1024), 32, 1, true, deterministic, 132});
+    all.push_back({rows_of(8, 1024), 8, 4, true, deterministic, 132});
+    all.push_back({rows_of(1, 8192), 8, 1, true, deterministic, 132});
+    all.push_back({rows_of(1, 2048), 9, 1, true, deterministic, 132});
+    all.push_back({rows_of(40, 300), 4, 1, true, deterministic, 114});
+    all.push_back({rows_of(4, 1000), 12, 1, false, deterministic, 78});
+    all.push_back({{0, 3000, 4790, 6300, 7580, 8600, 8800}, 6, 2, true, deterministic, 132});
+  }
+  std::mt19937 generator(3);
+  for (int i = 0; i < 30; ++i) {
+    std::vector<int32_t> bounds{0};
+    const int count = std::uniform_int_distribution<int>(1, 20)(generator);
+    for (int s = 0; s < count; ++s)
+      bounds.push_back(bounds.back() +
+                       static_cast<int32_t>(std::exp(std::uniform_real_distribution<double>(0, 8)(generator))));
+    all.push_back({bounds, std::uniform_int_distribution<int>(1, 12)(generator),
+                   std::uniform_int_distribution<int>(1, 2)(generator), i % 4 != 0, i % 2 == 0, 132});
+  }
+  return all;
+}
+
+TEST(AttentionOrderTest, AnyNumberOfResidentBlocksDoesAllWork) {
+  uint32_t seed = 0;
+  for (const Setting& s : settings()) {
+    std::string bounds;
+    for (const int32_t b : s.bounds) bounds += " " + std::to_string(b);
+    for (const int resident : {1, 2, 37, 68, 104, 124, s.processors - 1, s.processors}) {
+      Simulation simulation(s, ++seed);
+      EXPECT_TRUE(simulation.run(resident))
+          << resident << " of " << simulation.grid() << " blocks resident, " << s.kv_heads << " key heads read by "
+          << s.group << " each, causal " << s.causal << ", deterministic " << s.deterministic << ", bounds" << bounds
+          << ": all wait, " << simulation.items_done() << " of " << simulation.items() << " items are done";
+      EXPECT_EQ(simulation.items_done(), simulation.items());
+    }
+  }
+}
+
+}  // namespace
+
+}  // namespace trireme::kernels::testing

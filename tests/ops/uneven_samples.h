@@ -1,0 +1,48 @@
+#pragma once
+// The mean of two samples near initialisation, one with a single target and one with 2,000, in fp16: a token's weight
+// in the long one is 1/2000 of the other's, its probabilities are about 1/32000, and fp16 has nothing below 6e-8.
+
+#include "gradient_check.h"
+#include "trireme/ops/loss_head.h"
+
+#include <cmath>
+
+namespace trireme::testing {
+
+/// || ours - exact || / || exact || of the gradients that loss_head() gives in fp16 on a device: of the weight and the
+/// bias in rows that are nobody's target, and of the long sample's hidden states. Exact: the same in fp64 on the CPU.
+struct UnevenSamplesErrors {
+  double weight, bias, hidden;
+};
+
+inline UnevenSamplesErrors uneven_samples_errors(at::Device device) {
+  constexpr int64_t kLong = 2000, kVocabulary = 32000, kWidth = 8, kTargets = 500;
+  const double loss_scale = 65536;
+  // Of length sqrt(width), as a norm leaves them; logits of 0.35.
+  at::Tensor hidden = random({kLong + 1, kWidth}, 1);
+  hidden = (hidden / hidden.square().mean(1, true).sqrt()).to(at::kHalf);
+  hidden[0].zero_();  // the short sample's token: what it gives the weight is zero
+  const at::Tensor weight = (random({kVocabulary, kWidth}, 2) * (0.35 / std::sqrt(double{kWidth}))).to(at::kHalf),
+                   bias = (random({kVocabulary}, 3) * 0.02).to(at::kHalf);
+  const at::Tensor targets = at::arange(kLong + 1, at::TensorOptions(at::kLong)).remainder(kTargets);
+  at::Tensor weights = at::full({kLong + 1}, 0.5 / kLong, at::kFloat);
+  weights[0] = 0.5;
+  const auto gradients_of = [&](at::Device where, at::ScalarType type) {
+    const at::Tensor target = targets.to(where),
+                     token_weight = weights.to(where, type == at::kDouble ? at::kDouble : at::kFloat);
+    std::vector<at::Tensor> result =
+        gradients([&](const auto& t) { return loss_head(t[0], t[1], target, token_weight, t[2]) * loss_scale; },
+                  {hidden.to(where, type), weight.to(where, type), bias.to(where, type)});
+    for (at::Tensor& x : result) x = x.to(at::kCPU, at::kDouble);
+    return result;
+  };
+  const std::vector<at::Tensor> ours = gradients_of(device, at::kHalf), exact = gradients_of(at::kCPU, at::kDouble);
+  const auto error = [&](size_t i, int64_t first) {
+    const int64_t count = exact[i].size(0) - first;
+    const at::Tensor a = ours[i].narrow(0, first, count), b = exact[i].narrow(0, first, count);
+    return ((a - b).norm() / b.norm()).item<double>();
+  };
+  return {error(1, kTargets), error(2, kTargets), error(0, 1)};
+}
+
+}  // namespace trireme::testing
