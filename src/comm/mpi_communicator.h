@@ -32,5 +32,11 @@ void check_mpi(int code, const char* call);
 /// Host-side exchanges over MPI, for every communicator whose processes MPI started.
 std::vector<double> mpi_all_reduce_host(MPI_Comm handle, std::vector<double> values, ReduceOp op);
 std::vector<std::string> mpi_all_gather_host(MPI_Comm handle, const std::string& value);
+/// All on rank 0, empty elsewhere.
+std::vector<std::string> mpi_gather_host(MPI_Comm handle, const std::string& value);
+/// Rank 0's value.
+std::string mpi_broadcast_host(MPI_Comm handle, const std::string& value);
+/// False when a rank did not come in time: its barrier is then still under way, and the communicator of no more use.
+bool mpi_barrier_within(MPI_Comm handle, double seconds);
 
 }  // namespace trireme

@@ -219,27 +219,25 @@ class NcclCommunicator final : public Communicator {
                            nccl_type(tensor.scalar_type()), root, handle_, stream_);
     });
   }
-  void barrier() override { (void)all_gather_host("barrier"); }
+  void barrier() override {
+    block_in_collective("barrier", 0, name_, [&] { exchange_->barrier(); });
+  }
 
   std::vector<double> all_reduce_host(std::vector<double> values, ReduceOp op) override {
-    std::string packed(values.size() * sizeof(double), '\0');
-    std::memcpy(packed.data(), values.data(), packed.size());
-    const auto all = all_gather_host(packed);
-    for (size_t i = 0; i < values.size(); ++i) {
-      for (int peer = 0; peer < size_; ++peer) {
-        TRIREME_CHECK(all[peer].size() == packed.size(), "rank ", peer, " reduces ", all[peer].size() / sizeof(double),
-                      " values, this one ", values.size());
-        double value;
-        std::memcpy(&value, all[peer].data() + i * sizeof(double), sizeof value);
-        values[i] = peer == 0 ? value : op == ReduceOp::kSum ? values[i] + value : std::max(values[i], value);
-      }
-    }
+    block_in_collective("all_reduce_host", static_cast<int64_t>(values.size()), name_,
+                        [&] { values = exchange_->all_reduce(values, op); });
     return values;
   }
   std::vector<std::string> all_gather_host(const std::string& value) override {
     std::vector<std::string> result;
     block_in_collective("all_gather_host", static_cast<int64_t>(value.size()), name_,
                         [&] { result = exchange_->all_gather(value); });
+    return result;
+  }
+  std::vector<std::string> gather_host(const std::string& mine) override {
+    std::vector<std::string> result;
+    block_in_collective("gather_host", static_cast<int64_t>(mine.size()), name_,
+                        [&] { result = exchange_->gather(mine); });
     return result;
   }
   std::unique_ptr<Communicator> split(int colour) override {
@@ -306,8 +304,8 @@ std::unique_ptr<Communicator> make_nccl_communicator(std::unique_ptr<HostExchang
     check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");
     std::memcpy(text.data(), &id, sizeof id);
   }
-  const auto all = exchange->all_gather(text);
-  std::memcpy(&id, all[0].data(), sizeof id);
+  text = exchange->broadcast(text);
+  std::memcpy(&id, text.data(), sizeof id);
   ncclComm_t handle = nullptr;
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   check_nccl(ncclCommInitRankConfig(&handle, exchange->size(), id, exchange->rank(), &config), "ncclCommInitRank");

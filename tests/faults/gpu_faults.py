@@ -182,7 +182,7 @@ def lost_rank(site, victim, devices):
 def stopped_while_parting(site, victim, devices):
     """A rank that stops when all is done, before or while the ranks leave each other: met through the store, and through MPI."""
     driver = [f"{site.args.bin}/../tests/rank_driver", "5"]
-    words = rf"rank {victim} on {HOST} .*#\d+ (ncclCommDestroy\[0\]|part\[0\]|MPI_Finalize\[0\]|all_gather_host\[\d+\]) on world"
+    words = rf"rank {victim} on {HOST} .*#\d+ (ncclCommDestroy\[0\]|part\[0\]|MPI_Finalize\[0\]|barrier\[0\]|all_gather_host\[\d+\]) on world"
     settings = dict(CUDA_VISIBLE_DEVICES=devices, TRIREME_FAULT=f"sigstop@part:rank{victim}", TRIREME_HANG_SECONDS="6")
     ranks = start_ranks(site, 2, f"part{victim}", command=driver, **settings)
     begin = wait_for(ranks, "fault injected", 60)

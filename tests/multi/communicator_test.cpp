@@ -177,6 +177,22 @@ TEST(Communicator, HostValuesTravelWithoutTensors) {
   for (int rank = 0; rank < comm().size(); ++rank) EXPECT_EQ(texts[rank].size(), static_cast<size_t>(rank));
 }
 
+TEST(Communicator, GatheredHostValuesGoToRankZeroOnly) {
+  const int rank = comm().rank(), size = comm().size();
+  // Empty values and lengths that differ; a part's rank 0 is another rank than the world's.
+  const auto value_of = [](int peer) {
+    return std::string(static_cast<size_t>(3 * peer), static_cast<char>('a' + peer));
+  };
+  std::vector<std::string> expected;
+  for (int peer = 0; peer < size; ++peer) expected.push_back(value_of(peer));
+  for (int round = 0; round < 3; ++round)
+    EXPECT_EQ(comm().gather_host(value_of(rank)), rank == 0 ? expected : std::vector<std::string>{});
+  const auto half = comm().split(rank < size / 2 ? 0 : 1);
+  const auto of_half = half->gather_host(value_of(rank));
+  ASSERT_EQ(of_half.size(), half->rank() == 0 ? static_cast<size_t>(half->size()) : 0);
+  for (size_t i = 0; i < of_half.size(); ++i) EXPECT_EQ(of_half[i], value_of(rank + static_cast<int>(i)));
+}
+
 TEST(Communicator, PartsOverlapWithTheWholeAndWithEachOther) {
   // As hybrid sharding uses them: a shard group and a replica group beside the world, collectives of all three under
   // way together.

@@ -44,6 +44,13 @@ class Communicator {
   /// Host values, exchanged without touching a GPU stream (start-up, evaluation results, agreement on signals).
   virtual std::vector<double> all_reduce_host(std::vector<double> values, ReduceOp op = ReduceOp::kSum) = 0;
   virtual std::vector<std::string> all_gather_host(const std::string& value) = 0;
+  /// On rank 0 every rank's value in rank order; empty on the others, which need not wait for rank 0. For what only
+  /// rank 0 writes down: all_gather_host() sends every value to every rank.
+  virtual std::vector<std::string> gather_host(const std::string& mine) {
+    std::vector<std::string> all = all_gather_host(mine);
+    if (rank_ != 0) all.clear();
+    return all;
+  }
 
   /// The sub-group of ranks with the same colour, ordered by rank. Collective over this group.
   virtual std::unique_ptr<Communicator> split(int colour) = 0;
