@@ -303,6 +303,12 @@ class MpiCommunicator final : public Communicator {
     MpiWork({request}, {}, sequence).wait();
   }
 
+  bool barrier_within(double seconds) override {
+    bool all_came = false;
+    block_in_collective("barrier", 0, name_, [&] { all_came = mpi_barrier_within(handle_, seconds); });
+    return all_came;
+  }
+
   std::vector<double> all_reduce_host(std::vector<double> values, ReduceOp op) override {
     const uint64_t sequence = begin("all_reduce_host", static_cast<int64_t>(values.size()));
     ProgressRing::instance().wait(sequence);
@@ -329,7 +335,8 @@ class MpiCommunicator final : public Communicator {
 
   std::unique_ptr<Communicator> split(int colour) override {
     MPI_Comm part = MPI_COMM_NULL;
-    check_mpi(MPI_Comm_split(handle_, colour, rank_, &part), "MPI_Comm_split");
+    block_in_collective("MPI_Comm_split", 0, name_,
+                        [&] { check_mpi(MPI_Comm_split(handle_, colour, rank_, &part), "MPI_Comm_split"); });
     return make_mpi_communicator(part, "part");
   }
 
@@ -341,7 +348,9 @@ class MpiCommunicator final : public Communicator {
       const bool any_size = std::string_view(kind).ends_with("gather_host");
       const std::string own =
           any_size ? detail::concat(kind, " on ", name_) : detail::concat(kind, "[", elements, "] on ", name_);
+      ProgressRing::instance().wait(sequence);
       check_same_collective(mpi_all_gather_host(handle_, own), sequence);
+      ProgressRing::instance().resume(sequence);
     }
     return sequence;
   }

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <fstream>
 #include <vector>
 
@@ -61,6 +62,7 @@ class PullWork final : public Work {
   void wait() override {
     if (waited_) return;
     waited_ = true;
+    const c10::cuda::CUDAGuard guard(device_);  // the default stream's handle names that of the current device
     const auto stream = c10::cuda::getCurrentCUDAStream(device_.index());
     for (cudaEvent_t event : done_) (void)cudaStreamWaitEvent(stream, event, 0);
   }
@@ -72,23 +74,32 @@ class PullWork final : public Work {
   bool waited_ = false;
 };
 
+/// Whether all ranks closed what they map of each other.
+bool all_came(Communicator& group) {
+  try {
+    return group.barrier_within(peer_close_seconds());
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
 class IpcPeerMemory final : public PeerMemory {
  public:
   IpcPeerMemory(Communicator& group, int64_t bytes, at::Device device) : group_(group), device_(device), bytes_(bytes) {
     blocks_.assign(static_cast<size_t>(group.size()), nullptr);
   }
 
+  /// CUDA does not allow an exported block to be freed while another process maps it. All ranks close what they map,
+  /// meet, and then free their own. A rank that unwinds after an error does not wait for peers that may never come
+  /// here, and nobody waits long for a peer that is dead: the block then stays until the process ends.
   ~IpcPeerMemory() override {
     const c10::cuda::CUDAGuard guard(device_);
     (void)cudaDeviceSynchronize();
-    for (int rank = 0; rank < group_.size(); ++rank) {
-      char* block = blocks_[static_cast<size_t>(rank)];
-      if (block == nullptr) continue;
-      if (rank == group_.rank())
-        (void)cudaFree(block);
-      else
-        (void)cudaIpcCloseMemHandle(block);
-    }
+    for (int rank = 0; rank < group_.size(); ++rank)
+      if (rank != group_.rank() && blocks_[static_cast<size_t>(rank)] != nullptr)
+        (void)cudaIpcCloseMemHandle(blocks_[static_cast<size_t>(rank)]);
+    const bool all_closed = std::uncaught_exceptions() == 0 && all_came(group_);
+    if (all_closed && own_block() != nullptr) (void)cudaFree(own_block());
     for (cudaEvent_t event : spare_) (void)cudaEventDestroy(event);
     for (cudaStream_t stream : streams_) (void)cudaStreamDestroy(stream);
   }
@@ -140,8 +151,7 @@ class IpcPeerMemory final : public PeerMemory {
   }
 
   at::Tensor block() override {
-    return at::from_blob(blocks_[static_cast<size_t>(group_.rank())], {bytes_},
-                         at::TensorOptions(device_).dtype(at::kByte));
+    return at::from_blob(own_block(), {bytes_}, at::TensorOptions(device_).dtype(at::kByte));
   }
 
   void publish() override {
@@ -177,6 +187,8 @@ class IpcPeerMemory final : public PeerMemory {
   }
 
  private:
+  char* own_block() const { return blocks_[static_cast<size_t>(group_.rank())]; }
+
   cudaEvent_t take_event() {
     if (!spare_.empty()) {
       cudaEvent_t event = spare_.back();

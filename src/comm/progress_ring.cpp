@@ -63,6 +63,14 @@ void ProgressRing::wait(uint64_t sequence) {
   if (CollectiveEntry* entry = find(sequence)) entry->waited = steady_seconds();
 }
 
+void ProgressRing::resume(uint64_t sequence) {
+  const Writing writing(*this);
+  CollectiveEntry* entry = find(sequence);
+  if (entry == nullptr || entry->ended > 0 || entry->waited == 0) return;
+  blocked_ += steady_seconds() - entry->waited;
+  entry->waited = 0;
+}
+
 void ProgressRing::end(uint64_t sequence) {
   const Writing writing(*this);
   CollectiveEntry* entry = find(sequence);

@@ -22,6 +22,8 @@ class ProgressRing {
   uint64_t begin(const char* kind, int64_t elements, const char* group);
   /// The host blocks on this collective from now on.
   void wait(uint64_t sequence);
+  /// The host goes on although the collective has not ended.
+  void resume(uint64_t sequence);
   void end(uint64_t sequence);
 
   /// Seconds that the host has been blocked on a collective; 0 when it is not.
@@ -66,6 +68,18 @@ void block_in_collective(const char* kind, int64_t elements, const char* group, 
   ProgressRing::instance().wait(sequence);
   call();
   ProgressRing::instance().end(sequence);
+}
+
+/// Starts a collective: `launch(sequence)` queues it and returns its Work. The host counts as blocked until then:
+/// NCCL's first call on a group waits for the peers.
+template <class Launch>
+auto launch_collective(const char* kind, int64_t elements, const char* group, const Launch& launch) {
+  ProgressRing& ring = ProgressRing::instance();
+  const uint64_t sequence = ring.begin(kind, elements, group);
+  ring.wait(sequence);
+  auto work = launch(sequence);
+  ring.resume(sequence);
+  return work;
 }
 
 /// TRIREME_CHECK_COLLECTIVES=1: before a collective starts the ranks compare what they are about to do.

@@ -25,6 +25,7 @@ class SelfCommunicator final : public Communicator {
     return std::make_unique<DoneWork>();
   }
   void barrier() override {}
+  bool barrier_within(double) override { return true; }
   std::vector<double> all_reduce_host(std::vector<double> values, ReduceOp) override { return values; }
   std::vector<std::string> all_gather_host(const std::string& value) override { return {value}; }
   std::unique_ptr<Communicator> split(int) override { return make_self_communicator(); }

@@ -167,5 +167,21 @@ TEST(StoreExchange, DifferentNumbersOfValuesAreAnErrorOnAllRanks) {
   EXPECT_EQ(told, 3);
 }
 
+TEST(StoreExchange, ABarrierWithATimeLimitEndsWithoutTheRankThatNeverComes) {
+  constexpr int kRanks = 4;
+  const auto store = make_store();
+  for (const int absent : {0, 2, -1}) {
+    std::atomic<int> all_came = 0;
+    const auto began = std::chrono::steady_clock::now();
+    on_ranks(store, kRanks, [&](HostExchange& exchange) {
+      const auto group =
+          make_store_exchange(store, "this process", "absent" + std::to_string(absent), exchange.rank(), kRanks);
+      if (exchange.rank() != absent) all_came += group->barrier_within(absent == -1 ? 20 : 0.3);
+    });
+    EXPECT_EQ(all_came, absent == -1 ? kRanks : 0) << "without rank " << absent;
+    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(10));
+  }
+}
+
 }  // namespace
 }  // namespace trireme

@@ -7,6 +7,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <thread>
+
 namespace trireme {
 namespace {
 
@@ -191,6 +194,19 @@ TEST(Communicator, GatheredHostValuesGoToRankZeroOnly) {
   const auto of_half = half->gather_host(value_of(rank));
   ASSERT_EQ(of_half.size(), half->rank() == 0 ? static_cast<size_t>(half->size()) : 0);
   for (size_t i = 0; i < of_half.size(); ++i) EXPECT_EQ(of_half[i], value_of(rank + static_cast<int>(i)));
+}
+
+TEST(Communicator, ABarrierWithATimeLimit) {
+  EXPECT_TRUE(comm().barrier_within(60));
+  if (comm().size() == 1) return;
+  const auto group = comm().split(0);  // of no more use after false
+  const bool late = comm().rank() == comm().size() - 1;
+  if (late) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  const auto began = std::chrono::steady_clock::now();
+  const bool all_came = group->barrier_within(0.3);
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(1200));
+  EXPECT_TRUE(late || !all_came);
+  comm().barrier();
 }
 
 TEST(Communicator, PartsOverlapWithTheWholeAndWithEachOther) {

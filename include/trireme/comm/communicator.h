@@ -40,6 +40,9 @@ class Communicator {
   virtual WorkPtr all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::kSum) = 0;
   virtual WorkPtr broadcast(at::Tensor tensor, int root) = 0;
   virtual void barrier() = 0;  // the host waits
+  /// As barrier(), for the end of what ranks share: false when a rank did not come within `seconds` or is lost. After
+  /// false the group must not be used.
+  virtual bool barrier_within(double seconds) = 0;
 
   /// Host values, exchanged without touching a GPU stream (start-up, evaluation results, agreement on signals).
   virtual std::vector<double> all_reduce_host(std::vector<double> values, ReduceOp op = ReduceOp::kSum) = 0;

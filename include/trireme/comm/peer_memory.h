@@ -23,6 +23,8 @@ class PeerMemory {
   /// TRIREME_PEER_MEMORY=0.
   static std::unique_ptr<PeerMemory> create(Communicator& group, int64_t bytes, at::Device device,
                                             std::string& why_not);
+  /// Collective: every rank closes what it maps, waits for its peers to do so (peer_close_seconds() at most, and not
+  /// while an exception unwinds) and frees its block. A block that a peer may still map stays until the process ends.
   virtual ~PeerMemory() = default;
 
   /// This rank's block: uint8 [bytes]. Not the caching allocator's memory.
@@ -33,5 +35,8 @@ class PeerMemory {
   /// Starts after the work queued on the current stream; ends before what follows Work::wait().
   virtual WorkPtr gather(at::Tensor out, int64_t offset) = 0;
 };
+
+/// How long a rank waits for its peers to close its block. A reference, for tests.
+double& peer_close_seconds();
 
 }  // namespace trireme
