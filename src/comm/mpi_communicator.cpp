@@ -1,6 +1,6 @@
 #include "mpi_communicator.h"
 
-#include "progress_ring.h"
+#include "collectives.h"
 #include "self_communicator.h"
 #include "trireme/base/error.h"
 #include "trireme/base/time.h"
@@ -40,6 +40,13 @@ void finalize_mpi() {
   MPI_Initialized(&initialized);
   MPI_Finalized(&finalized);
   if (initialized != 0 && finalized == 0) block_in_collective(kMpiFinalize, 0, "world", [] { MPI_Finalize(); });
+}
+
+void abort_mpi(int exit_code) {
+  int initialized = 0, finalized = 0;
+  MPI_Initialized(&initialized);
+  MPI_Finalized(&finalized);
+  if (initialized != 0 && finalized == 0) MPI_Abort(MPI_COMM_WORLD, exit_code);
 }
 
 std::vector<double> mpi_all_reduce_host(MPI_Comm handle, std::vector<double> values, ReduceOp op) {
@@ -159,7 +166,7 @@ class MpiWork final : public Work {
   void wait() override {
     if (done_) return;
     done_ = true;
-    ProgressRing::instance().wait(sequence_);
+    collective_observer().wait(sequence_);
     // Polls instead of blocking in MPI: with more ranks than cores the others need this core.
     for (int finished = 0; finished == 0;) {
       check_mpi(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &finished, MPI_STATUSES_IGNORE),
@@ -167,7 +174,7 @@ class MpiWork final : public Work {
       if (finished == 0) sched_yield();
     }
     if (then_) then_();
-    ProgressRing::instance().end(sequence_);
+    collective_observer().end(sequence_);
     alive_.clear();
   }
 
@@ -311,25 +318,25 @@ class MpiCommunicator final : public Communicator {
 
   std::vector<double> all_reduce_host(std::vector<double> values, ReduceOp op) override {
     const uint64_t sequence = begin("all_reduce_host", static_cast<int64_t>(values.size()));
-    ProgressRing::instance().wait(sequence);
+    collective_observer().wait(sequence);
     auto result = mpi_all_reduce_host(handle_, std::move(values), op);
-    ProgressRing::instance().end(sequence);
+    collective_observer().end(sequence);
     return result;
   }
 
   std::vector<std::string> all_gather_host(const std::string& value) override {
     const uint64_t sequence = begin("all_gather_host", static_cast<int64_t>(value.size()));
-    ProgressRing::instance().wait(sequence);
+    collective_observer().wait(sequence);
     auto result = mpi_all_gather_host(handle_, value);
-    ProgressRing::instance().end(sequence);
+    collective_observer().end(sequence);
     return result;
   }
 
   std::vector<std::string> gather_host(const std::string& mine) override {
     const uint64_t sequence = begin("gather_host", static_cast<int64_t>(mine.size()));
-    ProgressRing::instance().wait(sequence);
+    collective_observer().wait(sequence);
     auto result = mpi_gather_host(handle_, mine);
-    ProgressRing::instance().end(sequence);
+    collective_observer().end(sequence);
     return result;
   }
 
@@ -343,14 +350,15 @@ class MpiCommunicator final : public Communicator {
  private:
   /// Values of hosts may differ in length from rank to rank.
   uint64_t begin(const char* kind, int64_t elements) const {
-    const uint64_t sequence = ProgressRing::instance().begin(kind, elements, name_);
+    const uint64_t sequence = collective_observer().begin(kind, elements, name_);
     if (checking_collectives()) {
       const bool any_size = std::string_view(kind).ends_with("gather_host");
       const std::string own =
           any_size ? detail::concat(kind, " on ", name_) : detail::concat(kind, "[", elements, "] on ", name_);
-      ProgressRing::instance().wait(sequence);
-      check_same_collective(mpi_all_gather_host(handle_, own), sequence);
-      ProgressRing::instance().resume(sequence);
+      collective_observer().wait(sequence);
+      const std::vector<std::string> all = mpi_all_gather_host(handle_, own);
+      collective_observer().resume(sequence);
+      check_same_collective(all, sequence);
     }
     return sequence;
   }

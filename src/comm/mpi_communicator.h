@@ -13,10 +13,11 @@
 
 namespace trireme {
 
-/// Initialises MPI once per process; finalize_mpi() ends it, a collective to a rank watch that still looks.
+/// Initialises MPI once per process; finalize_mpi() ends it, a collective to a watchdog that still looks.
 void initialize_mpi();
-inline constexpr const char* kMpiFinalize = "MPI_Finalize";  // its name among the collectives
 void finalize_mpi();
+/// MPI_Abort, unless MPI has not begun or has ended: then it returns.
+void abort_mpi(int exit_code);
 
 /// Elements of one MPI call at most: counts are ints there, and OpenMPI multiplies them by ranks in int as well. Longer
 /// transfers go in pieces. A reference, for tests.

@@ -1,6 +1,6 @@
 #include "nccl_communicator.h"
 
-#include "progress_ring.h"
+#include "collectives.h"
 #include "queued_collectives.h"
 #include "trireme/base/error.h"
 #include "trireme/base/time.h"
@@ -90,7 +90,7 @@ class Registry {
  private:
   QueuedCollectives queue_{{
       .passed = [](const DeviceEvent& event) { return cudaEventQuery(cuda_event(event)) != cudaErrorNotReady; },
-      .ended = [](uint64_t sequence) { ProgressRing::instance().end(sequence); },
+      .ended = [](uint64_t sequence) { collective_observer().end(sequence); },
   }};
   std::mutex mutex_;
   std::vector<std::pair<ncclComm_t, at::Device>> communicators_;

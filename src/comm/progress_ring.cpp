@@ -1,12 +1,9 @@
 #include "progress_ring.h"
 
-#include "trireme/base/error.h"
 #include "trireme/base/time.h"
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 
 namespace trireme {
 
@@ -148,27 +145,6 @@ std::vector<SectionTime> ProgressRing::take_section_times() {
 double ProgressRing::blocked_seconds() {
   const std::lock_guard lock(mutex_);
   return blocked_;
-}
-
-// --- comparing collectives -----------------------------------------------------------------------
-
-bool checking_collectives() {
-  static const bool on = [] {
-    const char* value = std::getenv("TRIREME_CHECK_COLLECTIVES");
-    return value != nullptr && std::strcmp(value, "0") != 0;
-  }();
-  return on;
-}
-
-void check_same_collective(const std::vector<std::string>& all, uint64_t sequence) {
-  std::map<std::string, std::string> ranks;
-  for (size_t rank = 0; rank < all.size(); ++rank)
-    ranks[all[rank]] += (ranks[all[rank]].empty() ? "" : ", ") + std::to_string(rank);
-  if (ranks.size() == 1) return;
-  std::string text;
-  for (const auto& [what, who] : ranks) text += (text.empty() ? "" : "; ") + ("rank " + who + " at " + what);
-  throw InternalError("the ranks have gone different ways at collective #" + std::to_string(sequence) +
-                      " of this rank: " + text);
 }
 
 // --- what the training thread tells --------------------------------------------------------------

@@ -4,6 +4,7 @@
 
 #include "rank_record.h"
 #include "trireme/comm/progress.h"
+#include "trireme/comm/watch.h"
 
 #include <cstdint>
 #include <deque>
@@ -14,17 +15,14 @@
 
 namespace trireme {
 
-/// All ranks of a job issue the same collectives in the same order, so equal sequence numbers mean the same one.
-class ProgressRing {
+class ProgressRing final : public CollectiveObserver {
  public:
   static ProgressRing& instance();
   ProgressRing();
-  uint64_t begin(const char* kind, int64_t elements, const char* group);
-  /// The host blocks on this collective from now on.
-  void wait(uint64_t sequence);
-  /// The host goes on although the collective has not ended.
-  void resume(uint64_t sequence);
-  void end(uint64_t sequence);
+  uint64_t begin(const char* kind, int64_t elements, const char* group) override;
+  void wait(uint64_t sequence) override;
+  void resume(uint64_t sequence) override;
+  void end(uint64_t sequence) override;
 
   /// Seconds that the host has been blocked on a collective; 0 when it is not.
   double longest_wait();
@@ -59,33 +57,5 @@ class ProgressRing {
   std::deque<double> step_times_;
   std::map<std::string, double> section_times_;
 };
-
-/// A collective in which the host blocks from its start to its end. One that throws stays open: the last words then say
-/// inside of what.
-template <class Call>
-void block_in_collective(const char* kind, int64_t elements, const char* group, const Call& call) {
-  const uint64_t sequence = ProgressRing::instance().begin(kind, elements, group);
-  ProgressRing::instance().wait(sequence);
-  call();
-  ProgressRing::instance().end(sequence);
-}
-
-/// Starts a collective: `launch(sequence)` queues it and returns its Work. The host counts as blocked until then:
-/// NCCL's first call on a group waits for the peers.
-template <class Launch>
-auto launch_collective(const char* kind, int64_t elements, const char* group, const Launch& launch) {
-  ProgressRing& ring = ProgressRing::instance();
-  const uint64_t sequence = ring.begin(kind, elements, group);
-  ring.wait(sequence);
-  auto work = launch(sequence);
-  ring.resume(sequence);
-  return work;
-}
-
-/// TRIREME_CHECK_COLLECTIVES=1: before a collective starts the ranks compare what they are about to do.
-bool checking_collectives();
-/// InternalError naming the ranks whose text differs from the others'. `all`: of every rank of the group,
-/// "all_reduce[1024] on world" and the like.
-void check_same_collective(const std::vector<std::string>& all, uint64_t sequence);
 
 }  // namespace trireme

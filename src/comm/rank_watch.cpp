@@ -3,11 +3,11 @@
 #include "progress_ring.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/process.h"
 #include "trireme/base/stack.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 #include "wire.h"
-#include "world_backend.h"
 
 #include <fmt/format.h>
 #include <netinet/in.h>
@@ -115,7 +115,6 @@ void RankWatch::meet(const std::vector<std::string>& introductions) {
     if (peer.host == own_host) peer.addresses.push_back("127.0.0.1");
     for (std::string address; in >> address;) peer.addresses.push_back(address);
     if (peer.host == own_host) peer.record = map_record(peer.pid, fd, token);
-    hosts_.push_back(peer.host);
     peers_.push_back(std::move(peer));
   }
 }

@@ -12,6 +12,7 @@
 //   what it does instead
 
 #include "rank_record.h"
+#include "trireme/comm/watch.h"
 
 #include <atomic>
 #include <chrono>
@@ -25,32 +26,24 @@
 
 namespace trireme {
 
-class RankWatch {
+class RankWatch final : public RankGuard {
  public:
-  struct Hooks {
-    /// Seconds that collectives queued on a GPU have made no progress.
-    std::function<double()> device_wait;
-    /// What the library's own threads report, or empty.
-    std::function<std::string()> device_error;
-  };
-  using AllGather = std::function<std::vector<std::string>(const std::string&)>;
+  using Hooks = Watchdog::Hooks;
+  using AllGather = Watchdog::AllGather;
 
   /// Collective. ConfigError when TRIREME_HANG_SECONDS is not a number of seconds.
   RankWatch(int rank, int size, const AllGather& all_gather, Hooks hooks);
-  ~RankWatch();
+  ~RankWatch() override;
 
-  const std::vector<std::string>& hosts() const { return hosts_; }
   /// False when the next rank could not be reached: a dead rank is then noticed by the launcher or by the watchdog
   /// only.
-  bool connected() const { return lines_[kNext].fd >= 0; }
+  bool connected() const override { return lines_[kNext].fd >= 0; }
 
   /// Says why, takes the other ranks down and ends this process. Gives way to the report of a dead rank when the
   /// failure follows from one.
-  [[noreturn]] void fail(const std::string& reason, int exit_code);
-  /// Before fail() where the launcher must be told as well (MPI_Abort), which ends the process by itself.
-  void tell(const std::string& reason, int exit_code);
-  /// Orderly end, after the last barrier of all ranks.
-  void leave();
+  [[noreturn]] void fail(const std::string& reason, int exit_code) override;
+  void tell(const std::string& reason, int exit_code) override;
+  void leave() override;
   /// Where all ranks stand now.
   std::vector<RankView> views();
 
@@ -98,7 +91,6 @@ class RankWatch {
   uint64_t token_ = 0;
   int listener_ = -1, wake_ = -1;
   std::vector<Peer> peers_;
-  std::vector<std::string> hosts_;
   std::mutex lines_mutex_;
   Line lines_[2];
   std::optional<std::chrono::steady_clock::time_point> previous_lost_;

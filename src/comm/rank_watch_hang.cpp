@@ -1,14 +1,13 @@
 // The watchdog's side of RankWatch: who hangs, and how all ranks end.
 #include "hang_report.h"
-#include "mpi_communicator.h"
 #include "progress_ring.h"
 #include "rank_watch.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/process.h"
 #include "trireme/base/stack.h"
 #include "trireme/base/time.h"
 #include "wire.h"
-#include "world_backend.h"
 
 #include <fmt/format.h>
 #include <sys/eventfd.h>

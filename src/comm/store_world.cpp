@@ -1,10 +1,10 @@
 #include "store_world.h"
 
-#include "progress_ring.h"
+#include "collectives.h"
 #include "store_exchange.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
-#include "world_backend.h"
+#include "trireme/base/process.h"
 
 #include <c10/util/Logging.h>
 #include <fmt/format.h>

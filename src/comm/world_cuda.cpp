@@ -1,14 +1,13 @@
 // Ranks with a GPU each.
+#include "collectives.h"
 #include "host_exchange.h"
 #include "mpi_communicator.h"
 #include "nccl_communicator.h"
-#include "progress_ring.h"
-#include "rank_watch.h"
 #include "self_communicator.h"
 #include "store_world.h"
 #include "trireme/base/error.h"
 #include "trireme/base/fault.h"
-#include "trireme/base/log.h"
+#include "trireme/base/process.h"
 #include "world_backend.h"
 
 #include <c10/cuda/CUDAFunctions.h>
@@ -25,7 +24,8 @@ namespace {
 
 class GpuWorld final : public World {
  public:
-  explicit GpuWorld(const Launch& launch) : launch_(launch) {
+  GpuWorld(const Launch& launch, Watchdog* watchdog) : launch_(launch) {
+    if (watchdog != nullptr) set_collective_observer(watchdog->observer());
     if (launch_.kind == Launch::Kind::kMpi) {
       initialize_mpi();
       adopt_mpi_rank(launch_);
@@ -45,11 +45,13 @@ class GpuWorld final : public World {
       exchange = store_->exchange();
     }
     check_own_gpu(*exchange);
-    const auto all_gather = [&exchange](const std::string& text) { return exchange->all_gather(text); };
-    watch_ = std::make_unique<RankWatch>(
-        launch_.rank, launch_.world_size, all_gather,
-        RankWatch::Hooks{.device_wait = [] { return nccl_stuck_for(); }, .device_error = [] { return nccl_error(); }});
-    hosts_ = watch_->hosts();
+    hosts_ = exchange->all_gather(host_name());
+    if (watchdog != nullptr) {
+      const auto all_gather = [&exchange](const std::string& text) { return exchange->all_gather(text); };
+      guard_ = watchdog->guard(
+          launch_.rank, launch_.world_size, all_gather,
+          {.device_wait = [] { return nccl_stuck_for(); }, .device_error = [] { return nccl_error(); }});
+    }
     comm_ = make_nccl_communicator(std::move(exchange), device(), "world");
   }
 
@@ -59,13 +61,13 @@ class GpuWorld final : public World {
   const std::vector<std::string>& hosts() const override { return hosts_; }
 
   void abort(const std::string& reason, int exit_code) override {
-    if (!watch_) {
+    const bool mpi = launch_.kind == Launch::Kind::kMpi && launch_.world_size > 1;
+    if (guard_ && (guard_->connected() || !mpi)) guard_->fail(reason, exit_code);
+    if (guard_)
+      guard_->tell(reason, exit_code);
+    else
       print_failure(launch_.rank, reason);
-      _exit(exit_code);
-    }
-    if (watch_->connected() || launch_.kind != Launch::Kind::kMpi) watch_->fail(reason, exit_code);
-    watch_->tell(reason, exit_code);
-    MPI_Abort(MPI_COMM_WORLD, exit_code);
+    if (mpi) abort_mpi(exit_code);
     _exit(exit_code);
   }
 
@@ -73,15 +75,15 @@ class GpuWorld final : public World {
     fault_point("leave", launch_.rank);
     comm_->barrier();
     fault_point("part", launch_.rank);
-    // The watch goes last: a rank that is stopped while all part holds the others up as in any collective.
+    // The guard goes last: a rank that is stopped while all part holds the others up as in any collective.
     comm_.reset();
     if (launch_.kind == Launch::Kind::kMpi) {
       fault_point("finalize", launch_.rank);
       finalize_mpi();
     }
     if (store_) store_->part();
-    if (watch_) watch_->leave();
-    watch_.reset();
+    if (guard_) guard_->leave();
+    guard_.reset();
     if (store_) store_->leave();
     store_.reset();
   }
@@ -128,11 +130,13 @@ class GpuWorld final : public World {
   int device_ = 0;
   std::unique_ptr<StoreWorld> store_;
   std::unique_ptr<Communicator> comm_;
-  std::unique_ptr<RankWatch> watch_;
+  std::unique_ptr<RankGuard> guard_;
 };
 
 }  // namespace
 
-std::unique_ptr<World> join_gpu_world(const Launch& launch) { return std::make_unique<GpuWorld>(launch); }
+std::unique_ptr<World> join_gpu_world(const Launch& launch, Watchdog* watchdog) {
+  return std::make_unique<GpuWorld>(launch, watchdog);
+}
 
 }  // namespace trireme

@@ -1,8 +1,9 @@
 #pragma once
 // Collectives between ranks: NCCL for GPU tensors, MPI for CPU tensors, self for one rank. Every call has a sequence
-// number in a ring that a watchdog reads.
+// number, of which a watchdog is told.
 
 #include "trireme/comm/launch.h"
+#include "trireme/comm/watch.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -67,8 +68,9 @@ class Communicator {
 class World {
  public:
   /// Joins the other ranks. `use_gpu`: NCCL on device = local rank; otherwise MPI (several ranks) or self. Several CPU
-  /// ranks without MPI, too few GPUs, or absent ranks are a ConfigError naming the remedy.
-  static std::unique_ptr<World> join(const Launch& launch, bool use_gpu);
+  /// ranks without MPI, too few GPUs, or absent ranks are a ConfigError naming the remedy. `watchdog` outlives the
+  /// world; without one (nullptr) only the launcher notices lost and hung ranks.
+  static std::unique_ptr<World> join(const Launch& launch, bool use_gpu, Watchdog* watchdog);
   virtual ~World() = default;
 
   virtual Communicator& communicator() = 0;
