@@ -10,13 +10,13 @@
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 #include "trireme/comm/launch.h"
-#include "trireme/comm/watchdog.h"
 #include "trireme/train/command_line.h"
 #include "trireme/train/device.h"
 #include "trireme/train/dry_run.h"
 #include "trireme/train/signals.h"
 #include "trireme/train/trainer.h"
 #include "trireme/version.h"
+#include "trireme/watchdog/watchdog.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>

@@ -11,8 +11,8 @@
 #include "trireme/base/log.h"
 #include "trireme/base/stack.h"
 #include "trireme/comm/communicator.h"
-#include "trireme/comm/progress.h"
-#include "trireme/comm/watchdog.h"
+#include "trireme/watchdog/progress.h"
+#include "trireme/watchdog/watchdog.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>

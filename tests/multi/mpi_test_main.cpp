@@ -1,6 +1,6 @@
 #include "mpi_test_main.h"
 
-#include "trireme/comm/watchdog.h"
+#include "trireme/watchdog/watchdog.h"
 
 #include <gtest/gtest.h>
 

@@ -9,7 +9,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/comm/communicator.h"
-#include "trireme/comm/watchdog.h"
+#include "trireme/watchdog/watchdog.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>

@@ -1,10 +1,10 @@
 #pragma once
-// Private to comm/: the last collectives of this process and where its training thread is, kept where other ranks can
-// read it.
+// Private to watchdog/: the last collectives of this process and where its training thread is, kept where other ranks
+// can read it.
 
 #include "rank_record.h"
-#include "trireme/comm/progress.h"
 #include "trireme/comm/watch.h"
+#include "trireme/watchdog/progress.h"
 
 #include <cstdint>
 #include <deque>

@@ -1,6 +1,6 @@
 #pragma once
-// Private to comm/: where one rank stands, in memory that the other ranks of its host can read even when the rank is
-// stopped or dead.
+// Private to watchdog/: where one rank stands, in memory that the other ranks of its host can read even when the rank
+// is stopped or dead.
 
 #include <array>
 #include <atomic>

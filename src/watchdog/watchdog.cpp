@@ -1,4 +1,4 @@
-#include "trireme/comm/watchdog.h"
+#include "trireme/watchdog/watchdog.h"
 
 #include "progress_ring.h"
 #include "rank_watch.h"

@@ -1,5 +1,5 @@
 #pragma once
-// Private to comm/: from where all ranks stand to who is to blame. Pure: no clock, no network.
+// Private to watchdog/: from where all ranks stand to who is to blame. Pure: no clock, no network.
 
 #include "rank_record.h"
 

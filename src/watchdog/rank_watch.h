@@ -1,6 +1,6 @@
 #pragma once
-// Private to comm/: every rank watches the others, whatever launched them: a dead rank is noticed at once, a hung one
-// after its time, and when one goes down it takes all with it.
+// Private to watchdog/: every rank watches the others, whatever launched them: a dead rank is noticed at once, a hung
+// one after its time, and when one goes down it takes all with it.
 //
 //   position   each rank keeps its ring of collectives in shared memory that the ranks of its host read, stopped or
 //   not, and answers

@@ -1,6 +1,6 @@
 #pragma once
-// Private to comm/: the TCP connections of rank_watch.h. Everything here says by its result whether it worked; nobody
-// is told of errno.
+// Private to watchdog/: the TCP connections of rank_watch.h. Everything here says by its result whether it worked;
+// nobody is told of errno.
 
 #include <cstddef>
 #include <cstdint>
