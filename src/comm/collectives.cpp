@@ -49,7 +49,7 @@ void check_same_collective(const std::vector<std::string>& all, uint64_t sequenc
   if (ranks.size() == 1) return;
   std::string text;
   for (const auto& [what, who] : ranks) text += (text.empty() ? "" : "; ") + ("rank " + who + " at " + what);
-  throw InternalError("the ranks have gone different ways at collective #" + std::to_string(sequence) +
+  throw InternalError("the ranks issue different collectives at #" + std::to_string(sequence) +
                       " of this rank: " + text);
 }
 

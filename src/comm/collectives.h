@@ -13,8 +13,8 @@ namespace trireme {
 CollectiveObserver& collective_observer();
 void set_collective_observer(CollectiveObserver& observer);
 
-/// A collective in which the host blocks from its start to its end. One that throws stays open: the last words then say
-/// inside of what.
+/// A collective in which the host blocks from its start to its end. When `call` throws it does not end: the report then
+/// names it.
 template <class Call>
 void block_in_collective(const char* kind, int64_t elements, const char* group, const Call& call) {
   CollectiveObserver& observer = collective_observer();

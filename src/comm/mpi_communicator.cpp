@@ -160,7 +160,7 @@ class MpiWork final : public Work {
     try {
       wait();
     } catch (const std::exception&) {
-      // The failure was reported to whoever waited first; a destructor has nobody to tell.
+      // wait() has thrown the same failure to its caller; a destructor must not throw.
     }
   }
   void wait() override {

@@ -3,7 +3,7 @@
 
 #include "trireme/comm/communicator.h"
 
-// The C interface only: the retired C++ one would have to be linked.
+// The C interface only: OpenMPI's removed C++ interface would have to be linked.
 #ifndef OMPI_SKIP_MPICXX
 #define OMPI_SKIP_MPICXX 1
 #endif
@@ -13,7 +13,7 @@
 
 namespace trireme {
 
-/// Initialises MPI once per process; finalize_mpi() ends it, a collective to a watchdog that still looks.
+/// Initialises MPI once per process; finalize_mpi() ends it and counts as a collective for the watchdog.
 void initialize_mpi();
 void finalize_mpi();
 /// MPI_Abort, unless MPI has not begun or has ended: then it returns.
@@ -37,7 +37,7 @@ std::vector<std::string> mpi_all_gather_host(MPI_Comm handle, const std::string&
 std::vector<std::string> mpi_gather_host(MPI_Comm handle, const std::string& value);
 /// Rank 0's value.
 std::string mpi_broadcast_host(MPI_Comm handle, const std::string& value);
-/// False when a rank did not come in time: its barrier is then still under way, and the communicator of no more use.
+/// False when a rank did not come in time. Its barrier is then still under way, so the communicator must not be used.
 bool mpi_barrier_within(MPI_Comm handle, double seconds);
 
 }  // namespace trireme

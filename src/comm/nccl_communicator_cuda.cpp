@@ -52,7 +52,7 @@ ncclDataType_t nccl_type(at::ScalarType type) {
 class Registry {
  public:
   static Registry& instance() {
-    static auto* registry = new Registry;  // outlives every static that may still finish a collective
+    static auto* registry = new Registry;  // never destroyed: other statics may still hold a Work
     return *registry;
   }
   QueuedCollectives& queue() { return queue_; }
@@ -110,7 +110,7 @@ class NcclWork final : public Work {
   void wait() override {
     if (waited_) return;
     waited_ = true;
-    // The default stream's handle names that of the current device.
+    // The default stream's handle means that of the current device.
     const c10::cuda::CUDAGuard guard(device_);
     // Ordered after the collective, the current stream may reuse the memory of tensors that were allocated on it.
     (void)cudaStreamWaitEvent(c10::cuda::getCurrentCUDAStream(device_.index()), cuda_event(done_), 0);
@@ -153,8 +153,8 @@ class NcclCommunicator final : public Communicator {
       (void)cudaStreamSynchronize(stream_);
       ncclCommDestroy(handle_);
     };
-    // It waits for the peers. Ranks that unwind after an error of their own do not count it as a collective: the others
-    // may never come here.
+    // ncclCommDestroy waits for the peers. While an error unwinds it does not count as a collective: the other ranks
+    // may issue another one.
     if (std::uncaught_exceptions() > 0)
       destroy();
     else
@@ -251,7 +251,7 @@ class NcclCommunicator final : public Communicator {
       check_cuda(cudaEventRecord(cuda_event(ready), c10::cuda::getCurrentCUDAStream(device_.index())),
                  "cudaEventRecord");
       check_cuda(cudaStreamWaitEvent(stream_, cuda_event(ready), 0), "cudaStreamWaitEvent");
-      registry.queue().give_back(ready);  // a wait is bound to the record that was there when it was called
+      registry.queue().give_back(ready);  // the wait refers to the record made above, whatever is recorded later
       check_nccl(call(), kind);
       const DeviceEvent done = registry.take_event(device_.index());
       check_cuda(cudaEventRecord(cuda_event(done), stream_), "cudaEventRecord");
@@ -300,7 +300,7 @@ std::unique_ptr<Communicator> make_nccl_communicator(std::unique_ptr<HostExchang
 double nccl_stuck_for() {
   const auto device = Registry::instance().device();
   if (!device) return 0;
-  // A thread that never chose a device would make a context on GPU 0 by its first CUDA call.
+  // In a thread that never chose a device the first CUDA call creates a context on GPU 0.
   const c10::cuda::CUDAGuard guard(*device);
   // A query beside a graph capture of the training thread must not invalidate it.
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;

@@ -20,14 +20,14 @@ namespace trireme {
 
 namespace {
 
-/// Copies of several peers run side by side; more streams than copy engines that one GPU keeps busy gain nothing.
+/// Copies from several peers run at the same time; more streams than this gain nothing (a GPU's copy engines are busy).
 constexpr int kStreams = 3;
 
 void check(cudaError_t status, const char* call) {
   TRIREME_CHECK(status == cudaSuccess, call, ": ", cudaGetErrorString(status));
 }
 
-/// Names the running kernel: containers of one host share it, hosts with equal names do not.
+/// The kernel's boot id: equal in all containers of a host, different on hosts with equal names.
 std::string host_identity() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string id;
@@ -89,9 +89,10 @@ class IpcPeerMemory final : public PeerMemory {
     blocks_.assign(static_cast<size_t>(group.size()), nullptr);
   }
 
-  /// CUDA does not allow an exported block to be freed while another process maps it. All ranks close what they map,
-  /// meet, and then free their own. A rank that unwinds after an error does not wait for peers that may never come
-  /// here, and nobody waits long for a peer that is dead: the block then stays until the process ends.
+  /// CUDA does not allow an exported block to be freed while another process maps it. Each rank closes what it maps,
+  /// waits at a barrier and frees its own block. A rank that unwinds after an error skips the barrier, because its
+  /// peers may never come here; the barrier has a time limit, because a peer may be dead. In both cases the block stays
+  /// until the process ends.
   ~IpcPeerMemory() override {
     const c10::cuda::CUDAGuard guard(device_);
     (void)cudaDeviceSynchronize();
@@ -170,7 +171,7 @@ class IpcPeerMemory final : public PeerMemory {
     check(cudaEventRecord(ready, c10::cuda::getCurrentCUDAStream(device_.index())), "cudaEventRecord");
     for (cudaStream_t stream : streams_) check(cudaStreamWaitEvent(stream, ready, 0), "cudaStreamWaitEvent");
     char* to = static_cast<char*>(out.mutable_data_ptr());
-    // Each rank begins with its neighbour, so that no block is everybody's first.
+    // Each rank begins with the next rank's block, so that the ranks do not all read one block at a time.
     for (int step = 1; step <= group_.size(); ++step) {
       const int rank = (group_.rank() + step) % group_.size();
       cudaStream_t stream = streams_[static_cast<size_t>(step - 1) % streams_.size()];

@@ -31,7 +31,7 @@ class SelfCommunicator final : public Communicator {
   std::unique_ptr<Communicator> split(int) override { return make_self_communicator(); }
 
  private:
-  // What several ranks would refuse is refused here too.
+  // The same conditions as between several ranks.
   static void check_layout(const at::Tensor& tensor) {
     TRIREME_CHECK(tensor.is_contiguous(), "collectives need contiguous tensors");
   }

@@ -16,7 +16,7 @@ namespace {
 using namespace stored;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-/// Runs `call`; a failure of the store is told as the loss of rank 0, which serves it at `place`.
+/// Runs `call`. A failure of the store becomes an Error that names rank 0, which serves it at `place`.
 template <class Call>
 auto ask_rank_0(const std::string& place, const Call& call) {
   try {
@@ -24,10 +24,9 @@ auto ask_rank_0(const std::string& place, const Call& call) {
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    throw Error(
-        ExitCode::kHang,
-        fmt::format("rank 0, which serves the others at {}, went away ({}): its own last words say why; run again",
-                    place, first_line(error.what())));
+    throw Error(ExitCode::kHang,
+                fmt::format("the store of rank 0 at {} is lost ({}): rank 0's own last message says why; run again",
+                            place, first_line(error.what())));
   }
 }
 

@@ -25,18 +25,17 @@ using std::chrono::milliseconds;
 using namespace stored;
 using TcpStorePtr = c10::intrusive_ptr<c10d::TCPStore>;
 
-// After the rendezvous a rank may wait as long as the others work: the watchdog decides what is too long. c10d counts
-// the milliseconds in an int.
+// After the rendezvous the watchdog limits waiting, not the store. c10d keeps milliseconds in an int.
 constexpr milliseconds kWithoutLimit = std::chrono::hours(24 * 7);
-/// Ranks that part have nothing left to do: one that does not come has been ended by somebody.
-constexpr milliseconds kParting = std::chrono::seconds(60);
+/// How long rank 0 keeps its store for ranks that have not left: they have nothing else to do by then.
+constexpr milliseconds kLeaving = std::chrono::seconds(60);
 /// While ranks are awaited: how often the store is asked, the key that is there when all came, and the key of the
 /// sentence about those that did not.
 constexpr milliseconds kAsking{50};
 constexpr const char* kComplete = "complete";
 constexpr const char* kAbsent = "absent";
 
-/// What the ranks of one job have in common and others have not.
+/// Equal on the ranks of one job, different from those of other jobs.
 std::string job_identity(const Launch& launch) {
   const auto variable = [](const char* name) {
     const char* value = std::getenv(name);
@@ -75,10 +74,10 @@ class TcpStoreWorld final : public StoreWorld {
     for (int rank = 0; rank < launch_.world_size; ++rank) keys.push_back(fmt::format("left/{}", rank));
     try {
       store_->set(keys[static_cast<size_t>(launch_.rank)], {1});
-      if (launch_.rank == 0) store_->wait(keys, kParting);
+      if (launch_.rank == 0) store_->wait(keys, kLeaving);
     } catch (const std::exception& error) {
-      log_warn(
-          fmt::format("rank {} parts from {} without the others: {}", launch_.rank, place(), first_line(error.what())));
+      log_warn(fmt::format("rank {} leaves the store at {} before the others: {}", launch_.rank, place(),
+                           first_line(error.what())));
     }
   }
 
@@ -90,16 +89,15 @@ class TcpStoreWorld final : public StoreWorld {
   double limit_seconds() const { return static_cast<double>(limit_.count()) / 1000; }
 
   TcpStorePtr connect(bool listen) const {
-    // c10d prints a stack trace for every failed attempt; what matters of it is in our own sentence. 3: fatal errors
-    // only.
+    // c10d prints a stack trace for every failed attempt; our own message has its reason. 3: fatal errors only.
     if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = 3;
     c10d::TCPStoreOptions options;
     options.port = static_cast<uint16_t>(launch_.master_port);
     options.isServer = listen;
     options.waitWorkers = false;
     options.timeout = limit_;
-    // A port that accepts and says nothing keeps c10d waiting without end, and a closed one for three times its
-    // time-out: it is given a thread of its own, which is left behind when the time is up.
+    // c10d waits without end for a port that accepts and never answers, and three times its time-out for a closed one.
+    // It runs in a thread of its own, which is abandoned when the time is up.
     std::packaged_task<TcpStorePtr()> task(
         [address = launch_.master_address, options] { return c10::make_intrusive<c10d::TCPStore>(address, options); });
     std::future<TcpStorePtr> store = task.get_future();
@@ -145,11 +143,12 @@ class TcpStoreWorld final : public StoreWorld {
           launch_.rank, own, place(), theirs));
   }
 
-  /// The last rank to arrive says so under one key: asking for every rank's would cost rank 0 the square of the ranks.
+  /// The last rank to arrive sets one key, for which all ask. If each rank asked for every rank's key, the work of rank
+  /// 0's server would grow with the square of the ranks.
   void wait_for_others(std::chrono::steady_clock::time_point deadline) const {
     if (store_->add("arrived", 1) == launch_.world_size) store_->set(kComplete, bytes("yes"));
     while (!present(kComplete)) {
-      // Who gives up first says so to all: rank 0's store, which they ask, ends with it.
+      // The rank that gives up first leaves its message in the store, because the store ends with rank 0.
       if (present(kAbsent)) throw ConfigError(fmt::format("rank {}: {}", launch_.rank, verdict()));
       if (std::chrono::steady_clock::now() < deadline) {
         std::this_thread::sleep_for(kAsking);
@@ -171,7 +170,7 @@ class TcpStoreWorld final : public StoreWorld {
     try {
       return text_of(store_->get(kAbsent));
     } catch (const std::exception&) {
-      return fmt::format("rank 0 at {} gave up waiting for ranks that its own message names", place());
+      return fmt::format("rank 0 at {} did not wait longer for missing ranks: its own message names them", place());
     }
   }
 
@@ -180,7 +179,7 @@ class TcpStoreWorld final : public StoreWorld {
       return store_->check({key});
     } catch (const std::exception&) {
       throw ConfigError(
-          fmt::format("rank {}: rank 0 at {} went away while ranks were still missing: its own message says which",
+          fmt::format("rank {}: the store of rank 0 at {} is lost while ranks are missing: rank 0's message names them",
                       launch_.rank, place()));
     }
   }

@@ -38,10 +38,10 @@ class CpuWorld final : public World {
   const std::vector<std::string>& hosts() const override { return hosts_; }
 
   void abort(const std::string& reason, int exit_code) override {
-    // Lifelines reach every rank faster than MPI_Abort, and without its page of text.
+    // The guard reaches every rank faster than MPI_Abort, which prints a page of text.
     if (guard_ && guard_->connected()) guard_->fail(reason, exit_code);
     if (guard_)
-      guard_->tell(reason, exit_code);
+      guard_->announce(reason, exit_code);
     else
       print_failure(comm_->rank(), reason);
     if (comm_->size() > 1) abort_mpi(exit_code);
@@ -51,7 +51,7 @@ class CpuWorld final : public World {
   void leave() override {
     fault_point("leave", comm_->rank());
     comm_->barrier();
-    // MPI lets nobody go before all have come: the guard stays until it has.
+    // MPI_Finalize waits for all ranks: the guard stays until it returns.
     fault_point("finalize", comm_->rank());
     if (launch_.kind == Launch::Kind::kMpi) finalize_mpi();
     if (guard_) guard_->leave();

@@ -64,7 +64,7 @@ class GpuWorld final : public World {
     const bool mpi = launch_.kind == Launch::Kind::kMpi && launch_.world_size > 1;
     if (guard_ && (guard_->connected() || !mpi)) guard_->fail(reason, exit_code);
     if (guard_)
-      guard_->tell(reason, exit_code);
+      guard_->announce(reason, exit_code);
     else
       print_failure(launch_.rank, reason);
     if (mpi) abort_mpi(exit_code);
@@ -75,7 +75,7 @@ class GpuWorld final : public World {
     fault_point("leave", launch_.rank);
     comm_->barrier();
     fault_point("part", launch_.rank);
-    // The guard goes last: a rank that is stopped while all part holds the others up as in any collective.
+    // The guard goes last: a rank that is stopped from here on blocks the others as in any collective.
     comm_.reset();
     if (launch_.kind == Launch::Kind::kMpi) {
       fault_point("finalize", launch_.rank);
@@ -93,7 +93,7 @@ class GpuWorld final : public World {
     int count = 0;
     const cudaError_t status = cudaGetDeviceCount(&count);
     const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-    // A launcher that shows each rank its own GPU only leaves nothing to choose.
+    // Some launchers show each rank its own GPU only.
     device_ = count == 1 ? 0 : launch_.local_rank;
     const bool too_few = count == 1 && launch_.local_world_size > 1 && visible == nullptr;
     if (status != cudaSuccess || device_ >= count || too_few)
@@ -105,7 +105,7 @@ class GpuWorld final : public World {
     c10::cuda::set_device(static_cast<c10::DeviceIndex>(device_));
   }
 
-  /// NCCL's own words for two ranks on one GPU do not say which; collective.
+  /// Collective. NCCL's message for two ranks on one GPU does not name them.
   void check_own_gpu(HostExchange& exchange) const {
     char bus_id[32] = "?";
     (void)cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, device_);
@@ -113,7 +113,7 @@ class GpuWorld final : public World {
     for (size_t i = 0; i < all.size(); ++i)
       for (size_t j = i + 1; j < all.size(); ++j)
         if (all[i] == all[j]) {
-          // All ranks have found it: they part in order, so that none sees another's end before it has read this far.
+          // All ranks find the same. They leave together, so that none reports the loss of another instead.
           if (store_)
             store_->leave();
           else

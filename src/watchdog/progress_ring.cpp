@@ -31,7 +31,7 @@ class ProgressRing::Writing {
 };
 
 ProgressRing& ProgressRing::instance() {
-  static auto* ring = new ProgressRing;  // other threads may look at it until the process is gone
+  static auto* ring = new ProgressRing;  // never destroyed: other threads use it until the process ends
   return *ring;
 }
 
@@ -147,7 +147,7 @@ double ProgressRing::blocked_seconds() {
   return blocked_;
 }
 
-// --- what the training thread tells --------------------------------------------------------------
+// --- called by the training thread ---------------------------------------------------------------
 
 void begin_progress_step(int64_t step) { ProgressRing::instance().begin_step(step); }
 

@@ -1,6 +1,6 @@
 #pragma once
-// Private to watchdog/: the last collectives of this process and where its training thread is, kept where other ranks
-// can read it.
+// Private to watchdog/: the last collectives of this process and the section of its training thread, written into a
+// record that other ranks read.
 
 #include "rank_record.h"
 #include "trireme/comm/watch.h"
@@ -24,7 +24,7 @@ class ProgressRing final : public CollectiveObserver {
   void resume(uint64_t sequence) override;
   void end(uint64_t sequence) override;
 
-  /// Seconds that the host has been blocked on a collective; 0 when it is not.
+  /// Seconds for which the host has been blocked in a collective; 0 when it is not.
   double longest_wait();
   RankView view();
   int record_fd() const { return shared_.fd(); }
@@ -33,7 +33,7 @@ class ProgressRing final : public CollectiveObserver {
   void set_rank(int rank);
   void begin_step(int64_t step);
   void set_section(const char* name, double began, double allowance);
-  void beat();  // the watchdog is alive
+  void beat();  // the watchdog's thread runs
   void add_section_time(const char* name, double seconds);
   std::vector<SectionTime> take_section_times();
   /// Seconds that the host has spent blocked in collectives so far.
@@ -45,7 +45,7 @@ class ProgressRing final : public CollectiveObserver {
   Section section();
 
  private:
-  /// Brackets a change of the record for its readers.
+  /// Locks the record and makes its version odd while it is written.
   class Writing;
   static constexpr size_t kEntries = RankRecord::kEntries;
   CollectiveEntry* find(uint64_t sequence);

@@ -67,7 +67,7 @@ TEST_F(Collectives, DifferentOnesAreNamedWithTheirRanks) {
     ADD_FAILURE() << "no error";
   } catch (const InternalError& error) {
     const std::string text = error.what();
-    EXPECT_NE(text.find("collective #3"), std::string::npos) << text;
+    EXPECT_NE(text.find("different collectives at #3"), std::string::npos) << text;
     EXPECT_NE(text.find("rank 0, 2 at all_reduce[8] on world"), std::string::npos) << text;
     EXPECT_NE(text.find("rank 1 at barrier[0] on world"), std::string::npos) << text;
   }

@@ -16,8 +16,8 @@ namespace trireme {
 
 enum class ReduceOp { kSum, kMax };
 
-/// A collective under way. wait() orders the caller after it: on a GPU the current stream waits (the host does not), on
-/// a CPU the host does. Destroying an unwaited Work waits.
+/// A collective under way. wait() orders the caller after it: on a GPU the current stream waits and the host goes on,
+/// on a CPU the host waits. Destroying a Work that was not waited for waits.
 class Work {
  public:
   virtual ~Work() = default;
@@ -45,7 +45,7 @@ class Communicator {
   /// false the group must not be used.
   virtual bool barrier_within(double seconds) = 0;
 
-  /// Host values, exchanged without touching a GPU stream (start-up, evaluation results, agreement on signals).
+  /// Host values, exchanged without a GPU stream: for start-up, evaluation results and votes.
   virtual std::vector<double> all_reduce_host(std::vector<double> values, ReduceOp op = ReduceOp::kSum) = 0;
   virtual std::vector<std::string> all_gather_host(const std::string& value) = 0;
   /// On rank 0 every rank's value in rank order; empty on the others, which need not wait for rank 0. For what only
@@ -78,8 +78,7 @@ class World {
   virtual const Launch& launch() const = 0;
   virtual const std::vector<std::string>& hosts() const = 0;  // per rank
 
-  /// Brings every rank down with `reason` as soon as possible (MPI_Abort, ncclCommAbort, TCPStore flag); does not
-  /// return.
+  /// Prints `reason` and ends all ranks, through the watchdog's guard and MPI_Abort.
   [[noreturn]] virtual void abort(const std::string& reason, int exit_code) = 0;
   /// Orderly end: barrier, then finalise.
   virtual void leave() = 0;

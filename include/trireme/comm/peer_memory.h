@@ -1,10 +1,9 @@
 #pragma once
-// Device memory that the ranks of one host read from each other without each other's help.
+// Device memory that the ranks of one host read from each other without taking part in each other's reads.
 //
 // Every rank of a group owns one block of plain device memory (CUDA IPC takes no other) and maps the blocks of its
 // peers once. A gather is then a set of one-sided copies by the copy engines: no multiprocessor, no handshake, no
-// collective order. That is right for contents that no longer change once published, such as the shards of frozen
-// weights.
+// collective order. The contents must not change once published, as those of frozen shards.
 
 #include "trireme/comm/communicator.h"
 

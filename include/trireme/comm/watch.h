@@ -31,12 +31,12 @@ class CollectiveObserver {
 class RankGuard {
  public:
   virtual ~RankGuard() = default;
-  /// False when fail() and tell() reach no other rank.
+  /// False when fail() and announce() reach no other rank.
   virtual bool connected() const = 0;
   /// Prints the reason, ends the other ranks and this process.
   [[noreturn]] virtual void fail(const std::string& reason, int exit_code) = 0;
   /// As fail(), but returns: the caller tells the launcher as well (MPI_Abort) and ends the process.
-  virtual void tell(const std::string& reason, int exit_code) = 0;
+  virtual void announce(const std::string& reason, int exit_code) = 0;
   /// Orderly end, after the last barrier of all ranks.
   virtual void leave() = 0;
 };
