@@ -16,6 +16,7 @@
 #include "trireme/train/signals.h"
 #include "trireme/train/trainer.h"
 #include "trireme/version.h"
+#include "trireme/watchdog/watchdog.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -100,7 +101,7 @@ ExitCode train(const Config& config, World& world, const TaskFactory& make_task,
 int join_and_train(const Config& config, const Launch& launch, const TaskFactory& make_task, const CommandLine& line) {
   install_signal_handlers();
   set_log_rank(launch.rank, launch.world_size);
-  const std::unique_ptr<World> world = World::join(launch, visible_gpus() > 0);
+  const std::unique_ptr<World> world = World::join(launch, visible_gpus() > 0, &rank_watchdog());
   const int rank = world->communicator().rank(), size = world->communicator().size();
   set_log_rank(rank, size);
   set_stack_speaker(fmt::format("rank {} on {}", rank, world->hosts()[static_cast<size_t>(size > 1 ? rank : 0)]));

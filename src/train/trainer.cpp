@@ -8,8 +8,8 @@
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/time.h"
-#include "trireme/comm/progress.h"
 #include "trireme/train/signals.h"
+#include "trireme/watchdog/progress.h"
 
 #include <algorithm>
 #include <utility>

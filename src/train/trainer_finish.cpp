@@ -6,7 +6,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
-#include "trireme/comm/progress.h"
+#include "trireme/watchdog/progress.h"
 #include "trireme/formats/finished_run.h"
 #include "trireme/train/signals.h"
 

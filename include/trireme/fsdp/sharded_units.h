@@ -106,7 +106,7 @@ class ShardedUnits : public UnitStore {
   void gradient_arrived(int unit, int parameter);
   void start_reduction(int unit);
   void clip_and_reduce();
-  void retire_reduction(int unit);
+  void drop_whole_gradient(int unit);
   at::Tensor whole(int unit);
   /// Writes values of a piece of a parameter's part.
   using Writer = std::function<void(const ParameterSpec&, const ParameterPart&, const LayoutPiece&, at::Tensor target)>;
@@ -127,7 +127,7 @@ class ShardedUnits : public UnitStore {
   std::vector<std::unique_ptr<UnitState>> states_;
   std::vector<std::unique_ptr<Slot>> slots_;
   std::vector<TrainedShard> trained_;
-  std::vector<int> reducing_;  // units whose reduction is under way, oldest first
+  std::vector<int> reducing_;  // units whose whole gradient is being reduced, oldest first
   std::function<at::Tensor(const at::Tensor&)> clip_;
   std::vector<int> unclipped_;  // units whose gradients wait for the clipping
   int64_t gather_clock_ = 0;

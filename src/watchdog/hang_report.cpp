@@ -10,10 +10,10 @@ namespace trireme {
 
 namespace {
 
-/// A rank whose own watchdog has not looked for this long is stopped, or its host is.
+/// Seconds since the last heartbeat after which a rank counts as silent: its process or host is stopped.
 constexpr double kSilent = 5;
 
-/// Values of hosts differ in length from rank to rank: only the kind says whether it is the same exchange.
+/// What must be equal on all ranks. Host values differ in length from rank to rank.
 std::string identity(const RankView::Collective& entry) {
   const bool any_size = entry.kind.ends_with("_host");
   return any_size ? fmt::format("{} on {}", entry.kind, entry.group)
@@ -40,7 +40,7 @@ std::string state_of(const RankView& view) {
   return "";
 }
 
-/// Without times: ranks with equal texts share a line.
+/// Without times, so that ranks at the same place have equal texts.
 std::string place_of(const RankView& view) {
   if (!view.answered) return "no answer";
   std::string text = view.step > 0 ? fmt::format("step {}", view.step) : std::string("before the first step");
@@ -107,7 +107,7 @@ std::string rank_names(const std::vector<RankView>& views, const std::vector<int
   return "ranks " + number_list(ranks);
 }
 
-std::string find_desync(const std::vector<RankView>& views, std::vector<int>* culprits) {
+std::string find_desync(const std::vector<RankView>& views, std::vector<int>* responsible) {
   std::map<uint64_t, std::map<std::string, std::vector<const RankView*>>> issued;
   for (const RankView& view : views)
     for (const auto& entry : view.history) issued[entry.sequence][identity(entry)].push_back(&view);
@@ -127,8 +127,8 @@ std::string find_desync(const std::vector<RankView>& views, std::vector<int>* cu
     }
     uint64_t reached = 0;
     for (const RankView* view : common->second) reached = std::max(reached, view->last_begun());
-    if (culprits != nullptr) *culprits = odd;
-    return fmt::format("{}, others at #{} {} and by now at #{}: the ranks have gone different ways since #{}", what,
+    if (responsible != nullptr) *responsible = odd;
+    return fmt::format("{}, others at #{} {} and by now at #{}: the ranks issue different collectives since #{}", what,
                        sequence, common->first, reached, sequence);
   }
   return "";
@@ -140,10 +140,10 @@ HangReport analyse(const std::vector<RankView>& views) {
   const auto view_of_rank = [&](int rank) -> const RankView& {
     return *std::find_if(views.begin(), views.end(), [&](const RankView& view) { return view.rank == rank; });
   };
-  const auto blame = [&](std::vector<int> ranks) { report.culprits = std::move(ranks); };
+  const auto hold_responsible = [&](std::vector<int> ranks) { report.responsible = std::move(ranks); };
 
-  // The end of what is queued on a GPU is noted by threads of the process, and a stopped one notes nothing more: there
-  // the others' word counts.
+  // A process notes the end of a collective on a GPU when it looks at the event, and a stopped process does not look.
+  // What another rank has finished counts as finished there.
   const auto finished_elsewhere = [&](uint64_t sequence) {
     for (const RankView& view : views)
       for (const auto& entry : view.history)
@@ -157,7 +157,7 @@ HangReport analyse(const std::vector<RankView>& views) {
     return nullptr;
   };
 
-  // The collective that everybody waits for: the oldest that somebody has begun and not finished.
+  // The collective that the ranks wait for: the oldest that any of them has begun and not finished.
   const RankView::Collective* stuck = nullptr;
   for (const RankView& view : views)
     if (const auto* open = unfinished(view); open != nullptr && (stuck == nullptr || open->sequence < stuck->sequence))
@@ -166,7 +166,7 @@ HangReport analyse(const std::vector<RankView>& views) {
   std::vector<int> odd;
   if (const std::string desync = find_desync(views, &odd); !desync.empty()) {
     report.sentence = desync;
-    blame(odd);
+    hold_responsible(odd);
     return report;
   }
   std::vector<int> absent, behind, silent, idle;
@@ -182,7 +182,7 @@ HangReport analyse(const std::vector<RankView>& views) {
   }
   const std::string where = stuck != nullptr ? stuck->name() : "the next collective";
   if (!behind.empty()) {
-    blame(behind);
+    hold_responsible(behind);
     report.excused = std::all_of(behind.begin(), behind.end(), [&](int rank) {
       const RankView& view = view_of_rank(rank);
       return !view.stopped && !view.dead && view.silent_for <= kSilent && view.section_for < view.section_allowance;
@@ -190,15 +190,15 @@ HangReport analyse(const std::vector<RankView>& views) {
     report.sentence =
         fmt::format("{} never reached {} ({})", rank_names(views, behind), where, doing(view_of_rank(behind[0])));
   } else if (!absent.empty()) {
-    blame(absent);
+    hold_responsible(absent);
     report.sentence = fmt::format("{} did not answer while the others wait in {}: host or network lost",
                                   rank_names(views, absent), where);
   } else if (!silent.empty()) {
-    blame(silent);
+    hold_responsible(silent);
     report.sentence =
         fmt::format("{} stopped inside {} ({})", rank_names(views, silent), where, doing(view_of_rank(silent[0])));
   } else if (!idle.empty() && idle.size() < views.size()) {
-    blame(idle);
+    hold_responsible(idle);
     report.sentence = fmt::format("{} began {} but does not wait for it ({})", rank_names(views, idle), where,
                                   doing(view_of_rank(idle[0])));
   } else {

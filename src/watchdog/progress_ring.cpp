@@ -1,12 +1,9 @@
 #include "progress_ring.h"
 
-#include "trireme/base/error.h"
 #include "trireme/base/time.h"
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 
 namespace trireme {
 
@@ -34,7 +31,7 @@ class ProgressRing::Writing {
 };
 
 ProgressRing& ProgressRing::instance() {
-  static auto* ring = new ProgressRing;  // other threads may look at it until the process is gone
+  static auto* ring = new ProgressRing;  // never destroyed: other threads use it until the process ends
   return *ring;
 }
 
@@ -61,6 +58,14 @@ uint64_t ProgressRing::begin(const char* kind, int64_t elements, const char* gro
 void ProgressRing::wait(uint64_t sequence) {
   const Writing writing(*this);
   if (CollectiveEntry* entry = find(sequence)) entry->waited = steady_seconds();
+}
+
+void ProgressRing::resume(uint64_t sequence) {
+  const Writing writing(*this);
+  CollectiveEntry* entry = find(sequence);
+  if (entry == nullptr || entry->ended > 0 || entry->waited == 0) return;
+  blocked_ += steady_seconds() - entry->waited;
+  entry->waited = 0;
 }
 
 void ProgressRing::end(uint64_t sequence) {
@@ -142,28 +147,7 @@ double ProgressRing::blocked_seconds() {
   return blocked_;
 }
 
-// --- comparing collectives -----------------------------------------------------------------------
-
-bool checking_collectives() {
-  static const bool on = [] {
-    const char* value = std::getenv("TRIREME_CHECK_COLLECTIVES");
-    return value != nullptr && std::strcmp(value, "0") != 0;
-  }();
-  return on;
-}
-
-void check_same_collective(const std::vector<std::string>& all, uint64_t sequence) {
-  std::map<std::string, std::string> ranks;
-  for (size_t rank = 0; rank < all.size(); ++rank)
-    ranks[all[rank]] += (ranks[all[rank]].empty() ? "" : ", ") + std::to_string(rank);
-  if (ranks.size() == 1) return;
-  std::string text;
-  for (const auto& [what, who] : ranks) text += (text.empty() ? "" : "; ") + ("rank " + who + " at " + what);
-  throw InternalError("the ranks have gone different ways at collective #" + std::to_string(sequence) +
-                      " of this rank: " + text);
-}
-
-// --- what the training thread tells --------------------------------------------------------------
+// --- called by the training thread ---------------------------------------------------------------
 
 void begin_progress_step(int64_t step) { ProgressRing::instance().begin_step(step); }
 

@@ -50,8 +50,8 @@ const RankView::Collective* RankView::unfinished() const {
 }
 
 RankView view_of(const RankRecord& shared, double now) {
-  // A writer that was stopped halfway leaves an odd version for ever: what it has written so far is then the best there
-  // is.
+  // A seqlock: the copy is consistent when the version is even and did not change meanwhile. A writer that was stopped
+  // while writing leaves an odd version; after some attempts its unfinished state is taken.
   auto copy = std::make_unique<RankRecord>();
   for (int attempt = 0; attempt < 100; ++attempt) {
     const uint32_t before = shared.version.load(std::memory_order_acquire);
@@ -126,7 +126,7 @@ SharedRecord::SharedRecord() {
   if (fd_ >= 0 && ftruncate(fd_, sizeof(RankRecord)) == 0)
     memory = mmap(nullptr, sizeof(RankRecord), PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
   if (memory == MAP_FAILED) {
-    // Without shared memory the record still serves this process and those who ask it over the network.
+    // A private record still serves this process and ranks that ask over the network.
     if (fd_ >= 0) close(fd_);
     fd_ = -1;
     record_ = new RankRecord;

@@ -95,6 +95,26 @@ TEST(ProgressRing, SectionTimesLeaveOutTheWaiting) {
   EXPECT_TRUE(take_section_times().empty());
 }
 
+TEST(ProgressRing, AResumedHostIsNotBlockedOnWhatGoesOn) {
+  ProgressRing ring;
+  const uint64_t sequence = ring.begin("all_reduce", 8, "world");
+  ring.wait(sequence);
+  std::this_thread::sleep_for(milliseconds(30));
+  EXPECT_GT(ring.longest_wait(), 0.02);
+  EXPECT_GE(ring.view().position()->waiting_for, 0);
+  ring.resume(sequence);
+  EXPECT_EQ(ring.longest_wait(), 0);
+  EXPECT_GT(ring.blocked_seconds(), 0.02);
+  RankView view = ring.view();
+  ASSERT_NE(view.unfinished(), nullptr);
+  EXPECT_LT(view.unfinished()->waiting_for, 0);
+  const double blocked = ring.blocked_seconds();
+  ring.end(sequence);
+  EXPECT_EQ(ring.blocked_seconds(), blocked) << "the time of a collective that nobody waits for";
+  ring.resume(sequence);  // late
+  EXPECT_EQ(ring.view().unfinished(), nullptr);
+}
+
 TEST(RankRecord, AViewSurvivesItsText) {
   ProgressRing ring;
   ring.set_rank(3);

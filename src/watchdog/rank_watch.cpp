@@ -3,11 +3,11 @@
 #include "progress_ring.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/process.h"
 #include "trireme/base/stack.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 #include "wire.h"
-#include "world_backend.h"
 
 #include <fmt/format.h>
 #include <netinet/in.h>
@@ -41,27 +41,12 @@ RankWatch::RankWatch(int rank, int size, const AllGather& all_gather, Hooks hook
   ProgressRing::instance().beat();
   wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   listen();
-  meet(all_gather(introduction()));
+  read_introductions(all_gather(introduction()));
   server_ = std::thread([this] { serve(); });
-  const int next = (rank_ + 1) % size_;
-  const int fd = connect_to(next, kConnectSeconds);
-  bool reached = fd >= 0;
-  if (reached) {
-    const Greeting greeting{token_, rank_, kLifeline};
-    char answer = 0;
-    reached = send_all(fd, &greeting, sizeof greeting) && receive_all(fd, &answer, 1) && answer == kLifeline;
-  }
-  if (reached) {
-    keep_alive(fd);
-    const std::lock_guard lock(lines_mutex_);
-    lines_[kNext].fd = fd;
-    lines_[kNext].rank = next;
-  } else {
-    if (fd >= 0) close(fd);
+  const Peer& next = peers_[static_cast<size_t>((rank_ + 1) % size_)];
+  if (!connect_next())
     log_warn(fmt::format("rank {} cannot reach rank {} on {} (port {} of {}): a dead rank will be noticed late", rank_,
-                         next, peers_[static_cast<size_t>(next)].host, peers_[static_cast<size_t>(next)].port,
-                         join(peers_[static_cast<size_t>(next)].addresses, ", ")));
-  }
+                         (rank_ + 1) % size_, next.host, next.port, join(next.addresses, ", ")));
   (void)eventfd_write(wake_, 1);
   watchdog_ = std::thread([this] { watch(); });
 }
@@ -71,13 +56,13 @@ RankWatch::~RankWatch() {
   (void)eventfd_write(wake_, 1);
   if (server_.joinable()) server_.join();
   if (watchdog_.joinable()) watchdog_.join();
-  for (Line& line : lines_)
-    if (line.fd >= 0) close(line.fd);
+  for (const Neighbour& neighbour : neighbours_)
+    if (neighbour.fd >= 0) close(neighbour.fd);
   if (listener_ >= 0) close(listener_);
   if (wake_ >= 0) close(wake_);
 }
 
-// --- meeting -------------------------------------------------------------------------------------
+// --- start ---------------------------------------------------------------------------------------
 
 void RankWatch::listen() {
   listener_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -101,7 +86,7 @@ std::string RankWatch::introduction() {
   return text;
 }
 
-void RankWatch::meet(const std::vector<std::string>& introductions) {
+void RankWatch::read_introductions(const std::vector<std::string>& introductions) {
   const std::string own_host = host_name();
   for (int rank = 0; rank < size_; ++rank) {
     Peer peer;
@@ -115,7 +100,6 @@ void RankWatch::meet(const std::vector<std::string>& introductions) {
     if (peer.host == own_host) peer.addresses.push_back("127.0.0.1");
     for (std::string address; in >> address;) peer.addresses.push_back(address);
     if (peer.host == own_host) peer.record = map_record(peer.pid, fd, token);
-    hosts_.push_back(peer.host);
     peers_.push_back(std::move(peer));
   }
 }
@@ -129,20 +113,38 @@ int RankWatch::connect_to(int rank, double seconds) const {
   return -1;
 }
 
-// --- lifelines and questions: the server's thread ------------------------------------------------
+/// The next rank accepts in its server's thread and answers with the request.
+bool RankWatch::connect_next() {
+  const int next = (rank_ + 1) % size_;
+  const int fd = connect_to(next, kConnectSeconds);
+  if (fd < 0) return false;
+  const Greeting greeting{token_, rank_, kNeighbour};
+  char answer = 0;
+  if (!send_all(fd, &greeting, sizeof greeting) || !receive_all(fd, &answer, 1) || answer != kNeighbour) {
+    close(fd);
+    return false;
+  }
+  keep_alive(fd);
+  const std::lock_guard lock(neighbours_mutex_);
+  neighbours_[kNext].fd = fd;
+  neighbours_[kNext].rank = next;
+  return true;
+}
+
+// --- the server's thread -------------------------------------------------------------------------
 
 void RankWatch::serve() {
   while (!stop_) {
     pollfd polled[4] = {{wake_, POLLIN, 0}, {listener_, POLLIN, 0}, {-1, POLLIN, 0}, {-1, POLLIN, 0}};
     {
-      const std::lock_guard lock(lines_mutex_);
-      polled[2].fd = lines_[kNext].fd;
-      polled[3].fd = lines_[kPrevious].fd;
+      const std::lock_guard lock(neighbours_mutex_);
+      polled[2].fd = neighbours_[kNext].fd;
+      polled[3].fd = neighbours_[kPrevious].fd;
     }
     int timeout = -1;
     if (previous_lost_)
       timeout = static_cast<int>(
-          std::max<int64_t>(0, std::chrono::ceil<milliseconds>(*previous_lost_ + kNewsTravels - Clock::now()).count()));
+          std::max<int64_t>(0, std::chrono::ceil<milliseconds>(*previous_lost_ + kReportDelay - Clock::now()).count()));
     (void)poll(polled, 4, timeout);
     if (stop_) return;
     if ((polled[0].revents & POLLIN) != 0) {
@@ -150,9 +152,9 @@ void RankWatch::serve() {
       (void)eventfd_read(wake_, &value);
     }
     if ((polled[1].revents & POLLIN) != 0) accept_one();
-    if (polled[2].revents != 0 && polled[2].fd == lines_[kNext].fd) read_line(lines_[kNext]);
-    if (polled[3].revents != 0 && polled[3].fd == lines_[kPrevious].fd) read_line(lines_[kPrevious]);
-    if (previous_lost_ && Clock::now() >= *previous_lost_ + kNewsTravels) lost(lines_[kPrevious]);
+    if (polled[2].revents != 0 && polled[2].fd == neighbours_[kNext].fd) read_from(neighbours_[kNext]);
+    if (polled[3].revents != 0 && polled[3].fd == neighbours_[kPrevious].fd) read_from(neighbours_[kPrevious]);
+    if (previous_lost_ && Clock::now() >= *previous_lost_ + kReportDelay) handle_lost(neighbours_[kPrevious]);
   }
 }
 
@@ -165,13 +167,13 @@ void RankWatch::accept_one() {
     close(fd);
     return;
   }
-  if (greeting.request == kLifeline && greeting.rank == (rank_ + size_ - 1) % size_) {
-    const char answer = kLifeline;
+  if (greeting.request == kNeighbour && greeting.rank == (rank_ + size_ - 1) % size_) {
+    const char answer = kNeighbour;
     if (send_all(fd, &answer, 1)) {
       keep_alive(fd);
-      const std::lock_guard lock(lines_mutex_);
-      lines_[kPrevious].fd = fd;
-      lines_[kPrevious].rank = greeting.rank;
+      const std::lock_guard lock(neighbours_mutex_);
+      neighbours_[kPrevious].fd = fd;
+      neighbours_[kPrevious].rank = greeting.rank;
       return;
     }
   } else if (greeting.request == kQuery) {
@@ -191,58 +193,59 @@ void RankWatch::accept_one() {
   close(fd);
 }
 
-void RankWatch::read_line(Line& line) {
+void RankWatch::read_from(Neighbour& neighbour) {
   char buffer[4096];
-  const ssize_t got = recv(line.fd, buffer, sizeof buffer, MSG_DONTWAIT);
+  const ssize_t got = recv(neighbour.fd, buffer, sizeof buffer, MSG_DONTWAIT);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (got <= 0) {
-    const std::lock_guard lock(lines_mutex_);
-    close(line.fd);
-    line.fd = -1;
-    if (line.received == std::string(1, kBye) || stop_) return;
-    // Both neighbours of a dead rank notice; the one before it speaks, the other gives it a moment to.
-    if (&line == &lines_[kPrevious] && size_ > 2)
+    const std::lock_guard lock(neighbours_mutex_);
+    close(neighbour.fd);
+    neighbour.fd = -1;
+    if (neighbour.received == std::string(1, kBye) || stop_) return;
+    // Both neighbours of a dead rank see the connection break. The rank before it reports; the other waits kReportDelay
+    // for that report.
+    if (&neighbour == &neighbours_[kPrevious] && size_ > 2)
       previous_lost_ = Clock::now();
     else
       previous_lost_.reset();
   } else {
-    line.received.append(buffer, static_cast<size_t>(got));
-    if (line.received.size() >= 5 && line.received[0] == kFailure) {
+    neighbour.received.append(buffer, static_cast<size_t>(got));
+    if (neighbour.received.size() >= 5 && neighbour.received[0] == kFailure) {
       uint32_t length = 0;
-      std::memcpy(&length, line.received.data() + 1, sizeof length);
-      if (line.received.size() < 5 + std::min<size_t>(length, kMaxReason)) return;
-      const std::string message = line.received.substr(5, length);
+      std::memcpy(&length, neighbour.received.data() + 1, sizeof length);
+      if (neighbour.received.size() < 5 + std::min<size_t>(length, kMaxReason)) return;
+      const std::string message = neighbour.received.substr(5, length);
       const int code = std::atoi(message.c_str());
       const std::string reason = message.substr(message.find('\n') + 1);
-      claim_end();
-      if (rank_ == 0) print_failure(rank_, "leaving because " + reason);
-      pass_on(reason, code);
-      end_stopped();
+      claim_exit();
+      if (rank_ == 0) print_failure(rank_, "ending because " + reason);
+      forward(reason, code);
+      end_stopped_ranks();
       _exit(code);
     }
     return;
   }
-  if (!previous_lost_) lost(line);
+  if (!previous_lost_) handle_lost(neighbour);
 }
 
-void RankWatch::lost(const Line& line) {
-  claim_end();
-  const Peer& peer = peers_[static_cast<size_t>(line.rank)];
+void RankWatch::handle_lost(const Neighbour& neighbour) {
+  claim_exit();
+  const Peer& peer = peers_[static_cast<size_t>(neighbour.rank)];
   std::string text;
   if (peer.record != nullptr) {
     RankView view = view_of(*peer.record, steady_seconds());
     const auto* at = view.position();
-    text = fmt::format("rank {} on {} (process {}) died in step {}", line.rank, peer.host, peer.pid, view.step);
+    text = fmt::format("rank {} on {} (process {}) died in step {}", neighbour.rank, peer.host, peer.pid, view.step);
     if (!view.section.empty()) text += ", section " + view.section;
     if (at != nullptr) text += fmt::format(", {} {}", at->ended_ago >= 0 ? "after" : "inside", at->name());
   } else {
-    text = fmt::format("rank {} on {} is gone, its connection broke while this rank was in step {}", line.rank,
+    text = fmt::format("rank {} on {} is gone, its connection broke while this rank was in step {}", neighbour.rank,
                        peer.host, ProgressRing::instance().view().step);
   }
-  text += "; look for its own last words and for the kernel's out-of-memory killer, then run again";
+  text += "; read its own last message and the kernel's log (out-of-memory killer), then run again";
   print_failure(rank_, text);
-  pass_on(text, static_cast<int>(ExitCode::kHang));
-  end_stopped();
+  forward(text, static_cast<int>(ExitCode::kHang));
+  end_stopped_ranks();
   _exit(static_cast<int>(ExitCode::kHang));
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// Private to comm/: where one rank stands, in memory that the other ranks of its host can read even when the rank is
-// stopped or dead.
+// Private to watchdog/: the state of one rank, in memory that the other ranks of its host can read even when the rank
+// is stopped or dead.
 
 #include <array>
 #include <atomic>
@@ -20,7 +20,7 @@ struct CollectiveEntry {
 /// Fixed layout, written by one process under its own lock and read by others without one.
 struct RankRecord {
   static constexpr size_t kEntries = 64;
-  uint64_t token = 0;                // of this process: a reader that finds another number looks at a stranger
+  uint64_t token = 0;                // of this process: readers check that it is not another's
   std::atomic<uint32_t> version{0};  // odd while it is being written
   int32_t rank = 0, pid = 0;
   int64_t step = 0;         // under way, from 1; 0: before the first
@@ -32,11 +32,11 @@ struct RankRecord {
   CollectiveEntry entries[kEntries];
 };
 
-/// A readable copy of a record: times are ages in seconds when it was taken.
+/// A copy of a record. Times are ages in seconds at the moment of copying.
 struct RankView {
   int rank = -1;
   std::string host;
-  bool answered = false;  // false: nobody could tell
+  bool answered = false;  // false: neither its host's memory nor another rank gave its state
   int pid = 0;
   bool stopped = false, dead = false;  // by /proc: same host only
   int64_t step = 0;
@@ -59,14 +59,15 @@ struct RankView {
   uint64_t last_begun() const { return history.empty() ? 0 : history.back().sequence; }
 };
 
-/// The view of a record, which may be written at the same time.
+/// Copies a record, which its owner may be writing at the same time.
 RankView view_of(const RankRecord& record, double now);
 
-/// Text for other hosts, and back. Numbers and words only; false when the text is not one.
+/// A view as text for other hosts: numbers and words. decode() returns false for any other text.
 std::string encode(const RankView& view);
 bool decode(const std::string& text, RankView& view);
 
-/// Anonymous shared memory that others open as /proc/<pid>/fd/<fd>: nothing of it can be left behind.
+/// A record in anonymous shared memory, which others open as /proc/<pid>/fd/<fd>. It has no name in any file system, so
+/// none can be left over.
 class SharedRecord {
  public:
   SharedRecord();
@@ -78,8 +79,8 @@ class SharedRecord {
   int fd_ = -1;
 };
 
-/// The record of a process on this host, mapped for reading for the life of this process; null when it cannot be
-/// reached or is not the one with this token.
+/// Maps the record of a process on this host for reading, for the life of this process. Null when it cannot be opened
+/// or has another token.
 const RankRecord* map_record(int pid, int fd, uint64_t token);
 
 }  // namespace trireme

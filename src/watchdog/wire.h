@@ -1,6 +1,6 @@
 #pragma once
-// Private to comm/: the TCP connections of rank_watch.h. Everything here says by its result whether it worked; nobody
-// is told of errno.
+// Private to watchdog/: the TCP connections of rank_watch.h. The functions return whether they worked; errno is not
+// reported.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,21 +9,22 @@
 
 namespace trireme::wire {
 
-/// The first bytes of a connection, and what is asked for: to be a lifeline, the positions of all ranks of this host,
-/// the stack of this rank's training thread.
-enum Request : char { kLifeline = 'L', kQuery = 'Q', kStack = 'S' };
+/// What a connection is for: a neighbour's, which stays open; the views of all ranks of this host; the stack of this
+/// rank's training thread.
+enum Request : char { kNeighbour = 'N', kQuery = 'Q', kStack = 'S' };
+/// The first bytes of a connection.
 struct Greeting {
-  uint64_t token;  // of the job: strangers have another
+  uint64_t token;  // of the job; connections with another are closed
   int32_t rank;
   char request;
 };
-/// What runs along a lifeline: an orderly end, or a failure (uint32 length, then "exit code\nreason").
+/// What a neighbour sends: its orderly end, or a failure (uint32 length, then "exit code\nreason").
 enum Message : char { kBye = 'B', kFailure = 'F' };
 constexpr size_t kMaxReason = 4000;
 
 /// For every later send and receive (and connect).
 void set_timeouts(int fd, double seconds);
-/// A host that vanishes without a word is noticed by keep-alives after a minute.
+/// Keep-alives: a host that vanishes without closing the connection is noticed after a minute.
 void keep_alive(int fd);
 bool send_all(int fd, const void* data, size_t size);
 bool receive_all(int fd, void* data, size_t size);

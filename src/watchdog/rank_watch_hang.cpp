@@ -1,14 +1,13 @@
-// The watchdog's side of RankWatch: who hangs, and how all ranks end.
+// The watchdog's thread of RankWatch: which rank hangs, and how all ranks end.
 #include "hang_report.h"
-#include "mpi_communicator.h"
 #include "progress_ring.h"
 #include "rank_watch.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/process.h"
 #include "trireme/base/stack.h"
 #include "trireme/base/time.h"
 #include "wire.h"
-#include "world_backend.h"
 
 #include <fmt/format.h>
 #include <sys/eventfd.h>
@@ -32,8 +31,10 @@ using namespace wire;
 
 constexpr double kFirstStepLimit = 300, kLeastLimit = 60, kMedianSteps = 10;
 constexpr double kQuerySeconds = 2;
+/// A continued process reads the failure from its neighbour and ends; on a busy machine it may have to wait for a core.
 constexpr milliseconds kContinuedEnds{5000};
-constexpr milliseconds kFirstSpeaks{1500};  // before the others change what it reports; a watchdog looks every second
+/// The reporting rank has printed by then; watchdogs look once a second, not at the same time.
+constexpr milliseconds kReporterFirst{1500};
 
 }  // namespace
 
@@ -58,52 +59,53 @@ void RankWatch::watch() {
         std::max(ProgressRing::instance().longest_wait(), hooks_.device_wait ? hooks_.device_wait() : 0.0);
     const double now = steady_seconds();
     if (waited < limit() || now < next_check_) continue;
-    next_check_ = now + hung(waited);
+    next_check_ = now + handle_hang(waited);
   }
 }
 
-double RankWatch::hung(double waited) {
+double RankWatch::handle_hang(double waited) {
   const auto all = views();
   const HangReport report = analyse(all);
   if (report.excused) {
-    if (!excused_said_)
+    if (!excuse_logged_)
       log_warn(fmt::format("waiting for {:.0f} s: {}; it is given more time", waited, report.sentence));
-    excused_said_ = true;
+    excuse_logged_ = true;
     return std::max(1.0, limit() / 10);
   }
-  // One report for all: from the lowest rank that waits. The others give it time, then speak themselves.
+  // The lowest rank that runs and waits reports for all. The others give it time and report themselves if it does not.
   int first = rank_;
   for (const RankView& view : all)
     if (view.answered && !view.stopped && !view.dead && view.silent_for < 3 &&
-        std::find(report.culprits.begin(), report.culprits.end(), view.rank) == report.culprits.end())
+        std::find(report.responsible.begin(), report.responsible.end(), view.rank) == report.responsible.end())
       first = std::min(first, view.rank);
-  // MPI's end is not broken off at once: of ranks that die inside of it OpenMPI's launcher may keep an open fence and
-  // never end itself. Everything is written by then, so who was stopped may as well go on.
+  // Ranks that die inside MPI_Finalize can leave OpenMPI's mpirun waiting at a fence without end. All files are written
+  // by then, so stopped ranks are continued once instead.
   const RankView::Collective* const at = all[static_cast<size_t>(rank_)].position();
-  if (!resumed_ && at != nullptr && at->kind == kMpiFinalize) {
-    resumed_ = true;
+  if (!continued_ && at != nullptr && at->kind == kMpiFinalize) {
+    continued_ = true;
     if (first == rank_)
-      log_warn(fmt::format("no progress for {:.0f} s when all was done: {}; ranks that were stopped are continued",
-                           waited, report.sentence));
+      log_warn(fmt::format("no progress for {:.0f} s in MPI_Finalize: {}; the stopped ranks are continued", waited,
+                           report.sentence));
     else
-      std::this_thread::sleep_for(kFirstSpeaks);
-    (void)continue_stopped();
+      std::this_thread::sleep_for(kReporterFirst);
+    (void)continue_stopped_ranks();
     return limit();
   }
   if (first < rank_)
     for (int i = 0; i < 40 && !stop_; ++i) std::this_thread::sleep_for(milliseconds(100));
   if (stop_) return 0;
-  const std::string stack = stack_of(all[static_cast<size_t>(report.culprits.empty() ? rank_ : report.culprits[0])]);
-  claim_end();
+  const std::string stack =
+      stack_of(all[static_cast<size_t>(report.responsible.empty() ? rank_ : report.responsible[0])]);
+  claim_exit();
   const RankView own = ProgressRing::instance().view();
   const std::string sentence = fmt::format(
       "no progress for {:.0f} s in step {}: {}; run again, or give slow machines a longer TRIREME_HANG_SECONDS (now "
       "{:g})",
       waited, own.step, report.sentence, limit());
-  print_failure(rank_, fmt::format("no progress for {:.0f} s, where the ranks stand:\n{}{}rank {} on {}: {}", waited,
+  print_failure(rank_, fmt::format("no progress for {:.0f} s; positions of the ranks:\n{}{}rank {} on {}: {}", waited,
                                    report.positions, stack, rank_, host_name(), sentence));
-  pass_on(fmt::format("rank {} found {}", rank_, sentence), static_cast<int>(ExitCode::kHang));
-  end_stopped();
+  forward(fmt::format("rank {} found {}", rank_, sentence), static_cast<int>(ExitCode::kHang));
+  end_stopped_ranks();
   _exit(static_cast<int>(ExitCode::kHang));
 }
 
@@ -136,7 +138,6 @@ std::vector<RankView> RankWatch::views() {
   return all;
 }
 
-/// Any rank of a host answers for all of them.
 std::string RankWatch::query(const std::vector<int>& ranks_of_host) const {
   constexpr size_t kTried = 3;
   for (size_t i = 0; i < std::min(kTried, ranks_of_host.size()); ++i)
@@ -164,7 +165,7 @@ std::optional<std::string> RankWatch::ask(int rank, char request) const {
   return whole ? std::optional(text) : std::nullopt;
 }
 
-/// Where the training thread of this rank is, as far as it can tell: a stopped or vanished process cannot.
+/// The stack of the rank's training thread; empty for a process that is stopped, dead or out of reach.
 std::string RankWatch::stack_of(const RankView& view) const {
   if (!view.answered || view.stopped || view.dead) return "";
   const std::string stack = view.rank == rank_ ? training_stack(kStackSeconds) : ask(view.rank, kStack).value_or("");
@@ -173,28 +174,26 @@ std::string RankWatch::stack_of(const RankView& view) const {
 
 // --- the end -------------------------------------------------------------------------------------
 
-void RankWatch::claim_end() {
-  if (!ending_.exchange(true)) return;
-  // Another thread is ending the process.
+void RankWatch::claim_exit() {
+  if (!exiting_.exchange(true)) return;
   for (;;) pause();
 }
 
-void RankWatch::pass_on(const std::string& reason, int exit_code) {
+void RankWatch::forward(const std::string& reason, int exit_code) {
   std::string body = fmt::format("{}\n{}", exit_code, reason).substr(0, kMaxReason);
   std::string message(1, kFailure);
   const auto length = static_cast<uint32_t>(body.size());
   message.append(reinterpret_cast<const char*>(&length), sizeof length);
   message += body;
-  const std::lock_guard lock(lines_mutex_);
-  for (const Line& line : lines_)
-    if (line.fd >= 0) (void)send_all(line.fd, message.data(), message.size());
+  const std::lock_guard lock(neighbours_mutex_);
+  for (const Neighbour& neighbour : neighbours_)
+    if (neighbour.fd >= 0) (void)send_all(neighbour.fd, message.data(), message.size());
 }
 
-/// A stopped process hears nothing. Continued by those who share its host, it finds the failure on its lifelines and
-/// ends with the same exit code; one that does not in time is killed.
-void RankWatch::end_stopped() {
-  std::vector<const Peer*> continued = continue_stopped();
-  // On a busy machine the process may have to wait for its turn.
+/// A stopped process reads nothing. The ranks of its host continue it, it reads the failure from its neighbours and
+/// ends with the same exit code. A process that does not end in time is killed.
+void RankWatch::end_stopped_ranks() {
+  std::vector<const Peer*> continued = continue_stopped_ranks();
   for (auto until = Clock::now() + kContinuedEnds; !continued.empty() && Clock::now() < until;) {
     std::erase_if(continued, [](const Peer* peer) { return view_of(*peer->record, steady_seconds()).dead; });
     std::this_thread::sleep_for(milliseconds(20));
@@ -202,7 +201,7 @@ void RankWatch::end_stopped() {
   for (const Peer* peer : continued) (void)kill(peer->pid, SIGKILL);
 }
 
-std::vector<const RankWatch::Peer*> RankWatch::continue_stopped() const {
+std::vector<const RankWatch::Peer*> RankWatch::continue_stopped_ranks() const {
   std::vector<const Peer*> continued;
   for (int rank = 0; rank < size_; ++rank) {
     const Peer& peer = peers_[static_cast<size_t>(rank)];
@@ -213,16 +212,16 @@ std::vector<const RankWatch::Peer*> RankWatch::continue_stopped() const {
   return continued;
 }
 
-void RankWatch::tell(const std::string& reason, int exit_code) {
-  std::this_thread::sleep_for(kNewsTravels);
-  claim_end();
+void RankWatch::announce(const std::string& reason, int exit_code) {
+  std::this_thread::sleep_for(kReportDelay);
+  claim_exit();
   print_failure(rank_, reason);
-  pass_on(fmt::format("rank {} on {}: {}", rank_, host_name(), reason), exit_code);
-  end_stopped();
+  forward(fmt::format("rank {} on {}: {}", rank_, host_name(), reason), exit_code);
+  end_stopped_ranks();
 }
 
 void RankWatch::fail(const std::string& reason, int exit_code) {
-  tell(reason, exit_code);
+  announce(reason, exit_code);
   _exit(exit_code);
 }
 
@@ -232,9 +231,8 @@ void RankWatch::leave() {
   if (server_.joinable()) server_.join();
   if (watchdog_.joinable()) watchdog_.join();
   const char bye = kBye;
-  for (Line& line : lines_) {
-    if (line.fd >= 0) (void)send_all(line.fd, &bye, 1);
-  }
+  for (const Neighbour& neighbour : neighbours_)
+    if (neighbour.fd >= 0) (void)send_all(neighbour.fd, &bye, 1);
 }
 
 }  // namespace trireme
