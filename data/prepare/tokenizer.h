@@ -32,7 +32,7 @@ class Tokenizer {
   /// longest), and the text between two of them is encoded by sentencepiece on its own: each such
   /// part gets sentencepiece's leading space. That is what Hugging Face's LlamaTokenizer and
   /// LlamaTokenizerFast do in their legacy mode, the default for Llama 2. A unigram model gives the segmentation of
-  /// sentencepiece 0.2.1 and later, whichever version is linked (unigram.h).
+  /// sentencepiece 0.2.3, whichever version is linked (unigram.h).
   std::vector<int32_t> encode(std::string_view text) const;
   /// encode() of every text, in order, on `threads` threads (0: one per core).
   std::vector<std::vector<int32_t>> encode_all(std::span<const std::string_view> texts, unsigned threads = 0) const;

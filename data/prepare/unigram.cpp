@@ -21,13 +21,9 @@ size_t character_length(char first) {
 }  // namespace
 
 UnigramDecoder::UnigramDecoder(const SentencepieceModel& model) : model_(model), bytes_(256, -1) {
-  // The range of the normal pieces' scores alone, as in sentencepiece.
-  float lowest = std::numeric_limits<float>::max(), highest = std::numeric_limits<float>::lowest();
-  for (const SentencepiecePiece& piece : model.pieces) {
-    if (piece.type != SentencepiecePiece::kNormal) continue;
-    lowest = std::min(lowest, piece.score);
-    highest = std::max(highest, piece.score);
-  }
+  float lowest = std::numeric_limits<float>::max();
+  for (const SentencepiecePiece& piece : model.pieces)
+    if (piece.type == SentencepiecePiece::kNormal) lowest = std::min(lowest, piece.score);
   unknown_score_ = lowest - kUnknownPenalty;
   for (size_t id = 0; id < model.pieces.size(); ++id) {
     const SentencepiecePiece& piece = model.pieces[id];
@@ -40,9 +36,9 @@ UnigramDecoder::UnigramDecoder(const SentencepieceModel& model) : model_(model),
     }
     const bool user_defined = piece.type == SentencepiecePiece::kUserDefined;
     if (piece.type != SentencepiecePiece::kNormal && !user_defined) continue;
-    // User-defined pieces win over whatever normal pieces could stand in their place.
-    const float score =
-        user_defined ? static_cast<float>(static_cast<float>(piece.text.size()) * highest - 0.1) : piece.score;
+    // User-defined pieces win over the normal pieces that could stand in their place, the longer ones first.
+    const auto bonus = static_cast<float>(0.1 * static_cast<double>(piece.text.size()) - 0.1);
+    const float score = user_defined ? bonus : piece.score;
     pieces_.emplace(piece.text, Entry{static_cast<int32_t>(id), score});
     longest_ = std::max(longest_, piece.text.size());
   }

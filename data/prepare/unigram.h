@@ -1,10 +1,11 @@
 #pragma once
-// The best segmentation of a unigram model with the rounding of sentencepiece 0.2.1 and later.
+// The best segmentation of a unigram model with the rounding of sentencepiece 0.2.3.
 //
 // Of two segmentations whose scores are equal, or differ by less than a float's rounding, the rounding decides.
 // sentencepiece up to 0.2.0 (Debian 12 and Ubuntu 24.04 have 0.1.9x) compares a candidate's score as a double with the
-// best one so far as a float; later versions, and so today's Python package and what trains with it, round the
-// candidate first. Both add piece by piece from the left and keep the first of equal candidates.
+// best one so far as a float, and gives a user-defined piece the score -0.1; 0.2.3 rounds the candidate to float first,
+// and gives user-defined pieces a tenth for each byte but the first. Both add piece by piece from the left and keep the
+// first of equal candidates.
 
 #include "trireme/formats/sentencepiece_model.h"
 
