@@ -228,12 +228,16 @@ LlamaConfig read_model_config(const std::filesystem::path& directory) {
   if (std::filesystem::exists(directory / "config.json")) return read_llama_config(directory / "config.json");
   for (const auto& context : {directory / "context", directory.parent_path() / "context"})
     if (std::filesystem::exists(context / "model.yaml")) return read_nemo_llama_config(context / "model.yaml");
+  for (const auto& folder : {directory, directory.parent_path()})
+    if (std::filesystem::exists(folder / "model_config.yaml"))
+      return read_nemo_llama_config(folder / "model_config.yaml");
   if (std::filesystem::is_regular_file(directory)) refuse_file_for_directory(directory);
   if (!std::filesystem::is_directory(directory))
     throw ModelError(fmt::format("model directory {} does not exist", directory.string()));
   if (is_zarr_checkpoint(directory))
-    throw ModelError(fmt::format("{} is a NeMo checkpoint without context/model.yaml, which says the model's shape",
-                                 directory.string()));
+    throw ModelError(fmt::format(
+        "{} is a NeMo checkpoint without context/model.yaml or model_config.yaml, which say the model's shape",
+        directory.string()));
   throw ModelError(fmt::format("{} has no config.json", directory.string()));
 }
 

@@ -34,7 +34,7 @@ struct LlamaConfig {
 /// rope_parameters; rope_theta beside them counts where neither holds one. A special token that is null is none; one
 /// that is absent has the default.
 LlamaConfig read_llama_config(const std::filesystem::path& config_json);
-/// NeMo's context/model.yaml of a zarr checkpoint directory, to the same structure.
+/// NeMo's context/model.yaml (NeMo 1: model_config.yaml) of a zarr checkpoint directory, to the same structure.
 LlamaConfig read_nemo_llama_config(const std::filesystem::path& model_yaml);
 /// config.json that transformers 4 and 5 load.
 std::string llama_config_json(const LlamaConfig& config);
@@ -43,7 +43,7 @@ std::string llama_config_json(const LlamaConfig& config);
 std::vector<int64_t> end_of_text_ids(const std::filesystem::path& directory, const LlamaConfig& config);
 /// generation_config.json with the config's special tokens.
 std::string generation_config_json(const LlamaConfig& config);
-/// The config of a model directory: config.json, else context/ of a NeMo zarr directory. ModelError when there is
+/// The config of a model directory: config.json, else that of a NeMo zarr directory. ModelError when there is
 /// neither.
 LlamaConfig read_model_config(const std::filesystem::path& directory);
 
