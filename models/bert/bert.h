@@ -45,6 +45,9 @@ struct BertScore {
 /// Linears of a layer, for Fp8Scales.
 constexpr int64_t kBertLinearsPerLayer = 4;
 
+/// model.pad_vocab_to of train_bert where the configuration says nothing.
+constexpr int64_t kDefaultVocabMultiple = 8;
+
 class BertModel {
  public:
   /// Rows of the word embedding (and of the decoder tied to it, and its bias) are padded to a multiple of

@@ -7,6 +7,7 @@
 namespace trireme {
 
 void add_init_model_tool(CLI::App& app);  // tool_init_model.cpp
+void add_model_tool(CLI::App& app);       // tool_model.cpp
 void add_tokenizer_tool(CLI::App& app);   // tool_tokenizer.cpp
 void add_data_tool(CLI::App& app);        // tool_data.cpp
 void add_bert_data_tool(CLI::App& data);  // tool_data_bert.cpp: `data bert`

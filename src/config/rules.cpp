@@ -99,7 +99,6 @@ void check_program(const Config& config, Program program, std::vector<RuleProble
   const Config plain;
   if (program == Program::kLlama) {
     constexpr const char* kOnlyBert = "is for train_bert: train_llama has no such thing";
-    refuse(config.model.pad_vocab_to != plain.model.pad_vocab_to, "model.pad_vocab_to", kOnlyBert);
     refuse(config.batch.packing_rate != plain.batch.packing_rate, "batch.packing_rate", kOnlyBert);
     refuse(config.optimizer.clip != plain.optimizer.clip, "optimizer.clip",
            "local is for train_bert: train_llama clips the sum over all ranks");
@@ -111,6 +110,8 @@ void check_program(const Config& config, Program program, std::vector<RuleProble
     refuse(config.eval.target_accuracy.has_value(), "eval.target_accuracy",
            "is for train_bert: train_llama's target is eval.target_loss");
   } else if (program == Program::kBert) {
+    refuse(config.model.vocab_size.has_value(), "model.vocab_size",
+           "is for train_llama: train_bert fills the vocabulary up with model.pad_vocab_to");
     refuse(config.lora.has_value(), "lora.r", "is for train_llama: train_bert trains all parameters, leave 'lora' out");
     refuse(config.parallel.recompute == "mlp", "parallel.recompute", "mlp is for train_llama: use auto, none or full");
     refuse(config.eval.skip_first == "mlperf", "eval.skip_first", "mlperf is Llama's rule: give a count");

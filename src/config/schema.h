@@ -46,8 +46,15 @@ void describe(Visitor& v, ModelSection& s) {
            .help = "weights from the checkpoint, or random (config.json alone is enough)",
            .words = {"checkpoint", "random"}},
           s.init);
+  v.field({.key = "vocab_size",
+           .help = "train_llama: rows of the vocabulary; new ones start at the mean of the model's own, as "
+                   "transformers' resize_token_embeddings; null = the model's",
+           .min = 1,
+           .max = kMaxCount},
+          s.vocab_size);
   v.field({.key = "pad_vocab_to",
-           .help = "train_bert: rows of zeros fill the vocabulary up to a multiple of this; 1 = none",
+           .help = "rows fill the vocabulary up to a multiple of this, with zeros (train_bert) or the mean "
+                   "(train_llama); 1 = none; null = 8 for train_bert, none for train_llama",
            .min = 1,
            .max = 65536},
           s.pad_vocab_to);

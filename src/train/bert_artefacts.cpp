@@ -3,14 +3,16 @@
 
 #include "models/bert/weights.h"
 #include "trireme/base/error.h"
-#include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/safetensors.h"
+#include "trireme/formats/staged_model.h"
 #include "trireme/train/run.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+
+#include <optional>
 
 namespace trireme {
 
@@ -34,10 +36,11 @@ void BertTask::save_artefact(ShardedUnits& units, const std::filesystem::path& r
   const auto tensors = bert_file_tensors(*model_, file_dtype(rank_.compute_dtype));
   const ShardPlan plan = plan_safetensors_shards(tensors, kMaxFileBytes);
   TRIREME_CHECK(plan.files.size() == 1, "a BERT of ", plan.total_bytes, " bytes");
+  std::optional<StagedModel> staged;
   std::unique_ptr<SafetensorsWriter> writer;
   if (rank_.rank == 0) {
-    make_directories(directory);
-    writer = std::make_unique<SafetensorsWriter>(directory / plan.files[0].first, tensors);
+    staged.emplace(directory);
+    writer = std::make_unique<SafetensorsWriter>(staged->path() / plan.files[0].first, tensors);
   }
   size_t next = 0;
   units.export_tensors(
@@ -52,7 +55,8 @@ void BertTask::save_artefact(ShardedUnits& units, const std::filesystem::path& r
   writer->commit();
   BertConfig config = model_->config();
   config.dtype = config_dtype(rank_.compute_dtype);
-  finish_bert_directory(directory, config_.model.path, config);
+  finish_bert_directory(staged->path(), config_.model.path, config);
+  staged->commit();
 }
 
 }  // namespace trireme

@@ -73,7 +73,7 @@ BertTask::BertTask(const Config& config, const RankInfo& rank) : config_(config)
   if (config.data.seq_length > shape.max_position_embeddings)
     throw ConfigError(fmt::format("data.seq_length {} is more than the model's max_position_embeddings {}",
                                   config.data.seq_length, shape.max_position_embeddings));
-  model_ = std::make_unique<BertModel>(shape, config.model.pad_vocab_to);
+  model_ = std::make_unique<BertModel>(shape, config.model.pad_vocab_to.value_or(kDefaultVocabMultiple));
   if (config.precision.encoder == "fp8") {
     check_fp8(shape, rank);
     fp8_ = std::make_unique<Fp8Scales>(kBertLinearsPerLayer * shape.num_hidden_layers, rank.device);

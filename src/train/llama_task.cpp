@@ -1,5 +1,6 @@
 #include "llama_task.h"
 
+#include "models/llama/vocabulary.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
@@ -31,7 +32,9 @@ LlamaConfig read_config(const Config& config) {
 }  // namespace
 
 LlamaTask::LlamaTask(const Config& config, const RankInfo& info) : config_(config), info_(info) {
-  const LlamaConfig shape = read_config(config);
+  LlamaConfig shape = read_config(config);
+  stored_vocab_ = shape.vocab_size;
+  shape.vocab_size = resized_vocab(stored_vocab_, config.model.vocab_size, config.model.pad_vocab_to);
   std::optional<LoraOptions> lora;
   if (config.lora)
     lora = LoraOptions{config.lora->r, config.lora->alpha, config.lora->dropout, config.lora->target_modules};

@@ -5,11 +5,13 @@
 #include "models/llama/llama.h"
 #include "task_common.h"
 #include "trireme/config/config.h"
+#include "trireme/formats/peft_adapter.h"
 #include "trireme/train/task.h"
 
 #include <ATen/core/Tensor.h>
 
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -59,6 +61,8 @@ class LlamaTask final : public TrainingTask {
   Config config_;
   RankInfo info_;
   std::unique_ptr<LlamaModel> model_;
+  int64_t stored_vocab_ = 0;                     // rows of the vocabulary in model.path; the model may have more
+  std::map<std::string, TokenRows> token_rows_;  // rank 0, LoRA: what the adapter holds of the vocabulary
   std::unique_ptr<TokenDataset> train_, valid_;
   std::unique_ptr<Sampler> sampler_;
   int64_t rows_per_pass_ = 1;

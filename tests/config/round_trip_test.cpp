@@ -14,7 +14,9 @@ class Generator {
 
   Config config() {
     Config c;
-    c.model = {path(), word({"checkpoint", "random"}), integer(1, 65536)};
+    c.model = {path(), word({"checkpoint", "random"}), std::nullopt, std::nullopt};
+    if (coin()) c.model.vocab_size = integer(1, 2147483647);
+    if (coin()) c.model.pad_vocab_to = integer(1, 65536);
     if (coin()) {
       c.lora.emplace();
       c.lora->r = integer(1, 65536);

@@ -94,6 +94,11 @@ TEST(Rules, KeysOfTheOtherProgramAreRefusedWhereTheyStand) {
   EXPECT_EQ(refused(llama, Program::kLlama), "");
   EXPECT_NE(refused(llama, Program::kBert).find("parallel.recompute mlp"), std::string::npos);
   EXPECT_NE(refused(llama, Program::kBert).find("train_bert trains all parameters"), std::string::npos);
+  const TemporaryFile minimal(kMinimal);
+  const std::vector<std::string> resized = {"model.vocab_size=32008", "model.pad_vocab_to=64"};
+  EXPECT_EQ(load_config(minimal.path(), resized, Program::kLlama).model.vocab_size, 32008);
+  EXPECT_THROW(load_config(minimal.path(), resized, Program::kBert), ConfigError);
+  EXPECT_EQ(load_config(minimal.path(), {resized[1]}, Program::kBert).model.pad_vocab_to, 64);
   // What a resolved configuration prints, defaults included, is every program's.
   const Config plain = load_text(kMinimal);
   const TemporaryFile printed(print_config(plain));

@@ -13,8 +13,9 @@ namespace trireme {
 
 struct ModelSection {
   std::string path;
-  std::string init = "checkpoint";  // checkpoint | random
-  int64_t pad_vocab_to = 8;         // train_bert
+  std::string init = "checkpoint";      // checkpoint | random
+  std::optional<int64_t> vocab_size;    // train_llama: rows of the vocabulary to train with; null = the model's
+  std::optional<int64_t> pad_vocab_to;  // null = 8 for train_bert, none for train_llama
   bool operator==(const ModelSection&) const = default;
 };
 struct LoraSection {
