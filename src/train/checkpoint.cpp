@@ -11,7 +11,6 @@
 #include "trireme/fsdp/layout.h"
 
 #include <fmt/format.h>
-#include <sys/statvfs.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -96,42 +95,11 @@ std::vector<PieceSource> Checkpoints::pieces(const NamedTensors& state) const {
   return pieces;
 }
 
-void Checkpoints::check_space(const NamedTensors& state, bool periodic) {
+void Checkpoints::open() {
   agree(comm_, [&] {
     if (comm_.rank() != 0) return;
     make_directories(directory_);
     remove_leftovers();
-    uint64_t one = 1 << 16;
-    for (const auto& [name, tensor] : state) {
-      const auto unit = split_name(name).second;
-      one += (unit.empty() ? 1 : static_cast<uint64_t>(placements_.at(unit).numel)) * tensor.element_size();
-      one += static_cast<uint64_t>(kBytesPerPiece) * (unit.empty() ? 1 : static_cast<uint64_t>(comm_.size()));
-    }
-    // While one is being written, keep_last older ones still lie there.
-    uint64_t kept = 0, present = 0;
-    const auto wanted = static_cast<uint64_t>(periodic ? options_.keep_last + 1 : 1);
-    for (const auto& [step, directory] : list_checkpoints(directory_)) {
-      try {
-        const CheckpointManifest manifest = read_manifest(directory);
-        if (manifest.run_id != options_.run_id || kept >= wanted - 1) continue;
-        ++kept;
-        present += manifest.total_bytes();
-      } catch (const Error&) {
-        continue;  // not whole: resume() has named it
-      }
-    }
-    struct statvfs disk{};
-    if (statvfs(directory_.c_str(), &disk) != 0) return;  // a file system that cannot say: the first save will
-    const uint64_t available = static_cast<uint64_t>(disk.f_bavail) * disk.f_frsize,
-                   needed = one * wanted - std::min(present, one * wanted);
-    if (needed > available)
-      throw WriteError(fmt::format(
-          "the checkpoints of this run do not fit: {} has {} free; {} of {} each need {}{}. Free "
-          "{} there, choose another output.dir{}",
-          directory_.string(), format_bytes(static_cast<double>(available)), wanted,
-          format_bytes(static_cast<double>(one)), format_bytes(static_cast<double>(needed)),
-          present > 0 ? " beside those already there" : "", format_bytes(static_cast<double>(needed - available)),
-          periodic && options_.keep_last > 2 ? ", or lower output.keep_last" : ""));
   });
 }
 

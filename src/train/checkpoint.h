@@ -58,9 +58,8 @@ class Checkpoints {
   /// DataError.
   std::optional<LoopState> resume(const NamedTensors& state);
 
-  /// Collective. Removes what dead runs left unfinished. WriteError on all ranks when the checkpoints that the run will
-  /// keep do not fit in the free space.
-  void check_space(const NamedTensors& state, bool periodic);
+  /// Collective. Makes the directory and removes what dead runs left unfinished in it.
+  void open();
 
   /// For a run that saves as it goes: takes the memory for the copies while the run is still being loaded.
   void prepare(const NamedTensors& state) { writer_.prepare(pieces(state)); }

@@ -24,21 +24,35 @@ constexpr const char* kCompanions[] = {"tokenizer.model", "tokenizer.json", "tok
 
 }  // namespace
 
+void LlamaTask::check_weights() {
+  if (config_.model.init == "checkpoint") {
+    source_ = open_weights(config_.model.path);
+    trireme::check_weights(model_->units(), *source_, config_.model.path);
+  }
+  if (!config_.lora || !config_.lora->adapter) return;
+  const std::string& path = *config_.lora->adapter;
+  const Adapter adapter = read_adapter(path);
+  try {
+    adapter_ = import_adapter(adapter, *model_);
+  } catch (const ModelError& error) {
+    throw ModelError(fmt::format("lora.adapter {}: {}", path, error.what()));
+  }
+}
+
 void LlamaTask::load_weights(ShardedUnits& units) {
   const auto seed = static_cast<uint64_t>(config_.train.seed);
+  if (!source_ && adapter_.empty()) check_weights();
   if (config_.model.init == "random") {
     units.initialise(seed, /*only_replicated=*/false);
   } else {
-    const auto source = open_weights(config_.model.path);
-    load_units(units, *source, config_.model.path, info_.world_size);
+    load_units(units, *source_, config_.model.path, info_.world_size);
     units.initialise(seed, /*only_replicated=*/true);
+    source_.reset();
   }
-  if (config_.lora && config_.lora->adapter) {
-    const Adapter adapter = read_adapter(*config_.lora->adapter);
-    for (const auto& [name, value] : import_adapter(adapter, *model_))
-      TRIREME_CHECK(units.assign(name, value), "adapter tensor ", name, " has no place in the model");
-    log_info(fmt::format("starting from adapter {} ({} modules)", *config_.lora->adapter, adapter.modules.size()));
-  }
+  for (const auto& [name, value] : adapter_)
+    TRIREME_CHECK(units.assign(name, value), "adapter tensor ", name, " has no place in the model");
+  if (!adapter_.empty()) log_info(fmt::format("starting from adapter {}", *config_.lora->adapter));
+  adapter_.clear();
 }
 
 void LlamaTask::save_artefact(ShardedUnits& units, const std::filesystem::path& directory) {

@@ -2,6 +2,7 @@
 // What the tasks of all model families share: who this rank is, reading a step ahead, loading weights, dtypes of files.
 
 #include "trireme/base/dtype.h"
+#include "trireme/base/error.h"
 #include "trireme/formats/weight_source.h"
 #include "trireme/fsdp/sharded_units.h"
 
@@ -43,6 +44,22 @@ class ReadAhead {
  private:
   std::future<T> next_;
   int64_t step_ = -1;
+};
+
+/// How many rows go through the model at a time. Background readers are given the number, not this.
+class RowsPerPass {
+ public:
+  void set(int rows) {
+    TRIREME_CHECK(rows >= 1 && rows_ == 0, rows, " rows a pass, where ", rows_, " are set");
+    rows_ = rows;
+  }
+  int64_t get() const {
+    TRIREME_CHECK(rows_ > 0, "a batch is asked for before the plan's rows per pass are known");
+    return rows_;
+  }
+
+ private:
+  int64_t rows_ = 0;
 };
 
 /// The type in a file of tensors computed with in `dtype` (fp32, fp16, bf16), and config.json's word for it.

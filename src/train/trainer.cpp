@@ -3,6 +3,7 @@
 
 #include "agree.h"
 #include "checkpoint.h"
+#include "checkpoint_space.h"
 #include "straggler.h"
 #include "trireme/base/error.h"
 #include "trireme/base/fault.h"
@@ -24,6 +25,7 @@ ExitCode Trainer::run() {
     const ProgressSection section("load", kStorageAllowance);
     fault_point("load", comm_.rank());
     load_or_resume();
+    loaded_();
   }
   if (comm_.rank() == 0) {
     metrics_ = std::make_unique<MetricsFile>(directory_.path() / "metrics.jsonl",
@@ -54,6 +56,7 @@ ExitCode Trainer::run() {
     else
       train_step(completed_);
     while (pending_.size() > 1) collect_metrics();
+    if (reported_ > first_step_) directory_.claim();
     if (straggler_report_due(completed_ - first_step_)) report_stragglers();
     if (evaluation_due()) {
       flush_metrics();
@@ -67,6 +70,13 @@ ExitCode Trainer::run() {
   flush_metrics();
   if (stop_agreed_ && completed_ < config_.train.max_steps && !reached_target) {
     const ProgressSection section("save", kStorageAllowance);
+    if (!config_.output.save_on_stop) {
+      checkpoints_->complete();
+      const StopWithoutSave stop = stop_without_save(comm_, directory_.checkpoints(), completed_);
+      log_info(stop.message);
+      mlperf_end_run("aborted");
+      return stop.code;
+    }
     if (last_saved_step_ != completed_ || !checkpoints_->complete()) save_checkpoint();
     if (!checkpoints_->complete())
       throw AgreedError(
@@ -102,6 +112,7 @@ bool Trainer::save_due() const {
 
 void Trainer::save_checkpoint() {
   flush_metrics();
+  directory_.claim();
   if (consecutive_skips_ > 0) return;  // after a step whose numbers went wrong nothing is saved: the next sound one is
   const ProgressSection section("save", kStorageAllowance);
   fault_point("save", comm_.rank(), completed_);
@@ -121,6 +132,7 @@ void Trainer::save_checkpoint() {
 
 void Trainer::finish() {
   const ProgressSection section("save", kStorageAllowance);
+  directory_.claim();
   task_.save_artefact(*units_, directory_.path());
   checkpoints_->complete();
   comm_.barrier();

@@ -16,7 +16,10 @@ enum class ExitCode : int {
   kInternal = 70,     // a bug, or numbers that went wrong
   kHang = 71,         // a rank stopped making progress
   kCannotWrite = 73,  // disk full, read-only, output directory taken
-  kStopped = 75,      // stopped by a signal with state saved
+  kStopped = 75,      // stopped by a signal: the same command goes on from a checkpoint
+  // Stopped by a signal with nothing saved (output.save_on_stop: false): 128 + SIGTERM, as a shell reports a process
+  // that the signal ended.
+  kStoppedUnsaved = 143,
 };
 
 /// A failure with the exit code it ends the process with. The message says what failed, where, and what to try.
