@@ -137,8 +137,10 @@ RowScan::RowScan(std::vector<RowSet> sets, const RowScanOptions& options) : stat
   }
   s.stride = spreading_stride(std::max<int64_t>(1, s.total_chunks));
   s.part_chunks = (s.total_chunks - options.part + options.parts - 1) / options.parts;
-  s.running = options.threads;
-  for (int i = 0; i < options.threads; ++i) s.threads.emplace_back([&s] { s.work(); });
+  const bool sharded =
+      std::any_of(s.sets.begin(), s.sets.end(), [](const RowSet& set) { return !set.shard_rows.empty(); });
+  s.running = sharded ? 1 : options.threads;
+  for (int i = s.running; i > 0; --i) s.threads.emplace_back([&s] { s.work(); });
 }
 
 RowScan::~RowScan() {

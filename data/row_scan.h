@@ -15,12 +15,12 @@ namespace trireme {
 struct RowSet {
   std::string name;  // "data.train"
   int64_t rows = 0;
-  std::vector<int64_t> shard_rows;         // rows of shards that are read whole; empty: rows are read one by one
+  std::vector<int64_t> shard_rows;         // rows of shards that are loaded whole; empty: rows are read one by one
   std::function<void(int64_t row)> check;  // thread-safe; DataError with file, row and value
 };
 
 struct RowScanOptions {
-  int threads = 1;
+  int threads = 1;          // with shards among the sets one is taken: each thread would hold a shard in memory
   int part = 0, parts = 1;  // this scan takes every parts-th chunk: ranks share the rows
   double seconds = std::numeric_limits<double>::infinity();  // after which the threads stop by themselves
   bool all = false;  // go on after a bad row; otherwise rows above it are not read any more

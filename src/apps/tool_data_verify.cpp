@@ -103,9 +103,8 @@ void verify(const VerifyArguments& arguments) {
   int64_t rows = 0;
   for (const RowSet& set : data.sets) rows += set.rows;
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  // BERT's shards are read whole, by libhdf5, which one thread at a time may call.
-  const int threads = !data.rows.empty() ? 1 : arguments.threads > 0 ? arguments.threads : cores;
-  RowScan scan(std::move(data.sets), {.threads = threads, .all = true, .keep = arguments.show});
+  RowScan scan(std::move(data.sets),
+               {.threads = arguments.threads > 0 ? arguments.threads : cores, .all = true, .keep = arguments.show});
   Progress progress("checking", static_cast<double>(rows), "rows");
   const RowScanReport report = scan.finish(std::numeric_limits<double>::infinity(),
                                            [&](int64_t done) { progress.update(static_cast<double>(done)); });

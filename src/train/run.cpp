@@ -59,9 +59,8 @@ void log_cache_clear(MlperfLog& mlperf) {
     mlperf.event("cache_clear", std::string(said));
   else
     log_info(
-        "mllog.log has no cache_clear: TRIREME_CACHES_CLEARED=true or false, from whoever starts the run, tells "
-        "whether "
-        "the caches were dropped");
+        "mllog.log has no cache_clear: whoever starts the run says whether the caches were dropped, by "
+        "TRIREME_CACHES_CLEARED=true or false");
 }
 
 ExitCode train(const Config& config, World& world, const TaskFactory& make_task, const CommandLine& line) {
