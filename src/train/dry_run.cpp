@@ -83,6 +83,11 @@ int dry_run(const Config& config, const CommandLine& line, const Launch& launch,
   for (const std::string& cost : cost_lines(config, *task, ranks)) text += cost + '\n';
   text += describe_plan(plan, task->units());
   text += "data: " + report.summary() + '\n';
+  if (const auto found = list_checkpoints(checkpoints); !found.empty())
+    text += fmt::format(
+        "output.dir holds this run: it goes on from the newest whole of {} checkpoint{} up to step {}, "
+        "which a dry run does not read\n",
+        found.size(), found.size() == 1 ? "" : "s", found.front().first);
   std::fputs(text.c_str(), stdout);
   return 0;
 }

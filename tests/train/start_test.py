@@ -151,7 +151,7 @@ def devices(site):
 
 def stops(site):
     """output.save_on_stop: false, and a disk without room for a checkpoint."""
-    def stopped(run, *overrides, expect, faults="sleep@step:step6:60s"):
+    def stopped(run, *overrides, expect):
         with open(f"{site.work}/{run}.log", "w") as log:
             process = subprocess.Popen(site.command(f"output.dir={run}", "train.max_steps=12", *overrides), stdout=subprocess.PIPE, stderr=log, text=True,
                                        env=dict(os.environ, TRIREME_FAULT="sleep@step:0.1s"))
@@ -172,6 +172,11 @@ def stops(site):
     assert "goes on from the checkpoint of step 4" in text or "goes on from the checkpoint of step 6" in text, text[-1500:]
     done = site.run("output.dir=regular", "train.max_steps=12", "output.save_on_stop=false", "output.save_every_samples=16")
     assert "resuming after step" in done.stderr, done.stderr
+    text = stopped("saved", expect=75)
+    done = site.run("output.dir=saved", "train.max_steps=12", extra=["--dry-run"])
+    assert "it goes on from the newest whole of 1 checkpoint up to step" in done.stdout, done.stdout
+    done = site.run("output.dir=saved", "train.max_steps=13", extra=["--dry-run"], expect=73)
+    assert "train.max_steps was 12, is 13" in last_line(done.stderr), done.stderr
 
     tiny = "set:70000@disk-free"
     done = site.run("output.dir=full", "lora=null", "train.max_steps=1", TRIREME_FAULT=tiny)
