@@ -47,6 +47,7 @@ int run(int argc, char** argv) {
   trireme::add_model_tool(app);
   trireme::add_tokenizer_tool(app);
   trireme::add_data_tool(app);
+  trireme::add_data_verify_tool(*app.get_subcommand("data"));
   trireme::add_adapter_tool(app);
   trireme::add_checkpoint_tool(app);
   trireme::add_generate_tool(app);

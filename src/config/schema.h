@@ -237,9 +237,11 @@ void describe(Visitor& v, OutputSection& s) {
            .max = 525600,
            .above_min = true},
           s.save_every_minutes);
+  v.field({.key = "save_on_stop",
+           .help = "a signal saves a checkpoint before the run ends; false: what follows the last regular one is lost"},
+          s.save_on_stop);
   v.field({.key = "keep_last", .help = "whole checkpoints of this run that stay", .min = 2, .max = kMaxCount},
           s.keep_last);
-  v.field({.key = "save_on_stop", .help = "save a checkpoint when a signal stops the run"}, s.save_on_stop);
 }
 
 template <class Visitor>

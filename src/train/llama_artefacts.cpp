@@ -17,34 +17,45 @@
 
 namespace trireme {
 
-void LlamaTask::load_weights(ShardedUnits& units) {
-  const auto seed = static_cast<uint64_t>(config_.train.seed);
-  // The adapter first: that it does not fit is known before minutes of reading weights.
-  std::optional<Adapter> start;
-  std::map<std::string, at::Tensor> start_tensors;
+void LlamaTask::check_weights() {
+  // The adapter first: the rows of the vocabulary that it holds are read in place of the base model's.
   if (config_.lora && config_.lora->adapter) {
-    start = read_adapter(*config_.lora->adapter);
-    start_tensors = import_adapter(*start, *model_);
+    const std::string& path = *config_.lora->adapter;
+    const Adapter start = read_adapter(path);
+    try {
+      adapter_ = import_adapter(start, *model_);
+    } catch (const ModelError& error) {
+      throw ModelError(fmt::format("lora.adapter {}: {}", path, error.what()));
+    }
+    token_rows_ = start.token_rows;
+    log_info(fmt::format("starting from adapter {} ({} modules)", path, start.modules.size()));
   }
-  const std::map<std::string, TokenRows> start_rows = start ? start->token_rows : std::map<std::string, TokenRows>();
+  if (config_.model.init == "random") return;
+  LlamaConfig stored = model_->config();
+  stored.vocab_size = stored_vocab_;
+  source_ = open_llama_weights(config_.model.path, stored, model_->config().vocab_size,
+                               static_cast<uint64_t>(config_.train.seed), token_rows_);
+  trireme::check_weights(model_->units(), *source_, config_.model.path);
+}
+
+void LlamaTask::load_weights(ShardedUnits& units) {
+  if (!source_ && adapter_.empty()) check_weights();
   if (config_.model.init == "random") {
-    units.initialise(seed, /*only_replicated=*/false);
+    units.initialise(static_cast<uint64_t>(config_.train.seed), /*only_replicated=*/false);
+    token_rows_.clear();
   } else {
-    LlamaConfig stored = model_->config();
-    stored.vocab_size = stored_vocab_;
-    const auto source = open_llama_weights(config_.model.path, stored, model_->config().vocab_size, seed, start_rows);
-    load_units(units, *source, config_.model.path, info_.world_size);
-    units.initialise(seed, /*only_replicated=*/true);
+    load_units(units, *source_, config_.model.path, info_.world_size);
+    units.initialise(static_cast<uint64_t>(config_.train.seed), /*only_replicated=*/true);
     if (config_.lora && info_.rank == 0)
-      token_rows_ = adapter_token_rows(*source, model_->config(), stored_vocab_, start_rows);
+      token_rows_ = adapter_token_rows(*source_, model_->config(), stored_vocab_, token_rows_);
+    source_.reset();
     if (model_->config().vocab_size > stored_vocab_)
       log_info(fmt::format("vocabulary: {} rows of the model, {} new ones", format_count(stored_vocab_),
                            format_count(model_->config().vocab_size - stored_vocab_)));
   }
-  if (!start) return;
-  for (const auto& [name, value] : start_tensors)
+  for (const auto& [name, value] : adapter_)
     TRIREME_CHECK(units.assign(name, value), "adapter tensor ", name, " has no place in the model");
-  log_info(fmt::format("starting from adapter {} ({} modules)", *config_.lora->adapter, start->modules.size()));
+  adapter_.clear();
 }
 
 void LlamaTask::save_artefact(ShardedUnits& units, const std::filesystem::path& directory) {

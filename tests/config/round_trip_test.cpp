@@ -55,9 +55,10 @@ class Generator {
     c.output.dir = path();
     if (coin()) c.output.save_every_samples = integer(1, int64_t{1} << 53);
     if (coin()) c.output.save_every_minutes = 1e-3 + 1000 * fraction();
+    c.output.save_on_stop = coin();
     c.output.keep_last = integer(2, 1000);
     c.logging = {integer(1, 1000), coin(), coin(), {}};
-    if (coin()) c.logging.profile_step = integer(1, 1000);
+    if (coin()) c.logging.profile_step = integer(1, c.train.max_steps);
     return c;
   }
 

@@ -37,13 +37,17 @@ struct ShardingOptions {
   at::ScalarType reduce_dtype = at::kFloat;
 };
 
+/// ModelError listing missing tensors, wrong shapes and types that no weights have among what `source`, opened from
+/// `path`, must hold for these units (all but replicated ones). Reads headers only.
+void check_weights(const std::vector<UnitSpec>& units, const WeightSource& source, const std::string& path);
+
 class ShardedUnits : public UnitStore {
  public:
   ShardedUnits(std::vector<UnitSpec> units, Communicator& world, at::Device device, const ShardingOptions& options);
   ~ShardedUnits() override;
 
   /// Reads this rank's elements of the checkpoint tensors of all units that `source` must hold (all but replicated
-  /// ones). ModelError listing missing tensors and wrong shapes. `reader_threads` copy from the files at a time.
+  /// ones), which check_weights() has accepted. `reader_threads` copy from the files at a time.
   void load(const WeightSource& source, int reader_threads, const std::function<void(double fraction)>& progress = {});
   /// Fills units with random weights as their specs say, a function of (seed, tensor name, element) alone: the same
   /// whatever the sharding. `only_replicated`: adapters on top of a loaded base.
