@@ -63,13 +63,20 @@ class ConcatenatedDataset : public TokenDataset {
       const int64_t id = stored.input_ids[static_cast<size_t>(t)];
       if (id < 0 || id >= vocab_size_)
         fail(file, row, t,
-             fmt::format("token id {} is outside the model's vocabulary of {} (0 to {}): was the "
-                         "data made with another "
-                         "tokenizer?",
-                         id, vocab_size_, vocab_size_ - 1));
+             fmt::format("token id {} is outside the model's vocabulary of {} (0 to {}){}", id, vocab_size_,
+                         vocab_size_ - 1, vocabulary_remedy(id)));
     }
     if (stored.has_loss_mask) check_mask(file, row, stored.loss_mask);
     if (stored.has_sequence_starts) check_starts(file, row, stored.sequence_starts);
+  }
+
+  /// Ids a little beyond the vocabulary are of tokens that were added to it; others are of another tokenizer.
+  std::string vocabulary_remedy(int64_t id) const {
+    if (id < 0 || id >= 2 * vocab_size_ + 65536) return ": was the data made with another tokenizer?";
+    return fmt::format(
+        ": where tokens were added to the tokenizer, set model.vocab_size to {} or more, or write the "
+        "model with as many rows once (trireme model resize-vocab)",
+        id + 1);
   }
 
   void check_mask(const RowFile& file, int64_t row, const std::vector<uint8_t>& mask) const {

@@ -24,7 +24,7 @@ class TokenDataset {
   virtual ~TokenDataset() = default;
   virtual int64_t size() const = 0;
   /// Row `index`, checked: length, ids in [0, vocab_size), mask, starts. DataError with file, row, byte offset and
-  /// value.
+  /// value. Thread-safe.
   virtual Sample read(int64_t index) const = 0;
   virtual std::string description() const = 0;  // "train.npy (MLPerf records, 3,901 rows)"
 };

@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib.sh
 
 setup_all
-build_release train_llama trireme_tool
+build_release train_llama train_bert trireme_tool
 
 bin=build/release/bin
 out=${1:-runs/quickstart}

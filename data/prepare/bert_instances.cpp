@@ -1,6 +1,7 @@
 #include "data/prepare/bert_instances.h"
 
 #include "data/prepare/bert_unicode.h"
+#include "data/prepare/documents.h"
 #include "data/prepare/python_random.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
@@ -127,7 +128,8 @@ class Maker {
       if (random_.uniform() < 0.8)
         token = vocab_.mask;
       else if (!(random_.uniform() < 0.5))
-        token = static_cast<int16_t>(random_.between(0, vocab_.size() - 1));
+        token =
+            vocab_.tokens()[static_cast<size_t>(random_.between(0, static_cast<int64_t>(vocab_.tokens().size()) - 1))];
     }
     std::sort(positions, positions + masks);
     for (size_t i = 0; i < masks; ++i) labels[i] = original_[static_cast<size_t>(positions[i])];
@@ -207,6 +209,7 @@ BertInstance bert_record(const int16_t* record, int length, int masks) {
 BertDocuments read_bert_documents(const std::filesystem::path& path, BertTokenizer& tokenizer) {
   const MappedFile file(path, ExitCode::kData);
   std::string_view rest(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
+  refuse_wide_text(path, rest);
   BertDocuments result;
   const auto end_document = [&] {
     const auto sentences = static_cast<uint32_t>(result.sentences.size() - 1);

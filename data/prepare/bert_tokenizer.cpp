@@ -37,17 +37,19 @@ BertVocab::BertVocab(const std::filesystem::path& path) {
   if (const size_t good = valid_utf8_prefix(text); good != text.size())
     throw DataError(fmt::format("{}: byte {} is not UTF-8: is this a vocab.txt?", path.string(), good));
   std::string_view rest = text;
+  std::vector<const std::string*> order;  // distinct tokens
   while (!rest.empty()) {
     const size_t end = rest.find_first_of("\r\n");
-    const std::string token(python_strip(rest.substr(0, end)));
-    longest_ = std::max(longest_, token.size());
-    ids_.emplace(token, size());
+    const auto [entry, is_new] = ids_.insert_or_assign(std::string(python_strip(rest.substr(0, end))), lines_++);
+    longest_ = std::max(longest_, entry->first.size());
+    if (is_new) order.push_back(&entry->first);
     if (end == std::string_view::npos) break;
     rest.remove_prefix(end + (rest.substr(end).starts_with("\r\n") ? 2 : 1));
   }
   if (size() > std::numeric_limits<int16_t>::max())
-    throw DataError(fmt::format("{}: {} tokens, but BERT's files store ids as int16: at most {}", path.string(),
+    throw DataError(fmt::format("{}: {} lines, but BERT's files store ids as int16: at most {}", path.string(),
                                 format_count(size()), std::numeric_limits<int16_t>::max()));
+  for (const std::string* token : order) tokens_.push_back(static_cast<int16_t>(ids_.at(*token)));
   const auto special = [&](std::string_view token) {
     const int32_t id = find(token);
     if (id < 0) throw DataError(fmt::format("{}: has no token {}: is this BERT's vocab.txt?", path.string(), token));

@@ -18,21 +18,28 @@ struct StringHash {
   size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
 };
 
-/// vocab.txt: one token a line, white space stripped; id = order of first appearance.
+/// vocab.txt: one token a line, white space stripped; the id is the line's number, from 0. Of lines that repeat a token
+/// the last one gives its id, as in google-research/bert and transformers; the rows of a model count lines, too.
 class BertVocab {
  public:
   /// DataError for a file that cannot be read, is not UTF-8, lacks [UNK], [CLS], [SEP] or [MASK], or has more than
-  /// 32,767 tokens (the files store ids as int16).
+  /// 32,767 lines (the files store ids as int16).
   explicit BertVocab(const std::filesystem::path& path);
   /// -1: not in the vocabulary.
   int32_t find(std::string_view token) const;
-  int32_t size() const { return static_cast<int32_t>(ids_.size()); }
+  int32_t size() const { return lines_; }  // ids are below it
+  /// Ids of the distinct tokens in the order in which they first appear: what a random token is drawn from.
+  const std::vector<int16_t>& tokens() const { return tokens_; }
+  /// Lines that a later line repeats; their ids stand for nothing.
+  int32_t repeated() const { return lines_ - static_cast<int32_t>(tokens_.size()); }
   size_t longest() const { return longest_; }  // token, in bytes
   uint64_t hash() const { return hash_; }      // of the file
   int16_t unk = 0, cls = 0, sep = 0, mask = 0;
 
  private:
   std::unordered_map<std::string, int32_t, StringHash, std::equal_to<>> ids_;
+  std::vector<int16_t> tokens_;
+  int32_t lines_ = 0;
   size_t longest_ = 0;
   uint64_t hash_ = 0;
 };

@@ -7,7 +7,11 @@
 
 #include <fmt/format.h>
 #include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 namespace trireme {
 namespace {
@@ -80,15 +84,65 @@ void visit_text(std::string_view text, DocumentUnit unit, const Visit& visit) {
   }
 }
 
-std::string json_text(const fs::path& path, int64_t number, std::string_view line, const std::string& field) {
+/// The surrogate (D800 to DFFF) whose escape stands at `at`; 0: none does.
+unsigned surrogate_at(std::string_view line, size_t at) {
+  if (at + 6 > line.size() || line[at] != '\\' || line[at + 1] != 'u') return 0;
+  unsigned code = 0;
+  const auto [end, error] = std::from_chars(line.data() + at + 2, line.data() + at + 6, code, 16);
+  return error == std::errc() && end == line.data() + at + 6 && code >= 0xD800 && code <= 0xDFFF ? code : 0;
+}
+
+/// `line` with what Python's json accepts and JSON does not: NaN and Infinity become null, numbers too large for a
+/// double 0, and each half of a surrogate pair that stands alone becomes `lone` (an escape).
+std::string without_python_extras(std::string_view line, const char* lone) {
+  std::string result;
+  bool in_string = false;
+  for (size_t at = 0; at < line.size();) {
+    const std::string_view rest = line.substr(at);
+    size_t taken = 1;
+    std::string instead;
+    if (in_string && rest[0] == '\\') {
+      const unsigned first = surrogate_at(line, at), second = surrogate_at(line, at + 6);
+      const bool pair = first != 0 && first < 0xDC00 && second >= 0xDC00;
+      taken = pair ? 12 : first != 0 ? 6 : 2;
+      if (first != 0 && !pair) instead = lone;
+    } else if (rest[0] == '"') {
+      in_string = !in_string;
+    } else if (!in_string) {
+      for (const std::string_view word : {"NaN", "-Infinity", "Infinity"}) {
+        if (!rest.starts_with(word)) continue;
+        taken = word.size();
+        instead = "null";
+      }
+      if (const size_t length = std::min(rest.find_first_not_of("+-.0123456789eE"), rest.size());
+          instead.empty() && length > 0) {
+        const std::string number(rest.substr(0, length));
+        char* end = nullptr;
+        if (std::isinf(std::strtod(number.c_str(), &end)) && *end == '\0') instead = "0";
+        taken = length;
+      }
+    }
+    taken = std::min(taken, rest.size());
+    result += instead.empty() ? rest.substr(0, taken) : std::string_view(instead);
+    at += taken;
+  }
+  return result;
+}
+
+/// The field's text; nothing when it holds half a surrogate pair, which no UTF-8 text can hold.
+std::optional<std::string> json_text(const fs::path& path, int64_t number, std::string_view line,
+                                     const std::string& field) {
   const auto fail = [&](const std::string& what) {
     throw DataError(fmt::format("{}:{}: {}", path.string(), number, what));
   };
   nlohmann::json object;
+  bool has_extras = false;
   try {
     object = nlohmann::json::parse(line);
   } catch (const nlohmann::json::exception& reason) {
-    fail(fmt::format("not JSON ({}): a .jsonl file holds one object a line", reason.what()));
+    object = nlohmann::json::parse(without_python_extras(line, "\\ufffd"), nullptr, /*allow_exceptions=*/false);
+    has_extras = !object.is_discarded();
+    if (!has_extras) fail(fmt::format("not JSON ({}): a .jsonl file holds one object a line", reason.what()));
   }
   if (!object.is_object())
     fail(fmt::format("a JSON {}, expected an object with the field '{}'", object.type_name(), field));
@@ -99,10 +153,16 @@ std::string json_text(const fs::path& path, int64_t number, std::string_view lin
     fail(fmt::format("no field '{}' (name it with --field); the object has: {}.{}", field, join(names, ", "),
                      did_you_mean(field, names)));
   }
-  if (found->is_null()) return {};
+  if (found->is_null()) return "";
   if (!found->is_string()) fail(fmt::format("field '{}' is a JSON {}, expected a string", field, found->type_name()));
+  // What stood alone in this field differs with what is put in its place.
+  if (has_extras && nlohmann::json::parse(without_python_extras(line, "\\ufffe")).at(field) != *found)
+    return std::nullopt;
   return found->get<std::string>();
 }
+
+/// Stands for a text that has no UTF-8 form: the caller counts and drops it.
+constexpr std::string_view kNotUtf8 = "\xFF";
 
 void visit_json_lines(const fs::path& path, std::string_view text, const std::string& field, const Visit& visit) {
   for (LineReader lines(text); lines.next();) {
@@ -114,12 +174,26 @@ void visit_json_lines(const fs::path& path, std::string_view text, const std::st
       visit({lines.line(), lines.number(), false, done});
       continue;
     }
-    const std::string value = json_text(path, lines.number(), lines.line(), field);
-    visit({value, lines.number(), false, done});
+    const auto value = json_text(path, lines.number(), lines.line(), field);
+    visit({value ? std::string_view(*value) : kNotUtf8, lines.number(), false, done});
   }
 }
 
 }  // namespace
+
+void refuse_wide_text(const fs::path& path, std::string_view text) {
+  const std::string_view head = text.substr(0, 64);
+  const bool marked = head.starts_with("\xFF\xFE") || head.starts_with("\xFE\xFF") ||
+                      head.starts_with(std::string_view("\0\0\xFE\xFF", 4));
+  // Without a mark: every second byte of Latin text is zero, and no other text has zeros.
+  size_t zeros[2] = {0, 0};
+  for (size_t i = 0; i < head.size(); ++i) zeros[i % 2] += head[i] == '\0';
+  const bool looks_wide = head.size() >= 4 && (zeros[0] >= head.size() / 2 || zeros[1] >= head.size() / 2);
+  if (!marked && !looks_wide) return;
+  throw DataError(fmt::format(
+      "{}: the text is UTF-16 or UTF-32, only UTF-8 is read: convert it with iconv -f {} -t UTF-8", path.string(),
+      head.substr(0, 4).find(std::string_view("\0\0", 2)) != std::string_view::npos ? "UTF-32" : "UTF-16"));
+}
 
 std::string document_place(const fs::path& path, const Document& document) {
   return document.is_row ? fmt::format("{}: row {}", path.string(), document.number)
@@ -139,6 +213,7 @@ void for_each_document(const fs::path& path, DocumentUnit unit, const std::strin
   }
   const MappedFile file(path, ExitCode::kData);
   const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
+  refuse_wide_text(path, text);
   if (extension == ".jsonl" || extension == ".ndjson")
     visit_json_lines(path, text, field, visit);
   else

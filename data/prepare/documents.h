@@ -26,10 +26,15 @@ struct Document {
 /// "corpus.txt:17" or "corpus.parquet: row 17".
 std::string document_place(const std::filesystem::path& path, const Document& document);
 
+/// DataError that says so when `text` is UTF-16 or UTF-32: by its byte order mark, or by its zeros.
+void refuse_wide_text(const std::filesystem::path& path, std::string_view text);
+
 /// Visits the documents of one file in order. Parquet is known by its content, JSON lines by the
 /// name (.jsonl, .ndjson), all else is text. `field` names the string that holds the text in JSON
-/// lines and Parquet. Text documents come without the line ends around them. DataError for a line
-/// that is no JSON object or lacks the field, and for damaged files.
+/// lines and Parquet. Text documents come without the line ends around them. A JSON line is what Python's json.loads
+/// takes: NaN, Infinity, numbers too large for a double and lone surrogates are not errors; a text with a lone
+/// surrogate is given as bytes that are no UTF-8. DataError for a line that is no JSON object or lacks the field, for
+/// damaged files, and for text in UTF-16.
 void for_each_document(const std::filesystem::path& path, DocumentUnit unit, const std::string& field,
                        const std::function<void(const Document&)>& visit);
 

@@ -2,6 +2,7 @@
 
 #include "data/prepare/progress.h"
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/base/rng.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/hdf5_tokens.h"
@@ -35,15 +36,10 @@ bool same_file(const fs::path& a, const fs::path& b) {
   return fs::weakly_canonical(a, error) == fs::weakly_canonical(b, error) && !error;
 }
 
-/// An output that cannot be written is known before hours of tokenising, not after.
 void check_output(const fs::path& path) {
   if (path.extension() != ".npy" && !is_hdf5_name(path))
     throw ConfigError(
         fmt::format("{}: the output's name ends in .npy, .h5 or .hdf5, which chooses the format", path.string()));
-  const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
-  std::error_code error;
-  if (!fs::is_directory(parent, error))
-    throw WriteError(fmt::format("{}: no such directory: create it first", parent.string()));
 }
 
 void check_options(const Tokenizer& tokenizer, const PackOptions& options) {
@@ -63,6 +59,9 @@ void check_options(const Tokenizer& tokenizer, const PackOptions& options) {
         throw ConfigError(fmt::format("{} is an input and an output", path.string()));
   if (options.bos && !tokenizer.bos_id()) throw ConfigError("--bos: this tokenizer has no BOS piece");
   if (options.eos && !tokenizer.eos_id()) throw ConfigError("--eos: this tokenizer has no EOS piece");
+  // An output that cannot be written is known before hours of tokenising, not after.
+  for (const fs::path& path : {options.output, options.valid_output})
+    if (path.has_parent_path()) make_directories(path.parent_path());
 }
 
 /// Reads, tokenises in batches on all cores, and sorts documents into the two splits.

@@ -1,8 +1,9 @@
 #include "data/prepare/tokenizer.h"
 
-#include "data/prepare/sentencepiece_model.h"
+#include "data/prepare/unigram.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/formats/sentencepiece_model.h"
 
 #include <fmt/format.h>
 #include <sentencepiece_processor.h>
@@ -16,6 +17,8 @@ namespace trireme {
 
 struct Tokenizer::State {
   std::string name;
+  SentencepieceModel model;
+  std::optional<UnigramDecoder> unigram;
   sentencepiece::SentencePieceProcessor processor;
   std::vector<std::pair<std::string, int32_t>> specials;  // longest first
   std::map<int32_t, std::string> added;                   // ids past the model's own pieces
@@ -27,7 +30,8 @@ Tokenizer::Tokenizer(const std::filesystem::path& model)
 Tokenizer::Tokenizer(std::string serialized_model, const std::filesystem::path& name_for_errors)
     : state_(std::make_unique<State>()) {
   state_->name = name_for_errors.string();
-  check_sentencepiece_model(serialized_model, name_for_errors);
+  state_->model = read_sentencepiece_model(serialized_model, name_for_errors);
+  if (state_->model.is_unigram) state_->unigram.emplace(state_->model);
   const auto status = state_->processor.LoadFromSerializedProto(serialized_model);
   if (!status.ok())
     throw DataError(
@@ -39,6 +43,8 @@ Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 
 int64_t Tokenizer::base_vocab_size() const { return state_->processor.GetPieceSize(); }
 int64_t Tokenizer::vocab_size() const { return base_vocab_size() + static_cast<int64_t>(state_->added.size()); }
+
+const SentencepieceModel& Tokenizer::model() const { return state_->model; }
 
 std::optional<int32_t> Tokenizer::bos_id() const {
   const int id = state_->processor.bos_id();
@@ -67,12 +73,17 @@ int32_t Tokenizer::add_special(const std::string& text) {
 void Tokenizer::encode_plain(std::string_view text, std::vector<int32_t>& ids) const {
   if (text.empty()) return;
   std::vector<int> pieces;
-  const auto status = state_->processor.Encode(text, &pieces);
+  std::vector<std::string> texts;
+  const auto status =
+      state_->unigram ? state_->processor.Encode(text, &texts) : state_->processor.Encode(text, &pieces);
   // Normalisation rules of a damaged model load, and fail on the first text they meet.
   if (!status.ok())
     throw DataError(fmt::format("{}: sentencepiece could not encode {} bytes with this model: {}", state_->name,
                                 text.size(), status.ToString()));
-  ids.insert(ids.end(), pieces.begin(), pieces.end());
+  if (state_->unigram)
+    state_->unigram->encode(state_->unigram->normalised(texts), ids);
+  else
+    ids.insert(ids.end(), pieces.begin(), pieces.end());
 }
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text) const {

@@ -1,6 +1,8 @@
 #pragma once
 // sentencepiece tokenizers: load, encode, decode, train; special tokens of chat templates on top.
 
+#include "trireme/formats/sentencepiece_model.h"
+
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -29,13 +31,16 @@ class Tokenizer {
   /// Ids of UTF-8 text, without BOS and EOS. Special tokens are split out first (leftmost,
   /// longest), and the text between two of them is encoded by sentencepiece on its own: each such
   /// part gets sentencepiece's leading space. That is what Hugging Face's LlamaTokenizer and
-  /// LlamaTokenizerFast do in their legacy mode, the default for Llama 2.
+  /// LlamaTokenizerFast do in their legacy mode, the default for Llama 2. A unigram model gives the segmentation of
+  /// sentencepiece 0.2.3, whichever version is linked (unigram.h).
   std::vector<int32_t> encode(std::string_view text) const;
   /// encode() of every text, in order, on `threads` threads (0: one per core).
   std::vector<std::vector<int32_t>> encode_all(std::span<const std::string_view> texts, unsigned threads = 0) const;
   /// Text of ids; control pieces (BOS, EOS) leave none, special tokens leave their text. DataError
   /// for an id outside the vocabulary.
   std::string decode(std::span<const int32_t> ids) const;
+
+  const SentencepieceModel& model() const;
 
   int64_t vocab_size() const;             // pieces and added special tokens
   int64_t base_vocab_size() const;        // pieces of the model file

@@ -1,3 +1,4 @@
+#include "data/prepare/documents.h"
 #include "data/prepare/tokenizer.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
@@ -17,7 +18,10 @@ namespace {
 class Lines : public sentencepiece::SentenceIterator {
  public:
   Lines(const std::vector<std::filesystem::path>& inputs, TrainedTokenizer& report) : report_(report) {
-    for (const auto& path : inputs) files_.emplace_back(path, ExitCode::kData);
+    for (const auto& path : inputs) {
+      const auto bytes = files_.emplace_back(path, ExitCode::kData).bytes();
+      refuse_wide_text(path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+    }
     Next();
   }
   bool done() const override { return file_ == files_.size(); }

@@ -116,7 +116,7 @@ TRIREME_BENCH(attention) {
       const double length = s.bounds[static_cast<size_t>(i) + 1] - s.bounds[static_cast<size_t>(i)];
       scores += length * length * (s.causal ? 0.5 : 1);
     }
-    // Work in place of bytes: the table's TB/s are TFLOP/s here.
+    // Operations in place of bytes: rows with TFLOP/s in their name are printed in it.
     const double work = 4 * scores * s.d * s.q_heads;
     AttentionBackward deterministic = b;
     deterministic.deterministic = true;

@@ -169,10 +169,19 @@ Result Recorder::summary(const std::string& name, const std::string& shape, Elem
           {}};
 }
 
+namespace {
+
+/// Rows whose name says so count floating-point operations where the others count bytes.
+bool counts_operations(const Result& result) { return result.name.find("(TFLOP/s)") != std::string::npos; }
+
+}  // namespace
+
 void Recorder::keep(Result result) {
   const Result& r = results_.emplace_back(std::move(result));
-  std::printf("%-44s %-24s %-5s %9.1f us  %5.2f TB/s  +-%4.1f%%  %4.0f MHz", r.name.c_str(), r.shape.c_str(),
-              r.element.c_str(), r.microseconds, r.bytes / r.microseconds * 1e-6, r.spread * 50, r.megahertz);
+  const bool operations = counts_operations(r);
+  std::printf("%-44s %-24s %-5s %9.1f us  %7.*f %-7s  +-%4.1f%%  %4.0f MHz", r.name.c_str(), r.shape.c_str(),
+              r.element.c_str(), r.microseconds, operations ? 0 : 2, r.bytes / r.microseconds * 1e-6,
+              operations ? "TFLOP/s" : "TB/s", r.spread * 50, r.megahertz);
   if (r.whole_microseconds > 0) std::printf("  whole call %9.1f us", r.whole_microseconds);
   if (r.ratio > 0) std::printf("  x %.3f (whole %.3f) of %s", r.ratio, r.whole_ratio, r.peer.c_str());
   std::printf("\n");
@@ -217,11 +226,13 @@ int main(int argc, char** argv) {
   std::fprintf(file, "{\"device\": \"%s\", \"results\": [", properties.name);
   const char* separator = "\n";
   for (const auto& r : recorder.results()) {
+    const bool operations = bench::counts_operations(r);
     std::fprintf(file,
                  "%s  {\"name\": \"%s\", \"shape\": \"%s\", \"element\": \"%s\", \"microseconds\": "
-                 "%.3f, \"spread\": %.4f, \"bytes\": %.0f, "
-                 "\"tb_per_s\": %.4f, \"sm_mhz\": %.0f",
-                 separator, r.name.c_str(), r.shape.c_str(), r.element.c_str(), r.microseconds, r.spread, r.bytes,
+                 "%.3f, \"spread\": %.4f, \"%s\": %.0f, "
+                 "\"%s\": %.4f, \"sm_mhz\": %.0f",
+                 separator, r.name.c_str(), r.shape.c_str(), r.element.c_str(), r.microseconds, r.spread,
+                 operations ? "operations" : "bytes", r.bytes, operations ? "tflop_per_s" : "tb_per_s",
                  r.bytes / r.microseconds * 1e-6, r.megahertz);
     if (r.whole_microseconds > 0) std::fprintf(file, ", \"whole_microseconds\": %.3f", r.whole_microseconds);
     if (r.ratio > 0)

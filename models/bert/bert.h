@@ -39,6 +39,9 @@ struct BertScore {
   at::Tensor masked_loss, hits, next_loss;
 };
 
+/// model.pad_vocab_to of train_bert where the configuration says nothing.
+constexpr int64_t kDefaultVocabMultiple = 8;
+
 class BertModel {
  public:
   /// Rows of the word embedding (and of the decoder tied to it, and its bias) are padded to a multiple of

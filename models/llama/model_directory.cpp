@@ -2,6 +2,8 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/log.h"
+#include "trireme/formats/sentencepiece_model.h"
 
 #include <ATen/ATen.h>
 
@@ -12,8 +14,9 @@ namespace {
 constexpr int64_t kMaxFileBytes = 5'000'000'000;
 
 /// Files beside the weights that make a directory a complete Hugging Face model.
-constexpr const char* kCompanions[] = {"tokenizer.model",         "tokenizer.json",      "tokenizer_config.json",
-                                       "special_tokens_map.json", "chat_template.jinja", "generation_config.json"};
+constexpr const char* kCompanions[] = {"tokenizer.model",         "tokenizer.json",        "tokenizer_config.json",
+                                       "special_tokens_map.json", "added_tokens.json",     "chat_template.jinja",
+                                       "chat_template.json",      "generation_config.json"};
 
 }  // namespace
 
@@ -63,46 +66,84 @@ std::vector<std::pair<std::string, TensorInfo>> checkpoint_tensors(const LlamaMo
 
 ModelDirectoryWriter::ModelDirectoryWriter(std::filesystem::path directory,
                                            std::vector<std::pair<std::string, TensorInfo>> tensors)
-    : directory_(std::move(directory)),
+    : staged_(std::move(directory)),
       tensors_(std::move(tensors)),
-      plan_(plan_safetensors_shards(tensors_, kMaxFileBytes)) {
-  make_directories(directory_);
-}
+      plan_(plan_safetensors_shards(tensors_, kMaxFileBytes)) {}
 
 ModelDirectoryWriter::~ModelDirectoryWriter() = default;
 
-void ModelDirectoryWriter::append(const std::string& name, const at::Tensor& value) {
+const TensorInfo& ModelDirectoryWriter::begin_tensor(const std::string& name, at::IntArrayRef shape) {
   TRIREME_CHECK(file_ < plan_.files.size(), name, " comes after the last declared tensor");
   const auto& [file_name, members] = plan_.files[file_];
   if (!writer_) {
     std::vector<std::pair<std::string, TensorInfo>> mine;
     for (const size_t index : members) mine.push_back(tensors_[index]);
-    writer_ = std::make_unique<SafetensorsWriter>(directory_ / file_name, mine);
+    writer_ = std::make_unique<SafetensorsWriter>(path() / file_name, mine);
     in_file_ = 0;
   }
   const auto& [declared, info] = tensors_[members[in_file_]];
-  TRIREME_CHECK(declared == name && value.sizes() == at::IntArrayRef(info.shape), "tensor ", name, " ", value.sizes(),
-                " comes where ", declared, " ", at::IntArrayRef(info.shape), " is due");
+  TRIREME_CHECK(declared == name && shape == at::IntArrayRef(info.shape), "tensor ", name, " ", shape, " comes where ",
+                declared, " ", at::IntArrayRef(info.shape), " is due");
+  return info;
+}
+
+void ModelDirectoryWriter::end_tensor() {
+  if (++in_file_ < plan_.files[file_].second.size()) return;
+  writer_->commit();
+  writer_.reset();
+  ++file_;
+}
+
+void ModelDirectoryWriter::append(const std::string& name, const at::Tensor& value) {
+  const TensorInfo& info = begin_tensor(name, value.sizes());
   const at::Tensor stored = value.detach().to(at::kCPU, to_scalar_type(info.dtype)).contiguous();
   writer_->append(stored.const_data_ptr(), stored.nbytes());
-  if (++in_file_ == members.size()) {
-    writer_->commit();
-    writer_.reset();
-    ++file_;
-  }
+  end_tensor();
+}
+
+void ModelDirectoryWriter::copy(const std::string& name, const WeightSource& source) {
+  const auto stored = source.find(name);
+  TRIREME_CHECK(stored.has_value(), "nothing to copy under ", name);
+  const TensorInfo& info = begin_tensor(name, stored->shape);
+  TRIREME_CHECK(stored->dtype == info.dtype, name, " is ", dtype_name(stored->dtype), ", declared ",
+                dtype_name(info.dtype));
+  int64_t count = 1;
+  for (const int64_t extent : info.shape) count *= extent;
+  for (const ElementSpan& span : source.read(name, 0, count))
+    writer_->append(span.data, static_cast<size_t>(span.count) * dtype_size(info.dtype));
+  end_tensor();
 }
 
 void ModelDirectoryWriter::copy_companions(const std::filesystem::path& from) {
   for (const char* name : kCompanions)
     if (std::filesystem::is_regular_file(from / name))
-      write_file_atomic(directory_ / name, read_text_file(from / name, ExitCode::kModel));
+      write_companion(name, read_text_file(from / name, ExitCode::kModel));
+}
+
+void ModelDirectoryWriter::write_companion(const std::string& name, std::string_view content) {
+  write_file_atomic(path() / name, content);
+}
+
+void ModelDirectoryWriter::seal(const LlamaConfig& config) {
+  TRIREME_CHECK(file_ == plan_.files.size(), "only ", file_, " of ", plan_.files.size(), " weight files were written");
+  if (plan_.files.size() > 1) write_companion("model.safetensors.index.json", safetensors_index_json(plan_, tensors_));
+  if (const auto tokenizer = path() / "tokenizer.model";
+      std::filesystem::exists(tokenizer) && !std::filesystem::exists(path() / "tokenizer_config.json")) {
+    // Without it transformers puts its own idea of BOS before a text. Llama 3's file of this name is not
+    // sentencepiece's.
+    try {
+      const auto model = read_sentencepiece_model(read_text_file(tokenizer, ExitCode::kData), tokenizer);
+      write_companion("tokenizer_config.json", tokenizer_config_json(model, config.max_position_embeddings));
+    } catch (const DataError&) {
+      log_info("no tokenizer_config.json is written: tokenizer.model is no sentencepiece model");
+    }
+  }
+  write_companion("config.json", llama_config_json(config));
 }
 
 void ModelDirectoryWriter::finish(const LlamaConfig& config) {
-  TRIREME_CHECK(file_ == plan_.files.size(), "only ", file_, " of ", plan_.files.size(), " weight files were written");
-  if (plan_.files.size() > 1)
-    write_file_atomic(directory_ / "model.safetensors.index.json", safetensors_index_json(plan_, tensors_));
-  write_file_atomic(directory_ / "config.json", llama_config_json(config));
+  seal(config);
+  commit();
 }
 
 }  // namespace trireme

@@ -3,6 +3,7 @@
 
 #include "models/llama/llama.h"
 #include "trireme/formats/safetensors.h"
+#include "trireme/formats/staged_model.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -23,20 +24,32 @@ std::string config_dtype_name(DType dtype);
 /// The model's checkpoint tensors in the order of its units, without adapters.
 std::vector<std::pair<std::string, TensorInfo>> checkpoint_tensors(const LlamaModel& model, DType dtype);
 
-/// Weights as model.safetensors, or in files of at most 5 GB with an index; config.json comes last,
-/// so that a directory with one is whole. Files appear atomically.
+/// Weights as model.safetensors, or in files of at most 5 GB with an index. The model appears in the directory whole,
+/// and takes the place of the one that was there (StagedModel).
 class ModelDirectoryWriter {
  public:
   ModelDirectoryWriter(std::filesystem::path directory, std::vector<std::pair<std::string, TensorInfo>> tensors);
   ~ModelDirectoryWriter();
   /// The next tensor in the declared order, of any floating type and device.
   void append(const std::string& name, const at::Tensor& value);
+  /// The next tensor in the declared order, byte for byte: `source` has it in the declared type.
+  void copy(const std::string& name, const WeightSource& source);
   /// Copies tokenizer and generation files that `from` has.
   void copy_companions(const std::filesystem::path& from);
+  void write_companion(const std::string& name, std::string_view content);
+  /// Writes what is left: the index, config.json, and for a tokenizer.model without tokenizer_config.json one with the
+  /// model's own special pieces. The directory has the old model still; the new one can be read at path().
+  void seal(const LlamaConfig& config);
+  const std::filesystem::path& path() const { return staged_.path(); }
+  void commit() { staged_.commit(); }
+  /// seal() and commit().
   void finish(const LlamaConfig& config);
 
  private:
-  std::filesystem::path directory_;
+  const TensorInfo& begin_tensor(const std::string& name, at::IntArrayRef shape);
+  void end_tensor();
+
+  StagedModel staged_;
   std::vector<std::pair<std::string, TensorInfo>> tensors_;
   ShardPlan plan_;
   std::unique_ptr<SafetensorsWriter> writer_;

@@ -44,7 +44,7 @@ LlamaConfig llama_preset(const std::string& name) {
     if (name.starts_with("llama3")) {
       config.rope_theta = 500000.0;
       config.bos_token_id = 128000;
-      config.eos_token_id = 128001;
+      config.eos_token_ids = {128001};
     }
     if (name == "llama3.2-1b") {
       config.tie_word_embeddings = true;

@@ -4,6 +4,7 @@
 #include "data/prepare/tokenizer.h"
 #include "models/llama/model_directory.h"
 #include "models/llama/targets.h"
+#include "models/llama/vocabulary.h"
 #include "models/llama/weights.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
@@ -47,6 +48,26 @@ struct TargetChange {
   double kept = std::numeric_limits<double>::infinity();
   std::string worst;  // the module with that share
 };
+
+void record_change(std::map<std::string, TargetChange>& changes, const std::string& name, const at::Tensor& weight,
+                   const at::Tensor& update, const at::Tensor& merged, at::ScalarType stored) {
+  const std::string module = name.substr(0, name.size() - std::string(".weight").size());
+  TargetChange& change = changes[module.substr(module.rfind('.') + 1)];
+  const double norm = (merged - weight).norm().item<double>();
+  ++change.modules;
+  change.smallest = std::min(change.smallest, norm);
+  change.largest = std::max(change.largest, norm);
+  const double size = update.square().sum(at::kDouble).item<double>();
+  if (size == 0) {
+    ++change.zero_b;
+    return;
+  }
+  const double kept = ((merged - weight.to(stored).to(at::kFloat)) * update).sum(at::kDouble).item<double>() / size;
+  if (kept < change.kept) {
+    change.kept = kept;
+    change.worst = module;
+  }
+}
 
 /// Below this share an adapter counts as lost to rounding.
 constexpr double kLeastKept = 0.5;
@@ -97,21 +118,21 @@ void print_changes(const std::map<std::string, TargetChange>& changes) {
                change.worst.empty() ? "-" : fmt::format("{:.1f} %", 100 * change.kept));
 }
 
-/// Throws unless the merged model on disk differs from the base in every target and computes what
-/// base + adapter computes.
-void prove_merge(const MergeOptions& options, const LlamaConfig& config, const LlamaModel& with_adapter,
-                 const WeightSource& base, const std::map<std::string, at::Tensor>& adapter,
-                 const std::map<std::string, TargetChange>& changes, DType coarsest) {
+/// Throws unless the merged model in `directory` differs from the base in every target and computes what base + adapter
+/// computes.
+void prove_merge(const MergeOptions& options, const std::filesystem::path& directory, const LlamaConfig& config,
+                 const LlamaModel& with_adapter, const WeightSource& base,
+                 const std::map<std::string, at::Tensor>& adapter, const std::map<std::string, TargetChange>& changes,
+                 DType coarsest) {
   print_changes(changes);
   for (const auto& [target, change] : changes)
     if (!change.worst.empty() && !(change.kept >= kLeastKept && change.largest > 0))
       throw ModelError(
           fmt::format("only {:.1f} % of the update of {} survived: it is below the resolution of "
-                      "the stored weights; merge "
-                      "with --dtype f32 ({} is not usable)",
-                      100 * change.kept, change.worst, options.output));
+                      "the stored weights; nothing is written: merge with --dtype f32",
+                      100 * change.kept, change.worst));
   const LlamaModel plain(config, std::nullopt);
-  const std::unique_ptr<WeightSource> merged = open_weights(options.output);
+  const std::unique_ptr<WeightSource> merged = open_llama_weights(directory, config);
   const std::vector<int64_t> ids = eight_tokens(options.model, config.vocab_size);
   StreamedStore base_store(plain, base, at::kFloat), merged_store(plain, *merged, at::kFloat);
   StreamedStore adapter_store(with_adapter, base, at::kFloat, adapter);
@@ -127,15 +148,12 @@ void prove_merge(const MergeOptions& options, const LlamaConfig& config, const L
       largest, moved, apart, bound);
   if (!(apart <= bound))
     throw ModelError(
-        fmt::format("the merged model's logits are {:.4g} away from base + adapter, bound {:.4g}; "
-                    "{} is not usable: merge "
-                    "with --dtype f32",
-                    apart, bound, options.output));
-  if (!(moved > 0))
+        fmt::format("the merged model's logits are {:.4g} away from base + adapter, bound {:.4g}; nothing is written: "
+                    "merge with --dtype f32",
+                    apart, bound));
+  if (!(moved > 0) && !changes.empty())
     throw ModelError(
-        fmt::format("the merged model gives the base's logits on 8 tokens; {} is not usable: merge "
-                    "with --dtype f32",
-                    options.output));
+        "the merged model gives the base's logits on 8 tokens; nothing is written: merge with --dtype f32");
 }
 
 DType parse_dtype(const std::string& name) {
@@ -145,36 +163,61 @@ DType parse_dtype(const std::string& name) {
   throw ConfigError(fmt::format("adapter merge: --dtype is '{}'; choose f32, bf16 or f16", name));
 }
 
-void merge(const MergeOptions& options) {
-  at::NoGradGuard no_grad;
-  const std::filesystem::path output = options.output;
-  if (!options.force && std::filesystem::exists(output / "config.json"))
-    throw WriteError(fmt::format("adapter merge: {} already holds a model; choose another directory or add --force",
-                                 options.output));
-  if (std::filesystem::exists(output) && std::filesystem::equivalent(output, options.model))
-    throw WriteError("adapter merge: --output is the base model's own directory");
-  LlamaConfig config = read_model_config(options.model);
-  const Adapter adapter = read_adapter(options.adapter);
-  const LlamaModel with_adapter = model_for_adapter(config, adapter);
-  const std::map<std::string, at::Tensor> tensors = import_adapter(adapter, with_adapter);
-  const bool changes_nothing = std::none_of(tensors.begin(), tensors.end(), [](const auto& entry) {
-    return entry.first.ends_with(".lora_B.weight") && entry.second.abs().max().template item<double>() > 0;
-  });
-  if (changes_nothing || adapter.config.alpha == 0)
-    throw ModelError(fmt::format("adapter {} changes nothing: {}", options.adapter,
-                                 changes_nothing ? "every lora_B is zero (was it trained?)" : "its alpha is zero"));
+/// As peft, merge takes any base; unlike peft, it says when it is not the one that the adapter names.
+void warn_of_other_base(const std::string& named, const std::filesystem::path& given) {
+  const auto last_name = [](const std::filesystem::path& path) {
+    return (path.has_filename() ? path : path.parent_path()).filename().string();
+  };
+  std::error_code ignored;
+  if (named.empty() || std::filesystem::equivalent(named, given, ignored)) return;
+  if (!std::filesystem::exists(named, ignored) && last_name(named) == last_name(given)) return;  // a name of the hub
+  log_warn(
+      fmt::format("the adapter names the base {}, --model is {}: the result is right only where both hold the same "
+                  "weights",
+                  named, given.string()));
+}
 
-  const std::unique_ptr<WeightSource> base = open_weights(options.model);
+/// What is written: the base's tensors, in the types asked for, and the type of least precision among them.
+std::vector<std::pair<std::string, TensorInfo>> merged_tensors(const MergeOptions& options, const LlamaConfig& config,
+                                                               const WeightSource& base, DType& coarsest) {
   auto declared = checkpoint_tensors(LlamaModel(config, std::nullopt), DType::kF32);
-  DType coarsest = DType::kF32;
+  coarsest = DType::kF32;
   for (auto& [name, info] : declared) {
-    const auto stored = base->find(name);
+    const auto stored = base.find(name);
     if (!stored) throw ModelError(fmt::format("{} has no tensor {}", options.model, name));
     if (stored->shape != info.shape)
       throw ModelError(fmt::format("{}: {} does not have the shape that config.json asks for", options.model, name));
     info.dtype = options.dtype.empty() ? stored->dtype : parse_dtype(options.dtype);
     if (dtype_size(info.dtype) < 4 && coarsest != DType::kBF16) coarsest = info.dtype;
   }
+  return declared;
+}
+
+void merge(const MergeOptions& options) {
+  at::NoGradGuard no_grad;
+  const std::filesystem::path output = options.output;
+  if (!options.force && holds_model(output))
+    throw WriteError(fmt::format("adapter merge: {} already holds a model; choose another directory or add --force",
+                                 options.output));
+  if (std::filesystem::exists(output) && std::filesystem::equivalent(output, options.model))
+    throw WriteError("adapter merge: --output is the base model's own directory");
+  const LlamaConfig stored = read_model_config(options.model);
+  const Adapter adapter = read_adapter(options.adapter);
+  warn_of_other_base(adapter.config.base_model, options.model);
+  LlamaConfig config = stored;
+  config.vocab_size = vocab_with_adapter(stored, adapter.token_rows);
+  const LlamaModel with_adapter = model_for_adapter(config, adapter);
+  const std::map<std::string, at::Tensor> tensors = import_adapter(adapter, with_adapter);
+  const bool zero = std::none_of(tensors.begin(), tensors.end(), [](const auto& entry) {
+    return entry.first.ends_with(".lora_B.weight") && entry.second.abs().max().template item<double>() > 0;
+  });
+  if ((zero || adapter.config.alpha == 0) && adapter.token_rows.empty())
+    throw ModelError(fmt::format("adapter {} changes nothing: {}", options.adapter,
+                                 zero ? "every lora_B is zero (was it trained?)" : "its alpha is zero"));
+
+  const auto base = open_llama_weights(options.model, stored, config.vocab_size, 0, adapter.token_rows);
+  DType coarsest = DType::kF32;
+  const auto declared = merged_tensors(options, config, *base, coarsest);
   config.dtype = config_dtype_name(declared.front().second.dtype);
   ModelDirectoryWriter writer(output, declared);
   const double scale = adapter.config.alpha / static_cast<double>(adapter.config.r);
@@ -182,32 +225,16 @@ void merge(const MergeOptions& options) {
   for (const auto& [name, info] : declared) {
     at::Tensor weight = read_tensor(*base, name);
     if (const at::Tensor update = update_of(name, tensors, scale); update.defined()) {
-      const at::ScalarType stored = to_scalar_type(info.dtype);
-      const at::Tensor merged = (weight + update).to(stored).to(at::kFloat);
-      const double norm = (merged - weight).norm().item<double>();
-      const std::string module = name.substr(0, name.size() - std::string(".weight").size());
-      TargetChange& change = changes[module.substr(module.rfind('.') + 1)];
-      ++change.modules;
-      change.smallest = std::min(change.smallest, norm);
-      change.largest = std::max(change.largest, norm);
-      const double size = update.square().sum(at::kDouble).item<double>();
-      if (size == 0) {
-        ++change.zero_b;
-      } else {
-        const double kept =
-            ((merged - weight.to(stored).to(at::kFloat)) * update).sum(at::kDouble).item<double>() / size;
-        if (kept < change.kept) {
-          change.kept = kept;
-          change.worst = module;
-        }
-      }
+      const at::Tensor merged = (weight + update).to(to_scalar_type(info.dtype)).to(at::kFloat);
+      record_change(changes, name, weight, update, merged, to_scalar_type(info.dtype));
       weight = merged;
     }
     writer.append(name, weight);
   }
   writer.copy_companions(options.model);
-  writer.finish(config);
-  prove_merge(options, config, with_adapter, *base, tensors, changes, coarsest);
+  writer.seal(config);
+  prove_merge(options, writer.path(), config, with_adapter, *base, tensors, changes, coarsest);
+  writer.commit();
   fmt::print("merged model in {}\n", options.output);
 }
 
@@ -254,7 +281,7 @@ void add_adapter_tool(CLI::App& app) {
   merge_tool->add_option("--adapter", options->adapter, "PEFT adapter directory")->required();
   merge_tool->add_option("--output", options->output, "Directory to write")->required();
   merge_tool->add_option("--dtype", options->dtype, "f32, bf16 or f16 (default: the base's)");
-  merge_tool->add_flag("--force", options->force, "Overwrite a model");
+  merge_tool->add_flag("--force", options->force, "Replace the model in --output");
   merge_tool->callback([options] { merge(*options); });
 
   auto directory = std::make_shared<std::string>();

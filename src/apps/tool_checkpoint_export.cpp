@@ -5,12 +5,14 @@
 
 #include "models/bert/weights.h"
 #include "models/llama/model_directory.h"
+#include "models/llama/vocabulary.h"
 #include "models/llama/weights.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/config/config.h"
 #include "trireme/formats/finished_run.h"
+#include "trireme/formats/staged_model.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -74,9 +76,10 @@ LlamaConfig model_shape(const fs::path& path) {
 void export_bert(MasterTensors& masters, const Config& config, const fs::path& base, const fs::path& output,
                  DType dtype) {
   BertConfig shape = read_bert_config(bert_config_path(base));
-  const auto tensors = bert_file_tensors(BertModel(shape, config.model.pad_vocab_to), dtype);
-  make_directories(output);
-  SafetensorsWriter writer(output / "model.safetensors", tensors);
+  const auto tensors =
+      bert_file_tensors(BertModel(shape, config.model.pad_vocab_to.value_or(kDefaultVocabMultiple)), dtype);
+  StagedModel staged(output);
+  SafetensorsWriter writer(staged.path() / "model.safetensors", tensors);
   for (const auto& [name, info] : tensors) {
     const at::Tensor value = masters.read(name);
     if (value.dim() != static_cast<int64_t>(info.shape.size()) || value.size(0) < info.shape[0] ||
@@ -87,7 +90,8 @@ void export_bert(MasterTensors& masters, const Config& config, const fs::path& b
   }
   writer.commit();
   shape.dtype = config_dtype_name(dtype);
-  finish_bert_directory(output, base, shape);
+  finish_bert_directory(staged.path(), base, shape);
+  staged.commit();
 }
 
 /// A finished run whose last step has no whole checkpoint: what the user most likely wants lies there already.
@@ -140,20 +144,27 @@ void export_checkpoint(const CheckpointExport& options) {
     return;
   }
   LlamaConfig shape = model_shape(base);
+  const LlamaConfig stored = shape;
+  shape.vocab_size = resized_vocab(stored.vocab_size, config.model.vocab_size, config.model.pad_vocab_to);
   if (config.lora) {
     const LlamaModel model(
         shape, LoraOptions{config.lora->r, config.lora->alpha, config.lora->dropout, config.lora->target_modules});
     std::map<std::string, at::Tensor> tensors;
     for (const std::string& name : masters.names()) tensors[name] = masters.read(name).to(at::kFloat);
+    Adapter adapter = export_adapter(tensors, model, base.string());
+    const auto start =
+        config.lora->adapter ? read_adapter(*config.lora->adapter).token_rows : std::map<std::string, TokenRows>();
+    if (config.model.init != "random" && (shape.vocab_size > stored.vocab_size || !start.empty()))
+      adapter.token_rows = adapter_token_rows(
+          *open_llama_weights(base, stored, shape.vocab_size, static_cast<uint64_t>(config.train.seed), start), shape,
+          stored.vocab_size, start);
     make_directories(output);
-    write_adapter(output, export_adapter(tensors, model, base.string()),
-                  options.dtype.empty() ? DType::kF32 : export_dtype(options.dtype, ""));
+    write_adapter(output, adapter, options.dtype.empty() ? DType::kF32 : export_dtype(options.dtype, ""));
     fmt::print("{}: adapter after step {} in {}\n", directory.string(), reader.manifest().step, options.output);
     return;
   }
   const DType dtype = export_dtype(options.dtype, reader.manifest().compute_dtype);
   const auto declared = checkpoint_tensors(LlamaModel(shape, std::nullopt), dtype);
-  make_directories(output);
   ModelDirectoryWriter writer(output, declared);
   for (const auto& [name, info] : declared) writer.append(name, masters.read(name));
   if (fs::is_directory(base)) writer.copy_companions(base);

@@ -174,8 +174,10 @@ void ultrachat(UltrachatArguments& arguments) {
   std::vector<std::string> names;
   for (const auto& [text, id] : report.specials) names.push_back(fmt::format("{} = {}", text, id));
   fmt::print("special tokens: {}\n", join(names, ", "));
-  fmt::print("vocabulary {}: the model needs vocab_size {} (rounded up to a multiple of 8)\n",
-             format_count(report.vocab_size), report.padded_vocab_size);
+  fmt::print(
+      "vocabulary {}: train with model.vocab_size: {} (rounded up to a multiple of 8), or resize the model with "
+      "trireme model resize-vocab --vocab-size {}\n",
+      format_count(report.vocab_size), report.padded_vocab_size, report.padded_vocab_size);
   fmt::print("done in {}\n", format_duration(steady_seconds() - start));
   print_samples(report.samples);
 }

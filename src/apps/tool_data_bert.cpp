@@ -4,6 +4,7 @@
 #include "data/prepare/bert_files.h"
 #include "data/prepare/bert_unicode.h"
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 
@@ -38,7 +39,16 @@ struct InstancesArguments {
   unsigned threads = 0;
 };
 
+void warn_of_repeats(const fs::path& path) {
+  if (const int32_t repeated = BertVocab(path).repeated(); repeated > 0)
+    log_warn(
+        fmt::format("{}: {} line(s) repeat another one; the last of equal lines gives the token's id, as in "
+                    "transformers (MLPerf's own script counts distinct lines, and would shift the ids after them)",
+                    path.string(), format_count(repeated)));
+}
+
 void instances(const InstancesArguments& arguments) {
+  warn_of_repeats(arguments.vocab);
   const double start = steady_seconds();
   const BertInstancesReport report =
       create_bert_instances(arguments.inputs, arguments.vocab, arguments.options, arguments.output, arguments.threads);
@@ -122,6 +132,7 @@ void print_checksum(const fs::path& path, const BertChecksum& sum) {
 }
 
 void eval(const EvalArguments& arguments) {
+  warn_of_repeats(arguments.vocab);
   const int64_t all =
       create_bert_eval(arguments.input, arguments.vocab, arguments.options, arguments.count, arguments.output);
   const BertChecksum sum =

@@ -3,6 +3,7 @@
 #include "tools.h"
 
 #include "data/prepare/tokenizer.h"
+#include "models/llama/vocabulary.h"
 #include "models/llama/weights.h"
 #include "trireme/base/error.h"
 #include "trireme/base/rng.h"
@@ -11,6 +12,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -35,20 +37,26 @@ int64_t choose(const at::Tensor& logits_V, double temperature, uint64_t seed, in
 }
 
 void generate(const GenerateOptions& options) {
-  if (options.temperature < 0)
-    throw ConfigError(fmt::format("generate: --temperature is {}; it cannot be negative", options.temperature));
+  if (!(options.temperature >= 0) || !std::isfinite(options.temperature))
+    throw ConfigError(
+        fmt::format("generate: --temperature is {}; it must be 0 or a positive finite number", options.temperature));
   if (options.max_new_tokens < 1)
     throw ConfigError(fmt::format("generate: --max-new-tokens is {}; it must be at least 1", options.max_new_tokens));
   const std::filesystem::path directory = options.model;
-  const LlamaConfig config = read_model_config(directory);
+  LlamaConfig config = read_model_config(directory);
+  const LlamaConfig stored = config;
   if (!std::filesystem::is_regular_file(directory / "tokenizer.model"))
     throw ModelError(fmt::format("{} has no tokenizer.model; put the model's sentencepiece file there", options.model));
   const Tokenizer tokenizer(directory / "tokenizer.model");
 
   std::optional<Adapter> adapter;
   if (!options.adapter.empty()) adapter = read_adapter(options.adapter);
+  if (adapter) config.vocab_size = vocab_with_adapter(stored, adapter->token_rows);
   const LlamaModel model = adapter ? model_for_adapter(config, *adapter) : LlamaModel(config, std::nullopt);
-  auto units = load_whole(model, *open_weights(directory), at::kFloat, at::kCPU);
+  auto units = load_whole(model,
+                          *open_llama_weights(directory, stored, config.vocab_size, 0,
+                                              adapter ? adapter->token_rows : std::map<std::string, TokenRows>()),
+                          at::kFloat, at::kCPU);
   if (adapter) assign_adapter(model, import_adapter(*adapter, model), units);
   WholeUnitStore store(std::move(units));
 
@@ -58,14 +66,17 @@ void generate(const GenerateOptions& options) {
   if (ids.empty()) throw ConfigError("generate: the prompt is empty and the tokenizer has no beginning-of-text piece");
   for (const int32_t id : ids)
     if (id >= config.vocab_size)
-      throw ModelError(fmt::format("{}: tokenizer.model gives id {}, the model's vocabulary has {}", options.model, id,
-                                   config.vocab_size));
+      throw ModelError(
+          fmt::format("{}: tokenizer.model gives id {}, the model's vocabulary has {}: resize it with trireme "
+                      "model resize-vocab",
+                      options.model, id, config.vocab_size));
   if (static_cast<int64_t>(ids.size()) + options.max_new_tokens > config.max_position_embeddings)
     throw ConfigError(
         fmt::format("generate: {} prompt tokens and {} new ones exceed the model's {} positions; "
                     "lower --max-new-tokens",
                     ids.size(), options.max_new_tokens, config.max_position_embeddings));
 
+  const std::vector<int64_t> ends = end_of_text_ids(directory, config);
   ForwardOptions forward;
   forward.train = false;
   for (int64_t step = 0; step < options.max_new_tokens; ++step) {
@@ -79,7 +90,7 @@ void generate(const GenerateOptions& options) {
     // A padded vocabulary has rows without a piece.
     const int64_t pieces = std::min(config.vocab_size, tokenizer.vocab_size());
     const int64_t next = choose(logits[0][length - 1].narrow(0, 0, pieces), options.temperature, options.seed, length);
-    if (next == config.eos_token_id) break;
+    if (std::find(ends.begin(), ends.end(), next) != ends.end()) break;
     ids.push_back(static_cast<int32_t>(next));
   }
   fmt::print("{}\n", tokenizer.decode(ids));

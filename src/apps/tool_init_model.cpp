@@ -12,7 +12,6 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include <memory>
 #include <optional>
@@ -99,27 +98,12 @@ DType dtype_of(const std::string& name) {
   throw ConfigError(fmt::format("init-model: --dtype is '{}'; choose f32, bf16 or f16", name));
 }
 
-/// tokenizer.model and what transformers' LlamaTokenizer wants beside it.
-void write_tokenizer(const std::filesystem::path& output, const std::string& serialized, const LlamaConfig& config) {
-  write_file_atomic(output / "tokenizer.model", serialized);
-  const nlohmann::ordered_json tokenizer = {{"tokenizer_class", "LlamaTokenizer"},
-                                            {"bos_token", "<s>"},
-                                            {"eos_token", "</s>"},
-                                            {"unk_token", "<unk>"},
-                                            {"add_bos_token", true},
-                                            {"add_eos_token", false},
-                                            {"clean_up_tokenization_spaces", false},
-                                            {"legacy", true},
-                                            {"model_max_length", config.max_position_embeddings}};
-  write_file_atomic(output / "tokenizer_config.json", tokenizer.dump(2) + "\n");
-}
-
 void init_model(const InitModelOptions& options) {
   LlamaConfig config = shape_of(options);
   const DType dtype = dtype_of(options.dtype.empty() ? config.dtype : options.dtype);
   config.dtype = config_dtype_name(dtype);
   const std::filesystem::path output = options.output;
-  if (!options.force && std::filesystem::exists(output / "config.json"))
+  if (!options.force && holds_model(output))
     throw WriteError(
         fmt::format("init-model: {} already holds a model; choose another directory or add --force", options.output));
 
@@ -131,8 +115,10 @@ void init_model(const InitModelOptions& options) {
       throw ConfigError(fmt::format("init-model: {} has {} pieces, the model's vocabulary {}; add --vocab-size {}",
                                     options.tokenizer, tokenizer.vocab_size(), config.vocab_size,
                                     tokenizer.vocab_size()));
-    config.bos_token_id = tokenizer.bos_id().value_or(1);
-    config.eos_token_id = tokenizer.eos_id().value_or(2);
+    const SentencepieceModel& pieces = tokenizer.model();
+    config.bos_token_id = pieces.bos_id;
+    config.eos_token_ids = pieces.eos_id ? std::vector{*pieces.eos_id} : std::vector<int64_t>{};
+    config.pad_token_id = pieces.pad_id;
   }
 
   const LlamaModel model(config, std::nullopt);
@@ -152,10 +138,8 @@ void init_model(const InitModelOptions& options) {
       }
     }
   }
-  if (!serialized.empty()) write_tokenizer(output, serialized, config);
-  const nlohmann::ordered_json generation = {
-      {"_from_model_config", true}, {"bos_token_id", config.bos_token_id}, {"eos_token_id", config.eos_token_id}};
-  write_file_atomic(output / "generation_config.json", generation.dump(2) + "\n");
+  if (!serialized.empty()) writer.write_companion("tokenizer.model", serialized);
+  writer.write_companion("generation_config.json", generation_config_json(config));
   writer.finish(config);
   log_info(fmt::format("wrote {}", options.output));
 }
@@ -179,7 +163,7 @@ void add_init_model_tool(CLI::App& app) {
   tool->add_option("--tokenizer", options->tokenizer, "tokenizer.model to copy into the directory");
   tool->add_option("--seed", options->seed, "Of the weights")->capture_default_str();
   tool->add_option("--dtype", options->dtype, "f32, bf16 or f16 (default: the shape's)");
-  tool->add_flag("--force", options->force, "Overwrite a model");
+  tool->add_flag("--force", options->force, "Replace the model in --output");
   tool->add_option("--output", options->output, "Directory to write")->required();
   tool->callback([options] { init_model(*options); });
 }

@@ -22,6 +22,8 @@ struct Curve {
   std::vector<double> steps, losses;
 };
 
+constexpr double kMaxStep = 9007199254740992.0;  // 2^53: a double counts no further
+
 Curve read_curve(const std::string& file, const std::string& event) {
   std::ifstream in(file);
   if (!in) throw DataError(fmt::format("cannot open {}", file));
@@ -31,23 +33,36 @@ Curve read_curve(const std::string& file, const std::string& event) {
     ++number;
     const auto object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (!object.is_object()) throw DataError(fmt::format("{}:{}: not a JSON object", file, number));
-    if (object.value("event", "") != event || !object.contains("loss") || !object["loss"].is_number()) continue;
-    curve.steps.push_back(object.value("step", 0.0));
+    if (!object.contains("event") || object["event"] != event || !object.contains("loss")) continue;
+    if (!object["loss"].is_number()) continue;  // "nan"
+    const nlohmann::json step = object.contains("step") ? object["step"] : nlohmann::json();
+    if (!step.is_number() || !(std::abs(step.get<double>()) <= kMaxStep))
+      throw DataError(fmt::format("{}:{}: \"step\" is {}, expected a whole number", file, number,
+                                  object.contains("step") ? step.dump().substr(0, 40) : "missing"));
+    curve.steps.push_back(step.get<double>());
     curve.losses.push_back(object["loss"].get<double>());
   }
   if (curve.steps.empty()) throw DataError(fmt::format("{} has no '{}' lines with a finite loss", file, event));
   return curve;
 }
 
+/// Cell of `value` where `low` is cell 0 and `high` cell `count` - 1. Halved, so that no difference overflows.
+int cell_of(double value, double low, double high, int count) {
+  const double part = (value / 2 - low / 2) / (high / 2 - low / 2);
+  return part > 0 ? static_cast<int>(std::min(part, 1.0) * (count - 1)) : 0;
+}
+
 /// Draws with Braille cells: two dots across, four down.
 std::string draw(const Curve& curve, int columns, int rows) {
   const auto [low_it, high_it] = std::minmax_element(curve.losses.begin(), curve.losses.end());
   const double low = *low_it, high = *high_it > low ? *high_it : low + 1;
-  const double first = curve.steps.front(), last = std::max(curve.steps.back(), first + 1);
+  // The steps of a run that went back to a checkpoint do not ascend.
+  const auto [first_it, last_it] = std::minmax_element(curve.steps.begin(), curve.steps.end());
+  const double first = *first_it, last = std::max(*last_it, first + 1);
   const int width = columns * 2, height = rows * 4;
   std::vector<double> sums(width, 0), counts(width, 0);
   for (size_t i = 0; i < curve.steps.size(); ++i) {
-    const int x = static_cast<int>((curve.steps[i] - first) / (last - first) * (width - 1));
+    const int x = cell_of(curve.steps[i], first, last, width);
     sums[x] += curve.losses[i];
     counts[x] += 1;
   }
@@ -57,14 +72,15 @@ std::string draw(const Curve& curve, int columns, int rows) {
   double value = curve.losses.front();
   for (int x = 0; x < width; ++x) {
     if (counts[x] > 0) value = sums[x] / counts[x];
-    const int y = std::clamp(static_cast<int>((high - value) / (high - low) * (height - 1)), 0, height - 1);
+    const int y = cell_of(-value, -high, -low, height);  // from the top
     const int from = previous < 0 ? y : std::min(previous, y), to = previous < 0 ? y : std::max(previous, y);
     for (int dot = from; dot <= to; ++dot) cells[dot / 4][x / 2] |= kDots[x % 2][dot % 4];
     previous = y;
   }
   std::string text;
   for (int row = 0; row < rows; ++row) {
-    const double label = high - (high - low) * row / std::max(1, rows - 1);
+    const double below = static_cast<double>(row) / std::max(1, rows - 1);
+    const double label = high * (1 - below) + low * below;
     text += fmt::format("{:>9.3f} |", label);
     for (const int cell : cells[row]) {
       const int code = 0x2800 + cell;

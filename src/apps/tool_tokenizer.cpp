@@ -29,6 +29,8 @@ void train(const TrainArguments& arguments) {
   fmt::print(stderr, "training a {} vocabulary of {} on {} file{} …\n", arguments.training.model_type,
              format_count(arguments.training.vocab_size), arguments.training.inputs.size(),
              arguments.training.inputs.size() == 1 ? "" : "s");
+  if (const std::filesystem::path output = arguments.output; output.has_parent_path())
+    make_directories(output.parent_path());
   AtomicFile file(arguments.output);  // before the work, so that an output that cannot be written is known at once
   const TrainedTokenizer trained = train_tokenizer(arguments.training);
   const Tokenizer check(trained.serialized_model,

@@ -44,8 +44,10 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", std::string("trireme ") + trireme::kVersion + " (" + trireme::kCommit + ")");
   app.require_subcommand(1);
   trireme::add_init_model_tool(app);
+  trireme::add_model_tool(app);
   trireme::add_tokenizer_tool(app);
   trireme::add_data_tool(app);
+  trireme::add_data_verify_tool(*app.get_subcommand("data"));
   trireme::add_adapter_tool(app);
   trireme::add_checkpoint_tool(app);
   trireme::add_generate_tool(app);

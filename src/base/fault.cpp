@@ -23,13 +23,13 @@ namespace trireme {
 
 namespace {
 
-enum class Action { kKill, kStop, kSleep, kFail, kNan, kCrash, kAbort };
+enum class Action { kKill, kStop, kSleep, kFail, kNan, kCrash, kAbort, kSet };
 
 struct Fault {
   std::string text, name;
   Action action = Action::kFail;
   std::optional<int64_t> rank, step;
-  double seconds = 0;
+  double seconds = 0, value = 0;
   std::atomic<int64_t> left = std::numeric_limits<int64_t>::max();
 };
 
@@ -53,9 +53,9 @@ std::unique_ptr<Fault> parse(const std::string& text) {
   const size_t at = text.find('@');
   std::string action = text.substr(0, at);
   if (const size_t colon = action.find(':'); colon != std::string::npos) {
-    const auto seconds = number_after<double>(std::string_view(action).substr(colon + 1), "");
-    if (!seconds) refuse(text, "has a time that is no number");
-    fault->seconds = *seconds;
+    const auto number = number_after<double>(std::string_view(action).substr(colon + 1), "");
+    if (!number) refuse(text, "has a number after ':' that cannot be read");
+    fault->seconds = fault->value = *number;
     action.resize(colon);
   }
   if (action == "sigkill")
@@ -72,8 +72,10 @@ std::unique_ptr<Fault> parse(const std::string& text) {
     fault->action = Action::kCrash;
   else if (action == "abort")
     fault->action = Action::kAbort;
+  else if (action == "set")
+    fault->action = Action::kSet;
   else
-    refuse(text, "has an unknown action (sigkill, sigstop, crash, abort, sleep, fail, nan)");
+    refuse(text, "has an unknown action (sigkill, sigstop, crash, abort, sleep, fail, nan, set)");
   if (at != std::string::npos) {
     for (const std::string& part : split(std::string_view(text).substr(at + 1), ':')) {
       if (const auto rank = number_after<int64_t>(part, "rank")) {
@@ -120,10 +122,19 @@ void write_where_nothing_is() {
 
 void check_fault_specifications() { (void)faults(); }
 
+std::optional<double> fault_value(std::string_view name, int rank) {
+  for (const auto& fault : faults())
+    if (fault->action == Action::kSet && fault->name == name && (!fault->rank || *fault->rank == rank))
+      return fault->value;
+  return std::nullopt;
+}
+
 bool fault_point(std::string_view name, int rank, int64_t step) {
   bool spoil = false;
   for (const auto& fault : faults()) {
-    if (fault->name != name || (fault->rank && *fault->rank != rank) || (fault->step && *fault->step != step)) continue;
+    if (fault->action == Action::kSet || fault->name != name || (fault->rank && *fault->rank != rank) ||
+        (fault->step && *fault->step != step))
+      continue;
     if (fault->left.fetch_sub(1) <= 0) continue;
     fmt::print(stderr, "fault injected: {} (rank {}, step {})\n", fault->text, rank, step);
     std::fflush(stderr);
@@ -136,6 +147,7 @@ bool fault_point(std::string_view name, int rank, int64_t step) {
       case Action::kNan: spoil = true; break;
       case Action::kCrash: write_where_nothing_is(); break;
       case Action::kAbort: std::abort();
+      case Action::kSet: break;  // fault_value()'s
     }
   }
   return spoil;

@@ -120,6 +120,14 @@ void make_directories(const std::filesystem::path& path) {
         fmt::format("cannot create directory {}: {}", path.string(), error ? error.message() : "a file stands there"));
 }
 
+std::filesystem::path tidy_path(const std::filesystem::path& path) {
+  std::error_code error;
+  const std::filesystem::path normal = path.lexically_normal();
+  const bool same =
+      std::filesystem::weakly_canonical(path, error) == std::filesystem::weakly_canonical(normal, error) && !error;
+  return same ? normal : path;
+}
+
 std::filesystem::path safe_join(const std::filesystem::path& root, std::string_view relative, ExitCode code) {
   constexpr size_t kMaxPath = 4096;
   const auto refuse = [&](const char* why) {
@@ -131,19 +139,21 @@ std::filesystem::path safe_join(const std::filesystem::path& root, std::string_v
   if (relative.find('\0') != std::string_view::npos) refuse("it holds a NUL byte");
   const std::filesystem::path name(relative);
   if (name.is_absolute()) refuse("it is an absolute path");
-  const std::filesystem::path normal = name.lexically_normal();
-  if (normal.begin() != normal.end() && *normal.begin() == "..") refuse("it leads out of the directory");
   std::error_code error;
   const std::filesystem::path real_root = std::filesystem::weakly_canonical(root, error);
-  const std::filesystem::path real_target = std::filesystem::weakly_canonical(root / normal, error);
+  const std::filesystem::path real_target = std::filesystem::weakly_canonical(root / name, error);
   if (error) refuse("its links cannot be followed");
-  if (lies_under(real_target, real_root)) return root / normal;
+  if (lies_under(real_target, real_root)) return tidy_path(root / name);
   // Hugging Face's cache: models--X/snapshots/<revision>/name links to models--X/blobs/<hash>.
   const std::filesystem::path snapshots = real_root.parent_path();
   const bool hugging_face_cache =
       snapshots.filename() == "snapshots" && lies_under(real_target, snapshots.parent_path() / "blobs");
-  if (!hugging_face_cache) refuse("a symbolic link leads out of the directory");
-  return root / normal;
+  if (!hugging_face_cache) {
+    const std::filesystem::path normal = name.lexically_normal();
+    refuse(normal.begin() != normal.end() && *normal.begin() == ".." ? "it leads out of the directory"
+                                                                     : "a symbolic link leads out of the directory");
+  }
+  return tidy_path(root / name);
 }
 
 }  // namespace trireme

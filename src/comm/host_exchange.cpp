@@ -1,10 +1,44 @@
 #include "host_exchange.h"
 
 #include "mpi_communicator.h"
+#include "trireme/base/error.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
 
 namespace trireme {
 
 namespace {
+
+/// Values one after the other, each behind its length (8 bytes).
+std::string packed(const std::vector<std::string>& values) {
+  std::string text;
+  for (const std::string& value : values) {
+    const uint64_t length = value.size();
+    text.append(reinterpret_cast<const char*>(&length), sizeof length);
+    text += value;
+  }
+  return text;
+}
+
+std::vector<std::string> unpacked(const std::string& text, int count) {
+  std::vector<std::string> values;
+  size_t at = 0;
+  for (int i = 0; i < count; ++i) {
+    uint64_t length = 0;
+    TRIREME_CHECK(text.size() - at >= sizeof length, "value ", i, " of ", count, " is missing in an exchange of ",
+                  text.size(), " bytes");
+    std::memcpy(&length, text.data() + at, sizeof length);
+    at += sizeof length;
+    TRIREME_CHECK(text.size() - at >= length, "value ", i, " of ", count, " has ", length, " bytes, ", text.size() - at,
+                  " are there");
+    values.push_back(text.substr(at, length));
+    at += length;
+  }
+  return values;
+}
 
 class MpiExchange final : public HostExchange {
  public:
@@ -15,7 +49,10 @@ class MpiExchange final : public HostExchange {
     MPI_Finalized(&finalized);
     if (owned_ && finalized == 0) MPI_Comm_free(&handle_);
   }
-  std::vector<std::string> all_gather(const std::string& value) override { return mpi_all_gather_host(handle_, value); }
+  std::vector<std::string> gather(const std::string& mine) override { return mpi_gather_host(handle_, mine); }
+  std::string broadcast(const std::string& value) override { return mpi_broadcast_host(handle_, value); }
+  std::vector<std::string> all_gather(const std::string& mine) override { return mpi_all_gather_host(handle_, mine); }
+  bool barrier_within(double seconds) override { return mpi_barrier_within(handle_, seconds); }
   std::unique_ptr<HostExchange> split(int colour) override {
     MPI_Comm part = MPI_COMM_NULL;
     check_mpi(MPI_Comm_split(handle_, colour, rank_, &part), "MPI_Comm_split");
@@ -35,6 +72,47 @@ class MpiExchange final : public HostExchange {
 };
 
 }  // namespace
+
+std::vector<std::string> HostExchange::all_gather(const std::string& mine) {
+  const std::vector<std::string> all = gather(mine);
+  return unpacked(broadcast(rank_ == 0 ? packed(all) : ""), size_);
+}
+
+std::vector<double> HostExchange::all_reduce(const std::vector<double>& values, ReduceOp op) {
+  std::string mine(values.size() * sizeof(double), '\0');
+  std::memcpy(mine.data(), values.data(), mine.size());
+  const std::vector<std::string> all = gather(mine);
+  std::vector<double> result = values;
+  std::string problem;
+  for (int peer = 1; rank_ == 0 && peer < size_ && problem.empty(); ++peer) {
+    const std::string& theirs = all[static_cast<size_t>(peer)];
+    if (theirs.size() != mine.size()) {
+      problem = fmt::format("rank {} reduces {} values, rank 0 reduces {}", peer, theirs.size() / sizeof(double),
+                            values.size());
+      break;
+    }
+    for (size_t i = 0; i < result.size(); ++i) {
+      double value;
+      std::memcpy(&value, theirs.data() + i * sizeof value, sizeof value);
+      result[i] = op == ReduceOp::kSum ? result[i] + value : std::max(result[i], value);
+    }
+  }
+  std::string answer;
+  if (rank_ == 0) {
+    std::string reduced(mine.size(), '\0');
+    std::memcpy(reduced.data(), result.data(), reduced.size());
+    answer = packed({problem, reduced});
+  }
+  const std::vector<std::string> parts = unpacked(broadcast(answer), 2);
+  TRIREME_CHECK(parts[0].empty(), parts[0]);
+  std::memcpy(result.data(), parts[1].data(), parts[1].size());
+  return result;
+}
+
+void HostExchange::barrier() {
+  (void)gather("");
+  (void)broadcast("");
+}
 
 std::unique_ptr<HostExchange> make_mpi_exchange(const void* mpi_comm) {
   return MpiExchange::make(*static_cast<const MPI_Comm*>(mpi_comm), /*owned=*/false);

@@ -1,6 +1,8 @@
 #pragma once
 // Private to comm/: small host values between the processes of a GPU world, over MPI or c10d's TCPStore, without a GPU
-// stream.
+// stream. Collective over the ranks of the exchange, in the same order on all of them.
+
+#include "trireme/comm/communicator.h"
 
 #include <memory>
 #include <string>
@@ -11,8 +13,18 @@ namespace trireme {
 class HostExchange {
  public:
   virtual ~HostExchange() = default;
-  /// Error with exit code 71 when rank 0's store is gone.
-  virtual std::vector<std::string> all_gather(const std::string& value) = 0;
+  /// On rank 0 every rank's value in rank order. Empty on the others, which do not wait for rank 0.
+  virtual std::vector<std::string> gather(const std::string& mine) = 0;
+  /// Rank 0's value on every rank.
+  virtual std::string broadcast(const std::string& value) = 0;
+  /// Every rank's value on every rank, in rank order: through rank 0 unless the backend has a call for it.
+  virtual std::vector<std::string> all_gather(const std::string& mine);
+  /// Reduced by rank 0 in rank order, so that all ranks and all backends get the same bits. InternalError on all ranks
+  /// when their numbers of values differ.
+  std::vector<double> all_reduce(const std::vector<double>& values, ReduceOp op);
+  void barrier();
+  /// False when a rank did not come within `seconds` or the exchange broke. After false the exchange must not be used.
+  virtual bool barrier_within(double seconds) = 0;
   /// The sub-group of this group's ranks with the same colour, ordered by rank. Collective.
   virtual std::unique_ptr<HostExchange> split(int colour) = 0;
   int rank() const { return rank_; }

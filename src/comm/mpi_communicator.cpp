@@ -1,8 +1,9 @@
 #include "mpi_communicator.h"
 
-#include "progress_ring.h"
+#include "collectives.h"
 #include "self_communicator.h"
 #include "trireme/base/error.h"
+#include "trireme/base/time.h"
 
 #include <ATen/ATen.h>
 #include <sched.h>
@@ -41,6 +42,13 @@ void finalize_mpi() {
   if (initialized != 0 && finalized == 0) block_in_collective(kMpiFinalize, 0, "world", [] { MPI_Finalize(); });
 }
 
+void abort_mpi(int exit_code) {
+  int initialized = 0, finalized = 0;
+  MPI_Initialized(&initialized);
+  MPI_Finalized(&finalized);
+  if (initialized != 0 && finalized == 0) MPI_Abort(MPI_COMM_WORLD, exit_code);
+}
+
 std::vector<double> mpi_all_reduce_host(MPI_Comm handle, std::vector<double> values, ReduceOp op) {
   check_mpi(MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(values.size()), MPI_DOUBLE,
                           op == ReduceOp::kSum ? MPI_SUM : MPI_MAX, handle),
@@ -48,23 +56,91 @@ std::vector<double> mpi_all_reduce_host(MPI_Comm handle, std::vector<double> val
   return values;
 }
 
-std::vector<std::string> mpi_all_gather_host(MPI_Comm handle, const std::string& value) {
+namespace {
+
+int rank_in(MPI_Comm handle) {
+  int rank = 0;
+  MPI_Comm_rank(handle, &rank);
+  return rank;
+}
+
+int size_of(MPI_Comm handle) {
   int size = 0;
   MPI_Comm_size(handle, &size);
-  TRIREME_CHECK(static_cast<int64_t>(value.size()) * size <= std::numeric_limits<int>::max(), "all_gather_host of ",
-                value.size(), " bytes over ", size, " ranks");
-  std::vector<int> lengths(size), offsets(size, 0);
-  const int length = static_cast<int>(value.size());
+  return size;
+}
+
+/// Where each rank's value begins in their concatenation, and where the last one ends. MPI counts in ints.
+std::vector<int> offsets_of(const std::vector<int>& lengths) {
+  std::vector<int> offsets = {0};
+  int64_t total = 0;
+  for (const int length : lengths) {
+    total += length;
+    TRIREME_CHECK(total <= std::numeric_limits<int>::max(), "host values of more than ", total - length, " bytes over ",
+                  lengths.size(), " ranks");
+    offsets.push_back(static_cast<int>(total));
+  }
+  return offsets;
+}
+
+int length_of(const std::string& value) {
+  TRIREME_CHECK(value.size() <= static_cast<size_t>(std::numeric_limits<int>::max()), "a host value of ", value.size(),
+                " bytes");
+  return static_cast<int>(value.size());
+}
+
+std::vector<std::string> cut(const std::string& all, const std::vector<int>& offsets) {
+  std::vector<std::string> values;
+  for (size_t i = 0; i + 1 < offsets.size(); ++i)
+    values.push_back(all.substr(static_cast<size_t>(offsets[i]), static_cast<size_t>(offsets[i + 1] - offsets[i])));
+  return values;
+}
+
+}  // namespace
+
+std::vector<std::string> mpi_all_gather_host(MPI_Comm handle, const std::string& value) {
+  std::vector<int> lengths(static_cast<size_t>(size_of(handle)));
+  const int length = length_of(value);
   check_mpi(MPI_Allgather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, handle), "MPI_Allgather");
-  for (int i = 1; i < size; ++i) offsets[i] = offsets[i - 1] + lengths[i - 1];
-  std::string all(static_cast<size_t>(offsets.back() + lengths.back()), '\0');
+  const std::vector<int> offsets = offsets_of(lengths);
+  std::string all(static_cast<size_t>(offsets.back()), '\0');
   check_mpi(
       MPI_Allgatherv(value.data(), length, MPI_CHAR, all.data(), lengths.data(), offsets.data(), MPI_CHAR, handle),
       "MPI_Allgatherv");
-  std::vector<std::string> values;
-  for (int i = 0; i < size; ++i)
-    values.push_back(all.substr(static_cast<size_t>(offsets[i]), static_cast<size_t>(lengths[i])));
-  return values;
+  return cut(all, offsets);
+}
+
+std::vector<std::string> mpi_gather_host(MPI_Comm handle, const std::string& value) {
+  const bool root = rank_in(handle) == 0;
+  std::vector<int> lengths(root ? static_cast<size_t>(size_of(handle)) : 0);
+  const int length = length_of(value);
+  check_mpi(MPI_Gather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, 0, handle), "MPI_Gather");
+  const std::vector<int> offsets = offsets_of(lengths);
+  std::string all(static_cast<size_t>(offsets.back()), '\0');
+  check_mpi(
+      MPI_Gatherv(value.data(), length, MPI_CHAR, all.data(), lengths.data(), offsets.data(), MPI_CHAR, 0, handle),
+      "MPI_Gatherv");
+  return cut(all, offsets);
+}
+
+std::string mpi_broadcast_host(MPI_Comm handle, const std::string& value) {
+  const bool root = rank_in(handle) == 0;
+  int length = root ? length_of(value) : 0;
+  check_mpi(MPI_Bcast(&length, 1, MPI_INT, 0, handle), "MPI_Bcast");
+  std::string received = root ? value : std::string(static_cast<size_t>(length), '\0');
+  check_mpi(MPI_Bcast(received.data(), length, MPI_CHAR, 0, handle), "MPI_Bcast");
+  return received;
+}
+
+bool mpi_barrier_within(MPI_Comm handle, double seconds) {
+  const double end = steady_seconds() + seconds;
+  MPI_Request request = MPI_REQUEST_NULL;
+  if (MPI_Ibarrier(handle, &request) != MPI_SUCCESS) return false;
+  for (int finished = 0;; sched_yield()) {
+    if (MPI_Test(&request, &finished, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
+    if (finished != 0) return true;
+    if (steady_seconds() > end) return false;
+  }
 }
 
 int64_t& mpi_piece_elements() {
@@ -84,13 +160,13 @@ class MpiWork final : public Work {
     try {
       wait();
     } catch (const std::exception&) {
-      // The failure was reported to whoever waited first; a destructor has nobody to tell.
+      // wait() has thrown the same failure to its caller; a destructor must not throw.
     }
   }
   void wait() override {
     if (done_) return;
     done_ = true;
-    ProgressRing::instance().wait(sequence_);
+    collective_observer().wait(sequence_);
     // Polls instead of blocking in MPI: with more ranks than cores the others need this core.
     for (int finished = 0; finished == 0;) {
       check_mpi(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &finished, MPI_STATUSES_IGNORE),
@@ -98,7 +174,7 @@ class MpiWork final : public Work {
       if (finished == 0) sched_yield();
     }
     if (then_) then_();
-    ProgressRing::instance().end(sequence_);
+    collective_observer().end(sequence_);
     alive_.clear();
   }
 
@@ -234,37 +310,55 @@ class MpiCommunicator final : public Communicator {
     MpiWork({request}, {}, sequence).wait();
   }
 
+  bool barrier_within(double seconds) override {
+    bool all_came = false;
+    block_in_collective("barrier", 0, name_, [&] { all_came = mpi_barrier_within(handle_, seconds); });
+    return all_came;
+  }
+
   std::vector<double> all_reduce_host(std::vector<double> values, ReduceOp op) override {
     const uint64_t sequence = begin("all_reduce_host", static_cast<int64_t>(values.size()));
-    ProgressRing::instance().wait(sequence);
+    collective_observer().wait(sequence);
     auto result = mpi_all_reduce_host(handle_, std::move(values), op);
-    ProgressRing::instance().end(sequence);
+    collective_observer().end(sequence);
     return result;
   }
 
   std::vector<std::string> all_gather_host(const std::string& value) override {
     const uint64_t sequence = begin("all_gather_host", static_cast<int64_t>(value.size()));
-    ProgressRing::instance().wait(sequence);
+    collective_observer().wait(sequence);
     auto result = mpi_all_gather_host(handle_, value);
-    ProgressRing::instance().end(sequence);
+    collective_observer().end(sequence);
+    return result;
+  }
+
+  std::vector<std::string> gather_host(const std::string& mine) override {
+    const uint64_t sequence = begin("gather_host", static_cast<int64_t>(mine.size()));
+    collective_observer().wait(sequence);
+    auto result = mpi_gather_host(handle_, mine);
+    collective_observer().end(sequence);
     return result;
   }
 
   std::unique_ptr<Communicator> split(int colour) override {
     MPI_Comm part = MPI_COMM_NULL;
-    check_mpi(MPI_Comm_split(handle_, colour, rank_, &part), "MPI_Comm_split");
+    block_in_collective("MPI_Comm_split", 0, name_,
+                        [&] { check_mpi(MPI_Comm_split(handle_, colour, rank_, &part), "MPI_Comm_split"); });
     return make_mpi_communicator(part, "part");
   }
 
  private:
   /// Values of hosts may differ in length from rank to rank.
   uint64_t begin(const char* kind, int64_t elements) const {
-    const uint64_t sequence = ProgressRing::instance().begin(kind, elements, name_);
+    const uint64_t sequence = collective_observer().begin(kind, elements, name_);
     if (checking_collectives()) {
-      const bool any_size = std::string_view(kind) == "all_gather_host";
+      const bool any_size = std::string_view(kind).ends_with("gather_host");
       const std::string own =
           any_size ? detail::concat(kind, " on ", name_) : detail::concat(kind, "[", elements, "] on ", name_);
-      check_same_collective(mpi_all_gather_host(handle_, own), sequence);
+      collective_observer().wait(sequence);
+      const std::vector<std::string> all = mpi_all_gather_host(handle_, own);
+      collective_observer().resume(sequence);
+      check_same_collective(all, sequence);
     }
     return sequence;
   }

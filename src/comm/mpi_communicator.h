@@ -3,7 +3,7 @@
 
 #include "trireme/comm/communicator.h"
 
-// The C interface only: the retired C++ one would have to be linked.
+// The C interface only: OpenMPI's removed C++ interface would have to be linked.
 #ifndef OMPI_SKIP_MPICXX
 #define OMPI_SKIP_MPICXX 1
 #endif
@@ -13,10 +13,11 @@
 
 namespace trireme {
 
-/// Initialises MPI once per process; finalize_mpi() ends it, a collective to a rank watch that still looks.
+/// Initialises MPI once per process; finalize_mpi() ends it and counts as a collective for the watchdog.
 void initialize_mpi();
-inline constexpr const char* kMpiFinalize = "MPI_Finalize";  // its name among the collectives
 void finalize_mpi();
+/// MPI_Abort, unless MPI has not begun or has ended: then it returns.
+void abort_mpi(int exit_code);
 
 /// Elements of one MPI call at most: counts are ints there, and OpenMPI multiplies them by ranks in int as well. Longer
 /// transfers go in pieces. A reference, for tests.
@@ -32,5 +33,11 @@ void check_mpi(int code, const char* call);
 /// Host-side exchanges over MPI, for every communicator whose processes MPI started.
 std::vector<double> mpi_all_reduce_host(MPI_Comm handle, std::vector<double> values, ReduceOp op);
 std::vector<std::string> mpi_all_gather_host(MPI_Comm handle, const std::string& value);
+/// All on rank 0, empty elsewhere.
+std::vector<std::string> mpi_gather_host(MPI_Comm handle, const std::string& value);
+/// Rank 0's value.
+std::string mpi_broadcast_host(MPI_Comm handle, const std::string& value);
+/// False when a rank did not come in time. Its barrier is then still under way, so the communicator must not be used.
+bool mpi_barrier_within(MPI_Comm handle, double seconds);
 
 }  // namespace trireme

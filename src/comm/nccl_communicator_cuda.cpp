@@ -1,6 +1,7 @@
 #include "nccl_communicator.h"
 
-#include "progress_ring.h"
+#include "collectives.h"
+#include "queued_collectives.h"
 #include "trireme/base/error.h"
 #include "trireme/base/time.h"
 
@@ -14,8 +15,10 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <list>
+#include <exception>
 #include <mutex>
+#include <optional>
+#include <utility>
 
 namespace trireme {
 
@@ -30,6 +33,8 @@ void check_nccl(ncclResult_t status, const char* call) {
                 ncclGetLastError(nullptr));
 }
 
+cudaEvent_t cuda_event(const DeviceEvent& event) { return static_cast<cudaEvent_t>(event.handle); }
+
 ncclDataType_t nccl_type(at::ScalarType type) {
   switch (type) {
     case at::kFloat: return ncclFloat32;
@@ -43,63 +48,37 @@ ncclDataType_t nccl_type(at::ScalarType type) {
   }
 }
 
-/// A collective on a GPU stream, from its call until its event is seen finished. The watchdog reads these: a host that
-/// has gone on and now waits for the stream elsewhere is as stuck as the collective.
-struct Queued {
-  cudaEvent_t event;
-  uint64_t sequence;
-  double began;
-  bool released = false;  // its Work is gone: the event may serve again
-};
-
+/// What belongs to all NCCL communicators of the process.
 class Registry {
  public:
   static Registry& instance() {
-    static auto* registry = new Registry;  // outlives every static that may still finish a collective
+    static auto* registry = new Registry;  // never destroyed: other statics may still hold a Work
     return *registry;
   }
-  cudaEvent_t take_event() {
-    const std::lock_guard lock(mutex_);
-    if (spare_.empty()) collect();
-    if (!spare_.empty()) {
-      cudaEvent_t event = spare_.back();
-      spare_.pop_back();
-      return event;
-    }
+  QueuedCollectives& queue() { return queue_; }
+  /// The current device is `device`.
+  DeviceEvent take_event(int device) {
+    if (const auto spare = queue_.take_spare(device, steady_seconds())) return *spare;
     cudaEvent_t event = nullptr;
     check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
-    return event;
+    return {event, device};
   }
-  void give_back(cudaEvent_t event) {
+  void add_communicator(ncclComm_t handle, at::Device device) {
     const std::lock_guard lock(mutex_);
-    spare_.push_back(event);
-  }
-  std::list<Queued>::iterator add(cudaEvent_t event, uint64_t sequence) {
-    const std::lock_guard lock(mutex_);
-    return queued_.insert(queued_.end(), {event, sequence, steady_seconds()});
-  }
-  void release(std::list<Queued>::iterator entry) {
-    const std::lock_guard lock(mutex_);
-    entry->released = true;
-  }
-  double stuck_for() {
-    const std::lock_guard lock(mutex_);
-    collect();
-    for (const Queued& entry : queued_)
-      if (!finished(entry)) return steady_seconds() - std::max(entry.began, last_progress_);
-    return 0;
-  }
-  void add_communicator(ncclComm_t handle) {
-    const std::lock_guard lock(mutex_);
-    communicators_.push_back(handle);
+    communicators_.push_back({handle, device});
   }
   void remove_communicator(ncclComm_t handle) {
     const std::lock_guard lock(mutex_);
-    communicators_.erase(std::find(communicators_.begin(), communicators_.end(), handle));
+    std::erase_if(communicators_, [&](const auto& entry) { return entry.first == handle; });
+  }
+  /// Of one of the communicators; none before the first.
+  std::optional<at::Device> device() {
+    const std::lock_guard lock(mutex_);
+    return communicators_.empty() ? std::nullopt : std::optional(communicators_.front().second);
   }
   std::string error() {
     const std::lock_guard lock(mutex_);
-    for (const ncclComm_t handle : communicators_) {
+    for (const auto& [handle, device] : communicators_) {
       ncclResult_t state = ncclSuccess;
       if (ncclCommGetAsyncError(handle, &state) != ncclSuccess || state == ncclSuccess || state == ncclInProgress)
         continue;
@@ -109,54 +88,40 @@ class Registry {
   }
 
  private:
-  static bool finished(const Queued& entry) { return cudaEventQuery(entry.event) != cudaErrorNotReady; }
-
-  /// Notes what has finished; events that nobody needs any more become spare.
-  void collect() {
-    for (auto entry = queued_.begin(); entry != queued_.end();) {
-      if (!finished(*entry)) {
-        ++entry;
-        continue;
-      }
-      ProgressRing::instance().end(entry->sequence);
-      last_progress_ = steady_seconds();
-      if (!entry->released) {
-        ++entry;
-        continue;
-      }
-      spare_.push_back(entry->event);
-      entry = queued_.erase(entry);
-    }
-  }
-
+  QueuedCollectives queue_{{
+      .passed = [](const DeviceEvent& event) { return cudaEventQuery(cuda_event(event)) != cudaErrorNotReady; },
+      .ended = [](uint64_t sequence) { collective_observer().end(sequence); },
+  }};
   std::mutex mutex_;
-  std::list<Queued> queued_;
-  std::vector<cudaEvent_t> spare_;
-  std::vector<ncclComm_t> communicators_;
-  double last_progress_ = 0;
+  std::vector<std::pair<ncclComm_t, at::Device>> communicators_;
 };
 
 class NcclWork final : public Work {
  public:
-  NcclWork(cudaEvent_t done, at::Device device, std::vector<at::Tensor> alive, uint64_t sequence)
-      : done_(done), device_(device), alive_(std::move(alive)), entry_(Registry::instance().add(done, sequence)) {}
+  NcclWork(DeviceEvent done, at::Device device, std::vector<at::Tensor> alive, uint64_t sequence)
+      : done_(done),
+        device_(device),
+        alive_(std::move(alive)),
+        entry_(Registry::instance().queue().add(done, sequence, steady_seconds())) {}
   ~NcclWork() override {
     wait();
-    Registry::instance().release(entry_);
+    Registry::instance().queue().release(entry_);
   }
   void wait() override {
     if (waited_) return;
     waited_ = true;
+    // The default stream's handle means that of the current device.
+    const c10::cuda::CUDAGuard guard(device_);
     // Ordered after the collective, the current stream may reuse the memory of tensors that were allocated on it.
-    (void)cudaStreamWaitEvent(c10::cuda::getCurrentCUDAStream(device_.index()), done_, 0);
+    (void)cudaStreamWaitEvent(c10::cuda::getCurrentCUDAStream(device_.index()), cuda_event(done_), 0);
     alive_.clear();
   }
 
  private:
-  cudaEvent_t done_;
+  DeviceEvent done_;
   at::Device device_;
   std::vector<at::Tensor> alive_;
-  std::list<Queued>::iterator entry_;
+  QueuedCollectives::Entry entry_;
   bool waited_ = false;
 };
 
@@ -179,13 +144,21 @@ class NcclCommunicator final : public Communicator {
         name_(name),
         handle_(handle),
         stream_(make_stream()) {
-    Registry::instance().add_communicator(handle_);
+    Registry::instance().add_communicator(handle_, device_);
   }
   ~NcclCommunicator() override {
     Registry::instance().remove_communicator(handle_);
     const c10::cuda::CUDAGuard guard(device_);
-    (void)cudaStreamSynchronize(stream_);
-    ncclCommDestroy(handle_);
+    const auto destroy = [this] {
+      (void)cudaStreamSynchronize(stream_);
+      ncclCommDestroy(handle_);
+    };
+    // ncclCommDestroy waits for the peers. While an error unwinds it does not count as a collective: the other ranks
+    // may issue another one.
+    if (std::uncaught_exceptions() > 0)
+      destroy();
+    else
+      block_in_collective("ncclCommDestroy", 0, name_, destroy);
     (void)cudaStreamDestroy(stream_);
   }
   const char* backend() const override { return "nccl"; }
@@ -219,21 +192,18 @@ class NcclCommunicator final : public Communicator {
                            nccl_type(tensor.scalar_type()), root, handle_, stream_);
     });
   }
-  void barrier() override { (void)all_gather_host("barrier"); }
+  void barrier() override {
+    block_in_collective("barrier", 0, name_, [&] { exchange_->barrier(); });
+  }
+  bool barrier_within(double seconds) override {
+    bool all_came = false;
+    block_in_collective("barrier", 0, name_, [&] { all_came = exchange_->barrier_within(seconds); });
+    return all_came;
+  }
 
   std::vector<double> all_reduce_host(std::vector<double> values, ReduceOp op) override {
-    std::string packed(values.size() * sizeof(double), '\0');
-    std::memcpy(packed.data(), values.data(), packed.size());
-    const auto all = all_gather_host(packed);
-    for (size_t i = 0; i < values.size(); ++i) {
-      for (int peer = 0; peer < size_; ++peer) {
-        TRIREME_CHECK(all[peer].size() == packed.size(), "rank ", peer, " reduces ", all[peer].size() / sizeof(double),
-                      " values, this one ", values.size());
-        double value;
-        std::memcpy(&value, all[peer].data() + i * sizeof(double), sizeof value);
-        values[i] = peer == 0 ? value : op == ReduceOp::kSum ? values[i] + value : std::max(values[i], value);
-      }
-    }
+    block_in_collective("all_reduce_host", static_cast<int64_t>(values.size()), name_,
+                        [&] { values = exchange_->all_reduce(values, op); });
     return values;
   }
   std::vector<std::string> all_gather_host(const std::string& value) override {
@@ -242,14 +212,23 @@ class NcclCommunicator final : public Communicator {
                         [&] { result = exchange_->all_gather(value); });
     return result;
   }
+  std::vector<std::string> gather_host(const std::string& mine) override {
+    std::vector<std::string> result;
+    block_in_collective("gather_host", static_cast<int64_t>(mine.size()), name_,
+                        [&] { result = exchange_->gather(mine); });
+    return result;
+  }
   std::unique_ptr<Communicator> split(int colour) override {
     // NCCL takes colours from 0 up and makes no communicator for others.
     TRIREME_CHECK(colour >= 0, "split with colour ", colour);
     const c10::cuda::CUDAGuard guard(device_);
-    auto part = exchange_->split(colour);
+    std::unique_ptr<HostExchange> part;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclComm_t handle = nullptr;
-    check_nccl(ncclCommSplit(handle_, colour, rank_, &handle, &config), "ncclCommSplit");
+    block_in_collective("ncclCommSplit", 0, name_, [&] {
+      part = exchange_->split(colour);
+      check_nccl(ncclCommSplit(handle_, colour, rank_, &handle, &config), "ncclCommSplit");
+    });
     return std::make_unique<NcclCommunicator>(std::move(part), device_, "part", handle);
   }
 
@@ -264,18 +243,20 @@ class NcclCommunicator final : public Communicator {
       TRIREME_CHECK(tensor.is_contiguous(), "collectives need contiguous tensors");
     }
     const c10::cuda::CUDAGuard guard(device_);
-    const uint64_t sequence = ProgressRing::instance().begin(kind, elements, name_);
-    if (checking_collectives())
-      check_same_collective(exchange_->all_gather(detail::concat(kind, "[", elements, "] on ", name_)), sequence);
-    Registry& registry = Registry::instance();
-    const cudaEvent_t ready = registry.take_event();
-    check_cuda(cudaEventRecord(ready, c10::cuda::getCurrentCUDAStream(device_.index())), "cudaEventRecord");
-    check_cuda(cudaStreamWaitEvent(stream_, ready, 0), "cudaStreamWaitEvent");
-    registry.give_back(ready);  // a wait is bound to the record that was there when it was called
-    check_nccl(call(), kind);
-    const cudaEvent_t done = registry.take_event();
-    check_cuda(cudaEventRecord(done, stream_), "cudaEventRecord");
-    return std::make_unique<NcclWork>(done, device_, std::move(tensors), sequence);
+    return launch_collective(kind, elements, name_, [&](uint64_t sequence) -> WorkPtr {
+      if (checking_collectives())
+        check_same_collective(exchange_->all_gather(detail::concat(kind, "[", elements, "] on ", name_)), sequence);
+      Registry& registry = Registry::instance();
+      const DeviceEvent ready = registry.take_event(device_.index());
+      check_cuda(cudaEventRecord(cuda_event(ready), c10::cuda::getCurrentCUDAStream(device_.index())),
+                 "cudaEventRecord");
+      check_cuda(cudaStreamWaitEvent(stream_, cuda_event(ready), 0), "cudaStreamWaitEvent");
+      registry.queue().give_back(ready);  // the wait refers to the record made above, whatever is recorded later
+      check_nccl(call(), kind);
+      const DeviceEvent done = registry.take_event(device_.index());
+      check_cuda(cudaEventRecord(cuda_event(done), stream_), "cudaEventRecord");
+      return std::make_unique<NcclWork>(done, device_, std::move(tensors), sequence);
+    });
   }
 
   std::unique_ptr<HostExchange> exchange_;
@@ -300,29 +281,40 @@ std::unique_ptr<Communicator> make_nccl_communicator(std::unique_ptr<HostExchang
                                                      const char* name) {
   prepare_nccl();
   const c10::cuda::CUDAGuard guard(device);
-  ncclUniqueId id{};
-  std::string text(sizeof id, '\0');
-  if (exchange->rank() == 0) {
-    check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");
-    std::memcpy(text.data(), &id, sizeof id);
-  }
-  const auto all = exchange->all_gather(text);
-  std::memcpy(&id, all[0].data(), sizeof id);
   ncclComm_t handle = nullptr;
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  check_nccl(ncclCommInitRankConfig(&handle, exchange->size(), id, exchange->rank(), &config), "ncclCommInitRank");
+  block_in_collective("ncclCommInitRank", 0, name, [&] {
+    ncclUniqueId id{};
+    std::string text(sizeof id, '\0');
+    if (exchange->rank() == 0) {
+      check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");
+      std::memcpy(text.data(), &id, sizeof id);
+    }
+    text = exchange->broadcast(text);
+    std::memcpy(&id, text.data(), sizeof id);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    check_nccl(ncclCommInitRankConfig(&handle, exchange->size(), id, exchange->rank(), &config), "ncclCommInitRank");
+  });
   return std::make_unique<NcclCommunicator>(std::move(exchange), device, name, handle);
 }
 
 double nccl_stuck_for() {
+  const auto device = Registry::instance().device();
+  if (!device) return 0;
+  // In a thread that never chose a device the first CUDA call creates a context on GPU 0.
+  const c10::cuda::CUDAGuard guard(*device);
   // A query beside a graph capture of the training thread must not invalidate it.
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   (void)cudaThreadExchangeStreamCaptureMode(&mode);
-  const double seconds = Registry::instance().stuck_for();
+  const double seconds = Registry::instance().queue().stuck_for(steady_seconds());
   (void)cudaThreadExchangeStreamCaptureMode(&mode);
   return seconds;
 }
 
-std::string nccl_error() { return Registry::instance().error(); }
+std::string nccl_error() {
+  const auto device = Registry::instance().device();
+  if (!device) return "";
+  const c10::cuda::CUDAGuard guard(*device);
+  return Registry::instance().error();
+}
 
 }  // namespace trireme

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <fstream>
 #include <vector>
 
@@ -19,14 +20,14 @@ namespace trireme {
 
 namespace {
 
-/// Copies of several peers run side by side; more streams than copy engines that one GPU keeps busy gain nothing.
+/// Copies from several peers run at the same time; more streams than this gain nothing (a GPU's copy engines are busy).
 constexpr int kStreams = 3;
 
 void check(cudaError_t status, const char* call) {
   TRIREME_CHECK(status == cudaSuccess, call, ": ", cudaGetErrorString(status));
 }
 
-/// Names the running kernel: containers of one host share it, hosts with equal names do not.
+/// The kernel's boot id: equal in all containers of a host, different on hosts with equal names.
 std::string host_identity() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string id;
@@ -61,6 +62,7 @@ class PullWork final : public Work {
   void wait() override {
     if (waited_) return;
     waited_ = true;
+    const c10::cuda::CUDAGuard guard(device_);  // the default stream's handle names that of the current device
     const auto stream = c10::cuda::getCurrentCUDAStream(device_.index());
     for (cudaEvent_t event : done_) (void)cudaStreamWaitEvent(stream, event, 0);
   }
@@ -72,23 +74,33 @@ class PullWork final : public Work {
   bool waited_ = false;
 };
 
+/// Whether all ranks closed what they map of each other.
+bool all_came(Communicator& group) {
+  try {
+    return group.barrier_within(peer_close_seconds());
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
 class IpcPeerMemory final : public PeerMemory {
  public:
   IpcPeerMemory(Communicator& group, int64_t bytes, at::Device device) : group_(group), device_(device), bytes_(bytes) {
     blocks_.assign(static_cast<size_t>(group.size()), nullptr);
   }
 
+  /// CUDA does not allow an exported block to be freed while another process maps it. Each rank closes what it maps,
+  /// waits at a barrier and frees its own block. A rank that unwinds after an error skips the barrier, because its
+  /// peers may never come here; the barrier has a time limit, because a peer may be dead. In both cases the block stays
+  /// until the process ends.
   ~IpcPeerMemory() override {
     const c10::cuda::CUDAGuard guard(device_);
     (void)cudaDeviceSynchronize();
-    for (int rank = 0; rank < group_.size(); ++rank) {
-      char* block = blocks_[static_cast<size_t>(rank)];
-      if (block == nullptr) continue;
-      if (rank == group_.rank())
-        (void)cudaFree(block);
-      else
-        (void)cudaIpcCloseMemHandle(block);
-    }
+    for (int rank = 0; rank < group_.size(); ++rank)
+      if (rank != group_.rank() && blocks_[static_cast<size_t>(rank)] != nullptr)
+        (void)cudaIpcCloseMemHandle(blocks_[static_cast<size_t>(rank)]);
+    const bool all_closed = std::uncaught_exceptions() == 0 && all_came(group_);
+    if (all_closed && own_block() != nullptr) (void)cudaFree(own_block());
     for (cudaEvent_t event : spare_) (void)cudaEventDestroy(event);
     for (cudaStream_t stream : streams_) (void)cudaStreamDestroy(stream);
   }
@@ -140,8 +152,7 @@ class IpcPeerMemory final : public PeerMemory {
   }
 
   at::Tensor block() override {
-    return at::from_blob(blocks_[static_cast<size_t>(group_.rank())], {bytes_},
-                         at::TensorOptions(device_).dtype(at::kByte));
+    return at::from_blob(own_block(), {bytes_}, at::TensorOptions(device_).dtype(at::kByte));
   }
 
   void publish() override {
@@ -160,7 +171,7 @@ class IpcPeerMemory final : public PeerMemory {
     check(cudaEventRecord(ready, c10::cuda::getCurrentCUDAStream(device_.index())), "cudaEventRecord");
     for (cudaStream_t stream : streams_) check(cudaStreamWaitEvent(stream, ready, 0), "cudaStreamWaitEvent");
     char* to = static_cast<char*>(out.mutable_data_ptr());
-    // Each rank begins with its neighbour, so that no block is everybody's first.
+    // Each rank begins with the next rank's block, so that the ranks do not all read one block at a time.
     for (int step = 1; step <= group_.size(); ++step) {
       const int rank = (group_.rank() + step) % group_.size();
       cudaStream_t stream = streams_[static_cast<size_t>(step - 1) % streams_.size()];
@@ -177,6 +188,8 @@ class IpcPeerMemory final : public PeerMemory {
   }
 
  private:
+  char* own_block() const { return blocks_[static_cast<size_t>(group_.rank())]; }
+
   cudaEvent_t take_event() {
     if (!spare_.empty()) {
       cudaEvent_t event = spare_.back();

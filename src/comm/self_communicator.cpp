@@ -3,6 +3,7 @@
 #include "trireme/base/error.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 namespace trireme {
 
@@ -25,12 +26,13 @@ class SelfCommunicator final : public Communicator {
     return std::make_unique<DoneWork>();
   }
   void barrier() override {}
+  bool barrier_within(double) override { return true; }
   std::vector<double> all_reduce_host(std::vector<double> values, ReduceOp) override { return values; }
   std::vector<std::string> all_gather_host(const std::string& value) override { return {value}; }
   std::unique_ptr<Communicator> split(int) override { return make_self_communicator(); }
 
  private:
-  // What several ranks would refuse is refused here too.
+  // The same conditions as between several ranks.
   static void check_layout(const at::Tensor& tensor) {
     TRIREME_CHECK(tensor.is_contiguous(), "collectives need contiguous tensors");
   }

@@ -1,9 +1,10 @@
 #include "store_world.h"
 
-#include "progress_ring.h"
+#include "collectives.h"
+#include "store_exchange.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
-#include "world_backend.h"
+#include "trireme/base/process.h"
 
 #include <c10/util/Logging.h>
 #include <fmt/format.h>
@@ -21,70 +22,20 @@ namespace trireme {
 namespace {
 
 using std::chrono::milliseconds;
-using StorePtr = c10::intrusive_ptr<c10d::TCPStore>;
+using namespace stored;
+using TcpStorePtr = c10::intrusive_ptr<c10d::TCPStore>;
 
-// After the rendezvous a rank may wait as long as the others work: the watchdog decides what is too long. c10d counts
-// the milliseconds in an int.
+// After the rendezvous the watchdog limits waiting, not the store. c10d keeps milliseconds in an int.
 constexpr milliseconds kWithoutLimit = std::chrono::hours(24 * 7);
-/// Ranks that part have nothing left to do: one that does not come has been ended by somebody.
-constexpr milliseconds kParting = std::chrono::seconds(60);
-/// While ranks are awaited: how often the store is asked, and the key of the sentence about those that did not come.
+/// How long rank 0 keeps its store for ranks that have not left: they have nothing else to do by then.
+constexpr milliseconds kLeaving = std::chrono::seconds(60);
+/// While ranks are awaited: how often the store is asked, the key that is there when all came, and the key of the
+/// sentence about those that did not.
 constexpr milliseconds kAsking{50};
+constexpr const char* kComplete = "complete";
 constexpr const char* kAbsent = "absent";
 
-std::vector<uint8_t> bytes(const std::string& text) { return {text.begin(), text.end()}; }
-std::string text_of(const std::vector<uint8_t>& data) { return {data.begin(), data.end()}; }
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-
-/// Every exchange has a number; each rank writes its value under it, reads all, and removes its own value two exchanges
-/// later, when everybody has certainly read it.
-class StoreExchange final : public HostExchange {
- public:
-  StoreExchange(StorePtr store, std::string place, std::string prefix, int rank, int size)
-      : HostExchange(rank, size), store_(std::move(store)), place_(std::move(place)), prefix_(std::move(prefix)) {}
-
-  std::vector<std::string> all_gather(const std::string& value) override {
-    try {
-      return gathered(value);
-    } catch (const std::exception& error) {
-      throw Error(
-          ExitCode::kHang,
-          fmt::format("rank 0, which serves the others at {}, went away ({}): its own last words say why; run again",
-                      place_, first_line(error.what())));
-    }
-  }
-
-  std::unique_ptr<HostExchange> split(int colour) override {
-    const uint64_t number = next_;
-    int rank = 0, size = 0;
-    const std::string own = std::to_string(colour);
-    const auto colours = all_gather(own);
-    for (int peer = 0; peer < size_; ++peer) {
-      if (colours[peer] != own) continue;
-      if (peer == rank_) rank = size;
-      ++size;
-    }
-    return std::make_unique<StoreExchange>(store_, place_, fmt::format("{}/{}.{}", prefix_, number, colour), rank,
-                                           size);
-  }
-
- private:
-  std::vector<std::string> gathered(const std::string& value) {
-    const uint64_t number = next_++;
-    store_->set(key(number, rank_), bytes(value));
-    std::vector<std::string> keys, values;
-    for (int peer = 0; peer < size_; ++peer) keys.push_back(key(number, peer));
-    for (const auto& data : store_->multiGet(keys)) values.push_back(text_of(data));
-    if (number >= 2) store_->deleteKey(key(number - 2, rank_));
-    return values;
-  }
-  std::string key(uint64_t number, int rank) const { return fmt::format("{}/{}/{}", prefix_, number, rank); }
-  StorePtr store_;
-  std::string place_, prefix_;
-  uint64_t next_ = 0;
-};
-
-/// What the ranks of one job have in common and others have not.
+/// Equal on the ranks of one job, different from those of other jobs.
 std::string job_identity(const Launch& launch) {
   const auto variable = [](const char* name) {
     const char* value = std::getenv(name);
@@ -112,21 +63,21 @@ class TcpStoreWorld final : public StoreWorld {
   }
 
   std::unique_ptr<HostExchange> exchange() override {
-    return std::make_unique<StoreExchange>(store_, place(), "world", launch_.rank, launch_.world_size);
+    return make_store_exchange(store_, place(), "world", launch_.rank, launch_.world_size);
   }
   void part() override {
-    StoreExchange parting(store_, place(), "part", launch_.rank, launch_.world_size);
-    block_in_collective("part", 0, "world", [&parting] { (void)parting.all_gather(""); });
+    const auto parting = make_store_exchange(store_, place(), "part", launch_.rank, launch_.world_size);
+    block_in_collective("part", 0, "world", [&parting] { parting->barrier(); });
   }
   void leave() override {
     std::vector<std::string> keys;
     for (int rank = 0; rank < launch_.world_size; ++rank) keys.push_back(fmt::format("left/{}", rank));
     try {
       store_->set(keys[static_cast<size_t>(launch_.rank)], {1});
-      if (launch_.rank == 0) store_->wait(keys, kParting);
+      if (launch_.rank == 0) store_->wait(keys, kLeaving);
     } catch (const std::exception& error) {
-      log_warn(
-          fmt::format("rank {} parts from {} without the others: {}", launch_.rank, place(), first_line(error.what())));
+      log_warn(fmt::format("rank {} leaves the store at {} before the others: {}", launch_.rank, place(),
+                           first_line(error.what())));
     }
   }
 
@@ -137,20 +88,19 @@ class TcpStoreWorld final : public StoreWorld {
   std::string place() const { return fmt::format("{}:{}", launch_.master_address, launch_.master_port); }
   double limit_seconds() const { return static_cast<double>(limit_.count()) / 1000; }
 
-  StorePtr connect(bool listen) const {
-    // c10d prints a stack trace for every failed attempt; what matters of it is in our own sentence. 3: fatal errors
-    // only.
+  TcpStorePtr connect(bool listen) const {
+    // c10d prints a stack trace for every failed attempt; our own message has its reason. 3: fatal errors only.
     if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = 3;
     c10d::TCPStoreOptions options;
     options.port = static_cast<uint16_t>(launch_.master_port);
     options.isServer = listen;
     options.waitWorkers = false;
     options.timeout = limit_;
-    // A port that accepts and says nothing keeps c10d waiting without end, and a closed one for three times its
-    // time-out: it is given a thread of its own, which is left behind when the time is up.
-    std::packaged_task<StorePtr()> task(
+    // c10d waits without end for a port that accepts and never answers, and three times its time-out for a closed one.
+    // It runs in a thread of its own, which is abandoned when the time is up.
+    std::packaged_task<TcpStorePtr()> task(
         [address = launch_.master_address, options] { return c10::make_intrusive<c10d::TCPStore>(address, options); });
-    std::future<StorePtr> store = task.get_future();
+    std::future<TcpStorePtr> store = task.get_future();
     std::thread(std::move(task)).detach();
     if (store.wait_for(limit_ + milliseconds(500)) != std::future_status::ready)
       throw ConfigError(fmt::format(
@@ -193,19 +143,20 @@ class TcpStoreWorld final : public StoreWorld {
           launch_.rank, own, place(), theirs));
   }
 
+  /// The last rank to arrive sets one key, for which all ask. If each rank asked for every rank's key, the work of rank
+  /// 0's server would grow with the square of the ranks.
   void wait_for_others(std::chrono::steady_clock::time_point deadline) const {
-    std::vector<std::string> keys;
-    for (int rank = 0; rank < launch_.world_size; ++rank) keys.push_back(fmt::format("here/{}", rank));
-    while (!present(keys)) {
-      // Who gives up first says so to all: rank 0's store, which they ask, ends with it.
-      if (present({kAbsent})) throw ConfigError(fmt::format("rank {}: {}", launch_.rank, verdict()));
+    if (store_->add("arrived", 1) == launch_.world_size) store_->set(kComplete, bytes("yes"));
+    while (!present(kComplete)) {
+      // The rank that gives up first leaves its message in the store, because the store ends with rank 0.
+      if (present(kAbsent)) throw ConfigError(fmt::format("rank {}: {}", launch_.rank, verdict()));
       if (std::chrono::steady_clock::now() < deadline) {
         std::this_thread::sleep_for(kAsking);
         continue;
       }
       std::vector<int> absent;
       for (int rank = 0; rank < launch_.world_size; ++rank)
-        if (!present({keys[static_cast<size_t>(rank)]})) absent.push_back(rank);
+        if (!present(fmt::format("here/{}", rank))) absent.push_back(rank);
       const std::string sentence = fmt::format(
           "rank{} {} of {} did not arrive at {} within {} s (TRIREME_RENDEZVOUS_SECONDS); the other ranks did",
           absent.size() > 1 ? "s" : "", fmt::join(absent, ", "), launch_.world_size, place(), limit_seconds());
@@ -219,23 +170,23 @@ class TcpStoreWorld final : public StoreWorld {
     try {
       return text_of(store_->get(kAbsent));
     } catch (const std::exception&) {
-      return fmt::format("rank 0 at {} gave up waiting for ranks that its own message names", place());
+      return fmt::format("rank 0 at {} did not wait longer for missing ranks: its own message names them", place());
     }
   }
 
-  bool present(const std::vector<std::string>& keys) const {
+  bool present(const std::string& key) const {
     try {
-      return store_->check(keys);
+      return store_->check({key});
     } catch (const std::exception&) {
       throw ConfigError(
-          fmt::format("rank {}: rank 0 at {} went away while ranks were still missing: its own message says which",
+          fmt::format("rank {}: the store of rank 0 at {} is lost while ranks are missing: rank 0's message names them",
                       launch_.rank, place()));
     }
   }
 
   Launch launch_;
   milliseconds limit_;
-  StorePtr store_;
+  TcpStorePtr store_;
 };
 
 }  // namespace

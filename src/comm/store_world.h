@@ -17,7 +17,7 @@ class StoreWorld {
   virtual ~StoreWorld() = default;
   virtual std::unique_ptr<HostExchange> exchange() = 0;
 
-  /// A collective: the exchanges have ended, and all ranks are about to leave. A rank watch sees who does not come.
+  /// A barrier after the last exchange, before leave(). The watchdog sees which rank does not come.
   virtual void part() = 0;
 
   /// Rank 0 waits until every rank has called it, so that the store outlives the last reader, for a minute at most.

@@ -1,48 +1,25 @@
 #include "trireme/comm/communicator.h"
 
+#include "collectives.h"
 #include "mpi_communicator.h"
-#include "rank_watch.h"
 #include "self_communicator.h"
 #include "trireme/base/error.h"
 #include "trireme/base/fault.h"
+#include "trireme/base/process.h"
 #include "world_backend.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <cstdio>
-#include <cstdlib>
-
 namespace trireme {
-
-std::string host_name() {
-  char name[256] = "unknown";
-  (void)gethostname(name, sizeof name - 1);
-  return name;
-}
-
-double positive_seconds(const char* variable, double otherwise) {
-  const char* text = std::getenv(variable);
-  if (text == nullptr) return otherwise;
-  char* end = nullptr;
-  const double seconds = std::strtod(text, &end);
-  if (end == text || *end != '\0' || !(seconds > 0) || seconds > 1e6)
-    throw ConfigError(fmt::format("{}='{}' is not a number of seconds between 0 and 1e6", variable, text));
-  return seconds;
-}
-
-void print_failure(int rank, const std::string& reason) {
-  std::fflush(stdout);
-  fmt::print(stderr, "rank {} on {}: {}\n", rank, host_name(), reason);
-  std::fflush(stderr);
-}
 
 namespace {
 
 /// One rank, or ranks joined by MPI, on CPUs.
 class CpuWorld final : public World {
  public:
-  explicit CpuWorld(const Launch& launch) : launch_(launch) {
+  CpuWorld(const Launch& launch, Watchdog* watchdog) : launch_(launch) {
+    if (watchdog != nullptr) set_collective_observer(watchdog->observer());
     if (launch.kind == Launch::Kind::kMpi) {
       initialize_mpi();
       comm_ = make_mpi_communicator(MPI_COMM_WORLD, "world");
@@ -50,11 +27,10 @@ class CpuWorld final : public World {
     } else {
       comm_ = make_self_communicator();
     }
-    hosts_ = {host_name()};
-    if (comm_->size() == 1) return;
+    hosts_ = comm_->all_gather_host(host_name());
+    if (comm_->size() == 1 || watchdog == nullptr) return;
     const auto all_gather = [this](const std::string& text) { return comm_->all_gather_host(text); };
-    watch_ = std::make_unique<RankWatch>(comm_->rank(), comm_->size(), all_gather, RankWatch::Hooks{});
-    hosts_ = watch_->hosts();
+    guard_ = watchdog->guard(comm_->rank(), comm_->size(), all_gather, {});
   }
   Communicator& communicator() override { return *comm_; }
   at::Device device() const override { return at::kCPU; }
@@ -62,32 +38,31 @@ class CpuWorld final : public World {
   const std::vector<std::string>& hosts() const override { return hosts_; }
 
   void abort(const std::string& reason, int exit_code) override {
-    if (!watch_) {
+    // The guard reaches every rank faster than MPI_Abort, which prints a page of text.
+    if (guard_ && guard_->connected()) guard_->fail(reason, exit_code);
+    if (guard_)
+      guard_->announce(reason, exit_code);
+    else
       print_failure(comm_->rank(), reason);
-      _exit(exit_code);
-    }
-    // Lifelines reach every rank faster than MPI_Abort, and without its page of text.
-    if (watch_->connected()) watch_->fail(reason, exit_code);
-    watch_->tell(reason, exit_code);
-    MPI_Abort(MPI_COMM_WORLD, exit_code);
+    if (comm_->size() > 1) abort_mpi(exit_code);
     _exit(exit_code);
   }
 
   void leave() override {
     fault_point("leave", comm_->rank());
     comm_->barrier();
-    // MPI lets nobody go before all have come: the watch stays until it has.
+    // MPI_Finalize waits for all ranks: the guard stays until it returns.
     fault_point("finalize", comm_->rank());
     if (launch_.kind == Launch::Kind::kMpi) finalize_mpi();
-    if (watch_) watch_->leave();
-    watch_.reset();
+    if (guard_) guard_->leave();
+    guard_.reset();
   }
 
  private:
   Launch launch_;
   std::vector<std::string> hosts_;
   std::unique_ptr<Communicator> comm_;
-  std::unique_ptr<RankWatch> watch_;
+  std::unique_ptr<RankGuard> guard_;
 };
 
 }  // namespace
@@ -109,10 +84,10 @@ void adopt_mpi_rank(Launch& launch) {
   MPI_Comm_free(&local);
 }
 
-std::unique_ptr<World> World::join(const Launch& launch, bool use_gpu) {
+std::unique_ptr<World> World::join(const Launch& launch, bool use_gpu, Watchdog* watchdog) {
   if (use_gpu) {
 #ifdef TRIREME_WITH_CUDA
-    return join_gpu_world(launch);
+    return join_gpu_world(launch, watchdog);
 #else
     throw ConfigError("this build has no CUDA: configure with -DTRIREME_CUDA=ON");
 #endif
@@ -121,7 +96,7 @@ std::unique_ptr<World> World::join(const Launch& launch, bool use_gpu) {
     throw ConfigError(
         fmt::format("{} ranks on CPUs need MPI, and this start is {}: use mpirun -n {} or srun --mpi=pmix",
                     launch.world_size, launch.description(), launch.world_size));
-  return std::make_unique<CpuWorld>(launch);
+  return std::make_unique<CpuWorld>(launch, watchdog);
 }
 
 }  // namespace trireme

@@ -1,14 +1,13 @@
 // Ranks with a GPU each.
+#include "collectives.h"
 #include "host_exchange.h"
 #include "mpi_communicator.h"
 #include "nccl_communicator.h"
-#include "progress_ring.h"
-#include "rank_watch.h"
 #include "self_communicator.h"
 #include "store_world.h"
 #include "trireme/base/error.h"
 #include "trireme/base/fault.h"
-#include "trireme/base/log.h"
+#include "trireme/base/process.h"
 #include "world_backend.h"
 
 #include <c10/cuda/CUDAFunctions.h>
@@ -25,7 +24,8 @@ namespace {
 
 class GpuWorld final : public World {
  public:
-  explicit GpuWorld(const Launch& launch) : launch_(launch) {
+  GpuWorld(const Launch& launch, Watchdog* watchdog) : launch_(launch) {
+    if (watchdog != nullptr) set_collective_observer(watchdog->observer());
     if (launch_.kind == Launch::Kind::kMpi) {
       initialize_mpi();
       adopt_mpi_rank(launch_);
@@ -45,11 +45,13 @@ class GpuWorld final : public World {
       exchange = store_->exchange();
     }
     check_own_gpu(*exchange);
-    const auto all_gather = [&exchange](const std::string& text) { return exchange->all_gather(text); };
-    watch_ = std::make_unique<RankWatch>(
-        launch_.rank, launch_.world_size, all_gather,
-        RankWatch::Hooks{.device_wait = [] { return nccl_stuck_for(); }, .device_error = [] { return nccl_error(); }});
-    hosts_ = watch_->hosts();
+    hosts_ = exchange->all_gather(host_name());
+    if (watchdog != nullptr) {
+      const auto all_gather = [&exchange](const std::string& text) { return exchange->all_gather(text); };
+      guard_ = watchdog->guard(
+          launch_.rank, launch_.world_size, all_gather,
+          {.device_wait = [] { return nccl_stuck_for(); }, .device_error = [] { return nccl_error(); }});
+    }
     comm_ = make_nccl_communicator(std::move(exchange), device(), "world");
   }
 
@@ -59,13 +61,13 @@ class GpuWorld final : public World {
   const std::vector<std::string>& hosts() const override { return hosts_; }
 
   void abort(const std::string& reason, int exit_code) override {
-    if (!watch_) {
+    const bool mpi = launch_.kind == Launch::Kind::kMpi && launch_.world_size > 1;
+    if (guard_ && (guard_->connected() || !mpi)) guard_->fail(reason, exit_code);
+    if (guard_)
+      guard_->announce(reason, exit_code);
+    else
       print_failure(launch_.rank, reason);
-      _exit(exit_code);
-    }
-    if (watch_->connected() || launch_.kind != Launch::Kind::kMpi) watch_->fail(reason, exit_code);
-    watch_->tell(reason, exit_code);
-    MPI_Abort(MPI_COMM_WORLD, exit_code);
+    if (mpi) abort_mpi(exit_code);
     _exit(exit_code);
   }
 
@@ -73,15 +75,15 @@ class GpuWorld final : public World {
     fault_point("leave", launch_.rank);
     comm_->barrier();
     fault_point("part", launch_.rank);
-    // The watch goes last: a rank that is stopped while all part holds the others up as in any collective.
-    if (watch_) block_in_collective("ncclCommDestroy", 0, "world", [this] { comm_.reset(); });
+    // The guard goes last: a rank that is stopped from here on blocks the others as in any collective.
+    comm_.reset();
     if (launch_.kind == Launch::Kind::kMpi) {
       fault_point("finalize", launch_.rank);
       finalize_mpi();
     }
     if (store_) store_->part();
-    if (watch_) watch_->leave();
-    watch_.reset();
+    if (guard_) guard_->leave();
+    guard_.reset();
     if (store_) store_->leave();
     store_.reset();
   }
@@ -91,7 +93,7 @@ class GpuWorld final : public World {
     int count = 0;
     const cudaError_t status = cudaGetDeviceCount(&count);
     const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-    // A launcher that shows each rank its own GPU only leaves nothing to choose.
+    // Some launchers show each rank its own GPU only.
     device_ = count == 1 ? 0 : launch_.local_rank;
     const bool too_few = count == 1 && launch_.local_world_size > 1 && visible == nullptr;
     if (status != cudaSuccess || device_ >= count || too_few)
@@ -103,7 +105,7 @@ class GpuWorld final : public World {
     c10::cuda::set_device(static_cast<c10::DeviceIndex>(device_));
   }
 
-  /// NCCL's own words for two ranks on one GPU do not say which; collective.
+  /// Collective. NCCL's message for two ranks on one GPU does not name them.
   void check_own_gpu(HostExchange& exchange) const {
     char bus_id[32] = "?";
     (void)cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, device_);
@@ -111,7 +113,7 @@ class GpuWorld final : public World {
     for (size_t i = 0; i < all.size(); ++i)
       for (size_t j = i + 1; j < all.size(); ++j)
         if (all[i] == all[j]) {
-          // All ranks have found it: they part in order, so that none sees another's end before it has read this far.
+          // All ranks find the same. They leave together, so that none reports the loss of another instead.
           if (store_)
             store_->leave();
           else
@@ -128,11 +130,13 @@ class GpuWorld final : public World {
   int device_ = 0;
   std::unique_ptr<StoreWorld> store_;
   std::unique_ptr<Communicator> comm_;
-  std::unique_ptr<RankWatch> watch_;
+  std::unique_ptr<RankGuard> guard_;
 };
 
 }  // namespace
 
-std::unique_ptr<World> join_gpu_world(const Launch& launch) { return std::make_unique<GpuWorld>(launch); }
+std::unique_ptr<World> join_gpu_world(const Launch& launch, Watchdog* watchdog) {
+  return std::make_unique<GpuWorld>(launch, watchdog);
+}
 
 }  // namespace trireme

@@ -60,11 +60,13 @@ void apply_override(const std::string& text, int index, YamlNode& root, Problems
 }
 
 Config read_config(const std::string& text, const std::filesystem::path& directory,
-                   const std::vector<std::string>& overrides, Program program, Problems& problems);
+                   const std::vector<std::string>& overrides, Program program, std::optional<int64_t> world_size,
+                   Problems& problems);
 
 }  // namespace
 
-Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides, Program program) {
+Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides, Program program,
+                   std::optional<int64_t> world_size) {
   Problems problems(file.string(), overrides);
   std::error_code ignored;
   const auto size = std::filesystem::file_size(file, ignored);
@@ -73,18 +75,19 @@ Config load_config(const std::filesystem::path& file, const std::vector<std::str
     problems.throw_if_any();
   }
   return read_config(read_config_text(file), std::filesystem::absolute(file).parent_path(), overrides, program,
-                     problems);
+                     world_size, problems);
 }
 
 Config parse_config(const std::string& text, const std::string& name) {
   Problems problems(name, {});
-  return read_config(text, "/", {}, Program::kAny, problems);
+  return read_config(text, "/", {}, Program::kAny, std::nullopt, problems);
 }
 
 namespace {
 
 Config read_config(const std::string& text, const std::filesystem::path& directory,
-                   const std::vector<std::string>& overrides, Program program, Problems& problems) {
+                   const std::vector<std::string>& overrides, Program program, std::optional<int64_t> world_size,
+                   Problems& problems) {
   check_raw_text(text, {}, problems);
   problems.throw_if_any();
 
@@ -103,7 +106,7 @@ Config read_config(const std::string& text, const std::filesystem::path& directo
   Config config;
   Reader reader(root, directory, problems);
   reader.read(config);
-  for (const RuleProblem& problem : check_rules(config, program))
+  for (const RuleProblem& problem : check_rules(config, program, world_size))
     if (reader.readable(problem.needs)) problems.add(reader.place_of(problem.key), problem.text);
   problems.throw_if_any();
   return config;

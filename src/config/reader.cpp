@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "scalar.h"
+#include "trireme/base/file.h"
 #include "trireme/base/text.h"
 
 namespace trireme {
@@ -211,7 +212,7 @@ bool Reader::resolve_path(const Field& field, const YamlNode& node, std::string&
   };
   if (value.empty()) return fail("is empty");
   if (value.find('\0') != std::string::npos) return fail("holds a NUL byte");
-  std::filesystem::path path = (base_ / value).lexically_normal();
+  std::filesystem::path path = tidy_path(base_ / value);
   if (!path.has_filename() && path.has_relative_path()) path = path.parent_path();
   value = path.string();
   if (value.size() > kMaxPath) return fail(fmt::format("is longer than {} bytes", kMaxPath));

@@ -19,13 +19,17 @@ std::string nearest_multiples(int64_t value, int64_t unit) {
                     : fmt::format("nearest are {} and {}", below, below + unit);
 }
 
-void check_batch(const Config& config, std::vector<RuleProblem>& problems) {
+void check_batch(const Config& config, int64_t world_size, std::vector<RuleProblem>& problems) {
   const int64_t global = config.batch.global_batch_size, micro = config.batch.micro_batch_size;
-  if (global % micro != 0)
-    problems.push_back({"batch.global_batch_size",
-                        {"batch.global_batch_size", "batch.micro_batch_size"},
-                        fmt::format("batch.global_batch_size {} is not a multiple of batch.micro_batch_size {}: {}",
-                                    global, micro, nearest_multiples(global, micro))});
+  if (const int64_t unit = world_size * micro; global % unit != 0) {
+    const std::string what =
+        world_size == 1 ? fmt::format("is not a multiple of batch.micro_batch_size {}", micro)
+                        : fmt::format("does not divide over {} ranks x batch.micro_batch_size {}", world_size, micro);
+    problems.push_back(
+        {"batch.global_batch_size",
+         {"batch.global_batch_size", "batch.micro_batch_size"},
+         fmt::format("batch.global_batch_size {} {}: {}", global, what, nearest_multiples(global, unit))});
+  }
   const double tokens = static_cast<double>(config.train.max_steps) * static_cast<double>(global) *
                         static_cast<double>(config.data.seq_length);
   if (tokens > std::ldexp(1.0, 62))
@@ -99,7 +103,6 @@ void check_program(const Config& config, Program program, std::vector<RuleProble
   const Config plain;
   if (program == Program::kLlama) {
     constexpr const char* kOnlyBert = "is for train_bert: train_llama has no such thing";
-    refuse(config.model.pad_vocab_to != plain.model.pad_vocab_to, "model.pad_vocab_to", kOnlyBert);
     refuse(config.batch.packing_rate != plain.batch.packing_rate, "batch.packing_rate", kOnlyBert);
     refuse(config.optimizer.clip != plain.optimizer.clip, "optimizer.clip",
            "local is for train_bert: train_llama clips the sum over all ranks");
@@ -111,44 +114,55 @@ void check_program(const Config& config, Program program, std::vector<RuleProble
     refuse(config.eval.target_accuracy.has_value(), "eval.target_accuracy",
            "is for train_bert: train_llama's target is eval.target_loss");
   } else if (program == Program::kBert) {
+    refuse(config.model.vocab_size.has_value(), "model.vocab_size",
+           "is for train_llama: train_bert fills the vocabulary up with model.pad_vocab_to");
     refuse(config.lora.has_value(), "lora.r", "is for train_llama: train_bert trains all parameters, leave 'lora' out");
     refuse(config.parallel.recompute == "mlp", "parallel.recompute", "mlp is for train_llama: use auto, none or full");
     refuse(config.eval.skip_first == "mlperf", "eval.skip_first", "mlperf is Llama's rule: give a count");
   }
 }
 
+void check_logging(const Config& config, Program program, std::vector<RuleProblem>& problems) {
+  if (config.logging.tensorboard && program != Program::kAny)
+    problems.push_back({"logging.tensorboard",
+                        {"logging.tensorboard"},
+                        "logging.tensorboard: true is not available in this version; metrics.jsonl has every number"});
+  const auto& step = config.logging.profile_step;
+  if (step && *step > config.train.max_steps)
+    problems.push_back({"logging.profile_step",
+                        {"logging.profile_step", "train.max_steps"},
+                        fmt::format("logging.profile_step {} comes after the last step, train.max_steps {}", *step,
+                                    config.train.max_steps)});
+}
+
+void check_shard_size(const Config& config, int64_t world_size, std::vector<RuleProblem>& problems) {
+  const std::string& shard = config.parallel.shard_size;
+  if (shard == "auto" || shard == "world") return;
+  const int64_t size = std::stoll(shard);
+  if (world_size % size == 0) return;
+  int64_t below = std::min(size, world_size), above = size;
+  while (world_size % below != 0) --below;
+  while (above < world_size && world_size % above != 0) ++above;
+  problems.push_back({"parallel.shard_size",
+                      {"parallel.shard_size"},
+                      fmt::format("parallel.shard_size {} does not divide the {} {}: {}", size, world_size,
+                                  world_size == 1 ? "rank" : "ranks",
+                                  above > world_size ? fmt::format("the nearest is {}", below)
+                                                     : fmt::format("nearest are {} and {}", below, above))});
+}
+
 }  // namespace
 
-std::vector<RuleProblem> check_rules(const Config& config, Program program) {
+std::vector<RuleProblem> check_rules(const Config& config, Program program, std::optional<int64_t> world_size) {
   std::vector<RuleProblem> problems;
-  check_batch(config, problems);
+  check_batch(config, world_size.value_or(1), problems);
   check_schedule(config, problems);
   check_lora(config, problems);
   check_eval(config, problems);
   check_precision(config, problems);
   check_program(config, program, problems);
-  return problems;
-}
-
-std::vector<std::string> check_against_world(const Config& config, int64_t world_size) {
-  std::vector<std::string> problems;
-  const int64_t global = config.batch.global_batch_size, micro = config.batch.micro_batch_size;
-  const int64_t unit = world_size * micro;
-  if (global % unit != 0)
-    problems.push_back(
-        fmt::format("batch.global_batch_size {} does not divide over {} {} x batch.micro_batch_size {}: {}", global,
-                    world_size, world_size == 1 ? "rank" : "ranks", micro, nearest_multiples(global, unit)));
-  const std::string& shard = config.parallel.shard_size;
-  if (shard == "auto" || shard == "world") return problems;
-  const int64_t size = std::stoll(shard);
-  if (world_size % size == 0) return problems;
-  int64_t below = std::min(size, world_size), above = size;
-  while (world_size % below != 0) --below;
-  while (above < world_size && world_size % above != 0) ++above;
-  problems.push_back(fmt::format("parallel.shard_size {} does not divide the {} {}: {}", size, world_size,
-                                 world_size == 1 ? "rank" : "ranks",
-                                 above > world_size ? fmt::format("the nearest is {}", below)
-                                                    : fmt::format("nearest are {} and {}", below, above)));
+  check_logging(config, program, problems);
+  if (world_size) check_shard_size(config, *world_size, problems);
   return problems;
 }
 

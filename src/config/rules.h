@@ -1,7 +1,8 @@
 #pragma once
 // Combinations of values that no run can have, as far as the configuration alone can tell.
 
-#include <functional>
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@ struct RuleProblem {
   std::string text;
 };
 
-std::vector<RuleProblem> check_rules(const Config& config, Program program);
+/// `world_size`: nullopt where the number of ranks is not known.
+std::vector<RuleProblem> check_rules(const Config& config, Program program, std::optional<int64_t> world_size);
 
 }  // namespace trireme

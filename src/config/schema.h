@@ -46,8 +46,15 @@ void describe(Visitor& v, ModelSection& s) {
            .help = "weights from the checkpoint, or random (config.json alone is enough)",
            .words = {"checkpoint", "random"}},
           s.init);
+  v.field({.key = "vocab_size",
+           .help = "train_llama: rows of the vocabulary; new ones start at the mean of the model's own, as "
+                   "transformers' resize_token_embeddings; null = the model's",
+           .min = 1,
+           .max = kMaxCount},
+          s.vocab_size);
   v.field({.key = "pad_vocab_to",
-           .help = "train_bert: rows of zeros fill the vocabulary up to a multiple of this; 1 = none",
+           .help = "rows fill the vocabulary up to a multiple of this, with zeros (train_bert) or the mean "
+                   "(train_llama); 1 = none; null = 8 for train_bert, none for train_llama",
            .min = 1,
            .max = 65536},
           s.pad_vocab_to);
@@ -230,9 +237,11 @@ void describe(Visitor& v, OutputSection& s) {
            .max = 525600,
            .above_min = true},
           s.save_every_minutes);
+  v.field({.key = "save_on_stop",
+           .help = "a signal saves a checkpoint before the run ends; false: what follows the last regular one is lost"},
+          s.save_on_stop);
   v.field({.key = "keep_last", .help = "whole checkpoints of this run that stay", .min = 2, .max = kMaxCount},
           s.keep_last);
-  v.field({.key = "save_on_stop", .help = "save a checkpoint when a signal stops the run"}, s.save_on_stop);
 }
 
 template <class Visitor>

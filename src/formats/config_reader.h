@@ -29,14 +29,35 @@ class ConfigReader {
       if (!fallback) problems_.push_back(fmt::format("{} is missing", key));
       return fallback.value_or(lowest);
     }
-    const nlohmann::json& value = json_[key];
-    const nlohmann::json& number = value.is_array() && !value.empty() ? value[0] : value;  // eos_token_id may be a list
-    if (!number.is_number_integer() || number.get<int64_t>() < lowest || number.get<int64_t>() > kMaxInteger) {
-      problems_.push_back(fmt::format("{} is {}, expected an integer from {} to {}", key, value.dump().substr(0, 80),
+    const nlohmann::json& number = json_[key];
+    if (!is_integer(number, lowest)) {
+      problems_.push_back(fmt::format("{} is {}, expected an integer from {} to {}", key, number.dump().substr(0, 80),
                                       lowest, kMaxInteger));
       return lowest;
     }
     return number.get<int64_t>();
+  }
+  /// Ids under `key`: a list, one number, or null for none; `absent` where the key is not there.
+  std::vector<int64_t> token_ids(const char* key, std::vector<int64_t> absent, int64_t lowest = 0) {
+    if (!json_.contains(key)) return absent;
+    const nlohmann::json& value = json_[key];
+    std::vector<int64_t> ids;
+    for (const nlohmann::json& id : value.is_array() ? value : nlohmann::json::array({value})) {
+      if (value.is_null()) break;
+      if (!is_integer(id, lowest)) {
+        problems_.push_back(
+            fmt::format("{} is {}, expected ids from {} to {}", key, value.dump().substr(0, 80), lowest, kMaxInteger));
+        break;
+      }
+      ids.push_back(id.get<int64_t>());
+    }
+    return ids;
+  }
+  /// The same for at most one id.
+  std::optional<int64_t> token_id(const char* key, std::optional<int64_t> absent, int64_t lowest = 0) {
+    const std::vector<int64_t> ids = token_ids(key, absent ? std::vector{*absent} : std::vector<int64_t>{}, lowest);
+    if (ids.size() > 1) problems_.push_back(fmt::format("{} is a list of {}, expected one id", key, ids.size()));
+    return ids.empty() ? std::nullopt : std::optional(ids[0]);
   }
   double number(const nlohmann::json& from, const char* key, double fallback) {
     if (!from.contains(key) || from[key].is_null()) return fallback;
@@ -72,6 +93,10 @@ class ConfigReader {
   }
 
  private:
+  static bool is_integer(const nlohmann::json& value, int64_t lowest) {
+    return value.is_number_integer() && value.get<int64_t>() >= lowest && value.get<int64_t>() <= kMaxInteger;
+  }
+
   const nlohmann::json& json_;
   std::string path_;
   std::vector<std::string> problems_;

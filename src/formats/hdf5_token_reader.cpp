@@ -16,10 +16,11 @@ struct Hdf5TokenFile::State {
 };
 
 Hdf5TokenFile::Hdf5TokenFile(const std::filesystem::path& path) : state_(std::make_unique<State>()) {
-  quiet_hdf5();
   State& s = *state_;
   s.path = path.string();
   check_hdf5_superblock(path);
+  const std::scoped_lock lock(hdf5_mutex());
+  quiet_hdf5();
   s.file = {H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), H5Fclose};
   if (!s.file) throw DataError(fmt::format("{} cannot be opened as HDF5: {}", s.path, hdf5_reason()));
   const auto has = [&](const char* name) { return H5Lexists(s.file.get(), name, H5P_DEFAULT) > 0; };
@@ -45,7 +46,11 @@ Hdf5TokenFile::Hdf5TokenFile(const std::filesystem::path& path) : state_(std::ma
   }
 }
 
-Hdf5TokenFile::~Hdf5TokenFile() = default;
+Hdf5TokenFile::~Hdf5TokenFile() {
+  if (!state_) return;
+  const std::scoped_lock lock(hdf5_mutex());
+  state_.reset();
+}
 Hdf5TokenFile::Hdf5TokenFile(Hdf5TokenFile&&) noexcept = default;
 int64_t Hdf5TokenFile::rows() const { return state_->rows; }
 int64_t Hdf5TokenFile::columns() const { return state_->columns; }
@@ -55,6 +60,7 @@ bool Hdf5TokenFile::has_seq_start_id() const { return state_->has_starts; }
 void Hdf5TokenFile::read_row(int64_t row, std::span<int64_t> input_ids) const {
   TRIREME_CHECK(row >= 0 && row < rows() && static_cast<int64_t>(input_ids.size()) == columns(), "row ", row, " of ",
                 rows());
+  const std::scoped_lock lock(hdf5_mutex());
   quiet_hdf5();
   // Unsigned 64-bit ids beyond int64 saturate in HDF5's conversion and are caught by the vocabulary check.
   state_->input_ids.read(row, H5T_NATIVE_INT64, input_ids.data());
@@ -62,6 +68,7 @@ void Hdf5TokenFile::read_row(int64_t row, std::span<int64_t> input_ids) const {
 
 void Hdf5TokenFile::read_loss_mask(int64_t row, std::span<uint8_t> mask) const {
   TRIREME_CHECK(has_loss_mask() && static_cast<int64_t>(mask.size()) == columns(), "loss_mask row ", row);
+  const std::scoped_lock lock(hdf5_mutex());
   quiet_hdf5();
   std::vector<int64_t> values(mask.size());
   state_->loss_mask.read(row, H5T_NATIVE_INT64, values.data());
@@ -74,6 +81,7 @@ void Hdf5TokenFile::read_loss_mask(int64_t row, std::span<uint8_t> mask) const {
 
 std::vector<int64_t> Hdf5TokenFile::read_seq_start_id(int64_t row) const {
   TRIREME_CHECK(has_seq_start_id(), "no seq_start_id");
+  const std::scoped_lock lock(hdf5_mutex());
   quiet_hdf5();
   const Hdf5Handle type(H5Tvlen_create(H5T_NATIVE_INT64), H5Tclose);
   hvl_t entry{};

@@ -27,29 +27,36 @@ using Reader = ConfigReader;
 void read_rope(Reader& reader, LlamaConfig& config) {
   const Json& json = reader.json();
   config.rope_theta = reader.number("rope_theta", 10000.0);
-  // transformers 5 writes one object, rope_parameters; transformers 4 rope_theta beside rope_scaling.
-  const char* key = reader.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
-  if (!reader.has(key)) return;
+  // transformers 5 writes one object, rope_parameters; transformers 4 rope_theta beside rope_scaling. Where both are
+  // there transformers takes rope_scaling alone, unless it is empty.
+  const auto holds = [&](const char* name) { return reader.has(name) && !json[name].empty(); };
+  const char* key = holds("rope_scaling") ? "rope_scaling" : "rope_parameters";
+  if (!holds(key)) return;
   const Json& rope = json[key];
   if (!rope.is_object()) return reader.problem(fmt::format("{} is not an object", key));
+  for (const auto& [name, value] : rope.items())
+    if (value.is_object()) reader.lacking(fmt::format("{}.{}", key, name), value);  // one set for each kind of layer
   config.rope_theta = reader.number(rope, "rope_theta", config.rope_theta);
   if (rope.contains("partial_rotary_factor") && rope["partial_rotary_factor"] != Json(1.0))
     reader.lacking("partial_rotary_factor", rope["partial_rotary_factor"]);
   const Json type = rope.contains("rope_type") ? rope["rope_type"]
                     : rope.contains("type")    ? rope["type"]
                                                : Json("default");
-  if (type == "default" || type.is_null()) return;
+  if (type == "default") return;
   const std::string name = type.is_string() ? type.get<std::string>() : type.dump();
   config.rope_scaling.factor = reader.number(rope, "factor", 0.0);
   if (name == "linear") {
     config.rope_scaling.type = RopeScaling::Type::kLinear;
   } else if (name == "llama3") {
     config.rope_scaling.type = RopeScaling::Type::kLlama3;
+    const Json outer = member(json, "original_max_position_embeddings");
     for (const char* field : {"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"})
-      if (!rope.contains(field)) reader.problem(fmt::format("{}.{} is missing", key, field));
+      if (!rope.contains(field) && (outer.is_null() || field != std::string("original_max_position_embeddings")))
+        reader.problem(fmt::format("{}.{} is missing", key, field));
     config.rope_scaling.low_freq_factor = reader.number(rope, "low_freq_factor", 1.0);
     config.rope_scaling.high_freq_factor = reader.number(rope, "high_freq_factor", 4.0);
-    const double original = reader.number(rope, "original_max_position_embeddings", 8192);
+    // A value beside rope_scaling overrides the one in it.
+    const double original = reader.number(outer.is_null() ? rope : json, "original_max_position_embeddings", 8192);
     if (original < 1 || original > static_cast<double>(kMaxInteger) || original != std::floor(original))
       reader.problem(fmt::format("{}.original_max_position_embeddings is {}, expected an integer from 1 to {}", key,
                                  original, kMaxInteger));
@@ -123,8 +130,9 @@ LlamaConfig read_llama_config(const std::filesystem::path& config_json) {
   config.rms_norm_eps = reader.number("rms_norm_eps", 1e-6);
   config.initializer_range = reader.number("initializer_range", 0.02);
   config.tie_word_embeddings = reader.boolean("tie_word_embeddings", false);
-  config.bos_token_id = reader.integer("bos_token_id", 1, 0);
-  config.eos_token_id = reader.integer("eos_token_id", 2, 0);
+  config.bos_token_id = reader.token_id("bos_token_id", 1);
+  config.eos_token_ids = reader.token_ids("eos_token_id", {2});
+  config.pad_token_id = reader.token_id("pad_token_id", std::nullopt, /*lowest=*/-1);
   for (const char* key : {"torch_dtype", "dtype"})
     if (reader.has(key) && json[key].is_string()) config.dtype = json[key].get<std::string>();
   read_rope(reader, config);
@@ -136,6 +144,39 @@ LlamaConfig read_llama_config(const std::filesystem::path& config_json) {
                                config.num_attention_heads));
   reader.finish();
   return config;
+}
+
+namespace {
+
+template <class T>
+Json or_null(const std::optional<T>& value) {
+  return value ? Json(*value) : Json();
+}
+
+/// As transformers writes eos_token_id: null, one id, or a list.
+Json id_or_list(const std::vector<int64_t>& ids) {
+  if (ids.empty()) return Json();
+  return ids.size() == 1 ? Json(ids[0]) : Json(ids);
+}
+
+}  // namespace
+
+std::vector<int64_t> end_of_text_ids(const std::filesystem::path& directory, const LlamaConfig& config) {
+  const auto path = directory / "generation_config.json";
+  if (!std::filesystem::is_regular_file(path)) return config.eos_token_ids;
+  const Json json = parse_json(read_text_file(path, ExitCode::kModel, 1 << 20), path.string(), ExitCode::kModel);
+  if (!json.is_object()) throw ModelError(fmt::format("{} is not a JSON object", path.string()));
+  Reader reader(json, path.string());
+  const std::vector<int64_t> ids = reader.token_ids("eos_token_id", {});
+  reader.finish();
+  return ids.empty() ? config.eos_token_ids : ids;
+}
+
+std::string generation_config_json(const LlamaConfig& config) {
+  nlohmann::ordered_json json = {{"_from_model_config", true}, {"bos_token_id", or_null(config.bos_token_id)}};
+  json["eos_token_id"] = id_or_list(config.eos_token_ids);
+  if (config.pad_token_id && *config.pad_token_id >= 0) json["pad_token_id"] = *config.pad_token_id;
+  return json.dump(2) + "\n";
 }
 
 std::string llama_config_json(const LlamaConfig& config) {
@@ -172,8 +213,9 @@ std::string llama_config_json(const LlamaConfig& config) {
                      {"attention_dropout", 0.0},
                      {"mlp_bias", false},
                      {"tie_word_embeddings", config.tie_word_embeddings},
-                     {"bos_token_id", config.bos_token_id},
-                     {"eos_token_id", config.eos_token_id},
+                     {"bos_token_id", or_null(config.bos_token_id)},
+                     {"eos_token_id", id_or_list(config.eos_token_ids)},
+                     {"pad_token_id", or_null(config.pad_token_id)},
                      {"rope_theta", config.rope_theta},
                      {"rope_scaling", scaling},
                      {"rope_parameters", rope},
@@ -186,12 +228,16 @@ LlamaConfig read_model_config(const std::filesystem::path& directory) {
   if (std::filesystem::exists(directory / "config.json")) return read_llama_config(directory / "config.json");
   for (const auto& context : {directory / "context", directory.parent_path() / "context"})
     if (std::filesystem::exists(context / "model.yaml")) return read_nemo_llama_config(context / "model.yaml");
+  for (const auto& folder : {directory, directory.parent_path()})
+    if (std::filesystem::exists(folder / "model_config.yaml"))
+      return read_nemo_llama_config(folder / "model_config.yaml");
   if (std::filesystem::is_regular_file(directory)) refuse_file_for_directory(directory);
   if (!std::filesystem::is_directory(directory))
     throw ModelError(fmt::format("model directory {} does not exist", directory.string()));
   if (is_zarr_checkpoint(directory))
-    throw ModelError(fmt::format("{} is a NeMo checkpoint without context/model.yaml, which says the model's shape",
-                                 directory.string()));
+    throw ModelError(fmt::format(
+        "{} is a NeMo checkpoint without context/model.yaml or model_config.yaml, which say the model's shape",
+        directory.string()));
   throw ModelError(fmt::format("{} has no config.json", directory.string()));
 }
 

@@ -1,15 +1,20 @@
-// The shape of a NeMo Llama: context/model.yaml, a dump of the Python objects with `_target_` nodes.
+// The shape of a NeMo Llama: context/model.yaml, a dump of the Python objects with `_target_` nodes (NeMo 2), or
+// model_config.yaml, the settings of the training run (NeMo 1).
 #include "trireme/formats/hf_config.h"
 
 #include "json.h"
 #include "model_checks.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
+#include "trireme/formats/zarr_checkpoint.h"
 
 #include <fmt/format.h>
 #include <yaml-cpp/yaml.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cmath>
+#include <initializer_list>
 #include <optional>
 
 namespace trireme {
@@ -37,21 +42,22 @@ YAML::Node find_config(const YAML::Node& node, int depth, int& visits) {
 }
 
 int64_t embedding_rows(const std::filesystem::path& directory) {
-  for (const auto& root : {directory / "weights", directory}) {
-    for (const char* name : {"module.embedding.word_embeddings.weight", "embedding.word_embeddings.weight"}) {
-      const auto zarray = root / name / ".zarray";
-      if (!std::filesystem::exists(zarray)) continue;
-      const auto json =
-          parse_json(read_text_file(zarray, ExitCode::kModel, 1 << 20), zarray.string(), ExitCode::kModel);
-      const auto shape = member(json, "shape");
-      if (shape.is_array() && shape.size() == 2 && shape[0].is_number_unsigned() && shape[0].get<uint64_t>() > 0 &&
-          shape[0].get<uint64_t>() <= INT32_MAX)
-        return shape[0].get<int64_t>();
-      throw ModelError(fmt::format("{} has no two-dimensional shape", zarray.string()));
-    }
-  }
-  throw ModelError(
-      fmt::format("{} has no embedding array (weights/module.embedding.word_embeddings.weight)", directory.string()));
+  const auto array = zarr_array(directory, "embedding.word_embeddings.weight");
+  if (array.empty())
+    throw ModelError(
+        fmt::format("{} has no embedding array (weights/module.embedding.word_embeddings.weight)", directory.string()));
+  const auto path = array / ".zarray";
+  const auto shape =
+      member(parse_json(read_text_file(path, ExitCode::kModel, 1 << 20), path.string(), ExitCode::kModel), "shape");
+  if (shape.is_array() && shape.size() == 2 && shape[0].is_number_unsigned() && shape[0].get<uint64_t>() > 0 &&
+      shape[0].get<uint64_t>() <= INT32_MAX)
+    return shape[0].get<int64_t>();
+  throw ModelError(fmt::format("{} has no two-dimensional shape", path.string()));
+}
+
+std::string lower(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
+  return text;
 }
 
 }  // namespace
@@ -83,10 +89,12 @@ LlamaConfig read_nemo_llama_config(const std::filesystem::path& model_yaml) {
         problems.push_back(fmt::format("{} is {}, expected a positive number", key, found->Scalar()));
       return read;
     };
-    const auto refuse = [&](const char* key, const char* allowed) {
+    const auto refuse = [&](const char* key, std::initializer_list<const char*> allowed) {
       const auto found = value(key);
-      if (found && found->Scalar() != allowed && found->Scalar() != "None")
-        problems.push_back(fmt::format("{}: {} is not supported", key, found->Scalar()));
+      if (!found || found->Scalar() == "None") return;
+      for (const char* word : allowed)
+        if (lower(found->Scalar()) == word) return;
+      problems.push_back(fmt::format("{}: {} is not supported", key, found->Scalar()));
     };
     config.num_hidden_layers = integer("num_layers", std::nullopt);
     config.hidden_size = integer("hidden_size", std::nullopt);
@@ -94,24 +102,44 @@ LlamaConfig read_nemo_llama_config(const std::filesystem::path& model_yaml) {
     config.num_attention_heads = integer("num_attention_heads", std::nullopt);
     config.num_key_value_heads = integer("num_query_groups", config.num_attention_heads);
     config.head_dim = integer("kv_channels", config.hidden_size / config.num_attention_heads);
-    config.max_position_embeddings = integer("seq_length", 4096);
+    config.max_position_embeddings =
+        integer("seq_length", integer("max_position_embeddings", integer("encoder_seq_length", 4096)));
     config.rope_theta = number("rotary_base", 10000.0);
     config.rms_norm_eps = number("layernorm_epsilon", 1e-5);
     if (const auto tied = value("share_embeddings_and_output_weights")) config.tie_word_embeddings = tied->as<bool>();
-    refuse("normalization", "RMSNorm");
-    refuse("gated_linear_unit", "true");
-    refuse("add_bias_linear", "false");
-    refuse("add_qkv_bias", "false");
-    refuse("position_embedding_type", "rope");
-    refuse("rotary_percent", "1.0");
-    refuse("seq_len_interpolation_factor", "null");
+    if (value("scale_factor") && value("old_context_len"))  // Llama 3.1 and later
+      config.rope_scaling = {RopeScaling::Type::kLlama3, number("scale_factor", 8), number("low_freq_factor", 1),
+                             number("high_freq_factor", 4), integer("old_context_len", 8192)};
+    // What changes the arithmetic, with the values of a Llama; NeMo 1 has its own words for some.
+    refuse("normalization", {"rmsnorm"});
+    refuse("gated_linear_unit", {"true"});
+    refuse("activation", {"swiglu", "fast-swiglu"});
+    refuse("add_bias_linear", {"false"});
+    refuse("bias", {"false"});
+    refuse("add_qkv_bias", {"false"});
+    refuse("qk_layernorm", {"false"});
+    refuse("layernorm_zero_centered_gamma", {"false"});
+    refuse("position_embedding_type", {"rope"});
+    refuse("rotary_interleaved", {"false"});
+    refuse("rotary_percent", {"1.0", "1"});
+    refuse("rotary_percentage", {"1.0", "1"});
+    refuse("seq_len_interpolation_factor", {"null"});
+    refuse("num_moe_experts", {"null"});
+    refuse("multi_latent_attention", {"false"});
+    refuse("window_size", {"null"});
+    if (const YAML::Node activation = node["activation_func"]; activation && activation.IsMap())
+      if (const YAML::Node target = activation["_target_"];
+          target && target.IsScalar() && !target.Scalar().ends_with(".silu"))
+        problems.push_back(fmt::format("activation_func: {} is not supported", target.Scalar()));
   } catch (const YAML::Exception& error) {
     throw ModelError(
         fmt::format("{}:{}:{}: {}", model_yaml.string(), error.mark.line + 1, error.mark.column + 1, error.msg));
   }
   if (!problems.empty()) throw ModelError(fmt::format("{}: {}", model_yaml.string(), join(problems, "; ")));
   config.dtype = "bfloat16";
-  config.vocab_size = embedding_rows(model_yaml.parent_path().parent_path());
+  // context/model.yaml lies a folder below the checkpoint, model_config.yaml of NeMo 1 in it.
+  const auto folder = model_yaml.parent_path();
+  config.vocab_size = embedding_rows(model_yaml.filename() == "model_config.yaml" ? folder : folder.parent_path());
   if (problems = shape_problems(config); !problems.empty())
     throw ModelError(fmt::format("{}: {}", model_yaml.string(), join(problems, "; ")));
   return config;

@@ -1,6 +1,5 @@
 #include "trireme/formats/peft_adapter.h"
 
-#include "json.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
 
@@ -12,85 +11,18 @@ namespace trireme {
 
 namespace {
 
-using Json = nlohmann::json;
 constexpr const char* kPrefix = "base_model.model.";
+constexpr const char* kRows = ".token_adapter.trainable_tokens_delta";
 
-bool is_empty(const Json& value) {
-  return value.is_null() || value == Json(false) || value == Json("none") ||
-         ((value.is_object() || value.is_array()) && value.empty());
+/// The matrix as fp32.
+std::vector<float> read_matrix(const SafetensorsFile& file, const SafetensorsFile::Entry& entry) {
+  const int64_t count = entry.info.shape[0] * entry.info.shape[1];
+  std::vector<float> values(static_cast<size_t>(count));
+  convert_floats(file.bytes(entry).data(), entry.info.dtype, values.data(), DType::kF32, count);
+  return values;
 }
 
 }  // namespace
-
-AdapterConfig read_adapter_config(const std::filesystem::path& directory) {
-  const auto path = directory / "adapter_config.json";
-  if (!std::filesystem::exists(path))
-    throw ModelError(fmt::format("{} is no PEFT directory: adapter_config.json is missing", directory.string()));
-  const Json json = parse_json(read_text_file(path, ExitCode::kModel, 16 << 20), path.string(), ExitCode::kModel);
-  std::vector<std::string> problems;
-  if (!json.is_object()) throw ModelError(fmt::format("{} is not a JSON object", path.string()));
-  if (const Json type = member(json, "peft_type"); type != Json("LORA"))
-    problems.push_back(fmt::format("peft_type is {}, only LORA is supported", type.dump().substr(0, 80)));
-  for (const char* key : {"use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "bias", "modules_to_save",
-                          "layers_to_transform", "layer_replication", "fan_in_fan_out", "lora_bias", "use_qalora",
-                          "target_parameters", "trainable_token_indices"})
-    if (json.contains(key) && !is_empty(json[key]))
-      problems.push_back(fmt::format("{}: {} is not supported", key, json[key].dump().substr(0, 80)));
-  AdapterConfig config;
-  if (const Json r = member(json, "r"); r.is_number_integer() && r.get<int64_t>() > 0 && r.get<int64_t>() <= 65536)
-    config.r = r.get<int64_t>();
-  else
-    problems.push_back("r is missing, or no integer from 1 to 65536");
-  if (json.contains("lora_alpha") && json["lora_alpha"].is_number())
-    config.alpha = json["lora_alpha"].get<double>();
-  else
-    problems.push_back("lora_alpha is missing");
-  if (json.contains("lora_dropout") && json["lora_dropout"].is_number())
-    config.dropout = json["lora_dropout"].get<double>();
-  if (json.contains("base_model_name_or_path") && json["base_model_name_or_path"].is_string())
-    config.base_model = json["base_model_name_or_path"].get<std::string>();
-  if (json.contains("target_modules") && json["target_modules"].is_array()) {
-    for (const Json& name : json["target_modules"])
-      if (name.is_string()) config.target_modules.push_back(name.get<std::string>());
-    std::sort(config.target_modules.begin(), config.target_modules.end());
-  } else {
-    problems.push_back("target_modules is not a list of module names");
-  }
-  if (!problems.empty()) throw ModelError(fmt::format("{}: {}", path.string(), join(problems, "; ")));
-  return config;
-}
-
-std::string adapter_config_json(const AdapterConfig& config) {
-  std::vector<std::string> targets = config.target_modules;
-  std::sort(targets.begin(), targets.end());
-  const Json json = {{"alpha_pattern", Json::object()},
-                     {"auto_mapping", nullptr},
-                     {"base_model_name_or_path", config.base_model},
-                     {"bias", "none"},
-                     {"fan_in_fan_out", false},
-                     {"inference_mode", true},
-                     {"init_lora_weights", true},
-                     {"layer_replication", nullptr},
-                     {"layers_pattern", nullptr},
-                     {"layers_to_transform", nullptr},
-                     {"loftq_config", Json::object()},
-                     {"lora_alpha", config.alpha == static_cast<double>(static_cast<int64_t>(config.alpha))
-                                        ? Json(static_cast<int64_t>(config.alpha))
-                                        : Json(config.alpha)},
-                     {"lora_dropout", config.dropout},
-                     {"megatron_config", nullptr},
-                     {"megatron_core", "megatron.core"},
-                     {"modules_to_save", nullptr},
-                     {"peft_type", "LORA"},
-                     {"r", config.r},
-                     {"rank_pattern", Json::object()},
-                     {"revision", nullptr},
-                     {"target_modules", targets},
-                     {"task_type", "CAUSAL_LM"},
-                     {"use_dora", false},
-                     {"use_rslora", false}};
-  return json.dump(2) + "\n";
-}
 
 Adapter read_adapter(const std::filesystem::path& directory) {
   Adapter adapter;
@@ -105,15 +37,32 @@ Adapter read_adapter(const std::filesystem::path& directory) {
   const SafetensorsFile file(path);
   std::vector<std::string> problems;
   for (const auto& [name, entry] : file.entries()) {
-    const bool is_a = name.ends_with(".lora_A.weight"), is_b = name.ends_with(".lora_B.weight");
-    if (!name.starts_with(kPrefix) || (!is_a && !is_b) || entry.info.shape.size() != 2 ||
+    const bool is_a = name.ends_with(".lora_A.weight"), is_b = name.ends_with(".lora_B.weight"),
+               is_rows = name.ends_with(kRows);
+    if (!name.starts_with(kPrefix) || (!is_a && !is_b && !is_rows) || entry.info.shape.size() != 2 ||
         !dtype_is_float(entry.info.dtype) || dtype_size(entry.info.dtype) < 2) {
       problems.push_back(fmt::format("tensor {} is not a LoRA matrix that this reader knows", name));
       continue;
     }
     const size_t begin = std::char_traits<char>::length(kPrefix);
-    const std::string module =
-        name.substr(begin, name.size() - begin - std::char_traits<char>::length(".lora_A.weight"));
+    const size_t suffix = std::char_traits<char>::length(is_rows ? kRows : ".lora_A.weight");
+    const std::string module = name.substr(begin, name.size() - begin - suffix);
+    if (is_rows) {
+      const auto indices = adapter.config.token_indices.find(module);
+      if (indices == adapter.config.token_indices.end() ||
+          static_cast<int64_t>(indices->second.size()) != entry.info.shape[0])
+        problems.push_back(fmt::format("tensor {} has {} rows, trainable_token_indices names {}", name,
+                                       entry.info.shape[0],
+                                       indices == adapter.config.token_indices.end() ? 0 : indices->second.size()));
+      else
+        adapter.token_rows[module] = {indices->second, read_matrix(file, entry), entry.info.shape[1]};
+      continue;
+    }
+    if (!is_targeted(adapter.config, module))
+      problems.push_back(
+          fmt::format("tensor {}: target_modules and exclude_modules of adapter_config.json leave "
+                      "this module without an adapter",
+                      name));
     AdapterPair& pair = adapter.modules[module];
     std::vector<float>& values = is_a ? pair.a : pair.b;
     const int64_t rows = entry.info.shape[0], columns = entry.info.shape[1];
@@ -123,13 +72,15 @@ Adapter read_adapter(const std::filesystem::path& directory) {
                                      columns, adapter.config.r));
     pair.r = rank;
     (is_a ? pair.in : pair.out) = is_a ? columns : rows;
-    values.resize(static_cast<size_t>(rows * columns));
-    convert_floats(file.bytes(entry).data(), entry.info.dtype, values.data(), DType::kF32, rows * columns);
+    values = read_matrix(file, entry);
   }
   for (const auto& [module, pair] : adapter.modules)
     if (pair.in == 0 || pair.out == 0)
       problems.push_back(
           fmt::format("{} has lora_{} but no lora_{}", module, pair.in == 0 ? "B" : "A", pair.in == 0 ? "A" : "B"));
+  for (const auto& [module, ids] : adapter.config.token_indices)
+    if (!adapter.token_rows.contains(module))
+      problems.push_back(fmt::format("trainable_token_indices names {}, whose rows are not in the file", module));
   if (adapter.modules.empty()) problems.push_back("it holds no LoRA matrices");
   if (!problems.empty()) {
     std::vector<std::string> shown(problems.begin(),
@@ -146,21 +97,33 @@ void write_adapter(const std::filesystem::path& directory, const Adapter& adapte
     declared.emplace_back(kPrefix + module + ".lora_A.weight", TensorInfo{dtype, {pair.r, pair.in}});
     declared.emplace_back(kPrefix + module + ".lora_B.weight", TensorInfo{dtype, {pair.out, pair.r}});
   }
+  for (const auto& [module, rows] : adapter.token_rows)
+    declared.emplace_back(kPrefix + module + kRows,
+                          TensorInfo{dtype, {static_cast<int64_t>(rows.ids.size()), rows.columns}});
   SafetensorsWriter writer(directory / "adapter_model.safetensors", declared);
   std::vector<std::byte> converted;
+  const auto append = [&](const std::vector<float>& values) {
+    converted.resize(values.size() * dtype_size(dtype));
+    convert_floats(values.data(), DType::kF32, converted.data(), dtype, static_cast<int64_t>(values.size()));
+    writer.append(converted.data(), converted.size());
+  };
   for (const auto& [module, pair] : adapter.modules) {
     for (const std::vector<float>* values : {&pair.a, &pair.b}) {
       const int64_t expected = values == &pair.a ? pair.r * pair.in : pair.out * pair.r;
       TRIREME_CHECK(static_cast<int64_t>(values->size()) == expected, module, " has ", values->size(), " values, not ",
                     expected);
-      converted.resize(values->size() * dtype_size(dtype));
-      convert_floats(values->data(), DType::kF32, converted.data(), dtype, expected);
-      writer.append(converted.data(), converted.size());
+      append(*values);
     }
+  }
+  AdapterConfig config = adapter.config;
+  config.token_indices.clear();
+  for (const auto& [module, rows] : adapter.token_rows) {
+    append(rows.values);
+    config.token_indices[module] = rows.ids;
   }
   writer.commit();
   // The configuration last: a directory with it is complete.
-  write_file_atomic(directory / "adapter_config.json", adapter_config_json(adapter.config));
+  write_file_atomic(directory / "adapter_config.json", adapter_config_json(config));
 }
 
 }  // namespace trireme

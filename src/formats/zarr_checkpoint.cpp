@@ -16,8 +16,20 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr const char* kQkv = "decoder.layers.self_attention.linear_qkv.weight";
+
+/// The array's directory; empty: there is none of this name.
+std::filesystem::path array_directory(const std::filesystem::path& root, const std::string& name) {
+  for (const char* prefix : {"module.", "model.", ""})
+    if (std::filesystem::exists(root / (prefix + name) / ".zarray")) return root / (prefix + name);
+  return {};
+}
+
+/// NeMo 2 keeps arrays in weights/, NeMo 1 in model_weights/.
 std::filesystem::path weights_root(const std::filesystem::path& directory) {
-  return std::filesystem::is_directory(directory / "weights") ? directory / "weights" : directory;
+  for (const char* name : {"weights", "model_weights"})
+    if (std::filesystem::is_directory(directory / name)) return directory / name;
+  return directory;
 }
 
 std::vector<int64_t> extents(const Json& json, const std::string& path) {
@@ -56,9 +68,6 @@ class ZarrArray {
     shape_ = extents(member(json, "shape"), path.string());
     chunks_ = extents(member(json, "chunks"), path.string());
     if (shape_.size() != chunks_.size() || shape_.empty()) fail("shape and chunks differ in rank");
-    // The last axis must be whole inside a chunk: an element range is then a run of chunk files.
-    if (shape_.size() > 1 && chunks_.back() != shape_.back())
-      fail("is cut along its columns; only chunks of whole rows are read");
     if (shape_.size() > 3) fail("has more than three axes");
     bool fits = false;
     chunk_bytes_ = checked_elements(chunks_, fits);
@@ -72,24 +81,29 @@ class ZarrArray {
   DType dtype() const { return dtype_; }
   const std::vector<int64_t>& shape() const { return shape_; }
 
-  /// Elements [begin, end) of the matrix at `index` of axis 0 (index 0 and the whole array when `stacked` is false).
+  /// Elements [begin, end) of the matrix at `index` of axis 0 (index 0 and the whole array when `stacked` is false): a
+  /// run for each chunk of whole rows, or for each row of a chunk that tensor parallelism has cut along the columns.
   void append(bool stacked, int64_t index, int64_t begin, int64_t end, std::vector<ElementSpan>& out) const {
     const size_t row_axis = stacked ? 1 : 0;
-    int64_t row_size = 1;
-    for (size_t axis = row_axis + 1; axis < shape_.size(); ++axis) row_size *= shape_[axis];
-    const int64_t rows_per_chunk = row_axis < chunks_.size() ? chunks_[row_axis] : 1;
-    const int64_t layers_per_chunk = stacked ? chunks_[0] : 1;
-    const int64_t chunk_rows_elements = rows_per_chunk * row_size;
+    const bool matrix = row_axis + 1 < shape_.size();
+    const int64_t columns = matrix ? shape_.back() : 1, chunk_columns = matrix ? std::min(chunks_.back(), columns) : 1;
+    const int64_t stored_columns = matrix ? chunks_.back() : 1;  // chunks at the edge are stored whole
+    const int64_t chunk_rows = row_axis < chunks_.size() ? chunks_[row_axis] : 1;
+    const auto element = static_cast<int64_t>(dtype_size(dtype_));
     while (begin < end) {
-      const int64_t chunk_row = begin / chunk_rows_elements;
-      const int64_t stop = std::min(end, (chunk_row + 1) * chunk_rows_elements);
+      const int64_t row = begin / columns, column = begin % columns;
+      const int64_t stop =
+          stored_columns == columns
+              ? std::min(end, (row / chunk_rows + 1) * chunk_rows * columns)
+              : std::min({end, (row + 1) * columns, row * columns + (column / chunk_columns + 1) * chunk_columns});
       std::vector<int64_t> coordinates(shape_.size(), 0);
-      if (stacked) coordinates[0] = index / layers_per_chunk;
-      coordinates[row_axis] = chunk_row;
+      if (stacked) coordinates[0] = index / chunks_[0];
+      coordinates[row_axis] = row / chunk_rows;
+      if (matrix) coordinates.back() = column / chunk_columns;
       const MappedFile& chunk = map_chunk(coordinates);
-      const int64_t offset =
-          (stacked ? index % layers_per_chunk : 0) * chunk_rows_elements + begin - chunk_row * chunk_rows_elements;
-      out.push_back({chunk.bytes().data() + offset * static_cast<int64_t>(dtype_size(dtype_)), stop - begin});
+      const int64_t layer = stacked ? index % chunks_[0] : 0;
+      const int64_t offset = (layer * chunk_rows + row % chunk_rows) * stored_columns + column % chunk_columns;
+      out.push_back({chunk.bytes().data() + offset * element, stop - begin});
       begin = stop;
     }
   }
@@ -197,10 +211,8 @@ class ZarrCheckpoint final : public WeightSource {
 
  private:
   const ZarrArray* open(const std::string& name, const std::vector<int64_t>& shape) {
-    std::filesystem::path path = root_ / ("module." + name);
-    if (!std::filesystem::is_directory(path)) path = root_ / name;
-    if (!std::filesystem::exists(path / ".zarray"))
-      throw ModelError(fmt::format("array module.{} is missing in {}", name, root_.string()));
+    const std::filesystem::path path = array_directory(root_, name);
+    if (path.empty()) throw ModelError(fmt::format("array module.{} is missing in {}", name, root_.string()));
     arrays_.push_back(std::make_unique<ZarrArray>(path));
     if (arrays_.back()->shape() != shape)
       throw ModelError(fmt::format("array {} has shape [{}], the configuration asks for [{}]", path.string(),
@@ -216,11 +228,11 @@ class ZarrCheckpoint final : public WeightSource {
 }  // namespace
 
 bool is_zarr_checkpoint(const std::filesystem::path& directory) {
-  const auto root = weights_root(directory);
-  for (const char* name :
-       {"module.decoder.layers.self_attention.linear_qkv.weight", "decoder.layers.self_attention.linear_qkv.weight"})
-    if (std::filesystem::exists(root / name / ".zarray")) return true;
-  return false;
+  return !array_directory(weights_root(directory), kQkv).empty();
+}
+
+std::filesystem::path zarr_array(const std::filesystem::path& directory, const std::string& name) {
+  return array_directory(weights_root(directory), name);
 }
 
 std::unique_ptr<WeightSource> open_zarr_checkpoint(const std::filesystem::path& directory) {

@@ -101,6 +101,7 @@ MemoryPlan evaluate(const PlanInput& input, const Storage& storage, const Choice
   MemoryPlan plan = storage.bytes;
   plan.rows_per_pass = choice.rows;
   const int passes = input.micro_batches * (input.rows / choice.rows);
+  plan.accumulated_passes = passes;
   // Whole gradients: all of them while passes accumulate or units are not cut; else the few whose reduction is under
   // way.
   const int64_t whole = plan.shard_size == 1 || passes > 1 ? storage.all_gradients : storage.few_gradients;
@@ -175,54 +176,22 @@ std::optional<Choice> fit_recomputation(const PlanInput& input, const Storage& s
 
 std::string text_of(int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
 
-std::string advice(const PlanInput& input, const MemoryPlan& tightest) {
-  struct Option {
-    std::string what;
-    int64_t saved;
-  };
-  std::vector<Option> options;
-  const auto total_of = [](const PlanInput& in, int shard_size, Recompute what) {
-    const Choice choice{shard_size, 1, 0, what == Recompute::kMlp ? in.num_blocks : 0,
-                        what == Recompute::kFull ? in.num_blocks : 0};
-    return evaluate(in, storage_of(in, shard_size), choice).total();
-  };
-  const Recompute now = input.recompute.value_or(Recompute::kFull);
-  const int64_t all = total_of(input, input.world_size, Recompute::kFull);
-  if (tightest.shard_size < input.world_size)
-    options.push_back({fmt::format("parallel.shard_size: {}", input.world_size),
-                       tightest.total() - total_of(input, input.world_size, now)});
-  if (now != Recompute::kFull)
-    options.push_back(
-        {"parallel.recompute: full", tightest.total() - total_of(input, tightest.shard_size, Recompute::kFull)});
-  options.push_back({"half the data.seq_length", (tightest.activations + tightest.working) / 2});
-  PlanInput twice = input;
-  twice.world_size *= 2;
-  options.push_back({fmt::format("twice the ranks ({})", twice.world_size),
-                     all - total_of(twice, twice.world_size, Recompute::kFull)});
-  if (!input.frozen_fp8 && input.compute_bytes == 2) {
-    PlanInput quantised = input;
-    quantised.frozen_fp8 = true;
-    options.push_back({"precision.frozen: fp8", all - total_of(quantised, input.world_size, Recompute::kFull)});
-  }
-  std::stable_sort(options.begin(), options.end(), [](const Option& a, const Option& b) { return a.saved > b.saved; });
-  std::string text;
-  for (size_t i = 0; i < options.size() && i < 3; ++i)
-    text += fmt::format("{}{} (saves {})", i == 0 ? "" : ", ", options[i].what, text_of(options[i].saved));
-  return text;
-}
-
-}  // namespace
-
-MemoryPlan make_plan(const PlanInput& input) {
+/// Shard sizes that the input allows.
+std::vector<int> shard_sizes(const PlanInput& input) {
   TRIREME_CHECK(input.units != nullptr && !input.units->empty(), "a plan needs units");
   std::vector<int> sizes;
   for (int size = 1; size <= input.world_size; ++size)
     if (input.world_size % size == 0 && (!input.shard_size || *input.shard_size == size)) sizes.push_back(size);
   TRIREME_CHECK(!sizes.empty(), "shard size ", input.shard_size.value_or(0), " does not divide ", input.world_size);
+  return sizes;
+}
 
+}  // namespace
+
+std::optional<MemoryPlan> find_plan(const PlanInput& input) {
   std::optional<MemoryPlan> best;
   std::tuple<double, int, int, int> best_rank;
-  for (const int size : sizes) {
+  for (const int size : shard_sizes(input)) {
     const Storage storage = storage_of(input, size);
     // Somebody who asks for a shard size gets that; residency is the automatic plan's way of using what is left.
     const int most = input.shard_size || input.device_memory == 0 ? 0 : static_cast<int>(storage.gathered.size());
@@ -239,19 +208,43 @@ MemoryPlan make_plan(const PlanInput& input) {
       }
     }
   }
-  if (best) return *best;
+  return best;
+}
 
-  const Storage storage = storage_of(input, sizes.back());
-  const Recompute what = input.recompute.value_or(Recompute::kFull);
-  const MemoryPlan tightest = evaluate(input, storage,
-                                       {sizes.back(), 1, 0, what == Recompute::kMlp ? input.num_blocks : 0,
-                                        what == Recompute::kFull ? input.num_blocks : 0});
-  throw ConfigError(fmt::format(
-      "the run needs {} per rank and {} is there (weights {}, masters and moments {}, gradients {}, gather slots "
-      "{}, activations {}, working memory {}); what would save most: {}",
-      text_of(tightest.total()), text_of(input.device_memory), text_of(tightest.weights),
-      text_of(tightest.masters + tightest.moments), text_of(tightest.gradients), text_of(tightest.gather_slots),
-      text_of(tightest.activations), text_of(tightest.working), advice(input, tightest)));
+MemoryPlan least_plan(const PlanInput& input) {
+  const int blocks = input.num_blocks;
+  std::optional<MemoryPlan> least;
+  for (const int size : shard_sizes(input)) {
+    const Storage storage = storage_of(input, size);
+    for (int rows = 1; rows <= input.rows; ++rows) {
+      if (input.rows % rows != 0) continue;
+      for (const Recompute what : {Recompute::kNone, Recompute::kMlp, Recompute::kFull}) {
+        if (input.recompute ? what != *input.recompute : what == Recompute::kMlp && input.block_saved_mlp == 0)
+          continue;
+        const Choice choice{size, rows, 0, what == Recompute::kMlp ? blocks : 0, what == Recompute::kFull ? blocks : 0};
+        if (!least || evaluate(input, storage, choice).total() < least->total()) least = finish(input, storage, choice);
+      }
+    }
+  }
+  return *least;
+}
+
+std::string describe_need(const MemoryPlan& plan) {
+  const std::string why =
+      plan.accumulated_passes > 1 && plan.shard_size > 1 && plan.gradients > plan.total() / 10
+          ? fmt::format(", in fp32 and whole on every rank because {} passes add up", plan.accumulated_passes)
+          : "";
+  return fmt::format(
+      "the run needs {} per rank and {} of headroom, {} is there (weights {}, masters and moments {}, gradients {}{}, "
+      "gather slots {}, activations {}, working memory {}, libraries {})",
+      text_of(plan.total()), text_of(plan.headroom()), text_of(plan.device_memory), text_of(plan.weights),
+      text_of(plan.masters + plan.moments), text_of(plan.gradients), why, text_of(plan.gather_slots),
+      text_of(plan.activations), text_of(plan.working), text_of(plan.overhead));
+}
+
+MemoryPlan make_plan(const PlanInput& input) {
+  if (auto plan = find_plan(input)) return *std::move(plan);
+  throw ConfigError(describe_need(least_plan(input)));
 }
 
 std::string describe_plan(const MemoryPlan& plan, const std::vector<UnitSpec>& units) {
@@ -259,8 +252,9 @@ std::string describe_plan(const MemoryPlan& plan, const std::vector<UnitSpec>& u
   for (size_t u = 0; u < units.size(); ++u)
     (plan.shard_size > 1 && !units[u].replicated && !plan.resident[u] ? sharded : whole)++;
   std::string text = fmt::format(
-      "units: {} whole, {} sharded over {} rank{}; {} row{} a pass; of {} blocks backward forms {} again, and the "
-      "MLP of {}\n",
+      "units: {} whole, {} sharded over {} rank{}; {} row{} a pass; of {} blocks backward recomputes {}, and the MLP "
+      "of "
+      "{}\n",
       whole, sharded, plan.shard_size, plan.shard_size == 1 ? "" : "s", plan.rows_per_pass,
       plan.rows_per_pass == 1 ? "" : "s", plan.recompute.size(), count(plan, Recompute::kFull),
       count(plan, Recompute::kMlp));
@@ -275,7 +269,10 @@ std::string describe_plan(const MemoryPlan& plan, const std::vector<UnitSpec>& u
   row("working memory", plan.working);
   row("context and libraries", plan.overhead);
   row("total", plan.total());
-  if (plan.device_memory > 0) row("available", plan.device_memory);
+  if (plan.device_memory > 0) {
+    row("available", plan.device_memory);
+    row("left free", plan.device_memory - plan.total());
+  }
   text += fmt::format("gathered per forward pass: {} per rank\n", text_of(plan.gathered_per_pass));
   return text;
 }

@@ -83,7 +83,6 @@ void ShardedUnits::start_reduction(int unit) {
   if (state.sharded) {
     trained.gradient = at::empty({state.layout.shard_numel}, state.gradient.options());
     state.reduction = shard_group_->reduce_scatter(trained.gradient, state.gradient);
-    state.replica_pending = replica_group_ != nullptr;
   } else {
     trained.gradient = state.gradient;
     if (world_.size() > 1) state.reduction = world_.all_reduce(state.gradient);
@@ -91,28 +90,28 @@ void ShardedUnits::start_reduction(int unit) {
   reducing_.push_back(unit);
   // Bounds the whole gradients that are alive: the oldest reduction has long finished when the second next one starts.
   if (reducing_.size() > kReductionsInFlight) {
-    retire_reduction(reducing_.front());
-    if (!states_[reducing_.front()]->reduction) reducing_.erase(reducing_.begin());
+    drop_whole_gradient(reducing_.front());
+    reducing_.erase(reducing_.begin());
   }
 }
 
-void ShardedUnits::retire_reduction(int unit) {
+/// Waits for the reduction over the shard group. What follows over the replicas holds this rank's shard only, which
+/// stays for the optimizer: finish_backward() waits for it.
+void ShardedUnits::drop_whole_gradient(int unit) {
   UnitState& state = *states_[unit];
   if (state.reduction) state.reduction->wait();
   state.reduction.reset();
   state.gradient = at::Tensor();
-  if (state.replica_pending) {
-    state.replica_pending = false;
+  if (state.sharded && replica_group_)
     state.reduction = replica_group_->all_reduce(trained_[state.trained_index].gradient);
-  }
 }
 
 void ShardedUnits::finish_backward() {
   clip_and_reduce();
-  for (const int unit : reducing_) {
-    UnitState& state = *states_[unit];
-    while (state.reduction || state.replica_pending) retire_reduction(unit);
-    state.gradient = at::Tensor();
+  for (const int unit : reducing_) drop_whole_gradient(unit);
+  for (auto& state : states_) {
+    if (state->reduction) state->reduction->wait();
+    state->reduction.reset();
   }
   reducing_.clear();
   for (size_t u = 0; u < states_.size(); ++u)

@@ -12,20 +12,20 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 namespace trireme {
 
 namespace {
 
-at::ScalarType scalar_type(DType dtype, const std::string& tensor) {
+/// nullopt: no type that weights are stored in.
+std::optional<at::ScalarType> scalar_type(DType dtype) {
   switch (dtype) {
     case DType::kF32: return at::kFloat;
     case DType::kF64: return at::kDouble;
     case DType::kF16: return at::kHalf;
     case DType::kBF16: return at::kBFloat16;
-    default:
-      throw ModelError(
-          fmt::format("tensor {} is stored as {}; weights must be F32, F16, BF16 or F64", tensor, dtype_name(dtype)));
+    default: return std::nullopt;
   }
 }
 
@@ -95,14 +95,11 @@ void ShardedUnits::fill_fp8(int unit, const Writer& write, const std::function<v
   }
 }
 
-void ShardedUnits::load(const WeightSource& source, int reader_threads, const std::function<void(double)>& progress) {
-  at::NoGradGuard no_grad;
+void check_weights(const std::vector<UnitSpec>& units, const WeightSource& source, const std::string& path) {
   std::vector<std::string> problems;
-  int64_t total = 0, done = 0;
-  for (size_t u = 0; u < specs_.size(); ++u) {
-    if (specs_[u].replicated) continue;
-    total += states_[u]->layout.shard_numel;
-    for (const ParameterSpec& parameter : specs_[u].parameters) {
+  for (const UnitSpec& unit : units) {
+    if (unit.replicated) continue;
+    for (const ParameterSpec& parameter : unit.parameters) {
       for (const ParameterPart& part : parameter.parts) {
         std::vector<int64_t> expected = parameter.shape;
         expected[0] = part.rows;
@@ -112,17 +109,25 @@ void ShardedUnits::load(const WeightSource& source, int reader_threads, const st
         else if (info->shape != expected)
           problems.push_back(fmt::format("{} has shape {}, the configuration asks for {}", part.name,
                                          shape_text(info->shape), shape_text(expected)));
-        else
-          scalar_type(info->dtype, part.name);
+        else if (!scalar_type(info->dtype))
+          problems.push_back(fmt::format("{} is stored as {} where weights must be F32, F16, BF16 or F64", part.name,
+                                         dtype_name(info->dtype)));
       }
     }
   }
-  if (!problems.empty()) {
-    const size_t shown = std::min<size_t>(problems.size(), 5);
-    throw ModelError(fmt::format("the checkpoint ({}) does not fit its config.json: {}{}", source.description(),
-                                 fmt::join(problems.begin(), problems.begin() + static_cast<long>(shown), "; "),
-                                 problems.size() > shown ? fmt::format("; and {} more", problems.size() - shown) : ""));
-  }
+  if (problems.empty()) return;
+  const size_t shown = std::min<size_t>(problems.size(), 5);
+  throw ModelError(fmt::format("{} ({}) does not fit its config.json: {}{}", path, source.description(),
+                               fmt::join(problems.begin(), problems.begin() + static_cast<long>(shown), "; "),
+                               problems.size() > shown ? fmt::format("; and {} more", problems.size() - shown) : ""));
+}
+
+void ShardedUnits::load(const WeightSource& source, int reader_threads, const std::function<void(double)>& progress) {
+  at::NoGradGuard no_grad;
+  check_weights(specs_, source, "the checkpoint");
+  int64_t total = 0, done = 0;
+  for (size_t u = 0; u < specs_.size(); ++u)
+    if (!specs_[u].replicated) total += states_[u]->layout.shard_numel;
   // The copies run on streams of their own, which do not wait for the zeros that shards were made with.
   synchronise();
   ParallelCopy copies(device_, reader_threads);
@@ -132,7 +137,7 @@ void ShardedUnits::load(const WeightSource& source, int reader_threads, const st
         static_cast<int>(u),
         [&](const ParameterSpec&, const ParameterPart& part, const LayoutPiece& piece, at::Tensor target) {
           const std::string& name = part.name;
-          const auto dtype = scalar_type(source.find(name)->dtype, name);
+          const at::ScalarType dtype = scalar_type(source.find(name)->dtype).value();
           int64_t at = 0;
           for (const ElementSpan& span : source.read(name, piece.tensor_begin, piece.tensor_begin + piece.count)) {
             copies.add(span.data, dtype, target.narrow(0, at, span.count));

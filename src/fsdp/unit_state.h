@@ -50,8 +50,7 @@ struct ShardedUnits::UnitState {
   };
   Small small_first, small_more;
   void add_small_gradients();
-  WorkPtr reduction;
-  bool replica_pending = false;
+  WorkPtr reduction;  // over the shard group or the world, then over the replicas
 };
 
 /// A flat tensor without memory of its own, whose storage a slot's memory is lent to.

@@ -3,14 +3,16 @@
 
 #include "models/bert/weights.h"
 #include "trireme/base/error.h"
-#include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/safetensors.h"
+#include "trireme/formats/staged_model.h"
 #include "trireme/train/run.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+
+#include <optional>
 
 namespace trireme {
 
@@ -20,13 +22,20 @@ constexpr int64_t kMaxFileBytes = 5'000'000'000;
 
 }  // namespace
 
+void BertTask::check_weights() {
+  if (config_.model.init == "random") return;
+  source_ = open_bert_weights(config_.model.path, *model_);
+  trireme::check_weights(model_->units(), *source_, config_.model.path);
+}
+
 void BertTask::load_weights(ShardedUnits& units) {
   if (config_.model.init == "random") {
     units.initialise(static_cast<uint64_t>(config_.train.seed), /*only_replicated=*/false);
     return;
   }
-  const auto source = open_bert_weights(config_.model.path, *model_);
-  load_units(units, *source, config_.model.path, rank_.world_size);
+  if (!source_) check_weights();
+  load_units(units, *source_, config_.model.path, rank_.world_size);
+  source_.reset();
 }
 
 void BertTask::save_artefact(ShardedUnits& units, const std::filesystem::path& run) {
@@ -34,10 +43,11 @@ void BertTask::save_artefact(ShardedUnits& units, const std::filesystem::path& r
   const auto tensors = bert_file_tensors(*model_, file_dtype(rank_.compute_dtype));
   const ShardPlan plan = plan_safetensors_shards(tensors, kMaxFileBytes);
   TRIREME_CHECK(plan.files.size() == 1, "a BERT of ", plan.total_bytes, " bytes");
+  std::optional<StagedModel> staged;
   std::unique_ptr<SafetensorsWriter> writer;
   if (rank_.rank == 0) {
-    make_directories(directory);
-    writer = std::make_unique<SafetensorsWriter>(directory / plan.files[0].first, tensors);
+    staged.emplace(directory);
+    writer = std::make_unique<SafetensorsWriter>(staged->path() / plan.files[0].first, tensors);
   }
   size_t next = 0;
   units.export_tensors(
@@ -52,7 +62,8 @@ void BertTask::save_artefact(ShardedUnits& units, const std::filesystem::path& r
   writer->commit();
   BertConfig config = model_->config();
   config.dtype = config_dtype(rank_.compute_dtype);
-  finish_bert_directory(directory, config_.model.path, config);
+  finish_bert_directory(staged->path(), config_.model.path, config);
+  staged->commit();
 }
 
 }  // namespace trireme

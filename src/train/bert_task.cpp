@@ -73,9 +73,8 @@ BertTask::BertTask(const Config& config, const RankInfo& rank) : config_(config)
   if (config.data.seq_length > shape.max_position_embeddings)
     throw ConfigError(fmt::format("data.seq_length {} is more than the model's max_position_embeddings {}",
                                   config.data.seq_length, shape.max_position_embeddings));
-  model_ = std::make_unique<BertModel>(shape, config.model.pad_vocab_to);
+  model_ = std::make_unique<BertModel>(shape, config.model.pad_vocab_to.value_or(kDefaultVocabMultiple));
   if (config.precision.encoder == "fp8") check_fp8(shape, rank);
-  rows_per_pass_ = config.batch.micro_batch_size;
   train_ = open_bert_dataset(paths(config.data.train), config.data.seq_length, shape.vocab_size);
   if (!config.data.valid.empty()) {
     valid_ = open_bert_dataset(paths(config.data.valid), config.data.seq_length, shape.vocab_size);
@@ -100,25 +99,24 @@ void BertTask::require_targets() const {
   throw without_targets(config_.data.valid, kNoMaskedWord);
 }
 
-double BertTask::flops_per_sample() const {
+double BertTask::flops_per_row(int64_t length) const {
   const double sequences = static_cast<double>(train_->sequences()) / static_cast<double>(train_->size());
-  return bert_flops_per_row(model_->config(), config_.data.seq_length, sequences,
-                            kMaskedPart * static_cast<double>(config_.data.seq_length));
+  return bert_flops_per_row(model_->config(), length, sequences, kMaskedPart * static_cast<double>(length));
 }
 
-void BertTask::fill_plan(PlanInput& input) const {
-  const auto element = static_cast<int64_t>(c10::elementSize(rank_.compute_dtype));
-  const BertActivationBytes bytes = bert_activation_bytes(model_->config(), config_.data.seq_length, element,
-                                                          model_->padded_vocab(), config_.precision.encoder == "fp8");
+void BertTask::fill_plan(const Config& config, PlanInput& input) const {
+  const int64_t length = config.data.seq_length;
+  const BertActivationBytes bytes = bert_activation_bytes(model_->config(), length, input.compute_bytes,
+                                                          model_->padded_vocab(), config.precision.encoder == "fp8");
   input.units = &model_->units();
   input.num_blocks = static_cast<int>(model_->config().num_hidden_layers);
-  input.rows = static_cast<int>(config_.batch.micro_batch_size);
+  input.rows = static_cast<int>(config.batch.micro_batch_size);
   input.block_saved = bytes.layer_saved;
   input.block_recomputed = bytes.layer_recomputed;
   input.working_peak = bytes.working_peak;
   input.working_fixed = bytes.working_fixed;
   input.head = bytes.head;
-  input.block_forward_s = flops_per_sample() / 3 / static_cast<double>(input.num_blocks) / kBf16Rate;
+  input.block_forward_s = flops_per_row(length) / 3 / static_cast<double>(input.num_blocks) / kBf16Rate;
   input.gathered_byte_s = 1 / kGatherRate;
 }
 
@@ -137,6 +135,15 @@ std::vector<std::string> BertTask::describe() const {
   return lines;
 }
 
+std::vector<RowSet> BertTask::row_sets() const {
+  const auto set = [](const char* name, const BertDataset& data) {
+    return RowSet{name, data.size(), data.shard_rows(), [&data](int64_t row) { (void)data.read(row); }};
+  };
+  std::vector<RowSet> sets = {set("data.train", *train_)};
+  if (valid_) sets.push_back(set("data.valid", *valid_));
+  return sets;
+}
+
 std::optional<double> BertTask::nominal_samples_per_step() const {
   return static_cast<double>(config_.batch.global_batch_size) * config_.batch.packing_rate;
 }
@@ -149,17 +156,16 @@ int64_t BertTask::padding() const {
   return rank_.device.is_cuda() ? kTokens : 1;
 }
 
-std::vector<BertPack> BertTask::read_step(int64_t step) {
+std::vector<BertPack> BertTask::read_step(int64_t step, int64_t rows_per_pass) {
   const int64_t size = config_.batch.global_batch_size;
   std::vector<BertRow> rows;
   std::vector<int64_t> positions;
-  const std::lock_guard lock(reading_);
   for (int64_t i = rank_.rank; i < size; i += rank_.world_size) {
     positions.push_back(step * size + i);
     rows.push_back(train_->read(sampler_->at(positions.back())));
   }
   std::vector<BertPack> packs;
-  const auto per_pass = static_cast<size_t>(rows_per_pass_);
+  const auto per_pass = static_cast<size_t>(rows_per_pass);
   for (size_t begin = 0; begin < rows.size(); begin += per_pass) {
     const auto first = static_cast<std::ptrdiff_t>(begin),
                last = static_cast<std::ptrdiff_t>(std::min(rows.size(), begin + per_pass));
@@ -171,7 +177,7 @@ std::vector<BertPack> BertTask::read_step(int64_t step) {
 }
 
 void BertTask::prefetch(int64_t step) {
-  ahead_.start(step, [this](int64_t due) { return read_step(due); });
+  ahead_.start(step, [this, rows = rows_per_pass_.get()](int64_t due) { return read_step(due, rows); });
 }
 
 StepBatch BertTask::to_device(const std::vector<BertPack>& packs) const {
@@ -217,7 +223,7 @@ StepBatch BertTask::synthetic_batch() {
   }
   row.sequence_lengths = first > 0 ? std::vector<int32_t>{first, length - first} : std::vector<int32_t>{length};
   row.next_sentence_labels.assign(row.sequence_lengths.size(), 0);
-  const auto rows = static_cast<size_t>(rows_per_pass_);
+  const auto rows = static_cast<size_t>(rows_per_pass_.get());
   return to_device({make_pack(std::vector<BertRow>(rows, row), std::vector<int64_t>(rows, 0),
                               {config_.data.seq_length, padding(), config_.train.loss == "sample_mean"})});
 }
@@ -239,11 +245,11 @@ at::Tensor BertTask::loss(UnitStore& units, const MicroBatch& micro_batch, const
 
 void BertTask::read_evaluation() {
   // As many sequences at a time as a packed micro-batch has; the same number of passes on every rank.
-  const auto rows = static_cast<int64_t>(std::ceil(static_cast<double>(rows_per_pass_) * config_.batch.packing_rate));
+  const auto rows =
+      static_cast<int64_t>(std::ceil(static_cast<double>(rows_per_pass_.get()) * config_.batch.packing_rate));
   const int64_t per_rank = (eval_rows_ + rank_.world_size - 1) / rank_.world_size,
                 passes = (per_rank + rows - 1) / rows;
   std::vector<BertPack> packs;
-  const std::lock_guard lock(reading_);
   for (int64_t pass = 0; pass < passes; ++pass) {
     std::vector<BertRow> read;
     std::vector<int64_t> positions;

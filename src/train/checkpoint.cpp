@@ -11,7 +11,6 @@
 #include "trireme/fsdp/layout.h"
 
 #include <fmt/format.h>
-#include <sys/statvfs.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -96,62 +95,11 @@ std::vector<PieceSource> Checkpoints::pieces(const NamedTensors& state) const {
   return pieces;
 }
 
-uint64_t Checkpoints::checkpoint_bytes(const NamedTensors& state) const {
-  uint64_t bytes = 1 << 16;
-  for (const auto& [name, tensor] : state) {
-    const auto unit = split_name(name).second;
-    bytes += (unit.empty() ? 1 : static_cast<uint64_t>(placements_.at(unit).numel)) * tensor.element_size();
-    bytes += static_cast<uint64_t>(kBytesPerPiece) * (unit.empty() ? 1 : static_cast<uint64_t>(comm_.size()));
-  }
-  return bytes;
-}
-
-/// How many of the newest whole checkpoints of this run there are, `most` at most, and their bytes.
-std::pair<int64_t, uint64_t> Checkpoints::kept_checkpoints(int64_t most) const {
-  std::pair<int64_t, uint64_t> kept = {0, 0};
-  for (const auto& [step, directory] : list_checkpoints(directory_)) {
-    if (kept.first >= most) break;
-    try {
-      const CheckpointManifest manifest = read_manifest(directory);
-      if (manifest.run_id != options_.run_id) continue;
-      ++kept.first;
-      kept.second += manifest.total_bytes();
-    } catch (const Error&) {
-      continue;  // not whole: resume() has named it
-    }
-  }
-  return kept;
-}
-
-void Checkpoints::check_space(const NamedTensors& state, bool periodic, bool on_stop) {
+void Checkpoints::open() {
   agree(comm_, [&] {
     if (comm_.rank() != 0) return;
     make_directories(directory_);
     remove_leftovers();
-    struct statvfs disk{};
-    if (statvfs(directory_.c_str(), &disk) != 0) return;  // a file system that cannot say: the first save will
-    const uint64_t free = static_cast<uint64_t>(disk.f_bavail) * disk.f_frsize, one = checkpoint_bytes(state);
-    const auto shown = [](uint64_t bytes) { return format_bytes(static_cast<double>(bytes)); };
-    if (!periodic) {
-      if (!on_stop || one <= free) return;
-      log_warn(
-          fmt::format("a checkpoint of this run needs {} and {} has {} free: when a signal stops the run its state "
-                      "cannot be saved, and the steps since the last checkpoint or the start are lost. Free {} there, "
-                      "choose another output.dir, or set output.save_on_stop: false if none is wanted",
-                      shown(one), directory_.string(), shown(free), shown(one - free)));
-      return;
-    }
-    // While one is being written, keep_last older ones still lie there.
-    const auto wanted = static_cast<uint64_t>(options_.keep_last + 1);
-    const uint64_t present = kept_checkpoints(options_.keep_last).second,
-                   needed = one * wanted - std::min(present, one * wanted);
-    if (needed > free)
-      throw WriteError(
-          fmt::format("the checkpoints of this run do not fit: {} has {} free; {} of {} each need {}{}. "
-                      "Free {} there, choose another output.dir{}",
-                      directory_.string(), shown(free), wanted, shown(one), shown(needed),
-                      present > 0 ? " beside those already there" : "", shown(needed - free),
-                      options_.keep_last > 2 ? ", or lower output.keep_last" : ""));
   });
 }
 

@@ -60,10 +60,8 @@ class Checkpoints {
   /// DataError.
   std::optional<LoopState> resume(const NamedTensors& state);
 
-  /// Collective. Removes what dead runs left unfinished. `periodic`: the run saves as it goes; WriteError on all ranks
-  /// when the checkpoints that it will keep do not fit in the free space. `on_stop`: a run that saves only when a
-  /// signal stops it; a warning when that checkpoint does not fit.
-  void check_space(const NamedTensors& state, bool periodic, bool on_stop);
+  /// Collective. Makes the directory and removes what dead runs left unfinished in it.
+  void open();
 
   /// For a run that saves as it goes: takes the memory for the copies while the run is still being loaded.
   void prepare(const NamedTensors& state) { writer_.prepare(pieces(state)); }
@@ -96,8 +94,6 @@ class Checkpoints {
   std::vector<CheckpointUnit> described_units() const;
   void advance();
   bool failed_anywhere(const std::string& problem);
-  uint64_t checkpoint_bytes(const NamedTensors& state) const;
-  std::pair<int64_t, uint64_t> kept_checkpoints(int64_t most) const;
   void failed(const std::string& reason);
   void give_up_after_failures() const;
   void commit(const std::vector<std::string>& descriptions);

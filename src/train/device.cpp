@@ -8,6 +8,7 @@
 #include <ATen/Parallel.h>
 
 #include <fmt/format.h>
+#include <sched.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -15,7 +16,6 @@
 #include <cstdlib>
 #include <fstream>
 #include <string_view>
-#include <thread>
 
 namespace trireme {
 
@@ -28,20 +28,21 @@ int visible_gpus() {
   std::string reason;
   const int found = gpu::count(reason);
   const bool installed = access("/dev/nvidiactl", F_OK) == 0;
+#else
+  const std::string reason = "this build has no CUDA code: configure with -DTRIREME_CUDA=ON";
+  const int found = 0;
+  const bool installed = false;
+#endif
   if (const auto problem = gpu_visibility_problem(std::getenv("CUDA_VISIBLE_DEVICES"), found, installed, reason))
     throw ConfigError(*problem);
   return found;
-#else
-  return 0;
-#endif
 }
 
 std::optional<std::string> gpu_visibility_problem(const char* visible, int found, bool installed,
                                                   const std::string& reason) {
-  if (!installed) return std::nullopt;
   const std::string why = reason.empty() ? "" : fmt::format(" ({})", reason);
   if (visible == nullptr) {
-    if (found > 0) return std::nullopt;
+    if (found > 0 || !installed) return std::nullopt;
     return fmt::format(
         "this machine has NVIDIA GPUs and CUDA shows none of them{}: see what nvidia-smi says, or set "
         "TRIREME_DEVICE=cpu",
@@ -101,11 +102,31 @@ void configure_libraries(at::Device device, int local_world_size) {
   at::globalContext().setAllowTF32CuDNN(false);
   // Without it the allocator's fixed segments leave holes that a run planned to the last gibibytes cannot afford.
   if (device.is_cuda()) setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True", /*overwrite=*/0);
-  if (device.is_cpu() && std::getenv("OMP_NUM_THREADS") == nullptr) {
-    // Ranks of one host share its cores; more threads than cores makes all of them slower.
-    const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-    at::set_num_threads(std::max(1, cores / std::max(1, local_world_size)));
+  if (device.is_cpu() && std::getenv("OMP_NUM_THREADS") == nullptr)
+    at::set_num_threads(threads_of_rank(usable_cores(), local_world_size));
+}
+
+int threads_of_rank(const UsableCores& cores, int local_world_size) {
+  const double of_host = std::min(static_cast<double>(cores.online), cores.quota);
+  const int share = static_cast<int>(of_host) / std::max(1, local_world_size);
+  return std::max(1, std::min(cores.bound, share));
+}
+
+UsableCores usable_cores() {
+  UsableCores cores;
+  cores.online = std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
+  cpu_set_t set;
+  cores.bound = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : cores.online;
+  // What a container may use: cgroup v2, then v1; "max" and -1 mean no limit.
+  double quota = 0, period = 0;
+  if (std::ifstream file("/sys/fs/cgroup/cpu.max"); file >> quota >> period && quota > 0 && period > 0) {
+    cores.quota = quota / period;
+  } else if (std::ifstream quota_file("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"),
+             period_file("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
+             quota_file >> quota && period_file >> period && quota > 0 && period > 0) {
+    cores.quota = quota / period;
   }
+  return cores;
 }
 
 std::string gpu_library_versions() {

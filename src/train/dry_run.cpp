@@ -1,7 +1,13 @@
 #include "trireme/train/dry_run.h"
 
+#include "checkpoint_space.h"
+#include "data_scan.h"
+#include "plan_hints.h"
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "trireme/base/text.h"
+#include "trireme/formats/training_checkpoint.h"
+#include "trireme/train/run_directory.h"
 #include "trireme/version.h"
 
 #include <fmt/format.h>
@@ -15,15 +21,15 @@ namespace {
 std::vector<std::string> cost_lines(const Config& config, const TrainingTask& task, int ranks) {
   const double flops = task.flops_per_sample();
   const int64_t gbs = config.batch.global_batch_size;
-  const double epochs = static_cast<double>(config.train.max_steps * gbs) / static_cast<double>(task.train_samples());
+  const double epochs = static_cast<double>(config.train.max_steps * gbs) / static_cast<double>(task.train_rows());
   return {
       fmt::format("parameters: {} ({} trained)", format_count(task.num_parameters()),
                   format_count(task.num_trained_parameters())),
-      fmt::format("steps: {} of {} samples ({} per rank, {} micro-batches of {}): {} samples, {:.2f} epochs of {} rows",
+      fmt::format("steps: {} of {} rows ({} per rank, {} micro-batches of {}): {} rows, {:.2f} epochs of {} rows",
                   config.train.max_steps, gbs, gbs / ranks, gbs / ranks / config.batch.micro_batch_size,
                   config.batch.micro_batch_size, format_count(config.train.max_steps * gbs), epochs,
-                  format_count(task.train_samples())),
-      fmt::format("cost: {}FLOP per sample, {}FLOP per step, {} tokens per step", format_short(flops),
+                  format_count(task.train_rows())),
+      fmt::format("cost: {}FLOP per row, {}FLOP per step, {} tokens per step", format_short(flops),
                   format_short(flops * static_cast<double>(gbs)), format_count(gbs * config.data.seq_length)),
   };
 }
@@ -33,24 +39,6 @@ std::vector<std::string> cost_lines(const Config& config, const TrainingTask& ta
 at::ScalarType compute_dtype(const Config& config, bool use_gpu) {
   const std::string name = config.precision.compute.value_or(use_gpu ? "bf16" : "fp32");
   return name == "fp32" ? at::kFloat : name == "fp16" ? at::kHalf : at::kBFloat16;
-}
-
-PlanInput plan_input(const Config& config, const TrainingTask& task, int world_size, at::ScalarType dtype) {
-  PlanInput input;
-  task.fill_plan(input);
-  input.world_size = world_size;
-  input.compute_bytes = static_cast<int64_t>(c10::elementSize(dtype));
-  input.micro_batches = static_cast<int>(config.batch.global_batch_size / world_size / config.batch.micro_batch_size);
-  if (config.parallel.shard_size == "world")
-    input.shard_size = world_size;
-  else if (config.parallel.shard_size != "auto")
-    input.shard_size = std::stoi(config.parallel.shard_size);
-  if (config.parallel.reduce_dtype == "compute") input.gradient_bytes = input.compute_bytes;
-  input.frozen_fp8 = config.precision.frozen == "fp8";
-  const std::string& recompute = config.parallel.recompute;
-  if (recompute != "auto")
-    input.recompute = recompute == "full" ? Recompute::kFull : recompute == "mlp" ? Recompute::kMlp : Recompute::kNone;
-  return input;
 }
 
 std::vector<std::string> run_banner(const Config& config, const TrainingTask& task, const MemoryPlan& plan,
@@ -68,26 +56,38 @@ std::vector<std::string> run_banner(const Config& config, const TrainingTask& ta
 
 int dry_run(const Config& config, const CommandLine& line, const Launch& launch, const TaskFactory& make_task) {
   const int ranks = line.ranks.value_or(launch.world_size);
-  std::vector<std::string> problems = check_against_world(config, ranks);
-  if (!problems.empty()) throw ConfigError(join(problems, "\n"));
   if (launch.rank != 0) return 0;
+  // The order of a run, so that of several problems the same one is told.
+  check_run_directory(config);
   const bool gpu = line.device_memory_gib.has_value();
   const at::ScalarType dtype = compute_dtype(config, gpu);
   const auto task = make_task(config, 0, ranks, at::kCPU, dtype);
-  PlanInput input = plan_input(config, *task, ranks, dtype);
-  if (gpu) {
-    input.device_memory = static_cast<int64_t>(*line.device_memory_gib * (1 << 30));
-    input.overhead = gpu_overhead(ranks);
-  } else {
-    input.device_memory =
-        describe_device(at::kCPU, dtype, launch.world_size > 1 ? launch.local_world_size : ranks).total_memory;
-  }
+  const std::filesystem::path checkpoints = std::filesystem::path(config.output.dir) / "checkpoints";
+  if (config.lora || list_checkpoints(checkpoints).empty()) task->check_weights();
+  PlanQuestion question{config, *task, ranks, gpu, 0};
+  question.device_memory =
+      gpu ? static_cast<int64_t>(*line.device_memory_gib * (1 << 30))
+          : describe_device(at::kCPU, dtype, launch.world_size > 1 ? launch.local_world_size : ranks).total_memory;
+  const MemoryPlan plan = plan_run(question);
+  const std::string warning = check_checkpoint_space(config, checkpoints, known_run_id(config.output.dir),
+                                                     checkpoint_bytes(task->units(), ranks));
+  if (!warning.empty()) log_warn(warning);
+  const RowScanReport report =
+      RowScan(task->row_sets(), {.threads = scan_threads(1), .seconds = kLongestScan}).finish(kLongestScan);
+  if (report.bad_rows > 0) throw DataError(report.first_bad.front().what);
+
   std::string text =
       fmt::format("dry run: {} rank{} on {}, {}\n", ranks, ranks == 1 ? "" : "s",
                   gpu ? fmt::format("GPUs of {:.1f} GiB", *line.device_memory_gib) : "CPUs", c10::toString(dtype));
   for (const std::string& description : task->describe()) text += description + '\n';
   for (const std::string& cost : cost_lines(config, *task, ranks)) text += cost + '\n';
-  text += describe_plan(make_plan(input), task->units());
+  text += describe_plan(plan, task->units());
+  text += "data: " + report.summary() + '\n';
+  if (const auto found = list_checkpoints(checkpoints); !found.empty())
+    text += fmt::format(
+        "output.dir holds this run: it goes on from the newest whole of {} checkpoint{} up to step {}, "
+        "which a dry run does not read\n",
+        found.size(), found.size() == 1 ? "" : "s", found.front().first);
   std::fputs(text.c_str(), stdout);
   return 0;
 }

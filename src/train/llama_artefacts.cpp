@@ -1,13 +1,14 @@
 // Loading weights into a Llama run and writing its adapter or model.
 #include "llama_task.h"
 
+#include "models/llama/model_directory.h"
+#include "models/llama/vocabulary.h"
 #include "models/llama/weights.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/peft_adapter.h"
-#include "trireme/formats/safetensors.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -16,29 +17,45 @@
 
 namespace trireme {
 
-namespace {
-
-/// Files beside the weights that make a directory a complete Hugging Face model.
-constexpr const char* kCompanions[] = {"tokenizer.model", "tokenizer.json", "tokenizer_config.json",
-                                       "special_tokens_map.json", "generation_config.json"};
-
-}  // namespace
+void LlamaTask::check_weights() {
+  // The adapter first: the rows of the vocabulary that it holds are read in place of the base model's.
+  if (config_.lora && config_.lora->adapter) {
+    const std::string& path = *config_.lora->adapter;
+    const Adapter start = read_adapter(path);
+    try {
+      adapter_ = import_adapter(start, *model_);
+    } catch (const ModelError& error) {
+      throw ModelError(fmt::format("lora.adapter {}: {}", path, error.what()));
+    }
+    token_rows_ = start.token_rows;
+    log_info(fmt::format("starting from adapter {} ({} modules)", path, start.modules.size()));
+  }
+  if (config_.model.init == "random") return;
+  LlamaConfig stored = model_->config();
+  stored.vocab_size = stored_vocab_;
+  source_ = open_llama_weights(config_.model.path, stored, model_->config().vocab_size,
+                               static_cast<uint64_t>(config_.train.seed), token_rows_);
+  trireme::check_weights(model_->units(), *source_, config_.model.path);
+}
 
 void LlamaTask::load_weights(ShardedUnits& units) {
-  const auto seed = static_cast<uint64_t>(config_.train.seed);
+  if (!source_ && adapter_.empty()) check_weights();
   if (config_.model.init == "random") {
-    units.initialise(seed, /*only_replicated=*/false);
+    units.initialise(static_cast<uint64_t>(config_.train.seed), /*only_replicated=*/false);
+    token_rows_.clear();
   } else {
-    const auto source = open_weights(config_.model.path);
-    load_units(units, *source, config_.model.path, info_.world_size);
-    units.initialise(seed, /*only_replicated=*/true);
+    load_units(units, *source_, config_.model.path, info_.world_size);
+    units.initialise(static_cast<uint64_t>(config_.train.seed), /*only_replicated=*/true);
+    if (config_.lora && info_.rank == 0)
+      token_rows_ = adapter_token_rows(*source_, model_->config(), stored_vocab_, token_rows_);
+    source_.reset();
+    if (model_->config().vocab_size > stored_vocab_)
+      log_info(fmt::format("vocabulary: {} rows of the model, {} new ones", format_count(stored_vocab_),
+                           format_count(model_->config().vocab_size - stored_vocab_)));
   }
-  if (config_.lora && config_.lora->adapter) {
-    const Adapter adapter = read_adapter(*config_.lora->adapter);
-    for (const auto& [name, value] : import_adapter(adapter, *model_))
-      TRIREME_CHECK(units.assign(name, value), "adapter tensor ", name, " has no place in the model");
-    log_info(fmt::format("starting from adapter {} ({} modules)", *config_.lora->adapter, adapter.modules.size()));
-  }
+  for (const auto& [name, value] : adapter_)
+    TRIREME_CHECK(units.assign(name, value), "adapter tensor ", name, " has no place in the model");
+  adapter_.clear();
 }
 
 void LlamaTask::save_artefact(ShardedUnits& units, const std::filesystem::path& directory) {
@@ -54,58 +71,25 @@ void LlamaTask::save_adapter(ShardedUnits& units, const std::filesystem::path& d
       at::kFloat, [&](int unit) { return units.units()[unit].replicated; },
       [&](const std::string& name, const at::Tensor& value) { tensors[name] = value; });
   if (info_.rank != 0) return;
-  const Adapter adapter = export_adapter(tensors, *model_, config_.model.path);
+  Adapter adapter = export_adapter(tensors, *model_, config_.model.path);
+  adapter.token_rows = token_rows_;
   make_directories(directory);
   write_adapter(directory, adapter, DType::kF32);
 }
 
 void LlamaTask::save_model(ShardedUnits& units, const std::filesystem::path& directory) {
-  constexpr int64_t kMaxFileBytes = 5'000'000'000;
-  const DType dtype = file_dtype(info_.compute_dtype);
-  std::vector<std::pair<std::string, TensorInfo>> tensors;
-  for (const UnitSpec& unit : units.units()) {
-    for (const ParameterSpec& parameter : unit.parameters) {
-      for (const ParameterPart& part : parameter.parts) {
-        std::vector<int64_t> shape = parameter.shape;
-        shape[0] = part.rows;
-        tensors.emplace_back(part.name, TensorInfo{dtype, shape});
-      }
-    }
-  }
-  const ShardPlan plan = plan_safetensors_shards(tensors, kMaxFileBytes);
-  std::unique_ptr<SafetensorsWriter> writer;
-  size_t file = 0, in_file = 0;
-  if (info_.rank == 0) make_directories(directory);
+  std::unique_ptr<ModelDirectoryWriter> writer;
+  if (info_.rank == 0)
+    writer =
+        std::make_unique<ModelDirectoryWriter>(directory, checkpoint_tensors(*model_, file_dtype(info_.compute_dtype)));
   units.export_tensors(
       info_.compute_dtype, [](int) { return true; },
-      [&](const std::string& name, const at::Tensor& value) {
-        if (!writer) {
-          std::vector<std::pair<std::string, TensorInfo>> mine;
-          for (const size_t index : plan.files[file].second) mine.push_back(tensors[index]);
-          writer = std::make_unique<SafetensorsWriter>(directory / plan.files[file].first, mine);
-          in_file = 0;
-        }
-        const size_t index = plan.files[file].second[in_file];
-        TRIREME_CHECK(tensors[index].first == name, "export gives ", name, " where ", tensors[index].first, " is due");
-        writer->append(value.const_data_ptr(), value.nbytes());
-        if (++in_file == plan.files[file].second.size()) {
-          writer->commit();
-          writer.reset();
-          ++file;
-        }
-      });
+      [&](const std::string& name, const at::Tensor& value) { writer->append(name, value); });
   if (info_.rank != 0) return;
   LlamaConfig config = model_->config();
   config.dtype = config_dtype(info_.compute_dtype);
-  if (plan.files.size() > 1)
-    write_file_atomic(directory / "model.safetensors.index.json", safetensors_index_json(plan, tensors));
-  const std::filesystem::path base = std::filesystem::is_directory(config_.model.path)
-                                         ? std::filesystem::path(config_.model.path)
-                                         : std::filesystem::path();
-  for (const char* name : kCompanions)
-    if (!base.empty() && std::filesystem::is_regular_file(base / name))
-      write_file_atomic(directory / name, read_text_file(base / name, ExitCode::kModel));
-  write_file_atomic(directory / "config.json", llama_config_json(config));
+  if (std::filesystem::is_directory(config_.model.path)) writer->copy_companions(config_.model.path);
+  writer->finish(config);
 }
 
 }  // namespace trireme

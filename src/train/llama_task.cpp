@@ -1,5 +1,6 @@
 #include "llama_task.h"
 
+#include "models/llama/vocabulary.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
@@ -28,15 +29,18 @@ LlamaConfig read_config(const Config& config) {
   return read_model_config(path);
 }
 
+std::optional<LoraOptions> lora_options(const Config& config) {
+  if (!config.lora) return std::nullopt;
+  return LoraOptions{config.lora->r, config.lora->alpha, config.lora->dropout, config.lora->target_modules};
+}
+
 }  // namespace
 
 LlamaTask::LlamaTask(const Config& config, const RankInfo& info) : config_(config), info_(info) {
-  const LlamaConfig shape = read_config(config);
-  std::optional<LoraOptions> lora;
-  if (config.lora)
-    lora = LoraOptions{config.lora->r, config.lora->alpha, config.lora->dropout, config.lora->target_modules};
-  model_ = std::make_unique<LlamaModel>(shape, lora);
-  rows_per_pass_ = config.batch.micro_batch_size;
+  LlamaConfig shape = read_config(config);
+  stored_vocab_ = shape.vocab_size;
+  shape.vocab_size = resized_vocab(stored_vocab_, config.model.vocab_size, config.model.pad_vocab_to);
+  model_ = std::make_unique<LlamaModel>(shape, lora_options(config));
   train_ = open_token_dataset(paths(config.data.train), config.data.seq_length, shape.vocab_size);
   if (!config.data.valid.empty())
     valid_ = open_token_dataset(paths(config.data.valid), config.data.seq_length, shape.vocab_size);
@@ -55,21 +59,26 @@ double LlamaTask::flops_per_sample() const {
   return model_flops_per_sample(model_->config(), model_->lora(), config_.data.seq_length);
 }
 
-void LlamaTask::fill_plan(PlanInput& input) const {
-  const bool fp8 = config_.precision.frozen == "fp8";
-  const auto element = static_cast<int64_t>(c10::elementSize(info_.compute_dtype));
-  const ActivationBytes bytes =
-      activation_bytes(model_->config(), model_->lora(), config_.data.seq_length, {element, fp8});
-  input.units = &model_->units();
-  input.num_blocks = static_cast<int>(model_->config().num_hidden_layers);
-  input.rows = static_cast<int>(config_.batch.micro_batch_size);
+void LlamaTask::fill_plan(const Config& config, PlanInput& input) const {
+  const LlamaModel* model = model_.get();
+  if (config.lora != config_.lora) {
+    auto other = std::make_shared<LlamaModel>(model_->config(), lora_options(config));
+    model = other.get();
+    input.owner = std::move(other);
+  }
+  const bool fp8 = config.precision.frozen == "fp8";
+  const int64_t length = config.data.seq_length;
+  const ActivationBytes bytes = activation_bytes(model->config(), model->lora(), length, {input.compute_bytes, fp8});
+  input.units = &model->units();
+  input.num_blocks = static_cast<int>(model->config().num_hidden_layers);
+  input.rows = static_cast<int>(config.batch.micro_batch_size);
   input.block_saved = bytes.block_saved;
   input.block_saved_mlp = bytes.block_saved_mlp;
   input.block_recomputed = bytes.block_recomputed;
   input.working_peak = bytes.working_peak;
   input.working_fixed = bytes.working_fixed;
   input.head = bytes.head;
-  const BlockFlops flops = block_forward_flops(model_->config(), config_.data.seq_length);
+  const BlockFlops flops = block_forward_flops(model->config(), length);
   const double rate = fp8 ? kFp8Rate : kBf16Rate;
   input.block_forward_s = flops.matrices / rate + flops.attention / kBf16Rate;
   input.mlp_forward_s = flops.gate_up / rate;
@@ -88,6 +97,12 @@ std::vector<std::string> LlamaTask::describe() const {
   return lines;
 }
 
+std::vector<RowSet> LlamaTask::row_sets() const {
+  std::vector<RowSet> sets = {{"data.train", train_->size(), {}, [this](int64_t row) { (void)train_->read(row); }}};
+  if (valid_) sets.push_back({"data.valid", valid_->size(), {}, [this](int64_t row) { (void)valid_->read(row); }});
+  return sets;
+}
+
 double LlamaTask::nominal_denominator() const {
   const auto samples = static_cast<double>(config_.batch.global_batch_size);
   return config_.train.loss == "token_mean" ? samples * static_cast<double>(config_.data.seq_length - 1) : samples;
@@ -98,7 +113,6 @@ double LlamaTask::nominal_denominator() const {
 LlamaTask::HostBatch LlamaTask::read_step(int64_t step) {
   HostBatch batch;
   const int64_t size = config_.batch.global_batch_size;
-  const std::lock_guard lock(reading_);
   for (int64_t i = info_.rank; i < size; i += info_.world_size) {
     batch.positions.push_back(step * size + i);
     batch.samples.push_back(train_->read(sampler_->at(batch.positions.back())));
@@ -107,6 +121,7 @@ LlamaTask::HostBatch LlamaTask::read_step(int64_t step) {
 }
 
 void LlamaTask::prefetch(int64_t step) {
+  (void)rows_per_pass_.get();
   ahead_.start(step, [this](int64_t due) { return read_step(due); });
 }
 
@@ -156,7 +171,7 @@ StepBatch LlamaTask::batch(int64_t step) {
   const HostBatch host = ahead_.take();
   StepBatch batch;
   batch.samples = static_cast<double>(host.samples.size());
-  const int64_t rows = rows_per_pass_;
+  const int64_t rows = rows_per_pass_.get();
   for (size_t begin = 0; begin < host.samples.size(); begin += static_cast<size_t>(rows)) {
     const size_t end = std::min(host.samples.size(), begin + static_cast<size_t>(rows));
     batch.micro_batches.push_back(
@@ -175,7 +190,7 @@ StepBatch LlamaTask::synthetic_batch() {
   sample.loss_mask.assign(sample.input_ids.size(), 1);
   sample.loss_mask[0] = 0;
   sample.sequence_starts = {0};
-  const auto rows = static_cast<size_t>(rows_per_pass_);
+  const auto rows = static_cast<size_t>(rows_per_pass_.get());
   StepBatch batch;
   batch.micro_batches.push_back(
       to_device(std::vector<Sample>(rows, sample), std::vector<int64_t>(rows, 0), batch.denominator));
@@ -194,7 +209,7 @@ at::Tensor LlamaTask::loss(UnitStore& units, const MicroBatch& batch, const std:
 EvalSums LlamaTask::evaluate(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) {
   TRIREME_CHECK(valid_ != nullptr, "evaluation without data.valid");
   at::NoGradGuard no_grad;
-  const int64_t total = valid_->size(), rows = rows_per_pass_;
+  const int64_t total = valid_->size(), rows = rows_per_pass_.get();
   const int64_t per_rank = (total + info_.world_size - 1) / info_.world_size;
   const int64_t passes = (per_rank + rows - 1) / rows;
   // Rows that only fill up the last batch: no target, so they count nowhere.
@@ -209,7 +224,6 @@ EvalSums LlamaTask::evaluate(ShardedUnits& units, const std::function<void(int64
     std::vector<int64_t> positions;
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t index = (pass * rows + row) * info_.world_size + info_.rank;
-      const std::lock_guard lock(reading_);
       samples.push_back(index < total ? valid_->read(index) : filler);
       positions.push_back(index);
     }

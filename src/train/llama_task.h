@@ -5,13 +5,15 @@
 #include "models/llama/llama.h"
 #include "task_common.h"
 #include "trireme/config/config.h"
+#include "trireme/formats/peft_adapter.h"
 #include "trireme/train/task.h"
 
 #include <ATen/core/Tensor.h>
 
 #include <filesystem>
+#include <map>
 #include <memory>
-#include <mutex>
+#include <string>
 #include <vector>
 
 namespace trireme {
@@ -27,12 +29,15 @@ class LlamaTask final : public TrainingTask {
   double flops_per_sample() const override;
   int64_t train_samples() const override { return train_->size(); }
   int64_t eval_samples() const override { return valid_ ? valid_->size() : 0; }
-  void fill_plan(PlanInput& input) const override;
+  void fill_plan(const Config& config, PlanInput& input) const override;
+  bool takes_adapters() const override { return true; }
   std::vector<std::string> describe() const override;
 
+  void check_weights() override;
+  std::vector<RowSet> row_sets() const override;
   void load_weights(ShardedUnits& units) override;
+  void set_rows_per_pass(int rows) override { rows_per_pass_.set(rows); }
   void prefetch(int64_t step) override;
-  void set_rows_per_pass(int rows) override { rows_per_pass_ = rows; }
   StepBatch batch(int64_t step) override;
   StepBatch synthetic_batch() override;
   at::Tensor loss(UnitStore& units, const MicroBatch& batch, const std::vector<Recompute>& recompute,
@@ -59,10 +64,13 @@ class LlamaTask final : public TrainingTask {
   Config config_;
   RankInfo info_;
   std::unique_ptr<LlamaModel> model_;
+  int64_t stored_vocab_ = 0;                     // rows of the vocabulary in model.path; the model may have more
+  std::map<std::string, TokenRows> token_rows_;  // LoRA, rank 0: rows of the vocabulary that the adapter holds
   std::unique_ptr<TokenDataset> train_, valid_;
   std::unique_ptr<Sampler> sampler_;
-  int64_t rows_per_pass_ = 1;
-  std::mutex reading_;          // HDF5 allows one reader at a time in a process
+  RowsPerPass rows_per_pass_;
+  std::unique_ptr<WeightSource> source_;  // from check_weights() to load_weights()
+  std::map<std::string, at::Tensor> adapter_;
   ReadAhead<HostBatch> ahead_;  // last: ends before what it reads
 };
 

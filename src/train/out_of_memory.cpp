@@ -8,6 +8,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <new>
 #include <string_view>
 
@@ -42,17 +43,18 @@ std::string free_memory(at::Device device) {
 
 }  // namespace
 
-std::optional<std::string> out_of_memory_message(const std::exception& error, const Config& config,
+std::optional<std::string> out_of_memory_message(const std::exception& error, const PlanQuestion& question,
                                                  const MemoryPlan& plan, at::Device device, int rank) {
   if (!ran_out(error)) return std::nullopt;
+  // The plan fits and was too optimistic here: what would make it smaller, the largest saving first.
   std::vector<std::string> advice;
-  if (config.batch.micro_batch_size > 1)
-    advice.push_back(fmt::format("batch.micro_batch_size: {}", (config.batch.micro_batch_size + 1) / 2));
-  if (config.parallel.shard_size != "world") advice.push_back("parallel.shard_size: world (with more ranks)");
-  if (config.parallel.recompute != "full") advice.push_back("parallel.recompute: full");
-  if (!config.lora) advice.push_back("a lora: section (no master weights, moments and gradients of the base)");
-  advice.push_back(fmt::format("data.seq_length: {}", config.data.seq_length / 2));
-  if (device.is_cuda() && config.precision.frozen != "fp8" && config.lora) advice.push_back("precision.frozen: fp8");
+  if (question.config.parallel.recompute != "full" && plan.total() > least_plan(plan_input(question)).total())
+    advice.emplace_back("parallel.recompute: full");
+  std::vector<PlanHint> hints = plan_hints(question);
+  std::stable_sort(hints.begin(), hints.end(), [](const PlanHint& a, const PlanHint& b) { return a.saved > b.saved; });
+  for (const PlanHint& hint : hints)
+    if (std::find(advice.begin(), advice.end(), join(hint.settings, " with ")) == advice.end())
+      advice.push_back(join(hint.settings, " with "));
   if (advice.size() > 3) advice.resize(3);
   return fmt::format(
       "rank {} is out of memory: the plan counts weights {}, master weights {}, moments {}, gradients {}, gather slots "
@@ -60,7 +62,7 @@ std::optional<std::string> out_of_memory_message(const std::exception& error, co
       "{}, working memory {}, libraries {}; {}; try {}",
       rank, bytes(plan.weights), bytes(plan.masters), bytes(plan.moments), bytes(plan.gradients),
       bytes(plan.gather_slots), bytes(plan.activations), bytes(plan.working), bytes(plan.overhead), free_memory(device),
-      join(advice, ", or "));
+      advice.empty() ? "a device with more memory" : join(advice, ", or "));
 }
 
 }  // namespace trireme

@@ -1,7 +1,7 @@
 #pragma once
 // Private to train/: memory that ran out, told with where it went and what would help.
 
-#include "trireme/config/config.h"
+#include "plan_hints.h"
 #include "trireme/fsdp/plan.h"
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,7 @@ namespace trireme {
 
 /// A sentence when `error` says that memory ran out (std::bad_alloc, LibTorch's allocators of CPU and GPU), with the
 /// plan's parts, what is free now, and three settings to try; otherwise nothing.
-std::optional<std::string> out_of_memory_message(const std::exception& error, const Config& config,
+std::optional<std::string> out_of_memory_message(const std::exception& error, const PlanQuestion& question,
                                                  const MemoryPlan& plan, at::Device device, int rank);
 
 }  // namespace trireme

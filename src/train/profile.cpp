@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <map>
 #include <set>
 #include <utility>
@@ -110,6 +111,10 @@ std::string summary(const std::vector<profiler::KinetoEvent>& events) {
 }  // namespace
 
 StepProfile::StepProfile(bool gpu) : gpu_(gpu) {
+  // Kineto was built with CUDA and asks for GPUs whatever is recorded: where no driver answers it prints an error of
+  // its highest level. What is printed can only be set through the environment, which it reads when the first profile
+  // begins.
+  if (!gpu_) setenv("KINETO_LOG_LEVEL", "5", /*overwrite=*/0);
   const ProfilerConfig config(ProfilerState::KINETO);
   profiler::prepareProfiler(config, activities(gpu_));
   profiler::enableProfiler(config, activities(gpu_));

@@ -1,13 +1,15 @@
 #include "trireme/train/run.h"
 
 #include "agree.h"
+#include "data_scan.h"
 #include "llama_task.h"
 #include "out_of_memory.h"
+#include "passive_waiting.h"
+#include "rank_plan.h"
 #include "trireme/base/error.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/log.h"
 #include "trireme/base/stack.h"
-#include "trireme/base/text.h"
 #include "trireme/base/time.h"
 #include "trireme/comm/launch.h"
 #include "trireme/train/command_line.h"
@@ -16,13 +18,17 @@
 #include "trireme/train/signals.h"
 #include "trireme/train/trainer.h"
 #include "trireme/version.h"
+#include "trireme/watchdog/watchdog.h"
 
+#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <set>
+#include <string_view>
+#include <utility>
 
 namespace trireme {
 
@@ -32,16 +38,6 @@ std::unique_ptr<TrainingTask> make_llama_task(const Config& config, int rank, in
 }
 
 namespace {
-
-/// Settings that the schema knows and this version cannot do: saying so beats ignoring them.
-std::vector<std::string> unavailable(const Config& config) {
-  if (!config.logging.tensorboard) return {};
-  return {"logging.tensorboard: true is not available in this version; metrics.jsonl has every number"};
-}
-
-void throw_problems(const std::vector<std::string>& problems) {
-  if (!problems.empty()) throw ConfigError(join(problems, "\n"));
-}
 
 int count_nodes(World& world) {
   const auto& hosts = world.hosts();
@@ -56,15 +52,31 @@ std::vector<std::string> weight_names(const TrainingTask& task) {
   return names;
 }
 
+/// What is known of the caches before the run; whoever drops them says so (scripts/slurm/run.sub).
+void log_cache_clear(MlperfLog& mlperf) {
+  const char* cleared = std::getenv("TRIREME_CACHES_CLEARED");
+  const std::string_view said = cleared == nullptr ? "" : cleared;
+  if (said == "true" || said == "false")
+    mlperf.event("cache_clear", std::string(said));
+  else
+    log_info(
+        "mllog.log has no cache_clear: whoever starts the run says whether the caches were dropped, by "
+        "TRIREME_CACHES_CLEARED=true or false");
+}
+
 ExitCode train(const Config& config, World& world, const TaskFactory& make_task, const CommandLine& line) {
   Communicator& comm = world.communicator();
   const bool gpu = world.device().is_cuda();
   const at::ScalarType dtype = compute_dtype(config, gpu);
   configure_libraries(world.device(), world.launch().local_world_size);
+  const int threads = at::get_num_threads();
+  if (!gpu)
+    log_info(fmt::format("{} CPU thread{} a rank{}", threads, threads == 1 ? "" : "s",
+                         threads > 1 && waits_passively() ? ", which sleep while they wait" : ""));
   RunDirectory directory(config, world, {line.allow_fresh, line.allow_changed_data});
   const bool log_here = config.logging.mlperf && comm.rank() == 0;
   MlperfLog mlperf(log_here ? directory.path() / "mllog.log" : std::filesystem::path());
-  mlperf.event("cache_clear", "true");
+  if (log_here) log_cache_clear(mlperf);
   mlperf.start("init_start");
 
   std::unique_ptr<TrainingTask> task;
@@ -73,21 +85,37 @@ ExitCode train(const Config& config, World& world, const TaskFactory& make_task,
   events->configuration(config, {task->train_samples(), task->eval_samples(),
                                  config.batch.global_batch_size / comm.size() / config.batch.micro_batch_size,
                                  count_nodes(world), weight_names(*task)});
-  const DeviceInfo device = describe_device(world.device(), dtype, world.launch().local_world_size);
-  PlanInput input = plan_input(config, *task, comm.size(), dtype);
-  input.device_memory = device.total_memory;
-  input.overhead = gpu ? gpu_overhead(comm.size()) : 0;
-  const MemoryPlan plan = make_plan(input);
+  // Where everything is trained a checkpoint replaces every weight: the base model need not be there any more.
+  const bool needs_base = config.lora || !directory.has_checkpoints();
+  agree(comm, [&] {
+    if (needs_base) task->check_weights();
+  });
+  DeviceInfo device = describe_device(world.device(), dtype, world.launch().local_world_size);
+  if (const auto bytes = fault_value("device-memory", comm.rank())) device.total_memory = static_cast<int64_t>(*bytes);
+  const PlanQuestion question{config, *task, comm.size(), gpu, device.total_memory};
+  const MemoryPlan plan = plan_for_all_ranks(question, world);
+  task->set_rows_per_pass(plan.rows_per_pass);
   // An MLPerf run touches no data before its clock runs.
-  if (!config.logging.mlperf) task->prefetch(0);
+  std::unique_ptr<RowScan> scan;
+  if (!config.logging.mlperf) {
+    task->prefetch(0);
+    scan = std::make_unique<RowScan>(task->row_sets(),
+                                     RowScanOptions{.threads = scan_threads(world.launch().local_world_size),
+                                                    .part = comm.rank(),
+                                                    .parts = comm.size(),
+                                                    .seconds = kLongestScan});
+  }
+  const auto loaded = [&] {
+    if (scan) finish_scan(std::exchange(scan, nullptr), comm);
+  };
   for (const std::string& text : run_banner(config, *task, plan, device, world)) log_info(text);
   try {
-    Trainer trainer(config, world, *task, plan, dtype, device, directory, *events);
+    Trainer trainer(config, world, *task, plan, dtype, device, directory, *events, loaded);
     return trainer.run();
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    const auto message = out_of_memory_message(error, config, plan, world.device(), comm.rank());
+    const auto message = out_of_memory_message(error, question, plan, world.device(), comm.rank());
     if (message) throw ConfigError(*message);
     // The last line is for people: LibTorch's stack frames are not.
     if (const auto* library = dynamic_cast<const c10::Error*>(&error))
@@ -97,16 +125,18 @@ ExitCode train(const Config& config, World& world, const TaskFactory& make_task,
 }
 
 /// Joins the world, trains, and sees to it that a failure of one rank ends all of them.
-int join_and_train(const Config& config, const Launch& launch, const TaskFactory& make_task, const CommandLine& line) {
+int join_and_train(const Config& config, const Launch& launch, const Application& application,
+                   const CommandLine& line) {
   install_signal_handlers();
   set_log_rank(launch.rank, launch.world_size);
-  const std::unique_ptr<World> world = World::join(launch, visible_gpus() > 0);
+  const std::unique_ptr<World> world = World::join(launch, visible_gpus() > 0, &rank_watchdog());
   const int rank = world->communicator().rank(), size = world->communicator().size();
   set_log_rank(rank, size);
   set_stack_speaker(fmt::format("rank {} on {}", rank, world->hosts()[static_cast<size_t>(size > 1 ? rank : 0)]));
   try {
-    throw_problems(check_against_world(config, size));
-    const ExitCode code = train(config, *world, make_task, line);
+    // MPI may know of more ranks than the environment told.
+    if (size != launch.world_size) (void)load_config(line.config, line.overrides, application.program, size);
+    const ExitCode code = train(config, *world, application.make_task, line);
     world->leave();
     return static_cast<int>(code);
   } catch (const AgreedError& error) {
@@ -135,16 +165,15 @@ int train_main(int argc, char** argv, const Application& application) {
     try {
       const CommandLine line = parse_command_line(argc, argv, program);
       if (line.handled) return line.exit_code;
-      const Config config = load_config(line.config, line.overrides, application.program);
+      const int64_t ranks = line.dry_run ? line.ranks.value_or(launch.world_size) : launch.world_size;
+      const Config config = load_config(line.config, line.overrides, application.program, ranks);
       if (line.print_config) {
         std::fputs(print_config(config).c_str(), stdout);
         return 0;
       }
-      throw_problems(unavailable(config));
       if (line.dry_run) return dry_run(config, line, launch, make_task);
-      throw_problems(check_against_world(config, launch.world_size));
       joining = true;
-      return join_and_train(config, launch, make_task, line);
+      return join_and_train(config, launch, application, line);
     } catch (const Error&) {
       if (joining || launch.rank == 0) throw;
       return static_cast<int>(ExitCode::kConfig);

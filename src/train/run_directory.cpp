@@ -12,16 +12,22 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <linux/magic.h>
 #include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <random>
 #include <string_view>
+#include <thread>
+#include <utility>
 
 namespace trireme {
 
@@ -66,6 +72,117 @@ std::string new_run_id() {
   return hex64(xxh3_64(text.data(), text.size()));
 }
 
+/// What a start leaves in output.dir before its first step has ended; without a config.yaml beside it, nobody's.
+bool is_leftover(const std::filesystem::directory_entry& entry) {
+  const std::string name = entry.path().filename().string();
+  if (name == "checkpoints") return entry.is_directory() && std::filesystem::is_empty(entry.path());
+  return name == "metrics.jsonl" || name == "mllog.log";
+}
+
+/// WriteError where `path` is no directory to write in and cannot become one. Touches nothing.
+void check_can_be_made(const std::filesystem::path& path) {
+  const auto fail = [&](const char* why) {
+    throw WriteError(fmt::format("cannot create directory {}: {}: choose another output.dir", path.string(), why));
+  };
+  for (std::filesystem::path at = path; !at.empty(); at = at.parent_path()) {
+    struct stat status{};
+    if (stat(at.c_str(), &status) == 0) {
+      if (!S_ISDIR(status.st_mode)) fail(at == path ? "a file stands there" : std::strerror(ENOTDIR));
+      if (access(at.c_str(), W_OK | X_OK) != 0) fail(std::strerror(errno));
+      struct statfs system{};
+      const bool known = statfs(at.c_str(), &system) == 0;
+      if (known && (system.f_type == PROC_SUPER_MAGIC || system.f_type == SYSFS_MAGIC))
+        fail("the kernel's own files are no place for output");
+      return;
+    }
+    if (errno != ENOENT) fail(std::strerror(errno));
+    if (lstat(at.c_str(), &status) == 0) fail("a link to nothing stands there");
+  }
+}
+
+/// Who holds the lock of the directory, as its file says; empty: nobody.
+std::string lock_owner(const std::filesystem::path& lock_path) {
+  std::string owner = read_text_file(lock_path, ExitCode::kCannotWrite, 4096);
+  while (owner.ends_with('\n')) owner.pop_back();
+  return owner.empty() ? "just starting" : owner;
+}
+
+[[noreturn]] void refuse_locked(const std::filesystem::path& path) {
+  throw WriteError(fmt::format("output.dir {} is in use by another run ({}): wait for it or choose another output.dir",
+                               path.string(), lock_owner(path / ".lock")));
+}
+
+/// What stands in output.dir, as far as a start there cares.
+struct Standing {
+  std::string run_id;      // of the run that the directory belongs to, or empty
+  bool same_text = false;  // its config.yaml is what this run would write
+  std::vector<std::filesystem::path> leftovers;
+  std::vector<std::string> changes;  // of keys that may change
+};
+
+/// The changes that a run may go on with; WriteError naming the others.
+std::vector<std::string> accept_configuration(const std::filesystem::path& path, const Config& config) {
+  Config before;
+  try {
+    before = load_config(path / "config.yaml", {});
+  } catch (const Error& error) {
+    throw WriteError(
+        fmt::format("{}\noutput.dir {} belongs to a run whose config.yaml cannot be read: choose "
+                    "another output.dir",
+                    error.what(), path.string()));
+  }
+  ConfigurationChanges changed = changes(before, config);
+  if (changed.deciding.empty()) return std::move(changed.free);
+  std::vector<std::string> shown(
+      changed.deciding.begin(),
+      changed.deciding.begin() + std::min<long>(5, static_cast<long>(changed.deciding.size())));
+  if (changed.deciding.size() > shown.size())
+    shown.push_back(fmt::format("and {} more", changed.deciding.size() - shown.size()));
+  throw WriteError(
+      fmt::format("output.dir {} belongs to another run: {}. Set the key{} back, or choose "
+                  "another output.dir",
+                  path.string(), join(shown, "; "), changed.deciding.size() > 1 ? "s" : ""));
+}
+
+/// A finished run may go on when it has more steps to do and a checkpoint to go on from. WriteError.
+void check_extension(const std::filesystem::path& path, const Config& config, const char* artefact) {
+  const auto finished = finished_run(path);
+  if (!finished || finished->max_steps >= config.train.max_steps)
+    throw WriteError(fmt::format(
+        "output.dir {} holds this run, finished{} ({}): raise train.max_steps to go on from there, or choose "
+        "another output.dir to run it again",
+        path.string(), finished ? fmt::format(" after step {}", finished->step) : "", artefact));
+  if (list_checkpoints(path / "checkpoints").empty())
+    throw WriteError(
+        fmt::format("output.dir {} holds this run, finished after step {}, and no checkpoint to go on from "
+                    "(output.save_every_samples makes the last step one): choose another output.dir",
+                    path.string(), finished->step));
+}
+
+/// Looks at a directory that is there. `started_before`: an earlier start of ours has left its lock file. WriteError.
+Standing inspect(const std::filesystem::path& path, const Config& config, bool started_before) {
+  Standing standing;
+  standing.run_id = known_run_id(path);
+  if (std::filesystem::exists(path / "config.yaml")) {
+    standing.same_text = read_text_file(path / "config.yaml", ExitCode::kCannotWrite) == print_config(config);
+    if (!standing.same_text) standing.changes = accept_configuration(path, config);
+    const char* artefact = config.lora ? "adapter/adapter_config.json" : "model/config.json";
+    if (std::filesystem::exists(path / artefact)) check_extension(path, config, artefact);
+    return standing;
+  }
+  for (const auto& entry : std::filesystem::directory_iterator(path)) {
+    const std::string name = entry.path().filename().string();
+    if (name == ".lock" || name == "run.json") continue;
+    if (!started_before || !is_leftover(entry))
+      throw WriteError(
+          fmt::format("output.dir {} is not empty and holds no run of ours (found {}): choose "
+                      "another output.dir",
+                      path.string(), name));
+    standing.leftovers.push_back(entry.path());
+  }
+  return standing;
+}
+
 }  // namespace
 
 std::string configuration_hash(const Config& config) {
@@ -79,12 +196,26 @@ std::vector<std::string> deciding_changes(const Config& before, const Config& no
   return changes(before, now).deciding;
 }
 
+std::string known_run_id(const std::filesystem::path& path) {
+  const std::filesystem::path identity_path = path / "run.json";
+  if (!std::filesystem::exists(identity_path)) return "";
+  const auto identity = nlohmann::json::parse(read_text_file(identity_path, ExitCode::kCannotWrite), nullptr,
+                                              /*allow_exceptions=*/false);
+  if (!identity.is_object() || !identity.contains("run_id") || !identity["run_id"].is_string() ||
+      identity["run_id"].get<std::string>().find_first_not_of("0123456789abcdef") != std::string::npos)
+    throw WriteError(
+        fmt::format("{} is damaged: it should name the run by a run_id of hexadecimal digits", identity_path.string()));
+  return identity["run_id"].get<std::string>();
+}
+
 RunDirectory::RunDirectory(const Config& config, World& world, ResumeChoices choices)
     : path_(config.output.dir), choices_(choices) {
   agree(world.communicator(), [&] {
     if (world.communicator().rank() == 0) open_as_rank_zero(config);
   });
-  run_id_ = world.communicator().all_gather_host(run_id_)[0];
+  const std::string told = world.communicator().all_gather_host(run_id_ + (has_checkpoints_ ? "+" : ""))[0];
+  has_checkpoints_ = told.ends_with('+');
+  run_id_ = told.substr(0, told.size() - (has_checkpoints_ ? 1 : 0));
 }
 
 RunDirectory::~RunDirectory() {
@@ -96,16 +227,14 @@ void RunDirectory::take_lock(const std::string& run_id) {
   lock_ = open(lock_path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644);
   if (lock_ < 0)
     throw WriteError(fmt::format("cannot write in output.dir {}: {}", path_.string(), std::strerror(errno)));
-  if (flock(lock_, LOCK_EX | LOCK_NB) != 0) {
+  // A dry run that looks at the lock holds it for an instant.
+  for (int attempt = 0; flock(lock_, LOCK_EX | LOCK_NB) != 0; ++attempt) {
     const int error = errno;
     if (error != EWOULDBLOCK)
       throw WriteError(fmt::format("cannot lock {}: {}; choose an output.dir on a file system with locks",
                                    lock_path.string(), std::strerror(error)));
-    std::string owner = read_text_file(lock_path, ExitCode::kCannotWrite, 4096);
-    while (owner.ends_with('\n')) owner.pop_back();
-    throw WriteError(
-        fmt::format("output.dir {} is in use by another run ({}): wait for it or choose another output.dir",
-                    path_.string(), owner.empty() ? "just starting" : owner));
+    if (attempt == 3) refuse_locked(path_);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   const std::string owner =
       fmt::format("run {} on host {}, process {}, since {}\n", run_id, host_name(), getpid(), utc_timestamp());
@@ -113,89 +242,52 @@ void RunDirectory::take_lock(const std::string& run_id) {
     throw WriteError(fmt::format("cannot write to {}: {}", lock_path.string(), std::strerror(errno)));
 }
 
-void RunDirectory::accept_configuration(const Config& config) const {
-  const std::filesystem::path config_path = path_ / "config.yaml";
-  const std::string ours = print_config(config);
-  if (read_text_file(config_path, ExitCode::kCannotWrite) == ours) return;
-  Config before;
-  try {
-    before = load_config(config_path, {});
-  } catch (const Error& error) {
-    throw WriteError(
-        fmt::format("{}\noutput.dir {} belongs to a run whose config.yaml cannot be read: choose "
-                    "another output.dir",
-                    error.what(), path_.string()));
-  }
-  const ConfigurationChanges changed = changes(before, config);
-  if (!changed.deciding.empty()) {
-    std::vector<std::string> shown(
-        changed.deciding.begin(),
-        changed.deciding.begin() + std::min<long>(5, static_cast<long>(changed.deciding.size())));
-    if (changed.deciding.size() > shown.size())
-      shown.push_back(fmt::format("and {} more", changed.deciding.size() - shown.size()));
-    throw WriteError(
-        fmt::format("output.dir {} belongs to another run: {}. Set the key{} back, or choose "
-                    "another output.dir",
-                    path_.string(), join(shown, "; "), changed.deciding.size() > 1 ? "s" : ""));
-  }
-  for (const std::string& change : changed.free) log_info(fmt::format("going on with another setting: {}", change));
-  write_file_atomic(config_path, ours);
-}
-
-/// A finished run may go on when it has more steps to do and a checkpoint to go on from.
-void RunDirectory::check_extension(const Config& config, const char* artefact) const {
-  const auto finished = finished_run(path_);
-  if (!finished || finished->max_steps >= config.train.max_steps)
-    throw WriteError(fmt::format(
-        "output.dir {} holds this run, finished{} ({}): raise train.max_steps to go on from there, or choose "
-        "another output.dir to run it again",
-        path_.string(), finished ? fmt::format(" after step {}", finished->step) : "", artefact));
-  if (list_checkpoints(checkpoints()).empty())
-    throw WriteError(
-        fmt::format("output.dir {} holds this run, finished after step {}, and no checkpoint to go on from "
-                    "(output.save_every_samples makes the last step one): choose another output.dir",
-                    path_.string(), finished->step));
-}
-
 void RunDirectory::open_as_rank_zero(const Config& config) {
+  check_can_be_made(path_);
   try {
     make_directories(path_);
   } catch (const Error& error) {
     throw WriteError(fmt::format("{}: choose another output.dir", error.what()));
   }
-  const std::filesystem::path identity_path = path_ / "run.json";
-  run_id_ = new_run_id();
-  bool known = false;
-  if (std::filesystem::exists(identity_path)) {
-    const auto identity = nlohmann::json::parse(read_text_file(identity_path, ExitCode::kCannotWrite), nullptr,
-                                                /*allow_exceptions=*/false);
-    if (!identity.is_object() || !identity.contains("run_id") || !identity["run_id"].is_string() ||
-        identity["run_id"].get<std::string>().find_first_not_of("0123456789abcdef") != std::string::npos)
-      throw WriteError(fmt::format("{} is damaged: it should name the run by a run_id of hexadecimal digits",
-                                   identity_path.string()));
-    run_id_ = identity["run_id"].get<std::string>();
-    known = true;
-  }
+  const bool started_before = std::filesystem::exists(path_ / ".lock");
+  run_id_ = known_run_id(path_);
+  if (run_id_.empty()) run_id_ = new_run_id();
   take_lock(run_id_);
-
-  const std::filesystem::path config_path = path_ / "config.yaml";
-  if (std::filesystem::exists(config_path)) {
-    const char* artefact = config.lora ? "adapter/adapter_config.json" : "model/config.json";
-    accept_configuration(config);
-    if (std::filesystem::exists(path_ / artefact)) check_extension(config, artefact);
-  } else {
-    for (const auto& entry : std::filesystem::directory_iterator(path_))
-      if (entry.path().filename() != ".lock" && entry.path().filename() != "run.json")
-        throw WriteError(
-            fmt::format("output.dir {} is not empty and holds no run of ours (found {}): choose "
-                        "another output.dir",
-                        path_.string(), entry.path().filename().string()));
-    write_file_atomic(config_path, print_config(config));
+  const Standing standing = inspect(path_, config, started_before);
+  if (!standing.run_id.empty()) run_id_ = standing.run_id;
+  for (const std::filesystem::path& leftover : standing.leftovers) {
+    std::error_code error;
+    std::filesystem::remove(leftover, error);
+    if (error && !std::filesystem::is_directory(leftover))  // an empty directory may stay, somebody's mount point
+      throw WriteError(fmt::format("cannot remove {}, which an earlier start left: {}; choose another output.dir",
+                                   leftover.string(), error.message()));
   }
-  if (!known)
+  for (const std::string& change : standing.changes) log_info(fmt::format("going on with another setting: {}", change));
+  config_text_ = print_config(config);
+  write_config_ = !standing.same_text;
+  write_identity_ = standing.run_id.empty();
+  has_checkpoints_ = !list_checkpoints(checkpoints()).empty();
+}
+
+void RunDirectory::claim() {
+  if (std::exchange(write_config_, false)) write_file_atomic(path_ / "config.yaml", config_text_);
+  if (std::exchange(write_identity_, false))
     write_file_atomic(
-        identity_path,
+        path_ / "run.json",
         nlohmann::json({{"run_id", run_id_}, {"host", host_name()}, {"started", utc_timestamp()}}).dump(2) + "\n");
+}
+
+void check_run_directory(const Config& config) {
+  const std::filesystem::path path = config.output.dir, lock_path = path / ".lock";
+  check_can_be_made(path);
+  if (!std::filesystem::exists(path)) return;
+  const int lock = open(lock_path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (lock >= 0) {
+    const bool taken = flock(lock, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    close(lock);
+    if (taken) refuse_locked(path);
+  }
+  (void)inspect(path, config, lock >= 0);
 }
 
 }  // namespace trireme

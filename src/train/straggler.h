@@ -1,7 +1,7 @@
 #pragma once
 // Private to train/: ranks that are slower than the others, told by the host seconds they work between collectives.
 
-#include "trireme/comm/progress.h"
+#include "trireme/watchdog/progress.h"
 
 #include <cstdint>
 #include <string>

@@ -49,6 +49,21 @@ class ReadAhead {
 
 /// For data.valid of which no row has a target: its evaluation would be 0 / 0. `mask`: what says that a token is one.
 DataError without_targets(const std::vector<std::string>& valid, const char* mask);
+/// How many rows go through the model at a time. Background readers are given the number, not this.
+class RowsPerPass {
+ public:
+  void set(int rows) {
+    TRIREME_CHECK(rows >= 1 && rows_ == 0, rows, " rows a pass, where ", rows_, " are set");
+    rows_ = rows;
+  }
+  int64_t get() const {
+    TRIREME_CHECK(rows_ > 0, "a batch is asked for before the plan's rows per pass are known");
+    return rows_;
+  }
+
+ private:
+  int64_t rows_ = 0;
+};
 
 /// The type in a file of tensors computed with in `dtype` (fp32, fp16, bf16), and config.json's word for it.
 DType file_dtype(at::ScalarType dtype);

@@ -8,8 +8,8 @@
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/time.h"
-#include "trireme/comm/progress.h"
 #include "trireme/train/signals.h"
+#include "trireme/watchdog/progress.h"
 
 #include <algorithm>
 #include <utility>
@@ -21,6 +21,7 @@ ExitCode Trainer::run() {
     const ProgressSection section("load", kStorageAllowance);
     fault_point("load", comm_.rank());
     load_or_resume();
+    loaded_();
   }
   if (comm_.rank() == 0) {
     // What a life that was killed has left of its artefacts; output.dir is locked, so nobody else writes there.
@@ -53,6 +54,7 @@ ExitCode Trainer::run() {
     else
       train_step(completed_);
     while (pending_.size() > 1) collect_metrics();
+    if (reported_ > first_step_) directory_.claim();
     if (straggler_report_due(completed_ - first_step_)) report_stragglers();
     if (evaluation_due()) {
       flush_metrics();
@@ -88,6 +90,7 @@ bool Trainer::save_due() const {
 }
 
 void Trainer::save_checkpoint() {
+  directory_.claim();
   const ProgressSection section("save", kStorageAllowance);
   fault_point("save", comm_.rank(), completed_);
   checkpoints_->start(state(), {completed_,

@@ -7,8 +7,8 @@
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
-#include "trireme/comm/progress.h"
 #include "trireme/train/signals.h"
+#include "trireme/watchdog/progress.h"
 
 #include <fmt/format.h>
 

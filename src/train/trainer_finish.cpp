@@ -6,9 +6,9 @@
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
-#include "trireme/comm/progress.h"
 #include "trireme/formats/finished_run.h"
 #include "trireme/train/signals.h"
+#include "trireme/watchdog/progress.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -132,6 +132,7 @@ void Trainer::finish() {
   const bool has_target = config_.eval.target_loss || config_.eval.target_accuracy;
   mlperf_end_run(!has_target || reached_target_ ? "success" : "aborted");
   const ProgressSection section("save", kStorageAllowance);
+  directory_.claim();
   save_last_step();
   task_.save_artefact(*units_, directory_.path());
   if (comm_.rank() == 0) record_finish(directory_.path(), {completed_, config_.train.max_steps});

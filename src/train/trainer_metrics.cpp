@@ -7,7 +7,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
-#include "trireme/comm/progress.h"
+#include "trireme/watchdog/progress.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>

@@ -3,6 +3,7 @@
 
 #include "agree.h"
 #include "checkpoint.h"
+#include "checkpoint_space.h"
 #include "stop_vote.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
@@ -50,7 +51,8 @@ CheckpointOptions checkpoint_options(const Config& config, const RunDirectory& d
 }  // namespace
 
 Trainer::Trainer(const Config& config, World& world, TrainingTask& task, const MemoryPlan& plan,
-                 at::ScalarType compute_dtype, const DeviceInfo& device, RunDirectory& directory, MlperfEvents& mlperf)
+                 at::ScalarType compute_dtype, const DeviceInfo& device, RunDirectory& directory, MlperfEvents& mlperf,
+                 std::function<void()> loaded)
     : config_(config),
       world_(world),
       comm_(world.communicator()),
@@ -60,7 +62,8 @@ Trainer::Trainer(const Config& config, World& world, TrainingTask& task, const M
       compute_dtype_(compute_dtype),
       device_info_(device),
       directory_(directory),
-      mlperf_(mlperf) {
+      mlperf_(mlperf),
+      loaded_(std::move(loaded)) {
   stop_vote_ = std::make_unique<StopVote>(comm_, device_);
   units_ = std::make_unique<ShardedUnits>(
       task.units(), comm_, device_,
@@ -69,7 +72,6 @@ Trainer::Trainer(const Config& config, World& world, TrainingTask& task, const M
                       config.precision.encoder == "fp8" ? Recipe::kFp8Delayed : Recipe::kCompute,
                       config.parallel.reduce_dtype == "compute" ? compute_dtype : at::kFloat});
   if (!units_->gather_path().empty()) log_info("frozen shards are " + units_->gather_path());
-  task.set_rows_per_pass(plan.rows_per_pass);
   optimizer_ = make_optimizer(config.optimizer, units_->trained(), comm_);
   const auto scalar = at::TensorOptions().dtype(at::kFloat).device(device_);
   loss_scale_ =
@@ -100,7 +102,14 @@ void Trainer::load_or_resume() {
   const bool frozen =
       std::any_of(units_->units().begin(), units_->units().end(), [](const UnitSpec& unit) { return !unit.trained; });
   const bool periodic = config_.output.save_every_samples || config_.output.save_every_minutes;
-  checkpoints_->check_space(state(), periodic, config_.output.save_on_stop);
+  checkpoints_->open();
+  std::string warning;
+  agree(comm_, [&] {
+    if (comm_.rank() == 0)
+      warning = check_checkpoint_space(config_, directory_.checkpoints(), directory_.run_id(),
+                                       checkpoint_bytes(units_->units(), comm_.size()));
+  });
+  if (!warning.empty()) log_warn(warning);
   if (periodic) checkpoints_->prepare(state());
   // Where everything is trained a checkpoint holds every weight: the base model is not read.
   if (frozen) agree(comm_, [&] { task_.load_weights(*units_); });

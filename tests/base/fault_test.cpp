@@ -54,8 +54,19 @@ TEST_F(FaultDeathTest, SleepsAndCounts) {
       testing::ExitedWithCode(0), "");
 }
 
+TEST_F(FaultDeathTest, SetGivesAValueOnItsRankAlone) {
+  EXPECT_EXIT(
+      {
+        setenv("TRIREME_FAULT", "set:2.5e6@device-memory:rank1", 1);
+        const bool right = fault_value("device-memory", 1) == 2.5e6 && !fault_value("device-memory", 0) &&
+                           !fault_value("step", 1) && !fault_point("device-memory", 1);
+        std::exit(right ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
+}
+
 TEST_F(FaultDeathTest, RefusesWhatItCannotRead) {
-  for (const char* bad : {"explode@step7", "sleep@save:write", "sleep:abc@x", "fail@a::b", "nan@"})
+  for (const char* bad : {"explode@step7", "sleep@save:write", "sleep:abc@x", "set:@x", "fail@a::b", "nan@"})
     EXPECT_EXIT(std::exit(outcome(bad, "none", 0, 0)), testing::ExitedWithCode(2), "") << bad;
 }
 

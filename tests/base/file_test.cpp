@@ -181,6 +181,20 @@ TEST_F(FileTest, SafeJoinStaysUnderItsRoot) {
   EXPECT_EQ(join("within"), dir_ / "within");
 }
 
+TEST_F(FileTest, DotsBehindALinkMeanTheParentOfItsTarget) {
+  fs::create_directories(dir_ / "deep" / "er");
+  write_file_atomic(dir_ / "a", "beside the link");
+  write_file_atomic(dir_ / "deep" / "a", "above the link's target");
+  fs::create_symlink("deep/er", dir_ / "link");
+  EXPECT_EQ(text(safe_join(dir_, "link/../a", ExitCode::kModel)), "above the link's target");
+  EXPECT_EQ(text(tidy_path(dir_ / "link" / ".." / "a")), "above the link's target");
+  EXPECT_EQ(tidy_path(dir_ / "deep" / ".." / "a"), dir_ / "a");
+  EXPECT_EQ(tidy_path(dir_ / "not" / "." / "there"), dir_ / "not" / "there");
+  // Two steps up from what the link points to still lie inside; three do not.
+  EXPECT_EQ(text(safe_join(dir_, "deep/er/../../link/../../a", ExitCode::kModel)), "beside the link");
+  error_of(ExitCode::kModel, [&] { safe_join(dir_ / "deep", "er/../../a", ExitCode::kModel); });
+}
+
 TEST_F(FileTest, SafeJoinFollowsHuggingFaceCacheLinksOnly) {
   const fs::path model = dir_ / "models--x", snapshot = model / "snapshots" / "0123";
   fs::create_directories(snapshot);

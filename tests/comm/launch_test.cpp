@@ -248,7 +248,7 @@ TEST(FirstSlurmHost, RefusesBrokenLists) {
 TEST(World, SeveralCpuRanksNeedMpi) {
   for (const Launch& launch : {detect(kStep), detect(kExplicit)}) {
     try {
-      World::join(launch, /*use_gpu=*/false);
+      World::join(launch, /*use_gpu=*/false, nullptr);
       FAIL() << launch.description();
     } catch (const ConfigError& error) {
       const std::string text = error.what();
@@ -259,7 +259,7 @@ TEST(World, SeveralCpuRanksNeedMpi) {
 }
 
 #ifndef TRIREME_WITH_CUDA
-TEST(World, GpusNeedABuildWithCuda) { EXPECT_THROW(World::join(Launch{}, /*use_gpu=*/true), ConfigError); }
+TEST(World, GpusNeedABuildWithCuda) { EXPECT_THROW(World::join(Launch{}, /*use_gpu=*/true, nullptr), ConfigError); }
 #endif
 
 }  // namespace

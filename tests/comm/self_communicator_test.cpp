@@ -8,7 +8,7 @@
 namespace trireme {
 namespace {
 
-std::unique_ptr<World> alone() { return World::join(Launch{}, /*use_gpu=*/false); }
+std::unique_ptr<World> alone() { return World::join(Launch{}, /*use_gpu=*/false, nullptr); }
 
 TEST(SelfCommunicator, CollectivesCopyOrKeep) {
   const auto world = alone();

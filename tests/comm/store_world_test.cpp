@@ -132,7 +132,7 @@ TEST_F(StoreWorldTest, ALostRankZeroIsNamed) {
     }
   });
   EXPECT_EQ(errors[0], "");
-  expect_words(errors[1], {"rank 0", "127.0.0.1:" + std::to_string(port), "went away", "run again"});
+  expect_words(errors[1], {"rank 0", "127.0.0.1:" + std::to_string(port), "is lost", "run again"});
   EXPECT_EQ(errors[1].find('\n'), std::string::npos) << errors[1];
 }
 

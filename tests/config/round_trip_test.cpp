@@ -14,7 +14,9 @@ class Generator {
 
   Config config() {
     Config c;
-    c.model = {path(), word({"checkpoint", "random"}), integer(1, 65536)};
+    c.model = {path(), word({"checkpoint", "random"}), std::nullopt, std::nullopt};
+    if (coin()) c.model.vocab_size = integer(1, 2147483647);
+    if (coin()) c.model.pad_vocab_to = integer(1, 65536);
     if (coin()) {
       c.lora.emplace();
       c.lora->r = integer(1, 65536);
@@ -53,9 +55,10 @@ class Generator {
     c.output.dir = path();
     if (coin()) c.output.save_every_samples = integer(1, int64_t{1} << 53);
     if (coin()) c.output.save_every_minutes = 1e-3 + 1000 * fraction();
+    c.output.save_on_stop = coin();
     c.output.keep_last = integer(2, 1000);
     c.logging = {integer(1, 1000), coin(), coin(), {}};
-    if (coin()) c.logging.profile_step = integer(1, 1000);
+    if (coin()) c.logging.profile_step = integer(1, c.train.max_steps);
     return c;
   }
 

@@ -3,45 +3,67 @@
 namespace trireme {
 namespace {
 
-Config with_batch(int64_t global, int64_t micro) {
-  Config config;
-  config.batch.global_batch_size = global;
-  config.batch.micro_batch_size = micro;
-  return config;
+/// The problems of a configuration on so many ranks, without file and place of each, nor the closing line.
+std::vector<std::string> on_ranks(const std::string& text, int64_t ranks) {
+  const TemporaryFile file(std::string(kMinimal) + text);
+  try {
+    load_config(file.path(), {}, Program::kAny, ranks);
+    return {};
+  } catch (const ConfigError& error) {
+    std::vector<std::string> lines = split(error.what(), '\n');
+    lines.pop_back();
+    for (std::string& line : lines) line = line.substr(line.find(": ") + 2);
+    return lines;
+  }
+}
+
+std::vector<std::string> with_batch(int64_t global, int64_t micro, int64_t ranks) {
+  return on_ranks(
+      "batch: {global_batch_size: " + std::to_string(global) + ", micro_batch_size: " + std::to_string(micro) + "}\n",
+      ranks);
+}
+
+std::vector<std::string> with_shard_size(const std::string& size, int64_t ranks) {
+  return on_ranks("batch: {global_batch_size: 24}\nparallel: {shard_size: " + size + "}\n", ranks);
 }
 
 TEST(World, BatchMustDivideOverTheRanks) {
-  EXPECT_TRUE(check_against_world(with_batch(8, 1), 8).empty());
-  EXPECT_TRUE(check_against_world(with_batch(8, 2), 4).empty());
-  EXPECT_EQ(check_against_world(with_batch(10, 1), 4),
-            std::vector<std::string>{"batch.global_batch_size 10 does not divide over 4 ranks x "
-                                     "batch.micro_batch_size 1: nearest are 8 and 12"});
-  EXPECT_EQ(check_against_world(with_batch(4, 1), 8),
-            std::vector<std::string>{"batch.global_batch_size 4 does not divide over 8 ranks x "
-                                     "batch.micro_batch_size 1: the nearest is 8"});
+  EXPECT_TRUE(with_batch(8, 1, 8).empty());
+  EXPECT_TRUE(with_batch(8, 2, 4).empty());
+  EXPECT_EQ(with_batch(10, 1, 4), std::vector<std::string>{"batch.global_batch_size 10 does not divide over 4 ranks x "
+                                                           "batch.micro_batch_size 1: nearest are 8 and 12"});
+  EXPECT_EQ(with_batch(4, 1, 8), std::vector<std::string>{"batch.global_batch_size 4 does not divide over 8 ranks x "
+                                                          "batch.micro_batch_size 1: the nearest is 8"});
+  EXPECT_EQ(with_batch(9, 2, 1),
+            std::vector<std::string>{"batch.global_batch_size 9 is not a multiple of batch.micro_batch_size 2: nearest "
+                                     "are 8 and 10"});
+  EXPECT_EQ(with_batch(9, 2, 4).size(), 1U) << "one problem, said once";
 }
 
 TEST(World, ShardSizeMustDivideTheRanks) {
-  Config config = with_batch(24, 1);
-  for (const char* fine : {"auto", "world", "1", "2", "4", "8"}) {
-    config.parallel.shard_size = fine;
-    EXPECT_TRUE(check_against_world(config, 8).empty()) << fine;
-  }
-  config.parallel.shard_size = "3";
-  EXPECT_EQ(check_against_world(config, 8),
+  for (const char* fine : {"auto", "world", "1", "2", "4", "8"}) EXPECT_TRUE(with_shard_size(fine, 8).empty()) << fine;
+  EXPECT_EQ(with_shard_size("3", 8),
             std::vector<std::string>{"parallel.shard_size 3 does not divide the 8 ranks: nearest are 2 and 4"});
-  config.parallel.shard_size = "16";
-  EXPECT_EQ(check_against_world(config, 8),
+  EXPECT_EQ(with_shard_size("16", 8),
             std::vector<std::string>{"parallel.shard_size 16 does not divide the 8 ranks: the nearest is 8"});
-  config.parallel.shard_size = "2";
-  EXPECT_EQ(check_against_world(config, 1),
+  EXPECT_EQ(with_shard_size("2", 1),
             std::vector<std::string>{"parallel.shard_size 2 does not divide the 1 rank: the nearest is 1"});
 }
 
-TEST(World, ReportsEverythingAtOnce) {
-  Config config = with_batch(10, 1);
-  config.parallel.shard_size = "3";
-  EXPECT_EQ(check_against_world(config, 4).size(), 2U);
+TEST(World, StandsWithItsPlaceAmongTheOtherProblems) {
+  const TemporaryFile file(std::string(kMinimal) +
+                           "batch: {global_batch_size: 10}\nparallel: {shard_size: 3}\ntrain: {loss: none}\n");
+  try {
+    load_config(file.path(), {"optimizer.lr=-1"}, Program::kAny, 4);
+    FAIL() << "accepted";
+  } catch (const ConfigError& error) {
+    const auto lines = split(error.what(), '\n');
+    ASSERT_EQ(lines.size(), 5U) << error.what();
+    EXPECT_NE(lines[0].find(":4:28: batch.global_batch_size 10 does not divide over 4 ranks"), std::string::npos);
+    EXPECT_NE(lines[1].find(":5:24: parallel.shard_size 3 does not divide the 4 ranks"), std::string::npos);
+    EXPECT_NE(lines[2].find(":6:15: train.loss"), std::string::npos);
+    EXPECT_NE(lines[3].find("--set optimizer.lr=-1"), std::string::npos);
+  }
 }
 
 TEST(Rules, LimitsThemselvesAreAllowed) {
@@ -94,6 +116,11 @@ TEST(Rules, KeysOfTheOtherProgramAreRefusedWhereTheyStand) {
   EXPECT_EQ(refused(llama, Program::kLlama), "");
   EXPECT_NE(refused(llama, Program::kBert).find("parallel.recompute mlp"), std::string::npos);
   EXPECT_NE(refused(llama, Program::kBert).find("train_bert trains all parameters"), std::string::npos);
+  const TemporaryFile minimal(kMinimal);
+  const std::vector<std::string> resized = {"model.vocab_size=32008", "model.pad_vocab_to=64"};
+  EXPECT_EQ(load_config(minimal.path(), resized, Program::kLlama).model.vocab_size, 32008);
+  EXPECT_THROW(load_config(minimal.path(), resized, Program::kBert), ConfigError);
+  EXPECT_EQ(load_config(minimal.path(), {resized[1]}, Program::kBert).model.pad_vocab_to, 64);
   // What a resolved configuration prints, defaults included, is every program's.
   const Config plain = load_text(kMinimal);
   const TemporaryFile printed(print_config(plain));
@@ -109,6 +136,18 @@ TEST(Rules, ADropoutThatWouldDropNothingIsRefused) {
       << problem;
   EXPECT_NE(refused("lora: {dropout: 0.999995}\n", Program::kLlama).find("would drop everything"), std::string::npos);
   EXPECT_EQ(refused("lora: {dropout: 8e-06}\n", Program::kLlama), "");
+}
+
+TEST(Rules, AProfiledStepIsOneOfTheRun) {
+  EXPECT_NE(refused("train: {max_steps: 10}\nlogging: {profile_step: 11}\n", Program::kAny)
+                .find(":5:25: logging.profile_step 11 comes after the last step, train.max_steps 10"),
+            std::string::npos);
+  EXPECT_EQ(refused("train: {max_steps: 10}\nlogging: {profile_step: 10}\n", Program::kAny), "");
+}
+
+TEST(Rules, WhatThisVersionLacksIsRefusedWhereItStands) {
+  EXPECT_NE(refused("logging: {tensorboard: true}\n", Program::kLlama).find(":4:24: logging.tensorboard"),
+            std::string::npos);
 }
 
 TEST(Rules, ALossScaleNeedsFp16) {

@@ -89,8 +89,10 @@ struct Case {
 
 TEST(Dataset, BadRowsAreNamedWithPlaceAndValue) {
   const std::vector<Case> cases = {
-      {"token_too_large.npy", {"row 1, position 5", "byte 154", "token id 100", "vocabulary of 100"}},
-      {"token_negative.npy", {"row 2, position 0", "byte 256", "token id -1", "vocabulary of 100"}},
+      {"token_too_large.npy",
+       {"row 1, position 5", "byte 154", "token id 100", "vocabulary of 100", "set model.vocab_size to 101"}},
+      {"token_negative.npy",
+       {"row 2, position 0", "byte 256", "token id -1", "vocabulary of 100", "another tokenizer"}},
       {"token_fortran.npy", {"row 2, position 1", "byte 148", "token id 4711"}},
       {"token_too_large.h5", {"row 2, position 3", "input_ids[2, 3]", "token id 128", "vocabulary of 100"}},
       {"records_bad_token.npy", {"row 1, position 7", "byte ", "token id 31999", "vocabulary of 100"}},

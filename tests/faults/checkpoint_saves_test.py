@@ -62,7 +62,7 @@ def disk_full(site):
         with mounted("-t", "tmpfs", "-o", "size=128k", "tmpfs", target=f"{site.work}/{name}/checkpoints"):
             prepare(site, name, *stops)
             done = site.run(*stops, f"output.save_on_stop={save}", f"output.dir={name}")
-            assert done.err.count("when a signal stops the run its state cannot be saved") == warnings, done.err
+            assert done.err.count("the checkpoint that a stop by a signal saves does not fit") == warnings, done.err
             if warnings:
                 shutil.rmtree(f"{site.work}/{name}/model")
                 os.remove(f"{site.work}/{name}/finished.json")

@@ -163,10 +163,10 @@ def lost_rank(site, victim, devices):
     driver = [f"{site.args.bin}/../tests/rank_driver", "1000000"]
     for fault, limit, words in ((f"sigkill@rank{victim}:step50", 10, rf"rank {victim} on {HOST} \(process \d+\) died in step (49|50)"),
                                 (f"crash@rank{victim}:step50", 10, rf"rank {victim} on {HOST} \(process \d+\) died in step (49|50)"),
-                                (f"sigstop@rank{victim}:step50", 16, rf"rank {victim} on {HOST} never reached #\d+ all_reduce\[1048576\] on world \(step 50.*stopped"),
-                                (f"sleep@reduce:rank{victim}:step50:600s", 16, rf"rank {victim} on {HOST} never reached #\d+ all_reduce\[1048576\] on world \(step 50")):
+                                (f"sigstop@rank{victim}:step50", 20, rf"rank {victim} on {HOST} never reached #\d+ all_reduce\[1048576\] on world \(step 50.*stopped"),
+                                (f"sleep@reduce:rank{victim}:step50:600s", 20, rf"rank {victim} on {HOST} never reached #\d+ all_reduce\[1048576\] on world \(step 50")):
         kind = fault.split("@")[0]
-        ranks = start_ranks(site, 2, f"{kind}{victim}", command=driver, CUDA_VISIBLE_DEVICES=devices, TRIREME_FAULT=fault, TRIREME_HANG_SECONDS="6")
+        ranks = start_ranks(site, 2, f"{kind}{victim}", command=driver, CUDA_VISIBLE_DEVICES=devices, TRIREME_FAULT=fault, TRIREME_HANG_SECONDS="10")
         begin = wait_for(ranks, "fault injected", 60)
         codes, texts = end_ranks(ranks, limit)
         took = time.time() - begin
@@ -182,16 +182,16 @@ def lost_rank(site, victim, devices):
 def stopped_while_parting(site, victim, devices):
     """A rank that stops when all is done, before or while the ranks leave each other: met through the store, and through MPI."""
     driver = [f"{site.args.bin}/../tests/rank_driver", "5"]
-    words = rf"rank {victim} on {HOST} .*#\d+ (ncclCommDestroy\[0\]|part\[0\]|MPI_Finalize\[0\]|all_gather_host\[\d+\]) on world"
-    settings = dict(CUDA_VISIBLE_DEVICES=devices, TRIREME_FAULT=f"sigstop@part:rank{victim}", TRIREME_HANG_SECONDS="6")
+    words = rf"rank {victim} on {HOST} .*#\d+ (ncclCommDestroy\[0\]|part\[0\]|MPI_Finalize\[0\]|barrier\[0\]|all_gather_host\[\d+\]) on world"
+    settings = dict(CUDA_VISIBLE_DEVICES=devices, TRIREME_FAULT=f"sigstop@part:rank{victim}", TRIREME_HANG_SECONDS="10")
     ranks = start_ranks(site, 2, f"part{victim}", command=driver, **settings)
     begin = wait_for(ranks, "fault injected", 60)
-    codes, texts = end_ranks(ranks, 16)
+    codes, texts = end_ranks(ranks, 20)
     assert codes == [71, 71] and any(re.search(words, text) for text in texts), (codes, texts)
     print(f"sigstop@part:rank{victim}, met through the store: all gone after {time.time() - begin:.1f} s", flush=True)
     run = fault_site.Ranks(site.launch(2) + driver, on_gpus(site, **settings), f"{site.work}/part-mpi{victim}.txt")
     run.wait_for("fault injected", 60)
-    code = run.end(16)
+    code = run.end(20)
     assert code == 71 and re.search(words, run.text()), (code, run.text()[-3000:])
     found = [line for line in run.text().splitlines() if re.search(words, line)]
     print(f"sigstop@part:rank{victim}, under mpirun: all gone after {run.seconds:.1f} s: {found[-1][:200]}", flush=True)

@@ -112,8 +112,27 @@ TEST(GpuVisibility, TheCpuIsNeverTakenInSilence) {
   EXPECT_EQ(problem(nullptr, 8), "");
   EXPECT_EQ(problem("3,1", 2), "");
   EXPECT_EQ(problem("MIG-6d1f", 1), "");
-  EXPECT_FALSE(gpu_visibility_problem("0", 0, /*installed=*/false, "no driver"))
+  EXPECT_FALSE(gpu_visibility_problem(nullptr, 0, /*installed=*/false, "no driver"))
       << "a machine without GPUs runs on its CPU";
+  EXPECT_FALSE(gpu_visibility_problem("NoDevFiles", 0, /*installed=*/false, "no driver"));
+  const std::string asked = gpu_visibility_problem("0", 0, /*installed=*/false, "no driver").value_or("");
+  EXPECT_NE(asked.find("CUDA_VISIBLE_DEVICES='0' names 1 GPU, and CUDA shows 0 (no driver)"), std::string::npos)
+      << asked;
+}
+
+TEST(CpuThreads, RanksOfAHostShareItsCores) {
+  const auto threads = [](int online, int bound, double quota, int ranks) {
+    return threads_of_rank({online, bound, quota}, ranks);
+  };
+  const double unlimited = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(threads(32, 32, unlimited, 1), 32);
+  EXPECT_EQ(threads(32, 32, unlimited, 4), 8);
+  EXPECT_EQ(threads(32, 8, unlimited, 4), 8) << "bound to a quarter each: not a quarter of that";
+  EXPECT_EQ(threads(32, 16, unlimited, 4), 8) << "two ranks bound to a socket share it";
+  EXPECT_EQ(threads(32, 1, unlimited, 2), 1);
+  EXPECT_EQ(threads(2, 2, unlimited, 4), 1);
+  EXPECT_EQ(threads(64, 64, 2.5, 1), 2) << "a container's share of the time";
+  EXPECT_EQ(threads(64, 64, 4.0, 2), 2);
 }
 
 TEST(Stragglers, NamesRankSectionAndRatio) {

@@ -1,6 +1,6 @@
 # Ranks that die, hang, disagree, are told to stop, or compute numbers that are none.
-trireme_test(rank_watch_test TORCH SOURCES rank_watch_test.cpp LIBS trireme::comm LABELS faults TIMEOUT 180)
-target_include_directories(rank_watch_test PRIVATE ${PROJECT_SOURCE_DIR}/src/comm)
+trireme_test(rank_watch_test TORCH SOURCES rank_watch_test.cpp LIBS trireme::watchdog LABELS faults TIMEOUT 180)
+target_include_directories(rank_watch_test PRIVATE ${PROJECT_SOURCE_DIR}/src/comm ${PROJECT_SOURCE_DIR}/src/watchdog)
 trireme_test(number_guards_test TORCH SOURCES number_guards_test.cpp LIBS trireme::train LABELS faults TIMEOUT 60)
 target_include_directories(number_guards_test PRIVATE ${PROJECT_SOURCE_DIR}/src/train)
 
@@ -8,8 +8,8 @@ trireme_test(rank_desync_test TORCH SOURCES rank_desync_test.cpp LIBS trireme::c
 set_tests_properties(rank_desync_test.3ranks PROPERTIES LABELS "faults;multi")
 
 add_executable(rank_driver rank_driver.cpp)
-target_link_libraries(rank_driver PRIVATE trireme_options trireme::comm)
-target_include_directories(rank_driver PRIVATE ${PROJECT_SOURCE_DIR}/src/comm)
+target_link_libraries(rank_driver PRIVATE trireme_options trireme::watchdog)
+target_include_directories(rank_driver PRIVATE ${PROJECT_SOURCE_DIR}/src/comm ${PROJECT_SOURCE_DIR}/src/watchdog)
 trireme_use_torch(rank_driver)
 set_target_properties(rank_driver PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
 

@@ -3,6 +3,7 @@
 //
 //   rank_driver [STEPS]     GPUs where they are visible and TRIREME_DEVICE is not cpu; fault points "step", "reduce"
 //   and "part"
+#include "collectives.h"
 #include "progress_ring.h"
 #include "rank_watch.h"
 #include "store_world.h"
@@ -10,7 +11,8 @@
 #include "trireme/base/log.h"
 #include "trireme/base/stack.h"
 #include "trireme/comm/communicator.h"
-#include "trireme/comm/progress.h"
+#include "trireme/watchdog/progress.h"
+#include "trireme/watchdog/watchdog.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -23,7 +25,7 @@
 namespace {
 
 int on_gpus(const trireme::Launch& launch, int steps) {
-  const auto world = trireme::World::join(launch, /*use_gpu=*/true);
+  const auto world = trireme::World::join(launch, /*use_gpu=*/true, &trireme::rank_watchdog());
   trireme::Communicator& comm = world->communicator();
   at::Tensor values = at::ones({1 << 20}, at::TensorOptions(world->device()));
   for (int step = 1; step <= steps; ++step) {
@@ -44,6 +46,7 @@ int on_gpus(const trireme::Launch& launch, int steps) {
 }
 
 int on_cpus(const trireme::Launch& launch, int steps) {
+  trireme::set_collective_observer(trireme::rank_watchdog().observer());
   const auto store = trireme::join_store(launch);
   const auto exchange = store->exchange();
   trireme::RankWatch watch(launch.rank, launch.world_size,

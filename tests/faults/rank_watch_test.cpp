@@ -1,5 +1,5 @@
-// Ranks that die, hang or go different ways, without MPI: processes of this test that meet through c10d's TCPStore, as
-// GPU ranks do under `srun --mpi=none`. And the verdict over where ranks stand, as a pure function.
+// Ranks that die, hang or issue different collectives, without MPI: processes of this test that meet through c10d's
+// TCPStore, as GPU ranks do under `srun --mpi=none`. And the hang report as a function of the ranks' views.
 #include "rank_watch.h"
 #include "hang_report.h"
 #include "progress_ring.h"
@@ -27,7 +27,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// --- the verdict ---------------------------------------------------------------------------------
+// --- the report ----------------------------------------------------------------------------------
 
 RankView view(int rank, const std::vector<std::pair<const char*, int64_t>>& collectives, bool waits_for_last) {
   RankView v;
@@ -61,7 +61,7 @@ TEST(HangReport, NamesTheRankThatNeverCame) {
   const HangReport report = analyse(views);
   EXPECT_EQ(report.sentence,
             "rank 1 on node0 never reached #2 all_reduce[1024] on world (step 7, section data since 61 s)");
-  EXPECT_EQ(report.culprits, std::vector<int>{1});
+  EXPECT_EQ(report.responsible, std::vector<int>{1});
   EXPECT_FALSE(report.excused);
   EXPECT_NE(report.positions.find("rank 1 on node0: step 7, data, last finished #1 all_gather[8] on world, 62 s"),
             std::string::npos)
@@ -84,16 +84,15 @@ TEST(HangReport, GivesSlowStorageItsTime) {
   EXPECT_FALSE(analyse(views).excused);
 }
 
-TEST(HangReport, TellsDifferentWays) {
+TEST(HangReport, NamesDifferentCollectives) {
   const std::vector<std::pair<const char*, int64_t>> others = {
       {"all_gather", 8}, {"all_gather", 77}, {"all_reduce", 1024}};
   std::vector<RankView> views = {view(0, others, true), view(1, kTwo, true), view(2, others, true)};
   const HangReport report = analyse(views);
   EXPECT_EQ(report.sentence,
             "rank 1 on node0 at #2 all_reduce[1024] on world, others at #2 all_gather[77] on world and by now at #3: "
-            "the ranks have gone "
-            "different ways since #2");
-  EXPECT_EQ(report.culprits, std::vector<int>{1});
+            "the ranks issue different collectives since #2");
+  EXPECT_EQ(report.responsible, std::vector<int>{1});
 }
 
 TEST(HangReport, HostValuesMayDifferInLength) {
@@ -121,7 +120,7 @@ TEST(HangReport, AStoppedRankHasFinishedWhatOthersHave) {
   for (auto& entry : views[1].history) entry.ended_ago = -1;
   views[1].stopped = true;
   EXPECT_EQ(analyse(views).sentence, "rank 1 on node0 never reached #3 all_reduce[1024] on world (step 7, stopped)");
-  EXPECT_EQ(analyse(views).culprits, std::vector<int>{1});
+  EXPECT_EQ(analyse(views).responsible, std::vector<int>{1});
   // What nobody has finished is where it stands; and a rank that runs knows best itself.
   views[0] = view(0, kTwo, true);
   EXPECT_NE(analyse(views).sentence.find("rank 1 on node0 stopped inside #2 all_reduce[1024] on world"),
@@ -318,7 +317,7 @@ TEST(RankWatch, ASleepingRankIsNamed) {
   EXPECT_NE(text.find("never reached #3 all_reduce[1024] on world (step 3, section data"), std::string::npos) << text;
 }
 
-TEST(RankWatch, DifferentWaysAreTold) {
+TEST(RankWatch, DifferentCollectivesAreNamed) {
   const auto outcomes = run_ranks(3, [](Rank& rank) {
     for (int step = 1; step <= 5; ++step) {
       begin_progress_step(step);
@@ -342,7 +341,7 @@ TEST(RankWatch, AFailureCarriesItsCodeAndReason) {
     }
   });
   for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.code, 3) << all_text(outcomes);
-  EXPECT_NE(outcomes[0].text.find("leaving because rank 2 on"), std::string::npos) << all_text(outcomes);
+  EXPECT_NE(outcomes[0].text.find("ending because rank 2 on"), std::string::npos) << all_text(outcomes);
   EXPECT_NE(outcomes[2].text.find("the data are damaged"), std::string::npos);
 }
 

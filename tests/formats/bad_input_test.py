@@ -28,6 +28,9 @@ SAMPLE = {
     "duplicate_name.safetensors", "offsets_overlap.safetensors", "pickle.safetensors", "torch_zip.safetensors", "index_parent.json",
     "index_link.json", "index_long.json", "valid.model", "truncated.model", "piece_twice.model",
 }
+# Of those, what the default run also gives to --dry-run; --all gives it everything.
+DRY_SAMPLE = {"empty.npy", "pickle_nested_tuples.npy", "flipped_without_checksum.h5", "model-offsets_overlap",
+              "model-index_long", "model-pytorch_model.bin", "adapter-rank", "adapter-wider", "output-below-a-file"}
 
 
 class Outcome:
@@ -56,6 +59,7 @@ class Site:
         self.tool = f"{args.bin}/trireme"
         self.work = pathlib.Path(work)
         self.all = args.all
+        self.dry_runs = 0
         subprocess.run([self.tool, "init-model", "--hidden-size", "16", "--layers", "1", "--heads", "2", "--kv-heads", "1",
                         "--intermediate-size", "16", "--vocab-size", "100", "--max-positions", "64", "--output", self.work / "base"],
                        check=True, capture_output=True)
@@ -71,10 +75,18 @@ output: {{dir: out}}
         return [path for path in sorted(FIXTURES.glob(pattern)) if self.all or path.name in SAMPLE]
 
     def run(self, name, *overrides):
+        """The outcome of a run; the dry run before it must end in the same way and create nothing."""
         command = [self.train, "--config", str(self.work / "lora.yaml"), "--set", f"output.dir=out-{name}"]
         for override in overrides:
             command += ["--set", override]
-        return Outcome(command, cwd=self.work)
+        dry = Outcome([*command, "--dry-run"], cwd=self.work) if self.all or name in DRY_SAMPLE else None
+        assert dry is None or not (self.work / f"out-{name}").exists(), "the dry run has created output.dir"
+        outcome = Outcome(command, cwd=self.work)
+        if dry is not None:
+            self.dry_runs += 1
+            assert dry.code == outcome.code, f"a dry run ends with {dry.code}, the run with {outcome.code}: {dry.stderr[-500:]} {outcome.stderr[-500:]}"
+            assert dry.code == 0 or dry.last_line() == outcome.last_line(), f"the dry run says {dry.last_line()}\nthe run {outcome.last_line()}"
+        return outcome
 
     def model(self, name, with_config=True):
         folder = self.work / name
@@ -107,11 +119,11 @@ def all_of(tasks):
 
 def data(site):
     names = [path.name for pattern in ("*.npy", "*.h5") for path in site.fixtures(pattern)]
-    names += [str(path) for path in sorted((HERE.parent / "data" / "fixtures").glob("token_*"))]
+    names += [str(path) for path in sorted((HERE.parent / "data" / "fixtures").glob("*" if site.all else "token_*")) if path.suffix != ".py"]
 
     def check(name):
-        outcome = site.run(os.path.basename(name), f"data.train={FIXTURES / name}")
-        if name.startswith("valid"):
+        outcome = site.run(name.replace("/", "_")[-60:], f"data.train={FIXTURES / name}")
+        if name.startswith("valid") or os.path.basename(name) in ("records.npy", "rows.h5", "rows.npy"):
             expect(outcome, 0)
         else:
             expect(outcome, 3, os.path.basename(name))
@@ -138,6 +150,9 @@ def model(site):
         if "pickle" in path.stem or "torch" in path.stem:
             tasks.append(("adapter " + path.name, lambda folder=adapter: expect(
                 site.run(folder.name, f"lora.adapter={folder}"), 4, "adapter_model.safetensors", "never opened")))
+        elif site.all:
+            tasks.append(("adapter " + path.name, lambda folder=adapter: expect(
+                site.run(folder.name, f"lora.adapter={folder}"), 4, "adapter_model.safetensors")))
     (site.work / "outside.safetensors").write_bytes((FIXTURES / "valid.safetensors").read_bytes())
     for path in site.fixtures("index_*.json"):
         folder = site.model("model-" + path.stem)
@@ -150,6 +165,11 @@ def model(site):
         shutil.copy(FIXTURES / "torch_zip.safetensors", folder / name)
         tasks.append((name, lambda folder=folder, name=name: expect(
             site.run(folder.name, f"model.path={folder}"), 4, name, "never opened", "safe_serialization=True")))
+    folder = site.model("model-integers")
+    weights = (site.work / "base" / "model.safetensors").read_bytes()
+    assert b'"F32"' in weights
+    (folder / "model.safetensors").write_bytes(weights.replace(b'"F32"', b'"I32"'))
+    tasks.append(("integers", lambda folder=folder: expect(site.run(folder.name, f"model.path={folder}"), 4, folder.name, "is stored as I32")))
     file = site.work / "llama.pt"
     shutil.copy(FIXTURES / "torch_zip.safetensors", file)
     tasks.append(("a file", lambda: expect(site.run("file", f"model.path={file}"), 4, "llama.pt", "never opened")))
@@ -161,6 +181,58 @@ def model(site):
     created = {path.name for path in site.work.iterdir()} - {path.name for path in before}
     assert all(name.startswith("out-") for name in created), created
     assert not (site.work / "executed").exists()
+
+
+def adapter(site):
+    """What lora.adapter may name and the run cannot take: the directory stands in the message."""
+    def write(name, config=None, file="adapter_model.safetensors", r=2, layers=1, hidden=16, modules=("q_proj",), out=16):
+        folder = site.work / ("adapter-" + name)
+        folder.mkdir()
+        if config is not None:
+            (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": r, "lora_alpha": 4, "target_modules": list(modules), **config}))
+        tensors, data = {}, b""
+        for layer in range(layers):
+            for module in modules:
+                for matrix, shape in (("A", [r, hidden]), ("B", [out, r])):
+                    size = 4 * shape[0] * shape[1]
+                    tensors[f"base_model.model.model.layers.{layer}.self_attn.{module}.lora_{matrix}.weight"] = {
+                        "dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + size]}
+                    data += bytes(size)
+        header = json.dumps(tensors).encode()
+        if file:
+            (folder / file).write_bytes(len(header).to_bytes(8, "little") + header + data)
+        return folder.name
+
+    names = [write("whole", {}), write("no-config"), write("no-weights", {}, file=None), write("pickle", {}, file="adapter_model.bin"),
+             write("rank", {}, r=4), write("alpha", {"lora_alpha": 8}), write("wider", {}, hidden=32), write("higher", {}, out=32),
+             write("deeper", {}, layers=2), write("lacking", {}, modules=("k_proj",)), write("more-modules", {}, modules=("q_proj", "o_proj")),
+             write("dora", {"use_dora": True}), "adapter-nowhere"]
+
+    def check(name):
+        outcome = site.run(name, f"lora.adapter={site.work / name}")
+        expect(outcome, 0) if name == "adapter-whole" else expect(outcome, 4, name)
+
+    all_of([(name, lambda name=name: check(name)) for name in names if site.all or name in DRY_SAMPLE])
+
+
+def output(site):
+    """output.dir that cannot be one, or that is somebody else's."""
+    (site.work / "file").write_text("")
+    (site.work / "dangling").symlink_to(site.work / "nowhere")
+    (site.work / "loop").symlink_to("loop")
+    (site.work / "full").mkdir()
+    (site.work / "full" / "notes.txt").write_text("mine")
+    (site.work / "damaged").mkdir()
+    (site.work / "damaged" / "run.json").write_text("{}")
+    assert site.run("finished").code == 0
+    places = {"below-a-file": "file/run", "a-file": "file", "dangling": "dangling", "loop": "loop/run", "long": "x" * 300, "full": "full",
+              "damaged": "damaged", "finished": "out-finished", "proc": "/proc/none/run"}
+
+    def check(name, place):
+        expect(site.run("output-" + name, f"output.dir={place}"), 73, "file" if name == "below-a-file" else os.path.basename(place)[:100])
+
+    all_of([(name, lambda name=name, place=place: check(name, place)) for name, place in places.items()
+            if site.all or "output-" + name in DRY_SAMPLE])
 
 
 def tokenizer(site):
@@ -189,10 +261,15 @@ def config(site):
     kept = ["tab", "duplicate_key", "unknown_key", "list_types", "wrong_shapes", "octal", "float_for_int", "nan_lr", "negative", "empty",
             "two_documents", "nul", "invalid_utf8", "merge_key", "alias_bomb", "combinations", "many"]
     files = [site.work / f"{name}.yaml" for name in made] + [CONFIGS / f"{name}.yaml" for name in kept]
+    if site.all:
+        files = [site.work / f"{name}.yaml" for name in made] + [path for path in sorted(CONFIGS.glob("*.yaml")) if not path.stem.startswith("valid")]
 
     def check(path):
         outcome = Outcome([site.train, "--config", str(path)], pretend)
         expect(outcome, 2, path.name)
+        if site.all:
+            dry = Outcome([site.train, "--config", str(path), "--dry-run"], pretend)
+            assert dry.code == 2 and dry.stderr == outcome.stderr, dry.stderr
         first = outcome.stderr.splitlines()[0]
         place = first[len(str(path)) + 1:].split(":")
         assert first.startswith(f"{path}:") and place[0].isdigit() and place[1].isdigit(), first
@@ -217,7 +294,10 @@ def main():
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as work:
-        {"data": data, "model": model, "tokenizer": tokenizer, "config": config}[args.case](Site(args, work))
+        site = Site(args, work)
+        {"data": data, "model": model, "adapter": adapter, "output": output, "tokenizer": tokenizer, "config": config}[args.case](site)
+        if site.dry_runs:
+            print(site.dry_runs, "dry runs beside them: the same exit codes and last lines")
     print(f"{args.case}: {time.monotonic() - begin:.1f} s")
 
 

@@ -72,6 +72,54 @@ TEST_F(HuggingFace, ABertDropoutBelowItsResolutionIsRefused) {
   expect_contains(failure(ExitCode::kModel, read), "hidden_dropout_prob 7e-06 is less than half a step of 1/65536");
 }
 
+TEST_F(HuggingFace, RopeScalingTakesThePlaceOfRopeParameters) {
+  auto json = llama2();
+  json["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 5e5}};
+  json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 4.0}};
+  LlamaConfig config = read_llama_config(write("config.json", json.dump()));
+  EXPECT_EQ(config.rope_scaling.type, RopeScaling::Type::kLinear);
+  EXPECT_EQ(config.rope_theta, 10000.0) << "rope_parameters counts for nothing then";
+  json["rope_scaling"] = nlohmann::json::object();
+  EXPECT_EQ(read_llama_config(write("config.json", json.dump())).rope_theta, 5e5);
+  json["rope_scaling"] = {{"rope_type", nullptr}, {"factor", 2.0}};
+  expect_contains(failure(ExitCode::kModel, [&] { read_llama_config(write("config.json", json.dump())); }),
+                  "rope_scaling.rope_type");
+  json.erase("rope_scaling");
+  json["rope_parameters"] = {{"full_attention", {{"rope_type", "linear"}, {"factor", 4.0}}}};
+  expect_contains(failure(ExitCode::kModel, [&] { read_llama_config(write("config.json", json.dump())); }),
+                  "rope_parameters.full_attention");
+}
+
+TEST_F(HuggingFace, SpecialTokensAreListsNullOrAbsent) {
+  const auto read = [&](const nlohmann::json& fields) {
+    auto json = llama2();
+    json.update(fields);
+    const LlamaConfig config = read_llama_config(write("config.json", json.dump()));
+    const LlamaConfig again = read_llama_config(write("again.json", llama_config_json(config)));
+    EXPECT_EQ(config.eos_token_ids, again.eos_token_ids) << fields;
+    EXPECT_EQ(config.bos_token_id, again.bos_token_id) << fields;
+    EXPECT_EQ(config.pad_token_id, again.pad_token_id) << fields;
+    return config;
+  };
+  using Ids = std::vector<int64_t>;
+  EXPECT_EQ(read(nlohmann::json::object()).eos_token_ids, Ids{2});
+  EXPECT_EQ(read(nlohmann::json::object()).bos_token_id, 1);
+  EXPECT_EQ(read(nlohmann::json::object()).pad_token_id, std::nullopt);
+  EXPECT_EQ(read({{"eos_token_id", {5, 9, 7}}}).eos_token_ids, (Ids{5, 9, 7}));
+  EXPECT_EQ(read({{"eos_token_id", nullptr}}).eos_token_ids, Ids{});
+  EXPECT_EQ(read({{"bos_token_id", nullptr}}).bos_token_id, std::nullopt);
+  EXPECT_EQ(read({{"pad_token_id", 0}}).pad_token_id, 0);
+  auto json = llama2();
+  json["eos_token_id"] = {1, "x"};
+  expect_contains(failure(ExitCode::kModel, [&] { read_llama_config(write("config.json", json.dump())); }),
+                  "eos_token_id");
+  // generation_config.json's list is the one that generate() takes.
+  const LlamaConfig config = read({{"eos_token_id", 4}});
+  EXPECT_EQ(end_of_text_ids(root_, config), Ids{4});
+  write("generation_config.json", R"({"eos_token_id": [8, 9]})");
+  EXPECT_EQ(end_of_text_ids(root_, config), (Ids{8, 9}));
+}
+
 TEST_F(HuggingFace, WhatWeLackIsRefusedByName) {
   const std::pair<const char*, nlohmann::json> cases[] = {{"attention_bias", true},
                                                           {"mlp_bias", true},
@@ -174,6 +222,52 @@ TEST_F(HuggingFace, AdaptersComeBackAsWritten) {
   EXPECT_EQ(read.config.alpha, 4);
   EXPECT_EQ(read.modules.at("model.layers.0.self_attn.q_proj").a, (std::vector<float>{1, 2, 3, 4, 5, 6}));
   EXPECT_EQ(read.modules.at("model.layers.0.self_attn.q_proj").out, 2);
+}
+
+TEST_F(HuggingFace, AdaptersKeepTheirRowsOfTheVocabulary) {
+  Adapter adapter = small_adapter();
+  adapter.token_rows["model.embed_tokens"] = {{7, 9}, {1, 2, 3, 4, 5, 6}, 3};
+  write_adapter(root_, adapter, DType::kF32);
+  const Adapter read = read_adapter(root_);
+  EXPECT_EQ(read.config.token_indices.at("model.embed_tokens"), (std::vector<int64_t>{7, 9}));
+  EXPECT_EQ(read.token_rows.at("model.embed_tokens").values, (std::vector<float>{1, 2, 3, 4, 5, 6}));
+  auto json = nlohmann::json::parse(slurp("adapter_config.json"));
+  EXPECT_EQ(json["trainable_token_indices"]["embed_tokens"], (std::vector<int>{7, 9}));
+  for (const nlohmann::json& indices :
+       std::vector<nlohmann::json>{{7}, {9, 7}, {{"lm_head", {1}}}, {{"k_proj", {1}}}, "all"}) {
+    json["trainable_token_indices"] = indices;
+    write("adapter_config.json", json.dump());
+    expect_contains(failure(ExitCode::kModel, [&] { read_adapter(root_); }), "trainable_token");
+  }
+}
+
+TEST_F(HuggingFace, WhatPeftWouldLeaveOutIsRefused) {
+  write_adapter(root_, small_adapter(), DType::kF32);
+  auto json = nlohmann::json::parse(slurp("adapter_config.json"));
+  const auto with = [&](const char* key, const nlohmann::json& value) {
+    auto changed = json;
+    changed[key] = value;
+    write("adapter_config.json", changed.dump());
+  };
+  with("exclude_modules", {"layers.0.self_attn.q_proj"});
+  expect_contains(failure(ExitCode::kModel, [&] { read_adapter(root_); }), "exclude_modules");
+  with("target_modules", {"proj"});
+  expect_contains(failure(ExitCode::kModel, [&] { read_adapter(root_); }), "target_modules");
+  with("target_modules", {"self_attn.q_proj", "lm_head"});
+  EXPECT_EQ(read_adapter(root_).modules.size(), 1u);
+  // Drawn before training and no more; a later version's field that asks for nothing.
+  for (const nlohmann::json& init : std::vector<nlohmann::json>{true, false, "gaussian", "eva", "orthogonal", "mica"}) {
+    with("init_lora_weights", init);
+    EXPECT_NO_THROW(read_adapter(root_)) << init;
+  }
+  for (const char* init : {"pissa", "pissa_niter_16", "OLoRA", "corda", "loftq", "lora_ga", "of_tomorrow"}) {
+    with("init_lora_weights", init);
+    expect_contains(failure(ExitCode::kModel, [&] { read_adapter(root_); }), "init_lora_weights");
+  }
+  with("of_tomorrow", nullptr);
+  EXPECT_NO_THROW(read_adapter(root_));
+  with("of_tomorrow", 0.5);
+  expect_contains(failure(ExitCode::kModel, [&] { read_adapter(root_); }), "of_tomorrow");
 }
 
 TEST_F(HuggingFace, AdaptersWeLackAreRefusedByName) {

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <string>
 
 namespace trireme {
@@ -26,6 +27,10 @@ class TemporaryDirectory : public testing::Test {
     std::filesystem::create_directories((root_ / name).parent_path());
     std::ofstream(root_ / name, std::ios::binary) << content;
     return root_ / name;
+  }
+  std::string slurp(const std::string& name) const {
+    std::ifstream in(root_ / name, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
   }
   std::filesystem::path root_;
 };

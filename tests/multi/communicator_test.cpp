@@ -7,6 +7,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <thread>
+
 namespace trireme {
 namespace {
 
@@ -175,6 +178,35 @@ TEST(Communicator, HostValuesTravelWithoutTensors) {
   EXPECT_EQ(comm().all_reduce_host({static_cast<double>(comm().rank())}, ReduceOp::kMax)[0], comm().size() - 1);
   const auto texts = comm().all_gather_host(std::string(static_cast<size_t>(comm().rank()), 'x'));
   for (int rank = 0; rank < comm().size(); ++rank) EXPECT_EQ(texts[rank].size(), static_cast<size_t>(rank));
+}
+
+TEST(Communicator, GatheredHostValuesGoToRankZeroOnly) {
+  const int rank = comm().rank(), size = comm().size();
+  // Empty values and lengths that differ; a part's rank 0 is another rank than the world's.
+  const auto value_of = [](int peer) {
+    return std::string(static_cast<size_t>(3 * peer), static_cast<char>('a' + peer));
+  };
+  std::vector<std::string> expected;
+  for (int peer = 0; peer < size; ++peer) expected.push_back(value_of(peer));
+  for (int round = 0; round < 3; ++round)
+    EXPECT_EQ(comm().gather_host(value_of(rank)), rank == 0 ? expected : std::vector<std::string>{});
+  const auto half = comm().split(rank < size / 2 ? 0 : 1);
+  const auto of_half = half->gather_host(value_of(rank));
+  ASSERT_EQ(of_half.size(), half->rank() == 0 ? static_cast<size_t>(half->size()) : 0);
+  for (size_t i = 0; i < of_half.size(); ++i) EXPECT_EQ(of_half[i], value_of(rank + static_cast<int>(i)));
+}
+
+TEST(Communicator, ABarrierWithATimeLimit) {
+  EXPECT_TRUE(comm().barrier_within(60));
+  if (comm().size() == 1) return;
+  const auto group = comm().split(0);  // of no more use after false
+  const bool late = comm().rank() == comm().size() - 1;
+  if (late) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  const auto began = std::chrono::steady_clock::now();
+  const bool all_came = group->barrier_within(0.3);
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(1200));
+  EXPECT_TRUE(late || !all_came);
+  comm().barrier();
 }
 
 TEST(Communicator, PartsOverlapWithTheWholeAndWithEachOther) {

@@ -1,5 +1,7 @@
 #include "mpi_test_main.h"
 
+#include "trireme/watchdog/watchdog.h"
+
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -19,7 +21,8 @@ World& test_world() { return *g_world; }
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   // TRIREME_TEST_GPU: the same tests on GPUs (run_gpu_ranks.sh).
-  trireme::g_world = trireme::World::join(trireme::detect_launch(), std::getenv("TRIREME_TEST_GPU") != nullptr);
+  trireme::g_world = trireme::World::join(trireme::detect_launch(), std::getenv("TRIREME_TEST_GPU") != nullptr,
+                                          &trireme::rank_watchdog());
   trireme::Communicator& comm = trireme::g_world->communicator();
   if (comm.rank() != 0) {
     auto& listeners = testing::UnitTest::GetInstance()->listeners();

@@ -41,8 +41,8 @@ class Tokenizer:
     def __init__(self, path):
         self.vocab = {}
         with open(path, encoding="utf-8") as file:
-            for line in file:
-                self.vocab.setdefault(line.strip(), len(self.vocab))
+            for number, line in enumerate(file):
+                self.vocab[line.strip()] = number
         self.words = list(self.vocab)
 
     def pieces(self, word):

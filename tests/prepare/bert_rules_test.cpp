@@ -50,6 +50,17 @@ TEST_F(BertRules, LongestPieceFirst) {
   EXPECT_EQ(encode(as, std::string(201, 'a')), std::vector<int>{1});
 }
 
+TEST_F(BertRules, IdsAreLineNumbersAndTheLastOfRepeatedLinesCounts) {
+  // 5 a, 6 blank, 7 b, 8 a again, 9 blank again, 10 c
+  const std::string vocab = std::string(kSpecials) + "a\n\nb\na\n \nc\n";
+  EXPECT_EQ(encode(vocab, "a b c"), (std::vector<int>{8, 7, 10}));
+  const BertVocab read(write("v.txt", vocab));
+  EXPECT_EQ(read.size(), 11);
+  EXPECT_EQ(read.repeated(), 2);
+  // A random token is drawn from the distinct ones, in the order of their first lines.
+  EXPECT_EQ(read.tokens(), (std::vector<int16_t>{0, 1, 2, 3, 4, 8, 9, 7, 10}));
+}
+
 TEST_F(BertRules, VocabulariesAreRefusedWithAReason) {
   const auto complaint = [&](const std::string& content) -> std::string {
     try {
@@ -63,9 +74,8 @@ TEST_F(BertRules, VocabulariesAreRefusedWithAReason) {
   EXPECT_NE(complaint("[UNK]\n\xff\n").find("byte 6 is not UTF-8"), std::string::npos);
   std::string large = kSpecials;
   for (int i = 5; i < 32768; ++i) large += fmt::format("w{}\n", i);
-  EXPECT_NE(complaint(large).find("32,768 tokens"), std::string::npos);
+  EXPECT_NE(complaint(large).find("32,768 lines"), std::string::npos);
   EXPECT_EQ(complaint(kSpecials + std::string("a\na\n")), "");
-  EXPECT_EQ(BertVocab(path("v.txt")).size(), 6);
   try {
     BertVocab vocab(path("absent"));
     ADD_FAILURE();

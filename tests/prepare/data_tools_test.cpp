@@ -110,7 +110,7 @@ TEST_F(DataTools, ExitCodesAndLastWords) {
   const std::vector<std::tuple<std::string, int, std::string>> cases = {
       {"tokenizer train --input text.txt --vocab-size 30000 --output x.model", 2, "at most"},
       {"tokenizer train --input absent.txt --vocab-size 300 --output x.model", 3, "absent.txt"},
-      {"tokenizer train --input text.txt --vocab-size 300 --output no/such/x.model", 73, "no/such"},
+      {"tokenizer train --input text.txt --vocab-size 300 --output text.txt/x.model", 73, "text.txt"},
       {"tokenizer encode --model cut.model x", 3, "cut.model: not a whole sentencepiece model"},
       {"tokenizer encode --model text.txt x", 3, "text.txt"},
       {"tokenizer encode --model tok.model $(printf '\\377')", 3, "UTF-8"},
@@ -122,7 +122,7 @@ TEST_F(DataTools, ExitCodesAndLastWords) {
       {pack + "--output x.npy --document chapter", 2, "chapter"},
       {pack + "--output x.npy --valid-fraction 0.1", 2, "--valid-output"},
       {pack + "--output x.npy --shuffle-seed 4294967296", 2, "4294967296"},
-      {pack + "--output no/such/x.npy", 73, "no/such"},
+      {pack + "--output text.txt/x.npy", 73, "text.txt"},
       {"data pack --tokenizer tok.model --input text.txt --seq-length 999999 --output x.npy", 3, "less than one row"},
       {"data pack --tokenizer tok.model --input absent.jsonl --seq-length 9 --output x.npy", 3, "absent.jsonl"},
       {"data mlperf --train absent.parquet --valid absent.parquet --output made", 3, "absent.parquet"},

@@ -4,6 +4,7 @@
 
 #include "prepare_testing.h"
 #include "trireme/base/error.h"
+#include "trireme/base/text.h"
 
 namespace trireme {
 namespace {
@@ -55,6 +56,39 @@ TEST_F(Documents, BadJsonLinesAreNamedByLine) {
   EXPECT_NE(missing.find("Did you mean 'contents'?"), std::string::npos) << missing;
   // 100,000 levels must neither crash nor be taken for text.
   EXPECT_NE(complaint(write("e.jsonl", std::string(100000, '['))).find("not JSON"), std::string::npos);
+}
+
+TEST_F(Documents, JsonLinesAreWhatPythonTakes) {
+  const auto path = write("python.jsonl",
+                          "{\"id\": \"\\ud83d\", \"text\": \"a surrogate elsewhere\"}\n"
+                          "{\"score\": NaN, \"low\": -Infinity, \"high\": [Infinity], \"text\": \"NaN and 1e999\"}\n"
+                          "{\"score\": 1e999, \"text\": \"\\ud83d\\ude00 \\\\ud83d\"}\n"
+                          "{\"text\": \"half \\uDE00\"}\n"
+                          "{\"text\": \"the last\"}\n");
+  std::vector<std::string> texts;
+  for_each_document(path, DocumentUnit::kLine, "text", [&](const Document& d) { texts.emplace_back(d.text); });
+  ASSERT_EQ(texts.size(), 5u);
+  EXPECT_EQ(texts[0], "a surrogate elsewhere");
+  EXPECT_EQ(texts[1], "NaN and 1e999");
+  EXPECT_EQ(texts[2], "\xF0\x9F\x98\x80 \\ud83d");
+  EXPECT_FALSE(is_valid_utf8(texts[3]));
+  EXPECT_EQ(texts[4], "the last");
+  for (const char* line :
+       {"{\"a\": Nan, \"text\": \"x\"}", "{\"a\": 1e9e9, \"text\": \"x\"}", "{\"text\": \"\\ud8:0\"}"})
+    EXPECT_NE(complaint(write("bad.jsonl", line)).find("bad.jsonl:1: not JSON"), std::string::npos) << line;
+}
+
+TEST_F(Documents, WideTextIsCalledByItsName) {
+  const std::string text = "two words\n";
+  std::string little = "\xFF\xFE", wide;
+  for (const char c : text) {
+    little += {c, '\0'};
+    wide += {'\0', c};
+  }
+  for (const std::string& content : {little, little.substr(2), "\xFE\xFF" + wide, wide})
+    for (const char* name : {"wide.txt", "wide.jsonl"})
+      EXPECT_NE(complaint(write(name, content)).find("the text is UTF-16"), std::string::npos) << name;
+  EXPECT_EQ(complaint(write("zero.txt", std::string("a zero \0 in a text", 18))), "");
 }
 
 TEST_F(Documents, ParquetColumns) {

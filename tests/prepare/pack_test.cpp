@@ -179,8 +179,10 @@ TEST_F(Pack, RefusalsLeaveNothingBehind) {
   EXPECT_EQ(refused(options), 2);
   options = options_for(path("absent.txt"), path("rows.npy"), 2);
   EXPECT_EQ(refused(options), 3);
-  options = options_for(input, path("no/such/directory/rows.npy"), 2);
+  options = options_for(input, path("text.txt/rows.npy"), 2);  // a file where a directory should be
   EXPECT_EQ(refused(options), 73);
+  pack_documents(tokenizer, options_for(input, path("new/folder/rows.npy"), 2));
+  EXPECT_TRUE(std::filesystem::exists(path("new/folder/rows.npy")));
 }
 
 TEST_F(Pack, RealTextWithTheRealTokenizer) {

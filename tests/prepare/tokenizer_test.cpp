@@ -1,7 +1,6 @@
 // Tokenizers: round trips, Llama's settings, special tokens, damaged models, and the real Llama 2
 // model where it is.
 
-#include "data/prepare/sentencepiece_model.h"
 #include "data/prepare/ultrachat.h"
 #include "prepare_testing.h"
 #include "trireme/base/error.h"
@@ -53,8 +52,8 @@ TEST(Tokenizer, HasLlamasLayout) {
   EXPECT_EQ(tokenizer.bos_id(), 1);
   EXPECT_EQ(tokenizer.eos_id(), 2);
   EXPECT_EQ(tokenizer.encode("\x01").back(), 3 + 1);  // byte pieces follow the control pieces
-  const auto summary = check_sentencepiece_model(small_model(), "small.model");
-  EXPECT_EQ(summary.pieces, 400);
+  const auto summary = read_sentencepiece_model(small_model(), "small.model");
+  EXPECT_EQ(summary.pieces.size(), 400u);
   EXPECT_EQ(summary.unknown_id, 0);
   EXPECT_TRUE(summary.byte_fallback);
   const Ids digits = tokenizer.encode("480480");  // one piece a digit

@@ -9,6 +9,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/comm/communicator.h"
+#include "trireme/watchdog/watchdog.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -60,7 +61,7 @@ int probe(int argc, char** argv) {
   };
   const trireme::Launch launch = trireme::detect_launch();
   trireme::set_log_rank(launch.rank, launch.world_size);
-  const auto world = trireme::World::join(launch, number("gpu", 0) != 0);
+  const auto world = trireme::World::join(launch, number("gpu", 0) != 0, &trireme::rank_watchdog());
   trireme::Communicator& comm = world->communicator();
   at::Tensor sum = at::full({5}, comm.rank() + 1.0, at::TensorOptions(world->device()));
   comm.all_reduce(sum)->wait();

@@ -103,6 +103,22 @@ run bash -c 'source "$0/scripts/slurm/config_H200_1x4x2.sh" && export DGXNGPU=2 
   EXTRA_SET="exit_rank=1 exit_code=3 how=abort" sbatch --wait --output="$LOGDIR.log" -N 1 --ntasks-per-node=2 -t 30 "$0/scripts/slurm/run.sub"' "$root"
 check "run.sub: a run's exit code is the job's" ends_with 3
 check "run.sub: bad data is not tried again" test ! -e "$LOGDIR/bad_2.log"
+# What became of the caches reaches the trainer, and the checker's verdict is printed.
+printf '#!/bin/bash\n[[ $* == *--print-config* ]] || echo "caches cleared: ${TRIREME_CACHES_CLEARED:-nobody knows}"\n' >"$work/say_caches"
+chmod +x "$work/say_caches"
+mkdir -p "$work/fake/mlperf_logging/compliance_checker"
+touch "$work/fake/mlperf_logging/__init__.py" "$work/fake/mlperf_logging/compliance_checker/__init__.py"
+echo 'import os, sys; print("a rule is broken"); sys.exit(int(os.environ["VERDICT"]))' >"$work/fake/mlperf_logging/compliance_checker/__main__.py"
+for outcome in true false; do
+  run env VERDICT="$([[ $outcome == true ]] && echo 0 || echo 1)" bash -c 'source "$0/scripts/slurm/config_H200_1x4x2.sh" &&
+    export DGXNGPU=2 NEXP=1 DATESTAMP=caches_$2 DROPCACHE_CMD=$2 TRIREME_PROGRAM=$1/say_caches PYTHONPATH=$1/fake &&
+    sbatch --wait --output="$LOGDIR.log" -N 1 --ntasks-per-node=2 -t 30 "$0/scripts/slurm/run.sub"' "$root" "$work" "$outcome"
+  cp "$LOGDIR/caches_${outcome}_1.log" "$out" 2>/dev/null || : >"$out"
+  check "run.sub: the ranks learn what became of the caches ($outcome)" lines 2 "caches cleared: $outcome"
+  cp "$LOGDIR.log" "$out"
+  check "run.sub: the verdict is printed ($outcome)" says "compliance of .*: $([[ $outcome == true ]] && echo PASSED || echo FAILED)"
+done
+check "run.sub: so are the reasons" says 'a rule is broken'
 run env -u DATADIR sbatch --wait --output="$work/job.log" "$root/scripts/slurm/run.sub"
 check "run.sub: a missing variable is an error" fails_within 30
 

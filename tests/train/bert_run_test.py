@@ -110,6 +110,10 @@ def exit_codes(s):
     save_file(weights, f"{work}/lacking/model.safetensors", metadata={"format": "pt"})
     done = s.train("model.path=lacking", "model.init=checkpoint", "output.dir=f", expect=4)
     assert "bert.encoder.layer.1.output.dense.weight is missing" in last_line(done.stderr), done.stderr
+    dry = s.train("model.path=lacking", "model.init=checkpoint", "output.dir=f", extra=["--dry-run"], expect=4)
+    assert last_line(dry.stderr) == last_line(done.stderr), (dry.stderr, done.stderr)
+    dry = s.train("model.init=checkpoint", "output.dir=f", extra=["--dry-run"], expect=4)  # a shape and no weights
+    assert "no weights" in last_line(dry.stderr), dry.stderr
     for key, value in (("hidden_act", "relu"), ("position_embedding_type", "relative_key"), ("is_decoder", True), ("model_type", "roberta"),
                        ("hidden_dropout_prob", 1.5), ("num_attention_heads", 5)):
         site.write_config(f"{work}/odd-{key}", **{key: value})
@@ -203,6 +207,7 @@ def local_clip(s):
 
 
 def mlperf_log(s):
+    os.environ["TRIREME_CACHES_CLEARED"] = "true"
     done = s.train("logging.mlperf=true", "eval.every_samples=32", "eval.samples=10", "eval.target_accuracy=0.0001", "train.loss=rank_mean",
                    "optimizer.clip=local", "train.max_steps=40", "output.dir=ml", "model.pad_vocab_to=8")
     lines = [line for line in open(f"{s.work}/ml/mllog.log")]
@@ -265,6 +270,9 @@ def preset(s):
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "336,232,258" in done.stdout and "memory per rank" in done.stdout and not os.path.exists(f"{s.work}/none"), done.stdout
+    # Batches and epochs are counted in rows, of which the 16 here hold more sequences.
+    steps = re.search(r"steps: (\d+) of (\d+) rows .*: [\d,]+ rows, ([\d.]+) epochs of 16 rows", done.stdout)
+    assert steps and abs(int(steps[1]) * int(steps[2]) / 16 - float(steps[3])) < 0.01, done.stdout
     print(next(line for line in done.stdout.splitlines() if "total" in line).strip())
 
 

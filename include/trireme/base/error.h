@@ -13,10 +13,10 @@ enum class ExitCode : int {
   kConfig = 2,        // configuration or command line
   kData = 3,          // data files
   kModel = 4,         // model, adapter or checkpoint files
-  kInternal = 70,     // a bug, or numbers that went wrong
+  kInternal = 70,     // a bug, or numbers that are not finite
   kHang = 71,         // a rank stopped making progress
   kCannotWrite = 73,  // disk full, read-only, output directory taken
-  kStopped = 75,      // stopped by a signal with state saved
+  kStopped = 75,      // stopped by a signal, state saved: the same command goes on from there
 };
 
 /// A failure with the exit code it ends the process with. The message says what failed, where, and what to try.

@@ -5,14 +5,16 @@
 // TRIREME_FAULT holds one or more specifications, separated by commas: action@part:part:…
 //   action  sigkill | sigstop | crash (SIGSEGV) | abort (SIGABRT) | sleep (or sleep:SECONDS) | fail (throws
 //   InternalError) | nan (the
-//           caller spoils a value)
+//           caller spoils a value) | set:NUMBER (the caller takes NUMBER in the place of a value of its own)
 //   part    rankN    only on this rank                stepN   only at this step (1 = the first optimizer step)
 //           1.5s     seconds of a sleep               xN      at most N times in this process
 //           else     the name of the point; it may have several parts ("save:after_shards"). Without one: "step".
 //   e.g. sigkill@rank1:step7   sigkill@save:after_shards   sleep@save:write:2s   nan@gradient:rank0:step3:x1
+//        set:20971520@device-memory:rank1
 // Without the variable a point costs one comparison.
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 namespace trireme {
@@ -20,6 +22,9 @@ namespace trireme {
 /// Acts as TRIREME_FAULT asks for the point `name` on `rank` (-1: not known here) at `step` (-1: not known here). True
 /// when the action is `nan`: the caller spoils its value. Thread-safe.
 bool fault_point(std::string_view name, int rank = -1, int64_t step = -1);
+
+/// The number that a `set` of TRIREME_FAULT gives for the point `name` on `rank`, if there is one.
+std::optional<double> fault_value(std::string_view name, int rank = -1);
 
 /// ConfigError naming the first specification of TRIREME_FAULT that cannot be read. For the start of a program.
 void check_fault_specifications();

@@ -58,6 +58,10 @@ void write_file_atomic(const std::filesystem::path& path, std::string_view conte
 /// Creates a directory and its parents; WriteError with the reason otherwise.
 void make_directories(const std::filesystem::path& path);
 
+/// `path` without "." and "..", unless that would name another file: behind a symbolic link ".." is the parent of what
+/// the link points to.
+std::filesystem::path tidy_path(const std::filesystem::path& path);
+
 /// root / relative, refused (Error with `code`) when `relative` is absolute, holds a NUL, is over 4,096 bytes, or after
 /// symbolic links lies outside root (but for the links of Hugging Face's own cache: snapshots/<revision>/name ->
 /// blobs/<hash>). For names that come from files (index.json, manifests), never for the user's own command line.

@@ -1,8 +1,9 @@
 #pragma once
 // Collectives between ranks: NCCL for GPU tensors, MPI for CPU tensors, self for one rank. Every call has a sequence
-// number in a ring that a watchdog reads.
+// number, of which a watchdog is told.
 
 #include "trireme/comm/launch.h"
+#include "trireme/comm/watch.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -15,8 +16,8 @@ namespace trireme {
 
 enum class ReduceOp { kSum, kMax };
 
-/// A collective under way. wait() orders the caller after it: on a GPU the current stream waits (the host does not), on
-/// a CPU the host does. Destroying an unwaited Work waits.
+/// A collective under way. wait() orders the caller after it: on a GPU the current stream waits and the host goes on,
+/// on a CPU the host waits. Destroying a Work that was not waited for waits.
 class Work {
  public:
   virtual ~Work() = default;
@@ -40,11 +41,15 @@ class Communicator {
   virtual WorkPtr all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::kSum) = 0;
   virtual WorkPtr broadcast(at::Tensor tensor, int root) = 0;
   virtual void barrier() = 0;  // the host waits
+  /// As barrier(), for the end of what ranks share: false when a rank did not come within `seconds` or is lost. After
+  /// false the group must not be used.
+  virtual bool barrier_within(double seconds) = 0;
 
-  /// Host values, exchanged without touching a GPU stream (start-up, evaluation results, agreement on signals).
+  /// Host values, exchanged without a GPU stream: for start-up, evaluation results and votes.
   virtual std::vector<double> all_reduce_host(std::vector<double> values, ReduceOp op = ReduceOp::kSum) = 0;
   virtual std::vector<std::string> all_gather_host(const std::string& value) = 0;
-  /// Every rank's value on rank 0, by rank; empty on the others. Collective.
+  /// On rank 0 every rank's value in rank order; empty on the others, which need not wait for rank 0. For what only
+  /// rank 0 writes down: all_gather_host() sends every value to every rank.
   virtual std::vector<std::string> gather_host(const std::string& mine) {
     std::vector<std::string> all = all_gather_host(mine);
     if (rank_ != 0) all.clear();
@@ -63,8 +68,9 @@ class Communicator {
 class World {
  public:
   /// Joins the other ranks. `use_gpu`: NCCL on device = local rank; otherwise MPI (several ranks) or self. Several CPU
-  /// ranks without MPI, too few GPUs, or absent ranks are a ConfigError naming the remedy.
-  static std::unique_ptr<World> join(const Launch& launch, bool use_gpu);
+  /// ranks without MPI, too few GPUs, or absent ranks are a ConfigError naming the remedy. `watchdog` outlives the
+  /// world; without one (nullptr) only the launcher notices lost and hung ranks.
+  static std::unique_ptr<World> join(const Launch& launch, bool use_gpu, Watchdog* watchdog);
   virtual ~World() = default;
 
   virtual Communicator& communicator() = 0;
@@ -72,8 +78,7 @@ class World {
   virtual const Launch& launch() const = 0;
   virtual const std::vector<std::string>& hosts() const = 0;  // per rank
 
-  /// Brings every rank down with `reason` as soon as possible (MPI_Abort, ncclCommAbort, TCPStore flag); does not
-  /// return.
+  /// Prints `reason` and ends all ranks, through the watchdog's guard and MPI_Abort.
   [[noreturn]] virtual void abort(const std::string& reason, int exit_code) = 0;
   /// Orderly end: barrier, then finalise.
   virtual void leave() = 0;

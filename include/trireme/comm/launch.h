@@ -1,5 +1,6 @@
 #pragma once
-// Who am I: found from the environment alone, before any MPI call (MPI_Init aborts under `srun --mpi=none`).
+// Rank, size and launcher of this process, from the environment alone, before any MPI call (MPI_Init aborts under `srun
+// --mpi=none`).
 
 #include <functional>
 #include <optional>

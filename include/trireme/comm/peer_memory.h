@@ -1,10 +1,9 @@
 #pragma once
-// Device memory that the ranks of one host read from each other without each other's help.
+// Device memory that the ranks of one host read from each other without taking part in each other's reads.
 //
 // Every rank of a group owns one block of plain device memory (CUDA IPC takes no other) and maps the blocks of its
 // peers once. A gather is then a set of one-sided copies by the copy engines: no multiprocessor, no handshake, no
-// collective order. That is right for contents that no longer change once published, such as the shards of frozen
-// weights.
+// collective order. The contents must not change once published, as those of frozen shards.
 
 #include "trireme/comm/communicator.h"
 
@@ -23,6 +22,8 @@ class PeerMemory {
   /// TRIREME_PEER_MEMORY=0.
   static std::unique_ptr<PeerMemory> create(Communicator& group, int64_t bytes, at::Device device,
                                             std::string& why_not);
+  /// Collective: every rank closes what it maps, waits for its peers to do so (peer_close_seconds() at most, and not
+  /// while an exception unwinds) and frees its block. A block that a peer may still map stays until the process ends.
   virtual ~PeerMemory() = default;
 
   /// This rank's block: uint8 [bytes]. Not the caching allocator's memory.
@@ -33,5 +34,8 @@ class PeerMemory {
   /// Starts after the work queued on the current stream; ends before what follows Work::wait().
   virtual WorkPtr gather(at::Tensor out, int64_t offset) = 0;
 };
+
+/// How long a rank waits for its peers to close its block. A reference, for tests.
+double& peer_close_seconds();
 
 }  // namespace trireme

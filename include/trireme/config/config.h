@@ -13,8 +13,9 @@ namespace trireme {
 
 struct ModelSection {
   std::string path;
-  std::string init = "checkpoint";  // checkpoint | random
-  int64_t pad_vocab_to = 8;         // train_bert
+  std::string init = "checkpoint";      // checkpoint | random
+  std::optional<int64_t> vocab_size;    // train_llama: rows of the vocabulary to train with; null = the model's
+  std::optional<int64_t> pad_vocab_to;  // null = 8 for train_bert, none for train_llama
   bool operator==(const ModelSection&) const = default;
 };
 struct LoraSection {
@@ -85,8 +86,8 @@ struct OutputSection {
   std::string dir;
   std::optional<int64_t> save_every_samples;
   std::optional<double> save_every_minutes;
-  int64_t keep_last = 2;
   bool save_on_stop = true;
+  int64_t keep_last = 2;
   bool operator==(const OutputSection&) const = default;
 };
 struct LoggingSection {
@@ -119,10 +120,11 @@ struct Config {
 /// Reads FILE, applies `--set a.b.c=value` overrides, resolves relative paths against the file's directory, validates
 /// every rule that needs no other file. Overrides: the last of equal keys wins, a value is a YAML scalar or a list in
 /// brackets, `lora=null` removes the section and `lora.r=8` makes it; relative paths count from the file's directory
-/// there, too. All problems come in one ConfigError: one line each, `file:line:column: what is wrong. Did you mean
-/// 'x'?` (overrides: `--set a.b.c=value: …`), and a closing line that counts them.
+/// there, too. `world_size`: the ranks that the batch and parallel.shard_size must divide over; nullopt: not known.
+/// All problems come in one ConfigError: one line each, `file:line:column: what is wrong. Did you mean 'x'?`
+/// (overrides: `--set a.b.c=value: …`), and a closing line that counts them.
 Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides,
-                   Program program = Program::kAny);
+                   Program program = Program::kAny, std::optional<int64_t> world_size = std::nullopt);
 
 /// The same for the text that print_config() gave, `name` standing for the file in messages.
 Config parse_config(const std::string& text, const std::string& name);
@@ -136,9 +138,5 @@ std::vector<std::pair<std::string, std::string>> flatten_config(const Config& co
 
 /// Every key with type, default and meaning, for --help.
 std::string describe_config();
-
-/// Combination rules that need the world size: global_batch_size divisible by world x micro_batch_size, shard_size
-/// dividing world. Returns all problems (empty = fine), each naming the nearest valid values.
-std::vector<std::string> check_against_world(const Config& config, int64_t world_size);
 
 }  // namespace trireme

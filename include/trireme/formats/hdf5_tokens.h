@@ -20,7 +20,7 @@ class Hdf5TokenFile {
   int64_t columns() const;
   bool has_loss_mask() const;
   bool has_seq_start_id() const;
-  /// Not thread-safe: one reader thread per process touches HDF5.
+  /// Thread-safe: libhdf5 is called under one lock.
   void read_row(int64_t row, std::span<int64_t> input_ids) const;
   void read_loss_mask(int64_t row, std::span<uint8_t> mask) const;
   std::vector<int64_t> read_seq_start_id(int64_t row) const;

@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
+#include <vector>
 
 namespace trireme {
 
@@ -23,17 +25,25 @@ struct LlamaConfig {
   double rms_norm_eps = 1e-6, rope_theta = 10000.0, initializer_range = 0.02;
   RopeScaling rope_scaling;
   bool tie_word_embeddings = false;
-  int64_t bos_token_id = 1, eos_token_id = 2;
-  std::string dtype = "float32";  // torch_dtype / dtype of the stored weights
+  std::optional<int64_t> bos_token_id = 1, pad_token_id;
+  std::vector<int64_t> eos_token_ids = {2};  // each ends a text
+  std::string dtype = "float32";             // torch_dtype / dtype of the stored weights
 };
 
-/// Reads config.json (nested "rope_parameters" of transformers 5 and flat "rope_theta"/"rope_scaling" of 4 alike).
+/// Reads config.json as transformers 5 does: rope_scaling, where it is there and not empty, takes the place of
+/// rope_parameters; rope_theta beside them counts where neither holds one. A special token that is null is none; one
+/// that is absent has the default.
 LlamaConfig read_llama_config(const std::filesystem::path& config_json);
-/// NeMo's context/model.yaml of a zarr checkpoint directory, to the same structure.
+/// NeMo's context/model.yaml (NeMo 1: model_config.yaml) of a zarr checkpoint directory, to the same structure.
 LlamaConfig read_nemo_llama_config(const std::filesystem::path& model_yaml);
 /// config.json that transformers 4 and 5 load.
 std::string llama_config_json(const LlamaConfig& config);
-/// The config of a model directory: config.json, else context/ of a NeMo zarr directory. ModelError when there is
+/// Ids that end a text: those of generation_config.json, where the directory has one that names some, as transformers'
+/// generate() takes them; else the config's.
+std::vector<int64_t> end_of_text_ids(const std::filesystem::path& directory, const LlamaConfig& config);
+/// generation_config.json with the config's special tokens.
+std::string generation_config_json(const LlamaConfig& config);
+/// The config of a model directory: config.json, else that of a NeMo zarr directory. ModelError when there is
 /// neither.
 LlamaConfig read_model_config(const std::filesystem::path& directory);
 

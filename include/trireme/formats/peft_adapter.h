@@ -14,12 +14,18 @@ struct AdapterConfig {
   std::string base_model;
   int64_t r = 0;
   double alpha = 0, dropout = 0;
-  std::vector<std::string> target_modules;  // "q_proj", …
+  std::vector<std::string> target_modules = {};   // "q_proj", …
+  std::vector<std::string> exclude_modules = {};  // the same names
+  /// trainable_token_indices: rows of "model.embed_tokens" or "lm_head" that the adapter replaces, ascending.
+  std::map<std::string, std::vector<int64_t>> token_indices = {};
 };
 
-/// ModelError for what we lack, by name: DoRA, rank_pattern, alpha_pattern, bias, modules_to_save, rslora, other PEFT
-/// types.
+/// Every field of peft 0.21's LoraConfig is known here by name and value. ModelError names each one that changes what
+/// the adapter computes and is not supported (DoRA, rslora, rank_pattern, bias, initialisations that change the base
+/// …), and each field that is not known, unless its value is null, false, "none" or empty.
 AdapterConfig read_adapter_config(const std::filesystem::path& directory);
+/// Whether peft puts the adapter into `module` ("model.layers.0.self_attn.q_proj").
+bool is_targeted(const AdapterConfig& config, const std::string& module);
 std::string adapter_config_json(const AdapterConfig& config);
 
 /// One LoRA pair for one Hugging Face module ("model.layers.0.self_attn.q_proj"). fp32 values, row-major.
@@ -29,12 +35,20 @@ struct AdapterPair {
   int64_t r = 0, in = 0, out = 0;
 };
 
+/// Rows of an embedding or output matrix that take the place of the base's.
+struct TokenRows {
+  std::vector<int64_t> ids;   // ascending
+  std::vector<float> values;  // [ids, columns]
+  int64_t columns = 0;
+};
+
 struct Adapter {
   AdapterConfig config;
   std::map<std::string, AdapterPair> modules;
+  std::map<std::string, TokenRows> token_rows;  // by the names of config.token_indices
 };
 
-/// Reads a PEFT directory; every module complete (A and B), shapes consistent with r.
+/// Reads a PEFT directory; every module complete (A and B), named by target_modules, shapes consistent with r.
 Adapter read_adapter(const std::filesystem::path& directory);
 /// Writes a PEFT directory that PeftModel.from_pretrained loads. `dtype` is the stored element type. Atomic per file,
 /// config last.

@@ -1,12 +1,13 @@
 #pragma once
-// The memory plan: which units stay whole, over how many ranks the others are cut, what backward forms again, how many
-// rows of a micro-batch go through the model at a time, and what that costs in bytes per rank. `--dry-run` prints the
-// plan that the run uses, and every run compares it with the allocator's peak.
+// The memory plan: which units stay whole, over how many ranks the others are sharded, which blocks are recomputed in
+// backward, how many rows of a micro-batch go through the model at a time, and what that costs in bytes per rank.
+// `--dry-run` prints the plan that the run uses, and every run compares it with the allocator's peak.
 
 #include "trireme/nn/recompute.h"
 #include "trireme/nn/unit.h"
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@ namespace trireme {
 
 struct PlanInput {
   const std::vector<UnitSpec>* units = nullptr;
+  std::shared_ptr<const void> owner;  // of the units, where nobody else keeps them
   int world_size = 1;
   int64_t compute_bytes = 2;   // per element of the compute and storage dtype
   int64_t gradient_bytes = 4;  // per element of a gradient that one pass makes; several passes add up in fp32
@@ -45,15 +47,26 @@ struct MemoryPlan {
   int64_t total() const {
     return weights + masters + moments + gradients + gather_slots + activations + working + overhead;
   }
-  int64_t gathered_per_pass = 0;  // bytes a rank receives in one forward pass
-  int64_t device_memory = 0;
-  bool fits() const { return device_memory == 0 || total() <= device_memory; }
+  int64_t gathered_per_pass = 0;   // bytes a rank receives in one forward pass
+  int64_t device_memory = 0;       // 0: not known
+  int64_t accumulated_passes = 1;  // passes whose gradients add up before they are reduced
+  /// What a plan leaves of the device: the counts above are estimates, and the allocator loses some to fragments.
+  int64_t headroom() const { return device_memory / 50; }
+  /// Bytes that are lacking; 0 or less: it fits.
+  int64_t lacking() const { return device_memory == 0 ? 0 : total() + headroom() - device_memory; }
+  bool fits() const { return lacking() <= 0; }
 };
 
 /// The plan that loses the least time to recomputation and gathers among those that fit; of equals the smallest shard
-/// group, then the most rows a pass, then the most resident units. ConfigError when nothing fits, with the settings
-/// that would save most and how much.
+/// group, then the most rows a pass, then the most resident units. nullopt when nothing fits.
+std::optional<MemoryPlan> find_plan(const PlanInput& input);
+/// The same; ConfigError when nothing fits.
 MemoryPlan make_plan(const PlanInput& input);
+/// The plan that takes the least memory, fitting or not.
+MemoryPlan least_plan(const PlanInput& input);
+
+/// "the run needs 80.0 GiB per rank (…) and 2 % of headroom, 79.1 GiB is there": of a plan that does not fit.
+std::string describe_need(const MemoryPlan& plan);
 
 /// The table for people.
 std::string describe_plan(const MemoryPlan& plan, const std::vector<UnitSpec>& units);

@@ -40,13 +40,17 @@ struct ShardingOptions {
   at::ScalarType reduce_dtype = at::kFloat;
 };
 
+/// ModelError listing missing tensors, wrong shapes and types that no weights have among what `source`, opened from
+/// `path`, must hold for these units (all but replicated ones). Reads headers only.
+void check_weights(const std::vector<UnitSpec>& units, const WeightSource& source, const std::string& path);
+
 class ShardedUnits : public UnitStore {
  public:
   ShardedUnits(std::vector<UnitSpec> units, Communicator& world, at::Device device, const ShardingOptions& options);
   ~ShardedUnits() override;
 
   /// Reads this rank's elements of the checkpoint tensors of all units that `source` must hold (all but replicated
-  /// ones). ModelError listing missing tensors and wrong shapes. `reader_threads` copy from the files at a time.
+  /// ones), which check_weights() has accepted. `reader_threads` copy from the files at a time.
   void load(const WeightSource& source, int reader_threads, const std::function<void(double fraction)>& progress = {});
   /// Fills units with random weights as their specs say, a function of (seed, tensor name, element) alone: the same
   /// whatever the sharding. `only_replicated`: adapters on top of a loaded base.
@@ -134,7 +138,7 @@ class ShardedUnits : public UnitStore {
   void gradient_arrived(int unit, int parameter);
   void start_reduction(int unit);
   void clip_and_reduce();
-  void retire_reduction(int unit);
+  void drop_whole_gradient(int unit);
   at::Tensor whole(int unit);
   /// Writes values of a piece of a parameter's part.
   using Writer = std::function<void(const ParameterSpec&, const ParameterPart&, const LayoutPiece&, at::Tensor target)>;
@@ -157,7 +161,7 @@ class ShardedUnits : public UnitStore {
   std::vector<TrainedShard> trained_;
   std::unique_ptr<Fp8Scales> scales_;
   bool training_ = true;
-  std::vector<int> reducing_;  // units whose reduction is under way, oldest first
+  std::vector<int> reducing_;  // units whose whole gradient is being reduced, oldest first
   std::function<at::Tensor(const at::Tensor&)> clip_;
   std::vector<int> unclipped_;  // units whose gradients wait for the clipping
   int64_t gather_clock_ = 0;

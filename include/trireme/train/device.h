@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -14,8 +15,9 @@ namespace trireme {
 /// a run would fall back to the CPU unasked: see gpu_visibility_problem().
 int visible_gpus();
 
-/// Why the CPU must not be taken silently, or nothing. `visible`: CUDA_VISIBLE_DEVICES, null when unset; `found`: GPUs
-/// that CUDA shows; `installed`: this machine has NVIDIA GPUs at all; `reason`: CUDA's own words when it shows none.
+/// Why the CPU must not be taken silently, or nothing: GPUs are asked for by name and are not there, or installed and
+/// not shown. `visible`: CUDA_VISIBLE_DEVICES, null when unset; `found`: GPUs that CUDA shows; `installed`: this
+/// machine has NVIDIA GPUs at all; `reason`: CUDA's own words when it shows none.
 std::optional<std::string> gpu_visibility_problem(const char* visible, int found, bool installed,
                                                   const std::string& reason);
 
@@ -33,6 +35,17 @@ int64_t peak_reserved_memory(at::Device device);
 
 /// Library settings for speed and determinism, once per process.
 void configure_libraries(at::Device device, int local_world_size);
+
+/// Cores that this process may use.
+struct UsableCores {
+  int online = 1;                                          // of the host
+  int bound = 1;                                           // that a launcher has bound this process to
+  double quota = std::numeric_limits<double>::infinity();  // of its container, over all processes in it
+};
+UsableCores usable_cores();
+/// Threads of LibTorch's CPU operations when OMP_NUM_THREADS is not set: ranks of one host share its cores, and no more
+/// threads are started than cores are there.
+int threads_of_rank(const UsableCores& cores, int local_world_size);
 
 /// "cuda 13.0, nccl 2.28.9" or "".
 std::string gpu_library_versions();

@@ -17,28 +17,39 @@ struct ResumeChoices {
 
 class RunDirectory {
  public:
-  /// Collective. Rank 0 creates the directory, takes its lock and writes config.yaml and run.json. A directory of a run
-  /// with another configuration (the keys are named), of a finished run, or one that another process is training in is
-  /// a WriteError on all ranks. Keys that do not decide what is computed may change (configuration_hash()), and
-  /// train.max_steps may be raised, of a finished run that has a checkpoint too.
+  /// Collective. Rank 0 creates the directory and takes its lock; what a start that never got through its first step
+  /// left is removed. A directory of a run with another configuration (the keys are named), of a finished run, or one
+  /// that another process is training in is a WriteError on all ranks. Keys that do not decide what is computed may
+  /// change (configuration_hash()), and train.max_steps may be raised, of a finished run that has a checkpoint too.
   RunDirectory(const Config& config, World& world, ResumeChoices choices = {});
   ~RunDirectory();
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
   /// Made at the first start here, kept by every later one.
   const std::string& run_id() const { return run_id_; }
+  /// Whether checkpoints were there at the start, whole or not.
+  bool has_checkpoints() const { return has_checkpoints_; }
   const ResumeChoices& choices() const { return choices_; }
+  /// The directory is this run's from now on: config.yaml and run.json are written. To be called once the first step
+  /// has ended, and before anything that a later start needs is left here; before, a corrected configuration may take
+  /// the directory. Does nothing the second time, and on other ranks than 0. WriteError.
+  void claim();
 
  private:
   void open_as_rank_zero(const Config& config);
   void take_lock(const std::string& run_id);
-  void accept_configuration(const Config& config) const;
-  void check_extension(const Config& config, const char* artefact) const;
   std::filesystem::path path_;
   ResumeChoices choices_;
   int lock_ = -1;
-  std::string run_id_;
+  std::string run_id_, config_text_;
+  bool has_checkpoints_ = false, write_config_ = false, write_identity_ = false;
 };
+
+/// What RunDirectory refuses, found without touching anything. For rank 0 of a dry run.
+void check_run_directory(const Config& config);
+
+/// The run that an output.dir belongs to, from its run.json; empty: none. WriteError when that is damaged.
+std::string known_run_id(const std::filesystem::path& output_dir);
 
 /// Hash of the keys that decide what is computed. The others may differ between a run and its continuation: logging,
 /// output, parallel and eval as a whole, batch.micro_batch_size, train.on_nonfinite, train.on_spike, and where model

@@ -2,7 +2,9 @@
 // What the Trainer trains: the meeting point of a model family and its data. One implementation per family
 // (llama_task.cpp).
 
+#include "data/row_scan.h"
 #include "trireme/comm/communicator.h"
+#include "trireme/config/config.h"
 #include "trireme/fsdp/plan.h"
 #include "trireme/fsdp/sharded_units.h"
 #include "trireme/nn/recompute.h"
@@ -53,15 +55,27 @@ class TrainingTask {
   virtual double flops_per_sample() const = 0;
   virtual int64_t train_samples() const = 0;
   virtual int64_t eval_samples() const = 0;
-  /// Fills the activation figures of a plan for one row of a micro-batch, and what they cost.
-  virtual void fill_plan(PlanInput& input) const = 0;
+  /// What batch.global_batch_size counts, and epochs are made of: rows of data.train.
+  virtual int64_t train_rows() const { return train_samples(); }
+  /// Fills units, activation figures for one row of a micro-batch, and what they cost, for `config`: this run's, or one
+  /// that differs from it in data.seq_length, batch, precision, or by a lora section. `input.compute_bytes` is set.
+  virtual void fill_plan(const Config& config, PlanInput& input) const = 0;
+  /// Whether a lora section is possible.
+  virtual bool takes_adapters() const { return false; }
   virtual std::vector<std::string> describe() const = 0;  // banner lines: model, data
 
+  /// Compares the files that training starts from with the model: the headers of the weights, the adapter whole. No
+  /// weights of the base are read. ModelError.
+  virtual void check_weights() = 0;
+  /// data.train and data.valid as rows to check, as long as the task lives.
+  virtual std::vector<RowSet> row_sets() const = 0;
+
   virtual void load_weights(ShardedUnits& units) = 0;
+  /// How many rows go through the model at a time: the plan's choice, a divisor of batch.micro_batch_size. Once, and
+  /// before any batch is asked for: those cannot be made without.
+  virtual void set_rows_per_pass(int rows) = 0;
   /// Starts preparing global batch `step` (0-based) in the background.
   virtual void prefetch(int64_t step) = 0;
-  /// How many rows go through the model at a time from now on: the plan's choice, a divisor of batch.micro_batch_size.
-  virtual void set_rows_per_pass(int rows) = 0;
   virtual StepBatch batch(int64_t step) = 0;
   /// A batch of one pass made up without touching the data: what runs before the clock of a benchmark starts.
   virtual StepBatch synthetic_batch() = 0;

@@ -32,8 +32,9 @@ class StopVote;
 
 class Trainer {
  public:
+  /// `loaded` is called on every rank when the weights are there, before the first step; it may throw.
   Trainer(const Config& config, World& world, TrainingTask& task, const MemoryPlan& plan, at::ScalarType compute_dtype,
-          const DeviceInfo& device, RunDirectory& directory, MlperfEvents& mlperf);
+          const DeviceInfo& device, RunDirectory& directory, MlperfEvents& mlperf, std::function<void()> loaded);
   ~Trainer();
 
   /// Loads weights or resumes, trains, evaluates, saves. Returns kDone, or after a signal kStopped with the state saved
@@ -120,6 +121,7 @@ class Trainer {
   DeviceInfo device_info_;
   RunDirectory& directory_;
   MlperfEvents& mlperf_;
+  std::function<void()> loaded_;
   std::unique_ptr<ShardedUnits> units_;
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<MetricsFile> metrics_;

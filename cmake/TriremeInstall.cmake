@@ -1,0 +1,10 @@
+# cmake --install build/release --prefix DIR: programs, presets, Slurm scripts and docs. The programs find LibTorch and the other libraries
+# where they were built: the same .venv and packages must stay on the machine.
+
+include(GNUInstallDirs)
+install(TARGETS train_llama train_bert trireme_tool RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(DIRECTORY models/llama/presets/ DESTINATION ${CMAKE_INSTALL_DATADIR}/trireme/presets/llama)
+install(DIRECTORY models/bert/presets/ DESTINATION ${CMAKE_INSTALL_DATADIR}/trireme/presets/bert)
+install(DIRECTORY scripts/slurm/ DESTINATION ${CMAKE_INSTALL_DATADIR}/trireme/slurm USE_SOURCE_PERMISSIONS)
+install(FILES README.md docs/errors.md docs/faults.md docs/benchmarks.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY docs/howto DESTINATION ${CMAKE_INSTALL_DOCDIR})

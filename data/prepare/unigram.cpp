@@ -1,0 +1,98 @@
+#include "data/prepare/unigram.h"
+
+#include "trireme/base/error.h"
+
+#include <algorithm>
+#include <charconv>
+#include <limits>
+
+namespace trireme {
+
+namespace {
+
+constexpr float kUnknownPenalty = 10;
+
+/// Bytes of the character that starts with `first`.
+size_t character_length(char first) {
+  const auto byte = static_cast<unsigned char>(first);
+  return byte < 0x80 ? 1 : byte < 0xE0 ? 2 : byte < 0xF0 ? 3 : 4;
+}
+
+}  // namespace
+
+UnigramDecoder::UnigramDecoder(const SentencepieceModel& model) : model_(model), bytes_(256, -1) {
+  float lowest = std::numeric_limits<float>::max();
+  for (const SentencepiecePiece& piece : model.pieces)
+    if (piece.type == SentencepiecePiece::kNormal) lowest = std::min(lowest, piece.score);
+  unknown_score_ = lowest - kUnknownPenalty;
+  for (size_t id = 0; id < model.pieces.size(); ++id) {
+    const SentencepiecePiece& piece = model.pieces[id];
+    if (piece.type == SentencepiecePiece::kByte) {  // "<0x25>"
+      unsigned byte = 0;
+      std::from_chars(piece.text.data() + std::min<size_t>(3, piece.text.size()), piece.text.data() + piece.text.size(),
+                      byte, 16);
+      bytes_[byte & 0xFF] = static_cast<int32_t>(id);
+      bytes_of_.emplace(piece.text, static_cast<char>(byte));
+    }
+    const bool user_defined = piece.type == SentencepiecePiece::kUserDefined;
+    if (piece.type != SentencepiecePiece::kNormal && !user_defined) continue;
+    // User-defined pieces win over the normal pieces that could stand in their place, the longer ones first.
+    const auto bonus = static_cast<float>(0.1 * static_cast<double>(piece.text.size()) - 0.1);
+    const float score = user_defined ? bonus : piece.score;
+    pieces_.emplace(piece.text, Entry{static_cast<int32_t>(id), score});
+    longest_ = std::max(longest_, piece.text.size());
+  }
+}
+
+void UnigramDecoder::encode(std::string_view text, std::vector<int32_t>& ids) const {
+  struct Best {
+    float score = 0;
+    int32_t id = -1;
+    int64_t begin = -1;
+  };
+  std::vector<Best> best(text.size() + 1);  // by the end of the segmentation
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t character = std::min(character_length(text[begin]), text.size() - begin);
+    const float so_far = best[begin].score;
+    const auto offer = [&](size_t end, float score, int32_t id) {
+      const float candidate = score + so_far;
+      if (best[end].begin < 0 || candidate > best[end].score) best[end] = {candidate, id, static_cast<int64_t>(begin)};
+    };
+    bool has_character = false;
+    for (size_t length = 1; length <= std::min(longest_, text.size() - begin); ++length) {
+      const auto found = pieces_.find(text.substr(begin, length));
+      if (found == pieces_.end()) continue;
+      offer(begin + length, found->second.score, found->second.id);
+      has_character |= length == character;
+    }
+    if (!has_character) offer(begin + character, unknown_score_, static_cast<int32_t>(model_.unknown_id));
+    begin += character;
+  }
+  std::vector<size_t> ends;
+  for (size_t end = text.size(); end > 0; end = static_cast<size_t>(best[end].begin)) ends.push_back(end);
+  bool after_unknown = false;
+  for (auto end = ends.rbegin(); end != ends.rend(); ++end) {
+    const Best& piece = best[*end];
+    const bool unknown = piece.id == model_.unknown_id;
+    if (unknown && model_.byte_fallback) {
+      for (const char byte : text.substr(static_cast<size_t>(piece.begin), *end - static_cast<size_t>(piece.begin)))
+        ids.push_back(bytes_[static_cast<unsigned char>(byte)]);
+    } else if (!unknown || !after_unknown) {
+      ids.push_back(piece.id);
+    }
+    after_unknown = unknown;
+  }
+}
+
+std::string UnigramDecoder::normalised(const std::vector<std::string>& pieces) const {
+  std::string text;
+  for (const std::string& piece : pieces) {
+    if (const auto byte = bytes_of_.find(piece); byte != bytes_of_.end())
+      text += byte->second;
+    else
+      text += piece;
+  }
+  return text;
+}
+
+}  // namespace trireme

@@ -1,0 +1,44 @@
+#pragma once
+// The best segmentation of a unigram model with the rounding of sentencepiece 0.2.3.
+//
+// Of two segmentations whose scores are equal, or differ by less than a float's rounding, the rounding decides.
+// sentencepiece up to 0.2.0 (Debian 12 and Ubuntu 24.04 have 0.1.9x) compares a candidate's score as a double with the
+// best one so far as a float, and gives a user-defined piece the score -0.1; 0.2.3 rounds the candidate to float first,
+// and gives user-defined pieces a tenth for each byte but the first. Both add piece by piece from the left and keep the
+// first of equal candidates.
+
+#include "trireme/formats/sentencepiece_model.h"
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace trireme {
+
+/// Segments normalised text. Const members are thread-safe.
+class UnigramDecoder {
+ public:
+  /// `model` outlives the decoder.
+  explicit UnigramDecoder(const SentencepieceModel& model);
+  /// Appends the ids of `text`, which is normalised as the model asks (▁ for spaces). A character without a piece
+  /// gives its bytes where the model has byte fallback, else the unknown id, once for a run of such characters.
+  void encode(std::string_view text, std::vector<int32_t>& ids) const;
+  /// The normalised text behind the pieces that sentencepiece gives for a text.
+  std::string normalised(const std::vector<std::string>& pieces) const;
+
+ private:
+  struct Entry {
+    int32_t id = 0;
+    float score = 0;
+  };
+  const SentencepieceModel& model_;
+  std::unordered_map<std::string_view, Entry> pieces_;
+  std::unordered_map<std::string_view, char> bytes_of_;  // byte pieces
+  std::vector<int32_t> bytes_;                           // their ids, by byte
+  size_t longest_ = 0;                                   // piece, in bytes
+  float unknown_score_ = 0;
+};
+
+}  // namespace trireme

@@ -1,0 +1,44 @@
+#pragma once
+// A strict reader of sentencepiece's model file (protobuf ModelProto, google/sentencepiece
+// src/sentencepiece_model.proto): the library accepts files that are cut off between two fields.
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace trireme {
+
+struct SentencepiecePiece {
+  /// ModelProto.SentencePiece.Type.
+  enum Type { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
+  std::string text;
+  float score = 0;
+  Type type = kNormal;
+};
+
+struct SentencepieceModel {
+  std::vector<SentencepiecePiece> pieces;  // by id
+  bool is_unigram = true;
+  bool byte_fallback = false;
+  int64_t unknown_id = -1;
+  /// Ids of the control pieces that the trainer's settings name; none where the model has no such piece.
+  std::optional<int64_t> bos_id, eos_id, pad_id;
+};
+
+/// DataError with the byte offset (or the piece's id) unless `bytes` is a whole model: well-formed fields, pieces that
+/// are non-empty, distinct UTF-8 with finite scores, one unknown piece, a trainer_spec and a normalizer_spec.
+SentencepieceModel read_sentencepiece_model(std::string_view bytes, const std::filesystem::path& path);
+
+/// tokenizer_config.json with which transformers' AutoTokenizer gives the ids that Trireme gives: the model's own
+/// special pieces, BOS before a text where the model has one, no EOS. `max_length`: model_max_length.
+std::string tokenizer_config_json(const SentencepieceModel& model, int64_t max_length);
+
+/// The model with `texts` as user-defined pieces after its own: their ids follow the last one. DataError for a text
+/// that is a piece already.
+std::string add_sentencepiece_pieces(std::string_view bytes, const std::filesystem::path& path,
+                                     const std::vector<std::string>& texts);
+
+}  // namespace trireme

@@ -1,0 +1,39 @@
+#pragma once
+// The training thread's progress, for the watchdogs of all ranks: the step, the section of its work, and how long that
+// may take.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+/// Step `step` (from 1) begins. The watchdog's time limit follows from the time between two calls: 300 s before the
+/// first step has ended, then max(60 s, 10 × the median step); TRIREME_HANG_SECONDS replaces both.
+void begin_progress_step(int64_t step);
+
+/// A section of the training thread's work: "data", "forward", "save", … (a literal). A rank inside a section with an
+/// allowance counts as hung only after that many seconds since the section's start: for slow storage and start-up.
+class ProgressSection {
+ public:
+  explicit ProgressSection(const char* name, double allowance_seconds = 0);
+  ~ProgressSection();
+  ProgressSection(const ProgressSection&) = delete;
+  ProgressSection& operator=(const ProgressSection&) = delete;
+
+ private:
+  const char* previous_;
+  double previous_began_, previous_allowance_, began_, blocked_;
+};
+
+/// Seconds allowed for sections that read or write whole models on slow storage.
+constexpr double kStorageAllowance = 1800;
+
+/// Host seconds in each section since the last call, without the time blocked in collectives.
+struct SectionTime {
+  std::string name;
+  double seconds = 0;
+};
+std::vector<SectionTime> take_section_times();
+
+}  // namespace trireme

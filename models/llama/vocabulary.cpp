@@ -1,0 +1,293 @@
+#include "models/llama/vocabulary.h"
+
+#include "models/llama/llama.h"
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/base/rng.h"
+#include "trireme/base/text.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numbers>
+#include <set>
+
+namespace trireme {
+
+namespace {
+
+constexpr const char *kEmbedding = "model.embed_tokens.weight", *kHead = "lm_head.weight";
+constexpr double kCovarianceScale = 1e-9;  // transformers' epsilon
+constexpr int64_t kDrawnRows = 1024;       // of the matrix, for the covariance of one new row
+
+std::string module_of(const std::string& tensor) { return tensor.substr(0, tensor.size() - std::strlen(".weight")); }
+
+/// Standard normal number `index` of one new row's stream (Box and Muller).
+double normal(uint64_t stream, uint64_t index) {
+  const auto uniform = [&](const char* name) {
+    return (static_cast<double>(derive_seed(stream, name, index) >> 11) + 0.5) * 0x1p-53;
+  };
+  return std::sqrt(-2 * std::log(uniform("radius"))) * std::cos(2 * std::numbers::pi * uniform("angle"));
+}
+
+/// Rows of one tensor as fp32, by id.
+class MatrixRows {
+ public:
+  MatrixRows(const WeightSource& source, std::string name) : source_(source), name_(std::move(name)) {
+    const auto info = source.find(name_);
+    if (!info || info->shape.size() != 2)
+      throw ModelError(fmt::format("{} has no matrix {}", source.description(), name_));
+    if (!dtype_is_float(info->dtype) || dtype_size(info->dtype) < 2)
+      throw ModelError(fmt::format("tensor {} is stored as {}; weights must be F32, F16, BF16 or F64", name_,
+                                   dtype_name(info->dtype)));
+    rows = info->shape[0], columns = info->shape[1], dtype = info->dtype;
+    values_.resize(static_cast<size_t>(columns));
+  }
+  const std::vector<float>& operator[](int64_t row) {
+    int64_t done = 0;
+    for (const ElementSpan& span : source_.read(name_, row * columns, (row + 1) * columns)) {
+      convert_floats(span.data, dtype, values_.data() + done, DType::kF32, span.count);
+      done += span.count;
+    }
+    return values_;
+  }
+  int64_t rows = 0, columns = 0;
+  DType dtype = DType::kF32;
+
+ private:
+  const WeightSource& source_;
+  std::string name_;
+  std::vector<float> values_;
+};
+
+/// The rows that come after the matrix's own, `count` of them.
+std::vector<float> draw_new_rows(MatrixRows& matrix, const std::string& name, int64_t count, uint64_t seed) {
+  const auto columns = static_cast<size_t>(matrix.columns);
+  std::vector<double> mean(columns);
+  for (int64_t row = 0; row < matrix.rows; ++row) {
+    const std::vector<float>& values = matrix[row];
+    for (size_t c = 0; c < columns; ++c) mean[c] += values[c];
+  }
+  for (double& value : mean) value /= static_cast<double>(matrix.rows);
+  std::vector<float> drawn;
+  std::vector<double> deviation(columns);
+  for (int64_t row = matrix.rows; row < matrix.rows + count; ++row) {
+    std::fill(deviation.begin(), deviation.end(), 0.0);
+    if (matrix.rows > matrix.columns) {
+      // A sum of centred rows, drawn evenly, with independent normal weights has the rows' covariance.
+      const uint64_t stream = derive_seed(derive_seed(seed, name), "new_row", static_cast<uint64_t>(row));
+      for (uint64_t i = 0; i < kDrawnRows; ++i) {
+        const double weight = normal(stream, i);
+        const std::vector<float>& values =
+            matrix[static_cast<int64_t>(derive_seed(stream, "row", i) % static_cast<uint64_t>(matrix.rows))];
+        for (size_t c = 0; c < columns; ++c) deviation[c] += weight * (values[c] - mean[c]);
+      }
+    }
+    const double scale = std::sqrt(kCovarianceScale / static_cast<double>(kDrawnRows));
+    for (size_t c = 0; c < columns; ++c) drawn.push_back(static_cast<float>(mean[c] + scale * deviation[c]));
+  }
+  return drawn;
+}
+
+/// Rows of one tensor that do not come from the file.
+struct ReplacedRows {
+  std::vector<int64_t> ids;  // ascending
+  std::vector<std::byte> data;
+  int64_t columns = 0, rows = 0;  // of the whole tensor, new rows included
+};
+
+class LlamaWeights final : public WeightSource {
+ public:
+  LlamaWeights(std::unique_ptr<WeightSource> source, const LlamaConfig& config) : source_(std::move(source)) {
+    embedding_ = config.tie_word_embeddings && !source_->find(kEmbedding) ? kHead : kEmbedding;
+  }
+
+  void replace(const std::string& name, int64_t vocab_size, uint64_t seed, const TokenRows* rows) {
+    MatrixRows matrix(*this, name);
+    ReplacedRows& replaced = replaced_[name];
+    replaced.columns = matrix.columns;
+    replaced.rows = vocab_size;
+    std::map<int64_t, const float*> values;
+    const std::vector<float> drawn = draw_new_rows(matrix, name, vocab_size - matrix.rows, seed);
+    for (int64_t row = matrix.rows; row < vocab_size; ++row)
+      values[row] = drawn.data() + (row - matrix.rows) * matrix.columns;
+    if (rows != nullptr) {
+      if (rows->columns != matrix.columns)
+        throw ModelError(fmt::format("the adapter's rows of {} have {} columns, the model's have {}", name,
+                                     rows->columns, matrix.columns));
+      for (size_t i = 0; i < rows->ids.size(); ++i)
+        values[rows->ids[i]] = rows->values.data() + static_cast<int64_t>(i) * matrix.columns;
+    }
+    const auto row_bytes = static_cast<size_t>(matrix.columns) * dtype_size(matrix.dtype);
+    for (const auto& [row, value] : values) {
+      replaced.ids.push_back(row);
+      replaced.data.resize(replaced.ids.size() * row_bytes);
+      convert_floats(value, DType::kF32, replaced.data.data() + replaced.data.size() - row_bytes, matrix.dtype,
+                     matrix.columns);
+    }
+  }
+
+  std::vector<std::string> names() const override { return source_->names(); }
+  std::optional<TensorInfo> find(const std::string& name) const override {
+    auto info = source_->find(stored(name));
+    if (const auto found = replaced_.find(name); found != replaced_.end()) info->shape[0] = found->second.rows;
+    return info;
+  }
+  std::vector<ElementSpan> read(const std::string& name, int64_t begin, int64_t end) const override {
+    const auto found = replaced_.find(name);
+    if (found == replaced_.end()) return source_->read(stored(name), begin, end);
+    const auto& [ids, data, columns, rows] = found->second;
+    const auto element = static_cast<int64_t>(data.size() / std::max<size_t>(1, ids.size())) / columns;
+    std::vector<ElementSpan> spans;
+    while (begin < end) {
+      const int64_t row = begin / columns;
+      const auto next = std::lower_bound(ids.begin(), ids.end(), row);
+      if (next == ids.end() || *next != row) {  // up to the next replaced row
+        const int64_t stop = next == ids.end() ? end : std::min(end, *next * columns);
+        const auto part = source_->read(stored(name), begin, stop);
+        spans.insert(spans.end(), part.begin(), part.end());
+        begin = stop;
+        continue;
+      }
+      const int64_t stop = std::min(end, (row + 1) * columns);
+      const int64_t offset = (next - ids.begin()) * columns + begin - row * columns;
+      spans.push_back({data.data() + offset * element, stop - begin});
+      begin = stop;
+    }
+    return spans;
+  }
+  std::string description() const override { return source_->description(); }
+
+ private:
+  std::string stored(const std::string& name) const { return name == kEmbedding ? embedding_ : name; }
+
+  std::unique_ptr<WeightSource> source_;
+  std::string embedding_;
+  std::map<std::string, ReplacedRows> replaced_;
+};
+
+bool equal_tensors(const WeightSource& source, const std::string& a, const std::string& b) {
+  const auto first = source.find(a), second = source.find(b);
+  if (first->dtype != second->dtype || first->shape != second->shape) return false;
+  int64_t count = 1;
+  for (const int64_t extent : first->shape) count *= extent;
+  constexpr int64_t kPiece = 1 << 20;
+  const auto bytes_of = [&](const std::string& name, int64_t begin) {
+    std::string bytes;
+    for (const ElementSpan& span : source.read(name, begin, std::min(count, begin + kPiece)))
+      bytes.append(reinterpret_cast<const char*>(span.data),
+                   static_cast<size_t>(span.count) * dtype_size(first->dtype));
+    return bytes;
+  };
+  for (int64_t begin = 0; begin < count; begin += kPiece)
+    if (bytes_of(a, begin) != bytes_of(b, begin)) return false;
+  return true;
+}
+
+void check_names(const WeightSource& source, const LlamaConfig& config, const std::filesystem::path& directory) {
+  std::set<std::string> known;
+  const LlamaModel model(config, std::nullopt);
+  for (const UnitSpec& unit : model.units())
+    for (const ParameterSpec& parameter : unit.parameters)
+      for (const ParameterPart& part : parameter.parts) known.insert(part.name);
+  std::vector<std::string> unused;
+  for (const std::string& name : source.names())
+    if (!known.contains(name) && !(config.tie_word_embeddings && name == kHead)) unused.push_back(name);
+  if (unused.empty()) return;
+  const size_t count = unused.size();
+  if (count > 5) unused.resize(5);
+  log_info(fmt::format("warning: {}: {} tensor{} that this Llama has no use for: {}{}", directory.string(), count,
+                       count == 1 ? "" : "s", join(unused, ", "),
+                       count > 5 ? fmt::format(" and {} more", count - 5) : ""));
+}
+
+}  // namespace
+
+int64_t resized_vocab(int64_t vocab_size, std::optional<int64_t> wanted, std::optional<int64_t> multiple) {
+  if (wanted && *wanted < vocab_size)
+    throw ConfigError(
+        fmt::format("model.vocab_size is {}, and the model has {} rows already: rows are only added, leave the key out",
+                    *wanted, vocab_size));
+  const int64_t rows = wanted.value_or(vocab_size), unit = multiple.value_or(1);
+  return (rows + unit - 1) / unit * unit;
+}
+
+int64_t vocab_with_adapter(const LlamaConfig& base, const std::map<std::string, TokenRows>& rows) {
+  int64_t size = base.vocab_size;
+  for (const auto& [module, part] : rows) size = std::max(size, part.ids.back() + 1);
+  if (base.tie_word_embeddings && rows.contains(module_of(kHead)))
+    throw ModelError("the adapter has rows of lm_head, which this model ties to its embedding");
+  for (const std::string name : {kEmbedding, kHead}) {
+    if (size == base.vocab_size || (name == kHead && base.tie_word_embeddings)) continue;
+    const auto part = rows.find(module_of(name));
+    for (int64_t row = base.vocab_size; row < size; ++row)
+      if (part == rows.end() || !std::binary_search(part->second.ids.begin(), part->second.ids.end(), row))
+        throw ModelError(
+            fmt::format("the adapter brings rows up to {}, but neither it nor the model of {} rows has row "
+                        "{} of {}: resize the model first (trireme model resize-vocab)",
+                        size - 1, base.vocab_size, row, module_of(name)));
+  }
+  return size;
+}
+
+std::unique_ptr<WeightSource> open_llama_weights(const std::filesystem::path& directory, const LlamaConfig& config,
+                                                 int64_t vocab_size, uint64_t seed,
+                                                 const std::map<std::string, TokenRows>& rows) {
+  std::unique_ptr<WeightSource> source = open_weights(directory);
+  check_names(*source, config, directory);
+  if (config.tie_word_embeddings && source->find(kEmbedding) && source->find(kHead) &&
+      !equal_tensors(*source, kEmbedding, kHead))
+    throw ModelError(fmt::format(
+        "{}: config.json says tie_word_embeddings, but lm_head.weight differs from model.embed_tokens.weight: "
+        "transformers uses both then; set tie_word_embeddings to false to do the same",
+        directory.string()));
+  auto weights = std::make_unique<LlamaWeights>(std::move(source), config);
+  for (const auto& [module, part] : rows)
+    if (part.ids.back() >= vocab_size)
+      throw ModelError(fmt::format("the adapter replaces row {} of {}, the model has {}: set model.vocab_size to {}",
+                                   part.ids.back(), module, vocab_size, part.ids.back() + 1));
+  if (config.tie_word_embeddings && rows.contains(module_of(kHead)))
+    throw ModelError("the adapter has rows of lm_head, which this model ties to its embedding");
+  if (vocab_size == config.vocab_size && rows.empty()) return weights;
+  for (const std::string name : {kEmbedding, kHead}) {
+    if (name == kHead && config.tie_word_embeddings) continue;
+    const auto info = weights->find(name);
+    if (!info || info->shape.size() != 2 || info->shape[0] != config.vocab_size)
+      throw ModelError(fmt::format("{}: {} does not have the {} rows that config.json says", directory.string(), name,
+                                   config.vocab_size));
+    const auto found = rows.find(module_of(name));
+    weights->replace(name, vocab_size, seed, found == rows.end() ? nullptr : &found->second);
+  }
+  return weights;
+}
+
+std::unique_ptr<WeightSource> open_llama_weights(const std::filesystem::path& directory, const LlamaConfig& config) {
+  return open_llama_weights(directory, config, config.vocab_size, 0);
+}
+
+std::map<std::string, TokenRows> adapter_token_rows(const WeightSource& source, const LlamaConfig& config,
+                                                    int64_t stored_vocab,
+                                                    const std::map<std::string, TokenRows>& start) {
+  std::map<std::string, TokenRows> rows;
+  for (const std::string name : {kEmbedding, kHead}) {
+    if (name == kHead && config.tie_word_embeddings) continue;
+    std::set<int64_t> ids;
+    for (int64_t row = stored_vocab; row < config.vocab_size; ++row) ids.insert(row);
+    if (const auto part = start.find(module_of(name)); part != start.end())
+      ids.insert(part->second.ids.begin(), part->second.ids.end());
+    if (ids.empty()) continue;
+    MatrixRows matrix(source, name);
+    TokenRows& part = rows[module_of(name)];
+    part.columns = matrix.columns;
+    part.ids.assign(ids.begin(), ids.end());
+    for (const int64_t row : ids) {
+      const std::vector<float>& values = matrix[row];
+      part.values.insert(part.values.end(), values.begin(), values.end());
+    }
+  }
+  return rows;
+}
+
+}  // namespace trireme

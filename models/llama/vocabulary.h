@@ -1,0 +1,48 @@
+#pragma once
+// The weights of a Llama directory with another number of vocabulary rows, or with some rows replaced.
+
+#include "trireme/formats/hf_config.h"
+#include "trireme/formats/peft_adapter.h"
+#include "trireme/formats/weight_source.h"
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace trireme {
+
+/// Rows of a vocabulary of `vocab_size` with model.vocab_size and model.pad_vocab_to applied. ConfigError when
+/// `wanted` is less than the model has: rows are never dropped.
+int64_t resized_vocab(int64_t vocab_size, std::optional<int64_t> wanted, std::optional<int64_t> multiple);
+
+/// Rows of the vocabulary that base and adapter have together: the base's, or more where the adapter brings all of the
+/// rows that the base lacks. ModelError when some are missing, and for rows of an output matrix that is tied.
+int64_t vocab_with_adapter(const LlamaConfig& base, const std::map<std::string, TokenRows>& rows);
+
+/// Opens the weights of `directory`, whose configuration is `config`, with `vocab_size` rows (at least
+/// config.vocab_size) in the embedding and the output matrix.
+///
+/// New rows are drawn as transformers' resize_token_embeddings draws them: normal with the mean of the matrix's own
+/// rows and 1e-9 times their covariance (the mean alone where there are no more rows than columns: their covariance is
+/// singular), rounded to the matrix's type. They depend on `seed` and the row's id only. `rows` replace rows by id, new
+/// ones or the model's own.
+///
+/// Tensors that a Llama has no use for are named in a warning, as transformers does. A tied model whose file has an
+/// lm_head.weight other than its embedding is refused (ModelError): transformers leaves such a model untied. One that
+/// has lm_head.weight alone is read from there.
+std::unique_ptr<WeightSource> open_llama_weights(const std::filesystem::path& directory, const LlamaConfig& config,
+                                                 int64_t vocab_size, uint64_t seed,
+                                                 const std::map<std::string, TokenRows>& rows = {});
+/// The same with the vocabulary as it is.
+std::unique_ptr<WeightSource> open_llama_weights(const std::filesystem::path& directory, const LlamaConfig& config);
+
+/// The rows of `source` that an adapter has to hold, so that it computes the same on a base that was resized elsewhere:
+/// those that the stored base lacks, [stored_vocab, config.vocab_size), and those that `start` replaced.
+std::map<std::string, TokenRows> adapter_token_rows(const WeightSource& source, const LlamaConfig& config,
+                                                    int64_t stored_vocab,
+                                                    const std::map<std::string, TokenRows>& start);
+
+}  // namespace trireme

@@ -1,0 +1,201 @@
+// `trireme model resize-vocab`: a model with more rows in its vocabulary.
+#include "tools.h"
+
+#include "models/llama/model_directory.h"
+#include "models/llama/vocabulary.h"
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/base/text.h"
+#include "trireme/formats/sentencepiece_model.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+struct ResizeOptions {
+  std::string model, output;
+  std::optional<int64_t> vocab_size, pad_to;
+  std::vector<std::string> tokens;
+  uint64_t seed = 0;
+  bool force = false;
+};
+
+Json read_json(const fs::path& path) {
+  try {
+    return Json::parse(read_text_file(path, ExitCode::kModel, size_t{512} << 20));
+  } catch (const nlohmann::json::exception& error) {
+    throw ModelError(fmt::format("{} is not valid JSON: {}", path.string(), error.what()));
+  }
+}
+
+Json added_token(const std::string& text) {
+  return {{"content", text}, {"lstrip", false},      {"normalized", false},
+          {"rstrip", false}, {"single_word", false}, {"special", true}};
+}
+
+/// The tokenizer files of a directory, with tokens added after the last id that any of them has.
+class TokenizerFiles {
+ public:
+  TokenizerFiles(const fs::path& directory, int64_t max_length) : directory_(directory) {
+    for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"})
+      if (fs::is_regular_file(directory / name)) json_[name] = read_json(directory / name);
+    if (const fs::path path = directory / "tokenizer.model"; fs::is_regular_file(path)) {
+      pieces_ = read_text_file(path, ExitCode::kModel, size_t{256} << 20);
+      const SentencepieceModel model = read_sentencepiece_model(*pieces_, path);
+      piece_count_ = next_id_ = static_cast<int64_t>(model.pieces.size());
+      if (!json_.contains("tokenizer_config.json"))
+        json_["tokenizer_config.json"] = Json::parse(tokenizer_config_json(model, max_length));
+    }
+    if (json_.contains("tokenizer.json")) {
+      const Json vocab = member(member(json_["tokenizer.json"], "model"), "vocab");
+      for (const auto& [piece, id] : vocab.items())
+        if (vocab.is_object() && id.is_number_integer()) next_id_ = std::max(next_id_, id.get<int64_t>() + 1);
+      for (const Json& token : member(json_["tokenizer.json"], "added_tokens")) know(token, member(token, "id"));
+    }
+    if (json_.contains("tokenizer_config.json")) {
+      const Json decoder = member(json_["tokenizer_config.json"], "added_tokens_decoder");
+      for (const auto& [id, token] : decoder.items()) know(token, Json::parse(id, nullptr, false));
+    }
+    if (!pieces_ && !json_.contains("tokenizer.json"))
+      throw ModelError(
+          fmt::format("{} has neither tokenizer.model nor tokenizer.json: --add-token needs one", directory.string()));
+  }
+
+  /// Ids from next_id() on.
+  void add(const std::vector<std::string>& tokens) {
+    for (const std::string& text : tokens)
+      if (std::find(known_.begin(), known_.end(), text) != known_.end())
+        throw ConfigError(fmt::format("--add-token {}: the tokenizer has this token already", text));
+    // Pieces take the ids that follow the last piece: only a tokenizer without added tokens has those free.
+    if (pieces_ && next_id_ == piece_count_)
+      *pieces_ = add_sentencepiece_pieces(*pieces_, directory_ / "tokenizer.model", tokens);
+    for (const std::string& text : tokens) {
+      const int64_t id = next_id_++;
+      Json token = {{"id", id}};
+      token.update(added_token(text));
+      if (json_.contains("tokenizer.json")) json_["tokenizer.json"]["added_tokens"].push_back(token);
+      if (json_.contains("tokenizer_config.json")) {
+        Json& config = json_["tokenizer_config.json"];
+        config["added_tokens_decoder"][std::to_string(id)] = added_token(text);
+        // transformers 5 and 4 have their own name for the same list.
+        for (const char* key : {"extra_special_tokens", "additional_special_tokens"})
+          if (!config.contains(key) || config[key].is_array()) config[key].push_back(text);
+      }
+    }
+  }
+
+  int64_t next_id() const { return next_id_; }
+  void write(ModelDirectoryWriter& writer) const {
+    for (const auto& [name, json] : json_) writer.write_companion(name, json.dump(2) + "\n");
+    if (pieces_) writer.write_companion("tokenizer.model", *pieces_);
+  }
+
+ private:
+  static Json member(const Json& object, const char* key) {
+    return object.is_object() && object.contains(key) ? object.at(key) : Json();
+  }
+  void know(const Json& token, const Json& id) {
+    if (const Json content = member(token, "content"); content.is_string()) known_.push_back(content);
+    if (id.is_number_integer() && id.get<int64_t>() <= INT32_MAX) next_id_ = std::max(next_id_, id.get<int64_t>() + 1);
+  }
+
+  fs::path directory_;
+  std::map<std::string, Json> json_;
+  std::optional<std::string> pieces_;  // tokenizer.model
+  int64_t piece_count_ = 0, next_id_ = 0;
+  std::vector<std::string> known_;
+};
+
+void resize_vocab(const ResizeOptions& options) {
+  const fs::path model = options.model, output = options.output;
+  if (!options.vocab_size && !options.pad_to && options.tokens.empty())
+    throw ConfigError("model resize-vocab: give --vocab-size, --pad-to or --add-token");
+  if (!options.force && holds_model(output))
+    throw WriteError(fmt::format(
+        "model resize-vocab: {} already holds a model; choose another directory or add --force", options.output));
+  std::error_code ignored;
+  if (fs::equivalent(output, model, ignored))
+    throw WriteError("model resize-vocab: --output is the model's own directory");
+  const LlamaConfig stored = read_model_config(model);
+  std::optional<TokenizerFiles> tokenizer;
+  std::optional<int64_t> wanted = options.vocab_size;
+  if (!options.tokens.empty()) {
+    tokenizer.emplace(model, stored.max_position_embeddings);
+    const int64_t first = tokenizer->next_id();
+    tokenizer->add(options.tokens);
+    if (wanted && *wanted < tokenizer->next_id())
+      throw ConfigError(fmt::format("model resize-vocab: --vocab-size is {}, the tokens to add have ids up to {}",
+                                    *wanted, tokenizer->next_id() - 1));
+    if (!wanted) wanted = std::max(stored.vocab_size, tokenizer->next_id());
+    for (size_t i = 0; i < options.tokens.size(); ++i)
+      fmt::print("{} = {}\n", options.tokens[i], first + static_cast<int64_t>(i));
+  }
+  if (wanted && *wanted < stored.vocab_size)
+    throw ConfigError(
+        fmt::format("model resize-vocab: --vocab-size is {}, and the model has {} rows already: rows are "
+                    "only added",
+                    *wanted, stored.vocab_size));
+  LlamaConfig config = stored;
+  config.vocab_size = resized_vocab(stored.vocab_size, wanted, options.pad_to);
+  const auto source = open_llama_weights(model, stored, config.vocab_size, options.seed);
+  auto tensors = checkpoint_tensors(LlamaModel(config, std::nullopt), DType::kF32);
+  for (auto& [name, info] : tensors) {
+    const auto found = source->find(name);
+    if (!found) throw ModelError(fmt::format("{} has no tensor {}", options.model, name));
+    if (found->shape != info.shape)
+      throw ModelError(fmt::format("{}: {} does not have the shape that config.json asks for", options.model, name));
+    info.dtype = found->dtype;
+  }
+  ModelDirectoryWriter writer(output, tensors);
+  for (const auto& [name, info] : tensors) writer.copy(name, *source);
+  writer.copy_companions(model);
+  if (tokenizer) tokenizer->write(writer);
+  writer.seal(config);
+  if (fs::is_regular_file(model / "config.json")) {  // nothing else in it changes
+    Json json = read_json(model / "config.json");
+    json["vocab_size"] = config.vocab_size;
+    writer.write_companion("config.json", json.dump(2) + "\n");
+  }
+  writer.commit();
+  fmt::print("{}: vocabulary of {} rows, {} of them new\n", options.output, format_count(config.vocab_size),
+             format_count(config.vocab_size - stored.vocab_size));
+}
+
+}  // namespace
+
+void add_model_tool(CLI::App& app) {
+  CLI::App* tool = app.add_subcommand("model", "Change a model: resize-vocab");
+  tool->require_subcommand(1);
+  auto options = std::make_shared<ResizeOptions>();
+  CLI::App* resize = tool->add_subcommand(
+      "resize-vocab",
+      "Add rows to a model's vocabulary, as transformers' resize_token_embeddings does: the embedding and the output "
+      "matrix get rows with the mean of their own ones and 1e-9 times their covariance; everything else is copied");
+  resize->add_option("--model", options->model, "Hugging Face directory, or NeMo zarr checkpoint directory")
+      ->required();
+  resize->add_option("--output", options->output, "Directory to write")->required();
+  resize->add_option("--vocab-size", options->vocab_size, "Rows afterwards (default: as many as the tokens need)");
+  resize->add_option("--pad-to", options->pad_to, "Round the rows up to a multiple of this")
+      ->check(CLI::Range(1, 65536));
+  resize
+      ->add_option("--add-token", options->tokens,
+                   "Special tokens that the tokenizer files get, with the ids after its last one")
+      ->allow_extra_args(false);
+  resize->add_option("--seed", options->seed, "Of the new rows")->capture_default_str();
+  resize->add_flag("--force", options->force, "Replace the model in --output");
+  resize->callback([options] { resize_vocab(*options); });
+}
+
+}  // namespace trireme

@@ -1,0 +1,35 @@
+#include "trireme/base/process.h"
+
+#include "trireme/base/error.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+namespace trireme {
+
+std::string host_name() {
+  char name[256] = "unknown";
+  (void)gethostname(name, sizeof name - 1);
+  return name;
+}
+
+double positive_seconds(const char* variable, double otherwise) {
+  const char* text = std::getenv(variable);
+  if (text == nullptr) return otherwise;
+  char* end = nullptr;
+  const double seconds = std::strtod(text, &end);
+  if (end == text || *end != '\0' || !(seconds > 0) || seconds > 1e6)
+    throw ConfigError(fmt::format("{}='{}' is not a number of seconds between 0 and 1e6", variable, text));
+  return seconds;
+}
+
+void print_failure(int rank, const std::string& reason) {
+  std::fflush(stdout);
+  fmt::print(stderr, "rank {} on {}: {}\n", rank, host_name(), reason);
+  std::fflush(stderr);
+}
+
+}  // namespace trireme

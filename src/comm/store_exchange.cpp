@@ -1,0 +1,157 @@
+#include "store_exchange.h"
+
+#include "trireme/base/error.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+namespace trireme {
+
+namespace {
+
+using namespace stored;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+/// Runs `call`. A failure of the store becomes an Error that names rank 0, which serves it at `place`.
+template <class Call>
+auto ask_rank_0(const std::string& place, const Call& call) {
+  try {
+    return call();
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw Error(ExitCode::kHang,
+                fmt::format("the store of rank 0 at {} is lost ({}): rank 0's own last message says why; run again",
+                            place, first_line(error.what())));
+  }
+}
+
+/// Every step of an exchange has a number. In a gather each rank but 0 sets a key of its own and rank 0 reads them; in
+/// a broadcast rank 0 sets one key and the others read it: an exchange costs a few keys a rank.
+///
+/// A key is removed by the rank that set it, once another step proves that it was read: rank 0 has read a gather when
+/// its next broadcast is there, the others have read a broadcast when their values of the next gather are there.
+class StoreExchange final : public HostExchange {
+ public:
+  StoreExchange(StorePtr store, std::string place, std::string prefix, int rank, int size)
+      : HostExchange(rank, size), store_(std::move(store)), place_(std::move(place)), prefix_(std::move(prefix)) {}
+
+  std::vector<std::string> gather(const std::string& mine) override {
+    return ask_rank_0(place_, [&]() -> std::vector<std::string> {
+      const uint64_t step = next_++;
+      if (rank_ != 0) {
+        set(key(step, rank_), mine);
+        return {};
+      }
+      std::vector<std::string> keys;
+      for (int peer = 1; peer < size_; ++peer) keys.push_back(key(step, peer));
+      std::vector<std::string> values = {mine};
+      for (std::string& value : get(keys)) values.push_back(std::move(value));
+      remove_read();
+      return values;
+    });
+  }
+
+  std::string broadcast(const std::string& value) override {
+    return ask_rank_0(place_, [&]() -> std::string {
+      const uint64_t step = next_++;
+      if (rank_ == 0) {
+        set(key(step, 0), value);
+        return value;
+      }
+      const std::string received = get({key(step, 0)})[0];
+      remove_read();
+      return received;
+    });
+  }
+
+  bool barrier_within(double seconds) override {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+    const uint64_t step = next_++;
+    try {
+      if (rank_ != 0) store_->set(key(step, rank_), bytes(""));
+      for (int peer = rank_ == 0 ? 1 : 0; peer < (rank_ == 0 ? size_ : 1); ++peer) {
+        const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
+        // c10d takes 0 for its own time-out.
+        store_->wait({key(step, peer)}, std::max(left, std::chrono::milliseconds(1)));
+      }
+      if (rank_ == 0) store_->set(key(step, 0), bytes(""));
+    } catch (const std::exception&) {
+      return false;
+    }
+    return true;
+  }
+
+  std::unique_ptr<HostExchange> split(int colour) override {
+    const uint64_t step = next_;
+    int rank = 0, size = 0;
+    const std::string own = std::to_string(colour);
+    const auto colours = all_gather(own);
+    for (int peer = 0; peer < size_; ++peer) {
+      if (colours[static_cast<size_t>(peer)] != own) continue;
+      if (peer == rank_) rank = size;
+      ++size;
+    }
+    return std::make_unique<StoreExchange>(store_, place_, fmt::format("{}/{}.{}", prefix_, step, colour), rank, size);
+  }
+
+ private:
+  /// What comes first of a stored value: its length in bytes.
+  using Length = uint64_t;
+
+  std::string key(uint64_t step, int rank) const { return fmt::format("{}/{}/{}", prefix_, step, rank); }
+  static std::string piece_key(const std::string& key, size_t piece) { return fmt::format("{}+{}", key, piece); }
+
+  /// Pieces of kMaxStoredBytes; the first, which others wait for, is set last.
+  void set(const std::string& key, const std::string& value) {
+    const Length length = value.size();
+    std::string whole(sizeof length, '\0');
+    std::memcpy(whole.data(), &length, sizeof length);
+    whole += value;
+    size_t piece = 1;
+    for (size_t at = kMaxStoredBytes; at < whole.size(); at += kMaxStoredBytes, ++piece) {
+      set_.push_back(piece_key(key, piece));
+      store_->set(set_.back(), bytes(whole.substr(at, kMaxStoredBytes)));
+    }
+    set_.push_back(key);
+    store_->set(key, bytes(whole.substr(0, kMaxStoredBytes)));
+  }
+
+  std::vector<std::string> get(const std::vector<std::string>& keys) {
+    std::vector<std::string> values;
+    if (keys.empty()) return values;
+    for (const auto& first : store_->multiGet(keys)) {
+      const std::string& key = keys[values.size()];
+      Length length = 0;
+      TRIREME_CHECK(first.size() >= sizeof length, "a value of ", first.size(), " bytes under ", key);
+      std::memcpy(&length, first.data(), sizeof length);
+      std::string value = text_of(first).substr(sizeof length);
+      for (size_t piece = 1; value.size() < length; ++piece) value += text_of(store_->get(piece_key(key, piece)));
+      values.push_back(std::move(value));
+    }
+    return values;
+  }
+
+  void remove_read() {
+    for (const std::string& key : set_) store_->deleteKey(key);
+    set_.clear();
+  }
+
+  StorePtr store_;
+  std::string place_, prefix_;
+  uint64_t next_ = 0;
+  std::vector<std::string> set_;  // by this rank, not removed yet
+};
+
+}  // namespace
+
+std::unique_ptr<HostExchange> make_store_exchange(StorePtr store, std::string place, std::string prefix, int rank,
+                                                  int size) {
+  return std::make_unique<StoreExchange>(std::move(store), std::move(place), std::move(prefix), rank, size);
+}
+
+}  // namespace trireme

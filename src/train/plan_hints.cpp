@@ -1,0 +1,198 @@
+#include "plan_hints.h"
+
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+#include "trireme/train/dry_run.h"
+
+#include <c10/core/ScalarType.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <iterator>
+
+namespace trireme {
+
+namespace {
+
+constexpr int64_t kMostRanks = 4096, kShortestRow = 128;
+constexpr size_t kMostTogether = 3, kShown = 3;
+/// Savings below this part of what the run needs are none to speak of.
+constexpr double kLeastSaving = 0.001;
+
+/// What a GPU process loses to the context and the libraries before the first tensor, and what the allocator cannot
+/// use; with several ranks also NCCL's buffers and the workspaces of concurrent streams.
+int64_t gpu_overhead(int ranks) { return int64_t{ranks > 1 ? 8 : 3} << 30; }
+
+MemoryPlan least(const PlanQuestion& question) { return least_plan(plan_input(question)); }
+
+/// The changes that are worth a thought for a configuration, from the least to the most intrusive; each is one setting.
+class Changes {
+ public:
+  explicit Changes(const PlanQuestion& question) : question_(question) {
+    const Config& config = question.config;
+    const int64_t local = config.batch.global_batch_size / question.ranks, micro = config.batch.micro_batch_size;
+    if (question.ranks > 1 && config.parallel.shard_size != "auto" && config.parallel.shard_size != "world")
+      add("parallel.shard_size: world", [](Config& c) { c.parallel.shard_size = "world"; });
+    if (config.parallel.recompute != "auto" && config.parallel.recompute != "full")
+      add("parallel.recompute: full", [](Config& c) { c.parallel.recompute = "full"; });
+    // One pass a step reduces each gradient as soon as it is there.
+    if (local > micro)
+      add(fmt::format("batch.micro_batch_size: {}", local), [&](Config& c) { c.batch.micro_batch_size = local; });
+    if (question.gpu && plan_input(question).compute_bytes == 4)
+      add("precision.compute: bf16", [](Config& c) { c.precision.compute = "bf16"; });
+    add_ranks();
+    if (local > micro)
+      add(fmt::format("batch.global_batch_size: {}", question.ranks * micro),
+          [&](Config& c) { c.batch.global_batch_size = question.ranks * micro; });
+    if (config.lora && config.precision.frozen != "fp8")
+      add("precision.frozen: fp8", [](Config& c) { c.precision.frozen = "fp8"; });
+    if (!config.lora && question.task.takes_adapters()) add("lora.r: 16", [](Config& c) { c.lora.emplace(); });
+    add_shorter_rows();
+  }
+
+  std::vector<PlanHint> take() { return std::move(hints_); }
+
+ private:
+  void add(const std::string& setting, const std::function<void(Config&)>& change) {
+    PlanHint hint{{setting}, question_.config, question_.ranks};
+    change(hint.config);
+    hints_.push_back(std::move(hint));
+  }
+
+  bool fits(const PlanHint& hint) const {
+    return least({hint.config, question_.task, hint.ranks, question_.gpu, question_.device_memory}).fits();
+  }
+
+  /// The fewest ranks that fit, in doublings; if none do, twice as many.
+  void add_ranks() {
+    std::optional<PlanHint> first;
+    for (int64_t ranks = 2 * int64_t{question_.ranks}; ranks <= kMostRanks; ranks *= 2) {
+      PlanHint hint{{fmt::format("{} ranks", ranks)}, question_.config, static_cast<int>(ranks)};
+      BatchSection& batch = hint.config.batch;
+      if (hint.config.parallel.shard_size != "auto") hint.config.parallel.shard_size = "world";
+      if (batch.global_batch_size % ranks != 0) {
+        batch.global_batch_size = (batch.global_batch_size + ranks - 1) / ranks * ranks;
+        hint.settings.push_back(fmt::format("batch.global_batch_size: {}", batch.global_batch_size));
+      }
+      const int64_t local = batch.global_batch_size / ranks, micro = batch.micro_batch_size;
+      while (local % batch.micro_batch_size != 0) --batch.micro_batch_size;
+      if (batch.micro_batch_size != micro)
+        hint.settings.push_back(fmt::format("batch.micro_batch_size: {}", batch.micro_batch_size));
+      if (hint.config.parallel.shard_size != question_.config.parallel.shard_size)
+        hint.settings.emplace_back("parallel.shard_size: world");
+      if (!first) first = hint;
+      if (!fits(hint)) continue;
+      first = hint;
+      break;
+    }
+    if (first) hints_.push_back(*std::move(first));
+  }
+
+  /// The longest rows that fit, in halvings; if none do, half as long.
+  void add_shorter_rows() {
+    std::optional<PlanHint> first;
+    for (int64_t length = question_.config.data.seq_length / 2; length >= kShortestRow; length /= 2) {
+      PlanHint hint{{fmt::format("data.seq_length: {}", length)}, question_.config, question_.ranks};
+      hint.config.data.seq_length = length;
+      if (!first) first = hint;
+      if (!fits(hint)) continue;
+      first = hint;
+      break;
+    }
+    if (first) hints_.push_back(*std::move(first));
+  }
+
+  const PlanQuestion& question_;
+  std::vector<PlanHint> hints_;
+};
+
+/// All changes of one setting that save something.
+std::vector<PlanHint> single_hints(const PlanQuestion& question, int64_t total) {
+  std::vector<PlanHint> hints = Changes(question).take();
+  for (PlanHint& hint : hints) {
+    const MemoryPlan plan = least({hint.config, question.task, hint.ranks, question.gpu, question.device_memory});
+    hint.saved = total - plan.total();
+    hint.lacking = plan.lacking();
+  }
+  std::erase_if(hints, [&](const PlanHint& hint) {
+    return static_cast<double>(hint.saved) < kLeastSaving * static_cast<double>(total);
+  });
+  return hints;
+}
+
+/// The best setting, the best beside it, and so on, until the run fits.
+std::optional<PlanHint> combined_hint(const PlanQuestion& question, int64_t total) {
+  PlanHint all{{}, question.config, question.ranks};
+  for (size_t i = 0; i < kMostTogether; ++i) {
+    const PlanQuestion now{all.config, question.task, all.ranks, question.gpu, question.device_memory};
+    std::vector<PlanHint> hints = single_hints(now, least(now).total());
+    const auto best = std::min_element(hints.begin(), hints.end(), [](const PlanHint& a, const PlanHint& b) {
+      return std::max<int64_t>(a.lacking, 0) < std::max<int64_t>(b.lacking, 0);
+    });
+    if (best == hints.end()) return std::nullopt;
+    best->settings.insert(best->settings.begin(), all.settings.begin(), all.settings.end());
+    all = std::move(*best);
+    if (all.lacking > 0) continue;
+    all.saved = total - least({all.config, question.task, all.ranks, question.gpu, question.device_memory}).total();
+    return all;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+PlanInput plan_input(const PlanQuestion& question) {
+  const Config& config = question.config;
+  const at::ScalarType dtype = compute_dtype(config, question.gpu);
+  PlanInput input;
+  input.compute_bytes = static_cast<int64_t>(c10::elementSize(dtype));
+  question.task.fill_plan(config, input);
+  input.world_size = question.ranks;
+  input.micro_batches =
+      static_cast<int>(config.batch.global_batch_size / question.ranks / config.batch.micro_batch_size);
+  if (config.parallel.shard_size == "world")
+    input.shard_size = question.ranks;
+  else if (config.parallel.shard_size != "auto")
+    input.shard_size = std::stoi(config.parallel.shard_size);
+  if (config.parallel.reduce_dtype == "compute") input.gradient_bytes = input.compute_bytes;
+  input.frozen_fp8 = config.precision.frozen == "fp8";
+  const std::string& recompute = config.parallel.recompute;
+  if (recompute != "auto")
+    input.recompute = recompute == "full" ? Recompute::kFull : recompute == "mlp" ? Recompute::kMlp : Recompute::kNone;
+  input.device_memory = question.device_memory;
+  input.overhead = question.gpu ? gpu_overhead(question.ranks) : 0;
+  return input;
+}
+
+std::string PlanHint::text() const {
+  std::string all = settings.front();
+  for (size_t i = 1; i < settings.size(); ++i) all += (i == 1 ? " with " : " and ") + settings[i];
+  return fmt::format(
+      "{} (saves {}{})", all, format_bytes(static_cast<double>(saved)),
+      lacking > 0 ? fmt::format(", {} still lack", format_bytes(static_cast<double>(lacking))) : ": fits");
+}
+
+std::vector<PlanHint> plan_hints(const PlanQuestion& question) {
+  const int64_t total = least(question).total();
+  std::vector<PlanHint> hints = single_hints(question, total);
+  const auto rest =
+      std::stable_partition(hints.begin(), hints.end(), [](const PlanHint& hint) { return hint.lacking <= 0; });
+  std::stable_sort(rest, hints.end(), [](const PlanHint& a, const PlanHint& b) { return a.saved > b.saved; });
+  if (rest == hints.begin() && !hints.empty())
+    if (auto together = combined_hint(question, total)) hints.insert(hints.begin(), *std::move(together));
+  return hints;
+}
+
+MemoryPlan plan_run(const PlanQuestion& question) {
+  const PlanInput input = plan_input(question);
+  if (auto plan = find_plan(input)) return *std::move(plan);
+  const std::vector<PlanHint> hints = plan_hints(question);
+  std::vector<std::string> shown;
+  for (size_t i = 0; i < std::min(kShown, hints.size()); ++i) shown.push_back(hints[i].text());
+  throw ConfigError(
+      fmt::format("{}; try {}", describe_need(least_plan(input)),
+                  shown.empty() ? "a smaller model: no setting saves memory here" : join(shown, ", or ")));
+}
+
+}  // namespace trireme

@@ -1,0 +1,43 @@
+#pragma once
+// Private to train/: the memory plan of a run, and the settings that would make one fit.
+
+#include "trireme/config/config.h"
+#include "trireme/fsdp/plan.h"
+#include "trireme/train/task.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+/// What a plan is made for. Config and task outlive it.
+struct PlanQuestion {
+  const Config& config;
+  const TrainingTask& task;
+  int ranks = 1;
+  bool gpu = false;
+  int64_t device_memory = 0;  // bytes of each rank's device
+};
+
+PlanInput plan_input(const PlanQuestion& question);
+
+/// Another configuration or number of ranks, and what it changes.
+struct PlanHint {
+  std::vector<std::string> settings;  // "batch.micro_batch_size: 4": keys of the configuration, or "16 ranks"
+  Config config;
+  int ranks = 1;
+  int64_t saved = 0;    // bytes per rank that the least plan takes less
+  int64_t lacking = 0;  // bytes that still lack; 0 or less: it fits
+  std::string text() const;
+};
+
+/// Settings that would save memory, those first with which the run fits, of these the least intrusive first; then the
+/// others, the largest saving first. None of them saves nothing. Where no setting alone is enough but several together
+/// are, those together come first.
+std::vector<PlanHint> plan_hints(const PlanQuestion& question);
+
+/// The plan of the run; ConfigError when none fits, with where the memory goes and the first three hints.
+MemoryPlan plan_run(const PlanQuestion& question);
+
+}  // namespace trireme

@@ -1,0 +1,113 @@
+#pragma once
+// Private to watchdog/: each rank watches the others, whatever launched them. A dead rank is noticed at once, a hung
+// one after a time limit, and a rank that fails ends all of them.
+//
+// Records: each rank keeps its last collectives in shared memory. The ranks of its host read it even when the rank is
+// stopped or dead, and any of them answers for the host when another host asks.
+//
+// Neighbour connections: each rank holds a TCP connection to the next one, which closes a ring over all ranks. It
+// breaks when a process dies. A failure's reason is forwarded along it in both directions.
+//
+// Hang detection: when a collective does not finish in time, the records of all ranks say which rank is missing, and
+// its training thread's stack says what it does instead.
+
+#include "rank_record.h"
+#include "trireme/comm/watch.h"
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace trireme {
+
+class RankWatch final : public RankGuard {
+ public:
+  using Hooks = Watchdog::Hooks;
+  using AllGather = Watchdog::AllGather;
+
+  /// Collective. ConfigError when TRIREME_HANG_SECONDS is not a number of seconds.
+  RankWatch(int rank, int size, const AllGather& all_gather, Hooks hooks);
+  ~RankWatch() override;
+
+  /// False when the next rank could not be reached: then only the launcher or the time limit of a collective notices a
+  /// dead rank.
+  bool connected() const override { return neighbours_[kNext].fd >= 0; }
+
+  /// When the failure follows from the death of another rank, that rank's report comes first and ends this process.
+  [[noreturn]] void fail(const std::string& reason, int exit_code) override;
+  void announce(const std::string& reason, int exit_code) override;
+  void leave() override;
+  /// One per rank: the last collectives and state of each, as far as they can be read now.
+  std::vector<RankView> views();
+
+ private:
+  struct Peer {
+    std::string host;
+    int pid = 0, port = 0;
+    std::vector<std::string> addresses;
+    const RankRecord* record = nullptr;  // same host
+  };
+  struct Neighbour {
+    int fd = -1, rank = -1;  // fd -1: not connected
+    std::string received;
+  };
+  enum { kNext, kPrevious };
+  /// How long a failure waits before it is reported: it may follow from the death of another rank, whose report arrives
+  /// within this time.
+  static constexpr std::chrono::milliseconds kReportDelay{300};
+  static constexpr double kStackSeconds = 1;
+
+  // Start: a listening socket, and what every rank must know of the others.
+  void listen();
+  std::string introduction();
+  void read_introductions(const std::vector<std::string>& introductions);
+  bool connect_next();
+  int connect_to(int rank, double seconds) const;
+
+  // The server's thread: neighbour connections, and questions of other ranks.
+  void serve();
+  void accept_one();
+  void read_from(Neighbour& neighbour);
+  void handle_lost(const Neighbour& neighbour);
+
+  // The watchdog's thread.
+  void watch();
+  /// Ends all ranks, or returns the seconds for which the missing rank is given more time.
+  double handle_hang(double waited);
+  double limit() const;
+  /// Encoded views of all ranks of one host; empty when none of the ranks asked answers.
+  std::string query(const std::vector<int>& ranks_of_host) const;
+  /// The answer of a rank's server thread; nothing when there is none or it breaks off.
+  std::optional<std::string> ask(int rank, char request) const;
+  std::string stack_of(const RankView& view) const;
+
+  // The end of the process.
+  /// Returns to one thread only, which ends the process; the others block.
+  void claim_exit();
+  void forward(const std::string& reason, int exit_code);
+  void end_stopped_ranks();
+  /// Sends SIGCONT to the stopped ranks of this host and returns them.
+  std::vector<const Peer*> continue_stopped_ranks() const;
+
+  int rank_, size_;
+  Hooks hooks_;
+  std::optional<double> fixed_limit_;
+  uint64_t token_ = 0;
+  int listener_ = -1, wake_ = -1;
+  std::vector<Peer> peers_;
+  std::mutex neighbours_mutex_;
+  Neighbour neighbours_[2];
+  std::optional<std::chrono::steady_clock::time_point> previous_lost_;  // when its connection broke
+  std::atomic<bool> stop_ = false, exiting_ = false;
+  double next_check_ = 0;  // steady seconds before which a hang is not looked at again
+  bool excuse_logged_ = false, continued_ = false;
+  std::thread server_, watchdog_;
+};
+
+}  // namespace trireme

@@ -1,0 +1,36 @@
+#pragma once
+// Private to watchdog/: the TCP connections of rank_watch.h. The functions return whether they worked; errno is not
+// reported.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace trireme::wire {
+
+/// What a connection is for: a neighbour's, which stays open; the views of all ranks of this host; the stack of this
+/// rank's training thread.
+enum Request : char { kNeighbour = 'N', kQuery = 'Q', kStack = 'S' };
+/// The first bytes of a connection.
+struct Greeting {
+  uint64_t token;  // of the job; connections with another are closed
+  int32_t rank;
+  char request;
+};
+/// What a neighbour sends: its orderly end, or a failure (uint32 length, then "exit code\nreason").
+enum Message : char { kBye = 'B', kFailure = 'F' };
+constexpr size_t kMaxReason = 4000;
+
+/// For every later send and receive (and connect).
+void set_timeouts(int fd, double seconds);
+/// Keep-alives: a host that vanishes without closing the connection is noticed after a minute.
+void keep_alive(int fd);
+bool send_all(int fd, const void* data, size_t size);
+bool receive_all(int fd, void* data, size_t size);
+/// IPv4 addresses under which other hosts may reach this one.
+std::vector<std::string> own_addresses();
+/// A connected socket, or -1.
+int connect_address(const std::string& address, int port, double seconds);
+
+}  // namespace trireme::wire

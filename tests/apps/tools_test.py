@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""Tools as users start them, with what they get wrong: metrics whose steps go back, temperatures that are no number, JSON lines that only Python
+takes, text in UTF-16; and the profile of a step on a CPU."""
+import argparse
+import json
+import subprocess
+import tempfile
+from pathlib import Path
+
+
+class Site:
+    def __init__(self, binaries, work):
+        self.bin, self.work = binaries, Path(work)
+
+    def run(self, program, *arguments, code=0, says="", silent_on=""):
+        done = subprocess.run([f"{self.bin}/{program}", *map(str, arguments)], capture_output=True, text=True, cwd=self.work)
+        text = done.stdout + done.stderr
+        assert done.returncode == code, f"{program} {arguments}: exit {done.returncode}, not {code}\n{text[-2000:]}"
+        assert says in text, f"{program} {arguments}: no '{says}' in\n{text[-2000:]}"
+        assert not silent_on or silent_on not in text, f"{program} {arguments}: '{silent_on}' in\n{text[-2000:]}"
+        return text
+
+
+def check_plot(site):
+    def metrics(name, steps, losses=None):
+        rows = [{"event": "train", "step": step, "loss": loss} for step, loss in zip(steps, losses or [6 - 0.1 * i for i in range(len(steps))])]
+        (site.work / name).write_text("\n".join(map(json.dumps, rows)) + "\n")
+        return name
+
+    site.run("trireme", "plot", metrics("back.jsonl", [1, 2, 500, 90000, 3, 4, 5, 80000, 2]), says="step 1")
+    site.run("trireme", "plot", metrics("down.jsonl", list(range(4000, 0, -1))), says="step 1 ")
+    site.run("trireme", "plot", metrics("one.jsonl", [7]))
+    site.run("trireme", "plot", metrics("large.jsonl", [1, 2, 3], [1e308, -1e308, 1e300]))
+    for step in (None, "3", 1e300):
+        site.run("trireme", "plot", metrics("bad.jsonl", [1, step]), code=3, says='bad.jsonl:2: "step" is')
+    (site.work / "event.jsonl").write_text('{"event": 5}\n{"event": "train", "step": 1, "loss": 2.0}\n')
+    site.run("trireme", "plot", "event.jsonl")
+
+
+def check_text(site):
+    (site.work / "text.txt").write_text("\n\n".join(f"The trireme crossed the strait with {170 + i} rowers." for i in range(60)))
+    site.run("trireme", "tokenizer", "train", "--input", "text.txt", "--vocab-size", 320, "--output", "made/by/it/t.model")
+    pack = ["data", "pack", "--tokenizer", "made/by/it/t.model", "--seq-length", 16, "--output", "also/made/rows.npy"]
+    lines = ['{"text": "The rowers crossed the strait with the trireme."}'] * 20
+    lines += ['{"text": "The rowers crossed.", "score": NaN, "n": 1e999, "id": "\\ud83d"}', '{"text": "half \\udc00 a pair"}'] + lines
+    (site.work / "python.jsonl").write_text("\n".join(lines))
+    site.run("trireme", *pack, "--input", "python.jsonl", says="dropped 1 documents that are not UTF-8, the first at python.jsonl:22")
+    (site.work / "wide.txt").write_text((site.work / "text.txt").read_text(), encoding="utf-16")
+    site.run("trireme", *pack, "--input", "wide.txt", code=3, says="the text is UTF-16 or UTF-32, only UTF-8 is read")
+    site.run("trireme", "tokenizer", "train", "--input", "wide.txt", "--vocab-size", 320, "--output", "w.model", code=3, says="the text is UTF-16")
+
+
+def check_generate_and_profile(site):
+    site.run("trireme", "init-model", "--preset", "llama-tiny", "--vocab-size", 320, "--tokenizer", "made/by/it/t.model", "--output", "model")
+    for temperature in ("nan", "-1", "inf"):
+        site.run("trireme", "generate", "--model", "model", "--prompt", "The", f"--temperature={temperature}", code=2, says="--temperature")
+    (site.work / "run.yaml").write_text("""
+model: {path: model}
+data: {train: also/made/rows.npy, seq_length: 16}
+batch: {global_batch_size: 2}
+train: {max_steps: 2}
+logging: {profile_step: 1}
+output: {dir: run}
+""")
+    site.run("train_llama", "--config", "run.yaml", says="timeline of step 1", silent_on="gpuGetDeviceCount")
+    assert json.loads((site.work / "run/profile/step-1.json").read_text())["traceEvents"]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bin", required=True)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as work:
+        site = Site(args.bin, work)
+        check_plot(site)
+        check_text(site)
+        check_generate_and_profile(site)
+    print("ok")
+
+
+if __name__ == "__main__":
+    main()

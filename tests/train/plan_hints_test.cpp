@@ -1,0 +1,155 @@
+// What is said of a run that does not fit, and what comes of doing it.
+#include "plan_hints.h"
+#include "models/llama/presets.h"
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/base/text.h"
+#include "trireme/config/config.h"
+#include "trireme/formats/hf_config.h"
+#include "trireme/formats/npy.h"
+#include "trireme/train/run.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace trireme {
+namespace {
+
+constexpr const char* kLora = "lora.r=16";
+
+struct Case {
+  const char* model;
+  int ranks;
+  double memory_gib;
+  int64_t seq_length;
+  std::vector<std::string> settings;
+};
+
+const std::vector<Case> kCases = {
+    {"llama2-7b", 1, 80, 4096, {"batch.global_batch_size=1"}},
+    {"llama2-13b", 8, 80, 4096, {"batch.global_batch_size=128"}},
+    {"llama2-70b", 16, 141, 4096, {"batch.global_batch_size=64"}},
+    {"llama2-70b", 8, 80, 4096, {"batch.global_batch_size=8"}},
+    {"llama2-70b", 1, 80, 8192, {kLora, "batch.global_batch_size=8"}},
+    {"llama2-70b", 1, 141, 8192, {kLora, "batch.global_batch_size=8"}},
+    {"llama2-70b", 1, 80, 32768, {kLora, "precision.frozen=fp8"}},
+    {"llama2-7b", 1, 40, 8192, {kLora, "parallel.recompute=none", "batch.micro_batch_size=8"}},
+    {"llama2-13b", 8, 80, 4096, {"parallel.shard_size=1", "batch.global_batch_size=8"}},
+    {"llama2-7b", 4, 40, 4096, {"precision.compute=fp32", "batch.global_batch_size=32"}},
+    {"llama2-7b", 1, 12, 4096, {kLora}},
+    {"llama2-70b", 1, 24, 8192, {kLora}},
+};
+
+class Hints : public testing::Test {
+ protected:
+  Hints() {
+    char name[] = "/tmp/plan_hints_XXXXXX";
+    root_ = mkdtemp(name);
+  }
+  ~Hints() override { std::filesystem::remove_all(root_); }
+
+  /// The configuration of a case, its model's shape and one row of data beside it.
+  std::filesystem::path write(const Case& c) const {
+    std::filesystem::create_directories(root_ / c.model);
+    write_file_atomic(root_ / c.model / "config.json", llama_config_json(llama_preset(c.model)));
+    const std::vector<int32_t> row(static_cast<size_t>(c.seq_length), 1);
+    write_npy_int32(root_ / "row.npy", row, 1, c.seq_length);
+    write_file_atomic(
+        root_ / "run.yaml",
+        fmt::format("model: {{path: {}}}\ndata: {{train: row.npy, seq_length: {}}}\noutput: {{dir: out}}\n", c.model,
+                    c.seq_length));
+    return root_ / "run.yaml";
+  }
+
+  std::filesystem::path root_;
+};
+
+/// "the run needs …; try X (saves A: fits), or Y (…)": the settings of X, and whether X is said to fit or what lacks.
+struct Advice {
+  std::vector<std::string> overrides;
+  int ranks = 0;  // 0: as many as before
+  std::string lacking;
+};
+
+Advice first_advice(const std::string& message) {
+  const size_t begin = message.find("; try ") + 6, end = message.find(" (saves ", begin);
+  Advice advice;
+  std::string settings = message.substr(begin, end - begin);
+  for (const char* word : {" with ", " and "})
+    for (size_t at; (at = settings.find(word)) != std::string::npos;)
+      settings.replace(at, std::string(word).size(), "|");
+  for (const std::string& setting : split(settings, '|')) {
+    if (setting.ends_with(" ranks")) {
+      advice.ranks = std::stoi(setting);
+      continue;
+    }
+    const size_t colon = setting.find(": ");
+    EXPECT_NE(colon, std::string::npos) << setting;
+    advice.overrides.push_back(setting.substr(0, colon) + "=" + setting.substr(colon + 2));
+  }
+  const std::string outcome = message.substr(end, message.find(')', end) - end);
+  if (!outcome.ends_with(": fits")) {
+    const size_t comma = outcome.find(", ");
+    advice.lacking = outcome.substr(comma + 2, outcome.find(" still lack") - comma - 2);
+  }
+  return advice;
+}
+
+TEST_F(Hints, TheFirstOneFollowedFitsOrLacksWhatItSays) {
+  int fitting = 0;
+  for (const Case& c : kCases) {
+    const auto file = write(c);
+    const Config config = load_config(file, c.settings, Program::kLlama, c.ranks);
+    const auto task = make_llama_task(config, 0, c.ranks, at::kCPU, at::kBFloat16);
+    const auto memory = static_cast<int64_t>(c.memory_gib * (1 << 30));
+    std::string message;
+    try {
+      (void)plan_run({config, *task, c.ranks, /*gpu=*/true, memory});
+      ADD_FAILURE() << c.model << " fits";
+      continue;
+    } catch (const ConfigError& error) {
+      message = error.what();
+    }
+    fmt::print("{} on {} x {} GiB: {}\n", c.model, c.ranks, c.memory_gib, message);
+    EXPECT_EQ(message.find("saves 0 B"), std::string::npos) << message;
+    EXPECT_EQ(message.find("saves -"), std::string::npos) << message;
+    const Advice advice = first_advice(message);
+    std::vector<std::string> settings = c.settings;
+    settings.insert(settings.end(), advice.overrides.begin(), advice.overrides.end());
+    const int ranks = advice.ranks > 0 ? advice.ranks : c.ranks;
+    // What the user would do: the rules of the configuration hold for the advice, too.
+    const Config followed = load_config(file, settings, Program::kLlama, ranks);
+    const PlanInput input = plan_input({followed, *task, ranks, /*gpu=*/true, memory});
+    if (advice.lacking.empty()) {
+      ++fitting;
+      EXPECT_TRUE(find_plan(input)) << message;
+    } else {
+      EXPECT_FALSE(find_plan(input)) << message;
+      EXPECT_EQ(format_bytes(static_cast<double>(least_plan(input).lacking())), advice.lacking) << message;
+    }
+  }
+  EXPECT_GE(fitting, 10);
+}
+
+TEST_F(Hints, AccumulationIsNamedAndItsEndOffered) {
+  const Case& c = kCases[1];
+  const Config config = load_config(write(c), c.settings, Program::kLlama, c.ranks);
+  const auto task = make_llama_task(config, 0, c.ranks, at::kCPU, at::kBFloat16);
+  try {
+    (void)plan_run({config, *task, c.ranks, /*gpu=*/true, int64_t{80} << 30});
+    FAIL() << "fits";
+  } catch (const ConfigError& error) {
+    const std::string message = error.what();
+    EXPECT_NE(message.find("whole on every rank because 16 passes add up"), std::string::npos) << message;
+    EXPECT_NE(message.find("batch."), std::string::npos) << message;
+    EXPECT_EQ(message.find("precision.frozen"), std::string::npos) << "no weight is frozen: " << message;
+  }
+}
+
+}  // namespace
+}  // namespace trireme

@@ -1,0 +1,264 @@
+#!/usr/bin/env python3
+"""What happens before the first step, and of a run that is not let through: plans of ranks, who owns output.dir, checks before the weights are
+read, devices, disk space, stops without a save. Exit code 77 = skipped."""
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+
+try:
+    import numpy as np
+except ImportError as error:
+    print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
+    sys.exit(77)
+
+from run_site import last_line, main  # noqa: E402
+import run_test  # noqa: E402
+from run_test import SEQ, VOCAB  # noqa: E402
+
+HOST = socket.gethostname()
+
+
+class Site(run_test.Site):
+    def run(self, *overrides, ranks=0, expect=0, extra=(), remove=(), **environment):
+        """As train(), with environment variables, and without those in `remove`."""
+        variables = {name: value for name, value in os.environ.items() if name not in remove}
+        done = subprocess.run(self.command(*overrides, ranks=ranks, extra=extra), capture_output=True, text=True, timeout=self.limit_s,
+                              env={**variables, **environment})
+        assert done.returncode == expect, f"exit {done.returncode}, expected {expect}, of {overrides}:\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
+        return done
+
+    def numbers(self, run):
+        return [(m["loss"], m["grad_norm"]) for m in self.metrics(run)], [m["loss"] for m in self.metrics(run, "eval")]
+
+
+def plan_ranks(site):
+    """Ranks with unequal memory make one plan, that of the smallest."""
+    full = ["lora=null", "batch.micro_batch_size=4", "batch.global_batch_size=8", "eval.every_samples=24"]
+    small, large = "0.8e6", "4e6"  # one row a pass, and all four
+    memory = {name: ",".join(f"set:{size}@device-memory:rank{rank}" for rank, size in enumerate(sizes))
+              for name, sizes in {"equal": (small, small), "first": (small, large), "second": (large, small)}.items()}
+    plans = {}
+    for name, fault in memory.items():
+        done = site.run(f"output.dir={name}", *full, ranks=2, TRIREME_FAULT=fault)
+        plans[name] = [line for line in done.stderr.splitlines() if "rows a pass" in line or "row a pass" in line][0].split(" ", 1)[1]
+        assert ("device memory differs between ranks" in done.stderr) == (name in ("first", "second")), done.stderr
+        if name == "second":
+            assert f"of rank 1 on {HOST}" in done.stderr, done.stderr
+    print(plans)
+    assert "1 row a pass" in plans["equal"], "the memory decides nothing here: the test shows nothing"
+    assert plans["equal"] == plans["first"] == plans["second"], plans
+    assert site.numbers("equal") == site.numbers("first") == site.numbers("second")
+
+
+def plan_differs(site):
+    """Ranks that would go different ways are stopped before the first step, and named."""
+    def refused(first, second, *words):
+        one, other = site.command(*first, ranks=1), site.command(*second)
+        done = subprocess.run([*one, ":", "-n", "1", *other], capture_output=True, text=True, timeout=60)
+        said = [line for line in done.stderr.splitlines() if f"rank 1 on {HOST} and rank 0 on {HOST}" in line]
+        assert done.returncode == 2 and said and all(word in said[-1] for word in words), (done.returncode, done.stderr[-2000:])
+        assert "step 1/" not in done.stdout and not os.path.exists(f"{site.work}/run/config.yaml")
+
+    refused([], ["eval.every_samples=16"], "run different configurations")
+    site.run_tool("init-model", "--hidden-size", "32", "--layers", "3", "--heads", "4", "--kv-heads", "2", "--intermediate-size", "64",
+                  "--vocab-size", str(VOCAB), "--max-positions", "128", "--output", f"{site.work}/deeper")
+    refused([], ["model.path=deeper"], "come to different memory plans", "model or data differ")
+
+
+def claim(site):
+    """Until its first step has ended a run owns nothing: a corrected configuration takes the directory."""
+    work = site.work
+    rows = np.load(f"{work}/train.npy")
+    np.save(f"{work}/short.npy", rows[:, :24])
+    bad = rows.copy()
+    bad[:, 5] = VOCAB
+    np.save(f"{work}/bad.npy", bad)
+    site.run("data.train=bad.npy", expect=3)
+    site.run("model.path=nowhere", expect=4)
+    site.run("logging.mlperf=true", "lora.r=8", expect=70, TRIREME_FAULT="fail@step:step1", TRIREME_CACHES_CLEARED="true")
+    site.run("batch.micro_batch_size=2", expect=2, TRIREME_FAULT="set:1000@device-memory")
+    assert not os.path.exists(f"{work}/run/config.yaml") and not os.path.exists(f"{work}/run/run.json"), os.listdir(f"{work}/run")
+    # Another length, another number of steps, the same directory; and the logs are this run's alone.
+    site.run("data.train=short.npy", "data.valid=null", "data.seq_length=24", "train.max_steps=2", "logging.mlperf=true", TRIREME_CACHES_CLEARED="true")
+    log = open(f"{work}/run/mllog.log").read()
+    assert log.count('"init_start"') == 1 and log.count('"run_stop"') == 1, log
+    assert len(site.metrics("run", "run")) == 1 and len(site.metrics("run")) == 2
+    assert json.load(open(f"{work}/run/run.json"))["run_id"]
+    # Once a step has ended the directory is taken.
+    site.run("output.dir=taken", expect=70, TRIREME_FAULT="fail@step:step3")
+    done = site.run("output.dir=taken", "train.max_steps=5", expect=73)
+    assert "train.max_steps was 6, is 5" in last_line(done.stderr), done.stderr
+    # What somebody else keeps under our names is not ours to remove.
+    os.makedirs(f"{work}/theirs")
+    open(f"{work}/theirs/metrics.jsonl", "w").write("mine\n")
+    done = site.run("output.dir=theirs", expect=73)
+    assert "metrics.jsonl" in last_line(done.stderr) and open(f"{work}/theirs/metrics.jsonl").read() == "mine\n", done.stderr
+
+
+def checks(site):
+    """What can be found before the weights are read is found before; rows are looked at that the run does not reach."""
+    work = site.work
+    site.run("output.dir=four", "lora.r=8", "train.max_steps=1", "data.valid=null")
+    done = site.run("lora.adapter=four/adapter", expect=4)
+    assert "loading" not in done.stderr and f"{work}/four/adapter" in last_line(done.stderr) and "lora.r" in last_line(done.stderr), done.stderr
+    rows = np.load(f"{work}/train.npy")
+    rows[39, 7] = VOCAB
+    np.save(f"{work}/late.npy", rows)
+    late = ("data.train=late.npy", "data.shuffle=false", "train.max_steps=1")
+    for ranks, extra in ((0, ()), (2, ()), (0, ["--dry-run"])):
+        done = site.run(*late, ranks=ranks, extra=extra, expect=3)
+        said = [line for line in done.stderr.splitlines() if "late.npy: row 39, position 7" in line]
+        assert said and "step 1/" not in done.stdout, done.stderr
+    done = site.run("output.dir=dry", extra=["--dry-run"])
+    assert "data: all 47 rows are good" in done.stdout and not os.path.exists(f"{work}/dry"), (done.stdout, os.listdir(work))
+    # A rule over the ranks stands among the other problems, with its place.
+    done = site.run("parallel.shard_size=3", "optimizer.lr=-1", ranks=2, expect=2)
+    assert "--set parallel.shard_size=3: parallel.shard_size 3 does not divide the 2 ranks" in done.stderr and "has 2 problems" in done.stderr, done.stderr
+
+    # Every row, with a tool of its own.
+    def verify(*arguments, expect=0):
+        done = subprocess.run([f"{site.args.bin}/trireme", "data", "verify", *arguments], capture_output=True, text=True)
+        assert done.returncode == expect, (done.returncode, done.stdout, done.stderr)
+        return done
+
+    assert "all 47 rows are good" in verify("--config", f"{work}/run.yaml").stdout
+    rows[3, 3] = -1
+    np.save(f"{work}/late.npy", rows)
+    done = verify("--model", f"{work}/base", "--seq-length", str(SEQ), f"{work}/train.npy", f"{work}/late.npy", expect=3)
+    assert "2 of 80 rows are bad, the first: " in last_line(done.stderr) and "late.npy: row 3, position 3" in last_line(done.stderr), done.stderr
+    assert "row 39, position 7" in done.stdout, done.stdout
+    verify(f"{work}/train.npy", expect=2)
+
+
+def devices(site):
+    """Asked for by name and not there: never the CPU in silence."""
+    if not os.path.exists("/dev/nvidiactl"):
+        done = site.run("output.dir=asked", expect=2, remove=("TRIREME_DEVICE",), CUDA_VISIBLE_DEVICES="0")
+        assert "CUDA_VISIBLE_DEVICES='0' names 1 GPU, and CUDA shows 0" in last_line(done.stderr), done.stderr
+    # Threads that wait do not spin, and there are no more of them than cores.
+    done = site.run("output.dir=threads", "train.max_steps=1", remove=("OMP_NUM_THREADS",))
+    said = [line for line in done.stderr.splitlines() if "CPU thread" in line]
+    assert said and "which sleep while they wait" in said[0], done.stderr
+    assert 1 <= int(said[0].split(" CPU thread")[0].split()[-1]) <= len(os.sched_getaffinity(0)), said
+    done = site.run("output.dir=spin", "train.max_steps=1", remove=("OMP_NUM_THREADS",), OMP_WAIT_POLICY="ACTIVE")
+    assert "which sleep" not in done.stderr, done.stderr
+
+
+def stops(site):
+    """output.save_on_stop: false, and a disk without room for a checkpoint."""
+    def stopped(run, *overrides, expect):
+        with open(f"{site.work}/{run}.log", "w") as log:
+            process = subprocess.Popen(site.command(f"output.dir={run}", "train.max_steps=12", *overrides), stdout=subprocess.PIPE, stderr=log, text=True,
+                                       env=dict(os.environ, TRIREME_FAULT="sleep@step:0.1s"))
+            for line in process.stdout:
+                if line.startswith("step 5/"):
+                    process.send_signal(signal.SIGTERM)
+            code = process.wait()
+        text = open(f"{site.work}/{run}.log").read()
+        assert code == expect, (code, text[-2000:])
+        return text
+
+    text = stopped("none", "output.save_on_stop=false", expect=143)
+    assert "without saving (output.save_on_stop: false)" in text and "the same command starts afresh" in text, text[-1500:]
+    assert not [name for name in os.listdir(f"{site.work}/none/checkpoints") if name.startswith("step")]
+    done = site.run("output.dir=none", "train.max_steps=12", "output.save_on_stop=false")
+    assert "resuming" not in done.stderr and len(site.metrics("none")) == 12
+    text = stopped("regular", "output.save_on_stop=false", "output.save_every_samples=16", expect=143)
+    assert "the same command goes on after step 4" in text or "the same command goes on after step 6" in text, text[-1500:]
+    done = site.run("output.dir=regular", "train.max_steps=12", "output.save_on_stop=false", "output.save_every_samples=16")
+    assert "resuming after step" in done.stderr, done.stderr
+    text = stopped("saved", expect=75)
+    done = site.run("output.dir=saved", "train.max_steps=12", extra=["--dry-run"])
+    assert "it goes on from the newest whole of 1 checkpoint up to step" in done.stdout, done.stdout
+    done = site.run("output.dir=saved", "train.max_steps=11", extra=["--dry-run"], expect=73)
+    assert "train.max_steps was 12, is 11" in last_line(done.stderr), done.stderr
+
+    tiny = "set:70000@disk-free"
+    done = site.run("output.dir=full", "lora=null", "train.max_steps=1", TRIREME_FAULT=tiny)
+    warning = [line for line in done.stderr.splitlines() if "the checkpoint that a stop by a signal saves does not fit" in line]
+    assert warning and "everything since the beginning" in warning[0] and "output.save_on_stop: false" in warning[0], done.stderr
+    done = site.run("output.dir=want-none", "lora=null", "train.max_steps=1", "output.save_on_stop=false", TRIREME_FAULT=tiny)
+    assert "does not fit" not in done.stderr, done.stderr
+    done = site.run("output.dir=regular-full", "lora=null", "output.save_every_samples=16", expect=73, TRIREME_FAULT=tiny)
+    assert "the checkpoints of this run do not fit" in last_line(done.stderr), done.stderr
+    dry = site.run("output.dir=regular-dry", "lora=null", "output.save_every_samples=16", extra=["--dry-run"], expect=73, TRIREME_FAULT=tiny)
+    assert last_line(dry.stderr).replace("regular-dry", "regular-full") == last_line(done.stderr), (dry.stderr, done.stderr)
+
+
+def write_headers(folder, layers=80, hidden=8192, ffn=28672, vocab=32000, kv=1024, files=15):
+    """The files of a Llama2-70B with their headers right and their contents holes."""
+    os.makedirs(folder)
+    tensors = [("model.embed_tokens.weight", [vocab, hidden]), ("model.norm.weight", [hidden]), ("lm_head.weight", [vocab, hidden])]
+    for layer in range(layers):
+        prefix = f"model.layers.{layer}."
+        tensors += [(prefix + "self_attn.q_proj.weight", [hidden, hidden]), (prefix + "self_attn.k_proj.weight", [kv, hidden]),
+                    (prefix + "self_attn.v_proj.weight", [kv, hidden]), (prefix + "self_attn.o_proj.weight", [hidden, hidden]),
+                    (prefix + "mlp.gate_proj.weight", [ffn, hidden]), (prefix + "mlp.up_proj.weight", [ffn, hidden]),
+                    (prefix + "mlp.down_proj.weight", [hidden, ffn]), (prefix + "input_layernorm.weight", [hidden]),
+                    (prefix + "post_attention_layernorm.weight", [hidden])]
+    weight_map = {}
+    for number in range(files):
+        name, header, offset = f"model-{number + 1:05}-of-{files:05}.safetensors", {}, 0
+        for tensor, shape in tensors[number::files]:
+            size = 2 * int(np.prod(shape))
+            header[tensor] = {"dtype": "BF16", "shape": shape, "data_offsets": [offset, offset + size]}
+            weight_map[tensor], offset = name, offset + size
+        text = json.dumps(header).encode()
+        with open(f"{folder}/{name}", "wb") as out:
+            out.write(struct.pack("<Q", len(text)) + text)
+            out.truncate(8 + len(text) + offset)
+    json.dump({"metadata": {}, "weight_map": weight_map}, open(f"{folder}/model.safetensors.index.json", "w"))
+    json.dump({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": 64,
+               "num_key_value_heads": 8, "intermediate_size": ffn, "vocab_size": vocab, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+               "tie_word_embeddings": False, "torch_dtype": "bfloat16", "hidden_act": "silu"}, open(f"{folder}/config.json", "w"))
+
+
+def large_model(site):
+    """--dry-run of a 70B directory reads headers only."""
+    write_headers(f"{site.work}/70b")
+    command = site.command("model.path=70b", "data.valid=null", "lora.r=16", extra=["--dry-run", "--ranks", "8", "--device-memory-gib", "141"])
+    took = []
+    for _ in range(2):
+        begin = time.monotonic()
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        out, err = (stream.read().decode() for stream in (process.stdout, process.stderr))
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0 and "68,9" in out, (process.returncode, out, err)
+        took.append((usage.ru_utime + usage.ru_stime, time.monotonic() - begin))
+    print("dry run of 70B: seconds of processor and wall:", took)
+    assert min(seconds for seconds, _ in took) < 2, took
+    # One file cut off by a byte is found by the header alone.
+    cut = f"{site.work}/70b/model-00007-of-00015.safetensors"
+    os.truncate(cut, os.path.getsize(cut) - 1)
+    done = site.run("model.path=70b", extra=["--dry-run"], expect=4)
+    assert "model-00007-of-00015.safetensors: is cut off" in last_line(done.stderr), done.stderr
+
+
+def cache_clear(site):
+    """The MLPerf log says what is known of the caches."""
+    for said, value in (("true", True), ("false", False), (None, None)):
+        run = f"caches-{said}"
+        environment = {} if said is None else {"TRIREME_CACHES_CLEARED": said}
+        done = site.run(f"output.dir={run}", "logging.mlperf=true", "train.max_steps=1", "data.valid=null", remove=("TRIREME_CACHES_CLEARED",), **environment)
+        events = [json.loads(line[len(":::MLLOG "):]) for line in open(f"{site.work}/{run}/mllog.log")]
+        found = [event["value"] for event in events if event["key"] == "cache_clear"]
+        assert found == ([] if value is None else [value]), (said, found)
+        assert ("has no cache_clear" in done.stderr) == (said is None), done.stderr
+
+
+def several(*cases):
+    def run(site):
+        for case in cases:
+            case(site)
+    return run
+
+
+if __name__ == "__main__":
+    main({"ranks": several(plan_ranks, plan_differs), "claim": claim, "checks": several(checks, large_model), "stops": stops,
+          "machine": several(cache_clear, devices)}, Site)
