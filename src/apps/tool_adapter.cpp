@@ -2,10 +2,10 @@
 #include "tools.h"
 
 #include "data/prepare/tokenizer.h"
-#include "models/llama/model_directory.h"
-#include "models/llama/targets.h"
-#include "models/llama/vocabulary.h"
-#include "models/llama/weights.h"
+#include "models/decoder/model_directory.h"
+#include "models/decoder/targets.h"
+#include "models/decoder/vocabulary.h"
+#include "models/decoder/weights.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
@@ -87,7 +87,7 @@ std::vector<int64_t> eight_tokens(const std::filesystem::path& model, int64_t vo
   return ids;
 }
 
-at::Tensor logits_of(const LlamaModel& model, UnitStore& store, const std::vector<int64_t>& ids) {
+at::Tensor logits_of(const DecoderModel& model, UnitStore& store, const std::vector<int64_t>& ids) {
   const auto length = static_cast<int64_t>(ids.size());
   TokenBatch batch;
   batch.tokens_BS = at::tensor(ids, at::kLong).view({1, length});
@@ -120,8 +120,8 @@ void print_changes(const std::map<std::string, TargetChange>& changes) {
 
 /// Throws unless the merged model in `directory` differs from the base in every target and computes what base + adapter
 /// computes.
-void prove_merge(const MergeOptions& options, const std::filesystem::path& directory, const LlamaConfig& config,
-                 const LlamaModel& with_adapter, const WeightSource& base,
+void prove_merge(const MergeOptions& options, const std::filesystem::path& directory, const DecoderConfig& config,
+                 const DecoderModel& with_adapter, const WeightSource& base,
                  const std::map<std::string, at::Tensor>& adapter, const std::map<std::string, TargetChange>& changes,
                  DType coarsest) {
   print_changes(changes);
@@ -131,8 +131,8 @@ void prove_merge(const MergeOptions& options, const std::filesystem::path& direc
           fmt::format("only {:.1f} % of the update of {} survived: it is below the resolution of "
                       "the stored weights; nothing is written: merge with --dtype f32",
                       100 * change.kept, change.worst));
-  const LlamaModel plain(config, std::nullopt);
-  const std::unique_ptr<WeightSource> merged = open_llama_weights(directory, config);
+  const DecoderModel plain(config, std::nullopt);
+  const std::unique_ptr<WeightSource> merged = open_decoder_weights(directory, config);
   const std::vector<int64_t> ids = eight_tokens(options.model, config.vocab_size);
   StreamedStore base_store(plain, base, at::kFloat), merged_store(plain, *merged, at::kFloat);
   StreamedStore adapter_store(with_adapter, base, at::kFloat, adapter);
@@ -178,9 +178,9 @@ void warn_of_other_base(const std::string& named, const std::filesystem::path& g
 }
 
 /// What is written: the base's tensors, in the types asked for, and the type of least precision among them.
-std::vector<std::pair<std::string, TensorInfo>> merged_tensors(const MergeOptions& options, const LlamaConfig& config,
+std::vector<std::pair<std::string, TensorInfo>> merged_tensors(const MergeOptions& options, const DecoderConfig& config,
                                                                const WeightSource& base, DType& coarsest) {
-  auto declared = checkpoint_tensors(LlamaModel(config, std::nullopt), DType::kF32);
+  auto declared = checkpoint_tensors(DecoderModel(config, std::nullopt), DType::kF32);
   coarsest = DType::kF32;
   for (auto& [name, info] : declared) {
     const auto stored = base.find(name);
@@ -201,12 +201,12 @@ void merge(const MergeOptions& options) {
                                  options.output));
   if (std::filesystem::exists(output) && std::filesystem::equivalent(output, options.model))
     throw WriteError("adapter merge: --output is the base model's own directory");
-  const LlamaConfig stored = read_model_config(options.model);
+  const DecoderConfig stored = read_model_config(options.model);
   const Adapter adapter = read_adapter(options.adapter);
   warn_of_other_base(adapter.config.base_model, options.model);
-  LlamaConfig config = stored;
+  DecoderConfig config = stored;
   config.vocab_size = vocab_with_adapter(stored, adapter.token_rows);
-  const LlamaModel with_adapter = model_for_adapter(config, adapter);
+  const DecoderModel with_adapter = model_for_adapter(config, adapter);
   const std::map<std::string, at::Tensor> tensors = import_adapter(adapter, with_adapter);
   const bool zero = std::none_of(tensors.begin(), tensors.end(), [](const auto& entry) {
     return entry.first.ends_with(".lora_B.weight") && entry.second.abs().max().template item<double>() > 0;
@@ -215,7 +215,7 @@ void merge(const MergeOptions& options) {
     throw ModelError(fmt::format("adapter {} changes nothing: {}", options.adapter,
                                  zero ? "every lora_B is zero (was it trained?)" : "its alpha is zero"));
 
-  const auto base = open_llama_weights(options.model, stored, config.vocab_size, 0, adapter.token_rows);
+  const auto base = open_decoder_weights(options.model, stored, config.vocab_size, 0, adapter.token_rows);
   DType coarsest = DType::kF32;
   const auto declared = merged_tensors(options, config, *base, coarsest);
   config.dtype = config_dtype_name(declared.front().second.dtype);

@@ -4,9 +4,9 @@
 #include "checkpoint_selection.h"
 
 #include "models/bert/weights.h"
-#include "models/llama/model_directory.h"
-#include "models/llama/vocabulary.h"
-#include "models/llama/weights.h"
+#include "models/decoder/model_directory.h"
+#include "models/decoder/vocabulary.h"
+#include "models/decoder/weights.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
@@ -69,8 +69,8 @@ DType export_dtype(const std::string& asked, const std::string& compute) {
   throw ConfigError(fmt::format("checkpoint export: --dtype is '{}'; choose f32, bf16 or f16", name));
 }
 
-LlamaConfig model_shape(const fs::path& path) {
-  return fs::is_regular_file(path) ? read_llama_config(path) : read_model_config(path);
+DecoderConfig model_shape(const fs::path& path) {
+  return fs::is_regular_file(path) ? read_decoder_config(path) : read_model_config(path);
 }
 
 void export_bert(MasterTensors& masters, const Config& config, const fs::path& base, const fs::path& output,
@@ -143,11 +143,11 @@ void export_checkpoint(const CheckpointExport& options) {
     fmt::print("{}: model after step {} in {}\n", directory.string(), reader.manifest().step, options.output);
     return;
   }
-  LlamaConfig shape = model_shape(base);
-  const LlamaConfig stored = shape;
+  DecoderConfig shape = model_shape(base);
+  const DecoderConfig stored = shape;
   shape.vocab_size = resized_vocab(stored.vocab_size, config.model.vocab_size, config.model.pad_vocab_to);
   if (config.lora) {
-    const LlamaModel model(
+    const DecoderModel model(
         shape, LoraOptions{config.lora->r, config.lora->alpha, config.lora->dropout, config.lora->target_modules});
     std::map<std::string, at::Tensor> tensors;
     for (const std::string& name : masters.names()) tensors[name] = masters.read(name).to(at::kFloat);
@@ -156,7 +156,7 @@ void export_checkpoint(const CheckpointExport& options) {
         config.lora->adapter ? read_adapter(*config.lora->adapter).token_rows : std::map<std::string, TokenRows>();
     if (config.model.init != "random" && (shape.vocab_size > stored.vocab_size || !start.empty()))
       adapter.token_rows = adapter_token_rows(
-          *open_llama_weights(base, stored, shape.vocab_size, static_cast<uint64_t>(config.train.seed), start), shape,
+          *open_decoder_weights(base, stored, shape.vocab_size, static_cast<uint64_t>(config.train.seed), start), shape,
           stored.vocab_size, start);
     make_directories(output);
     write_adapter(output, adapter, options.dtype.empty() ? DType::kF32 : export_dtype(options.dtype, ""));
@@ -164,7 +164,7 @@ void export_checkpoint(const CheckpointExport& options) {
     return;
   }
   const DType dtype = export_dtype(options.dtype, reader.manifest().compute_dtype);
-  const auto declared = checkpoint_tensors(LlamaModel(shape, std::nullopt), dtype);
+  const auto declared = checkpoint_tensors(DecoderModel(shape, std::nullopt), dtype);
   ModelDirectoryWriter writer(output, declared);
   for (const auto& [name, info] : declared) writer.append(name, masters.read(name));
   if (fs::is_directory(base)) writer.copy_companions(base);

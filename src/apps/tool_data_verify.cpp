@@ -10,7 +10,7 @@
 #include "trireme/base/text.h"
 #include "trireme/config/config.h"
 #include "trireme/formats/bert_config.h"
-#include "trireme/formats/hf_config.h"
+#include "trireme/formats/decoder_config.h"
 
 #include <fmt/format.h>
 
@@ -46,7 +46,7 @@ struct Shape {
 Shape shape_of(const fs::path& model, bool bert) {
   if (bert) return {true, read_bert_config(bert_config_path(model)).vocab_size};
   try {
-    return {false, (fs::is_regular_file(model) ? read_llama_config(model) : read_model_config(model)).vocab_size};
+    return {false, (fs::is_regular_file(model) ? read_decoder_config(model) : read_model_config(model)).vocab_size};
   } catch (const ModelError&) {
     try {
       return {true, read_bert_config(bert_config_path(model)).vocab_size};

@@ -3,8 +3,8 @@
 #include "tools.h"
 
 #include "data/prepare/tokenizer.h"
-#include "models/llama/vocabulary.h"
-#include "models/llama/weights.h"
+#include "models/decoder/vocabulary.h"
+#include "models/decoder/weights.h"
 #include "trireme/base/error.h"
 #include "trireme/base/rng.h"
 
@@ -43,8 +43,8 @@ void generate(const GenerateOptions& options) {
   if (options.max_new_tokens < 1)
     throw ConfigError(fmt::format("generate: --max-new-tokens is {}; it must be at least 1", options.max_new_tokens));
   const std::filesystem::path directory = options.model;
-  LlamaConfig config = read_model_config(directory);
-  const LlamaConfig stored = config;
+  DecoderConfig config = read_model_config(directory);
+  const DecoderConfig stored = config;
   if (!std::filesystem::is_regular_file(directory / "tokenizer.model"))
     throw ModelError(fmt::format("{} has no tokenizer.model; put the model's sentencepiece file there", options.model));
   const Tokenizer tokenizer(directory / "tokenizer.model");
@@ -52,10 +52,10 @@ void generate(const GenerateOptions& options) {
   std::optional<Adapter> adapter;
   if (!options.adapter.empty()) adapter = read_adapter(options.adapter);
   if (adapter) config.vocab_size = vocab_with_adapter(stored, adapter->token_rows);
-  const LlamaModel model = adapter ? model_for_adapter(config, *adapter) : LlamaModel(config, std::nullopt);
+  const DecoderModel model = adapter ? model_for_adapter(config, *adapter) : DecoderModel(config, std::nullopt);
   auto units = load_whole(model,
-                          *open_llama_weights(directory, stored, config.vocab_size, 0,
-                                              adapter ? adapter->token_rows : std::map<std::string, TokenRows>()),
+                          *open_decoder_weights(directory, stored, config.vocab_size, 0,
+                                                adapter ? adapter->token_rows : std::map<std::string, TokenRows>()),
                           at::kFloat, at::kCPU);
   if (adapter) assign_adapter(model, import_adapter(*adapter, model), units);
   WholeUnitStore store(std::move(units));

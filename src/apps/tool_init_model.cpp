@@ -2,8 +2,8 @@
 #include "tools.h"
 
 #include "data/prepare/tokenizer.h"
-#include "models/llama/model_directory.h"
-#include "models/llama/presets.h"
+#include "models/decoder/model_directory.h"
+#include "models/decoder/presets.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
@@ -27,14 +27,14 @@ struct InitModelOptions {
   uint64_t seed = 0;
 };
 
-LlamaConfig shape_of(const InitModelOptions& options) {
+DecoderConfig shape_of(const InitModelOptions& options) {
   if (!options.preset.empty() && !options.config.empty())
     throw ConfigError("init-model: give --preset or --config, not both");
-  LlamaConfig config;
+  DecoderConfig config;
   if (!options.preset.empty()) {
     config = llama_preset(options.preset);
   } else if (!options.config.empty()) {
-    config = read_llama_config(options.config);
+    config = read_decoder_config(options.config);
   } else {
     std::vector<std::string> missing;
     const auto need = [&](const std::optional<int64_t>& value, const char* name) {
@@ -99,7 +99,7 @@ DType dtype_of(const std::string& name) {
 }
 
 void init_model(const InitModelOptions& options) {
-  LlamaConfig config = shape_of(options);
+  DecoderConfig config = shape_of(options);
   const DType dtype = dtype_of(options.dtype.empty() ? config.dtype : options.dtype);
   config.dtype = config_dtype_name(dtype);
   const std::filesystem::path output = options.output;
@@ -121,7 +121,7 @@ void init_model(const InitModelOptions& options) {
     config.pad_token_id = pieces.pad_id;
   }
 
-  const LlamaModel model(config, std::nullopt);
+  const DecoderModel model(config, std::nullopt);
   log_info(
       fmt::format("{} parameters, {} as {}", format_count(model.num_parameters()),
                   format_bytes(static_cast<double>(model.num_parameters()) * static_cast<double>(dtype_size(dtype))),

@@ -1,8 +1,8 @@
 // `trireme model resize-vocab`: a model with more rows in its vocabulary.
 #include "tools.h"
 
-#include "models/llama/model_directory.h"
-#include "models/llama/vocabulary.h"
+#include "models/decoder/model_directory.h"
+#include "models/decoder/vocabulary.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
@@ -128,7 +128,7 @@ void resize_vocab(const ResizeOptions& options) {
   std::error_code ignored;
   if (fs::equivalent(output, model, ignored))
     throw WriteError("model resize-vocab: --output is the model's own directory");
-  const LlamaConfig stored = read_model_config(model);
+  const DecoderConfig stored = read_model_config(model);
   std::optional<TokenizerFiles> tokenizer;
   std::optional<int64_t> wanted = options.vocab_size;
   if (!options.tokens.empty()) {
@@ -147,10 +147,10 @@ void resize_vocab(const ResizeOptions& options) {
         fmt::format("model resize-vocab: --vocab-size is {}, and the model has {} rows already: rows are "
                     "only added",
                     *wanted, stored.vocab_size));
-  LlamaConfig config = stored;
+  DecoderConfig config = stored;
   config.vocab_size = resized_vocab(stored.vocab_size, wanted, options.pad_to);
-  const auto source = open_llama_weights(model, stored, config.vocab_size, options.seed);
-  auto tensors = checkpoint_tensors(LlamaModel(config, std::nullopt), DType::kF32);
+  const auto source = open_decoder_weights(model, stored, config.vocab_size, options.seed);
+  auto tensors = checkpoint_tensors(DecoderModel(config, std::nullopt), DType::kF32);
   for (auto& [name, info] : tensors) {
     const auto found = source->find(name);
     if (!found) throw ModelError(fmt::format("{} has no tensor {}", options.model, name));

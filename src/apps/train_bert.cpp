@@ -2,5 +2,5 @@
 #include "trireme/train/run.h"
 
 int main(int argc, char** argv) {
-  return trireme::train_main(argc, argv, {"train_bert", trireme::Program::kBert, trireme::make_bert_task});
+  return trireme::train_main(argc, argv, {"train_bert", trireme::Program::kBert, trireme::make_masked_lm_task});
 }

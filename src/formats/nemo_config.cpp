@@ -1,6 +1,6 @@
 // The shape of a NeMo Llama: context/model.yaml, a dump of the Python objects with `_target_` nodes (NeMo 2), or
 // model_config.yaml, the settings of the training run (NeMo 1).
-#include "trireme/formats/hf_config.h"
+#include "trireme/formats/decoder_config.h"
 
 #include "json.h"
 #include "model_checks.h"
@@ -62,9 +62,9 @@ std::string lower(std::string text) {
 
 }  // namespace
 
-LlamaConfig read_nemo_llama_config(const std::filesystem::path& model_yaml) {
+DecoderConfig read_nemo_config(const std::filesystem::path& model_yaml) {
   std::vector<std::string> problems;
-  LlamaConfig config;
+  DecoderConfig config;
   try {
     int visits = 0;
     const YAML::Node node = find_config(YAML::Load(read_text_file(model_yaml, ExitCode::kModel, kMaxFile)), 0, visits);

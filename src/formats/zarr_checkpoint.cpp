@@ -2,7 +2,7 @@
 
 #include "json.h"
 #include "trireme/base/file.h"
-#include "trireme/formats/hf_config.h"
+#include "trireme/formats/decoder_config.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -144,7 +144,7 @@ struct Placement {
 class ZarrCheckpoint final : public WeightSource {
  public:
   explicit ZarrCheckpoint(const std::filesystem::path& directory) : root_(weights_root(directory)) {
-    const LlamaConfig config = read_model_config(directory);
+    const DecoderConfig config = read_model_config(directory);
     const int64_t hidden = config.hidden_size, head = config.head_dim, groups = config.num_key_value_heads;
     const int64_t queries = config.num_attention_heads / groups * head, group_rows = queries + 2 * head;
     const int64_t ffn = config.intermediate_size, layers = config.num_hidden_layers;

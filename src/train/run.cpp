@@ -1,8 +1,8 @@
 #include "trireme/train/run.h"
 
 #include "agree.h"
+#include "causal_lm_task.h"
 #include "data_scan.h"
-#include "llama_task.h"
 #include "out_of_memory.h"
 #include "passive_waiting.h"
 #include "rank_plan.h"
@@ -32,9 +32,9 @@
 
 namespace trireme {
 
-std::unique_ptr<TrainingTask> make_llama_task(const Config& config, int rank, int world_size, at::Device device,
-                                              at::ScalarType compute_dtype) {
-  return std::make_unique<LlamaTask>(config, RankInfo{rank, world_size, device, compute_dtype});
+std::unique_ptr<TrainingTask> make_causal_lm_task(const Config& config, int rank, int world_size, at::Device device,
+                                                  at::ScalarType compute_dtype) {
+  return std::make_unique<CausalLmTask>(config, RankInfo{rank, world_size, device, compute_dtype});
 }
 
 namespace {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The presets of models/llama/presets: each loads, prints itself, and plans a run of its model on the GPUs it is for. Standard library only."""
+"""The presets of models/decoder/presets: each loads, prints itself, and plans a run of its model on the GPUs it is for. Standard library only."""
 import argparse
 import json
 import os

@@ -90,7 +90,7 @@ def write_arrays(folder, prefix, arrays, dtype, tensor, pipeline, uneven=False, 
             path.write_text(json.dumps({**json.loads(path.read_text()), "dtype": "bfloat16"}))
 
 
-NEMO2 = """_target_: nemo.collections.llm.gpt.model.llama.LlamaModel
+NEMO2 = """_target_: nemo.collections.llm.gpt.model.llama.DecoderModel
 config:
   _target_: nemo.collections.llm.gpt.model.llama.Llama2Config70B
   activation_func: {{_call_: false, _target_: torch.nn.functional.silu}}

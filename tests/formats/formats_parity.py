@@ -76,7 +76,7 @@ def write_zarr(path, tensors, layers, heads, kv, head_dim):
     array(root + "mlp.linear_fc2.weight", fc2, (1,) + fc2.shape[1:])
     os.makedirs(f"{path}/context")
     hidden, ffn = tensors["model.embed_tokens.weight"].shape[1], fc2.shape[2]
-    open(f"{path}/context/model.yaml", "w").write(f"""_target_: nemo.collections.llm.gpt.model.llama.LlamaModel
+    open(f"{path}/context/model.yaml", "w").write(f"""_target_: nemo.collections.llm.gpt.model.llama.DecoderModel
 config:
   _target_: nemo.collections.llm.gpt.model.llama.Llama2Config70B
   num_layers: {layers}

@@ -1,5 +1,5 @@
 #include "trireme/formats/bert_config.h"
-#include "trireme/formats/hf_config.h"
+#include "trireme/formats/decoder_config.h"
 #include "trireme/formats/peft_adapter.h"
 
 #include "temporary.h"
@@ -27,7 +27,7 @@ nlohmann::json llama2() {
 }
 
 TEST_F(HuggingFace, Llama2ConfigWithItsDefaults) {
-  const LlamaConfig config = read_llama_config(write("config.json", llama2().dump()));
+  const DecoderConfig config = read_decoder_config(write("config.json", llama2().dump()));
   EXPECT_EQ(config.head_dim, 128);
   EXPECT_EQ(config.num_key_value_heads, 8);
   EXPECT_EQ(config.rope_theta, 10000.0);
@@ -46,11 +46,11 @@ TEST_F(HuggingFace, BothSpellingsOfRopeAgree) {
   nested["rope_parameters"] = llama3;
   nested["rope_parameters"]["rope_theta"] = 5e5;
   for (const auto& json : {flat, nested}) {
-    const LlamaConfig config = read_llama_config(write("config.json", json.dump()));
+    const DecoderConfig config = read_decoder_config(write("config.json", json.dump()));
     EXPECT_EQ(config.rope_theta, 5e5);
     EXPECT_EQ(config.rope_scaling.type, RopeScaling::Type::kLlama3);
     EXPECT_EQ(config.rope_scaling.factor, 8.0);
-    const LlamaConfig again = read_llama_config(write("again.json", llama_config_json(config)));
+    const DecoderConfig again = read_decoder_config(write("again.json", decoder_config_json(config)));
     EXPECT_EQ(again.rope_theta, 5e5);
     EXPECT_EQ(again.rope_scaling.original_max_position, 8192);
   }
@@ -76,17 +76,17 @@ TEST_F(HuggingFace, RopeScalingTakesThePlaceOfRopeParameters) {
   auto json = llama2();
   json["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 5e5}};
   json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 4.0}};
-  LlamaConfig config = read_llama_config(write("config.json", json.dump()));
+  DecoderConfig config = read_decoder_config(write("config.json", json.dump()));
   EXPECT_EQ(config.rope_scaling.type, RopeScaling::Type::kLinear);
   EXPECT_EQ(config.rope_theta, 10000.0) << "rope_parameters counts for nothing then";
   json["rope_scaling"] = nlohmann::json::object();
-  EXPECT_EQ(read_llama_config(write("config.json", json.dump())).rope_theta, 5e5);
+  EXPECT_EQ(read_decoder_config(write("config.json", json.dump())).rope_theta, 5e5);
   json["rope_scaling"] = {{"rope_type", nullptr}, {"factor", 2.0}};
-  expect_contains(failure(ExitCode::kModel, [&] { read_llama_config(write("config.json", json.dump())); }),
+  expect_contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); }),
                   "rope_scaling.rope_type");
   json.erase("rope_scaling");
   json["rope_parameters"] = {{"full_attention", {{"rope_type", "linear"}, {"factor", 4.0}}}};
-  expect_contains(failure(ExitCode::kModel, [&] { read_llama_config(write("config.json", json.dump())); }),
+  expect_contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); }),
                   "rope_parameters.full_attention");
 }
 
@@ -94,8 +94,8 @@ TEST_F(HuggingFace, SpecialTokensAreListsNullOrAbsent) {
   const auto read = [&](const nlohmann::json& fields) {
     auto json = llama2();
     json.update(fields);
-    const LlamaConfig config = read_llama_config(write("config.json", json.dump()));
-    const LlamaConfig again = read_llama_config(write("again.json", llama_config_json(config)));
+    const DecoderConfig config = read_decoder_config(write("config.json", json.dump()));
+    const DecoderConfig again = read_decoder_config(write("again.json", decoder_config_json(config)));
     EXPECT_EQ(config.eos_token_ids, again.eos_token_ids) << fields;
     EXPECT_EQ(config.bos_token_id, again.bos_token_id) << fields;
     EXPECT_EQ(config.pad_token_id, again.pad_token_id) << fields;
@@ -111,10 +111,10 @@ TEST_F(HuggingFace, SpecialTokensAreListsNullOrAbsent) {
   EXPECT_EQ(read({{"pad_token_id", 0}}).pad_token_id, 0);
   auto json = llama2();
   json["eos_token_id"] = {1, "x"};
-  expect_contains(failure(ExitCode::kModel, [&] { read_llama_config(write("config.json", json.dump())); }),
+  expect_contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); }),
                   "eos_token_id");
   // generation_config.json's list is the one that generate() takes.
-  const LlamaConfig config = read({{"eos_token_id", 4}});
+  const DecoderConfig config = read({{"eos_token_id", 4}});
   EXPECT_EQ(end_of_text_ids(root_, config), Ids{4});
   write("generation_config.json", R"({"eos_token_id": [8, 9]})");
   EXPECT_EQ(end_of_text_ids(root_, config), (Ids{8, 9}));
@@ -136,16 +136,16 @@ TEST_F(HuggingFace, WhatWeLackIsRefusedByName) {
   for (const auto& [key, value] : cases) {
     auto json = llama2();
     json[key] = value;
-    expect_contains(failure(ExitCode::kModel, [&] { read_llama_config(write("config.json", json.dump())); }), key);
+    expect_contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); }), key);
   }
 }
 
 TEST_F(HuggingFace, AllMissingFieldsComeAtOnce) {
   const std::string message =
-      failure(ExitCode::kModel, [&] { read_llama_config(write("config.json", R"({"model_type": "llama"})")); });
+      failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", R"({"model_type": "llama"})")); });
   for (const char* key : {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"})
     expect_contains(message, std::string(key) + " is missing");
-  expect_contains(failure(ExitCode::kModel, [&] { read_llama_config(write("config.json", R"({"a": 1, "a": 2})")); }),
+  expect_contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", R"({"a": 1, "a": 2})")); }),
                   "stands twice");
 }
 
@@ -185,11 +185,11 @@ TEST_F(HuggingFace, ShapesThatNoComputerHoldsAreRefused) {
   for (const char* key : {"hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "head_dim"}) {
     auto json = llama2();
     json[key] = 1099511627776;
-    expect_contains(failure(ExitCode::kModel, [&] { read_llama_config(write("config.json", json.dump())); }), key);
+    expect_contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); }), key);
   }
   auto json = llama2();
   json["hidden_size"] = 2147483584;
-  expect_contains(failure(ExitCode::kModel, [&] { read_llama_config(write("config.json", json.dump())); }),
+  expect_contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); }),
                   "parameters");
   json = llama2();
   json["rope_scaling"] = {{"rope_type", "llama3"},
@@ -197,7 +197,7 @@ TEST_F(HuggingFace, ShapesThatNoComputerHoldsAreRefused) {
                           {"low_freq_factor", 1.0},
                           {"high_freq_factor", 4.0},
                           {"original_max_position_embeddings", 1e300}};
-  expect_contains(failure(ExitCode::kModel, [&] { read_llama_config(write("config.json", json.dump())); }),
+  expect_contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); }),
                   "original_max_position_embeddings");
 }
 

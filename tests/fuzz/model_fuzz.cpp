@@ -2,7 +2,7 @@
 // model.safetensors.index.json (beside two whole shards), a = adapter_config.json, m = context/model.yaml and z =
 // .zarray of a NeMo checkpoint.
 #include "fuzz_target.h"
-#include "trireme/formats/hf_config.h"
+#include "trireme/formats/decoder_config.h"
 #include "trireme/formats/peft_adapter.h"
 #include "trireme/formats/safetensors.h"
 #include "trireme/formats/zarr_checkpoint.h"
@@ -54,12 +54,12 @@ class Directories {
 };
 
 void check_config(const Directories& directories, std::string_view text) {
-  const LlamaConfig config = read_llama_config(directories.put("hf/config.json", text));
+  const DecoderConfig config = read_decoder_config(directories.put("hf/config.json", text));
   const double parameters =
       static_cast<double>(config.num_hidden_layers) * static_cast<double>(config.hidden_size) *
       static_cast<double>(config.intermediate_size + config.num_attention_heads * config.head_dim);
   fuzz::require(parameters < 1e16, "a shape whose sizes can be computed");
-  const LlamaConfig again = read_llama_config(directories.put("hf/again.json", llama_config_json(config)));
+  const DecoderConfig again = read_decoder_config(directories.put("hf/again.json", decoder_config_json(config)));
   fuzz::require(again.hidden_size == config.hidden_size && again.head_dim == config.head_dim &&
                     again.rope_theta == config.rope_theta,
                 "a written configuration reads as the one that was written");

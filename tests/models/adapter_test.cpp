@@ -1,5 +1,5 @@
-#include "models/llama/presets.h"
-#include "models/llama/weights.h"
+#include "models/decoder/presets.h"
+#include "models/decoder/weights.h"
 #include "trireme/base/error.h"
 
 #include "../ops/gradient_check.h"
@@ -11,13 +11,13 @@ namespace {
 
 using namespace testing;
 
-LlamaModel model_with(std::vector<std::string> targets, int64_t r = 3) {
-  LlamaConfig config = llama_preset("llama-tiny");
+DecoderModel model_with(std::vector<std::string> targets, int64_t r = 3) {
+  DecoderConfig config = llama_preset("llama-tiny");
   config.num_hidden_layers = 2;
   return {config, LoraOptions{r, 6, 0.1, std::move(targets)}};
 }
 
-std::map<std::string, at::Tensor> random_adapters(const LlamaModel& model) {
+std::map<std::string, at::Tensor> random_adapters(const DecoderModel& model) {
   std::map<std::string, at::Tensor> tensors;
   uint64_t seed = 0;
   for (const ParameterSpec& parameter : model.units().back().parameters)
@@ -39,7 +39,7 @@ TEST(Adapter, ExportThenImportGivesTheSameBits) {
                                                                    {"down_proj", "gate_proj", "o_proj"},
                                                                    {"qkv_proj"},
                                                                    {"qkv_proj", "o_proj", "up_proj"}}) {
-    const LlamaModel model = model_with(targets);
+    const DecoderModel model = model_with(targets);
     const auto tensors = random_adapters(model);
     const auto again = import_adapter(export_adapter(tensors, model, "base"), model);
     ASSERT_EQ(again.size(), tensors.size());
@@ -48,7 +48,7 @@ TEST(Adapter, ExportThenImportGivesTheSameBits) {
 }
 
 TEST(Adapter, FusedExportsAsItsEquivalents) {
-  const LlamaModel model = model_with({"qkv_proj", "o_proj"});
+  const DecoderModel model = model_with({"qkv_proj", "o_proj"});
   const auto tensors = random_adapters(model);
   const Adapter adapter = export_adapter(tensors, model, "base");
   EXPECT_EQ(adapter.config.target_modules, (std::vector<std::string>{"q_proj", "k_proj", "v_proj", "o_proj"}));
@@ -63,7 +63,7 @@ TEST(Adapter, FusedExportsAsItsEquivalents) {
 }
 
 TEST(Adapter, SeparatePairsCannotBecomeFused) {
-  const LlamaModel separate = model_with({"q_proj", "k_proj", "v_proj"}), fused = model_with({"qkv_proj"});
+  const DecoderModel separate = model_with({"q_proj", "k_proj", "v_proj"}), fused = model_with({"qkv_proj"});
   const Adapter adapter = export_adapter(random_adapters(separate), separate, "");
   const std::string message = message_of([&] { import_adapter(adapter, fused); });
   EXPECT_NE(message.find("lora_A of its own"), std::string::npos) << message;
@@ -71,7 +71,7 @@ TEST(Adapter, SeparatePairsCannotBecomeFused) {
 }
 
 TEST(Adapter, MismatchesAreNamed) {
-  const LlamaModel model = model_with({"q_proj"});
+  const DecoderModel model = model_with({"q_proj"});
   const Adapter adapter = export_adapter(random_adapters(model), model, "");
   EXPECT_NE(message_of([&] { import_adapter(adapter, model_with({"q_proj"}, 4)); }).find("set lora.r to 3"),
             std::string::npos);
@@ -79,7 +79,7 @@ TEST(Adapter, MismatchesAreNamed) {
             std::string::npos);
   EXPECT_NE(message_of([&] { import_adapter(adapter, model_with({"o_proj"})); }).find("has no module"),
             std::string::npos);
-  const LlamaModel both = model_with({"q_proj", "o_proj"});
+  const DecoderModel both = model_with({"q_proj", "o_proj"});
   const Adapter larger = export_adapter(random_adapters(both), both, "");
   EXPECT_NE(message_of([&] { import_adapter(larger, model); }).find("does not cover"), std::string::npos);
   Adapter wide = adapter;
@@ -88,7 +88,7 @@ TEST(Adapter, MismatchesAreNamed) {
 }
 
 TEST(Adapter, RandomStartIsPefts) {
-  const LlamaModel model = model_with({"q_proj", "down_proj"}, 8);
+  const DecoderModel model = model_with({"q_proj", "down_proj"}, 8);
   const auto units = random_whole(model, at::kFloat, at::kCPU, 1);
   const at::Tensor& a = units.back()[0];
   EXPECT_LE(a.abs().max().item<double>(), 1 / std::sqrt(128.0));

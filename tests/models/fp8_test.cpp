@@ -1,6 +1,6 @@
 // Frozen weights in FP8 against bf16 and fp32: losses over ten steps and the adapters' gradients. On a GPU with the
 // shape of a model of 1.1 billion parameters, on the CPU with a small one.
-#include "models/llama/llama.h"
+#include "models/decoder/decoder.h"
 #include "mpi_test_main.h"
 #include "trireme/fsdp/sharded_units.h"
 #include "trireme/optim/optimizer.h"
@@ -19,8 +19,8 @@ struct Shape {
   int64_t hidden, ffn, layers, heads, kv_heads, vocab, rows, length;
 };
 
-LlamaConfig config_of(const Shape& shape) {
-  LlamaConfig config;
+DecoderConfig config_of(const Shape& shape) {
+  DecoderConfig config;
   config.hidden_size = shape.hidden;
   config.intermediate_size = shape.ffn;
   config.num_hidden_layers = shape.layers;
@@ -41,8 +41,8 @@ struct Outcome {
 };
 
 Outcome train(const Shape& shape, at::Device device, at::ScalarType dtype, bool fp8, int steps) {
-  const LlamaModel model(config_of(shape),
-                         LoraOptions{16, 32, 0.1, {"qkv_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}});
+  const DecoderModel model(config_of(shape),
+                           LoraOptions{16, 32, 0.1, {"qkv_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}});
   Communicator& comm = test_world().communicator();
   // As pre-training recipes scale their initial weights: a residual stream of unit size to which every block adds a
   // little. With equal deviations everywhere each block drowns what came before it, and a random network of many blocks

@@ -1,7 +1,7 @@
-#include "models/llama/llama.h"
+#include "models/decoder/decoder.h"
 
-#include "models/llama/presets.h"
-#include "models/llama/weights.h"
+#include "models/decoder/presets.h"
+#include "models/decoder/weights.h"
 #include "trireme/base/error.h"
 
 #include "../ops/gradient_check.h"
@@ -13,8 +13,8 @@ namespace {
 
 using namespace testing;
 
-LlamaConfig small_config(bool tie = false) {
-  LlamaConfig config = llama_preset("llama-tiny");
+DecoderConfig small_config(bool tie = false) {
+  DecoderConfig config = llama_preset("llama-tiny");
   config.hidden_size = 32;
   config.intermediate_size = 48;
   config.num_hidden_layers = 3;
@@ -54,7 +54,7 @@ TokenBatch rows_of(const TokenBatch& batch, int64_t first, int64_t count) {
 }
 
 /// Units with adapters whose B is not zero, so that every gradient of A is alive.
-std::vector<std::vector<at::Tensor>> units_of(const LlamaModel& model, at::ScalarType dtype) {
+std::vector<std::vector<at::Tensor>> units_of(const DecoderModel& model, at::ScalarType dtype) {
   auto units = random_whole(model, dtype, at::kCPU, 3);
   if (model.lora()) {
     at::NoGradGuard no_grad;
@@ -69,7 +69,7 @@ struct Result {
   std::vector<at::Tensor> gradients;
 };
 
-Result run(const LlamaModel& model, const TokenBatch& batch, const ForwardOptions& options,
+Result run(const DecoderModel& model, const TokenBatch& batch, const ForwardOptions& options,
            at::ScalarType dtype = at::kDouble) {
   const auto units = units_of(model, dtype);
   WholeUnitStore store(units);
@@ -90,7 +90,7 @@ void add_gradient(std::vector<at::Tensor>& sum, size_t i, const at::Tensor& grad
 }
 
 TEST(LlamaUnits, NamesShapesAndCounts) {
-  const LlamaModel model(llama_preset("llama2-70b"), LoraOptions{16, 32, 0.1, {"qkv_proj", "o_proj"}});
+  const DecoderModel model(llama_preset("llama2-70b"), LoraOptions{16, 32, 0.1, {"qkv_proj", "o_proj"}});
   ASSERT_EQ(model.units().size(), 83u);
   EXPECT_EQ(model.units()[0].name, "embed");
   EXPECT_EQ(model.units()[80].name, "layers.79");
@@ -119,29 +119,29 @@ TEST(LlamaUnits, NamesShapesAndCounts) {
 }
 
 TEST(LlamaUnits, PublishedParameterCounts) {
-  EXPECT_EQ(LlamaModel(llama_preset("llama2-7b"), {}).num_parameters(), 6738415616);
-  EXPECT_EQ(LlamaModel(llama_preset("llama2-13b"), {}).num_parameters(), 13015864320);
-  EXPECT_EQ(LlamaModel(llama_preset("llama3-8b"), {}).num_parameters(), 8030261248);
-  EXPECT_EQ(LlamaModel(llama_preset("llama3.2-1b"), {}).num_parameters(), 1235814400);
+  EXPECT_EQ(DecoderModel(llama_preset("llama2-7b"), {}).num_parameters(), 6738415616);
+  EXPECT_EQ(DecoderModel(llama_preset("llama2-13b"), {}).num_parameters(), 13015864320);
+  EXPECT_EQ(DecoderModel(llama_preset("llama3-8b"), {}).num_parameters(), 8030261248);
+  EXPECT_EQ(DecoderModel(llama_preset("llama3.2-1b"), {}).num_parameters(), 1235814400);
 }
 
 TEST(LlamaUnits, TiedModelKeepsTheEmbeddingAndHasNoHeadMatrix) {
-  const LlamaModel model(small_config(true), {});
+  const DecoderModel model(small_config(true), {});
   EXPECT_TRUE(model.units()[0].keep);
   EXPECT_EQ(model.units()[4].parameters.size(), 1u);
-  EXPECT_FALSE(LlamaModel(small_config(false), {}).units()[0].keep);
+  EXPECT_FALSE(DecoderModel(small_config(false), {}).units()[0].keep);
   for (const UnitSpec& unit : model.units()) EXPECT_TRUE(unit.trained);
 }
 
 TEST(LlamaUnits, BadTargetsAreRefusedByName) {
   const auto with = [](std::vector<std::string> targets) {
-    return LlamaModel(small_config(), LoraOptions{4, 8, 0, std::move(targets)});
+    return DecoderModel(small_config(), LoraOptions{4, 8, 0, std::move(targets)});
   };
   EXPECT_THROW(with({"q_prj"}), ConfigError);
   EXPECT_THROW(with({}), ConfigError);
   EXPECT_THROW(with({"q_proj", "q_proj"}), ConfigError);
   EXPECT_THROW(with({"qkv_proj", "v_proj"}), ConfigError);
-  EXPECT_THROW(LlamaModel(small_config(), LoraOptions{0, 8, 0, {"q_proj"}}), ConfigError);
+  EXPECT_THROW(DecoderModel(small_config(), LoraOptions{0, 8, 0, {"q_proj"}}), ConfigError);
   try {
     with({"q_prj"});
   } catch (const ConfigError& error) {
@@ -149,9 +149,9 @@ TEST(LlamaUnits, BadTargetsAreRefusedByName) {
   }
 }
 
-TEST(LlamaModel, GradientEqualsDifferencesInTheWeights) {
+TEST(DecoderModel, GradientEqualsDifferencesInTheWeights) {
   for (const bool tie : {false, true}) {
-    const LlamaModel model(small_config(tie), {});
+    const DecoderModel model(small_config(tie), {});
     const TokenBatch batch = batch_of(2, 6, 1);
     const auto units = units_of(model, at::kDouble);
     WholeUnitStore store(units);
@@ -174,10 +174,10 @@ TEST(LlamaModel, GradientEqualsDifferencesInTheWeights) {
   }
 }
 
-TEST(LlamaModel, RecomputationGivesTheSameBits) {
+TEST(DecoderModel, RecomputationGivesTheSameBits) {
   for (const double dropout : {0.0, 0.2}) {
     for (const bool full_training : {false, true}) {
-      const LlamaModel model(small_config(), full_training ? std::nullopt : std::optional(seven(dropout)));
+      const DecoderModel model(small_config(), full_training ? std::nullopt : std::optional(seven(dropout)));
       ForwardOptions none{true, 5, {}}, full{true, 5, std::vector<Recompute>(3, Recompute::kFull)};
       ForwardOptions mixed{true, 5, {Recompute::kNone, Recompute::kFull, Recompute::kNone}};
       const TokenBatch batch = batch_of(2, 9, 1);
@@ -194,8 +194,8 @@ TEST(LlamaModel, RecomputationGivesTheSameBits) {
   }
 }
 
-TEST(LlamaModel, DropoutDoesNotDependOnTheMicroBatchSplit) {
-  const LlamaModel model(small_config(), seven(0.3));
+TEST(DecoderModel, DropoutDoesNotDependOnTheMicroBatchSplit) {
+  const DecoderModel model(small_config(), seven(0.3));
   const TokenBatch batch = batch_of(4, 7, 1);
   const ForwardOptions options{true, 99, {}};
   const Result whole = run(model, batch, options);
@@ -210,12 +210,12 @@ TEST(LlamaModel, DropoutDoesNotDependOnTheMicroBatchSplit) {
   for (size_t i = 0; i < sum.size(); ++i) EXPECT_LT(relative_difference(sum[i], whole.gradients[i]), 1e-11);
 }
 
-TEST(LlamaModel, DropoutIsOnInTrainingOnlyAndFollowsTheSeed) {
-  const LlamaModel model(small_config(), seven(0.3)), plain(small_config(), seven(0.0));
+TEST(DecoderModel, DropoutIsOnInTrainingOnlyAndFollowsTheSeed) {
+  const DecoderModel model(small_config(), seven(0.3)), plain(small_config(), seven(0.0));
   const TokenBatch batch = batch_of(2, 7, 1);
   const auto units = units_of(model, at::kDouble);
   WholeUnitStore store(units);
-  const auto loss = [&](const LlamaModel& m, bool train, uint64_t seed) {
+  const auto loss = [&](const DecoderModel& m, bool train, uint64_t seed) {
     return m.loss(store, batch, {train, seed, {}}).loss_sum.item<double>();
   };
   EXPECT_EQ(loss(model, false, 1), loss(plain, true, 1));
@@ -224,8 +224,8 @@ TEST(LlamaModel, DropoutIsOnInTrainingOnlyAndFollowsTheSeed) {
   EXPECT_GT(std::abs(loss(model, true, 1) - loss(plain, true, 1)), 1e-6);
 }
 
-TEST(LlamaModel, APackOfThreeEqualsTheThreeAlone) {
-  const LlamaModel model(small_config(), seven());
+TEST(DecoderModel, APackOfThreeEqualsTheThreeAlone) {
+  const DecoderModel model(small_config(), seven());
   const std::vector<int64_t> lengths = {5, 2, 8};
   TokenBatch packed = batch_of(1, 15, 4);
   packed.cu_seqlens = {0, 5, 7, 15};
@@ -247,8 +247,8 @@ TEST(LlamaModel, APackOfThreeEqualsTheThreeAlone) {
   for (size_t i = 0; i < sum.size(); ++i) EXPECT_LT(relative_difference(together.gradients[i], sum[i]), 1e-11);
 }
 
-TEST(LlamaModel, LossIsTheCrossEntropyOfItsLogits) {
-  const LlamaModel model(small_config(), {});
+TEST(DecoderModel, LossIsTheCrossEntropyOfItsLogits) {
+  const DecoderModel model(small_config(), {});
   TokenBatch batch = batch_of(2, 8, 2);
   batch.loss_weight_BS = random({2, 8}, 5, at::kFloat).abs();
   batch.loss_weight_BS.select(1, 7).zero_();
@@ -263,16 +263,16 @@ TEST(LlamaModel, LossIsTheCrossEntropyOfItsLogits) {
   EXPECT_NEAR(model.loss(store, batch, {false, 0, {}}).loss_sum.item<double>() / want, 1.0, 1e-6);
 }
 
-TEST(LlamaModel, EvaluationKeepsNoGraph) {
-  const LlamaModel model(small_config(), seven());
+TEST(DecoderModel, EvaluationKeepsNoGraph) {
+  const DecoderModel model(small_config(), seven());
   const auto units = units_of(model, at::kFloat);
   WholeUnitStore store(units);
   EXPECT_FALSE(model.loss(store, batch_of(1, 4, 1), {false, 0, {}}).loss_sum.requires_grad());
   EXPECT_TRUE(model.loss(store, batch_of(1, 4, 1), {true, 0, {}}).loss_sum.requires_grad());
 }
 
-TEST(LlamaModel, Bf16FollowsFp32) {
-  const LlamaModel model(small_config(), seven());
+TEST(DecoderModel, Bf16FollowsFp32) {
+  const DecoderModel model(small_config(), seven());
   const TokenBatch batch = batch_of(2, 16, 1);
   const Result exact = run(model, batch, {}, at::kFloat), half = run(model, batch, {}, at::kBFloat16);
   EXPECT_NEAR(half.loss / exact.loss, 1.0, 2e-2);
@@ -281,7 +281,7 @@ TEST(LlamaModel, Bf16FollowsFp32) {
 /// Weights exist only between the hooks; anything read or kept outside is NaN.
 class StrictStore : public UnitStore {
  public:
-  StrictStore(const LlamaModel& model, std::vector<std::vector<at::Tensor>> values)
+  StrictStore(const DecoderModel& model, std::vector<std::vector<at::Tensor>> values)
       : model_(model), values_(std::move(values)) {
     at::NoGradGuard no_grad;
     for (const auto& unit : values_) {
@@ -313,16 +313,16 @@ class StrictStore : public UnitStore {
     if (model_.units()[unit].replicated) return fill(unit);
     for (const at::Tensor& tensor : shown_[unit]) tensor.data().fill_(std::numeric_limits<double>::quiet_NaN());
   }
-  const LlamaModel& model_;
+  const DecoderModel& model_;
   std::vector<std::vector<at::Tensor>> values_, shown_;
   std::vector<std::vector<WeightState>> states_;
 };
 
-TEST(LlamaModel, ReadsWeightsOnlyBetweenTheHooks) {
+TEST(DecoderModel, ReadsWeightsOnlyBetweenTheHooks) {
   for (const bool tie : {false, true}) {
     for (const bool full_training : {false, true}) {
       for (const Recompute recompute : {Recompute::kNone, Recompute::kFull}) {
-        const LlamaModel model(small_config(tie), full_training ? std::nullopt : std::optional(seven(0.1)));
+        const DecoderModel model(small_config(tie), full_training ? std::nullopt : std::optional(seven(0.1)));
         const ForwardOptions options{true, 1, std::vector<Recompute>(3, recompute)};
         const TokenBatch batch = batch_of(2, 5, 1);
         const Result want = run(model, batch, options);

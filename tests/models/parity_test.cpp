@@ -1,6 +1,6 @@
 // Logits, loss and gradients of tiny random Llamas against transformers and peft, fp32.
 
-#include "models/llama/weights.h"
+#include "models/decoder/weights.h"
 #include "reference.h"
 
 #include "../ops/gradient_check.h"
@@ -37,7 +37,7 @@ class LlamaParity : public ::testing::TestWithParam<std::string> {
 };
 
 /// Gradients of all units by checkpoint name.
-std::map<std::string, at::Tensor> gradients_by_name(const LlamaModel& model,
+std::map<std::string, at::Tensor> gradients_by_name(const DecoderModel& model,
                                                     const std::vector<std::vector<at::Tensor>>& units) {
   std::map<std::string, at::Tensor> result;
   for (size_t u = 0; u < units.size(); ++u) {
@@ -70,12 +70,12 @@ Adapter reference_adapter(const Reference& reference) {
 }
 
 struct Loaded {
-  LlamaModel model;
+  DecoderModel model;
   std::vector<std::vector<at::Tensor>> units;
 };
 
 Loaded load(const Reference& reference, std::optional<LoraOptions> lora) {
-  Loaded loaded{LlamaModel(reference.config(), lora), {}};
+  Loaded loaded{DecoderModel(reference.config(), lora), {}};
   loaded.units = load_whole(loaded.model, ReferenceWeights(reference, "weight/"), at::kFloat, at::kCPU);
   if (lora) assign_adapter(loaded.model, import_adapter(reference_adapter(reference), loaded.model), loaded.units);
   return loaded;

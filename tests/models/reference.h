@@ -1,7 +1,7 @@
 #pragma once
 // Reads what tests/parity/model_reference.py writes.
 
-#include "models/llama/llama.h"
+#include "models/decoder/decoder.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/weight_source.h"
 
@@ -42,8 +42,8 @@ class Reference {
   double number(const std::string& key) const { return std::stod(settings_.at(key)); }
   int64_t integer(const std::string& key) const { return std::stoll(settings_.at(key)); }
 
-  LlamaConfig config() const {
-    LlamaConfig c;
+  DecoderConfig config() const {
+    DecoderConfig c;
     c.hidden_size = integer("hidden_size");
     c.intermediate_size = integer("intermediate_size");
     c.num_hidden_layers = integer("num_hidden_layers");

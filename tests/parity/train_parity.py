@@ -13,7 +13,7 @@ try:
     import numpy as np
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import DecoderConfig, LlamaForCausalLM
 except ImportError as error:
     print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
     sys.exit(77)
@@ -34,7 +34,7 @@ def model_config(kind):
                                        original_max_position_embeddings=8192))
     base = dict(vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=4,
                 num_key_value_heads=2, max_position_embeddings=128, rms_norm_eps=1e-5)
-    return LlamaConfig(**{**base, **extra})
+    return DecoderConfig(**{**base, **extra})
 
 
 def write_data(path, rows, seed):

@@ -1,11 +1,11 @@
 // What is said of a run that does not fit, and what comes of doing it.
 #include "plan_hints.h"
-#include "models/llama/presets.h"
+#include "models/decoder/presets.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
 #include "trireme/config/config.h"
-#include "trireme/formats/hf_config.h"
+#include "trireme/formats/decoder_config.h"
 #include "trireme/formats/npy.h"
 #include "trireme/train/run.h"
 
@@ -56,7 +56,7 @@ class Hints : public testing::Test {
   /// The configuration of a case, its model's shape and one row of data beside it.
   std::filesystem::path write(const Case& c) const {
     std::filesystem::create_directories(root_ / c.model);
-    write_file_atomic(root_ / c.model / "config.json", llama_config_json(llama_preset(c.model)));
+    write_file_atomic(root_ / c.model / "config.json", decoder_config_json(llama_preset(c.model)));
     const std::vector<int32_t> row(static_cast<size_t>(c.seq_length), 1);
     write_npy_int32(root_ / "row.npy", row, 1, c.seq_length);
     write_file_atomic(
@@ -105,7 +105,7 @@ TEST_F(Hints, TheFirstOneFollowedFitsOrLacksWhatItSays) {
   for (const Case& c : kCases) {
     const auto file = write(c);
     const Config config = load_config(file, c.settings, Program::kLlama, c.ranks);
-    const auto task = make_llama_task(config, 0, c.ranks, at::kCPU, at::kBFloat16);
+    const auto task = make_causal_lm_task(config, 0, c.ranks, at::kCPU, at::kBFloat16);
     const auto memory = static_cast<int64_t>(c.memory_gib * (1 << 30));
     std::string message;
     try {
@@ -139,7 +139,7 @@ TEST_F(Hints, TheFirstOneFollowedFitsOrLacksWhatItSays) {
 TEST_F(Hints, AccumulationIsNamedAndItsEndOffered) {
   const Case& c = kCases[1];
   const Config config = load_config(write(c), c.settings, Program::kLlama, c.ranks);
-  const auto task = make_llama_task(config, 0, c.ranks, at::kCPU, at::kBFloat16);
+  const auto task = make_causal_lm_task(config, 0, c.ranks, at::kCPU, at::kBFloat16);
   try {
     (void)plan_run({config, *task, c.ranks, /*gpu=*/true, int64_t{80} << 30});
     FAIL() << "fits";

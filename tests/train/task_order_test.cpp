@@ -1,11 +1,11 @@
 // A task is asked for batches after it knows how many rows go through the model at a time, never before.
-#include "models/llama/presets.h"
+#include "models/decoder/presets.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/config/config.h"
 #include "trireme/formats/bert_config.h"
+#include "trireme/formats/decoder_config.h"
 #include "trireme/formats/hdf5_rows.h"
-#include "trireme/formats/hf_config.h"
 #include "trireme/formats/npy.h"
 #include "trireme/train/run.h"
 
@@ -38,10 +38,10 @@ class TaskOrder : public testing::Test {
   }
 
   std::unique_ptr<TrainingTask> llama() const {
-    LlamaConfig shape = llama_preset("llama-tiny");
-    write_file_atomic(root_ / "llama.json", llama_config_json(shape));
+    DecoderConfig shape = llama_preset("llama-tiny");
+    write_file_atomic(root_ / "llama.json", decoder_config_json(shape));
     write_npy_int32(root_ / "rows", std::vector<int32_t>(kRows * kLength, 1), kRows, kLength);
-    return make_llama_task(config("llama.json"), 0, 1, at::kCPU, at::kFloat);
+    return make_causal_lm_task(config("llama.json"), 0, 1, at::kCPU, at::kFloat);
   }
 
   std::unique_ptr<TrainingTask> bert() const {
@@ -65,7 +65,7 @@ class TaskOrder : public testing::Test {
     put("packed_input_len", 1, kLength);
     put("next_sentence_labels", 1, 0);
     writer.commit();
-    return make_bert_task(config("bert.json"), 0, 1, at::kCPU, at::kFloat);
+    return make_masked_lm_task(config("bert.json"), 0, 1, at::kCPU, at::kFloat);
   }
 
   std::filesystem::path root_;

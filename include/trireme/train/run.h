@@ -14,11 +14,11 @@ namespace trireme {
 using TaskFactory =
     std::function<std::unique_ptr<TrainingTask>(const Config&, int rank, int world_size, at::Device, at::ScalarType)>;
 
-std::unique_ptr<TrainingTask> make_llama_task(const Config& config, int rank, int world_size, at::Device device,
-                                              at::ScalarType compute_dtype);
+std::unique_ptr<TrainingTask> make_causal_lm_task(const Config& config, int rank, int world_size, at::Device device,
+                                                  at::ScalarType compute_dtype);
 
-std::unique_ptr<TrainingTask> make_bert_task(const Config& config, int rank, int world_size, at::Device device,
-                                             at::ScalarType compute_dtype);
+std::unique_ptr<TrainingTask> make_masked_lm_task(const Config& config, int rank, int world_size, at::Device device,
+                                                  at::ScalarType compute_dtype);
 
 struct Application {
   const char* name;  // of the program

@@ -1,6 +1,6 @@
 #pragma once
 // What the Trainer trains: the meeting point of a model family and its data. One implementation per family
-// (llama_task.cpp).
+// (causal_lm_task.cpp).
 
 #include "data/row_scan.h"
 #include "trireme/comm/communicator.h"

@@ -18,7 +18,7 @@ struct RopeScaling {
 };
 
 /// Shape of a Llama: every field under the name that config.json gives it.
-struct LlamaConfig {
+struct DecoderConfig {
   int64_t hidden_size = 0, intermediate_size = 0, num_hidden_layers = 0;
   int64_t num_attention_heads = 0, num_key_value_heads = 0, head_dim = 0;
   int64_t vocab_size = 0, max_position_embeddings = 0;
@@ -33,18 +33,18 @@ struct LlamaConfig {
 /// Reads config.json as transformers 5 does: rope_scaling, where it is there and not empty, takes the place of
 /// rope_parameters; rope_theta beside them counts where neither holds one. A special token that is null is none; one
 /// that is absent has the default.
-LlamaConfig read_llama_config(const std::filesystem::path& config_json);
+DecoderConfig read_decoder_config(const std::filesystem::path& config_json);
 /// NeMo's context/model.yaml (NeMo 1: model_config.yaml) of a zarr checkpoint directory, to the same structure.
-LlamaConfig read_nemo_llama_config(const std::filesystem::path& model_yaml);
+DecoderConfig read_nemo_config(const std::filesystem::path& model_yaml);
 /// config.json that transformers 4 and 5 load.
-std::string llama_config_json(const LlamaConfig& config);
+std::string decoder_config_json(const DecoderConfig& config);
 /// Ids that end a text: those of generation_config.json, where the directory has one that names some, as transformers'
 /// generate() takes them; else the config's.
-std::vector<int64_t> end_of_text_ids(const std::filesystem::path& directory, const LlamaConfig& config);
+std::vector<int64_t> end_of_text_ids(const std::filesystem::path& directory, const DecoderConfig& config);
 /// generation_config.json with the config's special tokens.
-std::string generation_config_json(const LlamaConfig& config);
+std::string generation_config_json(const DecoderConfig& config);
 /// The config of a model directory: config.json, else that of a NeMo zarr directory. ModelError when there is
 /// neither.
-LlamaConfig read_model_config(const std::filesystem::path& directory);
+DecoderConfig read_model_config(const std::filesystem::path& directory);
 
 }  // namespace trireme

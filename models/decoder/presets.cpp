@@ -1,4 +1,4 @@
-#include "models/llama/presets.h"
+#include "models/decoder/presets.h"
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
@@ -27,10 +27,10 @@ std::vector<std::string> llama_preset_names() {
   return names;
 }
 
-LlamaConfig llama_preset(const std::string& name) {
+DecoderConfig llama_preset(const std::string& name) {
   for (const Shape& shape : kShapes) {
     if (name != shape.name) continue;
-    LlamaConfig config;
+    DecoderConfig config;
     config.hidden_size = shape.hidden;
     config.intermediate_size = shape.intermediate;
     config.num_hidden_layers = shape.layers;

@@ -1,6 +1,6 @@
-#include "models/llama/llama.h"
+#include "models/decoder/decoder.h"
 
-#include "models/llama/targets.h"
+#include "models/decoder/targets.h"
 #include "trireme/base/error.h"
 #include "trireme/nn/recompute.h"
 #include "trireme/ops/attention.h"
@@ -22,7 +22,7 @@ namespace {
 
 constexpr int kEmbed = 0;
 
-RopeFrequencies rope_frequencies(const LlamaConfig& config) {
+RopeFrequencies rope_frequencies(const DecoderConfig& config) {
   RopeFrequencies rope;
   switch (config.rope_scaling.type) {
     case RopeScaling::Type::kNone: rope.scaling = RopeFrequencies::Scaling::kNone; break;
@@ -39,7 +39,7 @@ RopeFrequencies rope_frequencies(const LlamaConfig& config) {
 
 /// Everything that is the same for all blocks of one forward pass.
 struct Pass {
-  LlamaConfig config;
+  DecoderConfig config;
   RopeTable rope;
   Sequences sequences;
   std::vector<LoraTarget> targets;
@@ -62,7 +62,7 @@ std::vector<LoraAdapter> adapters_of(const Pass& pass, int64_t block, int parame
 /// One decoder block on tokens [T, D]. `unit`: the block's tensors, then A and B of every target.
 at::Tensor block_forward(const Pass& pass, int64_t block, const at::Tensor& x_TD, const UnitTensors& unit,
                          bool recompute_mlp) {
-  const LlamaConfig& config = pass.config;
+  const DecoderConfig& config = pass.config;
   const at::TensorList adapters = unit.values.slice(kDownProj + 1);
   const auto linear = [&](int parameter) -> Linear {
     return {unit.weight(parameter), {}, {adapters_of(pass, block, parameter, adapters), pass.lora_scale, pass.dropout}};
@@ -98,7 +98,7 @@ ParameterSpec norm(const std::string& name, const std::string& checkpoint_name, 
   return {name, {width}, {{checkpoint_name, width}}, Init::kOnes, 0, false};
 }
 
-UnitSpec block_unit(const LlamaConfig& config, int64_t block) {
+UnitSpec block_unit(const DecoderConfig& config, int64_t block) {
   const std::string prefix = "model.layers." + std::to_string(block) + ".";
   const int64_t d = config.hidden_size, f = config.intermediate_size;
   const int64_t q = config.num_attention_heads * config.head_dim, kv = config.num_key_value_heads * config.head_dim;
@@ -122,7 +122,7 @@ UnitSpec block_unit(const LlamaConfig& config, int64_t block) {
 }
 
 /// PEFT's initialisation: A as kaiming_uniform(a = sqrt(5)), which is uniform within 1/sqrt(in); B zero.
-UnitSpec adapters_unit(const LlamaConfig& config, const LoraOptions& lora) {
+UnitSpec adapters_unit(const DecoderConfig& config, const LoraOptions& lora) {
   UnitSpec unit;
   unit.name = "adapters";
   unit.trained = unit.replicated = true;
@@ -149,9 +149,9 @@ void check_batch(const TokenBatch& batch) {
 }
 
 /// Final hidden states before the head's norm.
-at::Tensor decode(const LlamaModel& model, UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) {
+at::Tensor decode(const DecoderModel& model, UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) {
   check_batch(batch);
-  const LlamaConfig& config = model.config();
+  const DecoderConfig& config = model.config();
   const int64_t blocks = config.num_hidden_layers;
   TRIREME_CHECK(options.recompute.empty() || static_cast<int64_t>(options.recompute.size()) == blocks,
                 "recompute names ", options.recompute.size(), " blocks, the model has ", blocks);
@@ -200,13 +200,13 @@ at::Tensor decode(const LlamaModel& model, UnitStore& store, const TokenBatch& b
 }
 
 /// The output matrix: lm_head, or the embedding when tied.
-const at::Tensor& output_weight(const LlamaModel& model, UnitStore& store, int head) {
+const at::Tensor& output_weight(const DecoderModel& model, UnitStore& store, int head) {
   return model.config().tie_word_embeddings ? store.parameters(kEmbed)[0] : store.parameters(head)[1];
 }
 
 }  // namespace
 
-LlamaModel::LlamaModel(const LlamaConfig& config, std::optional<LoraOptions> lora)
+DecoderModel::DecoderModel(const DecoderConfig& config, std::optional<LoraOptions> lora)
     : config_(config), lora_(std::move(lora)) {
   const int64_t d = config_.hidden_size, v = config_.vocab_size;
   UnitSpec embed, head;
@@ -226,7 +226,7 @@ LlamaModel::LlamaModel(const LlamaConfig& config, std::optional<LoraOptions> lor
   if (lora_) units_.push_back(adapters_unit(config_, *lora_));
 }
 
-LossOutput LlamaModel::loss(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
+LossOutput DecoderModel::loss(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
   at::AutoGradMode grad_mode(options.train && at::GradMode::is_enabled());
   const int head = static_cast<int>(config_.num_hidden_layers) + 1;
   const at::Tensor x_TD = enter_unit(decode(*this, store, batch, options), store, head);
@@ -238,7 +238,7 @@ LossOutput LlamaModel::loss(UnitStore& store, const TokenBatch& batch, const For
   return {leave_unit(loss_sum, store, head)};
 }
 
-at::Tensor LlamaModel::logits(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
+at::Tensor DecoderModel::logits(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
   at::NoGradGuard no_grad;
   const int head = static_cast<int>(config_.num_hidden_layers) + 1;
   const at::Tensor x_TD = enter_unit(decode(*this, store, batch, options), store, head);
@@ -247,14 +247,14 @@ at::Tensor LlamaModel::logits(UnitStore& store, const TokenBatch& batch, const F
   return leave_unit(logits_TV, store, head).view({batch.tokens_BS.size(0), batch.tokens_BS.size(1), -1});
 }
 
-int64_t LlamaModel::num_parameters() const {
+int64_t DecoderModel::num_parameters() const {
   int64_t n = 0;
   for (const UnitSpec& unit : units_)
     if (!unit.replicated) n += unit.numel();
   return n;
 }
 
-int64_t LlamaModel::num_trained_parameters() const {
+int64_t DecoderModel::num_trained_parameters() const {
   int64_t n = 0;
   for (const UnitSpec& unit : units_)
     if (unit.trained) n += unit.numel();

@@ -20,10 +20,10 @@
 
 namespace trireme {
 
-class BertTask final : public TrainingTask {
+class MaskedLmTask final : public TrainingTask {
  public:
   /// Opens the data and reads the model's configuration; no weights, no GPU. DataError / ModelError / ConfigError.
-  BertTask(const Config& config, const RankInfo& rank);
+  MaskedLmTask(const Config& config, const RankInfo& rank);
 
   const std::vector<UnitSpec>& units() const override { return model_->units(); }
   int64_t num_parameters() const override { return model_->num_parameters(); }

@@ -1,4 +1,4 @@
-#include "models/llama/targets.h"
+#include "models/decoder/targets.h"
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
@@ -9,7 +9,7 @@
 
 namespace trireme {
 
-std::vector<LoraTarget> lora_targets(const LlamaConfig& config, const LoraOptions& lora) {
+std::vector<LoraTarget> lora_targets(const DecoderConfig& config, const LoraOptions& lora) {
   const int64_t d = config.hidden_size, f = config.intermediate_size;
   const int64_t q = config.num_attention_heads * config.head_dim, kv = config.num_key_value_heads * config.head_dim;
   const std::vector<LoraTarget> all = {

@@ -1,6 +1,6 @@
-#include "llama_task.h"
+#include "causal_lm_task.h"
 
-#include "models/llama/vocabulary.h"
+#include "models/decoder/vocabulary.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
@@ -22,10 +22,10 @@ struct TokenMicroBatch final : MicroBatch {
 
 std::vector<std::filesystem::path> paths(const std::vector<std::string>& names) { return {names.begin(), names.end()}; }
 
-LlamaConfig read_config(const Config& config) {
+DecoderConfig read_config(const Config& config) {
   const std::filesystem::path path = config.model.path;
   // For random weights config.json alone is enough, given itself or in a directory.
-  if (config.model.init == "random" && std::filesystem::is_regular_file(path)) return read_llama_config(path);
+  if (config.model.init == "random" && std::filesystem::is_regular_file(path)) return read_decoder_config(path);
   return read_model_config(path);
 }
 
@@ -36,11 +36,11 @@ std::optional<LoraOptions> lora_options(const Config& config) {
 
 }  // namespace
 
-LlamaTask::LlamaTask(const Config& config, const RankInfo& info) : config_(config), info_(info) {
-  LlamaConfig shape = read_config(config);
+CausalLmTask::CausalLmTask(const Config& config, const RankInfo& info) : config_(config), info_(info) {
+  DecoderConfig shape = read_config(config);
   stored_vocab_ = shape.vocab_size;
   shape.vocab_size = resized_vocab(stored_vocab_, config.model.vocab_size, config.model.pad_vocab_to);
-  model_ = std::make_unique<LlamaModel>(shape, lora_options(config));
+  model_ = std::make_unique<DecoderModel>(shape, lora_options(config));
   train_ = open_token_dataset(paths(config.data.train), config.data.seq_length, shape.vocab_size);
   if (!config.data.valid.empty())
     valid_ = open_token_dataset(paths(config.data.valid), config.data.seq_length, shape.vocab_size);
@@ -49,20 +49,20 @@ LlamaTask::LlamaTask(const Config& config, const RankInfo& info) : config_(confi
   sampler_ = std::make_unique<Sampler>(train_->size(), static_cast<uint64_t>(config.train.seed), config.data.shuffle);
 }
 
-void LlamaTask::require_targets() const {
+void CausalLmTask::require_targets() const {
   for (int64_t row = 0; row < valid_->size(); ++row)
     if (valid_->read(row).num_targets() > 0) return;
   throw without_targets(config_.data.valid, kNoTarget);
 }
 
-double LlamaTask::flops_per_sample() const {
+double CausalLmTask::flops_per_sample() const {
   return model_flops_per_sample(model_->config(), model_->lora(), config_.data.seq_length);
 }
 
-void LlamaTask::fill_plan(const Config& config, PlanInput& input) const {
-  const LlamaModel* model = model_.get();
+void CausalLmTask::fill_plan(const Config& config, PlanInput& input) const {
+  const DecoderModel* model = model_.get();
   if (config.lora != config_.lora) {
-    auto other = std::make_shared<LlamaModel>(model_->config(), lora_options(config));
+    auto other = std::make_shared<DecoderModel>(model_->config(), lora_options(config));
     model = other.get();
     input.owner = std::move(other);
   }
@@ -85,8 +85,8 @@ void LlamaTask::fill_plan(const Config& config, PlanInput& input) const {
   input.gathered_byte_s = 1 / kGatherRate;
 }
 
-std::vector<std::string> LlamaTask::describe() const {
-  const LlamaConfig& c = model_->config();
+std::vector<std::string> CausalLmTask::describe() const {
+  const DecoderConfig& c = model_->config();
   std::vector<std::string> lines;
   lines.push_back(fmt::format(
       "model: {} blocks, hidden {}, {} heads / {} KV heads of {}, FFN {}, vocabulary {}: {} parameters, {} trained",
@@ -97,20 +97,20 @@ std::vector<std::string> LlamaTask::describe() const {
   return lines;
 }
 
-std::vector<RowSet> LlamaTask::row_sets() const {
+std::vector<RowSet> CausalLmTask::row_sets() const {
   std::vector<RowSet> sets = {{"data.train", train_->size(), {}, [this](int64_t row) { (void)train_->read(row); }}};
   if (valid_) sets.push_back({"data.valid", valid_->size(), {}, [this](int64_t row) { (void)valid_->read(row); }});
   return sets;
 }
 
-double LlamaTask::nominal_denominator() const {
+double CausalLmTask::nominal_denominator() const {
   const auto samples = static_cast<double>(config_.batch.global_batch_size);
   return config_.train.loss == "token_mean" ? samples * static_cast<double>(config_.data.seq_length - 1) : samples;
 }
 
 // --- batches -------------------------------------------------------------------------------------
 
-LlamaTask::HostBatch LlamaTask::read_step(int64_t step) {
+CausalLmTask::HostBatch CausalLmTask::read_step(int64_t step) {
   HostBatch batch;
   const int64_t size = config_.batch.global_batch_size;
   for (int64_t i = info_.rank; i < size; i += info_.world_size) {
@@ -120,14 +120,14 @@ LlamaTask::HostBatch LlamaTask::read_step(int64_t step) {
   return batch;
 }
 
-void LlamaTask::prefetch(int64_t step) {
+void CausalLmTask::prefetch(int64_t step) {
   (void)rows_per_pass_.get();
   ahead_.start(step, [this](int64_t due) { return read_step(due); });
 }
 
-std::unique_ptr<MicroBatch> LlamaTask::to_device(const std::vector<Sample>& samples,
-                                                 const std::vector<int64_t>& stream_positions,
-                                                 double& denominator) const {
+std::unique_ptr<MicroBatch> CausalLmTask::to_device(const std::vector<Sample>& samples,
+                                                    const std::vector<int64_t>& stream_positions,
+                                                    double& denominator) const {
   const auto rows = static_cast<int64_t>(samples.size());
   const int64_t length = config_.data.seq_length;
   const bool pinned = info_.device.is_cuda();
@@ -166,7 +166,7 @@ std::unique_ptr<MicroBatch> LlamaTask::to_device(const std::vector<Sample>& samp
   return batch;
 }
 
-StepBatch LlamaTask::batch(int64_t step) {
+StepBatch CausalLmTask::batch(int64_t step) {
   prefetch(step);
   const HostBatch host = ahead_.take();
   StepBatch batch;
@@ -182,7 +182,7 @@ StepBatch LlamaTask::batch(int64_t step) {
   return batch;
 }
 
-StepBatch LlamaTask::synthetic_batch() {
+StepBatch CausalLmTask::synthetic_batch() {
   // Ids of a fixed pattern: every row of the vocabulary is as good as another for timing.
   Sample sample;
   const int64_t vocab = model_->config().vocab_size;
@@ -197,8 +197,8 @@ StepBatch LlamaTask::synthetic_batch() {
   return batch;
 }
 
-at::Tensor LlamaTask::loss(UnitStore& units, const MicroBatch& batch, const std::vector<Recompute>& recompute,
-                           bool train) {
+at::Tensor CausalLmTask::loss(UnitStore& units, const MicroBatch& batch, const std::vector<Recompute>& recompute,
+                              bool train) {
   ForwardOptions options;
   options.train = train;
   options.seed = static_cast<uint64_t>(config_.train.seed);
@@ -206,7 +206,7 @@ at::Tensor LlamaTask::loss(UnitStore& units, const MicroBatch& batch, const std:
   return model_->loss(units, static_cast<const TokenMicroBatch&>(batch).tokens, options).loss_sum;
 }
 
-EvalSums LlamaTask::evaluate(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) {
+EvalSums CausalLmTask::evaluate(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) {
   TRIREME_CHECK(valid_ != nullptr, "evaluation without data.valid");
   at::NoGradGuard no_grad;
   const int64_t total = valid_->size(), rows = rows_per_pass_.get();
@@ -235,7 +235,7 @@ EvalSums LlamaTask::evaluate(ShardedUnits& units, const std::function<void(int64
   return {loss.item<double>(), denominator};
 }
 
-EvalResult LlamaTask::eval_result(const EvalSums& sums) const {
+EvalResult CausalLmTask::eval_result(const EvalSums& sums) const {
   if (sums.at(1) == 0) throw without_targets(config_.data.valid, kNoTarget);
   return {sums.at(0) / sums.at(1), {}};
 }

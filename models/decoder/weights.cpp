@@ -1,4 +1,4 @@
-#include "models/llama/weights.h"
+#include "models/decoder/weights.h"
 
 #include "trireme/base/error.h"
 #include "trireme/nn/init.h"
@@ -35,7 +35,7 @@ at::Tensor read_part(const WeightSource& source, const ParameterPart& part, at::
 
 using PartFill = std::function<void(const ParameterSpec&, const ParameterPart&, const at::Tensor& rows)>;
 
-std::vector<std::vector<at::Tensor>> build_units(const LlamaModel& model, at::ScalarType dtype, at::Device device,
+std::vector<std::vector<at::Tensor>> build_units(const DecoderModel& model, at::ScalarType dtype, at::Device device,
                                                  const PartFill& fill_base, uint64_t seed) {
   at::NoGradGuard no_grad;
   std::vector<std::vector<at::Tensor>> units;
@@ -77,7 +77,7 @@ at::Tensor read_tensor(const WeightSource& source, const std::string& name) {
   return tensor;
 }
 
-std::vector<std::vector<at::Tensor>> load_whole(const LlamaModel& model, const WeightSource& source,
+std::vector<std::vector<at::Tensor>> load_whole(const DecoderModel& model, const WeightSource& source,
                                                 at::ScalarType dtype, at::Device device, uint64_t seed) {
   return build_units(
       model, dtype, device,
@@ -87,7 +87,7 @@ std::vector<std::vector<at::Tensor>> load_whole(const LlamaModel& model, const W
       seed);
 }
 
-std::vector<std::vector<at::Tensor>> random_whole(const LlamaModel& model, at::ScalarType dtype, at::Device device,
+std::vector<std::vector<at::Tensor>> random_whole(const DecoderModel& model, at::ScalarType dtype, at::Device device,
                                                   uint64_t seed) {
   return build_units(
       model, dtype, device,
@@ -97,7 +97,7 @@ std::vector<std::vector<at::Tensor>> random_whole(const LlamaModel& model, at::S
       seed);
 }
 
-StreamedStore::StreamedStore(const LlamaModel& model, const WeightSource& source, at::ScalarType dtype,
+StreamedStore::StreamedStore(const DecoderModel& model, const WeightSource& source, at::ScalarType dtype,
                              const std::map<std::string, at::Tensor>& adapter)
     : model_(model), source_(source), dtype_(dtype), units_(model.units().size()) {
   for (size_t u = 0; u < units_.size(); ++u) {
@@ -135,7 +135,7 @@ void StreamedStore::post_forward(int unit) {
 void StreamedStore::pre_backward(int) { TRIREME_CHECK(false, "a streamed store has no backward"); }
 void StreamedStore::post_backward(int) { TRIREME_CHECK(false, "a streamed store has no backward"); }
 
-void assign_adapter(const LlamaModel& model, const std::map<std::string, at::Tensor>& tensors,
+void assign_adapter(const DecoderModel& model, const std::map<std::string, at::Tensor>& tensors,
                     std::vector<std::vector<at::Tensor>>& units) {
   at::NoGradGuard no_grad;
   size_t assigned = 0;

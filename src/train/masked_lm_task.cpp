@@ -1,4 +1,4 @@
-#include "bert_task.h"
+#include "masked_lm_task.h"
 
 #include "bert_pack.h"
 #include "models/bert/weights.h"
@@ -68,7 +68,7 @@ void check_fp8(const BertConfig& shape, const RankInfo& rank) {
 
 }  // namespace
 
-BertTask::BertTask(const Config& config, const RankInfo& rank) : config_(config), rank_(rank) {
+MaskedLmTask::MaskedLmTask(const Config& config, const RankInfo& rank) : config_(config), rank_(rank) {
   const BertConfig shape = read_bert_config(bert_config_path(config.model.path));
   if (config.data.seq_length > shape.max_position_embeddings)
     throw ConfigError(fmt::format("data.seq_length {} is more than the model's max_position_embeddings {}",
@@ -93,18 +93,18 @@ BertTask::BertTask(const Config& config, const RankInfo& rank) : config_(config)
   sampler_ = std::make_unique<BertSampler>(*train_, static_cast<uint64_t>(config.train.seed), config.data.shuffle);
 }
 
-void BertTask::require_targets() const {
+void MaskedLmTask::require_targets() const {
   for (int64_t row = 0; row < eval_rows_; ++row)
     if (!valid_->read(row).masked_positions.empty()) return;
   throw without_targets(config_.data.valid, kNoMaskedWord);
 }
 
-double BertTask::flops_per_row(int64_t length) const {
+double MaskedLmTask::flops_per_row(int64_t length) const {
   const double sequences = static_cast<double>(train_->sequences()) / static_cast<double>(train_->size());
   return bert_flops_per_row(model_->config(), length, sequences, kMaskedPart * static_cast<double>(length));
 }
 
-void BertTask::fill_plan(const Config& config, PlanInput& input) const {
+void MaskedLmTask::fill_plan(const Config& config, PlanInput& input) const {
   const int64_t length = config.data.seq_length;
   const BertActivationBytes bytes = bert_activation_bytes(model_->config(), length, input.compute_bytes,
                                                           model_->padded_vocab(), config.precision.encoder == "fp8");
@@ -120,7 +120,7 @@ void BertTask::fill_plan(const Config& config, PlanInput& input) const {
   input.gathered_byte_s = 1 / kGatherRate;
 }
 
-std::vector<std::string> BertTask::describe() const {
+std::vector<std::string> MaskedLmTask::describe() const {
   const BertConfig& c = model_->config();
   std::vector<std::string> lines;
   lines.push_back(fmt::format(
@@ -135,7 +135,7 @@ std::vector<std::string> BertTask::describe() const {
   return lines;
 }
 
-std::vector<RowSet> BertTask::row_sets() const {
+std::vector<RowSet> MaskedLmTask::row_sets() const {
   const auto set = [](const char* name, const BertDataset& data) {
     return RowSet{name, data.size(), data.shard_rows(), [&data](int64_t row) { (void)data.read(row); }};
   };
@@ -144,19 +144,19 @@ std::vector<RowSet> BertTask::row_sets() const {
   return sets;
 }
 
-std::optional<double> BertTask::nominal_samples_per_step() const {
+std::optional<double> MaskedLmTask::nominal_samples_per_step() const {
   return static_cast<double>(config_.batch.global_batch_size) * config_.batch.packing_rate;
 }
 
 // --- batches -------------------------------------------------------------------------------------
 
-int64_t BertTask::padding() const {
+int64_t MaskedLmTask::padding() const {
   // Few different shapes keep the allocator's and the libraries' choices; a CPU's products take any.
   constexpr int64_t kTokens = 256;
   return rank_.device.is_cuda() ? kTokens : 1;
 }
 
-std::vector<BertPack> BertTask::read_step(int64_t step, int64_t rows_per_pass) {
+std::vector<BertPack> MaskedLmTask::read_step(int64_t step, int64_t rows_per_pass) {
   const int64_t size = config_.batch.global_batch_size;
   std::vector<BertRow> rows;
   std::vector<int64_t> positions;
@@ -176,11 +176,11 @@ std::vector<BertPack> BertTask::read_step(int64_t step, int64_t rows_per_pass) {
   return packs;
 }
 
-void BertTask::prefetch(int64_t step) {
+void MaskedLmTask::prefetch(int64_t step) {
   ahead_.start(step, [this, rows = rows_per_pass_.get()](int64_t due) { return read_step(due, rows); });
 }
 
-StepBatch BertTask::to_device(const std::vector<BertPack>& packs) const {
+StepBatch MaskedLmTask::to_device(const std::vector<BertPack>& packs) const {
   double words = 0, sequences = 0;
   for (const BertPack& pack : packs) {
     words += pack.words;
@@ -205,12 +205,12 @@ StepBatch BertTask::to_device(const std::vector<BertPack>& packs) const {
   return step;
 }
 
-StepBatch BertTask::batch(int64_t step) {
+StepBatch MaskedLmTask::batch(int64_t step) {
   prefetch(step);
   return to_device(ahead_.take());
 }
 
-StepBatch BertTask::synthetic_batch() {
+StepBatch MaskedLmTask::synthetic_batch() {
   // Two sequences a row, ids of a fixed pattern, every seventh word masked: as good as another for timing.
   const auto length = static_cast<int32_t>(config_.data.seq_length), first = length / 2;
   BertRow row;
@@ -228,8 +228,8 @@ StepBatch BertTask::synthetic_batch() {
                               {config_.data.seq_length, padding(), config_.train.loss == "sample_mean"})});
 }
 
-at::Tensor BertTask::loss(UnitStore& units, const MicroBatch& micro_batch, const std::vector<Recompute>& recompute,
-                          bool train) {
+at::Tensor MaskedLmTask::loss(UnitStore& units, const MicroBatch& micro_batch, const std::vector<Recompute>& recompute,
+                              bool train) {
   const auto& mine = static_cast<const BertMicroBatch&>(micro_batch);
   BertBatch batch = mine.batch;
   batch.masked_weights_P = batch.masked_weights_P.div(mine.counts[0]).to(at::kFloat);
@@ -243,7 +243,7 @@ at::Tensor BertTask::loss(UnitStore& units, const MicroBatch& micro_batch, const
 
 // --- evaluation ----------------------------------------------------------------------------------
 
-void BertTask::read_evaluation() {
+void MaskedLmTask::read_evaluation() {
   // As many sequences at a time as a packed micro-batch has; the same number of passes on every rank.
   const auto rows =
       static_cast<int64_t>(std::ceil(static_cast<double>(rows_per_pass_.get()) * config_.batch.packing_rate));
@@ -270,7 +270,7 @@ void BertTask::read_evaluation() {
   evaluation_ = to_device(packs);
 }
 
-EvalSums BertTask::evaluate(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) {
+EvalSums MaskedLmTask::evaluate(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) {
   TRIREME_CHECK(valid_ != nullptr, "evaluation without data.valid");
   at::NoGradGuard no_grad;
   if (evaluation_.micro_batches.empty()) read_evaluation();
@@ -288,15 +288,15 @@ EvalSums BertTask::evaluate(ShardedUnits& units, const std::function<void(int64_
   return {values[0], evaluated_words_, values[1], evaluated_sequences_, values[2]};
 }
 
-EvalResult BertTask::eval_result(const EvalSums& sums) const {
+EvalResult MaskedLmTask::eval_result(const EvalSums& sums) const {
   if (sums.at(1) == 0) throw without_targets(config_.data.valid, kNoMaskedWord);
   const double words = sums.at(1), sequences = std::max(1.0, sums.at(3));
   return {sums[0] / words + sums[2] / sequences, sums.at(4) / words};
 }
 
-std::unique_ptr<TrainingTask> make_bert_task(const Config& config, int rank, int world_size, at::Device device,
-                                             at::ScalarType compute_dtype) {
-  return std::make_unique<BertTask>(config, RankInfo{rank, world_size, device, compute_dtype});
+std::unique_ptr<TrainingTask> make_masked_lm_task(const Config& config, int rank, int world_size, at::Device device,
+                                                  at::ScalarType compute_dtype) {
+  return std::make_unique<MaskedLmTask>(config, RankInfo{rank, world_size, device, compute_dtype});
 }
 
 }  // namespace trireme

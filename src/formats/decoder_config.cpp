@@ -1,4 +1,4 @@
-#include "trireme/formats/hf_config.h"
+#include "trireme/formats/decoder_config.h"
 
 #include "config_reader.h"
 #include "json.h"
@@ -24,7 +24,7 @@ constexpr double kMaxParameters = 1125899906842624.0;  // 2^50
 
 using Reader = ConfigReader;
 
-void read_rope(Reader& reader, LlamaConfig& config) {
+void read_rope(Reader& reader, DecoderConfig& config) {
   const Json& json = reader.json();
   config.rope_theta = reader.number("rope_theta", 10000.0);
   // transformers 5 writes one object, rope_parameters; transformers 4 rope_theta beside rope_scaling. Where both are
@@ -72,7 +72,7 @@ void read_rope(Reader& reader, LlamaConfig& config) {
 
 }  // namespace
 
-std::vector<std::string> shape_problems(const LlamaConfig& config) {
+std::vector<std::string> shape_problems(const DecoderConfig& config) {
   std::vector<std::string> problems;
   if (config.num_hidden_layers > kMaxLayers)
     problems.push_back(
@@ -101,7 +101,7 @@ void refuse_file_for_directory(const std::filesystem::path& path) {
       path.string()));
 }
 
-LlamaConfig read_llama_config(const std::filesystem::path& config_json) {
+DecoderConfig read_decoder_config(const std::filesystem::path& config_json) {
   const Json json =
       parse_json(read_text_file(config_json, ExitCode::kModel, 16 << 20), config_json.string(), ExitCode::kModel);
   if (!json.is_object()) throw ModelError(fmt::format("{} is not a JSON object", config_json.string()));
@@ -118,7 +118,7 @@ LlamaConfig read_llama_config(const std::filesystem::path& config_json) {
   for (const char* key : {"quantization_config", "sliding_window"})
     if (reader.has(key)) reader.lacking(key, json[key]);
 
-  LlamaConfig config;
+  DecoderConfig config;
   config.hidden_size = reader.integer("hidden_size");
   config.intermediate_size = reader.integer("intermediate_size");
   config.num_hidden_layers = reader.integer("num_hidden_layers");
@@ -161,7 +161,7 @@ Json id_or_list(const std::vector<int64_t>& ids) {
 
 }  // namespace
 
-std::vector<int64_t> end_of_text_ids(const std::filesystem::path& directory, const LlamaConfig& config) {
+std::vector<int64_t> end_of_text_ids(const std::filesystem::path& directory, const DecoderConfig& config) {
   const auto path = directory / "generation_config.json";
   if (!std::filesystem::is_regular_file(path)) return config.eos_token_ids;
   const Json json = parse_json(read_text_file(path, ExitCode::kModel, 1 << 20), path.string(), ExitCode::kModel);
@@ -172,14 +172,14 @@ std::vector<int64_t> end_of_text_ids(const std::filesystem::path& directory, con
   return ids.empty() ? config.eos_token_ids : ids;
 }
 
-std::string generation_config_json(const LlamaConfig& config) {
+std::string generation_config_json(const DecoderConfig& config) {
   nlohmann::ordered_json json = {{"_from_model_config", true}, {"bos_token_id", or_null(config.bos_token_id)}};
   json["eos_token_id"] = id_or_list(config.eos_token_ids);
   if (config.pad_token_id && *config.pad_token_id >= 0) json["pad_token_id"] = *config.pad_token_id;
   return json.dump(2) + "\n";
 }
 
-std::string llama_config_json(const LlamaConfig& config) {
+std::string decoder_config_json(const DecoderConfig& config) {
   Json rope = {{"rope_type", "default"}, {"rope_theta", config.rope_theta}};
   Json scaling;  // null
   if (config.rope_scaling.type == RopeScaling::Type::kLinear) {
@@ -224,13 +224,12 @@ std::string llama_config_json(const LlamaConfig& config) {
   return json.dump(2) + "\n";
 }
 
-LlamaConfig read_model_config(const std::filesystem::path& directory) {
-  if (std::filesystem::exists(directory / "config.json")) return read_llama_config(directory / "config.json");
+DecoderConfig read_model_config(const std::filesystem::path& directory) {
+  if (std::filesystem::exists(directory / "config.json")) return read_decoder_config(directory / "config.json");
   for (const auto& context : {directory / "context", directory.parent_path() / "context"})
-    if (std::filesystem::exists(context / "model.yaml")) return read_nemo_llama_config(context / "model.yaml");
+    if (std::filesystem::exists(context / "model.yaml")) return read_nemo_config(context / "model.yaml");
   for (const auto& folder : {directory, directory.parent_path()})
-    if (std::filesystem::exists(folder / "model_config.yaml"))
-      return read_nemo_llama_config(folder / "model_config.yaml");
+    if (std::filesystem::exists(folder / "model_config.yaml")) return read_nemo_config(folder / "model_config.yaml");
   if (std::filesystem::is_regular_file(directory)) refuse_file_for_directory(directory);
   if (!std::filesystem::is_directory(directory))
     throw ModelError(fmt::format("model directory {} does not exist", directory.string()));

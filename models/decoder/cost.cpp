@@ -1,6 +1,6 @@
 // FLOPs and activation memory of a Llama.
-#include "models/llama/llama.h"
-#include "models/llama/targets.h"
+#include "models/decoder/decoder.h"
+#include "models/decoder/targets.h"
 
 #include <algorithm>
 
@@ -8,7 +8,7 @@ namespace trireme {
 
 namespace {
 
-bool has_adapter(const LlamaConfig& config, const std::optional<LoraOptions>& lora, int parameter) {
+bool has_adapter(const DecoderConfig& config, const std::optional<LoraOptions>& lora, int parameter) {
   if (!lora) return false;
   const auto targets = lora_targets(config, *lora);
   return std::any_of(targets.begin(), targets.end(),
@@ -17,7 +17,7 @@ bool has_adapter(const LlamaConfig& config, const std::optional<LoraOptions>& lo
 
 }  // namespace
 
-double model_flops_per_sample(const LlamaConfig& config, const std::optional<LoraOptions>& lora, int64_t seq_length) {
+double model_flops_per_sample(const DecoderConfig& config, const std::optional<LoraOptions>& lora, int64_t seq_length) {
   const double d = static_cast<double>(config.hidden_size), f = static_cast<double>(config.intermediate_size);
   const double q = static_cast<double>(config.num_attention_heads * config.head_dim);
   const double kv = static_cast<double>(config.num_key_value_heads * config.head_dim);
@@ -34,7 +34,7 @@ double model_flops_per_sample(const LlamaConfig& config, const std::optional<Lor
   return per_token * s + 3.5 * attention_forward;
 }
 
-BlockFlops block_forward_flops(const LlamaConfig& config, int64_t seq_length) {
+BlockFlops block_forward_flops(const DecoderConfig& config, int64_t seq_length) {
   const double d = static_cast<double>(config.hidden_size), f = static_cast<double>(config.intermediate_size),
                s = static_cast<double>(seq_length);
   const double q = static_cast<double>(config.num_attention_heads * config.head_dim);
@@ -42,8 +42,8 @@ BlockFlops block_forward_flops(const LlamaConfig& config, int64_t seq_length) {
   return {2 * s * (d * (q + 2 * kv) + q * d + 3 * d * f), 2 * s * 2 * d * f, 2 * s * s * q};
 }
 
-ActivationBytes activation_bytes(const LlamaConfig& config, const std::optional<LoraOptions>& lora, int64_t seq_length,
-                                 const ActivationStorage& storage) {
+ActivationBytes activation_bytes(const DecoderConfig& config, const std::optional<LoraOptions>& lora,
+                                 int64_t seq_length, const ActivationStorage& storage) {
   const int64_t d = config.hidden_size, f = config.intermediate_size;
   const int64_t q = config.num_attention_heads * config.head_dim,
                 qkv = q + 2 * config.num_key_value_heads * config.head_dim;

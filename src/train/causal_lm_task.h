@@ -2,7 +2,7 @@
 // Llama on packed token rows: data to batches, losses, evaluation, artefacts.
 
 #include "data/dataset.h"
-#include "models/llama/llama.h"
+#include "models/decoder/decoder.h"
 #include "task_common.h"
 #include "trireme/config/config.h"
 #include "trireme/formats/peft_adapter.h"
@@ -18,10 +18,10 @@
 
 namespace trireme {
 
-class LlamaTask final : public TrainingTask {
+class CausalLmTask final : public TrainingTask {
  public:
   /// Opens the data and reads the model's configuration; no weights, no GPU. DataError / ModelError / ConfigError.
-  LlamaTask(const Config& config, const RankInfo& info);
+  CausalLmTask(const Config& config, const RankInfo& info);
 
   const std::vector<UnitSpec>& units() const override { return model_->units(); }
   int64_t num_parameters() const override { return model_->num_parameters(); }
@@ -63,7 +63,7 @@ class LlamaTask final : public TrainingTask {
 
   Config config_;
   RankInfo info_;
-  std::unique_ptr<LlamaModel> model_;
+  std::unique_ptr<DecoderModel> model_;
   int64_t stored_vocab_ = 0;                     // rows of the vocabulary in model.path; the model may have more
   std::map<std::string, TokenRows> token_rows_;  // LoRA, rank 0: rows of the vocabulary that the adapter holds
   std::unique_ptr<TokenDataset> train_, valid_;

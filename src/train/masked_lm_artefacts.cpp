@@ -1,5 +1,5 @@
 // Loading weights into a BERT run and writing its model.
-#include "bert_task.h"
+#include "masked_lm_task.h"
 
 #include "models/bert/weights.h"
 #include "trireme/base/error.h"
@@ -22,13 +22,13 @@ constexpr int64_t kMaxFileBytes = 5'000'000'000;
 
 }  // namespace
 
-void BertTask::check_weights() {
+void MaskedLmTask::check_weights() {
   if (config_.model.init == "random") return;
   source_ = open_bert_weights(config_.model.path, *model_);
   trireme::check_weights(model_->units(), *source_, config_.model.path);
 }
 
-void BertTask::load_weights(ShardedUnits& units) {
+void MaskedLmTask::load_weights(ShardedUnits& units) {
   if (config_.model.init == "random") {
     units.initialise(static_cast<uint64_t>(config_.train.seed), /*only_replicated=*/false);
     return;
@@ -38,7 +38,7 @@ void BertTask::load_weights(ShardedUnits& units) {
   source_.reset();
 }
 
-void BertTask::save_artefact(ShardedUnits& units, const std::filesystem::path& run) {
+void MaskedLmTask::save_artefact(ShardedUnits& units, const std::filesystem::path& run) {
   const std::filesystem::path directory = run / "model";
   const auto tensors = bert_file_tensors(*model_, file_dtype(rank_.compute_dtype));
   const ShardPlan plan = plan_safetensors_shards(tensors, kMaxFileBytes);

@@ -1,4 +1,4 @@
-#include "models/llama/model_directory.h"
+#include "models/decoder/model_directory.h"
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
@@ -49,7 +49,7 @@ std::string config_dtype_name(DType dtype) {
   }
 }
 
-std::vector<std::pair<std::string, TensorInfo>> checkpoint_tensors(const LlamaModel& model, DType dtype) {
+std::vector<std::pair<std::string, TensorInfo>> checkpoint_tensors(const DecoderModel& model, DType dtype) {
   std::vector<std::pair<std::string, TensorInfo>> tensors;
   for (const UnitSpec& unit : model.units()) {
     if (unit.replicated) continue;
@@ -124,7 +124,7 @@ void ModelDirectoryWriter::write_companion(const std::string& name, std::string_
   write_file_atomic(path() / name, content);
 }
 
-void ModelDirectoryWriter::seal(const LlamaConfig& config) {
+void ModelDirectoryWriter::seal(const DecoderConfig& config) {
   TRIREME_CHECK(file_ == plan_.files.size(), "only ", file_, " of ", plan_.files.size(), " weight files were written");
   if (plan_.files.size() > 1) write_companion("model.safetensors.index.json", safetensors_index_json(plan_, tensors_));
   if (const auto tokenizer = path() / "tokenizer.model";
@@ -138,10 +138,10 @@ void ModelDirectoryWriter::seal(const LlamaConfig& config) {
       log_info("no tokenizer_config.json is written: tokenizer.model is no sentencepiece model");
     }
   }
-  write_companion("config.json", llama_config_json(config));
+  write_companion("config.json", decoder_config_json(config));
 }
 
-void ModelDirectoryWriter::finish(const LlamaConfig& config) {
+void ModelDirectoryWriter::finish(const DecoderConfig& config) {
   seal(config);
   commit();
 }

@@ -1,9 +1,9 @@
 // Loading weights into a Llama run and writing its adapter or model.
-#include "llama_task.h"
+#include "causal_lm_task.h"
 
-#include "models/llama/model_directory.h"
-#include "models/llama/vocabulary.h"
-#include "models/llama/weights.h"
+#include "models/decoder/model_directory.h"
+#include "models/decoder/vocabulary.h"
+#include "models/decoder/weights.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
@@ -17,7 +17,7 @@
 
 namespace trireme {
 
-void LlamaTask::check_weights() {
+void CausalLmTask::check_weights() {
   // The adapter first: the rows of the vocabulary that it holds are read in place of the base model's.
   if (config_.lora && config_.lora->adapter) {
     const std::string& path = *config_.lora->adapter;
@@ -31,14 +31,14 @@ void LlamaTask::check_weights() {
     log_info(fmt::format("starting from adapter {} ({} modules)", path, start.modules.size()));
   }
   if (config_.model.init == "random") return;
-  LlamaConfig stored = model_->config();
+  DecoderConfig stored = model_->config();
   stored.vocab_size = stored_vocab_;
-  source_ = open_llama_weights(config_.model.path, stored, model_->config().vocab_size,
-                               static_cast<uint64_t>(config_.train.seed), token_rows_);
+  source_ = open_decoder_weights(config_.model.path, stored, model_->config().vocab_size,
+                                 static_cast<uint64_t>(config_.train.seed), token_rows_);
   trireme::check_weights(model_->units(), *source_, config_.model.path);
 }
 
-void LlamaTask::load_weights(ShardedUnits& units) {
+void CausalLmTask::load_weights(ShardedUnits& units) {
   if (!source_ && adapter_.empty()) check_weights();
   if (config_.model.init == "random") {
     units.initialise(static_cast<uint64_t>(config_.train.seed), /*only_replicated=*/false);
@@ -58,14 +58,14 @@ void LlamaTask::load_weights(ShardedUnits& units) {
   adapter_.clear();
 }
 
-void LlamaTask::save_artefact(ShardedUnits& units, const std::filesystem::path& directory) {
+void CausalLmTask::save_artefact(ShardedUnits& units, const std::filesystem::path& directory) {
   if (config_.lora)
     save_adapter(units, directory / "adapter");
   else
     save_model(units, directory / "model");
 }
 
-void LlamaTask::save_adapter(ShardedUnits& units, const std::filesystem::path& directory) {
+void CausalLmTask::save_adapter(ShardedUnits& units, const std::filesystem::path& directory) {
   std::map<std::string, at::Tensor> tensors;
   units.export_tensors(
       at::kFloat, [&](int unit) { return units.units()[unit].replicated; },
@@ -77,7 +77,7 @@ void LlamaTask::save_adapter(ShardedUnits& units, const std::filesystem::path& d
   write_adapter(directory, adapter, DType::kF32);
 }
 
-void LlamaTask::save_model(ShardedUnits& units, const std::filesystem::path& directory) {
+void CausalLmTask::save_model(ShardedUnits& units, const std::filesystem::path& directory) {
   std::unique_ptr<ModelDirectoryWriter> writer;
   if (info_.rank == 0)
     writer =
@@ -86,7 +86,7 @@ void LlamaTask::save_model(ShardedUnits& units, const std::filesystem::path& dir
       info_.compute_dtype, [](int) { return true; },
       [&](const std::string& name, const at::Tensor& value) { writer->append(name, value); });
   if (info_.rank != 0) return;
-  LlamaConfig config = model_->config();
+  DecoderConfig config = model_->config();
   config.dtype = config_dtype(info_.compute_dtype);
   if (std::filesystem::is_directory(config_.model.path)) writer->copy_companions(config_.model.path);
   writer->finish(config);

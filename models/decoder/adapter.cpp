@@ -1,6 +1,6 @@
 // The adapters unit to and from PEFT's modules.
-#include "models/llama/targets.h"
-#include "models/llama/weights.h"
+#include "models/decoder/targets.h"
+#include "models/decoder/weights.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 
@@ -40,13 +40,13 @@ const AdapterPair& pair_of(const Adapter& adapter, const std::string& module, in
 }
 
 /// q, k and v of a block: names, rows.
-std::vector<std::pair<std::string, int64_t>> fused_parts(const LlamaConfig& config, int64_t block) {
+std::vector<std::pair<std::string, int64_t>> fused_parts(const DecoderConfig& config, int64_t block) {
   const int64_t q = config.num_attention_heads * config.head_dim, kv = config.num_key_value_heads * config.head_dim;
   const std::string prefix = fmt::format("model.layers.{}.self_attn.", block);
   return {{prefix + "q_proj", q}, {prefix + "k_proj", kv}, {prefix + "v_proj", kv}};
 }
 
-void import_fused(const Adapter& adapter, const LlamaModel& model, int64_t block, const LoraTarget& target,
+void import_fused(const Adapter& adapter, const DecoderModel& model, int64_t block, const LoraTarget& target,
                   std::map<std::string, at::Tensor>& tensors) {
   const int64_t r = model.lora()->r;
   std::vector<at::Tensor> b;
@@ -69,7 +69,7 @@ void import_fused(const Adapter& adapter, const LlamaModel& model, int64_t block
 
 }  // namespace
 
-std::map<std::string, at::Tensor> import_adapter(const Adapter& adapter, const LlamaModel& model) {
+std::map<std::string, at::Tensor> import_adapter(const Adapter& adapter, const DecoderModel& model) {
   TRIREME_CHECK(model.lora().has_value(), "import_adapter needs a model with LoRA");
   const LoraOptions& lora = *model.lora();
   if (adapter.config.r != lora.r)
@@ -104,7 +104,7 @@ std::map<std::string, at::Tensor> import_adapter(const Adapter& adapter, const L
   return tensors;
 }
 
-Adapter export_adapter(const std::map<std::string, at::Tensor>& tensors, const LlamaModel& model,
+Adapter export_adapter(const std::map<std::string, at::Tensor>& tensors, const DecoderModel& model,
                        const std::string& base_model) {
   TRIREME_CHECK(model.lora().has_value(), "export_adapter needs a model with LoRA");
   const LoraOptions& lora = *model.lora();
@@ -142,7 +142,7 @@ Adapter export_adapter(const std::map<std::string, at::Tensor>& tensors, const L
   return adapter;
 }
 
-LlamaModel model_for_adapter(const LlamaConfig& config, const Adapter& adapter) {
+DecoderModel model_for_adapter(const DecoderConfig& config, const Adapter& adapter) {
   // The modules that are there decide: target_modules may be a pattern.
   std::set<std::string> names;
   for (const auto& [module, pair] : adapter.modules) names.insert(module.substr(module.rfind('.') + 1));

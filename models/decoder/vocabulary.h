@@ -1,7 +1,7 @@
 #pragma once
 // The weights of a Llama directory with another number of vocabulary rows, or with some rows replaced.
 
-#include "trireme/formats/hf_config.h"
+#include "trireme/formats/decoder_config.h"
 #include "trireme/formats/peft_adapter.h"
 #include "trireme/formats/weight_source.h"
 
@@ -20,7 +20,7 @@ int64_t resized_vocab(int64_t vocab_size, std::optional<int64_t> wanted, std::op
 
 /// Rows of the vocabulary that base and adapter have together: the base's, or more where the adapter brings all of the
 /// rows that the base lacks. ModelError when some are missing, and for rows of an output matrix that is tied.
-int64_t vocab_with_adapter(const LlamaConfig& base, const std::map<std::string, TokenRows>& rows);
+int64_t vocab_with_adapter(const DecoderConfig& base, const std::map<std::string, TokenRows>& rows);
 
 /// Opens the weights of `directory`, whose configuration is `config`, with `vocab_size` rows (at least
 /// config.vocab_size) in the embedding and the output matrix.
@@ -33,15 +33,15 @@ int64_t vocab_with_adapter(const LlamaConfig& base, const std::map<std::string, 
 /// Tensors that a Llama has no use for are named in a warning, as transformers does. A tied model whose file has an
 /// lm_head.weight other than its embedding is refused (ModelError): transformers leaves such a model untied. One that
 /// has lm_head.weight alone is read from there.
-std::unique_ptr<WeightSource> open_llama_weights(const std::filesystem::path& directory, const LlamaConfig& config,
-                                                 int64_t vocab_size, uint64_t seed,
-                                                 const std::map<std::string, TokenRows>& rows = {});
+std::unique_ptr<WeightSource> open_decoder_weights(const std::filesystem::path& directory, const DecoderConfig& config,
+                                                   int64_t vocab_size, uint64_t seed,
+                                                   const std::map<std::string, TokenRows>& rows = {});
 /// The same with the vocabulary as it is.
-std::unique_ptr<WeightSource> open_llama_weights(const std::filesystem::path& directory, const LlamaConfig& config);
+std::unique_ptr<WeightSource> open_decoder_weights(const std::filesystem::path& directory, const DecoderConfig& config);
 
 /// The rows of `source` that an adapter has to hold, so that it computes the same on a base that was resized elsewhere:
 /// those that the stored base lacks, [stored_vocab, config.vocab_size), and those that `start` replaced.
-std::map<std::string, TokenRows> adapter_token_rows(const WeightSource& source, const LlamaConfig& config,
+std::map<std::string, TokenRows> adapter_token_rows(const WeightSource& source, const DecoderConfig& config,
                                                     int64_t stored_vocab,
                                                     const std::map<std::string, TokenRows>& start);
 

@@ -1,6 +1,6 @@
-#include "models/llama/vocabulary.h"
+#include "models/decoder/vocabulary.h"
 
-#include "models/llama/llama.h"
+#include "models/decoder/decoder.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/rng.h"
@@ -100,7 +100,7 @@ struct ReplacedRows {
 
 class LlamaWeights final : public WeightSource {
  public:
-  LlamaWeights(std::unique_ptr<WeightSource> source, const LlamaConfig& config) : source_(std::move(source)) {
+  LlamaWeights(std::unique_ptr<WeightSource> source, const DecoderConfig& config) : source_(std::move(source)) {
     embedding_ = config.tie_word_embeddings && !source_->find(kEmbedding) ? kHead : kEmbedding;
   }
 
@@ -186,9 +186,9 @@ bool equal_tensors(const WeightSource& source, const std::string& a, const std::
   return true;
 }
 
-void check_names(const WeightSource& source, const LlamaConfig& config, const std::filesystem::path& directory) {
+void check_names(const WeightSource& source, const DecoderConfig& config, const std::filesystem::path& directory) {
   std::set<std::string> known;
-  const LlamaModel model(config, std::nullopt);
+  const DecoderModel model(config, std::nullopt);
   for (const UnitSpec& unit : model.units())
     for (const ParameterSpec& parameter : unit.parameters)
       for (const ParameterPart& part : parameter.parts) known.insert(part.name);
@@ -214,7 +214,7 @@ int64_t resized_vocab(int64_t vocab_size, std::optional<int64_t> wanted, std::op
   return (rows + unit - 1) / unit * unit;
 }
 
-int64_t vocab_with_adapter(const LlamaConfig& base, const std::map<std::string, TokenRows>& rows) {
+int64_t vocab_with_adapter(const DecoderConfig& base, const std::map<std::string, TokenRows>& rows) {
   int64_t size = base.vocab_size;
   for (const auto& [module, part] : rows) size = std::max(size, part.ids.back() + 1);
   if (base.tie_word_embeddings && rows.contains(module_of(kHead)))
@@ -232,9 +232,9 @@ int64_t vocab_with_adapter(const LlamaConfig& base, const std::map<std::string, 
   return size;
 }
 
-std::unique_ptr<WeightSource> open_llama_weights(const std::filesystem::path& directory, const LlamaConfig& config,
-                                                 int64_t vocab_size, uint64_t seed,
-                                                 const std::map<std::string, TokenRows>& rows) {
+std::unique_ptr<WeightSource> open_decoder_weights(const std::filesystem::path& directory, const DecoderConfig& config,
+                                                   int64_t vocab_size, uint64_t seed,
+                                                   const std::map<std::string, TokenRows>& rows) {
   std::unique_ptr<WeightSource> source = open_weights(directory);
   check_names(*source, config, directory);
   if (config.tie_word_embeddings && source->find(kEmbedding) && source->find(kHead) &&
@@ -263,11 +263,12 @@ std::unique_ptr<WeightSource> open_llama_weights(const std::filesystem::path& di
   return weights;
 }
 
-std::unique_ptr<WeightSource> open_llama_weights(const std::filesystem::path& directory, const LlamaConfig& config) {
-  return open_llama_weights(directory, config, config.vocab_size, 0);
+std::unique_ptr<WeightSource> open_decoder_weights(const std::filesystem::path& directory,
+                                                   const DecoderConfig& config) {
+  return open_decoder_weights(directory, config, config.vocab_size, 0);
 }
 
-std::map<std::string, TokenRows> adapter_token_rows(const WeightSource& source, const LlamaConfig& config,
+std::map<std::string, TokenRows> adapter_token_rows(const WeightSource& source, const DecoderConfig& config,
                                                     int64_t stored_vocab,
                                                     const std::map<std::string, TokenRows>& start) {
   std::map<std::string, TokenRows> rows;

@@ -1,7 +1,7 @@
 #pragma once
 // Writing a Hugging Face Llama directory, tensor by tensor.
 
-#include "models/llama/llama.h"
+#include "models/decoder/decoder.h"
 #include "trireme/formats/safetensors.h"
 #include "trireme/formats/staged_model.h"
 
@@ -22,7 +22,7 @@ at::ScalarType to_scalar_type(DType dtype);
 std::string config_dtype_name(DType dtype);
 
 /// The model's checkpoint tensors in the order of its units, without adapters.
-std::vector<std::pair<std::string, TensorInfo>> checkpoint_tensors(const LlamaModel& model, DType dtype);
+std::vector<std::pair<std::string, TensorInfo>> checkpoint_tensors(const DecoderModel& model, DType dtype);
 
 /// Weights as model.safetensors, or in files of at most 5 GB with an index. The model appears in the directory whole,
 /// and takes the place of the one that was there (StagedModel).
@@ -39,11 +39,11 @@ class ModelDirectoryWriter {
   void write_companion(const std::string& name, std::string_view content);
   /// Writes what is left: the index, config.json, and for a tokenizer.model without tokenizer_config.json one with the
   /// model's own special pieces. The directory has the old model still; the new one can be read at path().
-  void seal(const LlamaConfig& config);
+  void seal(const DecoderConfig& config);
   const std::filesystem::path& path() const { return staged_.path(); }
   void commit() { staged_.commit(); }
   /// seal() and commit().
-  void finish(const LlamaConfig& config);
+  void finish(const DecoderConfig& config);
 
  private:
   const TensorInfo& begin_tensor(const std::string& name, at::IntArrayRef shape);

@@ -5,7 +5,7 @@
 // Shapes: B rows, S positions, D hidden, N query heads, K key/value heads, H head_dim, F
 // intermediate, V vocabulary, R LoRA rank.
 
-#include "trireme/formats/hf_config.h"
+#include "trireme/formats/decoder_config.h"
 #include "trireme/nn/recompute.h"
 #include "trireme/nn/unit.h"
 
@@ -47,13 +47,13 @@ struct LossOutput {
   at::Tensor loss_sum;
 };
 
-class LlamaModel {
+class DecoderModel {
  public:
-  LlamaModel(const LlamaConfig& config, std::optional<LoraOptions> lora);
+  DecoderModel(const DecoderConfig& config, std::optional<LoraOptions> lora);
   /// Units: 0 embed, 1..L blocks, L+1 head (final norm + lm_head; tied: norm only, unit 0 is kept),
   /// with LoRA one more: adapters.
   const std::vector<UnitSpec>& units() const { return units_; }
-  const LlamaConfig& config() const { return config_; }
+  const DecoderConfig& config() const { return config_; }
   const std::optional<LoraOptions>& lora() const { return lora_; }
 
   LossOutput loss(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;
@@ -64,7 +64,7 @@ class LlamaModel {
   int64_t num_trained_parameters() const;
 
  private:
-  LlamaConfig config_;
+  DecoderConfig config_;
   std::optional<LoraOptions> lora_;
   std::vector<UnitSpec> units_;
 };
@@ -76,7 +76,7 @@ class LlamaModel {
 /// products of a backward that keeps no S x S matrix, which is how the published figures of
 /// Llama2-70B LoRA count (284 GFLOP a token at 2,048 tokens, 313 at 8,192). Recomputed blocks,
 /// norms and softmax do not count.
-double model_flops_per_sample(const LlamaConfig& config, const std::optional<LoraOptions>& lora, int64_t seq_length);
+double model_flops_per_sample(const DecoderConfig& config, const std::optional<LoraOptions>& lora, int64_t seq_length);
 
 /// Bytes of activations per row of a micro-batch. `block_saved` is what a block keeps for backward, `block_saved_mlp`
 /// without its gate and up projections, `block_recomputed` when it keeps its input only. `working_peak` is what the
@@ -88,13 +88,13 @@ struct ActivationStorage {
   int64_t element_size = 2;  // of the compute dtype
   bool frozen_fp8 = false;   // products in FP8; gate and up projections are kept in FP8
 };
-ActivationBytes activation_bytes(const LlamaConfig& config, const std::optional<LoraOptions>& lora, int64_t seq_length,
-                                 const ActivationStorage& storage);
+ActivationBytes activation_bytes(const DecoderConfig& config, const std::optional<LoraOptions>& lora,
+                                 int64_t seq_length, const ActivationStorage& storage);
 
 /// FLOPs of one block's forward for a row; `gate_up` is contained in `matrices`.
 struct BlockFlops {
   double matrices, gate_up, attention;
 };
-BlockFlops block_forward_flops(const LlamaConfig& config, int64_t seq_length);
+BlockFlops block_forward_flops(const DecoderConfig& config, int64_t seq_length);
 
 }  // namespace trireme

@@ -1,7 +1,7 @@
 #pragma once
 // Which rows of which block weight each LoRA target names, and under which name PEFT keeps it.
 
-#include "models/llama/llama.h"
+#include "models/decoder/decoder.h"
 
 #include <string>
 #include <vector>
@@ -22,7 +22,7 @@ struct LoraTarget {
 /// The chosen targets in the order of the list of all targets, whatever the order in the options.
 /// ConfigError: unknown name, a name twice, qkv_proj beside q_proj, k_proj or v_proj, none, r or
 /// dropout out of range.
-std::vector<LoraTarget> lora_targets(const LlamaConfig& config, const LoraOptions& lora);
+std::vector<LoraTarget> lora_targets(const DecoderConfig& config, const LoraOptions& lora);
 
 /// "model.layers.3.self_attn.q_proj".
 std::string lora_module_name(int64_t block, const LoraTarget& target);

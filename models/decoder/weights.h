@@ -1,7 +1,7 @@
 #pragma once
 // Weights of a Llama as whole tensors on one device, and its adapters to and from PEFT directories.
 
-#include "models/llama/llama.h"
+#include "models/decoder/decoder.h"
 #include "trireme/formats/peft_adapter.h"
 #include "trireme/formats/weight_source.h"
 
@@ -16,10 +16,10 @@ namespace trireme {
 /// All units of the model, whole: base weights read from `source`, adapters drawn from `seed` (B
 /// zero). Trained units require gradients. ModelError naming the first missing or ill-shaped
 /// tensor.
-std::vector<std::vector<at::Tensor>> load_whole(const LlamaModel& model, const WeightSource& source,
+std::vector<std::vector<at::Tensor>> load_whole(const DecoderModel& model, const WeightSource& source,
                                                 at::ScalarType dtype, at::Device device, uint64_t seed = 0);
 /// The same with random base weights.
-std::vector<std::vector<at::Tensor>> random_whole(const LlamaModel& model, at::ScalarType dtype, at::Device device,
+std::vector<std::vector<at::Tensor>> random_whole(const DecoderModel& model, at::ScalarType dtype, at::Device device,
                                                   uint64_t seed);
 
 /// One checkpoint tensor as an fp32 CPU tensor. ModelError when it is missing or not floating.
@@ -29,22 +29,22 @@ at::Tensor read_tensor(const WeightSource& source, const std::string& name);
 /// ("model.layers.0.self_attn.q_proj.lora_A.weight"), fp32 on the CPU, from a PEFT adapter. The
 /// model's rank, alpha and targets must be the adapter's. A model with the fused qkv_proj takes q,
 /// k, v pairs when their A are equal. ModelError otherwise, with advice.
-std::map<std::string, at::Tensor> import_adapter(const Adapter& adapter, const LlamaModel& model);
+std::map<std::string, at::Tensor> import_adapter(const Adapter& adapter, const DecoderModel& model);
 
 /// The PEFT adapter of the adapters unit's tensors (the names above). A fused qkv_proj becomes its
 /// exact equivalent: q, k and v with the same A each and their rows of B.
-Adapter export_adapter(const std::map<std::string, at::Tensor>& tensors, const LlamaModel& model,
+Adapter export_adapter(const std::map<std::string, at::Tensor>& tensors, const DecoderModel& model,
                        const std::string& base_model);
 
 /// The model that takes this PEFT adapter: its rank, alpha, dropout and the targets of its modules.
 /// ModelError when there is none.
-LlamaModel model_for_adapter(const LlamaConfig& config, const Adapter& adapter);
+DecoderModel model_for_adapter(const DecoderConfig& config, const Adapter& adapter);
 
 /// A store that reads each unit from a checkpoint when it is entered and drops it when it is left:
 /// forward passes of models larger than memory. Adapters, if any, are given; no backward.
 class StreamedStore : public UnitStore {
  public:
-  StreamedStore(const LlamaModel& model, const WeightSource& source, at::ScalarType dtype,
+  StreamedStore(const DecoderModel& model, const WeightSource& source, at::ScalarType dtype,
                 const std::map<std::string, at::Tensor>& adapter = {});
   const std::vector<at::Tensor>& parameters(int unit) override { return units_.at(unit); }
   const std::vector<WeightState>& weight_states(int unit) override { return states_.at(unit); }
@@ -54,7 +54,7 @@ class StreamedStore : public UnitStore {
   void post_backward(int unit) override;
 
  private:
-  const LlamaModel& model_;
+  const DecoderModel& model_;
   const WeightSource& source_;
   at::ScalarType dtype_;
   std::vector<std::vector<at::Tensor>> units_;
@@ -62,7 +62,7 @@ class StreamedStore : public UnitStore {
 };
 
 /// Copies imported adapter tensors into the whole units of load_whole().
-void assign_adapter(const LlamaModel& model, const std::map<std::string, at::Tensor>& tensors,
+void assign_adapter(const DecoderModel& model, const std::map<std::string, at::Tensor>& tensors,
                     std::vector<std::vector<at::Tensor>>& units);
 
 }  // namespace trireme
