@@ -25,14 +25,14 @@ constexpr double kMaxParameters = 1125899906842624.0;  // 2^50
 using Reader = ConfigReader;
 
 void read_rope(Reader& reader, DecoderConfig& config) {
-  const Json& json = reader.json();
+  const Json& root = reader.json();
   config.rope_theta = reader.number("rope_theta", 10000.0);
   // transformers 5 writes one object, rope_parameters; transformers 4 rope_theta beside rope_scaling. Where both are
   // there transformers takes rope_scaling alone, unless it is empty.
-  const auto holds = [&](const char* name) { return reader.has(name) && !json[name].empty(); };
+  const auto holds = [&](const char* name) { return reader.has(name) && !root[name].empty(); };
   const char* key = holds("rope_scaling") ? "rope_scaling" : "rope_parameters";
   if (!holds(key)) return;
-  const Json& rope = json[key];
+  const Json& rope = root[key];
   if (!rope.is_object()) return reader.problem(fmt::format("{} is not an object", key));
   for (const auto& [name, value] : rope.items())
     if (value.is_object()) reader.lacking(fmt::format("{}.{}", key, name), value);  // one set for each kind of layer
@@ -49,14 +49,14 @@ void read_rope(Reader& reader, DecoderConfig& config) {
     config.rope_scaling.type = RopeScaling::Type::kLinear;
   } else if (name == "llama3") {
     config.rope_scaling.type = RopeScaling::Type::kLlama3;
-    const Json outer = member(json, "original_max_position_embeddings");
+    const Json outer = member(root, "original_max_position_embeddings");
     for (const char* field : {"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"})
       if (!rope.contains(field) && (outer.is_null() || field != std::string("original_max_position_embeddings")))
         reader.problem(fmt::format("{}.{} is missing", key, field));
     config.rope_scaling.low_freq_factor = reader.number(rope, "low_freq_factor", 1.0);
     config.rope_scaling.high_freq_factor = reader.number(rope, "high_freq_factor", 4.0);
     // A value beside rope_scaling overrides the one in it.
-    const double original = reader.number(outer.is_null() ? rope : json, "original_max_position_embeddings", 8192);
+    const double original = reader.number(outer.is_null() ? rope : root, "original_max_position_embeddings", 8192);
     if (original < 1 || original > static_cast<double>(kMaxInteger) || original != std::floor(original))
       reader.problem(fmt::format("{}.original_max_position_embeddings is {}, expected an integer from 1 to {}", key,
                                  original, kMaxInteger));
