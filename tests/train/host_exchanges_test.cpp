@@ -24,6 +24,7 @@ class CountedCommunicator final : public Communicator {
   WorkPtr all_reduce(at::Tensor tensor, ReduceOp op) override { return inner_.all_reduce(tensor, op); }
   WorkPtr broadcast(at::Tensor tensor, int root) override { return inner_.broadcast(tensor, root); }
   void barrier() override { inner_.barrier(); }
+  bool barrier_within(double seconds) override { return inner_.barrier_within(seconds); }
   std::vector<double> all_reduce_host(std::vector<double> values, ReduceOp op) override {
     ++reductions;
     return inner_.all_reduce_host(std::move(values), op);
@@ -97,7 +98,7 @@ class SaveTest : public testing::Test {
 TEST_F(SaveTest, PiecesGoToRankZeroAlone) {
   CountedCommunicator comm(world());
   Checkpoints saves = checkpoints(comm);
-  saves.check_space(state_, /*periodic=*/true, /*on_stop=*/true);
+  saves.open();
   EXPECT_FALSE(saves.holds(2));
   comm.gathers_by_all = 0;
   saves.start(state_, {2, 0, {}});
@@ -113,7 +114,7 @@ TEST_F(SaveTest, PiecesGoToRankZeroAlone) {
 TEST_F(SaveTest, OneRanksFailureIsThatOfAllWithItsReason) {
   CountedCommunicator comm(world());
   Checkpoints saves = checkpoints(comm);
-  saves.check_space(state_, /*periodic=*/true, /*on_stop=*/true);
+  saves.open();
   if (world().rank() == 0) std::filesystem::remove_all(directory_ / "checkpoints");
   saves.start(state_, {2, 0, {}});
   saves.complete();
