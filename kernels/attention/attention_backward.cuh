@@ -281,6 +281,9 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     enter();
   };
 
+  // A block that starts after the others have drawn all items has no tile.
+  barrier_wait(barriers.info_full(0), 0);
+  if (uniform(infos[0].head) < 0) return;
   enter();
 #pragma unroll 1
   while (more) {

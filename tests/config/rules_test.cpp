@@ -5,7 +5,7 @@ namespace {
 
 /// The problems of a configuration on so many ranks, without file and place of each, nor the closing line.
 std::vector<std::string> on_ranks(const std::string& text, int64_t ranks) {
-  const TemporaryFile file(std::string(kMinimal) + text);
+  const ConfigFile file(std::string(kMinimal) + text);
   try {
     load_config(file.path(), {}, Program::kAny, ranks);
     return {};
@@ -51,7 +51,7 @@ TEST(World, ShardSizeMustDivideTheRanks) {
 }
 
 TEST(World, StandsWithItsPlaceAmongTheOtherProblems) {
-  const TemporaryFile file(std::string(kMinimal) +
+  const ConfigFile file(std::string(kMinimal) +
                            "batch: {global_batch_size: 10}\nparallel: {shard_size: 3}\ntrain: {loss: none}\n");
   try {
     load_config(file.path(), {"optimizer.lr=-1"}, Program::kAny, 4);
@@ -78,14 +78,14 @@ TEST(Rules, LimitsThemselvesAreAllowed) {
 }
 
 TEST(Rules, NoRuleSpeaksOfAValueThatCouldNotBeRead) {
-  const TemporaryFile file(std::string(kMinimal) + "batch: {global_batch_size: x, micro_batch_size: 3}\n");
+  const ConfigFile file(std::string(kMinimal) + "batch: {global_batch_size: x, micro_batch_size: 3}\n");
   const auto lines = problems_of(file.path());
   ASSERT_EQ(lines.size(), 2U) << join(lines, "\n");
   EXPECT_NE(lines[0].find("must be an integer"), std::string::npos);
 }
 
 TEST(Rules, TokensOfARunMustBeCountable) {
-  const TemporaryFile file(std::string(kMinimal) +
+  const ConfigFile file(std::string(kMinimal) +
                            "train: {max_steps: 2147483647}\nbatch: {global_batch_size: 2147483647}\n");
   const auto lines = problems_of(file.path());
   ASSERT_EQ(lines.size(), 2U);
@@ -94,7 +94,7 @@ TEST(Rules, TokensOfARunMustBeCountable) {
 
 /// Keys named by the problems of a file that a program refuses.
 std::string refused(const std::string& text, Program program) {
-  const TemporaryFile file(std::string(kMinimal) + text);
+  const ConfigFile file(std::string(kMinimal) + text);
   try {
     load_config(file.path(), {}, program);
   } catch (const ConfigError& error) {
@@ -116,14 +116,14 @@ TEST(Rules, KeysOfTheOtherProgramAreRefusedWhereTheyStand) {
   EXPECT_EQ(refused(llama, Program::kLlama), "");
   EXPECT_NE(refused(llama, Program::kBert).find("parallel.recompute mlp"), std::string::npos);
   EXPECT_NE(refused(llama, Program::kBert).find("train_bert trains all parameters"), std::string::npos);
-  const TemporaryFile minimal(kMinimal);
+  const ConfigFile minimal(kMinimal);
   const std::vector<std::string> resized = {"model.vocab_size=32008", "model.pad_vocab_to=64"};
   EXPECT_EQ(load_config(minimal.path(), resized, Program::kLlama).model.vocab_size, 32008);
   EXPECT_THROW(load_config(minimal.path(), resized, Program::kBert), ConfigError);
   EXPECT_EQ(load_config(minimal.path(), {resized[1]}, Program::kBert).model.pad_vocab_to, 64);
   // What a resolved configuration prints, defaults included, is every program's.
   const Config plain = load_text(kMinimal);
-  const TemporaryFile printed(print_config(plain));
+  const ConfigFile printed(print_config(plain));
   EXPECT_EQ(load_config(printed.path(), {}, Program::kLlama), plain);
   EXPECT_EQ(load_config(printed.path(), {}, Program::kBert), plain);
 }
