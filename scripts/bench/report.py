@@ -252,7 +252,7 @@ text{font:12px sans-serif;fill:#1f2328}.s{fill:#59636e;font-size:11px}.p{fill:#f
 @media(prefers-color-scheme:dark){text{fill:#e6edf3}.s{fill:#9198a1}.p{fill:#0d1117}.o{fill:#4493f8}.b{fill:#6e7681}
 .l{stroke:#ff7b72}.g{stroke:#3d444d}}
 </style>"""
-LEFT, PLOT, RIGHT, TOP, ROW, BAR = 330, 300, 210, 44, 24, 16
+PLOT, TOP, ROW, BAR, LETTER = 300, 44, 24, 16, 7
 
 
 def charted(group):
@@ -265,10 +265,8 @@ def charted(group):
     return list(rows.values())
 
 
-def label_of(row, kind, shape):
-    if kind == "speedup":
-        return row["name"] + (f", {row['shape']}" if "shape" in row else "")
-    return row["name"] + (f", {row['shape']}" if "shape" in row and row["shape"] != shape else "")
+def label_of(row, kind):
+    return row["name"] + (f", {row['shape']}" if kind == "speedup" and "shape" in row else "")
 
 
 def speedup(row):
@@ -296,29 +294,32 @@ def chart(group):
         texts = [number(row["ours"]) + ("" if row["best"] is None else f" ({row['best_source']} {number(row['best'])})")
                  for row in rows]
         better = "longer is better" if rows[0]["unit"] in HIGHER else "shorter is better"
-        subtitle = f"{rows[0]['unit']}{', ' + shape if shape else ''}; {better}; grey: best known"
+        subtitle = f"{rows[0]['unit']}, {shape or 'the first figure of each row'}; {better}; grey: best known"
+    labels = [label_of(row, kind) for row in rows]
+    left = max(LETTER * max(map(len, labels)) + 16, 330)
+    width = left + PLOT + LETTER * max(map(len, texts)) + 12
     most = max([v for pair in values for v in pair if v is not None] + ([reference["value"]] if reference else []))
 
     def x(value):
-        return (LEFT + PLOT * Decimal(value) / most).quantize(Decimal("0.1"))
+        return (left + PLOT * Decimal(value) / most).quantize(Decimal("0.1"))
 
     height, bottom = TOP + ROW * len(rows) + 24, TOP + ROW * len(rows)
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + PLOT + RIGHT} {height}" '
-           f'width="{LEFT + PLOT + RIGHT}" height="{height}" role="img">', f"<title>{escape(group['title'])}</title>",
-           STYLE, f'<rect class="p" width="{LEFT + PLOT + RIGHT}" height="{height}"/>',
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+           f'width="{width}" height="{height}" role="img">', f"<title>{escape(group['title'])}</title>",
+           STYLE, f'<rect class="p" width="{width}" height="{height}"/>',
            f'<text x="8" y="16" font-weight="bold">{escape(group["title"])}</text>',
            f'<text class="s" x="8" y="33">{escape(subtitle)}</text>']
     for tick in ticks(most):
         out.append(f'<path class="g" d="M{x(tick)} {TOP - 4}V{bottom}"/>'
                    f'<text class="s" x="{x(tick)}" y="{bottom + 15}" text-anchor="middle">{tick.normalize():f}</text>')
-    for i, (row, (ours, best), text) in enumerate(zip(rows, values, texts)):
+    for i, (label, (ours, best), text) in enumerate(zip(labels, values, texts)):
         y = TOP + ROW * i + (ROW - BAR) // 2
-        out.append(f'<text x="{LEFT - 8}" y="{y + 12}" text-anchor="end">{escape(label_of(row, kind, shape))}</text>')
+        out.append(f'<text x="{left - 8}" y="{y + 12}" text-anchor="end">{escape(label)}</text>')
         tall = BAR if best is None else BAR - 6
-        out.append(f'<rect class="o" x="{LEFT}" y="{y}" width="{x(ours) - LEFT}" height="{tall}"/>')
+        out.append(f'<rect class="o" x="{left}" y="{y}" width="{x(ours) - left}" height="{tall}"/>')
         if best is not None:
-            out.append(f'<rect class="b" x="{LEFT}" y="{y + tall}" width="{x(best) - LEFT}" height="6"/>')
-        out.append(f'<text class="s" x="{LEFT + PLOT + 6}" y="{y + 12}">{escape(text)}</text>')
+            out.append(f'<rect class="b" x="{left}" y="{y + tall}" width="{x(best) - left}" height="6"/>')
+        out.append(f'<text class="s" x="{left + PLOT + 6}" y="{y + 12}">{escape(text)}</text>')
     if reference:
         out.append(f'<path class="l" d="M{x(reference["value"])} {TOP - 8}V{bottom}"/>'
                    f'<text class="s" x="{x(reference["value"])}" y="{TOP - 11}" text-anchor="end">'
