@@ -7,4 +7,4 @@ install(DIRECTORY models/decoder/presets/ DESTINATION ${CMAKE_INSTALL_DATADIR}/t
 install(DIRECTORY models/bert/presets/ DESTINATION ${CMAKE_INSTALL_DATADIR}/trireme/presets/bert)
 install(DIRECTORY scripts/slurm/ DESTINATION ${CMAKE_INSTALL_DATADIR}/trireme/slurm USE_SOURCE_PERMISSIONS)
 install(FILES README.md docs/errors.md docs/faults.md docs/benchmarks.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
-install(DIRECTORY docs/howto DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY docs/howto docs/design docs/results DESTINATION ${CMAKE_INSTALL_DOCDIR})
