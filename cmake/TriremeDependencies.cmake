@@ -1,5 +1,6 @@
-# Outside libraries. LibTorch is found through a Python that has the torch wheel (or Torch_DIR) and linked by file: its own CMake
-# package insists on a CUDA toolkit whenever the wheel was built with CUDA, which a CPU-only build does not have.
+# External libraries. LibTorch is found through a Python installation with the torch wheel (or Torch_DIR) and linked by
+# file, because its CMake package requires a CUDA toolkit if the wheel was built with CUDA, and a CPU-only build has
+# none.
 
 set(TRIREME_PYTHON "" CACHE FILEPATH "Python with torch 2.11 (default: .venv of the project, else python3 on PATH)")
 set(candidates ${TRIREME_PYTHON} ${PROJECT_SOURCE_DIR}/.venv/bin/python)
@@ -50,12 +51,13 @@ if(TRIREME_WITH_CUDA)
   if(NOT EXISTS ${torch_root}/lib/libtorch_cuda.so)
     message(FATAL_ERROR "nvcc is here but LibTorch at ${torch_root} has no CUDA: install the CUDA wheel or set TRIREME_CUDA=OFF")
   endif()
-  # libtorch_cuda registers the CUDA operators when it is loaded; nothing of ours names its symbols, so it must be kept by force.
+  # libtorch_cuda registers the CUDA operators when it is loaded. Our code uses no symbol of it, so the linker must be
+  # told to keep it.
   target_link_libraries(trireme_libtorch INTERFACE
     -Wl,--no-as-needed ${torch_root}/lib/libtorch_cuda.so -Wl,--as-needed
     ${torch_root}/lib/libc10_cuda.so CUDA::cudart)
   find_path(TRIREME_NCCL_INCLUDE nccl.h HINTS ${site_packages}/nvidia/nccl/include ${CUDAToolkit_INCLUDE_DIRS} REQUIRED)
-  # The copy that LibTorch loads, never another one.
+  # The copy that LibTorch loads; a second copy of NCCL in the process would conflict with it.
   find_library(TRIREME_NCCL_LIBRARY NAMES libnccl.so.2 HINTS ${site_packages}/nvidia/nccl/lib REQUIRED)
   add_library(trireme_nccl INTERFACE)
   add_library(trireme::nccl ALIAS trireme_nccl)
@@ -83,7 +85,7 @@ target_precompile_headers(trireme_pch PRIVATE <ATen/ATen.h> <torch/csrc/autograd
 set(MPI_CXX_SKIP_MPICXX ON)
 find_package(MPI REQUIRED COMPONENTS C)
 find_program(TRIREME_MPIRUN_EXECUTABLE mpirun REQUIRED)
-# --allow-run-as-root: containers; --oversubscribe: more ranks than cores in the tests.
+# --allow-run-as-root: needed in containers; --oversubscribe: tests start more ranks than there are cores.
 set(TRIREME_MPIRUN ${TRIREME_MPIRUN_EXECUTABLE} --allow-run-as-root --oversubscribe)
 find_package(HDF5 REQUIRED COMPONENTS C)
 find_package(yaml-cpp REQUIRED)
@@ -103,7 +105,7 @@ if(NOT TARGET yaml-cpp::yaml-cpp)
   add_library(yaml-cpp::yaml-cpp ALIAS yaml-cpp)
 endif()
 
-# Arrow C++ and Parquet come inside the pyarrow wheel; only the trireme tool links them.
+# Arrow C++ and Parquet are part of the pyarrow wheel; only the trireme tool links them.
 set(TRIREME_WITH_PARQUET OFF)
 if(TRIREME_PYTHON_EXECUTABLE)
   execute_process(

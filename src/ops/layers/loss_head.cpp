@@ -15,28 +15,30 @@ namespace {
 
 at::ScalarType loss_type(const at::Tensor& x) { return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
 
-/// Tokens whose logits fill 256 MiB.
+/// Number of tokens whose logits fill 256 MiB.
 int64_t kernel_chunk(int64_t vocab_size, int64_t element_size) {
   constexpr int64_t kBytes = int64_t{256} << 20;
   return std::max<int64_t>(256, kBytes / (vocab_size * element_size) / 128 * 128);
 }
 
-/// Weights of the tokens relative to the largest [T], as two factors: d_logits hold the first, rows of d_hidden and of
-/// the hidden states that d_weight is made of are multiplied with the second, where nothing underflows.
+/// Token weights relative to the largest one, [T], as a product of two factors. The first multiplies d_logits. The
+/// second (`behind`) multiplies rows of d_hidden, and of the hidden states from which d_weight is computed, where
+/// nothing underflows.
 ///
-/// bf16 and fp32 reach far enough down for the whole weight: the second is undefined. fp16 ends at 6e-8: of a token
-/// with 1/2000 of the largest weight all but the target's logit would have no gradient. There the first factor is in
-/// (1/2, 1], so that d_logits lose nothing to a small weight, and the second a power of two, which rounds nothing.
+/// With bf16 and fp32 the first factor is the whole weight and the second is undefined. fp16 has no positive value
+/// below 6e-8: for a token with 1/2000 of the largest weight, all logits but the target's would have gradient 0. With
+/// fp16 the first factor is therefore in (1/2, 1], so that small weights lose no precision in d_logits, and the second
+/// is a power of two, which causes no rounding.
 struct RelativeWeights {
   at::Tensor in_logits, behind;
 
   RelativeWeights(const at::Tensor& relative, at::ScalarType type) : in_logits(relative) {
     if (type != at::kHalf) return;
-    const at::Tensor mantissa = std::get<0>(at::frexp(relative));  // [1/2, 1), and 0 of 0
+    const at::Tensor mantissa = std::get<0>(at::frexp(relative));  // [1/2, 1), and 0 for weight 0
     in_logits = mantissa.masked_fill(mantissa.eq(0.5), 1);
     behind = relative / in_logits.masked_fill(in_logits.eq(0), 1);
   }
-  /// Of some tokens.
+  /// The factors of tokens begin, …, begin + count - 1.
   RelativeWeights narrow(int64_t begin, int64_t count) const {
     RelativeWeights part = *this;
     part.in_logits = in_logits.narrow(0, begin, count);
@@ -48,10 +50,10 @@ struct RelativeWeights {
 /// Gradients are those of loss / largest.
 struct HeadResult {
   at::Tensor loss;      // scalar
-  at::Tensor d_hidden;  // rows still to be multiplied with `behind` where that is defined
-  at::Tensor behind;    // RelativeWeights' [T]
-  at::Tensor d_weight;  // accumulation type
-  at::Tensor d_bias;    // as d_weight
+  at::Tensor d_hidden;  // rows must still be multiplied by `behind` if that is defined
+  at::Tensor behind;    // RelativeWeights::behind [T]
+  at::Tensor d_weight;  // in the accumulation type
+  at::Tensor d_bias;    // in the accumulation type
   at::Tensor largest;   // scalar, the largest token weight
 };
 
@@ -59,7 +61,7 @@ at::Tensor logits_of(const at::Tensor& hidden, const at::Tensor& weight, const a
   return bias.defined() ? at::addmm(bias, hidden, weight.t()) : at::mm(hidden, weight.t());
 }
 
-/// x [T, D] with row t times factors[t], the product in fp32, a few rows at a time.
+/// Row t of x [T, D] times factors[t]; the product is computed in fp32, a few rows at a time.
 at::Tensor scaled_rows(const at::Tensor& x, const at::Tensor& factors) {
   TRIREME_LAUNCH(Dispatch("scale_rows", x).needs(x.is_contiguous(), "the matrix is not contiguous").choice(),
                  scaled_rows(x, factors.contiguous()));
@@ -73,11 +75,11 @@ at::Tensor scaled_rows(const at::Tensor& x, const at::Tensor& factors) {
   return out;
 }
 
-/// fp16, in the composition: d_weight and d_bias of a chunk, summed in fp32. `weighted`: the hidden states times
+/// Adds a chunk's d_weight and d_bias in fp32; used by the composition for fp16. `weighted`: the hidden states times
 /// `behind`.
 void add_weighted_sums(HeadResult& result, const at::Tensor& d_logits, const at::Tensor& weighted,
                        const at::Tensor& behind) {
-  // A CPU has no product of fp16 matrices with a wider result.
+  // LibTorch on a CPU has no product of fp16 matrices with an fp32 result.
   const auto product = [](const at::Tensor& a, const at::Tensor& b) {
     return a.is_cuda() ? at::mm(a, b, at::kFloat) : at::mm(a.to(at::kFloat), b.to(at::kFloat));
   };
@@ -95,7 +97,7 @@ HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const 
   if (need_weight) result.d_weight = at::zeros(weight.sizes(), options);
   if (need_weight && bias.defined()) result.d_bias = at::zeros(bias.sizes(), options);
   const at::Tensor all_weights = token_weight.to(type);
-  // A batch without targets divides nothing by zero.
+  // Avoids a division by zero in a batch without targets.
   result.largest = all_weights.max().clamp_min(1e-30);
   const RelativeWeights relative(all_weights / result.largest, narrow_type);
   result.behind = relative.behind;
@@ -132,8 +134,8 @@ HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const 
   return result;
 }
 
-/// The same where our kernels serve: the logits of a chunk become their gradient in place, so one
-/// buffer of a chunk is all the memory that comes on top of the results, and the host waits for nothing.
+/// The same with our kernels: the logits of a chunk are overwritten by their gradient, so the memory used beyond the
+/// results is one chunk's buffer. No synchronisation with the host.
 HeadResult run_chunks_with_kernels(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
                                    const at::Tensor& targets, const at::Tensor& token_weight, bool need_hidden,
                                    bool need_weight) {
@@ -147,10 +149,10 @@ HeadResult run_chunks_with_kernels(const at::Tensor& hidden, const at::Tensor& w
   if (need_hidden) result.d_hidden = at::empty_like(hidden);
   if (need_weight) result.d_weight = at::empty(weight.sizes(), options);
 
-  // Equal chunks of whole GEMM tiles.
+  // Chunks of equal size, in whole GEMM tiles.
   const int64_t most = kernel_chunk(vocab, hidden.element_size()), chunks = (tokens + most - 1) / most,
                 chunk = std::min(tokens, ((tokens + chunks - 1) / chunks + 127) / 128 * 128);
-  // Rows start on 16-byte boundaries whatever the vocabulary is.
+  // Rows start at 16-byte boundaries for every vocabulary size.
   const int64_t padded = (vocab + 15) / 16 * 16;
   const at::Tensor buffer = at::empty({chunk, padded}, hidden.options());
   at::Tensor losses = at::empty({tokens}, options);
@@ -193,8 +195,8 @@ HeadResult run_chunks_with_kernels(const at::Tensor& hidden, const at::Tensor& w
   return result;
 }
 
-/// x * factor in `dtype`, a few rows at a time: a GPU would round a zero-dimensional fp32 factor to
-/// bf16 before multiplying.
+/// x * factor in `dtype`, a few rows at a time. A plain GPU multiplication would round the zero-dimensional fp32 factor
+/// to bf16 first.
 at::Tensor scaled(const at::Tensor& x, const at::Tensor& factor, at::ScalarType dtype) {
   TRIREME_LAUNCH(Dispatch("scale", x).needs(x.is_contiguous(), "the matrix is not contiguous").choice(),
                  scaled(x, factor.contiguous(), dtype));
@@ -224,7 +226,7 @@ struct LossHead {
     if constexpr (kCudaBuild)
       if (choice.kernel())
         return run_chunks_with_kernels(h, w, bias.value, targets, token_weight, need_hidden, need_weight);
-    at::Tensor counted;  // indices of the counted tokens, where some are not
+    at::Tensor counted;  // indices of the tokens with weight > 0, if some have weight 0
     if (h.is_cpu()) {
       counted = token_weight.nonzero().squeeze(1);
       if (counted.size(0) == h.size(0)) counted = at::Tensor();
@@ -333,7 +335,7 @@ HeadScore score_head(const at::Tensor& hidden, const at::Tensor& weight, const a
     const int64_t count = std::min(chunk, hidden.size(0) - begin);
     const at::Tensor logits = logits_of(hidden.narrow(0, begin, count), weight, bias);
     const at::Tensor target = targets.narrow(0, begin, count), w = token_weight.narrow(0, begin, count);
-    // The ids are compared, not the values: of equal logits the library's first one is the answer.
+    // Compares ids, not values: among equal logits the one with the lowest id counts as the prediction.
     score.hits.add_(logits.argmax(-1).eq(target).logical_and(w.ne(0)).sum());
     const at::Tensor wider = logits.to(loss_type(hidden));
     const at::Tensor loss = wider.logsumexp(-1) - wider.gather(1, target.unsqueeze(1)).squeeze(1);
