@@ -111,7 +111,7 @@ TEST(Plan, WhatIsTooLargeIsToldWithWhereTheMemoryGoes) {
   } catch (const ConfigError& error) {
     const std::string text = error.what();
     for (const char* part :
-         {"the run needs ", "4.0 MiB of headroom, 200.0 MiB is there", "weights ", "activations 400.0 MiB"})
+         {"the run needs ", "4.0 MiB of headroom, 200.0 MiB is available", "weights ", "activations 400.0 MiB"})
       EXPECT_NE(text.find(part), std::string::npos) << part << " in " << text;
     EXPECT_EQ(text.find("passes add up"), std::string::npos) << text;
   }
