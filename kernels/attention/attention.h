@@ -60,8 +60,8 @@ struct AttentionBlock {
 /// The tiles of a batch, computed on the host once a batch from the sequence boundaries and used by every layer.
 struct AttentionPlan {
   std::vector<AttentionTile> forward, backward;
-  std::vector<AttentionTile>
-      sequences;  // first key tile of each sequence, longest first; empty unless all are short enough for sums on chip
+  // first key tile of each sequence, longest first; empty unless all are short enough for sums on chip
+  std::vector<AttentionTile> sequences;
   std::vector<AttentionBlock> blocks;
   int64_t short_blocks = 0;
   int64_t tokens = 0, longest = 0;  // of all sequences; of the longest one

@@ -90,8 +90,8 @@ template <class C>
 struct Work {
   int first, begin, end, head;
   int keys;  // keys of block `top` that some of these rows see
-  int blocks,
-      top;  // key blocks of the tile; last block that these 64 rows see, -1 if the rows lie beyond the sequence
+  // key blocks of the tile; last block that these 64 rows see, -1 if the rows lie beyond the sequence
+  int blocks, top;
   AttentionDraws draws;
 
   __device__ static Work read(const TileInfo& info, int unit, int shift) {

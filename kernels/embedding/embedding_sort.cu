@@ -21,8 +21,8 @@ struct Digit {
 struct Pass {
   const uint32_t* from = nullptr;  // null: the first pass reads the ids
   uint32_t* to = nullptr;
-  const uint32_t* counts =
-      nullptr;  // [blocks, kDigits]: how often each value of this pass's digit occurs in each block's keys
+  // [blocks, kDigits]: how often each value of this pass's digit occurs in each block's keys
+  const uint32_t* counts = nullptr;
   uint32_t* next_counts = nullptr;  // the same for the next digit in the order that this pass produces; may be null
   Digit digit, next;
 };

@@ -50,8 +50,8 @@ cudaError_t transpose_bytes(const uint8_t* in, uint8_t* out, int64_t rows, int64
 enum class AmaxChoice { kMax, kMostRecent };
 
 struct ScaleUpdate {
-  float* history =
-      nullptr;  // [length, tensors]: row 0 was raised by quantize_tensor since the last update, row 1 is the oldest
+  // [length, tensors]: row 0 was raised by quantize_tensor since the last update, row 1 is the oldest
+  float* history = nullptr;
   float* scale = nullptr;    // [tensors]; unchanged where the chosen amax is 0, infinite or NaN
   float* inverse = nullptr;  // [tensors], 1 / scale; null: not written
   int length = 1, tensors = 0;

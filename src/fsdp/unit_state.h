@@ -41,8 +41,8 @@ struct ShardedUnits::UnitState {
   // Trained units
   int trained_index = -1;
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators;
-  at::Tensor
-      gradient;  // [numel], this rank's sum over micro-batches: fp32, or the reduction's type if there is only one
+  // [numel], this rank's sum over micro-batches: fp32, or the reduction's type if there is only one
+  at::Tensor gradient;
   std::vector<bool> arrived, written;  // per parameter: in this micro-batch; at all in this step
   /// Small gradients of this micro-batch that are not yet in `gradient`: first values to copy, and values to add.
   struct Small {

@@ -201,7 +201,7 @@ TEST(Plan, TrainedUnitsCarryMastersMomentsAndGradients) {
   EXPECT_EQ(plan.masters, elements * 4);
   EXPECT_EQ(plan.moments, elements * 8);
   EXPECT_EQ(plan.gradients, elements * 4);
-  // In the type computed with, unless several passes add up.
+  // In the compute dtype, unless several passes are summed.
   input.gradient_bytes = 2;
   EXPECT_EQ(make_plan(input).gradients, elements * 2);
   input.micro_batches = 2;

@@ -21,8 +21,8 @@ struct TrainedShard {
   std::string name;    // name of the unit
   at::Tensor master;   // fp32 [n]
   at::Tensor compute;  // compute dtype [n]; the same tensor as master if the compute dtype is fp32
-  at::Tensor
-      gradient;  // [n], fp32 or the reduction's dtype, summed over ranks; defined after ShardedUnits::finish_backward()
+  // [n], fp32 or the reduction's dtype, summed over ranks; defined after ShardedUnits::finish_backward()
+  at::Tensor gradient;
   std::vector<ShardRange> ranges;  // ascending, without the padding between tensors
   int num_tensors = 0;
   /// Number of ranks of the world that hold this same shard; sums over the world divide by it.

@@ -41,8 +41,8 @@ struct UnitSpec {
   bool trained = false;
   bool replicated = false;  // never sharded (adapters)
   bool keep = false;        // stays gathered from its first use in a step to the end of backward (tied embedding)
-  bool backward_reads_weights =
-      true;  // false: backward needs no gather (an embedding's gradient needs only the token ids)
+  // false: backward needs no gather (an embedding's gradient needs only the token ids)
+  bool backward_reads_weights = true;
   int64_t numel() const;
 };
 

@@ -80,8 +80,8 @@ using Shape = std::tuple<int, int64_t, int64_t, int64_t, int, int, int, bool, bo
 
 cublasLtHandle_t handle_of(int device) {
   static std::mutex mutex;
-  static std::map<int, cublasLtHandle_t>
-      handles;  // never destroyed: the library frees its resources at the end of the process
+  // never destroyed: the library frees its resources at the end of the process
+  static std::map<int, cublasLtHandle_t> handles;
   const std::lock_guard lock(mutex);
   cublasLtHandle_t& handle = handles[device];
   if (handle == nullptr) succeeded(cublasLtCreate(&handle), "cublasLtCreate");
