@@ -185,7 +185,7 @@ inline void expect_close(const Values& actual, const Values& expected, Element e
                       << expected[static_cast<size_t>(std::max<int64_t>(worst, 0))];
 }
 
-/// | actual - expected || / || expected ||; infinite if there is a NaN.
+/// || actual - expected || / || expected ||; infinite if there is a NaN.
 inline double relative_error(const Values& actual, const Values& expected) {
   double error = 0, length = 0;
   for (size_t i = 0; i < actual.size(); ++i) {

@@ -259,7 +259,7 @@ class TestBlock {
   std::vector<Adapter> adapters_;
 };
 
-/// | a - b || / || b ||; infinite if a is not finite or has a different shape.
+/// || a - b || / || b ||; infinite if a is not finite or has a different shape.
 inline double relative_distance(const at::Tensor& a, const at::Tensor& b) {
   if (a.sizes() != b.sizes()) return std::numeric_limits<double>::infinity();
   const double distance = ((a - b).norm() / b.norm().clamp_min(1e-12)).item<double>();

@@ -24,7 +24,7 @@ using namespace testing;
 
 at::Tensor in_fp64(const at::Tensor& x) { return x.detach().to(at::kCPU, at::kDouble); }
 
-/// | a - b || / || b ||, infinite if there is a NaN.
+/// || a - b || / || b ||, infinite if there is a NaN.
 double error_of(const at::Tensor& a, const at::Tensor& b) {
   const double error = ((in_fp64(a) - in_fp64(b)).norm() / in_fp64(b).norm().clamp_min(1e-30)).item<double>();
   return std::isnan(error) ? std::numeric_limits<double>::infinity() : error;
