@@ -1,6 +1,5 @@
-# External libraries. LibTorch is found through a Python installation with the torch wheel (or Torch_DIR) and linked by
-# file, because its CMake package requires a CUDA toolkit if the wheel was built with CUDA, and a CPU-only build has
-# none.
+# External libraries. LibTorch is found through a Python with the torch wheel (or Torch_DIR) and linked by file name:
+# its own CMake package requires a CUDA toolkit if the wheel was built with CUDA, and a CPU-only build has none.
 
 set(TRIREME_PYTHON "" CACHE FILEPATH "Python with torch 2.11 (default: .venv of the project, else python3 on PATH)")
 set(candidates ${TRIREME_PYTHON} ${PROJECT_SOURCE_DIR}/.venv/bin/python)
@@ -51,13 +50,13 @@ if(TRIREME_WITH_CUDA)
   if(NOT EXISTS ${torch_root}/lib/libtorch_cuda.so)
     message(FATAL_ERROR "nvcc is here but LibTorch at ${torch_root} has no CUDA: install the CUDA wheel or set TRIREME_CUDA=OFF")
   endif()
-  # libtorch_cuda registers the CUDA operators when it is loaded. Our code uses no symbol of it, so the linker must be
-  # told to keep it.
+  # libtorch_cuda registers the CUDA operators when it is loaded. None of its symbols is used here, so --as-needed would
+  # drop it.
   target_link_libraries(trireme_libtorch INTERFACE
     -Wl,--no-as-needed ${torch_root}/lib/libtorch_cuda.so -Wl,--as-needed
     ${torch_root}/lib/libc10_cuda.so CUDA::cudart)
   find_path(TRIREME_NCCL_INCLUDE nccl.h HINTS ${site_packages}/nvidia/nccl/include ${CUDAToolkit_INCLUDE_DIRS} REQUIRED)
-  # The copy that LibTorch loads; a second copy of NCCL in the process would conflict with it.
+  # The same copy as LibTorch loads: two copies of NCCL in one process do not work together.
   find_library(TRIREME_NCCL_LIBRARY NAMES libnccl.so.2 HINTS ${site_packages}/nvidia/nccl/lib REQUIRED)
   add_library(trireme_nccl INTERFACE)
   add_library(trireme::nccl ALIAS trireme_nccl)
@@ -85,7 +84,7 @@ target_precompile_headers(trireme_pch PRIVATE <ATen/ATen.h> <torch/csrc/autograd
 set(MPI_CXX_SKIP_MPICXX ON)
 find_package(MPI REQUIRED COMPONENTS C)
 find_program(TRIREME_MPIRUN_EXECUTABLE mpirun REQUIRED)
-# --allow-run-as-root: needed in containers; --oversubscribe: tests start more ranks than there are cores.
+# --allow-run-as-root: for containers; --oversubscribe: the tests start more ranks than cores.
 set(TRIREME_MPIRUN ${TRIREME_MPIRUN_EXECUTABLE} --allow-run-as-root --oversubscribe)
 find_package(HDF5 REQUIRED COMPONENTS C)
 find_package(yaml-cpp REQUIRED)
@@ -105,7 +104,7 @@ if(NOT TARGET yaml-cpp::yaml-cpp)
   add_library(yaml-cpp::yaml-cpp ALIAS yaml-cpp)
 endif()
 
-# Arrow C++ and Parquet are part of the pyarrow wheel; only the trireme tool links them.
+# Arrow C++ and Parquet come inside the pyarrow wheel; only the trireme tool links them.
 set(TRIREME_WITH_PARQUET OFF)
 if(TRIREME_PYTHON_EXECUTABLE)
   execute_process(
