@@ -28,17 +28,17 @@ __device__ inline void cluster_barrier() {
           : "memory");
 }
 
-/// An mbarrier in shared memory. A phase ends when `count` threads of the block have called come() (one of them arm()
+/// An mbarrier in shared memory. A phase ends when `count` threads of the block have called arrive() (one of them arm()
 /// instead) and the bytes announced by arm() have arrived from the cluster, in any order. It orders nothing else; the
 /// cluster's own barrier would wait for every earlier store of the block to be visible at gpu scope.
 class Mailbox {
  public:
   __device__ explicit Mailbox(uint64_t* barrier) : at_(hopper::shared_address(barrier)) {}
-  __device__ void begin(int count) const {
+  __device__ void init(int count) const {
     hopper::barrier_init(at_, static_cast<uint32_t>(count));
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
-  __device__ void come() const { hopper::barrier_arrive(at_); }
+  __device__ void arrive() const { hopper::barrier_arrive(at_); }
   __device__ void arm(uint32_t bytes) const { hopper::barrier_expect(at_, bytes); }
   /// Writes a value to `place`, an address of this block's shared memory, in block `rank` of the cluster, and signals
   /// that block's mailbox.

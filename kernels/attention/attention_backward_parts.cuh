@@ -33,6 +33,7 @@ struct Config {
   // Warpgroups: one producer, two consumers that own keys, and with sums on chip one for dQ.
   static constexpr int kThreads = kOnChip ? 512 : 384;
   static constexpr int kProducerRegisters = 24, kKeyRegisters = kOnChip ? 200 : 240, kQueryRegisters = 80;
+  // setmaxnreg deadlocks if the warpgroups together ask for more registers than the block owns.
   static_assert(128 * (kProducerRegisters + 2 * kKeyRegisters + (kOnChip ? kQueryRegisters : 0)) <=
                 kThreads * (65536 / kThreads / 8 * 8));
   // How many of the four parts of dV may be in flight while dS is computed: as many as registers allow.

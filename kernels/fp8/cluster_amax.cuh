@@ -25,7 +25,7 @@ __device__ inline float cluster_amax(float v, const Mailbox& mailbox, uint32_t p
   if (threadIdx.x == 0)
     mailbox.arm(static_cast<uint32_t>(parts * warps) * sizeof(float));
   else if (lane == 0)
-    mailbox.come();
+    mailbox.arrive();
   if (lane < parts)
     mailbox.send(&scratch[static_cast<int>(cluster_rank()) * warps + warp], static_cast<uint32_t>(lane), v);
   mailbox.wait(parity);

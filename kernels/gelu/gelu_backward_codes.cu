@@ -17,7 +17,7 @@ constexpr int kPacks = 4, kWidth = 8, kBlocksPerSm = 8, kMostThreads = 512, kLea
     kTableBytes = 1024;                // fp32 slopes of 256 codes
 
 /// A row whose base addresses already include the thread's own offset: its packs are 32 packs apart.
-struct Beside {
+struct StridedPacks {
   static __device__ int index(int p) { return 32 * p; }
   static __device__ bool holds(int /*p*/) { return true; }
 };
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kResidentThreads) codes_kernel(const GeluBackw
   fetch(row);
   // The loop makes this a branch: with a predicate racecheck reports addresses of other threads.
   if (kCluster && threadIdx.x == 0)
-    for (auto& amax : amaxes) Mailbox(&amax).begin(threads / 32);
+    for (auto& amax : amaxes) Mailbox(&amax).init(threads / 32);
   tabulate_slopes(a.saved, a.kind, inverse_of(row), table(0));
   __syncthreads();
   if constexpr (kCluster) cluster_barrier();  // no block may write to a block that has not started
@@ -115,10 +115,10 @@ __global__ void __launch_bounds__(kResidentThreads) codes_kernel(const GeluBackw
       amax = row_amax(top.get(), threads, scratch[turn]);
     }
     turn ^= 1;
-    if (a.dx != nullptr) store_row(static_cast<T*>(a.dx) + first, dx, Beside{}, false);
+    if (a.dx != nullptr) store_row(static_cast<T*>(a.dx) + first, dx, StridedPacks{}, false);
     if (a.fp8.data == nullptr) continue;
     const float scale = settle_scale(a.fp8, amax, row, !kCluster || cluster_rank() == 0);
-    store_row_fp8<T>(a.fp8.data + first, dx, Beside{}, scale, a.fp8.format, false);
+    store_row_fp8<T>(a.fp8.data + first, dx, StridedPacks{}, scale, a.fp8.format, false);
   }
 
   if constexpr (kBias)

@@ -156,9 +156,9 @@ template <class T>
 cudaError_t launch(const LayerNormBackward& a, cudaStream_t stream) {
   constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
   if (wants_sums(a)) {
-    int64_t teams = 0;
-    const cudaError_t error = layer_norm_backward_sums(a, &teams, stream);
-    return error != cudaSuccess ? error : finish(a, teams, stream);
+    int64_t partials = 0;
+    const cudaError_t error = layer_norm_backward_sums(a, &partials, stream);
+    return error != cudaSuccess ? error : finish(a, partials, stream);
   }
   if (a.columns > static_cast<int64_t>(kElements<T>) * kMaxThreads) return launch_scalar<T>(a, stream);
   return launch_rows(backward_kernel<T>, a, a.rows, row_geometry(a.columns / kWidth, kPacks),

@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
   // The loop makes this a branch: with a predicated initialisation racecheck takes the address from threads that
   // execute none.
   if (threadIdx.x == 0)
-    for (auto& box : barriers) Mailbox(&box[group]).begin(kCluster ? 1 : 32 * warps);
+    for (auto& box : barriers) Mailbox(&box[group]).init(kCluster ? 1 : 32 * warps);
   if constexpr (kCluster)  // zero for the warps that a narrow row does not have
     for (int i = static_cast<int>(threadIdx.x); i < kBoxes * kParts * kWarps * kDots; i += static_cast<int>(blockDim.x))
       (&scratch[0][0])[i] = 0.0f;
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
         for (int to = 0; to < kParts; ++to) mailbox.send(place, static_cast<uint32_t>(to), mine);
       }
     } else {  // every thread arrives: racecheck credits an arrival with the lane's own writes only
-      mailbox.come();
+      mailbox.arrive();
     }
   };
   if (row < rows) {

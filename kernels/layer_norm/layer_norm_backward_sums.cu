@@ -10,10 +10,10 @@ namespace {
 
 using namespace layer_norm_sums;
 
-/// teams: receives the number of partial rows that the kernel writes, at most a.rows and at most kLayerNormBlocksPerSm
-/// per multiprocessor. A row has at most kThreads packs.
+/// partials: receives the number of partial rows that the kernel writes, at most a.rows and at most
+/// kLayerNormBlocksPerSm per multiprocessor. A row has at most kThreads packs.
 template <class T, int kSums, bool kDropout, int kThreads, int kRows>
-cudaError_t launch_sums(const LayerNormBackward& a, int64_t* teams, cudaStream_t stream) {
+cudaError_t launch_sums(const LayerNormBackward& a, int64_t* partials, cudaStream_t stream) {
   const auto kernel = sums_kernel<T, kSums, kDropout, kThreads, kRows>;
   const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
   const int threads = static_cast<int>(ceil_div(packs, 32) * 32), fit = kThreads / threads,
@@ -21,15 +21,15 @@ cudaError_t launch_sums(const LayerNormBackward& a, int64_t* teams, cudaStream_t
   const size_t inputs = size_t{2} * kRows * kThreads * 16, sums = block_sums_bytes(groups, a.columns, kSums),
                bytes = inputs > sums ? inputs : sums;
   if (const cudaError_t error = allow_shared_memory(kernel, bytes); error != cudaSuccess) return error;
-  *teams = resident_blocks(kernel, threads * groups, bytes, kLayerNormBlocksPerSm, ceil_div(a.rows, groups));
-  kernel<<<static_cast<unsigned>(*teams), dim3(static_cast<unsigned>(threads), static_cast<unsigned>(groups)), bytes,
+  *partials = resident_blocks(kernel, threads * groups, bytes, kLayerNormBlocksPerSm, ceil_div(a.rows, groups));
+  kernel<<<static_cast<unsigned>(*partials), dim3(static_cast<unsigned>(threads), static_cast<unsigned>(groups)), bytes,
            stream>>>(a);
   return cudaGetLastError();
 }
 
 /// The same for pipelined_kernel; a row has at most kThreads * kPacks * kParts packs.
 template <class T, int kSums, bool kDropout, int kThreads, int kPacks, int kRows, int kBlocks, int kParts, bool kMore>
-cudaError_t launch_pipelined(const LayerNormBackward& a, int64_t* teams, cudaStream_t stream) {
+cudaError_t launch_pipelined(const LayerNormBackward& a, int64_t* partials, cudaStream_t stream) {
   const auto kernel = pipelined_kernel<T, kSums, kDropout, kThreads, kPacks, kRows, kBlocks, kParts, kMore>;
   const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
   const int threads = static_cast<int>(ceil_div(ceil_div(packs, kParts * kPacks), 32) * 32), fit = kThreads / threads,
@@ -39,10 +39,10 @@ cudaError_t launch_pipelined(const LayerNormBackward& a, int64_t* teams, cudaStr
   if (fit < 1) return cudaErrorInvalidValue;
   const size_t inputs = static_cast<size_t>(kMore ? 3 : 2) * kStages * kRows * kPacks * kThreads * 16,
                sums = block_sums_bytes(groups, a.columns, kSums), bytes = inputs > sums ? inputs : sums;
-  if constexpr (kParts > 1) return launch_clusters(kernel, a, a.rows, kParts, threads, bytes, teams, stream);
+  if constexpr (kParts > 1) return launch_clusters(kernel, a, a.rows, kParts, threads, bytes, partials, stream);
   if (const cudaError_t error = allow_shared_memory(kernel, bytes); error != cudaSuccess) return error;
-  *teams = resident_blocks(kernel, threads * groups, bytes, kLayerNormBlocksPerSm, ceil_div(a.rows, groups));
-  kernel<<<static_cast<unsigned>(*teams), dim3(static_cast<unsigned>(threads), static_cast<unsigned>(groups)), bytes,
+  *partials = resident_blocks(kernel, threads * groups, bytes, kLayerNormBlocksPerSm, ceil_div(a.rows, groups));
+  kernel<<<static_cast<unsigned>(*partials), dim3(static_cast<unsigned>(threads), static_cast<unsigned>(groups)), bytes,
            stream>>>(a);
   return cudaGetLastError();
 }

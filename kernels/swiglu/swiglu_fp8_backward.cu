@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kCodesThreads) backward_codes_kernel(const Swi
   if (!cursor.active()) return;  // whole warps exit; no barrier waits for them
   const Mailbox mailbox(&barrier);
   if constexpr (kCluster) {
-    if (threadIdx.x == 0) mailbox.begin(static_cast<int>(blockDim.x) / 32);
+    if (threadIdx.x == 0) mailbox.init(static_cast<int>(blockDim.x) / 32);
     __syncthreads();
     cluster_begun_arrive();
   }

@@ -51,11 +51,11 @@ bool LinearLayer::may_read_input() const {
   return lora_.active() || (weight_.matrix.requires_grad() && recipe_->wgrad_reads_plain_input());
 }
 
-at::Tensor LinearLayer::forward(const Operand& x, Bias bias, const at::Tensor& addend, bool again) {
+at::Tensor LinearLayer::forward(const Operand& x, Bias bias, const at::Tensor& addend, bool recompute) {
   const at::Tensor& added_bias = bias == Bias::kAdd ? bias_.value : at::Tensor();
   const auto product = [&](const Addend& sum) { return recipe_->forward(x, weight_, dtype_, added_bias, sum, kept_); };
   if (!lora_.active()) return product({addend});
-  if (!again) lora_.multiply_input(x.plain);
+  if (!recompute) lora_.multiply_input(x.plain);
   // If possible the layer's own product comes last and adds to the adapters' part, which it reads while the tensor
   // cores are busy. This saves a separate pass over y.
   if (!addend.defined()) return product({lora_.output_part(out_features()), true});

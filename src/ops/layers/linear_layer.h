@@ -35,8 +35,8 @@ class LinearLayer {
   bool may_read_input() const;
 
   enum class Bias { kAdd, kLeave };  // kLeave: the kernel after the product adds it
-  /// x W^T (+ bias) + the adapters' part (+ addend). `again`: called in backward, with the xA kept by forward.
-  at::Tensor forward(const Operand& x, Bias bias, const at::Tensor& addend = {}, bool again = false);
+  /// x W^T (+ bias) + the adapters' part (+ addend). `recompute`: called in backward, with the xA kept by forward.
+  at::Tensor forward(const Operand& x, Bias bias, const at::Tensor& addend = {}, bool recompute = false);
 
   /// Computes the gradients of weight, bias and adapters; returns dx (+ `d_other`) [T, in] if `want_dx`. `input`
   /// returns x in its plain form; it is called at most once, and only if backward_reads_input().

@@ -22,7 +22,7 @@ int64_t kernel_chunk(int64_t vocab_size, int64_t element_size) {
 }
 
 /// Token weights relative to the largest one, [T], as a product of two factors. The first multiplies d_logits. The
-/// second (`behind`) multiplies rows of d_hidden, and of the hidden states from which d_weight is computed, where
+/// second (`row_factor`) multiplies rows of d_hidden, and of the hidden states from which d_weight is computed, where
 /// nothing underflows.
 ///
 /// With bf16 and fp32 the first factor is the whole weight and the second is undefined. fp16 has no positive value
@@ -30,31 +30,31 @@ int64_t kernel_chunk(int64_t vocab_size, int64_t element_size) {
 /// fp16 the first factor is therefore in (1/2, 1], so that small weights lose no precision in d_logits, and the second
 /// is a power of two, which causes no rounding.
 struct RelativeWeights {
-  at::Tensor in_logits, behind;
+  at::Tensor in_logits, row_factor;
 
   RelativeWeights(const at::Tensor& relative, at::ScalarType type) : in_logits(relative) {
     if (type != at::kHalf) return;
     const at::Tensor mantissa = std::get<0>(at::frexp(relative));  // [1/2, 1), and 0 for weight 0
     in_logits = mantissa.masked_fill(mantissa.eq(0.5), 1);
-    behind = relative / in_logits.masked_fill(in_logits.eq(0), 1);
+    row_factor = relative / in_logits.masked_fill(in_logits.eq(0), 1);
   }
   /// The factors of tokens begin, …, begin + count - 1.
   RelativeWeights narrow(int64_t begin, int64_t count) const {
     RelativeWeights part = *this;
     part.in_logits = in_logits.narrow(0, begin, count);
-    if (behind.defined()) part.behind = behind.narrow(0, begin, count);
+    if (row_factor.defined()) part.row_factor = row_factor.narrow(0, begin, count);
     return part;
   }
 };
 
 /// Gradients are those of loss / largest.
 struct HeadResult {
-  at::Tensor loss;      // scalar
-  at::Tensor d_hidden;  // rows must still be multiplied by `behind` if that is defined
-  at::Tensor behind;    // RelativeWeights::behind [T]
-  at::Tensor d_weight;  // in the accumulation type
-  at::Tensor d_bias;    // in the accumulation type
-  at::Tensor largest;   // scalar, the largest token weight
+  at::Tensor loss;        // scalar
+  at::Tensor d_hidden;    // rows must still be multiplied by `row_factor` if that is defined
+  at::Tensor row_factor;  // RelativeWeights::row_factor [T]
+  at::Tensor d_weight;    // in the accumulation type
+  at::Tensor d_bias;      // in the accumulation type
+  at::Tensor largest;     // scalar, the largest token weight
 };
 
 at::Tensor logits_of(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias) {
@@ -76,15 +76,16 @@ at::Tensor scaled_rows(const at::Tensor& x, const at::Tensor& factors) {
 }
 
 /// Adds a chunk's d_weight and d_bias in fp32; used by the composition for fp16. `weighted`: the hidden states times
-/// `behind`.
+/// `row_factor`.
 void add_weighted_sums(HeadResult& result, const at::Tensor& d_logits, const at::Tensor& weighted,
-                       const at::Tensor& behind) {
+                       const at::Tensor& row_factor) {
   // LibTorch on a CPU has no product of fp16 matrices with an fp32 result.
   const auto product = [](const at::Tensor& a, const at::Tensor& b) {
     return a.is_cuda() ? at::mm(a, b, at::kFloat) : at::mm(a.to(at::kFloat), b.to(at::kFloat));
   };
   result.d_weight.add_(product(d_logits.t(), weighted));
-  if (result.d_bias.defined()) result.d_bias.add_(product(behind.to(d_logits.scalar_type()).unsqueeze(0), d_logits)[0]);
+  if (result.d_bias.defined())
+    result.d_bias.add_(product(row_factor.to(d_logits.scalar_type()).unsqueeze(0), d_logits)[0]);
 }
 
 HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
@@ -100,7 +101,7 @@ HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const 
   // Avoids a division by zero in a batch without targets.
   result.largest = all_weights.max().clamp_min(1e-30);
   const RelativeWeights relative(all_weights / result.largest, narrow_type);
-  result.behind = relative.behind;
+  result.row_factor = relative.row_factor;
 
   const int64_t tokens = hidden.size(0), chunk = loss_head_chunk(weight.size(0), hidden.is_cuda());
   for (int64_t begin = 0; begin < tokens; begin += chunk) {
@@ -121,8 +122,8 @@ HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const 
       at::mm_out(out, d_logits, weight);
     }
     if (!need_weight) continue;
-    if (w.behind.defined()) {
-      add_weighted_sums(result, d_logits, scaled_rows(h, w.behind), w.behind);
+    if (w.row_factor.defined()) {
+      add_weighted_sums(result, d_logits, scaled_rows(h, w.row_factor), w.row_factor);
       continue;
     }
     if (result.d_bias.defined()) result.d_bias.add_(at::sum(d_logits, {0}, false, type));
@@ -145,7 +146,7 @@ HeadResult run_chunks_with_kernels(const at::Tensor& hidden, const at::Tensor& w
   const at::Tensor w = token_weight.to(at::kFloat).contiguous(), target = targets.contiguous();
   result.largest = w.max().clamp_min(1e-30);
   const RelativeWeights relative(w * result.largest.reciprocal(), hidden.scalar_type());
-  result.behind = relative.behind;
+  result.row_factor = relative.row_factor;
   if (need_hidden) result.d_hidden = at::empty_like(hidden);
   if (need_weight) result.d_weight = at::empty(weight.sizes(), options);
 
@@ -172,10 +173,10 @@ HeadResult run_chunks_with_kernels(const at::Tensor& hidden, const at::Tensor& w
       at::mm_out(out, logits, weight);
     }
     if (!need_weight) continue;
-    if (part.behind.defined()) h = scaled_rows(h, part.behind);
+    if (part.row_factor.defined()) h = scaled_rows(h, part.row_factor);
     if (bias.defined()) {
-      const at::Tensor sums = part.behind.defined()
-                                  ? at::mm(part.behind.to(logits.scalar_type()).unsqueeze(0), logits, at::kFloat)[0]
+      const at::Tensor sums = part.row_factor.defined()
+                                  ? at::mm(part.row_factor.to(logits.scalar_type()).unsqueeze(0), logits, at::kFloat)[0]
                                   : at::sum(logits, {0}, false, at::kFloat);
       result.d_bias = result.d_bias.defined() ? result.d_bias.add_(sums) : sums;
     }
@@ -214,7 +215,7 @@ struct LossHead {
   at::Tensor targets, token_weight;
   bool need_hidden, need_weight;
   at::ScalarType dtype;
-  at::Tensor d_hidden, behind, d_weight, d_bias, largest;
+  at::Tensor d_hidden, row_factor, d_weight, d_bias, largest;
 
   HeadResult run() const {
     const at::Tensor &h = hidden.value, &w = weight.value;
@@ -238,8 +239,9 @@ struct LossHead {
                           token_weight.index_select(0, counted), need_hidden, need_weight);
       if (need_hidden) {
         result.d_hidden = at::zeros_like(h).index_copy_(0, counted, result.d_hidden);
-        if (result.behind.defined())
-          result.behind = at::zeros({h.size(0)}, result.behind.options()).index_copy_(0, counted, result.behind);
+        if (result.row_factor.defined())
+          result.row_factor =
+              at::zeros({h.size(0)}, result.row_factor.options()).index_copy_(0, counted, result.row_factor);
       }
       return result;
     }
@@ -254,7 +256,7 @@ struct LossHead {
   variable_list forward() {
     HeadResult result = run();
     d_hidden = result.d_hidden;
-    behind = result.behind;
+    row_factor = result.row_factor;
     d_weight = result.d_weight;
     d_bias = result.d_bias;
     largest = result.largest;
@@ -268,9 +270,9 @@ struct LossHead {
       if (gradients.wanted(input)) gradients.set(input, scaled(value, factor, dtype));
       value = at::Tensor();
     };
-    if (behind.defined()) {
-      if (gradients.wanted(hidden)) gradients.set(hidden, scaled_rows(d_hidden, behind * factor));
-      d_hidden = behind = at::Tensor();
+    if (row_factor.defined()) {
+      if (gradients.wanted(hidden)) gradients.set(hidden, scaled_rows(d_hidden, row_factor * factor));
+      d_hidden = row_factor = at::Tensor();
     } else {
       set(hidden, d_hidden);
     }

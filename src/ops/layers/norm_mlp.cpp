@@ -29,8 +29,8 @@ struct NormMlpNode {
 
   bool gated() const { return activation == Activation::kSwiglu; }
 
-  at::Tensor project_up(const Operand& normed, bool again) {
-    return up.forward(normed, gated() ? LinearLayer::Bias::kAdd : LinearLayer::Bias::kLeave, {}, again);
+  at::Tensor project_up(const Operand& normed, bool recompute) {
+    return up.forward(normed, gated() ? LinearLayer::Bias::kAdd : LinearLayer::Bias::kLeave, {}, recompute);
   }
 
   Operand activate(const at::Tensor& z, const OperandForms& wanted) const {
@@ -39,7 +39,7 @@ struct NormMlpNode {
 
   variable_list forward() {
     const at::Tensor rows = flatten_tokens(h.value);
-    const at::Tensor z = project_up(norm.forward(rows, up.input_forms()), /*again=*/false);
+    const at::Tensor z = project_up(norm.forward(rows, up.input_forms()), /*recompute=*/false);
     Operand active;
     if (gated() && down.recipe().keeps_activations_in_fp8() && !recompute_up) {
       SwigluForward both = swiglu_forward(z, down.input_forms(), /*keep_fp8=*/true);
@@ -62,7 +62,7 @@ struct NormMlpNode {
       OperandForms forms = up.input_forms();
       forms.plain = forms.plain || up.backward_reads_input(gradients);
       const Operand operand = norm.recompute(rows, forms);
-      projected = project_up(operand, /*again=*/true);
+      projected = project_up(operand, /*recompute=*/true);
       if (up.backward_reads_input(gradients)) normed = operand.plain;
     }
     at::Tensor d_active = down.backward(
