@@ -9,9 +9,8 @@
 // of trained units are summed in fp32 over the micro-batches of a step. They are reduced once, as soon as the last
 // micro-batch has produced all gradients of a unit.
 //
-//   frozen unit    shard in the storage dtype; with Recipe::kFp8Frozen its matrices in E4M3 with one scale each, which
-//   is
-//                  computed during loading
+//   frozen unit    shard in the storage dtype; with Recipe::kFp8Frozen its matrices in E4M3, with one scale each that
+//                  is computed during loading
 //   trained unit   fp32 master shard + compute copy; gradient shard after finish_backward()
 //   replicated     whole on every rank; its gradient goes through one flat all-reduce over the world
 
