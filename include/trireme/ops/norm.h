@@ -7,9 +7,8 @@ namespace trireme {
 
 enum class NormKind { kNone, kRms, kLayer };
 
-/// kRms:   to(T, x / sqrt(mean(x^2) + eps)) * weight, rounded to x's type T before the multiplication (as Hugging
-/// Face's
-///         LlamaRMSNorm; Zhang & Sennrich 2019)
+/// kRms:   to(T, x / sqrt(mean(x^2) + eps)) * weight, rounded to x's type T before the multiplication
+///         (Zhang & Sennrich 2019; rounding as in Hugging Face's LlamaRMSNorm)
 /// kLayer: (x - mean) / sqrt(var + eps) * weight + bias, biased variance (Ba et al. 2016)
 /// weight and bias [D] have x's dtype; statistics are fp32 (fp64 for fp64).
 struct Norm {
