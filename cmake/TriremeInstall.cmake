@@ -1,5 +1,5 @@
-# cmake --install build/release --prefix DIR: programs, presets, Slurm scripts and docs. The programs find LibTorch and the other libraries
-# where they were built: the same .venv and packages must stay on the machine.
+# cmake --install build/release --prefix DIR installs programs, presets, Slurm scripts and docs. The programs load
+# LibTorch and the other libraries from where they were built, so the same .venv and packages must stay on the machine.
 
 include(GNUInstallDirs)
 install(TARGETS train_llama train_bert trireme_tool RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})

@@ -1,6 +1,6 @@
 #pragma once
-// Rows that a cluster of blocks shares: the blocks tell each other a few numbers of each row without
-// a barrier of the whole cluster.
+// Rows shared by a thread block cluster: the blocks exchange a few numbers of each row without a barrier over the whole
+// cluster.
 
 #include "kernels/hopper.cuh"
 #include "kernels/launch.h"
@@ -18,7 +18,7 @@ __device__ inline uint32_t cluster_rank() {
   return rank;
 }
 
-/// In two halves: all blocks of the cluster have begun, and their mailboxes with them.
+/// Cluster barrier in two halves. After the wait all blocks of the cluster run and their mailboxes exist.
 __device__ inline void cluster_begun_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ inline void cluster_begun_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 __device__ inline void cluster_barrier() {
@@ -28,21 +28,20 @@ __device__ inline void cluster_barrier() {
           : "memory");
 }
 
-/// A barrier in shared memory. A phase ends when `count` threads of the block have called come() or,
-/// one of them, arm(), and the bytes that it announced have come in from the cluster, in any order;
-/// unlike the cluster's own barrier it orders nothing else: that one waits for every earlier store of
-/// the block to reach the whole device.
+/// An mbarrier in shared memory. A phase ends when `count` threads of the block have called arrive() (one of them arm()
+/// instead) and the bytes announced by arm() have arrived from the cluster, in any order. It orders nothing else; the
+/// cluster's own barrier would wait for every earlier store of the block to be visible at gpu scope.
 class Mailbox {
  public:
   __device__ explicit Mailbox(uint64_t* barrier) : at_(hopper::shared_address(barrier)) {}
-  __device__ void begin(int count) const {
+  __device__ void init(int count) const {
     hopper::barrier_init(at_, static_cast<uint32_t>(count));
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
-  __device__ void come() const { hopper::barrier_arrive(at_); }
+  __device__ void arrive() const { hopper::barrier_arrive(at_); }
   __device__ void arm(uint32_t bytes) const { hopper::barrier_expect(at_, bytes); }
-  /// Leaves a number at `place` of this block's shared memory in the block `rank` of the cluster,
-  /// and tells its mailbox.
+  /// Writes a value to `place`, an address of this block's shared memory, in block `rank` of the cluster, and signals
+  /// that block's mailbox.
   __device__ void send(const float* place, uint32_t rank, float value) const {
     asm volatile(
         "{.reg .u32 there, box; mapa.shared::cluster.u32 there, %0, %2; "
@@ -66,8 +65,8 @@ class Mailbox {
   uint32_t at_;
 };
 
-/// Launches a kernel over rows, each row shared by a cluster of `parts` blocks: one cluster for each row
-/// where `clusters` is null, else a grid that stays, of which it receives the number.
+/// Launches a kernel over rows, each row shared by a cluster of `parts` blocks: one cluster per row if `clusters` is
+/// null; otherwise a persistent grid, whose number of clusters is returned there.
 template <class Kernel, class Arguments>
 cudaError_t launch_clusters(Kernel kernel, const Arguments& arguments, int64_t rows, int parts, int threads,
                             size_t shared, int64_t* clusters, cudaStream_t stream) {

@@ -1,6 +1,6 @@
 #pragma once
-// Device-side pieces that kernels share: wide accesses, conversions of whole packs, reductions in a
-// fixed order.
+// Device functions that kernels share: vector loads and stores, conversions of whole packs, reductions in a fixed
+// order.
 
 #include "kernels/element.h"
 
@@ -8,14 +8,13 @@
 
 namespace trireme::kernels {
 
-/// kWidth neighbouring elements: sixteen bytes, or one element where width or alignment allow no
-/// more.
+/// kWidth adjacent elements: 16 bytes, or one element if width or alignment do not allow more.
 template <class T, int kWidth>
 struct alignas(sizeof(T) * kWidth) Vec {
   T value[kWidth];
 };
 
-/// Read once, not kept in L1.
+/// Load of data that is read once: not cached in L1.
 template <class T, int kWidth>
 __device__ inline Vec<T, kWidth> load_stream(const T* from) {
   if constexpr (sizeof(T) * kWidth == 16) {
@@ -30,7 +29,7 @@ __device__ inline Vec<T, kWidth> load_stream(const T* from) {
   }
 }
 
-/// Read by many blocks and never written by this kernel: kept in L1.
+/// Load of data that many blocks read and this kernel does not write: cached in L1.
 template <class T, int kWidth>
 __device__ inline Vec<T, kWidth> load_shared_read(const T* __restrict__ from) {
   if constexpr (sizeof(T) * kWidth == 16)
@@ -44,10 +43,9 @@ __device__ inline void store(T* to, const Vec<T, kWidth>& vec) {
   *reinterpret_cast<Vec<T, kWidth>*>(to) = vec;
 }
 
-/// Eight or sixteen bytes in one access, as they stand in registers. `once`: nobody is to find them
-/// in L2, they leave it before what is there for reuse. A stream of reads and such stores comes
-/// nearest to the memory's speed (H200: 4.05 TB/s against 3.84), but a tensor that fits into L2
-/// should wait there for the kernel that reads it: see streams().
+/// Stores 8 or 16 bytes in one instruction. `once`: a streaming store (st.global.cs), which L2 evicts first. Loads with
+/// streaming stores come closest to the memory bandwidth (H200: 4.05 TB/s against 3.84), but a tensor that fits into L2
+/// should stay there for the kernel that reads it: see streams().
 template <class V>
 __device__ inline void store_whole(void* to, const V& value, bool once = false) {
   if constexpr (sizeof(V) == 16) {
@@ -68,10 +66,10 @@ __device__ inline void store_whole(void* to, const V& value, bool once = false) 
       asm volatile("st.global.v2.s32 [%0], {%1, %2};" ::"l"(to), "r"(raw.x), "r"(raw.y) : "memory");
   }
 }
-/// Whether an output of so many bytes outgrows L2 anyway (of 50 MB on Hopper).
+/// Whether an output of this many bytes exceeds L2 anyway (50 MB on Hopper).
 __host__ __device__ inline bool streams(int64_t bytes) { return bytes > (int64_t{48} << 20); }
 
-/// A pack as 32-bit registers: 16-bit elements taken one by one would get a register each.
+/// A pack as 32-bit registers; single 16-bit elements would take one register each.
 template <int kCount>
 struct Words {
   uint32_t word[kCount];
@@ -128,8 +126,8 @@ __device__ inline Vec<T, kWidth> from_floats(const float (&in)[kWidth]) {
   }
 }
 
-/// The sums, rounded once: for 16-bit types one instruction for two of them, with the bits that
-/// fp32 addition and one rounding give.
+/// Elementwise sums, rounded once. For 16-bit types one instruction adds two of them, with the same bits as fp32
+/// addition and one rounding.
 template <class T, int kWidth>
 __device__ inline Vec<T, kWidth> add(const Vec<T, kWidth>& a, const Vec<T, kWidth>& b) {
   if constexpr (sizeof(T) == 2 && kWidth % 2 == 0) {
@@ -151,7 +149,7 @@ __device__ inline Vec<T, kWidth> add(const Vec<T, kWidth>& a, const Vec<T, kWidt
   }
 }
 
-/// The products, rounded once; as add().
+/// Elementwise products, rounded once, in the same way as add().
 template <class T, int kWidth>
 __device__ inline Vec<T, kWidth> multiply(const Vec<T, kWidth>& a, const Vec<T, kWidth>& b) {
   if constexpr (sizeof(T) == 2 && kWidth % 2 == 0) {
@@ -173,9 +171,8 @@ __device__ inline Vec<T, kWidth> multiply(const Vec<T, kWidth>& a, const Vec<T, 
   }
 }
 
-/// The same sixteen bytes in four registers. What is computed from the result is computed there:
-/// the compiler neither keeps unpacked copies from before nor holds 16-bit elements in registers of
-/// their own.
+/// The same 16 bytes, forced into four registers. The asm statement keeps the compiler from computing on unpacked
+/// copies made earlier and from giving each 16-bit element a register of its own.
 template <class T, int kWidth>
 __device__ inline Vec<T, kWidth> packed(const Vec<T, kWidth>& vec) {
   static_assert(sizeof(T) * kWidth == 16);
@@ -184,8 +181,8 @@ __device__ inline Vec<T, kWidth> packed(const Vec<T, kWidth>& vec) {
   return __builtin_bit_cast(Vec<T, kWidth>, raw);
 }
 
-/// Packs that wait for a second pass are kept as words: the compiler spreads an array of 16-bit
-/// elements over registers of one element each wherever a branch lies between.
+/// Converts a pack to words. Packs that are kept for a second pass are stored as words, because the compiler spreads an
+/// array of 16-bit elements over one register per element if a branch lies in between.
 template <class T, int kWidth>
 __device__ inline Words<4> as_words(const Vec<T, kWidth>& vec) {
   return __builtin_bit_cast(Words<4>, vec);
@@ -199,7 +196,7 @@ __device__ inline Vec<T, 16 / sizeof(T)> as_pack(const Words<4>& words) {
   return __builtin_bit_cast(Vec<T, 16 / sizeof(T)>, words);
 }
 
-/// kCount elements from a word of a pack on.
+/// kCount elements of a pack, from word `first` on.
 template <class T, int kCount>
 __device__ inline Vec<T, kCount> part_of(const Words<4>& words, int first) {
   Words<kCount* static_cast<int>(sizeof(T)) / 4> part;
@@ -208,9 +205,9 @@ __device__ inline Vec<T, kCount> part_of(const Words<4>& words, int first) {
   return __builtin_bit_cast(Vec<T, kCount>, part);
 }
 
-/// to_floats() for a second look at the same packs, which is to begin from the words again: ptxas,
-/// which packed() does not hold back, keeps what it has once unpacked in twice the registers. Byte
-/// selectors that only run time knows do. `count` is any number that is not negative.
+/// to_floats() for a second pass over the same packs that unpacks them again. ptxas ignores packed() here and would
+/// keep the unpacked values in twice the registers; byte selectors that are known only at run time prevent that.
+/// `count`: any non-negative number.
 class UnpackAgain {
  public:
   __device__ explicit UnpackAgain(int64_t count)
@@ -233,7 +230,7 @@ class UnpackAgain {
   uint32_t low_, high_;
 };
 
-/// 2^x and 1 / x in one instruction each, good to 2^-22 or so; numbers below 2^-126 count as zero.
+/// 2^x and 1 / x in one instruction each, relative error about 2^-22; subnormal numbers count as zero.
 __device__ inline float fast_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -252,9 +249,9 @@ __device__ inline V warp_sum(V v) {
   return v;
 }
 
-/// Sums of kCount values over the `threads` threads of a row: a warp, or all threads of the block.
-/// Every thread gets the same bits. `scratch` holds 32 * kCount floats; two consecutive calls of a
-/// block must not share one.
+/// Sums of kCount values over the `threads` threads of a row, which are a warp or all threads of the block. All threads
+/// get the same bits. `scratch` holds 32 * kCount floats; two consecutive calls of a block must use different scratch
+/// memory.
 template <int kCount>
 __device__ inline void row_sum(float (&v)[kCount], int threads, float* scratch) {
 #pragma unroll
@@ -275,7 +272,7 @@ __device__ inline void row_sum(float (&v)[kCount], int threads, float* scratch) 
   }
 }
 
-/// Sixteen bytes from global to shared memory without passing registers; both 16-byte aligned.
+/// Copies 16 bytes from global to shared memory asynchronously (cp.async); both addresses 16-byte aligned.
 __device__ inline void copy_async16(void* shared, const void* global) {
   asm volatile(
       "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))),

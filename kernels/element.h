@@ -11,8 +11,7 @@ namespace trireme::kernels {
 
 enum class Element { kF32, kF16, kBF16 };
 
-/// Calls f with a value of the element's type: `dispatch(type, [&](auto zero) { using T =
-/// decltype(zero); … })`.
+/// Calls f with a value of the element's type: `dispatch(type, [&](auto zero) { using T = decltype(zero); … })`.
 template <class F>
 cudaError_t dispatch(Element element, const F& f) {
   switch (element) {
@@ -42,7 +41,7 @@ __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
-/// Sixteen bytes of elements, loaded and stored in one access.
+/// 16 bytes of elements, loaded and stored in one instruction.
 template <class T>
 struct alignas(16) Pack {
   static constexpr int kCount = 16 / sizeof(T);
@@ -50,7 +49,7 @@ struct alignas(16) Pack {
 };
 #endif
 
-/// Pointers that 16-byte accesses may touch.
+/// Whether all pointers are 16-byte aligned.
 template <class... P>
 bool aligned16(P... pointers) {
   return ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ...);

@@ -1,6 +1,6 @@
 #pragma once
-// The asynchronous machinery of sm_90: barriers in shared memory, the bulk tensor copy engine, register hand-over
-// between warpgroups.
+// PTX wrappers for sm_90's asynchronous instructions: mbarriers in shared memory, the copy engine for bulk tensors
+// (TMA), and setmaxnreg, which moves registers between warpgroups.
 
 #include "kernels/wgmma.cuh"
 
@@ -12,8 +12,8 @@ namespace trireme::kernels::hopper {
 
 __device__ inline uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
-// A barrier is 8 bytes in shared memory, given by address. Waiting for `parity` returns once the phase of that parity
-// is complete; a fresh barrier counts as having completed a phase of parity 1.
+// A barrier is 8 bytes of shared memory, given by its address. A wait for `parity` returns once the phase with that
+// parity is complete; a new barrier counts as having completed a phase of parity 1.
 __device__ inline void barrier_init(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
@@ -26,8 +26,8 @@ __device__ inline void barrier_arrive(uint32_t barrier) {
 __device__ inline void barrier_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-/// The loop is inside the statement: one that the compiler sees would count as divergent, and products after it would
-/// be serialised.
+/// The loop is inside the asm statement: the compiler would treat a visible loop as divergent and serialise the wgmma
+/// instructions after it.
 __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred p;\n"
@@ -39,7 +39,7 @@ __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
       "r"(parity)
       : "memory");
 }
-/// Whether a wait would return at once.
+/// Whether barrier_wait() would return immediately.
 __device__ inline bool barrier_done(uint32_t barrier, uint32_t parity) {
   uint32_t done;
   asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
@@ -48,7 +48,7 @@ __device__ inline bool barrier_done(uint32_t barrier, uint32_t parity) {
                : "memory");
   return done != 0;
 }
-/// A value that all threads of a warp hold, known as such to the compiler.
+/// A value that is equal in all threads of a warp, made known to the compiler as such.
 __device__ inline int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 
 template <int kCount>
@@ -60,12 +60,12 @@ __device__ inline void registers_take() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 
-/// Ordinary writes to shared memory before this are visible to the copy engine and the tensor cores after it.
+/// Makes earlier ordinary writes to shared memory visible to later reads by the copy engine and the tensor cores.
 __device__ inline void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-/// The same, and for global memory.
+/// The same for shared and global memory.
 __device__ inline void full_proxy_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
-/// One box of a tensor [token][head][element] into shared memory; completes on `barrier`.
+/// Loads one box of a tensor [token][head][element] into shared memory; completes on `barrier`.
 __device__ inline void load_box(uint32_t to, const CUtensorMap* map, int element, int head, int token,
                                 uint32_t barrier) {
   asm volatile(
@@ -74,20 +74,20 @@ __device__ inline void load_box(uint32_t to, const CUtensorMap* map, int element
       "l"(map), "r"(element), "r"(head), "r"(token), "r"(barrier)
       : "memory");
 }
-/// One box out of shared memory. The thread that asks commits it and later waits (`bulk_read`, `bulk_done`).
+/// Stores one box from shared memory. The issuing thread calls store_commit() and later bulk_read() or bulk_done().
 __device__ inline void store_box(const CUtensorMap* map, int element, int head, int token, uint32_t from) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map),
                "r"(element), "r"(head), "r"(token), "r"(from)
                : "memory");
 }
 __device__ inline void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-/// kRows rows of a head, kDim elements each, in columns of 64, one box a column.
+/// Loads kRows rows of a head with kDim elements each as one box per 64 columns.
 template <int kDim, int kRows>
 __device__ inline void load_rows(uint32_t to, const CUtensorMap* map, int head, int token, uint32_t barrier) {
 #pragma unroll
   for (int c = 0; c < kDim / 64; ++c) load_box(to + c * (kRows * 128), map, 64 * c, head, token, barrier);
 }
-/// Contiguous bytes, a multiple of 16.
+/// Loads contiguous bytes, a multiple of 16.
 __device__ inline void load_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                "l"(from), "r"(bytes), "r"(barrier)
@@ -97,8 +97,8 @@ __device__ inline void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/// Four 8 x 8 matrices of 16-bit elements from the fragment layout to rows of 16 bytes; lane l gives the address of row
-/// l % 8 of matrix l / 8.
+/// Stores four 8 x 8 matrices of 16-bit elements from the fragment layout as rows of 16 bytes; lane l passes the
+/// address of row l % 8 of matrix l / 8.
 __device__ inline void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
                "r"(c), "r"(d)
@@ -121,8 +121,8 @@ __device__ inline float2 load_shared_float2(uint32_t address) {
 __device__ inline void store_shared4(uint32_t address, float a, float b, float c, float d) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
-/// Adds fp32 values in shared memory to as many in global memory, by the copy engine; bytes a multiple of 16. One
-/// thread asks and later waits.
+/// Adds fp32 values in shared memory to values in global memory with the copy engine; bytes is a multiple of 16. The
+/// issuing thread later calls bulk_read() or bulk_done().
 __device__ inline void add_bytes(float* to, uint32_t from, uint32_t bytes) {
   asm volatile(
       "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(
@@ -130,18 +130,18 @@ __device__ inline void add_bytes(float* to, uint32_t from, uint32_t bytes) {
       "r"(from), "r"(bytes)
       : "memory");
 }
-/// The same, but stores them.
+/// The same, but stores instead of adding.
 __device__ inline void store_bytes(float* to, uint32_t from, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(to),
                "r"(from), "r"(bytes)
                : "memory");
 }
-/// What this thread asked for, but for the last kPending times, has been read from shared memory.
+/// Waits until the copy engine has read from shared memory all but this thread's last kPending groups of stores.
 template <int kPending>
 __device__ inline void bulk_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
-/// … and has arrived.
+/// Waits until all of this thread's stores by the copy engine are complete.
 __device__ inline void bulk_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 template <class T>
@@ -154,8 +154,8 @@ __device__ inline uint32_t pack2(float low, float high) {
   return word;
 }
 
-/// Four lanes hold one row of a fragment in pairs of columns, word w of lane q = pair q of chunk w; afterwards chunk q
-/// whole. (A 4 x 4 transposition over lanes 4 n … 4 n + 3.)
+/// Transposes 4 x 4 words over lanes 4 n … 4 n + 3. Four lanes hold one row of a fragment as pairs of columns, word w
+/// of lane q being pair q of chunk w; the result in lane q is chunk q.
 __device__ inline uint4 gather_chunk(uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3) {
   const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
   const uint32_t b0 = __shfl_xor_sync(0xffffffffu, odd ? w0 : w1, 1),
@@ -173,13 +173,13 @@ __device__ inline uint4 gather_chunk(uint32_t w0, uint32_t w1, uint32_t w2, uint
   return {w0, w1, w2, w3};
 }
 
-/// Not by assignment, which the compiler breaks into four where registers do not suit.
+/// Inline PTX, because the compiler may split an assignment into four stores.
 __device__ inline void store_global16(void* to, int4 v) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
-/// Rows lane / 4 and + 8 of a warp's 16, times `scale`, to out + row * stride: fragments leave in runs of 16 bytes, 64
-/// of a row side by side. Rows from `count` on are left out.
+/// Stores rows lane / 4 and lane / 4 + 8 of a warp's 16 rows, times `scale`, to out + row * stride, as runs of 16 bytes
+/// of which four are adjacent in a row. Rows from `count` on are not written.
 template <class T, int kCount>
 __device__ inline void store_fragments(const float (&x)[kCount], float scale, T* out, int64_t stride, int count) {
   const int lane = threadIdx.x % 32;

@@ -1,5 +1,5 @@
 #pragma once
-// What launchers ask of the current device. No allocation, no synchronisation.
+// Properties of the current device, and helpers for kernel launches. No allocation, no synchronisation.
 
 #include <cuda_runtime_api.h>
 
@@ -7,7 +7,7 @@
 
 namespace trireme::kernels {
 
-/// Multiprocessors of the current device; 0 when there is none.
+/// Number of multiprocessors of the current device; 0 without a device.
 inline int multiprocessors() {
   int device = 0, count = 0;
   if (cudaGetDevice(&device) != cudaSuccess ||
@@ -18,7 +18,7 @@ inline int multiprocessors() {
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/// grid.y ends at 65,535: longer dimensions are launched in pieces. Calls launch(first, count), which returns
+/// grid.y is at most 65,535, so longer dimensions are launched in pieces. Calls launch(first, count), which returns
 /// cudaError_t, for each piece until one fails.
 template <class F>
 cudaError_t launch_pieces(int64_t total, const F& launch) {
@@ -30,9 +30,9 @@ cudaError_t launch_pieces(int64_t total, const F& launch) {
   return cudaSuccess;
 }
 
-/// A block gets more than 48 KiB of shared memory, static and dynamic together, only when its kernel asks for it. The
-/// permission belongs to the current device: ask before every launch, never once a process. No kernel here has more
-/// than 24 KiB of static shared memory.
+/// Raises a kernel's limit of dynamic shared memory, which is needed if static and dynamic shared memory together
+/// exceed 48 KiB. The attribute belongs to the current device, so it is set before every launch and not once a process.
+/// No kernel here has more than 24 KiB of static shared memory.
 template <class Kernel>
 cudaError_t allow_shared_memory(Kernel kernel, size_t bytes) {
   if (bytes <= 24 * 1024) return cudaSuccess;

@@ -1,5 +1,5 @@
 #pragma once
-// Programmatic launch: a kernel takes its place on the device while the one before it in the stream ends.
+// Programmatic dependent launch: a kernel may start while the kernel before it in the stream is still finishing.
 
 #include <cuda_runtime_api.h>
 
@@ -7,10 +7,11 @@
 
 namespace trireme::kernels {
 
-/// A kernel launched by launch_behind() starts once every block of the one before it has allowed this or ended, on what
-/// those leave free, and awaits all of that one's results before it touches global memory. What ran before the kernel
-/// that allows is complete only if that one awaited it first, or was launched the ordinary way. What allows nothing is
-/// followed as ever.
+/// A kernel launched with launch_behind() starts when every block of the kernel before it has called
+/// allow_next_kernel() or ended, on the resources that are free by then. It must call await_kernel_before() before it
+/// touches global memory; that waits until all results of the kernel before are visible. Earlier kernels in the stream
+/// are complete only if the kernel before called await_kernel_before() itself or was launched the ordinary way. Behind
+/// a kernel that never calls allow_next_kernel() the launch is an ordinary one.
 __device__ inline void allow_next_kernel() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 __device__ inline void await_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 template <class... Parameters, class... Arguments>

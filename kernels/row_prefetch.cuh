@@ -1,22 +1,21 @@
 #pragma once
-// A row in registers while the next one travels to shared memory: each thread copies the packs that
-// it will take itself, so no barrier is needed, and asks for a pack of the next row as soon as it
-// has taken this row's.
+// Keeps a row in registers while the next one is copied to shared memory. Each thread copies the packs that it reads
+// itself, so no barrier is needed, and requests a pack of the next row as soon as it has read that of this row.
 
 #include "kernels/device.cuh"
 #include "kernels/row_geometry.h"
 
 namespace trireme::kernels {
 
-/// Where a thread stands: blockDim = (threads of a row, rows of a block). kWhole: every thread has
-/// all its packs, side by side for its warp, so that one address with constant offsets serves and
-/// nothing is asked of a pack. Otherwise pack p of a thread is pack threadIdx.x + p * blockDim.x.
+/// A thread's position: blockDim = (threads of a row, rows of a block). kWholePacks > 0: every thread has kWholePacks
+/// packs, 32 packs apart, so that one base address with constant offsets serves all of them and no bounds are checked.
+/// Otherwise pack p of a thread is pack threadIdx.x + p * blockDim.x.
 template <int kWholePacks = 0>
 struct RowCursor {
   int64_t rows, row, step;
   int packs;     // of a row
-  int first;     // this thread's
-  int turn = 0;  // of two
+  int first;     // this thread's first pack
+  int turn = 0;  // alternates between 0 and 1
 
   __device__ RowCursor(int64_t num_rows, int packs_of_row)
       : rows(num_rows),
@@ -25,7 +24,7 @@ struct RowCursor {
         packs(packs_of_row),
         first(static_cast<int>(kWholePacks == 0 ? threadIdx.x
                                                 : threadIdx.x / 32 * 32 * kWholePacks + threadIdx.x % 32)) {}
-  /// Before anything else: `parts` neighbouring blocks share a row, this is the one numbered `part`.
+  /// Call before any other use: `parts` adjacent blocks share a row, and this is block `part` of them.
   __device__ void share(int parts, int part) {
     static_assert(kWholePacks != 0);
     row = blockIdx.x / static_cast<unsigned>(parts);
@@ -41,13 +40,12 @@ struct RowCursor {
   }
 };
 
-/// One input, of which a pack is kBytes (8 or 16) long and row r starts at from + r * row_bytes.
-/// kStages (1 or 2) rows are on their way: two where one is too little to keep the memory busy.
+/// One input, with packs of kBytes (8 or 16) bytes, whose row r starts at from + r * row_bytes. kStages (1 or 2) rows
+/// are in flight: two where one does not keep the memory busy.
 template <int kPacks, int kBytes, int kStages>
 class RowPrefetch {
  public:
-  /// Takes bytes_of_thread() of shared memory for each thread of the block; nothing when not
-  /// `used`.
+  /// Takes bytes_of_thread() of shared memory for each thread of the block; nothing if `used` is false.
   __device__ RowPrefetch(char*& shared, const void* from, int64_t row_bytes, bool used = true)
       : from_(static_cast<const char*>(from)), row_bytes_(row_bytes), used_(used) {
     block_threads_ = static_cast<int>(blockDim.x * blockDim.y);
@@ -56,15 +54,15 @@ class RowPrefetch {
   }
   static constexpr int bytes_of_thread() { return kStages * kPacks * kBytes; }
 
-  /// Asks for the cursor's row (ahead = 0) or the one after it.
+  /// Requests the cursor's row (ahead = 0) or the one after it.
   template <class Cursor>
   __device__ void ask(const Cursor& cursor, int ahead) {
     if (!used_) return;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) fetch(slot(ahead, p), p, cursor, cursor.row + ahead * cursor.step);
   }
-  /// This row's pack, once start_row() has returned. Asks for the pack of the row kStages turns ahead,
-  /// which end_row() closes.
+  /// Returns a pack of this row, after start_row(). Requests the same pack of the row kStages turns ahead; end_row()
+  /// commits the requests.
   template <class V, class Cursor>
   __device__ V take(int p, const Cursor& cursor) {
     static_assert(sizeof(V) == kBytes);
@@ -92,7 +90,7 @@ class RowPrefetch {
   bool used_;
 };
 
-/// Before the first row: sets the inputs' copies going.
+/// Call before the first row: requests the first kStages rows of all inputs.
 template <int kStages, class Cursor, class... Input>
 __device__ inline void start_inputs(const Cursor& cursor, Input&... inputs) {
 #pragma unroll
@@ -101,15 +99,15 @@ __device__ inline void start_inputs(const Cursor& cursor, Input&... inputs) {
     copy_async_commit();
   }
 }
-/// Before the first take() of a row, and after the last.
+/// start_row(): call before the first take() of a row. end_row(): call after the last.
 template <int kStages>
 __device__ inline void start_row() {
   copy_async_wait<kStages - 1>();
 }
 __device__ inline void end_row() { copy_async_commit(); }
 
-/// A vector [columns] that every row meets: in registers for 16-bit types, in L1 where it would
-/// take too many of them or registers are wanted for something else.
+/// A vector [columns] that applies to every row: kept in registers for 16-bit types; otherwise, and if kMayKeep is
+/// false, read through L1.
 template <class T, int kPacks, bool kMayKeep = true>
 class RowVector {
  public:
@@ -140,7 +138,7 @@ class RowVector {
   Vec<T, kWidth> kept_[kKept ? kPacks : 1];
 };
 
-/// A row of 16-bit elements as it stands in registers, written out.
+/// Stores a row of 16-bit elements from registers.
 template <class T, int kPacks, class Cursor>
 __device__ inline void store_row(T* to, const Words<4> (&row)[kPacks], const Cursor& cursor, bool once) {
 #pragma unroll
@@ -149,13 +147,13 @@ __device__ inline void store_row(T* to, const Words<4> (&row)[kPacks], const Cur
 }
 
 struct RowLaunch {
-  size_t shared = 0;          // bytes that the kernel needs at least
-  int blocks_per_sm = 32;     // at most
+  size_t shared = 0;          // minimum of the kernel's dynamic shared memory in bytes
+  int blocks_per_sm = 32;     // upper limit
   int64_t* blocks = nullptr;  // receives the number of blocks
 };
 
-/// Launches a kernel over rows on a grid that stays. `bytes_of_thread`: what the kernel's
-/// RowPrefetches take.
+/// Launches a kernel over rows with a persistent grid. `bytes_of_thread`: shared memory per thread of the kernel's
+/// RowPrefetch members.
 template <class Kernel, class Arguments>
 cudaError_t launch_rows(Kernel kernel, const Arguments& arguments, int64_t rows, const RowGeometry& g,
                         int bytes_of_thread, cudaStream_t stream, RowLaunch extra = {}) {

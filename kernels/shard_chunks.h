@@ -1,7 +1,6 @@
 #pragma once
-// How optimizer kernels cut a flat shard into pieces of work: chunks of at most kChunkElements
-// neighbouring elements of one checkpoint tensor. The table lies on the device, built once; one
-// block of threads takes one chunk.
+// How optimizer kernels divide a flat shard: chunks of at most kChunkElements adjacent elements of one checkpoint
+// tensor, one block of threads per chunk. The table is built once and kept in device memory.
 
 #include <cstddef>
 #include <cstdint>
@@ -25,12 +24,12 @@ struct ShardChunk {
 };
 
 struct ShardTable {
-  std::vector<ShardChunk> chunks;      // by tensor, then by place
+  std::vector<ShardChunk> chunks;      // sorted by tensor, then by position
   std::vector<int32_t> tensor_chunks;  // [num_tensors + 1]: first chunk of each tensor
 };
 
-/// Chunks end on multiples of kChunkElements, so that every chunk but the first of a piece starts
-/// aligned. Pieces must not overlap and may come in any order; tensors without a piece have no chunk.
+/// Chunks end at multiples of kChunkElements, so every chunk but the first of a piece starts aligned. Pieces must not
+/// overlap and may be in any order; a tensor without a piece has no chunk.
 inline ShardTable make_shard_table(const std::vector<ShardPiece>& pieces, int num_tensors) {
   std::vector<std::vector<ShardChunk>> of_tensor(static_cast<size_t>(num_tensors));
   for (const ShardPiece& piece : pieces) {

@@ -1,5 +1,5 @@
 #pragma once
-// How a block of threads walks over its chunk of a flat shard.
+// Iteration of a block of threads over its chunk of a flat shard.
 
 #include "kernels/device.cuh"
 #include "kernels/shard_chunks.h"
@@ -13,9 +13,9 @@ __device__ inline void load_group(const T* from, float (&out)[kWidth]) {
   to_floats(*reinterpret_cast<const Vec<T, kWidth>*>(from), out);
 }
 
-/// Calls one(element, width) for every element of the chunk: four neighbours at a time (width a
-/// std::integral_constant 4) when `aligned` says that all arrays start on 16-byte boundaries,
-/// single elements at the ends and otherwise.
+/// Calls one(element, width) for every element of the chunk: for four adjacent elements at a time (width a
+/// std::integral_constant 4) if `aligned` says that all arrays start at 16-byte boundaries, and for single elements at
+/// the ends or otherwise.
 template <class F>
 __device__ inline void for_chunk(const ShardChunk& chunk, bool aligned, const F& one) {
   const int64_t begin = chunk.begin, end = begin + chunk.count;
@@ -24,7 +24,7 @@ __device__ inline void for_chunk(const ShardChunk& chunk, bool aligned, const F&
     return;
   }
   const int64_t inner = (begin + kShardWidth - 1) / kShardWidth * kShardWidth, outer = end / kShardWidth * kShardWidth;
-  if (inner >= outer) {  // shorter than a group, or astride a boundary
+  if (inner >= outer) {  // contains no aligned group of four
     for (int64_t e = begin + threadIdx.x; e < end; e += kShardThreads) one(e, std::integral_constant<int, 1>{});
     return;
   }

@@ -1,5 +1,5 @@
 #pragma once
-// Warpgroup matrix multiply, m64 nN k16, fp32 accumulators in registers (PTX ISA, wgmma.mma_async).
+// Warpgroup matrix multiply-accumulate, m64 nN k16, with fp32 accumulators in registers (PTX ISA, wgmma.mma_async).
 //
 // Accumulator d[4 j + r]: row 16 warp + lane / 4 + 8 (r / 2), column 8 j + 2 (lane % 4) + r % 2. An A operand in
 // registers has the same layout with two neighbouring columns in one register: a[0], a[1] rows +0 and +8 of columns
@@ -12,7 +12,7 @@
 
 namespace trireme::kernels::hopper {
 
-/// Registers written by ordinary instructions before this are visible to the products after it.
+/// Orders earlier ordinary register writes before the wgmma instructions that read those registers.
 __device__ inline void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int kPending>
@@ -32,7 +32,7 @@ __device__ inline void pin(uint32_t (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(d[i])::"memory");
 }
 
-/// Which dimension of an operand in shared memory lies contiguously: that of the sum (K) or the other.
+/// Which dimension of an operand is contiguous in shared memory: that of the sum (K), or the other one.
 enum class Major { kK = 0, kMN = 1 };
 
 #define TRIREME_ACC16(d, i)                                                                                   \
@@ -128,23 +128,23 @@ __device__ inline void mma_rs(float (&d)[kCount], uint32_t a0, uint32_t a1, uint
 #undef TRIREME_RS128
 #undef TRIREME_ACC16
 
-/// Operand tiles in shared memory are columns of 64 elements: rows of 128 bytes in the 128-byte swizzle, at a multiple
-/// of 1,024 bytes. The descriptor (PTX ISA, "matrix descriptor") counts in units of 16 bytes; 1,024 bytes from one
-/// group of eight rows to the next. `column_bytes`: from one column to the next, used where the other dimension than
-/// the sum's is contiguous and wider than 64.
+/// Operand tiles in shared memory are stored as columns of 64 elements: rows of 128 bytes in the 128-byte swizzle, at a
+/// multiple of 1,024 bytes. The descriptor (PTX ISA, "matrix descriptor") counts in units of 16 bytes; one group of
+/// eight rows takes 1,024 bytes. `column_bytes`: distance between columns, used if the dimension other than the sum's
+/// is contiguous and wider than 64.
 struct Operand {
   uint32_t low;
 
-  /// The operand `bytes` further.
+  /// The operand at an address `bytes` further.
   __device__ Operand at(uint32_t bytes) const { return {low + (bytes >> 4)}; }
   __device__ operator uint64_t() const { return uint64_t{low} | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62; }
 };
-/// All threads of a warp give the same address.
+/// All threads of a warp pass the same address.
 __device__ inline Operand operand(uint32_t address, uint32_t column_bytes = 16) {
   return {__shfl_sync(0xffffffffu, ((address & 0x3ffff) >> 4) | (column_bytes >> 4) << 16, 0)};
 }
 
-/// sums = a b^T over kDim columns: rows of tiles of kRowsA and kRowsB rows, both in columns of 64.
+/// sums = a b^T over kDim columns; a and b are rows of tiles with kRowsA and kRowsB rows, both stored as columns of 64.
 template <class T, int kDim, int kRowsA, int kRowsB, int kCount>
 __device__ inline void product_of_rows(float (&sums)[kCount], Operand a, Operand b) {
 #pragma unroll
@@ -153,7 +153,7 @@ __device__ inline void product_of_rows(float (&sums)[kCount], Operand a, Operand
                                     b.at((i / 4) * (kRowsB * 128) + (i % 4) * 32), i != 0);
 }
 
-/// sums (+)= a b with a in registers, b the kRows rows of a tile, kRows * 128 bytes a column.
+/// sums (+)= a b with a in registers and b the kRows rows of a tile, kRows * 128 bytes per column.
 template <class T, int kRows, int kCount>
 __device__ inline void product_with_rows(float (&sums)[kCount], const uint32_t (&a)[kRows / 4], Operand b,
                                          bool accumulate) {

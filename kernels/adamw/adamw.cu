@@ -15,9 +15,9 @@ struct Arguments {
   C* compute;
   const float *multiplier, *skip, *step;
   const ShardChunk* chunks;
-  // From doubles on the host: 1 - 0.999f has only 16 good bits.
+  // Computed from doubles on the host: 1 - 0.999f has only 16 significant bits.
   float lr, rate1, beta2, rate2, log_beta1, log_beta2, eps,
-      keep;  // rate: 1 - beta, keep: 1 - lr * weight_decay
+      keep;  // rate1: 1 - beta1, rate2: 1 - beta2, keep: 1 - lr * weight_decay
   bool aligned;
 };
 

@@ -2,17 +2,16 @@
 // AdamW over a flat shard in one pass (Loshchilov & Hutter 2019, the order of operations of torch.optim.AdamW):
 //
 //   g = gradient * *multiplier
-//   p = p * (1 - lr * weight_decay)                     where the element decays
+//   p = p * (1 - lr * weight_decay)                     if the element has weight decay
 //   m = m + (1 - beta1) (g - m),  v = beta2 v + (1 - beta2) g^2
 //   p = p - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 //   compute = to(element, p)
 //
-// master, exp_avg, exp_avg_sq fp32; gradient fp32 or 16-bit; compute 16-bit, fp32, or null; all
-// indexed alike. Device pointers.
-// multiplier, skip, step: fp32 device scalars. *skip != 0 leaves everything as it is. *step is t,
-// counted by the caller before the call.
-// chunks: num_chunks of kernels/shard_chunks.h on the device; elements outside every chunk are not touched.
-// Any alignment; fast with 16-byte aligned pointers. Deterministic, allocates nothing, synchronises nothing.
+// master, exp_avg, exp_avg_sq: fp32; gradient: fp32 or 16-bit; compute: 16-bit, fp32 or null. All have the same
+// indices. Device pointers. multiplier, skip, step: fp32 device scalars. If *skip != 0 nothing changes. *step is t; the
+// caller increments it before the call. chunks: num_chunks of kernels/shard_chunks.h in device memory; elements outside
+// every chunk are not touched. Any alignment; fast with 16-byte aligned pointers. Deterministic, no allocation, no
+// synchronisation.
 
 #include "kernels/element.h"
 #include "kernels/shard_chunks.h"

@@ -25,7 +25,7 @@ cudaError_t attention_forward(const AttentionForward& a, cudaStream_t stream) {
 }
 
 int64_t attention_backward_workspace(const AttentionBackward& a) {
-  // Log-sum-exp and delta of every padded row; sums of dQ and a turn of every block.
+  // Per padded row: log-sum-exp, delta and the fp32 sums of dQ. Per block of rows: a turn counter.
   const int64_t row = keeps_sums_on_chip(a) ? 2 : 2 + a.shape.d;
   return a.shape.q_heads * a.block_count * (64 * row + 1) * 4;
 }

@@ -1,14 +1,15 @@
 #pragma once
-// Of the backward kernel, the warpgroups that own keys. A block keeps 128 keys and values; query rows and output
-// gradients of every query head that reads them stream by, kRows at a time, so that dK and dV of a key head are
-// finished in registers. Each of the two consumer warpgroups owns 64 keys and computes the transposed scores, so that
-// P^T and dS^T leave the softmax in the layout of a register operand. dS also goes through shared memory for dQ = dS K,
-// of which each warpgroup computes one 64 x d / 2 part, a third one all of it where sums stay on chip: the sums over
-// key tiles are described at Sums, those in global memory lie in the order of the fragments.
+// The consumer warpgroups of the backward kernel. A block keeps 128 keys and values in shared memory and streams the
+// query rows and output gradients of every query head that reads them, kRows at a time, so that dK and dV of a key head
+// are summed in registers. Each of the two consumer warpgroups owns 64 keys and computes the transposed scores, so that
+// P^T and dS^T come out of the softmax in the layout of a register operand. dS also goes through shared memory for dQ =
+// dS K. Each warpgroup computes one 64 x d / 2 part of dQ; where the sums of dQ stay on chip a third warpgroup computes
+// all of it (see enum Sums). Sums in global memory are stored in fragment order.
 //
-// In flight at the same time: the next scores, dK and dQ of the step before, while the exponentials of the next step
-// run; some of dV, while dS is formed. dQ comes a step late or from the third warpgroup, so that neither of the two
-// waits for the other's half of dS, and they may drift apart until one's products run beside the other's arithmetic.
+// Overlap: the products for the next scores, for dK, and for dQ of the previous step run while the next step's
+// exponentials are computed; part of dV runs while dS is computed. dQ is computed one step late, or by the third
+// warpgroup, so that neither consumer warpgroup waits for the other's half of dS. The two warpgroups can then drift
+// apart, and one's products overlap with the other's arithmetic.
 
 #include "kernels/attention/attention_backward_rows.cuh"
 #include "kernels/attention/attention_backward_scores.cuh"
@@ -26,15 +27,15 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     if (lane == 0) barrier_arrive(barrier);
   };
   const int warp_key = 64 * group + 16 * warp;
-  // Where this lane puts rows of dS, [keys][64 query rows] swizzled: key lane % 16 of its warp's, query chunk lane /
-  // 16; the chunk 2 i further is 32 i away by exclusive or.
+  // Where this lane stores rows of dS, [keys][64 query rows] swizzled: key lane % 16 of its warp's keys, query chunk
+  // lane / 16. The address of the chunk 2 i further is this one xor 32 i.
   const auto ds_store = [&] {
     const uint32_t here = C::kFinishes ? lane_again() : lane, key = warp_key + here % 16;
     return shared + C::kDs + key * 128 + (((here / 16) ^ (key % 8)) * 16);
   };
   const auto k_of = [&](uint32_t round) { return shared + C::kK + (round & 1) * C::kKBytes; };
 
-  // Registers are scarce: what a step is about is read from shared memory where it is needed.
+  // To save registers, the description of a step is read from shared memory at each use.
   uint32_t step = 0, round = 0;
   const auto step_info = [&](uint32_t at_step) -> const StepInfo& { return steps[at_step % C::kStepSlots]; };
   const auto tile_info = [&](uint32_t of_round) -> const ItemInfo& { return infos[of_round % C::kInfoSlots]; };
@@ -73,7 +74,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     probabilities<C>(s, rows.lse, lse_of(at_step), p.scale_log2);
   };
 
-  // dQ of a step of the key tile of a round, on its way to global memory.
+  // Starts the product for dQ of a step. The step belongs to the key tile of round `of_round`.
   const auto dq_product = [&](float (&dq)[C::kDqValues], uint32_t of_step, uint32_t of_round) {
     const uint32_t buffer = of_step & 1;
     barrier_wait(barriers.ds_full(buffer), (of_step >> 1) & 1);
@@ -88,7 +89,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
                             dq);
   };
 
-  // Before dS of `step` takes its buffer, whose rows of this warp dK and dV pass.
+  // Runs before dS of `step` is written to its buffer: dK and dV are staged in this warp's rows of that buffer.
   const auto leave_gradients = [&](uint32_t of_round) {
     const uint32_t buffer = step & 1;
     if constexpr (C::kDim == 64) barrier_wait(barriers.ds_empty(buffer), ((step >> 1) & 1) ^ 1);
@@ -96,9 +97,9 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
                        dv);
   };
 
-  // `fresh`: the first step of a key tile, whose predecessor's dK and dV are still in registers. `ends`: on chip,
-  // whether `step` is the last of its tile, asked a step ahead; elsewhere, with no register to spare, in the middle of
-  // the step. At its head nothing hides the way there.
+  // `fresh`: first step of a key tile, with dK and dV of the previous tile still in registers. `ends`: whether `step`
+  // is the last of its tile. With sums on chip it is read one step ahead; otherwise no register is free to keep it, and
+  // it is read in the middle of the step, because at the head of the step nothing would hide its latency.
   bool fresh = true, more = true;
   [[maybe_unused]] bool ends = false;
   const auto ends_tile = [&](uint32_t at_step) -> bool { return uniform(step_info(at_step).last); };
@@ -106,7 +107,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     barrier_wait(barriers.info_full((round + 1) % C::kInfoSlots), ((round + 1) / C::kInfoSlots) & 1);
     return uniform(tile_info(round + 1).head) >= 0;
   };
-  // One query block, from its probabilities in s; leaves those of the next step there, be it of the next key tile.
+  // One query block. Expects its probabilities in s; on return s holds those of the next step, which may belong to the
+  // next key tile.
   const auto advance = [&] {
     const uint32_t stage = step % C::kStages, do_stage = step % C::kDoStages,
                    do_at = shared + C::kDo + do_stage * C::kQBytes;
@@ -117,8 +119,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     [[maybe_unused]] float dq[C::kDqValues];
     uint32_t packed[C::kRows / 4], ds[C::kRows / 4];
     if (!C::kKeysFirst && first && round > 0) {
-      // Nothing is in flight here: the assembler serialises all products if accumulators are read in a branch while
-      // some are.
+      // All products are complete before this branch reads the accumulators: ptxas serialises every wgmma of the kernel
+      // if a branch reads accumulators while products are in flight.
       mma_wait<0>();
       pin(dk);
       pin(dv);
@@ -159,7 +161,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
 
     score_gradients<C>(ds, dp, s, deltas, delta_at, kept);
 
-    // When there is no next block the scores are of no use, but all steps are the same code.
+    // Without a next block the current scores are computed again and not used, so that all steps run the same code.
     const uint32_t next = more ? step + 1 : step;
     if (last && more) {
       ++round;
@@ -171,13 +173,13 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     if (!C::kOnChip && (last || p.group > 1)) draw(next);
     scores(next, k_of(round));
     const auto leave_ds = [&] {
-      // All dQ of two steps before must have read this buffer.
+      // All dQ products of two steps earlier must have read this buffer.
       barrier_wait(barriers.ds_empty(buffer), ((step >> 1) & 1) ^ 1);
       const uint32_t to = ds_store() + buffer * C::kSBytes;
 #pragma unroll
       for (int i = 0; i < C::kRows / 16; ++i)
         store_matrices(to ^ (32 * i), ds[4 * i], ds[4 * i + 1], ds[4 * i + 2], ds[4 * i + 3]);
-      // Who reads it fences: here all would wait for what they stored.
+      // The reader executes the proxy fence: here every warp would wait for its own stores.
       arrive(barriers.ds_full(buffer));
     };
     if constexpr (!C::kOnChip) leave_ds();
@@ -189,7 +191,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     [[maybe_unused]] Rows<C> rows{};
     if constexpr (C::kKeysFirst) {
       key_product();
-      // dV is done: its operand's registers make room for dQ.
+      // dV is complete: the registers of its operand are free for dQ.
       mma_wait<2>();
       barrier_arrive(barriers.do_empty(do_stage));
       dq_product(dq, step - 1, old_round);
@@ -204,7 +206,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
       key_product();
     }
     if constexpr (C::kOnChip) {
-      // Nobody hurries for dS.
+      // The third warpgroup does not need dS immediately.
       leave_ds();
       if (last && uniform(tile_info(round).first == tile_info(round).begin)) draw(next);
     }
@@ -212,7 +214,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
       mma_wait<2>();
       pin(s);
       rows = rows_of(next);
-      // dK is done: early word, for with two stages the next but one block of rows waits for it.
+      // dK is complete. Its stage is released early, because with two stages the load of the block after next waits for
+      // it.
       mma_wait<1>();
       pin(dk);
       barrier_arrive(barriers.q_empty(stage));
@@ -220,14 +223,15 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
       mma_wait<0>();
     } else {
       if constexpr (!C::kOnChip) {
-        // A branch here too: without it statistics are read after the products.
+        // This wait also acts as a branch: without it the compiler moves the loads of the statistics behind the
+        // products.
         wait_for_q(next);
         rows = rows_of(next);
       }
       mma_wait<C::kOnChip ? 1 : 2>();
       pin(s);
       to_probabilities(next, rows);
-      // A branch: the assembler would otherwise move exponentials behind the wait that follows.
+      // This wait also acts as a branch: without it ptxas moves exponentials behind the mma_wait that follows.
       wait_for_q(next);
       if constexpr (!C::kOnChip) mma_wait<1>();
     }
@@ -243,7 +247,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     ++step;
   };
 
-  // The probabilities of the first step of a key tile, where no step before it has left them.
+  // Computes the probabilities of the first step of a key tile if no previous step has computed them.
   const auto enter = [&] {
     wait_for_k();
     wait_for_q(step);
@@ -254,8 +258,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     pin(s);
     to_probabilities(step, rows_of(step));
   };
-  // A key tile whose second half lies behind the sequence: that warpgroup leaves the tensor cores and schedulers to the
-  // others and only says that it has read and written what they wait for. The third does not read its half of dS then.
+  // For a key tile whose second half lies beyond the sequence. The second warpgroup then computes nothing; it only
+  // signals the barriers that other threads wait on. The third warpgroup does not read this half of dS.
   [[maybe_unused]] const auto stand_by = [&] {
     mma_wait<0>();
     pin(dk);
@@ -276,7 +280,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     more = another_tile();
     if (!more) return;
     ++round;
-    // Of dK and dV in registers nothing will be stored: their keys lie behind the sequence.
+    // dK and dV in registers are never stored: their keys lie beyond the sequence.
     fresh = true;
     enter();
   };

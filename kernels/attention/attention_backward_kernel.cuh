@@ -1,5 +1,5 @@
 #pragma once
-// The backward kernel: who does what.
+// The backward kernel: assigns the roles of producer and consumer to warpgroups.
 
 #include "kernels/attention/attention_backward.cuh"
 #include "kernels/attention/attention_backward_produce.cuh"

@@ -1,5 +1,5 @@
 #pragma once
-// Launch of one configuration of the backward kernel with what runs before and after it.
+// Host launch of one configuration of the backward kernel, with the kernels before and after it.
 
 #include "kernels/attention/attention_backward_kernel.cuh"
 #include "kernels/attention/attention_backward_side.h"
@@ -24,8 +24,9 @@ cudaError_t launch(const AttentionBackward& a, cudaStream_t stream) {
   auto* lse2 = static_cast<float*>(a.workspace);
   float *delta = lse2 + s.q_heads * padded, *dq_sums = C::kOnChip ? nullptr : delta + s.q_heads * padded;
   auto* turns = C::kOnChip ? nullptr : reinterpret_cast<int32_t*>(dq_sums + s.q_heads * padded * s.d);
-  // Heads that share keys are met by key tiles in turn, so that one tile can store what the others then add to. Tiles
-  // of a head of its own meet its rows all at once: waiting for the first costs more than zeros.
+  // With shared keys, the key tiles of a head group visit a block of query rows one after the other, so the first one
+  // can store and the others add. Without shared keys, all key tiles visit the rows at the same time: waiting for the
+  // first store costs more than zeroing the sums beforehand.
   const bool zeroed = C::kSums == Sums::kAnyOrder && s.q_heads == s.kv_heads;
   const float keep_scale = 128.0f / static_cast<float>(128 - a.dropout.threshold);
   const SideArguments side{
@@ -63,7 +64,7 @@ cudaError_t launch(const AttentionBackward& a, cudaStream_t stream) {
   p.keep_scale = keep_scale;
   if (const cudaError_t status = allow_shared_memory(kernel<C>, C::kBytes); status != cudaSuccess) return status;
   const auto grid = static_cast<unsigned>(std::min<int64_t>(processors, p.queue.items()));
-  // Beside the last blocks of what runs before: only sums and statistics come from there.
+  // Starts while the last blocks of prepare() still run: the kernel reads only sums and statistics from it.
   if (const cudaError_t status = launch_behind(kernel<C>, grid, C::kThreads, C::kBytes, stream, p);
       status != cudaSuccess)
     return status;
@@ -71,16 +72,16 @@ cudaError_t launch(const AttentionBackward& a, cudaStream_t stream) {
   return done ? cudaSuccess : convert(side, s.d, s.element, stream);
 }
 
-/// One block of query rows in so many of short sequences makes it worth while to treat them otherwise.
+/// The variant for short sequences is used if at least one query block in kBlocksPerShort belongs to one.
 constexpr int64_t kBlocksPerShort = 8;
 
-/// The configuration of a head size and element type that the arguments ask for.
+/// Launches the configuration for this head size and element type that the arguments select.
 template <class T, int kDim>
 cudaError_t pick(const AttentionBackward& a, cudaStream_t stream) {
   const auto by_sums = [&]<bool kCausal, bool kDropout>(std::bool_constant<kCausal>, std::bool_constant<kDropout>) {
     if constexpr (kDim == 64 && !(kCausal && kDropout))
       if (keeps_sums_on_chip(a)) return launch<Config<T, kDim, kCausal, kDropout, Sums::kOnChip>>(a, stream);
-    // With dropout the variant that finishes dQ has no registers left.
+    // With dropout the kFinishes variant would spill registers.
     if constexpr (kCausal && !kDropout)
       if (!a.deterministic && a.short_blocks * kBlocksPerShort >= a.block_count)
         return launch<Config<T, kDim, kCausal, kDropout, Sums::kAnyOrder, true>>(a, stream);

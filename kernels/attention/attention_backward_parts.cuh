@@ -1,5 +1,5 @@
 #pragma once
-// Of the backward kernel: shared memory, parameters, barriers, the order of work, and the matrix products.
+// The backward kernel's configuration, shared memory layout, parameters, barriers, order of work and matrix products.
 
 #include "kernels/attention/attention_dropout.cuh"
 #include "kernels/attention/tile_queue.cuh"
@@ -8,15 +8,15 @@
 
 namespace trireme::kernels::backward {
 
-/// Where dQ, to which every key tile contributes, is summed.
+/// Where dQ, which receives a term from every key tile, is summed.
 enum class Sums {
-  kAnyOrder,  // fp32 in global memory, added by the copy engine
+  kAnyOrder,  // fp32 in global memory, added by the copy engine in varying order
   kKeyOrder,  // the same, key tiles in ascending order: deterministic
-  kOnChip,    // one block takes all key tiles of a sequence and head one after the other; sums wait in shared memory
+  kOnChip,    // one block takes all key tiles of a sequence and head in turn; sums stay in shared memory
 };
 
-/// kFinishes: of short sequences under a causal mask the key tile on the diagonal, which is taken last, adds the
-/// others' sums to its own and stores dQ. That pays where they are not few.
+/// kFinishes: for short causal sequences, the key tile on the diagonal comes last, adds the sums of the other tiles to
+/// its own and stores dQ. This is faster only if such sequences are a large enough share of the batch.
 template <class T_, int kDim_, bool kCausal_, bool kDropout_, Sums kSums_, bool kFinishes_ = false>
 struct Config {
   static constexpr bool kFinishes = kFinishes_;
@@ -30,34 +30,37 @@ struct Config {
   static constexpr bool kCausal = kCausal_, kDropout = kDropout_;
   static constexpr int kKeys = kAttentionBackwardKeys, kRows = 64;
   static constexpr int kStages = kWide ? 2 : 3, kDoStages = kStages;
-  // Warpgroups: a producer, two that own keys, on chip one for dQ.
+  // Warpgroups: one producer, two consumers that own keys, and with sums on chip one for dQ.
   static constexpr int kThreads = kOnChip ? 512 : 384;
   static constexpr int kProducerRegisters = 24, kKeyRegisters = kOnChip ? 200 : 240, kQueryRegisters = 80;
+  // setmaxnreg deadlocks if the warpgroups together ask for more registers than the block owns.
   static_assert(128 * (kProducerRegisters + 2 * kKeyRegisters + (kOnChip ? kQueryRegisters : 0)) <=
                 kThreads * (65536 / kThreads / 8 * 8));
-  // Of the four parts of dV, those that may be in flight while dS is formed: as many as registers allow.
+  // How many of the four parts of dV may be in flight while dS is computed: as many as registers allow.
   static constexpr int kValuesHeld = kWide ? 1 : 4;
-  // And of a lane's pairs of delta, those that are read before dP is waited for.
+  // How many of a lane's pairs of delta are loaded before the wait for dP.
   static constexpr int kDeltasHeld = kWide ? 2 : kRows / 8;
-  // dK before the late dQ: with two stages of Q, the next but one must be asked for early. Else dQ first, and dK into
-  // the next step.
+  // Order of dK and the late dQ. With two stages of Q, dK comes first, so that its stage is released early. With more
+  // stages dQ comes first and dK runs into the next step.
   static constexpr bool kKeysFirst = kStages == 2;
-  // Values of dQ that a thread holds: of a 64 x d / 2 part, on chip of all.
+  // Values of dQ per thread: of a 64 x d / 2 part, with sums on chip of 64 x d.
   static constexpr int kDqValues = kOnChip ? kDim / 2 : kDim / 4;
-  // More than slots of keys: a tile's dK and dV leave while the next one is under way. By the time a slot is written
-  // again all have moved on.
+  // More slots than for keys, because dK and dV of a tile are stored while the next tile is computed. By the time a
+  // slot is overwritten no thread reads it any more.
   static constexpr int kInfoSlots = 4;
-  // Where dQ, which leaves a step late, asks what it is of: by then Q of three steps further may have been asked for.
+  // dQ of a step is stored one step late and reads the step's description then. By that time Q of three further steps
+  // may have been requested.
   static constexpr int kStepSlots = kFinishes ? 4 : kStages;
-  // Of turns, on their way to the thread that relays them.
+  // Turns that are posted and not yet relayed.
   static constexpr int kRelaySlots = 4;
-  // So many steps before the end of its work a block asks for more.
+  // A block requests its next work item this many steps before the end of the current one.
   static constexpr int kEnding = 4;
   static constexpr uint32_t kKBytes = kKeys * kDim * 2, kQBytes = kRows * kDim * 2, kSBytes = kKeys * kRows * 2,
                             kStatBytes = kRows * 4;
-  // On the way out half of each warpgroup; on chip 24 bits a value of all rows.
+  // Half of the sums of each warpgroup on their way to global memory; with sums on chip 24 bits a value for all rows.
   static constexpr uint32_t kSumBytes = kOnChip ? kAttentionWholeSequence * kDim * 3 : kRows * kDim * 4;
-  // Shared memory, in bytes from a multiple of 1,024. Keys have two slots: those of the next tile arrive early.
+  // Shared memory layout, byte offsets from a multiple of 1,024. Two slots of keys, so that those of the next tile can
+  // be loaded early.
   static constexpr uint32_t kK = 0, kV = 2 * kKBytes, kQ = kV + kKBytes, kDo = kQ + kStages * kQBytes,
                             kDs = kDo + kDoStages * kQBytes, kDq = kDs + 2 * kSBytes, kLse = kDq + kSumBytes,
                             kDelta = kLse + kStages * kStatBytes, kBarriers = kDelta + kDoStages * kStatBytes,
@@ -69,39 +72,41 @@ struct Config {
 
 struct Parameters {
   CUtensorMap q, k, v, d_o;
-  SectionQueue queue;  // heads: of keys
-  const float* lse2;   // [q_heads][padded rows], times log2 e; infinite beyond a sequence
-  const float* delta;  // the same, divided by keep_scale; zero beyond
-  float* dq_sums;      // [q_heads][padded blocks of 64][2][64 x d / 2 in fragment order]; not on chip
-  int32_t* turns;  // [q_heads][padded blocks of kRows]; not on chip. What produce_sums knows of their sums; zero: there
-                   // are none yet
-  bool zeroed;     // the sums: in any order all key tiles may add
-  void *dq, *dk, *dv;  // dq: on chip, and of short sequences
+  SectionQueue queue;  // its `heads` are key heads
+  const float* lse2;   // [q_heads][padded rows], log-sum-exp times log2 e; infinity beyond a sequence
+  const float* delta;  // [q_heads][padded rows], delta / keep_scale; zero beyond a sequence
+  float* dq_sums;      // [q_heads][padded blocks of 64][2][64 x d / 2 in fragment order]; null with sums on chip
+  // [q_heads][padded blocks of kRows]: turn counters of the sums, see turn_now(); zero: no sums yet. Null with sums on
+  // chip.
+  int32_t* turns;
+  bool zeroed;         // whether dq_sums are zero at the start, so that with kAnyOrder every key tile may add
+  void *dq, *dk, *dv;  // dq: written with sums on chip and for short sequences
   int64_t dq_token, dq_head, dk_token, dk_head, dv_token, dv_head, padded_rows;
-  int row_blocks;  // padded_rows / kRows, which would take registers where they are scarce
+  int row_blocks;  // padded_rows / kRows, precomputed to save registers
   int group;
-  float scale, scale_log2;  // of dq and dk: with keep_scale, which dS leaves out; of the scores, times log2 e
+  // scale: of dq and dk, includes keep_scale, which dS does not; scale_log2: of the scores, times log2 e
+  float scale, scale_log2;
   const int64_t* sample_ids;
   uint32_t t0, t1, keep_bias;
   float keep_scale;
 };
 
-/// What the producer tells about a key tile; head -1: no more. Query blocks first_block … blocks - 1 of each head of
-/// the group. In the last `finishes` steps it finishes dQ.
+/// Description of a key tile, written by the producer; head -1: no more work. Covers query blocks first_block … blocks
+/// - 1 of each head of the group. In the last `finishes` steps the tile stores dQ itself.
 struct alignas(16) ItemInfo {
   int32_t first, begin, end, padded, head, first_block, blocks, sequence, down, rotation, last_of_item, finishes;
 };
 
-/// What it tells the consumers with a stage of Q.
+/// Description of a step, written by the producer together with a stage of Q.
 struct alignas(16) StepInfo {
-  int32_t block, head, last;  // last: of its key tile
-  int32_t finishes;           // head << 16 | block of a step that finishes dQ; else -1
+  int32_t block, head, last;  // last: whether it is the last step of its key tile
+  int32_t finishes;           // head << 16 | block if this step stores dQ itself; otherwise -1
 };
 
-/// The order in which a key tile meets query blocks: heads of the group turn about inside a block, blocks run up or
-/// down.
+/// The order in which a key tile visits query blocks: all heads of the group for one block, then the next block,
+/// ascending or descending.
 struct Walk {
-  int block, head, left;  // left: steps from this one on
+  int block, head, left;  // left: steps including this one
   int start, above, stride;
 
   __device__ static Walk of(const ItemInfo& info, int group) {
@@ -118,7 +123,7 @@ struct Walk {
     if (++head == above) head -= group;
     if (head == start) block += stride;
   }
-  /// The same of a walk along `info`, where registers are scarce.
+  /// The same, rereading `info` instead of keeping its values in registers.
   __device__ void next(int group, const volatile ItemInfo& info) {
     --left;
     if (++head == (info.head + 1) * group) head -= group;
@@ -129,21 +134,22 @@ struct Walk {
 template <class C>
 struct Barriers {
   uint32_t base;
-  // Every thread that has read a stage's statistics says so: racecheck follows no other threads, and it takes no longer
-  // than one of a warp.
+  // Every thread that has read a stage's statistics arrives: racecheck tracks only the threads that arrive themselves,
+  // and this is as fast as one arrival per warp.
   static constexpr uint32_t kReaders = 256;
-  // That form dQ.
+  // Warps that compute dQ.
   static constexpr uint32_t kQueryWarps = C::kOnChip ? 4 : 8;
   __device__ uint32_t k_full(uint32_t s) const { return base + 8 * s; }
   __device__ uint32_t k_empty(uint32_t s) const { return base + 8 * (2 + s); }
   __device__ uint32_t v_full() const { return base + 8 * 4; }
   __device__ uint32_t v_empty() const { return base + 8 * 5; }
-  // Both warpgroups' halves of dS; the products with it.
+  // ds_full: both warpgroups have written their half of dS. ds_empty: the products have read it.
   __device__ uint32_t ds_full(uint32_t s) const { return base + 8 * (6 + s); }
   __device__ uint32_t ds_empty(uint32_t s) const { return base + 8 * (8 + s); }
-  // This item's last steps have begun.
+  // The last kEnding steps of this work item have begun.
   __device__ uint32_t ending() const { return base + 8 * 10; }
-  // A warpgroup's part of dQ on the way out; to a tile that finishes, what others have left on the way in.
+  // sums_full: a warpgroup's part of dQ is in shared memory. sums_empty: that memory is free, or in steps that store dQ
+  // holds the other tiles' sums.
   __device__ uint32_t sums_full(uint32_t group) const { return base + 8 * (11 + group); }
   __device__ uint32_t sums_empty(uint32_t group) const { return base + 8 * (13 + group); }
   __device__ uint32_t q_full(uint32_t s) const { return base + 8 * (15 + s); }
@@ -152,7 +158,7 @@ struct Barriers {
   __device__ uint32_t do_empty(uint32_t s) const { return base + 8 * (15 + 2 * C::kStages + C::kDoStages + s); }
   __device__ uint32_t info_full(uint32_t s) const { return base + 8 * (15 + 2 * C::kStages + 2 * C::kDoStages + s); }
 
-  // Turns to be relayed.
+  // Slots of turns to be relayed.
   __device__ uint32_t relay_full(uint32_t s) const { return info_full(C::kInfoSlots + s); }
   __device__ uint32_t relay_empty(uint32_t s) const { return relay_full(C::kRelaySlots + s); }
 
@@ -160,7 +166,7 @@ struct Barriers {
     using hopper::barrier_init;
     for (uint32_t s = 0; s < 2; ++s) {
       barrier_init(k_full(s), 1);
-      // On chip the products with dS are the last that read keys.
+      // With sums on chip the dQ products are the last readers of keys.
       barrier_init(k_empty(s), kQueryWarps);
       barrier_init(ds_full(s), 8);
       barrier_init(ds_empty(s), kQueryWarps);
@@ -184,14 +190,14 @@ struct Barriers {
   }
 };
 
-/// The transpose of Q K^T, or of dO V^T: 64 keys by kRows query rows.
+/// The transpose of Q K^T or of dO V^T: 64 keys by kRows query rows.
 template <class C>
 __device__ inline void transposed_product(float (&s)[C::kRows / 2], uint32_t keys, uint32_t rows) {
   hopper::product_of_rows<typename C::T, C::kDim, C::kKeys, C::kRows>(s, hopper::operand(keys), hopper::operand(rows));
 }
 
-/// sum (+)= x^T y with x^T in registers and y the kRows rows at an address; 16 rows at a time, and `before` when kHeld
-/// such are left.
+/// sum (+)= x^T y with x^T in registers and y kRows rows in shared memory, 16 rows a product. Calls `before` when kHeld
+/// products are left.
 template <class C, int kHeld = 0, class F = void (*)()>
 __device__ inline void add_product(
     float (&sum)[C::kDim / 2], const uint32_t (&x)[C::kRows / 4], uint32_t y, bool accumulate, F before = [] {}) {
@@ -205,14 +211,14 @@ __device__ inline void add_product(
   }
 }
 
-/// Whether the second warpgroup's half of the key tile from `first` on has keys of the sequence that ends at `end`.
+/// Whether the second half of the key tile that starts at `first` has keys of the sequence that ends at `end`.
 template <class C>
 __device__ inline bool second_half(int first, int end) {
   return first + C::kKeys / 2 < end;
 }
 
-/// dq = 64 rows of dS times d / 2 columns of K, on chip all; both lie with the summed dimension (keys) as rows, the
-/// first kKeys of the tile count.
+/// dq = 64 rows of dS times d / 2 columns of K (with sums on chip all d columns). In both operands the rows are the
+/// summed dimension, the keys; only the first kKeys of them are used.
 template <class C, int kKeys = C::kKeys>
 __device__ inline void query_gradient(float (&dq)[C::kDqValues], uint32_t ds, uint32_t k) {
   using namespace hopper;

@@ -1,6 +1,6 @@
 #pragma once
-// What the producer warpgroup of the backward kernel does: four threads, each of which alone fits the few registers
-// that the consumers leave.
+// The producer warpgroup of the backward kernel. Four of its threads each run one of these functions; one thread a
+// function keeps the register use below the producer's limit.
 
 #include "kernels/attention/attention_backward_parts.cuh"
 #include "kernels/attention/attention_backward_turns.cuh"
@@ -8,7 +8,7 @@
 
 namespace trireme::kernels::backward {
 
-/// Hands out work; keys and values; relays turns.
+/// Thread that hands out work, loads keys and values, and relays turns.
 template <class C>
 __device__ inline void produce_keys(const Parameters& p, uint32_t shared, ItemInfo* infos,
                                     const Barriers<C>& barriers) {
@@ -21,16 +21,16 @@ __device__ inline void produce_keys(const Parameters& p, uint32_t shared, ItemIn
     const bool down = p.queue.decode(item, tile_index, head) && C::kCausal;
     const AttentionTile tile = p.queue.tiles[tile_index];
     const bool is_short = tile.list == AttentionTile::kShortSequences;
-    // Tiles of a short sequence start together, all at its end, and finish its rows in turn: they take heads in the
-    // same order.
+    // The tiles of a short sequence start together at its end and store its rows in turn, so all of them visit the
+    // heads in the same order.
     const int group_rotation = is_short ? 0 : (tile.first - tile.begin) / C::kKeys % p.group;
     const int last = C::kOnChip ? tile.end : tile.first + 1;
 #pragma unroll 1
     for (int first = tile.first; first < last; first += C::kKeys, ++round) {
       const uint32_t slot = round & 1, info = round % C::kInfoSlots;
       const int first_block = C::kCausal ? (first - tile.begin) / C::kRows : 0;
-      // At least two steps: the first one ends the tile before, whose slot the last one may wait to see filled again.
-      // (Rows beyond a sequence add nothing; the layout of statistics and sums has them.)
+      // At least two steps: the first step stores dK and dV of the previous tile, and the last step may wait for that
+      // tile's slot to be refilled. Rows beyond a sequence contribute zero; statistics and sums have padding for them.
       const int blocks = max((tile.end - tile.begin + C::kRows - 1) / C::kRows, first_block + (p.group == 1 ? 2 : 1));
       infos[info] = {first,
                      tile.begin,
@@ -52,7 +52,7 @@ __device__ inline void produce_keys(const Parameters& p, uint32_t shared, ItemIn
       barrier_expect(barriers.v_full(), C::kKBytes);
       load_rows<C::kDim, C::kKeys>(shared + C::kV, &p.v, head, first, barriers.v_full());
     }
-    // Late: the next item is for who is done first.
+    // Requested late, so that the next item goes to the block that finishes first.
     turns.wait(barriers.ending(), items++ & 1);
     item = p.queue.next();
   }
@@ -63,7 +63,7 @@ __device__ inline void produce_keys(const Parameters& p, uint32_t shared, ItemIn
     while (turns.relay()) __nanosleep(64);
 }
 
-/// Query rows with their log-sum-exp, or output gradients with their delta.
+/// Thread that loads query rows with their log-sum-exp, or (kGradients) output gradients with their delta.
 template <class C, bool kGradients>
 __device__ inline void produce_rows(const Parameters& p, uint32_t shared, const ItemInfo* infos, StepInfo* steps,
                                     const Barriers<C>& barriers) {
@@ -101,24 +101,24 @@ __device__ inline void produce_rows(const Parameters& p, uint32_t shared, const 
   }
 }
 
-/// Brings what the consumers leave of dQ in shared memory to the sums in global memory: the first key tile of a block
-/// of rows stores, the others add. What others have left goes the other way where this tile finishes dQ.
+/// Thread that moves dQ from shared memory to the sums in global memory: the first key tile of a block of rows stores,
+/// the others add. In steps that store dQ it loads the other tiles' sums into shared memory instead.
 template <class C>
 __device__ inline void produce_sums(const Parameters& p, uint32_t shared, const ItemInfo* infos,
                                     const Barriers<C>& barriers) {
   using namespace hopper;
-  constexpr int kPart = C::kRows * C::kDim / 2;                  // of a warpgroup
-  constexpr int32_t kClaimed = 1 << 16, kStored = kClaimed + 1;  // in any order
-  // Bit 0: of the number of the step among those that use the shared memory; bit 1: the consumers have got it for this
-  // one already; bit 2: they may still be about the step before. Then the lowest bits of the number of posts, above
-  // them rounds: registers are scarce.
+  constexpr int kPart = C::kRows * C::kDim / 2;                  // values of one warpgroup
+  constexpr int32_t kClaimed = 1 << 16, kStored = kClaimed + 1;  // values of a turn with kAnyOrder
+  // Several counters in one register. Bit 0: parity of the number of steps that used the shared memory. Bit 1
+  // (kHanded): the consumers already own that memory for this step. Bit 2 (kBusy): they may still use it for the
+  // previous step. Next the low bits of the number of posts, above them the round.
   uint32_t state = 0;
   constexpr uint32_t kOdd = 1, kHanded = 2, kBusy = 4, kPost = 8, kPosts = (2 * C::kRelaySlots - 1) * kPost,
                      kRound = kPosts + kPost;
   const auto round = [&] { return state / kRound; };
   TurnRelay<C> turns{p, shared, barriers};
   await_kernel_before();
-  // Behind zeros, which the kernel before has written by ordinary stores.
+  // Orders the zeros, which the previous kernel wrote with ordinary stores, before the copy engine's additions.
   full_proxy_fence();
 #pragma unroll 1
   for (;; state += kRound) {
@@ -126,19 +126,19 @@ __device__ inline void produce_sums(const Parameters& p, uint32_t shared, const 
     const ItemInfo& info = infos[round() % C::kInfoSlots];
     if (info.head < 0) break;
     Walk walk = Walk::of(info, p.group);
-    // Read where they are needed: registers.
+    // Reread at each use to save registers.
     const volatile ItemInfo& again = info;
     const auto finishing = [&] { return C::kFinishes ? again.finishes : 0; };
 #pragma unroll 1
     for (; walk.left > 0; walk.next(p.group, again)) {
       const int at = walk.head * p.row_blocks + again.padded / C::kRows + walk.block;
       int32_t* const turn = p.turns + at;
-      // Rows beyond the sequence: of the second of two steps at least.
+      // Whether the block lies beyond the sequence, as the second of the minimum of two steps can.
       const bool beyond = walk.block * C::kRows >= info.end - info.begin, finishes = walk.left <= finishing();
       if constexpr (C::kFinishes) {
         const bool brings = finishes && !beyond && info.first > info.begin;
         if (brings) {
-          // Those tiles have smaller item numbers (see SectionQueue). Asked while the step before is under way.
+          // Waits only for tiles with smaller item numbers (see SectionQueue), and while the previous step is computed.
           wait_for_turn(turn, (p.zeroed ? 0 : kClaimed) + (info.first - info.begin) / C::kKeys);
           full_proxy_fence();
         }
@@ -169,12 +169,12 @@ __device__ inline void produce_sums(const Parameters& p, uint32_t shared, const 
       }
       bool store = false;
       if constexpr (C::kSums == Sums::kKeyOrder) {
-        // Only for tiles with smaller item numbers (see SectionQueue).
+        // Waits only for tiles with smaller item numbers (see SectionQueue).
         const int tile = (info.first - info.begin) / C::kKeys;
         wait_for_turn(turn, tile);
         store = tile == 0;
       } else if (!p.zeroed && turn_now(turn) < kStored) {
-        // Not before there is something to store: others wait for it.
+        // Claims to be first only once its values are there, because other blocks then wait for the store.
         barrier_wait(barriers.sums_full(0), state & kOdd);
         barrier_wait(barriers.sums_full(1), state & kOdd);
         store = atomicMax(turn, kClaimed) == 0;
@@ -183,7 +183,7 @@ __device__ inline void produce_sums(const Parameters& p, uint32_t shared, const 
 #pragma unroll
       for (uint32_t g = 0; g < 2; ++g) {
         barrier_wait(barriers.sums_full(g), state & kOdd);
-        // For the consumers, whose products would wait for it.
+        // Done here for the consumers, whose products would wait for the fence.
         proxy_fence();
         float* const to = p.dq_sums + int64_t{at} * (2 * kPart) + g * kPart;
         if (store) {
@@ -192,7 +192,7 @@ __device__ inline void produce_sums(const Parameters& p, uint32_t shared, const 
           add_bytes(to, shared + C::kDq + g * (kPart * 4), kPart * 4);
         }
       }
-      // Not if others' sums are next, or might be.
+      // Not if the next step loads other tiles' sums into this memory, or may do so.
       if (!C::kFinishes || walk.left > finishing() + 1) state |= kHanded;
       bulk_read<1>();
       if (state & kHanded) barrier_arrive(barriers.sums_empty(0));
@@ -207,7 +207,7 @@ __device__ inline void produce_sums(const Parameters& p, uint32_t shared, const 
     }
   }
   turns.post(state / kPost, -1);
-  // Shared memory stays until what was asked for has left it.
+  // Shared memory must stay valid until the copy engine has read it.
   bulk_done();
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// What the third consumer warpgroup of the backward kernel does where sums of dQ stay on chip: dQ = dS K of every step,
-// at its own pace, so that the warpgroups that own keys never wait for products of their neighbour's half of dS.
+// The third consumer warpgroup of the backward kernel, used where the sums of dQ stay on chip. It computes dQ = dS K of
+// every step, so that the warpgroups that own keys never wait for the other one's half of dS.
 
 #include "kernels/attention/attention_backward_parts.cuh"
 #include "kernels/attention/attention_backward_rows.cuh"
@@ -35,7 +35,7 @@ __device__ inline void sum_query_gradients(const Parameters& p, uint32_t shared,
       const uint32_t buffer = step & 1, sums = shared + C::kDq + (row / 16 + warp) * kWarpSums;
       float dq[C::kDqValues];
       barrier_wait(barriers.ds_full(buffer), (step >> 1) & 1);
-      // For the other warpgroups, whose writes the barrier has made known to this one.
+      // Fences the other warpgroups' writes, which the barrier has made visible to this one.
       proxy_fence();
       mma_fence();
       if (whole) {
@@ -51,7 +51,7 @@ __device__ inline void sum_query_gradients(const Parameters& p, uint32_t shared,
         if (i == steps - 1) barrier_arrive(barriers.k_empty(round & 1));
       }
       if (adds) add_kept_sums(sums, dq);
-      // The last key tile under the mask of these rows.
+      // The last key tile that the mask lets these rows see.
       if (first + C::kKeys >= (C::kCausal ? min(end, begin + row + C::kRows) : end)) {
         const int64_t token = begin + row + 16 * warp;
         store_rows(dq, p.scale, sums, static_cast<T*>(p.dq) + head * p.dq_head + token * p.dq_token, p.dq_token,

@@ -1,13 +1,13 @@
 #pragma once
-// Rows of gradients on their way out of the backward kernel's registers.
+// Stores dQ, dK and dV from the backward kernel's registers.
 
 #include "kernels/attention/attention_backward_parts.cuh"
 #include "kernels/attention/attention_backward_sums.cuh"
 
 namespace trireme::kernels::backward {
 
-/// 16 rows of a warp, times `scale`, to out + row * stride by way of 16 rows of shared memory of its own at `by`: they
-/// leave whole. Rows from `count` on are left out.
+/// Stores 16 rows of a warp, times `scale`, to out + row * stride. They are transposed through 16 rows of the warp's
+/// own shared memory at `by`, so that each row is written as a whole. Rows from `count` on are not written.
 template <class T, int kCount>
 __device__ inline void store_rows(const float (&x)[kCount], float scale, uint32_t by, T* out, int64_t stride,
                                   int count) {
@@ -15,7 +15,7 @@ __device__ inline void store_rows(const float (&x)[kCount], float scale, uint32_
   constexpr uint32_t kBytes = kCount * 4, kChunks = kBytes / 16, kRowsAtOnce = 32 / kChunks;
   static_assert(kChunks == 8 || kChunks == 4);
   const uint32_t lane = threadIdx.x % 32;
-  // Eight rows of a chunk lie in different banks.
+  // The same chunk of eight rows maps to different banks.
   const auto at = [&](uint32_t row, uint32_t chunk) {
     return by + row * kBytes + ((chunk ^ (kChunks == 8 ? row : row / 2)) % kChunks) * 16;
   };
@@ -40,9 +40,9 @@ __device__ inline void store_rows(const float (&x)[kCount], float scale, uint32_
     if (static_cast<int>(kRowsAtOnce * i + lane / kChunks) < count) store_global16(to, v[i]);
 }
 
-/// A warp's part of dQ of a step, whose sums are in global memory: to shared memory, from where a thread of the
-/// producer adds it to them; or, where this key tile is the rows' last, with the sums that the thread has brought to dQ
-/// itself.
+/// A warp's part of dQ of a step where the sums are in global memory. Normally it goes to shared memory, from where a
+/// producer thread adds it to the sums. In a step that stores dQ (the rows' last key tile) it is added to the sums that
+/// the producer has loaded and written to dq.
 template <class C>
 __device__ inline void leave_query_gradient(const Parameters& p, uint32_t shared, const Barriers<C>& barriers,
                                             const ItemInfo& info, const StepInfo& about, uint32_t step, int group,
@@ -75,7 +75,7 @@ __device__ inline void leave_query_gradient(const Parameters& p, uint32_t shared
   }
 }
 
-/// dK and dV of one warp's 16 keys; `by` as for store_rows, where heads of 64 use it.
+/// Stores dK and dV of one warp's 16 keys; `by` as in store_rows(), used for heads of 64 only.
 template <class C>
 __device__ inline void store_gradients(const Parameters& p, const ItemInfo& info, int warp_key,
                                        [[maybe_unused]] uint32_t by, const float (&dk)[C::kDim / 2],
@@ -93,7 +93,7 @@ __device__ inline void store_gradients(const Parameters& p, const ItemInfo& info
     store_rows(dv, dv_scale, by, to_dv, p.dv_token, count);
   } else {
     hopper::store_fragments(dk, p.scale, to_dk, p.dk_token, count);
-    // Else the assembler begins with dV before it is done with dK, and registers do not suffice.
+    // Keeps ptxas from starting dV before dK is stored, which would exceed the registers.
     __syncwarp();
     hopper::store_fragments(dv, dv_scale, to_dv, p.dv_token, count);
   }

@@ -1,7 +1,7 @@
 #pragma once
-// Of the backward kernel, what becomes of a warp's transposed scores in registers: masks, probabilities from them and
-// from the rows' statistics, dropout, dS. A thread holds the scores of keys `key` and + 8 (in fours: two rows of each)
-// in rows `row` + 8 j and the one behind, where key and row are those of its lane.
+// The backward kernel's arithmetic on a warp's transposed scores in registers: masks, probabilities from the rows'
+// log-sum-exp, dropout, dS. A thread holds the scores of keys `key` and `key` + 8 for query rows `row` + 8 j and `row`
+// + 8 j + 1, where key and row depend on its lane; s[4 j + e] has e = 0, 1 for the first key and 2, 3 for the second.
 
 #include "kernels/attention/attention_backward_parts.cuh"
 
@@ -9,23 +9,23 @@
 
 namespace trireme::kernels::backward {
 
-/// What the scores of a step meet: their rows' statistics, and whether some are masked.
+/// The query rows of a step: their log-sum-exp, position, and whether a mask applies.
 template <class C>
 struct Rows {
-  float2 lse[C::kRows / 8];  // registers permitting; else read where it is needed
+  float2 lse[C::kRows / 8];  // loaded here if registers allow; otherwise read from shared memory at each use
   int first, length, first_row;
   bool masked;
 };
 
-/// Statistics of a lane's rows, which begin at `from` in shared memory.
+/// Loads the statistics of a lane's rows from shared memory at `from`.
 template <int kCount>
 __device__ inline void load_statistics(float2 (&x)[kCount], uint32_t from) {
 #pragma unroll
   for (int j = 0; j < kCount; ++j) x[j] = hopper::load_shared_float2(from + 32 * j);
 }
 
-/// -inf where a key is masked for a query row: rows before the key when causal, all rows when it lies behind the
-/// sequence.
+/// Sets masked scores to -inf: with a causal mask the query rows before the key; for a key beyond the sequence all
+/// rows.
 template <class C>
 __device__ inline void mask_scores(float (&s)[C::kRows / 2], int key, int row, int length) {
   const bool here0 = key < length, here1 = key + 8 < length;
@@ -38,7 +38,8 @@ __device__ inline void mask_scores(float (&s)[C::kRows / 2], int key, int row, i
   }
 }
 
-/// From masked scores to probabilities; the rows' log-sum-exp from registers or, as for load_statistics, from `lse_at`.
+/// Masked scores to probabilities. The rows' log-sum-exp are in `lses` or, for heads of 128, in shared memory at
+/// `lse_at`.
 template <class C>
 __device__ inline void probabilities(float (&s)[C::kRows / 2], [[maybe_unused]] const float2 (&lses)[C::kRows / 8],
                                      [[maybe_unused]] uint32_t lse_at, float scale_log2) {
@@ -54,7 +55,8 @@ __device__ inline void probabilities(float (&s)[C::kRows / 2], [[maybe_unused]] 
   pin(s);
 }
 
-/// Dropout's decisions on the probabilities of a step: of query rows 16 i + 2 (lane % 4), and of the one behind.
+/// Dropout decisions for the probabilities of a step: `even` for query rows 16 i + 2 (lane % 4), `odd` for the next
+/// row.
 template <class C>
 struct Kept {
   uint32_t even[C::kRows / 16], odd[C::kRows / 16];
@@ -63,14 +65,14 @@ struct Kept {
     const uint32_t word = draws.word(row, column);
 #pragma unroll
     for (int i = 0; i < C::kRows / 16; ++i) {
-      // Bits that `row` has not got.
+      // 16 i has no bit in common with `row`, so their words combine by xor.
       even[i] = draws.kept(word ^ AttentionDraws::row_bits(16 * i), bias);
       odd[i] = draws.kept(word ^ AttentionDraws::row_bits(16 * i + 1), bias);
     }
   }
 };
 
-/// P, an operand of dV = P^T dO.
+/// Packs P to the element type, with dropout applied, as an operand of dV = P^T dO.
 template <class C>
 __device__ inline void pack_probabilities(uint32_t (&packed)[C::kRows / 4], const float (&s)[C::kRows / 2],
                                           [[maybe_unused]] const Kept<C>& kept) {
@@ -80,7 +82,7 @@ __device__ inline void pack_probabilities(uint32_t (&packed)[C::kRows / 4], cons
     for (int e = 0; e < 4; ++e)
       packed[4 * i + e] = hopper::pack2<typename C::T>(s[8 * i + 2 * e], s[8 * i + 2 * e + 1]);
     if constexpr (C::kDropout) {
-      // Transposed: bit 3 of the key selects by two bytes, that of the query row by one.
+      // The scores are transposed: bit 3 of the key selects the byte pair, bit 3 of the query row the byte in it.
       packed[4 * i] &= half_masks<0>(kept.even[i], kept.odd[i]);
       packed[4 * i + 1] &= half_masks<2>(kept.even[i], kept.odd[i]);
       packed[4 * i + 2] &= half_masks<1>(kept.even[i], kept.odd[i]);
@@ -89,8 +91,8 @@ __device__ inline void pack_probabilities(uint32_t (&packed)[C::kRows / 4], cons
   }
 }
 
-/// ds = P (dP - delta), in place in dp and packed; the first of delta in registers, all at `delta_at` as for
-/// load_statistics.
+/// ds = P (dP - delta), written over dp and packed. The first kDeltasHeld pairs of delta are in registers, the others
+/// in shared memory at `delta_at`.
 template <class C>
 __device__ inline void score_gradients(uint32_t (&ds)[C::kRows / 4], float (&dp)[C::kRows / 2],
                                        const float (&s)[C::kRows / 2], const float2 (&deltas)[C::kDeltasHeld],

@@ -1,4 +1,4 @@
-// What runs before and after the backward kernel: row sums, sums of dQ set to zero; dQ from its sums.
+// The kernels before and after the backward kernel: row sums (delta) and zeroing of the dQ sums; dQ from its sums.
 
 #include "kernels/attention/attention_backward_side.h"
 #include "kernels/attention/attention_launch.h"
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// One 64-row block of one head: delta, lse in units of log2.
+/// One 64-row block of one head: writes delta, and lse in units of log2.
 template <class T, int kDim>
 __global__ void __launch_bounds__(kThreads) prepare_kernel(const SideArguments a) {
   constexpr int kLanes = kDim / 8, kRowsAtOnce = kThreads / kLanes;
@@ -50,8 +50,8 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const SideArguments a
   for (int i = 0; i < 64 * kDim / 4 / kThreads; ++i) sums[i * kThreads + threadIdx.x] = float4{};
 }
 
-/// One 64 x d / 2 part of dQ: a thread of the summing warpgroup held column pairs 8 i + 2 (lane % 4) of rows lane / 4
-/// and + 8 of its warp's 16.
+/// One 64 x d / 2 part of the sums. A thread of the consumer warpgroup held column pairs 8 i + 2 (lane % 4) of rows
+/// lane / 4 and lane / 4 + 8 of its warp's 16.
 template <class T, int kDim>
 __global__ void __launch_bounds__(128) convert_kernel(const SideArguments a) {
   constexpr int kColumns = kDim / 2, kLoads = kColumns / 8;
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(128) convert_kernel(const SideArguments a) {
 
 template <class T, int kDim>
 cudaError_t launch(const SideArguments& a, bool before, cudaStream_t stream) {
-  // Heads of the same rows, whose bytes lie side by side, follow each other.
+  // Heads of the same rows are adjacent in memory, so they are adjacent in the grid too.
   const auto count = static_cast<unsigned>(a.block_count * a.q_heads);
   if (before) {
     prepare_kernel<T, kDim><<<count, kThreads, 0, stream>>>(a);

@@ -1,13 +1,13 @@
 #pragma once
 // Sums of dQ in shared memory between the key tiles of a sequence. Each thread keeps its own values of a block of query
-// rows, as their upper 24 bits: cut off behind 16 bits of mantissa, so that infinities and NaN stay what they are;
-// results are rounded to 8 or 11.
+// rows as their upper 24 bits: truncated to 16 bits of mantissa, so that infinities and NaN are preserved. The result
+// is rounded to 8 or 11 bits.
 
 #include "kernels/hopper.cuh"
 
 namespace trireme::kernels::backward {
 
-/// Bytes of a warp's 16 rows of 64 columns.
+/// Bytes of a warp's 16 rows x 64 columns.
 constexpr uint32_t kWarpSums = 32 * 32 * 3;
 
 template <int kCount>
@@ -28,7 +28,7 @@ __device__ inline void keep_sums(uint32_t at, const float (&x)[kCount]) {
                           __uint_as_float(words[4 * i + 2]), __uint_as_float(words[4 * i + 3]));
 }
 
-/// x += what was kept.
+/// Adds the kept sums to x.
 template <int kCount>
 __device__ inline void add_kept_sums(uint32_t at, float (&x)[kCount]) {
   constexpr int kQuarters = kCount / 4;
@@ -52,14 +52,14 @@ __device__ inline void add_kept_sums(uint32_t at, float (&x)[kCount]) {
   }
 }
 
-/// threadIdx.x % 32 where a register for it would be one too many: not kept.
+/// threadIdx.x % 32, read from the special register where keeping it would take one register too many.
 __device__ inline uint32_t lane_again() {
   uint32_t lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   return lane;
 }
 
-/// x += the sums of a warp in the order of fragments.
+/// Adds a warp's sums in fragment order to x.
 template <int kCount>
 __device__ inline void add_staged_sums(uint32_t at, float (&x)[kCount]) {
   const uint32_t lane_at = at + lane_again() * 16;

@@ -30,7 +30,7 @@ std::vector<int32_t> rows(int count, int length) {
   return bounds;
 }
 
-/// 48 rows of 512 with one, two, three sequences in turn: two in the mean.
+/// 48 rows of 512 tokens with one, two and three sequences in turn, two on average.
 std::vector<int32_t> packed_rows() {
   std::vector<int32_t> bounds{0};
   for (int row = 0; row < 48; ++row) {
@@ -116,11 +116,11 @@ TRIREME_BENCH(attention) {
       const double length = s.bounds[static_cast<size_t>(i) + 1] - s.bounds[static_cast<size_t>(i)];
       scores += length * length * (s.causal ? 0.5 : 1);
     }
-    // Operations in place of bytes: rows with TFLOP/s in their name are printed in it.
+    // Counts operations, not bytes: rows with TFLOP/s in their name are reported in that unit.
     const double work = 4 * scores * s.d * s.q_heads;
     AttentionBackward deterministic = b;
     deterministic.deterministic = true;
-    // What a caller does once a batch besides: a plan and its lists on the device.
+    // What the caller does once a batch: make a plan and copy its lists to the device.
     const auto plan_again = [&] {
       const AttentionPlan again = plan_attention(s.bounds.data(), sequences, s.d, s.causal);
       const auto copy = [](const auto* to, const auto& from) {

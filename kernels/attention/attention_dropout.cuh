@@ -1,12 +1,13 @@
 #pragma once
-// Dropout decisions of attention probabilities, reachable from the fragments of the scores and of their transpose
-// alike.
+// Dropout decisions for attention probabilities, in a form that suits the fragments of the scores and of the transposed
+// scores.
 //
 // One 32-bit draw serves the four elements {r, r + 8} x {c, c + 8} (bit 3 of r and c clear) that one thread holds in
-// both layouts. Byte (bit 3 of row) + 2 (bit 3 of column) of it decides: kept when its low seven bits are at least the
-// threshold of 128. The draw is one keyed round pair of kernels/dropout's mix over word = row * 65536 + column:
+// both layouts. Byte (bit 3 of row) + 2 (bit 3 of column) of the draw decides: the element is kept if the byte's low
+// seven bits are at least the threshold (of 128). The draw applies one keyed round pair of kernels/dropout's mix to
+// word = row * 65536 + column:
 //   x = word ^ k0;  x ^= x >> 16;  x *= 0x21f0aaad;  x ^= x >> 15 ^ k1;  x *= 0x735a2d97;  x ^= x >> 15
-// with (k0, k1) = the hash of (sample, t0, t1), and k0 then mixed with the head.
+// with (k0, k1) = the hash of (sample, t0, t1), where k0 is then mixed with the head.
 
 #include "kernels/dropout/dropout_hash.cuh"
 
@@ -14,7 +15,7 @@
 
 namespace trireme::kernels {
 
-/// The decisions of one row; columns are below 65536.
+/// The decisions of one row; columns are below 65,536.
 struct AttentionRowDraws {
   uint32_t k0 = 0, k1 = 0;
 
@@ -38,25 +39,25 @@ struct AttentionDraws {
     return {k0, dropout_mix(k0 ^ key.k1)};
   }
 
-  /// What the first shift brings down does not depend on the column.
+  /// The first shift contributes no bits of the column, so it is done once a row.
   __device__ AttentionRowDraws of_row(uint32_t row) const { return {k0 ^ row << 16 ^ row ^ k0 >> 16, k1}; }
-  /// A row's bits in the word of a draw after the first shift; those of rows without common bits go together by
-  /// exclusive or.
+  /// The bits of a row in the word of a draw after the first shift. For rows without common bits these words combine by
+  /// xor.
   __device__ static constexpr uint32_t row_bits(uint32_t row) { return row << 16 ^ row; }
   __device__ uint32_t word(uint32_t row, uint32_t column) const { return k0 ^ k0 >> 16 ^ column ^ row_bits(row); }
   __device__ uint32_t kept(uint32_t word, uint32_t bias) const { return AttentionRowDraws::decide(word, k1, bias); }
 };
 
-/// Bytes of the pair (low, high) by selector; a selector with bit 3 set gives the byte's sign, eight times.
-/// (__byte_perm ignores that bit.)
+/// Bytes of the pair (low, high), chosen by a selector; a selector digit with bit 3 set replicates the byte's sign bit
+/// eight times (__byte_perm ignores that bit).
 template <uint32_t kSelect>
 __device__ inline uint32_t permute(uint32_t low, uint32_t high) {
   uint32_t word;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(word) : "r"(low), "r"(high), "n"(kSelect));
   return word;
 }
-/// All ones where the decision byte of both halves says kept: low half by byte kByte of `low`, high half by that of
-/// `high`.
+/// All ones in each half whose decision byte says kept: the low half decided by byte kByte of `low`, the high half by
+/// that of `high`.
 template <int kByte>
 __device__ inline uint32_t half_masks(uint32_t low, uint32_t high) {
   return permute<(8 | kByte) * 0x11 + (12 | kByte) * 0x1100>(low, high);

@@ -1,7 +1,8 @@
 #pragma once
-// The forward kernel. A warpgroup of producers hands out work and moves queries, keys, values and results; each
-// consumer warpgroup owns 64 query rows. Inside a warpgroup the scores of the next key block and the product with the
-// values of this one are in flight while the softmax runs; between warpgroups nothing is ordered.
+// The forward kernel. A producer warpgroup hands out tiles and moves queries, keys, values and results; each consumer
+// warpgroup owns 64 query rows. In a consumer warpgroup the scores of the next key block and the product with the
+// values of the current one are in flight while the softmax is computed. Consumer warpgroups do not synchronise with
+// each other.
 
 #include "kernels/attention/attention_forward_produce.cuh"
 #include "kernels/attention/attention_forward_rows.cuh"
@@ -32,7 +33,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
   const auto arrive = [&](uint32_t barrier) {
     if (lane == 0) barrier_arrive(barrier);
   };
-  // Keys and values of one block lie in the same stage; `block` counts them over all tiles.
+  // Keys and values of one block use the same stage number; `block` counts key blocks over all tiles.
   uint32_t block = 0, round = 0;
   const auto phase = [](uint32_t b) { return (b / C::kStages) & 1; };
   const Operand queries = operand(shared + C::kQ), keys = operand(shared + C::kK),
@@ -43,7 +44,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
   const auto q_full = [&](uint32_t r) { return barriers.q_full(r % C::kSlots, group); };
   const auto left = [&](uint32_t r) { return barriers.left(r % C::kSlots, group); };
   const auto next_tile = [&] {
-    // Who told of the queries has waited for the tile's numbers.
+    // The thread that loads the queries has waited for the tile's description, so this wait covers it too.
     barrier_wait(q_full(round), (round / C::kSlots) & 1);
     return Work<C>::read(infos[round % C::kInfoSlots], unit_of<C>(group, round), shift);
   };
@@ -58,7 +59,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
   };
 
   float s[C::kKeys / 2];
-  // From one tile to the first scores of the next that concerns this warpgroup; false: no more.
+  // Advances from one tile to the first scores of the next one that has rows for this warpgroup. False: no more tiles.
   const auto begin_tile = [&](Work<C>& work) {
 #pragma unroll 1
     for (;;) {
@@ -91,7 +92,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
     uint32_t probabilities[C::kKeys / 4];
     Softmax softmax;
 
-    // The scores of the top block are there. Only it can hold keys behind a row or behind the sequence.
+    // The scores of the top block are complete. Only this block can hold keys that a mask or the end of the sequence
+    // excludes.
     arrive(barriers.k_empty(block % C::kStages));
     const int offset = work.begin + n * C::kKeys + 2 * (lane % 4), end = work.end - 1 - offset,
               first = work.first - offset;
@@ -99,7 +101,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
               limit1 = C::kCausal ? min(first + ((row + 8) >> shift), end) : end;
     softmax.maximum[0] = softmax.maximum[1] = -INFINITY;
     softmax.sum[0] = softmax.sum[1] = 0;
-    // By 32 columns: those behind the limits of all rows cost nothing but their part of the products.
+    // In parts of 32 columns: a part that is masked for all rows costs only its share of the matrix products.
     constexpr int kParts = C::kKeys / 32;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
@@ -150,7 +152,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
       float alpha[2];
       const bool raised = softmax.update(s, p.scale_log2, alpha);
       pin(s);
-      // A branch: the assembler would otherwise move exponentials behind the wait that follows.
+      // This wait also acts as a branch: without it ptxas moves exponentials behind the mma_wait that follows.
       if (n > 0) barrier_wait(barriers.k_full((block + 2) % C::kStages), phase(block + 2));
       mma_wait<0>();
       pin(o);
@@ -167,9 +169,9 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
       }
       ++block;
     }
-    // If the next tile is there, its first scores run beside the last product with values and beside the writing of
-    // this tile. If not, this one is written while that one comes. The warps of a warpgroup need not agree: the order
-    // of their products is the same.
+    // If the next tile is loaded, its first scores run during the last product with values and while this tile is
+    // written. If not, this tile is written while the next one loads. The warps of a warpgroup may take different
+    // branches: both issue their products in the same order.
     ++round;
     barrier_wait(barriers.v_full(block % C::kStages), phase(block));
     pin(o);
@@ -222,7 +224,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) kernel(const __grid_constant__
       }
     for (uint32_t s = 0; s < C::kInfoSlots; ++s) {
       hopper::barrier_init(barriers.info_full(s), 1);
-      // By every thread: each has read a tile's numbers from shared memory itself.
+      // Every thread arrives, because each reads a tile's description from shared memory itself.
       hopper::barrier_init(barriers.info_empty(s), 128 * C::kConsumers + C::kMovers + 1);
     }
     for (uint32_t s = 0; s < C::kStages; ++s) {

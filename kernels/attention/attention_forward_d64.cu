@@ -8,8 +8,8 @@ namespace {
 template <class T>
 cudaError_t pick(const AttentionForward& a, cudaStream_t stream) {
   using forward::Config;
-  // Without a mask the tiles of a sequence follow each other, and few sequences are at work at a time; with one, the
-  // last tiles of all come first.
+  // Without a mask the tiles of a sequence are consecutive, so few sequences are in work at a time. With a mask the
+  // last tiles of all sequences come first.
   const int64_t tokens = a.shape.causal || a.longest == 0 ? a.shape.tokens : std::min(a.shape.tokens, 8 * a.longest);
   const int section = section_heads(a.shape, tokens);
   if (a.dropout.threshold > 0)

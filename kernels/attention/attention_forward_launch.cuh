@@ -1,5 +1,5 @@
 #pragma once
-// Launch of one configuration of the forward kernel; each .cu that includes this instantiates a few.
+// Host launch of one configuration of the forward kernel. Each .cu file that includes this instantiates a few.
 
 #include "kernels/attention/attention_forward.cuh"
 #include "kernels/attention/attention_launch.h"
@@ -15,7 +15,7 @@ cudaError_t launch(const AttentionForward& a, int section, cudaStream_t stream) 
   const AttentionShape& s = a.shape;
   Parameters p{};
   p.group = s.q_heads / s.kv_heads;
-  // The key of a dropout decision holds the head, so there a tile has one.
+  // A dropout decision depends on the head, so with dropout a tile has one head only.
   p.pack_shift = C::kDropout ? 0 : std::min(std::countr_zero(static_cast<unsigned>(p.group)), kMaxPackShift);
   for (const cudaError_t status :
        {tensor_map(p.q, a.q, s.tokens, s.q_heads, s.d, 64 >> p.pack_shift, s.element, 1 << p.pack_shift),

@@ -1,5 +1,5 @@
 #pragma once
-// Of the forward kernel: shared memory, parameters, barriers.
+// The forward kernel's configuration, shared memory layout, parameters and barriers.
 
 #include "kernels/attention/attention_dropout.cuh"
 #include "kernels/attention/tile_queue.cuh"
@@ -8,8 +8,8 @@
 
 namespace trireme::kernels::forward {
 
-/// kSlots units of 64 query rows a consumer warpgroup and kStages blocks of keys and values are in shared memory at a
-/// time.
+/// Shared memory holds kSlots units of 64 query rows for each consumer warpgroup, and kStages blocks of keys and of
+/// values.
 template <class T_, int kDim_, int kConsumers_, int kKeys_, int kSlots_, int kStages_, bool kCausal_, bool kDropout_>
 struct Config {
   using T = T_;
@@ -17,19 +17,19 @@ struct Config {
   static constexpr bool kCausal = kCausal_, kDropout = kDropout_;
   static_assert(kKeys % 64 == 0, "the 64 rows of a warpgroup must not straddle two key blocks");
   static constexpr int kRows = 64 * kConsumers;
-  // A whole warpgroup produces, so that its registers can go to the others.
+  // The producers occupy a whole warpgroup, because setmaxnreg moves registers between warpgroups.
   static constexpr int kProducers = 128, kThreads = kRows * 2 + kProducers;
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 112;
   static constexpr int kProducerRegisters = 32;
-  // Who takes more than the block was given waits for ever.
+  // setmaxnreg deadlocks if the warpgroups together ask for more registers than the block owns.
   static_assert(128 * (kConsumers * kConsumerRegisters + kProducerRegisters) <= kThreads * (65536 / kThreads / 8 * 8));
   static constexpr uint32_t kQBytes = 64 * kDim * 2, kKBytes = kKeys * kDim * 2;
-  // Threads that move queries and results; two more hand out tiles and bring keys and values, each in a warp of its
-  // own.
+  // Threads that move queries and results. Two more threads hand out tiles and load keys and values. Each is in a warp
+  // of its own.
   static constexpr int kMovers = 2;
-  // With as many as units the lookup of a tile would wait for the one before the last.
+  // One more than kSlots: otherwise the lookup of a tile would wait until the tile kSlots before it is finished.
   static constexpr uint32_t kInfoSlots = kSlots + 1;
-  // Shared memory, in bytes from a multiple of 1,024. Results leave from the slot of their query rows.
+  // Shared memory layout, byte offsets from a multiple of 1,024. Results are staged in the slot of their query rows.
   static constexpr uint32_t kQ = 0, kK = kSlots * kConsumers * kQBytes, kV = kK + kStages * kKBytes,
                             kBarriers = kV + kStages * kKBytes,
                             kInfos = kBarriers + (kSlots * kConsumers + kInfoSlots + 2 * kStages + 1) * 16,
@@ -37,31 +37,31 @@ struct Config {
   static_assert(kSlots >= 2 && kBytes <= 227 * 1024);
 };
 
-/// At most eight heads share a tile: they are the eight rows of a fragment that differ between threads.
+/// At most eight heads share a tile: a fragment has eight rows that belong to different threads.
 constexpr int kMaxPackShift = 3;
 
 struct Parameters {
-  CUtensorMap q, k, v, o, o_rows;  // q and o in boxes of a warpgroup's 64 rows, the last one of a warp's 16
+  CUtensorMap q, k, v, o, o_rows;  // q and o: boxes of 64 rows (a warpgroup); o_rows: boxes of 16 rows (a warp)
   TileQueue queue;
   void* out;
   float* lse;
   int64_t o_token, o_head;
   int32_t tokens;
-  int group, pack_shift;  // query heads of a key head; log2 of how many of them share a tile
+  int group, pack_shift;  // query heads per key head; log2 of the number of heads that share a tile
   float scale, scale_log2;
   const int64_t* sample_ids;
   uint32_t t0, t1, keep_bias;
   float keep_scale;
 };
 
-/// What all are told about a tile; head -1: no more.
+/// Description of a tile for all threads; head -1: no more tiles.
 struct alignas(16) TileInfo {
   int32_t first, begin, end, head, blocks, unused;
   AttentionDraws draws;
 };
 
-/// Barriers by their addresses. q_full: the queries of a warpgroup's unit are there; left: its results have taken their
-/// place. begun: keys of the next tile are being brought.
+/// Shared memory addresses of the barriers. q_full: the queries of a warpgroup's unit are loaded. left: the warpgroup's
+/// results are in the place of its queries. begun: the loads of the next tile's keys have begun.
 template <class C>
 struct Barriers {
   uint32_t base;

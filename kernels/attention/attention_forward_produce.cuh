@@ -1,13 +1,12 @@
 #pragma once
-// Of the forward kernel: what its producers do, one thread each: rows of queries and results, numbers of tiles, keys
-// and values.
+// The producers of the forward kernel, each one thread: query rows and results; tile descriptions; keys and values.
 
 #include "kernels/attention/attention_forward_parts.cuh"
 
 namespace trireme::kernels::forward {
 
-/// Which 64 rows of a tile are a warpgroup's: turn about, since the last rows of short sequences are often missing and
-/// warpgroups may run a tile apart.
+/// Which 64 rows of a tile a warpgroup takes. The assignment rotates from tile to tile, because the last rows of short
+/// sequences are often missing; warpgroups may be one tile apart.
 template <class C>
 __device__ inline int unit_of(uint32_t group, uint32_t round) {
   return static_cast<int>((group + round) % C::kConsumers);
@@ -17,8 +16,8 @@ __device__ inline uint32_t unit_at(uint32_t shared, uint32_t group, uint32_t rou
   return shared + C::kQ + (round % C::kSlots * C::kConsumers + group) * C::kQBytes;
 }
 
-/// One thread brings the queries of the warpgroups mover, mover + kMovers, … and takes their results away. A warpgroup
-/// does not wait for the others' rows, nor for the copy engine.
+/// Thread that loads the queries of warpgroups mover, mover + kMovers, … and stores their results. With it a warpgroup
+/// waits neither for the rows of other warpgroups nor for the copy engine.
 template <class C>
 __device__ inline void move_rows(const Parameters& p, uint32_t shared, const TileInfo* infos,
                                  const Barriers<C>& barriers, uint32_t mover) {
@@ -37,7 +36,7 @@ __device__ inline void move_rows(const Parameters& p, uint32_t shared, const Til
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) store_box(&p.o, 64 * c, head, first, from + c * (64 * 128));
     } else {
-      // Warps whose rows are not all there have written them themselves.
+      // Warps with rows beyond the sequence have written their rows themselves.
 #pragma unroll 1
       for (int w = 0; w < 4 && first + ((16 * w + 15) >> shift) < end; ++w)
 #pragma unroll
@@ -77,8 +76,8 @@ __device__ inline void move_rows(const Parameters& p, uint32_t shared, const Til
   bulk_done();
 }
 
-/// One thread hands out tiles. In a thread of its own: two dependent reads of global memory would keep the next keys
-/// waiting.
+/// Thread that hands out tiles. It is separate from the thread that loads keys, because its two dependent reads of
+/// global memory would delay them.
 template <class C>
 __device__ inline void schedule(const Parameters& p, TileInfo* infos, const Barriers<C>& barriers) {
   using namespace hopper;
@@ -89,7 +88,8 @@ __device__ inline void schedule(const Parameters& p, TileInfo* infos, const Barr
     TileInfo info{};
     barrier_wait(barriers.info_empty(slot), ((round / C::kInfoSlots) & 1) ^ 1);
     if (round > 0) {
-      // What a block has asked for and not begun keeps others waiting at the end.
+      // The next tile is requested only when the previous one has begun: a tile that a block holds but has not begun
+      // delays the end of the kernel.
       barrier_wait(barriers.begun(), (round - 1) & 1);
       item = p.queue.next();
     }
@@ -99,7 +99,8 @@ __device__ inline void schedule(const Parameters& p, TileInfo* infos, const Barr
       int tile_index, head;
       p.queue.decode(item, tile_index, head);
       const AttentionTile tile = p.queue.tiles[tile_index];
-      // Of the heads that share a tile of the list, each takes a part of its tokens for all of them.
+      // The heads that share a tile of the list divide its tokens: each item covers a part of the tokens for all of
+      // those heads.
       const int part = head & ((1 << shift) - 1), first = tile.first + ((1 << shift) - 1 - part) * tile_tokens;
       if (first >= tile.end) continue;
       const int last = C::kCausal ? min(tile.end, first + tile_tokens) : tile.end;
@@ -114,7 +115,7 @@ __device__ inline void schedule(const Parameters& p, TileInfo* infos, const Barr
   p.queue.leave();
 }
 
-/// One thread brings keys and values.
+/// Thread that loads keys and values.
 template <class C>
 __device__ inline void produce(const Parameters& p, uint32_t shared, const TileInfo* infos,
                                const Barriers<C>& barriers) {

@@ -1,18 +1,17 @@
 #pragma once
-// Of the forward kernel: what a warpgroup does with its rows between the products: softmax, dropout, writing the
-// results.
+// What a warpgroup of the forward kernel computes on its rows between the products: softmax, dropout, and the results.
 
 #include "kernels/attention/attention_forward_parts.cuh"
 
 namespace trireme::kernels::forward {
 
-/// The two rows of a thread; `sum` is this thread's part until the end.
+/// Softmax state of a thread's two rows; `sum` covers this thread's columns only until finish().
 struct Softmax {
   float maximum[2], sum[2];
 
-  /// s becomes exp2(scale_log2 (s - maximum)). True: earlier results are to be multiplied with alpha. `maximum` is
-  /// raised only when a row of the warp has outgrown it by 2^8, which is rare after a row's first block: results are
-  /// the same but for roundings, far from overflow.
+  /// Replaces s by exp2(scale_log2 (s - maximum)). True: the caller must multiply earlier results by alpha. `maximum`
+  /// is raised only if a row of the warp exceeds it by a factor of 2^8 in the exponentials, which is rare after a row's
+  /// first block. This changes the result by rounding errors only and cannot overflow.
   template <int kCount>
   __device__ bool update(float (&s)[kCount], float scale_log2, float (&alpha)[2]) {
     constexpr float kRoom = 8.0f;
@@ -33,7 +32,7 @@ struct Softmax {
     for (int r = 0; r < 2; ++r) sum[r] += exponentials(r, s, scale_log2);
     return raised;
   }
-  /// The largest of kPart values from the given one on, in row r of this thread.
+  /// The largest of kPart values of s from index `from` on, in row r of this thread.
   template <int kCount, int kPart = kCount>
   __device__ static float largest_of(int r, const float (&s)[kCount], int from = 0) {
     float largest = s[from + 2 * r];
@@ -42,12 +41,12 @@ struct Softmax {
       largest = fmaxf(largest, fmaxf(s[4 * g + 2 * r], s[4 * g + 2 * r + 1]));
     return largest;
   }
-  /// maximum[r] over the threads of a row.
+  /// Reduces maximum[r] over the four threads of a row.
   __device__ void share(int r) {
     maximum[r] = fmaxf(maximum[r], __shfl_xor_sync(0xffffffffu, maximum[r], 1));
     maximum[r] = fmaxf(maximum[r], __shfl_xor_sync(0xffffffffu, maximum[r], 2));
   }
-  /// The exponentials of kPart values in place of the scores; returns their sum.
+  /// Replaces kPart scores by their exponentials; returns their sum.
   template <int kCount, int kPart = kCount>
   __device__ float exponentials(int r, float (&s)[kCount], float scale_log2, int from = 0) const {
     const float offset = maximum[r] * scale_log2;
@@ -65,8 +64,8 @@ struct Softmax {
   }
 };
 
-/// Probabilities of kCount columns from 16 i on in the element type, those that dropout takes set to zero. `column`: a
-/// multiple of kKeys and what this thread's columns differ by from the first's, 0, 2, 4 or 6.
+/// Packs kCount columns of probabilities from column 16 i on to the element type; dropped ones become zero. `column` is
+/// a multiple of kKeys plus this thread's column offset, 0, 2, 4 or 6.
 template <class C, int kCount = C::kKeys>
 __device__ inline void pack_probabilities(uint32_t (&p)[C::kKeys / 4], const float (&s)[C::kKeys / 2],
                                           const AttentionRowDraws& draws, uint32_t column, uint32_t bias, int i = 0) {
@@ -75,7 +74,7 @@ __device__ inline void pack_probabilities(uint32_t (&p)[C::kKeys / 4], const flo
   if constexpr (C::kDropout) {
 #pragma unroll
     for (int j = i; j < i + kCount / 16; ++j) {
-      // No bit of the one is set in the other: as good as a sum, and one instruction with what follows.
+      // The operands have no bits in common, so xor is the same as a sum, and it fuses with the next instruction.
       const uint32_t even = draws.kept(column ^ 16 * j, bias), odd = draws.kept(column ^ (16 * j + 1), bias);
       p[4 * j] &= half_masks<0>(even, odd);
       p[4 * j + 1] &= half_masks<1>(even, odd);
@@ -85,13 +84,14 @@ __device__ inline void pack_probabilities(uint32_t (&p)[C::kKeys / 4], const flo
   }
 }
 
-/// A tile as one warpgroup sees it. Row r of its 64 is token first + (r >> shift), head `head` + the low bits of r.
+/// A tile as one warpgroup sees it. Row r of its 64 rows is token first + (r >> shift) of head `head` + (r & ((1 <<
+/// shift) - 1)).
 template <class C>
 struct Work {
   int first, begin, end, head;
-  int keys;  // of the block `top`, those that concern any of these rows
-  int blocks,
-      top;  // key blocks of the tile; the last one that concerns these 64 rows, -1 when they lie behind the sequence
+  int keys;  // keys of block `top` that some of these rows see
+  // key blocks of the tile; last block that these 64 rows see, -1 if the rows lie beyond the sequence
+  int blocks, top;
   AttentionDraws draws;
 
   __device__ static Work read(const TileInfo& info, int unit, int shift) {
@@ -109,9 +109,9 @@ struct Work {
   }
 };
 
-/// Normalises this warp's 16 rows from warp_row on and leaves them where their queries lay, `staging`, in columns of
-/// 64; `left` is told. Who is told stores them, but for those of a warp some of whose rows lie behind the sequence:
-/// these are written here, and log-sum-exp.
+/// Normalises this warp's 16 rows from warp_row on, stages them at `staging` (the place of their queries) in columns of
+/// 64 and arrives at `left`. The thread that waits there stores them. Rows of a warp that extends beyond the sequence
+/// are written here instead, and so is the log-sum-exp.
 template <class C>
 __device__ inline void finish(const Parameters& p, int first, int end, int head, const float (&o)[C::kDim / 2],
                               const Softmax& softmax, uint32_t staging, uint32_t left, int warp_row, int shift) {
@@ -129,12 +129,12 @@ __device__ inline void finish(const Parameters& p, int first, int end, int head,
     totals[r] = total;
     inverse[r] = (C::kDropout ? p.keep_scale : 1.0f) * fast_reciprocal(total);
   }
-  // As the copy engine wants it: columns of 64 elements, rows of 128 bytes in the 128-byte swizzle.
+  // The layout of the copy engine: columns of 64 elements, rows of 128 bytes in the 128-byte swizzle.
   constexpr uint32_t kColumn = 64 * 128;
   const auto chunk_at = [&](uint32_t row, uint32_t chunk) {
     return staging + chunk / 8 * kColumn + row * 128 + ((chunk % 8) ^ (row % 8)) * 16;
   };
-  // Two chunks further is two further in the swizzle.
+  // Moving two chunks further is one xor in the swizzle.
   const uint32_t lane_at = chunk_at(lane % 16, lane / 16);
 #pragma unroll
   for (int j = 0; j < C::kDim / 16; ++j)
@@ -157,7 +157,7 @@ __device__ inline void finish(const Parameters& p, int first, int end, int head,
     }
   }
   barrier_arrive(left);
-  // After the fence, which would wait for these. The first two lanes of a row's four take a row each.
+  // After the fence, which would otherwise wait for these stores. Two of a row pair's four lanes write one row each.
   const bool second = lane & 1;
   const int row = lane / 4 + (second ? 8 : 0), token = token_of(row);
   if ((lane & 2) == 0 && token < end)

@@ -37,7 +37,7 @@ bool attention_keeps(int64_t sample, uint32_t t0, uint32_t t1, int head, uint32_
 
 namespace {
 
-/// Where a token's d values of a head begin.
+/// Index of the first of a token's d values of a head.
 size_t at(const AttentionInputs& in, int64_t token, int64_t heads, int64_t head) {
   return static_cast<size_t>((token * heads + head) * in.d);
 }
@@ -49,7 +49,7 @@ double dot(const double* x, const double* y, int64_t d) {
   return sums[0] + sums[1] + sums[2] + sums[3];
 }
 
-/// Calls f(0) … f(count - 1), side by side.
+/// Calls f(0) … f(count - 1) in parallel.
 template <class F>
 void each(size_t count, const F& f) {
   std::atomic<size_t> next = 0;
@@ -68,7 +68,7 @@ double multiplier(const AttentionInputs& in, size_t sequence, int head, int64_t 
   return keeps ? 128.0 / (128.0 - in.threshold) : 0;
 }
 
-/// One query row of a head: p, z and do . v of each key that it sees.
+/// One query row of a head: p, z and do . v for each key that it attends to.
 struct Row {
   std::vector<double> p, z, dp;
   double lse = 0, delta = 0;
@@ -113,7 +113,7 @@ AttentionOutputs attention(const AttentionInputs& in) {
   out.dk.resize(in.k.size());
   out.dv.resize(in.v.size());
   out.lse.resize(static_cast<size_t>(in.q_heads * tokens));
-  // Sequences and query heads side by side, each with its own part of dk and dv.
+  // Sequences and query heads run in parallel, each with its own partial dk and dv.
   struct Part {
     std::vector<double> dk, dv;
   };

@@ -7,22 +7,23 @@ namespace trireme::kernels {
 
 namespace {
 
-/// Key tiles of a sequence up to which it counts as short; up to which it shares a list with others; of all that share
-/// one; of a list up to which its heads are met in one section by as many blocks as there usually are; of short
-/// sequences that are left for the end.
+/// In key tiles. kShort: longest sequence that counts as short. kShared: longest sequence that shares a list with
+/// others. kListed: longest list of several sequences. kOneSection: longest list whose heads are processed in one
+/// section at the usual number of blocks. kLast: number of tiles of short sequences that are kept for the end.
 constexpr int kShort = 8, kShared = 24, kListed = 72, kOneSection = 20, kLast = 20;
-/// Tokens of a sequence up to which its forward tiles stay together.
+/// Length in tokens up to which a sequence's forward tiles stay together.
 constexpr int kTogether = 512;
 
 int32_t tiles_of(const AttentionTile& sequence) {
   return static_cast<int32_t>(ceil_div(sequence.end - sequence.begin, kAttentionBackwardKeys));
 }
 
-/// `sequences`: the longest first. Those of similar lengths that are not short share a list, most work first: a few
-/// heads of all of them occupy the blocks, which are done with a section at the same time, and what they read and add
-/// to stays in the L2 cache. What few tiles would be left join them, for the blocks would be busy with those alone.
-/// Each short sequence is a list of its own, for the same reason, but some of their last tiles, the least work, come at
-/// the very end, so that blocks are done at the same time: no other tiles wait for those.
+/// `sequences`: longest first. Sequences of similar length that are not short share a list, most work first. A few
+/// heads of all of them then occupy all blocks, which finish a section at the same time, and the data that they read
+/// and add to stays in the L2 cache. If few tiles would remain they join the list, because the blocks would otherwise
+/// be idle at the end. Each short sequence is a list of its own, for the same locality. Some of their last tiles, those
+/// with the least work, come at the very end, so that all blocks finish at the same time: no other tile waits for
+/// these.
 std::vector<AttentionTile> backward_tiles(const std::vector<AttentionTile>& sequences, bool causal) {
   std::vector<AttentionTile> tiles, last;
   int32_t list = 0;
@@ -38,7 +39,7 @@ std::vector<AttentionTile> backward_tiles(const std::vector<AttentionTile>& sequ
   const auto most_work = [&](const AttentionTile& a, const AttentionTile& b) {
     return a.end - (causal ? a.first : a.begin) > b.end - (causal ? b.first : b.begin);
   };
-  int32_t left = 0;  // tiles
+  int32_t left = 0;  // tiles not yet in a list
   for (const AttentionTile& s : sequences) left += tiles_of(s);
   size_t next = 0;
   while (next < sequences.size() && tiles_of(sequences[next]) > kShort) {
@@ -59,8 +60,8 @@ std::vector<AttentionTile> backward_tiles(const std::vector<AttentionTile>& sequ
     std::stable_sort(tiles.begin() + static_cast<int64_t>(begin), tiles.end(), most_work);
     close(begin, false);
   }
-  // Of the shortest sequences first: those are the last that blocks are busy with. Not of two tiles: to read their rows
-  // again costs more.
+  // Taken from the shortest sequences first, which are the last work anyway. Not from sequences of two tiles: reading
+  // their rows again costs more than it gains.
   std::vector<int32_t> held(sequences.size());
   for (int32_t pass = 0, more = causal ? kLast : 0; pass < 2; ++pass)
     for (size_t i = sequences.size(); i-- > next && more > 0;)
@@ -84,7 +85,7 @@ AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bo
   AttentionPlan plan;
   plan.tokens = cu_seqlens[count];
   const int rows = forward_rows > 0 ? forward_rows : attention_forward_rows(d, causal);
-  std::vector<AttentionTile> whole;  // sequences
+  std::vector<AttentionTile> whole;  // one tile for each sequence
   int32_t padded = 0;
   for (int64_t i = 0; i < count; ++i) {
     const int32_t begin = cu_seqlens[i], end = cu_seqlens[i + 1];
@@ -94,8 +95,9 @@ AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bo
     whole.push_back({begin, begin, end, padded, static_cast<int32_t>(i), 0, 0, 0});
     padded += static_cast<int32_t>(ceil_div(end - begin, 128) * 128);
   }
-  // Keys under the mask of a forward tile. Tiles of a short sequence follow each other: long and short ones then run
-  // side by side, these short of bandwidth, those of arithmetic, and keys are read again while the cache has them.
+  // Keys that a forward tile attends to. All tiles of a short sequence count as equal and so stay together: short
+  // sequences, which are bound by bandwidth, then run beside long ones, which are bound by arithmetic, and the keys are
+  // still in the cache when they are read again.
   const auto work = [&](const AttentionTile& t) {
     return (causal && t.end - t.begin > kTogether ? std::min(t.end, t.first + rows) : t.end) - t.begin;
   };

@@ -1,5 +1,5 @@
 #pragma once
-// The launchers by head size, each in a file of its own so that they compile side by side.
+// The launchers by head size, each in a file of its own so that they compile in parallel.
 
 #include "kernels/attention/attention.h"
 

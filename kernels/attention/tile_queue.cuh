@@ -1,16 +1,16 @@
 #pragma once
-// Work items of a persistent kernel: tiles times heads, handed out in order by a counter.
+// Work items of a persistent kernel, tiles times heads. A counter in global memory hands them out in order.
 
 #include "kernels/attention/attention.h"
 
 namespace trireme::kernels {
 
-/// The forward kernel's. Heads are taken in sections whose keys and values fit the L2 cache together; inside a section
-/// all heads of one tile follow each other, and tiles come longest first. A block's first item is the one of its
-/// number, the counter hands out the rest: no tile waits for another one.
+/// The forward kernel's queue. Heads are processed in sections whose keys and values fit the L2 cache together. In a
+/// section all heads of one tile are consecutive, and tiles come longest first. A block's first item is its block
+/// index; the counter hands out the others, because no tile waits for another one.
 struct TileQueue {
   const AttentionTile* tiles;
-  int32_t* counters;  // next item beyond the first gridDim.x; blocks that are done
+  int32_t* counters;  // next item beyond the first gridDim.x; number of blocks that are done
   int tile_count, heads, section_heads;
 
   __host__ __device__ int items() const { return tile_count * heads; }
@@ -25,7 +25,7 @@ struct TileQueue {
     head = first_head + rest - tile * here;
   }
   __device__ int next() const { return static_cast<int>(gridDim.x) + atomicAdd(counters, 1); }
-  /// Once by every block after its last next(): the last one leaves the counters as they were.
+  /// Every block calls this once after its last next(); the last one resets the counters.
   __device__ void leave() const {
     __threadfence();
     if (atomicAdd(counters + 1, 1) == static_cast<int>(gridDim.x) - 1) {
@@ -36,31 +36,31 @@ struct TileQueue {
 #endif
 };
 
-/// The backward kernel's. A tile may wait for the sums of tiles with smaller item numbers. So that they are always
-/// under way, the counter hands out every item, a block's first one too: a block that is not on the device (another
-/// kernel may hold multiprocessors) owns none, and of the items that are not done the one with the smallest number is
-/// the next of a block that runs. Whatever the number of resident blocks, that one waits for nobody.
+/// The backward kernel's queue. A tile may wait for the sums of tiles with smaller item numbers. To guarantee progress
+/// the counter hands out every item, a block's first one too: a block that is not resident (another kernel may occupy
+/// multiprocessors) then owns no item, so the unfinished item with the smallest number always belongs to a block that
+/// runs, and that item waits for no other.
 ///
-/// Key tiles lie by lists of sequences of similar lengths, the longest first. Work goes by
-/// sections of about as many heads of a list as occupy all blocks; those of one list are one or an even number. Under a
-/// causal mask every other section meets its query rows from the last one down, and the blocks that come free, tile by
-/// tile, take the next section's: all blocks then work on the same rows at the same time, those of two sections, and
-/// what they read and add to stays in the L2 cache; the last section's blocks are done at the same time. Tiles of short
-/// sequences are taken when blocks are free, which is about the same time for all of one, so they all go down.
+/// Key tiles are grouped in lists of sequences of similar length, longest first. The work of a list is divided into
+/// sections of about as many heads as occupy all blocks; a list has one section or an even number of them. Under a
+/// causal mask every other section visits its query rows last row first. Blocks that become free take tiles of the next
+/// section, so all blocks work on the same rows, those of two sections, at the same time: what they read and add to
+/// stays in the L2 cache, and the blocks of the last section finish at the same time. Tiles of a short sequence are
+/// taken at about the same time, so all of them visit rows last row first.
 struct SectionQueue {
   const AttentionTile* tiles;
-  int32_t* counters;              // next item; blocks that are done
-  int tile_count, heads, blocks;  // blocks: of the grid where there is so much work; sets the sections' size only
+  int32_t* counters;              // next item; number of blocks that are done
+  int tile_count, heads, blocks;  // blocks: the grid size if there is enough work; only sets the size of sections
 
   __host__ __device__ int items() const { return tile_count * heads; }
   __host__ __device__ static int least(int a, int b) { return a < b ? a : b; }
 
-  /// True: from the last row down.
+  /// Item to tile and head. True: query rows are visited last row first.
   __host__ __device__ bool decode(int item, int& tile, int& head) const {
     const AttentionTile in = tiles[item / heads];
     const bool together = in.list == AttentionTile::kShortSequences;
     const int count = in.list_count, items = count * heads;
-    // The even number nearest to what would fill the blocks.
+    // The even number of sections closest to filling the blocks.
     const int sections = together || 4 * items < 5 * blocks ? 1 : least((items + blocks) / (2 * blocks) * 2, heads);
     const int full = (heads + sections - 1) / sections;
     const int local = item - in.list_begin * heads, section = local / (count * full),
@@ -70,7 +70,7 @@ struct SectionQueue {
     head = section * full + rest % here;
     return together || (section + in.list) % 2 == 0;
   }
-  /// Nothing but an item's number from items() on tells that there are no more. On the host for tests.
+  /// Returns items() or more if there is no more work. Also compiled for the host, for tests.
   __host__ __device__ int next() const {
 #ifdef __CUDA_ARCH__
     return atomicAdd(counters, 1);

@@ -1,5 +1,5 @@
-// Several ways of doing the same work, taking turns: the clock of a chip at its power limit follows what ran before, so
-// only neighbours in time compare.
+// Alternates between several implementations of the same work. At its power limit a GPU's clock depends on what ran
+// before, so only measurements that are adjacent in time are comparable.
 
 #include "kernels/bench/bench.h"
 
@@ -21,7 +21,7 @@ double time_device(const DeviceTimer& timer, const Contender& c, int count) {
   return timer.time(c.name, count, [&](int) { return c.launch(); });
 }
 
-/// Microseconds of one call by the host's clock, from an idle device to an idle device.
+/// Microseconds of one call on the host's clock, from an idle device to an idle device.
 double time_whole(const Contender& c) {
   check(cudaDeviceSynchronize(), c.name.c_str());
   const Clock::time_point begin = Clock::now();
@@ -60,7 +60,7 @@ void Recorder::alternate(std::vector<Contender> contenders, const std::string& s
     Result r = summary(c.name, shape, element, bytes, device[i], percentile(clocks[i], 0.5));
     r.whole_microseconds = percentile(whole[i], 0.5);
     if (peer != contenders.end() && !c.peer) {
-      // Of neighbours in time, then the median.
+      // Ratios of measurements adjacent in time, then their median.
       const size_t p = static_cast<size_t>(peer - contenders.begin());
       std::vector<double> ratios, whole_ratios;
       for (int round = 0; round < kRounds; ++round) {

@@ -1,6 +1,6 @@
 #pragma once
-// Another library's attention beside ours, in the same process: what attention_bench.cu asks for and peers.cpp, built
-// into kernel_bench_torch only, provides.
+// Another library's attention, timed in the same process as ours. attention_bench.cu calls it; peers.cpp, which is part
+// of kernel_bench_torch only, provides it.
 
 #include <cuda_runtime_api.h>
 
@@ -12,7 +12,7 @@
 namespace trireme::kernels::bench {
 
 struct AttentionProblem {
-  std::vector<int32_t> bounds;  // of the sequences
+  std::vector<int32_t> bounds;  // offsets of the sequences
   bool equal_lengths;
   int64_t q_heads, kv_heads, d;
   bool causal;
@@ -20,12 +20,12 @@ struct AttentionProblem {
 };
 
 struct AttentionPeer {
-  std::string name;  // of the library's kernels
+  std::string name;  // name of the library's kernels
   std::function<cudaError_t()> forward, backward;
 };
 
 using AttentionPeerMaker = AttentionPeer (*)(const AttentionProblem&);
-/// Null where no library is linked.
+/// Null if no library is linked.
 inline AttentionPeerMaker attention_peer = nullptr;
 
 }  // namespace trireme::kernels::bench

@@ -171,7 +171,7 @@ Result Recorder::summary(const std::string& name, const std::string& shape, Elem
 
 namespace {
 
-/// Rows whose name says so count floating-point operations where the others count bytes.
+/// Rows with TFLOP/s in their name count floating-point operations instead of bytes.
 bool counts_operations(const Result& result) { return result.name.find("(TFLOP/s)") != std::string::npos; }
 
 }  // namespace
@@ -203,7 +203,7 @@ int main(int argc, char** argv) {
   }
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0)
-    return std::fprintf(stderr, "kernel_bench: no CUDA device here\n"), 70;
+    return std::fprintf(stderr, "kernel_bench: no CUDA device found; run it on a machine with a GPU\n"), 70;
   cudaDeviceProp properties;
   bench::check(cudaGetDeviceProperties(&properties, 0), "device");
   std::printf("%s, %d multiprocessors, L2 %d MiB\n", properties.name, properties.multiProcessorCount,
@@ -222,7 +222,7 @@ int main(int argc, char** argv) {
 
   if (json.empty()) return 0;
   std::FILE* file = std::fopen(json.c_str(), "w");
-  if (file == nullptr) return std::fprintf(stderr, "kernel_bench: cannot write %s\n", json.c_str()), 73;
+  if (file == nullptr) return std::fprintf(stderr, "kernel_bench: cannot open %s for writing\n", json.c_str()), 73;
   std::fprintf(file, "{\"device\": \"%s\", \"results\": [", properties.name);
   const char* separator = "\n";
   for (const auto& r : recorder.results()) {

@@ -1,5 +1,5 @@
 #pragma once
-// The part of cuDNN's backend API that the bench needs, from the library that LibTorch has loaded.
+// The part of cuDNN's backend API that the bench needs, resolved from the library that LibTorch has loaded.
 
 #include <cudnn_backend.h>
 #include <dlfcn.h>
@@ -13,7 +13,7 @@
 
 namespace trireme::kernels::cudnn {
 
-/// cuDNN's entry points, looked up at run time: nothing links to it.
+/// cuDNN's entry points, resolved at run time so that nothing links to cuDNN.
 struct Library {
   decltype(&cudnnCreate) create = nullptr;
   decltype(&cudnnDestroy) destroy = nullptr;
@@ -90,7 +90,7 @@ class Descriptor {
   cudnnBackendDescriptor_t descriptor_ = nullptr;
 };
 
-/// [rows, columns] as cuDNN's norms want it, four dimensions; `id` names it in a call.
+/// Descriptor of a [rows, columns] matrix in the four dimensions of cuDNN's norms; `id` identifies it in a call.
 inline Descriptor tensor(int64_t id, int64_t rows, int64_t columns, cudnnDataType_t type, bool by_value = false) {
   Descriptor d(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
   d.set(CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, std::vector<int64_t>{id});

@@ -1,5 +1,5 @@
-// cuDNN's RMS and layer norm on the shapes of ours, timed in the same process: built into
-// kernel_bench_torch where cuDNN's headers are found.
+// cuDNN's RMS norm and layer norm on the shapes of ours, timed in the same process. Part of kernel_bench_torch if
+// cuDNN's headers are found.
 
 #include "kernels/bench/bench.h"
 #include "kernels/bench/cudnn_backend_api.h"
@@ -24,8 +24,8 @@ using cudnn::library;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kSets = 3;
-/// cuDNN compiles a plan for seconds: its heuristic's first ones only, on all cores, and none is
-/// begun after so long.
+/// cuDNN compiles a plan in seconds. Only the heuristic's first kPlans plans are compiled, on all cores, and none is
+/// started after the time limit.
 constexpr int kPlans = 2;
 constexpr std::chrono::seconds kCompileTime{20};
 
@@ -47,7 +47,7 @@ struct Norm {
   }
 };
 
-/// A norm of bf16 rows whose weights, and their gradients, are of one type.
+/// A norm of bf16 rows whose weights and weight gradients have one type.
 class Graph {
  public:
   Graph(const Norm& norm, cudnnDataType_t weights) : norm_(norm), weights_(weights) {}
@@ -57,7 +57,7 @@ class Graph {
     if (handle_ != nullptr) library().destroy(handle_);
   }
 
-  /// Compiles the plan that the heuristic ranks `rank`, where it offers one that runs here.
+  /// Compiles the plan of this rank in the heuristic's list if there is one and it runs on this device.
   void compile(size_t rank) {
     if (rank == 0) offer();
     if (rank >= engines_.size()) return;
@@ -166,14 +166,14 @@ void compile(const Graphs& graphs) {
       workers.emplace_back([&] {
         for (size_t at = next++; at < graphs.size() && Clock::now() < end; at = next++) try {
             graphs[at]->compile(rank);
-          } catch (const std::runtime_error&) {  // it has no plan, which its row says
+          } catch (const std::runtime_error&) {  // no such plan: reported in its row
           }
       });
     for (std::thread& worker : workers) worker.join();
   }
 }
 
-/// Times the fastest of a norm's plans.
+/// Times the fastest plan of a norm.
 void time(bench::Recorder& recorder, const Norm& norm, const Graph* graphs[2]) {
   const std::string label = bench::shape_text({norm.rows, norm.columns});
   bench::Memory memory;
@@ -214,7 +214,7 @@ void time(bench::Recorder& recorder, const Norm& norm, const Graph* graphs[2]) {
                (element == Element::kF32 ? ", fp32" : ", bf16") + " weights";
     }
   }
-  if (!best) cudnn::Library::fail("plan", "none compiled and runs here in the time it has");
+  if (!best) cudnn::Library::fail("plan", "no plan was compiled in the time limit");
   std::printf("(%s)\n", chosen.c_str());
   recorder.time(norm.name(), label, Element::kBF16,
                 (norm.backward ? 6.0 : 4.0) * static_cast<double>(norm.rows * norm.columns), kSets, best);
@@ -240,11 +240,11 @@ TRIREME_BENCH(cudnn_norms) {
         const Graph* both[] = {graphs[i].get(), graphs[norms.size() + i].get()};
         time(recorder, norms[i], both);
       } catch (const std::runtime_error& error) {
-        std::printf("%s of %lld x %lld is left out: %s\n", norms[i].name().c_str(),
+        std::printf("%s of %lld x %lld is not measured: %s\n", norms[i].name().c_str(),
                     static_cast<long long>(norms[i].rows), static_cast<long long>(norms[i].columns), error.what());
       }
   } catch (const std::runtime_error& error) {
-    std::printf("cuDNN's norms are left out: %s\n", error.what());
+    std::printf("cuDNN's norms are not measured: %s\n", error.what());
   }
 }
 

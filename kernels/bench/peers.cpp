@@ -1,5 +1,4 @@
-// LibTorch's own operations on the shapes of our row kernels, timed in the same process: built into
-// kernel_bench_torch only.
+// LibTorch's operations on the shapes of our row kernels, timed in the same process. Part of kernel_bench_torch only.
 
 #include "kernels/bench/attention_peer.h"
 #include "kernels/bench/bench.h"
@@ -70,7 +69,7 @@ at::Tensor heads(std::vector<int64_t> extents) {
   return at::randn(extents, at::device(at::kCUDA).dtype(at::kBFloat16));
 }
 
-/// As an AttentionPeer's calls.
+/// A call of an AttentionPeer.
 template <class F>
 std::function<cudaError_t()> without_autograd(F call) {
   return [call] {
@@ -80,7 +79,7 @@ std::function<cudaError_t()> without_autograd(F call) {
   };
 }
 
-/// Rows of one length.
+/// Rows of equal length.
 bench::AttentionPeer cudnn_attention(const bench::AttentionProblem& p) {
   const int64_t length = p.bounds[1], batch = p.bounds.back() / length;
   const auto make = [&](int64_t n) { return heads({batch, length, n, p.d}).transpose(1, 2); };
@@ -98,7 +97,7 @@ bench::AttentionPeer cudnn_attention(const bench::AttentionProblem& p) {
           })};
 }
 
-/// Packs, and dropout.
+/// Packed sequences, and dropout.
 bench::AttentionPeer flash_attention(const bench::AttentionProblem& p) {
   const int64_t tokens = p.bounds.back();
   const at::Tensor q = heads({tokens, p.q_heads, p.d}), k = heads({tokens, p.kv_heads, p.d}),

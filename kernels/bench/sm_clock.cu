@@ -1,4 +1,4 @@
-// The clock that the multiprocessors ran at: their cycle counters against the device's time.
+// The clock of the multiprocessors: their cycle counters divided by the elapsed device time.
 
 #include "kernels/bench/bench.h"
 
@@ -15,7 +15,8 @@ __device__ int64_t device_nanoseconds() {
   return time;
 }
 
-/// One stamp of each multiprocessor that a block of this grid came to; which of its blocks writes does not matter.
+/// One stamp for each multiprocessor that runs a block of this grid. If several blocks run on it, any of them may
+/// write.
 __global__ void stamp_kernel(SmClock::Stamp* stamps) {
   if (threadIdx.x != 0) return;
   uint32_t multiprocessor;
@@ -42,7 +43,7 @@ SmClock::~SmClock() {
 
 void SmClock::stamp(Stamp* stamps) {
   stamp_kernel<<<static_cast<unsigned>(2 * count_), 1024>>>(
-      stamps);  // a block takes half a multiprocessor's threads: they spread
+      stamps);  // each block takes half a multiprocessor's threads, so blocks spread over all multiprocessors
   check(cudaGetLastError(), "clock");
 }
 

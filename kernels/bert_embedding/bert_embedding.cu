@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// One warp per row, which stays in registers: kPacks packs a lane.
+/// One warp per row. The row stays in registers, kPacks packs per lane.
 template <class T, int kWidth, int kPacks>
 __global__ void __launch_bounds__(kThreads) forward_kernel(const BertEmbedding a) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const BertEmbedding a
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) u[i] = (u[i] - mean) * rstd * g[i] + b[i];
     if (dropping) {
-      to_floats(from_floats<T>(u), u);  // rounded, then dropped, as two operations would
+      to_floats(from_floats<T>(u), u);  // rounded before dropout, as two separate operations would round
       if constexpr (kWidth > 1) {       // columns are even, and so is the first element
 #pragma unroll
         for (int i = 0; i < kWidth; i += 2) {

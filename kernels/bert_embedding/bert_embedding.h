@@ -1,16 +1,16 @@
 #pragma once
-// The input of BERT in one pass: three lookups, layer norm, dropout.
+// BERT's input embedding in one pass: three lookups, layer norm, dropout.
 //
 //   s = to(T, word[ids] + position[positions] + type[types])      one rounding of the fp32 sum
 //   mean, var over the row (biased),  rstd = 1 / sqrt(var + eps)
 //   y = dropout(to(T, (s - mean) * rstd * gamma + beta))           dropout as in kernels/dropout/dropout.h
 //
-// Tables [vocab, columns], [max_positions, columns], [types, columns], gamma, beta [columns]: device,
-// one element type T. ids, positions, types int64 [rows]; one outside its table gives a row of NaN.
-// s (what backward reads) and y [rows, columns]; mean, rstd fp32 [rows]; s, mean and rstd may be null.
-// Backward is made of others: dropout of dy, layer_norm_backward() on s, embedding_backward() once per
-// table. columns <= 2,048, or 512 where they are no multiple of 16 / sizeof(T) or pointers lie off 16-byte
-// boundaries. Deterministic, allocates nothing, synchronises nothing.
+// Tables word [vocab, columns], position [max_positions, columns], type [types, columns] and gamma, beta [columns]:
+// device, one element type T. ids, positions, types: int64 [rows]; an index outside its table gives a row of NaN. s (an
+// input of backward) and y: [rows, columns]; mean, rstd: fp32 [rows]; s, mean and rstd may be null. Backward is
+// composed of dropout of dy, layer_norm_backward() on s, and embedding_backward() once per table. columns <= 2,048, or
+// <= 512 if columns is not a multiple of 16 / sizeof(T) or a pointer is not 16-byte aligned. Deterministic, no
+// allocation, no synchronisation.
 
 #include "kernels/element.h"
 

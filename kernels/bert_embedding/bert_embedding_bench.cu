@@ -23,7 +23,7 @@ TRIREME_BENCH(bert_embedding) {
     a.rows = kRows, a.columns = kColumns, a.vocab = kVocab, a.max_positions = kPositions;
     a.num_types = 2, a.element = element;
   }
-  // A word's row is read for every place that names it; the sum and y are written.
+  // A row of the word table is counted once per token that reads it; s and y are written.
   recorder.time("bert_embedding forward", bench::shape_text({kRows, kVocab, kColumns}), element,
                 3.0 * static_cast<double>(kRows * kColumns * 2), kSets,
                 [&](int i) { return bert_embedding_forward(sets[i], nullptr); });

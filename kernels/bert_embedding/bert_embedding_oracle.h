@@ -9,7 +9,7 @@ namespace trireme::kernels::oracle {
 struct BertEmbeddingRows {
   std::vector<double> sum, y, mean, rstd;
 };
-/// `sum`, when given, replaces the sum of the lookups: as it was rounded.
+/// `sum`, if given, replaces the sum of the lookups by its rounded value.
 BertEmbeddingRows bert_embedding(const std::vector<double>& word, const std::vector<double>& position,
                                  const std::vector<double>& type, const std::vector<int64_t>& ids,
                                  const std::vector<int64_t>& positions, const std::vector<int64_t>& types,

@@ -1,6 +1,6 @@
 #pragma once
-// The last step of a kernel whose threads each hold sums over the rows they saw: the rows of a
-// block are added in order, and the block leaves one partial row for column_sums().
+// The last step of kernels whose threads each hold column sums over the rows they processed: adds the rows of a block
+// in a fixed order and writes one partial row per block for column_sums().
 
 #include "kernels/launch_behind.cuh"
 
@@ -8,15 +8,15 @@
 
 namespace trireme::kernels {
 
-/// Bytes of shared memory that leave_sums() needs.
+/// Shared memory that leave_sums() needs, in bytes.
 inline size_t block_sums_bytes(int rows_of_block, int64_t columns, int vectors) {
   return rows_of_block > 1 ? static_cast<size_t>(rows_of_block * columns * vectors) * sizeof(float) : 0;
 }
 
-/// sums[v][p][i] belongs to column first(p) + i of vector v, for packs that holds(p). blockDim =
-/// (threads of a row, rows of a block); all threads of the block call it, with shared memory that
-/// nobody uses any more. row [kVectors, columns]: the block's in the workspace. Both on 16-byte
-/// boundaries, kWidth and first(p) multiples of four.
+/// sums[v][p][i] belongs to column first(p) + i of vector v, for packs p with holds(p). blockDim = (threads of a row,
+/// rows of a block). All threads of the block call it; the shared memory must no longer be in use. row [kVectors,
+/// columns]: the block's row of the workspace. Shared memory and row are 16-byte aligned, kWidth and first(p) multiples
+/// of four.
 template <int kVectors, int kPacks, int kWidth, class First, class Holds>
 __device__ inline void leave_sums(const float (&sums)[kVectors][kPacks][kWidth], const First& first, const Holds& holds,
                                   int columns, float* shared, float* row) {
@@ -36,7 +36,7 @@ __device__ inline void leave_sums(const float (&sums)[kVectors][kPacks][kWidth],
     }
   if (rows == 1) return;
   __syncthreads();
-  // Orders nothing more; after loops whose groups meet at numbered barriers, racecheck misses one.
+  // Not needed for ordering; without it racecheck misses a barrier after loops whose groups meet at numbered barriers.
   __syncthreads();
   for (int c = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x); c < length;
        c += static_cast<int>(blockDim.x * blockDim.y)) {

@@ -10,11 +10,11 @@ namespace trireme::kernels {
 
 namespace {
 
-constexpr int kThreads = 32;  // side by side
+constexpr int kThreads = 32;  // threads along the columns
 template <int kWidth>
-constexpr int kLanes = kWidth == 1 ? 32 : 16;  // rows at once
+constexpr int kLanes = kWidth == 1 ? 32 : 16;  // threads along the rows
 
-/// A thread adds up kWidth neighbouring columns: one, or four where they are on 16-byte boundaries.
+/// A thread sums kWidth adjacent columns: four if they are 16-byte aligned, otherwise one.
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads* kLanes<kWidth>)
     column_sum_kernel(const float* partial, int64_t rows, int64_t columns, int64_t stride, const ColumnSums outs,
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kThreads* kLanes<kWidth>)
     const float* from = partial + blockIdx.y * columns + mine;
 #pragma unroll 8
     for (int64_t row = threadIdx.y; row < rows; row += kLanes<kWidth>) {
-      // Written while this block may have stood by.
+      // Read through L2: the rows may have been written while this block was already resident.
       const Part part = __ldcg(reinterpret_cast<const Part*>(from + row * stride));
       if constexpr (kWidth == 4)
         sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
@@ -63,7 +63,7 @@ cudaError_t launch(const float* partial, int64_t rows, int64_t columns, int64_t 
 cudaError_t launch(const float* partial, int64_t rows, int64_t columns, int64_t stride, const ColumnSums& outs,
                    Element element, bool accumulate, cudaStream_t stream) {
   if (columns == 0 || outs.count == 0) return cudaSuccess;
-  // More blocks of 1,024 threads than are there at once: few wide ones end sooner.
+  // With more blocks than fit at once, fewer and wider blocks finish earlier.
   const bool wide = columns % 4 == 0 && stride % 4 == 0 && aligned16(partial) &&
                     ceil_div(columns, kThreads) * outs.count > 2 * multiprocessors();
   return dispatch(element, [&](auto zero) {

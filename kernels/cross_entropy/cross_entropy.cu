@@ -7,7 +7,7 @@ namespace trireme::kernels {
 
 namespace {
 
-// Three blocks share a multiprocessor, and their rows its shared memory.
+// Sized for three blocks per multiprocessor, whose rows share its shared memory.
 constexpr int kThreads = 512, kStages = 4, kSumThreads = 1024;
 constexpr size_t kStagedBytes = 72 * 1024;
 constexpr float kLog2E = 1.4426950408889634f;
@@ -19,14 +19,14 @@ __device__ inline float exp2_fast(float x) {
   return y;
 }
 
-/// Greatest value and sum of exp(value - greatest) of a set of logits.
+/// Largest value and sum of exp(value - largest) of a set of logits.
 struct Partition {
   float top, sum;
 };
 
 __device__ inline Partition merge(Partition a, Partition b) {
   const float top = fmaxf(a.top, b.top);
-  // A set of -inf alone has sum 0 and must not make a NaN of -inf - -inf.
+  // A set of only -inf has sum 0; skipped, because -inf - -inf is NaN.
   const float left = a.sum == 0.0f ? 0.0f : a.sum * exp2f((a.top - top) * kLog2E),
               right = b.sum == 0.0f ? 0.0f : b.sum * exp2f((b.top - top) * kLog2E);
   return {top, left + right};
@@ -36,13 +36,13 @@ __device__ inline Partition warp_merge(Partition v) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) {
     const Partition other{__shfl_xor_sync(0xffffffffu, v.top, offset), __shfl_xor_sync(0xffffffffu, v.sum, offset)};
-    // The lower lane's operand first in both: same bits in every lane.
+    // The lower lane's operand comes first in both lanes, so that all lanes get the same bits.
     v = (threadIdx.x & offset) == 0 ? merge(v, other) : merge(other, v);
   }
   return v;
 }
 
-/// The same bits in every thread; `scratch` holds 32 of them.
+/// All threads get the same bits; `scratch` holds 32 partitions.
 __device__ inline Partition block_merge(Partition v, Partition* scratch) {
   v = warp_merge(v);
   if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;
@@ -58,7 +58,7 @@ __device__ inline void extend(Partition& v, const float (&logits)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) top = fmaxf(top, logits[i]);
   if (top > v.top) {
-    v.sum *= exp2_fast((v.top - top) * kLog2E);  // -inf at first: 0
+    v.sum *= exp2_fast((v.top - top) * kLog2E);  // 0 at the first call, where v.top is -inf
     v.top = top;
   }
   const float offset = top == -INFINITY ? 0.0f : top * kLog2E;
@@ -88,9 +88,9 @@ __device__ inline void write_token(const CrossEntropy& a, int64_t token, const T
   if (a.lse != nullptr) a.lse[token] = lse;
 }
 
-/// One block per token: statistics in a first pass over the row, the gradient in a second. With
-/// kStaged the row waits in shared memory in between; without, the second pass finds it in L2, as
-/// long as the rows in flight fit there.
+/// One block per token: softmax statistics in a first pass over the row, the gradient in a second. With kStaged the row
+/// stays in shared memory between the passes; without it the second pass reads the row from L2, as long as the rows in
+/// flight fit there.
 template <class T, class G, int kWidth, bool kStaged>
 __global__ void __launch_bounds__(kThreads, 3) row_kernel(const CrossEntropy a) {
   constexpr int kUnroll = kWidth == 1 ? 8 : 4, kStep = kThreads * kWidth;
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kThreads, 3) row_kernel(const CrossEntropy a) 
   }
   T* kept = reinterpret_cast<T*>(staged);
   if constexpr (kStaged) {
-    // All of the row on its way at once; the pass below follows it in kStages parts.
+    // The whole row is requested at once; the first pass processes it in kStages parts as they arrive.
     const int part = ((vocab + kStep - 1) / kStep + kStages - 1) / kStages * kStep;
 #pragma unroll 1
     for (int stage = 0; stage < kStages; ++stage) {
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, 3) row_kernel(const CrossEntropy a) 
       copy_async_commit();
     }
   }
-  // Before anything is overwritten: the barrier is still ahead.
+  // Read before the barrier after which d_logits may overwrite logits.
   Token t{};
   if (threadIdx.x == 0) t = read_token<T>(a, token);
 
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kThreads, 3) row_kernel(const CrossEntropy a) 
   };
   if constexpr (kStaged) {
     const int part = ((vocab + kStep - 1) / kStep + kStages - 1) / kStages * kStep;
-    // A thread reads what it copied itself: no barrier is needed.
+    // A thread reads only what it copied itself, so no barrier is needed.
 #pragma unroll 1
     for (int stage = 0; stage < kStages; ++stage) {
       if (stage == 0) copy_async_wait<3>();
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(kThreads, 3) row_kernel(const CrossEntropy a) 
                        (a.gradient_scale != nullptr ? *a.gradient_scale : 1.0f),
               share = factor / v.sum, offset = v.top * kLog2E;
   const int target = static_cast<int>(a.targets[token]);
-  // Backwards: what was read last is most likely still near.
+  // In descending order: what was read last is most likely still in L2.
   const int passes = (stride + kStep * kUnroll - 1) / (kStep * kUnroll);
   for (int pass = passes - 1; pass >= 0; --pass) {
     const int base = pass * kStep * kUnroll + first;
@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(kThreads, 3) row_kernel(const CrossEntropy a) 
       take(loaded[k], column, values);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) values[i] = share * exp2_fast(values[i] * kLog2E - offset);
-      // Within one thread's pack or not: mostly not.
+      // The inner loop is skipped unless the target is in this thread's pack, which is rare.
       if (const int place = target - column; place >= 0 && place < kWidth) {
 #pragma unroll
         for (int i = 0; i < kWidth; ++i)
@@ -252,7 +252,7 @@ cudaError_t cross_entropy(const CrossEntropy& a, cudaStream_t stream) {
       if (a.gradient_element == Element::kBF16) return launch<T, __nv_bfloat16>(a, stream);
       return launch<T, __half>(a, stream);
     } else {
-      return cudaErrorInvalidValue;  // 16-bit logits have gradients of their own type
+      return cudaErrorInvalidValue;  // the gradients of 16-bit logits have the type of the logits
     }
   });
 }

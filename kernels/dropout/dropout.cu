@@ -18,7 +18,7 @@ __global__ void dropout_kernel(const T* __restrict__ x, T* out, const int64_t* _
   T* out_row = out + row * row_size;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads * kWidth;
   for (int64_t e = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kWidth; e < row_size; e += stride) {
-    // The words of a pack share their upper bits.
+    // The words of a pack have the same upper 32 bits.
     const DropoutHash key = sample.of_upper(static_cast<uint32_t>(e >> 33));
     if constexpr (kWidth > 1) {
       Pack<T> value = *reinterpret_cast<const Pack<T>*>(in_row + e);
@@ -29,7 +29,7 @@ __global__ void dropout_kernel(const T* __restrict__ x, T* out, const int64_t* _
         const uint32_t h = dropout_draw(key, static_cast<uint32_t>((e + i) >> 1));
         const float first = (h & 0xffff) >= threshold ? to_float(value.value[i]) * scale : 0.0f;
         const float second = (h >> 16) >= threshold ? to_float(value.value[i + 1]) * scale : 0.0f;
-        // The product is rounded to T before it is added, as two separate operations would.
+        // The product is rounded to T before it is added, as two separate operations would round.
         value.value[i] = from_float<T>(first);
         value.value[i + 1] = from_float<T>(second);
         if (accumulate) {

@@ -3,12 +3,11 @@
 //
 //   out[b, e] = (accumulate ? out[b, e] : 0) + (kept(b, e) ? x[b, e] * scale : 0)
 //
-// x, out   [rows, row_size], device, same type; may be the same pointer when accumulate is false;
-//          fast with 16-byte aligned pointers and a row_size that is a multiple of 16 / sizeof(type); any number of
-//          rows, size and alignment is right
+// x, out   [rows, row_size], device, same type; may be the same pointer if accumulate is false; any size and alignment,
+//          fast with 16-byte aligned pointers and a row_size that is a multiple of 16 / sizeof(type)
 // ids      [rows] int64, device: global sample ids
-// Allocates nothing, synchronises nothing. Deterministic: each element is written by one thread,
-// decisions depend on (key, id, e) only.
+// No allocation, no synchronisation. Deterministic: each element is written by one thread, and its decision depends on
+// (key, id, e) only.
 
 #include "kernels/element.h"
 

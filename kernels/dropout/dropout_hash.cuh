@@ -1,11 +1,11 @@
 #pragma once
-// The hash of include/trireme/ops/dropout.h on the device.
+// Device implementation of the hash in include/trireme/ops/dropout.h.
 
 #include <cstdint>
 
 namespace trireme::kernels {
 
-/// dropout_mix() behind its first step.
+/// dropout_mix() after its first step.
 __device__ inline uint32_t dropout_mix_on(uint32_t x) {
   x *= 0x21f0aaadu;
   x ^= x >> 15;
@@ -14,14 +14,14 @@ __device__ inline uint32_t dropout_mix_on(uint32_t x) {
 }
 __device__ inline uint32_t dropout_mix(uint32_t x) { return dropout_mix_on(x ^ (x >> 16)); }
 
-/// The keys of a sample's words.
+/// The hash keys of a sample.
 struct DropoutHash {
   uint32_t k0, k1;
-  /// The keys of the words whose index has these upper 32 bits. `upper` 0: the keys themselves.
+  /// The keys for words whose index has these upper 32 bits; `upper` 0 leaves the keys unchanged.
   __device__ DropoutHash of_upper(uint32_t upper) const { return {k0, k1 ^ (upper * 0x9e3779b9u)}; }
 };
 
-/// Elements of a sample whose words fill 32 bits. Kernels that draw with 32-bit words alone refuse longer samples.
+/// Elements of a sample whose word indices fit 32 bits. Kernels with 32-bit word indices reject longer samples.
 constexpr int64_t kDropoutElements32 = int64_t{1} << 33;
 
 __device__ inline DropoutHash sample_hash(uint64_t id, uint32_t t0, uint32_t t1) {
@@ -29,13 +29,13 @@ __device__ inline DropoutHash sample_hash(uint64_t id, uint32_t t0, uint32_t t1)
   return {k0, dropout_mix(k0 + 0x9e3779b9u)};
 }
 
-/// The draw of the word with these lower 32 bits.
+/// The draw for the word whose index has these lower 32 bits.
 __device__ inline uint32_t dropout_draw(DropoutHash key, uint32_t word) {
   return dropout_mix(dropout_mix(word ^ key.k0) ^ key.k1);
 }
 
-/// dropout_draw() of words `word` + i, i below a power of two that divides `word` and is at most
-/// 65536: they differ in low bits alone, and share the first step.
+/// dropout_draw() for words `word` + i, where i is below a power of two that divides `word` and is at most 65,536.
+/// These words differ in their low bits only and share the first step.
 class DropoutDraws {
  public:
   __device__ DropoutDraws(DropoutHash key, uint32_t word) : k1_(key.k1) {

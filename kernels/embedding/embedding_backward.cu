@@ -12,9 +12,9 @@ namespace trireme::kernels {
 
 namespace {
 
-// A group of neighbouring places in the sorted order is summed by one block of threads. A run of
-// equal ids belongs to the group where it begins, which follows it up to kAhead places further; a
-// run that goes on even there leaves one fp32 row per group.
+// One block of threads sums a group of kGroup consecutive positions in the sorted order. A run of equal ids belongs to
+// the group where it begins, which follows it for up to kAhead positions beyond the group. If the run is longer than
+// that, every group that it covers writes one fp32 row of partial sums.
 constexpr int kGroup = kEmbeddingGroup, kAhead = 96, kBack = kGroup + kAhead, kStages = 12, kThreads = 128,
               kPrepareThreads = 256, kRunThreads = 512, kLanes = 64, kRunColumns = kRunThreads / kLanes,
               kRunBlocks = 1024;
@@ -22,11 +22,11 @@ constexpr int kGroup = kEmbeddingGroup, kAhead = 96, kBack = kGroup + kAhead, kS
 size_t rounded(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 struct Workspace {
-  uint32_t *keys_in, *keys;  // [tokens]: the id above token_bits bits of the token
-  int *tokens_in, *tokens;   // [tokens], where both do not fit into a key
+  uint32_t *keys_in, *keys;  // [tokens]: the id shifted left by token_bits, or'd with the token number
+  int *tokens_in, *tokens;   // [tokens], used if id and token number do not fit into a key
   int id_bits, token_bits;
-  float* head;           // [groups, columns]: what a group adds to the run that its predecessor began
-  float* tail;           // [groups, columns]: the run that goes on in the next group
+  float* head;           // [groups, columns]: the group's part of a run that began in an earlier group
+  float* tail;           // [groups, columns]: the group's part of a run that continues in the next group
   int *num_runs, *runs;  // groups where a long run begins
   uint32_t* counts;
   void* sort;
@@ -39,8 +39,8 @@ int bits_of(int64_t largest) {
   return bits;
 }
 
-/// Of more tokens than embedding_sort() takes. Stable by id. With a null w.sort only the size is
-/// asked for.
+/// CUB's stable sort by id, for more tokens than embedding_sort() takes. With a null w.sort it only computes the
+/// workspace size.
 cudaError_t sort(Workspace& w, int64_t tokens, cudaStream_t stream) {
   const int count = static_cast<int>(tokens), end = w.token_bits + w.id_bits;
   if (w.token_bits > 0)
@@ -90,11 +90,11 @@ __device__ inline int token_at(const Workspace& w, int64_t place) {
   return w.token_bits > 0 ? static_cast<int>(w.keys[place] & ((1u << w.token_bits) - 1)) : w.tokens[place];
 }
 
-/// Ids of the places around a group, ascending; offset 0 is the group's first place.
+/// Ids at the positions around a group, ascending; offset 0 is the group's first position.
 struct Window {
   int ids[kBack + kGroup + kAhead + 1];
   __device__ int at(int offset) const { return ids[kBack + offset]; }
-  /// Smallest offset in [low, high] whose id is at least `id`; high when there is none before it.
+  /// Smallest offset in [low, high) whose id is at least `id`; high if there is none.
   __device__ int find(int low, int high, int id) const {
     while (low < high) {
       const int middle = (low + high) >> 1;
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kThreads)
   bool from_before = window.at(-1) == window.at(0);
   if (from_before) {
     const int id = window.at(0), start = window.find(-kBack, 0, id);
-    // Its own group's end, and as far as that group follows it.
+    // The end of the run's own group plus the positions by which that group follows it.
     const int reach = (start >> 5) * kGroup + kGroup + kAhead;
     from_before = start == -kBack || window.at(reach) == id;
     if (!from_before) first = window.find(0, kGroup + kAhead, id + 1);
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kThreads)
   };
   const auto source = [&](int place) { return dy + static_cast<int64_t>(tokens[place]) * a.columns; };
   if constexpr (kWidth > 1) {
-    // kStages - 1 rows are always on their way; a thread reads only what it fetched itself.
+    // kStages - 1 rows are always in flight; a thread reads only what it fetched itself.
     __shared__ Vec<T, kWidth> ring[kStages][kThreads];
 #pragma unroll
     for (int k = 0; k < kStages - 1; ++k) {
@@ -188,8 +188,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Long runs, as the groups where they begin have listed them. A block owns kRunColumns * kWidth
-/// columns, and its kLanes lanes take the pieces of a run in turn.
+/// Sums the long runs that the groups have listed. A block owns kRunColumns * kWidth columns, and its kLanes lanes take
+/// the partial rows of a run in turn.
 template <class G, int kWidth>
 __global__ void __launch_bounds__(kRunThreads, 2) run_kernel(const EmbeddingBackward a, const Workspace w) {
   __shared__ float sums[kLanes][kRunColumns * kWidth];
@@ -199,11 +199,11 @@ __global__ void __launch_bounds__(kRunThreads, 2) run_kernel(const EmbeddingBack
             own = static_cast<int>(threadIdx.x) % kRunColumns * kWidth;
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kRunColumns * kWidth + own;
   const int count = *w.num_runs;
-  // Listed in any order: each run's sum is its own.
+  // The list is in no fixed order, which does not affect the result: each run is summed on its own.
   for (int i = static_cast<int>(blockIdx.y); i < count; i += static_cast<int>(gridDim.y)) {
     const int64_t group = w.runs[i];
     const int id = id_at(w, (group + 1) * kGroup - 1);
-    // The last group that the run reaches into.
+    // Finds the last group that the run covers.
     int64_t low = group + 1 + kAhead / kGroup, step = 1;
     while (low + step < groups && id_at(w, (low + step) * kGroup) == id) low += step, step *= 2;
     for (; step > 0; step /= 2)

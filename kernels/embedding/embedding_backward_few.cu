@@ -1,5 +1,5 @@
-// The gradient of a table of very few rows, as token types have: every block sums a stretch of the
-// tokens for each id, and a second kernel adds the blocks' sums in order.
+// The gradient of a table with very few rows, such as BERT's token types: every block sums a range of tokens for each
+// id, and a second kernel adds the blocks' sums in order.
 
 #include "kernels/embedding/embedding_rows.cuh"
 #include "kernels/launch.h"
@@ -11,7 +11,7 @@ namespace {
 constexpr int kThreads = 128, kAhead = 8, kBlocksPerSm = 8, kSumThreads = 512, kLanes = 32,
               kSumColumns = kSumThreads / kLanes;
 
-/// partial [stretches, vocab, columns].
+/// partial: [ranges, vocab, columns].
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     stretch_kernel(const EmbeddingBackward a, int64_t stretch, float* partial, int* seen) {
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// A block owns kSumColumns columns of a row; its lanes take the stretches in turn.
+/// A block owns kSumColumns columns of a row; its lanes take the ranges in turn.
 template <class G>
 __global__ void __launch_bounds__(kSumThreads)
     sum_kernel(const EmbeddingBackward a, int stretches, const float* partial, const int* seen) {

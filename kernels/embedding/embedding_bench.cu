@@ -28,7 +28,7 @@ TRIREME_BENCH(embedding) {
       b.dy = f.y, b.ids = f.ids, b.d_table = memory.raw(vocab * columns * 2), b.workspace = workspace;
       b.tokens = tokens, b.vocab = vocab, b.columns = columns, b.element = b.table_element = element;
     }
-    // Rows are read as often as tokens name them.
+    // A table row is counted once per token that reads it.
     recorder.time("embedding forward", label, element, 2 * tensor, kSets,
                   [&](int i) { return embedding_forward(forward[i], nullptr); });
     const double touched = static_cast<double>(vocab) *
@@ -36,7 +36,7 @@ TRIREME_BENCH(embedding) {
     recorder.time("embedding backward", label, element, tensor + touched * static_cast<double>(columns * 2), kSets,
                   [&](int i) { return embedding_backward(backward[i], nullptr); });
   }
-  // Two ids only, as token types have: all runs are long.
+  // Only two ids, as for token types, so all runs are long.
   constexpr int64_t kTokens = 131072, kColumns = 1024;
   bench::Memory memory;
   EmbeddingBackward types[kSets];

@@ -8,9 +8,8 @@ namespace {
 
 constexpr int kThreads = 256, kUnroll = 4, kTokens = 16, kTogether = 2;
 
-/// A warp copies the same stretch of kUnroll * 32 packs of kTokens rows. Their ids come with one
-/// read, and kTogether rows are on their way at a time, so that neither of the two dependent reads
-/// is waited for alone.
+/// A warp copies the same range of kUnroll * 32 packs of kTokens rows. One load reads all their ids, and kTogether rows
+/// are in flight at a time, which hides the latency of the two dependent loads.
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads) forward_kernel(const EmbeddingForward a, unsigned stretches) {
   const unsigned unit = blockIdx.x * (kThreads / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;

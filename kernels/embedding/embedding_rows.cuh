@@ -1,5 +1,5 @@
 #pragma once
-// What the two ways to an embedding's gradient share.
+// Shared by the two implementations of the embedding's gradient.
 
 #include "kernels/device.cuh"
 #include "kernels/embedding/embedding.h"
@@ -7,16 +7,16 @@
 
 namespace trireme::kernels {
 
-/// Tokens of a group, each of which has two fp32 rows in the workspace.
+/// Tokens of a group; each group has two fp32 rows in the workspace.
 constexpr int kEmbeddingGroup = 32;
 
-/// Up to so many ids keep their sums in registers: nothing is sorted.
+/// With at most this many ids the sums stay in registers and nothing is sorted.
 constexpr int kFewIds = 2;
 
-/// partial: two rows of fp32 for each group of tokens; seen: kFewIds integers.
+/// partial: two fp32 rows for each group of tokens; seen: kFewIds integers.
 cudaError_t embedding_backward_few(const EmbeddingBackward& arguments, float* partial, int* seen, cudaStream_t stream);
 
-/// Sixteen bytes at a time where kWidth > 1.
+/// 16 bytes at a time if kWidth > 1.
 template <class G, int kWidth>
 __device__ inline void write_row(G* to, const float (&sum)[kWidth], bool accumulate) {
   constexpr int kPart = kWidth == 1 ? 1 : 16 / sizeof(G);

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kThreads = 1024, kItems = 2, kWarps = kThreads / 32, kBlockKeys = kThreads * kItems, kDigitBits = 8,
               kDigits = 1 << kDigitBits, kShares = kThreads / kDigits, kMostPasses = 4,
-              kMostBlocks = 256;  // each reads the counts of all
+              kMostBlocks = 256;  // upper limit, because each block reads the counts of all blocks
 
 struct Digit {
   int shift = 0, bits = 0;
@@ -19,10 +19,11 @@ struct Digit {
 };
 
 struct Pass {
-  const uint32_t* from = nullptr;  // null: the ids
+  const uint32_t* from = nullptr;  // null: the first pass reads the ids
   uint32_t* to = nullptr;
-  const uint32_t* counts = nullptr;  // [blocks, kDigits], of this pass's digit in each block's keys
-  uint32_t* next_counts = nullptr;   // of the next digit in the order that this pass makes; or null
+  // [blocks, kDigits]: how often each value of this pass's digit occurs in each block's keys
+  const uint32_t* counts = nullptr;
+  uint32_t* next_counts = nullptr;  // the same for the next digit in the order that this pass produces; may be null
   Digit digit, next;
 };
 
@@ -33,7 +34,7 @@ __device__ inline uint32_t key_of(const KeySort& s, int64_t token) {
   return static_cast<uint32_t>(id >= 0 && id < s.vocab ? id : s.vocab) << s.token_bits | static_cast<uint32_t>(token);
 }
 
-/// A block's counts of the first digit, and zeros where the passes will count.
+/// Counts the first digit per block and zeroes the counters of the later passes.
 __global__ void __launch_bounds__(kThreads) count_kernel(const KeySort s, const Digit digit, const int passes) {
   __shared__ uint32_t count[kDigits];
   allow_next_kernel();
@@ -52,11 +53,11 @@ __global__ void __launch_bounds__(kThreads) count_kernel(const KeySort s, const 
   for (int pass = 1; pass < passes; ++pass) to[static_cast<int64_t>(pass) * gridDim.x * kDigits] = 0;
 }
 
-/// Moves a block's keys to where the digit's order has them. A warp has 32 kItems neighbouring keys.
+/// Moves a block's keys to their place in the order of the digit. A warp has 32 kItems consecutive keys.
 __global__ void __launch_bounds__(kThreads) pass_kernel(const KeySort s, const Pass pass) {
-  __shared__ uint16_t place[kWarps][kDigits];  // keys of the digit in the block's warps before
+  __shared__ uint16_t place[kWarps][kDigits];  // number of keys with the digit in the block's earlier warps
   __shared__ uint32_t all[kDigits], before[kDigits],
-      of_warp[kDigits / 32];  // in all blocks, in those before
+      of_warp[kDigits / 32];  // per warp: in all blocks, and in the earlier blocks
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32,
             digit_here = static_cast<int>(threadIdx.x) % kDigits, share = static_cast<int>(threadIdx.x) / kDigits;
   allow_next_kernel();
@@ -100,7 +101,7 @@ __global__ void __launch_bounds__(kThreads) pass_kernel(const KeySort s, const P
   }
   __syncthreads();
 
-  // Where the digit begins: keys of smaller digits, and of the same in blocks before.
+  // Where the digit begins: number of keys with smaller digits, plus keys with this digit in earlier blocks.
   const uint32_t total = all[digit_here];
   uint32_t up_to = total;
 #pragma unroll

@@ -1,22 +1,22 @@
 #pragma once
-// Rows with FP8 codes that a cluster of blocks shares.
+// The amax of rows with FP8 output that a thread block cluster shares.
 
 #include "kernels/cluster.cuh"
 #include "kernels/fp8/fp8.cuh"
 
 namespace trireme::kernels {
 
-/// How many blocks share a row of so many threads, each with whole warps: several small ones on a
-/// multiprocessor hide each other's waits for a row's amax (GELU's backward of 16,384 columns:
-/// 5 blocks of 128 threads, not 1 of 512).
+/// Number of blocks that share a row of `threads` threads, each with whole warps. Several small blocks on a
+/// multiprocessor hide each other's wait for a row's amax (GELU backward with 16,384 columns: 5 blocks of 128 threads
+/// instead of 1 of 512).
 inline int blocks_of_whole_row(int threads) {
   int parts = 1;
   while (parts < 4 && threads / parts >= 256 && threads / parts % 64 == 0) parts *= 2;
   return parts;
 }
 
-/// Greatest of the values of a row that a cluster's blocks share, at most 32 warps in all; v >= 0.
-/// What a block's threads wrote to its shared memory before, all of them see after.
+/// The largest value of a row that a cluster's blocks share, at most 32 warps in total; v >= 0. It is also a barrier of
+/// the block for its shared memory.
 __device__ inline float cluster_amax(float v, const Mailbox& mailbox, uint32_t parity, float* scratch) {
   const int warps = static_cast<int>(blockDim.x) / 32, warp = static_cast<int>(threadIdx.x) / 32,
             lane = static_cast<int>(threadIdx.x) % 32, parts = static_cast<int>(cluster_size());
@@ -25,7 +25,7 @@ __device__ inline float cluster_amax(float v, const Mailbox& mailbox, uint32_t p
   if (threadIdx.x == 0)
     mailbox.arm(static_cast<uint32_t>(parts * warps) * sizeof(float));
   else if (lane == 0)
-    mailbox.come();
+    mailbox.arrive();
   if (lane < parts)
     mailbox.send(&scratch[static_cast<int>(cluster_rank()) * warps + warp], static_cast<uint32_t>(lane), v);
   mailbox.wait(parity);

@@ -1,5 +1,5 @@
 #pragma once
-// Device side of the FP8 outputs that kernels write beside or instead of their 16-bit result.
+// Device functions for the FP8 outputs that kernels write in addition to or instead of their 16-bit result.
 
 #include "kernels/device.cuh"
 #include "kernels/fp8/fp8_output.h"
@@ -12,8 +12,8 @@ namespace trireme::kernels {
 
 __device__ inline constexpr float fp8_max(Fp8Format format) { return format == Fp8Format::kE4M3 ? 448.0f : 57344.0f; }
 
-/// Four codes of values * scale, rounded to nearest and saturated. In one piece: codes that pass
-/// 16-bit registers one pair at a time cost four more instructions a pair.
+/// Four codes of values * scale, rounded to nearest and saturated. One asm statement for all four: converting pair by
+/// pair through 16-bit registers takes four more instructions per pair.
 template <__nv_fp8_interpretation_t kKind>
 __device__ inline uint32_t fp8_word(float a, float b, float c, float d) {
   uint32_t word;
@@ -43,19 +43,19 @@ __device__ inline Words<kWidth / 4> to_fp8(const float (&values)[kWidth], float 
 /// kWidth is a multiple of four.
 template <int kWidth>
 __device__ inline Words<kWidth / 4> to_fp8(const float (&values)[kWidth], float scale, Fp8Format format) {
-  // One branch for all of them, not one for each pair.
+  // One branch for all values instead of one per pair.
   if (format == Fp8Format::kE4M3) return to_fp8<__NV_E4M3>(values, scale);
   return to_fp8<__NV_E5M2>(values, scale);
 }
 
-/// Two pairs: fp32 rows are short of registers, not of instructions.
+/// Pair by pair: fp32 rows are limited by registers, not by instructions.
 template <__nv_fp8_interpretation_t kKind>
 __device__ inline Vec<uint16_t, 2> fp8_pairs(const float (&values)[4], float scale) {
   return {{__nv_cvt_float2_to_fp8x2({values[0] * scale, values[1] * scale}, __NV_SATFINITE, kKind),
            __nv_cvt_float2_to_fp8x2({values[2] * scale, values[3] * scale}, __NV_SATFINITE, kKind)}};
 }
 
-/// `once` as in store_whole().
+/// `once`: as in store_whole().
 template <int kWidth>
 __device__ inline void store_fp8(uint8_t* to, const float (&values)[kWidth], float scale, Fp8Format format,
                                  bool once = false) {
@@ -69,7 +69,7 @@ __device__ inline void store_fp8(uint8_t* to, const float (&values)[kWidth], flo
     store_whole(to, to_fp8(values, scale, format), once);
 }
 
-/// Calls f with the interpretation as a constant: asked once, not for every pack.
+/// Calls f with the format as a compile-time constant, so that one branch serves all packs.
 template <class F>
 __device__ inline void with_format(Fp8Format format, const F& f) {
   if (format == Fp8Format::kE4M3)
@@ -78,8 +78,7 @@ __device__ inline void with_format(Fp8Format format, const F& f) {
     f(std::integral_constant<__nv_fp8_interpretation_t, __NV_E5M2>{});
 }
 
-/// A row as it stands in registers, as codes: format and `once` are settled before the row, not for
-/// each pack of it.
+/// Stores a row from registers as codes. `format` and `once` are tested once a row, not once a pack.
 template <class T, int kPacks, class Cursor>
 __device__ inline void store_row_fp8(uint8_t* to, const Words<4> (&row)[kPacks], const Cursor& cursor, float scale,
                                      Fp8Format format, bool once) {
@@ -140,13 +139,13 @@ __device__ inline void from_fp8(const Vec<uint16_t, kWidth / 2>& codes, float sc
   with_format(format, [&](auto kind) { from_fp8<decltype(kind)::value>(codes, scale, out); });
 }
 
-/// Raises *amax to v, v >= 0; the result does not depend on the order. A NaN wins over every
+/// Atomically raises *amax to v, v >= 0; the result does not depend on the order. NaN counts as larger than every
 /// number.
 __device__ inline void raise_amax(float* amax, float v) {
   atomicMax(reinterpret_cast<unsigned*>(amax), __float_as_uint(v) & 0x7fffffffu);
 }
 
-/// max(|a|, |b|) that keeps a NaN, so that a bad activation is seen in the amax.
+/// max(|a|, |b|) that propagates NaN, so that a NaN activation shows in the amax.
 __device__ inline float amax_of(float a, float b) {
   const unsigned x = __float_as_uint(a) & 0x7fffffffu, y = __float_as_uint(b) & 0x7fffffffu;
   return __uint_as_float(x > y ? x : y);
@@ -156,8 +155,7 @@ __device__ inline float warp_amax(float v) {
   return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(v) & 0x7fffffffu));
 }
 
-/// Greatest of the values of a row's threads, kCount of them at once; the same rules as row_sum,
-/// scratch of 32 * kCount floats.
+/// The largest of each of kCount values over a row's threads; rules as for row_sum(), scratch of 32 * kCount floats.
 template <int kCount>
 __device__ inline void row_amax(float (&v)[kCount], int threads, float* scratch) {
 #pragma unroll
@@ -178,8 +176,8 @@ __device__ inline float row_amax(float v, int threads, float* scratch) {
   return values[0];
 }
 
-/// Running max |v| of packs; a pair of 16-bit elements costs one instruction, which leaves signs
-/// behind that get() drops.
+/// Running max |v| over packs. One instruction handles a pair of 16-bit elements; it leaves sign bits that get()
+/// clears.
 template <class T>
 class Amax {
  public:
@@ -214,16 +212,16 @@ class Amax {
   uint32_t pair_ = 0;
 };
 
-/// 1 / scale of a row whose greatest value is `top`: never so small that its inverse is infinite;
-/// NaN and infinity stay.
+/// 1 / scale of a row whose largest magnitude is `top`, large enough that its inverse is finite; NaN and infinity are
+/// kept.
 __device__ inline float row_inverse_scale(float top, Fp8Format format) {
   const float inverse = top / fp8_max(format);
   return top == 0.0f ? 1.0f : inverse < 1.17549435e-38f ? 1.17549435e-38f : inverse;
 }
 
-/// The scale to multiply with, of a row whose greatest value is `top` or of the tensor, whose amax
-/// the row raises. All of a row's threads call it; `first`: those of its first block, where several
-/// share it.
+/// The scale to multiply with: of a row whose largest magnitude is `top` (kRow, writes row_inverse), or of the tensor
+/// (kTensor, raises amax). All threads of a row call it; `first`: whether this is the row's first block if several
+/// blocks share the row.
 __device__ inline float settle_scale(const Fp8Output& out, float top, int64_t row, bool first = true) {
   if (out.scaling == Fp8Scaling::kRow) {
     const float inverse = row_inverse_scale(top, out.format);
@@ -234,8 +232,8 @@ __device__ inline float settle_scale(const Fp8Output& out, float top, int64_t ro
   return *out.scale;
 }
 
-/// Raises *amax by every warp of the block; nearly every warp loses, and reading first spares the
-/// atomic. `seen`: *amax as read some time before.
+/// Raises *amax once per warp of the block. Reading *amax first avoids most atomics, because few warps raise it.
+/// `seen`: a value of *amax read earlier.
 __device__ inline void raise_amax_by_warp(float* amax, float v, float seen) {
   v = warp_amax(v);
   if (threadIdx.x % 32 == 0 && !(v <= seen)) raise_amax(amax, v);

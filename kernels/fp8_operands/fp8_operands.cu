@@ -39,7 +39,7 @@ struct Gradient {
     Words<4> dy, x;
   };
   static constexpr bool kCodes = false;
-  // Three blocks of two matrices' tiles fill a multiprocessor's shared memory.
+  // With two input matrices, three blocks' tiles fill a multiprocessor's shared memory.
   static constexpr int kBlocksPerSm = sizeof(T) == 4 ? 1 : 3, kInputs = sizeof(T) == 4 ? 0 : 2;
   const T* dy;
   const T* x;

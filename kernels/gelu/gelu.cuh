@@ -17,10 +17,10 @@ __device__ inline float polynomial(const float (&c)[kCount], float x) {
   return value;
 }
 
-/// z P(z) by erf for 16-bit types, as max(z, 0) - |z| P(-|z|): no choice between two forms.
-/// log2 P(-x) is a polynomial, fitted (minimax, relative error of P) on [0, 7]: below 5 good to
-/// 2.5e-5 of P for bf16 and 1.2e-5 for fp16, beyond to 1e-10. P(-16) counts as 0, an infinite z must
-/// not meet it; a NaN stays.
+/// z P(z) with erf for 16-bit types, computed as max(z, 0) - |z| P(-|z|), which needs no case distinction. log2 P(-x)
+/// is a polynomial, a minimax fit of the relative error of P on [0, 7]: for x < 5 within 2.5e-5 of P for bf16 and
+/// 1.2e-5 for fp16, beyond that absolutely within 1e-10. x is clamped to 16, where P counts as 0, so that an infinite z
+/// does not give NaN; a NaN stays NaN.
 template <class T>
 __device__ inline float gelu_erf(float z) {
   constexpr float kSix[] = {-1.00001442f,   -1.15092337f,     -0.459478021f, -0.0527457334f,
@@ -36,10 +36,9 @@ __device__ inline float gelu_erf(float z) {
   return fmaf(-x, tail, fmaxf(z, 0.0f));
 }
 
-/// (z P(z))' for 16-bit types: at -x it is (root - x) times a positive factor, whose logarithm is a
-/// polynomial (by erf fitted as above, by tanh on [0, 5.8] to 8e-6, to 2 % where it
-/// is below 1e-5): no digits are lost near the
-/// root, and one instruction of the slow kind serves. At x it is one less that.
+/// (z P(z))' for 16-bit types. At z = -x it is (root - x) times a positive factor whose logarithm is a polynomial (erf:
+/// fitted as above; tanh: on [0, 5.8] to 8e-6, to 2 % where the factor is below 1e-5). This form loses no digits near
+/// the root and needs one special-function instruction. At z = x it is 1 minus that value.
 template <GeluKind kKind>
 struct GeluSlope {
   float below, factor;
@@ -58,8 +57,8 @@ struct GeluSlope {
   __device__ float positive() const { return fmaf(-below, factor, 1.0f); }
 };
 
-/// P(z), and P'(z) for fp32 only. The form by tanh for 16-bit types errs by much less than their
-/// roundings, also where P is small.
+/// P(z), and P'(z) for fp32 only. With 16-bit types the tanh form's error is far below their rounding error, also where
+/// P is small.
 template <class T, GeluKind kKind>
 __device__ inline void gelu_share(float z, float& share, float& slope) {
   if constexpr (kKind == GeluKind::kTanh) {
@@ -93,7 +92,7 @@ __device__ inline void gelu(float (&z)[kWidth]) {
   }
 }
 
-/// d becomes the gradient.
+/// Multiplies d by the slope at z.
 template <class T, GeluKind kKind, int kWidth>
 __device__ inline void gelu_gradient(float (&d)[kWidth], const float (&z)[kWidth]) {
 #pragma unroll
@@ -109,7 +108,7 @@ __device__ inline void gelu_gradient(float (&d)[kWidth], const float (&z)[kWidth
   }
 }
 
-/// Calls f with the kind as a constant: asked once, not for every pack.
+/// Calls f with the kind as a compile-time constant, so that one branch serves all packs.
 template <class F>
 __device__ inline void with_kind(GeluKind kind, const F& f) {
   if (kind == GeluKind::kErf)

@@ -78,8 +78,8 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const GeluBackwar
   }
 }
 
-/// Any width and alignment; a block's part of d_bias gathers in the workspace, each thread touching
-/// its own columns only.
+/// Any width and alignment. A block's part of d_bias is summed in the workspace; each thread touches its own columns
+/// only.
 template <class T>
 __global__ void __launch_bounds__(kScalarThreads) scalar_kernel(const GeluBackward a) {
   __shared__ float scratch[2][32];
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kScalarThreads) scalar_kernel(const GeluBackwa
     if (a.fp8.data == nullptr) continue;
     const float scale = settle_scale(a.fp8, row_amax(top, kScalarThreads, scratch[turn]), row);
     for (int64_t c = threadIdx.x; c < a.columns; c += kScalarThreads) {
-      // dx may have taken the place of dy.
+      // Reread from dx if it is written: dx may have overwritten dy.
       const float value[1] = {to_float(a.dx != nullptr ? static_cast<const T*>(a.dx)[base + c] : gradient(c))};
       store_fp8(a.fp8.data + base + c, value, scale, a.fp8.format);
     }

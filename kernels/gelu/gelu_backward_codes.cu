@@ -1,4 +1,5 @@
-// Slopes are looked up in a table of the row's 256 codes, made one row ahead.
+// GELU's slope depends only on a code and its row's scale, so it comes from a table of the row's 256 codes, computed
+// one row ahead.
 
 #include "kernels/column_sum/block_sums.cuh"
 #include "kernels/fp8/cluster_amax.cuh"
@@ -12,16 +13,16 @@ namespace trireme::kernels {
 namespace {
 
 constexpr int kPacks = 4, kWidth = 8, kBlocksPerSm = 8, kMostThreads = 512, kLeastThreads = 64,
-              kResidentThreads = 640,  // registers for five blocks of a 4,096 column row
-    kTableBytes = 1024;                // slopes of 256 codes
+              kResidentThreads = 640,  // limits registers so that five blocks of a 4,096-column row are resident
+    kTableBytes = 1024;                // fp32 slopes of 256 codes
 
-/// A thread's packs lie 32 apart, behind addresses that have its own place in them.
-struct Beside {
+/// A row whose base addresses already include the thread's own offset: its packs are 32 packs apart.
+struct StridedPacks {
   static __device__ int index(int p) { return 32 * p; }
   static __device__ bool holds(int /*p*/) { return true; }
 };
 
-/// The slopes at the 256 values that a row's codes can stand for; the row's threads share the work.
+/// Computes the slopes for all 256 codes of a row; the row's threads share the work.
 __device__ inline void tabulate_slopes(const GeluCodes& saved, GeluKind kind, float inverse, float* slopes) {
   with_kind(kind, [&](auto constant) {
     for (unsigned code = threadIdx.x; code < 128; code += blockDim.x) {
@@ -31,7 +32,7 @@ __device__ inline void tabulate_slopes(const GeluCodes& saved, GeluKind kind, fl
   });
 }
 
-/// d becomes the gradient. `slopes`: of the row, its address without the lowest ten bits.
+/// Multiplies d by the slopes of its codes. `slopes`: shared memory address of the row's table, a multiple of 1,024.
 __device__ inline void multiply_slopes(float (&d)[kWidth], const Words<2>& codes, uint32_t slopes) {
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) {
@@ -44,7 +45,7 @@ __device__ inline void multiply_slopes(float (&d)[kWidth], const Words<2>& codes
   }
 }
 
-/// A block has all of a row, or a cluster's share of it (kCluster).
+/// A block has a whole row, or with kCluster its part of the row.
 template <class T, bool kBias, bool kCluster>
 __global__ void __launch_bounds__(kResidentThreads) codes_kernel(const GeluBackward a) {
   extern __shared__ __align__(kTableBytes) char shared[];  // two tables, then a row's packs
@@ -54,10 +55,10 @@ __global__ void __launch_bounds__(kResidentThreads) codes_kernel(const GeluBackw
             pack = static_cast<int>(threadIdx.x) / 32 * 32 * kPacks + static_cast<int>(threadIdx.x) % 32;
   const int64_t step = gridDim.x / static_cast<unsigned>(parts);
   int64_t row = blockIdx.x / static_cast<unsigned>(parts);
-  const int64_t part = (kCluster ? cluster_rank() : 0) * (threads * kPacks * kWidth);  // first column
+  const int64_t part = (kCluster ? cluster_rank() : 0) * (threads * kPacks * kWidth);  // first column of this block
   char* const gradients = shared + 2 * kTableBytes + pack * 16;
   char* const codes = shared + 2 * kTableBytes + threads * (kPacks * 16) + pack * 8;
-  // A thread copies the packs that it will take itself, once it has taken those of the row before.
+  // A thread copies the packs that it reads itself, after it has read those of the previous row.
   const auto fetch = [&](int64_t wanted) {
     if (wanted < a.rows) {
       const int64_t at = wanted * a.columns + part + pack * kWidth;
@@ -73,17 +74,17 @@ __global__ void __launch_bounds__(kResidentThreads) codes_kernel(const GeluBackw
   const auto table = [&](int turn) { return reinterpret_cast<float*>(shared + turn * kTableBytes); };
 
   fetch(row);
-  // By a loop, hence a branch: under a mere predicate racecheck would see addresses of other threads.
+  // The loop makes this a branch: with a predicate racecheck reports addresses of other threads.
   if (kCluster && threadIdx.x == 0)
-    for (auto& amax : amaxes) Mailbox(&amax).begin(threads / 32);
+    for (auto& amax : amaxes) Mailbox(&amax).init(threads / 32);
   tabulate_slopes(a.saved, a.kind, inverse_of(row), table(0));
   __syncthreads();
-  if constexpr (kCluster) cluster_barrier();  // nobody writes to a block that has not begun
+  if constexpr (kCluster) cluster_barrier();  // no block may write to a block that has not started
 
   float sums[1][kBias ? kPacks : 1][kWidth] = {};
   int turn = 0;
   uint32_t parity = 0;
-  int64_t first = row * a.columns + part + pack * kWidth;  // this thread's element
+  int64_t first = row * a.columns + part + pack * kWidth;  // index of this thread's first element
   float inverse = inverse_of(row + step);
   for (; row < a.rows; row += step, first += step * a.columns) {
     copy_async_wait<0>();
@@ -103,21 +104,21 @@ __global__ void __launch_bounds__(kResidentThreads) codes_kernel(const GeluBackw
     fetch(row + step);
     tabulate_slopes(a.saved, a.kind, inverse, table(turn ^ 1));
     inverse = inverse_of(row + 2 * step);
-    // Also ends the turn: the row's table is free, the next one stands.
+    // Also a barrier: the table of this row may be overwritten, the next one is complete.
     float amax;
     if constexpr (kCluster) {
-      // Two rows' numbers have their places: a block sends the next row's only when it has all of
-      // this one's, and thus when every warp that sent them has read the row's before.
+      // Two slots suffice: a block sends the numbers of the next row only after it has received all numbers of this
+      // row, and every warp that sent those has read the numbers of the previous row.
       amax = cluster_amax(top.get(), Mailbox(&amaxes[turn]), parity, scratch[turn]);
       parity ^= static_cast<uint32_t>(turn);
     } else {
       amax = row_amax(top.get(), threads, scratch[turn]);
     }
     turn ^= 1;
-    if (a.dx != nullptr) store_row(static_cast<T*>(a.dx) + first, dx, Beside{}, false);
+    if (a.dx != nullptr) store_row(static_cast<T*>(a.dx) + first, dx, StridedPacks{}, false);
     if (a.fp8.data == nullptr) continue;
     const float scale = settle_scale(a.fp8, amax, row, !kCluster || cluster_rank() == 0);
-    store_row_fp8<T>(a.fp8.data + first, dx, Beside{}, scale, a.fp8.format, false);
+    store_row_fp8<T>(a.fp8.data + first, dx, StridedPacks{}, scale, a.fp8.format, false);
   }
 
   if constexpr (kBias)

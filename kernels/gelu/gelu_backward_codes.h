@@ -1,14 +1,14 @@
 #pragma once
-// GELU's backward from FP8 codes, for rows that it can look slopes up for.
+// GELU's backward from FP8 codes with a table of slopes per row.
 
 #include "kernels/gelu/gelu.h"
 
 namespace trireme::kernels {
 
-/// Whether gelu_backward_codes() takes such rows, given pointers on 16-byte boundaries.
+/// Whether gelu_backward_codes() supports rows of this length, given 16-byte aligned pointers.
 bool gelu_backward_codes_fits(const GeluBackward& arguments);
 
-/// As gelu_backward(), but leaves of d_bias *blocks rows of partial sums in the workspace.
+/// As gelu_backward(), but for d_bias it writes *blocks rows of partial sums to the workspace.
 cudaError_t gelu_backward_codes(const GeluBackward& arguments, int64_t* blocks, cudaStream_t stream);
 
 }  // namespace trireme::kernels

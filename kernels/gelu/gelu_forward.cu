@@ -6,7 +6,7 @@ namespace trireme::kernels {
 
 namespace {
 
-// Packs of a row for a thread: few for short rows, so that several blocks share a multiprocessor.
+// Packs of a row per thread: few for short rows, so that several blocks share a multiprocessor.
 constexpr int kFewPacks = 4, kManyPacks = 7, kMaxThreads = 512, kScalarThreads = 256;
 
 __device__ inline float settle_saved(const GeluCodes& saved, float top, int64_t row) {
@@ -17,7 +17,7 @@ __device__ inline float settle_saved(const GeluCodes& saved, float top, int64_t 
 
 enum class Outputs { kPlain, kFp8, kAny };
 
-/// Whole rows are held to few registers: more of them are on their way at once.
+/// For whole rows the registers are limited, so that more rows are in flight.
 template <class T, int kPacks, Outputs kOutputs, bool kWhole>
 __global__ void __launch_bounds__(kMaxThreads, !kWhole                     ? 1
                                                : kOutputs == Outputs::kFp8 ? 3
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kMaxThreads, !kWhole                     ? 1
   constexpr int kWidth = 16 / sizeof(T);
   constexpr bool kFp8 = kOutputs != Outputs::kPlain, kAny = kOutputs == Outputs::kAny;
   const RowCursor<kWhole ? kPacks : 0> cursor(a.rows, static_cast<int>(a.columns / kWidth));
-  if (!cursor.active()) return;  // a whole warp, which no other waits for
+  if (!cursor.active()) return;  // whole warps exit; no barrier waits for them
   const int64_t base = cursor.row * a.columns;
   const bool once = streams(a.rows * a.columns * static_cast<int64_t>(sizeof(T)));
   Words<4> z[kPacks], y[kFp8 ? kPacks : 1];
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kMaxThreads, !kWhole                     ? 1
   }
 }
 
-/// Any width and alignment; reads its row again for each FP8 output.
+/// Any width and alignment; reads its row once more for each FP8 output.
 template <class T>
 __global__ void __launch_bounds__(kScalarThreads) scalar_kernel(const GeluForward a) {
   __shared__ float scratch[2 * 32];

@@ -1,5 +1,5 @@
 #pragma once
-// The formulas of gelu.h in fp64 on the host, from z on.
+// The formulas of gelu.h in fp64 on the host, starting from z.
 
 #include "kernels/gelu/gelu.h"
 

@@ -51,7 +51,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
         float v[kPack];
         to_floats(vec[k], v);
         if constexpr (sizeof(T) == 2) {
-          // Eight squares in fp32, where they neither overflow nor vanish: fp64 alone would be slower than memory.
+          // Eight squares are summed in fp32, where they neither overflow nor underflow: fp64 alone would be slower
+          // than the memory.
           float part = 0.0f;
 #pragma unroll
           for (int i = 0; i < kPack; ++i) part += v[i] * v[i];

@@ -17,8 +17,8 @@ struct Arguments {
   C* compute;
   const float *multiplier, *skip, *step;
   const ShardChunk* chunks;
-  // From doubles on the host: 1 - 0.999f has only 16 good bits.
-  float lr, rate1, beta2, rate2, log_beta1, log_beta2, eps, weight_decay;  // rate: 1 - beta
+  // Computed from doubles on the host: 1 - 0.999f has only 16 significant bits.
+  float lr, rate1, beta2, rate2, log_beta1, log_beta2, eps, weight_decay;  // rate1: 1 - beta1, rate2: 1 - beta2
   bool aligned;
 };
 
@@ -36,7 +36,7 @@ __device__ inline float direction(float p, float m, float v, Corrections c, floa
   return m * c.first / (sqrtf(v) * c.root + eps) + decay * p;
 }
 
-/// Thread i < 2 ends with the block's sum of values[i] in values[0].
+/// Sums values[i] over the block; afterwards values[0] of thread i < 2 holds the sum of values[i].
 template <int kWarps>
 __device__ inline void block_sum(double (&values)[2], double (&scratch)[kWarps][2]) {
 #pragma unroll
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kShardThreads) moments_kernel(const Arguments<
       load_group(a.master + element, p);
       load_group(a.exp_avg + element, m);
       load_group(a.exp_avg_sq + element, v);
-      float weights = 0.0f, updates = 0.0f;  // of four: no rounding to speak of
+      float weights = 0.0f, updates = 0.0f;  // sums of four elements in fp32, added to fp64
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
         g[i] *= multiplier;

@@ -3,17 +3,17 @@
 //
 //   lamb_moments   g = gradient * *multiplier,  m = m + (1 - beta1) (g - m),  v = beta2 v + (1 - beta2) g^2
 //                  u = m / (1 - beta1^t) / (sqrt(v) / sqrt(1 - beta2^t) + eps) + weight_decay p
-//                  (weight_decay 0 where the element does not decay)
+//                  (weight_decay 0 if the element has no weight decay)
 //                  partial[chunk] = (sum p^2, sum u^2)
 //   lamb_squares   squares[0, i], squares[1, i] = share * the sums of tensor i over its chunks       fp64
 //   (the caller adds `squares` over the ranks that hold parts of the same tensors)
-//   lamb_apply     p = p - lr r u,  r = |p| / |u| of the element's tensor, 1 where either is 0;
+//   lamb_apply     p = p - lr r u,  r = |p| / |u| of the element's tensor, 1 if either is 0;
 //                  compute = to(element, p)
 //
-// u is formed again in the second pass: reading m and v costs what storing and reading u would.
-// Arrays as in kernels/adamw/adamw.h; the chunk table comes from make_shard_table(). *skip != 0
-// leaves weights and moments as they are and makes the sums 0.
-// Any alignment; fast with 16-byte aligned pointers. Deterministic, allocates nothing, synchronises nothing.
+// The second pass computes u again from m and v: reading them costs as much as storing and reading u would. Arrays as
+// in kernels/adamw/adamw.h; the chunk table comes from make_shard_table(). If *skip != 0, weights and moments do not
+// change and the sums are 0. Any alignment; fast with 16-byte aligned pointers. Deterministic, no allocation, no
+// synchronisation.
 
 #include "kernels/element.h"
 #include "kernels/shard_chunks.h"
@@ -42,8 +42,8 @@ struct Lamb {
 
 /// partial: 2 * num_chunks doubles, 16-byte aligned.
 cudaError_t lamb_moments(const Lamb& arguments, double* partial, cudaStream_t stream);
-/// tensor_chunks: int32 [num_tensors + 1] on the device; squares: [2, row] of which columns 0 …
-/// num_tensors - 1 are written.
+/// tensor_chunks: int32 [num_tensors + 1] on the device; squares: fp64 [2, row], of which columns 0 … num_tensors - 1
+/// are written.
 cudaError_t lamb_squares(const double* partial, const int32_t* tensor_chunks, int num_tensors, double share,
                          double* squares, int64_t row, cudaStream_t stream);
 cudaError_t lamb_apply(const Lamb& arguments, const double* squares, int64_t row, cudaStream_t stream);

@@ -9,17 +9,17 @@ namespace trireme::kernels {
 namespace {
 
 constexpr int kScalarThreads = 256, kMaxThreads = 512, kStages = 1;
-/// Of a row, for a thread.
+/// Largest number of elements of a row per thread.
 template <class T>
 constexpr int kElements = sizeof(T) == 2 ? 32 : 16;
 
 bool wants_sums(const LayerNormBackward& a) {
   return a.d_gamma != nullptr || a.d_beta != nullptr || a.d_bias != nullptr;
 }
-/// Vectors that a block leaves in the workspace: gamma's, beta's, bias's.
+/// Number of vectors that a block writes to the workspace: for gamma, for beta, for bias.
 int sums_of(const LayerNormBackward& a) { return a.d_bias != nullptr ? 3 : wants_sums(a) ? 2 : 0; }
 
-/// Without sums over rows.
+/// Backward without sums over rows.
 template <class T>
 __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const LayerNormBackward a) {
   extern __shared__ __align__(16) char shared[];
@@ -93,8 +93,7 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const LayerNormBa
   }
 }
 
-/// Any width and alignment. Sums over rows gather in shared memory, each thread touching its own
-/// columns only.
+/// Any width and alignment. Sums over rows are formed in shared memory; each thread touches its own columns only.
 template <class T>
 __global__ void __launch_bounds__(kScalarThreads) backward_scalar_kernel(const LayerNormBackward a, int count) {
   extern __shared__ float gathered[];
@@ -157,9 +156,9 @@ template <class T>
 cudaError_t launch(const LayerNormBackward& a, cudaStream_t stream) {
   constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
   if (wants_sums(a)) {
-    int64_t teams = 0;
-    const cudaError_t error = layer_norm_backward_sums(a, &teams, stream);
-    return error != cudaSuccess ? error : finish(a, teams, stream);
+    int64_t partials = 0;
+    const cudaError_t error = layer_norm_backward_sums(a, &partials, stream);
+    return error != cudaSuccess ? error : finish(a, partials, stream);
   }
   if (a.columns > static_cast<int64_t>(kElements<T>) * kMaxThreads) return launch_scalar<T>(a, stream);
   return launch_rows(backward_kernel<T>, a, a.rows, row_geometry(a.columns / kWidth, kPacks),

@@ -1,7 +1,7 @@
 #pragma once
-// Layer norm's backward with sums over rows: what both forms do with a row and a pack. The sums of a
-// column stay with the thread that owns it while rows pass; so that they leave registers for the
-// rows, a thread owns few columns, and a group of threads takes several rows at a time.
+// Layer norm's backward with sums over rows: the operations on rows and packs that both kernels share. The sums of a
+// column stay in the registers of the thread that owns it while rows are processed. To leave registers for the rows, a
+// thread owns few columns and a group of threads processes several rows at a time.
 
 #include "kernels/column_sum/block_sums.cuh"
 #include "kernels/layer_norm/layer_norm.h"
@@ -12,7 +12,7 @@ namespace trireme::kernels::layer_norm_sums {
 
 constexpr int kMaxGroups = 8;
 
-/// Sums kCount values (a power of two) over a warp; lane l gets the sum of value l % kCount.
+/// Sums each of kCount values (a power of two) over a warp; lane l gets the sum of value l % kCount.
 template <int kCount>
 __device__ inline float scattered_sum(const float (&v)[kCount]) {
   float kept[kCount];
@@ -34,13 +34,13 @@ __device__ inline float scattered_sum(const float (&v)[kCount]) {
   return kept[0];
 }
 
-/// What a row needs beside its elements, in shared memory for the group.
+/// A row's data besides its elements, in the group's shared memory.
 struct alignas(16) RowFacts {
   float rstd, shift;  // n = s * rstd + shift
   DropoutHash key;
-  uint32_t first;  // pair of elements of the sample that the row starts with
+  uint32_t first;  // index of the row's first pair of elements in the sample
 };
-/// The same on its way, with the one thread that asked for it.
+/// The same before conversion, in the registers of the thread that loaded it.
 template <bool kDropout>
 struct RawFacts {
   float mean = 0.0f, rstd = 0.0f;
@@ -55,7 +55,7 @@ struct RawFacts {
   }
   __device__ void settle(const LayerNormBackward& a, int row, RowFacts& to) const {
     const bool there = row < static_cast<int>(a.rows);
-    to.rstd = there ? rstd : 0.0f;  // a missing row adds zero times these
+    to.rstd = there ? rstd : 0.0f;  // a missing row's elements are multiplied by zero
     to.shift = there ? -mean * rstd : 0.0f;
     if (!there) return;
     if constexpr (kDropout) {
@@ -66,9 +66,9 @@ struct RawFacts {
   }
 };
 
-/// The mean of g (sum r of v) and of g n (sum kRows + r), for the row r of kRows: v are the sums of
-/// count warps at `from`, 2 * kRows each; kCount: known when compiled, else 0. Lane l gets that of
-/// value l % (2 * kRows).
+/// The means of g and of g n for each of kRows rows. `from` holds the sums of `count` warps, each kDots = 2 * kRows
+/// values: first the sums of g of all rows, then those of g n. kCount: the count if it is known at compile time,
+/// otherwise 0. Lane l gets mean l % kDots.
 template <int kDots, int kCount = 0>
 __device__ inline float row_means(const float* from, int count, int64_t columns) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -84,8 +84,8 @@ __device__ inline float row_means(const float* from, int count, int64_t columns)
   return total * __fdividef(1.0f, static_cast<float>(columns));
 }
 
-/// First pass over a pack: g becomes dy * gamma, n the normalised row; the sums of the row and of
-/// the thread's columns.
+/// First pass over a pack: g becomes dy * gamma and n the normalised row; adds to the sums of the row and of the
+/// thread's columns.
 template <int kWidth>
 __device__ inline void sum_pack(float (&g)[kWidth], float (&n)[kWidth], const float (&gamma)[kWidth], float rstd,
                                 float shift, float (&d_gamma)[kWidth], float (&d_beta)[kWidth], float& g_sum,
@@ -110,9 +110,10 @@ struct RowSlope {
         level(-facts.rstd * fmaf(gn_mean, facts.shift, g_mean)) {}
 };
 
-/// What the second pass writes and how. With dropout in a register of its own: short of registers,
-/// the compiler would ask the arguments again for every pack. Its two outputs leave by ordinary stores,
-/// which are 1 % faster there than stores marked to leave L2 first; ds alone by the latter.
+/// Which outputs the second pass writes, and with which stores. With dropout the flags are forced into a register,
+/// because under register pressure the compiler would reread the kernel arguments for every pack. Two outputs are
+/// written with ordinary stores, which are 1 % faster there than streaming stores; ds alone is written with streaming
+/// stores.
 class Outputs {
  public:
   template <class T, bool kDropout>
@@ -133,8 +134,8 @@ class Outputs {
   uint32_t bits_;
 };
 
-/// Second pass over a pack at element `to`, whose gradient with respect to the sum is g: written,
-/// and behind the dropout as dx; d_bias grows by what went through.
+/// Second pass over a pack at element `to`: writes g, the gradient of s, as ds, applies dropout to it, writes the
+/// result as dx and adds it to d_bias.
 template <class T, bool kDropout, bool kBias, int kWidth>
 __device__ inline void leave_pack(const LayerNormBackward& a, float (&g)[kWidth], int64_t to, const RowFacts& facts,
                                   int column, Outputs outputs, float* d_bias) {

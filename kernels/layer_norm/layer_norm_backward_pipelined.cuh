@@ -1,7 +1,7 @@
 #pragma once
-// The form for rows that do not fit into registers: they wait in shared memory, and what a turn's
-// second pass needs from all threads has come in while the next turn's first pass ran. Rows wider
-// than a block are shared by a cluster, whose blocks exchange their parts of the row's means.
+// The kernel for rows that do not fit into registers: they stay in shared memory. The sums that a turn's second pass
+// needs from all threads are exchanged while the next turn's first pass runs. A row wider than a block is shared by a
+// cluster, whose blocks exchange their parts of the row's means.
 
 #include "kernels/cluster.cuh"
 #include "kernels/layer_norm/layer_norm_backward_parts.cuh"
@@ -10,11 +10,11 @@ namespace trireme::kernels::layer_norm_sums {
 
 constexpr int kStages = 3;
 
-/// blockDim = (threads of a group, groups), at most kThreads; a row is shared by kParts blocks, of
-/// one group each where there are several. kMore: with d_sum. A group takes kRows rows at once,
-/// `stride` apart. In its iteration t it makes the first pass over the rows of turn t + 1 and the
-/// second over those of turn t; the rows of turn t + 2 are on their way, those of t + 3 take the
-/// place of t's. A group's threads may be two iterations apart, hence the numbers of buffers.
+/// blockDim = (threads of a group, groups), at most kThreads. A row is shared by kParts blocks; if kParts > 1 each
+/// block has one group. kMore: with d_sum. A group processes kRows rows at once, `stride` apart. Its iteration t makes
+/// the first pass over the rows of turn t + 1 and the second pass over those of turn t, while the rows of turn t + 2
+/// are in flight; the rows of turn t + 3 replace those of turn t. A group's threads may be two iterations apart, which
+/// determines the numbers of buffers.
 template <class T, int kSums, bool kDropout, int kThreads, int kPacks, int kRows, int kBlocks, int kParts, bool kMore>
 __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const LayerNormBackward a) {
   extern __shared__ __align__(16) char shared[];
@@ -39,7 +39,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
   const auto slot = [&](int input, int stage, int r, int p) {
     return ring + (((input * kStages + stage) * kRows + r) * kPacks + p) * kThreads * 16;
   };
-  // first: the element and `left` the rows from the turn's first row on.
+  // Loads pack p of row r of a turn. `first`: the element where the turn's first row starts; `left`: number of rows
+  // from that row on.
   const auto ask = [&](int input, int stage, const void* from, int r, int p, int64_t first, int left) {
     if (r * stride < left && holds(p))
       copy_async16(slot(input, stage, r, p), static_cast<const T*>(from) + first + r * jump + column(p));
@@ -64,8 +65,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
       }
     copy_async_commit();
   }
-  // A thread for each row. It settles a turn's facts before it sends the numbers of two turns
-  // earlier, and asks for them one iteration before that.
+  // One thread for each row of a turn. It converts the facts of a turn before it signals the sums of two turns earlier,
+  // and loads them one iteration before that.
   RawFacts<kDropout> raw;
   const auto facts_row = [&](int turn) { return row + (turn * kRows + static_cast<int>(threadIdx.x)) * stride; };
   if (threadIdx.x < kRows) {
@@ -83,17 +84,17 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
     if (holds(p)) gamma[p] = as_words(load_shared_read<T, kWidth>(static_cast<const T*>(a.gamma) + column(p)));
   }
   float sums[kSums][kPacks][kWidth] = {};
-  // By a loop, hence a branch: of an initialisation under a mere predicate racecheck takes the
-  // address from threads that make none.
+  // The loop makes this a branch: with a predicated initialisation racecheck takes the address from threads that
+  // execute none.
   if (threadIdx.x == 0)
-    for (auto& box : barriers) Mailbox(&box[group]).begin(kCluster ? 1 : 32 * warps);
-  if constexpr (kCluster)  // the numbers of warps that a narrow row lacks
+    for (auto& box : barriers) Mailbox(&box[group]).init(kCluster ? 1 : 32 * warps);
+  if constexpr (kCluster)  // zero for the warps that a narrow row does not have
     for (int i = static_cast<int>(threadIdx.x); i < kBoxes * kParts * kWarps * kDots; i += static_cast<int>(blockDim.x))
       (&scratch[0][0])[i] = 0.0f;
   __syncthreads();
-  if constexpr (kCluster) cluster_barrier();  // nobody writes to a block that has not begun
+  if constexpr (kCluster) cluster_barrier();  // no block may write to a block that has not started
 
-  // The first pass over the rows of a turn; its numbers go to all blocks of the cluster.
+  // The first pass over the rows of a turn; its sums go to all blocks of the cluster.
   const auto sum_rows = [&](int turn, int stage, int left) {
     const RowFacts* const facts = all_facts[turn % kFacts][group];
     float dots[kDots] = {};
@@ -115,7 +116,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
     float* const place =
         &scratch[turn % kBoxes][(kCluster ? part * kWarps + warp : group * warps + warp) * kDots + lane];
     if (!kCluster && lane < kDots) *place = mine;
-    __syncwarp();  // this and the facts that were settled are in place when the first thread says so
+    __syncwarp();  // orders these sums and the converted facts before the first thread's signal
     if constexpr (kCluster) {
       if (threadIdx.x == 0)
         mailbox.arm(static_cast<uint32_t>(kParts * warps * kDots * static_cast<int>(sizeof(float))));
@@ -123,8 +124,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
 #pragma unroll
         for (int to = 0; to < kParts; ++to) mailbox.send(place, static_cast<uint32_t>(to), mine);
       }
-    } else {  // every thread: for racecheck a lane's word covers its own writes only
-      mailbox.come();
+    } else {  // every thread arrives: racecheck credits an arrival with the lane's own writes only
+      mailbox.arrive();
     }
   };
   if (row < rows) {

@@ -10,10 +10,10 @@ namespace {
 
 using namespace layer_norm_sums;
 
-/// teams: receives how many partial rows the kernel leaves, at most a.rows and kBlocksPerSm for
-/// each multiprocessor. A row has at most kThreads packs.
+/// partials: receives the number of partial rows that the kernel writes, at most a.rows and at most
+/// kLayerNormBlocksPerSm per multiprocessor. A row has at most kThreads packs.
 template <class T, int kSums, bool kDropout, int kThreads, int kRows>
-cudaError_t launch_sums(const LayerNormBackward& a, int64_t* teams, cudaStream_t stream) {
+cudaError_t launch_sums(const LayerNormBackward& a, int64_t* partials, cudaStream_t stream) {
   const auto kernel = sums_kernel<T, kSums, kDropout, kThreads, kRows>;
   const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
   const int threads = static_cast<int>(ceil_div(packs, 32) * 32), fit = kThreads / threads,
@@ -21,15 +21,15 @@ cudaError_t launch_sums(const LayerNormBackward& a, int64_t* teams, cudaStream_t
   const size_t inputs = size_t{2} * kRows * kThreads * 16, sums = block_sums_bytes(groups, a.columns, kSums),
                bytes = inputs > sums ? inputs : sums;
   if (const cudaError_t error = allow_shared_memory(kernel, bytes); error != cudaSuccess) return error;
-  *teams = resident_blocks(kernel, threads * groups, bytes, kLayerNormBlocksPerSm, ceil_div(a.rows, groups));
-  kernel<<<static_cast<unsigned>(*teams), dim3(static_cast<unsigned>(threads), static_cast<unsigned>(groups)), bytes,
+  *partials = resident_blocks(kernel, threads * groups, bytes, kLayerNormBlocksPerSm, ceil_div(a.rows, groups));
+  kernel<<<static_cast<unsigned>(*partials), dim3(static_cast<unsigned>(threads), static_cast<unsigned>(groups)), bytes,
            stream>>>(a);
   return cudaGetLastError();
 }
 
-/// The same; a row has at most kThreads * kPacks * kParts packs.
+/// The same for pipelined_kernel; a row has at most kThreads * kPacks * kParts packs.
 template <class T, int kSums, bool kDropout, int kThreads, int kPacks, int kRows, int kBlocks, int kParts, bool kMore>
-cudaError_t launch_pipelined(const LayerNormBackward& a, int64_t* teams, cudaStream_t stream) {
+cudaError_t launch_pipelined(const LayerNormBackward& a, int64_t* partials, cudaStream_t stream) {
   const auto kernel = pipelined_kernel<T, kSums, kDropout, kThreads, kPacks, kRows, kBlocks, kParts, kMore>;
   const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
   const int threads = static_cast<int>(ceil_div(ceil_div(packs, kParts * kPacks), 32) * 32), fit = kThreads / threads,
@@ -39,23 +39,24 @@ cudaError_t launch_pipelined(const LayerNormBackward& a, int64_t* teams, cudaStr
   if (fit < 1) return cudaErrorInvalidValue;
   const size_t inputs = static_cast<size_t>(kMore ? 3 : 2) * kStages * kRows * kPacks * kThreads * 16,
                sums = block_sums_bytes(groups, a.columns, kSums), bytes = inputs > sums ? inputs : sums;
-  if constexpr (kParts > 1) return launch_clusters(kernel, a, a.rows, kParts, threads, bytes, teams, stream);
+  if constexpr (kParts > 1) return launch_clusters(kernel, a, a.rows, kParts, threads, bytes, partials, stream);
   if (const cudaError_t error = allow_shared_memory(kernel, bytes); error != cudaSuccess) return error;
-  *teams = resident_blocks(kernel, threads * groups, bytes, kLayerNormBlocksPerSm, ceil_div(a.rows, groups));
-  kernel<<<static_cast<unsigned>(*teams), dim3(static_cast<unsigned>(threads), static_cast<unsigned>(groups)), bytes,
+  *partials = resident_blocks(kernel, threads * groups, bytes, kLayerNormBlocksPerSm, ceil_div(a.rows, groups));
+  kernel<<<static_cast<unsigned>(*partials), dim3(static_cast<unsigned>(threads), static_cast<unsigned>(groups)), bytes,
            stream>>>(a);
   return cudaGetLastError();
 }
 
-/// Rows of a third input leave room for half as many in shared memory.
+/// With a third input, shared memory holds half as many rows at once.
 template <class T, int kSums, bool kDropout, int kParts>
 cudaError_t launch_pipelined(const LayerNormBackward& a, int64_t* partials, cudaStream_t stream) {
   if (a.d_sum != nullptr) return launch_pipelined<T, kSums, kDropout, 512, 2, 1, 1, kParts, true>(a, partials, stream);
   return launch_pipelined<T, kSums, kDropout, 512, 2, 2, 1, kParts, false>(a, partials, stream);
 }
 
-/// As measured on an H200: one pack a thread and four rows at once, two where a row is as wide as a
-/// block, in registers between the two passes; four in shared memory where a cluster shares them.
+/// The fastest choice measured on an H200. A row of one pack per thread stays in registers between the two passes, four
+/// rows at once, or two if a row is as wide as a block. Wider rows stay in shared memory, and the widest are shared by
+/// a cluster.
 template <class T, int kSums, bool kDropout>
 cudaError_t launch(const LayerNormBackward& a, int64_t* partials, cudaStream_t stream) {
   const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
@@ -68,7 +69,7 @@ cudaError_t launch(const LayerNormBackward& a, int64_t* partials, cudaStream_t s
       if constexpr (kSums == 2) return launch_pipelined<T, 2, kDropout, 256, 1, 4, 2, 8, false>(a, partials, stream);
     }
   if (packs <= 1024) return launch_pipelined<T, kSums, kDropout, 1>(a, partials, stream);
-  // Of fp32 a row of kMaxColumns has 4,096 packs, of 16-bit types half as many.
+  // An fp32 row of kMaxColumns has 4,096 packs, a 16-bit row half as many.
   constexpr int kParts = sizeof(T) == 2 ? 2 : 4;
   return launch_pipelined<T, kSums, kDropout, kParts>(a, partials, stream);
 }
@@ -76,7 +77,7 @@ cudaError_t launch(const LayerNormBackward& a, int64_t* partials, cudaStream_t s
 }  // namespace
 
 cudaError_t layer_norm_backward_sums(const LayerNormBackward& a, int64_t* partials, cudaStream_t stream) {
-  // Rows that the kernel asks for ahead are counted in 32 bits.
+  // The kernel counts rows, including those that it prefetches, in 32 bits.
   if (a.rows > INT32_MAX - (1 << 20)) return cudaErrorInvalidValue;
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);

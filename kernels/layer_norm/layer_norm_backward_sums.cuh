@@ -1,13 +1,12 @@
 #pragma once
-// The form for rows of one pack a thread: they stay in registers while both of a row's passes run.
+// The kernel for rows of one pack per thread: they stay in registers for both passes over the row.
 
 #include "kernels/layer_norm/layer_norm_backward_parts.cuh"
 
 namespace trireme::kernels::layer_norm_sums {
 
-/// blockDim = (threads of a group, groups), at most kThreads, each thread with one pack of a row. A
-/// group takes kRows rows at once, `stride` apart; while they are worked on, the next ones travel to
-/// shared memory. No d_sum.
+/// blockDim = (threads of a group, groups), at most kThreads; each thread has one pack of a row. A group processes
+/// kRows rows at once, `stride` apart, while the next ones are copied to shared memory. No d_sum.
 template <class T, int kSums, bool kDropout, int kThreads, int kRows>
 __global__ void __launch_bounds__(kThreads) sums_kernel(const LayerNormBackward a) {
   extern __shared__ __align__(16) char shared[];
@@ -24,7 +23,8 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const LayerNormBackward 
 
   char* const ring = shared + (threadIdx.y * blockDim.x + threadIdx.x) * 16;
   const auto slot = [&](int input, int r) { return ring + (input * kRows + r) * kThreads * 16; };
-  // first: the element and `left` the rows from the turn's first row on.
+  // Loads the pack of row r of a turn. `first`: the element where the turn's first row starts; `left`: number of rows
+  // from that row on.
   const auto ask = [&](int input, const void* from, int r, int64_t first, int left) {
     if (r * stride < left && mine)
       copy_async16(slot(input, r), static_cast<const T*>(from) + first + r * jump + column);
@@ -39,8 +39,8 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const LayerNormBackward 
     ask(1, a.sum, r, at, rows - row);
   }
   copy_async_commit();
-  // A thread for each row: what it asks for in one turn it settles in the next, before the barrier,
-  // for the turn after.
+  // One thread for each row of a turn: it loads the facts in one turn and converts them in the next, before the
+  // barrier, for the turn after that.
   RawFacts<kDropout> raw;
   if (threadIdx.x < kRows) {
     const int first = row + static_cast<int>(threadIdx.x) * stride;

@@ -8,14 +8,14 @@ namespace trireme::kernels {
 namespace {
 
 constexpr int kMaxThreads = 512, kScalarThreads = 256;
-/// Of a row, for a thread.
+/// Largest number of elements of a row per thread.
 template <class T>
 constexpr int kElements = sizeof(T) == 2 ? 32 : 16;
-/// A row is read once for its mean and its mean square; where mean^2 is beyond so many variances,
-/// their difference loses more than a rounding or four, and the variance takes a pass of its own.
+/// One pass over a row computes mean and mean square; the variance is their difference. Where mean^2 exceeds kSteep
+/// times the variance the difference loses more than about four bits, and the variance is computed in a second pass.
 constexpr float kSteep = 16.0f;
 
-/// FP8 rows are held to few registers: more of them are on their way at once. kPacks: of a row, for a
+/// Rows with FP8 output only have their registers limited, so that more rows are in flight. kPacks: packs of a row per
 /// thread.
 template <class T, int kPacks, bool kFp8, bool kPrologue, bool kWhole>
 __global__ void __launch_bounds__(kPacks > 8   ? 192
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kPacks > 8   ? 192
   constexpr int kWidth = 16 / sizeof(T);
   constexpr bool kNarrow = kWhole && kFp8 && !kPrologue;
   const RowCursor<kWhole ? kPacks : 0> cursor(a.rows, static_cast<int>(a.columns / kWidth));
-  if (!cursor.active()) return;  // a whole warp, which no other waits for
+  if (!cursor.active()) return;  // whole warps exit; no barrier waits for them
   const int64_t base = cursor.row * a.columns;
   const bool residual = kPrologue && a.residual != nullptr,
              once = streams(a.rows * a.columns * static_cast<int64_t>(sizeof(T)));
@@ -72,13 +72,13 @@ __global__ void __launch_bounds__(kPacks > 8   ? 192
   row_sum(total, blockDim.x, totals);
   const float mean = total[0] * share;
   float variance = fmaf(total[1], share, -mean * mean);
-  if (!(mean * mean <= kSteep * variance)) {  // the same for the whole row
+  if (!(mean * mean <= kSteep * variance)) {  // uniform over the row
     float square[1] = {0.0f};
 #pragma unroll(kNarrow ? 1 : kPacks)
     for (int p = 0; p < kPacks; ++p) {
       if (!cursor.holds(p)) continue;
       float v[kWidth];
-      // Few registers: read again, else the first pass's conversions would wait here for this one.
+      // Reread to save registers: s[p] would keep the first pass's conversions alive until here.
       if constexpr (kNarrow)
         to_floats(load_shared_read<T, kWidth>(static_cast<const T*>(a.x) + base + cursor.index(p) * kWidth), v);
       else
@@ -131,8 +131,8 @@ __global__ void __launch_bounds__(kPacks > 8   ? 192
   }
 }
 
-/// Any width and alignment: the row waits in shared memory between the passes, each thread touching
-/// its own columns only.
+/// Any width and alignment: the row stays in shared memory between the passes; each thread touches its own columns
+/// only.
 template <class T>
 __global__ void __launch_bounds__(kScalarThreads) forward_scalar_kernel(const LayerNormForward a) {
   extern __shared__ float values[];
@@ -185,8 +185,8 @@ cudaError_t launch(const LayerNormForward& a, cudaStream_t stream) {
 template <class T, bool kFp8>
 cudaError_t launch(const LayerNormForward& a, cudaStream_t stream) {
   constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
-  // What does not wait for arithmetic, as the prologue with its four tensors, gains more from many
-  // small blocks.
+  // The kWhole variants gain where arithmetic limits the kernel. With bias, dropout, residual or sum, memory limits it,
+  // and many small blocks are faster.
   constexpr bool kMayBeWhole = sizeof(T) == 2;
   const int64_t packs = a.columns / kWidth;
   const bool whole = kMayBeWhole && whole_rows(packs, kPacks);
@@ -195,7 +195,7 @@ cudaError_t launch(const LayerNormForward& a, cudaStream_t stream) {
     return whole && kFp8                     ? launch < T, kPacks, kFp8, true,
            kMayBeWhole && kFp8 > (a, stream) : launch<T, kPacks, kFp8, true, false>(a, stream);
   if constexpr (kFp8 && __is_same(T, __nv_bfloat16)) {
-    // With four packs a third of a thread's instructions are what it does once for its row.
+    // With four packs a third of a thread's instructions are its once-a-row work.
     if (whole_rows(packs, 8)) return launch<T, 8, kFp8, false, true>(a, stream);
     if (whole_rows(packs, 10)) return launch<T, 10, kFp8, false, true>(a, stream);
   }

@@ -1,6 +1,6 @@
 #pragma once
-// The formulas of layer_norm.h in fp64 on the host, from s on: what comes before has roundings of
-// its own.
+// The formulas of layer_norm.h in fp64 on the host, starting from s; the operations before s have roundings of their
+// own.
 
 #include <cstdint>
 #include <vector>
@@ -21,8 +21,8 @@ LayerNormGradients layer_norm_backward(const std::vector<double>& dy, const std:
                                        const std::vector<double>& gamma, const std::vector<double>& d_sum, int64_t rows,
                                        int64_t columns, double eps);
 
-/// 0, or 65536 / (65536 - threshold): the factor of an element of a sample, from the specification
-/// in include/trireme/ops/dropout.h.
+/// Dropout's factor for an element of a sample, 0 or 65536 / (65536 - threshold), from the specification in
+/// include/trireme/ops/dropout.h.
 double dropout_factor(int64_t sample, uint64_t element, uint32_t t0, uint32_t t1, uint32_t threshold);
 
 }  // namespace trireme::kernels::oracle

@@ -1,5 +1,5 @@
 #pragma once
-// The dropout of layer_norm.h, a row at a time.
+// The dropout of layer_norm.h, one row at a time.
 
 #include "kernels/device.cuh"
 #include "kernels/dropout/dropout_hash.cuh"
@@ -12,12 +12,12 @@ inline bool valid(const RowDropout& dropout, int64_t columns) {
          (dropout.ids == nullptr || dropout.rows_per_sample <= kDropoutElements32 / columns);
 }
 
-/// kWidth values, a power of two, whose first is the even one of pair `pair` of the sample, a
-/// multiple of kWidth / 2; threshold < 65536.
+/// Applies dropout to kWidth values (a power of two). The first is the even element of pair `pair` of the sample, and
+/// pair is a multiple of kWidth / 2; threshold < 65536.
 template <int kWidth>
 __device__ inline void apply_dropout(float (&values)[kWidth], DropoutHash key, uint32_t pair, uint32_t threshold,
                                      float scale) {
-  const uint32_t upper = threshold << 16;  // of an upper half, whatever is below it
+  const uint32_t upper = threshold << 16;  // for comparing an upper half without shifting it down
   const DropoutDraws draws(key, pair);
 #pragma unroll
   for (int i = 0; i < kWidth; i += 2) {
@@ -29,7 +29,7 @@ __device__ inline void apply_dropout(float (&values)[kWidth], DropoutHash key, u
 
 struct RowMask {
   DropoutHash key;
-  uint64_t first;  // element of the sample that the row starts with
+  uint64_t first;  // index of the row's first element in the sample
   uint32_t threshold;
   float scale;
 
@@ -48,7 +48,7 @@ struct RowMask {
     const uint32_t h = dropout_draw(key, static_cast<uint32_t>(element >> 1));
     return (element % 2 == 0 ? h & 0xffffu : h >> 16) >= threshold ? value * scale : 0.0f;
   }
-  /// kWidth values from a column that is, as the row length, a multiple of kWidth.
+  /// Applies dropout to kWidth values from `column` on; column and row length are multiples of kWidth.
   template <int kWidth>
   __device__ void apply(float (&values)[kWidth], int column) const {
     apply_dropout(values, key, static_cast<uint32_t>((first + static_cast<uint64_t>(column)) >> 1), threshold, scale);

@@ -1,25 +1,24 @@
 #pragma once
-// The low-rank products beside a linear layer (LoRA, Hu et al. 2021), with the dropout of their
-// input in the same pass: a masked copy of the input is never in memory.
+// The low-rank products of LoRA adapters (Hu et al. 2021) with their input x, including the dropout of x: a masked copy
+// of x is never stored.
 //
 //   x [tokens, columns] T;  adapter i: A_i [rank, columns] T, D_i the dropout of
-//   include/trireme/ops/dropout.h under its own key, products t_i and d_i [tokens, rank] T
+//   include/trireme/ops/dropout.h under its own key, t_i = x A_i^T with dropout and its gradient d_i [tokens, rank] T
 //
-//   lora_down      t_i  = D_i(x) A_i^T
-//   lora_down_dw   dA_i = d_i^T D_i(x)
-//   lora_down_dx   dx  += sum over i of D_i(d_i A_i), or dx = the sum
-//   lora_down_gradients: the last two
+//   lora_down            t_i  = D_i(x) A_i^T
+//   lora_down_dw         dA_i = d_i^T D_i(x)
+//   lora_down_dx         dx  += sum over i of D_i(d_i A_i), or dx = the sum
+//   lora_down_gradients  lora_down_dw and lora_down_dx
 //
-// Kept values enter the products as they are, `scale` multiplies the fp32 sums: no rounding of its
-// own for the dropout; D_i(d_i A_i) stays fp32 and is rounded once, with the sum. All adapters
-// share one read of x (dx: one read and one write); what each costs beyond that is its mask: 2^26
-// elements take longer to hash three times than to read. dA's kernels take the last tokens first:
-// of an x just written those are still in L2. Tensor-core products, fp32 sums, each in one fixed
+// `scale` multiplies the fp32 sums, so the dropout adds no rounding of its own. D_i(d_i A_i) stays fp32 and is rounded
+// once, with the sum. All adapters share one read of x (dx: one read and one write); each adapter adds the cost of its
+// mask: hashing 2^26 elements three times takes longer than reading them. The kernels for dA process the last tokens
+// first, because of an x that was just written those are still in L2. Tensor-core products with fp32 sums in one fixed
 // order, no workspace: deterministic. No allocation, no synchronisation.
 //
-// T is bf16 or fp16; columns a multiple of 64, tokens of a sample a multiple of 32, a sample at most 2^33 elements of x
-// (masks are drawn with 32-bit words), rank 16 (up to three adapters), 32 or 64 (one), p at most 1/2, pointers 16-byte
-// aligned: lora_fits() says so, other arguments are cudaErrorInvalidValue.
+// T is bf16 or fp16; columns a multiple of 64; tokens of a sample a multiple of 32; a sample has at most 2^33 elements
+// of x (masks use 32-bit word indices); rank 16 (up to three adapters), 32 or 64 (one adapter); p at most 1/2; pointers
+// 16-byte aligned. lora_fits() checks this; other arguments return cudaErrorInvalidValue.
 
 #include "kernels/element.h"
 
@@ -39,10 +38,10 @@ struct LoraProducts {
   const void* d[kMaxLoraAdapters] = {};  // lora_down_dw, lora_down_dx: [tokens, rank]
   void* da[kMaxLoraAdapters] = {};       // lora_down_dw: written, [rank, columns]
   const void* x = nullptr;               // lora_down, lora_down_dw: [tokens, columns]
-  void* dx = nullptr;                    // lora_down_dx: written, [tokens, columns], and read before where it adds
-  bool adds = true;                      // lora_down_dx: to dx; else what dx holds is not read
+  void* dx = nullptr;                    // lora_down_dx: written, [tokens, columns]; read first if `adds` is set
+  bool adds = true;                      // lora_down_dx: adds to dx; otherwise dx is overwritten
   int64_t tokens = 0, columns = 0;
-  // Token t is position t % sample_tokens of sample sample_ids[t / sample_tokens] (device).
+  // Token t is position t % sample_tokens of sample sample_ids[t / sample_tokens] (device memory).
   const int64_t* sample_ids = nullptr;
   int64_t sample_tokens = 1;
   uint32_t t0[kMaxLoraAdapters] = {}, t1[kMaxLoraAdapters] = {};  // keys of the adapters' masks
@@ -56,7 +55,7 @@ bool lora_fits(const LoraProducts& arguments);
 cudaError_t lora_down(const LoraProducts& arguments, cudaStream_t stream);
 cudaError_t lora_down_dw(const LoraProducts& arguments, cudaStream_t stream);
 cudaError_t lora_down_dx(const LoraProducts& arguments, cudaStream_t stream);
-/// lora_down_dw and lora_down_dx; one pass that draws every mask once for a single adapter of rank 16.
+/// lora_down_dw and lora_down_dx; for a single adapter of rank 16 in one pass that draws every mask once.
 cudaError_t lora_down_gradients(const LoraProducts& arguments, cudaStream_t stream);
 
 }  // namespace trireme::kernels

@@ -29,7 +29,7 @@ void shape(bench::Recorder& recorder, int64_t tokens, int64_t columns, int rank,
   recorder.time("lora, dropout(x) A^T", label, element, tensor, kSets, [&](int i) { return lora_down(p[i], nullptr); });
   recorder.time("lora, d^T dropout(x)", label, element, tensor, kSets,
                 [&](int i) { return lora_down_dw(p[i], nullptr); });
-  // dx grows by a bounded step per launch: it stays finite over the bench's launches.
+  // dx grows by a bounded step a launch and stays finite over the bench's launches.
   recorder.time("lora, dx += dropout(d A)", label, element, 2 * tensor, kSets,
                 [&](int i) { return lora_down_dx(p[i], nullptr); });
   recorder.time("lora, gradients of A and x", label, element, 3 * tensor, kSets,

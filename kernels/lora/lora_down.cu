@@ -6,15 +6,15 @@ namespace {
 
 using namespace lora;
 
-/// Warps that cut the columns of the same rows between them.
+/// Warps that divide the columns of the same rows among them.
 constexpr int kSlices = 8;
 
-/// Block: kGroups groups of kSlices warps; a group has kRowTiles * 16 rows, a warp every kSlices-th
-/// block of 32 columns. Sums of the slices meet in shared memory, in their order.
+/// Block: kGroups groups of kSlices warps. A group has kRowTiles * 16 rows, a warp of it every kSlices-th block of 32
+/// columns. The sums of the slices are added in shared memory in a fixed order.
 template <class T, int kRank, int kCount, int kRowTiles, int kGroups>
 __global__ void __launch_bounds__(kGroups* kSlices * 32) down_kernel(const __grid_constant__ LoraProducts p) {
   extern __shared__ float partial[];  // [slice][row of the block][rank]
-  // Blocks of 32 columns that are on their way to each warp.
+  // Blocks of 32 columns in flight to each warp.
   constexpr int kStages = kRank * kCount == 16 ? 3 : 2;
   constexpr int kGroupRows = kRowTiles * 16, kRows = kGroups * kGroupRows, kColumns = kRank / 8;
   const int warp = threadIdx.x / 32, slice = warp % kSlices, group = warp / kSlices;
@@ -130,8 +130,8 @@ cudaError_t lora_down(const LoraProducts& p, cudaStream_t stream) {
     using std::integral_constant;
     constexpr integral_constant<int, 1> one;
     constexpr integral_constant<int, 2> two;
-    // Two groups share their reads of A; three adapters' sums leave a thread no registers for two
-    // row tiles. Where rows are few, smaller blocks reach more multiprocessors.
+    // Two groups share their reads of A. With three adapters the sums leave no registers for two row tiles. If there
+    // are few rows, smaller blocks use more multiprocessors.
     if constexpr (rank() == 64) {
       return launch(one, one);
     } else {

@@ -9,17 +9,17 @@ using namespace lora;
 constexpr int kColumns = 64;  // of a block
 constexpr int kTokens = 16;   // of a product
 enum class Dx { kNone, kAdded, kWritten };
-constexpr int kStages = 2;  // products whose tokens are on their way to each warp
+constexpr int kStages = 2;  // products whose tokens are in flight to each warp
 
-/// sum += x * scale where `bits` is negative: a predicated sum, not a selected term.
+/// sum += x * scale if the sign bit of `bits` is set: a predicated instruction instead of a select.
 __device__ inline void add_if_negative(float& sum, uint32_t bits, float x, float scale) {
   asm("{\n.reg .pred negative;\nsetp.lt.s32 negative, %1, 0;\n@negative fma.rn.f32 %0, %2, %3, %0;\n}"
       : "+f"(sum)
       : "r"(bits), "f"(x), "f"(scale));
 }
 
-/// Block: 64 columns; a warp every kWarps-th run of 16 tokens. Sums of the warps meet in shared
-/// memory, in their order. With dx: that too, under the same masks.
+/// Block: 64 columns; a warp takes every kWarps-th run of 16 tokens. The warps' sums are added in shared memory in a
+/// fixed order. Unless kForm is kNone, it also computes dx with the same masks.
 template <class T, int kRank, int kCount, int kWarps, Dx kForm>
 __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 && kForm == Dx::kNone ? 16 / kWarps : 1)
     down_dw_kernel(const __grid_constant__ LoraProducts p) {
@@ -36,8 +36,8 @@ __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 && kForm == D
   const float scale = p.scale;
   const bool once = kDx && streams(p.tokens * columns * 2);
   float sum[kCount][kTiles][8][4] = {};
-  // d A turned: rows of tile w's product are columns 8g + 2w and 8g + 2w + 1, its k ranks 4t to 4t + 3, its columns
-  // tokens; so this thread's results are of the elements that it has of x.
+  // A transposed for the product d A: rows of tile w's product are columns 8g + 2w and 8g + 2w + 1, its k are ranks 4t
+  // to 4t + 3, its columns are tokens. This thread's results then belong to the elements of x that it holds.
   uint32_t a_turned[4][4];
   if constexpr (kDx) {
 #pragma unroll
@@ -55,11 +55,11 @@ __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 && kForm == D
   }
   struct Stage {
     Words<4> x[4];
-    Words<4> dx[kDx ? 4 : 1];    // kWritten: nothing until its product
+    Words<4> dx[kDx ? 4 : 1];    // for kWritten uninitialised until its product
     uint2 d[kCount][kTiles][2];  // tokens g and g + 8, ranks 4t to 4t + 3
   };
   Stage stage[kStages];
-  // The last tokens first: of an x just written those are still in L2.
+  // Last tokens first: of an x that was just written those are still in L2.
   const auto place = [&](int turn) { return static_cast<int>(p.tokens) - kTokens - turn; };
   const auto load = [&](Stage& to, int turn) {
     const int token = place(turn);
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 && kForm == D
       const uint32_t word = word_of(p, token - sample_begin + 2 * t, column + 8 * g);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        // Rank of row g: 4 (g / 2) + g % 2; of row g + 8: two more.
+        // The rank of row g is 4 (g / 2) + g % 2; that of row g + 8 is two more.
         uint32_t a[kTiles][4];
 #pragma unroll
         for (int m = 0; m < kTiles; ++m) {
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 && kForm == D
             v[r] = stage[s].x[r].word[w] & keeps[r];
           }
           if constexpr (kDx) {
-            float c[2][4];  // tokens 2t and 2t + 1 of either half of the run
+            float c[2][4];  // tokens 2t and 2t + 1 of each half of the run
 #pragma unroll
             for (int half = 0; half < 2; ++half)
               multiply_first<T>(c[half], a_turned[w][0], a_turned[w][1], a_turned[w][2], a_turned[w][3],
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 && kForm == D
               }
             }
           }
-          // Columns 8g + 2w and 8g + 2w + 1, the tokens side by side.
+          // Columns 8g + 2w and 8g + 2w + 1 with adjacent tokens in one word.
           const uint32_t b00 = __byte_perm(v[0], v[1], 0x5410), b01 = __byte_perm(v[2], v[3], 0x5410),
                          b10 = __byte_perm(v[0], v[1], 0x7632), b11 = __byte_perm(v[2], v[3], 0x7632);
 #pragma unroll
@@ -204,7 +204,7 @@ cudaError_t launch(const LoraProducts& p, Type, Rank, Count, cudaStream_t stream
 cudaError_t lora_down_dw(const LoraProducts& p, cudaStream_t stream) {
   if (!lora_fits(p) || p.x == nullptr) return cudaErrorInvalidValue;
   return with_constants(p, [&](auto zero, auto rank, auto count) {
-    // Sums in registers leave room for this many warps.
+    // With the sums in registers, this is the largest number of warps that fits.
     return launch<(rank() * count() <= 16 ? 16 : 8), Dx::kNone>(p, zero, rank, count, stream);
   });
 }

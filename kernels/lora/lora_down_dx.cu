@@ -10,19 +10,19 @@ constexpr int kWarps = 8;
 constexpr int kColumns = kWarps * 32;  // of a block
 constexpr int kRows = 16;              // of a run
 
-/// Block: 256 columns, every gridDim.y-th run of 32 rows; a warp has 32 of the columns, whose part of
-/// A stays in its registers.
+/// Block: 256 columns, every gridDim.y-th run of 32 rows. A warp has 32 of the columns and keeps their part of A in
+/// registers.
 template <class T, int kRank, int kCount, bool kAdds>
 __global__ void __launch_bounds__(kWarps * 32, 2) down_dx_kernel(const __grid_constant__ LoraProducts p) {
   constexpr int kSteps = kRank / 16, kTiles = kRows / 16;
-  // Runs whose dx is on its way to each warp.
+  // Runs whose dx is in flight to each warp.
   constexpr int kStages = kCount == 3 ? 2 : 3;
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   const int64_t columns = p.columns, column = static_cast<int64_t>(blockIdx.x) * kColumns + threadIdx.x / 32 * 32;
   if (column >= columns) return;
   const uint32_t bias = keep_bias(p.threshold), row_words = static_cast<uint32_t>(columns >> 1);
-  // Column g of the product's tile j is column 8 (g / 2) + 2j + g % 2 of the 32, so that a thread's
-  // results of the four tiles are neighbours: columns 8t to 8t + 7. Its k are ranks 4t to 4t + 3.
+  // Column g of the product's tile j is column 8 (g / 2) + 2j + g % 2 of the 32, so that a thread's results of the four
+  // tiles are adjacent: columns 8t to 8t + 7. Its k are ranks 4t to 4t + 3.
   uint32_t b[kCount][kSteps][4][2];
 #pragma unroll
   for (int i = 0; i < kCount; ++i)

@@ -1,5 +1,5 @@
 #pragma once
-// The formulas of lora.h in fp64, for one adapter and a mask that the caller gives.
+// The formulas of lora.h in fp64, for one adapter and a given mask.
 
 #include <cstdint>
 #include <vector>

@@ -9,15 +9,15 @@ namespace {
 using namespace lora;
 
 constexpr int kWarps = 4;
-constexpr int kHalves = 2;                       // a warp's columns are so many times 32: whole 128-byte lines
+constexpr int kHalves = 2;                       // a warp has kHalves * 32 columns, which are whole 128-byte lines
 constexpr int kColumns = kWarps * kHalves * 32;  // of a block
 constexpr int kRows = 16;                        // of a run
 template <int kRank, bool kAdds>
 constexpr int kBlockRows = (kRank == 16 && kAdds ? 2 : 4) * kRows;
 
-/// Block: 256 columns, two or four runs of 16 rows; a warp has 64 of the columns, whose part of B stays in its
-/// registers. Many small blocks, so that some load while others store; the last rows first: of a y just written those
-/// are still in L2.
+/// Block: 256 columns, two or four runs of 16 rows. A warp has 64 of the columns and keeps their part of B in
+/// registers. Many small blocks, so that some load while others store. Last rows first: of a y that was just written
+/// those are still in L2.
 template <class T, int kRank, bool kAdds>
 __global__ void __launch_bounds__(kWarps * 32, kRank == 64 ? 2 : 4)
     up_kernel(const __grid_constant__ LoraUpProducts p) {
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kWarps * 32, kRank == 64 ? 2 : 4)
   constexpr int kStages = !kAdds        ? 3
                           : kRank == 16 ? 2
                           : kRank == 32 ? 1
-                                        : 3;  // runs whose y and t are on their way to each warp
+                                        : 3;  // runs whose y and t are in flight to each warp
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   const unsigned column_blocks = static_cast<unsigned>((p.columns + kColumns - 1) / kColumns);
   const int64_t column =
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kWarps * 32, kRank == 64 ? 2 : 4)
   if (column >= p.columns) return;
   const bool both = column + 32 < p.columns;
   // Column g of the product's tile j is column 8 (g / 2) + 2j + g % 2 of a half, so that a thread's results of the four
-  // tiles are neighbours: columns 8t to 8t + 7. Its k are ranks 4t to 4t + 3.
+  // tiles are adjacent: columns 8t to 8t + 7. Its k are ranks 4t to 4t + 3.
   uint2 b[kHalves][kSteps][4] = {};
 #pragma unroll
   for (int h = 0; h < kHalves; ++h)

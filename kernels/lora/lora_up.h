@@ -1,13 +1,13 @@
 #pragma once
-// The other low-rank product of an adapter, and its gradients. B [columns, rank], t and d [tokens, rank] T; y and dy
-// [tokens, columns] T with rows `stride` elements apart (a slice of a packed projection):
+// The second low-rank product of a LoRA adapter, and its gradients. B [columns, rank], t and d [tokens, rank]: T; y and
+// dy [tokens, columns]: T, with rows `stride` elements apart (they may be a slice of a packed projection):
 //
 //   lora_up             y += scale * t B^T, or y = scale * t B^T
 //   lora_up_gradients   d = scale * dy B,  dB = scale * dy^T t
 //
-// One read of y (one write) or dy. Tensor-core products, fp32 sums in one fixed order, each result rounded once:
-// deterministic. No allocation, no synchronisation. T is bf16 or fp16; rank 16, 32 or 64; tokens a multiple of 16,
-// columns of 32, stride of 8, pointers 16-byte aligned: lora_up_fits() says so, other arguments are
+// y is read and written once, dy read once. Tensor-core products with fp32 sums in one fixed order, each result rounded
+// once: deterministic. No allocation, no synchronisation. T is bf16 or fp16; rank 16, 32 or 64; tokens a multiple of
+// 16, columns of 32, stride of 8; pointers 16-byte aligned. lora_up_fits() checks this; other arguments return
 // cudaErrorInvalidValue.
 
 #include "kernels/element.h"
@@ -23,8 +23,8 @@ struct LoraUpProducts {
   int rank = 0;
   const void* b = nullptr;
   const void* t = nullptr;
-  void* y = nullptr;          // lora_up: written, and read before where it adds
-  bool adds = true;           // lora_up: to y; else what y holds is not read
+  void* y = nullptr;          // lora_up: written; read first if `adds` is set
+  bool adds = true;           // lora_up: adds to y; otherwise y is overwritten
   const void* dy = nullptr;   // lora_up_gradients
   void* d = nullptr;          // lora_up_gradients: written
   void* db = nullptr;         // lora_up_gradients: written
@@ -38,7 +38,7 @@ bool lora_up_fits(const LoraUpProducts& arguments);
 
 cudaError_t lora_up(const LoraUpProducts& arguments, cudaStream_t stream);
 cudaError_t lora_up_gradients(const LoraUpProducts& arguments, cudaStream_t stream);
-/// Bytes of scratch memory, 256-byte aligned, for these sizes.
+/// Bytes of workspace for these sizes, 256-byte aligned.
 size_t lora_up_gradients_workspace(const LoraUpProducts& arguments);
 
 }  // namespace trireme::kernels

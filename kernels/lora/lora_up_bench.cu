@@ -26,7 +26,7 @@ void shape(bench::Recorder& recorder, int64_t tokens, int64_t columns, int rank)
     set.d = memory.raw(tokens * rank * 2), set.db = memory.raw(columns * rank * 2);
     set.workspace = memory.raw(static_cast<int64_t>(lora_up_gradients_workspace(set)));
   }
-  // y grows by a bounded step per launch: it stays finite over the bench's launches.
+  // y grows by a bounded step a launch and stays finite over the bench's launches.
   if (recorder.wants(kUp))
     recorder.time(kUp, label, element, 2 * tensor, kSets, [&](int i) { return lora_up(p[i], nullptr); });
   for (LoraUpProducts& set : p) set.adds = false;

@@ -13,24 +13,25 @@ constexpr int kWarps = 16;
 constexpr int kWarpColumns = 64;
 constexpr int kRows = 16;    // of a run
 constexpr int kGroup = 16;   // ranks of a warp
-constexpr int kStages = 2;   // runs of a phase; so many are on their way to each warp
+constexpr int kStages = 2;   // runs of a phase; the same number is in flight to each warp
 constexpr int kBuffers = 3;  // phases whose parts of d are in shared memory
 constexpr int kRunSums = kRows * kGroup;
 constexpr size_t kShared = sizeof(float) * kBuffers * kStages * kWarps * kRunSums;
 
-/// Warps that have the same ranks, side by side; they share a block's columns.
+/// Number of warps in a block with the same ranks; they divide the block's columns among them.
 template <int kRank>
 constexpr int kSlices = kWarps / (kRank / kGroup);
 
 int64_t block_columns(int rank) { return kWarps / (rank / kGroup) * kWarpColumns; }
 
 struct Plan {
-  int64_t column_blocks, parts;  // a block: block_columns() columns, every parts-th run of tokens
+  int64_t column_blocks, parts;  // a block has block_columns() columns and every parts-th run of tokens
 };
 
-/// One block is all that a multiprocessor holds: as many parts as fill the fewest waves.
+/// A multiprocessor holds one block only; `parts` is chosen for the lowest cost over one to three waves of blocks.
 Plan plan_of(const LoraUpProducts& p) {
-  constexpr int64_t kOverhead = 8, kFewest = 4;  // in runs: a block's start and its write of dB
+  constexpr int64_t kOverhead = 8,
+                    kFewest = 4;  // in runs: the cost of a block's start and its write of dB; the fewest runs per block
   const int64_t runs = p.tokens / kRows, column_blocks = ceil_div(p.columns, block_columns(p.rank));
   const int64_t slots = multiprocessors() > 0 ? multiprocessors() : 1;
   Plan best = {};
@@ -46,10 +47,10 @@ Plan plan_of(const LoraUpProducts& p) {
   return best;
 }
 
-/// Partial sums in the workspace: of d [column block][token][rank], behind it of dB [part][column][rank].
+/// Partial sums in the workspace: d [column block][token][rank], then dB [part][column][rank].
 struct Partial {
   float *d, *db;
-  int64_t d_floats, db_floats;  // of one column block, of one part
+  int64_t d_floats, db_floats;  // floats per column block; floats per part
 };
 
 Partial partial_of(const LoraUpProducts& p, const Plan& plan) {
@@ -58,10 +59,10 @@ Partial partial_of(const LoraUpProducts& p, const Plan& plan) {
   return {d, d == nullptr ? nullptr : d + plan.column_blocks * d_floats, d_floats, p.columns * p.rank};
 }
 
-/// Block: kSlices * 64 columns, every gridDim.y-th run of 16 tokens, the last first: those are in L2 when dy was just
-/// written. A warp has 64 of the columns and 16 ranks: the sums of dB in its registers from the first run to the last,
-/// those of d in shared memory after each run. There the block's warps add them up one phase later, so that none waits
-/// for another's loads before its own next ones are out.
+/// Block: kSlices * 64 columns, every gridDim.y-th run of 16 tokens, last tokens first, because those are in L2 if dy
+/// was just written. A warp has 64 of the columns and 16 ranks. It keeps the sums of dB in registers over all runs and
+/// puts those of d into shared memory after each run. The block's warps add these up one phase later, so that no warp
+/// waits for another one's loads before it has issued its own next loads.
 template <class T, int kRank>
 __global__ void __launch_bounds__(kWarps * 32, 1)
     gradients_kernel(const __grid_constant__ LoraUpProducts p, const __grid_constant__ Partial out) {
@@ -73,15 +74,15 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int group = warp % kGroups, slice = warp / kGroups;
   const int64_t column = static_cast<int64_t>(blockIdx.x) * (kAlike * kWarpColumns) + slice * kWarpColumns;
-  const bool has[2] = {column < p.columns, column + 32 < p.columns};  // either half of the 64
+  const bool has[2] = {column < p.columns, column + 32 < p.columns};  // per half of the 64 columns
   const int step = static_cast<int>(gridDim.y),
             last_run = static_cast<int>(p.tokens / kRows) - 1 - static_cast<int>(blockIdx.y);
-  const int runs = last_run / step + 1;  // of this block: run i is the tokens' run last_run - i * step
+  const int runs = last_run / step + 1;  // of this block; run i is run last_run - i * step of the tokens
   if (threadIdx.x == 0) hopper::barrier_init(barrier, kWarps * 32);
   __syncthreads();
 
-  // This thread's columns are 8t to 8t + 7 of either half, four words; its tokens g and g + 8; its ranks, as its
-  // results', 4t to 4t + 3.
+  // This thread's columns are 8t to 8t + 7 of each half, which are four words; its tokens are g and g + 8; its ranks,
+  // like those of its results, are 4t to 4t + 3.
   struct Stage {
     Words<4> dy[2][2];  // [half of the columns][token]
     uint2 t[2];
@@ -95,7 +96,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
     for (int token = 0; token < 2; ++token) {
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        // Of several groups all but the first find it in L1.
+        // If there are several groups, all but the first find this in L1.
         if (has[h])
           to.dy[h][token] = kGroups == 1 ? load_words(dy + 32 * h) : as_words(load_shared_read<T, 8>(dy + 32 * h));
       to.t[token] = __ldg(reinterpret_cast<const uint2*>(t_row));
@@ -109,9 +110,9 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
   for (int s = 0; s < kStages; ++s)
     if (s < runs) load_next(stage[s]);
 
-  // Of word 2m + w of either half: the row of B, and of its gradient, that this thread reads and writes.
+  // The row of B, and of its gradient, that this thread reads and writes for word 2m + w of a half.
   const auto b_row = [&](int h, int m, int w) { return column + 32 * h + 8 * (g / 2) + 4 * m + 2 * w + g % 2; };
-  // B of the k that words 2m and 2m + 1 are; column g of tile j is rank 4 (g / 2) + 2j + g % 2.
+  // B for the k of words 2m and 2m + 1; column g of tile j is rank 4 (g / 2) + 2j + g % 2.
   uint32_t b[2][2][2][2] = {};  // [half][m][tile][word]
 #pragma unroll
   for (int h = 0; h < 2; ++h)
@@ -126,7 +127,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
           b[h][m][1][w] = transposed(words.y);
         }
 
-  // Sums over this block's columns of the phase that begins with run `first`.
+  // Adds d over this block's columns for the phase that begins with run `first`.
   const auto add_up = [&](int first, int buffer) {
 #pragma unroll 1
     for (int i = 0; i < kGroups; ++i) {
@@ -142,7 +143,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
     }
   };
 
-  float db[2][2][2][4] = {};  // [half][m][tile]: columns as rows
+  float db[2][2][2][4] = {};  // [half][m][tile]: its rows are columns of dy
   int buffer = 0, last = 0;
   uint32_t parity = 1;
   for (int first = 0; first < runs; first += kStages) {
@@ -178,8 +179,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
       hopper::barrier_wait(barrier, parity);
       add_up(first - kStages, last);
     }
-    // Whoever has seen all arrivals of one phase knows that all have added up the phase two before: its buffer is free.
-    // Each thread arrives for itself: of one that arrives for its warp racecheck does not see what the warp wrote
+    // When a thread has seen all arrivals of one phase, all threads have added up the phase two before, so its buffer
+    // is free. Each thread arrives for itself: if one arrived for its warp, racecheck would miss what the warp wrote
     // before.
     hopper::barrier_arrive(barrier);
     last = buffer;
@@ -205,7 +206,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
 
 constexpr int kSumWarps = 4;
 
-/// Block: 128 neighbouring results, a warp every kSumWarps-th partial sum of each.
+/// Block: 128 adjacent results; a warp takes every kSumWarps-th partial sum of each.
 template <class T>
 __global__ void __launch_bounds__(kSumWarps * 32)
     partial_sums_kernel(const Partial in, T* const d, T* const db, const int d_parts, const int db_parts,
@@ -213,7 +214,7 @@ __global__ void __launch_bounds__(kSumWarps * 32)
   __shared__ float4 of_warp[kSumWarps][32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int64_t position = static_cast<int64_t>(blockIdx.x) * 128 + 4 * lane;
-  const bool first = position < in.d_floats;  // the same in a block: d's and dB's floats are multiples of 256
+  const bool first = position < in.d_floats;  // uniform over a block: the sizes of d and dB are multiples of 256
   const int64_t at = first ? position : position - in.d_floats, step = first ? in.d_floats : in.db_floats;
   const float* const from = (first ? in.d : in.db) + at;
   const int parts = first ? d_parts : db_parts;

@@ -1,6 +1,5 @@
 #pragma once
-// The formulas of lora_up.h in fp64. t [tokens, rank], b [columns, rank], y and dy [tokens, columns], rows side by
-// side.
+// The formulas of lora_up.h in fp64. t [tokens, rank], b [columns, rank], y and dy [tokens, columns], all contiguous.
 
 #include <cstdint>
 #include <vector>

@@ -52,7 +52,7 @@ TRIREME_BENCH(quantize) {
   if (!recorder.wants("transpose bytes")) return;
   for (const auto& [rows, columns] :
        {std::pair<int64_t, int64_t>{57344, 8192}, {8192, 28672}, {10240, 8192}, {8192, 8192}}) {
-    // Small weights take more sets, so that no set is left in L2.
+    // Small weights use more sets of buffers, so that none stays in L2.
     constexpr int kMany = 6;
     bench::Memory memory;
     uint8_t *from[kMany], *to[kMany];

@@ -11,7 +11,7 @@ namespace {
 
 struct Layout {
   int mantissa, bias;
-  int finite;  // codes 0 … finite - 1 of the positive half are finite
+  int finite;  // positive codes 0 … finite - 1 are finite
 };
 Layout layout(Fp8Format format) { return format == Fp8Format::kE4M3 ? Layout{3, 7, 0x7f} : Layout{2, 15, 0x7c}; }
 

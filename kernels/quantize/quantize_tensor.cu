@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kThreads = 256, kUnroll = 4, kEdge = 32, kEdgeRows = 8, kFlatBlocksPerSm = 16;
 
-/// Any size and alignment. T = uint8_t: x holds codes already.
+/// Any size and alignment. T = uint8_t: x already holds codes.
 template <class T>
 __global__ void edge_kernel(const QuantizeTensor a, int64_t first_tile) {
   __shared__ uint8_t tile[kEdge][kEdge + 1];
@@ -46,7 +46,7 @@ struct Flat {
   const void* x;
   uint8_t* data;  // null: amax only
   const float* scale;
-  float* amax;  // or null
+  float* amax;  // may be null
   int64_t packs;
   Fp8Format format;
 };

@@ -1,6 +1,6 @@
 #pragma once
-// One pass over a matrix that leaves its FP8 codes in place and transposed, with the greatest
-// magnitude and, where wanted, the sums of its columns.
+// One pass over a matrix that writes its FP8 codes, their transpose, the largest magnitude and optionally the sums of
+// its columns.
 
 #include "kernels/fp8/fp8.cuh"
 #include "kernels/launch.h"
@@ -13,21 +13,20 @@ namespace trireme::kernels::tile {
 constexpr int kThreads = 256, kSide = 128, kCluster = 4, kWarps = kThreads / 32;
 
 struct Output {
-  uint8_t* data = nullptr;  // null: not wanted
+  uint8_t* data = nullptr;  // null: not written
   uint8_t* transposed = nullptr;
   const float* scale = nullptr;
-  float* amax = nullptr;  // null: not wanted
-  /// [ceil(rows / kSide), columns], one row for each row of tiles; written when kSums.
+  float* amax = nullptr;  // null: not written
+  /// [ceil(rows / kSide), columns], one row for each row of tiles; written if kSums.
   float* partial = nullptr;
   int64_t rows = 0, columns = 0;
   Fp8Format format = Fp8Format::kE4M3;
 };
 
-/// Where the values come from. `load` fetches what a pack of 16 bytes at element `at` needs; `value`
-/// makes the pack of it, whose first column is `column`, in the form that `with_form` has settled.
-/// kCodes: packs hold FP8 codes already. kInputs: matrices that travel through shared memory, since
-/// their packs would take the registers of other blocks; `from` says where each begins.
-/// OneMatrix: what sources of a single matrix share.
+/// A source of values. `load` fetches the data for a pack of 16 bytes at element `at`; `value` computes the pack whose
+/// first column is `column`, in the form that `with_form` passes as a constant. kCodes: packs already hold FP8 codes.
+/// kInputs: number of matrices that are copied through shared memory because their packs would take too many registers;
+/// `from` gives the start of each. OneMatrix: the common part of sources with a single matrix.
 template <class T>
 struct OneMatrix {
   using Element = T;
@@ -56,14 +55,13 @@ struct Plain : OneMatrix<T> {
   }
 };
 
-/// Bytes of shared memory, beside what the kernel has of the static kind: the tile, or before it all
-/// the packs.
+/// Dynamic shared memory in bytes: holds first the packs of the inputs, then the tile.
 template <class Source>
 constexpr size_t shared_bytes() {
   return Source::kInputs == 0 ? kSide * kSide : kSide * kSide * sizeof(typename Source::Element) * Source::kInputs;
 }
 
-/// Until at most `pending` of the groups that a thread asked for are on their way.
+/// Waits until at most `pending` of this thread's cp.async groups are in flight.
 __device__ inline void await_group(int pending) {
   if (pending == 3) copy_async_wait<3>();
   if (pending == 2) copy_async_wait<2>();
@@ -73,11 +71,10 @@ __device__ inline void await_group(int pending) {
 
 /// A tile of 128 rows x 128 columns.
 ///
-/// A thread takes 4 rows x 16 columns, transposes them in registers into one word (4 rows) for each
-/// column, and leaves the words in shared memory, where a column is 32 words = 128 rows. Of the
-/// words of column c, group q (16 bytes) lies at q ^ key(c): the 8 lanes that share rows write
-/// different columns of equal key order, the 8 lanes that read a column different groups of it,
-/// both without conflicts.
+/// A thread takes 4 rows x 16 columns, transposes them in registers into one word (4 rows) per column and stores the
+/// words in shared memory, where a column is 32 words = 128 rows. Of the words of column c, group q (16 bytes) is
+/// stored at q ^ key(c). The 8 lanes that share rows write columns with different keys, and the 8 lanes that read a
+/// column read different groups: neither has bank conflicts.
 template <class Source, bool kSums>
 __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
     kernel(const Source source, const Output a, int clusters_down) {
@@ -86,7 +83,7 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
   uint32_t* const tile = reinterpret_cast<uint32_t*>(shared);
   __shared__ __align__(16) float column_parts[kSums ? kWarps : 1][kSums ? kSide : 1];
   constexpr int kWidth = 16 / sizeof(T), kGroups = 16 / kWidth, kStride = 8 * kWidth,
-                kWords = kWidth / 4;  // of codes, four to a word
+                kWords = kWidth / 4;  // words of codes per pack, four codes each
   const int member = static_cast<int>(blockIdx.x) % (kCluster * kCluster),
             group = static_cast<int>(blockIdx.x) / (kCluster * kCluster);
   const int64_t row0 = static_cast<int64_t>(group % clusters_down * kCluster + member % kCluster) * kSide;
@@ -98,7 +95,7 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
 
   const bool rows_here = row0 + 4 * quad < a.rows;
   const auto columns_here = [&](int g) { return column0 + lane * kWidth + g * kStride < a.columns; };
-  // Each thread copies the packs that it will take itself.
+  // Each thread copies the packs that it reads itself.
   const auto slot = [&](int j, int g, int input) {
     return shared + (((j * kGroups + g) * Source::kInputs + input) * kThreads + threadIdx.x) * 16;
   };
@@ -166,7 +163,7 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
     source.with_form([&](auto form) { with_format(a.format, [&](auto format) { quantize(form, format); }); });
     if (a.amax != nullptr) raise_amax_by_warp(a.amax, top.get());
     if constexpr (kSums) {
-      // The four lanes of a warp that share columns each end with a quarter of them.
+      // Of the 16 column sums, each of the four lanes that share columns ends with a quarter.
       const bool upper_half = threadIdx.x & 8, upper_quarter = threadIdx.x & 16;
       const auto at = [&](int c) -> float& { return sums[c / kWidth][c % kWidth]; };
       float half[8], quarter[4];
@@ -184,7 +181,7 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
     }
   }
 
-  if constexpr (!kDirect) __syncthreads();  // the packs' place is the tile's now
+  if constexpr (!kDirect) __syncthreads();  // the tile overwrites the packs
 #pragma unroll
   for (int g = 0; g < kGroups; ++g)
 #pragma unroll
@@ -224,11 +221,11 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
   }
 }
 
-/// rows and columns multiples of 16, pointers on 16-byte boundaries.
+/// rows and columns are multiples of 16, pointers 16-byte aligned.
 template <bool kSums, class Source>
 cudaError_t launch(const Source& source, const Output& a, cudaStream_t stream) {
-  // Blocks that run together take a square of tiles, so that both what they read and what they
-  // write lies together in DRAM's pages.
+  // Blocks that run at the same time take a square of tiles, so that their reads and their writes are close together in
+  // DRAM pages.
   const int64_t down = ceil_div(a.rows, kSide * kCluster), across = ceil_div(a.columns, kSide * kCluster);
   if (const cudaError_t error = allow_shared_memory(kernel<Source, kSums>, shared_bytes<Source>());
       error != cudaSuccess)

@@ -9,8 +9,8 @@ namespace trireme::kernels {
 namespace {
 
 constexpr int kMaxThreads = 512, kBlocksPerSm = 4, kScalarThreads = 256, kStages = 1;
-/// Of a row, for a thread: four packs; with the weight's gradient half as many for rows of up to
-/// kFewThreads * kFewPacks packs, whose threads are few otherwise.
+/// Packs of a row per thread. With the weight's gradient kFewPacks for rows of up to kFewThreads * kFewPacks packs, so
+/// that short rows still have enough threads.
 constexpr int kManyPacks = 4, kFewPacks = 2, kFewThreads = 256;
 template <class T>
 constexpr int kElements = kManyPacks * 16 / static_cast<int>(sizeof(T));
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kPacks == kFewPacks ? kFewThreads : kMaxThread
     }
     end_row();
     if constexpr (kMode == Mode::kFp8) {
-      // The next row's dot comes between two of these: one scratch is enough.
+      // One scratch array is enough: the next row's dot product, a barrier, comes before its next use.
       const float scale = settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[2]), cursor.row);
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kPacks == kFewPacks ? kFewThreads : kMaxThread
   }
 }
 
-/// Any width and alignment. dw gathers in shared memory, each thread touching its own columns only.
+/// Any width and alignment. dw is summed in shared memory; each thread touches its own columns only.
 template <class T>
 __global__ void __launch_bounds__(kScalarThreads) backward_scalar_kernel(const RmsNormBackward a) {
   extern __shared__ float sums[];
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kScalarThreads) backward_scalar_kernel(const R
     if (a.fp8.data == nullptr) continue;
     const float scale = settle_scale(a.fp8, row_amax(top, kScalarThreads, scratch[2]), row);
     for (int c = threadIdx.x; c < columns; c += kScalarThreads) {
-      // dx may have taken the place of d_residual.
+      // Reread from dx if it is written: dx may have overwritten d_residual.
       const float value[1] = {to_float(a.dx != nullptr ? static_cast<const T*>(a.dx)[base + c] : gradient(c))};
       store_fp8(a.fp8.data + base + c, value, scale, a.fp8.format);
     }

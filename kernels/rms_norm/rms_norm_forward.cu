@@ -9,12 +9,12 @@ namespace {
 enum class Sink { kPlain, kFp8Tensor, kFp8Row };
 
 constexpr int kMaxThreads = 512, kScalarThreads = 256;
-/// Of a row, for a thread.
+/// Largest number of elements of a row per thread.
 template <class T>
 constexpr int kElements = sizeof(T) == 2 ? 32 : 16;
 
-/// kCodesOnly: whole rows that leave nothing but codes. They are held to few registers, where bf16
-/// allows it: more of them are on their way at once.
+/// kCodesOnly: whole rows whose only output is FP8 codes. Their registers are limited (bf16 only), so that more rows
+/// are in flight.
 template <class T, Sink kSink, bool kResidual, bool kWhole, bool kCodesOnly = false>
 __global__ void __launch_bounds__(kMaxThreads, !kWhole || __is_same(T, __half) ? 1
                                                : kCodesOnly                    ? 3
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kMaxThreads, !kWhole || __is_same(T, __half) ?
   constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
   using Pack = Vec<T, kWidth>;
   const RowCursor<kWhole ? kPacks : 0> cursor(a.rows, static_cast<int>(a.columns / kWidth));
-  if (!cursor.active()) return;  // a whole warp, which no other waits for
+  if (!cursor.active()) return;  // whole warps exit; no barrier waits for them
   const int64_t base = cursor.row * a.columns;
   const bool once = streams(a.rows * a.columns * static_cast<int64_t>(sizeof(T)));
   Words<4> s[kPacks], r[kResidual ? kPacks : 1];
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kMaxThreads, !kWhole || __is_same(T, __half) ?
     s[p] = load_words(static_cast<const T*>(a.x) + at);
     if constexpr (kResidual) r[p] = load_words(static_cast<const T*>(a.residual) + at);
   }
-  // On its way while the row is, if a register is free for it.
+  // Loaded together with the row if a register is free for it.
   const float seen = kSink == Sink::kFp8Tensor && !kCodesOnly && a.fp8.amax != nullptr
                          ? *static_cast<volatile float*>(a.fp8.amax)
                          : 0.0f;
@@ -88,8 +88,8 @@ __global__ void __launch_bounds__(kMaxThreads, !kWhole || __is_same(T, __half) ?
   }
 }
 
-/// Any width and alignment: the row waits in shared memory between the passes, each thread touching
-/// its own columns only.
+/// Any width and alignment: the row stays in shared memory between the passes; each thread touches its own columns
+/// only.
 template <class T>
 __global__ void __launch_bounds__(kScalarThreads) forward_scalar_kernel(const RmsNormForward a) {
   extern __shared__ float values[];

@@ -12,7 +12,7 @@ namespace {
 constexpr int kThreads = 256, kStages = 2;
 constexpr int64_t kStageBytes = 32 * 1024;
 
-/// Division by a number that is often a power of two.
+/// Integer division by a number that is often a power of two.
 struct Divider {
   int divisor, shift;  // shift -1: not a power of two
   explicit Divider(int d)
@@ -21,7 +21,7 @@ struct Divider {
   __device__ int quotient(int x) const { return shift >= 0 ? x >> shift : x / divisor; }
 };
 
-/// Where the heads of a token come from: the packed tensor itself, or dq, dk and dv with their strides.
+/// The source of a token's heads: the packed tensor itself, or dq, dk and dv with their strides.
 template <class T>
 struct Packed {
   const T* data;
@@ -65,7 +65,7 @@ struct Parts {
   }
 };
 
-/// What both kernels do to the heads of a token: the first `rotated` turn, the rest up to `heads` are copied.
+/// What both kernels do with a token's heads: rotate the first `rotated` ones, copy the rest up to `heads`.
 template <class T>
 struct Turn {
   T* out;  // [tokens, num_heads, d]
@@ -75,9 +75,8 @@ struct Turn {
   float direction;
 };
 
-/// A persistent block turns heads_per_block heads of token after token. The next token's heads and
-/// angles are on their way to shared memory meanwhile; there the two halves of a head meet,
-/// whichever threads fetched them.
+/// A persistent block processes heads_per_block heads of one token after another. The next token's heads and angles are
+/// copied to shared memory meanwhile; both halves of a head are read from there, whichever threads copied them.
 template <class T, class From>
 __global__ void __launch_bounds__(kThreads) turn_kernel(const From from, const Turn<T> a, const Divider packs) {
   constexpr int kPack = 16 / sizeof(T);
@@ -94,7 +93,7 @@ __global__ void __launch_bounds__(kThreads) turn_kernel(const From from, const T
       const int head = packs.quotient(i);
       copy_async16(to + i, place.head(first_head + head) + (i - head * packs.divisor) * kPack);
     }
-    // The angles take the place of one more head: cosines, then sines.
+    // The angles are stored like one more head: cosines, then sines.
     if (const int i = static_cast<int>(threadIdx.x); i < packs.divisor)
       copy_async16(to + a.heads_per_block * packs.divisor + i,
                    (i < half ? a.cos : a.sin) + token * (a.d / 2) + (i < half ? i : i - half) * kPack);
@@ -133,7 +132,7 @@ __global__ void __launch_bounds__(kThreads) turn_kernel(const From from, const T
       }
       store(out + static_cast<int64_t>(i) * kPack, x);
     }
-    __syncthreads();  // before the next fetch lands here
+    __syncthreads();  // the next copies overwrite this buffer
   }
 }
 

@@ -1,13 +1,13 @@
 #pragma once
-// Rotary positions on the packed QKV projection, half-split pairs (i, i + d/2):
+// Rotary position embedding (Su et al. 2021) on the packed QKV projection, half-split pairs (i, i + d/2):
 //
 //   x1' = x1 cos - x2 sin,  x2' = x2 cos + x1 sin          direction +1; -1 rotates back
 //
-// rope_rotate   in place on heads [tokens, heads, d] of which the first `rotated` heads of every
-//               token turn, the rest stay
+// rope_rotate   in place on heads [tokens, heads, d]: the first `rotated` heads of every token are rotated,
+//               the rest are unchanged
 // rope_merge    the inverse for backward: dq [tokens, q_heads, d], dk, dv [tokens, kv_heads, d],
-//               each with its own strides, become d_qkv [tokens, q_heads + 2 kv_heads, d]; dq and
-//               dk are rotated back on the way
+//               each with its own strides, become d_qkv [tokens, q_heads + 2 kv_heads, d], with dq and
+//               dk rotated back
 // cos, sin      [tokens, d/2], the element type of the data. fp32 arithmetic. d a multiple of 16,
 //               at most 1,024, rows 16-byte aligned.
 // No allocation, no synchronisation, deterministic.
@@ -20,7 +20,7 @@
 
 namespace trireme::kernels {
 
-/// Strides in elements: of a token inside a row of the batch, of a row of the batch, of a head.
+/// Strides in elements: from token to token of a batch row, from batch row to batch row, from head to head.
 struct HeadStrides {
   int64_t row, token, head;
 };

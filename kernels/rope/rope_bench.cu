@@ -27,7 +27,7 @@ TRIREME_BENCH(rope) {
     recorder.time("rope rotate in place", label, element, 2 * head * (s.q + s.kv) + table, kSets, [&, s](int i) {
       return rope_rotate(qkv[i], cos, sin, tokens, heads, s.q + s.kv, d, 1, element, nullptr);
     });
-    // dq, dk, dv as attention leaves them: contiguous [B, S, heads, d] each.
+    // dq, dk, dv in the layout that attention writes: contiguous [B, S, heads, d] each.
     recorder.time("rope merge (dq, dk, dv to d_qkv)", label, element, 2 * head * heads + table, kSets, [&, s](int i) {
       const char* base = static_cast<const char*>(qkv[i]);
       const void *dk = base + tokens * s.q * d * 2, *dv = base + tokens * (s.q + s.kv) * d * 2;

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kThreads = 256, kUnroll = 4;
 
-/// kWidth elements are one 16-byte access of the wider type.
+/// kWidth elements of the wider type are 16 bytes.
 template <class T, class U, int kWidth>
 __global__ void __launch_bounds__(kThreads) scale_kernel(const T* x, const float* factor, U* out, int64_t count) {
   const float by = *factor;

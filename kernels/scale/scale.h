@@ -1,6 +1,6 @@
 #pragma once
-// Products with fp32 factors on the device, formed in fp32 and rounded once. Any size and alignment; out may be x when
-// the types are equal. Deterministic, allocates nothing, synchronises nothing.
+// Multiplication by fp32 factors in device memory, computed in fp32 and rounded once. Any size and alignment; out may
+// be x if the types are equal. Deterministic, no allocation, no synchronisation.
 //
 //   scale        out[i] = to(out type, x[i] * *factor)
 //   scale_rows   out[r, c] = to(T, x[r, c] * factors[r]);  x and out [rows, columns] of one element type T

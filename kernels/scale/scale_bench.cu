@@ -8,7 +8,7 @@ TRIREME_BENCH(scale) {
   constexpr int kSets = 3;
   const int64_t n = int64_t{1} << 27;
   bench::Memory memory;
-  const int64_t rows = 32768;  // of 4,096
+  const int64_t rows = 32768;  // of 4,096 columns
   float *factor = memory.uniform(1, 0.5f, 0.6f), *factors = memory.uniform(rows, 0.5f, 0.6f);
   void *x[kSets], *out[kSets];
   for (int i = 0; i < kSets; ++i) x[i] = memory.normal(n, Element::kF32), out[i] = memory.raw(n * 4);

@@ -5,8 +5,8 @@
 
 namespace trireme::kernels {
 
-/// The fast exponential is good to about 1e-6, enough below the rounding of 16-bit types and not of
-/// fp32. An exact division would be a call, and its caller would spill.
+/// For 16-bit types the fast exponential's error of about 1e-6 is below their rounding error; for fp32 it is not. An
+/// exact division would be a function call that makes its caller spill registers.
 template <class T>
 __device__ inline float sigmoid(float x) {
   if constexpr (sizeof(T) == 2)
@@ -20,7 +20,7 @@ __device__ inline float swiglu(float g, float u) {
   return g * sigmoid<T>(g) * u;
 }
 
-/// g and u become dg and du.
+/// Replaces g and u by dg and du.
 template <class T>
 __device__ inline void swiglu_gradient(float d, float& g, float& u) {
   const float s = sigmoid<T>(g), ds = d * s, dg = ds * u * fmaf(g, 1.0f - s, 1.0f);

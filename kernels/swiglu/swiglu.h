@@ -1,15 +1,15 @@
 #pragma once
-// SwiGLU on the fused output of gate and up projections.
+// SwiGLU (Shazeer 2020) on the fused output of the gate and up projections.
 //
 //   forward   y[t, f] = silu(g) * u                       g = gate_up[t, f], u = gate_up[t, F + f]
 //   backward  dg = dy * u * (s + g * s * (1 - s)),  du = dy * g * s,  s = 1 / (1 + exp(-g))
 //
-// gate_up, d_gate_up [tokens, 2F], y, dy [tokens, F], device, one element type; d_gate_up may be
-// gate_up. fp32 arithmetic, one rounding at the end. Any F and alignment; fast with 16-byte aligned
-// rows. No allocation, no synchronisation, deterministic.
+// gate_up, d_gate_up: [tokens, 2F]; y, dy: [tokens, F]; device, one element type; d_gate_up may be gate_up. Arithmetic
+// is fp32 with one rounding at the end. Any F and alignment; fast with 16-byte aligned rows. No allocation, no
+// synchronisation, deterministic.
 //
-// FP8: a row stays on the multiprocessor, so that each input is read once, for 16-bit types with F
-// a multiple of 8 up to 28,672; other inputs are read twice.
+// FP8: for 16-bit types with F a multiple of 8 up to 28,672 a row is kept in registers or shared memory, so that each
+// input is read once; otherwise inputs are read twice.
 
 #include "kernels/element.h"
 #include "kernels/fp8/fp8_output.h"
@@ -25,8 +25,8 @@ cudaError_t swiglu_forward(const void* gate_up, void* y, int64_t tokens, int64_t
 cudaError_t swiglu_backward(const void* dy, const void* gate_up, void* d_gate_up, int64_t tokens, int64_t f,
                             Element element, cudaStream_t stream);
 
-/// FP8 codes [tokens, 2F] of gate_up, inverse scales fp32 [tokens, 2]: one for the gate half and
-/// one for the up half of a row.
+/// FP8 codes [tokens, 2F] of gate_up, inverse scales fp32 [tokens, 2]: one for the gate half and one for the up half of
+/// a row.
 struct SwigluCodes {
   uint8_t* data = nullptr;  // null: none
   float* inverse = nullptr;
@@ -35,9 +35,9 @@ struct SwigluCodes {
 
 struct SwigluForward {
   const void* gate_up = nullptr;
-  void* y = nullptr;  // null: not wanted
-  Fp8Output fp8;      // of y
-  SwigluCodes saved;  // of gate_up, for backward
+  void* y = nullptr;  // null: not written
+  Fp8Output fp8;      // FP8 codes of y
+  SwigluCodes saved;  // FP8 codes of gate_up, saved for backward
   int64_t tokens = 0, f = 0;
   Element element = Element::kBF16;
 };
@@ -45,10 +45,10 @@ cudaError_t swiglu_forward(const SwigluForward& arguments, cudaStream_t stream);
 
 struct SwigluBackward {
   const void* dy = nullptr;
-  const void* gate_up = nullptr;  // or null, and then
+  const void* gate_up = nullptr;  // if null, `saved` is used
   SwigluCodes saved;
-  void* d_gate_up = nullptr;  // null: not wanted; may be gate_up
-  Fp8Output fp8;              // of d_gate_up: kRow has one scale for the whole row of 2F
+  void* d_gate_up = nullptr;  // null: not written; may be gate_up
+  Fp8Output fp8;              // FP8 codes of d_gate_up; kRow has one scale for the whole row of 2F
   int64_t tokens = 0, f = 0;
   Element element = Element::kBF16;
 };

@@ -1,5 +1,5 @@
 #pragma once
-// What SwiGLU's forward and backward with FP8 share.
+// Shared by SwiGLU's forward and backward with FP8.
 
 #include "kernels/fp8/fp8.cuh"
 #include "kernels/row_prefetch.cuh"
@@ -8,8 +8,7 @@
 
 namespace trireme::kernels::swiglu_fp8 {
 
-// Packs of each half of a row for a thread: few for short rows, so that several blocks share a
-// multiprocessor.
+// Packs of each half of a row per thread: few for short rows, so that several blocks share a multiprocessor.
 constexpr int kFewPacks = 4, kManyPacks = 7, kMaxThreads = 512, kScalarThreads = 256, kWidth = 8, kStages = 1;
 
 using Codes = Vec<uint16_t, kWidth / 2>;

@@ -7,8 +7,9 @@ namespace {
 
 using namespace swiglu_fp8;
 
-/// Of backward from codes, which needs few registers for a pack. A row of more than kOwnThreads would
-/// have a multiprocessor for itself, which waits while the row comes in and for its amax.
+/// Thread limits of backward from codes, which needs few registers per pack. A row of more than kOwnThreads threads
+/// would occupy a multiprocessor alone, and nothing would hide its wait for the row's data and amax; a cluster shares
+/// such a row.
 constexpr int kCodesThreads = 1024, kOwnThreads = 512;
 static_assert(kFewPacks * kCodesThreads >= kManyPacks * kMaxThreads);
 
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const SwigluBackw
   }
 }
 
-/// From the codes that forward left, one block, or a cluster, for each row.
+/// Backward from the codes that forward saved; one block, or with kCluster one cluster, per row.
 template <class T, bool kWhole, bool kCluster>
 __global__ void __launch_bounds__(kCodesThreads) backward_codes_kernel(const SwigluBackward a) {
   __shared__ float scratch[32];
@@ -69,10 +70,10 @@ __global__ void __launch_bounds__(kCodesThreads) backward_codes_kernel(const Swi
   constexpr int kPacks = kFewPacks;
   RowCursor<kWhole ? kPacks : 0> cursor(a.tokens, static_cast<int>(a.f / kWidth));
   if constexpr (kCluster) cursor.share(static_cast<int>(cluster_size()), static_cast<int>(cluster_rank()));
-  if (!cursor.active()) return;  // a whole warp, which no other waits for
+  if (!cursor.active()) return;  // whole warps exit; no barrier waits for them
   const Mailbox mailbox(&barrier);
   if constexpr (kCluster) {
-    if (threadIdx.x == 0) mailbox.begin(static_cast<int>(blockDim.x) / 32);
+    if (threadIdx.x == 0) mailbox.init(static_cast<int>(blockDim.x) / 32);
     __syncthreads();
     cluster_begun_arrive();
   }
@@ -153,7 +154,7 @@ __global__ void __launch_bounds__(kScalarThreads) backward_scalar_kernel(const S
   const float scale = settle_scale(a.fp8, row_amax(top, kScalarThreads, scratch), row);
   for (int64_t c = threadIdx.x; c < a.f; c += kScalarThreads) {
     T d_gate, d_up;
-    // The plain gradient may have taken the place of gate_up.
+    // Reread from the plain gradient if it is written: it may have overwritten gate_up.
     if (plain != nullptr)
       d_gate = plain[2 * row * a.f + c], d_up = plain[(2 * row + 1) * a.f + c];
     else

@@ -10,7 +10,7 @@
 namespace trireme {
 
 namespace {
-/// Bytes of one task: some tasks per thread even for a small unit, and little pinned memory.
+/// Bytes of one task: small enough for several tasks per thread even in a small unit, and for little pinned memory.
 constexpr int64_t kTaskBytes = int64_t{16} << 20;
 }  // namespace
 
@@ -72,7 +72,7 @@ void ParallelCopy::work() {
         task.target.copy_(pinned.narrow(0, 0, bytes).view(task.dtype).to(device_, /*non_blocking=*/true));
         stream->synchronize();
       } else {
-        // Nothing writes to the map, which is read-only.
+        // from_blob() needs a mutable pointer; the read-only mapping is not written.
         task.target.copy_(at::from_blob(const_cast<std::byte*>(task.source), {task.target.numel()},
                                         at::TensorOptions().dtype(task.dtype)));
       }

@@ -1,5 +1,5 @@
 #pragma once
-// Private to fsdp/: checkpoint bytes on their way into shards, many at a time.
+// Private to fsdp/: copies checkpoint bytes into shards with several threads.
 
 #include <ATen/core/Tensor.h>
 
@@ -13,17 +13,17 @@
 
 namespace trireme {
 
-/// Threads that copy pieces of mapped files into tensors. One thread copies from the page cache at a few GB/s, pageable
-/// memory to a GPU no faster: several threads, each through pinned memory and a stream of its own, reach the bus.
+/// Threads that copy pieces of mapped files into tensors. One thread reads the page cache, or copies pageable memory to
+/// a GPU, at a few GB/s; several threads, each with its own pinned memory and stream, reach the bandwidth of the bus.
 class ParallelCopy {
  public:
   ParallelCopy(at::Device device, int threads);
   ~ParallelCopy();
 
-  /// Queues target (flat, contiguous) = the target.numel() values of `dtype` at `source`, which stays readable until
-  /// wait().
+  /// Queues the copy of target.numel() values of `dtype` at `source` to target (flat, contiguous). `source` must stay
+  /// readable until wait().
   void add(const std::byte* source, at::ScalarType dtype, at::Tensor target);
-  /// Until everything queued is in its place, for any stream to read. Throws what a copy threw.
+  /// Waits until all queued copies are complete and visible to every stream. Rethrows the exception of a failed copy.
   void wait();
 
  private:
@@ -38,7 +38,7 @@ class ParallelCopy {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Task> tasks_;
-  int64_t open_ = 0;  // queued or under way
+  int64_t open_ = 0;  // queued or running
   bool stopping_ = false;
   std::exception_ptr failure_;
   std::vector<std::thread> threads_;

@@ -13,28 +13,28 @@ namespace trireme {
 
 namespace {
 
-/// Part of a gather's time that it costs the products it runs beside (copies share memory bandwidth and power with
-/// them).
+/// Fraction of a gather's time by which it slows the products that run at the same time (copies share memory bandwidth
+/// and power with them).
 constexpr double kGatherInterference = 0.25;
 
 int count(const MemoryPlan& plan, Recompute what) {
   return static_cast<int>(std::count(plan.recompute.begin(), plan.recompute.end(), what));
 }
 
-/// What is decided; everything else follows.
+/// The decisions of a plan; everything else follows from them.
 struct Choice {
   int shard_size = 1, rows = 1, resident = 0, mlp = 0, full = 0;
 };
 
-/// What of a shard size does not depend on the other choices.
+/// The part of a shard size's memory that does not depend on the other decisions.
 struct Storage {
-  MemoryPlan bytes;  // nothing resident, no activations
+  MemoryPlan bytes;  // with no resident unit and no activations
   int64_t largest_slot = 0, all_gradients = 0, few_gradients = 0;
-  std::vector<size_t> gathered;  // units that could stay whole
-  std::vector<int64_t> extra;    // bytes that each of them adds when it does
+  std::vector<size_t> gathered;  // indices of the units that could stay whole
+  std::vector<int64_t> extra;    // bytes that each of them adds if it does
 };
 
-/// Frozen FP8 units keep their vectors in the compute dtype, whole.
+/// Bytes of a unit. Frozen FP8 units keep their vectors whole, in the compute dtype.
 struct UnitBytes {
   int64_t shard, whole;
 };
@@ -91,7 +91,7 @@ Storage storage_of(const PlanInput& input, int shard_size) {
   return storage;
 }
 
-/// Resident units lie evenly between sharded ones, so that a gather has more than one block's time to hide in.
+/// Spreads the resident units evenly between sharded ones, so that a gather can overlap with more than one block.
 bool is_resident(size_t index, size_t count, int resident) {
   const auto r = static_cast<size_t>(resident);
   return (index + 1) * r / count > index * r / count;
@@ -102,8 +102,8 @@ MemoryPlan evaluate(const PlanInput& input, const Storage& storage, const Choice
   plan.rows_per_pass = choice.rows;
   const int passes = input.micro_batches * (input.rows / choice.rows);
   plan.accumulated_passes = passes;
-  // Whole gradients: all of them while passes accumulate or units are not cut; else the few whose reduction is under
-  // way.
+  // Whole gradients in memory: those of all units if passes accumulate or units are not sharded; otherwise only those
+  // whose reduction is running.
   const int64_t whole = plan.shard_size == 1 || passes > 1 ? storage.all_gradients : storage.few_gradients;
   plan.gradients += passes > 1 ? whole : whole / 4 * input.gradient_bytes;
   if (choice.resident < static_cast<int>(storage.gathered.size()) || storage.gathered.empty())
@@ -115,13 +115,13 @@ MemoryPlan evaluate(const PlanInput& input, const Storage& storage, const Choice
   }
   const int none = input.num_blocks - choice.mlp - choice.full;
   int64_t row = none * input.block_saved + choice.mlp * input.block_saved_mlp + choice.full * input.block_recomputed;
-  if (choice.full > 0) row += input.block_saved;  // of the block being recomputed
+  if (choice.full > 0) row += input.block_saved;  // of the block that is being recomputed
   plan.activations = row * choice.rows;
   plan.working = std::max(input.working_peak, input.head) * choice.rows + input.working_fixed;
   return plan;
 }
 
-/// Seconds a step loses to the choice.
+/// Seconds that a step loses to recomputation and gathers.
 double cost(const PlanInput& input, const Storage& storage, const Choice& choice, const MemoryPlan& plan) {
   const double passes = input.micro_batches * (input.rows / choice.rows), rows = choice.rows;
   double seconds = rows * (choice.mlp * input.mlp_forward_s + choice.full * input.block_forward_s);
@@ -129,27 +129,27 @@ double cost(const PlanInput& input, const Storage& storage, const Choice& choice
   if (plan.shard_size > 1 && sharded > 0) {
     const double gather = static_cast<double>(plan.gathered_per_pass) * input.gathered_byte_s / sharded;
     const double beside = rows * input.block_forward_s * input.num_blocks / sharded;
-    // Forward and backward, which computes at least as long.
+    // Forward, and backward, which computes at least as long.
     seconds += 2 * sharded * (kGatherInterference * gather + std::max(0.0, gather - beside));
   }
   return passes * seconds;
 }
 
-/// Fills in what the run reads.
+/// Completes the plan with what a run reads.
 MemoryPlan finish(const PlanInput& input, const Storage& storage, const Choice& choice) {
   MemoryPlan plan = evaluate(input, storage, choice);
   plan.resident.assign(input.units->size(), false);
   for (size_t i = 0; i < storage.gathered.size(); ++i)
     plan.resident[storage.gathered[i]] = is_resident(i, storage.gathered.size(), choice.resident);
-  // Recomputed blocks come last in forward: they are the first that backward frees, so the saved ones of the front are
-  // what stays.
+  // Backward frees the last blocks of forward first. The last blocks are the recomputed ones, so that saved activations
+  // are those of the first blocks.
   plan.recompute.assign(input.num_blocks, Recompute::kNone);
   for (int i = 0; i < choice.mlp + choice.full; ++i)
     plan.recompute[input.num_blocks - 1 - i] = i < choice.full ? Recompute::kFull : Recompute::kMlp;
   return plan;
 }
 
-/// The least recomputation that fits beside the rest of the choice, if any does.
+/// Raises recomputation to the least amount with which the choice fits, if there is one.
 std::optional<Choice> fit_recomputation(const PlanInput& input, const Storage& storage, Choice choice) {
   const int blocks = input.num_blocks;
   const auto fits = [&] { return evaluate(input, storage, choice).fits(); };
@@ -176,13 +176,14 @@ std::optional<Choice> fit_recomputation(const PlanInput& input, const Storage& s
 
 std::string text_of(int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
 
-/// Shard sizes that the input allows.
+/// The shard sizes that the input allows.
 std::vector<int> shard_sizes(const PlanInput& input) {
-  TRIREME_CHECK(input.units != nullptr && !input.units->empty(), "a plan needs units");
+  TRIREME_CHECK(input.units != nullptr && !input.units->empty(), "a memory plan needs at least one unit");
   std::vector<int> sizes;
   for (int size = 1; size <= input.world_size; ++size)
     if (input.world_size % size == 0 && (!input.shard_size || *input.shard_size == size)) sizes.push_back(size);
-  TRIREME_CHECK(!sizes.empty(), "shard size ", input.shard_size.value_or(0), " does not divide ", input.world_size);
+  TRIREME_CHECK(!sizes.empty(), "shard size ", input.shard_size.value_or(0), " does not divide the number of ranks ",
+                input.world_size);
   return sizes;
 }
 
@@ -193,13 +194,13 @@ std::optional<MemoryPlan> find_plan(const PlanInput& input) {
   std::tuple<double, int, int, int> best_rank;
   for (const int size : shard_sizes(input)) {
     const Storage storage = storage_of(input, size);
-    // Somebody who asks for a shard size gets that; residency is the automatic plan's way of using what is left.
+    // A given shard size is used as it is; only the automatic plan fills free memory with resident units.
     const int most = input.shard_size || input.device_memory == 0 ? 0 : static_cast<int>(storage.gathered.size());
     for (int rows = input.rows; rows >= 1; --rows) {
       if (input.rows % rows != 0) continue;
       for (int resident = 0; resident <= most; ++resident) {
         const auto choice = fit_recomputation(input, storage, {size, rows, resident, 0, 0});
-        if (!choice) break;  // more resident units leave less room still
+        if (!choice) break;  // more resident units leave even less memory
         const MemoryPlan plan = evaluate(input, storage, *choice);
         const std::tuple rank{cost(input, storage, *choice, plan), size, -rows, -resident};
         if (best && rank >= best_rank) continue;
@@ -235,7 +236,8 @@ std::string describe_need(const MemoryPlan& plan) {
           ? fmt::format(", in fp32 and whole on every rank because {} passes add up", plan.accumulated_passes)
           : "";
   return fmt::format(
-      "the run needs {} per rank and {} of headroom, {} is there (weights {}, masters and moments {}, gradients {}{}, "
+      "the run needs {} per rank and {} of headroom, {} is available (weights {}, masters and moments {}, gradients "
+      "{}{}, "
       "gather slots {}, activations {}, working memory {}, libraries {})",
       text_of(plan.total()), text_of(plan.headroom()), text_of(plan.device_memory), text_of(plan.weights),
       text_of(plan.masters + plan.moments), text_of(plan.gradients), why, text_of(plan.gather_slots),

@@ -21,7 +21,7 @@ bool has_quantisable(const UnitSpec& spec) {
                      [](const ParameterSpec& p) { return p.quantisable; });
 }
 
-/// What goes into a unit's flat buffer and what stays beside it in the compute dtype.
+/// Splits a unit into what its flat buffer holds and the vectors that are stored beside it in the compute dtype.
 void split_storage(const UnitSpec& spec, bool fp8, UnitSpec& stored, UnitSpec& vectors,
                    std::vector<int>& stored_parameters) {
   stored = vectors = spec;
@@ -43,7 +43,7 @@ ShardedUnits::ShardedUnits(std::vector<UnitSpec> units, Communicator& world, at:
                            const ShardingOptions& options)
     : specs_(std::move(units)), world_(world), device_(device), options_(options) {
   TRIREME_CHECK(options.shard_size >= 1 && world.size() % options.shard_size == 0, "shard size ", options.shard_size,
-                " does not divide the world of ", world.size());
+                " does not divide the number of ranks ", world.size());
   const bool sharding = options.shard_size > 1;
   if (sharding) {
     shard_group_ = world.split(world.rank() / options.shard_size);
@@ -53,7 +53,7 @@ ShardedUnits::ShardedUnits(std::vector<UnitSpec> units, Communicator& world, at:
   const auto fp32 = at::TensorOptions().dtype(at::kFloat).device(device);
   const auto compute = fp32.dtype(options.compute_dtype);
   const auto compute_bytes = static_cast<int64_t>(c10::elementSize(options.compute_dtype));
-  // Shards of frozen units never change: ranks of one host pull them from each other.
+  // Shards of frozen units never change, so the ranks of one host can read them from each other's memory.
   int64_t peer_bytes = 0;
   std::vector<int64_t> peer_offsets(specs_.size(), -1);
   for (size_t u = 0; sharding && device.is_cuda() && u < specs_.size(); ++u) {
@@ -149,7 +149,7 @@ ShardedUnits::ShardedUnits(std::vector<UnitSpec> units, Communicator& world, at:
     }
   }
   assign_weight_states();
-  // A leaf's gradient goes straight into the unit's fp32 sum, so that no unit keeps a second copy in the compute dtype.
+  // A leaf's gradient is added to the unit's flat gradient at once, so that no second copy in the compute dtype stays.
   for (size_t u = 0; u < specs_.size(); ++u) {
     if (!specs_[u].trained) continue;
     for (size_t p = 0; p < specs_[u].parameters.size(); ++p) {
@@ -200,7 +200,7 @@ void ShardedUnits::begin_step() {
 
 at::Tensor ShardedUnits::end_step() {
   if (!scales_) return {};
-  // The same scales on every rank.
+  // All ranks need the same scales.
   if (world_.size() > 1) world_.all_reduce(scales_->amax(), ReduceOp::kMax)->wait();
   return scales_->update();
 }

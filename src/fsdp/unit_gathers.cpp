@@ -1,4 +1,4 @@
-// Sharded units come and go: slots, gathers ahead of use.
+// Gathering of sharded units: slots, and gathers ahead of use.
 #include "trireme/base/error.h"
 #include "trireme/fsdp/sharded_units.h"
 #include "unit_state.h"
@@ -26,7 +26,7 @@ ShardedUnits::Slot* ShardedUnits::free_slot() {
 void ShardedUnits::start_gather(int unit) {
   UnitState& state = *states_[unit];
   Slot* slot = state.own_slot ? state.own_slot.get() : free_slot();
-  TRIREME_CHECK(slot != nullptr, "no slot is free to gather unit ", specs_[unit].name);
+  TRIREME_CHECK(slot != nullptr, "all gather slots are in use, none is free for unit ", specs_[unit].name);
   evict(*slot);
   lend_memory(state.full, slot->memory.data_ptr());
   slot->unit = unit;
@@ -36,7 +36,7 @@ void ShardedUnits::start_gather(int unit) {
     slot->gather = peers_->gather(state.full.view(at::kByte), state.peer_offset);
     return;
   }
-  // Bytes for the communicator, which knows no FP8 type.
+  // As bytes, because the communicator has no FP8 type.
   slot->gather = state.fp8 ? shard_group_->all_gather(state.full.view(at::kByte), state.shard.view(at::kByte))
                            : shard_group_->all_gather(state.full, state.shard);
 }
@@ -62,7 +62,7 @@ void ShardedUnits::prefetch(int unit, int direction) {
     if (direction < 0 && !specs_[next].backward_reads_weights) continue;
     ++ahead;
     if (states_[next]->slot != nullptr) {
-      // Already there or on its way: it must outlive the gathers that follow.
+      // Already gathered or being gathered: marked as used, so that the gathers that follow do not evict it.
       states_[next]->slot->last_use = ++gather_clock_;
       continue;
     }

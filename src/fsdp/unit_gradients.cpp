@@ -1,4 +1,5 @@
-// From a leaf's gradient to the shard that the optimizer reads: sums over micro-batches, reductions over ranks.
+// From the gradient of a leaf tensor to the shard that the optimizer reads: sums over micro-batches, reductions over
+// ranks.
 #include "trireme/base/error.h"
 #include "trireme/fsdp/sharded_units.h"
 #include "unit_state.h"
@@ -10,8 +11,8 @@ namespace trireme {
 namespace {
 
 constexpr size_t kReductionsInFlight = 2;
-/// Gradients up to this size (norms, biases) wait for the unit's others and are added in one go: a GPU starts a kernel
-/// no faster than it copies so few elements.
+/// Gradients up to this size (norms, biases) are collected and added together when the unit is complete: launching a
+/// kernel takes longer than copying so few elements.
 constexpr int64_t kSmallGradient = 65536;
 
 }  // namespace
@@ -43,7 +44,7 @@ void ShardedUnits::gradient_arrived(int unit, int parameter) {
     sum.add_(grad.reshape(-1));
   }
   if (first) {
-    // Padding up to the next parameter is reduced with the rest and must not be garbage.
+    // The padding up to the next parameter is reduced as well and must be finite.
     const int64_t end = state.layout.offsets[parameter] + spec.numel();
     const bool is_last = parameter + 1 == static_cast<int>(state.layout.offsets.size());
     const int64_t next = is_last ? state.layout.numel : state.layout.offsets[parameter + 1];
@@ -88,15 +89,16 @@ void ShardedUnits::start_reduction(int unit) {
     if (world_.size() > 1) state.reduction = world_.all_reduce(state.gradient);
   }
   reducing_.push_back(unit);
-  // Bounds the whole gradients that are alive: the oldest reduction has long finished when the second next one starts.
+  // Bounds the number of whole gradients in memory: the oldest reduction has usually finished when the second next one
+  // starts.
   if (reducing_.size() > kReductionsInFlight) {
     drop_whole_gradient(reducing_.front());
     reducing_.erase(reducing_.begin());
   }
 }
 
-/// Waits for the reduction over the shard group. What follows over the replicas holds this rank's shard only, which
-/// stays for the optimizer: finish_backward() waits for it.
+/// Waits for the reduction over the shard group and frees the whole gradient. The reduction over the replicas, started
+/// here, reads this rank's shard only, which stays for the optimizer; finish_backward() waits for it.
 void ShardedUnits::drop_whole_gradient(int unit) {
   UnitState& state = *states_[unit];
   if (state.reduction) state.reduction->wait();

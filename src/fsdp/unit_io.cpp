@@ -1,4 +1,4 @@
-// Filling units from checkpoints or random numbers, and writing them out again.
+// Fills units from checkpoints or random numbers, and exports them.
 #include "parallel_copy.h"
 #include "trireme/base/error.h"
 #include "trireme/fsdp/sharded_units.h"
@@ -18,7 +18,7 @@ namespace trireme {
 
 namespace {
 
-/// nullopt: no type that weights are stored in.
+/// nullopt: a type in which weights are not stored.
 std::optional<at::ScalarType> scalar_type(DType dtype) {
   switch (dtype) {
     case DType::kF32: return at::kFloat;
@@ -29,7 +29,7 @@ std::optional<at::ScalarType> scalar_type(DType dtype) {
   }
 }
 
-/// Walks the pieces of checkpoint tensors that elements [begin, begin + target.numel()) of the flat buffer hold.
+/// Visits the pieces of checkpoint tensors in elements [begin, begin + target.numel()) of the flat buffer.
 template <class Writer>
 void write_pieces(const UnitSpec& spec, const UnitLayout& layout, int64_t begin, const at::Tensor& target,
                   const Writer& write) {
@@ -63,11 +63,11 @@ void ShardedUnits::fill_fp8(int unit, const Writer& write, const std::function<v
   const int64_t begin = state.sharded ? shard_group_->rank() * state.layout.shard_numel : 0;
   const int64_t end = begin + state.layout.shard_numel;
   const at::Tensor values = at::zeros({state.layout.shard_numel}, state.vector_memory.options());
-  synchronise();  // as in load()
+  synchronise();  // synchronised for the same reason as in load()
   write_pieces(state.stored, state.layout, begin, values, write);
   if (settle) settle();
 
-  // This rank's part of every matrix; the scale is that of the largest magnitude anywhere.
+  // This rank's part of every matrix; the scale comes from the largest magnitude over all ranks.
   const size_t count = state.stored.parameters.size();
   std::vector<at::Tensor> parts(count), targets(count);
   at::Tensor amax = at::zeros({static_cast<int64_t>(count)}, state.inverse_scales.options());
@@ -128,7 +128,7 @@ void ShardedUnits::load(const WeightSource& source, int reader_threads, const st
   int64_t total = 0, done = 0;
   for (size_t u = 0; u < specs_.size(); ++u)
     if (!specs_[u].replicated) total += states_[u]->layout.shard_numel;
-  // The copies run on streams of their own, which do not wait for the zeros that shards were made with.
+  // The copies run on their own streams, which do not wait for the zero-filling of the shards.
   synchronise();
   ParallelCopy copies(device_, reader_threads);
   for (size_t u = 0; u < specs_.size(); ++u) {

@@ -1,5 +1,5 @@
 #pragma once
-// Private to fsdp/: the storage of one unit and of the gather slots.
+// Private to fsdp/: the storage of one unit, and the gather slots.
 
 #include "trireme/fsdp/sharded_units.h"
 
@@ -8,32 +8,32 @@
 
 namespace trireme {
 
-/// A buffer that one gathered unit at a time lives in.
+/// A buffer that holds one gathered unit at a time.
 struct ShardedUnits::Slot {
   at::Tensor memory;  // bytes
-  int unit = -1;      // whose weights it holds, or is receiving
-  WorkPtr gather;     // under way
+  int unit = -1;      // the unit whose weights it holds or receives; -1: none
+  WorkPtr gather;     // running gather; null: none
   bool in_use = false;
   int64_t last_use = 0;
 };
 
 struct ShardedUnits::UnitState {
-  /// What the flat buffer holds: the unit's parameters, or only those that are stored in FP8.
+  /// The flat buffer's content: the unit's parameters, or only those that are stored in FP8.
   UnitSpec stored;
-  UnitLayout layout;  // of `stored`
+  UnitLayout layout;  // layout of `stored`
   bool sharded = false;
   at::Tensor shard;                                    // storage dtype [shard_numel]
   at::Tensor master;                                   // trained: fp32 [shard_numel]; may be the same tensor as shard
-  at::Tensor full;                                     // storage dtype [numel]; sharded: its memory is lent by a slot
+  at::Tensor full;                                     // storage dtype [numel]; sharded units: uses a slot's memory
   std::vector<at::Tensor> views;                       // leaves, one per parameter
   std::vector<WeightState> states, evaluation_states;  // one per parameter
-  int64_t peer_offset = -1;                            // of the shard in the peer memory, when it lies there
-  Slot* slot = nullptr;                                // where `full` points now
-  std::unique_ptr<Slot> own_slot;                      // of a kept unit
+  int64_t peer_offset = -1;                            // offset of the shard in the peer memory; -1: it is not there
+  Slot* slot = nullptr;                                // the slot that `full` uses now
+  std::unique_ptr<Slot> own_slot;                      // slot of a unit with `keep` set
 
-  // Units in FP8
+  // Units with FP8 storage
   bool fp8 = false;
-  UnitSpec vectors;                    // parameters kept in the compute dtype, whole on every rank: norms
+  UnitSpec vectors;                    // parameters stored in the compute dtype, whole on every rank: norms
   at::Tensor vector_memory;            // compute dtype, flat
   at::Tensor inverse_scales;           // fp32, one per parameter of the unit
   std::vector<int> stored_parameters;  // index in the unit of each parameter of `stored`
@@ -41,10 +41,10 @@ struct ShardedUnits::UnitState {
   // Trained units
   int trained_index = -1;
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators;
-  at::Tensor gradient;  // [numel], this rank's sum over micro-batches: fp32, of a single one the reduction's type
+  // [numel], this rank's sum over micro-batches: fp32, or the reduction's type if there is only one
+  at::Tensor gradient;
   std::vector<bool> arrived, written;  // per parameter: in this micro-batch; at all in this step
-  /// Small gradients of this micro-batch on their way into `gradient`: what is written for the first time, and what is
-  /// added.
+  /// Small gradients of this micro-batch that are not yet in `gradient`: first values to copy, and values to add.
   struct Small {
     std::vector<at::Tensor> sums, values;
   };
@@ -53,7 +53,7 @@ struct ShardedUnits::UnitState {
   WorkPtr reduction;  // over the shard group or the world, then over the replicas
 };
 
-/// A flat tensor without memory of its own, whose storage a slot's memory is lent to.
+/// A flat tensor without memory of its own, whose storage is set to a slot's memory when it is used.
 at::Tensor make_borrowed_tensor(int64_t numel, at::ScalarType dtype, at::Device device);
 void lend_memory(const at::Tensor& borrowed, void* memory);
 

@@ -10,13 +10,14 @@
 namespace trireme {
 
 namespace {
-/// Elements are drawn in blocks, each from a generator of its own.
+/// Elements are drawn in blocks of this size, each from its own generator.
 constexpr int64_t kBlock = int64_t{1} << 22;
 }  // namespace
 
 namespace {
 
-/// Rows of a parameter that start as zeros (padding of a vocabulary): `target` is elements `begin` … of its only part.
+/// Zeroes the rows of a parameter that must start as zeros (padding of a vocabulary). `target` holds elements from
+/// `begin` on of the parameter's only part.
 void clear_padding(const ParameterSpec& spec, int64_t begin, const at::Tensor& target) {
   if (spec.zero_rows_from < 0) return;
   const int64_t first = std::max<int64_t>(0, spec.zero_rows_from * (spec.numel() / spec.shape[0]) - begin);
@@ -37,8 +38,8 @@ void draw_initial_values(const ParameterSpec& spec, const ParameterPart& part, u
   for (int64_t block = begin / kBlock; block * kBlock < end; ++block) {
     const int64_t from = std::max(begin, block * kBlock), to = std::min(end, (block + 1) * kBlock);
     generator.set_current_seed(derive_seed(seed, part.name, static_cast<uint64_t>(block)));
-    // Generators draw whole vectors at a time: a block's length depends on the tensor, never on the
-    // elements that are wanted.
+    // A generator draws vectors of numbers at a time, so the length of a block depends on the tensor only and never on
+    // the range that is requested.
     at::Tensor values = at::empty({std::min(kBlock, whole - block * kBlock)}, target.options().dtype(at::kFloat));
     if (spec.init == Init::kNormal)
       values.normal_(0.0, spec.init_scale, generator);

@@ -14,7 +14,7 @@ int64_t product(const std::vector<int64_t>& shape) {
   return n;
 }
 
-/// Identities whose backward tells the store where backward has come to. They keep no value.
+/// Identity functions whose backward tells the store how far backward has progressed. They keep no tensors.
 struct EnterUnit {
   Input x;
   UnitStore* store;

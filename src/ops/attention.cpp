@@ -1,4 +1,4 @@
-// Who computes attention, and the description of sequences.
+// Chooses the implementation of attention, and makes the description of sequences.
 #include "trireme/ops/attention.h"
 
 #include "attention_node.h"
@@ -30,10 +30,10 @@ Preference preference() {
   return chosen;
 }
 
-/// Causal shapes without dropout on which our kernels were measured to be faster than the library's in one process
-/// (docs/benchmarks.md; scripts/bench/attention.sh --torch measures again). Sequences of equal length compete with
-/// cuDNN, others with LibTorch's variable-length flash attention. Full attention, and attention with dropout, were
-/// faster on every mix of sequences tried.
+/// Causal shapes without dropout for which our kernels were measured to be faster than the library's in one process
+/// (docs/benchmarks.md; scripts/bench/attention.sh --torch measures again). The library's implementation is cuDNN for
+/// sequences of equal length and LibTorch's variable-length flash attention for others. Full attention and attention
+/// with dropout were faster in our kernels for every mix of sequences tried.
 struct MeasuredShape {
   int64_t head_dim;
   bool equal_lengths;
@@ -58,13 +58,13 @@ Choice attention_choice(const Heads& heads, const Sequences& sequences, const At
       (heads.q.is_cuda() && two_bytes) || (options.causal && !dropout) ? Runs::kLibrary : Runs::kComposition;
   return Dispatch("attention", heads.q)
       .needs(two_bytes, "heads are not bf16 or fp16")
-      .needs(fits, "heads are not of 64 or 128, or not on 16-byte boundaries")
+      .needs(fits, "the head size is neither 64 nor 128, or heads are not 16-byte aligned")
       .needs(!dropout || options.causal || heads.q.size(2) == 64,
-             "the kernels take dropout on full attention of heads of 64 only")
+             "without a causal mask the kernels support dropout for head size 64 only")
       .needs(!dropout || sequences.longest <= kLongestWithDropout,
              "sequences with dropout are longer than 65,536 tokens")
       .needs(measured_faster(heads.q, sequences, options),
-             "the library was measured faster, or TRIREME_ATTENTION asks for it")
+             "the library was measured to be faster, or TRIREME_ATTENTION selects it")
       .choice(otherwise);
 }
 
@@ -78,10 +78,10 @@ void prefer_cudnn() {
   }();
 }
 
-/// Rows [B, S, heads, H] that are one sequence each, by LibTorch's dispatcher, which records autograd.
+/// q, k, v [B, S, heads, H] with one sequence per row, through LibTorch's dispatcher, which records autograd.
 at::Tensor library_rows(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const AttentionOptions& options) {
-  // The memory-efficient kernel (fp32 on a GPU) knows no grouped queries, and the CPU kernel of fp64 neither.
+  // LibTorch's memory-efficient kernel (fp32 on a GPU) and its fp64 kernel on the CPU do not support grouped queries.
   const bool grouped = q.is_cuda() && q.element_size() == 2;
   const auto for_queries = [&](const at::Tensor& x) {
     if (grouped || x.size(2) == q.size(2)) return x;
@@ -120,7 +120,7 @@ void check_heads(const Heads& heads, const Sequences& sequences, const Attention
                     q.size(2) == k.size(2) && q.size(1) % k.size(1) == 0,
                 "attention: q ", q.sizes(), ", k ", k.sizes(), ", v ", v.sizes());
   TRIREME_CHECK(!sequences.boundaries.empty() && sequences.tokens() == q.size(0), "attention: sequences end at ",
-                sequences.boundaries.empty() ? -1 : sequences.tokens(), ", there are ", q.size(0), " tokens");
+                sequences.boundaries.empty() ? -1 : sequences.tokens(), ", but q has ", q.size(0), " tokens");
   TRIREME_CHECK(!options.dropout.active() || !sequences.keys.empty(),
                 "attention with dropout needs a key for each sequence");
 }

@@ -1,5 +1,5 @@
-// Attention with its products written out, one sequence at a time: CPUs, and fp32 and fp64 anywhere, with dropout or
-// without a causal mask. Backward recomputes the probabilities.
+// Attention as separate matrix products and softmax, one sequence at a time: for CPUs, and for fp32 and fp64 on any
+// device, with dropout or without a causal mask. Backward recomputes the probabilities.
 #include "attention_node.h"
 #include "trireme/base/dropout_steps.h"
 #include "trireme/base/error.h"
@@ -30,11 +30,11 @@ struct ComposedAttention {
   Sequences sequences;
   AttentionOptions options;
 
-  /// One sequence's heads as [N, S, H], keys and values repeated for their groups.
+  /// One sequence's heads as [N, S, H]; keys and values are repeated for their groups.
   struct Part {
     at::Tensor q, k, v;
     int64_t begin, length;
-    at::Tensor factors;  // of dropout [N, S, S]; undefined: none
+    at::Tensor factors;  // dropout factors [N, S, S]; undefined: no dropout
   };
 
   Part part(const Heads& heads, int64_t sequence) const {
@@ -55,7 +55,7 @@ struct ComposedAttention {
     return kept.to(q.options()).mul_(128.0 / (128 - threshold));
   }
 
-  /// softmax in at least fp32, in the dtype of the products afterwards.
+  /// Softmax in at least fp32, then converted to the dtype of the products.
   at::Tensor probabilities(const Part& p) const {
     at::Tensor scores = at::matmul(p.q, p.k.transpose(1, 2)).mul_(options.scale);
     if (options.causal) {
@@ -79,7 +79,7 @@ struct ComposedAttention {
   void backward(const variable_list& d_outputs, Gradients& gradients) {
     const Heads heads = inputs.heads(), d = inputs.allocate_gradients();
     const int64_t kv_heads = heads.k.size(1), group = heads.q.size(1) / kv_heads;
-    // [N, S, H] into [S, K, H]: a key head's gradient is the sum over its group.
+    // [N, S, H] into [S, K, H]: a key head's gradient is the sum over its group of query heads.
     const auto put = [&](const at::Tensor& target, const at::Tensor& value, const Part& p) {
       const at::Tensor grouped =
           group == 1 || target.size(1) != kv_heads ? value : value.unflatten(0, {kv_heads, group}).sum(1);
@@ -116,9 +116,8 @@ uint32_t attention_dropout_threshold(double p) {
 
 void attention_keeps(const DropoutKey& key, int64_t sequence_key, uint32_t head, int64_t length, uint32_t threshold,
                      bool* out) {
-  TRIREME_CHECK(length <= kLongestWithDropout,
-                "dropout's decisions on attention name rows and columns with 16 bits: a sequence of ", length,
-                " tokens is longer than ", kLongestWithDropout);
+  TRIREME_CHECK(length <= kLongestWithDropout, "attention dropout uses 16-bit row and column numbers: a sequence of ",
+                length, " tokens is longer than ", kLongestWithDropout);
   const auto sample = static_cast<uint64_t>(sequence_key);
   const uint32_t h0 = mix(mix(static_cast<uint32_t>(sample) ^ key.t0) ^ static_cast<uint32_t>(sample >> 32) ^ key.t1);
   const uint32_t h1 = mix(h0 + 0x9e3779b9);

@@ -1,4 +1,4 @@
-// Attention by our kernels (kernels/attention).
+// Launches of our attention kernels (kernels/attention).
 #include "attention_node.h"
 #include "kernels/attention/attention.h"
 #include "launch.h"
@@ -13,7 +13,8 @@
 
 namespace trireme {
 
-/// A batch's work lists on the device, by head size and mask: made by the first layer, used by all.
+/// A batch's work lists on the device, one for each head size and mask. The first layer makes them, all layers use
+/// them.
 struct AttentionWork {
   struct Lists {
     at::Tensor forward, backward, sequences, blocks;  // bytes
@@ -65,7 +66,7 @@ const kernels::AttentionTile* tiles(const at::Tensor& bytes) {
 }
 
 AttentionWork::Lists& lists_of(const Sequences& sequences, const at::Tensor& q, bool causal) {
-  TRIREME_CHECK(sequences.work != nullptr, "sequences on a GPU were not made by make_sequences()");
+  TRIREME_CHECK(sequences.work != nullptr, "attention on a GPU needs sequences from make_sequences()");
   const int64_t d = q.size(2);
   const auto [found, inserted] = sequences.work->lists.try_emplace({d, causal});
   AttentionWork::Lists& lists = found->second;

@@ -1,5 +1,5 @@
 #pragma once
-// Private to ops/: what the autograd nodes of attention share.
+// Private to ops/: shared by the autograd nodes of attention.
 
 #include "trireme/nn/autograd_node.h"
 #include "trireme/ops/attention.h"
@@ -8,20 +8,20 @@
 
 namespace trireme {
 
-/// The hash of dropout on attention takes a row or a column in 16 bits.
+/// Attention dropout hashes 16-bit row and column numbers.
 inline constexpr int64_t kLongestWithDropout = 65536;
 
 struct Heads {
   at::Tensor q, k, v;  // [T, N, H], [T, K, H], [T, K, H]
 };
 
-/// q | k | v side by side in one tensor [T, N + 2 K, H].
+/// Splits one tensor [T, N + 2 K, H], laid out q | k | v.
 inline Heads split_heads(const at::Tensor& packed, int64_t kv_heads) {
   const int64_t n = packed.size(1) - 2 * kv_heads;
   return {packed.narrow(1, 0, n), packed.narrow(1, n, kv_heads), packed.narrow(1, n + kv_heads, kv_heads)};
 }
 
-/// Heads as inputs of a node: three tensors, or one.
+/// Heads as inputs of a node: three tensors, or one packed tensor.
 class HeadInputs {
  public:
   static HeadInputs apart(const Heads& heads, InputList& inputs) {
@@ -41,7 +41,7 @@ class HeadInputs {
   Heads heads() const {
     return packed_.given() ? split_heads(packed_.value, kv_heads_) : Heads{q_.value, k_.value, v_.value};
   }
-  /// Memory for the gradients, laid out as the inputs want them; set() hands them over when they are written.
+  /// Allocates the gradients in the layout of the inputs; set() passes them to autograd once they are written.
   Heads allocate_gradients() {
     if (!packed_.given()) {
       const auto like = [](const at::Tensor& x) { return at::empty(x.sizes(), x.options()); };
@@ -68,7 +68,7 @@ at::Tensor repeat_heads(const at::Tensor& x_TKH, int64_t heads);
 
 std::shared_ptr<AttentionWork> make_attention_work();
 
-/// Attention by one means each; the result [T, N, H].
+/// One implementation of attention each; results [T, N, H].
 at::Tensor kernel_attention(const HeadInputs& heads, InputList& inputs, const Sequences& sequences,
                             const AttentionOptions& options);
 at::Tensor flash_attention(const HeadInputs& heads, InputList& inputs, const Sequences& sequences,
@@ -78,12 +78,12 @@ at::Tensor composed_attention(const HeadInputs& heads, InputList& inputs, const 
 
 namespace launch {
 
-/// Whether the kernels take these heads as they lie.
+/// Whether the kernels support these heads with their strides and alignment.
 bool attention_fits(const Heads& heads);
 /// o [T, N, H] and the log-sum-exp, fp32 [N, T].
 std::pair<at::Tensor, at::Tensor> attention_forward(const Heads& heads, const Sequences& sequences,
                                                     const AttentionOptions& options);
-/// The gradients into `d`, shaped like q, k, v, of any strides that the kernels take.
+/// Writes the gradients into `d`, shaped like q, k, v, with any strides that the kernels support.
 void attention_backward(const at::Tensor& d_o, const Heads& heads, const at::Tensor& o, const at::Tensor& lse,
                         const Sequences& sequences, const AttentionOptions& options, bool deterministic,
                         const Heads& d);

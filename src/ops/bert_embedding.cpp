@@ -64,7 +64,7 @@ at::Tensor bert_embedding(const BertTables& tables, const BertTokens& tokens, do
       Dispatch("bert_embedding", tables.word)
           .needs(contiguous_and_alike(tables), "the tables are not contiguous, aligned and of one dtype")
           .needs(width % (16 / tables.word.element_size()) == 0 && width <= kWidestRow,
-                 "the width is above 2,048 or no multiple of 16 bytes")
+                 "the width is above 2,048 or not a multiple of 16 bytes")
           .choice();
   if constexpr (kCudaBuild) {
     if (choice.kernel()) {

@@ -57,9 +57,9 @@ Dispatch::Dispatch(std::string_view operation, const at::Tensor& x) : operation_
   if (!x.is_cuda()) {
     reason_ = "the tensor is on the CPU";
   } else if (!has_kernels(x.device())) {
-    reason_ = "the GPU is not of compute capability 9.0";
+    reason_ = "the GPU's compute capability is not 9.0";
   } else if (!kernel_type(x.scalar_type())) {
-    reason_ = "kernels take fp32, fp16, bf16 and FP8";
+    reason_ = "the kernels support fp32, fp16, bf16 and FP8 only";
   }
 }
 

@@ -30,13 +30,13 @@ inline uint32_t mix(uint32_t x) {
   return x;
 }
 
-/// The words that one pair of keys serves; those of the n-th such run, counted from 0, take k1 ^ (n * kGolden).
+/// Words of one pair of keys. The n-th run of this many words, counted from 0, uses k1 ^ (n * kGolden).
 constexpr int64_t kWordsOfKey = int64_t{1} << 32;
 uint32_t key_of_upper(uint32_t k1, int64_t word) {
   return k1 ^ (static_cast<uint32_t>(static_cast<uint64_t>(word) >> 32) * kGolden);
 }
 
-/// mix() on an int64 tensor that holds 32-bit values; consumes x.
+/// mix() on an int64 tensor that holds 32-bit values; overwrites x.
 at::Tensor mix_(at::Tensor x) {
   constexpr int64_t kMask = 0xffffffff;
   x.bitwise_xor_(x.bitwise_right_shift(16));
@@ -47,7 +47,7 @@ at::Tensor mix_(at::Tensor x) {
   return x;
 }
 
-/// Elements of a sample.
+/// Number of elements of a sample in x.
 int64_t count_sample(const at::Tensor& x, const Dropout& dropout) {
   const at::Tensor& ids = dropout.sample_ids_B;
   TRIREME_CHECK(ids.defined() && ids.dim() == 1 && ids.numel() > 0 && ids.scalar_type() == at::kLong,
@@ -57,7 +57,7 @@ int64_t count_sample(const at::Tensor& x, const Dropout& dropout) {
   return x.numel() / ids.numel();
 }
 
-/// `first`: the even element of the sample that a row of x starts with.
+/// `first`: index in the sample of the first element of a row of x; even.
 template <class T>
 void drop_rows(const T* in, T* out, const int64_t* ids, int64_t rows, int64_t row_size, const DropoutKey& key,
                int64_t first) {
@@ -72,7 +72,7 @@ void drop_rows(const T* in, T* out, const int64_t* ids, int64_t rows, int64_t ro
     const uint64_t id = static_cast<uint64_t>(ids[b]);
     const uint32_t k0 = mix(mix(static_cast<uint32_t>(id) ^ key.t0) ^ static_cast<uint32_t>(id >> 32) ^ key.t1);
     const uint32_t k1 = mix(k0 + kGolden);
-    // Runs of words that share their upper 32 bits.
+    // Runs of words with equal upper 32 bits.
     for (int64_t begin = 0, end = 0; begin < words; begin = end) {
       const int64_t word = first_word + begin;
       end = std::min(words, begin + kWordsOfKey - word % kWordsOfKey);
@@ -91,7 +91,7 @@ void drop_rows(const T* in, T* out, const int64_t* ids, int64_t rows, int64_t ro
   }
 }
 
-/// apply_dropout() under autograd; the mask is recomputed, nothing but the ids is kept.
+/// apply_dropout() with autograd. Backward recomputes the mask; only the ids are kept.
 struct DropoutNode {
   Input x;
   Dropout dropout;
@@ -142,7 +142,7 @@ at::Tensor dropout_elements::by_tensor_ops(const at::Tensor& x_BE, const at::Ten
     low.bitwise_and_(kMask);
   }
   at::Tensor out = at::empty(x_BE.sizes(), x_BE.options());
-  // Several samples at a time where they are short, as tokens are.
+  // Short samples, such as single tokens, are processed several at a time.
   constexpr int64_t kWordsAtOnce = int64_t{1} << 22;
   const int64_t most = std::max<int64_t>(1, kWordsAtOnce / std::max<int64_t>(1, words));
   for (int64_t begin = 0; begin < samples; begin += most) {

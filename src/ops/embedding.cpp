@@ -40,7 +40,7 @@ at::Tensor embed(const at::Tensor& table_VD, const at::Tensor& ids) {
 }
 
 at::Tensor gather_rows(const at::Tensor& x_TD, const at::Tensor& rows_P) {
-  TRIREME_CHECK(rows_P.dim() == 1, "gather_rows: rows of ", rows_P.dim(), " dimensions");
+  TRIREME_CHECK(rows_P.dim() == 1, "gather_rows: rows has ", rows_P.dim(), " dimensions, not 1");
   return embed(x_TD, rows_P);
 }
 

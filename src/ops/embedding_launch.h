@@ -7,7 +7,7 @@
 
 namespace trireme {
 
-/// What the BERT embedding's forward gives and its backward reads; mean and rstd fp32 [T, 1].
+/// Results of the BERT embedding's forward, which its backward reads; mean and rstd fp32 [T, 1].
 struct BertEmbeddingRows {
   at::Tensor sum, y, mean, rstd;
 };
@@ -15,7 +15,7 @@ struct BertEmbeddingRows {
 namespace launch {
 
 at::Tensor embedding(const at::Tensor& table, const at::Tensor& ids);
-/// d_table [rows, D] of dy [.., D].
+/// d_table [rows, D] from dy [.., D] and ids.
 at::Tensor embedding_backward(const at::Tensor& dy, const at::Tensor& ids, int64_t rows);
 BertEmbeddingRows bert_embedding(const BertTables& tables, const BertTokens& tokens, double eps,
                                  const Dropout& dropout);

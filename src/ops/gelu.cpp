@@ -13,7 +13,8 @@ namespace {
 const char* approximation(Activation form) { return form == Activation::kGeluTanh ? "tanh" : "none"; }
 
 void check_gelu(const at::Tensor& x, const at::Tensor& bias, Activation form) {
-  TRIREME_CHECK(form == Activation::kGeluErf || form == Activation::kGeluTanh, "not a form of GELU");
+  TRIREME_CHECK(form == Activation::kGeluErf || form == Activation::kGeluTanh,
+                "gelu: the activation is neither kGeluErf nor kGeluTanh");
   TRIREME_CHECK(bias.dim() == 1 && bias.size(0) == x.size(1), "gelu: x ", x.sizes(), ", bias ", bias.sizes());
 }
 

@@ -1,5 +1,6 @@
 #pragma once
-// Private to ops/: GELU of a product with its bias, one pass over the rows. Matrices [T, F]; nothing records autograd.
+// Private to ops/: GELU of a product plus its bias, in one pass over the rows. Matrices [T, F]; autograd is not
+// recorded.
 
 #include "matmul/operand.h"
 #include "trireme/ops/activation.h"
@@ -15,7 +16,7 @@ struct GeluGradients {
 };
 GeluGradients gelu_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias, Activation form);
 
-/// The same as operands of products.
+/// The same, written in the forms that products read.
 Operand gelu_forward_operand(const at::Tensor& x, const at::Tensor& bias, Activation form, const OperandForms& wanted);
 Operand gelu_backward_operand(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias, Activation form,
                               const OperandForms& wanted);

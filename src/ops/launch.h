@@ -1,5 +1,5 @@
 #pragma once
-// Private to ops/: what launches of our kernels share.
+// Private to ops/: shared by the launches of our kernels.
 
 #include "kernels/element.h"
 #include "trireme/base/error.h"
@@ -12,7 +12,7 @@
 
 namespace trireme::launch {
 
-/// fp32, fp16 or bf16; others are an internal error.
+/// The kernels' element type: fp32, fp16 or bf16; any other dtype is an internal error.
 inline kernels::Element element(const at::Tensor& x) {
   switch (x.scalar_type()) {
     case at::kFloat: return kernels::Element::kF32;
@@ -28,7 +28,7 @@ inline void launched(cudaError_t status, const char* kernel) {
 
 inline cudaStream_t stream_of(const at::Tensor& x) { return c10::cuda::getCurrentCUDAStream(x.device().index()); }
 
-/// The bytes of `values` on a GPU, copied behind what its current stream has to do.
+/// Copies `values` to a GPU as bytes, ordered on its current stream.
 template <class T>
 at::Tensor to_device(const std::vector<T>& values, at::Device device) {
   const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));

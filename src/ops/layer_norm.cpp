@@ -43,7 +43,7 @@ LayerNormed layer_norm_forward(const at::Tensor& x, const ResidualBranch& branch
 
 at::Tensor layer_norm_recompute(const at::Tensor& sum, const at::Tensor& mean, const at::Tensor& rstd,
                                 const Norm& norm) {
-  // One pass over the sum is cheaper for a kernel than reading the statistics: it forms them again, to the same bits.
+  // The kernel recomputes the statistics to the same bits: one pass over the sum is cheaper than reading them.
   TRIREME_LAUNCH(row_kernel_choice("layer_norm", sum), layer_norm_forward(sum, {}, norm, false, true, false).y.plain);
   const at::Tensor normed = (sum.to(accumulate_type(sum)) - mean.unsqueeze(-1)).mul_(rstd.unsqueeze(-1));
   return (normed * norm.weight + norm.bias).to(sum.scalar_type());

@@ -11,7 +11,7 @@ namespace {
 
 Choice rms_norm_choice(const at::Tensor& x) {
   return Dispatch("rms_norm", x)
-      .needs(x.size(-1) <= kWidestNormRow, "rows are wider than 16,384")
+      .needs(x.size(-1) <= kWidestNormRow, "rows are wider than 16,384 elements")
       .choice(x.is_cuda() ? Runs::kLibrary : Runs::kComposition);
 }
 
@@ -39,7 +39,7 @@ RmsNormed rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double
 }
 
 at::Tensor rms_norm_recompute(const at::Tensor& x, const at::Tensor& rstd, const at::Tensor& weight, double eps) {
-  // One pass over x is cheaper for a kernel than reading rstd: it forms it again, to the same bits.
+  // The kernel recomputes rstd to the same bits: one pass over x is cheaper than reading it.
   if (rms_norm_choice(x).who != Runs::kComposition) return normed_rows(x, weight, eps, true, false).y.plain;
   return x.to(accumulate_type(x)).mul(rstd).to(x.scalar_type()).mul_(weight);
 }
@@ -56,7 +56,7 @@ at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at
   }
   const at::ScalarType type = accumulate_type(x);
   const at::Tensor normed = x.to(type).mul(rstd);
-  // The forward multiplied the weight with the rounded value.
+  // Forward multiplied the weight by the rounded normalised value.
   if (d_weight != nullptr)
     *d_weight = dy.to(type).mul(normed.to(x.scalar_type()).to(type)).sum(0).to(weight.scalar_type());
   const at::Tensor dn = dy.mul(weight).to(type);

@@ -1,5 +1,5 @@
 #pragma once
-// Private to ops/: RMS norm, one pass over the rows. Matrices [T, D]; nothing records autograd.
+// Private to ops/: RMS norm, in one pass over the rows. Matrices [T, D]; autograd is not recorded.
 
 #include "matmul/operand.h"
 
@@ -14,7 +14,7 @@ struct RmsNormed {
 RmsNormed rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps, const OperandForms& wanted);
 /// y in its plain form, recomputed from x and rstd to the same bits.
 at::Tensor rms_norm_recompute(const at::Tensor& x, const at::Tensor& rstd, const at::Tensor& weight, double eps);
-/// dx plus `d_residual` when defined; *d_weight when asked for.
+/// Returns dx, plus `d_residual` if defined; writes *d_weight if d_weight is not null.
 at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd,
                              const at::Tensor& weight, const at::Tensor& d_residual, at::Tensor* d_weight);
 

@@ -14,7 +14,7 @@ namespace trireme {
 
 namespace {
 
-/// x_TnH (may be strided) becomes its rotation; direction -1 rotates back.
+/// Rotates x_TnH (any strides) in place; direction -1 rotates back.
 void rotate_(const at::Tensor& x_TnH, const at::Tensor& cos, const at::Tensor& sin, int direction) {
   const int64_t half = x_TnH.size(-1) / 2;
   const at::Tensor x1 = x_TnH.narrow(-1, 0, half), x2 = x_TnH.narrow(-1, half, half);
@@ -24,7 +24,7 @@ void rotate_(const at::Tensor& x_TnH, const at::Tensor& cos, const at::Tensor& s
   x2.mul_(c).add_(from_x1, direction);
 }
 
-/// 16-byte accesses need every head to start on such a boundary and its elements to be neighbours.
+/// Whether 16-byte accesses are possible: every head starts at a 16-byte boundary and its elements are contiguous.
 bool on_boundaries(const at::Tensor& x_TnH) {
   const int64_t pack = 16 / x_TnH.element_size();
   return x_TnH.stride(2) == 1 && x_TnH.stride(0) % pack == 0 && x_TnH.stride(1) % pack == 0 &&
@@ -34,21 +34,21 @@ bool on_boundaries(const at::Tensor& x_TnH) {
 Dispatch dispatch(const at::Tensor& x_TnH, const RopeTable& table) {
   return Dispatch("rope", x_TnH)
       .needs(x_TnH.size(2) % 16 == 0, "the head size is not a multiple of 16")
-      .needs(table.cos.scalar_type() == x_TnH.scalar_type(), "the table has another dtype");
+      .needs(table.cos.scalar_type() == x_TnH.scalar_type(), "the table's dtype differs from the heads'");
 }
 
 void rotate_heads_(const at::Tensor& heads_TnH, const RopeTable& table, int64_t rotated) {
   const Choice choice =
-      dispatch(heads_TnH, table).needs(on_boundaries(heads_TnH), "heads are not on 16-byte boundaries").choice();
+      dispatch(heads_TnH, table).needs(on_boundaries(heads_TnH), "heads are not 16-byte aligned").choice();
   TRIREME_LAUNCH(choice, rope_rotate(heads_TnH, table, rotated));
   rotate_(heads_TnH.narrow(1, 0, rotated), table.cos, table.sin, 1);
 }
 
-/// d_qkv [T, N + 2K, H].
+/// d_qkv [T, N + 2K, H] from dq, dk and dv.
 at::Tensor merge(const Heads& d, const RopeTable& table) {
   const Choice choice =
       dispatch(d.q, table)
-          .needs(on_boundaries(d.q) && on_boundaries(d.k) && on_boundaries(d.v), "heads are not on 16-byte boundaries")
+          .needs(on_boundaries(d.q) && on_boundaries(d.k) && on_boundaries(d.v), "heads are not 16-byte aligned")
           .choice();
   TRIREME_LAUNCH(choice, rope_merge(d, table));
   const int64_t n = d.q.size(1), k = d.k.size(1);
@@ -66,7 +66,7 @@ struct RopeSplit {
   int64_t num_heads, num_kv_heads, head_dim;
 
   variable_list forward() {
-    // Without history of their own: plain tensors on qkv's storage.
+    // Detached: plain tensors without autograd history on qkv's storage.
     const at::Tensor heads = std::exchange(qkv.value, {}).detach().view({-1, num_heads + 2 * num_kv_heads, head_dim});
     rotate_heads_(heads, table, num_heads + num_kv_heads);
     const Heads parts = split_heads(heads, num_kv_heads);
@@ -81,7 +81,7 @@ struct RopeSplit {
 }  // namespace
 
 at::Tensor rope_inverse_frequencies(const RopeFrequencies& rope, int64_t head_dim) {
-  TRIREME_CHECK(head_dim % 2 == 0, "head_dim ", head_dim, " is odd; rotary embedding needs pairs");
+  TRIREME_CHECK(head_dim % 2 == 0, "head_dim ", head_dim, " is odd; rotary embedding rotates pairs of elements");
   at::NoGradGuard no_grad;
   const at::Tensor exponent = at::arange(0, head_dim, 2, at::TensorOptions(at::kFloat)) / static_cast<double>(head_dim);
   const at::Tensor inverse = at::reciprocal(at::pow(rope.theta, exponent));
@@ -102,7 +102,7 @@ at::Tensor rope_inverse_frequencies(const RopeFrequencies& rope, int64_t head_di
 
 RopeTable rope_table(const at::Tensor& inverse_frequencies, const at::Tensor& positions_T, at::ScalarType dtype) {
   at::NoGradGuard no_grad;
-  // From pinned memory the copy does not hold up the host.
+  // Copied from pinned memory, so that the host does not wait.
   const at::Tensor inverse =
       positions_T.is_cuda() ? inverse_frequencies.pin_memory().to(positions_T.device(), true) : inverse_frequencies;
   const at::Tensor angles = positions_T.to(at::kFloat).unsqueeze(-1) * inverse;

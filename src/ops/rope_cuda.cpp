@@ -10,7 +10,7 @@ namespace trireme::launch {
 
 namespace {
 
-/// All tokens are one row to the kernel.
+/// For the kernel all tokens belong to one batch row.
 kernels::HeadStrides strides(const at::Tensor& x_TnH) { return {0, x_TnH.stride(0), x_TnH.stride(1)}; }
 
 }  // namespace

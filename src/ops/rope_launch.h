@@ -6,9 +6,9 @@
 
 namespace trireme::launch {
 
-/// The first `rotated` heads of [T, n, H] turn in place.
+/// Rotates the first `rotated` heads of [T, n, H] in place.
 void rope_rotate(const at::Tensor& heads_TnH, const RopeTable& table, int64_t rotated);
-/// d_qkv [T, N + 2K, H] of gradients of any strides.
+/// d_qkv [T, N + 2K, H] from gradients with any strides.
 at::Tensor rope_merge(const Heads& d, const RopeTable& table);
 
 }  // namespace trireme::launch

@@ -1,5 +1,5 @@
 #pragma once
-// Private to ops/: what the kernels that keep a row on chip ask for.
+// Private to ops/: conditions of the kernels that keep a row on chip.
 
 #include "trireme/ops/dispatch.h"
 
@@ -9,19 +9,19 @@
 
 namespace trireme {
 
-/// Layer norm and GELU: the widest rows that their kernels take with gradients of vectors.
+/// Widest rows of the layer norm and GELU kernels with gradients of vectors, in bytes.
 constexpr int64_t kWidestRowBytes = 16384;
-/// RMS norm: in elements.
+/// Widest rows of the RMS norm kernels, in elements.
 constexpr int64_t kWidestNormRow = 16384;
 
-/// What norms compute in.
+/// The type in which norms compute.
 inline at::ScalarType accumulate_type(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
 inline Choice row_kernel_choice(std::string_view operation, const at::Tensor& x) {
   return Dispatch(operation, x)
-      .needs(x.is_contiguous(), "rows do not lie one after the other")
+      .needs(x.is_contiguous(), "the rows are not contiguous")
       .needs(x.size(-1) * x.element_size() <= kWidestRowBytes, "rows are wider than 16,384 bytes")
       .needs(x.size(0) > 0, "there are no rows")
       .choice();

@@ -1,5 +1,5 @@
 #pragma once
-// Private to ops/: FP8 rows as outputs of kernels.
+// Private to ops/: FP8 rows as kernel outputs.
 
 #include "kernels/fp8/fp8_output.h"
 #include "matmul/operand.h"
@@ -11,7 +11,7 @@ namespace trireme::launch {
 inline uint8_t* bytes(const at::Tensor& x) { return static_cast<uint8_t*>(x.mutable_data_ptr()); }
 inline const void* data_or_null(const at::Tensor& x) { return x.defined() ? x.const_data_ptr() : nullptr; }
 
-/// Memory for FP8 rows [rows, columns] on x's device.
+/// Allocates FP8 rows [rows, columns] on x's device.
 inline Fp8Rows empty_rows(const at::Tensor& x, int64_t rows, int64_t columns, int64_t groups) {
   return {at::empty({rows, columns}, x.options().dtype(at::kFloat8_e4m3fn)),
           at::empty({rows, groups}, x.options().dtype(at::kFloat))};

@@ -8,7 +8,7 @@ namespace trireme {
 
 namespace {
 
-/// Forms that no kernel writes are made from the plain one.
+/// Forms that no kernel writes are derived from the plain one.
 bool needs_plain(const OperandForms& wanted) { return wanted.plain || wanted.codes != nullptr || wanted.column_sums; }
 
 SwigluForward compose_forward(const at::Tensor& gate_up, bool keep_fp8) {

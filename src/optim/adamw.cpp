@@ -8,7 +8,7 @@ namespace trireme {
 
 namespace {
 
-/// Neighbouring ranges with the same decay, joined across the padding between them (which stays zero).
+/// Adjacent ranges with the same weight decay, merged across the padding between them (which stays zero).
 struct Group {
   at::Tensor master, exp_avg, exp_avg_sq;
   int64_t begin, end;
@@ -54,7 +54,7 @@ class AdamW final : public Optimizer {
       if (tables_[s].defined())
         shard_kernels::adamw({shards_[s], tables_[s], exp_avg_[s], exp_avg_sq_[s], step_, multiplier, skip, lr},
                              options_);
-    const at::Tensor divisor = multiplier.reciprocal();  // the fused pass divides by its grad_scale
+    const at::Tensor divisor = multiplier.reciprocal();  // the fused step divides gradients by grad_scale
     for (const bool decay : {true, false}) {
       std::vector<at::Tensor> masters, gradients, firsts, seconds, steps;
       for (const Group& group : groups_) {
@@ -90,7 +90,7 @@ class AdamW final : public Optimizer {
   std::vector<TrainedShard>& shards_;
   std::vector<at::Tensor> exp_avg_, exp_avg_sq_;
   std::vector<shard_kernels::Tables> tables_;  // of the shards that our kernels update
-  std::vector<Group> groups_;                  // of the others
+  std::vector<Group> groups_;                  // of the other shards
   at::Tensor step_;
 };
 

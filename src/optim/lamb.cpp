@@ -34,8 +34,8 @@ class Lamb final : public Optimizer {
     const at::Tensor correction1 = 1 - at::pow(at::scalar_tensor(options_.betas[0], step_.options()), step_);
     const at::Tensor correction2 = (1 - at::pow(at::scalar_tensor(options_.betas[1], step_.options()), step_)).sqrt();
 
-    // Phase 1: moments and updates; squares of weights and updates per checkpoint tensor, each counted once over the
-    // world.
+    // Phase 1: moments and updates, and the squares of weights and updates per checkpoint tensor, each element counted
+    // once over the world.
     std::vector<std::vector<at::Tensor>> updates(shards_.size());
     at::Tensor squares = at::zeros({2, num_tensors_}, shards_[0].master.options().dtype(at::kDouble));
     for (size_t s = 0; s < shards_.size(); ++s) {
@@ -62,10 +62,10 @@ class Lamb final : public Optimizer {
     }
     if (world_.size() > 1) world_.all_reduce(squares)->wait();
 
-    // A norm of 0 makes the ratio 1: so tensors that are not to be adapted get it, here and in the kernels.
+    // A norm of 0 gives trust ratio 1, here and in the kernels, so it is set for tensors without adaptation.
     if (adapted_.defined()) squares[0].mul_(adapted_);
 
-    // Phase 2: each tensor moves by lr * |w| / |update|.
+    // Phase 2: the step of each tensor is lr * |w| / |update| times the update.
     const at::Tensor norms = squares.sqrt();
     const at::Tensor ratio =
         at::where((norms[0] > 0).logical_and(norms[1] > 0), norms[0] / norms[1], 1.0).to(at::kFloat);
@@ -94,7 +94,7 @@ class Lamb final : public Optimizer {
   }
 
  private:
-  /// 1 for tensors whose step the trust ratio scales, 0 for the others; about those of which this rank has elements.
+  /// Per checkpoint tensor with elements on this rank: 1 if the trust ratio scales its step, otherwise 0.
   at::Tensor find_adapted() const {
     std::vector<double> adapted(static_cast<size_t>(num_tensors_), 1.0);
     for (size_t s = 0; s < shards_.size(); ++s)
@@ -111,7 +111,7 @@ class Lamb final : public Optimizer {
   std::vector<TrainedShard>& shards_;
   Communicator& world_;
   std::vector<at::Tensor> exp_avg_, exp_avg_sq_;
-  std::vector<shard_kernels::Tables> tables_;  // undefined where the composition serves
+  std::vector<shard_kernels::Tables> tables_;  // undefined where the composition is used
   std::vector<int> first_tensor_;
   int num_tensors_ = 0;
   at::Tensor step_, adapted_;

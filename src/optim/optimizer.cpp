@@ -16,11 +16,12 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerSection& options, std::
 }
 
 at::Tensor local_gradient_square(const std::vector<TrainedShard>& shards) {
-  TRIREME_CHECK(!shards.empty(), "nothing is trained");
+  TRIREME_CHECK(!shards.empty(), "the optimizer got no trained units");
   at::NoGradGuard no_grad;
   if (shard_kernels::kernels_serve(shards[0])) return shard_kernels::gradient_square(shards);
   at::Tensor sum = at::zeros({}, shards[0].master.options().dtype(at::kDouble));
-  // A plain fp32 sum loses digits with its length: rows of a fixed length first, their sum in fp64.
+  // A plain fp32 sum loses precision with its length, so rows of a fixed length are summed in fp32 and their sums in
+  // fp64.
   constexpr int64_t kRow = int64_t{1} << 16;
   for (const TrainedShard& shard : shards) {
     const int64_t length = shard.gradient.numel(), whole = length / kRow * kRow;

@@ -1,5 +1,5 @@
 #pragma once
-// Private to optim/: one maker per optimizer.
+// Private to optim/: one factory function per optimizer.
 
 #include "trireme/optim/optimizer.h"
 

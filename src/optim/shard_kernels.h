@@ -1,6 +1,6 @@
 #pragma once
-// Private to optim/: our CUDA kernels over one trained shard. Where kernels_serve() is false the
-// LibTorch compositions of adamw.cpp and lamb.cpp do the same.
+// Private to optim/: our CUDA kernels over one trained shard. Where kernels_serve() is false, the LibTorch compositions
+// in adamw.cpp and lamb.cpp compute the same.
 
 #include "trireme/config/config.h"
 #include "trireme/nn/trained_shard.h"
@@ -12,7 +12,7 @@
 
 namespace trireme::shard_kernels {
 
-/// What stays the same over the steps: the shard cut into pieces of work, on its device.
+/// Data that is constant over the steps: the shard's chunks, on its device.
 struct Tables {
   at::Tensor chunks, tensor_chunks;
   int64_t num_chunks = 0;
@@ -32,8 +32,8 @@ struct Step {
 bool kernels_serve(const TrainedShard& shard);
 Tables make_tables(const TrainedShard& shard, bool decay_norms);
 void adamw(const Step& step, const OptimizerSection& options);
-/// Moments, and squares[0 and 1, first_tensor …] of weights and updates divided by the shard's
-/// copies. squares fp64 [2, all tensors].
+/// Updates the moments and writes squares[0 and 1, first_tensor …]: squares of weights and updates divided by the
+/// shard's copies. squares: fp64 [2, number of tensors of all shards].
 void lamb_moments(const Step& step, const OptimizerSection& options, const at::Tensor& squares, int first_tensor);
 void lamb_apply(const Step& step, const OptimizerSection& options, const at::Tensor& squares, int first_tensor);
 /// Sum over the shards of their gradients' squares / copies: fp64 scalar.

@@ -39,7 +39,7 @@ at::Tensor to_device(const std::vector<T>& values, const at::Device& device) {
   return host.to(device);
 }
 
-/// Fields that AdamW and Lamb share.
+/// Sets the fields that AdamW and Lamb share.
 template <class Arguments>
 Arguments arguments(const Step& s, const OptimizerSection& options) {
   const TrainedShard& shard = s.shard;

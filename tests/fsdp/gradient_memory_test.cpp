@@ -1,5 +1,5 @@
-// Whole gradients that are alive at the same time during backward, counted in the allocator: the plan counts two whose
-// reduction is under way and the one that is being filled.
+// The number of whole gradients in memory at the same time during backward, counted in the allocator. The plan counts
+// two that are being reduced and one that is being filled.
 #include "mpi_test_main.h"
 #include "trireme/fsdp/sharded_units.h"
 
@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kWidth = 96;
 constexpr int kUnits = 24;
 
-/// LibTorch's CPU allocator; counts the blocks of exactly `size` bytes that are alive.
+/// LibTorch's CPU allocator, which counts the live blocks of exactly `size` bytes.
 class CountingAllocator final : public c10::Allocator {
  public:
   explicit CountingAllocator(size_t size) : before_(c10::GetCPUAllocator()), size_(size) {
@@ -43,7 +43,7 @@ class CountingAllocator final : public c10::Allocator {
     const std::lock_guard lock(mutex_);
     return static_cast<int64_t>(blocks_.size());
   }
-  /// The most that were alive since the last call.
+  /// The largest number of live blocks since the last call.
   int64_t take_peak() {
     const std::lock_guard lock(mutex_);
     const auto peak = static_cast<int64_t>(peak_);
@@ -76,7 +76,7 @@ std::vector<UnitSpec> make_units() {
     UnitSpec unit;
     unit.name = "block." + std::to_string(i);
     unit.trained = true;
-    // Two parameters: a unit's whole gradient has another size than each of its leaves' gradients.
+    // Two parameters, so that a unit's whole gradient differs in size from each leaf's gradient.
     unit.parameters.push_back(
         {"weight", {kWidth, kWidth}, {{unit.name + ".weight", kWidth}}, Init::kNormal, 0.1, true});
     unit.parameters.push_back({"bias", {kWidth}, {{unit.name + ".bias", kWidth}}, Init::kZeros, 0, false});
@@ -97,7 +97,7 @@ at::Tensor loss_of(ShardedUnits& units) {
 
 class GradientMemory : public testing::TestWithParam<int> {};
 
-/// Shard size 2 on four ranks: gradients are reduced over the shard group and then over the replicas.
+/// With shard size 2 on four ranks, gradients are reduced over the shard group and then over the replicas.
 TEST_P(GradientMemory, BoundedByTheReductionsUnderWay) {
   const int shard_size = GetParam();
   Communicator& comm = test_world().communicator();
@@ -113,7 +113,7 @@ TEST_P(GradientMemory, BoundedByTheReductionsUnderWay) {
     (void)allocator.take_peak();
     loss.backward();
     const int64_t peak = allocator.take_peak() - before;
-    EXPECT_GE(peak, 1) << "nothing was counted";
+    EXPECT_GE(peak, 1) << "the allocator counted no whole gradient";
     EXPECT_LE(peak, 3) << "whole gradients of " << kUnits << " units, step " << step;
     units.finish_backward();
     EXPECT_EQ(allocator.alive(), before);

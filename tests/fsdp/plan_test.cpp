@@ -111,7 +111,7 @@ TEST(Plan, WhatIsTooLargeIsToldWithWhereTheMemoryGoes) {
   } catch (const ConfigError& error) {
     const std::string text = error.what();
     for (const char* part :
-         {"the run needs ", "4.0 MiB of headroom, 200.0 MiB is there", "weights ", "activations 400.0 MiB"})
+         {"the run needs ", "4.0 MiB of headroom, 200.0 MiB is available", "weights ", "activations 400.0 MiB"})
       EXPECT_NE(text.find(part), std::string::npos) << part << " in " << text;
     EXPECT_EQ(text.find("passes add up"), std::string::npos) << text;
   }
@@ -201,7 +201,7 @@ TEST(Plan, TrainedUnitsCarryMastersMomentsAndGradients) {
   EXPECT_EQ(plan.masters, elements * 4);
   EXPECT_EQ(plan.moments, elements * 8);
   EXPECT_EQ(plan.gradients, elements * 4);
-  // In the type computed with, unless several passes add up.
+  // In the compute dtype, unless several passes are summed.
   input.gradient_bytes = 2;
   EXPECT_EQ(make_plan(input).gradients, elements * 2);
   input.micro_batches = 2;

@@ -1,5 +1,5 @@
-// A small network through ShardedUnits on 1, 2 and 4 ranks against plain autograd on one: values, gradients and updates
-// for every shard size, with accumulation, kept and frozen units.
+// A small network in ShardedUnits on 1, 2 and 4 ranks, compared with plain autograd on one rank: values, gradients and
+// updates for every shard size, with accumulation, kept units and frozen units.
 #include "trireme/fsdp/sharded_units.h"
 #include "mpi_test_main.h"
 #include "trireme/base/error.h"
@@ -85,7 +85,7 @@ std::map<std::string, at::Tensor> train(Communicator& group, const Case& test, i
   options.lr = 1e-2;
   options.weight_decay = 0.1;
   auto optimizer = make_optimizer(options, units.trained(), group);
-  const int global = 8;  // samples a step over all ranks
+  const int global = 8;  // samples per step over all ranks
   for (int step = 0; step < steps; ++step) {
     const int local = global / group.size();
     const int per_micro = local / test.micro_batches;
@@ -121,8 +121,8 @@ TEST_P(Sharding, EqualsOneRank) {
   const auto alone = comm().split(comm().rank());
   std::vector<double> norms, reference_norms;
   const auto reference = train(*alone, {1, test.trained, test.with_adapter, 1}, 3, &reference_norms);
-  // bf16 keeps 8 bits of each rank's gradient, and AdamW's first steps follow signs: errors of the third step are
-  // larger than rounding.
+  // bf16 keeps 8 bits of each rank's gradient, and AdamW's first steps depend on signs: after three steps errors exceed
+  // the rounding error.
   const double tolerance = test.reduce_dtype == at::kFloat ? 1e-5 : 2e-2;
   const auto weights = train(comm(), test, 3, &norms);
   for (size_t i = 0; i < norms.size(); ++i) EXPECT_NEAR(norms[i], reference_norms[i], tolerance * reference_norms[i]);
@@ -171,7 +171,7 @@ TEST(ShardedUnits, AShardedUnitHasMemoryOnlyWhileItIsUsed) {
   EXPECT_NE(memory(2), nullptr);
   const at::Tensor before = units.parameters(2)[0].clone();
   units.post_forward(2);
-  units.pre_forward(3);  // takes the prefetched slot; the next gather may take the other one
+  units.pre_forward(3);  // uses the prefetched slot; the next gather may use the other one
   units.post_forward(3);
   units.pre_forward(1);
   EXPECT_TRUE(memory(2) == nullptr || memory(1) != memory(2));

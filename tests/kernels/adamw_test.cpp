@@ -45,7 +45,7 @@ class AdamWTest : public KernelTest {
       oracle::adamw(state, g, decays, 0.25, step, a.lr, a.beta1, a.beta2, a.eps, a.weight_decay);
       cudaDeviceSynchronize();
     }
-    // What no piece covers stays as it was.
+    // Elements that no piece covers do not change.
     for (int64_t i = 0; i < c.count; ++i)
       if (!inside[i]) state.master[i] = before[i], state.exp_avg[i] = state.exp_avg_sq[i] = 0;
     const Values master = p.values(), copy = compute.values();

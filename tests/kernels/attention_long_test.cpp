@@ -1,4 +1,4 @@
-// Sequences too long for an oracle of every element: tokens at the edges of tiles and scattered ones.
+// Sequences too long for an oracle of every element; compares tokens at the edges of tiles and scattered ones.
 
 #include "attention_problem.h"
 
@@ -27,14 +27,14 @@ std::vector<int64_t> sampled_tokens(const std::vector<int32_t>& cu_seqlens) {
   return tokens;
 }
 
-/// The values of some tokens of [tokens, width].
+/// The values of the given tokens of [tokens, width].
 Values at_tokens(const Values& all, const std::vector<int64_t>& tokens, int64_t width) {
   Values result;
   for (const int64_t t : tokens) result.insert(result.end(), all.begin() + t * width, all.begin() + (t + 1) * width);
   return result;
 }
 
-/// The largest relative error of one token, among those that `counts` says of.
+/// The largest relative error of a token among those for which `counts` is true.
 template <class F>
 double worst_token(const Values& actual, const Values& expected, const std::vector<int64_t>& tokens, const F& counts) {
   const auto width = static_cast<int64_t>(expected.size() / tokens.size());
@@ -54,7 +54,7 @@ TEST_F(AttentionLongTest, SampledTokensEqualTheOracle) {
   const std::pair<AttentionCase, Element> cases[] = {
       {{{0, 8191}, 2, 1, 128, true}, Element::kBF16},
       {{{0, 3000, 4500, 6000, 6300, 6301, 8192}, 4, 2, 128, true},
-       Element::kBF16},  // some short enough to finish dQ themselves
+       Element::kBF16},  // some short enough to write dQ themselves
       {{{0, 2049}, 4, 2, 128, true}, Element::kF16},
       {{{0, 2048}, 3, 3, 128, false}, Element::kBF16},
       {{{0, 2500, 2501, 4600}, 2, 2, 64, true}, Element::kBF16},
@@ -65,7 +65,7 @@ TEST_F(AttentionLongTest, SampledTokensEqualTheOracle) {
     const std::vector<int64_t> tokens = sampled_tokens(c.cu_seqlens);
     const oracle::AttentionOutputs expected = run.expected_at(tokens);
     const int64_t rows = int64_t{c.q_heads} * c.d, keys = int64_t{c.kv_heads} * c.d;
-    // Of a handful of keys, or rows, the gradients are small differences.
+    // With only a few keys or rows, gradients are small differences of large terms.
     const auto place = [&](int64_t token) { return std::upper_bound(c.cu_seqlens.begin(), c.cu_seqlens.end(), token); };
     const auto sees_many = [&](int64_t token) {
       return (c.causal ? token + 1 : *place(token)) - *(place(token) - 1) >= 32;

@@ -1,4 +1,4 @@
-// How far a NaN of one token reaches: what kernels/attention/attention.h says of the tokens behind a sequence's end.
+// How far a NaN of one token propagates: what kernels/attention/attention.h says about tokens beyond a sequence's end.
 
 #include "attention_problem.h"
 
@@ -12,7 +12,7 @@ namespace {
 
 using Input = AttentionProblem::Input;
 
-/// The output of a forward and backward pass, [tokens, heads, d] each.
+/// The results of a forward and a backward pass, [tokens, heads, d] each.
 struct Outputs {
   std::array<Values, 4> all;  // o, dq, dk, dv
   static const char* name(size_t i) { return std::array{"o", "dq", "dk", "dv"}[i]; }
@@ -25,7 +25,7 @@ Outputs outputs(AttentionProblem& run) {
   return {{run.o(), run.dq(), run.dk(), run.dv()}};
 }
 
-/// Of the tokens of a sequence.
+/// The values of the tokens of a sequence.
 Values part(const Values& all, int64_t tokens, int32_t begin, int32_t end) {
   const auto width = static_cast<int64_t>(all.size()) / tokens;
   return {all.begin() + begin * width, all.begin() + end * width};
@@ -37,10 +37,10 @@ bool finite(const Values& values) {
   return true;
 }
 
-/// Whether a NaN in `input`, behind the end of a sequence that reads it, reaches output i of that sequence.
+/// Whether a NaN in `input`, beyond the end of a sequence that reads it, propagates to output i of that sequence.
 bool reaches(Input input, size_t i) {
   switch (input) {
-    case Input::kV: return i <= 2;  // o, and dq and dk by way of o
+    case Input::kV: return i <= 2;  // o, and through o dq and dk
     case Input::kK: return i == 1;  // dq
     case Input::kQ:
     case Input::kDo: return i >= 2;  // dk and dv
@@ -77,7 +77,7 @@ TEST_F(AttentionNanTest, ReachesItsOwnSequenceAndThoseThatReadItAsPadding) {
             const Values now = part(got.all[i], bounds.back(), begin, end);
             if (own) continue;
             if (!reads) {
-              EXPECT_TRUE(now == part(clean.all[i], bounds.back(), begin, end)) << "other bits";
+              EXPECT_TRUE(now == part(clean.all[i], bounds.back(), begin, end)) << "the bits differ";
             } else {
               EXPECT_EQ(finite(now), !reaches(input, i));
             }

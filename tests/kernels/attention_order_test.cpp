@@ -1,5 +1,4 @@
-// The backward kernel's waits on the host: whatever number of its blocks the device has room for at a time, all work is
-// done.
+// A host simulation of the backward kernel's waits: it must finish with any number of resident blocks.
 
 #include "kernels/attention/tile_queue.cuh"
 
@@ -16,18 +15,18 @@ namespace trireme::kernels::testing {
 
 namespace {
 
-constexpr int kRows = 64;  // of a block of query rows
+constexpr int kRows = 64;  // rows of a query block
 
 struct Setting {
   std::vector<int32_t> bounds;
   int kv_heads, group;
   bool causal, deterministic;
-  int processors;  // also blocks of the grid, where there is so much work
+  int processors;  // also the number of blocks of the grid if there is enough work
 };
 
-/// The backward kernel as far as its blocks wait for each other (kernels/attention/attention_backward_produce.cuh): key
-/// tiles in the order in which blocks draw them, each a sequence of steps over blocks of query rows. A step that adds
-/// in key order, or that finishes rows, waits for the sums of the tiles before its own.
+/// The waits of the backward kernel between blocks (kernels/attention/attention_backward_produce.cuh): key tiles in the
+/// order in which blocks draw them, each a sequence of steps over blocks of query rows. A step that adds in key order,
+/// or that stores dQ, waits for the sums of the earlier tiles.
 class Simulation {
  public:
   Simulation(const Setting& setting, uint32_t seed)
@@ -38,7 +37,7 @@ class Simulation {
                setting.processors},
         sums_(plan_.blocks.size() * static_cast<size_t>(setting.kv_heads * setting.group)),
         generator_(seed) {
-    // As the launcher chooses: short sequences finish their rows themselves where they are not few.
+    // As in the launcher: short sequences store dQ themselves if they are a large enough share.
     finishes_ =
         setting.causal && !setting.deterministic && plan_.short_blocks * 8 >= static_cast<int64_t>(plan_.blocks.size());
   }
@@ -47,7 +46,7 @@ class Simulation {
   int items_done() const { return items_done_; }
   int items() const { return queue_.items(); }
 
-  /// Runs with `resident` blocks at a time; the others begin when one ends. False: everyone waits.
+  /// Runs with `resident` blocks at a time; each further block starts when one ends. False: deadlock.
   bool run(int resident) {
     std::vector<Block> blocks(static_cast<size_t>(grid()));
     std::vector<size_t> running;
@@ -70,7 +69,7 @@ class Simulation {
     bool down, is_short;
   };
   struct Block {
-    std::deque<Item> items;  // that it has drawn and not finished, in this order
+    std::deque<Item> items;  // drawn and not finished, in this order
     bool ended = false;
   };
 
@@ -90,8 +89,9 @@ class Simulation {
             t.list == AttentionTile::kShortSequences};
   }
 
-  /// Draws and then makes at most a few steps; false: it could do neither. The kernel draws a few steps before the end
-  /// of the item before; here as early as an item begins, which must do no harm either.
+  /// Draws an item if possible and then makes at most a few steps; false: it could do neither. The kernel draws an item
+  /// a few steps before the end of the previous one; here it draws at the beginning of the previous one, the earliest
+  /// possible time, which must not deadlock either.
   bool advance(Block& block) {
     bool moved = false;
     while (!block.ended && block.items.size() < 2) {
@@ -125,7 +125,7 @@ class Simulation {
     int& sums = sums_[static_cast<size_t>(query_head) * plan_.blocks.size() +
                       static_cast<size_t>(item.tile.padded / kRows + block)];
     if (!beyond && (setting_.deterministic || finishes)) {
-      EXPECT_LE(sums, tile) << "a tile behind this one was there before it";
+      EXPECT_LE(sums, tile) << "a later tile added its sums before this one";
       if (sums < tile) return false;
     }
     if (!beyond && !finishes) ++sums;
@@ -137,7 +137,7 @@ class Simulation {
   AttentionPlan plan_;
   int32_t counters_[2] = {};
   SectionQueue queue_;
-  std::vector<int> sums_;  // of a query head and a block of rows: tiles that have added to them
+  std::vector<int> sums_;  // per query head and block of rows: number of tiles that have added
   std::mt19937 generator_;
   bool finishes_;
   int items_done_ = 0;
@@ -183,7 +183,7 @@ TEST(AttentionOrderTest, AnyNumberOfResidentBlocksDoesAllWork) {
       EXPECT_TRUE(simulation.run(resident))
           << resident << " of " << simulation.grid() << " blocks resident, " << s.kv_heads << " key heads read by "
           << s.group << " each, causal " << s.causal << ", deterministic " << s.deterministic << ", bounds" << bounds
-          << ": all wait, " << simulation.items_done() << " of " << simulation.items() << " items are done";
+          << ": deadlock, " << simulation.items_done() << " of " << simulation.items() << " items are done";
       EXPECT_EQ(simulation.items_done(), simulation.items());
     }
   }

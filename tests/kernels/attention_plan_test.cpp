@@ -1,4 +1,4 @@
-// The order of work on the host: which tiles there are, in which lists, and what may wait for what.
+// The order of work on the host: the tiles, the lists that they are in, and which tiles may wait for which.
 
 #include "kernels/attention/tile_queue.cuh"
 
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int32_t kShort = AttentionTile::kShortSequences;
 
-/// Where the backward's lists begin, and their numbers.
+/// The first tile and the number of each list of the backward pass.
 std::vector<std::pair<int32_t, int32_t>> lists(const AttentionPlan& plan) {
   std::vector<std::pair<int32_t, int32_t>> all;
   for (const AttentionTile& t : plan.backward)
@@ -45,7 +45,7 @@ TEST(AttentionPlanTest, TilesCoverEverySequenceOnce) {
           EXPECT_EQ(t.end, bounds[static_cast<size_t>(t.sequence) + 1]);
           for (int32_t r = t.first; r < std::min(t.end, t.first + rows); ++r) ++seen[static_cast<size_t>(r)];
           if (forward) {
-            // Most keys first.
+            // Tiles with the most keys come first.
             const int64_t work = causal ? std::min(t.end, t.first + rows) - t.begin : t.end - t.begin;
             EXPECT_LE(work, previous);
             previous = work;
@@ -63,8 +63,8 @@ TEST(AttentionPlanTest, LongSequencesOfSimilarLengthsShareAList) {
   // Key tiles: 24, then 14, 12, 10, then 8 and 2.
   const std::vector<int32_t> bounds{0, 3000, 4790, 6300, 7580, 8600, 8800};
   const AttentionPlan plan = backward_plan(bounds);
-  // The first is long enough for two sections, after which the next goes down as well. Two tiles of the last but one
-  // come last.
+  // The first list is long enough for two sections, so the next list visits rows in descending order too. Two tiles of
+  // the second-last sequence come last.
   EXPECT_EQ(lists(plan),
             (std::vector<std::pair<int32_t, int32_t>>{{0, 0}, {24, 2}, {60, kShort}, {66, kShort}, {68, kShort}}));
   for (size_t i = 25; i < 60; ++i)
@@ -72,14 +72,15 @@ TEST(AttentionPlanTest, LongSequencesOfSimilarLengthsShareAList) {
         << i;
   EXPECT_EQ(plan.short_blocks, 2 * (8 + 2));
   for (size_t b = 0; b < plan.blocks.size(); ++b) EXPECT_EQ(plan.blocks[b].is_short, b >= 2 * (24 + 14 + 12 + 10)) << b;
-  // Eight tiles and fewer do not stay behind; nine do.
+  // A rest of up to eight tiles joins the list before it; a rest of nine is a list of its own.
   EXPECT_EQ(lists(backward_plan({0, 2000, 4000, 4600, 4900})), (std::vector<std::pair<int32_t, int32_t>>{{0, 0}}));
   EXPECT_EQ(lists(backward_plan({0, 2000, 4000, 4800, 5000})),
             (std::vector<std::pair<int32_t, int32_t>>{{0, 0}, {32, kShort}, {37, kShort}, {39, kShort}}));
-  // Without a mask nothing is aligned: each a list.
+  // Without a mask no rows are shared in time: each sequence is a list.
   EXPECT_EQ(lists(backward_plan(bounds, false)),
             (std::vector<std::pair<int32_t, int32_t>>{{0, 0}, {24, 2}, {38, 3}, {50, 4}, {60, kShort}, {68, kShort}}));
-  // No more than fit the cache at the same time; nor those that fill the blocks by themselves.
+  // A list holds no more tiles than fit the cache together, and a sequence that fills the blocks alone is a list of its
+  // own.
   EXPECT_EQ(lists(backward_plan({0, 2000, 4000, 6000, 8000, 10000})),
             (std::vector<std::pair<int32_t, int32_t>>{{0, 0}, {64, 2}}));
   EXPECT_EQ(lists(backward_plan({0, 4096, 8192})), (std::vector<std::pair<int32_t, int32_t>>{{0, 0}, {32, 2}}));
@@ -89,16 +90,16 @@ TEST(AttentionPlanTest, LastTilesOfShortSequencesComeLast) {
   std::vector<int32_t> bounds{0};
   for (int i = 0; i < 30; ++i) bounds.push_back(bounds.back() + 400 - i);
   const AttentionPlan plan = backward_plan(bounds);
-  ASSERT_EQ(plan.backward.size(), 16u * 4 + 14u * 3);  // of 400 to 385 tokens, and of fewer
+  ASSERT_EQ(plan.backward.size(), 16u * 4 + 14u * 3);  // sequences of 400 to 385 tokens, and of fewer
   const AttentionTile* last = &plan.backward[plan.backward.size() - 20];
   for (int i = 0; i < 20; ++i) {
     EXPECT_EQ(last[i].list_begin, static_cast<int32_t>(plan.backward.size()) - 20);
     EXPECT_EQ(last[i].list_count, 20);
-    EXPECT_GE(last[i].sequence, 10) << "not of the shortest";
-    EXPECT_LE(last[i].end - last[i].first, kAttentionBackwardKeys) << "not a last tile";
+    EXPECT_GE(last[i].sequence, 10) << "the tile's sequence is not one of the shortest";
+    EXPECT_LE(last[i].end - last[i].first, kAttentionBackwardKeys) << "the tile is not the last one of its sequence";
     EXPECT_LE(last[i].end - last[i].first, last[std::max(i - 1, 0)].end - last[std::max(i - 1, 0)].first);
   }
-  // Fewer sequences: two tiles of each, but none of two.
+  // With fewer sequences two tiles of each come last, but none of a sequence with two tiles.
   EXPECT_EQ(lists(backward_plan({0, 1000, 1400, 1600})),
             (std::vector<std::pair<int32_t, int32_t>>{{0, kShort}, {6, kShort}, {8, kShort}, {10, kShort}}));
 }
@@ -117,7 +118,7 @@ TEST(AttentionPlanTest, ShortSequencesOfNarrowHeadsAreTakenWhole) {
   }
 }
 
-/// Bounds of sequences with 1 to 5,000 tokens, short ones as often as long ones.
+/// Bounds of sequences with 1 to 5,000 tokens; short and long sequences are equally frequent.
 std::vector<int32_t> random_bounds(std::mt19937& generator) {
   std::vector<int32_t> bounds{0};
   const auto count = std::uniform_int_distribution<int>(1, 40)(generator);
@@ -128,8 +129,8 @@ std::vector<int32_t> random_bounds(std::mt19937& generator) {
   return bounds;
 }
 
-/// A tile that adds in order, or finishes rows, waits for the sequence's tiles before it: whoever holds those must have
-/// got them before, or nobody moves on.
+/// A tile that adds in key order, or that stores dQ, waits for the earlier tiles of its sequence. These must have been
+/// handed out before it; otherwise the kernel deadlocks.
 TEST(AttentionPlanTest, NoTileWaitsForOneHandedOutLater) {
   std::mt19937 generator(5);
   for (int pack = 0; pack < 300; ++pack) {
@@ -138,7 +139,7 @@ TEST(AttentionPlanTest, NoTileWaitsForOneHandedOutLater) {
     const bool causal = pack % 4 != 0;
     const AttentionPlan plan = plan_attention(bounds.data(), count, 128, causal);
     const int heads = std::uniform_int_distribution<int>(1, 12)(generator);
-    // Of several GPUs; the grid of a small batch; one.
+    // The multiprocessor counts of several GPUs, the grid of a small batch, and 1.
     const int processors = std::vector<int>{1, 7, 78, 114, 132, 144}[generator() % 6];
     const SectionQueue queue{plan.backward.data(), nullptr, static_cast<int>(plan.backward.size()), heads, processors};
     SCOPED_TRACE(::testing::Message() << "pack " << pack << ", heads " << heads << ", multiprocessors " << processors
@@ -154,7 +155,7 @@ TEST(AttentionPlanTest, NoTileWaitsForOneHandedOutLater) {
       const auto sequence = static_cast<size_t>(t.sequence);
       ASSERT_EQ(t.first, bounds[sequence] + kAttentionBackwardKeys * next[sequence][static_cast<size_t>(head)]++)
           << "item " << item << ": tile " << tile << ", head " << head;
-      // Who finishes rows comes to them last only if all go the same way.
+      // The tile that stores dQ visits the rows last only if all tiles visit them in the same direction.
       const auto block = static_cast<size_t>((t.padded + t.first - t.begin) / 64);
       const bool finishes = plan.blocks[block].is_short != 0;
       ASSERT_EQ(plan.blocks[block + 1].is_short != 0, finishes) << "tile " << tile;

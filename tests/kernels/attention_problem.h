@@ -1,5 +1,5 @@
 #pragma once
-// A case of the attention kernels on the device beside its oracle.
+// A test case of the attention kernels on the device, with its oracle.
 
 #include "kernels/attention/attention.h"
 
@@ -19,7 +19,7 @@ struct AttentionCase {
   int q_heads, kv_heads, d;
   bool causal;
   double size = 1;         // of q and k
-  uint32_t threshold = 0;  // dropout
+  uint32_t threshold = 0;  // of dropout, of 128
 };
 
 inline std::string name_of(const AttentionCase& c, Element element) {
@@ -30,7 +30,7 @@ inline std::string name_of(const AttentionCase& c, Element element) {
   return name;
 }
 
-/// One case on the device: random inputs side by side as a fused projection leaves them, poisoned outputs.
+/// One case on the device: random inputs packed as a fused projection writes them, poisoned outputs.
 class AttentionProblem {
  public:
   AttentionProblem(const AttentionCase& c, Element element) : case_(c), element_(element) {
@@ -92,7 +92,7 @@ class AttentionProblem {
     return a;
   }
   cudaError_t forward() { return attention_forward(forward_arguments(), nullptr); }
-  /// !finishes: dQ of short sequences is not finished by their last key tile.
+  /// finishes false: no key tile stores dQ of short sequences itself.
   cudaError_t backward(bool deterministic, bool finishes = true) {
     AttentionBackward a = backward_arguments(deterministic);
     if (!finishes) a.short_blocks = 0;
@@ -129,7 +129,7 @@ class AttentionProblem {
     a.deterministic = deterministic;
     return a;
   }
-  /// All heads of a token in q, k, v or d_o.
+  /// An input tensor, of which all heads of a token can be set.
   enum class Input { kQ, kK, kV, kDo };
   void fill_token(Input input, int64_t token, double value) {
     const bool fused = input != Input::kDo;
@@ -154,7 +154,7 @@ class AttentionProblem {
     d_qkv_->poison();
     workspace_->poison();
   }
-  /// dq, dk or dv: `count` heads from `first` on.
+  /// dq, dk or dv: `count` heads starting at `first`.
   Values gradient(int first, int count) const {
     const Values all = d_qkv_->values();
     const int64_t heads = case_.q_heads + 2 * case_.kv_heads;
@@ -194,7 +194,7 @@ class AttentionProblem {
   std::unique_ptr<DeviceBytes> forward_tiles_, backward_tiles_, sequences_, blocks_, counters_, ids_, workspace_;
 };
 
-/// Operands of the second products are rounded once, results once: about two roundings in the mean.
+/// Operands of the second products are rounded once and results once, which gives about two roundings on average.
 inline double attention_bound(Element element) { return 1.5 * roundoff(element); }
 
 }  // namespace trireme::kernels::testing

@@ -1,5 +1,5 @@
-// Attention beside a kernel that holds multiprocessors: fewer of its blocks than the grid has are on the device at a
-// time, and the others begin when those end.
+// Attention while another kernel occupies multiprocessors: fewer blocks than the grid has are resident at a time, and
+// the others start when those end.
 
 #include "attention_problem.h"
 #include "holder.h"
@@ -15,7 +15,7 @@ namespace {
 
 class AttentionResidencyTest : public KernelTest {};
 
-/// Whether the work that `launch` puts on the default stream ends while the holder runs.
+/// Whether the work that `launch` puts on the default stream completes while the holder still runs.
 bool ends_beside(const Holder& holder, const std::function<cudaError_t()>& launch) {
   EXPECT_TRUE(holder.holds());
   cudaEvent_t done = nullptr;
@@ -25,7 +25,7 @@ bool ends_beside(const Holder& holder, const std::function<cudaError_t()>& launc
   bool ended = false;
   for (int i = 0; i < 2000 && !ended; ++i) {
     ended = cudaEventQuery(done) == cudaSuccess;
-    (void)cudaGetLastError();  // "not ready" is no error that the next launcher is to find
+    (void)cudaGetLastError();  // "not ready" must not be reported to the next launcher
     if (!ended) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   cudaEventDestroy(done);
@@ -35,8 +35,8 @@ bool ends_beside(const Holder& holder, const std::function<cudaError_t()>& launc
 TEST_F(AttentionResidencyTest, EndsWhileAnotherKernelHoldsMultiprocessors) {
   int processors = 0;
   CUDA_OK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0));
-  // So many tiles behind the first wave that wait for some of it that, if blocks owned their first item, those on the
-  // device would all wait for others: in key order, and of short sequences that finish their own rows.
+  // Many tiles beyond the first wave wait for tiles of it. If each block owned its first item, all resident blocks
+  // would wait for blocks that are not resident: in key order, and for short sequences that store dQ themselves.
   struct Setting {
     AttentionCase attention;
     bool deterministic;
@@ -46,7 +46,7 @@ TEST_F(AttentionResidencyTest, EndsWhileAnotherKernelHoldsMultiprocessors) {
                                          {{{0, 1024, 2048, 3072, 4096}, 18, 18, 128, true}, false},
                                          {{{0, 1024, 2048, 3072, 4096}, 36, 18, 64, true}, false}}) {
     AttentionProblem run(c, Element::kBF16);
-    // The first time by itself: the driver loads a kernel's code when it is first launched, which may wait for others.
+    // The first launch runs alone: the driver loads the kernel's code then, which may wait for other kernels.
     CUDA_OK(run.forward());
     CUDA_OK(run.backward(deterministic));
     const Values dq = run.dq(), dk = run.dk(), dv = run.dv();

@@ -1,4 +1,4 @@
-// Where attention's tensors lie: each with strides of its own, and more than 2^31 elements apart.
+// Strides of attention's tensors: different ones for each tensor, and more than 2^31 elements apart.
 
 #include "attention_problem.h"
 
@@ -14,7 +14,7 @@ struct Place {
   int64_t offset, token, head;
 };
 
-/// q, k, v, o, d_o, dq, dk and dv in one buffer of 16-bit elements, all ones (NaN) where nothing lies.
+/// q, k, v, o, d_o, dq, dk and dv in one buffer of 16-bit elements; elements outside the tensors are all ones (NaN).
 class Strided {
  public:
   enum Name { kQ, kK, kV, kO, kDo, kDq, kDk, kDv, kNames };
@@ -50,7 +50,7 @@ class Strided {
     EXPECT_TRUE(run_.counters_are_zero());
   }
 
-  /// Whether the elements between the tensors are what they were.
+  /// Fails if an element between the tensors has changed.
   void expect_nothing_beside() const {
     std::vector<uint16_t> all(static_cast<size_t>(count_));
     CUDA_OK(cudaMemcpy(all.data(), buffer_, 2 * all.size(), cudaMemcpyDeviceToHost));
@@ -61,7 +61,8 @@ class Strided {
           for (int64_t e = 0; e < case_.d; ++e)
             all[static_cast<size_t>(p.offset + t * p.token + h * p.head + e)] = 0xffff;
     }
-    for (size_t i = 0; i < all.size(); ++i) ASSERT_EQ(all[i], 0xffff) << "element " << i << " lies in no tensor";
+    for (size_t i = 0; i < all.size(); ++i)
+      ASSERT_EQ(all[i], 0xffff) << "element " << i << ", which is outside every tensor, was written";
   }
 
  private:
@@ -74,7 +75,7 @@ class Strided {
     return static_cast<char*>(buffer_) + 2 * (p.offset + head * p.head);
   }
   AttentionTensor tensor(Name name) const { return {at(name, 0), {places_[name].token, places_[name].head}}; }
-  /// A head's rows between the buffer and [tokens, heads, d] on the host.
+  /// Copies a head's rows between the buffer and [tokens, heads, d] on the host.
   void copy(Name name, unsigned char* host, bool to_device) const {
     const auto row = static_cast<size_t>(2 * case_.d), host_pitch = row * static_cast<size_t>(heads(name)),
                pitch = static_cast<size_t>(2 * places_[name].token);
@@ -118,8 +119,8 @@ TEST_F(AttentionStridesTest, EachTensorHasItsOwn) {
                                  {{0, 100, 101, 333}, 3, 3, 64, false, 1, 13}}) {
     SCOPED_TRACE(name_of(c, Element::kBF16));
     const int64_t t = c.cu_seqlens.back(), d = c.d, q = c.q_heads, kv = c.kv_heads;
-    // Tokens outside with a gap behind their heads, heads outside, tokens outside with gaps between the heads; no two
-    // tensors of an operation alike.
+    // Token-major with a gap after the heads, head-major, token-major with gaps between the heads; no two tensors of an
+    // operation have equal strides.
     std::array<Place, Strided::kNames> places{{{0, q * d + 8, d},
                                                {0, d, t * d + 64},
                                                {0, kv * (d + 24) + 40, d + 24},

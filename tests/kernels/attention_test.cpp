@@ -26,18 +26,18 @@ std::vector<Case> cases(bool backward) {
                                                                                   {0, 1, 64, 65, 193, 386, 500},
                                                                                   {0, 320, 321, 640}}) {
         all.push_back({bounds, 2, 1, d, causal});
-        // Heads that share no keys: where they are short, sums of dQ stay on chip.
+        // Without shared keys: for short sequences the sums of dQ stay on chip.
         if (d == 64) all.push_back({bounds, 2, 2, d, causal});
       }
       all.push_back({{0, 200, 333}, 3, 3, d, causal});
       all.push_back({{0, 200, 333}, 8, 1, d, causal});
-      all.push_back({{0, 30, 333}, 12, 2, d, causal});        // six heads read one key head: no power of two
-      all.push_back({{0, 200, 333}, 2, 1, d, causal, 30.0});  // rows that are nearly one-hot
+      all.push_back({{0, 30, 333}, 12, 2, d, causal});        // six heads share one key head, not a power of two
+      all.push_back({{0, 200, 333}, 2, 1, d, causal, 30.0});  // nearly one-hot rows
       all.push_back(
-          {{0, 333}, 2, 1, d, causal, 4.0});  // some rows outgrow their first block's maximum by far, some a little
+          {{0, 333}, 2, 1, d, causal, 4.0});  // some rows exceed their first block's maximum by far, some by little
     }
   }
-  // More pieces of work than any GPU has multiprocessors: every block of the staying grid takes a second and a third.
+  // More work items than any GPU has multiprocessors, so that every block of the persistent grid takes several.
   std::vector<int32_t> many{0};
   for (int i = 0; i < 110; ++i) many.push_back(many.back() + 40 + i % 40);
   for (const int d : {64, 128}) all.push_back({many, 4, 4, d, true});
@@ -65,7 +65,7 @@ TEST_F(AttentionTest, ForwardEqualsTheOracle) {
       const oracle::AttentionOutputs expected = run.expected();
       EXPECT_LT(relative_error(run.o(), expected.o), bound(element));
       expect_close(run.lse(), expected.lse, Element::kF32, 4, 1e-3, "log-sum-exp");
-      // Short sequences and long ones go different ways.
+      // Short and long sequences take different paths.
       run.poison();
       CUDA_OK(run.forward_of_unknown_length());
       EXPECT_LT(relative_error(run.o(), expected.o), bound(element));
@@ -85,11 +85,11 @@ TEST_F(AttentionTest, BackwardEqualsTheOracle) {
         SCOPED_TRACE(name_of(c, element) + (deterministic ? " deterministic" : finishes ? "" : " sums of all blocks"));
         run.poison_gradients();
         CUDA_OK(run.backward(deterministic, finishes));
-        // A sequence of one token has no gradient to q and k: only noise of the order of a rounding of dp - delta.
+        // A sequence of one token has zero gradients of q and k: only rounding noise of dp - delta remains.
         const bool single = c.cu_seqlens == std::vector<int32_t>{0, 1};
-        // Nearly one-hot rows: ds = p (dp - delta) is a small difference, delta of the rounded o. On such rows (200
-        // tokens, d 64, bf16) cuDNN's and LibTorch's flash attention are 2.2e-2 from fp64 in dq and 1.7e-2 in dk, as
-        // these kernels are.
+        // Nearly one-hot rows: ds = p (dp - delta) is a small difference, and delta comes from the rounded o. On such
+        // rows (200 tokens, d 64, bf16) the error against fp64 is 2.2e-2 in dq and 1.7e-2 in dk for cuDNN's and
+        // LibTorch's flash attention and for these kernels.
         const double size = c.size > 1 ? 8 : 2;
         if (!single) {
           EXPECT_LT(relative_error(run.dq(), expected.dq), size * bound(element));
@@ -139,8 +139,8 @@ TEST_F(AttentionTest, KeysAndValuesGradientsRepeatTheirBitsAlways) {
 }
 
 TEST_F(AttentionTest, ForwardAwaitsTheKernelBeforeIt) {
-  // Its blocks may be on the device before the last ones of that kernel, which writes this one's queries where NaNs
-  // were.
+  // The kernel's blocks may be resident before the last blocks of the kernel before it, which writes this kernel's
+  // queries over NaNs.
   for (const int d : {64, 128}) {
     Problem run({{0, 700, 2048, 3000}, 8, 2, d, true}, Element::kBF16);
     const AttentionForward first = run.forward_arguments();

@@ -54,7 +54,7 @@ TEST_F(BertEmbeddingTest, MatchesTheOracleAndDropsAsDropoutDoes) {
       CUDA_OK(bert_embedding_forward(a, nullptr));
       const auto exact =
           oracle::bert_embedding(word, position, type, ids, positions, types, gamma, beta, s.columns, a.eps);
-      // fp16 counts below 2^-14 in steps of 2^-24.
+      // Below 2^-14 fp16 has an absolute spacing of 2^-24.
       expect_close(sum.values(), exact.sum, element, 1.01, 1e-6, "sum");
       const Values rounded = sum.values();
       const auto expected =
@@ -63,7 +63,7 @@ TEST_F(BertEmbeddingTest, MatchesTheOracleAndDropsAsDropoutDoes) {
       expect_close(mean.values(), expected.mean, Element::kF32, 0, 1e-5, "mean");
       expect_close(rstd.values(), expected.rstd, Element::kF32, 64, 1e-5, "rstd");
 
-      // With dropout: what the dropout kernel makes of y; nothing else kept.
+      // With dropout: the same as the dropout kernel applied to y; no other outputs.
       const float scale = 65536.0f / (65536 - 6554);
       CUDA_OK(dropout({y.data(), dropped.data(), device_samples.as<int64_t>(), s.samples, s.length * s.columns, 11, 22,
                        6554, scale, false, element},

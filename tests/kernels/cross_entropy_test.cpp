@@ -36,7 +36,7 @@ TEST_F(CrossEntropyTest, MatchesTheOracle) {
         targets.push_back(t == 0 ? s.vocab - 1 : (t * 7919) % s.vocab);
         weights.push_back(t == 1 ? 0.0 : round_to(0.25 + 0.1 * static_cast<double>(t), Element::kF32));
       }
-      // What a padded or ignored place holds must not matter.
+      // The content of padding and of ignored tokens must not matter.
       for (int64_t t = 0; t < s.tokens; ++t)
         for (int64_t v = s.vocab; v < s.stride; ++v) logits[t * s.stride + v] = std::nan("");
       if (s.tokens > 1) logits[s.stride] = std::nan(""), targets[1] = -100;
@@ -56,7 +56,7 @@ TEST_F(CrossEntropyTest, MatchesTheOracle) {
       a.lse = lse.fp32(), a.tokens = s.tokens, a.vocab = s.vocab, a.stride = s.stride, a.element = types.in,
       a.gradient_element = types.out;
       CUDA_OK(cross_entropy(a, nullptr));
-      // Cancellation: exp(l - lse) of a likely target against 1.
+      // Cancellation of exp(l - lse) against 1 for a likely target.
       expect_close(out.values(), expected.d_logits, types.out, 1.05, 2e-5, "d_logits");
       expect_close(loss.values(), expected.loss, Element::kF32, 0, 2e-5, "loss");
       expect_close(lse.values(), expected.lse, Element::kF32, 0, 2e-5, "lse");

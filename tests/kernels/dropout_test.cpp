@@ -6,7 +6,7 @@ namespace trireme::kernels::testing {
 
 namespace {
 
-// The hash of include/trireme/ops/dropout.h, written a second time.
+// An independent implementation of the hash in include/trireme/ops/dropout.h.
 uint32_t mix(uint32_t x) {
   x ^= x >> 16;
   x *= 0x21f0aaadu;

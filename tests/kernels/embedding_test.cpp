@@ -16,7 +16,7 @@ constexpr Shape kShapes[] = {{1, 1, 1, 0},        {17, 5, 7, 0},      {100, 1000
                              {1000, 50, 1024, 0}, {133, 60, 4096, 0}, {500, 40, 1024, 1}, {64, 64, 2000, 0},
                              {40, 30, 8200, 0},   {1000, 2, 1024, 0}, {4001, 2, 24, 1},   {131077, 40000, 2, 0}};
 
-/// `share` of all places take the first id, as padding does; the others any.
+/// A fraction `share` of all tokens has the first id, like padding; the others have random ids.
 std::vector<int64_t> some_ids(const Shape& s, double share = 0.5) {
   std::vector<int64_t> ids;
   std::mt19937 generator(7);
@@ -111,7 +111,7 @@ TEST_F(EmbeddingTest, GradientSumsEveryToken) {
   }
 }
 
-/// Runs of every length around the places where a run changes hands between groups: sums of small integers are exact.
+/// Runs of every length around group boundaries. Sums of small integers are exact.
 TEST_F(EmbeddingTest, RunsOfEveryLength) {
   const int64_t columns = 24;
   std::mt19937 generator(3);
@@ -141,8 +141,8 @@ TEST_F(EmbeddingTest, RunsOfEveryLength) {
   }
 }
 
-/// One to three digits of ids, full and partly filled blocks of the sort, more tokens than it takes, ids
-/// that are all alike but a few: sums of small integers are exact.
+/// Ids of one to three digits, full and partly filled blocks of the sort, more tokens than the sort supports, ids that
+/// are equal but for a few. Sums of small integers are exact.
 TEST_F(EmbeddingTest, SortsAnyNumberOfTokens) {
   constexpr int64_t kColumns = 8;
   std::mt19937 generator(5);
@@ -178,7 +178,7 @@ TEST_F(EmbeddingTest, SortsAnyNumberOfTokens) {
   }
 }
 
-/// Few ids are summed without a sort: rows that no token names stay, stray ids count for none.
+/// Tables of few rows are summed without a sort: rows without tokens do not change, ids outside the table add nothing.
 TEST_F(EmbeddingTest, RowsWithoutTokensStay) {
   for (const int64_t vocab : {1, 2, 3}) {
     const int64_t tokens = 70, columns = 24, named = vocab - 1;

@@ -25,7 +25,7 @@ struct Case {
   bool bias_given;
 };
 
-/// The values whose codes are due, from the formulas in fp64.
+/// The expected values of the codes, from the formulas in fp64.
 Values expected_values(const Case& c, Element element) {
   if (c.values == OperandValues::kPlain) return c.x;
   Values z = c.x;
@@ -34,7 +34,7 @@ Values expected_values(const Case& c, Element element) {
   return c.values == OperandValues::kGelu ? oracle::gelu(z, c.kind) : oracle::gelu_backward(c.dy, z, c.kind);
 }
 
-/// Codes mean the expected values to within the format's spacing: the kernel's gelu may round its
+/// Checks that the codes' values are within the format's spacing of the expected ones: the kernel's gelu may round its
 /// 16-bit value to a neighbour of the oracle's.
 void expect_near(const std::vector<unsigned char>& codes, const Values& expected, double scale, Fp8Format format,
                  Element element, const char* what) {

@@ -8,7 +8,7 @@ namespace trireme::kernels::testing {
 
 inline constexpr Fp8Format kFormats[] = {Fp8Format::kE4M3, Fp8Format::kE5M2};
 
-/// Equal codes; every NaN code is as good as another.
+/// Checks for equal codes; all NaN codes count as equal.
 inline void expect_codes(const std::vector<unsigned char>& actual, const std::vector<uint8_t>& expected,
                          Fp8Format format, const std::string& what) {
   ASSERT_EQ(actual.size(), expected.size()) << what;
@@ -16,11 +16,11 @@ inline void expect_codes(const std::vector<unsigned char>& actual, const std::ve
     if (actual[i] == expected[i]) continue;
     const double a = oracle::fp8_value(actual[i], format), e = oracle::fp8_value(expected[i], format);
     ASSERT_TRUE(std::isnan(a) && std::isnan(e))
-        << what << ": code " << i << " of " << actual.size() << " means " << a << ", expected " << e;
+        << what << ": code " << i << " of " << actual.size() << " has value " << a << ", expected " << e;
   }
 }
 
-/// `codes` and `inverse` are what quantize_rows makes of `plain`.
+/// Checks that `codes` and `inverse` are the result of quantize_rows for `plain`.
 inline void expect_quantized_rows(const Values& plain, const std::vector<unsigned char>& codes, const Values& inverse,
                                   int64_t rows, int64_t columns, Fp8Format format, const std::string& what) {
   const oracle::QuantizedRows expected = oracle::quantized_rows(plain, rows, columns, format);

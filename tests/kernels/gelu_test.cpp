@@ -22,7 +22,7 @@ std::string text(Element element, const Shape& s, GeluKind kind) {
          std::to_string(s.shift) + (kind == GeluKind::kErf ? " erf" : " tanh");
 }
 
-/// Values of every size, the tails among them.
+/// Values of all magnitudes, including both tails.
 Values inputs(int64_t count, Element element, uint32_t seed) {
   Values x = normal_values(count, element, seed, 2.0);
   const Values edges = {0, -0.0, 12, -12, -4, 5, 100, -100, -6.5, 1e-6, -0.75};
@@ -37,7 +37,7 @@ Values with_bias(const Values& x, const Values& bias, Element element) {
   return z;
 }
 
-/// The tail below -5 is absolute: the polynomial is good to about 1e-6 of it there.
+/// Below -5 the bound is absolute: the polynomial's error there is about 1e-6 of the value.
 double tiny(Element element) { return element == Element::kF16 ? std::ldexp(1.0, -24) : 2e-9; }
 
 TEST_F(GeluTest, ForwardMatchesTheOracle) {
@@ -81,7 +81,7 @@ TEST_F(GeluTest, ForwardMatchesTheOracle) {
 }
 
 TEST_F(GeluTest, BackwardMatchesTheOracle) {
-  // Several turns of the loops of blocks and of clusters of two and four.
+  // Enough rows for several iterations of a block's loop, also for clusters of two and four.
   std::vector<Shape> shapes(std::begin(kShapes), std::end(kShapes));
   shapes.insert(shapes.end(), {{1100, 8192, 0}, {600, 16384, 0}});
   for (const Element element : kElements)
@@ -127,7 +127,7 @@ TEST_F(GeluTest, BackwardMatchesTheOracle) {
           workspace.read();
           a.fp8.data = codes.as<uint8_t>(), a.fp8.format = Fp8Format::kE5M2, a.fp8.scaling = Fp8Scaling::kRow,
           a.fp8.row_inverse = inverse.fp32();
-          a.dx = d_bias ? ddy.data() : nullptr;  // in place, or FP8 alone
+          a.dx = d_bias ? ddy.data() : nullptr;  // in place, or only FP8
           CUDA_OK(gelu_backward(a, nullptr));
           expect_quantized_rows(plain, codes.read(), inverse.values(), s.rows, s.columns, Fp8Format::kE5M2,
                                 "dx in FP8");

@@ -8,7 +8,7 @@ namespace trireme::kernels::testing {
 namespace {
 
 constexpr int64_t kLimitNanoseconds = 6'000'000'000;
-constexpr int kShared = 227 * 1024;  // all of a multiprocessor's
+constexpr int kShared = 227 * 1024;  // all of a multiprocessor's shared memory
 
 __device__ int64_t nanoseconds() {
   int64_t now;

@@ -1,5 +1,5 @@
 #pragma once
-// Multiprocessors of the current device kept busy by another kernel, as a collective beside the training does.
+// Occupies multiprocessors of the current device with another kernel, as a collective does during training.
 
 #include <cuda_runtime_api.h>
 
@@ -7,14 +7,14 @@
 
 namespace trireme::kernels::testing {
 
-/// Holds `count` multiprocessors from construction to release(), but no longer than a few seconds.
+/// Occupies `count` multiprocessors from construction to release(), but for a few seconds at most.
 class Holder {
  public:
   explicit Holder(int count);
   Holder(const Holder&) = delete;
   Holder& operator=(const Holder&) = delete;
   ~Holder();
-  /// Whether all of them are held; waits for that a while.
+  /// Whether all of them are occupied; waits a while for that.
   bool holds() const;
   /// Returns when the kernel has ended.
   void release();
@@ -23,7 +23,7 @@ class Holder {
   struct Flags {
     int32_t resident, released;
   };
-  volatile Flags* flags_ = nullptr;  // of the host, seen by the kernel
+  volatile Flags* flags_ = nullptr;  // host memory, mapped for the kernel
   cudaStream_t stream_ = nullptr;
   int count_;
 };

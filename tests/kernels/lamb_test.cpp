@@ -19,7 +19,7 @@ class LambTest : public KernelTest {
   static void check(const Case& c) {
     SCOPED_TRACE(std::to_string(c.count) + " elements, shift " + std::to_string(c.shift) + ", " +
                  std::to_string(c.pieces.size()) + " pieces");
-    // Tensor 0 starts at zero: its trust ratio is 1.
+    // The weights of tensor 0 are zero, so its trust ratio is 1.
     Values master = normal_values(c.count, Element::kF32, 1);
     for (const ShardPiece& piece : c.pieces)
       if (piece.tensor == 0)
@@ -58,7 +58,7 @@ class LambTest : public KernelTest {
         EXPECT_NEAR(sums[row + t], expected[c.tensors + t], expected[c.tensors + t] * 1e-5 + 1e-12)
             << "update of tensor " << t;
       }
-      EXPECT_TRUE(std::isnan(sums[c.tensors])) << "written past the tensors of this shard";
+      EXPECT_TRUE(std::isnan(sums[c.tensors])) << "squares beyond the tensors of this shard were written";
     }
     expect_close(p.values(), state.master, Element::kF32, 0, 3e-6, "master");
     expect_close(m.values(), state.exp_avg, Element::kF32, 0, 1e-8, "exp_avg");
@@ -110,7 +110,7 @@ TEST_F(LambTest, HalvesOfATensorOnTwoRanksGiveTheWholeUpdate) {
     a.num_chunks = static_cast<int64_t>(table.chunks.size());
     a.lr = 1e-2, a.weight_decay = 0.1;
     DeviceBytes partial(static_cast<int64_t>(table.chunks.size() * 16)), squares(16);
-    // Each of two ranks that hold the same copy counts half.
+    // Two ranks hold the same copy, so each counts half.
     CUDA_OK(lamb_moments(a, partial.as<double>(), nullptr));
     CUDA_OK(lamb_squares(partial.as<double>(), tensor_chunks.as<int32_t>(), 1, 0.5, squares.as<double>(), 1, nullptr));
     double own[2];

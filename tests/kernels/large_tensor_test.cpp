@@ -1,5 +1,5 @@
-// Tensors of more than 2^31 elements, and a sample of more than 2^33: whether every offset has 64 bits. Most of a
-// tensor holds zeros, or one value; some rows on either side of the limits hold normal values and are compared with an
+// Tensors of more than 2^31 elements, and a sample of more than 2^33: checks that every offset has 64 bits. Most of a
+// tensor is zeros or one value; some rows on both sides of the limits have normal values and are compared with an
 // oracle.
 
 #include "kernels/cross_entropy/cross_entropy.h"
@@ -22,7 +22,7 @@ namespace {
 constexpr Element kElement = Element::kBF16;
 constexpr int64_t kLimit = int64_t{1} << 31;
 
-/// Elements of bf16 on the device, all bytes `fill`.
+/// Elements of bf16 on the device, all bytes equal to `fill`.
 class Large {
  public:
   explicit Large(int64_t count, int fill = 0) {
@@ -53,13 +53,13 @@ class Large {
   void* data_ = nullptr;
 };
 
-/// Rows of [rows, width] at both ends, and where the offset of a row passes 2^31 elements.
+/// Rows of [rows, width]: the first and last ones, and those where a row's offset exceeds 2^31 elements.
 std::vector<int64_t> sampled_rows(int64_t rows, int64_t width) {
   const int64_t limit = kLimit / width;
   return {0, 1, rows / 2, limit - 1, limit, limit + 1, rows - 1};
 }
 
-/// Reads or writes the sampled rows, one behind the other.
+/// Writes (below: reads) the sampled rows, whose values are consecutive in `values`.
 void write_rows(const Large& to, const std::vector<int64_t>& rows, int64_t width, const Values& values) {
   for (size_t i = 0; i < rows.size(); ++i) {
     const auto from = values.begin() + static_cast<int64_t>(i) * width;
@@ -77,10 +77,10 @@ Values read_rows(const Large& from, const std::vector<int64_t>& rows, int64_t wi
 
 class LargeTensorTest : public KernelTest {
  protected:
-  /// The reason to skip; empty where so many bytes are free.
+  /// The reason to skip; empty if that much memory is free.
   static std::string lacks(int64_t gib) {
     size_t free = 0, total = 0;
-    if (cudaMemGetInfo(&free, &total) != cudaSuccess) return "the device does not tell its memory";
+    if (cudaMemGetInfo(&free, &total) != cudaSuccess) return "cudaMemGetInfo failed";
     if (static_cast<int64_t>(free >> 30) >= gib) return {};
     return "needs " + std::to_string(gib) + " GiB of device memory, " + std::to_string(free >> 30) + " of " +
            std::to_string(total >> 30) + " are free";
@@ -101,7 +101,7 @@ TEST_F(LargeTensorTest, Swiglu) {
   const Values expected = oracle::swiglu(gate_up, count, kF);
   expect_close(read_rows(y, rows, kF), expected, kElement, 1.05, 1e-36, "y");
   {
-    // With FP8 codes of y and gate_up beside it.
+    // Also writes FP8 codes of y and gate_up.
     const Large codes(kTokens * kF / 2), saved(kTokens * kF);
     DeviceArray inverse(kTokens, Element::kF32), saved_inverse(2 * kTokens, Element::kF32);
     SwigluForward a;
@@ -112,7 +112,7 @@ TEST_F(LargeTensorTest, Swiglu) {
     CUDA_OK(cudaMemset(y.data(), 0xff, static_cast<size_t>(2 * kTokens * kF)));
     CUDA_OK(swiglu_forward(a, nullptr));
     expect_close(read_rows(y, rows, kF), expected, kElement, 1.05, 1e-36, "y beside FP8");
-    // From the codes, into y's memory: codes of the gradient alone.
+    // Backward from the codes, with only FP8 gradients, written into y's memory.
     SwigluBackward b;
     b.dy = in_dy.data(), b.saved = a.saved, b.tokens = kTokens, b.f = kF, b.element = kElement;
     b.fp8.data = static_cast<uint8_t*>(y.data()), b.fp8.scaling = Fp8Scaling::kRow, b.fp8.row_inverse = inverse.fp32();
@@ -123,7 +123,7 @@ TEST_F(LargeTensorTest, Swiglu) {
       double most = 0;
       for (int64_t c = 0; c < 2 * kF; ++c)
         most = std::max(most, std::abs(exact[i * static_cast<size_t>(2 * kF) + static_cast<size_t>(c)]));
-      // gate_up went through E4M3: a sixteenth of it is lost at most.
+      // gate_up was stored in E4M3, with a relative error of up to 1/16.
       EXPECT_NEAR(inverses[static_cast<size_t>(rows[i])] * 448 / most, 1.0, 0.2) << "row " << rows[i];
     }
   }
@@ -196,7 +196,7 @@ TEST_F(LargeTensorTest, LayerNorm) {
   EXPECT_TRUE(read_rows(in, rows, kColumns) == s);
   expect_close(read_rows(y, rows, kColumns), oracle::layer_norm(s, gamma, beta, count, kColumns, kEps).y, kElement,
                1.01, 4e-6, "y");
-  // The rows of zeros have gradients of zero and add nothing to the sums.
+  // Rows of zeros have zero gradients and add nothing to the sums.
   LayerNormBackward b;
   b.dy = in_dy.data(), b.sum = in.data(), b.mean = mean.fp32(), b.rstd = rstd.fp32(), b.gamma = in_gamma.data();
   b.dropout = f.dropout, b.ds = ds.data(), b.dx = dx.data(), b.d_gamma = d_gamma.data(), b.d_beta = d_beta.data();
@@ -231,7 +231,7 @@ TEST_F(LargeTensorTest, CrossEntropy) {
     weights[static_cast<size_t>(rows[static_cast<size_t>(i)])] = sampled_weights.back();
     targets[static_cast<size_t>(rows[static_cast<size_t>(i)])] = sampled_targets.back();
   }
-  const Large in(kTokens * kVocab, 0xff);  // NaN where no token counts
+  const Large in(kTokens * kVocab, 0xff);  // NaN where tokens are not counted
   write_rows(in, rows, kVocab, logits);
   DeviceArray w(weights, Element::kF32), loss(kTokens, Element::kF32);
   DeviceIntegers<int64_t> target(targets);
@@ -253,7 +253,7 @@ TEST_F(LargeTensorTest, CrossEntropy) {
 TEST_F(LargeTensorTest, DropoutOfASampleBeyond32BitsOfWords) {
   if (const std::string why = lacks(18); !why.empty()) GTEST_SKIP() << why;
   constexpr int64_t kWrap = int64_t{1} << 33, kCount = kWrap + 65'536, kPart = 8192;
-  const Large x(kCount, 0x3c);  // one value, as long as nobody has dropped it
+  const Large x(kCount, 0x3c);  // one value in all elements before dropout
   const double value = x.read(0, 1)[0], scaled = round_to(static_cast<float>(value) * 2.0f, kElement);
   DeviceIntegers<int64_t> ids({(int64_t{1} << 40) + 7});
   CUDA_OK(dropout({x.data(), x.data(), ids.as<int64_t>(), 1, kCount, 11, 22, 32768, 2.0f, false, kElement}, nullptr));
@@ -268,7 +268,8 @@ TEST_F(LargeTensorTest, DropoutOfASampleBeyond32BitsOfWords) {
       as_at_start += part[static_cast<size_t>(e)] == start[static_cast<size_t>(e)];
     }
     if (first == 0) continue;
-    EXPECT_NEAR(static_cast<double>(as_at_start) / kPart, 0.5, 0.05) << "the decisions of element 0 again at " << first;
+    EXPECT_NEAR(static_cast<double>(as_at_start) / kPart, 0.5, 0.05)
+        << "the decisions of element 0 repeat at element " << first;
   }
 }
 

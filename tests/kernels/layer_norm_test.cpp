@@ -14,7 +14,8 @@ struct Shape {
   int64_t samples, length, columns, shift;
   int64_t rows() const { return samples * length; }
 };
-// Widths at the borders of packs, warps and blocks; odd ones; shift: elements off the boundary.
+// Widths around the sizes of packs, warps and blocks, and odd ones. shift: offset of the data in elements from a
+// 16-byte boundary.
 constexpr Shape kShapes[] = {{1, 1, 1, 0},     {1, 3, 7, 0},     {2, 3, 8, 0},    {37, 1, 128, 0},   {3, 3, 1000, 0},
                              {1, 13, 1024, 0}, {11, 1, 1032, 0}, {2, 3, 1024, 1}, {1, 5, 4096, 0},   {3, 1, 4097, 0},
                              {7, 43, 5120, 0}, {2, 2, 8192, 0},  {1, 2, 8200, 0}, {4, 150, 1024, 0}, {1, 2, 16384, 0},
@@ -27,7 +28,7 @@ struct Inputs {
   std::vector<int64_t> ids;
 };
 
-/// mask: the factor that dropout gave each element.
+/// mask: the dropout factor of each element.
 Inputs make(const Shape& s, Element element, bool bias, bool dropout, bool residual) {
   const int64_t n = s.rows() * s.columns;
   Inputs in{normal_values(n, element, 1),         normal_values(s.columns, element, 2),
@@ -87,7 +88,7 @@ TEST_F(LayerNormTest, ForwardMatchesTheOracle) {
         if (variant != 0) {
           EXPECT_EQ(sum.values(), in.s);
         }
-        if (s.columns == 1) continue;  // the variance is 0: rstd has no digits
+        if (s.columns == 1) continue;  // the variance is 0, so rstd has no correct digits
         const double tiny = 4e-6 + (element == Element::kF16 ? std::ldexp(1.0, -25) : 0);
         expect_close(y.values(), expected.y, element, 1.01, tiny, "y");
         expect_close(mean.values(), expected.mean, Element::kF32, 8, 1e-6, "mean");
@@ -140,8 +141,8 @@ TEST_F(LayerNormTest, Fp8OutputMatchesThePlainOne) {
     }
 }
 
-// Codes alone have kernels of their own, by the width of the row. Each row has another mean, one of
-// them far beyond its deviation.
+// Outputs of FP8 codes only use their own kernels, chosen by the width of the row. Each row has a different mean, one
+// of them far larger than its standard deviation.
 TEST_F(LayerNormTest, Fp8AloneFollowsTheOracle) {
   for (const Element element : {Element::kBF16, Element::kF16})
     for (const int64_t columns : {1024, 2048, 4096, 5120, 7680, 8192, 15360, 16384}) {
@@ -174,7 +175,7 @@ TEST_F(LayerNormTest, Fp8AloneFollowsTheOracle) {
         for (int64_t c = 0; c < columns; ++c) {
           const size_t i = static_cast<size_t>(r * columns + c);
           const double value = oracle::fp8_value(got[i], Fp8Format::kE4M3) * scale;
-          // Half a step of E4M3, of its least ones near 0, and one rounding before.
+          // Half a step of E4M3 (near 0 half its smallest step), and one rounding before.
           ASSERT_NEAR(value, expected.y[i], (0.0625 + 1.1 * u) * std::abs(expected.y[i]) + 1.01 * scale / 1024 + 2e-5)
               << "row " << r << ", column " << c;
         }
@@ -183,7 +184,7 @@ TEST_F(LayerNormTest, Fp8AloneFollowsTheOracle) {
 }
 
 TEST_F(LayerNormTest, BackwardMatchesTheOracle) {
-  // With sums, several turns of the blocks' loops: alone, in groups, in clusters.
+  // With sums over rows, several iterations of the blocks' loops: with single blocks, groups and clusters.
   std::vector<Shape> shapes(std::begin(kShapes), std::end(kShapes));
   shapes.insert(shapes.end(), {{3, 3000, 128, 0},
                                {2, 1301, 1024, 0},
@@ -224,7 +225,7 @@ TEST_F(LayerNormTest, BackwardMatchesTheOracle) {
         const Values got = ds.values();
         double rstd_top = 0;
         for (const double v : forward.rstd) rstd_top = std::max(rstd_top, v);
-        // Terms may cancel: the bound is on their size.
+        // Terms may cancel, so the bound refers to their size.
         expect_close(got, expected.ds, element, 1.01, 2e-5 * std::max(1.0, rstd_top), "ds");
         Values through = got;
         if (dropout) {
@@ -256,7 +257,7 @@ TEST_F(LayerNormTest, SumsAccumulateInFp32AndDsMayReplaceItsInput) {
   const oracle::LayerNorm forward = oracle::layer_norm(x, gamma, gamma, rows, columns, kEps);
   oracle::LayerNormGradients expected = oracle::layer_norm_backward(dy, x, gamma, more, rows, columns, kEps);
   for (int64_t c = 0; c < columns; ++c) expected.d_gamma[c] += before[c], expected.d_beta[c] += before[c];
-  for (const int64_t shift : {0, 1}) {  // of the workspace, whose boundary is the caller's
+  for (const int64_t shift : {0, 1}) {  // offset of the workspace, whose alignment is up to the caller
     SCOPED_TRACE("workspace shift " + std::to_string(shift));
     DeviceArray ddy(dy, element), dx(x, element), dgamma(gamma, element), ds(more, element),
         mean(forward.mean, Element::kF32), rstd(forward.rstd, Element::kF32), sum_gamma(before, Element::kF32),

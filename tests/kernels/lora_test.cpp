@@ -19,7 +19,7 @@ struct Shape {
   int64_t tokens() const { return samples * sample_tokens; }
 };
 
-/// Arguments and the memory behind them. Outputs are poisoned, dx holds values.
+/// The arguments and their memory. Outputs are poisoned, dx has values.
 struct Case {
   Case(const Shape& s, Element element_)
       : shape(s),
@@ -50,7 +50,7 @@ struct Case {
     for (int64_t i = 0; i < samples; ++i) ids.push_back(i * 0x1234567890ll + 5);
     return ids;
   }
-  /// What kernels/dropout makes of `values` under adapter i's key.
+  /// What kernels/dropout returns for `values` with adapter i's key.
   Values dropped(const Values& values, int i) const {
     DeviceArray in(values, element), out(p.tokens * p.columns, element);
     EXPECT_EQ(dropout({in.data(), out.data(), p.sample_ids, shape.samples, shape.sample_tokens * p.columns, p.t0[i],
@@ -85,7 +85,7 @@ TEST_F(LoraTest, ProductsFollowTheFormulas) {
                            {5, 64, 64, 32, 1, 1},
                            {1, 160, 704, 64, 1, 6554},
                            {2, 512, 1088, 16, 3, 6554},
-                           // Enough tokens for the large blocks, the last of them half full.
+                           // Enough tokens for the large blocks; the last block is half full.
                            {3, 2144, 320, 16, 1, 6554},
                            {3, 2144, 128, 16, 2, 6554},
                            {3, 2144, 128, 16, 3, 6554}}) {
@@ -108,7 +108,7 @@ TEST_F(LoraTest, ProductsFollowTheFormulas) {
           const Values factor = c.factors(i);
           Values masked = c.x_values;  // kept values times the scale, not rounded
           for (size_t e = 0; e < masked.size(); ++e) masked[e] *= factor[e];
-          // fp32 sums of n products of standard normal values: errors of 2^-24 * sqrt(n) * size.
+          // fp32 sums of n products of standard normal values have errors of 2^-24 * sqrt(n) * size.
           const double absolute = 1e-6 * std::sqrt(static_cast<double>(s.columns + s.tokens()));
           expect_close(c.t[i]->values(), oracle::lora_down(masked, c.a_values[i], c.p.tokens, s.columns, s.rank),
                        element, 1, absolute, "t");
@@ -118,7 +118,7 @@ TEST_F(LoraTest, ProductsFollowTheFormulas) {
         }
         expect_close(c.dx.values(), dx, element, 1, 1e-5, "dx");
 
-        // The same without what dx held.
+        // The same without adding to dx.
         c.dx.poison(), c.p.adds = false;
         CUDA_OK(together ? lora_down_gradients(c.p, nullptr) : lora_down_dx(c.p, nullptr));
         for (size_t e = 0; e < dx.size(); ++e) dx[e] -= c.dx_values[e];
@@ -127,7 +127,7 @@ TEST_F(LoraTest, ProductsFollowTheFormulas) {
     }
 }
 
-// A and d that pick single columns and tokens show the masked elements themselves.
+// With A and d that select single columns and tokens, the results are the masked elements themselves.
 TEST_F(LoraTest, MasksAreThoseOfDropout) {
   const Shape s{3, 64, 256, 16, 3, 6554};
   const Element element = Element::kBF16;
@@ -199,7 +199,7 @@ TEST_F(LoraTest, RefusesWhatItCannotDo) {
   EXPECT_TRUE(refused([](LoraProducts& p) { p.count = 4; }));
   EXPECT_TRUE(refused([](LoraProducts& p) { p.columns = 96; }));
   EXPECT_TRUE(refused([](LoraProducts& p) { p.sample_tokens = 16; }));
-  EXPECT_TRUE(refused([](LoraProducts& p) { p.tokens = 96; }));  // one sample and a half
+  EXPECT_TRUE(refused([](LoraProducts& p) { p.tokens = 96; }));  // one and a half samples
   EXPECT_TRUE(refused([](LoraProducts& p) { p.threshold = 40000; }));
   EXPECT_TRUE(refused([](LoraProducts& p) { p.element = Element::kF32; }));
   EXPECT_TRUE(refused([](LoraProducts& p) { p.a[0] = static_cast<const char*>(p.a[0]) + 2; }));

@@ -13,7 +13,7 @@ namespace {
 struct Shape {
   int64_t tokens, columns;
   int rank;
-  int64_t before = 0, after = 0;  // columns of the packed rows on either side of the slice
+  int64_t before = 0, after = 0;  // columns of the packed rows before and after the slice
   int64_t stride() const { return before + columns + after; }
   std::string text() const {
     return std::to_string(tokens) + " x " + std::to_string(columns) + " of stride " + std::to_string(stride()) +
@@ -23,7 +23,7 @@ struct Shape {
 
 constexpr float kScale = 0.6875f;
 
-/// Arguments and the memory behind them. Outputs, workspace and what lies beside the slices are NaN.
+/// The arguments and their memory. Outputs, workspace and the columns outside the slices are NaN.
 struct Case {
   Case(const Shape& s, Element element_)
       : shape(s),
@@ -69,8 +69,8 @@ struct Case {
   LoraUpProducts p;
 };
 
-/// A run and less than a block's columns; 32 of a warp's columns, odd counts of runs; several column blocks and parts
-/// of the tokens; so many tokens that a block has a dozen runs.
+/// One run with fewer columns than a block; half of a warp's columns and odd numbers of runs; several column blocks and
+/// parts of the tokens; enough tokens for a dozen runs per block.
 constexpr Shape kShapes[] = {
     {16, 32, 16}, {48, 96, 16, 8, 0},    {1040, 1056, 16, 40, 24}, {512, 10240, 16, 0, 2048}, {33808, 96, 16, 8, 24},
     {16, 96, 32}, {1040, 32, 32, 0, 8},  {48, 1056, 32, 64, 64},   {33808, 32, 32, 0, 16},    {16, 1056, 64, 8, 8},
@@ -100,7 +100,7 @@ TEST_F(LoraUpTest, ProductFollowsTheFormula) {
     expect_close(c.slice(rows), expected, c.element, 1, 1e-5, "y");
     int64_t nans = 0;
     for (const double value : rows) nans += std::isnan(value);
-    EXPECT_EQ(nans, c.shape.tokens * (c.shape.stride() - c.shape.columns)) << "values beside the slice";
+    EXPECT_EQ(nans, c.shape.tokens * (c.shape.stride() - c.shape.columns)) << "NaNs outside the slice";
   });
 }
 
@@ -109,7 +109,7 @@ TEST_F(LoraUpTest, GradientsFollowTheFormulas) {
     CUDA_OK(lora_up_gradients(c.p, nullptr));
     (void)c.workspace->read();
     const auto& [tokens, columns, rank, before, after] = c.shape;
-    // fp32 sums of n products of values of size 1: errors of 2^-24 * sqrt(n) * size.
+    // fp32 sums of n products of values of size 1 have errors of 2^-24 * sqrt(n) * size.
     expect_close(c.d.values(), oracle::lora_up_d(c.dy_values, c.b_values, tokens, columns, rank, kScale), c.element, 1,
                  2e-6 * std::sqrt(static_cast<double>(columns)), "d");
     expect_close(c.db.values(), oracle::lora_up_db(c.dy_values, c.t_values, tokens, columns, rank, kScale), c.element,
@@ -117,7 +117,7 @@ TEST_F(LoraUpTest, GradientsFollowTheFormulas) {
   });
 }
 
-// Into memory full of NaN.
+// The output memory is full of NaN.
 TEST_F(LoraUpTest, ProductAloneIsNotAddedToWhatWasThere) {
   each([](Case& c) {
     DeviceArray y(Values(static_cast<size_t>(c.shape.tokens * c.shape.stride()), std::nan("")), c.element);
@@ -129,12 +129,11 @@ TEST_F(LoraUpTest, ProductAloneIsNotAddedToWhatWasThere) {
     expect_close(c.slice(rows), expected, c.element, 1, 1e-5, "y");
     int64_t nans = 0;
     for (const double value : rows) nans += std::isnan(value);
-    EXPECT_EQ(nans, c.shape.tokens * (c.shape.stride() - c.shape.columns)) << "values beside the slice";
+    EXPECT_EQ(nans, c.shape.tokens * (c.shape.stride() - c.shape.columns)) << "NaNs outside the slice";
   });
 }
 
-// What one token or column holds reaches no other: neither through the columns that fill up a tile nor through the
-// tiles' order.
+// A NaN of one token or column stays in its row: neither the columns that pad a tile nor the order of tiles spread it.
 TEST_F(LoraUpTest, NonFiniteGradientsStayInTheirRow) {
   for (const int rank : {16, 32, 64}) {
     const Shape s{176, 1120, rank, 8, 24};

@@ -1,5 +1,5 @@
-// More rows than grid.y takes (65,535), and than 16 bits count: every kernel that works by rows, in bf16 against its
-// oracle. Other shapes and types are in the kernels' own tests.
+// More rows than the limit of grid.y (65,535) and than 16 bits can count: every kernel that works by rows, in bf16,
+// against its oracle. Other shapes and types are in the kernels' own tests.
 
 #include "fp8_testing.h"
 #include "kernels/cross_entropy/cross_entropy.h"
@@ -43,7 +43,7 @@ std::vector<int64_t> row_ids() {
   return ids;
 }
 
-/// The factor that dropout gives each element of rows that are one sample each.
+/// The dropout factor of each element, for rows that are one sample each.
 Values dropout_factors(const std::vector<int64_t>& ids) {
   Values factors;
   for (const int64_t id : ids)
@@ -119,7 +119,7 @@ TEST_F(ManyRowsTest, LayerNorm) {
   expect_close(d_gamma.values(), gradients.d_gamma, kElement, 1.01, 4e-5 * kRoot, "d_gamma");
   expect_close(d_beta.values(), gradients.d_beta, kElement, 1.01, 4e-5 * kRoot, "d_beta");
   expect_close(d_bias.values(), column_totals(through), kElement, 1.01, 8e-5 * kRoot, "d_bias");
-  // Without sums another kernel forms ds.
+  // Without sums over rows another kernel computes ds.
   ds.poison(), dx.poison();
   b.d_gamma = b.d_beta = b.d_bias = nullptr;
   CUDA_OK(layer_norm_backward(b, nullptr));
@@ -199,7 +199,7 @@ TEST_F(ManyRowsTest, Swiglu) {
   out.poison();
   b.fp8.data = saved.as<uint8_t>(), b.fp8.scaling = Fp8Scaling::kRow, b.fp8.row_inverse = inverse.fp32();
   CUDA_OK(swiglu_backward(b, nullptr));
-  EXPECT_TRUE(out.values() == gradient) << "beside FP8";
+  EXPECT_TRUE(out.values() == gradient) << "written together with FP8";
   expect_quantized_rows(gradient, saved.read(), inverse.values(), kRows, 2 * kColumns, Fp8Format::kE4M3,
                         "d_gate_up in FP8");
 }
@@ -211,7 +211,7 @@ TEST_F(ManyRowsTest, Quantize) {
   CUDA_OK(quantize_rows(in.data(), codes.as<uint8_t>(), inverse.fp32(), kRows, kColumns, kElement, Fp8Format::kE4M3,
                         nullptr));
   expect_quantized_rows(x, codes.read(), inverse.values(), kRows, kColumns, Fp8Format::kE4M3, "rows");
-  // Whole tiles as rows and as columns, and sizes that are none: there columns lie on grid.y.
+  // Sizes of whole tiles and other sizes; for those, columns are on grid.y.
   for (const auto& [rows, columns] :
        {std::pair<int64_t, int64_t>{kRows, 32}, {32, kRows}, {kRows, 39}, {1, 2'100'000}}) {
     const Values part(x.begin(), x.begin() + rows * columns);

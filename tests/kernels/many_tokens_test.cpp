@@ -1,5 +1,5 @@
-// More tokens than grid.y takes (65,535): lookups, rotary positions, LoRA's products and attention, in bf16 against
-// their oracles. Kernels that work by rows: many_rows_test.cpp.
+// More tokens than the limit of grid.y (65,535): lookups, rotary positions, LoRA's products and attention, in bf16,
+// against their oracles. For kernels that work by rows see many_rows_test.cpp.
 
 #include "attention_problem.h"
 #include "kernels/bert_embedding/bert_embedding.h"
@@ -65,7 +65,7 @@ TEST_F(ManyTokensTest, BertEmbeddingWithATokenASample) {
   EXPECT_TRUE(again.values() == dropped.values());
 }
 
-/// More tokens than the blocks of one launch, each with 32: sums of small integers are exact.
+/// More tokens than the blocks of one launch process, 32 each. Sums of small integers are exact.
 TEST_F(ManyTokensTest, EmbeddingAndItsGradient) {
   constexpr int64_t kColumns = 8;
   for (const auto& [tokens, vocab] : {std::pair<int64_t, int64_t>{kTokens, 300}, {2'100'000, 300}, {2'100'000, 2}}) {

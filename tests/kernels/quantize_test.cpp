@@ -149,7 +149,7 @@ TEST_F(QuantizeTest, ScalesFollowTheHistory) {
       CUDA_OK(update_scales(a, nullptr));
       const double shrink = std::ldexp(1.0, -margin);
       const bool recent = choice == AmaxChoice::kMostRecent;
-      // 448 / 1e-38 is more than fp32 holds.
+      // 448 / 1e-38 exceeds fp32.
       const Values expected = {(recent ? 224 : 56) * shrink,
                                12,
                                13,

@@ -12,8 +12,8 @@ constexpr double kEps = 1e-5;
 struct Shape {
   int64_t rows, columns, shift;
 };
-// Widths at the borders of packs, warps and blocks; odd ones; shift: elements off the boundary. The last two: with the
-// weight's gradient more rows than are at work at once.
+// Widths around the sizes of packs, warps and blocks, and odd ones. shift: offset of the data in elements from a
+// 16-byte boundary. The last two: with the weight's gradient, more rows than are processed at once.
 constexpr Shape kShapes[] = {{1, 1, 0},     {3, 7, 0},     {5, 8, 0},      {37, 128, 0},  {9, 1000, 0},
                              {13, 1024, 0}, {11, 1032, 0}, {6, 1024, 1},   {5, 4096, 0},  {3, 4097, 0},
                              {31, 5120, 0}, {4, 8192, 0},  {3, 8192, 3},   {60, 1024, 0}, {2, 11008, 0},
@@ -42,7 +42,7 @@ TEST_F(RmsNormTest, ForwardMatchesTheOracle) {
         if (residual) a.residual = dr.data(), a.sum = ds.data();
         a.rows = s.rows, a.columns = s.columns, a.eps = static_cast<float>(kEps), a.element = element;
         CUDA_OK(rms_norm_forward(a, nullptr));
-        // Below 2^-14 fp16 has fewer digits.
+        // Below 2^-14 fp16 has fewer significant bits.
         expect_close(dy.values(), expected.y, element, 2.1, element == Element::kF16 ? std::ldexp(1.0, -23) : 0, "y");
         expect_close(rstd.values(), expected.rstd, Element::kF32, 8, 0, "rstd");
         if (residual) {
@@ -93,11 +93,11 @@ TEST_F(RmsNormTest, BackwardMatchesTheOracle) {
         if (weight) a.dw = out_w.data(), a.workspace = workspace.fp32();
         a.rows = s.rows, a.columns = s.columns, a.element = element;
         CUDA_OK(rms_norm_backward(a, nullptr));
-        // Two terms may cancel: the bound is on their size, about 4 rstd.
+        // Two terms may cancel, so the bound refers to their size, about 4 rstd.
         expect_close(out.values(), expected.dx, element, 1.01, 2e-5, "dx");
         workspace.read();
         if (weight) {
-          // Every addend carries one rounding of the normed value.
+          // Every addend carries one rounding error of the normalised value.
           expect_close(out_w.values(), expected.dw, element, 1.01,
                        (2 * roundoff(element) + 1e-5) * 3 * std::sqrt(static_cast<double>(s.rows)) + 1e-5, "dw");
         }
@@ -171,7 +171,7 @@ TEST_F(RmsNormTest, BackwardWritesFp8) {
       RmsNormBackward a;
       a.dy = ddy.data(), a.x = dx.data(), a.weight = dw.data(), a.rstd = rstd.fp32(), a.rows = s.rows,
       a.columns = s.columns, a.element = element;
-      a.d_residual = out.data();  // and dx takes its place
+      a.d_residual = out.data();  // dx overwrites it
       a.fp8.data = codes.as<uint8_t>(), a.fp8.format = Fp8Format::kE5M2, a.fp8.scaling = Fp8Scaling::kRow,
       a.fp8.row_inverse = inverse.fp32();
       CUDA_OK(rms_norm_backward(a, nullptr));

@@ -85,7 +85,7 @@ TEST_F(RopeTest, MergeTakesAnyStrides) {
 }
 
 TEST_F(RopeTest, SameBitsEveryTime) {
-  // Many tokens a block: both buffers of the pipeline are used again and again.
+  // Many tokens per block, so that both buffers of the pipeline are reused.
   const int64_t rows = 2, row_tokens = 3000;
   const int q = 6, kv = 2, d = 128, heads = q + 2 * kv;
   const Element element = Element::kBF16;

@@ -1,4 +1,4 @@
-// Indexes an array at run time, which puts it into local memory: must not assemble under the kernels' options.
+// Indexes an array at run time, which puts the array into local memory. It must not compile with the kernels' options.
 __global__ void spill(const int* index, float* out) {
   float values[64];
   for (int i = 0; i < 64; ++i) values[i] = out[i] * static_cast<float>(i);

@@ -27,8 +27,7 @@ TEST_F(SwigluTest, MatchesTheOracle) {
           out(s.tokens * 2 * s.f, element, s.shift);
       CUDA_OK(swiglu_forward(in.data(), y.data(), s.tokens, s.f, element, nullptr));
       CUDA_OK(swiglu_backward(gradient.data(), in.data(), out.data(), s.tokens, s.f, element, nullptr));
-      // The smallest numbers of fp16 have fewer digits; the derivative of silu changes sign near
-      // -1.28.
+      // The smallest fp16 numbers have fewer significant bits; the derivative of silu changes sign near -1.28.
       const double tiny = element == Element::kF16 ? std::ldexp(1.0, -25) : 1e-36;
       expect_close(y.values(), oracle::swiglu(gate_up, s.tokens, s.f), element, 1.05, tiny, "y");
       expect_close(out.values(), oracle::swiglu_backward(dy, gate_up, s.tokens, s.f), element, 1.05, 4e-6, "d_gate_up");
@@ -46,8 +45,7 @@ TEST_F(SwigluTest, GradientMayReplaceItsInput) {
   EXPECT_EQ(in.values(), out.values());
 }
 
-// Each combination of outputs; the codes are those of the plain output, the plain output is the
-// oracle's.
+// Every combination of outputs: the plain output is compared with the oracle, the codes with those of the plain output.
 TEST_F(SwigluTest, Fp8OutputsMatchTheOracle) {
   constexpr Shape kFp8Shapes[] = {{3, 7, 0},     {9, 8, 0},     {40, 128, 0},  {4, 1001, 0},
                                   {3, 1024, 1},  {7, 4096, 0},  {3, 11008, 0}, {3, 16384, 0},
@@ -94,9 +92,9 @@ TEST_F(SwigluTest, Fp8OutputsMatchTheOracle) {
       CUDA_OK(swiglu_forward(a, nullptr));
       EXPECT_EQ(y.values(), plain);
       expect_quantized_rows(gate_up, saved.read(), saved_inverse.values(), 2 * s.tokens, s.f, Fp8Format::kE4M3,
-                            "gate_up beside y");
+                            "gate_up written together with y");
 
-      // Backward from the same type and from the codes.
+      // Backward from plain values and from codes.
       const Values dy = normal_values(n, element, 2);
       Values dequantized = gate_up;
       const Values inverses = saved_inverse.values();
@@ -129,11 +127,11 @@ TEST_F(SwigluTest, Fp8OutputsMatchTheOracle) {
           out_codes.poison(), out_inverse.poison();
           CUDA_OK(swiglu_backward(b, nullptr));
           expect_quantized_rows(d_gate_up, out_codes.read(), out_inverse.values(), s.tokens, 2 * s.f, format,
-                                "FP8 gradient alone");
+                                "only the FP8 gradient");
           b.d_gate_up = out.data(), b.fp8.data = nullptr;
           out.poison();
           CUDA_OK(swiglu_backward(b, nullptr));
-          expect_close(out.values(), d_gate_up, element, 1.0, 1e-6, "plain gradient alone");
+          expect_close(out.values(), d_gate_up, element, 1.0, 1e-6, "only the plain gradient");
         }
     }
 }

@@ -1,6 +1,6 @@
 #pragma once
-// What the kernel tests share: device arrays that catch writes outside, reads of poison and missed
-// writes; values of each element type; tolerances.
+// Shared by the kernel tests: device arrays that detect out-of-bounds writes, reads of uninitialised memory and missing
+// writes; random values of each element type; tolerances.
 
 #include "kernels/element.h"
 
@@ -73,7 +73,7 @@ inline double decode(const void* from, Element element) {
 
 #define CUDA_OK(call) ASSERT_EQ(call, cudaSuccess) << cudaGetErrorString(cudaGetLastError())
 
-/// Device bytes between two guard zones. Fresh memory is all ones: NaN in every floating type.
+/// Device memory between two guard zones. New memory is all ones, which is NaN in every floating type.
 class DeviceBytes {
  public:
   explicit DeviceBytes(int64_t bytes, int64_t misalignment = 0) : bytes_(bytes), offset_(kGuard + misalignment) {
@@ -94,7 +94,7 @@ class DeviceBytes {
     cudaMemset(data(), 0xFF, static_cast<size_t>(bytes_));
   }
   void write(const void* host) { cudaMemcpy(data(), host, static_cast<size_t>(bytes_), cudaMemcpyHostToDevice); }
-  /// Waits for the device; fails the test when something wrote outside.
+  /// Synchronises with the device; fails the test if a guard zone was written.
   std::vector<unsigned char> read() const {
     std::vector<unsigned char> all(static_cast<size_t>(total()));
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess) << cudaGetErrorString(cudaGetLastError());
@@ -102,8 +102,8 @@ class DeviceBytes {
     const auto guard = [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i)
         if (all[static_cast<size_t>(i)] != 0xA5)
-          return ADD_FAILURE() << "a byte outside the array was written, " << i - offset_ << " from its start, "
-                               << bytes_ << " long";
+          return ADD_FAILURE() << "a byte outside the array was written: offset " << i - offset_ << ", the array has "
+                               << bytes_ << " bytes";
     };
     guard(0, offset_);
     guard(offset_ + bytes_, total());
@@ -117,7 +117,7 @@ class DeviceBytes {
   void* block_ = nullptr;
 };
 
-/// An array of floating elements. `shift` elements off a 16-byte boundary.
+/// An array of floating elements that starts `shift` elements after a 16-byte boundary.
 class DeviceArray : public DeviceBytes {
  public:
   DeviceArray(int64_t count, Element element, int64_t shift = 0)
@@ -150,8 +150,8 @@ class DeviceIntegers : public DeviceBytes {
   }
 };
 
-/// Nearly normal values that the element type holds exactly: a sum of four uniform ones, fast to
-/// make.
+/// Nearly normal values that the element type represents exactly: sums of four uniform values, which are fast to
+/// generate.
 inline Values normal_values(int64_t count, Element element, uint32_t seed, double scale = 1.0) {
   std::mt19937_64 generator(seed);
   Values values(static_cast<size_t>(count));
@@ -165,8 +165,8 @@ inline Values normal_values(int64_t count, Element element, uint32_t seed, doubl
   return values;
 }
 
-/// |actual - expected| <= roundings * u * |expected| + absolute, u the unit roundoff; fp32
-/// arithmetic adds 64 units of its own roundoff. NaN never passes.
+/// Checks |actual - expected| <= roundings * u * |expected| + absolute, u the unit roundoff, plus 64 unit roundoffs of
+/// fp32 for the fp32 arithmetic. NaN always fails.
 inline void expect_close(const Values& actual, const Values& expected, Element element, double roundings,
                          double absolute, const std::string& what) {
   ASSERT_EQ(actual.size(), expected.size()) << what;
@@ -185,7 +185,7 @@ inline void expect_close(const Values& actual, const Values& expected, Element e
                       << expected[static_cast<size_t>(std::max<int64_t>(worst, 0))];
 }
 
-/// || actual - expected || / || expected ||; infinite when a NaN is there.
+/// || actual - expected || / || expected ||; infinite if there is a NaN.
 inline double relative_error(const Values& actual, const Values& expected) {
   double error = 0, length = 0;
   for (size_t i = 0; i < actual.size(); ++i) {
@@ -196,20 +196,20 @@ inline double relative_error(const Values& actual, const Values& expected) {
   return std::isnan(result) ? std::numeric_limits<double>::infinity() : result;
 }
 
-/// TRIREME_KERNEL_TEST_MAX=N leaves out shapes of more than N elements: compute-sanitizer is slow.
+/// TRIREME_KERNEL_TEST_MAX=N skips shapes of more than N elements, because compute-sanitizer is slow.
 inline bool too_large(int64_t elements) {
   const char* limit = std::getenv("TRIREME_KERNEL_TEST_MAX");
   return limit != nullptr && elements > std::atoll(limit);
 }
 
-/// Tests on a GPU; without one they say so.
+/// Tests that need a GPU of compute capability 9.0 and are skipped, with the reason, without one.
 class KernelTest : public ::testing::Test {
  protected:
   void SetUp() override {
     int devices = 0, major = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
       (void)cudaGetLastError();
-      GTEST_SKIP() << "no CUDA device on this machine";
+      GTEST_SKIP() << "no CUDA device found";
     }
     (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
     if (major != 9) GTEST_SKIP() << "the kernels are built for compute capability 9.0, this device has " << major;

@@ -1,5 +1,5 @@
-// Two devices in one process: what a launcher asks of a device, a permission to use much shared memory above all, it
-// asks of each.
+// Two devices in one process: launchers must set attributes for each device, above all the limit of dynamic shared
+// memory.
 
 #include "attention_problem.h"
 #include "kernels/cross_entropy/cross_entropy.h"
@@ -16,7 +16,7 @@ class TwoDevicesTest : public KernelTest {
     KernelTest::SetUp();
     if (IsSkipped()) return;
     int devices = 0, major = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices < 2) GTEST_SKIP() << "needs two GPUs, there is one";
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices < 2) GTEST_SKIP() << "needs two GPUs";
     (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 1);
     if (major != 9) GTEST_SKIP() << "the second GPU has compute capability " << major << ", the kernels need 9.0";
   }

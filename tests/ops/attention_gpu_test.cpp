@@ -1,4 +1,4 @@
-// Attention on a GPU, by our kernels or the library's, against fp64 on the CPU.
+// Attention on a GPU, with our kernels or the library's, against fp64 on the CPU.
 #include "trireme/ops/attention.h"
 
 #include "gradient_check.h"
@@ -28,11 +28,11 @@ void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 class AttentionGpu : public ::testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
-    if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0) GTEST_SKIP() << "no GPU on this machine";
+    if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0) GTEST_SKIP() << "no GPU found";
   }
 };
 
-/// Output and the gradient of the packed heads, fp64 on the CPU.
+/// The output and the gradient of the packed heads.
 std::vector<at::Tensor> run(const Case& c, const at::Tensor& heads, at::Device device, at::ScalarType dtype) {
   std::vector<int64_t> keys;
   for (size_t i = 0; i + 1 < c.bounds.size(); ++i) keys.push_back(100 + 7 * static_cast<int64_t>(i));
@@ -69,7 +69,7 @@ std::vector<Case> cases() {
       const std::string mask = causal ? "_causal" : "_full";
       all.push_back({size + mask + "_pack", pack, 4, 2, d, causal, 0});
       all.push_back({size + mask + "_equal", equal, 4, 4, d, causal, 0});
-      // Full attention with dropout of heads of 128 is the library's, with decisions of its own.
+      // Without a mask and with dropout the library runs heads of 128, with its own dropout decisions.
       if (causal || d == 64) all.push_back({size + mask + "_pack_dropout", pack, 4, 2, d, causal, 0.1});
     }
   }
@@ -80,10 +80,10 @@ INSTANTIATE_TEST_SUITE_P(All, AttentionGpu, ::testing::ValuesIn(cases()),
                          [](const auto& each) { return each.param.name; });
 
 TEST(AttentionGpuDropout, IsTheSameAgainAndKeepsTheMean) {
-  if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0) GTEST_SKIP() << "no GPU on this machine";
+  if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0) GTEST_SKIP() << "no GPU found";
   for (const bool causal : {false, true}) {
     at::Tensor heads = random({512, 12, 64}, 1);
-    heads.narrow(1, 8, 4).fill_(1.0);  // attention of ones is the mean of what dropout keeps
+    heads.narrow(1, 8, 4).fill_(1.0);  // with values of one, attention gives the sum of the kept probabilities
     const at::Tensor x = heads.to(at::kCUDA, at::kHalf);
     const Sequences sequences = make_sequences({0, 200, 512}, {9, 10}, at::kCUDA);
     const auto at_stream = [&](uint64_t stream) {

@@ -24,7 +24,7 @@ const std::vector<Shape> kShapes = {
     {{0, 2, 6, 12}, 3, 1, 4},
 };
 
-/// q, k and v side by side: [T, N + 2 K, H].
+/// q, k and v packed as [T, N + 2 K, H].
 at::Tensor packed_heads(const Shape& s, at::ScalarType dtype = at::kDouble) {
   return random({s.tokens(), s.heads + 2 * s.kv_heads, s.head_dim}, 1, dtype);
 }
@@ -60,7 +60,7 @@ TEST(Attention, EqualsScoresWrittenOut) {
   }
 }
 
-/// Scores, mask, decisions and softmax of one sequence written out.
+/// Attention of each sequence as separate scores, mask, dropout decisions and softmax.
 at::Tensor with_decisions(const Shape& s, const at::Tensor& packed, bool causal, double p) {
   const AttentionOptions o = options(causal, p);
   const auto t = apart(s, packed);
@@ -121,7 +121,7 @@ TEST(Attention, APackOfThreeEqualsTheThreeAlone) {
                      together = attention_of_packed(packed, 2, sequences_of(s), options(true, p));
     for (size_t i = 0; i + 1 < s.bounds.size(); ++i) {
       const int32_t begin = s.bounds[i], length = s.bounds[i + 1] - begin;
-      // The decisions of dropout belong to the sequence's key.
+      // Dropout decisions depend on the sequence's key only.
       const Sequences alone = make_sequences({0, length}, {keys_of(s)[i]}, at::kCPU);
       const at::Tensor own =
           attention_of_packed(packed.narrow(0, begin, length).contiguous(), 2, alone, options(true, p));
@@ -163,7 +163,8 @@ TEST(Attention, DecisionsHaveTheirRateAndNoPattern) {
   const double rate = 1 - 13.0 / 128, deviation = std::sqrt(rate * (1 - rate) / (kLength * kLength));
   for (int64_t i = 0; i < 3; ++i) EXPECT_NEAR(x[i].mean().item<double>(), rate, 5 * deviation) << i;
   const at::Tensor c = (x - rate) / std::sqrt(rate * (1 - rate));
-  // Other heads, other sequences, neighbours and the elements that share a draw are uncorrelated.
+  // The decisions of other heads, other sequences, neighbouring elements and elements that share a draw are
+  // uncorrelated.
   const double bound = 5.0 / kLength;
   EXPECT_LT(std::abs((c[0] * c[1]).mean().item<double>()), bound);
   EXPECT_LT(std::abs((c[0] * c[2]).mean().item<double>()), bound);
@@ -174,9 +175,9 @@ TEST(Attention, DecisionsHaveTheirRateAndNoPattern) {
 
 TEST(Sequences, RefuseImpossibleBoundaries) {
   EXPECT_ANY_THROW(make_sequences({}, {}, at::kCPU));
-  EXPECT_ANY_THROW(make_sequences({1, 6}, {}, at::kCPU));            // begins late
+  EXPECT_ANY_THROW(make_sequences({1, 6}, {}, at::kCPU));            // does not start at 0
   EXPECT_ANY_THROW(make_sequences({0, 3, 3, 6}, {}, at::kCPU));      // empty sequence
-  EXPECT_ANY_THROW(make_sequences({0, 3, 6}, {1, 2, 3}, at::kCPU));  // a key too many
+  EXPECT_ANY_THROW(make_sequences({0, 3, 6}, {1, 2, 3}, at::kCPU));  // one key too many
   EXPECT_TRUE(make_sequences({0, 6, 12}, {}, at::kCPU).equal_lengths);
   EXPECT_FALSE(make_sequences({0, 1, 6, 12}, {}, at::kCPU).equal_lengths);
   EXPECT_EQ(make_sequences({0, 1, 6, 12}, {}, at::kCPU).longest, 6);
@@ -184,7 +185,7 @@ TEST(Sequences, RefuseImpossibleBoundaries) {
   const at::Tensor packed = packed_heads(s);
   EXPECT_ANY_THROW(attention_of_packed(packed, 2, make_sequences({0, 5}, {}, at::kCPU), options(true)));
   EXPECT_ANY_THROW(attention_of_packed(packed, 2, make_sequences({0, 6}, {}, at::kCPU), options(true, 0.3)))
-      << "no keys";
+      << "dropout without keys was accepted";
 }
 
 }  // namespace

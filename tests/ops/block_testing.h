@@ -1,5 +1,5 @@
 #pragma once
-// A block of the three fused sub-layers with every choice that a model can make, beside its plain composition, which
+// A block of the three fused sub-layers with all choices that a model can make, and its plain composition, which
 // records autograd: the oracle of the layers' tests.
 
 #include "gradient_check.h"
@@ -19,7 +19,7 @@
 
 namespace trireme::testing {
 
-/// x W^T + bias + what adapters add.
+/// x W^T + bias + the adapters' part.
 inline at::Tensor linear_reference(const at::Tensor& x, const Linear& linear) {
   at::Tensor y = at::linear(x, linear.weight.matrix);
   if (linear.bias.defined()) y = y + linear.bias;
@@ -59,13 +59,13 @@ inline at::Tensor dropout_reference(const at::Tensor& x, const Dropout& dropout)
 struct BlockChoices {
   std::string name;
   NormKind norm = NormKind::kRms;
-  bool post_norm = false;  // the norm stands behind the residual
+  bool post_norm = false;  // the norm follows the residual
   bool biases = false;
   Activation activation = Activation::kSwiglu;
   double dropout = 0;  // of both residual branches
-  int64_t rank = 0;    // of adapters on all four matrices; 0: none
+  int64_t rank = 0;    // rank of adapters on all four matrices; 0: none
   double lora_dropout = 0;
-  bool trained = true;  // weights, norms and biases
+  bool trained = true;  // whether weights, norms and biases are trained
   bool recompute_up = false;
 };
 
@@ -82,11 +82,11 @@ inline const BlockChoices kGptBlock{
     .name = "gpt", .norm = NormKind::kLayer, .biases = true, .activation = Activation::kGeluTanh, .dropout = 0.1};
 
 struct BlockShape {
-  int64_t samples = 2, length = 5, width = 16, inner = 24, extra = 8;  // extra: columns of qkv beside the width
+  int64_t samples = 2, length = 5, width = 16, inner = 24, extra = 8;  // extra: columns of qkv in addition to the width
   int64_t tokens() const { return samples * length; }
 };
 
-/// One block's tensors, drawn once; copies of them run on any device in any dtype and recipe.
+/// One block's tensors, drawn once. Copies of them run on any device, in any dtype and with any recipe.
 class TestBlock {
  public:
   TestBlock(const BlockChoices& choices, const BlockShape& shape) : c_(choices), s_(shape) {
@@ -105,7 +105,7 @@ class TestBlock {
     for (const int64_t rows : {d + s_.extra, d, up, d})
       biases_.push_back(c_.biases ? add("bias", {rows}, 0.1, c_.trained) : -1);
     if (c_.rank == 0) return;
-    // Two adapters on fused matrices, one of them beginning inside.
+    // Two adapters on the fused matrix, the second of which starts inside it.
     add_adapters(0, {{0, d}, {d, s_.extra}}, d);
     add_adapters(1, {{0, d}}, d);
     add_adapters(2, {{0, up / 2}, {up / 2, up - up / 2}}, d);
@@ -114,13 +114,13 @@ class TestBlock {
 
   const std::vector<std::string>& names() const { return names_; }
 
-  /// How the four matrices are multiplied.
+  /// The recipes of the four matrices.
   struct Recipes {
     Recipe recipe = Recipe::kCompute;
-    const Fp8Scales* scales = nullptr;  // kFp8Delayed: of four linears
+    const Fp8Scales* scales = nullptr;  // kFp8Delayed: scales of four linears
   };
 
-  /// y, then the gradients of all leaves that want one, in fp64 on the CPU.
+  /// y and the gradients of all leaves that require one, as fp64 on the CPU.
   std::vector<at::Tensor> run(at::Device device, at::ScalarType dtype, const Recipes& recipes) const {
     Built built = build(device, dtype, recipes);
     return outcome(forward(built), built);
@@ -139,7 +139,7 @@ class TestBlock {
   };
 
   int add(const std::string& name, at::IntArrayRef shape, double scale, bool gradient, double offset = 0) {
-    // Values that bf16 holds, so that every dtype computes on the same ones.
+    // Values are representable in bf16, so that every dtype computes with the same ones.
     values_.push_back(random(shape, 100 + values_.size()).mul_(scale).add_(offset).to(at::kBFloat16).to(at::kDouble));
     names_.push_back(name);
     wanted_.push_back(gradient);
@@ -171,7 +171,7 @@ class TestBlock {
     if (built.recipes.recipe == Recipe::kCompute) return {matrix, {}};
     if (built.recipes.recipe == Recipe::kFp8Delayed)
       return {matrix, {Recipe::kFp8Delayed, {}, built.recipes.scales->linear(linear)}};
-    // One scale on every device: that of the exact values.
+    // All devices use one scale, that of the exact values.
     const at::Tensor inverse = fp8_inverse_scale(fp8_amax(values_[static_cast<size_t>(index)])).to(built.device);
     const at::Tensor codes = at::empty(matrix.sizes(), matrix.options().dtype(at::kFloat8_e4m3fn).requires_grad(false));
     fp8_cast_(codes, matrix.detach(), inverse);
@@ -259,7 +259,7 @@ class TestBlock {
   std::vector<Adapter> adapters_;
 };
 
-/// || a - b || / || b ||; infinite when a is not finite or has another shape.
+/// || a - b || / || b ||; infinite if a is not finite or has a different shape.
 inline double relative_distance(const at::Tensor& a, const at::Tensor& b) {
   if (a.sizes() != b.sizes()) return std::numeric_limits<double>::infinity();
   const double distance = ((a - b).norm() / b.norm().clamp_min(1e-12)).item<double>();
@@ -269,7 +269,7 @@ inline double cosine(const at::Tensor& a, const at::Tensor& b) {
   return (a.flatten().dot(b.flatten()) / (a.norm() * b.norm()).clamp_min(1e-300)).item<double>();
 }
 
-/// The combinations that models make and some that none makes yet.
+/// The combinations that models use, and some that no model uses yet.
 inline std::vector<BlockChoices> all_blocks() {
   std::vector<BlockChoices> all;
   for (const BlockChoices& base : {kLlamaBlock, kBertBlock, kGptBlock}) {

@@ -88,7 +88,7 @@ TEST(Dropout, RegeneratesExactlyAndReadsStridedInput) {
   EXPECT_EQ(max_difference(apply_dropout(x, dropout.at(2)), apply_dropout(x.contiguous(), dropout.at(2))), 0);
 }
 
-/// Whether element e of a sample is kept; written from the header, not shared with the implementation.
+/// Whether element e of a sample is kept: an independent implementation of the header's specification.
 bool documented(const DropoutKey& key, int64_t sample, uint64_t e) {
   const auto mix = [](uint32_t x) {
     x ^= x >> 16;
@@ -118,7 +118,7 @@ TEST(Dropout, ElementsBeyond32BitsOfWordsHaveDecisionsOfTheirOwn) {
   const DropoutKey key = dropout_key(rows(0.5, ids).at(3));
   constexpr int64_t kCount = 4099, kWrap = int64_t{1} << 33;
   const at::Tensor ones = at::ones({2, kCount}, at::kFloat);
-  // Across the first and the second multiple of 2^33 elements, where 32-bit words begin again, and far behind.
+  // Around the first and the second multiple of 2^33 elements, where 32-bit word indices start again, and far beyond.
   const at::Tensor start = dropout_elements::by_loop(ones, id_tensor, key, 0).ne(0);
   for (const int64_t first :
        {int64_t{0}, kWrap / 2 - 2048, kWrap - 2048, kWrap, 2 * kWrap - 2048, 2 * kWrap, int64_t{1000} * kWrap + 6}) {
@@ -133,14 +133,14 @@ TEST(Dropout, ElementsBeyond32BitsOfWordsHaveDecisionsOfTheirOwn) {
     EXPECT_NEAR(loop.to(at::kDouble).mean().item<double>(), 0.5, 0.03) << first;
     if (first != 0) {
       EXPECT_LT(std::abs(correlation(loop.to(at::kDouble), start.to(at::kDouble))), 5 / std::sqrt(2.0 * kCount))
-          << "decisions of element 0 again at " << first;
+          << "the decisions of element 0 repeat at element " << first;
     }
   }
 }
 
 TEST(Dropout, ManyShortSamplesAreOneSampleEach) {
-  // As the tokens of a BERT batch are: more than fit one launch's rows, and more than the tensor operations take at
-  // once.
+  // One token per sample, as in a BERT batch: more rows than one launch supports, and more than the tensor operations
+  // process at once.
   constexpr int64_t kTokens = 66000, kWidth = 130;
   const at::Tensor x = random({kTokens, 1, kWidth}, 1, at::kFloat);
   const Dropout dropout{0.1, 3, at::arange(kTokens, at::TensorOptions(at::kLong)) * 7};
@@ -157,7 +157,7 @@ TEST(Dropout, RefusesWhatWouldDropNothing) {
 
 TEST(Dropout, RefusesWrongArguments) {
   const at::Tensor x = random({2, 3, 4}, 1);
-  EXPECT_ANY_THROW(apply_dropout(x, rows(0.5, {1, 2, 3, 4})));  // 6 rows are not 4 samples
+  EXPECT_ANY_THROW(apply_dropout(x, rows(0.5, {1, 2, 3, 4})));  // 6 rows do not divide into 4 samples
   EXPECT_ANY_THROW(apply_dropout(x, rows(1.0, {1, 2})));
   EXPECT_ANY_THROW(apply_dropout(x[0][0], rows(0.5, {1, 2})));
   EXPECT_ANY_THROW(apply_dropout(x, {0.5, 3, {}}));

@@ -1,5 +1,5 @@
 #pragma once
-// Gradients against central differences, and small helpers of the op tests. Everything in fp64.
+// Compares gradients with central differences; helpers of the ops tests. All in fp64.
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -35,8 +35,8 @@ inline std::vector<at::Tensor> gradients(const Scalar& f, const std::vector<at::
   return torch::autograd::grad({f(leaves)}, leaves, {}, false, false, true);
 }
 
-/// Largest difference between the gradients of f (a scalar of fp64 inputs) and central differences,
-/// over all elements, relative to the largest gradient.
+/// The largest difference between the gradients of f (a scalar function of fp64 inputs) and central differences, over
+/// all elements, relative to the largest gradient.
 inline double gradient_error(const Scalar& f, const std::vector<at::Tensor>& inputs, double step = 1e-5) {
   const std::vector<at::Tensor> analytic = gradients(f, inputs);
   double worst = 0;
@@ -60,7 +60,7 @@ inline double gradient_error(const Scalar& f, const std::vector<at::Tensor>& inp
   return worst;
 }
 
-/// A fixed random projection, so that every element of y has its own weight in the scalar.
+/// A fixed random projection of y to a scalar, so that every element has a different weight.
 inline at::Tensor project(const at::Tensor& y, uint64_t seed = 99) {
   return (y * random(y.sizes(), seed, y.scalar_type())).sum();
 }

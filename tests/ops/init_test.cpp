@@ -18,7 +18,7 @@ TEST(InitialValues, DoNotDependOnTheCut) {
   const int64_t n = spec.numel();
   const at::Tensor whole = at::empty({n}, at::kFloat);
   draw_initial_values(spec, spec.parts[0], 5, 0, whole);
-  // A cut off every natural boundary, across the block of 2^22.
+  // A range that starts off every natural boundary and crosses the block boundary at 2^22.
   const int64_t begin = (1 << 22) - 1001, count = 2003;
   const at::Tensor part = at::empty({count}, at::kFloat);
   draw_initial_values(spec, spec.parts[0], 5, begin, part);

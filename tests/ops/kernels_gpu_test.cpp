@@ -1,6 +1,5 @@
-// Our CUDA kernels through the operations that use them, against the same operations in fp64 on the CPU. Outputs are
-// written over memory full of NaN by the caching allocator's reuse: each test first fills and frees blocks of the same
-// size.
+// Our CUDA kernels, called through their operations, against the same operations in fp64 on the CPU. Each test first
+// fills and frees blocks of the outputs' sizes with NaN, which the caching allocator then reuses for the outputs.
 #include "block_testing.h"
 #include "trireme/ops/bert_embedding.h"
 #include "trireme/ops/dropout.h"
@@ -30,7 +29,7 @@ namespace {
 class KernelsGpu : public ::testing::TestWithParam<at::ScalarType> {
  protected:
   void SetUp() override {
-    if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0) GTEST_SKIP() << "no GPU on this machine";
+    if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0) GTEST_SKIP() << "no GPU found";
   }
   at::Tensor random(at::IntArrayRef shape) const {
     return at::randn(shape, at::TensorOptions(at::kCUDA).dtype(at::kFloat)).to(GetParam());
@@ -40,7 +39,7 @@ class KernelsGpu : public ::testing::TestWithParam<at::ScalarType> {
       (void)at::full({bytes / 4}, std::numeric_limits<float>::quiet_NaN(),
                      at::TensorOptions(at::kCUDA).dtype(at::kFloat));
   }
-  /// Half a unit in the last place for a result rounded once, relative to the largest value.
+  /// Half a unit in the last place of the largest value, for a result rounded once.
   double tolerance() const { return GetParam() == at::kFloat ? 2e-6 : GetParam() == at::kHalf ? 1e-3 : 8e-3; }
   void expect_close(const at::Tensor& got, const at::Tensor& want) const {
     const at::Tensor host = got.detach().to(at::kCPU, at::kDouble), expected = want.detach().to(at::kCPU, at::kDouble);
@@ -69,8 +68,8 @@ TEST_P(KernelsGpu, DropoutMakesTheSameDecisionsAsTheTensorOperations) {
   }
 }
 
-// Adapters of several ranks on one input: those that the fused kernels group, pad with zeros or leave to the
-// composition (fp32, and samples of 48 tokens), each with its own mask.
+// Adapters of several ranks on one input, each with its own mask: ranks that the fused kernels group or pad with zeros,
+// and inputs for which the composition runs (fp32, and samples of 48 tokens).
 TEST_P(KernelsGpu, LoraWithDropout) {
   struct Shape {
     int64_t samples, tokens, in;
@@ -115,7 +114,7 @@ TEST_P(KernelsGpu, LoraWithDropout) {
     const auto ours = run(at::kCUDA, GetParam(), layer), exact = run(at::kCPU, at::kDouble, reference);
     for (size_t i = 0; i < ours.size(); ++i) {
       SCOPED_TRACE("result " + std::to_string(i) + ", " + std::to_string(s.tokens) + " tokens");
-      // Three roundings on the way to a gradient, and sums of up to 200 products.
+      // A gradient has three roundings and sums of up to 200 products.
       const at::Tensor host = ours[i].detach().to(at::kCPU, at::kDouble), want = exact[i].detach();
       ASSERT_EQ(host.sizes(), want.sizes());
       const double error = (host - want).abs().max().item<double>() / want.abs().max().item<double>();
@@ -167,13 +166,13 @@ double distance(const at::Tensor& a, const at::Tensor& b) {
 }
 
 #ifdef TRIREME_WITH_CUDA
-/// While it lives, LibTorch refuses whatever makes the host wait for the GPU.
+/// During its lifetime LibTorch rejects every synchronisation of the host with the GPU.
 struct NoHostSynchronisation {
   NoHostSynchronisation() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR); }
   ~NoHostSynchronisation() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); }
 };
 #else
-struct NoHostSynchronisation {};  // nothing runs on a GPU in this build
+struct NoHostSynchronisation {};  // a build without CUDA uses no GPU
 #endif
 
 TEST_P(KernelsGpu, LossHeadAndItsGradients) {
@@ -183,7 +182,7 @@ TEST_P(KernelsGpu, LossHeadAndItsGradients) {
   for (const Shape& shape :
        {Shape{1, 8, 16}, Shape{37, 64, 1000}, Shape{65, 40, 1003}, Shape{300, 128, 32000}, Shape{600, 16, 200000}}) {
     SCOPED_TRACE(std::to_string(shape.tokens) + " x " + std::to_string(shape.vocabulary));
-    // Logits of about 1: in 16 bits the rounding of large ones would be all that is seen.
+    // Logits of about 1: with larger ones, 16-bit rounding would dominate all differences.
     const at::Tensor hidden = random({shape.tokens, shape.width}).requires_grad_(true),
                      weight = (random({shape.vocabulary, shape.width}) / std::sqrt(static_cast<double>(shape.width)))
                                   .detach()
@@ -208,7 +207,7 @@ TEST_P(KernelsGpu, LossHeadAndItsGradients) {
     EXPECT_NEAR(loss.item<double>() / expected.item<double>(), 1.0, relative);
     EXPECT_LT(distance(d[0], e[0]), relative);
     EXPECT_LT(distance(d[1], e[1]), relative);
-    // A frozen head and a frozen body.
+    // Gradients with a frozen head and with a frozen body.
     const at::Tensor only_hidden =
         torch::autograd::grad({loss_head(hidden, weight.detach(), targets, weights)}, {hidden}, {d_loss})[0];
     EXPECT_TRUE(only_hidden.equal(d[0]));
@@ -252,7 +251,7 @@ TEST_P(KernelsGpu, EmbeddingAndItsGradient) {
     const at::Tensor wide = on_host(table).requires_grad_(true), expected = at::embedding(wide, clamped.cpu());
     EXPECT_TRUE(on_host(y).equal(expected.detach()));
     expect_close(d, torch::autograd::grad({expected}, {wide}, {on_host(dy)})[0]);
-    // Rows of a matrix, some of them twice.
+    // Rows of a matrix, some of them selected twice.
     const at::Tensor rows = clamped.view({-1});
     EXPECT_TRUE(gather_rows(table, rows).equal(y.view({-1, shape.width})));
   }

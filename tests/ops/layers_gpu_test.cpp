@@ -1,4 +1,4 @@
-// The fused sub-layers on a GPU, with its kernels and matrix engine, against the same layers in fp64 and against the
+// The fused sub-layers on a GPU, with its kernels and tensor cores, against the same layers in fp64 and against the
 // CPU's emulation of FP8.
 #include "block_testing.h"
 
@@ -16,9 +16,9 @@ const BlockShape kShape{.samples = 2, .length = 96, .width = 256, .inner = 352, 
 class LayersGpu : public ::testing::TestWithParam<BlockChoices> {
  protected:
   void SetUp() override {
-    if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0) GTEST_SKIP() << "no GPU on this machine";
+    if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0) GTEST_SKIP() << "no GPU found";
   }
-  /// Fills freed blocks of the caching allocator with NaN, which an output that nobody wrote would show.
+  /// Fills freed blocks of the caching allocator with NaN, so that an output that is not written shows.
   static void poison() {
     for (int i = 0; i < 8; ++i)
       (void)at::full({int64_t{1} << (14 + 2 * i)}, std::numeric_limits<float>::quiet_NaN(),

@@ -1,4 +1,4 @@
-// The fused sub-layers against their plain composition in fp64 and against differences.
+// The fused sub-layers against their plain composition in fp64 and against central differences.
 #include "block_testing.h"
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ TEST(NormLinear, AddsTheResidualsGradientOnce) {
     return project(y.square()) + project(x.pow(3), 7);
   };
   EXPECT_LT(gradient_error(f, in), 1e-6);
-  // A gradient that autograd lends as an expanded view.
+  // Autograd passes this gradient as an expanded view.
   const auto g = [](const std::vector<at::Tensor>& t) {
     const auto [y, x] = norm_linear(t[0], {}, plain(t[1], t[2]));
     return y.square().sum() + x.sum();
@@ -49,7 +49,7 @@ TEST(NormLinear, ActivatesWithEitherGelu) {
               1e-12);
     EXPECT_LT(gradient_error(f, in), 1e-6);
   }
-  EXPECT_ANY_THROW(norm_linear(in[0], {}, plain(in[1]), Activation::kGeluErf)) << "GELU is taken with a bias";
+  EXPECT_ANY_THROW(norm_linear(in[0], {}, plain(in[1]), Activation::kGeluErf)) << "GELU without a bias was accepted";
   EXPECT_ANY_THROW(norm_linear(in[0], {}, plain(in[1], in[2]), Activation::kSwiglu));
 }
 
@@ -65,8 +65,8 @@ TEST(LinearResidual, FrozenWeightGetsNoGradientAndAdaptersTrainWithoutAnInputGra
 }
 
 TEST(LinearResidual, ReadsTheWeightAgainInBackward) {
-  // A sharded unit's storage is gone between forward and backward and comes back elsewhere: a copy would go unnoticed
-  // here.
+  // A sharded unit's storage is released between forward and backward and may be reallocated elsewhere. A layer that
+  // kept a copy of the weight would not be noticed in that case.
   const at::Tensor x = random({2, 5}, 1).requires_grad_(), w = random({3, 5}, 2);
   const at::Tensor y = linear_residual(x, at::zeros({2, 3}, at::kDouble), plain(w));
   w.data().mul_(2);
@@ -98,7 +98,7 @@ TEST(Nodes, RunTheirBackwardOnce) {
 }
 
 TEST(Nodes, GiveBackWhatTheyKeep) {
-  // A node that kept its own output would keep it for the life of the process.
+  // A node that owned its own output would never be freed.
   c10::weak_intrusive_ptr<c10::TensorImpl> kept(at::empty({1}).getIntrusivePtr());
   {
     const at::Tensor x = random({4, 6}, 1).requires_grad_(), w = random({6, 6}, 2).requires_grad_();

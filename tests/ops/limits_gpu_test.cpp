@@ -1,4 +1,4 @@
-// Sizes beyond what our kernels take, through the operations: those go on with the composition, to the same results.
+// Sizes that our kernels do not support, through the operations: these use the composition, with the same results.
 #include "dropout_elements.h"
 #include "gradient_check.h"
 #include "trireme/ops/attention.h"
@@ -24,7 +24,7 @@ using namespace testing;
 
 at::Tensor in_fp64(const at::Tensor& x) { return x.detach().to(at::kCPU, at::kDouble); }
 
-/// || a - b || / || b ||, infinite where a NaN is.
+/// || a - b || / || b ||, infinite if there is a NaN.
 double error_of(const at::Tensor& a, const at::Tensor& b) {
   const double error = ((in_fp64(a) - in_fp64(b)).norm() / in_fp64(b).norm().clamp_min(1e-30)).item<double>();
   return std::isnan(error) ? std::numeric_limits<double>::infinity() : error;
@@ -33,13 +33,13 @@ double error_of(const at::Tensor& a, const at::Tensor& b) {
 class LimitsGpu : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0) GTEST_SKIP() << "no GPU on this machine";
+    if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0) GTEST_SKIP() << "no GPU found";
   }
-  /// The reason to skip; empty where so much memory is free.
+  /// The reason to skip; empty if that much memory is free.
   static std::string lacks([[maybe_unused]] size_t gib) {
 #ifdef TRIREME_WITH_CUDA
     size_t free = 0, total = 0;
-    if (cudaMemGetInfo(&free, &total) != cudaSuccess) return "the device does not tell its memory";
+    if (cudaMemGetInfo(&free, &total) != cudaSuccess) return "cudaMemGetInfo failed";
     if (free >> 30 >= gib) return {};
     return "needs " + std::to_string(gib) + " GiB of device memory, " + std::to_string(free >> 30) + " are free";
 #else
@@ -86,7 +86,7 @@ TEST_F(LimitsGpu, ARmsNormWiderThanTheKernelsIsComposed) {
 }
 
 TEST_F(LimitsGpu, ABertEmbeddingOfMoreTokensThanAGridHasRows) {
-  // A token is a sample of its own, as in the model: 130 rows of 512 are more than 65,535.
+  // Each token is a sample, as in the model: 130 rows of 512 tokens are more than 65,535 samples.
   constexpr int64_t tokens = 130 * 512, width = 24, vocabulary = 50;
   const std::vector<at::Tensor> tables = {random({vocabulary, width}, 1), random({512, width}, 2),
                                           random({2, width}, 3), random({width}, 4), random({width}, 5)};
@@ -135,7 +135,7 @@ TEST_F(LimitsGpu, APostNormWiderThanTheKernelsIsComposedForAnyNumberOfTokens) {
 TEST_F(LimitsGpu, DropoutOnAttentionOfASequenceBeyond65536TokensIsTheLibrarys) {
   constexpr int64_t tokens = 65'600;
   at::Tensor qkv = random({tokens, 3, 1, 64}, 1).to(at::kHalf);
-  qkv.select(1, 2).fill_(1.0);  // attention of ones is the mean of what dropout keeps
+  qkv.select(1, 2).fill_(1.0);  // with values of one, attention gives the sum of the kept probabilities
   const at::Tensor x = qkv.to(at::kCUDA).requires_grad_();
   const Sequences sequences = make_sequences({0, tokens}, {9}, at::kCUDA);
   const at::Tensor y = attention_of_packed(x.view({tokens, 3, 64}), 1, sequences, {0.125, false, {0.5, 5, {}, 3}});
@@ -155,11 +155,11 @@ TEST_F(LimitsGpu, LoraOnASampleBeyond32BitsOfWordsDrawsAsDropoutDoes) {
   const at::Tensor a = (random({rank, in_width}, 1) / std::sqrt(static_cast<double>(in_width))).to(options),
                    b = random({out_width, rank}, 2).to(options), ids = at::tensor({int64_t{7}}, at::kLong);
   const Dropout dropout{0.5, 42, ids.to(at::kCUDA)};
-  // The layer's own weight is zero: y is the adapter's part.
+  // The layer's own weight is zero, so y is the adapter's part.
   const at::Tensor y =
       linear_residual(x, at::zeros({tokens, out_width}, options),
                       {{at::zeros({out_width, in_width}, options), {}}, {}, {{{a, b, 0, 3}}, 1.0, dropout}});
-  // Rows on either side of the place where 32-bit words begin again.
+  // Rows on both sides of the element where 32-bit word indices start again.
   const int64_t first = tokens - last_rows;
   const at::Tensor rows = in_fp64(x.narrow(0, first, last_rows)).view({1, last_rows * in_width});
   const at::Tensor kept = dropout_elements::by_loop(rows, ids, dropout_key(dropout.at(3)), first * in_width);

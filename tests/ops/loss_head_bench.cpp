@@ -1,5 +1,5 @@
-// Time of the loss head against the time of its matrix products alone, and the memory it uses on top of its results, on
-// one GPU.
+// The time of the loss head compared with that of its matrix products alone, and the memory that it uses beyond its
+// results, on one GPU.
 //
 //   loss_head_bench [TOKENS WIDTH VOCABULARY]        default 8192 8192 32000, bf16
 #include "trireme/ops/layers/loss_head.h"

@@ -74,7 +74,7 @@ TEST(LossHead, FrozenWeightGetsNoGradientAndNoGradKeepsNothing) {
 }
 
 TEST(LossHead, HalfPrecisionGradientsOfTinyWeightsDoNotUnderflow) {
-  // One token of 8,192 in a batch of thousands: weight 1e-6; fp16 has nothing below 6e-8.
+  // The weight of one of 8,192 tokens in a batch of thousands is about 1e-6; fp16 has no positive value below 6e-8.
   const at::Tensor hidden = random({3, 4}, 1, at::kHalf).requires_grad_(), weight = random({50, 4}, 2, at::kHalf);
   const double token_weight = 1e-6, loss_scale = 65536;
   (loss_head(hidden, weight, targets_of(3, 50), at::full({3}, token_weight, at::kFloat)) * loss_scale).backward();

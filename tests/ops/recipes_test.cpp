@@ -1,4 +1,4 @@
-// FP8 recipes as a CPU emulates them: rounding, the formulas of their gradients, and how delayed scales follow.
+// FP8 recipes in the CPU's emulation: rounding, the formulas of their gradients, and the update of delayed scales.
 #include "block_testing.h"
 #include "matmul/operand.h"
 
@@ -20,7 +20,7 @@ BlockChoices frozen_lora(BlockChoices c, bool recompute) {
 }
 
 TEST(FrozenFp8, StaysWithinTheRoundingOfThreeBits) {
-  // E4M3 rounds within 2^-4 relative; products average the rounding of their inputs.
+  // E4M3 has a relative rounding error of up to 2^-4; products average the errors of their inputs.
   for (const BlockChoices& base : {kLlamaBlock, kGptBlock, kBertBlock}) {
     for (const bool recompute : {false, true}) {
       const TestBlock block(frozen_lora(base, recompute), {});
@@ -51,7 +51,7 @@ TEST(DelayedFp8, GradientsAreThoseOfThePlainBlockButForRounding) {
       for (const bool followed : {false, true}) {
         const auto fp8 = block.run(at::kCPU, at::kFloat, {Recipe::kFp8Delayed, &scales});
         for (size_t i = 0; i < plain.size(); ++i) {
-          // E4M3 rounds by 2.6 % on average, E5M2 by twice that; sums of products average it out.
+          // E4M3's mean rounding error is 2.6 %, E5M2's twice that; sums of products average them.
           EXPECT_GT(cosine(fp8[i], plain[i]), 0.99) << base.name << " value " << i << ", followed " << followed;
           EXPECT_NEAR((fp8[i].norm() / plain[i].norm()).item<double>(), 1, 0.04) << base.name << " value " << i;
         }
@@ -63,7 +63,7 @@ TEST(DelayedFp8, GradientsAreThoseOfThePlainBlockButForRounding) {
 }
 
 TEST(DelayedFp8, ProductsAreOfTheCodes) {
-  // Quarters up to 7/4, which make the scales powers of two and fit both formats: nothing is rounded.
+  // Multiples of 1/4 up to 7/4 make the scales powers of two and are exact in both formats, so nothing is rounded.
   const auto quarters = [](at::IntArrayRef shape, uint64_t seed) {
     at::Tensor values = random(shape, seed).mul_(4).round_().clamp_(-7, 7).div_(4).to(at::kFloat);
     values[0][0] = 1.75;
@@ -90,22 +90,23 @@ TEST(DelayedFp8, ScalesFollowTheNewestStep) {
   const auto codes = [&](const Fp8Scale& scale, double top) {
     return make_codes({at::full({16, 16}, top), {}, {}}, scale, *scales.linear(0).known, false).codes;
   };
-  (void)codes(x, 7.0);  // before any step its own amax
+  (void)codes(x, 7.0);  // before the first step the tensor's own amax is used
   EXPECT_EQ(x.scale.item<double>(), 448.0 / 2 / 7);
   scales.begin_step();
-  EXPECT_EQ(x.amax.item<double>(), 0) << "what ran before the first step counts";
+  EXPECT_EQ(x.amax.item<double>(), 0) << "a pass before the first step changed the amax";
   (void)codes(x, 2.0), (void)codes(dy, 0.5);
   EXPECT_EQ(scales.update().item<double>(), 0);
   EXPECT_EQ(x.scale.item<double>(), 112);
   EXPECT_EQ(dy.scale.item<double>(), 57344);
   EXPECT_TRUE(dy.inverse.equal(dy.scale.reciprocal()));
 
-  const Fp8Codes doubled = codes(x, 4.0), beyond = codes(x, -8.0);  // known now: the scale stays for the whole step
+  const Fp8Codes doubled = codes(x, 4.0),
+                 beyond = codes(x, -8.0);  // now an amax is known, and the scale is constant during the step
   EXPECT_EQ(doubled.data.to(at::kFloat).max().item<double>(), 448);
   EXPECT_EQ(beyond.data.to(at::kFloat).min().item<double>(), -448);
-  EXPECT_EQ(scales.update().item<double>(), 1) << "the tensor that was saturated";
+  EXPECT_EQ(scales.update().item<double>(), 1) << "number of saturated tensors";
   EXPECT_EQ(x.scale.item<double>(), 28);
-  EXPECT_EQ(dy.scale.item<double>(), 57344) << "a tensor of which nothing was seen keeps its scale";
+  EXPECT_EQ(dy.scale.item<double>(), 57344) << "a tensor without an amax must keep its scale";
 
   (void)codes(x, std::numeric_limits<double>::infinity()), (void)codes(dy, std::numeric_limits<double>::quiet_NaN());
   EXPECT_EQ(scales.update().item<double>(), 2);

@@ -51,7 +51,7 @@ TEST(Recomputed, AParameterSeesOneGradientWithItsHooks) {
   EXPECT_LT(max_difference(w.grad(), (x * random({3, 4}, 99)).sum(0)), 1e-14);
 }
 
-/// Gives the unit's weights only while it may be used and notes the order of calls.
+/// A store that provides a unit's weights only while they may be used, and records the order of calls.
 class FickleStore : public UnitStore {
  public:
   FickleStore(int units, int64_t width) {
@@ -98,7 +98,7 @@ TEST(Recomputed, UsesUnitsOnlyBetweenTheirHooks) {
   EXPECT_EQ(store.order, "f0 -0 f1 -1 f2 -2 ");
   store.order.clear();
   loss.backward();
-  // The first unit's input needs no gradient, so nothing says when its backward is over.
+  // The first unit's input needs no gradient, so its backward does not call post_backward().
   EXPECT_EQ(store.order, "b2 -2 b1 -1 b0 ");
 
   const at::Tensor again = trained.detach().clone().requires_grad_();

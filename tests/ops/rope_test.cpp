@@ -12,7 +12,7 @@ namespace {
 
 using namespace testing;
 
-/// x cos + rotate_half(x) sin, written as Hugging Face does.
+/// x cos + rotate_half(x) sin, as in Hugging Face's implementation.
 at::Tensor rotate_plain(const at::Tensor& x_TNH, const RopeTable& table) {
   const int64_t half = x_TNH.size(-1) / 2;
   const at::Tensor cos = at::cat({table.cos, table.cos}, -1).unsqueeze(1),

@@ -1,6 +1,7 @@
 #pragma once
-// The mean of two samples near initialisation, one with a single target and one with 2,000, in fp16: a token's weight
-// in the long one is 1/2000 of the other's, its probabilities are about 1/32000, and fp16 has nothing below 6e-8.
+// The mean over two samples near initialisation, one with a single target and one with 2,000, in fp16. A token's weight
+// in the long sample is 1/2000 of that in the short one, its probabilities are about 1/32000, and fp16 has no positive
+// value below 6e-8.
 
 #include "gradient_check.h"
 #include "trireme/ops/layers/loss_head.h"
@@ -9,8 +10,8 @@
 
 namespace trireme::testing {
 
-/// || ours - exact || / || exact || of the gradients that loss_head() gives in fp16 on a device: of the weight and the
-/// bias in rows that are nobody's target, and of the long sample's hidden states. Exact: the same in fp64 on the CPU.
+/// Relative errors || ours - exact || / || exact || of loss_head()'s fp16 gradients on a device: of the weight and the
+/// bias in rows that are not a target, and of the long sample's hidden states. Exact: fp64 on the CPU.
 struct UnevenSamplesErrors {
   double weight, bias, hidden;
 };
@@ -18,10 +19,10 @@ struct UnevenSamplesErrors {
 inline UnevenSamplesErrors uneven_samples_errors(at::Device device) {
   constexpr int64_t kLong = 2000, kVocabulary = 32000, kWidth = 8, kTargets = 500;
   const double loss_scale = 65536;
-  // Of length sqrt(width), as a norm leaves them; logits of 0.35.
+  // Rows of length sqrt(width), as a norm gives them; logits of about 0.35.
   at::Tensor hidden = random({kLong + 1, kWidth}, 1);
   hidden = (hidden / hidden.square().mean(1, true).sqrt()).to(at::kHalf);
-  hidden[0].zero_();  // the short sample's token: what it gives the weight is zero
+  hidden[0].zero_();  // the short sample's token adds nothing to the weight's gradient
   const at::Tensor weight = (random({kVocabulary, kWidth}, 2) * (0.35 / std::sqrt(double{kWidth}))).to(at::kHalf),
                    bias = (random({kVocabulary}, 3) * 0.02).to(at::kHalf);
   const at::Tensor targets = at::arange(kLong + 1, at::TensorOptions(at::kLong)).remainder(kTargets);

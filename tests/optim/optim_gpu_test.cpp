@@ -1,4 +1,4 @@
-// The optimizers on a GPU against the same optimizers on the CPU, where LibTorch compositions serve.
+// The optimizers on a GPU against the same optimizers on the CPU, where the LibTorch compositions run.
 #include "comm/self_communicator.h"
 #include "trireme/optim/optimizer.h"
 
@@ -22,11 +22,11 @@ struct Case {
 class OptimizersGpu : public testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
-    if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0) GTEST_SKIP() << "no GPU on this machine";
+    if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0) GTEST_SKIP() << "no GPU found";
   }
 
-  /// Three shards: tensors of odd sizes with padding between, one without decay, one of zeros
-  /// (trust ratio 1), one in two runs.
+  /// Three shards: tensors of odd sizes with padding in between, one without weight decay, one of zeros (trust ratio
+  /// 1), one in two ranges.
   static std::vector<TrainedShard> make_shards(at::Device device, at::ScalarType compute) {
     at::Generator generator = at::globalContext().defaultGenerator(at::kCPU).clone();
     generator.set_current_seed(11);
@@ -82,10 +82,10 @@ TEST_P(OptimizersGpu, EqualTheCompositionOnTheCpu) {
       EXPECT_FALSE(std::isfinite(on_gpu));
     } else {
       EXPECT_NEAR(on_gpu / square, 1.0, 1e-6);
-      // A plain fp32 sum there.
+      // The CPU sums in plain fp32.
       EXPECT_NEAR(local_gradient_square(host).item<double>() / square, 1.0, 1e-5);
     }
-    // The step with the infinite gradient is left out.
+    // The step with the NaN multiplier is skipped.
     const at::Tensor multiplier = at::full({}, step == 2 ? std::numeric_limits<float>::quiet_NaN() : 0.5f),
                      skip = at::full({}, step == 2 ? 1.0f : 0.0f);
     on_host->step(1e-2, multiplier, skip);

@@ -1,17 +1,18 @@
 #pragma once
-// Weights of a model cut over ranks: the store behind enter_unit()/leave_unit().
+// The weights of a model sharded over ranks: the store behind enter_unit()/leave_unit().
 //
-// A unit's flat buffer is cut evenly over its shard group (a run of shard_size neighbouring ranks); groups hold copies
-// of each other (HSDP). Around a sharded unit's use the store gathers it into one of a few slots, and starts the
-// gathers of the units that come next (forward: upwards, backward: downwards) while this one computes: frozen shards
-// are pulled from the memory of peers on the same host (PeerMemory), others go through the communicator. A slot keeps
-// its unit until another one needs the room, so that the last unit of forward is still there when backward starts.
-// Gradients of trained units are accumulated in fp32 over the micro-batches of a step and reduced once, as soon as the
-// last micro-batch has produced all gradients of a unit.
+// A unit's flat buffer is divided evenly among its shard group (shard_size consecutive ranks); the groups hold replicas
+// of each other (HSDP). For each use of a sharded unit the store gathers it into one of a few slots. While a unit
+// computes, the store starts the gathers of the next units (forward: ascending, backward: descending). Frozen shards
+// are read from the memory of ranks on the same host (PeerMemory); others go through the communicator. A slot keeps its
+// unit until another unit needs the slot, so the last unit of forward is still gathered when backward starts. Gradients
+// of trained units are summed in fp32 over the micro-batches of a step. They are reduced once, as soon as the last
+// micro-batch has produced all gradients of a unit.
 //
-//   frozen unit:  shard in the storage dtype; with frozen_fp8 its matrices as E4M3 bytes with one scale each, found
-//   while they load trained unit: fp32 master shard + compute copy; gradient shard after finish_backward() replicated:
-//   whole on every rank; its gradient goes through one flat all-reduce over the world
+//   frozen unit    shard in the storage dtype; with Recipe::kFp8Frozen its matrices in E4M3, with one scale each that
+//                  is computed during loading
+//   trained unit   fp32 master shard + compute copy; gradient shard after finish_backward()
+//   replicated     whole on every rank; its gradient goes through one flat all-reduce over the world
 
 #include "trireme/comm/communicator.h"
 #include "trireme/comm/peer_memory.h"
@@ -30,18 +31,18 @@ namespace trireme {
 
 struct ShardingOptions {
   at::ScalarType compute_dtype = at::kFloat;
-  int shard_size = 1;  // ranks a unit is cut over; divides the world
-  /// Per unit: keep whole although shard_size > 1 (the plan's choice). Empty = none. Only frozen units.
+  int shard_size = 1;  // ranks over which a unit is sharded; divides the number of ranks
+  /// Per unit: stays whole although shard_size > 1 (from the plan). Empty: none. For frozen units only.
   std::vector<bool> resident{};
-  /// Of the quantisable parameters of frozen units (kCompute, kFp8Frozen: stored in FP8) and of trained ones (kCompute,
-  /// kFp8Delayed: their scales live here).
+  /// Recipe of the quantisable parameters of frozen units (kCompute, or kFp8Frozen: stored in FP8) and of trained units
+  /// (kCompute, or kFp8Delayed: their scales are part of this store).
   Recipe frozen = Recipe::kCompute, trained = Recipe::kCompute;
-  /// Gradients are summed over ranks in this type. Over several micro-batches they are always added up in fp32 first.
+  /// Dtype in which gradients are summed over ranks. Several micro-batches are always summed in fp32 first.
   at::ScalarType reduce_dtype = at::kFloat;
 };
 
-/// ModelError listing missing tensors, wrong shapes and types that no weights have among what `source`, opened from
-/// `path`, must hold for these units (all but replicated ones). Reads headers only.
+/// Checks that `source`, opened from `path`, holds the checkpoint tensors of all units but replicated ones. Throws
+/// ModelError, which lists missing tensors, wrong shapes and dtypes that weights cannot have. Reads headers only.
 void check_weights(const std::vector<UnitSpec>& units, const WeightSource& source, const std::string& path);
 
 class ShardedUnits : public UnitStore {
@@ -49,14 +50,15 @@ class ShardedUnits : public UnitStore {
   ShardedUnits(std::vector<UnitSpec> units, Communicator& world, at::Device device, const ShardingOptions& options);
   ~ShardedUnits() override;
 
-  /// Reads this rank's elements of the checkpoint tensors of all units that `source` must hold (all but replicated
-  /// ones), which check_weights() has accepted. `reader_threads` copy from the files at a time.
+  /// Reads this rank's elements of the checkpoint tensors of all units but replicated ones; check_weights() has
+  /// accepted `source`. `reader_threads` threads copy from the files. Throws ModelError for a non-finite weight that
+  /// must be stored in FP8. Collective.
   void load(const WeightSource& source, int reader_threads, const std::function<void(double fraction)>& progress = {});
-  /// Fills units with random weights as their specs say, a function of (seed, tensor name, element) alone: the same
-  /// whatever the sharding. `only_replicated`: adapters on top of a loaded base.
+  /// Fills units with random weights as their specs say. Values depend only on (seed, tensor name, element), not on the
+  /// sharding. `only_replicated`: only replicated units, for adapters on a loaded base model.
   void initialise(uint64_t seed, bool only_replicated);
-  /// Sets one checkpoint tensor of a replicated unit from whole values (an adapter read from disk). False when nobody
-  /// has that name.
+  /// Sets one checkpoint tensor of a replicated unit to `value`, the whole tensor (an adapter read from disk). False if
+  /// no replicated unit has a tensor of that name.
   bool assign(const std::string& tensor_name, const at::Tensor& value);
 
   const std::vector<at::Tensor>& parameters(int unit) override;
@@ -66,8 +68,8 @@ class ShardedUnits : public UnitStore {
   void pre_backward(int unit) override;
   void post_backward(int unit) override;
 
-  /// While one of these lives, trained weights are multiplied in the compute dtype: no scale has seen the tensors of an
-  /// evaluation.
+  /// During the lifetime of such an object trained weights are multiplied in the compute dtype, because the scales do
+  /// not cover the tensors of an evaluation.
   class Evaluation {
    public:
     explicit Evaluation(ShardedUnits& units) : units_(units) { units_.training_ = false; }
@@ -78,52 +80,53 @@ class ShardedUnits : public UnitStore {
    private:
     ShardedUnits& units_;
   };
-  /// Before the first forward of a step.
+  /// Call before the first forward of a step.
   void begin_step();
-  /// After the optimizer of every step; collective. Scales of the next step follow; returns how many tensors of FP8
-  /// products had values beyond their scale, which were saturated (fp64 scalar on the device, equal on all ranks);
-  /// undefined without such products.
+  /// Call after the optimizer step, on all ranks (collective). Updates the scales for the next step. Returns the number
+  /// of tensors of FP8 products with values beyond their scale's range, which were saturated (fp64 scalar on the
+  /// device, equal on all ranks); undefined if there are no such products.
   at::Tensor end_step();
-  /// The scales as a checkpoint keeps them; empty without any.
+  /// The scales for a checkpoint; empty if there are none.
   std::vector<double> scale_state() const;
-  /// False: not a state of this run's scales.
+  /// False if `state` does not belong to this run's scales.
   bool restore_scales(const std::vector<double>& state);
   int64_t scaled_tensors() const { return scales_ ? scales_->tensors() : 0; }
 
-  /// Before the first backward of a step; `last` = the reductions start in this micro-batch's backward.
+  /// Call before the first backward of a step. `last`: reductions start during this micro-batch's backward.
   void begin_micro_batch(bool last);
-  /// Waits (on the stream) for all reductions; after it every TrainedShard has its gradient and no unit is gathered.
+  /// Waits (on the stream) for all reductions. Afterwards every TrainedShard has its gradient and no unit is gathered.
+  /// A trained unit without a gradient is an internal error.
   void finish_backward();
-  /// Called with every gradient of this rank before it is summed and reduced; empty: nobody.
+  /// `observer` is called with every gradient of this rank before it is summed and reduced; empty: none.
   void observe_gradients(std::function<void(const ParameterSpec&, at::Tensor&)> observer) {
     observer_ = std::move(observer);
   }
-  /// From now on reductions wait for the end of backward; each rank multiplies all its gradients with `factor` of their
-  /// squared L2 norm (fp64 device scalar to fp32 device scalar) before they are summed.
+  /// From now on reductions start at the end of backward: each rank first multiplies all its gradients by `factor` of
+  /// their squared L2 norm (fp64 device scalar to fp32 device scalar).
   void clip_before_reduction(std::function<at::Tensor(const at::Tensor& square)> factor) { clip_ = std::move(factor); }
-  /// Drops the step's gradients.
+  /// Frees the step's gradients.
   void clear_gradients();
-  /// Ends a forward without backward (evaluation): no unit is in use any more.
+  /// Ends a forward without backward (evaluation); afterwards no unit is in use.
   void release();
-  /// The optimizer has changed the trained units: what slots hold of them is stale.
+  /// Call when the optimizer has changed the trained units: gathered copies in slots become invalid.
   void invalidate_trained();
 
   std::vector<TrainedShard>& trained() { return trained_; }
 
-  /// Walks the checkpoint tensors of the units in order; on rank 0 `visit` gets the whole tensor on the CPU in `dtype`,
-  /// on other ranks nothing. Collective. `select` chooses units by index.
+  /// Visits the checkpoint tensors of the units in order. On rank 0 `visit` gets the whole tensor on the CPU in
+  /// `dtype`; on other ranks it is not called. Collective. `select` chooses units by index.
   void export_tensors(at::ScalarType dtype, const std::function<bool(int unit)>& select,
                       const std::function<void(const std::string& name, const at::Tensor& value)>& visit);
 
   const std::vector<UnitSpec>& units() const { return specs_; }
-  int64_t gathered_bytes_per_step_forward() const;  // what one forward pass receives per rank
+  int64_t gathered_bytes_per_step_forward() const;  // bytes that one forward pass receives per rank
   struct MemoryUse {
     int64_t shards = 0, masters = 0, gather_slots = 0;
   };
   MemoryUse memory_use() const;
-  /// Device memory of this store that the caching allocator does not know.
+  /// Device memory of this store in bytes that is not allocated by the caching allocator.
   int64_t memory_outside_allocator() const { return outside_allocator_; }
-  /// How frozen shards travel, for people; empty where none does.
+  /// How frozen shards are gathered, as text for the log; empty if none is sharded on a GPU.
   const std::string& gather_path() const { return gather_path_; }
 
  private:
@@ -140,9 +143,9 @@ class ShardedUnits : public UnitStore {
   void clip_and_reduce();
   void drop_whole_gradient(int unit);
   at::Tensor whole(int unit);
-  /// Writes values of a piece of a parameter's part.
+  /// Writes the values of a piece of a parameter's part to `target`.
   using Writer = std::function<void(const ParameterSpec&, const ParameterPart&, const LayoutPiece&, at::Tensor target)>;
-  /// `settle` is called when all pieces were handed to `write`, which may still be writing.
+  /// `settle` is called when all pieces have been passed to `write`, which may still be writing; it waits for that.
   void fill(int unit, const Writer& write, const std::function<void()>& settle = {});
   void fill_fp8(int unit, const Writer& write, const std::function<void()>& settle);
   void synchronise() const;
@@ -163,7 +166,7 @@ class ShardedUnits : public UnitStore {
   bool training_ = true;
   std::vector<int> reducing_;  // units whose whole gradient is being reduced, oldest first
   std::function<at::Tensor(const at::Tensor&)> clip_;
-  std::vector<int> unclipped_;  // units whose gradients wait for the clipping
+  std::vector<int> unclipped_;  // units whose gradients are not clipped yet
   int64_t gather_clock_ = 0;
   bool last_micro_batch_ = true;
 };

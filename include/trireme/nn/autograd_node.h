@@ -1,7 +1,7 @@
 #pragma once
 // Hand-written autograd nodes whose saved values have names.
 //
-// A node is a struct: its members are its arguments and what forward keeps for backward, by name.
+// A node is a struct. Its members are its arguments and the values that forward keeps for backward.
 //
 //   struct Scale {
 //     Input x; double factor;
@@ -13,8 +13,9 @@
 //   at::Tensor y = run_node(std::move(node), inputs)[0];
 //
 // forward() and backward() run without recording gradients. A tensor that forward() returns must not be kept as it is:
-// keep `y.detach()`, else node and output keep each other alive. The node, with all it keeps, is freed when backward()
-// returns; a backward that has used a value up may release it earlier. Backward runs once.
+// keep `y.detach()`, otherwise node and output own each other and are never freed. The node, with all it keeps, is
+// freed when backward() returns; backward may free a value earlier. Backward can run once only; a second run is an
+// internal error.
 
 #include "trireme/base/error.h"
 
@@ -31,16 +32,16 @@ namespace trireme {
 
 using torch::autograd::variable_list;
 
-/// A tensor argument of a node that autograd knows.
+/// A tensor argument of a node, known to autograd.
 struct Input {
   at::Tensor value;
-  int64_t index = -1;  // among the node's inputs; -1: not given
+  int64_t index = -1;  // position among the node's inputs; -1: not given
   bool given() const { return index >= 0; }
 };
 
 class InputList {
  public:
-  /// An undefined tensor is an input that is not given.
+  /// An undefined tensor gives an input that is not given.
   Input add(const at::Tensor& value) {
     if (!value.defined()) return {};
     tensors_.push_back(value);
@@ -52,7 +53,7 @@ class InputList {
   std::vector<at::Tensor> tensors_;
 };
 
-/// What a node's backward writes: one gradient for each input that wants one.
+/// The results of a node's backward: one gradient for each input that needs one.
 class Gradients {
  public:
   Gradients(torch::autograd::AutogradContext* context, size_t inputs) : context_(context), values_(inputs) {}
@@ -90,18 +91,18 @@ struct NodeFunction : torch::autograd::Function<NodeFunction<Node>> {
   static variable_list backward(torch::autograd::AutogradContext* context, variable_list d_outputs) {
     auto* holder = static_cast<NodeHolder<Node>*>(context->saved_data["node"].toCapsule().get());
     const std::shared_ptr<Node> node = std::move(holder->node);
-    TRIREME_CHECK(node != nullptr, "backward of a node ran twice");
+    TRIREME_CHECK(node != nullptr, "backward of a node ran a second time; its saved values are freed");
     Gradients gradients(context, holder->num_inputs);
     node->backward(d_outputs, gradients);
     variable_list result = gradients.take();
-    result.emplace_back();  // of the node itself
+    result.emplace_back();  // for the node argument, which is no tensor
     return result;
   }
 };
 
 }  // namespace detail
 
-/// The node's outputs, recorded where an input requires a gradient.
+/// Runs the node's forward and returns its outputs; autograd records the node if an input requires a gradient.
 template <class Node>
 variable_list run_node(Node node, const InputList& inputs) {
   return detail::NodeFunction<Node>::apply(at::TensorList(inputs.tensors()), std::make_shared<Node>(std::move(node)));

@@ -1,5 +1,5 @@
 #pragma once
-// Activation recomputation: a block that keeps only its input and runs its forward again in backward.
+// Activation recomputation: a block keeps only its input and runs its forward again in backward.
 
 #include <ATen/core/Tensor.h>
 
@@ -8,22 +8,22 @@
 
 namespace trireme {
 
-/// What backward recomputes of a block: nothing, the first projection of the MLP (its widest tensor), or the whole
-/// block from its input.
+/// What backward recomputes of a block: nothing; the first projection of the MLP, whose output is the block's widest
+/// tensor; or the whole block from its input.
 enum class Recompute { kNone, kMlp, kFull };
 
 using BlockFunction = std::function<at::Tensor(const at::Tensor& x, const std::vector<at::Tensor>& parameters)>;
 
-/// y = f(x, parameters), recomputed in backward. `f` uses x and `parameters` alone (anything else it captures must be
-/// constant and must not require grad) and gives the same result when called again.
+/// y = f(x, parameters), recomputed in backward. `f` must depend on x and `parameters` only (anything else that it
+/// captures must be constant and must not require grad) and must give the same result when it is called again.
 ///
-/// Kept until backward: x, the parameter tensor objects, f. Backward calls f again on detached aliases of x and the
-/// parameters under grad mode, differentiates that small graph, and returns the gradients of x and of every parameter
-/// that requires one; so hooks and accumulators of the real parameters see one gradient, from the outer graph. x need
-/// not require grad.
+/// Kept until backward: x, the parameter tensor objects, f. Backward calls f again in grad mode on detached aliases of
+/// x and the parameters, differentiates that graph, and returns the gradients of x and of every parameter that requires
+/// one. Hooks and accumulators of the real parameters therefore see one gradient, from the outer graph. x need not
+/// require grad.
 ///
-/// With unit storage: enter_unit() goes before and leave_unit() after it, never inside f. leave_unit's backward makes
-/// the unit whole just before the rerun and enter_unit's releases it after, so that a rerun calls no hook of its own.
+/// With a unit store, call enter_unit() before and leave_unit() after this function, never inside f. The backward of
+/// leave_unit() gathers the unit before the recomputation, and the backward of enter_unit() releases it afterwards.
 at::Tensor recomputed(const BlockFunction& f, const at::Tensor& x, const std::vector<at::Tensor>& parameters);
 
 }  // namespace trireme

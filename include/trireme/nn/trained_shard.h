@@ -1,6 +1,6 @@
 #pragma once
-// What an optimizer sees of a trained unit: this rank's flat shard. fsdp/ fills it, optim/ updates it; neither knows
-// the other.
+// A trained unit as an optimizer sees it: this rank's flat shard. fsdp/ fills it and optim/ updates it; neither
+// includes the other.
 
 #include <ATen/core/Tensor.h>
 
@@ -18,13 +18,14 @@ struct ShardRange {
 };
 
 struct TrainedShard {
-  std::string name;                // of the unit
-  at::Tensor master;               // fp32 [n]
-  at::Tensor compute;              // compute dtype [n]; the same tensor as master when the compute dtype is fp32
-  at::Tensor gradient;             // fp32 [n], summed over ranks; defined after ShardedUnits::finish_backward()
+  std::string name;    // name of the unit
+  at::Tensor master;   // fp32 [n]
+  at::Tensor compute;  // compute dtype [n]; the same tensor as master if the compute dtype is fp32
+  // [n], fp32 or the reduction's dtype, summed over ranks; defined after ShardedUnits::finish_backward()
+  at::Tensor gradient;
   std::vector<ShardRange> ranges;  // ascending, without the padding between tensors
   int num_tensors = 0;
-  /// How many ranks of the world hold this same shard; sums over the world divide by it.
+  /// Number of ranks of the world that hold this same shard; sums over the world divide by it.
   int copies = 1;
 };
 

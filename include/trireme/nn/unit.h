@@ -1,8 +1,8 @@
 #pragma once
-// The contract between models (which know no ranks) and the storage of their weights (fsdp/, which knows no models).
+// The interface between models, which know no ranks, and the store of their weights (fsdp/), which knows no models.
 //
-// A model lists its weights as units (embedding, one block, head, adapters). While it computes it brackets each unit's
-// use with enter_unit()/leave_unit(); the store makes the unit's tensors whole in between, forward and backward.
+// A model lists its weights as units (embedding, one block, head, adapters). It brackets each use of a unit with
+// enter_unit()/leave_unit(). Between the two the store provides the unit's whole tensors, in forward and in backward.
 
 #include "trireme/nn/weight.h"
 
@@ -14,7 +14,7 @@
 
 namespace trireme {
 
-/// Rows of a parameter that a checkpoint keeps as a tensor of its own. A fused weight (qkv, gate_up) has several.
+/// Rows of a parameter that are a separate tensor in checkpoints. A fused weight (qkv, gate_up) has several.
 struct ParameterPart {
   std::string name;  // Hugging Face name, "model.layers.0.self_attn.q_proj.weight"
   int64_t rows;      // extent on dim 0
@@ -27,10 +27,11 @@ struct ParameterSpec {
   std::vector<int64_t> shape;        // [out, in] or [width]
   std::vector<ParameterPart> parts;  // stacked on dim 0; rows sum to shape[0]
   Init init = Init::kNormal;
-  double init_scale = 0.02;     // kNormal: standard deviation; kUniform: bound
-  bool decay = true;            // weight decay applies (matrices and embeddings; not norms and biases)
-  bool quantisable = false;     // a matrix whose products may run in FP8
-  int64_t zero_rows_from = -1;  // random initial weights: rows from here on are zero (one part); -1: none
+  double init_scale = 0.02;  // kNormal: standard deviation; kUniform: bound
+  bool decay = true;         // weight decay applies (matrices and embeddings; not norms and biases)
+  bool quantisable = false;  // a matrix whose products may run in FP8
+  int64_t zero_rows_from =
+      -1;  // random initial weights: rows from this one on are zero (requires a single part); -1: none
   int64_t numel() const;
 };
 
@@ -39,21 +40,21 @@ struct UnitSpec {
   std::vector<ParameterSpec> parameters;
   bool trained = false;
   bool replicated = false;  // never sharded (adapters)
-  bool keep = false;        // stays whole from its first use in a step to the end of backward (tied embedding)
-  bool backward_reads_weights =
-      true;  // false: backward needs no gather (an embedding's gradient needs only the token ids)
+  bool keep = false;        // stays gathered from its first use in a step to the end of backward (tied embedding)
+  // false: backward needs no gather (an embedding's gradient needs only the token ids)
+  bool backward_reads_weights = true;
   int64_t numel() const;
 };
 
-/// Weights of a model while it computes.
+/// The weights of a model during computation.
 class UnitStore {
  public:
   virtual ~UnitStore() = default;
-  /// The unit's tensors in the order of its specs, whole, in the compute dtype or as their state says (replicated
-  /// trained units too). The tensor objects are the same for the whole run; their contents are only there between
-  /// enter_unit() and leave_unit() and between the two in backward.
+  /// The unit's tensors in the order of its specs: whole, in the compute dtype or as their state says (trained
+  /// replicated units too). The tensor objects stay the same for the whole run; their contents are valid only between
+  /// enter_unit() and leave_unit(), and between the corresponding two points of backward.
   virtual const std::vector<at::Tensor>& parameters(int unit) = 0;
-  /// How each parameter is stored and multiplied, in the same order; the same for the whole run.
+  /// How each parameter is stored and multiplied, in the same order; constant over the run.
   virtual const std::vector<WeightState>& weight_states(int unit) = 0;
   virtual void pre_forward(int unit) = 0;
   virtual void post_forward(int unit) = 0;
@@ -61,20 +62,20 @@ class UnitStore {
   virtual void post_backward(int unit) = 0;
 };
 
-/// Identity on x. Forward: store.pre_forward(unit); backward, when x's gradient comes out of the unit:
+/// Identity on x. Forward calls store.pre_forward(unit). Backward, when the unit has computed x's gradient, calls
 /// store.post_backward(unit).
 at::Tensor enter_unit(const at::Tensor& x, UnitStore& store, int unit);
-/// Identity on y. Forward: store.post_forward(unit); backward, before the unit's own backward:
+/// Identity on y. Forward calls store.post_forward(unit). Backward, before the unit's own backward, calls
 /// store.pre_backward(unit).
 at::Tensor leave_unit(const at::Tensor& y, UnitStore& store, int unit);
 
-/// A store that simply holds whole tensors in the compute dtype on one device: tests, generation, merge checks.
+/// A store of whole tensors in the compute dtype on one device, for tests, generation and merge checks.
 class WholeUnitStore : public UnitStore {
  public:
   explicit WholeUnitStore(std::vector<std::vector<at::Tensor>> units);
   const std::vector<at::Tensor>& parameters(int unit) override { return units_.at(static_cast<size_t>(unit)); }
   const std::vector<WeightState>& weight_states(int unit) override { return states_.at(static_cast<size_t>(unit)); }
-  /// Another state of one parameter, for tests of recipes.
+  /// Replaces the state of one parameter, for tests of recipes.
   void set_state(int unit, int parameter, WeightState state);
   void pre_forward(int) override {}
   void post_forward(int) override {}
@@ -86,7 +87,8 @@ class WholeUnitStore : public UnitStore {
   std::vector<std::vector<WeightState>> states_;
 };
 
-/// A unit's tensors as a block's forward reads them: the store's, or what recompute() hands in their place.
+/// A unit's tensors as a block's forward reads them: those of the store, or the aliases that recomputed() passes
+/// instead.
 struct UnitTensors {
   at::TensorList values;
   const std::vector<WeightState>* states;

@@ -1,5 +1,5 @@
 #pragma once
-// Attention inside each sequence of a pack: causal or full, grouped query heads, dropout on the probabilities.
+// Attention inside each of several packed sequences: causal or full, grouped query heads, dropout on the probabilities.
 
 #include "trireme/ops/dropout.h"
 
@@ -13,62 +13,67 @@ namespace trireme {
 
 struct AttentionWork;
 
-/// Sequences back to back: sequence i is tokens boundaries[i] … boundaries[i + 1]. Made once a batch, used by every
+/// Packed sequences: sequence i is tokens boundaries[i] … boundaries[i + 1] - 1. Made once a batch, used by every
 /// layer.
 struct Sequences {
   std::vector<int32_t> boundaries;  // 0 … T, ascending
-  std::vector<int64_t> keys;        // names each sequence among all of the run: keys dropout; empty: no dropout
+  std::vector<int64_t> keys;        // unique id of each sequence in the run, the key of its dropout; empty: no dropout
   int64_t longest = 0;
   bool equal_lengths = false;
-  at::Tensor boundaries_device, keys_device;  // on GPUs: int32, int64
-  std::shared_ptr<AttentionWork> work;        // what our kernels make of the boundaries
+  at::Tensor boundaries_device, keys_device;  // on GPUs only: int32, int64
+  std::shared_ptr<AttentionWork> work;        // work lists of our kernels, made when they are first used
 
   int64_t count() const { return static_cast<int64_t>(boundaries.size()) - 1; }
   int64_t tokens() const { return boundaries.back(); }
 };
-/// An internal error where boundaries do not ascend from 0, or keys are not one for each sequence (or none).
+/// Moves the description to `device`. Boundaries that do not ascend from 0, and a number of keys that is neither 0 nor
+/// the number of sequences, are internal errors.
 Sequences make_sequences(std::vector<int32_t> boundaries, std::vector<int64_t> keys, at::Device device);
 
 struct AttentionOptions {
   double scale = 1;
   bool causal = true;
-  /// p, seed and stream; its sample ids are not read: a probability's fate is a function of (seed, stream, key of the
-  /// sequence, query head, row and column inside the sequence), see attention_keeps().
+  /// p, seed and stream; sample_ids_B is ignored. A decision depends on (seed, stream, key of the sequence, query head,
+  /// row and column in the sequence), see attention_keeps().
   Dropout dropout{};
 };
 
-/// dropout(softmax(scale q k^T + mask)) v inside each sequence. q [T, N, H], k and v [T, K, H] (views with strides are
-/// fine), N a multiple of K; query head n reads key head n / (N / K). Result [T, N, H]. Differentiable.
+/// dropout(softmax(scale q k^T + mask)) v in each sequence. q [T, N, H], k and v [T, K, H] (any strides), one floating
+/// dtype, N a multiple of K; query head n reads key head n / (N / K). Result [T, N, H]. Differentiable. Shapes that do
+/// not fit each other or the sequences, and dropout without keys, are internal errors.
 ///
-/// GPU, bf16 and fp16: our kernels (sm_90, H 64 or 128, sequences up to 65,536 tokens with dropout) or the library's,
-/// whichever was measured faster (the table in attention.cpp); TRIREME_ATTENTION=library|ours decides for all shapes.
-/// The library draws dropout from its own generator, seeded from (seed, stream, first key): the same again in a resumed
-/// run of the same world size, but another mask. dq may be added in varying order unless deterministic algorithms are
-/// asked for. CPU, and fp32 and fp64 anywhere: LibTorch's scaled-dot-product attention one sequence at a time; with
-/// dropout or without a causal mask the products written out, with the same decisions as our kernels.
+/// GPU, bf16 and fp16: our kernels (sm_90, H 64 or 128; with dropout sequences of up to 65,536 tokens, and H 64 if not
+/// causal) or the library's, whichever was measured to be faster (table in attention.cpp);
+/// TRIREME_ATTENTION=library|ours overrides the table. The library draws dropout from its own generator, seeded from
+/// (seed, stream, first key): a resumed run of the same world size gets the same mask again, but it is another mask
+/// than that of our kernels. The order of the sums of dq varies unless deterministic algorithms are requested.
+///
+/// CPU, and fp32 and fp64 on any device: LibTorch's scaled_dot_product_attention, one sequence at a time; with dropout
+/// or without a causal mask separate products and softmax, with the same dropout decisions as our kernels.
 at::Tensor attention(const at::Tensor& q_TNH, const at::Tensor& k_TKH, const at::Tensor& v_TKH,
                      const Sequences& sequences, const AttentionOptions& options);
 
-/// The same on one tensor of all heads [T, N + 2 K, H], laid out q | k | v, contiguous; its gradient is one tensor,
-/// too.
+/// The same for one contiguous tensor of all heads [T, N + 2 K, H], laid out q | k | v; its gradient is one tensor too.
 at::Tensor attention_of_packed(const at::Tensor& qkv_TPH, int64_t kv_heads, const Sequences& sequences,
                                const AttentionOptions& options);
 
-/// Scores, mask and softmax written out, for each sequence; no dropout; records autograd. Oracle of the tests.
+/// Attention as separate products, mask and softmax for each sequence, without dropout; recorded by autograd. Oracle
+/// for tests.
 at::Tensor attention_reference(const at::Tensor& q_TNH, const at::Tensor& k_TKH, const at::Tensor& v_TKH,
                                const Sequences& sequences, const AttentionOptions& options);
 
-/// p in 128ths, as dropout on probabilities takes it: dropped where a draw of seven bits is below; kept ones are
-/// multiplied by 128 / (128 - threshold). A p that would round to 0 and is not 0, or to 1, is an internal error: the
-/// configuration refuses it before (trireme/base/dropout_steps.h).
+/// round(128 p): dropout on probabilities drops an element if its 7-bit draw is below this threshold and multiplies the
+/// others by 128 / (128 - threshold). A p above 0 that rounds to 0, or a p that rounds to 1, is an internal error; the
+/// configuration rejects it earlier (trireme/base/dropout_steps.h).
 uint32_t attention_dropout_threshold(double p);
 
-/// Decisions for `length` rows and columns, at most 65,536, of one sequence and head: out[row * length + column] = true: kept.
-/// The draw, in 32-bit wrapping arithmetic, mix() and the key (t0, t1) of (seed, stream) as in ops/dropout.h:
+/// Dropout decisions for `length` rows and columns (at most 65,536) of one sequence and head: out[row * length +
+/// column] is true if the probability is kept. The draw, in 32-bit wrapping arithmetic, with mix() and the key (t0, t1)
+/// of (seed, stream) from ops/dropout.h:
 ///   (h0, h1) = sample hash of the sequence key (k0, k1 of ops/dropout.h);  k0 = mix(h0 ^ (head * 0x9e3779b9 + 1))
 ///   k1 = mix(k0 ^ h1);  row and column with bit 3 cleared: x = (row << 16 | column) ^ k0
 ///   x ^= x >> 16;  x *= 0x21f0aaad;  x ^= x >> 15 ^ k1;  x *= 0x735a2d97;  x ^= x >> 15
-///   u = low seven bits of byte (bit 3 of row) + 2 (bit 3 of column) of x;  kept when u >= threshold
+///   u = low seven bits of byte (bit 3 of row) + 2 (bit 3 of column) of x;  kept if u >= threshold
 void attention_keeps(const DropoutKey& key, int64_t sequence_key, uint32_t head, int64_t length, uint32_t threshold,
                      bool* out);
 

@@ -1,9 +1,9 @@
 #pragma once
-// Who runs an operation: our kernel, the library's, or a composition of LibTorch operations. Every operation asks here,
-// so that there is one rule and one place that can explain it.
+// Chooses what runs an operation: our kernel, the library's, or a composition of LibTorch operations. Every operation
+// asks here, so that there is one rule, and its reason can be logged.
 //
-// TRIREME_LOG=dispatch writes a line for each operation and reason when it first occurs:
-//   dispatch: rms_norm of BFloat16 [8192, 20480] on cuda:0: composition, because rows are wider than 16,384
+// TRIREME_LOG=dispatch logs each combination of operation and reason when it first occurs:
+//   dispatch: rms_norm of BFloat16 [8192, 20480] on cuda:0: composition, because rows are wider than 16,384 elements
 
 #include <ATen/core/Tensor.h>
 
@@ -21,21 +21,21 @@ enum class Runs { kKernel, kLibrary, kComposition };
 
 struct Choice {
   Runs who;
-  std::string_view reason;  // empty for a kernel; else the first condition that was not met
+  std::string_view reason;  // empty for a kernel; otherwise the first condition that is not met
   bool kernel() const { return who == Runs::kKernel; }
 };
 
-/// Whether our kernels run on the device: a GPU of compute capability 9.0 and a build with CUDA.
+/// Whether our kernels run on the device: a GPU with compute capability 9.0, in a build with CUDA.
 bool has_kernels(at::Device device);
 
-/// Collects the conditions of an operation's kernel on its main tensor:
-///   const Choice choice = Dispatch("rms_norm", x).needs(x.size(-1) <= kWidest, "rows are wider than 16,384").choice();
+/// Collects the conditions of an operation's kernel; x is its main tensor:
+///   const Choice choice = Dispatch("rms_norm", x).needs(x.size(-1) <= kWidest, "rows are wider than ...").choice();
 class Dispatch {
  public:
-  /// Always needed: a device with our kernels, and one of fp32, fp16, bf16, E4M3, E5M2.
+  /// Conditions of every kernel: has_kernels(), and x is fp32, fp16, bf16, E4M3 or E5M2.
   Dispatch(std::string_view operation, const at::Tensor& x);
   Dispatch& needs(bool condition, std::string_view otherwise_because);
-  /// kKernel where all conditions hold, else `otherwise`.
+  /// kKernel if all conditions hold, otherwise `otherwise`.
   Choice choice(Runs otherwise = Runs::kComposition) const;
 
  private:
@@ -45,7 +45,7 @@ class Dispatch {
 
 }  // namespace trireme
 
-/// Returns what our kernel computes when `choice` says so. Without CUDA the call is compiled but never linked.
+/// Returns the result of our kernel if `choice` selects it. Without CUDA the call is compiled but never linked.
 #define TRIREME_LAUNCH(choice, call)              \
   do {                                            \
     if constexpr (::trireme::kCudaBuild) {        \

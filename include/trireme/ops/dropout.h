@@ -1,9 +1,8 @@
 #pragma once
-// Dropout whose decisions are a function of (seed, stream, sample, element) alone: the same on
-// every rank, for every micro-batch split, on CPU and GPU, and regenerated in backward instead of
-// stored.
+// Dropout whose decisions depend only on (seed, stream, sample, element): they are the same on every rank, for every
+// micro-batch split, on CPU and GPU, and backward regenerates them instead of storing them.
 //
-// The hash, in 32-bit wrapping arithmetic (CPU loop, tensor version and CUDA kernel must agree bit for bit):
+// The hash, in 32-bit wrapping arithmetic. The CPU loop, the tensor version and the CUDA kernel give the same bits.
 //   mix(x):  x ^= x >> 16; x *= 0x21f0aaad; x ^= x >> 15; x *= 0x735a2d97; x ^= x >> 15
 //            (two rounds found by C. Wellons' hash-prospector)
 //   host:    key = derive_seed(seed, "dropout", stream); t0 = low 32 bits, t1 = high 32 bits
@@ -11,9 +10,9 @@
 //   element: e = position * width + column inside the sample's [S, width] activation, 64 bits;  w = e >> 1
 //            h = mix(mix(low32(w) ^ k0) ^ k1 ^ high32(w) * 0x9e3779b9);  u = e even ? h & 0xffff : h >> 16
 //            (high32(w) is 0 in samples of up to 2^33 elements)
-//   kept when u >= threshold, threshold = round(p * 65536); kept elements are multiplied by
-//   65536 / (65536 - threshold), the exact inverse of the keep probability. A p that would round to 0 and is not 0, or
-//   to 1, is an internal error: the configuration refuses it before (trireme/base/dropout_steps.h).
+//   kept if u >= threshold, threshold = round(p * 65536); kept elements are multiplied by
+//   65536 / (65536 - threshold), the exact inverse of the keep probability. A p above 0 that rounds to 0, or a p that
+//   rounds to 1, is an internal error; the configuration rejects it earlier (trireme/base/dropout_steps.h).
 // Both multipliers are below 2^31, so a 32-bit value times one of them fits a signed 64-bit integer.
 
 #include <ATen/core/Tensor.h>
@@ -23,15 +22,15 @@
 namespace trireme {
 
 struct Dropout {
-  double p = 0;  // 0 = off, below 1
+  double p = 0;  // probability of dropping, 0 <= p < 1; 0: no dropout
   uint64_t seed = 0;
-  at::Tensor sample_ids_B;  // int64, on the activation's device; needed when p > 0
-  uint64_t stream = 0;      // names the place in the model (layer and use)
+  at::Tensor sample_ids_B;  // int64, on the activation's device; required if p > 0
+  uint64_t stream = 0;      // number of this use in the model (layer and position in it)
   bool active() const { return p > 0; }
   Dropout at(uint64_t place) const { return {p, seed, sample_ids_B, place}; }
 };
 
-/// The numbers all implementations start from.
+/// The values from which all implementations start.
 struct DropoutKey {
   uint32_t t0, t1;
   uint32_t threshold;  // of 65536
@@ -39,17 +38,18 @@ struct DropoutKey {
 };
 DropoutKey dropout_key(const Dropout& dropout);
 
-/// x * mask * scale, a new tensor. x is any floating type, [B, S, D] or its rows as [B * S, D]: B equal parts, one for
-/// each sample id. Not recorded by autograd: callers apply it again in their backward.
+/// x * mask * scale, a new tensor. x is of any floating type, [B, S, D] or its rows as [B * S, D]: B equal parts, one
+/// for each sample id. Rows that do not divide into the samples are an internal error. Autograd does not record it;
+/// callers apply it again in their backward.
 at::Tensor apply_dropout(const at::Tensor& x, const Dropout& dropout);
 
-/// sum += apply_dropout(x, …) in one pass where a kernel serves.
+/// sum += apply_dropout(x, …), in one pass where our kernel runs.
 void add_dropout_(const at::Tensor& sum, const at::Tensor& x, const Dropout& dropout);
 
-/// The same in at:: operations on any device (what other GPUs use); public for the test that both agree.
+/// The same composed of at:: operations, which other GPUs use; public for the test that compares the two.
 at::Tensor apply_dropout_tensor_ops(const at::Tensor& x, const Dropout& dropout);
 
-/// apply_dropout() that autograd records.
+/// apply_dropout() with autograd.
 at::Tensor recorded_dropout(const at::Tensor& x, const Dropout& dropout);
 
 }  // namespace trireme

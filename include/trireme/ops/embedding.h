@@ -5,13 +5,13 @@
 
 namespace trireme {
 
-/// y[.., :] = table[ids[..], :]. table [V, D], ids int64 of any shape inside [0, V). On sm_90 an id
-/// outside gives a row of NaN, for the non-finite check to see; elsewhere LibTorch throws. The
-/// gradient of a row is the sum over its occurrences, fp32 inside, rounded once; on sm_90 its
-/// order is fixed.
+/// y[.., :] = table[ids[..], :]. table [V, D] of any floating dtype, ids int64 of any shape, values in [0, V). On sm_90
+/// an id outside gives a row of NaN, which the non-finite check finds; elsewhere LibTorch throws. The gradient of a row
+/// is the sum over its occurrences, fp32 inside, rounded once; on sm_90 in a fixed order.
 at::Tensor embed(const at::Tensor& table_VD, const at::Tensor& ids);
 
-/// x[rows[p], :], e.g. the positions whose words an MLM head predicts; the same gradient. x [T, D], rows int64 [P].
+/// x[rows[p], :], e.g. the positions whose words an MLM head predicts; gradient as for embed(). x [T, D], rows int64
+/// [P].
 at::Tensor gather_rows(const at::Tensor& x_TD, const at::Tensor& rows_P);
 
 }  // namespace trireme

@@ -7,10 +7,10 @@ namespace trireme {
 
 enum class NormKind { kNone, kRms, kLayer };
 
-/// kRms:   to(T, x / sqrt(mean(x^2) + eps)) * weight, rounded to x's type T before the weight (as Hugging Face's
-///         LlamaRMSNorm)
-/// kLayer: (x - mean) / sqrt(var + eps) * weight + bias, variance biased
-/// Vectors [D] of x's dtype; statistics in fp32 (fp64 for fp64).
+/// kRms:   to(T, x / sqrt(mean(x^2) + eps)) * weight, rounded to x's type T before the multiplication
+///         (Zhang & Sennrich 2019; rounding as in Hugging Face's LlamaRMSNorm)
+/// kLayer: (x - mean) / sqrt(var + eps) * weight + bias, biased variance (Ba et al. 2016)
+/// weight and bias [D] have x's dtype; statistics are fp32 (fp64 for fp64).
 struct Norm {
   NormKind kind = NormKind::kNone;
   at::Tensor weight, bias;  // bias: kLayer only
@@ -22,10 +22,10 @@ inline Norm layer_norm(const at::Tensor& weight, const at::Tensor& bias, double 
   return {NormKind::kLayer, weight, bias, eps};
 }
 
-/// norm(x), x [.., D]; differentiable.
+/// norm(x), x [.., D]; differentiable. kNone, or vectors of another width or dtype, are an internal error.
 at::Tensor apply_norm(const at::Tensor& x, const Norm& norm);
 
-/// kRms in at:: operations that autograd records; oracle of the tests.
+/// kRms composed of at:: operations that autograd records; oracle for tests.
 at::Tensor rms_norm_reference(const at::Tensor& x, const at::Tensor& weight, double eps);
 
 }  // namespace trireme

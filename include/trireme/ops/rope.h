@@ -1,5 +1,5 @@
 #pragma once
-// Rotary position embedding in the rotate-half convention of Hugging Face's Llama.
+// Rotary position embedding (Su et al. 2021) in the rotate-half convention of Hugging Face's Llama.
 
 #include <ATen/core/Tensor.h>
 
@@ -17,10 +17,10 @@ struct RopeFrequencies {
   int64_t original_max_position = 8192;
 };
 
-/// inv_freq [H/2], fp32, on the CPU.
+/// inv_freq [H/2], fp32, on the CPU. An odd head_dim is an internal error.
 at::Tensor rope_inverse_frequencies(const RopeFrequencies& rope, int64_t head_dim);
 
-/// cos and sin [T, H/2] in `dtype`; angles are formed in fp32. positions_T is int64 and restarts with every sequence.
+/// cos and sin [T, H/2] in `dtype`; angles are computed in fp32. positions_T: int64, restarts with every sequence.
 struct RopeTable {
   at::Tensor cos, sin;
 };
@@ -28,9 +28,9 @@ RopeTable rope_table(const at::Tensor& inverse_frequencies, const at::Tensor& po
 
 /// Splits the output of a fused qkv projection, [T, (N + 2K) * H] laid out q | k | v, and rotates q and k:
 ///   out1 = x1 cos - x2 sin, out2 = x2 cos + x1 sin   (x1, x2: halves of a head)
-/// Returns q [T,N,H], k [T,K,H], v [T,K,H], views of one buffer. The rotation is done in place: the caller gives qkv
-/// up, and whatever produced it must not need its own output in backward. Backward writes one [T, (N + 2K) * H]
-/// gradient.
+/// Returns q [T, N, H], k [T, K, H], v [T, K, H], views of one buffer. Rotates in place: the caller must not use qkv
+/// afterwards, and the operation that produced qkv must not need its output in backward. Backward writes one [T, (N +
+/// 2K) * H] gradient. A qkv that is not contiguous, or has another width, is an internal error.
 std::array<at::Tensor, 3> rope_split_qkv_(const at::Tensor& qkv, const RopeTable& table, int64_t num_heads,
                                           int64_t num_kv_heads, int64_t head_dim);
 

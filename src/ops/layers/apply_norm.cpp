@@ -26,7 +26,7 @@ struct NormNode {
 }  // namespace
 
 at::Tensor apply_norm(const at::Tensor& x, const Norm& norm) {
-  TRIREME_CHECK(norm.kind != NormKind::kNone, "apply_norm: no norm");
+  TRIREME_CHECK(norm.kind != NormKind::kNone, "apply_norm: the norm's kind is kNone");
   InputList inputs;
   const Input input = inputs.add(x.contiguous());
   NormNode node{input, {norm, x, "apply_norm", inputs}};

@@ -8,8 +8,8 @@ namespace trireme {
 
 namespace {
 
-/// A gradient that belongs to this node alone (a residual has one user) is added to in place; one that autograd lent in
-/// another layout is not.
+/// A contiguous gradient that only this node holds (a residual has one user) is overwritten by the sum; one that
+/// autograd passes in another layout is copied.
 Addend as_addend(const at::Tensor& other) {
   return {other, other.defined() && other.is_non_overlapping_and_dense() && other.is_contiguous()};
 }
@@ -51,13 +51,13 @@ bool LinearLayer::may_read_input() const {
   return lora_.active() || (weight_.matrix.requires_grad() && recipe_->wgrad_reads_plain_input());
 }
 
-at::Tensor LinearLayer::forward(const Operand& x, Bias bias, const at::Tensor& addend, bool again) {
+at::Tensor LinearLayer::forward(const Operand& x, Bias bias, const at::Tensor& addend, bool recompute) {
   const at::Tensor& added_bias = bias == Bias::kAdd ? bias_.value : at::Tensor();
   const auto product = [&](const Addend& sum) { return recipe_->forward(x, weight_, dtype_, added_bias, sum, kept_); };
   if (!lora_.active()) return product({addend});
-  if (!again) lora_.multiply_input(x.plain);
-  // The layer's own product comes last where it can: it reads what it adds to while the matrix engine is at work, and a
-  // pass over y of its own is saved.
+  if (!recompute) lora_.multiply_input(x.plain);
+  // If possible the layer's own product comes last and adds to the adapters' part, which it reads while the tensor
+  // cores are busy. This saves a separate pass over y.
   if (!addend.defined()) return product({lora_.output_part(out_features()), true});
   const at::Tensor y = product({addend});
   lora_.add_to(y);

@@ -1,6 +1,6 @@
 #pragma once
 // Private to ops/: a linear layer as a member of an autograd node. It registers the layer's tensors as inputs of the
-// node, runs the three products by the weight's recipe, and keeps what its backward needs.
+// node, computes the three products with the weight's recipe, and keeps what its backward needs.
 
 #include "layers/lora.h"
 #include "matmul/recipe.h"
@@ -16,7 +16,7 @@ namespace trireme {
 class LinearLayer {
  public:
   LinearLayer() = default;
-  /// An internal error where shapes or dtypes do not fit x [.., in]; `what` names the sub-layer.
+  /// Shapes or dtypes that do not fit x [.., in] are an internal error; `what` names the sub-layer in its message.
   LinearLayer(const Linear& linear, const at::Tensor& x, const char* what, InputList& inputs);
 
   const at::Tensor& bias() const { return bias_.value; }
@@ -27,19 +27,19 @@ class LinearLayer {
 
   /// The forms of x that forward reads.
   OperandForms input_forms() const;
-  /// The forms of dy that backward reads; `column_sums` where the bias has a gradient.
+  /// The forms of dy that backward reads; with `column_sums` if the bias has a gradient.
   OperandForms gradient_forms(const Gradients& gradients) const;
   /// Whether backward reads x in its plain form.
   bool backward_reads_input(const Gradients& gradients) const;
-  /// The same before backward, for what forward keeps.
+  /// Whether backward may read x in its plain form; known before backward, so that forward decides what to keep.
   bool may_read_input() const;
 
-  enum class Bias { kAdd, kLeave };  // kLeave: the kernel behind the product adds it
-  /// x W^T (+ bias) + the adapters' part (+ addend). `again`: in backward, with the xA that forward kept.
-  at::Tensor forward(const Operand& x, Bias bias, const at::Tensor& addend = {}, bool again = false);
+  enum class Bias { kAdd, kLeave };  // kLeave: the kernel after the product adds it
+  /// x W^T (+ bias) + the adapters' part (+ addend). `recompute`: called in backward, with the xA kept by forward.
+  at::Tensor forward(const Operand& x, Bias bias, const at::Tensor& addend = {}, bool recompute = false);
 
-  /// Writes the gradients of weight, bias and adapters; returns dx (+ `d_other`) [T, in] where wanted. `input` gives x
-  /// in its plain form and is called at most once, when backward_reads_input().
+  /// Computes the gradients of weight, bias and adapters; returns dx (+ `d_other`) [T, in] if `want_dx`. `input`
+  /// returns x in its plain form; it is called at most once, and only if backward_reads_input().
   at::Tensor backward(const Operand& dy, const std::function<at::Tensor()>& input, bool want_dx,
                       const at::Tensor& d_other, Gradients& gradients);
 

@@ -17,13 +17,14 @@ at::Tensor stack_rows(const std::vector<LoraSlot>& slots) {
   return a.size() == 1 ? a[0] : at::cat(a, 0);
 }
 
-/// Kernels mask the input while they read it; without dropout one library product for all adapters is as good.
+/// The kernels apply dropout to the input while they read it. Without dropout one library product for all adapters is
+/// as fast.
 bool kernels_take(const at::Tensor& x, const std::vector<LoraSlot>& slots) {
   if constexpr (kCudaBuild) {
     const bool dropout = slots[0].dropout.active(), fits = x.is_cuda() && dropout && launch::lora_fits(x, slots);
     return Dispatch("lora", x)
-        .needs(dropout, "there is no dropout: one library product serves all adapters")
-        .needs(fits, "the kernels take ranks up to 64 and contiguous 16-byte rows")
+        .needs(dropout, "without dropout one library product serves all adapters")
+        .needs(fits, "the rank is above 64, or x is not contiguous with 16-byte aligned rows")
         .choice(Runs::kLibrary)
         .kernel();
   }
@@ -35,7 +36,7 @@ bool kernel_up(const at::Tensor& y, const at::Tensor& xa, const at::Tensor& b, d
   return false;
 }
 
-/// Into y, or over what is there.
+/// Adds the products to y, or overwrites y if `adds` is false.
 void up_products(const at::Tensor& y, const std::vector<LoraSlot>& slots, double scale, bool adds) {
   for (const LoraSlot& slot : slots) {
     const at::Tensor& b = slot.b.value;
@@ -53,12 +54,12 @@ LoraPart::LoraPart(const Lora& lora, const at::Tensor& matrix, InputList& inputs
                       adapter.b.size(1) == adapter.a.size(0),
                   "adapter A ", adapter.a.sizes(), " and B ", adapter.b.sizes(), " do not fit weight ", matrix.sizes());
     TRIREME_CHECK(adapter.row_begin >= 0 && adapter.row_begin + adapter.b.size(0) <= matrix.size(0), "adapter rows ",
-                  adapter.row_begin, " to ", adapter.row_begin + adapter.b.size(0), " leave the weight's ",
+                  adapter.row_begin, " to ", adapter.row_begin + adapter.b.size(0), " exceed the weight's rows 0 to ",
                   matrix.size(0));
     for (const LoraSlot& other : slots_)
       TRIREME_CHECK(adapter.row_begin >= other.row_begin + other.b.value.size(0) ||
                         other.row_begin >= adapter.row_begin + adapter.b.size(0),
-                    "two adapters take row ", std::max(adapter.row_begin, other.row_begin), " of one weight");
+                    "two adapters write row ", std::max(adapter.row_begin, other.row_begin), " of one weight");
     slots_.push_back(
         {inputs.add(adapter.a), inputs.add(adapter.b), adapter.row_begin, dropout_.at(adapter.stream), {}, {}});
   }

@@ -1,5 +1,5 @@
 #pragma once
-// Private to ops/: LoRA as an optional part of a linear layer inside an autograd node.
+// Private to ops/: LoRA (Hu et al. 2021) as an optional part of a linear layer in an autograd node.
 //
 //   forward   xA_i = dropout_i(x) A_i^T;  y[:, rows of i] += scale xA_i B_i^T
 //   backward  d_xA_i = scale dy[:, rows of i] B_i,  dB_i = scale dy[:, rows of i]^T xA_i
@@ -20,56 +20,57 @@ struct LoraSlot {
   Input a, b;  // [r, in], [rows, r]
   int64_t row_begin = 0;
   Dropout dropout;
-  at::Tensor xa;    // [T, r], kept by forward; rows may lie apart
-  at::Tensor d_xa;  // [T, r]; for kernels with columns of zeros up to a rank that they know
+  at::Tensor xa;    // [T, r], kept by forward; the row stride may exceed r
+  at::Tensor d_xa;  // [T, r]; for kernels padded with zero columns up to a supported rank
 };
 
 class LoraPart {
  public:
   LoraPart() = default;
-  /// Adapters that do not fit `matrix` [out, in], or share a row of it, are an internal error.
+  /// Adapters that do not fit `matrix` [out, in], or write the same row of it, are an internal error.
   LoraPart(const Lora& lora, const at::Tensor& matrix, InputList& inputs);
   bool active() const { return !slots_.empty(); }
 
-  /// Forms xA of every adapter from x [T, in].
+  /// Computes xA of every adapter from x [T, in].
   void multiply_input(const at::Tensor& x);
-  /// The adapters' part of y [T, columns] alone, for the layer's own product to be added to.
+  /// The adapters' part of y [T, columns] as a tensor to which the layer's own product is added.
   at::Tensor output_part(int64_t columns) const;
   /// y += the adapters' part.
   void add_to(const at::Tensor& y) const;
 
-  /// d_xA and dB, from dy alone; done first, while dy is in L2.
+  /// Computes d_xA and dB from dy alone; called first, while dy is in L2.
   void from_output_gradient(const at::Tensor& dy, Gradients& gradients);
-  /// dA, and where wanted the adapters' part of dx [T, in] for the layer's own product to be added to.
+  /// Computes dA, and if `want_dx` returns the adapters' part of dx [T, in], to which the layer's own product is added.
   at::Tensor from_input(const at::Tensor& x, bool want_dx, Gradients& gradients);
 
  private:
   std::vector<LoraSlot> slots_;
   double scale_ = 0;
   Dropout dropout_;
-  bool kernels_ = false;  // our kernels take x
+  bool kernels_ = false;  // whether our kernels process x
 };
 
 namespace launch {
 
-/// Whether the kernels take x [T, in] and every adapter's rank, with dropout on.
+/// Whether the kernels support x [T, in] and every adapter's rank, with dropout.
 bool lora_fits(const at::Tensor& x, const std::vector<LoraSlot>& slots);
-/// xA of every slot.
+/// Computes xA of every slot.
 void lora_down(const at::Tensor& x, std::vector<LoraSlot>& slots);
-/// scale * dy B [T, r] with columns of zeros up to a rank that the next two know.
+/// scale * dy B [T, r], padded with zero columns up to a rank that lora_down_gradients() and lora_down_dx() support.
 at::Tensor lora_gradient_product(const at::Tensor& dy_rows, const at::Tensor& b, double scale);
-/// dA of every slot; with dx [T, in] (contiguous; undefined: not wanted) lora_down_dx() in the same pass where
-/// possible.
+/// Returns dA of every slot. If dx [T, in] (contiguous) is defined, it also does the work of lora_down_dx(), in the
+/// same pass if possible.
 std::vector<at::Tensor> lora_down_gradients(const at::Tensor& x, const at::Tensor& dx,
                                             const std::vector<LoraSlot>& slots);
-/// dx = sum of dropout_i(d_xA_i A_i); dx contiguous, x for its shape.
+/// dx = sum of dropout_i(d_xA_i A_i); dx contiguous; of x only the shape is used.
 void lora_down_dx(const at::Tensor& dx, const at::Tensor& x, const std::vector<LoraSlot>& slots);
-/// y = scale * xA B^T, or += where it adds; y's rows may lie apart. False: the kernel does not take these.
+/// y = scale * xA B^T, or y += if `adds`; y's row stride may exceed its width. False: the kernel does not support
+/// these.
 bool lora_up(const at::Tensor& y, const at::Tensor& xa, const at::Tensor& b, double scale, bool adds);
 struct LoraUpGradients {
-  at::Tensor d_xa, db;  // undefined: the kernel does not take these
+  at::Tensor d_xa, db;  // undefined: the kernel does not support these
 };
-/// scale * dy B and scale * dy^T xA in one read of dy.
+/// scale * dy B and scale * dy^T xA with one read of dy.
 LoraUpGradients lora_up_gradients(const at::Tensor& dy, const at::Tensor& xa, const at::Tensor& b, double scale);
 
 }  // namespace launch

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kMaxRank = 64;
 
-/// The kernels know ranks of 16, 32 and 64; others are filled up with zeros.
+/// The kernels support ranks 16, 32 and 64; other ranks are padded with zeros.
 int64_t padded(int64_t rank) { return rank <= 16 ? 16 : rank <= 32 ? 32 : kMaxRank; }
 
 at::Tensor padded_rows(const at::Tensor& a) {
@@ -26,14 +26,14 @@ at::Tensor padded_rows(const at::Tensor& a) {
   return kernels::aligned16(whole.const_data_ptr()) ? whole : whole.clone();
 }
 
-/// Adapters that one launch serves; the tensors that it points into live beside it.
+/// Adapters of one launch, with the tensors that its arguments point to.
 struct Launch {
   kernels::LoraProducts arguments;
   std::vector<at::Tensor> alive;
   size_t begin = 0, end = 0;
 };
 
-/// Arguments of a launch over x [.., columns] but for the adapters and the matrices.
+/// Arguments of a launch over x [.., columns], without the adapters and the matrices.
 kernels::LoraProducts over(const at::Tensor& x, const Dropout& dropout) {
   kernels::LoraProducts p;
   p.columns = x.size(1);
@@ -47,7 +47,7 @@ kernels::LoraProducts over(const at::Tensor& x, const Dropout& dropout) {
   return p;
 }
 
-/// Adapters side by side, as many in a launch as the kernels take.
+/// Groups the adapters into launches, as many in each as the kernels support.
 std::vector<Launch> launches(const at::Tensor& x, const std::vector<LoraSlot>& slots) {
   std::vector<Launch> result;
   for (size_t i = 0; i < slots.size(); ++i) {
@@ -82,14 +82,14 @@ struct UpLaunch {
   bool serves = false;
 };
 
-/// Arguments but for the wide matrix, y or dy.
+/// Arguments without the wide matrix, y or dy.
 UpLaunch up_launch(const at::Tensor& wide_TO, const at::Tensor& t_TR, const at::Tensor& b_OR, double scale) {
   UpLaunch launch;
   const at::ScalarType type = wide_TO.scalar_type();
   if (!has_kernels(wide_TO.device()) || (type != at::kHalf && type != at::kBFloat16) || t_TR.scalar_type() != type ||
       b_OR.scalar_type() != type || t_TR.size(1) > kMaxRank || wide_TO.stride(1) != 1 || t_TR.stride(1) != 1)
     return launch;
-  // Columns of t beyond the rank meet zeros of B; they must be there to be read.
+  // Columns of t beyond the rank are multiplied by zero rows of B, but they must be readable.
   const int64_t rank = padded(t_TR.size(1));
   if (t_TR.stride(0) != rank || t_TR.storage_offset() % rank != 0) return launch;
   launch.b = padded_columns(b_OR);
@@ -186,7 +186,7 @@ bool lora_up(const at::Tensor& y_TO, const at::Tensor& t_TR, const at::Tensor& b
 
 LoraUpGradients lora_up_gradients(const at::Tensor& dy_TO, const at::Tensor& t_TR, const at::Tensor& b_OR,
                                   double scale) {
-  // Of 64 ranks the library's two products take less time.
+  // For rank 64 the library's two products are faster.
   if (t_TR.size(1) > 32) return {};
   const c10::cuda::OptionalCUDAGuard guard(dy_TO.is_cuda() ? std::optional(dy_TO.device()) : std::nullopt);
   UpLaunch launch = up_launch(dy_TO, t_TR, b_OR, scale);

@@ -36,7 +36,7 @@ Operand NormLayer::forward(const at::Tensor& x, const OperandForms& wanted) {
 }
 
 Operand NormLayer::recompute(const at::Tensor& x, const OperandForms& wanted) const {
-  // Forms other than the plain one come out of the forward kernel in the same pass.
+  // The forward kernel writes forms other than the plain one in the same pass.
   if (norm_.kind == NormKind::kRms && !wanted.rows)
     return make_operand(rms_norm_recompute(x, rstd_, norm_.weight, norm_.eps), wanted);
   if (norm_.kind == NormKind::kLayer && !wanted.rows)

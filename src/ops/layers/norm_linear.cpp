@@ -17,7 +17,7 @@ struct NormLinearNode {
   NormLayer norm;
   LinearLayer linear;
   Activation activation = Activation::kNone;
-  at::Tensor z;  // before the activation, without bias
+  at::Tensor z;  // input of the activation, without bias
 
   variable_list forward() {
     const at::Tensor rows = flatten_tokens(x.value);
@@ -59,7 +59,7 @@ struct NormLinearNode {
 std::array<at::Tensor, 2> norm_linear(const at::Tensor& x, const Norm& norm, const Linear& linear,
                                       Activation activation) {
   TRIREME_CHECK(activation == Activation::kNone || (activation != Activation::kSwiglu && linear.bias.defined()),
-                "norm_linear: an activation is a GELU of a product with its bias");
+                "norm_linear: the activation must be a GELU and the linear layer must have a bias");
   InputList inputs;
   const Input input = inputs.add(x.contiguous());
   NormLinearNode node{input, {norm, x, "norm_linear", inputs}, {linear, x, "norm_linear", inputs}, activation, {}};

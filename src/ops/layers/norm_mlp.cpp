@@ -22,14 +22,15 @@ struct NormMlpNode {
   LinearLayer down;
   ResidualTail tail;
   bool recompute_up;
-  // Of the up projection: its output without bias, or that of SwiGLU in FP8; of GELU the activation, too.
+  // The up projection's output, without bias; for SwiGLU it may be kept in FP8; for GELU the activation is kept as
+  // well.
   at::Tensor projected, activated;
   Fp8Rows projected_fp8;
 
   bool gated() const { return activation == Activation::kSwiglu; }
 
-  at::Tensor project_up(const Operand& normed, bool again) {
-    return up.forward(normed, gated() ? LinearLayer::Bias::kAdd : LinearLayer::Bias::kLeave, {}, again);
+  at::Tensor project_up(const Operand& normed, bool recompute) {
+    return up.forward(normed, gated() ? LinearLayer::Bias::kAdd : LinearLayer::Bias::kLeave, {}, recompute);
   }
 
   Operand activate(const at::Tensor& z, const OperandForms& wanted) const {
@@ -38,7 +39,7 @@ struct NormMlpNode {
 
   variable_list forward() {
     const at::Tensor rows = flatten_tokens(h.value);
-    const at::Tensor z = project_up(norm.forward(rows, up.input_forms()), /*again=*/false);
+    const at::Tensor z = project_up(norm.forward(rows, up.input_forms()), /*recompute=*/false);
     Operand active;
     if (gated() && down.recipe().keeps_activations_in_fp8() && !recompute_up) {
       SwigluForward both = swiglu_forward(z, down.input_forms(), /*keep_fp8=*/true);
@@ -56,12 +57,12 @@ struct NormMlpNode {
   void backward(const variable_list& d_outputs, Gradients& gradients) {
     const at::Tensor rows = flatten_tokens(h.value);
     const ResidualTail::Parts parts = tail.backward(down, flatten_tokens(d_outputs[0]), gradients);
-    at::Tensor normed;  // in its plain form, where the recomputation below made it
+    at::Tensor normed;  // plain form, if it was recomputed below
     if (recompute_up) {
       OperandForms forms = up.input_forms();
       forms.plain = forms.plain || up.backward_reads_input(gradients);
       const Operand operand = norm.recompute(rows, forms);
-      projected = project_up(operand, /*again=*/true);
+      projected = project_up(operand, /*recompute=*/true);
       if (up.backward_reads_input(gradients)) normed = operand.plain;
     }
     at::Tensor d_active = down.backward(
@@ -94,16 +95,16 @@ struct NormMlpNode {
 }  // namespace
 
 at::Tensor norm_mlp(const at::Tensor& h, const Mlp& mlp) {
-  TRIREME_CHECK(mlp.activation != Activation::kNone, "norm_mlp: no activation");
+  TRIREME_CHECK(mlp.activation != Activation::kNone, "norm_mlp: the activation is kNone");
   TRIREME_CHECK(mlp.activation == Activation::kSwiglu || mlp.up.bias.defined(),
-                "norm_mlp: GELU is taken of a product with its bias");
+                "norm_mlp: with GELU the up projection must have a bias");
   const int64_t width =
       mlp.activation == Activation::kSwiglu ? mlp.up.weight.matrix.size(0) / 2 : mlp.up.weight.matrix.size(0);
   TRIREME_CHECK(mlp.down.weight.matrix.size(1) == width && mlp.down.weight.matrix.size(0) == h.size(-1), "norm_mlp: h ",
                 h.sizes(), ", up ", mlp.up.weight.matrix.sizes(), ", down ", mlp.down.weight.matrix.sizes());
   InputList inputs;
   const Input input = inputs.add(h.contiguous());
-  // Only the dtype and width of what the down projection reads are looked at.
+  // Only the dtype and the width of the down projection's input are used.
   const at::Tensor active = h.new_empty({0, width});
   NormMlpNode node{input,
                    {mlp.norm, h, "norm_mlp", inputs},

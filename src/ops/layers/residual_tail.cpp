@@ -9,7 +9,7 @@ namespace trireme {
 ResidualTail::ResidualTail(const Dropout& dropout, const Norm& post_norm, const at::Tensor& residual, const char* what,
                            InputList& inputs)
     : dropout_(dropout), post_norm_(post_norm, residual, what, inputs) {
-  TRIREME_CHECK(post_norm.kind != NormKind::kRms, what, ": a norm behind the residual is a layer norm");
+  TRIREME_CHECK(post_norm.kind != NormKind::kRms, what, ": the norm after the residual must be a layer norm");
 }
 
 at::Tensor ResidualTail::forward(LinearLayer& linear, const Operand& x, const at::Tensor& residual) {

@@ -1,5 +1,5 @@
 #pragma once
-// Private to ops/: the end of a sub-layer, where a linear layer's output joins the residual stream inside a node:
+// Private to ops/: the end of a sub-layer, where a linear layer's output is added to the residual stream inside a node:
 //
 //   y = post_norm(residual + dropout(x W^T + b))        post_norm: none, or a layer norm
 
@@ -20,7 +20,7 @@ class ResidualTail {
   at::Tensor forward(LinearLayer& linear, const Operand& x, const at::Tensor& residual);
 
   struct Parts {
-    Operand d_branch;  // gradient of the linear layer's output, in the forms that it reads
+    Operand d_branch;  // gradient of the linear layer's output, in the forms that its backward reads
     at::Tensor d_residual;
   };
   Parts backward(const LinearLayer& linear, const at::Tensor& dy, Gradients& gradients);

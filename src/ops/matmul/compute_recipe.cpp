@@ -7,7 +7,7 @@ namespace trireme {
 
 namespace {
 
-/// Products in the compute dtype, through the library.
+/// Products in the compute dtype, by the library.
 class ComputeRecipe final : public LinearRecipe {
  public:
   OperandForms input_forms(const Weight&) const override { return {.plain = true}; }

@@ -1,5 +1,5 @@
-// FP8 products of trained weights with one scale a tensor, from the amax of the step before. x and W are E4M3, dy is
-// E5M2; sums are fp32, results come in the compute dtype.
+// FP8 products of trained weights with one scale per tensor, from the amax of the previous step. x and W are E4M3, dy
+// is E5M2; sums are fp32; results are in the compute dtype.
 #include "matmul/recipe.h"
 
 #include <ATen/ATen.h>

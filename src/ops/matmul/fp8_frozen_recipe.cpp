@@ -1,5 +1,5 @@
-// Frozen weights in E4M3 with one scale each; inputs and output gradients are quantised row by row. E4M3 throughout: a
-// scale per row makes the range of E5M2 unnecessary, and E4M3 has a bit of mantissa more.
+// Frozen weights in E4M3 with one scale each; inputs and output gradients are quantised with one scale per row. All in
+// E4M3: a scale per row makes the range of E5M2 unnecessary, and E4M3 has one more bit of mantissa.
 #include "matmul/recipe.h"
 #include "trireme/base/error.h"
 #include "trireme/ops/dispatch.h"
@@ -10,13 +10,13 @@ namespace trireme {
 
 namespace {
 
-/// Scales per row on one side ask for a vector on the other.
+/// With scales per row on one side, cuBLASLt requires a vector of scales on the other side too.
 Fp8Matrix of_rows(const at::Tensor& codes, const at::Tensor& inverse_scale) {
   return {codes, inverse_scale.expand({codes.size(0)}).contiguous()};
 }
 
 Fp8Matrix of_rows(const Fp8Rows& rows) {
-  TRIREME_CHECK(rows.inverse_scale.size(1) == 1, "an FP8 product takes one scale per row, not ",
+  TRIREME_CHECK(rows.inverse_scale.size(1) == 1, "an FP8 product needs one scale per row, not ",
                 rows.inverse_scale.size(1));
   return {rows.data, rows.inverse_scale.view(-1)};
 }
@@ -37,15 +37,15 @@ class Fp8FrozenRecipe final : public LinearRecipe {
                      const Addend& addend, Kept&) const override {
     return fp8_product(of_rows(x.rows), of_rows(weight.matrix, weight.state.inverse_scale), dtype, bias, addend);
   }
-  /// Hopper multiplies FP8 operands along their inner dimension only: the weight is transposed first, one pass over its
-  /// bytes, released afterwards.
+  /// Hopper multiplies FP8 operands along their inner dimension only, so the weight is transposed first, in one pass
+  /// over its bytes. The transposed copy is freed afterwards.
   at::Tensor dgrad(const Operand& dy, const Weight& weight, const Kept&, at::ScalarType dtype,
                    const Addend& addend) const override {
     const at::Tensor transposed = transpose_codes(weight.matrix);
     return fp8_product(of_rows(dy.rows), of_rows(transposed, weight.state.inverse_scale), dtype, {}, addend);
   }
   at::Tensor wgrad(const Operand&, const at::Tensor&, const Kept&, at::ScalarType) const override {
-    TRIREME_CHECK(false, "a frozen FP8 weight has no gradient");
+    TRIREME_CHECK(false, "wgrad of a frozen FP8 weight: frozen weights have no gradient");
     return {};
   }
 };

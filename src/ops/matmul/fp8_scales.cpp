@@ -12,9 +12,9 @@ namespace trireme {
 
 namespace {
 
-/// Scales aim at this part of the largest code.
+/// Fraction of the largest code that a scale maps the amax to.
 constexpr double kHeadroom = 0.5;
-/// cuBLASLt wants the scalars it reads on boundaries of their own: floats from one to the next.
+/// Distance of one tensor's scalars to the next, in floats: cuBLASLt requires aligned scalars.
 constexpr int64_t kStride = 32;
 enum Member { kInput, kWeight, kGradient, kMembers };
 
@@ -50,7 +50,7 @@ void Fp8Scales::begin_step() {
 
 at::Tensor Fp8Scales::update() {
   const at::NoGradGuard no_grad;
-  // Also true of infinities and NaN.
+  // Counts infinities and NaN too.
   const at::Tensor beyond = (amax_ * scale_).le(largest_ * (1 + 1e-6)).logical_not().sum().to(at::kDouble);
   follow_amax(scale_, inverse_, amax_, largest_);
   amax_.zero_();
@@ -65,7 +65,7 @@ std::vector<double> Fp8Scales::state() const {
 }
 
 bool Fp8Scales::restore(const std::vector<double>& state) {
-  if (state.empty()) return true;  // saved before the first step ended
+  if (state.empty()) return true;  // saved before the end of the first step
   if (static_cast<int64_t>(state.size()) != tensors()) return false;
   const at::Tensor host = at::empty({tensors()}, at::kDouble);
   std::copy(state.begin(), state.end(), host.mutable_data_ptr<double>());

@@ -14,7 +14,7 @@ namespace trireme {
 namespace {
 
 constexpr at::ScalarType kE4m3 = at::kFloat8_e4m3fn;
-/// Elements converted at a time where a whole fp32 copy of a weight would be too much.
+/// Elements converted at a time, because an fp32 copy of a whole weight would take too much memory.
 constexpr int64_t kCastChunk = int64_t{1} << 26;
 
 double largest_code(const Fp8Scale& scale) { return scale.gradient ? kLargestE5m2 : kLargestE4m3; }
@@ -25,7 +25,7 @@ at::Tensor values_of(const CodesSource& source) {
   return gelu_backward(source.dy, source.x, source.bias, source.gelu).dx;
 }
 
-/// What the kernel does in one pass.
+/// The composition of what the kernel does in one pass.
 Operand compose_codes(const at::Tensor& values, const Fp8Scale& scale, bool want_column_sums) {
   scale.amax.copy_(at::maximum(scale.amax, fp8_amax(values)));
   const double largest = largest_code(scale);
@@ -44,7 +44,7 @@ Fp8Rows quantise_rows(const at::Tensor& x_TD, int64_t groups) {
   TRIREME_CHECK(x_TD.dim() == 2 && x_TD.size(1) % groups == 0, "quantise_rows: ", x_TD.sizes(), " in ", groups,
                 " groups");
   const Choice choice = Dispatch("quantise_rows", x_TD)
-                            .needs(groups == 1, "a row has several scales, which SwiGLU's kernel writes")
+                            .needs(groups == 1, "this kernel writes one scale per row; SwiGLU's writes several")
                             .choice();
   TRIREME_LAUNCH(choice, quantise_rows(x_TD.contiguous()));
   const at::Tensor x = x_TD.to(at::kFloat).view({x_TD.size(0), groups, -1});
@@ -68,7 +68,7 @@ at::Tensor sum_columns(const at::Tensor& x_TD) {
 }
 
 Operand make_codes(const CodesSource& source, const Fp8Scale& scale, bool known, bool want_column_sums) {
-  // The first step knows no amax but the tensor's own.
+  // In the first step no earlier amax exists, so the tensor's own is used.
   if (!known)
     follow_amax(scale.scale, scale.inverse, fp8_amax(values_of(source)),
                 at::full_like(scale.scale, largest_code(scale)));
@@ -96,7 +96,7 @@ Operand make_operand(const at::Tensor& plain, const OperandForms& wanted) {
 }
 
 at::Tensor fp8_amax(const at::Tensor& w) {
-  // aminmax reads any float type as it is; abs() would write a copy.
+  // aminmax reads any float type directly; abs() would write a copy.
   const auto [low, high] = at::aminmax(w);
   return at::maximum(low.abs(), high.abs()).to(at::kFloat);
 }

@@ -7,25 +7,25 @@
 
 namespace trireme {
 
-/// What a product is added to before it is rounded, of the product's shape and dtype.
+/// A matrix of the product's shape and dtype that is added to the product before rounding.
 struct Addend {
   at::Tensor sum;            // undefined: none
-  bool overwritten = false;  // the result takes its memory
+  bool overwritten = false;  // whether the result may overwrite `sum`
 };
 
-/// E4M3 or E5M2 codes; inverse: fp32, one scale of the matrix, or one of each of its rows.
+/// E4M3 or E5M2 codes. inverse: fp32, one inverse scale for the matrix or one per row.
 struct Fp8Matrix {
   at::Tensor codes, inverse;
 };
 
-/// a b^T (+ bias) (+ addend) in `dtype`; scales of matrices, or of rows on both sides; bias [N] undefined: none. On
-/// sm_90 through cuBLASLt, whose sums in the matrix engine are short ones (fast accumulation), as in the MLPerf
-/// submissions; sizes are multiples of 16 there. Elsewhere in fp32.
+/// a b^T (+ bias) (+ addend) in `dtype`. Scales per matrix, or per row on both sides; bias [N], undefined: none. On
+/// sm_90 by cuBLASLt with fast accumulation (sums of reduced precision in the tensor cores), as in the MLPerf
+/// submissions; sizes must be multiples of 16. Elsewhere in fp32.
 at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarType dtype,
                        const at::Tensor& bias_N = {}, const Addend& addend = {});
 
-/// a b (+ bias) (+ addend) through the library, in the operands' dtype. The addend is added to the rounded product
-/// unless its memory is overwritten; a bias is added inside the product.
+/// a b (+ bias) (+ addend) by the library, in the operands' dtype. A bias is added before rounding. The addend is added
+/// to the rounded product, unless it may be overwritten.
 at::Tensor plain_product(const at::Tensor& a_MK, const at::Tensor& b_KN, const at::Tensor& bias_N = {},
                          const Addend& addend = {});
 

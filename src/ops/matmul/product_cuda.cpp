@@ -1,4 +1,4 @@
-// FP8 products through cuBLASLt itself: LibTorch's cannot add their result to a matrix.
+// FP8 products by cuBLASLt directly, because LibTorch's interface cannot add the product to a matrix.
 #include "matmul/product.h"
 
 #include "launch.h"
@@ -23,9 +23,9 @@ namespace {
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 constexpr int kCandidates = 8, kTimedRuns = 4;
 
-/// Of the library's first candidates the fastest on this machine, timed when a shape first comes, and only among those
-/// whose results equal the first one's bit for bit, so that what is computed does not depend on the timing.
-/// TRIREME_FP8_PRODUCTS=first: the library's first.
+/// Whether to time the library's first candidates when a shape first occurs and use the fastest on this machine. Only
+/// candidates whose results equal the first one's bit for bit are considered, so results do not depend on the timing.
+/// TRIREME_FP8_PRODUCTS=first always uses the library's first candidate.
 bool measures() {
   static const char* choice = std::getenv("TRIREME_FP8_PRODUCTS");
   return choice == nullptr || std::string_view(choice) != "first";
@@ -62,24 +62,26 @@ cudaDataType_t type_of(const at::Tensor& x) {
     case at::kHalf: return CUDA_R_16F;
     case at::kBFloat16: return CUDA_R_16BF;
     default:
-      TRIREME_CHECK(x.scalar_type() == at::kFloat, "no FP8 product with ", c10::toString(x.scalar_type()));
+      TRIREME_CHECK(x.scalar_type() == at::kFloat, "no FP8 product with operand, bias or result of dtype ",
+                    c10::toString(x.scalar_type()));
       return CUDA_R_32F;
   }
 }
 
-/// A row-major matrix [rows, columns] as cuBLASLt sees it: column-major, turned.
+/// A row-major matrix [rows, columns] is a transposed, column-major one for cuBLASLt.
 void describe(Layout& layout, const at::Tensor& x) {
   succeeded(cublasLtMatrixLayoutCreate(&layout.handle, type_of(x), static_cast<uint64_t>(x.size(1)),
                                        static_cast<uint64_t>(x.size(0)), x.size(1)),
             "cublasLtMatrixLayoutCreate");
 }
 
-/// What the choice of an algorithm depends on: sizes, types, bias, sum, scales of rows.
+/// The key for the choice of an algorithm: sizes, types, bias, addend, scales per row.
 using Shape = std::tuple<int, int64_t, int64_t, int64_t, int, int, int, bool, bool, bool>;
 
 cublasLtHandle_t handle_of(int device) {
   static std::mutex mutex;
-  static std::map<int, cublasLtHandle_t> handles;  // as long as the process: the library frees what it holds
+  // never destroyed: the library frees its resources at the end of the process
+  static std::map<int, cublasLtHandle_t> handles;
   const std::lock_guard lock(mutex);
   cublasLtHandle_t& handle = handles[device];
   if (handle == nullptr) succeeded(cublasLtCreate(&handle), "cublasLtCreate");
@@ -96,10 +98,10 @@ struct Event {
 
 using Candidates = std::array<cublasLtMatmulHeuristicResult_t, kCandidates>;
 
-/// The index of the fastest that writes into `out` what the first does.
+/// The index of the fastest candidate that writes the same bits to `out` as the first one.
 int fastest(const Candidates& candidates, int count, const at::Tensor& out,
             const std::function<bool(const cublasLtMatmulAlgo_t&)>& run) {
-  if (!run(candidates[0].algo)) return 0;  // the caller meets the error
+  if (!run(candidates[0].algo)) return 0;  // the caller reports the error
   const at::Tensor expected = out.clone();
   const cudaStream_t stream = stream_of(out);
   int best = 0;
@@ -129,7 +131,7 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarT
   const c10::cuda::CUDAGuard guard(a.device());
   const bool adds = addend.sum.defined();
   TRIREME_CHECK(!addend.overwritten || (adds && addend.sum.is_contiguous()),
-                "a product takes the memory of contiguous addends only");
+                "a product can overwrite contiguous addends only");
   const at::Tensor out = addend.overwritten ? addend.sum : at::empty({a.size(0), b.size(0)}, a.options().dtype(dtype));
   const at::Tensor sum = adds ? addend.sum.contiguous() : out;
   TRIREME_CHECK(sum.size(0) == a.size(0) && sum.size(1) == b.size(0) && sum.scalar_type() == dtype,
@@ -141,7 +143,7 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarT
                 "an FP8 product of ", a.sizes(), " and ", b.sizes(), " with scales ", a_MK.inverse.sizes(), " and ",
                 b_NK.inverse.sizes());
 #if CUBLAS_VERSION < 120900
-  if (by_rows) {  // cuBLASLt knows no such scales yet
+  if (by_rows) {  // cuBLASLt has no scales per row for these types yet
     const at::Tensor product =
         at::_scaled_mm(a, b.t(), a_MK.inverse.view({-1, 1}), b_NK.inverse.view({1, -1}), bias_N, {}, dtype, true);
     if (!adds) return product;
@@ -150,7 +152,7 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarT
 #endif
   Operation operation;
   succeeded(cublasLtMatmulDescCreate(&operation.handle, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
-  // out^T = b a^T, both with their inner dimension in front.
+  // out^T = b a^T; in both operands the inner dimension is the contiguous one.
   set(operation, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
   set(operation, CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
   set(operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1});
@@ -204,10 +206,10 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarT
                                                layout_out.handle, layout_out.handle, preference.handle,
                                                measures() ? kCandidates : 1, candidates.data(), &count),
                 "cublasLtMatmulAlgoGetHeuristic");
-      TRIREME_CHECK(count > 0, "cuBLASLt has no FP8 product of ", a.sizes(), " and ", b.sizes());
+      TRIREME_CHECK(count > 0, "cuBLASLt offers no algorithm for the FP8 product of ", a.sizes(), " and ", b.sizes());
       int best = 0;
       if (measures() && count > 1) {
-        // Repeated products must not pile up in an addend.
+        // Timing repeats the product, which must not accumulate in an addend.
         const at::Tensor scratch = addend.overwritten ? at::empty_like(out) : out;
         best = fastest(candidates, count, scratch,
                        [&](const auto& one_of) { return multiply(one_of, scratch) == CUBLAS_STATUS_SUCCESS; });

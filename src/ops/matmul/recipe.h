@@ -1,11 +1,12 @@
 #pragma once
-// Private to ops/: how a linear layer y = x W^T takes the operands of its three products,
+// Private to ops/: in which number format, and with whose scales, a linear layer y = x W^T takes the operands of its
+// three products,
 //
 //   forward  y = x W^T      dgrad  dx = dy W      wgrad  dW = dy^T x
 //
-// in which number format and with whose scales. A layer asks its recipe which forms of x and dy it reads, has their
-// producers write just these, and hands them over. One object a recipe, without state: what forward keeps for backward
-// lies in Kept, scales in the weight's state. A new number format is a new implementation, in a file of its own.
+// A layer asks its recipe which forms of x and dy it reads, has their producers write only these, and passes them to
+// the recipe. Each recipe is one object without state: what forward keeps for backward is in Kept, scales are in the
+// weight's state. A new number format is a new implementation in its own file.
 
 #include "matmul/operand.h"
 #include "matmul/product.h"
@@ -19,15 +20,16 @@ class LinearRecipe {
  public:
   virtual ~LinearRecipe() = default;
 
-  /// What forward reads of x [T, in], and backward of dy [T, out] (the bias gradient apart).
+  /// The forms of x [T, in] that forward reads, and those of dy [T, out] that backward reads (without the bias
+  /// gradient).
   virtual OperandForms input_forms(const Weight& weight) const = 0;
   virtual OperandForms gradient_forms(const Weight& weight) const = 0;
-  /// Whether wgrad reads x in its plain form, which the layer then keeps or recomputes.
+  /// Whether wgrad reads x in its plain form, so that the layer must keep or recompute it.
   virtual bool wgrad_reads_plain_input() const = 0;
-  /// Whether an activation before this layer is kept for backward in FP8 rows rather than plain.
+  /// Whether the input activation of this layer is kept for backward in FP8 rows instead of its plain form.
   virtual bool keeps_activations_in_fp8() const { return false; }
 
-  /// What forward keeps for backward beside W's own memory.
+  /// What forward keeps for backward in addition to W.
   struct Kept {
     Fp8Matrix x_transposed, weight_transposed;
   };
@@ -37,7 +39,7 @@ class LinearRecipe {
   /// dy W (+ addend) in `dtype`.
   virtual at::Tensor dgrad(const Operand& dy, const Weight& weight, const Kept& kept, at::ScalarType dtype,
                            const Addend& addend) const = 0;
-  /// dy^T x in `dtype`; `plain_x` is read where wgrad_reads_plain_input().
+  /// dy^T x in `dtype`; `plain_x` is defined if wgrad_reads_plain_input().
   virtual at::Tensor wgrad(const Operand& dy, const at::Tensor& plain_x, const Kept& kept,
                            at::ScalarType dtype) const = 0;
 };

@@ -1,5 +1,6 @@
 #pragma once
-// Last linear layer and cross-entropy, in chunks of tokens: the logits are never all in memory.
+// Last linear layer and cross-entropy, in chunks of tokens, so that the logits of all tokens are never in memory at
+// once.
 
 #include <ATen/core/Tensor.h>
 
@@ -7,24 +8,24 @@
 
 namespace trireme {
 
-/// sum over t of token_weight[t] * (logsumexp(l_t) - l_t[target_t]), l_t = weight hidden_t, softmax
-/// in fp32 (fp64 for fp64 input).
-/// hidden [T, D], weight [V, D] of one dtype; targets int64 [T]; token_weight fp32 [T], 0 = not
-/// counted (target then arbitrary but inside the vocabulary). Result: scalar, fp32 (fp64).
-/// When gradients are wanted they are formed in the forward pass, chunk by chunk: kept are d_hidden
-/// [T, D] and, if the weight is trained, d_weight (accumulated in fp32), both of the loss divided by the
-/// largest token weight. In fp16 a token's weight is applied where it cannot underflow: d_logits of any
-/// counted token have its size before the weight, rows of d_hidden get theirs with the loss's own
-/// gradient (the loss scale), those of the hidden states in front of the product that gives d_weight.
-/// On the CPU tokens of weight 0 are left out; on a GPU that would cost a synchronisation.
-/// On sm_90 a kernel turns each chunk's logits into their gradient in place: 256 MiB of logits is
-/// all the memory used beyond the results, a chunk's weight gradient is added to d_weight by its
-/// product, and softmax reads logits in the dtype of the products.
-/// `bias` [V] is added to the logits when it is defined.
+/// sum over t of token_weight[t] * (logsumexp(l_t) - l_t[target_t]), l_t = weight hidden_t + bias, softmax in fp32
+/// (fp64 for fp64 input). Result: scalar, fp32 (fp64). hidden [T, D], weight [V, D] and bias [V] (undefined: none) of
+/// one dtype; targets int64 [T], inside the vocabulary; token_weight fp32 [T], 0: the token is not counted. Shapes that
+/// do not fit are an internal error.
+///
+/// If gradients are wanted, the forward pass computes them chunk by chunk and keeps d_hidden [T, D] and, if the weight
+/// is trained, d_weight (summed in fp32), both for the loss divided by the largest token weight. With fp16 the token
+/// weights are applied where they do not underflow: d_logits are computed without them, d_hidden is multiplied by them
+/// together with the gradient of the loss (the loss scale), and for d_weight they multiply the hidden states.
+///
+/// On the CPU tokens of weight 0 are skipped; on a GPU that would require a synchronisation. On sm_90 a kernel
+/// overwrites each chunk's logits by their gradient: the memory used beyond the results is 256 MiB of logits. There a
+/// chunk's weight gradient is added to d_weight inside its product, and softmax reads logits in the dtype of the
+/// products.
 at::Tensor loss_head(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
                      const at::Tensor& token_weight, const at::Tensor& bias = {});
 
-/// The same loss without gradients, and how many counted tokens the largest logit finds (fp64 scalars).
+/// The same loss without gradients, and the number of counted tokens whose target has the largest logit (fp64 scalars).
 struct HeadScore {
   at::Tensor loss, hits;
 };

@@ -1,6 +1,6 @@
 #pragma once
-// A norm and the linear layer that reads it, as one autograd node with hand-written backward: kept are x, the norm's
-// statistics and what the recipe needs; the normalised rows are recomputed where backward reads them.
+// A norm and the linear layer that reads its result, as one autograd node with hand-written backward. It keeps x, the
+// norm's statistics and what the recipe needs; the normalised rows are recomputed where backward reads them.
 
 #include "trireme/ops/activation.h"
 #include "trireme/ops/layers/linear.h"
@@ -12,9 +12,10 @@
 
 namespace trireme {
 
-/// {activation(linear(norm(x))), x}; x [.., in]. Users of x downstream (the residual) take the second result, so that
-/// its gradient is added inside the kernel that forms this layer's gradient to x. `activation`: none or a GELU, which
-/// needs a bias of the linear layer.
+/// {activation(linear(norm(x))), x}; x [.., in], first result [.., out]. Later users of x (the residual) must take the
+/// second result: its gradient is then added inside the kernel that computes this layer's gradient of x. `activation`:
+/// none, or a GELU, which requires that the linear layer has a bias. Shapes or dtypes that do not fit are an internal
+/// error.
 std::array<at::Tensor, 2> norm_linear(const at::Tensor& x, const Norm& norm, const Linear& linear,
                                       Activation activation = Activation::kNone);
 

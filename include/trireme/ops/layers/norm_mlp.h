@@ -1,7 +1,7 @@
 #pragma once
-// The MLP of a block, as one autograd node with hand-written backward. Kept are h, the norm's statistics, the up
-// projection's output (in FP8 where the recipe says so; not with `recompute_up`), with GELU its activation; the rest is
-// recomputed.
+// The MLP of a block, as one autograd node with hand-written backward. It keeps h, the norm's statistics, the up
+// projection's output (in FP8 if the recipe says so; not if `recompute_up` is set) and, for GELU, the activation. The
+// rest is recomputed.
 
 #include "trireme/ops/activation.h"
 #include "trireme/ops/dropout.h"
@@ -22,7 +22,8 @@ struct Mlp {
   bool recompute_up = false;  // backward recomputes the up projection instead of keeping it
 };
 
-/// post_norm(h + dropout(down(activation(up(norm(h)))))); h [.., D].
+/// post_norm(h + dropout(down(activation(up(norm(h)))))); h and result [.., D]. GELU requires that the up projection
+/// has a bias. Shapes or dtypes that do not fit are an internal error.
 at::Tensor norm_mlp(const at::Tensor& h, const Mlp& mlp);
 
 }  // namespace trireme

@@ -1,6 +1,6 @@
 #pragma once
-// E4M3 with one scale a tensor, as frozen weights are stored: value = code * inverse_scale, largest code 448. Scales
-// are formed and used on the device.
+// E4M3 with one scale per tensor, the format of frozen FP8 weights: value = code * inverse_scale, largest code 448.
+// Scales are computed and used on the device.
 
 #include <ATen/core/Tensor.h>
 
@@ -8,11 +8,12 @@ namespace trireme {
 
 constexpr double kLargestE4m3 = 448.0, kLargestE5m2 = 57344.0;
 
-/// The largest |w|, fp32 scalar on w's device, without a copy of w in fp32.
+/// max |w| as fp32 scalar on w's device; does not copy w to fp32.
 at::Tensor fp8_amax(const at::Tensor& w);
-/// amax / 448 as fp32; 1 where amax is 0.
+/// amax / 448 in fp32; 1 if amax is 0.
 at::Tensor fp8_inverse_scale(const at::Tensor& amax);
-/// target (E4M3) = w / inverse_scale, rounded to nearest, saturated; any shape.
+/// target (E4M3) = w / inverse_scale, rounded to nearest and saturated. Any shape; different numbers of elements are an
+/// internal error.
 void fp8_cast_(const at::Tensor& target, const at::Tensor& w, const at::Tensor& inverse_scale);
 
 }  // namespace trireme

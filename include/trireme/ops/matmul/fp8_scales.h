@@ -1,7 +1,7 @@
 #pragma once
-// The state of delayed scaling (Recipe::kFp8Delayed) of all trained matrices of a run, as the MLPerf BERT submissions
-// run it: the newest amax counts. Scales aim at half of the largest code, so that a tensor may double from one step to
-// the next before it saturates. Scales stay on the device.
+// The state of delayed scaling (Recipe::kFp8Delayed) for all trained matrices of a run, as in the MLPerf BERT
+// submissions: the amax history has length 1. A scale maps the amax to half of the largest code, so that values may
+// double from one step to the next before they saturate. Scales stay on the device.
 
 #include "trireme/nn/weight.h"
 
@@ -20,17 +20,18 @@ class Fp8Scales {
 
   const Fp8LinearScales& linear(int64_t index) const { return linears_[static_cast<size_t>(index)]; }
   int64_t tensors() const { return amax_.numel(); }
-  /// fp32 [tensors]: what a run on several ranks brings to the maximum over them before update().
+  /// fp32 [tensors]. A run on several ranks reduces it with a maximum over the ranks before update().
   const at::Tensor& amax() const { return amax_; }
-  /// Before a step: where no step has ended yet, forgets the amax of passes that were no step (warm-up on made-up
-  /// rows).
+  /// Call before a step. As long as no step has ended, clears the amax recorded by passes that were not steps (warm-up
+  /// on generated rows).
   void begin_step();
-  /// After a step: scales of the next from the amax of this; kept where that is 0, infinite or NaN. Returns how many
-  /// tensors had values beyond what their scale could hold (infinities and NaN among them), fp64 scalar.
+  /// Call after a step: computes the next step's scales from this step's amax; a scale whose amax is 0, infinite or NaN
+  /// is kept. Returns the number of tensors with values beyond the range of their scale (infinities and NaN included),
+  /// fp64 scalar.
   at::Tensor update();
-  /// What a checkpoint keeps; exact. Empty before the first step has ended.
+  /// The state for a checkpoint; exact. Empty before the end of the first step.
   std::vector<double> state() const;
-  /// False: not the state of this many tensors.
+  /// False if `state` does not belong to this number of tensors.
   bool restore(const std::vector<double>& state);
 
  private:

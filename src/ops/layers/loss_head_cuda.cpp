@@ -1,0 +1,76 @@
+#include "cross_entropy.h"
+#include "layers/loss_head_chunks.h"
+
+#include <algorithm>
+
+namespace trireme::launch {
+
+namespace {
+
+/// Number of tokens whose logits fill 256 MiB.
+int64_t kernel_chunk(int64_t vocab_size, int64_t element_size) {
+  constexpr int64_t kBytes = int64_t{256} << 20;
+  return std::max<int64_t>(256, kBytes / (vocab_size * element_size) / 128 * 128);
+}
+
+}  // namespace
+
+HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
+                      const at::Tensor& targets, const at::Tensor& token_weight, bool need_hidden, bool need_weight) {
+  const int64_t tokens = hidden.size(0), vocab = weight.size(0);
+  const auto options = hidden.options().dtype(at::kFloat);
+  HeadResult result;
+  const at::Tensor w = token_weight.to(at::kFloat).contiguous(), target = targets.contiguous();
+  result.largest = w.max().clamp_min(1e-30);
+  const RelativeWeights relative(w * result.largest.reciprocal(), hidden.scalar_type());
+  result.row_factor = relative.row_factor;
+  if (need_hidden) result.d_hidden = at::empty_like(hidden);
+  if (need_weight) result.d_weight = at::empty(weight.sizes(), options);
+
+  // Chunks of equal size, in whole GEMM tiles.
+  const int64_t most = kernel_chunk(vocab, hidden.element_size()), chunks = (tokens + most - 1) / most,
+                chunk = std::min(tokens, ((tokens + chunks - 1) / chunks + 127) / 128 * 128);
+  // Rows start at 16-byte boundaries for every vocabulary size.
+  const int64_t padded = (vocab + 15) / 16 * 16;
+  const at::Tensor buffer = at::empty({chunk, padded}, hidden.options());
+  at::Tensor losses = at::empty({tokens}, options);
+  for (int64_t begin = 0; begin < tokens; begin += chunk) {
+    const int64_t count = std::min(chunk, tokens - begin);
+    const RelativeWeights part = relative.narrow(begin, count);
+    at::Tensor h = hidden.narrow(0, begin, count), logits = buffer.narrow(0, 0, count).narrow(1, 0, vocab);
+    if (bias.defined())
+      at::addmm_out(logits, bias, h, weight.t());
+    else
+      at::mm_out(logits, h, weight.t());
+    at::Tensor loss = losses.narrow(0, begin, count);
+    launch::cross_entropy_(logits, target.narrow(0, begin, count), w.narrow(0, begin, count), part.in_logits, loss,
+                           need_hidden || need_weight);
+    if (need_hidden) {
+      at::Tensor out = result.d_hidden.narrow(0, begin, count);
+      at::mm_out(out, logits, weight);
+    }
+    if (!need_weight) continue;
+    if (part.row_factor.defined()) h = trireme::scaled_rows(h, part.row_factor);
+    if (bias.defined()) {
+      const at::Tensor sums = part.row_factor.defined()
+                                  ? at::mm(part.row_factor.to(logits.scalar_type()).unsqueeze(0), logits, at::kFloat)[0]
+                                  : at::sum(logits, {0}, false, at::kFloat);
+      result.d_bias = result.d_bias.defined() ? result.d_bias.add_(sums) : sums;
+    }
+    const bool wide = hidden.scalar_type() == at::kFloat;
+    if (begin == 0) {
+      if (wide)
+        at::mm_out(result.d_weight, logits.t(), h);
+      else
+        at::mm_out(result.d_weight, logits.t(), h, at::kFloat);
+    } else if (wide) {
+      result.d_weight.addmm_(logits.t(), h);
+    } else {
+      at::addmm_out(result.d_weight, result.d_weight, logits.t(), h, at::kFloat);
+    }
+  }
+  result.loss = launch::sum(losses);
+  return result;
+}
+
+}  // namespace trireme::launch
