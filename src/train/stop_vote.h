@@ -1,5 +1,5 @@
 #pragma once
-// Private to train/: whether any rank was asked to stop, found out between forward passes.
+// Private to train/: whether any rank was asked to stop, asked between forward passes.
 
 #include "trireme/comm/communicator.h"
 

@@ -1,4 +1,4 @@
-// How a run ends: stopped by a signal, or done.
+// The end of a run: stopped by a signal, or done.
 #include "trireme/train/trainer.h"
 
 #include "agree.h"
@@ -50,7 +50,7 @@ ExitCode Trainer::stop_without_saving() {
   log_info(fmt::format("stopped by a signal after step {} without saving (output.save_on_stop: false): {}",
                        progress_.completed, lost));
   mlperf_end_run("aborted");
-  // As a process ends that the signal ends: 75 would promise a saved state. All ranks give the same.
+  // The exit code of a process that the signal ends, because 75 promises a saved state. The same on all ranks.
   const double signal = comm_.all_reduce_host({static_cast<double>(stop_signal())}, ReduceOp::kMax)[0];
   return static_cast<ExitCode>(128 + static_cast<int>(signal));
 }
