@@ -147,7 +147,7 @@ TEST(StepGuard, ReportsASpikeAndAppliesTheStep) {
 
 TEST(StepGuard, SkipsASpike) {
   GuardedRun run(config_with("stop", "skip"));
-  EXPECT_FALSE(run.step(50.0)) << "nothing to compare with yet";
+  EXPECT_FALSE(run.step(3.0)) << "there are no losses to compare with yet";
   for (int i = 0; i < 40; ++i) EXPECT_FALSE(run.step(ordinary_loss(i)));
   EXPECT_TRUE(run.step(50.0));
   ASSERT_EQ(run.events.size(), 1U);
@@ -160,7 +160,8 @@ TEST(StepGuard, SkipsASpike) {
 TEST(StepGuard, DecidesTheSameWhetherTheStepBeforeHasBeenReadOrNot) {
   const Config config = config_with("stop", "skip");
   GuardedRun run(config);
-  for (int i = 0; i < 40; ++i) (void)run.step(ordinary_loss(i));
+  // The fewest losses for which the one of the step before decides whether there is a limit at all.
+  for (size_t i = 0; i < LossWindow::kLeast; ++i) (void)run.step(ordinary_loss(static_cast<int64_t>(i)));
   int spikes = 0;
   for (double loss = 2.0; loss < 3.0; loss += 0.01) {
     GuardedRun late(config);
