@@ -1,7 +1,7 @@
 // A save over all ranks: copy, write, commit; or fail, and the run goes on.
 #include "checkpoint.h"
 
-#include "agree.h"
+#include "collective_check.h"
 #include "trireme/base/error.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/file.h"
@@ -96,7 +96,7 @@ std::vector<PieceSource> Checkpoints::pieces(const NamedTensors& state) const {
 }
 
 void Checkpoints::open() {
-  agree(comm_, [&] {
+  collective_check(comm_, [&] {
     if (comm_.rank() != 0) return;
     make_directories(directory_);
     remove_leftovers();
@@ -163,11 +163,11 @@ void Checkpoints::advance_if_ready(int64_t step, int64_t last_begun, double sum)
 
 void Checkpoints::give_up_after_failures() const {
   if (failures_ >= kMaxFailures)
-    throw AgreedError(ExitCode::kCannotWrite,
-                      fmt::format("{} saves in a row failed in {} (the reason stands above): free some space or "
-                                  "repair the storage, then run "
-                                  "the same command again; it goes on from the newest whole checkpoint",
-                                  failures_, directory_.string()));
+    throw CollectiveError(ExitCode::kCannotWrite,
+                          fmt::format("{} saves in a row failed in {} (the reason stands above): free some space or "
+                                      "repair the storage, then run "
+                                      "the same command again; it goes on from the newest whole checkpoint",
+                                      failures_, directory_.string()));
 }
 
 void Checkpoints::complete() {

@@ -71,7 +71,7 @@ class Checkpoints {
   /// all-reduce.
   double ready() const;
   /// Collective. Given the sum of ready() that step `step` carried and the last step begun: moves the save on when
-  /// every rank is ready. Throws AgreedError after kMaxFailures failed saves in a row.
+  /// every rank is ready. Throws CollectiveError after kMaxFailures failed saves in a row.
   void advance_if_ready(int64_t step, int64_t last_begun, double sum);
   /// Collective. Waits until no save is under way. Never throws for a failed save.
   void complete();

@@ -1,7 +1,7 @@
 // Resuming: the newest whole checkpoint of this run, on any number of ranks.
 #include "checkpoint.h"
 
-#include "agree.h"
+#include "collective_check.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
@@ -178,7 +178,7 @@ std::optional<LoopState> Checkpoints::load_candidate(const std::filesystem::path
     mine = error.what();
   }
   if (reason = shared_problem(comm_, mine); !reason.empty()) return std::nullopt;
-  agree(comm_, [&] {
+  collective_check(comm_, [&] {
     if (comm_.rank() == 0) check_inputs(manifest);
   });
 
@@ -239,12 +239,13 @@ std::optional<LoopState> Checkpoints::resume(const NamedTensors& state) {
     reasons.push_back(fmt::format("{}: {}", name, reason));
   }
   if (!loop && !options_.allow_fresh)
-    throw AgreedError(ExitCode::kModel, fmt::format("none of the {} checkpoints in {} is whole ({}): restore one, or "
-                                                    "add --allow-fresh to start afresh",
-                                                    candidates.size(), directory_.string(), reasons.front()));
+    throw CollectiveError(ExitCode::kModel,
+                          fmt::format("none of the {} checkpoints in {} is whole ({}): restore one, or "
+                                      "add --allow-fresh to start afresh",
+                                      candidates.size(), directory_.string(), reasons.front()));
   if (loop) committed_step_ = loop->completed_steps;
   // Moved aside: retain() must not count them, and later saves need their names.
-  agree(comm_, [&] {
+  collective_check(comm_, [&] {
     if (comm_.rank() != 0) return;
     for (const std::string& name : passed_over) {
       std::string owner = options_.run_id;

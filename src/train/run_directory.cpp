@@ -1,6 +1,6 @@
 #include "trireme/train/run_directory.h"
 
-#include "agree.h"
+#include "collective_check.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/hash.h"
@@ -210,7 +210,7 @@ std::string known_run_id(const std::filesystem::path& path) {
 
 RunDirectory::RunDirectory(const Config& config, World& world, ResumeChoices choices)
     : path_(config.output.dir), choices_(choices) {
-  agree(world.communicator(), [&] {
+  collective_check(world.communicator(), [&] {
     if (world.communicator().rank() == 0) open_as_rank_zero(config);
   });
   const std::string from_rank_zero = world.communicator().all_gather_host(run_id_ + (has_checkpoints_ ? "+" : ""))[0];

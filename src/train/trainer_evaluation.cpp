@@ -1,7 +1,7 @@
 // Evaluations, and the blocks of steps between them as MLPerf counts them.
 #include "trireme/train/trainer.h"
 
-#include "agree.h"
+#include "collective_check.h"
 #include "run_clock.h"
 #include "stop_vote.h"
 #include "trireme/base/fault.h"
@@ -24,7 +24,7 @@ EvalResult evaluation_result(const TrainingTask& task, const EvalSums& sums) {
   try {
     return task.eval_result(sums);
   } catch (const Error& error) {
-    throw AgreedError(error.code(), error.what());
+    throw CollectiveError(error.code(), error.what());
   }
 }
 

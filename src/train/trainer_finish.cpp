@@ -1,8 +1,8 @@
 // The end of a run: stopped by a signal, or done.
 #include "trireme/train/trainer.h"
 
-#include "agree.h"
 #include "checkpoint.h"
+#include "collective_check.h"
 #include "nonfinite.h"
 #include "run_clock.h"
 #include "step_guard.h"
@@ -23,15 +23,15 @@ ExitCode Trainer::stop() {
   if (!checkpoints_->holds(progress_.completed)) {
     if (!config_.output.save_on_stop) return stop_without_saving();
     if (const std::string problem = state_problem(); !problem.empty())
-      throw AgreedError(ExitCode::kInternal,
-                        fmt::format("stopped by a signal after step {}, and its state is not saved, because {}; {}",
-                                    progress_.completed, problem, newest_checkpoint()));
+      throw CollectiveError(ExitCode::kInternal,
+                            fmt::format("stopped by a signal after step {}, and its state is not saved, because {}; {}",
+                                        progress_.completed, problem, newest_checkpoint()));
     save_checkpoint();
     checkpoints_->complete();
     if (!checkpoints_->holds(progress_.completed))
-      throw AgreedError(ExitCode::kCannotWrite,
-                        fmt::format("stopped by a signal after step {}, but its state could not be saved in {}; {}",
-                                    progress_.completed, directory_.checkpoints().string(), newest_checkpoint()));
+      throw CollectiveError(ExitCode::kCannotWrite,
+                            fmt::format("stopped by a signal after step {}, but its state could not be saved in {}; {}",
+                                        progress_.completed, directory_.checkpoints().string(), newest_checkpoint()));
   }
   log_info(fmt::format("stopped by a signal after step {}; state saved, the same command goes on from there",
                        progress_.completed));
@@ -82,7 +82,7 @@ void Trainer::save_last_step() {
       save_checkpoint();
       checkpoints_->complete();
     }
-  } catch (const AgreedError& error) {
+  } catch (const CollectiveError& error) {
     problem = error.what();
   }
   if (problem.empty() && checkpoints_->holds(progress_.completed)) return;

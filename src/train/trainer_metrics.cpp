@@ -1,8 +1,8 @@
 // The results of a step, read one step late, and what is reported about them.
 #include "trireme/train/trainer.h"
 
-#include "agree.h"
 #include "checkpoint.h"
+#include "collective_check.h"
 #include "metrics_reader.h"
 #include "nonfinite.h"
 #include "run_clock.h"
@@ -77,7 +77,7 @@ void Trainer::guard_numbers(const StepRecord& record) {
   const auto problem = guard_->inspect(numbers, [this](int64_t step) { return find_nonfinite(step); });
   if (!problem) return;
   checkpoints_->complete();  // of an earlier step, which was sound
-  throw AgreedError(ExitCode::kInternal, fmt::format("{}; {}", *problem, newest_checkpoint()));
+  throw CollectiveError(ExitCode::kInternal, fmt::format("{}; {}", *problem, newest_checkpoint()));
 }
 
 std::string Trainer::find_nonfinite(int64_t step) {

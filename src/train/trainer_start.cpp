@@ -1,9 +1,9 @@
 // What happens before the first step: shards, optimizer, weights or a checkpoint, warm-up.
 #include "trireme/train/trainer.h"
 
-#include "agree.h"
 #include "checkpoint.h"
 #include "checkpoint_space.h"
+#include "collective_check.h"
 #include "metrics_reader.h"
 #include "nonfinite.h"
 #include "run_clock.h"
@@ -127,7 +127,7 @@ void Trainer::load_or_resume() {
   const bool periodic = config_.output.save_every_samples || config_.output.save_every_minutes;
   checkpoints_->open();
   std::string warning;
-  agree(comm_, [&] {
+  collective_check(comm_, [&] {
     if (comm_.rank() == 0)
       warning = check_checkpoint_space(config_, directory_.checkpoints(), directory_.run_id(),
                                        checkpoint_bytes(units_->units(), comm_.size()));
@@ -135,10 +135,10 @@ void Trainer::load_or_resume() {
   if (!warning.empty()) log_warn(warning);
   if (periodic) checkpoints_->prepare(state());
   // Where everything is trained a checkpoint holds every weight: the base model is not read.
-  if (frozen) agree(comm_, [&] { task_.load_weights(*units_); });
+  if (frozen) collective_check(comm_, [&] { task_.load_weights(*units_); });
   const auto resumed = checkpoints_->resume(state());
   if (!resumed) {
-    if (!frozen) agree(comm_, [&] { task_.load_weights(*units_); });
+    if (!frozen) collective_check(comm_, [&] { task_.load_weights(*units_); });
     return;
   }
   for (TrainedShard& shard : units_->trained())
