@@ -142,12 +142,12 @@ class Trainer {
   std::function<void()> loaded_;
   std::unique_ptr<ShardedUnits> units_;
   std::unique_ptr<Optimizer> optimizer_;
-  std::unique_ptr<Checkpoints> checkpoints_;
+  std::unique_ptr<MetricsFile> metrics_file_;  // rank 0
+  std::unique_ptr<Checkpoints> checkpoints_;   // writes events to metrics_file_
   std::unique_ptr<StepGuard> guard_;
   std::unique_ptr<RunClock> clock_;
   std::unique_ptr<MetricsReader> in_flight_;
   std::unique_ptr<StopVote> stop_vote_;
-  std::unique_ptr<MetricsFile> metrics_file_;  // rank 0
   Console console_;
   Progress progress_;
   std::optional<EvalMetrics> last_evaluation_;  // of this process
