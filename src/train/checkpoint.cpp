@@ -1,7 +1,7 @@
-// The course of a save over all ranks: copy, write, commit, or fail and go on.
+// A save over all ranks: copy, write, commit; or fail, and the run goes on.
 #include "checkpoint.h"
 
-#include "agree.h"
+#include "collective_check.h"
 #include "trireme/base/error.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/file.h"
@@ -96,7 +96,7 @@ std::vector<PieceSource> Checkpoints::pieces(const NamedTensors& state) const {
 }
 
 void Checkpoints::open() {
-  agree(comm_, [&] {
+  collective_check(comm_, [&] {
     if (comm_.rank() != 0) return;
     make_directories(directory_);
     remove_leftovers();
@@ -124,18 +124,18 @@ void Checkpoints::start(const NamedTensors& state, const LoopState& loop) {
   if (comm_.rank() == 0) {
     try {
       fault_point("save:begin", 0, loop.completed_steps);
-      // Not its parents: where they are gone, somebody has removed the run, and metrics and identity with it.
+      // Its parents are not created: where they are missing, the run has been removed, with metrics and run.json.
       const std::filesystem::path path = temporary(loop.completed_steps);
       std::error_code ignored, error;
       std::filesystem::remove_all(path, ignored);
       if (!std::filesystem::create_directory(path, error))
         throw WriteError(fmt::format("cannot create directory {}: {}", path.string(),
-                                     error ? error.message() : "something stands there"));
+                                     error ? error.message() : "a file of that name exists"));
     } catch (const std::exception& error) {
       problem = error.what();
     }
   }
-  // Also: nobody writes before the directory is there.
+  // This collective also makes every rank wait until the directory exists.
   if (failed_anywhere(problem)) return give_up_after_failures();
   try {
     fault_point("save:copy", comm_.rank(), loop.completed_steps);
@@ -154,7 +154,7 @@ void Checkpoints::start(const NamedTensors& state, const LoopState& loop) {
 }
 
 void Checkpoints::advance_if_ready(int64_t step, int64_t last_begun, double sum) {
-  // Sums that were formed before the phase began speak of the one before.
+  // Sums of steps that began before this phase count the phase before.
   if (phase_ == Phase::kIdle || step <= ignore_through_ || sum < comm_.size()) return;
   advance();
   ignore_through_ = last_begun;
@@ -163,16 +163,16 @@ void Checkpoints::advance_if_ready(int64_t step, int64_t last_begun, double sum)
 
 void Checkpoints::give_up_after_failures() const {
   if (failures_ >= kMaxFailures)
-    throw AgreedError(ExitCode::kCannotWrite,
-                      fmt::format("{} saves in a row failed in {} (the reason stands above): free some space or "
-                                  "mend the storage, then run "
-                                  "the same command again; it goes on from the newest whole checkpoint",
-                                  failures_, directory_.string()));
+    throw CollectiveError(ExitCode::kCannotWrite,
+                          fmt::format("{} saves in a row failed in {} (the reason stands above): free some space or "
+                                      "repair the storage, then run "
+                                      "the same command again; it goes on from the newest whole checkpoint",
+                                      failures_, directory_.string()));
 }
 
 void Checkpoints::complete() {
   for (int wait_ms = 1; phase_ != Phase::kIdle; wait_ms = std::min(2 * wait_ms, 200)) {
-    // Short collectives rather than one that a slow disk would keep waiting, which looks like a hang.
+    // Short collectives: one that waits for a slow disk would look like a hang to the watchdog.
     if (comm_.all_reduce_host({ready()})[0] >= comm_.size()) {
       advance();
       wait_ms = 1;
@@ -206,7 +206,7 @@ void Checkpoints::advance() {
     // The copies of GPU tensors are only queued, and the next step's kernels wait behind them.
     pause_ = std::max(pause_, writer_.copied_at() - started_);
     if (failed_anywhere(error.empty() ? "" : fmt::format("rank {}: {}", comm_.rank(), error))) return;
-    // The pieces of all ranks together are as many as ranks times units: rank 0 alone needs them, for the manifest.
+    // Ranks times units pieces: only rank 0 needs them, for the manifest.
     const auto texts = comm_.gather_host(file_to_text(file, writer_.write_seconds()));
     phase_ = Phase::kCommitting;
     if (comm_.rank() != 0) return;

@@ -2,9 +2,9 @@
 // Private to train/: saving and resuming the whole state of a run.
 //
 // A save: the state is copied to host memory (all that the step waits for), a writer thread of each rank writes its
-// file below step-N.tmp-RUN; when all have finished, seen from sums that ride on the steps' all-reduce, rank 0 writes
-// the manifest, renames the directory, reads it back and only then lets the oldest go. A save that fails leaves the
-// older ones as they are; kMaxFailures in a row end the run with exit code 73.
+// file below step-N.tmp-RUN. When all have finished, which the steps' all-reduce of statistics tells, rank 0 writes the
+// manifest, renames the directory, reads it back and then removes the oldest. A save that fails changes no older one;
+// kMaxFailures in a row end the run with exit code 73.
 
 #include "checkpoint_writer.h"
 #include "trireme/comm/communicator.h"
@@ -30,7 +30,7 @@ namespace trireme {
 /// themselves.
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// Small numbers of the training loop that must survive; `numbers` by name for whoever has more.
+/// Small numbers of the training loop that a checkpoint keeps; `numbers`: those of its parts, by name.
 struct LoopState {
   int64_t completed_steps = 0, evaluations = 0;
   std::map<std::string, std::vector<double>> numbers;
@@ -55,15 +55,15 @@ class Checkpoints {
               CheckpointOptions options, std::function<void(const std::string&)> event);
   ~Checkpoints();
 
-  /// Collective. Fills the tensors from the newest whole checkpoint of this run, saying why each newer one is passed
-  /// over (those are moved aside to step-N.damaged). Nothing there: nullopt. None whole: ModelError; other data:
-  /// DataError.
+  /// Collective. Fills the tensors from the newest whole checkpoint of this run. Each newer one is skipped with a
+  /// warning that says why, and moved aside to step-N.damaged. No checkpoint: nullopt. None whole: ModelError; other
+  /// training data: DataError.
   std::optional<LoopState> resume(const NamedTensors& state);
 
-  /// Collective. Makes the directory and removes what dead runs left unfinished in it.
+  /// Collective. Makes the directory and removes unfinished checkpoints that dead runs have left in it.
   void open();
 
-  /// For a run that saves as it goes: takes the memory for the copies while the run is still being loaded.
+  /// For runs with regular saves: allocates the host memory of the copies in the background, while the run is loaded.
   void prepare(const NamedTensors& state) { writer_.prepare(pieces(state)); }
   /// Collective. Waits for the save under way, copies the state, starts writing. Throws as advance_if_ready().
   void start(const NamedTensors& state, const LoopState& loop);
@@ -71,7 +71,7 @@ class Checkpoints {
   /// all-reduce.
   double ready() const;
   /// Collective. Given the sum of ready() that step `step` carried and the last step begun: moves the save on when
-  /// every rank is ready. Throws AgreedError after kMaxFailures failed saves in a row.
+  /// every rank is ready. Throws CollectiveError after kMaxFailures failed saves in a row.
   void advance_if_ready(int64_t step, int64_t last_begun, double sum);
   /// Collective. Waits until no save is under way. Never throws for a failed save.
   void complete();

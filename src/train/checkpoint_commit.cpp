@@ -72,7 +72,7 @@ void Checkpoints::commit(const std::vector<std::string>& descriptions) {
     try {
       owner = read_manifest(target).run_id;
     } catch (const Error&) {
-      owner = options_.run_id;  // not whole: nobody's checkpoint
+      owner = options_.run_id;  // not whole: it may be replaced
     }
     if (owner != options_.run_id)
       throw WriteError(
@@ -85,11 +85,11 @@ void Checkpoints::commit(const std::vector<std::string>& descriptions) {
 
   if (const auto differences = check_checkpoint_layout(target, read_manifest(target)); !differences.empty()) {
     move_aside(target);
-    throw WriteError(fmt::format("{} reads back otherwise than it was written: {}", target.string(),
+    throw WriteError(fmt::format("{} does not read back as it was written: {}", target.string(),
                                  summarise_differences(differences)));
   }
   committed_bytes_ = manifest.total_bytes();
-  // The checkpoint is whole: what fails from here on is worth a warning only.
+  // The checkpoint is whole: a failure from here on is only a warning.
   try {
     write_file_atomic(directory_ / "LATEST", checkpoint_name(step) + "\n");
     fault_point("save:after_latest", 0, step);

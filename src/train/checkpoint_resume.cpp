@@ -1,7 +1,7 @@
-// Going on from a checkpoint: the newest whole one of this run, on whatever number of ranks.
+// Resuming: the newest whole checkpoint of this run, on any number of ranks.
 #include "checkpoint.h"
 
-#include "agree.h"
+#include "collective_check.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
@@ -44,7 +44,7 @@ void compare_tensors(const CheckpointUnit& ours, const CheckpointUnit& theirs, s
   for (const auto& [name, tensor] : there) differences.push_back(fmt::format("{} is there, which the run lacks", name));
 }
 
-/// Every rank learns of a problem that any rank has.
+/// The problems of all ranks as one text, the same on every rank. Collective.
 std::string shared_problem(Communicator& comm, const std::string& mine) {
   std::string all;
   size_t shown = 0, problems = 0;
@@ -165,7 +165,7 @@ std::optional<LoopState> Checkpoints::load_candidate(const std::filesystem::path
         throw ModelError(fmt::format("it belongs to run {}, this is run {}", manifest.run_id, options_.run_id));
       if (const auto differences = check_checkpoint_layout(directory, manifest); !differences.empty())
         throw ModelError(summarise_differences(differences));
-      // Hashes differ as well when a later version has more keys: the keys decide.
+      // Hashes also differ when a later version has more keys, so the keys are compared.
       if (manifest.version != 1 && manifest.config_hash != options_.config_hash) {
         const auto changes = deciding_changes(parse_config(manifest.config, directory.string()),
                                               parse_config(options_.config, "this run"));
@@ -178,11 +178,11 @@ std::optional<LoopState> Checkpoints::load_candidate(const std::filesystem::path
     mine = error.what();
   }
   if (reason = shared_problem(comm_, mine); !reason.empty()) return std::nullopt;
-  agree(comm_, [&] {
+  collective_check(comm_, [&] {
     if (comm_.rank() == 0) check_inputs(manifest);
   });
 
-  // Each file is read and hashed by one rank: the one that probably loads from it, too.
+  // Each file is read and hashed by one rank, the one that probably loads from it.
   mine.clear();
   try {
     std::vector<std::string> differences;
@@ -239,19 +239,20 @@ std::optional<LoopState> Checkpoints::resume(const NamedTensors& state) {
     reasons.push_back(fmt::format("{}: {}", name, reason));
   }
   if (!loop && !options_.allow_fresh)
-    throw AgreedError(ExitCode::kModel, fmt::format("none of the {} checkpoints in {} is whole ({}): restore one, or "
-                                                    "add --allow-fresh to start afresh",
-                                                    candidates.size(), directory_.string(), reasons.front()));
+    throw CollectiveError(ExitCode::kModel,
+                          fmt::format("none of the {} checkpoints in {} is whole ({}): restore one, or "
+                                      "add --allow-fresh to start afresh",
+                                      candidates.size(), directory_.string(), reasons.front()));
   if (loop) committed_step_ = loop->completed_steps;
-  // Out of the way of retention's count, and of the save that will want their names.
-  agree(comm_, [&] {
+  // Moved aside: retain() must not count them, and later saves need their names.
+  collective_check(comm_, [&] {
     if (comm_.rank() != 0) return;
     for (const std::string& name : passed_over) {
       std::string owner = options_.run_id;
       try {
         owner = read_manifest(directory_ / name).run_id;
       } catch (const Error&) {
-        // not whole: nobody's checkpoint
+        // not whole: it belongs to no run
       }
       if (owner == options_.run_id || owner.empty()) move_aside(directory_ / name);
     }

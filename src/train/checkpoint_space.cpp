@@ -35,7 +35,7 @@ std::string check_checkpoint_space(const Config& config, const std::filesystem::
                                    const std::string& run_id, uint64_t bytes_of_one) {
   const bool periodic = config.output.save_every_samples || config.output.save_every_minutes;
   if (!periodic && !config.output.save_on_stop) return "";
-  // While one is being written, keep_last older ones still lie there.
+  // While one is written, keep_last older ones are still on the disk.
   const auto wanted = static_cast<uint64_t>(periodic ? config.output.keep_last + 1 : 1);
   uint64_t kept = 0, present = 0;
   int64_t newest = 0;
@@ -55,7 +55,7 @@ std::string check_checkpoint_space(const Config& config, const std::filesystem::
   while (!std::filesystem::exists(there) && there.has_parent_path() && there != there.parent_path())
     there = there.parent_path();
   struct statvfs disk{};
-  if (statvfs(there.c_str(), &disk) != 0) return "";  // a file system that cannot say: the first save will
+  if (statvfs(there.c_str(), &disk) != 0) return "";  // not known: the first save fails where there is no room
   const auto forced = fault_value("disk-free");
   const uint64_t available =
       forced ? static_cast<uint64_t>(*forced) : static_cast<uint64_t>(disk.f_bavail) * disk.f_frsize;
@@ -65,8 +65,7 @@ std::string check_checkpoint_space(const Config& config, const std::filesystem::
     return fmt::format(
         "the checkpoint that a stop by a signal saves does not fit: {} has {} free and it needs {}; a stop would lose "
         "everything since {}. Free {} there, choose another output.dir, or set output.save_on_stop: false for a run "
-        "that "
-        "wants none",
+        "that wants none",
         directory.string(), text_of(available), text_of(needed),
         newest > 0 ? fmt::format("step {}", newest) : "the beginning", text_of(needed - available));
   throw WriteError(

@@ -35,7 +35,7 @@ CheckpointWriter::~CheckpointWriter() {
   if (thread_.joinable()) thread_.join();
 }
 
-void CheckpointWriter::make_room(size_t i, const at::Tensor& source) {
+void CheckpointWriter::allocate_copy(size_t i, const at::Tensor& source) {
   if (host_[i].defined() && host_[i].numel() == source.numel() && host_[i].scalar_type() == source.scalar_type())
     return;
   const auto options = source.options().device(at::kCPU);
@@ -46,7 +46,7 @@ void CheckpointWriter::make_room(size_t i, const at::Tensor& source) {
     } catch (const c10::Error& error) {
       pinned_ = false;
       log_warn(fmt::format(
-          "no pinned host memory for the copies of saves ({}): other memory is taken, and steps wait longer for them",
+          "no pinned host memory for the copies of saves ({}): pageable memory is used, and steps wait longer for them",
           error.what_without_backtrace()));
     }
   }
@@ -55,15 +55,15 @@ void CheckpointWriter::make_room(size_t i, const at::Tensor& source) {
 
 void CheckpointWriter::prepare(const std::vector<PieceSource>& pieces) {
   TRIREME_CHECK(finished_ && host_.empty() && !preparing_.joinable(),
-                "the memory of snapshots is taken once, before the first");
+                "the memory of snapshots is allocated once, before the first");
   if (pieces.empty() || pieces[0].tensor.is_cpu()) return;
   host_.resize(pieces.size());
   preparing_ = std::thread([this, pieces] {
     try {
       const c10::DeviceGuard guard(pieces[0].tensor.device());
-      for (size_t i = 0; i < pieces.size(); ++i) make_room(i, pieces[i].tensor);
+      for (size_t i = 0; i < pieces.size(); ++i) allocate_copy(i, pieces[i].tensor);
     } catch (const std::exception&) {
-      // The snapshot takes what is missing, or that save fails.
+      // snapshot() allocates what is missing, or that save fails.
     }
   });
 }
@@ -79,7 +79,7 @@ void CheckpointWriter::snapshot(const std::vector<PieceSource>& pieces) {
   for (size_t i = 0; i < pieces.size(); ++i) {
     const at::Tensor& source = pieces[i].tensor;
     pieces_.push_back(pieces[i].piece);
-    make_room(i, source);
+    allocate_copy(i, source);
     host_[i].copy_(source.reshape({-1}), /*non_blocking=*/true);
     if (!source.is_cpu()) device_ = source.device();
   }

@@ -25,11 +25,11 @@ struct PieceSource {
 class CheckpointWriter {
  public:
   ~CheckpointWriter();
-  /// Takes the host memory of GPU tensors beforehand, on a thread of its own: pinning tens of gibibytes takes seconds,
-  /// which the first snapshot would otherwise wait for.
+  /// Allocates the host memory for copies of GPU tensors on a thread of its own: pinning tens of gibibytes takes
+  /// seconds, for which the first snapshot would otherwise wait.
   void prepare(const std::vector<PieceSource>& pieces);
-  /// Copies the pieces into host memory that is kept from save to save: pinned for GPU tensors (where it can be had),
-  /// whose copies are only queued on the current stream.
+  /// Copies the pieces into host memory that is kept from save to save: pinned for GPU tensors (where possible), whose
+  /// copies are only queued on the current stream.
   void snapshot(const std::vector<PieceSource>& pieces);
   /// Starts writing the snapshot to `path`; nothing is written when there are no pieces.
   void start(const std::filesystem::path& path, int rank, int64_t step);
@@ -44,10 +44,10 @@ class CheckpointWriter {
 
  private:
   void write(const std::filesystem::path& path);
-  void make_room(size_t i, const at::Tensor& source);
+  void allocate_copy(size_t i, const at::Tensor& source);
   std::vector<CheckpointPiece> pieces_;
   std::vector<at::Tensor> host_;
-  bool pinned_ = true;                  // until it cannot be had
+  bool pinned_ = true;                  // false after the first failure to allocate pinned memory
   std::unique_ptr<c10::Event> copied_;  // null on CPUs
   c10::Device device_ = c10::kCPU;      // of the pieces in the snapshot
   std::thread thread_, preparing_;
@@ -57,7 +57,7 @@ class CheckpointWriter {
   double copied_at_ = 0, write_seconds_ = 0;
 };
 
-/// How far a save's file will go beyond its tensors: header and JSON, per piece.
+/// Bytes of a save beside its tensors, per piece: file header and manifest; an upper bound.
 inline constexpr int64_t kBytesPerPiece = 512;
 
 DType stored_dtype(const at::Tensor& tensor);

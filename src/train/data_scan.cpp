@@ -1,6 +1,6 @@
 #include "data_scan.h"
 
-#include "agree.h"
+#include "collective_check.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 
@@ -23,7 +23,7 @@ int scan_threads(int local_world_size) {
 
 void finish_scan(std::unique_ptr<RowScan> scan, Communicator& comm) {
   RowScanReport report;
-  agree(comm, [&] {
+  collective_check(comm, [&] {
     report = scan->finish(kShortestScan);
     if (report.bad_rows > 0) throw DataError(report.first_bad.front().what);
   });

@@ -15,7 +15,7 @@ constexpr double kLongestScan = 10;
 int scan_threads(int local_world_size);
 
 /// Collective, when the weights are there: ends the scans of all ranks, after a second at least if they are not through
-/// by then. AgreedError (kData) for a bad row. Says how many rows were looked at.
+/// by then. CollectiveError (kData) for a bad row. Says how many rows were looked at.
 void finish_scan(std::unique_ptr<RowScan> scan, Communicator& comm);
 
 }  // namespace trireme

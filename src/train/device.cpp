@@ -48,7 +48,7 @@ std::optional<std::string> gpu_visibility_problem(const char* visible, int found
         "TRIREME_DEVICE=cpu",
         why);
   }
-  // What hides every GPU on purpose; CUDA itself stops reading at the first entry that is none.
+  // These values hide every GPU on purpose. CUDA ignores the entries from the first that names no GPU.
   if (const std::string_view text = visible; text.empty() || text == "-1" || text == "NoDevFiles") return std::nullopt;
   const auto named = static_cast<int>(split(visible, ',').size());
   if (found == named) return std::nullopt;
@@ -100,7 +100,7 @@ void configure_libraries(at::Device device, int local_world_size) {
   // fp32 means fp32: TF32 keeps ten bits of mantissa and would break the fp32 parity with the CPU.
   at::globalContext().setAllowTF32CuBLAS(false);
   at::globalContext().setAllowTF32CuDNN(false);
-  // Without it the allocator's fixed segments leave holes that a run planned to the last gibibytes cannot afford.
+  // The allocator's fixed segments fragment; a run whose plan fills the device would run out of memory.
   if (device.is_cuda()) setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True", /*overwrite=*/0);
   if (device.is_cpu() && std::getenv("OMP_NUM_THREADS") == nullptr)
     at::set_num_threads(threads_of_rank(usable_cores(), local_world_size));

@@ -5,7 +5,7 @@
 
 namespace trireme::gpu {
 
-/// GPUs that CUDA shows; when there are none, `reason` says in its words why.
+/// GPUs that CUDA reports; `reason`: its error message, where it has one.
 int count(std::string& reason);
 DeviceInfo describe(at::Device device, at::ScalarType compute_dtype);
 int64_t peak_allocated(at::Device device);

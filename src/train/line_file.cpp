@@ -50,7 +50,8 @@ LineFile::~LineFile() {
 void LineFile::write(const std::string& text) {
   waiting_.push_back(text + '\n');
   if (write_waiting()) {
-    if (failing_) log_info(fmt::format("{} is written again, with {} lines that had waited", path_.string(), kept_));
+    if (failing_)
+      log_info(fmt::format("{} is written again, with {} lines that were kept in memory", path_.string(), kept_));
     failing_ = false;
     return;
   }
@@ -83,7 +84,7 @@ bool LineFile::append(const std::string& line) {
     if (written < 0 && errno == EINTR) continue;
     const int error = written < 0 ? errno : ENOSPC;
     if (done > 0 && ftruncate(descriptor_, begin) != 0)
-      log_warn(fmt::format("{}: half a line could not be taken back: {}", path_.string(), std::strerror(errno)));
+      log_warn(fmt::format("{}: part of a line could not be removed: {}", path_.string(), std::strerror(errno)));
     errno = error;
     return false;
   }

@@ -1,5 +1,5 @@
 #pragma once
-// Private to train/: a log of lines that a full disk does not end the run for.
+// Private to train/: a file of lines; a full disk does not end the run.
 
 #include <deque>
 #include <filesystem>
@@ -8,15 +8,15 @@
 namespace trireme {
 
 /// Lines appended to a file, each one whole in the file or not there. A line that cannot be written (disk full, quota,
-/// I/O error) is kept in memory and the run goes on: a warning says so at the first. Every further line tries those
-/// that wait first; when they are all written that is said, too.
+/// I/O error) is kept in memory and the run goes on: a warning reports the first. Every later line tries to write
+/// the kept ones before itself; a message reports when all are written.
 class LineFile {
  public:
   LineFile() = default;
-  /// Nothing is open before. `append`: goes on after what stands in the file, of which a last line without an end is
-  /// cut off. WriteError when the file cannot be opened.
+  /// Once. `append`: keeps the file's lines, and cuts off a last line without an end. WriteError when the file cannot
+  /// be opened.
   void open(const std::filesystem::path& path, bool append);
-  /// Tries the lines that wait once more; a warning tells how many are lost.
+  /// Tries once more to write the kept lines; a warning reports how many are lost.
   ~LineFile();
   LineFile(const LineFile&) = delete;
   LineFile& operator=(const LineFile&) = delete;

@@ -18,7 +18,7 @@ Spread spread_of(const Range& losses) {
   for (const double value : losses) spread.mean += value / count;
   double square = 0;
   for (const double value : losses) square += (value - spread.mean) * (value - spread.mean) / count;
-  // A loss that hardly varies makes every wobble an outlier: half a percent is never a spike's unit.
+  // At least 0.5 % of the mean: where losses hardly vary, small changes would otherwise be spikes.
   spread.deviation = std::max({std::sqrt(square), 0.005 * std::abs(spread.mean), 1e-12});
   return spread;
 }
@@ -61,7 +61,7 @@ std::optional<double> LossWindow::add(double loss) {
 std::vector<double> LossWindow::state() const {
   std::vector<double> state(losses_.begin(), losses_.end());
   if (newest_) state.push_back(*newest_);
-  // After a loss that was no number, or a spike, none of these losses is the newest.
+  // After a loss that was not finite, or a spike, the last of these losses is older than the step before.
   state.push_back(newest_ || losses_.empty() ? in_a_row_ : -1 - in_a_row_);
   return state;
 }
@@ -76,7 +76,7 @@ void LossWindow::restore(const std::vector<double>& state) {
   const bool settled = in_a_row_ < 0;
   if (settled) in_a_row_ = -1 - in_a_row_;
   if (settled || losses_.empty() || (in_a_row_ > 0 && in_a_row_ < kPatience - 1)) return;
-  // What was added last was no spike, or the one that begins a new past.
+  // The last loss was no spike, or the one that starts a new window.
   newest_ = losses_.back();
   losses_.pop_back();
 }

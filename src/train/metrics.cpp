@@ -23,7 +23,7 @@ MetricsFile::MetricsFile(const std::filesystem::path& path, std::optional<int64_
     : lines_(std::make_unique<LineFile>()) {
   const bool resumes = resume_step && std::filesystem::exists(path);
   if (resumes) {
-    // Steps after the checkpoint will be run again: their lines go, so that every step stands in the file once.
+    // Steps after the checkpoint are repeated: their lines are removed, so that every step is in the file once.
     std::ifstream in(path);
     std::string kept, text;
     while (std::getline(in, text)) {

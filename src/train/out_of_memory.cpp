@@ -46,7 +46,7 @@ std::string free_memory(at::Device device) {
 std::optional<std::string> out_of_memory_message(const std::exception& error, const PlanQuestion& question,
                                                  const MemoryPlan& plan, at::Device device, int rank) {
   if (!ran_out(error)) return std::nullopt;
-  // The plan fits and was too optimistic here: what would make it smaller, the largest saving first.
+  // The plan predicted too little: settings that need less memory, the largest saving first.
   std::vector<std::string> advice;
   if (question.config.parallel.recompute != "full" && plan.total() > least_plan(plan_input(question)).total())
     advice.emplace_back("parallel.recompute: full");

@@ -1,5 +1,5 @@
 #pragma once
-// Private to train/: memory that ran out, told with where it went and what would help.
+// Private to train/: the error message for memory that ran out: what uses it, and what would help.
 
 #include "plan_hints.h"
 #include "trireme/fsdp/plan.h"

@@ -34,7 +34,7 @@ char g_policy[] = "OMP_WAIT_POLICY=PASSIVE";
   // By its name: /proc/self/exe itself would make the process be called "exe".
   const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
   if (length > 0) execve(program, argv, extended);
-  // Not possible: the run goes on with threads that spin.
+  // execve failed: the run goes on with threads that spin.
 }
 
 // The sanitizers' own start comes later: code that they instrument must not run before it.

@@ -17,7 +17,7 @@ class StepProfile {
  public:
   explicit StepProfile(bool gpu);
   ~StepProfile();
-  /// Writes a Chrome trace (ui.perfetto.dev, chrome://tracing) and returns where the device's time went: a line for
+  /// Writes a Chrome trace (ui.perfetto.dev, chrome://tracing) and returns a table of the device's time: a line for
   /// each class of kernels with its time and share of the step, the largest first, and the time in which no kernel ran.
   /// The device must be idle.
   std::string finish(const std::filesystem::path& trace);

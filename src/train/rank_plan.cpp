@@ -1,6 +1,6 @@
 #include "rank_plan.h"
 
-#include "agree.h"
+#include "collective_check.h"
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
 #include "trireme/base/log.h"
@@ -59,7 +59,7 @@ std::string ranks_and_hosts(const std::vector<int>& ranks, const std::vector<std
                      names.size() > some.size() ? ", …" : "");
 }
 
-/// AgreedError when the ranks have not all the same text; `message(others, their text, rank 0's text)`.
+/// CollectiveError when the ranks have not all the same text; `message(others, their text, rank 0's text)`.
 template <class Message>
 void require_equal(const std::vector<std::string>& texts, const std::vector<std::string>& hosts,
                    const Message& message) {
@@ -67,8 +67,9 @@ void require_equal(const std::vector<std::string>& texts, const std::vector<std:
   for (size_t rank = 1; rank < texts.size(); ++rank)
     if (texts[rank] != texts[0]) others.push_back(static_cast<int>(rank));
   if (others.empty()) return;
-  throw AgreedError(ExitCode::kConfig, message(ranks_and_hosts(others, hosts), texts[static_cast<size_t>(others[0])],
-                                               ranks_and_hosts({0}, hosts), texts[0]));
+  throw CollectiveError(ExitCode::kConfig,
+                        message(ranks_and_hosts(others, hosts), texts[static_cast<size_t>(others[0])],
+                                ranks_and_hosts({0}, hosts), texts[0]));
 }
 
 }  // namespace
@@ -95,7 +96,7 @@ MemoryPlan plan_for_all_ranks(PlanQuestion question, World& world) {
   question.device_memory = *least;
 
   MemoryPlan plan;
-  agree(comm, [&] { plan = plan_run(question); });
+  collective_check(comm, [&] { plan = plan_run(question); });
   require_equal(
       comm.all_gather_host(summary(plan)), world.hosts(),
       [](const std::string& others, const std::string& theirs, const std::string& first, const std::string& its) {

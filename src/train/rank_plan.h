@@ -6,7 +6,7 @@
 
 namespace trireme {
 
-/// Collective. The plan for `question` with the smallest device memory of all ranks, the same on each. AgreedError
+/// Collective. The plan for `question` with the smallest device memory of all ranks, the same on each. CollectiveError
 /// (kConfig) when nothing fits, and naming ranks and hosts when they run different configurations or come to different
 /// plans, as model or data files that differ between hosts make them.
 MemoryPlan plan_for_all_ranks(PlanQuestion question, World& world);

@@ -1,7 +1,7 @@
 #include "trireme/train/run.h"
 
-#include "agree.h"
 #include "causal_lm_task.h"
+#include "collective_check.h"
 #include "data_scan.h"
 #include "out_of_memory.h"
 #include "passive_waiting.h"
@@ -80,14 +80,14 @@ ExitCode train(const Config& config, World& world, const TaskFactory& make_task,
   mlperf.start("init_start");
 
   std::unique_ptr<TrainingTask> task;
-  agree(comm, [&] { task = make_task(config, comm.rank(), comm.size(), world.device(), dtype); });
+  collective_check(comm, [&] { task = make_task(config, comm.rank(), comm.size(), world.device(), dtype); });
   const std::unique_ptr<MlperfEvents> events = task->mlperf_events(mlperf);
   events->configuration(config, {task->train_samples(), task->eval_samples(),
                                  config.batch.global_batch_size / comm.size() / config.batch.micro_batch_size,
                                  count_nodes(world), weight_names(*task)});
   // Where everything is trained a checkpoint replaces every weight: the base model need not be there any more.
   const bool needs_base = config.lora || !directory.has_checkpoints();
-  agree(comm, [&] {
+  collective_check(comm, [&] {
     if (needs_base) task->check_weights();
   });
   DeviceInfo device = describe_device(world.device(), dtype, world.launch().local_world_size);
@@ -139,7 +139,7 @@ int join_and_train(const Config& config, const Launch& launch, const Application
     const ExitCode code = train(config, *world, application.make_task, line);
     world->leave();
     return static_cast<int>(code);
-  } catch (const AgreedError& error) {
+  } catch (const CollectiveError& error) {
     world->leave();
     if (rank == 0) throw;
     return static_cast<int>(error.code());

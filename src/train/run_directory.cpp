@@ -1,6 +1,6 @@
 #include "trireme/train/run_directory.h"
 
-#include "agree.h"
+#include "collective_check.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/hash.h"
@@ -72,14 +72,14 @@ std::string new_run_id() {
   return hex64(xxh3_64(text.data(), text.size()));
 }
 
-/// What a start leaves in output.dir before its first step has ended; without a config.yaml beside it, nobody's.
+/// Whether a start leaves this in output.dir before its first step has ended. Without a config.yaml it may be removed.
 bool is_leftover(const std::filesystem::directory_entry& entry) {
   const std::string name = entry.path().filename().string();
   if (name == "checkpoints") return entry.is_directory() && std::filesystem::is_empty(entry.path());
   return name == "metrics.jsonl" || name == "mllog.log";
 }
 
-/// WriteError where `path` is no directory to write in and cannot become one. Touches nothing.
+/// WriteError where `path` is not a writable directory and cannot be created. Changes nothing.
 void check_can_be_made(const std::filesystem::path& path) {
   const auto fail = [&](const char* why) {
     throw WriteError(fmt::format("cannot create directory {}: {}: choose another output.dir", path.string(), why));
@@ -87,20 +87,20 @@ void check_can_be_made(const std::filesystem::path& path) {
   for (std::filesystem::path at = path; !at.empty(); at = at.parent_path()) {
     struct stat status{};
     if (stat(at.c_str(), &status) == 0) {
-      if (!S_ISDIR(status.st_mode)) fail(at == path ? "a file stands there" : std::strerror(ENOTDIR));
+      if (!S_ISDIR(status.st_mode)) fail(at == path ? "a file of that name exists" : std::strerror(ENOTDIR));
       if (access(at.c_str(), W_OK | X_OK) != 0) fail(std::strerror(errno));
       struct statfs system{};
       const bool known = statfs(at.c_str(), &system) == 0;
       if (known && (system.f_type == PROC_SUPER_MAGIC || system.f_type == SYSFS_MAGIC))
-        fail("the kernel's own files are no place for output");
+        fail("it is on a file system of the kernel");
       return;
     }
     if (errno != ENOENT) fail(std::strerror(errno));
-    if (lstat(at.c_str(), &status) == 0) fail("a link to nothing stands there");
+    if (lstat(at.c_str(), &status) == 0) fail("a dangling link of that name exists");
   }
 }
 
-/// Who holds the lock of the directory, as its file says; empty: nobody.
+/// Who holds the lock of the directory, as its file says; "just starting" where it does not say.
 std::string lock_owner(const std::filesystem::path& lock_path) {
   std::string owner = read_text_file(lock_path, ExitCode::kCannotWrite, 4096);
   while (owner.ends_with('\n')) owner.pop_back();
@@ -112,15 +112,15 @@ std::string lock_owner(const std::filesystem::path& lock_path) {
                                path.string(), lock_owner(path / ".lock")));
 }
 
-/// What stands in output.dir, as far as a start there cares.
-struct Standing {
+/// What a start finds in output.dir.
+struct DirectoryState {
   std::string run_id;      // of the run that the directory belongs to, or empty
   bool same_text = false;  // its config.yaml is what this run would write
   std::vector<std::filesystem::path> leftovers;
   std::vector<std::string> changes;  // of keys that may change
 };
 
-/// The changes that a run may go on with; WriteError naming the others.
+/// The changed keys that may differ when a run goes on; WriteError that names the others.
 std::vector<std::string> accept_configuration(const std::filesystem::path& path, const Config& config) {
   Config before;
   try {
@@ -144,7 +144,7 @@ std::vector<std::string> accept_configuration(const std::filesystem::path& path,
                   path.string(), join(shown, "; "), changed.deciding.size() > 1 ? "s" : ""));
 }
 
-/// A finished run may go on when it has more steps to do and a checkpoint to go on from. WriteError.
+/// WriteError unless this finished run has more steps to do and a checkpoint to go on from.
 void check_extension(const std::filesystem::path& path, const Config& config, const char* artefact) {
   const auto finished = finished_run(path);
   if (!finished || finished->max_steps >= config.train.max_steps)
@@ -159,16 +159,16 @@ void check_extension(const std::filesystem::path& path, const Config& config, co
                     path.string(), finished->step));
 }
 
-/// Looks at a directory that is there. `started_before`: an earlier start of ours has left its lock file. WriteError.
-Standing inspect(const std::filesystem::path& path, const Config& config, bool started_before) {
-  Standing standing;
-  standing.run_id = known_run_id(path);
+/// Reads an existing directory. `started_before`: an earlier start has left its lock file. WriteError.
+DirectoryState inspect(const std::filesystem::path& path, const Config& config, bool started_before) {
+  DirectoryState state;
+  state.run_id = known_run_id(path);
   if (std::filesystem::exists(path / "config.yaml")) {
-    standing.same_text = read_text_file(path / "config.yaml", ExitCode::kCannotWrite) == print_config(config);
-    if (!standing.same_text) standing.changes = accept_configuration(path, config);
+    state.same_text = read_text_file(path / "config.yaml", ExitCode::kCannotWrite) == print_config(config);
+    if (!state.same_text) state.changes = accept_configuration(path, config);
     const char* artefact = config.lora ? "adapter/adapter_config.json" : "model/config.json";
     if (std::filesystem::exists(path / artefact)) check_extension(path, config, artefact);
-    return standing;
+    return state;
   }
   for (const auto& entry : std::filesystem::directory_iterator(path)) {
     const std::string name = entry.path().filename().string();
@@ -178,9 +178,9 @@ Standing inspect(const std::filesystem::path& path, const Config& config, bool s
           fmt::format("output.dir {} is not empty and holds no run of ours (found {}): choose "
                       "another output.dir",
                       path.string(), name));
-    standing.leftovers.push_back(entry.path());
+    state.leftovers.push_back(entry.path());
   }
-  return standing;
+  return state;
 }
 
 }  // namespace
@@ -210,12 +210,12 @@ std::string known_run_id(const std::filesystem::path& path) {
 
 RunDirectory::RunDirectory(const Config& config, World& world, ResumeChoices choices)
     : path_(config.output.dir), choices_(choices) {
-  agree(world.communicator(), [&] {
+  collective_check(world.communicator(), [&] {
     if (world.communicator().rank() == 0) open_as_rank_zero(config);
   });
-  const std::string told = world.communicator().all_gather_host(run_id_ + (has_checkpoints_ ? "+" : ""))[0];
-  has_checkpoints_ = told.ends_with('+');
-  run_id_ = told.substr(0, told.size() - (has_checkpoints_ ? 1 : 0));
+  const std::string from_rank_zero = world.communicator().all_gather_host(run_id_ + (has_checkpoints_ ? "+" : ""))[0];
+  has_checkpoints_ = from_rank_zero.ends_with('+');
+  run_id_ = from_rank_zero.substr(0, from_rank_zero.size() - (has_checkpoints_ ? 1 : 0));
 }
 
 RunDirectory::~RunDirectory() {
@@ -227,7 +227,7 @@ void RunDirectory::take_lock(const std::string& run_id) {
   lock_ = open(lock_path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644);
   if (lock_ < 0)
     throw WriteError(fmt::format("cannot write in output.dir {}: {}", path_.string(), std::strerror(errno)));
-  // A dry run that looks at the lock holds it for an instant.
+  // A dry run that tests the lock holds it for an instant.
   for (int attempt = 0; flock(lock_, LOCK_EX | LOCK_NB) != 0; ++attempt) {
     const int error = errno;
     if (error != EWOULDBLOCK)
@@ -253,19 +253,19 @@ void RunDirectory::open_as_rank_zero(const Config& config) {
   run_id_ = known_run_id(path_);
   if (run_id_.empty()) run_id_ = new_run_id();
   take_lock(run_id_);
-  const Standing standing = inspect(path_, config, started_before);
-  if (!standing.run_id.empty()) run_id_ = standing.run_id;
-  for (const std::filesystem::path& leftover : standing.leftovers) {
+  const DirectoryState state = inspect(path_, config, started_before);
+  if (!state.run_id.empty()) run_id_ = state.run_id;
+  for (const std::filesystem::path& leftover : state.leftovers) {
     std::error_code error;
     std::filesystem::remove(leftover, error);
-    if (error && !std::filesystem::is_directory(leftover))  // an empty directory may stay, somebody's mount point
+    if (error && !std::filesystem::is_directory(leftover))  // an empty directory may stay: a mount point
       throw WriteError(fmt::format("cannot remove {}, which an earlier start left: {}; choose another output.dir",
                                    leftover.string(), error.message()));
   }
-  for (const std::string& change : standing.changes) log_info(fmt::format("going on with another setting: {}", change));
+  for (const std::string& change : state.changes) log_info(fmt::format("going on with another setting: {}", change));
   config_text_ = print_config(config);
-  write_config_ = !standing.same_text;
-  write_identity_ = standing.run_id.empty();
+  write_config_ = !state.same_text;
+  write_identity_ = state.run_id.empty();
   has_checkpoints_ = !list_checkpoints(checkpoints()).empty();
 }
 

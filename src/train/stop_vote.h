@@ -1,5 +1,5 @@
 #pragma once
-// Private to train/: whether any rank was asked to stop, found out between forward passes.
+// Private to train/: whether any rank was asked to stop, asked between forward passes.
 
 #include "trireme/comm/communicator.h"
 
@@ -11,7 +11,7 @@
 namespace trireme {
 
 /// One number, all-reduced on the device: an exchange between the hosts would make every rank wait for rank 0 once per
-/// forward pass. Every call is collective and returns the same on all ranks.
+/// forward pass. cast(), decide() and outcome() are collective and return the same on all ranks.
 class StopVote {
  public:
   StopVote(Communicator& comm, at::Device device);
@@ -22,6 +22,10 @@ class StopVote {
   bool decide(bool stop);
   /// Takes in the outcome of the last cast(), waiting for it.
   bool outcome();
+  /// Takes in a vote that came another way, the same on all ranks: with the sums of a step.
+  void record(bool stop) { stop_ = stop_ || stop; }
+  /// Whether the run stops, as far as votes have been taken in. Never taken back. Not collective.
+  bool stopping() const { return stop_; }
 
  private:
   void start(bool stop);

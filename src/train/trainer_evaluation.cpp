@@ -1,118 +1,97 @@
 // Evaluations, and the blocks of steps between them as MLPerf counts them.
 #include "trireme/train/trainer.h"
 
-#include "agree.h"
+#include "collective_check.h"
+#include "run_clock.h"
 #include "stop_vote.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/log.h"
-#include "trireme/base/text.h"
 #include "trireme/base/time.h"
 #include "trireme/train/signals.h"
 #include "trireme/watchdog/progress.h"
 
 #include <fmt/format.h>
 
-#include <cmath>
-#include <string>
-#include <utility>
-
 namespace trireme {
 
 namespace {
 
-/// Leaves an evaluation halfway, on all ranks after the same forward pass.
-struct EvaluationLeft {};
+/// Ends an evaluation early, on all ranks after the same forward pass.
+struct EvaluationInterrupted {};
 
-/// The sums are those of all ranks: what is wrong with them every rank finds.
+/// The sums are those of all ranks, so that every rank finds the same error in them.
 EvalResult evaluation_result(const TrainingTask& task, const EvalSums& sums) {
   try {
     return task.eval_result(sums);
   } catch (const Error& error) {
-    throw AgreedError(error.code(), error.what());
+    throw CollectiveError(error.code(), error.what());
   }
+}
+
+bool reaches_target(const Config& config, const EvalMetrics& metrics) {
+  return (config.eval.target_loss && metrics.loss <= *config.eval.target_loss) ||
+         (config.eval.target_accuracy && metrics.mlm_accuracy.value_or(0) >= *config.eval.target_accuracy);
 }
 
 }  // namespace
 
-bool Trainer::evaluation_due() const {
-  if (task_.eval_samples() == 0 || !config_.eval.every_samples) return false;
-  if (const auto nominal = task_.nominal_samples_per_step()) {
-    const auto every = static_cast<double>(*config_.eval.every_samples), steps = static_cast<double>(completed_);
-    return std::floor(steps * *nominal / every) > std::floor((steps - 1) * *nominal / every);
-  }
-  const int64_t size = config_.batch.global_batch_size;
-  const int64_t every = (*config_.eval.every_samples + size - 1) / size;
-  return completed_ % every == 0;
+bool Trainer::evaluation_due() const { return task_.eval_samples() > 0 && clock_->evaluation_due(progress_.completed); }
+
+bool Trainer::last_evaluation_missing() const {
+  return finished() && !progress_.reached_target && task_.eval_samples() > 0 &&
+         progress_.evaluated_step != progress_.completed;
 }
 
 void Trainer::evaluate() {
-  const bool at_end = completed_ >= config_.train.max_steps;
-  int64_t skip = 0;
-  if (config_.eval.skip_first)
-    skip = *config_.eval.skip_first == "mlperf"
-               ? static_cast<int64_t>(0.125 * static_cast<double>(config_.batch.global_batch_size) + 2)
-               : std::stoll(*config_.eval.skip_first);
-  if (evaluations_++ < skip && !at_end) return;
-  // It is done again, whole, when the run goes on.
-  const auto leave = [&] {
-    --evaluations_;
-    evaluation_left_ = true;
-    log_info(fmt::format("the evaluation after step {} is left because of a signal", completed_));
+  if (clock_->skips_evaluation(progress_.evaluations++) && !finished()) return;
+  // The whole evaluation is repeated when the run goes on.
+  const auto interrupt = [&] {
+    --progress_.evaluations;
+    progress_.evaluation_open = true;
+    log_info(fmt::format("the evaluation after step {} is interrupted by a signal; the run repeats it when it goes on",
+                         progress_.completed));
   };
-  if (stop_agreed_) return leave();
-  const int64_t evaluated_before = std::exchange(last_evaluated_step_, completed_);
+  if (stop_vote_->stopping()) return interrupt();
   end_block();
-  mlperf_.start_evaluation(samples_);
+  mlperf_.start_evaluation(progress_.samples);
   const double begin = steady_seconds();
   const ProgressSection section("evaluation");
   EvalSums local;
   const ShardedUnits::Evaluation evaluating(*units_);
   try {
     local = task_.evaluate(*units_, [&](int64_t done, int64_t total) {
-      fault_point("evaluation", comm_.rank(), completed_);
+      fault_point("evaluation", comm_.rank(), progress_.completed);
       if (comm_.rank() == 0) console_.eval_status(done, total);
-      stop_agreed_ = stop_vote_->cast(stop_signal() != 0);
-      if (stop_agreed_ && done < total) throw EvaluationLeft();
+      if (stop_vote_->cast(stop_signal() != 0) && done < total) throw EvaluationInterrupted();
     });
-    stop_agreed_ = stop_vote_->outcome();
-  } catch (const EvaluationLeft&) {
+    stop_vote_->outcome();
+  } catch (const EvaluationInterrupted&) {
     units_->release();
-    last_evaluated_step_ = evaluated_before;
-    return leave();
+    return interrupt();
   }
   const EvalResult result = evaluation_result(task_, comm_.all_reduce_host(local));
-  const EvalMetrics metrics{completed_, samples_, result.loss, steady_seconds() - begin, result.mlm_accuracy};
+  const EvalMetrics metrics{progress_.completed, progress_.samples, result.loss, steady_seconds() - begin,
+                            result.mlm_accuracy};
   last_evaluation_ = metrics;
-  reached_target_ = (config_.eval.target_loss && metrics.loss <= *config_.eval.target_loss) ||
-                    (config_.eval.target_accuracy && metrics.mlm_accuracy.value_or(0) >= *config_.eval.target_accuracy);
+  progress_.evaluated_step = progress_.completed;
+  progress_.reached_target = reaches_target(config_, metrics);
   if (comm_.rank() == 0) {
-    metrics_->write(metrics);
+    metrics_file_->write(metrics);
     console_.line(console_line(metrics, config_.eval.target_loss, config_.eval.target_accuracy));
   }
   mlperf_.end_evaluation(metrics);
-  if (!reached_target_ && !at_end) start_block();
-  start_clock();
+  if (!progress_.reached_target && !finished()) start_block();
+  clock_->start_step();
 }
 
 void Trainer::start_block() {
-  block_open_ = true;
-  block_start_samples_ = samples_;
-  block_seconds_ = 0;
-  block_steps_ = 0;
-  mlperf_.start_block(samples_);
+  clock_->start_block(progress_.samples);
+  mlperf_.start_block(progress_.samples);
 }
 
 void Trainer::end_block() {
-  if (!block_open_) return;
-  block_open_ = false;
-  const double rate = block_seconds_ > 0 ? static_cast<double>(samples_ - block_start_samples_) / block_seconds_ : 0;
-  mlperf_.end_block({completed_, samples_, block_steps_, block_seconds_, last_loss_, rate});
-}
-
-void Trainer::mlperf_end_run(const char* status) {
-  end_block();
-  const double seconds = std::max(1e-9, steady_seconds() - run_begin_time_);
-  mlperf_.end_run(status, completed_, samples_, static_cast<double>(samples_ - run_start_samples_) / seconds);
+  if (const auto block = clock_->end_block(progress_.completed, progress_.samples, progress_.last_loss))
+    mlperf_.end_block(*block);
 }
 
 }  // namespace trireme

@@ -1,14 +1,22 @@
 // What happens before the first step: shards, optimizer, weights or a checkpoint, warm-up.
 #include "trireme/train/trainer.h"
 
-#include "agree.h"
 #include "checkpoint.h"
 #include "checkpoint_space.h"
+#include "collective_check.h"
+#include "metrics_reader.h"
+#include "nonfinite.h"
+#include "run_clock.h"
+#include "step_guard.h"
 #include "stop_vote.h"
 #include "trireme/base/error.h"
+#include "trireme/base/fault.h"
+#include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/time.h"
+#include "trireme/train/signals.h"
 #include "trireme/version.h"
+#include "trireme/watchdog/progress.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -17,14 +25,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <optional>
 
 namespace trireme {
 
 namespace {
-
-constexpr double kInitialLossScale = 65536.0;
 
 /// What a checkpoint says about its run; the inputs' fingerprints only where they are needed, on rank 0.
 CheckpointOptions checkpoint_options(const Config& config, const RunDirectory& directory, const MemoryPlan& plan,
@@ -58,44 +63,62 @@ Trainer::Trainer(const Config& config, World& world, TrainingTask& task, const M
       comm_(world.communicator()),
       task_(task),
       plan_(plan),
-      device_(world.device()),
       compute_dtype_(compute_dtype),
       device_info_(device),
       directory_(directory),
       mlperf_(mlperf),
       loaded_(std::move(loaded)) {
-  stop_vote_ = std::make_unique<StopVote>(comm_, device_);
+  const at::Device target = world.device();
+  stop_vote_ = std::make_unique<StopVote>(comm_, target);
   units_ = std::make_unique<ShardedUnits>(
-      task.units(), comm_, device_,
+      task.units(), comm_, target,
       ShardingOptions{compute_dtype, plan.shard_size, plan.resident,
                       config.precision.frozen == "fp8" ? Recipe::kFp8Frozen : Recipe::kCompute,
                       config.precision.encoder == "fp8" ? Recipe::kFp8Delayed : Recipe::kCompute,
                       config.parallel.reduce_dtype == "compute" ? compute_dtype : at::kFloat});
   if (!units_->gather_path().empty()) log_info("frozen shards are " + units_->gather_path());
   optimizer_ = make_optimizer(config.optimizer, units_->trained(), comm_);
-  const auto scalar = at::TensorOptions().dtype(at::kFloat).device(device_);
-  loss_scale_ =
-      at::full({}, compute_dtype == at::kHalf ? config.precision.loss_scale.value_or(kInitialLossScale) : 1.0, scalar);
-  growth_tracker_ = at::zeros({}, scalar.dtype(at::kInt));
-  halted_ = at::zeros({}, scalar);
-  skip_nonfinite_ = config.train.on_nonfinite == "skip" || compute_dtype == at::kHalf;
-  if (std::getenv("TRIREME_FAULT") != nullptr) observe_gradients(nullptr);
+  const auto event = [this](const std::string& json_object) { write_event(json_object); };
+  guard_ = std::make_unique<StepGuard>(config, compute_dtype, target, event);
+  clock_ = std::make_unique<RunClock>(config, task.nominal_samples_per_step(), target);
+  in_flight_ = std::make_unique<MetricsReader>();
+  observe_gradient_faults(*units_, comm_.rank(), [this] { return progress_.completed + 1; });
   if (clips_locally()) units_->clip_before_reduction([this](const at::Tensor& square) { return local_clip(square); });
   checkpoints_ = std::make_unique<Checkpoints>(
       directory.checkpoints(), comm_, units_->units(),
-      checkpoint_options(config, directory, plan, compute_dtype, comm_.rank() == 0), [this](const std::string& event) {
-        if (metrics_) metrics_->write_run(event);
-      });
+      checkpoint_options(config, directory, plan, compute_dtype, comm_.rank() == 0), event);
 }
 
 Trainer::~Trainer() = default;
 
-std::vector<std::pair<std::string, at::Tensor>> Trainer::state() {
-  auto tensors = optimizer_->state();
-  for (TrainedShard& shard : units_->trained()) tensors.emplace_back("master." + shard.name, shard.master);
-  tensors.emplace_back("loss_scale", loss_scale_);
-  tensors.emplace_back("growth_tracker", growth_tracker_);
-  return tensors;
+void Trainer::start() {
+  {
+    const ProgressSection section("load", kStorageAllowance);
+    fault_point("load", comm_.rank());
+    load_or_resume();
+    loaded_();
+  }
+  if (comm_.rank() == 0) {
+    // Temporary files that a killed process of this run has left; output.dir is locked, so nobody else writes there.
+    for (const char* folder : {"", "adapter", "model", "checkpoints"})
+      remove_dead_temporaries(directory_.path() / folder);
+    metrics_file_ =
+        std::make_unique<MetricsFile>(directory_.path() / "metrics.jsonl",
+                                      progress_.completed > 0 ? std::optional(progress_.completed) : std::nullopt,
+                                      /*evaluated=*/!progress_.evaluation_open);
+    metrics_file_->write_run(run_description());
+  }
+  if (config_.logging.mlperf) {
+    const ProgressSection section("warm-up");
+    fault_point("warm-up", comm_.rank());
+    warm_up();
+  }
+  comm_.barrier();
+  mlperf_.start_run();
+  clock_->start_run(progress_.completed, progress_.samples);
+  start_block();
+  clock_->start_step();
+  stop_vote_->decide(stop_signal() != 0);
 }
 
 void Trainer::load_or_resume() {
@@ -104,7 +127,7 @@ void Trainer::load_or_resume() {
   const bool periodic = config_.output.save_every_samples || config_.output.save_every_minutes;
   checkpoints_->open();
   std::string warning;
-  agree(comm_, [&] {
+  collective_check(comm_, [&] {
     if (comm_.rank() == 0)
       warning = check_checkpoint_space(config_, directory_.checkpoints(), directory_.run_id(),
                                        checkpoint_bytes(units_->units(), comm_.size()));
@@ -112,43 +135,43 @@ void Trainer::load_or_resume() {
   if (!warning.empty()) log_warn(warning);
   if (periodic) checkpoints_->prepare(state());
   // Where everything is trained a checkpoint holds every weight: the base model is not read.
-  if (frozen) agree(comm_, [&] { task_.load_weights(*units_); });
+  if (frozen) collective_check(comm_, [&] { task_.load_weights(*units_); });
   const auto resumed = checkpoints_->resume(state());
   if (!resumed) {
-    if (!frozen) agree(comm_, [&] { task_.load_weights(*units_); });
+    if (!frozen) collective_check(comm_, [&] { task_.load_weights(*units_); });
     return;
   }
   for (TrainedShard& shard : units_->trained())
     if (!shard.compute.is_same(shard.master)) shard.compute.copy_(shard.master);
-  completed_ = reported_ = last_saved_step_ = resumed->completed_steps;
-  evaluations_ = resumed->evaluations;
-  samples_ = completed_ * config_.batch.global_batch_size;
+  progress_.completed = progress_.reported = resumed->completed_steps;
+  progress_.evaluations = resumed->evaluations;
+  const bool extended = resumed->max_steps > 0 && resumed->max_steps < config_.train.max_steps;
+  restore(resumed->numbers, extended);
+  if (extended) report_extension(resumed->max_steps);
+}
+
+void Trainer::restore(const std::map<std::string, std::vector<double>>& numbers, bool extended) {
   // Checkpoints of earlier versions lack some of these.
   const auto number = [&](const char* name) -> std::optional<double> {
-    const auto found = resumed->numbers.find(name);
-    if (found == resumed->numbers.end() || found->second.empty()) return std::nullopt;
+    const auto found = numbers.find(name);
+    if (found == numbers.end() || found->second.empty()) return std::nullopt;
     return found->second[0];
   };
-  if (const auto samples = number("samples")) samples_ = std::llround(*samples);
-  if (const auto skips = number("consecutive_skips")) consecutive_skips_ = static_cast<int>(*skips);
-  if (const auto steps = number("left_out")) steps_skipped_ = std::llround(*steps);
-  if (const auto left = number("evaluation_left")) evaluation_left_ = *left > 0;
-  if (const auto step = number("evaluated_step")) last_evaluated_step_ = std::llround(*step);
-  const bool extended = resumed->max_steps > 0 && resumed->max_steps < config_.train.max_steps;
-  if (const auto reached = number("reached_target")) reached_target_ = *reached > 0 && !extended;
-  if (extended) report_extension(resumed->max_steps);
-  if (const auto task = resumed->numbers.find("task");
-      task != resumed->numbers.end() && !units_->restore_scales(task->second))
+  progress_.samples = progress_.completed * config_.batch.global_batch_size;
+  if (const auto samples = number("samples")) progress_.samples = std::llround(*samples);
+  if (const auto open = number("evaluation_left")) progress_.evaluation_open = *open > 0;
+  if (const auto step = number("evaluated_step")) progress_.evaluated_step = std::llround(*step);
+  if (const auto reached = number("reached_target")) progress_.reached_target = *reached > 0 && !extended;
+  guard_->restore(numbers);
+  if (const auto scales = numbers.find("task"); scales != numbers.end() && !units_->restore_scales(scales->second))
     throw ModelError(fmt::format(
         "the checkpoint of step {} has {} numbers of a task, which are not this run's: it is of another model or "
         "program",
-        completed_, task->second.size()));
-  if (const auto window = resumed->numbers.find("loss_window"); window != resumed->numbers.end())
-    loss_window_.restore(window->second);
+        progress_.completed, scales->second.size()));
 }
 
 void Trainer::report_extension(int64_t max_steps_before) const {
-  const int64_t now = config_.train.max_steps, counted = completed_ - steps_skipped_;
+  const int64_t now = config_.train.max_steps, counted = progress_.completed - guard_->steps_skipped();
   const std::string& schedule = config_.schedule.name;
   const auto rate = [&](int64_t max_steps, int64_t step) {
     return learning_rate(config_.schedule, config_.optimizer.lr, max_steps, std::max<int64_t>(0, step));
@@ -159,14 +182,15 @@ void Trainer::report_extension(int64_t max_steps_before) const {
           : fmt::format(
                 "the {} schedule now ends at step {}: the learning rate was {:.3g} in step {} and is {:.3g} in "
                 "step {}, and the steps before followed the shorter one",
-                schedule, now, rate(max_steps_before, counted - 1), completed_, rate(now, counted), completed_ + 1);
+                schedule, now, rate(max_steps_before, counted - 1), progress_.completed, rate(now, counted),
+                progress_.completed + 1);
   log_info(fmt::format("the run is extended from {} to {} steps and goes on after step {}; {}", max_steps_before, now,
-                       completed_, consequence));
+                       progress_.completed, consequence));
 }
 
 void Trainer::warm_up() {
-  // Twice: the first pass loads kernels and lets libraries choose theirs, the second finds the allocator as later steps
-  // do.
+  // Twice: the first pass loads kernels and lets libraries choose theirs; in the second the allocator is as in later
+  // steps.
   for (int pass = 0; pass < 2; ++pass) {
     (void)forward_backward(task_.synthetic_batch());
     units_->clear_gradients();
@@ -189,7 +213,7 @@ std::string Trainer::run_description() const {
                               {"parameters", task_.num_parameters()},
                               {"trained_parameters", task_.num_trained_parameters()},
                               {"libraries", {{"libtorch", TORCH_VERSION}, {"gpu", gpu_library_versions()}}},
-                              {"resumed_after_step", completed_}};
+                              {"resumed_after_step", progress_.completed}};
   return run.dump();
 }
 

@@ -1,6 +1,7 @@
 // What the training loop exchanges between hosts: with many ranks each such exchange is a wait for rank 0.
 #include "checkpoint.h"
 #include "mpi_test_main.h"
+#include "nonfinite.h"
 #include "stop_vote.h"
 
 #include <ATen/ATen.h>
@@ -8,6 +9,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <limits>
 
 namespace trireme {
 namespace {
@@ -62,6 +64,31 @@ TEST(StopVote, OneRanksVoteReachesAllWithoutAHostExchange) {
   EXPECT_TRUE(other.decide(last));
   EXPECT_EQ(comm.reductions + comm.gathers_by_all, 0);
   EXPECT_EQ(comm.gathered_bytes, 0U);
+}
+
+TEST(StopVote, TakesInAVoteThatCameWithAStep) {
+  CountedCommunicator comm(world());
+  StopVote vote(comm, test_world().device());
+  vote.record(false);
+  EXPECT_FALSE(vote.stopping());
+  vote.record(true);
+  vote.record(false);
+  EXPECT_TRUE(vote.stopping());
+  EXPECT_TRUE(vote.decide(false)) << "a vote to stop is not taken back";
+}
+
+TEST(FindNonfiniteState, NamesTensorAndRankAndIgnoresIntegers) {
+  CountedCommunicator comm(world());
+  const bool last = comm.rank() == comm.size() - 1;
+  NamedTensors state = {{"growth_tracker", at::zeros({}, at::kInt)}, {"master.a", at::ones({5})}};
+  EXPECT_EQ(find_nonfinite_state(state, comm), "");
+  EXPECT_EQ(comm.gathered_bytes, 0U) << "no text is exchanged where nothing is wrong";
+  if (last) state.emplace_back("master.b", at::full({3}, std::numeric_limits<double>::infinity()));
+  const std::string found = find_nonfinite_state(state, comm);
+  EXPECT_NE(found, "") << "every rank must know";
+  if (comm.rank() == 0) {
+    EXPECT_EQ(found, "master.b on rank " + std::to_string(comm.size() - 1) + " is not finite");
+  }
 }
 
 class SaveTest : public testing::Test {

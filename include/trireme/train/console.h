@@ -1,5 +1,5 @@
 #pragma once
-// The screen of rank 0: lines on stdout, and on a terminal one progress line that is redrawn on stderr.
+// What rank 0 prints: lines on stdout, and on a terminal one progress line that is redrawn on stderr.
 
 #include <cstdint>
 #include <string>

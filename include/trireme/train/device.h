@@ -1,5 +1,5 @@
 #pragma once
-// What the machine is: GPU or CPU, its memory and its peak rate. The only place of train/ that knows CUDA
+// The device of a rank: GPU or CPU, its memory and its peak rate. The only place of train/ that knows CUDA
 // (device_cuda.cpp).
 
 #include <ATen/core/Tensor.h>
@@ -11,13 +11,13 @@
 
 namespace trireme {
 
-/// GPUs this process can see; 0 in CPU builds, on machines without any, and with TRIREME_DEVICE=cpu. ConfigError where
-/// a run would fall back to the CPU unasked: see gpu_visibility_problem().
+/// GPUs that this process can use; 0 in CPU builds, on machines without any, and with TRIREME_DEVICE=cpu. ConfigError
+/// where a run would use the CPU although GPUs are expected: see gpu_visibility_problem().
 int visible_gpus();
 
-/// Why the CPU must not be taken silently, or nothing: GPUs are asked for by name and are not there, or installed and
-/// not shown. `visible`: CUDA_VISIBLE_DEVICES, null when unset; `found`: GPUs that CUDA shows; `installed`: this
-/// machine has NVIDIA GPUs at all; `reason`: CUDA's own words when it shows none.
+/// The error where GPUs are named and missing, or installed and not usable; nothing where the CPU may be used.
+/// `visible`: CUDA_VISIBLE_DEVICES, null when unset; `found`: GPUs that CUDA reports; `installed`: this machine has
+/// NVIDIA GPUs; `reason`: CUDA's error message when it reports none.
 std::optional<std::string> gpu_visibility_problem(const char* visible, int found, bool installed,
                                                   const std::string& reason);
 
@@ -30,7 +30,7 @@ DeviceInfo describe_device(at::Device device, at::ScalarType compute_dtype, int 
 
 /// Peak bytes since start: GPU: the caching allocator's peak of allocated memory; CPU: peak resident set.
 int64_t peak_memory(at::Device device);
-/// GPU: the allocator's peak of reserved memory (what the device really lost); CPU: as peak_memory.
+/// GPU: the allocator's peak of reserved memory, fragmentation included; CPU: as peak_memory.
 int64_t peak_reserved_memory(at::Device device);
 
 /// Library settings for speed and determinism, once per process.

@@ -18,18 +18,18 @@ struct TrainMetrics {
 struct EvalMetrics {
   int64_t step = 0, samples = 0;
   double loss = 0, seconds = 0;
-  std::optional<double> mlm_accuracy;  // BERT: part of the masked words that were found
+  std::optional<double> mlm_accuracy;  // BERT: fraction of the masked tokens predicted right
 };
 
 class LineFile;
 
 /// One JSON object a line, appended. Numbers keep all their digits; NaN and infinities are the strings "nan", "inf",
-/// "-inf". Lines that cannot be written are kept in memory until they can: a full disk ends no run.
+/// "-inf". Lines that cannot be written are kept in memory until they can be: a full disk does not end the run.
 class MetricsFile {
  public:
   /// `resume_step`: a resumed run goes on after the last line with a step <= this. `evaluated`: the evaluation after
-  /// that step is done; otherwise a line about it goes, because it is done again. WriteError when the file cannot be
-  /// opened.
+  /// that step is done; otherwise its line is removed, because the evaluation is repeated. WriteError when the file
+  /// cannot be opened.
   MetricsFile(const std::filesystem::path& path, std::optional<int64_t> resume_step, bool evaluated);
   ~MetricsFile();
   void write_run(const std::string& json_object);

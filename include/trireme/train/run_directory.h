@@ -17,21 +17,22 @@ struct ResumeChoices {
 
 class RunDirectory {
  public:
-  /// Collective. Rank 0 creates the directory and takes its lock; what a start that never got through its first step
-  /// left is removed. A directory of a run with another configuration (the keys are named), of a finished run, or one
-  /// that another process is training in is a WriteError on all ranks. Keys that do not decide what is computed may
-  /// change (configuration_hash()), and train.max_steps may be raised, of a finished run that has a checkpoint too.
+  /// Collective. Rank 0 creates the directory and takes its lock; files of a start that did not
+  /// finish its first step are removed. A directory of a run with another configuration (the keys are named), of a
+  /// finished run, or one that another process is training in is a WriteError on all ranks. Keys that do not decide
+  /// what is computed may change (configuration_hash()), and train.max_steps may be raised, of a finished run that has
+  /// a checkpoint too.
   RunDirectory(const Config& config, World& world, ResumeChoices choices = {});
   ~RunDirectory();
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
-  /// Made at the first start here, kept by every later one.
+  /// Made at the first start in this directory, kept by later ones.
   const std::string& run_id() const { return run_id_; }
   /// Whether checkpoints were there at the start, whole or not.
   bool has_checkpoints() const { return has_checkpoints_; }
   const ResumeChoices& choices() const { return choices_; }
-  /// The directory is this run's from now on: config.yaml and run.json are written. To be called once the first step
-  /// has ended, and before anything that a later start needs is left here; before, a corrected configuration may take
+  /// Makes the directory this run's: writes config.yaml and run.json. To be called when the first step has ended, and
+  /// before anything is written that a later start needs; until then a start with a corrected configuration may use
   /// the directory. Does nothing the second time, and on other ranks than 0. WriteError.
   void claim();
 
@@ -45,7 +46,7 @@ class RunDirectory {
   bool has_checkpoints_ = false, write_config_ = false, write_identity_ = false;
 };
 
-/// What RunDirectory refuses, found without touching anything. For rank 0 of a dry run.
+/// Throws what RunDirectory would throw, and changes nothing. For rank 0 of a dry run.
 void check_run_directory(const Config& config);
 
 /// The run that an output.dir belongs to, from its run.json; empty: none. WriteError when that is damaged.

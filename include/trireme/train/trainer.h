@@ -1,5 +1,7 @@
 #pragma once
-// The training loop. train_step() is the path of a step, top to bottom (README "The path of a step").
+// The training loop. train_step() is the path of a step, top to bottom (README "The path of a step"). Beside it:
+// StepGuard (loss scale, non-finite numbers, spikes), RunClock (what is due when, step times), MetricsReader (results
+// on their way to the host), StopVote (signals), Checkpoints.
 
 #include "trireme/base/error.h"
 #include "trireme/comm/communicator.h"
@@ -9,16 +11,14 @@
 #include "trireme/optim/optimizer.h"
 #include "trireme/train/console.h"
 #include "trireme/train/device.h"
-#include "trireme/train/loss_window.h"
 #include "trireme/train/metrics.h"
 #include "trireme/train/mlperf_events.h"
 #include "trireme/train/run_directory.h"
 #include "trireme/train/task.h"
 
-#include <c10/core/Event.h>
-
-#include <deque>
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,7 +28,12 @@
 namespace trireme {
 
 class Checkpoints;
+class MetricsReader;
+class RunClock;
+class StepGuard;
 class StopVote;
+struct StepRecord;
+struct StepVerdict;
 
 class Trainer {
  public:
@@ -42,81 +47,94 @@ class Trainer {
   ExitCode run();
 
  private:
-  /// What a step computed, still on its way to the host.
-  struct PendingMetrics {
-    int64_t step = 0;
-    double lr = 0;
-    at::Tensor values;                 // fp64, on its way to the host on GPUs
-    std::shared_ptr<c10::Event> done;  // everything of this step; null on CPUs
-    double finished = 0;               // CPUs: when the step ended
+  /// How far the run is; what checkpoints keep of it.
+  struct Progress {
+    int64_t completed = 0;         // optimizer steps done
+    int64_t reported = 0;          // steps whose results were read; at most one less than completed in the loop
+    int64_t samples = 0;           // of the reported steps, over all ranks
+    double last_loss = 0;          // of the last step reported; not kept
+    int64_t evaluations = 0;       // begun and not interrupted
+    int64_t evaluated_step = -1;   // the last evaluation was after this step
+    bool evaluation_open = false;  // a signal interrupted the evaluation after `completed`: it is repeated
+    bool reached_target = false;
+    std::map<std::string, std::vector<double>> numbers() const;
   };
 
+  // Start (trainer_start.cpp).
+  void start();
+  /// Loads the weights, or goes on from a checkpoint.
+  void load_or_resume();
+  void restore(const std::map<std::string, std::vector<double>>& numbers, bool extended);
+  /// What a higher train.max_steps does to the schedule of a run that goes on.
+  void report_extension(int64_t max_steps_before) const;
+  /// Before an MLPerf run's clock starts: forward and backward on synthetic rows; nothing is updated.
+  void warm_up();
+  std::string run_description() const;
+
+  // The loop (trainer.cpp).
+  bool finished() const { return progress_.completed >= config_.train.max_steps; }
+  void report_stragglers(int64_t steps);
+  std::vector<std::pair<std::string, at::Tensor>> state();
+  void save_checkpoint();
+  void write_event(const std::string& json_object);
+
+  // A step (trainer_step.cpp).
   void train_step(int64_t step);
+  /// Waits for the rows of step `step`, and starts preparing those of the next one.
+  StepBatch next_batch(int64_t step);
   /// Sum of this rank's losses; the gradients are reduced over the ranks.
   at::Tensor forward_backward(const StepBatch& batch);
-  /// Before an MLPerf run's clock starts: forward and backward on made-up rows, nothing updated.
-  void warm_up();
-  /// The next step with its timeline recorded (logging.profile_step).
-  void profiled_step();
-  std::shared_ptr<c10::Event> record_event() const;
-  /// The next step's time counts from here (after start-up, evaluations and saves).
-  void start_clock();
-  /// Steps so far that were skipped, because of numbers which were not finite or as a spike: the schedule does not
-  /// count them, as the optimizer does not.
-  int64_t steps_skipped() const;
   at::Tensor reduce_statistics(const at::Tensor& loss_sum, const StepBatch& batch);
+  /// What the optimizer multiplies gradients with: undoes the loss scale, and clips.
+  at::Tensor gradient_multiplier(const at::Tensor& unscale, const at::Tensor& grad_norm) const;
+  /// The learning rate of step `step`; waits for the step before where that may be skipped.
+  double step_learning_rate(int64_t step) const;
   /// Whether optimizer.clip local means anything here: with one rank its own gradient is the sum.
   bool clips_locally() const;
   /// optimizer.clip local: what a rank multiplies its own gradients with, given their squared norm.
   at::Tensor local_clip(const at::Tensor& square) const;
-  /// Skips or stops, as train.on_nonfinite says. Collective.
-  void handle_nonfinite(int64_t step, double loss, double grad_norm);
-  /// Computes step `step` (from 1) again and tells which parameters of which ranks have gradients that are not finite.
-  /// Collective.
-  std::string find_nonfinite(int64_t step);
-  /// Whether the weights are still those that step `step` was computed with.
-  bool weights_unchanged_since(int64_t step) const;
-  /// Calls `check` with the name and the local gradient of every parameter in backward; null: no more.
-  void observe_gradients(const std::function<void(const std::string&, const at::Tensor&)>& check, int64_t step = 0);
-  void report_stragglers();
-  void report_saturation(int64_t step, int64_t tensors);
-  /// Takes the numbers of the oldest step in flight; waits for that step only. Stops the run on non-finite numbers.
+  /// The next step with its timeline recorded (logging.profile_step).
+  void profiled_step();
+
+  // Its results, read a step late (trainer_metrics.cpp).
+  /// Reads the oldest step in flight; waits for that step only. Throws where its numbers end the run.
   void collect_metrics();
   void flush_metrics();
+  TrainMetrics metrics_of(const StepRecord& record, double seconds) const;
   void report(const TrainMetrics& metrics);
-  /// Sets reached_target_. A signal leaves the evaluation undone: evaluation_left_.
-  void evaluate();
+  void guard_numbers(const StepRecord& record);
+  /// Computes step `step` (from 1) again and says which parameters of which ranks have gradients that are not finite.
+  /// Collective.
+  std::string find_nonfinite(int64_t step);
+
+  // Evaluation (trainer_evaluation.cpp).
   bool evaluation_due() const;
   /// All steps are done and the evaluation after them is not.
   bool last_evaluation_missing() const;
-  bool save_due() const;
-  void save_checkpoint();
-  /// Loads the weights, or goes on from a checkpoint.
-  void load_or_resume();
-  /// What a higher train.max_steps does to the schedule of a run that goes on.
-  void report_extension(int64_t max_steps_before) const;
+  /// Sets reached_target. A signal interrupts it: evaluation_open.
+  void evaluate();
+  void start_block();
+  void end_block();
+
+  // The end (trainer_finish.cpp).
   /// After a signal: saves, and returns kStopped only when the checkpoint of this step is whole on disk.
   ExitCode stop();
   ExitCode stop_without_saving();
-  std::string newest_checkpoint() const;  // a part of a sentence
-  /// Why the state must not be saved; empty: nothing. Collective.
-  std::string state_problem();
+  void finish();
   /// The last step of a run that has checkpoints is one, too; a failure is a warning.
   void save_last_step();
+  /// Why the state must not be saved; empty: nothing. Collective.
+  std::string state_problem();
+  std::string newest_checkpoint() const;  // a part of a sentence
   void report_missed_target() const;
-  void finish();
-  void start_block();
-  void end_block();
+  void report_summary() const;
   void mlperf_end_run(const char* status);
-  std::string run_description() const;
-  std::vector<std::pair<std::string, at::Tensor>> state();
 
   const Config& config_;
   World& world_;
   Communicator& comm_;
   TrainingTask& task_;
   MemoryPlan plan_;
-  at::Device device_;
   at::ScalarType compute_dtype_;
   DeviceInfo device_info_;
   RunDirectory& directory_;
@@ -124,37 +142,15 @@ class Trainer {
   std::function<void()> loaded_;
   std::unique_ptr<ShardedUnits> units_;
   std::unique_ptr<Optimizer> optimizer_;
-  std::unique_ptr<MetricsFile> metrics_;
-  std::unique_ptr<Checkpoints> checkpoints_;
-
-  at::Tensor loss_scale_, growth_tracker_;  // fp16: dynamic loss scale, on the device
-  at::Tensor halted_;                       // device scalar: 1 after a step with non-finite numbers that ends the run
-  bool skip_nonfinite_ = false;
-  bool evaluation_left_ = false;  // a signal came before the end of the evaluation after completed_: it is done again
-  bool reached_target_ = false;
-  std::optional<EvalMetrics> last_evaluation_;  // of this process
-  LossWindow loss_window_;
-  int64_t first_step_ = 0, sections_taken_ = 0;
-  std::deque<PendingMetrics> pending_;
-  int64_t completed_ = 0;  // optimizer steps done
-  int64_t reported_ = 0;   // steps whose metrics were read
-  int64_t samples_ = 0;    // of those steps, over all ranks
-  int64_t evaluations_ = 0, last_evaluated_step_ = -1, last_saved_step_ = -1;
-  int64_t block_start_samples_ = 0, run_start_samples_ = 0;
-  double run_begin_time_ = 0;
+  std::unique_ptr<MetricsFile> metrics_file_;  // rank 0
+  std::unique_ptr<Checkpoints> checkpoints_;   // writes events to metrics_file_
+  std::unique_ptr<StepGuard> guard_;
+  std::unique_ptr<RunClock> clock_;
+  std::unique_ptr<MetricsReader> in_flight_;
   std::unique_ptr<StopVote> stop_vote_;
-  bool stop_agreed_ = false;    // on all ranks alike
-  bool save_by_clock_ = false;  // output.save_every_minutes have passed, by rank 0's clock
-  double last_save_time_ = 0;
-  std::shared_ptr<c10::Event> step_begin_;  // GPU: where the clock of the oldest step in flight started
-  double step_begin_time_ = 0, training_seconds_ = 0, block_seconds_ = 0;
-  int64_t block_steps_ = 0, timed_steps_ = 0;
-  int consecutive_skips_ = 0;
-  int64_t steps_skipped_ = 0;  // of the steps reported
-  bool block_open_ = false;
-  double last_loss_ = 0;
-  int64_t saturated_steps_ = 0, saturated_tensors_ = 0, next_saturation_report_ = 1;
   Console console_;
+  Progress progress_;
+  std::optional<EvalMetrics> last_evaluation_;  // of this process
 };
 
 }  // namespace trireme

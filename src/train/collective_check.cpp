@@ -1,10 +1,10 @@
-#include "agree.h"
+#include "collective_check.h"
 
 #include <fmt/format.h>
 
 namespace trireme {
 
-void agree(Communicator& comm, const std::function<void()>& body) {
+void collective_check(Communicator& comm, const std::function<void()>& body) {
   std::string failure;
   try {
     body();
@@ -14,7 +14,7 @@ void agree(Communicator& comm, const std::function<void()>& body) {
   for (const std::string& text : comm.all_gather_host(failure)) {
     if (text.empty()) continue;
     const size_t newline = text.find('\n');
-    throw AgreedError(static_cast<ExitCode>(std::stoi(text.substr(0, newline))), text.substr(newline + 1));
+    throw CollectiveError(static_cast<ExitCode>(std::stoi(text.substr(0, newline))), text.substr(newline + 1));
   }
 }
 

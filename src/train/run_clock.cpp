@@ -1,0 +1,111 @@
+#include "run_clock.h"
+
+#include "straggler.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+
+namespace trireme {
+
+RunClock::RunClock(const Config& config, std::optional<double> nominal_samples_per_step, at::Device device,
+                   std::function<double()> now)
+    : config_(config),
+      nominal_samples_per_step_(nominal_samples_per_step),
+      device_(device),
+      now_(std::move(now)),
+      run_begin_(now_()),
+      last_save_time_(run_begin_) {}
+
+void RunClock::start_run(int64_t step, int64_t samples) {
+  first_step_ = last_saved_step_ = last_straggler_step_ = step;
+  first_samples_ = samples;
+  run_begin_ = last_save_time_ = now_();
+}
+
+double RunClock::run_rate(int64_t samples) const {
+  return static_cast<double>(samples - first_samples_) / std::max(1e-9, now_() - run_begin_);
+}
+
+int64_t RunClock::steps_of(int64_t samples) const {
+  const int64_t size = config_.batch.global_batch_size;
+  return (samples + size - 1) / size;
+}
+
+bool RunClock::evaluation_due(int64_t step) const {
+  if (!config_.eval.every_samples) return false;
+  if (nominal_samples_per_step_) {
+    const auto every = static_cast<double>(*config_.eval.every_samples), steps = static_cast<double>(step);
+    return std::floor(steps * *nominal_samples_per_step_ / every) >
+           std::floor((steps - 1) * *nominal_samples_per_step_ / every);
+  }
+  return step % steps_of(*config_.eval.every_samples) == 0;
+}
+
+bool RunClock::skips_evaluation(int64_t index) const {
+  const auto& skip = config_.eval.skip_first;
+  if (!skip) return false;
+  // MLPerf's rule for llama2_70b_lora: 0.125 * global batch size + 2.
+  return index < (*skip == "mlperf"
+                      ? static_cast<int64_t>(0.125 * static_cast<double>(config_.batch.global_batch_size) + 2)
+                      : std::stoll(*skip));
+}
+
+bool RunClock::save_due(int64_t step) const {
+  if (step >= config_.train.max_steps) return false;
+  if (save_requested_) return true;
+  if (!config_.output.save_every_samples) return false;
+  const int64_t every = steps_of(*config_.output.save_every_samples);
+  // The second condition: a step with non-finite numbers postponed a save.
+  return step % every == 0 || step / every > std::max(last_saved_step_, first_step_) / every;
+}
+
+bool RunClock::minutes_passed() const {
+  return config_.output.save_every_minutes && now_() - last_save_time_ >= 60 * *config_.output.save_every_minutes;
+}
+
+void RunClock::saved(int64_t step) {
+  last_saved_step_ = step;
+  last_save_time_ = now_();
+  save_requested_ = false;
+}
+
+std::optional<int64_t> RunClock::take_straggler_interval(int64_t step) {
+  if (!straggler_report_due(step - first_step_)) return std::nullopt;
+  return step - std::exchange(last_straggler_step_, step);
+}
+
+TimePoint RunClock::mark() const {
+  TimePoint point;
+  if (device_.is_cuda()) {
+    point.event = std::make_shared<c10::Event>(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
+    point.event->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  }
+  point.seconds = now_();
+  return point;
+}
+
+double RunClock::end_step(const TimePoint& end) {
+  // On a GPU the host runs ahead: only the device knows when a step ended.
+  const double seconds =
+      end.event ? step_begin_.event->elapsedTime(*end.event) / 1000 : end.seconds - step_begin_.seconds;
+  step_begin_ = end;
+  timed_seconds_ += seconds;
+  ++timed_steps_;
+  block_.seconds += seconds;
+  ++block_.steps;
+  return seconds;
+}
+
+void RunClock::start_block(int64_t samples) { block_ = {true, samples, 0, 0}; }
+
+std::optional<MlperfBlock> RunClock::end_block(int64_t step, int64_t samples, double loss) {
+  if (!std::exchange(block_.open, false)) return std::nullopt;
+  const double rate = block_.seconds > 0 ? static_cast<double>(samples - block_.first_samples) / block_.seconds : 0;
+  return MlperfBlock{step, samples, block_.steps, block_.seconds, loss, rate};
+}
+
+}  // namespace trireme

@@ -1,0 +1,99 @@
+#pragma once
+// Private to train/: when a run evaluates, saves and compares its ranks, and how long its steps take.
+
+#include "trireme/base/time.h"
+#include "trireme/config/config.h"
+#include "trireme/train/mlperf_events.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+
+namespace trireme {
+
+/// The end of the work that a rank had queued at some time.
+struct TimePoint {
+  std::shared_ptr<c10::Event> event;  // GPUs: recorded on the current stream; CPUs: null
+  double seconds = 0;                 // host time
+};
+
+/// Steps count from 1: "after step n" means that n optimizer steps are done. Nothing here is collective; what depends
+/// on a host clock (minutes_passed()) is decided by rank 0 and comes back to all ranks as request_save().
+class RunClock {
+ public:
+  /// `nominal_samples_per_step`: TrainingTask::nominal_samples_per_step(). `now`: the host clock in seconds.
+  RunClock(const Config& config, std::optional<double> nominal_samples_per_step, at::Device device,
+           std::function<double()> now = steady_seconds);
+
+  /// The run goes on after step `step` (0: from the start), with `samples` seen by all ranks so far.
+  void start_run(int64_t step, int64_t samples);
+  int64_t first_step() const { return first_step_; }
+  /// Samples per second of host time since start_run(), given the samples seen now.
+  double run_rate(int64_t samples) const;
+
+  /// Whether an evaluation follows step `step`: every ceil(eval.every_samples / global batch) steps; with nominal
+  /// samples per step, evaluation i follows step ceil(i * eval.every_samples / nominal).
+  bool evaluation_due(int64_t step) const;
+  /// Whether evaluation number `index` (from 0) is one of those that eval.skip_first skips.
+  bool skips_evaluation(int64_t index) const;
+
+  /// Whether a save follows step `step`: output.save_every_samples says so, a save was requested, or one that was due
+  /// earlier has not been done. The last step is not one of these: Trainer::finish() saves it.
+  bool save_due(int64_t step) const;
+  /// Whether output.save_every_minutes have passed since the last save, by this host's clock.
+  bool minutes_passed() const;
+  /// A save is due after the next step, on all ranks alike.
+  void request_save() { save_requested_ = true; }
+  void saved(int64_t step);
+  int64_t last_saved_step() const { return last_saved_step_; }
+
+  /// Where the ranks' section times are to be compared after step `step`: the number of steps that the times span.
+  std::optional<int64_t> take_straggler_interval(int64_t step);
+
+  /// Marks the end of the work queued so far; on GPUs one event, no synchronization.
+  TimePoint mark() const;
+  /// The next step's time counts from here: after start-up, evaluations and saves.
+  void start_step() { step_begin_ = mark(); }
+  /// Seconds of the step that ended at `end`, by the device's clock on GPUs. Its event has been waited for. The next
+  /// step's time counts from there.
+  double end_step(const TimePoint& end);
+  double timed_seconds() const { return timed_seconds_; }
+  int64_t timed_steps() const { return timed_steps_; }
+  /// Of the steps timed so far, at least one.
+  double mean_step_seconds() const { return timed_seconds_ / static_cast<double>(timed_steps_); }
+
+  /// An MLPerf block: the steps between two evaluations. `samples`: seen by all ranks so far.
+  void start_block(int64_t samples);
+  /// The block that ends after step `step`; nothing where none is open. `loss`: of that step.
+  std::optional<MlperfBlock> end_block(int64_t step, int64_t samples, double loss);
+
+ private:
+  struct Block {
+    bool open = false;
+    int64_t first_samples = 0, steps = 0;
+    double seconds = 0;
+  };
+
+  int64_t steps_of(int64_t samples) const;
+
+  const Config& config_;
+  std::optional<double> nominal_samples_per_step_;
+  at::Device device_;
+  std::function<double()> now_;
+  int64_t first_step_ = 0, first_samples_ = 0;
+  double run_begin_ = 0;
+  bool save_requested_ = false;
+  int64_t last_saved_step_ = -1;  // or the step that the run started from
+  double last_save_time_ = 0;
+  int64_t last_straggler_step_ = 0;
+  TimePoint step_begin_;  // of the oldest step in flight
+  double timed_seconds_ = 0;
+  int64_t timed_steps_ = 0;
+  Block block_;
+};
+
+}  // namespace trireme

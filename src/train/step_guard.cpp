@@ -1,0 +1,129 @@
+#include "step_guard.h"
+
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <cmath>
+#include <limits>
+
+namespace trireme {
+
+StepGuard::StepGuard(const Config& config, at::ScalarType compute_dtype, at::Device device,
+                     std::function<void(const std::string&)> event)
+    : samples_per_step_(config.batch.global_batch_size),
+      fp16_(compute_dtype == at::kHalf),
+      skip_nonfinite_(config.train.on_nonfinite == "skip" || fp16_),
+      skip_spikes_(config.train.on_spike == "skip"),
+      event_(std::move(event)) {
+  const auto scalar = at::TensorOptions().dtype(at::kFloat).device(device);
+  loss_scale_ = at::full({}, fp16_ ? config.precision.loss_scale.value_or(kInitialLossScale) : 1.0, scalar);
+  growth_tracker_ = at::zeros({}, scalar.dtype(at::kInt));
+  halted_ = at::zeros({}, scalar);
+}
+
+StepVerdict StepGuard::judge(const at::Tensor& loss, const at::Tensor& grad_norm, bool previous_inspected) {
+  // The host learns of non-finite numbers a step late, when the next step is already queued. Where they end the run,
+  // halted_ makes the optimizer skip that step, too.
+  const at::Tensor bad = grad_norm.isfinite().logical_and(loss.isfinite()).logical_not().to(at::kFloat);
+  if (!skip_nonfinite_) halted_.copy_(at::maximum(halted_, bad));
+  const at::Tensor nonfinite = skip_nonfinite_ ? bad : halted_;
+  const auto limit = skip_spikes_ ? loss_window_.limit(/*last_added=*/previous_inspected) : std::nullopt;
+  if (!limit) return {nonfinite, {}, nonfinite};
+  const at::Tensor spiked = loss.gt(*limit).to(at::kFloat);
+  return {nonfinite, spiked, at::maximum(nonfinite, spiked)};
+}
+
+void StepGuard::update_loss_scale(const StepVerdict& verdict) {
+  if (!fp16_) return;
+  at::_amp_update_scale_(loss_scale_, growth_tracker_, verdict.nonfinite, 2.0, 0.5, kGrowthInterval);
+  loss_scale_.clamp_max_(kLargestLossScale);
+}
+
+std::optional<std::string> StepGuard::inspect(const StepNumbers& numbers, const FindNonfinite& find_nonfinite) {
+  if (numbers.nonfinite) {
+    ++steps_skipped_;
+    ++consecutive_skips_;
+    if (auto reason = inspect_nonfinite(numbers, find_nonfinite)) return reason;
+    (void)loss_window_.add(std::numeric_limits<double>::quiet_NaN());
+    return std::nullopt;
+  }
+  consecutive_skips_ = 0;
+  if (numbers.saturated > 0) report_saturation(numbers);
+  if (numbers.spiked) ++steps_skipped_;
+  const auto z = loss_window_.add(numbers.loss);
+  TRIREME_CHECK(z || !numbers.spiked, "step ", numbers.step, ": the device skipped a loss of ", numbers.loss,
+                " that is no spike");
+  if (z) report_spike(numbers, *z);
+  return std::nullopt;
+}
+
+std::optional<std::string> StepGuard::inspect_nonfinite(const StepNumbers& numbers,
+                                                        const FindNonfinite& find_nonfinite) {
+  const bool goes_on = skip_nonfinite_ && consecutive_skips_ <= kMaxConsecutiveSkips;
+  if (fp16_ && goes_on) {
+    log_info(fmt::format("step {}: gradients overflowed in fp16, the step was skipped and the loss scale halved",
+                         numbers.step));
+    return std::nullopt;
+  }
+  const std::string what = fmt::format("step {}: the loss is {} and the gradient norm {}; {}; no parameter was changed",
+                                       numbers.step, numbers.loss, numbers.grad_norm, find_nonfinite(numbers.step));
+  if (goes_on) {
+    log_info(fmt::format("warning: {}, the step is skipped ({} of {} in a row)", what, consecutive_skips_,
+                         kMaxConsecutiveSkips));
+    return std::nullopt;
+  }
+  return fmt::format(
+      "{}{}. Lower optimizer.lr, check the data around sample {}, use precision.compute: fp32, or set "
+      "train.on_nonfinite: skip",
+      what, skip_nonfinite_ ? fmt::format(" ({} steps in a row)", consecutive_skips_) : "",
+      (numbers.step - 1) * samples_per_step_);
+}
+
+void StepGuard::report_saturation(const StepNumbers& numbers) {
+  // Delayed scales follow the values by a step, so that some saturation is normal: steps 1, 10, 100, … of those
+  // affected are reported.
+  saturated_tensors_ += numbers.saturated;
+  if (++saturated_steps_ != next_saturation_report_) return;
+  next_saturation_report_ *= 10;
+  log_info(
+      fmt::format("warning: step {}: {} of {} FP8 tensors had values beyond their scale, which were saturated ({} such "
+                  "steps so far in this process, {} tensors); scales follow with the next step",
+                  numbers.step, numbers.saturated, numbers.scaled_tensors, saturated_steps_, saturated_tensors_));
+}
+
+void StepGuard::report_spike(const StepNumbers& numbers, double z) const {
+  log_info(fmt::format(
+      "warning: step {}: the loss {:.4f} is a spike, {:.1f} standard deviations above the mean of the steps before "
+      "(samples {} to {} of the order){}",
+      numbers.step, numbers.loss, z, numbers.samples - samples_per_step_, numbers.samples - 1,
+      numbers.spiked ? "; the step is skipped" : ""));
+  event_(nlohmann::json{
+      {"event", "spike"}, {"step", numbers.step}, {"loss", numbers.loss}, {"z", z}, {"skipped", numbers.spiked}}
+             .dump());
+}
+
+std::vector<std::pair<std::string, at::Tensor>> StepGuard::tensors() const {
+  return {{"loss_scale", loss_scale_}, {"growth_tracker", growth_tracker_}};
+}
+
+std::map<std::string, std::vector<double>> StepGuard::numbers() const {
+  return {{"consecutive_skips", {static_cast<double>(consecutive_skips_)}},
+          {"left_out", {static_cast<double>(steps_skipped_)}},
+          {"loss_window", loss_window_.state()}};
+}
+
+void StepGuard::restore(const std::map<std::string, std::vector<double>>& numbers) {
+  const auto find = [&](const char* name) -> const std::vector<double>* {
+    const auto found = numbers.find(name);
+    return found == numbers.end() || found->second.empty() ? nullptr : &found->second;
+  };
+  if (const auto* skips = find("consecutive_skips")) consecutive_skips_ = static_cast<int>(skips->front());
+  if (const auto* steps = find("left_out")) steps_skipped_ = std::llround(steps->front());
+  if (const auto* window = find("loss_window")) loss_window_.restore(*window);
+}
+
+}  // namespace trireme

@@ -1,0 +1,97 @@
+#pragma once
+// Private to train/: what protects the weights from a step's numbers: the loss scale of fp16, and what happens to steps
+// with non-finite numbers, with loss spikes, and with saturated FP8 values.
+
+#include "trireme/config/config.h"
+#include "trireme/train/loss_window.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace trireme {
+
+/// What the device finds of a step: fp32 scalars on the device, 1 for yes.
+struct StepVerdict {
+  at::Tensor
+      nonfinite;      // its loss or gradient norm is not finite; where that ends the run, or those of an earlier step
+  at::Tensor spiked;  // its loss is a spike; undefined where no spike is skipped, or too few losses are known
+  at::Tensor skip;    // one of both: the optimizer must change nothing
+};
+
+/// The same step as the host reads it, a step late.
+struct StepNumbers {
+  int64_t step = 0;     // from 1
+  int64_t samples = 0;  // of all ranks, this step included
+  double loss = 0, grad_norm = 0;
+  bool nonfinite = false, spiked = false;
+  int64_t saturated = 0, scaled_tensors = 0;  // FP8 tensors: with values beyond their scale; all of them
+};
+
+/// judge() and update_loss_scale() only queue device work. inspect() sees every step once, in order.
+class StepGuard {
+ public:
+  static constexpr double kInitialLossScale = 65536;
+  static constexpr double kLargestLossScale = 16777216;
+  static constexpr int64_t kGrowthInterval = 2000;  // steps without overflow after which the loss scale doubles
+  static constexpr int kMaxConsecutiveSkips = 20;   // one more step with non-finite numbers ends the run
+
+  /// Says which parameters of which ranks have non-finite gradients in step `step`, as a part of a sentence.
+  /// Collective.
+  using FindNonfinite = std::function<std::string(int64_t step)>;
+
+  /// fp16 has a dynamic loss scale and skips steps whose gradients overflow; others as train.on_nonfinite says.
+  /// `event`: takes one JSON object for metrics.jsonl.
+  StepGuard(const Config& config, at::ScalarType compute_dtype, at::Device device,
+            std::function<void(const std::string&)> event);
+
+  bool fp16() const { return fp16_; }
+  /// fp32 scalar on the device: what the loss is multiplied with before backward; 1 but for fp16.
+  const at::Tensor& loss_scale() const { return loss_scale_; }
+
+  /// `loss` and `grad_norm`: fp64 scalars on the device, over all ranks, unscaled. `previous_inspected`: inspect() has
+  /// seen the step before this one.
+  StepVerdict judge(const at::Tensor& loss, const at::Tensor& grad_norm, bool previous_inspected);
+  /// fp16: halves the loss scale after an overflow, doubles it after kGrowthInterval steps without one.
+  void update_loss_scale(const StepVerdict& verdict);
+
+  /// Reports what is unusual about a step. Returns why the run must end here, and what to try; nothing: it goes on.
+  /// Collective where it calls `find_nonfinite`: for non-finite numbers other than an overflow of fp16.
+  [[nodiscard]] std::optional<std::string> inspect(const StepNumbers& numbers, const FindNonfinite& find_nonfinite);
+
+  /// Whether this run may skip a step and go on.
+  bool may_skip() const { return skip_nonfinite_ || skip_spikes_; }
+  /// Of all steps inspected. The schedule does not count skipped steps, as the optimizer does not.
+  int64_t steps_skipped() const { return steps_skipped_; }
+  /// Steps with non-finite numbers since the last sound one.
+  int consecutive_skips() const { return consecutive_skips_; }
+
+  /// For checkpoints: the loss scale with its growth tracker, and the rest by name. Numbers that are missing stay.
+  std::vector<std::pair<std::string, at::Tensor>> tensors() const;
+  std::map<std::string, std::vector<double>> numbers() const;
+  void restore(const std::map<std::string, std::vector<double>>& numbers);
+
+ private:
+  std::optional<std::string> inspect_nonfinite(const StepNumbers& numbers, const FindNonfinite& find_nonfinite);
+  void report_saturation(const StepNumbers& numbers);
+  void report_spike(const StepNumbers& numbers, double z) const;
+
+  int64_t samples_per_step_;
+  bool fp16_, skip_nonfinite_, skip_spikes_;
+  std::function<void(const std::string&)> event_;
+  at::Tensor loss_scale_;      // fp32 scalar on the device
+  at::Tensor growth_tracker_;  // int32 scalar on the device: steps since the loss scale changed
+  at::Tensor halted_;          // fp32 scalar on the device: 1 after a step with non-finite numbers that ends the run
+  LossWindow loss_window_;
+  int consecutive_skips_ = 0;
+  int64_t steps_skipped_ = 0;
+  int64_t saturated_steps_ = 0, saturated_tensors_ = 0, next_saturation_report_ = 1;  // of this process
+};
+
+}  // namespace trireme
