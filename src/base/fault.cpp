@@ -112,7 +112,7 @@ const std::vector<std::unique_ptr<Fault>>& faults() {
   return parsed;
 }
 
-/// A wild pointer, as a bug in a kernel's launch code or in a reader would leave it.
+/// Writes through an invalid pointer, as a bug in launch code or in a reader would.
 void write_where_nothing_is() {
   void* page = mmap(nullptr, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   *static_cast<volatile int*>(page) = 1;
@@ -147,7 +147,7 @@ bool fault_point(std::string_view name, int rank, int64_t step) {
       case Action::kNan: spoil = true; break;
       case Action::kCrash: write_where_nothing_is(); break;
       case Action::kAbort: std::abort();
-      case Action::kSet: break;  // fault_value()'s
+      case Action::kSet: break;  // handled by fault_value()
     }
   }
   return spoil;
