@@ -191,7 +191,7 @@ class ShardedBertDataset final : public BertDataset {
       auto loaded = std::make_shared<BertShard>(shards_[shard], limits_);
       if (loaded->packed() != packed_ || loaded->size() != rows_[shard])
         throw DataError(
-            fmt::format("{} holds {} rows where {} are expected: remove a stale {} beside it, or "
+            fmt::format("{} holds {} rows, expected {}: remove a stale {} in its directory, or "
                         "prepare the shard again",
                         shards_[shard].string(), loaded->size(), rows_[shard], kIndexName));
       data = std::move(loaded);

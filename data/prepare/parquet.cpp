@@ -156,7 +156,7 @@ void for_each_batch(const State& state, const std::vector<std::string>& columns,
       visit(row, *batch);
       row += batch->num_rows();
     }
-    if (row != state.rows) fail(path, fmt::format("its footer promises {} rows, but it holds {}", state.rows, row));
+    if (row != state.rows) fail(path, fmt::format("its footer declares {} rows, but it holds {}", state.rows, row));
   } catch (const Error&) {
     throw;
   } catch (const std::exception& reason) {

@@ -11,6 +11,7 @@
 #include "trireme/base/text.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
 #include <algorithm>

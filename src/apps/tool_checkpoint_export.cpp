@@ -15,6 +15,7 @@
 #include "trireme/formats/staged_model.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
 #include <algorithm>

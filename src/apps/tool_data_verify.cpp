@@ -81,7 +81,7 @@ OpenData open_all(const VerifyArguments& arguments) {
   OpenData data;
   if (!arguments.config.empty()) {
     if (!arguments.files.empty() || !arguments.model.empty() || arguments.seq_length || arguments.vocab_size)
-      throw ConfigError("--config names the files, their length and the model: give nothing beside it but --set");
+      throw ConfigError("--config names the files, their length and the model: give no other option except --set");
     const Config config = load_config(arguments.config, arguments.overrides);
     const Shape shape = shape_of(config.model.path, arguments.bert);
     data.add("data.train", config.data.train, shape, config.data.seq_length);

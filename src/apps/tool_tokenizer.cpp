@@ -75,7 +75,7 @@ std::vector<int32_t> parse_ids(const std::vector<std::string>& words) {
     int32_t id = 0;
     const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), id);
     if (error != std::errc{} || end != word.data() + word.size())
-      throw ConfigError(fmt::format("'{}' is no token id: expected whole numbers", word));
+      throw ConfigError(fmt::format("'{}' is not a token id: expected integers", word));
     ids.push_back(id);
   }
   return ids;

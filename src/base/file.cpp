@@ -116,8 +116,8 @@ void make_directories(const std::filesystem::path& path) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
   if (error || !std::filesystem::is_directory(path))
-    throw WriteError(
-        fmt::format("cannot create directory {}: {}", path.string(), error ? error.message() : "a file stands there"));
+    throw WriteError(fmt::format("cannot create directory {}: {}", path.string(),
+                                 error ? error.message() : "a file of this name exists"));
 }
 
 std::filesystem::path tidy_path(const std::filesystem::path& path) {

@@ -22,7 +22,7 @@ constexpr int64_t kMaxElements = std::numeric_limits<int64_t>::max() / 16;
 
 std::string dump(const json& value) { return value.dump(1, ' ', false, json::error_handler_t::replace); }
 
-/// Typed access to the manifest's fields; every complaint names the file and the field.
+/// Typed access to the manifest's fields; errors name the file and the field.
 class Fields {
  public:
   Fields(const json& object, std::string where) : object_(object), where_(std::move(where)) {
@@ -32,12 +32,12 @@ class Fields {
     const json& value = at(key);
     if (!value.is_number_integer() || value.get<int64_t>() < min || value.get<int64_t>() > max ||
         (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(max)))
-      fail(fmt::format("has {} {}, which is no integer from {} to {}", key, dump(value), min, max));
+      fail(fmt::format("has {} {}, expected an integer from {} to {}", key, dump(value), min, max));
     return value.get<int64_t>();
   }
   std::string text(const char* key) const {
     const json& value = at(key);
-    if (!value.is_string()) fail(fmt::format("has a {} that is no text", key));
+    if (!value.is_string()) fail(fmt::format("has a {} that is not a string", key));
     return value.get<std::string>();
   }
   uint64_t hash(const char* key) const {
@@ -45,17 +45,17 @@ class Fields {
     uint64_t value = 0;
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
     if (digits.size() != 16 || error != std::errc() || end != digits.data() + digits.size())
-      fail(fmt::format("has {} '{}', which is no hash of 16 hexadecimal digits", key, digits));
+      fail(fmt::format("has {} '{}', expected a hash of 16 hexadecimal digits", key, digits));
     return value;
   }
   const json& list(const char* key) const {
     const json& value = at(key);
-    if (!value.is_array()) fail(fmt::format("has a {} that is no list", key));
+    if (!value.is_array()) fail(fmt::format("has a {} that is not a list", key));
     return value;
   }
   const json& object(const char* key) const {
     const json& value = at(key);
-    if (!value.is_object()) fail(fmt::format("has a {} that is no object", key));
+    if (!value.is_object()) fail(fmt::format("has a {} that is not an object", key));
     return value;
   }
   [[noreturn]] void fail(const std::string& what) const { throw ModelError(fmt::format("{} {}", where_, what)); }
@@ -73,7 +73,7 @@ class Fields {
 DType parse_dtype(const Fields& fields, const std::string& name) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kF64, DType::kI32, DType::kI64})
     if (name == dtype_name(dtype)) return dtype;
-  fields.fail(fmt::format("has dtype '{}', which no state has", name));
+  fields.fail(fmt::format("has dtype '{}', which training state cannot have", name));
 }
 
 std::vector<Fingerprint> parse_fingerprints(const json& list, const std::string& where) {
@@ -117,7 +117,7 @@ CheckpointFile parse_file(const json& value, const std::string& where, const std
   file.name = fields.text("name");
   (void)safe_join(directory, file.name, ExitCode::kModel);
   if (file.name.find('/') != std::string::npos || file.name == kManifestName || file.name == "." || file.name == "..")
-    fields.fail(fmt::format("has the name '{}', which no file of a checkpoint has", file.name));
+    fields.fail(fmt::format("has the name '{}', which is not a checkpoint file's", file.name));
   file.bytes = static_cast<uint64_t>(fields.integer("bytes"));
   file.header_xxh3 = fields.hash("header_xxh3");
   for (const json& entry : fields.list("tensors")) {
@@ -134,7 +134,7 @@ CheckpointFile parse_file(const json& value, const std::string& where, const std
   return file;
 }
 
-/// Every vector of every unit is there once, from its first element to its last, in one type.
+/// Checks that the pieces cover every vector of every unit exactly once, in one dtype.
 void check_coverage(const CheckpointManifest& manifest, const std::string& where) {
   std::map<std::string, std::vector<const CheckpointPiece*>> vectors;
   std::map<std::string, int64_t> lengths;
@@ -193,7 +193,7 @@ std::string manifest_json(const CheckpointManifest& m) {
     files.push_back(
         {{"name", file.name}, {"bytes", file.bytes}, {"header_xxh3", hex64(file.header_xxh3)}, {"tensors", pieces}});
   }
-  // As text: JSON has no NaN, and every digit must survive.
+  // Written as text: JSON has no NaN, and every digit must be kept.
   for (const auto& [name, values] : m.numbers) {
     json list = json::array();
     for (const double value : values) list.push_back(format_exact(value));

@@ -18,7 +18,7 @@ using Json = nlohmann::json;
 
 constexpr const char* kQkv = "decoder.layers.self_attention.linear_qkv.weight";
 
-/// The array's directory; empty: there is none of this name.
+/// The array's directory; empty if there is no such array.
 std::filesystem::path array_directory(const std::filesystem::path& root, const std::string& name) {
   for (const char* prefix : {"module.", "model.", ""})
     if (std::filesystem::exists(root / (prefix + name) / ".zarray")) return root / (prefix + name);
@@ -43,8 +43,7 @@ std::vector<int64_t> extents(const Json& json, const std::string& path) {
   return values;
 }
 
-/// One uncompressed zarr v2 array: chunks are files of raw little-endian elements in C order, mapped when first
-/// touched.
+/// One uncompressed zarr v2 array: chunks are files of raw little-endian elements in C order, mapped at first use.
 class ZarrArray {
  public:
   explicit ZarrArray(std::filesystem::path directory) : directory_(std::move(directory)) {
@@ -81,13 +80,13 @@ class ZarrArray {
   DType dtype() const { return dtype_; }
   const std::vector<int64_t>& shape() const { return shape_; }
 
-  /// Elements [begin, end) of the matrix at `index` of axis 0 (index 0 and the whole array when `stacked` is false): a
-  /// run for each chunk of whole rows, or for each row of a chunk that tensor parallelism has cut along the columns.
+  /// Elements [begin, end) of the matrix at `index` of axis 0 (index 0 and the whole array when `stacked` is false):
+  /// one run per chunk of complete rows, or one per row if tensor parallelism divided the columns.
   void append(bool stacked, int64_t index, int64_t begin, int64_t end, std::vector<ElementSpan>& out) const {
     const size_t row_axis = stacked ? 1 : 0;
     const bool matrix = row_axis + 1 < shape_.size();
     const int64_t columns = matrix ? shape_.back() : 1, chunk_columns = matrix ? std::min(chunks_.back(), columns) : 1;
-    const int64_t stored_columns = matrix ? chunks_.back() : 1;  // chunks at the edge are stored whole
+    const int64_t stored_columns = matrix ? chunks_.back() : 1;  // zarr stores chunks at the edge in full size
     const int64_t chunk_rows = row_axis < chunks_.size() ? chunks_[row_axis] : 1;
     const auto element = static_cast<int64_t>(dtype_size(dtype_));
     while (begin < end) {

@@ -65,7 +65,7 @@ TEST_F(Safetensors, DamagedFilesAreRefusedWithTheirReason) {
        with_header(
            R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
            "1234"),
-       "stands twice"},
+       "appears twice"},
       {"unknown dtype", with_header(R"({"a":{"dtype":"F3","shape":[1],"data_offsets":[0,4]}})", "1234"), "'F3'"},
       {"shape and bytes", with_header(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", "1234"),
        "takes 8 bytes"},

@@ -135,7 +135,7 @@ TEST_F(BertTools, ExitCodesAndLastWords) {
       {"instances --input empty.txt --vocab vocab.txt --output x", 3, "no sentences"},
       {"instances --input part-1 packed/../part-1 --vocab vocab.txt --output x", 2, "same name"},
       {"instances --input part-1 --vocab vocab.txt --output vocab.txt/x", 73, "vocab.txt/x"},
-      {"pack --input part-1 --output x", 3, "no file of BERT instances"},
+      {"pack --input part-1 --output x", 3, "not a file of BERT instances"},
       {"pack --input inst --output x --shards 100000", 2, "--shards 100000"},
       {"pack --input inst --output x --shards 9999", 2, "cannot fill 9999 shards"},
       {"pack --input inst --output packed --shards 2", 73, "part_00002, which is not of this packing"},
@@ -206,8 +206,8 @@ write('huge', 'i8', huge)
       {"floats", "does not hold variable-length rows of integers"},
       {"link", "masked_lm_ids is a link to elsewhere"},
       {"soft", "is a link to elsewhere"},
-      {"group", "masked_lm_ids is no dataset"},
-      {"square", "announces 64 bytes and stores 0"},
+      {"group", "masked_lm_ids is not a dataset"},
+      {"square", "declares 64 bytes and stores 0"},
       {"huge", "row 2 has a value beyond 32 bits"},
   };
   for (const auto& [name, words] : refused) {

@@ -111,7 +111,7 @@ TEST(Tokenizer, EveryTruncationOfAModelIsRefused) {
 TEST(Tokenizer, OtherFilesAreRefusedWithAReason) {
   EXPECT_NE(complaint("").find("empty"), std::string::npos);
   EXPECT_NE(complaint("{\"version\": \"1.0\"}").find("tokenizer.json"), std::string::npos);
-  EXPECT_NE(complaint("Plain text is no model.").find("not a whole sentencepiece model"), std::string::npos);
+  EXPECT_NE(complaint("Plain text is no model.").find("not a complete sentencepiece model"), std::string::npos);
   EXPECT_NE(complaint(std::string(100, '\xff')).find("byte"), std::string::npos);
   EXPECT_EQ(exit_code([] { Tokenizer(std::filesystem::path("/absent/tokenizer.model")); }), 3);
 }
