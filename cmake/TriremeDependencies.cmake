@@ -1,5 +1,5 @@
-# Outside libraries. LibTorch is found through a Python that has the torch wheel (or Torch_DIR) and linked by file: its own CMake
-# package insists on a CUDA toolkit whenever the wheel was built with CUDA, which a CPU-only build does not have.
+# External libraries. LibTorch is found through a Python with the torch wheel (or Torch_DIR) and linked by file name:
+# its own CMake package requires a CUDA toolkit if the wheel was built with CUDA, and a CPU-only build has none.
 
 set(TRIREME_PYTHON "" CACHE FILEPATH "Python with torch 2.11 (default: .venv of the project, else python3 on PATH)")
 set(candidates ${TRIREME_PYTHON} ${PROJECT_SOURCE_DIR}/.venv/bin/python)
@@ -50,12 +50,13 @@ if(TRIREME_WITH_CUDA)
   if(NOT EXISTS ${torch_root}/lib/libtorch_cuda.so)
     message(FATAL_ERROR "nvcc is here but LibTorch at ${torch_root} has no CUDA: install the CUDA wheel or set TRIREME_CUDA=OFF")
   endif()
-  # libtorch_cuda registers the CUDA operators when it is loaded; nothing of ours names its symbols, so it must be kept by force.
+  # libtorch_cuda registers the CUDA operators when it is loaded. None of its symbols is used here, so --as-needed would
+  # drop it.
   target_link_libraries(trireme_libtorch INTERFACE
     -Wl,--no-as-needed ${torch_root}/lib/libtorch_cuda.so -Wl,--as-needed
     ${torch_root}/lib/libc10_cuda.so CUDA::cudart)
   find_path(TRIREME_NCCL_INCLUDE nccl.h HINTS ${site_packages}/nvidia/nccl/include ${CUDAToolkit_INCLUDE_DIRS} REQUIRED)
-  # The copy that LibTorch loads, never another one.
+  # The same copy as LibTorch loads: two copies of NCCL in one process do not work together.
   find_library(TRIREME_NCCL_LIBRARY NAMES libnccl.so.2 HINTS ${site_packages}/nvidia/nccl/lib REQUIRED)
   add_library(trireme_nccl INTERFACE)
   add_library(trireme::nccl ALIAS trireme_nccl)
@@ -83,7 +84,7 @@ target_precompile_headers(trireme_pch PRIVATE <ATen/ATen.h> <torch/csrc/autograd
 set(MPI_CXX_SKIP_MPICXX ON)
 find_package(MPI REQUIRED COMPONENTS C)
 find_program(TRIREME_MPIRUN_EXECUTABLE mpirun REQUIRED)
-# --allow-run-as-root: containers; --oversubscribe: more ranks than cores in the tests.
+# --allow-run-as-root: for containers; --oversubscribe: the tests start more ranks than cores.
 set(TRIREME_MPIRUN ${TRIREME_MPIRUN_EXECUTABLE} --allow-run-as-root --oversubscribe)
 find_package(HDF5 REQUIRED COMPONENTS C)
 find_package(yaml-cpp REQUIRED)

@@ -1,8 +1,9 @@
 # trireme_module(NAME [DIR dirs...] [TORCH] [DEPS targets...] [LIBS targets...])
 #
-# One static library per module: every .cpp of DIR (src/NAME by default), subdirectories not included. DEPS are modules of ours and are the only ones whose
-# headers it may use; LIBS are outside libraries. TORCH compiles it with LibTorch and its precompiled header. A few files at a time are compiled
-# as one (TRIREME_UNITY): names in their anonymous namespaces differ within a module.
+# One static library per module: every .cpp of DIR (src/NAME by default), without subdirectories. DEPS: other modules of
+# the project, whose headers it may use; LIBS: external libraries. TORCH: compiles it with LibTorch and the precompiled
+# header. With TRIREME_UNITY several files are compiled as one, so names in anonymous namespaces must differ within a
+# module.
 function(trireme_module name)
   cmake_parse_arguments(ARG "TORCH" "" "DIR;DEPS;LIBS" ${ARGN})
   if(NOT ARG_DIR)
@@ -29,13 +30,13 @@ endfunction()
 
 # Compiles TARGET with LibTorch through the one precompiled header that all modules share.
 #
-# LibTorch's include folder carries a fmt of its own, newer than the system's, which #include <fmt/…> finds first: such targets use it
-# header-only. Its inline namespace keeps it apart from the system's libfmt in the rest.
+# LibTorch's include folder contains its own fmt, newer than the system's, which #include <fmt/…> finds first: such
+# targets use it header-only. Its inline namespace differs from that of the system's libfmt in the other targets.
 function(trireme_use_torch target)
   target_link_libraries(${target} PUBLIC trireme::libtorch)
   target_compile_definitions(${target} PRIVATE FMT_HEADER_ONLY=1)
   target_precompile_headers(${target} REUSE_FROM trireme_pch)
-  # Half of such a file's time goes into templates that the headers ask for, the same in each: several are compiled as one.
+  # Half of the compile time of such a file goes into templates that the headers instantiate: larger batches share it.
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${TRIREME_UNITY} UNITY_BUILD_BATCH_SIZE 5)
 endfunction()
 

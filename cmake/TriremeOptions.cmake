@@ -1,15 +1,15 @@
-# Build type, warnings, sanitizers, ccache, and whether CUDA is there.
+# Build type, warnings, sanitizers, ccache, and detection of CUDA.
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
 endif()
 
-# The heavy arithmetic is in libraries and kernels: -O3 only makes our host code slower to compile.
+# The time-critical arithmetic is in libraries and kernels: for host code -O3 only makes compilation slower.
 string(REPLACE "-O3" "-O2" CMAKE_CXX_FLAGS_RELEASE "${CMAKE_CXX_FLAGS_RELEASE}")
 
 find_program(TRIREME_CCACHE ccache)
 if(TRIREME_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # The precompiled header needs these two relaxations, else ccache refuses every file that uses it.
+  # Without these two settings ccache does not cache files that use the precompiled header.
   set(launcher ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${TRIREME_CCACHE})
   set(CMAKE_C_COMPILER_LAUNCHER ${launcher})
   set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
@@ -45,10 +45,11 @@ target_compile_options(trireme_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow;-Werror>
   $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra;-Werror=all-warnings>)
 target_include_directories(trireme_options INTERFACE ${PROJECT_SOURCE_DIR}/include)
-# Stacks in the log name our functions. Ours only: with -rdynamic, symbols of static libraries would replace those inside LibTorch.
+# Stack traces in the log need the names of our functions. Only those are exported: with -rdynamic, symbols of static
+# libraries would replace those inside LibTorch.
 target_link_options(trireme_options INTERFACE "LINKER:--export-dynamic-symbol=_ZN7trireme*" "LINKER:--export-dynamic-symbol=_ZNK7trireme*")
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  # g++ 12 warns of impossible copies inside std::string (GCC bugs 105651, 105329).
+  # g++ 12 gives false warnings for copies inside std::string (GCC bugs 105651, 105329).
   target_compile_options(trireme_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict;-Wno-stringop-overflow;-Wno-array-bounds>)
 endif()
 if(TRIREME_WITH_CUDA)
@@ -62,7 +63,7 @@ if(TRIREME_SANITIZE)
     $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${TRIREME_SANITIZE};-fno-omit-frame-pointer>)
   target_link_options(trireme_options INTERFACE -fsanitize=${TRIREME_SANITIZE})
   if(TRIREME_SANITIZE MATCHES "thread" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    # The thread sanitizer does not follow fences; g++ says so wherever <atomic> has one.
+    # The thread sanitizer does not support fences; g++ warns wherever <atomic> uses one.
     target_compile_options(trireme_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-tsan>)
   endif()
 endif()

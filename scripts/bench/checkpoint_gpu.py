@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What an asynchronous checkpoint of a large full-parameter run costs its steps, on GPUs; then how fast it is loaded again.
+"""Measures the cost of an asynchronous checkpoint per step in a large full-parameter run on GPUs, and its load time.
 
     scripts/bench/checkpoint_gpu.py [--gpus 4] [--layers 32] [--before 30] [--write-seconds 60] [--keep-last 2] [--warm] [--folder DIR] [--bin build/release/bin]
 
@@ -70,7 +70,7 @@ def rate(size, seconds):
 
 
 def forget(paths):
-    """Out of the page cache with them; they are on the disk already."""
+    """Drops the files from the page cache; they are already on the disk."""
     for path in paths:
         file = os.open(path, os.O_RDONLY)
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -113,9 +113,9 @@ def main():
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--before", type=int, default=30)
     parser.add_argument("--write-seconds", type=float, default=60)
-    parser.add_argument("--keep-last", type=int, default=2, help="output.keep_last: so many checkpoints and one being written must fit")
-    parser.add_argument("--plain-gib", type=int, default=8, help="what dd writes")
-    parser.add_argument("--warm", action="store_true", help="load what is still in the page cache")
+    parser.add_argument("--keep-last", type=int, default=2, help="output.keep_last: this many checkpoints and the one being written must fit on the disk")
+    parser.add_argument("--plain-gib", type=int, default=8, help="size that dd writes")
+    parser.add_argument("--warm", action="store_true", help="load with a warm page cache")
     parser.add_argument("--seconds", type=int, default=300, help="limit of each wait")
     parser.add_argument("--folder", default=None)
     parser.add_argument("--bin", default="build/release/bin")
@@ -153,7 +153,7 @@ logging: {{every_steps: 100}}
         save = events(metrics, "save")[0]
         ranks.kill()
         times = {event["step"]: event["step_time_s"] for event in events(metrics, "train")}
-        # The copy to the host stands in the pause, in no step's time.
+        # The copy to the host is part of the pause, not of a step's time.
         elapsed, during, step = 0.0, [], save["step"] + 1
         while step in times and step <= 2 * save["step"] and elapsed < save["seconds"] - save["pause_s"]:
             during.append(times[step])
@@ -178,7 +178,7 @@ logging: {{every_steps: 100}}
         ranks.wait_for(lambda: len(events(metrics, "train")) >= 3, args.seconds)
         ranks.kill()
         loaded = re.search(r"checked and loaded in .*", open(f"{work}/second.log", errors="replace").read())
-        print(f"load ({'warm' if args.warm else 'cold'} page cache): {loaded[0] if loaded else 'nothing said'}", flush=True)
+        print(f"load ({'warm' if args.warm else 'cold'} page cache): {loaded[0] if loaded else 'no message in the log'}", flush=True)
     finally:
         if ranks is not None:
             ranks.kill()
