@@ -19,7 +19,7 @@ namespace {
 
 const std::filesystem::path kFolder = std::filesystem::path(TRIREME_SOURCE_DIR) / "tests" / "formats" / "fixtures";
 constexpr int64_t kSeqLength = 8, kVocabulary = 100;
-constexpr size_t kMaxAllocation = 1 << 20;  // or the file's size, where that is more
+constexpr size_t kMaxAllocation = 1 << 20;  // or the file's size if larger
 constexpr size_t kMaxMemory = size_t{64} << 20;
 constexpr double kMaxSeconds = 1.0;
 
@@ -84,7 +84,7 @@ const std::map<std::string, std::string> kRefused = {
     {"flipped_without_checksum.h5",
      "row 2, position 4 (dataset input_ids[2, 4]): token id 65556 is outside the model's "
      "vocabulary of 100"},
-    // F29: safetensors; the name of upstream's error beside each
+    // F29: safetensors, each with the name of upstream's error
     {"too_small.safetensors", "it has 4 bytes, the header length alone takes 8"},  // HeaderTooSmall
     {"header_past_end.safetensors", "the header should have 4096 bytes"},          // InvalidHeaderLength
     {"header_over_100_mb.safetensors", "at most 100000000 are allowed"},           // HeaderTooLarge
@@ -104,7 +104,7 @@ const std::map<std::string, std::string> kRefused = {
     {"offsets_gap.safetensors", "tensors leave a hole"},                             // InvalidOffset
     {"data_cut_off.safetensors", "its tensors take 4 bytes and 3 are there"},        // MetadataIncompleteBuffer
     {"data_left_over.safetensors", "its tensors take 4 bytes and 5 are there"},      // MetadataIncompleteBuffer
-    // F32: pickles in the place of safetensors
+    // F32: pickles instead of safetensors
     {"pickle.safetensors", "could run code and is never opened: convert it once"},
     {"torch_zip.safetensors", "could run code and is never opened: convert it once"},
     {"git_lfs_pointer.safetensors", "git lfs pull"},
@@ -118,7 +118,7 @@ const std::map<std::string, std::string> kRefused = {
     {"two_unknowns.model", "pieces 0 and 12 are both marked unknown"},
     {"json.model", "looks like JSON"},
     {"length_past_end.model", "bytes, but only 0 are left"},
-    // F31: names that lead elsewhere
+    // F31: file names that lead outside of the directory
     {"index_parent.json", "it leads out of the directory"},
     {"index_parent_inside.json", "it leads out of the directory"},
     {"index_absolute.json", "it is an absolute path"},
@@ -138,7 +138,7 @@ ExitCode code_of(const std::string& name) {
 
 class Fixtures : public TemporaryDirectory {
  protected:
-  /// Reads all there is.
+  /// Reads every row or tensor.
   void load(const std::string& name) const {
     const auto path = kFolder / name;
     if (name.ends_with(".npy") || name.ends_with(".h5")) {
@@ -150,7 +150,7 @@ class Fixtures : public TemporaryDirectory {
     } else if (name.ends_with(".model")) {
       Tokenizer(path).encode("abc");
     } else {
-      // The index is the one file of a model directory that is damaged.
+      // In the model directory only the index is damaged.
       std::filesystem::copy_file(path, root_ / "model" / "model.safetensors.index.json");
       open_weights(root_ / "model");
     }
@@ -173,7 +173,7 @@ TEST_P(Refused, WithItsSentenceInLittleTimeAndMemory) {
   const ChildResult result = run_limited(kMaxMemory, [&, &file = name] { load(file); });
   EXPECT_EQ(result.exit_code, static_cast<int>(code_of(name))) << result.message;
   EXPECT_NE(result.message.find(sentence), std::string::npos) << result.message;
-  // A model directory's files are named; every other message begins with the path.
+  // For a model directory the message contains the file; every other message begins with the path.
   const std::string file = name.ends_with(".json") ? "model" : name;
   EXPECT_NE(result.message.find(file), std::string::npos) << result.message;
   EXPECT_LT(result.message.size(), 600u) << "one sentence";
@@ -211,7 +211,7 @@ TEST_F(Fixtures, EachIsRefusedOrLoads) {
   EXPECT_EQ(valid, 11);
 }
 
-// A reader that checks only the end of a file would take these.
+// A reader that checks only the end of a file would accept these.
 TEST_F(Fixtures, EveryCutOfEveryValidFileIsRefused) {
   for (const auto& entry : std::filesystem::directory_iterator(kFolder)) {
     const std::string name = entry.path().filename().string();

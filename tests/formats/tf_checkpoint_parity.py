@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 
-# Where TensorFlow is, if not among the installed packages (it is too large to install for one test).
+# The path of TensorFlow if it is not an installed package (it is too large to install for one test).
 if os.environ.get("TRIREME_TENSORFLOW"):
     sys.path.append(os.environ["TRIREME_TENSORFLOW"])
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -1,5 +1,4 @@
-// `trireme data bert` as a command: what it prints, exit codes and last words, interrupted runs, files written by
-// others.
+// `trireme data bert` as a process: output, exit codes and messages, interrupted runs, files written by other tools.
 
 #include "data/bert/bert_rows.h"
 #include "prepare_testing.h"
@@ -77,7 +76,7 @@ TEST_F(BertTools, FinishedPartsAreKeptAndOthersMadeAgain) {
   write("part-4", slurp("part-4") + "One more sentence.\n");
   EXPECT_NE(run(kInstances).out.find("3 of them finished before"), std::string::npos);
   EXPECT_EQ(slurp("inst/part-2.instances"), whole);
-  // Other options make all again; packing notices that its inputs changed.
+  // Other options remake all outputs; packing detects that its inputs changed.
   EXPECT_EQ(run(std::string(kInstances) + " --seed 7").out.find("finished before"), std::string::npos);
   EXPECT_EQ(run("pack --input inst --output packed --shards 3").out.find("finished before"), std::string::npos);
   EXPECT_NE(run("pack --input inst --output packed --shards 3").out.find("3 of them finished before"),
@@ -86,7 +85,7 @@ TEST_F(BertTools, FinishedPartsAreKeptAndOthersMadeAgain) {
 
 TEST_F(BertTools, AKilledRunLeavesNothingHalf) {
   prepare();
-  // Killed at several moments, then run to the end.
+  // Killed at several times, then run to the end.
   for (const char* moment : {"0.005", "0.015", "0.03", "0.06"}) {
     const std::string kill = fmt::format("timeout --foreground -s KILL {}", moment);
     const auto again = [&](std::string arguments, const char* from, const char* to) {

@@ -1,5 +1,4 @@
-// `trireme tokenizer` and `trireme data` as commands: what they print, their exit codes and last
-// words.
+// `trireme tokenizer` and `trireme data` as processes: output, exit codes and messages.
 
 #include "data/dataset.h"
 
