@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Training under a real Slurm of one node: the time limit (F7), a dead rank (F8), attempts of one job (F9), inside an allocation and requeued.
-# slurm_faults.sh BIN PYTHON. Exit code 77: skipped.
+# Training under a real Slurm with one node: the time limit (F7), a dead rank (F8), repeated attempts of a job (F9),
+# inside an allocation and requeued. slurm_faults.sh BIN PYTHON. Exit code 77: skipped.
 set -uo pipefail
 
 bin=$1 python=$2
@@ -42,7 +42,8 @@ done
 run srun -n 2 --mpi=pmix "$bin/train_llama" --config "$work/run.yaml" --set output.dir=dead
 check "F8: the same command goes on" ends_with 0
 
-# --- F8 without PMIx: ranks that meet through TCPStore, as GPU ranks under --mpi=none do. CPU ranks that train are refused there.
+# --- F8 without PMIx: ranks that join through TCPStore, as GPU ranks under --mpi=none do. Training on CPU ranks is
+# refused there.
 driver=$bin/../tests/rank_driver
 no_drivers() { ! pgrep -f "$driver" >/dev/null; }
 for options in "" "-K0" "-K1"; do
@@ -92,15 +93,16 @@ check "F9: the job fails" fails
 check "F9: four attempts: one with progress, three without" lines 4 'started .*, attempt [0-9]'
 check "F9: it says why it stops" says 'no progress in 3 attempts .newest checkpoint: step-0*[36].'
 check "F9: no rank is left" no_ranks
-# A hang ends with 71 and is tried again; once the fault is gone the job ends well. x1 counts per process: a file distinguishes the attempts.
+# A hang ends with 71 and is tried again; without the fault the job succeeds. x1 counts per process, so a file
+# distinguishes the attempts.
 submit --ntasks-per-node=2 --time=60 -- --set output.dir=lives
 check "F9: without the fault the same job file ends well" ends_with 0
 submit --ntasks-per-node=2 --time=60 -- --set optimizer.lr=fast
 check "F9: a configuration error is not tried again" ends_with 2
 check "F9: one attempt" lines 1 'started .*, attempt [0-9]'
 
-# --- F7: the time limit. Two minutes, and SIGTERM 50 s before their end: Slurm sends it up to a minute early, and a program that is still
-# being loaded dies of it. Steps are slowed down so that the run outlives it.
+# --- F7: the time limit. Two minutes, and SIGTERM 50 s before their end: Slurm sends it up to a minute early, and it
+# kills a program that is still loading. Steps are slowed down so that the run is still going on then.
 submit --ntasks-per-node=2 --time=2 --signal=TERM@50 --export=ALL,TRIREME_FAULT=sleep@step:rank0:0.3s -- --set output.dir=limit --set train.max_steps=2000 --set output.save_every_samples=null
 check "F7: the job's exit code is 75" ends_with 75
 check "F7: before the limit" test "$seconds" -lt 120
@@ -115,10 +117,10 @@ check "F7: the configuration is still the run's" ends_with 0
 # --- F7, F9: with TRIREME_REQUEUE=1 the job queues itself again where its time is used up (here: always), and the count of attempts continues.
 requeues() { scontrol show job "$job" 2>/dev/null | sed -n 's/.*Restarts=\([0-9]*\).*/\1/p'; }
 state() { scontrol show job "$job" 2>/dev/null | sed -n 's/.*JobState=\([A-Z]*\).*/\1/p'; }
-start_requeued() {  # NUMBER: waits for the requeue, and not for the two minutes that Slurm lets pass after one
+start_requeued() {  # NUMBER: waits for the requeue, without the two minutes that Slurm waits after one
   for ((i = 0; i < 400; i++)); do
     if [[ $(requeues) == "$1" && $(state) == PENDING ]] && ! pgrep -f "job0*$job/slurm_script" >/dev/null; then
-      sleep 2  # the end of the last script must not be taken for the next one's
+      sleep 2  # the end of the last script must not be mistaken for the next one's
       scontrol update JobId="$job" StartTime=now
       return 0
     fi
