@@ -1,4 +1,5 @@
 // From a leaf's gradient to the shard that the optimizer reads: sums over micro-batches, reductions over ranks.
+#include <ATen/core/grad_mode.h>
 #include "trireme/base/error.h"
 #include "trireme/fsdp/sharded_units.h"
 #include "unit_state.h"

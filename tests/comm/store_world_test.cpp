@@ -16,6 +16,7 @@
 #include <functional>
 #include <future>
 #include <thread>
+#include <vector>
 
 namespace trireme {
 namespace {

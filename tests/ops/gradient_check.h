@@ -2,10 +2,12 @@
 // Gradients against central differences, and small helpers of the op tests. Everything in fp64.
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <tuple>
 
 namespace trireme {
 namespace {
