@@ -3,7 +3,7 @@
 
 The rules of BERT's tokenizer are stated in terms of Python: str.lower(), str.isspace(), unicodedata.category() and
 normalize("NFD"). The tables are therefore taken from Python itself, so that the results equal those of a Python with the same
-Unicode version. Run it with the Python whose results are wanted, and commit the output.
+Unicode version. Run it with the Python version to match, and commit the output.
 """
 import sys
 import unicodedata

@@ -3,10 +3,11 @@
 
     scripts/bench/checkpoint_gpu.py [--gpus 4] [--layers 32] [--before 30] [--write-seconds 60] [--keep-last 2] [--warm] [--folder DIR] [--bin build/release/bin]
 
-The Llama2-7B shape on random weights and tokens, sharded over all GPUs, one process each; fewer layers where the kept checkpoints and one more do not
-fit on the disk (a run is refused there) or where writing one would take longer than --write-seconds. `before` steps without a save, one save,
-its writing beside the next `before` steps (the save after those waits for it); then the ranks are killed, and started again they load what was
-saved. Beside it dd writes and reads on the same disk, as many writers as ranks. Results are printed as they come.
+The Llama2-7B shape on random weights and tokens, sharded over all GPUs, one process each. The number of layers is reduced if
+--keep-last checkpoints and one more do not fit on the disk (such a run is refused) or if writing one would take longer than
+--write-seconds. Runs `before` steps without a save, starts one save, and measures the next `before` steps while it is written. Then
+the ranks are killed and started again, and load the checkpoint. For comparison dd writes and reads on the same disk with as many
+writers as ranks. Results are printed as soon as they are known.
 """
 import argparse
 import json

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """SIGTERM to one rank of a run at critical times (fault F6). Exit code 77 = skipped.
 
-Every time: exit code 75, one new checkpoint at the same step on all ranks, and started again the run ends as one that was never stopped.
+In every case: exit code 75, one new checkpoint at the same step on all ranks, and after a restart the same numbers as an uninterrupted run.
 """
 import os
 import re

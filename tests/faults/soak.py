@@ -3,8 +3,8 @@
 
 soak.py --bin BIN --mpirun MPIRUN --minutes 20 [--seed 1]
 
-The same run over and over until the time is up: each in the end has every loss and the weights of a run that was left alone. Nothing is left
-behind: no process, no temporary directory, no shared memory. Exit code 77 = skipped.
+Repeats the same run until the time is up: each must end with the losses and weights of a run without faults, and must leave no process,
+no temporary directory and no shared memory. Exit code 77 = skipped.
 """
 import argparse
 import glob

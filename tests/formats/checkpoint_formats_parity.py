@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Checkpoints of other frameworks, written without our code: NeMo's zarr directories by the zarr package, in the layouts of NeMo 1 and 2 and cut as
-tensor parallelism cuts them; TensorFlow bundles by the documents of LevelDB's tables and of tensor_bundle.proto, over several data files. What
-is read must be the numbers that were written. Exit code 77 = skipped.
+"""Checkpoints of other frameworks, written independently of Trireme: NeMo's zarr directories with the zarr package, in the layouts of NeMo 1
+and 2 with the chunks of tensor parallelism; TensorFlow bundles by the documentation of LevelDB's tables and tensor_bundle.proto, with
+several data files. The values read must equal those written. Exit code 77 = skipped.
 
 usage: checkpoint_formats_parity.py --bin DIRECTORY"""
 import argparse

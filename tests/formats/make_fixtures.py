@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the damaged and hostile files of tests/formats/fixtures. They are kept in the repository; run this only to change them:
+"""Writes the damaged and hostile files of tests/formats/fixtures. They are part of the repository; run this only to change them:
 python tests/formats/make_fixtures.py [FOLDER]. The HDF5 files contain no time stamps, so a second run writes the same bytes."""
 
 import json

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Ten steps of train_bert against transformers' BertForPreTraining / BertForMaskedLM and a NumPy LAMB: losses, gradient norms, every gradient,
-final weights, evaluation; the same packs, unpacked for transformers. Exit code 77 = skipped."""
+final weights, evaluation; the same packed rows, unpacked for transformers. Exit code 77 = skipped."""
 import argparse
 import json
 import subprocess

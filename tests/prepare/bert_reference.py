@@ -1,6 +1,6 @@
 """The rules of BERT's data preparation in simple Python: the reference of the C++ tests.
 
-Slow on purpose: nothing here is shared with the C++ code, and every rule stands where it is applied.
+It is slow, because simplicity is more important here: it shares nothing with the C++ code, and each rule is written where it is applied.
 """
 import argparse
 import hashlib

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""`trireme tokenizer` against the sentencepiece Python package: the trainer's settings, what it trains, and the ids of unigram models whose
-segmentations tie. Exit code 77 = skipped.
+"""`trireme tokenizer` against the sentencepiece Python package: the trainer's settings, the trained models, and the ids of unigram models with segmentations of equal score. Exit code 77 = skipped.
 
 usage: sentencepiece_parity.py --tools PROGRAM"""
 import argparse
