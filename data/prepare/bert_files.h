@@ -29,7 +29,7 @@ BertInstancesReport create_bert_instances(const std::vector<std::filesystem::pat
                                           const std::filesystem::path& output, unsigned threads);
 
 struct BertPackReport {
-  int64_t sequences = 0, rows = 0, tokens = 0, padding_places = 0;
+  int64_t sequences = 0, rows = 0, tokens = 0, padding_slots = 0;
   size_t strategies_used = 0, kept = 0;
   int rounds = 0, max_length = 0;
 };

@@ -150,7 +150,7 @@ BertPackReport pack_bert(const std::vector<fs::path>& inputs, const fs::path& ou
   for (size_t length = 1; length < counts.size(); ++length) {
     report.sequences += counts[length];
     report.tokens += counts[length] * static_cast<int64_t>(length);
-    report.padding_places += plan.padding[length];
+    report.padding_slots += plan.padding[length];
   }
   return report;
 }

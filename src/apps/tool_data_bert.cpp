@@ -96,11 +96,9 @@ void pack(const PackArguments& arguments) {
   const double rows = static_cast<double>(report.rows), sequences = static_cast<double>(report.sequences);
   fmt::print("{}: {} sequences in {} rows of {} shards{}\n", arguments.output.string(), format_count(report.sequences),
              format_count(report.rows), arguments.shards, kept_note(report.kept));
-  fmt::print(
-      "{:.5f} sequences a row, {:.2f} % of the tokens real, {} strategies in {} rounds, {} places "
-      "left empty\n",
-      sequences / rows, 100.0 * static_cast<double>(report.tokens) / (rows * report.max_length), report.strategies_used,
-      report.rounds, format_count(report.padding_places));
+  fmt::print("{:.5f} sequences a row, {:.2f} % of the tokens real, {} strategies in {} rounds, {} empty slots\n",
+             sequences / rows, 100.0 * static_cast<double>(report.tokens) / (rows * report.max_length),
+             report.strategies_used, report.rounds, format_count(report.padding_slots));
   fmt::print("done in {}\n", format_duration(steady_seconds() - start));
 }
 

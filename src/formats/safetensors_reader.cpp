@@ -108,7 +108,7 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path
   for (const auto* entry : order) {
     if (entry->second.begin != next)
       fail(fmt::format("tensor '{}' begins at {}, expected {}: tensors {}", entry->first, entry->second.begin, next,
-                       entry->second.begin < next ? "overlap" : "leave a hole"));
+                       entry->second.begin < next ? "overlap" : "leave a gap"));
     next = entry->second.end;
   }
   if (next != bytes.size() - data_begin_)

@@ -151,7 +151,7 @@ class ZarrCheckpoint final : public WeightSource {
     const auto whole = [&](const std::string& name, const std::string& stored, std::vector<int64_t> shape) {
       const ZarrArray* array = open(stored, shape);
       Placement place{array, false, 0, 0, shape[0], 0, 1, shape.size() > 1 ? shape[1] : 1, shape};
-      places_[name] = place;
+      placements_[name] = place;
     };
     whole("model.embed_tokens.weight", "embedding.word_embeddings.weight", {config.vocab_size, hidden});
     whole("model.norm.weight", "decoder.final_layernorm.weight", {hidden});
@@ -166,36 +166,36 @@ class ZarrCheckpoint final : public WeightSource {
     const ZarrArray* fc2 = open(layer_root + "mlp.linear_fc2.weight", {layers, hidden, ffn});
     for (int64_t layer = 0; layer < layers; ++layer) {
       const std::string prefix = fmt::format("model.layers.{}.", layer);
-      places_[prefix + "input_layernorm.weight"] = {norm1, true, layer, 0, hidden, 0, 1, 1, {hidden}};
-      places_[prefix + "post_attention_layernorm.weight"] = {norm2, true, layer, 0, hidden, 0, 1, 1, {hidden}};
+      placements_[prefix + "input_layernorm.weight"] = {norm1, true, layer, 0, hidden, 0, 1, 1, {hidden}};
+      placements_[prefix + "post_attention_layernorm.weight"] = {norm2, true, layer, 0, hidden, 0, 1, 1, {hidden}};
       // Per key/value group: the group's query heads, its key head, its value head.
-      places_[prefix + "self_attn.q_proj.weight"] = {
+      placements_[prefix + "self_attn.q_proj.weight"] = {
           qkv, true, layer, 0, queries, group_rows, groups, hidden, {groups * queries, hidden}};
-      places_[prefix + "self_attn.k_proj.weight"] = {
+      placements_[prefix + "self_attn.k_proj.weight"] = {
           qkv, true, layer, queries, head, group_rows, groups, hidden, {groups * head, hidden}};
-      places_[prefix + "self_attn.v_proj.weight"] = {qkv,        true,   layer,  queries + head,         head,
-                                                     group_rows, groups, hidden, {groups * head, hidden}};
-      places_[prefix + "self_attn.o_proj.weight"] = {
+      placements_[prefix + "self_attn.v_proj.weight"] = {qkv,        true,   layer,  queries + head,         head,
+                                                         group_rows, groups, hidden, {groups * head, hidden}};
+      placements_[prefix + "self_attn.o_proj.weight"] = {
           proj, true, layer, 0, hidden, 0, 1, groups * queries, {hidden, groups * queries}};
-      places_[prefix + "mlp.gate_proj.weight"] = {fc1, true, layer, 0, ffn, 0, 1, hidden, {ffn, hidden}};
-      places_[prefix + "mlp.up_proj.weight"] = {fc1, true, layer, ffn, ffn, 0, 1, hidden, {ffn, hidden}};
-      places_[prefix + "mlp.down_proj.weight"] = {fc2, true, layer, 0, hidden, 0, 1, ffn, {hidden, ffn}};
+      placements_[prefix + "mlp.gate_proj.weight"] = {fc1, true, layer, 0, ffn, 0, 1, hidden, {ffn, hidden}};
+      placements_[prefix + "mlp.up_proj.weight"] = {fc1, true, layer, ffn, ffn, 0, 1, hidden, {ffn, hidden}};
+      placements_[prefix + "mlp.down_proj.weight"] = {fc2, true, layer, 0, hidden, 0, 1, ffn, {hidden, ffn}};
     }
   }
 
   std::vector<std::string> names() const override {
     std::vector<std::string> all;
-    for (const auto& [name, place] : places_) all.push_back(name);
+    for (const auto& [name, place] : placements_) all.push_back(name);
     return all;
   }
   std::optional<TensorInfo> find(const std::string& name) const override {
-    const auto found = places_.find(name);
-    if (found == places_.end()) return std::nullopt;
+    const auto found = placements_.find(name);
+    if (found == placements_.end()) return std::nullopt;
     return TensorInfo{found->second.array->dtype(), found->second.shape};
   }
   std::vector<ElementSpan> read(const std::string& name, int64_t begin, int64_t end) const override {
-    const auto found = places_.find(name);
-    if (found == places_.end()) throw ModelError(fmt::format("{} has no tensor {}", description(), name));
+    const auto found = placements_.find(name);
+    if (found == placements_.end()) throw ModelError(fmt::format("{} has no tensor {}", description(), name));
     const Placement& place = found->second;
     const int64_t group_elements = place.rows * place.columns;
     std::vector<ElementSpan> spans;
@@ -222,7 +222,7 @@ class ZarrCheckpoint final : public WeightSource {
 
   std::filesystem::path root_;
   std::vector<std::unique_ptr<ZarrArray>> arrays_;
-  std::map<std::string, Placement> places_;
+  std::map<std::string, Placement> placements_;
 };
 
 }  // namespace

@@ -101,7 +101,7 @@ const std::map<std::string, std::string> kRefused = {
     {"offset_overflows.safetensors", "ends at 3 before it begins"},                       // InvalidOffset
     {"offset_too_large.safetensors", "data_offsets that are not two non-negative"},  // InvalidHeaderDeserialization
     {"offsets_overlap.safetensors", "tensors overlap"},                              // InvalidOffset
-    {"offsets_gap.safetensors", "tensors leave a hole"},                             // InvalidOffset
+    {"offsets_gap.safetensors", "tensors leave a gap"},                              // InvalidOffset
     {"data_cut_off.safetensors", "its tensors take 4 bytes and 3 are there"},        // MetadataIncompleteBuffer
     {"data_left_over.safetensors", "its tensors take 4 bytes and 5 are there"},      // MetadataIncompleteBuffer
     // F32: pickles instead of safetensors

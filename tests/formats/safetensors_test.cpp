@@ -76,7 +76,7 @@ TEST_F(Safetensors, DamagedFilesAreRefusedWithTheirReason) {
        "extent -1"},
       {"reversed offsets", with_header(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}})", "1234"),
        "before it begins"},
-      {"hole", with_header(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", "12345678"), "leave a hole"},
+      {"hole", with_header(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", "12345678"), "leave a gap"},
       {"overlap",
        with_header(
            R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}})",
