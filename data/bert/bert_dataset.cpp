@@ -53,9 +53,9 @@ std::vector<fs::path> list_shards(const std::vector<fs::path>& files) {
   return shards;
 }
 
-/// Numbers of rows and sequences by shard name, from the index file that the preparation writes beside the shards:
-/// opening thousands of files for their headers would delay the start. A shard with another number of rows is refused
-/// when it is read.
+/// Numbers of rows and sequences by shard name, from the index file that the preparation writes into the shards'
+/// directory: opening thousands of files for their headers would delay the start. A shard with another number of rows
+/// is refused when it is read.
 struct ShardCounts {
   int64_t rows, sequences;
 };

@@ -244,7 +244,7 @@ struct ParquetFile::State {};
 
 ParquetFile::ParquetFile(const std::filesystem::path& path) {
   throw ConfigError(
-      fmt::format("{}: this trireme was built without Parquet: install pyarrow beside LibTorch "
+      fmt::format("{}: this trireme was built without Parquet: install pyarrow into the Python of LibTorch "
                   "(scripts/setup.sh "
                   "does) and build again, or convert the file to .jsonl",
                   path.string()));

@@ -103,7 +103,7 @@ seconds = statistics.median(s["seconds"] for s in saves)
 write = statistics.median(s["write_s"] for s in saves)
 size = saves[0]["bytes"]
 print(f"saves of {size / 2**20:.0f} MiB: the step waits {pause * 1e3:.1f} ms for the copy ({size / pause / 2**30:.1f} GiB/s over all ranks), "
-      f"written with fsync in {write:.2f} s ({size / write / 2**20:.0f} MiB/s, beside the steps), committed after {seconds:.2f} s")
+      f"written with fsync in {write:.2f} s ({size / write / 2**20:.0f} MiB/s, during the steps), committed after {seconds:.2f} s")
 PY
 echo "load, cold page cache: $loaded_cold"
 echo "load, warm page cache: $loaded_warm"

@@ -165,7 +165,7 @@ logging: {{every_steps: 100}}
 
         def ms(values):
             return f"{statistics.median(values) * 1e3:.1f} ms ({min(values) * 1e3:.1f}-{max(values) * 1e3:.1f}, {len(values)} steps)" if values else "none"
-        print(f"{args.gpus} GPUs, {args.layers} layers, a checkpoint of {size / 2**30:.1f} GiB: steps before {ms(before)}; beside the save {ms(during)}")
+        print(f"{args.gpus} GPUs, {args.layers} layers, a checkpoint of {size / 2**30:.1f} GiB: steps before {ms(before)}; during the save {ms(during)}")
         if during and before:
             print(f"overhead while it is written: median {100 * (statistics.median(during) / statistics.median(before) - 1):+.1f} %, "
                   f"mean {100 * (statistics.mean(during) / statistics.mean(before) - 1):+.1f} %")

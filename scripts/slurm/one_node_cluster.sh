@@ -3,7 +3,7 @@
 # (slurm-wlm, munge; libpmix2 for srun --mpi=pmix), with all state and configuration in one directory. Needs root.
 #
 #   eval "$(scripts/slurm/one_node_cluster.sh start [DIR])"   starts it (or finds it running) and sets SLURM_CONF
-#   scripts/slurm/one_node_cluster.sh status [DIR]            what sinfo says; fails when the cluster does not run
+#   scripts/slurm/one_node_cluster.sh status [DIR] output of sinfo; fails when the cluster does not run
 #   scripts/slurm/one_node_cluster.sh stop [DIR]              cancels all jobs and ends every process; keeps the logs
 #
 # DIR defaults to trireme-slurm in $XDG_RUNTIME_DIR, $TMPDIR or /tmp. The node offers at least four CPUs, however few there are.
@@ -113,7 +113,7 @@ start() {
   if is_running; then
     echo "one-node Slurm already runs in $dir" >&2
   else
-    [[ ! -e $dir || -O $dir ]] || fail "$dir belongs to somebody else"
+    [[ ! -e $dir || -O $dir ]] || fail "$dir belongs to another user"
     stop
     rm -rf "$dir"
     # Only root may read the key. Slurm's own state must stay readable for its steps.

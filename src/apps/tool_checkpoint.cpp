@@ -56,7 +56,7 @@ void verify(const fs::path& path) {
     }
   }
   if (!damaged.empty())
-    throw ModelError(fmt::format("{} in {}: a run started again goes on from the newest whole one",
+    throw ModelError(fmt::format("{} in {}: a restarted run resumes from the newest whole one",
                                  damaged.size() == 1 ? fmt::format("{} is damaged", damaged[0])
                                                      : fmt::format("{} checkpoints are damaged", damaged.size()),
                                  path.string()));

@@ -79,7 +79,7 @@ TemporaryFile::TemporaryFile(const fs::path& target) : target_(target) {
   for (int attempt = 0; attempt < kAttempts; ++attempt)
     if (create()) return;
   errno = EEXIST;
-  write_failed("create a temporary file beside", target_);
+  write_failed("create a temporary file for", target_);
 }
 
 /// False: the name is taken, or another process removed the file before it was locked.

@@ -13,7 +13,7 @@
 
 namespace trireme {
 
-/// Recorded behind a collective on a stream of `device`. An event serves streams of its own device only.
+/// Recorded after a collective on a stream of `device`. An event can only be recorded on streams of its device.
 struct DeviceEvent {
   void* handle = nullptr;
   int device = 0;

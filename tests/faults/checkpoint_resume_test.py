@@ -114,7 +114,7 @@ def races(site):
     assert process.wait() == 0, process.communicate()[1]
     site.same("shared", EVERY, ranks=2)
     site.report("F33 second run in the same output.dir", "exit 73: " + [line for line in second.err.splitlines() if owner in line][0][:200], second.seconds)
-    site.report("F33 readers beside retention", f"{listings} listings, the run unharmed", time.time() - begin)
+    site.report("F33 readers during retention", f"{listings} listings, the run unharmed", time.time() - begin)
     # Two at the same time: one trains, the other is refused, whichever is first.
     pair = [site.start("output.dir=pair", ranks=2) for _ in range(2)]
     codes = sorted(p.wait(timeout=120) for p in pair)

@@ -111,7 +111,7 @@ def clock(site):
         run.wait_for("fault injected: sigstop", 60)
         assert run.end(14) == 71, run.text()[-3000:]
         assert f"rank 2 on {socket.gethostname()} never reached" in run.text(), run.text()[-3000:]
-        print(f"hang beside a clock moved by {seconds} s: exit 71 after {run.seconds:.1f} s")
+        print(f"hang with a clock moved by {seconds} s: exit 71 after {run.seconds:.1f} s")
 
 
 def allocation(site):

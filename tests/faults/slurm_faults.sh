@@ -158,7 +158,7 @@ scancel --signal=TERM "$job"  # to the ranks, as before the time limit
 check "F7: the job is queued again" start_requeued 1
 seconds=$((SECONDS - start))
 check "F7: its next attempt begins" wait_for_log 'attempt 1 after 1 requeues'
-check "F7: and goes on from the step that the first one saved" wait_for_log "resuming after step $(sed -n 's/.*stopped by a signal after step \([0-9]*\).*/\1/p' "$work/job.log" | head -n 1) "
+check "F7: and resumes from the step that the first one saved" wait_for_log "resuming after step $(sed -n 's/.*stopped by a signal after step \([0-9]*\).*/\1/p' "$work/job.log" | head -n 1) "
 scancel "$job"
 check "F7: a cancelled job ends" wait_for_end
 check "F7: and is not queued again" test "$(state) $(requeues)" = "CANCELLED 1"
@@ -169,7 +169,7 @@ check "F9: and once more" start_requeued 2
 check "F9: the third is the last" wait_for_log 'no progress in 3 attempts .newest checkpoint: none.'
 check "F9: the job ends" wait_for_end
 check "F9: as failed" test "$(state) $(requeues)" = "FAILED 2"
-check "F9: nothing is left beside the log" test -z "$(ls -A "$work" | grep '^.trireme-')"
+check "F9: only the log remains" test -z "$(ls -A "$work" | grep '^.trireme-')"
 
 if ((failures)); then
   echo "$failures checks failed"

@@ -17,7 +17,7 @@ namespace trireme {
 enum class ReduceOp { kSum, kMax };
 
 /// A collective that has started. wait(): on a GPU the current stream waits for it and the host continues; on a CPU the
-/// host waits. The destructor calls wait() if nobody did.
+/// host waits. The destructor calls wait() if the caller did not.
 class Work {
  public:
   virtual ~Work() = default;

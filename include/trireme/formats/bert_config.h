@@ -1,6 +1,6 @@
 #pragma once
 // Shape of a BERT: Hugging Face's config.json of BertForPreTraining and BertForMaskedLM, or the
-// bert_config.json beside a TensorFlow checkpoint. ModelError names every setting that is not supported.
+// bert_config.json of a TensorFlow checkpoint. ModelError names every setting that is not supported.
 
 #include <cstdint>
 #include <filesystem>
