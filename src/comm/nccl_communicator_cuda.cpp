@@ -71,7 +71,7 @@ class Registry {
     const std::lock_guard lock(mutex_);
     std::erase_if(communicators_, [&](const auto& entry) { return entry.first == handle; });
   }
-  /// The asynchronous error of one of the communicators; empty before the first is made.
+  /// The device of one of the communicators; empty if there is none.
   std::optional<at::Device> device() {
     const std::lock_guard lock(mutex_);
     return communicators_.empty() ? std::nullopt : std::optional(communicators_.front().second);

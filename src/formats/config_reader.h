@@ -53,7 +53,7 @@ class ConfigReader {
     }
     return ids;
   }
-  /// As ids(), for at most one id.
+  /// As token_ids(), for at most one id.
   std::optional<int64_t> token_id(const char* key, std::optional<int64_t> absent, int64_t lowest = 0) {
     const std::vector<int64_t> ids = token_ids(key, absent ? std::vector{*absent} : std::vector<int64_t>{}, lowest);
     if (ids.size() > 1) problems_.push_back(fmt::format("{} is a list of {}, expected one id", key, ids.size()));
