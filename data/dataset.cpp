@@ -70,7 +70,7 @@ class ConcatenatedDataset : public TokenDataset {
     if (stored.has_sequence_starts) check_starts(file, row, stored.sequence_starts);
   }
 
-  /// Ids a little beyond the vocabulary are of tokens that were added to it; others are of another tokenizer.
+  /// Ids just above the vocabulary are likely to be added tokens; other ids belong to another tokenizer.
   std::string vocabulary_remedy(int64_t id) const {
     if (id < 0 || id >= 2 * vocab_size_ + 65536) return ": was the data made with another tokenizer?";
     return fmt::format(

@@ -1,5 +1,5 @@
 #pragma once
-// Packed token rows from npy and HDF5 files, and the order in which a run sees them. Knows no CUDA, no LibTorch, no
+// Packed token rows from npy and HDF5 files, and the order in which a run reads them. Independent of CUDA, LibTorch and
 // ranks.
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct Sample {
   int64_t num_targets() const;           // set bits of loss_mask
 };
 
-/// Rows of one or several files (format from the content: npy or HDF5), concatenated in the given order.
+/// Rows of one or more files, concatenated in the given order. The content decides the format: npy or HDF5.
 class TokenDataset {
  public:
   virtual ~TokenDataset() = default;

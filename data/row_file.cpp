@@ -21,7 +21,7 @@ bool starts_with(std::span<const std::byte> bytes, size_t offset, std::string_vi
   return bytes.size() >= offset + magic.size() && std::memcmp(bytes.data() + offset, magic.data(), magic.size()) == 0;
 }
 
-// HDF5 allows a user block: the signature may stand at 0, 512, 1024, 2048, …
+// HDF5 allows a user block: the signature is at 0, 512, 1024, 2048, …
 bool is_hdf5(std::span<const std::byte> bytes) {
   if (starts_with(bytes, 0, kHdf5Magic)) return true;
   for (size_t offset = 512; offset < bytes.size(); offset *= 2)
@@ -108,8 +108,8 @@ class Hdf5Rows : public RowFile {
     }
     return result;
   }
-  // Chunks and filters stand between an element and the file: its coordinates are the address that
-  // tools take.
+  // An element in a chunked or filtered dataset has no byte offset: its coordinates are given instead, as HDF5 tools
+  // take them.
   std::string where(int64_t row, int64_t position) const override {
     return position < 0 ? fmt::format("dataset input_ids[{}]", row)
                         : fmt::format("dataset input_ids[{}, {}]", row, position);

@@ -1,6 +1,5 @@
 #pragma once
-// One file of token rows behind one face. Private to the module: callers use TokenDataset, which
-// checks what these return.
+// Common interface of token row files. Private to the module: callers use TokenDataset, which checks the rows.
 
 #include "trireme/base/file.h"
 
@@ -13,8 +12,7 @@
 
 namespace trireme {
 
-/// A row as the file stores it, unchecked. An empty loss_mask means a loss on every position; an
-/// empty sequence_starts, one sequence.
+/// A row as stored in the file, unchecked. Empty loss_mask: every position counts. Empty sequence_starts: one sequence.
 struct StoredRow {
   std::vector<int64_t> input_ids;
   std::vector<uint8_t> loss_mask;
@@ -27,7 +25,7 @@ class RowFile {
   virtual ~RowFile() = default;
   virtual int64_t rows() const = 0;
   virtual StoredRow read(int64_t row) const = 0;
-  /// Where a token (position >= 0) or the row itself (position < 0) lies: "byte 4,224" or "dataset
+  /// The location of a token (position >= 0) or of the row (position < 0) in the file: "byte 4,224" or "dataset
   /// input_ids".
   virtual std::string where(int64_t row, int64_t position) const = 0;
   virtual std::string kind() const = 0;  // "npy [N, S] int32", "MLPerf records", "HDF5"
@@ -40,13 +38,11 @@ class RowFile {
   std::filesystem::path path_;
 };
 
-/// Format from the content, never from the name. DataError for a file that is neither npy nor HDF5,
-/// naming what it looks like; where the row length is known when opening, for one that is not
-/// seq_length.
+/// Recognises the format by the content, never by the name. DataError for a file that is neither npy nor HDF5, with a
+/// guess of its format, and for a row length other than seq_length if the header tells the length.
 std::unique_ptr<RowFile> open_row_file(const std::filesystem::path& path, int64_t seq_length);
 
-/// What unfamiliar bytes look like and what to do about it: "Parquet: convert it with `trireme data
-/// pack …`".
+/// A guess of the format of `bytes`, with advice: "Parquet: convert it with `trireme data pack …`".
 std::string describe_unknown_content(std::span<const std::byte> bytes);
 
 }  // namespace trireme

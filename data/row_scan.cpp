@@ -22,8 +22,8 @@ namespace {
 
 constexpr int64_t kRowsPerChunk = 64;
 
-/// A step that visits all of 0 … count-1 once, jumping by the golden section: what has been visited is spread evenly at
-/// any time.
+/// A step that visits each of 0 … count-1 once (modulo count), near the golden section of count: at any time the
+/// visited ones are spread evenly.
 int64_t spreading_stride(int64_t count) {
   auto stride = std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(count) * 0.6180339887498949));
   while (std::gcd(stride, count) != 1) ++stride;
@@ -33,7 +33,7 @@ int64_t spreading_stride(int64_t count) {
 }  // namespace
 
 struct RowScan::State {
-  /// Chunks of one set, and where they begin in the numbering over all sets.
+  /// The chunks of one set, and the number of its first chunk among all sets.
   struct Chunks {
     int64_t first = 0, count = 0;
     std::vector<int64_t> begins;  // of shards; empty: chunks of kRowsPerChunk
@@ -53,7 +53,7 @@ struct RowScan::State {
   std::exception_ptr failure;
   std::vector<std::thread> threads;
 
-  /// The set and its rows [begin, end) that the i-th chunk of this part holds.
+  /// The set of the i-th chunk of this part, and the chunk's rows [begin, end) in it.
   std::pair<size_t, std::pair<int64_t, int64_t>> chunk(int64_t i) const {
     const int64_t number = (i * options.parts + options.part) % total_chunks * stride % total_chunks;
     size_t set = 0;
@@ -65,7 +65,7 @@ struct RowScan::State {
     return {set, {within * kRowsPerChunk, std::min(sets[set].rows, (within + 1) * kRowsPerChunk)}};
   }
 
-  /// Whether rows from here on could still be among those that are kept.
+  /// Whether a bad row at or after this one could still be among those to report.
   bool of_interest(size_t set, int64_t row) {
     if (options.all) return true;
     const std::lock_guard lock(mutex);

@@ -1,6 +1,6 @@
 #pragma once
-// Reads rows of data sets before a run trains on them: on several threads, in chunks spread evenly over all files, for
-// as long as the caller waits. Knows no LibTorch, no ranks.
+// Reads and checks rows of data sets before training: on several threads, in chunks spread evenly over all files, as
+// long as the caller allows. Independent of LibTorch and ranks.
 
 #include <cstdint>
 #include <functional>
@@ -11,7 +11,7 @@
 
 namespace trireme {
 
-/// Rows that are checked by being read.
+/// A data set; check(row) reads a row and checks it.
 struct RowSet {
   std::string name;  // "data.train"
   int64_t rows = 0;
@@ -20,11 +20,11 @@ struct RowSet {
 };
 
 struct RowScanOptions {
-  int threads = 1;          // with shards among the sets one is taken: each thread would hold a shard in memory
+  int threads = 1;          // only one is used if a set has shards, because each thread would hold a shard in memory
   int part = 0, parts = 1;  // this scan takes every parts-th chunk: ranks share the rows
-  double seconds = std::numeric_limits<double>::infinity();  // after which the threads stop by themselves
-  bool all = false;  // go on after a bad row; otherwise rows above it are not read any more
-  size_t keep = 1;   // bad rows to tell of
+  double seconds = std::numeric_limits<double>::infinity();  // time limit of the scan
+  bool all = false;  // continue after a bad row; otherwise later rows are not read
+  size_t keep = 1;   // number of bad rows to report
 };
 
 struct BadRow {
@@ -46,10 +46,10 @@ class RowScan {
  public:
   /// Starts the threads.
   RowScan(std::vector<RowSet> sets, const RowScanOptions& options);
-  /// Stops where it is.
+  /// Stops the scan.
   ~RowScan();
-  /// Waits until the threads are through or `seconds` have passed since the start, ends them, and tells what was found.
-  /// `progress(rows checked)` is called every now and then. An error that is no DataError is thrown.
+  /// Waits until all rows are read or `seconds` have passed since the start, ends the threads, and returns the
+  /// findings. `progress(rows checked)` is called regularly. Errors other than DataError are rethrown.
   RowScanReport finish(double seconds, const std::function<void(int64_t)>& progress = {});
 
  private:

@@ -28,8 +28,8 @@ int64_t Sampler::at(int64_t position) {
 
 void Sampler::generate_through(int64_t epoch) {
   if (epoch == epoch_) return;
-  // The generator only runs forwards. Starting a new one rather than rewinding also keeps copies of
-  // a Sampler, which share it, apart.
+  // The generator only moves forwards. An earlier epoch gets a new generator, so that copies of a Sampler, which share
+  // one, do not disturb each other.
   if (!generator_ || generator_->next_epoch > epoch)
     generator_ = std::make_shared<Generator>(static_cast<uint32_t>(seed_));
   permutation_.resize(static_cast<size_t>(size_));

@@ -24,7 +24,7 @@ fail() {
 
 # --- packages of the distribution ----------------------------------------------------------------------------------------------
 
-# name or name|name: any of them will do (Ubuntu 24.04 renamed libraries with 64-bit time_t).
+# name or name|name: alternatives (Ubuntu 24.04 renamed libraries with 64-bit time_t).
 apt_packages=(
   build-essential ccache git python3 python3-venv
   libyaml-cpp-dev libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libxxhash-dev
@@ -41,7 +41,7 @@ package_installed() {
   return 1
 }
 
-# Fills the array `missing`. A site's own Slurm or MPI, one that no package brought, stays the only one.
+# Fills the array `missing`. If the site has its own Slurm or MPI, not from a package, no second one is installed.
 find_missing_packages() {
   local wanted=("${apt_packages[@]}") package name
   if package_installed openmpi-bin || ! { command -v mpicc && command -v mpirun; } >/dev/null 2>&1; then
@@ -72,7 +72,7 @@ as_root() {
 
 apt_log=.cache/apt.log
 
-# Its output goes to a file: hundreds of lines that only matter when it fails.
+# Its output (hundreds of lines) goes to a file and is shown only on failure.
 apt_get() {
   mkdir -p .cache
   as_root apt-get -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 -o Dpkg::Use-Pty=0 "$@" >>"$apt_log" 2>&1
@@ -115,7 +115,8 @@ setup_packages() {
   for package in "${missing[@]}"; do
     if ! apt-cache policy "$(known_name "$package")" 2>/dev/null | grep -q 'Candidate: [0-9]'; then complete=no; fi
   done
-  # Old package lists name versions that the mirrors no longer have, so a failure is worth a second try with new ones.
+  # Outdated package lists name versions that the mirrors no longer have: after a failure, update the lists and try
+  # again.
   if [ "$complete" = no ] || ! apt_install; then
     progress "packages: updating the lists"
     apt_get update || fail "apt-get update failed: is the network there? (see $apt_log)"
@@ -149,7 +150,7 @@ for line in open(sys.argv[1]):
         there = importlib.util.find_spec(modules.get(name, name)) is not None
     except (importlib.metadata.PackageNotFoundError, ModuleNotFoundError):
         there = False
-    # LibTorch has no stable C++ interface between minor versions; of the rest any version will do.
+    # LibTorch's C++ interface changes between minor versions; the others may have any version.
     if there and name == "torch":
         there = version.split(".")[:2] == wanted.split(".")[:2]
     if not there:
@@ -157,7 +158,7 @@ for line in open(sys.argv[1]):
 PY
 }
 
-# With Torch_DIR, LibTorch is there already and any Python will do.
+# With Torch_DIR, LibTorch comes from there and any Python is sufficient.
 has_torch() {
   local lacking
   [ -n "$1" ] && command -v "$1" >/dev/null 2>&1 || return 1
@@ -169,7 +170,7 @@ create_venv() {
   local base
   base=$(command -v python3) || fail "python3 is missing"
   if ! "$base" -c 'import ensurepip, venv' 2>/dev/null; then
-    # A python3 of the user's own, built without them: the distribution's has python3-venv by now.
+    # python3 on PATH is not the distribution's and lacks these modules; the distribution's has python3-venv.
     base=/usr/bin/python3
     "$base" -c 'import ensurepip, venv' || fail "python3 cannot make virtual environments: install python3-venv"
   fi
@@ -179,7 +180,8 @@ create_venv() {
 }
 
 pip_install() {
-  # A user's pip settings may send packages elsewhere; where packages come from (index, mirrors, wheel folders) stays theirs.
+  # Overrides pip settings that install to another place; the sources of packages (index, mirrors, wheel folders) stay
+  # as the user set them.
   env -u PIP_TARGET -u PIP_PREFIX -u PIP_ROOT PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1 \
     .venv/bin/python -m pip install --quiet --progress-bar off --retries 5 "$@" ||
     fail "pip could not install $*: check the network, or name a folder with the wheels in PIP_FIND_LINKS"
@@ -216,11 +218,11 @@ setup_python() {
     if [ -n "$lacking" ]; then fail "still missing after pip install: ${lacking//$'\n'/ }"; fi
     progress "python: installed"
   else
-    progress "python: using $trireme_python; what it lacks is left out, with the tests that need it: ${lacking//$'\n'/ }"
+    progress "python: using $trireme_python; without these packages, and without the tests that need them: ${lacking//$'\n'/ }"
   fi
 }
 
-# The first of the chosen Python's, PATH's and .venv's NAME that ACCEPTS does not refuse.
+# The first NAME that ACCEPTS accepts: of the chosen Python, PATH, .venv.
 find_tool() {
   local name=$1 accepts=$2 scripts candidate
   scripts=$("$trireme_python" -c 'import sysconfig; print(sysconfig.get_path("scripts"))')
@@ -265,7 +267,7 @@ setup_all() {
 
 # --- build -----------------------------------------------------------------------------------------------------------------------
 
-# One compile job for each core, but no more than memory holds: LibTorch's headers take up to 2 GB a job.
+# One compile job per core, but at most one per 2 GB of memory: files with LibTorch's headers need that much.
 build_jobs() {
   local cores memory
   cores=$(nproc)
@@ -278,7 +280,7 @@ build_release() {
   local folder=build/release cached log options
   log=$folder/configure.log
   if [ -z "$trireme_cmake" ]; then fail "setup_all comes before build_release"; fi
-  # A tree that was copied or moved keeps a cache that points at the old place.
+  # The CMake cache of a copied or moved tree refers to the old path.
   if [ -f "$folder/CMakeCache.txt" ]; then
     cached=$(sed -n 's/^CMAKE_HOME_DIRECTORY:INTERNAL=//p' "$folder/CMakeCache.txt")
     if [ "$cached" != "$PWD" ]; then

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes data/prepare/bert_unicode_tables.inc: what BERT's tokenizer needs of Python's Unicode tables.
+"""Writes data/prepare/bert_unicode_tables.inc: the parts of Python's Unicode tables that BERT's tokenizer uses.
 
 The rules of BERT's tokenizer are stated in terms of Python: str.lower(), str.isspace(), unicodedata.category() and
 normalize("NFD"). The tables are therefore taken from Python itself, so that the results equal those of a Python with the same
-Unicode version. Run it with the Python whose results are wanted, and commit the output.
+Unicode version. Run it with the Python version to match, and commit the output.
 """
 import sys
 import unicodedata
@@ -30,7 +30,7 @@ def flags(code):
         result |= NONSPACING
     if unicodedata.combining(c):
         result |= REORDERED
-    # unicodedata has neither Cased nor Case_Ignorable; the rule for a final sigma tells them.
+    # unicodedata has neither Cased nor Case_Ignorable; str.lower()'s rule for a final sigma reveals them.
     alone = (c + SIGMA).lower()[-1] == FINAL_SIGMA
     after_letter = ("a" + c + SIGMA).lower()[-1] == FINAL_SIGMA
     if alone:
@@ -43,7 +43,7 @@ def flags(code):
 
 
 def mapping(code):
-    # Hangul syllables decompose by arithmetic; surrogates are no characters.
+    # Hangul syllables decompose by arithmetic; surrogates are not characters.
     if 0xAC00 <= code < 0xAC00 + 11172 or 0xD800 <= code < 0xE000:
         return chr(code)
     return unicodedata.normalize("NFD", chr(code).lower())

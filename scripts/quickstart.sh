@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# From a clone to a LoRA adapter: sets up, builds, trains a tokenizer and a small Llama on text that every Debian and Ubuntu has,
-# fine-tunes it with LoRA on another text, and shows what changed. About four minutes on two cores once set up.
+# A complete example: sets up, builds, trains a tokenizer and a small Llama on text that every Debian and Ubuntu has,
+# fine-tunes it with LoRA on another text, and prints the same prompt's continuation before and after. About four
+# minutes on two cores once set up.
 #
 #   scripts/quickstart.sh [DIRECTORY]     results go to DIRECTORY (default: runs/quickstart; an earlier one is replaced)
 set -euo pipefail
@@ -24,7 +25,7 @@ if [ "$ranks" -gt 1 ]; then launch=(mpirun -n "$ranks" --oversubscribe --bind-to
   if [ "$(id -u)" -eq 0 ]; then launch+=(--allow-run-as-root); fi
 else launch=(); fi
 
-# Two texts: software licences of the GNU family to learn English from, and another family to specialise on.
+# Two texts: licences of the GNU family for pre-training, other licences for fine-tuning.
 pretrain=() ; tune=()
 for name in GPL-1 GPL-2 GPL-3 LGPL-2 LGPL-2.1 LGPL-3 GFDL-1.2 GFDL-1.3 MPL-1.1 MPL-2.0; do
   if [ -f "$licences/$name" ]; then pretrain+=("$licences/$name"); fi

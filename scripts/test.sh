@@ -3,7 +3,8 @@
 #
 #   scripts/test.sh [ctest arguments]     e.g. -L parity, -R config_test, -N
 #
-# Without -L or -LE of your own, tests with the label "slow" are left out, and those with "gpu" or "multigpu" where there is no GPU.
+# Without -L or -LE, tests with the label "slow" are not run, nor those with "gpu" or "multigpu" on a machine without a
+# GPU.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/lib.sh

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <exception>
 #include <fstream>
 #include <map>
 #include <mutex>
@@ -19,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kShardsInMemory = 3;  // the one in use, the next, and one more for readers around a change of shards
+constexpr size_t kShardsInMemory = 3;  // the current one, the next one, and one more for reads at a shard boundary
 constexpr const char* kIndexName = "index.txt";
 
 std::vector<fs::path> list_shards(const std::vector<fs::path>& files) {
@@ -52,9 +53,9 @@ std::vector<fs::path> list_shards(const std::vector<fs::path>& files) {
   return shards;
 }
 
-/// Rows and sequences of shards by name, from the index that the preparation leaves beside them: a run that opened some
-/// thousand files for their headers would start late. A shard that does not have the rows announced here is refused
-/// when it is read.
+/// Numbers of rows and sequences by shard name, from the index file that the preparation writes into the shards'
+/// directory: opening thousands of files for their headers would delay the start. A shard with another number of rows
+/// is refused when it is read.
 struct ShardCounts {
   int64_t rows, sequences;
 };
@@ -154,7 +155,7 @@ class ShardedBertDataset final : public BertDataset {
   using Shard = std::shared_ptr<const BertShard>;
   struct Slot {
     size_t shard;
-    Shard data;  // null while someone reads it
+    Shard data;  // null while a thread reads it
     uint64_t used;
   };
 
@@ -166,7 +167,7 @@ class ShardedBertDataset final : public BertDataset {
     return found == slots_.end() ? nullptr : &*found;
   }
 
-  /// The shard, from memory, from whoever is reading it just now, or read here.
+  /// The shard: from memory, or after waiting for the thread that reads it, or read by this thread.
   Shard get(size_t shard) const {
     std::unique_lock lock(mutex_);
     for (;;) {
@@ -191,7 +192,7 @@ class ShardedBertDataset final : public BertDataset {
       auto loaded = std::make_shared<BertShard>(shards_[shard], limits_);
       if (loaded->packed() != packed_ || loaded->size() != rows_[shard])
         throw DataError(
-            fmt::format("{} holds {} rows where {} are expected: remove a stale {} beside it, or "
+            fmt::format("{} holds {} rows, expected {}: remove a stale {} in its directory, or "
                         "prepare the shard again",
                         shards_[shard].string(), loaded->size(), rows_[shard], kIndexName));
       data = std::move(loaded);
@@ -229,7 +230,7 @@ class ShardedBertDataset final : public BertDataset {
       try {
         load(shard, lock);
       } catch (const std::exception&) {
-        // Whoever needs the shard reads it again and gets the error with the row at hand.
+        // The thread that needs the shard reads it again and gets the error there, with the row.
       }
     }
   }

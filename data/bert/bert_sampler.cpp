@@ -11,7 +11,7 @@ namespace trireme {
 
 namespace {
 
-/// SplitMix64 (Steele, Lea, Flood 2014): a stream for each (seed, epoch, shard), so that every order is found without
+/// SplitMix64 (Steele, Lea, Flood 2014): one stream for each (seed, epoch, shard), so that an order does not depend on
 /// those before it.
 class Stream {
  public:

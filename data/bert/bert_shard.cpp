@@ -18,7 +18,7 @@ constexpr const char* kMaskedIds = "masked_lm_ids";
 constexpr const char* kLabels = "next_sentence_labels";
 constexpr const char* kLengths = "packed_input_len";
 
-/// Packed shards say how long their sequences are; variable-length files have one a row.
+/// Packed shards store sequence lengths; variable-length files have one sequence a row.
 bool is_packed(const Hdf5RowFile& file) { return file.has(kLengths); }
 
 std::vector<int32_t> to_vector(std::span<const int32_t> values) { return {values.begin(), values.end()}; }
@@ -135,7 +135,7 @@ void BertShard::check_masks(int64_t row, const BertRow& result) const {
     if (positions[i] < 0 || positions[i] >= static_cast<int64_t>(result.input_ids.size()))
       fail(kPositions, row,
            fmt::format("position {} is outside the row of {} tokens", positions[i], result.input_ids.size()));
-    // Sequences follow each other, so that ascending within each is ascending within the row.
+    // Sequences are stored one after the other, so positions ascend within the row too.
     if (i > 0 && positions[i] <= positions[i - 1])
       fail(kPositions, row,
            fmt::format("position {} follows {}, expected ascending positions", positions[i], positions[i - 1]));

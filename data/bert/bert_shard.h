@@ -9,7 +9,7 @@
 
 namespace trireme {
 
-/// What every row is checked against.
+/// The limits that every row is checked against.
 struct BertLimits {
   int64_t max_length = 512;
   int64_t vocab_size = 0;
@@ -41,7 +41,7 @@ class BertShard {
   std::vector<int32_t> row_labels_;  // variable-length files: one sequence a row
 };
 
-/// What the headers of a shard tell.
+/// The size of a shard, from its headers.
 struct BertShardHeader {
   bool packed = false;
   int64_t rows = 0;

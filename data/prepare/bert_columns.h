@@ -1,5 +1,5 @@
 #pragma once
-// Private to the preparation of BERT's data: columns of an output file as they grow.
+// Private to the preparation of BERT's data: columns of an output file, filled row by row.
 
 #include "data/prepare/bert_instances.h"
 #include "trireme/formats/hdf5_rows.h"
@@ -9,7 +9,7 @@
 
 namespace trireme {
 
-/// A variable-length column in the making.
+/// A variable-length column that grows.
 template <class T>
 struct GrowingRows {
   std::vector<T> values;
@@ -23,7 +23,7 @@ struct GrowingRows {
 /// The columns of packed and of variable-length files.
 class BertColumns {
  public:
-  /// Adds an instance to the row at hand.
+  /// Adds an instance to the current row.
   void append(const BertInstance& instance);
   void end_row();
   int64_t rows() const { return static_cast<int64_t>(input_ids_.offsets.size()) - 1; }

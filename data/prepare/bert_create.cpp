@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// To be changed when the same inputs would give other instances.
+/// Change this when the same inputs give other instances.
 constexpr int kFormatVersion = 1;
 
 uint64_t fingerprint_of(const fs::path& text, const BertVocab& vocab, const BertInstanceOptions& options) {

@@ -24,9 +24,9 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kExportVersion = 1;
-constexpr int kFixedPredictions = 76;  // columns of masked_lm_positions at the least, as the reference has them
+constexpr int kFixedPredictions = 76;  // minimum number of columns of masked_lm_positions, as in the reference
 
-/// Rows of one length, zeros at their ends.
+/// Rows of one length, padded with zeros.
 class FixedColumns {
  public:
   FixedColumns(int length, int predictions)

@@ -1,7 +1,7 @@
 #pragma once
-// From text to the files that BERT trains on: instances, packed shards, fixed and variable-length HDF5, the evaluation
+// Prepares BERT's training files from text: instances, packed shards, fixed and variable-length HDF5, the evaluation
 // set. Names, types and order of all datasets are those of MLPerf's BERT submissions. Steps over many files run on all
-// cores and continue where they were interrupted.
+// cores and resume after an interruption.
 
 #include "data/prepare/bert_instances.h"
 
@@ -13,8 +13,8 @@
 
 namespace trireme {
 
-/// Files, and of directories the files named <prefix>*<suffix>, in the order of their names. DataError for what is not
-/// there.
+/// The given files, and the files named <prefix>*<suffix> of given directories, sorted by name. DataError for absent
+/// files and empty directories.
 std::vector<std::filesystem::path> list_parts(const std::vector<std::filesystem::path>& inputs,
                                               const std::string& prefix, const std::string& suffix);
 
@@ -23,19 +23,19 @@ struct BertInstancesReport {
   int64_t instances = 0, documents = 0, bytes = 0;
 };
 
-/// Each text file becomes output/<name>.instances, independent of the others.
+/// Each text file gives output/<name>.instances, independently of the others.
 BertInstancesReport create_bert_instances(const std::vector<std::filesystem::path>& inputs,
                                           const std::filesystem::path& vocab, const BertInstanceOptions& options,
                                           const std::filesystem::path& output, unsigned threads);
 
 struct BertPackReport {
-  int64_t sequences = 0, rows = 0, tokens = 0, padding_places = 0;
+  int64_t sequences = 0, rows = 0, tokens = 0, padding_slots = 0;
   size_t strategies_used = 0, kept = 0;
   int rounds = 0, max_length = 0;
 };
 
-/// Packs the instances of all parts, in the order of their names, into output/part_00000 …; also index.txt (name, rows,
-/// sequences of each shard) and packing.json (the strategies used).
+/// Packs the instances of all parts, in the order of their names, into output/part_00000 …; also writes index.txt
+/// (name, rows and sequences of each shard) and packing.json (the strategies used).
 BertPackReport pack_bert(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& output,
                          int shards, uint32_t seed, unsigned threads);
 
@@ -44,7 +44,7 @@ enum class BertLayout { kFixed, kVarlength };
 struct BertExportOptions {
   BertLayout layout = BertLayout::kVarlength;
   int shards = 0;                        // 0: one file a part
-  std::optional<uint32_t> shuffle_seed;  // over all instances; with shards only
+  std::optional<uint32_t> shuffle_seed;  // shuffles all instances; needs shards > 0
   unsigned threads = 0;
 };
 

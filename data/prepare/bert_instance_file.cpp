@@ -44,9 +44,9 @@ BertInstanceFile::BertInstanceFile(const std::filesystem::path& path) : file_(pa
   };
   const std::span<const std::byte> bytes = file_.bytes();
   Header header;
-  if (bytes.size() < sizeof header) fail("no file of BERT instances");
+  if (bytes.size() < sizeof header) fail("not a file of BERT instances");
   std::memcpy(&header, bytes.data(), sizeof header);
-  if (std::string_view(header.magic, sizeof header.magic) != kMagic) fail("no file of BERT instances");
+  if (std::string_view(header.magic, sizeof header.magic) != kMagic) fail("not a file of BERT instances");
   if (header.seq_length < 4 || header.seq_length > 32767 || header.vocab_size == 0 || header.vocab_size > 32767)
     fail(fmt::format("damaged: sequence length {}, vocabulary {}", header.seq_length, header.vocab_size));
   fingerprint_ = header.fingerprint;

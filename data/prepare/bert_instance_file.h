@@ -1,6 +1,6 @@
 #pragma once
-// Instances on disk between their creation and packing or export: one file a part, records of one size per length, so
-// that any instance is found by arithmetic in a mapped file. Little-endian:
+// Instances on disk, between their creation and packing or export. One file a part; all instances of one length have
+// records of one size, so that the offset of an instance is computed without an index. Little-endian:
 //   "TRIBERT1", fingerprint u64, count u64, seq_length u32, vocab_size u32, counts u32[seq_length + 1] by length,
 //   masks u16[seq_length + 1] by length, zeros to a multiple of 8, ranks u32[count] and records (bert_instances.h),
 //   both by length.
@@ -19,7 +19,7 @@ void write_bert_instances(const std::filesystem::path& path, const BertInstances
 
 class BertInstanceFile {
  public:
-  /// DataError for what is no whole file of instances.
+  /// DataError for a file that is not a complete file of instances.
   explicit BertInstanceFile(const std::filesystem::path& path);
   const std::filesystem::path& path() const { return file_.path(); }
   uint64_t fingerprint() const { return fingerprint_; }
@@ -30,7 +30,7 @@ class BertInstanceFile {
   int masks(int length) const { return masks_[static_cast<size_t>(length)]; }
   /// Instance k of those of `length` tokens, checked: DataError.
   BertInstance get(int length, int64_t k) const;
-  /// In the order in which the reference writes them (shuffled): place i holds instance (length, k).
+  /// The (length, k) of all instances, in the shuffled order in which the reference writes them.
   struct Place {
     uint16_t length;
     uint32_t k;

@@ -31,8 +31,8 @@ class Maker {
     for (size_t i = 0; i < masks_.size(); ++i) masks_[i] = static_cast<uint16_t>(options.masks(static_cast<int>(i)));
     std::iota(order_.begin(), order_.end(), 0u);
     random_.shuffle(order_);
-    // Tokens of text and about half as many random ones a pass, masks and positions; memory is only touched as it
-    // fills.
+    // Upper estimate: tokens of the text, about half as many random ones a pass, masks and positions. Reserved memory
+    // costs nothing until it is written.
     data_.reserve(static_cast<size_t>(options.dupe_factor) * documents.tokens.size() * 2);
   }
 
@@ -61,7 +61,7 @@ class Maker {
     if (random_.uniform() < options_.short_seq_prob)
       target = static_cast<size_t>(random_.between(2, static_cast<int64_t>(most)));
     for (size_t begin = 0, i = 0; i < count; ++i) {
-      // [begin, i] are the sentences of the chunk at hand.
+      // [begin, i] are the sentences of the current chunk.
       if (i + 1 < count && tokens(base + begin, base + i + 1).size() < target) continue;
       const size_t sentences = i + 1 - begin;
       const size_t cut =
@@ -71,14 +71,14 @@ class Maker {
       const bool random_next = sentences == 1 || random_.uniform() < 0.5;
       if (random_next) {
         b = random_range(index, target > a.size() ? target - a.size() : 0);
-        i = begin + cut - 1;  // the sentences not used come again
+        i = begin + cut - 1;  // unused sentences go into the next chunk
       }
       add_pair(a, b, random_next);
       begin = i + 1;
     }
   }
 
-  /// Sentences of another document, from a random one on, until there are `target` tokens.
+  /// Sentences of another document, starting at a random one, until there are `target` tokens.
   Range random_range(size_t index, size_t target) {
     size_t other = index;
     for (int i = 0; i < 10 && other == index; ++i)
@@ -169,7 +169,7 @@ class Maker {
   std::vector<uint32_t> order_;  // of the documents
   std::vector<uint16_t> masks_;
   std::vector<int16_t> candidates_, original_ = std::vector<int16_t>(static_cast<size_t>(options_.seq_length));
-  std::vector<int16_t> data_;      // records in order of making
+  std::vector<int16_t> data_;      // records in order of creation
   std::vector<size_t> starts_;     // of each in data_
   std::vector<uint16_t> lengths_;  // tokens of each
 };
@@ -189,7 +189,7 @@ void BertInstanceOptions::check() const {
 }
 
 int BertInstanceOptions::masks(int length) const {
-  // Python's round() takes halves to the even neighbour, as nearbyint does in the default rounding mode.
+  // Python's round() rounds halves to even, as nearbyint does in the default rounding mode.
   const int wanted = std::max(1, static_cast<int>(std::nearbyint(length * masked_lm_prob)));
   return std::max(0, std::min({max_predictions, wanted, length - 3}));
 }

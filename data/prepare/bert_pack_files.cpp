@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 
 constexpr int kPackVersion = 1;
 
-/// Instances of several parts as one list by length.
+/// The instances of several parts as one list per length.
 class InstanceCollection {
  public:
   explicit InstanceCollection(const std::vector<fs::path>& paths) {
@@ -61,12 +61,13 @@ class InstanceCollection {
 
  private:
   std::vector<BertInstanceFile> files_;
-  std::vector<std::vector<uint64_t>> ends_;  // [seq_length + 1][files] instances of a length up to and with the file
+  std::vector<std::vector<uint64_t>>
+      ends_;  // [seq_length + 1][files] instances of a length in this and all earlier files
 };
 
 std::string shard_name(size_t shard) { return fmt::format("part_{:05}", shard); }
 
-/// Shards that this packing does not write would be read as part of it.
+/// Shards in the directory that this packing does not write would be read as part of it.
 void refuse_other_shards(const fs::path& output, int shards) {
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(output, error)) {
@@ -149,7 +150,7 @@ BertPackReport pack_bert(const std::vector<fs::path>& inputs, const fs::path& ou
   for (size_t length = 1; length < counts.size(); ++length) {
     report.sequences += counts[length];
     report.tokens += counts[length] * static_cast<int64_t>(length);
-    report.padding_places += plan.padding[length];
+    report.padding_slots += plan.padding[length];
   }
   return report;
 }

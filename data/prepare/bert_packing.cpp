@@ -14,11 +14,11 @@
 namespace trireme {
 namespace {
 
-constexpr int kCheapLengths = 8;  // short sequences cost little to add, so that their residuals weigh little
+constexpr int kCheapLengths = 8;  // short sequences fit into any row, so their residuals get a small weight
 constexpr int kMaxRounds = 20;
-constexpr int64_t kFewLeft = 100;  // sequences not worth another round
+constexpr int64_t kFewLeft = 100;  // fewer sequences do not need another round
 
-/// The problem of one round, with the rows' weights.
+/// The least-squares problem of one round, with weighted rows.
 class Problem {
  public:
   Problem(const std::vector<PackStrategy>& strategies, int max_length)
@@ -45,7 +45,8 @@ class Problem {
     return solve_nnls(matrix_, b);
   }
 
-  /// Whole numbers; when all would be 0, one row each of the strategies that take most tokens of the sequences left.
+  /// Rounds to integers. If all are 0: one row each of the strategies that use the most tokens of the remaining
+  /// sequences.
   std::vector<int64_t> round(const std::vector<double>& solution, const std::vector<int64_t>& left) const {
     std::vector<int64_t> rows(solution.size());
     for (size_t i = 0; i < rows.size(); ++i)
@@ -68,7 +69,7 @@ class Problem {
   SparseColumns matrix_;
 };
 
-/// counts − what `mixture` takes, by length.
+/// counts minus the sequences that `mixture` uses, by length.
 std::vector<int64_t> what_is_left(const std::vector<int64_t>& counts, const PackPlan& plan) {
   std::vector<int64_t> left = counts;
   for (size_t i = 0; i < plan.strategies.size(); ++i)
@@ -77,7 +78,7 @@ std::vector<int64_t> what_is_left(const std::vector<int64_t>& counts, const Pack
   return left;
 }
 
-/// Places taken beyond what there is become padding.
+/// Slots without a sequence become padding.
 void pad(std::vector<int64_t>& left, std::vector<int64_t>& padding) {
   for (size_t length = 1; length < left.size(); ++length) {
     padding[length] = std::max<int64_t>(0, -left[length]);
@@ -127,7 +128,7 @@ PackPlan plan_packing(const std::vector<int64_t>& counts, int max_length) {
     pad(left, plan.padding);
     if (std::accumulate(left.begin(), left.end(), int64_t{0}) < kFewLeft) break;
   }
-  // What is left gets rows of its own, filled up with the length that completes them.
+  // Each remaining sequence gets its own row; the second length fills it up.
   for (int length = 1; length <= max_length; ++length) {
     if (left[static_cast<size_t>(length)] == 0) continue;
     const int other = max_length - length;

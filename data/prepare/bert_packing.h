@@ -1,6 +1,6 @@
 #pragma once
-// Which sequences share a row: non-negative least-squares histogram packing (Krell et al., "Efficient sequence packing
-// without cross-contamination", 2021), with the constants and the dealing of MLPerf's BERT submissions.
+// Assigns sequences to rows: non-negative least-squares histogram packing (Krell et al., "Efficient sequence packing
+// without cross-contamination", 2021), with the constants and the assignment order of MLPerf's BERT submissions.
 
 #include <array>
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace trireme {
 
-/// Lengths, ascending, that fill a row; 0 = no further sequence.
+/// Lengths that fill a row, ascending; 0 = no further sequence.
 using PackStrategy = std::array<uint16_t, 3>;
 
 /// All ways to fill `max_length` with one to three lengths, in lexicographic order.
@@ -21,8 +21,8 @@ struct PackPlan {
   int max_length = 0;
   std::vector<PackStrategy> strategies;
   std::vector<int64_t> mixture;  // [strategies] rows made by each
-  std::vector<int64_t> padding;  // [max_length + 1] by length: places of strategies that stay empty
-  int64_t rows() const;          // with rows all of whose places stay empty
+  std::vector<int64_t> padding;  // [max_length + 1] by length: slots that stay empty
+  int64_t rows() const;          // includes rows without any sequence
   int rounds = 0;
   double first_residual_norm = 0;  // of the first round's least-squares problem
 };
@@ -32,11 +32,10 @@ PackPlan plan_packing(const std::vector<int64_t>& counts, int max_length);
 
 struct PackMember {
   uint16_t length;
-  uint32_t index;  // among the sequences of that length
+  uint32_t index;  // index among the sequences of that length
 };
 
-/// Deals the sequences to rows, and the rows to shards, with Python's random numbers. Rows without any sequence are
-/// left out.
+/// Assigns sequences to rows and rows to shards, with Python's random numbers. Rows without any sequence are omitted.
 class Packing {
  public:
   /// ConfigError when the rows cannot fill the shards.
@@ -49,7 +48,7 @@ class Packing {
 
  private:
   static constexpr uint32_t kEmpty = UINT32_MAX;
-  /// Where the dealing stands: the next strategy, and the next place in the list of each length.
+  /// Position in the assignment: the next strategy, and the next index into the list of each length.
   struct Cursor {
     size_t strategy = 0;
     std::vector<uint32_t> places;

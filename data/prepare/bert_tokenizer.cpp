@@ -8,14 +8,15 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
 
 namespace trireme {
 namespace {
 
 constexpr size_t kMaxWord = 200;        // characters; a longer word is [UNK]
-constexpr size_t kMaxRemembered = 64;   // bytes of a word worth remembering
-constexpr size_t kMaxKnown = 1u << 20;  // words
+constexpr size_t kMaxRemembered = 64;   // bytes; longer words are not cached
+constexpr size_t kMaxKnown = 1u << 20;  // cached words
 
 /// text without the white space around it, as str.strip().
 std::string_view python_strip(std::string_view text) {
@@ -67,7 +68,7 @@ int32_t BertVocab::find(std::string_view token) const {
 }
 
 void BertTokenizer::encode(std::string_view line, std::vector<int16_t>& ids) {
-  // What is between two of these is tokenised by itself, so that its ids can be remembered.
+  // The text between two of these is tokenised independently, so that its ids can be cached.
   const auto is_delimiter = [](char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; };
   for (size_t begin = 0, end = 0; begin < line.size(); begin = end + 1) {
     end = begin;
@@ -123,7 +124,7 @@ void BertTokenizer::encode_word(std::u32string_view word, std::vector<int16_t>& 
 void BertTokenizer::match_pieces(const char32_t* first, const char32_t* last, std::vector<int16_t>& ids) {
   const auto length = static_cast<size_t>(last - first);
   if (length > kMaxWord) return ids.push_back(vocab_.unk);
-  // Two bytes stand before the word so that "##" can be written over what precedes a piece.
+  // Two spare bytes before the word: "##" is written over the two bytes that precede a piece.
   bytes_.assign("##");
   boundaries_.clear();
   for (const char32_t* c = first; c < last; ++c) {

@@ -1,7 +1,7 @@
 #pragma once
 // BERT's uncased WordPiece tokenizer (Devlin et al. 2018; rules as in MLPerf's reference tokenization.py): clean,
-// split, lower-case, strip accents, split punctuation, then greedy longest match. Equal to the reference token for
-// token under the Unicode version of unicode_version().
+// split, lower-case, strip accents, split punctuation, then greedy longest match. Gives the reference's tokens for the
+// Unicode version of unicode_version().
 
 #include <cstdint>
 #include <filesystem>
@@ -18,8 +18,9 @@ struct StringHash {
   size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
 };
 
-/// vocab.txt: one token a line, white space stripped; the id is the line's number, from 0. Of lines that repeat a token
-/// the last one gives its id, as in google-research/bert and transformers; the rows of a model count lines, too.
+/// vocab.txt: one token a line, white space stripped; the id is the line's number, from 0. If several lines have the
+/// same token, the last one gives its id, as in google-research/bert and transformers; the embedding of a model still
+/// has a row for each line.
 class BertVocab {
  public:
   /// DataError for a file that cannot be read, is not UTF-8, lacks [UNK], [CLS], [SEP] or [MASK], or has more than
@@ -28,9 +29,9 @@ class BertVocab {
   /// -1: not in the vocabulary.
   int32_t find(std::string_view token) const;
   int32_t size() const { return lines_; }  // ids are below it
-  /// Ids of the distinct tokens in the order in which they first appear: what a random token is drawn from.
+  /// Ids of the distinct tokens, in order of first appearance. Random tokens are drawn from this list.
   const std::vector<int16_t>& tokens() const { return tokens_; }
-  /// Lines that a later line repeats; their ids stand for nothing.
+  /// Lines that a later line repeats: their ids are unused.
   int32_t repeated() const { return lines_ - static_cast<int32_t>(tokens_.size()); }
   size_t longest() const { return longest_; }  // token, in bytes
   uint64_t hash() const { return hash_; }      // of the file
@@ -44,7 +45,7 @@ class BertVocab {
   uint64_t hash_ = 0;
 };
 
-/// Encodes lines. Remembers the ids of words it has met: one object per thread.
+/// Encodes lines. Caches the ids of words, so it is not thread-safe: one object per thread.
 class BertTokenizer {
  public:
   explicit BertTokenizer(const BertVocab& vocab) : vocab_(vocab) {}

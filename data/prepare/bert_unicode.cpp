@@ -25,7 +25,7 @@ enum Flag : uint16_t {
 constexpr size_t kCodePoints = 0x110000;
 constexpr char32_t kSigma = 0x3A3, kSmallSigma = 0x3C3, kFinalSigma = 0x3C2;
 
-/// The generated lists, spread out for direct access.
+/// The generated tables, expanded for direct access.
 struct Tables {
   std::vector<uint16_t> flags = std::vector<uint16_t>(kCodePoints);
   std::vector<uint16_t> mapping = std::vector<uint16_t>(kCodePoints);  // index in kMappings of the count
@@ -76,9 +76,9 @@ uint32_t combining_class(char32_t c) {
   return 0;
 }
 
-/// Drops nonspacing marks and puts the other combining characters between two starters in the order of their classes.
+/// Drops nonspacing marks, and sorts the other combining characters between two starters by combining class.
 void order_and_strip(std::vector<char32_t>& text) {
-  size_t kept = 0, run = 0;  // run: where the characters since the last starter begin
+  size_t kept = 0, run = 0;  // run: start of the characters after the last starter
   for (const char32_t c : text) {
     const bool reordered = has(c, kReordered);
     if (!has(c, kNonspacing)) {

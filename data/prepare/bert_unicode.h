@@ -1,5 +1,5 @@
 #pragma once
-// What BERT's tokenizer asks of Unicode, as Python answers it: str.isspace(), str.lower(), unicodedata.category() and
+// The Unicode functions of BERT's tokenizer, equal to Python's str.isspace(), str.lower(), unicodedata.category() and
 // normalize("NFD"). Tables: scripts/make_unicode_tables.py.
 
 #include <cstdint>

@@ -25,7 +25,7 @@ bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r\f\v"
 class LineReader {
  public:
   explicit LineReader(std::string_view text) : text_(text) {
-    if (text_.starts_with("\xEF\xBB\xBF")) end_ = 3;  // a byte order mark is no text
+    if (text_.starts_with("\xEF\xBB\xBF")) end_ = 3;  // skips a byte order mark
   }
   bool next() {
     if (end_ >= text_.size()) return false;
@@ -84,7 +84,7 @@ void visit_text(std::string_view text, DocumentUnit unit, const Visit& visit) {
   }
 }
 
-/// The surrogate (D800 to DFFF) whose escape stands at `at`; 0: none does.
+/// The surrogate (D800 to DFFF) whose escape begins at `at`; 0 if there is none.
 unsigned surrogate_at(std::string_view line, size_t at) {
   if (at + 6 > line.size() || line[at] != '\\' || line[at + 1] != 'u') return 0;
   unsigned code = 0;
@@ -92,8 +92,8 @@ unsigned surrogate_at(std::string_view line, size_t at) {
   return error == std::errc() && end == line.data() + at + 6 && code >= 0xD800 && code <= 0xDFFF ? code : 0;
 }
 
-/// `line` with what Python's json accepts and JSON does not: NaN and Infinity become null, numbers too large for a
-/// double 0, and each half of a surrogate pair that stands alone becomes `lone` (an escape).
+/// Replaces what Python's json accepts but JSON does not allow: NaN and Infinity by null, numbers too large for a
+/// double by 0, and each lone surrogate by `lone` (an escape).
 std::string without_python_extras(std::string_view line, const char* lone) {
   std::string result;
   bool in_string = false;
@@ -129,7 +129,7 @@ std::string without_python_extras(std::string_view line, const char* lone) {
   return result;
 }
 
-/// The field's text; nothing when it holds half a surrogate pair, which no UTF-8 text can hold.
+/// The field's text; nothing when it contains a lone surrogate, which UTF-8 cannot represent.
 std::optional<std::string> json_text(const fs::path& path, int64_t number, std::string_view line,
                                      const std::string& field) {
   const auto fail = [&](const std::string& what) {
@@ -155,21 +155,20 @@ std::optional<std::string> json_text(const fs::path& path, int64_t number, std::
   }
   if (found->is_null()) return "";
   if (!found->is_string()) fail(fmt::format("field '{}' is a JSON {}, expected a string", field, found->type_name()));
-  // What stood alone in this field differs with what is put in its place.
+  // A lone surrogate is in this field exactly if the text depends on the replacement.
   if (has_extras && nlohmann::json::parse(without_python_extras(line, "\\ufffe")).at(field) != *found)
     return std::nullopt;
   return found->get<std::string>();
 }
 
-/// Stands for a text that has no UTF-8 form: the caller counts and drops it.
+/// Invalid UTF-8, given for a text without a UTF-8 form: the caller counts and drops it.
 constexpr std::string_view kNotUtf8 = "\xFF";
 
 void visit_json_lines(const fs::path& path, std::string_view text, const std::string& field, const Visit& visit) {
   for (LineReader lines(text); lines.next();) {
     if (is_blank(lines.line())) continue;
     const auto done = static_cast<double>(lines.end());
-    // The raw bytes of a line that is not UTF-8 go on as they are: the caller counts and drops such
-    // documents.
+    // A line that is not UTF-8 is passed on unchanged: the caller counts and drops such documents.
     if (!is_valid_utf8(lines.line())) {
       visit({lines.line(), lines.number(), false, done});
       continue;
@@ -185,7 +184,7 @@ void refuse_wide_text(const fs::path& path, std::string_view text) {
   const std::string_view head = text.substr(0, 64);
   const bool marked = head.starts_with("\xFF\xFE") || head.starts_with("\xFE\xFF") ||
                       head.starts_with(std::string_view("\0\0\xFE\xFF", 4));
-  // Without a mark: every second byte of Latin text is zero, and no other text has zeros.
+  // Without a byte order mark: in UTF-16 every second byte of Latin text is zero; UTF-8 text has no zeros.
   size_t zeros[2] = {0, 0};
   for (size_t i = 0; i < head.size(); ++i) zeros[i % 2] += head[i] == '\0';
   const bool looks_wide = head.size() >= 4 && (zeros[0] >= head.size() / 2 || zeros[1] >= head.size() / 2);

@@ -9,7 +9,7 @@
 
 namespace trireme {
 
-/// What one document of a plain text file is.
+/// How a plain text file is divided into documents.
 enum class DocumentUnit {
   kParagraph,  // a run of lines between blank ones (lines of white space only)
   kLine,
@@ -26,15 +26,15 @@ struct Document {
 /// "corpus.txt:17" or "corpus.parquet: row 17".
 std::string document_place(const std::filesystem::path& path, const Document& document);
 
-/// DataError that says so when `text` is UTF-16 or UTF-32: by its byte order mark, or by its zeros.
+/// DataError when `text` is UTF-16 or UTF-32, recognised by its byte order mark or its zero bytes.
 void refuse_wide_text(const std::filesystem::path& path, std::string_view text);
 
-/// Visits the documents of one file in order. Parquet is known by its content, JSON lines by the
-/// name (.jsonl, .ndjson), all else is text. `field` names the string that holds the text in JSON
-/// lines and Parquet. Text documents come without the line ends around them. A JSON line is what Python's json.loads
-/// takes: NaN, Infinity, numbers too large for a double and lone surrogates are not errors; a text with a lone
-/// surrogate is given as bytes that are no UTF-8. DataError for a line that is no JSON object or lacks the field, for
-/// damaged files, and for text in UTF-16.
+/// Visits the documents of one file in order. Parquet is recognised by its content, JSON lines by the file name
+/// (.jsonl, .ndjson); any other file is plain text. `field`: the name of the string field with the text in JSON lines
+/// and Parquet. Plain text documents have no line ends at their start and end. JSON lines may contain what Python's
+/// json.loads accepts: NaN, Infinity, numbers too large for a double, and lone surrogates; a text with a lone surrogate
+/// is given as invalid UTF-8. DataError for a line that is not a JSON object or lacks the field, for damaged files, and
+/// for UTF-16.
 void for_each_document(const std::filesystem::path& path, DocumentUnit unit, const std::string& field,
                        const std::function<void(const Document&)>& visit);
 

@@ -1,5 +1,5 @@
 #pragma once
-// MD5 (RFC 1321), only because MLPerf identifies its data files by it. Not for security.
+// MD5 (RFC 1321), with which MLPerf identifies its data files. Not for security.
 
 #include <array>
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace trireme {
 class Md5 {
  public:
   void update(const void* data, size_t size);
-  /// 32 lower-case hexadecimal digits; the object is spent afterwards.
+  /// 32 lower-case hexadecimal digits; the object must not be used afterwards.
   std::string hex();
 
  private:

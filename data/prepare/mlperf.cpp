@@ -37,7 +37,7 @@ MlperfFile convert(const std::filesystem::path& parquet, const std::filesystem::
                              record.loss_mask.clear();
                              for (size_t t = 0; t < ids.size(); ++t) {
                                if (ids[t] < 0 || ids[t] > std::numeric_limits<int32_t>::max())
-                                 fail(fmt::format("position {}: token id {} is no token id", t, ids[t]));
+                                 fail(fmt::format("position {}: {} is not a token id", t, ids[t]));
                                if (labels[t] != kIgnored && labels[t] != ids[t])
                                  fail(
                                      fmt::format("position {}: label {} is neither -100 nor the token {}: are these "

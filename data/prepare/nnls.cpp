@@ -55,7 +55,7 @@ class Solver {
       if (best == gradient_.end() || *best <= tolerance_) return false;
       const auto j = static_cast<size_t>(best - gradient_.begin());
       if (append(j)) return true;
-      *best = 0;  // dependent on the passive ones, or its value would not grow
+      *best = 0;  // linearly dependent on the passive columns, or its coefficient would not be positive
     }
   }
 
@@ -83,7 +83,7 @@ class Solver {
                                 v.begin() + static_cast<ptrdiff_t>(begin), 0.0);
     };
     const double norm = std::sqrt(squares(k));
-    double along = 0;  // the sign of what its coefficient would be
+    double along = 0;  // has the sign of the new coefficient
     for (size_t i = k; i < m_; ++i) along += v[i] * c_[i];
     if (norm <= 1e-10 * std::sqrt(squares(0)) || along <= 0) return false;
     const double diagonal = v[k] > 0 ? -norm : norm;
@@ -141,8 +141,8 @@ class Solver {
     return z;
   }
 
-  /// Goes towards the passive columns' solution as far as x ≥ 0 allows, dropping the columns that reach 0, until it is
-  /// feasible itself.
+  /// Moves towards the passive columns' solution as far as x ≥ 0 allows and removes the columns that reach 0, until
+  /// that solution is feasible.
   void make_feasible() {
     for (;;) {
       const std::vector<double> z = solve_passive();

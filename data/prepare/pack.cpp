@@ -59,7 +59,7 @@ void check_options(const Tokenizer& tokenizer, const PackOptions& options) {
         throw ConfigError(fmt::format("{} is an input and an output", path.string()));
   if (options.bos && !tokenizer.bos_id()) throw ConfigError("--bos: this tokenizer has no BOS piece");
   if (options.eos && !tokenizer.eos_id()) throw ConfigError("--eos: this tokenizer has no EOS piece");
-  // An output that cannot be written is known before hours of tokenising, not after.
+  // Checks before hours of tokenising that the outputs can be written.
   for (const fs::path& path : {options.output, options.valid_output})
     if (path.has_parent_path()) make_directories(path.parent_path());
 }
@@ -127,8 +127,8 @@ class Collector {
   size_t batch_bytes_ = 0;
 };
 
-/// Documents end to end, cut into rows; starts[r] are the positions in row r where a sequence
-/// starts (0 always).
+/// Documents concatenated and cut into rows. starts[r]: the positions in row r where a sequence starts; always contains
+/// 0.
 struct Rows {
   std::vector<int32_t> tokens;  // [rows * seq_length]
   std::vector<std::vector<int32_t>> starts;
@@ -168,7 +168,7 @@ void write_rows(const fs::path& path, const Rows& rows, const PackOptions& optio
   const auto row_mask = [&](size_t row) {
     std::vector<uint8_t> mask(length, 1);
     for (const int32_t start : rows.starts[row])
-      mask[static_cast<size_t>(start)] = 0;  // predicted from another document
+      mask[static_cast<size_t>(start)] = 0;  // its prediction would come from another document
     return mask;
   };
   if (is_hdf5_name(path)) {

@@ -1,6 +1,6 @@
 #pragma once
-// Text collections to packed token rows: documents are tokenised, concatenated and cut into rows of
-// exactly seq_length tokens.
+// Converts text collections to packed token rows: documents are tokenised, concatenated and cut into rows of exactly
+// seq_length tokens.
 
 #include "data/prepare/documents.h"
 #include "data/prepare/tokenizer.h"
@@ -32,7 +32,7 @@ struct PackOptions {
 
 struct PackedSplit {
   int64_t documents = 0, tokens = 0, rows = 0;
-  int64_t tail_tokens = 0;  // after the last whole row: dropped
+  int64_t tail_tokens = 0;  // dropped tokens after the last complete row
 };
 
 struct PackReport {
@@ -45,9 +45,8 @@ struct PackReport {
   std::vector<std::string> samples;  // up to 3 rows of the training split, decoded
 };
 
-/// All tokens are kept in memory (4 bytes each). Outputs are atomic, and nothing is written unless
-/// every output gets a row. ConfigError for impossible options, DataError for the inputs,
-/// WriteError for the outputs.
+/// Keeps all tokens in memory (4 bytes each). Outputs are written atomically, and only if every output gets at least
+/// one row. ConfigError for invalid options, DataError for the inputs, WriteError for the outputs.
 PackReport pack_documents(const Tokenizer& tokenizer, const PackOptions& options);
 
 }  // namespace trireme

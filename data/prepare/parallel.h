@@ -1,5 +1,5 @@
 #pragma once
-// Work over many files: parallel, resumable, half-written files cleared away.
+// Processes many files: in parallel, resumable, and without leaving incomplete files.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,25 +10,25 @@
 
 namespace trireme {
 
-/// Calls work(i) for i in [0, count) on `threads` threads (0: one per core). After an exception no further i is begun;
-/// the exception of the lowest i that failed is thrown.
+/// Calls work(i) for i in [0, count) on `threads` threads (0: one per core). After an exception no further i is
+/// started; the exception of the lowest failed i is thrown.
 void parallel_for(size_t count, unsigned threads, const std::function<void(size_t)>& work);
 
-/// Which outputs of a directory are finished. A record belongs to one output and says what it was made from, so that a
-/// run that is begun again skips what it has and makes anew what other options or inputs would make.
+/// Records which outputs of a directory are finished. The record of an output holds a fingerprint of its inputs and
+/// options: a repeated run skips finished outputs and remakes those with another fingerprint.
 class PartRecords {
  public:
-  /// Creates the directory, and removes temporary files that processes that are gone have left in it; the destructor
-  /// looks once more, for a process that was only just dying at the start.
+  /// Creates the directory and removes temporary files of dead processes. The destructor removes them again: a process
+  /// may still have been dying at the start.
   explicit PartRecords(const std::filesystem::path& directory);
   ~PartRecords();
   PartRecords(const PartRecords&) = delete;
   PartRecords& operator=(const PartRecords&) = delete;
-  /// The output is there in the size recorded, and was made from `fingerprint`.
+  /// True if the output exists with its recorded size and was made from `fingerprint`.
   bool is_done(const std::string& name, uint64_t fingerprint) const;
-  /// To be called once the output is whole.
+  /// Call it when the output is complete.
   void done(const std::string& name, uint64_t fingerprint, const std::string& note = "") const;
-  /// The text that done() kept with the record.
+  /// The text that was passed to done().
   std::string note(const std::string& name) const;
 
  private:

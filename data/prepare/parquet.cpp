@@ -46,7 +46,7 @@ T value_or_fail(arrow::Result<T> result, const std::filesystem::path& path) {
   return std::move(result).ValueUnsafe();
 }
 
-/// Elements [begin, end) of `values` that row `row` of a list column holds, whatever kind of list.
+/// The elements [begin, end) of `values` in row `row` of a list column of any list type.
 struct ListRow {
   int64_t begin, end;
 };
@@ -84,7 +84,7 @@ void append_integers(const arrow::Array& values, ListRow range, std::vector<int6
   for (int64_t i = range.begin; i < range.end; ++i) out.push_back(static_cast<int64_t>(typed.Value(i)));
 }
 
-/// False when the element type is no integer.
+/// False when the element type is not an integer.
 bool integers_of(const arrow::Array& values, ListRow range, std::vector<int64_t>& out) {
   out.clear();
   switch (values.type_id()) {
@@ -156,7 +156,7 @@ void for_each_batch(const State& state, const std::vector<std::string>& columns,
       visit(row, *batch);
       row += batch->num_rows();
     }
-    if (row != state.rows) fail(path, fmt::format("its footer promises {} rows, but it holds {}", state.rows, row));
+    if (row != state.rows) fail(path, fmt::format("its footer declares {} rows, but it holds {}", state.rows, row));
   } catch (const Error&) {
     throw;
   } catch (const std::exception& reason) {
@@ -244,7 +244,7 @@ struct ParquetFile::State {};
 
 ParquetFile::ParquetFile(const std::filesystem::path& path) {
   throw ConfigError(
-      fmt::format("{}: this trireme was built without Parquet: install pyarrow beside LibTorch "
+      fmt::format("{}: this trireme was built without Parquet: install pyarrow into the Python of LibTorch "
                   "(scripts/setup.sh "
                   "does) and build again, or convert the file to .jsonl",
                   path.string()));

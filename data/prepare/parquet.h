@@ -1,6 +1,6 @@
 #pragma once
-// Parquet columns as the preparation tools need them, through Arrow C++. Knows no Arrow type
-// itself. A build without pyarrow throws ConfigError on construction. Rows come in file order.
+// Reads Parquet columns through Arrow C++; no Arrow type appears in this interface. In a build without pyarrow the
+// constructor throws ConfigError. Rows are visited in file order.
 
 #include <cstdint>
 #include <filesystem>
@@ -22,20 +22,19 @@ bool looks_like_parquet(const std::filesystem::path& path);
 
 class ParquetFile {
  public:
-  /// DataError when the file is damaged or no Parquet.
+  /// DataError when the file is damaged or not Parquet.
   explicit ParquetFile(const std::filesystem::path& path);
   ~ParquetFile();
   ParquetFile(ParquetFile&&) noexcept;
   int64_t rows() const;
 
-  // Each visits every row of the named columns. DataError names file, row and column: a column that
-  // is absent or of another type, a null where a value must be. Views are valid during the call
-  // only.
+  // Each visits every row of the named columns. DataError with file, row and column for an absent column, a column of
+  // another type, and a null where a value is required. Views are valid only during the call.
   using TextVisitor = std::function<void(int64_t row, std::string_view text)>;
   using ListsVisitor =
       std::function<void(int64_t row, std::span<const int64_t> first, std::span<const int64_t> second)>;
   using MessagesVisitor = std::function<void(int64_t row, std::span<const ChatMessage> messages)>;
-  /// A string column; a null is an empty text. UTF-8 is not checked.
+  /// A string column; a null gives an empty text. UTF-8 is not checked.
   void read_text(const std::string& column, const TextVisitor& visit) const;
   /// Two columns of integer lists (list, large_list or fixed-size list of any integer type).
   void read_integer_lists(const std::string& first, const std::string& second, const ListsVisitor& visit) const;

@@ -1,6 +1,6 @@
 #pragma once
-// One progress line on stderr for work of known size: redrawn on a terminal, a line every 10 s
-// otherwise, nothing within the first second.
+// A progress line on stderr for work of known size: redrawn on a terminal, otherwise a new line every 10 s, and nothing
+// during the first second.
 
 #include <cstdint>
 #include <string>

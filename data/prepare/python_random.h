@@ -1,7 +1,6 @@
 #pragma once
-// Python's random.Random(seed): MT19937 seeded by array, random, randint and shuffle, so that recipes
-// that shuffle with it can be reproduced (CPython, Modules/_randommodule.c and Lib/random.py; the
-// same order since Python 3.2).
+// Python's random.Random(seed): MT19937 seeded by array, with random, randint and shuffle, to reproduce recipes that
+// use it (CPython, Modules/_randommodule.c and Lib/random.py; unchanged since Python 3.2).
 
 #include "trireme/base/error.h"
 
@@ -27,7 +26,7 @@ class PythonRandom {
   }
   /// Uniform in [0, bound), 0 < bound < 2^32: random.randrange(bound).
   uint64_t below(uint64_t bound) {
-    // 2^32 itself would take 33 bits, which Python draws as two words.
+    // 2^32 itself needs 33 bits, for which Python draws two words.
     TRIREME_CHECK(bound > 0 && bound < (uint64_t{1} << 32), "bound ", bound, " of a random number");
     const int shift = 32 - static_cast<int>(std::bit_width(bound));
     uint64_t value = bound;

@@ -76,7 +76,7 @@ void Tokenizer::encode_plain(std::string_view text, std::vector<int32_t>& ids) c
   std::vector<std::string> texts;
   const auto status =
       state_->unigram ? state_->processor.Encode(text, &texts) : state_->processor.Encode(text, &pieces);
-  // Normalisation rules of a damaged model load, and fail on the first text they meet.
+  // A model with damaged normalisation rules loads without an error, and fails on the first text.
   if (!status.ok())
     throw DataError(fmt::format("{}: sentencepiece could not encode {} bytes with this model: {}", state_->name,
                                 text.size(), status.ToString()));

@@ -1,5 +1,5 @@
 #pragma once
-// sentencepiece tokenizers: load, encode, decode, train; special tokens of chat templates on top.
+// sentencepiece tokenizers: load, encode, decode, train, and add special tokens of chat templates.
 
 #include "trireme/formats/sentencepiece_model.h"
 
@@ -18,14 +18,14 @@ namespace trireme {
 /// A loaded sentencepiece model. Const members are thread-safe.
 class Tokenizer {
  public:
-  /// DataError for a file that is absent, damaged or no sentencepiece model.
+  /// DataError for a file that is absent, damaged or not a sentencepiece model.
   explicit Tokenizer(const std::filesystem::path& model);
   Tokenizer(std::string serialized_model, const std::filesystem::path& name_for_errors);
   ~Tokenizer();
   Tokenizer(Tokenizer&&) noexcept;
 
-  /// Makes `text` one token: an existing piece of that name keeps its id, otherwise the next id
-  /// after the vocabulary is given.
+  /// Makes `text` a single token and returns its id: the id of the existing piece with that name, otherwise the next id
+  /// after the vocabulary.
   int32_t add_special(const std::string& text);
 
   /// Ids of UTF-8 text, without BOS and EOS. Special tokens are split out first (leftmost,
@@ -36,8 +36,8 @@ class Tokenizer {
   std::vector<int32_t> encode(std::string_view text) const;
   /// encode() of every text, in order, on `threads` threads (0: one per core).
   std::vector<std::vector<int32_t>> encode_all(std::span<const std::string_view> texts, unsigned threads = 0) const;
-  /// Text of ids; control pieces (BOS, EOS) leave none, special tokens leave their text. DataError
-  /// for an id outside the vocabulary.
+  /// Text of ids; control pieces (BOS, EOS) give no text, special tokens give their name. DataError for an id outside
+  /// the vocabulary.
   std::string decode(std::span<const int32_t> ids) const;
 
   const SentencepieceModel& model() const;

@@ -14,7 +14,7 @@
 namespace trireme {
 namespace {
 
-/// Lines of the input files, checked, straight from their maps.
+/// Iterates over the checked lines of the input files without copying them from the mapped files.
 class Lines : public sentencepiece::SentenceIterator {
  public:
   Lines(const std::vector<std::filesystem::path>& inputs, TrainedTokenizer& report) : report_(report) {

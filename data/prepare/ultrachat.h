@@ -1,6 +1,6 @@
 #pragma once
-// ultrachat_200k as the Hugging Face 70B recipe trains on it: ChatML text, special tokens, TRL's
-// constant-length packing.
+// Prepares ultrachat_200k as the Hugging Face 70B recipe does: ChatML text, special tokens, TRL's constant-length
+// packing.
 
 #include "data/prepare/parquet.h"
 #include "data/prepare/tokenizer.h"
@@ -41,16 +41,15 @@ struct UltrachatSplit {
 
 struct UltrachatReport {
   std::vector<std::pair<std::string, int32_t>> specials;
-  int64_t vocab_size = 0;         // pieces and specials
+  int64_t vocab_size = 0;         // pieces and special tokens
   int64_t padded_vocab_size = 0;  // the next multiple of 8: what the model's embedding needs
-  UltrachatSplit train, valid;    // valid: no files, no output
+  UltrachatSplit train, valid;    // valid: no output if there are no files for it
   std::vector<std::string> samples;
 };
 
-/// TRL's ConstantLengthDataset: conversations fill a buffer until it holds seq_length * 3.6 * 1024
-/// characters (code points), each is tokenised on its own without BOS and EOS, the ids are joined
-/// without separator and cut into rows, the buffer's tail is dropped, the buffer's rows are
-/// shuffled. `tokenizer` gets the special tokens.
+/// TRL's ConstantLengthDataset: conversations are collected in a buffer until it holds seq_length * 3.6 * 1024
+/// characters (code points). Each is tokenised on its own without BOS and EOS; the ids are concatenated and cut into
+/// rows; the buffer's tail is dropped; the buffer's rows are shuffled. The special tokens are added to `tokenizer`.
 UltrachatReport convert_ultrachat(Tokenizer& tokenizer, const UltrachatOptions& options);
 
 }  // namespace trireme

@@ -12,7 +12,7 @@ namespace {
 
 constexpr float kUnknownPenalty = 10;
 
-/// Bytes of the character that starts with `first`.
+/// Number of bytes of the UTF-8 character whose first byte is `first`.
 size_t character_length(char first) {
   const auto byte = static_cast<unsigned char>(first);
   return byte < 0x80 ? 1 : byte < 0xE0 ? 2 : byte < 0xF0 ? 3 : 4;
@@ -36,7 +36,7 @@ UnigramDecoder::UnigramDecoder(const SentencepieceModel& model) : model_(model),
     }
     const bool user_defined = piece.type == SentencepiecePiece::kUserDefined;
     if (piece.type != SentencepiecePiece::kNormal && !user_defined) continue;
-    // User-defined pieces win over the normal pieces that could stand in their place, the longer ones first.
+    // User-defined pieces have precedence over normal pieces, longer ones over shorter ones.
     const auto bonus = static_cast<float>(0.1 * static_cast<double>(piece.text.size()) - 0.1);
     const float score = user_defined ? bonus : piece.score;
     pieces_.emplace(piece.text, Entry{static_cast<int32_t>(id), score});
@@ -50,7 +50,7 @@ void UnigramDecoder::encode(std::string_view text, std::vector<int32_t>& ids) co
     int32_t id = -1;
     int64_t begin = -1;
   };
-  std::vector<Best> best(text.size() + 1);  // by the end of the segmentation
+  std::vector<Best> best(text.size() + 1);  // indexed by the end of the segmentation
   for (size_t begin = 0; begin < text.size();) {
     const size_t character = std::min(character_length(text[begin]), text.size() - begin);
     const float so_far = best[begin].score;

@@ -17,15 +17,15 @@
 
 namespace trireme {
 
-/// Segments normalised text. Const members are thread-safe.
+/// Finds the best segmentation of normalised text. Const members are thread-safe.
 class UnigramDecoder {
  public:
-  /// `model` outlives the decoder.
+  /// `model` must outlive the decoder.
   explicit UnigramDecoder(const SentencepieceModel& model);
-  /// Appends the ids of `text`, which is normalised as the model asks (▁ for spaces). A character without a piece
+  /// Appends the ids of `text`, which is normalised by the model's rules (▁ for spaces). A character without a piece
   /// gives its bytes where the model has byte fallback, else the unknown id, once for a run of such characters.
   void encode(std::string_view text, std::vector<int32_t>& ids) const;
-  /// The normalised text behind the pieces that sentencepiece gives for a text.
+  /// The normalised text of the pieces that sentencepiece gives for a text.
   std::string normalised(const std::vector<std::string>& pieces) const;
 
  private:

@@ -1,9 +1,9 @@
 #pragma once
-// BERT (BertForPreTraining: masked words and next sentence; BertForMaskedLM: masked words alone), as units
-// of weights and a forward over packed tokens that ends in the loss.
+// BERT: BertForPreTraining (masked-word and next-sentence loss) and BertForMaskedLM (masked-word loss only), as units
+// of weights and a forward pass over packed tokens that returns the loss.
 //
-// Shapes: T tokens of all sequences of a micro-batch, one after the other; M sequences; P masked positions;
-// D hidden, N heads of H, F intermediate, V vocabulary with its padding.
+// Shapes: T tokens of all sequences of a micro-batch, concatenated; M sequences; P masked positions; D hidden, N heads
+// of H, F intermediate, V vocabulary with its padding.
 
 #include "trireme/formats/bert_config.h"
 #include "trireme/nn/recompute.h"
@@ -15,16 +15,16 @@
 
 namespace trireme {
 
-/// A micro-batch on the compute device. Sequences see themselves alone, positions begin again in each; padding at the
-/// end is a sequence of its own that no loss reads.
+/// A micro-batch on the compute device. Tokens attend only within their sequence, and each sequence has its own
+/// positions. Padding at the end is a separate sequence that no loss uses.
 struct BertBatch {
   at::Tensor ids_T, positions_T, types_T;  // int64
   at::Tensor token_keys_T;                 // int64: global sample * row length + offset in the row (keys dropout)
   Sequences sequences;
-  at::Tensor masked_rows_P, masked_ids_P;  // int64: index of the token, and the word that stood there
+  at::Tensor masked_rows_P, masked_ids_P;  // int64: index of the token, and its true id
   at::Tensor masked_weights_P;             // fp32; 0 = not counted
   at::Tensor first_rows_M;                 // int64: index of each sequence's first token ([CLS])
-  at::Tensor next_labels_M;                // int64: 1 = sentence B comes from elsewhere
+  at::Tensor next_labels_M;                // int64: 1 = sentence B is random
   at::Tensor next_weights_M;               // fp32; 0 = not counted
 };
 
@@ -34,23 +34,24 @@ struct BertForward {
   std::vector<Recompute> recompute;  // per layer; empty = none; kMlp is not available
 };
 
-/// Sums for an evaluation, fp64 scalars: weighted cross-entropies, and masked words that the largest logit finds.
+/// Sums for an evaluation, fp64 scalars: weighted cross-entropies, and the number of masked words whose largest logit
+/// is the true id.
 struct BertScore {
   at::Tensor masked_loss, hits, next_loss;
 };
 
-/// model.pad_vocab_to of train_bert where the configuration says nothing.
+/// Default of train_bert's model.pad_vocab_to.
 constexpr int64_t kDefaultVocabMultiple = 8;
 
 class BertModel {
  public:
   /// Rows of the word embedding (and of the decoder tied to it, and its bias) are padded to a multiple of
-  /// `vocab_multiple` with zeros. Padding takes part in the softmax and is trained like the rest, as the MLPerf
-  /// submissions do; it is not written to Hugging Face directories.
+  /// `vocab_multiple` with zeros. Padding rows take part in the softmax and are trained, as in the MLPerf submissions;
+  /// they are not written to Hugging Face directories.
   BertModel(const BertConfig& config, int64_t vocab_multiple);
 
   /// 0 embed (kept for the tied decoder), 1..L layers, L+1 head (pooler, next sentence, transform, output bias).
-  /// Query, key and value are parts of one product but tensors of their own to checkpoints and to LAMB.
+  /// Query, key and value are computed by one product, but are separate tensors in checkpoints and for LAMB.
   const std::vector<UnitSpec>& units() const { return units_; }
   const BertConfig& config() const { return config_; }
   int64_t padded_vocab() const { return padded_vocab_; }

@@ -19,20 +19,21 @@ BertActivationBytes bert_activation_bytes(const BertConfig& config, int64_t row_
                                           int64_t padded_vocab, bool fp8) {
   const int64_t d = config.hidden_size, f = config.intermediate_size, e = element_size;
   BertActivationBytes bytes;
-  // Per token: the layer's input, q k v, the attention's output, both norms' sums, the first norm's output, the MLP
-  // before and after GELU; fp32: the log-sum-exp of each head, mean and reciprocal deviation of both norms. With FP8
-  // codes of all inputs of products instead of the inputs, the attention's output twice.
+  // Saved per token: the layer's input, q k v, the attention's output, the inputs of both norms, the first norm's
+  // output, the MLP before and after GELU; in fp32 the log-sum-exp of each head, and mean and reciprocal deviation of
+  // both norms. With FP8 the codes of all product inputs are saved instead of the inputs, and the attention's output in
+  // both forms.
   const int64_t saved = fp8 ? (6 * d + f) * e + 3 * d + f : (8 * d + 2 * f) * e;
   bytes.layer_saved = row_length * (saved + (config.num_attention_heads + 4) * 4);
   bytes.layer_recomputed = row_length * d * e;
-  // Backward of the MLP: gradients of the activation and of its input, of the layer's output, of the norm's sum and of
-  // what dropout left of it. Backward of attention: gradients of the output and of q, k, v, apart and packed, an fp32
-  // sum of dq.
-  const int64_t codes = fp8 ? 2 * (d + f) : 0;  // of both gradients, each way round
+  // Backward of the MLP: gradients of the activation, of its input, of the layer's output, of the norm's input before
+  // and after dropout. Backward of attention: gradients of the output and of q, k, v, separate and packed, and an fp32
+  // sum for dq.
+  const int64_t codes = fp8 ? 2 * (d + f) : 0;  // of both gradients, row-major and transposed
   const int64_t mlp = (2 * f + 4 * d) * e + codes, attention = (3 * d + 6 * d) * e + 4 * d;
   bytes.working_peak = row_length * std::max(mlp, attention);
-  // The head: 15 % of the positions, rounded up; their logits become gradients in place. The decoder's gradient: fp32
-  // sum and the copy in the compute dtype.
+  // The head: 15 % of the positions, rounded up; gradients overwrite their logits. The decoder's gradient: fp32 sum and
+  // a copy in the compute dtype.
   const int64_t masked = (row_length * 3 + 19) / 20;
   bytes.head = masked * (padded_vocab * e + 6 * d * e) + 2 * row_length * d * e;
   bytes.working_fixed = padded_vocab * d * (4 + 2 * e);

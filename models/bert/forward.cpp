@@ -9,6 +9,7 @@
 #include "trireme/ops/layers/norm_mlp.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <cmath>
 
@@ -19,10 +20,10 @@ namespace {
 using namespace bert;
 
 constexpr int kEmbedUnit = 0;
-/// Places of dropout: the embedding, then three in each layer.
+/// Index of a dropout operation: 0 for the embedding, then three per layer.
 constexpr uint64_t kEmbedStream = 0, kFirstLayerStream = 1, kStreamsPerLayer = 3;
 
-/// Everything that is the same for all layers of one forward pass.
+/// The values that all layers of one forward pass share.
 struct Pass {
   BertConfig config;
   Sequences sequences;
@@ -103,7 +104,7 @@ at::Tensor encode(const BertModel& model, UnitStore& store, const BertBatch& bat
   return x_TD;
 }
 
-/// What the two heads start from.
+/// The inputs of the two losses.
 struct HeadInputs {
   at::Tensor masked_PD;    // after the transform
   at::Tensor next_logits;  // [M, 2] fp32 (fp64 for fp64); undefined without next sentence
@@ -113,7 +114,7 @@ HeadInputs head_inputs(const BertModel& model, const at::Tensor& x_TD, const Ber
                        const std::vector<at::Tensor>& w) {
   const BertConfig& c = model.config();
   const int64_t masked = batch.masked_rows_P.size(0), sequences = batch.first_rows_M.size(0);
-  // One gather for both heads: its gradient is one pass over all tokens.
+  // One gather for both heads, so that its backward makes one pass over all tokens.
   const at::Tensor rows = c.next_sentence ? at::cat({batch.masked_rows_P, batch.first_rows_M}) : batch.masked_rows_P;
   const at::Tensor gathered = gather_rows(x_TD, rows);
   const auto linear = [&](int weight, int bias) -> Linear {

@@ -1,5 +1,5 @@
 #pragma once
-// Private to models/bert: which parameter of a unit is which.
+// Private to models/bert: indices of the parameters of a unit.
 
 namespace trireme::bert {
 
@@ -18,7 +18,7 @@ enum Layer {
   kOutputGamma,
   kOutputBeta
 };
-/// The pooler's and the next-sentence head's come last: BertForMaskedLM has none.
+/// Pooler and next-sentence head are last, because BertForMaskedLM has none.
 enum Head {
   kTransformWeight,
   kTransformBias,

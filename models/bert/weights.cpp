@@ -17,7 +17,7 @@ namespace trireme {
 
 namespace {
 
-/// Files beside the weights that make a directory a complete Hugging Face model.
+/// Files of a complete Hugging Face model directory besides the weights.
 constexpr const char* kCompanions[] = {"vocab.txt", "tokenizer.json", "tokenizer_config.json",
                                        "special_tokens_map.json"};
 
@@ -30,7 +30,7 @@ std::string replace_end(const std::string& text, const std::string& end, const s
   return text.ends_with(end) ? text.substr(0, text.size() - end.size()) + by : text;
 }
 
-/// Names that files use for the same tensor, ours first.
+/// All names under which files store this tensor; the canonical one is first.
 std::vector<std::string> spellings(const std::string& name) {
   std::vector<std::string> all = {name};
   if (name.ends_with("LayerNorm.weight")) all.push_back(replace_end(name, "weight", "gamma"));
@@ -40,7 +40,7 @@ std::vector<std::string> spellings(const std::string& name) {
   return all;
 }
 
-/// Hugging Face's tensors, each under the first of its spellings that is there.
+/// Tensors of a Hugging Face directory, each under its canonical name.
 class RenamedWeights final : public WeightSource {
  public:
   explicit RenamedWeights(std::unique_ptr<WeightSource> source) : source_(std::move(source)) {}
@@ -60,7 +60,7 @@ class RenamedWeights final : public WeightSource {
   std::unique_ptr<WeightSource> source_;
 };
 
-/// A TensorFlow checkpoint under Hugging Face's names; kernels are transposed when they are first read.
+/// A TensorFlow checkpoint under Hugging Face's names. Kernels are transposed at the first read.
 class TensorflowWeights final : public WeightSource {
  public:
   explicit TensorflowWeights(const std::filesystem::path& prefix) : checkpoint_(prefix) {}
@@ -89,7 +89,7 @@ class TensorflowWeights final : public WeightSource {
   static bool is_kernel(const std::string& name, const TensorInfo& info) {
     return info.shape.size() == 2 && tensorflow_name(name).ends_with("/kernel");
   }
-  /// Bytes of a tensor whose checksum was compared, once.
+  /// The bytes of a tensor; its checksum is compared at the first read.
   const std::byte* checked(const std::string& stored) const {
     auto [found, fresh] = checked_.try_emplace(stored, nullptr);
     if (fresh) found->second = checkpoint_.read(stored).data();
@@ -115,7 +115,7 @@ class TensorflowWeights final : public WeightSource {
   mutable std::map<std::string, std::vector<std::byte>> transposed_;
 };
 
-/// The word embedding and the output bias with rows of zeros after the file's.
+/// Appends rows of zeros to the word embedding and the output bias of another source.
 class PaddedWeights final : public WeightSource {
  public:
   PaddedWeights(std::unique_ptr<WeightSource> source, int64_t vocab, int64_t padded)
@@ -125,7 +125,7 @@ class PaddedWeights final : public WeightSource {
   std::optional<TensorInfo> find(const std::string& name) const override {
     auto info = source_->find(name);
     if (!info || !is_padded(name) || info->shape.empty()) return info;
-    // Files that were padded already are taken as they are.
+    // A file that is already padded is used unchanged.
     if (info->shape[0] == padded_) return info;
     if (info->shape[0] != vocab_)
       throw ModelError(fmt::format("{} has {} rows in {}, its configuration says vocab_size {}", name, info->shape[0],
@@ -162,7 +162,7 @@ class PaddedWeights final : public WeightSource {
   mutable std::map<std::string, std::vector<std::byte>> zeros_;
 };
 
-/// The prefix of the TensorFlow checkpoint that `path` names; empty: none.
+/// The prefix of the TensorFlow checkpoint that `path` names; empty if it names none.
 std::filesystem::path tensorflow_prefix(const std::filesystem::path& path) {
   const auto without_index = [](const std::filesystem::path& file) { return file.parent_path() / file.stem(); };
   if (path.extension() == ".index" && std::filesystem::is_regular_file(path)) return without_index(path);

@@ -1,5 +1,5 @@
 #pragma once
-// Weights of a BERT under the names and shapes of its units, whatever file they come from.
+// Weights of a BERT under the names and shapes of its units, for all supported file formats.
 
 #include "models/bert/bert.h"
 #include "trireme/formats/safetensors.h"
@@ -19,18 +19,18 @@ namespace trireme {
 /// ModelError with the file named.
 std::unique_ptr<WeightSource> open_bert_weights(const std::filesystem::path& path, const BertModel& model);
 
-/// The directory or file in which the model's shape is written, for the `path` above.
+/// The directory or file with the model's configuration, for the same `path`.
 std::filesystem::path bert_config_path(const std::filesystem::path& path);
 
 /// "bert.encoder.layer.3.attention.self.query.weight" -> "bert/encoder/layer_3/attention/self/query/kernel".
 std::string tensorflow_name(const std::string& name);
 
-/// The tensors of a Hugging Face model.safetensors, in the order of the units, without the vocabulary's padding (rows
-/// at the end).
+/// The tensors of a Hugging Face model.safetensors in the order of the units, without the padding rows at the end of
+/// the vocabulary.
 std::vector<std::pair<std::string, TensorInfo>> bert_file_tensors(const BertModel& model, DType dtype);
 
-/// What makes a directory with model.safetensors a model that transformers loads: config.json, which comes last, and
-/// the tokenizer's files where `base` (the path of the model that training began from) has them.
+/// Completes a directory with model.safetensors to a model that transformers loads: copies the tokenizer's files from
+/// `base` (the path of the initial model) if it has them, then writes config.json.
 void finish_bert_directory(const std::filesystem::path& directory, const std::filesystem::path& base,
                            const BertConfig& config);
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Speed of packed BERT on random weights and random tokens: the mix of the MLPerf data (rows of 512, one to three sequences a row, two on
-# average, every row all but full), 48 rows per GPU and step.
+# Measures packed BERT on random weights and random tokens with the row statistics of the MLPerf data (rows of 512, one
+# to three sequences a row, two on average, rows nearly full), 48 rows per GPU and step.
 #
 #   scripts/bench/bert.sh SHAPE STEPS [RANKS] [ROWS] [--set key=value …]
 #
@@ -8,7 +8,7 @@
 #
 # SHAPE: large | base | tiny; ROWS: rows per GPU and step (48). Prints the run's log, one summary line (median sequences/s per GPU of all
 # steps but the first five, peak memory) and the profile of one step by kind of kernel. BIN names the folder of the binaries (default
-# build/release/bin). PROFILE=0 leaves the profile out.
+# build/release/bin). PROFILE=0 omits the profile.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 shape=$1 steps=$2 ranks=${3:-1} rows=${4:-48}
@@ -18,7 +18,7 @@ python=${TRIREME_PYTHON:-$(if [ -x .venv/bin/python ]; then echo .venv/bin/pytho
 work=$(mktemp -d "${TMPDIR:-/tmp}/bert.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
-# DATA: a directory that make_bert_rows.py made elsewhere, for machines without h5py.
+# DATA: a directory made by make_bert_rows.py on another machine, for machines without h5py.
 if [ -n "${DATA:-}" ]; then cp -r "$DATA/." "$work"; else "$python" scripts/bench/make_bert_rows.py "$shape" "$((rows * ranks * 4))" "$work"; fi
 cat > "$work/run.yaml" <<YAML
 model: {path: config.json, init: random}

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What asynchronous checkpoints cost a step, and how fast they are written and read beside plain writes and reads of the same disk.
+# Measures the cost of asynchronous checkpoints per step, and their write and read speed compared with dd on the same
+# disk.
 #
 #   scripts/bench/checkpoint.sh [RANKS] [HIDDEN] [LAYERS] [STEPS] [--set key=value …]
 #
@@ -57,7 +58,7 @@ rm -rf "$work/saving2/model"; : > "$work/log"
 train --set output.dir=saving2 --set output.save_every_samples=$(( 10 * ranks )) "$@"
 loaded_warm=$(grep -o 'checked and loaded in .*' "$work/log" | head -n 1)
 
-# The disk itself: as many writers as ranks, the same bytes in all, and fsync; then a cold read.
+# The disk's own speed: as many writers as ranks, the same number of bytes in total, with fsync; then a cold read.
 plain=$("$python" - "$work" "$ranks" "$bytes" <<'PY'
 import subprocess, sys, time
 work, ranks, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -102,7 +103,7 @@ seconds = statistics.median(s["seconds"] for s in saves)
 write = statistics.median(s["write_s"] for s in saves)
 size = saves[0]["bytes"]
 print(f"saves of {size / 2**20:.0f} MiB: the step waits {pause * 1e3:.1f} ms for the copy ({size / pause / 2**30:.1f} GiB/s over all ranks), "
-      f"written with fsync in {write:.2f} s ({size / write / 2**20:.0f} MiB/s, beside the steps), committed after {seconds:.2f} s")
+      f"written with fsync in {write:.2f} s ({size / write / 2**20:.0f} MiB/s, during the steps), committed after {seconds:.2f} s")
 PY
 echo "load, cold page cache: $loaded_cold"
 echo "load, warm page cache: $loaded_warm"

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""What an asynchronous checkpoint of a large full-parameter run costs its steps, on GPUs; then how fast it is loaded again.
+"""Measures the cost of an asynchronous checkpoint per step in a large full-parameter run on GPUs, and its load time.
 
     scripts/bench/checkpoint_gpu.py [--gpus 4] [--layers 32] [--before 30] [--write-seconds 60] [--keep-last 2] [--warm] [--folder DIR] [--bin build/release/bin]
 
-The Llama2-7B shape on random weights and tokens, sharded over all GPUs, one process each; fewer layers where the kept checkpoints and one more do not
-fit on the disk (a run is refused there) or where writing one would take longer than --write-seconds. `before` steps without a save, one save,
-its writing beside the next `before` steps (the save after those waits for it); then the ranks are killed, and started again they load what was
-saved. Beside it dd writes and reads on the same disk, as many writers as ranks. Results are printed as they come.
+The Llama2-7B shape on random weights and tokens, sharded over all GPUs, one process each. The number of layers is reduced if
+--keep-last checkpoints and one more do not fit on the disk (such a run is refused) or if writing one would take longer than
+--write-seconds. Runs `before` steps without a save, starts one save, and measures the next `before` steps while it is written. Then
+the ranks are killed and started again, and load the checkpoint. For comparison dd writes and reads on the same disk with as many
+writers as ranks. Results are printed as soon as they are known.
 """
 import argparse
 import json
@@ -70,7 +71,7 @@ def rate(size, seconds):
 
 
 def forget(paths):
-    """Out of the page cache with them; they are on the disk already."""
+    """Drops the files from the page cache; they are already on the disk."""
     for path in paths:
         file = os.open(path, os.O_RDONLY)
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -113,9 +114,9 @@ def main():
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--before", type=int, default=30)
     parser.add_argument("--write-seconds", type=float, default=60)
-    parser.add_argument("--keep-last", type=int, default=2, help="output.keep_last: so many checkpoints and one being written must fit")
-    parser.add_argument("--plain-gib", type=int, default=8, help="what dd writes")
-    parser.add_argument("--warm", action="store_true", help="load what is still in the page cache")
+    parser.add_argument("--keep-last", type=int, default=2, help="output.keep_last: this many checkpoints and the one being written must fit on the disk")
+    parser.add_argument("--plain-gib", type=int, default=8, help="size that dd writes")
+    parser.add_argument("--warm", action="store_true", help="load with a warm page cache")
     parser.add_argument("--seconds", type=int, default=300, help="limit of each wait")
     parser.add_argument("--folder", default=None)
     parser.add_argument("--bin", default="build/release/bin")
@@ -153,7 +154,7 @@ logging: {{every_steps: 100}}
         save = events(metrics, "save")[0]
         ranks.kill()
         times = {event["step"]: event["step_time_s"] for event in events(metrics, "train")}
-        # The copy to the host stands in the pause, in no step's time.
+        # The copy to the host is part of the pause, not of a step's time.
         elapsed, during, step = 0.0, [], save["step"] + 1
         while step in times and step <= 2 * save["step"] and elapsed < save["seconds"] - save["pause_s"]:
             during.append(times[step])
@@ -164,7 +165,7 @@ logging: {{every_steps: 100}}
 
         def ms(values):
             return f"{statistics.median(values) * 1e3:.1f} ms ({min(values) * 1e3:.1f}-{max(values) * 1e3:.1f}, {len(values)} steps)" if values else "none"
-        print(f"{args.gpus} GPUs, {args.layers} layers, a checkpoint of {size / 2**30:.1f} GiB: steps before {ms(before)}; beside the save {ms(during)}")
+        print(f"{args.gpus} GPUs, {args.layers} layers, a checkpoint of {size / 2**30:.1f} GiB: steps before {ms(before)}; during the save {ms(during)}")
         if during and before:
             print(f"overhead while it is written: median {100 * (statistics.median(during) / statistics.median(before) - 1):+.1f} %, "
                   f"mean {100 * (statistics.mean(during) / statistics.mean(before) - 1):+.1f} %")
@@ -178,7 +179,7 @@ logging: {{every_steps: 100}}
         ranks.wait_for(lambda: len(events(metrics, "train")) >= 3, args.seconds)
         ranks.kill()
         loaded = re.search(r"checked and loaded in .*", open(f"{work}/second.log", errors="replace").read())
-        print(f"load ({'warm' if args.warm else 'cold'} page cache): {loaded[0] if loaded else 'nothing said'}", flush=True)
+        print(f"load ({'warm' if args.warm else 'cold'} page cache): {loaded[0] if loaded else 'no message in the log'}", flush=True)
     finally:
         if ranks is not None:
             ranks.kill()

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Whether frozen weights in FP8 cost anything in the end: a small Llama is pre-trained on one text, then LoRA is trained on another until its
-# evaluation loss no longer falls, once with frozen weights as computed with and once with FP8. Prints both curves and the difference of the
-# last evaluations; exit code 1 if it is more than 0.5 %.
+# Compares the final loss with frozen weights in FP8 and in the compute dtype: a small Llama is pre-trained on one text,
+# then LoRA is trained on another until its evaluation loss no longer falls, once with each. Prints both curves and the
+# difference of the last evaluations; exit code 1 if it is more than 0.5 %.
 #
 #   scripts/bench/fp8_convergence.sh PRETRAIN.txt TUNE.txt [--set key=value …]      (--set goes to both LoRA runs)
 #

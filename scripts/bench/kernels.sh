@@ -3,10 +3,10 @@
 #
 #   scripts/bench/kernels.sh [--json FILE] [--filter TEXT] [--torch]
 #
-# TB/s counts each input read once and each output written once; several sets of buffers rotate, so that L2 does not flatter; medians of 15
-# batches. --torch also times LibTorch's operations in the same process (needs the whole project's build in BUILD, default build/release;
-# without it the kernels build on their own in build/kernels, for which nvcc and GoogleTest suffice). --filter: operations whose name contains
-# TEXT. FILE defaults to build/kernels.json.
+# TB/s counts each input read once and each output written once; several sets of buffers rotate, so that inputs are not
+# in L2; medians of 15 batches. --torch also times LibTorch's operations in the same process (needs the whole project's
+# build in BUILD, default build/release; without it the kernels build on their own in build/kernels, for which nvcc and
+# GoogleTest suffice). --filter: operations whose name contains TEXT. FILE defaults to build/kernels.json.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 json=build/kernels.json

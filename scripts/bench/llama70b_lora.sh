@@ -32,7 +32,8 @@ for row in "${rows[@]}"; do
     bf16-8192) run "$row" 70b 8192 1 8 "$steps" "$gpus" "${mlperf[@]}" ;;
     bf16-2048) run "$row" 70b 2048 8 "$(( 8 * accumulation * gpus ))" "$steps" "$gpus" "${seven[@]}" --set lora.r=8 --set lora.alpha=16 ;;
     7b) run "$row" 7b 4096 1 1 "$steps" 1 "${seven[@]}" --set parallel.recompute=none ;;
-    # Half of the blocks fit whole: the same work without gathers, with pulled and with NCCL's.
+    # Half of the blocks fit without sharding: the same work without gathers, with peer-memory gathers and with NCCL
+    # gathers.
     communication)
       run "$row: no gathers" 70b40 2048 2 "$(( 2 * gpus ))" "$steps" "$gpus" "${mlperf[@]}" --set parallel.shard_size=1
       run "$row: pulled" 70b40 2048 2 "$(( 2 * gpus ))" "$steps" "$gpus" "${mlperf[@]}" --set parallel.shard_size=world

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Speed and memory of Llama LoRA on random weights and random tokens.
+# Measures speed and memory of Llama LoRA on random weights and random tokens.
 #
 #   scripts/bench/llama_lora.sh SHAPE SEQ MICRO_BATCH GLOBAL_BATCH STEPS [RANKS] [--set key=value …]
 #

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A BERT's config.json and packed HDF5 shards of random tokens with the mix of the MLPerf data: make_bert_rows.py SHAPE ROWS DIRECTORY.
+"""Writes a BERT's config.json and packed HDF5 shards of random tokens with the row statistics of the MLPerf data: make_bert_rows.py SHAPE ROWS DIRECTORY.
 
 Rows of 512 tokens (tiny: 64) with one to three sequences, two on average; 1 in 14 rows is some tokens short; 15 % of the tokens masked."""
 import json

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes a Hugging Face Llama directory of a given shape for measuring start-up: bf16 values as random weights have them, the same in
-every block (reading does not care), sharded as large models are.
+"""Writes a Hugging Face Llama directory of a given shape for measuring start-up: random bf16 values, the same in every block, sharded
+like large models.
 
     scripts/bench/make_checkpoint.py DIRECTORY [--layers 80] [--hidden 8192] [--ffn 28672] [--heads 64] [--kv-heads 8] [--vocab 32000]
 """

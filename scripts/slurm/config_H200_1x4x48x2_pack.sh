@@ -1,4 +1,5 @@
-# One node, 4 H200, 48 packs per GPU in two passes a step: global batch 384 packs, 768 sequences.
+# One node, 4 H200, 48 packed rows per GPU and micro-batch, two micro-batches a step: global batch 384 packed rows, 768
+# sequences.
 # shellcheck shell=bash
 # shellcheck source=scripts/slurm/config_bert_common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/config_bert_common.sh"

@@ -1,7 +1,7 @@
-# What all MLPerf BERT configurations share; config_*_pack.sh source it first and override.
+# Common settings of all MLPerf BERT configurations; config_*_pack.sh source this file first and override.
 # shellcheck shell=bash
 
-# The training configuration; the variables below are put over it with --set (run_and_time_bert.sh).
+# The training configuration; the variables below override it with --set (run_and_time_bert.sh).
 export TRIREME_CONFIG=${TRIREME_CONFIG:-mlperf_bert.yaml}
 export RUN_AND_TIME=run_and_time_bert.sh
 export LR=0.00096
@@ -14,7 +14,7 @@ export EVAL_ITER_SAMPLES=150000 # sequences between evaluations
 export NUM_EVAL_EXAMPLES=10000
 export TARGET_MLM_ACCURACY=0.720
 export PACKING_RATE=2
-# More of the configuration, e.g. EXTRA_SET="logging.every_steps=100".
+# Further configuration keys, e.g. EXTRA_SET="logging.every_steps=100".
 export EXTRA_SET=${EXTRA_SET:-}
 
 # Names in the MLPerf log.

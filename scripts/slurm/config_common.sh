@@ -1,8 +1,9 @@
-# What all MLPerf Llama 2 70B LoRA configurations share; config_*.sh source it first and override. Closed division: rank, alpha, dropout,
-# clip, weight decay and sequence length are fixed by the rules and stand in the YAML file; the rest may be tuned here.
+# Common settings of all MLPerf Llama 2 70B LoRA configurations; config_*.sh source this file first and override. Closed
+# division: the rules fix rank, alpha, dropout, clip, weight decay and sequence length, which are in the YAML file; the
+# others may be tuned here.
 # shellcheck shell=bash
 
-# The training configuration; the variables below are put over it with --set (run_and_time.sh).
+# The training configuration; the variables below override it with --set (run_and_time.sh).
 export TRIREME_CONFIG=${TRIREME_CONFIG:-mlperf_llama2_70b_lora.yaml}
 export LR=4.0e-4
 export MAX_STEPS=1024
@@ -11,7 +12,7 @@ export VAL_CHECK_INTERVAL=384 # samples between evaluations
 export FROZEN_PRECISION=bf16  # bf16 | fp8
 export SHARD_SIZE=auto
 export RECOMPUTE=auto
-# More of the configuration, e.g. EXTRA_SET="parallel.recompute=none logging.every_steps=10".
+# Further configuration keys, e.g. EXTRA_SET="parallel.recompute=none logging.every_steps=10".
 export EXTRA_SET=${EXTRA_SET:-}
 
 # Names in the MLPerf log.

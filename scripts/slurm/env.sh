@@ -1,4 +1,4 @@
-# Where things are on this cluster: copy, edit, source before a config_*.sh.
+# Paths on this cluster: copy, edit, source before a config_*.sh.
 # shellcheck shell=bash
 export DATADIR=${DATADIR:-$PWD/data}     # holds train.npy and validation.npy
 export MODEL=${MODEL:-$PWD/model}        # a Hugging Face directory, or NeMo's with context/ and weights/

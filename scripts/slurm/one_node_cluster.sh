@@ -3,7 +3,7 @@
 # (slurm-wlm, munge; libpmix2 for srun --mpi=pmix), with all state and configuration in one directory. Needs root.
 #
 #   eval "$(scripts/slurm/one_node_cluster.sh start [DIR])"   starts it (or finds it running) and sets SLURM_CONF
-#   scripts/slurm/one_node_cluster.sh status [DIR]            what sinfo says; fails when the cluster does not run
+#   scripts/slurm/one_node_cluster.sh status [DIR] output of sinfo; fails when the cluster does not run
 #   scripts/slurm/one_node_cluster.sh stop [DIR]              cancels all jobs and ends every process; keeps the logs
 #
 # DIR defaults to trireme-slurm in $XDG_RUNTIME_DIR, $TMPDIR or /tmp. The node offers at least four CPUs, however few there are.
@@ -21,7 +21,7 @@ fail() {
 
 is_running() { pid_of slurmctld >/dev/null && pid_of slurmd >/dev/null && pid_of munged >/dev/null && answers; }
 
-# The process of a pid file, if it lives and is what the file says.
+# The process of pid file NAME.pid, if it runs and is a NAME.
 pid_of() {
   local pid
   pid=$(cat "$dir/$1.pid" 2>/dev/null) || return 1
@@ -70,16 +70,16 @@ SlurmdPidFile=$dir/slurmd.pid
 SlurmctldLogFile=$dir/slurmctld.log
 SlurmdLogFile=$dir/slurmd.log
 PlugStackConfig=$dir/plugstack.conf
-# Containers have no cgroups to track processes with, and nothing to pin them to.
+# Containers have no cgroups for tracking processes, and no cores to pin them to.
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
-# A job that found the node still busy with the end of another is looked at again soon, not after a minute.
+# Scheduling interval: a job that waits for the end of another one starts soon, not after a minute.
 SchedulerParameters=sched_interval=2,bf_interval=2
-# More CPUs than there are: ranks share them.
+# More CPUs than the machine has: ranks share them.
 SlurmdParameters=config_overrides
 ReturnToService=2
 MpiDefault=none
@@ -88,7 +88,7 @@ NodeName=$host NodeAddr=127.0.0.1 CPUs=$cpus RealMemory=$memory State=UNKNOWN
 PartitionName=main Nodes=$host Default=YES MaxTime=INFINITE State=UP
 EOF
   : >"$dir/plugstack.conf"
-  # From 23.11 slurmd starts a cgroup plugin even when nothing uses it, unless told not to.
+  # Since 23.11 slurmd starts a cgroup plugin even when nothing uses it.
   if [[ $(slurmctld -V) =~ ([0-9]+)\.([0-9]+) ]] && ((BASH_REMATCH[1] * 100 + 10#${BASH_REMATCH[2]} >= 2311)); then
     echo 'CgroupPlugin=disabled' >"$dir/cgroup.conf"
   fi
@@ -113,16 +113,16 @@ start() {
   if is_running; then
     echo "one-node Slurm already runs in $dir" >&2
   else
-    [[ ! -e $dir || -O $dir ]] || fail "$dir belongs to somebody else"
+    [[ ! -e $dir || -O $dir ]] || fail "$dir belongs to another user"
     stop
     rm -rf "$dir"
-    # Only root may look inside: the key opens the cluster. Slurm's own state must stay readable for its steps.
+    # Only root may read the key. Slurm's own state must stay readable for its steps.
     mkdir -p "$dir/state" "$dir/spool"
     chmod 755 "$dir"
     (umask 077 && head -c 128 /dev/urandom >"$dir/munge.key")
     write_configuration
     export SLURM_CONF=$conf
-    # --force: munged prefers a user of its own and a directory that only root can write to.
+    # --force: munged expects its own user and a directory that only root can write to.
     start_daemon munged munged --force --key-file="$dir/munge.key" --socket="$dir/munge.socket" --pid-file="$dir/munged.pid" \
       --log-file="$dir/munged.log" --seed-file="$dir/munged.seed"
     start_daemon slurmctld slurmctld -f "$conf" -c
@@ -133,7 +133,7 @@ start() {
   echo "export SLURM_CONF=$conf"
 }
 
-# Daemons of this cluster, or those of one name: all inherit SLURM_CONF from the start.
+# Daemons of this cluster, or those of one name: all have this SLURM_CONF in their environment.
 members() {
   local process name
   for process in /proc/[0-9]*; do
@@ -158,7 +158,7 @@ stop() {
     kill -TERM "$pid" 2>/dev/null || true
     wait_for 10 no_members "$name" || true
   done
-  # slurmctld's helper process goes a moment after it; whatever is left now has had its time.
+  # slurmctld's helper process ends shortly after it; processes that remain are killed.
   wait_for 5 no_members || true
   for pid in $(members); do kill -KILL "$pid" 2>/dev/null || true; done
   wait_for 5 no_members || fail "these processes do not end: $(members | tr '\n' ' ')"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# One rank of one MLPerf run; run.sub starts it with srun, a person may start it alone. Variables: see config_common.sh and env.sh.
+# One rank of one MLPerf run; run.sub starts it with srun; it can also be started by hand. Variables: see
+# config_common.sh and env.sh.
 set -euo pipefail
 
 : "${DATADIR:?}" "${MODEL:?}" "${LOGDIR:?}" "${TRIREME_BUILD:?}"
@@ -15,7 +16,7 @@ settings=(
   output.dir="$LOGDIR/${DATESTAMP:-run}_${EXPERIMENT:-1}"
   train.seed="${SEED:-1}"
 )
-# What a config_*.sh may set, and where it goes.
+# Variables of config_*.sh, and their configuration keys.
 optional=(
   GLOBAL_BATCH_SIZE batch.global_batch_size
   MICRO_BATCH_SIZE batch.micro_batch_size

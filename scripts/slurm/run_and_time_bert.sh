@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# One rank of one MLPerf BERT run; run.sub starts it with srun, a person may start it alone. Variables: see config_bert_common.sh and
-# env.sh; DATADIR holds packed_data and eval_varlength, MODEL the checkpoint's directory.
+# One rank of one MLPerf BERT run; run.sub starts it with srun; it can also be started by hand. Variables: see
+# config_bert_common.sh and env.sh; DATADIR holds packed_data and eval_varlength, MODEL the checkpoint's directory.
 set -euo pipefail
 
 : "${DATADIR:?}" "${MODEL:?}" "${LOGDIR:?}" "${TRIREME_BUILD:?}"
@@ -23,7 +23,7 @@ fi
 if [[ -n ${OPT_LAMB_BETA_1:-} && -n ${OPT_LAMB_BETA_2:-} ]]; then
   settings+=(optimizer.betas="[$OPT_LAMB_BETA_1, $OPT_LAMB_BETA_2]")
 fi
-# What a config_*_pack.sh may set, and where it goes.
+# Variables of config_*_pack.sh, and their configuration keys.
 optional=(
   LR optimizer.lr
   MAX_STEPS train.max_steps

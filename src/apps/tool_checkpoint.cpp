@@ -1,4 +1,4 @@
-// `trireme checkpoint ls|verify|export|prune`: what a run can go on from.
+// `trireme checkpoint ls|verify|export|prune`: the checkpoints of a run.
 #include "checkpoint_selection.h"
 #include "tool_checkpoint_export.h"
 #include "tools.h"
@@ -56,7 +56,7 @@ void verify(const fs::path& path) {
     }
   }
   if (!damaged.empty())
-    throw ModelError(fmt::format("{} in {}: a run started again goes on from the newest whole one",
+    throw ModelError(fmt::format("{} in {}: a restarted run resumes from the newest whole one",
                                  damaged.size() == 1 ? fmt::format("{} is damaged", damaged[0])
                                                      : fmt::format("{} checkpoints are damaged", damaged.size()),
                                  path.string()));
@@ -64,7 +64,7 @@ void verify(const fs::path& path) {
 
 // --- prune ---------------------------------------------------------------------------------------
 
-/// Refuses while a run trains there: it does its own retention.
+/// Refuses while a run trains there: the run removes old checkpoints itself.
 class IdleRun {
  public:
   explicit IdleRun(const fs::path& checkpoints) {
@@ -74,8 +74,8 @@ class IdleRun {
     if (fd_ >= 0 && flock(fd_, LOCK_EX | LOCK_NB) != 0) {
       close(fd_);
       throw WriteError(
-          fmt::format("a run is training in {}: wait for its end (it keeps output.keep_last "
-                      "checkpoints by itself)",
+          fmt::format("a run is training in {}: wait for its end (it keeps the newest output.keep_last "
+                      "checkpoints itself)",
                       checkpoints.parent_path().string()));
     }
   }
@@ -96,11 +96,11 @@ void prune(const fs::path& path, int64_t keep, bool dry_run) {
   const fs::path checkpoints = checkpoint_collection(path);
   const IdleRun idle(fs::weakly_canonical(checkpoints));
   std::vector<fs::path> removed;
-  std::map<std::string, int64_t> kept;  // by run: one run's checkpoints never push out another's
+  std::map<std::string, int64_t> kept;  // by run: each run keeps its own newest checkpoints
   int64_t whole = 0;
   for (const auto& [step, directory] : list_checkpoints(checkpoints)) {
     CheckpointManifest manifest;
-    // Every byte of those that stay is read: what looks whole and is not must not push out what is.
+    // Verifies every byte of the checkpoints to keep: one that is damaged must not replace an older intact one.
     if (const std::string problem = checkpoint_layout_problem(directory, manifest);
         problem.empty() && kept[manifest.run_id] >= keep) {
       removed.push_back(directory);
@@ -140,7 +140,7 @@ void add_checkpoint_tool(CLI::App& app) {
   tool->require_subcommand(1);
 
   auto directory = std::make_shared<std::string>();
-  CLI::App* ls = tool->add_subcommand("ls", "What is there, newest first");
+  CLI::App* ls = tool->add_subcommand("ls", "List the checkpoints, newest first");
   ls->add_option("dir", *directory, "A run's output.dir, its checkpoints, or one checkpoint")->required();
   ls->callback([directory] { list(*directory); });
 
@@ -162,12 +162,12 @@ void add_checkpoint_tool(CLI::App& app) {
   auto keep = std::make_shared<int64_t>(2);
   auto dry_run = std::make_shared<bool>(false);
   CLI::App* prune_tool =
-      tool->add_subcommand("prune", "Remove all but the newest whole checkpoints, and what dead runs left");
+      tool->add_subcommand("prune", "Remove all but the newest whole checkpoints, and temporary files of dead runs");
   prune_tool->add_option("dir", *directory, "A run's output.dir or its checkpoints")->required();
-  prune_tool->add_option("--keep", *keep, "Whole checkpoints that stay")
+  prune_tool->add_option("--keep", *keep, "Number of whole checkpoints to keep")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  prune_tool->add_flag("--dry-run", *dry_run, "Only say what would go");
+  prune_tool->add_flag("--dry-run", *dry_run, "Only list what would be removed");
   prune_tool->callback([directory, keep, dry_run] { prune(*directory, *keep, *dry_run); });
 }
 

@@ -15,6 +15,7 @@
 #include "trireme/formats/staged_model.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -32,11 +33,11 @@ class MasterTensors {
  public:
   explicit MasterTensors(CheckpointReader& reader) : reader_(reader) {
     for (const CheckpointUnit& unit : reader.manifest().units)
-      for (const CheckpointTensor& tensor : unit.tensors) places_[tensor.name] = {unit.name, &tensor};
+      for (const CheckpointTensor& tensor : unit.tensors) placements_[tensor.name] = {unit.name, &tensor};
   }
   at::Tensor read(const std::string& name) {
-    const auto found = places_.find(name);
-    if (found == places_.end()) throw ModelError(fmt::format("the checkpoint has no tensor {}", name));
+    const auto found = placements_.find(name);
+    if (found == placements_.end()) throw ModelError(fmt::format("the checkpoint has no tensor {}", name));
     const auto& [unit, tensor] = found->second;
     at::Tensor value = at::empty(tensor->shape, to_scalar_type(reader_.dtype("master", unit)));
     at::Tensor flat = value.view({-1});
@@ -49,16 +50,16 @@ class MasterTensors {
     }
     return value;
   }
-  bool has(const std::string& name) const { return places_.contains(name); }
+  bool has(const std::string& name) const { return placements_.contains(name); }
   std::vector<std::string> names() const {
     std::vector<std::string> names;
-    for (const auto& [name, place] : places_) names.push_back(name);
+    for (const auto& [name, place] : placements_) names.push_back(name);
     return names;
   }
 
  private:
   CheckpointReader& reader_;
-  std::map<std::string, std::pair<std::string, const CheckpointTensor*>> places_;
+  std::map<std::string, std::pair<std::string, const CheckpointTensor*>> placements_;
 };
 
 DType export_dtype(const std::string& asked, const std::string& compute) {

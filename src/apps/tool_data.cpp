@@ -1,4 +1,4 @@
-// `trireme data`: text and published data sets to token files that the trainers read.
+// `trireme data`: converts text and published data sets to the token files of the trainers.
 #include "tools.h"
 
 #include "data/prepare/mlperf.h"
@@ -93,7 +93,7 @@ void add_pack(CLI::App& tool) {
   command->add_option("--output", options.output, "Token file: .npy, or .h5/.hdf5")->required();
   command->add_option("--seq-length", options.seq_length, "Tokens in a row")->required();
   command->add_option("--document", arguments->unit,
-                      "What a document of a text file is: paragraph (between blank lines, the "
+                      "Unit of a document in a text file: paragraph (between blank lines, the "
                       "default), line or file");
   command->add_option("--field", options.field,
                       "Field or column that holds the text (JSON lines, Parquet; default text)");
@@ -102,8 +102,8 @@ void add_pack(CLI::App& tool) {
   command->add_flag("--separate-documents", options.separate_documents,
                     "Record where documents start: attention does not cross them (.h5, or an "
                     "object .npy as MLPerf's)");
-  command->add_option("--valid-output", options.valid_output, "A second token file, for validation");
-  command->add_option("--valid-fraction", options.valid_fraction, "Fraction of the documents that goes there");
+  command->add_option("--valid-output", options.valid_output, "Second token file, for validation");
+  command->add_option("--valid-fraction", options.valid_fraction, "Fraction of the documents in the validation file");
   command->add_option("--shuffle-seed", arguments->shuffle_seed,
                       "Shuffle the documents before packing (NumPy RandomState of this seed); default: file order");
   command->add_option("--min-tokens", options.min_tokens, "Drop documents of fewer tokens (default 2)");
@@ -205,7 +205,7 @@ void add_ultrachat(CLI::App& tool) {
   command->add_option("--seq-length", options.seq_length, "Tokens in a row (default 2048)");
   command->add_option("--splits", arguments->splits,
                       "all: train_gen and train_sft, as the recipe does (default); sft: train_sft alone");
-  command->add_option("--seed", options.seed, "Of the shuffle within a buffer (default 100)");
+  command->add_option("--seed", options.seed, "Seed of the shuffle within a buffer (default 100)");
   command->add_option("--threads", options.threads, "Threads (default: one per core)");
   command->callback([arguments] { ultrachat(*arguments); });
 }

@@ -1,4 +1,4 @@
-// `trireme data bert`: from text to the packed shards and the evaluation set that train_bert reads.
+// `trireme data bert`: makes the packed shards and the evaluation set of train_bert from text.
 #include "tools.h"
 
 #include "data/prepare/bert_files.h"
@@ -27,7 +27,7 @@ void add_instance_options(CLI::App& command, BertInstanceOptions& options) {
   command.add_option("--masked-lm-prob", options.masked_lm_prob, "Share of tokens to mask (default 0.15)");
   command.add_option("--short-seq-prob", options.short_seq_prob, "Probability of a short target length (default 0.1)");
   command.add_option("--dupe-factor", options.dupe_factor, "Passes over the text (default 10)");
-  command.add_option("--seed", options.seed, "Of Python's random.Random, for each part anew (default 12345)");
+  command.add_option("--seed", options.seed, "Seed of Python's random.Random, the same for each part (default 12345)");
 }
 
 // ---- instances
@@ -62,11 +62,10 @@ void instances(const InstancesArguments& arguments) {
 
 void add_instances(CLI::App& tool) {
   auto arguments = std::make_shared<InstancesArguments>();
-  CLI::App* command =
-      tool.add_subcommand("instances",
-                          "Tokenise text (one sentence a line, blank lines between documents) and make masked sentence "
-                          "pairs, equal to "
-                          "MLPerf's create_pretraining_data.py draw for draw; continues an interrupted run");
+  CLI::App* command = tool.add_subcommand("instances",
+                                          "Tokenise text (one sentence a line, blank lines between documents) and make "
+                                          "masked sentence pairs, equal to those of "
+                                          "MLPerf's create_pretraining_data.py; resumes after an interruption");
   command->add_option("--input", arguments->inputs, "Text files, or directories of files named part*")->required();
   command->add_option("--vocab", arguments->vocab, "vocab.txt")->required();
   command->add_option("--output", arguments->output, "Directory for the .instances files")->required();
@@ -97,11 +96,9 @@ void pack(const PackArguments& arguments) {
   const double rows = static_cast<double>(report.rows), sequences = static_cast<double>(report.sequences);
   fmt::print("{}: {} sequences in {} rows of {} shards{}\n", arguments.output.string(), format_count(report.sequences),
              format_count(report.rows), arguments.shards, kept_note(report.kept));
-  fmt::print(
-      "{:.5f} sequences a row, {:.2f} % of the tokens real, {} strategies in {} rounds, {} places "
-      "left empty\n",
-      sequences / rows, 100.0 * static_cast<double>(report.tokens) / (rows * report.max_length), report.strategies_used,
-      report.rounds, format_count(report.padding_places));
+  fmt::print("{:.5f} sequences a row, {:.2f} % of the tokens real, {} strategies in {} rounds, {} empty slots\n",
+             sequences / rows, 100.0 * static_cast<double>(report.tokens) / (rows * report.max_length),
+             report.strategies_used, report.rounds, format_count(report.padding_slots));
   fmt::print("done in {}\n", format_duration(steady_seconds() - start));
 }
 
@@ -109,11 +106,11 @@ void add_pack(CLI::App& tool) {
   auto arguments = std::make_shared<PackArguments>();
   CLI::App* command = tool.add_subcommand("pack",
                                           "Pack instances into rows of up to three sequences, as "
-                                          "shards part_00000 …; continues an interrupted run");
+                                          "shards part_00000 …; resumes after an interruption");
   add_instances_input(*command, arguments->inputs);
   command->add_option("--output", arguments->output, "Directory for the shards")->required();
   command->add_option("--shards", arguments->shards, "Number of shards (default 4320)");
-  command->add_option("--seed", arguments->seed, "Of Python's random.Random (default 12345)");
+  command->add_option("--seed", arguments->seed, "Seed of Python's random.Random (default 12345)");
   command->add_option("--threads", arguments->threads, "Threads (default: one per core)");
   command->callback([arguments] { pack(*arguments); });
 }
@@ -183,9 +180,8 @@ void export_instances(ExportArguments& arguments) {
 
 void add_export(CLI::App& tool) {
   auto arguments = std::make_shared<ExportArguments>();
-  CLI::App* command = tool.add_subcommand("export",
-                                          "Write instances as unpacked HDF5 of fixed or variable "
-                                          "length, for runs and tools that want it");
+  CLI::App* command = tool.add_subcommand(
+      "export", "Write instances as unpacked HDF5 of fixed or variable length, for runs and tools that read it");
   add_instances_input(*command, arguments->inputs);
   command->add_option("--output", arguments->output, "Directory for the files")->required();
   command->add_option("--layout", arguments->layout, "fixed, or varlength (default)");

@@ -37,7 +37,7 @@ struct VerifyArguments {
   size_t show = 20;
 };
 
-/// What rows are checked against.
+/// The limits that rows are checked against.
 struct Shape {
   bool bert = false;
   int64_t vocab_size = 0;
@@ -51,7 +51,7 @@ Shape shape_of(const fs::path& model, bool bert) {
     try {
       return {true, read_bert_config(bert_config_path(model)).vocab_size};
     } catch (const ModelError&) {
-      // no BERT either: the first error counts
+      // not BERT either: report the first error
     }
     throw;
   }
@@ -81,7 +81,7 @@ OpenData open_all(const VerifyArguments& arguments) {
   OpenData data;
   if (!arguments.config.empty()) {
     if (!arguments.files.empty() || !arguments.model.empty() || arguments.seq_length || arguments.vocab_size)
-      throw ConfigError("--config names the files, their length and the model: give nothing beside it but --set");
+      throw ConfigError("--config names the files, their length and the model: give no other option except --set");
     const Config config = load_config(arguments.config, arguments.overrides);
     const Shape shape = shape_of(config.model.path, arguments.bert);
     data.add("data.train", config.data.train, shape, config.data.seq_length);
@@ -130,11 +130,11 @@ void add_data_verify_tool(CLI::App& data) {
   command->add_option("--config", arguments->config, "A run's configuration: its data.train and data.valid");
   command->add_option("--set", arguments->overrides, "With --config: override one key, section.key=value")
       ->allow_extra_args(false);
-  command->add_option("--model", arguments->model, "Model directory whose vocabulary counts");
+  command->add_option("--model", arguments->model, "Model directory: token ids must be in its vocabulary");
   command->add_option("--vocab-size", arguments->vocab_size, "Ids are below this")->check(CLI::PositiveNumber);
   command->add_option("--seq-length", arguments->seq_length, "Tokens of a row (BERT: at most)")
       ->check(CLI::Range(int64_t{2}, int64_t{1} << 24));
-  command->add_flag("--bert", arguments->bert, "Rows of train_bert (with a model: found out)");
+  command->add_flag("--bert", arguments->bert, "Rows of train_bert (with --model: detected)");
   command->add_option("--threads", arguments->threads, "Threads (default: one per core)")->check(CLI::Range(1, 1024));
   command->add_option("--show", arguments->show, "Bad rows to list (default 20)")->check(CLI::Range(1, 1000000));
   command->callback([arguments] { verify(*arguments); });

@@ -1,4 +1,4 @@
-// `trireme plot`: the loss of runs as a picture in the terminal.
+// `trireme plot`: draws the loss of runs in the terminal.
 #include "tools.h"
 
 #include "trireme/base/error.h"
@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdio>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -22,7 +23,7 @@ struct Curve {
   std::vector<double> steps, losses;
 };
 
-constexpr double kMaxStep = 9007199254740992.0;  // 2^53: a double counts no further
+constexpr double kMaxStep = 9007199254740992.0;  // 2^53: larger integers are not exact in a double
 
 Curve read_curve(const std::string& file, const std::string& event) {
   std::ifstream in(file);
@@ -46,7 +47,8 @@ Curve read_curve(const std::string& file, const std::string& event) {
   return curve;
 }
 
-/// Cell of `value` where `low` is cell 0 and `high` cell `count` - 1. Halved, so that no difference overflows.
+/// Cell of `value` where `low` is cell 0 and `high` cell `count` - 1. Operands are halved, so that no difference
+/// overflows.
 int cell_of(double value, double low, double high, int count) {
   const double part = (value / 2 - low / 2) / (high / 2 - low / 2);
   return part > 0 ? static_cast<int>(std::min(part, 1.0) * (count - 1)) : 0;
@@ -56,7 +58,7 @@ int cell_of(double value, double low, double high, int count) {
 std::string draw(const Curve& curve, int columns, int rows) {
   const auto [low_it, high_it] = std::minmax_element(curve.losses.begin(), curve.losses.end());
   const double low = *low_it, high = *high_it > low ? *high_it : low + 1;
-  // The steps of a run that went back to a checkpoint do not ascend.
+  // The steps of a run that resumed from a checkpoint do not ascend.
   const auto [first_it, last_it] = std::minmax_element(curve.steps.begin(), curve.steps.end());
   const double first = *first_it, last = std::max(*last_it, first + 1);
   const int width = columns * 2, height = rows * 4;

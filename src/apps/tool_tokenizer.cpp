@@ -31,10 +31,10 @@ void train(const TrainArguments& arguments) {
              arguments.training.inputs.size() == 1 ? "" : "s");
   if (const std::filesystem::path output = arguments.output; output.has_parent_path())
     make_directories(output.parent_path());
-  AtomicFile file(arguments.output);  // before the work, so that an output that cannot be written is known at once
+  AtomicFile file(arguments.output);  // opened before the training, to fail early if it cannot be written
   const TrainedTokenizer trained = train_tokenizer(arguments.training);
   const Tokenizer check(trained.serialized_model,
-                        arguments.output);  // what we write is what can be loaded
+                        arguments.output);  // checks that the result can be loaded
   file.write(trained.serialized_model);
   file.commit();
   fmt::print("{}: {} pieces from {} lines ({}) in {}\n", arguments.output, format_count(check.vocab_size()),
@@ -75,7 +75,7 @@ std::vector<int32_t> parse_ids(const std::vector<std::string>& words) {
     int32_t id = 0;
     const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), id);
     if (error != std::errc{} || end != word.data() + word.size())
-      throw ConfigError(fmt::format("'{}' is no token id: expected whole numbers", word));
+      throw ConfigError(fmt::format("'{}' is not a token id: expected integers", word));
     ids.push_back(id);
   }
   return ids;
@@ -103,10 +103,10 @@ void add_tokenizer_tool(CLI::App& app) {
   auto training = std::make_shared<TrainArguments>();
   CLI::App* trainer = tool->add_subcommand("train",
                                            "Train a tokenizer with Llama's settings: unk 0, bos 1, eos 2, byte "
-                                           "fallback, digits split, text taken as it is");
+                                           "fallback, digits split, no normalisation");
   trainer->add_option("--input", training->training.inputs, "UTF-8 text files, a sentence or paragraph a line")
       ->required();
-  trainer->add_option("--vocab-size", training->training.vocab_size, "Pieces in all, the 259 fixed ones included")
+  trainer->add_option("--vocab-size", training->training.vocab_size, "Number of pieces, including the 259 fixed ones")
       ->required();
   trainer->add_option("--output", training->output, "The model to write (tokenizer.model)")->required();
   trainer->add_option("--model-type", training->training.model_type, "bpe or unigram (default bpe)");

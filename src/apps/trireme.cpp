@@ -1,4 +1,4 @@
-// Everything that is not training.
+// The tool `trireme`: everything except training.
 #include "tools.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
@@ -11,7 +11,7 @@
 
 namespace {
 
-/// CLI11 says what was wrong; we add which word was probably meant.
+/// Adds a did-you-mean suggestion to CLI11's message.
 std::string suggestion(const CLI::App& app, int argc, char** argv) {
   const CLI::App* level = &app;
   for (int i = 1; i < argc; ++i) {

@@ -112,7 +112,7 @@ const std::vector<std::unique_ptr<Fault>>& faults() {
   return parsed;
 }
 
-/// A wild pointer, as a bug in a kernel's launch code or in a reader would leave it.
+/// Writes through an invalid pointer, as a bug in launch code or in a reader would.
 void write_where_nothing_is() {
   void* page = mmap(nullptr, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   *static_cast<volatile int*>(page) = 1;
@@ -130,7 +130,7 @@ std::optional<double> fault_value(std::string_view name, int rank) {
 }
 
 bool fault_point(std::string_view name, int rank, int64_t step) {
-  bool spoil = false;
+  bool make_nan = false;
   for (const auto& fault : faults()) {
     if (fault->action == Action::kSet || fault->name != name || (fault->rank && *fault->rank != rank) ||
         (fault->step && *fault->step != step))
@@ -144,13 +144,13 @@ bool fault_point(std::string_view name, int rank, int64_t step) {
       case Action::kSleep: std::this_thread::sleep_for(std::chrono::duration<double>(fault->seconds)); break;
       case Action::kFail:
         throw InternalError(fmt::format("fault injected at {} (TRIREME_FAULT={})", name, fault->text));
-      case Action::kNan: spoil = true; break;
+      case Action::kNan: make_nan = true; break;
       case Action::kCrash: write_where_nothing_is(); break;
       case Action::kAbort: std::abort();
-      case Action::kSet: break;  // fault_value()'s
+      case Action::kSet: break;  // handled by fault_value()
     }
   }
-  return spoil;
+  return make_nan;
 }
 
 }  // namespace trireme

@@ -52,7 +52,7 @@ void write_failed(const char* what, const std::filesystem::path& path) {
 }
 
 MappedFile::MappedFile(const std::filesystem::path& path, ExitCode code) : path_(path) {
-  // Non-blocking, else a FIFO in the place of a file would hang the run.
+  // O_NONBLOCK: open() of a FIFO would block the run otherwise.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) throw Error(code, fmt::format("cannot open {}: {}", path.string(), reason()));
   struct stat info{};
@@ -116,8 +116,8 @@ void make_directories(const std::filesystem::path& path) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
   if (error || !std::filesystem::is_directory(path))
-    throw WriteError(
-        fmt::format("cannot create directory {}: {}", path.string(), error ? error.message() : "a file stands there"));
+    throw WriteError(fmt::format("cannot create directory {}: {}", path.string(),
+                                 error ? error.message() : "a file of this name exists"));
 }
 
 std::filesystem::path tidy_path(const std::filesystem::path& path) {

@@ -6,9 +6,11 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <string_view>
 
 namespace trireme {
 
@@ -43,14 +45,14 @@ void log_warn(const std::string& message) {
 
 namespace {
 
-/// TRIREME_EXIT_FILE: where a job's script looks for the code of a rank that ended by itself. srun gives the largest
-/// code of all, and one task that it had to kill while loading makes that 143; where it could launch none, it may give
-/// 0. A code other than 0 wins over the 0 of others.
+/// TRIREME_EXIT_FILE: the job script reads the exit code of a rank from it. srun's own code is not enough: it is the
+/// largest of all tasks, which is 143 if srun killed one task while it was loading, and may be 0 if srun could launch
+/// none. A code other than 0 overwrites the 0 of other ranks.
 void leave_exit_code(int code) {
   const char* path = std::getenv("TRIREME_EXIT_FILE");
   if (path == nullptr) return;
   std::FILE* file = std::fopen(path, code == 0 ? "wx" : "w");
-  if (file == nullptr) return;  // another rank's 0 is there, or the script goes by srun's code
+  if (file == nullptr) return;  // another rank wrote its code, or the script uses srun's code
   std::fprintf(file, "%d\n", code);
   std::fclose(file);
 }
@@ -69,7 +71,7 @@ int run_main(const char* program, const std::function<int()>& body,
     message = error.what();
     code = static_cast<int>(error.code());
   } catch (const std::exception& error) {
-    // LibTorch's exceptions go on with their stack: it comes first, the last line is the sentence.
+    // what() of LibTorch's exceptions ends with a stack: it is printed first, so that the message is the last line.
     const std::string_view text = error.what();
     const size_t stack = std::min(text.find("\nException raised from"), text.size());
     if (stack < text.size()) message = fmt::format("{}\n", text.substr(stack + 1));
@@ -82,7 +84,7 @@ int run_main(const char* program, const std::function<int()>& body,
   if (on_error) on_error(message);
   std::fflush(stdout);
   while (message.ends_with('\n')) message.pop_back();
-  // Lists (file:line:column: …) stay as they are, for editors to follow; the last line carries the program's name.
+  // Lines like file:line:column: … keep their form, which editors parse; only the last line gets the program's name.
   const size_t last_line = message.find_last_of('\n') + 1;
   fmt::print(stderr, "{}{}: {}\n", message.substr(0, last_line), program, message.substr(last_line));
   std::fflush(stderr);

@@ -29,15 +29,15 @@ char g_speaker[101] = "this process";
 pthread_t g_training_thread;
 bool g_installed = false;
 
-// What the training thread's handler leaves for training_stack().
+// Written by the training thread's handler, read by training_stack().
 void* g_frames[kMaxFrames];
 std::atomic<int> g_num_frames{0};
 sem_t g_answered;
 
-/// A signal that neither MPI, NCCL nor CUDA uses, and that profilers leave alone.
+/// A signal that MPI, NCCL, CUDA and profilers do not use.
 int ask_signal() { return SIGRTMIN + 7; }
 
-// --- inside handlers: nothing here allocates or locks --------------------------------------------
+// --- async-signal-safe: nothing here allocates or locks --------------------------------------------
 
 void say(const char* text) {
   for (size_t left = std::strlen(text); left > 0;) {
@@ -71,7 +71,7 @@ const char* signal_name(int signal) {
 }
 
 void on_fatal_signal(int signal, siginfo_t* info, void*) {
-  // SA_RESETHAND has put the default action back: a second fault, here or in another thread, ends the process at once.
+  // SA_RESETHAND has restored the default action: a second fault, here or in another thread, ends the process at once.
   say(g_speaker);
   say(": ended by ");
   say(signal_name(signal));
@@ -114,11 +114,11 @@ void install_stack_handlers() {
   if (g_installed) return;
   g_installed = true;
   (void)sem_init(&g_answered, 0, 0);
-  // The first call loads the unwinder, which a handler must not do.
+  // The first call of backtrace() loads the unwinder's library, which is not allowed in a handler.
   void* frame = nullptr;
   (void)backtrace(&frame, 1);
 
-  // A stack that has run over leaves no room for a handler.
+  // After a stack overflow the handler needs a stack of its own.
   static char room[64 << 10];
   stack_t alternative{};
   alternative.ss_sp = room;
@@ -148,7 +148,7 @@ void set_stack_speaker(const std::string& speaker) {
 
 std::string training_stack(double seconds) {
   if (!g_installed || pthread_equal(pthread_self(), g_training_thread) != 0) return "";
-  while (sem_trywait(&g_answered) == 0) continue;  // an answer that came too late for its question
+  while (sem_trywait(&g_answered) == 0) continue;  // the late answer to an earlier request
   if (pthread_kill(g_training_thread, ask_signal()) != 0) return "";
   timespec until{};
   (void)clock_gettime(CLOCK_MONOTONIC, &until);
@@ -158,7 +158,7 @@ std::string training_stack(double seconds) {
   while (sem_clockwait(&g_answered, CLOCK_MONOTONIC, &until) != 0)
     if (errno != EINTR) return "";
   std::string text;
-  // The first two are the handler and the frame that calls it.
+  // Skips the handler and the frame that calls it.
   for (int i = 2; i < g_num_frames; ++i) text += fmt::format("  #{} {}\n", i - 2, frame_text(g_frames[i]));
   return text;
 }

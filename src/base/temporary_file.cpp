@@ -25,7 +25,7 @@ constexpr std::string_view kInfix = ".tmp-";
 constexpr size_t kDigits = 16;
 
 uint64_t random_number() {
-  // Not seeded from clock or process number, which containers started from one image may have in common.
+  // Not seeded from clock or process ID, which can be equal in containers that start from one image.
   std::random_device entropy;
   return uint64_t{entropy()} << 32 | entropy();
 }
@@ -39,9 +39,9 @@ bool is_temporary(std::string_view name, std::string_view target) {
          (target.empty() || name.substr(0, name.size() - length) == target);
 }
 
-/// Takes the exclusive lock without waiting. Of the open file description: another one of the same process conflicts
-/// with it too, and it goes with the last copy of the descriptor. Not flock(), which the HDF5 library takes on a file
-/// that it writes.
+/// Takes the exclusive lock without waiting. The lock belongs to the open file description: another description of the
+/// same process conflicts with it, and it ends when the last copy of the descriptor is closed. Not flock(): the HDF5
+/// library takes that lock on a file that it writes.
 bool lock(int descriptor) {
   struct flock whole{};
   whole.l_type = F_WRLCK;
@@ -54,12 +54,12 @@ bool has_name(int descriptor) {
   return fstat(descriptor, &info) == 0 && info.st_nlink > 0;
 }
 
-/// Safe, because between the lock and the unlink no living maker can hold the lock: one that creates a file locks it
-/// before it writes a byte, and takes another name where it finds the lock taken or the file unlinked. A living one on
-/// another host keeps its lock too, unless the storage is mounted with locks that each host keeps for itself; there two
-/// hosts would have to write the same target at once, and the loser's commit() fails.
+/// Cannot remove the file of a living process: a process locks its file before it writes the first byte, and takes
+/// another name if the lock is taken or the file was unlinked. Locks of other hosts are seen too, unless the storage is
+/// mounted with host-local locks. There, if two hosts write the same target at the same time, one of them can lose its
+/// file, and its commit() fails.
 bool remove_if_dead(const fs::path& path) {
-  // Non-blocking: a FIFO may stand there under such a name.
+  // O_NONBLOCK: a FIFO may have such a name.
   const int descriptor = open(path.c_str(), O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
   if (descriptor < 0) return false;
   struct stat info{};
@@ -79,10 +79,10 @@ TemporaryFile::TemporaryFile(const fs::path& target) : target_(target) {
   for (int attempt = 0; attempt < kAttempts; ++attempt)
     if (create()) return;
   errno = EEXIST;
-  write_failed("create a temporary file beside", target_);
+  write_failed("create a temporary file for", target_);
 }
 
-/// False: the name is taken, or somebody removed the file before it was locked.
+/// False: the name is taken, or another process removed the file before it was locked.
 bool TemporaryFile::create() {
   path_ = target_;
   path_ += std::string(kInfix) + hex64(random_number());
@@ -91,7 +91,7 @@ bool TemporaryFile::create() {
     if (errno == EEXIST) return false;
     write_failed("create", target_);
   }
-  const bool taken = !lock(descriptor_) && (errno == EAGAIN || errno == EACCES);  // others: no locks here
+  const bool taken = !lock(descriptor_) && (errno == EAGAIN || errno == EACCES);  // other errors: no locks here
   if (!taken && has_name(descriptor_)) return true;
   close(std::exchange(descriptor_, -1));
   return false;
@@ -114,7 +114,7 @@ void TemporaryFile::commit() {
   };
   if (fsync(descriptor_) != 0) failed("write to");
   fault_point("file:commit");
-  // Locked until it has its own name: unlocked it would pass for a dead process' file.
+  // The lock is held until the rename: other processes remove unlocked temporary files.
   if (rename(path_.c_str(), target_.c_str()) != 0) failed("write to");
   close(std::exchange(descriptor_, -1));
   const int directory = open(directory_of(target_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);

@@ -28,7 +28,7 @@ std::optional<std::string> nearest_word(std::string_view word, const std::vector
   std::optional<std::string> best;
   int best_distance = 0;
   for (const std::string& candidate : candidates) {
-    // Too different in length to be near: keeps a megabyte-long key from costing minutes.
+    // The distance is at least the difference in length: without this check a key of a megabyte would take minutes.
     const size_t longer = std::max(word.size(), candidate.size());
     const size_t shorter = std::min(word.size(), candidate.size());
     if (longer - shorter > std::max<size_t>(1, longer * 2 / 5)) continue;

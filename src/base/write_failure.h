@@ -1,5 +1,5 @@
 #pragma once
-// Private to base/: the sentence about a system call that could not write.
+// Private to base/: the message for a failed system call that writes.
 
 #include <filesystem>
 

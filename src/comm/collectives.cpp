@@ -11,7 +11,7 @@ namespace trireme {
 
 namespace {
 
-/// Numbers are needed without a watchdog too: messages name collectives by them.
+/// Sequence numbers are needed without a watchdog too: messages name collectives by them.
 class Counter final : public CollectiveObserver {
  public:
   uint64_t begin(const char*, int64_t, const char*) override { return ++last_; }
@@ -24,7 +24,8 @@ class Counter final : public CollectiveObserver {
 };
 
 std::atomic<CollectiveObserver*>& installed() {
-  static std::atomic<CollectiveObserver*> observer = new Counter;  // threads may ask until the process is gone
+  static std::atomic<CollectiveObserver*> observer =
+      new Counter;  // never destroyed: threads may use it until the process ends
   return observer;
 }
 

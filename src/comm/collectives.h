@@ -1,5 +1,5 @@
 #pragma once
-// Private to comm/: telling the observer of collectives, and comparing them between ranks.
+// Private to comm/: reports collectives to the observer, and compares them between ranks.
 
 #include "trireme/comm/watch.h"
 
@@ -13,8 +13,8 @@ namespace trireme {
 CollectiveObserver& collective_observer();
 void set_collective_observer(CollectiveObserver& observer);
 
-/// A collective in which the host blocks from its start to its end. When `call` throws it does not end: the report then
-/// names it.
+/// A collective in which the host blocks from its start to its end. When `call` throws, the collective stays unfinished
+/// in the records, so that the watchdog's report names it.
 template <class Call>
 void block_in_collective(const char* kind, int64_t elements, const char* group, const Call& call) {
   CollectiveObserver& observer = collective_observer();
@@ -36,7 +36,7 @@ auto launch_collective(const char* kind, int64_t elements, const char* group, co
   return work;
 }
 
-/// TRIREME_CHECK_COLLECTIVES=1: before a collective starts the ranks compare what they are about to do.
+/// True with TRIREME_CHECK_COLLECTIVES=1: before a collective starts, the ranks compare its kind, size and group.
 bool checking_collectives();
 /// InternalError naming the ranks whose text differs from the others'. `all`: of every rank of the group,
 /// "all_reduce[1024] on world" and the like.

@@ -12,7 +12,7 @@ namespace trireme {
 
 namespace {
 
-/// Values one after the other, each behind its length (8 bytes).
+/// The values concatenated, each preceded by its length (8 bytes).
 std::string packed(const std::vector<std::string>& values) {
   std::string text;
   for (const std::string& value : values) {

@@ -17,13 +17,14 @@ class HostExchange {
   virtual std::vector<std::string> gather(const std::string& mine) = 0;
   /// Rank 0's value on every rank.
   virtual std::string broadcast(const std::string& value) = 0;
-  /// Every rank's value on every rank, in rank order: through rank 0 unless the backend has a call for it.
+  /// Every rank's value on every rank, in rank order. Goes through rank 0 unless the backend has its own all-gather.
   virtual std::vector<std::string> all_gather(const std::string& mine);
   /// Reduced by rank 0 in rank order, so that all ranks and all backends get the same bits. InternalError on all ranks
   /// when their numbers of values differ.
   std::vector<double> all_reduce(const std::vector<double>& values, ReduceOp op);
   void barrier();
-  /// False when a rank did not come within `seconds` or the exchange broke. After false the exchange must not be used.
+  /// False when a rank did not arrive within `seconds` or the exchange failed. After false the exchange must not be
+  /// used.
   virtual bool barrier_within(double seconds) = 0;
   /// The sub-group of this group's ranks with the same colour, ordered by rank. Collective.
   virtual std::unique_ptr<HostExchange> split(int colour) = 0;
@@ -35,7 +36,8 @@ class HostExchange {
   int rank_, size_;
 };
 
-/// Over MPI. `mpi_comm` points to an MPI_Comm, so that this header needs no mpi.h; parts made by split() own theirs.
+/// Over MPI. `mpi_comm` points to an MPI_Comm (void*: this header does not include mpi.h); the caller keeps it.
+/// Sub-groups made by split() own theirs.
 std::unique_ptr<HostExchange> make_mpi_exchange(const void* mpi_comm);
 
 }  // namespace trireme

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <string_view>
@@ -71,8 +72,9 @@ void check_rank(const Launch& launch, const char* rank_name, const char* size_na
         launch.local_rank, launch.local_world_size));
 }
 
-/// Several copies that a launcher started, each told by RANK and WORLD_SIZE that it is something else, would overwrite
-/// each other's output. A launcher below another one (torchrun in an srun step) makes the world larger, never smaller.
+/// Compares RANK and WORLD_SIZE with the launcher's own variables. If they contradict, several processes could take the
+/// same rank and overwrite each other's output. A larger WORLD_SIZE is allowed: a launcher inside another one (torchrun
+/// in an srun step) starts more ranks, never fewer.
 void check_against_launcher(const Lookup& get, const Launch& launch) {
   struct {
     const char *rank, *size;
@@ -114,7 +116,7 @@ Launch from_explicit(const Lookup& get) {
 }
 
 Launch from_mpi(const Lookup& get) {
-  // Rank and size as the launcher's environment has them; MPI_Init has the last word (World::join).
+  // Rank and size from the launcher's environment; World::join() replaces them by those of MPI_Init.
   Launch launch;
   launch.kind = Launch::Kind::kMpi;
   const auto first = [&](std::initializer_list<const char*> names) -> std::optional<int> {
@@ -149,7 +151,7 @@ Launch from_slurm(const Lookup& get) {
     if (!job_nodes) throw ConfigError("neither MASTER_ADDR nor SLURM_STEP_NODELIST is set: rank 0's host is unknown");
     launch.master_address = first_slurm_host(*job_nodes);
   }
-  // Steps of one host must not meet on one port: it is spread by job and step.
+  // Job steps that share a host need different ports: the port is derived from job and step.
   const int64_t job = integer(get, "SLURM_JOB_ID").value_or(0), step = required(get, "SLURM_STEP_ID", "SLURM_PROCID");
   launch.master_port = integer(get, "MASTER_PORT").value_or(static_cast<int>(20000 + (job * 97 + step) % 20000));
   return launch;

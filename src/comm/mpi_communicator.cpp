@@ -70,7 +70,7 @@ int size_of(MPI_Comm handle) {
   return size;
 }
 
-/// Where each rank's value begins in their concatenation, and where the last one ends. MPI counts in ints.
+/// Offset of each rank's value in the concatenation, and the end of the last one. MPI takes offsets as int.
 std::vector<int> offsets_of(const std::vector<int>& lengths) {
   std::vector<int> offsets = {0};
   int64_t total = 0;

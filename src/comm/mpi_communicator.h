@@ -13,10 +13,10 @@
 
 namespace trireme {
 
-/// Initialises MPI once per process; finalize_mpi() ends it and counts as a collective for the watchdog.
+/// Initialises MPI once per process. finalize_mpi() ends it; the watchdog sees it as a collective.
 void initialize_mpi();
 void finalize_mpi();
-/// MPI_Abort, unless MPI has not begun or has ended: then it returns.
+/// MPI_Abort. Returns if MPI is not initialised or already finalised.
 void abort_mpi(int exit_code);
 
 /// Elements of one MPI call at most: counts are ints there, and OpenMPI multiplies them by ranks in int as well. Longer
@@ -33,11 +33,11 @@ void check_mpi(int code, const char* call);
 /// Host-side exchanges over MPI, for every communicator whose processes MPI started.
 std::vector<double> mpi_all_reduce_host(MPI_Comm handle, std::vector<double> values, ReduceOp op);
 std::vector<std::string> mpi_all_gather_host(MPI_Comm handle, const std::string& value);
-/// All on rank 0, empty elsewhere.
+/// Rank 0: all values in rank order. Others: empty.
 std::vector<std::string> mpi_gather_host(MPI_Comm handle, const std::string& value);
 /// Rank 0's value.
 std::string mpi_broadcast_host(MPI_Comm handle, const std::string& value);
-/// False when a rank did not come in time. Its barrier is then still under way, so the communicator must not be used.
+/// False when a rank did not arrive in time. Its barrier is then still under way, so the communicator must not be used.
 bool mpi_barrier_within(MPI_Comm handle, double seconds);
 
 }  // namespace trireme

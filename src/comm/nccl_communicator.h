@@ -8,7 +8,7 @@
 
 namespace trireme {
 
-/// One communicator per group, with a high-priority stream of its own. `exchange` carries the unique id and the
+/// One communicator per group, with its own high-priority stream. `exchange` transfers the unique id and serves the
 /// host-side calls.
 std::unique_ptr<Communicator> make_nccl_communicator(std::unique_ptr<HostExchange> exchange, at::Device device,
                                                      const char* name);

@@ -48,7 +48,7 @@ ncclDataType_t nccl_type(at::ScalarType type) {
   }
 }
 
-/// What belongs to all NCCL communicators of the process.
+/// State shared by all NCCL communicators of the process.
 class Registry {
  public:
   static Registry& instance() {
@@ -56,7 +56,7 @@ class Registry {
     return *registry;
   }
   QueuedCollectives& queue() { return queue_; }
-  /// The current device is `device`.
+  /// Requires: the current device is `device`.
   DeviceEvent take_event(int device) {
     if (const auto spare = queue_.take_spare(device, steady_seconds())) return *spare;
     cudaEvent_t event = nullptr;
@@ -71,7 +71,7 @@ class Registry {
     const std::lock_guard lock(mutex_);
     std::erase_if(communicators_, [&](const auto& entry) { return entry.first == handle; });
   }
-  /// Of one of the communicators; none before the first.
+  /// The device of one of the communicators; empty if there is none.
   std::optional<at::Device> device() {
     const std::lock_guard lock(mutex_);
     return communicators_.empty() ? std::nullopt : std::optional(communicators_.front().second);
@@ -300,9 +300,9 @@ std::unique_ptr<Communicator> make_nccl_communicator(std::unique_ptr<HostExchang
 double nccl_stuck_for() {
   const auto device = Registry::instance().device();
   if (!device) return 0;
-  // In a thread that never chose a device the first CUDA call creates a context on GPU 0.
+  // In a thread without a current device the first CUDA call would create a context on GPU 0.
   const c10::cuda::CUDAGuard guard(*device);
-  // A query beside a graph capture of the training thread must not invalidate it.
+  // The query must not invalidate a graph capture of the training thread.
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   (void)cudaThreadExchangeStreamCaptureMode(&mode);
   const double seconds = Registry::instance().queue().stuck_for(steady_seconds());

@@ -1,7 +1,7 @@
 #pragma once
-// Private to comm/: collectives on device streams, from their launch until their end is seen. The watchdog reads them:
-// a host that has gone on and now waits for the stream elsewhere is as stuck as the collective. No CUDA here: what an
-// event is, is the caller's.
+// Private to comm/: collectives on device streams, from their launch until their end is observed. The watchdog reads
+// them, because the host continues after the launch and may hang later, when it waits for the stream. Independent of
+// CUDA: the caller defines the events.
 
 #include <cstdint>
 #include <functional>
@@ -13,7 +13,7 @@
 
 namespace trireme {
 
-/// Recorded behind a collective on a stream of `device`. An event serves streams of its own device only.
+/// Recorded after a collective on a stream of `device`. An event can only be recorded on streams of its device.
 struct DeviceEvent {
   void* handle = nullptr;
   int device = 0;
@@ -34,9 +34,9 @@ class QueuedCollectives {
   explicit QueuedCollectives(Hooks hooks) : hooks_(std::move(hooks)) {}
 
   Entry add(DeviceEvent event, uint64_t sequence, double now);
-  /// The entry's Work is gone: its event may serve again when it has passed.
+  /// The entry's Work is destroyed: its event may be reused when the device has passed it.
   void release(Entry entry);
-  /// An event of `device` that nobody needs any more, if there is one.
+  /// An unused event of `device`, if there is one.
   std::optional<DeviceEvent> take_spare(int device, double now);
   void give_back(DeviceEvent event);
   /// Seconds up to `now` for which collectives have been queued without any of them finishing; 0 when none is queued.
@@ -49,7 +49,7 @@ class QueuedCollectives {
     double began;
     bool finished = false, released = false;
   };
-  /// Asks the device about those not known to have finished; events that nobody needs any more become spare.
+  /// Queries the events of unfinished collectives. Passed events whose Work is destroyed become spare.
   void collect(double now);
 
   Hooks hooks_;

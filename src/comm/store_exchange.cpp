@@ -30,11 +30,11 @@ auto ask_rank_0(const std::string& place, const Call& call) {
   }
 }
 
-/// Every step of an exchange has a number. In a gather each rank but 0 sets a key of its own and rank 0 reads them; in
-/// a broadcast rank 0 sets one key and the others read it: an exchange costs a few keys a rank.
+/// Every step of an exchange has a number. In a gather each rank except 0 sets its own key and rank 0 reads them all.
+/// In a broadcast rank 0 sets one key and the others read it. An exchange therefore needs only a few keys per rank.
 ///
-/// A key is removed by the rank that set it, once another step proves that it was read: rank 0 has read a gather when
-/// its next broadcast is there, the others have read a broadcast when their values of the next gather are there.
+/// The rank that set a key removes it when a later step proves that it was read: rank 0 has read a gather when its next
+/// broadcast has arrived; the others have read a broadcast when their values of the next gather have arrived.
 class StoreExchange final : public HostExchange {
  public:
   StoreExchange(StorePtr store, std::string place, std::string prefix, int rank, int size)
@@ -76,7 +76,7 @@ class StoreExchange final : public HostExchange {
       if (rank_ != 0) store_->set(key(step, rank_), bytes(""));
       for (int peer = rank_ == 0 ? 1 : 0; peer < (rank_ == 0 ? size_ : 1); ++peer) {
         const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
-        // c10d takes 0 for its own time-out.
+        // c10d replaces a time-out of 0 by its default.
         store_->wait({key(step, peer)}, std::max(left, std::chrono::milliseconds(1)));
       }
       if (rank_ == 0) store_->set(key(step, 0), bytes(""));
@@ -100,13 +100,13 @@ class StoreExchange final : public HostExchange {
   }
 
  private:
-  /// What comes first of a stored value: its length in bytes.
+  /// The start of a stored value: its length in bytes.
   using Length = uint64_t;
 
   std::string key(uint64_t step, int rank) const { return fmt::format("{}/{}/{}", prefix_, step, rank); }
   static std::string piece_key(const std::string& key, size_t piece) { return fmt::format("{}+{}", key, piece); }
 
-  /// Pieces of kMaxStoredBytes; the first, which others wait for, is set last.
+  /// Sets pieces of kMaxStoredBytes. The first piece is set last, because readers wait for it.
   void set(const std::string& key, const std::string& value) {
     const Length length = value.size();
     std::string whole(sizeof length, '\0');

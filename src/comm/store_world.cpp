@@ -27,10 +27,10 @@ using TcpStorePtr = c10::intrusive_ptr<c10d::TCPStore>;
 
 // After the rendezvous the watchdog limits waiting, not the store. c10d keeps milliseconds in an int.
 constexpr milliseconds kWithoutLimit = std::chrono::hours(24 * 7);
-/// How long rank 0 keeps its store for ranks that have not left: they have nothing else to do by then.
+/// How long rank 0 keeps its store open for ranks that have not called leave(). They have finished all other work.
 constexpr milliseconds kLeaving = std::chrono::seconds(60);
-/// While ranks are awaited: how often the store is asked, the key that is there when all came, and the key of the
-/// sentence about those that did not.
+/// During the rendezvous: the polling interval, the key that exists when all ranks have arrived, and the key of the
+/// message about missing ranks.
 constexpr milliseconds kAsking{50};
 constexpr const char* kComplete = "complete";
 constexpr const char* kAbsent = "absent";
@@ -89,15 +89,15 @@ class TcpStoreWorld final : public StoreWorld {
   double limit_seconds() const { return static_cast<double>(limit_.count()) / 1000; }
 
   TcpStorePtr connect(bool listen) const {
-    // c10d prints a stack trace for every failed attempt; our own message has its reason. 3: fatal errors only.
+    // c10d prints a stack trace for every failed attempt; our message contains the reason. 3: fatal errors only.
     if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = 3;
     c10d::TCPStoreOptions options;
     options.port = static_cast<uint16_t>(launch_.master_port);
     options.isServer = listen;
     options.waitWorkers = false;
     options.timeout = limit_;
-    // c10d waits without end for a port that accepts and never answers, and three times its time-out for a closed one.
-    // It runs in a thread of its own, which is abandoned when the time is up.
+    // c10d waits forever for a port that accepts and never answers, and three times its time-out for a closed one. So
+    // it connects in a separate thread, which is abandoned when the time is up.
     std::packaged_task<TcpStorePtr()> task(
         [address = launch_.master_address, options] { return c10::make_intrusive<c10d::TCPStore>(address, options); });
     std::future<TcpStorePtr> store = task.get_future();
@@ -143,12 +143,12 @@ class TcpStoreWorld final : public StoreWorld {
           launch_.rank, own, place(), theirs));
   }
 
-  /// The last rank to arrive sets one key, for which all ask. If each rank asked for every rank's key, the work of rank
-  /// 0's server would grow with the square of the ranks.
+  /// The last rank to arrive sets one key, and all ranks poll that key. If each rank polled every rank's key, the load
+  /// of rank 0's server would grow with the square of the number of ranks.
   void wait_for_others(std::chrono::steady_clock::time_point deadline) const {
     if (store_->add("arrived", 1) == launch_.world_size) store_->set(kComplete, bytes("yes"));
     while (!present(kComplete)) {
-      // The rank that gives up first leaves its message in the store, because the store ends with rank 0.
+      // The first rank that gives up writes its message to the store for the others: the store ends with rank 0.
       if (present(kAbsent)) throw ConfigError(fmt::format("rank {}: {}", launch_.rank, verdict()));
       if (std::chrono::steady_clock::now() < deadline) {
         std::this_thread::sleep_for(kAsking);

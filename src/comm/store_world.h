@@ -17,11 +17,11 @@ class StoreWorld {
   virtual ~StoreWorld() = default;
   virtual std::unique_ptr<HostExchange> exchange() = 0;
 
-  /// A barrier after the last exchange, before leave(). The watchdog sees which rank does not come.
+  /// A barrier after the last exchange, before leave(). The watchdog sees which rank does not arrive.
   virtual void part() = 0;
 
-  /// Rank 0 waits until every rank has called it, so that the store outlives the last reader, for a minute at most.
-  /// Ends the use of the store.
+  /// Ends the use of the store. Rank 0 waits until every rank has called it, a minute at most, so that the store
+  /// outlives its last reader.
   virtual void leave() = 0;
 };
 

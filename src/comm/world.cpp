@@ -38,7 +38,7 @@ class CpuWorld final : public World {
   const std::vector<std::string>& hosts() const override { return hosts_; }
 
   void abort(const std::string& reason, int exit_code) override {
-    // The guard reaches every rank faster than MPI_Abort, which prints a page of text.
+    // The watchdog first: it reaches every rank faster than MPI_Abort, which prints a page of text.
     if (guard_ && guard_->connected()) guard_->fail(reason, exit_code);
     if (guard_)
       guard_->announce(reason, exit_code);
@@ -51,7 +51,7 @@ class CpuWorld final : public World {
   void leave() override {
     fault_point("leave", comm_->rank());
     comm_->barrier();
-    // MPI_Finalize waits for all ranks: the guard stays until it returns.
+    // MPI_Finalize waits for all ranks: the watchdog must run until it returns.
     fault_point("finalize", comm_->rank());
     if (launch_.kind == Launch::Kind::kMpi) finalize_mpi();
     if (guard_) guard_->leave();

@@ -1,5 +1,5 @@
 #pragma once
-// Private to comm/: what the CPU and the GPU worlds share.
+// Private to comm/: functions shared by the CPU and the GPU world.
 
 #include "trireme/comm/communicator.h"
 
@@ -7,8 +7,8 @@
 
 namespace trireme {
 
-/// After MPI_Init: rank, size and their counterparts on this host as MPI has them. ConfigError when MPI knows fewer
-/// ranks than the launcher started.
+/// After MPI_Init: rank, size, local rank and local size from MPI. ConfigError when MPI has fewer ranks than the
+/// launcher started.
 void adopt_mpi_rank(Launch& launch);
 
 #ifdef TRIREME_WITH_CUDA

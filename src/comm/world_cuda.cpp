@@ -1,4 +1,4 @@
-// Ranks with a GPU each.
+// The world of ranks that own one GPU each.
 #include "collectives.h"
 #include "host_exchange.h"
 #include "mpi_communicator.h"
@@ -75,7 +75,7 @@ class GpuWorld final : public World {
     fault_point("leave", launch_.rank);
     comm_->barrier();
     fault_point("part", launch_.rank);
-    // The guard goes last: a rank that is stopped from here on blocks the others as in any collective.
+    // The watchdog ends last: a rank that stops during these steps blocks the others, as in any collective.
     comm_.reset();
     if (launch_.kind == Launch::Kind::kMpi) {
       fault_point("finalize", launch_.rank);
@@ -93,7 +93,7 @@ class GpuWorld final : public World {
     int count = 0;
     const cudaError_t status = cudaGetDeviceCount(&count);
     const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-    // Some launchers show each rank its own GPU only.
+    // Some launchers make only its own GPU visible to each rank.
     device_ = count == 1 ? 0 : launch_.local_rank;
     const bool too_few = count == 1 && launch_.local_world_size > 1 && visible == nullptr;
     if (status != cudaSuccess || device_ >= count || too_few)
@@ -113,7 +113,7 @@ class GpuWorld final : public World {
     for (size_t i = 0; i < all.size(); ++i)
       for (size_t j = i + 1; j < all.size(); ++j)
         if (all[i] == all[j]) {
-          // All ranks find the same. They leave together, so that none reports the loss of another instead.
+          // All ranks compute the same result. They leave together, so that none reports another rank as lost.
           if (store_)
             store_->leave();
           else

@@ -1,4 +1,4 @@
-// adapter_config.json of a LoRA adapter: what peft 0.21 computes from each field, and what we do.
+// adapter_config.json of a LoRA adapter: the fields of peft 0.21's LoraConfig, and which values are supported.
 #include "json.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
@@ -17,7 +17,7 @@ namespace {
 using Json = nlohmann::json;
 using Problems = std::vector<std::string>;
 
-/// null, false, "none", {} and []: the field asks for nothing.
+/// null, false, "none", {} and []: the field has no effect.
 bool is_empty(const Json& value) {
   return value.is_null() || value == Json(false) || value == Json("none") ||
          ((value.is_object() || value.is_array()) && value.empty());
@@ -27,7 +27,7 @@ std::string shown(const Json& value) {
   return value.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 80);
 }
 
-/// What a field's value is to us: empty = read as peft reads it, otherwise the sentence that refuses it.
+/// Checks a field's value: empty if it is supported, otherwise the reason why not.
 using Check = std::function<std::string(const Json& value)>;
 
 std::string anything(const Json&) { return ""; }
@@ -37,7 +37,7 @@ std::string check_init(const Json& value) {
   if (value.is_boolean() || value.is_null()) return "";
   std::string name = value.is_string() ? value.get<std::string>() : "";
   std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
-  // Only drawn before training: what was drawn lies in the file.
+  // Affects only the values before training; the file contains the trained values.
   for (const char* harmless : {"gaussian", "eva", "orthogonal", "mica"})
     if (name == harmless) return "";
   if (name.starts_with("pissa") || name == "olora" || name == "corda" || name == "loftq" || name == "lora_ga")
@@ -51,10 +51,10 @@ std::string check_task(const Json& value) {
   return value.is_null() || value == Json("CAUSAL_LM") ? "" : "is not supported, only CAUSAL_LM is";
 }
 
-/// Every field of peft 0.21's LoraConfig but those that read_adapter_config() reads itself.
+/// All fields of peft 0.21's LoraConfig except those that read_adapter_config() reads itself.
 const std::map<std::string, Check>& known_fields() {
   static const std::map<std::string, Check> fields = {
-      // No part in what the adapter computes.
+      // No influence on what the adapter computes.
       {"auto_mapping", anything},
       {"base_model_name_or_path", anything},
       {"ensure_weight_tying", anything},
@@ -63,7 +63,7 @@ const std::map<std::string, Check>& known_fields() {
       {"peft_version", anything},
       {"revision", anything},
       {"runtime_config", anything},
-      // Read by the initialisation that init_lora_weights names, and by nothing else.
+      // Used only by the initialisation that init_lora_weights names.
       {"corda_config", anything},
       {"eva_config", anything},
       {"loftq_config", anything},
@@ -71,7 +71,7 @@ const std::map<std::string, Check>& known_fields() {
       {"qalora_group_size", anything},  // of use_qalora
       {"init_lora_weights", check_init},
       {"task_type", check_task},
-      // Other arithmetic, or other modules.
+      // They change the computation, or adapt other modules.
       {"alora_invocation_tokens", nothing},
       {"alpha_pattern", nothing},
       {"arrow_config", nothing},
@@ -111,7 +111,7 @@ std::vector<std::string> names_of(const Json& list, const char* key, Problems& p
   return names;
 }
 
-/// A list is of the input embedding; an object names the modules.
+/// A list refers to the input embedding; an object names the modules.
 std::map<std::string, std::vector<int64_t>> token_indices(const Json& value, Problems& problems) {
   std::map<std::string, std::vector<int64_t>> indices;
   if (is_empty(value)) return indices;
@@ -130,7 +130,7 @@ std::map<std::string, std::vector<int64_t>> token_indices(const Json& value, Pro
     for (const Json& id : list) {
       if (!id.is_number_unsigned() || id.get<uint64_t>() > INT32_MAX ||
           (!ids.empty() && ids.back() >= id.get<int64_t>())) {
-        problems.push_back(fmt::format("trainable_token_indices.{}: {} where a larger id is due", name, shown(id)));
+        problems.push_back(fmt::format("trainable_token_indices.{}: {}, expected a larger id", name, shown(id)));
         break;
       }
       ids.push_back(id.get<int64_t>());
@@ -144,7 +144,7 @@ std::map<std::string, std::vector<int64_t>> token_indices(const Json& value, Pro
 AdapterConfig read_adapter_config(const std::filesystem::path& directory) {
   const auto path = directory / "adapter_config.json";
   if (!std::filesystem::exists(path))
-    throw ModelError(fmt::format("{} is no PEFT directory: adapter_config.json is missing", directory.string()));
+    throw ModelError(fmt::format("{} is not a PEFT directory: adapter_config.json is missing", directory.string()));
   const Json json = parse_json(read_text_file(path, ExitCode::kModel, 16 << 20), path.string(), ExitCode::kModel);
   Problems problems;
   if (!json.is_object()) throw ModelError(fmt::format("{} is not a JSON object", path.string()));
@@ -164,11 +164,11 @@ AdapterConfig read_adapter_config(const std::filesystem::path& directory) {
   if (const Json r = member(json, "r"); r.is_number_integer() && r.get<int64_t>() > 0 && r.get<int64_t>() <= 65536)
     config.r = r.get<int64_t>();
   else
-    problems.push_back("r is missing, or no integer from 1 to 65536");
+    problems.push_back("r is missing or not an integer from 1 to 65536");
   if (const Json alpha = member(json, "lora_alpha"); alpha.is_number())
     config.alpha = alpha.get<double>();
   else
-    problems.push_back("lora_alpha is missing, or no number");
+    problems.push_back("lora_alpha is missing or not a number");
   if (const Json dropout = member(json, "lora_dropout"); dropout.is_number())
     config.dropout = dropout.get<double>();
   else if (!dropout.is_null())
@@ -226,7 +226,7 @@ std::string adapter_config_json(const AdapterConfig& config) {
                {"task_type", "CAUSAL_LM"},
                {"use_dora", false},
                {"use_rslora", false}};
-  // Older versions of peft do not know these two: they are written only where they say something.
+  // Older versions of peft do not know these two fields: they are written only if they are not empty.
   if (!config.exclude_modules.empty()) json["exclude_modules"] = config.exclude_modules;
   for (const auto& [module, ids] : config.token_indices)
     json["trainable_token_indices"][module == "model.embed_tokens" ? "embed_tokens" : module] = ids;

@@ -24,7 +24,7 @@ std::filesystem::path find_config(const std::filesystem::path& path) {
       fmt::format("{} has no config.json (Hugging Face) and no bert_config.json (TensorFlow)", path.string()));
 }
 
-/// Probability of dropout in steps of 1 / steps: 0 is allowed, unlike in number().
+/// A dropout probability, rounded to multiples of 1 / steps. 0 is allowed, unlike in number().
 double probability(ConfigReader& reader, const char* key, double fallback, int64_t steps) {
   if (!reader.has(key)) return fallback;
   const Json& value = reader.json()[key];
@@ -49,14 +49,14 @@ void check_shape(ConfigReader& reader, const BertConfig& c) {
   if (c.num_hidden_layers > kMaxLayers)
     reader.problem(fmt::format("num_hidden_layers is {}, at most {} are supported", c.num_hidden_layers, kMaxLayers));
   if (c.hidden_size % c.num_attention_heads != 0)
-    reader.problem(
-        fmt::format("hidden_size {} is no multiple of num_attention_heads {}", c.hidden_size, c.num_attention_heads));
+    reader.problem(fmt::format("hidden_size {} is not a multiple of num_attention_heads {}", c.hidden_size,
+                               c.num_attention_heads));
   const auto real = [](int64_t value) { return static_cast<double>(value); };
   const double layer = real(c.hidden_size) * (4 * real(c.hidden_size) + 2 * real(c.intermediate_size));
   const double tables =
       real(c.hidden_size) * (real(c.vocab_size) + real(c.max_position_embeddings) + real(c.type_vocab_size));
   if (const double parameters = real(c.num_hidden_layers) * layer + tables; parameters > kMaxParameters)
-    reader.problem(fmt::format("the shape has {:.3g} parameters, more than any computer holds", parameters));
+    reader.problem(fmt::format("the shape has {:.3g} parameters, more than the limit of 2^50", parameters));
 }
 
 }  // namespace

@@ -30,8 +30,8 @@ uint64_t header_bytes(const SafetensorsFile& file, uint64_t file_size) {
   return file_size - data;
 }
 
-// Version 1: every rank's whole shards under the same names, and the file's hash in manifest.json. Adapters were never
-// sharded.
+// Version 1: a file holds the complete shards of a rank under the same names; manifest.json holds the file's hash.
+// Adapters are not sharded.
 CheckpointManifest read_manifest_v1(const std::filesystem::path& directory) {
   const std::filesystem::path path = directory / kManifestNameV1;
   const std::string where = path.string();
@@ -46,7 +46,8 @@ CheckpointManifest read_manifest_v1(const std::filesystem::path& directory) {
   CheckpointManifest m;
   m.version = static_cast<int>(integer("format_version"));
   if (m.version != 1)
-    throw ModelError(fmt::format("{} has format version {}, version 1 is due under this name", where, m.version));
+    throw ModelError(
+        fmt::format("{} has format version {}; a file of this name must have version 1", where, m.version));
   m.world_size = integer("world_size");
   m.shard_size = integer("shard_size");
   m.step = integer("completed_steps");
@@ -138,7 +139,7 @@ std::vector<std::string> check_checkpoint_layout(const std::filesystem::path& di
       differences.push_back(fmt::format("{} has {} bytes, the manifest says {}", file.name, size, file.bytes));
       continue;
     }
-    if (manifest.version == 1) continue;  // the hash of the whole file decides
+    if (manifest.version == 1) continue;  // it has only a hash of the whole file
     try {
       const SafetensorsFile shard(path);
       std::set<std::string> named;

@@ -1,5 +1,5 @@
 #pragma once
-// Private to formats/: the fields of one config.json, with all its problems in one go.
+// Private to formats/: reads the fields of one config.json and reports all problems together.
 
 #include "json.h"
 #include "trireme/base/text.h"
@@ -15,7 +15,7 @@
 
 namespace trireme {
 
-/// Reads fields of one config.json and collects what is missing or not ours, to report it in one go.
+/// Reads fields of one config.json and collects missing, invalid and unsupported ones for one report.
 class ConfigReader {
  public:
   static constexpr int64_t kMaxInteger = INT32_MAX;
@@ -37,7 +37,7 @@ class ConfigReader {
     }
     return number.get<int64_t>();
   }
-  /// Ids under `key`: a list, one number, or null for none; `absent` where the key is not there.
+  /// The ids under `key`: a list, one number, or null for none; `absent` if the key is missing.
   std::vector<int64_t> token_ids(const char* key, std::vector<int64_t> absent, int64_t lowest = 0) {
     if (!json_.contains(key)) return absent;
     const nlohmann::json& value = json_[key];
@@ -53,7 +53,7 @@ class ConfigReader {
     }
     return ids;
   }
-  /// The same for at most one id.
+  /// As token_ids(), for at most one id.
   std::optional<int64_t> token_id(const char* key, std::optional<int64_t> absent, int64_t lowest = 0) {
     const std::vector<int64_t> ids = token_ids(key, absent ? std::vector{*absent} : std::vector<int64_t>{}, lowest);
     if (ids.size() > 1) problems_.push_back(fmt::format("{} is a list of {}, expected one id", key, ids.size()));

@@ -9,16 +9,16 @@ namespace trireme {
 namespace {
 
 constexpr hsize_t kMaxExtent = hsize_t{1} << 40;
-constexpr hsize_t kMaxChunkBytes = hsize_t{1} << 28;  // a row is read through its whole chunk
+constexpr hsize_t kMaxChunkBytes = hsize_t{1} << 28;  // reading a row decodes its whole chunk
 
 }  // namespace
 
 Hdf5Dataset::Hdf5Dataset(hid_t file, const char* name, const std::string& path) : name_(name), path_(path) {
   H5L_info_t link{};
   if (H5Lget_info(file, name, &link, H5P_DEFAULT) < 0) fail("cannot be looked up: " + hdf5_reason());
-  if (link.type != H5L_TYPE_HARD) fail("is a link to elsewhere; only data inside the file is read");
+  if (link.type != H5L_TYPE_HARD) fail("is a link; only data inside the file is read");
   dataset_ = {H5Dopen2(file, name, H5P_DEFAULT), H5Dclose};
-  if (!dataset_) fail("is no dataset: " + hdf5_reason());
+  if (!dataset_) fail("is not a dataset: " + hdf5_reason());
   const Hdf5Handle properties(H5Dget_create_plist(dataset_.get()), H5Pclose);
   if (H5Pget_external_count(properties.get()) > 0)
     fail("keeps its data in external files; only data inside the file is read");
@@ -75,7 +75,7 @@ void Hdf5Dataset::require_stored(hid_t properties, hid_t space) const {
   const H5D_layout_t layout = H5Pget_layout(properties);
   if (layout == H5D_CONTIGUOUS) {
     const hsize_t stored = H5Dget_storage_size(dataset_.get());
-    if (stored < bytes) fail(fmt::format("announces {} bytes and stores {}", bytes, stored));
+    if (stored < bytes) fail(fmt::format("declares {} bytes and stores {}", bytes, stored));
   }
   if (layout != H5D_CHUNKED) return;
   std::vector<hsize_t> chunk(extents_.size());
@@ -89,7 +89,7 @@ void Hdf5Dataset::require_stored(hid_t properties, hid_t space) const {
   }
   if (H5Dget_num_chunks(dataset_.get(), space, &stored) < 0)
     fail("has chunks that cannot be counted: " + hdf5_reason());
-  if (stored != expected) fail(fmt::format("has {} of its {} chunks: it was never written whole", stored, expected));
+  if (stored != expected) fail(fmt::format("has {} of its {} chunks: it was not written completely", stored, expected));
 }
 
 std::mutex& hdf5_mutex() {

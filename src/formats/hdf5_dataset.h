@@ -1,5 +1,5 @@
 #pragma once
-// Private to formats/: one dataset of a file that may be hostile. DataError with file and dataset.
+// Private to formats/: one dataset of an untrusted file. DataError with file and dataset.
 
 #include "hdf5_handles.h"
 
@@ -10,7 +10,7 @@
 
 namespace trireme {
 
-/// A dataset that lives in this very file, as bytes this library can decode.
+/// A dataset whose data is in the same file and has filters that this HDF5 library can decode; DataError for any other.
 class Hdf5Dataset {
  public:
   Hdf5Dataset() = default;
@@ -22,11 +22,12 @@ class Hdf5Dataset {
   hid_t type() const { return type_.get(); }
   hid_t get() const { return dataset_.get(); }
   void require_integers(size_t dimensions) const;
-  /// Row `row` of a two-dimensional dataset, or element `row` of a one-dimensional one, in the memory type given.
+  /// Row `row` of a two-dimensional dataset, or element `row` of a one-dimensional one, converted to the given memory
+  /// type.
   void read(int64_t row, hid_t memory_type, void* out) const;
 
  private:
-  /// Elements that were never written read as zeros, and a few bytes can announce any number of them.
+  /// Checks the stored size: HDF5 reads unwritten elements as zeros, so a small file can declare any number of them.
   void require_stored(hid_t properties, hid_t space) const;
 
   std::string name_, path_;
@@ -34,7 +35,7 @@ class Hdf5Dataset {
   std::vector<hsize_t> extents_;
 };
 
-/// libhdf5 may be built without locks: whoever calls it from several threads holds this.
+/// Held around calls of libhdf5, which may be built without thread safety.
 std::mutex& hdf5_mutex();
 
 }  // namespace trireme

@@ -35,17 +35,17 @@ const Hdf5GlobalHeap::Objects& Hdf5GlobalHeap::collection(uint64_t address, std:
   if (address > file_.size() || base_ > file_.size() - address || file_.size() - address - base_ < kHeader)
     return damaged("lies outside the file");
   const std::span<const std::byte> rest = file_.subspan(address + base_);
-  if (std::memcmp(rest.data(), "GCOL\1", 5) != 0) return damaged("is no heap collection of version 1");
+  if (std::memcmp(rest.data(), "GCOL\1", 5) != 0) return damaged("is not a heap collection of version 1");
   const auto size = load<uint64_t>(rest, 8);
-  if (size > rest.size() || size < kHeader) return damaged("leaves the file");
-  // Collections that overlap would make a small file cost any amount of time and memory.
+  if (size > rest.size() || size < kHeader) return damaged("exceeds the file");
+  // Overlapping collections could make a small file take unbounded time and memory.
   walked_ += size;
   if (walked_ > file_.size()) return damaged("overlaps others");
   for (uint64_t at = kHeader; size - at >= kHeader;) {
     const auto index = load<uint16_t>(rest, at);
     const auto bytes = load<uint64_t>(rest, at + 8);
     if (index == 0) break;  // free space, always the last
-    if (bytes > size - at - kHeader) return damaged("holds an object that leaves it");
+    if (bytes > size - at - kHeader) return damaged("holds an object that exceeds it");
     objects.push_back({index, rest.subspan(at + kHeader, bytes)});
     at += kHeader + (bytes + 7) / 8 * 8;
     if (at > size) break;

@@ -1,5 +1,5 @@
 #pragma once
-// Private to formats/: objects of an HDF5 file's global heap, found in the mapped file without libhdf5.
+// Private to formats/: reads objects of an HDF5 file's global heap from the mapped file, without libhdf5.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,9 +12,9 @@ namespace trireme {
 
 class Hdf5GlobalHeap {
  public:
-  /// `file`: the whole file; addresses count from `base` (the user block's size).
+  /// `file`: the whole file; addresses are relative to `base` (the user block's size).
   Hdf5GlobalHeap(std::span<const std::byte> file, uint64_t base) : file_(file), base_(base) {}
-  /// The bytes of object `index` of the collection at `address`; empty and `problem` set when the file has none there.
+  /// The bytes of object `index` of the collection at `address`. If there is none: empty, and `problem` says why.
   std::span<const std::byte> object(uint64_t address, uint32_t index, std::string& problem);
 
  private:
@@ -26,7 +26,7 @@ class Hdf5GlobalHeap {
   const Objects& collection(uint64_t address, std::string& problem);
 
   std::span<const std::byte> file_;
-  uint64_t base_, walked_ = 0;  // bytes of collections met
+  uint64_t base_, walked_ = 0;  // bytes of all collections read so far
   std::unordered_map<uint64_t, Objects> collections_;
   uint64_t last_address_ = UINT64_MAX;
   const Objects* last_ = nullptr;

@@ -1,5 +1,5 @@
 #pragma once
-// Private to formats/: HDF5 handles that close themselves, and HDF5's own words for what went wrong.
+// Private to formats/: HDF5 handles that close automatically, and HDF5's error messages.
 
 #include <hdf5.h>
 
@@ -34,17 +34,17 @@ class Hdf5Handle {
   herr_t (*close_)(hid_t) = nullptr;
 };
 
-/// DataError unless the file begins like an HDF5 file whose addresses stay inside it.
+/// DataError unless the file starts with an HDF5 superblock whose addresses lie inside the file.
 void check_hdf5_superblock(const std::filesystem::path& path);
 
-/// An empty HDF5 file in the place of the file at `path`, which the caller has created and locked. HDF5's own lock is
-/// off: on NFS it would conflict with the caller's. No handle where HDF5 refuses.
+/// Replaces the file at `path`, which the caller has created and locked, by an empty HDF5 file. HDF5's own lock is off:
+/// on NFS it would conflict with the caller's. Returns an empty handle when HDF5 fails.
 Hdf5Handle create_hdf5(const std::filesystem::path& path);
 
-/// Silences HDF5's own printing for this thread.
+/// Turns off HDF5's own error output for this thread.
 void quiet_hdf5();
 
-/// The innermost reason on HDF5's error stack, cleared after reading.
+/// The innermost reason on HDF5's error stack; clears the stack.
 std::string hdf5_reason();
 
 }  // namespace trireme

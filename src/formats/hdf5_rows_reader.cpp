@@ -13,7 +13,7 @@ namespace trireme {
 
 namespace {
 
-/// How a file stores an integer.
+/// Storage format of an integer.
 struct IntegerLayout {
   size_t size = 0;
   bool is_signed = false, big_endian = false;
@@ -58,7 +58,7 @@ bool decode(std::span<const std::byte> bytes, IntegerLayout layout, std::vector<
 }  // namespace
 
 struct Hdf5RowFile::State {
-  /// An element of a variable-length dataset as stored.
+  /// A stored element of a variable-length dataset.
   struct Element {
     uint32_t length;
     uint64_t address;
@@ -80,7 +80,7 @@ struct Hdf5RowFile::State {
     return dataset;
   }
 
-  /// The elements of a variable-length dataset, which point into the heap.
+  /// The elements of a variable-length dataset: references into the global heap.
   std::span<const std::byte> elements(const Hdf5Dataset& dataset) const {
     const size_t rows = dataset.extents()[0];
     if (rows == 0) return {};
@@ -190,7 +190,7 @@ IntegerRows Hdf5RowFile::read_rows(const std::string& name, int64_t max_length) 
       const auto object = heap.object(element.address, element.index, problem);
       const size_t bytes = element.length * layout.size;
       if (problem.empty() && object.size() < bytes)
-        problem = fmt::format("{} bytes stored where {} are announced", object.size(), bytes);
+        problem = fmt::format("{} bytes stored, {} declared", object.size(), bytes);
       if (!problem.empty()) dataset.fail(fmt::format("row {} cannot be read ({}): the file is damaged", row, problem));
       if (!decode(object.first(bytes), layout, result.values))
         dataset.fail(fmt::format("row {} has a value beyond 32 bits", row));

@@ -42,7 +42,7 @@ Hdf5TokenFile::Hdf5TokenFile(const std::filesystem::path& path) : state_(std::ma
     if (!base || H5Tget_class(base.get()) != H5T_INTEGER)
       s.seq_start_id.fail("does not hold variable-length rows of integers");
     if (s.seq_start_id.extents() != std::vector<hsize_t>{s.input_ids.extents()[0]})
-      s.seq_start_id.fail("has not one entry for each row of input_ids");
+      s.seq_start_id.fail("does not have one entry for each row of input_ids");
   }
 }
 

@@ -12,7 +12,7 @@ namespace trireme {
 
 namespace {
 
-constexpr hsize_t kChunkBytes = 1 << 20;  // whole rows up to about this size share a chunk
+constexpr hsize_t kChunkBytes = 1 << 20;  // a chunk holds as many rows as fit into this size, at least one
 
 }  // namespace
 
@@ -34,7 +34,7 @@ struct Hdf5TokenWriter::State {
     const Hdf5Handle space(H5Screate_simple(rank, extents, limits), H5Sclose);
     const Hdf5Handle properties(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
     H5Pset_chunk(properties.get(), rank, chunk);
-    // HDF5 returns flipped bytes silently unless each chunk carries a checksum. It has none for variable-length rows.
+    // Without checksums HDF5 does not detect flipped bits. It has no checksums for variable-length rows.
     if (H5Tget_class(type) != H5T_VLEN) H5Pset_fletcher32(properties.get());
     Hdf5Handle dataset(H5Dcreate2(file.get(), name, type, space.get(), H5P_DEFAULT, properties.get(), H5P_DEFAULT),
                        H5Dclose);

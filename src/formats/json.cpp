@@ -16,10 +16,10 @@ nlohmann::json parse_json(std::string_view text, const std::string& what, ExitCo
     if (event == Event::object_start) keys.emplace_back();
     if (event == Event::object_end) keys.pop_back();
     if (event == Event::key && !keys.back().insert(value.get<std::string>()).second)
-      throw Error(code, fmt::format("{}: key '{}' stands twice", what, value.get<std::string>()));
+      throw Error(code, fmt::format("{}: key '{}' appears twice", what, value.get<std::string>()));
     return true;
   };
-  // The recursive part of the library is its destructor and callbacks; a quick look at the brackets keeps both shallow.
+  // The library's destructor and callbacks recurse; counting brackets first bounds their depth.
   int depth = 0;
   bool in_string = false;
   for (size_t i = 0; i < text.size(); ++i) {

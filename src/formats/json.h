@@ -1,6 +1,6 @@
 #pragma once
-// Private to formats/: JSON that outsiders wrote. Duplicate keys are refused and nesting is bounded, which the library
-// does not do.
+// Private to formats/: parses untrusted JSON. Refuses duplicate keys and bounds the nesting, which the library does not
+// do.
 
 #include "trireme/base/error.h"
 
@@ -14,7 +14,7 @@ namespace trireme {
 /// Throws Error with `code`: "<what>: <reason>".
 nlohmann::json parse_json(std::string_view text, const std::string& what, ExitCode code, int max_depth = 32);
 
-/// The member `key`; null where there is none, or where `object` is something else.
+/// The member `key`; null if there is none or `object` is not an object.
 inline nlohmann::json member(const nlohmann::json& object, const char* key) {
   return object.is_object() && object.contains(key) ? object.at(key) : nlohmann::json();
 }

@@ -13,8 +13,8 @@ namespace trireme {
 
 namespace {
 
-/// The header is the text of a Python dict with three keys. This reads exactly that: strings, True/False, a tuple of
-/// integers.
+/// Parses the header: a Python dict literal with three keys, whose values are a string, True/False and a tuple of
+/// integers. Accepts nothing else.
 class HeaderText {
  public:
   HeaderText(std::string_view text, const std::filesystem::path& path) : text_(text), path_(path) {}
@@ -27,7 +27,7 @@ class HeaderText {
       expect(':');
       if (key == "descr" && !have_descr) {
         have_descr = true;
-        if (peek() != '\'' && peek() != '"') fail("the descr is no plain type: structured arrays are not supported");
+        if (peek() != '\'' && peek() != '"') fail("the descr is not a plain type: structured arrays are not supported");
         header.descr = string();
       } else if (key == "fortran_order" && !have_order) {
         have_order = true;
@@ -119,7 +119,7 @@ NpyHeader parse_npy_header(std::span<const std::byte> file, const std::filesyste
   constexpr size_t kMaxHeader = 1 << 20;
   constexpr std::string_view kMagic = "\x93NUMPY";
   if (file.size() < 10 || std::memcmp(file.data(), kMagic.data(), kMagic.size()) != 0)
-    throw DataError(fmt::format("{} is no npy file: it does not start with \\x93NUMPY", path.string()));
+    throw DataError(fmt::format("{} is not an npy file: it does not start with \\x93NUMPY", path.string()));
   NpyHeader header;
   header.major = std::to_integer<int>(file[6]);
   if (header.major < 1 || header.major > 3)

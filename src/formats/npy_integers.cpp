@@ -59,7 +59,7 @@ void NpyIntegerArray::read_row(int64_t row, std::span<int64_t> out) const {
       const int shift = 64 - 8 * item_size_;
       value = static_cast<uint64_t>(static_cast<int64_t>(value << shift) >> shift);
     } else if (!is_signed_ && value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
-      throw DataError(fmt::format("{}: row {}, column {} (byte {}): value {} is no token id", file_.path().string(),
+      throw DataError(fmt::format("{}: row {}, column {} (byte {}): value {} is not a token id", file_.path().string(),
                                   row, column, element - file_.bytes().data(), value));
     }
     out[static_cast<size_t>(column)] = static_cast<int64_t>(value);

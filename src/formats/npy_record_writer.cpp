@@ -1,5 +1,5 @@
-// The object array as NumPy 1.x saves it: npy version 1, pickle protocol 3, byte for byte what Python's C pickler
-// writes.
+// Writes the object array as NumPy 1.x does: npy version 1, pickle protocol 3, byte for byte equal to Python's C
+// pickler.
 #include "trireme/formats/npy.h"
 
 #include <fmt/format.h>
@@ -112,7 +112,7 @@ struct NpyPackedRecordWriter::State {
     } else {
       get(reconstruct);
       get(ndarray);
-      op('K');  // NumPy makes this (0,) anew for every array
+      op('K');  // NumPy creates a new (0,) for every array, so it is not memoized across arrays
       op('\0');
       op('\x85');
       put();

@@ -19,7 +19,7 @@ using pickle::List;
 using pickle::Text;
 using pickle::ValuePtr;
 
-/// The values of a list or a one-dimensional integer array, each within the range of T.
+/// The values of a list or a one-dimensional integer array, checked to be in the range of T.
 template <class T>
 std::vector<T> integers(const ValuePtr& value, const std::string& where) {
   const auto check = [&](int64_t number) {
@@ -34,7 +34,7 @@ std::vector<T> integers(const ValuePtr& value, const std::string& where) {
     for (const int64_t number : list->numbers) out.push_back(check(number));
     for (const ValuePtr& item : list->items)
       if (!std::holds_alternative<int64_t>(item->data) && !std::holds_alternative<bool>(item->data))
-        throw DataError(fmt::format("{}: an entry that is no integer (byte {})", where, item->offset));
+        throw DataError(fmt::format("{}: an entry is not an integer (byte {})", where, item->offset));
     return out;
   }
   const auto* array = std::get_if<Array>(&value->data);
@@ -74,7 +74,7 @@ struct NpyPackedRecords::State {
     const ValuePtr& item = records->items[static_cast<size_t>(index)];
     const auto* found = std::get_if<Dict>(&item->data);
     if (found == nullptr)
-      throw DataError(fmt::format("{}: record {} is no dict (byte {})", file.path().string(), index, item->offset));
+      throw DataError(fmt::format("{}: record {} is not a dict (byte {})", file.path().string(), index, item->offset));
     return *found;
   }
   const ValuePtr& field(int64_t index, const char* name) const {
@@ -98,9 +98,9 @@ NpyPackedRecords::NpyPackedRecords(MappedFile file, const NpyHeader& header) : s
   state_->records = std::get_if<List>(&array->items->data);
   const size_t count = state_->records->size();
   if (static_cast<int64_t>(count) != header.shape[0] || array->shape != header.shape)
-    throw DataError(fmt::format("{} announces {} records and holds {}", path, header.shape[0], count));
+    throw DataError(fmt::format("{} declares {} records and holds {}", path, header.shape[0], count));
   if (count > 0 && state_->records->form != List::Form::kItems)
-    throw DataError(fmt::format("{}: record 0 is no dict", path));
+    throw DataError(fmt::format("{}: record 0 is not a dict", path));
 }
 
 NpyPackedRecords::~NpyPackedRecords() = default;

@@ -122,7 +122,7 @@ void write_adapter(const std::filesystem::path& directory, const Adapter& adapte
     config.token_indices[module] = rows.ids;
   }
   writer.commit();
-  // The configuration last: a directory with it is complete.
+  // The configuration is written last: a directory that has one is complete.
   write_file_atomic(directory / "adapter_config.json", adapter_config_json(config));
 }
 

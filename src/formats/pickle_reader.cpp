@@ -6,7 +6,7 @@ namespace {
 
 constexpr size_t kMaxDimensions = 64;  // NumPy's own limit
 
-/// The operations, and the few objects that they may make.
+/// The opcodes, and the few objects that they may construct.
 class Reader : Stack {
  public:
   Reader(std::span<const std::byte> file, size_t begin, const std::filesystem::path& path) : Stack(file, begin, path) {}
@@ -17,7 +17,7 @@ class Reader : Stack {
       const auto opcode = take<uint8_t>();
       if (opcode == '.') break;
       execute(opcode);
-      if (stack_.size() > kMaxEntries) fail("the stack grows without end");
+      if (stack_.size() > kMaxEntries) fail("the stack has too many entries");
     }
     if (stack_.size() != 1) fail("the pickle does not end with one object");
     if (at_ != file_.size()) fail(fmt::format("{} bytes follow the pickle's end", file_.size() - at_));
@@ -43,7 +43,7 @@ class Reader : Stack {
     const ValuePtr arguments = pop(), callable = pop();
     const auto* function = std::get_if<Global>(&callable->data);
     const auto* tuple = std::get_if<Tuple>(&arguments->data);
-    if (function == nullptr || tuple == nullptr) fail("a call of something that is no function");
+    if (function == nullptr || tuple == nullptr) fail("a call of an object that is not a function");
     const auto& items = tuple->items;
     if (function->name.ends_with("_reconstruct")) {
       push(Array{});
@@ -67,7 +67,7 @@ class Reader : Stack {
       code.remove_prefix(1);
     }
     if (code.size() < 2 || std::string_view("iubO").find(code[0]) == std::string_view::npos || code.size() > 2)
-      fail(fmt::format("NumPy type '{}' is no integer type", code));
+      fail(fmt::format("NumPy type '{}' is not an integer type", code));
     type.kind = code[0];
     type.item_size = code[1] - '0';
     if (type.item_size != 1 && type.item_size != 2 && type.item_size != 4 && type.item_size != 8)
@@ -83,7 +83,7 @@ class Reader : Stack {
     const auto* shape = std::get_if<Tuple>(&items[2]->data);
     const auto* order = std::get_if<Text>(&items[3]->data);
     if (buffer == nullptr || type == nullptr || shape == nullptr || order == nullptr || type->kind == 'O')
-      fail("_frombuffer with odd arguments");
+      fail("_frombuffer with unexpected arguments");
     Array array;
     array.type = *type;
     array.shape = extents(*shape);
@@ -97,7 +97,7 @@ class Reader : Stack {
   void encode(const std::vector<ValuePtr>& items) {
     const auto* text = items.empty() ? nullptr : std::get_if<Text>(&items[0]->data);
     if (text == nullptr) fail("_codecs.encode without text");
-    // One text can be decoded any number of times through the memo.
+    // The memo allows decoding one text many times: the total is bounded.
     decoded_ += text->text.size();
     if (decoded_ > file_.size()) fail(fmt::format("{} bytes of encoded text in a file of {}", decoded_, file_.size()));
     auto decoded = std::make_shared<std::vector<std::byte>>();
@@ -121,7 +121,7 @@ class Reader : Stack {
     if (tuple.items.size() > kMaxDimensions) fail(fmt::format("an array of {} dimensions", tuple.items.size()));
     for (const ValuePtr& item : tuple.items) {
       const auto* extent = std::get_if<int64_t>(&item->data);
-      if (extent == nullptr || *extent < 0) fail("an array extent that is no count");
+      if (extent == nullptr || *extent < 0) fail("an array extent that is not a count");
       shape.push_back(*extent);
     }
     return shape;
@@ -145,16 +145,16 @@ class Reader : Stack {
       // (version, byte order, subdescriptor, names, fields, …)
       const auto* order =
           tuple == nullptr || tuple->items.size() < 2 ? nullptr : std::get_if<Text>(&tuple->items[1]->data);
-      if (order == nullptr) fail("a NumPy type with an odd state");
+      if (order == nullptr) fail("a NumPy type with an unexpected state");
       type->big_endian = order->text == ">";
       return;
     }
     auto* array = std::get_if<Array>(&value.data);
-    if (array == nullptr || tuple == nullptr || tuple->items.size() != 5) fail("a state for something that has none");
+    if (array == nullptr || tuple == nullptr || tuple->items.size() != 5) fail("a state for an object that takes none");
     const auto* shape = std::get_if<Tuple>(&tuple->items[1]->data);
     const auto* type = std::get_if<NumpyType>(&tuple->items[2]->data);
     const auto* fortran = std::get_if<bool>(&tuple->items[3]->data);
-    if (shape == nullptr || type == nullptr) fail("an array with an odd state");
+    if (shape == nullptr || type == nullptr) fail("an array with an unexpected state");
     array->shape = extents(*shape);
     array->type = *type;
     array->fortran = fortran != nullptr && *fortran;
@@ -175,18 +175,18 @@ class Reader : Stack {
     for (const ValuePtr& item : items) item->sealed = true;
     Value& value = target();
     auto* dict = std::get_if<Dict>(&value.data);
-    if (dict == nullptr || items.size() % 2 != 0) fail("dict entries for something that is no dict");
+    if (dict == nullptr || items.size() % 2 != 0) fail("dict entries for an object that is not a dict");
     for (const ValuePtr& item : items) hold(value, item);
     for (size_t i = 0; i < items.size(); i += 2) dict->items.emplace_back(items[i], items[i + 1]);
   }
   void append(const std::vector<ValuePtr>& items) {
     for (const ValuePtr& item : items) item->sealed = true;
     Value& value = target();
-    if (!std::holds_alternative<List>(value.data)) fail("list entries for something that is no list");
+    if (!std::holds_alternative<List>(value.data)) fail("list entries for something that is not a list");
     for (const ValuePtr& item : items) add(value, item);
   }
 
-  /// A run of `K value` opcodes inside a list, which is how a loss mask looks, read without one object per element.
+  /// A run of `K value` opcodes inside a list (a loss mask), read without one object per element.
   bool append_run_of_small() {
     size_t end = at_;
     while (file_.size() - end >= 2 && file_[end] == std::byte{'K'}) end += 2;
@@ -285,7 +285,7 @@ class Reader : Stack {
   }
 
   const ValuePtr none_ = constant(None{}), true_ = constant(true), false_ = constant(false);
-  size_t decoded_ = 0;  // bytes of text that was decoded
+  size_t decoded_ = 0;  // bytes of decoded text
 };
 
 }  // namespace

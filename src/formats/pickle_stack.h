@@ -1,5 +1,5 @@
 #pragma once
-// Private to formats/: a pickle's bytes, stack and memo, with bounds from the file's size on all that they hold.
+// Private to formats/: a pickle's bytes, stack and memo. The file's size bounds the number of values in them.
 
 #include "pickle_values.h"
 
@@ -32,8 +32,7 @@ class Stack {
     return value;
   }
   std::span<const std::byte> take_bytes(uint64_t size) {
-    if (size > file_.size() - at_)
-      fail(fmt::format("{} bytes are announced and {} are left", size, file_.size() - at_));
+    if (size > file_.size() - at_) fail(fmt::format("{} bytes are declared and {} are left", size, file_.size() - at_));
     const auto bytes = file_.subspan(at_, size);
     at_ += size;
     return bytes;
@@ -56,7 +55,7 @@ class Stack {
     entry->offset = opcode_at_;
     stack_.push_back(std::move(entry));
   }
-  /// Small integers are by far the most frequent values: one shared object for each.
+  /// Small integers are the most frequent values, so each has one shared object.
   void push_small(uint8_t value) {
     auto& cached = small_[value];
     if (!cached) {
@@ -74,19 +73,19 @@ class Stack {
     return value;
   }
 
-  /// `holder` is about to hold `item`.
+  /// Registers `item` as an element of `holder`.
   void hold(Value& holder, const ValuePtr& item) {
     item->sealed = true;
     holder.nesting = std::max(holder.nesting, item->nesting + 1);
     if (holder.nesting > kMaxNesting) fail(fmt::format("values are nested deeper than {} levels", kMaxNesting));
     count_kept();
   }
-  /// What stays until the end is bounded by the file's size: rows of two tokens keep a value for every three bytes.
+  /// Bounds the number of kept values by the file's size: rows of two tokens keep one value per three bytes.
   void count_kept() {
     if (++kept_ > 65'536 + file_.size() / 2)
       fail(fmt::format("more than {} values in a file of {} bytes", kept_ - 1, file_.size()));
   }
-  /// The value that an operation changes.
+  /// The value that an opcode changes; it must not be an element of another value.
   Value& target() {
     Value& value = top();
     if (value.sealed) fail("a value that changes after another one holds it, or that holds itself");
@@ -94,13 +93,13 @@ class Stack {
   }
 
   ValuePtr pop() {
-    if (stack_.empty()) fail("an operation finds the stack empty");
+    if (stack_.empty()) fail("an opcode finds too few values on the stack");
     ValuePtr value = std::move(stack_.back());
     stack_.pop_back();
     return value;
   }
   Value& top() {
-    if (stack_.empty()) fail("an operation finds the stack empty");
+    if (stack_.empty()) fail("an opcode finds too few values on the stack");
     return *stack_.back();
   }
   std::vector<ValuePtr> pop_to_mark() {
@@ -117,14 +116,14 @@ class Stack {
     for (const ValuePtr& item : std::get<Tuple>(top().data).items) hold(top(), item);
   }
   void tuple(size_t count) {
-    if (stack_.size() < count) fail("an operation finds the stack empty");
+    if (stack_.size() < count) fail("an opcode finds too few values on the stack");
     std::vector<ValuePtr> items(stack_.end() - static_cast<long>(count), stack_.end());
     stack_.resize(stack_.size() - count);
     push_tuple(std::move(items));
   }
   void remember(uint64_t index) {
     if (index > file_.size()) fail(fmt::format("memo entry {} in a file of {} bytes", index, file_.size()));
-    if (stack_.empty()) fail("an operation finds the stack empty");
+    if (stack_.empty()) fail("an opcode finds too few values on the stack");
     count_kept();
     memo_[index] = stack_.back();
   }

@@ -1,6 +1,6 @@
 #pragma once
-// Private to formats/: what a pickle of token records can contain, and the reader that builds it. Never executes
-// anything: the only callables it knows are NumPy's array constructors, and it implements their effect itself.
+// Private to formats/: the values of a pickle of token records, and their reader. It executes nothing: the only
+// callables it accepts are NumPy's array constructors, whose effect it implements itself.
 
 #include "trireme/base/file.h"
 
@@ -24,13 +24,13 @@ struct Text {
 };
 struct Bytes {
   std::span<const std::byte> data;                // into the file, or into `owner`
-  std::shared_ptr<std::vector<std::byte>> owner;  // of bytes that had to be decoded
+  std::shared_ptr<std::vector<std::byte>> owner;  // of decoded bytes
 };
 struct Tuple {
   std::vector<ValuePtr> items;
 };
-/// Lists of integers are kept packed, those of loss masks in bytes; anything else turns the list into general items.
-/// Only the vector of `form` is in use.
+/// Lists of integers are stored packed, those of loss masks as bytes; any other element converts the list to general
+/// items. Only the vector that `form` names is used.
 struct List {
   enum class Form { kSmall, kNumbers, kItems } form = Form::kSmall;
   std::vector<uint8_t> small;
@@ -61,8 +61,8 @@ struct Array {
 struct Value {
   std::variant<None, Mark, bool, int64_t, double, Text, Bytes, Tuple, List, Dict, Global, NumpyType, Array> data;
   size_t offset = 0;    // in the file, for messages
-  int nesting = 1;      // levels of values inside, this one included
-  bool sealed = false;  // held by another value, so it may no longer change: values cannot contain themselves
+  int nesting = 1;      // levels of nested values, including this one
+  bool sealed = false;  // an element of another value: must not change any more, so that no value contains itself
 };
 
 /// Reads one pickle from file bytes [begin, end). DataError with the byte offset for every opcode, global or size it

@@ -24,7 +24,7 @@ std::optional<DType> parse_dtype(const std::string& name) {
   return std::nullopt;
 }
 
-/// What people put in the place of a safetensors file, by its first bytes; empty for anything else.
+/// Recognises common other files by their first bytes, with advice; empty for anything else.
 std::string describe_other_file(std::span<const std::byte> bytes) {
   const std::string_view head(reinterpret_cast<const char*>(bytes.data()), std::min<size_t>(bytes.size(), 64));
   const bool pickle = head.size() >= 2 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5;
@@ -47,16 +47,16 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path
   uint64_t length = 0;
   if (const std::string other = describe_other_file(bytes); !other.empty()) fail(other);
   if (bytes.size() < sizeof length)
-    fail(fmt::format("is no safetensors file: it has {} bytes, the header length alone takes 8", bytes.size()));
+    fail(fmt::format("is not a safetensors file: it has {} bytes, the header length alone takes 8", bytes.size()));
   std::memcpy(&length, bytes.data(), sizeof length);
   if (length > kMaxHeader)
-    fail(fmt::format("is no safetensors file: its header would have {} bytes, at most {} are allowed", length,
+    fail(fmt::format("is not a safetensors file: its header would have {} bytes, at most {} are allowed", length,
                      kMaxHeader));
   if (length > bytes.size() - sizeof length)
     fail(fmt::format("is cut off: the header should have {} bytes and the file has {}", length, bytes.size()));
   data_begin_ = sizeof length + length;
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()) + sizeof length, length);
-  if (!text.starts_with('{')) fail("is no safetensors file: the header does not start with '{'");
+  if (!text.starts_with('{')) fail("is not a safetensors file: the header does not start with '{'");
   if (!is_valid_utf8(text)) fail("the header is not valid UTF-8");
   const nlohmann::json header = parse_json(text, path.string(), ExitCode::kModel, /*max_depth=*/4);
 
@@ -107,8 +107,8 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path
   uint64_t next = 0;
   for (const auto* entry : order) {
     if (entry->second.begin != next)
-      fail(fmt::format("tensor '{}' begins at {} where {} is due: tensors {}", entry->first, entry->second.begin, next,
-                       entry->second.begin < next ? "overlap" : "leave a hole"));
+      fail(fmt::format("tensor '{}' begins at {}, expected {}: tensors {}", entry->first, entry->second.begin, next,
+                       entry->second.begin < next ? "overlap" : "leave a gap"));
     next = entry->second.end;
   }
   if (next != bytes.size() - data_begin_)

@@ -14,7 +14,7 @@ namespace {
 
 [[noreturn]] void fail(const std::filesystem::path& path, const std::string& what) {
   throw DataError(
-      fmt::format("{}: not a whole sentencepiece model: {}. Copy it again, or train one with "
+      fmt::format("{}: not a complete sentencepiece model: {}. Copy it again, or train one with "
                   "`trireme tokenizer "
                   "train`",
                   path.string(), what));
@@ -117,7 +117,7 @@ SentencepiecePiece read_piece(Message message, size_t id, const std::filesystem:
   return piece;
 }
 
-/// What trainer_spec says; the pieces' texts have the defaults of the proto.
+/// The fields of trainer_spec, with the defaults of the proto.
 struct TrainerSpec {
   uint64_t model_type = 1;  // UNIGRAM
   bool byte_fallback = false;
@@ -158,7 +158,7 @@ SentencepieceModel read_sentencepiece_model(std::string_view bytes, const std::f
   if (bytes.front() == '{')
     throw DataError(
         fmt::format("{}: looks like JSON (tokenizer.json?): Trireme reads sentencepiece's tokenizer.model, which Llama "
-                    "1 and 2 directories hold beside it",
+                    "1 and 2 directories also contain",
                     path.string()));
   SentencepieceModel result;
   std::unordered_map<std::string, size_t> seen;
@@ -237,7 +237,7 @@ std::string add_sentencepiece_pieces(std::string_view bytes, const std::filesyst
     if (text.empty() || !is_valid_utf8(text)) throw DataError("a token to add is empty, or not UTF-8");
     for (const SentencepiecePiece& piece : model.pieces)
       if (piece.text == text) throw DataError(fmt::format("{} has the piece '{}' already", path.string(), text));
-    // Fields of one message may come anywhere: those of a repeated field count in the order in which they stand.
+    // Fields of a protobuf message may have any order; elements of a repeated field are ordered by position.
     std::string piece;
     append_message(piece, 1, text);
     append_varint(piece, 3 << 3);
@@ -245,7 +245,7 @@ std::string add_sentencepiece_pieces(std::string_view bytes, const std::filesyst
     append_message(result, 1, piece);
     ++id;
   }
-  // A second trainer_spec is merged into the first: it changes the one field that it holds.
+  // protobuf merges a second trainer_spec into the first: only the field that it contains changes.
   std::string vocabulary;
   append_varint(vocabulary, 4 << 3);
   append_varint(vocabulary, id);

@@ -74,7 +74,7 @@ StagedModel::~StagedModel() {
 
 void StagedModel::commit() {
   std::error_code error;
-  // Without config.json a directory holds no model: a process that is killed here leaves none, never a mixture.
+  // A directory without config.json holds no model: a process that is killed here never leaves a mixture of two models.
   fs::remove(directory_ / "config.json", error);
   check(error, "remove", directory_ / "config.json");
   for (const auto& entry : fs::directory_iterator(directory_, error)) {
@@ -95,7 +95,8 @@ void StagedModel::commit() {
   for (const fs::path& file : files)
     if (file.filename() != "config.json") move(file);
   const std::string config = read_text_file(staging_ / "config.json", ExitCode::kInternal);
-  write_file_atomic(directory_ / "config.json", config);  // and makes the names above durable
+  write_file_atomic(directory_ / "config.json",
+                    config);  // its fsync of the directory also makes the renames above durable
   fs::remove_all(staging_, error);
   check(error, "remove", staging_);
   staging_.clear();

@@ -1,6 +1,6 @@
 #include "trireme/formats/tf_checkpoint.h"
 
-#include "sorted_table.h"
+#include "leveldb_table.h"
 #include "trireme/base/error.h"
 
 #include <fmt/format.h>
@@ -15,7 +15,7 @@ namespace {
 constexpr uint64_t kMaxFiles = 10'000;
 constexpr size_t kMaxDimensions = 16;
 
-/// Numbers of tensorflow/core/framework/types.proto.
+/// DataType values of tensorflow/core/framework/types.proto.
 std::optional<DType> dtype_of(uint64_t number) {
   switch (number) {
     case 1: return DType::kF32;
@@ -28,7 +28,7 @@ std::optional<DType> dtype_of(uint64_t number) {
   }
 }
 
-/// Files that the bundle says it has.
+/// Number of data files in the bundle's header.
 uint64_t read_header(std::span<const std::byte> message, const std::string& what) {
   uint64_t files = 0, endianness = 0;
   for_each_field(message, what, [&](const ProtoField& field) {
@@ -57,7 +57,7 @@ std::vector<int64_t> read_shape(std::span<const std::byte> message, const std::s
   return shape;
 }
 
-/// Nothing for types that no weight has.
+/// Nothing for types that weights cannot have.
 std::optional<TfTensor> read_entry(std::span<const std::byte> message, uint64_t files, const std::string& what) {
   TfTensor tensor;
   uint64_t type = 0, file = 0;
@@ -107,7 +107,7 @@ TfCheckpoint::TfCheckpoint(const std::filesystem::path& prefix) : prefix_(prefix
       return;
     }
     if (files == 0) throw ModelError(fmt::format("{} has no header; the file is damaged", index_path));
-    // Keys of slices are encoded, not names: they start with a zero byte.
+    // Keys that start with a zero byte are encoded slices, not names.
     if (key[0] == '\0') return;
     if (const auto tensor = read_entry(value, files, fmt::format("{}: tensor {}", index_path, key)))
       tensors_.emplace(key, *tensor);

@@ -17,7 +17,7 @@ namespace {
 
 bool is_ignored(const std::string& name) { return name.ends_with("rotary_emb.inv_freq"); }
 
-/// One or several safetensors files as one set of tensors.
+/// One or more safetensors files as one set of tensors.
 class SafetensorsWeights final : public WeightSource {
  public:
   void add(const std::filesystem::path& path) { files_.push_back(std::make_unique<SafetensorsFile>(path)); }
@@ -95,7 +95,7 @@ std::unique_ptr<WeightSource> open_sharded(const std::filesystem::path& director
   std::map<std::string, int> seen;
   for (const auto& file : source->files())
     for (const auto& [name, entry] : file->entries())
-      if (++seen[name] == 2) problems.push_back(fmt::format("tensor {} stands in two files", name));
+      if (++seen[name] == 2) problems.push_back(fmt::format("tensor {} is in two files", name));
   if (!problems.empty()) {
     std::vector<std::string> shown(problems.begin(),
                                    problems.begin() + static_cast<long>(std::min<size_t>(problems.size(), 5)));

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 
@@ -18,7 +19,7 @@ using Json = nlohmann::json;
 
 constexpr const char* kQkv = "decoder.layers.self_attention.linear_qkv.weight";
 
-/// The array's directory; empty: there is none of this name.
+/// The array's directory; empty if there is no such array.
 std::filesystem::path array_directory(const std::filesystem::path& root, const std::string& name) {
   for (const char* prefix : {"module.", "model.", ""})
     if (std::filesystem::exists(root / (prefix + name) / ".zarray")) return root / (prefix + name);
@@ -43,8 +44,7 @@ std::vector<int64_t> extents(const Json& json, const std::string& path) {
   return values;
 }
 
-/// One uncompressed zarr v2 array: chunks are files of raw little-endian elements in C order, mapped when first
-/// touched.
+/// One uncompressed zarr v2 array: chunks are files of raw little-endian elements in C order, mapped at first use.
 class ZarrArray {
  public:
   explicit ZarrArray(std::filesystem::path directory) : directory_(std::move(directory)) {
@@ -81,13 +81,13 @@ class ZarrArray {
   DType dtype() const { return dtype_; }
   const std::vector<int64_t>& shape() const { return shape_; }
 
-  /// Elements [begin, end) of the matrix at `index` of axis 0 (index 0 and the whole array when `stacked` is false): a
-  /// run for each chunk of whole rows, or for each row of a chunk that tensor parallelism has cut along the columns.
+  /// Elements [begin, end) of the matrix at `index` of axis 0 (index 0 and the whole array when `stacked` is false):
+  /// one run per chunk of complete rows, or one per row if tensor parallelism divided the columns.
   void append(bool stacked, int64_t index, int64_t begin, int64_t end, std::vector<ElementSpan>& out) const {
     const size_t row_axis = stacked ? 1 : 0;
     const bool matrix = row_axis + 1 < shape_.size();
     const int64_t columns = matrix ? shape_.back() : 1, chunk_columns = matrix ? std::min(chunks_.back(), columns) : 1;
-    const int64_t stored_columns = matrix ? chunks_.back() : 1;  // chunks at the edge are stored whole
+    const int64_t stored_columns = matrix ? chunks_.back() : 1;  // zarr stores chunks at the edge in full size
     const int64_t chunk_rows = row_axis < chunks_.size() ? chunks_[row_axis] : 1;
     const auto element = static_cast<int64_t>(dtype_size(dtype_));
     while (begin < end) {
@@ -151,7 +151,7 @@ class ZarrCheckpoint final : public WeightSource {
     const auto whole = [&](const std::string& name, const std::string& stored, std::vector<int64_t> shape) {
       const ZarrArray* array = open(stored, shape);
       Placement place{array, false, 0, 0, shape[0], 0, 1, shape.size() > 1 ? shape[1] : 1, shape};
-      places_[name] = place;
+      placements_[name] = place;
     };
     whole("model.embed_tokens.weight", "embedding.word_embeddings.weight", {config.vocab_size, hidden});
     whole("model.norm.weight", "decoder.final_layernorm.weight", {hidden});
@@ -166,36 +166,36 @@ class ZarrCheckpoint final : public WeightSource {
     const ZarrArray* fc2 = open(layer_root + "mlp.linear_fc2.weight", {layers, hidden, ffn});
     for (int64_t layer = 0; layer < layers; ++layer) {
       const std::string prefix = fmt::format("model.layers.{}.", layer);
-      places_[prefix + "input_layernorm.weight"] = {norm1, true, layer, 0, hidden, 0, 1, 1, {hidden}};
-      places_[prefix + "post_attention_layernorm.weight"] = {norm2, true, layer, 0, hidden, 0, 1, 1, {hidden}};
+      placements_[prefix + "input_layernorm.weight"] = {norm1, true, layer, 0, hidden, 0, 1, 1, {hidden}};
+      placements_[prefix + "post_attention_layernorm.weight"] = {norm2, true, layer, 0, hidden, 0, 1, 1, {hidden}};
       // Per key/value group: the group's query heads, its key head, its value head.
-      places_[prefix + "self_attn.q_proj.weight"] = {
+      placements_[prefix + "self_attn.q_proj.weight"] = {
           qkv, true, layer, 0, queries, group_rows, groups, hidden, {groups * queries, hidden}};
-      places_[prefix + "self_attn.k_proj.weight"] = {
+      placements_[prefix + "self_attn.k_proj.weight"] = {
           qkv, true, layer, queries, head, group_rows, groups, hidden, {groups * head, hidden}};
-      places_[prefix + "self_attn.v_proj.weight"] = {qkv,        true,   layer,  queries + head,         head,
-                                                     group_rows, groups, hidden, {groups * head, hidden}};
-      places_[prefix + "self_attn.o_proj.weight"] = {
+      placements_[prefix + "self_attn.v_proj.weight"] = {qkv,        true,   layer,  queries + head,         head,
+                                                         group_rows, groups, hidden, {groups * head, hidden}};
+      placements_[prefix + "self_attn.o_proj.weight"] = {
           proj, true, layer, 0, hidden, 0, 1, groups * queries, {hidden, groups * queries}};
-      places_[prefix + "mlp.gate_proj.weight"] = {fc1, true, layer, 0, ffn, 0, 1, hidden, {ffn, hidden}};
-      places_[prefix + "mlp.up_proj.weight"] = {fc1, true, layer, ffn, ffn, 0, 1, hidden, {ffn, hidden}};
-      places_[prefix + "mlp.down_proj.weight"] = {fc2, true, layer, 0, hidden, 0, 1, ffn, {hidden, ffn}};
+      placements_[prefix + "mlp.gate_proj.weight"] = {fc1, true, layer, 0, ffn, 0, 1, hidden, {ffn, hidden}};
+      placements_[prefix + "mlp.up_proj.weight"] = {fc1, true, layer, ffn, ffn, 0, 1, hidden, {ffn, hidden}};
+      placements_[prefix + "mlp.down_proj.weight"] = {fc2, true, layer, 0, hidden, 0, 1, ffn, {hidden, ffn}};
     }
   }
 
   std::vector<std::string> names() const override {
     std::vector<std::string> all;
-    for (const auto& [name, place] : places_) all.push_back(name);
+    for (const auto& [name, place] : placements_) all.push_back(name);
     return all;
   }
   std::optional<TensorInfo> find(const std::string& name) const override {
-    const auto found = places_.find(name);
-    if (found == places_.end()) return std::nullopt;
+    const auto found = placements_.find(name);
+    if (found == placements_.end()) return std::nullopt;
     return TensorInfo{found->second.array->dtype(), found->second.shape};
   }
   std::vector<ElementSpan> read(const std::string& name, int64_t begin, int64_t end) const override {
-    const auto found = places_.find(name);
-    if (found == places_.end()) throw ModelError(fmt::format("{} has no tensor {}", description(), name));
+    const auto found = placements_.find(name);
+    if (found == placements_.end()) throw ModelError(fmt::format("{} has no tensor {}", description(), name));
     const Placement& place = found->second;
     const int64_t group_elements = place.rows * place.columns;
     std::vector<ElementSpan> spans;
@@ -222,7 +222,7 @@ class ZarrCheckpoint final : public WeightSource {
 
   std::filesystem::path root_;
   std::vector<std::unique_ptr<ZarrArray>> arrays_;
-  std::map<std::string, Placement> places_;
+  std::map<std::string, Placement> placements_;
 };
 
 }  // namespace

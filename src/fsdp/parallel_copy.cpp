@@ -1,11 +1,13 @@
 #include "parallel_copy.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 namespace trireme {
 

@@ -3,6 +3,7 @@
 #include "trireme/base/error.h"
 #include "unit_state.h"
 
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>

@@ -1,4 +1,5 @@
 // Gathering of sharded units: slots, and gathers ahead of use.
+#include <ATen/core/grad_mode.h>
 #include "trireme/base/error.h"
 #include "trireme/fsdp/sharded_units.h"
 #include "unit_state.h"

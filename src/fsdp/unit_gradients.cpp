@@ -1,5 +1,6 @@
 // From the gradient of a leaf tensor to the shard that the optimizer reads: sums over micro-batches, reductions over
 // ranks.
+#include <ATen/core/grad_mode.h>
 #include "trireme/base/error.h"
 #include "trireme/fsdp/sharded_units.h"
 #include "unit_state.h"

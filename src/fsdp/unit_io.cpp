@@ -6,6 +6,7 @@
 #include "trireme/ops/matmul/fp8.h"
 #include "unit_state.h"
 
+#include <ATen/core/grad_mode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -9,6 +9,7 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include <map>
+#include <tuple>
 #include <utility>
 
 namespace trireme {

@@ -6,6 +6,7 @@
 #include <ATen/Context.h>
 
 #include <mutex>
+#include <tuple>
 
 namespace trireme {
 

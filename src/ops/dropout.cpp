@@ -10,6 +10,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <string>

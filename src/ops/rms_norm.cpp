@@ -5,6 +5,8 @@
 
 #include <ATen/ATen.h>
 
+#include <tuple>
+
 namespace trireme {
 
 namespace {

@@ -3,6 +3,7 @@
 #include "shard_kernels.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 namespace trireme {
 

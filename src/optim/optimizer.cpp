@@ -4,6 +4,7 @@
 #include "trireme/base/error.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 namespace trireme {
 

@@ -13,7 +13,7 @@ namespace {
 /// Seconds since the last heartbeat after which a rank counts as silent: its process or host is stopped.
 constexpr double kSilent = 5;
 
-/// What must be equal on all ranks. Host values differ in length from rank to rank.
+/// The attributes that must be equal on all ranks. The size of host values is not one: it differs between ranks.
 std::string identity(const RankView::Collective& entry) {
   const bool any_size = entry.kind.ends_with("_host");
   return any_size ? fmt::format("{} on {}", entry.kind, entry.group)
@@ -40,7 +40,7 @@ std::string state_of(const RankView& view) {
   return "";
 }
 
-/// Without times, so that ranks at the same place have equal texts.
+/// Contains no times, so that ranks at the same position have equal texts.
 std::string place_of(const RankView& view) {
   if (!view.answered) return "no answer";
   std::string text = view.step > 0 ? fmt::format("step {}", view.step) : std::string("before the first step");
@@ -142,8 +142,8 @@ HangReport analyse(const std::vector<RankView>& views) {
   };
   const auto hold_responsible = [&](std::vector<int> ranks) { report.responsible = std::move(ranks); };
 
-  // A process notes the end of a collective on a GPU when it looks at the event, and a stopped process does not look.
-  // What another rank has finished counts as finished there.
+  // A process records the end of a GPU collective when it queries the event, which a stopped process does not do. A
+  // collective that another rank has finished therefore counts as finished there.
   const auto finished_elsewhere = [&](uint64_t sequence) {
     for (const RankView& view : views)
       for (const auto& entry : view.history)

@@ -1,5 +1,5 @@
 #pragma once
-// Private to watchdog/: finds from the views of all ranks which of them hold up the others. No clock, no network.
+// Private to watchdog/: finds from the views of all ranks which of them block the others. Uses no clock and no network.
 
 #include "rank_record.h"
 
@@ -15,7 +15,7 @@ struct HangReport {
   std::string positions;
   /// The ranks that the others wait for; empty when all wait for the network.
   std::vector<int> responsible;
-  /// All responsible ranks are in a section whose allowance is not used up: the others should wait on.
+  /// All responsible ranks are in a section whose allowance has not expired: the others should keep waiting.
   bool excused = false;
 };
 

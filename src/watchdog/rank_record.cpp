@@ -126,7 +126,7 @@ SharedRecord::SharedRecord() {
   if (fd_ >= 0 && ftruncate(fd_, sizeof(RankRecord)) == 0)
     memory = mmap(nullptr, sizeof(RankRecord), PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
   if (memory == MAP_FAILED) {
-    // A private record still serves this process and ranks that ask over the network.
+    // Without shared memory the record still serves this process and ranks that ask over the network.
     if (fd_ >= 0) close(fd_);
     fd_ = -1;
     record_ = new RankRecord;

@@ -20,7 +20,7 @@ struct CollectiveEntry {
 /// Fixed layout, written by one process under its own lock and read by others without one.
 struct RankRecord {
   static constexpr size_t kEntries = 64;
-  uint64_t token = 0;                // of this process: readers check that it is not another's
+  uint64_t token = 0;                // identifies this process: readers compare it
   std::atomic<uint32_t> version{0};  // odd while it is being written
   int32_t rank = 0, pid = 0;
   int64_t step = 0;         // under way, from 1; 0: before the first
@@ -38,7 +38,7 @@ struct RankView {
   std::string host;
   bool answered = false;  // false: neither its host's memory nor another rank gave its state
   int pid = 0;
-  bool stopped = false, dead = false;  // by /proc: same host only
+  bool stopped = false, dead = false;  // from /proc: same host only
   int64_t step = 0;
   double step_seconds = 0, silent_for = 0;
   std::string section;

@@ -113,7 +113,7 @@ int RankWatch::connect_to(int rank, double seconds) const {
   return -1;
 }
 
-/// The next rank accepts in its server's thread and answers with the request.
+/// The next rank accepts the connection in its server's thread and echoes the request.
 bool RankWatch::connect_next() {
   const int next = (rank_ + 1) % size_;
   const int fd = connect_to(next, kConnectSeconds);

@@ -5,11 +5,11 @@
 // Records: each rank keeps its last collectives in shared memory. The ranks of its host read it even when the rank is
 // stopped or dead, and any of them answers for the host when another host asks.
 //
-// Neighbour connections: each rank holds a TCP connection to the next one, which closes a ring over all ranks. It
-// breaks when a process dies. A failure's reason is forwarded along it in both directions.
+// Neighbour connections: each rank holds a TCP connection to the next rank; together they form a ring. A connection
+// breaks when one of its processes dies. The reason of a failure is forwarded in both directions.
 //
-// Hang detection: when a collective does not finish in time, the records of all ranks say which rank is missing, and
-// its training thread's stack says what it does instead.
+// Hang detection: when a collective does not finish in time, the records of all ranks show which rank is missing, and
+// the stack of its training thread shows where it is.
 
 #include "rank_record.h"
 #include "trireme/comm/watch.h"
@@ -39,7 +39,8 @@ class RankWatch final : public RankGuard {
   /// dead rank.
   bool connected() const override { return neighbours_[kNext].fd >= 0; }
 
-  /// When the failure follows from the death of another rank, that rank's report comes first and ends this process.
+  /// When the failure is a consequence of another rank's death, the report about that rank comes first and ends this
+  /// process.
   [[noreturn]] void fail(const std::string& reason, int exit_code) override;
   void announce(const std::string& reason, int exit_code) override;
   void leave() override;
@@ -63,14 +64,14 @@ class RankWatch final : public RankGuard {
   static constexpr std::chrono::milliseconds kReportDelay{300};
   static constexpr double kStackSeconds = 1;
 
-  // Start: a listening socket, and what every rank must know of the others.
+  // Start: a listening socket, and the exchange of addresses, process IDs and tokens.
   void listen();
   std::string introduction();
   void read_introductions(const std::vector<std::string>& introductions);
   bool connect_next();
   int connect_to(int rank, double seconds) const;
 
-  // The server's thread: neighbour connections, and questions of other ranks.
+  // The server's thread: neighbour connections, and requests of other ranks.
   void serve();
   void accept_one();
   void read_from(Neighbour& neighbour);
@@ -83,7 +84,7 @@ class RankWatch final : public RankGuard {
   double limit() const;
   /// Encoded views of all ranks of one host; empty when none of the ranks asked answers.
   std::string query(const std::vector<int>& ranks_of_host) const;
-  /// The answer of a rank's server thread; nothing when there is none or it breaks off.
+  /// The answer of a rank's server thread; nothing when there is none or it is incomplete.
   std::optional<std::string> ask(int rank, char request) const;
   std::string stack_of(const RankView& view) const;
 
@@ -105,7 +106,7 @@ class RankWatch final : public RankGuard {
   Neighbour neighbours_[2];
   std::optional<std::chrono::steady_clock::time_point> previous_lost_;  // when its connection broke
   std::atomic<bool> stop_ = false, exiting_ = false;
-  double next_check_ = 0;  // steady seconds before which a hang is not looked at again
+  double next_check_ = 0;  // steady seconds; the next check for a hang is not before
   bool excuse_logged_ = false, continued_ = false;
   std::thread server_, watchdog_;
 };

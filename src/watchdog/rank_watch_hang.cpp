@@ -1,4 +1,4 @@
-// The watchdog's thread of RankWatch: which rank hangs, and how all ranks end.
+// The watchdog's thread of RankWatch: finds the rank that hangs, and ends all ranks.
 #include "hang_report.h"
 #include "progress_ring.h"
 #include "rank_watch.h"
@@ -72,14 +72,15 @@ double RankWatch::handle_hang(double waited) {
     excuse_logged_ = true;
     return std::max(1.0, limit() / 10);
   }
-  // The lowest rank that runs and waits reports for all. The others give it time and report themselves if it does not.
+  // The lowest waiting rank that is not stopped reports for all. The others wait for it, and report themselves if it
+  // does not.
   int first = rank_;
   for (const RankView& view : all)
     if (view.answered && !view.stopped && !view.dead && view.silent_for < 3 &&
         std::find(report.responsible.begin(), report.responsible.end(), view.rank) == report.responsible.end())
       first = std::min(first, view.rank);
-  // Ranks that die inside MPI_Finalize can leave OpenMPI's mpirun waiting at a fence without end. All files are written
-  // by then, so stopped ranks are continued once instead.
+  // If ranks die inside MPI_Finalize, OpenMPI's mpirun can wait at a PMIx fence forever. All files are written by then,
+  // so stopped ranks are continued once instead of killed.
   const RankView::Collective* const at = all[static_cast<size_t>(rank_)].position();
   if (!continued_ && at != nullptr && at->kind == kMpiFinalize) {
     continued_ = true;

@@ -9,8 +9,8 @@
 
 namespace trireme::wire {
 
-/// What a connection is for: a neighbour's, which stays open; the views of all ranks of this host; the stack of this
-/// rank's training thread.
+/// The request of a connection: neighbour (stays open); views of all ranks of this host; stack of this rank's training
+/// thread.
 enum Request : char { kNeighbour = 'N', kQuery = 'Q', kStack = 'S' };
 /// The first bytes of a connection.
 struct Greeting {
@@ -18,11 +18,11 @@ struct Greeting {
   int32_t rank;
   char request;
 };
-/// What a neighbour sends: its orderly end, or a failure (uint32 length, then "exit code\nreason").
+/// Messages between neighbours: orderly end, or failure (uint32 length, then "exit code\nreason").
 enum Message : char { kBye = 'B', kFailure = 'F' };
 constexpr size_t kMaxReason = 4000;
 
-/// For every later send and receive (and connect).
+/// Time limit in seconds of every later send, receive and connect.
 void set_timeouts(int fd, double seconds);
 /// Keep-alives: a host that vanishes without closing the connection is noticed after a minute.
 void keep_alive(int fd);

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Tools as users start them, with what they get wrong: metrics whose steps go back, temperatures that are no number, JSON lines that only Python
-takes, text in UTF-16; and the profile of a step on a CPU."""
+"""The tools with input that is often wrong: metrics whose steps go back, temperatures that are not a number, JSON lines that only Python accepts, text in UTF-16; and the profile of a step on a CPU."""
 import argparse
 import json
 import subprocess

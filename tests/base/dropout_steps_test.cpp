@@ -10,7 +10,7 @@ TEST(DropoutSteps, ProbabilitiesAreRoundedToWholeSteps) {
   EXPECT_EQ(dropout_threshold(0.1, 128), 13u);
   EXPECT_EQ(dropout_threshold(0.1, 65536), 6554u);
   EXPECT_EQ(dropout_threshold(1.0 / 256, 128), 1u);
-  EXPECT_EQ(dropout_threshold(0.9999, 128), 127u) << "a threshold of 128 would leave nothing";
+  EXPECT_EQ(dropout_threshold(0.9999, 128), 127u) << "a threshold of 128 would drop everything";
 }
 
 TEST(DropoutSteps, WhatWouldDropNothingOrEverythingIsRefused) {

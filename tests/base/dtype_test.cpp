@@ -1,4 +1,5 @@
-// Conversions against their definition: every half and bfloat16 value, and the neighbours of every rounding boundary.
+// Conversions compared with their definition: every half and bfloat16 value, and the neighbours of every rounding
+// boundary.
 #include "trireme/base/dtype.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +23,7 @@ To convert_one(From value, DType from, DType to) {
   return result;
 }
 
-// The value that a 16-bit pattern stands for, from the format's definition.
+// The value of a 16-bit pattern, computed from the format's definition.
 double meaning(uint16_t bits, int mantissa_bits, int bias) {
   const int exponent_bits = 15 - mantissa_bits;
   const int exponent = (bits & 0x7FFF) >> mantissa_bits;
@@ -65,7 +66,7 @@ TEST_P(Sixteen, RoundsToNearestEvenAtEveryBoundary) {
   for (uint16_t low = 0; low < infinity; ++low) {
     const auto high = static_cast<uint16_t>(low + 1);
     const double below = meaning(low, mantissa_bits, bias);
-    // Past the largest finite value the boundary is where the next value would be.
+    // The rounding boundary of infinity is where the next finite value would be.
     const double above = high == infinity ? std::ldexp(1.0, bias + 1) : meaning(high, mantissa_bits, bias);
     const double middle = below + (above - below) / 2;
     const uint16_t even = (low & 1) == 0 ? low : high;

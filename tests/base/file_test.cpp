@@ -81,7 +81,7 @@ TEST_F(FileTest, MissingDirectoryAndTakenNameAreWriteErrors) {
   EXPECT_NE(missing.find("No such file"), std::string::npos) << missing;
   fs::create_directory(dir_ / "taken");
   error_of(ExitCode::kCannotWrite, [&] { write_file_atomic(dir_ / "taken", "x"); });
-  EXPECT_EQ(entries(), 1U);  // no temporary file stays behind
+  EXPECT_EQ(entries(), 1U);  // no temporary file remains
   write_file_atomic(dir_ / "file", "x");
   error_of(ExitCode::kCannotWrite, [&] { trireme::make_directories(dir_ / "file" / "sub"); });
   error_of(ExitCode::kCannotWrite, [&] { trireme::make_directories(dir_ / "file"); });
@@ -90,7 +90,7 @@ TEST_F(FileTest, MissingDirectoryAndTakenNameAreWriteErrors) {
   EXPECT_TRUE(fs::is_directory(dir_ / "x" / "y"));
 }
 
-// The kernel cuts the write that crosses the limit short, then refuses the rest: both paths in one.
+// The write that crosses the limit is short, the next one fails: this covers both paths.
 TEST_F(FileTest, ShortWritesAreRetriedAndTheLimitReported) {
   const pid_t child = fork();
   if (child == 0) {
@@ -190,7 +190,7 @@ TEST_F(FileTest, DotsBehindALinkMeanTheParentOfItsTarget) {
   EXPECT_EQ(text(tidy_path(dir_ / "link" / ".." / "a")), "above the link's target");
   EXPECT_EQ(tidy_path(dir_ / "deep" / ".." / "a"), dir_ / "a");
   EXPECT_EQ(tidy_path(dir_ / "not" / "." / "there"), dir_ / "not" / "there");
-  // Two steps up from what the link points to still lie inside; three do not.
+  // Two levels up from the link's target are still inside; three are not.
   EXPECT_EQ(text(safe_join(dir_, "deep/er/../../link/../../a", ExitCode::kModel)), "beside the link");
   error_of(ExitCode::kModel, [&] { safe_join(dir_ / "deep", "er/../../a", ExitCode::kModel); });
 }

@@ -1,4 +1,4 @@
-// Against the Random123 known answers, NumPy 2.4 literals, and the published XXH3 values.
+// Compares with Random123's known answers, values from NumPy 2.4, and published XXH3 values.
 #include "trireme/base/rng.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ TEST(DeriveSeed, DependsOnEveryArgumentAndIsStable) {
     for (const char* name : {"", "dropout", "init", "order"})
       for (const uint64_t index : {0ULL, 1ULL, 1ULL << 40}) seen.insert(derive_seed(seed, name, index));
   EXPECT_EQ(seen.size(), 36U);
-  // Saved runs resume with these seeds: they may never change.
+  // Saved runs resume with these seeds: they must not change.
   EXPECT_EQ(derive_seed(1234, "dropout", 7), 0x74ae4b235e375949U);
   EXPECT_EQ(derive_seed(0, ""), 0xf0a390d5a40e58dfU);
 }
@@ -34,7 +34,7 @@ TEST(DeriveSeed, DependsOnEveryArgumentAndIsStable) {
 struct NumpyCase {
   uint32_t seed;
   std::vector<uint32_t> first;
-  std::vector<uint32_t> around_1000;  // draws 1000..1002, past one refill of the state
+  std::vector<uint32_t> around_1000;  // draws 1000..1002, after one refill of the state
   std::vector<int64_t> shuffled_12;
   int64_t weighted_sum_1000;  // sum of i * a[i] after shuffling arange(1000)
 };
@@ -83,7 +83,7 @@ TEST(NumpyRandom, EqualsRandomStateShuffle) {
 }
 
 TEST(NumpyRandom, IntervalEqualsMaskedRejectionOfRandomState) {
-  // RandomState(1234).randint(0, max + 1, dtype=uint64), one after the other: 32-bit and 64-bit draws mix.
+  // RandomState(1234).randint(0, max + 1, dtype=uint64), consecutively: 32-bit and 64-bit draws alternate.
   NumpyRandom random(1234);
   const std::pair<uint64_t, uint64_t> expected[] = {{9, 3},
                                                     {1000000, 165158},

@@ -80,7 +80,7 @@ TEST_F(StackDeathTest, TheTrainingThreadShowsWhereItIsAndGoesOn) {
         state = 1;
         while (state != 2) std::this_thread::yield();
         asks.join();
-        // libc's sched_yield or the test's own frames; twice, and the thread went on in between.
+        // The stack contains libc's sched_yield or the test's own frames. Asked twice; the thread continues in between.
         const bool good =
             first.find("  #0 ") == 0 && second.find("  #0 ") == 0 && first.find("main") != std::string::npos;
         std::exit(good ? 0 : 1);

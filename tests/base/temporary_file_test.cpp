@@ -1,4 +1,4 @@
-// Temporary files over the lives of processes: names, and what is removed of the dead.
+// Temporary files of several processes: names, and the removal of files of dead processes.
 #include "trireme/base/file.h"
 
 #include <fmt/format.h>
@@ -37,7 +37,7 @@ class TemporaryFileTest : public testing::Test {
   fs::path dir_;
 };
 
-/// Runs `body` in a process of its own; the status that waitpid() gives.
+/// Runs `body` in a child process; returns the status from waitpid().
 int in_child(const std::function<void()>& body) {
   const pid_t child = fork();
   if (child == 0) {
@@ -59,7 +59,7 @@ void half_written(const fs::path& path) {
   raise(SIGKILL);
 }
 
-// Every life of a container has process number 1: the names of one life are those of the next.
+// The process of a container always has ID 1, so names must not depend on the process ID.
 TEST_F(TemporaryFileTest, WhatAnEarlierLifeLeftNeverBlocksTheNext) {
   for (int n = 0; n < 200; ++n) put(fmt::format("model.tmp-{}-{}", getpid(), n));
   for (int n = 0; n < 10; ++n) write_file_atomic(dir_ / "model", "whole");
@@ -69,10 +69,10 @@ TEST_F(TemporaryFileTest, WhatAnEarlierLifeLeftNeverBlocksTheNext) {
 TEST_F(TemporaryFileTest, TheDeadAreRemovedByTheNextWriterOfTheSameFile) {
   for (int life = 0; life < 3; ++life)
     EXPECT_TRUE(WIFSIGNALED(in_child([&] { half_written(dir_ / "model"); }))) << life;
-  EXPECT_EQ(names().size(), 1U) << "each life removes what the one before left";
+  EXPECT_EQ(names().size(), 1U) << "each process removes what the one before left";
   EXPECT_TRUE(WIFSIGNALED(in_child([&] { half_written(dir_ / "other"); })));
   write_file_atomic(dir_ / "model", "whole");
-  EXPECT_EQ(names().size(), 2U) << "of another file nothing is removed";
+  EXPECT_EQ(names().size(), 2U) << "temporary files of another target are kept";
   EXPECT_TRUE(names().contains("model"));
   EXPECT_EQ(remove_dead_temporaries(dir_), 1U);
   EXPECT_EQ(names(), std::set<std::string>{"model"});
@@ -97,10 +97,10 @@ TEST_F(TemporaryFileTest, TheLivingKeepTheirs) {
   char byte = 0;
   ASSERT_EQ(read(ready[0], &byte, 1), 1);
   {
-    const AtomicFile mine(dir_ / "model");  // of this very process
+    const AtomicFile mine(dir_ / "model");  // of this process
     write_file_atomic(dir_ / "model", "ours");
     EXPECT_EQ(remove_dead_temporaries(dir_), 0U);
-    EXPECT_EQ(names().size(), 3U) << "theirs, mine, and the file";
+    EXPECT_EQ(names().size(), 3U) << "the other process's, this process's, and the file";
   }
   ASSERT_EQ(write(go[1], &byte, 1), 1);
   int status = 0;

@@ -93,7 +93,7 @@ TEST(Utf8, AcceptsTextAndRefusesWhatTheStandardRefuses) {
   EXPECT_TRUE(is_valid_utf8("plain \xC3\xA9 \xE2\x82\xAC \xF0\x9F\x9A\xA3"));
   EXPECT_TRUE(is_valid_utf8("\xF4\x8F\xBF\xBF"));   // U+10FFFF
   EXPECT_FALSE(is_valid_utf8("\x80"));              // lone continuation
-  EXPECT_FALSE(is_valid_utf8("\xC3"));              // cut short
+  EXPECT_FALSE(is_valid_utf8("\xC3"));              // truncated
   EXPECT_FALSE(is_valid_utf8("\xC0\xAF"));          // overlong '/'
   EXPECT_FALSE(is_valid_utf8("\xE0\x80\xAF"));      // overlong, three bytes
   EXPECT_FALSE(is_valid_utf8("\xED\xA0\x80"));      // surrogate

@@ -1,4 +1,4 @@
-// What the observer is told, and when.
+// Which events the observer receives, and when.
 #include "collectives.h"
 
 #include "trireme/base/error.h"
@@ -26,7 +26,7 @@ struct Recorder final : CollectiveObserver {
 
 class Collectives : public testing::Test {
  protected:
-  // The process keeps its observer to the end.
+  // The process keeps its observer until it ends.
   static Recorder& recorder() {
     static auto* recorder = new Recorder;
     set_collective_observer(*recorder);

@@ -1,4 +1,4 @@
-// Launcher detection from the environment alone: what each launcher sets, and fault F35 (missing or contradictory
+// Launcher detection from the environment: the variables of each launcher, and fault F35 (missing or contradictory
 // variables).
 #include "trireme/comm/launch.h"
 

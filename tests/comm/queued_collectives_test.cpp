@@ -1,4 +1,4 @@
-// The clock of collectives on device streams, with events that the test lets pass.
+// Time limits of collectives on device streams, with events that the test controls.
 #include "queued_collectives.h"
 
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 namespace trireme {
 namespace {
 
-/// A device whose events have passed when the test says so.
+/// A device whose events pass when the test says so.
 class FakeDevice {
  public:
   QueuedCollectives queue{{.passed = [this](const DeviceEvent& event) { return passed_.contains(event.handle); },
@@ -41,7 +41,7 @@ TEST(QueuedCollectives, TheClockRunsFromTheLaunchAndFromTheLastThatFinished) {
   EXPECT_EQ(device.ended, (std::vector<uint64_t>{11, 12}));
 }
 
-/// A gather ahead whose unit is not used yet holds its Work for as long as the rank waits for something else.
+/// A prefetched gather keeps its Work while the rank waits for something else.
 TEST(QueuedCollectives, AFinishedOneThatIsStillHeldStopsNoClock) {
   FakeDevice device;
   const auto held = device.queue.add(device.event(0), 1, 10);

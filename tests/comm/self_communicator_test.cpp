@@ -1,4 +1,4 @@
-// The group of one rank keeps the same promises as the others: results, sizes that are checked, in-place slices.
+// The group of one rank behaves like the others: results, checked sizes, in-place slices.
 #include "trireme/base/error.h"
 #include "trireme/comm/communicator.h"
 

@@ -1,4 +1,4 @@
-// Seconds of an exchange through rank 0's TCPStore. Every rank is a thread with a connection of its own:
+// Measures exchanges through rank 0's TCPStore. Every rank is a thread with its own connection:
 //   store_exchange_bench RANKS [ROUNDS [BYTES]]
 #include "store_exchange.h"
 
@@ -20,7 +20,7 @@ int main(int argc, char** argv) {
   using namespace trireme;
   const int ranks = argc > 1 ? std::atoi(argv[1]) : 256, rounds = argc > 2 ? std::atoi(argv[2]) : 5;
   const std::string value(argc > 3 ? std::stoul(argv[3]) : 24, 'x');
-  FLAGS_caffe2_log_level = 3;  // c10d cannot name every client and says so for each
+  FLAGS_caffe2_log_level = 3;  // c10d warns for each client whose name it cannot resolve
   c10d::TCPStoreOptions options;
   options.isServer = true;
   options.port = 0;
@@ -50,7 +50,7 @@ int main(int argc, char** argv) {
         for (int round = 0; round < rounds; ++round) {
           const double began = steady_seconds();
           cases[c].exchange(*exchange);
-          // Rank 0 ends a round when all ranks have what they asked for.
+          // Rank 0 ends a round when all ranks have their values.
           (void)exchange->all_gather("");
           if (rank == 0) seconds[c].push_back(steady_seconds() - began);
         }

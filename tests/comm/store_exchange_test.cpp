@@ -1,5 +1,5 @@
-// Exchanges through a c10d store: what the store is asked for, values of any size, ranks that do not come. The ranks
-// are threads that share one store of this process.
+// Exchanges through a c10d store: number of requests, values of any size, ranks that do not arrive. The ranks are
+// threads that share one store of this process.
 #include "store_exchange.h"
 
 #include "trireme/base/error.h"
@@ -17,12 +17,12 @@
 namespace trireme {
 namespace {
 
-/// Counts what a server of the store would have to do: a request, and every key that it names.
+/// Counts the load of the store's server: one per request and one per key in it.
 class CountingStore final : public c10d::Store {
  public:
   explicit CountingStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
   int64_t operations() const { return operations_; }
-  /// Bytes of the longest value that was set.
+  /// Bytes of the longest stored value.
   size_t longest() const { return longest_; }
 
   c10::intrusive_ptr<Store> clone() override { return c10::make_intrusive<CountingStore>(store_); }
@@ -85,7 +85,7 @@ void on_ranks(const c10::intrusive_ptr<CountingStore>& store, int size,
   for (auto& rank : ranks) rank.get();
 }
 
-/// A job of 1,024 ranks asks rank 0's store for some thousand keys an exchange, not for a million.
+/// 1,024 ranks request some thousand keys per exchange from rank 0's store, not a million.
 TEST(StoreExchange, OperationsGrowWithTheRanksNotWithTheirSquare) {
   constexpr int kExchanges = 10;
   for (const int ranks : {2, 8, 64}) {
@@ -120,11 +120,11 @@ TEST(StoreExchange, EveryStepGivesItsOwnValues) {
       exchange.barrier();
     }
   });
-  // What is left are the last steps' keys, not those of all.
+  // Only the keys of the last steps remain.
   EXPECT_LE(store->getNumKeys(), 3 * kRanks);
 }
 
-/// As a checkpoint does it: rank 0 alone reads, several times in a row, before all meet again.
+/// As in a checkpoint: several gathers to rank 0 in a row, then a barrier.
 TEST(StoreExchange, GathersInARowKeepTheirValues) {
   constexpr int kRanks = 3, kGathers = 4;
   const auto store = make_store();

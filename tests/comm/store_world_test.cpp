@@ -1,5 +1,5 @@
-// Rendezvous and host-side exchange through the TCPStore: the ranks are threads of this process, each with a connection
-// of its own.
+// Rendezvous and host-side exchange through the TCPStore: the ranks are threads of this process, each with its own
+// connection.
 #include "store_world.h"
 
 #include "trireme/base/error.h"
@@ -16,11 +16,12 @@
 #include <functional>
 #include <future>
 #include <thread>
+#include <vector>
 
 namespace trireme {
 namespace {
 
-/// A listening socket on a port that was free: keeps it taken while it lives.
+/// A listening socket that occupies a free port during its lifetime.
 struct TakenPort {
   int fd = socket(AF_INET, SOCK_STREAM, 0);
   int port = 0;
@@ -48,7 +49,7 @@ Launch launch_of(int rank, int size, int port) {
   return launch;
 }
 
-/// Runs `body` on one thread per rank; the text of what each threw, or "".
+/// Runs `body` on one thread per rank; returns each thread's exception message, or "".
 std::vector<std::string> on_ranks(int size, const std::function<void(int)>& body) {
   std::vector<std::future<std::string>> results;
   for (int rank = 0; rank < size; ++rank)
@@ -123,7 +124,7 @@ TEST_F(StoreWorldTest, ALostRankZeroIsNamed) {
   const int port = free_port();
   const auto errors = on_ranks(2, [&](int rank) {
     const auto world = join_store(launch_of(rank, 2, port));
-    if (rank == 0) return;  // its store ends with it, in the middle of the other's exchange
+    if (rank == 0) return;  // its store is destroyed during the other rank's exchange
     try {
       (void)world->exchange()->all_gather("x");
     } catch (const Error& error) {
@@ -200,8 +201,8 @@ TEST_F(StoreWorldTest, AWaitingRankOutlivesTheRendezvousLimitAndSignals) {
     if (rank == 1) {
       waiting.set_value(pthread_self());
     } else {
-      // Rank 1 waits longer than the rendezvous may take, and a signal (as Slurm sends before the time limit) arrives
-      // meanwhile.
+      // Rank 1 waits longer than the rendezvous limit, and receives a signal (Slurm's, before the time limit) while it
+      // waits.
       const pthread_t thread = thread_of_waiting.get();
       std::this_thread::sleep_for(std::chrono::milliseconds(700));
       pthread_kill(thread, SIGUSR1);

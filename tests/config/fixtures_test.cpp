@@ -1,4 +1,5 @@
 // Every kept file that must be refused, with every line that it must be refused with.
+#include <algorithm>
 #include <map>
 
 #include "config_testing.h"

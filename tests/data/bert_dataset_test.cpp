@@ -1,5 +1,5 @@
-// BERT's shards as the trainer reads them: whole rows back, damage named by file, dataset, row and value, order by seed
-// and epoch.
+// BERT's shards through the trainer's interface: rows, errors with file, dataset, row and value, order by seed and
+// epoch.
 
 #include "data/bert/bert_rows.h"
 #include "trireme/base/error.h"
@@ -36,14 +36,14 @@ struct Column {
   }
 };
 
-/// A packed shard that a test can spoil before it is written.
+/// A packed shard that a test can damage before it is written.
 struct Packed {
   Column<int16_t> ids, positions, masked, lengths, mask_lengths;
   Column<int8_t> segments, labels;
   std::string leave_out;
   bool plain_ids = false;
 
-  /// Row r: sequences of 5 and (r odd) 6 tokens; ids tell shard, row and position.
+  /// Row r: sequences of 5 and (r odd) 6 tokens; ids encode shard, row and position.
   static Packed make(int rows, int shard = 0) {
     Packed result;
     for (int r = 0; r < rows; ++r) {
@@ -243,7 +243,7 @@ TEST_F(BertData, DamagedBytesEndInDataErrorsOnly) {
   for (int i = 0; i < 300; ++i) {
     std::string hurt = whole;
     for (int k = 0; k < 3; ++k) hurt[random() % hurt.size()] = static_cast<char>(random());
-    check(hurt);  // an error of another kind fails inside; so does a crash
+    check(hurt);  // fails for an exception of another type; a crash ends the test
   }
 }
 
@@ -261,8 +261,7 @@ TEST_F(BertData, AStaleIndexIsFound) {
     stale->read(3);
     ADD_FAILURE();
   } catch (const DataError& error) {
-    EXPECT_NE(std::string(error.what()).find("part_00001 holds 2 rows where 9 are expected"), std::string::npos)
-        << error.what();
+    EXPECT_NE(std::string(error.what()).find("part_00001 holds 2 rows, expected 9"), std::string::npos) << error.what();
   }
 }
 
@@ -313,10 +312,10 @@ TEST_F(BertData, OrderOfARun) {
     EXPECT_EQ(changes.size(), 4u);
   }
   EXPECT_EQ(epochs.size(), 3u);
-  // Any position without those before it, forwards and backwards: a resumed run.
+  // Random access to positions, forwards and backwards, as a resumed run needs it.
   for (const int64_t position : {50, 3, 62, 0, 21, 20, 41, 42})
     EXPECT_EQ(again.at(position), stream[static_cast<size_t>(position)]) << position;
-  // The order is part of what a checkpoint means: it must not change with the code.
+  // Checkpoints store only the position, so the order must not change between versions.
   EXPECT_EQ(std::vector<int64_t>(stream.begin(), stream.begin() + 6), (std::vector<int64_t>{15, 19, 16, 18, 20, 17}));
 }
 

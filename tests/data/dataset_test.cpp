@@ -1,5 +1,4 @@
-// Token files through the interface that a run uses: what rows mean, and what is said about files
-// that are not right.
+// Token files through the trainer's interface: contents of rows, and messages for invalid files.
 
 #include "data/dataset.h"
 #include "trireme/base/error.h"
@@ -26,7 +25,7 @@ std::vector<int64_t> counting(int64_t first) {
   return ids;
 }
 
-/// Opens and reads every row; the DataError's message, or "" when there is none.
+/// Opens the file and reads every row; returns the DataError's message, or "".
 std::string complaint(const std::string& name) {
   try {
     const auto dataset = open({name});
@@ -58,8 +57,7 @@ TEST(Dataset, MaskBelongsToTheTargetAndStartsAreNoTargets) {
     ASSERT_EQ(dataset->size(), 3);
     const Sample sample = dataset->read(1);
     EXPECT_EQ(sample.input_ids, counting(8));
-    // stored 0 0 1 1 0 1 1 1, starts 0 3 6: the starts' bits go, the rest stays where it is (no
-    // shift).
+    // stored 0 0 1 1 0 1 1 1, starts 0 3 6: the bits at starts are cleared, the others stay (no shift).
     EXPECT_EQ(sample.loss_mask, (Bytes{0, 0, 1, 0, 0, 1, 0, 1}));
     EXPECT_EQ(sample.sequence_starts, (Starts{0, 3, 6}));
     EXPECT_EQ(sample.num_targets(), 3);

@@ -20,7 +20,7 @@ namespace {
 
 constexpr double kForever = std::numeric_limits<double>::infinity();
 
-/// Rows that count how often each was read, some of them bad.
+/// Rows that count how often they are read; some are bad.
 struct Rows {
   std::mutex mutex;
   std::map<std::pair<size_t, int64_t>, int> reads;
@@ -42,7 +42,7 @@ TEST(RowScan, ReadsEveryRowOnceWhateverThreadsAndParts) {
       Rows rows;
       int64_t checked = 0;
       for (int part = 0; part < parts; ++part) {
-        // Shards are read by one thread, whatever is asked for.
+        // Shards are read by one thread, also if options ask for more.
         std::vector<int64_t> shards = threads == 1 ? std::vector<int64_t>{7, 0, 50, 3} : std::vector<int64_t>{};
         RowScan scan({rows.set(0, 1000), rows.set(1, 1), rows.set(2, 60, std::move(shards)), rows.set(3, 128)},
                      {.threads = threads, .part = part, .parts = parts});

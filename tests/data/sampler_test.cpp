@@ -1,4 +1,4 @@
-// The order of samples against NumPy's, and its independence of how a run arrives at a position.
+// The order of samples: equal to NumPy's, and independent of the order of access.
 
 #include "data/dataset.h"
 #include "trireme/base/error.h"
@@ -18,7 +18,7 @@ std::vector<int64_t> stream(Sampler sampler, int64_t from, int64_t to) {
   return result;
 }
 
-/// What a Python program prints, as integers; empty where Python or a package of it is missing.
+/// The integers that a Python program prints; empty if Python or a package is missing.
 std::vector<int64_t> python_integers(const std::string& program) {
   std::string output;
   FILE* pipe = popen(fmt::format("'{}' -c '{}' 2>/dev/null", TRIREME_PYTHON, program).c_str(), "r");
@@ -49,7 +49,7 @@ TEST(Sampler, AnyPositionCanBeReachedDirectly) {
   const auto whole = stream(Sampler(100, 42, true), 0, 500);
   EXPECT_EQ(stream(Sampler(100, 42, true), 250, 500), std::vector<int64_t>(whole.begin() + 250, whole.end()));
   Sampler sampler(100, 42, true);
-  for (const int64_t position : {499, 0, 199, 200, 99, 100, 300, 1})  // forwards, backwards, across epoch borders
+  for (const int64_t position : {499, 0, 199, 200, 99, 100, 300, 1})  // forwards, backwards, across epochs
     EXPECT_EQ(sampler.at(position), whole[static_cast<size_t>(position)]) << position;
 }
 

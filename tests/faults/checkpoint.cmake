@@ -1,5 +1,5 @@
-# Faults of checkpoints: while they are written, in their files, and when a run goes on from them. The default run takes a sample that is
-# over in a minute; all of them: scripts/test.sh -L faults.
+# Faults of checkpoints: during writing, in their files, and during resume. The default run has a selection of about a
+# minute; scripts/test.sh -L faults runs all.
 set(quick F02 F31)
 foreach(part
     saves:F02 saves:F03 saves:F13 saves:F14 saves:F15 saves:F36 saves:full

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Damaged, forged and old checkpoints: each is passed over with its reason, the newest whole one is used. Exit code 77 = skipped."""
+"""Damaged, forged and old checkpoints: each is skipped with its reason, and the newest intact one is used. Exit code 77 = skipped."""
 import argparse
 import json
 import os
@@ -13,7 +13,7 @@ NEWEST, OLDER = "step-00000006", "step-00000004"
 
 
 def falls_back(site, fault, what, damage, expect, ranks=0):
-    """Damages the newest of two checkpoints; the run says why it passes it over, goes on from the older one and ends in the same numbers."""
+    """Damages the newest of two checkpoints; the run says why it skips it, resumes from the older one and ends with the same numbers."""
     run = f"{fault}-{what}".replace(" ", "-").replace("/", "-")
     directory = site.copy(f"base{ranks}", run)
     damage(f"{directory}/{NEWEST}")
@@ -31,7 +31,7 @@ def falls_back(site, fault, what, damage, expect, ranks=0):
 
 
 def refused(site, fault, what, damage, expect, ranks=0):
-    """Damages the only checkpoint: exit 4 with the reason; --allow-fresh starts afresh."""
+    """Damages the only checkpoint: exit 4 with the reason; --allow-fresh starts from the beginning."""
     run = f"{fault}-only-{what}".replace(" ", "-").replace("/", "-")
     directory = site.copy(f"base{ranks}", run)
     shutil.rmtree(f"{directory}/{OLDER}")
@@ -71,7 +71,7 @@ def flipped(site):
     text = open(f"{site.directory('base0')}/{NEWEST}/MANIFEST.json").read()
     for what, at in (("digit in manifest", text.index('"step": ') + 8), ("white space in manifest", 2), ("hash in manifest", text.index('"xxh3": "') + 12)):
         falls_back(site, "F11", what, lambda d, n=at: flip(f"{d}/MANIFEST.json", n), ["MANIFEST.json"])
-    # Nothing whole at all.
+    # No intact checkpoint.
     refused(site, "F11", "bit in the only one", lambda d: flip(f"{d}/{shard}", -5000), ["tensor ", "hash"])
 
 
@@ -87,7 +87,7 @@ def wrong_tensors(site):
         return damage
 
     def rehashed(change):
-        """As if a wrong writer had made it: the manifest fits the file's size."""
+        """As from a faulty writer: the manifest matches the file's size."""
         def damage(directory):
             header(change)(directory)
             size = os.path.getsize(f"{directory}/{shard}")
@@ -119,7 +119,7 @@ def wrong_tensors(site):
 
 
 def paths(site):
-    """F31: names in a manifest that lead out of its directory, and links that do."""
+    """F31: file names in a manifest, and links, that lead out of its directory."""
     site.stopped("base0")
     outside = f"{site.work}/outside.safetensors"
     shutil.copy(f"{site.directory('base0')}/{NEWEST}/rank-00000.safetensors", outside)
@@ -138,7 +138,7 @@ def paths(site):
 
 
 def upgrade(site):
-    """F37: version 1 (kept fixtures) is read; versions to come are refused by name."""
+    """F37: version 1 (stored fixtures) is read; later versions are refused by number."""
     fixtures = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "train", "fixtures")
     work = site.work
     subprocess.run([f"{site.args.bin}/trireme", "init-model", "--hidden-size", "16", "--layers", "1", "--heads", "2", "--kv-heads", "1",

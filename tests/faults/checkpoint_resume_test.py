@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Going on from a checkpoint: anywhere in an epoch, on other ranks, with other data or settings, beside another run; and the tool.
+"""Resuming from a checkpoint: anywhere in an epoch, on other ranks, with other data or settings, with a concurrent run; and the tool.
 Exit code 77 = skipped."""
 import argparse
 import glob
@@ -15,12 +15,12 @@ EVERY = f"output.save_every_samples={SAMPLES}"  # every step
 
 
 def position(site):
-    """F22: going on in mid-epoch, at the last batch, at the exact end of an epoch and after the first batch of the next (5 steps an
+    """F22: resuming in mid-epoch, at the last batch, at the exact end of an epoch and after the first batch of the next (5 steps an
     epoch)."""
     for where, newest in (("mid-epoch", 2), ("before the last batch", 4), ("exact epoch end", 5), ("after the first batch", 6)):
         for before, after in ((2, 2), (2, 1), (1, 4)):
             run = f"{where.replace(' ', '-')}-{before}-{after}"
-            # The save of a step waits until that of the step before is committed.
+            # The save of a step waits until the previous save is committed.
             site.run(EVERY, f"output.dir={run}", ranks=before, faults=f"sigkill@step:rank0:step{newest + 2}", expect="killed")
             assert site.whole(run)[-1] == f"step-{newest:08}", (run, site.whole(run))
             done = site.run(EVERY, f"output.dir={run}", ranks=after)
@@ -58,7 +58,7 @@ def world(site):
 
 
 def changed_data(site):
-    """F23: rows edited, list reordered, a file exchanged; moved elsewhere with the same content is fine."""
+    """F23: rows edited, list reordered, a file replaced; a file that was moved with the same content is accepted."""
     work = site.work
     rows = np.load(f"{work}/train.npy")
     np.save(f"{work}/first.npy", rows[:20])
@@ -95,7 +95,7 @@ def changed_data(site):
 
 
 def races(site):
-    """F33: a second run in the same directory; a reader while checkpoints come and go."""
+    """F33: a second run in the same directory; a reader while checkpoints are created and removed."""
     process = site.start(EVERY, "output.dir=shared", ranks=2, faults="sleep@step:step6:10s")
     begin = time.time()
     while not site.whole("shared"):
@@ -114,8 +114,8 @@ def races(site):
     assert process.wait() == 0, process.communicate()[1]
     site.same("shared", EVERY, ranks=2)
     site.report("F33 second run in the same output.dir", "exit 73: " + [line for line in second.err.splitlines() if owner in line][0][:200], second.seconds)
-    site.report("F33 readers beside retention", f"{listings} listings, the run unharmed", time.time() - begin)
-    # Two at once: one trains, the other is refused, whoever comes first.
+    site.report("F33 readers during retention", f"{listings} listings, the run unharmed", time.time() - begin)
+    # Two at the same time: one trains, the other is refused, whichever is first.
     pair = [site.start("output.dir=pair", ranks=2) for _ in range(2)]
     codes = sorted(p.wait(timeout=120) for p in pair)
     assert codes == [0, 73], (codes, [p.communicate()[1][-800:] for p in pair])
@@ -133,7 +133,7 @@ def races(site):
 
 
 def configuration(site):
-    """A different configuration is refused by naming the keys; keys that decide nothing may change."""
+    """A different configuration is refused, naming the keys; keys without influence on the result may change."""
     site.stopped("origin")
     done = site.run("output.dir=origin", "optimizer.lr=2e-3", "train.seed=7", expect=73)
     assert "optimizer.lr was 0.001, is 0.002" in done.last and "train.seed was 1234, is 7" in done.last, done.err
@@ -148,7 +148,7 @@ def configuration(site):
     site.same("origin")
     assert "keep_last: 3" in open(f"{site.work}/origin/config.yaml").read()
     site.report("configuration", "deciding keys refused by name, the others may change", done.seconds)
-    # A checkpoint of a version with fewer keys is the same run; one whose keys say otherwise is not.
+    # A checkpoint of a version with fewer keys belongs to the same run; one with other values of its keys does not.
     site.stopped("keys")
     newest, older = f"{site.directory('keys')}/step-00000006", f"{site.directory('keys')}/step-00000004"
     edit_manifest(newest, lambda m: m.update(config=m["config"].replace("lr: 0.001", "lr: 0.002"), config_hash="0" * 16))
@@ -157,7 +157,7 @@ def configuration(site):
     assert "another configuration: optimizer.lr was 0.002, is 0.001" in done.err and "resuming after step 4" in done.err, done.err
     site.same("keys")
     site.report("configuration of a checkpoint", "passed over by key, fewer keys accepted", done.seconds)
-    # By the clock: rank 0's decides for all.
+    # By time: rank 0's clock decides for all.
     done = site.run("output.dir=clock", "output.save_every_samples=null", "output.save_every_minutes=0.005", ranks=2, faults="sleep@step:0.2s")
     assert 2 <= len(site.metrics("clock", "save")) <= STEPS, site.metrics("clock", "save")
     site.same("clock", ranks=2)
@@ -165,11 +165,11 @@ def configuration(site):
 
 
 def extend(site):
-    """The last step of a run is a checkpoint; a higher train.max_steps goes on from it and says what becomes of the schedule."""
+    """The last step of a run is a checkpoint; a higher train.max_steps resumes from it and reports the effect on the schedule."""
     begin = time.time()
     eight = ("output.dir=run", "train.max_steps=8")
     site.run(*eight)
-    assert site.whole("run")[-1] == "step-00000008", f"the last step is no checkpoint: {site.whole('run')}"
+    assert site.whole("run")[-1] == "step-00000008", f"the last step has no checkpoint:  {site.whole('run')}"
     out = site.tool("export", f"{site.work}/run", "--output", f"{site.work}/out").stdout
     assert "adapter after step 8" in out, out
     for name in os.listdir(f"{site.work}/out"):
@@ -182,7 +182,7 @@ def extend(site):
     done = site.run("output.dir=run", faults="sigkill@step:step11", expect="killed")
     for words in ("train.max_steps was 8, is 12", "resuming after step 8", "the cosine schedule"):
         assert words in done.err, done.err
-    site.run("output.dir=run")  # a longer run that died goes on as any other
+    site.run("output.dir=run")  # a longer run that died resumes as any other
     assert [n[0] for n in site.numbers("run")] == list(range(1, STEPS + 1)) and site.numbers("run")[:8] == first
     site.reference()
     rates, whole = ([m["lr"] for m in site.metrics(run)] for run in ("run", "reference0"))
@@ -196,7 +196,7 @@ def extend(site):
     site.run(*bare, "train.max_steps=2")
     done = site.run(*bare, "train.max_steps=4", expect=73)
     assert "no checkpoint" in done.last and "save_every_samples" in done.last, done.err
-    # The last step's checkpoint is lost: an older model is never exported in silence.
+    # The last step's checkpoint is lost: an older model is never exported without a message.
     shutil.rmtree(f"{site.directory('run')}/step-00000012")
     shutil.rmtree(f"{site.work}/out")
     done = site.tool("export", f"{site.work}/run", "--output", f"{site.work}/out", expect=4)
@@ -207,7 +207,7 @@ def extend(site):
 
 
 def lives(site):
-    """An export that is interrupted in every life of a container, whose process always has number 1."""
+    """An export that is killed at every start of a container, in which its process always has ID 1."""
     namespace = ["unshare", "--pid", "--fork"] if os.geteuid() == 0 and shutil.which("unshare") else []
     site.run("output.dir=run", "train.max_steps=2")
     out = f"{site.work}/out"
@@ -219,16 +219,16 @@ def lives(site):
         assert len([name for name in os.listdir(out) if ".tmp-" in name]) == 1, os.listdir(out)
     done = subprocess.run(command, capture_output=True, text=True, env=site.environment())
     assert done.returncode == 0 and not [name for name in os.listdir(out) if ".tmp-" in name], (done.stderr, os.listdir(out))
-    site.report("export killed in three lives", "the fourth is whole, nothing of the others lies there", time.time() - begin)
+    site.report("export killed at three starts", "the fourth is complete, nothing of the others remains", time.time() - begin)
     if not namespace:
-        print("unshare or root is missing: the lives had different process numbers")
+        print("unshare or root is missing: the starts had different process IDs")
 
 
 def tool(site):
     """trireme checkpoint ls, verify, export, prune."""
     constant = ("schedule.name=constant",)
     for kind, overrides, artefact in (("lora", (), "adapter"), ("full", ("lora=null", "parallel.shard_size=2"), "model")):
-        # With a constant rate the first eight steps of a longer run are a whole run of eight.
+        # With a constant learning rate the first eight steps of a longer run equal a run of eight steps.
         site.run(*constant, *overrides, "train.max_steps=8", f"output.dir={kind}8", ranks=2)
         site.run(*constant, *overrides, f"output.dir={kind}12", ranks=2, faults="sigkill@step:step11", expect="killed")
         listing = site.tool("ls", f"{site.work}/{kind}12").stdout

@@ -30,7 +30,7 @@ def killed_while_saving(site):
 
 
 def killed_around_the_commit(site):
-    """F3: either the old or the new one, never neither."""
+    """F3: after a kill either the old or the new checkpoint is there."""
     for point, newest in (("after_manifest", "step-00000004"), ("after_rename", "step-00000006"), ("after_latest", "step-00000006"),
                           ("retention", "step-00000006")):
         run = f"cut-{point}"
@@ -99,7 +99,7 @@ def disk_full(site):
 
 
 def metrics_on_a_full_disk(site):
-    """F13: output.dir itself fills up: the run goes on, and metrics.jsonl has every line once there is room again."""
+    """F13: output.dir itself fills up: the run continues, and metrics.jsonl has every line when there is space again."""
     begin = time.time()
     folder = f"{site.work}/run"
     command = site.command("train.max_steps=60", "output.save_every_samples=null", "logging.mlperf=true", "output.dir=run")
@@ -131,7 +131,7 @@ def metrics_on_a_full_disk(site):
 
 
 def prepare(site, run, *overrides):
-    """The run's directory as a first start leaves it, with nothing but an empty checkpoints folder (a mount point) in it."""
+    """The run's directory after a first start, with only an empty checkpoints folder (a mount point) in it."""
     os.makedirs(f"{site.work}/{run}/checkpoints", exist_ok=True)
     text = subprocess.run(site.command(*overrides, f"output.dir={run}", extra=["--print-config"]), capture_output=True, text=True, check=True).stdout
     open(f"{site.work}/{run}/config.yaml", "w").write(text)
@@ -192,7 +192,7 @@ def metrics_of(site):
 
 
 def writer_fails(site):
-    """F36: a writer's failure on one rank surfaces at the next step boundary on all of them."""
+    """F36: a writer's failure on one rank is reported at the next step boundary on all of them."""
     done = site.run("output.dir=once", ranks=2, faults="fail@save:write:rank1:step4")
     failed = site.metrics("once", "save_failed")
     assert [f["step"] for f in failed] == [4] and failed[0]["reason"].startswith("rank 1: fault injected"), failed

@@ -1,4 +1,4 @@
-// Preloaded by the fault tests: the nth pwrite, fsync or rename below a directory named "checkpoints" goes wrong.
+// Preloaded by the fault tests: the nth pwrite, fsync or rename below a directory named "checkpoints" fails.
 //   SHIM_CALL  pwrite | fsync | rename      SHIM_NTH  first call that fails (from 1)      SHIM_TIMES  how many fail (default 1)
 //   SHIM_MODE  ENOSPC | EIO | EROFS | short (pwrite only: every call writes at most 1,000 bytes)
 #define _GNU_SOURCE

@@ -1,4 +1,4 @@
-"""What the checkpoint fault tests share: a small run, its reference, and ways to damage a checkpoint. Exit code 77 = skipped."""
+"""Common code of the checkpoint fault tests: a small run, its reference, and ways to damage a checkpoint. Exit code 77 = skipped."""
 import contextlib
 import ctypes
 import ctypes.util
@@ -38,7 +38,7 @@ class Outcome:
 
     @property
     def last(self):
-        """The program's last sentence; mpirun has its own words after it."""
+        """The program's last line; mpirun prints more after it."""
         lines = [line for line in self.err.splitlines() if line.startswith("train_llama: ")]
         return lines[-1] if lines else ""
 
@@ -75,7 +75,7 @@ class CheckpointSite(Site):
         return [(m["step"], m["samples"], m["loss"], m["grad_norm"]) for m in self.metrics(run)]
 
     def reference(self, *overrides, ranks=0):
-        """Losses of a run that nothing disturbed."""
+        """Losses of a run without faults."""
         key = (overrides, ranks)
         if key not in self.references:
             name = f"reference{len(self.references)}"
@@ -85,7 +85,7 @@ class CheckpointSite(Site):
         return self.references[key]
 
     def same(self, run, *overrides, ranks=0):
-        """The run's numbers are the undisturbed run's, to the bit."""
+        """The run's numbers are bitwise equal to those of the run without faults."""
         got, want = self.numbers(run), self.reference(*overrides, ranks=ranks)
         assert got == want, "\n".join(f"{a} {b}" for a, b in zip(got, want) if a != b) or f"{len(got)} steps of {len(want)}"
 
@@ -99,8 +99,7 @@ class CheckpointSite(Site):
         return [name for name in os.listdir(self.directory(run)) if ".tmp" in name]
 
     def stopped(self, run, *overrides, ranks=0):
-        """A run that was killed with steps 4 and 6 saved: the state that the tests damage. Step 8's save is under way then, and has
-        waited for step 6's to be committed."""
+        """A run that was killed with steps 4 and 6 saved: the state that the tests damage. Step 8's save has started then, after step 6's was committed."""
         self.run(*overrides, f"output.dir={run}", ranks=ranks, faults="sigkill@step:step9", expect="killed")
         assert self.whole(run) == ["step-00000004", "step-00000006"], self.whole(run)
 
@@ -110,7 +109,7 @@ class CheckpointSite(Site):
         return done
 
     def copy(self, source, target):
-        """The same run in another place; its configuration follows."""
+        """A copy of the run in another directory; its configuration is adapted."""
         shutil.copytree(f"{self.work}/{source}", f"{self.work}/{target}")
         return f"{self.directory(target)}"
 
@@ -119,7 +118,7 @@ class CheckpointSite(Site):
 
 
 def edit_manifest(directory, edit):
-    """Changes the manifest and gives it a valid hash again: what only a wrong writer, not a flipped bit, would leave."""
+    """Changes the manifest and recomputes its hash: as from a faulty writer, not from a flipped bit."""
     path = f"{directory}/MANIFEST.json"
     manifest = json.load(open(path))
     edit(manifest)
@@ -136,7 +135,7 @@ def read_header(path):
 
 
 def write_header(path, header, data):
-    """Replaces the header and keeps the file's size where the new one is not longer."""
+    """Replaces the header; keeps the file's size if the new one is not longer."""
     old, _ = read_header(path)
     text = header.encode().ljust(len(old.encode()))
     open(path, "wb").write(struct.pack("<Q", len(text)) + text + data)
@@ -154,7 +153,7 @@ def make_shim(work):
     """A library that makes the nth write below a checkpoint directory fail."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        skip("there is no C compiler to build the shim that makes writes fail")
+        skip("no C compiler for the shim that makes writes fail")
     source = os.path.join(os.path.dirname(__file__), "checkpoint_shim.c")
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", f"{work}/shim.so", source, "-ldl"], check=True)
     return f"{work}/shim.so"

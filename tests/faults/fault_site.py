@@ -1,4 +1,4 @@
-"""A small model, data and configuration, and ranks of train_llama that the fault tests start, hurt and look after."""
+"""A small model, data and configuration, and ranks of train_llama in which the fault tests inject faults."""
 import json
 import os
 import re
@@ -31,14 +31,14 @@ class Ranks:
         return open(self.log, errors="replace").read()
 
     def pids(self):
-        """Process of every rank, by what its environment says."""
+        """Process of every rank, found by its environment."""
         found = {}
         for entry in os.listdir("/proc"):
             if not entry.isdigit():
                 continue
             try:
                 if os.getsid(int(entry)) != self.process.pid and os.getpgid(int(entry)) != self.process.pid:
-                    # mpirun starts every rank in a process group of its own: the session tells.
+                    # mpirun starts every rank in a separate process group, so the session identifies them.
                     continue
                 command = open(f"/proc/{entry}/cmdline").read().split("\0")
                 environment = dict(part.split("=", 1) for part in open(f"/proc/{entry}/environ").read().split("\0") if "=" in part)
@@ -58,7 +58,7 @@ class Ranks:
         raise AssertionError(f"no {pattern!r} after {seconds} s:\n{self.text()[-3000:]}")
 
     def end(self, seconds):
-        """Exit code; every rank must be gone too."""
+        """Exit code; every rank must have ended too."""
         begin = time.time()
         try:
             self.process.wait(seconds)
@@ -82,7 +82,7 @@ class Ranks:
                 pass
 
     def last_words(self):
-        """The last line that a rank said; mpirun's own page about a dead process may follow it."""
+        """The last line of a rank; mpirun's message about a dead process may follow it."""
         lines = [line for line in self.text().splitlines() if re.match(r"(\d\d:\d\d:\d\d )?(rank \d+ |train_llama: |step |eval )", line)]
         return lines[-1] if lines else ""
 
@@ -154,10 +154,10 @@ def free_port():
 
 
 def process_shim(work):
-    """process_shim.c, compiled; LD_PRELOAD takes it."""
+    """process_shim.c, compiled for LD_PRELOAD."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        print("SKIPPED: there is no C compiler to build the shim for the clock and the memory")
+        print("SKIPPED: no C compiler for the shim for the clock and the memory")
         sys.exit(77)
     source = os.path.join(os.path.dirname(os.path.abspath(__file__)), "process_shim.c")
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", f"{work}/process_shim.so", source], check=True)

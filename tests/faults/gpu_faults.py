@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Faults of GPUs: memory that runs out (F34), odd CUDA_VISIBLE_DEVICES (F35), dead and hung ranks of NCCL (F1, F4). Exit code 77 = skipped."""
+"""Faults of GPUs: out of memory (F34), invalid CUDA_VISIBLE_DEVICES (F35), dead and hung ranks of NCCL (F1, F4). Exit code 77 = skipped."""
 import concurrent.futures
 import ctypes
 import json
@@ -20,7 +20,7 @@ HOST = re.escape(socket.gethostname())
 
 
 def gpus():
-    """Those that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    """The GPUs that this process may use, in the notation of CUDA_VISIBLE_DEVICES."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [name for name in visible.split(",") if name]
@@ -43,7 +43,7 @@ def on_gpus(site, **variables):
 
 
 class Hog:
-    """Holds all of GPU 0's memory but so many bytes, through the driver's own interface."""
+    """Allocates all of GPU 0's memory except the given number of bytes, through the driver's interface."""
 
     def __init__(self, leave):
         driver = ctypes.CDLL("libcuda.so.1")
@@ -87,13 +87,13 @@ def memory(site):
         for word in ("master weights", "moments", "gradients", "activations", "the allocator's peak was", "batch.micro_batch_size: 16"):
             assert word in last, (word, last)
         print(f"{leave} GiB left ({where}): exit 2 after {time.time() - begin:.1f} s: {last}")
-    # With the memory back the same command runs.
+    # When the memory is free again the same command runs.
     done = subprocess.run(site.command(*overrides, "output.dir=oom12", ranks=0), capture_output=True, text=True, timeout=120, env=on_gpus(site))
     assert done.returncode == 0 and len(site.metrics("oom12")) == 2, done.stderr[-2000:]
 
 
 def devices(site):
-    """F35: CUDA_VISIBLE_DEVICES that names GPUs which are not there, twice, or none: never the CPU in silence."""
+    """F35: CUDA_VISIBLE_DEVICES with absent GPUs, a GPU twice, or none: the run does not use the CPU without a message."""
     need_gpus(1)
     for visible, expect in (("97", "names 1 GPU, and CUDA shows 0"), ("0,97", "names 2 GPUs, and CUDA shows 1"), ("0,0", "names 2 GPUs, and CUDA shows"),
                             ("GPU-00000000-0000-0000-0000-000000000000", "names 1 GPU, and CUDA shows 0"), ("all", "names 1 GPU, and CUDA shows 0")):
@@ -102,7 +102,7 @@ def devices(site):
         assert done.returncode == 2 and expect in last and f"CUDA_VISIBLE_DEVICES='{visible}'" in last, (visible, done.returncode, done.stderr[-2000:])
         assert not os.path.exists(f"{site.work}/odd"), visible
         print(f"CUDA_VISIBLE_DEVICES={visible}: exit 2: {last[:170]}")
-    # Hidden on purpose, the CPU is what was asked for, and the run says that it takes it.
+    # With an empty list the user asks for the CPU, and the run says that it uses the CPU.
     done = subprocess.run(site.command("output.dir=hidden", "train.max_steps=1", ranks=0), capture_output=True, text=True, timeout=60,
                           env=on_gpus(site, CUDA_VISIBLE_DEVICES=""))
     assert done.returncode == 0, done.stderr[-2000:]
@@ -159,7 +159,7 @@ def end_ranks(ranks, seconds):
 
 
 def lost_rank(site, victim, devices):
-    """A death or a hang of one of two ranks that do nothing but reduce."""
+    """A death or a hang of one of two ranks that only run all-reduces."""
     driver = [f"{site.args.bin}/../tests/rank_driver", "1000000"]
     for fault, limit, words in ((f"sigkill@rank{victim}:step50", 10, rf"rank {victim} on {HOST} \(process \d+\) died in step (49|50)"),
                                 (f"crash@rank{victim}:step50", 10, rf"rank {victim} on {HOST} \(process \d+\) died in step (49|50)"),
@@ -180,7 +180,7 @@ def lost_rank(site, victim, devices):
 
 
 def stopped_while_parting(site, victim, devices):
-    """A rank that stops when all is done, before or while the ranks leave each other: met through the store, and through MPI."""
+    """A rank that stops at the end, before or during the final barrier: with rendezvous through the store, and through MPI."""
     driver = [f"{site.args.bin}/../tests/rank_driver", "5"]
     words = rf"rank {victim} on {HOST} .*#\d+ (ncclCommDestroy\[0\]|part\[0\]|MPI_Finalize\[0\]|barrier\[0\]|all_gather_host\[\d+\]) on world"
     settings = dict(CUDA_VISIBLE_DEVICES=devices, TRIREME_FAULT=f"sigstop@part:rank{victim}", TRIREME_HANG_SECONDS="10")
@@ -198,7 +198,7 @@ def stopped_while_parting(site, victim, devices):
 
 
 def killed_and_resumed(site, devices):
-    """A whole run: killed over NCCL, started again, the numbers are those of a run that nobody touched."""
+    """A complete run over NCCL: killed and started again, the numbers equal those of a run without faults."""
     settings = ("output.save_every_samples=16", "logging.every_steps=100", "train.max_steps=12")
     codes, texts = end_ranks(start_ranks(site, 2, "whole", *settings, CUDA_VISIBLE_DEVICES=devices), 120)
     assert codes == [0, 0], texts
@@ -216,7 +216,7 @@ def killed_and_resumed(site, devices):
 def nccl(site):
     """F1, F4 over NCCL: all others gone within 10 s of a death, within T + 10 s of a hang, the last line naming rank, host and step."""
     need_gpus(2)
-    # As many pairs at once as the machine has, each on GPUs of its own.
+    # As many pairs at the same time as the machine allows, each on its own GPUs.
     pairs = queue.SimpleQueue()
     names = gpus()
     for first, second in zip(names[::2], names[1::2]):

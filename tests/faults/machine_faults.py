@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""What a machine does to a run: crashes with their stacks (F4), odd directories (F14), a lost bootstrap port (F19, F20), a single failing
-allocation (F34), a wall clock that is set (F35). Exit code 77 = skipped."""
+"""Faults of the machine: crashes with their stacks (F4), unusable directories (F14), a lost bootstrap port (F19, F20), a single failing allocation (F34), a wall clock that is set (F35). Exit code 77 = skipped."""
 import os
 import re
 import shutil
@@ -17,7 +16,7 @@ HOST = re.escape(socket.gethostname())
 
 
 def crash(site):
-    """A wild pointer and an abort: one sentence, the stack, and the others are told as of any death."""
+    """An invalid pointer and an abort: one sentence and the stack; the other ranks end as after any death."""
     for fault, name in (("crash@rank1:step5", "SIGSEGV at address 0x[0-9a-f]+"), ("abort@rank1:step5", "SIGABRT")):
         run = site.start(f"output.dir={fault[:5]}", TRIREME_FAULT=fault)
         run.wait_for("fault injected", 60)
@@ -36,7 +35,7 @@ def crash(site):
 
 
 def stack(site):
-    """F4: of a rank that does something else than coming to the collective, the report has the stack."""
+    """F4: the report contains the stack of a rank that does not reach the collective."""
     run = site.start("output.dir=asleep", TRIREME_FAULT="sleep@reduce:rank2:step5:600s", TRIREME_HANG_SECONDS="3")
     run.wait_for("fault injected", 60)
     assert run.end(15) == 71, run.text()[-3000:]
@@ -51,7 +50,7 @@ def stack(site):
 
 
 def directories(site):
-    """F14: an output.dir whose parents are missing, are no directories, or go away while the run is on."""
+    """F14: an output.dir whose parents are missing, are not directories, or are removed during the run."""
     def refused(name, target, words):
         before = sorted(os.listdir(site.work))
         run = site.train(f"output.dir={target}", ranks=2, expect=73, name=name)
@@ -70,7 +69,8 @@ def directories(site):
     refused("link-loop", "loop/run", ["loop/run", "Too many levels"])
     refused("long-name", "x" * 300, ["File name too long"])
 
-    # Removed under the run: every save says so, the third ends it, and the machine is not filled with half-written files elsewhere.
+    # Removed during the run: every save reports it, the third ends the run, and no incomplete files are written
+    # elsewhere.
     run = site.start("output.dir=gone", "train.max_steps=40", "output.save_every_samples=16", ranks=2, TRIREME_FAULT="sleep@step:rank0:step6:2s")
     run.wait_for("fault injected", 60)
     shutil.rmtree(f"{site.work}/gone")
@@ -82,7 +82,7 @@ def directories(site):
 
 
 def clock(site):
-    """F35: the wall clock goes back, then forward, by an hour on one rank: same numbers, no false alarm, and a hang is noticed as ever."""
+    """F35: the wall clock of one rank goes back, then forward, by an hour: same numbers, no false alarm, and a hang is still detected."""
     shim = process_shim(site.work)
     saves = ("output.save_every_minutes=0.01", "output.save_every_samples=null")
     slow = "sleep@step:rank0:0.3s"
@@ -111,11 +111,11 @@ def clock(site):
         run.wait_for("fault injected: sigstop", 60)
         assert run.end(14) == 71, run.text()[-3000:]
         assert f"rank 2 on {socket.gethostname()} never reached" in run.text(), run.text()[-3000:]
-        print(f"hang beside a clock moved by {seconds} s: exit 71 after {run.seconds:.1f} s")
+        print(f"hang with a clock moved by {seconds} s: exit 71 after {run.seconds:.1f} s")
 
 
 def allocation(site):
-    """F34: the nth allocation of a tensor fails: the message has where memory goes and what to try, and takes all ranks along."""
+    """F34: the nth allocation of a tensor fails: the message lists the memory use and remedies, and all ranks end."""
     shim = process_shim(site.work)
     failed = 0
     for nth in (1, 10, 40, 160, 640):
@@ -138,7 +138,7 @@ def allocation(site):
 
 
 def bootstrap(site):
-    """F20: an address nobody has, one that resolves to nothing, a port that accepts and is silent; each within its limit, with a sentence."""
+    """F20: an unused address, a name that does not resolve, a port that accepts and never answers; each ends within its limit with a message."""
     driver = f"{site.args.bin}/../tests/rank_driver"
 
     def rank(address, port, expect, seconds=12):
@@ -156,7 +156,7 @@ def bootstrap(site):
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         rank("127.0.0.1", silent.getsockname()[1], ["cannot reach rank 0 at 127.0.0.1", "MASTER_PORT this job's alone"])
-    with socket.socket() as rude:  # as a web server would: answers with its own words and hangs up
+    with socket.socket() as rude:  # like a web server: answers in another protocol and closes the connection
         rude.bind(("127.0.0.1", 0))
         rude.listen()
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Numbers that go wrong (faults F16, F17, F18). Exit code 77 = skipped."""
+"""Non-finite and unusual values (faults F16, F17, F18). Exit code 77 = skipped."""
 import os
 import re
 
@@ -23,7 +23,7 @@ def stops(site):
     assert site.checkpoints("bad")[-1] == 6, site.checkpoints("bad")
     assert [m["step"] for m in site.metrics("bad")][-1] == 7 and site.metrics("bad")[-1]["grad_norm"] == "nan"
     print(words)
-    # What was saved before is the clean run's, and the run goes on from there as if nothing had been.
+    # The checkpoints before it equal those of the clean run, and the run resumes from them with the same numbers.
     site.train("output.dir=bad", "output.save_every_samples=8")
     site.same_run("whole", "bad")
 
@@ -44,7 +44,8 @@ def skips(site):
     rates = [m["lr"] for m in site.metrics("whole")]
     assert len(set(rates)) == len(rates), rates
     assert [m["lr"] for m in metrics] == rates[:7] + rates[6:-1], (rates, metrics)
-    # Nothing is wrong the second time, because the step after the bad one has moved the weights: memory is not to blame.
+    # The recomputed step is finite, because the step after the bad one has changed the weights: no memory error is
+    # reported.
     run = site.train("output.dir=once", "train.on_nonfinite=skip", TRIREME_FAULT=f"nan@gradient:{name}:rank2:step7:x1")
     said = re.search(r"warning: step 7: .*", run.text())
     assert said and "(1 of 20 in a row)" in said[0] and "with the weights after step 8" in said[0] and "memory" not in said[0], run.text()[-3000:]
@@ -55,7 +56,7 @@ def skips(site):
 
 
 def never_saved(site):
-    """A save that is due at the bad step waits for the next sound one, and holds exactly the weights of a run without that save."""
+    """A save at the bad step is delayed to the next finite step, and holds exactly the weights of a run without that save."""
     site.train("output.dir=whole", "train.max_steps=8")
     name = parameter_names(site)[0]
     site.train("output.dir=late", "train.on_nonfinite=skip", "output.save_every_samples=48", TRIREME_FAULT=f"nan@gradient:{name}:rank1:step6")
@@ -71,7 +72,7 @@ def never_saved(site):
 
 
 def fp16(site):
-    """F17: fp16 overflows at the initial loss scale of 65536 or not: the scale backs off and the run trains."""
+    """F17: fp16 with and without overflow at the initial loss scale of 65536: the scale is reduced and the run trains."""
     name = None
     site.train("output.dir=whole", ranks=2)
     name = parameter_names(site)[0]
@@ -86,7 +87,7 @@ def fp16(site):
 
 
 def zero_norm(site):
-    """F17: rows without any target: loss and gradient norm are 0, nothing is divided by it, and no weight moves."""
+    """F17: rows without any target: loss and gradient norm are 0, nothing is divided by zero, and no weight changes."""
     try:
         import h5py
     except ImportError as error:
@@ -101,7 +102,8 @@ def zero_norm(site):
         assert [m["loss"] for m in metrics] == [0, 0, 0] and [m["grad_norm"] for m in metrics] == [0, 0, 0], metrics
     evals = [site.metrics(f"zero-{optimizer}", "eval")[-1]["loss"] for optimizer in ("adamw", "lamb")]
     assert evals[0] == evals[1], evals
-    # An evaluation on them would be 0 / 0: refused before the first step; an MLPerf run reads no row before its clock starts.
+    # An evaluation on them would be 0 / 0: refused before the first step. (An MLPerf run must not read a row before its
+    # clock starts.)
     for name, more in (("valid", ()), ("mlperf", ("logging.mlperf=true",))):
         run = site.train(f"output.dir={name}", "data.valid=none.h5", "train.max_steps=1", *more, ranks=2, expect=3)
         assert "none.h5" in run.last_words() and "no row has a target" in run.last_words(), run.text()[-2500:]
@@ -119,7 +121,7 @@ def spike(site):
     assert [w[0] for w in warnings] == ["41"] and float(warnings[0][1]) > 6, (warnings, run.text()[-3000:])
     events = site.metrics("calm", "spike")
     assert len(events) == 1 and events[0]["step"] == 41
-    # Killed in step 30: the window comes back with the checkpoint, so the same spike has the same score.
+    # Killed in step 30: the window is restored from the checkpoint, so the same spike has the same score.
     run = site.start("output.dir=killed", *settings, ranks=2, TRIREME_FAULT="sigkill@rank0:step30")
     assert run.end(60) != 0
     site.train("output.dir=killed", *settings, ranks=2)
@@ -127,7 +129,7 @@ def spike(site):
 
 
 def spike_skipped(site):
-    """F18 with train.on_spike: skip: the noisy step changes nothing, and a run that died at it decides the same when it goes on."""
+    """F18 with train.on_spike: skip: the noisy step changes nothing, and a run that died in it decides the same after it resumes."""
     rows = np.full((400, SEQ), 7, np.int32)
     rows[320:328] = np.random.default_rng(9).integers(0, VOCAB, size=(8, SEQ))
     np.save(f"{site.work}/calm.npy", rows)
@@ -137,7 +139,7 @@ def spike_skipped(site):
     site.train("output.dir=reported", *settings, "train.max_steps=41", ranks=2)
     run = site.train("output.dir=skipped", *skip, "train.max_steps=41", ranks=2)
     assert re.search(r"warning: step 41: the loss .* is a spike, .*; the step is skipped", run.text()), run.text()[-2500:]
-    assert site.adapter("skipped") == site.adapter("before"), "the step that was left out changed a weight"
+    assert site.adapter("skipped") == site.adapter("before"), "the skipped step changed a weight"
     assert site.adapter("reported") != site.adapter("before"), "the noise would not have changed anything: this test shows nothing"
     assert [(e["step"], e["skipped"]) for e in site.metrics("skipped", "spike")] == [(41, True)]
     assert [(e["step"], e["skipped"]) for e in site.metrics("reported", "spike")] == [(41, False)]

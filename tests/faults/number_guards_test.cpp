@@ -1,4 +1,4 @@
-// Loss spikes, stragglers and which GPUs a run may not do without, as functions.
+// Functions for loss spikes, stragglers, and GPUs that must be visible.
 #include "straggler.h"
 #include "trireme/train/device.h"
 #include "trireme/train/loss_window.h"
@@ -19,7 +19,7 @@ TEST(LossWindow, ReportsASpikeAndForgetsIt) {
   const auto z = window.add(2e4);
   ASSERT_TRUE(z);
   EXPECT_GT(*z, 1e4);
-  // Not part of the past: an ordinary loss is ordinary, a second spike is as far off as the first.
+  // A spike is not added to the window: a second spike has the same score as the first.
   EXPECT_FALSE(window.add(wobble(40)));
   EXPECT_TRUE(window.add(3.0));
 }
@@ -36,7 +36,7 @@ TEST(LossWindow, KnowsNothingAtFirstAndIgnoresWhatIsNoNumber) {
 TEST(LossWindow, ALossThatStaysIsTheNewNormal) {
   LossWindow window;
   for (int i = 0; i < 40; ++i) (void)window.add(2.0 + 1e-9 * i);
-  EXPECT_FALSE(window.add(2.05)) << "a hundredth of the loss is no spike, however calm it was";
+  EXPECT_FALSE(window.add(2.05)) << "one per cent of the loss is not a spike, for steady losses too";
   int spikes = 0;
   for (int i = 0; i < 40; ++i) spikes += window.add(5.0).has_value();
   EXPECT_EQ(spikes, LossWindow::kPatience);
@@ -63,16 +63,16 @@ TEST(LossWindow, GoesOnFromItsState) {
   EXPECT_TRUE(second.state() == std::vector<double>{0});
 }
 
-/// The device decides before the host has read the loss of the step before; after evaluations and saves it has.
+/// The device decides before the host has read the previous step's loss, except after evaluations and saves.
 TEST(LossWindow, TheLimitDoesNotDependOnWhenItIsAsked) {
   LossWindow window;
   int spikes = 0;
   for (int step = 1; step <= 400; ++step) {
-    // Calm, single spikes, no numbers, and from step 300 on a new level.
+    // Steady losses, single spikes, NaN, and a new level from step 300 on.
     double loss = wobble(step) + (step >= 300 ? 3.0 : 0.0);
     if (step % 37 == 0) loss = 50.0;
     if (step % 53 == 0) loss = std::nan("");
-    LossWindow lagging = window;  // as it was before the loss of the step before was added
+    LossWindow lagging = window;  // without the previous step's loss
     static LossWindow before;
     const auto early = step > 1 ? before.limit(/*last_added=*/false) : std::nullopt,
                late = window.limit(/*last_added=*/true);
@@ -144,7 +144,7 @@ TEST(Stragglers, NamesRankSectionAndRatio) {
 }
 
 TEST(Stragglers, SmallAndCommonDelaysAreNone) {
-  // Ten times the others, and nothing of the step; everybody slow; a little slower than the rest.
+  // Ten times slower than the others, but a small part of the step; all slow; a little slower than the others.
   EXPECT_TRUE(
       find_stragglers({times(0.1, 1), times(0.01, 1), times(0.01, 1), times(0.01, 1)}, kHosts, 10, 0.3).empty());
   EXPECT_TRUE(find_stragglers({times(2, 1), times(2, 1), times(2, 1), times(2, 1)}, kHosts, 10, 0.3).empty());

@@ -1,6 +1,8 @@
 // Preloaded by the fault tests: a wall clock that is set while the process runs, and memory that runs out.
-//   SHIM_CLOCK_SECONDS  the wall clock moves by so much (negative: backwards) SHIM_CLOCK_AFTER seconds after the start; the steady clock goes on
-//   SHIM_MEMORY_NTH     the nth aligned allocation of at least SHIM_MEMORY_LEAST bytes (default 4096) fails, and SHIM_MEMORY_TIMES - 1 after it
+//   SHIM_CLOCK_SECONDS shift of the wall clock (negative: backwards), SHIM_CLOCK_AFTER seconds after the start; the
+// steady clock does not change
+//   SHIM_MEMORY_NTH the nth aligned allocation of at least SHIM_MEMORY_LEAST bytes (default 4096) fails, and the
+// SHIM_MEMORY_TIMES - 1 after it
 //   SHIM_RANK           only in this rank of mpirun's
 #define _GNU_SOURCE
 #include <errno.h>

@@ -1,4 +1,4 @@
-# Ranks that die, hang, disagree, are told to stop, or compute numbers that are none.
+# Ranks that die, hang, issue different collectives, get signals, or compute non-finite values.
 trireme_test(rank_watch_test TORCH SOURCES rank_watch_test.cpp LIBS trireme::watchdog LABELS faults TIMEOUT 180)
 target_include_directories(rank_watch_test PRIVATE ${PROJECT_SOURCE_DIR}/src/comm ${PROJECT_SOURCE_DIR}/src/watchdog)
 trireme_test(number_guards_test TORCH SOURCES number_guards_test.cpp LIBS trireme::train LABELS faults TIMEOUT 60)

@@ -1,5 +1,5 @@
-// One rank of an MPI group takes another way (fault F5): the comparison before each collective tells, on every rank,
-// with both texts.
+// One rank of an MPI group issues another collective (fault F5): the comparison before each collective reports both on
+// every rank.
 #include "mpi_test_main.h"
 #include "trireme/base/error.h"
 #include "trireme/comm/communicator.h"
@@ -15,7 +15,7 @@
 namespace trireme {
 namespace {
 
-// Before main() makes the world.
+// Set before main() joins the world.
 const int g_checking = setenv("TRIREME_CHECK_COLLECTIVES", "1", 1);
 
 std::string message_of(const std::function<void()>& body) {

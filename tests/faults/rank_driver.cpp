@@ -1,5 +1,5 @@
-// A rank of a job that only meets, counts and parts: for faults of the start (TCPStore on CPUs) and of NCCL groups
-// (GPUs).
+// A rank of a job that joins the world, runs all-reduces and leaves: for faults of the start (TCPStore on CPUs) and of
+// NCCL groups (GPUs).
 //
 //   rank_driver [STEPS]     GPUs where they are visible and TRIREME_DEVICE is not cpu; fault points "step", "reduce"
 //   and "part"

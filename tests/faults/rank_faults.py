@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Dead, hung, slow and absent ranks of a whole run (faults F1, F4, F20, F21, F34, F35). Exit code 77 = skipped."""
+"""Dead, hung, slow and absent ranks of a complete run (faults F1, F4, F20, F21, F34, F35). Exit code 77 = skipped."""
 import os
 import re
 import resource
@@ -14,7 +14,7 @@ HOST = re.escape(socket.gethostname())
 
 
 def dead(site):
-    """F1: kill -9 of one rank of four; started again, the run ends as one that was never killed."""
+    """F1: kill -9 of one rank of four; started again, the run ends with the numbers of a run that was not killed."""
     site.train("output.dir=whole", "output.save_every_samples=24")
     for victim, step in ((1, 7), (0, 8)):
         name = f"parts{victim}"
@@ -30,13 +30,13 @@ def dead(site):
 
 
 def start_driver(site, rank, size, port, **variables):
-    """A rank that meets the others through the store of rank 0."""
+    """A rank that joins the others through the store of rank 0."""
     return subprocess.Popen([f"{site.args.bin}/../tests/rank_driver"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                             env=site.environment(RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), **variables))
 
 
 def found_hung(site, fault, name):
-    """What the ranks said of it, having ended with 71 in time."""
+    """The ranks' report; they must have ended with 71 in time."""
     run = site.start(f"output.dir={name}", TRIREME_FAULT=fault, TRIREME_HANG_SECONDS="4")
     run.wait_for("fault injected", 60)
     begin = time.time()
@@ -55,13 +55,14 @@ def hung(site):
         assert re.search(rf"rank 2 on {HOST} never reached #\d+ \w+\[\d+\] on world \(step 5{state}", text), text[-3000:]
         assert re.search(rf"  rank 2 on {HOST}: step 5.*last finished #\d+ \w+", text), text[-3000:]
         assert re.search(r"  ranks 0-1, 3 on \S+: step 5, .*waiting in #\d+", text), text[-3000:]
-    # And one that stops when all is written: before the last barrier; then in MPI's own end, which must not be broken off: it is continued.
+    # And one that stops when all files are written: before the last barrier; then inside MPI_Finalize, where it must
+    # not be killed but continued.
     text = found_hung(site, "sigstop@leave:rank2", "leave")
     assert re.search(rf"rank 2 on {HOST} never reached #\d+ barrier\[0\] on world \(.*stopped", text), text[-3000:]
     run = site.train("output.dir=end", TRIREME_FAULT="sigstop@finalize:rank2", TRIREME_HANG_SECONDS="4", seconds=30)
     assert re.search(rf"rank 2 on {HOST} never reached #\d+ MPI_Finalize\[0\] .*stopped.* are continued", run.text()), run.text()[-3000:]
     site.same_run("leave", "end")
-    # The same where the ranks met without MPI; rank 0 serves the others, which it may not have answered before.
+    # The same without MPI; rank 0 serves the store, and may have to answer others after its stop.
     for victim, words in ((0, rf"rank(s 0[,-]| 0 on {HOST}\b).* (barrier|part)\[0\] on world.*stopped"),
                           (2, rf"rank 2 on {HOST} never reached #\d+ part\[0\] on world \(.*stopped")):
         port = fault_site.free_port()
@@ -78,7 +79,7 @@ def slow_storage(site):
 
 
 def straggler(site):
-    """F21: 200 ms more in every step of rank 2, then nobody slow."""
+    """F21: 200 ms more in every step of rank 2, then no slow rank."""
     run = site.train("output.dir=lame", "train.max_steps=11", TRIREME_FAULT="sleep@data:rank2:0.2s")
     assert re.search(rf"rank 2 on {HOST} is slow in section data: 0\.2\d* s a step", run.text()), run.text()[-3000:]
     print([line for line in run.text().splitlines() if "is slow" in line])
@@ -89,7 +90,7 @@ def absent(site):
     port = fault_site.free_port()
     def rank(number, size):
         return start_driver(site, number, size, port, TRIREME_RENDEZVOUS_SECONDS="3")
-    # The later one hears it from the earlier: rank 0's store ends with it.
+    # The later rank gets the reason from the earlier one: the store ends with rank 0.
     ranks = [rank(0, 3)]
     time.sleep(1)
     ranks.append(rank(2, 3))
@@ -109,7 +110,7 @@ def absent(site):
 
 
 def network(site):
-    """F19: rank 0 on one host, 1 and 2 on another (network namespaces): a rank stopped over there, then the link cut."""
+    """F19: rank 0 on one host, 1 and 2 on another (network namespaces): a rank on the other host stopped, then the link cut."""
     def ip(*arguments, check=True):
         return subprocess.run(["ip", *arguments], check=check, capture_output=True, text=True)
     a, b = f"trireme-a{os.getpid()}", f"trireme-b{os.getpid()}"
@@ -138,14 +139,14 @@ def network(site):
             ip("-n", space, "addr", "add", address, "dev", link)
             ip("-n", space, "link", "set", link, "up")
             ip("-n", space, "link", "set", "lo", "up")
-        # Rank 2 tells where rank 1 stands, which cannot speak for itself, and ends it.
+        # Rank 2 reports the position of rank 1, which is stopped, and ends it.
         begin = time.time()
         ranks = start("sigstop@rank1:step20")
         texts = [process.communicate(timeout=30)[0] for process in ranks]
         assert [process.returncode for process in ranks] == [71, 71, 71], (texts, [process.returncode for process in ranks])
         assert re.search(r"rank 1 on host-b never reached #20 all_gather\[8\] on world \(step 20, stopped\)", texts[0]), texts
         print(f"stopped over there: {time.time() - begin:.1f} s: {texts[0].splitlines()[-1]}")
-        # Dead over there: the connection says so at once.
+        # A rank dies on the other host: the broken connection shows it at once.
         ranks = start("sigkill@rank1:step20")
         texts = [process.communicate(timeout=30)[0] for process in ranks]
         assert ranks[0].returncode == 71 and ranks[2].returncode == 71 and "rank 1 on host-b" in texts[0], texts
@@ -159,7 +160,7 @@ def network(site):
         assert took < 13, took
         print(f"link down: all gone after {took:.1f} s: {texts[0].splitlines()[-1]}")
         ip("-n", a, "link", "set", "veth-a", "up")
-        # The port of the rendezvous alone, as a firewall would: what the ranks of host-b ask of rank 0 is dropped without a word.
+        # Only the rendezvous port, as a firewall would: packets from host-b to rank 0 are dropped without an answer.
         drop = ("-n", b, "rule", "add", "pref", "1", "to", "10.213.7.1", "ipproto", "tcp", "dport", "29871", "blackhole")
         ranks = start()
         begin = time.time()
@@ -195,7 +196,7 @@ def environment(site):
             assert done.returncode == expected, done.stderr
         assert done.returncode == expected and all(word in done.stderr for word in words), (variables, done.returncode, done.stderr)
         assert time.time() - begin < 20 and not os.path.exists(f"{site.work}/run"), variables
-    # A limit that is no number ends the ranks before they train.
+    # A limit that is not a number ends the ranks before they train.
     run = site.train(ranks=2, expect=2, TRIREME_HANG_SECONDS="soon")
     assert "TRIREME_HANG_SECONDS='soon'" in run.text(), run.text()
 
@@ -204,7 +205,7 @@ def memory(site):
     """F34: an address space too small for the run."""
     def limit():
         resource.setrlimit(resource.RLIMIT_AS, (limit.bytes, limit.bytes))
-    # LibTorch itself maps some GiB; the first limit that lets the program start and not the run is found by trying.
+    # LibTorch itself maps some GiB; trial and error finds a limit with which the program starts but the run fails.
     overrides = ["data.seq_length=128", "batch.micro_batch_size=64", "batch.global_batch_size=64", "model.init=random"]
     np = fault_site.np
     np.save(f"{site.work}/long.npy", np.zeros((64, 128), np.int32))

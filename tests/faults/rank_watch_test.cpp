@@ -1,4 +1,4 @@
-// Ranks that die, hang or issue different collectives, without MPI: processes of this test that meet through c10d's
+// Ranks that die, hang or issue different collectives, without MPI: processes of this test that join through c10d's
 // TCPStore, as GPU ranks do under `srun --mpi=none`. And the hang report as a function of the ranks' views.
 #include "rank_watch.h"
 #include "hang_report.h"
@@ -21,6 +21,7 @@
 #include <memory>
 #include <sstream>
 #include <thread>
+#include <vector>
 
 namespace trireme {
 namespace {
@@ -114,14 +115,14 @@ TEST(HangReport, SilentAndUnreachable) {
 }
 
 TEST(HangReport, AStoppedRankHasFinishedWhatOthersHave) {
-  // A GPU's collectives as a process sees them that was stopped before it looked: begun, not known to have ended.
+  // GPU collectives in the record of a process that was stopped before it queried the events: begun, not ended.
   std::vector<RankView> views = {view(0, {{"all_gather", 8}, {"all_reduce", 1024}, {"all_reduce", 1024}}, true),
                                  view(1, kTwo, false)};
   for (auto& entry : views[1].history) entry.ended_ago = -1;
   views[1].stopped = true;
   EXPECT_EQ(analyse(views).sentence, "rank 1 on node0 never reached #3 all_reduce[1024] on world (step 7, stopped)");
   EXPECT_EQ(analyse(views).responsible, std::vector<int>{1});
-  // What nobody has finished is where it stands; and a rank that runs knows best itself.
+  // A collective that no rank has finished is its position; for a rank that runs, its own record is valid.
   views[0] = view(0, kTwo, true);
   EXPECT_NE(analyse(views).sentence.find("rank 1 on node0 stopped inside #2 all_reduce[1024] on world"),
             std::string::npos)
@@ -169,7 +170,7 @@ struct Outcome {
   std::string text;
 };
 
-/// Runs `body` in `size` processes; seconds count from when the fault happens, in step 3.
+/// Runs `body` in `size` processes; seconds are measured from the fault in step 3.
 std::vector<Outcome> run_ranks(int size, const std::function<void(Rank&)>& body) {
   const int port = free_port();
   char directory[] = "/tmp/trireme-rank-watch-XXXXXX";
@@ -262,7 +263,7 @@ TEST(RankWatch, OrderlyEnd) {
   }
 }
 
-/// Rank 0 holds the rendezvous store: its death takes the exchange away from the others at the same moment.
+/// Rank 0 serves the rendezvous store: when it dies, the others lose the exchange at the same time.
 TEST(RankWatch, ADeadRankTakesAllWithIt) {
   for (const int dead : {0, 1, 3}) {
     const auto outcomes = run_ranks(4, [dead](Rank& rank) {
@@ -326,7 +327,7 @@ TEST(RankWatch, DifferentCollectivesAreNamed) {
     }
   });
   const std::string text = all_text(outcomes);
-  // Rank 1 is one collective ahead of its peers' counting and ends; they notice what is missing.
+  // Rank 1 is one collective ahead of its peers and ends; they detect that it is missing.
   EXPECT_EQ(outcomes[0].code, 71) << text;
   EXPECT_EQ(outcomes[2].code, 71) << text;
   EXPECT_NE(text.find("at #5 all_reduce[1024] on world, others at #5 all_gather[8] on world"), std::string::npos)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""SIGTERM to one rank of a run at awkward moments (fault F6). Exit code 77 = skipped.
+"""SIGTERM to one rank of a run at critical times (fault F6). Exit code 77 = skipped.
 
-Every time: exit code 75, one new checkpoint at the same step on all ranks, and started again the run ends as one that was never stopped.
+In every case: exit code 75, one new checkpoint at the same step on all ranks, and after a restart the same numbers as an uninterrupted run.
 """
 import os
 import re
@@ -14,7 +14,7 @@ SETTINGS = ("train.max_steps=16", "eval.every_samples=32", "output.save_every_sa
 
 
 def stop(site, name, fault, moment, kill=(signal.SIGTERM,), rank=1, grace=30, more=()):
-    """Sends the signals to one rank once `moment` is in the log; the fault holds the ranks there long enough."""
+    """Sends the signals to one rank once `moment` is in the log; the injected sleep keeps the ranks there long enough."""
     run = site.start(f"output.dir={name}", *SETTINGS, *more, TRIREME_FAULT=fault)
     run.wait_for(moment, 60)
     pids = run.pids()
@@ -70,7 +70,7 @@ def evaluation(site):
 
 def save(site):
     whole(site)
-    # x1: the save of step 8 alone; asynchronous ones are on their way when the signal comes.
+    # x1: only the save of step 8; asynchronous saves are in progress when the signal arrives.
     at, _ = stop(site, "save", "sleep@save:step8:1s:x1", "fault injected: sleep@save")
     assert at == 8, at
 
@@ -81,7 +81,7 @@ def twice(site):
 
 
 def alone(site):
-    """One process without a launcher: SIGINT of a terminal."""
+    """One process without a launcher: SIGINT from a terminal."""
     site.train("output.dir=whole", *SETTINGS, ranks=0)
     run = site.start("output.dir=alone", *SETTINGS, ranks=0, TRIREME_FAULT="sleep@step:step6:1s")
     run.wait_for("fault injected")
@@ -102,7 +102,7 @@ def stop_one(site, name, fault, *overrides, expect=75):
 
 
 def bad_step(site):
-    """The last step before the stop has a gradient that is no number: it changed nothing, and the state after it is saved."""
+    """The last step before the stop has a NaN gradient: it changes nothing, and the state after it is saved."""
     for kind, setting in (("fp32", "train.on_nonfinite=skip"), ("fp16", "precision.compute=fp16")):
         bad = "nan@gradient:model.layers.0.self_attn.k_proj.lora_A.weight:step6"
         settings = ("train.max_steps=10", setting)
@@ -110,7 +110,7 @@ def bad_step(site):
         text = stop_one(site, kind, f"sleep@step:step5:0.5s,{bad}", *settings)
         assert "stopped by a signal after step 6; state saved" in text, text[-2500:]
         assert site.metrics(kind)[-1]["grad_norm"] == "nan", "the stop does not follow the bad step: this test shows nothing"
-        assert site.checkpoints(kind) == [6], f"exit 75 promises a saved state: {site.checkpoints(kind)}"
+        assert site.checkpoints(kind) == [6], f"exit 75 requires a saved state:  {site.checkpoints(kind)}"
         site.train(f"output.dir={kind}", *settings, ranks=0)
         site.same_run(f"whole-{kind}", kind)
 
@@ -129,14 +129,14 @@ def last_evaluation(site):
 
 
 def vote(site):
-    """Between the passes of an evaluation the ranks ask each other for signals on the device, not through their hosts."""
+    """Between the forward passes of an evaluation the ranks exchange their signal flags on the device, not through the hosts."""
     run = site.start("output.dir=vote", "train.max_steps=1", ranks=2, TRIREME_FAULT="sleep@evaluation:rank1:20s:x1", TRIREME_HANG_SECONDS="2")
     assert run.end(30) == 71, run.text()[-2500:]
     assert re.search(r"rank 1 on .* never reached #\d+ all_reduce\[1\] on world", run.text()), run.text()[-2500:]
 
 
 def without_saving(site):
-    """output.save_on_stop: false: the run ends as one that the signal ended, and says what is lost."""
+    """output.save_on_stop: false: the run ends as if killed by the signal, and reports the steps that are lost."""
     settings = ("train.max_steps=12", "output.save_on_stop=false")
     site.train("output.dir=whole", "train.max_steps=12", ranks=0)
     text = stop_one(site, "none", "sleep@step:step5:1s", *settings, expect=128 + signal.SIGTERM)
@@ -151,7 +151,7 @@ def without_saving(site):
 
 
 def launcher(site):
-    """Signals to mpirun: it hands SIGUSR1 to the ranks; SIGTERM comes a second later, with SIGKILL a second after it."""
+    """Signals to mpirun: it forwards SIGUSR1 to the ranks; it sends SIGTERM a second later, and SIGKILL a second after that."""
     settings = ("train.max_steps=200",)
     for number, expected in ((signal.SIGUSR1, 75), (signal.SIGTERM, 1)):
         name = number.name
@@ -161,7 +161,7 @@ def launcher(site):
         code = run.end(30)
         assert code == expected, f"exit {code}, expected {expected}:\n{run.text()[-2500:]}"
         saved = "state saved" in run.text()
-        assert saved or number == signal.SIGTERM, run.text()[-2500:]  # in a second a machine under load may save nothing
+        assert saved or number == signal.SIGTERM, run.text()[-2500:]  # on a loaded machine one second may not be enough to save
         assert len(site.checkpoints(name)) == saved, (site.checkpoints(name), run.text()[-2500:])
         print(f"{name} to mpirun: exit {code}, checkpoints of steps {site.checkpoints(name)}")
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Training under a real Slurm of one node: the time limit (F7), a dead rank (F8), lives of one job (F9), inside an allocation and requeued.
-# slurm_faults.sh BIN PYTHON. Exit code 77: skipped.
+# Training under a real Slurm with one node: the time limit (F7), a dead rank (F8), repeated attempts of a job (F9),
+# inside an allocation and requeued. slurm_faults.sh BIN PYTHON. Exit code 77: skipped.
 set -uo pipefail
 
 bin=$1 python=$2
@@ -42,7 +42,8 @@ done
 run srun -n 2 --mpi=pmix "$bin/train_llama" --config "$work/run.yaml" --set output.dir=dead
 check "F8: the same command goes on" ends_with 0
 
-# --- F8 without PMIx: ranks that meet through TCPStore, as GPU ranks under --mpi=none do. CPU ranks that train are refused there.
+# --- F8 without PMIx: ranks that join through TCPStore, as GPU ranks under --mpi=none do. Training on CPU ranks is
+# refused there.
 driver=$bin/../tests/rank_driver
 no_drivers() { ! pgrep -f "$driver" >/dev/null; }
 for options in "" "-K0" "-K1"; do
@@ -86,39 +87,40 @@ submit() {  # sbatch options -- train_llama arguments
   cat "$work/job.log" >>"$out" 2>/dev/null
 }
 
-# --- F9: lives. Rank 1 dies in step 7 of every life: the first leaves a checkpoint, three more do not.
+# --- F9: attempts. Rank 1 dies in step 7 of every attempt: the first writes a checkpoint, three more do not.
 submit --ntasks-per-node=2 --time=60 --export=ALL,TRIREME_FAULT=sigkill@rank1:step7 -- --set output.dir=lives
 check "F9: the job fails" fails
-check "F9: four lives: one with progress, three without" lines 4 'started .*, life [0-9]'
-check "F9: it says why it stops" says 'no progress in 3 lives .newest checkpoint: step-0*[36].'
+check "F9: four attempts: one with progress, three without" lines 4 'started .*, attempt [0-9]'
+check "F9: it says why it stops" says 'no progress in 3 attempts .newest checkpoint: step-0*[36].'
 check "F9: no rank is left" no_ranks
-# A hang ends with 71 and is tried again; once the fault is gone the job ends well. x1 counts per process: a file tells the lives apart.
+# A hang ends with 71 and is tried again; without the fault the job succeeds. x1 counts per process, so a file
+# distinguishes the attempts.
 submit --ntasks-per-node=2 --time=60 -- --set output.dir=lives
 check "F9: without the fault the same job file ends well" ends_with 0
 submit --ntasks-per-node=2 --time=60 -- --set optimizer.lr=fast
 check "F9: a configuration error is not tried again" ends_with 2
-check "F9: one life" lines 1 'started .*, life [0-9]'
+check "F9: one attempt" lines 1 'started .*, attempt [0-9]'
 
-# --- F7: the time limit. Two minutes, and SIGTERM 50 s before their end: Slurm sends it up to a minute early, and a program that is still
-# being loaded dies of it. Steps are slowed down so that the run outlives it.
+# --- F7: the time limit. Two minutes, and SIGTERM 50 s before their end: Slurm sends it up to a minute early, and it
+# kills a program that is still loading. Steps are slowed down so that the run is still going on then.
 submit --ntasks-per-node=2 --time=2 --signal=TERM@50 --export=ALL,TRIREME_FAULT=sleep@step:rank0:0.3s -- --set output.dir=limit --set train.max_steps=2000 --set output.save_every_samples=null
 check "F7: the job's exit code is 75" ends_with 75
 check "F7: before the limit" test "$seconds" -lt 120
 check "F7: one checkpoint, at the step that the log names" test "$(newest limit)" = "step-$(printf %08d "$(sed -n 's/.*stopped by a signal after step \([0-9]*\).*/\1/p' "$out" | head -n 1)")"
-check "F7: no second life with the limit so near" lines 1 'started .*, life [0-9]'
+check "F7: no second attempt so close to the limit" lines 1 'started .*, attempt [0-9]'
 scontrol show job "$job" >"$out" 2>&1
 check "F7: Slurm's record" says 'JobState=FAILED .*|ExitCode=75:0'
 check "F7: no rank is left" no_ranks
 run srun -n 2 --mpi=pmix "$bin/train_llama" --config "$work/run.yaml" --set output.dir=limit --set train.max_steps=2000 --set output.save_every_samples=null --dry-run
 check "F7: the configuration is still the run's" ends_with 0
 
-# --- F7, F9: with TRIREME_REQUEUE=1 the job queues itself again where its time is used up (here: always), and lives are counted on.
+# --- F7, F9: with TRIREME_REQUEUE=1 the job queues itself again where its time is used up (here: always), and the count of attempts continues.
 requeues() { scontrol show job "$job" 2>/dev/null | sed -n 's/.*Restarts=\([0-9]*\).*/\1/p'; }
 state() { scontrol show job "$job" 2>/dev/null | sed -n 's/.*JobState=\([A-Z]*\).*/\1/p'; }
-start_requeued() {  # NUMBER: waits for the requeue, and not for the two minutes that Slurm lets pass after one
+start_requeued() {  # NUMBER: waits for the requeue, without the two minutes that Slurm waits after one
   for ((i = 0; i < 400; i++)); do
     if [[ $(requeues) == "$1" && $(state) == PENDING ]] && ! pgrep -f "job0*$job/slurm_script" >/dev/null; then
-      sleep 2  # the end of the last script must not be taken for the next one's
+      sleep 2  # the end of the last script must not be mistaken for the next one's
       scontrol update JobId="$job" StartTime=now
       return 0
     fi
@@ -155,19 +157,19 @@ start=$SECONDS
 scancel --signal=TERM "$job"  # to the ranks, as before the time limit
 check "F7: the job is queued again" start_requeued 1
 seconds=$((SECONDS - start))
-check "F7: its next life begins" wait_for_log 'life 1 after 1 requeues'
-check "F7: and goes on from the step that the first one saved" wait_for_log "resuming after step $(sed -n 's/.*stopped by a signal after step \([0-9]*\).*/\1/p' "$work/job.log" | head -n 1) "
+check "F7: its next attempt begins" wait_for_log 'attempt 1 after 1 requeues'
+check "F7: and resumes from the step that the first one saved" wait_for_log "resuming after step $(sed -n 's/.*stopped by a signal after step \([0-9]*\).*/\1/p' "$work/job.log" | head -n 1) "
 scancel "$job"
 check "F7: a cancelled job ends" wait_for_end
 check "F7: and is not queued again" test "$(state) $(requeues)" = "CANCELLED 1"
 check "F7: no rank is left" no_ranks
 submit_requeued sigkill@rank1:step1 stuck
-check "F9: a life without progress is queued again" start_requeued 1
+check "F9: an attempt without progress is queued again" start_requeued 1
 check "F9: and once more" start_requeued 2
-check "F9: the third is the last" wait_for_log 'no progress in 3 lives .newest checkpoint: none.'
+check "F9: the third is the last" wait_for_log 'no progress in 3 attempts .newest checkpoint: none.'
 check "F9: the job ends" wait_for_end
 check "F9: as failed" test "$(state) $(requeues)" = "FAILED 2"
-check "F9: nothing is left beside the log" test -z "$(ls -A "$work" | grep '^.trireme-')"
+check "F9: only the log remains" test -z "$(ls -A "$work" | grep '^.trireme-')"
 
 if ((failures)); then
   echo "$failures checks failed"

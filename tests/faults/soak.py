@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Soak (fault F39): four ranks, and every 30 s on average one of them is killed, stopped or told to end, for so many minutes.
+"""Soak test (fault F39): four ranks; every 30 s on average one of them gets SIGKILL, SIGSTOP or SIGTERM, for a number of minutes.
 
 soak.py --bin BIN --mpirun MPIRUN --minutes 20 [--seed 1]
 
-The same run over and over until the time is up: each in the end has every loss and the weights of a run that was left alone. Nothing is left
-behind: no process, no temporary directory, no shared memory. Exit code 77 = skipped.
+Repeats the same run until the time is up: each must end with the losses and weights of a run without faults, and must leave no process,
+no temporary directory and no shared memory. Exit code 77 = skipped.
 """
 import argparse
 import glob
@@ -17,7 +17,7 @@ import time
 
 import fault_site
 
-# The hang limit leaves a busy machine time: four ranks may share two cores with other work.
+# The hang limit allows for a busy machine: four ranks may share two cores with other work.
 MEAN_SECONDS, HANG_SECONDS, STEP_SECONDS, STEPS = 30, 15, 0.3, 400
 SETTINGS = (f"train.max_steps={STEPS}", "output.save_every_samples=160", f"eval.every_samples={8 * (STEPS // 4)}", "logging.every_steps=50")
 
@@ -33,7 +33,7 @@ def mapped_files():
 
 
 def orphans(work):
-    """Processes of ours that outlived their run: any whose command line names the working directory."""
+    """Processes that outlived their run: any whose command line contains the working directory."""
     found = []
     for path in glob.glob("/proc/[0-9]*/cmdline"):
         try:
@@ -58,7 +58,7 @@ class Soak:
         return self.site.start(f"output.dir={run}", *SETTINGS, name=name, TMPDIR=self.temporary, **variables)
 
     def life(self, run_name):
-        """One start of the run until something ends it; true when the run is over."""
+        """One start of the run, until a fault or its end; true when the run is complete."""
         self.lives += 1
         run = self.start(run_name, f"life{self.lives}", TRIREME_HANG_SECONDS=str(HANG_SECONDS),
                          TRIREME_FAULT=f"sleep@step:rank0:{STEP_SECONDS - 0.05:.2f}s")
@@ -66,7 +66,7 @@ class Soak:
         wait = self.chance.expovariate(1 / MEAN_SECONDS)
         try:
             run.process.wait(wait if wait < self.left() else 900)
-        except subprocess.TimeoutExpired:  # still at work: now something happens to it
+        except subprocess.TimeoutExpired:  # still running: inject the fault
             pids = run.pids()
             if len(pids) == 4:
                 return self.hurt(run, pids)
@@ -84,13 +84,13 @@ class Soak:
         self.slowest[name] = max(self.slowest.get(name, 0), took)
         print(f"{time.time() - self.begin:6.0f} s  life {self.lives}: {name} to rank {rank}: exit {code} after {took:.1f} s: "
               f"{run.last_words()[:150]}", flush=True)
-        # A run that was at its end when the signal came may still end well.
+        # A run that was at its end when the signal arrived may still succeed.
         expected = {"SIGKILL": (137, 71), "SIGSTOP": (71,), "SIGTERM": (75,)}[name]
         assert code in expected or code == 0, f"exit {code} after {name}:\n{run.text()[-3000:]}"
         return code == 0
 
     def round(self):
-        """A whole run, through as many lives as it takes: the numbers are those of the run that was left alone."""
+        """A complete run, with as many starts as necessary: the numbers equal those of the run without faults."""
         self.rounds += 1
         run_name, lives = f"parts{self.rounds}", self.lives
         while not self.life(run_name):

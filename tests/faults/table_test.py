@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""docs/faults.md: a row for every fault from F1 to F41, with tests that exist. table_test.py --ctest CTEST --build FOLDER"""
+"""Checks that docs/faults.md has a row for every fault from F1 to F41, with tests that exist. table_test.py --ctest CTEST --build FOLDER"""
 import argparse
 import os
 import re

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Damaged and hostile input given to the programs as users start them: the exit code, one sentence as the last line, the file in it, no more
-time and memory than agreed, nothing executed and nothing created. Needs the standard library only."""
+"""Damaged and hostile input for the programs. Checks the exit code, one sentence with the file as the last line, bounds of time and memory, that nothing is executed and nothing is created. Needs only the standard library."""
 import argparse
 import concurrent.futures
 import json
@@ -19,8 +18,8 @@ FIXTURES = HERE / "fixtures"
 CONFIGS = HERE.parent / "config" / "fixtures"
 
 
-# What the default run tries of the kept files: one of each kind. All of them pass through the readers in fixtures_test.cpp anyway; --all
-# puts all through the programs.
+# The fixtures of the default run: one of each kind. fixtures_test.cpp gives all of them to the readers; --all gives all
+# of them to the programs.
 SAMPLE = {
     "empty.npy", "header_past_end.npy", "shape_2_to_60.npy", "trailing_bytes.npy", "pickle_bomb_protocol_2.npy", "pickle_nested_tuples.npy",
     "valid_big_endian.npy", "truncated.h5", "external_link.h5", "external_raw_file.h5", "absent_filter.h5", "flipped_with_checksum.h5",
@@ -28,13 +27,13 @@ SAMPLE = {
     "duplicate_name.safetensors", "offsets_overlap.safetensors", "pickle.safetensors", "torch_zip.safetensors", "index_parent.json",
     "index_link.json", "index_long.json", "valid.model", "truncated.model", "piece_twice.model",
 }
-# Of those, what the default run also gives to --dry-run; --all gives it everything.
+# Those of them that the default run also tries with --dry-run; --all tries all.
 DRY_SAMPLE = {"empty.npy", "pickle_nested_tuples.npy", "flipped_without_checksum.h5", "model-offsets_overlap",
               "model-index_long", "model-pytorch_model.bin", "adapter-rank", "adapter-wider", "output-below-a-file"}
 
 
 class Outcome:
-    """One process: exit code, stderr, processor seconds and peak memory of its own."""
+    """One process: exit code, stderr, processor seconds and peak memory."""
 
     def __init__(self, command, environment=None, cwd=None):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=dict(os.environ, **(environment or {})),
@@ -75,7 +74,7 @@ output: {{dir: out}}
         return [path for path in sorted(FIXTURES.glob(pattern)) if self.all or path.name in SAMPLE]
 
     def run(self, name, *overrides):
-        """The outcome of a run; the dry run before it must end in the same way and create nothing."""
+        """The outcome of a run. A dry run before it must end in the same way and create nothing."""
         command = [self.train, "--config", str(self.work / "lora.yaml"), "--set", f"output.dir=out-{name}"]
         for override in overrides:
             command += ["--set", override]
@@ -184,7 +183,7 @@ def model(site):
 
 
 def adapter(site):
-    """What lora.adapter may name and the run cannot take: the directory stands in the message."""
+    """Invalid values of lora.adapter: the message contains the directory."""
     def write(name, config=None, file="adapter_model.safetensors", r=2, layers=1, hidden=16, modules=("q_proj",), out=16):
         folder = site.work / ("adapter-" + name)
         folder.mkdir()
@@ -216,7 +215,7 @@ def adapter(site):
 
 
 def output(site):
-    """output.dir that cannot be one, or that is somebody else's."""
+    """output.dir that is not a directory, or belongs to another user."""
     (site.work / "file").write_text("")
     (site.work / "dangling").symlink_to(site.work / "nowhere")
     (site.work / "loop").symlink_to("loop")
@@ -244,7 +243,7 @@ def tokenizer(site):
 
 
 def config(site):
-    """F25, F26: before any MPI call (the environment says two MPI ranks that are not there), at the agreed price."""
+    """F25, F26: refused before any MPI call (the environment names two MPI ranks that do not exist), within the limits of time and memory."""
     base = Outcome([site.train, "--version"])
     pretend = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
                "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_UNIVERSE_SIZE": "2", "PMIX_NAMESPACE": "nowhere", "PMIX_RANK": "0"}
@@ -278,7 +277,7 @@ def config(site):
 
     all_of([(path.name, lambda path=path: check(path)) for path in files])
 
-    # All problems at once, with the nearest value that would do, again before MPI.
+    # All problems at once, with the nearest valid value, again before MPI.
     outcome = Outcome([site.train, "--config", str(site.work / "lora.yaml"), "--set", "batch.global_batch_size=9"], pretend)
     assert outcome.code == 2 and "nearest are 8 and 10" in outcome.stderr, outcome.stderr
     outcome = Outcome([site.train, "--config", str(CONFIGS / "combinations.yaml")])
@@ -297,7 +296,7 @@ def main():
         site = Site(args, work)
         {"data": data, "model": model, "adapter": adapter, "output": output, "tokenizer": tokenizer, "config": config}[args.case](site)
         if site.dry_runs:
-            print(site.dry_runs, "dry runs beside them: the same exit codes and last lines")
+            print(site.dry_runs, "dry runs with the same exit codes and last lines")
     print(f"{args.case}: {time.monotonic() - begin:.1f} s")
 
 

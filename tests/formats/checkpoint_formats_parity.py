@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Checkpoints of other frameworks, written without our code: NeMo's zarr directories by the zarr package, in the layouts of NeMo 1 and 2 and cut as
-tensor parallelism cuts them; TensorFlow bundles by the documents of LevelDB's tables and of tensor_bundle.proto, over several data files. What
-is read must be the numbers that were written. Exit code 77 = skipped.
+"""Checkpoints of other frameworks, written independently of Trireme: NeMo's zarr directories with the zarr package, in the layouts of NeMo 1
+and 2 with the chunks of tensor parallelism; TensorFlow bundles by the documentation of LevelDB's tables and tensor_bundle.proto, with
+several data files. The values read must equal those written. Exit code 77 = skipped.
 
 usage: checkpoint_formats_parity.py --bin DIRECTORY"""
 import argparse
@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 try:
-    import h5py  # noqa: F401  bert_site writes its rows with it
+    import h5py  # noqa: F401  needed by bert_site
     import numpy as np
     import zarr
     from safetensors.numpy import load_file
@@ -35,7 +35,7 @@ def run(binaries, program, *arguments, code=0, says=""):
 # ---- NeMo
 
 def megatron_arrays(rng):
-    """The arrays as Megatron has them, and the same numbers under Hugging Face names."""
+    """The arrays in Megatron's layout, and the same numbers under Hugging Face names."""
     hf = {"model.embed_tokens.weight": (VOCAB, HIDDEN), "lm_head.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,)}
     query = HEADS * HEAD_DIM
     for layer in range(LAYERS):
@@ -44,7 +44,7 @@ def megatron_arrays(rng):
                p + "self_attn.k_proj.weight": (GROUPS * HEAD_DIM, HIDDEN), p + "self_attn.v_proj.weight": (GROUPS * HEAD_DIM, HIDDEN),
                p + "self_attn.o_proj.weight": (HIDDEN, query), p + "mlp.gate_proj.weight": (FFN, HIDDEN), p + "mlp.up_proj.weight": (FFN, HIDDEN),
                p + "mlp.down_proj.weight": (HIDDEN, FFN)}
-    # Values that bfloat16 holds exactly.
+    # Values that are exact in bfloat16.
     hf = {name: (rng.integers(-128, 128, size=shape) / 64).astype(np.float32) for name, shape in hf.items()}
 
     def stack(name):
@@ -65,14 +65,14 @@ def megatron_arrays(rng):
 
 
 def chunks_of(name, shape, tensor, pipeline):
-    """Megatron: a chunk is a rank's shard. Column-parallel weights are cut along their rows, row-parallel ones along their columns."""
+    """Megatron: a chunk is a rank's shard. Column-parallel weights are divided along their rows, row-parallel ones along their columns."""
     chunks = list(shape)
     if name.startswith("decoder.layers"):
         chunks[0] = shape[0] // pipeline
     if "linear_qkv.weight" in name or name.startswith(("embedding", "output")):
         chunks[-2] //= tensor
     elif "linear_fc1.weight" in name:
-        chunks[-2] //= 2 * tensor  # gate and up apart
+        chunks[-2] //= 2 * tensor  # gate and up are separate
     elif "linear_proj" in name or "linear_fc2" in name:
         chunks[-1] //= tensor
     return tuple(chunks)
@@ -85,7 +85,7 @@ def write_arrays(folder, prefix, arrays, dtype, tensor, pipeline, uneven=False, 
         settings = dict(shape=data.shape, chunks=chunks, dtype=stored.dtype, zarr_format=2, compressors=None, fill_value=None, overwrite=True)
         array = zarr.create_array(store=str(folder / (prefix + name)), **{**settings, **options})
         array[...] = stored
-        if dtype == "bfloat16":  # what Megatron writes there: NumPy has no such type
+        if dtype == "bfloat16":  # as Megatron writes it: NumPy has no such type
             path = folder / (prefix + name) / ".zarray"
             path.write_text(json.dumps({**json.loads(path.read_text()), "dtype": "bfloat16"}))
 
@@ -157,7 +157,7 @@ def check_nemo(binaries, work):
         read = json.loads((out / "config.json").read_text())
         assert read["rope_theta"] == 500000 and read["num_key_value_heads"] == GROUPS and read["head_dim"] == HEAD_DIM, read
 
-    # What changes the arithmetic is read, or refused by name.
+    # Settings that change the computation are read, or refused by name.
     context = work / "source-0/context/model.yaml"
     context.write_text(nemo_config(NEMO2, "scale_factor: 8\n  low_freq_factor: 1\n  high_freq_factor: 4\n  old_context_len: 32"))
     run(binaries, "trireme", "model", "resize-vocab", "--model", work / "source-0", "--output", work / "read", "--pad-to", 1, "--force")
@@ -166,7 +166,7 @@ def check_nemo(binaries, work):
     for words in ("layernorm_zero_centered_gamma: true", "qk_layernorm: true", "functional.gelu"):
         run(binaries, "trireme", "model", "resize-vocab", "--model", work / "source-0", "--output", work / "never", "--pad-to", 1, code=4, says=words)
     context.write_text(nemo_config(NEMO2))
-    # Compressed arrays, and a chunk that is not there.
+    # Compressed arrays, and a missing chunk.
     weights = work / "source-0/weights"
     norm = weights / "module.decoder.final_layernorm.weight"
     (norm / "0").unlink()
@@ -299,7 +299,7 @@ def check_tensorflow(binaries, work):
     config = {k: v for k, v in site.small_config(vocab_size=93).items() if k not in ("architectures", "model_type", "layer_norm_eps")}
     arrays = tf_names.bert_arrays(config, np.random.default_rng(5))
     weights = {name: value for name, value in arrays.items() if not name.endswith(("adam_m", "adam_v", "global_step"))}
-    # Types that checkpoints mix: half and bfloat16 weights, strings and integers that no weight is.
+    # Types in one checkpoint: half and bfloat16 weights, and strings and integers, which are not weights.
     arrays["bert/pooler/dense/bias"] = arrays["bert/pooler/dense/bias"].astype(np.float16)
     weights["bert/pooler/dense/bias"] = arrays["bert/pooler/dense/bias"].astype(np.float32)
     bits = arrays["cls/predictions/transform/dense/kernel"].view(np.uint32) >> 16

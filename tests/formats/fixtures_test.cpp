@@ -19,7 +19,7 @@ namespace {
 
 const std::filesystem::path kFolder = std::filesystem::path(TRIREME_SOURCE_DIR) / "tests" / "formats" / "fixtures";
 constexpr int64_t kSeqLength = 8, kVocabulary = 100;
-constexpr size_t kMaxAllocation = 1 << 20;  // or the file's size, where that is more
+constexpr size_t kMaxAllocation = 1 << 20;  // or the file's size if larger
 constexpr size_t kMaxMemory = size_t{64} << 20;
 constexpr double kMaxSeconds = 1.0;
 
@@ -27,7 +27,7 @@ constexpr double kMaxSeconds = 1.0;
 const std::map<std::string, std::string> kRefused = {
     // F27: npy
     {"empty.npy", "an empty file"},
-    {"short.npy", "is no npy file"},
+    {"short.npy", "is not an npy file"},
     {"magic_only.npy", "header should have 118 bytes and the file has 10"},
     {"version_4.npy", "npy version 4.0 is not supported"},
     {"header_past_end.npy", "header should have 60000 bytes"},
@@ -39,11 +39,11 @@ const std::map<std::string, std::string> kRefused = {
     {"cut_off.npy", "take 96 bytes and 95 are there"},
     {"floats.npy", "elements of type '<f4'"},
     {"structured.npy", "structured arrays are not supported"},
-    {"code_in_header.npy", "the descr is no plain type"},
-    {"object_strings.npy", "record 0 is no dict"},
-    {"object_integers.npy", "record 0 is no dict"},
+    {"code_in_header.npy", "the descr is not a plain type"},
+    {"object_strings.npy", "record 0 is not a dict"},
+    {"object_integers.npy", "record 0 is not a dict"},
     {"object_dict_without_fields.npy", "has no 'input_ids'"},
-    {"object_count_lies.npy", "announces 1099511627776 records and holds 1"},
+    {"object_count_lies.npy", "declares 1099511627776 records and holds 1"},
     {"pickle_bomb_protocol_2.npy", "asks for posix.system, which token records do not need; nothing was executed"},
     {"pickle_bomb_protocol_4.npy", "asks for builtins.exec, which token records do not need; nothing was executed"},
     {"pickle_bomb_persistent_id.npy", "operation 0x50, which token records do not need; nothing was executed"},
@@ -52,7 +52,7 @@ const std::map<std::string, std::string> kRefused = {
     {"pickle_holds_itself.npy", "that holds itself"},
     {"pickle_holds_itself_in_tuple.npy", "that holds itself"},
     {"pickle_decode_bomb.npy", "bytes of encoded text in a file of"},
-    {"pickle_text_past_end.npy", "2147483647 bytes are announced and 4 are left"},
+    {"pickle_text_past_end.npy", "2147483647 bytes are declared and 4 are left"},
     {"pickle_frame_past_end.npy", "a frame of 9223372036854775807 bytes"},
     {"pickle_array_2_to_62.npy", "an array whose size overflows"},
     // F28: HDF5
@@ -66,17 +66,17 @@ const std::map<std::string, std::string> kRefused = {
     {"wrong_name.h5", "has no dataset input_ids"},
     {"wrong_rank.h5", "has 1 dimensions, expected 2"},
     {"wrong_type.h5", "does not hold integers"},
-    {"group_instead.h5", "is no dataset"},
+    {"group_instead.h5", "is not a dataset"},
     {"zero_rows.h5", "is empty: [0, 8]"},
-    {"external_link.h5", "is a link to elsewhere; only data inside the file is read"},
-    {"soft_link.h5", "is a link to elsewhere; only data inside the file is read"},
+    {"external_link.h5", "is a link; only data inside the file is read"},
+    {"soft_link.h5", "is a link; only data inside the file is read"},
     {"external_raw_file.h5", "keeps its data in external files; only data inside the file is read"},
     {"virtual.h5", "is virtual; only data inside the file is read"},
     {"rows_2_to_40.h5", "has 0 of its 1073741824 chunks"},
     {"rows_2_to_60.h5", "has an extent of 1152921504606846976"},
     {"columns_2_to_28.h5", "has 0 of its 262144 chunks"},
     {"chunk_of_1_gib.h5", "has chunks of more than 268435456 bytes"},
-    {"chunks_missing.h5", "has 1 of its 3 chunks: it was never written whole"},
+    {"chunks_missing.h5", "has 1 of its 3 chunks: it was not written completely"},
     {"mask_of_another_shape.h5", "loss_mask has another shape than input_ids"},
     {"mask_not_0_or_1.h5", "row 0, column 0: 2 is neither 0 nor 1"},
     {"absent_filter.h5", "is compressed with filter 299"},
@@ -84,7 +84,7 @@ const std::map<std::string, std::string> kRefused = {
     {"flipped_without_checksum.h5",
      "row 2, position 4 (dataset input_ids[2, 4]): token id 65556 is outside the model's "
      "vocabulary of 100"},
-    // F29: safetensors; the name of upstream's error beside each
+    // F29: safetensors, each with the name of upstream's error
     {"too_small.safetensors", "it has 4 bytes, the header length alone takes 8"},  // HeaderTooSmall
     {"header_past_end.safetensors", "the header should have 4096 bytes"},          // InvalidHeaderLength
     {"header_over_100_mb.safetensors", "at most 100000000 are allowed"},           // HeaderTooLarge
@@ -93,23 +93,23 @@ const std::map<std::string, std::string> kRefused = {
     {"header_not_json.safetensors", "is not valid JSON"},                          // InvalidHeaderDeserialization
     {"header_not_utf8.safetensors", "is not valid UTF-8"},                         // InvalidHeader
     {"header_deep.safetensors", "nested deeper than 4 levels"},                    // InvalidHeaderDeserialization
-    {"duplicate_name.safetensors", "key 'a' stands twice"},                        // InvalidHeaderDeserialization
-    {"duplicate_field.safetensors", "key 'dtype' stands twice"},                   // InvalidHeaderDeserialization
+    {"duplicate_name.safetensors", "key 'a' appears twice"},                       // InvalidHeaderDeserialization
+    {"duplicate_field.safetensors", "key 'dtype' appears twice"},                  // InvalidHeaderDeserialization
     {"unknown_dtype.safetensors", "has dtype 'F31'"},                              // InvalidHeaderDeserialization
     {"shape_is_not_bytes.safetensors", "takes 8 bytes by its shape and type, but 4 by"},  // TensorInvalidInfo
     {"shape_overflows.safetensors", "a shape whose size overflows"},                      // ValidationOverflow
     {"offset_overflows.safetensors", "ends at 3 before it begins"},                       // InvalidOffset
     {"offset_too_large.safetensors", "data_offsets that are not two non-negative"},  // InvalidHeaderDeserialization
     {"offsets_overlap.safetensors", "tensors overlap"},                              // InvalidOffset
-    {"offsets_gap.safetensors", "tensors leave a hole"},                             // InvalidOffset
+    {"offsets_gap.safetensors", "tensors leave a gap"},                              // InvalidOffset
     {"data_cut_off.safetensors", "its tensors take 4 bytes and 3 are there"},        // MetadataIncompleteBuffer
     {"data_left_over.safetensors", "its tensors take 4 bytes and 5 are there"},      // MetadataIncompleteBuffer
-    // F32: pickles in the place of safetensors
+    // F32: pickles instead of safetensors
     {"pickle.safetensors", "could run code and is never opened: convert it once"},
     {"torch_zip.safetensors", "could run code and is never opened: convert it once"},
     {"git_lfs_pointer.safetensors", "git lfs pull"},
     // F30: tokenizers
-    {"truncated.model", "not a whole sentencepiece model"},
+    {"truncated.model", "not a complete sentencepiece model"},
     {"truncated_between_fields.model", "no trainer_spec after 12 pieces"},
     {"piece_twice.model", "pieces 4 and 12 are both 'a'"},
     {"piece_not_utf8.model", "piece 12 is not UTF-8"},
@@ -118,7 +118,7 @@ const std::map<std::string, std::string> kRefused = {
     {"two_unknowns.model", "pieces 0 and 12 are both marked unknown"},
     {"json.model", "looks like JSON"},
     {"length_past_end.model", "bytes, but only 0 are left"},
-    // F31: names that lead elsewhere
+    // F31: file names that lead outside of the directory
     {"index_parent.json", "it leads out of the directory"},
     {"index_parent_inside.json", "it leads out of the directory"},
     {"index_absolute.json", "it is an absolute path"},
@@ -128,7 +128,7 @@ const std::map<std::string, std::string> kRefused = {
     {"index_empty.json", "it is empty"},
     {"index_pickle.json", "'pytorch_model.bin' is not a safetensors file"},
     {"index_not_text.json", "is not a file name"},
-    {"index_duplicate.json", "key 'a' stands twice"},
+    {"index_duplicate.json", "key 'a' appears twice"},
     {"index_deep.json", "nested deeper than 8 levels"},
 };
 
@@ -138,7 +138,7 @@ ExitCode code_of(const std::string& name) {
 
 class Fixtures : public TemporaryDirectory {
  protected:
-  /// Reads all there is.
+  /// Reads every row or tensor.
   void load(const std::string& name) const {
     const auto path = kFolder / name;
     if (name.ends_with(".npy") || name.ends_with(".h5")) {
@@ -150,7 +150,7 @@ class Fixtures : public TemporaryDirectory {
     } else if (name.ends_with(".model")) {
       Tokenizer(path).encode("abc");
     } else {
-      // The index is the one file of a model directory that is damaged.
+      // In the model directory only the index is damaged.
       std::filesystem::copy_file(path, root_ / "model" / "model.safetensors.index.json");
       open_weights(root_ / "model");
     }
@@ -173,7 +173,7 @@ TEST_P(Refused, WithItsSentenceInLittleTimeAndMemory) {
   const ChildResult result = run_limited(kMaxMemory, [&, &file = name] { load(file); });
   EXPECT_EQ(result.exit_code, static_cast<int>(code_of(name))) << result.message;
   EXPECT_NE(result.message.find(sentence), std::string::npos) << result.message;
-  // A model directory's files are named; every other message begins with the path.
+  // For a model directory the message contains the file; every other message begins with the path.
   const std::string file = name.ends_with(".json") ? "model" : name;
   EXPECT_NE(result.message.find(file), std::string::npos) << result.message;
   EXPECT_LT(result.message.size(), 600u) << "one sentence";
@@ -211,7 +211,7 @@ TEST_F(Fixtures, EachIsRefusedOrLoads) {
   EXPECT_EQ(valid, 11);
 }
 
-// A reader that checks only the end of a file would take these.
+// A reader that checks only the end of a file would accept these.
 TEST_F(Fixtures, EveryCutOfEveryValidFileIsRefused) {
   for (const auto& entry : std::filesystem::directory_iterator(kFolder)) {
     const std::string name = entry.path().filename().string();

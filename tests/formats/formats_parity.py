@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Files that users' tools write, trained on by train_llama: NumPy 1.x and 2.x records, HDF5 of h5py, a NeMo zarr directory. The losses
-must be those of the same data in the plain form. Exit code 77 = skipped."""
+"""train_llama with files of other tools: NumPy 1.x and 2.x records, HDF5 from h5py, a NeMo zarr directory. The losses must equal those of the same data in plain form. Exit code 77 = skipped."""
 import argparse
 import json
 import os
@@ -108,7 +107,7 @@ def main():
         want = losses(args, work, "plain", "plain.npy")
 
         np.save(f"{work}/numpy2.npy", records(ids), allow_pickle=True)
-        # NumPy 1.x: protocol 3 and the module names of its time.
+        # NumPy 1.x: protocol 3 and its module names.
         body = pickle.dumps(records(ids), protocol=3).replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
         header = b"{'descr': '|O', 'fortran_order': False, 'shape': (%d,), }" % ROWS
         header += b" " * (118 - len(header) - 1) + b"\n"

@@ -78,7 +78,7 @@ TEST_F(HuggingFace, RopeScalingTakesThePlaceOfRopeParameters) {
   json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 4.0}};
   DecoderConfig config = read_decoder_config(write("config.json", json.dump()));
   EXPECT_EQ(config.rope_scaling.type, RopeScaling::Type::kLinear);
-  EXPECT_EQ(config.rope_theta, 10000.0) << "rope_parameters counts for nothing then";
+  EXPECT_EQ(config.rope_theta, 10000.0) << "rope_parameters is ignored then";
   json["rope_scaling"] = nlohmann::json::object();
   EXPECT_EQ(read_decoder_config(write("config.json", json.dump())).rope_theta, 5e5);
   json["rope_scaling"] = {{"rope_type", nullptr}, {"factor", 2.0}};
@@ -113,7 +113,7 @@ TEST_F(HuggingFace, SpecialTokensAreListsNullOrAbsent) {
   json["eos_token_id"] = {1, "x"};
   expect_contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); }),
                   "eos_token_id");
-  // generation_config.json's list is the one that generate() takes.
+  // generate() takes the list of generation_config.json.
   const DecoderConfig config = read({{"eos_token_id", 4}});
   EXPECT_EQ(end_of_text_ids(root_, config), Ids{4});
   write("generation_config.json", R"({"eos_token_id": [8, 9]})");
@@ -146,7 +146,7 @@ TEST_F(HuggingFace, AllMissingFieldsComeAtOnce) {
   for (const char* key : {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"})
     expect_contains(message, std::string(key) + " is missing");
   expect_contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", R"({"a": 1, "a": 2})")); }),
-                  "stands twice");
+                  "appears twice");
 }
 
 TEST_F(HuggingFace, NemoConfigsAreBoundedInWork) {
@@ -255,7 +255,7 @@ TEST_F(HuggingFace, WhatPeftWouldLeaveOutIsRefused) {
   expect_contains(failure(ExitCode::kModel, [&] { read_adapter(root_); }), "target_modules");
   with("target_modules", {"self_attn.q_proj", "lm_head"});
   EXPECT_EQ(read_adapter(root_).modules.size(), 1u);
-  // Drawn before training and no more; a later version's field that asks for nothing.
+  // Fields that only affect the values before training; and an unknown field with an empty value.
   for (const nlohmann::json& init : std::vector<nlohmann::json>{true, false, "gaussian", "eva", "orthogonal", "mica"}) {
     with("init_lora_weights", init);
     EXPECT_NO_THROW(read_adapter(root_)) << init;

@@ -44,7 +44,7 @@ constexpr bool kLimited = false;
 constexpr bool kLimited = true;
 #endif
 
-constexpr int kOther = 99;  // ended by something that is no Error of ours
+constexpr int kOther = 99;  // ended by an exception other than Error
 
 void limit_memory(size_t memory) {
   size_t pages = 0;

@@ -1,5 +1,5 @@
 #pragma once
-// Runs an action in a child process whose memory is limited, and says how it ended.
+// Runs an action in a child process with limited memory, and reports how it ended.
 
 #include <cstddef>
 #include <functional>

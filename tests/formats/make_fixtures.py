@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the damaged and hostile files of tests/formats/fixtures. They are kept in the repository; run this only to change them:
-python tests/formats/make_fixtures.py [FOLDER]. HDF5 files hold a time of day nowhere, so a second run writes the same bytes."""
+"""Writes the damaged and hostile files of tests/formats/fixtures. They are part of the repository; run this only to change them:
+python tests/formats/make_fixtures.py [FOLDER]. The HDF5 files contain no time stamps, so a second run writes the same bytes."""
 
 import json
 import pathlib
@@ -186,7 +186,7 @@ hdf5("chunks_missing.h5", partly)
 hdf5("mask_of_another_shape.h5", lambda f: (dataset(f), dataset(f, "loss_mask", np.ones((3, 7), np.uint8))))
 hdf5("mask_not_0_or_1.h5", lambda f: (dataset(f), dataset(f, "loss_mask", np.full((3, 8), 2, np.uint8))))
 
-# Superblocks: libhdf5 1.10 fills 4 GiB for a base address like this one.
+# Superblocks: libhdf5 1.10 allocates and fills 4 GiB for such a base address.
 for name, at, value in (("superblock_version_9.h5", 8, b"\x09"), ("addresses_of_4_bytes.h5", 13, b"\x04"),
                         ("base_address.h5", 24, b"\xff" * 8), ("end_past_file.h5", 40, struct.pack("<Q", 2 ** 40)),
                         ("driver_information.h5", 48, struct.pack("<Q", 96))):
@@ -194,14 +194,14 @@ for name, at, value in (("superblock_version_9.h5", 8, b"\x09"), ("addresses_of_
     changed[at:at + len(value)] = value
     save(name, bytes(changed))
 
-# A filter that no library has: gzip's number in the filter message becomes 299.
+# An unknown filter: gzip's number in the filter message becomes 299.
 content = bytearray(hdf5("absent_filter.h5", lambda f: dataset(f, chunks=(3, 8), compression="gzip")).read_bytes())
 at = content.index(b"deflate\0") - 8
 assert content[at:at + 2] == b"\1\0", content[at:at + 8]
 content[at:at + 2] = struct.pack("<H", 299)
 save("absent_filter.h5", bytes(content))
 
-# One byte of a chunk turned over: with a checksum HDF5 sees it, without one the token 20 becomes 65,556.
+# One changed byte in a chunk: with a checksum HDF5 detects it, without one the token 20 becomes 65,556.
 for name, options in (("flipped_with_checksum.h5", dict(fletcher32=True)), ("flipped_without_checksum.h5", {})):
     content = bytearray(hdf5(name, lambda f: dataset(f, chunks=(3, 8), **options)).read_bytes())
     at = content.index(whole) + 4 * 20 + 2

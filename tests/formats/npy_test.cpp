@@ -139,8 +139,7 @@ TEST_F(Npy, RecordsComeBackAsWritten) {
   }
 }
 
-// Rows as NumPy 2 pickles them (protocol 4, everything memoized), as short as rows can be: the most values for the
-// fewest bytes.
+// The shortest rows as NumPy 2 pickles them (protocol 4, everything memoized): the most values per byte.
 TEST_F(Npy, ManyRecordsOfTwoTokensAreNoBomb) {
   constexpr int kCount = 60'000;
   const auto text = [](const std::string& value) {

@@ -65,7 +65,7 @@ TEST_F(Safetensors, DamagedFilesAreRefusedWithTheirReason) {
        with_header(
            R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
            "1234"),
-       "stands twice"},
+       "appears twice"},
       {"unknown dtype", with_header(R"({"a":{"dtype":"F3","shape":[1],"data_offsets":[0,4]}})", "1234"), "'F3'"},
       {"shape and bytes", with_header(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", "1234"),
        "takes 8 bytes"},
@@ -76,7 +76,7 @@ TEST_F(Safetensors, DamagedFilesAreRefusedWithTheirReason) {
        "extent -1"},
       {"reversed offsets", with_header(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}})", "1234"),
        "before it begins"},
-      {"hole", with_header(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", "12345678"), "leave a hole"},
+      {"hole", with_header(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", "12345678"), "leave a gap"},
       {"overlap",
        with_header(
            R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}})",

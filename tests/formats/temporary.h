@@ -1,5 +1,5 @@
 #pragma once
-// A directory of its own for each test, and the sentence of an expected failure.
+// A temporary directory for each test, and the message of an expected failure.
 
 #include "trireme/base/error.h"
 
@@ -35,7 +35,7 @@ class TemporaryDirectory : public testing::Test {
   std::filesystem::path root_;
 };
 
-/// The message with which `action` fails; the test fails when it does not, or with another exit code.
+/// Returns the message of `action`'s Error. The test fails if there is none or it has another exit code.
 inline std::string failure(ExitCode code, const std::function<void()>& action) {
   try {
     action();

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""A BERT checkpoint that TensorFlow itself writes (TF1 saver format, with optimizer slots), trained from by train_bert: the model that a run of
-no learning rate writes holds its weights, kernels transposed. Exit code 77 = skipped.
+"""train_bert starts from a BERT checkpoint that TensorFlow wrote (TF1 saver format, with optimizer slots). The model of a run with learning
+rate 0 must have its weights, with kernels transposed. Exit code 77 = skipped.
 
---fixture DIRECTORY writes the small kept checkpoint of tests/formats/fixtures_tensorflow instead."""
+--fixture DIRECTORY writes the small checkpoint of tests/formats/fixtures_tensorflow instead."""
 import argparse
 import json
 import os
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 
-# Where TensorFlow is, if not among the installed packages (it is too large to install for one test).
+# The path of TensorFlow if it is not an installed package (it is too large to install for one test).
 if os.environ.get("TRIREME_TENSORFLOW"):
     sys.path.append(os.environ["TRIREME_TENSORFLOW"])
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

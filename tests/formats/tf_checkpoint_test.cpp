@@ -23,7 +23,7 @@ std::string slurp(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-/// A copy of the fixture whose index or data is changed.
+/// A copy of the fixture with changed index or data.
 class Changed {
  public:
   Changed(const std::string& index, const std::string& data) {
@@ -71,7 +71,7 @@ TEST(TfCheckpoint, ReadsWhatTensorFlowWrote) {
   EXPECT_TRUE(checkpoint.find("global_step")->shape.empty());
   EXPECT_EQ(checkpoint.find("nothing"), nullptr);
   EXPECT_THROW(checkpoint.read("nothing"), ModelError);
-  // More names than one block holds, with shared beginnings.
+  // More names than one block holds, with shared prefixes.
   for (int layer = 0; layer < 150; ++layer)
     EXPECT_NE(checkpoint.find("bert/encoder/layer_" + std::to_string(layer) + "/attention/self/query/bias"), nullptr)
         << layer;
@@ -100,7 +100,7 @@ TEST(TfCheckpoint, DamageIsNamed) {
 }
 
 TEST(TfCheckpoint, EveryFlippedByteOfTheIndexIsAnErrorOrHarmless) {
-  // Blocks have checksums; in the footer only the padding and the handle of the properties may change unnoticed.
+  // Blocks have checksums. In the footer only changes of the padding and of the metaindex handle have no effect.
   size_t accepted = 0;
   for (size_t at = 0; at < kIndex.size(); ++at) {
     std::string index = kIndex;
@@ -123,7 +123,7 @@ TEST(TfCheckpoint, EveryLengthOfTheIndexIsRefused) {
   }
 }
 
-/// A table of one block of entries that says what the test wants, with right checksums.
+/// A table with one block of the given entries, with correct checksums.
 class TableMaker {
  public:
   void add(const std::string& key, const std::string& value) {
@@ -215,7 +215,7 @@ TEST(TfCheckpoint, HostileTables) {
   EXPECT_NE(one(entry(1, {2, 2}, 0, 16, crc) + T::message(7, "")).find("slices"), std::string::npos);
   EXPECT_NE(one("\xff").find("damaged"), std::string::npos);
   EXPECT_NE(one(std::string(20, '\xff')).find("damaged"), std::string::npos);
-  EXPECT_EQ(one(entry(7, {2, 2}, 0, 999, crc)), "") << "strings are no weights and are passed over";
+  EXPECT_EQ(one(entry(7, {2, 2}, 0, 999, crc)), "") << "strings are not weights and are skipped";
   {
     TableMaker table;
     table.add("", T::number(1, 1) + T::number(2, 1));

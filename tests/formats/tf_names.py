@@ -1,4 +1,4 @@
-"""Names and shapes of Google's BERT in TensorFlow checkpoints, that tests of them share."""
+"""Names and shapes of Google's BERT in TensorFlow checkpoints, for several tests."""
 import numpy as np
 
 

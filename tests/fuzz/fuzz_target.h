@@ -1,7 +1,7 @@
 #pragma once
-// What the fuzz targets share. A target defines LLVMFuzzerTestOneInput (libFuzzer's entry point): it hands the bytes to
-// one reader, as a file, and lets pass only what that reader may do with any bytes: succeed, or throw an Error with one
-// of the expected exit codes.
+// Common code of the fuzz targets. A target defines LLVMFuzzerTestOneInput (libFuzzer's entry point): it gives the
+// bytes to one reader, as a file. For any bytes the reader must succeed or throw an Error with one of the expected exit
+// codes.
 
 #include "trireme/base/error.h"
 
@@ -44,8 +44,7 @@ inline std::string_view as_text(const uint8_t* data, size_t size) {
   return {reinterpret_cast<const char*>(data), size};
 }
 
-/// Ends the process, as a finding, when the action fails with anything but an Error of an expected code and with a
-/// message.
+/// Ends the process, as a finding, unless the action succeeds or throws an Error with an expected code and a message.
 inline void expect_only(std::initializer_list<ExitCode> codes, const std::function<void()>& action) {
   try {
     action();

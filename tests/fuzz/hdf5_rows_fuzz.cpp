@@ -1,4 +1,4 @@
-// Variable-length rows in HDF5, as a file: the global heap is decoded by our own code.
+// Variable-length rows in HDF5, as a file: the reader decodes the global heap itself.
 #include "fuzz_target.h"
 #include "trireme/formats/hdf5_rows.h"
 

@@ -1,6 +1,6 @@
-// The manifest of a training checkpoint. After a first byte 1: manifest.json of version 1, beside the files of two
-// ranks. Else MANIFEST.json. It carries its own hash, which no mutation keeps: the input's fields are hashed again and
-// written as the writer does, so that the checks behind the hash are reached; the input itself is read too.
+// The manifest of a training checkpoint. First byte 1: manifest.json of version 1, with the files of two ranks.
+// Otherwise MANIFEST.json. It contains its own hash, which mutations break: the input is read as it is, and again with
+// a new hash in the writer's format, so that the checks after the hash are reached.
 #include "fuzz_target.h"
 #include "trireme/base/hash.h"
 #include "trireme/formats/training_checkpoint.h"

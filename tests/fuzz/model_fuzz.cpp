@@ -1,6 +1,6 @@
-// The text files of a model directory. The first byte says which file the rest is: c = config.json, i =
-// model.safetensors.index.json (beside two whole shards), a = adapter_config.json, m = context/model.yaml and z =
-// .zarray of a NeMo checkpoint.
+// The text files of a model directory. The first byte selects the file: c = config.json, i =
+// model.safetensors.index.json (with two valid shards), a = adapter_config.json, m = context/model.yaml and z = .zarray
+// of a NeMo checkpoint.
 #include "fuzz_target.h"
 #include "trireme/formats/decoder_config.h"
 #include "trireme/formats/peft_adapter.h"
@@ -18,7 +18,7 @@ constexpr const char* kModelYaml =
 constexpr const char* kEmbedding =
     R"({"zarr_format":2,"shape":[9,4],"chunks":[9,4],"dtype":"<f4","compressor":null,"filters":null,"order":"C"})";
 
-/// Model directories that are whole but for the file under test.
+/// Model directories that are complete except for the tested file.
 class Directories {
  public:
   Directories() {

@@ -1,4 +1,4 @@
-// Runs a fuzz target over kept inputs, without libFuzzer: replay FILE_OR_DIRECTORY...
+// Runs a fuzz target on stored inputs, without libFuzzer: replay FILE_OR_DIRECTORY...
 #include "fuzz_target.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ int main(int argc, char** argv) {
   for (const auto& file : files) {
     std::ifstream in(file, std::ios::binary);
     const std::vector<char> bytes((std::istreambuf_iterator<char>(in)), {});
-    // The last name on the screen is the input that ended the process.
+    // The last printed name is the input that ended the process.
     fmt::print("{}\n", file.string());
     std::fflush(stdout);
     LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());

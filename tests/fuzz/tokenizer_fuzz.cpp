@@ -1,4 +1,4 @@
-// sentencepiece models: our check of the file, then the library on whatever the check lets through.
+// sentencepiece models: the strict reader, then the library on files that the reader accepts.
 #include "data/prepare/tokenizer.h"
 #include "fuzz_target.h"
 

@@ -1,5 +1,5 @@
-// The YAML configuration. An input that starts with "--set " is one override of a small configuration instead. What
-// loads must come back the same from what it prints.
+// The YAML configuration. An input that starts with "--set " is one override of a small configuration instead. A
+// configuration that loads must be equal after printing and loading again.
 #include "fuzz_target.h"
 #include "trireme/config/config.h"
 

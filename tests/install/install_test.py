@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""cmake --install: programs that start from their new place, presets, Slurm scripts; and run.sub as a copy outside any repository."""
+"""cmake --install: programs start from the installation, presets, Slurm scripts; and run.sub as a copy outside of any repository."""
 import argparse
 import os
 import shutil
@@ -37,7 +37,7 @@ def stub(path, text):
 
 
 def check_run_sub(scripts, work):
-    """Slurm's own commands are stand-ins: srun runs its command here, once."""
+    """Slurm's commands are replaced by stubs: srun runs its command once, on this machine."""
     copy, tools, logs = work / "copied", work / "tools", work / "logs"
     shutil.copytree(scripts, copy)
     tools.mkdir()

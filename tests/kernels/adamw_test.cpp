@@ -3,6 +3,8 @@
 #include "kernels/adamw/adamw_oracle.h"
 #include "testing.h"
 
+#include <algorithm>
+
 namespace trireme::kernels::testing {
 
 namespace {

@@ -3,6 +3,7 @@
 #include "attention_problem.h"
 
 #include <array>
+#include <stdexcept>
 #include <utility>
 
 namespace trireme::kernels::testing {

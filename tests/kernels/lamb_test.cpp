@@ -3,6 +3,8 @@
 #include "kernels/lamb/lamb_oracle.h"
 #include "testing.h"
 
+#include <memory>
+
 namespace trireme::kernels::testing {
 
 namespace {

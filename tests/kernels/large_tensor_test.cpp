@@ -13,7 +13,9 @@
 #include "kernels/swiglu/swiglu_oracle.h"
 #include "testing.h"
 
+#include <algorithm>
 #include <initializer_list>
+#include <stdexcept>
 
 namespace trireme::kernels::testing {
 

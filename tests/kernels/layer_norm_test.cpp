@@ -3,6 +3,8 @@
 #include "fp8_testing.h"
 #include "kernels/layer_norm/layer_norm_oracle.h"
 
+#include <algorithm>
+
 namespace trireme::kernels::testing {
 
 namespace {

@@ -3,6 +3,8 @@
 #include "fp8_testing.h"
 #include "kernels/rms_norm/rms_norm_oracle.h"
 
+#include <algorithm>
+
 namespace trireme::kernels::testing {
 
 namespace {

@@ -3,6 +3,8 @@
 #include "fp8_testing.h"
 #include "kernels/swiglu/swiglu_oracle.h"
 
+#include <algorithm>
+
 namespace trireme::kernels::testing {
 
 namespace {

@@ -6,7 +6,10 @@
 
 #include "../ops/gradient_check.h"
 
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
+
+#include <limits>
 
 namespace trireme {
 namespace {

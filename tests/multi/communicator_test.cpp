@@ -23,7 +23,7 @@ at::Tensor own_values(int64_t count, int rank, at::ScalarType type = at::kFloat)
   return (at::arange(count, on_device()).remainder(13) + rank * 3).to(type);
 }
 
-/// Values that no collective may leave in place.
+/// Initial values that every collective must overwrite.
 at::Tensor garbage(int64_t count, at::ScalarType type = at::kFloat) { return at::full({count}, -77, on_device(type)); }
 
 at::Tensor expected_sum(int64_t count, at::ScalarType type = at::kFloat) {
@@ -73,7 +73,7 @@ TEST_P(Sizes, SixteenBitFloatsAreGatheredAsTheyAreAndReducedInFp32) {
 
 TEST(Communicator, SixteenBitSumsAreRoundedOnce) {
   if (test_world().device().is_cuda()) GTEST_SKIP() << "NCCL rounds after every addition";
-  // 1 + 2^-9 rounds to 1 in bf16; the sum over ranks must see the small terms together.
+  // 1 + 2^-9 rounds to 1 in bf16; the sum over ranks must add the small terms before it rounds.
   at::Tensor values = at::full({3}, comm().rank() == 0 ? 1.0 : 0.001953125, on_device(at::kBFloat16));
   comm().all_reduce(values)->wait();
   EXPECT_TRUE(values.equal(at::full({3}, 1.0 + (comm().size() - 1) * 0.001953125, on_device()).to(at::kBFloat16)));
@@ -102,7 +102,7 @@ TEST_P(Sizes, BroadcastFromEveryRoot) {
 
 INSTANTIATE_TEST_SUITE_P(Communicator, Sizes, testing::Values(0, 1, 7, 1024, 100003));
 
-/// Transfers longer than one MPI call may carry, made short.
+/// Transfers longer than one MPI call allows, with a small limit.
 class Pieces : public testing::TestWithParam<int64_t> {
  protected:
   void SetUp() override { std::swap(elements_, mpi_piece_elements()); }
@@ -182,7 +182,7 @@ TEST(Communicator, HostValuesTravelWithoutTensors) {
 
 TEST(Communicator, GatheredHostValuesGoToRankZeroOnly) {
   const int rank = comm().rank(), size = comm().size();
-  // Empty values and lengths that differ; a part's rank 0 is another rank than the world's.
+  // Empty values and lengths that differ; rank 0 of a sub-group is not rank 0 of the world.
   const auto value_of = [](int peer) {
     return std::string(static_cast<size_t>(3 * peer), static_cast<char>('a' + peer));
   };
@@ -199,7 +199,7 @@ TEST(Communicator, GatheredHostValuesGoToRankZeroOnly) {
 TEST(Communicator, ABarrierWithATimeLimit) {
   EXPECT_TRUE(comm().barrier_within(60));
   if (comm().size() == 1) return;
-  const auto group = comm().split(0);  // of no more use after false
+  const auto group = comm().split(0);  // must not be used after false
   const bool late = comm().rank() == comm().size() - 1;
   if (late) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
   const auto began = std::chrono::steady_clock::now();
@@ -210,8 +210,7 @@ TEST(Communicator, ABarrierWithATimeLimit) {
 }
 
 TEST(Communicator, PartsOverlapWithTheWholeAndWithEachOther) {
-  // As hybrid sharding uses them: a shard group and a replica group beside the world, collectives of all three under
-  // way together.
+  // As in hybrid sharding: a shard group, a replica group and the world, with concurrent collectives in all three.
   const int rank = comm().rank(), size = comm().size();
   const auto pairs = comm().split(rank / 2), stripes = comm().split(rank % 2);
   std::vector<at::Tensor> tensors;
@@ -256,7 +255,7 @@ TEST(Communicator, WrongSizesTypesDevicesAndLayoutsAreRefused) {
   EXPECT_THROW(comm().all_gather(zeros(5 * comm().size(), at::kDouble), zeros(5)), InternalError);
   EXPECT_THROW(comm().broadcast(zeros(5), comm().size()), InternalError);
   EXPECT_THROW(comm().all_reduce(zeros(16).view({4, 4}).t().narrow(0, 0, 2)), InternalError);
-  if (std::string(comm().backend()) == "self") return;  // one rank adds nothing up
+  if (std::string(comm().backend()) == "self") return;  // one rank has nothing to add
   EXPECT_THROW(comm().all_reduce(zeros(4, at::kBool)), InternalError);
   if (test_world().device().is_cuda()) {
     EXPECT_THROW(comm().all_reduce(at::zeros({4})), InternalError);

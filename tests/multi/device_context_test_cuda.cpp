@@ -1,4 +1,4 @@
-// A rank leaves the GPUs of the other ranks alone: a context there costs half a GiB that no plan counts.
+// A rank creates no context on the GPUs of other ranks: it would take half a GiB that the memory plan does not count.
 #include "mpi_test_main.h"
 
 #include <ATen/ATen.h>
@@ -24,7 +24,7 @@ TEST(DeviceContext, NoThreadOfARankMakesOneOnAnotherGpu) {
   comm.all_reduce(values)->wait();
   EXPECT_EQ(values[0].item<double>(), comm.size());
   expect_own_only("after a collective");
-  // The watchdog looks at what is queued every second, while a collective is held and while none is.
+  // The watchdog queries the queued collectives every second: with a collective in progress, and without one.
   const WorkPtr held = comm.all_reduce(values);
   std::this_thread::sleep_for(std::chrono::milliseconds(2500));
   expect_own_only("after the watchdog's rounds");

@@ -1,5 +1,5 @@
-// What only a GPU shows: collectives are ordered after the caller's stream and before it again, and the host waits for
-// neither.
+// GPU only: a collective starts after the work queued on the caller's stream, later work waits for it, and the host
+// does not block.
 #include "mpi_test_main.h"
 
 #include <ATen/ATen.h>
@@ -41,10 +41,10 @@ TEST_F(NcclStream, StartsAfterTheCallersStreamAndTheHostGoesOn) {
   EXPECT_EQ((values * 2).min().item<double>(), 0);
   cudaStreamSynchronize(stream);
   keep_busy();
-  values.fill_(comm().rank() + 1.0);  // behind the products: a collective that does not wait would sum zeros
+  values.fill_(comm().rank() + 1.0);  // after the products: a collective that does not wait would sum zeros
   const WorkPtr work = comm().all_reduce(values);
   work->wait();
-  const at::Tensor doubled = values * 2;  // behind the collective
+  const at::Tensor doubled = values * 2;  // after the collective
   EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady) << "the host waited for the device";
   EXPECT_EQ(doubled.min().item<double>(), 2 * sum_of_ranks());
   EXPECT_EQ(doubled.max().item<double>(), 2 * sum_of_ranks());
@@ -60,8 +60,8 @@ TEST_F(NcclStream, WaitsOnTheStreamThatIsCurrentAtTheWait) {
 }
 
 TEST_F(NcclStream, MemoryOfDroppedTensorsIsReusedSafely) {
-  // Tensors and Works are dropped at once; the allocator hands their memory to the next round while the device is far
-  // behind.
+  // Tensors and Works are destroyed at once; the allocator reuses their memory for the next round while the device
+  // still works on earlier ones.
   std::vector<at::Tensor> sums;
   keep_busy();
   for (int round = 0; round < 200; ++round) {
@@ -89,7 +89,7 @@ TEST_F(NcclStream, ManyCollectivesReuseTheirEvents) {
   EXPECT_EQ(value.sum().item<double>(), 16.0);
 }
 
-/// Not a test of speed, a figure to look at: bus bandwidth as NCCL's own tests count it.
+/// Prints the bus bandwidth as defined by nccl-tests; no limit is checked.
 TEST_F(NcclStream, BusBandwidth) {
   const int64_t count = int64_t{256} << 20;  // 512 MiB of bf16 in all
   const auto bf16 = options().dtype(at::kBFloat16);

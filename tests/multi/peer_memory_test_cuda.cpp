@@ -1,4 +1,4 @@
-// The end of memory that ranks map of each other, on GPUs that reach each other.
+// Release of peer memory, on GPUs with peer access.
 #include "mpi_test_main.h"
 #include "trireme/comm/peer_memory.h"
 
@@ -28,7 +28,7 @@ class PeerMemoryEnd : public testing::Test {
     memory_->block().fill_(group_->rank() + 1);
     memory_->publish();
   }
-  /// What this rank reads from the blocks of all.
+  /// What this rank reads from all blocks.
   void expect_all_blocks() {
     at::Tensor all = at::zeros({kBytes * group_->size()}, at::TensorOptions(test_world().device()).dtype(at::kByte));
     memory_->gather(all, 0)->wait();
@@ -58,7 +58,7 @@ TEST_F(PeerMemoryEnd, ABlockOutlivesAnOwnerThatGaveUp) {
   const auto began = Clock::now();
   if (group_->rank() == 0) {
     memory_.reset();
-    EXPECT_LT(Clock::now() - began, milliseconds(900)) << "waits for a peer that does not come";
+    EXPECT_LT(Clock::now() - began, milliseconds(900)) << "waits for a peer that does not arrive";
   } else {
     std::this_thread::sleep_for(milliseconds(1200));
     expect_all_blocks();

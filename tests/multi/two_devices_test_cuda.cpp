@@ -1,4 +1,5 @@
-// Two GPUs in one process: a thread and a communicator each, which share the pool of events and the watchdog's list.
+// Two GPUs in one process, with one thread and one communicator each. They share the pool of events and the watchdog's
+// list.
 #include "nccl_communicator.h"
 #include "store_exchange.h"
 
@@ -57,7 +58,7 @@ TEST_F(TwoDevices, AWorkIsWaitedForOnItsOwnDeviceWhateverIsCurrent) {
         const c10::cuda::CUDAGuard guard(other);
         comm.all_reduce(value)->wait();
       }
-      const at::Tensor doubled = value * 2;  // on this device's stream, behind the collective
+      const at::Tensor doubled = value * 2;  // on this device's stream, after the collective
       EXPECT_EQ(doubled.min().item<double>(), 6);
       EXPECT_EQ(doubled.max().item<double>(), 6);
     }

@@ -2,10 +2,12 @@
 // Compares gradients with central differences; helpers of the ops tests. All in fp64.
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 

@@ -9,12 +9,15 @@
 #include "uneven_samples.h"
 
 #include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 #ifdef TRIREME_WITH_CUDA
 #include <cuda_runtime_api.h>
 #endif
 
+#include <limits>
 #include <string>
 
 namespace trireme {

@@ -3,6 +3,7 @@
 #include "gradient_check.h"
 #include "uneven_samples.h"
 
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
 namespace trireme {

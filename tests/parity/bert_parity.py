@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Ten steps of train_bert against transformers' BertForPreTraining / BertForMaskedLM and a NumPy LAMB: losses, gradient norms, every gradient,
-final weights, evaluation; the same packs, unpacked for transformers. Exit code 77 = skipped."""
+final weights, evaluation; the same packed rows, unpacked for transformers. Exit code 77 = skipped."""
 import argparse
 import json
 import subprocess
@@ -49,7 +49,7 @@ def close(name, got, want, tolerance, failures):
 
 
 def named(model):
-    return {name: value for name, value in model.named_parameters()}  # a tied decoder stands there once
+    return {name: value for name, value in model.named_parameters()}  # a tied decoder is listed once
 
 
 def train(args, work, out, overrides):
@@ -78,7 +78,7 @@ def main():
         model = kind(config).float().eval()
         with torch.no_grad():
             for name, value in model.named_parameters():
-                if value.dim() == 1:  # zeros and ones would hide mistakes
+                if value.dim() == 1:  # zeros and ones would hide errors
                     value.add_(torch.randn_like(value) * 0.05)
         model.save_pretrained(f"{work}/base", safe_serialization=True)
         packs, sequences = site.write_data(work, STEPS * GBS)
@@ -108,7 +108,7 @@ output: {{dir: run}}
         worst_gradient, whole = 0.0, sum((g.double() ** 2).sum() for g in gradients.values()).sqrt().item()
         for name, gradient in gradients.items():
             got = (before[name].double() - after[name].double()) / 100
-            # A key's bias moves no softmax: its gradient is rounding only, and nothing to be relative to.
+            # A key's bias does not change the softmax: its gradient is only rounding, so no relative error is defined.
             error = (got - gradient).norm().item() / max(gradient.norm().item(), 1e-4 * whole)
             worst_gradient = max(worst_gradient, error)
             if not error <= 1e-4:

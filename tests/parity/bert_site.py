@@ -1,4 +1,4 @@
-"""Small BERT data, models and reference steps that the tests of train_bert share."""
+"""Small BERT data, models and reference steps for the tests of train_bert."""
 import json
 import math
 import os
@@ -11,7 +11,7 @@ DATASETS = dict(input_ids="i2", segment_ids="i1", masked_lm_positions="i2", mask
 
 
 def make_sequence(rng, length, pattern):
-    """`pattern`: something to learn, one of eight words all over; otherwise random words."""
+    """`pattern`: learnable sequences, one of eight words repeated; otherwise random words."""
     ids = np.full(length, 5 + rng.integers(0, 8)) if pattern else rng.integers(5, VOCAB, size=length)
     ids[0] = 1
     label = int(rng.integers(0, 2))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Files of transformers and peft that mean more than they seem to, read by the tools as transformers 5 and peft 0.21 read them, or refused by
+"""Files of transformers and peft with fields that change their meaning. The tools read them as transformers 5 and peft 0.21 do, or refuse them by
 name; and a vocabulary that grows. Exit code 77 = skipped.
 
 usage: hugging_face_files.py --bin DIRECTORY"""
@@ -43,7 +43,7 @@ class Site:
         return self.run("trireme", *arguments, **expected)
 
     def save(self, name, **shape):
-        """A model with weights large enough to tell wrong arithmetic from rounding."""
+        """A model with weights large enough to distinguish errors from rounding."""
         torch.manual_seed(1)
         model = LlamaForCausalLM(DecoderConfig(**{**SHAPE, **shape}))
         with torch.no_grad():
@@ -83,14 +83,14 @@ def adapter_for(site, base, name, **options):
     return site.work / name
 
 
-# Fields of adapter_config.json that may hold anything: they are no part of what the adapter computes.
+# Fields of adapter_config.json that may have any value: they do not change what the adapter computes.
 HARMLESS = {"auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config", "inference_mode", "loftq_config",
             "lora_ga_config", "megatron_core", "peft_version", "qalora_group_size", "revision", "runtime_config"}
 READ = {"r", "lora_alpha", "lora_dropout"}
 
 
 def check_adapter_fields(site, base):
-    """Every field of LoraConfig is known; all that change the arithmetic are refused in one go."""
+    """Every field of LoraConfig is known; all that change the computation are refused together."""
     adapter = adapter_for(site, base, "fields")
     site.trireme("adapter", "show", adapter, says="4 modules")
     fields = {field.name for field in dataclasses.fields(LoraConfig)}
@@ -106,7 +106,7 @@ def check_adapter_fields(site, base):
         adapter = adapter_for(site, base, init, init_lora_weights=init)
         site.trireme("adapter", "merge", "--model", base, "--adapter", adapter, "--output", site.work / "never", code=4,
                      says=[f'init_lora_weights: "{init}"', "path_initial_model_for_weight_conversion"])
-    # A module that target_modules does not name: peft leaves it out.
+    # A module that target_modules does not name: peft ignores it.
     adapter = adapter_for(site, base, "narrower")
     edit(adapter / "adapter_config.json", target_modules=["q_proj"])
     site.trireme("adapter", "merge", "--model", base, "--adapter", adapter, "--output", site.work / "never", code=4, says="down_proj")
@@ -122,7 +122,7 @@ def check_other_base(site, base):
 
 
 def check_force(site, base):
-    """A model of several files is replaced whole by one of a single file."""
+    """A model of several files is replaced completely by one of a single file."""
     old = site.work / "old"
     load(base).save_pretrained(old, max_shard_size="20KB")
     assert (old / "model.safetensors.index.json").exists()
@@ -135,7 +135,7 @@ def check_force(site, base):
     fresh = site.work / "fresh"
     site.trireme("init-model", *shape, "--output", fresh)
     assert torch.equal(logits(load(old)), logits(load(fresh)))
-    # What an interrupted program left of a model is one, too.
+    # Files that an interrupted program left count as a model too.
     half = site.work / "half"
     shutil.copytree(fresh, half)
     (half / "config.json").unlink()
@@ -143,7 +143,7 @@ def check_force(site, base):
 
 
 def check_config(site):
-    """init-model --config writes what it read: transformers must see the same model in both files."""
+    """init-model --config writes the configuration that it read: transformers must see the same model in both files."""
     linear = {"rope_type": "linear", "factor": 4.0}
     llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
     cases = [
@@ -180,7 +180,7 @@ def check_unused_and_tied(site):
     generate(extra, says=["warning", "1 tensor that this Llama has no use for: model.layers.0.self_attn.q_proj.bias"])
     extra["lm_head.weight"] = torch.randn(60, 32)  # transformers leaves such a model untied
     generate(extra, code=4, says=["tie_word_embeddings", "lm_head.weight differs"])
-    # The output matrix alone serves as the embedding, too.
+    # A file with only the output matrix: it is also the embedding.
     only_head = {("lm_head.weight" if k == "model.embed_tokens.weight" else k): v for k, v in tensors.items()}
     assert "warning" not in generate(only_head)
     want, got = load(tied), load(site.work / "looked-at")
@@ -188,7 +188,7 @@ def check_unused_and_tied(site):
 
 
 def check_special_pieces(site):
-    """The SentencePiece model's own names of BOS, EOS, PAD and UNK, and the ids that AutoTokenizer gives with them."""
+    """The sentencepiece model's own names of BOS, EOS, PAD and UNK, and the ids that AutoTokenizer gives for them."""
     (site.work / "text.txt").write_text("\n".join("the quick brown fox jumps over the lazy dog again and again" for _ in range(40)))
     for name, options in {"odd": dict(bos_id=3, bos_piece="[BOS]", eos_id=0, eos_piece="[EOS]", pad_id=2, pad_piece="[PAD]", unk_id=1, unk_piece="[UNK]"),
                           "none": dict(bos_id=-1, eos_id=-1, pad_id=-1, unk_id=0)}.items():
@@ -208,7 +208,7 @@ def check_special_pieces(site):
         assert max(tokenizer.all_special_ids, default=0) < 304 and len(tokenizer) <= 304, (name, len(tokenizer))
         if name == "odd":
             assert (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id) == (0, 2, 1)
-        # Without tokenizer_config.json transformers has other ideas: what copies a tokenizer.model writes one.
+        # Without tokenizer_config.json transformers uses other defaults: tools that copy a tokenizer.model write one.
         (directory / "tokenizer_config.json").unlink()
         site.trireme("model", "resize-vocab", "--model", directory, "--vocab-size", 305, "--output", site.work / f"copied-{name}")
         assert AutoTokenizer.from_pretrained(site.work / f"copied-{name}")(text)["input_ids"] == ([3] if name == "odd" else []) + pieces.encode(text)
@@ -216,7 +216,7 @@ def check_special_pieces(site):
 
 
 def check_resize(site, base, with_tokenizer):
-    """New rows as resize_token_embeddings makes them: the mean of the old ones, and 1e-9 of their covariance."""
+    """New rows as in resize_token_embeddings: drawn with the mean of the old ones and 1e-9 of their covariance."""
     sharded = site.work / "sharded"
     load(base).to(torch.bfloat16).save_pretrained(sharded, max_shard_size="20KB")
     edit(sharded / "config.json", my_own_field=[1])
@@ -228,7 +228,7 @@ def check_resize(site, base, with_tokenizer):
     theirs.resize_token_embeddings(60, pad_to_multiple_of=64)
     for (name, ours), reference in zip(new.named_parameters(), theirs.parameters()):
         assert ours.shape == reference.shape and torch.equal(ours[:60], reference[:60]), name
-        # The drawn part lies about bf16's resolution: what is left is rounding.
+        # The random part is about bf16's resolution: the difference is only rounding.
         assert torch.allclose(ours.float(), reference.float(), rtol=0.01, atol=1e-3), name
     site.trireme("model", "resize-vocab", "--model", sharded, "--output", site.work / "smaller", "--vocab-size", 59, code=2, says="only added")
     site.trireme("model", "resize-vocab", "--model", sharded, "--output", out, "--vocab-size", 61, code=73, says="already holds a model")
@@ -245,7 +245,7 @@ def check_resize(site, base, with_tokenizer):
         want, got = centred.T @ centred / 60, noise.T @ noise / 500 / 1e-9
         assert (got - want).norm() / want.norm() < 0.5, "covariance"  # 500 draws of 32 dimensions: about 0.25
         assert abs(got.trace() / want.trace() - 1) < 0.1 and (noise.mean(0).abs().max() / 1e-9**0.5 < 0.05)
-    # No more rows than columns: transformers takes the mean alone.
+    # No more rows than columns: transformers uses only the mean.
     thin = site.save("thin", vocab_size=30)
     site.trireme("model", "resize-vocab", "--model", thin, "--output", site.work / "thin-resized", "--vocab-size", 32)
     rows = load_file(site.work / "thin-resized" / "model.safetensors")["lm_head.weight"]
@@ -274,7 +274,7 @@ def check_resize(site, base, with_tokenizer):
 
 
 def check_training(site, base):
-    """LoRA with more rows than the model has: in memory it is the run on the resized model, and the adapter brings the new rows."""
+    """LoRA with more rows than the model has: the run equals one on the resized model, and the adapter contains the new rows."""
     rng = np.random.default_rng(3)
     np.save(site.work / "rows.npy", rng.integers(0, 64, size=(8, 24)).astype(np.int32))
     for name, tie in (("base", False), ("tied-base", True)):
@@ -298,7 +298,7 @@ output: {{dir: {name}-run, save_every_samples: 4}}
         resized = site.work / f"{name}-resized"
         site.trireme("model", "resize-vocab", "--model", model, "--output", resized, "--vocab-size", 64, "--seed", 5)
 
-        # peft puts the rows into a base that was resized with other numbers.
+        # peft writes the rows into a base that was resized with other values.
         torch.manual_seed(99)
         theirs = load(model)
         theirs.resize_token_embeddings(64)
@@ -315,7 +315,7 @@ output: {{dir: {name}-run, save_every_samples: 4}}
             want = np.mean([start(input_ids=tokens[i][None], labels=tokens[i][None]).loss.item() for i in first[:4]])
         assert abs(losses[0] - want) < 1e-5 * want, (losses[0], want)
 
-        # Merged, the model has the rows and computes the same; peft's own merge agrees.
+        # The merged model has the rows and computes the same; peft's own merge gives the same.
         site.trireme("adapter", "merge", "--model", model, "--adapter", adapter, "--output", site.work / f"{name}-merged")
         merged = load(site.work / f"{name}-merged")
         assert merged.config.vocab_size == 64
@@ -326,7 +326,7 @@ output: {{dir: {name}-run, save_every_samples: 4}}
         mine, theirs = (load_file(path / "adapter_model.safetensors") for path in (adapter, site.work / f"{name}-exported"))
         assert mine.keys() == theirs.keys() and all(torch.equal(mine[k], theirs[k]) for k in mine if "trainable_tokens" in k)
         assert sum("trainable_tokens" in k for k in mine) == (1 if tie else 2)
-    # Training goes on from such an adapter with its rows; without model.vocab_size it is refused.
+    # Training resumes from such an adapter with its rows; without model.vocab_size it is refused.
     more = ["--config", site.work / "base.yaml", "--set", f"lora.adapter={site.work / 'base-run' / 'adapter'}", "--set", "output.dir=more"]
     site.run("train_llama", *more, "--set", "model.vocab_size=64", "--set", "train.seed=6")
     again = load_file(site.work / "more" / "adapter" / "adapter_model.safetensors")

@@ -113,7 +113,7 @@ def run(name, case, directory):
     begin = 0
     for length in lengths:
         ids, labels = tokens[:, begin:begin + length], tokens[:, begin:begin + length].clone()
-        # counted[t] marks the target t; the first token of a sequence is nobody's target.
+        # counted[t] marks the target t; the first token of a sequence is not a target.
         counted[:, begin] = False
         labels[~counted[:, begin:begin + length]] = -100
         output = model(input_ids=ids, labels=labels)
@@ -129,7 +129,7 @@ def run(name, case, directory):
             end += length
             bounds.append(end)
     total.backward()
-    # Weight of the prediction made at t, which is of token t + 1.
+    # Weight of the prediction at position t, of token t + 1.
     weight = torch.zeros(rows, width)
     weight[:, :-1] = counted[:, 1:].float()
     tensors |= {"tokens": tokens, "loss_weight": weight, "positions": torch.cat(positions, 1).contiguous(),

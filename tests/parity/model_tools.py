@@ -24,7 +24,7 @@ try:
     TOKENIZER_CHECKS = True
 except ImportError:
     TOKENIZER_CHECKS = False
-    print("without the protobuf package transformers cannot open tokenizer.model: that check is left out")
+    print("without the protobuf package transformers cannot open tokenizer.model: that check is skipped")
 
 TOOL, WORK = sys.argv[1], Path(sys.argv[2])
 TEXT = "the quick brown fox jumps over the lazy dog while seven wizards brew a strong green potion at midnight".split()
@@ -118,7 +118,7 @@ def check_merge(base):
     zero = make_adapter(base, "zero", ["q_proj"], zero=True)
     trireme("adapter", "merge", "--model", base, "--adapter", zero, "--output", WORK / "m2", code=4, says="changes nothing")
     assert not (WORK / "m2").exists()
-    # An update below the resolution of bf16 weights is lost, and said so; fp32 keeps it.
+    # An update below the resolution of bf16 weights is lost, with a warning; fp32 keeps it.
     faint = make_adapter(WORK / "half", "faint", ["q_proj"], scale=2e-6)
     half = ["adapter", "merge", "--model", WORK / "half", "--adapter", faint]
     trireme(*half, "--output", WORK / "m3", code=4, says="--dtype f32")

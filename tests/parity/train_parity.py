@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Ten steps of train_llama against a plain transformers + peft loop: losses, gradient norms, learning rates, final weights, and the
-artefacts opened by the tools that users have. Exit code 77 = skipped."""
+artefacts opened by transformers and peft. Exit code 77 = skipped."""
 import argparse
 import json
 import math
@@ -40,7 +40,7 @@ def model_config(kind):
 def write_data(path, rows, seed):
     rng = np.random.default_rng(seed)
     data = rng.integers(3, VOCAB, size=(rows, SEQ)).astype(np.int32)
-    # Something to learn: every second token repeats the one before.
+    # Learnable data: every second token repeats the one before.
     data[:, 1::2] = data[:, 0:-1:2]
     np.save(path, data)
     return torch.from_numpy(data.astype(np.int64))
@@ -111,7 +111,7 @@ def main():
         trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         groups = [dict(params=[p for _, p in trained if p.dim() >= 2], weight_decay=decay),
                   dict(params=[p for _, p in trained if p.dim() < 2], weight_decay=0.0)]
-        # eps 1e-6: with 1e-8 the rounding of gradients near zero decides the sign of an update, in either program.
+        # eps 1e-6: with 1e-8 the rounding of gradients near zero decides the sign of an update in both programs.
         optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=(0.9, 0.95), eps=1e-6)
         order = epoch_order(len(data), seed, STEPS * GBS)
         want = []
@@ -160,7 +160,7 @@ output: {{dir: run}}
         ours_eval = [line for line in lines if line["event"] == "eval"][-1]["loss"]
         close("eval loss", ours_eval, eval_loss, 1e-5, failures)
 
-        # The artefact, opened by its own library.
+        # The artefact, opened by transformers or peft.
         if mode == "lora":
             loaded = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(f"{work}/base", dtype=torch.float32), f"{work}/run/adapter")
         else:

@@ -1,4 +1,5 @@
-// BERT's data preparation against its rules written in Python (bert_reference.py): every value of every file.
+// BERT's data preparation compared with a Python implementation of its rules (bert_reference.py): every value of every
+// file.
 
 #include "data/prepare/bert_packing.h"
 #include "data/prepare/bert_unicode.h"
@@ -25,7 +26,7 @@ class BertParity : public Scratch {
     if (!python_has("numpy, h5py")) GTEST_SKIP() << "no Python with NumPy and h5py";
   }
 
-  /// A command in the scratch directory; its standard output, or a failure with its standard error.
+  /// Runs a command in the scratch directory; returns its standard output, or fails with its standard error.
   std::string run(const std::string& command) {
     const int status = std::system(fmt::format("cd '{}' && {} >out 2>err", directory_.string(), command).c_str());
     if (status != 0) ADD_FAILURE() << command << ": " << slurp("err");
@@ -126,14 +127,14 @@ TEST_F(BertParitySlow, ShortSequences) {
 
 TEST_F(BertParity, RealTextInPart) {
   const fs::path data = fs::path(TRIREME_SOURCE_DIR) / "../shared/data";
-  if (!fs::exists(data / "wikitext-2/valid.txt")) GTEST_SKIP() << "no wikitext-2 beside the project";
+  if (!fs::exists(data / "wikitext-2/valid.txt")) GTEST_SKIP() << "no wikitext-2 in ../shared/data";
   reference(fmt::format("make_wikitext '{}' . --bytes 60000", (data / "wikitext-2").string()));
   compare_all(fmt::format("'{}'", (data / "bert/vocab.txt").string()), "--dupe-factor 3", 100);
 }
 
 TEST_F(BertParitySlow, RealTextAndSpeed) {
   const fs::path data = fs::path(TRIREME_SOURCE_DIR) / "../shared/data";
-  if (!fs::exists(data / "wikitext-2/valid.txt")) GTEST_SKIP() << "no wikitext-2 beside the project";
+  if (!fs::exists(data / "wikitext-2/valid.txt")) GTEST_SKIP() << "no wikitext-2 in ../shared/data";
   reference(fmt::format("make_wikitext '{}' .", (data / "wikitext-2").string()));
   const std::string vocab = fmt::format("'{}'", (data / "bert/vocab.txt").string());
   compare_all(vocab, "", 1000);

@@ -1,6 +1,6 @@
-"""The rules of BERT's data preparation, written as plainly as Python allows: the oracle of the C++ tests.
+"""The rules of BERT's data preparation in simple Python: the reference of the C++ tests.
 
-Slow on purpose: nothing here is shared with the C++ code, and every rule stands where it is applied.
+It is slow, because simplicity is more important here: it shares nothing with the C++ code, and each rule is written where it is applied.
 """
 import argparse
 import hashlib
@@ -244,7 +244,7 @@ def compare_instances(args):
 
 
 def compare_shards(args):
-    """Fixed-length parts chopped into varlength shards, shuffled or not."""
+    """Fixed-length parts divided into varlength shards, shuffled or not."""
     instances = read_fixed(args.fixed)
     pairs = list(range(len(instances)))
     if args.shuffle_seed is not None:
@@ -271,7 +271,7 @@ def compare_eval(args):
 
 
 def compare_packed(args):
-    """The dealing of sequences to rows, from the strategies that the C++ chose; and that these suffice."""
+    """Assigns sequences to rows, with the strategies that the C++ program chose; and checks that they cover all sequences."""
     plan = json.load(open(f"{args.directory}/packing.json"))
     by_length = {length: [] for length in range(1, args.seq_length + 1)}
     total = 0
@@ -285,7 +285,7 @@ def compare_packed(args):
         assert sum(strategy["lengths"]) == args.seq_length and 1 <= len(strategy["lengths"]) <= 3 and strategy["lengths"] == sorted(strategy["lengths"])
         for length in strategy["lengths"]:
             places[length] += strategy["rows"]
-    assert (places[1:] - plan["padding"] == counts).all(), "places, less the empty ones, are not the sequences"
+    assert (places[1:] - plan["padding"] == counts).all(), "the slots without the empty ones do not equal the sequences"
     rng = random.Random(plan["seed"])
     lists = {}
     for length, sequences in by_length.items():
@@ -318,7 +318,7 @@ def compare_packed(args):
 
 
 def compare_everything(args):
-    """What the tests make of the two parts of a directory, in one process."""
+    """All outputs of the tests for the two parts of a directory, in one process."""
     def run(function, **settings):
         function(argparse.Namespace(**{**vars(args), **settings}))
 
@@ -380,7 +380,7 @@ def scipy_packing(args):
 # ---- inputs
 
 def unicode_facts(args):
-    """Lines for code points about which there is something to say: code, drop, space, python space, punctuation, cjk, folded."""
+    """Lines for code points with any property: code, drop, space, python space, punctuation, cjk, folded."""
     print(unicodedata.unidata_version)
     ranges = [(0, 0x3500), (0x4D00, 0x4F00), (0x9F00, 0xAC80), (0xD700, 0xD800), (0xE000, 0xE010), (0xF8F0, 0x12500), (0x16000, 0x17010),
               (0x1B000, 0x20020), (0x2A6D0, 0x2A710), (0x2B730, 0x2B830), (0x2CEA0, 0x2CEC0), (0x2F7F0, 0x2FA30), (0xE0000, 0xE0200)]
@@ -412,7 +412,7 @@ AWKWARD = [
 
 
 def make_sample(args):
-    """Text that is on every Debian machine and a vocabulary for it, and hand-made awkward text."""
+    """Text that every Debian machine has, a vocabulary for it, and hand-made special cases."""
     words = {}
     parts = []
     for path in sorted(Path("/usr/share/common-licenses").iterdir()):

@@ -1,5 +1,4 @@
-// The pieces of BERT's data preparation by themselves: Unicode, tokens, random draws, least squares, the dealing of
-// sequences to rows.
+// Parts of BERT's data preparation: Unicode, tokens, random numbers, least squares, assignment of sequences to rows.
 
 #include "data/prepare/bert_instance_file.h"
 #include "data/prepare/bert_packing.h"
@@ -29,7 +28,7 @@ class BertRules : public Scratch {
     std::vector<int16_t> ids;
     tokenizer.encode(text, ids);
     const size_t once = ids.size();
-    tokenizer.encode(text, ids);  // from memory
+    tokenizer.encode(text, ids);  // from the cache
     EXPECT_EQ(std::vector<int16_t>(ids.begin(), ids.begin() + static_cast<ptrdiff_t>(once)),
               std::vector<int16_t>(ids.begin() + static_cast<ptrdiff_t>(once), ids.end()));
     return {ids.begin(), ids.begin() + static_cast<ptrdiff_t>(once)};
@@ -44,7 +43,7 @@ TEST_F(BertRules, LongestPieceFirst) {
   EXPECT_EQ(encode(vocab, "unaffx una"), (std::vector<int>{1, 5, 10}));
   EXPECT_EQ(encode(vocab, std::string(200, 'a') + " u\xcc\x81n"), (std::vector<int>{1, 5}));
   EXPECT_EQ(encode(vocab, ""), std::vector<int>{});
-  // The longest word there is, and one letter more.
+  // The longest allowed word, and one letter more.
   const std::string as = std::string(kSpecials) + "a\n##a\n";
   EXPECT_EQ(encode(as, std::string(200, 'a')).size(), 200u);
   EXPECT_EQ(encode(as, std::string(201, 'a')), std::vector<int>{1});
@@ -57,7 +56,7 @@ TEST_F(BertRules, IdsAreLineNumbersAndTheLastOfRepeatedLinesCounts) {
   const BertVocab read(write("v.txt", vocab));
   EXPECT_EQ(read.size(), 11);
   EXPECT_EQ(read.repeated(), 2);
-  // A random token is drawn from the distinct ones, in the order of their first lines.
+  // Random tokens are drawn from the distinct tokens, in order of first appearance.
   EXPECT_EQ(read.tokens(), (std::vector<int16_t>{0, 1, 2, 3, 4, 8, 9, 7, 10}));
 }
 
@@ -201,7 +200,7 @@ TEST_F(BertRules, InstanceFilesAreCheckedWhole) {
   for (size_t size = 0; size < whole.size(); size += size < 200 ? 3 : 397)
     EXPECT_THROW(opens(whole.substr(0, size)), DataError) << size;
   EXPECT_THROW(opens(whole + "x"), DataError);
-  // Every byte of the records matters: lengths, labels, ids and positions beyond their range are found.
+  // Every byte of the records is checked: lengths, labels, ids and positions out of range are found.
   int found = 0;
   for (size_t at = whole.size() - 400; at < whole.size(); at += 3) {
     std::string damaged = whole;

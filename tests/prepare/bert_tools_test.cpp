@@ -1,5 +1,4 @@
-// `trireme data bert` as a command: what it prints, exit codes and last words, interrupted runs, files written by
-// others.
+// `trireme data bert` as a process: output, exit codes and messages, interrupted runs, files written by other tools.
 
 #include "data/bert/bert_rows.h"
 #include "prepare_testing.h"
@@ -7,6 +6,7 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <tuple>
 
 namespace trireme {
 namespace {
@@ -77,7 +77,7 @@ TEST_F(BertTools, FinishedPartsAreKeptAndOthersMadeAgain) {
   write("part-4", slurp("part-4") + "One more sentence.\n");
   EXPECT_NE(run(kInstances).out.find("3 of them finished before"), std::string::npos);
   EXPECT_EQ(slurp("inst/part-2.instances"), whole);
-  // Other options make all again; packing notices that its inputs changed.
+  // Other options remake all outputs; packing detects that its inputs changed.
   EXPECT_EQ(run(std::string(kInstances) + " --seed 7").out.find("finished before"), std::string::npos);
   EXPECT_EQ(run("pack --input inst --output packed --shards 3").out.find("finished before"), std::string::npos);
   EXPECT_NE(run("pack --input inst --output packed --shards 3").out.find("3 of them finished before"),
@@ -86,7 +86,7 @@ TEST_F(BertTools, FinishedPartsAreKeptAndOthersMadeAgain) {
 
 TEST_F(BertTools, AKilledRunLeavesNothingHalf) {
   prepare();
-  // Killed at several moments, then run to the end.
+  // Killed at several times, then run to the end.
   for (const char* moment : {"0.005", "0.015", "0.03", "0.06"}) {
     const std::string kill = fmt::format("timeout --foreground -s KILL {}", moment);
     const auto again = [&](std::string arguments, const char* from, const char* to) {
@@ -135,7 +135,7 @@ TEST_F(BertTools, ExitCodesAndLastWords) {
       {"instances --input empty.txt --vocab vocab.txt --output x", 3, "no sentences"},
       {"instances --input part-1 packed/../part-1 --vocab vocab.txt --output x", 2, "same name"},
       {"instances --input part-1 --vocab vocab.txt --output vocab.txt/x", 73, "vocab.txt/x"},
-      {"pack --input part-1 --output x", 3, "no file of BERT instances"},
+      {"pack --input part-1 --output x", 3, "not a file of BERT instances"},
       {"pack --input inst --output x --shards 100000", 2, "--shards 100000"},
       {"pack --input inst --output x --shards 9999", 2, "cannot fill 9999 shards"},
       {"pack --input inst --output packed --shards 2", 73, "part_00002, which is not of this packing"},
@@ -204,10 +204,10 @@ write('huge', 'i8', huge)
       {"chunked", "input_ids is chunked"},
       {"compressed", "input_ids is chunked"},
       {"floats", "does not hold variable-length rows of integers"},
-      {"link", "masked_lm_ids is a link to elsewhere"},
-      {"soft", "is a link to elsewhere"},
-      {"group", "masked_lm_ids is no dataset"},
-      {"square", "announces 64 bytes and stores 0"},
+      {"link", "masked_lm_ids is a link;"},
+      {"soft", "is a link;"},
+      {"group", "masked_lm_ids is not a dataset"},
+      {"square", "declares 64 bytes and stores 0"},
       {"huge", "row 2 has a value beyond 32 bits"},
   };
   for (const auto& [name, words] : refused) {

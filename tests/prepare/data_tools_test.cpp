@@ -1,5 +1,4 @@
-// `trireme tokenizer` and `trireme data` as commands: what they print, their exit codes and last
-// words.
+// `trireme tokenizer` and `trireme data` as processes: output, exit codes and messages.
 
 #include "data/dataset.h"
 
@@ -11,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <tuple>
 
 namespace trireme {
 namespace {
@@ -111,7 +111,7 @@ TEST_F(DataTools, ExitCodesAndLastWords) {
       {"tokenizer train --input text.txt --vocab-size 30000 --output x.model", 2, "at most"},
       {"tokenizer train --input absent.txt --vocab-size 300 --output x.model", 3, "absent.txt"},
       {"tokenizer train --input text.txt --vocab-size 300 --output text.txt/x.model", 73, "text.txt"},
-      {"tokenizer encode --model cut.model x", 3, "cut.model: not a whole sentencepiece model"},
+      {"tokenizer encode --model cut.model x", 3, "cut.model: not a complete sentencepiece model"},
       {"tokenizer encode --model text.txt x", 3, "text.txt"},
       {"tokenizer encode --model tok.model $(printf '\\377')", 3, "UTF-8"},
       {"tokenizer decode --model tok.model 330", 3, "token id 330"},

@@ -1,4 +1,4 @@
-// What counts as a document in each kind of file.
+// Documents of each kind of file.
 
 #include "data/prepare/documents.h"
 
@@ -54,7 +54,7 @@ TEST_F(Documents, BadJsonLinesAreNamedByLine) {
   const std::string missing = complaint(write("d.jsonl", "{\"contents\": \"x\"}"), "content");
   EXPECT_NE(missing.find("has: contents"), std::string::npos) << missing;
   EXPECT_NE(missing.find("Did you mean 'contents'?"), std::string::npos) << missing;
-  // 100,000 levels must neither crash nor be taken for text.
+  // 100,000 levels must neither crash nor be accepted as text.
   EXPECT_NE(complaint(write("e.jsonl", std::string(100000, '['))).find("not JSON"), std::string::npos);
 }
 

@@ -1,5 +1,4 @@
-// RFC 1321's test suite, every length around the block borders in pieces, and the rule for
-// directories.
+// RFC 1321's test suite, every length around the block boundaries in pieces, and the hash of directories.
 
 #include "data/prepare/md5.h"
 

@@ -1,5 +1,5 @@
-// MLPerf's Parquet to its npy: what NumPy then reads, byte for byte what the benchmark's converter
-// leaves, and refusals.
+// MLPerf's Parquet to npy: the values that NumPy reads, equality with the benchmark's converter byte for byte, and
+// refused input.
 
 #include "data/prepare/mlperf.h"
 
@@ -73,7 +73,7 @@ import hashlib, io, pickle, sys, numpy as np, pyarrow.parquet as pq
 directory = sys.argv[1]
 digests = []
 def saved_by_numpy_1(table):
-    """np.save of the benchmark's converter under NumPy 1: protocol 3, and the module names of that time."""
+    """np.save of the benchmark's converter under NumPy 1: protocol 3, and NumPy 1's module names."""
     array = np.array([{'input_ids': np.array(row['input_ids'], dtype=np.int32),
                        'loss_mask': [int(x != -100) for x in row['labels']], 'seq_start_id': [0]} for row in table])
     file = io.BytesIO()
@@ -97,7 +97,7 @@ print(*digests, hashlib.md5(''.join(sorted(digests)).encode()).hexdigest())
 )",
                    directory_.string()),
             fmt::format("{} {} {}\n", report.train.md5, report.valid.md5, report.directory_md5));
-  // What a run sees: the mask unshifted, the first token no target.
+  // Through the trainer's interface: the mask is not shifted, the first token is not a target.
   const auto dataset = open_token_dataset({path("out/validation.npy")}, 40, 32000);
   ASSERT_EQ(dataset->size(), 173);
   EXPECT_EQ(dataset->read(172).loss_mask[0], 0);

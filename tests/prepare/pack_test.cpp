@@ -1,5 +1,5 @@
-// Packing as a property of what the trainer then reads: every token of every kept document is there
-// once, in order, up to the tail.
+// Packing, checked through the trainer's interface: every token of every kept document occurs once, in order, up to the
+// tail.
 
 #include "data/prepare/pack.h"
 
@@ -88,8 +88,8 @@ TEST_F(Pack, SeparateDocumentsRecordEveryStart) {
     int64_t starts_inside = 0;
     for (const Sample& row : samples(path(name), 32)) {
       ASSERT_EQ(row.sequence_starts[0], 0);
-      // BOS opens each document: its positions are the starts, and the row's first token is one
-      // whatever it is.
+      // Each document begins with BOS, so the positions of BOS are the starts; the row's first position is always a
+      // start.
       for (int64_t t = 0; t < 32; ++t) {
         const bool is_start = std::count(row.sequence_starts.begin(), row.sequence_starts.end(), t) == 1;
         EXPECT_EQ(is_start, t == 0 || row.input_ids[static_cast<size_t>(t)] == 1) << t;
@@ -165,14 +165,14 @@ TEST_F(Pack, RefusalsLeaveNothingBehind) {
     return 0;
   };
   PackOptions options = options_for(input, path("rows.npy"), 64);
-  EXPECT_EQ(refused(options), 3);  // not one row
+  EXPECT_EQ(refused(options), 3);  // less than one row
   options.seq_length = 1;
   EXPECT_EQ(refused(options), 2);
   options = options_for(input, path("rows.bin"), 2);
   EXPECT_EQ(refused(options), 2);
   options = options_for(input, path("rows.npy"), 2);
   options.valid_output = path("valid.npy");
-  EXPECT_EQ(refused(options), 2);  // no fraction
+  EXPECT_EQ(refused(options), 2);  // not a fraction
   options.valid_fraction = 1e-9;
   EXPECT_EQ(refused(options), 3);  // no validation row: no training file either
   options.valid_output = options.output;

@@ -1,5 +1,5 @@
 #pragma once
-// Scratch directories, a tokenizer trained once per program, and Python programs as oracles.
+// Scratch directories, a tokenizer trained once per program, and Python programs as references.
 
 #include "data/prepare/tokenizer.h"
 
@@ -32,7 +32,7 @@ class Scratch : public ::testing::Test {
     return path(name);
   }
 
-  /// Runs a Python program with `arguments`; its output, or a test failure with its stderr.
+  /// Runs a Python program with `arguments`; returns its output, or fails the test with its stderr.
   std::string python(const std::string& program, const std::string& arguments = "") const {
     write("program.py", program);
     const std::string command = fmt::format("'{}' '{}' {} >'{}' 2>'{}'", TRIREME_PYTHON, path("program.py").string(),
@@ -53,7 +53,7 @@ inline bool python_has(const std::string& packages) {
   return std::system(fmt::format("'{}' -c 'import {}' >/dev/null 2>&1", TRIREME_PYTHON, packages).c_str()) == 0;
 }
 
-/// Sentences enough for a few hundred pieces.
+/// Enough sentences for a few hundred pieces.
 inline std::string training_text() {
   const char* subjects[] = {"The trireme", "A merchant ship", "Every oarsman", "The old harbour", "Athens", "A storm"};
   const char* verbs[] = {"crossed", "carried", "remembered", "guarded", "left behind", "followed"};
@@ -84,7 +84,7 @@ inline const std::string& small_model() {
 
 inline Tokenizer small_tokenizer() { return Tokenizer(small_model(), "small.model"); }
 
-/// The real Llama 2 tokenizer beside the project, where it is.
+/// The path of Llama 2's tokenizer, outside of the repository; it may not exist.
 inline std::filesystem::path llama2_model() {
   return std::filesystem::path(TRIREME_SOURCE_DIR) / "../shared/data/llama2/tokenizer.model";
 }

@@ -1,4 +1,4 @@
-// Python's random.Random against Python.
+// PythonRandom compared with Python's random.Random.
 
 #include "data/prepare/python_random.h"
 

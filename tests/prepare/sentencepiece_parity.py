@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""`trireme tokenizer` against the sentencepiece Python package: the trainer's settings, what it trains, and the ids of unigram models whose
-segmentations tie. Exit code 77 = skipped.
+"""`trireme tokenizer` against the sentencepiece Python package: the trainer's settings, the trained models, and the ids of unigram models with segmentations of equal score. Exit code 77 = skipped.
 
 usage: sentencepiece_parity.py --tools PROGRAM"""
 import argparse
@@ -19,7 +18,7 @@ except ImportError as error:
 
 LLAMA = dict(character_coverage=0.99995, byte_fallback=True, split_digits=True, allow_whitespace_only_pieces=True, normalization_rule_name="identity",
              remove_extra_whitespaces=False, unk_surface=" \u2047 ", unk_id=0, bos_id=1, eos_id=2, pad_id=-1, max_sentence_length=1 << 20)
-# What a file was read from, and what only later versions write.
+# Fields that depend on the input's path, or that only later versions write.
 NOT_COMPARED = {"input", "model_prefix", "num_threads", "enable_differential_privacy", "differential_privacy_noise_level",
                 "differential_privacy_clipping_threshold", "seed_sentencepieces_file", "pretokenization_delimiter"}
 
@@ -58,12 +57,12 @@ def check_training(tools, work, text_file):
         assert settings(ours.normalizer_spec) == settings(theirs.normalizer_spec)
         assert len(ours.pieces) == len(theirs.pieces) == size
         assert [(p.piece, p.type) for p in ours.pieces[:259]] == [(p.piece, p.type) for p in theirs.pieces[:259]]
-        if kind == "bpe":  # one algorithm in all versions; unigram's was corrected in 0.2.0
+        if kind == "bpe":  # same algorithm in all versions; unigram training changed in 0.2.0
             assert [(p.piece, p.score) for p in ours.pieces] == [(p.piece, p.score) for p in theirs.pieces]
 
 
 def check_ties(tools, work, lines):
-    """Scores on a coarse grid: many segmentations have the same sum but for a float's rounding."""
+    """Scores on a coarse grid: many segmentations have the same sum up to float rounding."""
     for name, options in {"bytes": {}, "unknown": dict(byte_fallback=False, character_coverage=0.98, user_defined_symbols=["<sep>", "oars", "oa"])}.items():
         sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(lines), model_prefix=str(work / name), vocab_size=700 if name == "bytes" else 330,
                                                  model_type="unigram", hard_vocab_limit=False, minloglevel=2, num_threads=1, **{**LLAMA, **options})

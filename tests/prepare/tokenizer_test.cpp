@@ -1,5 +1,5 @@
-// Tokenizers: round trips, Llama's settings, special tokens, damaged models, and the real Llama 2
-// model where it is.
+// Tokenizers: round trips, Llama's settings, special tokens, damaged models, and the real Llama 2 model if it is
+// available.
 
 #include "data/prepare/ultrachat.h"
 #include "prepare_testing.h"
@@ -11,7 +11,7 @@ namespace {
 using Ids = std::vector<int32_t>;
 using TrainingTokenizers = Scratch;
 
-/// The exit code that the error of an action carries; 0 without one.
+/// The exit code of the action's Error; 0 without one.
 template <class Action>
 int exit_code(const Action& action) {
   try {
@@ -93,8 +93,8 @@ TEST(Tokenizer, SpecialTokensAreSplitOutLeftmostLongest) {
 TEST(Tokenizer, EveryTruncationOfAModelIsRefused) {
   const std::string& model = small_model();
   ASSERT_GT(model.size(), 3000u);
-  // Everything up to and including the normaliser's settings is needed; only the empty denormaliser
-  // after it may be missing.
+  // Everything up to and including the normaliser's settings is required; only the empty denormaliser after it may be
+  // missing.
   size_t accepted = 0;
   for (size_t size = 0; size < model.size(); ++size) {
     const std::string message = complaint(model.substr(0, size));
@@ -111,14 +111,14 @@ TEST(Tokenizer, EveryTruncationOfAModelIsRefused) {
 TEST(Tokenizer, OtherFilesAreRefusedWithAReason) {
   EXPECT_NE(complaint("").find("empty"), std::string::npos);
   EXPECT_NE(complaint("{\"version\": \"1.0\"}").find("tokenizer.json"), std::string::npos);
-  EXPECT_NE(complaint("Plain text is no model.").find("not a whole sentencepiece model"), std::string::npos);
+  EXPECT_NE(complaint("Plain text is no model.").find("not a complete sentencepiece model"), std::string::npos);
   EXPECT_NE(complaint(std::string(100, '\xff')).find("byte"), std::string::npos);
   EXPECT_EQ(exit_code([] { Tokenizer(std::filesystem::path("/absent/tokenizer.model")); }), 3);
 }
 
 TEST(Tokenizer, DamagedBytesNeverCrash) {
-  // Each byte of the first kilobyte and of the settings at the end, changed in two ways: refused,
-  // or still a usable model.
+  // Each byte of the first kilobyte and of the settings at the end is changed in two ways: the model is refused or
+  // still usable.
   const std::string& model = small_model();
   for (size_t at = 0; at < model.size(); at += (at < 1024 || at + 300 > model.size()) ? 1 : 97)
     for (const char flip : {'\x01', '\x80'}) {
@@ -145,7 +145,7 @@ TEST_F(TrainingTokenizers, ReportsLimitsOfTheVocabulary) {
   }
   const auto at = message.find("at most ");
   ASSERT_NE(at, std::string::npos) << message;
-  // The promised limit works, one more does not.
+  // The limit in the message works, one more does not.
   training.vocab_size = std::stoll(message.substr(at + 8));
   EXPECT_EQ(Tokenizer(train_tokenizer(training).serialized_model, "m").vocab_size(), training.vocab_size);
   ++training.vocab_size;

@@ -1,5 +1,5 @@
-// ultrachat packing against a plain Python transcription of the recipe's rules, with Python's
-// sentencepiece and random.
+// ultrachat packing compared with a Python implementation of the recipe's rules, with Python's sentencepiece and
+// random.
 
 #include "data/prepare/ultrachat.h"
 

@@ -1,11 +1,12 @@
-// A stand-in for a trainer in the Slurm tests: joins the world, adds up over the ranks, prints who and where it is, and
-// ends as told.
+// A program that replaces the trainer in the Slurm tests: joins the world, sums over the ranks, prints rank and host,
+// and ends as requested.
 //
 //   rank_probe [--config FILE] [--set name=value]… with the names
-//     exit_rank, exit_code, how = return | abort | kill | stop           what that rank does; the others wait for it in
-//     a collective wait_for_term = seconds                                      every rank waits for SIGTERM and ends
-//     with 75 gpu = 1                                                      ranks with a GPU each output.dir for
-//     --print-config
+//     exit_rank, exit_code,
+//     how = return | abort | kill | stop   how that rank ends; the others wait for it in a collective
+//     wait_for_term = seconds              every rank waits for SIGTERM and ends with 75
+//     gpu = 1                              ranks with a GPU each
+//     output.dir                           for --print-config
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/comm/communicator.h"
@@ -75,7 +76,7 @@ int probe(int argc, char** argv) {
   if (const int rank = number("exit_rank", -1); rank >= 0) {
     if (comm.rank() != rank) {
       comm.all_reduce(sum)->wait();
-      return sum[0].item<double>() > 0 ? 0 : 1;  // never comes that far
+      return sum[0].item<double>() > 0 ? 0 : 1;  // not reached
     }
     const int code = number("exit_code", 1);
     const std::string how = settings.contains("how") ? settings.at("how") : "return";

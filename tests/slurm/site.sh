@@ -1,6 +1,6 @@
-# Sourced by the tests under a real Slurm: `root` must be the project's folder. Starts a cluster of one node that ends with the script, or leaves
-# with 77 saying what is missing. Then: run COMMAND… keeps the last command's $code, $seconds and output ($out); check NAME CONDITION…
-# counts $failures. RUN_SECONDS: limit of one command (100).
+# Sourced by the tests under a real Slurm: `root` must be the project's folder. Starts a cluster of one node that ends
+# with the script, or exits with 77 and a message about what is missing. Then: run COMMAND… keeps the last command's
+# $code, $seconds and output ($out); check NAME CONDITION… counts $failures. RUN_SECONDS: limit of one command (100).
 cluster=$root/scripts/slurm/one_node_cluster.sh
 PATH=$PATH:/usr/sbin:/sbin
 
@@ -12,7 +12,7 @@ for program in slurmctld slurmd munged srun sbatch; do
   command -v "$program" >/dev/null || skip "$program is not installed (packages slurm-wlm, munge, libpmix2)"
 done
 [[ $(id -u) == 0 ]] || skip "a one-node Slurm needs root, and this is $(id -un)"
-# A test machine that is itself a Slurm job must not look like a step of that job.
+# If the tests run inside a Slurm job, its variables must not make the tests look like a step of that job.
 for name in $(compgen -e | grep -E '^(SLURM|SBATCH|SRUN|PMI|OMPI_|RANK$|WORLD_SIZE$|LOCAL_RANK$|MASTER_)'); do unset "$name"; done
 
 work=$(mktemp -d)

@@ -70,7 +70,7 @@ run env TRIREME_PROGRAM=/bin/true TRIREME_LIVES_WITHOUT_PROGRESS=1 sbatch --wait
 check "sbatch: a step that ends with 0 without its ranks is not taken for done" ends_with 71
 check "sbatch: and the log says so" grep -q 'srun ended with 0, but the ranks with nothing' "$work/job.log"
 
-# SIGTERM as Slurm sends it before the time limit: to the steps, not to the batch shell.
+# SIGTERM as before the time limit: Slurm sends it to the steps, not to the batch shell.
 run env TRIREME_PROGRAM="$probe" TRIREME_LEAST_SECONDS=999999 sbatch --parsable --output="$work/term.log" --ntasks-per-node=2 \
   "$root/scripts/slurm/train_llama.sbatch" lora.yaml --set wait_for_term=60
 job=$(cat "$out")
@@ -103,7 +103,7 @@ run bash -c 'source "$0/scripts/slurm/config_H200_1x4x2.sh" && export DGXNGPU=2 
   EXTRA_SET="exit_rank=1 exit_code=3 how=abort" sbatch --wait --output="$LOGDIR.log" -N 1 --ntasks-per-node=2 -t 30 "$0/scripts/slurm/run.sub"' "$root"
 check "run.sub: a run's exit code is the job's" ends_with 3
 check "run.sub: bad data is not tried again" test ! -e "$LOGDIR/bad_2.log"
-# What became of the caches reaches the trainer, and the checker's verdict is printed.
+# The result of dropping the caches reaches the trainer, and the checker's verdict is printed.
 printf '#!/bin/bash\n[[ $* == *--print-config* ]] || echo "caches cleared: ${TRIREME_CACHES_CLEARED:-nobody knows}"\n' >"$work/say_caches"
 chmod +x "$work/say_caches"
 mkdir -p "$work/fake/mlperf_logging/compliance_checker"

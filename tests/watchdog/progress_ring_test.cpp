@@ -20,7 +20,7 @@ TEST(ProgressRing, CountsAndTellsWhereTheProcessStands) {
   const uint64_t first = ring.begin("all_gather", 12, "world"), second = ring.begin("all_reduce", 1024, "part");
   EXPECT_EQ(first, 1u);
   EXPECT_EQ(second, 2u);
-  // Nothing is waited for: the oldest unfinished one.
+  // The host is not blocked: it reports the oldest unfinished collective.
   RankView view = ring.view();
   ASSERT_NE(view.position(), nullptr);
   EXPECT_EQ(view.position()->sequence, first);
@@ -46,7 +46,7 @@ TEST(ProgressRing, OldEntriesMakeRoom) {
   ProgressRing ring;
   const uint64_t old = ring.begin("broadcast", 1, "world");
   for (int i = 0; i < 64; ++i) ring.end(ring.begin("barrier", 0, "world"));
-  // The place of #1 belongs to #65 now: late news of #1 changes nothing.
+  // #65 has replaced #1 in the ring: a late event of #1 changes nothing.
   ring.wait(old);
   EXPECT_EQ(ring.longest_wait(), 0);
   const RankView view = ring.view();
@@ -110,7 +110,7 @@ TEST(ProgressRing, AResumedHostIsNotBlockedOnWhatGoesOn) {
   EXPECT_LT(view.unfinished()->waiting_for, 0);
   const double blocked = ring.blocked_seconds();
   ring.end(sequence);
-  EXPECT_EQ(ring.blocked_seconds(), blocked) << "the time of a collective that nobody waits for";
+  EXPECT_EQ(ring.blocked_seconds(), blocked) << "the time of a collective that the host does not wait for";
   ring.resume(sequence);  // late
   EXPECT_EQ(ring.view().unfinished(), nullptr);
 }
@@ -134,7 +134,7 @@ TEST(RankRecord, AViewSurvivesItsText) {
     EXPECT_FALSE(decode(broken, back)) << broken;
 }
 
-/// A stopped and then a dead process can still be read by another.
+/// The record of a stopped, then dead process can still be read by another process.
 TEST(RankRecord, IsReadableWhenItsProcessIsNot) {
   int pipe_ends[2];
   ASSERT_EQ(pipe(pipe_ends), 0);

@@ -1,5 +1,5 @@
 #pragma once
-// Element types as files name them, independent of LibTorch.
+// Element types of file formats, independent of LibTorch.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,6 +1,6 @@
 #pragma once
 // Errors and checks. User-facing failures are typed and carry the process exit code (docs/errors.md); everything else
-// is a bug and is reported through TRIREME_CHECK with both values. One catch, in run_main().
+// is a bug and is reported through TRIREME_CHECK with both values. run_main() catches them all.
 
 #include <sstream>
 #include <stdexcept>
@@ -16,7 +16,7 @@ enum class ExitCode : int {
   kInternal = 70,     // a bug, or numbers that are not finite
   kHang = 71,         // a rank stopped making progress
   kCannotWrite = 73,  // disk full, read-only, output directory taken
-  kStopped = 75,      // stopped by a signal, state saved: the same command goes on from there
+  kStopped = 75,      // stopped by a signal after saving a checkpoint: the same command resumes from it
 };
 
 /// A failure with the exit code it ends the process with. The message says what failed, where, and what to try.

@@ -1,11 +1,11 @@
 #pragma once
-// Faults on purpose, for the tests of ctest label `faults`: named points in the code ask whether something should go
-// wrong here.
+// Fault injection for the tests of ctest label `faults`: named points in the code ask whether TRIREME_FAULT requests a
+// fault at this point.
 //
 // TRIREME_FAULT holds one or more specifications, separated by commas: action@part:part:…
-//   action  sigkill | sigstop | crash (SIGSEGV) | abort (SIGABRT) | sleep (or sleep:SECONDS) | fail (throws
-//   InternalError) | nan (the
-//           caller spoils a value) | set:NUMBER (the caller takes NUMBER in the place of a value of its own)
+//   action  sigkill | sigstop | crash (SIGSEGV) | abort (SIGABRT) | sleep (or sleep:SECONDS) |
+//           fail (throws InternalError) | nan (the caller replaces a value by NaN) |
+//           set:NUMBER (the caller uses NUMBER instead of its own value)
 //   part    rankN    only on this rank                stepN   only at this step (1 = the first optimizer step)
 //           1.5s     seconds of a sleep               xN      at most N times in this process
 //           else     the name of the point; it may have several parts ("save:after_shards"). Without one: "step".
@@ -19,14 +19,14 @@
 
 namespace trireme {
 
-/// Acts as TRIREME_FAULT asks for the point `name` on `rank` (-1: not known here) at `step` (-1: not known here). True
-/// when the action is `nan`: the caller spoils its value. Thread-safe.
+/// Executes the action that TRIREME_FAULT requests for the point `name` on `rank` (-1: unknown) at `step` (-1:
+/// unknown). True when the action is `nan`: the caller replaces its value by NaN. Thread-safe.
 bool fault_point(std::string_view name, int rank = -1, int64_t step = -1);
 
 /// The number that a `set` of TRIREME_FAULT gives for the point `name` on `rank`, if there is one.
 std::optional<double> fault_value(std::string_view name, int rank = -1);
 
-/// ConfigError naming the first specification of TRIREME_FAULT that cannot be read. For the start of a program.
+/// ConfigError naming the first invalid specification in TRIREME_FAULT. Called at the start of a program.
 void check_fault_specifications();
 
 }  // namespace trireme

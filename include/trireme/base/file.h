@@ -35,9 +35,10 @@ class MappedFile {
 /// Reads a whole (small) file; at most `max_bytes`, else an Error with `code`.
 std::string read_text_file(const std::filesystem::path& path, ExitCode code, size_t max_bytes = 64 << 20);
 
-/// Writes to a temporary name in the same directory; commit() makes it whole: fsync, rename, fsync of the directory.
-/// Without commit() nothing is left behind, and what a process that died has left of the same file is removed
-/// (TemporaryFile). Every failure (disk full, read-only, short write) is a WriteError naming path and reason.
+/// Writes to a temporary name in the same directory. commit() publishes the file: fsync, rename, fsync of the
+/// directory. Without commit() the destructor removes the temporary file. The constructor removes temporary files that
+/// dead processes left for the same target (TemporaryFile). Every failure (disk full, read-only, short write) is a
+/// WriteError naming path and reason.
 class AtomicFile {
  public:
   explicit AtomicFile(const std::filesystem::path& path) : file_(path) {}
@@ -58,13 +59,14 @@ void write_file_atomic(const std::filesystem::path& path, std::string_view conte
 /// Creates a directory and its parents; WriteError with the reason otherwise.
 void make_directories(const std::filesystem::path& path);
 
-/// `path` without "." and "..", unless that would name another file: behind a symbolic link ".." is the parent of what
-/// the link points to.
+/// `path` without "." and "..", unless that would name another file: after a symbolic link, ".." is the parent of the
+/// link's target.
 std::filesystem::path tidy_path(const std::filesystem::path& path);
 
-/// root / relative, refused (Error with `code`) when `relative` is absolute, holds a NUL, is over 4,096 bytes, or after
-/// symbolic links lies outside root (but for the links of Hugging Face's own cache: snapshots/<revision>/name ->
-/// blobs/<hash>). For names that come from files (index.json, manifests), never for the user's own command line.
+/// Returns root / relative. Error with `code` when `relative` is absolute, contains a NUL byte, is longer than 4,096
+/// bytes, or lies outside root after its symbolic links are resolved. Links of Hugging Face's cache
+/// (snapshots/<revision>/name -> blobs/<hash>) are allowed. For names that come from files (index.json, manifests), not
+/// for paths on the user's command line.
 std::filesystem::path safe_join(const std::filesystem::path& root, std::string_view relative, ExitCode code);
 
 }  // namespace trireme

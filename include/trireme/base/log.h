@@ -1,5 +1,6 @@
 #pragma once
-// Messages for people, on stderr through spdlog. Rank 0 speaks; other ranks only warn, prefixed with their rank.
+// Log messages on stderr, through spdlog. Rank 0 prints information and warnings; other ranks print warnings only,
+// prefixed with their rank.
 
 #include <functional>
 #include <string>
@@ -10,9 +11,9 @@ void set_log_rank(int rank, int world_size);
 void log_info(const std::string& message);  // rank 0 only
 void log_warn(const std::string& message);  // every rank, prefixed "rank r: " when there are several
 
-/// Runs a main function body: maps Error to its exit code, other exceptions to 70, and prints one last sentence on
-/// stderr ("train_llama: <message>"; of a message of several lines, the last), nothing after it. `on_error(message)`
-/// runs before the exit (to bring the other ranks down). Leaves the code in the file that TRIREME_EXIT_FILE names.
+/// Runs a main function body: maps Error to its exit code, other exceptions to 70, and prints "train_llama: <message>"
+/// as the last line on stderr (of a message of several lines, only the last gets the prefix). `on_error(message)` runs
+/// before the exit, to end the other ranks. Writes the code to the file that TRIREME_EXIT_FILE names.
 int run_main(const char* program, const std::function<int()>& body,
              const std::function<void(const std::string&)>& on_error = {});
 

@@ -1,5 +1,5 @@
 #pragma once
-// This process: its host, limits from its environment, its last words.
+// This process: host name, time limits from its environment, and its failure message.
 
 #include <string>
 
@@ -7,10 +7,11 @@ namespace trireme {
 
 std::string host_name();
 
-/// A time limit in seconds from the environment, or `otherwise`; ConfigError when it is not a positive number.
+/// A time limit in seconds from environment variable `variable`, or `otherwise` if it is not set. ConfigError when it
+/// is not a number between 0 and 1e6.
 double positive_seconds(const char* variable, double otherwise);
 
-/// "rank 3 on node7: reason" on stderr.
+/// Prints "rank 3 on node7: reason" on stderr.
 void print_failure(int rank, const std::string& reason);
 
 }  // namespace trireme

@@ -14,8 +14,8 @@ std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<u
 /// A 64-bit seed for one named purpose: hash(seed, name, index). Stable across releases.
 uint64_t derive_seed(uint64_t seed, std::string_view name, uint64_t index = 0);
 
-/// NumPy's legacy generator: np.random.RandomState(seed) for 0 <= seed < 2^32, so that sample orders equal the
-/// reference's.
+/// NumPy's legacy generator np.random.RandomState(seed), 0 <= seed < 2^32: sample orders are equal to those of
+/// reference implementations in NumPy.
 class NumpyRandom {
  public:
   explicit NumpyRandom(uint32_t seed);

@@ -1,22 +1,22 @@
 #pragma once
-// Stacks for the log: of a thread that a fatal signal ends, and of the training thread when the ranks hang.
+// Stack traces for the log: of a thread that receives a fatal signal, and of the training thread when the ranks hang.
 
 #include <string>
 
 namespace trireme {
 
-/// From now on SIGSEGV, SIGBUS, SIGILL, SIGFPE and SIGABRT write one sentence and the stack of their thread to stderr
-/// and then end the process as they would have. A signal that somebody else handles already (a sanitizer) is left
-/// alone. Call it before MPI_Init, whose own handlers then stay away, and before threads start. The calling thread is
-/// the one that training_stack() looks at.
+/// Installs handlers for SIGSEGV, SIGBUS, SIGILL, SIGFPE and SIGABRT. They write one sentence and the stack of their
+/// thread to stderr; then the signal's default action ends the process. A signal that already has a handler (a
+/// sanitizer's) keeps it. Call it before MPI_Init, which installs its handlers only where there are none, and before
+/// threads start. training_stack() gives the stack of the calling thread.
 void install_stack_handlers();
 
-/// Who speaks in the sentence: "rank 3 on node7"; at most 100 bytes count.
+/// The name of this process in that sentence: "rank 3 on node7"; cut to 100 bytes.
 void set_stack_speaker(const std::string& speaker);
 
-/// The stack of the thread that called install_stack_handlers(), a frame a line, innermost first: "  #2
-/// trireme::Trainer::run() + 0x1f2 (train_llama)". Empty when it does not answer in time (stopped, or inside the kernel
-/// without a way out). From any other thread.
+/// The stack of the thread that called install_stack_handlers(), one frame a line, innermost first: " #2
+/// trireme::Trainer::run() + 0x1f2 (train_llama)". Empty when that thread does not run the signal handler in time (the
+/// process is stopped, or the thread is in an uninterruptible system call). Call it from another thread.
 std::string training_stack(double seconds);
 
 }  // namespace trireme

@@ -1,6 +1,6 @@
 #pragma once
-// Files that are written under a temporary name and renamed when they are whole, and the removal of those that a dead
-// process has left.
+// Files that are written under a temporary name and renamed when they are complete, and the removal of temporary files
+// that dead processes left.
 
 #include <cstddef>
 #include <filesystem>
@@ -8,15 +8,17 @@
 
 namespace trireme {
 
-/// A file beside `target`, named "TARGET.tmp-" and 16 random hexadecimal digits, which becomes `target` at commit().
+/// A file in the directory of `target`, named "TARGET.tmp-" and 16 random hexadecimal digits. commit() renames it to
+/// `target`.
 ///
-/// Its maker holds an exclusive advisory lock on it as long as it has that name. The kernel (on NFS the server) drops
-/// the lock when the process dies, so that a temporary that nobody has locked belongs to nobody. A process number in
-/// the name could not tell: in a container every life has number 1, and on shared storage the process may be on another
-/// host.
+/// The creating process holds an exclusive advisory lock on the file until commit(). The kernel (on NFS: the server)
+/// releases the lock when the process dies, so an unlocked temporary file has no living owner. A process ID in the name
+/// would not show this: in a container the process has ID 1 at every start, and on shared storage the process may run
+/// on another host.
 class TemporaryFile {
  public:
-  /// Removes what dead makers of the same target have left, then creates the file. WriteError naming target and reason.
+  /// Removes temporary files that dead processes left for the same target, then creates the file. WriteError naming
+  /// target and reason.
   explicit TemporaryFile(const std::filesystem::path& target);
   /// Removes the file unless it was committed.
   ~TemporaryFile();
@@ -26,7 +28,7 @@ class TemporaryFile {
   const std::filesystem::path& target() const { return target_; }
   /// Open for writing; -1 once committed.
   int descriptor() const { return descriptor_; }
-  /// fsync, rename over the target, fsync of the directory. WriteError; the file is gone then.
+  /// fsync, rename over the target, fsync of the directory. On failure the temporary file is removed; WriteError.
   void commit();
 
  private:
@@ -35,9 +37,9 @@ class TemporaryFile {
   int descriptor_ = -1;
 };
 
-/// Removes temporaries of TemporaryFile in `directory` whose makers are dead: regular files of this user, with such a
-/// name, that nobody has locked. `target`: only those of that file. Where the file system has no locks nothing is
-/// removed. Returns how many were removed; throws nothing.
+/// Removes the files that TemporaryFile of dead processes left in `directory`: regular files of this user, with such a
+/// name, that no process has locked. `target`: only those for that file. Where the file system has no locks nothing is
+/// removed. Returns the number of removed files; throws nothing.
 size_t remove_dead_temporaries(const std::filesystem::path& directory, std::string_view target = {});
 
 }  // namespace trireme

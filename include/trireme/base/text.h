@@ -13,7 +13,7 @@ namespace trireme {
 /// Levenshtein distance with transpositions counted as one edit.
 int edit_distance(std::string_view a, std::string_view b);
 
-/// The candidate nearest to `word`, if near enough to be a plausible typing slip.
+/// The candidate with the smallest edit distance to `word`, if it is small enough for a typing error.
 std::optional<std::string> nearest_word(std::string_view word, const std::vector<std::string>& candidates);
 
 /// " Did you mean 'x'?" or an empty string.

@@ -1,6 +1,6 @@
 #pragma once
 // Collectives between ranks: NCCL for GPU tensors, MPI for CPU tensors, self for one rank. Every call has a sequence
-// number, of which a watchdog is told.
+// number, which the watchdog receives.
 
 #include "trireme/comm/launch.h"
 #include "trireme/comm/watch.h"
@@ -16,8 +16,8 @@ namespace trireme {
 
 enum class ReduceOp { kSum, kMax };
 
-/// A collective under way. wait() orders the caller after it: on a GPU the current stream waits and the host goes on,
-/// on a CPU the host waits. Destroying a Work that was not waited for waits.
+/// A collective that has started. wait(): on a GPU the current stream waits for it and the host continues; on a CPU the
+/// host waits. The destructor calls wait() if the caller did not.
 class Work {
  public:
   virtual ~Work() = default;
@@ -34,22 +34,23 @@ class Communicator {
   int size() const { return size_; }
   virtual const char* backend() const = 0;  // "nccl", "mpi", "self"
 
-  /// out = concatenation of every rank's `in`; out.numel() == size() * in.numel(); `in` may be the own slice of `out`.
+  /// out = concatenation of every rank's `in`; out.numel() == size() * in.numel(); `in` may be this rank's slice of
+  /// `out`.
   virtual WorkPtr all_gather(at::Tensor out, const at::Tensor& in) = 0;
   /// out = this rank's slice of the sum over ranks of `in`; in.numel() == size() * out.numel().
   virtual WorkPtr reduce_scatter(at::Tensor out, const at::Tensor& in, ReduceOp op = ReduceOp::kSum) = 0;
   virtual WorkPtr all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::kSum) = 0;
   virtual WorkPtr broadcast(at::Tensor tensor, int root) = 0;
   virtual void barrier() = 0;  // the host waits
-  /// As barrier(), for the end of what ranks share: false when a rank did not come within `seconds` or is lost. After
-  /// false the group must not be used.
+  /// As barrier(), before shared resources are released: false when a rank did not arrive within `seconds` or is lost.
+  /// After false the group must not be used.
   virtual bool barrier_within(double seconds) = 0;
 
   /// Host values, exchanged without a GPU stream: for start-up, evaluation results and votes.
   virtual std::vector<double> all_reduce_host(std::vector<double> values, ReduceOp op = ReduceOp::kSum) = 0;
   virtual std::vector<std::string> all_gather_host(const std::string& value) = 0;
-  /// On rank 0 every rank's value in rank order; empty on the others, which need not wait for rank 0. For what only
-  /// rank 0 writes down: all_gather_host() sends every value to every rank.
+  /// On rank 0: every rank's value in rank order. On the others: empty, and they need not wait for rank 0. Cheaper than
+  /// all_gather_host(), which sends every value to every rank.
   virtual std::vector<std::string> gather_host(const std::string& mine) {
     std::vector<std::string> all = all_gather_host(mine);
     if (rank_ != 0) all.clear();
@@ -64,7 +65,7 @@ class Communicator {
   int rank_, size_;
 };
 
-/// The world and what belongs to it for the life of the process: bootstrap (TCPStore or MPI), device choice, watchdog.
+/// All ranks of the job, and what exists once per process: bootstrap (TCPStore or MPI), device choice, watchdog.
 class World {
  public:
   /// Joins the other ranks. `use_gpu`: NCCL on device = local rank; otherwise MPI (several ranks) or self. Several CPU
@@ -78,7 +79,7 @@ class World {
   virtual const Launch& launch() const = 0;
   virtual const std::vector<std::string>& hosts() const = 0;  // per rank
 
-  /// Prints `reason` and ends all ranks, through the watchdog's guard and MPI_Abort.
+  /// Prints `reason` and ends all ranks, through the watchdog and MPI_Abort.
   [[noreturn]] virtual void abort(const std::string& reason, int exit_code) = 0;
   /// Orderly end: barrier, then finalise.
   virtual void leave() = 0;

@@ -1,9 +1,9 @@
 #pragma once
-// Device memory that the ranks of one host read from each other without taking part in each other's reads.
+// Device memory of one rank that the other ranks of its host read directly (one-sided).
 //
 // Every rank of a group owns one block of plain device memory (CUDA IPC takes no other) and maps the blocks of its
-// peers once. A gather is then a set of one-sided copies by the copy engines: no multiprocessor, no handshake, no
-// collective order. The contents must not change once published, as those of frozen shards.
+// peers once. A gather is then a set of one-sided copies by the copy engines: it occupies no multiprocessor, needs no
+// handshake and no collective order. The contents must not change after publish(): frozen shards, for instance.
 
 #include "trireme/comm/communicator.h"
 
@@ -28,7 +28,8 @@ class PeerMemory {
 
   /// This rank's block: uint8 [bytes]. Not the caching allocator's memory.
   virtual at::Tensor block() = 0;
-  /// Collective. What was written to the blocks before is what later gathers see; contents must not change afterwards.
+  /// Collective. Makes what the ranks wrote to their blocks visible to later gathers; contents must not change
+  /// afterwards.
   virtual void publish() = 0;
   /// out (uint8, contiguous) = bytes [offset, offset + out.numel() / group size) of every rank's block, in rank order.
   /// Starts after the work queued on the current stream; ends before what follows Work::wait().

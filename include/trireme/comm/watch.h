@@ -1,5 +1,5 @@
 #pragma once
-// What comm tells a watchdog and asks of it. The module watchdog implements these; the program hands its watchdog to
+// Interfaces between comm and a watchdog. The module watchdog implements them; the program passes its watchdog to
 // World::join().
 
 #include <cstdint>
@@ -10,11 +10,11 @@
 
 namespace trireme {
 
-/// MPI's end among the collectives: a watchdog does not break it off at once.
+/// The name under which MPI_Finalize is counted as a collective: a watchdog treats a hang in it separately.
 inline constexpr const char* kMpiFinalize = "MPI_Finalize";
 
-/// Is told of every collective of this process. All ranks of a job issue the same collectives in the same order, so
-/// equal sequence numbers mean the same one. Called from any thread; `kind` and `group` are literals.
+/// Receives every collective of this process. All ranks of a job issue the same collectives in the same order, so equal
+/// sequence numbers mean the same one. Called from any thread; `kind` and `group` are literals.
 class CollectiveObserver {
  public:
   virtual ~CollectiveObserver() = default;
@@ -22,7 +22,7 @@ class CollectiveObserver {
   virtual uint64_t begin(const char* kind, int64_t elements, const char* group) = 0;
   /// The host blocks on it from now on.
   virtual void wait(uint64_t sequence) = 0;
-  /// The host goes on although the collective has not ended.
+  /// The host continues although the collective has not ended.
   virtual void resume(uint64_t sequence) = 0;
   virtual void end(uint64_t sequence) = 0;
 };
@@ -31,7 +31,7 @@ class CollectiveObserver {
 class RankGuard {
  public:
   virtual ~RankGuard() = default;
-  /// False when fail() and announce() reach no other rank.
+  /// False when fail() and announce() cannot reach the other ranks.
   virtual bool connected() const = 0;
   /// Prints the reason, ends the other ranks and this process.
   [[noreturn]] virtual void fail(const std::string& reason, int exit_code) = 0;

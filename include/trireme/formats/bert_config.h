@@ -1,6 +1,6 @@
 #pragma once
 // Shape of a BERT: Hugging Face's config.json of BertForPreTraining and BertForMaskedLM, or the
-// bert_config.json beside a TensorFlow checkpoint. What it asks and we lack is refused by name (ModelError).
+// bert_config.json of a TensorFlow checkpoint. ModelError names every setting that is not supported.
 
 #include <cstdint>
 #include <filesystem>
@@ -8,7 +8,7 @@
 
 namespace trireme {
 
-/// Every field under the name that config.json gives it.
+/// Fields are named as in config.json.
 struct BertConfig {
   int64_t hidden_size = 0, num_hidden_layers = 0, num_attention_heads = 0, intermediate_size = 0;
   int64_t vocab_size = 0, max_position_embeddings = 512, type_vocab_size = 2, pad_token_id = 0;
@@ -16,7 +16,7 @@ struct BertConfig {
   double hidden_dropout_prob = 0.1, attention_probs_dropout_prob = 0.1;
   /// x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) instead of x/2 (1 + erf(x/sqrt 2)).
   bool gelu_tanh = false;
-  /// Pooler and next-sentence head are there: BertForPreTraining; without them BertForMaskedLM.
+  /// True for BertForPreTraining, which has a pooler and a next-sentence head; false for BertForMaskedLM.
   bool next_sentence = true;
   std::string dtype = "float32";
 
@@ -24,9 +24,9 @@ struct BertConfig {
 };
 
 /// `path`: the JSON file, or a directory with config.json or bert_config.json.
-/// hidden_act: "gelu" is the exact form in Hugging Face's files and the tanh form in TensorFlow's
-/// bert_config.json (no model_type), as the code that reads each computes it; "gelu_new",
-/// "gelu_pytorch_tanh" and "gelu_fast" are the tanh form in both.
+/// hidden_act: "gelu" means the exact form in Hugging Face's files and the tanh form in TensorFlow's bert_config.json
+/// (which has no model_type), as in transformers and google-research/bert; "gelu_new", "gelu_pytorch_tanh" and
+/// "gelu_fast" mean the tanh form in both.
 BertConfig read_bert_config(const std::filesystem::path& path);
 /// config.json that transformers 4 and 5 load.
 std::string bert_config_json(const BertConfig& config);

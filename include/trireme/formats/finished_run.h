@@ -1,5 +1,5 @@
 #pragma once
-// What a finished run leaves for one that goes on from it: finished.json in output.dir.
+// finished.json in output.dir: the record of a finished run, for a run that continues it.
 
 #include <cstdint>
 #include <filesystem>
@@ -8,13 +8,13 @@
 namespace trireme {
 
 struct FinishedRun {
-  int64_t step = 0;       // the last one: max_steps, or where the target was reached
+  int64_t step = 0;       // the last step: max_steps, or the step that reached the target
   int64_t max_steps = 0;  // train.max_steps
 };
 
 /// WriteError when it cannot be written.
 void record_finish(const std::filesystem::path& output_dir, const FinishedRun& run);
-/// Nothing where no run has finished. WriteError for a damaged record: output.dir is not ours to use then.
+/// Nothing if no run has finished. WriteError for a damaged record: output.dir may belong to another program.
 std::optional<FinishedRun> finished_run(const std::filesystem::path& output_dir);
 
 }  // namespace trireme

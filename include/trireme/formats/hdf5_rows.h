@@ -1,8 +1,8 @@
 #pragma once
-// Rows of integers in HDF5 as h5py leaves them: variable-length rows (vlen), plain columns and matrices; contiguous,
-// uncompressed. Files that are read may be hostile: links and external data are refused, every address and length is
-// checked. Variable-length rows are decoded from the file's global heap itself (HDF5 File Format Specification 3.0,
-// III.E): libhdf5 takes one call per row for it, and trusts the lengths. Thread-safe: libhdf5 is called under one lock.
+// Rows of integers in HDF5 as h5py writes them: variable-length rows (vlen), plain columns and matrices; contiguous,
+// uncompressed. Files are untrusted: links and external data are refused, every address and length is checked.
+// Variable-length rows are decoded directly from the file's global heap (HDF5 File Format Specification 3.0, III.E),
+// because libhdf5 needs one call per row and does not check the lengths. Thread-safe: libhdf5 is called under one lock.
 // DataError with file, dataset and row.
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace trireme {
 
-/// Rows of different lengths, one after the other.
+/// Rows of different lengths, concatenated.
 struct IntegerRows {
   std::vector<int32_t> values;
   std::vector<int64_t> offsets{0};  // [rows + 1]
@@ -33,7 +33,7 @@ class Hdf5RowFile {
   Hdf5RowFile(Hdf5RowFile&&) noexcept;
   bool has(const std::string& name) const;
   bool is_variable_length(const std::string& name) const;
-  /// Of a one-dimensional dataset.
+  /// Number of rows of a one-dimensional dataset.
   int64_t rows(const std::string& name) const;
   /// A plain column [N] of integers that int32 can hold.
   std::vector<int32_t> read_column(const std::string& name) const;
@@ -47,7 +47,7 @@ class Hdf5RowFile {
   std::unique_ptr<State> state_;
 };
 
-/// Writes a file of rows; commit() makes it appear whole, without it nothing is left. WriteError.
+/// Writes a file of rows atomically: the file appears at commit(); without commit() nothing remains. WriteError.
 class Hdf5RowWriter {
  public:
   explicit Hdf5RowWriter(const std::filesystem::path& path);
@@ -55,7 +55,7 @@ class Hdf5RowWriter {
   /// Variable-length rows: row i is values[offsets[i] .. offsets[i + 1]).
   void write_rows(const std::string& name, std::span<const int8_t> values, std::span<const int64_t> offsets);
   void write_rows(const std::string& name, std::span<const int16_t> values, std::span<const int64_t> offsets);
-  /// [N], or [N, columns] where columns > 0.
+  /// Shape [N], or [N, columns] if columns > 0.
   void write_table(const std::string& name, std::span<const int8_t> values, int64_t columns = 0);
   void write_table(const std::string& name, std::span<const int16_t> values, int64_t columns = 0);
   void commit();

@@ -1,7 +1,7 @@
 #pragma once
-// NumPy .npy files: integer arrays of any byte order, and the object arrays of MLPerf llama2_70b_lora, whose pickle is
-// decoded by a reader of exactly the opcodes such files use; nothing is ever executed. Every count is bounded by the
-// file's size. DataError with file and byte offset for anything else.
+// NumPy .npy files: integer arrays of any byte order, and the object arrays of MLPerf llama2_70b_lora. The reader of
+// their pickle accepts only the opcodes that such files use, and executes nothing. Every count is bounded by the file's
+// size. DataError with file and byte offset for anything else.
 
 #include "trireme/base/file.h"
 
@@ -49,7 +49,7 @@ struct PackedRecord {
   std::vector<int32_t> seq_start_id;  // ascending, first is 0
 };
 
-/// Decodes the whole pickle once into an index of byte ranges; records are materialised one at a time.
+/// Decodes the pickle once into an index of byte ranges; records are built one at a time.
 class NpyPackedRecords {
  public:
   NpyPackedRecords(MappedFile file, const NpyHeader& header);
@@ -65,7 +65,7 @@ class NpyPackedRecords {
 };
 
 /// Writers. `rows` x `columns` little-endian int32, and the object array exactly as NumPy 1.x pickles it (protocol 3,
-/// numpy.core.multiarray names), byte for byte what MLPerf's convert_dataset.py leaves.
+/// numpy.core.multiarray names), byte for byte equal to the output of MLPerf's convert_dataset.py.
 void write_npy_int32(const std::filesystem::path& path, std::span<const int32_t> values, int64_t rows, int64_t columns);
 
 class NpyPackedRecordWriter {

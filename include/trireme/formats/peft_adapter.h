@@ -20,11 +20,11 @@ struct AdapterConfig {
   std::map<std::string, std::vector<int64_t>> token_indices = {};
 };
 
-/// Every field of peft 0.21's LoraConfig is known here by name and value. ModelError names each one that changes what
-/// the adapter computes and is not supported (DoRA, rslora, rank_pattern, bias, initialisations that change the base
-/// …), and each field that is not known, unless its value is null, false, "none" or empty.
+/// Reads adapter_config.json by the fields of peft 0.21's LoraConfig. ModelError names each unsupported value that
+/// changes what the adapter computes (DoRA, rslora, rank_pattern, bias, initialisations that change the base …), and
+/// each unknown field, unless its value is null, false, "none" or empty.
 AdapterConfig read_adapter_config(const std::filesystem::path& directory);
-/// Whether peft puts the adapter into `module` ("model.layers.0.self_attn.q_proj").
+/// Whether peft adapts `module` ("model.layers.0.self_attn.q_proj").
 bool is_targeted(const AdapterConfig& config, const std::string& module);
 std::string adapter_config_json(const AdapterConfig& config);
 
@@ -35,7 +35,7 @@ struct AdapterPair {
   int64_t r = 0, in = 0, out = 0;
 };
 
-/// Rows of an embedding or output matrix that take the place of the base's.
+/// Rows of an embedding or output matrix that replace the base model's.
 struct TokenRows {
   std::vector<int64_t> ids;   // ascending
   std::vector<float> values;  // [ids, columns]
@@ -45,7 +45,7 @@ struct TokenRows {
 struct Adapter {
   AdapterConfig config;
   std::map<std::string, AdapterPair> modules;
-  std::map<std::string, TokenRows> token_rows;  // by the names of config.token_indices
+  std::map<std::string, TokenRows> token_rows;  // keys as in config.token_indices
 };
 
 /// Reads a PEFT directory; every module complete (A and B), named by target_modules, shapes consistent with r.

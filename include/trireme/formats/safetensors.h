@@ -1,6 +1,6 @@
 #pragma once
-// safetensors: strict reader over a map, streaming writer. Source of the rules: huggingface/safetensors README (format
-// section).
+// safetensors: strict reader of a mapped file, streaming writer. Source: huggingface/safetensors, README, section
+// Format.
 
 #include "trireme/base/file.h"
 #include "trireme/formats/weight_source.h"
@@ -12,8 +12,8 @@
 
 namespace trireme {
 
-/// One file, validated whole when opened: header length, JSON, no duplicate names, offsets without holes or overlaps
-/// that end at the file's end, shape x dtype = bytes. ModelError otherwise.
+/// One file, validated when opened: header length, JSON, no duplicate names, offsets without gaps or overlaps that end
+/// at the file's end, shape x dtype = bytes. ModelError otherwise.
 class SafetensorsFile {
  public:
   struct Entry {
@@ -34,7 +34,7 @@ class SafetensorsFile {
 };
 
 /// Writes one file atomically; tensors are declared first, then their bytes are appended in the declared order and may
-/// come in pieces. `__metadata__` is {"format": "pt"}, as transformers and peft demand.
+/// come in pieces. `__metadata__` is {"format": "pt"}, which transformers and peft require.
 class SafetensorsWriter {
  public:
   SafetensorsWriter(const std::filesystem::path& path, const std::vector<std::pair<std::string, TensorInfo>>& tensors);

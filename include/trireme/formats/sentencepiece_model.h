@@ -1,6 +1,6 @@
 #pragma once
-// A strict reader of sentencepiece's model file (protobuf ModelProto, google/sentencepiece
-// src/sentencepiece_model.proto): the library accepts files that are cut off between two fields.
+// Strict reader of sentencepiece's model file (protobuf ModelProto, google/sentencepiece
+// src/sentencepiece_model.proto). The library's own reader accepts files that are truncated between two fields.
 
 #include <cstdint>
 #include <filesystem>
@@ -24,20 +24,20 @@ struct SentencepieceModel {
   bool is_unigram = true;
   bool byte_fallback = false;
   int64_t unknown_id = -1;
-  /// Ids of the control pieces that the trainer's settings name; none where the model has no such piece.
+  /// Ids of the control pieces named in trainer_spec; none if the model has no such piece.
   std::optional<int64_t> bos_id, eos_id, pad_id;
 };
 
-/// DataError with the byte offset (or the piece's id) unless `bytes` is a whole model: well-formed fields, pieces that
-/// are non-empty, distinct UTF-8 with finite scores, one unknown piece, a trainer_spec and a normalizer_spec.
+/// DataError with the byte offset (or the piece's id) unless `bytes` is a complete model: well-formed fields; pieces
+/// that are non-empty, distinct, UTF-8, with finite scores; one unknown piece; a trainer_spec and a normalizer_spec.
 SentencepieceModel read_sentencepiece_model(std::string_view bytes, const std::filesystem::path& path);
 
-/// tokenizer_config.json with which transformers' AutoTokenizer gives the ids that Trireme gives: the model's own
-/// special pieces, BOS before a text where the model has one, no EOS. `max_length`: model_max_length.
+/// A tokenizer_config.json with which transformers' AutoTokenizer gives the same ids as Trireme: the model's own
+/// special pieces, BOS before a text if the model has one, no EOS. `max_length`: model_max_length.
 std::string tokenizer_config_json(const SentencepieceModel& model, int64_t max_length);
 
-/// The model with `texts` as user-defined pieces after its own: their ids follow the last one. DataError for a text
-/// that is a piece already.
+/// The model with `texts` appended as user-defined pieces: their ids follow the last one. DataError for a text that is
+/// already a piece.
 std::string add_sentencepiece_pieces(std::string_view bytes, const std::filesystem::path& path,
                                      const std::vector<std::string>& texts);
 

@@ -1,20 +1,20 @@
 #pragma once
-// Replacing the model in a directory whole.
+// Replaces the model in a directory as a whole.
 
 #include <filesystem>
 
 namespace trireme {
 
-/// Whether `directory` holds a model or parts of one: config.json, weights, or an index of weights.
+/// Whether `directory` contains config.json, weights, or an index of weights.
 bool holds_model(const std::filesystem::path& directory);
 
-/// A model on its way into `directory`. Its files are written under path(), a directory inside; commit() removes every
-/// file of a model that `directory` held (configuration, weights of every format, tokenizer), moves the new ones in,
-/// and config.json last: a directory with config.json holds one model and nothing of another. What is no file of a
-/// model stays. Without commit() `directory` is as it was. WriteError names the path and the reason.
+/// A model that is written for `directory`. Its files are written under path(), a subdirectory. commit() removes every
+/// model file in `directory` (configuration, weights of every format, tokenizer), moves the new files in, and writes
+/// config.json last: a directory with config.json never contains files of two models. Other files stay. Without
+/// commit() `directory` does not change. WriteError names the path and the reason.
 class StagedModel {
  public:
-  /// Creates the directory; what an interrupted process staged there is removed.
+  /// Creates the directory; removes files that an interrupted process staged there.
   explicit StagedModel(std::filesystem::path directory);
   ~StagedModel();
   StagedModel(const StagedModel&) = delete;
@@ -24,7 +24,7 @@ class StagedModel {
 
  private:
   std::filesystem::path directory_, staging_;
-  bool created_ = false;  // `directory` was not there
+  bool created_ = false;  // `directory` did not exist
 };
 
 }  // namespace trireme

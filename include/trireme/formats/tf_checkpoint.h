@@ -1,14 +1,14 @@
 #pragma once
 // TensorFlow checkpoints of "tensor bundle" V2: <prefix>.index and <prefix>.data-00000-of-0000n.
 //
-// The index is a sorted table of LevelDB's format (blocks with shared key prefixes, a footer that points to the index
-// block) that maps tensor names to BundleEntryProto messages: type, shape, file, offset, size, masked CRC-32C. The data
-// files hold the tensors' bytes, little-endian. Sources: tensorflow/core/util/tensor_bundle and
-// protobuf/tensor_bundle.proto, leveldb's doc/table_format.md.
+// The index is a table in LevelDB's format (blocks with shared key prefixes, a footer that points to the index block).
+// It maps tensor names to BundleEntryProto messages: type, shape, file, offset, size, masked CRC-32C. The data files
+// hold the tensors' bytes, little-endian. Sources: tensorflow/core/util/tensor_bundle and protobuf/tensor_bundle.proto,
+// leveldb's doc/table_format.md.
 //
-// Files come from strangers: every offset, length and count is checked, tables and messages are read without recursion,
-// checksums of blocks and of the tensors that are read are compared. Compressed (snappy) index blocks, big-endian
-// files, sliced tensors and strings are refused by name. All errors are ModelError with the file named.
+// Files are untrusted: every offset, length and count is checked, tables and messages are read without recursion, and
+// the checksums of blocks and of the tensors that are read are compared. Compressed (snappy) index blocks, big-endian
+// files, sliced tensors and strings are refused. All errors are ModelError with the file's name.
 
 #include "trireme/base/dtype.h"
 #include "trireme/base/file.h"
@@ -34,10 +34,10 @@ struct TfTensor {
 class TfCheckpoint {
  public:
   explicit TfCheckpoint(const std::filesystem::path& prefix);
-  /// Tensors of types that weights have; optimizer slots are among them, other types (strings) are not.
+  /// Tensors with element types of weights, optimizer slots included. Tensors of other types (strings) are omitted.
   std::vector<std::string> names() const;
-  const TfTensor* find(const std::string& name) const;  // null: not there
-  /// The tensor's bytes after their checksum was compared; valid while the checkpoint lives.
+  const TfTensor* find(const std::string& name) const;  // null if absent
+  /// The tensor's bytes; ModelError if their checksum differs. Valid while the checkpoint lives.
   std::span<const std::byte> read(const std::string& name) const;
   std::string description() const;
 
@@ -47,7 +47,7 @@ class TfCheckpoint {
   std::vector<MappedFile> files_;
 };
 
-/// CRC-32C (Castagnoli) and the masking that LevelDB's formats store it with.
+/// CRC-32C (Castagnoli), and its masked form as stored in LevelDB's formats.
 uint32_t crc32c(std::span<const std::byte> bytes);
 uint32_t masked_crc32c(std::span<const std::byte> bytes);
 

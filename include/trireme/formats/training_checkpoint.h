@@ -1,10 +1,11 @@
 #pragma once
-// Training checkpoints as files. A checkpoint is a directory step-N of safetensors files, one per rank that had
-// something to write, and MANIFEST.json, which is written last: a directory without a valid manifest is no checkpoint.
+// Files of training checkpoints. A checkpoint is a directory step-N with one safetensors file for each rank that has
+// something to write, and MANIFEST.json, which is written last: a directory without a valid manifest is not a
+// checkpoint.
 //
 // The state of a trained unit is a set of flat vectors ("kinds": master, exp_avg, exp_avg_sq) over the unit's elements
-// in their order in memory, without the padding that a shard size adds. A file holds runs of elements of such vectors;
-// together the files hold every element once. Hence any world and shard size can read what any other wrote. Version 1
+// in memory order, without the padding that depends on the shard size. A file holds runs of elements of such vectors;
+// together the files hold every element once. So a checkpoint can be read with any world size and shard size. Version 1
 // (whole per-rank shards, manifest.json) is read as well.
 
 #include "trireme/base/dtype.h"
@@ -22,7 +23,7 @@
 
 namespace trireme {
 
-/// A tensor of the model inside a unit's vectors: elements [offset, offset + product of shape).
+/// A tensor of the model: elements [offset, offset + product of shape) of its unit's vectors.
 struct CheckpointTensor {
   std::string name;  // Hugging Face name
   std::vector<int64_t> shape;
@@ -53,7 +54,7 @@ struct CheckpointFile {
   std::vector<CheckpointPiece> pieces;
 };
 
-/// What identifies an input of the run: its path and a hash of its content (fingerprint_file).
+/// Identifies an input of the run: its path and a hash of its content (fingerprint_file).
 struct Fingerprint {
   std::string path, hash;
   bool operator==(const Fingerprint&) const = default;
@@ -69,7 +70,7 @@ struct CheckpointManifest {
   std::string config,
       config_hash;  // resolved YAML of the run; hash of the keys that decide what is computed
   int64_t seed = 0;
-  /// Numbers of the loop by name, exact: what a policy or a schedule must remember.
+  /// Numbers of the training loop by name, stored exactly: the state of policies and schedules.
   std::map<std::string, std::vector<double>> numbers;
   std::vector<Fingerprint> data, base;  // training rows; files of the base model
   std::vector<CheckpointUnit> units;
@@ -81,30 +82,30 @@ struct CheckpointManifest {
 inline constexpr const char* kManifestName = "MANIFEST.json";
 
 std::string manifest_json(const CheckpointManifest& manifest);
-/// Strict: what manifest_json() wrote, byte for byte, with its own hash right, every name safe below a directory, every
-/// vector covered once. ModelError naming `path` otherwise; versions that this build does not know are named with what
-/// reads them.
+/// Strict: accepts exactly the bytes that manifest_json() writes, with a correct hash, file names without path
+/// components, and every vector covered once. ModelError naming `path` otherwise; for an unknown version it says which
+/// program reads it.
 CheckpointManifest parse_manifest(std::string_view text, const std::filesystem::path& path);
-/// Of a checkpoint directory. Version 1 directories are described in the same terms.
+/// The manifest of a checkpoint directory. Version 1 directories are converted to the same form.
 CheckpointManifest read_manifest(const std::filesystem::path& directory);
 
-/// "step-00000012", and the step of such a name (nullopt for all others, temporary ones included).
+/// "step-00000012", and the step of such a name (nullopt for other names, also for temporary directories).
 std::string checkpoint_name(int64_t step);
 std::optional<int64_t> checkpoint_step(const std::filesystem::path& directory);
 /// Directories step-N below `checkpoints`, newest first.
 std::vector<std::pair<int64_t, std::filesystem::path>> list_checkpoints(const std::filesystem::path& checkpoints);
 
-/// Sizes and headers: every file is there with its size, nothing else lies beside them, and each header holds exactly
-/// the manifest's tensors. Returns the differences, each one sentence.
+/// Compares names, sizes and headers: every file exists with its size, there are no other files, and each header lists
+/// exactly the manifest's tensors. Returns the differences, one sentence each.
 std::vector<std::string> check_checkpoint_layout(const std::filesystem::path& directory,
                                                  const CheckpointManifest& manifest);
-/// Hashes of one file's header and tensors. Streams; returns the differences, naming tensors.
+/// Compares the hashes of one file's header and tensors, streaming. Returns the differences, naming tensors.
 std::vector<std::string> check_checkpoint_hashes(const std::filesystem::path& directory,
                                                  const CheckpointManifest& manifest, size_t file);
-/// At most `shown` of `differences`, and how many more there are.
+/// At most `shown` of `differences`, and the number of the others.
 std::string summarise_differences(const std::vector<std::string>& differences, size_t shown = 5);
 
-/// Elements of one vector, read across files; the caller has checked the layout.
+/// Reads elements of one vector across files; the caller has checked the layout.
 class CheckpointReader {
  public:
   CheckpointReader(std::filesystem::path directory, CheckpointManifest manifest);
@@ -121,13 +122,14 @@ class CheckpointReader {
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
 };
 
-/// Hash of a file's content: all of it up to `blocks` MiB; of larger ones the size and that many blocks of 1 MiB spread
-/// evenly, both ends among them, so that a start stays quick. ExitCode `code` when it cannot be read.
+/// Hash of a file's content: the whole content up to `blocks` MiB. For a larger file the size and `blocks` evenly
+/// spread blocks of 1 MiB, including both ends, because hashing terabytes would delay the start. Error with `code` when
+/// it cannot be read.
 std::string fingerprint_file(const std::filesystem::path& path, ExitCode code, size_t blocks = 256);
-/// A file's content, or the names and sizes of a directory's files (which may be terabytes).
+/// A file's content, or the names and sizes of a directory's files.
 std::string fingerprint_input(const std::filesystem::path& path, ExitCode code);
-/// config.json of a model directory (or of the file itself) and, `with_weights`, its *.safetensors, 16 blocks each;
-/// what is not there is left out.
+/// config.json of a model directory (or the file itself) and, if `with_weights`, its *.safetensors, 16 blocks each.
+/// Absent files are omitted.
 std::vector<Fingerprint> fingerprint_model(const std::filesystem::path& path, bool with_weights);
 
 }  // namespace trireme

@@ -1,5 +1,5 @@
 #pragma once
-// Checkpoints as named tensors whose bytes are read piecewise: each rank touches only what it owns.
+// Weights as named tensors whose bytes are read piecewise: each rank reads only its own shards.
 
 #include "trireme/base/dtype.h"
 
@@ -17,14 +17,14 @@ struct TensorInfo {
   std::vector<int64_t> shape;
 };
 
-/// `count` contiguous elements inside a mapped file; valid while the source lives.
+/// `count` contiguous elements in a mapped file; valid while the source lives.
 struct ElementSpan {
   const std::byte* data;
   int64_t count;
 };
 
-/// Named tensors under Hugging Face names ("model.layers.0.self_attn.q_proj.weight"), row-major, whatever the file
-/// format. Thread-safe for reading after construction. All errors are ModelError with the file and the tensor named.
+/// Named tensors under Hugging Face names ("model.layers.0.self_attn.q_proj.weight"), row-major, for every file format.
+/// Const members are thread-safe. All errors are ModelError with file and tensor.
 class WeightSource {
  public:
   virtual ~WeightSource() = default;
@@ -32,12 +32,12 @@ class WeightSource {
   virtual std::optional<TensorInfo> find(const std::string& name) const = 0;
   /// Elements [begin, end) of the flattened tensor as contiguous pieces in order.
   virtual std::vector<ElementSpan> read(const std::string& name, int64_t begin, int64_t end) const = 0;
-  /// "safetensors, 15 files" — for the start banner.
+  /// "safetensors, 15 files", for the log.
   virtual std::string description() const = 0;
 };
 
 /// Opens a model directory: model.safetensors, model.safetensors.index.json + shards, or a NeMo zarr directory
-/// (weights/). pytorch_model.bin and other pickles are refused by name with advice.
+/// (weights/). pytorch_model.bin and other pickles are refused, with advice.
 std::unique_ptr<WeightSource> open_weights(const std::filesystem::path& directory);
 
 }  // namespace trireme

@@ -26,10 +26,10 @@ class ProgressSection {
   double previous_began_, previous_allowance_, began_, blocked_;
 };
 
-/// Seconds allowed for sections that read or write whole models on slow storage.
+/// Allowance in seconds for sections that read or write whole models on slow storage.
 constexpr double kStorageAllowance = 1800;
 
-/// Host seconds in each section since the last call, without the time blocked in collectives.
+/// Host seconds in each section since the last call, excluding the time blocked in collectives.
 struct SectionTime {
   std::string name;
   double seconds = 0;

@@ -5,8 +5,8 @@
 
 namespace trireme {
 
-/// For World::join(). Guards connect over TCP. TRIREME_HANG_SECONDS replaces the time limit of a collective; guard()
-/// throws ConfigError when it is not a number of seconds.
+/// For World::join(). The ranks' guards connect to each other over TCP. TRIREME_HANG_SECONDS replaces the time limit of
+/// a collective; guard() throws ConfigError when it is not a number of seconds.
 Watchdog& rank_watchdog();
 
 }  // namespace trireme

@@ -7,6 +7,7 @@
 #include "trireme/ops/dispatch.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 

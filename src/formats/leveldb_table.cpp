@@ -1,4 +1,4 @@
-#include "sorted_table.h"
+#include "leveldb_table.h"
 
 #include "trireme/formats/tf_checkpoint.h"
 
@@ -20,7 +20,7 @@ Handle read_handle(ByteCursor& cursor) {
   return {offset, cursor.varint()};
 }
 
-/// The block's entries; its trailer (type, masked checksum) is checked.
+/// The block's entries. Checks its trailer (compression type, masked checksum).
 std::span<const std::byte> read_block(std::span<const std::byte> table, Handle handle, const std::string& what) {
   if (handle.offset > table.size() || handle.size > table.size() - handle.offset ||
       table.size() - handle.offset - handle.size < kTrailer)
@@ -46,7 +46,7 @@ std::span<const std::byte> read_block(std::span<const std::byte> table, Handle h
   return content.first(content.size() - 4 - 4 * static_cast<size_t>(restarts));
 }
 
-/// Keys ascend through a whole table; `last` goes from block to block.
+/// Keys ascend through the whole table: `last` is passed from block to block.
 template <class F>
 void walk_block(std::span<const std::byte> entries, const std::string& what, std::optional<std::string>& last,
                 const F& visit) {
@@ -92,11 +92,11 @@ void for_each_entry(std::span<const std::byte> table, const std::string& what,
   if (table.size() < kFooter)
     throw ModelError(fmt::format("{} has {} bytes, too few for a checkpoint's index", what, table.size()));
   ByteCursor footer(table.last(kFooter), what);
-  read_handle(footer);  // of the block of blocks' properties: nothing that we need
+  read_handle(footer);  // of the metaindex block, which is not needed
   const Handle index = read_handle(footer);
   ByteCursor magic(table.last(8), what);
   if (magic.fixed(8) != kMagic)
-    throw ModelError(fmt::format("{} is no index of a TensorFlow checkpoint (V2): its last bytes differ", what));
+    throw ModelError(fmt::format("{} is not an index of a TensorFlow checkpoint (V2): its last bytes differ", what));
   const auto blocks = table.first(table.size() - kFooter);
   std::optional<std::string> last_separator, last_key;
   walk_block(read_block(blocks, index, what), what, last_separator,

@@ -1,5 +1,6 @@
 #pragma once
-// Private to formats/: LevelDB's sorted table, read whole; and the wire format of protocol buffers.
+// Private to formats/: reads a table in LevelDB's format (leveldb, doc/table_format.md), and the wire format of
+// protocol buffers.
 
 #include "trireme/base/error.h"
 
@@ -14,15 +15,14 @@
 
 namespace trireme {
 
-/// A run of bytes that outsiders wrote, consumed from the front. Running out, or a number that no field can have, is a
-/// ModelError.
+/// Untrusted bytes, consumed from the front. ModelError when they end too early or a number is out of range.
 class ByteCursor {
  public:
   ByteCursor(std::span<const std::byte> bytes, std::string what) : bytes_(bytes), what_(std::move(what)) {}
   bool empty() const { return bytes_.empty(); }
   size_t left() const { return bytes_.size(); }
   std::span<const std::byte> take(uint64_t count) {
-    if (count > bytes_.size()) fail(fmt::format("{} bytes are wanted where {} are left", count, bytes_.size()));
+    if (count > bytes_.size()) fail(fmt::format("{} bytes are needed, {} are left", count, bytes_.size()));
     const auto front = bytes_.first(static_cast<size_t>(count));
     bytes_ = bytes_.subspan(static_cast<size_t>(count));
     return front;
@@ -52,17 +52,17 @@ class ByteCursor {
   std::string what_;
 };
 
-/// One field of a message; `bytes` for lengths, `number` for the others.
+/// One field of a message: `bytes` for length-delimited fields, `number` for the others.
 struct ProtoField {
   uint32_t number = 0;
   uint64_t value = 0;
   std::span<const std::byte> bytes;
 };
-/// Calls visit for every field in order. Groups are refused.
+/// Calls visit for every field in order. ModelError for groups.
 void for_each_field(std::span<const std::byte> message, const std::string& what,
                     const std::function<void(const ProtoField&)>& visit);
 
-/// Calls visit for every key and value in order; keys must ascend. `what` names the file.
+/// Calls visit for every key and value in order; keys must ascend. `what`: the file, for messages.
 void for_each_entry(std::span<const std::byte> table, const std::string& what,
                     const std::function<void(const std::string& key, std::span<const std::byte> value)>& visit);
 
