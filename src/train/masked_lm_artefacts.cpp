@@ -22,20 +22,8 @@ constexpr int64_t kMaxFileBytes = 5'000'000'000;
 
 }  // namespace
 
-void MaskedLmTask::check_weights() {
-  if (config_.model.init == "random") return;
-  source_ = open_bert_weights(config_.model.path, *model_);
-  trireme::check_weights(model_->units(), *source_, config_.model.path);
-}
-
-void MaskedLmTask::load_weights(ShardedUnits& units) {
-  if (config_.model.init == "random") {
-    units.initialise(static_cast<uint64_t>(config_.train.seed), /*only_replicated=*/false);
-    return;
-  }
-  if (!source_) check_weights();
-  load_units(units, *source_, config_.model.path, rank_.world_size);
-  source_.reset();
+std::unique_ptr<WeightSource> MaskedLmTask::open_weights() const {
+  return open_bert_weights(config_.model.path, *model_);
 }
 
 void MaskedLmTask::save_artefact(ShardedUnits& units, const std::filesystem::path& run) {

@@ -1,5 +1,5 @@
 #pragma once
-// Rows of BERT data as one run of tokens, still on the host.
+// Collation of BERT rows: several rows as one run of tokens, on the host. Knows no LibTorch, no ranks.
 
 #include "data/bert/bert_rows.h"
 
@@ -30,7 +30,11 @@ struct PackOptions {
 /// `positions[i]`: place of row i in the run's order; negative: a filler that counts nowhere.
 BertPack make_pack(const std::vector<BertRow>& rows, const std::vector<int64_t>& positions, const PackOptions& options);
 
-/// A row that only fills up a batch.
-BertRow filler_row();
+/// A row of one token that only fills up a batch.
+BertRow filler_bert_row();
+
+/// A row for timing, `length` tokens long: two sequences, ids of a fixed pattern below `vocab_size`, every seventh word
+/// masked.
+BertRow pattern_bert_row(int64_t length, int64_t vocab_size);
 
 }  // namespace trireme
