@@ -6,7 +6,7 @@ namespace trireme {
 
 namespace {
 
-void append_bert_row(BertPack& pack, const BertRow& row, int64_t position, const PackOptions& options) {
+void append_bert_row(BertPack& pack, const BertRow& row, int64_t position, const BertPackOptions& options) {
   const auto base = static_cast<int64_t>(pack.ids.size());
   const bool counts = position >= 0;
   int64_t offset = 0;
@@ -46,8 +46,8 @@ void append_bert_row(BertPack& pack, const BertRow& row, int64_t position, const
 
 }  // namespace
 
-BertPack make_pack(const std::vector<BertRow>& rows, const std::vector<int64_t>& positions,
-                   const PackOptions& options) {
+BertPack make_bert_pack(const std::vector<BertRow>& rows, const std::vector<int64_t>& positions,
+                        const BertPackOptions& options) {
   TRIREME_CHECK(rows.size() == positions.size() && !rows.empty(), rows.size(), " rows, ", positions.size(),
                 " positions");
   BertPack pack;

@@ -16,27 +16,27 @@ namespace trireme {
 
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 
 constexpr int64_t kMaxElements = std::numeric_limits<int64_t>::max() / 16;
 
-std::string dump(const json& value) { return value.dump(1, ' ', false, json::error_handler_t::replace); }
+std::string dump(const Json& value) { return value.dump(1, ' ', false, Json::error_handler_t::replace); }
 
 /// Typed access to the manifest's fields; every complaint names the file and the field.
 class Fields {
  public:
-  Fields(const json& object, std::string where) : object_(object), where_(std::move(where)) {
+  Fields(const Json& object, std::string where) : object_(object), where_(std::move(where)) {
     if (!object.is_object()) fail("is not an object");
   }
   int64_t integer(const char* key, int64_t min = 0, int64_t max = kMaxElements) const {
-    const json& value = at(key);
+    const Json& value = at(key);
     if (!value.is_number_integer() || value.get<int64_t>() < min || value.get<int64_t>() > max ||
         (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(max)))
       fail(fmt::format("has {} {}, which is no integer from {} to {}", key, dump(value), min, max));
     return value.get<int64_t>();
   }
   std::string text(const char* key) const {
-    const json& value = at(key);
+    const Json& value = at(key);
     if (!value.is_string()) fail(fmt::format("has a {} that is no text", key));
     return value.get<std::string>();
   }
@@ -48,25 +48,25 @@ class Fields {
       fail(fmt::format("has {} '{}', which is no hash of 16 hexadecimal digits", key, digits));
     return value;
   }
-  const json& list(const char* key) const {
-    const json& value = at(key);
+  const Json& list(const char* key) const {
+    const Json& value = at(key);
     if (!value.is_array()) fail(fmt::format("has a {} that is no list", key));
     return value;
   }
-  const json& object(const char* key) const {
-    const json& value = at(key);
+  const Json& object(const char* key) const {
+    const Json& value = at(key);
     if (!value.is_object()) fail(fmt::format("has a {} that is no object", key));
     return value;
   }
   [[noreturn]] void fail(const std::string& what) const { throw ModelError(fmt::format("{} {}", where_, what)); }
 
  private:
-  const json& at(const char* key) const {
+  const Json& at(const char* key) const {
     const auto found = object_.find(key);
     if (found == object_.end()) fail(fmt::format("lacks {}", key));
     return *found;
   }
-  const json& object_;
+  const Json& object_;
   std::string where_;
 };
 
@@ -76,28 +76,28 @@ DType parse_dtype(const Fields& fields, const std::string& name) {
   fields.fail(fmt::format("has dtype '{}', which no state has", name));
 }
 
-std::vector<Fingerprint> parse_fingerprints(const json& list, const std::string& where) {
+std::vector<Fingerprint> parse_fingerprints(const Json& list, const std::string& where) {
   std::vector<Fingerprint> result;
-  for (const json& entry : list) {
+  for (const Json& entry : list) {
     const Fields fields(entry, where);
     result.push_back({fields.text("path"), fields.text("hash")});
   }
   return result;
 }
 
-json fingerprints_json(const std::vector<Fingerprint>& prints) {
-  json list = json::array();
+Json fingerprints_json(const std::vector<Fingerprint>& prints) {
+  Json list = Json::array();
   for (const Fingerprint& print : prints) list.push_back({{"path", print.path}, {"hash", print.hash}});
   return list;
 }
 
-CheckpointUnit parse_unit(const json& value, const std::string& where) {
+CheckpointUnit parse_unit(const Json& value, const std::string& where) {
   const Fields fields(value, where + " unit");
   CheckpointUnit unit{fields.text("name"), fields.integer("numel"), {}};
-  for (const json& entry : fields.list("tensors")) {
+  for (const Json& entry : fields.list("tensors")) {
     const Fields tensor(entry, fmt::format("{} unit {} tensor", where, unit.name));
     CheckpointTensor parsed{tensor.text("name"), {}, tensor.integer("offset")};
-    for (const json& extent : tensor.list("shape")) {
+    for (const Json& extent : tensor.list("shape")) {
       if (!extent.is_number_unsigned() || extent.get<uint64_t>() > static_cast<uint64_t>(kMaxElements))
         tensor.fail(fmt::format("has extent {} in its shape", dump(extent)));
       parsed.shape.push_back(extent.get<int64_t>());
@@ -111,7 +111,7 @@ CheckpointUnit parse_unit(const json& value, const std::string& where) {
   return unit;
 }
 
-CheckpointFile parse_file(const json& value, const std::string& where, const std::filesystem::path& directory) {
+CheckpointFile parse_file(const Json& value, const std::string& where, const std::filesystem::path& directory) {
   const Fields fields(value, where + " file");
   CheckpointFile file;
   file.name = fields.text("name");
@@ -120,7 +120,7 @@ CheckpointFile parse_file(const json& value, const std::string& where, const std
     fields.fail(fmt::format("has the name '{}', which no file of a checkpoint has", file.name));
   file.bytes = static_cast<uint64_t>(fields.integer("bytes"));
   file.header_xxh3 = fields.hash("header_xxh3");
-  for (const json& entry : fields.list("tensors")) {
+  for (const Json& entry : fields.list("tensors")) {
     const Fields piece(entry, fmt::format("{} file {} tensor", where, file.name));
     CheckpointPiece parsed;
     parsed.kind = piece.text("kind");
@@ -174,15 +174,15 @@ uint64_t CheckpointManifest::total_bytes() const {
 }
 
 std::string manifest_json(const CheckpointManifest& m) {
-  json units = json::array(), files = json::array(), numbers = json::object();
+  Json units = Json::array(), files = Json::array(), numbers = Json::object();
   for (const CheckpointUnit& unit : m.units) {
-    json tensors = json::array();
+    Json tensors = Json::array();
     for (const CheckpointTensor& tensor : unit.tensors)
       tensors.push_back({{"name", tensor.name}, {"shape", tensor.shape}, {"offset", tensor.offset}});
     units.push_back({{"name", unit.name}, {"numel", unit.numel}, {"tensors", tensors}});
   }
   for (const CheckpointFile& file : m.files) {
-    json pieces = json::array();
+    Json pieces = Json::array();
     for (const CheckpointPiece& piece : file.pieces)
       pieces.push_back({{"kind", piece.kind},
                         {"unit", piece.unit},
@@ -195,11 +195,11 @@ std::string manifest_json(const CheckpointManifest& m) {
   }
   // As text: JSON has no NaN, and every digit must survive.
   for (const auto& [name, values] : m.numbers) {
-    json list = json::array();
+    Json list = Json::array();
     for (const double value : values) list.push_back(format_exact(value));
     numbers[name] = list;
   }
-  json manifest = {{"format_version", CheckpointManifest::kVersion},
+  Json manifest = {{"format_version", CheckpointManifest::kVersion},
                    {"run_id", m.run_id},
                    {"step", m.step},
                    {"samples", m.samples},
@@ -223,7 +223,7 @@ std::string manifest_json(const CheckpointManifest& m) {
 
 CheckpointManifest parse_manifest(std::string_view text, const std::filesystem::path& path) {
   const std::string where = path.string();
-  json object = parse_json(text, where, ExitCode::kModel, /*max_depth=*/8);
+  Json object = parse_json(text, where, ExitCode::kModel, /*max_depth=*/8);
   const Fields fields(object, where);
   const int64_t version = fields.integer("format_version");
   if (version != CheckpointManifest::kVersion)
@@ -254,7 +254,7 @@ CheckpointManifest parse_manifest(std::string_view text, const std::filesystem::
   for (const auto& [name, values] : fields.object("numbers").items()) {
     std::vector<double>& list = m.numbers[name];
     if (!values.is_array()) fields.fail(fmt::format("has numbers '{}' that are no list", name));
-    for (const json& value : values) {
+    for (const Json& value : values) {
       double number = 0;
       const std::string digits = value.is_string() ? value.get<std::string>() : "";
       const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
@@ -265,8 +265,8 @@ CheckpointManifest parse_manifest(std::string_view text, const std::filesystem::
   }
   m.data = parse_fingerprints(fields.list("data"), where + " data");
   m.base = parse_fingerprints(fields.list("base"), where + " base");
-  for (const json& unit : fields.list("units")) m.units.push_back(parse_unit(unit, where));
-  for (const json& file : fields.list("files")) m.files.push_back(parse_file(file, where, path.parent_path()));
+  for (const Json& unit : fields.list("units")) m.units.push_back(parse_unit(unit, where));
+  for (const Json& file : fields.list("files")) m.files.push_back(parse_file(file, where, path.parent_path()));
   check_coverage(m, where);
   return m;
 }

@@ -51,7 +51,10 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
       resized_vocab(stored_vocab_, config.model.vocab_size, config.model.pad_vocab_to.value_or(family.vocab_multiple));
   model_ = std::make_unique<DecoderModel>(shape, lora_options(config));
   if (trained_recipe(config) != Recipe::kCompute)
-    check_fp8_training(rank, {{"hidden_size", shape.hidden_size}, {"intermediate_size", shape.intermediate_size}});
+    check_fp8_training(rank, {{"hidden_size", shape.hidden_size},
+                              {"intermediate_size", shape.intermediate_size},
+                              {"the queries' width", shape.num_attention_heads * shape.head_dim},
+                              {"the keys' width", shape.num_key_value_heads * shape.head_dim}});
   open_rows();
 
   const bool per_token = config.train.loss == "token_mean";

@@ -103,11 +103,11 @@ void MaskedLmTask::open_rows(int64_t vocab_size) {
   }
   // Few different shapes keep the allocator's and the libraries' choices; a CPU's products take any.
   constexpr int64_t kGpuMultiple = 256;
-  PackOptions options{length, rank_.device.is_cuda() ? kGpuMultiple : 1, config_.train.loss == "sample_mean"};
+  BertPackOptions options{length, rank_.device.is_cuda() ? kGpuMultiple : 1, config_.train.loss == "sample_mean"};
   rows.collate = [options](const std::vector<BertRow>& read, const std::vector<int64_t>& positions, bool training) {
-    PackOptions mine = options;
+    BertPackOptions mine = options;
     mine.per_sequence = mine.per_sequence && training;
-    return make_pack(read, positions, mine);
+    return make_bert_pack(read, positions, mine);
   };
   rows.has_target = [](const BertRow& row) { return !row.masked_positions.empty(); };
   rows.without_target = "no word is masked";
