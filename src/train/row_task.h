@@ -5,6 +5,8 @@
 
 #include "task_base.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include <cmath>
 #include <memory>
 #include <utility>

@@ -36,7 +36,7 @@ class FeatureSet {
   uint32_t bits_ = 0;
 };
 
-/// "train_llama …": what a program that lacks `feature` does instead, for messages: "measures no accuracy".
+/// What a program without `feature` does, for messages: "measures no accuracy".
 const char* without_feature(Feature feature);
 
 }  // namespace trireme
