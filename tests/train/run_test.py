@@ -144,10 +144,10 @@ def fp8(site):
             assert abs(a - b) <= bound * a, (name, a, b)
     # Trained matrices: delayed scales, the only recipe that there is.
     full = ("lora=null", "optimizer.lr=1e-4")
-    site.train("output.dir=full", *full)
-    for name, ranks, overrides in (("full8", 0, []), ("full8-again", 0, ["parallel.recompute=full"]), ("full8-cut", 2, ["parallel.shard_size=2"])):
+    site.train("output.dir=trained", *full)
+    for name, ranks, overrides in (("trained8", 0, []), ("trained8-again", 0, ["parallel.recompute=full"]), ("trained8-cut", 2, ["parallel.shard_size=2"])):
         site.train(f"output.dir={name}", "precision.linear=fp8", "precision.fp8_recipe=delayed", *full, *overrides, ranks=ranks)
-    compute, one, again, two = ([line["loss"] for line in site.metrics(run)] for run in ("full", "full8", "full8-again", "full8-cut"))
+    compute, one, again, two = ([line["loss"] for line in site.metrics(run)] for run in ("trained", "trained8", "trained8-again", "trained8-cut"))
     assert one == again, "what backward forms again differs"
     worst = [max(abs(a / b - 1) for a, b in zip(losses, one)) for losses in (compute, two)]
     print(f"all trained: losses differ by {worst[0]:.1e} from the compute type's, by {worst[1]:.1e} on two ranks")
