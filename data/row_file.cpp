@@ -37,9 +37,9 @@ void check_row_length(const fs::path& path, int64_t columns, int64_t seq_length)
                     path.string(), columns, seq_length, columns, seq_length));
 }
 
-class IntegerRows : public RowFile {
+class NpyIntegerRows : public RowFile {
  public:
-  IntegerRows(const fs::path& path, MappedFile file, const NpyHeader& header, int64_t seq_length)
+  NpyIntegerRows(const fs::path& path, MappedFile file, const NpyHeader& header, int64_t seq_length)
       : RowFile(path), header_(header), array_(std::move(file), header) {
     check_row_length(path, array_.columns(), seq_length);
   }
@@ -131,7 +131,7 @@ std::unique_ptr<RowFile> open_row_file(const fs::path& path, int64_t seq_length)
   if (starts_with(file.bytes(), 0, kNpyMagic)) {
     const NpyHeader header = parse_npy_header(file.bytes(), path);
     if (header.descr.find('O') != std::string::npos) return std::make_unique<RecordRows>(path, std::move(file), header);
-    return std::make_unique<IntegerRows>(path, std::move(file), header, seq_length);
+    return std::make_unique<NpyIntegerRows>(path, std::move(file), header, seq_length);
   }
   if (is_hdf5(file.bytes())) return std::make_unique<Hdf5Rows>(path, seq_length);
   throw DataError(

@@ -55,6 +55,7 @@ ActivationBytes activation_bytes(const DecoderConfig& config, const std::optiona
   // reciprocal roots and the log-sum-exp of each head.
   int64_t kept = (2 * d + qkv + q) * element + (2 + config.num_attention_heads) * 4;
   if (lora) kept += lora->r * static_cast<int64_t>(lora_targets(config, *lora).size()) * element;
+  if (storage.trained_fp8) kept += 2 * d + q + f;
   const int64_t gate_up = fp8 ? 2 * f + 8 : 2 * f * element;
 
   ActivationBytes bytes;
@@ -67,9 +68,10 @@ ActivationBytes activation_bytes(const DecoderConfig& config, const std::optiona
   // adapters the activation and its masked copy; then the gradient of the normalised rows.
   const bool down_adapter = has_adapter(config, lora, kDownProj), up_adapter = has_adapter(config, lora, kGateUpProj);
   const bool trained = !lora;
-  const int64_t forward = (2 * f + f) * element + (fp8 ? 3 * f : 0) + 2 * d * element;
+  const int64_t forward = (2 * f + f) * element + (fp8 || storage.trained_fp8 ? 3 * f : 0) + 2 * d * element;
   const int64_t masked = lora && lora->dropout > 0 ? 1 : 0;
   int64_t backward = (2 * f + f + 2 * f + 3 * d) * element + (fp8 ? 2 * f + d : 0);
+  if (storage.trained_fp8) backward += 2 * (2 * f + d);  // codes of both gradients, each way round
   if (down_adapter || trained) backward += f * (1 + masked) * element;
   if (up_adapter || trained) backward += d * (1 + masked) * element;
   // Backward of attention: gradients of its output, of q, k, v and their packed copy, an fp32 sum
@@ -77,6 +79,7 @@ ActivationBytes activation_bytes(const DecoderConfig& config, const std::optiona
   const int64_t attention = (d + q + 2 * qkv + 2 * q + d * (1 + masked)) * element;
   bytes.working_peak = seq_length * std::max({forward, backward, attention});
   bytes.working_fixed = fp8 ? 2 * d * f : 0;  // the transposed weight
+  if (storage.trained_fp8) bytes.working_fixed = config.num_hidden_layers * (d * (qkv + q) + 3 * d * f);
   // The head's norm keeps its input; the loss head keeps the gradient of its input.
   bytes.head = seq_length * (2 * d * element + 4);
   return bytes;

@@ -87,6 +87,7 @@ struct ActivationBytes {
 struct ActivationStorage {
   int64_t element_size = 2;  // of the compute dtype
   bool frozen_fp8 = false;   // products in FP8; gate and up projections are kept in FP8
+  bool trained_fp8 = false;  // products in FP8; codes of their inputs and weights are kept for backward
 };
 ActivationBytes activation_bytes(const DecoderConfig& config, const std::optional<LoraOptions>& lora,
                                  int64_t seq_length, const ActivationStorage& storage);

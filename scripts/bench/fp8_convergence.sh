@@ -49,20 +49,20 @@ YAML
 echo "== pre-training"
 "$bin/train_llama" --config "$work/pretrain.yaml" > "$work/pretrain.log" 2>&1 || { tail -n 5 "$work/pretrain.log" >&2; exit 1; }
 grep -E "^eval" "$work/pretrain.log" | tail -n 2
-for frozen in bf16 fp8; do
-  echo "== frozen weights in $frozen"  # on a CPU the compute dtype is fp32 and `bf16` means "as computed with"
-  "$bin/train_llama" --config "$work/lora.yaml" --set "output.dir=$work/$frozen" --set "precision.frozen=$frozen" "$@" > "$work/$frozen.log" 2>&1 ||
-    { tail -n 5 "$work/$frozen.log" >&2; exit 1; }
-  grep -E "^eval" "$work/$frozen.log"
+for linear in compute fp8; do
+  echo "== precision.linear: $linear"
+  "$bin/train_llama" --config "$work/lora.yaml" --set "output.dir=$work/$linear" --set "precision.linear=$linear" "$@" > "$work/$linear.log" 2>&1 ||
+    { tail -n 5 "$work/$linear.log" >&2; exit 1; }
+  grep -E "^eval" "$work/$linear.log"
 done
 "$python" - "$work" <<'PY'
 import json, sys
 last = {}
-for frozen in ("bf16", "fp8"):
-    lines = [json.loads(line) for line in open(f"{sys.argv[1]}/{frozen}/metrics.jsonl")]
-    last[frozen] = [line["loss"] for line in lines if line["event"] == "eval"]
-difference = last["fp8"][-1] / last["bf16"][-1] - 1
-print(f"evaluation loss before {last['bf16'][0]:.5f} at the first evaluation; at the end {last['bf16'][-1]:.5f} (as computed with), "
-      f"{last['fp8'][-1]:.5f} (FP8): {difference:+.3%}; last tenth of the run changed it by {last['bf16'][-1] / last['bf16'][-2] - 1:+.3%}")
+for linear in ("compute", "fp8"):
+    lines = [json.loads(line) for line in open(f"{sys.argv[1]}/{linear}/metrics.jsonl")]
+    last[linear] = [line["loss"] for line in lines if line["event"] == "eval"]
+difference = last["fp8"][-1] / last["compute"][-1] - 1
+print(f"evaluation loss before {last['compute'][0]:.5f} at the first evaluation; at the end {last['compute'][-1]:.5f} (as computed with), "
+      f"{last['fp8'][-1]:.5f} (FP8): {difference:+.3%}; last tenth of the run changed it by {last['compute'][-1] / last['compute'][-2] - 1:+.3%}")
 sys.exit(abs(difference) > 0.005)
 PY

@@ -9,7 +9,7 @@ export LR=4.0e-4
 export MAX_STEPS=1024
 export MICRO_BATCH_SIZE=1
 export VAL_CHECK_INTERVAL=384 # samples between evaluations
-export FROZEN_PRECISION=bf16  # bf16 | fp8
+export LINEAR_PRECISION=compute  # compute | fp8
 export SHARD_SIZE=auto
 export RECOMPUTE=auto
 # Further configuration keys, e.g. EXTRA_SET="parallel.recompute=none logging.every_steps=10".

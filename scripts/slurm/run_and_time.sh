@@ -9,6 +9,11 @@ config=${TRIREME_CONFIG:-mlperf_llama2_70b_lora.yaml}
 [[ $config == /* ]] || config=$here/$config
 rank=${SLURM_PROCID:-0}
 
+if [[ -n ${FROZEN_PRECISION:-} ]]; then
+  echo "FROZEN_PRECISION is now LINEAR_PRECISION: compute (was bf16) or fp8" >&2
+  exit 2
+fi
+
 settings=(
   model.path="$MODEL"
   data.train="$DATADIR/train.npy"
@@ -23,7 +28,7 @@ optional=(
   LR optimizer.lr
   MAX_STEPS train.max_steps
   VAL_CHECK_INTERVAL eval.every_samples
-  FROZEN_PRECISION precision.frozen
+  LINEAR_PRECISION precision.linear
   SHARD_SIZE parallel.shard_size
   RECOMPUTE parallel.recompute
 )

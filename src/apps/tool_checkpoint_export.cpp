@@ -3,6 +3,7 @@
 
 #include "checkpoint_selection.h"
 
+#include "models/bert/model_directory.h"
 #include "models/bert/weights.h"
 #include "models/decoder/model_directory.h"
 #include "models/decoder/vocabulary.h"
@@ -12,7 +13,6 @@
 #include "trireme/base/log.h"
 #include "trireme/config/config.h"
 #include "trireme/formats/finished_run.h"
-#include "trireme/formats/staged_model.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -79,20 +79,16 @@ void export_bert(MasterTensors& masters, const Config& config, const fs::path& b
   BertConfig shape = read_bert_config(bert_config_path(base));
   const auto tensors =
       bert_file_tensors(BertModel(shape, config.model.pad_vocab_to.value_or(kDefaultVocabMultiple)), dtype);
-  StagedModel staged(output);
-  SafetensorsWriter writer(staged.path() / "model.safetensors", tensors);
+  BertDirectoryWriter writer(output, tensors);
   for (const auto& [name, info] : tensors) {
     const at::Tensor value = masters.read(name);
     if (value.dim() != static_cast<int64_t>(info.shape.size()) || value.size(0) < info.shape[0] ||
         !std::equal(info.shape.begin() + 1, info.shape.end(), value.sizes().begin() + 1))
       throw ModelError(fmt::format("the checkpoint's {} is of another model than {}", name, base.string()));
-    const at::Tensor stored = value.narrow(0, 0, info.shape[0]).to(to_scalar_type(dtype)).contiguous();
-    writer.append(stored.const_data_ptr(), stored.nbytes());
+    writer.append(name, value.to(to_scalar_type(dtype)));
   }
-  writer.commit();
   shape.dtype = config_dtype_name(dtype);
-  finish_bert_directory(staged.path(), base, shape);
-  staged.commit();
+  writer.finish(base, shape);
 }
 
 /// A finished run whose last step has no whole checkpoint: what the user most likely wants lies there already.

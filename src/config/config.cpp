@@ -6,6 +6,7 @@
 
 #include "problems.h"
 #include "reader.h"
+#include "retired_keys.h"
 #include "rules.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
@@ -60,13 +61,13 @@ void apply_override(const std::string& text, int index, YamlNode& root, Problems
 }
 
 Config read_config(const std::string& text, const std::filesystem::path& directory,
-                   const std::vector<std::string>& overrides, Program program, std::optional<int64_t> world_size,
-                   Problems& problems);
+                   const std::vector<std::string>& overrides, const ConfigFamily& family,
+                   std::optional<int64_t> world_size, Problems& problems, bool saved = false);
 
 }  // namespace
 
-Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides, Program program,
-                   std::optional<int64_t> world_size) {
+Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides,
+                   const ConfigFamily& family, std::optional<int64_t> world_size) {
   Problems problems(file.string(), overrides);
   std::error_code ignored;
   const auto size = std::filesystem::file_size(file, ignored);
@@ -74,20 +75,20 @@ Config load_config(const std::filesystem::path& file, const std::vector<std::str
     problems.add({}, fmt::format("the file has {} bytes; a configuration may have {}", size, kMaxFile));
     problems.throw_if_any();
   }
-  return read_config(read_config_text(file), std::filesystem::absolute(file).parent_path(), overrides, program,
+  return read_config(read_config_text(file), std::filesystem::absolute(file).parent_path(), overrides, family,
                      world_size, problems);
 }
 
 Config parse_config(const std::string& text, const std::string& name) {
   Problems problems(name, {});
-  return read_config(text, "/", {}, Program::kAny, std::nullopt, problems);
+  return read_config(text, "/", {}, {}, std::nullopt, problems, /*saved=*/true);
 }
 
 namespace {
 
 Config read_config(const std::string& text, const std::filesystem::path& directory,
-                   const std::vector<std::string>& overrides, Program program, std::optional<int64_t> world_size,
-                   Problems& problems) {
+                   const std::vector<std::string>& overrides, const ConfigFamily& family,
+                   std::optional<int64_t> world_size, Problems& problems, bool saved) {
   check_raw_text(text, {}, problems);
   problems.throw_if_any();
 
@@ -103,10 +104,11 @@ Config read_config(const std::string& text, const std::filesystem::path& directo
   }
   for (size_t i = 0; i < overrides.size(); ++i) apply_override(overrides[i], static_cast<int>(i), root, problems);
 
-  Config config;
-  Reader reader(root, directory, problems);
+  if (saved) replace_retired_keys(root);
+  Config config = family.defaults;
+  Reader reader(root, directory, family, problems);
   reader.read(config);
-  for (const RuleProblem& problem : check_rules(config, program, world_size))
+  for (const RuleProblem& problem : check_rules(config, family, world_size))
     if (reader.readable(problem.needs)) problems.add(reader.place_of(problem.key), problem.text);
   problems.throw_if_any();
   return config;

@@ -52,16 +52,16 @@ struct Printer {
   std::string text;
 
   template <class Section>
-  void section(const char* name, const char*, Section& section) {
-    text += fmt::format("{}:\n", name);
+  void section(const SectionInfo& info, Section& section) {
+    text += fmt::format("{}:\n", info.name);
     describe(*this, section);
   }
   template <class Section>
-  void section(const char* name, const char* help, std::optional<Section>& section) {
+  void section(const SectionInfo& info, std::optional<Section>& section) {
     if (section)
-      this->section(name, help, *section);
+      this->section(info, *section);
     else
-      text += fmt::format("{}: null\n", name);
+      text += fmt::format("{}: null\n", info.name);
   }
   template <class Value>
   void field(const Field& field, const Value& value) {
@@ -74,16 +74,16 @@ struct Flattener {
   std::string prefix;
 
   template <class Section>
-  void section(const char* name, const char*, Section& section) {
-    prefix = std::string(name) + ".";
+  void section(const SectionInfo& info, Section& section) {
+    prefix = std::string(info.name) + ".";
     describe(*this, section);
   }
   template <class Section>
-  void section(const char* name, const char* help, std::optional<Section>& section) {
+  void section(const SectionInfo& info, std::optional<Section>& section) {
     if (section)
-      this->section(name, help, *section);
+      this->section(info, *section);
     else
-      values.emplace_back(name, "null");
+      values.emplace_back(info.name, "null");
   }
   template <class Value>
   void field(const Field& field, const Value& value) {
@@ -91,13 +91,26 @@ struct Flattener {
   }
 };
 
+/// What --help says of a field: its own text and those of the words that the family takes.
+std::string help_text(const Field& field, const ConfigFamily& family) {
+  std::string text = field.help;
+  for (const TaggedWord& word : field.tagged)
+    if (family.features.has(word.feature)) text += word.help;
+  const std::string variable = "{vocab_multiple}";
+  if (const size_t at = text.find(variable); at != std::string::npos)
+    text.replace(at, variable.size(), std::to_string(family.vocab_multiple));
+  return text;
+}
+
 struct Helper {
-  std::string text;
+  const ConfigFamily& family;
+  std::string text = {};
 
   template <class Section>
-  void section(const char* name, const char* help, Section& section) {
-    text += fmt::format("{}:{:<{}} # {}\n", name, "",
-                        std::max<int>(0, 22 - static_cast<int>(std::string_view(name).size())), help);
+  void section(const SectionInfo& info, Section& section) {
+    if (!family.features.has(info.feature)) return;
+    text += fmt::format("{}:{:<{}} # {}\n", info.name, "",
+                        std::max<int>(0, 22 - static_cast<int>(std::string_view(info.name).size())), info.help);
     if constexpr (OptionalOf<Section>::value) {
       typename OptionalOf<Section>::Inner inner;
       describe(*this, inner);
@@ -107,9 +120,11 @@ struct Helper {
   }
   template <class Value>
   void field(const Field& field, const Value& value) {
-    const std::string accepts = expectation(field, type_of<Value>(), OptionalOf<Value>::value);
+    if (!family.features.has(field.feature)) return;
+    const std::string accepts =
+        expectation(offered(field, family.features), type_of<Value>(), OptionalOf<Value>::value);
     const std::string otherwise = field.required ? "required" : "default " + value_text(field, value);
-    text += fmt::format("  {:<20}   {}\n", field.key, field.help);
+    text += fmt::format("  {:<20}   {}\n", field.key, help_text(field, family));
     // Two lines where one would be too long for a terminal.
     const bool fits = accepts.size() + otherwise.size() < 72;
     text += fmt::format("{:27}{}{}{}\n", "", accepts, fits ? "; " : fmt::format("\n{:27}", ""), otherwise);
@@ -132,9 +147,9 @@ std::vector<std::pair<std::string, std::string>> flatten_config(const Config& co
   return std::move(flattener.values);
 }
 
-std::string describe_config() {
-  Helper helper;
-  Config config;
+std::string describe_config(const ConfigFamily& family) {
+  Helper helper{family};
+  Config config = family.defaults;
   describe(helper, config);
   return helper.text +
          "\nA relative path counts from the directory of the configuration file, in --set too.\n"

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "retired_keys.h"
 #include "scalar.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
@@ -17,11 +18,13 @@ constexpr size_t kMaxPath = 4096;
 
 // Collects names only.
 struct KeyCollector {
-  std::vector<std::pair<std::string, std::vector<std::string>>> keys;
+  const FeatureSet& features;
+  std::vector<std::pair<std::string, std::vector<std::string>>> keys = {};
 
   template <class Section>
-  void section(const char* name, const char*, Section& section) {
-    keys.emplace_back(name, std::vector<std::string>());
+  void section(const SectionInfo& info, Section& section) {
+    if (!features.has(info.feature)) return;
+    keys.emplace_back(info.name, std::vector<std::string>());
     if constexpr (OptionalOf<Section>::value) {
       typename OptionalOf<Section>::Inner inner;
       describe(*this, inner);
@@ -31,7 +34,7 @@ struct KeyCollector {
   }
   template <class Value>
   void field(const Field& field, Value&) {
-    keys.back().second.emplace_back(field.key);
+    if (features.has(field.feature)) keys.back().second.emplace_back(field.key);
   }
 };
 
@@ -44,8 +47,8 @@ bool in_range(const Field& field, double value) {
 
 }  // namespace
 
-std::vector<std::pair<std::string, std::vector<std::string>>> all_keys() {
-  KeyCollector collector;
+std::vector<std::pair<std::string, std::vector<std::string>>> keys_with(const FeatureSet& features) {
+  KeyCollector collector{features};
   Config config;
   describe(collector, config);
   return collector.keys;
@@ -74,18 +77,23 @@ Place Reader::place_of(const std::string& qualified) const {
 }
 
 template <class Section>
-void Reader::section(const char* name, const char*, Section& section) {
-  section_ = name;
-  node_ = section_node(name);
+void Reader::section(const SectionInfo& info, Section& section) {
+  section_ = info.name;
+  node_ = section_node(info.name);
   describe(*this, section);
   if (node_ != nullptr) check_keys(*node_);
 }
 
 template <class Section>
-void Reader::section(const char* name, const char* help, std::optional<Section>& section) {
+void Reader::section(const SectionInfo& info, std::optional<Section>& section) {
+  const char* name = info.name;
   const YamlEntry* entry = root_.find(name);
   if (entry == nullptr || (entry->value.kind == YamlNode::Kind::kNull && !entry->value.empty)) {
     section.reset();
+    return;
+  }
+  if (!family_.features.has(info.feature)) {
+    refuse_for_family(entry->place, fmt::format("section '{}'", name), info.feature, info.instead);
     return;
   }
   if (entry->value.kind == YamlNode::Kind::kNull) {
@@ -94,7 +102,7 @@ void Reader::section(const char* name, const char* help, std::optional<Section>&
                                             name, name));
     return;
   }
-  this->section(name, help, section.emplace());
+  this->section(info, section.emplace());
 }
 
 const YamlNode* Reader::section_node(const char* name) {
@@ -115,15 +123,17 @@ void Reader::check_keys(const YamlNode& node) {
       std::find_if(keys_.begin(), keys_.end(), [&](const auto& candidate) { return candidate.first == section_; });
   for (const YamlEntry& entry : node.entries) {
     if (std::find(section->second.begin(), section->second.end(), entry.key) != section->second.end()) continue;
-    problems_.add(entry.place, fmt::format("unknown key '{}' in section '{}'.{}", shown(entry.key), section_,
-                                           suggest(section_, entry.key)));
+    const auto advice = retired_key_advice(section_, entry);
+    problems_.add(entry.place, advice ? *advice
+                                      : fmt::format("unknown key '{}' in section '{}'.{}", shown(entry.key), section_,
+                                                    suggest(section_, entry.key)));
   }
 }
 
 std::string Reader::suggest(const std::string& section, const std::string& key) const {
   if (!problems_.wants_suggestions()) return "";
   std::vector<std::string> near, elsewhere;
-  for (const auto& [name, keys] : keys_) {
+  for (const auto& [name, keys] : offered_keys_) {
     if (key == name) return fmt::format(" '{}' is a section of its own: indent it less.", name);
     if (key.starts_with(name + ".")) return fmt::format(" Write '{}:' and its keys indented under it.", name);
     if (section.empty()) near.push_back(name);
@@ -133,7 +143,7 @@ std::string Reader::suggest(const std::string& section, const std::string& key) 
   }
   if (!elsewhere.empty()) return fmt::format(" Did you mean '{}'?", join(elsewhere, "' or '"));
   if (const std::string text = did_you_mean(key, near); !text.empty()) return text;
-  for (const auto& [name, keys] : keys_) {
+  for (const auto& [name, keys] : offered_keys_) {
     const auto found = nearest_word(key, keys);
     if (found && edit_distance(key, *found) * 4 <= static_cast<int>(found->size()))
       return fmt::format(" Did you mean '{}.{}'?", name, *found);
@@ -146,10 +156,17 @@ void Reader::refuse(const Field& field, const YamlNode& node, const std::string&
                 fmt::format("{} must be {}, not {}{}", qualified(field), expected, node_text(node), sentence(hint)));
 }
 
+void Reader::refuse_for_family(const Place& place, const std::string& what, Feature feature,
+                               const std::string& instead) {
+  problems_.add(place, fmt::format("{} is not for {}, which {}{}{}", what, family_.program, without_feature(feature),
+                                   instead.empty() ? "" : ": ", instead));
+}
+
 template <class Value>
 void Reader::field(const Field& field, Value& value) {
   const std::string name = qualified(field);
-  const std::string expected = expectation(field, type_of<Value>(), OptionalOf<Value>::value);
+  const Field family_field = offered(field, family_.features);
+  const std::string expected = expectation(family_field, type_of<Value>(), OptionalOf<Value>::value);
   const YamlEntry* entry = node_ == nullptr ? nullptr : node_->find(field.key);
   if (entry == nullptr) {
     if (broken_) unreadable_.insert(name);
@@ -160,17 +177,28 @@ void Reader::field(const Field& field, Value& value) {
     return;
   }
   places_[name] = entry->value.place;
-  bool good;
+  for (const TaggedWord& tagged : field.tagged) {
+    if (family_.features.has(tagged.feature) || entry->value.text != tagged.word) continue;
+    refuse_for_family(entry->value.place, fmt::format("{} {}", name, tagged.word), tagged.feature, "use " + expected);
+    unreadable_.insert(name);
+    return;
+  }
+  const Value before = value;
+  bool good = true;
   if constexpr (OptionalOf<Value>::value) {
-    if (entry->value.kind == YamlNode::Kind::kNull) {
+    if (entry->value.kind == YamlNode::Kind::kNull)
       value.reset();
-      return;
-    }
-    good = convert(field, entry->value, expected, value.emplace());
+    else
+      good = convert(family_field, entry->value, expected, value.emplace());
   } else {
-    good = convert(field, entry->value, expected, value);
+    good = convert(family_field, entry->value, expected, value);
   }
   if (!good) unreadable_.insert(name);
+  // A resolved configuration names every key: those that this family lacks have their defaults.
+  if (good && value != before && !family_.features.has(field.feature)) {
+    refuse_for_family(entry->value.place, name, field.feature, field.instead);
+    unreadable_.insert(name);
+  }
 }
 
 bool Reader::convert(const Field& field, const YamlNode& node, const std::string& expected, std::string& value) {

@@ -13,14 +13,19 @@
 
 namespace trireme {
 
-/// Section -> its keys, in the order of the description.
-std::vector<std::pair<std::string, std::vector<std::string>>> all_keys();
+/// Section -> its keys that a program of these features has, in the order of the description.
+std::vector<std::pair<std::string, std::vector<std::string>>> keys_with(const FeatureSet& features);
 
 class Reader {
  public:
   /// `base`: absolute directory that relative paths count from.
-  Reader(const YamlNode& root, std::filesystem::path base, Problems& problems)
-      : root_(root), base_(std::move(base)), problems_(problems), keys_(all_keys()) {}
+  Reader(const YamlNode& root, std::filesystem::path base, const ConfigFamily& family, Problems& problems)
+      : root_(root),
+        base_(std::move(base)),
+        family_(family),
+        problems_(problems),
+        keys_(keys_with(FeatureSet::all())),
+        offered_keys_(keys_with(family.features)) {}
 
   void read(Config& config);
 
@@ -31,9 +36,9 @@ class Reader {
 
   // The visitor's side.
   template <class Section>
-  void section(const char* name, const char* help, Section& section);
+  void section(const SectionInfo& info, Section& section);
   template <class Section>
-  void section(const char* name, const char* help, std::optional<Section>& section);
+  void section(const SectionInfo& info, std::optional<Section>& section);
   template <class Value>
   void field(const Field& field, Value& value);
 
@@ -53,11 +58,15 @@ class Reader {
   bool convert(const Field& field, const YamlNode& node, const std::string& expected, std::vector<double>& value);
   bool resolve_path(const Field& field, const YamlNode& node, std::string& value);
 
+  /// Reports that the family has no `what`, a key, a word of one or a section.
+  void refuse_for_family(const Place& place, const std::string& what, Feature feature, const std::string& instead);
+
   const YamlNode& root_;
   std::filesystem::path base_;
+  const ConfigFamily& family_;
   Problems& problems_;
-  std::vector<std::pair<std::string, std::vector<std::string>>> keys_;
-  std::string section_;             // being read
+  std::vector<std::pair<std::string, std::vector<std::string>>> keys_, offered_keys_;  // all; the family's
+  std::string section_;                                                                // being read
   const YamlNode* node_ = nullptr;  // its mapping; null: all defaults
   bool broken_ = false;             // it is something else than a mapping
   std::map<std::string, Place> places_;

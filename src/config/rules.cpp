@@ -54,13 +54,7 @@ void check_schedule(const Config& config, std::vector<RuleProblem>& problems) {
 }
 
 void check_lora(const Config& config, std::vector<RuleProblem>& problems) {
-  if (!config.lora) {
-    if (config.precision.frozen == "fp8")
-      problems.push_back({"precision.frozen",
-                          {"precision.frozen"},
-                          "precision.frozen fp8 needs a 'lora' section: without one no weight is frozen"});
-    return;
-  }
+  if (!config.lora) return;
   if (const std::string why = dropout_problem(config.lora->dropout, kActivationDropoutSteps); !why.empty())
     problems.push_back({"lora.dropout", {"lora.dropout"}, "lora.dropout " + why});
   const std::vector<std::string>& modules = config.lora->target_modules;
@@ -88,42 +82,34 @@ void check_eval(const Config& config, std::vector<RuleProblem>& problems) {
   if (config.eval.samples) needs_valid("eval.samples");
 }
 
-void check_precision(const Config& config, std::vector<RuleProblem>& problems) {
-  if (config.precision.loss_scale && config.precision.compute != "fp16")
+void check_precision(const Config& config, const ConfigFamily& family, std::vector<RuleProblem>& problems) {
+  const PrecisionSection& precision = config.precision;
+  if (precision.loss_scale && precision.compute != "fp16")
     problems.push_back({"precision.loss_scale",
                         {"precision.loss_scale", "precision.compute"},
                         "precision.loss_scale is for precision.compute fp16; the other types need none"});
-}
-
-/// Keys that one program has no use for.
-void check_program(const Config& config, Program program, std::vector<RuleProblem>& problems) {
-  const auto refuse = [&](bool set, const char* key, const char* why) {
-    if (set) problems.push_back({key, {key}, fmt::format("{} {}", key, why)});
+  if (precision.linear == "fp8" && !config.lora && !family.features.has(Feature::kFp8Training))
+    problems.push_back(
+        {"precision.linear",
+         {"precision.linear"},
+         fmt::format("precision.linear fp8 without a 'lora' section is not for {}, which {}: leave it at compute",
+                     family.program, without_feature(Feature::kFp8Training))});
+  if (precision.fp8_recipe == "auto") return;
+  const auto refuse_recipe = [&](const std::string& why) {
+    problems.push_back({"precision.fp8_recipe",
+                        {"precision.fp8_recipe", "precision.linear"},
+                        fmt::format("precision.fp8_recipe {} {}", precision.fp8_recipe, why)});
   };
-  const Config plain;
-  if (program == Program::kLlama) {
-    constexpr const char* kOnlyBert = "is for train_bert: train_llama has no such thing";
-    refuse(config.batch.packing_rate != plain.batch.packing_rate, "batch.packing_rate", kOnlyBert);
-    refuse(config.optimizer.clip != plain.optimizer.clip, "optimizer.clip",
-           "local is for train_bert: train_llama clips the sum over all ranks");
-    refuse(config.train.loss == "rank_mean", "train.loss",
-           "rank_mean is for train_bert: use sample_mean or token_mean");
-    refuse(config.eval.samples.has_value(), "eval.samples", kOnlyBert);
-    refuse(config.precision.encoder != plain.precision.encoder, "precision.encoder",
-           "is for train_bert: train_llama's FP8 is precision.frozen");
-    refuse(config.eval.target_accuracy.has_value(), "eval.target_accuracy",
-           "is for train_bert: train_llama's target is eval.target_loss");
-  } else if (program == Program::kBert) {
-    refuse(config.model.vocab_size.has_value(), "model.vocab_size",
-           "is for train_llama: train_bert fills the vocabulary up with model.pad_vocab_to");
-    refuse(config.lora.has_value(), "lora.r", "is for train_llama: train_bert trains all parameters, leave 'lora' out");
-    refuse(config.parallel.recompute == "mlp", "parallel.recompute", "mlp is for train_llama: use auto, none or full");
-    refuse(config.eval.skip_first == "mlperf", "eval.skip_first", "mlperf is Llama's rule: give a count");
-  }
+  if (precision.linear != "fp8")
+    refuse_recipe("needs precision.linear: fp8");
+  else if (config.lora)
+    refuse_recipe("is for trained matrices, and with a 'lora' section all of the blocks' are frozen: leave it out");
+  else if (precision.fp8_recipe != "delayed")
+    refuse_recipe("is not available in this version for trained matrices: use auto or delayed");
 }
 
-void check_logging(const Config& config, Program program, std::vector<RuleProblem>& problems) {
-  if (config.logging.tensorboard && program != Program::kAny)
+void check_logging(const Config& config, const ConfigFamily& family, std::vector<RuleProblem>& problems) {
+  if (config.logging.tensorboard && !family.program.empty())
     problems.push_back({"logging.tensorboard",
                         {"logging.tensorboard"},
                         "logging.tensorboard: true is not available in this version; metrics.jsonl has every number"});
@@ -153,15 +139,15 @@ void check_shard_size(const Config& config, int64_t world_size, std::vector<Rule
 
 }  // namespace
 
-std::vector<RuleProblem> check_rules(const Config& config, Program program, std::optional<int64_t> world_size) {
+std::vector<RuleProblem> check_rules(const Config& config, const ConfigFamily& family,
+                                     std::optional<int64_t> world_size) {
   std::vector<RuleProblem> problems;
   check_batch(config, world_size.value_or(1), problems);
   check_schedule(config, problems);
   check_lora(config, problems);
   check_eval(config, problems);
-  check_precision(config, problems);
-  check_program(config, program, problems);
-  check_logging(config, program, problems);
+  check_precision(config, family, problems);
+  check_logging(config, family, problems);
   if (world_size) check_shard_size(config, *world_size, problems);
   return problems;
 }

@@ -17,6 +17,7 @@ struct RuleProblem {
 };
 
 /// `world_size`: nullopt where the number of ranks is not known.
-std::vector<RuleProblem> check_rules(const Config& config, Program program, std::optional<int64_t> world_size);
+std::vector<RuleProblem> check_rules(const Config& config, const ConfigFamily& family,
+                                     std::optional<int64_t> world_size);
 
 }  // namespace trireme

@@ -3,7 +3,7 @@
 // The reader, the printer, --help and did-you-mean are visitors of it.
 //
 // A visitor has
-//   template <class Section> void section(const char* name, const char* help, Section& section);
+//   template <class Section> void section(const SectionInfo& info, Section& section);
 //   template <class Value> void field(const Field& field, Value& value);
 // with Value one of std::string, int64_t, double, bool, std::vector<std::string>, std::vector<double>, or an
 // std::optional of them, and Section a struct of config.h or an std::optional of one.
@@ -18,6 +18,20 @@
 
 namespace trireme {
 
+struct SectionInfo {
+  const char* name = "";
+  const char* help = "";
+  Feature feature = Feature::kAlways;
+  const char* instead = "";  // what a program without the feature is told to do
+};
+
+/// One of a field's words that only programs with a feature take.
+struct TaggedWord {
+  const char* word = "";
+  Feature feature = Feature::kAlways;
+  const char* help = "";  // goes on from the field's own help
+};
+
 struct Field {
   const char* key = "";
   const char* help = "";
@@ -30,8 +44,14 @@ struct Field {
   bool required = false;
   bool path = false;  // made absolute against the configuration file's directory
   bool one_or_more = false,
-       may_be_absent = false;  // lists: a scalar is a list of one; null is the empty list
+       may_be_absent = false;           // lists: a scalar is a list of one; null is the empty list
+  Feature feature = Feature::kAlways;   // programs without it lack the key
+  const char* instead = "";             // what they are told to do
+  std::vector<TaggedWord> tagged = {};  // of `words`
 };
+
+/// `field` with the words that a program of these features takes.
+Field offered(const Field& field, const FeatureSet& features);
 
 inline constexpr double kMaxCount = 2147483647;  // 2^31 - 1
 
@@ -47,14 +67,15 @@ void describe(Visitor& v, ModelSection& s) {
            .words = {"checkpoint", "random"}},
           s.init);
   v.field({.key = "vocab_size",
-           .help = "train_llama: rows of the vocabulary; new ones start at the mean of the model's own, as "
+           .help = "rows of the vocabulary; new ones start at the mean of the model's own, as "
                    "transformers' resize_token_embeddings; null = the model's",
            .min = 1,
-           .max = kMaxCount},
+           .max = kMaxCount,
+           .feature = Feature::kVocabularySize,
+           .instead = "fill the vocabulary up with model.pad_vocab_to"},
           s.vocab_size);
   v.field({.key = "pad_vocab_to",
-           .help = "rows fill the vocabulary up to a multiple of this, with zeros (train_bert) or the mean "
-                   "(train_llama); 1 = none; null = 8 for train_bert, none for train_llama",
+           .help = "new rows fill the vocabulary up to a multiple of this; 1 = none; null = {vocab_multiple}",
            .min = 1,
            .max = 65536},
           s.pad_vocab_to);
@@ -96,9 +117,10 @@ void describe(Visitor& v, BatchSection& s) {
   v.field({.key = "micro_batch_size", .help = "samples per rank per forward", .min = 1, .max = kMaxCount},
           s.micro_batch_size);
   v.field({.key = "packing_rate",
-           .help = "train_bert: sequences that a row counts for in eval.every_samples and the MLPerf log",
+           .help = "samples that a row counts for in eval.every_samples and the MLPerf log",
            .min = 1,
-           .max = 1024},
+           .max = 1024,
+           .feature = Feature::kPackedRows},
           s.packing_rate);
 }
 
@@ -115,8 +137,9 @@ void describe(Visitor& v, OptimizerSection& s) {
   v.field({.key = "grad_clip", .help = "largest L2 norm of the gradient over all trainables; 0 = off", .min = 0},
           s.grad_clip);
   v.field({.key = "clip",
-           .help = "which gradient is clipped: the sum over all ranks, or (train_bert) each rank's own before the sum",
-           .words = {"global", "local"}},
+           .help = "which gradient is clipped: the sum over all ranks, or each rank's own before the sum",
+           .words = {"global", "local"},
+           .feature = Feature::kRankMeans},
           s.clip);
   v.field({.key = "trust_ratio",
            .help = "lamb: tensors whose step is scaled by |w| / |update|: those with weight decay, or all",
@@ -142,9 +165,9 @@ void describe(Visitor& v, TrainSection& s) {
           s.max_steps);
   v.field({.key = "seed", .help = "data order, dropout, initial weights", .min = 0, .max = 4294967295.0}, s.seed);
   v.field({.key = "loss",
-           .help = "mean of the samples' masked means (MLPerf Llama), over the step's tokens, or (train_bert) of the "
-                   "ranks' means (MLPerf BERT)",
-           .words = {"sample_mean", "token_mean", "rank_mean"}},
+           .help = "mean of the samples' masked means, or over all targets of the step",
+           .words = {"sample_mean", "token_mean", "rank_mean"},
+           .tagged = {{"rank_mean", Feature::kRankMeans, ", or of the ranks' means"}}},
           s.loss);
   v.field({.key = "on_nonfinite",
            .help = "a step whose loss or gradient is not finite: end the run, or skip the step (at most 20 in a row), "
@@ -165,23 +188,27 @@ void describe(Visitor& v, EvalSection& s) {
            .max = 9007199254740992.0},
           s.every_samples);
   v.field({.key = "skip_first",
-           .help = "evaluations left out at first; mlperf = floor(0.125 global_batch_size + 2)",
+           .help = "evaluations skipped at the start",
            .words = {"mlperf"},
            .or_count = true,
            .min = 0,
-           .max = kMaxCount},
+           .max = kMaxCount,
+           .tagged = {{"mlperf", Feature::kMlperfSkip, "; mlperf = floor(0.125 global_batch_size + 2)"}}},
           s.skip_first);
   v.field({.key = "target_loss", .help = "stop with success at the first evaluation <= this"}, s.target_loss);
   v.field({.key = "samples",
-           .help = "train_bert: evaluate on the first so many samples of data.valid; null = on all",
+           .help = "evaluate on the first so many samples of data.valid; null = on all",
            .min = 1,
-           .max = kMaxCount},
+           .max = kMaxCount,
+           .feature = Feature::kPackedRows},
           s.samples);
   v.field({.key = "target_accuracy",
-           .help = "train_bert: stop with success at the first evaluation whose masked-word accuracy is >= this",
+           .help = "stop with success at the first evaluation whose accuracy is >= this",
            .min = 0,
            .max = 1,
-           .above_min = true},
+           .above_min = true,
+           .feature = Feature::kAccuracy,
+           .instead = "use eval.target_loss"},
           s.target_accuracy);
 }
 
@@ -190,12 +217,15 @@ void describe(Visitor& v, PrecisionSection& s) {
   v.field(
       {.key = "compute", .help = "arithmetic; null = bf16 on a GPU, fp32 on a CPU", .words = {"fp32", "bf16", "fp16"}},
       s.compute);
-  v.field({.key = "frozen", .help = "storage and GEMMs of frozen weights", .words = {"bf16", "fp8"}}, s.frozen);
-  v.field({.key = "encoder",
-           .help = "train_bert: products of the encoder's layers in the compute type, or in FP8 (sm_90 GPUs; a CPU "
-                   "emulates it)",
+  v.field({.key = "linear",
+           .help = "products of the blocks' matrices in the compute type, or in FP8: frozen matrices are stored in it, "
+                   "trained ones multiplied in it (GPUs of compute capability 9.0; a CPU emulates it)",
            .words = {"compute", "fp8"}},
-          s.encoder);
+          s.linear);
+  v.field({.key = "fp8_recipe",
+           .help = "scales of trained matrices' FP8 products; auto = delayed: one a tensor, from the step before",
+           .words = {"auto", "rowwise", "tensorwise", "delayed"}},
+          s.fp8_recipe);
   v.field({.key = "loss_scale",
            .help = "fp16: what the dynamic loss scale starts from; null = 65536",
            .min = 1,
@@ -213,8 +243,9 @@ void describe(Visitor& v, ParallelSection& s) {
            .max = 1048576},
           s.shard_size);
   v.field({.key = "recompute",
-           .help = "what backward recomputes (mlp: gate and up projections)",
-           .words = {"auto", "none", "mlp", "full"}},
+           .help = "what backward recomputes of each block",
+           .words = {"auto", "none", "mlp", "full"},
+           .tagged = {{"mlp", Feature::kRecomputeMlp, " (mlp: gate and up projections)"}}},
           s.recompute);
   v.field({.key = "reduce_dtype",
            .help = "type of the gradients summed over ranks; compute: as computed with",
@@ -258,18 +289,20 @@ void describe(Visitor& v, LoggingSection& s) {
 
 template <class Visitor>
 void describe(Visitor& v, Config& c) {
-  v.section("model", "the model and its weights", c.model);
-  v.section("lora", "low-rank adapters; leave out for full-parameter training", c.lora);
-  v.section("data", "token rows", c.data);
-  v.section("batch", "batch sizes", c.batch);
-  v.section("optimizer", "optimizer over the trained parameters", c.optimizer);
-  v.section("schedule", "learning rate of step t, from 0", c.schedule);
-  v.section("train", "length, seed and loss", c.train);
-  v.section("eval", "evaluation on data.valid", c.eval);
-  v.section("precision", "number formats", c.precision);
-  v.section("parallel", "memory against communication", c.parallel);
-  v.section("output", "what the run leaves", c.output);
-  v.section("logging", "console and logs", c.logging);
+  v.section({"model", "the model and its weights"}, c.model);
+  v.section(
+      {"lora", "low-rank adapters; leave out for full-parameter training", Feature::kAdapters, "leave 'lora' out"},
+      c.lora);
+  v.section({"data", "token rows"}, c.data);
+  v.section({"batch", "batch sizes"}, c.batch);
+  v.section({"optimizer", "optimizer over the trained parameters"}, c.optimizer);
+  v.section({"schedule", "learning rate of step t, from 0"}, c.schedule);
+  v.section({"train", "length, seed and loss"}, c.train);
+  v.section({"eval", "evaluation on data.valid"}, c.eval);
+  v.section({"precision", "number formats"}, c.precision);
+  v.section({"parallel", "memory against communication"}, c.parallel);
+  v.section({"output", "what the run leaves"}, c.output);
+  v.section({"logging", "console and logs"}, c.logging);
 }
 
 }  // namespace trireme

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "trireme/base/text.h"
@@ -55,6 +56,28 @@ std::string base_text(const Field& field, Type type) {
 }
 
 }  // namespace
+
+const char* without_feature(Feature feature) {
+  switch (feature) {
+    case Feature::kAlways: return "has everything";
+    case Feature::kAdapters: return "trains all parameters";
+    case Feature::kVocabularySize: return "keeps the model's vocabulary";
+    case Feature::kPackedRows: return "reads rows of one sample each";
+    case Feature::kRankMeans: return "averages and clips over all ranks";
+    case Feature::kAccuracy: return "measures no accuracy";
+    case Feature::kRecomputeMlp: return "recomputes whole blocks";
+    case Feature::kMlperfSkip: return "has no rule of MLPerf for it";
+    case Feature::kFp8Training: return "multiplies trained matrices in the compute type";
+  }
+  return "";
+}
+
+Field offered(const Field& field, const FeatureSet& features) {
+  Field result = field;
+  for (const TaggedWord& tagged : field.tagged)
+    if (!features.has(tagged.feature)) std::erase(result.words, tagged.word);
+  return result;
+}
 
 std::string expectation(const Field& field, Type type, bool optional) {
   return base_text(field, type) + (optional || field.may_be_absent ? ", or null" : "");

@@ -88,7 +88,7 @@ void ShardedUnits::fill_fp8(int unit, const Writer& write, const std::function<v
     if (!std::isfinite(largest))
       throw ModelError(
           fmt::format("{}.{} holds a NaN or an infinity (largest magnitude {}) and cannot be stored in FP8; repair the "
-                      "checkpoint or use precision.frozen: bf16",
+                      "checkpoint or use precision.linear: compute",
                       state.stored.name, parameter.name, largest));
     const at::Tensor inverse = state.inverse_scales.select(0, state.stored_parameters[p]);
     inverse.copy_(fp8_inverse_scale(amax[static_cast<int64_t>(p)]));

@@ -3,6 +3,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/config/config.h"
+#include "trireme/train/model_family.h"
 #include "trireme/version.h"
 
 #include <fmt/format.h>
@@ -12,12 +13,15 @@
 
 namespace trireme {
 
-CommandLine parse_command_line(int argc, char** argv, const char* program) {
+CommandLine parse_command_line(int argc, char** argv, const ModelFamily& family) {
+  const std::string& program = family.config.program;
   CommandLine line;
   bool version = false, help = false;
   std::string config;
   CLI::App app(fmt::format(
-      "{} trains from one YAML file; run it alone, under mpirun, or under srun with one process per rank.", program));
+      "{} trains {}. It reads one YAML file (examples: {}); run it alone, under mpirun, or under srun with one process "
+      "per rank.",
+      program, family.trains, family.presets));
   app.name(program);
   app.set_help_flag();
   app.add_option("--config", config, "configuration file (YAML)")->type_name("FILE");
@@ -53,10 +57,10 @@ CommandLine parse_command_line(int argc, char** argv, const char* program) {
                                   did_you_mean(split(unknown.front(), '=').front(), known), program));
   }
   if (help) {
-    std::printf("%s\nConfiguration keys:\n%s", app.help().c_str(), describe_config().c_str());
+    std::printf("%s\nConfiguration keys:\n%s", app.help().c_str(), describe_config(family.config).c_str());
     line.handled = true;
   } else if (version) {
-    std::printf("%s %s (%s)\n", program, kVersion, kCommit);
+    std::printf("%s %s (%s)\n", program.c_str(), kVersion, kCommit);
     line.handled = true;
   } else if (config.empty()) {
     throw ConfigError(fmt::format("--config FILE is missing (see {} --help)", program));

@@ -21,14 +21,15 @@ namespace {
 std::vector<std::string> cost_lines(const Config& config, const TrainingTask& task, int ranks) {
   const double flops = task.flops_per_sample();
   const int64_t gbs = config.batch.global_batch_size;
-  const double epochs = static_cast<double>(config.train.max_steps * gbs) / static_cast<double>(task.train_rows());
+  const double epochs =
+      static_cast<double>(config.train.max_steps * gbs) / static_cast<double>(task.facts().train_rows);
   return {
       fmt::format("parameters: {} ({} trained)", format_count(task.num_parameters()),
                   format_count(task.num_trained_parameters())),
       fmt::format("steps: {} of {} rows ({} per rank, {} micro-batches of {}): {} rows, {:.2f} epochs of {} rows",
                   config.train.max_steps, gbs, gbs / ranks, gbs / ranks / config.batch.micro_batch_size,
                   config.batch.micro_batch_size, format_count(config.train.max_steps * gbs), epochs,
-                  format_count(task.train_rows())),
+                  format_count(task.facts().train_rows)),
       fmt::format("cost: {}FLOP per row, {}FLOP per step, {} tokens per step", format_short(flops),
                   format_short(flops * static_cast<double>(gbs)), format_count(gbs * config.data.seq_length)),
   };
@@ -36,32 +37,27 @@ std::vector<std::string> cost_lines(const Config& config, const TrainingTask& ta
 
 }  // namespace
 
-at::ScalarType compute_dtype(const Config& config, bool use_gpu) {
-  const std::string name = config.precision.compute.value_or(use_gpu ? "bf16" : "fp32");
-  return name == "fp32" ? at::kFloat : name == "fp16" ? at::kHalf : at::kBFloat16;
-}
-
 std::vector<std::string> run_banner(const Config& config, const TrainingTask& task, const MemoryPlan& plan,
                                     const DeviceInfo& device, World& world) {
   const int ranks = world.communicator().size();
   std::vector<std::string> lines = {fmt::format("Trireme {} ({}), {}, {} rank{} on {} ({})", kVersion, kCommit,
                                                 world.launch().description(), ranks, ranks == 1 ? "" : "s", device.name,
                                                 world.communicator().backend())};
-  for (const std::string& line : task.describe()) lines.push_back(line);
+  for (const std::string& line : task.facts().description) lines.push_back(line);
   for (const std::string& line : cost_lines(config, task, ranks)) lines.push_back(line);
   for (const std::string& line : split(describe_plan(plan, task.units()), '\n'))
     if (!line.empty()) lines.push_back(line);
   return lines;
 }
 
-int dry_run(const Config& config, const CommandLine& line, const Launch& launch, const TaskFactory& make_task) {
+int dry_run(const Config& config, const CommandLine& line, const Launch& launch, const ModelFamily& family) {
   const int ranks = line.ranks.value_or(launch.world_size);
   if (launch.rank != 0) return 0;
   // The order of a run, so that of several problems the same one is told.
   check_run_directory(config);
   const bool gpu = line.device_memory_gib.has_value();
   const at::ScalarType dtype = compute_dtype(config, gpu);
-  const auto task = make_task(config, 0, ranks, at::kCPU, dtype);
+  const auto task = family.make_task(config, {0, ranks, at::kCPU, dtype}, family.config);
   const std::filesystem::path checkpoints = std::filesystem::path(config.output.dir) / "checkpoints";
   if (config.lora || list_checkpoints(checkpoints).empty()) task->check_weights();
   PlanQuestion question{config, *task, ranks, gpu, 0};
@@ -79,7 +75,7 @@ int dry_run(const Config& config, const CommandLine& line, const Launch& launch,
   std::string text =
       fmt::format("dry run: {} rank{} on {}, {}\n", ranks, ranks == 1 ? "" : "s",
                   gpu ? fmt::format("GPUs of {:.1f} GiB", *line.device_memory_gib) : "CPUs", c10::toString(dtype));
-  for (const std::string& description : task->describe()) text += description + '\n';
+  for (const std::string& description : task->facts().description) text += description + '\n';
   for (const std::string& cost : cost_lines(config, *task, ranks)) text += cost + '\n';
   text += describe_plan(plan, task->units());
   text += "data: " + report.summary() + '\n';

@@ -2,7 +2,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
-#include "trireme/train/dry_run.h"
+#include "trireme/train/precision.h"
 
 #include <c10/core/ScalarType.h>
 #include <fmt/format.h>
@@ -45,9 +45,9 @@ class Changes {
     if (local > micro)
       add(fmt::format("batch.global_batch_size: {}", question.ranks * micro),
           [&](Config& c) { c.batch.global_batch_size = question.ranks * micro; });
-    if (config.lora && config.precision.frozen != "fp8")
-      add("precision.frozen: fp8", [](Config& c) { c.precision.frozen = "fp8"; });
-    if (!config.lora && question.task.takes_adapters()) add("lora.r: 16", [](Config& c) { c.lora.emplace(); });
+    if (config.lora && config.precision.linear != "fp8")
+      add("precision.linear: fp8", [](Config& c) { c.precision.linear = "fp8"; });
+    if (!config.lora && question.task.facts().takes_adapters) add("lora.r: 16", [](Config& c) { c.lora.emplace(); });
     add_shorter_rows();
   }
 
@@ -156,7 +156,7 @@ PlanInput plan_input(const PlanQuestion& question) {
   else if (config.parallel.shard_size != "auto")
     input.shard_size = std::stoi(config.parallel.shard_size);
   if (config.parallel.reduce_dtype == "compute") input.gradient_bytes = input.compute_bytes;
-  input.frozen_fp8 = config.precision.frozen == "fp8";
+  input.frozen_fp8 = frozen_recipe(config) == Recipe::kFp8Frozen;
   const std::string& recompute = config.parallel.recompute;
   if (recompute != "auto")
     input.recompute = recompute == "full" ? Recompute::kFull : recompute == "mlp" ? Recompute::kMlp : Recompute::kNone;

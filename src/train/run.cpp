@@ -1,6 +1,5 @@
 #include "trireme/train/run.h"
 
-#include "causal_lm_task.h"
 #include "collective_check.h"
 #include "data_scan.h"
 #include "out_of_memory.h"
@@ -32,11 +31,6 @@
 
 namespace trireme {
 
-std::unique_ptr<TrainingTask> make_causal_lm_task(const Config& config, int rank, int world_size, at::Device device,
-                                                  at::ScalarType compute_dtype) {
-  return std::make_unique<CausalLmTask>(config, RankInfo{rank, world_size, device, compute_dtype});
-}
-
 namespace {
 
 int count_nodes(World& world) {
@@ -64,7 +58,7 @@ void log_cache_clear(MlperfLog& mlperf) {
         "TRIREME_CACHES_CLEARED=true or false");
 }
 
-ExitCode train(const Config& config, World& world, const TaskFactory& make_task, const CommandLine& line) {
+ExitCode train(const Config& config, World& world, const ModelFamily& family, const CommandLine& line) {
   Communicator& comm = world.communicator();
   const bool gpu = world.device().is_cuda();
   const at::ScalarType dtype = compute_dtype(config, gpu);
@@ -80,9 +74,10 @@ ExitCode train(const Config& config, World& world, const TaskFactory& make_task,
   mlperf.start("init_start");
 
   std::unique_ptr<TrainingTask> task;
-  collective_check(comm, [&] { task = make_task(config, comm.rank(), comm.size(), world.device(), dtype); });
-  const std::unique_ptr<MlperfEvents> events = task->mlperf_events(mlperf);
-  events->configuration(config, {task->train_samples(), task->eval_samples(),
+  collective_check(comm,
+        [&] { task = family.make_task(config, {comm.rank(), comm.size(), world.device(), dtype}, family.config); });
+  const std::unique_ptr<MlperfEvents> events = family.mlperf_events(mlperf);
+  events->configuration(config, {task->facts().train_samples, task->facts().eval_samples,
                                  config.batch.global_batch_size / comm.size() / config.batch.micro_batch_size,
                                  count_nodes(world), weight_names(*task)});
   // Where everything is trained a checkpoint replaces every weight: the base model need not be there any more.
@@ -125,8 +120,7 @@ ExitCode train(const Config& config, World& world, const TaskFactory& make_task,
 }
 
 /// Joins the world, trains, and sees to it that a failure of one rank ends all of them.
-int join_and_train(const Config& config, const Launch& launch, const Application& application,
-                   const CommandLine& line) {
+int join_and_train(const Config& config, const Launch& launch, const ModelFamily& family, const CommandLine& line) {
   install_signal_handlers();
   set_log_rank(launch.rank, launch.world_size);
   const std::unique_ptr<World> world = World::join(launch, visible_gpus() > 0, &rank_watchdog());
@@ -135,8 +129,8 @@ int join_and_train(const Config& config, const Launch& launch, const Application
   set_stack_speaker(fmt::format("rank {} on {}", rank, world->hosts()[static_cast<size_t>(size > 1 ? rank : 0)]));
   try {
     // MPI may know of more ranks than the environment told.
-    if (size != launch.world_size) (void)load_config(line.config, line.overrides, application.program, size);
-    const ExitCode code = train(config, *world, application.make_task, line);
+    if (size != launch.world_size) (void)load_config(line.config, line.overrides, family.config, size);
+    const ExitCode code = train(config, *world, family, line);
     world->leave();
     return static_cast<int>(code);
   } catch (const CollectiveError& error) {
@@ -154,26 +148,24 @@ int join_and_train(const Config& config, const Launch& launch, const Application
 
 }  // namespace
 
-int train_main(int argc, char** argv, const Application& application) {
-  const char* program = application.name;
-  const TaskFactory& make_task = application.make_task;
-  return run_main(program, [&]() -> int {
+int train_main(int argc, char** argv, const ModelFamily& family) {
+  return run_main(family.config.program.c_str(), [&]() -> int {
     install_stack_handlers();
     check_fault_specifications();
     const Launch launch = detect_launch();
     bool joining = false;  // until then every rank finds the same problems, and one of them says them
     try {
-      const CommandLine line = parse_command_line(argc, argv, program);
+      const CommandLine line = parse_command_line(argc, argv, family);
       if (line.handled) return line.exit_code;
       const int64_t ranks = line.dry_run ? line.ranks.value_or(launch.world_size) : launch.world_size;
-      const Config config = load_config(line.config, line.overrides, application.program, ranks);
+      const Config config = load_config(line.config, line.overrides, family.config, ranks);
       if (line.print_config) {
         std::fputs(print_config(config).c_str(), stdout);
         return 0;
       }
-      if (line.dry_run) return dry_run(config, line, launch, make_task);
+      if (line.dry_run) return dry_run(config, line, launch, family);
       joining = true;
-      return join_and_train(config, launch, application, line);
+      return join_and_train(config, launch, family, line);
     } catch (const Error&) {
       if (joining || launch.rank == 0) throw;
       return static_cast<int>(ExitCode::kConfig);

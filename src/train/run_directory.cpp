@@ -124,7 +124,8 @@ struct DirectoryState {
 std::vector<std::string> accept_configuration(const std::filesystem::path& path, const Config& config) {
   Config before;
   try {
-    before = load_config(path / "config.yaml", {});
+    before =
+        parse_config(read_text_file(path / "config.yaml", ExitCode::kCannotWrite), (path / "config.yaml").string());
   } catch (const Error& error) {
     throw WriteError(
         fmt::format("{}\noutput.dir {} belongs to a run whose config.yaml cannot be read: choose "

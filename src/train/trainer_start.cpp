@@ -14,6 +14,7 @@
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/time.h"
+#include "trireme/train/precision.h"
 #include "trireme/train/signals.h"
 #include "trireme/version.h"
 #include "trireme/watchdog/progress.h"
@@ -71,10 +72,8 @@ Trainer::Trainer(const Config& config, World& world, TrainingTask& task, const M
   const at::Device target = world.device();
   stop_vote_ = std::make_unique<StopVote>(comm_, target);
   units_ = std::make_unique<ShardedUnits>(
-      task.units(), comm_, target,
-      ShardingOptions{compute_dtype, plan.shard_size, plan.resident,
-                      config.precision.frozen == "fp8" ? Recipe::kFp8Frozen : Recipe::kCompute,
-                      config.precision.encoder == "fp8" ? Recipe::kFp8Delayed : Recipe::kCompute,
+      task.units(), comm_, device_,
+      ShardingOptions{compute_dtype, plan.shard_size, plan.resident, frozen_recipe(config), trained_recipe(config),
                       config.parallel.reduce_dtype == "compute" ? compute_dtype : at::kFloat});
   if (!units_->gather_path().empty()) log_info("frozen shards are " + units_->gather_path());
   optimizer_ = make_optimizer(config.optimizer, units_->trained(), comm_);

@@ -19,16 +19,16 @@ inline const std::filesystem::path kFixtures =
     std::filesystem::path(TRIREME_SOURCE_DIR) / "tests" / "config" / "fixtures";
 
 /// A file that goes away with the object.
-class ConfigFile {
+class TextFile {
  public:
-  explicit ConfigFile(const std::string& content) {
+  explicit TextFile(const std::string& content) {
     std::string pattern = (std::filesystem::temp_directory_path() / "trireme-config-XXXXXX").string();
     const int fd = mkstemp(pattern.data());
     if (fd >= 0) close(fd);
     path_ = pattern;
     std::ofstream(path_, std::ios::binary) << content;
   }
-  ~ConfigFile() { std::filesystem::remove(path_); }
+  ~TextFile() { std::filesystem::remove(path_); }
   const std::filesystem::path& path() const { return path_; }
 
  private:
@@ -47,7 +47,7 @@ inline std::vector<std::string> problems_of(const std::filesystem::path& file,
 }
 
 inline Config load_text(const std::string& text, const std::vector<std::string>& overrides = {}) {
-  const ConfigFile file(text);
+  const TextFile file(text);
   return load_config(file.path(), overrides);
 }
 

@@ -34,7 +34,7 @@ const std::map<std::string, std::vector<std::string>> kExpected = {
       "13:11: schedule.min_lr 0.01 is more than optimizer.lr 0.0004",
       "17:18: eval.every_samples needs data.valid, which is not given",
       "18:16: eval.target_loss needs data.valid, which is not given",
-      "20:11: precision.frozen fp8 needs a 'lora' section: without one no weight is frozen"}},
+      "20:15: precision.fp8_recipe delayed needs precision.linear: fp8"}},
     {"complex_key", {"8:3: a key must be a word, not a list", "10:3: a key must be a word, not a mapping"}},
     {"control_04", {"8:1: control byte 0x04"}},
     {"crlf_unicode_error",

@@ -24,7 +24,7 @@ std::string repeat(const std::string& piece, size_t bytes) {
 
 // Loads in a child, so that its peak memory is its own; true if it was refused as a configuration error.
 void expect_refused_cheaply(const std::string& name, const std::string& content) {
-  const ConfigFile file(content);
+  const TextFile file(content);
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) _exit(problems_of(file.path()).empty() ? 1 : 0);
@@ -67,7 +67,7 @@ TEST(Limits, AMebibyteOfTheSame) {
 }
 
 TEST(Limits, FilesOverOneMebibyteAreNotRead) {
-  const ConfigFile file(repeat("# comment\n", 10 << 20));
+  const TextFile file(repeat("# comment\n", 10 << 20));
   const auto lines = problems_of(file.path());
   ASSERT_EQ(lines.size(), 2U);
   EXPECT_NE(lines[0].find(":1:1: the file has 10485760 bytes"), std::string::npos) << lines[0];
@@ -76,7 +76,7 @@ TEST(Limits, FilesOverOneMebibyteAreNotRead) {
 TEST(Limits, ProblemsPastTheHundredthAreCounted) {
   std::string text = std::string(kMinimal) + "optimizer:\n";
   for (int i = 0; i < 1000; ++i) text += "  zebra_" + std::to_string(i) + ": 1\n";
-  const ConfigFile file(text);
+  const TextFile file(text);
   const auto lines = problems_of(file.path());
   ASSERT_EQ(lines.size(), 102U);
   EXPECT_EQ(lines[100], "… and 900 more");
@@ -84,15 +84,15 @@ TEST(Limits, ProblemsPastTheHundredthAreCounted) {
 }
 
 TEST(Limits, LongValuesAreCutInMessages) {
-  const ConfigFile file(std::string(kMinimal) + "train: {loss: " + repeat("x", 5000) + "}\n");
+  const TextFile file(std::string(kMinimal) + "train: {loss: " + repeat("x", 5000) + "}\n");
   const auto lines = problems_of(file.path());
   ASSERT_EQ(lines.size(), 2U);
   EXPECT_LT(lines[0].size(), 300U);
 }
 
 TEST(Limits, PathsOver4096BytesAreRefused) {
-  const ConfigFile file("model: {path: " + repeat("x", 5000) + "}\ndata: {train: t, seq_length: 8}\n" +
-                           "output: {dir: /o}\n");
+  const TextFile file("model: {path: " + repeat("x", 5000) + "}\ndata: {train: t, seq_length: 8}\n" +
+                      "output: {dir: /o}\n");
   const auto lines = problems_of(file.path());
   ASSERT_EQ(lines.size(), 2U);
   EXPECT_NE(lines[0].find("longer than 4096 bytes"), std::string::npos) << lines[0];

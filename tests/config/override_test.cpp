@@ -4,7 +4,7 @@ namespace trireme {
 namespace {
 
 std::vector<std::string> problems_with(const std::vector<std::string>& overrides) {
-  const ConfigFile file(kMinimal);
+  const TextFile file(kMinimal);
   auto lines = problems_of(file.path(), overrides);
   if (!lines.empty()) lines.pop_back();
   return lines;
@@ -52,7 +52,7 @@ TEST(Override, RepairsWhatTheFileHasWrong) {
 }
 
 TEST(Override, RelativePathsCountFromTheFilesDirectory) {
-  const ConfigFile file(kMinimal);
+  const TextFile file(kMinimal);
   const Config config = load_config(file.path(), {"output.dir=../x/./runs/"});
   const auto base = std::filesystem::absolute(file.path()).parent_path();
   EXPECT_EQ(config.output.dir, (base.parent_path() / "x" / "runs").string());
@@ -99,7 +99,7 @@ TEST(Override, MalformedOnesAreAllReported) {
 }
 
 TEST(Override, ProblemsOfTheFileComeFirst) {
-  const ConfigFile file(std::string(kMinimal) + "optimizer: {lr: x}\n");
+  const TextFile file(std::string(kMinimal) + "optimizer: {lr: x}\n");
   const auto lines = problems_of(file.path(), {"train.seed=-1"});
   ASSERT_EQ(lines.size(), 3U);
   EXPECT_EQ(lines[0], file.path().string() + ":4:17: optimizer.lr must be a number >= 0, not 'x'");

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PRESETS = ROOT / "models" / "llama" / "presets"
+PRESETS = ROOT / "models" / "decoder" / "presets"
 LLAMA2_70B = dict(hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64, num_key_value_heads=8)
 LLAMA2_7B = dict(hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=32)
 # Preset: shape, vocabulary, GPUs, parameters of the base, trained parameters. 103,546,880 is what PEFT reports for the recipe.

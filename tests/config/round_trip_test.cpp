@@ -48,8 +48,8 @@ class Generator {
     if (coin()) c.eval.skip_first = coin() ? "mlperf" : std::to_string(integer(0, 1000));
     if (coin()) c.precision.compute = word({"fp32", "bf16", "fp16"});
     if (c.precision.compute == "fp16" && coin()) c.precision.loss_scale = 1 + 1000 * fraction();
-    c.precision.frozen = c.lora && coin() ? "fp8" : "bf16";
-    c.precision.encoder = coin() ? "fp8" : "compute";
+    c.precision.linear = coin() ? "fp8" : "compute";
+    if (c.precision.linear == "fp8" && !c.lora && coin()) c.precision.fp8_recipe = "delayed";
     c.parallel = {coin() ? word({"auto", "world"}) : std::to_string(integer(1, 1024)),
                   word({"auto", "none", "mlp", "full"})};
     c.output.dir = path();
@@ -155,7 +155,7 @@ TEST(RoundTrip, ResolvedPathsDoNotDependOnWhereTheyAreRead) {
 TEST(Help, NamesEveryKeyThatIsPrinted) {
   Config config;
   config.lora.emplace();
-  const std::string help = describe_config();
+  const std::string help = describe_config({});
   int keys = 0;
   for (const std::string& line : split(print_config(config), '\n')) {
     const size_t colon = line.find(':');

@@ -5,9 +5,9 @@ namespace {
 
 /// The problems of a configuration on so many ranks, without file and place of each, nor the closing line.
 std::vector<std::string> on_ranks(const std::string& text, int64_t ranks) {
-  const ConfigFile file(std::string(kMinimal) + text);
+  const TextFile file(std::string(kMinimal) + text);
   try {
-    load_config(file.path(), {}, Program::kAny, ranks);
+    load_config(file.path(), {}, {}, ranks);
     return {};
   } catch (const ConfigError& error) {
     std::vector<std::string> lines = split(error.what(), '\n');
@@ -51,10 +51,10 @@ TEST(World, ShardSizeMustDivideTheRanks) {
 }
 
 TEST(World, StandsWithItsPlaceAmongTheOtherProblems) {
-  const ConfigFile file(std::string(kMinimal) +
-                           "batch: {global_batch_size: 10}\nparallel: {shard_size: 3}\ntrain: {loss: none}\n");
+  const TextFile file(std::string(kMinimal) +
+                      "batch: {global_batch_size: 10}\nparallel: {shard_size: 3}\ntrain: {loss: none}\n");
   try {
-    load_config(file.path(), {"optimizer.lr=-1"}, Program::kAny, 4);
+    load_config(file.path(), {"optimizer.lr=-1"}, {}, 4);
     FAIL() << "accepted";
   } catch (const ConfigError& error) {
     const auto lines = split(error.what(), '\n');
@@ -71,88 +71,84 @@ TEST(Rules, LimitsThemselvesAreAllowed) {
       load_text(std::string(kMinimal) +
                 "schedule: {warmup_steps: 10, min_lr: 1e-4}\ntrain: {max_steps: 10, seed: 4294967295}\n"
                 "optimizer: {lr: 1e-4, betas: [0, 0.9999], weight_decay: 0, grad_clip: 0}\n"
-                "lora: {dropout: 0, target_modules: [qkv_proj, o_proj]}\nprecision: {frozen: fp8}\n"
+                "lora: {dropout: 0, target_modules: [qkv_proj, o_proj]}\nprecision: {linear: fp8}\n"
                 "eval: {skip_first: 0}\n");
   EXPECT_EQ(config.train.seed, 4294967295);
   EXPECT_EQ(config.eval.skip_first, "0");
 }
 
 TEST(Rules, NoRuleSpeaksOfAValueThatCouldNotBeRead) {
-  const ConfigFile file(std::string(kMinimal) + "batch: {global_batch_size: x, micro_batch_size: 3}\n");
+  const TextFile file(std::string(kMinimal) + "batch: {global_batch_size: x, micro_batch_size: 3}\n");
   const auto lines = problems_of(file.path());
   ASSERT_EQ(lines.size(), 2U) << join(lines, "\n");
   EXPECT_NE(lines[0].find("must be an integer"), std::string::npos);
 }
 
 TEST(Rules, TokensOfARunMustBeCountable) {
-  const ConfigFile file(std::string(kMinimal) +
-                           "train: {max_steps: 2147483647}\nbatch: {global_batch_size: 2147483647}\n");
+  const TextFile file(std::string(kMinimal) +
+                      "train: {max_steps: 2147483647}\nbatch: {global_batch_size: 2147483647}\n");
   const auto lines = problems_of(file.path());
   ASSERT_EQ(lines.size(), 2U);
   EXPECT_NE(lines[0].find("more tokens than can be counted"), std::string::npos) << lines[0];
 }
 
-/// Keys named by the problems of a file that a program refuses.
-std::string refused(const std::string& text, Program program) {
-  const ConfigFile file(std::string(kMinimal) + text);
+/// The problems of a file that a program refuses; empty: it takes it.
+std::string refused(const std::string& text, const ConfigFamily& family = {}) {
+  const TextFile file(std::string(kMinimal) + text);
   try {
-    load_config(file.path(), {}, program);
+    load_config(file.path(), {}, family);
   } catch (const ConfigError& error) {
     return error.what();
   }
   return "";
 }
 
-TEST(Rules, KeysOfTheOtherProgramAreRefusedWhereTheyStand) {
-  const std::string bert =
-      "batch: {packing_rate: 2}\noptimizer: {clip: local}\ntrain: {loss: rank_mean}\n"
-      "eval: {skip_first: 1}\n";
-  EXPECT_EQ(refused(bert, Program::kBert), "");
-  EXPECT_EQ(refused(bert, Program::kAny), "");
-  const std::string problems = refused(bert, Program::kLlama);
-  for (const char* part : {":4:23: batch.packing_rate", ":5:19: optimizer.clip", ":6:15: train.loss", "3 problems"})
-    EXPECT_NE(problems.find(part), std::string::npos) << part << " in " << problems;
-  const std::string llama = "lora: {r: 4}\nparallel: {recompute: mlp}\n";
-  EXPECT_EQ(refused(llama, Program::kLlama), "");
-  EXPECT_NE(refused(llama, Program::kBert).find("parallel.recompute mlp"), std::string::npos);
-  EXPECT_NE(refused(llama, Program::kBert).find("train_bert trains all parameters"), std::string::npos);
-  const ConfigFile minimal(kMinimal);
-  const std::vector<std::string> resized = {"model.vocab_size=32008", "model.pad_vocab_to=64"};
-  EXPECT_EQ(load_config(minimal.path(), resized, Program::kLlama).model.vocab_size, 32008);
-  EXPECT_THROW(load_config(minimal.path(), resized, Program::kBert), ConfigError);
-  EXPECT_EQ(load_config(minimal.path(), {resized[1]}, Program::kBert).model.pad_vocab_to, 64);
-  // What a resolved configuration prints, defaults included, is every program's.
-  const Config plain = load_text(kMinimal);
-  const ConfigFile printed(print_config(plain));
-  EXPECT_EQ(load_config(printed.path(), {}, Program::kLlama), plain);
-  EXPECT_EQ(load_config(printed.path(), {}, Program::kBert), plain);
-}
-
 TEST(Rules, ADropoutThatWouldDropNothingIsRefused) {
-  const std::string problem = refused("lora: {dropout: 7e-06}\n", Program::kLlama);
+  const std::string problem = refused("lora: {dropout: 7e-06}\n");
   EXPECT_NE(problem.find(":4:17: lora.dropout 7e-06 is less than half a step of 1/65536 and would drop nothing: "
                          "nearest are 0 and 1.52587890625e-05"),
             std::string::npos)
       << problem;
-  EXPECT_NE(refused("lora: {dropout: 0.999995}\n", Program::kLlama).find("would drop everything"), std::string::npos);
-  EXPECT_EQ(refused("lora: {dropout: 8e-06}\n", Program::kLlama), "");
+  EXPECT_NE(refused("lora: {dropout: 0.999995}\n").find("would drop everything"), std::string::npos);
+  EXPECT_EQ(refused("lora: {dropout: 8e-06}\n"), "");
 }
 
 TEST(Rules, AProfiledStepIsOneOfTheRun) {
-  EXPECT_NE(refused("train: {max_steps: 10}\nlogging: {profile_step: 11}\n", Program::kAny)
+  EXPECT_NE(refused("train: {max_steps: 10}\nlogging: {profile_step: 11}\n")
                 .find(":5:25: logging.profile_step 11 comes after the last step, train.max_steps 10"),
             std::string::npos);
-  EXPECT_EQ(refused("train: {max_steps: 10}\nlogging: {profile_step: 10}\n", Program::kAny), "");
+  EXPECT_EQ(refused("train: {max_steps: 10}\nlogging: {profile_step: 10}\n"), "");
 }
 
 TEST(Rules, WhatThisVersionLacksIsRefusedWhereItStands) {
-  EXPECT_NE(refused("logging: {tensorboard: true}\n", Program::kLlama).find(":4:24: logging.tensorboard"),
+  EXPECT_NE(refused("logging: {tensorboard: true}\n", {.program = "train_x"}).find(":4:24: logging.tensorboard"),
             std::string::npos);
 }
 
 TEST(Rules, ALossScaleNeedsFp16) {
-  EXPECT_NE(refused("precision: {loss_scale: 1024}\n", Program::kAny).find("precision.loss_scale"), std::string::npos);
-  EXPECT_EQ(refused("precision: {loss_scale: 1024, compute: fp16}\n", Program::kAny), "");
+  EXPECT_NE(refused("precision: {loss_scale: 1024}\n").find("precision.loss_scale"), std::string::npos);
+  EXPECT_EQ(refused("precision: {loss_scale: 1024, compute: fp16}\n"), "");
+}
+
+TEST(Rules, AnFp8RecipeNeedsMatricesThatAreTrainedInFp8) {
+  EXPECT_EQ(refused("precision: {linear: fp8}\n"), "");
+  EXPECT_EQ(refused("precision: {linear: fp8, fp8_recipe: delayed}\n"), "");
+  EXPECT_EQ(refused("precision: {linear: fp8}\nlora: {r: 4}\n"), "");
+  const auto expect = [](const std::string& text, const std::string& problem) {
+    EXPECT_NE(refused(text).find(problem), std::string::npos) << text << refused(text);
+  };
+  expect("precision: {fp8_recipe: rowwise}\n", ":4:25: precision.fp8_recipe rowwise needs precision.linear: fp8");
+  for (const char* recipe : {"rowwise", "tensorwise"})
+    expect(std::string("precision: {linear: fp8, fp8_recipe: ") + recipe + "}\n",
+           std::string(":4:38: precision.fp8_recipe ") + recipe + " is not available in this version");
+  expect("precision: {linear: fp8, fp8_recipe: delayed}\nlora: {r: 4}\n",
+         ":4:38: precision.fp8_recipe delayed is for trained matrices");
+  // A program that trains in the compute type only.
+  const ConfigFamily plain{.program = "train_x", .features = FeatureSet(Feature::kAdapters)};
+  EXPECT_NE(refused("precision: {linear: fp8}\n", plain)
+                .find(":4:21: precision.linear fp8 without a 'lora' section is not for train_x"),
+            std::string::npos);
+  EXPECT_EQ(refused("precision: {linear: fp8}\nlora: {r: 4}\n", plain), "");
 }
 
 }  // namespace

@@ -58,10 +58,11 @@ def exit_codes(s):
     # The other program's keys, by name and place; all of them in one go.
     done = s.train("eval.target_accuracyy=0.7", "lora.r=4", "parallel.recompute=mlp", expect=2)
     assert "Did you mean 'target_accuracy'" in done.stderr.replace("eval.target_accuracy'", "target_accuracy'"), done.stderr
-    assert "train_bert trains all parameters" in done.stderr and "parallel.recompute mlp" in done.stderr, done.stderr
+    assert "not for train_bert, which trains all parameters" in done.stderr and "parallel.recompute mlp" in done.stderr, done.stderr
     done = s.train("train.loss=rank_mean", "eval.target_accuracy=0.7", "optimizer.clip=local", "eval.samples=3", "precision.encoder=fp8", expect=2,
                    program="train_llama")
-    for key in ("precision.encoder", "train.loss", "eval.target_accuracy", "optimizer.clip", "eval.samples", "batch.packing_rate"):
+    assert "precision.encoder is now precision.linear: write 'linear: fp8'" in done.stderr, done.stderr
+    for key in ("train.loss", "eval.target_accuracy", "optimizer.clip", "eval.samples", "batch.packing_rate"):
         assert key in done.stderr, (key, done.stderr)
     done = s.train("precision.loss_scale=1024", expect=2)
     assert "precision.loss_scale" in done.stderr
@@ -169,11 +170,11 @@ def ranks(s):
 
 def fp8(s):
     """The encoder in FP8, emulated: losses as without, the same on two ranks but for the first step's scales, and resumed to the bit."""
-    encoder = ("precision.encoder=fp8", "train.max_steps=12", "batch.micro_batch_size=4")
-    s.train(*encoder, "output.dir=plain", "precision.encoder=compute")
-    s.train(*encoder, "output.dir=whole", "output.save_every_samples=40")
-    s.train(*encoder, "output.dir=two", ranks=2)
-    s.train(*encoder, "output.dir=again", "parallel.recompute=full")
+    fp8 = ("precision.linear=fp8", "train.max_steps=12", "batch.micro_batch_size=4")
+    s.train(*fp8, "output.dir=plain", "precision.linear=compute")
+    s.train(*fp8, "output.dir=whole", "output.save_every_samples=40")
+    s.train(*fp8, "output.dir=two", ranks=2)
+    s.train(*fp8, "output.dir=again", "parallel.recompute=full")
     assert [m["loss"] for m in s.metrics("again")] == [m["loss"] for m in s.metrics("whole")], "what backward forms again differs"
     plain, whole, two = ([m["loss"] for m in s.metrics(name)] for name in ("plain", "whole", "two"))
     worst = [max(abs(a / b - 1) for a, b in zip(losses, whole)) for losses in (plain, two)]
@@ -185,7 +186,7 @@ def fp8(s):
     with open(f"{s.work}/whole/model/model.safetensors", "rb") as file:
         weights = file.read()
     shutil.rmtree(f"{s.work}/whole/model")  # as a run that died before its end
-    s.train(*encoder, "output.dir=whole", "output.save_every_samples=40")
+    s.train(*fp8, "output.dir=whole", "output.save_every_samples=40")
     assert [m["loss"] for m in s.metrics("whole")] == whole
     with open(f"{s.work}/whole/model/model.safetensors", "rb") as file:
         assert file.read() == weights, "a resumed run ends in other weights"

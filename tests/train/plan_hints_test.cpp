@@ -7,7 +7,7 @@
 #include "trireme/config/config.h"
 #include "trireme/formats/decoder_config.h"
 #include "trireme/formats/npy.h"
-#include "trireme/train/run.h"
+#include "trireme/train/model_family.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -20,6 +20,7 @@
 namespace trireme {
 namespace {
 
+const ModelFamily& kLlama = model_family("train_llama");
 constexpr const char* kLora = "lora.r=16";
 
 struct Case {
@@ -37,7 +38,7 @@ const std::vector<Case> kCases = {
     {"llama2-70b", 8, 80, 4096, {"batch.global_batch_size=8"}},
     {"llama2-70b", 1, 80, 8192, {kLora, "batch.global_batch_size=8"}},
     {"llama2-70b", 1, 141, 8192, {kLora, "batch.global_batch_size=8"}},
-    {"llama2-70b", 1, 80, 32768, {kLora, "precision.frozen=fp8"}},
+    {"llama2-70b", 1, 80, 32768, {kLora, "precision.linear=fp8"}},
     {"llama2-7b", 1, 40, 8192, {kLora, "parallel.recompute=none", "batch.micro_batch_size=8"}},
     {"llama2-13b", 8, 80, 4096, {"parallel.shard_size=1", "batch.global_batch_size=8"}},
     {"llama2-7b", 4, 40, 4096, {"precision.compute=fp32", "batch.global_batch_size=32"}},
@@ -104,8 +105,8 @@ TEST_F(Hints, TheFirstOneFollowedFitsOrLacksWhatItSays) {
   int fitting = 0;
   for (const Case& c : kCases) {
     const auto file = write(c);
-    const Config config = load_config(file, c.settings, Program::kLlama, c.ranks);
-    const auto task = make_causal_lm_task(config, 0, c.ranks, at::kCPU, at::kBFloat16);
+    const Config config = load_config(file, c.settings, kLlama.config, c.ranks);
+    const auto task = kLlama.make_task(config, {0, c.ranks, at::kCPU, at::kBFloat16}, kLlama.config);
     const auto memory = static_cast<int64_t>(c.memory_gib * (1 << 30));
     std::string message;
     try {
@@ -123,7 +124,7 @@ TEST_F(Hints, TheFirstOneFollowedFitsOrLacksWhatItSays) {
     settings.insert(settings.end(), advice.overrides.begin(), advice.overrides.end());
     const int ranks = advice.ranks > 0 ? advice.ranks : c.ranks;
     // What the user would do: the rules of the configuration hold for the advice, too.
-    const Config followed = load_config(file, settings, Program::kLlama, ranks);
+    const Config followed = load_config(file, settings, kLlama.config, ranks);
     const PlanInput input = plan_input({followed, *task, ranks, /*gpu=*/true, memory});
     if (advice.lacking.empty()) {
       ++fitting;
@@ -138,8 +139,8 @@ TEST_F(Hints, TheFirstOneFollowedFitsOrLacksWhatItSays) {
 
 TEST_F(Hints, AccumulationIsNamedAndItsEndOffered) {
   const Case& c = kCases[1];
-  const Config config = load_config(write(c), c.settings, Program::kLlama, c.ranks);
-  const auto task = make_causal_lm_task(config, 0, c.ranks, at::kCPU, at::kBFloat16);
+  const Config config = load_config(write(c), c.settings, kLlama.config, c.ranks);
+  const auto task = kLlama.make_task(config, {0, c.ranks, at::kCPU, at::kBFloat16}, kLlama.config);
   try {
     (void)plan_run({config, *task, c.ranks, /*gpu=*/true, int64_t{80} << 30});
     FAIL() << "fits";
@@ -147,7 +148,7 @@ TEST_F(Hints, AccumulationIsNamedAndItsEndOffered) {
     const std::string message = error.what();
     EXPECT_NE(message.find("whole on every rank because 16 passes add up"), std::string::npos) << message;
     EXPECT_NE(message.find("batch."), std::string::npos) << message;
-    EXPECT_EQ(message.find("precision.frozen"), std::string::npos) << "no weight is frozen: " << message;
+    EXPECT_EQ(message.find("precision.linear"), std::string::npos) << "no weight is frozen: " << message;
   }
 }
 

@@ -129,7 +129,7 @@ def fp8(site):
     """Frozen weights in FP8: close to plain ones, the same on any number of ranks and with any recomputation."""
     evaluate = ["eval.every_samples=24"]
     site.train("output.dir=plain", *evaluate)
-    site.train("output.dir=fp8", "precision.frozen=fp8", *evaluate)
+    site.train("output.dir=fp8", "precision.linear=fp8", *evaluate)
     plain, quantised = ([line["loss"] for line in site.metrics(run)] for run in ("plain", "fp8"))
     assert plain != quantised, "nothing was quantised"
     for a, b in zip(plain, quantised):
@@ -139,10 +139,33 @@ def fp8(site):
     # Gate and up projections are kept in FP8, and formed again in the compute dtype.
     for name, ranks, bound, overrides in [("sharded", 2, 2e-6, ["parallel.shard_size=world"]), ("mlp", 0, 1e-4, ["parallel.recompute=mlp"]),
                                           ("full", 2, 2e-6, ["parallel.recompute=full", "parallel.shard_size=2"])]:
-        site.train(f"output.dir={name}", "precision.frozen=fp8", *evaluate, *overrides, ranks=ranks)
+        site.train(f"output.dir={name}", "precision.linear=fp8", *evaluate, *overrides, ranks=ranks)
         for a, b in zip(quantised, (line["loss"] for line in site.metrics(name))):
             assert abs(a - b) <= bound * a, (name, a, b)
-    site.train("output.dir=none", "precision.frozen=fp8", "lora=null", expect=2)
+    # Trained matrices: delayed scales, the only recipe that there is.
+    full = ("lora=null", "optimizer.lr=1e-4")
+    site.train("output.dir=trained", *full)
+    for name, ranks, overrides in (("trained8", 0, []), ("trained8-again", 0, ["parallel.recompute=full"]), ("trained8-cut", 2, ["parallel.shard_size=2"])):
+        site.train(f"output.dir={name}", "precision.linear=fp8", "precision.fp8_recipe=delayed", *full, *overrides, ranks=ranks)
+    compute, one, again, two = ([line["loss"] for line in site.metrics(run)] for run in ("trained", "trained8", "trained8-again", "trained8-cut"))
+    assert one == again, "what backward forms again differs"
+    worst = [max(abs(a / b - 1) for a, b in zip(losses, one)) for losses in (compute, two)]
+    print(f"all trained: losses differ by {worst[0]:.1e} from the compute type's, by {worst[1]:.1e} on two ranks")
+    assert 0 < worst[0] < 1e-2 and worst[1] < 5e-3, (compute, one, two)
+    done = site.train("output.dir=none", "precision.linear=fp8", "precision.fp8_recipe=rowwise", "lora=null", expect=2)
+    assert "precision.fp8_recipe rowwise is not available" in done.stderr, done.stderr
+    # A run of an earlier version goes on: its configuration has the words of that time.
+    site.train("output.dir=old", "precision.linear=fp8", "output.save_every_samples=16")
+    with open(f"{site.work}/old/config.yaml") as file:
+        text = file.read()
+    before = text.replace("  linear: fp8\n  fp8_recipe: auto\n", "  frozen: fp8\n  encoder: compute\n")
+    assert before != text, text
+    with open(f"{site.work}/old/config.yaml", "w") as file:
+        file.write(before)
+    done = site.train("output.dir=old", "precision.linear=compute", "train.max_steps=8", expect=73)
+    assert "precision.linear was fp8, is compute" in done.stderr, done.stderr
+    site.train("output.dir=old", "precision.linear=fp8", "output.save_every_samples=16", "train.max_steps=8")
+    assert site.metrics("old")[-1]["step"] == 8
 
 
 def mlperf_log(site):

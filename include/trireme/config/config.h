@@ -9,13 +9,15 @@
 #include <utility>
 #include <vector>
 
+#include "trireme/config/features.h"
+
 namespace trireme {
 
 struct ModelSection {
   std::string path;
   std::string init = "checkpoint";      // checkpoint | random
-  std::optional<int64_t> vocab_size;    // train_llama: rows of the vocabulary to train with; null = the model's
-  std::optional<int64_t> pad_vocab_to;  // null = 8 for train_bert, none for train_llama
+  std::optional<int64_t> vocab_size;    // rows of the vocabulary to train with; null = the model's
+  std::optional<int64_t> pad_vocab_to;  // null = ConfigFamily::vocab_multiple
   bool operator==(const ModelSection&) const = default;
 };
 struct LoraSection {
@@ -34,7 +36,7 @@ struct DataSection {
 };
 struct BatchSection {
   int64_t global_batch_size = 8, micro_batch_size = 1;
-  double packing_rate = 1;  // train_bert
+  double packing_rate = 1;  // samples that a row counts for
   bool operator==(const BatchSection&) const = default;
 };
 struct OptimizerSection {
@@ -65,15 +67,15 @@ struct EvalSection {
   std::optional<int64_t> every_samples;
   std::optional<std::string> skip_first;  // null, "mlperf", or a count
   std::optional<double> target_loss;
-  std::optional<int64_t> samples;         // train_bert
-  std::optional<double> target_accuracy;  // train_bert
+  std::optional<int64_t> samples;  // the first so many of data.valid; null = all
+  std::optional<double> target_accuracy;
   bool operator==(const EvalSection&) const = default;
 };
 struct PrecisionSection {
   std::optional<std::string> compute;  // default: bf16 on a GPU, fp32 on a CPU
-  std::string frozen = "bf16";
-  std::string encoder = "compute";   // train_bert: compute | fp8
-  std::optional<double> loss_scale;  // fp16: what the dynamic scale starts from
+  std::string linear = "compute";      // products of the blocks' matrices: compute | fp8
+  std::string fp8_recipe = "auto";     // of trained matrices: auto | rowwise | tensorwise | delayed
+  std::optional<double> loss_scale;    // fp16: what the dynamic scale starts from
   bool operator==(const PrecisionSection&) const = default;
 };
 struct ParallelSection {
@@ -97,10 +99,6 @@ struct LoggingSection {
   bool operator==(const LoggingSection&) const = default;
 };
 
-/// Whose configuration a file is: keys that a program has no use for are refused where they are set to something else
-/// than their default. kAny: a file whose program is not known yet.
-enum class Program { kAny, kLlama, kBert };
-
 struct Config {
   ModelSection model;
   std::optional<LoraSection> lora;
@@ -117,6 +115,15 @@ struct Config {
   bool operator==(const Config&) const = default;
 };
 
+/// Whose configuration a file is. Keys that it has no feature for are refused where they are set to something else than
+/// their default, and neither offered in messages nor listed in --help.
+struct ConfigFamily {
+  std::string program;  // "train_llama", for messages; empty: a file of any program
+  FeatureSet features = FeatureSet::all();
+  int64_t vocab_multiple = 1;  // rows fill the vocabulary up to a multiple of this where model.pad_vocab_to is null
+  Config defaults = {};        // of keys that a file does not give
+};
+
 /// Reads FILE, applies `--set a.b.c=value` overrides, resolves relative paths against the file's directory, validates
 /// every rule that needs no other file. Overrides: the last of equal keys wins, a value is a YAML scalar or a list in
 /// brackets, `lora=null` removes the section and `lora.r=8` makes it; relative paths count from the file's directory
@@ -124,9 +131,10 @@ struct Config {
 /// All problems come in one ConfigError: one line each, `file:line:column: what is wrong. Did you mean 'x'?`
 /// (overrides: `--set a.b.c=value: …`), and a closing line that counts them.
 Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides,
-                   Program program = Program::kAny, std::optional<int64_t> world_size = std::nullopt);
+                   const ConfigFamily& family = {}, std::optional<int64_t> world_size = std::nullopt);
 
-/// The same for the text that print_config() gave, `name` standing for the file in messages.
+/// The same for the text that print_config() gave, `name` standing for the file in messages. Text of earlier versions
+/// is read as what it meant: a key that has another name now becomes that.
 Config parse_config(const std::string& text, const std::string& name);
 
 /// YAML that load_config() reads back to the same Config (absolute paths, all keys, exact numbers).
@@ -136,7 +144,7 @@ std::string print_config(const Config& config);
 /// "null".
 std::vector<std::pair<std::string, std::string>> flatten_config(const Config& config);
 
-/// Every key with type, default and meaning, for --help.
-std::string describe_config();
+/// Every key of `family` with type, default and meaning, for --help.
+std::string describe_config(const ConfigFamily& family);
 
 }  // namespace trireme

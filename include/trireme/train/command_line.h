@@ -8,6 +8,8 @@
 
 namespace trireme {
 
+struct ModelFamily;
+
 struct CommandLine {
   std::filesystem::path config;
   std::vector<std::string> overrides;  // "a.b.c=value"
@@ -20,7 +22,7 @@ struct CommandLine {
   int exit_code = 0;
 };
 
-/// ConfigError for unknown options (with the nearest known one) and missing values.
-CommandLine parse_command_line(int argc, char** argv, const char* program);
+/// ConfigError for unknown options (with the nearest known one) and missing values. --help prints the keys of `family`.
+CommandLine parse_command_line(int argc, char** argv, const ModelFamily& family);
 
 }  // namespace trireme

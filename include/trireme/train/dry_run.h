@@ -6,7 +6,8 @@
 #include "trireme/fsdp/plan.h"
 #include "trireme/train/command_line.h"
 #include "trireme/train/device.h"
-#include "trireme/train/run.h"
+#include "trireme/train/model_family.h"
+#include "trireme/train/precision.h"
 #include "trireme/train/task.h"
 
 #include <string>
@@ -14,13 +15,11 @@
 
 namespace trireme {
 
-at::ScalarType compute_dtype(const Config& config, bool use_gpu);
-
 /// Lines at the start of a run: version, ranks, devices, model, data, steps, cost, plan.
 std::vector<std::string> run_banner(const Config& config, const TrainingTask& task, const MemoryPlan& plan,
                                     const DeviceInfo& device, World& world);
 
 /// Resolves and checks everything, prints the plan and the cost of a step on stdout. Returns the exit code.
-int dry_run(const Config& config, const CommandLine& line, const Launch& launch, const TaskFactory& make_task);
+int dry_run(const Config& config, const CommandLine& line, const Launch& launch, const ModelFamily& family);
 
 }  // namespace trireme

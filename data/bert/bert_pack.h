@@ -1,5 +1,5 @@
 #pragma once
-// Rows of BERT data as one run of tokens, still on the host.
+// Collation of BERT rows: several rows as one run of tokens, on the host. Knows no LibTorch, no ranks.
 
 #include "data/bert/bert_rows.h"
 
@@ -21,16 +21,21 @@ struct BertPack {
   double words = 0, sequences = 0;                   // that count
 };
 
-struct PackOptions {
+struct BertPackOptions {
   int64_t row_length = 512;   // tokens that a row has room for: token keys are position * row_length + offset
   int64_t multiple = 1;       // tokens are padded to a multiple of this, as a sequence that no loss reads
   bool per_sequence = false;  // masked words weigh 1 / (words of their sequence) instead of 1
 };
 
 /// `positions[i]`: place of row i in the run's order; negative: a filler that counts nowhere.
-BertPack make_pack(const std::vector<BertRow>& rows, const std::vector<int64_t>& positions, const PackOptions& options);
+BertPack make_bert_pack(const std::vector<BertRow>& rows, const std::vector<int64_t>& positions,
+                        const BertPackOptions& options);
 
-/// A row that only fills up a batch.
-BertRow filler_row();
+/// A row of one token that only fills up a batch.
+BertRow filler_bert_row();
+
+/// A row for timing, `length` tokens long: two sequences, ids of a fixed pattern below `vocab_size`, every seventh word
+/// masked.
+BertRow pattern_bert_row(int64_t length, int64_t vocab_size);
 
 }  // namespace trireme

@@ -1,4 +1,4 @@
-#include "bert_pack.h"
+#include "data/bert/bert_pack.h"
 
 #include "trireme/base/error.h"
 
@@ -6,7 +6,7 @@ namespace trireme {
 
 namespace {
 
-void append_row(BertPack& pack, const BertRow& row, int64_t position, const PackOptions& options) {
+void append_bert_row(BertPack& pack, const BertRow& row, int64_t position, const BertPackOptions& options) {
   const auto base = static_cast<int64_t>(pack.ids.size());
   const bool counts = position >= 0;
   int64_t offset = 0;
@@ -46,13 +46,13 @@ void append_row(BertPack& pack, const BertRow& row, int64_t position, const Pack
 
 }  // namespace
 
-BertPack make_pack(const std::vector<BertRow>& rows, const std::vector<int64_t>& positions,
-                   const PackOptions& options) {
+BertPack make_bert_pack(const std::vector<BertRow>& rows, const std::vector<int64_t>& positions,
+                        const BertPackOptions& options) {
   TRIREME_CHECK(rows.size() == positions.size() && !rows.empty(), rows.size(), " rows, ", positions.size(),
                 " positions");
   BertPack pack;
   pack.boundaries.push_back(0);
-  for (size_t i = 0; i < rows.size(); ++i) append_row(pack, rows[i], positions[i], options);
+  for (size_t i = 0; i < rows.size(); ++i) append_bert_row(pack, rows[i], positions[i], options);
   const auto tokens = static_cast<int64_t>(pack.ids.size());
   const int64_t padded = (tokens + options.multiple - 1) / options.multiple * options.multiple;
   for (auto* values : {&pack.ids, &pack.positions, &pack.types, &pack.keys})
@@ -69,10 +69,25 @@ BertPack make_pack(const std::vector<BertRow>& rows, const std::vector<int64_t>&
   return pack;
 }
 
-BertRow filler_row() {
+BertRow filler_bert_row() {
   BertRow row;
   row.input_ids = row.segment_ids = row.next_sentence_labels = {0};
   row.sequence_lengths = {1};
+  return row;
+}
+
+BertRow pattern_bert_row(int64_t length, int64_t vocab_size) {
+  const auto tokens = static_cast<int32_t>(length), first = tokens / 2;
+  BertRow row;
+  for (int32_t t = 0; t < tokens; ++t) {
+    row.input_ids.push_back(static_cast<int32_t>((int64_t{t} * 7919 + 13) % vocab_size));
+    row.segment_ids.push_back(0);
+    if (t % 7 != 3) continue;
+    row.masked_positions.push_back(t);
+    row.masked_ids.push_back(row.input_ids.back());
+  }
+  row.sequence_lengths = first > 0 ? std::vector<int32_t>{first, tokens - first} : std::vector<int32_t>{tokens};
+  row.next_sentence_labels.assign(row.sequence_lengths.size(), 0);
   return row;
 }
 

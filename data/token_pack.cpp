@@ -1,0 +1,62 @@
+#include "data/token_pack.h"
+
+#include "trireme/base/error.h"
+
+#include <cstddef>
+
+namespace trireme {
+
+namespace {
+
+void append_sample(TokenPack& pack, const Sample& sample, int64_t position, bool per_token) {
+  const int64_t length = pack.length;
+  TRIREME_CHECK(static_cast<int64_t>(sample.input_ids.size()) == length, "a row of ", sample.input_ids.size(),
+                " tokens among rows of ", length);
+  pack.tokens.insert(pack.tokens.end(), sample.input_ids.begin(), sample.input_ids.end());
+  pack.sample_ids.push_back(position);
+  for (size_t s = 0; s < sample.sequence_starts.size(); ++s) {
+    const int64_t begin = sample.sequence_starts[s];
+    const int64_t end = s + 1 < sample.sequence_starts.size() ? sample.sequence_starts[s + 1] : length;
+    for (int64_t t = begin; t < end; ++t) pack.positions.push_back(t - begin);
+    pack.boundaries.push_back(static_cast<int32_t>(pack.rows * length + end));
+  }
+  ++pack.rows;
+  const int64_t targets = sample.num_targets();
+  const float weight = targets == 0 ? 0.0f : per_token ? 1.0f : static_cast<float>(1.0 / static_cast<double>(targets));
+  if (targets > 0) pack.denominator += per_token ? static_cast<double>(targets) : 1.0;
+  for (int64_t t = 0; t < length; ++t) {
+    const bool target = t + 1 < length && sample.loss_mask[static_cast<size_t>(t + 1)] != 0;
+    pack.loss_weights.push_back(target ? weight : 0.0f);
+  }
+}
+
+}  // namespace
+
+TokenPack make_token_pack(const std::vector<Sample>& rows, const std::vector<int64_t>& positions, bool per_token) {
+  TRIREME_CHECK(rows.size() == positions.size() && !rows.empty(), rows.size(), " rows, ", positions.size(),
+                " positions");
+  TokenPack pack;
+  pack.length = static_cast<int64_t>(rows.front().input_ids.size());
+  for (auto* values : {&pack.tokens, &pack.positions}) values->reserve(rows.size() * rows.front().input_ids.size());
+  pack.loss_weights.reserve(rows.size() * rows.front().input_ids.size());
+  for (size_t i = 0; i < rows.size(); ++i) append_sample(pack, rows[i], positions[i], per_token);
+  return pack;
+}
+
+Sample filler_sample(int64_t length) {
+  Sample sample;
+  sample.input_ids.assign(static_cast<size_t>(length), 0);
+  sample.loss_mask.assign(static_cast<size_t>(length), 0);
+  sample.sequence_starts = {0};
+  return sample;
+}
+
+Sample pattern_sample(int64_t length, int64_t vocab_size) {
+  Sample sample = filler_sample(length);
+  for (int64_t t = 0; t < length; ++t) sample.input_ids[static_cast<size_t>(t)] = (t * 7919 + 13) % vocab_size;
+  sample.loss_mask.assign(static_cast<size_t>(length), 1);
+  sample.loss_mask[0] = 0;
+  return sample;
+}
+
+}  // namespace trireme

@@ -1,0 +1,32 @@
+#pragma once
+// Collation of token rows: several rows of equal length as one batch, on the host. Knows no LibTorch, no ranks.
+
+#include "data/dataset.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace trireme {
+
+/// B rows of S tokens; field by field what TokenBatch holds on the device.
+struct TokenPack {
+  int64_t rows = 0, length = 0;           // B, S
+  std::vector<int64_t> tokens;            // [B * S]
+  std::vector<int64_t> positions;         // [B * S] in the token's sequence
+  std::vector<float> loss_weights;        // [B * S] at t: of the prediction of token t + 1
+  std::vector<int64_t> sample_ids;        // [B] places of the rows in the run's order
+  std::vector<int32_t> boundaries = {0};  // cumulative lengths of all sequences of all rows
+  double denominator = 0;                 // what the loss sum is divided by: targets, or rows that have one
+};
+
+/// `positions[i]`: place of row i in the run's order. `per_token`: every target weighs 1, and the denominator counts
+/// targets; otherwise a row's targets weigh 1 together, and it counts rows with a target.
+TokenPack make_token_pack(const std::vector<Sample>& rows, const std::vector<int64_t>& positions, bool per_token);
+
+/// A row of `length` tokens without a target, which only fills up a batch.
+Sample filler_sample(int64_t length);
+
+/// A row for timing: ids of a fixed pattern below `vocab_size`, one sequence, a loss on every position.
+Sample pattern_sample(int64_t length, int64_t vocab_size);
+
+}  // namespace trireme

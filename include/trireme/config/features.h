@@ -1,0 +1,42 @@
+#pragma once
+// What a program's configuration takes beside what every program's does. Keys and words of src/config/schema.h carry
+// these as tags; --help, checks and did-you-mean follow from them.
+
+#include <cstdint>
+
+namespace trireme {
+
+enum class Feature : uint32_t {
+  kAlways = 0,               // every program's
+  kAdapters = 1 << 0,        // lora: adapters over frozen weights
+  kVocabularySize = 1 << 1,  // model.vocab_size: rows of the vocabulary beside those of the model
+  kPackedRows = 1 << 2,      // a row of the data holds several samples
+  kRankMeans = 1 << 3,       // losses and clipping of each rank by itself
+  kAccuracy = 1 << 4,        // an evaluation measures an accuracy
+  kRecomputeMlp = 1 << 5,    // backward may recompute the MLP's first projections alone
+  kMlperfSkip = 1 << 6,      // MLPerf's rule for the evaluations at the start
+  kFp8Training = 1 << 7,     // trained matrices may be multiplied in FP8
+};
+
+class FeatureSet {
+ public:
+  constexpr FeatureSet() = default;
+  template <class... Features>
+  constexpr explicit FeatureSet(Features... features) : bits_((static_cast<uint32_t>(features) | ...)) {}
+  static constexpr FeatureSet all() {
+    FeatureSet set;
+    set.bits_ = ~uint32_t{0};
+    return set;
+  }
+  constexpr bool has(Feature feature) const {
+    return (static_cast<uint32_t>(feature) & ~bits_) == 0;  // kAlways is in every set
+  }
+
+ private:
+  uint32_t bits_ = 0;
+};
+
+/// What a program without `feature` does, for messages: "measures no accuracy".
+const char* without_feature(Feature feature);
+
+}  // namespace trireme

@@ -1,0 +1,39 @@
+#pragma once
+// The programs that train, one entry each: which keys its configuration takes, which task it trains, how its MLPerf log
+// reads. Everything else follows from the entry; its main() is one line (src/apps/train_llama.cpp).
+
+#include "trireme/config/config.h"
+#include "trireme/train/mlperf_events.h"
+#include "trireme/train/task.h"
+
+#include <functional>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+namespace trireme {
+
+/// Makes the task of a run, given who asks and what the program's configuration takes. No GPU is touched. DataError,
+/// ModelError, ConfigError.
+using TaskFactory = std::function<std::unique_ptr<TrainingTask>(const Config&, const RankInfo&, const ConfigFamily&)>;
+
+struct ModelFamily {
+  ConfigFamily config;  // the program's name, its keys and their defaults
+  const char* trains;   // for --help: "Llama-family models: LoRA adapters, or all parameters"
+  const char* presets;  // folder of configurations to start from, in the repository
+  TaskFactory make_task;
+  std::unique_ptr<MlperfEvents> (*mlperf_events)(MlperfLog& log);
+};
+
+const std::vector<ModelFamily>& model_families();
+/// The entry of a program; InternalError when there is none.
+const ModelFamily& model_family(std::string_view program);
+
+/// Next-token prediction on token rows: decoders, with adapters or without (models/decoder).
+std::unique_ptr<TrainingTask> make_causal_lm_task(const Config& config, const RankInfo& rank,
+                                                  const ConfigFamily& family);
+/// Masked words and next sentence on packed rows (models/bert).
+std::unique_ptr<TrainingTask> make_masked_lm_task(const Config& config, const RankInfo& rank,
+                                                  const ConfigFamily& family);
+
+}  // namespace trireme

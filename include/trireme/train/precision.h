@@ -1,0 +1,20 @@
+#pragma once
+// The number formats of a run, as the precision section of its configuration asks for them.
+
+#include "trireme/config/config.h"
+#include "trireme/nn/weight.h"
+
+#include <c10/core/ScalarType.h>
+
+namespace trireme {
+
+/// What weights, activations and gradients are computed in: precision.compute, or bf16 on a GPU and fp32 on a CPU.
+at::ScalarType compute_dtype(const Config& config, bool use_gpu);
+
+/// How the quantisable matrices (ParameterSpec::quantisable) of frozen units are stored and multiplied: kCompute or
+/// kFp8Frozen.
+Recipe frozen_recipe(const Config& config);
+/// How those of trained units are multiplied: kCompute or kFp8Delayed. With a lora section none of them is trained.
+Recipe trained_recipe(const Config& config);
+
+}  // namespace trireme

@@ -1,0 +1,39 @@
+#include "trireme/train/model_family.h"
+
+#include "models/bert/bert.h"
+#include "trireme/base/error.h"
+
+#include <algorithm>
+
+namespace trireme {
+
+const std::vector<ModelFamily>& model_families() {
+  static const std::vector<ModelFamily> families = {
+      {.config = {.program = "train_llama",
+                  .features = FeatureSet(Feature::kAdapters, Feature::kVocabularySize, Feature::kRecomputeMlp,
+                                         Feature::kMlperfSkip, Feature::kFp8Training)},
+       .trains = "Llama-family models: LoRA adapters, or all parameters",
+       .presets = "models/decoder/presets",
+       .make_task = make_causal_lm_task,
+       .mlperf_events = make_llama_events},
+      {.config = {.program = "train_bert",
+                  .features =
+                      FeatureSet(Feature::kPackedRows, Feature::kRankMeans, Feature::kAccuracy, Feature::kFp8Training),
+                  .vocab_multiple = kDefaultVocabMultiple},
+       .trains = "BERT on packed rows: masked words and next sentence",
+       .presets = "models/bert/presets",
+       .make_task = make_masked_lm_task,
+       .mlperf_events = make_bert_events},
+  };
+  return families;
+}
+
+const ModelFamily& model_family(std::string_view program) {
+  const auto& families = model_families();
+  const auto found = std::find_if(families.begin(), families.end(),
+                                  [&](const ModelFamily& family) { return family.config.program == program; });
+  TRIREME_CHECK(found != families.end(), "no program ", program);
+  return *found;
+}
+
+}  // namespace trireme

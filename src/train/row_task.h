@@ -1,0 +1,158 @@
+#pragma once
+// Private to train/: how the rows of a data set become the batches of a run, for any kind of row. A family says how a
+// row is read, how rows are collated on the host, and what of that goes to the device; the order of the rows, reading
+// ahead, the split into passes and evaluation over a rank's share are the same for all.
+
+#include "task_base.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <cmath>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace trireme {
+
+/// Rows of the type Row, and how some of them are collated to a Pack. The functions own what they read.
+template <class Row, class Pack>
+struct RowSource {
+  /// Row at place `position` (from 0) of the run's order. Called by one thread at a time.
+  std::function<Row(int64_t position)> train;
+  /// Row `index` of data.valid; empty: there is none. Thread-safe.
+  std::function<Row(int64_t index)> valid;
+  int64_t valid_rows = 0;    // that are evaluated: the first of data.valid
+  std::vector<RowSet> sets;  // to check before training
+  /// `positions[i]`: place of row i in the run's order or in data.valid; -1: a filler, which counts nowhere.
+  /// Thread-safe.
+  std::function<Pack(const std::vector<Row>& rows, const std::vector<int64_t>& positions, bool train)> collate;
+  std::function<bool(const Row&)> has_target;
+  const char* without_target = "";  // why a row has none: "every loss_mask is 0"
+  Row filler, pattern;              // fills up a pass; stands for any row where only time counts
+  bool whole_passes = false;        // an evaluation's last pass is filled up to the rows of the others
+  bool keep_evaluation = false;     // its batches stay on the device
+};
+
+template <class Row, class Pack>
+class RowTask : public TaskBase {
+ public:
+  std::vector<RowSet> row_sets() const final { return rows_->sets; }
+
+  void prefetch(int64_t step) final {
+    const auto per_pass = static_cast<size_t>(rows_per_pass());
+    ahead_.start(step, [source = rows_, per_pass, rank = rank_.rank, world = rank_.world_size,
+                        size = config_.batch.global_batch_size](int64_t due) {
+      return read_step(*source, due, size, rank, world, per_pass);
+    });
+  }
+  StepBatch batch(int64_t step) final {
+    prefetch(step);
+    return to_device(ahead_.take());
+  }
+  StepBatch synthetic_batch() final {
+    const auto count = static_cast<size_t>(rows_per_pass());
+    std::vector<Pack> passes;
+    passes.push_back(rows_->collate(std::vector<Row>(count, rows_->pattern), std::vector<int64_t>(count, 0), true));
+    return to_device(passes);
+  }
+
+  /// The sums of score(), then those of counts().
+  EvalSums evaluate(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) final {
+    TRIREME_CHECK(rows_->valid && rows_->valid_rows > 0, "evaluation without data.valid");
+    at::NoGradGuard no_grad;
+    // As many samples at a time as a packed micro-batch has.
+    const auto rows =
+        static_cast<int64_t>(std::ceil(static_cast<double>(rows_per_pass()) * config_.batch.packing_rate));
+    const int64_t per_rank = (rows_->valid_rows + rank_.world_size - 1) / rank_.world_size;
+    const int64_t passes = (per_rank + rows - 1) / rows;
+    at::Tensor sums;
+    EvalSums counted;
+    for (int64_t pass = 0; pass < passes; ++pass) {
+      EvalPass read;
+      if (static_cast<size_t>(pass) >= kept_.size()) {
+        read = read_evaluation_pass(pass, rows);
+        if (rows_->keep_evaluation) kept_.push_back(std::move(read));
+      }
+      const EvalPass& now = rows_->keep_evaluation ? kept_[static_cast<size_t>(pass)] : read;
+      const at::Tensor scores = score(units, *now.batch);
+      if (!sums.defined()) sums = at::zeros(scores.sizes(), scores.options().dtype(at::kDouble));
+      sums.add_(scores);
+      counted.resize(now.counts.size());
+      for (size_t i = 0; i < counted.size(); ++i) counted[i] += now.counts[i];
+      units.release();
+      if (progress) progress(pass + 1, passes);
+    }
+    const at::Tensor host = sums.to(at::kCPU);
+    EvalSums all(host.const_data_ptr<double>(), host.const_data_ptr<double>() + host.numel());
+    all.insert(all.end(), counted.begin(), counted.end());
+    return all;
+  }
+
+ protected:
+  using TaskBase::TaskBase;
+
+  /// In the constructor of a family. DataError where data.valid has no target. An MLPerf run reads no row before its
+  /// clock runs: there the first evaluation finds out.
+  void set_rows(RowSource<Row, Pack> rows) {
+    rows_ = std::make_shared<const RowSource<Row, Pack>>(std::move(rows));
+    if (rows_->valid && !config_.logging.mlperf) require_targets();
+  }
+  const RowSource<Row, Pack>& rows() const { return *rows_; }
+
+  /// A micro-batch of each pass, and what their losses are divided by.
+  virtual StepBatch to_device(const std::vector<Pack>& passes) const = 0;
+  /// Sums over the micro-batch that an evaluation adds up: [K] on the device.
+  virtual at::Tensor score(UnitStore& units, const MicroBatch& batch) = 0;
+  /// What counts in the pack, such as targets and samples: the sums of score() are divided by it in eval_result().
+  virtual EvalSums counts(const Pack& pack) const = 0;
+
+ private:
+  struct EvalPass {
+    std::unique_ptr<MicroBatch> batch;
+    EvalSums counts;
+  };
+
+  /// Rank r of n has every n-th row of the global batch, in the run's order.
+  static std::vector<Pack> read_step(const RowSource<Row, Pack>& source, int64_t step, int64_t size, int rank,
+                                     int world, size_t per_pass) {
+    std::vector<Pack> passes;
+    std::vector<Row> rows;
+    std::vector<int64_t> positions;
+    for (int64_t i = rank; i < size; i += world) {
+      positions.push_back(step * size + i);
+      rows.push_back(source.train(positions.back()));
+      if (rows.size() < per_pass && i + world < size) continue;
+      passes.push_back(source.collate(rows, positions, /*train=*/true));
+      rows.clear();
+      positions.clear();
+    }
+    return passes;
+  }
+
+  EvalPass read_evaluation_pass(int64_t pass, int64_t count) const {
+    std::vector<Row> rows;
+    std::vector<int64_t> positions;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t index = (pass * count + i) * rank_.world_size + rank_.rank;
+      const bool there = index < rows_->valid_rows;
+      if (!there && !rows_->whole_passes && !rows.empty()) break;
+      rows.push_back(there ? rows_->valid(index) : rows_->filler);
+      positions.push_back(there ? index : -1);
+    }
+    std::vector<Pack> packs;
+    packs.push_back(rows_->collate(rows, positions, /*train=*/false));
+    return {std::move(to_device(packs).micro_batches.front()), counts(packs.front())};
+  }
+
+  void require_targets() const {
+    for (int64_t row = 0; row < rows_->valid_rows; ++row)
+      if (rows_->has_target(rows_->valid(row))) return;
+    throw without_targets(config_.data.valid, rows_->without_target);
+  }
+
+  std::shared_ptr<const RowSource<Row, Pack>> rows_;
+  std::vector<EvalPass> kept_;
+  ReadAhead<std::vector<Pack>> ahead_;
+};
+
+}  // namespace trireme

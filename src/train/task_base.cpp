@@ -1,0 +1,103 @@
+#include "task_base.h"
+
+#include "trireme/base/log.h"
+#include "trireme/base/text.h"
+#include "trireme/base/time.h"
+#include "trireme/ops/dispatch.h"
+
+#include <fmt/format.h>
+
+#include <thread>
+
+namespace trireme {
+
+namespace {
+
+/// Copies of one rank under way at a time: as many as keep the bus busy, not more than the machine's cores give each
+/// rank.
+int reader_threads(int world_size) {
+  constexpr int kMostRanksPerHost = 8;
+  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / std::min(world_size, kMostRanksPerHost), 2,
+                    12);
+}
+
+/// Reads this rank's bytes of all units from `source`, telling how far it is every tenth when it takes long.
+void load_units(ShardedUnits& units, const WeightSource& source, const std::string& path, int world_size) {
+  log_info("loading " + path + " (" + source.description() + ")");
+  const double begin = steady_seconds();
+  int tenths = 0;
+  units.load(source, reader_threads(world_size), [&](double fraction) {
+    if (steady_seconds() - begin < 10 || fraction * 10 < tenths + 1) return;
+    tenths = static_cast<int>(fraction * 10);
+    log_info(fmt::format("loaded {} %", tenths * 10));
+  });
+  log_info(fmt::format("weights loaded in {}", format_duration(steady_seconds() - begin)));
+}
+
+}  // namespace
+
+void TrainingTask::set_rows_per_pass(int rows) {
+  TRIREME_CHECK(rows >= 1 && rows_per_pass_ == 0, rows, " rows a pass, where ", rows_per_pass_, " are set");
+  rows_per_pass_ = rows;
+}
+
+int64_t TrainingTask::rows_per_pass() const {
+  TRIREME_CHECK(rows_per_pass_ > 0, "a batch is asked for before the plan's rows per pass are known");
+  return rows_per_pass_;
+}
+
+std::vector<std::filesystem::path> paths(const std::vector<std::string>& names) { return {names.begin(), names.end()}; }
+
+DataError without_targets(const std::vector<std::string>& valid, const char* why) {
+  return DataError(fmt::format(
+      "{}: no row has a target ({}), so there is nothing to evaluate: prepare data.valid again, or leave it out",
+      join(valid, ", "), why));
+}
+
+DType file_dtype(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat: return DType::kF32;
+    case at::kBFloat16: return DType::kBF16;
+    case at::kHalf: return DType::kF16;
+    default: TRIREME_CHECK(false, "no file type for ", c10::toString(dtype)); return DType::kF32;
+  }
+}
+
+std::string config_dtype(at::ScalarType dtype) {
+  return dtype == at::kFloat ? "float32" : dtype == at::kHalf ? "float16" : "bfloat16";
+}
+
+void check_fp8_training(const RankInfo& rank, const std::vector<std::pair<const char*, int64_t>>& widths) {
+  if (!rank.device.is_cuda()) return;
+  if (!has_kernels(rank.device))
+    throw ConfigError(
+        fmt::format("precision.linear fp8 needs a GPU of compute capability 9.0, which {} is not: leave it at compute",
+                    rank.device.str()));
+  if (rank.compute_dtype == at::kFloat)
+    throw ConfigError("precision.linear fp8 goes with precision.compute bf16 or fp16 on a GPU, not with fp32");
+  constexpr int64_t kMultiple = 16;
+  if (std::all_of(widths.begin(), widths.end(), [](const auto& width) { return width.second % kMultiple == 0; }))
+    return;
+  std::vector<std::string> all;
+  for (const auto& [name, width] : widths) all.push_back(fmt::format("{} is {}", name, width));
+  throw ConfigError(
+      fmt::format("precision.linear fp8 needs widths that are multiples of {}: {}", kMultiple, join(all, ", ")));
+}
+
+void TaskBase::check_weights() {
+  checked_ = true;
+  check_start();
+  if (config_.model.init == "random") return;
+  source_ = open_weights();
+  trireme::check_weights(units(), *source_, config_.model.path);
+}
+
+void TaskBase::load_weights(ShardedUnits& units) {
+  if (!checked_) check_weights();
+  if (source_) load_units(units, *source_, config_.model.path, rank_.world_size);
+  units.initialise(seed(), /*only_replicated=*/source_ != nullptr);
+  weights_loaded(units, source_.get());
+  source_.reset();
+}
+
+}  // namespace trireme

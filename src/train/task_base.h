@@ -1,0 +1,108 @@
+#pragma once
+// Private to train/: what the tasks of all model families share: who asks, weights before and while they load, reading
+// a step ahead, files' dtypes.
+
+#include "trireme/base/dtype.h"
+#include "trireme/base/error.h"
+#include "trireme/formats/weight_source.h"
+#include "trireme/train/task.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <future>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace trireme {
+
+/// What a Hopper GPU sustains in products (FLOP/s) and receives from its neighbours (bytes/s): the plan weighs
+/// recomputation against gathers with them, so only their ratio matters.
+constexpr double kBf16Rate = 650e12, kFp8Rate = 1250e12, kGatherRate = 300e9;
+
+/// A step's data, read in the background. One step is under way at a time; its reading is waited for before another
+/// starts or this ends.
+template <class T>
+class ReadAhead {
+ public:
+  ~ReadAhead() {
+    if (next_.valid()) next_.wait();
+  }
+  void start(int64_t step, const std::function<T(int64_t)>& read) {
+    if (step_ == step && next_.valid()) return;
+    if (next_.valid()) next_.wait();
+    step_ = step;
+    next_ = std::async(std::launch::async, read, step);
+  }
+  T take() { return next_.get(); }
+
+ private:
+  std::future<T> next_;
+  int64_t step_ = -1;
+};
+
+/// data.train or data.valid as paths.
+std::vector<std::filesystem::path> paths(const std::vector<std::string>& names);
+
+/// Host values on `device`, of the same type; through pinned memory and without waiting where it is a GPU. [n]
+template <class T>
+at::Tensor to_tensor(const std::vector<T>& values, at::Device device) {
+  at::Tensor host = at::empty({static_cast<int64_t>(values.size())},
+                              at::TensorOptions(c10::CppTypeToScalarType<T>::value).pinned_memory(device.is_cuda()));
+  std::copy(values.begin(), values.end(), host.template mutable_data_ptr<T>());
+  return host.to(device, /*non_blocking=*/true);
+}
+
+/// The type in a file of tensors computed with in `dtype` (fp32, fp16, bf16), and config.json's word for it.
+DType file_dtype(at::ScalarType dtype);
+std::string config_dtype(at::ScalarType dtype);
+
+/// For data.valid of which no row has a target: its evaluation would be 0 / 0. `why`: "every loss_mask is 0".
+DataError without_targets(const std::vector<std::string>& valid, const char* why);
+
+/// ConfigError where precision.linear: fp8 cannot multiply trained matrices on this device in this type. `widths`: of
+/// the model's matrices, by their names in its configuration. A CPU emulates any.
+void check_fp8_training(const RankInfo& rank, const std::vector<std::pair<const char*, int64_t>>& widths);
+
+class TaskBase : public TrainingTask {
+ public:
+  void check_weights() final;
+  void load_weights(ShardedUnits& units) final;
+
+ protected:
+  TaskBase(const Config& config, const RankInfo& rank) : config_(config), rank_(rank) {}
+
+  /// Reads what the run starts from beside the weights of model.path: an adapter. ModelError.
+  virtual void check_start() {}
+  /// Opens the weights of model.path for the model. ModelError.
+  virtual std::unique_ptr<WeightSource> open_weights() const = 0;
+  /// All units have their weights, from `source` or, null, drawn at random. Collective.
+  virtual void weights_loaded(ShardedUnits&, const WeightSource*) {}
+
+  uint64_t seed() const { return static_cast<uint64_t>(config_.train.seed); }
+
+  /// Writes all weights in the compute dtype with a Writer that has append(name, tensor), called on rank 0 in the order
+  /// of the units; collective. `make` is called on rank 0. Returns the writer there, null elsewhere.
+  template <class MakeWriter>
+  auto export_model(ShardedUnits& units, const MakeWriter& make) const {
+    auto writer = rank_.rank == 0 ? make() : nullptr;
+    units.export_tensors(
+        rank_.compute_dtype, [](int) { return true; },
+        [&](const std::string& name, const at::Tensor& value) { writer->append(name, value); });
+    return writer;
+  }
+
+  const Config config_;
+  const RankInfo rank_;
+
+ private:
+  bool checked_ = false;
+  std::unique_ptr<WeightSource> source_;  // from check_weights() to load_weights()
+};
+
+}  // namespace trireme

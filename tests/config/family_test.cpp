@@ -1,0 +1,115 @@
+// What a program's features do to its keys: refused where they stand, not offered, not in --help.
+#include "config_testing.h"
+
+namespace trireme {
+namespace {
+
+const ConfigFamily kPlain{.program = "train_plain", .features = FeatureSet()};
+const ConfigFamily kRich{.program = "train_rich"};
+
+std::vector<std::string> problems(const std::string& text, const ConfigFamily& family,
+                                  const std::vector<std::string>& overrides = {}) {
+  const TextFile file(std::string(kMinimal) + text);
+  try {
+    load_config(file.path(), overrides, family);
+    return {};
+  } catch (const ConfigError& error) {
+    std::vector<std::string> lines = split(error.what(), '\n');
+    lines.pop_back();
+    for (std::string& line : lines)
+      if (line.starts_with(file.path().string())) line = line.substr(file.path().string().size() + 1);
+    return lines;
+  }
+}
+
+TEST(Family, KeysWordsAndSectionsOfOtherProgramsAreRefusedWhereTheyStand) {
+  const std::string all =
+      "lora: {r: 4}\nbatch: {packing_rate: 2}\noptimizer: {clip: local}\ntrain: {loss: rank_mean}\n"
+      "eval: {skip_first: mlperf}\nparallel: {recompute: mlp}\n";
+  EXPECT_TRUE(problems(all, kRich).empty());
+  EXPECT_TRUE(problems(all, {}).empty()) << "a file of any program";
+  const std::vector<std::string> expected = {
+      "4:1: section 'lora' is not for train_plain, which trains all parameters: leave 'lora' out",
+      "5:23: batch.packing_rate is not for train_plain, which reads rows of one sample each",
+      "6:19: optimizer.clip is not for train_plain, which averages and clips over all ranks",
+      "7:15: train.loss rank_mean is not for train_plain, which averages and clips over all ranks: use sample_mean or "
+      "token_mean",
+      "8:20: eval.skip_first mlperf is not for train_plain, which has no rule of MLPerf for it: use an integer from 0 "
+      "to 2147483647, or null",
+      "9:23: parallel.recompute mlp is not for train_plain, which recomputes whole blocks: use auto, none or full"};
+  EXPECT_EQ(problems(all, kPlain), expected);
+  EXPECT_EQ(problems("", kPlain, {"eval.target_accuracy=0.7"}),
+            std::vector<std::string>{"--set eval.target_accuracy=0.7: eval.target_accuracy is not for train_plain, "
+                                     "which measures no accuracy: use eval.target_loss"});
+}
+
+TEST(Family, AValueLikeTheDefaultIsNoKeyOfAnotherProgram) {
+  // What a resolved configuration prints, defaults included, is every program's.
+  const Config plain = load_text(kMinimal);
+  const TextFile printed(print_config(plain));
+  EXPECT_EQ(load_config(printed.path(), {}, kPlain), plain);
+  EXPECT_EQ(load_config(printed.path(), {}, kRich), plain);
+}
+
+TEST(Family, ItsKeysAloneAreOffered) {
+  EXPECT_EQ(problems("eval: {target_accuracyy: 1}\n", kRich),
+            std::vector<std::string>{
+                "4:8: unknown key 'target_accuracyy' in section 'eval'. Did you mean 'target_accuracy'?"});
+  EXPECT_EQ(problems("eval: {target_accuracyy: 1}\n", kPlain),
+            std::vector<std::string>{"4:8: unknown key 'target_accuracyy' in section 'eval'."});
+  EXPECT_EQ(problems("train: {loss: rank_man}\n", kPlain),
+            std::vector<std::string>{"4:15: train.loss must be sample_mean or token_mean, not 'rank_man'"});
+}
+
+TEST(Family, HelpListsItsKeysWordsAndDefaults) {
+  ConfigFamily family = kPlain;
+  family.vocab_multiple = 48;
+  family.defaults.optimizer.betas = {0.9, 0.95};
+  const std::string help = describe_config(family), all = describe_config(kRich);
+  for (const char* key : {"\nlora:", "\n  vocab_size", "\n  packing_rate", "\n  clip ", "rank_mean", "mlperf or",
+                          "\n  target_accuracy", "none, mlp or full"}) {
+    EXPECT_NE(all.find(key), std::string::npos) << key;
+    EXPECT_EQ(help.find(key), std::string::npos) << key;
+  }
+  EXPECT_NE(help.find("null = 48"), std::string::npos) << help;
+  EXPECT_NE(help.find("default [0.9, 0.95]"), std::string::npos) << help;
+  EXPECT_EQ(help.find("train_"), std::string::npos) << "a program's name in a key's text: " << help;
+  EXPECT_EQ(all.find("{"), all.find("{}")) << "a placeholder that nobody filled";
+}
+
+TEST(Family, ItsDefaultsHoldWhereAFileSaysNothing) {
+  ConfigFamily family = kRich;
+  family.defaults.optimizer.grad_clip = 1;
+  family.defaults.train.loss = "token_mean";
+  const TextFile file(std::string(kMinimal) + "train: {seed: 3}\n");
+  const Config config = load_config(file.path(), {}, family);
+  EXPECT_EQ(config.optimizer.grad_clip, 1);
+  EXPECT_EQ(config.train.loss, "token_mean");
+  // A resolved configuration means the same without them.
+  EXPECT_EQ(parse_config(print_config(config), "x"), config);
+}
+
+TEST(RetiredKeys, AreNamedWithWhatToWriteInstead) {
+  EXPECT_EQ(problems("precision: {frozen: fp8, encoder: compute}\n", kRich),
+            (std::vector<std::string>{"4:13: precision.frozen is now precision.linear: write 'linear: fp8'",
+                                      "4:26: precision.encoder is now precision.linear: write 'linear: compute'"}));
+  EXPECT_EQ(problems("", kRich, {"precision.frozen=bf16"}),
+            std::vector<std::string>{
+                "--set precision.frozen=bf16: precision.frozen is now precision.linear: write 'linear: compute'"});
+  EXPECT_EQ(problems("precision: {encoder: [1]}\n", kRich),
+            std::vector<std::string>{"4:13: precision.encoder is now precision.linear"});
+}
+
+TEST(RetiredKeys, OfASavedConfigurationMeanWhatTheyMeant) {
+  const auto linear = [](const std::string& precision) {
+    return parse_config(std::string(kMinimal) + "precision:" + precision, "saved").precision.linear;
+  };
+  EXPECT_EQ(linear("\n  compute: bf16\n  frozen: bf16\n  encoder: compute\n  loss_scale: null\n"), "compute");
+  EXPECT_EQ(linear("\n  frozen: fp8\n  encoder: compute\n"), "fp8");
+  EXPECT_EQ(linear("\n  frozen: bf16\n  encoder: fp8\n"), "fp8");
+  EXPECT_EQ(linear("\n  encoder: fp8\n"), "fp8");
+  EXPECT_THROW(linear("\n  frozen: fp7\n"), ConfigError);
+}
+
+}  // namespace
+}  // namespace trireme

@@ -1,0 +1,48 @@
+// Rows of tokens as one batch: positions and boundaries of packed sequences, weights of targets, the denominator.
+#include "data/token_pack.h"
+#include "trireme/base/error.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+namespace trireme {
+namespace {
+
+/// Eight tokens: sequences of 5 and 3, targets 1, 2, 6 and 7.
+Sample packed() {
+  Sample sample;
+  sample.input_ids = {10, 11, 12, 13, 14, 20, 21, 22};
+  sample.loss_mask = {0, 1, 1, 0, 0, 0, 1, 1};
+  sample.sequence_starts = {0, 5};
+  return sample;
+}
+
+TEST(TokenPack, PutsRowsOneAfterTheOther) {
+  const TokenPack pack = make_token_pack({packed(), filler_sample(8)}, {41, -1}, /*per_token=*/false);
+  EXPECT_EQ(pack.rows, 2);
+  EXPECT_EQ(pack.length, 8);
+  EXPECT_EQ(pack.tokens, (std::vector<int64_t>{10, 11, 12, 13, 14, 20, 21, 22, 0, 0, 0, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(pack.positions, (std::vector<int64_t>{0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 7}));
+  EXPECT_EQ(pack.boundaries, (std::vector<int32_t>{0, 5, 8, 16}));
+  EXPECT_EQ(pack.sample_ids, (std::vector<int64_t>{41, -1}));
+  // Position t predicts t + 1; four targets share the weight of a sample, and the filler has none.
+  EXPECT_EQ(pack.loss_weights, (std::vector<float>{.25f, .25f, 0, 0, 0, .25f, .25f, 0, 0, 0, 0, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(pack.denominator, 1);
+}
+
+TEST(TokenPack, WeighsEveryTargetAlikePerToken) {
+  const TokenPack pack = make_token_pack({packed(), pattern_sample(8, 100)}, {0, 1}, /*per_token=*/true);
+  EXPECT_EQ(pack.denominator, 4 + 7);
+  EXPECT_EQ(std::accumulate(pack.loss_weights.begin(), pack.loss_weights.end(), 0.0f), 11);
+  EXPECT_EQ(pack.loss_weights[7], 0) << "nothing follows a row's last token";
+  EXPECT_EQ(pack.loss_weights[15], 0);
+}
+
+TEST(TokenPack, RefusesRowsOfUnequalLength) {
+  EXPECT_THROW(make_token_pack({packed(), filler_sample(7)}, {0, 1}, false), InternalError);
+  EXPECT_THROW(make_token_pack({packed()}, {0, 1}, false), InternalError);
+}
+
+}  // namespace
+}  // namespace trireme

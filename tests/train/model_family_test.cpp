@@ -1,0 +1,118 @@
+// The registry of programs: what an entry says is what its program takes, and a program more is an entry more.
+#include "trireme/train/model_family.h"
+#include "task_testing.h"
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+#include "trireme/train/command_line.h"
+#include "trireme/train/run_directory.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace trireme {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// What a program for GPT models would add: the decoder's task, other keys, other defaults.
+const ModelFamily& gpt_family() {
+  static const ModelFamily family = [] {
+    ModelFamily entry{.config = {.program = "train_gpt", .features = FeatureSet(Feature::kFp8Training)},
+                      .trains = "GPT models from the start",
+                      .presets = "models/decoder/presets",
+                      .make_task = make_causal_lm_task,
+                      .mlperf_events = make_llama_events};
+    entry.config.defaults.model.pad_vocab_to = 128;
+    entry.config.defaults.optimizer.betas = {0.9, 0.95};
+    entry.config.defaults.train.loss = "token_mean";
+    return entry;
+  }();
+  return family;
+}
+
+std::string help_of(const ModelFamily& family) {
+  std::string name = family.config.program, option = "--help";
+  char* arguments[] = {name.data(), option.data()};
+  testing::internal::CaptureStdout();
+  EXPECT_TRUE(parse_command_line(2, arguments, family).handled);
+  return testing::internal::GetCapturedStdout();
+}
+
+TEST(ModelFamilies, EachProgramHasOneEntryWithPresetsThatItTakes) {
+  std::set<std::string> programs;
+  for (const ModelFamily& family : model_families()) {
+    EXPECT_TRUE(programs.insert(family.config.program).second) << family.config.program;
+    EXPECT_EQ(&model_family(family.config.program), &family);
+    int presets = 0;
+    for (const auto& file : fs::directory_iterator(fs::path(TRIREME_SOURCE_DIR) / family.presets)) {
+      if (file.path().extension() != ".yaml") continue;
+      EXPECT_NO_THROW(load_config(file.path(), {}, family.config)) << file.path();
+      ++presets;
+    }
+    EXPECT_GE(presets, 1) << family.config.program;
+  }
+  EXPECT_EQ(programs, (std::set<std::string>{"train_bert", "train_llama"}));
+  EXPECT_THROW(model_family("train_gtp"), InternalError);
+}
+
+TEST(ModelFamilies, HelpIsOfTheProgramsOwnKeys) {
+  const std::string llama = help_of(model_family("train_llama")), bert = help_of(model_family("train_bert"));
+  for (const char* key : {"\nlora:", "\n  vocab_size ", "none, mlp or full"}) {
+    EXPECT_NE(llama.find(key), std::string::npos) << key;
+    EXPECT_EQ(bert.find(key), std::string::npos) << key;
+  }
+  for (const char* key : {"\n  packing_rate ", "\n  target_accuracy ", "rank_mean", "null = 8"}) {
+    EXPECT_NE(bert.find(key), std::string::npos) << key;
+    EXPECT_EQ(llama.find(key), std::string::npos) << key;
+  }
+  EXPECT_EQ(llama.find("train_bert"), std::string::npos);
+  EXPECT_EQ(bert.find("train_llama"), std::string::npos);
+}
+
+class Gpt : public TaskTest {};
+
+TEST_F(Gpt, IsOneEntryOverTheDecodersTask) {
+  const ModelFamily& gpt = gpt_family();
+  write_decoder();
+  const Config config = load(gpt.config, {});
+  EXPECT_EQ(config.train.loss, "token_mean");
+  const auto task = gpt.make_task(config, {}, gpt.config);
+  EXPECT_EQ(task->facts().train_rows, kRows);
+  EXPECT_EQ(task->nominal_denominator(), 8.0 * (kLength - 1)) << "the loss is the family's default";
+  EXPECT_FALSE(task->facts().takes_adapters);
+  const auto embedding = task->units().front().parameters.front();
+  EXPECT_EQ(embedding.shape[0] % 128, 0) << "the vocabulary is padded by the family's default";
+  task->set_rows_per_pass(4);
+  EXPECT_EQ(task->batch(0).micro_batches.size(), 2U);
+  // Another family's defaults are another run.
+  const ModelFamily& llama = model_family("train_llama");
+  EXPECT_EQ(llama.make_task(load(llama.config, {}), {}, llama.config)->nominal_denominator(), 8.0);
+
+  const std::string help = help_of(gpt);
+  EXPECT_TRUE(help.starts_with("train_gpt trains GPT models from the start")) << help.substr(0, 100);
+  EXPECT_NE(help.find("default [0.9, 0.95]"), std::string::npos);
+  EXPECT_EQ(help.find("\nlora:"), std::string::npos);
+  try {
+    (void)load(gpt.config, {"lora.r=4"});
+    FAIL() << "takes adapters";
+  } catch (const ConfigError& error) {
+    EXPECT_NE(std::string(error.what()).find("is not for train_gpt, which trains all parameters"), std::string::npos)
+        << error.what();
+  }
+}
+
+TEST(SavedConfiguration, OfAnEarlierVersionIsTheSameRunInItsNewWords) {
+  const std::string rest = "model: {path: /m}\nlora: {r: 4}\ndata: {train: /t, seq_length: 8}\noutput: {dir: /o}\n";
+  const auto saved = [&](const char* precision) { return parse_config(rest + "precision: " + precision, "saved"); };
+  const Config before = saved("{frozen: fp8, encoder: compute}"), now = saved("{linear: fp8, fp8_recipe: auto}");
+  EXPECT_TRUE(deciding_changes(before, now).empty());
+  EXPECT_EQ(deciding_changes(saved("{frozen: bf16, encoder: compute}"), now),
+            std::vector<std::string>{"precision.linear was compute, is fp8"});
+}
+
+}  // namespace
+}  // namespace trireme
