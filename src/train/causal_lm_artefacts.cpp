@@ -80,8 +80,8 @@ void CausalLmTask::save_adapter(ShardedUnits& units, const std::filesystem::path
 void CausalLmTask::save_model(ShardedUnits& units, const std::filesystem::path& directory) {
   std::unique_ptr<ModelDirectoryWriter> writer;
   if (info_.rank == 0)
-    writer =
-        std::make_unique<ModelDirectoryWriter>(directory, checkpoint_tensors(*model_, file_dtype(info_.compute_dtype)));
+    writer = std::make_unique<ModelDirectoryWriter>(directory, model_->config(),
+                                                    checkpoint_tensors(*model_, file_dtype(info_.compute_dtype)));
   units.export_tensors(
       info_.compute_dtype, [](int) { return true; },
       [&](const std::string& name, const at::Tensor& value) { writer->append(name, value); });

@@ -38,6 +38,7 @@ std::optional<LoraOptions> lora_options(const Config& config) {
 
 CausalLmTask::CausalLmTask(const Config& config, const RankInfo& info) : config_(config), info_(info) {
   DecoderConfig shape = read_config(config);
+  check_sequence_length(shape, config.data.seq_length, "data.seq_length");
   stored_vocab_ = shape.vocab_size;
   shape.vocab_size = resized_vocab(stored_vocab_, config.model.vocab_size, config.model.pad_vocab_to);
   model_ = std::make_unique<DecoderModel>(shape, lora_options(config));
@@ -148,6 +149,7 @@ std::unique_ptr<MicroBatch> CausalLmTask::to_device(const std::vector<Sample>& s
       const int64_t end = s + 1 < sample.sequence_starts.size() ? sample.sequence_starts[s + 1] : length;
       for (int64_t t = begin; t < end; ++t) position[t] = t - begin;
       batch->tokens.cu_seqlens.push_back(static_cast<int32_t>(row * length + end));
+      batch->tokens.sequence_keys.push_back(stream_positions[row] * length + begin);
     }
     const int64_t targets = sample.num_targets();
     if (targets == 0) continue;

@@ -1,10 +1,10 @@
 // A task is asked for batches after it knows how many rows go through the model at a time, never before.
+#include "models/decoder/config.h"
 #include "models/decoder/presets.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/config/config.h"
 #include "trireme/formats/bert_config.h"
-#include "trireme/formats/decoder_config.h"
 #include "trireme/formats/hdf5_rows.h"
 #include "trireme/formats/npy.h"
 #include "trireme/train/run.h"
@@ -38,7 +38,7 @@ class TaskOrder : public testing::Test {
   }
 
   std::unique_ptr<TrainingTask> llama() const {
-    DecoderConfig shape = llama_preset("llama-tiny");
+    DecoderConfig shape = decoder_preset("llama-tiny");
     write_file_atomic(root_ / "llama.json", decoder_config_json(shape));
     write_npy_int32(root_ / "rows", std::vector<int32_t>(kRows * kLength, 1), kRows, kLength);
     return make_causal_lm_task(config("llama.json"), 0, 1, at::kCPU, at::kFloat);

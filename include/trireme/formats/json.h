@@ -1,5 +1,5 @@
 #pragma once
-// Private to formats/: JSON that outsiders wrote. Duplicate keys are refused and nesting is bounded, which the library
+// JSON that outsiders wrote. Duplicate keys are refused and nesting is bounded, which the library
 // does not do.
 
 #include "trireme/base/error.h"
