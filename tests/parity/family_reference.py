@@ -1,7 +1,6 @@
 """Reference values of tiny random models of every decoder family from transformers and peft, for tests/models/family_parity_test.cpp.
 
-usage: family_reference.py OUTPUT_DIR            writes a folder for each case:
-config.json and model.safetensors as transformers saves
+usage: family_reference.py OUTPUT_DIR            writes a folder for each case: config.json and model.safetensors as transformers saves
                                                  them, adapter/ as peft does, reference.safetensors with batch, logits, loss and gradients (fp64)
        family_reference.py --check OUTPUT_DIR    CASE/exported, which the test wrote, must load and give the logits of CASE to the bit
 
@@ -131,5 +130,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     root = Path(sys.argv[-1])
     for case, (kind, settings, options) in CASES.items():
-  if sys
-  .argv[1] == "--check" : check(root / case, options) else : run(root / case, kind, settings, options)
+        if sys.argv[1] == "--check":
+            check(root / case, options)
+        else:
+            run(root / case, kind, settings, options)

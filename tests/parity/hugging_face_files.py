@@ -1,19 +1,23 @@
-#!/ usr / bin / env python3
-""
-    "Files of transformers and peft that mean more than they seem to, read by the tools as transformers 5 and peft 0.21 read them, or refused by
-    name;
-and a vocabulary that grows.Exit code 77 = skipped
-                                               .
+#!/usr/bin/env python3
+"""Files of transformers and peft that mean more than they seem to, read by the tools as transformers 5 and peft 0.21 read them, or refused by
+name; and a vocabulary that grows. Exit code 77 = skipped.
 
-                                           usage : hugging_face_files.py-- bin DIRECTORY
-                                                   ""
-                                                   "
-                                                   import argparse import dataclasses import json import shutil import
-                                                       subprocess import sys import tempfile from pathlib import Path
+usage: hugging_face_files.py --bin DIRECTORY"""
+import argparse
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
-                                                   try
-    : import numpy as np import sentencepiece import torch from peft import LoraConfig,
-                                      PeftModel, get_peft_model from safetensors.torch import load_file, save_file
+try:
+    import numpy as np
+    import sentencepiece
+    import torch
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from safetensors.torch import load_file, save_file
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 except ImportError as error:
     print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
@@ -78,7 +82,8 @@ def adapter_for(site, base, name, **options):
     model.save_pretrained(site.work / name)
     return site.work / name
 
-#Fields of adapter_config.json that may hold anything : they are no part of what the adapter computes.
+
+# Fields of adapter_config.json that may hold anything: they are no part of what the adapter computes.
 HARMLESS = {"auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config", "inference_mode", "loftq_config",
             "lora_ga_config", "megatron_core", "peft_version", "qalora_group_size", "revision", "runtime_config"}
 READ = {"r", "lora_alpha", "lora_dropout"}
@@ -96,12 +101,12 @@ def check_adapter_fields(site, base):
         refused = f"{name}: " in message or f"{name} is " in message
         assert refused == (name not in HARMLESS), f"{name} is {'refused' if refused else 'taken'}: {message}"
 
-#PiSSA and OLoRA subtract the adapter's start from the base when peft loads it: base + B A is another model.
+    # PiSSA and OLoRA subtract the adapter's start from the base when peft loads it: base + B A is another model.
     for init in ("pissa_niter_4", "olora"):
         adapter = adapter_for(site, base, init, init_lora_weights=init)
         site.trireme("adapter", "merge", "--model", base, "--adapter", adapter, "--output", site.work / "never", code=4,
                      says=[f'init_lora_weights: "{init}"', "path_initial_model_for_weight_conversion"])
-#A module that target_modules does not name : peft leaves it out.
+    # A module that target_modules does not name: peft leaves it out.
     adapter = adapter_for(site, base, "narrower")
     edit(adapter / "adapter_config.json", target_modules=["q_proj"])
     site.trireme("adapter", "merge", "--model", base, "--adapter", adapter, "--output", site.work / "never", code=4, says="down_proj")
@@ -130,7 +135,7 @@ def check_force(site, base):
     fresh = site.work / "fresh"
     site.trireme("init-model", *shape, "--output", fresh)
     assert torch.equal(logits(load(old)), logits(load(fresh)))
-#What an interrupted program left of a model is one, too.
+    # What an interrupted program left of a model is one, too.
     half = site.work / "half"
     shutil.copytree(fresh, half)
     (half / "config.json").unlink()
@@ -145,8 +150,7 @@ def check_config(site):
         dict(rope_scaling=linear, rope_theta=5e5, rope_parameters={"rope_type": "default", "rope_theta": 1e4}, eos_token_id=[2, 5, 7], pad_token_id=3),
         dict(rope_scaling=linear, rope_parameters={}, bos_token_id=None, eos_token_id=None),
         dict(rope_scaling={}, rope_parameters={**llama3, "rope_theta": 5e5}, eos_token_id=[9], pad_token_id=-1),
-        dict(rope_scaling={
-  k: v for k, v in llama3.items() if k[0] != "o"}, original_max_position_embeddings=16, bos_token_id=4),
+        dict(rope_scaling={k: v for k, v in llama3.items() if k[0] != "o"}, original_max_position_embeddings=16, bos_token_id=4),
     ]
     plain = LlamaConfig(**SHAPE).to_dict()
     for case in cases:
@@ -176,7 +180,7 @@ def check_unused_and_tied(site):
     generate(extra, says=["warning", "1 tensor that this llama has no use for: model.layers.0.self_attn.q_proj.bias"])
     extra["lm_head.weight"] = torch.randn(60, 32)  # transformers leaves such a model untied
     generate(extra, code=4, says=["tie_word_embeddings", "lm_head.weight differs"])
-#The output matrix alone serves as the embedding, too.
+    # The output matrix alone serves as the embedding, too.
     only_head = {("lm_head.weight" if k == "model.embed_tokens.weight" else k): v for k, v in tensors.items()}
     assert "warning" not in generate(only_head)
     want, got = load(tied), load(site.work / "looked-at")
@@ -204,7 +208,7 @@ def check_special_pieces(site):
         assert max(tokenizer.all_special_ids, default=0) < 304 and len(tokenizer) <= 304, (name, len(tokenizer))
         if name == "odd":
             assert (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id) == (0, 2, 1)
-#Without tokenizer_config.json transformers has other ideas : what copies a tokenizer.model writes one.
+        # Without tokenizer_config.json transformers has other ideas: what copies a tokenizer.model writes one.
         (directory / "tokenizer_config.json").unlink()
         site.trireme("model", "resize-vocab", "--model", directory, "--vocab-size", 305, "--output", site.work / f"copied-{name}")
         assert AutoTokenizer.from_pretrained(site.work / f"copied-{name}")(text)["input_ids"] == ([3] if name == "odd" else []) + pieces.encode(text)
@@ -224,17 +228,16 @@ def check_resize(site, base, with_tokenizer):
     theirs.resize_token_embeddings(60, pad_to_multiple_of=64)
     for (name, ours), reference in zip(new.named_parameters(), theirs.parameters()):
         assert ours.shape == reference.shape and torch.equal(ours[:60], reference[:60]), name
-#The drawn part lies about bf16's resolution: what is left is rounding.
+        # The drawn part lies about bf16's resolution: what is left is rounding.
         assert torch.allclose(ours.float(), reference.float(), rtol=0.01, atol=1e-3), name
     site.trireme("model", "resize-vocab", "--model", sharded, "--output", site.work / "smaller", "--vocab-size", 59, code=2, says="only added")
     site.trireme("model", "resize-vocab", "--model", sharded, "--output", out, "--vocab-size", 61, code=73, says="already holds a model")
 
-#Many rows of a model in fp32 : mean, covariance, seed.
+    # Many rows of a model in fp32: mean, covariance, seed.
     many = [site.work / name for name in ("many", "again", "other")]
     for path, seed in zip(many, (0, 0, 1)):
         site.trireme("model", "resize-vocab", "--model", base, "--output", path, "--vocab-size", 560, "--seed", seed)
-    first, again, other = ({
-  k: v for k, v in load_file(path / "model.safetensors").items()} for path in many)
+    first, again, other = ({k: v for k, v in load_file(path / "model.safetensors").items()} for path in many)
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         assert torch.equal(first[name], again[name]) and not torch.equal(first[name], other[name])
         rows, drawn = first[name][:60].double(), first[name][60:].double()
@@ -242,13 +245,13 @@ def check_resize(site, base, with_tokenizer):
         want, got = centred.T @ centred / 60, noise.T @ noise / 500 / 1e-9
         assert (got - want).norm() / want.norm() < 0.5, "covariance"  # 500 draws of 32 dimensions: about 0.25
         assert abs(got.trace() / want.trace() - 1) < 0.1 and (noise.mean(0).abs().max() / 1e-9**0.5 < 0.05)
-#No more rows than columns : transformers takes the mean alone.
+    # No more rows than columns: transformers takes the mean alone.
     thin = site.save("thin", vocab_size=30)
     site.trireme("model", "resize-vocab", "--model", thin, "--output", site.work / "thin-resized", "--vocab-size", 32)
     rows = load_file(site.work / "thin-resized" / "model.safetensors")["lm_head.weight"]
     assert torch.allclose(rows[30:], rows[:30].mean(0).expand(2, -1), rtol=0, atol=1e-8)
 
-#Tokens : the same ids for transformers and for tokenizer.model, with tokenizer.json and without.
+    # Tokens: the same ids for transformers and for tokenizer.model, with tokenizer.json and without.
     AutoTokenizer.from_pretrained(with_tokenizer).save_pretrained(site.work / "json-saved")
     both = site.work / "both"
     shutil.copytree(with_tokenizer, both)
@@ -278,30 +281,14 @@ def check_training(site, base):
         model = base if not tie else site.save(name, tie_word_embeddings=True)
         config = site.work / f"{name}.yaml"
         config.write_text(f"""
-model: {
-    {
-    path: { model }
-    }}
-lora: {
-    {
-    r:
-      4, alpha : 8, dropout : 0, target_modules : [ q_proj, v_proj ]
-    }}
-data: {
-  {train : rows.npy, seq_length : 24}}
-batch: {
-  {global_batch_size : 4}}
-optimizer: {
-  {lr : 1.0e-2}}
-train: {
-  {max_steps : 3, seed : 5}}
-precision: {
-    {
-    compute:
-      fp32
-    }}
-output: {
-  {dir : {name} - run, save_every_samples : 4}}
+model: {{path: {model}}}
+lora: {{r: 4, alpha: 8, dropout: 0, target_modules: [q_proj, v_proj]}}
+data: {{train: rows.npy, seq_length: 24}}
+batch: {{global_batch_size: 4}}
+optimizer: {{lr: 1.0e-2}}
+train: {{max_steps: 3, seed: 5}}
+precision: {{compute: fp32}}
+output: {{dir: {name}-run, save_every_samples: 4}}
 """)
         if not tie:
             site.run("train_llama", "--config", config, "--set", "output.dir=refused", code=3, says=["model.vocab_size", "trireme model resize-vocab"])
@@ -311,7 +298,7 @@ output: {
         resized = site.work / f"{name}-resized"
         site.trireme("model", "resize-vocab", "--model", model, "--output", resized, "--vocab-size", 64, "--seed", 5)
 
-#peft puts the rows into a base that was resized with other numbers.
+        # peft puts the rows into a base that was resized with other numbers.
         torch.manual_seed(99)
         theirs = load(model)
         theirs.resize_token_embeddings(64)
@@ -328,18 +315,18 @@ output: {
             want = np.mean([start(input_ids=tokens[i][None], labels=tokens[i][None]).loss.item() for i in first[:4]])
         assert abs(losses[0] - want) < 1e-5 * want, (losses[0], want)
 
-#Merged, the model has the rows and computes the same; peft's own merge agrees.
+        # Merged, the model has the rows and computes the same; peft's own merge agrees.
         site.trireme("adapter", "merge", "--model", model, "--adapter", adapter, "--output", site.work / f"{name}-merged")
         merged = load(site.work / f"{name}-merged")
         assert merged.config.vocab_size == 64
         assert torch.allclose(logits(merged, ids), logits(theirs, ids), rtol=1e-5, atol=1e-5)
         assert torch.allclose(logits(merged, ids), logits(theirs.merge_and_unload(), ids), rtol=1e-5, atol=1e-5)
-#A checkpoint of the run gives the same adapter, the rows among it.
+        # A checkpoint of the run gives the same adapter, the rows among it.
         site.trireme("checkpoint", "export", site.work / f"{name}-run", "--output", site.work / f"{name}-exported")
         mine, theirs = (load_file(path / "adapter_model.safetensors") for path in (adapter, site.work / f"{name}-exported"))
         assert mine.keys() == theirs.keys() and all(torch.equal(mine[k], theirs[k]) for k in mine if "trainable_tokens" in k)
         assert sum("trainable_tokens" in k for k in mine) == (1 if tie else 2)
-#Training goes on from such an adapter with its rows; without model.vocab_size it is refused.
+    # Training goes on from such an adapter with its rows; without model.vocab_size it is refused.
     more = ["--config", site.work / "base.yaml", "--set", f"lora.adapter={site.work / 'base-run' / 'adapter'}", "--set", "output.dir=more"]
     site.run("train_llama", *more, "--set", "model.vocab_size=64", "--set", "train.seed=6")
     again = load_file(site.work / "more" / "adapter" / "adapter_model.safetensors")

@@ -1,10 +1,8 @@
-""
-    "Reference values of tiny random Llamas from transformers and peft, for tests/models/parity_test.cpp.
+"""Reference values of tiny random Llamas from transformers and peft, for tests/models/parity_test.cpp.
 
-    usage : model_reference.py OUTPUT_DIR
+usage: model_reference.py OUTPUT_DIR
 
-                One directory per case:
-config.txt (key value lines), index.txt (name dtype rank extents... offset, one tensor a line) and data.bin
+One directory per case: config.txt (key value lines), index.txt (name dtype rank extents... offset, one tensor a line) and data.bin
 (row-major values). Exit 77 when the packages are missing.
 """
 
@@ -88,7 +86,7 @@ def write(directory, case, tensors):
     settings["fused"] = int(case.get("fused", False))
     settings["rope_type"] = rope.get("rope_type", "default")
     for key in ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]:
-                  if key in rope:
+        if key in rope:
             settings[key] = rope[key]
     settings["lora"] = ",".join(case.get("lora", [])) or "-"
     (directory / "config.txt").write_text("".join(f"{key} {value}\n" for key, value in settings.items()))
@@ -99,7 +97,8 @@ def run(name, case, directory):
     model = build(case)
     tensors = {"weight/" + key: value.clone() for key, value in model.state_dict().items()}
     if case["tie"]:
-                  tensors.pop("weight/lm_head.weight", None) if "lora" in case:
+        tensors.pop("weight/lm_head.weight", None)
+    if "lora" in case:
         model = add_adapters(model, case)
         for key, value in model.named_parameters():
             if "lora_" in key:
@@ -114,7 +113,7 @@ def run(name, case, directory):
     begin = 0
     for length in lengths:
         ids, labels = tokens[:, begin:begin + length], tokens[:, begin:begin + length].clone()
-#counted[t] marks the target t; the first token of a sequence is nobody's target.
+        # counted[t] marks the target t; the first token of a sequence is nobody's target.
         counted[:, begin] = False
         labels[~counted[:, begin:begin + length]] = -100
         output = model(input_ids=ids, labels=labels)
@@ -130,17 +129,11 @@ def run(name, case, directory):
             end += length
             bounds.append(end)
     total.backward()
-#Weight of the prediction made at t, which is of token t + 1.
+    # Weight of the prediction made at t, which is of token t + 1.
     weight = torch.zeros(rows, width)
     weight[:, :-1] = counted[:, 1:].float()
-    tensors |= {
-          "tokens" : tokens,
-                     "loss_weight" : weight,
-                                     "positions" : torch.cat(positions, 1).contiguous(),
-                                     "bounds" : torch.tensor(bounds),
-                                     "logits" : torch.cat(logits, 1),
-                                     "loss_sum" : total.reshape(1)
-        }
+    tensors |= {"tokens": tokens, "loss_weight": weight, "positions": torch.cat(positions, 1).contiguous(),
+                "bounds": torch.tensor(bounds), "logits": torch.cat(logits, 1), "loss_sum": total.reshape(1)}
     for key, parameter in model.named_parameters():
         if parameter.grad is not None:
             tensors["grad/" + key.replace("base_model.model.", "").replace(".default", "")] = parameter.grad

@@ -1,4 +1,4 @@
-#!/ usr / bin / env python3
+#!/usr/bin/env python3
 """Ten steps of train_llama against a plain transformers + peft loop: losses, gradient norms, learning rates, final weights, and the
 artefacts opened by the tools that users have. Exit code 77 = skipped."""
 import argparse
@@ -40,7 +40,7 @@ def model_config(kind):
 def write_data(path, rows, seed):
     rng = np.random.default_rng(seed)
     data = rng.integers(3, VOCAB, size=(rows, SEQ)).astype(np.int32)
-#Something to learn : every second token repeats the one before.
+    # Something to learn: every second token repeats the one before.
     data[:, 1::2] = data[:, 0:-1:2]
     np.save(path, data)
     return torch.from_numpy(data.astype(np.int64))
@@ -111,7 +111,7 @@ def main():
         trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         groups = [dict(params=[p for _, p in trained if p.dim() >= 2], weight_decay=decay),
                   dict(params=[p for _, p in trained if p.dim() < 2], weight_decay=0.0)]
-#eps 1e-6 : with 1e-8 the rounding of gradients near zero decides the sign of an update, in either program.
+        # eps 1e-6: with 1e-8 the rounding of gradients near zero decides the sign of an update, in either program.
         optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=(0.9, 0.95), eps=1e-6)
         order = epoch_order(len(data), seed, STEPS * GBS)
         want = []
@@ -132,47 +132,15 @@ def main():
 
         with open(f"{work}/run.yaml", "w") as out:
             out.write(f"""
-model: {
-    {
-    path:
-      base
-    }}
+model: {{path: base}}
 {lora}
-data: {
-    {
-    train:
-      train.npy, valid : valid.npy, seq_length : { SEQ }
-    }}
-batch: {
-    {
-    global_batch_size: { GBS }
-      , micro_batch_size : { MBS if not args.launch else 1 }
-    }}
-optimizer: {
-    {
-    lr: { lr }
-      , betas : [ 0.9, 0.95 ], eps : 1.0e-6, weight_decay : {decay}, grad_clip : { clip }
-    }}
-schedule: {
-    {
-    name:
-      cosine, warmup_steps : {warmup}, min_lr : { minimum }
-    }}
-train: {
-    {
-    max_steps: { STEPS }
-      , seed : { seed }
-    }}
-precision: {
-    {
-    compute:
-      fp32
-    }}
-output: {
-    {
-    dir:
-      run
-    }}
+data: {{train: train.npy, valid: valid.npy, seq_length: {SEQ}}}
+batch: {{global_batch_size: {GBS}, micro_batch_size: {MBS if not args.launch else 1}}}
+optimizer: {{lr: {lr}, betas: [0.9, 0.95], eps: 1.0e-6, weight_decay: {decay}, grad_clip: {clip}}}
+schedule: {{name: cosine, warmup_steps: {warmup}, min_lr: {minimum}}}
+train: {{max_steps: {STEPS}, seed: {seed}}}
+precision: {{compute: fp32}}
+output: {{dir: run}}
 """)
         command = args.launch.split() + [args.train_llama, "--config", f"{work}/run.yaml"]
         for override in args.set:
@@ -192,7 +160,7 @@ output: {
         ours_eval = [line for line in lines if line["event"] == "eval"][-1]["loss"]
         close("eval loss", ours_eval, eval_loss, 1e-5, failures)
 
-#The artefact, opened by its own library.
+        # The artefact, opened by its own library.
         if mode == "lora":
             loaded = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(f"{work}/base", dtype=torch.float32), f"{work}/run/adapter")
         else:
