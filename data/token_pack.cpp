@@ -19,6 +19,7 @@ void append_sample(TokenPack& pack, const Sample& sample, int64_t position, bool
     const int64_t end = s + 1 < sample.sequence_starts.size() ? sample.sequence_starts[s + 1] : length;
     for (int64_t t = begin; t < end; ++t) pack.positions.push_back(t - begin);
     pack.boundaries.push_back(static_cast<int32_t>(pack.rows * length + end));
+    pack.sequence_keys.push_back(position * length + begin);
   }
   ++pack.rows;
   const int64_t targets = sample.num_targets();

@@ -1,4 +1,5 @@
 // The adapters unit to and from PEFT's modules.
+#include "models/decoder/family.h"
 #include "models/decoder/targets.h"
 #include "models/decoder/weights.h"
 #include "trireme/base/error.h"
@@ -39,11 +40,12 @@ const AdapterPair& pair_of(const Adapter& adapter, const std::string& module, in
   return pair;
 }
 
-/// q, k and v of a block: names, rows.
+/// q, k and v of a block, of a family that has the fused qkv_proj: names, rows.
 std::vector<std::pair<std::string, int64_t>> fused_parts(const DecoderConfig& config, int64_t block) {
   const int64_t q = config.num_attention_heads * config.head_dim, kv = config.num_key_value_heads * config.head_dim;
-  const std::string prefix = fmt::format("model.layers.{}.self_attn.", block);
-  return {{prefix + "q_proj", q}, {prefix + "k_proj", kv}, {prefix + "v_proj", kv}};
+  const TensorNames& names = family_of(config).names;
+  const std::string prefix = names.block(block);
+  return {{prefix + names.qkv.at(0), q}, {prefix + names.qkv.at(1), kv}, {prefix + names.qkv.at(2), kv}};
 }
 
 void import_fused(const Adapter& adapter, const DecoderModel& model, int64_t block, const LoraTarget& target,
@@ -62,7 +64,7 @@ void import_fused(const Adapter& adapter, const DecoderModel& model, int64_t blo
                       module));
     b.push_back(to_tensor(pair.b, rows, r));
   }
-  const std::string name = lora_module_name(block, target);
+  const std::string name = lora_module_name(model.config(), block, target);
   tensors[name + ".lora_A.weight"] = to_tensor(first->a, r, target.in);
   tensors[name + ".lora_B.weight"] = at::cat(b, 0);
 }
@@ -82,7 +84,7 @@ std::map<std::string, at::Tensor> import_adapter(const Adapter& adapter, const D
   std::set<std::string> used;
   for (int64_t block = 0; block < model.config().num_hidden_layers; ++block) {
     for (const LoraTarget& target : lora_targets(model.config(), lora)) {
-      const std::string name = lora_module_name(block, target);
+      const std::string name = lora_module_name(model.config(), block, target);
       if (target.name == "qkv_proj") {
         import_fused(adapter, model, block, target, tensors);
         for (const auto& [module, rows] : fused_parts(model.config(), block)) used.insert(module);
@@ -117,14 +119,15 @@ Adapter export_adapter(const std::map<std::string, at::Tensor>& tensors, const D
   adapter.config = {base_model, lora.r, lora.alpha, lora.dropout, {}};
   const std::vector<LoraTarget> targets = lora_targets(model.config(), lora);
   for (const LoraTarget& target : targets) {
+    std::vector<std::string>& names = adapter.config.target_modules;
     if (target.name == "qkv_proj")
-      for (const char* name : {"q_proj", "k_proj", "v_proj"}) adapter.config.target_modules.push_back(name);
-    else
-      adapter.config.target_modules.push_back(target.name);
+      names.insert(names.end(), {"q_proj", "k_proj", "v_proj"});
+    else if (std::find(names.begin(), names.end(), target.name) == names.end())
+      names.push_back(target.name);
   }
   for (int64_t block = 0; block < model.config().num_hidden_layers; ++block) {
     for (const LoraTarget& target : targets) {
-      const std::string name = lora_module_name(block, target);
+      const std::string name = lora_module_name(model.config(), block, target);
       const at::Tensor &a = get(name + ".lora_A.weight"), &b = get(name + ".lora_B.weight");
       TRIREME_CHECK(a.size(0) == lora.r && a.size(1) == target.in && b.size(0) == target.rows, "adapter tensors of ",
                     name, " have shapes ", a.sizes(), " and ", b.sizes());
@@ -150,7 +153,7 @@ DecoderModel model_for_adapter(const DecoderConfig& config, const Adapter& adapt
     return {config,
             LoraOptions{adapter.config.r, adapter.config.alpha, adapter.config.dropout, {names.begin(), names.end()}}};
   } catch (const ConfigError& error) {
-    throw ModelError(fmt::format("the adapter does not fit a Llama: {}", error.what()));
+    throw ModelError(fmt::format("the adapter does not fit a {}: {}", config.family, error.what()));
   }
 }
 

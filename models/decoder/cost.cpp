@@ -1,4 +1,4 @@
-// FLOPs and activation memory of a Llama.
+// FLOPs and activation memory.
 #include "models/decoder/decoder.h"
 #include "models/decoder/targets.h"
 
@@ -19,10 +19,11 @@ bool has_adapter(const DecoderConfig& config, const std::optional<LoraOptions>& 
 
 double model_flops_per_sample(const DecoderConfig& config, const std::optional<LoraOptions>& lora, int64_t seq_length) {
   const double d = static_cast<double>(config.hidden_size), f = static_cast<double>(config.intermediate_size);
+  const double up = static_cast<double>(config.mlp_up_rows());
   const double q = static_cast<double>(config.num_attention_heads * config.head_dim);
   const double kv = static_cast<double>(config.num_key_value_heads * config.head_dim);
   const double layers = static_cast<double>(config.num_hidden_layers), s = static_cast<double>(seq_length);
-  const double block = d * (q + 2 * kv) + q * d + 3 * d * f;
+  const double block = d * (q + 2 * kv) + q * d + d * (up + f);
   const double matrices = layers * block + d * static_cast<double>(config.vocab_size);
   // Forward and the gradient to the input, 2 each; the weight gradient when there is one.
   double per_token = matrices * (lora ? 4 : 6);
@@ -36,27 +37,32 @@ double model_flops_per_sample(const DecoderConfig& config, const std::optional<L
 
 BlockFlops block_forward_flops(const DecoderConfig& config, int64_t seq_length) {
   const double d = static_cast<double>(config.hidden_size), f = static_cast<double>(config.intermediate_size),
-               s = static_cast<double>(seq_length);
+               up = static_cast<double>(config.mlp_up_rows()), s = static_cast<double>(seq_length);
   const double q = static_cast<double>(config.num_attention_heads * config.head_dim);
   const double kv = static_cast<double>(config.num_key_value_heads * config.head_dim);
-  return {2 * s * (d * (q + 2 * kv) + q * d + 3 * d * f), 2 * s * 2 * d * f, 2 * s * s * q};
+  return {2 * s * (d * (q + 2 * kv) + q * d + d * (up + f)), 2 * s * d * up, 2 * s * s * q};
 }
 
 ActivationBytes activation_bytes(const DecoderConfig& config, const std::optional<LoraOptions>& lora,
                                  int64_t seq_length, const ActivationStorage& storage) {
-  const int64_t d = config.hidden_size, f = config.intermediate_size;
+  const int64_t d = config.hidden_size, f = config.intermediate_size, up = config.mlp_up_rows();
   const int64_t q = config.num_attention_heads * config.head_dim,
                 qkv = q + 2 * config.num_key_value_heads * config.head_dim;
   const int64_t element = storage.element_size;
-  const bool fp8 = storage.frozen_fp8;
+  const bool fp8 = storage.frozen_fp8, gated = config.gated_mlp();
+  const bool down_adapter = has_adapter(config, lora, kDownProj), up_adapter = has_adapter(config, lora, kGateUpProj);
+  const bool trained = !lora;
 
   // Per token: the block's input and the state after attention (both norms' inputs), q k v, the
-  // attention's output (also the out projection's input), the adapters' products; fp32: two
-  // reciprocal roots and the log-sum-exp of each head.
-  int64_t kept = (2 * d + qkv + q) * element + (2 + config.num_attention_heads) * 4;
+  // attention's output (also the out projection's input), the adapters' products; fp32: the statistics of
+  // two norms (a layer norm has a mean, too) and the log-sum-exp of each head.
+  const int64_t statistics = config.norm == DecoderNorm::kLayer ? 4 : 2;
+  int64_t kept = (2 * d + qkv + q) * element + (statistics + config.num_attention_heads) * 4;
   if (lora) kept += lora->r * static_cast<int64_t>(lora_targets(config, *lora).size()) * element;
   if (storage.trained_fp8) kept += 2 * d + q + f;
-  const int64_t gate_up = fp8 ? 2 * f + 8 : 2 * f * element;
+  // The up projection; GELU keeps what the down projection's weight gradient reads, too.
+  int64_t gate_up = fp8 && gated ? up + 8 : up * element;
+  if (!gated && (trained || down_adapter)) gate_up += f * element;
 
   ActivationBytes bytes;
   bytes.block_saved = seq_length * (kept + gate_up);
@@ -66,12 +72,10 @@ ActivationBytes activation_bytes(const DecoderConfig& config, const std::optiona
   // Forward of the MLP: gate_up and the activation, in FP8 also both as bytes. Backward: the
   // gradients of the activation and of gate_up, gate_up itself where it was formed again, and for
   // adapters the activation and its masked copy; then the gradient of the normalised rows.
-  const bool down_adapter = has_adapter(config, lora, kDownProj), up_adapter = has_adapter(config, lora, kGateUpProj);
-  const bool trained = !lora;
-  const int64_t forward = (2 * f + f) * element + (fp8 || storage.trained_fp8 ? 3 * f : 0) + 2 * d * element;
+  const int64_t forward = (up + f) * element + (fp8 || storage.trained_fp8 ? up + f : 0) + 2 * d * element;
   const int64_t masked = lora && lora->dropout > 0 ? 1 : 0;
-  int64_t backward = (2 * f + f + 2 * f + 3 * d) * element + (fp8 ? 2 * f + d : 0);
-  if (storage.trained_fp8) backward += 2 * (2 * f + d);  // codes of both gradients, each way round
+  int64_t backward = (up + f + up + 3 * d) * element + (fp8 ? up + d : 0);
+  if (storage.trained_fp8) backward += 2 * (up + d);  // codes of both gradients, each way round
   if (down_adapter || trained) backward += f * (1 + masked) * element;
   if (up_adapter || trained) backward += d * (1 + masked) * element;
   // Backward of attention: gradients of its output, of q, k, v and their packed copy, an fp32 sum

@@ -1,11 +1,11 @@
 #pragma once
-// Llama (LlamaForCausalLM of Llama 1, 2, 3.x) with optional LoRA, as units of weights and a forward
-// that ends in the loss.
+// The causal decoder with optional LoRA, as units of weights and a forward that ends in the loss. What a family
+// chooses is in DecoderConfig, its tensors' names in family.h.
 //
 // Shapes: B rows, S positions, D hidden, N query heads, K key/value heads, H head_dim, F
 // intermediate, V vocabulary, R LoRA rank.
 
-#include "trireme/formats/decoder_config.h"
+#include "models/decoder/config.h"
 #include "trireme/nn/recompute.h"
 #include "trireme/nn/unit.h"
 
@@ -19,8 +19,8 @@ namespace trireme {
 struct LoraOptions {
   int64_t r = 0;
   double alpha = 0, dropout = 0;
-  /// Subset of q_proj k_proj v_proj o_proj gate_proj up_proj down_proj, or qkv_proj (one fused
-  /// adapter over q, k, v).
+  /// Linear layers of a block by the last part of their names (q_proj k_proj v_proj o_proj gate_proj up_proj
+  /// down_proj; GPT-2: c_attn c_proj c_fc), or qkv_proj (one fused adapter over q, k, v).
   std::vector<std::string> targets;
 };
 
@@ -33,6 +33,8 @@ struct TokenBatch {
   std::vector<int32_t> cu_seqlens;
   at::Tensor positions_BS;  // int64: position inside the own sequence
   at::Tensor sample_ids_B;  // int64: global index of the sample in the run's stream (keys dropout)
+  /// Names each sequence among all of the run: keys dropout of attention; may be empty where that is off.
+  std::vector<int64_t> sequence_keys;
 };
 
 struct ForwardOptions {
@@ -50,7 +52,8 @@ struct LossOutput {
 class DecoderModel {
  public:
   DecoderModel(const DecoderConfig& config, std::optional<LoraOptions> lora);
-  /// Units: 0 embed, 1..L blocks, L+1 head (final norm + lm_head; tied: norm only, unit 0 is kept),
+  /// Units: 0 embed (tokens, learned positions), 1..L blocks, L+1 head (final norm + lm_head; tied: norm only, unit 0
+  /// is kept),
   /// with LoRA one more: adapters.
   const std::vector<UnitSpec>& units() const { return units_; }
   const DecoderConfig& config() const { return config_; }

@@ -1,11 +1,14 @@
 #include "models/decoder/model_directory.h"
 
+#include "models/decoder/stored_weights.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/formats/sentencepiece_model.h"
 
 #include <ATen/ATen.h>
+
+#include <algorithm>
 
 namespace trireme {
 
@@ -14,9 +17,17 @@ namespace {
 constexpr int64_t kMaxFileBytes = 5'000'000'000;
 
 /// Files beside the weights that make a directory a complete Hugging Face model.
-constexpr const char* kCompanions[] = {"tokenizer.model",         "tokenizer.json",        "tokenizer_config.json",
-                                       "special_tokens_map.json", "added_tokens.json",     "chat_template.jinja",
-                                       "chat_template.json",      "generation_config.json"};
+constexpr const char* kCompanions[] = {
+    "tokenizer.model",   "tokenizer.json",      "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "chat_template.jinja", "chat_template.json",    "generation_config.json",
+    "vocab.json",        "merges.txt"};
+
+std::vector<std::pair<std::string, TensorInfo>> as_stored(std::vector<std::pair<std::string, TensorInfo>> tensors,
+                                                          const DecoderConfig& config) {
+  for (auto& [name, info] : tensors)
+    if (stored_transposed(config, name)) std::swap(info.shape.at(0), info.shape.at(1));
+  return tensors;
+}
 
 }  // namespace
 
@@ -64,10 +75,11 @@ std::vector<std::pair<std::string, TensorInfo>> checkpoint_tensors(const Decoder
   return tensors;
 }
 
-ModelDirectoryWriter::ModelDirectoryWriter(std::filesystem::path directory,
+ModelDirectoryWriter::ModelDirectoryWriter(std::filesystem::path directory, const DecoderConfig& config,
                                            std::vector<std::pair<std::string, TensorInfo>> tensors)
     : staged_(std::move(directory)),
-      tensors_(std::move(tensors)),
+      config_(config),
+      tensors_(as_stored(std::move(tensors), config)),
       plan_(plan_safetensors_shards(tensors_, kMaxFileBytes)) {}
 
 ModelDirectoryWriter::~ModelDirectoryWriter() = default;
@@ -82,8 +94,10 @@ const TensorInfo& ModelDirectoryWriter::begin_tensor(const std::string& name, at
     in_file_ = 0;
   }
   const auto& [declared, info] = tensors_[members[in_file_]];
-  TRIREME_CHECK(declared == name && shape == at::IntArrayRef(info.shape), "tensor ", name, " ", shape, " comes where ",
-                declared, " ", at::IntArrayRef(info.shape), " is due");
+  std::vector<int64_t> stored = shape.vec();
+  if (stored_transposed(config_, name)) std::reverse(stored.begin(), stored.end());
+  TRIREME_CHECK(declared == name && stored == info.shape, "tensor ", name, " ", at::IntArrayRef(stored),
+                " comes where ", declared, " ", at::IntArrayRef(info.shape), " is due");
   return info;
 }
 
@@ -96,7 +110,8 @@ void ModelDirectoryWriter::end_tensor() {
 
 void ModelDirectoryWriter::append(const std::string& name, const at::Tensor& value) {
   const TensorInfo& info = begin_tensor(name, value.sizes());
-  const at::Tensor stored = value.detach().to(at::kCPU, to_scalar_type(info.dtype)).contiguous();
+  const at::Tensor layout = stored_transposed(config_, name) ? value.detach().t() : value.detach();
+  const at::Tensor stored = layout.to(at::kCPU, to_scalar_type(info.dtype)).contiguous();
   writer_->append(stored.const_data_ptr(), stored.nbytes());
   end_tensor();
 }
@@ -104,11 +119,18 @@ void ModelDirectoryWriter::append(const std::string& name, const at::Tensor& val
 void ModelDirectoryWriter::copy(const std::string& name, const WeightSource& source) {
   const auto stored = source.find(name);
   TRIREME_CHECK(stored.has_value(), "nothing to copy under ", name);
+  int64_t count = 1;
+  for (const int64_t extent : stored->shape) count *= extent;
+  if (stored_transposed(config_, name)) {  // one matrix of a block: small enough to be made whole
+    at::Tensor value = at::empty(stored->shape, at::TensorOptions(to_scalar_type(stored->dtype)));
+    auto* target = static_cast<std::byte*>(value.mutable_data_ptr());
+    for (const ElementSpan& span : source.read(name, 0, count))
+      target = std::copy_n(span.data, static_cast<size_t>(span.count) * dtype_size(stored->dtype), target);
+    return append(name, value);
+  }
   const TensorInfo& info = begin_tensor(name, stored->shape);
   TRIREME_CHECK(stored->dtype == info.dtype, name, " is ", dtype_name(stored->dtype), ", declared ",
                 dtype_name(info.dtype));
-  int64_t count = 1;
-  for (const int64_t extent : info.shape) count *= extent;
   for (const ElementSpan& span : source.read(name, 0, count))
     writer_->append(span.data, static_cast<size_t>(span.count) * dtype_size(info.dtype));
   end_tensor();

@@ -1,5 +1,5 @@
 #pragma once
-// Writing a Hugging Face Llama directory, tensor by tensor.
+// Writing a Hugging Face model directory, tensor by tensor.
 
 #include "models/decoder/decoder.h"
 #include "trireme/formats/safetensors.h"
@@ -28,11 +28,14 @@ std::vector<std::pair<std::string, TensorInfo>> checkpoint_tensors(const Decoder
 /// and takes the place of the one that was there (StagedModel).
 class ModelDirectoryWriter {
  public:
-  ModelDirectoryWriter(std::filesystem::path directory, std::vector<std::pair<std::string, TensorInfo>> tensors);
+  /// `tensors` as checkpoint_tensors() gives them, for a model of the family of `config`: matrices that its files keep
+  /// [in, out] are transposed on their way.
+  ModelDirectoryWriter(std::filesystem::path directory, const DecoderConfig& config,
+                       std::vector<std::pair<std::string, TensorInfo>> tensors);
   ~ModelDirectoryWriter();
   /// The next tensor in the declared order, of any floating type and device.
   void append(const std::string& name, const at::Tensor& value);
-  /// The next tensor in the declared order, byte for byte: `source` has it in the declared type.
+  /// The next tensor in the declared order, bit for bit: `source` has it in the declared type.
   void copy(const std::string& name, const WeightSource& source);
   /// Copies tokenizer and generation files that `from` has.
   void copy_companions(const std::filesystem::path& from);
@@ -46,11 +49,13 @@ class ModelDirectoryWriter {
   void finish(const DecoderConfig& config);
 
  private:
+  /// `shape`: as the model has it.
   const TensorInfo& begin_tensor(const std::string& name, at::IntArrayRef shape);
   void end_tensor();
 
   StagedModel staged_;
-  std::vector<std::pair<std::string, TensorInfo>> tensors_;
+  DecoderConfig config_;
+  std::vector<std::pair<std::string, TensorInfo>> tensors_;  // as the files have them
   ShardPlan plan_;
   std::unique_ptr<SafetensorsWriter> writer_;
   size_t file_ = 0, in_file_ = 0;

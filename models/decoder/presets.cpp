@@ -1,59 +1,24 @@
 #include "models/decoder/presets.h"
 
+#include "models/decoder/family.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 
 namespace trireme {
 
-namespace {
-
-struct Shape {
-  const char* name;
-  int64_t hidden, intermediate, layers, heads, kv_heads, vocabulary, positions;
-};
-
-constexpr Shape kShapes[] = {
-    {"llama-tiny", 128, 352, 4, 4, 2, 4096, 1024},          {"llama2-7b", 4096, 11008, 32, 32, 32, 32000, 4096},
-    {"llama2-13b", 5120, 13824, 40, 40, 40, 32000, 4096},   {"llama2-34b", 8192, 22016, 48, 64, 8, 32000, 4096},
-    {"llama2-70b", 8192, 28672, 80, 64, 8, 32000, 4096},    {"llama3-8b", 4096, 14336, 32, 32, 8, 128256, 8192},
-    {"llama3.2-1b", 2048, 8192, 16, 32, 8, 128256, 131072},
-};
-
-}  // namespace
-
-std::vector<std::string> llama_preset_names() {
+std::vector<std::string> decoder_preset_names() {
   std::vector<std::string> names;
-  for (const Shape& shape : kShapes) names.emplace_back(shape.name);
+  for (const Family* family : families())
+    for (const Preset& preset : family->presets()) names.push_back(preset.name);
   return names;
 }
 
-DecoderConfig llama_preset(const std::string& name) {
-  for (const Shape& shape : kShapes) {
-    if (name != shape.name) continue;
-    DecoderConfig config;
-    config.hidden_size = shape.hidden;
-    config.intermediate_size = shape.intermediate;
-    config.num_hidden_layers = shape.layers;
-    config.num_attention_heads = shape.heads;
-    config.num_key_value_heads = shape.kv_heads;
-    config.head_dim = shape.hidden / shape.heads;
-    config.vocab_size = shape.vocabulary;
-    config.max_position_embeddings = shape.positions;
-    config.rms_norm_eps = 1e-5;
-    config.dtype = name == "llama-tiny" ? "float32" : "bfloat16";
-    if (name.starts_with("llama3")) {
-      config.rope_theta = 500000.0;
-      config.bos_token_id = 128000;
-      config.eos_token_ids = {128001};
-    }
-    if (name == "llama3.2-1b") {
-      config.tie_word_embeddings = true;
-      config.rope_scaling = {RopeScaling::Type::kLlama3, 32.0, 1.0, 4.0, 8192};
-    }
-    return config;
-  }
-  throw ConfigError("no model preset '" + name + "'." + did_you_mean(name, llama_preset_names()) +
-                    " Presets: " + join(llama_preset_names(), ", "));
+DecoderConfig decoder_preset(const std::string& name) {
+  for (const Family* family : families())
+    for (const Preset& preset : family->presets())
+      if (preset.name == name) return preset.config;
+  throw ConfigError("no model preset '" + name + "'." + did_you_mean(name, decoder_preset_names()) +
+                    " Presets: " + join(decoder_preset_names(), ", "));
 }
 
 }  // namespace trireme

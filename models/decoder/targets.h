@@ -8,8 +8,13 @@
 
 namespace trireme {
 
-/// Position of each parameter inside a block's unit.
-enum BlockParameter { kInputNorm, kQkvProj, kOutProj, kPostAttentionNorm, kGateUpProj, kDownProj };
+/// Position of each weight inside a block's unit; the biases follow. kGateUpProj: the only up projection where the MLP
+/// has no gate.
+enum BlockParameter { kInputNorm, kQkvProj, kOutProj, kPostAttentionNorm, kGateUpProj, kDownProj, kBlockWeights };
+/// Position of a weight's bias inside a block's unit; -1: it has none.
+int bias_position(const DecoderConfig& config, int weight);
+/// Parameters of a block's unit.
+int block_parameters(const DecoderConfig& config);
 
 struct LoraTarget {
   std::string name;    // "q_proj"
@@ -20,11 +25,11 @@ struct LoraTarget {
 };
 
 /// The chosen targets in the order of the list of all targets, whatever the order in the options.
-/// ConfigError: unknown name, a name twice, qkv_proj beside q_proj, k_proj or v_proj, none, r or
-/// dropout out of range.
+/// A name may stand for two layers (GPT-2's c_proj). ConfigError: unknown name, a name twice, qkv_proj beside q_proj,
+/// k_proj or v_proj, none, r or dropout out of range.
 std::vector<LoraTarget> lora_targets(const DecoderConfig& config, const LoraOptions& lora);
 
 /// "model.layers.3.self_attn.q_proj".
-std::string lora_module_name(int64_t block, const LoraTarget& target);
+std::string lora_module_name(const DecoderConfig& config, int64_t block, const LoraTarget& target);
 
 }  // namespace trireme

@@ -1,6 +1,8 @@
 #include "models/decoder/vocabulary.h"
 
 #include "models/decoder/decoder.h"
+#include "models/decoder/family.h"
+#include "models/decoder/stored_weights.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/rng.h"
@@ -18,9 +20,17 @@ namespace trireme {
 
 namespace {
 
-constexpr const char *kEmbedding = "model.embed_tokens.weight", *kHead = "lm_head.weight";
 constexpr double kCovarianceScale = 1e-9;  // transformers' epsilon
 constexpr int64_t kDrawnRows = 1024;       // of the matrix, for the covariance of one new row
+
+std::string embedding_name(const DecoderConfig& config) { return family_of(config).names.embedding + ".weight"; }
+std::string head_name(const DecoderConfig& config) { return family_of(config).names.head + ".weight"; }
+
+/// The matrices that have a row for each token.
+std::vector<std::string> token_matrices(const DecoderConfig& config) {
+  if (config.tie_word_embeddings) return {embedding_name(config)};
+  return {embedding_name(config), head_name(config)};
+}
 
 std::string module_of(const std::string& tensor) { return tensor.substr(0, tensor.size() - std::strlen(".weight")); }
 
@@ -98,10 +108,11 @@ struct ReplacedRows {
   int64_t columns = 0, rows = 0;  // of the whole tensor, new rows included
 };
 
-class LlamaWeights final : public WeightSource {
+class VocabularyWeights final : public WeightSource {
  public:
-  LlamaWeights(std::unique_ptr<WeightSource> source, const DecoderConfig& config) : source_(std::move(source)) {
-    embedding_ = config.tie_word_embeddings && !source_->find(kEmbedding) ? kHead : kEmbedding;
+  VocabularyWeights(std::unique_ptr<WeightSource> source, const DecoderConfig& config) : source_(std::move(source)) {
+    embedding_ = stored_embedding_ = embedding_name(config);
+    if (config.tie_word_embeddings && !source_->find(embedding_)) stored_embedding_ = head_name(config);
   }
 
   void replace(const std::string& name, int64_t vocab_size, uint64_t seed, const TokenRows* rows) {
@@ -161,10 +172,10 @@ class LlamaWeights final : public WeightSource {
   std::string description() const override { return source_->description(); }
 
  private:
-  std::string stored(const std::string& name) const { return name == kEmbedding ? embedding_ : name; }
+  std::string stored(const std::string& name) const { return name == embedding_ ? stored_embedding_ : name; }
 
   std::unique_ptr<WeightSource> source_;
-  std::string embedding_;
+  std::string embedding_, stored_embedding_;
   std::map<std::string, ReplacedRows> replaced_;
 };
 
@@ -194,12 +205,12 @@ void check_names(const WeightSource& source, const DecoderConfig& config, const 
       for (const ParameterPart& part : parameter.parts) known.insert(part.name);
   std::vector<std::string> unused;
   for (const std::string& name : source.names())
-    if (!known.contains(name) && !(config.tie_word_embeddings && name == kHead)) unused.push_back(name);
+    if (!known.contains(name) && !(config.tie_word_embeddings && name == head_name(config))) unused.push_back(name);
   if (unused.empty()) return;
   const size_t count = unused.size();
   if (count > 5) unused.resize(5);
-  log_info(fmt::format("warning: {}: {} tensor{} that this Llama has no use for: {}{}", directory.string(), count,
-                       count == 1 ? "" : "s", join(unused, ", "),
+  log_info(fmt::format("warning: {}: {} tensor{} that this {} has no use for: {}{}", directory.string(), count,
+                       count == 1 ? "" : "s", config.family, join(unused, ", "),
                        count > 5 ? fmt::format(" and {} more", count - 5) : ""));
 }
 
@@ -217,10 +228,10 @@ int64_t resized_vocab(int64_t vocab_size, std::optional<int64_t> wanted, std::op
 int64_t vocab_with_adapter(const DecoderConfig& base, const std::map<std::string, TokenRows>& rows) {
   int64_t size = base.vocab_size;
   for (const auto& [module, part] : rows) size = std::max(size, part.ids.back() + 1);
-  if (base.tie_word_embeddings && rows.contains(module_of(kHead)))
+  if (base.tie_word_embeddings && rows.contains(module_of(head_name(base))))
     throw ModelError("the adapter has rows of lm_head, which this model ties to its embedding");
-  for (const std::string name : {kEmbedding, kHead}) {
-    if (size == base.vocab_size || (name == kHead && base.tie_word_embeddings)) continue;
+  for (const std::string& name : token_matrices(base)) {
+    if (size == base.vocab_size) continue;
     const auto part = rows.find(module_of(name));
     for (int64_t row = base.vocab_size; row < size; ++row)
       if (part == rows.end() || !std::binary_search(part->second.ids.begin(), part->second.ids.end(), row))
@@ -235,24 +246,24 @@ int64_t vocab_with_adapter(const DecoderConfig& base, const std::map<std::string
 std::unique_ptr<WeightSource> open_decoder_weights(const std::filesystem::path& directory, const DecoderConfig& config,
                                                    int64_t vocab_size, uint64_t seed,
                                                    const std::map<std::string, TokenRows>& rows) {
-  std::unique_ptr<WeightSource> source = open_weights(directory);
+  std::unique_ptr<WeightSource> source = open_stored_weights(directory, config);
   check_names(*source, config, directory);
-  if (config.tie_word_embeddings && source->find(kEmbedding) && source->find(kHead) &&
-      !equal_tensors(*source, kEmbedding, kHead))
-    throw ModelError(fmt::format(
-        "{}: config.json says tie_word_embeddings, but lm_head.weight differs from model.embed_tokens.weight: "
-        "transformers uses both then; set tie_word_embeddings to false to do the same",
-        directory.string()));
-  auto weights = std::make_unique<LlamaWeights>(std::move(source), config);
+  const std::string embedding = embedding_name(config), head = head_name(config);
+  if (config.tie_word_embeddings && source->find(embedding) && source->find(head) &&
+      !equal_tensors(*source, embedding, head))
+    throw ModelError(
+        fmt::format("{}: config.json says tie_word_embeddings, but {} differs from {}: transformers uses both then; "
+                    "set tie_word_embeddings to false to do the same",
+                    directory.string(), head, embedding));
+  auto weights = std::make_unique<VocabularyWeights>(std::move(source), config);
   for (const auto& [module, part] : rows)
     if (part.ids.back() >= vocab_size)
       throw ModelError(fmt::format("the adapter replaces row {} of {}, the model has {}: set model.vocab_size to {}",
                                    part.ids.back(), module, vocab_size, part.ids.back() + 1));
-  if (config.tie_word_embeddings && rows.contains(module_of(kHead)))
+  if (config.tie_word_embeddings && rows.contains(module_of(head)))
     throw ModelError("the adapter has rows of lm_head, which this model ties to its embedding");
   if (vocab_size == config.vocab_size && rows.empty()) return weights;
-  for (const std::string name : {kEmbedding, kHead}) {
-    if (name == kHead && config.tie_word_embeddings) continue;
+  for (const std::string& name : token_matrices(config)) {
     const auto info = weights->find(name);
     if (!info || info->shape.size() != 2 || info->shape[0] != config.vocab_size)
       throw ModelError(fmt::format("{}: {} does not have the {} rows that config.json says", directory.string(), name,
@@ -272,8 +283,7 @@ std::map<std::string, TokenRows> adapter_token_rows(const WeightSource& source, 
                                                     int64_t stored_vocab,
                                                     const std::map<std::string, TokenRows>& start) {
   std::map<std::string, TokenRows> rows;
-  for (const std::string name : {kEmbedding, kHead}) {
-    if (name == kHead && config.tie_word_embeddings) continue;
+  for (const std::string& name : token_matrices(config)) {
     std::set<int64_t> ids;
     for (int64_t row = stored_vocab; row < config.vocab_size; ++row) ids.insert(row);
     if (const auto part = start.find(module_of(name)); part != start.end())

@@ -1,7 +1,7 @@
 #pragma once
-// The weights of a Llama directory with another number of vocabulary rows, or with some rows replaced.
+// The weights of a model directory with another number of vocabulary rows, or with some rows replaced.
 
-#include "trireme/formats/decoder_config.h"
+#include "models/decoder/config.h"
 #include "trireme/formats/peft_adapter.h"
 #include "trireme/formats/weight_source.h"
 
@@ -30,7 +30,7 @@ int64_t vocab_with_adapter(const DecoderConfig& base, const std::map<std::string
 /// singular), rounded to the matrix's type. They depend on `seed` and the row's id only. `rows` replace rows by id, new
 /// ones or the model's own.
 ///
-/// Tensors that a Llama has no use for are named in a warning, as transformers does. A tied model whose file has an
+/// Tensors that the model has no use for are named in a warning, as transformers does. A tied model whose file has an
 /// lm_head.weight other than its embedding is refused (ModelError): transformers leaves such a model untied. One that
 /// has lm_head.weight alone is read from there.
 std::unique_ptr<WeightSource> open_decoder_weights(const std::filesystem::path& directory, const DecoderConfig& config,

@@ -1,5 +1,5 @@
 #pragma once
-// Weights of a Llama as whole tensors on one device, and its adapters to and from PEFT directories.
+// Weights of a decoder as whole tensors on one device, and its adapters to and from PEFT directories.
 
 #include "models/decoder/decoder.h"
 #include "trireme/formats/peft_adapter.h"

@@ -221,7 +221,7 @@ void merge(const MergeOptions& options) {
   DType coarsest = DType::kF32;
   const auto declared = merged_tensors(options, config, *base, coarsest);
   config.dtype = config_dtype_name(declared.front().second.dtype);
-  ModelDirectoryWriter writer(output, declared);
+  ModelDirectoryWriter writer(output, config, declared);
   const double scale = adapter.config.alpha / static_cast<double>(adapter.config.r);
   std::map<std::string, TargetChange> changes;
   for (const auto& [name, info] : declared) {

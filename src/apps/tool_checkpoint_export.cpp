@@ -162,7 +162,7 @@ void export_checkpoint(const CheckpointExport& options) {
   }
   const DType dtype = export_dtype(options.dtype, reader.manifest().compute_dtype);
   const auto declared = checkpoint_tensors(DecoderModel(shape, std::nullopt), dtype);
-  ModelDirectoryWriter writer(output, declared);
+  ModelDirectoryWriter writer(output, shape, declared);
   for (const auto& [name, info] : declared) writer.append(name, masters.read(name));
   if (fs::is_directory(base)) writer.copy_companions(base);
   shape.dtype = config_dtype_name(dtype);

@@ -6,11 +6,11 @@
 #include "data/prepare/progress.h"
 #include "data/row_scan.h"
 #include "models/bert/weights.h"
+#include "models/decoder/config.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/config/config.h"
 #include "trireme/formats/bert_config.h"
-#include "trireme/formats/decoder_config.h"
 
 #include <fmt/format.h>
 

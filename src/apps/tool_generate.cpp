@@ -76,6 +76,9 @@ void generate(const GenerateOptions& options) {
                     "lower --max-new-tokens",
                     ids.size(), options.max_new_tokens, config.max_position_embeddings));
 
+  check_sequence_length(config, static_cast<int64_t>(ids.size()) + options.max_new_tokens,
+                        "generate: the length of the prompt and --max-new-tokens");
+
   const std::vector<int64_t> ends = end_of_text_ids(directory, config);
   ForwardOptions forward;
   forward.train = false;

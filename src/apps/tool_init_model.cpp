@@ -1,4 +1,4 @@
-// `trireme init-model`: a Hugging Face Llama directory with random weights.
+// `trireme init-model`: a Hugging Face model directory with random weights.
 #include "tools.h"
 
 #include "data/prepare/tokenizer.h"
@@ -32,7 +32,7 @@ DecoderConfig shape_of(const InitModelOptions& options) {
     throw ConfigError("init-model: give --preset or --config, not both");
   DecoderConfig config;
   if (!options.preset.empty()) {
-    config = llama_preset(options.preset);
+    config = decoder_preset(options.preset);
   } else if (!options.config.empty()) {
     config = read_decoder_config(options.config);
   } else {
@@ -48,7 +48,7 @@ DecoderConfig shape_of(const InitModelOptions& options) {
     if (!missing.empty())
       throw ConfigError("init-model: without --preset or --config it also needs " + join(missing, ", "));
     config.max_position_embeddings = 2048;
-    config.rms_norm_eps = 1e-5;
+    config.norm_eps = 1e-5;
   }
   const int64_t old_heads = config.num_attention_heads;
   config.hidden_size = options.hidden_size.value_or(config.hidden_size);
@@ -85,9 +85,11 @@ DecoderConfig shape_of(const InitModelOptions& options) {
     throw ConfigError(
         fmt::format("init-model: hidden size {} is no multiple of {} heads; change one or give --head-dim",
                     config.hidden_size, config.num_attention_heads));
-  if (config.head_dim % 2 != 0)
+  if (config.positions == DecoderPositions::kRope && config.head_dim % 2 != 0)
     throw ConfigError(
         fmt::format("init-model: head dimension {} is odd; rotary embedding needs pairs", config.head_dim));
+  if (const auto problems = shape_problems(config); !problems.empty())
+    throw ConfigError("init-model: " + join(problems, "; "));
   return config;
 }
 
@@ -126,7 +128,7 @@ void init_model(const InitModelOptions& options) {
       fmt::format("{} parameters, {} as {}", format_count(model.num_parameters()),
                   format_bytes(static_cast<double>(model.num_parameters()) * static_cast<double>(dtype_size(dtype))),
                   config.dtype));
-  ModelDirectoryWriter writer(output, checkpoint_tensors(model, dtype));
+  ModelDirectoryWriter writer(output, config, checkpoint_tensors(model, dtype));
   for (const UnitSpec& unit : model.units()) {
     for (const ParameterSpec& spec : unit.parameters) {
       for (const ParameterPart& part : spec.parts) {
@@ -149,7 +151,7 @@ void init_model(const InitModelOptions& options) {
 void add_init_model_tool(CLI::App& app) {
   auto options = std::make_shared<InitModelOptions>();
   CLI::App* tool = app.add_subcommand("init-model", "A Hugging Face Llama directory with random weights");
-  tool->add_option("--preset", options->preset, "Shape: " + join(llama_preset_names(), ", "));
+  tool->add_option("--preset", options->preset, "Shape: " + join(decoder_preset_names(), ", "));
   tool->add_option("--config", options->config, "Shape: a config.json");
   tool->add_option("--hidden-size", options->hidden_size, "Width of the residual stream (these override the preset)");
   tool->add_option("--layers", options->layers, "Blocks");

@@ -158,7 +158,7 @@ void resize_vocab(const ResizeOptions& options) {
       throw ModelError(fmt::format("{}: {} does not have the shape that config.json asks for", options.model, name));
     info.dtype = found->dtype;
   }
-  ModelDirectoryWriter writer(output, tensors);
+  ModelDirectoryWriter writer(output, config, tensors);
   for (const auto& [name, info] : tensors) writer.copy(name, *source);
   writer.copy_companions(model);
   if (tokenizer) tokenizer->write(writer);

@@ -90,7 +90,8 @@ void describe(Visitor& v, LoraSection& s) {
           s.dropout);
   v.field({.key = "target_modules",
            .help = "projections that get an adapter; qkv_proj = one fused adapter over q, k, v",
-           .words = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj"}},
+           .words = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "c_attn", "c_proj",
+                     "c_fc", "qkv_proj"}},
           s.target_modules);
   v.field({.key = "adapter", .help = "PEFT directory to start from", .path = true}, s.adapter);
 }

@@ -1,7 +1,7 @@
 // adapter_config.json of a LoRA adapter: the fields of peft 0.21's LoraConfig, and which values are supported.
-#include "json.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
+#include "trireme/formats/json.h"
 #include "trireme/formats/peft_adapter.h"
 
 #include <fmt/format.h>
@@ -58,6 +58,7 @@ const std::map<std::string, Check>& known_fields() {
       {"auto_mapping", anything},
       {"base_model_name_or_path", anything},
       {"ensure_weight_tying", anything},
+      {"fan_in_fan_out", anything},  // peft sets it from the kind of layer; A and B have one layout
       {"inference_mode", anything},
       {"megatron_core", anything},
       {"peft_version", anything},
@@ -76,7 +77,6 @@ const std::map<std::string, Check>& known_fields() {
       {"alpha_pattern", nothing},
       {"arrow_config", nothing},
       {"bias", nothing},
-      {"fan_in_fan_out", nothing},
       {"kasa_config", nothing},
       {"layer_replication", nothing},
       {"layers_pattern", nothing},
@@ -121,8 +121,9 @@ std::map<std::string, std::vector<int64_t>> token_indices(const Json& value, Pro
   };
   if (!object.is_object()) return bad(value), indices;
   for (const auto& [name, list] : object.items()) {
-    const std::string module = name == "embed_tokens" ? "model.embed_tokens" : name;
-    if ((module != "model.embed_tokens" && module != "lm_head") || !list.is_array() || list.empty()) {
+    const std::string module = name == "embed_tokens" ? "model.embed_tokens" : name == "wte" ? "transformer.wte" : name;
+    if ((module != "model.embed_tokens" && module != "transformer.wte" && module != "lm_head") || !list.is_array() ||
+        list.empty()) {
       bad({{name, list}});
       continue;
     }
@@ -229,7 +230,7 @@ std::string adapter_config_json(const AdapterConfig& config) {
   // Older versions of peft do not know these two fields: they are written only if they are not empty.
   if (!config.exclude_modules.empty()) json["exclude_modules"] = config.exclude_modules;
   for (const auto& [module, ids] : config.token_indices)
-    json["trainable_token_indices"][module == "model.embed_tokens" ? "embed_tokens" : module] = ids;
+    json["trainable_token_indices"][module.substr(module.rfind('.') + 1)] = ids;
   return json.dump(2) + "\n";
 }
 

@@ -1,9 +1,10 @@
 #include "trireme/formats/bert_config.h"
 
-#include "config_reader.h"
-#include "model_checks.h"
 #include "trireme/base/dropout_steps.h"
 #include "trireme/base/file.h"
+#include "trireme/formats/config_reader.h"
+
+#include <fmt/format.h>
 
 namespace trireme {
 
@@ -22,19 +23,6 @@ std::filesystem::path find_config(const std::filesystem::path& path) {
     if (std::filesystem::is_regular_file(path / name)) return path / name;
   throw ModelError(
       fmt::format("{} has no config.json (Hugging Face) and no bert_config.json (TensorFlow)", path.string()));
-}
-
-/// A dropout probability, rounded to multiples of 1 / steps. 0 is allowed, unlike in number().
-double probability(ConfigReader& reader, const char* key, double fallback, int64_t steps) {
-  if (!reader.has(key)) return fallback;
-  const Json& value = reader.json()[key];
-  if (!value.is_number() || !(value.get<double>() >= 0) || !(value.get<double>() < 1)) {
-    reader.problem(fmt::format("{} is {}, expected a number from 0 to below 1", key, value.dump().substr(0, 80)));
-    return fallback;
-  }
-  if (const std::string why = dropout_problem(value.get<double>(), steps); !why.empty())
-    reader.problem(fmt::format("{} {}", key, why));
-  return value.get<double>();
 }
 
 bool read_activation(ConfigReader& reader, bool tensorflow) {
@@ -86,9 +74,8 @@ BertConfig read_bert_config(const std::filesystem::path& path) {
   config.pad_token_id = reader.integer("pad_token_id", 0, 0);
   config.layer_norm_eps = reader.number("layer_norm_eps", 1e-12);
   config.initializer_range = reader.number("initializer_range", 0.02);
-  config.hidden_dropout_prob = probability(reader, "hidden_dropout_prob", 0.1, kActivationDropoutSteps);
-  config.attention_probs_dropout_prob =
-      probability(reader, "attention_probs_dropout_prob", 0.1, kAttentionDropoutSteps);
+  config.hidden_dropout_prob = reader.probability("hidden_dropout_prob", 0.1, kActivationDropoutSteps);
+  config.attention_probs_dropout_prob = reader.probability("attention_probs_dropout_prob", 0.1, kAttentionDropoutSteps);
   config.gelu_tanh = read_activation(reader, tensorflow);
   config.next_sentence =
       !(reader.has("architectures") && json["architectures"] == Json::parse(R"(["BertForMaskedLM"])"));

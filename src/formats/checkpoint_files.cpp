@@ -1,7 +1,7 @@
 // The files of a training checkpoint: finding, checking, reading.
-#include "json.h"
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
+#include "trireme/formats/json.h"
 #include "trireme/formats/training_checkpoint.h"
 
 #include <fmt/format.h>

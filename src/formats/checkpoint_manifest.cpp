@@ -1,8 +1,8 @@
 // MANIFEST.json of a training checkpoint: writing, and strict reading.
-#include "json.h"
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
 #include "trireme/base/text.h"
+#include "trireme/formats/json.h"
 #include "trireme/formats/training_checkpoint.h"
 
 #include <fmt/format.h>

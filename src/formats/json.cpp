@@ -1,4 +1,4 @@
-#include "json.h"
+#include "trireme/formats/json.h"
 
 #include <fmt/format.h>
 

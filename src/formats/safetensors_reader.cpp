@@ -1,8 +1,8 @@
 #include "trireme/formats/safetensors.h"
 
-#include "json.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/formats/json.h"
 
 #include <fmt/format.h>
 

@@ -1,11 +1,9 @@
 #include "trireme/formats/weight_source.h"
 
-#include "json.h"
-#include "model_checks.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
+#include "trireme/formats/json.h"
 #include "trireme/formats/safetensors.h"
-#include "trireme/formats/zarr_checkpoint.h"
 
 #include <fmt/format.h>
 
@@ -107,6 +105,14 @@ std::unique_ptr<WeightSource> open_sharded(const std::filesystem::path& director
 
 }  // namespace
 
+void refuse_file_for_directory(const std::filesystem::path& path) {
+  throw ModelError(fmt::format(
+      "{} is a file where a model's directory is expected (config.json, *.safetensors); PyTorch's own files (.pt, "
+      ".bin) are pickles and never opened: convert them once with transformers' save_pretrained(path, "
+      "safe_serialization=True)",
+      path.string()));
+}
+
 std::unique_ptr<WeightSource> open_weights(const std::filesystem::path& directory) {
   if (std::filesystem::is_regular_file(directory)) refuse_file_for_directory(directory);
   if (!std::filesystem::is_directory(directory))
@@ -119,7 +125,6 @@ std::unique_ptr<WeightSource> open_weights(const std::filesystem::path& director
     source->take_all();
     return source;
   }
-  if (is_zarr_checkpoint(directory)) return open_zarr_checkpoint(directory);
   for (const auto& entry : std::filesystem::directory_iterator(directory)) {
     const std::string name = entry.path().filename().string();
     if (name.ends_with(".bin") || name.ends_with(".pt") || name.ends_with(".pth") || name.ends_with(".ckpt"))

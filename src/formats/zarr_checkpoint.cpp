@@ -1,8 +1,7 @@
 #include "trireme/formats/zarr_checkpoint.h"
 
-#include "json.h"
 #include "trireme/base/file.h"
-#include "trireme/formats/decoder_config.h"
+#include "trireme/formats/json.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -143,19 +142,18 @@ struct Placement {
 
 class ZarrCheckpoint final : public WeightSource {
  public:
-  explicit ZarrCheckpoint(const std::filesystem::path& directory) : root_(weights_root(directory)) {
-    const DecoderConfig config = read_model_config(directory);
-    const int64_t hidden = config.hidden_size, head = config.head_dim, groups = config.num_key_value_heads;
-    const int64_t queries = config.num_attention_heads / groups * head, group_rows = queries + 2 * head;
-    const int64_t ffn = config.intermediate_size, layers = config.num_hidden_layers;
+  ZarrCheckpoint(const std::filesystem::path& directory, const NemoShape& model) : root_(weights_root(directory)) {
+    const int64_t hidden = model.hidden_size, head = model.head_dim, groups = model.kv_heads;
+    const int64_t queries = model.heads / groups * head, group_rows = queries + 2 * head;
+    const int64_t ffn = model.intermediate_size, layers = model.layers;
     const auto whole = [&](const std::string& name, const std::string& stored, std::vector<int64_t> shape) {
       const ZarrArray* array = open(stored, shape);
       Placement place{array, false, 0, 0, shape[0], 0, 1, shape.size() > 1 ? shape[1] : 1, shape};
       placements_[name] = place;
     };
-    whole("model.embed_tokens.weight", "embedding.word_embeddings.weight", {config.vocab_size, hidden});
+    whole("model.embed_tokens.weight", "embedding.word_embeddings.weight", {model.vocab_size, hidden});
     whole("model.norm.weight", "decoder.final_layernorm.weight", {hidden});
-    if (!config.tie_word_embeddings) whole("lm_head.weight", "output_layer.weight", {config.vocab_size, hidden});
+    if (!model.tied_output) whole("lm_head.weight", "output_layer.weight", {model.vocab_size, hidden});
 
     const std::string layer_root = "decoder.layers.";
     const ZarrArray* norm1 = open(layer_root + "self_attention.linear_qkv.layer_norm_weight", {layers, hidden});
@@ -235,8 +233,8 @@ std::filesystem::path zarr_array(const std::filesystem::path& directory, const s
   return array_directory(weights_root(directory), name);
 }
 
-std::unique_ptr<WeightSource> open_zarr_checkpoint(const std::filesystem::path& directory) {
-  return std::make_unique<ZarrCheckpoint>(directory);
+std::unique_ptr<WeightSource> open_zarr_checkpoint(const std::filesystem::path& directory, const NemoShape& shape) {
+  return std::make_unique<ZarrCheckpoint>(directory, shape);
 }
 
 }  // namespace trireme

@@ -51,7 +51,7 @@ void CausalLmTask::weights_loaded(ShardedUnits& units, const WeightSource* sourc
 void CausalLmTask::save_artefact(ShardedUnits& units, const std::filesystem::path& directory) {
   if (config_.lora) return save_adapter(units, directory / "adapter");
   const auto writer = export_model(units, [&] {
-    return std::make_unique<ModelDirectoryWriter>(directory / "model",
+    return std::make_unique<ModelDirectoryWriter>(directory / "model", model_->config(),
                                                   checkpoint_tensors(*model_, file_dtype(rank_.compute_dtype)));
   });
   if (!writer) return;

@@ -34,6 +34,7 @@ std::unique_ptr<MicroBatch> token_batch_on(at::Device device, const TokenPack& p
   auto batch = std::make_unique<TokenMicroBatch>();
   const std::vector<int64_t> shape = {pack.rows, pack.length};
   batch->tokens.cu_seqlens = pack.boundaries;
+  batch->tokens.sequence_keys = pack.sequence_keys;
   batch->tokens.tokens_BS = to_tensor(pack.tokens, device).view(shape);
   batch->tokens.positions_BS = to_tensor(pack.positions, device).view(shape);
   batch->tokens.loss_weight_BS = to_tensor(pack.loss_weights, device).view(shape);
@@ -46,6 +47,7 @@ std::unique_ptr<MicroBatch> token_batch_on(at::Device device, const TokenPack& p
 CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const ConfigFamily& family)
     : RowTask(config, rank) {
   DecoderConfig shape = read_shape(config);
+  check_sequence_length(shape, config.data.seq_length, "data.seq_length");
   stored_vocab_ = shape.vocab_size;
   shape.vocab_size =
       resized_vocab(stored_vocab_, config.model.vocab_size, config.model.pad_vocab_to.value_or(family.vocab_multiple));

@@ -2,7 +2,7 @@
 // model.safetensors.index.json (with two valid shards), a = adapter_config.json, m = context/model.yaml and z = .zarray
 // of a NeMo checkpoint.
 #include "fuzz_target.h"
-#include "trireme/formats/decoder_config.h"
+#include "models/decoder/config.h"
 #include "trireme/formats/peft_adapter.h"
 #include "trireme/formats/safetensors.h"
 #include "trireme/formats/zarr_checkpoint.h"
@@ -12,9 +12,7 @@
 namespace trireme {
 namespace {
 
-constexpr const char* kModelYaml =
-    "config:\n  num_layers: 1\n  hidden_size: 4\n  ffn_hidden_size: 8\n  num_attention_heads: 2\n  "
-    "num_query_groups: 1\n";
+constexpr NemoShape kNemoShape = {4, 8, 1, 2, 1, 2, 9, false};
 constexpr const char* kEmbedding =
     R"({"zarr_format":2,"shape":[9,4],"chunks":[9,4],"dtype":"<f4","compressor":null,"filters":null,"order":"C"})";
 
@@ -32,7 +30,6 @@ class Directories {
       writer.commit();
     }
     put("outside.safetensors", "not yours");
-    put("zarr/context/model.yaml", kModelYaml);
     for (const char* name : {"embedding.word_embeddings.weight", "decoder.layers.self_attention.linear_qkv.weight"})
       put(std::string("zarr/weights/module.") + name + "/.zarray", kEmbedding);
     put("nemo/weights/module.embedding.word_embeddings.weight/.zarray", kEmbedding);
@@ -88,7 +85,7 @@ void check(const Directories& directories, char kind, std::string_view text) {
     read_model_config(root / "nemo");
   } else if (kind == 'z') {
     directories.put("zarr/weights/module.embedding.word_embeddings.weight/.zarray", text);
-    read_everything(*open_zarr_checkpoint(root / "zarr"));
+    read_everything(*open_zarr_checkpoint(root / "zarr", kNemoShape));
   }
 }
 

@@ -12,7 +12,7 @@ namespace {
 using namespace testing;
 
 DecoderModel model_with(std::vector<std::string> targets, int64_t r = 3) {
-  DecoderConfig config = llama_preset("llama-tiny");
+  DecoderConfig config = decoder_preset("llama-tiny");
   config.num_hidden_layers = 2;
   return {config, LoraOptions{r, 6, 0.1, std::move(targets)}};
 }

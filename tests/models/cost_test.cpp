@@ -8,7 +8,7 @@ namespace trireme {
 namespace {
 
 TEST(ModelFlops, Llama70bLoraAsPublished) {
-  const DecoderConfig config = llama_preset("llama2-70b");
+  const DecoderConfig config = decoder_preset("llama2-70b");
   const LoraOptions mlperf{16, 32, 0.1, {"qkv_proj", "o_proj"}};
   EXPECT_NEAR(model_flops_per_sample(config, mlperf, 8192) / 1e12, 2562, 2);
   EXPECT_NEAR(model_flops_per_sample(config, mlperf, 8192) / 8192 / 1e9, 313, 0.7);
@@ -16,14 +16,14 @@ TEST(ModelFlops, Llama70bLoraAsPublished) {
 }
 
 TEST(ModelFlops, FullTrainingCountsWeightGradients) {
-  const DecoderConfig config = llama_preset("llama2-7b");
+  const DecoderConfig config = decoder_preset("llama2-7b");
   const double matrices = 6738415616.0 - 32000.0 * 4096 - 65.0 * 4096;  // all but the embedding and the norms
   const double attention = 3.5 * 32 * 2 * 4096.0 * 4096 * 4096;
   EXPECT_NEAR(model_flops_per_sample(config, {}, 4096) / (6 * matrices * 4096 + attention), 1.0, 1e-12);
 }
 
 TEST(ActivationBytes, FollowWhatIsKept) {
-  const DecoderConfig config = llama_preset("llama2-7b");
+  const DecoderConfig config = decoder_preset("llama2-7b");
   const int64_t s = 1024, inner = 2 * (2 * 4096 + 3 * 4096 + 4096) + 4 * 34;
   const auto with = [&](std::vector<std::string> targets, bool fp8) {
     return activation_bytes(config, LoraOptions{8, 16, 0, std::move(targets)}, s, {2, fp8});
@@ -39,7 +39,7 @@ TEST(ActivationBytes, FollowWhatIsKept) {
 
 TEST(Presets, UnknownNameHasASuggestion) {
   try {
-    llama_preset("llama2-7B");
+    decoder_preset("llama2-7B");
     FAIL();
   } catch (const ConfigError& error) {
     EXPECT_NE(std::string(error.what()).find("Did you mean 'llama2-7b'?"), std::string::npos) << error.what();

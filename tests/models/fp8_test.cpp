@@ -32,7 +32,7 @@ DecoderConfig config_of(const Shape& shape) {
   config.head_dim = shape.hidden / shape.heads;
   config.vocab_size = shape.vocab;
   config.max_position_embeddings = shape.length;
-  config.rms_norm_eps = 1e-5;
+  config.norm_eps = 1e-5;
   config.rope_theta = 10000;
   config.initializer_range = 0.02;
   return config;

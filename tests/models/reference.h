@@ -52,7 +52,7 @@ class Reference {
     c.head_dim = integer("head_dim");
     c.vocab_size = integer("vocab_size");
     c.max_position_embeddings = integer("max_position_embeddings");
-    c.rms_norm_eps = number("rms_norm_eps");
+    c.norm_eps = number("rms_norm_eps");
     c.rope_theta = number("rope_theta");
     c.tie_word_embeddings = integer("tie") != 0;
     if (text("rope_type") == "linear") c.rope_scaling = {RopeScaling::Type::kLinear, number("factor"), 1, 4, 8192};

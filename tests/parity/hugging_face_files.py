@@ -18,7 +18,7 @@ try:
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model
     from safetensors.torch import load_file, save_file
-    from transformers import AutoTokenizer, DecoderConfig, LlamaForCausalLM
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 except ImportError as error:
     print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
     sys.exit(77)
@@ -45,7 +45,7 @@ class Site:
     def save(self, name, **shape):
         """A model with weights large enough to distinguish errors from rounding."""
         torch.manual_seed(1)
-        model = LlamaForCausalLM(DecoderConfig(**{**SHAPE, **shape}))
+        model = LlamaForCausalLM(LlamaConfig(**{**SHAPE, **shape}))
         with torch.no_grad():
             for value in model.parameters():
                 value.add_(torch.randn_like(value) * 0.1)
@@ -152,7 +152,7 @@ def check_config(site):
         dict(rope_scaling={}, rope_parameters={**llama3, "rope_theta": 5e5}, eos_token_id=[9], pad_token_id=-1),
         dict(rope_scaling={k: v for k, v in llama3.items() if k[0] != "o"}, original_max_position_embeddings=16, bos_token_id=4),
     ]
-    plain = DecoderConfig(**SHAPE).to_dict()
+    plain = LlamaConfig(**SHAPE).to_dict()
     for case in cases:
         source = site.work / "config"
         shutil.rmtree(source, ignore_errors=True)
@@ -160,7 +160,7 @@ def check_config(site):
         drop = {key for key in ("rope_parameters", "rope_scaling", "rope_theta")}
         (source / "config.json").write_text(json.dumps({**{k: v for k, v in plain.items() if k not in drop}, "architectures": ["LlamaForCausalLM"], **case}))
         site.trireme("init-model", "--config", source / "config.json", "--output", site.work / "written", "--force")
-        want, got = DecoderConfig.from_pretrained(source), DecoderConfig.from_pretrained(site.work / "written")
+        want, got = LlamaConfig.from_pretrained(source), LlamaConfig.from_pretrained(site.work / "written")
         for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
             a, b = getattr(want, key), getattr(got, key)
             assert (a if isinstance(a, list) else [a]) == (b if isinstance(b, list) else [b]), f"{case}: {key} {a} became {b}"
@@ -177,7 +177,7 @@ def check_unused_and_tied(site):
         save_file(content, tied / "model.safetensors", metadata={"format": "pt"})
         return site.trireme("model", "resize-vocab", "--model", tied, "--output", site.work / "looked-at", "--force", "--vocab-size", 61, **expected)
 
-    generate(extra, says=["warning", "1 tensor that this Llama has no use for: model.layers.0.self_attn.q_proj.bias"])
+    generate(extra, says=["warning", "1 tensor that this llama has no use for: model.layers.0.self_attn.q_proj.bias"])
     extra["lm_head.weight"] = torch.randn(60, 32)  # transformers leaves such a model untied
     generate(extra, code=4, says=["tie_word_embeddings", "lm_head.weight differs"])
     # A file with only the output matrix: it is also the embedding.
@@ -198,7 +198,7 @@ def check_special_pieces(site):
         directory = site.work / f"model-{name}"
         site.trireme("init-model", "--hidden-size", 32, "--layers", 1, "--heads", 4, "--intermediate-size", 48, "--vocab-size", 304, "--tokenizer",
                      site.work / f"{name}.model", "--output", directory)
-        config = DecoderConfig.from_pretrained(directory)
+        config = LlamaConfig.from_pretrained(directory)
         for key in ("bos", "eos", "pad"):
             want = getattr(pieces, f"{key}_id")()
             assert getattr(config, f"{key}_token_id") == (want if want >= 0 else None), f"{name}: {key}"

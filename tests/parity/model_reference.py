@@ -13,7 +13,7 @@ try:
     import numpy
     import torch
     from peft import LoraConfig, get_peft_model
-    from transformers import DecoderConfig, LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM
 except ImportError as error:
     print(error)
     sys.exit(77)
@@ -45,7 +45,7 @@ def build(case):
     rope["rope_theta"] = case["rope_theta"]
     names = ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
              "vocab_size", "max_position_embeddings", "rms_norm_eps"]
-    config = DecoderConfig(**{name: case[name] for name in names}, rope_parameters=rope, tie_word_embeddings=case["tie"],
+    config = LlamaConfig(**{name: case[name] for name in names}, rope_parameters=rope, tie_word_embeddings=case["tie"],
                          attn_implementation="eager", initializer_range=0.1)
     model = LlamaForCausalLM(config).float()
     with torch.no_grad():

@@ -155,6 +155,46 @@ def check_generate(base, adapter):
     trireme("generate", "--model", base, "--prompt", prompt, "--max-new-tokens", 100, code=2, says="64 positions")
 
 
+def check_families(tokenizer):
+    """init-model, resize-vocab, adapter merge and generate for the families that are no Llama."""
+    for preset, targets in (("mistral-7b-v0.1", ["q_proj", "o_proj"]), ("qwen2-7b", ["k_proj", "down_proj"]), ("gpt2", ["c_attn", "c_proj", "c_fc"])):
+        heads = [] if preset == "gpt2" else ["--kv-heads", "2"]
+        directory = WORK / preset
+        trireme("init-model", "--preset", preset, "--hidden-size", 48, "--layers", 2, "--heads", 4, *heads, "--intermediate-size", 80,
+                "--max-positions", 64, "--vocab-size", 336, "--dtype", "f32", "--tokenizer", tokenizer, "--output", directory)
+        model, info = AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
+        assert not info["missing_keys"] and not info["unexpected_keys"], info
+        model.eval()
+        if preset == "gpt2":
+            block = model.transformer.h[1]
+            assert abs(block.attn.c_attn.weight.std().item() - 0.02) < 0.001 and abs(block.mlp.c_proj.weight.std().item() - 0.01) < 0.0005
+            assert block.attn.c_attn.weight.shape == (48, 144) and (block.ln_1.weight == 1).all() and (block.attn.c_attn.bias == 0).all()
+
+        resized = WORK / (preset + "-resized")
+        trireme("model", "resize-vocab", "--model", directory, "--output", resized, "--vocab-size", 340)
+        larger = AutoModelForCausalLM.from_pretrained(resized)
+        assert larger.config.vocab_size == 340 and larger.config.model_type == model.config.model_type
+        old, new = model.state_dict(), larger.state_dict()
+        assert old.keys() == new.keys()
+        for key, value in old.items():
+            assert torch.equal(new[key][:value.shape[0]], value), key
+
+        adapter = make_adapter(directory, preset + "-adapter", targets)
+        trireme("adapter", "merge", "--model", directory, "--adapter", adapter, "--output", WORK / (preset + "-merged"), says="merged - base")
+        theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(directory), adapter).merge_and_unload().state_dict()
+        ours = AutoModelForCausalLM.from_pretrained(WORK / (preset + "-merged")).state_dict()
+        assert ours.keys() == theirs.keys()
+        for key, value in theirs.items():
+            assert torch.allclose(ours[key], value, rtol=1e-5, atol=1e-7), key
+
+        ids = torch.tensor([encode(directory, "the quick brown")])
+        want = model.generate(input_ids=ids, max_new_tokens=8, do_sample=False, bad_words_ids=[[k] for k in range(330, 336)])
+        decoded = sentencepiece.SentencePieceProcessor(model_file=str(directory / "tokenizer.model")).decode(want[0].tolist())
+        text = trireme("generate", "--model", directory, "--prompt", "the quick brown", "--max-new-tokens", 8)
+        assert text.strip() == decoded.strip(), (text, decoded)
+    trireme("init-model", "--preset", "gpt2", "--kv-heads", 2, "--output", WORK / "x", code=2, says="as many key/value heads as heads")
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     shutil.rmtree(WORK, ignore_errors=True)
@@ -163,5 +203,6 @@ if __name__ == "__main__":
     base_directory = check_init(tokenizer_file)
     adapter_directory = check_merge(base_directory)
     check_generate(base_directory, adapter_directory)
+    check_families(tokenizer_file)
     assert json.loads((base_directory / "generation_config.json").read_text())["eos_token_id"] == 2
     print("ok")

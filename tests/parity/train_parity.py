@@ -13,7 +13,7 @@ try:
     import numpy as np
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model
-    from transformers import DecoderConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config
 except ImportError as error:
     print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
     sys.exit(77)
@@ -34,7 +34,14 @@ def model_config(kind):
                                        original_max_position_embeddings=8192))
     base = dict(vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=4,
                 num_key_value_heads=2, max_position_embeddings=128, rms_norm_eps=1e-5)
-    return DecoderConfig(**{**base, **extra})
+    if kind == "mistral":
+        return MistralConfig(**base, sliding_window=SEQ)
+    if kind == "qwen2":
+        return Qwen2Config(**base)
+    if kind == "gpt2":  # without dropout: its decisions are not torch's
+        return GPT2Config(vocab_size=VOCAB, n_embd=48, n_layer=3, n_head=4, n_positions=SEQ, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0,
+                          bos_token_id=1, eos_token_id=2)
+    return LlamaConfig(**{**base, **extra})
 
 
 def write_data(path, rows, seed):
@@ -81,13 +88,13 @@ def main():
     failures = []
     with tempfile.TemporaryDirectory() as work:
         config = model_config(kind)
-        model = LlamaForCausalLM(config).float().eval()
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         model.save_pretrained(f"{work}/base", safe_serialization=True)
         data = write_data(f"{work}/train.npy", 24, 1)
         valid = write_data(f"{work}/valid.npy", 7, 2)
         lr, warmup, minimum, clip, decay, seed = 3e-3, 2, 1e-4, 0.5, 0.05, 4321
         lora = ""
-        targets = SEVEN if kind != "mha" else ["q_proj", "v_proj"]
+        targets = {"mha": ["q_proj", "v_proj"], "gpt2": ["c_attn", "c_proj", "c_fc"]}.get(kind, SEVEN)
         if mode == "lora":
             peft_config = LoraConfig(r=4, lora_alpha=8, lora_dropout=0.0, target_modules=targets, task_type="CAUSAL_LM")
             model = get_peft_model(model, peft_config)
@@ -162,9 +169,9 @@ output: {{dir: run}}
 
         # The artefact, opened by transformers or peft.
         if mode == "lora":
-            loaded = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(f"{work}/base", dtype=torch.float32), f"{work}/run/adapter")
+            loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(f"{work}/base", dtype=torch.float32), f"{work}/run/adapter")
         else:
-            loaded = LlamaForCausalLM.from_pretrained(f"{work}/run/model", dtype=torch.float32)
+            loaded = AutoModelForCausalLM.from_pretrained(f"{work}/run/model", dtype=torch.float32)
         loaded.eval()
         model.eval()
         theirs, mine = dict(model.named_parameters(remove_duplicate=False)), dict(loaded.named_parameters(remove_duplicate=False))

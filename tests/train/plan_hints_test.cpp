@@ -1,11 +1,11 @@
 // What is said of a run that does not fit, and what comes of doing it.
 #include "plan_hints.h"
+#include "models/decoder/config.h"
 #include "models/decoder/presets.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
 #include "trireme/config/config.h"
-#include "trireme/formats/decoder_config.h"
 #include "trireme/formats/npy.h"
 #include "trireme/train/model_family.h"
 
@@ -57,7 +57,7 @@ class Hints : public testing::Test {
   /// The configuration of a case, its model's shape and one row of data beside it.
   std::filesystem::path write(const Case& c) const {
     std::filesystem::create_directories(root_ / c.model);
-    write_file_atomic(root_ / c.model / "config.json", decoder_config_json(llama_preset(c.model)));
+    write_file_atomic(root_ / c.model / "config.json", decoder_config_json(decoder_preset(c.model)));
     const std::vector<int32_t> row(static_cast<size_t>(c.seq_length), 1);
     write_npy_int32(root_ / "row.npy", row, 1, c.seq_length);
     write_file_atomic(

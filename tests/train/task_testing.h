@@ -1,11 +1,11 @@
 #pragma once
 // Tasks of both kinds on made-up rows, shapes and weights.
 
+#include "models/decoder/config.h"
 #include "models/decoder/presets.h"
 #include "trireme/base/file.h"
 #include "trireme/config/config.h"
 #include "trireme/formats/bert_config.h"
-#include "trireme/formats/decoder_config.h"
 #include "trireme/formats/hdf5_rows.h"
 #include "trireme/formats/npy.h"
 #include "trireme/train/model_family.h"
@@ -37,7 +37,7 @@ class TaskTest : public testing::Test {
 
   /// A decoder of random weights and kRows rows of kLength tokens, each of another id; loss on every position.
   void write_decoder() const {
-    const DecoderConfig shape = llama_preset("llama-tiny");
+    const DecoderConfig shape = decoder_preset("llama-tiny");
     write_file_atomic(root_ / "model.json", decoder_config_json(shape));
     std::vector<int32_t> ids;
     for (int64_t i = 0; i < kRows * kLength; ++i) ids.push_back(static_cast<int32_t>(1 + i / kLength));

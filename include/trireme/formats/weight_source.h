@@ -36,8 +36,11 @@ class WeightSource {
   virtual std::string description() const = 0;
 };
 
-/// Opens a model directory: model.safetensors, model.safetensors.index.json + shards, or a NeMo zarr directory
-/// (weights/). pytorch_model.bin and other pickles are refused, with advice.
+/// Opens a model directory: model.safetensors, or model.safetensors.index.json + shards. pytorch_model.bin and other
+/// pickles are refused by name with advice. (NeMo directories: open_zarr_checkpoint.)
 std::unique_ptr<WeightSource> open_weights(const std::filesystem::path& directory);
+
+/// ModelError: a file stands where the directory of a model is expected.
+[[noreturn]] void refuse_file_for_directory(const std::filesystem::path& path);
 
 }  // namespace trireme

@@ -17,8 +17,14 @@ bool is_zarr_checkpoint(const std::filesystem::path& directory);
 /// The directory of an array ("embedding.word_embeddings.weight"); empty if there is none.
 std::filesystem::path zarr_array(const std::filesystem::path& directory, const std::string& name);
 
-/// The arrays under Hugging Face names. ModelError for compressed arrays, missing chunks, shapes that do not fit the
-/// configuration.
-std::unique_ptr<WeightSource> open_zarr_checkpoint(const std::filesystem::path& directory);
+/// What the arrays' layout depends on.
+struct NemoShape {
+  int64_t hidden_size = 0, intermediate_size = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab_size = 0;
+  bool tied_output = false;  // no output_layer
+};
+
+/// The arrays under the names that Hugging Face gives to a Llama's tensors. ModelError for compressed arrays, missing
+/// chunks, arrays of another shape.
+std::unique_ptr<WeightSource> open_zarr_checkpoint(const std::filesystem::path& directory, const NemoShape& shape);
 
 }  // namespace trireme

@@ -17,7 +17,8 @@ struct NormLinearNode {
   NormLayer norm;
   LinearLayer linear;
   Activation activation = Activation::kNone;
-  at::Tensor z;  // input of the activation, without bias
+  std::vector<int64_t> shape;  // of x
+  at::Tensor z;                // input of the activation, without bias
 
   variable_list forward() {
     const at::Tensor rows = flatten_tokens(x.value);
@@ -28,13 +29,16 @@ struct NormLinearNode {
       z = y;
       y = gelu_forward(z, linear.bias(), activation);
     }
-    std::vector<int64_t> shape = x.value.sizes().vec();
-    shape.back() = linear.out_features();
-    return {at::_unsafe_view(y, shape), x.value};
+    std::vector<int64_t> y_shape = shape;
+    y_shape.back() = linear.out_features();
+    variable_list outputs = {at::_unsafe_view(y, y_shape), x.value};
+    if (!norm.present() && !linear.may_read_input()) x.value = at::Tensor();
+    return outputs;
   }
 
   void backward(const variable_list& d_outputs, Gradients& gradients) {
-    const at::Tensor rows = flatten_tokens(x.value), dy_rows = flatten_tokens(d_outputs[0]);
+    const at::Tensor rows = x.value.defined() ? flatten_tokens(x.value) : at::Tensor(),
+                     dy_rows = flatten_tokens(d_outputs[0]);
     const at::Tensor d_residual = d_outputs[1].defined() ? flatten_tokens(d_outputs[1]) : at::Tensor();
     const OperandForms forms = linear.gradient_forms(gradients);
     const Operand dy = activation == Activation::kNone
@@ -50,7 +54,7 @@ struct NormLinearNode {
     } else {
       dx = linear.backward(dy, [&] { return rows; }, want_dx, d_residual, gradients);
     }
-    if (want_dx) gradients.set(x, dx.view(x.value.sizes()));
+    if (want_dx) gradients.set(x, dx.view(shape));
   }
 };
 
@@ -62,7 +66,7 @@ std::array<at::Tensor, 2> norm_linear(const at::Tensor& x, const Norm& norm, con
                 "norm_linear: the activation must be a GELU and the linear layer must have a bias");
   InputList inputs;
   const Input input = inputs.add(x.contiguous());
-  NormLinearNode node{input, {norm, x, "norm_linear", inputs}, {linear, x, "norm_linear", inputs}, activation, {}};
+  NormLinearNode node{input, {norm, x, "norm_linear", inputs}, {linear, x, "norm_linear", inputs}, activation, x.sizes().vec(), {}};
   const variable_list out = run_node(std::move(node), inputs);
   return {out[0], out[1]};
 }

@@ -22,6 +22,8 @@ struct NormMlpNode {
   LinearLayer down;
   ResidualTail tail;
   bool recompute_up;
+  std::vector<int64_t> shape;  // of h
+  at::ScalarType dtype;        // of h
   // The up projection's output, without bias; for SwiGLU it may be kept in FP8; for GELU the activation is kept as
   // well.
   at::Tensor projected, activated;
@@ -51,11 +53,12 @@ struct NormMlpNode {
       if (!gated() && !recompute_up && down.may_read_input()) activated = active.plain;
     }
     const at::Tensor y = tail.forward(down, active, rows);
-    return {at::_unsafe_view(y, h.value.sizes())};
+    if (!norm.present() && !recompute_up && !up.may_read_input()) h.value = at::Tensor();
+    return {at::_unsafe_view(y, shape)};
   }
 
   void backward(const variable_list& d_outputs, Gradients& gradients) {
-    const at::Tensor rows = flatten_tokens(h.value);
+    const at::Tensor rows = h.value.defined() ? flatten_tokens(h.value) : at::Tensor();
     const ResidualTail::Parts parts = tail.backward(down, flatten_tokens(d_outputs[0]), gradients);
     at::Tensor normed;  // plain form, if it was recomputed below
     if (recompute_up) {
@@ -66,7 +69,7 @@ struct NormMlpNode {
       if (up.backward_reads_input(gradients)) normed = operand.plain;
     }
     at::Tensor d_active = down.backward(
-        parts.d_branch, [&] { return plain_activation(rows.scalar_type()); }, /*want_dx=*/true, {}, gradients);
+        parts.d_branch, [&] { return plain_activation(dtype); }, /*want_dx=*/true, {}, gradients);
     activated = at::Tensor();
     const OperandForms forms = up.gradient_forms(gradients);
     const Operand d_projected = gated() ? swiglu_backward(d_active, projected, projected_fp8, forms)
@@ -83,7 +86,7 @@ struct NormMlpNode {
     } else {
       dh = up.backward(d_projected, input, want_dh, parts.d_residual, gradients);
     }
-    if (want_dh) gradients.set(h, dh.view(h.value.sizes()));
+    if (want_dh) gradients.set(h, dh.view(shape));
   }
 
   at::Tensor plain_activation(at::ScalarType dtype) const {
@@ -113,6 +116,8 @@ at::Tensor norm_mlp(const at::Tensor& h, const Mlp& mlp) {
                    {mlp.down, active, "norm_mlp", inputs},
                    {mlp.dropout, mlp.post_norm, h, "norm_mlp", inputs},
                    mlp.recompute_up,
+                   h.sizes().vec(),
+                   h.scalar_type(),
                    {},
                    {},
                    {}};

@@ -1,6 +1,5 @@
 #pragma once
-// Private to formats/: parses untrusted JSON. Refuses duplicate keys and bounds the nesting, which the library does not
-// do.
+// Parses untrusted JSON: duplicate keys are refused and the nesting is bounded, which the library does not do.
 
 #include "trireme/base/error.h"
 

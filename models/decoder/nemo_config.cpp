@@ -1,11 +1,10 @@
 // The shape of a NeMo Llama: context/model.yaml, a dump of the Python objects with `_target_` nodes (NeMo 2), or
 // model_config.yaml, the settings of the training run (NeMo 1).
-#include "trireme/formats/decoder_config.h"
+#include "models/decoder/config.h"
 
-#include "json.h"
-#include "model_checks.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
+#include "trireme/formats/json.h"
 #include "trireme/formats/zarr_checkpoint.h"
 
 #include <fmt/format.h>
@@ -105,7 +104,7 @@ DecoderConfig read_nemo_config(const std::filesystem::path& model_yaml) {
     config.max_position_embeddings =
         integer("seq_length", integer("max_position_embeddings", integer("encoder_seq_length", 4096)));
     config.rope_theta = number("rotary_base", 10000.0);
-    config.rms_norm_eps = number("layernorm_epsilon", 1e-5);
+    config.norm_eps = number("layernorm_epsilon", 1e-5);
     if (const auto tied = value("share_embeddings_and_output_weights")) config.tie_word_embeddings = tied->as<bool>();
     if (value("scale_factor") && value("old_context_len"))  // Llama 3.1 and later
       config.rope_scaling = {RopeScaling::Type::kLlama3, number("scale_factor", 8), number("low_freq_factor", 1),

@@ -1,0 +1,52 @@
+#pragma once
+// The fields of one JSON configuration, with all its problems in one go.
+
+#include "trireme/formats/json.h"
+
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+/// Reads fields of one config.json and collects what is missing, ill-typed or not supported. A field that is null
+/// counts as absent.
+class ConfigReader {
+ public:
+  static constexpr int64_t kMaxInteger = INT32_MAX;
+
+  /// `json`, an object, must live as long as the reader; `path` begins the error.
+  ConfigReader(const nlohmann::json& json, std::string path) : json_(json), path_(std::move(path)) {}
+
+  bool has(const char* key) const { return json_.contains(key) && !json_[key].is_null(); }
+
+  /// An integer in [lowest, kMaxInteger]; a problem where it is absent and there is no fallback.
+  int64_t integer(const char* key, std::optional<int64_t> fallback = std::nullopt, int64_t lowest = 1);
+  /// Ids under `key`: a list, one number, or null for none; `absent` where the key is not there.
+  std::vector<int64_t> token_ids(const char* key, std::vector<int64_t> absent, int64_t lowest = 0);
+  /// The same for at most one id.
+  std::optional<int64_t> token_id(const char* key, std::optional<int64_t> absent, int64_t lowest = 0);
+  /// A positive finite number.
+  double number(const nlohmann::json& from, const char* key, double fallback);
+  double number(const char* key, double fallback) { return number(json_, key, fallback); }
+  /// A probability of dropout, in [0, 1), that steps of 1 / steps can represent (trireme/base/dropout_steps.h).
+  double probability(const char* key, double fallback, int64_t steps);
+  bool boolean(const char* key, bool fallback);
+  /// `key`, when present, must be one of `allowed` (as JSON text).
+  void only(const char* key, std::initializer_list<const char*> allowed);
+  /// "<key>: <value> is not supported".
+  void lacking(const std::string& key, const nlohmann::json& value);
+  void problem(const std::string& text) { problems_.push_back(text); }
+  const nlohmann::json& json() const { return json_; }
+  /// ModelError with all problems, if there are any.
+  void finish() const;
+
+ private:
+  const nlohmann::json& json_;
+  std::string path_;
+  std::vector<std::string> problems_;
+};
+
+}  // namespace trireme

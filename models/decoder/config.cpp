@@ -1,0 +1,135 @@
+#include "models/decoder/config.h"
+
+#include "models/decoder/hf_config.h"
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+#include "trireme/formats/weight_source.h"
+#include "trireme/formats/zarr_checkpoint.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace trireme {
+
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int64_t kMaxLayers = 10'000;
+constexpr double kMaxParameters = 1125899906842624.0;  // 2^50
+
+/// The family that model_type names, or architectures where there is no model_type.
+const Family* named_family(ConfigReader& reader) {
+  const bool typed = reader.has("model_type");
+  const char* key = typed ? "model_type" : "architectures";
+  if (!reader.has(key)) {
+    reader.problem("neither model_type nor architectures is there");
+    return nullptr;
+  }
+  std::vector<std::string> known;
+  for (const Family* family : families()) {
+    if (reader.json()[key] == (typed ? Json(family->model_type) : Json::array({family->architecture}))) return family;
+    known.push_back(typed ? family->model_type : family->architecture);
+  }
+  reader.problem(fmt::format("{}: {} is not supported; known are {}", key, reader.json()[key].dump().substr(0, 120),
+                             join(known, ", ")));
+  return nullptr;
+}
+
+}  // namespace
+
+std::vector<std::string> shape_problems(const DecoderConfig& config) {
+  std::vector<std::string> problems;
+  if (config.num_hidden_layers > kMaxLayers)
+    problems.push_back(
+        fmt::format("num_hidden_layers is {}, at most {} are supported", config.num_hidden_layers, kMaxLayers));
+  if (config.num_attention_heads % config.num_key_value_heads != 0)
+    problems.push_back(fmt::format("num_attention_heads {} is no multiple of num_key_value_heads {}",
+                                   config.num_attention_heads, config.num_key_value_heads));
+  if (config.positions == DecoderPositions::kRope && config.head_dim % 2 != 0)
+    problems.push_back(fmt::format("head_dim {} is odd: rotary positions need pairs", config.head_dim));
+  // One matrix for q, k and v: its config.json has no words for other heads.
+  if (family_of(config).names.qkv.size() == 1 && (config.num_key_value_heads != config.num_attention_heads ||
+                                                  config.head_dim * config.num_attention_heads != config.hidden_size))
+    problems.push_back(fmt::format(
+        "a {} model has as many key/value heads as heads, of hidden size / heads each, not "
+        "{} of {} for {} heads and a hidden size of {}",
+        config.family, config.num_key_value_heads, config.head_dim, config.num_attention_heads, config.hidden_size));
+  const auto real = [](int64_t value) { return static_cast<double>(value); };
+  const double attention =
+      real(config.head_dim) * 2 * (real(config.num_attention_heads) + real(config.num_key_value_heads));
+  const double block = real(config.hidden_size) * (attention + 3 * real(config.intermediate_size) + 2);
+  const double positions = config.positions == DecoderPositions::kLearned ? real(config.max_position_embeddings) : 0;
+  const double parameters =
+      real(config.num_hidden_layers) * block + real(config.hidden_size) * (2 * real(config.vocab_size) + positions + 1);
+  if (parameters > kMaxParameters)
+    problems.push_back(fmt::format("the shape has {:.3g} parameters, more than any computer holds", parameters));
+  return problems;
+}
+
+DecoderConfig read_decoder_config(const std::filesystem::path& config_json) {
+  const Json json = read_json_object(config_json, 16 << 20);
+  ConfigReader reader(json, config_json.string());
+  const Family* family = named_family(reader);
+  reader.finish();
+  if (reader.has("architectures") && json["architectures"] != Json::array({family->architecture}) &&
+      json["architectures"] != Json::array())
+    reader.problem(fmt::format("architectures: {} is not supported; of a {} it is [\"{}\"]",
+                               json["architectures"].dump().substr(0, 120), family->model_type, family->architecture));
+  DecoderConfig config = family->read(reader);
+  config.family = family->model_type;
+  reader.finish();
+  for (const std::string& problem : shape_problems(config)) reader.problem(problem);
+  reader.finish();
+  return config;
+}
+
+std::string decoder_config_json(const DecoderConfig& config) { return family_of(config).write(config).dump(2) + "\n"; }
+
+void check_sequence_length(const DecoderConfig& config, int64_t length, const std::string& what) {
+  if (config.positions == DecoderPositions::kLearned && length > config.max_position_embeddings)
+    throw ConfigError(fmt::format("{} is {}, and this {} has learned positions for {} tokens: at most that many work",
+                                  what, length, config.family, config.max_position_embeddings));
+  if (config.sliding_window && config.full_attention_layers < config.num_hidden_layers &&
+      length > *config.sliding_window)
+    throw ConfigError(
+        fmt::format("{} is {}, and this {} has a sliding_window of {} tokens: attention beyond the window is not "
+                    "supported, at most {} tokens work",
+                    what, length, config.family, *config.sliding_window, *config.sliding_window));
+}
+
+std::vector<int64_t> end_of_text_ids(const std::filesystem::path& directory, const DecoderConfig& config) {
+  const auto path = directory / "generation_config.json";
+  if (!std::filesystem::is_regular_file(path)) return config.eos_token_ids;
+  const Json json = read_json_object(path, 1 << 20);
+  ConfigReader reader(json, path.string());
+  const std::vector<int64_t> ids = reader.token_ids("eos_token_id", {});
+  reader.finish();
+  return ids.empty() ? config.eos_token_ids : ids;
+}
+
+std::string generation_config_json(const DecoderConfig& config) {
+  nlohmann::ordered_json json = {{"_from_model_config", true}, {"bos_token_id", or_null(config.bos_token_id)}};
+  json["eos_token_id"] = common_fields_json(config)["eos_token_id"];
+  if (config.pad_token_id && *config.pad_token_id >= 0) json["pad_token_id"] = *config.pad_token_id;
+  return json.dump(2) + "\n";
+}
+
+DecoderConfig read_model_config(const std::filesystem::path& directory) {
+  if (std::filesystem::exists(directory / "config.json")) return read_decoder_config(directory / "config.json");
+  for (const auto& context : {directory / "context", directory.parent_path() / "context"})
+    if (std::filesystem::exists(context / "model.yaml")) return read_nemo_config(context / "model.yaml");
+  for (const auto& folder : {directory, directory.parent_path()})
+    if (std::filesystem::exists(folder / "model_config.yaml")) return read_nemo_config(folder / "model_config.yaml");
+  if (std::filesystem::is_regular_file(directory)) refuse_file_for_directory(directory);
+  if (!std::filesystem::is_directory(directory))
+    throw ModelError(fmt::format("model directory {} does not exist", directory.string()));
+  if (is_zarr_checkpoint(directory))
+    throw ModelError(fmt::format(
+        "{} is a NeMo checkpoint without context/model.yaml or model_config.yaml, which say the model's shape",
+        directory.string()));
+  throw ModelError(fmt::format("{} has no config.json", directory.string()));
+}
+
+}  // namespace trireme

@@ -1,0 +1,80 @@
+#pragma once
+// The shape of a decoder and its choices, and the files that say them: config.json of a Hugging Face model, read
+// strictly (what it asks and we lack is refused by name, ModelError), or model.yaml of a NeMo checkpoint.
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+struct RopeScaling {
+  enum class Type { kNone, kLinear, kLlama3 } type = Type::kNone;
+  double factor = 1.0;
+  double low_freq_factor = 1.0, high_freq_factor = 4.0;  // llama3
+  int64_t original_max_position = 8192;                  // llama3
+};
+
+enum class DecoderNorm { kRms, kLayer };  // kLayer has a bias
+enum class DecoderActivation { kSwiglu, kGeluErf, kGeluTanh };
+enum class DecoderPositions { kRope, kLearned };
+
+/// Sizes under the names that a Llama's config.json gives them; the defaults are those of Llama.
+struct DecoderConfig {
+  std::string family = "llama";  // model_type of config.json; family_of() has its table
+  int64_t hidden_size = 0, intermediate_size = 0, num_hidden_layers = 0;
+  int64_t num_attention_heads = 0, num_key_value_heads = 0, head_dim = 0;
+  int64_t vocab_size = 0, max_position_embeddings = 0;
+  double norm_eps = 1e-6, rope_theta = 10000.0, initializer_range = 0.02;
+  RopeScaling rope_scaling;
+  bool tie_word_embeddings = false;
+
+  DecoderNorm norm = DecoderNorm::kRms;
+  DecoderActivation activation = DecoderActivation::kSwiglu;
+  DecoderPositions positions = DecoderPositions::kRope;
+  bool qkv_bias = false, output_bias = false, mlp_bias = false;
+  /// Dropout of the embeddings' sum, of attention's probabilities, and of both projections that end in the residual.
+  double embedding_dropout = 0, attention_dropout = 0, residual_dropout = 0;
+  /// The projections that end in the residual start with initializer_range / sqrt(2 num_hidden_layers) (GPT-2).
+  bool scaled_residual_init = false;
+  /// Tokens that a position sees, itself included, in the blocks from full_attention_layers on; nullopt: all before it.
+  std::optional<int64_t> sliding_window;
+  int64_t full_attention_layers = 0;
+
+  std::optional<int64_t> bos_token_id = 1, pad_token_id;
+  std::vector<int64_t> eos_token_ids = {2};  // each ends a text
+  std::string dtype = "float32";             // torch_dtype / dtype of the stored weights
+
+  bool gated_mlp() const { return activation == DecoderActivation::kSwiglu; }
+  /// Rows of the projection in front of the activation.
+  int64_t mlp_up_rows() const { return (gated_mlp() ? 2 : 1) * intermediate_size; }
+};
+
+/// Reads config.json of a known family (family.h) as transformers 5 does. A special token that is null is none; one
+/// that is absent has the family's default.
+DecoderConfig read_decoder_config(const std::filesystem::path& config_json);
+/// NeMo's context/model.yaml (NeMo 1: model_config.yaml) of a zarr checkpoint directory: a Llama.
+DecoderConfig read_nemo_config(const std::filesystem::path& model_yaml);
+/// config.json of the config's family, which transformers 4 and 5 load.
+std::string decoder_config_json(const DecoderConfig& config);
+/// Ids that end a text: those of generation_config.json, where the directory has one that names some, as transformers'
+/// generate() takes them; else the config's.
+std::vector<int64_t> end_of_text_ids(const std::filesystem::path& directory, const DecoderConfig& config);
+/// generation_config.json with the config's special tokens.
+std::string generation_config_json(const DecoderConfig& config);
+/// The config of a model directory: config.json, else that of a NeMo zarr directory. ModelError when there is
+/// neither.
+DecoderConfig read_model_config(const std::filesystem::path& directory);
+
+/// Problems of a shape whose fields are positive; empty if there are none. A shape without problems has at most 2^50
+/// parameters, so sizes computed from it fit 64 bits.
+std::vector<std::string> shape_problems(const DecoderConfig& config);
+
+/// ConfigError where the model cannot take sequences of `length` tokens: more than its learned positions, or than its
+/// sliding window (inside the window, windowed and full attention are the same). `what` names the length's setting:
+/// "data.seq_length".
+void check_sequence_length(const DecoderConfig& config, int64_t length, const std::string& what);
+
+}  // namespace trireme

@@ -1,0 +1,119 @@
+// GPT-2: LayerNorm in front of both sub-layers, biases everywhere, GELU, learned positions, dropout, tied output.
+#include "models/decoder/hf_config.h"
+#include "trireme/base/dropout_steps.h"
+
+#include <algorithm>
+
+namespace trireme {
+
+namespace {
+
+/// The choices of every GPT-2, with the dropout of the published ones.
+DecoderConfig gpt2_choices() {
+  DecoderConfig config;
+  config.family = "gpt2";
+  config.norm = DecoderNorm::kLayer;
+  config.norm_eps = 1e-5;
+  config.activation = DecoderActivation::kGeluTanh;
+  config.positions = DecoderPositions::kLearned;
+  config.qkv_bias = config.output_bias = config.mlp_bias = true;
+  config.embedding_dropout = config.attention_dropout = config.residual_dropout = 0.1;
+  config.scaled_residual_init = true;
+  config.tie_word_embeddings = true;
+  config.vocab_size = 50257;
+  config.max_position_embeddings = 1024;
+  config.bos_token_id = 50256;
+  config.eos_token_ids = {50256};
+  return config;
+}
+
+void read_activation_function(ConfigReader& reader, DecoderConfig& config) {
+  if (!reader.has("activation_function")) return;
+  const nlohmann::json& name = reader.json()["activation_function"];
+  if (name == "gelu")
+    config.activation = DecoderActivation::kGeluErf;
+  else if (name != "gelu_new" && name != "gelu_pytorch_tanh" && name != "gelu_fast")
+    reader.lacking("activation_function", name);
+}
+
+DecoderConfig read_gpt2(ConfigReader& reader) {
+  reader.only("scale_attn_weights", {"true"});
+  reader.only("scale_attn_by_inverse_layer_idx", {"false"});
+  reader.only("reorder_and_upcast_attn", {"false"});
+  reader.only("add_cross_attention", {"false"});
+  DecoderConfig config = gpt2_choices();
+  config.hidden_size = reader.integer("n_embd", 768);
+  config.intermediate_size = reader.integer("n_inner", 4 * config.hidden_size);
+  config.num_hidden_layers = reader.integer("n_layer", 12);
+  config.num_attention_heads = config.num_key_value_heads = reader.integer("n_head", 12);
+  config.head_dim = std::max<int64_t>(1, config.hidden_size / config.num_attention_heads);
+  config.vocab_size = reader.integer("vocab_size", config.vocab_size);
+  config.max_position_embeddings = reader.integer("n_positions", config.max_position_embeddings);
+  config.norm_eps = reader.number("layer_norm_epsilon", config.norm_eps);
+  config.initializer_range = reader.number("initializer_range", config.initializer_range);
+  config.tie_word_embeddings = reader.boolean("tie_word_embeddings", config.tie_word_embeddings);
+  config.embedding_dropout = reader.probability("embd_pdrop", 0.1, kActivationDropoutSteps);
+  config.attention_dropout = reader.probability("attn_pdrop", 0.1, kAttentionDropoutSteps);
+  config.residual_dropout = reader.probability("resid_pdrop", 0.1, kActivationDropoutSteps);
+  read_activation_function(reader, config);
+  read_common_fields(reader, config);
+  return config;
+}
+
+nlohmann::json write_gpt2(const DecoderConfig& config) {
+  nlohmann::json json = common_fields_json(config);
+  json.update({{"n_embd", config.hidden_size},
+               {"n_inner", config.intermediate_size},
+               {"n_layer", config.num_hidden_layers},
+               {"n_head", config.num_attention_heads},
+               {"n_positions", config.max_position_embeddings},
+               {"n_ctx", config.max_position_embeddings},
+               {"layer_norm_epsilon", config.norm_eps},
+               {"activation_function", config.activation == DecoderActivation::kGeluErf ? "gelu" : "gelu_new"},
+               {"embd_pdrop", config.embedding_dropout},
+               {"attn_pdrop", config.attention_dropout},
+               {"resid_pdrop", config.residual_dropout}});
+  return json;
+}
+
+Preset gpt2_preset(const char* name, int64_t hidden, int64_t layers, int64_t heads) {
+  DecoderConfig config = gpt2_choices();
+  config.hidden_size = hidden;
+  config.intermediate_size = 4 * hidden;
+  config.num_hidden_layers = layers;
+  config.num_attention_heads = config.num_key_value_heads = heads;
+  config.head_dim = hidden / heads;
+  return {name, config};
+}
+
+std::vector<Preset> gpt2_presets() {
+  return {gpt2_preset("gpt2", 768, 12, 12), gpt2_preset("gpt2-medium", 1024, 24, 16),
+          gpt2_preset("gpt2-large", 1280, 36, 20), gpt2_preset("gpt2-xl", 1600, 48, 25)};
+}
+
+TensorNames gpt2_tensor_names() {
+  TensorNames names;
+  names.base = "transformer.";
+  names.embedding = "transformer.wte";
+  names.positions = "transformer.wpe";
+  names.blocks = "transformer.h.";
+  names.attention_norm = "ln_1";
+  names.qkv = {"attn.c_attn"};
+  names.output = "attn.c_proj";
+  names.mlp_norm = "ln_2";
+  names.up = {"mlp.c_fc"};
+  names.down = "mlp.c_proj";
+  names.final_norm = "transformer.ln_f";
+  names.transposed = true;
+  names.buffers = {".attn.bias", ".attn.masked_bias"};  // the causal mask
+  return names;
+}
+
+}  // namespace
+
+const Family& gpt2_family() {
+  static const Family family = {"gpt2", "GPT2LMHeadModel", gpt2_tensor_names(), read_gpt2, write_gpt2, gpt2_presets};
+  return family;
+}
+
+}  // namespace trireme

@@ -1,0 +1,70 @@
+// Llama 1, 2 and 3.x.
+#include "models/decoder/hf_config.h"
+
+namespace trireme {
+
+namespace {
+
+DecoderConfig read_llama(ConfigReader& reader) {
+  reader.only("attention_bias", {"false"});
+  reader.only("mlp_bias", {"false"});
+  if (reader.has("sliding_window")) reader.lacking("sliding_window", reader.json()["sliding_window"]);
+  DecoderConfig defaults;
+  defaults.max_position_embeddings = 2048;
+  return read_llama_fields(reader, defaults);
+}
+
+nlohmann::json write_llama(const DecoderConfig& config) {
+  nlohmann::json json = llama_fields_json(config);
+  json.update({{"attention_bias", false}, {"mlp_bias", false}});
+  return json;
+}
+
+std::vector<Preset> llama_presets() {
+  struct Shape {
+    const char* name;
+    int64_t hidden, intermediate, layers, heads, kv_heads, vocabulary, positions;
+  };
+  constexpr Shape kShapes[] = {
+      {"llama-tiny", 128, 352, 4, 4, 2, 4096, 1024},          {"llama2-7b", 4096, 11008, 32, 32, 32, 32000, 4096},
+      {"llama2-13b", 5120, 13824, 40, 40, 40, 32000, 4096},   {"llama2-34b", 8192, 22016, 48, 64, 8, 32000, 4096},
+      {"llama2-70b", 8192, 28672, 80, 64, 8, 32000, 4096},    {"llama3-8b", 4096, 14336, 32, 32, 8, 128256, 8192},
+      {"llama3.2-1b", 2048, 8192, 16, 32, 8, 128256, 131072},
+  };
+  std::vector<Preset> presets;
+  for (const Shape& shape : kShapes) {
+    const std::string name = shape.name;
+    DecoderConfig config;
+    config.hidden_size = shape.hidden;
+    config.intermediate_size = shape.intermediate;
+    config.num_hidden_layers = shape.layers;
+    config.num_attention_heads = shape.heads;
+    config.num_key_value_heads = shape.kv_heads;
+    config.head_dim = shape.hidden / shape.heads;
+    config.vocab_size = shape.vocabulary;
+    config.max_position_embeddings = shape.positions;
+    config.norm_eps = 1e-5;
+    config.dtype = name == "llama-tiny" ? "float32" : "bfloat16";
+    if (name.starts_with("llama3")) {
+      config.rope_theta = 500000.0;
+      config.bos_token_id = 128000;
+      config.eos_token_ids = {128001};
+    }
+    if (name == "llama3.2-1b") {
+      config.tie_word_embeddings = true;
+      config.rope_scaling = {RopeScaling::Type::kLlama3, 32.0, 1.0, 4.0, 8192};
+    }
+    presets.push_back({name, config});
+  }
+  return presets;
+}
+
+}  // namespace
+
+const Family& llama_family() {
+  static const Family family = {"llama",    "LlamaForCausalLM", llama_tensor_names(),
+                                read_llama, write_llama,        llama_presets};
+  return family;
+}
+
+}  // namespace trireme

@@ -1,0 +1,78 @@
+// Qwen2 and Qwen2.5: a Llama with biases on the q, k and v projections.
+#include "models/decoder/hf_config.h"
+
+#include <algorithm>
+
+namespace trireme {
+
+namespace {
+
+/// The window that the blocks from max_window_layers on have where use_sliding_window is set.
+void read_window(ConfigReader& reader, DecoderConfig& config) {
+  const int64_t window = reader.integer("sliding_window", 4096);
+  config.full_attention_layers = reader.integer("max_window_layers", 28, /*lowest=*/0);
+  if (reader.boolean("use_sliding_window", false)) config.sliding_window = window;
+  if (!reader.has("layer_types")) return;
+  nlohmann::json expected = nlohmann::json::array();
+  for (int64_t layer = 0; layer < std::min<int64_t>(config.num_hidden_layers, 10'000); ++layer)
+    expected.push_back(config.sliding_window && layer >= config.full_attention_layers ? "sliding_attention"
+                                                                                      : "full_attention");
+  if (reader.json()["layer_types"] != expected) reader.lacking("layer_types", reader.json()["layer_types"]);
+}
+
+DecoderConfig read_qwen2(ConfigReader& reader) {
+  DecoderConfig defaults;
+  defaults.qkv_bias = true;
+  defaults.num_key_value_heads = 32;
+  defaults.max_position_embeddings = 32768;
+  defaults.bos_token_id = std::nullopt;
+  defaults.eos_token_ids = {};
+  DecoderConfig config = read_llama_fields(reader, defaults);
+  read_window(reader, config);
+  return config;
+}
+
+nlohmann::json write_qwen2(const DecoderConfig& config) {
+  nlohmann::json json = llama_fields_json(config);
+  json["use_sliding_window"] = config.sliding_window.has_value();
+  json["sliding_window"] = or_null(config.sliding_window);
+  json["max_window_layers"] = config.full_attention_layers;
+  return json;
+}
+
+Preset qwen2_preset(const char* name, int64_t hidden, int64_t intermediate, int64_t layers, int64_t heads,
+                    int64_t kv_heads, int64_t vocabulary, bool tied) {
+  DecoderConfig config;
+  config.family = "qwen2";
+  config.qkv_bias = true;
+  config.hidden_size = hidden;
+  config.intermediate_size = intermediate;
+  config.num_hidden_layers = config.full_attention_layers = layers;
+  config.num_attention_heads = heads;
+  config.num_key_value_heads = kv_heads;
+  config.head_dim = hidden / heads;
+  config.vocab_size = vocabulary;
+  config.max_position_embeddings = 131072;
+  config.rope_theta = 1e6;
+  config.tie_word_embeddings = tied;
+  config.bos_token_id = 151643;
+  config.eos_token_ids = {151643};
+  config.dtype = "bfloat16";
+  return {name, config};
+}
+
+std::vector<Preset> qwen2_presets() {
+  return {qwen2_preset("qwen2-0.5b", 896, 4864, 24, 14, 2, 151936, true),
+          qwen2_preset("qwen2-1.5b", 1536, 8960, 28, 12, 2, 151936, true),
+          qwen2_preset("qwen2-7b", 3584, 18944, 28, 28, 4, 152064, false)};
+}
+
+}  // namespace
+
+const Family& qwen2_family() {
+  static const Family family = {"qwen2",    "Qwen2ForCausalLM", llama_tensor_names(),
+                                read_qwen2, write_qwen2,        qwen2_presets};
+  return family;
+}
+
+}  // namespace trireme

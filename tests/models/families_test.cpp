@@ -1,0 +1,199 @@
+// What the choices of the families add to a decoder: biases, layer norms, learned positions, dropout.
+#include "small_models.h"
+
+#include "models/decoder/family.h"
+#include "trireme/base/error.h"
+
+#include <gtest/gtest.h>
+
+namespace trireme {
+namespace {
+
+using namespace testing;
+
+DecoderConfig small_gpt2(double dropout) {
+  DecoderConfig config = decoder_preset("gpt2");
+  config.hidden_size = 32;
+  config.intermediate_size = 48;
+  config.num_hidden_layers = 3;
+  config.num_attention_heads = config.num_key_value_heads = 4;
+  config.head_dim = 8;
+  config.vocab_size = 61;
+  config.max_position_embeddings = 16;
+  config.initializer_range = 0.2;
+  config.embedding_dropout = config.attention_dropout = config.residual_dropout = dropout;
+  return config;
+}
+
+DecoderConfig small_qwen2() {
+  DecoderConfig config = small_config();
+  config.family = "qwen2";
+  config.qkv_bias = true;
+  config.attention_dropout = 0.25;
+  return config;
+}
+
+/// Biases start as zeros, norms as ones: moved, so that an exchange of two would be seen.
+std::vector<std::vector<at::Tensor>> moved_units(const DecoderModel& model, at::ScalarType dtype) {
+  auto units = units_of(model, dtype);
+  at::NoGradGuard no_grad;
+  uint64_t seed = 500;
+  for (const auto& unit : units)
+    for (const at::Tensor& tensor : unit)
+      if (tensor.dim() == 1) tensor.add_(random(tensor.sizes(), ++seed) * 0.2);
+  return units;
+}
+
+TEST(FamilyUnits, PublishedParameterCounts) {
+  const std::pair<const char*, int64_t> counts[] = {{"mistral-7b-v0.1", 7241732096},
+                                                    {"mistral-7b-v0.3", 7248023552},
+                                                    {"qwen2-0.5b", 494032768},
+                                                    {"qwen2-7b", 7615616512},
+                                                    {"gpt2", 124439808},
+                                                    {"gpt2-xl", 1557611200}};
+  for (const auto& [name, count] : counts) EXPECT_EQ(DecoderModel(decoder_preset(name), {}).num_parameters(), count);
+}
+
+TEST(FamilyUnits, NamesOfAGpt2Block) {
+  const DecoderModel model(small_gpt2(0), {});
+  std::vector<std::string> names;
+  for (const ParameterSpec& parameter : model.units()[2].parameters) {
+    ASSERT_EQ(parameter.parts.size(), 1u);
+    EXPECT_EQ(parameter.parts[0].rows, parameter.shape[0]);
+    EXPECT_EQ(parameter.decay, parameter.shape.size() == 2) << parameter.name;
+    EXPECT_EQ(parameter.quantisable, parameter.shape.size() == 2) << parameter.name;
+    names.push_back(parameter.parts[0].name.substr(std::string("transformer.h.1.").size()));
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"ln_1.weight", "attn.c_attn.weight", "attn.c_proj.weight", "ln_2.weight",
+                                             "mlp.c_fc.weight", "mlp.c_proj.weight", "ln_1.bias", "attn.c_attn.bias",
+                                             "attn.c_proj.bias", "ln_2.bias", "mlp.c_fc.bias", "mlp.c_proj.bias"}));
+  EXPECT_EQ(model.units().front().parameters[1].parts[0].name, "transformer.wpe.weight");
+  EXPECT_EQ(model.units().back().parameters.back().parts[0].name, "transformer.ln_f.bias");
+  // GPT-2 starts what is added to the residual smaller: 3 blocks add 6 times.
+  EXPECT_NEAR(model.units()[2].parameters[2].init_scale, 0.2 / std::sqrt(6.0), 1e-12);
+  EXPECT_NEAR(model.units()[2].parameters[4].init_scale, 0.2, 1e-12);
+}
+
+TEST(FamilyUnits, TargetsOfLora) {
+  const DecoderModel model(small_gpt2(0), LoraOptions{2, 4, 0, {"c_proj", "c_attn"}});
+  std::vector<std::string> names;
+  for (size_t i = 0; i < 6; ++i) names.push_back(model.units().back().parameters[i].parts[0].name);
+  EXPECT_EQ(names[0], "transformer.h.0.attn.c_attn.lora_A.weight");
+  EXPECT_EQ(names[2], "transformer.h.0.attn.c_proj.lora_A.weight");
+  EXPECT_EQ(names[4], "transformer.h.0.mlp.c_proj.lora_A.weight");
+  EXPECT_EQ(model.units().back().parameters.size(), 18u);
+  try {
+    DecoderModel(small_gpt2(0), LoraOptions{2, 4, 0, {"q_proj"}});
+    ADD_FAILURE() << "q_proj of a gpt2";
+  } catch (const ConfigError& error) {
+    EXPECT_NE(std::string(error.what()).find("a gpt2 has no module 'q_proj'"), std::string::npos) << error.what();
+  }
+}
+
+TEST(FamilyModel, GradientEqualsDifferencesInTheWeightsWithDropout) {
+  for (const DecoderConfig& config : {small_gpt2(0.25), small_qwen2()}) {
+    const DecoderModel model(config, {});
+    const TokenBatch batch = batch_of(2, 6, 1);
+    const ForwardOptions options{true, 3, {}};
+    const auto units = moved_units(model, at::kDouble);
+    WholeUnitStore store(units);
+    model.loss(store, batch, options).loss_sum.backward();
+    at::NoGradGuard no_grad;
+    for (size_t u = 0; u < units.size(); ++u) {
+      for (size_t p = 0; p < units[u].size(); ++p) {
+        const at::Tensor& tensor = units[u][p];
+        const at::Tensor direction = random(tensor.sizes(), 7);
+        const double want = (tensor.grad() * direction).sum().item<double>(), step = 1e-6;
+        double value[2];
+        for (int side = 0; side < 2; ++side) {
+          tensor.add_(direction, side == 0 ? -step : step);
+          value[side] = model.loss(store, batch, options).loss_sum.item<double>();
+          tensor.sub_(direction, side == 0 ? -step : step);
+        }
+        EXPECT_NEAR((value[1] - value[0]) / (2 * step), want, 1e-5 * std::max(1.0, std::abs(want)))
+            << config.family << " " << model.units()[u].parameters[p].name;
+      }
+    }
+  }
+}
+
+TEST(FamilyModel, RecomputationGivesTheSameBitsWithDropout) {
+  const DecoderModel model(small_gpt2(0.2), {});
+  const TokenBatch batch = batch_of(2, 9, 1);
+  const Result kept = run(model, batch, {true, 5, {}}, at::kFloat);
+  for (const Recompute recompute : {Recompute::kMlp, Recompute::kFull}) {
+    const Result again = run(model, batch, {true, 5, std::vector<Recompute>(3, recompute)}, at::kFloat);
+    EXPECT_EQ(kept.loss, again.loss);
+    for (size_t i = 0; i < kept.gradients.size(); ++i)
+      EXPECT_EQ(max_difference(kept.gradients[i], again.gradients[i]), 0) << i;
+  }
+}
+
+TEST(FamilyModel, EveryDropoutIsOnInTrainingOnlyAndFollowsTheSeed) {
+  const TokenBatch batch = batch_of(2, 7, 1);
+  const auto units = moved_units(DecoderModel(small_gpt2(0), {}), at::kDouble);
+  WholeUnitStore store(units);
+  const auto loss = [&](const DecoderConfig& config, bool train, uint64_t seed) {
+    return DecoderModel(config, {}).loss(store, batch, {train, seed, {}}).loss_sum.item<double>();
+  };
+  const DecoderConfig plain = small_gpt2(0);
+  std::vector<double> losses = {loss(plain, true, 1)};
+  for (double DecoderConfig::* place :
+       {&DecoderConfig::embedding_dropout, &DecoderConfig::attention_dropout, &DecoderConfig::residual_dropout}) {
+    DecoderConfig config = plain;
+    config.*place = 0.25;
+    EXPECT_EQ(loss(config, false, 1), losses[0]);
+    EXPECT_EQ(loss(config, true, 1), loss(config, true, 1));
+    for (const double before : losses) EXPECT_GT(std::abs(loss(config, true, 1) - before), 1e-6);
+    EXPECT_GT(std::abs(loss(config, true, 1) - loss(config, true, 2)), 1e-6);
+    losses.push_back(loss(config, true, 1));
+  }
+}
+
+TEST(FamilyModel, DropoutDoesNotDependOnTheMicroBatchSplit) {
+  const DecoderModel model(small_gpt2(0.25), {});
+  const TokenBatch batch = batch_of(4, 7, 1);
+  const ForwardOptions options{true, 99, {}};
+  const Result whole = run(model, batch, options);
+  double loss = 0;
+  std::vector<at::Tensor> sum;
+  for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 1}, {1, 2}, {3, 1}}) {
+    const Result part = run(model, rows_of(batch, first, count), options);
+    loss += part.loss;
+    for (size_t i = 0; i < part.gradients.size(); ++i) add_gradient(sum, i, part.gradients[i]);
+  }
+  EXPECT_NEAR(loss, whole.loss, 1e-10);
+  for (size_t i = 0; i < sum.size(); ++i) EXPECT_LT(relative_difference(sum[i], whole.gradients[i]), 1e-11);
+}
+
+TEST(FamilyModel, ReadsWeightsOnlyBetweenTheHooks) {
+  for (const DecoderConfig& config : {small_gpt2(0.25), small_qwen2()}) {
+    const DecoderModel model(config, {});
+    const ForwardOptions options{true, 1, std::vector<Recompute>(3, Recompute::kFull)};
+    const TokenBatch batch = batch_of(2, 5, 1);
+    const Result want = run(model, batch, options);
+    StrictStore store(model, units_of(model, at::kDouble));
+    const at::Tensor loss = model.loss(store, batch, options).loss_sum;
+    loss.backward();
+    EXPECT_EQ(loss.item<double>(), want.loss);
+    size_t i = 0;
+    for (size_t u = 0; u < model.units().size(); ++u)
+      for (const at::Tensor& tensor : store.parameters(static_cast<int>(u)))
+        EXPECT_EQ(max_difference(tensor.grad(), want.gradients[i++]), 0) << u;
+  }
+}
+
+TEST(FamilyCost, AGeluMlpHasTwoMatrices) {
+  const DecoderConfig config = decoder_preset("gpt2");
+  const double block = 12.0 * 768 * 768, head = 768.0 * 50257;
+  EXPECT_NEAR(
+      model_flops_per_sample(config, {}, 1024) / (6 * (12 * block + head) * 1024 + 3.5 * 12 * 2 * 1024.0 * 1024 * 768),
+      1.0, 1e-12);
+  const int64_t s = 1024, d = 768, f = 3072, attention = 2 * (2 * d + 3 * d + d) + 4 * (4 + 12);
+  EXPECT_EQ(activation_bytes(config, {}, s, {2}).block_saved, s * (attention + 4 * f));  // up projection and GELU
+  const LoraOptions lora{8, 16, 0, {"c_attn"}};
+  EXPECT_EQ(activation_bytes(config, lora, s, {2}).block_saved, s * (attention + 2 * 8 + 2 * f));
+}
+
+}  // namespace
+}  // namespace trireme

@@ -1,0 +1,218 @@
+// Logits, loss and gradients of a tiny random model of each family against transformers and peft, in fp64 and fp32,
+// read from the files that they write; and the way back: what we write, transformers loads.
+
+#include "models/decoder/model_directory.h"
+#include "models/decoder/vocabulary.h"
+#include "models/decoder/weights.h"
+#include "trireme/base/error.h"
+
+#include "../ops/gradient_check.h"
+
+#include <gtest/gtest.h>
+
+#include <sys/wait.h>
+#include <cstdlib>
+#include <cstring>
+
+namespace trireme {
+namespace {
+
+using namespace testing;
+
+const std::filesystem::path kDirectory = std::filesystem::path(TRIREME_BINARY_DIR) / "family_reference";
+const std::vector<std::string> kCases = {"llama", "mistral",     "mistral_window",  "mistral_lora",
+                                         "qwen2", "qwen2_tied",  "qwen2_window",    "qwen2_lora",
+                                         "gpt2",  "gpt2_packed", "gpt2_untied_erf", "gpt2_lora"};
+
+int run_script(const std::string& arguments) {
+  const std::string log = kDirectory.string() + (arguments.empty() ? ".log" : ".check.log");
+  const std::string command = std::string(TRIREME_PYTHON) +
+                              " " TRIREME_SOURCE_DIR "/tests/parity/family_reference.py " + arguments + " " +
+                              kDirectory.string() + " >" + log + " 2>&1";
+  const int status = std::system(command.c_str());
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+class FamilyParity : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    static const int code = run_script("");
+    if (code == 77) GTEST_SKIP() << "transformers or peft is not installed in " TRIREME_PYTHON;
+    ASSERT_EQ(code, 0) << "family_reference.py failed, see " << kDirectory.string() << ".log";
+  }
+};
+
+/// Tensors of reference.safetensors in their own types.
+std::map<std::string, at::Tensor> read_reference(const std::filesystem::path& path) {
+  const SafetensorsFile file(path);
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& [name, entry] : file.entries()) {
+    const at::ScalarType type = entry.info.dtype == DType::kF64   ? at::kDouble
+                                : entry.info.dtype == DType::kF32 ? at::kFloat
+                                                                  : at::kLong;
+    at::Tensor value = at::empty(entry.info.shape, at::TensorOptions(type));
+    std::memcpy(value.mutable_data_ptr(), file.bytes(entry).data(), value.nbytes());
+    tensors[name] = value;
+  }
+  return tensors;
+}
+
+TokenBatch batch_of(const std::map<std::string, at::Tensor>& reference) {
+  TokenBatch batch;
+  batch.tokens_BS = reference.at("tokens");
+  batch.loss_weight_BS = reference.at("loss_weight");
+  batch.positions_BS = reference.at("positions");
+  const at::Tensor bounds = reference.at("bounds");
+  for (int64_t i = 0; i < bounds.numel(); ++i) batch.cu_seqlens.push_back(bounds[i].item<int32_t>());
+  batch.sample_ids_B = at::arange(batch.tokens_BS.size(0), at::TensorOptions(at::kLong));
+  return batch;
+}
+
+struct Loaded {
+  DecoderModel model;
+  std::unique_ptr<WeightSource> source;
+  std::optional<Adapter> adapter;
+  std::vector<std::vector<at::Tensor>> units;
+};
+
+Loaded load(const std::filesystem::path& directory, at::ScalarType dtype) {
+  const DecoderConfig config = read_model_config(directory);
+  std::optional<Adapter> adapter;
+  if (std::filesystem::exists(directory / "adapter")) adapter = read_adapter(directory / "adapter");
+  Loaded loaded{adapter ? model_for_adapter(config, *adapter) : DecoderModel(config, std::nullopt),
+                open_decoder_weights(directory, config),
+                adapter,
+                {}};
+  loaded.units = load_whole(loaded.model, *loaded.source, dtype, at::kCPU);
+  if (adapter) assign_adapter(loaded.model, import_adapter(*adapter, loaded.model), loaded.units);
+  return loaded;
+}
+
+/// Gradients by checkpoint name, of every trained parameter.
+std::map<std::string, at::Tensor> gradients_of(const Loaded& loaded) {
+  std::map<std::string, at::Tensor> result;
+  for (size_t u = 0; u < loaded.units.size(); ++u)
+    for (size_t p = 0; p < loaded.units[u].size(); ++p) {
+      if (!loaded.units[u][p].requires_grad()) continue;
+      int64_t row = 0;
+      for (const ParameterPart& part : loaded.model.units()[u].parameters[p].parts) {
+        result[part.name] = loaded.units[u][p].grad().narrow(0, row, part.rows);
+        row += part.rows;
+      }
+    }
+  return result;
+}
+
+TEST_P(FamilyParity, LogitsLossAndGradients) {
+  const auto reference = read_reference(kDirectory / GetParam() / "reference.safetensors");
+  const TokenBatch batch = batch_of(reference);
+  // RMS norm of transformers computes in fp32 whatever the model's type.
+  const double fp64_bound = GetParam().starts_with("gpt2") ? 1e-10 : 3e-6;
+  for (const auto& [dtype, bound] : {std::pair(at::kDouble, fp64_bound), std::pair(at::kFloat, 1e-4)}) {
+    for (const Recompute recompute : {Recompute::kNone, Recompute::kMlp, Recompute::kFull}) {
+      SCOPED_TRACE(std::string(c10::toString(dtype)) + ", recompute " + std::to_string(static_cast<int>(recompute)));
+      const Loaded loaded = load(kDirectory / GetParam(), dtype);
+      WholeUnitStore store(loaded.units);
+      ForwardOptions options;
+      options.train = true;
+      options.recompute.assign(static_cast<size_t>(loaded.model.config().num_hidden_layers), recompute);
+      ForwardOptions without_dropout = options;
+      without_dropout.train = false;
+      EXPECT_LT(relative_difference(loaded.model.logits(store, batch, without_dropout).to(at::kDouble),
+                                    reference.at("logits")),
+                1e-5);
+      // The reference has no dropout, and a gradient needs train.
+      DecoderConfig plain = loaded.model.config();
+      plain.embedding_dropout = plain.attention_dropout = plain.residual_dropout = 0;
+      const at::Tensor loss = DecoderModel(plain, loaded.model.lora()).loss(store, batch, options).loss_sum;
+      EXPECT_NEAR(loss.item<double>() / reference.at("loss_sum").item<double>(), 1.0, bound);
+      loss.backward();
+      const auto ours = gradients_of(loaded);
+      size_t compared = 0;
+      for (const auto& [name, want] : reference) {
+        if (!name.starts_with("grad/")) continue;
+        const auto found = ours.find(name.substr(5));
+        ASSERT_NE(found, ours.end()) << name;
+        EXPECT_LT(relative_difference(found->second, want), bound) << name;
+        ++compared;
+      }
+      EXPECT_EQ(compared, ours.size());
+      EXPECT_GT(compared, 0u);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, FamilyParity, ::testing::ValuesIn(kCases));
+
+class FamilyFiles : public FamilyParity {};
+
+TEST_F(FamilyFiles, WhatIsWrittenLoadsInTransformers) {
+  for (const std::string& name : kCases) {
+    const Loaded loaded = load(kDirectory / name, at::kFloat);
+    const auto directory = kDirectory / name / "exported";
+    const DecoderConfig& config = loaded.model.config();
+    ModelDirectoryWriter writer(directory, config, checkpoint_tensors(loaded.model, DType::kF32));
+    // One half from memory, the other from the file.
+    size_t count = 0;
+    for (size_t u = 0; u < loaded.units.size(); ++u) {
+      if (loaded.model.units()[u].replicated) continue;
+      for (size_t p = 0; p < loaded.units[u].size(); ++p) {
+        int64_t row = 0;
+        for (const ParameterPart& part : loaded.model.units()[u].parameters[p].parts) {
+          if (++count % 2 == 0)
+            writer.copy(part.name, *loaded.source);
+          else
+            writer.append(part.name, loaded.units[u][p].narrow(0, row, part.rows));
+          row += part.rows;
+        }
+      }
+    }
+    writer.finish(config);
+    if (!loaded.adapter) continue;
+    std::map<std::string, at::Tensor> tensors;
+    const UnitSpec& adapters = loaded.model.units().back();
+    for (size_t p = 0; p < adapters.parameters.size(); ++p)
+      tensors[adapters.parameters[p].parts[0].name] = loaded.units.back()[p];
+    std::filesystem::create_directories(directory / "adapter");
+    write_adapter(directory / "adapter", export_adapter(tensors, loaded.model, directory.string()), DType::kF32);
+  }
+  EXPECT_EQ(run_script("--check"), 0) << "see " << kDirectory.string() << ".check.log";
+}
+
+TEST_F(FamilyFiles, AMissingBiasAndAFileWithoutThePrefix) {
+  const auto directory = kDirectory / "altered";
+  for (const auto& [name, dropped] : {std::pair("qwen2", "model.layers.1.self_attn.k_proj.bias"),
+                                      std::pair("gpt2", "transformer.h.1.mlp.c_fc.bias")}) {
+    const SafetensorsFile file(kDirectory / name / "model.safetensors");
+    std::filesystem::create_directories(directory);
+    std::filesystem::copy_file(kDirectory / name / "config.json", directory / "config.json",
+                               std::filesystem::copy_options::overwrite_existing);
+    const auto write = [&](const std::string& without, const std::string& prefix) {
+      std::vector<std::pair<std::string, TensorInfo>> tensors;
+      std::vector<const SafetensorsFile::Entry*> entries;
+      for (const auto& [stored, entry] : file.entries()) {
+        if (stored == without) continue;
+        tensors.emplace_back(stored.starts_with(prefix) ? stored.substr(prefix.size()) : stored, entry.info);
+        entries.push_back(&entry);
+      }
+      SafetensorsWriter writer(directory / "model.safetensors", tensors);
+      for (const auto* entry : entries) writer.append(file.bytes(*entry).data(), file.bytes(*entry).size());
+      writer.commit();
+    };
+    write(dropped, "");
+    try {
+      load(directory, at::kFloat);
+      ADD_FAILURE() << "no bias " << dropped;
+    } catch (const ModelError& error) {
+      EXPECT_NE(std::string(error.what()).find(dropped), std::string::npos) << error.what();
+    }
+    // Files saved from the model without its output matrix have names without the first part.
+    write("", name == std::string("gpt2") ? "transformer." : "model.");
+    const Loaded bare = load(directory, at::kFloat), whole = load(kDirectory / name, at::kFloat);
+    for (size_t u = 0; u < whole.units.size(); ++u)
+      for (size_t p = 0; p < whole.units[u].size(); ++p) EXPECT_TRUE(at::equal(bare.units[u][p], whole.units[u][p]));
+  }
+}
+
+}  // namespace
+}  // namespace trireme

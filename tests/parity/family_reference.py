@@ -1,0 +1,136 @@
+"""Reference values of tiny random models of every decoder family from transformers and peft, for tests/models/family_parity_test.cpp.
+
+usage: family_reference.py OUTPUT_DIR            writes a folder for each case: config.json and model.safetensors as transformers saves
+                                                 them, adapter/ as peft does, reference.safetensors with batch, logits, loss and gradients (fp64)
+       family_reference.py --check OUTPUT_DIR    CASE/exported, which the test wrote, must load and give the logits of CASE to the bit
+
+Exit 77 when the packages are missing.
+"""
+
+import sys
+from pathlib import Path
+
+try:
+    import torch
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config
+    from transformers.pytorch_utils import Conv1D
+except ImportError as error:
+    print(error)
+    sys.exit(77)
+
+LENGTH = 33
+SHAPE = dict(hidden_size=64, intermediate_size=112, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=2, vocab_size=97,
+             max_position_embeddings=64, rms_norm_eps=1e-5, initializer_range=0.1, bos_token_id=1, eos_token_id=2)
+ROPE = dict(rope_parameters=dict(rope_type="default", rope_theta=1e6))
+GPT2 = dict(n_embd=64, n_layer=2, n_head=4, n_positions=48, vocab_size=97, initializer_range=0.1, bos_token_id=96, eos_token_id=96)
+CASES = {
+    "llama": (LlamaConfig, dict(SHAPE), {}),
+    "mistral": (MistralConfig, dict(SHAPE, head_dim=16, sliding_window=None, **ROPE), {}),
+    "mistral_window": (MistralConfig, dict(SHAPE, sliding_window=LENGTH), {}),
+    "mistral_lora": (MistralConfig, dict(SHAPE, sliding_window=None), dict(lora=["q_proj", "o_proj", "down_proj"])),
+    "qwen2": (Qwen2Config, dict(SHAPE, **ROPE), {}),
+    "qwen2_tied": (Qwen2Config, dict(SHAPE, tie_word_embeddings=True), dict(sequences=[9, 1, 23])),
+    "qwen2_window": (Qwen2Config, dict(SHAPE, use_sliding_window=True, sliding_window=LENGTH, max_window_layers=1), {}),
+    "qwen2_lora": (Qwen2Config, dict(SHAPE), dict(lora=["q_proj", "k_proj", "v_proj", "gate_proj"])),
+    "gpt2": (GPT2Config, dict(GPT2), {}),
+    "gpt2_packed": (GPT2Config, dict(GPT2), dict(sequences=[9, 1, 23])),
+    "gpt2_untied_erf": (GPT2Config, dict(GPT2, n_inner=96, activation_function="gelu", tie_word_embeddings=False, resid_pdrop=0.0), {}),
+    "gpt2_lora": (GPT2Config, dict(GPT2), dict(lora=["c_attn", "c_proj", "c_fc"])),
+}
+
+
+def build(config):
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.copy_(torch.randn_like(parameter) * 0.2)
+            elif parameter.dim() == 1:
+                parameter.copy_(torch.rand_like(parameter) + 0.5)
+    return model
+
+
+def with_adapter(model, targets, directory):
+    model = get_peft_model(model, LoraConfig(r=3, lora_alpha=7, lora_dropout=0.0, target_modules=targets, bias="none", task_type="CAUSAL_LM"))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.copy_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(directory)
+    return model
+
+
+def gradients(model):
+    stored = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
+    found = {}
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            value = parameter.grad.t() if name in stored else parameter.grad
+            found["grad/" + name.replace("base_model.model.", "").replace(".default", "")] = value.contiguous()
+    return found
+
+
+def run(directory, kind, settings, options):
+    torch.manual_seed(sum(map(ord, directory.name)))
+    model = build(kind(**settings))
+    model.save_pretrained(directory)
+    if "lora" in options:
+        model = with_adapter(model, options["lora"], directory / "adapter")
+    model = model.double().eval()
+    lengths = options.get("sequences", [LENGTH])
+    rows, width = 2, sum(lengths)
+    tokens = torch.randint(0, 97, (rows, width))
+    weight = (torch.rand(rows, width) > 0.3).double()  # of the prediction made at a position
+    bounds, positions, logits, begin = [0], [], [], 0
+    for length in lengths:
+        weight[:, begin + length - 1] = 0
+        logits.append(model(input_ids=tokens[:, begin:begin + length]).logits)
+        positions.append(torch.arange(length).expand(rows, length))
+        begin += length
+    for row in range(rows):
+        for length in lengths:
+            bounds.append(bounds[-1] + length)
+    logits = torch.cat(logits, 1)
+    targets = tokens.roll(-1, 1)
+    losses = torch.nn.functional.cross_entropy(logits.reshape(-1, 97), targets.reshape(-1), reduction="none")
+    loss = (losses * weight.reshape(-1)).sum()
+    loss.backward()
+    tensors = {"tokens": tokens, "loss_weight": weight.float(), "positions": torch.cat(positions, 1).contiguous(),
+               "bounds": torch.tensor(bounds), "logits": logits.detach(), "loss_sum": loss.detach().reshape(1)}
+    save_file(tensors | gradients(model), directory / "reference.safetensors")
+
+
+def load(directory):
+    model, info = AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True, dtype=torch.float32)
+    problems = {key: value for key, value in info.items() if value}
+    assert not problems, f"{directory}: {problems}"
+    return model.eval()
+
+
+def check(directory, options):
+    exported = directory / "exported"
+    want, got = load(directory), load(exported)
+    for key in ("tie_word_embeddings", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"):
+        assert getattr(want.config, key) == getattr(got.config, key), (directory.name, key)
+    for key in ("rope_parameters", "sliding_window", "layer_types", "rms_norm_eps", "attention_dropout", "resid_pdrop", "attn_pdrop",
+                "embd_pdrop", "activation_function", "layer_norm_epsilon", "eos_token_id", "bos_token_id", "pad_token_id"):
+        assert getattr(want.config, key, None) == getattr(got.config, key, None), (directory.name, key)
+    if "lora" in options:
+        want = PeftModel.from_pretrained(want, directory / "adapter").eval()
+        got = PeftModel.from_pretrained(got, exported / "adapter").eval()
+    tokens = torch.arange(LENGTH).remainder(97).reshape(1, -1)
+    with torch.no_grad():
+        assert torch.equal(want(input_ids=tokens).logits, got(input_ids=tokens).logits), f"{directory.name}: other logits"
+    print(directory.name, "loads with equal logits")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    root = Path(sys.argv[-1])
+    for case, (kind, settings, options) in CASES.items():
+        if sys.argv[1] == "--check":
+            check(root / case, options)
+        else:
+            run(root / case, kind, settings, options)
