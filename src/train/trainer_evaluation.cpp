@@ -48,8 +48,7 @@ void Trainer::evaluate() {
   const auto interrupt = [&] {
     --progress_.evaluations;
     progress_.evaluation_open = true;
-    log_info(fmt::format("the evaluation after step {} is interrupted by a signal; the run repeats it when it goes on",
-                         progress_.completed));
+    log_info(fmt::format("the evaluation after step {} is left because of a signal", progress_.completed));
   };
   if (stop_vote_->stopping()) return interrupt();
   end_block();
