@@ -16,8 +16,8 @@ struct TokenPack {
   std::vector<float> loss_weights;        // [B * S] at t: of the prediction of token t + 1
   std::vector<int64_t> sample_ids;        // [B] places of the rows in the run's order
   std::vector<int32_t> boundaries = {0};  // cumulative lengths of all sequences of all rows
-  std::vector<int64_t> sequence_keys;     // of each sequence: its row's place in the run's order * S + its first position
-  double denominator = 0;                 // what the loss sum is divided by: targets, or rows that have one
+  std::vector<int64_t> sequence_keys;  // of each sequence: its row's place in the run's order * S + its first position
+  double denominator = 0;              // what the loss sum is divided by: targets, or rows that have one
 };
 
 /// `positions[i]`: place of row i in the run's order. `per_token`: every target weighs 1, and the denominator counts

@@ -74,8 +74,8 @@ ExitCode train(const Config& config, World& world, const ModelFamily& family, co
   mlperf.start("init_start");
 
   std::unique_ptr<TrainingTask> task;
-  collective_check(comm,
-        [&] { task = family.make_task(config, {comm.rank(), comm.size(), world.device(), dtype}, family.config); });
+  collective_check(
+      comm, [&] { task = family.make_task(config, {comm.rank(), comm.size(), world.device(), dtype}, family.config); });
   const std::unique_ptr<MlperfEvents> events = family.mlperf_events(mlperf);
   events->configuration(config, {task->facts().train_samples, task->facts().eval_samples,
                                  config.batch.global_batch_size / comm.size() / config.batch.micro_batch_size,

@@ -66,7 +66,8 @@ std::array<at::Tensor, 2> norm_linear(const at::Tensor& x, const Norm& norm, con
                 "norm_linear: the activation must be a GELU and the linear layer must have a bias");
   InputList inputs;
   const Input input = inputs.add(x.contiguous());
-  NormLinearNode node{input, {norm, x, "norm_linear", inputs}, {linear, x, "norm_linear", inputs}, activation, x.sizes().vec(), {}};
+  NormLinearNode node{
+      input, {norm, x, "norm_linear", inputs}, {linear, x, "norm_linear", inputs}, activation, x.sizes().vec(), {}};
   const variable_list out = run_node(std::move(node), inputs);
   return {out[0], out[1]};
 }

@@ -68,8 +68,8 @@ struct NormMlpNode {
       projected = project_up(operand, /*recompute=*/true);
       if (up.backward_reads_input(gradients)) normed = operand.plain;
     }
-    at::Tensor d_active = down.backward(
-        parts.d_branch, [&] { return plain_activation(dtype); }, /*want_dx=*/true, {}, gradients);
+    at::Tensor d_active =
+        down.backward(parts.d_branch, [&] { return plain_activation(dtype); }, /*want_dx=*/true, {}, gradients);
     activated = at::Tensor();
     const OperandForms forms = up.gradient_forms(gradients);
     const Operand d_projected = gated() ? swiglu_backward(d_active, projected, projected_fp8, forms)
