@@ -72,7 +72,7 @@ Trainer::Trainer(const Config& config, World& world, TrainingTask& task, const M
   const at::Device target = world.device();
   stop_vote_ = std::make_unique<StopVote>(comm_, target);
   units_ = std::make_unique<ShardedUnits>(
-      task.units(), comm_, device_,
+      task.units(), comm_, target,
       ShardingOptions{compute_dtype, plan.shard_size, plan.resident, frozen_recipe(config), trained_recipe(config),
                       config.parallel.reduce_dtype == "compute" ? compute_dtype : at::kFloat});
   if (!units_->gather_path().empty()) log_info("frozen shards are " + units_->gather_path());

@@ -23,7 +23,7 @@ struct NormMlpNode {
   ResidualTail tail;
   bool recompute_up;
   std::vector<int64_t> shape;  // of h
-  at::ScalarType dtype;        // of h
+  at::ScalarType h_dtype;
   // The up projection's output, without bias; for SwiGLU it may be kept in FP8; for GELU the activation is kept as
   // well.
   at::Tensor projected, activated;
@@ -69,7 +69,7 @@ struct NormMlpNode {
       if (up.backward_reads_input(gradients)) normed = operand.plain;
     }
     at::Tensor d_active =
-        down.backward(parts.d_branch, [&] { return plain_activation(dtype); }, /*want_dx=*/true, {}, gradients);
+        down.backward(parts.d_branch, [&] { return plain_activation(h_dtype); }, /*want_dx=*/true, {}, gradients);
     activated = at::Tensor();
     const OperandForms forms = up.gradient_forms(gradients);
     const Operand d_projected = gated() ? swiglu_backward(d_active, projected, projected_fp8, forms)
