@@ -2,8 +2,8 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
-#include "trireme/formats/hdf5_tokens.h"
-#include "trireme/formats/npy.h"
+#include "trireme/formats/hdf5/hdf5_tokens.h"
+#include "trireme/formats/numpy/npy.h"
 
 #include <fmt/format.h>
 #include <algorithm>

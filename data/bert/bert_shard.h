@@ -2,7 +2,7 @@
 // Private to data/bert: one shard in memory.
 
 #include "data/bert/bert_rows.h"
-#include "trireme/formats/hdf5_rows.h"
+#include "trireme/formats/hdf5/hdf5_rows.h"
 
 #include <filesystem>
 #include <memory>

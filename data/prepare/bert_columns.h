@@ -2,7 +2,7 @@
 // Private to the preparation of BERT's data: columns of an output file, filled row by row.
 
 #include "data/prepare/bert_instances.h"
-#include "trireme/formats/hdf5_rows.h"
+#include "trireme/formats/hdf5/hdf5_rows.h"
 
 #include <cstdint>
 #include <vector>

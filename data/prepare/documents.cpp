@@ -1,9 +1,9 @@
 #include "data/prepare/documents.h"
 
-#include "data/prepare/parquet.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
+#include "trireme/formats/arrow/parquet.h"
 
 #include <fmt/format.h>
 #include <algorithm>

@@ -1,11 +1,11 @@
 #include "data/prepare/mlperf.h"
 
 #include "data/prepare/md5.h"
-#include "data/prepare/parquet.h"
 #include "data/prepare/progress.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
-#include "trireme/formats/npy.h"
+#include "trireme/formats/arrow/parquet.h"
+#include "trireme/formats/numpy/npy.h"
 
 #include <fmt/format.h>
 #include <limits>

@@ -3,7 +3,7 @@
 #include "data/prepare/unigram.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
-#include "trireme/formats/sentencepiece_model.h"
+#include "trireme/formats/huggingface/sentencepiece_model.h"
 
 #include <fmt/format.h>
 #include <sentencepiece_processor.h>

@@ -1,7 +1,7 @@
 #pragma once
 // sentencepiece tokenizers: load, encode, decode, train, and add special tokens of chat templates.
 
-#include "trireme/formats/sentencepiece_model.h"
+#include "trireme/formats/huggingface/sentencepiece_model.h"
 
 #include <cstdint>
 #include <filesystem>

@@ -5,7 +5,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
-#include "trireme/formats/npy.h"
+#include "trireme/formats/numpy/npy.h"
 
 #include <fmt/format.h>
 #include <algorithm>

@@ -2,8 +2,8 @@
 // Prepares ultrachat_200k as the Hugging Face 70B recipe does: ChatML text, special tokens, TRL's constant-length
 // packing.
 
-#include "data/prepare/parquet.h"
 #include "data/prepare/tokenizer.h"
+#include "trireme/formats/arrow/parquet.h"
 
 #include <cstdint>
 #include <filesystem>

@@ -7,7 +7,7 @@
 // and gives user-defined pieces a tenth for each byte but the first. Both add piece by piece from the left and keep the
 // first of equal candidates.
 
-#include "trireme/formats/sentencepiece_model.h"
+#include "trireme/formats/huggingface/sentencepiece_model.h"
 
 #include <cstdint>
 #include <string>

@@ -5,7 +5,7 @@
 // Shapes: T tokens of all sequences of a micro-batch, concatenated; M sequences; P masked positions; D hidden, N heads
 // of H, F intermediate, V vocabulary with its padding.
 
-#include "trireme/formats/bert_config.h"
+#include "trireme/formats/huggingface/bert_config.h"
 #include "trireme/nn/recompute.h"
 #include "trireme/nn/unit.h"
 #include "trireme/ops/attention.h"

@@ -2,8 +2,8 @@
 // Writing a Hugging Face BERT directory, tensor by tensor.
 
 #include "models/bert/bert.h"
-#include "trireme/formats/safetensors.h"
-#include "trireme/formats/staged_model.h"
+#include "trireme/formats/huggingface/safetensors.h"
+#include "trireme/formats/huggingface/staged_model.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -3,7 +3,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
-#include "trireme/formats/tf_checkpoint.h"
+#include "trireme/formats/tensorflow/tf_checkpoint.h"
 
 #include <fmt/format.h>
 

@@ -2,8 +2,8 @@
 // Weights of a BERT under the names and shapes of its units, for all supported file formats.
 
 #include "models/bert/bert.h"
-#include "trireme/formats/safetensors.h"
-#include "trireme/formats/weight_source.h"
+#include "trireme/formats/huggingface/safetensors.h"
+#include "trireme/formats/huggingface/weight_source.h"
 
 #include <filesystem>
 #include <memory>

@@ -3,8 +3,8 @@
 #include "models/decoder/hf_config.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
-#include "trireme/formats/weight_source.h"
-#include "trireme/formats/zarr_checkpoint.h"
+#include "trireme/formats/huggingface/weight_source.h"
+#include "trireme/formats/nemo/zarr_checkpoint.h"
 
 #include <fmt/format.h>
 

@@ -3,7 +3,7 @@
 // a choice in DecoderConfig. One file a family, families/NAME.cpp, and its name in the list of family.cpp.
 
 #include "models/decoder/config.h"
-#include "trireme/formats/config_reader.h"
+#include "trireme/formats/huggingface/config_reader.h"
 
 #include <nlohmann/json.hpp>
 

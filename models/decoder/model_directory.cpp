@@ -4,7 +4,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
-#include "trireme/formats/sentencepiece_model.h"
+#include "trireme/formats/huggingface/sentencepiece_model.h"
 
 #include <ATen/ATen.h>
 

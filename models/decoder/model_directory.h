@@ -2,8 +2,8 @@
 // Writing a Hugging Face model directory, tensor by tensor.
 
 #include "models/decoder/decoder.h"
-#include "trireme/formats/safetensors.h"
-#include "trireme/formats/staged_model.h"
+#include "trireme/formats/huggingface/safetensors.h"
+#include "trireme/formats/huggingface/staged_model.h"
 
 #include <ATen/core/Tensor.h>
 

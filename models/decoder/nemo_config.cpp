@@ -5,7 +5,7 @@
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/json.h"
-#include "trireme/formats/zarr_checkpoint.h"
+#include "trireme/formats/nemo/zarr_checkpoint.h"
 
 #include <fmt/format.h>
 #include <yaml-cpp/yaml.h>

@@ -2,7 +2,7 @@
 
 #include "models/decoder/family.h"
 #include "trireme/base/error.h"
-#include "trireme/formats/zarr_checkpoint.h"
+#include "trireme/formats/nemo/zarr_checkpoint.h"
 
 #include <fmt/format.h>
 

@@ -2,7 +2,7 @@
 // Between a decoder's tensors, [out, in] under full names, and the way its family's files keep them.
 
 #include "models/decoder/config.h"
-#include "trireme/formats/weight_source.h"
+#include "trireme/formats/huggingface/weight_source.h"
 
 #include <filesystem>
 #include <memory>

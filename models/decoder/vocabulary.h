@@ -2,8 +2,8 @@
 // The weights of a model directory with another number of vocabulary rows, or with some rows replaced.
 
 #include "models/decoder/config.h"
-#include "trireme/formats/peft_adapter.h"
-#include "trireme/formats/weight_source.h"
+#include "trireme/formats/huggingface/peft_adapter.h"
+#include "trireme/formats/huggingface/weight_source.h"
 
 #include <cstdint>
 #include <filesystem>

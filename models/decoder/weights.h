@@ -2,8 +2,8 @@
 // Weights of a decoder as whole tensors on one device, and its adapters to and from PEFT directories.
 
 #include "models/decoder/decoder.h"
-#include "trireme/formats/peft_adapter.h"
-#include "trireme/formats/weight_source.h"
+#include "trireme/formats/huggingface/peft_adapter.h"
+#include "trireme/formats/huggingface/weight_source.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -1,7 +1,7 @@
 #pragma once
 // Which checkpoints a path means, and what is wrong with one.
 
-#include "trireme/formats/training_checkpoint.h"
+#include "trireme/formats/checkpoint/training_checkpoint.h"
 
 #include <filesystem>
 #include <string>

@@ -12,7 +12,7 @@
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/config/config.h"
-#include "trireme/formats/finished_run.h"
+#include "trireme/formats/checkpoint/finished_run.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>

@@ -10,7 +10,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/config/config.h"
-#include "trireme/formats/bert_config.h"
+#include "trireme/formats/huggingface/bert_config.h"
 
 #include <fmt/format.h>
 

@@ -6,7 +6,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
-#include "trireme/formats/sentencepiece_model.h"
+#include "trireme/formats/huggingface/sentencepiece_model.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>

@@ -8,7 +8,7 @@
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
-#include "trireme/formats/peft_adapter.h"
+#include "trireme/formats/huggingface/peft_adapter.h"
 
 #include <fmt/format.h>
 

@@ -4,7 +4,7 @@
 #include "data/token_pack.h"
 #include "models/decoder/decoder.h"
 #include "row_task.h"
-#include "trireme/formats/peft_adapter.h"
+#include "trireme/formats/huggingface/peft_adapter.h"
 
 #include <filesystem>
 #include <map>

@@ -9,7 +9,7 @@
 #include "checkpoint_writer.h"
 #include "trireme/comm/communicator.h"
 #include "trireme/config/config.h"
-#include "trireme/formats/training_checkpoint.h"
+#include "trireme/formats/checkpoint/training_checkpoint.h"
 #include "trireme/nn/unit.h"
 
 #include <ATen/core/Tensor.h>

@@ -3,7 +3,7 @@
 #include "checkpoint_writer.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/text.h"
-#include "trireme/formats/training_checkpoint.h"
+#include "trireme/formats/checkpoint/training_checkpoint.h"
 #include "trireme/fsdp/layout.h"
 
 #include <fmt/format.h>

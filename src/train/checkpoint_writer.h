@@ -2,7 +2,7 @@
 // Private to train/: one rank's part of a save: a copy of the state in host memory and the thread that writes it to a
 // file.
 
-#include "trireme/formats/training_checkpoint.h"
+#include "trireme/formats/checkpoint/training_checkpoint.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>

@@ -6,7 +6,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
-#include "trireme/formats/training_checkpoint.h"
+#include "trireme/formats/checkpoint/training_checkpoint.h"
 #include "trireme/train/run_directory.h"
 #include "trireme/version.h"
 

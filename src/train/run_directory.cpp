@@ -7,8 +7,8 @@
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
-#include "trireme/formats/finished_run.h"
-#include "trireme/formats/training_checkpoint.h"
+#include "trireme/formats/checkpoint/finished_run.h"
+#include "trireme/formats/checkpoint/training_checkpoint.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

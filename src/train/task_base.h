@@ -4,7 +4,7 @@
 
 #include "trireme/base/dtype.h"
 #include "trireme/base/error.h"
-#include "trireme/formats/weight_source.h"
+#include "trireme/formats/huggingface/weight_source.h"
 #include "trireme/train/task.h"
 
 #include <ATen/ATen.h>

@@ -9,7 +9,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
-#include "trireme/formats/finished_run.h"
+#include "trireme/formats/checkpoint/finished_run.h"
 #include "trireme/train/signals.h"
 #include "trireme/watchdog/progress.h"
 

@@ -3,7 +3,7 @@
 
 #include "data/bert/bert_rows.h"
 #include "trireme/base/error.h"
-#include "trireme/formats/hdf5_rows.h"
+#include "trireme/formats/hdf5/hdf5_rows.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

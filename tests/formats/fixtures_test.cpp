@@ -4,9 +4,9 @@
 #include "data/dataset.h"
 #include "data/prepare/tokenizer.h"
 #include "trireme/base/text.h"
-#include "trireme/formats/hdf5_tokens.h"
-#include "trireme/formats/safetensors.h"
-#include "trireme/formats/weight_source.h"
+#include "trireme/formats/hdf5/hdf5_tokens.h"
+#include "trireme/formats/huggingface/safetensors.h"
+#include "trireme/formats/huggingface/weight_source.h"
 
 #include "limited_child.h"
 #include "temporary.h"

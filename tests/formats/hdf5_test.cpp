@@ -1,4 +1,4 @@
-#include "trireme/formats/hdf5_tokens.h"
+#include "trireme/formats/hdf5/hdf5_tokens.h"
 
 #include "temporary.h"
 

@@ -1,5 +1,5 @@
-#include "trireme/formats/bert_config.h"
-#include "trireme/formats/peft_adapter.h"
+#include "trireme/formats/huggingface/bert_config.h"
+#include "trireme/formats/huggingface/peft_adapter.h"
 
 #include "temporary.h"
 

@@ -1,4 +1,4 @@
-#include "trireme/formats/npy.h"
+#include "trireme/formats/numpy/npy.h"
 
 #include "temporary.h"
 

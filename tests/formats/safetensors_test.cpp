@@ -1,4 +1,4 @@
-#include "trireme/formats/safetensors.h"
+#include "trireme/formats/huggingface/safetensors.h"
 
 #include "temporary.h"
 

@@ -1,4 +1,4 @@
-#include "trireme/formats/tf_checkpoint.h"
+#include "trireme/formats/tensorflow/tf_checkpoint.h"
 
 #include "trireme/base/error.h"
 

@@ -1,6 +1,6 @@
 // Token rows in HDF5, as a file.
 #include "fuzz_target.h"
-#include "trireme/formats/hdf5_tokens.h"
+#include "trireme/formats/hdf5/hdf5_tokens.h"
 
 #include <vector>
 

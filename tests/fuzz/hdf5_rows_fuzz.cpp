@@ -1,6 +1,6 @@
 // Variable-length rows in HDF5, as a file: the reader decodes the global heap itself.
 #include "fuzz_target.h"
-#include "trireme/formats/hdf5_rows.h"
+#include "trireme/formats/hdf5/hdf5_rows.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace trireme;

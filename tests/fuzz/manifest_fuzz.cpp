@@ -3,7 +3,7 @@
 // a new hash in the writer's format, so that the checks after the hash are reached.
 #include "fuzz_target.h"
 #include "trireme/base/hash.h"
-#include "trireme/formats/training_checkpoint.h"
+#include "trireme/formats/checkpoint/training_checkpoint.h"
 
 #include <nlohmann/json.hpp>
 

@@ -3,9 +3,9 @@
 // of a NeMo checkpoint.
 #include "fuzz_target.h"
 #include "models/decoder/config.h"
-#include "trireme/formats/peft_adapter.h"
-#include "trireme/formats/safetensors.h"
-#include "trireme/formats/zarr_checkpoint.h"
+#include "trireme/formats/huggingface/peft_adapter.h"
+#include "trireme/formats/huggingface/safetensors.h"
+#include "trireme/formats/nemo/zarr_checkpoint.h"
 
 #include <fstream>
 

@@ -1,6 +1,6 @@
 // npy files: the header, integer arrays, and the pickle subset of MLPerf's records.
 #include "fuzz_target.h"
-#include "trireme/formats/npy.h"
+#include "trireme/formats/numpy/npy.h"
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 // safetensors: the header, and that every accepted tensor lies inside the file.
 #include "fuzz_target.h"
-#include "trireme/formats/safetensors.h"
+#include "trireme/formats/huggingface/safetensors.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace trireme;

@@ -3,7 +3,7 @@
 
 #include "models/decoder/decoder.h"
 #include "trireme/base/text.h"
-#include "trireme/formats/weight_source.h"
+#include "trireme/formats/huggingface/weight_source.h"
 
 #include <ATen/ATen.h>
 

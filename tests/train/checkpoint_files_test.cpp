@@ -2,7 +2,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/hash.h"
-#include "trireme/formats/training_checkpoint.h"
+#include "trireme/formats/checkpoint/training_checkpoint.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

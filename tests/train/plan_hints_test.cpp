@@ -6,7 +6,7 @@
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
 #include "trireme/config/config.h"
-#include "trireme/formats/npy.h"
+#include "trireme/formats/numpy/npy.h"
 #include "trireme/train/model_family.h"
 
 #include <fmt/format.h>

@@ -5,9 +5,9 @@
 #include "models/decoder/presets.h"
 #include "trireme/base/file.h"
 #include "trireme/config/config.h"
-#include "trireme/formats/bert_config.h"
-#include "trireme/formats/hdf5_rows.h"
-#include "trireme/formats/npy.h"
+#include "trireme/formats/hdf5/hdf5_rows.h"
+#include "trireme/formats/huggingface/bert_config.h"
+#include "trireme/formats/numpy/npy.h"
 #include "trireme/train/model_family.h"
 
 #include <gtest/gtest.h>

@@ -16,7 +16,7 @@
 
 #include "trireme/comm/communicator.h"
 #include "trireme/comm/peer_memory.h"
-#include "trireme/formats/weight_source.h"
+#include "trireme/formats/huggingface/weight_source.h"
 #include "trireme/fsdp/layout.h"
 #include "trireme/nn/trained_shard.h"
 #include "trireme/nn/unit.h"

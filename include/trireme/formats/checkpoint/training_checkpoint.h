@@ -1,0 +1,135 @@
+#pragma once
+// Files of training checkpoints. A checkpoint is a directory step-N with one safetensors file for each rank that has
+// something to write, and MANIFEST.json, which is written last: a directory without a valid manifest is not a
+// checkpoint.
+//
+// The state of a trained unit is a set of flat vectors ("kinds": master, exp_avg, exp_avg_sq) over the unit's elements
+// in memory order, without the padding that depends on the shard size. A file holds runs of elements of such vectors;
+// together the files hold every element once. So a checkpoint can be read with any world size and shard size. Version 1
+// (whole per-rank shards, manifest.json) is read as well.
+
+#include "trireme/base/dtype.h"
+#include "trireme/formats/huggingface/safetensors.h"
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace trireme {
+
+/// A tensor of the model: elements [offset, offset + product of shape) of its unit's vectors.
+struct CheckpointTensor {
+  std::string name;  // Hugging Face name
+  std::vector<int64_t> shape;
+  int64_t offset = 0;
+  bool operator==(const CheckpointTensor&) const = default;
+};
+
+struct CheckpointUnit {
+  std::string name;
+  int64_t numel = 0;  // length of each of its vectors
+  std::vector<CheckpointTensor> tensors;
+};
+
+/// Elements [begin, begin + count) of the vector `kind` of `unit`, stored as the tensor "kind.unit" of a file. A scalar
+/// of the loop has no unit and count 1.
+struct CheckpointPiece {
+  std::string kind, unit;
+  DType dtype = DType::kF32;
+  int64_t begin = 0, count = 0;
+  uint64_t xxh3 = 0;  // of the piece's bytes; version 1 has none
+  std::string tensor_name() const { return unit.empty() ? kind : kind + "." + unit; }
+};
+
+struct CheckpointFile {
+  std::string name;
+  uint64_t bytes = 0, header_xxh3 = 0;
+  std::optional<uint64_t> xxh3;  // version 1: of the whole file
+  std::vector<CheckpointPiece> pieces;
+};
+
+/// Identifies an input of the run: its path and a hash of its content (fingerprint_file).
+struct Fingerprint {
+  std::string path, hash;
+  bool operator==(const Fingerprint&) const = default;
+};
+
+struct CheckpointManifest {
+  static constexpr int kVersion = 2;
+  int version = kVersion;
+  std::string run_id;
+  int64_t step = 0, samples = 0, tokens = 0, evaluations = 0;
+  int64_t world_size = 1, shard_size = 1;
+  std::string compute_dtype;  // "BF16"
+  std::string config,
+      config_hash;  // resolved YAML of the run; hash of the keys that decide what is computed
+  int64_t seed = 0;
+  /// Numbers of the training loop by name, stored exactly: the state of policies and schedules.
+  std::map<std::string, std::vector<double>> numbers;
+  std::vector<Fingerprint> data, base;  // training rows; files of the base model
+  std::vector<CheckpointUnit> units;
+  std::vector<CheckpointFile> files;
+
+  uint64_t total_bytes() const;
+};
+
+inline constexpr const char* kManifestName = "MANIFEST.json";
+
+std::string manifest_json(const CheckpointManifest& manifest);
+/// Strict: accepts exactly the bytes that manifest_json() writes, with a correct hash, file names without path
+/// components, and every vector covered once. ModelError naming `path` otherwise; for an unknown version it says which
+/// program reads it.
+CheckpointManifest parse_manifest(std::string_view text, const std::filesystem::path& path);
+/// The manifest of a checkpoint directory. Version 1 directories are converted to the same form.
+CheckpointManifest read_manifest(const std::filesystem::path& directory);
+
+/// "step-00000012", and the step of such a name (nullopt for other names, also for temporary directories).
+std::string checkpoint_name(int64_t step);
+std::optional<int64_t> checkpoint_step(const std::filesystem::path& directory);
+/// Directories step-N below `checkpoints`, newest first.
+std::vector<std::pair<int64_t, std::filesystem::path>> list_checkpoints(const std::filesystem::path& checkpoints);
+
+/// Compares names, sizes and headers: every file exists with its size, there are no other files, and each header lists
+/// exactly the manifest's tensors. Returns the differences, one sentence each.
+std::vector<std::string> check_checkpoint_layout(const std::filesystem::path& directory,
+                                                 const CheckpointManifest& manifest);
+/// Compares the hashes of one file's header and tensors, streaming. Returns the differences, naming tensors.
+std::vector<std::string> check_checkpoint_hashes(const std::filesystem::path& directory,
+                                                 const CheckpointManifest& manifest, size_t file);
+/// At most `shown` of `differences`, and the number of the others.
+std::string summarise_differences(const std::vector<std::string>& differences, size_t shown = 5);
+
+/// Reads elements of one vector across files; the caller has checked the layout.
+class CheckpointReader {
+ public:
+  CheckpointReader(std::filesystem::path directory, CheckpointManifest manifest);
+  const CheckpointManifest& manifest() const { return manifest_; }
+  /// Contiguous runs of elements [begin, end) of `kind` of `unit`, in order. ModelError when some are missing.
+  std::vector<ElementSpan> read(const std::string& kind, const std::string& unit, int64_t begin, int64_t end);
+  DType dtype(const std::string& kind, const std::string& unit) const;
+
+ private:
+  const SafetensorsFile& open(size_t file);
+  std::filesystem::path directory_;
+  CheckpointManifest manifest_;
+  std::map<std::string, std::vector<std::pair<size_t, size_t>>> pieces_;  // tensor name -> (file, piece), ascending
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+};
+
+/// Hash of a file's content: the whole content up to `blocks` MiB. For a larger file the size and `blocks` evenly
+/// spread blocks of 1 MiB, including both ends, because hashing terabytes would delay the start. Error with `code` when
+/// it cannot be read.
+std::string fingerprint_file(const std::filesystem::path& path, ExitCode code, size_t blocks = 256);
+/// A file's content, or the names and sizes of a directory's files.
+std::string fingerprint_input(const std::filesystem::path& path, ExitCode code);
+/// config.json of a model directory (or the file itself) and, if `with_weights`, its *.safetensors, 16 blocks each.
+/// Absent files are omitted.
+std::vector<Fingerprint> fingerprint_model(const std::filesystem::path& path, bool with_weights);
+
+}  // namespace trireme

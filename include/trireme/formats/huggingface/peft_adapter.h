@@ -1,0 +1,57 @@
+#pragma once
+// PEFT LoRA directories: adapter_config.json + adapter_model.safetensors (reference: peft 0.10+, tuners/lora).
+
+#include "trireme/formats/huggingface/safetensors.h"
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+struct AdapterConfig {
+  std::string base_model;
+  int64_t r = 0;
+  double alpha = 0, dropout = 0;
+  std::vector<std::string> target_modules = {};   // "q_proj", …
+  std::vector<std::string> exclude_modules = {};  // the same names
+  /// trainable_token_indices: rows of "model.embed_tokens" or "lm_head" that the adapter replaces, ascending.
+  std::map<std::string, std::vector<int64_t>> token_indices = {};
+};
+
+/// Reads adapter_config.json by the fields of peft 0.21's LoraConfig. ModelError names each unsupported value that
+/// changes what the adapter computes (DoRA, rslora, rank_pattern, bias, initialisations that change the base …), and
+/// each unknown field, unless its value is null, false, "none" or empty.
+AdapterConfig read_adapter_config(const std::filesystem::path& directory);
+/// Whether peft adapts `module` ("model.layers.0.self_attn.q_proj").
+bool is_targeted(const AdapterConfig& config, const std::string& module);
+std::string adapter_config_json(const AdapterConfig& config);
+
+/// One LoRA pair for one Hugging Face module ("model.layers.0.self_attn.q_proj"). fp32 values, row-major.
+struct AdapterPair {
+  std::vector<float> a;  // [r, in]
+  std::vector<float> b;  // [out, r]
+  int64_t r = 0, in = 0, out = 0;
+};
+
+/// Rows of an embedding or output matrix that replace the base model's.
+struct TokenRows {
+  std::vector<int64_t> ids;   // ascending
+  std::vector<float> values;  // [ids, columns]
+  int64_t columns = 0;
+};
+
+struct Adapter {
+  AdapterConfig config;
+  std::map<std::string, AdapterPair> modules;
+  std::map<std::string, TokenRows> token_rows;  // keys as in config.token_indices
+};
+
+/// Reads a PEFT directory; every module complete (A and B), named by target_modules, shapes consistent with r.
+Adapter read_adapter(const std::filesystem::path& directory);
+/// Writes a PEFT directory that PeftModel.from_pretrained loads. `dtype` is the stored element type. Atomic per file,
+/// config last.
+void write_adapter(const std::filesystem::path& directory, const Adapter& adapter, DType dtype);
+
+}  // namespace trireme

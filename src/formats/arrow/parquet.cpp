@@ -1,0 +1,262 @@
+#include "trireme/formats/arrow/parquet.h"
+
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+
+#include <fmt/format.h>
+#include <cstring>
+#include <fstream>
+
+#ifdef TRIREME_WITH_PARQUET
+#include <arrow/api.h>
+#include <arrow/io/file.h>
+#include <parquet/arrow/reader.h>
+#include <parquet/file_reader.h>
+#include <algorithm>
+#endif
+
+namespace trireme {
+
+bool looks_like_parquet(const std::filesystem::path& path) {
+  char magic[4] = {};
+  std::ifstream(path, std::ios::binary).read(magic, 4);
+  return std::memcmp(magic, "PAR1", 4) == 0;
+}
+
+#ifdef TRIREME_WITH_PARQUET
+
+struct ParquetFile::State {
+  std::filesystem::path path;
+  std::unique_ptr<parquet::arrow::FileReader> reader;
+  std::shared_ptr<arrow::Schema> schema;
+  int64_t rows = 0;
+};
+
+namespace {
+
+constexpr int64_t kBatchRows = 1024;
+
+[[noreturn]] void fail(const std::filesystem::path& path, const std::string& what) {
+  throw DataError(fmt::format("{}: {}", path.string(), what));
+}
+
+template <class T>
+T value_or_fail(arrow::Result<T> result, const std::filesystem::path& path) {
+  if (!result.ok()) fail(path, fmt::format("damaged or not Parquet: {}", result.status().ToString()));
+  return std::move(result).ValueUnsafe();
+}
+
+/// The elements [begin, end) of `values` in row `row` of a list column of any list type.
+struct ListRow {
+  int64_t begin, end;
+};
+
+template <class List>
+ListRow list_row_of(const arrow::Array& array, int64_t row, std::shared_ptr<arrow::Array>& values) {
+  const auto& list = static_cast<const List&>(array);
+  values = list.values();
+  return {list.value_offset(row), list.value_offset(row) + list.value_length(row)};
+}
+
+bool is_list(const arrow::DataType& type) {
+  return type.id() == arrow::Type::LIST || type.id() == arrow::Type::LARGE_LIST ||
+         type.id() == arrow::Type::FIXED_SIZE_LIST;
+}
+
+ListRow list_row(const arrow::Array& array, int64_t row, std::shared_ptr<arrow::Array>& values) {
+  if (array.type_id() == arrow::Type::LIST) return list_row_of<arrow::ListArray>(array, row, values);
+  if (array.type_id() == arrow::Type::LARGE_LIST) return list_row_of<arrow::LargeListArray>(array, row, values);
+  return list_row_of<arrow::FixedSizeListArray>(array, row, values);
+}
+
+bool is_text(const arrow::DataType& type) {
+  return type.id() == arrow::Type::STRING || type.id() == arrow::Type::LARGE_STRING;
+}
+
+std::string_view text_at(const arrow::Array& array, int64_t index) {
+  if (array.type_id() == arrow::Type::STRING) return static_cast<const arrow::StringArray&>(array).GetView(index);
+  return static_cast<const arrow::LargeStringArray&>(array).GetView(index);
+}
+
+template <class Array>
+void append_integers(const arrow::Array& values, ListRow range, std::vector<int64_t>& out) {
+  const auto& typed = static_cast<const Array&>(values);
+  for (int64_t i = range.begin; i < range.end; ++i) out.push_back(static_cast<int64_t>(typed.Value(i)));
+}
+
+/// False when the element type is not an integer.
+bool integers_of(const arrow::Array& values, ListRow range, std::vector<int64_t>& out) {
+  out.clear();
+  switch (values.type_id()) {
+    case arrow::Type::INT8: append_integers<arrow::Int8Array>(values, range, out); return true;
+    case arrow::Type::INT16: append_integers<arrow::Int16Array>(values, range, out); return true;
+    case arrow::Type::INT32: append_integers<arrow::Int32Array>(values, range, out); return true;
+    case arrow::Type::INT64: append_integers<arrow::Int64Array>(values, range, out); return true;
+    case arrow::Type::UINT8: append_integers<arrow::UInt8Array>(values, range, out); return true;
+    case arrow::Type::UINT16: append_integers<arrow::UInt16Array>(values, range, out); return true;
+    case arrow::Type::UINT32: append_integers<arrow::UInt32Array>(values, range, out); return true;
+    default: return false;
+  }
+}
+
+std::shared_ptr<arrow::Field> field_named(const std::filesystem::path& path, const arrow::Schema& schema,
+                                          const std::string& name) {
+  const auto field = schema.GetFieldByName(name);
+  if (!field)
+    fail(path, fmt::format("no column '{}'; it has: {}.{}", name, join(schema.field_names(), ", "),
+                           did_you_mean(name, schema.field_names())));
+  return field;
+}
+
+}  // namespace
+
+ParquetFile::ParquetFile(const std::filesystem::path& path) : state_(std::make_unique<State>()) {
+  state_->path = path;
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) fail(path, "no such file");
+  try {
+    auto file = value_or_fail(arrow::io::ReadableFile::Open(path.string()), path);
+    state_->reader = value_or_fail(parquet::arrow::OpenFile(file, arrow::default_memory_pool()), path);
+    const auto status = state_->reader->GetSchema(&state_->schema);
+    if (!status.ok()) fail(path, fmt::format("its schema cannot be read: {}", status.ToString()));
+    state_->reader->set_batch_size(kBatchRows);
+    state_->rows = state_->reader->parquet_reader()->metadata()->num_rows();
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& reason) {
+    fail(path, fmt::format("damaged or not Parquet: {}", reason.what()));
+  }
+}
+
+int64_t ParquetFile::rows() const { return state_->rows; }
+
+namespace {
+
+/// Reads the named top-level columns batch by batch and calls visit(first row, batch).
+template <class State, class Visit>
+void for_each_batch(const State& state, const std::vector<std::string>& columns, const Visit& visit) {
+  const auto& path = state.path;
+  try {
+    const auto& metadata = *state.reader->parquet_reader()->metadata();
+    std::vector<int> leaves, groups;
+    for (int i = 0; i < metadata.num_columns(); ++i) {
+      const auto dotted = metadata.schema()->Column(i)->path()->ToDotVector();
+      if (std::find(columns.begin(), columns.end(), dotted.at(0)) != columns.end()) leaves.push_back(i);
+    }
+    for (int i = 0; i < metadata.num_row_groups(); ++i) groups.push_back(i);
+    auto batches = value_or_fail(state.reader->GetRecordBatchReader(groups, leaves), path);
+    int64_t row = 0;
+    while (true) {
+      auto next = batches->Next();
+      if (!next.ok()) fail(path, fmt::format("damaged at or after row {}: {}", row, next.status().ToString()));
+      const auto batch = std::move(next).ValueUnsafe();
+      if (!batch) break;
+      const auto status = batch->Validate();
+      if (!status.ok()) fail(path, fmt::format("damaged at or after row {}: {}", row, status.ToString()));
+      visit(row, *batch);
+      row += batch->num_rows();
+    }
+    if (row != state.rows) fail(path, fmt::format("its footer declares {} rows, but it holds {}", state.rows, row));
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& reason) {
+    fail(path, fmt::format("damaged: {}", reason.what()));
+  }
+}
+
+}  // namespace
+
+void ParquetFile::read_text(const std::string& column, const TextVisitor& visit) const {
+  const auto field = field_named(state_->path, *state_->schema, column);
+  if (!is_text(*field->type()))
+    fail(state_->path, fmt::format("column '{}' is {}, expected string", column, field->type()->ToString()));
+  for_each_batch(*state_, {column}, [&](int64_t first, const arrow::RecordBatch& batch) {
+    const auto array = batch.GetColumnByName(column);
+    for (int64_t i = 0; i < batch.num_rows(); ++i)
+      visit(first + i, array->IsNull(i) ? std::string_view{} : text_at(*array, i));
+  });
+}
+
+void ParquetFile::read_integer_lists(const std::string& first, const std::string& second,
+                                     const ListsVisitor& visit) const {
+  for (const std::string& name : {first, second}) {
+    const auto field = field_named(state_->path, *state_->schema, name);
+    if (!is_list(*field->type()))
+      fail(state_->path,
+           fmt::format("column '{}' is {}, expected a list of integers", name, field->type()->ToString()));
+  }
+  std::vector<int64_t> a, b;
+  const auto read = [&](const arrow::Array& array, const std::string& name, int64_t i, int64_t row,
+                        std::vector<int64_t>& out) {
+    if (array.IsNull(i)) fail(state_->path, fmt::format("row {}: column '{}' is null", row, name));
+    std::shared_ptr<arrow::Array> values;
+    const ListRow range = list_row(array, i, values);
+    for (int64_t k = range.begin; k < range.end && values->null_count() > 0; ++k)
+      if (values->IsNull(k)) fail(state_->path, fmt::format("row {}: {}[{}] is null", row, name, k - range.begin));
+    if (!integers_of(*values, range, out))
+      fail(state_->path, fmt::format("column '{}' holds lists of {}, expected int8 to int64 or uint8 to uint32", name,
+                                     values->type()->ToString()));
+  };
+  for_each_batch(*state_, {first, second}, [&](int64_t begin, const arrow::RecordBatch& batch) {
+    const auto a_array = batch.GetColumnByName(first), b_array = batch.GetColumnByName(second);
+    for (int64_t i = 0; i < batch.num_rows(); ++i) {
+      read(*a_array, first, i, begin + i, a);
+      read(*b_array, second, i, begin + i, b);
+      visit(begin + i, a, b);
+    }
+  });
+}
+
+void ParquetFile::read_messages(const std::string& column, const MessagesVisitor& visit) const {
+  const auto field = field_named(state_->path, *state_->schema, column);
+  const auto wrong = [&] {
+    fail(state_->path, fmt::format("column '{}' is {}, expected a list of structs with the strings role and content",
+                                   column, field->type()->ToString()));
+  };
+  if (!is_list(*field->type())) wrong();
+  std::vector<ChatMessage> messages;
+  for_each_batch(*state_, {column}, [&](int64_t first, const arrow::RecordBatch& batch) {
+    const auto array = batch.GetColumnByName(column);
+    for (int64_t i = 0; i < batch.num_rows(); ++i) {
+      messages.clear();
+      std::shared_ptr<arrow::Array> values;
+      const ListRow range = array->IsNull(i) ? ListRow{0, 0} : list_row(*array, i, values);
+      if (values) {
+        if (values->type_id() != arrow::Type::STRUCT) wrong();
+        const auto& structs = static_cast<const arrow::StructArray&>(*values);
+        const auto role = structs.GetFieldByName("role"), content = structs.GetFieldByName("content");
+        if (!role || !content || !is_text(*role->type()) || !is_text(*content->type())) wrong();
+        for (int64_t k = range.begin; k < range.end; ++k) {
+          if (structs.IsNull(k) || role->IsNull(k) || content->IsNull(k))
+            fail(state_->path,
+                 fmt::format("row {}: {}[{}] has a null role or content", first + i, column, k - range.begin));
+          messages.push_back({text_at(*role, k), text_at(*content, k)});
+        }
+      }
+      visit(first + i, messages);
+    }
+  });
+}
+
+#else  // without Parquet
+
+struct ParquetFile::State {};
+
+ParquetFile::ParquetFile(const std::filesystem::path& path) {
+  throw ConfigError(
+      fmt::format("{}: this trireme was built without Parquet: install pyarrow into the Python of LibTorch "
+                  "(scripts/setup.sh "
+                  "does) and build again, or convert the file to .jsonl",
+                  path.string()));
+}
+int64_t ParquetFile::rows() const { return 0; }
+void ParquetFile::read_text(const std::string&, const TextVisitor&) const {}
+void ParquetFile::read_integer_lists(const std::string&, const std::string&, const ListsVisitor&) const {}
+void ParquetFile::read_messages(const std::string&, const MessagesVisitor&) const {}
+
+#endif
+
+ParquetFile::~ParquetFile() = default;
+ParquetFile::ParquetFile(ParquetFile&&) noexcept = default;
+
+}  // namespace trireme

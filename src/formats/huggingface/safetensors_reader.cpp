@@ -1,0 +1,124 @@
+#include "trireme/formats/huggingface/safetensors.h"
+
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+#include "trireme/formats/json.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+namespace trireme {
+
+namespace {
+
+constexpr uint64_t kMaxHeader = 100'000'000;
+
+std::optional<DType> parse_dtype(const std::string& name) {
+  for (const DType dtype :
+       {DType::kBool, DType::kU8, DType::kI8, DType::kU16, DType::kI16, DType::kU32, DType::kI32, DType::kU64,
+        DType::kI64, DType::kF8E4M3, DType::kF8E5M2, DType::kF16, DType::kBF16, DType::kF32, DType::kF64})
+    if (name == dtype_name(dtype)) return dtype;
+  return std::nullopt;
+}
+
+/// Recognises common other files by their first bytes, with advice; empty for anything else.
+std::string describe_other_file(std::span<const std::byte> bytes) {
+  const std::string_view head(reinterpret_cast<const char*>(bytes.data()), std::min<size_t>(bytes.size(), 64));
+  const bool pickle = head.size() >= 2 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5;
+  if (pickle || head.starts_with("PK\x03\x04"))
+    return "is a PyTorch checkpoint (a pickle), which could run code and is never opened: convert it once, where its "
+           "source is trusted, "
+           "with safetensors.torch.save_file or transformers' save_pretrained(path, safe_serialization=True)";
+  if (head.starts_with("version https://git-lfs"))
+    return "is a Git LFS pointer, not the file itself: fetch it with git lfs pull";
+  return "";
+}
+
+}  // namespace
+
+SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path, ExitCode::kModel) {
+  const auto fail = [&](const std::string& what) -> void {
+    throw ModelError(fmt::format("{}: {}", path.string(), what));
+  };
+  const auto bytes = file_.bytes();
+  uint64_t length = 0;
+  if (const std::string other = describe_other_file(bytes); !other.empty()) fail(other);
+  if (bytes.size() < sizeof length)
+    fail(fmt::format("is not a safetensors file: it has {} bytes, the header length alone takes 8", bytes.size()));
+  std::memcpy(&length, bytes.data(), sizeof length);
+  if (length > kMaxHeader)
+    fail(fmt::format("is not a safetensors file: its header would have {} bytes, at most {} are allowed", length,
+                     kMaxHeader));
+  if (length > bytes.size() - sizeof length)
+    fail(fmt::format("is cut off: the header should have {} bytes and the file has {}", length, bytes.size()));
+  data_begin_ = sizeof length + length;
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()) + sizeof length, length);
+  if (!text.starts_with('{')) fail("is not a safetensors file: the header does not start with '{'");
+  if (!is_valid_utf8(text)) fail("the header is not valid UTF-8");
+  const nlohmann::json header = parse_json(text, path.string(), ExitCode::kModel, /*max_depth=*/4);
+
+  for (const auto& [name, value] : header.items()) {
+    if (name == "__metadata__") {
+      if (!value.is_object()) fail("__metadata__ is not an object");
+      for (const auto& [key, entry] : value.items()) {
+        if (!entry.is_string()) fail(fmt::format("__metadata__ '{}' is not a string", key));
+        metadata_[key] = entry.get<std::string>();
+      }
+      continue;
+    }
+    const auto bad = [&, &name = name](const std::string& what) { fail(fmt::format("tensor '{}' {}", name, what)); };
+    if (!value.is_object() || !value.contains("dtype") || !value.contains("shape") || !value.contains("data_offsets"))
+      bad("lacks dtype, shape or data_offsets");
+    if (!value["dtype"].is_string()) bad("has a dtype that is not a string");
+    Entry entry;
+    const auto dtype = parse_dtype(value["dtype"].get<std::string>());
+    if (!dtype) bad(fmt::format("has dtype '{}', which this reader does not know", value["dtype"].get<std::string>()));
+    entry.info.dtype = *dtype;
+    if (!value["shape"].is_array()) bad("has a shape that is not a list");
+    for (const auto& extent : value["shape"]) {
+      if (!extent.is_number_unsigned() || extent.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX))
+        bad(fmt::format("has extent {} in its shape", extent.dump()));
+      entry.info.shape.push_back(extent.get<int64_t>());
+    }
+    const auto& offsets = value["data_offsets"];
+    if (!offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() ||
+        !offsets[1].is_number_unsigned())
+      bad("has data_offsets that are not two non-negative integers");
+    entry.begin = offsets[0].get<uint64_t>();
+    entry.end = offsets[1].get<uint64_t>();
+    if (entry.begin > entry.end) bad(fmt::format("ends at {} before it begins at {}", entry.end, entry.begin));
+    bool ok = false;
+    int64_t size = checked_elements(entry.info.shape, ok);
+    ok = ok && !__builtin_mul_overflow(size, static_cast<int64_t>(dtype_size(entry.info.dtype)), &size);
+    if (!ok) bad("has a shape whose size overflows");
+    if (static_cast<uint64_t>(size) != entry.end - entry.begin)
+      bad(fmt::format("takes {} bytes by its shape and type, but {} by its offsets", size, entry.end - entry.begin));
+    entries_.emplace(name, std::move(entry));
+  }
+
+  std::vector<const std::pair<const std::string, Entry>*> order;
+  for (const auto& entry : entries_) order.push_back(&entry);
+  std::sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
+    return std::pair(a->second.begin, a->second.end) < std::pair(b->second.begin, b->second.end);
+  });
+  uint64_t next = 0;
+  for (const auto* entry : order) {
+    if (entry->second.begin != next)
+      fail(fmt::format("tensor '{}' begins at {}, expected {}: tensors {}", entry->first, entry->second.begin, next,
+                       entry->second.begin < next ? "overlap" : "leave a gap"));
+    next = entry->second.end;
+  }
+  if (next != bytes.size() - data_begin_)
+    fail(fmt::format("{}: its tensors take {} bytes and {} are there",
+                     next > bytes.size() - data_begin_ ? "is cut off" : "has trailing bytes", next,
+                     bytes.size() - data_begin_));
+}
+
+std::span<const std::byte> SafetensorsFile::bytes(const Entry& entry) const {
+  return file_.bytes().subspan(data_begin_ + entry.begin, entry.end - entry.begin);
+}
+
+}  // namespace trireme

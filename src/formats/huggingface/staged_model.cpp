@@ -1,0 +1,105 @@
+#include "trireme/formats/huggingface/staged_model.h"
+
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+
+#include <fmt/format.h>
+
+#include <string>
+#include <system_error>
+#include <vector>
+
+namespace trireme {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kStaging = ".incomplete";
+
+constexpr const char* kNames[] = {"config.json",
+                                  "generation_config.json",
+                                  "tokenizer.model",
+                                  "tokenizer.json",
+                                  "tokenizer_config.json",
+                                  "special_tokens_map.json",
+                                  "added_tokens.json",
+                                  "chat_template.jinja",
+                                  "chat_template.json",
+                                  "vocab.txt",
+                                  "vocab.json",
+                                  "merges.txt"};
+
+bool is_weights(const std::string& name) {
+  return name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json") ||
+         (name.starts_with("pytorch_model") && (name.ends_with(".bin") || name.ends_with(".bin.index.json")));
+}
+
+bool is_of_model(const std::string& name) {
+  for (const char* known : kNames)
+    if (name == known) return true;
+  return is_weights(name);
+}
+
+void check(const std::error_code& error, const char* what, const fs::path& path) {
+  if (error) throw WriteError(fmt::format("cannot {} {}: {}", what, path.string(), error.message()));
+}
+
+}  // namespace
+
+bool holds_model(const fs::path& directory) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(directory, error)) {
+    const std::string name = entry.path().filename().string();
+    if (name == "config.json" || is_weights(name)) return true;
+  }
+  return false;
+}
+
+StagedModel::StagedModel(fs::path directory) : directory_(std::move(directory)), staging_(directory_ / kStaging) {
+  created_ = !fs::exists(directory_);
+  make_directories(directory_);
+  std::error_code error;
+  fs::remove_all(staging_, error);
+  check(error, "remove what an interrupted program left in", staging_);
+  make_directories(staging_);
+}
+
+StagedModel::~StagedModel() {
+  if (staging_.empty()) return;
+  std::error_code ignored;
+  fs::remove_all(staging_, ignored);
+  if (created_) fs::remove(directory_, ignored);  // only when it is empty
+}
+
+void StagedModel::commit() {
+  std::error_code error;
+  // A directory without config.json holds no model: a process that is killed here never leaves a mixture of two models.
+  fs::remove(directory_ / "config.json", error);
+  check(error, "remove", directory_ / "config.json");
+  for (const auto& entry : fs::directory_iterator(directory_, error)) {
+    if (entry.is_directory() || !is_of_model(entry.path().filename().string())) continue;
+    std::error_code removed;
+    fs::remove(entry.path(), removed);
+    check(removed, "remove", entry.path());
+  }
+  check(error, "read", directory_);
+  const auto move = [&](const fs::path& file) {
+    std::error_code moved;
+    fs::rename(file, directory_ / file.filename(), moved);
+    check(moved, "write", directory_ / file.filename());
+  };
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(staging_, error)) files.push_back(entry.path());
+  check(error, "read", staging_);
+  for (const fs::path& file : files)
+    if (file.filename() != "config.json") move(file);
+  const std::string config = read_text_file(staging_ / "config.json", ExitCode::kInternal);
+  write_file_atomic(directory_ / "config.json",
+                    config);  // its fsync of the directory also makes the renames above durable
+  fs::remove_all(staging_, error);
+  check(error, "remove", staging_);
+  staging_.clear();
+}
+
+}  // namespace trireme

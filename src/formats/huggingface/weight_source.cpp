@@ -1,0 +1,142 @@
+#include "trireme/formats/huggingface/weight_source.h"
+
+#include "trireme/base/file.h"
+#include "trireme/base/text.h"
+#include "trireme/formats/huggingface/safetensors.h"
+#include "trireme/formats/json.h"
+
+#include <fmt/format.h>
+
+#include <map>
+
+namespace trireme {
+
+namespace {
+
+bool is_ignored(const std::string& name) { return name.ends_with("rotary_emb.inv_freq"); }
+
+/// One or more safetensors files as one set of tensors.
+class SafetensorsWeights final : public WeightSource {
+ public:
+  void add(const std::filesystem::path& path) { files_.push_back(std::make_unique<SafetensorsFile>(path)); }
+
+  /// Every tensor of every file.
+  void take_all() {
+    for (const auto& file : files_)
+      for (const auto& [name, entry] : file->entries())
+        if (!is_ignored(name)) where_[name] = {file.get(), &entry};
+  }
+  void take(const std::string& name, const SafetensorsFile* file) { where_[name] = {file, &file->entries().at(name)}; }
+  const std::vector<std::unique_ptr<SafetensorsFile>>& files() const { return files_; }
+
+  std::vector<std::string> names() const override {
+    std::vector<std::string> all;
+    for (const auto& [name, place] : where_) all.push_back(name);
+    return all;
+  }
+  std::optional<TensorInfo> find(const std::string& name) const override {
+    const auto found = where_.find(name);
+    if (found == where_.end()) return std::nullopt;
+    return found->second.second->info;
+  }
+  std::vector<ElementSpan> read(const std::string& name, int64_t begin, int64_t end) const override {
+    const auto found = where_.find(name);
+    if (found == where_.end()) throw ModelError(fmt::format("{} has no tensor {}", description(), name));
+    const auto& [file, entry] = found->second;
+    const auto size = static_cast<int64_t>(dtype_size(entry->info.dtype));
+    const auto bytes = file->bytes(*entry);
+    TRIREME_CHECK(begin >= 0 && begin <= end && end * size <= static_cast<int64_t>(bytes.size()), "elements ", begin,
+                  "..", end, " of ", name, " with ", bytes.size(), " bytes");
+    return {{bytes.data() + begin * size, end - begin}};
+  }
+  std::string description() const override {
+    return fmt::format("safetensors, {} file{}", files_.size(), files_.size() == 1 ? "" : "s");
+  }
+
+ private:
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::map<std::string, std::pair<const SafetensorsFile*, const SafetensorsFile::Entry*>> where_;
+};
+
+std::unique_ptr<WeightSource> open_sharded(const std::filesystem::path& directory,
+                                           const std::filesystem::path& index_path) {
+  const auto index = parse_json(read_text_file(index_path, ExitCode::kModel), index_path.string(), ExitCode::kModel, 8);
+  if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
+    throw ModelError(fmt::format("{} has no weight_map", index_path.string()));
+  auto source = std::make_unique<SafetensorsWeights>();
+  std::map<std::string, const SafetensorsFile*> opened;
+  std::vector<std::string> problems;
+  for (const auto& [name, file] : index["weight_map"].items()) {
+    if (!file.is_string())
+      throw ModelError(fmt::format("{}: weight_map of '{}' is not a file name", index_path.string(), name));
+    const auto file_name = file.get<std::string>();
+    const auto path = safe_join(directory, file_name, ExitCode::kModel);
+    if (!file_name.ends_with(".safetensors"))
+      throw ModelError(fmt::format("{}: '{}' is not a safetensors file", index_path.string(), file_name));
+    if (!opened.contains(file_name)) {
+      if (!std::filesystem::exists(path)) {
+        opened[file_name] = nullptr;
+        problems.push_back("file " + file_name + " is missing");
+      } else {
+        source->add(path);
+        opened[file_name] = source->files().back().get();
+      }
+    }
+    const SafetensorsFile* holder = opened[file_name];
+    if (holder == nullptr || is_ignored(name)) continue;
+    if (!holder->entries().contains(name)) {
+      problems.push_back(fmt::format("tensor {} is not in {}", name, file_name));
+      continue;
+    }
+    source->take(name, holder);
+  }
+  std::map<std::string, int> seen;
+  for (const auto& file : source->files())
+    for (const auto& [name, entry] : file->entries())
+      if (++seen[name] == 2) problems.push_back(fmt::format("tensor {} is in two files", name));
+  if (!problems.empty()) {
+    std::vector<std::string> shown(problems.begin(),
+                                   problems.begin() + static_cast<long>(std::min<size_t>(problems.size(), 5)));
+    throw ModelError(fmt::format("{}: {}{}", index_path.string(), join(shown, "; "),
+                                 problems.size() > 5 ? fmt::format("; and {} more", problems.size() - 5) : ""));
+  }
+  return source;
+}
+
+}  // namespace
+
+void refuse_file_for_directory(const std::filesystem::path& path) {
+  throw ModelError(fmt::format(
+      "{} is a file where a model's directory is expected (config.json, *.safetensors); PyTorch's own files (.pt, "
+      ".bin) are pickles and never opened: convert them once with transformers' save_pretrained(path, "
+      "safe_serialization=True)",
+      path.string()));
+}
+
+std::unique_ptr<WeightSource> open_weights(const std::filesystem::path& directory) {
+  if (std::filesystem::is_regular_file(directory)) refuse_file_for_directory(directory);
+  if (!std::filesystem::is_directory(directory))
+    throw ModelError(fmt::format("model directory {} does not exist", directory.string()));
+  if (std::filesystem::exists(directory / "model.safetensors.index.json"))
+    return open_sharded(directory, directory / "model.safetensors.index.json");
+  if (std::filesystem::exists(directory / "model.safetensors")) {
+    auto source = std::make_unique<SafetensorsWeights>();
+    source->add(directory / "model.safetensors");
+    source->take_all();
+    return source;
+  }
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+    const std::string name = entry.path().filename().string();
+    if (name.ends_with(".bin") || name.ends_with(".pt") || name.ends_with(".pth") || name.ends_with(".ckpt"))
+      throw ModelError(fmt::format(
+          "{} holds {}, a pickle, which could run code and is never opened: convert it once with transformers' "
+          "save_pretrained(path, safe_serialization=True)",
+          directory.string(), name));
+  }
+  throw ModelError(fmt::format(
+      "{} has no weights: expected model.safetensors, model.safetensors.index.json or a NeMo zarr directory "
+      "(weights/); for a shape without weights set model.init: random",
+      directory.string()));
+}
+
+}  // namespace trireme

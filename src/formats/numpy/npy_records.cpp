@@ -1,0 +1,132 @@
+// MLPerf llama2_70b_lora records: a one-dimensional object array of dicts {input_ids, loss_mask, seq_start_id}.
+#include "trireme/formats/numpy/npy.h"
+
+#include "formats/numpy/pickle_values.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cstring>
+#include <limits>
+
+namespace trireme {
+
+namespace {
+
+using pickle::Array;
+using pickle::Dict;
+using pickle::List;
+using pickle::Text;
+using pickle::ValuePtr;
+
+/// The values of a list or a one-dimensional integer array, checked to be in the range of T.
+template <class T>
+std::vector<T> integers(const ValuePtr& value, const std::string& where) {
+  const auto check = [&](int64_t number) {
+    if (number < std::numeric_limits<T>::min() || number > std::numeric_limits<T>::max())
+      throw DataError(fmt::format("{}: value {} (byte {})", where, number, value->offset));
+    return static_cast<T>(number);
+  };
+  std::vector<T> out;
+  if (const auto* list = std::get_if<List>(&value->data)) {
+    out.reserve(list->size());
+    for (const uint8_t number : list->small) out.push_back(check(number));
+    for (const int64_t number : list->numbers) out.push_back(check(number));
+    for (const ValuePtr& item : list->items)
+      if (!std::holds_alternative<int64_t>(item->data) && !std::holds_alternative<bool>(item->data))
+        throw DataError(fmt::format("{}: an entry is not an integer (byte {})", where, item->offset));
+    return out;
+  }
+  const auto* array = std::get_if<Array>(&value->data);
+  if (array == nullptr || !array->built || array->shape.size() != 1 || array->type.kind == 'O')
+    throw DataError(
+        fmt::format("{} is neither a list nor a one-dimensional integer array (byte {})", where, value->offset));
+  const int size = array->type.item_size;
+  out.reserve(static_cast<size_t>(array->shape[0]));
+  for (int64_t i = 0; i < array->shape[0]; ++i) {
+    const std::byte* element = array->bytes.data.data() + i * size;
+    uint64_t bits = 0;
+    for (int b = 0; b < size; ++b)
+      bits |= std::to_integer<uint64_t>(element[array->type.big_endian ? size - 1 - b : b]) << (8 * b);
+    if (array->type.kind == 'i' && size < 8) {
+      const int shift = 64 - 8 * size;
+      bits = static_cast<uint64_t>(static_cast<int64_t>(bits << shift) >> shift);
+    }
+    if (array->type.kind == 'u' && bits > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
+      throw DataError(fmt::format("{}: value {} (byte {})", where, bits, value->offset));
+    out.push_back(check(static_cast<int64_t>(bits)));
+  }
+  return out;
+}
+
+}  // namespace
+
+struct NpyPackedRecords::State {
+  MappedFile file;
+  ValuePtr root;
+  const List* records = nullptr;
+
+  std::string where(int64_t index, const char* field) const {
+    return fmt::format("{}: record {}: {}", file.path().string(), index, field);
+  }
+
+  const Dict& dict(int64_t index) const {
+    const ValuePtr& item = records->items[static_cast<size_t>(index)];
+    const auto* found = std::get_if<Dict>(&item->data);
+    if (found == nullptr)
+      throw DataError(fmt::format("{}: record {} is not a dict (byte {})", file.path().string(), index, item->offset));
+    return *found;
+  }
+  const ValuePtr& field(int64_t index, const char* name) const {
+    for (const auto& [key, value] : dict(index).items)
+      if (const auto* text = std::get_if<Text>(&key->data); text != nullptr && text->text == name) return value;
+    throw DataError(fmt::format("{}: record {} (byte {}) has no '{}'", file.path().string(), index,
+                                records->items[static_cast<size_t>(index)]->offset, name));
+  }
+};
+
+NpyPackedRecords::NpyPackedRecords(MappedFile file, const NpyHeader& header) : state_(std::make_unique<State>()) {
+  state_->file = std::move(file);
+  const std::string path = state_->file.path().string();
+  if (header.descr != "|O" || header.shape.size() != 1)
+    throw DataError(fmt::format("{} has type '{}' and shape [{}]; packed records are a one-dimensional object array",
+                                path, header.descr, fmt::join(header.shape, ", ")));
+  state_->root = pickle::read(state_->file.bytes(), header.data_offset, state_->file.path());
+  const auto* array = std::get_if<Array>(&state_->root->data);
+  if (array == nullptr || !array->built || array->type.kind != 'O')
+    throw DataError(fmt::format("{}: the pickle holds no object array", path));
+  state_->records = std::get_if<List>(&array->items->data);
+  const size_t count = state_->records->size();
+  if (static_cast<int64_t>(count) != header.shape[0] || array->shape != header.shape)
+    throw DataError(fmt::format("{} declares {} records and holds {}", path, header.shape[0], count));
+  if (count > 0 && state_->records->form != List::Form::kItems)
+    throw DataError(fmt::format("{}: record 0 is not a dict", path));
+}
+
+NpyPackedRecords::~NpyPackedRecords() = default;
+NpyPackedRecords::NpyPackedRecords(NpyPackedRecords&&) noexcept = default;
+
+int64_t NpyPackedRecords::size() const { return static_cast<int64_t>(state_->records->size()); }
+
+size_t NpyPackedRecords::record_offset(int64_t index) const {
+  return state_->records->items[static_cast<size_t>(index)]->offset;
+}
+
+PackedRecord NpyPackedRecords::read(int64_t index) const {
+  TRIREME_CHECK(index >= 0 && index < size(), "record ", index, " of ", size());
+  PackedRecord record;
+  record.input_ids = integers<int32_t>(state_->field(index, "input_ids"), state_->where(index, "input_ids"));
+  record.loss_mask = integers<uint8_t>(state_->field(index, "loss_mask"), state_->where(index, "loss_mask"));
+  record.seq_start_id = integers<int32_t>(state_->field(index, "seq_start_id"), state_->where(index, "seq_start_id"));
+  if (record.loss_mask.size() != record.input_ids.size())
+    throw DataError(fmt::format("{}: record {} (byte {}) has {} input_ids and {} loss_mask entries",
+                                state_->file.path().string(), index, record_offset(index), record.input_ids.size(),
+                                record.loss_mask.size()));
+  for (size_t i = 0; i < record.loss_mask.size(); ++i)
+    if (record.loss_mask[i] > 1)
+      throw DataError(fmt::format("{}: record {} (byte {}): loss_mask[{}] is {}, expected 0 or 1",
+                                  state_->file.path().string(), index, record_offset(index), i, record.loss_mask[i]));
+  return record;
+}
+
+}  // namespace trireme

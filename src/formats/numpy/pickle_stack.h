@@ -1,0 +1,182 @@
+#pragma once
+// Private to formats/: a pickle's bytes, stack and memo. The file's size bounds the number of values in them.
+
+#include "formats/numpy/pickle_values.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_map>
+
+namespace trireme::pickle {
+
+class Stack {
+ protected:
+  static constexpr size_t kMaxEntries = 65'536;  // Python pushes at most a batch of 1000 before it appends
+  static constexpr int kMaxNesting = 32;         // records are five levels deep; values are destroyed recursively
+
+  Stack(std::span<const std::byte> file, size_t begin, const std::filesystem::path& path)
+      : file_(file), at_(begin), path_(path) {}
+
+  [[noreturn]] void fail(const std::string& what) const {
+    throw DataError(fmt::format("{}: byte {}: {}", path_.string(), opcode_at_, what));
+  }
+
+  template <class T>
+  T take() {
+    if (file_.size() - at_ < sizeof(T)) fail("the pickle is cut off");
+    T value;
+    std::memcpy(&value, file_.data() + at_, sizeof(T));
+    at_ += sizeof(T);
+    return value;
+  }
+  std::span<const std::byte> take_bytes(uint64_t size) {
+    if (size > file_.size() - at_) fail(fmt::format("{} bytes are declared and {} are left", size, file_.size() - at_));
+    const auto bytes = file_.subspan(at_, size);
+    at_ += size;
+    return bytes;
+  }
+  std::string_view take_text(uint64_t size) {
+    const auto bytes = take_bytes(size);
+    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+  }
+  std::string_view take_line() {
+    const size_t begin = at_;
+    while (at_ < file_.size() && file_[at_] != std::byte{'\n'}) ++at_;
+    if (at_ == file_.size()) fail("the pickle is cut off");
+    return {reinterpret_cast<const char*>(file_.data()) + begin, at_++ - begin};
+  }
+
+  template <class T>
+  void push(T&& value) {
+    auto entry = std::make_shared<Value>();
+    entry->data = std::forward<T>(value);
+    entry->offset = opcode_at_;
+    stack_.push_back(std::move(entry));
+  }
+  /// Small integers are the most frequent values, so each has one shared object.
+  void push_small(uint8_t value) {
+    auto& cached = small_[value];
+    if (!cached) {
+      cached = std::make_shared<Value>();
+      cached->data = int64_t{value};
+      cached->offset = opcode_at_;
+    }
+    stack_.push_back(cached);
+  }
+  void push_shared(const ValuePtr& value) { stack_.push_back(value); }
+  template <class T>
+  static ValuePtr constant(T&& data) {
+    auto value = std::make_shared<Value>();
+    value->data = std::forward<T>(data);
+    return value;
+  }
+
+  /// Registers `item` as an element of `holder`.
+  void hold(Value& holder, const ValuePtr& item) {
+    item->sealed = true;
+    holder.nesting = std::max(holder.nesting, item->nesting + 1);
+    if (holder.nesting > kMaxNesting) fail(fmt::format("values are nested deeper than {} levels", kMaxNesting));
+    count_kept();
+  }
+  /// Bounds the number of kept values by the file's size: rows of two tokens keep one value per three bytes.
+  void count_kept() {
+    if (++kept_ > 65'536 + file_.size() / 2)
+      fail(fmt::format("more than {} values in a file of {} bytes", kept_ - 1, file_.size()));
+  }
+  /// The value that an opcode changes; it must not be an element of another value.
+  Value& target() {
+    Value& value = top();
+    if (value.sealed) fail("a value that changes after another one holds it, or that holds itself");
+    return value;
+  }
+
+  ValuePtr pop() {
+    if (stack_.empty()) fail("an opcode finds too few values on the stack");
+    ValuePtr value = std::move(stack_.back());
+    stack_.pop_back();
+    return value;
+  }
+  Value& top() {
+    if (stack_.empty()) fail("an opcode finds too few values on the stack");
+    return *stack_.back();
+  }
+  std::vector<ValuePtr> pop_to_mark() {
+    size_t mark = stack_.size();
+    while (mark > 0 && !std::holds_alternative<Mark>(stack_[mark - 1]->data)) --mark;
+    if (mark == 0) fail("there is no mark on the stack");
+    std::vector<ValuePtr> items(std::make_move_iterator(stack_.begin() + static_cast<long>(mark)),
+                                std::make_move_iterator(stack_.end()));
+    stack_.resize(mark - 1);
+    return items;
+  }
+  void push_tuple(std::vector<ValuePtr> items) {
+    push(Tuple{std::move(items)});
+    for (const ValuePtr& item : std::get<Tuple>(top().data).items) hold(top(), item);
+  }
+  void tuple(size_t count) {
+    if (stack_.size() < count) fail("an opcode finds too few values on the stack");
+    std::vector<ValuePtr> items(stack_.end() - static_cast<long>(count), stack_.end());
+    stack_.resize(stack_.size() - count);
+    push_tuple(std::move(items));
+  }
+  void remember(uint64_t index) {
+    if (index > file_.size()) fail(fmt::format("memo entry {} in a file of {} bytes", index, file_.size()));
+    if (stack_.empty()) fail("an opcode finds too few values on the stack");
+    count_kept();
+    memo_[index] = stack_.back();
+  }
+  void recall(uint64_t index) {
+    const auto found = memo_.find(index);
+    if (found == memo_.end()) fail(fmt::format("memo entry {} was never written", index));
+    stack_.push_back(found->second);
+  }
+
+  static const int64_t* integer(const ValuePtr& item, int64_t& flag) {
+    if (const auto* number = std::get_if<int64_t>(&item->data)) return number;
+    const auto* truth = std::get_if<bool>(&item->data);
+    if (truth == nullptr) return nullptr;
+    flag = *truth ? 1 : 0;
+    return &flag;
+  }
+
+  void add(Value& holder, const ValuePtr& item) {
+    auto& list = std::get<List>(holder.data);
+    using Form = List::Form;
+    int64_t flag = 0;
+    const int64_t* number = integer(item, flag);
+    if (list.form == Form::kSmall && (number == nullptr || *number < 0 || *number > 255)) {
+      list.numbers.assign(list.small.begin(), list.small.end());
+      list.small = {};
+      list.form = Form::kNumbers;
+    }
+    if (list.form == Form::kNumbers && number == nullptr) {
+      list.form = Form::kItems;
+      for (const int64_t value : list.numbers) {
+        list.items.push_back(constant(int64_t{value}));
+        count_kept();
+      }
+      list.numbers = {};
+    }
+    if (list.form == Form::kSmall) {
+      list.small.push_back(static_cast<uint8_t>(*number));
+    } else if (list.form == Form::kNumbers) {
+      list.numbers.push_back(*number);
+    } else {
+      hold(holder, item);
+      list.items.push_back(item);
+    }
+  }
+
+  std::span<const std::byte> file_;
+  size_t at_;
+  size_t opcode_at_ = 0;
+  const std::filesystem::path& path_;
+  std::vector<ValuePtr> stack_;
+  std::unordered_map<uint64_t, ValuePtr> memo_;
+  ValuePtr small_[256];
+  size_t kept_ = 0;  // references from values and the memo
+};
+
+}  // namespace trireme::pickle
