@@ -3,7 +3,7 @@
 
 include(GNUInstallDirs)
 install(TARGETS train_llama train_bert trireme_tool RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-install(DIRECTORY models/decoder/presets/ DESTINATION ${CMAKE_INSTALL_DATADIR}/trireme/presets/llama)
+install(DIRECTORY models/decoder/presets/ DESTINATION ${CMAKE_INSTALL_DATADIR}/trireme/presets/decoder)
 install(DIRECTORY models/bert/presets/ DESTINATION ${CMAKE_INSTALL_DATADIR}/trireme/presets/bert)
 install(DIRECTORY scripts/slurm/ DESTINATION ${CMAKE_INSTALL_DATADIR}/trireme/slurm USE_SOURCE_PERMISSIONS)
 install(FILES README.md docs/errors.md docs/faults.md docs/benchmarks.md DESTINATION ${CMAKE_INSTALL_DOCDIR})

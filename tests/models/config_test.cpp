@@ -132,7 +132,7 @@ TEST_F(DecoderConfigFile, AllMissingFieldsComeAtOnce) {
   for (const char* key : {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"})
     expect_contains(message, std::string(key) + " is missing");
   expect_contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", R"({"a": 1, "a": 2})")); }),
-                  "stands twice");
+                  "appears twice");
 }
 
 TEST_F(DecoderConfigFile, NemoConfigsAreBoundedInWork) {

@@ -84,7 +84,8 @@ def adapter_for(site, base, name, **options):
 
 
 # Fields of adapter_config.json that may have any value: they do not change what the adapter computes.
-HARMLESS = {"auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config", "inference_mode", "loftq_config",
+HARMLESS = {"auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config", "fan_in_fan_out",
+            "inference_mode", "loftq_config",
             "lora_ga_config", "megatron_core", "peft_version", "qalora_group_size", "revision", "runtime_config"}
 READ = {"r", "lora_alpha", "lora_dropout"}
 
