@@ -176,8 +176,9 @@ __device__ inline float row_amax(float v, int threads, float* scratch) {
   return values[0];
 }
 
-/// Running max |v| over packs. One instruction handles a pair of 16-bit elements; it leaves sign bits that get()
-/// clears.
+/// Running max |v| over packs, a pair of 16-bit elements at a time. (max.xorsign.abs would take the magnitudes itself,
+/// but ptxas 13.0 drops `abs` where it folds the zero that the maximum starts from: a negative largest element in the
+/// first pair was lost.)
 template <class T>
 class Amax {
  public:
@@ -187,10 +188,11 @@ class Amax {
       const auto words = __builtin_bit_cast(Words<kWidth / 2>, vec);
 #pragma unroll
       for (int i = 0; i < kWidth / 2; ++i) {
+        const uint32_t magnitudes = words.word[i] & 0x7fff7fffu;
         if constexpr (__is_same(T, __half))
-          asm("max.NaN.xorsign.abs.f16x2 %0, %0, %1;" : "+r"(pair_) : "r"(words.word[i]));
+          asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(pair_) : "r"(magnitudes));
         else
-          asm("max.NaN.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(pair_) : "r"(words.word[i]));
+          asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(pair_) : "r"(magnitudes));
       }
     } else {
 #pragma unroll

@@ -23,6 +23,30 @@ constexpr Shape kShapes[] = {{1, 1, 0},     {3, 7, 0},     {5, 8, 0},      {37, 
 
 class RmsNormTest : public KernelTest {};
 
+TEST_F(RmsNormTest, RowsInFp8HaveTheScaleOfTheirLargestMagnitude) {
+  for (const Element element : {Element::kBF16, Element::kF16, Element::kF32}) {
+    for (const Shape& s : kShapes) {
+      if (too_large(s.rows * s.columns)) continue;
+      SCOPED_TRACE(std::string(name_of(element)) + " " + std::to_string(s.rows) + " x " + std::to_string(s.columns));
+      const int64_t n = s.rows * s.columns;
+      const Values x = normal_values(n, element, 1), w = normal_values(s.columns, element, 3);
+      DeviceArray in(x, element, s.shift), weight(w, element), y(n, element, s.shift), rstd(s.rows, Element::kF32),
+          inverse(s.rows, Element::kF32);
+      DeviceBytes codes(n);
+      RmsNormForward f;
+      f.x = in.data(), f.weight = weight.data(), f.y = y.data(), f.rstd = rstd.fp32();
+      f.fp8.data = codes.as<uint8_t>(), f.fp8.scaling = Fp8Scaling::kRow, f.fp8.row_inverse = inverse.fp32();
+      f.rows = s.rows, f.columns = s.columns, f.eps = static_cast<float>(kEps), f.element = element;
+      CUDA_OK(rms_norm_forward(f, nullptr));
+      const Values plain = y.values();
+      expect_quantized_rows(plain, codes.read(), inverse.values(), s.rows, s.columns, Fp8Format::kE4M3, "with y");
+      f.y = nullptr;
+      CUDA_OK(rms_norm_forward(f, nullptr));
+      expect_quantized_rows(plain, codes.read(), inverse.values(), s.rows, s.columns, Fp8Format::kE4M3, "codes only");
+    }
+  }
+}
+
 TEST_F(RmsNormTest, ForwardMatchesTheOracle) {
   for (const Element element : kElements) {
     for (const Shape& s : kShapes) {
