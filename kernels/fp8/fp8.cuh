@@ -176,23 +176,23 @@ __device__ inline float row_amax(float v, int threads, float* scratch) {
   return values[0];
 }
 
-/// Running max |v| over packs, a pair of 16-bit elements at a time. (max.xorsign.abs would take the magnitudes itself,
-/// but ptxas 13.0 drops `abs` where it folds the zero that the maximum starts from: a negative largest element in the
-/// first pair was lost.)
+/// Running max |v| over packs. One instruction handles a pair of 16-bit elements; it leaves sign bits that get()
+/// clears. The maximum starts from a zero that ptxas does not know to be one: where it knows, ptxas 13.0 folds the first
+/// max.xorsign.abs into a maximum of signed values, and a negative element of the first pair is lost.
 template <class T>
 class Amax {
  public:
+  __device__ Amax() : pair_(blockDim.z - 1) {}  // blocks have two dimensions
   template <int kWidth>
   __device__ void add(const Vec<T, kWidth>& vec) {
     if constexpr (sizeof(T) == 2) {
       const auto words = __builtin_bit_cast(Words<kWidth / 2>, vec);
 #pragma unroll
       for (int i = 0; i < kWidth / 2; ++i) {
-        const uint32_t magnitudes = words.word[i] & 0x7fff7fffu;
         if constexpr (__is_same(T, __half))
-          asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(pair_) : "r"(magnitudes));
+          asm("max.NaN.xorsign.abs.f16x2 %0, %0, %1;" : "+r"(pair_) : "r"(words.word[i]));
         else
-          asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(pair_) : "r"(magnitudes));
+          asm("max.NaN.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(pair_) : "r"(words.word[i]));
       }
     } else {
 #pragma unroll
@@ -211,7 +211,7 @@ class Amax {
 
  private:
   float value_ = 0.0f;
-  uint32_t pair_ = 0;
+  uint32_t pair_;
 };
 
 /// 1 / scale of a row whose largest magnitude is `top`, large enough that its inverse is finite; NaN and infinity are
