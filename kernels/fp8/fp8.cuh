@@ -177,8 +177,8 @@ __device__ inline float row_amax(float v, int threads, float* scratch) {
 }
 
 /// Running max |v| over packs. One instruction handles a pair of 16-bit elements; it leaves sign bits that get()
-/// clears. The maximum starts from a zero that ptxas does not know to be one: where it knows, ptxas 13.0 folds the first
-/// max.xorsign.abs into a maximum of signed values, and a negative element of the first pair is lost.
+/// clears. The maximum starts from a zero that ptxas does not know to be one: where it knows, ptxas 13.0 folds the
+/// first max.xorsign.abs into a maximum of signed values, and a negative element of the first pair is lost.
 template <class T>
 class Amax {
  public:
