@@ -154,7 +154,7 @@ def stops(site):
     def stopped(run, *overrides, expect, at=5):
         with open(f"{site.work}/{run}.log", "w") as log:
             process = subprocess.Popen(site.command(f"output.dir={run}", "train.max_steps=12", *overrides), stdout=subprocess.PIPE, stderr=log, text=True,
-                                       env=dict(os.environ, TRIREME_FAULT="sleep@step:0.4s"))
+                                       env=dict(os.environ, TRIREME_FAULT="sleep@step:0.2s"))
             for line in process.stdout:
                 if line.startswith(f"step {at}/"):
                     process.send_signal(signal.SIGTERM)
