@@ -25,6 +25,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -157,7 +158,9 @@ int train_main(int argc, char** argv, const ModelFamily& family) {
     try {
       const CommandLine line = parse_command_line(argc, argv, family);
       if (line.handled) return line.exit_code;
-      const int64_t ranks = line.dry_run ? line.ranks.value_or(launch.world_size) : launch.world_size;
+      // --print-config by itself may prepare a run of any number of ranks.
+      std::optional<int64_t> ranks = line.dry_run ? line.ranks.value_or(launch.world_size) : launch.world_size;
+      if (line.print_config && !line.dry_run && launch.world_size == 1) ranks = std::nullopt;
       const Config config = load_config(line.config, line.overrides, family.config, ranks);
       if (line.print_config) {
         std::fputs(print_config(config).c_str(), stdout);
