@@ -27,16 +27,36 @@ struct Fp8LinearScales {
   const bool* known = nullptr;  // false until the first step has ended: until then each tensor's own amax is used
 };
 
+/// Where a matrix's gradient of one micro-batch goes: [out, in], contiguous, in the compute dtype or fp32. It is
+/// written, or added to what stands there.
+struct GradientTarget {
+  at::Tensor sum;
+  bool adds = false;
+};
+
+/// Takes the gradient of a trained matrix directly, so that wgrad writes to its final place. Autograd does not carry
+/// such a gradient, and the matrix does not require one.
+class GradientSink {
+ public:
+  virtual ~GradientSink() = default;
+  /// Called once in each backward, before the gradient is computed.
+  virtual GradientTarget target() = 0;
+  /// Called when the product that writes the target is queued.
+  virtual void written() = 0;
+};
+
 /// What a store records about a matrix in addition to its values.
 struct WeightState {
   Recipe recipe = Recipe::kCompute;
-  at::Tensor inverse_scale;  // kFp8Frozen: fp32 scalar; value = code * inverse_scale
-  Fp8LinearScales scales;    // kFp8Delayed
+  GradientSink* sink = nullptr;  // null: autograd carries the gradient, if the matrix requires one
+  at::Tensor inverse_scale;      // kFp8Frozen: fp32 scalar; value = code * inverse_scale
+  Fp8LinearScales scales;        // kFp8Delayed
 };
 
 struct Weight {
   at::Tensor matrix;  // [out, in]: compute dtype, or E4M3 codes (kFp8Frozen)
   WeightState state;
+  bool trained() const { return state.sink != nullptr || matrix.requires_grad(); }
 };
 
 }  // namespace trireme

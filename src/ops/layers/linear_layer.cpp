@@ -44,11 +44,11 @@ OperandForms LinearLayer::gradient_forms(const Gradients& gradients) const {
 }
 
 bool LinearLayer::backward_reads_input(const Gradients& gradients) const {
-  return lora_.active() || (gradients.wanted(matrix_) && recipe_->wgrad_reads_plain_input());
+  return lora_.active() || (trained(gradients) && recipe_->wgrad_reads_plain_input());
 }
 
 bool LinearLayer::may_read_input() const {
-  return lora_.active() || (weight_.matrix.requires_grad() && recipe_->wgrad_reads_plain_input());
+  return lora_.active() || (weight_.trained() && recipe_->wgrad_reads_plain_input());
 }
 
 at::Tensor LinearLayer::forward(const Operand& x, Bias bias, const at::Tensor& addend, bool recompute) {
@@ -64,13 +64,24 @@ at::Tensor LinearLayer::forward(const Operand& x, Bias bias, const at::Tensor& a
   return y;
 }
 
+void LinearLayer::compute_weight_gradient(const Operand& dy, const at::Tensor& x, Gradients& gradients) {
+  if (GradientSink* sink = weight_.state.sink; sink != nullptr) {
+    recipe_->wgrad(dy, x, kept_, sink->target());
+    sink->written();
+    return;
+  }
+  at::Tensor gradient = at::empty(weight_.matrix.sizes(), weight_.matrix.options().dtype(dtype_));
+  recipe_->wgrad(dy, x, kept_, {gradient, false});
+  gradients.set(matrix_, std::move(gradient));
+}
+
 at::Tensor LinearLayer::backward(const Operand& dy, const std::function<at::Tensor()>& input, bool want_dx,
                                  const at::Tensor& d_other, Gradients& gradients) {
   if (lora_.active()) lora_.from_output_gradient(dy.plain, gradients);
   at::Tensor part;
   {
     const at::Tensor x = backward_reads_input(gradients) ? input() : at::Tensor();
-    if (gradients.wanted(matrix_)) gradients.set(matrix_, recipe_->wgrad(dy, x, kept_, dtype_));
+    if (trained(gradients)) compute_weight_gradient(dy, x, gradients);
     if (lora_.active()) part = lora_.from_input(x, want_dx, gradients);
   }
   if (gradients.wanted(bias_)) gradients.set(bias_, dy.column_sums);

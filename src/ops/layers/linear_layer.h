@@ -25,6 +25,9 @@ class LinearLayer {
   int64_t in_features() const { return weight_.matrix.size(1); }
   const LinearRecipe& recipe() const { return *recipe_; }
 
+  /// Whether backward computes the weight's gradient.
+  bool trained(const Gradients& gradients) const { return weight_.state.sink != nullptr || gradients.wanted(matrix_); }
+
   /// The forms of x that forward reads.
   OperandForms input_forms() const;
   /// The forms of dy that backward reads; with `column_sums` if the bias has a gradient.
@@ -44,6 +47,8 @@ class LinearLayer {
                       const at::Tensor& d_other, Gradients& gradients);
 
  private:
+  void compute_weight_gradient(const Operand& dy, const at::Tensor& x, Gradients& gradients);
+
   Weight weight_;
   Input matrix_, bias_;
   at::ScalarType dtype_ = at::kFloat;

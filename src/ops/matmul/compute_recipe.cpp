@@ -22,8 +22,8 @@ class ComputeRecipe final : public LinearRecipe {
                    const Addend& addend) const override {
     return plain_product(dy.plain, weight.matrix, {}, addend);
   }
-  at::Tensor wgrad(const Operand& dy, const at::Tensor& plain_x, const Kept&, at::ScalarType) const override {
-    return at::mm(dy.plain.t(), plain_x);
+  void wgrad(const Operand& dy, const at::Tensor& plain_x, const Kept&, const GradientTarget& target) const override {
+    plain_product_to(target, dy.plain.t(), plain_x);
   }
 };
 

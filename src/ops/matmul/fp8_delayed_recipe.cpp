@@ -30,8 +30,8 @@ class Fp8DelayedRecipe final : public LinearRecipe {
                    const Addend& addend) const override {
     return fp8_product({dy.codes.data, dy.codes.inverse}, kept.weight_transposed, dtype, {}, addend);
   }
-  at::Tensor wgrad(const Operand& dy, const at::Tensor&, const Kept& kept, at::ScalarType dtype) const override {
-    return fp8_product({dy.codes.transposed, dy.codes.inverse}, kept.x_transposed, dtype);
+  void wgrad(const Operand& dy, const at::Tensor&, const Kept& kept, const GradientTarget& target) const override {
+    fp8_product_to(target, {dy.codes.transposed, dy.codes.inverse}, kept.x_transposed);
   }
 };
 

@@ -44,9 +44,8 @@ class Fp8FrozenRecipe final : public LinearRecipe {
     const at::Tensor transposed = transpose_codes(weight.matrix);
     return fp8_product(of_rows(dy.rows), of_rows(transposed, weight.state.inverse_scale), dtype, {}, addend);
   }
-  at::Tensor wgrad(const Operand&, const at::Tensor&, const Kept&, at::ScalarType) const override {
+  void wgrad(const Operand&, const at::Tensor&, const Kept&, const GradientTarget&) const override {
     TRIREME_CHECK(false, "wgrad of a frozen FP8 weight: frozen weights have no gradient");
-    return {};
   }
 };
 

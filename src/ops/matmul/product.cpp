@@ -7,8 +7,10 @@
 
 namespace trireme {
 
-at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarType dtype, const at::Tensor& bias_N,
-                       const Addend& addend) {
+namespace {
+
+/// A product whose operands fit and, if our kernel computes it, have sizes that it supports.
+Choice fp8_choice(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK) {
   TRIREME_CHECK(a_MK.codes.size(1) == b_NK.codes.size(1), "an FP8 product of ", a_MK.codes.sizes(), " and ",
                 b_NK.codes.sizes(), ": their inner dimensions differ");
   const Choice choice = Dispatch("fp8_product", a_MK.codes).choice();
@@ -16,16 +18,64 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarT
     for (const int64_t size : {a_MK.codes.size(0), a_MK.codes.size(1), b_NK.codes.size(0)})
       TRIREME_CHECK(size % 16 == 0 || a_MK.inverse.dim() == 1, "an FP8 product of ", a_MK.codes.sizes(), " and ",
                     b_NK.codes.sizes(), " needs multiples of 16 on a GPU: use precision.linear: compute");
-  TRIREME_LAUNCH(choice, fp8_product(a_MK, b_NK, dtype, bias_N, addend));
+  return choice;
+}
+
+at::Tensor composed_fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK) {
   const bool by_rows = a_MK.inverse.dim() == 1;
   at::Tensor product = at::mm(a_MK.codes.to(at::kFloat), b_NK.codes.to(at::kFloat).t());
   if (by_rows)
     product.mul_(a_MK.inverse.unsqueeze(1)).mul_(b_NK.inverse);
   else
     product.mul_(a_MK.inverse * b_NK.inverse);
+  return product;
+}
+
+/// The sum is rounded to the target's dtype after the addition.
+void write_product(const GradientTarget& target, const at::Tensor& product) {
+  if (target.adds)
+    target.sum.add_(product);
+  else
+    target.sum.copy_(product);
+}
+
+}  // namespace
+
+at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarType dtype, const at::Tensor& bias_N,
+                       const Addend& addend) {
+  const Choice choice = fp8_choice(a_MK, b_NK);
+  TRIREME_LAUNCH(choice, fp8_product(a_MK, b_NK, dtype, bias_N, addend, {}));
+  at::Tensor product = composed_fp8_product(a_MK, b_NK);
   if (bias_N.defined()) product.add_(bias_N);
   if (addend.sum.defined()) product.add_(addend.sum);
   return addend.overwritten ? addend.sum.copy_(product) : product.to(dtype);
+}
+
+void fp8_product_to(const GradientTarget& target, const Fp8Matrix& a_MK, const Fp8Matrix& b_NK) {
+  const Choice choice = fp8_choice(a_MK, b_NK);
+  if constexpr (kCudaBuild) {
+    if (choice.kernel()) {
+      const Addend addend = target.adds ? Addend{target.sum, true} : Addend{};
+      (void)launch::fp8_product(a_MK, b_NK, target.sum.scalar_type(), {}, addend, target.sum);
+      return;
+    }
+  }
+  write_product(target, composed_fp8_product(a_MK, b_NK));
+}
+
+void plain_product_to(const GradientTarget& target, const at::Tensor& a_MK, const at::Tensor& b_KN) {
+  at::Tensor sum = target.sum;
+  if (!sum.is_cuda()) return write_product(target, at::mm(a_MK, b_KN));
+  if (sum.scalar_type() == a_MK.scalar_type()) {
+    if (target.adds)
+      sum.addmm_(a_MK, b_KN);
+    else
+      at::mm_out(sum, a_MK, b_KN);
+  } else if (target.adds) {
+    at::addmm_out(sum, sum, a_MK, b_KN, sum.scalar_type());
+  } else {
+    at::mm_out(sum, a_MK, b_KN, sum.scalar_type());
+  }
 }
 
 at::Tensor plain_product(const at::Tensor& a_MK, const at::Tensor& b_KN, const at::Tensor& bias_N,

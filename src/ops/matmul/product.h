@@ -24,14 +24,21 @@ struct Fp8Matrix {
 at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarType dtype,
                        const at::Tensor& bias_N = {}, const Addend& addend = {});
 
+/// The same product, written or added to `target`.
+void fp8_product_to(const GradientTarget& target, const Fp8Matrix& a_MK, const Fp8Matrix& b_NK);
+
 /// a b (+ bias) (+ addend) by the library, in the operands' dtype. A bias is added before rounding. The addend is added
 /// to the rounded product, unless it may be overwritten.
 at::Tensor plain_product(const at::Tensor& a_MK, const at::Tensor& b_KN, const at::Tensor& bias_N = {},
                          const Addend& addend = {});
 
+/// a b, written or added to `target`. Operands of the target's dtype, or 16-bit ones for an fp32 target.
+void plain_product_to(const GradientTarget& target, const at::Tensor& a_MK, const at::Tensor& b_KN);
+
 namespace launch {
+/// `out`: where the result goes if the addend is not overwritten; undefined: to a new tensor of `dtype`.
 at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarType dtype, const at::Tensor& bias_N,
-                       const Addend& addend);
+                       const Addend& addend, const at::Tensor& out);
 }  // namespace launch
 
 }  // namespace trireme

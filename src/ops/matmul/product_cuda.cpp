@@ -125,15 +125,19 @@ int fastest(const Candidates& candidates, int count, const at::Tensor& out,
 }  // namespace lt
 
 at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarType dtype, const at::Tensor& bias_N,
-                       const Addend& addend) {
+                       const Addend& addend, const at::Tensor& into) {
   using namespace lt;
   const at::Tensor &a = a_MK.codes, &b = b_NK.codes;
   const c10::cuda::CUDAGuard guard(a.device());
   const bool adds = addend.sum.defined();
   TRIREME_CHECK(!addend.overwritten || (adds && addend.sum.is_contiguous()),
                 "a product can overwrite contiguous addends only");
-  const at::Tensor out = addend.overwritten ? addend.sum : at::empty({a.size(0), b.size(0)}, a.options().dtype(dtype));
+  const at::Tensor out = addend.overwritten ? addend.sum
+                         : into.defined()   ? into
+                                            : at::empty({a.size(0), b.size(0)}, a.options().dtype(dtype));
   const at::Tensor sum = adds ? addend.sum.contiguous() : out;
+  TRIREME_CHECK(out.is_contiguous() && out.size(0) == a.size(0) && out.size(1) == b.size(0), "an FP8 product of ",
+                a.sizes(), " and ", b.sizes(), " into ", out.sizes());
   TRIREME_CHECK(sum.size(0) == a.size(0) && sum.size(1) == b.size(0) && sum.scalar_type() == dtype,
                 "an FP8 product of ", a.sizes(), " and ", b.sizes(), " in ", dtype, " is to be added to ", sum.sizes(),
                 " of ", sum.scalar_type());
@@ -146,7 +150,7 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarT
   if (by_rows) {  // cuBLASLt has no scales per row for these types yet
     const at::Tensor product =
         at::_scaled_mm(a, b.t(), a_MK.inverse.view({-1, 1}), b_NK.inverse.view({1, -1}), bias_N, {}, dtype, true);
-    if (!adds) return product;
+    if (!adds) return into.defined() ? out.copy_(product) : product;
     return addend.overwritten ? addend.sum.add_(product) : product.add_(addend.sum);
   }
 #endif
@@ -185,9 +189,9 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarT
                     type_of(b), type_of(out), bias_N.defined(), adds,      by_rows};
   const at::Tensor workspace = at::empty({static_cast<int64_t>(kWorkspaceBytes)}, a.options().dtype(at::kByte));
   const float one = 1, beta = adds ? 1.0f : 0.0f;
-  const auto multiply = [&](const cublasLtMatmulAlgo_t& algorithm, const at::Tensor& into) {
+  const auto multiply = [&](const cublasLtMatmulAlgo_t& algorithm, const at::Tensor& result) {
     return cublasLtMatmul(handle, operation.handle, &one, b.const_data_ptr(), layout_b.handle, a.const_data_ptr(),
-                          layout_a.handle, &beta, sum.const_data_ptr(), layout_out.handle, into.mutable_data_ptr(),
+                          layout_a.handle, &beta, sum.const_data_ptr(), layout_out.handle, result.mutable_data_ptr(),
                           layout_out.handle, &algorithm, workspace.mutable_data_ptr(), kWorkspaceBytes, stream_of(a));
   };
   cublasLtMatmulAlgo_t algorithm;

@@ -39,9 +39,9 @@ class LinearRecipe {
   /// dy W (+ addend) in `dtype`.
   virtual at::Tensor dgrad(const Operand& dy, const Weight& weight, const Kept& kept, at::ScalarType dtype,
                            const Addend& addend) const = 0;
-  /// dy^T x in `dtype`; `plain_x` is defined if wgrad_reads_plain_input().
-  virtual at::Tensor wgrad(const Operand& dy, const at::Tensor& plain_x, const Kept& kept,
-                           at::ScalarType dtype) const = 0;
+  /// Writes or adds dy^T x to `target`; `plain_x` is defined if wgrad_reads_plain_input().
+  virtual void wgrad(const Operand& dy, const at::Tensor& plain_x, const Kept& kept,
+                     const GradientTarget& target) const = 0;
 };
 
 const LinearRecipe& recipe_of(Recipe recipe);
