@@ -48,9 +48,8 @@ class GradientSink {
 /// What a store records about a matrix in addition to its values.
 struct WeightState {
   Recipe recipe = Recipe::kCompute;
-  GradientSink* sink = nullptr;  // null: autograd carries the gradient, if the matrix requires one
-  at::Tensor inverse_scale;      // kFp8Frozen: fp32 scalar; value = code * inverse_scale
-  Fp8LinearScales scales;        // kFp8Delayed
+  at::Tensor inverse_scale;  // kFp8Frozen: fp32 scalar; value = code * inverse_scale
+  Fp8LinearScales scales;    // kFp8Delayed
 };
 
 struct Weight {
