@@ -59,7 +59,7 @@ UnitSpec layer_unit(const BertConfig& c, int64_t layer) {
   add_linear(unit, "up", c.intermediate_size, d, prefix + "intermediate.dense", c.initializer_range);
   add_linear(unit, "down", d, c.intermediate_size, prefix + "output.dense", c.initializer_range);
   add_norm(unit, "output_norm", d, prefix + "output.LayerNorm");
-  for (ParameterSpec& parameter : unit.parameters) parameter.quantisable = parameter.shape.size() == 2;
+  for (ParameterSpec& parameter : unit.parameters) parameter.linear = parameter.shape.size() == 2;
   return unit;
 }
 

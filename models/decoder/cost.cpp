@@ -35,12 +35,20 @@ double model_flops_per_sample(const DecoderConfig& config, const std::optional<L
   return per_token * s + 3.5 * attention_forward;
 }
 
-BlockFlops block_forward_flops(const DecoderConfig& config, int64_t seq_length) {
+BlockWork block_work(const DecoderConfig& config, int64_t seq_length, int64_t element_size) {
   const double d = static_cast<double>(config.hidden_size), f = static_cast<double>(config.intermediate_size),
                up = static_cast<double>(config.mlp_up_rows()), s = static_cast<double>(seq_length);
   const double q = static_cast<double>(config.num_attention_heads * config.head_dim);
   const double kv = static_cast<double>(config.num_key_value_heads * config.head_dim);
-  return {2 * s * (d * (q + 2 * kv) + q * d + d * (up + f)), 2 * s * d * up, 2 * s * s * q};
+  const double qkv = q + 2 * kv, bytes = s * static_cast<double>(element_size);
+  // Forward: two norms read and write d, rotary positions q k v, the activation reads `up` and writes f. Backward: a
+  // norm reads dy, x and the residual's gradient and writes dx; the activation reads dy and `up` and writes d_up.
+  return {2 * s * (d * qkv + q * d + d * (up + f)),
+          2 * s * d * up,
+          2 * s * s * q,
+          bytes * (4 * d + 2 * qkv + up + f),
+          bytes * (8 * d + 2 * qkv + 2 * up + f),
+          bytes * (4 * d + up + f)};
 }
 
 ActivationBytes activation_bytes(const DecoderConfig& config, const std::optional<LoraOptions>& lora,
@@ -64,8 +72,11 @@ ActivationBytes activation_bytes(const DecoderConfig& config, const std::optiona
   int64_t gate_up = fp8 && gated ? up + 8 : up * element;
   if (!gated && (trained || down_adapter)) gate_up += f * element;
 
+  // Outputs of the norms and of the activation, which weight gradients in the compute dtype read.
+  const int64_t normed = (trained && !storage.trained_fp8) ? (2 * d + (gated ? f : 0)) * element : 0;
   ActivationBytes bytes;
-  bytes.block_saved = seq_length * (kept + gate_up);
+  bytes.block_saved = seq_length * (kept + gate_up + normed);
+  bytes.block_saved_norms = normed > 0 ? seq_length * (kept + gate_up) : 0;
   bytes.block_saved_mlp = seq_length * kept;
   bytes.block_recomputed = seq_length * d * element;
 

@@ -101,7 +101,7 @@ at::Tensor attend(const Pass& pass, const at::Tensor& qkv, const AttentionOption
 
 /// One decoder block on tokens [T, D]. `unit`: the block's tensors, then A and B of every target.
 at::Tensor block_forward(const Pass& pass, int64_t block, const at::Tensor& x_TD, const UnitTensors& unit,
-                         bool recompute_mlp) {
+                         Recompute recompute) {
   const DecoderConfig& config = pass.config;
   const at::TensorList adapters = unit.values.slice(static_cast<size_t>(block_parameters(config)));
   const auto bias = [&](int weight) {
@@ -115,7 +115,8 @@ at::Tensor block_forward(const Pass& pass, int64_t block, const at::Tensor& x_TD
             {adapters_of(pass, block, weight, adapters), pass.lora_scale, pass.lora_dropout}};
   };
 
-  const auto [qkv, residual_TD] = norm_linear(x_TD, norm(kInputNorm), linear(kQkvProj));
+  const auto [qkv, residual_TD] =
+      norm_linear(x_TD, norm(kInputNorm), linear(kQkvProj), Activation::kNone, recompute == Recompute::kNone);
   const at::Tensor attended = attend(pass, qkv,
                                      {.scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim)),
                                       .causal = true,
@@ -127,7 +128,8 @@ at::Tensor block_forward(const Pass& pass, int64_t block, const at::Tensor& x_TD
                          .activation = activation_of(config),
                          .down = linear(kDownProj),
                          .dropout = pass.dropout(config.residual_dropout, block, kMlpDropout),
-                         .recompute_up = recompute_mlp});
+                         .recompute_up = recompute == Recompute::kMlp,
+                         .keep_inputs = recompute == Recompute::kNone});
 }
 
 void check_batch(const TokenBatch& batch) {
@@ -191,11 +193,11 @@ at::Tensor decode(const DecoderModel& model, UnitStore& store, const TokenBatch&
     if (recompute == Recompute::kFull)
       x_TD = recomputed(
           [pass, block, states](const at::Tensor& x, const std::vector<at::Tensor>& t) {
-            return block_forward(pass, block, x, {t, states}, /*recompute_mlp=*/false);
+            return block_forward(pass, block, x, {t, states}, Recompute::kNorms);
           },
           x_TD, tensors);
     else
-      x_TD = block_forward(pass, block, x_TD, {tensors, states}, recompute == Recompute::kMlp);
+      x_TD = block_forward(pass, block, x_TD, {tensors, states}, recompute);
     x_TD = leave_unit(x_TD, store, unit);
   }
   if (model.lora()) x_TD = leave_unit(x_TD, store, adapters_index);

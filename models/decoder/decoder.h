@@ -81,11 +81,11 @@ class DecoderModel {
 /// norms and softmax do not count.
 double model_flops_per_sample(const DecoderConfig& config, const std::optional<LoraOptions>& lora, int64_t seq_length);
 
-/// Bytes of activations per row of a micro-batch. `block_saved` is what a block keeps for backward, `block_saved_mlp`
-/// without its gate and up projections, `block_recomputed` when it keeps its input only. `working_peak` is what the
-/// busiest moment of backward needs beside that, `working_fixed` the part of it that does not grow with the rows.
+/// Bytes of activations per row of a micro-batch: what a block keeps for backward with Recompute::kNone, kNorms, kMlp
+/// and kFull; `block_saved_norms` is 0 where kNorms keeps as much as kNone. `working_peak` is what the busiest moment
+/// of backward needs beside that, `working_fixed` the part of it that does not grow with the rows.
 struct ActivationBytes {
-  int64_t block_saved, block_saved_mlp, block_recomputed, working_peak, working_fixed, head;
+  int64_t block_saved, block_saved_norms, block_saved_mlp, block_recomputed, working_peak, working_fixed, head;
 };
 struct ActivationStorage {
   int64_t element_size = 2;  // of the compute dtype
@@ -95,10 +95,13 @@ struct ActivationStorage {
 ActivationBytes activation_bytes(const DecoderConfig& config, const std::optional<LoraOptions>& lora,
                                  int64_t seq_length, const ActivationStorage& storage);
 
-/// FLOPs of one block's forward for a row; `gate_up` is contained in `matrices`.
-struct BlockFlops {
+/// The work of one block for a row. FLOPs of forward: `gate_up` is contained in `matrices`. Bytes that norms, rotary
+/// positions and activation read and write, in the compute dtype; `norms` is the part of forward's that backward
+/// repeats with Recompute::kNorms.
+struct BlockWork {
   double matrices, gate_up, attention;
+  double forward_bytes, backward_bytes, norms_bytes;
 };
-BlockFlops block_forward_flops(const DecoderConfig& config, int64_t seq_length);
+BlockWork block_work(const DecoderConfig& config, int64_t seq_length, int64_t element_size);
 
 }  // namespace trireme

@@ -19,7 +19,7 @@ ParameterSpec matrix(const std::string& name, int64_t in, std::vector<ParameterP
 /// A matrix of the blocks: the products that FP8 is for.
 ParameterSpec projection(const std::string& name, int64_t in, std::vector<ParameterPart> parts, double deviation) {
   ParameterSpec spec = matrix(name, in, std::move(parts), deviation);
-  spec.quantisable = true;
+  spec.linear = true;
   return spec;
 }
 

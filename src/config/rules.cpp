@@ -121,6 +121,23 @@ void check_logging(const Config& config, const ConfigFamily& family, std::vector
                                     config.train.max_steps)});
 }
 
+void check_policy(const Config& config, std::vector<RuleProblem>& problems) {
+  const std::string& policy = config.parallel.policy;
+  if (policy == "auto" || policy == "none") return;
+  if (config.lora)
+    problems.push_back({"parallel.policy",
+                        {"parallel.policy", "lora"},
+                        fmt::format("parallel.policy {} divides trained weights, and adapters are whole on every rank: "
+                                    "leave it at auto (parallel.shard_size divides the frozen weights)",
+                                    policy)});
+  else if (config.parallel.shard_size == "1")
+    problems.push_back({"parallel.policy",
+                        {"parallel.policy", "parallel.shard_size"},
+                        fmt::format("parallel.policy {} with parallel.shard_size 1 divides nothing: take policy none "
+                                    "or a larger shard_size",
+                                    policy)});
+}
+
 void check_shard_size(const Config& config, int64_t world_size, std::vector<RuleProblem>& problems) {
   const std::string& shard = config.parallel.shard_size;
   if (shard == "auto" || shard == "world") return;
@@ -148,6 +165,7 @@ std::vector<RuleProblem> check_rules(const Config& config, const ConfigFamily& f
   check_eval(config, problems);
   check_precision(config, family, problems);
   check_logging(config, family, problems);
+  check_policy(config, problems);
   if (world_size) check_shard_size(config, *world_size, problems);
   return problems;
 }

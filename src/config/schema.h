@@ -236,6 +236,11 @@ void describe(Visitor& v, PrecisionSection& s) {
 
 template <class Visitor>
 void describe(Visitor& v, ParallelSection& s) {
+  v.field({.key = "policy",
+           .help = "what of the trained weights' state is divided among the ranks of a shard group: nothing, master "
+                   "weights and moments, gradients too, weights too",
+           .words = {"auto", "none", "optimizer", "gradients", "full"}},
+          s.policy);
   v.field({.key = "shard_size",
            .help = "ranks that a unit is sharded over",
            .words = {"auto", "world"},
@@ -245,8 +250,9 @@ void describe(Visitor& v, ParallelSection& s) {
           s.shard_size);
   v.field({.key = "recompute",
            .help = "what backward recomputes of each block",
-           .words = {"auto", "none", "mlp", "full"},
-           .tagged = {{"mlp", Feature::kRecomputeMlp, " (mlp: gate and up projections)"}}},
+           .words = {"auto", "none", "norms", "mlp", "full"},
+           .tagged = {{"norms", Feature::kRecomputeMlp, " (norms: outputs of norms and activation"},
+                      {"mlp", Feature::kRecomputeMlp, "; mlp: gate and up projections too)"}}},
           s.recompute);
   v.field({.key = "reduce_dtype",
            .help = "type of the gradients summed over ranks; compute: as computed with",

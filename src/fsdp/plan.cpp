@@ -1,10 +1,7 @@
 #include "trireme/fsdp/plan.h"
 
 #include "trireme/base/error.h"
-#include "trireme/base/text.h"
 #include "trireme/fsdp/layout.h"
-
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <tuple>
@@ -13,25 +10,27 @@ namespace trireme {
 
 namespace {
 
-/// Fraction of a gather's time by which it slows the products that run at the same time (copies share memory bandwidth
-/// and power with them).
-constexpr double kGatherInterference = 0.25;
+/// Fraction of a communication's time by which it slows the products that run at the same time (both use memory
+/// bandwidth, power and multiprocessors).
+constexpr double kInterference = 0.25;
 
-int count(const MemoryPlan& plan, Recompute what) {
-  return static_cast<int>(std::count(plan.recompute.begin(), plan.recompute.end(), what));
-}
-
-/// The decisions of a plan; everything else follows from them.
+/// The decisions of a plan; everything else follows from them. Blocks that recompute neither their MLP nor everything
+/// recompute their norms if `norms` says so; `norms` of kNone and kNorms blocks may differ only where mlp = full = 0.
 struct Choice {
-  int shard_size = 1, rows = 1, resident = 0, mlp = 0, full = 0;
+  int shard_size = 1;
+  ShardPolicy policy = ShardPolicy::kNone;
+  int rows = 1, resident = 0, norms = 0, mlp = 0, full = 0;
 };
 
-/// The part of a shard size's memory that does not depend on the other decisions.
+/// The part of a shard size's and policy's memory that does not depend on the other decisions.
 struct Storage {
   MemoryPlan bytes;  // with no resident unit and no activations
-  int64_t largest_slot = 0, all_gradients = 0, few_gradients = 0;
-  std::vector<size_t> gathered;  // indices of the units that could stay whole
-  std::vector<int64_t> extra;    // bytes that each of them adds if it does
+  int64_t largest_slot = 0;
+  int64_t whole_elements = 0, shard_elements = 0;   // of trained units' gradients
+  int64_t largest_elements = 0;                     // of one unit's whole gradient
+  int64_t gathered_trained = 0, whole_trained = 0;  // bytes of compute copies: gathered for each use, after each step
+  std::vector<size_t> gathered;                     // indices of the units that could stay whole
+  std::vector<int64_t> extra;                       // bytes that each of them adds if it does
 };
 
 /// Bytes of a unit. Frozen FP8 units keep their vectors whole, in the compute dtype.
@@ -44,8 +43,8 @@ UnitBytes storage_bytes(const PlanInput& input, const UnitSpec& unit, int shard_
     return {layout.shard_numel * input.compute_bytes, layout.numel * input.compute_bytes};
   }
   UnitSpec matrices = unit, vectors = unit;
-  std::erase_if(matrices.parameters, [](const ParameterSpec& p) { return !p.quantisable; });
-  std::erase_if(vectors.parameters, [](const ParameterSpec& p) { return p.quantisable; });
+  std::erase_if(matrices.parameters, [](const ParameterSpec& p) { return !p.linear; });
+  std::erase_if(vectors.parameters, [](const ParameterSpec& p) { return p.linear; });
   if (matrices.parameters.empty()) {
     const UnitLayout layout = make_layout(unit, shard_count);
     return {layout.shard_numel * input.compute_bytes, layout.numel * input.compute_bytes};
@@ -55,39 +54,42 @@ UnitBytes storage_bytes(const PlanInput& input, const UnitSpec& unit, int shard_
   return {layout.shard_numel + beside, layout.numel + beside};
 }
 
-Storage storage_of(const PlanInput& input, int shard_size) {
+Storage storage_of(const PlanInput& input, int shard_size, ShardPolicy policy) {
   Storage storage;
   MemoryPlan& plan = storage.bytes;
   plan.shard_size = shard_size;
+  plan.policy = policy;
   plan.device_memory = input.device_memory;
   plan.overhead = input.overhead;
-  int64_t largest_gradient = 0;
   for (size_t u = 0; u < input.units->size(); ++u) {
     const UnitSpec& unit = (*input.units)[u];
-    const bool sharded = shard_size > 1 && !unit.replicated;
-    const UnitBytes bytes = storage_bytes(input, unit, sharded ? shard_size : 1);
-    plan.weights += bytes.shard;
-    if (sharded) {
+    const bool dividing = shard_size > 1 && !unit.replicated;
+    const bool gathered = dividing && (!unit.trained || policy == ShardPolicy::kFull);
+    const bool divided = dividing && unit.trained && policy != ShardPolicy::kNone;
+    const UnitBytes bytes = storage_bytes(input, unit, gathered || divided ? shard_size : 1);
+    plan.weights += gathered ? bytes.shard : bytes.whole;
+    if (gathered) {
       if (unit.keep)
         plan.gather_slots += bytes.whole;
       else
         storage.largest_slot = std::max(storage.largest_slot, bytes.whole);
       plan.gathered_per_pass += bytes.whole - bytes.shard;
-      if (!unit.trained && !unit.keep) {
+      if (unit.trained) {
+        storage.gathered_trained += bytes.whole - bytes.shard;
+      } else if (!unit.keep) {
         storage.gathered.push_back(u);
         storage.extra.push_back(bytes.whole - bytes.shard);
       }
     }
-    if (unit.trained) {
-      const UnitLayout layout = make_layout(unit, sharded ? shard_size : 1);
-      if (input.compute_bytes < 4) plan.masters += layout.shard_numel * 4;
-      plan.moments += layout.shard_numel * 8;
-      if (sharded) plan.gradients += layout.shard_numel * input.gradient_bytes;
-      largest_gradient = std::max(largest_gradient, layout.numel * 4);
-      storage.all_gradients += layout.numel * 4;
-    }
+    if (!unit.trained) continue;
+    const UnitLayout layout = make_layout(unit, divided ? shard_size : 1);
+    if (input.compute_bytes < 4) plan.masters += layout.shard_numel * 4;
+    plan.moments += layout.shard_numel * input.moment_bytes;
+    if (divided && !gathered) storage.whole_trained += bytes.whole - bytes.shard;
+    storage.whole_elements += layout.numel;
+    storage.shard_elements += layout.shard_numel;
+    if (divided) storage.largest_elements = std::max(storage.largest_elements, layout.numel);
   }
-  storage.few_gradients = std::min(storage.all_gradients, 3 * largest_gradient);
   return storage;
 }
 
@@ -97,15 +99,33 @@ bool is_resident(size_t index, size_t count, int resident) {
   return (index + 1) * r / count > index * r / count;
 }
 
+/// Bytes of gradients at their peak; `plan.reused` is the part of them that grows while backward frees activations.
+void count_gradients(const PlanInput& input, const Storage& storage, int passes, MemoryPlan& plan) {
+  const bool divided = plan.state_shards() > 1;
+  const int64_t few = 3 * storage.largest_elements * input.gradient_bytes;  // two being reduced, one being filled
+  int64_t kept = 0;
+  if (!divided) {
+    kept = storage.whole_elements * (passes > 1 ? 4 : input.gradient_bytes);
+  } else if (passes > 1 && plan.policy == ShardPolicy::kOptimizer) {
+    kept = storage.whole_elements * 4;
+  } else {
+    kept = storage.shard_elements * (passes > 1 ? 4 : input.gradient_bytes);
+    plan.gradients += std::min(few, storage.whole_elements * input.gradient_bytes);
+  }
+  plan.gradients += kept;
+  if (passes == 1) plan.reused = std::min(kept, plan.activations);
+  const double others = 1.0 - 1.0 / std::max(1, plan.state_shards());
+  const bool each = divided && plan.policy >= ShardPolicy::kGradients;
+  plan.reduced_per_step = static_cast<int64_t>(others * static_cast<double>(storage.whole_elements) *
+                                               static_cast<double>(input.gradient_bytes)) *
+                          (each ? passes : 1);
+  plan.accumulated_passes = each ? 1 : passes;
+}
+
 MemoryPlan evaluate(const PlanInput& input, const Storage& storage, const Choice& choice) {
   MemoryPlan plan = storage.bytes;
   plan.rows_per_pass = choice.rows;
   const int passes = input.micro_batches * (input.rows / choice.rows);
-  plan.accumulated_passes = passes;
-  // Whole gradients in memory: those of all units if passes accumulate or units are not sharded; otherwise only those
-  // whose reduction is running.
-  const int64_t whole = plan.shard_size == 1 || passes > 1 ? storage.all_gradients : storage.few_gradients;
-  plan.gradients += passes > 1 ? whole : whole / 4 * input.gradient_bytes;
   if (choice.resident < static_cast<int>(storage.gathered.size()) || storage.gathered.empty())
     plan.gather_slots += kGatherSlots * storage.largest_slot;
   for (size_t i = 0; i < storage.gathered.size(); ++i) {
@@ -113,26 +133,68 @@ MemoryPlan evaluate(const PlanInput& input, const Storage& storage, const Choice
     plan.weights += storage.extra[i];
     plan.gathered_per_pass -= storage.extra[i];
   }
-  const int none = input.num_blocks - choice.mlp - choice.full;
-  int64_t row = none * input.block_saved + choice.mlp * input.block_saved_mlp + choice.full * input.block_recomputed;
-  if (choice.full > 0) row += input.block_saved;  // of the block that is being recomputed
+  const int none = input.num_blocks - choice.norms - choice.mlp - choice.full;
+  int64_t row = none * input.block_saved + choice.norms * input.block_saved_norms + choice.mlp * input.block_saved_mlp +
+                choice.full * input.block_recomputed;
+  if (choice.full > 0)  // the block that is being recomputed
+    row += input.block_saved_norms > 0 ? input.block_saved_norms : input.block_saved;
   plan.activations = row * choice.rows;
   plan.working = std::max(input.working_peak, input.head) * choice.rows + input.working_fixed;
+  count_gradients(input, storage, passes, plan);
   return plan;
 }
 
-/// Seconds that a step loses to recomputation and gathers.
-double cost(const PlanInput& input, const Storage& storage, const Choice& choice, const MemoryPlan& plan) {
-  const double passes = input.micro_batches * (input.rows / choice.rows), rows = choice.rows;
-  double seconds = rows * (choice.mlp * input.mlp_forward_s + choice.full * input.block_forward_s);
-  const auto sharded = static_cast<int>(storage.gathered.size()) - choice.resident;
-  if (plan.shard_size > 1 && sharded > 0) {
-    const double gather = static_cast<double>(plan.gathered_per_pass) * input.gathered_byte_s / sharded;
-    const double beside = rows * input.block_forward_s * input.num_blocks / sharded;
-    // Forward, and backward, which computes at least as long.
-    seconds += 2 * sharded * (kGatherInterference * gather + std::max(0.0, gather - beside));
+/// The predicted step of `plan`, which evaluate() has made.
+StepCost cost_of(const PlanInput& input, const Storage& storage, const Choice& choice, const MemoryPlan& plan) {
+  const StepTimes& times = input.times;
+  StepCost cost;
+  cost.known = times.known;
+  const double passes = input.micro_batches * (input.rows / choice.rows), rows = choice.rows, blocks = input.num_blocks;
+  const double forward = rows * blocks * times.block_forward, backward = rows * blocks * times.block_backward;
+  cost.compute = passes * (forward + backward + rows * times.head);
+  cost.recompute = passes * rows *
+                   ((choice.norms + choice.mlp) * times.norms_forward + choice.mlp * times.mlp_forward +
+                    choice.full * times.block_forward);
+  if (input.recompute_blocks.empty() && input.block_saved_norms == 0)
+    cost.recompute -= passes * rows * choice.mlp * times.norms_forward;
+  cost.fixed = times.fixed;
+
+  // The whole group is as slow as its slowest link.
+  const bool one_host = input.ranks_per_host == 0 || plan.shard_size <= input.ranks_per_host;
+  const double byte = one_host ? times.gathered_byte : times.network_byte;
+  const auto hide = [&](double communication, double computation) {
+    cost.interference += kInterference * communication;
+    cost.exposed += std::max(0.0, communication - computation);
+  };
+  const int frozen = static_cast<int>(storage.gathered.size()) - choice.resident;
+  double gathered = static_cast<double>(storage.gathered_trained) * byte;
+  if (plan.shard_size > 1 && frozen > 0)
+    gathered += static_cast<double>(plan.gathered_per_pass - storage.gathered_trained) * byte;
+  const double computes = gathered > 0 ? forward / blocks * std::min<double>(blocks, frozen > 0 ? frozen : blocks) : 0;
+  const bool each = plan.state_shards() > 1 && plan.policy >= ShardPolicy::kGradients;
+  double reduced = static_cast<double>(plan.reduced_per_step) * byte / (each ? passes : 1.0);
+  if (input.world_size > plan.state_shards()) {
+    // Replicas: an all-reduce of this rank's part moves it twice.
+    const int replicas = input.world_size / plan.state_shards();
+    const bool near = input.ranks_per_host == 0 || input.world_size <= input.ranks_per_host;
+    const double all_reduce = 2.0 * (1.0 - 1.0 / replicas) * static_cast<double>(storage.shard_elements) *
+                              static_cast<double>(input.gradient_bytes) *
+                              (near ? times.gathered_byte : times.network_byte);
+    hide(all_reduce, backward - reduced);
   }
-  return passes * seconds;
+  for (double pass = 0; pass < passes; ++pass) {
+    // After the optimizer whole copies of divided weights arrive while the first forward runs.
+    const double arriving = pass == 0 ? static_cast<double>(storage.whole_trained) * byte : 0;
+    hide(gathered + arriving, gathered > 0 ? computes : forward);
+    hide(gathered + (each || pass + 1 == passes ? reduced : 0), gathered > 0 ? 2 * computes : backward);
+  }
+
+  // Master weights and moments are read and written, the gradient is read twice (its norm comes first), the compute
+  // copy is written.
+  const double element = 8.0 + 2.0 * static_cast<double>(input.moment_bytes) +
+                         2.0 * static_cast<double>(input.gradient_bytes) + static_cast<double>(input.compute_bytes);
+  cost.optimizer = static_cast<double>(storage.shard_elements) * element * times.optimizer_byte;
+  return cost;
 }
 
 /// Completes the plan with what a run reads.
@@ -144,27 +206,64 @@ MemoryPlan finish(const PlanInput& input, const Storage& storage, const Choice& 
   // Backward frees the last blocks of forward first. The last blocks are the recomputed ones, so that saved activations
   // are those of the first blocks.
   plan.recompute.assign(input.num_blocks, Recompute::kNone);
-  for (int i = 0; i < choice.mlp + choice.full; ++i)
-    plan.recompute[input.num_blocks - 1 - i] = i < choice.full ? Recompute::kFull : Recompute::kMlp;
+  for (int i = 0; i < choice.norms + choice.mlp + choice.full; ++i)
+    plan.recompute[input.num_blocks - 1 - i] = i < choice.full                ? Recompute::kFull
+                                               : i < choice.full + choice.mlp ? Recompute::kMlp
+                                                                              : Recompute::kNorms;
+  if (!input.recompute_blocks.empty()) plan.recompute = input.recompute_blocks;
+  plan.cost = cost_of(input, storage, choice, plan);
   return plan;
+}
+
+/// Every block recomputes `what`, or the next less that its model can.
+void set_all(const PlanInput& input, Recompute what, Choice& choice) {
+  choice.norms = choice.mlp = choice.full = 0;
+  if (what == Recompute::kMlp && input.block_saved_mlp == 0) what = Recompute::kNorms;
+  if (what == Recompute::kNorms && input.block_saved_norms == 0) what = Recompute::kNone;
+  if (what == Recompute::kNorms) choice.norms = input.num_blocks;
+  if (what == Recompute::kMlp) choice.mlp = input.num_blocks;
+  if (what == Recompute::kFull) choice.full = input.num_blocks;
+}
+
+/// The policies that the input allows for a shard size. Where nothing is divided, or no unit is trained that could be,
+/// they are all the same.
+std::vector<ShardPolicy> policies(const PlanInput& input, int shard_size) {
+  const bool divisible = std::any_of(input.units->begin(), input.units->end(),
+                                     [](const UnitSpec& unit) { return unit.trained && !unit.replicated; });
+  if (shard_size == 1 || !divisible) return {ShardPolicy::kNone};
+  if (input.policy) return {*input.policy};
+  return {ShardPolicy::kOptimizer, ShardPolicy::kGradients, ShardPolicy::kFull};
 }
 
 /// Raises recomputation to the least amount with which the choice fits, if there is one.
 std::optional<Choice> fit_recomputation(const PlanInput& input, const Storage& storage, Choice choice) {
   const int blocks = input.num_blocks;
   const auto fits = [&] { return evaluate(input, storage, choice).fits(); };
+  const bool has_norms = input.block_saved_norms > 0, has_mlp = input.block_saved_mlp > 0;
+  if (!input.recompute_blocks.empty()) {
+    const auto named = [&](Recompute what) {
+      return static_cast<int>(std::count(input.recompute_blocks.begin(), input.recompute_blocks.end(), what));
+    };
+    choice.norms = named(Recompute::kNorms), choice.mlp = named(Recompute::kMlp), choice.full = named(Recompute::kFull);
+    return fits() ? std::optional(choice) : std::nullopt;
+  }
   if (input.recompute) {
-    choice.mlp = *input.recompute == Recompute::kMlp ? blocks : 0;
-    choice.full = *input.recompute == Recompute::kFull ? blocks : 0;
+    set_all(input, *input.recompute, choice);
     return fits() ? std::optional(choice) : std::nullopt;
   }
   if (fits()) return choice;
+  // Norms give the most memory for their time, so all blocks recompute them before one recomputes more.
+  for (choice.norms = 1; has_norms && choice.norms <= blocks; ++choice.norms)
+    if (fits()) return choice;
   std::optional<Choice> best;
-  const auto loss = [&](const Choice& c) { return c.mlp * input.mlp_forward_s + c.full * input.block_forward_s; };
-  for (int mlp = 0; mlp <= (input.block_saved_mlp > 0 ? blocks : 0); ++mlp) {
+  const auto loss = [&](const Choice& c) {
+    return c.mlp * input.times.mlp_forward + c.full * input.times.block_forward;
+  };
+  for (int mlp = 0; mlp <= (has_mlp ? blocks : 0); ++mlp) {
     for (int full = 0; mlp + full <= blocks; ++full) {
       choice.mlp = mlp;
       choice.full = full;
+      choice.norms = has_norms ? blocks - mlp - full : 0;
       if (best && loss(choice) >= loss(*best)) break;
       if (!fits()) continue;
       best = choice;
@@ -174,14 +273,15 @@ std::optional<Choice> fit_recomputation(const PlanInput& input, const Storage& s
   return best;
 }
 
-std::string text_of(int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
-
 /// The shard sizes that the input allows.
 std::vector<int> shard_sizes(const PlanInput& input) {
   TRIREME_CHECK(input.units != nullptr && !input.units->empty(), "a memory plan needs at least one unit");
   std::vector<int> sizes;
   for (int size = 1; size <= input.world_size; ++size)
     if (input.world_size % size == 0 && (!input.shard_size || *input.shard_size == size)) sizes.push_back(size);
+  // A policy that divides something needs several ranks where there are some.
+  if (input.policy && *input.policy != ShardPolicy::kNone && !input.shard_size && sizes.size() > 1)
+    sizes.erase(sizes.begin());
   TRIREME_CHECK(!sizes.empty(), "shard size ", input.shard_size.value_or(0), " does not divide the number of ranks ",
                 input.world_size);
   return sizes;
@@ -191,21 +291,23 @@ std::vector<int> shard_sizes(const PlanInput& input) {
 
 std::optional<MemoryPlan> find_plan(const PlanInput& input) {
   std::optional<MemoryPlan> best;
-  std::tuple<double, int, int, int> best_rank;
+  std::tuple<double, int, ShardPolicy, int, int> best_rank;
   for (const int size : shard_sizes(input)) {
-    const Storage storage = storage_of(input, size);
-    // A given shard size is used as it is; only the automatic plan fills free memory with resident units.
-    const int most = input.shard_size || input.device_memory == 0 ? 0 : static_cast<int>(storage.gathered.size());
-    for (int rows = input.rows; rows >= 1; --rows) {
-      if (input.rows % rows != 0) continue;
-      for (int resident = 0; resident <= most; ++resident) {
-        const auto choice = fit_recomputation(input, storage, {size, rows, resident, 0, 0});
-        if (!choice) break;  // more resident units leave even less memory
-        const MemoryPlan plan = evaluate(input, storage, *choice);
-        const std::tuple rank{cost(input, storage, *choice, plan), size, -rows, -resident};
-        if (best && rank >= best_rank) continue;
-        best = finish(input, storage, *choice);
-        best_rank = rank;
+    for (const ShardPolicy policy : policies(input, size)) {
+      const Storage storage = storage_of(input, size, policy);
+      // A given shard size is used as it is; only the automatic plan fills free memory with resident units.
+      const int most = input.shard_size || input.device_memory == 0 ? 0 : static_cast<int>(storage.gathered.size());
+      for (int rows = input.rows; rows >= 1; --rows) {
+        if (input.rows % rows != 0) continue;
+        for (int resident = 0; resident <= most; ++resident) {
+          const auto choice = fit_recomputation(input, storage, {size, policy, rows, resident, 0, 0, 0});
+          if (!choice) break;  // more resident units leave even less memory
+          const StepCost cost = cost_of(input, storage, *choice, evaluate(input, storage, *choice));
+          const std::tuple rank{cost.total(), size, policy, -rows, -resident};
+          if (best && rank >= best_rank) continue;
+          best = finish(input, storage, *choice);
+          best_rank = rank;
+        }
       }
     }
   }
@@ -213,70 +315,28 @@ std::optional<MemoryPlan> find_plan(const PlanInput& input) {
 }
 
 MemoryPlan least_plan(const PlanInput& input) {
-  const int blocks = input.num_blocks;
   std::optional<MemoryPlan> least;
   for (const int size : shard_sizes(input)) {
-    const Storage storage = storage_of(input, size);
-    for (int rows = 1; rows <= input.rows; ++rows) {
-      if (input.rows % rows != 0) continue;
-      for (const Recompute what : {Recompute::kNone, Recompute::kMlp, Recompute::kFull}) {
-        if (input.recompute ? what != *input.recompute : what == Recompute::kMlp && input.block_saved_mlp == 0)
-          continue;
-        const Choice choice{size, rows, 0, what == Recompute::kMlp ? blocks : 0, what == Recompute::kFull ? blocks : 0};
-        if (!least || evaluate(input, storage, choice).total() < least->total()) least = finish(input, storage, choice);
+    for (const ShardPolicy policy : policies(input, size)) {
+      const Storage storage = storage_of(input, size, policy);
+      for (int rows = 1; rows <= input.rows; ++rows) {
+        if (input.rows % rows != 0) continue;
+        for (const Recompute what : {Recompute::kNone, Recompute::kNorms, Recompute::kMlp, Recompute::kFull}) {
+          if (input.recompute && what != *input.recompute) continue;
+          Choice choice{size, policy, rows, 0, 0, 0, 0};
+          set_all(input, what, choice);
+          if (!least || evaluate(input, storage, choice).total() < least->total())
+            least = finish(input, storage, choice);
+        }
       }
     }
   }
   return *least;
 }
 
-std::string describe_need(const MemoryPlan& plan) {
-  const std::string why =
-      plan.accumulated_passes > 1 && plan.shard_size > 1 && plan.gradients > plan.total() / 10
-          ? fmt::format(", in fp32 and whole on every rank because {} passes add up", plan.accumulated_passes)
-          : "";
-  return fmt::format(
-      "the run needs {} per rank and {} of headroom, {} is available (weights {}, masters and moments {}, gradients "
-      "{}{}, "
-      "gather slots {}, activations {}, working memory {}, libraries {})",
-      text_of(plan.total()), text_of(plan.headroom()), text_of(plan.device_memory), text_of(plan.weights),
-      text_of(plan.masters + plan.moments), text_of(plan.gradients), why, text_of(plan.gather_slots),
-      text_of(plan.activations), text_of(plan.working), text_of(plan.overhead));
-}
-
 MemoryPlan make_plan(const PlanInput& input) {
   if (auto plan = find_plan(input)) return *std::move(plan);
   throw ConfigError(describe_need(least_plan(input)));
-}
-
-std::string describe_plan(const MemoryPlan& plan, const std::vector<UnitSpec>& units) {
-  int sharded = 0, whole = 0;
-  for (size_t u = 0; u < units.size(); ++u)
-    (plan.shard_size > 1 && !units[u].replicated && !plan.resident[u] ? sharded : whole)++;
-  std::string text = fmt::format(
-      "units: {} whole, {} sharded over {} rank{}; {} row{} a pass; of {} blocks backward recomputes {}, and the MLP "
-      "of "
-      "{}\n",
-      whole, sharded, plan.shard_size, plan.shard_size == 1 ? "" : "s", plan.rows_per_pass,
-      plan.rows_per_pass == 1 ? "" : "s", plan.recompute.size(), count(plan, Recompute::kFull),
-      count(plan, Recompute::kMlp));
-  auto row = [&](const char* name, int64_t bytes) { text += fmt::format("  {:<22}{:>12}\n", name, text_of(bytes)); };
-  text += "memory per rank:\n";
-  row("weights", plan.weights);
-  row("master weights", plan.masters);
-  row("optimizer moments", plan.moments);
-  row("gradients", plan.gradients);
-  row("gather slots", plan.gather_slots);
-  row("saved activations", plan.activations);
-  row("working memory", plan.working);
-  row("context and libraries", plan.overhead);
-  row("total", plan.total());
-  if (plan.device_memory > 0) {
-    row("available", plan.device_memory);
-    row("left free", plan.device_memory - plan.total());
-  }
-  text += fmt::format("gathered per forward pass: {} per rank\n", text_of(plan.gathered_per_pass));
-  return text;
 }
 
 }  // namespace trireme

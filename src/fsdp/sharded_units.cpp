@@ -17,9 +17,8 @@ namespace {
 
 constexpr int64_t kPeerAlignment = 512;
 
-bool has_quantisable(const UnitSpec& spec) {
-  return std::any_of(spec.parameters.begin(), spec.parameters.end(),
-                     [](const ParameterSpec& p) { return p.quantisable; });
+bool has_linear(const UnitSpec& spec) {
+  return std::any_of(spec.parameters.begin(), spec.parameters.end(), [](const ParameterSpec& p) { return p.linear; });
 }
 
 /// Splits a unit into what its flat buffer holds and the vectors that are stored beside it in the compute dtype.
@@ -29,7 +28,7 @@ void split_storage(const UnitSpec& spec, bool fp8, UnitSpec& stored, UnitSpec& v
   stored.parameters.clear();
   vectors.parameters.clear();
   for (size_t p = 0; p < spec.parameters.size(); ++p) {
-    if (fp8 && !spec.parameters[p].quantisable) {
+    if (fp8 && !spec.parameters[p].linear) {
       vectors.parameters.push_back(spec.parameters[p]);
     } else {
       stored.parameters.push_back(spec.parameters[p]);
@@ -45,123 +44,163 @@ ShardedUnits::ShardedUnits(std::vector<UnitSpec> units, Communicator& world, at:
     : specs_(std::move(units)), world_(world), device_(device), options_(options) {
   TRIREME_CHECK(options.shard_size >= 1 && world.size() % options.shard_size == 0, "shard size ", options.shard_size,
                 " does not divide the number of ranks ", world.size());
-  const bool sharding = options.shard_size > 1;
-  if (sharding) {
+  if (options.shard_size > 1) {
     shard_group_ = world.split(world.rank() / options.shard_size);
     if (options.shard_size < world.size()) replica_group_ = world.split(world.rank() % options.shard_size);
   }
   at::NoGradGuard no_grad;
-  const auto fp32 = at::TensorOptions().dtype(at::kFloat).device(device);
-  const auto compute = fp32.dtype(options.compute_dtype);
-  const auto compute_bytes = static_cast<int64_t>(c10::elementSize(options.compute_dtype));
-  // Shards of frozen units never change, so the ranks of one host can read them from each other's memory.
+  make_peer_memory();
+  for (size_t u = 0; u < specs_.size(); ++u) {
+    states_.push_back(make_state(u));
+    if (specs_[u].trained) add_trained(u);
+  }
+  add_slots();
+  assign_weight_states();
+  for (size_t u = 0; u < specs_.size(); ++u)
+    if (specs_[u].trained) collect_gradients(u);
+}
+
+bool ShardedUnits::is_resident(size_t unit) const {
+  return unit < options_.resident.size() && options_.resident[unit] && !specs_[unit].trained;
+}
+
+/// Shards of frozen units never change, so the ranks of one host can read them from each other's memory.
+void ShardedUnits::make_peer_memory() {
+  peer_offsets_.assign(specs_.size(), -1);
+  if (options_.shard_size == 1 || !device_.is_cuda()) return;
+  const auto compute_bytes = static_cast<int64_t>(c10::elementSize(options_.compute_dtype));
   int64_t peer_bytes = 0;
-  std::vector<int64_t> peer_offsets(specs_.size(), -1);
-  for (size_t u = 0; sharding && device.is_cuda() && u < specs_.size(); ++u) {
-    const bool resident = u < options.resident.size() && options.resident[u];
-    if (specs_[u].trained || specs_[u].replicated || resident) continue;
+  for (size_t u = 0; u < specs_.size(); ++u) {
+    if (specs_[u].trained || specs_[u].replicated || is_resident(u)) continue;
     UnitSpec stored, vectors;
     std::vector<int> indices;
-    const bool fp8 = options.frozen == Recipe::kFp8Frozen && has_quantisable(specs_[u]);
+    const bool fp8 = options_.frozen == Recipe::kFp8Frozen && has_linear(specs_[u]);
     split_storage(specs_[u], fp8, stored, vectors, indices);
-    peer_offsets[u] = peer_bytes;
-    const int64_t bytes = make_layout(stored, options.shard_size).shard_numel * (fp8 ? 1 : compute_bytes);
+    peer_offsets_[u] = peer_bytes;
+    const int64_t bytes = make_layout(stored, options_.shard_size).shard_numel * (fp8 ? 1 : compute_bytes);
     peer_bytes += (bytes + kPeerAlignment - 1) / kPeerAlignment * kPeerAlignment;
   }
-  if (peer_bytes > 0) {
-    std::string why_not;
-    peers_ = PeerMemory::create(*shard_group_, peer_bytes, device, why_not);
-    gather_path_ = peers_ ? "pulled from peer memory" : fmt::format("gathered by {} ({})", world.backend(), why_not);
-    outside_allocator_ = peers_ ? peer_bytes : 0;
+  if (peer_bytes == 0) return;
+  std::string why_not;
+  peers_ = PeerMemory::create(*shard_group_, peer_bytes, device_, why_not);
+  gather_path_ = peers_ ? "pulled from peer memory" : fmt::format("gathered by {} ({})", world_.backend(), why_not);
+  outside_allocator_ = peers_ ? peer_bytes : 0;
+}
+
+std::unique_ptr<ShardedUnits::UnitState> ShardedUnits::make_state(size_t unit) {
+  const UnitSpec& spec = specs_[unit];
+  const bool dividing = options_.shard_size > 1 && !spec.replicated;
+  auto state = std::make_unique<UnitState>();
+  state->gathered = dividing && (spec.trained ? options_.policy == ShardPolicy::kFull : !is_resident(unit));
+  state->divided = dividing && spec.trained && options_.policy != ShardPolicy::kNone;
+  state->fp8 = options_.frozen == Recipe::kFp8Frozen && !spec.trained && has_linear(spec);
+  split_storage(spec, state->fp8, state->stored, state->vectors, state->stored_parameters);
+  const bool parts = state->gathered || state->divided;
+  state->layout = make_layout(state->stored, parts ? options_.shard_size : 1);
+  const UnitLayout& layout = state->layout;
+  state->begin = parts ? shard_group_->rank() * layout.shard_numel : 0;
+
+  const at::ScalarType storage = state->fp8 ? at::kFloat8_e4m3fn : options_.compute_dtype;
+  const auto fp32 = at::TensorOptions().dtype(at::kFloat).device(device_);
+  if (peers_ && peer_offsets_[unit] >= 0) {
+    state->peer_offset = peer_offsets_[unit];
+    const int64_t bytes = layout.shard_numel * static_cast<int64_t>(c10::elementSize(storage));
+    state->shard = peers_->block().narrow(0, state->peer_offset, bytes).view(storage);
+    state->shard.zero_();
+  } else if (state->gathered) {
+    state->shard = at::zeros({layout.shard_numel}, fp32.dtype(storage));
   }
+  if (state->gathered) {
+    state->full = make_borrowed_tensor(layout.numel, storage, device_);
+  } else {
+    state->full = at::zeros({layout.numel}, fp32.dtype(storage));
+    state->shard = state->full.narrow(0, state->begin, layout.shard_numel);
+  }
+  if (state->fp8) {
+    state->vector_memory = at::zeros({make_layout(state->vectors, 1).numel}, fp32.dtype(options_.compute_dtype));
+    state->inverse_scales = at::ones({static_cast<int64_t>(spec.parameters.size())}, fp32);
+  }
+
+  state->views.resize(spec.parameters.size());
+  const auto place = [&](const at::Tensor& memory, int64_t offset, size_t parameter) {
+    const ParameterSpec& shape = spec.parameters[parameter];
+    state->views[parameter] = memory.narrow(0, offset, shape.numel()).view(shape.shape).detach();
+  };
+  std::vector<bool> in_flat_buffer(spec.parameters.size(), false);
+  for (size_t p = 0; p < state->stored_parameters.size(); ++p) {
+    place(state->full, layout.offsets[p], static_cast<size_t>(state->stored_parameters[p]));
+    in_flat_buffer[static_cast<size_t>(state->stored_parameters[p])] = true;
+  }
+  for (size_t p = 0, v = 0; p < spec.parameters.size(); ++p)
+    if (!in_flat_buffer[p]) place(state->vector_memory, make_layout(state->vectors, 1).offsets[v++], p);
+  return state;
+}
+
+void ShardedUnits::add_trained(size_t unit) {
+  const UnitSpec& spec = specs_[unit];
+  UnitState& state = *states_[unit];
+  state.master = options_.compute_dtype == at::kFloat
+                     ? state.shard
+                     : at::zeros({state.layout.shard_numel}, state.shard.options().dtype(at::kFloat));
+  state.arrived.assign(spec.parameters.size(), false);
+  state.written.assign(spec.parameters.size(), false);
+  TrainedShard trained;
+  trained.name = spec.name;
+  trained.master = state.master;
+  trained.compute = state.shard;
+  trained.copies = state.divided ? world_.size() / options_.shard_size : world_.size();
+  const int64_t end = state.begin + state.layout.shard_numel;
+  for (const LayoutPiece& piece : pieces_in_range(spec, state.layout, state.begin, end))
+    trained.ranges.push_back({piece.flat_begin - state.begin, piece.flat_begin - state.begin + piece.count,
+                              piece.tensor, spec.parameters[static_cast<size_t>(piece.parameter)].decay});
+  for (const ParameterSpec& parameter : spec.parameters)
+    trained.num_tensors += static_cast<int>(parameter.parts.size());
+  state.trained_index = static_cast<int>(trained_.size());
+  trained_.push_back(std::move(trained));
+}
+
+void ShardedUnits::add_slots() {
+  const auto bytes = at::TensorOptions().dtype(at::kByte).device(device_);
   int64_t slot_bytes = 0, slot_users = 0;
   for (size_t u = 0; u < specs_.size(); ++u) {
-    const UnitSpec& spec = specs_[u];
-    auto state = std::make_unique<UnitState>();
-    const bool resident = u < options.resident.size() && options.resident[u] && !spec.trained;
-    state->sharded = sharding && !spec.replicated && !resident;
-    state->fp8 = options.frozen == Recipe::kFp8Frozen && !spec.trained && has_quantisable(spec);
-    const at::ScalarType storage = state->fp8 ? at::kFloat8_e4m3fn : options.compute_dtype;
-    split_storage(spec, state->fp8, state->stored, state->vectors, state->stored_parameters);
-    state->layout = make_layout(state->stored, state->sharded ? options.shard_size : 1);
-    if (peers_ && peer_offsets[u] >= 0) {
-      state->peer_offset = peer_offsets[u];
-      const int64_t bytes = state->layout.shard_numel * static_cast<int64_t>(c10::elementSize(storage));
-      state->shard = peers_->block().narrow(0, state->peer_offset, bytes).view(storage);
-      state->shard.zero_();
+    UnitState& state = *states_[u];
+    if (!state.gathered) continue;
+    const int64_t size = state.layout.numel * static_cast<int64_t>(state.full.element_size());
+    if (specs_[u].keep) {
+      state.own_slot = std::make_unique<Slot>();
+      state.own_slot->memory = at::empty({size}, bytes);
     } else {
-      state->shard = at::zeros({state->layout.shard_numel}, fp32.dtype(storage));
-    }
-    if (state->fp8) {
-      state->vector_memory = at::zeros({make_layout(state->vectors, 1).numel}, compute);
-      state->inverse_scales = at::ones({static_cast<int64_t>(spec.parameters.size())}, fp32);
-    }
-    if (state->sharded) {
-      state->full = make_borrowed_tensor(state->layout.numel, storage, device);
-      const int64_t bytes = state->layout.numel * static_cast<int64_t>(c10::elementSize(storage));
-      if (spec.keep) {
-        state->own_slot = std::make_unique<Slot>();
-        state->own_slot->memory = at::empty({bytes}, fp32.dtype(at::kByte));
-      } else {
-        slot_bytes = std::max(slot_bytes, bytes);
-        ++slot_users;
-      }
-    } else {
-      state->full = state->shard;
-    }
-    state->views.resize(spec.parameters.size());
-    const auto place = [&](const at::Tensor& memory, int64_t offset, size_t parameter) {
-      const ParameterSpec& shape = spec.parameters[parameter];
-      at::Tensor view = memory.narrow(0, offset, shape.numel()).view(shape.shape).detach();
-      if (spec.trained) view.set_requires_grad(true);
-      state->views[parameter] = view;
-    };
-    std::vector<bool> in_flat_buffer(spec.parameters.size(), false);
-    for (size_t p = 0; p < state->stored_parameters.size(); ++p) {
-      place(state->full, state->layout.offsets[p], state->stored_parameters[p]);
-      in_flat_buffer[state->stored_parameters[p]] = true;
-    }
-    for (size_t p = 0, v = 0; p < spec.parameters.size(); ++p)
-      if (!in_flat_buffer[p]) place(state->vector_memory, make_layout(state->vectors, 1).offsets[v++], p);
-    if (spec.trained) {
-      state->master = options.compute_dtype == at::kFloat ? state->shard : at::zeros({state->layout.shard_numel}, fp32);
-      state->arrived.assign(spec.parameters.size(), false);
-      state->written.assign(spec.parameters.size(), false);
-      TrainedShard trained;
-      trained.name = spec.name;
-      trained.master = state->master;
-      trained.compute = state->shard;
-      trained.copies = state->sharded ? world.size() / options.shard_size : world.size();
-      const int64_t begin = state->sharded ? shard_group_->rank() * state->layout.shard_numel : 0;
-      for (const LayoutPiece& piece : pieces_in_range(spec, state->layout, begin, begin + state->layout.shard_numel))
-        trained.ranges.push_back({piece.flat_begin - begin, piece.flat_begin - begin + piece.count, piece.tensor,
-                                  spec.parameters[piece.parameter].decay});
-      for (const ParameterSpec& parameter : spec.parameters)
-        trained.num_tensors += static_cast<int>(parameter.parts.size());
-      state->trained_index = static_cast<int>(trained_.size());
-      trained_.push_back(std::move(trained));
-    }
-    states_.push_back(std::move(state));
-  }
-  if (slot_bytes > 0) {
-    for (int64_t i = 0; i < std::min<int64_t>(kGatherSlots, slot_users); ++i) {
-      slots_.push_back(std::make_unique<Slot>());
-      slots_.back()->memory = at::empty({slot_bytes}, fp32.dtype(at::kByte));
+      slot_bytes = std::max(slot_bytes, size);
+      ++slot_users;
     }
   }
-  assign_weight_states();
-  // A leaf's gradient is added to the unit's flat gradient at once, so that no second copy in the compute dtype stays.
-  for (size_t u = 0; u < specs_.size(); ++u) {
-    if (!specs_[u].trained) continue;
-    for (size_t p = 0; p < specs_[u].parameters.size(); ++p) {
-      auto accumulator = torch::autograd::impl::grad_accumulator(states_[u]->views[p]);
-      accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
-          [this, u, p](const torch::autograd::variable_list& outputs, const torch::autograd::variable_list&) {
-            gradient_arrived(static_cast<int>(u), static_cast<int>(p));
-            return outputs;
-          }));
-      states_[u]->accumulators.push_back(std::move(accumulator));
+  for (int64_t i = 0; i < std::min<int64_t>(kGatherSlots, slot_users); ++i) {
+    slots_.push_back(std::make_unique<Slot>());
+    slots_.back()->memory = at::empty({slot_bytes}, bytes);
+  }
+}
+
+/// Matrices of linear layers get a sink. Gradients of other parameters are moved to the unit's buffer as soon as
+/// autograd has computed them, so that no second copy stays.
+void ShardedUnits::collect_gradients(size_t unit) {
+  UnitState& state = *states_[unit];
+  const int u = static_cast<int>(unit);
+  state.sinks.resize(specs_[unit].parameters.size());
+  for (size_t i = 0; i < specs_[unit].parameters.size(); ++i) {
+    const int p = static_cast<int>(i);
+    if (specs_[unit].parameters[i].linear) {
+      state.sinks[i] = std::make_unique<Sink>(*this, u, p);
+      state.states[i].sink = state.sinks[i].get();
+      continue;
     }
+    state.views[i].set_requires_grad(true);
+    auto accumulator = torch::autograd::impl::grad_accumulator(state.views[i]);
+    accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
+        [this, u, p](const torch::autograd::variable_list& outputs, const torch::autograd::variable_list&) {
+          gradient_arrived(u, p);
+          return outputs;
+        }));
+    state.accumulators.push_back(std::move(accumulator));
   }
 }
 
@@ -177,7 +216,7 @@ const std::vector<WeightState>& ShardedUnits::weight_states(int unit) {
 void ShardedUnits::assign_weight_states() {
   int64_t linears = 0;
   const auto scaled = [&](const UnitSpec& unit, size_t p) {
-    return options_.trained == Recipe::kFp8Delayed && unit.trained && unit.parameters[p].quantisable;
+    return options_.trained == Recipe::kFp8Delayed && unit.trained && unit.parameters[p].linear;
   };
   for (const UnitSpec& unit : specs_)
     for (size_t p = 0; p < unit.parameters.size(); ++p) linears += scaled(unit, p) ? 1 : 0;
@@ -215,7 +254,7 @@ bool ShardedUnits::restore_scales(const std::vector<double>& state) {
 ShardedUnits::MemoryUse ShardedUnits::memory_use() const {
   MemoryUse memory;
   for (const auto& state : states_) {
-    memory.shards += static_cast<int64_t>(state->shard.nbytes());
+    memory.shards += static_cast<int64_t>(state->gathered ? state->shard.nbytes() : state->full.nbytes());
     if (state->master.defined() && !state->master.is_same(state->shard))
       memory.masters += static_cast<int64_t>(state->master.nbytes());
     if (state->own_slot) memory.gather_slots += static_cast<int64_t>(state->own_slot->memory.nbytes());
@@ -227,7 +266,7 @@ ShardedUnits::MemoryUse ShardedUnits::memory_use() const {
 int64_t ShardedUnits::gathered_bytes_per_step_forward() const {
   int64_t bytes = 0;
   for (const auto& state : states_)
-    if (state->sharded) bytes += static_cast<int64_t>(state->shard.nbytes()) * (options_.shard_size - 1);
+    if (state->gathered) bytes += static_cast<int64_t>(state->shard.nbytes()) * (options_.shard_size - 1);
   return bytes;
 }
 

@@ -44,7 +44,11 @@ void ShardedUnits::start_gather(int unit) {
 
 void ShardedUnits::use(int unit) {
   UnitState& state = *states_[unit];
-  if (!state.sharded) return;
+  if (state.arriving) {
+    state.arriving->wait();
+    state.arriving.reset();
+  }
+  if (!state.gathered) return;
   at::NoGradGuard no_grad;
   if (state.slot == nullptr) start_gather(unit);
   if (state.slot->gather) {
@@ -59,7 +63,7 @@ void ShardedUnits::prefetch(int unit, int direction) {
   int ahead = 0;
   for (int next = unit + direction; next >= 0 && next < static_cast<int>(states_.size()) && ahead < kGatherSlots - 1;
        next += direction) {
-    if (!states_[next]->sharded) continue;
+    if (!states_[next]->gathered) continue;
     if (direction < 0 && !specs_[next].backward_reads_weights) continue;
     ++ahead;
     if (states_[next]->slot != nullptr) {
@@ -94,9 +98,15 @@ void ShardedUnits::release() {
     if (state->slot != nullptr) state->slot->in_use = false;
 }
 
-void ShardedUnits::invalidate_trained() {
-  for (size_t u = 0; u < states_.size(); ++u)
-    if (specs_[u].trained && states_[u]->slot != nullptr) evict(*states_[u]->slot);
+void ShardedUnits::weights_changed() {
+  at::NoGradGuard no_grad;
+  for (size_t u = 0; u < states_.size(); ++u) {
+    UnitState& state = *states_[u];
+    if (!specs_[u].trained) continue;
+    if (state.slot != nullptr) evict(*state.slot);
+    // In the order in which forward uses the units.
+    if (state.divided && !state.gathered) state.arriving = shard_group_->all_gather(state.full, state.shard);
+  }
 }
 
 }  // namespace trireme

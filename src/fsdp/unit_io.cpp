@@ -51,18 +51,17 @@ void ShardedUnits::synchronise() const {
 void ShardedUnits::fill(int unit, const Writer& write, const std::function<void()>& settle) {
   UnitState& state = *states_[unit];
   if (state.fp8) return fill_fp8(unit, write, settle);
-  const int64_t begin = state.sharded ? shard_group_->rank() * state.layout.shard_numel : 0;
   at::Tensor& target = state.master.defined() ? state.master : state.shard;
-  write_pieces(state.stored, state.layout, begin, target, write);
+  write_pieces(state.stored, state.layout, state.begin, target, write);
   if (settle) settle();
   if (state.master.defined() && !state.master.is_same(state.shard)) state.shard.copy_(state.master);
+  if (state.divided && !state.gathered) shard_group_->all_gather(state.full, state.shard)->wait();
 }
 
 void ShardedUnits::fill_fp8(int unit, const Writer& write, const std::function<void()>& settle) {
   UnitState& state = *states_[unit];
   write_pieces(state.vectors, make_layout(state.vectors, 1), 0, state.vector_memory, write);
-  const int64_t begin = state.sharded ? shard_group_->rank() * state.layout.shard_numel : 0;
-  const int64_t end = begin + state.layout.shard_numel;
+  const int64_t begin = state.begin, end = begin + state.layout.shard_numel;
   const at::Tensor values = at::zeros({state.layout.shard_numel}, state.vector_memory.options());
   synchronise();  // synchronised for the same reason as in load()
   write_pieces(state.stored, state.layout, begin, values, write);
@@ -80,7 +79,7 @@ void ShardedUnits::fill_fp8(int unit, const Writer& write, const std::function<v
     targets[p] = state.shard.narrow(0, first - begin, last - first);
     amax[static_cast<int64_t>(p)].copy_(fp8_amax(parts[p]));
   }
-  if (state.sharded) shard_group_->all_reduce(amax, ReduceOp::kMax)->wait();
+  if (state.gathered) shard_group_->all_reduce(amax, ReduceOp::kMax)->wait();
   const at::Tensor on_host = amax.to(at::kCPU);
   for (size_t p = 0; p < count; ++p) {
     const ParameterSpec& parameter = state.stored.parameters[p];
@@ -191,7 +190,7 @@ bool ShardedUnits::assign(const std::string& tensor_name, const at::Tensor& valu
 at::Tensor ShardedUnits::whole(int unit) {
   UnitState& state = *states_[unit];
   const at::Tensor& shard = state.master.defined() ? state.master : state.shard;
-  if (!state.sharded) return shard;
+  if (!state.gathered && !state.divided) return shard;
   at::Tensor full = at::empty({state.layout.numel}, shard.options());
   shard_group_->all_gather(full, shard)->wait();
   return full;

@@ -132,11 +132,22 @@ void CausalLmTask::fill_plan(const Config& config, PlanInput& input) const {
   input.working_peak = bytes.working_peak;
   input.working_fixed = bytes.working_fixed;
   input.head = bytes.head;
-  const BlockFlops flops = block_forward_flops(model->config(), length);
-  const double rate = fp8 ? kFp8Rate : kBf16Rate;
-  input.block_forward_s = flops.matrices / rate + flops.attention / kBf16Rate;
-  input.mlp_forward_s = flops.gate_up / rate;
-  input.gathered_byte_s = 1 / kGatherRate;
+  input.block_saved_norms = bytes.block_saved_norms;
+  const MachineRates& rates = input.rates;
+  const BlockWork work = block_work(model->config(), length, input.compute_bytes);
+  const double rate = fp8 ? rates.fp8_flops : rates.bf16_flops;
+  const double products_backward = config.lora ? 1 : 2;  // frozen matrices have no weight gradient
+  const double head_flops = 2.0 * static_cast<double>(length * model->config().hidden_size) *
+                            static_cast<double>(model->config().vocab_size) * (1 + products_backward);
+  StepTimes& times = input.times;
+  times.block_forward =
+      work.matrices / rate + work.attention / rates.attention_flops + work.forward_bytes / rates.memory_bytes;
+  times.block_backward = products_backward * work.matrices / rate + 2.5 * work.attention / rates.attention_flops +
+                         work.backward_bytes / rates.memory_bytes;
+  times.norms_forward = work.norms_bytes / rates.memory_bytes;
+  times.mlp_forward = work.gate_up / rate;
+  times.head = head_flops / rates.bf16_flops;
+  set_rates(input);
 }
 
 StepBatch CausalLmTask::to_device(const std::vector<TokenPack>& passes) const {

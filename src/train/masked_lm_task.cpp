@@ -133,8 +133,10 @@ void MaskedLmTask::fill_plan(const Config& config, PlanInput& input) const {
   input.working_peak = bytes.working_peak;
   input.working_fixed = bytes.working_fixed;
   input.head = bytes.head;
-  input.block_forward_s = flops_per_row(length) / 3 / static_cast<double>(input.num_blocks) / kBf16Rate;
-  input.gathered_byte_s = 1 / kGatherRate;
+  const double rate = config.precision.linear == "fp8" ? input.rates.fp8_flops : input.rates.bf16_flops;
+  input.times.block_forward = flops_per_row(length) / 3 / static_cast<double>(input.num_blocks) / rate;
+  input.times.block_backward = 2 * input.times.block_forward;
+  set_rates(input);
 }
 
 StepBatch MaskedLmTask::to_device(const std::vector<BertPack>& passes) const {

@@ -111,7 +111,8 @@ class Changes {
 std::vector<PlanHint> single_hints(const PlanQuestion& question, int64_t total) {
   std::vector<PlanHint> hints = Changes(question).take();
   for (PlanHint& hint : hints) {
-    const MemoryPlan plan = least({hint.config, question.task, hint.ranks, question.gpu, question.device_memory});
+    const MemoryPlan plan = least({hint.config, question.task, hint.ranks, question.gpu, question.device_memory,
+                                   question.device_name, question.ranks_per_host});
     hint.saved = total - plan.total();
     hint.lacking = plan.lacking();
   }
@@ -125,7 +126,9 @@ std::vector<PlanHint> single_hints(const PlanQuestion& question, int64_t total) 
 std::optional<PlanHint> combined_hint(const PlanQuestion& question, int64_t total) {
   PlanHint all{{}, question.config, question.ranks};
   for (size_t i = 0; i < kMostTogether; ++i) {
-    const PlanQuestion now{all.config, question.task, all.ranks, question.gpu, question.device_memory};
+    const PlanQuestion now{
+        all.config,           question.task,          all.ranks, question.gpu, question.device_memory,
+        question.device_name, question.ranks_per_host};
     std::vector<PlanHint> hints = single_hints(now, least(now).total());
     const auto best = std::min_element(hints.begin(), hints.end(), [](const PlanHint& a, const PlanHint& b) {
       return std::max<int64_t>(a.lacking, 0) < std::max<int64_t>(b.lacking, 0);
@@ -134,7 +137,9 @@ std::optional<PlanHint> combined_hint(const PlanQuestion& question, int64_t tota
     best->settings.insert(best->settings.begin(), all.settings.begin(), all.settings.end());
     all = std::move(*best);
     if (all.lacking > 0) continue;
-    all.saved = total - least({all.config, question.task, all.ranks, question.gpu, question.device_memory}).total();
+    all.saved = total - least({all.config, question.task, all.ranks, question.gpu, question.device_memory,
+                               question.device_name, question.ranks_per_host})
+                            .total();
     return all;
   }
   return std::nullopt;
@@ -147,7 +152,9 @@ PlanInput plan_input(const PlanQuestion& question) {
   const at::ScalarType dtype = compute_dtype(config, question.gpu);
   PlanInput input;
   input.compute_bytes = static_cast<int64_t>(c10::elementSize(dtype));
+  input.rates = machine_rates(question.device_name);
   question.task.fill_plan(config, input);
+  input.times.known = question.gpu;
   input.world_size = question.ranks;
   input.micro_batches =
       static_cast<int>(config.batch.global_batch_size / question.ranks / config.batch.micro_batch_size);
@@ -159,7 +166,12 @@ PlanInput plan_input(const PlanQuestion& question) {
   input.frozen_fp8 = frozen_recipe(config) == Recipe::kFp8Frozen;
   const std::string& recompute = config.parallel.recompute;
   if (recompute != "auto")
-    input.recompute = recompute == "full" ? Recompute::kFull : recompute == "mlp" ? Recompute::kMlp : Recompute::kNone;
+    input.recompute = recompute == "full"    ? Recompute::kFull
+                      : recompute == "mlp"   ? Recompute::kMlp
+                      : recompute == "norms" ? Recompute::kNorms
+                                             : Recompute::kNone;
+  input.policy = parse_policy(config.parallel.policy);
+  input.ranks_per_host = question.ranks_per_host;
   input.device_memory = question.device_memory;
   input.overhead = question.gpu ? gpu_overhead(question.ranks) : 0;
   return input;

@@ -18,6 +18,8 @@ struct PlanQuestion {
   int ranks = 1;
   bool gpu = false;
   int64_t device_memory = 0;  // bytes of each rank's device
+  std::string device_name{};  // as its driver gives it; empty: not known
+  int ranks_per_host = 0;     // 0: all ranks are on one host
 };
 
 PlanInput plan_input(const PlanQuestion& question);

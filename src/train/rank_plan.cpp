@@ -30,18 +30,20 @@ std::string common_configuration(const Config& config) {
 /// What of a plan all ranks must share, in words, and a hash of every number of it.
 std::string summary(const MemoryPlan& plan) {
   std::string all =
-      fmt::format("{} {} {} {} {} {} {} {} {} {} {} {}", plan.shard_size, plan.rows_per_pass, plan.weights,
-                  plan.masters, plan.moments, plan.gradients, plan.gather_slots, plan.activations, plan.working,
-                  plan.overhead, plan.gathered_per_pass, plan.device_memory);
+      fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {}", policy_name(plan.policy), plan.shard_size,
+                  plan.rows_per_pass, plan.weights, plan.masters, plan.moments, plan.gradients, plan.gather_slots,
+                  plan.activations, plan.working, plan.overhead, plan.gathered_per_pass, plan.device_memory);
   for (const bool resident : plan.resident) all += resident ? " r" : " s";
   for (const Recompute what : plan.recompute) all += fmt::format(" {}", static_cast<int>(what));
   const auto recomputed = [&](Recompute what) {
     return std::count(plan.recompute.begin(), plan.recompute.end(), what);
   };
-  return fmt::format("shard size {}, {} rows a pass, {} units resident, {} + {} blocks recomputed, {} (plan {})",
-                     plan.shard_size, plan.rows_per_pass, std::count(plan.resident.begin(), plan.resident.end(), true),
-                     recomputed(Recompute::kFull), recomputed(Recompute::kMlp),
-                     format_bytes(static_cast<double>(plan.total())), hex64(xxh3_64(all.data(), all.size())));
+  return fmt::format(
+      "shard size {}, policy {}, {} rows a pass, {} units resident, {} + {} blocks recomputed, {} (plan {})",
+      plan.shard_size, policy_name(plan.policy), plan.rows_per_pass,
+      std::count(plan.resident.begin(), plan.resident.end(), true), recomputed(Recompute::kFull),
+      recomputed(Recompute::kMlp), format_bytes(static_cast<double>(plan.total())),
+      hex64(xxh3_64(all.data(), all.size())));
 }
 
 /// "ranks 1, 3 and 4 on node7", at most five of them.

@@ -88,7 +88,8 @@ ExitCode train(const Config& config, World& world, const ModelFamily& family, co
   });
   DeviceInfo device = describe_device(world.device(), dtype, world.launch().local_world_size);
   if (const auto bytes = fault_value("device-memory", comm.rank())) device.total_memory = static_cast<int64_t>(*bytes);
-  const PlanQuestion question{config, *task, comm.size(), gpu, device.total_memory};
+  const PlanQuestion question{
+      config, *task, comm.size(), gpu, device.total_memory, device.name, world.launch().local_world_size};
   const MemoryPlan plan = plan_for_all_ranks(question, world);
   task->set_rows_per_pass(plan.rows_per_pass);
   // An MLPerf run touches no data before its clock runs.

@@ -67,6 +67,13 @@ std::string config_dtype(at::ScalarType dtype) {
   return dtype == at::kFloat ? "float32" : dtype == at::kHalf ? "float16" : "bfloat16";
 }
 
+void set_rates(PlanInput& input) {
+  input.times.gathered_byte = 1 / input.rates.link_bytes;
+  input.times.network_byte = 1 / input.rates.network_bytes;
+  input.times.optimizer_byte = 1 / input.rates.memory_bytes;
+  input.times.fixed = input.rates.step_overhead;
+}
+
 void check_fp8_training(const RankInfo& rank, const std::vector<std::pair<const char*, int64_t>>& widths) {
   if (!rank.device.is_cuda()) return;
   if (!has_kernels(rank.device))

@@ -21,9 +21,8 @@
 
 namespace trireme {
 
-/// What a Hopper GPU sustains in products (FLOP/s) and receives from its neighbours (bytes/s): the plan weighs
-/// recomputation against gathers with them, so only their ratio matters.
-constexpr double kBf16Rate = 650e12, kFp8Rate = 1250e12, kGatherRate = 300e9;
+/// The times of a step that do not depend on the model, from `input.rates`.
+void set_rates(PlanInput& input);
 
 /// A step's data, read in the background. One step is under way at a time; its reading is waited for before another
 /// starts or this ends.

@@ -36,7 +36,7 @@ namespace {
 CheckpointOptions checkpoint_options(const Config& config, const RunDirectory& directory, const MemoryPlan& plan,
                                      at::ScalarType dtype, bool fingerprints) {
   CheckpointOptions options;
-  options.shard_size = plan.shard_size;
+  options.shard_size = plan.state_shards();
   options.keep_last = config.output.keep_last;
   options.run_id = directory.run_id();
   options.config = print_config(config);
@@ -74,7 +74,7 @@ Trainer::Trainer(const Config& config, World& world, TrainingTask& task, const M
   units_ = std::make_unique<ShardedUnits>(
       task.units(), comm_, target,
       ShardingOptions{compute_dtype, plan.shard_size, plan.resident, frozen_recipe(config), trained_recipe(config),
-                      config.parallel.reduce_dtype == "compute" ? compute_dtype : at::kFloat});
+                      config.parallel.reduce_dtype == "compute" ? compute_dtype : at::kFloat, plan.policy});
   if (!units_->gather_path().empty()) log_info("frozen shards are " + units_->gather_path());
   optimizer_ = make_optimizer(config.optimizer, units_->trained(), comm_);
   const auto event = [this](const std::string& json_object) { write_event(json_object); };
@@ -142,6 +142,7 @@ void Trainer::load_or_resume() {
   }
   for (TrainedShard& shard : units_->trained())
     if (!shard.compute.is_same(shard.master)) shard.compute.copy_(shard.master);
+  units_->weights_changed();
   progress_.completed = progress_.reported = resumed->completed_steps;
   progress_.evaluations = resumed->evaluations;
   const bool extended = resumed->max_steps > 0 && resumed->max_steps < config_.train.max_steps;

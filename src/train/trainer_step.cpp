@@ -60,10 +60,10 @@ void Trainer::train_step(int64_t step) {
   const ProgressSection section("optimizer");
   const double lr = step_learning_rate(step);
   optimizer_->step(lr, multiplier, verdict.skip);
-  units_->invalidate_trained();
   units_->clear_gradients();
   guard_->update_loss_scale(verdict);
   const at::Tensor saturated = units_->end_step();
+  units_->weights_changed();
 
   in_flight_->push(step + 1, lr, step_results(stats, loss, grad_norm, verdict, saturated), *clock_);
   progress_.completed = step + 1;

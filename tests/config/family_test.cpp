@@ -67,7 +67,7 @@ TEST(Family, HelpListsItsKeysWordsAndDefaults) {
   family.defaults.optimizer.betas = {0.9, 0.95};
   const std::string help = describe_config(family), all = describe_config(kRich);
   for (const char* key : {"\nlora:", "\n  vocab_size", "\n  packing_rate", "\n  clip ", "rank_mean", "mlperf or",
-                          "\n  target_accuracy", "none, mlp or full"}) {
+                          "\n  target_accuracy", "norms, mlp or full"}) {
     EXPECT_NE(all.find(key), std::string::npos) << key;
     EXPECT_EQ(help.find(key), std::string::npos) << key;
   }

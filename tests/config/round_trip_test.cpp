@@ -50,8 +50,9 @@ class Generator {
     if (c.precision.compute == "fp16" && coin()) c.precision.loss_scale = 1 + 1000 * fraction();
     c.precision.linear = coin() ? "fp8" : "compute";
     if (c.precision.linear == "fp8" && !c.lora && coin()) c.precision.fp8_recipe = "delayed";
-    c.parallel = {coin() ? word({"auto", "world"}) : std::to_string(integer(1, 1024)),
-                  word({"auto", "none", "mlp", "full"})};
+    c.parallel.shard_size = coin() ? word({"auto", "world"}) : std::to_string(integer(2, 1024));
+    c.parallel.policy = c.lora ? word({"auto", "none"}) : word({"auto", "none", "optimizer", "gradients", "full"});
+    c.parallel.recompute = word({"auto", "none", "norms", "mlp", "full"});
     c.output.dir = path();
     if (coin()) c.output.save_every_samples = integer(1, int64_t{1} << 53);
     if (coin()) c.output.save_every_minutes = 1e-3 + 1000 * fraction();

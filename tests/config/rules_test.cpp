@@ -27,6 +27,17 @@ std::vector<std::string> with_shard_size(const std::string& size, int64_t ranks)
   return on_ranks("batch: {global_batch_size: 24}\nparallel: {shard_size: " + size + "}\n", ranks);
 }
 
+TEST(Rules, APolicyNeedsSomethingToDivide) {
+  const auto lines = [](const std::string& text) { return on_ranks(text, 4); };
+  EXPECT_EQ(lines("lora: {r: 4}\nparallel: {policy: full}\n").size(), 1u);
+  EXPECT_EQ(
+      lines("parallel: {policy: gradients, shard_size: 1}\n"),
+      std::vector<std::string>{"parallel.policy gradients with parallel.shard_size 1 divides nothing: take policy "
+                               "none or a larger shard_size"});
+  for (const char* fine : {"{policy: none, shard_size: 1}", "{policy: full}", "{policy: optimizer, shard_size: 2}"})
+    EXPECT_TRUE(lines(std::string("parallel: ") + fine + "\n").empty()) << fine;
+}
+
 TEST(World, BatchMustDivideOverTheRanks) {
   EXPECT_TRUE(with_batch(8, 1, 8).empty());
   EXPECT_TRUE(with_batch(8, 2, 4).empty());

@@ -95,35 +95,48 @@ at::Tensor loss_of(ShardedUnits& units) {
   return x.square().mean();
 }
 
-class GradientMemory : public testing::TestWithParam<int> {};
+struct Policy {
+  int shard_size;
+  ShardPolicy policy;
+};
+class GradientMemory : public testing::TestWithParam<Policy> {};
 
 /// With shard size 2 on four ranks, gradients are reduced over the shard group and then over the replicas.
 TEST_P(GradientMemory, BoundedByTheReductionsUnderWay) {
-  const int shard_size = GetParam();
+  const auto [shard_size, policy] = GetParam();
   Communicator& comm = test_world().communicator();
   if (comm.size() % shard_size != 0 || shard_size < 2) return;
-  ShardedUnits units(make_units(), comm, at::kCPU, {at::kFloat, shard_size, {}});
+  ShardedUnits units(make_units(), comm, at::kCPU, {.shard_size = shard_size, .policy = policy});
   units.initialise(3, false);
   const int64_t numel = make_layout(make_units()[0], shard_size).numel;
   CountingAllocator allocator(static_cast<size_t>(numel) * sizeof(float));
-  for (int step = 0; step < 2; ++step) {
+  const bool each = policy >= ShardPolicy::kGradients;
+  for (int step = 0; step < 3; ++step) {
     const int64_t before = allocator.alive();
-    units.begin_micro_batch(true);
-    at::Tensor loss = loss_of(units);
-    (void)allocator.take_peak();
-    loss.backward();
-    const int64_t peak = allocator.take_peak() - before;
-    EXPECT_GE(peak, 1) << "the allocator counted no whole gradient";
-    EXPECT_LE(peak, 3) << "whole gradients of " << kUnits << " units, step " << step;
+    // The last step has three micro-batches, whose gradients add up in shards or whole.
+    const int micro_batches = step == 2 ? 3 : 1;
+    for (int m = 0; m < micro_batches; ++m) {
+      units.begin_micro_batch(m + 1 == micro_batches);
+      at::Tensor loss = loss_of(units);
+      (void)allocator.take_peak();
+      loss.backward();
+      const int64_t peak = allocator.take_peak() - before;
+      EXPECT_GE(peak, 1) << "the allocator counted no whole gradient";
+      EXPECT_LE(peak, micro_batches == 1 || each ? 3 : kUnits)
+          << "whole gradients of " << kUnits << " units, step " << step << ", micro-batch " << m;
+    }
     units.finish_backward();
     EXPECT_EQ(allocator.alive(), before);
     for (TrainedShard& trained : units.trained()) EXPECT_EQ(trained.gradient.numel(), numel / shard_size);
-    units.invalidate_trained();
+    units.weights_changed();
     units.clear_gradients();
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(ShardSizes, GradientMemory, testing::Values(2, 4));
+INSTANTIATE_TEST_SUITE_P(ShardSizes, GradientMemory,
+                         testing::Values(Policy{2, ShardPolicy::kFull}, Policy{4, ShardPolicy::kFull},
+                                         Policy{4, ShardPolicy::kGradients}, Policy{2, ShardPolicy::kGradients},
+                                         Policy{4, ShardPolicy::kOptimizer}));
 
 }  // namespace
 }  // namespace trireme

@@ -123,6 +123,9 @@ TEST(Plan, NamesAccumulationWhereItIsTheCause) {
   for (auto& unit : units) unit.trained = true;
   PlanInput input = input_for(units, 8, 2000 * kMiB);
   input.micro_batches = 4;
+  EXPECT_EQ(least_plan(input).policy, ShardPolicy::kFull) << "sums of gradients are shards";
+  EXPECT_EQ(least_plan(input).accumulated_passes, 1);
+  input.policy = ShardPolicy::kOptimizer;
   const MemoryPlan least = least_plan(input);
   EXPECT_EQ(least.accumulated_passes, 4);
   EXPECT_NE(describe_need(least).find("whole on every rank because 4 passes add up"), std::string::npos)
@@ -173,7 +176,7 @@ TEST(Plan, WeighsGathersAgainstRecomputation) {
   PlanInput input = input_for(units, 4, 1200 * kMiB);
   EXPECT_EQ(make_plan(input).shard_size, 4);
   EXPECT_EQ(recomputed(make_plan(input)), 0);
-  input.gathered_byte_s = 1.0;
+  input.times.gathered_byte = 1.0;
   EXPECT_EQ(make_plan(input).shard_size, 1);
   EXPECT_GT(recomputed(make_plan(input)), 0);
 }
@@ -181,7 +184,7 @@ TEST(Plan, WeighsGathersAgainstRecomputation) {
 TEST(Plan, Fp8HalvesFrozenMatricesAndNothingElse) {
   auto units = frozen_model();
   for (auto& unit : units)
-    for (auto& parameter : unit.parameters) parameter.quantisable = !unit.trained;
+    for (auto& parameter : unit.parameters) parameter.linear = !unit.trained;
   units[0].parameters.push_back({"norm", {8192}, {{"n", 8192}}, Init::kOnes, 0, false});
   PlanInput input = input_for(units, 1, 0);
   const int64_t matrices = kBlocks * int64_t{8192} * 8192, rest = 8192 + 16 * 8192;

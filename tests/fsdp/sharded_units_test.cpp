@@ -3,6 +3,7 @@
 #include "trireme/fsdp/sharded_units.h"
 #include "mpi_test_main.h"
 #include "trireme/base/error.h"
+#include "trireme/ops/layers/norm_linear.h"
 #include "trireme/optim/optimizer.h"
 
 #include <ATen/ATen.h>
@@ -32,7 +33,8 @@ std::vector<UnitSpec> make_units(bool trained, bool with_adapter) {
                                {{prefix + "up", kWidth}, {prefix + "gate", kWidth}},
                                Init::kNormal,
                                0.3,
-                               true});
+                               true,
+                               /*linear=*/true});
     unit.parameters.push_back({"bias", {kWidth}, {{prefix + "bias", kWidth}}, Init::kOnes, 0, false});
     units.push_back(unit);
   }
@@ -56,7 +58,7 @@ at::Tensor forward(UnitStore& store, at::Tensor x, bool with_adapter) {
   for (int i = 0; i < kBlocks; ++i) {
     x = enter_unit(x, store, i);
     const auto& w = store.parameters(i);
-    at::Tensor fused = at::linear(x, w[0]);
+    const at::Tensor fused = norm_linear(x, {}, {{w[0], store.weight_states(i)[0]}, {}, {}})[0];
     at::Tensor y = fused.narrow(-1, 0, kWidth).tanh() * fused.narrow(-1, kWidth, kWidth) + w[1];
     if (with_adapter) y = y + at::linear(x, store.parameters(kBlocks)[i]);
     x = leave_unit(y, store, i);
@@ -75,11 +77,13 @@ struct Case {
   bool trained, with_adapter;
   int micro_batches;
   at::ScalarType reduce_dtype = at::kFloat;
+  ShardPolicy policy = ShardPolicy::kFull;
 };
 
 std::map<std::string, at::Tensor> train(Communicator& group, const Case& test, int steps, std::vector<double>* norms) {
-  ShardedUnits units(make_units(test.trained, test.with_adapter), group, at::kCPU,
-                     {.shard_size = test.shard_size, .resident = {}, .reduce_dtype = test.reduce_dtype});
+  ShardedUnits units(
+      make_units(test.trained, test.with_adapter), group, at::kCPU,
+      {.shard_size = test.shard_size, .resident = {}, .reduce_dtype = test.reduce_dtype, .policy = test.policy});
   units.initialise(7, false);
   OptimizerSection options;
   options.lr = 1e-2;
@@ -92,18 +96,17 @@ std::map<std::string, at::Tensor> train(Communicator& group, const Case& test, i
     int next = 0;
     for (int m = 0; m < test.micro_batches; ++m) {
       units.begin_micro_batch(m + 1 == test.micro_batches);
-      at::Tensor loss = at::zeros({});
+      std::vector<at::Tensor> samples;
       for (int i = 0; i < per_micro; ++i, ++next)
-        loss = loss +
-               forward(units, sample(step * global + next * group.size() + group.rank()), test.with_adapter) / global;
-      loss.backward();
+        samples.push_back(sample(step * global + next * group.size() + group.rank()));
+      (forward(units, at::cat(samples).requires_grad_(true), test.with_adapter) * per_micro / global).backward();
     }
     units.finish_backward();
     at::Tensor square = local_gradient_square(units.trained());
     group.all_reduce(square)->wait();
     if (norms != nullptr) norms->push_back(square.sqrt().item<double>());
     optimizer->step(options.lr, at::ones({}), at::zeros({}));
-    units.invalidate_trained();
+    units.weights_changed();
     units.clear_gradients();
   }
   std::map<std::string, at::Tensor> weights;
@@ -144,6 +147,17 @@ INSTANTIATE_TEST_SUITE_P(Cases, Sharding,
                                          Case{2, false, true, 2}, Case{4, false, true, 1},
                                          Case{1, true, false, 1, at::kBFloat16},
                                          Case{4, true, false, 2, at::kBFloat16}));
+
+std::vector<Case> policy_cases() {
+  std::vector<Case> cases;
+  for (const ShardPolicy policy : {ShardPolicy::kNone, ShardPolicy::kOptimizer, ShardPolicy::kGradients})
+    for (const int shard_size : {2, 4})
+      for (const int micro_batches : {1, 2})
+        for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16})
+          cases.push_back({shard_size, true, false, micro_batches, dtype, policy});
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(Policies, Sharding, testing::ValuesIn(policy_cases()));
 
 TEST(ShardedUnits, RandomWeightsDoNotDependOnTheSharding) {
   std::map<std::string, at::Tensor> first;

@@ -104,7 +104,7 @@ Outcome train(const Shape& shape, at::Device device, at::ScalarType dtype, bool 
     const at::NoGradGuard no_grad;
     const at::Tensor unscale = at::full({}, 1 / loss_scale, at::TensorOptions(device).dtype(at::kFloat));
     optimizer->step(section.lr, unscale, at::zeros_like(unscale));
-    units.invalidate_trained();
+    units.weights_changed();
     units.clear_gradients();
     if (const at::Tensor saturated = units.end_step(); saturated.defined())
       outcome.saturated += saturated.item<double>();

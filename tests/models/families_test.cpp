@@ -61,7 +61,7 @@ TEST(FamilyUnits, NamesOfAGpt2Block) {
     ASSERT_EQ(parameter.parts.size(), 1u);
     EXPECT_EQ(parameter.parts[0].rows, parameter.shape[0]);
     EXPECT_EQ(parameter.decay, parameter.shape.size() == 2) << parameter.name;
-    EXPECT_EQ(parameter.quantisable, parameter.shape.size() == 2) << parameter.name;
+    EXPECT_EQ(parameter.linear, parameter.shape.size() == 2) << parameter.name;
     names.push_back(parameter.parts[0].name.substr(std::string("transformer.h.1.").size()));
   }
   EXPECT_EQ(names, (std::vector<std::string>{"ln_1.weight", "attn.c_attn.weight", "attn.c_proj.weight", "ln_2.weight",

@@ -92,7 +92,7 @@ Outcome train(const Shape& shape, at::Device device, at::ScalarType dtype, bool 
     const at::NoGradGuard no_grad;
     const at::Tensor one = at::ones({}, at::TensorOptions(device).dtype(at::kFloat));
     optimizer->step(section.lr, one, at::zeros_like(one));
-    units.invalidate_trained();
+    units.weights_changed();
     units.clear_gradients();
   }
   return outcome;

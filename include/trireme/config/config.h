@@ -79,6 +79,7 @@ struct PrecisionSection {
   bool operator==(const PrecisionSection&) const = default;
 };
 struct ParallelSection {
+  std::string policy = "auto";      // auto | none | optimizer | gradients | full
   std::string shard_size = "auto";  // auto | world | a count
   std::string recompute = "auto";
   std::string reduce_dtype = "fp32";  // of the gradients summed over ranks: fp32 | compute

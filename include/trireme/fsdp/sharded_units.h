@@ -5,19 +5,25 @@
 // of each other (HSDP). For each use of a sharded unit the store gathers it into one of a few slots. While a unit
 // computes, the store starts the gathers of the next units (forward: ascending, backward: descending). Frozen shards
 // are read from the memory of ranks on the same host (PeerMemory); others go through the communicator. A slot keeps its
-// unit until another unit needs the slot, so the last unit of forward is still gathered when backward starts. Gradients
-// of trained units are summed in fp32 over the micro-batches of a step. They are reduced once, as soon as the last
-// micro-batch has produced all gradients of a unit.
+// unit until another unit needs the slot, so the last unit of forward is still gathered when backward starts.
 //
 //   frozen unit    shard in the storage dtype; with Recipe::kFp8Frozen its matrices in E4M3, with one scale each that
 //                  is computed during loading
-//   trained unit   fp32 master shard + compute copy; gradient shard after finish_backward()
-//   replicated     whole on every rank; its gradient goes through one flat all-reduce over the world
+//   trained unit   fp32 master weights, compute copy and, after finish_backward(), gradient: of each, the policy says
+//                  whether a rank has its shard or the whole. A whole compute copy of divided master weights is
+//                  gathered after the optimizer step, while the next forward runs.
+//   replicated     whole on every rank
+//
+// A trained unit has one flat gradient buffer. wgrad of its matrices writes there (GradientSink); gradients of its
+// other parameters are copied there when autograd has computed them. As soon as a micro-batch has produced all
+// gradients of a unit, its reduction starts, if it is the step's last micro-batch or the policy divides gradients. With
+// several micro-batches, sums over them are fp32: of whole gradients, or of the shards that come out of each reduction.
 
 #include "trireme/comm/communicator.h"
 #include "trireme/comm/peer_memory.h"
 #include "trireme/formats/huggingface/weight_source.h"
 #include "trireme/fsdp/layout.h"
+#include "trireme/fsdp/policy.h"
 #include "trireme/nn/trained_shard.h"
 #include "trireme/nn/unit.h"
 #include "trireme/ops/matmul/fp8_scales.h"
@@ -34,11 +40,12 @@ struct ShardingOptions {
   int shard_size = 1;  // ranks over which a unit is sharded; divides the number of ranks
   /// Per unit: stays whole although shard_size > 1 (from the plan). Empty: none. For frozen units only.
   std::vector<bool> resident{};
-  /// Recipe of the quantisable parameters of frozen units (kCompute, or kFp8Frozen: stored in FP8) and of trained units
-  /// (kCompute, or kFp8Delayed: their scales are part of this store).
+  /// Recipe of the matrices of linear layers of frozen units (kCompute, or kFp8Frozen: stored in FP8) and of trained
+  /// units (kCompute, or kFp8Delayed: their scales are part of this store).
   Recipe frozen = Recipe::kCompute, trained = Recipe::kCompute;
-  /// Dtype in which gradients are summed over ranks. Several micro-batches are always summed in fp32 first.
+  /// Dtype in which gradients are summed over ranks.
   at::ScalarType reduce_dtype = at::kFloat;
+  ShardPolicy policy = ShardPolicy::kFull;  // of trained units, where shard_size > 1
 };
 
 /// Checks that `source`, opened from `path`, holds the checkpoint tensors of all units but replicated ones. Throws
@@ -92,7 +99,7 @@ class ShardedUnits : public UnitStore {
   bool restore_scales(const std::vector<double>& state);
   int64_t scaled_tensors() const { return scales_ ? scales_->tensors() : 0; }
 
-  /// Call before the first backward of a step. `last`: reductions start during this micro-batch's backward.
+  /// Call before each micro-batch's forward. `last`: it is the step's last one.
   void begin_micro_batch(bool last);
   /// Waits (on the stream) for all reductions. Afterwards every TrainedShard has its gradient and no unit is gathered.
   /// A trained unit without a gradient is an internal error.
@@ -108,8 +115,9 @@ class ShardedUnits : public UnitStore {
   void clear_gradients();
   /// Ends a forward without backward (evaluation); afterwards no unit is in use.
   void release();
-  /// Call when the optimizer has changed the trained units: gathered copies in slots become invalid.
-  void invalidate_trained();
+  /// Call on all ranks when the shards of trained units have changed: gathered copies in slots become invalid, and
+  /// whole compute copies start to be gathered again.
+  void weights_changed();
 
   std::vector<TrainedShard>& trained() { return trained_; }
 
@@ -132,16 +140,28 @@ class ShardedUnits : public UnitStore {
  private:
   struct UnitState;
   struct Slot;
+  struct Sink;
+  void make_peer_memory();
+  std::unique_ptr<UnitState> make_state(size_t unit);
+  void add_trained(size_t unit);
+  void add_slots();
+  void collect_gradients(size_t unit);
+  bool is_resident(size_t unit) const;
   void assign_weight_states();
   void use(int unit);
   void start_gather(int unit);
   Slot* free_slot();
   void evict(Slot& slot);
   void prefetch(int unit, int direction);
+  at::Tensor gradient_part(int unit, int parameter);
+  GradientTarget gradient_target(int unit, int parameter);
+  void gradient_written(int unit, int parameter);
   void gradient_arrived(int unit, int parameter);
+  void parameter_done(int unit, int parameter);
+  bool reduces_each(const UnitState& state) const;
   void start_reduction(int unit);
   void clip_and_reduce();
-  void drop_whole_gradient(int unit);
+  void finish_reduction(int unit);
   at::Tensor whole(int unit);
   /// Writes the values of a piece of a parameter's part to `target`.
   using Writer = std::function<void(const ParameterSpec&, const ParameterPart&, const LayoutPiece&, at::Tensor target)>;
@@ -157,6 +177,7 @@ class ShardedUnits : public UnitStore {
   ShardingOptions options_;
   std::unique_ptr<Communicator> shard_group_, replica_group_;
   std::unique_ptr<PeerMemory> peers_;
+  std::vector<int64_t> peer_offsets_;  // per unit, in the peer memory; -1: not there
   std::string gather_path_;
   int64_t outside_allocator_ = 0;
   std::vector<std::unique_ptr<UnitState>> states_;

@@ -8,9 +8,10 @@
 
 namespace trireme {
 
-/// What backward recomputes of a block: nothing; the first projection of the MLP, whose output is the block's widest
-/// tensor; or the whole block from its input.
-enum class Recompute { kNone, kMlp, kFull };
+/// What backward recomputes of a block: nothing; the outputs of norms and of the MLP's activation, of which the
+/// products' weight gradients need the values; these and the first projection of the MLP, whose output is the block's
+/// widest tensor; or the whole block from its input.
+enum class Recompute { kNone, kNorms, kMlp, kFull };
 
 using BlockFunction = std::function<at::Tensor(const at::Tensor& x, const std::vector<at::Tensor>& parameters)>;
 

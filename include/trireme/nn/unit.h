@@ -29,7 +29,9 @@ struct ParameterSpec {
   Init init = Init::kNormal;
   double init_scale = 0.02;  // kNormal: standard deviation; kUniform: bound
   bool decay = true;         // weight decay applies (matrices and embeddings; not norms and biases)
-  bool quantisable = false;  // a matrix whose products may run in FP8
+  /// The matrix of one linear layer (ops/layers/linear.h) in each forward: its products may run in FP8, and its
+  /// gradient may go to a GradientSink.
+  bool linear = false;
   int64_t zero_rows_from =
       -1;  // random initial weights: rows from this one on are zero (requires a single part); -1: none
   int64_t numel() const;

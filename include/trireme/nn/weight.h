@@ -48,8 +48,9 @@ class GradientSink {
 /// What a store records about a matrix in addition to its values.
 struct WeightState {
   Recipe recipe = Recipe::kCompute;
-  at::Tensor inverse_scale;  // kFp8Frozen: fp32 scalar; value = code * inverse_scale
-  Fp8LinearScales scales;    // kFp8Delayed
+  at::Tensor inverse_scale;      // kFp8Frozen: fp32 scalar; value = code * inverse_scale
+  Fp8LinearScales scales;        // kFp8Delayed
+  GradientSink* sink = nullptr;  // null: autograd carries the gradient, if the matrix requires one
 };
 
 struct Weight {

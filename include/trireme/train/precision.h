@@ -11,7 +11,7 @@ namespace trireme {
 /// What weights, activations and gradients are computed in: precision.compute, or bf16 on a GPU and fp32 on a CPU.
 at::ScalarType compute_dtype(const Config& config, bool use_gpu);
 
-/// How the quantisable matrices (ParameterSpec::quantisable) of frozen units are stored and multiplied: kCompute or
+/// How the matrices of linear layers (ParameterSpec::linear) of frozen units are stored and multiplied: kCompute or
 /// kFp8Frozen.
 Recipe frozen_recipe(const Config& config);
 /// How those of trained units are multiplied: kCompute or kFp8Delayed. With a lora section none of them is trained.

@@ -47,9 +47,7 @@ bool LinearLayer::backward_reads_input(const Gradients& gradients) const {
   return lora_.active() || (trained(gradients) && recipe_->wgrad_reads_plain_input());
 }
 
-bool LinearLayer::may_read_input() const {
-  return lora_.active() || (weight_.trained() && recipe_->wgrad_reads_plain_input());
-}
+bool LinearLayer::may_read_input() const { return lora_.active() || wgrad_reads_plain_input(); }
 
 at::Tensor LinearLayer::forward(const Operand& x, Bias bias, const at::Tensor& addend, bool recompute) {
   const at::Tensor& added_bias = bias == Bias::kAdd ? bias_.value : at::Tensor();

@@ -28,6 +28,9 @@ class LinearLayer {
   /// Whether backward computes the weight's gradient.
   bool trained(const Gradients& gradients) const { return weight_.state.sink != nullptr || gradients.wanted(matrix_); }
 
+  /// Whether the weight's gradient reads x in its plain form; known in forward.
+  bool wgrad_reads_plain_input() const { return weight_.trained() && recipe_->wgrad_reads_plain_input(); }
+
   /// The forms of x that forward reads.
   OperandForms input_forms() const;
   /// The forms of dy that backward reads; with `column_sums` if the bias has a gradient.

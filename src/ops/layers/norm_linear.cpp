@@ -18,11 +18,14 @@ struct NormLinearNode {
   LinearLayer linear;
   Activation activation = Activation::kNone;
   std::vector<int64_t> shape;  // of x
-  at::Tensor z;                // input of the activation, without bias
+  bool keep_input;
+  at::Tensor z;     // input of the activation, without bias
+  at::Tensor kept;  // the layer's input, if backward does not recompute it
 
   variable_list forward() {
     const at::Tensor rows = flatten_tokens(x.value);
     const Operand normed = norm.forward(rows, linear.input_forms());
+    if (keep_input && norm.present() && linear.wgrad_reads_plain_input()) kept = normed.plain;
     const bool activated = activation != Activation::kNone;
     at::Tensor y = linear.forward(normed, activated ? LinearLayer::Bias::kLeave : LinearLayer::Bias::kAdd);
     if (activated) {
@@ -48,8 +51,8 @@ struct NormLinearNode {
     at::Tensor dx;
     if (norm.present()) {
       const at::Tensor dn = linear.backward(
-          dy, [&] { return norm.recompute(rows, {.plain = true}).plain; }, want_dx || norm.trained(gradients), {},
-          gradients);
+          dy, [&] { return kept.defined() ? kept : norm.recompute(rows, {.plain = true}).plain; },
+          want_dx || norm.trained(gradients), {}, gradients);
       if (dn.defined()) dx = norm.backward(dn, rows, d_residual, gradients);
     } else {
       dx = linear.backward(dy, [&] { return rows; }, want_dx, d_residual, gradients);
@@ -61,13 +64,19 @@ struct NormLinearNode {
 }  // namespace
 
 std::array<at::Tensor, 2> norm_linear(const at::Tensor& x, const Norm& norm, const Linear& linear,
-                                      Activation activation) {
+                                      Activation activation, bool keep_input) {
   TRIREME_CHECK(activation == Activation::kNone || (activation != Activation::kSwiglu && linear.bias.defined()),
                 "norm_linear: the activation must be a GELU and the linear layer must have a bias");
   InputList inputs;
   const Input input = inputs.add(x.contiguous());
-  NormLinearNode node{
-      input, {norm, x, "norm_linear", inputs}, {linear, x, "norm_linear", inputs}, activation, x.sizes().vec(), {}};
+  NormLinearNode node{input,
+                      {norm, x, "norm_linear", inputs},
+                      {linear, x, "norm_linear", inputs},
+                      activation,
+                      x.sizes().vec(),
+                      keep_input,
+                      {},
+                      {}};
   const variable_list out = run_node(std::move(node), inputs);
   return {out[0], out[1]};
 }

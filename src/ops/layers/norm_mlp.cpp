@@ -21,12 +21,12 @@ struct NormMlpNode {
   Activation activation;
   LinearLayer down;
   ResidualTail tail;
-  bool recompute_up;
+  bool recompute_up, keep_inputs;
   std::vector<int64_t> shape;  // of h
   at::ScalarType h_dtype;
   // The up projection's output, without bias; for SwiGLU it may be kept in FP8; for GELU the activation is kept as
   // well.
-  at::Tensor projected, activated;
+  at::Tensor projected, activated, kept_normed;
   Fp8Rows projected_fp8;
 
   bool gated() const { return activation == Activation::kSwiglu; }
@@ -41,7 +41,9 @@ struct NormMlpNode {
 
   variable_list forward() {
     const at::Tensor rows = flatten_tokens(h.value);
-    const at::Tensor z = project_up(norm.forward(rows, up.input_forms()), /*recompute=*/false);
+    const Operand normed = norm.forward(rows, up.input_forms());
+    const at::Tensor z = project_up(normed, /*recompute=*/false);
+    if (keep_inputs && norm.present() && up.wgrad_reads_plain_input()) kept_normed = normed.plain;
     Operand active;
     if (gated() && down.recipe().keeps_activations_in_fp8() && !recompute_up) {
       SwigluForward both = swiglu_forward(z, down.input_forms(), /*keep_fp8=*/true);
@@ -50,7 +52,8 @@ struct NormMlpNode {
     } else {
       active = activate(z, down.input_forms());
       if (!recompute_up) projected = z;
-      if (!gated() && !recompute_up && down.may_read_input()) activated = active.plain;
+      const bool keep = gated() ? keep_inputs && down.wgrad_reads_plain_input() : down.may_read_input();
+      if (keep && !recompute_up) activated = active.plain;
     }
     const at::Tensor y = tail.forward(down, active, rows);
     if (!norm.present() && !recompute_up && !up.may_read_input()) h.value = at::Tensor();
@@ -60,7 +63,7 @@ struct NormMlpNode {
   void backward(const variable_list& d_outputs, Gradients& gradients) {
     const at::Tensor rows = h.value.defined() ? flatten_tokens(h.value) : at::Tensor();
     const ResidualTail::Parts parts = tail.backward(down, flatten_tokens(d_outputs[0]), gradients);
-    at::Tensor normed;  // plain form, if it was recomputed below
+    at::Tensor normed = kept_normed;  // plain form, if it was kept or is recomputed below
     if (recompute_up) {
       OperandForms forms = up.input_forms();
       forms.plain = forms.plain || up.backward_reads_input(gradients);
@@ -116,8 +119,10 @@ at::Tensor norm_mlp(const at::Tensor& h, const Mlp& mlp) {
                    {mlp.down, active, "norm_mlp", inputs},
                    {mlp.dropout, mlp.post_norm, h, "norm_mlp", inputs},
                    mlp.recompute_up,
+                   mlp.keep_inputs && !mlp.recompute_up,
                    h.sizes().vec(),
                    h.scalar_type(),
+                   {},
                    {},
                    {},
                    {}};

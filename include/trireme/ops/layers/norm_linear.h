@@ -1,6 +1,7 @@
 #pragma once
 // A norm and the linear layer that reads its result, as one autograd node with hand-written backward. It keeps x, the
-// norm's statistics and what the recipe needs; the normalised rows are recomputed where backward reads them.
+// norm's statistics and what the recipe needs. The normalised rows are recomputed where backward reads them, or kept if
+// `keep_input` is set and the weight gradient reads them in their plain form.
 
 #include "trireme/ops/activation.h"
 #include "trireme/ops/layers/linear.h"
@@ -17,6 +18,6 @@ namespace trireme {
 /// none, or a GELU, which requires that the linear layer has a bias. Shapes or dtypes that do not fit are an internal
 /// error.
 std::array<at::Tensor, 2> norm_linear(const at::Tensor& x, const Norm& norm, const Linear& linear,
-                                      Activation activation = Activation::kNone);
+                                      Activation activation = Activation::kNone, bool keep_input = false);
 
 }  // namespace trireme

@@ -1,7 +1,7 @@
 #pragma once
 // The MLP of a block, as one autograd node with hand-written backward. It keeps h, the norm's statistics, the up
-// projection's output (in FP8 if the recipe says so; not if `recompute_up` is set) and, for GELU, the activation. The
-// rest is recomputed.
+// projection's output (in FP8 if the recipe says so; not if `recompute_up` is set), for GELU the activation, and with
+// `keep_inputs` the outputs of the norm and of SwiGLU. The rest is recomputed.
 
 #include "trireme/ops/activation.h"
 #include "trireme/ops/dropout.h"
@@ -20,6 +20,9 @@ struct Mlp {
   Dropout dropout{};
   Norm post_norm{};
   bool recompute_up = false;  // backward recomputes the up projection instead of keeping it
+  /// Forward keeps the inputs of both projections where their weight gradients read them in their plain form; otherwise
+  /// backward recomputes them.
+  bool keep_inputs = false;
 };
 
 /// post_norm(h + dropout(down(activation(up(norm(h)))))); h and result [.., D]. GELU requires that the up projection

@@ -1,0 +1,22 @@
+#pragma once
+// What of the trained units is divided among the ranks of a shard group.
+
+#include <optional>
+#include <string_view>
+
+namespace trireme {
+
+/// Each policy divides what the one before it divides, and more.
+enum class ShardPolicy {
+  kNone,       // nothing: gradients go through an all-reduce (DDP)
+  kOptimizer,  // master weights and moments; gradients are whole until the last micro-batch's reduce-scatter (ZeRO-1)
+  kGradients,  // gradients too: every micro-batch's are reduce-scattered into fp32 shards (ZeRO-2)
+  kFull,       // weights too: they are gathered for each use (ZeRO-3, FSDP)
+};
+
+/// "none", "optimizer", "gradients", "full".
+const char* policy_name(ShardPolicy policy);
+/// nullopt for any other word, such as "auto".
+std::optional<ShardPolicy> parse_policy(std::string_view word);
+
+}  // namespace trireme

@@ -1,0 +1,26 @@
+#include "trireme/fsdp/policy.h"
+
+namespace trireme {
+
+namespace {
+constexpr ShardPolicy kPolicies[] = {ShardPolicy::kNone, ShardPolicy::kOptimizer, ShardPolicy::kGradients,
+                                     ShardPolicy::kFull};
+}
+
+const char* policy_name(ShardPolicy policy) {
+  switch (policy) {
+    case ShardPolicy::kNone: return "none";
+    case ShardPolicy::kOptimizer: return "optimizer";
+    case ShardPolicy::kGradients: return "gradients";
+    case ShardPolicy::kFull: return "full";
+  }
+  return "?";
+}
+
+std::optional<ShardPolicy> parse_policy(std::string_view word) {
+  for (const ShardPolicy policy : kPolicies)
+    if (word == policy_name(policy)) return policy;
+  return std::nullopt;
+}
+
+}  // namespace trireme
