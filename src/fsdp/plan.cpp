@@ -1,5 +1,6 @@
 #include "trireme/fsdp/plan.h"
 
+#include "recompute_fraction.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/fsdp/layout.h"
@@ -146,6 +147,7 @@ MemoryPlan finish(const PlanInput& input, const Storage& storage, const Choice& 
   plan.recompute.assign(input.num_blocks, Recompute::kNone);
   for (int i = 0; i < choice.mlp + choice.full; ++i)
     plan.recompute[input.num_blocks - 1 - i] = i < choice.full ? Recompute::kFull : Recompute::kMlp;
+  if (input.recompute_share) plan.recompute = recompute_fraction(input.num_blocks, *input.recompute_share);
   return plan;
 }
 
@@ -156,6 +158,7 @@ std::optional<Choice> fit_recomputation(const PlanInput& input, const Storage& s
   if (input.recompute) {
     choice.mlp = *input.recompute == Recompute::kMlp ? blocks : 0;
     choice.full = *input.recompute == Recompute::kFull ? blocks : 0;
+    if (input.recompute_share) choice.full = recomputed_blocks(blocks, *input.recompute_share);
     return fits() ? std::optional(choice) : std::nullopt;
   }
   if (fits()) return choice;
@@ -222,7 +225,8 @@ MemoryPlan least_plan(const PlanInput& input) {
       for (const Recompute what : {Recompute::kNone, Recompute::kMlp, Recompute::kFull}) {
         if (input.recompute ? what != *input.recompute : what == Recompute::kMlp && input.block_saved_mlp == 0)
           continue;
-        const Choice choice{size, rows, 0, what == Recompute::kMlp ? blocks : 0, what == Recompute::kFull ? blocks : 0};
+        Choice choice{size, rows, 0, what == Recompute::kMlp ? blocks : 0, what == Recompute::kFull ? blocks : 0};
+        if (input.recompute_share) choice.full = recomputed_blocks(blocks, *input.recompute_share);
         if (!least || evaluate(input, storage, choice).total() < least->total()) least = finish(input, storage, choice);
       }
     }

@@ -1,6 +1,7 @@
 #include "plan_hints.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/fraction.h"
 #include "trireme/base/text.h"
 #include "trireme/train/precision.h"
 
@@ -158,8 +159,11 @@ PlanInput plan_input(const PlanQuestion& question) {
   if (config.parallel.reduce_dtype == "compute") input.gradient_bytes = input.compute_bytes;
   input.frozen_fp8 = frozen_recipe(config) == Recipe::kFp8Frozen;
   const std::string& recompute = config.parallel.recompute;
+  input.recompute_share = parse_fraction(recompute);
   if (recompute != "auto")
-    input.recompute = recompute == "full" ? Recompute::kFull : recompute == "mlp" ? Recompute::kMlp : Recompute::kNone;
+    input.recompute = input.recompute_share || recompute == "full" ? Recompute::kFull
+                      : recompute == "mlp"                         ? Recompute::kMlp
+                                                                   : Recompute::kNone;
   input.device_memory = question.device_memory;
   input.overhead = question.gpu ? gpu_overhead(question.ranks) : 0;
   return input;

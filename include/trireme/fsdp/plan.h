@@ -27,11 +27,12 @@ struct PlanInput {
   // Bytes per row. What a block keeps: without recomputation; if its MLP's widest tensor is recomputed (0: not
   // possible); if all of it is recomputed. What is needed in addition: at the peak of backward; by the head.
   int64_t block_saved = 0, block_saved_mlp = 0, block_recomputed = 0, working_peak = 0, head = 0;
-  int64_t working_fixed = 0;           // working memory that does not depend on the rows (a transposed weight)
-  int rows = 1;                        // of a micro-batch
-  int micro_batches = 1;               // of one rank in one step
-  std::optional<int> shard_size;       // nullopt = auto
-  std::optional<Recompute> recompute;  // nullopt = auto: the least that fits
+  int64_t working_fixed = 0;              // working memory that does not depend on the rows (a transposed weight)
+  int rows = 1;                           // of a micro-batch
+  int micro_batches = 1;                  // of one rank in one step
+  std::optional<int> shard_size;          // nullopt = auto
+  std::optional<Recompute> recompute;     // nullopt = auto: the least that fits
+  std::optional<double> recompute_share;  // with recompute kFull: of this share of the blocks (recompute_fraction.h)
   // Seconds: forward of a block for one row, of its gate and up projections for one row, gathering of one byte.
   double block_forward_s = 1.0, mlp_forward_s = 0.5, gathered_byte_s = 0.0;
 };
