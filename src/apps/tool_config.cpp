@@ -11,6 +11,8 @@
 #include <cstdio>
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 namespace trireme {
 
@@ -18,6 +20,7 @@ namespace {
 
 struct ImportCommand {
   std::string output, dialect, file;
+  std::vector<std::string> options;
   int64_t ranks = 8;
   bool force = false;
 };
@@ -98,12 +101,9 @@ void add_config_tool(CLI::App& app) {
   fms_tool
       ->add_option("--dialect", fms->dialect, "Whose defaults: head, 2024 (March 2024) or aws (default: by the names)")
       ->check(CLI::IsMember({"head", "2024", "aws"}));
-  fms_tool->prefix_command();
-  fms_tool->callback([fms, fms_tool] {
-    std::vector<std::string> arguments = fms_tool->remaining();
-    if (!arguments.empty() && arguments.front() == "--") arguments.erase(arguments.begin());
-    finish(import_fms(arguments, {dialect_of(fms->dialect), fms->ranks}), *fms);
-  });
+  // After "--" everything is positional.
+  fms_tool->add_option("options", fms->options, "After --: fms-fsdp's options, --name=value");
+  fms_tool->callback([fms] { finish(import_fms(fms->options, {dialect_of(fms->dialect), fms->ranks}), *fms); });
 
   auto titan = std::make_shared<ImportCommand>();
   CLI::App* titan_tool = import->add_subcommand("torchtitan", "torchtitan's TOML (v0.2)");

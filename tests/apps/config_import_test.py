@@ -15,7 +15,7 @@ NEW_KEYS = "not in this version"
 
 class Site:
     def __init__(self, binaries, work):
-        self.bin, self.work, self.count = binaries, Path(work), 0
+        self.bin, self.work, self.count = Path(binaries).absolute(), Path(work), 0
 
     def run(self, program, *arguments, code=0):
         done = subprocess.run([f"{self.bin}/{program}", *map(str, arguments)], capture_output=True, text=True, cwd=self.work)

@@ -134,6 +134,8 @@ class FmsImporter {
     if (options_.flag("use_dummy_dataset", false))
       draft_.problem(fmt::format("'{}': there is no dummy data; `trireme data pack` makes rows from any text",
                                  options_.shown("use_dummy_dataset")));
+    else
+      no_key("use_dummy_dataset", "data.train has the data");
     if (aws() && options_.spelled("data_path"))
       draft_.say(options_.shown("data_path"), "taken; the AWS script knows --dataset_path only and ignores this one");
     const std::string root = options_.text("data_path", "data");
@@ -278,6 +280,8 @@ class FmsImporter {
       no_key("selective_checkpointing", "nothing while fsdp_activation_checkpointing is off");
       return;
     }
+    if (options_.given("selective_checkpointing"))
+      no_key("fsdp_activation_checkpointing", "parallel.recompute, see selective_checkpointing");
     const std::string given = options_.text("selective_checkpointing", "1");
     const auto share = parse_fraction(given);
     if (!share) {
