@@ -367,6 +367,8 @@ class FmsImporter {
   }
 
   void meaningless() {
+    for (const char* option : {"use_wandb", "use_aim", "low_cpu_fsdp", "use_torch_compile", "resuming_dataset"})
+      (void)options_.flag(option, false);  // a value that is no boolean is an error here, too
     for (const char* option :
          {"tracker", "use_wandb", "use_aim", "tracker_dir", "tracker_project_name", "tracker_run_id"})
       no_key(option, "no meaning here: nothing is sent anywhere; metrics.jsonl in output.dir has every number");
