@@ -204,6 +204,7 @@ const TitanOptions::Value* TitanOptions::find(const std::string& name) {
 }
 
 std::string TitanOptions::shown(const std::string& name) const {
+  shown_.insert(name);
   const auto found = values_.find(name);
   return found == values_.end() ? name + " (default)" : fmt::format("{} = {}", name, found->second->text);
 }
@@ -272,8 +273,9 @@ void TitanOptions::rest() {
     const std::string& why = known_keys().at(name);
     if (!why.empty())
       draft_.say(shown(name), why);
-    else if (!read_.contains(name))
-      draft_.say(shown(name), "nothing: the option that it belongs to is off");
+    else if (!shown_.contains(name))
+      draft_.say(shown(name), read_.contains(name) ? "counted in the lines of its section above"
+                                                   : "nothing: the option that it belongs to is off");
   }
 }
 

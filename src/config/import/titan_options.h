@@ -35,7 +35,7 @@ class TitanOptions {
 
   /// Reports an option without a key of its own, where it was given.
   void no_key(const std::string& name, const std::string& why);
-  /// Reports the options that nothing has read, with the reason that the table has for them.
+  /// Reports the options that have no line yet, with the reason that the table has for them.
   void rest();
 
  private:
@@ -46,6 +46,7 @@ class TitanOptions {
   ImportDraft& draft_;
   std::map<std::string, std::unique_ptr<Value>> values_;
   std::set<std::string> read_;
+  mutable std::set<std::string> shown_;  // have a line, or are named in a problem
 };
 
 }  // namespace trireme
