@@ -94,6 +94,7 @@ find_package(spdlog REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_library(TRIREME_SENTENCEPIECE sentencepiece REQUIRED)
 find_library(TRIREME_SENTENCEPIECE_TRAIN sentencepiece_train REQUIRED)
+find_path(TRIREME_TOML_INCLUDE toml++/toml.h REQUIRED)  # used header-only
 find_path(TRIREME_XXHASH_INCLUDE xxhash.h REQUIRED)  # used header-only
 
 add_library(trireme_hdf5 INTERFACE)

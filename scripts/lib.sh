@@ -27,7 +27,7 @@ fail() {
 # name or name|name: alternatives (Ubuntu 24.04 renamed libraries with 64-bit time_t).
 apt_packages=(
   build-essential ccache git python3 python3-venv
-  libyaml-cpp-dev libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libxxhash-dev
+  libyaml-cpp-dev libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libxxhash-dev
   libhdf5-dev libsentencepiece-dev libgtest-dev
 )
 mpi_packages=(libopenmpi-dev openmpi-bin)

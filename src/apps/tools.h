@@ -15,6 +15,7 @@ void add_data_verify_tool(CLI::App& data);  // tool_data_verify.cpp: `data verif
 void add_adapter_tool(CLI::App& app);       // tool_adapter.cpp
 void add_generate_tool(CLI::App& app);      // tool_generate.cpp
 void add_checkpoint_tool(CLI::App& app);    // tool_checkpoint.cpp
+void add_config_tool(CLI::App& app);        // tool_config.cpp
 void add_plot_tool(CLI::App& app);          // tool_plot.cpp
 
 }  // namespace trireme

@@ -30,7 +30,9 @@ std::string quoted(const std::string& text) {
 std::string value_text(const Field& field, const std::string& value) {
   const bool word = std::find(field.words.begin(), field.words.end(), value) != field.words.end();
   const bool count = field.or_count && !value.empty() && value.find_first_not_of("0123456789") == std::string::npos;
-  return word || count ? value : quoted(value);
+  const bool share =
+      field.or_fraction && !value.empty() && value.find_first_not_of("0123456789./") == std::string::npos;
+  return word || count || share ? value : quoted(value);
 }
 std::string value_text(const Field&, int64_t value) { return std::to_string(value); }
 std::string value_text(const Field&, double value) { return format_exact(value); }

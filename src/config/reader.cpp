@@ -8,6 +8,7 @@
 #include "retired_keys.h"
 #include "scalar.h"
 #include "trireme/base/file.h"
+#include "trireme/base/fraction.h"
 #include "trireme/base/text.h"
 
 namespace trireme {
@@ -214,6 +215,15 @@ bool Reader::convert(const Field& field, const YamlNode& node, const std::string
       return false;
     }
     value = std::to_string(count);
+    return true;
+  }
+  if (field.or_fraction && !node.text.empty() && node.text.find_first_not_of("0123456789./") == std::string::npos) {
+    const auto share = parse_fraction(node.text);
+    if (!share || *share < 0 || *share > 1) {
+      refuse(field, node, expected, " ");
+      return false;
+    }
+    value = node.text;
     return true;
   }
   if (!field.words.empty()) {

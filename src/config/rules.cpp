@@ -40,6 +40,39 @@ void check_batch(const Config& config, int64_t world_size, std::vector<RuleProbl
                                     config.train.max_steps, global, config.data.seq_length)});
 }
 
+// Keys that the schedule's formula does not have, and a decay that does not fit after the warm-up.
+void check_schedule_keys(const Config& config, std::vector<RuleProblem>& problems) {
+  const ScheduleSection& schedule = config.schedule;
+  const bool wsd = schedule.name == "wsd", fms = schedule.name == "fms_cosine",
+             annealing = schedule.name == "annealing";
+  const auto refuse = [&](const std::string& key, const std::string& why) {
+    problems.push_back(
+        {"schedule." + key, {"schedule." + key, "schedule.name"}, fmt::format("schedule.{} {}", key, why)});
+  };
+  if ((wsd || fms || annealing) && schedule.min_lr > 0)
+    refuse("min_lr", annealing ? "is not for schedule.name annealing, which ends at 0"
+                               : fmt::format("is not for schedule.name {}: give schedule.min_lr_factor, the share of "
+                                             "optimizer.lr",
+                                             schedule.name));
+  if (!wsd && !fms && schedule.min_lr_factor)
+    refuse("min_lr_factor", fmt::format("is for schedule.name wsd and fms_cosine, not {}{}", schedule.name,
+                                        annealing || schedule.name == "constant" ? "" : ": give schedule.min_lr"));
+  if (!wsd && schedule.decay_ratio) refuse("decay_ratio", "is for schedule.name wsd, not " + schedule.name);
+  if (!wsd && schedule.decay_type != "linear") refuse("decay_type", "is for schedule.name wsd, not " + schedule.name);
+  if (annealing && schedule.warmup_steps > 0)
+    refuse("warmup_steps", "is not for schedule.name annealing, which falls from the first step: leave it out");
+  if (!wsd || !schedule.decay_ratio || schedule.warmup_steps > config.train.max_steps) return;
+  const auto decay =
+      static_cast<int64_t>(std::nearbyint(static_cast<double>(config.train.max_steps) * *schedule.decay_ratio));
+  if (schedule.warmup_steps + decay > config.train.max_steps)
+    problems.push_back(
+        {"schedule.decay_ratio",
+         {"schedule.decay_ratio", "schedule.warmup_steps", "train.max_steps", "schedule.name"},
+         fmt::format("schedule.warmup_steps {} and the {} steps of schedule.decay_ratio {} are more than "
+                     "train.max_steps {}: leave schedule.decay_ratio out to decay from the warm-up on",
+                     schedule.warmup_steps, decay, format_exact(*schedule.decay_ratio), config.train.max_steps)});
+}
+
 void check_schedule(const Config& config, std::vector<RuleProblem>& problems) {
   if (config.schedule.warmup_steps > config.train.max_steps)
     problems.push_back({"schedule.warmup_steps",
@@ -51,6 +84,7 @@ void check_schedule(const Config& config, std::vector<RuleProblem>& problems) {
                         {"schedule.min_lr", "optimizer.lr"},
                         fmt::format("schedule.min_lr {} is more than optimizer.lr {}",
                                     format_exact(config.schedule.min_lr), format_exact(config.optimizer.lr))});
+  check_schedule_keys(config, problems);
 }
 
 void check_lora(const Config& config, std::vector<RuleProblem>& problems) {

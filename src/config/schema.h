@@ -37,6 +37,7 @@ struct Field {
   const char* help = "";
   std::vector<std::string> words = {};  // allowed texts; empty: any
   bool or_count = false;                // a word, or an integer from `min`, kept as text
+  bool or_fraction = false;             // a word, or a share from 0 to 1 ("1/3", 0.25), kept as text
   double min = -std::numeric_limits<double>::infinity();
   double max = std::numeric_limits<double>::infinity();
   bool above_min = false, below_max = false;  // the limit itself is excluded
@@ -150,14 +151,29 @@ void describe(Visitor& v, OptimizerSection& s) {
 
 template <class Visitor>
 void describe(Visitor& v, ScheduleSection& s) {
-  v.field({.key = "name", .help = "learning rate after the warm-up", .words = {"cosine", "linear", "constant"}},
+  v.field({.key = "name",
+           .help = "learning rate after the warm-up; wsd: torchtitan's warm-up, stable, decay; fms_cosine: fms-fsdp's "
+                   "quadratic warm-up and cosine; annealing: lr * (1 - t/max_steps)",
+           .words = {"cosine", "linear", "constant", "wsd", "fms_cosine", "annealing"}},
           s.name);
   v.field({.key = "warmup_steps",
-           .help = "steps of linear warm-up: lr * (t+1) / (warmup_steps+1)",
+           .help = "steps of warm-up: lr * (t+1) / (warmup_steps+1); wsd: lr * (t+1) / warmup_steps; fms_cosine: lr * "
+                   "(1 - (1 - t/warmup_steps)^2)",
            .min = 0,
            .max = kMaxCount},
           s.warmup_steps);
-  v.field({.key = "min_lr", .help = "learning rate at the last step", .min = 0}, s.min_lr);
+  v.field({.key = "min_lr", .help = "cosine, linear: learning rate at the last step", .min = 0}, s.min_lr);
+  v.field({.key = "min_lr_factor",
+           .help = "wsd, fms_cosine: share of optimizer.lr that the decay ends at; null = 0 and 0.1",
+           .min = 0,
+           .max = 1},
+          s.min_lr_factor);
+  v.field({.key = "decay_ratio",
+           .help = "wsd: share of train.max_steps that decays; null = all after the warm-up",
+           .min = 0,
+           .max = 1},
+          s.decay_ratio);
+  v.field({.key = "decay_type", .help = "wsd: how it decays", .words = {"linear", "sqrt", "cosine"}}, s.decay_type);
 }
 
 template <class Visitor>
@@ -249,8 +265,9 @@ void describe(Visitor& v, ParallelSection& s) {
            .max = 1048576},
           s.shard_size);
   v.field({.key = "recompute",
-           .help = "what backward recomputes of each block",
+           .help = "what backward recomputes of each block; a share recomputes that part of the blocks whole",
            .words = {"auto", "none", "norms", "mlp", "full"},
+           .or_fraction = true,
            .tagged = {{"norms", Feature::kRecomputeMlp, " (norms: outputs of norms and activation"},
                       {"mlp", Feature::kRecomputeMlp, "; mlp: gate and up projections too)"}}},
           s.recompute);
@@ -285,6 +302,10 @@ void describe(Visitor& v, OutputSection& s) {
 template <class Visitor>
 void describe(Visitor& v, LoggingSection& s) {
   v.field({.key = "every_steps", .help = "steps between console lines", .min = 1, .max = kMaxCount}, s.every_steps);
+  v.field({.key = "style",
+           .help = "console lines of steps: one a step, or those of fms-fsdp and of its version of March 2024 (AWS)",
+           .words = {"plain", "fms", "fms_2024"}},
+          s.style);
   v.field({.key = "mlperf", .help = ":::MLLOG lines on stdout and in mllog.log"}, s.mlperf);
   v.field({.key = "tensorboard", .help = "TensorBoard event files"}, s.tensorboard);
   v.field({.key = "profile_step",

@@ -40,6 +40,11 @@ std::string base_text(const Field& field, Type type) {
         choices.push_back("an integer" + range(field));
         return alternatives(choices);
       }
+      if (field.or_fraction) {
+        std::vector<std::string> choices = field.words;
+        choices.emplace_back("a share from 0 to 1 such as 1/3");
+        return alternatives(choices);
+      }
       if (!field.words.empty()) return alternatives(field.words);
       return field.path ? "a path" : "a string";
     case Type::kInteger: return "an integer" + range(field);

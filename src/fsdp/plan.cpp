@@ -215,8 +215,16 @@ MemoryPlan finish(const PlanInput& input, const Storage& storage, const Choice& 
   return plan;
 }
 
-/// Every block recomputes `what`, or the next less that its model can.
+/// Every block recomputes `what`, or the next less that its model can; named blocks recompute what the configuration
+/// says.
 void set_all(const PlanInput& input, Recompute what, Choice& choice) {
+  if (!input.recompute_blocks.empty()) {
+    const auto named = [&](Recompute one) {
+      return static_cast<int>(std::count(input.recompute_blocks.begin(), input.recompute_blocks.end(), one));
+    };
+    choice.norms = named(Recompute::kNorms), choice.mlp = named(Recompute::kMlp), choice.full = named(Recompute::kFull);
+    return;
+  }
   choice.norms = choice.mlp = choice.full = 0;
   if (what == Recompute::kMlp && input.block_saved_mlp == 0) what = Recompute::kNorms;
   if (what == Recompute::kNorms && input.block_saved_norms == 0) what = Recompute::kNone;
@@ -240,15 +248,8 @@ std::optional<Choice> fit_recomputation(const PlanInput& input, const Storage& s
   const int blocks = input.num_blocks;
   const auto fits = [&] { return evaluate(input, storage, choice).fits(); };
   const bool has_norms = input.block_saved_norms > 0, has_mlp = input.block_saved_mlp > 0;
-  if (!input.recompute_blocks.empty()) {
-    const auto named = [&](Recompute what) {
-      return static_cast<int>(std::count(input.recompute_blocks.begin(), input.recompute_blocks.end(), what));
-    };
-    choice.norms = named(Recompute::kNorms), choice.mlp = named(Recompute::kMlp), choice.full = named(Recompute::kFull);
-    return fits() ? std::optional(choice) : std::nullopt;
-  }
-  if (input.recompute) {
-    set_all(input, *input.recompute, choice);
+  if (input.recompute || !input.recompute_blocks.empty()) {
+    set_all(input, input.recompute.value_or(Recompute::kNone), choice);
     return fits() ? std::optional(choice) : std::nullopt;
   }
   if (fits()) return choice;

@@ -1,6 +1,8 @@
 #include "plan_hints.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/fraction.h"
+#include "trireme/fsdp/recompute_fraction.h"
 #include "trireme/base/text.h"
 #include "trireme/train/precision.h"
 
@@ -165,7 +167,9 @@ PlanInput plan_input(const PlanQuestion& question) {
   if (config.parallel.reduce_dtype == "compute") input.gradient_bytes = input.compute_bytes;
   input.frozen_fp8 = frozen_recipe(config) == Recipe::kFp8Frozen;
   const std::string& recompute = config.parallel.recompute;
-  if (recompute != "auto")
+  if (const auto share = parse_fraction(recompute); share)
+    input.recompute_blocks = recompute_fraction(input.num_blocks, *share);
+  else if (recompute != "auto")
     input.recompute = recompute == "full"    ? Recompute::kFull
                       : recompute == "mlp"   ? Recompute::kMlp
                       : recompute == "norms" ? Recompute::kNorms

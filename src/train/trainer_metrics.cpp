@@ -3,11 +3,13 @@
 
 #include "checkpoint.h"
 #include "collective_check.h"
+#include "fms_report.h"
 #include "metrics_reader.h"
 #include "nonfinite.h"
 #include "run_clock.h"
 #include "step_guard.h"
 #include "stop_vote.h"
+#include "trireme/base/time.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -57,7 +59,12 @@ void Trainer::report(const TrainMetrics& metrics) {
   metrics_file_->write(metrics);
   const bool due =
       metrics.step % config_.logging.every_steps == 0 || metrics.step == 1 || metrics.step == metrics.max_steps;
-  if (due) {
+  if (fms_report_) {
+    fms_report_->add(metrics);
+    if (metrics.step % config_.logging.every_steps == 0 || metrics.step == metrics.max_steps)
+      console_.line(fms_report_->lines(steady_seconds(), peak_reserved_memory(world_.device()),
+                                       peak_memory(world_.device()) + units_->memory_outside_allocator()));
+  } else if (due) {
     const double eta = clock_->mean_step_seconds() * static_cast<double>(metrics.max_steps - metrics.step);
     console_.line(console_line(metrics, eta));
   }

@@ -4,6 +4,7 @@
 #include "checkpoint.h"
 #include "checkpoint_space.h"
 #include "collective_check.h"
+#include "fms_report.h"
 #include "metrics_reader.h"
 #include "nonfinite.h"
 #include "run_clock.h"
@@ -115,6 +116,11 @@ void Trainer::start() {
   comm_.barrier();
   mlperf_.start_run();
   clock_->start_run(progress_.completed, progress_.samples);
+  if (comm_.rank() == 0 && config_.logging.style != "plain")
+    fms_report_ = std::make_unique<FmsReport>(
+        config_.logging.style == "fms_2024",
+        static_cast<double>(config_.batch.global_batch_size * config_.data.seq_length) / comm_.size(), comm_.size(),
+        steady_seconds());
   start_block();
   clock_->start_step();
   stop_vote_->decide(stop_signal() != 0);
@@ -176,14 +182,16 @@ void Trainer::report_extension(int64_t max_steps_before) const {
   const auto rate = [&](int64_t max_steps, int64_t step) {
     return learning_rate(config_.schedule, config_.optimizer.lr, max_steps, std::max<int64_t>(0, step));
   };
+  bool unchanged = true;  // constant, and wsd before its decay
+  for (int64_t step = 0; unchanged && step < counted; ++step)
+    unchanged = rate(max_steps_before, step) == rate(now, step);
   const std::string consequence =
-      schedule == "constant"
-          ? std::string("the constant schedule is that of a run which had this many steps from the start")
-          : fmt::format(
-                "the {} schedule now ends at step {}: the learning rate was {:.3g} in step {} and is {:.3g} in "
-                "step {}, and the steps before followed the shorter one",
-                schedule, now, rate(max_steps_before, counted - 1), progress_.completed, rate(now, counted),
-                progress_.completed + 1);
+      unchanged ? fmt::format("the {} schedule is that of a run which had this many steps from the start", schedule)
+                : fmt::format(
+                      "the {} schedule now ends at step {}: the learning rate was {:.3g} in step {} and is {:.3g} in "
+                      "step {}, and the steps before followed the shorter one",
+                      schedule, now, rate(max_steps_before, counted - 1), progress_.completed, rate(now, counted),
+                      progress_.completed + 1);
   log_info(fmt::format("the run is extended from {} to {} steps and goes on after step {}; {}", max_steps_before, now,
                        progress_.completed, consequence));
 }

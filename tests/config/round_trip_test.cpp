@@ -40,7 +40,14 @@ class Generator {
                    word({"global", "local"}),
                    word({"decayed", "all"})};
     c.train = {integer(1, 1000000), integer(0, 4294967295), word({"sample_mean", "token_mean", "rank_mean"})};
-    c.schedule = {word({"cosine", "linear", "constant"}), integer(0, c.train.max_steps), c.optimizer.lr * fraction()};
+    c.schedule.name = word({"cosine", "linear", "constant", "wsd", "fms_cosine", "annealing"});
+    const bool wsd = c.schedule.name == "wsd", factor = wsd || c.schedule.name == "fms_cosine";
+    if (c.schedule.name != "annealing")
+      c.schedule.warmup_steps = integer(0, wsd ? c.train.max_steps / 2 : c.train.max_steps);
+    if (c.schedule.name != "annealing" && !factor) c.schedule.min_lr = c.optimizer.lr * fraction();
+    if (factor && coin()) c.schedule.min_lr_factor = fraction();
+    if (wsd && coin()) c.schedule.decay_ratio = fraction() / 2;
+    if (wsd) c.schedule.decay_type = word({"linear", "sqrt", "cosine"});
     if (!c.data.valid.empty() && coin()) c.eval.every_samples = integer(1, int64_t{1} << 53);
     if (!c.data.valid.empty() && coin()) c.eval.target_loss = coin() ? positive() : -positive();
     if (!c.data.valid.empty() && coin()) c.eval.samples = integer(1, 2147483647);
@@ -52,13 +59,13 @@ class Generator {
     if (c.precision.linear == "fp8" && !c.lora && coin()) c.precision.fp8_recipe = "delayed";
     c.parallel.shard_size = coin() ? word({"auto", "world"}) : std::to_string(integer(2, 1024));
     c.parallel.policy = c.lora ? word({"auto", "none"}) : word({"auto", "none", "optimizer", "gradients", "full"});
-    c.parallel.recompute = word({"auto", "none", "norms", "mlp", "full"});
+    c.parallel.recompute = word({"auto", "none", "norms", "mlp", "full", "1/3", "0.25", "1", "0"});
     c.output.dir = path();
     if (coin()) c.output.save_every_samples = integer(1, int64_t{1} << 53);
     if (coin()) c.output.save_every_minutes = 1e-3 + 1000 * fraction();
     c.output.save_on_stop = coin();
     c.output.keep_last = integer(2, 1000);
-    c.logging = {integer(1, 1000), coin(), coin(), {}};
+    c.logging = {integer(1, 1000), word({"plain", "fms", "fms_2024"}), coin(), coin(), {}};
     if (coin()) c.logging.profile_step = integer(1, c.train.max_steps);
     return c;
   }

@@ -162,5 +162,39 @@ TEST(Rules, AnFp8RecipeNeedsMatricesThatAreTrainedInFp8) {
   EXPECT_EQ(refused("precision: {linear: fp8}\nlora: {r: 4}\n", plain), "");
 }
 
+TEST(Rules, AScheduleTakesTheKeysOfItsFormulaOnly) {
+  const auto says = [](const std::string& schedule, const std::string& what) {
+    const std::string text = refused("train: {max_steps: 100}\nschedule: {" + schedule + "}\n");
+    if (what.empty())
+      EXPECT_EQ(text, "") << schedule;
+    else
+      EXPECT_NE(text.find(what), std::string::npos) << schedule << ": " << text;
+  };
+  says("name: wsd, warmup_steps: 10, decay_ratio: 0.5, decay_type: sqrt, min_lr_factor: 0.1", "");
+  says("name: fms_cosine, warmup_steps: 5, min_lr_factor: 0", "");
+  says("name: annealing", "");
+  says("name: wsd, min_lr: 1e-5", "schedule.min_lr is not for schedule.name wsd: give schedule.min_lr_factor");
+  says("name: fms_cosine, min_lr: 1e-5", "schedule.min_lr is not for schedule.name fms_cosine");
+  says("name: annealing, min_lr: 1e-5", "schedule.min_lr is not for schedule.name annealing, which ends at 0");
+  says("min_lr_factor: 0.1",
+       "schedule.min_lr_factor is for schedule.name wsd and fms_cosine, not cosine: give "
+       "schedule.min_lr");
+  says("decay_ratio: 0.1", "schedule.decay_ratio is for schedule.name wsd, not cosine");
+  says("name: fms_cosine, decay_type: sqrt", "schedule.decay_type is for schedule.name wsd, not fms_cosine");
+  says("name: annealing, warmup_steps: 1", "schedule.warmup_steps is not for schedule.name annealing");
+  says("name: wsd, warmup_steps: 60, decay_ratio: 0.5",
+       "schedule.warmup_steps 60 and the 50 steps of schedule.decay_ratio 0.5 are more than train.max_steps 100");
+  says("name: wsd, decay_ratio: 1.5", "schedule.decay_ratio must be a number from 0 to 1");
+}
+
+TEST(Rules, RecomputeIsAWordOrAShare) {
+  for (const char* fine : {"auto", "none", "mlp", "full", "1/3", "0.25", "0", "1", "2/2"})
+    EXPECT_EQ(load_text(std::string(kMinimal) + "parallel: {recompute: " + fine + "}\n").parallel.recompute, fine);
+  for (const char* bad : {"4/3", "1.5", "1/0", "1/", "/", "-1", "1/3/2", "third", "1/-3", "[1/3]"})
+    EXPECT_NE(refused(std::string("parallel: {recompute: ") + bad + "}\n").find("a share from 0 to 1 such as 1/3, not"),
+              std::string::npos)
+        << bad;
+}
+
 }  // namespace
 }  // namespace trireme

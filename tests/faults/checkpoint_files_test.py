@@ -56,6 +56,7 @@ def truncated(site):
         falls_back(site, "F10", what, lambda d, n=length: os.truncate(f"{d}/{shard}", n), [shard, str(length), str(size)])
     falls_back(site, "F10", "manifest cut", lambda d: os.truncate(f"{d}/MANIFEST.json", 300), ["MANIFEST.json"])
     falls_back(site, "F10", "manifest empty", lambda d: os.truncate(f"{d}/MANIFEST.json", 0), ["MANIFEST.json"])
+    falls_back(site, "F10", "file gone", lambda d: os.remove(f"{d}/{shard}"), [f"{shard} is missing"])
     falls_back(site, "F10", "manifest gone", lambda d: os.remove(f"{d}/MANIFEST.json"), ["never completed"])
 
 

@@ -88,6 +88,31 @@ check "sbatch: SIGTERM reaches every rank" says '2 ranks got SIGTERM'
 check "sbatch: the exit code 75 stays visible" says 'ended .* with exit code 75'
 check "sbatch: Slurm's record has it too" grep -q 'ExitCode=75:0' <(scontrol show job "$job")
 
+# --- the pre-training files, with an nsys that says what it was asked for
+mkdir -p "$work/fake_nsys"
+printf '#!/bin/bash\necho "nsys rank $SLURM_PROCID: $*"\nwhile [[ $1 != *rank_probe* ]]; do shift; done\nexec "$@"\n' >"$work/fake_nsys/nsys"
+chmod +x "$work/fake_nsys/nsys"
+pretrain() {  # FILE OPTIONS…
+  local file=$1
+  shift
+  rm -f "$work/job.log"
+  run env TRIREME_PROGRAM="$probe" PATH="$work/fake_nsys:$PATH" "$@" sbatch --wait --output="$work/job.log" --time=30 -N 1 \
+    --ntasks-per-node=2 --gpus-per-node=0 "$root/scripts/slurm/pretrain/$file" llama.yaml --set a.b=1
+  cat "$work/job.log" >>"$out" 2>/dev/null
+}
+pretrain 01.pretrain.sbatch
+check "01.pretrain: ends well" ends_with 0
+check "01.pretrain: the ranks ran with the arguments" lines 2 'rank [01] of 2 .* sum 3, config llama.yaml'
+pretrain 03.pretrain-nsys.sbatch TRIREME_NSYS_OUTPUT="$work"
+check "03.pretrain-nsys: ends well" ends_with 0
+check "03.pretrain-nsys: both ranks ran" lines 2 'rank [01] of 2 .* sum 3, config llama.yaml'
+check "03.pretrain-nsys: one report of the node" lines 1 'nsys rank [01]: profile .*--delay=30 --duration=1200|nsys rank 0: profile .*report_llama2_job[0-9]+_rank0_on_'
+pretrain 03.pretrain-nsys.sbatch TRIREME_NSYS_RANKS=all TRIREME_NSYS_CAPTURE=range
+check "03.pretrain-nsys: every rank, by range" lines 2 'nsys rank [01]: profile .*--capture-range=cudaProfilerApi'
+pretrain 02.pretrain-container.sbatch
+check "02.pretrain-container: an image is required" fails_within 60
+check "02.pretrain-container: and named" says 'CONT_FILE: set it to the container image'
+
 # --- the MLPerf pair
 mkdir -p "$work/mlperf"
 export DATADIR=$work/data MODEL=$work/model LOGDIR=$work/mlperf/results TRIREME_BUILD=$work TRIREME_PROGRAM=$probe

@@ -51,9 +51,12 @@ struct OptimizerSection {
   bool operator==(const OptimizerSection&) const = default;
 };
 struct ScheduleSection {
-  std::string name = "cosine";
+  std::string name = "cosine";  // cosine | linear | constant | wsd | fms_cosine | annealing
   int64_t warmup_steps = 0;
-  double min_lr = 0;
+  double min_lr = 0;                    // cosine, linear
+  std::optional<double> min_lr_factor;  // wsd (default 0), fms_cosine (default 0.1): share of the peak
+  std::optional<double> decay_ratio;    // wsd: share of the run's steps; null = all after the warm-up
+  std::string decay_type = "linear";    // wsd: linear | sqrt | cosine
   bool operator==(const ScheduleSection&) const = default;
 };
 struct TrainSection {
@@ -79,9 +82,9 @@ struct PrecisionSection {
   bool operator==(const PrecisionSection&) const = default;
 };
 struct ParallelSection {
-  std::string policy = "auto";      // auto | none | optimizer | gradients | full
-  std::string shard_size = "auto";  // auto | world | a count
-  std::string recompute = "auto";
+  std::string policy = "auto";        // auto | none | optimizer | gradients | full
+  std::string shard_size = "auto";    // auto | world | a count
+  std::string recompute = "auto";     // auto | none | norms | mlp | full, or a share of the blocks ("1/3", "0.25")
   std::string reduce_dtype = "fp32";  // of the gradients summed over ranks: fp32 | compute
   bool operator==(const ParallelSection&) const = default;
 };
@@ -95,6 +98,7 @@ struct OutputSection {
 };
 struct LoggingSection {
   int64_t every_steps = 1;
+  std::string style = "plain";  // plain | fms | fms_2024
   bool mlperf = false, tensorboard = false;
   std::optional<int64_t> profile_step;
   bool operator==(const LoggingSection&) const = default;

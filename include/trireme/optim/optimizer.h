@@ -39,9 +39,22 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerSection& options, std::
 /// square.
 at::Tensor local_gradient_square(const std::vector<TrainedShard>& shards);
 
-/// Learning rate of step t (from 0): lr (t + 1) / (w + 1) in the w warm-up steps. After them, with f = min(1, (t - w) /
-/// (max_steps - w)): constant lr; linear min_lr + (lr - min_lr) (1 - f); cosine min_lr + (lr - min_lr) (1 + cos(pi f))
-/// / 2.
+/// Learning rate of step t (from 0) of n = max_steps, with w = warmup_steps. It depends on nothing else: a resumed run
+/// goes on with it.
+///
+/// cosine, linear, constant: lr (t + 1) / (w + 1) in the warm-up. After it, with f = min(1, (t - w) / (n - w)):
+/// constant lr; linear min_lr + (lr - min_lr) (1 - f); cosine min_lr + (lr - min_lr) (1 + cos(pi f)) / 2.
+///
+/// wsd (torchtitan 0.2, components/lr_scheduler.py; m = min_lr_factor, 0 if not given): d = n decay_ratio rounded half
+/// to even, at most n - w; without decay_ratio n - w. lr (t + 1) / w in the warm-up; lr for w <= t < n + 1 - d; then,
+/// with p = (t + 1 - (n + 1 - d)) / d, lr (m + (1 - m) g(p)), where g is 1 - p (linear), 1 - sqrt(p) (sqrt) or
+/// (1 + cos(pi p)) / 2 (cosine). The step that would have p = 1 is the one after the last.
+///
+/// fms_cosine (fms-fsdp, main_training_llama.py; m = min_lr_factor, 0.1 if not given): lr min(1 - (1 - min(t, w) /
+/// w)^2, m + (1 - m) (1 + cos(pi min(t, n) / n)) / 2). The cosine counts from step 0 and not from the end of the
+/// warm-up, and step 0 has rate 0; without warm-up the first term is 1. fms-fsdp takes w = min(2000, n div 20).
+///
+/// annealing (fms-fsdp, training_stage annealing): lr (1 - t / n), 0 from step n on.
 double learning_rate(const ScheduleSection& schedule, double lr, int64_t max_steps, int64_t step);
 
 }  // namespace trireme

@@ -28,6 +28,7 @@
 namespace trireme {
 
 class Checkpoints;
+class FmsReport;
 class MetricsReader;
 class RunClock;
 class StepGuard;
@@ -149,6 +150,7 @@ class Trainer {
   std::unique_ptr<MetricsReader> in_flight_;
   std::unique_ptr<StopVote> stop_vote_;
   Console console_;
+  std::unique_ptr<FmsReport> fms_report_;  // rank 0, logging.style fms and fms_2024
   Progress progress_;
   std::optional<EvalMetrics> last_evaluation_;  // of this process
 };

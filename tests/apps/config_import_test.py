@@ -1,0 +1,340 @@
+#!/usr/bin/env python3
+"""`trireme config import`: fms-fsdp's options in three dialects and torchtitan's TOML become a configuration that train_llama takes; every option has a line that says what it became; what is unknown or missing here ends with exit code 2. And a run of an imported configuration: fms-fsdp's labels and learning rates, resumed and extended."""
+import argparse
+import json
+import math
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+import yaml
+
+NEW_KEYS = "not in this version"
+
+
+class Site:
+    def __init__(self, binaries, work):
+        self.bin, self.work, self.count = Path(binaries).absolute(), Path(work), 0
+
+    def run(self, program, *arguments, code=0):
+        done = subprocess.run([f"{self.bin}/{program}", *map(str, arguments)], capture_output=True, text=True, cwd=self.work)
+        assert done.returncode == code, f"{program} {arguments}: exit {done.returncode}, not {code}\n{done.stdout[-1500:]}{done.stderr[-3000:]}"
+        return done
+
+    def imported(self, kind, *arguments):
+        """The YAML as a tree, the keys that wait as comments, the report's lines, and config.json."""
+        self.count += 1
+        folder = self.work / f"import{self.count}"
+        before = arguments[: arguments.index("--")] if "--" in arguments else arguments
+        after = arguments[len(before):]
+        done = self.run("trireme", "config", "import", kind, "--output", folder, *before, *after)
+        text = (folder / "config.yaml").read_text()
+        if len(after) > 6 or kind == "torchtitan":  # the import itself has read its result with the same reader
+            self.run("train_llama", "--config", folder / "config.yaml", "--print-config")
+        waiting = dict(re.findall(r"^#  (\w+): (.*?)  # not in this version$", text, re.M))
+        shape = folder / "model/config.json"
+        return yaml.safe_load(text), waiting, done.stderr, json.loads(shape.read_text()) if shape.exists() else None
+
+    def refused(self, kind, *arguments, says):
+        done = self.run("trireme", "config", "import", kind, *arguments, code=2)
+        for text in says:
+            assert text in done.stderr, f"no '{text}' in\n{done.stderr}"
+        assert not done.stdout, "nothing is printed where a problem was found"
+
+
+def value(config, waiting, key):
+    """Of a key that may wait for a later version."""
+    section, name = key.split(".")
+    return config[section][name] if name in (config.get(section) or {}) else yaml.safe_load(waiting[name])
+
+
+def parameters(shape):
+    width, rows = shape["hidden_size"], shape["vocab_size"]
+    head = width // shape["num_attention_heads"]
+    block = 2 * width * width + 2 * width * head * shape["num_key_value_heads"] + 3 * width * shape["intermediate_size"] + 2 * width
+    return shape["num_hidden_layers"] * block + 2 * rows * width + width
+
+
+def check_variants(site):
+    counts = {"llama2_7b": 6738415616, "llama2_13b": 13015864320, "llama2_34b": 33743970304, "llama2_70b": 68976648192,
+              "llama3_8b": 8030261248, "llama3_70b_4k": 70553706496}
+    for name, count in counts.items():
+        config, _, _, shape = site.imported("fms", "--", f"--model_variant={name}")
+        assert parameters(shape) == count, f"{name}: {parameters(shape)}"
+        assert config["model"] == {"path": "model", "init": "random"}
+    _, _, _, shape = site.imported("fms", "--", "--model_variant=llama2_34b", "--seq_length=2048")
+    assert (shape["max_position_embeddings"], shape.get("rope_theta") or shape["rope_parameters"]["rope_theta"]) == (16384, 1e6)
+    _, _, _, small = site.imported("fms", "--", "--model_variant=llama3_194m_4k")
+    assert small["intermediate_size"] % 256 == 0 and 0 <= small["intermediate_size"] - 8 / 3 * 1024 < 256
+    for spelling in ("7b", "LLAMA2-7B", "llama2_7b"):
+        assert parameters(site.imported("fms", "--", f"--model_variant={spelling}")[3]) == counts["llama2_7b"]
+    site.refused("fms", "--", "--model_variant=llama2_7", says=["Did you mean 'llama2_7b'?"])
+    site.refused("fms", "--", "--model_variant=mamba_9.8b", says=["no Mamba"])
+
+
+HEAD = {
+    "model_variant": "llama2_7b", "ckpt_load_path": "/fsx/output/ckpt", "ckpt_save_path": "/fsx/output/ckpt", "use_dummy_dataset": "False",
+    "data_path": "/fsx/data", "file_type": "arrow", "col_name": "tokens", "tokenizer_path": "/fsx/tokenizer",
+    "datasets": "lang=en/dataset=commoncrawl,lang=en/dataset=webhose", "weights": "7725,500", "seq_length": "4096", "vocab_size": "32000",
+    "bos_token": "None", "eos_token": "0", "bol_token": "None", "eol_token": "None", "strip_tokens": "1,2", "logical_shards": "1024",
+    "num_workers": "1", "sharding_strategy": "hsdp", "fsdp_activation_checkpointing": "True", "selective_checkpointing": "1/3",
+    "mixed_precision": "True", "low_cpu_fsdp": "False", "batch_size": "2", "num_steps": "1000", "training_stage": "initial",
+    "learning_rate": "3e-4", "grad_clip_thresh": "1.0", "seed": "2023", "resuming_dataset": "False", "use_profiler": "True",
+    "profiler_rank0_only": "True", "report_interval": "100", "checkpoint_interval": "10000", "tracker": "None", "tracker_dir": "/fsx/aim",
+    "tracker_project_name": "llama", "tracker_run_id": "None", "use_torch_compile": "True", "tp_size": "8", "model_arch": "embedllama",
+    "model_path": "/path", "n_speculator_heads": "3", "speculator_width": "4096", "speculator_tie_weights": "True",
+    "speculator_scale_input": "True", "stage2_start_step": "15000", "stage2_prompt_length": "64", "stage2_batch_size": "96",
+    "stage2_seq_length": "256",
+}
+
+
+def check_fms_head(site):
+    config, waiting, report, _ = site.imported("fms", "--ranks", 16, "--", *[f"--{name}={text}" for name, text in HEAD.items()])
+    for name in HEAD:
+        said = f"--{name}=" in report or f"--{name}," in report or f", --{name}" in report
+        assert said, f"--{name} has no line in\n{report}"
+    get = lambda key: value(config, waiting, key)
+    expected = {
+        "batch.micro_batch_size": 2, "batch.global_batch_size": 32, "data.seq_length": 4096, "data.shuffle": True, "optimizer.lr": 3e-4,
+        "optimizer.betas": [0.9, 0.95], "optimizer.weight_decay": 0.1, "optimizer.decay_norms": True, "optimizer.grad_clip": 1,
+        "schedule.name": "fms_cosine", "schedule.warmup_steps": 50, "train.max_steps": 1000, "train.seed": 2023, "train.loss": "token_mean",
+        "precision.compute": "bf16", "parallel.reduce_dtype": "compute", "parallel.shard_size": "auto", "parallel.policy": "full",
+        "parallel.recompute": "1/3", "output.dir": "/fsx/output/ckpt", "output.save_every_samples": 320000, "logging.every_steps": 100,
+        "logging.style": "fms", "data.eos_token": 0, "data.strip_tokens": [1, 2], "data.logical_shards": 1024, "profile.wait": 1,
+        "profile.warmup": 2, "profile.active": 3, "profile.repeat": 1, "profile.ranks": [0],
+    }
+    for key, want in expected.items():
+        assert get(key) == want, f"{key}: {get(key)!r}, not {want!r}"
+    # Streams with weights where the version has them, else the paths alone.
+    train = config["data"]["train"]
+    streams = train if isinstance(train[0], dict) else yaml.safe_load(waiting["train"])
+    assert streams[0] == {"path": "/fsx/data/lang=en/dataset=commoncrawl", "weight": 7725, "name": "lang=en/dataset=commoncrawl"}, streams
+    if waiting:
+        assert NEW_KEYS in report
+    # Other spellings of the same.
+    config, _, report, _ = site.imported("fms", "--", "--model-variant", "llama2_7b", "--train_config.num_steps=60", "--use_profiler", "--nolow_cpu_fsdp",
+                                         "--training_stage=annealing", "--selective_checkpointing=0.5")
+    assert config["train"]["max_steps"] == 60 and config["schedule"] == {"name": "annealing"} and config["parallel"]["recompute"] == "none"
+    for strategy, size in (("fsdp", "world"), ("hsdp", "auto"), ("ddp", 1), ("HSDP", "auto")):
+        config, waiting, _, _ = site.imported("fms", "--", f"--sharding_strategy={strategy}")
+        assert config["parallel"]["shard_size"] == size and value(config, waiting, "parallel.policy") == ("none" if strategy == "ddp" else "full")
+    for share, want in (("1", "full"), ("5/3", "full"), ("0", "none"), ("-1", "none"), ("2/3", "2/3"), ("0.25", 0.25)):
+        config, _, _, _ = site.imported("fms", "--dialect", "head", "--", "--fsdp_activation_checkpointing=1", f"--selective_checkpointing={share}")
+        assert config["parallel"]["recompute"] == want, f"{share}: {config['parallel']}"
+    for no in ("False", "false", "0", "no", "None"):
+        config, _, _, _ = site.imported("fms", "--", f"--mixed_precision={no}")
+        assert config["precision"]["compute"] == "fp32", no
+
+
+def check_fms_refusals(site):
+    site.refused("fms", "--", "--sharding_strategi=hsdp", "--num_steps=ten", "--batch_size", "--seed=1", "--seed=2", "stray", "--sharding_strategy=zero",
+                 says=["Did you mean '--sharding_strategy'?", "'--num_steps=ten' must be an integer >= 1", "'--batch_size' has no value",
+                       "'--seed=1' and '--seed=2' set the same option", "'stray' is no option", "problems in fms-fsdp's options",
+                       "strategies are fsdp, hsdp and ddp"])
+    site.refused("fms", "--", "--model_name=llama2_7b", "--model_variant=llama2_7b", says=["set the same option"])
+    site.refused("fms", "--", "--datasets=a,b", "--weights=1", says=["--datasets has 2 names and --weights 1 numbers"])
+    site.refused("fms", "--", "--use_dummy_dataset=True", says=["there is no dummy data"])
+    site.refused("fms", "--", "--low_cpu_fsdp=perhaps", says=["must be true or false"])
+    folder = site.work / "twice"
+    site.run("trireme", "config", "import", "fms", "--output", folder, "--", "--model_variant=7b")
+    assert "is there already" in site.run("trireme", "config", "import", "fms", "--output", folder, "--", "--model_variant=7b", code=73).stderr
+    site.run("trireme", "config", "import", "fms", "--output", folder, "--force", "--", "--model_variant=7b")
+
+
+def check_aws(site):
+    config, waiting, report, shape = site.imported(
+        "fms", "--", "--model_name=llama2_70b", "--sharding_strategy=hsdp", "--selective_checkpointing=3", "--fsdp_activation_checkpointing=True",
+        "--data_path=/fsx/rows", "--ckpt_save_path=/fsx/ckpt", "--use_nsys=True", "--low_cpu_fsdp=False")
+    assert "the AWS test case" in report and shape["intermediate_size"] == 28672 and "28762" in report
+    assert config["parallel"]["recompute"] == "1/3" and config["optimizer"]["grad_clip"] == 4 and config["data"]["shuffle"] is False
+    assert config["data"]["train"] == "/fsx/rows" and config["output"]["dir"] == "/fsx/ckpt" and config["logging"]["style"] == "fms_2024"
+    assert config["train"]["max_steps"] == 2000, "the parser's default"
+    for trap in ("the AWS script knows --dataset_path only", "--save_ckpt_path and --load_ckpt_path only", "--use_nsight only"):
+        assert trap in report, f"no '{trap}' in\n{report}"
+    # A boolean that is not given is off, whatever the dataclass says; "False" is false.
+    config, _, report, _ = site.imported("fms", "--dialect=aws", "--", "--model_name=llama2_7b")
+    assert config["parallel"]["recompute"] == "none" and "the AWS parser overwrites the documented default True" in report
+    config, _, report, _ = site.imported("fms", "--", "--model_name=llama2_7b", "--fsdp_activation_checkpointing=False", "--use_profiler=False")
+    assert config["parallel"]["recompute"] == "none" and "the AWS script reads every text as true" in report and "profile" not in config
+    for every, want in ((0, "full"), (1, "full"), (2, "1/2"), (4, "1/4")):
+        config, _, _, _ = site.imported("fms", "--", "--model_name=llama2_7b", "--fsdp_activation_checkpointing=1", f"--selective_checkpointing={every}")
+        assert config["parallel"]["recompute"] == want, every
+    site.refused("fms", "--", "--model_name=llama2_7b", "--fsdp_activation_checkpointing=1", "--selective_checkpointing=1/3", says=["takes an integer k"])
+    config, waiting, report, _ = site.imported("fms", "--", "--model_variant=7b", "--sep_token=1", "--num_steps=15")
+    assert "March 2024" in report and value(config, waiting, "data.eos_token") == 1 and config["schedule"]["warmup_steps"] == 0 and "divides by zero" in report
+
+
+TITAN = """
+[job]
+dump_folder = "./outputs"
+description = "Llama 3 8B training"
+[profiling]
+enable_profiling = true
+save_traces_folder = "profile_trace"
+profile_freq = 100
+[metrics]
+log_freq = 10
+enable_tensorboard = true
+[model]
+name = "llama3"
+flavor = "8B"
+hf_assets_path = "./assets/hf/Llama-3.1-8B"
+converters = ["quantize.linear.float8"]
+[optimizer]
+name = "AdamW"
+lr = 3e-4
+eps = 1e-8
+[lr_scheduler]
+warmup_steps = 200
+decay_ratio = 0.8
+decay_type = "cosine"
+min_lr_factor = 0.1
+[training]
+local_batch_size = 1
+seq_len = 8192
+max_norm = 1.0
+steps = 1000
+dataset = "c4"
+[parallelism]
+data_parallel_replicate_degree = 2
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 1
+[checkpoint]
+enable = true
+folder = "checkpoint"
+interval = 500
+keep_latest_k = 1
+async_mode = "disabled"
+[compile]
+enable = true
+components = ["model", "loss"]
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "2"
+[quantize.linear.float8]
+enable_fsdp_float8_all_gather = false
+recipe_name = "rowwise"
+filter_fqns = ["output"]
+[validation]
+enable = true
+dataset = "c4_validation"
+freq = 50
+steps = 10
+[comm]
+train_timeout_seconds = 100
+"""
+
+
+def check_torchtitan(site):
+    def toml(text):
+        path = site.work / "titan.toml"
+        path.write_text(text)
+        return path
+
+    config, waiting, report, shape = site.imported("torchtitan", "--ranks", 16, toml(TITAN))
+    for line in TITAN.strip().splitlines():
+        if "=" in line:
+            name = line.split("=")[0].strip()
+            assert re.search(rf"^[\w.]*\b{name} = ", report, re.M), f"{name} has no line in\n{report}"
+    expected = {
+        "batch.micro_batch_size": 1, "batch.global_batch_size": 16, "data.seq_length": 8192, "data.train": "data/c4", "data.valid": "data/c4_validation",
+        "optimizer.lr": 3e-4, "optimizer.betas": [0.9, 0.95], "optimizer.weight_decay": 0.1, "schedule.name": "wsd", "schedule.warmup_steps": 200,
+        "schedule.decay_ratio": 0.8, "schedule.decay_type": "cosine", "schedule.min_lr_factor": 0.1, "train.max_steps": 1000, "precision.compute": "bf16",
+        "parallel.reduce_dtype": "fp32", "parallel.shard_size": 8, "parallel.policy": "full", "parallel.recompute": "1/2", "output.dir": "./outputs",
+        "output.save_every_samples": 8000, "output.keep_last": 2, "eval.every_samples": 800, "logging.every_steps": 10, "precision.linear": "fp8",
+        "precision.fp8_recipe": "rowwise", "profile.wait": 96, "profile.warmup": 3, "profile.active": 1, "profile.ranks": "all",
+    }
+    for key, want in expected.items():
+        assert value(config, waiting, key) == want, f"{key}: {value(config, waiting, key)!r}, not {want!r}"
+    assert parameters(shape) == 8030261248
+
+    config, _, report, _ = site.imported("torchtitan", toml(TITAN.replace("warmup_steps = 200", "warmup_steps = 300")))
+    assert "decay_ratio" not in config["schedule"] and "torchtitan shortens the decay to the 700 steps" in report
+    config, _, _, _ = site.imported("torchtitan", toml(""))
+    assert config["schedule"]["decay_type"] == "linear" and config["batch"]["global_batch_size"] == 64 and config["train"]["max_steps"] == 10000
+    config, _, _, shape = site.imported("torchtitan", toml('[checkpoint]\ninitial_load_in_hf = true\n[model]\nhf_assets_path = "hf"\n'))
+    assert config["model"] == {"path": "hf", "init": "checkpoint"} and shape is None
+    for text, says in (
+        ("[training]\nlocal_batchsize = 1\n", ["titan.toml:2:", "Did you mean 'training.local_batch_size'?"]),
+        ("[trainng]\nsteps = 1\n", ["unknown section [trainng]. Did you mean 'training'?"]),
+        ("[parallelism]\ntensor_parallel_degree = 8\ncontext_parallel_degree = 2\n", ["tensor_parallel_degree = 8", "context_parallel_degree = 2", "2 problems"]),
+        ("[parallelism]\ndata_parallel_shard_degree = 4\n", ["are 4 ranks, --ranks says 8"]),
+        ("[model]\nname = \"deepseek_v3\"\n", ["only llama3 can be imported"]),
+        ("[model]\nflavor = \"7B\"\n", ["no such llama3"]),
+        ("[optimizer]\nname = \"Adam\"\n", ["AdamW can be imported"]),
+        ("[training]\nsteps = \"ten\"\n", ["must be an integer"]),
+        ("[lr_scheduler]\ndecay_type = \"cosin\"\n", ["Did you mean 'cosine'?"]),
+        ("[training\n", ["titan.toml:1:"]),
+    ):
+        site.refused("torchtitan", toml(text), says=says)
+    site.refused("torchtitan", site.work / "absent.toml", says=["absent.toml"])
+
+
+def fms_rate(step, steps, warmup):
+    return min(1 - (1 - min(step, warmup) / warmup) ** 2, 0.1 + 0.45 * (1 + math.cos(min(step, steps) / steps * math.pi)))
+
+
+def check_run(site):
+    (site.work / "text.txt").write_text("\n\n".join(f"The trireme crossed the strait with {170 + i} rowers." for i in range(60)))
+    site.run("trireme", "tokenizer", "train", "--input", "text.txt", "--vocab-size", 320, "--output", "t.model")
+    site.run("trireme", "data", "pack", "--tokenizer", "t.model", "--seq-length", 16, "--input", "text.txt", "--output", "rows.npy")
+    site.run("trireme", "init-model", "--preset", "llama-tiny", "--vocab-size", 320, "--hidden-size", 32, "--heads", 2, "--kv-heads", 2, "--intermediate-size", 64,
+             "--output", "tiny")
+    site.run("trireme", "config", "import", "fms", "--ranks", 1, "--output", "job", "--", "--model_variant=7b", "--seq_length=16", "--num_steps=40",
+             "--report_interval=4", "--checkpoint_interval=10", "--fsdp_activation_checkpointing=1", "--selective_checkpointing=1/2")
+
+    def train(*settings):
+        sets = [argument for setting in ("model.path=../tiny", "data.train=../rows.npy", "precision.compute=fp32", "parallel.shard_size=1", *settings)
+                for argument in ("--set", setting)]
+        return site.run("train_llama", "--config", "job/config.yaml", *sets)
+
+    def rows(folder):
+        return [row for row in map(json.loads, (site.work / folder / "metrics.jsonl").read_text().splitlines()) if row["event"] == "train"]
+
+    done = train("output.dir=fms")
+    for row in rows("job/fms"):
+        want = 3e-4 * fms_rate(row["step"] - 1, 40, 2)
+        assert math.isclose(row["lr"], want, rel_tol=1e-12, abs_tol=1e-18), (row, want)
+    lines = [line for line in done.stdout.splitlines() if re.match(r"[a-zA-Z ]+: ", line)]
+    labels = ["step", "loss", "LR", "tokens seen", "gradient norm", "reserved memory", "allocated memory", "current step time", "overall step time",
+              "current token per gpu per sec", "overall token per gpu per sec", "overall token per day"]
+    start = next(i for i, line in enumerate(lines) if line.startswith("step: "))
+    assert [line.split(":")[0] for line in lines[start:start + 12]] == labels, lines[start:start + 12]
+    steps = [int(line.split()[1]) for line in lines if line.startswith("step: ")]
+    assert steps == list(range(4, 41, 4)), steps
+    losses = [row["loss"] for row in rows("job/fms")]
+    reported = [float(line.split()[1]) for line in lines if line.startswith("loss: ")]
+    assert all(math.isclose(mean, sum(losses[4 * i:4 * i + 4]) / 4, rel_tol=1e-9) for i, mean in enumerate(reported)), "the mean of the interval"
+    # Recomputing every second block changes nothing.
+    train("output.dir=none", "parallel.recompute=none", "logging.style=plain")
+    assert [row["loss"] for row in rows("job/none")] == losses
+
+    # A run whose decay has not begun can be made longer as if it had been so from the start; torchtitan's rates.
+    wsd = ("schedule.name=wsd", "schedule.decay_ratio=0.25", "schedule.warmup_steps=4", "output.save_every_samples=20", "output.dir=wsd", "logging.style=plain")
+    train(*wsd, "train.max_steps=10", "schedule.decay_ratio=0")
+    longer = train(*wsd, "train.max_steps=20", "schedule.decay_ratio=0")
+    assert "the wsd schedule is that of a run which had this many steps from the start" in longer.stdout + longer.stderr
+    assert [row["lr"] for row in rows("job/wsd")] == [3e-4 * min(1, (step + 1) / 4) for step in range(20)]
+    again = ("schedule.name=wsd", "schedule.decay_ratio=0.5", "schedule.warmup_steps=4", "output.save_every_samples=20", "output.dir=decay", "logging.style=plain")
+    train(*again, "train.max_steps=20")
+    later = train(*again, "train.max_steps=40")
+    assert re.search(r"the wsd schedule now ends at step 40: the learning rate was .* in step 20 and is .* in step 21", later.stdout + later.stderr)
+    assert [row["lr"] for row in rows("job/decay")][20:30] == [3e-4] * 1 + [3e-4 * (1 - (step - 20) / 20) for step in range(21, 30)] or \
+        all(math.isclose(row["lr"], 3e-4 * (1 - max(0, row["step"] - 21) / 20), rel_tol=1e-12) for row in rows("job/decay")[20:])
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bin", required=True)
+    parser.add_argument("--case", required=True, choices=["options", "run"])
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as work:
+        site = Site(args.bin, work)
+        for check in (check_variants, check_fms_head, check_fms_refusals, check_aws, check_torchtitan) if args.case == "options" else (check_run,):
+            check(site)
+    print("ok")
+
+
+if __name__ == "__main__":
+    main()
