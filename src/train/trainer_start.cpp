@@ -6,6 +6,7 @@
 #include "collective_check.h"
 #include "metrics_reader.h"
 #include "nonfinite.h"
+#include "profiler.h"
 #include "run_clock.h"
 #include "step_guard.h"
 #include "stop_vote.h"
@@ -116,6 +117,7 @@ void Trainer::start() {
   mlperf_.start_run();
   clock_->start_run(progress_.completed, progress_.samples);
   start_block();
+  profiler_ = Profiler::make(config_, world_, directory_.path() / "profile", progress_.completed);
   clock_->start_step();
   stop_vote_->decide(stop_signal() != 0);
 }
