@@ -65,7 +65,7 @@ def main():
         sys.exit(f"HTA finds the ranks {sorted(by_rank)} inside the files of the ranks {sorted(files)}")
     ParserConfig.enable_communication_args()
     analysis = TraceAnalysis(trace_files=files, trace_dir=args.folder)
-    print(f"ranks {sorted(files)}, steps {[int(step) for step in analysis.get_profiler_steps()]} (the last one is left out below)")
+    print(f"ranks {sorted(files)}, steps {[int(step) for step in analysis.get_profiler_steps()]}")
     kernels = sum(int((frame["stream"] >= 0).sum()) for frame in analysis.t.traces.values())
     print(f"GPU kernels and copies: {kernels}")
     if kernels:

@@ -24,13 +24,17 @@ std::string c10d_name(std::string_view kind) {
 }  // namespace
 
 void CollectiveRecord::begin(const CollectiveFacts& facts) {
-  const std::tuple<std::string, std::string> group{facts.group, facts.group};
+  // Groups of one name differ by their ranks.
+  const std::tuple<std::string, std::string> group{std::string(facts.group) + ' ' + std::to_string(facts.first_rank) +
+                                                       '+' + std::to_string(facts.size) + 'x' +
+                                                       std::to_string(facts.rank_stride),
+                                                   facts.group};
   const std::vector<int64_t> no_splits;
   const std::string name = c10d_name(facts.kind);
   info_.emplace(c10::DebugInfoKind::PARAM_COMMS_INFO,
-                std::make_shared<torch::ParamCommsDebugInfo>(
-                    group, facts.rank, std::string(name), facts.in_elements, facts.out_elements, facts.dtype, no_splits,
-                    no_splits, facts.first_rank, facts.rank_stride, facts.size));
+                std::make_shared<torch::ParamCommsDebugInfo>(group, facts.rank, std::string(name), facts.in_elements,
+                                                             facts.out_elements, facts.dtype, no_splits, no_splits,
+                                                             facts.first_rank, facts.rank_stride, facts.size));
   record_.emplace(at::RecordScope::FUNCTION);
   if (!record_->isActive()) return;
   // The arguments of RECORD_PARAM_COMMS in their order.

@@ -121,9 +121,15 @@ void check_logging(const Config& config, const ConfigFamily& family, std::vector
                                     config.train.max_steps)});
 }
 
-void check_profile(const Config& config, std::optional<int64_t> world_size, std::vector<RuleProblem>& problems) {
+void check_profile(const Config& config, const ConfigFamily& family, std::optional<int64_t> world_size,
+                   std::vector<RuleProblem>& problems) {
   if (!config.profile) return;
   const ProfileSection& profile = *config.profile;
+  if (profile.stacks && !family.program.empty())
+    problems.push_back({"profile.stacks",
+                        {"profile.stacks"},
+                        "profile.stacks: true is not available: LibTorch's profiler takes stacks of Python and "
+                        "TorchScript only; the ranges around an operation say where it was called"});
   if (config.logging.profile_step)
     problems.push_back({"logging.profile_step",
                         {"logging.profile_step"},
@@ -140,11 +146,10 @@ void check_profile(const Config& config, std::optional<int64_t> world_size, std:
     problems.push_back({"profile.ranks", {"profile.ranks"}, "profile.ranks has 'all' beside single ranks"});
   for (const std::string& rank : profile.ranks)
     if (!all && !rank.empty() && world_size && std::stoll(rank) >= *world_size)
-      problems.push_back(
-          {"profile.ranks",
-           {"profile.ranks"},
-           fmt::format("profile.ranks has rank {}, the run has {} rank{}, counted from 0", rank, *world_size,
-                       *world_size == 1 ? "" : "s")});
+      problems.push_back({"profile.ranks",
+                          {"profile.ranks"},
+                          fmt::format("profile.ranks has rank {}, the run has {} rank{}, counted from 0", rank,
+                                      *world_size, *world_size == 1 ? "" : "s")});
 }
 
 void check_shard_size(const Config& config, int64_t world_size, std::vector<RuleProblem>& problems) {
@@ -174,7 +179,7 @@ std::vector<RuleProblem> check_rules(const Config& config, const ConfigFamily& f
   check_eval(config, problems);
   check_precision(config, family, problems);
   check_logging(config, family, problems);
-  check_profile(config, world_size, problems);
+  check_profile(config, family, world_size, problems);
   if (world_size) check_shard_size(config, *world_size, problems);
   return problems;
 }

@@ -308,7 +308,7 @@ void describe(Visitor& v, ProfileSection& s) {
           s.ranks);
   v.field({.key = "memory", .help = "allocations in the trace, and a table and a timeline of memory"}, s.memory);
   v.field({.key = "shapes", .help = "shapes of the operations' inputs"}, s.shapes);
-  v.field({.key = "stacks", .help = "C++ call stacks of the operations; large and slow"}, s.stacks);
+  v.field({.key = "stacks", .help = "call stacks: not available, LibTorch takes those of Python only"}, s.stacks);
 }
 
 template <class Visitor>

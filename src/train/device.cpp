@@ -100,7 +100,8 @@ std::string memory_state(at::Device device) {
 #ifdef TRIREME_WITH_CUDA
   if (device.is_cuda()) return gpu::memory_state(device);
 #endif
-  std::string text = fmt::format("{:<24}{:>14}\n", "peak resident memory", format_bytes(static_cast<double>(peak_memory(device))));
+  std::string text =
+      fmt::format("{:<24}{:>14}\n", "peak resident memory", format_bytes(static_cast<double>(peak_memory(device))));
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);)
     if (line.starts_with("VmRSS") || line.starts_with("VmSize") || line.starts_with("VmPeak")) text += line + '\n';

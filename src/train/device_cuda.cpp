@@ -96,8 +96,8 @@ std::string memory_state(at::Device device) {
       if (!block.allocated) largest_free = std::max(largest_free, static_cast<int64_t>(block.size));
     }
   }
-  text += fmt::format("largest free block {}\n\n{:<24}{:>14}{:>14}\n", bytes(largest_free), "used blocks up to", "blocks",
-                      "together");
+  text += fmt::format("largest free block {}\n\n{:<24}{:>14}{:>14}\n", bytes(largest_free), "used blocks up to",
+                      "blocks", "together");
   for (const auto& [power, row] : used)
     text += fmt::format("{:<24}{:>14}{:>14}\n", bytes(power), row.blocks, bytes(row.total));
   text += fmt::format("\n{:<24}{:>14}{:>14}\n", "free blocks up to", "blocks", "together");

@@ -12,6 +12,7 @@
 #include "trireme/watchdog/progress.h"
 
 #include <fmt/format.h>
+#include <kineto/ActivityType.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
 #include <algorithm>
@@ -44,15 +45,13 @@ std::set<ActivityType> activities(bool gpu) {
 }
 
 ProfilerConfig profiler_config(const ProfileSection& settings) {
-  return ProfilerConfig(ProfilerState::KINETO, settings.shapes, settings.memory, settings.stacks);
+  return ProfilerConfig(ProfilerState::KINETO, settings.shapes, settings.memory);
 }
 
-/// Kernels on the device, without copies and annotations.
 bool has_kernels(const profiler::ProfilerResult& result) {
   const std::vector<profiler::KinetoEvent>& events = result.events();
   return std::any_of(events.begin(), events.end(), [](const profiler::KinetoEvent& event) {
-    return event.deviceType() == at::kCUDA && event.durationNs() > 0 && !event.name().starts_with("Mem") &&
-           !event.isHiddenEvent();
+    return event.activityType() == static_cast<uint8_t>(libkineto::ActivityType::CONCURRENT_KERNEL);
   });
 }
 
@@ -208,8 +207,7 @@ void Profiler::stop() {
 }
 
 void Profiler::write_trace(const std::filesystem::path& plain, bool kernels) {
-  const auto trace =
-      folder_ / fmt::format("rank{}.{}.pt.trace.json.gz", world_.communicator().rank(), cycle_);
+  const auto trace = folder_ / fmt::format("rank{}.{}.pt.trace.json.gz", world_.communicator().rank(), cycle_);
   const uint64_t bytes = std::filesystem::file_size(plain);
   gzip_file(plain, trace);
   if (world_.device().is_cuda() && !kernels)
@@ -219,21 +217,21 @@ void Profiler::write_trace(const std::filesystem::path& plain, bool kernels) {
         trace.string()));
   if (bytes > kLargeTrace)
     log_warn(fmt::format(
-        "the trace {} unpacks to {}, which TensorBoard and HTA may not load: record fewer steps (profile.active), no "
-        "shapes and no stacks",
+        "the trace {} unpacks to {}, which TensorBoard and HTA may not load: record fewer steps (profile.active) and "
+        "no shapes",
         trace.string(), format_bytes(static_cast<double>(bytes))));
   else
     describe(plain);
   std::filesystem::remove(plain);
-  const std::string steps = first_ == last_ ? fmt::format("step {}", last_) : fmt::format("steps {} to {}", first_, last_);
+  const std::string steps =
+      first_ == last_ ? fmt::format("step {}", last_) : fmt::format("steps {} to {}", first_, last_);
   log_info(fmt::format("timeline of {}: {}", steps, trace.string()));
 }
 
 void Profiler::describe(const std::filesystem::path& plain) const {
   const Trace trace = read_trace(plain);
   if (settings_.memory) {
-    const auto timeline =
-        folder_ / fmt::format("rank{}.{}.memory.tsv", world_.communicator().rank(), cycle_);
+    const auto timeline = folder_ / fmt::format("rank{}.{}.memory.tsv", world_.communicator().rank(), cycle_);
     write_file_atomic(timeline, memory_timeline(trace));
     write_file_atomic(folder_ / fmt::format("rank{}.{}.memory.txt", world_.communicator().rank(), cycle_),
                       memory_table(trace));

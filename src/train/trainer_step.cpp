@@ -150,9 +150,9 @@ void Trainer::profiled_step() {
   profiler_->before_step(step);
   train_step(progress_.completed);
   if (!profiler_->ends_after(step)) return;
-  // On all ranks, so that those that write a trace keep the others waiting at the step's end only.
   flush_metrics();
   profiler_->after_step(step);
+  comm_.barrier();  // the time in which ranks write their traces belongs to no step
   clock_->start_step();
 }
 

@@ -62,8 +62,8 @@ class Generator {
       c.logging.profile_step = integer(1, c.train.max_steps);
     } else if (coin()) {
       const int64_t wait = integer(0, c.train.max_steps - 1);
-      c.profile = {wait,   integer(0, c.train.max_steps - 1 - wait), integer(1, 100), integer(0, 9), {},
-                   coin(), coin(),                                   coin()};
+      c.profile = {wait,  integer(0, c.train.max_steps - 1 - wait), integer(1, 100), integer(0, 9), {}, coin(), coin(),
+                   coin()};
       c.profile->ranks = coin() ? std::vector<std::string>{"all"} : std::vector<std::string>{"3", "0"};
     }
     return c;

@@ -158,7 +158,7 @@ def gpu_trace(rank):
         nonlocal number
         number += 1
         add("cuda_runtime", "cudaMemcpyAsync" if category == "gpu_memcpy" else "cudaLaunchKernel", begin - 50, 5, 4242, correlation=number)
-        add(category, name, begin, duration, stream, stream=stream, correlation=number, device=0)
+        add(category, name, begin + 10, duration, stream, stream=stream, correlation=number, device=0)
 
     for step in (7, 8, 9):
         start = 100000.0 + (step - 7) * 1000
@@ -186,9 +186,8 @@ def summarise(site):
     # From the first kernel to the last: 2,900 us, computation 1,800, communication 1,200 of which 600 exposed, copies 150, idle the rest.
     row = next(line.split() for line in done.stdout.splitlines() if line.startswith("1 "))
     assert row[:8] == ["1", "3", "2.90", "62.1%", "41.4%", "20.7%", "5.2%", "12.1%"], row
-    for line in ("products                          1.20    41.4%       3", "SwiGLU                            0.60    20.7%       3",
-                 "NCCL                              1.20    41.4%       3", "copies                            0.15     5.2%       3"):
-        assert line in done.stdout, f"no '{line}' in\n{done.stdout}"
+    for line in (r"products +1\.20 +41\.4% +3 ", r"SwiGLU +0\.60 +20\.7% +3 ", r"NCCL +1\.20 +41\.4% +3 ", r"copies +0\.15 +5\.2% +3 "):
+        assert re.search(line, done.stdout), f"no /{line}/ in\n{done.stdout}"
     page = open(f"{site.work}/pages/gpu.html").read()
     assert "ProfilerStep#8" in page and "prefers-color-scheme:dark" in page
     assert not re.search(r"https?:|<script|src=|@import|url\(", page), "the page must need no network"
@@ -214,7 +213,7 @@ def hostile(site):
     event = '{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, %s}]}'
     cases = {
         "cut.json": good[:-200], "cut.json.gz": packed[:len(packed) // 2], "flipped.json.gz": packed[:60] + bytes([packed[60] ^ 255]) + packed[61:],
-        "empty.json": b"", "text.json": b"a text", "list.json": b"[1, 2]", "none.json": b'{"traceEvent": []}', "nul.json": b"\0" * 1000,
+        "empty.json": b"", "text.json": b"a\033[2J text", "list.json": b"[1, 2]", "none.json": b'{"traceEvent": []}', "nul.json": b"\0" * 1000,
         "deep.json": b'{"a": ' + b"[" * 100000, "late.json": event.encode() % b'"dur": 3', "open.json": event.encode() % b'"ts": 3',
         "negative.json": event.encode() % b'"ts": 3, "dur": -1', "huge.json": event.encode() % b'"ts": 1e300, "dur": 1', "string.json": event.encode() % b'"ts": "3", "dur": 1',
         "rank.json": b'{"distributedInfo": {"rank": -1}, "traceEvents": []}', "large.json": b'{"distributedInfo": {"rank": 1e40}, "traceEvents": []}',
@@ -224,7 +223,7 @@ def hostile(site):
         open(f"{site.work}/{name}", "wb").write(content)
         done = site.tool("profile", "summarise", name, expect=3)
         assert name in done.stderr and re.search(r"byte \d+", done.stderr), f"{name}: {done.stderr}"
-        assert len(done.stderr) < 2000, done.stderr[:3000]
+        assert len(done.stderr) < 2000 and "\x1b" not in done.stderr, done.stderr[:3000]
     os.makedirs(f"{site.work}/folder")
     for where, says in (("folder", "has no trace"), ("nowhere", "does not exist")):
         assert says in site.tool("profile", "summarise", where, expect=3).stderr
@@ -249,11 +248,12 @@ def hta(site):
     write_gpu_traces(site, "gpu")
     text = tables("gpu")
     assert "ranks [0, 1], steps [7, 8, 9]" in text, text
-    # HTA leaves the last step out: two steps of 600 us of computation, 400 of communication, half of it hidden.
-    for line in (r"COMPUTATION +2400 ", r"COMMUNICATION +1600 ", r"0 +50\.0\b", r"1 +50\.0\b", r"nvjet_tst_128x256", r"ncclDevKernel_ReduceScatter"):
+    # Of each of two steps on two ranks: 400 us of computation alone, 200 of communication alone, 200 of both. Of the last step HTA keeps what was launched
+    # before the GPU's annotation of it begins: the first kernel, 400 us.
+    for line in (r"\n +COMPUTATION +2400 ", r"\n +COMMUNICATION +800 ", r"COMPUTATION overlapping COMMUNICATION +800 ", r"0 +50\.0\b", r"1 +50\.0\b", r"nvjet_tst_128x256", r"ncclDevKernel_ReduceScatter"):
         assert re.search(line, text), f"no /{line}/ in\n{text}"
     site.two_ranks("run")
-    for cycle, steps in ((1, "[3, 4]"), (2, "[7, 8]")):
+    for cycle, steps in ((1, "[3]"), (2, "[7]")):
         text = tables("run/profile", cycle)
         assert f"ranks [0, 1], steps {steps}" in text and "GPU kernels and copies: 0" in text, text
         for rank in (0, 1):

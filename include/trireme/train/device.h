@@ -37,8 +37,8 @@ int64_t peak_reserved_memory(at::Device device);
 /// resident memory.
 std::string memory_state(at::Device device);
 
-/// Waits for the GPU, then cudaProfilerStart() and cudaProfilerStop(), which `nsys profile --capture-range=cudaProfilerApi`
-/// and `ncu --profile-from-start off` wait for.
+/// Waits for the GPU, then cudaProfilerStart() and cudaProfilerStop(), which `nsys profile
+/// --capture-range=cudaProfilerApi` and `ncu --profile-from-start off` wait for.
 void start_device_capture();
 void stop_device_capture();
 

@@ -74,8 +74,9 @@ class GzipReader::Buffer final : public std::streambuf {
     const char* reason = gzerror(file_, &status);
     // A packed file that ends early gives its bytes first and this status with them.
     if (count < 0 || (status != Z_OK && status != Z_STREAM_END))
-      throw DataError(fmt::format("{}: the packed bytes are damaged or end early after byte {} of the unpacked text: {}",
-                                  path_.string(), read_ + static_cast<uint64_t>(std::max(count, 0)), reason));
+      throw DataError(
+          fmt::format("{}: the packed bytes are damaged or end early after byte {} of the unpacked text: {}",
+                      path_.string(), read_ + static_cast<uint64_t>(std::max(count, 0)), reason));
     if (count == 0) return traits_type::eof();
     read_ += static_cast<uint64_t>(count);
     setg(bytes_.data(), bytes_.data(), bytes_.data() + count);

@@ -13,7 +13,7 @@ std::string range_class(std::string_view name) {
 }
 
 bool is_phase(std::string_view name) {
-  constexpr std::array<std::string_view, 7> kPhases = {"data",       "forward",    "backward",  "finish_backward",
+  constexpr std::array<std::string_view, 7> kPhases = {"data",      "forward",    "backward",  "finish_backward",
                                                        "optimizer", "checkpoint", "evaluation"};
   return std::find(kPhases.begin(), kPhases.end(), name) != kPhases.end();
 }

@@ -1,6 +1,7 @@
 #include "trireme/formats/kineto/trace.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/text.h"
 #include "trireme/formats/kineto/gzip.h"
 
 #include <fmt/format.h>
@@ -32,12 +33,10 @@ struct Fields {
 };
 
 std::optional<Trace::Kind> kind_of(const std::string& category) {
-  static const std::map<std::string, Trace::Kind> kinds = {{"kernel", Trace::Kind::kKernel},
-                                                           {"gpu_memcpy", Trace::Kind::kCopy},
-                                                           {"gpu_memset", Trace::Kind::kCopy},
-                                                           {"gpu_user_annotation", Trace::Kind::kGpuRange},
-                                                           {"cpu_op", Trace::Kind::kOperation},
-                                                           {"user_annotation", Trace::Kind::kRange}};
+  static const std::map<std::string, Trace::Kind> kinds = {
+      {"kernel", Trace::Kind::kKernel},    {"gpu_memcpy", Trace::Kind::kCopy},
+      {"gpu_memset", Trace::Kind::kCopy},  {"gpu_user_annotation", Trace::Kind::kGpuRange},
+      {"cpu_op", Trace::Kind::kOperation}, {"user_annotation", Trace::Kind::kRange}};
   const auto found = kinds.find(category);
   return found == kinds.end() ? std::nullopt : std::optional(found->second);
 }
@@ -109,7 +108,12 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
   bool in_event() const { return in_events_ && depth_ >= 3; }
   bool in_distributed_info() const { return depth_ == 2 && top_ == "distributedInfo"; }
   [[noreturn]] void fail(uint64_t offset, const std::string& what) const {
-    throw DataError(fmt::format("{}: at byte {} of the unpacked text: {}", trace_.file.string(), offset, what));
+    std::string shown = what;  // the parser's messages quote what it has read
+    const bool readable = is_valid_utf8(shown);
+    for (char& c : shown)
+      if (const auto byte = static_cast<unsigned char>(c); byte < 0x20 || byte == 0x7F || (byte > 0x7F && !readable))
+        c = '?';
+    throw DataError(fmt::format("{}: at byte {} of the unpacked text: {}", trace_.file.string(), offset, shown));
   }
   void descend() {
     if (++depth_ > kMaxDepth) fail(reader_.offset(), fmt::format("nested deeper than {} levels", kMaxDepth));
@@ -183,8 +187,9 @@ Trace read_trace(const std::filesystem::path& file) {
   Handler handler(trace, reader);
   nlohmann::json::sax_parse(reader.stream(), &handler);
   if (!handler.complete())
-    throw DataError(fmt::format("{}: at byte {} of the unpacked text: the end, and no list 'traceEvents' came before it",
-                                file.string(), reader.offset()));
+    throw DataError(
+        fmt::format("{}: at byte {} of the unpacked text: the end, and no list 'traceEvents' came before it",
+                    file.string(), reader.offset()));
   return trace;
 }
 

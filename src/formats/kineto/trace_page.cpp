@@ -34,7 +34,6 @@ std::string escaped(std::string_view text) {
   return result.substr(0, valid_utf8_prefix(result));
 }
 
-
 /// Colours of classes: the same class has the same colour in all drawings.
 class Colours {
  public:
@@ -122,8 +121,8 @@ std::string class_table(const TraceSummary& summary, Colours& colours) {
     text += fmt::format(
         "<tr><th><i style=\"background:{}\"></i>{}</th><td>{:.2f}</td><td>{:.1f}%</td><td>{}</td>"
         "<td class=\"name\">{:.2f} ms {}</td></tr>\n",
-        colours.of(entry.name), escaped(entry.name), entry.us / 1e3, percentage(entry.us, summary.all.window), entry.calls,
-        entry.largest_us / 1e3, escaped(entry.largest.substr(0, 90)));
+        colours.of(entry.name), escaped(entry.name), entry.us / 1e3, percentage(entry.us, summary.all.window),
+        entry.calls, entry.largest_us / 1e3, escaped(entry.largest.substr(0, 90)));
   return text + "</table>\n";
 }
 
@@ -158,9 +157,9 @@ std::string timeline(const TraceSummary& summary, size_t columns, Colours& colou
   for (size_t i = 0; i < phases; ++i) {
     const auto& phase = summary.phases[i];
     if (phase.window.end < window.begin || phase.window.begin > window.end) continue;
-    text += rectangle(x(phase.window.begin), 18, x(phase.window.end) - x(phase.window.begin), 18,
-                      colours.of(phase.name), 1,
-                      fmt::format("{} (host): {:.2f} ms", phase.name, (phase.window.end - phase.window.begin) / 1e3));
+    text +=
+        rectangle(x(phase.window.begin), 18, x(phase.window.end) - x(phase.window.begin), 18, colours.of(phase.name), 1,
+                  fmt::format("{} (host): {:.2f} ms", phase.name, (phase.window.end - phase.window.begin) / 1e3));
   }
   text += lane(summary.computation, window, columns, 42, 22, "var(--computation)");
   text += lane(summary.communication, window, columns, 66, 16, "var(--communication)");
@@ -220,18 +219,20 @@ std::string summary_page(const std::string& title, const std::vector<TraceSummar
   const size_t columns = summaries.size() > 16 ? 300 : 1200;
   std::string page = fmt::format(
       "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
-      "content=\"width=device-width\"><title>Profile {0}</title>\n<style>{1}</style></head>\n<body><h1>Profile {0}</h1>\n",
+      "content=\"width=device-width\"><title>Profile {0}</title>\n<style>{1}</style></head>\n<body><h1>Profile "
+      "{0}</h1>\n",
       escaped(title), kStyle);
   page += fmt::format("<table><tr><th>rank</th>{}", kPartsHead);
   for (const TraceSummary& s : summaries)
     page += parts_row(fmt::format("{} <small>{}</small>", s.rank, escaped(s.file.filename().string())), s.all);
-  page += "</table>\n<p class=\"note\">Percentages are of the time in the first column. Exposed communication runs while "
-          "no computation runs. Idle: nothing runs.</p>\n<p>";
+  page +=
+      "</table>\n<p class=\"note\">Percentages are of the time in the first column. Exposed communication runs while "
+      "no computation runs. Idle: nothing runs.</p>\n<p>";
   page += key("step", "step") + key("computation", "computation") + key("communication", "communication") +
           key("exposed", "exposed communication") + key("copies", "copies") + "</p>\n";
   for (const TraceSummary& s : summaries) {
-    page += fmt::format("<h2>Rank {} of {} <small>{}, {}</small></h2>\n", s.rank, s.world_size,
-                        s.gpu ? "GPU" : "CPU", escaped(s.backend.empty() ? "backend not known" : s.backend));
+    page += fmt::format("<h2>Rank {} of {} <small>{}, {}</small></h2>\n", s.rank, s.world_size, s.gpu ? "GPU" : "CPU",
+                        escaped(s.backend.empty() ? "backend not known" : s.backend));
     page += timeline(s, columns, colours);
     page += class_bar(s, colours) + class_table(s, colours);
     if (!s.steps.empty()) {

@@ -13,7 +13,7 @@ namespace trireme {
 
 const char* kernel_class(std::string_view name) {
   // The first that matches.
-  constexpr std::array<std::pair<std::string_view, const char*>, 27> kClasses = {{
+  constexpr std::array<std::pair<std::string_view, const char*>, 34> kClasses = {{
       {"nccl", "NCCL"},
       {"Memcpy PtoP", "peer copies"},
       {"Memcpy", "copies"},
@@ -32,6 +32,13 @@ const char* kernel_class(std::string_view name) {
       {"quantize", "quantisation"},
       {"transpose_bytes", "FP8 weight transposition"},
       {"swiglu", "SwiGLU"},
+      {"Gelu", "GELU"},
+      {"CrossEntropy", "cross-entropy"},
+      {"adamw_kernel", "optimizer"},
+      {"moments_kernel", "optimizer"},
+      {"apply_kernel", "optimizer"},
+      {"squares_kernel", "optimizer"},
+      {"square_kernel", "gradient norm"},
       {"dropout", "dropout"},
       {"rms_norm", "norms"},
       {"forward_kernel", "norms"},
@@ -144,7 +151,9 @@ void read_device(const Trace& trace, TraceSummary& summary) {
     const std::string_view kind = kernel_class(name);
     classes.add(std::string(kind), event.end - event.begin, true, name);
     const bool moves = kind == "NCCL" || kind == "peer copies";
-    (moves ? communication : event.kind == Trace::Kind::kCopy ? copies : computation)
+    (moves                              ? communication
+     : event.kind == Trace::Kind::kCopy ? copies
+                                        : computation)
         .push_back({event.begin, event.end});
   }
   summary.computation = merged(std::move(computation));

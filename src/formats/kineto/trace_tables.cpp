@@ -35,7 +35,8 @@ std::vector<std::string> ranges_of_allocations(const Trace& trace) {
       phases.push_back({event.begin, event.end, trace.names[event.name]});
   std::sort(phases.begin(), phases.end(), [](const Phase& a, const Phase& b) { return a.begin < b.begin; });
   const auto phase_at = [&](double at) -> std::string {
-    auto next = std::upper_bound(phases.begin(), phases.end(), at, [](double t, const Phase& p) { return t < p.begin; });
+    auto next =
+        std::upper_bound(phases.begin(), phases.end(), at, [](double t, const Phase& p) { return t < p.begin; });
     if (next == phases.begin()) return "";
     --next;
     return at <= next->end ? next->name : "";
@@ -84,8 +85,9 @@ std::string summary_table(const TraceSummary& summary) {
   const TimeParts& all = summary.all;
   text += fmt::format("{:<28}{:>10.2f}{:>7.1f}%\n", summary.gpu ? "no kernel running" : "no operation running",
                       ms(all.idle), percentage(all.idle, window));
-  text += fmt::format("{:<28}{:>10.2f}{:>7.1f}%   of {:.2f} ms of communication\n", "exposed communication",
-                      ms(all.exposed_communication), percentage(all.exposed_communication, window), ms(all.communication));
+  text +=
+      fmt::format("{:<28}{:>10.2f}{:>7.1f}%   of {:.2f} ms of communication\n", "exposed communication",
+                  ms(all.exposed_communication), percentage(all.exposed_communication, window), ms(all.communication));
   text += fmt::format("{:<28}{:>10.2f}\n", summary.gpu ? "first to last kernel" : "first to last step", ms(window));
   return text;
 }
@@ -95,10 +97,10 @@ std::string ranks_table(const std::vector<TraceSummary>& summaries) {
                                  "computation", "communication", "exposed", "copies", "idle", "file");
   for (const TraceSummary& s : summaries) {
     const auto percent = [&](double us) { return fmt::format("{:.1f}%", percentage(us, s.all.window)); };
-    text += fmt::format("{:<6}{:>7}{:>12.2f}{:>13}{:>15}{:>10}{:>10}{:>10}  {}\n", s.rank, s.steps.size(),
-                        ms(s.all.window), percent(s.all.computation), percent(s.all.communication),
-                        percent(s.all.exposed_communication), percent(s.all.copies), percent(s.all.idle),
-                        printable(s.file.filename().string(), 80));
+    text +=
+        fmt::format("{:<6}{:>7}{:>12.2f}{:>13}{:>15}{:>10}{:>10}{:>10}  {}\n", s.rank, s.steps.size(), ms(s.all.window),
+                    percent(s.all.computation), percent(s.all.communication), percent(s.all.exposed_communication),
+                    percent(s.all.copies), percent(s.all.idle), printable(s.file.filename().string(), 80));
   }
   return text;
 }
@@ -106,7 +108,8 @@ std::string ranks_table(const std::vector<TraceSummary>& summaries) {
 std::string memory_table(const Trace& trace) {
   const bool gpu = std::any_of(trace.allocations.begin(), trace.allocations.end(), [](const auto& a) { return a.gpu; });
   struct Row {
-    int64_t count = 0, bytes = 0, net = 0, peak = 0;
+    int64_t count = 0;
+    double bytes = 0, net = 0, peak = 0;
   };
   std::map<std::string, Row> rows;
   const std::vector<std::string> ranges = ranges_of_allocations(trace);
@@ -115,19 +118,19 @@ std::string memory_table(const Trace& trace) {
     if (allocation.gpu != gpu) continue;
     Row& row = rows[ranges[i]];
     row.count += allocation.bytes > 0 ? 1 : 0;
-    row.bytes += std::max<int64_t>(allocation.bytes, 0);
-    row.net += allocation.bytes;
-    row.peak = std::max(row.peak, allocation.allocated);
+    row.bytes += static_cast<double>(std::max<int64_t>(allocation.bytes, 0));
+    row.net += static_cast<double>(allocation.bytes);
+    row.peak = std::max(row.peak, static_cast<double>(allocation.allocated));
   }
   std::vector<std::pair<std::string, Row>> sorted(rows.begin(), rows.end());
-  std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second.peak > b.second.peak; });
-  const auto bytes = [](int64_t count) { return format_bytes(static_cast<double>(count)); };
-  std::string text = fmt::format("Memory of the {} by range, from the allocator's events in {}\n\n{:<40}{:>12}{:>14}{:>14}{:>14}\n",
-                                 gpu ? "GPU" : "CPU", trace.file.filename().string(), "range", "allocations", "allocated",
-                                 "stays", "peak");
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const auto& a, const auto& b) { return a.second.peak > b.second.peak; });
+  std::string text = fmt::format(
+      "Memory of the {} by range, from the allocator's events in the trace\n\n{:<40}{:>12}{:>14}{:>14}{:>14}\n",
+      gpu ? "GPU" : "CPU", "range", "allocations", "allocated", "stays", "peak");
   for (const auto& [name, row] : sorted)
-    text += fmt::format("{:<40}{:>12}{:>14}{:>14}{:>14}\n", printable(name, 39), row.count, bytes(row.bytes),
-                        row.net < 0 ? "-" + bytes(-row.net) : bytes(row.net), bytes(row.peak));
+    text += fmt::format("{:<40}{:>12}{:>14}{:>14}{:>14}\n", printable(name, 39), row.count, format_bytes(row.bytes),
+                        row.net < 0 ? "-" + format_bytes(-row.net) : format_bytes(row.net), format_bytes(row.peak));
   return text;
 }
 

@@ -27,7 +27,7 @@ struct Trace {
     double at = 0;  // microseconds
     uint32_t thread = 0;
     bool gpu = false;
-    int64_t bytes = 0;  // < 0: freed
+    int64_t bytes = 0;                    // < 0: freed
     int64_t allocated = 0, reserved = 0;  // by the process after it
   };
   std::filesystem::path file;
