@@ -131,6 +131,13 @@ def schedules(site):
     assert site.files("one") == ["rank1.1.pt.trace.json.gz"], site.files("one")
     done = site.train("profile.ranks=[2]", "output.dir=none", ranks=2, expect=2)
     assert "profile.ranks has rank 2, the run has 2 ranks" in done.stderr, done.stderr
+    # The schedule of a run that goes on counts from where it goes on.
+    resumed = ["profile.wait=1", "profile.warmup=0", "profile.active=1", "output.save_every_samples=4", "output.dir=resumed"]
+    site.train("train.max_steps=2", *resumed)
+    site.train("train.max_steps=4", *resumed)
+    assert steps_of(site.trace("resumed", "rank0.1.pt.trace.json.gz")) == ["ProfilerStep#4"]
+    done = site.train("train.max_steps=5", *resumed)
+    assert "nothing is recorded, its first active step would be 6, the last step is 5" in done.stdout + done.stderr, done.stdout + done.stderr
     # Nsight Systems needs CUPTI for itself.
     command = site.command("profile.wait=0", "output.dir=nsight")
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "NSYS_PROFILING_SESSION_ID": "7"})
