@@ -87,6 +87,7 @@ find_program(TRIREME_MPIRUN_EXECUTABLE mpirun REQUIRED)
 # --allow-run-as-root: for containers; --oversubscribe: the tests start more ranks than cores.
 set(TRIREME_MPIRUN ${TRIREME_MPIRUN_EXECUTABLE} --allow-run-as-root --oversubscribe)
 find_package(HDF5 REQUIRED COMPONENTS C)
+find_package(ZLIB REQUIRED)  # libhdf5-dev depends on it
 find_package(yaml-cpp REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(fmt REQUIRED)

@@ -1,6 +1,7 @@
 #include "models/bert/bert.h"
 #include "models/bert/layout.h"
 #include "trireme/base/error.h"
+#include "trireme/base/profile_range.h"
 #include "trireme/ops/bert_embedding.h"
 #include "trireme/ops/embedding.h"
 #include "trireme/ops/layers/linear_residual.h"
@@ -40,6 +41,7 @@ Activation activation_of(const BertConfig& config) {
 }
 
 at::Tensor layer_forward(const Pass& pass, int64_t layer, const at::Tensor& x_TD, const UnitTensors& w) {
+  const ProfileRange range("layers", layer);
   const BertConfig& c = pass.config;
   const uint64_t stream = kFirstLayerStream + kStreamsPerLayer * static_cast<uint64_t>(layer);
   const auto linear = [&](int weight, int bias) -> Linear { return {w.weight(weight), w[bias], {}}; };

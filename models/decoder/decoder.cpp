@@ -2,6 +2,7 @@
 
 #include "models/decoder/targets.h"
 #include "trireme/base/error.h"
+#include "trireme/base/profile_range.h"
 #include "trireme/nn/recompute.h"
 #include "trireme/ops/attention.h"
 #include "trireme/ops/dropout.h"
@@ -102,6 +103,7 @@ at::Tensor attend(const Pass& pass, const at::Tensor& qkv, const AttentionOption
 /// One decoder block on tokens [T, D]. `unit`: the block's tensors, then A and B of every target.
 at::Tensor block_forward(const Pass& pass, int64_t block, const at::Tensor& x_TD, const UnitTensors& unit,
                          Recompute recompute) {
+  const ProfileRange range("layers", block);
   const DecoderConfig& config = pass.config;
   const at::TensorList adapters = unit.values.slice(static_cast<size_t>(block_parameters(config)));
   const auto bias = [&](int weight) {

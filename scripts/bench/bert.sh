@@ -38,7 +38,7 @@ profile=()
 if [ "${PROFILE:-1}" = 1 ]; then profile=(--set "logging.profile_step=$((steps - 1))"); fi
 "${launch[@]}" "$bin/train_bert" --config "$work/run.yaml" "${profile[@]}" "$@"
 "$python" - "$work/run" "$ranks" "$steps" <<'PY'
-import collections, glob, json, statistics, sys
+import json, statistics, sys
 run, ranks, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 lines = [json.loads(line) for line in open(f"{run}/metrics.jsonl")]
 train = [l for l in lines if l["event"] == "train"]
@@ -49,25 +49,5 @@ if steps:
     print(f"summary: {len(steps)} steps, median {statistics.median(times):.2f} ms a step ({times[0]:.2f} to {times[-1]:.2f}), "
           f"{statistics.median(rates):.1f} sequences/s per GPU, mfu {statistics.median(l['mfu'] or 0 for l in steps):.3f}, "
           f"peak {max(l['memory_gib'] for l in steps):.1f} GiB, loss {train[0]['loss']:.4f} -> {train[-1]['loss']:.4f}")
-for trace in glob.glob(f"{run}/profile/step-*.json"):
-    kinds = [("attention", ("flash_", "ttention", "kernels::forward::", "kernels::backward::")), ("gemm", ("nvjet", "gemm", "cublas", "xmma", "cutlass")), ("FP8 codes", ("tile::kernel",)), ("layer norm", ("LayerNorm",)),
-             ("gelu", ("Gelu",)), ("embedding", ("mbedding",)), ("cross-entropy", ("CrossEntropy",)),
-             ("optimizer", ("moments_kernel", "apply_kernel", "squares_kernel", "global_square")), ("dropout", ("dropout",)),
-             ("communication", ("nccl",)), ("copy and fill", ("CatArray", "copy", "Memcpy", "Memset", "FillFunctor", "foreach")),
-             ("reduce", ("reduce_kernel", "column_sum"))]
-    events = json.load(open(trace))
-    events = events["traceEvents"] if isinstance(events, dict) else events
-    time, calls, names = collections.Counter(), collections.Counter(), collections.Counter()
-    for event in events:
-        if event.get("ph") != "X" or event.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset"):
-            continue
-        kind = next((k for k, parts in kinds if any(p in event["name"] for p in parts)), "other")
-        time[kind] += event["dur"]
-        calls[kind] += 1
-        names[event["name"][:110]] += event["dur"]
-    for kind, us in time.most_common():
-        print(f"  {kind:20} {us / 1e3:9.3f} ms {calls[kind]:6} kernels")
-    print("  longest kernels:")
-    for name, us in names.most_common(20):
-        print(f"    {us / 1e3:8.3f} ms  {name}")
 PY
+if [ "${PROFILE:-1}" = 1 ]; then "$bin/trireme" profile summarise "$work/run/profile"; fi

@@ -53,6 +53,7 @@ int run(int argc, char** argv) {
   trireme::add_generate_tool(app);
   trireme::add_config_tool(app);
   trireme::add_plot_tool(app);
+  trireme::add_profile_tool(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {

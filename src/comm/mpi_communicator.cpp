@@ -1,5 +1,6 @@
 #include "mpi_communicator.h"
 
+#include "collective_record.h"
 #include "collectives.h"
 #include "self_communicator.h"
 #include "trireme/base/error.h"
@@ -167,6 +168,7 @@ class MpiWork final : public Work {
     if (done_) return;
     done_ = true;
     collective_observer().wait(sequence_);
+    const ProfileRange range("wait for MPI");
     // Polls instead of blocking in MPI: with more ranks than cores the others need this core.
     for (int finished = 0; finished == 0;) {
       check_mpi(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &finished, MPI_STATUSES_IGNORE),
@@ -214,7 +216,9 @@ std::function<void()> copy_back(const at::Tensor& tensor, const Staged& staged) 
 class MpiCommunicator final : public Communicator {
  public:
   MpiCommunicator(MPI_Comm handle, const char* name, int rank, int size)
-      : Communicator(rank, size), handle_(handle), name_(name) {}
+      : Communicator(rank, size), handle_(handle), name_(name) {
+    place_in_job();
+  }
   ~MpiCommunicator() override {
     int finalized = 0;
     MPI_Finalized(&finalized);
@@ -229,6 +233,7 @@ class MpiCommunicator final : public Communicator {
                   in.numel(), " elements into ", out.numel(), " over ", size_, " ranks");
     const auto bytes = static_cast<int64_t>(in.nbytes());
     const uint64_t sequence = begin("all_gather", in.numel());
+    const CollectiveRecord record(facts("all_gather", sequence, in.numel(), out.numel(), in.scalar_type()));
     auto* target = static_cast<char*>(out.data_ptr());
     const bool in_place = in.const_data_ptr() == target + rank_ * bytes;
     std::vector<MPI_Request> requests;
@@ -251,6 +256,7 @@ class MpiCommunicator final : public Communicator {
     TRIREME_CHECK(in.numel() == out.numel() * size_ && out.scalar_type() == in.scalar_type(), "reduce_scatter of ",
                   in.numel(), " elements into ", out.numel(), " over ", size_, " ranks");
     const uint64_t sequence = begin("reduce_scatter", in.numel());
+    const CollectiveRecord record(facts("reduce_scatter", sequence, in.numel(), out.numel(), in.scalar_type()));
     const Staged source = stage(in), target = stage(out);
     const auto* from = static_cast<const char*>(source.data.const_data_ptr());
     auto* to = static_cast<char*>(target.data.data_ptr());
@@ -279,6 +285,7 @@ class MpiCommunicator final : public Communicator {
   WorkPtr all_reduce(at::Tensor tensor, ReduceOp op) override {
     check_tensor(tensor);
     const uint64_t sequence = begin("all_reduce", tensor.numel());
+    const CollectiveRecord record(facts("all_reduce", sequence, tensor.numel(), tensor.numel(), tensor.scalar_type()));
     const Staged staged = stage(tensor);
     auto* data = static_cast<char*>(staged.data.data_ptr());
     const int64_t count = tensor.numel(), width = staged.data.element_size();
@@ -298,6 +305,7 @@ class MpiCommunicator final : public Communicator {
     check_tensor(tensor);
     TRIREME_CHECK(root >= 0 && root < size_, "broadcast from rank ", root, " of ", size_);
     const uint64_t sequence = begin("broadcast", tensor.numel());
+    const CollectiveRecord record(facts("broadcast", sequence, tensor.numel(), tensor.numel(), tensor.scalar_type()));
     std::vector<MPI_Request> requests;
     broadcast_pieces(static_cast<char*>(tensor.data_ptr()), static_cast<int64_t>(tensor.nbytes()), root, requests);
     return std::make_unique<MpiWork>(std::move(requests), std::vector<at::Tensor>{tensor}, sequence);
@@ -305,6 +313,7 @@ class MpiCommunicator final : public Communicator {
 
   void barrier() override {
     const uint64_t sequence = begin("barrier", 0);
+    const CollectiveRecord record(facts("barrier", sequence));
     MPI_Request request = MPI_REQUEST_NULL;
     check_mpi(MPI_Ibarrier(handle_, &request), "MPI_Ibarrier");
     MpiWork({request}, {}, sequence).wait();
@@ -318,6 +327,8 @@ class MpiCommunicator final : public Communicator {
 
   std::vector<double> all_reduce_host(std::vector<double> values, ReduceOp op) override {
     const uint64_t sequence = begin("all_reduce_host", static_cast<int64_t>(values.size()));
+    const auto count = static_cast<int64_t>(values.size());
+    const CollectiveRecord record(facts("all_reduce_host", sequence, count, count, at::kDouble));
     collective_observer().wait(sequence);
     auto result = mpi_all_reduce_host(handle_, std::move(values), op);
     collective_observer().end(sequence);
@@ -326,6 +337,8 @@ class MpiCommunicator final : public Communicator {
 
   std::vector<std::string> all_gather_host(const std::string& value) override {
     const uint64_t sequence = begin("all_gather_host", static_cast<int64_t>(value.size()));
+    const auto bytes = static_cast<int64_t>(value.size());
+    const CollectiveRecord record(facts("all_gather_host", sequence, bytes, bytes * size_));
     collective_observer().wait(sequence);
     auto result = mpi_all_gather_host(handle_, value);
     collective_observer().end(sequence);
@@ -334,6 +347,8 @@ class MpiCommunicator final : public Communicator {
 
   std::vector<std::string> gather_host(const std::string& mine) override {
     const uint64_t sequence = begin("gather_host", static_cast<int64_t>(mine.size()));
+    const auto bytes = static_cast<int64_t>(mine.size());
+    const CollectiveRecord record(facts("gather_host", sequence, bytes, rank_ == 0 ? bytes * size_ : 0));
     collective_observer().wait(sequence);
     auto result = mpi_gather_host(handle_, mine);
     collective_observer().end(sequence);
@@ -361,6 +376,23 @@ class MpiCommunicator final : public Communicator {
       check_same_collective(all, sequence);
     }
     return sequence;
+  }
+  CollectiveFacts facts(const char* kind, uint64_t sequence, int64_t in = 0, int64_t out = 0,
+                        at::ScalarType dtype = at::kByte) const {
+    return {kind, sequence, in, out, dtype, name_, rank_, size_, first_rank_, rank_stride_};
+  }
+  /// The job's ranks that this group has.
+  void place_in_job() {
+    MPI_Group world = MPI_GROUP_NULL, own = MPI_GROUP_NULL;
+    check_mpi(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
+    check_mpi(MPI_Comm_group(handle_, &own), "MPI_Comm_group");
+    const int members[2] = {0, 1};
+    int ranks[2] = {0, 1};
+    check_mpi(MPI_Group_translate_ranks(own, size_ > 1 ? 2 : 1, members, world, ranks), "MPI_Group_translate_ranks");
+    first_rank_ = ranks[0];
+    rank_stride_ = size_ > 1 ? ranks[1] - ranks[0] : 1;
+    MPI_Group_free(&own);
+    MPI_Group_free(&world);
   }
   static MPI_Op operation(ReduceOp op) { return op == ReduceOp::kSum ? MPI_SUM : MPI_MAX; }
   static void check_tensor(const at::Tensor& tensor) {

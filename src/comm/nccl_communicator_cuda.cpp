@@ -1,5 +1,6 @@
 #include "nccl_communicator.h"
 
+#include "collective_record.h"
 #include "collectives.h"
 #include "queued_collectives.h"
 #include "trireme/base/error.h"
@@ -137,13 +138,17 @@ cudaStream_t make_stream() {
 class NcclCommunicator final : public Communicator {
  public:
   /// Takes over `handle`; the current device is `device`.
-  NcclCommunicator(std::unique_ptr<HostExchange> exchange, at::Device device, const char* name, ncclComm_t handle)
+  /// `job_ranks`: the ranks of the group among those of the job, evenly spaced.
+  NcclCommunicator(std::unique_ptr<HostExchange> exchange, at::Device device, const char* name, ncclComm_t handle,
+                   const std::vector<int>& job_ranks)
       : Communicator(exchange->rank(), exchange->size()),
         exchange_(std::move(exchange)),
         device_(device),
         name_(name),
         handle_(handle),
         stream_(make_stream()) {
+    first_rank_ = job_ranks.front();
+    rank_stride_ = job_ranks.size() > 1 ? job_ranks[1] - job_ranks[0] : 1;
     Registry::instance().add_communicator(handle_, device_);
   }
   ~NcclCommunicator() override {
@@ -166,7 +171,7 @@ class NcclCommunicator final : public Communicator {
   WorkPtr all_gather(at::Tensor out, const at::Tensor& in) override {
     TRIREME_CHECK(out.numel() == in.numel() * size_ && out.scalar_type() == in.scalar_type(), "all_gather of ",
                   in.numel(), " elements into ", out.numel(), " over ", size_, " ranks");
-    return run("all_gather", {out, in}, in.numel(), [&] {
+    return run("all_gather", {out, in}, in.numel(), out.numel(), [&] {
       return ncclAllGather(in.const_data_ptr(), out.data_ptr(), static_cast<size_t>(in.numel()),
                            nccl_type(in.scalar_type()), handle_, stream_);
     });
@@ -174,26 +179,29 @@ class NcclCommunicator final : public Communicator {
   WorkPtr reduce_scatter(at::Tensor out, const at::Tensor& in, ReduceOp op) override {
     TRIREME_CHECK(in.numel() == out.numel() * size_ && out.scalar_type() == in.scalar_type(), "reduce_scatter of ",
                   in.numel(), " elements into ", out.numel(), " over ", size_, " ranks");
-    return run("reduce_scatter", {out, in}, in.numel(), [&] {
+    return run("reduce_scatter", {out, in}, in.numel(), out.numel(), [&] {
       return ncclReduceScatter(in.const_data_ptr(), out.data_ptr(), static_cast<size_t>(out.numel()),
                                nccl_type(in.scalar_type()), operation(op), handle_, stream_);
     });
   }
   WorkPtr all_reduce(at::Tensor tensor, ReduceOp op) override {
-    return run("all_reduce", {tensor}, tensor.numel(), [&] {
+    return run("all_reduce", {tensor}, tensor.numel(), tensor.numel(), [&] {
       return ncclAllReduce(tensor.data_ptr(), tensor.data_ptr(), static_cast<size_t>(tensor.numel()),
                            nccl_type(tensor.scalar_type()), operation(op), handle_, stream_);
     });
   }
   WorkPtr broadcast(at::Tensor tensor, int root) override {
     TRIREME_CHECK(root >= 0 && root < size_, "broadcast from rank ", root, " of ", size_);
-    return run("broadcast", {tensor}, tensor.numel(), [&] {
+    return run("broadcast", {tensor}, tensor.numel(), tensor.numel(), [&] {
       return ncclBroadcast(tensor.data_ptr(), tensor.data_ptr(), static_cast<size_t>(tensor.numel()),
                            nccl_type(tensor.scalar_type()), root, handle_, stream_);
     });
   }
   void barrier() override {
-    block_in_collective("barrier", 0, name_, [&] { exchange_->barrier(); });
+    block_in_collective("barrier", 0, name_, [&] {
+      const CollectiveRecord record(facts("barrier"));
+      exchange_->barrier();
+    });
   }
   bool barrier_within(double seconds) override {
     bool all_came = false;
@@ -202,20 +210,29 @@ class NcclCommunicator final : public Communicator {
   }
 
   std::vector<double> all_reduce_host(std::vector<double> values, ReduceOp op) override {
-    block_in_collective("all_reduce_host", static_cast<int64_t>(values.size()), name_,
-                        [&] { values = exchange_->all_reduce(values, op); });
+    const auto count = static_cast<int64_t>(values.size());
+    block_in_collective("all_reduce_host", count, name_, [&] {
+      const CollectiveRecord record(facts("all_reduce_host", 0, count, count, at::kDouble));
+      values = exchange_->all_reduce(values, op);
+    });
     return values;
   }
   std::vector<std::string> all_gather_host(const std::string& value) override {
     std::vector<std::string> result;
-    block_in_collective("all_gather_host", static_cast<int64_t>(value.size()), name_,
-                        [&] { result = exchange_->all_gather(value); });
+    const auto bytes = static_cast<int64_t>(value.size());
+    block_in_collective("all_gather_host", bytes, name_, [&] {
+      const CollectiveRecord record(facts("all_gather_host", 0, bytes, bytes * size_));
+      result = exchange_->all_gather(value);
+    });
     return result;
   }
   std::vector<std::string> gather_host(const std::string& mine) override {
     std::vector<std::string> result;
-    block_in_collective("gather_host", static_cast<int64_t>(mine.size()), name_,
-                        [&] { result = exchange_->gather(mine); });
+    const auto bytes = static_cast<int64_t>(mine.size());
+    block_in_collective("gather_host", bytes, name_, [&] {
+      const CollectiveRecord record(facts("gather_host", 0, bytes, rank_ == 0 ? bytes * size_ : 0));
+      result = exchange_->gather(mine);
+    });
     return result;
   }
   std::unique_ptr<Communicator> split(int colour) override {
@@ -225,18 +242,26 @@ class NcclCommunicator final : public Communicator {
     std::unique_ptr<HostExchange> part;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclComm_t handle = nullptr;
+    std::vector<int> job_ranks;
     block_in_collective("ncclCommSplit", 0, name_, [&] {
       part = exchange_->split(colour);
+      for (const std::string& rank : part->all_gather(std::to_string(first_rank_ + rank_ * rank_stride_)))
+        job_ranks.push_back(std::stoi(rank));
       check_nccl(ncclCommSplit(handle_, colour, rank_, &handle, &config), "ncclCommSplit");
     });
-    return std::make_unique<NcclCommunicator>(std::move(part), device_, "part", handle);
+    return std::make_unique<NcclCommunicator>(std::move(part), device_, "part", handle, job_ranks);
   }
 
  private:
+  CollectiveFacts facts(const char* kind, uint64_t sequence = 0, int64_t in = 0, int64_t out = 0,
+                        at::ScalarType dtype = at::kByte) const {
+    return {kind, sequence, in, out, dtype, name_, rank_, size_, first_rank_, rank_stride_};
+  }
   static ncclRedOp_t operation(ReduceOp op) { return op == ReduceOp::kSum ? ncclSum : ncclMax; }
 
   template <class Call>
-  WorkPtr run(const char* kind, std::vector<at::Tensor> tensors, int64_t elements, const Call& call) {
+  WorkPtr run(const char* kind, std::vector<at::Tensor> tensors, int64_t elements, int64_t out_elements,
+              const Call& call) {
     for (const at::Tensor& tensor : tensors) {
       TRIREME_CHECK(tensor.device() == device_, kind, " of a tensor on ", tensor.device().str(), " in a group on ",
                     device_.str());
@@ -246,6 +271,7 @@ class NcclCommunicator final : public Communicator {
     return launch_collective(kind, elements, name_, [&](uint64_t sequence) -> WorkPtr {
       if (checking_collectives())
         check_same_collective(exchange_->all_gather(detail::concat(kind, "[", elements, "] on ", name_)), sequence);
+      const CollectiveRecord record(facts(kind, sequence, elements, out_elements, tensors[0].scalar_type()));
       Registry& registry = Registry::instance();
       const DeviceEvent ready = registry.take_event(device_.index());
       check_cuda(cudaEventRecord(cuda_event(ready), c10::cuda::getCurrentCUDAStream(device_.index())),
@@ -294,7 +320,7 @@ std::unique_ptr<Communicator> make_nccl_communicator(std::unique_ptr<HostExchang
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     check_nccl(ncclCommInitRankConfig(&handle, exchange->size(), id, exchange->rank(), &config), "ncclCommInitRank");
   });
-  return std::make_unique<NcclCommunicator>(std::move(exchange), device, name, handle);
+  return std::make_unique<NcclCommunicator>(std::move(exchange), device, name, handle, std::vector<int>{0, 1});
 }
 
 double nccl_stuck_for() {

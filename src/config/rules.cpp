@@ -172,6 +172,37 @@ void check_policy(const Config& config, std::vector<RuleProblem>& problems) {
                                     policy)});
 }
 
+void check_profile(const Config& config, const ConfigFamily& family, std::optional<int64_t> world_size,
+                   std::vector<RuleProblem>& problems) {
+  if (!config.profile) return;
+  const ProfileSection& profile = *config.profile;
+  if (profile.stacks && !family.program.empty())
+    problems.push_back({"profile.stacks",
+                        {"profile.stacks"},
+                        "profile.stacks: true is not available: LibTorch's profiler takes stacks of Python and "
+                        "TorchScript only; the ranges around an operation say where it was called"});
+  if (config.logging.profile_step)
+    problems.push_back({"logging.profile_step",
+                        {"logging.profile_step"},
+                        "logging.profile_step is a short form of section 'profile': give one of them"});
+  const int64_t first = profile.wait + profile.warmup + 1;
+  if (first > config.train.max_steps)
+    problems.push_back({"profile.wait",
+                        {"profile.wait", "profile.warmup", "train.max_steps"},
+                        fmt::format("profile records nothing: its first active step is wait + warmup + 1 = {}, after "
+                                    "the last step, train.max_steps {}",
+                                    first, config.train.max_steps)});
+  const bool all = std::find(profile.ranks.begin(), profile.ranks.end(), "all") != profile.ranks.end();
+  if (all && profile.ranks.size() > 1)
+    problems.push_back({"profile.ranks", {"profile.ranks"}, "profile.ranks has 'all' beside single ranks"});
+  for (const std::string& rank : profile.ranks)
+    if (!all && !rank.empty() && world_size && std::stoll(rank) >= *world_size)
+      problems.push_back({"profile.ranks",
+                          {"profile.ranks"},
+                          fmt::format("profile.ranks has rank {}, the run has {} rank{}, counted from 0", rank,
+                                      *world_size, *world_size == 1 ? "" : "s")});
+}
+
 void check_shard_size(const Config& config, int64_t world_size, std::vector<RuleProblem>& problems) {
   const std::string& shard = config.parallel.shard_size;
   if (shard == "auto" || shard == "world") return;
@@ -200,6 +231,7 @@ std::vector<RuleProblem> check_rules(const Config& config, const ConfigFamily& f
   check_precision(config, family, problems);
   check_logging(config, family, problems);
   check_policy(config, problems);
+  check_profile(config, family, world_size, problems);
   if (world_size) check_shard_size(config, *world_size, problems);
   return problems;
 }

@@ -309,10 +309,33 @@ void describe(Visitor& v, LoggingSection& s) {
   v.field({.key = "mlperf", .help = ":::MLLOG lines on stdout and in mllog.log"}, s.mlperf);
   v.field({.key = "tensorboard", .help = "TensorBoard event files"}, s.tensorboard);
   v.field({.key = "profile_step",
-           .help = "step whose timeline goes to profile/ in output.dir; null = none",
+           .help = "one step to profile: short for profile with active 1 and warmup 1; null = none",
            .min = 1,
            .max = kMaxCount},
           s.profile_step);
+}
+
+template <class Visitor>
+void describe(Visitor& v, ProfileSection& s) {
+  v.field({.key = "wait", .help = "steps of a cycle before its warm-up", .min = 0, .max = kMaxCount}, s.wait);
+  v.field({.key = "warmup",
+           .help = "steps with the profiler prepared and nothing recorded; on GPUs at least 1",
+           .min = 0,
+           .max = kMaxCount},
+          s.warmup);
+  v.field({.key = "active", .help = "steps recorded", .min = 1, .max = kMaxCount}, s.active);
+  v.field({.key = "repeat", .help = "cycles; 0 = until the run ends", .min = 0, .max = kMaxCount}, s.repeat);
+  v.field({.key = "ranks",
+           .help = "ranks that record",
+           .words = {"all"},
+           .or_count = true,
+           .min = 0,
+           .max = 1048575,
+           .one_or_more = true},
+          s.ranks);
+  v.field({.key = "memory", .help = "allocations in the trace, and a table and a timeline of memory"}, s.memory);
+  v.field({.key = "shapes", .help = "shapes of the operations' inputs"}, s.shapes);
+  v.field({.key = "stacks", .help = "call stacks: not available, LibTorch takes those of Python only"}, s.stacks);
 }
 
 template <class Visitor>
@@ -331,6 +354,7 @@ void describe(Visitor& v, Config& c) {
   v.section({"parallel", "memory against communication"}, c.parallel);
   v.section({"output", "what the run leaves"}, c.output);
   v.section({"logging", "console and logs"}, c.logging);
+  v.section({"profile", "traces of some steps in output.dir/profile; leave out for none"}, c.profile);
 }
 
 }  // namespace trireme

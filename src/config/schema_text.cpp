@@ -51,6 +51,7 @@ std::string base_text(const Field& field, Type type) {
     case Type::kNumber: return "a number" + range(field);
     case Type::kBool: return "true or false";
     case Type::kStrings:
+      if (field.or_count) return fmt::format("{}, or a list of integers{}", alternatives(field.words), range(field));
       if (!field.words.empty()) return "a list of " + alternatives(field.words);
       return field.one_or_more ? "a path or a list of paths" : "a list of strings";
     case Type::kNumbers:

@@ -1,6 +1,7 @@
 // Gathering of sharded units: slots, and gathers ahead of use.
 #include <ATen/core/grad_mode.h>
 #include "trireme/base/error.h"
+#include "trireme/base/profile_range.h"
 #include "trireme/fsdp/sharded_units.h"
 #include "unit_state.h"
 
@@ -25,6 +26,7 @@ ShardedUnits::Slot* ShardedUnits::free_slot() {
 }
 
 void ShardedUnits::start_gather(int unit) {
+  const ProfileRange range("all_gather", specs_[unit].name);
   UnitState& state = *states_[unit];
   Slot* slot = state.own_slot ? state.own_slot.get() : free_slot();
   TRIREME_CHECK(slot != nullptr, "all gather slots are in use, none is free for unit ", specs_[unit].name);

@@ -3,6 +3,7 @@
 
 #include "attention_node.h"
 #include "trireme/base/error.h"
+#include "trireme/base/profile_range.h"
 #include "trireme/ops/dispatch.h"
 
 #include <ATen/ATen.h>
@@ -127,6 +128,7 @@ void check_heads(const Heads& heads, const Sequences& sequences, const Attention
 
 at::Tensor run_attention(const Heads& heads, HeadInputs node_inputs, InputList& inputs, const Sequences& sequences,
                          const AttentionOptions& options) {
+  const ProfileRange range("attention");
   check_heads(heads, sequences, options);
   const Choice choice = attention_choice(heads, sequences, options);
   if constexpr (kCudaBuild)

@@ -3,6 +3,7 @@
 #include "attention_node.h"
 #include "trireme/base/dropout_steps.h"
 #include "trireme/base/error.h"
+#include "trireme/base/profile_range.h"
 
 #include <ATen/ATen.h>
 
@@ -77,6 +78,7 @@ struct ComposedAttention {
   }
 
   void backward(const variable_list& d_outputs, Gradients& gradients) {
+    const ProfileRange range("attention");
     const Heads heads = inputs.heads(), d = inputs.allocate_gradients();
     const int64_t kv_heads = heads.k.size(1), group = heads.q.size(1) / kv_heads;
     // [N, S, H] into [S, K, H]: a key head's gradient is the sum over its group of query heads.

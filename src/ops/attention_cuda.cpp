@@ -3,6 +3,7 @@
 #include "kernels/attention/attention.h"
 #include "launch.h"
 #include "trireme/base/error.h"
+#include "trireme/base/profile_range.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
@@ -169,6 +170,7 @@ struct KernelAttention {
   }
 
   void backward(const variable_list& d_outputs, Gradients& gradients) {
+    const ProfileRange range("attention");
     const Heads d = inputs.allocate_gradients();
     launch::attention_backward(d_outputs[0], inputs.heads(), out, lse, sequences, options,
                                at::globalContext().deterministicAlgorithms(), d);

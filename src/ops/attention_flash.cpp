@@ -1,5 +1,6 @@
 // LibTorch's variable-length flash attention (GPUs, bf16 and fp16).
 #include "attention_node.h"
+#include "trireme/base/profile_range.h"
 #include "trireme/base/rng.h"
 
 #include <ATen/ATen.h>
@@ -38,6 +39,7 @@ struct FlashAttention {
   }
 
   void backward(const variable_list& d_outputs, Gradients& gradients) {
+    const ProfileRange range("attention");
     const Heads heads = inputs.heads(), d = inputs.allocate_gradients();
     const at::Tensor& bounds = sequences.boundaries_device;
     const auto [dq, dk, dv] = at::_flash_attention_backward(

@@ -96,6 +96,30 @@ int64_t peak_reserved_memory(at::Device device) {
   return peak_memory(device);
 }
 
+std::string memory_state(at::Device device) {
+#ifdef TRIREME_WITH_CUDA
+  if (device.is_cuda()) return gpu::memory_state(device);
+#endif
+  std::string text =
+      fmt::format("{:<24}{:>14}\n", "peak resident memory", format_bytes(static_cast<double>(peak_memory(device))));
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with("VmRSS") || line.starts_with("VmSize") || line.starts_with("VmPeak")) text += line + '\n';
+  return text;
+}
+
+void start_device_capture() {
+#ifdef TRIREME_WITH_CUDA
+  gpu::start_capture();
+#endif
+}
+
+void stop_device_capture() {
+#ifdef TRIREME_WITH_CUDA
+  gpu::stop_capture();
+#endif
+}
+
 void configure_libraries(at::Device device, int local_world_size) {
   // fp32 means fp32: TF32 keeps ten bits of mantissa and would break the fp32 parity with the CPU.
   at::globalContext().setAllowTF32CuBLAS(false);

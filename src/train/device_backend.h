@@ -11,5 +11,8 @@ DeviceInfo describe(at::Device device, at::ScalarType compute_dtype);
 int64_t peak_allocated(at::Device device);
 int64_t peak_reserved(at::Device device);
 std::string library_versions();
+std::string memory_state(at::Device device);
+void start_capture();
+void stop_capture();
 
 }  // namespace trireme::gpu

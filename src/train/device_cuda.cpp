@@ -1,12 +1,17 @@
 #include "device_backend.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/text.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <cuda_profiler_api.h>
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 #include <nccl.h>
 
+#include <algorithm>
+#include <functional>
+#include <map>
 #include <string_view>
 
 namespace trireme::gpu {
@@ -61,6 +66,55 @@ DeviceInfo describe(at::Device device, at::ScalarType compute_dtype) {
 
 int64_t peak_allocated(at::Device device) { return stats(device).allocated_bytes[kAggregate].peak; }
 int64_t peak_reserved(at::Device device) { return stats(device).reserved_bytes[kAggregate].peak; }
+
+std::string memory_state(at::Device device) {
+  const auto counters = stats(device);
+  const auto bytes = [](int64_t count) { return format_bytes(static_cast<double>(count)); };
+  std::string text = fmt::format("{:<24}{:>14}{:>14}\n", "bytes", "now", "peak");
+  const auto line = [&](const char* name, const c10::CachingAllocator::Stat& stat) {
+    text += fmt::format("{:<24}{:>14}{:>14}\n", name, bytes(stat.current), bytes(stat.peak));
+  };
+  line("allocated", counters.allocated_bytes[kAggregate]);
+  line("reserved", counters.reserved_bytes[kAggregate]);
+  line("free in split blocks", counters.inactive_split_bytes[kAggregate]);
+  text += fmt::format("retries {}, failed allocations {}\n", counters.num_alloc_retries, counters.num_ooms);
+  // Blocks by power of two: many equal ones are gathered units or activations, the largest free one bounds what an
+  // allocation can get without new memory from the driver.
+  struct Row {
+    int64_t blocks = 0, total = 0;
+  };
+  std::map<int64_t, Row, std::greater<>> used, unused;
+  int64_t largest_free = 0;
+  for (const auto& segment : c10::cuda::CUDACachingAllocator::snapshot().segments) {
+    if (segment.device != device.index()) continue;
+    for (const auto& block : segment.blocks) {
+      int64_t power = 512;
+      while (power < static_cast<int64_t>(block.size)) power *= 2;
+      Row& row = (block.allocated ? used : unused)[power];
+      ++row.blocks;
+      row.total += static_cast<int64_t>(block.size);
+      if (!block.allocated) largest_free = std::max(largest_free, static_cast<int64_t>(block.size));
+    }
+  }
+  text += fmt::format("largest free block {}\n\n{:<24}{:>14}{:>14}\n", bytes(largest_free), "used blocks up to",
+                      "blocks", "together");
+  for (const auto& [power, row] : used)
+    text += fmt::format("{:<24}{:>14}{:>14}\n", bytes(power), row.blocks, bytes(row.total));
+  text += fmt::format("\n{:<24}{:>14}{:>14}\n", "free blocks up to", "blocks", "together");
+  for (const auto& [power, row] : unused)
+    text += fmt::format("{:<24}{:>14}{:>14}\n", bytes(power), row.blocks, bytes(row.total));
+  return text;
+}
+
+void start_capture() {
+  (void)cudaDeviceSynchronize();
+  (void)cudaProfilerStart();
+}
+
+void stop_capture() {
+  (void)cudaDeviceSynchronize();
+  (void)cudaProfilerStop();
+}
 
 std::string library_versions() {
   int runtime = 0, nccl = 0;

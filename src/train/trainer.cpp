@@ -3,12 +3,14 @@
 
 #include "checkpoint.h"
 #include "metrics_reader.h"
+#include "profiler.h"
 #include "run_clock.h"
 #include "step_guard.h"
 #include "stop_vote.h"
 #include "straggler.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/log.h"
+#include "trireme/base/profile_range.h"
 #include "trireme/train/signals.h"
 #include "trireme/watchdog/progress.h"
 
@@ -20,7 +22,7 @@ ExitCode Trainer::run() {
   start();
   if (std::exchange(progress_.evaluation_open, false)) evaluate();
   while (!finished() && !stop_vote_->stopping() && !progress_.reached_target) {
-    if (config_.logging.profile_step == progress_.completed + 1)
+    if (profiler_)
       profiled_step();
     else
       train_step(progress_.completed);
@@ -39,6 +41,7 @@ ExitCode Trainer::run() {
     stop_vote_->decide(stop_signal() != 0);
   }
   flush_metrics();
+  if (profiler_) profiler_->finish();
   if (last_evaluation_missing()) evaluate();
   if (!progress_.reached_target && (!finished() || last_evaluation_missing())) return stop();
   finish();
@@ -69,6 +72,7 @@ std::map<std::string, std::vector<double>> Trainer::Progress::numbers() const {
 void Trainer::save_checkpoint() {
   directory_.claim();
   const ProgressSection section("save", kStorageAllowance);
+  const ProfileRange range("checkpoint");
   fault_point("save", comm_.rank(), progress_.completed);
   LoopState loop{progress_.completed, progress_.evaluations, progress_.numbers()};
   loop.numbers.merge(guard_->numbers());

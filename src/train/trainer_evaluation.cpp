@@ -6,6 +6,7 @@
 #include "stop_vote.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/log.h"
+#include "trireme/base/profile_range.h"
 #include "trireme/base/time.h"
 #include "trireme/train/signals.h"
 #include "trireme/watchdog/progress.h"
@@ -55,6 +56,7 @@ void Trainer::evaluate() {
   mlperf_.start_evaluation(progress_.samples);
   const double begin = steady_seconds();
   const ProgressSection section("evaluation");
+  const ProfileRange range("evaluation");
   EvalSums local;
   const ShardedUnits::Evaluation evaluating(*units_);
   try {

@@ -7,6 +7,7 @@
 #include "fms_report.h"
 #include "metrics_reader.h"
 #include "nonfinite.h"
+#include "profiler.h"
 #include "run_clock.h"
 #include "step_guard.h"
 #include "stop_vote.h"
@@ -122,6 +123,7 @@ void Trainer::start() {
         static_cast<double>(config_.batch.global_batch_size * config_.data.seq_length) / comm_.size(), comm_.size(),
         steady_seconds());
   start_block();
+  profiler_ = Profiler::make(config_, world_, directory_.path() / "profile", progress_.completed);
   clock_->start_step();
   stop_vote_->decide(stop_signal() != 0);
 }

@@ -3,17 +3,15 @@
 
 #include "checkpoint.h"
 #include "metrics_reader.h"
-#include "profile.h"
+#include "profiler.h"
 #include "run_clock.h"
 #include "step_guard.h"
 #include "trireme/base/fault.h"
-#include "trireme/base/log.h"
-#include "trireme/base/text.h"
+#include "trireme/base/profile_range.h"
 #include "trireme/train/signals.h"
 #include "trireme/watchdog/progress.h"
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 
 namespace trireme {
 
@@ -58,6 +56,7 @@ void Trainer::train_step(int64_t step) {
   const at::Tensor multiplier = gradient_multiplier(unscale, grad_norm);
 
   const ProgressSection section("optimizer");
+  const ProfileRange range("optimizer");
   const double lr = step_learning_rate(step);
   optimizer_->step(lr, multiplier, verdict.skip);
   units_->clear_gradients();
@@ -72,6 +71,7 @@ void Trainer::train_step(int64_t step) {
 StepBatch Trainer::next_batch(int64_t step) {
   StepBatch batch = [&] {
     const ProgressSection section("data");
+    const ProfileRange range("data");
     fault_point("data", comm_.rank(), step + 1);
     return task_.batch(step);
   }();
@@ -89,13 +89,16 @@ at::Tensor Trainer::forward_backward(const StepBatch& batch) {
     at::Tensor loss;
     {
       const ProgressSection section("forward");
+      const ProfileRange range("forward");
       loss = task_.loss(*units_, *batch.micro_batches[i], plan_.recompute, /*train=*/true);
     }
     const ProgressSection section("backward");
+    const ProfileRange range("backward");
     (loss * scale).backward();
     loss_sum.add_(loss.detach());
   }
   const ProgressSection section("backward");
+  const ProfileRange range("finish_backward");
   units_->finish_backward();
   return loss_sum;
 }
@@ -139,17 +142,18 @@ at::Tensor Trainer::local_clip(const at::Tensor& square) const {
 }
 
 void Trainer::profiled_step() {
-  // Every rank records, so that none waits for another's profiler; rank 0 writes.
-  flush_metrics();
-  StepProfile profile(world_.device().is_cuda());
-  clock_->start_step();
+  const int64_t step = progress_.completed + 1;
+  if (profiler_->begins_at(step)) {
+    flush_metrics();
+    clock_->start_step();
+  }
+  profiler_->before_step(step);
   train_step(progress_.completed);
+  if (!profiler_->ends_after(step)) return;
   flush_metrics();
-  if (comm_.rank() != 0) return;
-  const auto trace = directory_.path() / "profile" / fmt::format("step-{}.json", progress_.completed);
-  for (const std::string& line : split(profile.finish(trace), '\n'))
-    if (!line.empty()) log_info(line);
-  log_info(fmt::format("timeline of step {}: {}", progress_.completed, trace.string()));
+  profiler_->after_step(step);
+  comm_.barrier();  // the time in which ranks write their traces belongs to no step
+  clock_->start_step();
 }
 
 }  // namespace trireme

@@ -66,7 +66,14 @@ class Generator {
     c.output.save_on_stop = coin();
     c.output.keep_last = integer(2, 1000);
     c.logging = {integer(1, 1000), word({"plain", "fms", "fms_2024"}), coin(), coin(), {}};
-    if (coin()) c.logging.profile_step = integer(1, c.train.max_steps);
+    if (coin()) {
+      c.logging.profile_step = integer(1, c.train.max_steps);
+    } else if (coin()) {
+      const int64_t wait = integer(0, c.train.max_steps - 1);
+      c.profile = {wait,  integer(0, c.train.max_steps - 1 - wait), integer(1, 100), integer(0, 9), {}, coin(), coin(),
+                   coin()};
+      c.profile->ranks = coin() ? std::vector<std::string>{"all"} : std::vector<std::string>{"3", "0"};
+    }
     return c;
   }
 

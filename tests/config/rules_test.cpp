@@ -131,6 +131,22 @@ TEST(Rules, AProfiledStepIsOneOfTheRun) {
   EXPECT_EQ(refused("train: {max_steps: 10}\nlogging: {profile_step: 10}\n"), "");
 }
 
+TEST(Rules, AProfileRecordsStepsAndRanksOfTheRun) {
+  EXPECT_NE(refused("train: {max_steps: 10}\nprofile: {wait: 8, warmup: 2}\n")
+                .find("its first active step is wait + warmup + 1 = 11"),
+            std::string::npos);
+  EXPECT_EQ(refused("train: {max_steps: 10}\nprofile: {wait: 8, warmup: 1}\n"), "");
+  EXPECT_NE(refused("profile: {ranks: [0, all]}\n").find("profile.ranks has 'all' beside single ranks"),
+            std::string::npos);
+  EXPECT_NE(refused("profile: {ranks: first}\n").find("profile.ranks must be all, or a list of integers"),
+            std::string::npos);
+  EXPECT_NE(refused("logging: {profile_step: 2}\nprofile: {ranks: all}\n").find("is a short form of section 'profile'"),
+            std::string::npos);
+  EXPECT_NE(refused("profile: {stacks: true}\n", {.program = "train_x"}).find("profile.stacks: true is not available"),
+            std::string::npos);
+  EXPECT_EQ(refused("profile: {ranks: 3}\n"), "");
+}
+
 TEST(Rules, WhatThisVersionLacksIsRefusedWhereItStands) {
   EXPECT_NE(refused("logging: {tensorboard: true}\n", {.program = "train_x"}).find(":4:24: logging.tensorboard"),
             std::string::npos);

@@ -63,6 +63,7 @@ class Communicator {
  protected:
   Communicator(int rank, int size) : rank_(rank), size_(size) {}
   int rank_, size_;
+  int first_rank_ = 0, rank_stride_ = 1;  // of the group's ranks among those of the job: first + i * stride
 };
 
 /// All ranks of the job, and what exists once per process: bootstrap (TCPStore or MPI), device choice, watchdog.

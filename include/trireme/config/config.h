@@ -103,6 +103,13 @@ struct LoggingSection {
   std::optional<int64_t> profile_step;
   bool operator==(const LoggingSection&) const = default;
 };
+struct ProfileSection {
+  int64_t wait = 1, warmup = 2, active = 3;  // steps of one cycle
+  int64_t repeat = 1;                        // cycles; 0: until the run ends
+  std::vector<std::string> ranks = {"0"};    // counts, or "all"
+  bool memory = false, shapes = false, stacks = false;
+  bool operator==(const ProfileSection&) const = default;
+};
 
 struct Config {
   ModelSection model;
@@ -117,6 +124,7 @@ struct Config {
   ParallelSection parallel;
   OutputSection output;
   LoggingSection logging;
+  std::optional<ProfileSection> profile;
   bool operator==(const Config&) const = default;
 };
 

@@ -33,6 +33,15 @@ int64_t peak_memory(at::Device device);
 /// GPU: the allocator's peak of reserved memory, fragmentation included; CPU: as peak_memory.
 int64_t peak_reserved_memory(at::Device device);
 
+/// What uses memory now, as a table: on a GPU the allocator's counters and its blocks by size; on a CPU the process's
+/// resident memory.
+std::string memory_state(at::Device device);
+
+/// Waits for the GPU, then cudaProfilerStart() and cudaProfilerStop(), which `nsys profile
+/// --capture-range=cudaProfilerApi` and `ncu --profile-from-start off` wait for.
+void start_device_capture();
+void stop_device_capture();
+
 /// Library settings for speed and determinism, once per process.
 void configure_libraries(at::Device device, int local_world_size);
 

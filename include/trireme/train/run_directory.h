@@ -53,8 +53,8 @@ void check_run_directory(const Config& config);
 std::string known_run_id(const std::filesystem::path& output_dir);
 
 /// Hash of the keys that decide what is computed. The others may differ between a run and its continuation: logging,
-/// output, parallel and eval as a whole, batch.micro_batch_size, train.on_nonfinite, train.on_spike, and where model
-/// and data lie (their content is compared by fingerprints).
+/// profile, output, parallel and eval as a whole, batch.micro_batch_size, train.on_nonfinite, train.on_spike, and where
+/// model and data lie (their content is compared by fingerprints).
 std::string configuration_hash(const Config& config);
 /// The keys among them that differ: "optimizer.lr was 0.001, is 0.002".
 std::vector<std::string> deciding_changes(const Config& before, const Config& now);

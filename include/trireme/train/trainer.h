@@ -30,6 +30,7 @@ namespace trireme {
 class Checkpoints;
 class FmsReport;
 class MetricsReader;
+class Profiler;
 class RunClock;
 class StepGuard;
 class StopVote;
@@ -94,7 +95,7 @@ class Trainer {
   bool clips_locally() const;
   /// optimizer.clip local: what a rank multiplies its own gradients with, given their squared norm.
   at::Tensor local_clip(const at::Tensor& square) const;
-  /// The next step with its timeline recorded (logging.profile_step).
+  /// The next step of a run with a profile.
   void profiled_step();
 
   // Its results, read a step late (trainer_metrics.cpp).
@@ -153,6 +154,7 @@ class Trainer {
   std::unique_ptr<FmsReport> fms_report_;  // rank 0, logging.style fms and fms_2024
   Progress progress_;
   std::optional<EvalMetrics> last_evaluation_;  // of this process
+  std::unique_ptr<Profiler> profiler_;          // null: no step is recorded
 };
 
 }  // namespace trireme

@@ -14,7 +14,7 @@ namespace trireme {
 namespace {
 
 /// What torchtitan's per-op recomputation ("op") becomes: the least that fits.
-constexpr const char* kOpRecompute = "auto";
+constexpr const char* kOpRecompute = "norms";
 
 class TitanImporter {
  public:

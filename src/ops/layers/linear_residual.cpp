@@ -4,6 +4,7 @@
 #include "layers/linear_layer.h"
 #include "layers/residual_tail.h"
 #include "trireme/base/error.h"
+#include "trireme/base/profile_range.h"
 
 #include <ATen/ATen.h>
 
@@ -18,6 +19,7 @@ struct LinearResidualNode {
   std::vector<int64_t> x_shape;
 
   variable_list forward() {
+    const ProfileRange range("linear_residual");
     const at::Tensor rows = flatten_tokens(x.value);
     const at::Tensor y = tail.forward(linear, make_operand(rows, linear.input_forms()), flatten_tokens(residual.value));
     const std::vector<int64_t> shape = residual.value.sizes().vec();
@@ -27,6 +29,7 @@ struct LinearResidualNode {
   }
 
   void backward(const variable_list& d_outputs, Gradients& gradients) {
+    const ProfileRange range("linear_residual");
     const ResidualTail::Parts parts = tail.backward(linear, flatten_tokens(d_outputs[0]), gradients);
     if (gradients.wanted(residual)) gradients.set(residual, parts.d_residual.view(d_outputs[0].sizes()));
     const at::Tensor dx =

@@ -3,6 +3,7 @@
 #include "cross_entropy.h"
 #include "layers/loss_head_chunks.h"
 #include "trireme/base/error.h"
+#include "trireme/base/profile_range.h"
 #include "trireme/nn/autograd_node.h"
 #include "trireme/ops/dispatch.h"
 
@@ -72,6 +73,7 @@ struct LossHead {
   }
 
   variable_list forward() {
+    const ProfileRange range("loss_head");
     HeadResult result = run();
     d_hidden = result.d_hidden;
     row_factor = result.row_factor;
@@ -83,6 +85,7 @@ struct LossHead {
   }
 
   void backward(const variable_list& d_outputs, Gradients& gradients) {
+    const ProfileRange range("loss_head");
     const at::Tensor factor = d_outputs[0] * largest;
     const auto set = [&](const Input& input, at::Tensor& value) {
       if (gradients.wanted(input)) gradients.set(input, scaled(value, factor, dtype));

@@ -5,6 +5,7 @@
 #include "layers/linear_layer.h"
 #include "layers/norm_layer.h"
 #include "trireme/base/error.h"
+#include "trireme/base/profile_range.h"
 
 #include <ATen/ATen.h>
 
@@ -23,6 +24,7 @@ struct NormLinearNode {
   at::Tensor kept;  // the layer's input, if backward does not recompute it
 
   variable_list forward() {
+    const ProfileRange range("norm_linear");
     const at::Tensor rows = flatten_tokens(x.value);
     const Operand normed = norm.forward(rows, linear.input_forms());
     if (keep_input && norm.present() && linear.wgrad_reads_plain_input()) kept = normed.plain;
@@ -40,6 +42,7 @@ struct NormLinearNode {
   }
 
   void backward(const variable_list& d_outputs, Gradients& gradients) {
+    const ProfileRange range("norm_linear");
     const at::Tensor rows = x.value.defined() ? flatten_tokens(x.value) : at::Tensor(),
                      dy_rows = flatten_tokens(d_outputs[0]);
     const at::Tensor d_residual = d_outputs[1].defined() ? flatten_tokens(d_outputs[1]) : at::Tensor();

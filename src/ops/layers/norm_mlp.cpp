@@ -7,6 +7,7 @@
 #include "layers/residual_tail.h"
 #include "swiglu.h"
 #include "trireme/base/error.h"
+#include "trireme/base/profile_range.h"
 
 #include <ATen/ATen.h>
 
@@ -40,6 +41,7 @@ struct NormMlpNode {
   }
 
   variable_list forward() {
+    const ProfileRange range("mlp");
     const at::Tensor rows = flatten_tokens(h.value);
     const Operand normed = norm.forward(rows, up.input_forms());
     const at::Tensor z = project_up(normed, /*recompute=*/false);
@@ -61,6 +63,7 @@ struct NormMlpNode {
   }
 
   void backward(const variable_list& d_outputs, Gradients& gradients) {
+    const ProfileRange range("mlp");
     const at::Tensor rows = h.value.defined() ? flatten_tokens(h.value) : at::Tensor();
     const ResidualTail::Parts parts = tail.backward(down, flatten_tokens(d_outputs[0]), gradients);
     at::Tensor normed = kept_normed;  // plain form, if it was kept or is recomputed below

@@ -1,0 +1,30 @@
+#pragma once
+// Gzip files: packing one, and reading one or a plain file as a stream.
+
+#include <cstdint>
+#include <filesystem>
+#include <istream>
+#include <memory>
+
+namespace trireme {
+
+/// Packs `source` into `target`, which is replaced when it is complete. WriteError naming the path and the reason.
+void gzip_file(const std::filesystem::path& source, const std::filesystem::path& target);
+
+/// The bytes of a gzip file, unpacked, or those of any other file as they are. DataError with file and offset where the
+/// packed bytes are damaged or end early.
+class GzipReader {
+ public:
+  explicit GzipReader(const std::filesystem::path& path);
+  ~GzipReader();
+  std::istream& stream();
+  /// Unpacked bytes that the stream's reader has taken.
+  uint64_t offset() const;
+
+ private:
+  class Buffer;
+  std::unique_ptr<Buffer> buffer_;
+  std::unique_ptr<std::istream> stream_;
+};
+
+}  // namespace trireme
