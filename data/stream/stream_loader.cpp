@@ -84,6 +84,12 @@ std::vector<double> StreamLoader::state(int64_t step) const {
   return numbers;
 }
 
+void StreamLoader::start_anew(int64_t step) {
+  const std::lock_guard lock(history_->mutex);
+  shards_.assign(shards_.size(), stream_->start());
+  history_->before = {{step, shards_}};
+}
+
 bool StreamLoader::restore(int64_t step, const std::vector<double>& numbers) {
   const size_t parts = stream_->parts().size();
   const int64_t logical = stream_->options().logical_shards;

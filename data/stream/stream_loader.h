@@ -29,6 +29,8 @@ class StreamLoader {
   /// Goes on before step `step` from the states of all shards. False: they are of another number of shards or parts,
   /// and nothing is changed. ModelError for numbers that no state() gives.
   bool restore(int64_t step, const std::vector<double>& numbers);
+  /// Begins the documents anew before step `step`.
+  void start_anew(int64_t step);
 
   static constexpr int64_t kKept = 4;
 
