@@ -1,5 +1,6 @@
 #include "document_rows.h"
 
+#include "data/prepare/text_documents.h"
 #include "task_base.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
@@ -21,9 +22,7 @@ StreamFiles stream_files(const Config& config, const std::string& key) {
     files.names = config.data.names;
   }
   files.column = config.data.column.value_or("");
-  files.open_text = [](const std::filesystem::path& path) -> std::unique_ptr<DocumentSet> {
-    throw DataError(path.string() + ": text");
-  };
+  files.open_text = text_opener(std::filesystem::path(config.model.path) / "tokenizer.model", files.column);
   return files;
 }
 

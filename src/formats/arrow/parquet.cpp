@@ -81,9 +81,11 @@ int64_t ParquetFile::rows() const { return state_->rows; }
 
 namespace {
 
-/// Reads the named top-level columns batch by batch and calls visit(first row, batch).
+/// Reads the named top-level columns batch by batch and calls visit(first row, batch). `group`: of this row group,
+/// whose rows count from 0; -1: of all.
 template <class State, class Visit>
-void for_each_batch(const State& state, const std::vector<std::string>& columns, const Visit& visit) {
+void for_each_batch(const State& state, const std::vector<std::string>& columns, const Visit& visit,
+                    int64_t group = -1) {
   const auto& path = state.path;
   try {
     const auto& metadata = *state.reader->parquet_reader()->metadata();
@@ -92,7 +94,9 @@ void for_each_batch(const State& state, const std::vector<std::string>& columns,
       const auto dotted = metadata.schema()->Column(i)->path()->ToDotVector();
       if (std::find(columns.begin(), columns.end(), dotted.at(0)) != columns.end()) leaves.push_back(i);
     }
-    for (int i = 0; i < metadata.num_row_groups(); ++i) groups.push_back(i);
+    for (int i = 0; i < metadata.num_row_groups(); ++i)
+      if (group < 0 || i == group) groups.push_back(i);
+    const int64_t declared = group < 0 ? state.rows : metadata.RowGroup(static_cast<int>(group))->num_rows();
     auto batches = value_or_fail(state.reader->GetRecordBatchReader(groups, leaves), path);
     int64_t row = 0;
     while (true) {
@@ -105,7 +109,7 @@ void for_each_batch(const State& state, const std::vector<std::string>& columns,
       visit(row, *batch);
       row += batch->num_rows();
     }
-    if (row != state.rows) fail(path, fmt::format("its footer declares {} rows, but it holds {}", state.rows, row));
+    if (row != declared) fail(path, fmt::format("its footer declares {} rows, but it holds {}", declared, row));
   } catch (const Error&) {
     throw;
   } catch (const std::exception& reason) {
@@ -115,10 +119,37 @@ void for_each_batch(const State& state, const std::vector<std::string>& columns,
 
 }  // namespace
 
-void ParquetFile::read_text(const std::string& column, const TextVisitor& visit) const {
-  const auto field = field_named(state_->path, *state_->schema, column);
+namespace {
+
+void require_text(const std::filesystem::path& path, const arrow::Schema& schema, const std::string& column) {
+  const auto field = field_named(path, schema, column);
   if (!is_text(*field->type()))
-    fail(state_->path, fmt::format("column '{}' is {}, expected string", column, field->type()->ToString()));
+    fail(path, fmt::format("column '{}' is {}, expected string", column, field->type()->ToString()));
+}
+
+}  // namespace
+
+std::vector<int64_t> ParquetFile::group_rows() const {
+  const auto& metadata = *state_->reader->parquet_reader()->metadata();
+  std::vector<int64_t> rows;
+  for (int i = 0; i < metadata.num_row_groups(); ++i) rows.push_back(metadata.RowGroup(i)->num_rows());
+  return rows;
+}
+
+std::vector<std::string> ParquetFile::read_text_group(const std::string& column, int64_t group) const {
+  require_text(state_->path, *state_->schema, column);
+  std::vector<std::string> texts;
+  const auto visit = [&](int64_t, const arrow::RecordBatch& batch) {
+    const auto array = batch.GetColumnByName(column);
+    for (int64_t i = 0; i < batch.num_rows(); ++i)
+      texts.emplace_back(array->IsNull(i) ? std::string_view{} : text_at(*array, i));
+  };
+  for_each_batch(*state_, {column}, visit, group);
+  return texts;
+}
+
+void ParquetFile::read_text(const std::string& column, const TextVisitor& visit) const {
+  require_text(state_->path, *state_->schema, column);
   for_each_batch(*state_, {column}, [&](int64_t first, const arrow::RecordBatch& batch) {
     const auto array = batch.GetColumnByName(column);
     for (int64_t i = 0; i < batch.num_rows(); ++i)
@@ -199,6 +230,8 @@ ParquetFile::ParquetFile(const std::filesystem::path& path) {
                   path.string()));
 }
 int64_t ParquetFile::rows() const { return 0; }
+std::vector<int64_t> ParquetFile::group_rows() const { return {}; }
+std::vector<std::string> ParquetFile::read_text_group(const std::string&, int64_t) const { return {}; }
 void ParquetFile::read_text(const std::string&, const TextVisitor&) const {}
 void ParquetFile::read_integer_lists(const std::string&, const std::string&, const ListsVisitor&) const {}
 void ParquetFile::read_messages(const std::string&, const MessagesVisitor&) const {}
