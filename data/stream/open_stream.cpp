@@ -66,6 +66,11 @@ int64_t estimate_rows(const TokenStream& stream) {
       const auto length = static_cast<int64_t>(stream.read_document(part, size * i / count).size());
       if (length >= stream.options().min_length) sampled += static_cast<double>(length);
     }
+    for (int64_t i = 0; sampled == 0; ++i) {
+      if (i == size) stream.fail_all_short(part);
+      const auto length = static_cast<int64_t>(stream.read_document(part, i).size());
+      if (length >= stream.options().min_length) sampled = static_cast<double>(length);
+    }
     tokens += sampled / static_cast<double>(count) * static_cast<double>(size);
   }
   return std::max<int64_t>(1, static_cast<int64_t>(tokens / static_cast<double>(stream.options().seq_length)));

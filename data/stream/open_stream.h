@@ -34,6 +34,7 @@ RowSet document_rows(const std::string& key, const std::shared_ptr<const TokenSt
 std::string describe_stream(const TokenStream& stream);
 
 /// Rows that one epoch of the documents gives, from the mean length of a few hundred of them; at least 1.
+/// DataError for a part of which no document is long enough.
 int64_t estimate_rows(const TokenStream& stream);
 
 /// The rows that one pass over a stream's documents in their order gives, the rest after the last whole row dropped;

@@ -62,6 +62,13 @@ std::vector<int64_t> TokenStream::read_document(size_t part, int64_t index) cons
   return tokens;
 }
 
+void TokenStream::fail_all_short(size_t part) const {
+  throw DataError(fmt::format(
+      "{}: none of the documents that were read, of {}, has data.min_length {} tokens: lower data.min_length{}",
+      parts_[part].name, format_count(parts_[part].documents->size()), options_.min_length,
+      options_.shuffle ? "" : ", or leave data.shuffle on: in file order a logical shard may meet short ones only"));
+}
+
 int64_t TokenStream::choose_part(int64_t shard, const ShardState& state) const {
   double total = 0;
   for (const int64_t count : state.tokens) total += static_cast<double>(count);
@@ -99,11 +106,7 @@ std::vector<int64_t> TokenStream::open_document(int64_t shard, ShardState& state
     if (length >= options_.min_length && state.offset < length && length > 0) return tokens;
     ++state.slots[part];
     state.offset = 0;
-    if (skipped > patience)
-      throw DataError(
-          fmt::format("{}: none of its {} documents has data.min_length {} tokens, so logical shard {} has nothing to "
-                      "read: lower data.min_length",
-                      parts_[part].name, format_count(size), options_.min_length, shard));
+    if (skipped > patience) fail_all_short(part);
   }
 }
 

@@ -67,6 +67,8 @@ class TokenStream {
   int64_t document_at(size_t part, int64_t slot) const;
   /// Reads document `index` of a part and puts the delimiters on; checks its ids.
   std::vector<int64_t> read_document(size_t part, int64_t index) const;
+  /// DataError: no document of a part has min_length tokens.
+  [[noreturn]] void fail_all_short(size_t part) const;
 
  private:
   int64_t choose_part(int64_t shard, const ShardState& state) const;

@@ -99,14 +99,14 @@ void describe(Visitor& v, LoraSection& s) {
 template <class Visitor>
 void describe(Visitor& v, DataSection& s) {
   v.field({.key = "train",
-           .help = "training rows (npy, HDF5) or documents (Arrow, save_to_disk, Parquet, JSON lines), told apart by "
-                   "the content; documents also as a list of {path, weight, name}",
+           .help = "training rows; the format (npy, HDF5) follows from the content",
            .required = true,
            .path = true,
            .one_or_more = true},
           s.train);
   v.field({.key = "weights",
-           .help = "documents: shares of the tokens that the paths of data.train get, in any unit",
+           .help = "documents (Arrow, save_to_disk, Parquet, JSON lines) in data.train: shares of the tokens that its "
+                   "paths get, in any unit; also written as entries of data.train with path, weight and name",
            .min = 0,
            .above_min = true,
            .feature = Feature::kDocumentStreams},
@@ -116,11 +116,7 @@ void describe(Visitor& v, DataSection& s) {
            .may_be_absent = true,
            .feature = Feature::kDocumentStreams},
           s.names);
-  v.field({.key = "valid",
-           .help = "validation rows or documents",
-           .path = true,
-           .one_or_more = true,
-           .may_be_absent = true},
+  v.field({.key = "valid", .help = "validation rows", .path = true, .one_or_more = true, .may_be_absent = true},
           s.valid);
   v.field({.key = "seq_length", .help = "tokens in a row", .min = 2, .max = 16777216, .required = true}, s.seq_length);
   v.field({.key = "shuffle", .help = "false: the order of the file"}, s.shuffle);
