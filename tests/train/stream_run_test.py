@@ -4,6 +4,7 @@ mixing, exit codes. Exit code 77 = skipped."""
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -82,6 +83,17 @@ def ranks(site):
         done = site.train("output.dir=rescaled", f"train.max_steps={3 * part + 3}", "output.save_every_samples=36", ranks=number)
         assert "warning: the checkpoint" not in done.stderr, done.stderr
     site.assert_equal("rescaled", "one")
+    # A signal saves the place after the last step, not that of the rows that are read ahead.
+    with open(f"{site.work}/stopped.log", "w") as log:
+        process = subprocess.Popen(site.command("train.max_steps=40", "output.dir=stopped"), stdout=subprocess.PIPE, stderr=log, text=True)
+        for line in process.stdout:
+            if line.startswith("step 5/"):
+                process.send_signal(signal.SIGTERM)
+        assert process.wait() == 75, open(f"{site.work}/stopped.log").read()[-2000:]
+    assert 5 <= len(site.losses("stopped")) < 40
+    for run in ("stopped", "unstopped"):
+        site.train("train.max_steps=40", f"output.dir={run}")
+    site.assert_equal("stopped", "unstopped", bound=0)
     # The same numbers of ranks give the same bits.
     for steps in (5, 12):
         site.train("output.dir=parts", f"train.max_steps={steps}", "output.save_every_samples=36", ranks=2)
