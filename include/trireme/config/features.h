@@ -7,15 +7,16 @@
 namespace trireme {
 
 enum class Feature : uint32_t {
-  kAlways = 0,                 // every program's
-  kAdapters = 1 << 0,          // lora: adapters over frozen weights
-  kVocabularySize = 1 << 1,    // model.vocab_size: rows of the vocabulary beside those of the model
-  kPackedRows = 1 << 2,        // a row of the data holds several samples
-  kRankMeans = 1 << 3,         // losses and clipping of each rank by itself
-  kAccuracy = 1 << 4,          // an evaluation measures an accuracy
-  kRecomputeMlp = 1 << 5,      // backward may recompute the MLP's first projections alone
-  kMlperfSkip = 1 << 6,        // MLPerf's rule for the evaluations at the start
-  kFp8Training = 1 << 7,       // trained matrices may be multiplied in FP8
+  kAlways = 0,               // every program's
+  kAdapters = 1 << 0,        // lora: adapters over frozen weights
+  kVocabularySize = 1 << 1,  // model.vocab_size: rows of the vocabulary beside those of the model
+  kPackedRows = 1 << 2,      // a row of the data holds several samples
+  kRankMeans = 1 << 3,       // losses and clipping of each rank by itself
+  kAccuracy = 1 << 4,        // an evaluation measures an accuracy
+  kRecomputeMlp = 1 << 5,    // backward may recompute the MLP's first projections alone
+  kMlperfSkip = 1 << 6,      // MLPerf's rule for the evaluations at the start
+  kFp8Training = 1 << 7,     // trained matrices may be multiplied in FP8
+
   kDocumentStreams = 1 << 12,  // rows packed from documents while the run reads them
 };
 
