@@ -114,9 +114,10 @@ struct RowScan::State {
 };
 
 std::string RowScanReport::summary() const {
-  if (checked >= rows) return fmt::format("all {} rows are good ({})", format_count(rows), format_duration(seconds));
-  return fmt::format("{} of {} rows checked in {}, spread over all files; `trireme data verify` checks every row",
-                     format_count(checked), format_count(rows), format_duration(seconds));
+  if (checked >= rows)
+    return fmt::format("all {} {} are good ({})", format_count(rows), unit, format_duration(seconds));
+  return fmt::format("{} of {} {} checked in {}, spread over all files; `trireme data verify` checks all",
+                     format_count(checked), format_count(rows), unit, format_duration(seconds));
 }
 
 RowScan::RowScan(std::vector<RowSet> sets, const RowScanOptions& options) : state_(std::make_unique<State>()) {
@@ -163,6 +164,11 @@ RowScanReport RowScan::finish(double seconds, const std::function<void(int64_t)>
   s.join();
   if (s.failure) std::rethrow_exception(s.failure);
   RowScanReport report;
+  for (const RowSet& set : s.sets)
+    if (set.unit != s.sets.front().unit)
+      report.unit = "rows and documents";
+    else if (&set == &s.sets.front())
+      report.unit = set.unit;
   if (s.options.parts == 1) {
     for (const RowSet& set : s.sets) report.rows += set.rows;
   } else {

@@ -17,6 +17,7 @@ struct RowSet {
   int64_t rows = 0;
   std::vector<int64_t> shard_rows;         // rows of shards that are loaded whole; empty: rows are read one by one
   std::function<void(int64_t row)> check;  // thread-safe; DataError with file, row and value
+  std::string unit = "rows";               // what they are called
 };
 
 struct RowScanOptions {
@@ -38,6 +39,7 @@ struct RowScanReport {
   int64_t bad_rows = 0;
   std::vector<BadRow> first_bad;  // in the order of sets and rows, at most RowScanOptions::keep
   double seconds = 0;             // since the start
+  std::string unit = "rows";
   /// "all 4,000 rows are good (0.2 s)", "1,200 of 4,000 rows checked in 10.0 s, …".
   std::string summary() const;
 };

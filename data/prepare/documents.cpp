@@ -129,9 +129,27 @@ std::string without_python_extras(std::string_view line, const char* lone) {
   return result;
 }
 
-/// The field's text; nothing when it contains a lone surrogate, which UTF-8 cannot represent.
-std::optional<std::string> json_text(const fs::path& path, int64_t number, std::string_view line,
-                                     const std::string& field) {
+/// Invalid UTF-8, given for a text without a UTF-8 form: the caller counts and drops it.
+constexpr std::string_view kNotUtf8 = "\xFF";
+
+void visit_json_lines(const fs::path& path, std::string_view text, const std::string& field, const Visit& visit) {
+  for (LineReader lines(text); lines.next();) {
+    if (is_blank(lines.line())) continue;
+    const auto done = static_cast<double>(lines.end());
+    // A line that is not UTF-8 is passed on unchanged: the caller counts and drops such documents.
+    if (!is_valid_utf8(lines.line())) {
+      visit({lines.line(), lines.number(), false, done});
+      continue;
+    }
+    const auto value = json_line_text(path, lines.number(), lines.line(), field);
+    visit({value ? std::string_view(*value) : kNotUtf8, lines.number(), false, done});
+  }
+}
+
+}  // namespace
+
+std::optional<std::string> json_line_text(const fs::path& path, int64_t number, std::string_view line,
+                                          const std::string& field) {
   const auto fail = [&](const std::string& what) {
     throw DataError(fmt::format("{}:{}: {}", path.string(), number, what));
   };
@@ -160,25 +178,6 @@ std::optional<std::string> json_text(const fs::path& path, int64_t number, std::
     return std::nullopt;
   return found->get<std::string>();
 }
-
-/// Invalid UTF-8, given for a text without a UTF-8 form: the caller counts and drops it.
-constexpr std::string_view kNotUtf8 = "\xFF";
-
-void visit_json_lines(const fs::path& path, std::string_view text, const std::string& field, const Visit& visit) {
-  for (LineReader lines(text); lines.next();) {
-    if (is_blank(lines.line())) continue;
-    const auto done = static_cast<double>(lines.end());
-    // A line that is not UTF-8 is passed on unchanged: the caller counts and drops such documents.
-    if (!is_valid_utf8(lines.line())) {
-      visit({lines.line(), lines.number(), false, done});
-      continue;
-    }
-    const auto value = json_text(path, lines.number(), lines.line(), field);
-    visit({value ? std::string_view(*value) : kNotUtf8, lines.number(), false, done});
-  }
-}
-
-}  // namespace
 
 void refuse_wide_text(const fs::path& path, std::string_view text) {
   const std::string_view head = text.substr(0, 64);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -28,6 +29,12 @@ std::string document_place(const std::filesystem::path& path, const Document& do
 
 /// DataError when `text` is UTF-16 or UTF-32, recognised by its byte order mark or its zero bytes.
 void refuse_wide_text(const std::filesystem::path& path, std::string_view text);
+
+/// The text of a line of a JSON lines file: its string field `field`, empty where that is null. nullopt when it holds a
+/// lone surrogate, which UTF-8 cannot represent. `line` is UTF-8; `number` is its number, from 1, for messages.
+/// DataError for a line that is not a JSON object or lacks the field.
+std::optional<std::string> json_line_text(const std::filesystem::path& path, int64_t number, std::string_view line,
+                                          const std::string& field);
 
 /// Visits the documents of one file in order. Parquet is recognised by its content, JSON lines by the file name
 /// (.jsonl, .ndjson); any other file is plain text. `field`: the name of the string field with the text in JSON lines

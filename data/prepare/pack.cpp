@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 namespace trireme {
 namespace {
@@ -21,7 +22,8 @@ namespace fs = std::filesystem;
 /// Tokens of whole documents, in reading order.
 struct TokenisedDocuments {
   std::vector<int32_t> tokens;
-  std::vector<size_t> ends;  // of document i in tokens
+  std::vector<size_t> ends;      // of document i in tokens
+  std::vector<int64_t> numbers;  // of document i in the input, dropped ones counted
   size_t size() const { return ends.size(); }
   std::span<const int32_t> document(size_t i) const {
     const size_t begin = i == 0 ? 0 : ends[i - 1];
@@ -59,6 +61,10 @@ void check_options(const Tokenizer& tokenizer, const PackOptions& options) {
         throw ConfigError(fmt::format("{} is an input and an output", path.string()));
   if (options.bos && !tokenizer.bos_id()) throw ConfigError("--bos: this tokenizer has no BOS piece");
   if (options.eos && !tokenizer.eos_id()) throw ConfigError("--eos: this tokenizer has no EOS piece");
+  if (options.batch_documents < 0)
+    throw ConfigError(fmt::format("--batch-documents {}: expected 0 or more", options.batch_documents));
+  if (options.batch_documents > 0 && options.shuffle_seed)
+    throw ConfigError("--batch-documents cuts in the order of the input: give no --shuffle-seed with it");
   // Checks before hours of tokenising that the outputs can be written.
   for (const fs::path& path : {options.output, options.valid_output})
     if (path.has_parent_path()) make_directories(path.parent_path());
@@ -111,6 +117,7 @@ class Collector {
     split.tokens.insert(split.tokens.end(), ids.begin(), ids.end());
     if (options_.eos) split.tokens.push_back(*tokenizer_.eos_id());
     split.ends.push_back(split.tokens.size());
+    split.numbers.push_back(number);
   }
 
   bool is_valid(int64_t number) const {
@@ -141,7 +148,16 @@ Rows cut_rows(const TokenisedDocuments& documents, const PackOptions& options, P
   const auto length = static_cast<size_t>(options.seq_length);
   Rows rows;
   rows.tokens.reserve(documents.tokens.size());
+  const auto drop_tail = [&] {
+    rows.tokens.resize(rows.tokens.size() / length * length);
+    if (options.separate_documents) rows.starts.resize(rows.tokens.size() / length);
+  };
+  int64_t batch = 0;
   for (const int64_t index : order) {
+    if (options.batch_documents > 0) {
+      const int64_t next = documents.numbers[static_cast<size_t>(index)] / options.batch_documents;
+      if (std::exchange(batch, next) != next) drop_tail();
+    }
     const auto document = documents.document(static_cast<size_t>(index));
     const size_t begin = rows.tokens.size();
     for (size_t row = begin / length; options.separate_documents && row <= (begin + document.size() - 1) / length;
@@ -154,10 +170,9 @@ Rows cut_rows(const TokenisedDocuments& documents, const PackOptions& options, P
   }
   report.documents = static_cast<int64_t>(documents.size());
   report.tokens = static_cast<int64_t>(documents.tokens.size());
-  report.rows = report.tokens / options.seq_length;
-  report.tail_tokens = report.tokens % options.seq_length;
-  rows.tokens.resize(static_cast<size_t>(report.rows) * length);
-  if (options.separate_documents) rows.starts.resize(static_cast<size_t>(report.rows));
+  drop_tail();
+  report.rows = static_cast<int64_t>(rows.tokens.size() / length);
+  report.tail_tokens = report.tokens - report.rows * options.seq_length;
   return rows;
 }
 

@@ -26,13 +26,16 @@ struct PackOptions {
   /// (MLPerf's layout) or HDF5.
   bool separate_documents = false;
   std::optional<uint32_t> shuffle_seed;  // documents in NumPy's order of this seed; none: in file order
-  int64_t min_tokens = 2;                // shorter documents are dropped (BOS and EOS count)
-  unsigned threads = 0;                  // 0: one per core
+  /// Rows never cross a multiple of so many documents of the input, dropped ones counted: what is left of each batch
+  /// after its last complete row is dropped, as where datasets.map(batched=True) concatenates and cuts. 0: one batch.
+  int64_t batch_documents = 0;
+  int64_t min_tokens = 2;  // shorter documents are dropped (BOS and EOS count)
+  unsigned threads = 0;    // 0: one per core
 };
 
 struct PackedSplit {
   int64_t documents = 0, tokens = 0, rows = 0;
-  int64_t tail_tokens = 0;  // dropped tokens after the last complete row
+  int64_t tail_tokens = 0;  // dropped tokens after the last complete row, of every batch
 };
 
 struct PackReport {

@@ -106,6 +106,9 @@ void add_pack(CLI::App& tool) {
   command->add_option("--valid-fraction", options.valid_fraction, "Fraction of the documents in the validation file");
   command->add_option("--shuffle-seed", arguments->shuffle_seed,
                       "Shuffle the documents before packing (NumPy RandomState of this seed); default: file order");
+  command->add_option("--batch-documents", options.batch_documents,
+                      "Concatenate and cut so many documents at a time and drop the rest of each such batch, as "
+                      "datasets.map(batched=True) does (its batches have 1000); default: all at once");
   command->add_option("--min-tokens", options.min_tokens, "Drop documents of fewer tokens (default 2)");
   command->add_option("--threads", options.threads, "Threads (default: one per core)");
   command->callback([arguments] { pack(*arguments); });

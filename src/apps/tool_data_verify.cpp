@@ -4,7 +4,9 @@
 #include "data/bert/bert_rows.h"
 #include "data/dataset.h"
 #include "data/prepare/progress.h"
+#include "data/prepare/text_documents.h"
 #include "data/row_scan.h"
+#include "data/stream/open_stream.h"
 #include "models/bert/weights.h"
 #include "models/decoder/config.h"
 #include "trireme/base/error.h"
@@ -63,8 +65,18 @@ struct OpenData {
   std::vector<std::unique_ptr<BertDataset>> rows;
   std::vector<RowSet> sets;
 
-  void add(const std::string& name, const std::vector<std::string>& files, const Shape& shape, int64_t seq_length) {
+  /// `tokenizer`, `column`: of text among documents.
+  void add(const std::string& name, const std::vector<std::string>& files, const Shape& shape, int64_t seq_length,
+           const fs::path& tokenizer, const std::string& column = "") {
     const std::vector<fs::path> paths(files.begin(), files.end());
+    if (!shape.bert && are_documents(name, paths)) {
+      const auto stream = open_token_stream({name, paths, {}, {}, column, text_opener(tokenizer, column)},
+                                            {.seq_length = seq_length, .vocab_size = shape.vocab_size});
+      sets.push_back(document_rows(name, stream));
+      fmt::print("{}: {} documents of {}\n", name, format_count(sets.back().rows),
+                 stream->parts()[0].documents->kind());
+      return;
+    }
     if (shape.bert) {
       const BertDataset& data = *rows.emplace_back(open_bert_dataset(paths, seq_length, shape.vocab_size));
       sets.push_back({name, data.size(), data.shard_rows(), [&data](int64_t row) { (void)data.read(row); }});
@@ -84,8 +96,12 @@ OpenData open_all(const VerifyArguments& arguments) {
       throw ConfigError("--config names the files, their length and the model: give no other option except --set");
     const Config config = load_config(arguments.config, arguments.overrides);
     const Shape shape = shape_of(config.model.path, arguments.bert);
-    data.add("data.train", config.data.train, shape, config.data.seq_length);
-    if (!config.data.valid.empty()) data.add("data.valid", config.data.valid, shape, config.data.seq_length);
+    const fs::path tokenizer = fs::path(config.model.path) / "tokenizer.model";
+    const auto add = [&](const char* name, const std::vector<std::string>& files) {
+      data.add(name, files, shape, config.data.seq_length, tokenizer, config.data.column.value_or(""));
+    };
+    add("data.train", config.data.train);
+    if (!config.data.valid.empty()) add("data.valid", config.data.valid);
     return data;
   }
   if (arguments.files.empty() || !arguments.seq_length || arguments.model.empty() == !arguments.vocab_size)
@@ -94,7 +110,7 @@ OpenData open_all(const VerifyArguments& arguments) {
         "verify --help)");
   const Shape shape = arguments.model.empty() ? Shape{arguments.bert, *arguments.vocab_size}
                                               : shape_of(arguments.model, arguments.bert);
-  data.add("files", arguments.files, shape, *arguments.seq_length);
+  data.add("files", arguments.files, shape, *arguments.seq_length, fs::path(arguments.model) / "tokenizer.model");
   return data;
 }
 
@@ -110,14 +126,14 @@ void verify(const VerifyArguments& arguments) {
                                            [&](int64_t done) { progress.update(static_cast<double>(done)); });
   progress.finish();
   if (report.bad_rows == 0) {
-    fmt::print("all {} rows are good ({})\n", format_count(report.rows), format_duration(report.seconds));
+    fmt::print("{}\n", report.summary());
     return;
   }
   for (const BadRow& bad : report.first_bad) fmt::print("{}\n", bad.what);
   if (report.bad_rows > static_cast<int64_t>(report.first_bad.size()))
     fmt::print("… and {} more\n", format_count(report.bad_rows - static_cast<int64_t>(report.first_bad.size())));
-  throw DataError(fmt::format("{} of {} rows are bad, the first: {}", format_count(report.bad_rows),
-                              format_count(report.rows), report.first_bad.front().what));
+  throw DataError(fmt::format("{} of {} {} are bad, the first: {}", format_count(report.bad_rows),
+                              format_count(report.rows), report.unit, report.first_bad.front().what));
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "reader.h"
 #include "retired_keys.h"
 #include "rules.h"
+#include "train_parts.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
@@ -105,6 +106,7 @@ Config read_config(const std::string& text, const std::filesystem::path& directo
   for (size_t i = 0; i < overrides.size(); ++i) apply_override(overrides[i], static_cast<int>(i), root, problems);
 
   if (saved) replace_retired_keys(root);
+  expand_train_parts(root, problems);
   Config config = family.defaults;
   Reader reader(root, directory, family, problems);
   reader.read(config);

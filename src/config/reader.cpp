@@ -317,8 +317,8 @@ bool Reader::convert(const Field& field, const YamlNode& node, const std::string
   return good;
 }
 
-bool Reader::convert(const Field& field, const YamlNode& node, const std::string& expected,
-                     std::vector<double>& value) {
+template <class Item>
+bool Reader::convert(const Field& field, const YamlNode& node, const std::string& expected, std::vector<Item>& value) {
   if (node.kind != YamlNode::Kind::kList) {
     refuse(field, node, expected, " ");
     return false;
@@ -328,8 +328,8 @@ bool Reader::convert(const Field& field, const YamlNode& node, const std::string
                   fmt::format("{} must be {}, not {} of them", qualified(field), expected, node.items.size()));
     return false;
   }
-  std::vector<double> read(node.items.size());
-  const std::string of_one = expectation(field, Type::kNumber, false);
+  std::vector<Item> read(node.items.size());
+  const std::string of_one = expectation(field, type_of<Item>(), false);
   bool good = true;
   for (size_t i = 0; i < read.size(); ++i) good &= convert(field, node.items[i], of_one, read[i]);
   if (good) value = read;

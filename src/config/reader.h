@@ -55,7 +55,9 @@ class Reader {
   bool convert(const Field& field, const YamlNode& node, const std::string& expected, double& value);
   bool convert(const Field& field, const YamlNode& node, const std::string& expected, bool& value);
   bool convert(const Field& field, const YamlNode& node, const std::string& expected, std::vector<std::string>& value);
-  bool convert(const Field& field, const YamlNode& node, const std::string& expected, std::vector<double>& value);
+  /// Item is double or int64_t.
+  template <class Item>
+  bool convert(const Field& field, const YamlNode& node, const std::string& expected, std::vector<Item>& value);
   bool resolve_path(const Field& field, const YamlNode& node, std::string& value);
 
   /// Reports that the family has no `what`, a key, a word of one or a section.

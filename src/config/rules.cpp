@@ -116,6 +116,23 @@ void check_eval(const Config& config, std::vector<RuleProblem>& problems) {
   if (config.eval.samples) needs_valid("eval.samples");
 }
 
+void check_data(const Config& config, std::vector<RuleProblem>& problems) {
+  const DataSection& data = config.data;
+  const auto count = [&](const char* key, size_t given) {
+    if (given != 0 && given != data.train.size())
+      problems.push_back({key,
+                          {key, "data.train"},
+                          fmt::format("{} has {} entries for the {} of data.train", key, given, data.train.size())});
+  };
+  count("data.weights", data.weights.size());
+  count("data.names", data.names.size());
+  if (data.seq_length <= data.bol_token.has_value() + data.eol_token.has_value())
+    problems.push_back(
+        {"data.seq_length",
+         {"data.seq_length", "data.bol_token", "data.eol_token"},
+         fmt::format("data.seq_length {} has no room beside data.bol_token and data.eol_token", data.seq_length)});
+}
+
 void check_precision(const Config& config, const ConfigFamily& family, std::vector<RuleProblem>& problems) {
   const PrecisionSection& precision = config.precision;
   if (precision.loss_scale && precision.compute != "fp16")
@@ -227,6 +244,7 @@ std::vector<RuleProblem> check_rules(const Config& config, const ConfigFamily& f
   check_batch(config, world_size.value_or(1), problems);
   check_schedule(config, problems);
   check_lora(config, problems);
+  check_data(config, problems);
   check_eval(config, problems);
   check_precision(config, family, problems);
   check_logging(config, family, problems);

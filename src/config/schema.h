@@ -5,8 +5,8 @@
 // A visitor has
 //   template <class Section> void section(const SectionInfo& info, Section& section);
 //   template <class Value> void field(const Field& field, Value& value);
-// with Value one of std::string, int64_t, double, bool, std::vector<std::string>, std::vector<double>, or an
-// std::optional of them, and Section a struct of config.h or an std::optional of one.
+// with Value one of std::string, int64_t, double, bool, std::vector<std::string>, std::vector<double>,
+// std::vector<int64_t>, or an std::optional of them, and Section a struct of config.h or an std::optional of one.
 
 #include <cstddef>
 #include <limits>
@@ -105,10 +105,68 @@ void describe(Visitor& v, DataSection& s) {
            .path = true,
            .one_or_more = true},
           s.train);
+  v.field({.key = "weights",
+           .help = "documents (Arrow, save_to_disk, Parquet, JSON lines) in data.train: shares of the tokens that its "
+                   "paths get, in any unit; also written as entries of data.train with path, weight and name",
+           .min = 0,
+           .above_min = true,
+           .feature = Feature::kDocumentStreams},
+          s.weights);
+  v.field({.key = "names",
+           .help = "documents: what messages call the paths of data.train",
+           .may_be_absent = true,
+           .feature = Feature::kDocumentStreams},
+          s.names);
   v.field({.key = "valid", .help = "validation rows", .path = true, .one_or_more = true, .may_be_absent = true},
           s.valid);
   v.field({.key = "seq_length", .help = "tokens in a row", .min = 2, .max = 16777216, .required = true}, s.seq_length);
   v.field({.key = "shuffle", .help = "false: the order of the file"}, s.shuffle);
+  v.field({.key = "column",
+           .help = "documents: column or field; null = tokens, input_ids or text, whichever is there",
+           .feature = Feature::kDocumentStreams},
+          s.column);
+  v.field({.key = "bos_token",
+           .help = "documents: id put before each one",
+           .min = 0,
+           .max = kMaxCount,
+           .feature = Feature::kDocumentStreams},
+          s.bos_token);
+  v.field({.key = "eos_token",
+           .help = "documents: id put after each one",
+           .min = 0,
+           .max = kMaxCount,
+           .feature = Feature::kDocumentStreams},
+          s.eos_token);
+  v.field({.key = "bol_token",
+           .help = "documents: id that every row begins with",
+           .min = 0,
+           .max = kMaxCount,
+           .feature = Feature::kDocumentStreams},
+          s.bol_token);
+  v.field({.key = "eol_token",
+           .help = "documents: id that every row ends with",
+           .min = 0,
+           .max = kMaxCount,
+           .feature = Feature::kDocumentStreams},
+          s.eol_token);
+  v.field({.key = "strip_tokens",
+           .help = "documents: ids of which one is taken off each end, as of the four above",
+           .min = 0,
+           .max = kMaxCount,
+           .feature = Feature::kDocumentStreams},
+          s.strip_tokens);
+  v.field({.key = "min_length",
+           .help = "documents: shorter ones, counted with bos and eos, are skipped",
+           .min = 1,
+           .max = kMaxCount,
+           .feature = Feature::kDocumentStreams},
+          s.min_length);
+  v.field({.key = "logical_shards",
+           .help = "documents: parts that the order is made of; a multiple of the ranks, the same for a whole run",
+           .min = 1,
+           .max = 1048576,
+           .feature = Feature::kDocumentStreams},
+          s.logical_shards);
 }
 
 template <class Visitor>

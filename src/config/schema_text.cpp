@@ -57,6 +57,7 @@ std::string base_text(const Field& field, Type type) {
     case Type::kNumbers:
       return fmt::format("a list of {}numbers{}", field.length > 0 ? fmt::format("{} ", field.length) : "",
                          range(field));
+    case Type::kIntegers: return "a list of integers" + range(field);
   }
   return "";
 }
@@ -74,6 +75,7 @@ const char* without_feature(Feature feature) {
     case Feature::kRecomputeMlp: return "recomputes whole blocks";
     case Feature::kMlperfSkip: return "has no rule of MLPerf for it";
     case Feature::kFp8Training: return "multiplies trained matrices in the compute type";
+    case Feature::kDocumentStreams: return "reads rows that are packed already";
   }
   return "";
 }

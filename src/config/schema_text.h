@@ -8,7 +8,7 @@
 
 namespace trireme {
 
-enum class Type { kString, kInteger, kNumber, kBool, kStrings, kNumbers };
+enum class Type { kString, kInteger, kNumber, kBool, kStrings, kNumbers, kIntegers };
 
 template <class Value>
 struct OptionalOf : std::false_type {
@@ -28,6 +28,7 @@ constexpr Type type_of() {
   if constexpr (std::is_same_v<Inner, bool>) return Type::kBool;
   if constexpr (std::is_same_v<Inner, std::vector<std::string>>) return Type::kStrings;
   if constexpr (std::is_same_v<Inner, std::vector<double>>) return Type::kNumbers;
+  if constexpr (std::is_same_v<Inner, std::vector<int64_t>>) return Type::kIntegers;
 }
 
 /// "an integer from 1 to 65536", "adamw or lamb", "a path or null", …

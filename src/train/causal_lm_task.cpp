@@ -1,5 +1,6 @@
 #include "causal_lm_task.h"
 
+#include "document_rows.h"
 #include "models/decoder/vocabulary.h"
 #include "trireme/base/text.h"
 #include "trireme/train/model_family.h"
@@ -42,6 +43,10 @@ std::unique_ptr<MicroBatch> token_batch_on(at::Device device, const TokenPack& p
   return batch;
 }
 
+RowSet row_set(const char* name, const std::shared_ptr<const TokenDataset>& data) {
+  return {name, data->size(), {}, [data](int64_t row) { (void)data->read(row); }};
+}
+
 }  // namespace
 
 CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const ConfigFamily& family)
@@ -76,28 +81,57 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
           format_count(facts_.trained_parameters)));
 }
 
-void CausalLmTask::open_rows() {
-  const int64_t length = config_.data.seq_length, vocab = model_->config().vocab_size;
-  const auto open = [&](const std::vector<std::string>& files) -> std::shared_ptr<const TokenDataset> {
-    return open_token_dataset(paths(files), length, vocab);
-  };
-  const auto set = [](const char* name, const std::shared_ptr<const TokenDataset>& data) {
-    return RowSet{name, data->size(), {}, [data](int64_t row) { (void)data->read(row); }};
-  };
-  RowSource<Sample, TokenPack> rows;
-  const auto train = open(config_.data.train);
+std::shared_ptr<const TokenDataset> CausalLmTask::open_dataset(const std::vector<std::string>& files) const {
+  return open_token_dataset(paths(files), config_.data.seq_length, model_->config().vocab_size);
+}
+
+void CausalLmTask::open_train_rows(RowSource<Sample, TokenPack>& rows) {
+  refuse_document_keys(config_);
+  const auto train = open_dataset(config_.data.train);
   const auto sampler = std::make_shared<Sampler>(train->size(), seed(), config_.data.shuffle);
   rows.train = [train, sampler](int64_t position) { return train->read(sampler->at(position)); };
-  rows.sets.push_back(set("data.train", train));
+  rows.sets.push_back(row_set("data.train", train));
   facts_.train_rows = facts_.train_samples = train->size();
   facts_.description.push_back("train: " + train->description());
-  if (!config_.data.valid.empty()) {
-    const auto valid = open(config_.data.valid);
+}
+
+void CausalLmTask::open_train_documents(RowSource<Sample, TokenPack>& rows) {
+  const auto stream =
+      open_token_stream(stream_files(config_, "data.train"), stream_options(config_, model_->config().vocab_size));
+  rows.stream = std::make_shared<StreamLoader>(stream, rank_.rank, rank_.world_size);
+  rows.train = [loader = rows.stream](int64_t position) { return stream_sample(loader->row(position)); };
+  rows.sets.push_back(document_rows("data.train", stream));
+  facts_.train_rows = facts_.train_samples = estimate_rows(*stream);
+  facts_.description.push_back(
+      fmt::format("train: {}, about {} rows", describe_stream(*stream), format_count(facts_.train_rows)));
+}
+
+void CausalLmTask::open_valid(RowSource<Sample, TokenPack>& rows) {
+  if (are_documents("data.valid", paths(config_.data.valid))) {
+    const auto stream = open_valid_stream(config_, model_->config().vocab_size);
+    const auto packed = std::make_shared<const PackedOnce>(stream);
+    rows.valid = [packed](int64_t index) { return stream_sample(packed->read(index)); };
+    rows.valid_rows = packed->size();
+    facts_.description.push_back(
+        fmt::format("valid: {}, {} rows", describe_stream(*stream), format_count(packed->size())));
+  } else {
+    const auto valid = open_dataset(config_.data.valid);
     rows.valid = [valid](int64_t index) { return valid->read(index); };
-    rows.valid_rows = facts_.eval_samples = valid->size();
-    rows.sets.push_back(set("data.valid", valid));
+    rows.valid_rows = valid->size();
+    rows.sets.push_back(row_set("data.valid", valid));
     facts_.description.push_back("valid: " + valid->description());
   }
+  facts_.eval_samples = rows.valid_rows;
+}
+
+void CausalLmTask::open_rows() {
+  const int64_t length = config_.data.seq_length, vocab = model_->config().vocab_size;
+  RowSource<Sample, TokenPack> rows;
+  if (are_documents("data.train", paths(config_.data.train)))
+    open_train_documents(rows);
+  else
+    open_train_rows(rows);
+  if (!config_.data.valid.empty()) open_valid(rows);
   rows.collate = [per_token = config_.train.loss == "token_mean"](const std::vector<Sample>& samples,
                                                                   const std::vector<int64_t>& positions, bool) {
     return make_token_pack(samples, positions, per_token);

@@ -33,6 +33,10 @@ class CausalLmTask final : public RowTask<Sample, TokenPack> {
   at::Tensor score(UnitStore& units, const MicroBatch& batch) override;
   EvalSums counts(const TokenPack& pack) const override { return {pack.denominator}; }
   void open_rows();
+  std::shared_ptr<const TokenDataset> open_dataset(const std::vector<std::string>& files) const;
+  void open_train_rows(RowSource<Sample, TokenPack>& rows);
+  void open_train_documents(RowSource<Sample, TokenPack>& rows);
+  void open_valid(RowSource<Sample, TokenPack>& rows);
   void save_adapter(ShardedUnits& units, const std::filesystem::path& directory);
 
   std::unique_ptr<DecoderModel> model_;

@@ -3,9 +3,12 @@
 // row is read, how rows are collated on the host, and what of that goes to the device; the order of the rows, reading
 // ahead, the split into passes and evaluation over a rank's share are the same for all.
 
+#include "data/stream/stream_loader.h"
 #include "task_base.h"
+#include "trireme/base/log.h"
 
 #include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
 
 #include <cmath>
 #include <memory>
@@ -17,8 +20,12 @@ namespace trireme {
 /// Rows of the type Row, and how some of them are collated to a Pack. The functions own what they read.
 template <class Row, class Pack>
 struct RowSource {
-  /// Row at place `position` (from 0) of the run's order. Called by one thread at a time.
+  /// Row at place `position` (from 0) of the run's order. Called by one thread at a time, for the rows of a step in
+  /// ascending order.
   std::function<Row(int64_t position)> train;
+  /// What train() reads from where rows are packed from documents, whose places do not follow from the position; else
+  /// null.
+  std::shared_ptr<StreamLoader> stream;
   /// Row `index` of data.valid; empty: there is none. Thread-safe.
   std::function<Row(int64_t index)> valid;
   int64_t valid_rows = 0;    // that are evaluated: the first of data.valid
@@ -48,6 +55,17 @@ class RowTask : public TaskBase {
   StepBatch batch(int64_t step) final {
     prefetch(step);
     return to_device(ahead_.take());
+  }
+  std::vector<double> data_state(int64_t completed) const final {
+    return rows_->stream ? rows_->stream->state(completed) : std::vector<double>();
+  }
+  void restore_data_state(int64_t completed, const std::vector<double>& numbers) final {
+    if (!rows_->stream) return;
+    ahead_.drop();
+    if (!numbers.empty() && rows_->stream->restore(completed, numbers)) return;
+    rows_->stream->start_anew(completed);
+    log_warn(fmt::format("the checkpoint of step {} has no place in these documents: they are read from the beginning",
+                         completed));
   }
   StepBatch synthetic_batch() final {
     const auto count = static_cast<size_t>(rows_per_pass());
@@ -118,6 +136,7 @@ class RowTask : public TaskBase {
     std::vector<Pack> passes;
     std::vector<Row> rows;
     std::vector<int64_t> positions;
+    if (source.stream) source.stream->begin_step(step);
     for (int64_t i = rank; i < size; i += world) {
       positions.push_back(step * size + i);
       rows.push_back(source.train(positions.back()));
@@ -126,6 +145,7 @@ class RowTask : public TaskBase {
       rows.clear();
       positions.clear();
     }
+    if (source.stream) source.stream->end_step(step);
     return passes;
   }
 

@@ -34,8 +34,9 @@ namespace trireme {
 namespace {
 
 bool decides(std::string_view key) {
-  for (const std::string_view free : {"logging.", "profile", "output.", "parallel.", "eval.", "batch.micro_batch_size",
-                                      "data.train", "data.valid", "model.path", "train.on_nonfinite", "train.on_spike"})
+  for (const std::string_view free :
+       {"logging.", "profile", "output.", "parallel.", "eval.", "batch.micro_batch_size", "data.train", "data.valid",
+        "data.names", "model.path", "train.on_nonfinite", "train.on_spike"})
     if (key.starts_with(free)) return false;
   return true;
 }

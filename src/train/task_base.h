@@ -39,6 +39,11 @@ class ReadAhead {
     next_ = std::async(std::launch::async, read, step);
   }
   T take() { return next_.get(); }
+  /// Waits for what is under way and forgets it.
+  void drop() {
+    if (next_.valid()) next_.wait();
+    next_ = {};
+  }
 
  private:
   std::future<T> next_;

@@ -14,9 +14,26 @@
 #include "trireme/train/signals.h"
 #include "trireme/watchdog/progress.h"
 
+#include <cstring>
 #include <utility>
 
 namespace trireme {
+
+namespace {
+
+/// On rank 0 the numbers of all ranks, one rank after the other; on the others none. Collective.
+std::vector<double> gather_numbers(Communicator& comm, const std::vector<double>& mine) {
+  const std::string bytes(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(double));
+  std::vector<double> all;
+  for (const std::string& part : comm.gather_host(bytes)) {
+    const size_t before = all.size();
+    all.resize(before + part.size() / sizeof(double));
+    std::memcpy(all.data() + before, part.data(), part.size());
+  }
+  return all;
+}
+
+}  // namespace
 
 ExitCode Trainer::run() {
   start();
@@ -77,6 +94,8 @@ void Trainer::save_checkpoint() {
   LoopState loop{progress_.completed, progress_.evaluations, progress_.numbers()};
   loop.numbers.merge(guard_->numbers());
   loop.numbers["task"] = units_->scale_state();
+  if (const auto data = task_.data_state(progress_.completed); !data.empty())
+    loop.numbers["data"] = gather_numbers(comm_, data);
   checkpoints_->start(state(), loop);
   clock_->saved(progress_.completed);
   clock_->start_step();

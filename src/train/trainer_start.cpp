@@ -171,6 +171,8 @@ void Trainer::restore(const std::map<std::string, std::vector<double>>& numbers,
   if (const auto step = number("evaluated_step")) progress_.evaluated_step = std::llround(*step);
   if (const auto reached = number("reached_target")) progress_.reached_target = *reached > 0 && !extended;
   guard_->restore(numbers);
+  const auto data = numbers.find("data");
+  task_.restore_data_state(progress_.completed, data == numbers.end() ? std::vector<double>() : data->second);
   if (const auto scales = numbers.find("task"); scales != numbers.end() && !units_->restore_scales(scales->second))
     throw ModelError(fmt::format(
         "the checkpoint of step {} has {} numbers of a task, which are not this run's: it is of another model or "

@@ -25,7 +25,17 @@ class Generator {
       c.lora->target_modules = {word({"q_proj", "qkv_proj"}), "o_proj"};
       if (coin()) c.lora->adapter = path();
     }
-    c.data = {{path() + "1", path() + "2"}, {}, integer(2, 16777216), coin()};
+    c.data.train = {path() + "1", path() + "2"};
+    c.data.seq_length = integer(3, 16777216);
+    c.data.shuffle = coin();
+    if (coin()) c.data.weights = {positive(), positive()};
+    if (coin()) c.data.names = {"a: b", "\"#"};
+    if (coin()) c.data.column = "12";
+    for (auto* id : {&c.data.bos_token, &c.data.eos_token, &c.data.bol_token, &c.data.eol_token})
+      if (coin()) *id = integer(0, 100000);
+    if (coin()) c.data.strip_tokens = {integer(0, 2147483647), 0};
+    c.data.min_length = integer(1, 100);
+    c.data.logical_shards = integer(1, 1048576);
     if (coin()) c.data.valid = {path()};
     c.batch.micro_batch_size = integer(1, 100);
     c.batch.global_batch_size = c.batch.micro_batch_size * integer(1, 1000);

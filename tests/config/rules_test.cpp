@@ -77,6 +77,46 @@ TEST(World, StandsWithItsPlaceAmongTheOtherProblems) {
   }
 }
 
+std::string with_train(const std::string& train) {
+  return "model: {path: /m}\ndata: {train: " + train + ", seq_length: 4}\noutput: {dir: /o}\n";
+}
+
+TEST(TrainParts, MappingsAreThreeKeys) {
+  const Config config = load_text(with_train("[{path: /a, weight: 2, name: web}, {path: /b/c, weight: 0.5}, /d]"));
+  EXPECT_EQ(config.data.train, (std::vector<std::string>{"/a", "/b/c", "/d"}));
+  EXPECT_EQ(config.data.weights, (std::vector<double>{2, 0.5, 1}));
+  EXPECT_EQ(config.data.names, (std::vector<std::string>{"web", "c", "d"}));
+  EXPECT_EQ(load_text(print_config(config)).data, config.data);
+  const Config plain = load_text(with_train("[{path: /a}, {path: /b}]"));
+  EXPECT_EQ(plain.data.weights, (std::vector<double>{1, 1}));
+  EXPECT_TRUE(plain.data.names.empty());
+  EXPECT_TRUE(load_text(with_train("[/a, /b]")).data.weights.empty());
+}
+
+TEST(TrainParts, ProblemsStandWhereTheyAre) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"[{path: /a, wieght: 2}]",
+       "2:27: unknown key 'wieght' in an entry of data.train, which has path, weight and "
+       "name. Did you mean 'weight'?"},
+      {"[{weight: 2}, /b]", "2:16: an entry of data.train has no path"},
+      {"[{path: /a, weight: 0}]", "2:35: data.weights must be a number > 0, not '0'"},
+      {"[{path: 7, weight: 1}]", "2:23: data.train must be a path, not '7'"},
+      {"[{path: /a, name: x}, {path: /b, name: x}]", "data.names has 'x' twice"},
+      {"[{path: /a, weight: 1}], weights: [2]", "data.weights and the same in the entries of data.train"},
+      {"[/a, /b], weights: [2]", "data.weights has 1 entries for the 2 of data.train"},
+      {"/a, bol_token: 1, eol_token: 2, strip_tokens: [1, 2.5]", "data.strip_tokens must be an integer"},
+      {"/a, strip_tokens: 3", "data.strip_tokens must be a list of integers from 0 to 2147483647, not '3'"},
+  };
+  for (const auto& [train, problem] : cases) {
+    const TextFile file(with_train(train));
+    const std::string all = join(problems_of(file.path()), "\n");
+    EXPECT_NE(all.find(problem), std::string::npos) << train << "\n" << all;
+  }
+  const TextFile file(
+      "model: {path: /m}\ndata: {train: /a, seq_length: 2, bol_token: 1, eol_token: 2}\noutput: {dir: /o}\n");
+  EXPECT_NE(join(problems_of(file.path()), "\n").find("2:31: data.seq_length 2 has no room beside"), std::string::npos);
+}
+
 TEST(Rules, LimitsThemselvesAreAllowed) {
   const Config config =
       load_text(std::string(kMinimal) +

@@ -77,6 +77,48 @@ TEST_F(Pack, RowsHoldTheDocumentsEndToEnd) {
   }
 }
 
+TEST_F(Pack, BatchesOfDocumentsAreCutByThemselves) {
+  // Batches of 7 documents of the input, the third of which is empty and counts: rows of 32, the rest of each batch
+  // dropped.
+  std::string lines;
+  for (int i = 0; i < 40; ++i) lines += i == 2 ? "\n" : fmt::format("Line {} of the old harbour and the strait.\n", i);
+  const auto input = write("text.txt", lines);
+  const Tokenizer tokenizer = small_tokenizer();
+  Ids expected, batch;
+  int64_t number = 0, dropped = 0;
+  const auto cut = [&] {
+    dropped += static_cast<int64_t>(batch.size() % 32);
+    expected.insert(expected.end(), batch.begin(), batch.begin() + static_cast<long>(batch.size() / 32 * 32));
+    batch.clear();
+  };
+  for_each_document(input, DocumentUnit::kLine, "", [&](const Document& document) {
+    if (number++ % 7 == 0) cut();
+    if (document.text.empty()) return;
+    for (const int32_t id : tokenizer.encode(document.text)) batch.push_back(id);
+    batch.push_back(2);
+  });
+  cut();
+  for (const bool separate : {false, true}) {
+    PackOptions options = options_for(input, path(separate ? "rows.h5" : "rows.npy"), 32);
+    options.unit = DocumentUnit::kLine;
+    options.eos = true;
+    options.batch_documents = 7;
+    options.separate_documents = separate;
+    const PackReport report = pack_documents(tokenizer, options);
+    EXPECT_EQ(report.train.tail_tokens, dropped);
+    const auto rows = samples(options.output, 32);
+    EXPECT_EQ(concatenated(rows), expected);
+    if (!separate) continue;
+    for (const Sample& row : rows)
+      for (size_t i = 1; i < row.sequence_starts.size(); ++i)
+        EXPECT_EQ(row.input_ids[static_cast<size_t>(row.sequence_starts[i]) - 1], 2);
+  }
+  PackOptions options = options_for(input, path("rows.npy"), 32);
+  options.batch_documents = 7;
+  options.shuffle_seed = 1;
+  EXPECT_THROW(pack_documents(tokenizer, options), ConfigError);
+}
+
 TEST_F(Pack, SeparateDocumentsRecordEveryStart) {
   const auto input = write("text.txt", paragraphs());
   const Tokenizer tokenizer = small_tokenizer();

@@ -30,8 +30,15 @@ struct LoraSection {
 };
 struct DataSection {
   std::vector<std::string> train, valid;
+  std::vector<double> weights;     // of the entries of train; empty: none, or equal ones where they have names
+  std::vector<std::string> names;  // of the entries of train
   int64_t seq_length = 0;
   bool shuffle = true;
+  // For documents only, not for rows (data/stream/token_stream.h):
+  std::optional<std::string> column;  // null = tokens, input_ids or text
+  std::optional<int64_t> bos_token, eos_token, bol_token, eol_token;
+  std::vector<int64_t> strip_tokens;
+  int64_t min_length = 3, logical_shards = 960;
   bool operator==(const DataSection&) const = default;
 };
 struct BatchSection {

@@ -16,6 +16,8 @@ enum class Feature : uint32_t {
   kRecomputeMlp = 1 << 5,    // backward may recompute the MLP's first projections alone
   kMlperfSkip = 1 << 6,      // MLPerf's rule for the evaluations at the start
   kFp8Training = 1 << 7,     // trained matrices may be multiplied in FP8
+
+  kDocumentStreams = 1 << 12,  // rows packed from documents while the run reads them
 };
 
 class FeatureSet {

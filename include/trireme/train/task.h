@@ -100,6 +100,12 @@ class TrainingTask {
   virtual void prefetch(int64_t step) = 0;
   /// This rank's part of global batch `step` (0-based), in micro-batches of set_rows_per_pass() rows. DataError.
   virtual StepBatch batch(int64_t step) = 0;
+  /// Where this rank's data stands after `completed` steps, the last of which batch() has given; empty where the place
+  /// follows from the number of steps. The lists of all ranks, one after the other, are what restore_data_state() takes
+  /// on any number of ranks.
+  virtual std::vector<double> data_state(int64_t completed) const = 0;
+  /// Goes on after `completed` steps from such numbers; none: a checkpoint that has no place in this data. ModelError.
+  virtual void restore_data_state(int64_t completed, const std::vector<double>& numbers) = 0;
   /// A batch of one pass made up without touching the data: what runs before the clock of a benchmark starts.
   virtual StepBatch synthetic_batch() = 0;
   /// Sum of weighted losses of the micro-batch: fp32 scalar, differentiable when `train`. `recompute`: one for each

@@ -13,7 +13,7 @@ namespace trireme {
 
 namespace {
 
-/// What torchtitan's per-op recomputation ("op") becomes: the least that fits.
+/// What torchtitan's per-op recomputation ("op") becomes: outputs of norms and activation are recomputed.
 constexpr const char* kOpRecompute = "norms";
 
 class TitanImporter {
@@ -247,10 +247,10 @@ class TitanImporter {
     }
     const std::string option = options_.text("activation_checkpoint.selective_ac_option", "2");
     if (mode == "memory_budget") {
-      set("activation_checkpoint.mode", "parallel.recompute", kOpRecompute, "the plan recomputes the least that fits");
+      set("activation_checkpoint.mode", "parallel.recompute", "auto", "the plan recomputes the least that fits");
     } else if (option == "op") {
       set("activation_checkpoint.selective_ac_option", "parallel.recompute", kOpRecompute,
-          "the plan recomputes the least that fits");
+          "products and attention are kept, norms and activation are recomputed");
     } else if (!option.empty() && option.size() < 6 && option.find_first_not_of("0123456789") == std::string::npos &&
                std::stoi(option) > 0) {
       set("activation_checkpoint.selective_ac_option", "parallel.recompute", option == "1" ? "full" : "1/" + option,

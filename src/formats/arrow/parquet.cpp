@@ -8,6 +8,8 @@
 #include <fstream>
 
 #ifdef TRIREME_WITH_PARQUET
+#include "arrow_arrays.h"
+
 #include <arrow/api.h>
 #include <arrow/io/file.h>
 #include <parquet/arrow/reader.h>
@@ -46,59 +48,6 @@ T value_or_fail(arrow::Result<T> result, const std::filesystem::path& path) {
   return std::move(result).ValueUnsafe();
 }
 
-/// The elements [begin, end) of `values` in row `row` of a list column of any list type.
-struct ListRow {
-  int64_t begin, end;
-};
-
-template <class List>
-ListRow list_row_of(const arrow::Array& array, int64_t row, std::shared_ptr<arrow::Array>& values) {
-  const auto& list = static_cast<const List&>(array);
-  values = list.values();
-  return {list.value_offset(row), list.value_offset(row) + list.value_length(row)};
-}
-
-bool is_list(const arrow::DataType& type) {
-  return type.id() == arrow::Type::LIST || type.id() == arrow::Type::LARGE_LIST ||
-         type.id() == arrow::Type::FIXED_SIZE_LIST;
-}
-
-ListRow list_row(const arrow::Array& array, int64_t row, std::shared_ptr<arrow::Array>& values) {
-  if (array.type_id() == arrow::Type::LIST) return list_row_of<arrow::ListArray>(array, row, values);
-  if (array.type_id() == arrow::Type::LARGE_LIST) return list_row_of<arrow::LargeListArray>(array, row, values);
-  return list_row_of<arrow::FixedSizeListArray>(array, row, values);
-}
-
-bool is_text(const arrow::DataType& type) {
-  return type.id() == arrow::Type::STRING || type.id() == arrow::Type::LARGE_STRING;
-}
-
-std::string_view text_at(const arrow::Array& array, int64_t index) {
-  if (array.type_id() == arrow::Type::STRING) return static_cast<const arrow::StringArray&>(array).GetView(index);
-  return static_cast<const arrow::LargeStringArray&>(array).GetView(index);
-}
-
-template <class Array>
-void append_integers(const arrow::Array& values, ListRow range, std::vector<int64_t>& out) {
-  const auto& typed = static_cast<const Array&>(values);
-  for (int64_t i = range.begin; i < range.end; ++i) out.push_back(static_cast<int64_t>(typed.Value(i)));
-}
-
-/// False when the element type is not an integer.
-bool integers_of(const arrow::Array& values, ListRow range, std::vector<int64_t>& out) {
-  out.clear();
-  switch (values.type_id()) {
-    case arrow::Type::INT8: append_integers<arrow::Int8Array>(values, range, out); return true;
-    case arrow::Type::INT16: append_integers<arrow::Int16Array>(values, range, out); return true;
-    case arrow::Type::INT32: append_integers<arrow::Int32Array>(values, range, out); return true;
-    case arrow::Type::INT64: append_integers<arrow::Int64Array>(values, range, out); return true;
-    case arrow::Type::UINT8: append_integers<arrow::UInt8Array>(values, range, out); return true;
-    case arrow::Type::UINT16: append_integers<arrow::UInt16Array>(values, range, out); return true;
-    case arrow::Type::UINT32: append_integers<arrow::UInt32Array>(values, range, out); return true;
-    default: return false;
-  }
-}
-
 std::shared_ptr<arrow::Field> field_named(const std::filesystem::path& path, const arrow::Schema& schema,
                                           const std::string& name) {
   const auto field = schema.GetFieldByName(name);
@@ -132,9 +81,11 @@ int64_t ParquetFile::rows() const { return state_->rows; }
 
 namespace {
 
-/// Reads the named top-level columns batch by batch and calls visit(first row, batch).
+/// Reads the named top-level columns batch by batch and calls visit(first row, batch). `group`: of this row group,
+/// whose rows count from 0; -1: of all.
 template <class State, class Visit>
-void for_each_batch(const State& state, const std::vector<std::string>& columns, const Visit& visit) {
+void for_each_batch(const State& state, const std::vector<std::string>& columns, const Visit& visit,
+                    int64_t group = -1) {
   const auto& path = state.path;
   try {
     const auto& metadata = *state.reader->parquet_reader()->metadata();
@@ -143,7 +94,9 @@ void for_each_batch(const State& state, const std::vector<std::string>& columns,
       const auto dotted = metadata.schema()->Column(i)->path()->ToDotVector();
       if (std::find(columns.begin(), columns.end(), dotted.at(0)) != columns.end()) leaves.push_back(i);
     }
-    for (int i = 0; i < metadata.num_row_groups(); ++i) groups.push_back(i);
+    for (int i = 0; i < metadata.num_row_groups(); ++i)
+      if (group < 0 || i == group) groups.push_back(i);
+    const int64_t declared = group < 0 ? state.rows : metadata.RowGroup(static_cast<int>(group))->num_rows();
     auto batches = value_or_fail(state.reader->GetRecordBatchReader(groups, leaves), path);
     int64_t row = 0;
     while (true) {
@@ -156,7 +109,7 @@ void for_each_batch(const State& state, const std::vector<std::string>& columns,
       visit(row, *batch);
       row += batch->num_rows();
     }
-    if (row != state.rows) fail(path, fmt::format("its footer declares {} rows, but it holds {}", state.rows, row));
+    if (row != declared) fail(path, fmt::format("its footer declares {} rows, but it holds {}", declared, row));
   } catch (const Error&) {
     throw;
   } catch (const std::exception& reason) {
@@ -166,10 +119,37 @@ void for_each_batch(const State& state, const std::vector<std::string>& columns,
 
 }  // namespace
 
-void ParquetFile::read_text(const std::string& column, const TextVisitor& visit) const {
-  const auto field = field_named(state_->path, *state_->schema, column);
+namespace {
+
+void require_text(const std::filesystem::path& path, const arrow::Schema& schema, const std::string& column) {
+  const auto field = field_named(path, schema, column);
   if (!is_text(*field->type()))
-    fail(state_->path, fmt::format("column '{}' is {}, expected string", column, field->type()->ToString()));
+    fail(path, fmt::format("column '{}' is {}, expected string", column, field->type()->ToString()));
+}
+
+}  // namespace
+
+std::vector<int64_t> ParquetFile::group_rows() const {
+  const auto& metadata = *state_->reader->parquet_reader()->metadata();
+  std::vector<int64_t> rows;
+  for (int i = 0; i < metadata.num_row_groups(); ++i) rows.push_back(metadata.RowGroup(i)->num_rows());
+  return rows;
+}
+
+std::vector<std::string> ParquetFile::read_text_group(const std::string& column, int64_t group) const {
+  require_text(state_->path, *state_->schema, column);
+  std::vector<std::string> texts;
+  const auto visit = [&](int64_t, const arrow::RecordBatch& batch) {
+    const auto array = batch.GetColumnByName(column);
+    for (int64_t i = 0; i < batch.num_rows(); ++i)
+      texts.emplace_back(array->IsNull(i) ? std::string_view{} : text_at(*array, i));
+  };
+  for_each_batch(*state_, {column}, visit, group);
+  return texts;
+}
+
+void ParquetFile::read_text(const std::string& column, const TextVisitor& visit) const {
+  require_text(state_->path, *state_->schema, column);
   for_each_batch(*state_, {column}, [&](int64_t first, const arrow::RecordBatch& batch) {
     const auto array = batch.GetColumnByName(column);
     for (int64_t i = 0; i < batch.num_rows(); ++i)
@@ -250,6 +230,8 @@ ParquetFile::ParquetFile(const std::filesystem::path& path) {
                   path.string()));
 }
 int64_t ParquetFile::rows() const { return 0; }
+std::vector<int64_t> ParquetFile::group_rows() const { return {}; }
+std::vector<std::string> ParquetFile::read_text_group(const std::string&, int64_t) const { return {}; }
 void ParquetFile::read_text(const std::string&, const TextVisitor&) const {}
 void ParquetFile::read_integer_lists(const std::string&, const std::string&, const ListsVisitor&) const {}
 void ParquetFile::read_messages(const std::string&, const MessagesVisitor&) const {}

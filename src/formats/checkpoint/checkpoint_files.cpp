@@ -290,9 +290,10 @@ std::string fingerprint_file(const std::filesystem::path& path, ExitCode code, s
 std::string fingerprint_input(const std::filesystem::path& path, ExitCode code) {
   if (!std::filesystem::is_directory(path)) return fingerprint_file(path, code);
   std::vector<std::string> entries;
-  for (const auto& entry : std::filesystem::directory_iterator(path))
+  using std::filesystem::recursive_directory_iterator, std::filesystem::directory_options;
+  for (const auto& entry : recursive_directory_iterator(path, directory_options::follow_directory_symlink))
     if (entry.is_regular_file())
-      entries.push_back(fmt::format("{} {}", entry.path().filename().string(), entry.file_size()));
+      entries.push_back(fmt::format("{} {}", entry.path().lexically_relative(path).string(), entry.file_size()));
   std::sort(entries.begin(), entries.end());
   uint64_t hash = entries.size();
   for (const std::string& entry : entries) hash = xxh3_64(entry.data(), entry.size(), hash);

@@ -27,6 +27,8 @@ class ParquetFile {
   ~ParquetFile();
   ParquetFile(ParquetFile&&) noexcept;
   int64_t rows() const;
+  /// Rows of each row group.
+  std::vector<int64_t> group_rows() const;
 
   // Each visits every row of the named columns. DataError with file, row and column for an absent column, a column of
   // another type, and a null where a value is required. Views are valid only during the call.
@@ -36,6 +38,8 @@ class ParquetFile {
   using MessagesVisitor = std::function<void(int64_t row, std::span<const ChatMessage> messages)>;
   /// A string column; a null gives an empty text. UTF-8 is not checked.
   void read_text(const std::string& column, const TextVisitor& visit) const;
+  /// The texts of one row group, copied. Not thread-safe.
+  std::vector<std::string> read_text_group(const std::string& column, int64_t group) const;
   /// Two columns of integer lists (list, large_list or fixed-size list of any integer type).
   void read_integer_lists(const std::string& first, const std::string& second, const ListsVisitor& visit) const;
   /// A list of structs that hold the strings `role` and `content`.

@@ -1,0 +1,125 @@
+#include "data/stream/open_documents.h"
+
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/base/text.h"
+#include "trireme/formats/arrow/arrow_table.h"
+#include "trireme/formats/arrow/parquet.h"
+#include "trireme/formats/json.h"
+
+#include <fmt/format.h>
+#include <algorithm>
+#include <utility>
+
+namespace trireme {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+class ArrowDocuments : public DocumentSet {
+ public:
+  ArrowDocuments(fs::path path, ArrowTable table) : path_(std::move(path)), table_(std::move(table)) {}
+  int64_t size() const override { return table_.documents(); }
+  void read(int64_t index, std::vector<int64_t>& tokens) const override { table_.read_tokens(index, tokens); }
+  std::string place(int64_t index) const override { return fmt::format("{}: {}", path_.string(), table_.place(index)); }
+  std::string kind() const override { return "Arrow"; }
+
+ private:
+  fs::path path_;
+  ArrowTable table_;
+};
+
+bool is_json_lines(const fs::path& path) { return path.extension() == ".jsonl" || path.extension() == ".ndjson"; }
+
+nlohmann::json read_json_file(const fs::path& path) {
+  return parse_json(read_text_file(path, ExitCode::kData), path.string(), ExitCode::kData);
+}
+
+/// The data files that datasets.save_to_disk lists.
+std::vector<fs::path> saved_files(const fs::path& directory) {
+  const fs::path state = directory / "state.json";
+  const nlohmann::json json = read_json_file(state);
+  const auto wrong = [&](const char* what) { return DataError(fmt::format("{}: {}", state.string(), what)); };
+  if (!json.is_object()) throw wrong("not an object, as datasets.save_to_disk writes it");
+  if (const auto indices = json.find("_indices_data_files"); indices != json.end() && !indices->empty())
+    throw wrong("the data set has an index of rows: save it again after Dataset.flatten_indices()");
+  const auto files = json.find("_data_files");
+  if (files == json.end() || !files->is_array() || files->empty())
+    throw wrong("no list _data_files, as datasets.save_to_disk writes it");
+  std::vector<fs::path> paths;
+  for (const nlohmann::json& file : *files) {
+    const auto name = file.is_object() ? file.find("filename") : file.end();
+    if (!file.is_object() || name == file.end() || !name->is_string())
+      throw wrong("_data_files has an entry without a filename");
+    paths.push_back(safe_join(directory, name->get<std::string>(), ExitCode::kData));
+  }
+  return paths;
+}
+
+std::vector<fs::path> files_below(const fs::path& directory) {
+  std::vector<fs::path> arrow, text;
+  std::error_code error;
+  fs::recursive_directory_iterator entry(directory, fs::directory_options::follow_directory_symlink, error);
+  for (const fs::recursive_directory_iterator end; !error && entry != end; entry.increment(error)) {
+    const fs::path& path = entry->path();
+    if (entry.depth() > 32)
+      throw DataError(path.string() + ": more than 32 directories deep: do symbolic links turn in a circle?");
+    std::error_code unreadable;
+    if (!entry->is_regular_file(unreadable)) continue;
+    if (path.extension() == ".arrow") arrow.push_back(path);
+    if (path.extension() == ".parquet" || is_json_lines(path)) text.push_back(path);
+  }
+  if (error) throw DataError(fmt::format("{}: cannot be listed: {}", directory.string(), error.message()));
+  auto& found = arrow.empty() ? text : arrow;
+  if (found.empty())
+    throw DataError(fmt::format(
+        "{}: no *.arrow, *.parquet, *.jsonl or *.ndjson below this directory: files of rows (npy, HDF5) are listed one "
+        "by one",
+        directory.string()));
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+}  // namespace
+
+bool holds_documents(const fs::path& path) {
+  std::error_code error;
+  return fs::is_directory(path, error) || looks_like_arrow(path) || looks_like_parquet(path) ||
+         (is_json_lines(path) && fs::is_regular_file(path, error));
+}
+
+std::vector<fs::path> document_files(const fs::path& path) {
+  std::error_code error;
+  if (!fs::is_directory(path, error)) return {path};
+  if (fs::exists(path / "dataset_dict.json", error)) {
+    std::vector<std::string> splits;
+    const nlohmann::json json = read_json_file(path / "dataset_dict.json");
+    if (json.is_object() && json.contains("splits") && json["splits"].is_array())
+      for (const nlohmann::json& split : json["splits"])
+        if (split.is_string()) splits.push_back(split.get<std::string>());
+    throw DataError(fmt::format("{}: holds the splits {}: name one of them, as {}", path.string(), join(splits, ", "),
+                                (path / (splits.empty() ? "train" : splits.front())).string()));
+  }
+  return fs::exists(path / "state.json", error) ? saved_files(path) : files_below(path);
+}
+
+std::unique_ptr<DocumentSet> open_documents(const fs::path& path, const std::string& column,
+                                            const OpenText& open_text) {
+  std::vector<std::unique_ptr<DocumentSet>> sets;
+  for (const fs::path& file : document_files(path)) {
+    // A file named *.arrow with other content is for Arrow's reader to refuse.
+    if (!looks_like_arrow(file) && file.extension() != ".arrow") {
+      sets.push_back(open_text(file));
+      continue;
+    }
+    ArrowTable table(file, column);
+    if (table.is_text())
+      sets.push_back(open_text(file));
+    else
+      sets.push_back(std::make_unique<ArrowDocuments>(file, std::move(table)));
+  }
+  return std::make_unique<ConcatenatedDocuments>(std::move(sets));
+}
+
+}  // namespace trireme

@@ -1,0 +1,41 @@
+#pragma once
+// Documents in Arrow IPC files, as fms-fsdp's data preparation and `datasets.save_to_disk` write them, through Arrow
+// C++; no Arrow type appears in this interface. Both the file format (with a footer) and the stream format are read.
+//
+// A document is a row of a list column, or a whole record batch where the column holds plain integers (fms-fsdp: one
+// batch a document), or a row of a string column.
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+/// True when the file starts as an Arrow IPC file or stream does; false for absent and unreadable files too.
+bool looks_like_arrow(const std::filesystem::path& path);
+
+class ArrowTable {
+ public:
+  /// `column`: empty = `tokens`, else `input_ids`, else `text`, whichever is there. Maps the file; nothing of a
+  /// document is kept in memory. DataError for a damaged file, a file without the column, and a column of another
+  /// type. ConfigError in a build without pyarrow.
+  explicit ArrowTable(const std::filesystem::path& path, const std::string& column = "");
+  ~ArrowTable();
+  ArrowTable(ArrowTable&&) noexcept;
+
+  int64_t documents() const;
+  bool is_text() const;
+  /// The ids of document `document`; a null document has none. DataError with batch, row and byte offset. Thread-safe.
+  void read_tokens(int64_t document, std::vector<int64_t>& tokens) const;
+  void read_text(int64_t document, std::string& text) const;
+  /// "batch 3, row 17 (batch at byte 4,224)".
+  std::string place(int64_t document) const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace trireme

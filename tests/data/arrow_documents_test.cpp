@@ -1,0 +1,146 @@
+// Arrow files as documents: the layouts of fms-fsdp and datasets.save_to_disk, and damaged files.
+
+#include "data/stream/open_documents.h"
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/formats/arrow/arrow_table.h"
+
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+
+#include <fstream>
+
+namespace trireme {
+namespace {
+
+namespace fs = std::filesystem;
+using Documents = std::vector<std::vector<int64_t>>;
+
+const Documents kDocuments = {{1, 2, 3, 4}, {5}, {}, {10, 11, 12, 13, 14, 15, 16}, {20, 21}};
+
+fs::path stream_fixture(const std::string& name) {
+  return fs::path(TRIREME_SOURCE_DIR) / "tests/data/fixtures/stream" / name;
+}
+
+std::unique_ptr<DocumentSet> no_text(const fs::path& path) { throw DataError(path.string() + ": text"); }
+
+Documents read_all(const fs::path& path, const std::string& column = "") {
+  const auto set = open_documents(path, column, no_text);
+  Documents all(static_cast<size_t>(set->size()));
+  for (int64_t i = 0; i < set->size(); ++i) set->read(i, all[static_cast<size_t>(i)]);
+  return all;
+}
+
+std::string complaint(const fs::path& path, const std::string& column = "") {
+  try {
+    (void)read_all(path, column);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::kData) << error.what();
+    return error.what();
+  }
+  return "";
+}
+
+TEST(ArrowDocuments, ABatchOfIntegersIsADocument) {
+  EXPECT_EQ(read_all(stream_fixture("fms/lang=en/dataset=a/one.arrow")), kDocuments);
+}
+
+TEST(ArrowDocuments, ADirectoryIsReadRecursivelyInTheOrderOfNames) {
+  Documents expected = kDocuments;
+  expected.insert(expected.end(), {kDocuments[3], kDocuments[4]});
+  EXPECT_EQ(read_all(stream_fixture("fms")), expected);
+}
+
+TEST(ArrowDocuments, ADirectoryOfSaveToDisk) {
+  EXPECT_EQ(read_all(stream_fixture("saved")), kDocuments);
+  EXPECT_EQ(document_files(stream_fixture("saved")).size(), 2u);
+}
+
+TEST(ArrowDocuments, ListsOfTheFileFormatNullsAndCompression) {
+  EXPECT_EQ(read_all(stream_fixture("lists.arrow")), kDocuments);
+  EXPECT_EQ(read_all(stream_fixture("null_document.arrow")), (Documents{{1}, {}, {2}}));
+  const Documents compressed = read_all(stream_fixture("lz4.arrow"));
+  ASSERT_EQ(compressed.size(), 3u);
+  EXPECT_EQ(compressed[2].size(), 500u);
+  EXPECT_EQ(compressed[2].back(), 499);
+  EXPECT_EQ(read_all(stream_fixture("other_column.arrow"), "ids"), (Documents{{1, 2}}));
+  EXPECT_TRUE(read_all(stream_fixture("no_batches.arrow")).empty());
+}
+
+TEST(ArrowDocuments, TextGoesToTheTokenizer) {
+  EXPECT_NE(complaint(stream_fixture("texts.arrow")).find("texts.arrow: text"), std::string::npos);
+  const ArrowTable table(stream_fixture("texts.arrow"));
+  ASSERT_EQ(table.documents(), 3);
+  std::string text;
+  table.read_text(2, text);
+  EXPECT_EQ(text, "three");
+}
+
+TEST(ArrowDocuments, PlacesNameBatchRowAndByte) {
+  const auto set = open_documents(stream_fixture("saved"), "", no_text);
+  EXPECT_NE(set->place(4).find("data-00001-of-00002.arrow: batch 0, row 1 (batch at byte "), std::string::npos);
+  const auto fms = open_documents(stream_fixture("fms/lang=en/dataset=a/one.arrow"), "", no_text);
+  EXPECT_NE(fms->place(3).find("one.arrow: batch 3 (byte "), std::string::npos) << fms->place(3);
+}
+
+TEST(ArrowDocuments, WhatCannotBeReadIsNamed) {
+  const std::vector<std::pair<std::string, std::vector<const char*>>> cases = {
+      {"null_token.arrow", {"batch 0, row 1", "token 1 is null"}},
+      {"floats.arrow", {"column 'tokens' is float", "expected a list of integers"}},
+      {"other_column.arrow", {"no column 'tokens', 'input_ids' or 'text'", "it has: ids", "data.column"}},
+      {"splits", {"holds the splits train, test", "splits/train"}},
+      {"fms/meta", {"no *.arrow"}},
+  };
+  for (const auto& [name, words] : cases) {
+    const std::string message = complaint(stream_fixture(name));
+    EXPECT_NE(message.find(name), std::string::npos) << name << ": " << message;
+    for (const char* word : words) EXPECT_NE(message.find(word), std::string::npos) << name << ": " << message;
+  }
+  EXPECT_NE(complaint(stream_fixture("lists.arrow"), "input_id").find("Did you mean 'input_ids'?"), std::string::npos);
+}
+
+TEST(ArrowDocuments, ContentIsRecognised) {
+  const fs::path rows = fs::path(TRIREME_SOURCE_DIR) / "tests/data/fixtures";
+  for (const char* name : {"lists.arrow", "saved", "saved/data-00000-of-00002.arrow", "fms", "texts.arrow"})
+    EXPECT_TRUE(holds_documents(stream_fixture(name))) << name;
+  EXPECT_TRUE(holds_documents(rows / "table.parquet"));
+  for (const char* name : {"rows.npy", "rows.h5", "records.npy", "text.npy", "noise.bin", "empty.npy", "absent"})
+    EXPECT_FALSE(holds_documents(rows / name)) << name;
+}
+
+/// Every byte changed in two ways, and every third length: documents or a DataError with the file's name, and no other
+/// end.
+void read_damaged(const std::string& fixture) {
+  const std::string good = read_text_file(stream_fixture(fixture), ExitCode::kData);
+  const fs::path path = fs::temp_directory_path() / ("damaged." + std::to_string(getpid()) + ".arrow");
+  int refused = 0;
+  const auto attempt = [&](const std::string& bytes) {
+    std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    const std::string message = complaint(path);
+    refused += !message.empty();
+    if (!message.empty()) {
+      EXPECT_NE(message.find(path.string()), std::string::npos) << message;
+    }
+  };
+  for (size_t i = 0; i < good.size(); ++i) {
+    for (const int flip : {0x01, 0xFF}) {
+      std::string bytes = good;
+      bytes[i] = static_cast<char>(bytes[i] ^ flip);
+      attempt(bytes);
+    }
+  }
+  for (size_t size = 0; size < good.size(); size += 3) attempt(good.substr(0, size));
+  fs::remove(path);
+  EXPECT_GT(refused, static_cast<int>(good.size()) / 5);
+}
+
+TEST(ArrowDocuments, DamagedFilesAreRefused) {
+  read_damaged("lists.arrow");
+  read_damaged("saved/data-00000-of-00002.arrow");
+}
+
+TEST(ArrowDocuments, DamagedBatchesOfIntegersAreRefused) { read_damaged("fms/lang=en/dataset=b/two.arrow"); }
+
+}  // namespace
+}  // namespace trireme

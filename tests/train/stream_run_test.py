@@ -1,0 +1,244 @@
+#!/usr/bin/env python3
+"""train_llama on documents: Arrow files as fms-fsdp and datasets.save_to_disk write them, and text; ranks, stops, resumes at other world sizes,
+mixing, exit codes. Exit code 77 = skipped."""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+try:
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet
+except ImportError as error:
+    print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
+    sys.exit(77)
+
+from run_site import RunSite, last_line, main  # noqa: E402
+
+SEQ, VOCAB = 32, 400
+
+
+def write_arrow(path, documents, stream=False, rows=None):
+    """One batch of integers a document, or lists with so many `rows` a batch."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    schema = pa.schema([("tokens", pa.uint32())] if rows is None else [("input_ids", pa.list_(pa.int32()))])
+    with (pa.ipc.new_stream if stream else pa.ipc.new_file)(path, schema) as writer:
+        if rows is None:
+            for document in documents:
+                writer.write_batch(pa.record_batch([pa.array(document, pa.uint32())], schema=schema))
+        else:
+            for begin in range(0, len(documents), rows):
+                writer.write_batch(pa.record_batch([pa.array(documents[begin:begin + rows], pa.list_(pa.int32()))], schema=schema))
+
+
+class Site(RunSite):
+    """A temporary directory with a small model, documents and a configuration."""
+
+    program = "train_llama"
+
+    def __init__(self, args, work):
+        super().__init__(args, work)
+        self.run_tool("init-model", "--hidden-size", "32", "--layers", "1", "--heads", "4", "--kv-heads", "2", "--intermediate-size", "64",
+                      "--vocab-size", str(VOCAB), "--max-positions", "128", "--output", f"{work}/base")
+        rng = np.random.default_rng(5)
+        self.documents = [rng.integers(3, VOCAB, size=rng.integers(1, 90)).tolist() for _ in range(120)]
+        write_arrow(f"{work}/corpus/lang=en/one.arrow", self.documents[:50])
+        write_arrow(f"{work}/corpus/lang=de/two.arrow", self.documents[50:])
+        with open(f"{work}/run.yaml", "w") as out:
+            out.write(f"""model: {{path: base, init: random}}
+data: {{train: corpus, seq_length: {SEQ}, bos_token: 1, eos_token: 2, logical_shards: 12}}
+batch: {{global_batch_size: 12, micro_batch_size: 1}}
+optimizer: {{lr: 1.0e-3}}
+schedule: {{name: constant}}
+train: {{max_steps: 12}}
+output: {{dir: run}}
+""")
+
+    def run_tool(self, *arguments):
+        return subprocess.run([f"{self.args.bin}/trireme", *arguments], check=True, capture_output=True, text=True).stdout
+
+    def losses(self, run):
+        return [m["loss"] for m in self.metrics(run)]
+
+    def assert_equal(self, run, reference, bound=2e-6):
+        mine, theirs = self.losses(run), self.losses(reference)
+        assert len(mine) == len(theirs), (run, len(mine), len(theirs))
+        worst = max(abs(a - b) / abs(b) for a, b in zip(mine, theirs))
+        print(f"{run}: worst difference from {reference} {worst:.1e}")
+        assert worst <= bound, (run, worst)
+
+
+def ranks(site):
+    done = site.train("output.dir=one")
+    assert "120 documents of Arrow" in done.stdout + done.stderr, done.stderr
+    site.train("output.dir=two", ranks=2)
+    site.assert_equal("two", "one")
+    site.train("output.dir=other", "train.seed=77")
+    assert site.losses("other")[1:] != site.losses("one")[1:]
+    # 1 -> 2 -> 4 -> 3 ranks, each of which goes on from the checkpoint of the one before, in the middle of documents.
+    for part, number in enumerate((1, 2, 4, 3)):
+        done = site.train("output.dir=rescaled", f"train.max_steps={3 * part + 3}", "output.save_every_samples=36", ranks=number)
+        assert "warning: the checkpoint" not in done.stderr, done.stderr
+    site.assert_equal("rescaled", "one")
+    # A signal saves the place after the last step, not that of the rows that are read ahead.
+    with open(f"{site.work}/stopped.log", "w") as log:
+        process = subprocess.Popen(site.command("train.max_steps=40", "output.dir=stopped"), stdout=subprocess.PIPE, stderr=log, text=True)
+        for line in process.stdout:
+            if line.startswith("step 5/"):
+                process.send_signal(signal.SIGTERM)
+        assert process.wait() == 75, open(f"{site.work}/stopped.log").read()[-2000:]
+    assert 5 <= len(site.losses("stopped")) < 40
+    for run in ("stopped", "unstopped"):
+        site.train("train.max_steps=40", f"output.dir={run}")
+    site.assert_equal("stopped", "unstopped", bound=0)
+    # The same numbers of ranks give the same bits.
+    for steps in (5, 12):
+        site.train("output.dir=parts", f"train.max_steps={steps}", "output.save_every_samples=36", ranks=2)
+    site.assert_equal("parts", "two", bound=0)
+
+
+def formats(site):
+    """The same documents in every layout are the same run."""
+    work, documents = site.work, site.documents
+    order = documents[50:] + documents[:50]  # the order of the names: lang=de, lang=en
+    site.train("output.dir=one")
+    os.makedirs(f"{work}/saved")
+    write_arrow(f"{work}/saved/data-00000-of-00002.arrow", order[:70], stream=True, rows=16)
+    write_arrow(f"{work}/saved/data-00001-of-00002.arrow", order[70:], stream=True, rows=1000)
+    json.dump({"_data_files": [{"filename": f"data-0000{i}-of-00002.arrow"} for i in range(2)], "_fingerprint": "0"}, open(f"{work}/saved/state.json", "w"))
+    site.train("output.dir=saved_run", "data.train=saved")
+    site.assert_equal("saved_run", "one", bound=0)
+    write_arrow(f"{work}/lists.arrow", order, rows=7)
+    site.train("output.dir=lists_run", "data.train=lists.arrow")
+    site.assert_equal("lists_run", "one", bound=0)
+    try:
+        import datasets
+    except ImportError as error:
+        print(f"{error}: save_to_disk itself is not run, only its layout as written above")
+    else:
+        datasets.Dataset.from_dict({"input_ids": order}).save_to_disk(f"{work}/by_datasets", num_shards=3)
+        site.train("output.dir=datasets_run", "data.train=by_datasets")
+        site.assert_equal("datasets_run", "one", bound=0)
+    # Documents for validation: the packed rows of one pass, the same loss on any number of ranks.
+    losses = []
+    for number in (0, 2):
+        site.train(f"output.dir=valid{number}", "data.valid=lists.arrow", "train.max_steps=2", ranks=number)
+        losses.append(site.metrics(f"valid{number}", "eval")[-1]["loss"])
+    assert abs(losses[0] - losses[1]) < 1e-6 * losses[0], losses
+
+
+def text(site):
+    work = site.work
+    words = "the quick brown fox jumps over a lazy dog while seven wizards quietly mix boxes of glass".split()
+    rng = np.random.default_rng(6)
+    texts = [" ".join(rng.choice(words, size=rng.integers(2, 60))) for _ in range(60)]
+    open(f"{work}/text.txt", "w").write("\n".join(texts))
+    site.run_tool("tokenizer", "train", "--input", f"{work}/text.txt", "--vocab-size", "320", "--output", f"{work}/base/tokenizer.model")
+    encoded = subprocess.run([f"{site.args.bin}/trireme", "tokenizer", "encode", "--model", f"{work}/base/tokenizer.model", "-"], input="\n".join(texts) + "\n",
+                             check=True, capture_output=True, text=True).stdout
+    ids = [[int(token) for token in line.replace(",", " ").split()] for line in encoded.splitlines()]
+    assert len(ids) == len(texts), encoded[:300]
+    write_arrow(f"{work}/ids.arrow", ids, rows=10)
+    site.train("output.dir=ids_run", "data.train=ids.arrow", "train.max_steps=4")
+    os.makedirs(f"{work}/lines")
+    for name, part in (("a.jsonl", texts[:21]), ("b.jsonl", texts[21:])):
+        with open(f"{work}/lines/{name}", "w") as out:
+            for i, line in enumerate(part):
+                out.write(json.dumps({"id": i, "text": line}) + "\n" * (1 + i % 2))
+    pyarrow.parquet.write_table(pa.table({"text": texts}), f"{work}/texts.parquet", row_group_size=7)
+    with pa.ipc.new_stream(f"{work}/texts.arrow", pa.schema([("text", pa.string())])) as writer:
+        writer.write_table(pa.table({"text": texts}))
+    for data in ("lines", "texts.parquet", "texts.arrow"):
+        run = f"of_{data}"
+        site.train(f"output.dir={run}", f"data.train={data}", "train.max_steps=4", ranks=2 if data == "lines" else 0)
+        site.assert_equal(run, "ids_run", bound=2e-6)
+    # A field of another name, a line without it, a text that is not UTF-8, no tokenizer.
+    with open(f"{work}/body.jsonl", "w") as out:
+        out.writelines(json.dumps({"body": line}) + "\n" for line in texts)
+    site.train("output.dir=body_run", "data.train=body.jsonl", "data.column=body", "train.max_steps=4")
+    site.assert_equal("body_run", "ids_run")
+    done = site.train("output.dir=x1", "data.train=body.jsonl", expect=3)
+    assert "body.jsonl:" in last_line(done.stderr) and "no field 'text'" in last_line(done.stderr), done.stderr
+    open(f"{work}/latin.jsonl", "wb").write(b'{"text": "gr\xfc\xdfe"}\n')
+    done = site.train("output.dir=x2", "data.train=latin.jsonl", expect=3)
+    assert "latin.jsonl:1" in last_line(done.stderr) and "not UTF-8" in last_line(done.stderr), done.stderr
+    os.remove(f"{work}/base/tokenizer.model")
+    for extra in ([], ["--dry-run"]):
+        done = site.train("output.dir=x3", "data.train=lines", expect=3, extra=extra)
+        assert "tokenizer.model" in last_line(done.stderr) and "trireme data pack" in last_line(done.stderr), done.stderr
+
+
+def mixing(site):
+    work = site.work
+    write_arrow(f"{work}/code.arrow", [[300 + i % 90] * 40 for i in range(30)], rows=8)
+    yaml = open(f"{work}/run.yaml").read()
+    parts = "[{path: corpus, weight: 3, name: web}, {path: code.arrow, weight: 1, name: code}]"
+    open(f"{work}/run.yaml", "w").write(yaml.replace("train: corpus", f"train: {parts}"))
+    done = site.train("output.dir=mixed")
+    assert "web (120 documents of Arrow, 75 %), code (30 documents of Arrow, 25 %)" in done.stdout + done.stderr, done.stderr
+    printed = site.train("output.dir=mixed", extra=["--print-config"]).stdout
+    assert "weights: [3, 1]" in printed and 'names: ["web", "code"]' in printed, printed
+    site.train("output.dir=mixed2", ranks=2)
+    site.assert_equal("mixed2", "mixed")
+    # The three keys say the same.
+    open(f"{work}/run.yaml", "w").write(yaml.replace("train: corpus", "train: [corpus, code.arrow], weights: [6, 2], names: [web, code]"))
+    site.train("output.dir=keys")
+    site.assert_equal("keys", "mixed", bound=0)
+    open(f"{work}/run.yaml", "w").write(yaml)
+    site.train("output.dir=plain")
+    assert site.losses("plain") != site.losses("mixed")
+
+
+def exit_codes(site):
+    """Every problem ends a dry run as it ends a run."""
+    work = site.work
+    np.save(f"{work}/rows.npy", np.zeros((24, SEQ), np.int32))
+    whole = open(f"{work}/corpus/lang=en/one.arrow", "rb").read()
+    os.makedirs(f"{work}/cut")
+    open(f"{work}/cut/one.arrow", "wb").write(whole[:-20])
+    middle = bytearray(whole)
+    shutil.copytree(f"{work}/corpus", f"{work}/large")
+    write_arrow(f"{work}/large/lang=en/one.arrow", site.documents[:20] + [[5, VOCAB, 7]])
+    os.makedirs(f"{work}/nothing")
+    os.makedirs(f"{work}/damaged")
+    for at in range(200, len(middle) - 8000, 911):
+        middle[at:at + 8] = b"\xff" * 8
+    open(f"{work}/damaged/one.arrow", "wb").write(middle)
+    cases = [
+        (["data.train=cut"], 3, ["cut/one.arrow", "footer"]),
+        (["data.train=damaged"], 3, ["damaged/one.arrow", "byte"]),
+        (["data.train=large"], 3, ["large/lang=en/one.arrow: batch 20", "token 1", f"id {VOCAB} is outside"]),
+        (["data.train=nothing"], 3, ["no *.arrow"]),
+        (["data.column=ids"], 3, ["no column 'ids'"]),
+        (["data.min_length=1000"], 3, ["data.min_length 1000"]),
+        (["data.train=[corpus, rows.npy]"], 2, ["documents", "rows.npy"]),
+        (["data.train=rows.npy"], 2, ["data.bos_token, data.eos_token: for documents"]),
+        (["data.eos_token=400"], 2, ["data.eos_token 400 is outside the model's vocabulary of 400"]),
+        (["data.weights=[1, 2]"], 2, ["data.weights has 2 entries for the 1 of data.train"]),
+        (["data.weights=[-1]"], 2, ["data.weights must be a number > 0"]),
+        (["data.eos_tokn=2"], 2, ["Did you mean 'eos_token'"]),
+        (["data.strip_tokens=[1, x]"], 2, ["data.strip_tokens must be"]),
+        (["data.logical_shards=7"], 2, ["data.logical_shards 7 does not divide over 2 ranks"]),
+    ]
+    for overrides, code, says in cases:
+        ranks = 2 if "data.logical_shards=7" in overrides else 0
+        lines = []
+        for extra in ([], ["--dry-run"]):
+            done = site.train("output.dir=bad", *overrides, ranks=ranks, expect=code, extra=extra)
+            for word in says:
+                assert word in done.stderr, (overrides, word, done.stderr)
+    done = site.train("output.dir=bad", extra=["--dry-run", "--ranks", "7"], expect=2)
+    done = site.train("output.dir=bad", "batch.global_batch_size=14", extra=["--dry-run", "--ranks", "7"], expect=2)
+    assert "data.logical_shards 12 does not divide over 7 ranks: run 6 or 12" in done.stderr, done.stderr
+    # Other documents than a checkpoint's: refused, and with leave read from their beginning.
+    site.train("output.dir=run", "train.max_steps=2", "output.save_every_samples=12")
+    done = site.train("output.dir=run", "data.train=large/lang=de", "output.save_every_samples=12", expect=3)
+    assert "training data changed" in last_line(done.stderr), done.stderr
+    site.train("output.dir=run", "data.train=large/lang=de", "train.max_steps=4", "output.save_every_samples=12", extra=["--allow-changed-data"])
+
+
+if __name__ == "__main__":
+    main({"ranks": ranks, "formats": formats, "text": text, "mixing": mixing, "exit-codes": exit_codes}, Site)
