@@ -134,7 +134,7 @@ void ShardedUnits::clip_and_reduce() {
 }
 
 void ShardedUnits::start_reduction(int unit) {
-  const ProfileRange range(states_[unit]->sharded ? "reduce_scatter" : "all_reduce", specs_[unit].name);
+  const ProfileRange range(states_[unit]->divided ? "reduce_scatter" : "all_reduce", specs_[unit].name);
   UnitState& state = *states_[unit];
   state.gradient = state.gradient.to(options_.reduce_dtype);
   state.final_reduction = last_micro_batch_;
