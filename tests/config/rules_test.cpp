@@ -138,9 +138,12 @@ TEST(Rules, AnFp8RecipeNeedsMatricesThatAreTrainedInFp8) {
     EXPECT_NE(refused(text).find(problem), std::string::npos) << text << refused(text);
   };
   expect("precision: {fp8_recipe: rowwise}\n", ":4:25: precision.fp8_recipe rowwise needs precision.linear: fp8");
-  for (const char* recipe : {"rowwise", "tensorwise"})
-    expect(std::string("precision: {linear: fp8, fp8_recipe: ") + recipe + "}\n",
-           std::string(":4:38: precision.fp8_recipe ") + recipe + " is not available in this version");
+  for (const std::string recipe : {"rowwise", "tensorwise"})
+    EXPECT_EQ(refused("precision: {linear: fp8, fp8_skip_first: 1, fp8_skip_last: 2, fp8_recipe: " + recipe + "}\n"),
+              "");
+  expect("precision: {fp8_skip_first: 1}\n", ":4:29: precision.fp8_skip_first 1 needs precision.linear: fp8");
+  expect("precision: {linear: fp8, fp8_skip_last: 3}\nlora: {r: 4}\n",
+         ":4:41: precision.fp8_skip_last 3 is for trained matrices");
   expect("precision: {linear: fp8, fp8_recipe: delayed}\nlora: {r: 4}\n",
          ":4:38: precision.fp8_recipe delayed is for trained matrices");
   // A program that trains in the compute type only.

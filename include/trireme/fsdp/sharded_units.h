@@ -35,10 +35,12 @@ struct ShardingOptions {
   /// Per unit: stays whole although shard_size > 1 (from the plan). Empty: none. For frozen units only.
   std::vector<bool> resident{};
   /// Recipe of the quantisable parameters of frozen units (kCompute, or kFp8Frozen: stored in FP8) and of trained units
-  /// (kCompute, or kFp8Delayed: their scales are part of this store).
+  /// (kCompute, or an FP8 recipe; the scales of kFp8Delayed are part of this store).
   Recipe frozen = Recipe::kCompute, trained = Recipe::kCompute;
   /// Dtype in which gradients are summed over ranks. Several micro-batches are always summed in fp32 first.
   at::ScalarType reduce_dtype = at::kFloat;
+  /// Of the trained units with quantisable parameters, so many first and last ones stay at kCompute.
+  int64_t compute_first = 0, compute_last = 0;
 };
 
 /// Checks that `source`, opened from `path`, holds the checkpoint tensors of all units but replicated ones. Throws
@@ -68,8 +70,8 @@ class ShardedUnits : public UnitStore {
   void pre_backward(int unit) override;
   void post_backward(int unit) override;
 
-  /// During the lifetime of such an object trained weights are multiplied in the compute dtype, because the scales do
-  /// not cover the tensors of an evaluation.
+  /// During the lifetime of such an object weights with delayed scales are multiplied in the compute dtype, because
+  /// the scales do not cover the tensors of an evaluation.
   class Evaluation {
    public:
     explicit Evaluation(ShardedUnits& units) : units_(units) { units_.training_ = false; }

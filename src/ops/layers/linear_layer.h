@@ -28,8 +28,8 @@ class LinearLayer {
   /// Whether backward computes the weight's gradient.
   bool trained(const Gradients& gradients) const { return weight_.state.sink != nullptr || gradients.wanted(matrix_); }
 
-  /// The forms of x that forward reads.
-  OperandForms input_forms() const;
+  /// The forms of x that forward reads. `recompute`: called in backward; what wgrad reads is kept already.
+  OperandForms input_forms(bool recompute = false) const;
   /// The forms of dy that backward reads; with `column_sums` if the bias has a gradient.
   OperandForms gradient_forms(const Gradients& gradients) const;
   /// Whether backward reads x in its plain form.
@@ -52,6 +52,7 @@ class LinearLayer {
   Weight weight_;
   Input matrix_, bias_;
   at::ScalarType dtype_ = at::kFloat;
+  bool records_ = false;  // whether backward follows
   const LinearRecipe* recipe_ = nullptr;
   LoraPart lora_;
   LinearRecipe::Kept kept_;
