@@ -227,11 +227,13 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, Accumulate 
     algorithm = found->second;
   }
   if (!algorithm) {
-    // Not every version of the library writes fp32 results of products with scales per row.
-    TRIREME_CHECK(by_rows && dtype == at::kFloat && !bias_N.defined(),
-                  "cuBLASLt offers no algorithm for the FP8 product of ", a.sizes(), " and ", b.sizes(), " in ", dtype);
-    const at::Tensor product = fp8_product(a_MK, b_NK, accumulate, at::kBFloat16, {}, {}, {});
-    return adds ? at::add_out(const_cast<at::Tensor&>(out), sum, product) : out.copy_(product);
+    // Not every version of the library writes fp32 or fp16 results of products with scales per row.
+    TRIREME_CHECK(by_rows && dtype != at::kBFloat16, "cuBLASLt offers no algorithm for the FP8 product of ", a.sizes(),
+                  " and ", b.sizes(), " in ", dtype);
+    at::Tensor product = fp8_product(a_MK, b_NK, accumulate, at::kBFloat16, {}, {}, {}).to(at::kFloat);
+    if (bias_N.defined()) product.add_(bias_N);
+    if (adds) product.add_(sum);
+    return out.copy_(product);
   }
   succeeded(multiply(*algorithm, out), "cublasLtMatmul");
   return out;

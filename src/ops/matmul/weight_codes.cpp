@@ -10,7 +10,7 @@ Fp8Matrix stored_weight(const Weight& weight) {
   const at::Tensor& inverse = weight.state.inverse_scale;
   TRIREME_CHECK(inverse.defined() && inverse.numel() == 1, "an FP8 weight ", weight.matrix.sizes(), " has ",
                 inverse.defined() ? inverse.numel() : 0, " inverse scales, not one");
-  return {weight.matrix, inverse.view({})};
+  return {weight.matrix, inverse.view(at::IntArrayRef{})};
 }
 
 Fp8Matrix current_weight(const Weight& weight, LinearRecipe::Kept& kept) {
