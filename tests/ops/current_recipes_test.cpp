@@ -141,8 +141,10 @@ TEST_P(CurrentFp8, RowsColumnsAndMatricesOfZerosStayZeros) {
   EXPECT_EQ(some.dx[6].abs().max().item<float>(), 0);
   EXPECT_EQ(some.dw[9].abs().max().item<float>(), 0);
   EXPECT_EQ(some.dw.select(1, 7).abs().max().item<float>(), 0);
-  for (const double size : {0.0, 1e-44, 1e-38}) {  // sizes whose quotient with the largest code is 0 or subnormal
-    const Results none = run(at::full_like(x, size), at::full_like(w_, size), at::full_like(dy, size));
+  // Sizes whose quotient with the largest code is 0 or subnormal, among zeros.
+  for (const double size : {0.0, 1e-44, 1e-38}) {
+    const auto tiny = [&](const at::Tensor& of) { return of.gt(0).to(at::kFloat) * size; };
+    const Results none = run(tiny(x), tiny(w_), tiny(dy));
     EXPECT_TRUE(none.y.equal(bias_.expand_as(none.y))) << size;
     for (const at::Tensor& value : {none.dx, none.dw}) EXPECT_LT(value.abs().max().item<float>(), 1e-30) << size;
   }
