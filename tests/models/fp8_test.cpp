@@ -111,7 +111,7 @@ Outcome train(const Shape& shape, at::Device device, at::ScalarType dtype, Recip
 
 double cosine(const at::Tensor& a, const at::Tensor& b) { return (a.dot(b) / (a.norm() * b.norm())).item<double>(); }
 
-void expect_close(const Outcome& fp8, const Outcome& plain) {
+void expect_close(const Outcome& fp8, const Outcome& plain, double least_cosine = 0.99) {
   ASSERT_EQ(fp8.losses.size(), plain.losses.size());
   double worst = 0;
   for (size_t i = 0; i < fp8.losses.size(); ++i) worst = std::max(worst, std::abs(fp8.losses[i] / plain.losses[i] - 1));
@@ -119,7 +119,7 @@ void expect_close(const Outcome& fp8, const Outcome& plain) {
   EXPECT_GT(worst, 0) << "nothing was quantised";
   EXPECT_LT(plain.losses.back(), plain.losses.front()) << "the run learns nothing";
   const double similarity = cosine(fp8.first_gradient, plain.first_gradient);
-  EXPECT_GE(similarity, 0.99);
+  EXPECT_GE(similarity, least_cosine);
   ::testing::Test::RecordProperty("worst_loss_error", std::to_string(worst));
   ::testing::Test::RecordProperty("gradient_cosine", std::to_string(similarity));
   std::printf("losses within %.4f %%, cosine of the gradients %.5f, loss %.4f -> %.4f\n", 100 * worst, similarity,
@@ -169,7 +169,10 @@ TEST(TrainedFp8, ShapeOfABillionParametersOnAGpu) {
   const Outcome plain = train(shape, at::kCUDA, at::kBFloat16, Recipe::kCompute, 10, false);
   for (const Recipe recipe : kTrainedRecipes) {
     SCOPED_TRACE(static_cast<int>(recipe));
-    expect_close(train(shape, at::kCUDA, at::kBFloat16, recipe, 10, false), plain);
+    // The first block's gradient has passed two products in each of 22 blocks, beside the residual. A value in E5M2 is
+    // off by 5 % (rms), in E4M3 by half of that: relative errors of 0.05 * sqrt(44) = 0.33 and 0.17 at most.
+    expect_close(train(shape, at::kCUDA, at::kBFloat16, recipe, 10, false), plain,
+                 recipe == Recipe::kFp8Rowwise ? 0.98 : 0.944);
   }
 }
 

@@ -51,7 +51,9 @@ class GradientSink {
 /// What a store records about a matrix in addition to its values.
 struct WeightState {
   Recipe recipe = Recipe::kCompute;
-  at::Tensor inverse_scale{};    // of a matrix of codes: fp32 scalar; value = code * inverse_scale
+  /// Of a matrix of codes: fp32 scalar, value = code * inverse_scale; for trained weights on a GPU 16-byte aligned, as
+  /// cuBLASLt requires.
+  at::Tensor inverse_scale{};
   Fp8LinearScales scales{};      // kFp8Delayed
   GradientSink* sink = nullptr;  // null: autograd carries the gradient, if the matrix requires one
 };
