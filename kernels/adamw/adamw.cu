@@ -8,9 +8,10 @@ namespace trireme::kernels {
 
 namespace {
 
-template <class G, class C>
+template <class G, class C, class M>
 struct Arguments {
-  float *master, *exp_avg, *exp_avg_sq;
+  float* master;
+  M *exp_avg, *exp_avg_sq;
   const G* gradient;
   C* compute;
   const float *multiplier, *skip, *step;
@@ -19,10 +20,40 @@ struct Arguments {
   float lr, rate1, beta2, rate2, log_beta1, log_beta2, eps,
       keep;  // rate1: 1 - beta1, rate2: 1 - beta2, keep: 1 - lr * weight_decay
   bool aligned;
+  uint64_t first_element;
 };
 
-template <class G, class C>
-__global__ void __launch_bounds__(kShardThreads) adamw_kernel(const Arguments<G, C> a) {
+/// bf16 of x: the neighbour below or above in magnitude, the latter with probability equal to the part of the distance.
+/// NaN and infinities stay what they are.
+__device__ inline __nv_bfloat16 round_by(float x, uint32_t bits16) {
+  const uint32_t bits = __float_as_uint(x);
+  if ((bits & 0x7F800000u) == 0x7F800000u) return __float2bfloat16(x);
+  return __ushort_as_bfloat16(static_cast<unsigned short>((bits + bits16) >> 16));
+}
+
+template <class M, int kWidth>
+__device__ inline void store_moments(M* exp_avg, M* exp_avg_sq, const float (&m)[kWidth], const float (&v)[kWidth],
+                                     uint64_t element, uint32_t step) {
+  if constexpr (__is_same(M, float)) {
+    store(exp_avg, from_floats<float>(m));
+    store(exp_avg_sq, from_floats<float>(v));
+  } else {
+    Vec<M, kWidth> rounded_m, rounded_v;
+    auto* lanes_m = reinterpret_cast<M*>(&rounded_m);
+    auto* lanes_v = reinterpret_cast<M*>(&rounded_v);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      const uint32_t bits = moment_bits(element + static_cast<uint64_t>(i), step);
+      lanes_m[i] = round_by(m[i], bits & 0xFFFFu);
+      lanes_v[i] = round_by(v[i], bits >> 16);
+    }
+    store(exp_avg, rounded_m);
+    store(exp_avg_sq, rounded_v);
+  }
+}
+
+template <class G, class C, class M>
+__global__ void __launch_bounds__(kShardThreads) adamw_kernel(const Arguments<G, C, M> a) {
   if (a.skip != nullptr && *a.skip != 0.0f) return;
   const ShardChunk chunk = a.chunks[blockIdx.x];
   const float multiplier = a.multiplier != nullptr ? *a.multiplier : 1.0f, step = *a.step;
@@ -44,10 +75,35 @@ __global__ void __launch_bounds__(kShardThreads) adamw_kernel(const Arguments<G,
       p[i] -= size * m[i] / (sqrtf(v[i]) * root + a.eps);
     }
     store(a.master + element, from_floats<float>(p));
-    store(a.exp_avg + element, from_floats<float>(m));
-    store(a.exp_avg_sq + element, from_floats<float>(v));
+    store_moments(a.exp_avg + element, a.exp_avg_sq + element, m, v, a.first_element + static_cast<uint64_t>(element),
+                  static_cast<uint32_t>(step));
     if (a.compute != nullptr) store(a.compute + element, from_floats<C>(p));
   });
+}
+
+template <class G, class C, class M>
+cudaError_t launch(const AdamW& a, cudaStream_t stream) {
+  const Arguments<G, C, M> arguments{a.master,
+                                     static_cast<M*>(a.exp_avg),
+                                     static_cast<M*>(a.exp_avg_sq),
+                                     static_cast<const G*>(a.gradient),
+                                     static_cast<C*>(a.compute),
+                                     a.multiplier,
+                                     a.skip,
+                                     a.step,
+                                     a.chunks,
+                                     static_cast<float>(a.lr),
+                                     static_cast<float>(1.0 - a.beta1),
+                                     static_cast<float>(a.beta2),
+                                     static_cast<float>(1.0 - a.beta2),
+                                     static_cast<float>(std::log(a.beta1)),
+                                     static_cast<float>(std::log(a.beta2)),
+                                     static_cast<float>(a.eps),
+                                     static_cast<float>(1.0 - a.lr * a.weight_decay),
+                                     aligned16(a.master, a.exp_avg, a.exp_avg_sq, a.gradient, a.compute),
+                                     a.first_element};
+  adamw_kernel<<<static_cast<unsigned>(a.num_chunks), kShardThreads, 0, stream>>>(arguments);
+  return cudaGetLastError();
 }
 
 }  // namespace
@@ -55,30 +111,13 @@ __global__ void __launch_bounds__(kShardThreads) adamw_kernel(const Arguments<G,
 cudaError_t adamw(const AdamW& a, cudaStream_t stream) {
   if (a.num_chunks == 0) return cudaSuccess;
   if (a.step == nullptr || a.chunks == nullptr || a.num_chunks > INT32_MAX) return cudaErrorInvalidValue;
+  if (a.moment_element == Element::kF16) return cudaErrorInvalidValue;
   return dispatch(a.gradient_element, [&](auto gradient_zero) {
     using G = decltype(gradient_zero);
     return dispatch(a.compute_element, [&](auto compute_zero) {
       using C = decltype(compute_zero);
-      const Arguments<G, C> arguments{a.master,
-                                      a.exp_avg,
-                                      a.exp_avg_sq,
-                                      static_cast<const G*>(a.gradient),
-                                      static_cast<C*>(a.compute),
-                                      a.multiplier,
-                                      a.skip,
-                                      a.step,
-                                      a.chunks,
-                                      static_cast<float>(a.lr),
-                                      static_cast<float>(1.0 - a.beta1),
-                                      static_cast<float>(a.beta2),
-                                      static_cast<float>(1.0 - a.beta2),
-                                      static_cast<float>(std::log(a.beta1)),
-                                      static_cast<float>(std::log(a.beta2)),
-                                      static_cast<float>(a.eps),
-                                      static_cast<float>(1.0 - a.lr * a.weight_decay),
-                                      aligned16(a.master, a.exp_avg, a.exp_avg_sq, a.gradient, a.compute)};
-      adamw_kernel<<<static_cast<unsigned>(a.num_chunks), kShardThreads, 0, stream>>>(arguments);
-      return cudaGetLastError();
+      return a.moment_element == Element::kBF16 ? launch<G, C, __nv_bfloat16>(a, stream)
+                                                : launch<G, C, float>(a, stream);
     });
   });
 }

@@ -38,7 +38,7 @@ struct Gradient {
   struct Raw {
     Words<4> dy, x;
   };
-  static constexpr bool kCodes = false;
+  static constexpr bool kCodes = false, kColumnScales = false;
   // With two input matrices, three blocks' tiles fill a multiprocessor's shared memory.
   static constexpr int kBlocksPerSm = sizeof(T) == 4 ? 1 : 3, kInputs = sizeof(T) == 4 ? 0 : 2;
   const T* dy;

@@ -36,7 +36,7 @@ struct Fp8Operands {
   uint8_t* data = nullptr;
   uint8_t* transposed = nullptr;
   const float* scale = nullptr;  // device scalar
-  float* amax = nullptr;         // device scalar; keeps its value if that is larger
+  float* amax = nullptr;         // device scalar or null; keeps its value if that is larger
   void* sums = nullptr;          // T; null: not computed
   float* workspace = nullptr;    // fp8_operands_workspace() floats if sums are computed
   int64_t rows = 0, columns = 0;

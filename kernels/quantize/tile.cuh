@@ -26,12 +26,13 @@ struct Output {
 /// A source of values. `load` fetches the data for a pack of 16 bytes at element `at`; `value` computes the pack whose
 /// first column is `column`, in the form that `with_form` passes as a constant. kCodes: packs already hold FP8 codes.
 /// kInputs: number of matrices that are copied through shared memory because their packs would take too many registers;
-/// `from` gives the start of each. OneMatrix: the common part of sources with a single matrix.
+/// `from` gives the start of each. kColumnScales: `scale_columns` multiplies a pack by its columns' scales instead of
+/// *Output::scale. OneMatrix: the common part of sources with a single matrix.
 template <class T>
 struct OneMatrix {
   using Element = T;
   using Raw = Words<4>;
-  static constexpr bool kCodes = sizeof(T) == 1;
+  static constexpr bool kCodes = sizeof(T) == 1, kColumnScales = false;
   static constexpr int kBlocksPerSm = sizeof(T) == 4 ? 2 : 4, kInputs = sizeof(T) == 2 ? 1 : 0;
   const T* x;
   __device__ const T* from(int /*input*/) const { return x; }
@@ -125,7 +126,7 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
       for (int w = 0; w < kWords; ++w) codes[j][0][w] = in[j][0].word[w];
   } else {
     Amax<T> top;
-    const float scale = *a.scale;
+    const float scale = Source::kColumnScales ? 1.0f : *a.scale;
     float sums[kGroups][kWidth] = {};
     const auto quantize = [&](auto form, auto format) {
 #pragma unroll
@@ -147,6 +148,7 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
 #pragma unroll
             for (int i = 0; i < kWidth; ++i) sums[g][i] += v[i];
           }
+          if constexpr (Source::kColumnScales) source.scale_columns(v, column);
           const auto packed = to_fp8<decltype(format)::value>(v, scale);
 #pragma unroll
           for (int w = 0; w < kWords; ++w) codes[j][g][w] = packed.word[w];

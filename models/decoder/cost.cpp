@@ -48,7 +48,10 @@ BlockWork block_work(const DecoderConfig& config, int64_t seq_length, int64_t el
           2 * s * s * q,
           bytes * (4 * d + 2 * qkv + up + f),
           bytes * (8 * d + 2 * qkv + 2 * up + f),
-          bytes * (4 * d + up + f)};
+          bytes * (4 * d + up + f),
+          4 * s * (2 * d + q + f),
+          4 * s * (2 * d + qkv + up),
+          4 * (d * qkv + q * d + d * (up + f))};
 }
 
 ActivationBytes activation_bytes(const DecoderConfig& config, const std::optional<LoraOptions>& lora,

@@ -101,6 +101,9 @@ ActivationBytes activation_bytes(const DecoderConfig& config, const std::optiona
 struct BlockWork {
   double matrices, gate_up, attention;
   double forward_bytes, backward_bytes, norms_bytes;
+  // Bytes of quantisation where trained matrices are multiplied in FP8: inputs and output gradients are read and
+  // written in both layouts; of the weights once a pass, whatever its rows.
+  double fp8_forward_bytes, fp8_backward_bytes, fp8_weight_bytes;
 };
 BlockWork block_work(const DecoderConfig& config, int64_t seq_length, int64_t element_size);
 

@@ -145,18 +145,18 @@ void check_precision(const Config& config, const ConfigFamily& family, std::vect
          {"precision.linear"},
          fmt::format("precision.linear fp8 without a 'lora' section is not for {}, which {}: leave it at compute",
                      family.program, without_feature(Feature::kFp8Training))});
-  if (precision.fp8_recipe == "auto") return;
-  const auto refuse_recipe = [&](const std::string& why) {
-    problems.push_back({"precision.fp8_recipe",
-                        {"precision.fp8_recipe", "precision.linear"},
-                        fmt::format("precision.fp8_recipe {} {}", precision.fp8_recipe, why)});
+  const auto for_trained = [&](const char* key, const std::string& value) {
+    const auto refuse = [&](const char* why) {
+      problems.push_back({key, {key, "precision.linear"}, fmt::format("{} {} {}", key, value, why)});
+    };
+    if (precision.linear != "fp8")
+      refuse("needs precision.linear: fp8");
+    else if (config.lora)
+      refuse("is for trained matrices, and with a 'lora' section all of the blocks' are frozen: leave it out");
   };
-  if (precision.linear != "fp8")
-    refuse_recipe("needs precision.linear: fp8");
-  else if (config.lora)
-    refuse_recipe("is for trained matrices, and with a 'lora' section all of the blocks' are frozen: leave it out");
-  else if (precision.fp8_recipe != "delayed")
-    refuse_recipe("is not available in this version for trained matrices: use auto or delayed");
+  if (precision.fp8_recipe != "auto") for_trained("precision.fp8_recipe", precision.fp8_recipe);
+  if (precision.fp8_skip_first > 0) for_trained("precision.fp8_skip_first", std::to_string(precision.fp8_skip_first));
+  if (precision.fp8_skip_last > 0) for_trained("precision.fp8_skip_last", std::to_string(precision.fp8_skip_last));
 }
 
 void check_logging(const Config& config, const ConfigFamily& family, std::vector<RuleProblem>& problems) {
@@ -170,6 +170,14 @@ void check_logging(const Config& config, const ConfigFamily& family, std::vector
                         {"logging.profile_step", "train.max_steps"},
                         fmt::format("logging.profile_step {} comes after the last step, train.max_steps {}", *step,
                                     config.train.max_steps)});
+}
+
+void check_moments(const Config& config, std::vector<RuleProblem>& problems) {
+  if (config.optimizer.moments != "fp32" && config.optimizer.name != "adamw")
+    problems.push_back({"optimizer.moments",
+                        {"optimizer.moments", "optimizer.name"},
+                        fmt::format("optimizer.moments {} is for adamw, not for {}", config.optimizer.moments,
+                                    config.optimizer.name)});
 }
 
 void check_policy(const Config& config, std::vector<RuleProblem>& problems) {
@@ -249,6 +257,7 @@ std::vector<RuleProblem> check_rules(const Config& config, const ConfigFamily& f
   check_precision(config, family, problems);
   check_logging(config, family, problems);
   check_policy(config, problems);
+  check_moments(config, problems);
   check_profile(config, family, world_size, problems);
   if (world_size) check_shard_size(config, *world_size, problems);
   return problems;

@@ -187,6 +187,10 @@ void describe(Visitor& v, BatchSection& s) {
 template <class Visitor>
 void describe(Visitor& v, OptimizerSection& s) {
   v.field({.key = "name", .help = "optimizer", .words = {"adamw", "lamb"}}, s.name);
+  v.field({.key = "moments",
+           .help = "adamw: type of both moments; bf16: half the memory, rounded stochastically",
+           .words = {"fp32", "bf16"}},
+          s.moments);
   v.field({.key = "lr", .help = "peak learning rate", .min = 0}, s.lr);
   v.field({.key = "betas", .help = "decay of the two moments", .min = 0, .max = 1, .below_max = true, .length = 2},
           s.betas);
@@ -297,10 +301,22 @@ void describe(Visitor& v, PrecisionSection& s) {
                    "trained ones multiplied in it (GPUs of compute capability 9.0; a CPU emulates it)",
            .words = {"compute", "fp8"}},
           s.linear);
-  v.field({.key = "fp8_recipe",
-           .help = "scales of trained matrices' FP8 products; auto = delayed: one a tensor, from the step before",
-           .words = {"auto", "rowwise", "tensorwise", "delayed"}},
-          s.fp8_recipe);
+  v.field(
+      {.key = "fp8_recipe",
+       .help = "scales of trained matrices' FP8 products: delayed = one a tensor, from the step before; tensorwise = "
+               "one a tensor, its own; rowwise = one a row of activations and gradients; auto = delayed",
+       .words = {"auto", "rowwise", "tensorwise", "delayed"}},
+      s.fp8_recipe);
+  v.field({.key = "fp8_skip_first",
+           .help = "the first so many blocks stay in the compute type when all parameters are trained in FP8",
+           .min = 0,
+           .max = 65536},
+          s.fp8_skip_first);
+  v.field({.key = "fp8_skip_last",
+           .help = "the last so many blocks stay in the compute type when all parameters are trained in FP8",
+           .min = 0,
+           .max = 65536},
+          s.fp8_skip_last);
   v.field({.key = "loss_scale",
            .help = "fp16: what the dynamic loss scale starts from; null = 65536",
            .min = 1,

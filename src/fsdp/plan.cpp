@@ -151,7 +151,7 @@ StepCost cost_of(const PlanInput& input, const Storage& storage, const Choice& c
   cost.known = times.known;
   const double passes = input.micro_batches * (input.rows / choice.rows), rows = choice.rows, blocks = input.num_blocks;
   const double forward = rows * blocks * times.block_forward, backward = rows * blocks * times.block_backward;
-  cost.compute = passes * (forward + backward + rows * times.head);
+  cost.compute = passes * (forward + backward + rows * times.head + times.pass);
   cost.recompute = passes * rows *
                    ((choice.norms + choice.mlp) * times.norms_forward + choice.mlp * times.mlp_forward +
                     choice.full * times.block_forward);

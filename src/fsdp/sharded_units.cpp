@@ -149,6 +149,9 @@ void ShardedUnits::add_trained(size_t unit) {
   trained.master = state.master;
   trained.compute = state.shard;
   trained.copies = state.divided ? world_.size() / options_.shard_size : world_.size();
+  trained.first_element = trained_elements_ + state.begin;
+  trained_elements_ += spec.numel() / UnitLayout::kAlignment * UnitLayout::kAlignment +
+                       static_cast<int64_t>(spec.parameters.size() + 1) * UnitLayout::kAlignment;
   const int64_t end = state.begin + state.layout.shard_numel;
   for (const LayoutPiece& piece : pieces_in_range(spec, state.layout, state.begin, end))
     trained.ranges.push_back({piece.flat_begin - state.begin, piece.flat_begin - state.begin + piece.count,
@@ -214,13 +217,19 @@ const std::vector<WeightState>& ShardedUnits::weight_states(int unit) {
 }
 
 void ShardedUnits::assign_weight_states() {
-  int64_t linears = 0;
-  const auto scaled = [&](const UnitSpec& unit, size_t p) {
-    return options_.trained == Recipe::kFp8Delayed && unit.trained && unit.parameters[p].linear;
-  };
-  for (const UnitSpec& unit : specs_)
-    for (size_t p = 0; p < unit.parameters.size(); ++p) linears += scaled(unit, p) ? 1 : 0;
-  if (linears > 0) scales_ = std::make_unique<Fp8Scales>(linears, device_);
+  int64_t blocks = 0, linears = 0;
+  for (const UnitSpec& unit : specs_) blocks += unit.trained && has_linear(unit) ? 1 : 0;
+  std::vector<bool> fp8;  // by unit: trained in FP8
+  for (int64_t block = 0; const UnitSpec& unit : specs_) {
+    const bool is_block = unit.trained && has_linear(unit);
+    fp8.push_back(options_.trained != Recipe::kCompute && is_block && block >= options_.compute_first &&
+                  block < blocks - options_.compute_last);
+    block += is_block ? 1 : 0;
+    if (fp8.back())
+      linears += std::count_if(unit.parameters.begin(), unit.parameters.end(), [](const auto& p) { return p.linear; });
+  }
+  const bool delayed = options_.trained == Recipe::kFp8Delayed;
+  if (delayed && linears > 0) scales_ = std::make_unique<Fp8Scales>(linears, device_);
   int64_t next = 0;
   for (size_t u = 0; u < specs_.size(); ++u) {
     UnitState& state = *states_[u];
@@ -229,8 +238,12 @@ void ShardedUnits::assign_weight_states() {
       for (const int p : state.stored_parameters)
         state.states[static_cast<size_t>(p)] = {Recipe::kFp8Frozen, state.inverse_scales.select(0, p), {}};
     state.evaluation_states = state.states;
-    for (size_t p = 0; p < state.states.size(); ++p)
-      if (scaled(specs_[u], p)) state.states[p] = {Recipe::kFp8Delayed, {}, scales_->linear(next++)};
+    for (size_t p = 0; p < state.states.size(); ++p) {
+      if (!fp8[u] || !specs_[u].parameters[p].linear) continue;
+      state.states[p].recipe = options_.trained;
+      if (delayed) state.states[p].scales = scales_->linear(next++);
+    }
+    if (!delayed) state.evaluation_states = state.states;
   }
 }
 

@@ -36,7 +36,7 @@ LayerNormed layer_norm_forward(const at::Tensor& x, const ResidualBranch& branch
                                const OperandForms& wanted) {
   TRIREME_CHECK(norm.kind == NormKind::kLayer && norm.weight.size(0) == x.size(1), "layer_norm: x ", x.sizes(),
                 ", weight ", norm.weight.sizes());
-  LayerNormed result = normed_sum(x, branch, norm, wanted.plain || wanted.codes != nullptr, wanted.rows);
+  LayerNormed result = normed_sum(x, branch, norm, wanted.need_plain(), wanted.rows);
   complete(result.y, wanted);
   return result;
 }

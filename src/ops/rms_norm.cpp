@@ -34,8 +34,7 @@ RmsNormed normed_rows(const at::Tensor& x, const at::Tensor& weight, double eps,
 }  // namespace
 
 RmsNormed rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps, const OperandForms& wanted) {
-  const bool plain = wanted.plain || wanted.codes != nullptr;
-  RmsNormed result = normed_rows(x, weight, eps, plain, wanted.rows);
+  RmsNormed result = normed_rows(x, weight, eps, wanted.need_plain(), wanted.rows);
   complete(result.y, wanted);
   return result;
 }

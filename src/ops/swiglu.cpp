@@ -9,7 +9,7 @@ namespace trireme {
 namespace {
 
 /// Forms that no kernel writes are derived from the plain one.
-bool needs_plain(const OperandForms& wanted) { return wanted.plain || wanted.codes != nullptr || wanted.column_sums; }
+bool needs_plain(const OperandForms& wanted) { return wanted.need_plain() || wanted.column_sums; }
 
 SwigluForward compose_forward(const at::Tensor& gate_up, bool keep_fp8) {
   const int64_t f = gate_up.size(-1) / 2;

@@ -45,8 +45,15 @@ Arguments arguments(const Step& s, const OptimizerSection& options) {
   const TrainedShard& shard = s.shard;
   Arguments a;
   a.master = shard.master.mutable_data_ptr<float>();
-  a.exp_avg = s.exp_avg.mutable_data_ptr<float>();
-  a.exp_avg_sq = s.exp_avg_sq.mutable_data_ptr<float>();
+  if constexpr (requires { a.moment_element; }) {
+    a.exp_avg = s.exp_avg.mutable_data_ptr();
+    a.exp_avg_sq = s.exp_avg_sq.mutable_data_ptr();
+    a.moment_element = element(s.exp_avg);
+    a.first_element = static_cast<uint64_t>(shard.first_element);
+  } else {
+    a.exp_avg = s.exp_avg.mutable_data_ptr<float>();
+    a.exp_avg_sq = s.exp_avg_sq.mutable_data_ptr<float>();
+  }
   a.gradient = shard.gradient.const_data_ptr();
   a.gradient_element = element(shard.gradient);
   if (!shard.compute.is_same(shard.master)) {

@@ -61,7 +61,8 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
     check_fp8_training(rank, {{"hidden_size", shape.hidden_size},
                               {"intermediate_size", shape.intermediate_size},
                               {"the queries' width", shape.num_attention_heads * shape.head_dim},
-                              {"the keys' width", shape.num_key_value_heads * shape.head_dim}});
+                              {"the keys' width", shape.num_key_value_heads * shape.head_dim},
+                              {"the tokens of a micro-batch", config.batch.micro_batch_size * config.data.seq_length}});
   open_rows();
 
   const bool per_token = config.train.loss == "token_mean";
@@ -156,7 +157,7 @@ void CausalLmTask::fill_plan(const Config& config, PlanInput& input) const {
   const ActivationBytes bytes = activation_bytes(model->config(), model->lora(), length,
                                                  {.element_size = input.compute_bytes,
                                                   .frozen_fp8 = frozen_recipe(config) == Recipe::kFp8Frozen,
-                                                  .trained_fp8 = trained_recipe(config) == Recipe::kFp8Delayed});
+                                                  .trained_fp8 = trained_recipe(config) != Recipe::kCompute});
   input.units = &model->units();
   input.num_blocks = static_cast<int>(model->config().num_hidden_layers);
   input.rows = static_cast<int>(config.batch.micro_batch_size);
@@ -178,6 +179,11 @@ void CausalLmTask::fill_plan(const Config& config, PlanInput& input) const {
       work.matrices / rate + work.attention / rates.attention_flops + work.forward_bytes / rates.memory_bytes;
   times.block_backward = products_backward * work.matrices / rate + 2.5 * work.attention / rates.attention_flops +
                          work.backward_bytes / rates.memory_bytes;
+  if (trained_recipe(config) != Recipe::kCompute) {
+    times.block_forward += work.fp8_forward_bytes / rates.memory_bytes;
+    times.block_backward += work.fp8_backward_bytes / rates.memory_bytes;
+    times.pass = static_cast<double>(input.num_blocks) * work.fp8_weight_bytes / rates.memory_bytes;
+  }
   times.norms_forward = work.norms_bytes / rates.memory_bytes;
   times.mlp_forward = work.gate_up / rate;
   times.head = head_flops / rates.bf16_flops;

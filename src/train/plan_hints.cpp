@@ -2,8 +2,8 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/fraction.h"
-#include "trireme/fsdp/recompute_fraction.h"
 #include "trireme/base/text.h"
+#include "trireme/fsdp/recompute_fraction.h"
 #include "trireme/train/precision.h"
 
 #include <c10/core/ScalarType.h>
@@ -174,6 +174,7 @@ PlanInput plan_input(const PlanQuestion& question) {
                       : recompute == "mlp"   ? Recompute::kMlp
                       : recompute == "norms" ? Recompute::kNorms
                                              : Recompute::kNone;
+  if (config.optimizer.moments == "bf16") input.moment_bytes = 4;
   input.policy = parse_policy(config.parallel.policy);
   input.ranks_per_host = question.ranks_per_host;
   input.device_memory = question.device_memory;

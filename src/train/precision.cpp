@@ -12,7 +12,11 @@ Recipe frozen_recipe(const Config& config) {
 }
 
 Recipe trained_recipe(const Config& config) {
-  return !config.lora && config.precision.linear == "fp8" ? Recipe::kFp8Delayed : Recipe::kCompute;
+  if (config.lora || config.precision.linear != "fp8") return Recipe::kCompute;
+  const std::string& name = config.precision.fp8_recipe;
+  return name == "rowwise"      ? Recipe::kFp8Rowwise
+         : name == "tensorwise" ? Recipe::kFp8Tensorwise
+                                : Recipe::kFp8Delayed;  // and auto
 }
 
 }  // namespace trireme

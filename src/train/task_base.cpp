@@ -88,7 +88,7 @@ void check_fp8_training(const RankInfo& rank, const std::vector<std::pair<const 
   std::vector<std::string> all;
   for (const auto& [name, width] : widths) all.push_back(fmt::format("{} is {}", name, width));
   throw ConfigError(
-      fmt::format("precision.linear fp8 needs widths that are multiples of {}: {}", kMultiple, join(all, ", ")));
+      fmt::format("precision.linear fp8 needs sizes that are multiples of {}: {}", kMultiple, join(all, ", ")));
 }
 
 void TaskBase::check_weights() {

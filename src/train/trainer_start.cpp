@@ -76,7 +76,8 @@ Trainer::Trainer(const Config& config, World& world, TrainingTask& task, const M
   units_ = std::make_unique<ShardedUnits>(
       task.units(), comm_, target,
       ShardingOptions{compute_dtype, plan.shard_size, plan.resident, frozen_recipe(config), trained_recipe(config),
-                      config.parallel.reduce_dtype == "compute" ? compute_dtype : at::kFloat, plan.policy});
+                      config.parallel.reduce_dtype == "compute" ? compute_dtype : at::kFloat, plan.policy,
+                      config.precision.fp8_skip_first, config.precision.fp8_skip_last});
   if (!units_->gather_path().empty()) log_info("frozen shards are " + units_->gather_path());
   optimizer_ = make_optimizer(config.optimizer, units_->trained(), comm_);
   const auto event = [this](const std::string& json_object) { write_event(json_object); };

@@ -66,7 +66,10 @@ class Generator {
     if (coin()) c.precision.compute = word({"fp32", "bf16", "fp16"});
     if (c.precision.compute == "fp16" && coin()) c.precision.loss_scale = 1 + 1000 * fraction();
     c.precision.linear = coin() ? "fp8" : "compute";
-    if (c.precision.linear == "fp8" && !c.lora && coin()) c.precision.fp8_recipe = "delayed";
+    if (c.precision.linear == "fp8" && !c.lora && coin()) {
+      c.precision.fp8_recipe = word({"rowwise", "tensorwise", "delayed"});
+      c.precision.fp8_skip_first = integer(0, 3), c.precision.fp8_skip_last = integer(0, 3);
+    }
     c.parallel.shard_size = coin() ? word({"auto", "world"}) : std::to_string(integer(2, 1024));
     c.parallel.policy = c.lora ? word({"auto", "none"}) : word({"auto", "none", "optimizer", "gradients", "full"});
     c.parallel.recompute = word({"auto", "none", "norms", "mlp", "full", "1/3", "0.25", "1", "0"});

@@ -27,6 +27,12 @@ std::vector<std::string> with_shard_size(const std::string& size, int64_t ranks)
   return on_ranks("batch: {global_batch_size: 24}\nparallel: {shard_size: " + size + "}\n", ranks);
 }
 
+TEST(Rules, Bf16MomentsAreAdamws) {
+  EXPECT_EQ(on_ranks("optimizer: {name: lamb, moments: bf16}\n", 1),
+            std::vector<std::string>{"optimizer.moments bf16 is for adamw, not for lamb"});
+  EXPECT_TRUE(on_ranks("optimizer: {name: adamw, moments: bf16}\n", 1).empty());
+}
+
 TEST(Rules, APolicyNeedsSomethingToDivide) {
   const auto lines = [](const std::string& text) { return on_ranks(text, 4); };
   EXPECT_EQ(lines("lora: {r: 4}\nparallel: {policy: full}\n").size(), 1u);
@@ -205,9 +211,12 @@ TEST(Rules, AnFp8RecipeNeedsMatricesThatAreTrainedInFp8) {
     EXPECT_NE(refused(text).find(problem), std::string::npos) << text << refused(text);
   };
   expect("precision: {fp8_recipe: rowwise}\n", ":4:25: precision.fp8_recipe rowwise needs precision.linear: fp8");
-  for (const char* recipe : {"rowwise", "tensorwise"})
-    expect(std::string("precision: {linear: fp8, fp8_recipe: ") + recipe + "}\n",
-           std::string(":4:38: precision.fp8_recipe ") + recipe + " is not available in this version");
+  for (const std::string recipe : {"rowwise", "tensorwise"})
+    EXPECT_EQ(refused("precision: {linear: fp8, fp8_skip_first: 1, fp8_skip_last: 2, fp8_recipe: " + recipe + "}\n"),
+              "");
+  expect("precision: {fp8_skip_first: 1}\n", ":4:29: precision.fp8_skip_first 1 needs precision.linear: fp8");
+  expect("precision: {linear: fp8, fp8_skip_last: 3}\nlora: {r: 4}\n",
+         ":4:41: precision.fp8_skip_last 3 is for trained matrices");
   expect("precision: {linear: fp8, fp8_recipe: delayed}\nlora: {r: 4}\n",
          ":4:38: precision.fp8_recipe delayed is for trained matrices");
   // A program that trains in the compute type only.

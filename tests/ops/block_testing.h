@@ -169,6 +169,8 @@ class TestBlock {
   Weight weight(const Built& built, int index, int linear) const {
     const at::Tensor& matrix = at_index(built, index);
     if (built.recipes.recipe == Recipe::kCompute) return {matrix, {}};
+    if (built.recipes.recipe == Recipe::kFp8Tensorwise || built.recipes.recipe == Recipe::kFp8Rowwise)
+      return {matrix, {.recipe = built.recipes.recipe}};
     if (built.recipes.recipe == Recipe::kFp8Delayed)
       return {matrix, {Recipe::kFp8Delayed, {}, built.recipes.scales->linear(linear)}};
     // All devices use one scale, that of the exact values.

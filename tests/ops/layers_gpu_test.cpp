@@ -92,6 +92,31 @@ TEST_P(LayersGpu, DelayedFp8IsAsCloseAsItsEmulation) {
   }
 }
 
+TEST_P(LayersGpu, CurrentFp8IsAsCloseAsItsEmulation) {
+  BlockChoices choices = GetParam();
+  if (choices.rank > 0) GTEST_SKIP() << "adapters have frozen weights";
+  const TestBlock block(choices, {.samples = 4, .length = 176, .width = 256, .inner = 1024, .extra = 512});
+  const auto exact = block.run_reference();
+  for (const Recipe recipe : {Recipe::kFp8Tensorwise, Recipe::kFp8Rowwise}) {
+    const auto emulated = block.run(at::kCPU, at::kFloat, {recipe});
+    for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
+      poison();
+      const auto got = block.run(at::kCUDA, dtype, {recipe});
+      for (size_t i = 0; i < exact.size(); ++i) {
+        const double emulation_error = relative_distance(emulated[i], exact[i]),
+                     error = relative_distance(got[i], exact[i]);
+        EXPECT_LT(error, 1.15 * emulation_error + (dtype == at::kHalf ? 0.006 : 0.03))
+            << "value " << i << ", recipe " << static_cast<int>(recipe) << ", the emulation's error is "
+            << emulation_error;
+        EXPECT_GT(cosine(got[i], exact[i]), 0.99) << "value " << i << ", recipe " << static_cast<int>(recipe);
+      }
+      poison();
+      const auto again = block.run(at::kCUDA, dtype, {recipe});
+      for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(at::equal(got[i], again[i])) << "value " << i << " changes";
+    }
+  }
+}
+
 TEST_P(LayersGpu, Fp8RepeatsToTheBit) {
   BlockChoices choices = GetParam();
   choices.trained = false;

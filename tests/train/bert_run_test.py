@@ -180,6 +180,14 @@ def fp8(s):
     worst = [max(abs(a / b - 1) for a, b in zip(losses, whole)) for losses in (plain, two)]
     print(f"losses differ by {worst[0]:.1e} from the compute type's, by {worst[1]:.1e} on two ranks")
     assert 0 < worst[0] < 5e-3 and worst[1] < 2e-3, (plain, whole, two)
+    for recipe in ("tensorwise", "rowwise"):
+        for run, recompute in ((recipe, "none"), (f"{recipe}-again", "full")):
+            s.train(*fp8, f"precision.fp8_recipe={recipe}", f"output.dir={run}", f"parallel.recompute={recompute}")
+        current, again = ([m["loss"] for m in s.metrics(run)] for run in (recipe, f"{recipe}-again"))
+        assert current == again, f"{recipe}: what backward forms again differs"
+        worst = max(abs(a / b - 1) for a, b in zip(plain, current))
+        print(f"{recipe}: losses differ by {worst:.1e} from the compute type's")
+        assert 0 < worst < 5e-3 and current != whole, (recipe, plain, current)
     # From the checkpoint of step 10: its last two steps again, with the scales that it kept.
     assert sorted(os.listdir(f"{s.work}/whole/checkpoints"))[-2:] == ["step-00000010", "step-00000012"], os.listdir(f"{s.work}/whole/checkpoints")
     shutil.rmtree(f"{s.work}/whole/checkpoints/step-00000012")

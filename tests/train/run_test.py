@@ -142,18 +142,6 @@ def fp8(site):
         site.train(f"output.dir={name}", "precision.linear=fp8", *evaluate, *overrides, ranks=ranks)
         for a, b in zip(quantised, (line["loss"] for line in site.metrics(name))):
             assert abs(a - b) <= bound * a, (name, a, b)
-    # Trained matrices: delayed scales, the only recipe that there is.
-    full = ("lora=null", "optimizer.lr=1e-4")
-    site.train("output.dir=trained", *full)
-    for name, ranks, overrides in (("trained8", 0, []), ("trained8-again", 0, ["parallel.recompute=full"]), ("trained8-cut", 2, ["parallel.shard_size=2"])):
-        site.train(f"output.dir={name}", "precision.linear=fp8", "precision.fp8_recipe=delayed", *full, *overrides, ranks=ranks)
-    compute, one, again, two = ([line["loss"] for line in site.metrics(run)] for run in ("trained", "trained8", "trained8-again", "trained8-cut"))
-    assert one == again, "what backward forms again differs"
-    worst = [max(abs(a / b - 1) for a, b in zip(losses, one)) for losses in (compute, two)]
-    print(f"all trained: losses differ by {worst[0]:.1e} from the compute type's, by {worst[1]:.1e} on two ranks")
-    assert 0 < worst[0] < 1e-2 and worst[1] < 5e-3, (compute, one, two)
-    done = site.train("output.dir=none", "precision.linear=fp8", "precision.fp8_recipe=rowwise", "lora=null", expect=2)
-    assert "precision.fp8_recipe rowwise is not available" in done.stderr, done.stderr
     # A run of an earlier version goes on: its configuration has the words of that time.
     site.train("output.dir=old", "precision.linear=fp8", "output.save_every_samples=16")
     with open(f"{site.work}/old/config.yaml") as file:
@@ -166,6 +154,38 @@ def fp8(site):
     assert "precision.linear was fp8, is compute" in done.stderr, done.stderr
     site.train("output.dir=old", "precision.linear=fp8", "output.save_every_samples=16", "train.max_steps=8")
     assert site.metrics("old")[-1]["step"] == 8
+
+
+def fp8_training(site):
+    """All matrices trained in FP8: close to the compute type with each recipe, the same with any recomputation, resumed to the bit."""
+    full = ("lora=null", "optimizer.lr=1e-4")
+    site.train("output.dir=trained", *full)
+    compute = [line["loss"] for line in site.metrics("trained")]
+    # A pass is one row, so that current scales are the same on any number of ranks; only the order of the gradients' sums differs. The scales of
+    # the first step, which delayed scaling keeps, are those of a rank's first row.
+    for recipe, on_ranks in (("delayed", 5e-3), ("tensorwise", 1e-5), ("rowwise", 1e-5)):
+        fp8 = ("precision.linear=fp8", f"precision.fp8_recipe={recipe}", *full)
+        for name, ranks, overrides in ((recipe, 0, []), (f"{recipe}-again", 0, ["parallel.recompute=full"]), (f"{recipe}-cut", 2, ["parallel.shard_size=2"])):
+            site.train(f"output.dir={name}", *fp8, *overrides, ranks=ranks)
+        one, again, two = ([line["loss"] for line in site.metrics(run)] for run in (recipe, f"{recipe}-again", f"{recipe}-cut"))
+        assert one == again, "what backward forms again differs"
+        worst = [max(abs(a / b - 1) for a, b in zip(losses, one)) for losses in (compute, two)]
+        print(f"all trained, {recipe}: losses differ by {worst[0]:.1e} from the compute type's, by {worst[1]:.1e} on two ranks")
+        assert 0 < worst[0] < 1e-2 and worst[1] < on_ranks, (compute, one, two)
+        # Stopped after step 4 and resumed: the same losses to the bit.
+        site.train(f"output.dir={recipe}-parts", *fp8, "schedule.name=constant", "output.save_every_samples=16", "train.max_steps=4")
+        site.train(f"output.dir={recipe}-parts", *fp8, "schedule.name=constant", "output.save_every_samples=16")
+        site.train(f"output.dir={recipe}-whole", *fp8, "schedule.name=constant")
+        parts, whole = ([(line["loss"], line["grad_norm"]) for line in site.metrics(f"{recipe}-{run}")] for run in ("parts", "whole"))
+        assert parts == whole, (parts, whole)
+    done = site.train("output.dir=rowwise-parts", "precision.linear=fp8", "precision.fp8_recipe=tensorwise", *full, "schedule.name=constant",
+                      "output.save_every_samples=16", "train.max_steps=8", expect=73)
+    assert "precision.fp8_recipe was rowwise, is tensorwise" in done.stderr, done.stderr
+    site.train("output.dir=some", "precision.linear=fp8", "precision.fp8_recipe=rowwise", "precision.fp8_skip_last=1", *full)
+    site.train("output.dir=none", "precision.linear=fp8", "precision.fp8_recipe=rowwise", "precision.fp8_skip_first=1", "precision.fp8_skip_last=1", *full)
+    some, none = ([line["loss"] for line in site.metrics(run)] for run in ("some", "none"))
+    assert none == compute, "of two blocks, the first and the last stay in the compute type"
+    assert some not in (compute, [line["loss"] for line in site.metrics("rowwise")]), some
 
 
 def mlperf_log(site):
@@ -221,4 +241,4 @@ def outputs(site):
 
 
 if __name__ == "__main__":
-    main({"exit-codes": exit_codes, "stop-and-resume": stop_and_resume, "ranks": ranks, "fp8": fp8, "mlperf-log": mlperf_log, "outputs": outputs}, Site)
+    main({"exit-codes": exit_codes, "stop-and-resume": stop_and_resume, "ranks": ranks, "fp8": fp8, "fp8-training": fp8_training, "mlperf-log": mlperf_log, "outputs": outputs}, Site)

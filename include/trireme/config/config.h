@@ -55,6 +55,7 @@ struct OptimizerSection {
   double grad_clip = 0.3;
   std::string clip = "global";          // global | local
   std::string trust_ratio = "decayed";  // lamb: decayed | all
+  std::string moments = "fp32";         // adamw: fp32 | bf16
   bool operator==(const OptimizerSection&) const = default;
 };
 struct ScheduleSection {
@@ -82,10 +83,11 @@ struct EvalSection {
   bool operator==(const EvalSection&) const = default;
 };
 struct PrecisionSection {
-  std::optional<std::string> compute;  // default: bf16 on a GPU, fp32 on a CPU
-  std::string linear = "compute";      // products of the blocks' matrices: compute | fp8
-  std::string fp8_recipe = "auto";     // of trained matrices: auto | rowwise | tensorwise | delayed
-  std::optional<double> loss_scale;    // fp16: what the dynamic scale starts from
+  std::optional<std::string> compute;             // default: bf16 on a GPU, fp32 on a CPU
+  std::string linear = "compute";                 // products of the blocks' matrices: compute | fp8
+  std::string fp8_recipe = "auto";                // of trained matrices: auto | rowwise | tensorwise | delayed
+  int64_t fp8_skip_first = 0, fp8_skip_last = 0;  // trained blocks that stay in the compute type
+  std::optional<double> loss_scale;               // fp16: what the dynamic scale starts from
   bool operator==(const PrecisionSection&) const = default;
 };
 struct ParallelSection {

@@ -23,6 +23,7 @@ struct StepTimes {
   // For one row of a micro-batch: a block's forward and backward, what is recomputed with each Recompute, the head with
   // its loss, forward and backward.
   double block_forward = 1.0, block_backward = 2.0, norms_forward = 0.05, mlp_forward = 0.5, head = 0.0;
+  double pass = 0.0;                               // of a pass, independent of its rows
   double gathered_byte = 0.0, network_byte = 0.0;  // one byte received from a rank of this host, of another host
   double optimizer_byte = 0.0;                     // one byte that the optimizer's pass reads or writes
   double fixed = 0.0;                              // of a step, independent of its size

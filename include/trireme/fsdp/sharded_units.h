@@ -41,11 +41,13 @@ struct ShardingOptions {
   /// Per unit: stays whole although shard_size > 1 (from the plan). Empty: none. For frozen units only.
   std::vector<bool> resident{};
   /// Recipe of the matrices of linear layers of frozen units (kCompute, or kFp8Frozen: stored in FP8) and of trained
-  /// units (kCompute, or kFp8Delayed: their scales are part of this store).
+  /// units (kCompute, or an FP8 recipe; the scales of kFp8Delayed are part of this store).
   Recipe frozen = Recipe::kCompute, trained = Recipe::kCompute;
   /// Dtype in which gradients are summed over ranks.
   at::ScalarType reduce_dtype = at::kFloat;
   ShardPolicy policy = ShardPolicy::kFull;  // of trained units, where shard_size > 1
+  /// Of the trained units with matrices of linear layers, so many first and last ones stay at kCompute.
+  int64_t compute_first = 0, compute_last = 0;
 };
 
 /// Checks that `source`, opened from `path`, holds the checkpoint tensors of all units but replicated ones. Throws
@@ -75,8 +77,8 @@ class ShardedUnits : public UnitStore {
   void pre_backward(int unit) override;
   void post_backward(int unit) override;
 
-  /// During the lifetime of such an object trained weights are multiplied in the compute dtype, because the scales do
-  /// not cover the tensors of an evaluation.
+  /// During the lifetime of such an object weights with delayed scales are multiplied in the compute dtype, because
+  /// the scales do not cover the tensors of an evaluation.
   class Evaluation {
    public:
     explicit Evaluation(ShardedUnits& units) : units_(units) { units_.training_ = false; }
@@ -183,6 +185,7 @@ class ShardedUnits : public UnitStore {
   std::vector<std::unique_ptr<UnitState>> states_;
   std::vector<std::unique_ptr<Slot>> slots_;
   std::vector<TrainedShard> trained_;
+  int64_t trained_elements_ = 0;  // of the units in trained_, rounded up
   std::unique_ptr<Fp8Scales> scales_;
   bool training_ = true;
   std::vector<int> reducing_;  // units whose whole gradient is being reduced, oldest first

@@ -25,6 +25,8 @@ struct TrainedShard {
   at::Tensor gradient;
   std::vector<ShardRange> ranges;  // ascending, without the padding between tensors
   int num_tensors = 0;
+  /// Number of the shard's first element among those of all trained units: does not depend on how a unit is divided.
+  int64_t first_element = 0;
   /// Number of ranks of the world that hold this same shard; sums over the world divide by it.
   int copies = 1;
 };

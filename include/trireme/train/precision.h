@@ -14,7 +14,8 @@ at::ScalarType compute_dtype(const Config& config, bool use_gpu);
 /// How the matrices of linear layers (ParameterSpec::linear) of frozen units are stored and multiplied: kCompute or
 /// kFp8Frozen.
 Recipe frozen_recipe(const Config& config);
-/// How those of trained units are multiplied: kCompute or kFp8Delayed. With a lora section none of them is trained.
+/// How those of trained units are multiplied: kCompute or, by precision.fp8_recipe, one of the FP8 recipes. With a lora
+/// section none of them is trained.
 Recipe trained_recipe(const Config& config);
 
 }  // namespace trireme

@@ -3,6 +3,7 @@
 #include "trireme/base/error.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 namespace trireme {
 
@@ -17,12 +18,15 @@ Addend as_addend(const at::Tensor& other) {
 }  // namespace
 
 LinearLayer::LinearLayer(const Linear& linear, const at::Tensor& x, const char* what, InputList& inputs)
-    : weight_(linear.weight), dtype_(x.scalar_type()), recipe_(&recipe_of(linear.weight.state.recipe)) {
+    : weight_(linear.weight),
+      dtype_(x.scalar_type()),
+      records_(at::GradMode::is_enabled()),
+      recipe_(&recipe_of(linear.weight.state.recipe)) {
   const at::Tensor& matrix = weight_.matrix;
   TRIREME_CHECK(matrix.dim() == 2 && x.size(-1) == matrix.size(1), what, ": input of ", x.size(-1), " columns, weight ",
                 matrix.sizes());
-  TRIREME_CHECK(weight_.state.recipe == Recipe::kFp8Frozen || x.scalar_type() == matrix.scalar_type(), what, ": x is ",
-                x.scalar_type(), ", weight ", matrix.scalar_type());
+  TRIREME_CHECK(weight_.quantised() || x.scalar_type() == matrix.scalar_type(), what, ": x is ", x.scalar_type(),
+                ", weight ", matrix.scalar_type());
   TRIREME_CHECK(!linear.bias.defined() || (linear.bias.dim() == 1 && linear.bias.size(0) == matrix.size(0)), what,
                 ": weight ", matrix.sizes(), ", bias ", linear.bias.defined() ? linear.bias.numel() : 0);
   matrix_ = inputs.add(matrix);
@@ -30,8 +34,8 @@ LinearLayer::LinearLayer(const Linear& linear, const at::Tensor& x, const char* 
   lora_ = LoraPart(linear.lora, matrix, inputs);
 }
 
-OperandForms LinearLayer::input_forms() const {
-  OperandForms forms = recipe_->input_forms(weight_);
+OperandForms LinearLayer::input_forms(bool recompute) const {
+  OperandForms forms = recipe_->input_forms(weight_, records_ && !recompute && weight_.trained());
   forms.plain = forms.plain || lora_.active();
   return forms;
 }
@@ -51,7 +55,10 @@ bool LinearLayer::may_read_input() const { return lora_.active() || wgrad_reads_
 
 at::Tensor LinearLayer::forward(const Operand& x, Bias bias, const at::Tensor& addend, bool recompute) {
   const at::Tensor& added_bias = bias == Bias::kAdd ? bias_.value : at::Tensor();
-  const auto product = [&](const Addend& sum) { return recipe_->forward(x, weight_, dtype_, added_bias, sum, kept_); };
+  const auto product = [&](const Addend& sum) {
+    LinearRecipe::Kept again;
+    return recipe_->forward(x, weight_, dtype_, added_bias, sum, recompute ? again : kept_);
+  };
   if (!lora_.active()) return product({addend});
   if (!recompute) lora_.multiply_input(x.plain);
   // If possible the layer's own product comes last and adds to the adapters' part, which it reads while the tensor

@@ -31,8 +31,8 @@ class LinearLayer {
   /// Whether the weight's gradient reads x in its plain form; known in forward.
   bool wgrad_reads_plain_input() const { return weight_.trained() && recipe_->wgrad_reads_plain_input(); }
 
-  /// The forms of x that forward reads.
-  OperandForms input_forms() const;
+  /// The forms of x that forward reads. `recompute`: called in backward; what wgrad reads is kept already.
+  OperandForms input_forms(bool recompute = false) const;
   /// The forms of dy that backward reads; with `column_sums` if the bias has a gradient.
   OperandForms gradient_forms(const Gradients& gradients) const;
   /// Whether backward reads x in its plain form.
@@ -55,6 +55,7 @@ class LinearLayer {
   Weight weight_;
   Input matrix_, bias_;
   at::ScalarType dtype_ = at::kFloat;
+  bool records_ = false;  // whether backward follows
   const LinearRecipe* recipe_ = nullptr;
   LoraPart lora_;
   LinearRecipe::Kept kept_;

@@ -68,7 +68,7 @@ struct NormMlpNode {
     const ResidualTail::Parts parts = tail.backward(down, flatten_tokens(d_outputs[0]), gradients);
     at::Tensor normed = kept_normed;  // plain form, if it was kept or is recomputed below
     if (recompute_up) {
-      OperandForms forms = up.input_forms();
+      OperandForms forms = up.input_forms(/*recompute=*/true);
       forms.plain = forms.plain || up.backward_reads_input(gradients);
       const Operand operand = norm.recompute(rows, forms);
       projected = project_up(operand, /*recompute=*/true);

@@ -10,7 +10,7 @@ namespace {
 /// Products in the compute dtype, by the library.
 class ComputeRecipe final : public LinearRecipe {
  public:
-  OperandForms input_forms(const Weight&) const override { return {.plain = true}; }
+  OperandForms input_forms(const Weight&, bool) const override { return {.plain = true}; }
   OperandForms gradient_forms(const Weight&) const override { return {.plain = true}; }
   bool wgrad_reads_plain_input() const override { return true; }
 
@@ -39,6 +39,8 @@ const LinearRecipe& recipe_of(Recipe recipe) {
     case Recipe::kCompute: return compute_recipe();
     case Recipe::kFp8Frozen: return fp8_frozen_recipe();
     case Recipe::kFp8Delayed: return fp8_delayed_recipe();
+    case Recipe::kFp8Tensorwise: return fp8_tensorwise_recipe();
+    case Recipe::kFp8Rowwise: return fp8_rowwise_recipe();
   }
   TRIREME_CHECK(false, "no recipe ", static_cast<int>(recipe));
   return compute_recipe();

@@ -1,6 +1,6 @@
 // FP8 products of trained weights with one scale per tensor, from the amax of the previous step. x and W are E4M3, dy
-// is E5M2; sums are fp32; results are in the compute dtype.
-#include "matmul/recipe.h"
+// is E5M2; results are in the compute dtype. All products accumulate fast, as in the MLPerf submissions.
+#include "matmul/weight_codes.h"
 
 #include <ATen/ATen.h>
 
@@ -10,7 +10,7 @@ namespace {
 
 class Fp8DelayedRecipe final : public LinearRecipe {
  public:
-  OperandForms input_forms(const Weight& weight) const override {
+  OperandForms input_forms(const Weight& weight, bool) const override {
     return {.codes = &weight.state.scales.x, .codes_known = *weight.state.scales.known};
   }
   OperandForms gradient_forms(const Weight& weight) const override {
@@ -20,18 +20,28 @@ class Fp8DelayedRecipe final : public LinearRecipe {
 
   at::Tensor forward(const Operand& x, const Weight& weight, at::ScalarType dtype, const at::Tensor& bias,
                      const Addend& addend, Kept& kept) const override {
-    const Fp8LinearScales& scales = weight.state.scales;
-    const Fp8Codes w = make_codes({weight.matrix, {}, {}}, scales.weight, *scales.known, false).codes;
+    const Fp8Matrix w = weight_operand(weight, kept);
     kept.x_transposed = {x.codes.transposed, x.codes.inverse};
-    kept.weight_transposed = {w.transposed, w.inverse};
-    return fp8_product({x.codes.data, x.codes.inverse}, {w.data, w.inverse}, dtype, bias, addend);
+    return fp8_product({x.codes.data, x.codes.inverse}, w, kAccumulate, dtype, bias, addend);
   }
-  at::Tensor dgrad(const Operand& dy, const Weight&, const Kept& kept, at::ScalarType dtype,
+  at::Tensor dgrad(const Operand& dy, const Weight& weight, const Kept& kept, at::ScalarType dtype,
                    const Addend& addend) const override {
-    return fp8_product({dy.codes.data, dy.codes.inverse}, kept.weight_transposed, dtype, {}, addend);
+    return fp8_product({dy.codes.data, dy.codes.inverse}, transposed_weight(weight, kept), kAccumulate, dtype, {},
+                       addend);
   }
   void wgrad(const Operand& dy, const at::Tensor&, const Kept& kept, const GradientTarget& target) const override {
-    fp8_product_to(target, {dy.codes.transposed, dy.codes.inverse}, kept.x_transposed);
+    fp8_product_to(target, {dy.codes.transposed, dy.codes.inverse}, kept.x_transposed, kAccumulate);
+  }
+
+ private:
+  static constexpr Accumulate kAccumulate = Accumulate::kFast;
+
+  static Fp8Matrix weight_operand(const Weight& weight, Kept& kept) {
+    if (weight.quantised()) return stored_weight(weight);
+    const Fp8LinearScales& scales = weight.state.scales;
+    const Fp8Codes w = make_codes({weight.matrix, {}, {}}, scales.weight, *scales.known, false).codes;
+    kept.weight_transposed = {w.transposed, w.inverse};
+    return {w.data, w.inverse};
   }
 };
 

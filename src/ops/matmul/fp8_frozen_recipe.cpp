@@ -2,7 +2,6 @@
 // E4M3: a scale per row makes the range of E5M2 unnecessary, and E4M3 has one more bit of mantissa.
 #include "matmul/recipe.h"
 #include "trireme/base/error.h"
-#include "trireme/ops/dispatch.h"
 
 #include <ATen/ATen.h>
 
@@ -10,39 +9,25 @@ namespace trireme {
 
 namespace {
 
-/// With scales per row on one side, cuBLASLt requires a vector of scales on the other side too.
-Fp8Matrix of_rows(const at::Tensor& codes, const at::Tensor& inverse_scale) {
-  return {codes, inverse_scale.expand({codes.size(0)}).contiguous()};
-}
-
-Fp8Matrix of_rows(const Fp8Rows& rows) {
-  TRIREME_CHECK(rows.inverse_scale.size(1) == 1, "an FP8 product needs one scale per row, not ",
-                rows.inverse_scale.size(1));
-  return {rows.data, rows.inverse_scale.view(-1)};
-}
-
-at::Tensor transpose_codes(const at::Tensor& codes) {
-  TRIREME_LAUNCH(Dispatch("transpose_bytes", codes).choice(), transpose_bytes(codes));
-  return codes.view(at::kByte).t().contiguous().view(codes.scalar_type());
-}
-
 class Fp8FrozenRecipe final : public LinearRecipe {
  public:
-  OperandForms input_forms(const Weight&) const override { return {.rows = true}; }
+  OperandForms input_forms(const Weight&, bool) const override { return {.rows = true}; }
   OperandForms gradient_forms(const Weight&) const override { return {.rows = true}; }
   bool wgrad_reads_plain_input() const override { return false; }
   bool keeps_activations_in_fp8() const override { return true; }
 
   at::Tensor forward(const Operand& x, const Weight& weight, at::ScalarType dtype, const at::Tensor& bias,
                      const Addend& addend, Kept&) const override {
-    return fp8_product(of_rows(x.rows), of_rows(weight.matrix, weight.state.inverse_scale), dtype, bias, addend);
+    return fp8_product(of_rows(x.rows), of_rows(weight.matrix, weight.state.inverse_scale), Accumulate::kFast, dtype,
+                       bias, addend);
   }
   /// Hopper multiplies FP8 operands along their inner dimension only, so the weight is transposed first, in one pass
   /// over its bytes. The transposed copy is freed afterwards.
   at::Tensor dgrad(const Operand& dy, const Weight& weight, const Kept&, at::ScalarType dtype,
                    const Addend& addend) const override {
     const at::Tensor transposed = transpose_codes(weight.matrix);
-    return fp8_product(of_rows(dy.rows), of_rows(transposed, weight.state.inverse_scale), dtype, {}, addend);
+    return fp8_product(of_rows(dy.rows), of_rows(transposed, weight.state.inverse_scale), Accumulate::kFast, dtype, {},
+                       addend);
   }
   void wgrad(const Operand&, const at::Tensor&, const Kept&, const GradientTarget&) const override {
     TRIREME_CHECK(false, "wgrad of a frozen FP8 weight: frozen weights have no gradient");

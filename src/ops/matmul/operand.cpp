@@ -17,12 +17,30 @@ constexpr at::ScalarType kE4m3 = at::kFloat8_e4m3fn;
 /// Elements converted at a time, because an fp32 copy of a whole weight would take too much memory.
 constexpr int64_t kCastChunk = int64_t{1} << 26;
 
-double largest_code(const Fp8Scale& scale) { return scale.gradient ? kLargestE5m2 : kLargestE4m3; }
+double largest_code(bool gradient) { return gradient ? kLargestE5m2 : kLargestE4m3; }
+double largest_code(const Fp8Scale& scale) { return largest_code(scale.gradient); }
 
 at::Tensor values_of(const CodesSource& source) {
   if (source.gelu == Activation::kNone) return source.x;
   if (!source.dy.defined()) return gelu_forward(source.x, source.bias, source.gelu);
   return gelu_backward(source.dy, source.x, source.bias, source.gelu).dx;
+}
+
+at::Tensor transposed_bytes(const at::Tensor& codes) {
+  return codes.view(at::kByte).t().contiguous().view(codes.scalar_type());
+}
+
+/// `top` in fp32 / the largest code, at least the smallest normal number, so that its reciprocal is finite; 1 for 0.
+at::Tensor inverse_scale_of(const at::Tensor& top, double largest) {
+  const at::Tensor inverse = (top / largest).clamp_min_(std::numeric_limits<float>::min());
+  return at::where(top.gt(0).logical_or(top.isnan()), inverse, 1.0);
+}
+
+Fp8Rows compose_rows(const at::Tensor& x_TD, int64_t groups) {
+  const at::Tensor x = x_TD.to(at::kFloat).view({x_TD.size(0), groups, -1});
+  const at::Tensor inverse = fp8_inverse_scale(x.abs().amax(-1));
+  const at::Tensor data = x.div(inverse.unsqueeze(-1)).clamp_(-kLargestE4m3, kLargestE4m3).to(kE4m3);
+  return {data.view(x_TD.sizes()), inverse};
 }
 
 /// The composition of what the kernel does in one pass.
@@ -31,9 +49,8 @@ Operand compose_codes(const at::Tensor& values, const Fp8Scale& scale, bool want
   const double largest = largest_code(scale);
   const at::Tensor data =
       values.to(at::kFloat).mul(scale.scale).clamp_(-largest, largest).to(scale.gradient ? at::kFloat8_e5m2 : kE4m3);
-  const at::Tensor transposed = data.view(at::kByte).t().contiguous().view(data.scalar_type());
   Operand result;
-  result.codes = {data, transposed, scale.inverse};
+  result.codes = {data, transposed_bytes(data), scale.inverse};
   if (want_column_sums) result.column_sums = at::sum(values, {0}, false, at::kFloat).to(values.scalar_type());
   return result;
 }
@@ -47,10 +64,13 @@ Fp8Rows quantise_rows(const at::Tensor& x_TD, int64_t groups) {
                             .needs(groups == 1, "this kernel writes one scale per row; SwiGLU's writes several")
                             .choice();
   TRIREME_LAUNCH(choice, quantise_rows(x_TD.contiguous()));
-  const at::Tensor x = x_TD.to(at::kFloat).view({x_TD.size(0), groups, -1});
-  const at::Tensor inverse = fp8_inverse_scale(x.abs().amax(-1));
-  const at::Tensor data = x.div(inverse.unsqueeze(-1)).clamp_(-kLargestE4m3, kLargestE4m3).to(kE4m3);
-  return {data.view(x_TD.sizes()), inverse};
+  return compose_rows(x_TD, groups);
+}
+
+Fp8Rows quantise_columns(const at::Tensor& x_TD) {
+  TRIREME_CHECK(x_TD.dim() == 2, "quantise_columns: ", x_TD.sizes());
+  TRIREME_LAUNCH(Dispatch("quantise_columns", x_TD).choice(), quantise_columns(x_TD.contiguous()));
+  return compose_rows(x_TD.t().contiguous(), 1);
 }
 
 at::Tensor dequantise_rows(const Fp8Rows& rows, at::ScalarType dtype) {
@@ -76,11 +96,28 @@ Operand make_codes(const CodesSource& source, const Fp8Scale& scale, bool known,
   return compose_codes(values_of(source), scale, want_column_sums);
 }
 
+Operand make_current_codes(const at::Tensor& x_TD, CurrentCodes format, bool want_column_sums) {
+  TRIREME_CHECK(x_TD.dim() == 2 && format != CurrentCodes::kNone, "make_current_codes: ", x_TD.sizes());
+  TRIREME_LAUNCH(Dispatch("fp8_current_codes", x_TD).choice(),
+                 make_current_codes(x_TD.contiguous(), format, want_column_sums));
+  const bool gradient = format == CurrentCodes::kE5m2;
+  const at::Tensor amax = fp8_amax(x_TD), inverse = inverse_scale_of(amax, largest_code(gradient));
+  return compose_codes(x_TD, {inverse.reciprocal(), inverse, amax, gradient}, want_column_sums);
+}
+
+at::Tensor transpose_codes(const at::Tensor& codes) {
+  TRIREME_LAUNCH(Dispatch("transpose_bytes", codes).choice(), transpose_bytes(codes));
+  return transposed_bytes(codes);
+}
+
 void complete(Operand& operand, const OperandForms& wanted) {
   if (wanted.rows && !operand.rows.defined()) operand.rows = quantise_rows(operand.plain);
-  if (wanted.codes != nullptr && !operand.codes.defined()) {
+  if (wanted.columns && !operand.columns.defined()) operand.columns = quantise_columns(operand.plain);
+  const bool current = wanted.current != CurrentCodes::kNone;
+  if ((wanted.codes != nullptr || current) && !operand.codes.defined()) {
     const bool sums = wanted.column_sums && !operand.column_sums.defined();
-    Operand made = make_codes({operand.plain, {}, {}}, *wanted.codes, wanted.codes_known, sums);
+    Operand made = current ? make_current_codes(operand.plain, wanted.current, sums)
+                           : make_codes({operand.plain, {}, {}}, *wanted.codes, wanted.codes_known, sums);
     operand.codes = std::move(made.codes);
     if (sums) operand.column_sums = std::move(made.column_sums);
   }
@@ -101,9 +138,7 @@ at::Tensor fp8_amax(const at::Tensor& w) {
   return at::maximum(low.abs(), high.abs()).to(at::kFloat);
 }
 
-at::Tensor fp8_inverse_scale(const at::Tensor& amax) {
-  return at::where(amax.gt(0).logical_or(amax.isnan()), amax / kLargestE4m3, 1.0);
-}
+at::Tensor fp8_inverse_scale(const at::Tensor& amax) { return inverse_scale_of(amax, kLargestE4m3); }
 
 void fp8_cast_(const at::Tensor& target, const at::Tensor& w, const at::Tensor& inverse_scale) {
   const at::Tensor to = target.view(-1), from = w.reshape(-1);

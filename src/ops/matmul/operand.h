@@ -28,21 +28,30 @@ struct Fp8Codes {
 struct Operand {
   at::Tensor plain;  // compute dtype
   Fp8Rows rows;
+  Fp8Rows columns;  // the rows of the transpose: data [D, T], inverse_scale [D, 1]
   Fp8Codes codes;
   at::Tensor column_sums;  // [D] compute dtype: the bias gradient, if this operand is the gradient of y = x W^T + b
 };
 
+/// Codes whose scale maps the matrix's own amax to the largest code.
+enum class CurrentCodes { kNone, kE4m3, kE5m2 };
+
 /// The forms of an operand that its consumers need.
 struct OperandForms {
-  bool plain = false, rows = false, column_sums = false;
-  const Fp8Scale* codes = nullptr;  // null: no codes; otherwise their scaling
+  bool plain = false, rows = false, columns = false, column_sums = false;
+  const Fp8Scale* codes = nullptr;  // codes with delayed scaling; null: none
   bool codes_known = true;          // Fp8LinearScales::known
+  CurrentCodes current = CurrentCodes::kNone;
+  /// Whether a form is wanted that complete() makes from the plain one; the producers' kernels write plain and rows.
+  bool need_plain() const { return plain || columns || codes != nullptr || current != CurrentCodes::kNone; }
 };
 
 /// Each row is scaled so that its largest magnitude becomes 448 (a row of zeros has inverse scale 1). Infinite or NaN
 /// values make their row NaN, so that the non-finite check finds them. x [T, D]; `groups`: number of column groups with
 /// a scale each (2 for gate | up).
 Fp8Rows quantise_rows(const at::Tensor& x_TD, int64_t groups = 1);
+/// The same for the columns of x [T, D], groups of one: data [D, T], inverse_scale [D, 1].
+Fp8Rows quantise_columns(const at::Tensor& x_TD);
 /// data * inverse_scale in `dtype`.
 at::Tensor dequantise_rows(const Fp8Rows& rows, at::ScalarType dtype);
 
@@ -58,8 +67,15 @@ struct CodesSource {
 /// false) the scale is first computed from the values.
 Operand make_codes(const CodesSource& source, const Fp8Scale& scale, bool known, bool want_column_sums);
 
+/// Codes of x with the scale of its own amax, in fp32: largest code / amax, 1 for a matrix of zeros. An infinite or NaN
+/// value makes all products with the matrix NaN. Column sums if wanted.
+Operand make_current_codes(const at::Tensor& x_TD, CurrentCodes format, bool want_column_sums);
+
+/// [R, C] bytes -> [C, R].
+at::Tensor transpose_codes(const at::Tensor& codes);
+
 /// Adds the forms that the producer of the plain form could not write itself, and frees the plain form if it is not
-/// wanted. On a GPU, rows and columns of codes must be multiples of 16.
+/// wanted. On a GPU, rows and columns of codes, and of a matrix in columns, must be multiples of 16.
 void complete(Operand& operand, const OperandForms& wanted);
 /// The same from a plain matrix.
 Operand make_operand(const at::Tensor& plain, const OperandForms& wanted);
@@ -69,8 +85,9 @@ void follow_amax(const at::Tensor& scale, const at::Tensor& inverse, const at::T
 
 namespace launch {
 Fp8Rows quantise_rows(const at::Tensor& x_TD);
+Fp8Rows quantise_columns(const at::Tensor& x_TD);
 Operand make_codes(const CodesSource& source, const Fp8Scale& scale, bool want_column_sums);
-/// [R, C] bytes -> [C, R].
+Operand make_current_codes(const at::Tensor& x_TD, CurrentCodes format, bool want_column_sums);
 at::Tensor transpose_bytes(const at::Tensor& matrix);
 }  // namespace launch
 

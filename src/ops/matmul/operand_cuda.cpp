@@ -1,3 +1,5 @@
+#include "kernels/fp8_columns/fp8_columns.h"
+#include "kernels/fp8_current/fp8_current.h"
 #include "kernels/fp8_operands/fp8_operands.h"
 #include "kernels/quantize/quantize.h"
 #include "launch.h"
@@ -17,6 +19,42 @@ Fp8Rows quantise_rows(const at::Tensor& x_TD) {
                              x_TD.size(0), x_TD.size(1), element(x_TD), kernels::Fp8Format::kE4M3, stream_of(x_TD)),
       "quantize_rows");
   return rows;
+}
+
+Fp8Rows quantise_columns(const at::Tensor& x_TD) {
+  const c10::cuda::CUDAGuard guard(x_TD.device());
+  const int64_t num_rows = x_TD.size(0), columns = x_TD.size(1);
+  TRIREME_CHECK(num_rows % 16 == 0 && columns % 16 == 0, "FP8 columns of a matrix ", x_TD.sizes(),
+                " need multiples of 16 on a GPU: use precision.linear: compute");
+  Fp8Rows turned = empty_rows(x_TD, columns, num_rows, 1);
+  const at::Tensor amax = at::empty({columns}, x_TD.options().dtype(at::kFloat));
+  kernels::Fp8Columns a;
+  a.x = x_TD.const_data_ptr();
+  a.transposed = bytes(turned.data);
+  a.inverse = turned.inverse_scale.mutable_data_ptr<float>();
+  a.workspace = amax.mutable_data_ptr<float>();
+  a.rows = num_rows;
+  a.columns = columns;
+  a.element = element(x_TD);
+  launched(kernels::fp8_columns(a, stream_of(x_TD)), "fp8_columns");
+  return turned;
+}
+
+Operand make_current_codes(const at::Tensor& x_TD, CurrentCodes format, bool want_column_sums) {
+  const c10::cuda::CUDAGuard guard(x_TD.device());
+  constexpr int64_t kApart = 32;  // in floats: cuBLASLt requires aligned scalars
+  const at::Tensor scalars = at::empty({3, kApart}, x_TD.options().dtype(at::kFloat)).select(1, 0);
+  const Fp8Scale scale{scalars[0], scalars[1], {}, format == CurrentCodes::kE5m2};
+  kernels::CurrentScale a;
+  a.x = x_TD.const_data_ptr();
+  a.count = x_TD.numel();
+  a.element = element(x_TD);
+  a.format = scale.gradient ? kernels::Fp8Format::kE5M2 : kernels::Fp8Format::kE4M3;
+  a.scale = scale.scale.mutable_data_ptr<float>();
+  a.inverse = scale.inverse.mutable_data_ptr<float>();
+  a.amax = scalars[2].mutable_data_ptr<float>();
+  launched(kernels::current_scale(a, stream_of(x_TD)), "current_scale");
+  return make_codes({x_TD, {}, {}}, scale, want_column_sums);
 }
 
 at::Tensor transpose_bytes(const at::Tensor& matrix) {
@@ -49,7 +87,7 @@ Operand make_codes(const CodesSource& source, const Fp8Scale& scale, bool want_c
   a.data = bytes(result.codes.data);
   a.transposed = bytes(result.codes.transposed);
   a.scale = scale.scale.const_data_ptr<float>();
-  a.amax = scale.amax.mutable_data_ptr<float>();
+  if (scale.amax.defined()) a.amax = scale.amax.mutable_data_ptr<float>();
   if (want_column_sums) {
     result.column_sums = at::empty({columns}, x.options());
     workspace = at::empty({kernels::fp8_operands_workspace(num_rows, columns)}, x.options().dtype(at::kFloat));

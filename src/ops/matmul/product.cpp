@@ -14,10 +14,11 @@ Choice fp8_choice(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK) {
   TRIREME_CHECK(a_MK.codes.size(1) == b_NK.codes.size(1), "an FP8 product of ", a_MK.codes.sizes(), " and ",
                 b_NK.codes.sizes(), ": their inner dimensions differ");
   const Choice choice = Dispatch("fp8_product", a_MK.codes).choice();
+  const bool by_rows = a_MK.inverse.dim() == 1;
   if (choice.kernel())
-    for (const int64_t size : {a_MK.codes.size(0), a_MK.codes.size(1), b_NK.codes.size(0)})
-      TRIREME_CHECK(size % 16 == 0 || a_MK.inverse.dim() == 1, "an FP8 product of ", a_MK.codes.sizes(), " and ",
-                    b_NK.codes.sizes(), " needs multiples of 16 on a GPU: use precision.linear: compute");
+    for (const int64_t size : {by_rows ? 0 : a_MK.codes.size(0), a_MK.codes.size(1), by_rows ? 0 : b_NK.codes.size(0)})
+      TRIREME_CHECK(size % 16 == 0, "an FP8 product of ", a_MK.codes.sizes(), " and ", b_NK.codes.sizes(),
+                    " needs multiples of 16 on a GPU: use precision.linear: compute");
   return choice;
 }
 
@@ -41,22 +42,34 @@ void write_product(const GradientTarget& target, const at::Tensor& product) {
 
 }  // namespace
 
-at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarType dtype, const at::Tensor& bias_N,
-                       const Addend& addend) {
+Fp8Matrix of_rows(const at::Tensor& codes, const at::Tensor& inverse_scale) {
+  TRIREME_CHECK(inverse_scale.numel() == 1, "a matrix ", codes.sizes(), " with ", inverse_scale.numel(),
+                " scales as an operand that has one");
+  return {codes, inverse_scale.expand({codes.size(0)}).contiguous()};
+}
+
+Fp8Matrix of_rows(const Fp8Rows& rows) {
+  TRIREME_CHECK(rows.inverse_scale.size(1) == 1, "an FP8 product needs one scale per row, not ",
+                rows.inverse_scale.size(1));
+  return {rows.data, rows.inverse_scale.view(-1)};
+}
+
+at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, Accumulate accumulate, at::ScalarType dtype,
+                       const at::Tensor& bias_N, const Addend& addend) {
   const Choice choice = fp8_choice(a_MK, b_NK);
-  TRIREME_LAUNCH(choice, fp8_product(a_MK, b_NK, dtype, bias_N, addend, {}));
+  TRIREME_LAUNCH(choice, fp8_product(a_MK, b_NK, accumulate, dtype, bias_N, addend, {}));
   at::Tensor product = composed_fp8_product(a_MK, b_NK);
   if (bias_N.defined()) product.add_(bias_N);
   if (addend.sum.defined()) product.add_(addend.sum);
   return addend.overwritten ? addend.sum.copy_(product) : product.to(dtype);
 }
 
-void fp8_product_to(const GradientTarget& target, const Fp8Matrix& a_MK, const Fp8Matrix& b_NK) {
+void fp8_product_to(const GradientTarget& target, const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, Accumulate accumulate) {
   const Choice choice = fp8_choice(a_MK, b_NK);
   if constexpr (kCudaBuild) {
     if (choice.kernel()) {
       const Addend addend = target.adds ? Addend{target.sum, true} : Addend{};
-      (void)launch::fp8_product(a_MK, b_NK, target.sum.scalar_type(), {}, addend, target.sum);
+      (void)launch::fp8_product(a_MK, b_NK, accumulate, target.sum.scalar_type(), {}, addend, target.sum);
       return;
     }
   }

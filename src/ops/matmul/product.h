@@ -18,14 +18,24 @@ struct Fp8Matrix {
   at::Tensor codes, inverse;
 };
 
+/// `codes` as an operand with scales per row. cuBLASLt requires them on both sides, so one inverse scale for the matrix
+/// is repeated.
+Fp8Matrix of_rows(const at::Tensor& codes, const at::Tensor& inverse_scale);
+Fp8Matrix of_rows(const Fp8Rows& rows);
+
+/// How Hopper's tensor cores sum FP8 products.
+enum class Accumulate {
+  kFast,   // with the 14 bits of mantissa of their accumulators
+  kSplit,  // in parts along the inner dimension that are added in fp32: 3 to 7 % slower
+};
+
 /// a b^T (+ bias) (+ addend) in `dtype`. Scales per matrix, or per row on both sides; bias [N], undefined: none. On
-/// sm_90 by cuBLASLt with fast accumulation (sums of reduced precision in the tensor cores), as in the MLPerf
-/// submissions; sizes must be multiples of 16. Elsewhere in fp32.
-at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarType dtype,
+/// sm_90 by cuBLASLt: sizes must be multiples of 16, but M may be any number with scales per row. Elsewhere in fp32.
+at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, Accumulate accumulate, at::ScalarType dtype,
                        const at::Tensor& bias_N = {}, const Addend& addend = {});
 
 /// The same product, written or added to `target`.
-void fp8_product_to(const GradientTarget& target, const Fp8Matrix& a_MK, const Fp8Matrix& b_NK);
+void fp8_product_to(const GradientTarget& target, const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, Accumulate accumulate);
 
 /// a b (+ bias) (+ addend) by the library, in the operands' dtype. A bias is added before rounding. The addend is added
 /// to the rounded product, unless it may be overwritten.
@@ -37,8 +47,8 @@ void plain_product_to(const GradientTarget& target, const at::Tensor& a_MK, cons
 
 namespace launch {
 /// `out`: where the result goes if the addend is not overwritten; undefined: to a new tensor of `dtype`.
-at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarType dtype, const at::Tensor& bias_N,
-                       const Addend& addend, const at::Tensor& out);
+at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, Accumulate accumulate, at::ScalarType dtype,
+                       const at::Tensor& bias_N, const Addend& addend, const at::Tensor& out);
 }  // namespace launch
 
 }  // namespace trireme

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string_view>
 #include <tuple>
 
@@ -75,8 +76,8 @@ void describe(Layout& layout, const at::Tensor& x) {
             "cublasLtMatrixLayoutCreate");
 }
 
-/// The key for the choice of an algorithm: sizes, types, bias, addend, scales per row.
-using Shape = std::tuple<int, int64_t, int64_t, int64_t, int, int, int, bool, bool, bool>;
+/// The key for the choice of an algorithm: sizes, types, bias, addend, scales per row, accumulation.
+using Shape = std::tuple<int, int64_t, int64_t, int64_t, int, int, int, bool, bool, bool, Accumulate>;
 
 cublasLtHandle_t handle_of(int device) {
   static std::mutex mutex;
@@ -124,8 +125,8 @@ int fastest(const Candidates& candidates, int count, const at::Tensor& out,
 }  // namespace
 }  // namespace lt
 
-at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarType dtype, const at::Tensor& bias_N,
-                       const Addend& addend, const at::Tensor& into) {
+at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, Accumulate accumulate, at::ScalarType dtype,
+                       const at::Tensor& bias_N, const Addend& addend, const at::Tensor& into) {
   using namespace lt;
   const at::Tensor &a = a_MK.codes, &b = b_NK.codes;
   const c10::cuda::CUDAGuard guard(a.device());
@@ -148,8 +149,8 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarT
                 b_NK.inverse.sizes());
 #if CUBLAS_VERSION < 120900
   if (by_rows) {  // cuBLASLt has no scales per row for these types yet
-    const at::Tensor product =
-        at::_scaled_mm(a, b.t(), a_MK.inverse.view({-1, 1}), b_NK.inverse.view({1, -1}), bias_N, {}, dtype, true);
+    const at::Tensor product = at::_scaled_mm(a, b.t(), a_MK.inverse.view({-1, 1}), b_NK.inverse.view({1, -1}), bias_N,
+                                              {}, dtype, accumulate == Accumulate::kFast);
     if (!adds) return into.defined() ? out.copy_(product) : product;
     return addend.overwritten ? addend.sum.add_(product) : product.add_(addend.sum);
   }
@@ -159,7 +160,7 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarT
   // out^T = b a^T; in both operands the inner dimension is the contiguous one.
   set(operation, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
   set(operation, CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
-  set(operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1});
+  set(operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{accumulate == Accumulate::kFast});
   const void *b_inverse = b_NK.inverse.const_data_ptr(), *a_inverse = a_MK.inverse.const_data_ptr();
   set(operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, b_inverse);
   set(operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, a_inverse);
@@ -184,9 +185,9 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarT
   const int device = a.device().index();
   const cublasLtHandle_t handle = handle_of(device);
   static std::mutex mutex;
-  static std::map<Shape, cublasLtMatmulAlgo_t> chosen;
-  const Shape shape{device,     a.size(0),    b.size(0),        a.size(1), type_of(a),
-                    type_of(b), type_of(out), bias_N.defined(), adds,      by_rows};
+  static std::map<Shape, std::optional<cublasLtMatmulAlgo_t>> chosen;  // nullopt: the library offers none
+  const Shape shape{device,       a.size(0),        b.size(0), a.size(1), type_of(a), type_of(b),
+                    type_of(out), bias_N.defined(), adds,      by_rows,   accumulate};
   const at::Tensor workspace = at::empty({static_cast<int64_t>(kWorkspaceBytes)}, a.options().dtype(at::kByte));
   const float one = 1, beta = adds ? 1.0f : 0.0f;
   const auto multiply = [&](const cublasLtMatmulAlgo_t& algorithm, const at::Tensor& result) {
@@ -194,7 +195,7 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarT
                           layout_a.handle, &beta, sum.const_data_ptr(), layout_out.handle, result.mutable_data_ptr(),
                           layout_out.handle, &algorithm, workspace.mutable_data_ptr(), kWorkspaceBytes, stream_of(a));
   };
-  cublasLtMatmulAlgo_t algorithm;
+  std::optional<cublasLtMatmulAlgo_t> algorithm;
   {
     const std::lock_guard lock(mutex);
     auto found = chosen.find(shape);
@@ -206,11 +207,13 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarT
                 "cublasLtMatmulPreferenceSetAttribute");
       Candidates candidates{};
       int count = 0;
-      succeeded(cublasLtMatmulAlgoGetHeuristic(handle, operation.handle, layout_b.handle, layout_a.handle,
-                                               layout_out.handle, layout_out.handle, preference.handle,
-                                               measures() ? kCandidates : 1, candidates.data(), &count),
-                "cublasLtMatmulAlgoGetHeuristic");
-      TRIREME_CHECK(count > 0, "cuBLASLt offers no algorithm for the FP8 product of ", a.sizes(), " and ", b.sizes());
+      const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+          handle, operation.handle, layout_b.handle, layout_a.handle, layout_out.handle, layout_out.handle,
+          preference.handle, measures() ? kCandidates : 1, candidates.data(), &count);
+      if (status == CUBLAS_STATUS_NOT_SUPPORTED)
+        count = 0;
+      else
+        succeeded(status, "cublasLtMatmulAlgoGetHeuristic");
       int best = 0;
       if (measures() && count > 1) {
         // Timing repeats the product, which must not accumulate in an addend.
@@ -218,11 +221,21 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, at::ScalarT
         best = fastest(candidates, count, scratch,
                        [&](const auto& one_of) { return multiply(one_of, scratch) == CUBLAS_STATUS_SUCCESS; });
       }
-      found = chosen.emplace(shape, candidates[static_cast<size_t>(best)].algo).first;
+      found = chosen.emplace(shape, std::nullopt).first;
+      if (count > 0) found->second = candidates[static_cast<size_t>(best)].algo;
     }
     algorithm = found->second;
   }
-  succeeded(multiply(algorithm, out), "cublasLtMatmul");
+  if (!algorithm) {
+    // Not every version of the library writes fp32 or fp16 results of products with scales per row.
+    TRIREME_CHECK(by_rows && dtype != at::kBFloat16, "cuBLASLt offers no algorithm for the FP8 product of ", a.sizes(),
+                  " and ", b.sizes(), " in ", dtype);
+    at::Tensor product = fp8_product(a_MK, b_NK, accumulate, at::kBFloat16, {}, {}, {}).to(at::kFloat);
+    if (bias_N.defined()) product.add_(bias_N);
+    if (adds) product.add_(sum);
+    return out.copy_(product);
+  }
+  succeeded(multiply(*algorithm, out), "cublasLtMatmul");
   return out;
 }
 

@@ -20,16 +20,17 @@ class LinearRecipe {
  public:
   virtual ~LinearRecipe() = default;
 
-  /// The forms of x [T, in] that forward reads, and those of dy [T, out] that backward reads (without the bias
-  /// gradient).
-  virtual OperandForms input_forms(const Weight& weight) const = 0;
+  /// The forms of x [T, in] that forward reads or keeps for wgrad, and those of dy [T, out] that backward reads
+  /// (without the bias gradient). `trains`: whether wgrad follows.
+  virtual OperandForms input_forms(const Weight& weight, bool trains) const = 0;
   virtual OperandForms gradient_forms(const Weight& weight) const = 0;
   /// Whether wgrad reads x in its plain form, so that the layer must keep or recompute it.
   virtual bool wgrad_reads_plain_input() const = 0;
   /// Whether the input activation of this layer is kept for backward in FP8 rows instead of its plain form.
   virtual bool keeps_activations_in_fp8() const { return false; }
 
-  /// What forward keeps for backward in addition to W.
+  /// What forward keeps for backward in addition to W. weight_transposed: only if forward quantised W; codes of the
+  /// store are transposed in dgrad.
   struct Kept {
     Fp8Matrix x_transposed, weight_transposed;
   };
@@ -49,5 +50,7 @@ const LinearRecipe& recipe_of(Recipe recipe);
 const LinearRecipe& compute_recipe();
 const LinearRecipe& fp8_frozen_recipe();
 const LinearRecipe& fp8_delayed_recipe();
+const LinearRecipe& fp8_tensorwise_recipe();
+const LinearRecipe& fp8_rowwise_recipe();
 
 }  // namespace trireme

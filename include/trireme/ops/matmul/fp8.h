@@ -10,7 +10,7 @@ constexpr double kLargestE4m3 = 448.0, kLargestE5m2 = 57344.0;
 
 /// max |w| as fp32 scalar on w's device; does not copy w to fp32.
 at::Tensor fp8_amax(const at::Tensor& w);
-/// amax / 448 in fp32; 1 if amax is 0.
+/// amax / 448 in fp32, at least the smallest normal number; 1 if amax is 0.
 at::Tensor fp8_inverse_scale(const at::Tensor& amax);
 /// target (E4M3) = w / inverse_scale, rounded to nearest and saturated. Any shape; different numbers of elements are an
 /// internal error.

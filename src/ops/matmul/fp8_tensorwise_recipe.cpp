@@ -1,0 +1,41 @@
+// FP8 products of trained weights with one scale per tensor, from its own amax (current scaling; torchao: tensorwise,
+// TransformerEngine: Float8CurrentScaling). x and W are E4M3, dy is E5M2. The amax is exact, so that the scale maps it
+// to the largest code. Gradients are sums over more terms that cancel, so dgrad and wgrad accumulate in fp32.
+#include "matmul/weight_codes.h"
+
+#include <ATen/ATen.h>
+
+namespace trireme {
+
+namespace {
+
+class Fp8TensorwiseRecipe final : public LinearRecipe {
+ public:
+  OperandForms input_forms(const Weight&, bool) const override { return {.current = CurrentCodes::kE4m3}; }
+  OperandForms gradient_forms(const Weight&) const override { return {.current = CurrentCodes::kE5m2}; }
+  bool wgrad_reads_plain_input() const override { return false; }
+
+  at::Tensor forward(const Operand& x, const Weight& weight, at::ScalarType dtype, const at::Tensor& bias,
+                     const Addend& addend, Kept& kept) const override {
+    const Fp8Matrix w = current_weight(weight, kept);
+    kept.x_transposed = {x.codes.transposed, x.codes.inverse};
+    return fp8_product({x.codes.data, x.codes.inverse}, w, Accumulate::kFast, dtype, bias, addend);
+  }
+  at::Tensor dgrad(const Operand& dy, const Weight& weight, const Kept& kept, at::ScalarType dtype,
+                   const Addend& addend) const override {
+    return fp8_product({dy.codes.data, dy.codes.inverse}, transposed_weight(weight, kept), Accumulate::kSplit, dtype,
+                       {}, addend);
+  }
+  void wgrad(const Operand& dy, const at::Tensor&, const Kept& kept, const GradientTarget& target) const override {
+    fp8_product_to(target, {dy.codes.transposed, dy.codes.inverse}, kept.x_transposed, Accumulate::kSplit);
+  }
+};
+
+}  // namespace
+
+const LinearRecipe& fp8_tensorwise_recipe() {
+  static const Fp8TensorwiseRecipe recipe;
+  return recipe;
+}
+
+}  // namespace trireme

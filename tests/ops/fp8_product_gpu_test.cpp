@@ -1,0 +1,72 @@
+// FP8 products of cuBLASLt against fp64 products of the same codes: scales, accumulation, result types, targets.
+#include "block_testing.h"
+#include "matmul/product.h"
+
+#include <ATen/Context.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <gtest/gtest.h>
+
+namespace trireme {
+namespace {
+
+using namespace testing;
+
+class Fp8ProductGpu : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0) GTEST_SKIP() << "no GPU found";
+  }
+};
+
+Fp8Matrix on_gpu(const Fp8Matrix& matrix) { return {matrix.codes.to(at::kCUDA), matrix.inverse.to(at::kCUDA)}; }
+
+/// The values of codes with one scale or one per row.
+at::Tensor values(const Fp8Matrix& matrix) {
+  const at::Tensor inverse = matrix.inverse.to(at::kDouble);
+  return matrix.codes.to(at::kDouble) * (inverse.dim() == 1 ? inverse.unsqueeze(1) : inverse);
+}
+
+Fp8Matrix operand(const at::Tensor& x, bool by_rows, CurrentCodes format) {
+  if (by_rows) return of_rows(quantise_rows(x));
+  const Fp8Codes codes = make_current_codes(x, format, false).codes;
+  return {codes.data, codes.inverse};
+}
+
+TEST_F(Fp8ProductGpu, EveryScalingAccumulationAndTarget) {
+  const at::Tensor x = random({272, 528}, 1, at::kFloat), w = random({144, 528}, 2, at::kFloat);
+  for (const bool by_rows : {false, true}) {
+    const Fp8Matrix a = operand(x, by_rows, CurrentCodes::kE5m2), b = operand(w, by_rows, CurrentCodes::kE4m3);
+    const at::Tensor exact = at::mm(values(a), values(b).t());
+    for (const Accumulate accumulate : {Accumulate::kFast, Accumulate::kSplit})
+      for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf, at::kFloat})
+        for (const bool adds : {false, true}) {
+          const at::Tensor before = random({272, 144}, 3, dtype), sum = before.to(at::kCUDA);
+          fp8_product_to({sum, adds}, on_gpu(a), on_gpu(b), accumulate);
+          const at::Tensor expected = adds ? exact + before.to(at::kDouble) : exact;
+          EXPECT_LT(relative_distance(sum.to(at::kCPU, at::kDouble), expected), 5e-3)
+              << "by rows " << by_rows << ", accumulation " << static_cast<int>(accumulate) << ", "
+              << c10::toString(dtype) << ", adds " << adds;
+        }
+    const at::Tensor bias = random({144}, 4, at::kBFloat16);
+    const at::Tensor y = fp8_product(on_gpu(a), on_gpu(b), Accumulate::kSplit, at::kBFloat16, bias.to(at::kCUDA))
+                             .to(at::kCPU, at::kDouble);
+    EXPECT_LT(relative_distance(y, exact + bias.to(at::kDouble)), 5e-3) << "with a bias, by rows " << by_rows;
+  }
+}
+
+TEST_F(Fp8ProductGpu, SplitAccumulationIsMoreExactInLongSums) {
+  // Positive values: the sum grows, and what the accumulators of the tensor cores cut off does not cancel.
+  const at::Tensor x = random({128, 16384}, 5, at::kFloat).abs(), w = random({256, 16384}, 6, at::kFloat).abs();
+  const Fp8Matrix a = operand(x, false, CurrentCodes::kE4m3), b = operand(w, false, CurrentCodes::kE4m3);
+  const at::Tensor exact = at::mm(values(a), values(b).t());
+  const auto error = [&](Accumulate accumulate) {
+    const at::Tensor y = fp8_product(on_gpu(a), on_gpu(b), accumulate, at::kFloat);
+    return relative_distance(y.to(at::kCPU, at::kDouble), exact);
+  };
+  const double fast = error(Accumulate::kFast), split = error(Accumulate::kSplit);
+  EXPECT_LT(split, 2e-3);
+  EXPECT_LT(split, fast) << "the two accumulations are the same";
+}
+
+}  // namespace
+}  // namespace trireme
