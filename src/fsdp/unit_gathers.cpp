@@ -107,7 +107,9 @@ void ShardedUnits::weights_changed() {
     if (!specs_[u].trained) continue;
     if (state.slot != nullptr) evict(*state.slot);
     // In the order in which forward uses the units.
-    if (state.divided && !state.gathered) state.arriving = shard_group_->all_gather(state.full, state.shard);
+    if (!state.divided || state.gathered) continue;
+    const ProfileRange range("all_gather", specs_[u].name);
+    state.arriving = shard_group_->all_gather(state.full, state.shard);
   }
 }
 

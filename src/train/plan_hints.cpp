@@ -36,9 +36,11 @@ class Changes {
     const int64_t local = config.batch.global_batch_size / question.ranks, micro = config.batch.micro_batch_size;
     if (question.ranks > 1 && config.parallel.shard_size != "auto" && config.parallel.shard_size != "world")
       add("parallel.shard_size: world", [](Config& c) { c.parallel.shard_size = "world"; });
+    if (const std::string& policy = config.parallel.policy; policy != "auto" && policy != "full" && question.ranks > 1)
+      add("parallel.policy: full", [](Config& c) { c.parallel.policy = "full"; });
     if (config.parallel.recompute != "auto" && config.parallel.recompute != "full")
       add("parallel.recompute: full", [](Config& c) { c.parallel.recompute = "full"; });
-    // One pass a step reduces each gradient as soon as it is there.
+    // With one pass a step each gradient is reduced as soon as it is there, whatever the policy.
     if (local > micro)
       add(fmt::format("batch.micro_batch_size: {}", local), [&](Config& c) { c.batch.micro_batch_size = local; });
     if (question.gpu && plan_input(question).compute_bytes == 4)
@@ -47,6 +49,8 @@ class Changes {
     if (local > micro)
       add(fmt::format("batch.global_batch_size: {}", question.ranks * micro),
           [&](Config& c) { c.batch.global_batch_size = question.ranks * micro; });
+    if (!config.lora && config.optimizer.name == "adamw" && config.optimizer.moments == "fp32")
+      add("optimizer.moments: bf16", [](Config& c) { c.optimizer.moments = "bf16"; });
     if (config.lora && config.precision.linear != "fp8")
       add("precision.linear: fp8", [](Config& c) { c.precision.linear = "fp8"; });
     if (!config.lora && question.task.facts().takes_adapters) add("lora.r: 16", [](Config& c) { c.lora.emplace(); });

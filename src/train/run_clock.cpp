@@ -88,12 +88,23 @@ TimePoint RunClock::mark() const {
   return point;
 }
 
+double RunClock::median_step_seconds() const {
+  std::vector<double> sorted = newest_;
+  const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
+  std::nth_element(sorted.begin(), middle, sorted.end());
+  return *middle;
+}
+
 double RunClock::end_step(const TimePoint& end) {
   // On a GPU the host runs ahead: only the device knows when a step ended.
   const double seconds =
       end.event ? step_begin_.event->elapsedTime(*end.event) / 1000 : end.seconds - step_begin_.seconds;
   step_begin_ = end;
   timed_seconds_ += seconds;
+  if (newest_.size() < kNewestSteps)
+    newest_.push_back(seconds);
+  else
+    newest_[static_cast<size_t>(timed_steps_) % kNewestSteps] = seconds;
   ++timed_steps_;
   block_.seconds += seconds;
   ++block_.steps;

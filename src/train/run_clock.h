@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <vector>
 
 namespace trireme {
 
@@ -65,6 +66,8 @@ class RunClock {
   int64_t timed_steps() const { return timed_steps_; }
   /// Of the steps timed so far, at least one.
   double mean_step_seconds() const { return timed_seconds_ / static_cast<double>(timed_steps_); }
+  /// Of the newest steps, at most kNewestSteps, at least one: not disturbed by the first steps of a process.
+  double median_step_seconds() const;
 
   /// An MLPerf block: the steps between two evaluations. `samples`: seen by all ranks so far.
   void start_block(int64_t samples);
@@ -93,6 +96,8 @@ class RunClock {
   TimePoint step_begin_;  // of the oldest step in flight
   double timed_seconds_ = 0;
   int64_t timed_steps_ = 0;
+  static constexpr size_t kNewestSteps = 256;
+  std::vector<double> newest_;  // seconds of steps, a ring
   Block block_;
 };
 

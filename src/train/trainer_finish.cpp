@@ -131,7 +131,7 @@ void Trainer::report_summary() const {
                            100.0 * (static_cast<double>(peak) / static_cast<double>(planned) - 1.0));
   log_info(summary);
   if (!plan_.cost.known) return;
-  const double measured = clock_->mean_step_seconds();
+  const double measured = clock_->median_step_seconds();
   log_info(fmt::format("{}; measured {:.1f} ms (prediction {:+.1f} %)", describe_cost(plan_.cost), measured * 1e3,
                        100.0 * (plan_.cost.total() / measured - 1.0)));
 }

@@ -285,7 +285,7 @@ def check_run(site):
              "--report_interval=4", "--checkpoint_interval=10", "--fsdp_activation_checkpointing=1", "--selective_checkpointing=1/2")
 
     def train(*settings):
-        sets = [argument for setting in ("model.path=../tiny", "data.train=../rows.npy", "precision.compute=fp32", "parallel.shard_size=1", *settings)
+        sets = [argument for setting in ("model.path=../tiny", "data.train=../rows.npy", "precision.compute=fp32", "parallel.shard_size=1", "parallel.policy=auto", "data.eos_token=null", *settings)
                 for argument in ("--set", setting)]
         return site.run("train_llama", "--config", "job/config.yaml", *sets)
 

@@ -32,7 +32,11 @@ TEST(ActivationBytes, FollowWhatIsKept) {
   EXPECT_EQ(with({"q_proj", "v_proj"}, false).block_saved, s * (inner + 2 * 16 + 4 * 11008));
   EXPECT_EQ(with({"o_proj"}, true).block_saved, s * (inner + 2 * 8 + 2 * 11008 + 8));
   EXPECT_EQ(with({"o_proj"}, true).block_saved_mlp, s * (inner + 2 * 8));
-  EXPECT_EQ(activation_bytes(config, {}, s, {2}).block_saved, s * (inner + 4 * 11008));
+  EXPECT_EQ(activation_bytes(config, {}, s, {2}).block_saved_norms, s * (inner + 4 * 11008));
+  // Outputs of two norms and of SwiGLU beside it.
+  EXPECT_EQ(activation_bytes(config, {}, s, {2}).block_saved, s * (inner + 4 * 11008 + 2 * (2 * 4096 + 11008)));
+  EXPECT_EQ(with({"o_proj"}, false).block_saved_norms, 0) << "adapters recompute norms always";
+  EXPECT_EQ(activation_bytes(config, {}, s, {.element_size = 2, .trained_fp8 = true}).block_saved_norms, 0);
   EXPECT_EQ(activation_bytes(config, {}, s, {2}).block_recomputed, s * 2 * 4096);
   EXPECT_GT(with({"down_proj"}, false).working_peak, with({"o_proj"}, false).working_peak);
 }

@@ -113,8 +113,10 @@ double cosine(const at::Tensor& a, const at::Tensor& b) { return (a.dot(b) / (a.
 
 void expect_close(const Outcome& fp8, const Outcome& plain, double least_cosine = 0.99) {
   ASSERT_EQ(fp8.losses.size(), plain.losses.size());
+  // Over the first loss: when the batch is learned by heart, the rest is as small as the rounding.
   double worst = 0;
-  for (size_t i = 0; i < fp8.losses.size(); ++i) worst = std::max(worst, std::abs(fp8.losses[i] / plain.losses[i] - 1));
+  for (size_t i = 0; i < fp8.losses.size(); ++i)
+    worst = std::max(worst, std::abs(fp8.losses[i] - plain.losses[i]) / plain.losses[0]);
   EXPECT_LT(worst, 0.01);
   EXPECT_GT(worst, 0) << "nothing was quantised";
   EXPECT_LT(plain.losses.back(), plain.losses.front()) << "the run learns nothing";

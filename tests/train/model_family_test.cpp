@@ -61,7 +61,7 @@ TEST(ModelFamilies, EachProgramHasOneEntryWithPresetsThatItTakes) {
 
 TEST(ModelFamilies, HelpIsOfTheProgramsOwnKeys) {
   const std::string llama = help_of(model_family("train_llama")), bert = help_of(model_family("train_bert"));
-  for (const char* key : {"\nlora:", "\n  vocab_size ", "none, mlp or full"}) {
+  for (const char* key : {"\nlora:", "\n  vocab_size ", "norms, mlp, full or"}) {
     EXPECT_NE(llama.find(key), std::string::npos) << key;
     EXPECT_EQ(bert.find(key), std::string::npos) << key;
   }

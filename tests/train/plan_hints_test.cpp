@@ -33,8 +33,8 @@ struct Case {
 
 const std::vector<Case> kCases = {
     {"llama2-7b", 1, 80, 4096, {"batch.global_batch_size=1"}},
-    {"llama2-13b", 8, 80, 4096, {"batch.global_batch_size=128"}},
-    {"llama2-70b", 16, 141, 4096, {"batch.global_batch_size=64"}},
+    {"llama2-13b", 8, 80, 4096, {"batch.global_batch_size=128", "parallel.policy=optimizer"}},
+    {"llama2-70b", 16, 141, 4096, {"batch.global_batch_size=64", "parallel.policy=gradients"}},
     {"llama2-70b", 8, 80, 4096, {"batch.global_batch_size=8"}},
     {"llama2-70b", 1, 80, 8192, {kLora, "batch.global_batch_size=8"}},
     {"llama2-70b", 1, 141, 8192, {kLora, "batch.global_batch_size=8"}},

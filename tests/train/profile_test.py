@@ -50,7 +50,7 @@ output: {{dir: run}}
 
     def two_ranks(self, run):
         """Sharded training on two ranks, two cycles of two steps, with a checkpoint in the first."""
-        self.train("parallel.shard_size=2", "profile.wait=1", "profile.warmup=1", "profile.active=2", "profile.repeat=2", "profile.ranks=all",
+        self.train("parallel.shard_size=2", "parallel.policy=full", "profile.wait=1", "profile.warmup=1", "profile.active=2", "profile.repeat=2", "profile.ranks=all",
                    "profile.memory=true", "output.save_every_samples=12", f"output.dir={run}", ranks=2)
 
 
@@ -106,7 +106,7 @@ def ranks(site):
     timeline = open(f"{site.work}/run/profile/rank0.1.memory.tsv").read().splitlines()
     assert timeline[0].split("\t") == ["us", "device", "bytes", "allocated", "reserved", "range"] and len(timeline) > 50
     # Recording changes nothing of what is computed.
-    site.train("parallel.shard_size=2", "output.dir=plain", ranks=2)
+    site.train("parallel.shard_size=2", "parallel.policy=full", "output.dir=plain", ranks=2)
     assert site.files("plain") is None, "a run without a profile leaves no folder"
     assert [line["loss"] for line in site.metrics("run")] == [line["loss"] for line in site.metrics("plain")]
 
