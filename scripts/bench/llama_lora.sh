@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Measures speed and memory of Llama LoRA on random weights and random tokens.
+# Measures speed and memory of Llama LoRA on random weights and random tokens; with --set lora=null of training all
+# parameters.
 #
 #   scripts/bench/llama_lora.sh SHAPE SEQ MICRO_BATCH GLOBAL_BATCH STEPS [RANKS] [--set key=value …]
 #
-# SHAPE: 7b | 70b | 70b40 (half its blocks) | tiny. Prints the run's log and one summary line: median tokens/s and samples/s per GPU of all
+# SHAPE: 7b | 13b | 34b | 70b | 70b40 (half its blocks) | 8b (Llama 3) | tiny. Prints the run's log and one summary line: median tokens/s and samples/s per GPU of all
 # steps but the first WARMUP (3), peak memory and the plan's figure. BIN names the folder of the binaries (default build/release/bin).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -18,11 +19,13 @@ trap 'rm -rf "$work"' EXIT
 import json, sys
 import numpy as np
 shape, seq, gbs, steps, work = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
-shapes = {"tiny": (256, 688, 4, 8, 4), "7b": (4096, 11008, 32, 32, 32), "70b": (8192, 28672, 80, 64, 8),
-          "70b40": (8192, 28672, 40, 64, 8)}
+shapes = {"tiny": (256, 688, 4, 8, 4), "7b": (4096, 11008, 32, 32, 32), "13b": (5120, 13824, 40, 40, 40),
+          "34b": (8192, 22016, 48, 64, 8), "70b": (8192, 28672, 80, 64, 8), "70b40": (8192, 28672, 40, 64, 8),
+          "8b": (4096, 14336, 32, 32, 8)}
 hidden, ffn, layers, heads, kv = shapes[shape]
+vocab = 128256 if shape == "8b" else 32000
 json.dump(dict(architectures=["LlamaForCausalLM"], model_type="llama", hidden_size=hidden, intermediate_size=ffn, num_hidden_layers=layers,
-               num_attention_heads=heads, num_key_value_heads=kv, vocab_size=32000, max_position_embeddings=8192, rms_norm_eps=1e-5,
+               num_attention_heads=heads, num_key_value_heads=kv, vocab_size=vocab, max_position_embeddings=8192, rms_norm_eps=1e-5,
                hidden_act="silu", tie_word_embeddings=False, initializer_range=0.02), open(f"{work}/config.json", "w"))
 np.save(f"{work}/train.npy", np.random.default_rng(0).integers(3, 32000, size=(gbs * min(steps, 4), seq)).astype(np.int32))
 PY

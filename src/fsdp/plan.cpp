@@ -12,7 +12,7 @@ namespace {
 
 /// Fraction of a communication's time by which it slows the products that run at the same time (both use memory
 /// bandwidth, power and multiprocessors).
-constexpr double kInterference = 0.35;
+constexpr double kInterference = 0.28;
 
 /// The decisions of a plan; everything else follows from them. Blocks that recompute neither their MLP nor everything
 /// recompute their norms if `norms` says so; `norms` of kNone and kNorms blocks may differ only where mlp = full = 0.
