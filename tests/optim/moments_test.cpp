@@ -1,5 +1,5 @@
-// bf16 moments of AdamW on the CPU: they follow fp32 moments without bias, and their bits do not depend on how a unit is
-// divided.
+// bf16 moments of AdamW on the CPU: they follow fp32 moments without bias, and their bits do not depend on how a unit
+// is divided.
 #include "comm/self_communicator.h"
 #include "trireme/optim/optimizer.h"
 
@@ -83,8 +83,8 @@ TEST(Bf16Moments, DoNotDependOnTheDivision) {
   }
   for (const char* moment : {"exp_avg.", "exp_avg_sq."})
     EXPECT_TRUE(state_of(*one, std::string(moment) + "unit")
-                    .equal(at::cat({state_of(*two, std::string(moment) + "unit"),
-                                    state_of(*two, std::string(moment) + "rest")})))
+                    .equal(at::cat(
+                        {state_of(*two, std::string(moment) + "unit"), state_of(*two, std::string(moment) + "rest")})))
         << moment;
   EXPECT_TRUE(whole[0].master.equal(at::cat({parts[0].master, parts[1].master})));
 }
