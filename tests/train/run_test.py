@@ -2,6 +2,7 @@
 """train_llama as a user starts it. Exit code 77 = skipped."""
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -125,6 +126,31 @@ def ranks(site):
         assert len(losses) == len(reference) and worst < 1e-6
 
 
+def policies(site):
+    """Every sharding policy gives the same losses; a checkpoint that was saved under one goes on under any other, and on one rank."""
+    full = ("lora=null", "optimizer.lr=1e-3", "optimizer.moments=bf16", "schedule.name=constant", "batch.micro_batch_size=1", "output.save_every_samples=16")
+    losses = {}
+    for policy in ("full", "gradients", "optimizer", "none"):
+        site.train(f"output.dir={policy}", f"parallel.policy={policy}", "parallel.shard_size=2", *full, "train.max_steps=4", ranks=2)
+        losses[policy] = [line["loss"] for line in site.metrics(policy)]
+    for policy, found in losses.items():
+        worst = max(abs(a / b - 1) for a, b in zip(found, losses["full"]))
+        print(f"{policy}: losses differ by {worst:.1e} from those of full")
+        assert len(found) == 4 and worst < 1e-5, losses
+    assert losses["gradients"] == losses["full"], "the same sums in the same order"
+    went_on = {}
+    for ranks, policy in ((0, "none"), (2, "none"), (2, "optimizer"), (2, "full")):
+        run = f"after-{ranks}-{policy}"
+        shutil.copytree(f"{site.work}/full", f"{site.work}/{run}")
+        sharding = [f"parallel.policy={policy}", "parallel.shard_size=2"] if ranks else []
+        site.train(f"output.dir={run}", *full, *sharding, "train.max_steps=6", ranks=ranks)
+        went_on[run] = [line["loss"] for line in site.metrics(run)][4:]
+        assert len(went_on[run]) == 2, went_on
+    for run, found in went_on.items():
+        worst = max(abs(a / b - 1) for a, b in zip(found, went_on["after-2-full"]))
+        assert worst < 1e-5, f"{run}: {went_on}"
+
+
 def fp8(site):
     """Frozen weights in FP8: close to plain ones, the same on any number of ranks and with any recomputation."""
     evaluate = ["eval.every_samples=24"]
@@ -241,4 +267,4 @@ def outputs(site):
 
 
 if __name__ == "__main__":
-    main({"exit-codes": exit_codes, "stop-and-resume": stop_and_resume, "ranks": ranks, "fp8": fp8, "fp8-training": fp8_training, "mlperf-log": mlperf_log, "outputs": outputs}, Site)
+    main({"exit-codes": exit_codes, "stop-and-resume": stop_and_resume, "ranks": ranks, "policies": policies, "fp8": fp8, "fp8-training": fp8_training, "mlperf-log": mlperf_log, "outputs": outputs}, Site)
