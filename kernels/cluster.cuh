@@ -18,7 +18,7 @@ __device__ inline uint32_t cluster_rank() {
   return rank;
 }
 
-/// Cluster barrier in two halves. After the wait all blocks of the cluster run and their mailboxes exist.
+/// Cluster barrier in two halves. After the wait all blocks of the cluster run and their transaction barriers exist.
 __device__ inline void cluster_begun_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ inline void cluster_begun_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 __device__ inline void cluster_barrier() {
@@ -31,9 +31,9 @@ __device__ inline void cluster_barrier() {
 /// An mbarrier in shared memory. A phase ends when `count` threads of the block have called arrive() (one of them arm()
 /// instead) and the bytes announced by arm() have arrived from the cluster, in any order. It orders nothing else; the
 /// cluster's own barrier would wait for every earlier store of the block to be visible at gpu scope.
-class Mailbox {
+class TransactionBarrier {
  public:
-  __device__ explicit Mailbox(uint64_t* barrier) : at_(hopper::shared_address(barrier)) {}
+  __device__ explicit TransactionBarrier(uint64_t* barrier) : at_(hopper::shared_address(barrier)) {}
   __device__ void init(int count) const {
     hopper::barrier_init(at_, static_cast<uint32_t>(count));
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -41,7 +41,7 @@ class Mailbox {
   __device__ void arrive() const { hopper::barrier_arrive(at_); }
   __device__ void arm(uint32_t bytes) const { hopper::barrier_expect(at_, bytes); }
   /// Writes a value to `place`, an address of this block's shared memory, in block `rank` of the cluster, and signals
-  /// that block's mailbox.
+  /// that block's barrier.
   __device__ void send(const float* place, uint32_t rank, float value) const {
     asm volatile(
         "{.reg .u32 there, box; mapa.shared::cluster.u32 there, %0, %2; "

@@ -23,6 +23,18 @@ struct Arguments {
   uint64_t first_element;
 };
 
+/// 32 random bits for the rounding of one element's moments in one step: the lower 16 for exp_avg, the upper 16 for
+/// exp_avg_sq. The finaliser of a 32-bit mixing hash over the element's and the step's numbers.
+__device__ inline uint32_t moment_bits(uint64_t element, uint32_t step) {
+  uint32_t h = static_cast<uint32_t>(element) * 0x9E3779B1u ^ static_cast<uint32_t>(element >> 32) * 0x85EBCA77u ^
+               step * 0xC2B2AE3Du;
+  h ^= h >> 16;
+  h *= 0x7FEB352Du;
+  h ^= h >> 15;
+  h *= 0x846CA68Bu;
+  return h ^ h >> 16;
+}
+
 /// bf16 of x: the neighbour below or above in magnitude, the latter with probability equal to the part of the distance.
 /// NaN and infinities stay what they are.
 __device__ inline __nv_bfloat16 round_by(float x, uint32_t bits16) {

@@ -10,7 +10,7 @@
 // master: fp32; exp_avg, exp_avg_sq: fp32 or bf16; gradient: fp32 or 16-bit; compute: 16-bit, fp32 or null. All have
 // the same indices. bf16 moments are rounded stochastically, with a probability that is linear in the distance: rounded
 // to nearest, a moment that changes by less than half a unit in the last place (beta2 = 0.999) would stand still. The
-// random bits are moment_bits(first_element + index, *step), so they do not depend on how the tensor is divided. Device
+// random bits are a hash of first_element + index and *step, so they do not depend on how the tensor is divided. Device
 // pointers. multiplier, skip, step: fp32 device scalars. If *skip != 0 nothing changes. *step is t; the caller
 // increments it before the call. chunks: num_chunks of kernels/shard_chunks.h in device memory; elements outside every
 // chunk are not touched. Any alignment; fast with 16-byte aligned pointers. Deterministic, no allocation, no
@@ -24,22 +24,6 @@
 #include <cstdint>
 
 namespace trireme::kernels {
-
-/// 32 random bits for the rounding of one element's moments in one step: the lower 16 for exp_avg, the upper 16 for
-/// exp_avg_sq. Finaliser of a 32-bit mixing hash over the element's and the step's numbers.
-#ifdef __CUDACC__
-__host__ __device__
-#endif
-    inline uint32_t
-    moment_bits(uint64_t element, uint32_t step) {
-  uint32_t h = static_cast<uint32_t>(element) * 0x9E3779B1u ^ static_cast<uint32_t>(element >> 32) * 0x85EBCA77u ^
-               step * 0xC2B2AE3Du;
-  h ^= h >> 16;
-  h *= 0x7FEB352Du;
-  h ^= h >> 15;
-  h *= 0x846CA68Bu;
-  return h ^ h >> 16;
-}
 
 struct AdamW {
   float* master = nullptr;
@@ -56,7 +40,7 @@ struct AdamW {
   Element gradient_element = Element::kF32;
   Element compute_element = Element::kBF16;
   Element moment_element = Element::kF32;  // or kBF16
-  uint64_t first_element = 0;              // number of element 0 for moment_bits()
+  uint64_t first_element = 0;              // number of element 0, for the random bits
 };
 cudaError_t adamw(const AdamW& arguments, cudaStream_t stream);
 

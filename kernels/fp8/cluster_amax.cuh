@@ -17,18 +17,18 @@ inline int blocks_of_whole_row(int threads) {
 
 /// The largest value of a row that a cluster's blocks share, at most 32 warps in total; v >= 0. It is also a barrier of
 /// the block for its shared memory.
-__device__ inline float cluster_amax(float v, const Mailbox& mailbox, uint32_t parity, float* scratch) {
+__device__ inline float cluster_amax(float v, const TransactionBarrier& barrier, uint32_t parity, float* scratch) {
   const int warps = static_cast<int>(blockDim.x) / 32, warp = static_cast<int>(threadIdx.x) / 32,
             lane = static_cast<int>(threadIdx.x) % 32, parts = static_cast<int>(cluster_size());
   v = warp_amax(v);
   __syncwarp();
   if (threadIdx.x == 0)
-    mailbox.arm(static_cast<uint32_t>(parts * warps) * sizeof(float));
+    barrier.arm(static_cast<uint32_t>(parts * warps) * sizeof(float));
   else if (lane == 0)
-    mailbox.arrive();
+    barrier.arrive();
   if (lane < parts)
-    mailbox.send(&scratch[static_cast<int>(cluster_rank()) * warps + warp], static_cast<uint32_t>(lane), v);
-  mailbox.wait(parity);
+    barrier.send(&scratch[static_cast<int>(cluster_rank()) * warps + warp], static_cast<uint32_t>(lane), v);
+  barrier.wait(parity);
   return warp_amax(lane < parts * warps ? scratch[lane] : 0.0f);
 }
 

@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kResidentThreads) codes_kernel(const GeluBackw
   fetch(row);
   // The loop makes this a branch: with a predicate racecheck reports addresses of other threads.
   if (kCluster && threadIdx.x == 0)
-    for (auto& amax : amaxes) Mailbox(&amax).init(threads / 32);
+    for (auto& amax : amaxes) TransactionBarrier(&amax).init(threads / 32);
   tabulate_slopes(a.saved, a.kind, inverse_of(row), table(0));
   __syncthreads();
   if constexpr (kCluster) cluster_barrier();  // no block may write to a block that has not started
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kResidentThreads) codes_kernel(const GeluBackw
     if constexpr (kCluster) {
       // Two slots suffice: a block sends the numbers of the next row only after it has received all numbers of this
       // row, and every warp that sent those has read the numbers of the previous row.
-      amax = cluster_amax(top.get(), Mailbox(&amaxes[turn]), parity, scratch[turn]);
+      amax = cluster_amax(top.get(), TransactionBarrier(&amaxes[turn]), parity, scratch[turn]);
       parity ^= static_cast<uint32_t>(turn);
     } else {
       amax = row_amax(top.get(), threads, scratch[turn]);

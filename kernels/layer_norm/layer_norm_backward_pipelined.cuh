@@ -19,10 +19,10 @@ template <class T, int kSums, bool kDropout, int kThreads, int kPacks, int kRows
 __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const LayerNormBackward a) {
   extern __shared__ __align__(16) char shared[];
   constexpr bool kCluster = kParts > 1;
-  constexpr int kWidth = 16 / sizeof(T), kDots = 2 * kRows, kBoxes = 4, kFacts = 8, kWarps = kThreads / 32;
-  __shared__ float scratch[kBoxes][kParts * kWarps * kDots];
+  constexpr int kWidth = 16 / sizeof(T), kDots = 2 * kRows, kBarriers = 4, kFacts = 8, kWarps = kThreads / 32;
+  __shared__ float scratch[kBarriers][kParts * kWarps * kDots];
   __shared__ RowFacts all_facts[kFacts][kCluster ? 1 : kMaxGroups][kRows];
-  __shared__ uint64_t barriers[kBoxes][kCluster ? 1 : kMaxGroups];
+  __shared__ uint64_t barriers[kBarriers][kCluster ? 1 : kMaxGroups];
   const int warps = static_cast<int>(blockDim.x) / 32, group = kCluster ? 0 : static_cast<int>(threadIdx.y),
             lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int part = kCluster ? static_cast<int>(cluster_rank()) : 0;
@@ -87,9 +87,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
   // The loop makes this a branch: with a predicated initialisation racecheck takes the address from threads that
   // execute none.
   if (threadIdx.x == 0)
-    for (auto& box : barriers) Mailbox(&box[group]).init(kCluster ? 1 : 32 * warps);
+    for (auto& turns : barriers) TransactionBarrier(&turns[group]).init(kCluster ? 1 : 32 * warps);
   if constexpr (kCluster)  // zero for the warps that a narrow row does not have
-    for (int i = static_cast<int>(threadIdx.x); i < kBoxes * kParts * kWarps * kDots; i += static_cast<int>(blockDim.x))
+    for (int i = static_cast<int>(threadIdx.x); i < kBarriers * kParts * kWarps * kDots;
+         i += static_cast<int>(blockDim.x))
       (&scratch[0][0])[i] = 0.0f;
   __syncthreads();
   if constexpr (kCluster) cluster_barrier();  // no block may write to a block that has not started
@@ -112,20 +113,20 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
       }
     }
     const float mine = scattered_sum(dots);
-    const Mailbox mailbox(&barriers[turn % kBoxes][group]);
+    const TransactionBarrier barrier(&barriers[turn % kBarriers][group]);
     float* const place =
-        &scratch[turn % kBoxes][(kCluster ? part * kWarps + warp : group * warps + warp) * kDots + lane];
+        &scratch[turn % kBarriers][(kCluster ? part * kWarps + warp : group * warps + warp) * kDots + lane];
     if (!kCluster && lane < kDots) *place = mine;
     __syncwarp();  // orders these sums and the converted facts before the first thread's signal
     if constexpr (kCluster) {
       if (threadIdx.x == 0)
-        mailbox.arm(static_cast<uint32_t>(kParts * warps * kDots * static_cast<int>(sizeof(float))));
+        barrier.arm(static_cast<uint32_t>(kParts * warps * kDots * static_cast<int>(sizeof(float))));
       if (lane < kDots) {
 #pragma unroll
-        for (int to = 0; to < kParts; ++to) mailbox.send(place, static_cast<uint32_t>(to), mine);
+        for (int to = 0; to < kParts; ++to) barrier.send(place, static_cast<uint32_t>(to), mine);
       }
     } else {  // every thread arrives: racecheck credits an arrival with the lane's own writes only
-      mailbox.arrive();
+      barrier.arrive();
     }
   };
   if (row < rows) {
@@ -142,10 +143,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
     if (kRows * stride < left) sum_rows(turn + 1, after, left - kRows * stride);
     if (threadIdx.x < kRows) raw.load(a, facts_row(4));
 
-    Mailbox(&barriers[turn % kBoxes][group]).wait(static_cast<uint32_t>(turn / kBoxes) & 1);
+    TransactionBarrier(&barriers[turn % kBarriers][group]).wait(static_cast<uint32_t>(turn / kBarriers) & 1);
     constexpr int kCount = kCluster ? kParts * kWarps : 0;
-    const float means =
-        row_means<kDots, kCount>(scratch[turn % kBoxes] + group * warps * kDots, kCluster ? kCount : warps, a.columns);
+    const float means = row_means<kDots, kCount>(scratch[turn % kBarriers] + group * warps * kDots,
+                                                 kCluster ? kCount : warps, a.columns);
     const RowFacts* const facts = all_facts[turn % kFacts][group];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {

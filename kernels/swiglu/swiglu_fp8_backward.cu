@@ -71,9 +71,9 @@ __global__ void __launch_bounds__(kCodesThreads) backward_codes_kernel(const Swi
   RowCursor<kWhole ? kPacks : 0> cursor(a.tokens, static_cast<int>(a.f / kWidth));
   if constexpr (kCluster) cursor.share(static_cast<int>(cluster_size()), static_cast<int>(cluster_rank()));
   if (!cursor.active()) return;  // whole warps exit; no barrier waits for them
-  const Mailbox mailbox(&barrier);
+  const TransactionBarrier transactions(&barrier);
   if constexpr (kCluster) {
-    if (threadIdx.x == 0) mailbox.init(static_cast<int>(blockDim.x) / 32);
+    if (threadIdx.x == 0) transactions.init(static_cast<int>(blockDim.x) / 32);
     __syncthreads();
     cluster_begun_arrive();
   }
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kCodesThreads) backward_codes_kernel(const Swi
   if (a.fp8.data == nullptr) return;
   float amax;
   if constexpr (kCluster)
-    amax = cluster_amax(top.get(), mailbox, 0, scratch);
+    amax = cluster_amax(top.get(), transactions, 0, scratch);
   else
     amax = row_amax(top.get(), blockDim.x, scratch);
   const float scale = settle_scale(a.fp8, amax, cursor.row, !kCluster || cluster_rank() == 0);

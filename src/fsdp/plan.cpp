@@ -14,8 +14,8 @@ namespace {
 /// bandwidth, power and multiprocessors).
 constexpr double kInterference = 0.28;
 
-/// The decisions of a plan; everything else follows from them. Blocks that recompute neither their MLP nor everything
-/// recompute their norms if `norms` says so; `norms` of kNone and kNorms blocks may differ only where mlp = full = 0.
+/// The decisions of a plan; everything else follows from them. norms, mlp, full: numbers of blocks with
+/// Recompute::kNorms, kMlp and kFull; the others recompute nothing.
 struct Choice {
   int shard_size = 1;
   ShardPolicy policy = ShardPolicy::kNone;
@@ -63,12 +63,10 @@ Storage storage_of(const PlanInput& input, int shard_size, ShardPolicy policy) {
   plan.overhead = input.overhead;
   for (size_t u = 0; u < input.units->size(); ++u) {
     const UnitSpec& unit = (*input.units)[u];
-    const bool dividing = shard_size > 1 && !unit.replicated;
-    const bool gathered = dividing && (!unit.trained || policy == ShardPolicy::kFull);
-    const bool divided = dividing && unit.trained && policy != ShardPolicy::kNone;
-    const UnitBytes bytes = storage_bytes(input, unit, gathered || divided ? shard_size : 1);
-    plan.weights += gathered ? bytes.shard : bytes.whole;
-    if (gathered) {
+    const UnitDivision division = divide_unit(unit, shard_size, policy, /*resident=*/false);
+    const UnitBytes bytes = storage_bytes(input, unit, division.any() ? shard_size : 1);
+    plan.weights += division.weights ? bytes.shard : bytes.whole;
+    if (division.weights) {
       if (unit.keep)
         plan.gather_slots += bytes.whole;
       else
@@ -82,13 +80,13 @@ Storage storage_of(const PlanInput& input, int shard_size, ShardPolicy policy) {
       }
     }
     if (!unit.trained) continue;
-    const UnitLayout layout = make_layout(unit, divided ? shard_size : 1);
+    const UnitLayout layout = make_layout(unit, division.state ? shard_size : 1);
     if (input.compute_bytes < 4) plan.masters += layout.shard_numel * 4;
     plan.moments += layout.shard_numel * input.moment_bytes;
-    if (divided && !gathered) storage.whole_trained += bytes.whole - bytes.shard;
+    if (division.state && !division.weights) storage.whole_trained += bytes.whole - bytes.shard;
     storage.whole_elements += layout.numel;
     storage.shard_elements += layout.shard_numel;
-    if (divided) storage.largest_elements = std::max(storage.largest_elements, layout.numel);
+    if (division.state) storage.largest_elements = std::max(storage.largest_elements, layout.numel);
   }
   return storage;
 }
@@ -115,7 +113,7 @@ void count_gradients(const PlanInput& input, const Storage& storage, int passes,
   plan.gradients += kept;
   if (passes == 1) plan.reused = std::min(kept, plan.activations);
   const double others = 1.0 - 1.0 / std::max(1, plan.state_shards());
-  const bool each = divided && plan.policy >= ShardPolicy::kGradients;
+  const bool each = plan.reduces_each_pass();
   plan.reduced_per_step = static_cast<int64_t>(others * static_cast<double>(storage.whole_elements) *
                                                static_cast<double>(input.gradient_bytes)) *
                           (each ? passes : 1);
@@ -152,11 +150,11 @@ StepCost cost_of(const PlanInput& input, const Storage& storage, const Choice& c
   const double passes = input.micro_batches * (input.rows / choice.rows), rows = choice.rows, blocks = input.num_blocks;
   const double forward = rows * blocks * times.block_forward, backward = rows * blocks * times.block_backward;
   cost.compute = passes * (forward + backward + rows * times.head + times.pass);
-  cost.recompute = passes * rows *
-                   ((choice.norms + choice.mlp) * times.norms_forward + choice.mlp * times.mlp_forward +
-                    choice.full * times.block_forward);
-  if (input.recompute_blocks.empty() && input.block_saved_norms == 0)
-    cost.recompute -= passes * rows * choice.mlp * times.norms_forward;
+  // A model that never keeps the outputs of norms has their recomputation in `block_backward`.
+  const double norms = input.block_saved_norms > 0 ? times.norms_forward : 0;
+  cost.recompute =
+      passes * rows *
+      ((choice.norms + choice.mlp) * norms + choice.mlp * times.mlp_forward + choice.full * times.block_forward);
   cost.fixed = times.fixed;
 
   // The whole group is as slow as its slowest link.
@@ -171,8 +169,8 @@ StepCost cost_of(const PlanInput& input, const Storage& storage, const Choice& c
   if (plan.shard_size > 1 && frozen > 0)
     gathered += static_cast<double>(plan.gathered_per_pass - storage.gathered_trained) * byte;
   const double computes = gathered > 0 ? forward / blocks * std::min<double>(blocks, frozen > 0 ? frozen : blocks) : 0;
-  const bool each = plan.state_shards() > 1 && plan.policy >= ShardPolicy::kGradients;
-  double reduced = static_cast<double>(plan.reduced_per_step) * byte / (each ? passes : 1.0);
+  const bool each = plan.reduces_each_pass();
+  const double reduced = static_cast<double>(plan.reduced_per_step) * byte / (each ? passes : 1.0);
   if (input.world_size > plan.state_shards()) {
     // Replicas: an all-reduce of this rank's part moves it twice.
     const int replicas = input.world_size / plan.state_shards();

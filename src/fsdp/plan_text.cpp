@@ -46,10 +46,9 @@ std::string describe_plan(const MemoryPlan& plan, const std::vector<UnitSpec>& u
   int sharded = 0, whole = 0;
   bool divides = false;
   for (size_t u = 0; u < units.size(); ++u) {
-    const bool divided = plan.shard_size > 1 && !units[u].replicated;
-    divides = divides || (divided && units[u].trained);
-    const bool gathered = divided && (units[u].trained ? plan.policy == ShardPolicy::kFull : !plan.resident[u]);
-    (gathered ? sharded : whole)++;
+    const UnitDivision division = divide_unit(units[u], plan.shard_size, plan.policy, plan.resident[u]);
+    divides = divides || division.state;
+    (division.weights ? sharded : whole)++;
   }
   std::string text = fmt::format("units: {} whole, {} sharded over {} rank{}; {}{} row{} a pass; {}\n", whole, sharded,
                                  plan.shard_size, plural(plan.shard_size),

@@ -23,4 +23,10 @@ std::optional<ShardPolicy> parse_policy(std::string_view word) {
   return std::nullopt;
 }
 
+UnitDivision divide_unit(const UnitSpec& unit, int shard_size, ShardPolicy policy, bool resident) {
+  if (shard_size == 1 || unit.replicated) return {};
+  if (!unit.trained) return {.weights = !resident, .state = false};
+  return {.weights = policy == ShardPolicy::kFull, .state = policy != ShardPolicy::kNone};
+}
+
 }  // namespace trireme

@@ -89,16 +89,15 @@ void ShardedUnits::make_peer_memory() {
 
 std::unique_ptr<ShardedUnits::UnitState> ShardedUnits::make_state(size_t unit) {
   const UnitSpec& spec = specs_[unit];
-  const bool dividing = options_.shard_size > 1 && !spec.replicated;
+  const UnitDivision division = divide_unit(spec, options_.shard_size, options_.policy, is_resident(unit));
   auto state = std::make_unique<UnitState>();
-  state->gathered = dividing && (spec.trained ? options_.policy == ShardPolicy::kFull : !is_resident(unit));
-  state->divided = dividing && spec.trained && options_.policy != ShardPolicy::kNone;
+  state->gathered = division.weights;
+  state->divided = division.state;
   state->fp8 = options_.frozen == Recipe::kFp8Frozen && !spec.trained && has_linear(spec);
   split_storage(spec, state->fp8, state->stored, state->vectors, state->stored_parameters);
-  const bool parts = state->gathered || state->divided;
-  state->layout = make_layout(state->stored, parts ? options_.shard_size : 1);
+  state->layout = make_layout(state->stored, division.any() ? options_.shard_size : 1);
   const UnitLayout& layout = state->layout;
-  state->begin = parts ? shard_group_->rank() * layout.shard_numel : 0;
+  state->begin = division.any() ? shard_group_->rank() * layout.shard_numel : 0;
 
   const at::ScalarType storage = state->fp8 ? at::kFloat8_e4m3fn : options_.compute_dtype;
   const auto fp32 = at::TensorOptions().dtype(at::kFloat).device(device_);

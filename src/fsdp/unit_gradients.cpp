@@ -17,6 +17,14 @@ constexpr size_t kReductionsInFlight = 2;
 /// kernel takes longer than copying so few elements.
 constexpr int64_t kSmallGradient = 65536;
 
+/// `part` [n] of the buffer becomes the gradient, or has it added if it holds earlier ones.
+void put_gradient(const at::Tensor& part, const at::Tensor& gradient, bool adds) {
+  if (adds)
+    part.add_(gradient.reshape(-1));
+  else
+    part.copy_(gradient.reshape(-1));
+}
+
 }  // namespace
 
 /// Whether each micro-batch's gradient of the unit is reduced by itself. Clipping before the reduction needs the sum
@@ -66,11 +74,7 @@ void ShardedUnits::gradient_written(int unit, int parameter) {
   UnitState& state = *states_[unit];
   if (state.observed.defined()) {
     observer_(specs_[unit].parameters[parameter], state.observed);
-    at::Tensor part = gradient_part(unit, parameter);
-    if (state.written[parameter])
-      part.add_(state.observed.view(-1));
-    else
-      part.copy_(state.observed.view(-1));
+    put_gradient(gradient_part(unit, parameter), state.observed, state.written[parameter]);
     state.observed = at::Tensor();
   }
   parameter_done(unit, parameter);
@@ -83,16 +87,14 @@ void ShardedUnits::gradient_arrived(int unit, int parameter) {
   if (!grad.defined()) return;
   const ParameterSpec& spec = specs_[unit].parameters[parameter];
   if (observer_) observer_(spec, grad);
-  at::Tensor sum = gradient_part(unit, parameter);
-  const bool first = !state.written[parameter];
+  const at::Tensor sum = gradient_part(unit, parameter);
+  const bool adds = state.written[parameter];
   if (spec.numel() <= kSmallGradient && device_.is_cuda()) {
-    auto& [sums, values] = first ? state.small_first : state.small_more;
+    auto& [sums, values] = adds ? state.small_more : state.small_first;
     sums.push_back(sum);
     values.push_back(grad.reshape(-1));
-  } else if (first) {
-    sum.copy_(grad.reshape(-1));
   } else {
-    sum.add_(grad.reshape(-1));
+    put_gradient(sum, grad, adds);
   }
   grad = at::Tensor();
   parameter_done(unit, parameter);

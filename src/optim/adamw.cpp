@@ -27,7 +27,7 @@ at::Tensor round_stochastically(const at::Tensor& values, const at::Tensor& rand
   return at::where(values.isfinite(), pattern, values.to(at::kBFloat16));
 }
 
-/// moment_bits() of kernels/adamw/adamw.h for `count` elements: int64 with 32 bits each.
+/// moment_bits() of kernels/adamw/adamw.cu for `count` elements: int64 with 32 bits each.
 at::Tensor random_bits(int64_t first, int64_t count, const at::Tensor& step) {
   constexpr int64_t kMask = 0xFFFFFFFF;
   // Products of two 32-bit numbers modulo 2^32, from halves so that nothing overflows.

@@ -66,9 +66,7 @@ class Changes {
     hints_.push_back(std::move(hint));
   }
 
-  bool fits(const PlanHint& hint) const {
-    return least({hint.config, question_.task, hint.ranks, question_.gpu, question_.device_memory}).fits();
-  }
+  bool fits(const PlanHint& hint) const { return least(question_.with(hint.config, hint.ranks)).fits(); }
 
   /// The fewest ranks that fit, in doublings; if none do, twice as many.
   void add_ranks() {
@@ -117,8 +115,7 @@ class Changes {
 std::vector<PlanHint> single_hints(const PlanQuestion& question, int64_t total) {
   std::vector<PlanHint> hints = Changes(question).take();
   for (PlanHint& hint : hints) {
-    const MemoryPlan plan = least({hint.config, question.task, hint.ranks, question.gpu, question.device_memory,
-                                   question.device_name, question.ranks_per_host});
+    const MemoryPlan plan = least(question.with(hint.config, hint.ranks));
     hint.saved = total - plan.total();
     hint.lacking = plan.lacking();
   }
@@ -132,9 +129,7 @@ std::vector<PlanHint> single_hints(const PlanQuestion& question, int64_t total) 
 std::optional<PlanHint> combined_hint(const PlanQuestion& question, int64_t total) {
   PlanHint all{{}, question.config, question.ranks};
   for (size_t i = 0; i < kMostTogether; ++i) {
-    const PlanQuestion now{
-        all.config,           question.task,          all.ranks, question.gpu, question.device_memory,
-        question.device_name, question.ranks_per_host};
+    const PlanQuestion now = question.with(all.config, all.ranks);
     std::vector<PlanHint> hints = single_hints(now, least(now).total());
     const auto best = std::min_element(hints.begin(), hints.end(), [](const PlanHint& a, const PlanHint& b) {
       return std::max<int64_t>(a.lacking, 0) < std::max<int64_t>(b.lacking, 0);
@@ -143,9 +138,7 @@ std::optional<PlanHint> combined_hint(const PlanQuestion& question, int64_t tota
     best->settings.insert(best->settings.begin(), all.settings.begin(), all.settings.end());
     all = std::move(*best);
     if (all.lacking > 0) continue;
-    all.saved = total - least({all.config, question.task, all.ranks, question.gpu, question.device_memory,
-                               question.device_name, question.ranks_per_host})
-                            .total();
+    all.saved = total - least(question.with(all.config, all.ranks)).total();
     return all;
   }
   return std::nullopt;

@@ -20,6 +20,10 @@ struct PlanQuestion {
   int64_t device_memory = 0;  // bytes of each rank's device
   std::string device_name{};  // as its driver gives it; empty: not known
   int ranks_per_host = 0;     // 0: all ranks are on one host
+  /// The same for another configuration, which outlives it, and number of ranks.
+  PlanQuestion with(const Config& other, int other_ranks) const {
+    return {other, task, other_ranks, gpu, device_memory, device_name, ranks_per_host};
+  }
 };
 
 PlanInput plan_input(const PlanQuestion& question);

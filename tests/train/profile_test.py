@@ -24,8 +24,7 @@ class Site(RunSite):
 
     def __init__(self, args, work):
         super().__init__(args, work)
-        self.tool("init-model", "--hidden-size", "32", "--layers", "2", "--heads", "4", "--kv-heads", "2", "--intermediate-size", "64",
-                  "--vocab-size", str(VOCAB), "--max-positions", "64", "--output", f"{work}/base")
+        self.make_llama(2, VOCAB, 64)
         np.save(f"{work}/train.npy", np.random.default_rng(5).integers(0, VOCAB, size=(40, SEQ)).astype(np.int32))
         with open(f"{work}/run.yaml", "w") as out:
             out.write(f"""model: {{path: base}}
@@ -34,11 +33,6 @@ batch: {{global_batch_size: 4, micro_batch_size: 1}}
 train: {{max_steps: 8}}
 output: {{dir: run}}
 """)
-
-    def tool(self, *arguments, expect=0):
-        done = subprocess.run([f"{self.args.bin}/trireme", *map(str, arguments)], capture_output=True, text=True, cwd=self.work)
-        assert done.returncode == expect, f"exit {done.returncode}, expected {expect}, of {arguments}:\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}"
-        return done
 
     def files(self, run):
         folder = f"{self.work}/{run}/profile"

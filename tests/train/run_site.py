@@ -33,6 +33,17 @@ class RunSite:
         assert done.returncode == expect, f"exit {done.returncode}, expected {expect}, of {overrides}:\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
         return done
 
+    def tool(self, *arguments, expect=0):
+        """`trireme` with these arguments; relative paths count from `work`."""
+        done = subprocess.run([f"{self.args.bin}/trireme", *map(str, arguments)], capture_output=True, text=True, cwd=self.work)
+        assert done.returncode == expect, f"exit {done.returncode}, expected {expect}, of {arguments}:\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}"
+        return done
+
+    def make_llama(self, layers, vocabulary, positions):
+        """A small model with random weights in `work`/base."""
+        self.tool("init-model", "--hidden-size", 32, "--layers", layers, "--heads", 4, "--kv-heads", 2, "--intermediate-size", 64,
+                  "--vocab-size", vocabulary, "--max-positions", positions, "--output", "base")
+
     def metrics(self, run, event="train"):
         return [line for line in map(json.loads, open(f"{self.work}/{run}/metrics.jsonl")) if line["event"] == event]
 

@@ -26,8 +26,7 @@ class Site(RunSite):
 
     def __init__(self, args, work):
         super().__init__(args, work)
-        self.run_tool("init-model", "--hidden-size", "32", "--layers", "2", "--heads", "4", "--kv-heads", "2", "--intermediate-size", "64",
-                      "--vocab-size", str(VOCAB), "--max-positions", "128", "--output", f"{work}/base")
+        self.make_llama(2, VOCAB, 128)
         rng = np.random.default_rng(5)
         np.save(f"{work}/train.npy", rng.integers(0, VOCAB, size=(40, SEQ)).astype(np.int32))
         np.save(f"{work}/valid.npy", rng.integers(0, VOCAB, size=(7, SEQ)).astype(np.int32))
@@ -40,9 +39,6 @@ optimizer: {{lr: 1.0e-3}}
 train: {{max_steps: 6}}
 output: {{dir: run}}
 """)
-
-    def run_tool(self, *arguments):
-        subprocess.run([f"{self.args.bin}/trireme", *arguments], check=True, capture_output=True, text=True)
 
 
 def exit_codes(site):

@@ -65,7 +65,7 @@ def plan_differs(site):
         assert "step 1/" not in done.stdout and not os.path.exists(f"{site.work}/run/config.yaml")
 
     refused([], ["eval.every_samples=16"], "run different configurations")
-    site.run_tool("init-model", "--hidden-size", "32", "--layers", "3", "--heads", "4", "--kv-heads", "2", "--intermediate-size", "64",
+    site.tool("init-model", "--hidden-size", "32", "--layers", "3", "--heads", "4", "--kv-heads", "2", "--intermediate-size", "64",
                   "--vocab-size", str(VOCAB), "--max-positions", "128", "--output", f"{site.work}/deeper")
     refused([], ["model.path=deeper"], "come to different memory plans", "model or data differ")
 

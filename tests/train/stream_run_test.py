@@ -41,8 +41,7 @@ class Site(RunSite):
 
     def __init__(self, args, work):
         super().__init__(args, work)
-        self.run_tool("init-model", "--hidden-size", "32", "--layers", "1", "--heads", "4", "--kv-heads", "2", "--intermediate-size", "64",
-                      "--vocab-size", str(VOCAB), "--max-positions", "128", "--output", f"{work}/base")
+        self.make_llama(1, VOCAB, 128)
         rng = np.random.default_rng(5)
         self.documents = [rng.integers(3, VOCAB, size=rng.integers(1, 90)).tolist() for _ in range(120)]
         write_arrow(f"{work}/corpus/lang=en/one.arrow", self.documents[:50])
@@ -57,8 +56,6 @@ train: {{max_steps: 12}}
 output: {{dir: run}}
 """)
 
-    def run_tool(self, *arguments):
-        return subprocess.run([f"{self.args.bin}/trireme", *arguments], check=True, capture_output=True, text=True).stdout
 
     def losses(self, run):
         return [m["loss"] for m in self.metrics(run)]
@@ -136,7 +133,7 @@ def text(site):
     rng = np.random.default_rng(6)
     texts = [" ".join(rng.choice(words, size=rng.integers(2, 60))) for _ in range(60)]
     open(f"{work}/text.txt", "w").write("\n".join(texts))
-    site.run_tool("tokenizer", "train", "--input", f"{work}/text.txt", "--vocab-size", "320", "--output", f"{work}/base/tokenizer.model")
+    site.tool("tokenizer", "train", "--input", f"{work}/text.txt", "--vocab-size", "320", "--output", f"{work}/base/tokenizer.model")
     encoded = subprocess.run([f"{site.args.bin}/trireme", "tokenizer", "encode", "--model", f"{work}/base/tokenizer.model", "-"], input="\n".join(texts) + "\n",
                              check=True, capture_output=True, text=True).stdout
     ids = [[int(token) for token in line.replace(",", " ").split()] for line in encoded.splitlines()]

@@ -86,6 +86,8 @@ struct MemoryPlan {
   StepCost cost;
   /// Ranks over which checkpoints divide the trained state.
   int state_shards() const { return policy == ShardPolicy::kNone ? 1 : shard_size; }
+  /// Whether the gradients of each pass are reduced by themselves, into fp32 shards.
+  bool reduces_each_pass() const { return state_shards() > 1 && policy >= ShardPolicy::kGradients; }
   /// Memory that a plan must leave free: its byte counts are estimates, and the allocator loses some memory to
   /// fragmentation.
   int64_t headroom() const { return device_memory / 50; }

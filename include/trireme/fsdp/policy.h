@@ -1,6 +1,8 @@
 #pragma once
 // What of the trained units is divided among the ranks of a shard group.
 
+#include "trireme/nn/unit.h"
+
 #include <optional>
 #include <string_view>
 
@@ -18,5 +20,13 @@ enum class ShardPolicy {
 const char* policy_name(ShardPolicy policy);
 /// nullopt for any other word, such as "auto".
 std::optional<ShardPolicy> parse_policy(std::string_view word);
+
+/// What of a unit is divided over a shard group of `shard_size` ranks. `resident`: a frozen unit that stays whole.
+struct UnitDivision {
+  bool weights = false;  // a rank has its shard of the weights, which are gathered for each use
+  bool state = false;    // trained: a rank updates its shard of the master weights and moments only
+  bool any() const { return weights || state; }
+};
+UnitDivision divide_unit(const UnitSpec& unit, int shard_size, ShardPolicy policy, bool resident);
 
 }  // namespace trireme
