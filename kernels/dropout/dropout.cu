@@ -10,39 +10,31 @@ namespace {
 constexpr int kThreads = 256;
 
 template <class T, int kWidth>
-__global__ void dropout_kernel(const T* __restrict__ x, T* out, const int64_t* __restrict__ ids, int64_t row_size,
-                               uint32_t t0, uint32_t t1, uint32_t threshold, float scale, bool accumulate) {
+__global__ void dropout_kernel(const T* x, const T* addend, T* out, const int64_t* __restrict__ ids, int64_t row_size,
+                               uint32_t t0, uint32_t t1, uint32_t threshold, float scale) {
   const int64_t row = blockIdx.y;
   const DropoutHash sample = sample_hash(static_cast<uint64_t>(ids[row]), t0, t1);
   const T* in_row = x + row * row_size;
+  const T* addend_row = addend == nullptr ? nullptr : addend + row * row_size;
   T* out_row = out + row * row_size;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads * kWidth;
   for (int64_t e = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kWidth; e < row_size; e += stride) {
-    // The words of a pack have the same upper 32 bits.
-    const DropoutHash key = sample.of_upper(static_cast<uint32_t>(e >> 33));
     if constexpr (kWidth > 1) {
-      Pack<T> value = *reinterpret_cast<const Pack<T>*>(in_row + e);
-      Pack<T> sum;
-      if (accumulate) sum = *reinterpret_cast<const Pack<T>*>(out_row + e);
+      Pack<T> value = *reinterpret_cast<const Pack<T>*>(in_row + e), sum;
+      if (addend_row != nullptr) sum = *reinterpret_cast<const Pack<T>*>(addend_row + e);
+      // The product is rounded to T before it is added, as two separate operations would round.
+      value = dropped(value, sample, e, threshold, scale);
+      if (addend_row != nullptr) {
 #pragma unroll
-      for (int i = 0; i < kWidth; i += 2) {
-        const uint32_t h = dropout_draw(key, static_cast<uint32_t>((e + i) >> 1));
-        const float first = (h & 0xffff) >= threshold ? to_float(value.value[i]) * scale : 0.0f;
-        const float second = (h >> 16) >= threshold ? to_float(value.value[i + 1]) * scale : 0.0f;
-        // The product is rounded to T before it is added, as two separate operations would round.
-        value.value[i] = from_float<T>(first);
-        value.value[i + 1] = from_float<T>(second);
-        if (accumulate) {
+        for (int i = 0; i < kWidth; ++i)
           value.value[i] = from_float<T>(to_float(sum.value[i]) + to_float(value.value[i]));
-          value.value[i + 1] = from_float<T>(to_float(sum.value[i + 1]) + to_float(value.value[i + 1]));
-        }
       }
       *reinterpret_cast<Pack<T>*>(out_row + e) = value;
     } else {
-      const uint32_t h = dropout_draw(key, static_cast<uint32_t>(e >> 1));
+      const uint32_t h = dropout_draw(sample.of_upper(static_cast<uint32_t>(e >> 33)), static_cast<uint32_t>(e >> 1));
       const bool kept = (e % 2 == 0 ? h & 0xffff : h >> 16) >= threshold;
       T value = from_float<T>(kept ? to_float(in_row[e]) * scale : 0.0f);
-      if (accumulate) value = from_float<T>(to_float(out_row[e]) + to_float(value));
+      if (addend_row != nullptr) value = from_float<T>(to_float(addend_row[e]) + to_float(value));
       out_row[e] = value;
     }
   }
@@ -61,12 +53,13 @@ cudaError_t dropout(const DropoutArguments& a, cudaStream_t stream) {
       return launch_pieces(a.rows, [&](int64_t first, unsigned rows) {
         const dim3 grid(static_cast<unsigned>(blocks < 65536 ? blocks : 65536), rows);
         dropout_kernel<T, kWidth><<<grid, kThreads, 0, stream>>>(
-            static_cast<const T*>(a.x) + first * a.row_size, static_cast<T*>(a.out) + first * a.row_size, a.ids + first,
-            a.row_size, a.t0, a.t1, a.threshold, a.scale, a.accumulate);
+            static_cast<const T*>(a.x) + first * a.row_size,
+            a.addend == nullptr ? nullptr : static_cast<const T*>(a.addend) + first * a.row_size,
+            static_cast<T*>(a.out) + first * a.row_size, a.ids + first, a.row_size, a.t0, a.t1, a.threshold, a.scale);
         return cudaGetLastError();
       });
     };
-    if (a.row_size % kPack == 0 && aligned16(a.x, a.out)) return launch(std::integral_constant<int, kPack>{});
+    if (a.row_size % kPack == 0 && aligned16(a.x, a.addend, a.out)) return launch(std::integral_constant<int, kPack>{});
     return launch(std::integral_constant<int, 1>{});
   });
 }

@@ -1,10 +1,10 @@
 #pragma once
 // Counter-keyed dropout (the hash is specified in include/trireme/ops/dropout.h).
 //
-//   out[b, e] = (accumulate ? out[b, e] : 0) + (kept(b, e) ? x[b, e] * scale : 0)
+//   out[b, e] = (addend ? addend[b, e] : 0) + (kept(b, e) ? x[b, e] * scale : 0)
 //
-// x, out   [rows, row_size], device, same type; may be the same pointer if accumulate is false; any size and alignment,
-//          fast with 16-byte aligned pointers and a row_size that is a multiple of 16 / sizeof(type)
+// x, addend, out   [rows, row_size], device, same type; out may be x or addend; any size and alignment, fast with
+//          16-byte aligned pointers and a row_size that is a multiple of 16 / sizeof(type)
 // ids      [rows] int64, device: global sample ids
 // No allocation, no synchronisation. Deterministic: each element is written by one thread, and its decision depends on
 // (key, id, e) only.
@@ -19,12 +19,12 @@ namespace trireme::kernels {
 
 struct DropoutArguments {
   const void* x;
+  const void* addend;  // null: none
   void* out;
   const int64_t* ids;
   int64_t rows, row_size;
   uint32_t t0, t1, threshold;
   float scale;
-  bool accumulate;
   Element element;
 };
 

@@ -14,6 +14,7 @@ TRIREME_BENCH(dropout) {
   int64_t* ids = memory.integers(rows, 1000000);
   for (DropoutArguments& set : a)
     set = {memory.normal(rows * row_size, element),
+           nullptr,
            memory.normal(rows * row_size, element),
            ids,
            rows,
@@ -22,11 +23,10 @@ TRIREME_BENCH(dropout) {
            2,
            6554,
            1.1111f,
-           false,
            element};
   recorder.time("dropout", "8 x 4096 x 4096", element, 2 * tensor, kSets,
                 [&](int i) { return dropout(a[i], nullptr); });
-  for (DropoutArguments& set : a) set.accumulate = true;
+  for (DropoutArguments& set : a) set.addend = set.out;
   recorder.time("dropout, accumulated", "8 x 4096 x 4096", element, 3 * tensor, kSets,
                 [&](int i) { return dropout(a[i], nullptr); });
 }

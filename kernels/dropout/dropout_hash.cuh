@@ -1,6 +1,8 @@
 #pragma once
 // Device implementation of the hash in include/trireme/ops/dropout.h.
 
+#include "kernels/element.h"
+
 #include <cstdint>
 
 namespace trireme::kernels {
@@ -32,6 +34,21 @@ __device__ inline DropoutHash sample_hash(uint64_t id, uint32_t t0, uint32_t t1)
 /// The draw for the word whose index has these lower 32 bits.
 __device__ inline uint32_t dropout_draw(DropoutHash key, uint32_t word) {
   return dropout_mix(dropout_mix(word ^ key.k0) ^ key.k1);
+}
+
+/// Dropout of the elements first, first + 1, … of a sample; first is a multiple of the pack's size. Products are
+/// rounded to T.
+template <class T>
+__device__ inline Pack<T> dropped(Pack<T> value, DropoutHash sample, int64_t first, uint32_t threshold, float scale) {
+  // The words of a pack have the same upper 32 bits.
+  const DropoutHash key = sample.of_upper(static_cast<uint32_t>(first >> 33));
+#pragma unroll
+  for (int i = 0; i < Pack<T>::kCount; i += 2) {
+    const uint32_t h = dropout_draw(key, static_cast<uint32_t>((first + i) >> 1));
+    value.value[i] = from_float<T>((h & 0xffff) >= threshold ? to_float(value.value[i]) * scale : 0.0f);
+    value.value[i + 1] = from_float<T>((h >> 16) >= threshold ? to_float(value.value[i + 1]) * scale : 0.0f);
+  }
+  return value;
 }
 
 /// dropout_draw() for words `word` + i, where i is below a power of two that divides `word` and is at most 65,536.

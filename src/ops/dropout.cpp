@@ -180,6 +180,14 @@ at::Tensor apply_dropout(const at::Tensor& x, const Dropout& dropout) {
       .view(x.sizes());
 }
 
+at::Tensor add_dropout(const at::Tensor& addend, const at::Tensor& x, const Dropout& dropout) {
+  at::NoGradGuard no_grad;
+  count_sample(x, dropout);
+  TRIREME_CHECK(addend.sizes() == x.sizes(), "add_dropout: ", addend.sizes(), " + ", x.sizes());
+  TRIREME_LAUNCH(dropout_choice(x), add_dropout(addend.contiguous(), x.contiguous(), dropout));
+  return at::add(addend, apply_dropout(x, dropout));
+}
+
 void add_dropout_(const at::Tensor& sum, const at::Tensor& x, const Dropout& dropout) {
   at::NoGradGuard no_grad;
   count_sample(x, dropout);

@@ -22,13 +22,13 @@ void check_gelu(const at::Tensor& x, const at::Tensor& bias, Activation form) {
 
 at::Tensor gelu_forward(const at::Tensor& x, const at::Tensor& bias, Activation form) {
   check_gelu(x, bias, form);
-  TRIREME_LAUNCH(row_kernel_choice("gelu", x), gelu_forward(x, bias, form));
+  TRIREME_LAUNCH(row_kernel_choice("gelu", x, kWidestGeluBytes), gelu_forward(x, bias, form));
   return at::gelu(x + bias, approximation(form));
 }
 
 GeluGradients gelu_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias, Activation form) {
   check_gelu(x, bias, form);
-  TRIREME_LAUNCH(row_kernel_choice("gelu_backward", x), gelu_backward(dy, x, bias, form));
+  TRIREME_LAUNCH(row_kernel_choice("gelu_backward", x, kWidestGeluBytes), gelu_backward(dy, x, bias, form));
   const at::Tensor dx = at::gelu_backward(dy, x + bias, approximation(form));
   return {dx, sum_columns(dx)};
 }

@@ -12,7 +12,7 @@ namespace {
 LayerNormed normed_sum(const at::Tensor& x, const ResidualBranch& branch, const Norm& norm, bool want_plain,
                        bool want_rows) {
   const bool plain_input = !branch.bias.defined() && !branch.dropout.active() && !branch.residual.defined();
-  TRIREME_LAUNCH(row_kernel_choice("layer_norm", x),
+  TRIREME_LAUNCH(row_kernel_choice("layer_norm", x, kWidestLayerNormBytes),
                  layer_norm_forward(x, branch, norm, /*keep_sum=*/!plain_input, want_plain, want_rows));
   at::Tensor sum = branch.bias.defined() ? x + branch.bias : x;
   if (branch.dropout.active()) sum = apply_dropout(sum, branch.dropout);
@@ -44,7 +44,8 @@ LayerNormed layer_norm_forward(const at::Tensor& x, const ResidualBranch& branch
 at::Tensor layer_norm_recompute(const at::Tensor& sum, const at::Tensor& mean, const at::Tensor& rstd,
                                 const Norm& norm) {
   // The kernel recomputes the statistics to the same bits: one pass over the sum is cheaper than reading them.
-  TRIREME_LAUNCH(row_kernel_choice("layer_norm", sum), layer_norm_forward(sum, {}, norm, false, true, false).y.plain);
+  TRIREME_LAUNCH(row_kernel_choice("layer_norm", sum, kWidestLayerNormBytes),
+                 layer_norm_forward(sum, {}, norm, false, true, false).y.plain);
   const at::Tensor normed = (sum.to(accumulate_type(sum)) - mean.unsqueeze(-1)).mul_(rstd.unsqueeze(-1));
   return (normed * norm.weight + norm.bias).to(sum.scalar_type());
 }
@@ -52,7 +53,7 @@ at::Tensor layer_norm_recompute(const at::Tensor& sum, const at::Tensor& mean, c
 LayerNormGradients layer_norm_backward(const at::Tensor& dy, const LayerNormed& kept, const Norm& norm,
                                        const Dropout& dropout, const at::Tensor& d_sum, bool want_norm,
                                        bool want_branch_bias) {
-  TRIREME_LAUNCH(row_kernel_choice("layer_norm_backward", kept.sum),
+  TRIREME_LAUNCH(row_kernel_choice("layer_norm_backward", kept.sum, kWidestLayerNormBytes),
                  layer_norm_backward(dy, kept, norm, dropout, d_sum, want_norm, want_branch_bias));
   const at::ScalarType type = accumulate_type(kept.sum), narrow = kept.sum.scalar_type();
   const at::Tensor rstd = kept.rstd.unsqueeze(-1), d = dy.to(type);

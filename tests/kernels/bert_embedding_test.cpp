@@ -65,8 +65,8 @@ TEST_F(BertEmbeddingTest, MatchesTheOracleAndDropsAsDropoutDoes) {
 
       // With dropout: the same as the dropout kernel applied to y; no other outputs.
       const float scale = 65536.0f / (65536 - 6554);
-      CUDA_OK(dropout({y.data(), dropped.data(), device_samples.as<int64_t>(), s.samples, s.length * s.columns, 11, 22,
-                       6554, scale, false, element},
+      CUDA_OK(dropout({y.data(), nullptr, dropped.data(), device_samples.as<int64_t>(), s.samples, s.length * s.columns,
+                       11, 22, 6554, scale, element},
                       nullptr));
       a.sample_ids = device_samples.as<int64_t>(), a.rows_per_sample = s.length, a.t0 = 11;
       a.t1 = 22, a.threshold = 6554, a.scale = scale, a.y = again.data();

@@ -32,7 +32,8 @@ TEST_F(DropoutTest, FollowsTheCounterHash) {
   for (const Element element : kElements) {
     for (const Shape& s :
          {Shape{1, 1, 0}, {3, 7, 0}, {2, 64, 0}, {5, 4096, 0}, {3, 4099, 0}, {2, 4096, 1}, {2, 100000, 0}}) {
-      for (const bool accumulate : {false, true}) {
+      enum Addend { kNone, kOut, kOther };
+      for (const Addend addend : {kNone, kOut, kOther}) {
         SCOPED_TRACE(std::string(name_of(element)) + " " + std::to_string(s.rows) + " x " + std::to_string(s.row_size));
         const Values x = normal_values(s.rows * s.row_size, element, 1),
                      before = normal_values(s.rows * s.row_size, element, 2);
@@ -45,12 +46,14 @@ TEST_F(DropoutTest, FollowsTheCounterHash) {
           const double dropped = kept(static_cast<uint64_t>(ids[i / s.row_size]), i % s.row_size, 11, 22, threshold)
                                      ? round_to(static_cast<float>(x[i]) * scale, element)
                                      : 0.0;
-          expected.push_back(accumulate ? round_to(before[i] + dropped, element) : dropped);
+          expected.push_back(addend == kNone ? dropped : round_to(before[i] + dropped, element));
         }
-        DeviceArray in(x, element, s.shift), out(before, element, s.shift);
+        DeviceArray in(x, element, s.shift), other(before, element, s.shift), out(before, element, s.shift);
+        if (addend == kOther) out.poison();
         DeviceIntegers<int64_t> device_ids(ids);
-        CUDA_OK(dropout({in.data(), out.data(), device_ids.as<int64_t>(), s.rows, s.row_size, 11, 22, threshold, scale,
-                         accumulate, element},
+        const void* addends[] = {nullptr, out.data(), other.data()};
+        CUDA_OK(dropout({in.data(), addends[addend], out.data(), device_ids.as<int64_t>(), s.rows, s.row_size, 11, 22,
+                         threshold, scale, element},
                         nullptr));
         EXPECT_EQ(out.values(), expected);
       }
@@ -67,7 +70,7 @@ TEST_F(DropoutTest, SameBitsEveryTime) {
   for (int run = 0; run < 100; ++run) {
     out.poison();
     CUDA_OK(
-        dropout({in.data(), out.data(), ids.as<int64_t>(), rows, row_size, 11, 22, 6554, 1.1f, false, Element::kBF16},
+        dropout({in.data(), nullptr, out.data(), ids.as<int64_t>(), rows, row_size, 11, 22, 6554, 1.1f, Element::kBF16},
                 nullptr));
     std::vector<unsigned char> now = out.read();
     if (run == 0)

@@ -258,7 +258,7 @@ TEST_F(LargeTensorTest, DropoutOfASampleBeyond32BitsOfWords) {
   const Large x(kCount, 0x3c);  // one value in all elements before dropout
   const double value = x.read(0, 1)[0], scaled = round_to(static_cast<float>(value) * 2.0f, kElement);
   DeviceIntegers<int64_t> ids({(int64_t{1} << 40) + 7});
-  CUDA_OK(dropout({x.data(), x.data(), ids.as<int64_t>(), 1, kCount, 11, 22, 32768, 2.0f, false, kElement}, nullptr));
+  CUDA_OK(dropout({x.data(), nullptr, x.data(), ids.as<int64_t>(), 1, kCount, 11, 22, 32768, 2.0f, kElement}, nullptr));
   const Values start = x.read(0, kPart);
   for (const int64_t first : {int64_t{0}, kLimit - 4096, 2 * kLimit - 4096, kWrap - kPart, kWrap, kCount - kPart}) {
     const Values part = x.read(first, kPart);

@@ -53,8 +53,8 @@ struct Case {
   /// What kernels/dropout returns for `values` with adapter i's key.
   Values dropped(const Values& values, int i) const {
     DeviceArray in(values, element), out(p.tokens * p.columns, element);
-    EXPECT_EQ(dropout({in.data(), out.data(), p.sample_ids, shape.samples, shape.sample_tokens * p.columns, p.t0[i],
-                       p.t1[i], p.threshold, p.scale, false, element},
+    EXPECT_EQ(dropout({in.data(), nullptr, out.data(), p.sample_ids, shape.samples, shape.sample_tokens * p.columns,
+                       p.t0[i], p.t1[i], p.threshold, p.scale, element},
                       nullptr),
               cudaSuccess);
     return out.values();

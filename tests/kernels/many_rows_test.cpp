@@ -71,8 +71,8 @@ TEST_F(ManyRowsTest, Dropout) {
       expected.push_back(accumulate ? round_to(before[i] + y, kElement) : y);
     }
     DeviceArray in(x, kElement), out(before, kElement);
-    CUDA_OK(dropout({in.data(), out.data(), device_ids.as<int64_t>(), kRows, kColumns, kT0, kT1, kThreshold, kKeep,
-                     accumulate, kElement},
+    CUDA_OK(dropout({in.data(), accumulate ? out.data() : nullptr, out.data(), device_ids.as<int64_t>(), kRows,
+                     kColumns, kT0, kT1, kThreshold, kKeep, kElement},
                     nullptr));
     EXPECT_TRUE(out.values() == expected) << "accumulate " << accumulate;
   }

@@ -56,9 +56,9 @@ TEST_F(ManyTokensTest, BertEmbeddingWithATokenASample) {
       oracle::bert_embedding(word, position, type, ids, positions, types, gamma, beta, kColumns, a.eps, &rounded);
   expect_close(y.values(), expected.y, kElement, 1.01, 1e-5, "y");
   const float scale = 65536.0f / (65536 - 6554);
-  CUDA_OK(dropout(
-      {y.data(), dropped.data(), device_samples.as<int64_t>(), kTokens, kColumns, 11, 22, 6554, scale, false, kElement},
-      nullptr));
+  CUDA_OK(dropout({y.data(), nullptr, dropped.data(), device_samples.as<int64_t>(), kTokens, kColumns, 11, 22, 6554,
+                   scale, kElement},
+                  nullptr));
   a.sample_ids = device_samples.as<int64_t>(), a.t0 = 11, a.t1 = 22, a.threshold = 6554, a.scale = scale;
   a.y = again.data();
   CUDA_OK(bert_embedding_forward(a, nullptr));
@@ -139,9 +139,9 @@ TEST_F(ManyTokensTest, LoraProducts) {
   p.sample_ids = ids.as<int64_t>(), p.sample_tokens = kTokens / 2, p.t0[0] = 11, p.t1[0] = 22, p.threshold = 6554;
   p.scale = 65536.0f / (65536 - 6554), p.element = kElement;
   ASSERT_TRUE(lora_fits(p));
-  CUDA_OK(
-      dropout({ones.data(), kept.data(), p.sample_ids, 2, kTokens / 2 * kColumns, 11, 22, 6554, 1.0f, false, kElement},
-              nullptr));
+  CUDA_OK(dropout(
+      {ones.data(), nullptr, kept.data(), p.sample_ids, 2, kTokens / 2 * kColumns, 11, 22, 6554, 1.0f, kElement},
+      nullptr));
   Values factor = kept.values(), masked = x;
   for (size_t i = 0; i < x.size(); ++i) factor[i] *= p.scale, masked[i] *= factor[i];
   CUDA_OK(lora_down(p, nullptr));

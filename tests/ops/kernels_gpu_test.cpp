@@ -62,6 +62,7 @@ TEST_P(KernelsGpu, DropoutMakesTheSameDecisionsAsTheTensorOperations) {
     expect_close(ours, plain);
     at::Tensor sum = random(shape);
     const at::Tensor before = sum.clone();
+    expect_close(add_dropout(before, x, dropout.at(9)), before.to(at::kDouble) + plain.to(at::kDouble));
     add_dropout_(sum, x, dropout.at(9));
     expect_close(sum, before.to(at::kDouble) + plain.to(at::kDouble));
     EXPECT_TRUE(apply_dropout(x, dropout.at(9)).equal(ours)) << "not deterministic";

@@ -43,6 +43,9 @@ DropoutKey dropout_key(const Dropout& dropout);
 /// callers apply it again in their backward.
 at::Tensor apply_dropout(const at::Tensor& x, const Dropout& dropout);
 
+/// addend + apply_dropout(x, …), both of one shape, in one pass where our kernel runs; a new tensor.
+at::Tensor add_dropout(const at::Tensor& addend, const at::Tensor& x, const Dropout& dropout);
+
 /// sum += apply_dropout(x, …), in one pass where our kernel runs.
 void add_dropout_(const at::Tensor& sum, const at::Tensor& x, const Dropout& dropout);
 

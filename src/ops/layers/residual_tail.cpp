@@ -21,8 +21,7 @@ at::Tensor ResidualTail::forward(LinearLayer& linear, const Operand& x, const at
     return y;
   }
   if (!dropout_.active()) return linear.forward(x, LinearLayer::Bias::kAdd, residual);
-  const at::Tensor branch = apply_dropout(linear.forward(x, LinearLayer::Bias::kAdd), dropout_);
-  return at::add(residual, branch);
+  return add_dropout(residual, linear.forward(x, LinearLayer::Bias::kAdd), dropout_);
 }
 
 ResidualTail::Parts ResidualTail::backward(const LinearLayer& linear, const at::Tensor& dy, Gradients& gradients) {
@@ -40,7 +39,7 @@ ResidualTail::Parts ResidualTail::backward(const LinearLayer& linear, const at::
     return parts;
   }
   parts.d_residual = dy;
-  parts.d_branch = make_operand(dropout_.active() ? apply_dropout(dy, dropout_) : dy, forms);
+  parts.d_branch = make_dropped_operand(dy, dropout_, forms);
   return parts;
 }
 

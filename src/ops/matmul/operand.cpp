@@ -82,7 +82,21 @@ at::Tensor dequantise_rows(const Fp8Rows& rows, at::ScalarType dtype) {
       .view(rows.data.sizes());
 }
 
+namespace {
+
+Choice column_sum_choice(const at::Tensor& x_TD) {
+  return Dispatch("sum_columns", x_TD)
+      .needs(x_TD.is_contiguous(), "the matrix is not contiguous")
+      .needs(
+          x_TD.size(1) * x_TD.element_size() % 16 == 0 && reinterpret_cast<uintptr_t>(x_TD.const_data_ptr()) % 16 == 0,
+          "the rows are not aligned to 16 bytes")
+      .choice();
+}
+
+}  // namespace
+
 at::Tensor sum_columns(const at::Tensor& x_TD) {
+  TRIREME_LAUNCH(column_sum_choice(x_TD), sum_columns(x_TD));
   const at::ScalarType type = x_TD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   return at::sum(x_TD, {0}, false, type).to(x_TD.scalar_type());
 }
@@ -123,6 +137,17 @@ void complete(Operand& operand, const OperandForms& wanted) {
   }
   if (wanted.column_sums && !operand.column_sums.defined()) operand.column_sums = sum_columns(operand.plain);
   if (!wanted.plain) operand.plain = at::Tensor();
+}
+
+Operand make_dropped_operand(const at::Tensor& x_TD, const Dropout& dropout, const OperandForms& wanted) {
+  if (!dropout.active()) return make_operand(x_TD, wanted);
+  // The kernel that makes codes sums the columns as well.
+  const bool sums = wanted.column_sums && wanted.codes == nullptr && wanted.current == CurrentCodes::kNone;
+  if (!kCudaBuild || !sums || !column_sum_choice(x_TD).kernel())
+    return make_operand(apply_dropout(x_TD, dropout), wanted);
+  Operand result = launch::dropout_with_sums(x_TD, dropout);
+  complete(result, wanted);
+  return result;
 }
 
 Operand make_operand(const at::Tensor& plain, const OperandForms& wanted) {

@@ -4,6 +4,7 @@
 
 #include "trireme/nn/weight.h"
 #include "trireme/ops/activation.h"
+#include "trireme/ops/dropout.h"
 #include "trireme/ops/matmul/fp8.h"
 
 #include <ATen/core/Tensor.h>
@@ -57,6 +58,9 @@ at::Tensor dequantise_rows(const Fp8Rows& rows, at::ScalarType dtype);
 
 /// Column sums, fp32 inside (fp64 for fp64), rounded once.
 at::Tensor sum_columns(const at::Tensor& x_TD);
+/// The dropout of a gradient as the operand of products; its plain form and its column sums come from one pass where
+/// our kernel runs.
+Operand make_dropped_operand(const at::Tensor& x_TD, const Dropout& dropout, const OperandForms& wanted);
 
 /// The values that are quantised, as a function of the inputs: x; gelu(x + bias); dy * gelu'(x + bias).
 struct CodesSource {
@@ -89,6 +93,8 @@ Fp8Rows quantise_columns(const at::Tensor& x_TD);
 Operand make_codes(const CodesSource& source, const Fp8Scale& scale, bool want_column_sums);
 Operand make_current_codes(const at::Tensor& x_TD, CurrentCodes format, bool want_column_sums);
 at::Tensor transpose_bytes(const at::Tensor& matrix);
+at::Tensor sum_columns(const at::Tensor& x_TD);
+Operand dropout_with_sums(const at::Tensor& x_TD, const Dropout& dropout);  // plain and column_sums
 }  // namespace launch
 
 }  // namespace trireme

@@ -1,3 +1,4 @@
+#include "kernels/column_sum/matrix_column_sum.h"
 #include "kernels/fp8_columns/fp8_columns.h"
 #include "kernels/fp8_current/fp8_current.h"
 #include "kernels/fp8_operands/fp8_operands.h"
@@ -10,6 +11,48 @@
 #include <c10/cuda/CUDAGuard.h>
 
 namespace trireme::launch {
+
+namespace {
+
+/// `a` has what dropout needs, or nothing.
+at::Tensor column_sums(const at::Tensor& x_TD, kernels::MatrixColumnSum a) {
+  const at::Tensor sums = at::empty({x_TD.size(1)}, x_TD.options());
+  const at::Tensor workspace =
+      at::empty({kernels::matrix_column_sum_workspace(x_TD.size(0), x_TD.size(1))}, x_TD.options().dtype(at::kFloat));
+  a.x = x_TD.const_data_ptr();
+  a.sums = sums.mutable_data_ptr();
+  a.workspace = workspace.mutable_data_ptr<float>();
+  a.rows = x_TD.size(0);
+  a.columns = x_TD.size(1);
+  a.element = element(x_TD);
+  launched(kernels::matrix_column_sum(a, stream_of(x_TD)), "matrix_column_sum");
+  return sums;
+}
+
+}  // namespace
+
+at::Tensor sum_columns(const at::Tensor& x_TD) {
+  const c10::cuda::CUDAGuard guard(x_TD.device());
+  return column_sums(x_TD, {});
+}
+
+Operand dropout_with_sums(const at::Tensor& x_TD, const Dropout& dropout) {
+  const c10::cuda::CUDAGuard guard(x_TD.device());
+  const at::Tensor ids = dropout.sample_ids_B.contiguous();
+  const DropoutKey key = dropout_key(dropout);
+  Operand result;
+  result.plain = at::empty(x_TD.sizes(), x_TD.options());
+  kernels::MatrixColumnSum a;
+  a.dropped = result.plain.mutable_data_ptr();
+  a.ids = ids.const_data_ptr<int64_t>();
+  a.rows_of_sample = x_TD.size(0) / ids.numel();
+  a.t0 = key.t0;
+  a.t1 = key.t1;
+  a.threshold = key.threshold;
+  a.scale = static_cast<float>(key.scale);
+  result.column_sums = column_sums(x_TD, a);
+  return result;
+}
 
 Fp8Rows quantise_rows(const at::Tensor& x_TD) {
   const c10::cuda::CUDAGuard guard(x_TD.device());

@@ -1,0 +1,100 @@
+#include "kernels/column_sum/matrix_column_sum.h"
+
+#include "kernels/column_sum/column_sum.h"
+#include "kernels/dropout/dropout_hash.cuh"
+#include "kernels/launch.h"
+
+#include <cstdint>
+
+namespace trireme::kernels {
+
+namespace {
+
+// A block sums a strip of rows for the columns of one warp's packs: its warps take the rows of the strip in turn, each
+// several at a time, so that enough loads are under way.
+constexpr int kWarps = 8, kBlocksPerSm = 8, kShortestStrip = 32;
+
+template <class T>
+constexpr int64_t kTile = 32 * Pack<T>::kCount;
+
+/// Strips of rows: about kBlocksPerSm blocks a multiprocessor, each of at least kShortestStrip rows. The tile
+/// of 16-bit elements is assumed; fp32 has twice the blocks.
+int64_t strips(int64_t rows, int64_t columns) {
+  const int64_t tiles = ceil_div(columns, kTile<__half>),
+                wanted = ceil_div(static_cast<int64_t>(multiprocessors()) * kBlocksPerSm, tiles),
+                most = ceil_div(rows, kShortestStrip);
+  const int64_t count = wanted < most ? wanted : most;
+  return count < 65535 ? count : 65535;
+}
+
+template <class T, bool kDropout>
+__global__ void __launch_bounds__(32 * kWarps) matrix_column_sum_kernel(const MatrixColumnSum a, int64_t strip) {
+  constexpr int kWidth = Pack<T>::kCount, kUnroll = kDropout ? 2 : 4;
+  __shared__ float lanes[kWarps][kTile<T>];
+  const int64_t first = blockIdx.x * kTile<T>, column = first + static_cast<int64_t>(threadIdx.x) * kWidth;
+  const int64_t begin = blockIdx.y * strip, end = begin + strip < a.rows ? begin + strip : a.rows;
+  float sums[kWidth] = {};
+  if (column < a.columns) {
+    const T* x = static_cast<const T*>(a.x) + column;
+    T* out = kDropout ? static_cast<T*>(a.dropped) + column : nullptr;
+    for (int64_t row = begin + threadIdx.y; row < end; row += kWarps * kUnroll) {
+      Pack<T> values[kUnroll];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u)
+        if (row + u * kWarps < end) values[u] = *reinterpret_cast<const Pack<T>*>(x + (row + u * kWarps) * a.columns);
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int64_t r = row + u * kWarps;
+        if (r >= end) continue;
+        if constexpr (kDropout) {
+          // 32-bit: a division of 64-bit numbers takes longer than the rest of the row.
+          const auto sample = static_cast<uint32_t>(r) / static_cast<uint32_t>(a.rows_of_sample);
+          const int64_t place = r - static_cast<int64_t>(sample) * a.rows_of_sample;
+          values[u] = dropped(values[u], sample_hash(static_cast<uint64_t>(a.ids[sample]), a.t0, a.t1),
+                              place * a.columns + column, a.threshold, a.scale);
+          *reinterpret_cast<Pack<T>*>(out + r * a.columns) = values[u];
+        }
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) sums[i] += to_float(values[u].value[i]);
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) lanes[threadIdx.y][threadIdx.x * kWidth + i] = sums[i];
+  __syncthreads();
+  for (int64_t c = threadIdx.y * 32 + threadIdx.x; c < kTile<T> && first + c < a.columns; c += 32 * kWarps) {
+    float total = 0;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) total += lanes[warp][c];
+    a.workspace[blockIdx.y * a.columns + first + c] = total;
+  }
+}
+
+}  // namespace
+
+int64_t matrix_column_sum_workspace(int64_t rows, int64_t columns) {
+  return rows == 0 ? 0 : strips(rows, columns) * columns;
+}
+
+cudaError_t matrix_column_sum(const MatrixColumnSum& a, cudaStream_t stream) {
+  if (a.columns == 0) return cudaSuccess;
+  return dispatch(a.element, [&](auto zero) {
+    using T = decltype(zero);
+    if (a.columns % Pack<T>::kCount != 0 || !aligned16(a.x, a.dropped) || a.rows > UINT32_MAX)
+      return cudaErrorInvalidValue;
+    const int64_t count = a.rows == 0 ? 0 : strips(a.rows, a.columns);
+    if (count > 0) {
+      const int64_t strip = ceil_div(ceil_div(a.rows, count), kWarps) * kWarps;
+      const dim3 grid(static_cast<unsigned>(ceil_div(a.columns, kTile<T>)), static_cast<unsigned>(count)),
+          block(32, kWarps);
+      if (a.dropped != nullptr)
+        matrix_column_sum_kernel<T, true><<<grid, block, 0, stream>>>(a, strip);
+      else
+        matrix_column_sum_kernel<T, false><<<grid, block, 0, stream>>>(a, strip);
+      if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+    }
+    return column_sum(a.workspace, count, a.columns, a.columns, a.sums, a.element, false, stream);
+  });
+}
+
+}  // namespace trireme::kernels

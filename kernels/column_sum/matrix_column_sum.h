@@ -1,0 +1,43 @@
+#pragma once
+// Column sums of a matrix, of itself or of its dropout, which is written in the same pass:
+//
+//   z[r, c]  = dropped ? dropout(x)[r, c] (kernels/dropout/dropout.h) : x[r, c]
+//   dropped[r, c] = z[r, c]
+//   sums[c]  = to(T, sum over r of z[r, c])
+//
+// The gradient of a bias is such a sum: of the gradient of the layer's output, behind the dropout that follows it.
+//
+// x, dropped  [rows, columns], device, same type T; dropped may be x or null; 16-byte aligned, columns a multiple of
+//             16 / sizeof(T)
+// sums        [columns] of type T
+// Sums are fp32, of a fixed number of strips of rows: deterministic for a given number of multiprocessors. No
+// allocation, no synchronisation.
+
+#include "kernels/element.h"
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace trireme::kernels {
+
+struct MatrixColumnSum {
+  const void* x = nullptr;
+  void* sums = nullptr;
+  float* workspace = nullptr;  // matrix_column_sum_workspace() floats; may be uninitialised
+  int64_t rows = 0, columns = 0;
+  Element element = Element::kBF16;
+
+  void* dropped = nullptr;       // null: no dropout; the fields below are not read
+  const int64_t* ids = nullptr;  // [samples] global sample ids; sample s has rows s * rows_of_sample, ...
+  int64_t rows_of_sample = 0;    // divides rows
+  uint32_t t0 = 0, t1 = 0, threshold = 0;
+  float scale = 1;
+};
+
+/// Floats of workspace on the current device.
+int64_t matrix_column_sum_workspace(int64_t rows, int64_t columns);
+/// cudaErrorInvalidValue for pointers or widths that are not aligned, and for 2^32 rows or more.
+cudaError_t matrix_column_sum(const MatrixColumnSum& arguments, cudaStream_t stream);
+
+}  // namespace trireme::kernels
