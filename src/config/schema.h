@@ -304,7 +304,8 @@ void describe(Visitor& v, PrecisionSection& s) {
   v.field(
       {.key = "fp8_recipe",
        .help = "scales of trained matrices' FP8 products: delayed = one a tensor, from the step before; tensorwise = "
-               "one a tensor, its own; rowwise = one a row of activations and gradients; auto = delayed",
+               "one a tensor, its own; rowwise = one a row of activations and gradients; auto = rowwise for decoders, "
+               "delayed for BERT",
        .words = {"auto", "rowwise", "tensorwise", "delayed"}},
       s.fp8_recipe);
   v.field({.key = "fp8_skip_first",

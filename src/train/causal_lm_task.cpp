@@ -57,7 +57,7 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
   shape.vocab_size =
       resized_vocab(stored_vocab_, config.model.vocab_size, config.model.pad_vocab_to.value_or(family.vocab_multiple));
   model_ = std::make_unique<DecoderModel>(shape, lora_options(config));
-  if (trained_recipe(config) != Recipe::kCompute)
+  if (trains_in_fp8(config))
     check_fp8_training(rank, {{"hidden_size", shape.hidden_size},
                               {"intermediate_size", shape.intermediate_size},
                               {"the queries' width", shape.num_attention_heads * shape.head_dim},
@@ -157,7 +157,7 @@ void CausalLmTask::fill_plan(const Config& config, PlanInput& input) const {
   const ActivationBytes bytes = activation_bytes(model->config(), model->lora(), length,
                                                  {.element_size = input.compute_bytes,
                                                   .frozen_fp8 = frozen_recipe(config) == Recipe::kFp8Frozen,
-                                                  .trained_fp8 = trained_recipe(config) != Recipe::kCompute});
+                                                  .trained_fp8 = trains_in_fp8(config)});
   input.units = &model->units();
   input.num_blocks = static_cast<int>(model->config().num_hidden_layers);
   input.rows = static_cast<int>(config.batch.micro_batch_size);
@@ -177,11 +177,12 @@ void CausalLmTask::fill_plan(const Config& config, PlanInput& input) const {
   StepTimes& times = input.times;
   times.block_forward =
       work.matrices / rate + work.attention / rates.attention_flops + work.forward_bytes / rates.memory_bytes;
-  times.block_backward = products_backward * work.matrices / rate + 2.5 * work.attention / rates.attention_flops +
-                         work.backward_bytes / rates.memory_bytes;
-  if (trained_recipe(config) != Recipe::kCompute) {
-    times.block_forward += work.fp8_forward_bytes / rates.memory_bytes;
-    times.block_backward += work.fp8_backward_bytes / rates.memory_bytes;
+  const RecipeCost cost = recipe_cost(trained_recipe(config, facts_.automatic_fp8));
+  times.block_backward = cost.backward_products * products_backward * work.matrices / rate +
+                         2.5 * work.attention / rates.attention_flops + work.backward_bytes / rates.memory_bytes;
+  if (trains_in_fp8(config)) {
+    times.block_forward += cost.quantisation * work.fp8_forward_bytes / rates.memory_bytes;
+    times.block_backward += cost.quantisation * work.fp8_backward_bytes / rates.memory_bytes;
     times.pass = static_cast<double>(input.num_blocks) * work.fp8_weight_bytes / rates.memory_bytes;
   }
   times.norms_forward = work.norms_bytes / rates.memory_bytes;

@@ -48,10 +48,11 @@ MaskedLmTask::MaskedLmTask(const Config& config, const RankInfo& rank, const Con
     throw ConfigError(fmt::format("data.seq_length {} is more than the model's max_position_embeddings {}",
                                   config.data.seq_length, shape.max_position_embeddings));
   model_ = std::make_unique<BertModel>(shape, config.model.pad_vocab_to.value_or(family.vocab_multiple));
-  if (trained_recipe(config) != Recipe::kCompute)
+  if (trains_in_fp8(config))
     check_fp8_training(rank, {{"hidden_size", shape.hidden_size}, {"intermediate_size", shape.intermediate_size}});
   open_rows(shape.vocab_size);
 
+  facts_.automatic_fp8 = Recipe::kFp8Delayed;  // MLPerf's BERT
   facts_.units = &model_->units();
   facts_.parameters = facts_.trained_parameters = model_->num_parameters();
   facts_.flops_per_row = flops_per_row(config.data.seq_length);

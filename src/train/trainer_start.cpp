@@ -75,7 +75,8 @@ Trainer::Trainer(const Config& config, World& world, TrainingTask& task, const M
   stop_vote_ = std::make_unique<StopVote>(comm_, target);
   units_ = std::make_unique<ShardedUnits>(
       task.units(), comm_, target,
-      ShardingOptions{compute_dtype, plan.shard_size, plan.resident, frozen_recipe(config), trained_recipe(config),
+      ShardingOptions{compute_dtype, plan.shard_size, plan.resident, frozen_recipe(config),
+                      trained_recipe(config, task.facts().automatic_fp8),
                       config.parallel.reduce_dtype == "compute" ? compute_dtype : at::kFloat, plan.policy,
                       config.precision.fp8_skip_first, config.precision.fp8_skip_last});
   if (!units_->gather_path().empty()) log_info("frozen shards are " + units_->gather_path());

@@ -8,6 +8,7 @@
 #include "trireme/fsdp/sharded_units.h"
 #include "trireme/nn/recompute.h"
 #include "trireme/nn/unit.h"
+#include "trireme/nn/weight.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -62,8 +63,9 @@ struct TaskFacts {
   /// Samples that a step counts for where evaluations are due, when rows and samples are not the same; evaluation i
   /// then comes after step ceil(i * eval.every_samples / this) instead of every so many steps.
   std::optional<double> nominal_samples_per_step;
-  bool takes_adapters = false;           // a lora section is possible
-  std::vector<std::string> description;  // banner lines: model, data
+  bool takes_adapters = false;                 // a lora section is possible
+  Recipe automatic_fp8 = Recipe::kFp8Rowwise;  // precision.fp8_recipe: auto
+  std::vector<std::string> description;        // banner lines: model, data
 };
 
 class TrainingTask {
