@@ -108,17 +108,23 @@ void CausalLmTask::open_train_documents(RowSource<Sample, TokenPack>& rows) {
 }
 
 void CausalLmTask::open_valid(RowSource<Sample, TokenPack>& rows) {
+  const auto evaluated = [this](int64_t size) {
+    if (config_.eval.samples.value_or(0) > size)
+      throw ConfigError(
+          fmt::format("eval.samples {} is more than the {} rows of data.valid", *config_.eval.samples, size));
+    return config_.eval.samples.value_or(size);
+  };
   if (are_documents("data.valid", paths(config_.data.valid))) {
     const auto stream = open_valid_stream(config_, model_->config().vocab_size);
     const auto packed = std::make_shared<const PackedOnce>(stream);
     rows.valid = [packed](int64_t index) { return stream_sample(packed->read(index)); };
-    rows.valid_rows = packed->size();
+    rows.valid_rows = evaluated(packed->size());
     facts_.description.push_back(
         fmt::format("valid: {}, {} rows", describe_stream(*stream), format_count(packed->size())));
   } else {
     const auto valid = open_dataset(config_.data.valid);
     rows.valid = [valid](int64_t index) { return valid->read(index); };
-    rows.valid_rows = valid->size();
+    rows.valid_rows = evaluated(valid->size());
     rows.sets.push_back(row_set("data.valid", valid));
     facts_.description.push_back("valid: " + valid->description());
   }
