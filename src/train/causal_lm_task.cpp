@@ -56,6 +56,7 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
   stored_vocab_ = shape.vocab_size;
   shape.vocab_size =
       resized_vocab(stored_vocab_, config.model.vocab_size, config.model.pad_vocab_to.value_or(family.vocab_multiple));
+  data_vocab_ = config.model.vocab_size.value_or(stored_vocab_);
   model_ = std::make_unique<DecoderModel>(shape, lora_options(config));
   if (trained_recipe(config) != Recipe::kCompute)
     check_fp8_training(rank, {{"hidden_size", shape.hidden_size},
@@ -83,7 +84,7 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
 }
 
 std::shared_ptr<const TokenDataset> CausalLmTask::open_dataset(const std::vector<std::string>& files) const {
-  return open_token_dataset(paths(files), config_.data.seq_length, model_->config().vocab_size);
+  return open_token_dataset(paths(files), config_.data.seq_length, data_vocab_);
 }
 
 void CausalLmTask::open_train_rows(RowSource<Sample, TokenPack>& rows) {
@@ -97,8 +98,7 @@ void CausalLmTask::open_train_rows(RowSource<Sample, TokenPack>& rows) {
 }
 
 void CausalLmTask::open_train_documents(RowSource<Sample, TokenPack>& rows) {
-  const auto stream =
-      open_token_stream(stream_files(config_, "data.train"), stream_options(config_, model_->config().vocab_size));
+  const auto stream = open_token_stream(stream_files(config_, "data.train"), stream_options(config_, data_vocab_));
   rows.stream = std::make_shared<StreamLoader>(stream, rank_.rank, rank_.world_size);
   rows.train = [loader = rows.stream](int64_t position) { return stream_sample(loader->row(position)); };
   rows.sets.push_back(document_rows("data.train", stream));
@@ -115,7 +115,7 @@ void CausalLmTask::open_valid(RowSource<Sample, TokenPack>& rows) {
     return config_.eval.samples.value_or(size);
   };
   if (are_documents("data.valid", paths(config_.data.valid))) {
-    const auto stream = open_valid_stream(config_, model_->config().vocab_size);
+    const auto stream = open_valid_stream(config_, data_vocab_);
     const auto packed = std::make_shared<const PackedOnce>(stream);
     rows.valid = [packed](int64_t index) { return stream_sample(packed->read(index)); };
     rows.valid_rows = evaluated(packed->size());
@@ -132,7 +132,7 @@ void CausalLmTask::open_valid(RowSource<Sample, TokenPack>& rows) {
 }
 
 void CausalLmTask::open_rows() {
-  const int64_t length = config_.data.seq_length, vocab = model_->config().vocab_size;
+  const int64_t length = config_.data.seq_length, vocab = data_vocab_;
   RowSource<Sample, TokenPack> rows;
   if (are_documents("data.train", paths(config_.data.train)))
     open_train_documents(rows);

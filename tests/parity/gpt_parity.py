@@ -21,7 +21,7 @@ except ImportError as error:
 VOCAB, PADDED, SEQ, STEPS, GBS, MBS = 113, 128, 33, 10, 8, 2
 LR, LEAST, WARMUP, CONSTANT, DECAY, CLIP = 3e-3, 3e-4, 2, 3, 0.1, 1.0
 # Tolerances, relative: of losses, of gradient norms; absolute: of weights. bf16 rounds the products of both programs differently.
-CASES = {"fp32": (1e-5, 1e-4, 1e-4), "bf16": (4e-3, 4e-2, 8e-3)}
+CASES = {"fp32": (1e-5, 1e-4, 1e-4), "bf16": (2e-3, 1e-2, 8e-3)}
 
 
 def rate_of(step):
@@ -121,7 +121,11 @@ def main():
         assert not any(info.values()), info
         theirs, mine = dict(masters.named_parameters()), dict(loaded.eval().named_parameters())
         assert theirs.keys() == mine.keys() and mine["transformer.wte.weight"].shape[0] == PADDED
-        difference = {name: (mine[name] - value).abs().max().item() for name, value in theirs.items()}
+        difference = {name: (mine[name] - value).abs() for name, value in theirs.items()}
+        for name, error in difference.items():
+            if name.endswith("attn.c_attn.bias"):  # a key's bias moves all scores of a query alike: its gradient is rounding, which Adam scales up
+                error[48:96] = 0
+        difference = {name: error.max().item() for name, error in difference.items()}
         with torch.no_grad():
             logits = loaded(input_ids=valid).logits
             opened = torch.nn.functional.cross_entropy(logits[:, :-1].reshape(-1, PADDED), valid[:, 1:].reshape(-1)).item()

@@ -1,7 +1,5 @@
-// BatchSizes against Megatron's rule, step by step, and what depends on it: when evaluations and saves are due.
+// BatchSizes against Megatron's rule, step by step.
 #include "batch_sizes.h"
-
-#include "run_clock.h"
 
 #include <gtest/gtest.h>
 
@@ -78,29 +76,6 @@ TEST(BatchSizes, ALongRampIsFewStages) {
   EXPECT_EQ(batches.of(98443), 32);
   EXPECT_EQ(batches.before(98444), 3150208);
   EXPECT_EQ(batches.of(98444), 64) << "the first step behind 97656250 / 31 = 3150201.6 samples";
-}
-
-std::vector<int64_t> due(int64_t last, const std::function<bool(int64_t)>& at) {
-  std::vector<int64_t> steps;
-  for (int64_t step = 1; step <= last; ++step)
-    if (at(step)) steps.push_back(step);
-  return steps;
-}
-
-TEST(RunClockOfARamp, EvaluatesAndSavesBySamples) {
-  Config config;
-  config.train.max_steps = 100;
-  config.batch = ramp(4, 4, 36, 16);  // 4 8 12 20 28 40 56 72 88 …
-  config.eval.every_samples = config.output.save_every_samples = 20;
-  RunClock clock(config, std::nullopt, at::kCPU);
-  EXPECT_EQ(due(9, [&](int64_t step) { return clock.evaluation_due(step); }),
-            (std::vector<int64_t>{4, 6, 8, 9}));  // 20, 40, 72, 88 samples
-  clock.start_run(5, 28);
-  EXPECT_EQ(due(9, [&](int64_t step) { return step > 5 && clock.save_due(step) && (clock.saved(step), true); }),
-            (std::vector<int64_t>{6, 8, 9}));
-  // Rows that count for two samples each.
-  const RunClock packed(config, 32.0, at::kCPU);
-  EXPECT_EQ(due(6, [&](int64_t step) { return packed.evaluation_due(step); }), (std::vector<int64_t>{3, 4, 6}));
 }
 
 }  // namespace

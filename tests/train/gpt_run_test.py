@@ -107,6 +107,12 @@ def ramp(site):
     two = site.metrics("two")
     assert [m["global_batch_size"] for m in two] == sizes
     assert difference([m["loss"] for m in two], [m["loss"] for m in whole]) < 2e-6
+    # The same stream of samples with the same dropout as without a ramp: with lr 0 the sum of 40 samples' losses is one number.
+    site.train("output.dir=grown", "batch.rampup=[4, 4, 36]", "optimizer.lr=0", "train.max_steps=6")
+    site.train("output.dir=even", "batch.global_batch_size=8", "optimizer.lr=0", "train.max_steps=5")
+    grown = sum(m["loss"] * m["global_batch_size"] for m in site.metrics("grown"))
+    even = sum(m["loss"] * 8 for m in site.metrics("even"))
+    assert abs(grown / even - 1) < 1e-7, (grown, even)
     # Another ramp would be another run.
     done = site.train("output.dir=parts", *grows, "batch.rampup=[8, 8, 36]", "train.max_steps=11", expect=73)
     assert "batch.rampup was [4, 4, 36], is [8, 8, 36]" in done.stderr, done.stderr
@@ -123,6 +129,12 @@ def configuration(site):
     assert "logging.mlperf is not for train_gpt" in done.stderr, done.stderr
     done = site.train("eval.samples=8", expect=2)
     assert "eval.samples 8 is more than the 7 rows of data.valid" in done.stderr, done.stderr
+    # A row of padding is no token.
+    data = np.load(f"{site.work}/train.npy")
+    data[3, 5] = VOCAB
+    np.save(f"{site.work}/bad.npy", data)
+    done = site.train("data.train=bad.npy", "output.dir=bad", expect=3)
+    assert "row 3" in done.stderr and f"{VOCAB}" in done.stderr, done.stderr
     done = site.train("batch.rampup=[4, 4, 36]", extra=["--dry-run"])
     assert "batch ramp: 4 rows in step 1, 4 more each 12" in done.stdout and "16 from step 7 on" in done.stdout, done.stdout
     assert f"vocabulary {PADDED}" in done.stdout and "6 of 16 rows" in done.stdout and ": 40 rows" in done.stdout, done.stdout

@@ -76,6 +76,7 @@ TEST_F(Gpt, IsOneEntryOverTheDecodersTask) {
   const auto task = gpt.make_task(config, {}, gpt.config);
   EXPECT_EQ(task->facts().train_rows, kRows);
   EXPECT_EQ(task->nominal_denominator(), 8.0 * (kLength - 1)) << "the loss is the family's default";
+  EXPECT_FALSE(task->facts().takes_adapters);
   EXPECT_EQ(config.optimizer.betas, (std::vector<double>{0.9, 0.95}));
   EXPECT_EQ(config.optimizer.weight_decay, 0.1);
   EXPECT_EQ(config.optimizer.grad_clip, 1.0);
@@ -88,16 +89,19 @@ TEST_F(Gpt, IsOneEntryOverTheDecodersTask) {
   EXPECT_EQ(llama.make_task(load(llama.config, {}), {}, llama.config)->nominal_denominator(), 8.0);
 
   const std::string help = help_of(gpt);
-  EXPECT_TRUE(help.starts_with("train_gpt trains GPT-3 family models: all parameters")) << help.substr(0, 100);
+  EXPECT_TRUE(help.starts_with("train_gpt trains GPT-3 family models, all parameters")) << help.substr(0, 100);
   EXPECT_NE(help.find("default [0.9, 0.95]"), std::string::npos);
+  EXPECT_EQ(help.find("\nlora:"), std::string::npos);
   EXPECT_EQ(help.find("MLLOG"), std::string::npos);
-  try {
-    (void)load(gpt.config, {"logging.mlperf=true"});
-    FAIL() << "there is no such benchmark";
-  } catch (const ConfigError& error) {
-    EXPECT_NE(std::string(error.what()).find("is not for train_gpt, which is of no benchmark of MLPerf"),
-              std::string::npos)
-        << error.what();
+  for (const auto& [setting, why] :
+       {std::pair("lora.r=4", "trains all parameters"), {"logging.mlperf=true", "is of no benchmark of MLPerf"}}) {
+    try {
+      (void)load(gpt.config, {setting});
+      FAIL() << setting;
+    } catch (const ConfigError& error) {
+      EXPECT_NE(std::string(error.what()).find(std::string("is not for train_gpt, which ") + why), std::string::npos)
+          << error.what();
+    }
   }
 }
 
