@@ -60,6 +60,11 @@ def policies(site):
         worst = difference(site.losses(run), want)
         print(f"{policy}, recompute {recompute}: {worst:.1e}")
         assert worst < 2e-6, (run, site.losses(run), want)
+    # A checkpoint as a model, with all rows of the vocabulary and the blocks' matrices as transformers has them.
+    site.tool("checkpoint", "export", "one", "--output", "exported")
+    with open(f"{site.work}/one/model/model.safetensors", "rb") as a, open(f"{site.work}/exported/model.safetensors", "rb") as b:
+        assert a.read() == b.read()
+    assert json.load(open(f"{site.work}/exported/config.json"))["vocab_size"] == PADDED
     site.train("output.dir=one", "parallel.policy=full", "train.max_steps=8", "output.save_every_samples=32", ranks=2)
     site.train("output.dir=eight", "train.max_steps=8")
     assert difference(site.losses("one")[6:8], site.losses("eight")[6:8]) < 2e-6
