@@ -173,6 +173,7 @@ void CausalLmTask::fill_plan(const Config& config, PlanInput& input) const {
   input.working_peak = bytes.working_peak;
   input.working_fixed = bytes.working_fixed;
   input.head = bytes.head;
+  input.head_fixed = bytes.head_fixed;
   input.block_saved_norms = bytes.block_saved_norms;
   const MachineRates& rates = input.rates;
   const BlockWork work = block_work(model->config(), length, input.compute_bytes);

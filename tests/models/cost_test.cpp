@@ -51,7 +51,10 @@ TEST(ActivationBytes, OfAGeluBlock) {
   // FP8: codes of the four inputs, and of GELU's in- and outputs the first alone.
   const ActivationBytes fp8 = activation_bytes(config, {}, s, {.element_size = 2, .trained_fp8 = true});
   EXPECT_EQ(fp8.block_saved, s * (inner + 3 * d + f + 2 * f));
-  EXPECT_EQ(fp8.working_fixed, 12 * (4 * d * d + 2 * d * f)) << "codes of the weights";
+  const int64_t tied = 2 * 50257 * d;
+  EXPECT_EQ(bytes.working_fixed, tied) << "the head's gradient waits for the embedding's";
+  EXPECT_EQ(bytes.head_fixed, (256 << 20) + 4 * 50257 * d);
+  EXPECT_EQ(fp8.working_fixed, tied + 12 * (4 * d * d + 2 * d * f)) << "codes of the weights";
 }
 
 TEST(ActivationBytes, FollowWhatIsKept) {
