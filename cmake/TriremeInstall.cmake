@@ -2,7 +2,7 @@
 # LibTorch and the other libraries from where they were built, so the same .venv and packages must stay on the machine.
 
 include(GNUInstallDirs)
-install(TARGETS train_llama train_bert trireme_tool RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(TARGETS train_llama train_bert train_gpt trireme_tool RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY models/decoder/presets/ DESTINATION ${CMAKE_INSTALL_DATADIR}/trireme/presets/decoder)
 install(DIRECTORY models/bert/presets/ DESTINATION ${CMAKE_INSTALL_DATADIR}/trireme/presets/bert)
 install(DIRECTORY scripts/slurm/ DESTINATION ${CMAKE_INSTALL_DATADIR}/trireme/slurm USE_SOURCE_PERMISSIONS)

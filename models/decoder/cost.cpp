@@ -41,14 +41,17 @@ BlockWork block_work(const DecoderConfig& config, int64_t seq_length, int64_t el
   const double q = static_cast<double>(config.num_attention_heads * config.head_dim);
   const double kv = static_cast<double>(config.num_key_value_heads * config.head_dim);
   const double qkv = q + 2 * kv, bytes = s * static_cast<double>(element_size);
+  const double rotated = config.positions == DecoderPositions::kRope ? qkv : 0;
+  // GELU's output is kept where that of SwiGLU is recomputed.
+  const double activation = config.gated_mlp() ? up + f : 0;
   // Forward: two norms read and write d, rotary positions q k v, the activation reads `up` and writes f. Backward: a
   // norm reads dy, x and the residual's gradient and writes dx; the activation reads dy and `up` and writes d_up.
   return {2 * s * (d * qkv + q * d + d * (up + f)),
           2 * s * d * up,
           2 * s * s * q,
-          bytes * (4 * d + 2 * qkv + up + f),
-          bytes * (8 * d + 2 * qkv + 2 * up + f),
-          bytes * (4 * d + up + f),
+          bytes * (4 * d + 2 * rotated + up + f),
+          bytes * (8 * d + 2 * rotated + 2 * up + f),
+          bytes * (4 * d + activation),
           4 * s * (2 * d + q + f),
           4 * s * (2 * d + qkv + up),
           4 * (d * qkv + q * d + d * (up + f))};
@@ -73,7 +76,7 @@ ActivationBytes activation_bytes(const DecoderConfig& config, const std::optiona
   if (storage.trained_fp8) kept += 2 * d + q + f;
   // The up projection; GELU keeps what the down projection's weight gradient reads, too.
   int64_t gate_up = fp8 && gated ? up + 8 : up * element;
-  if (!gated && (trained || down_adapter)) gate_up += f * element;
+  if (!gated && ((trained && !storage.trained_fp8) || down_adapter)) gate_up += f * element;
 
   // Outputs of the norms and of the activation, which weight gradients in the compute dtype read.
   const int64_t normed = (trained && !storage.trained_fp8) ? (2 * d + (gated ? f : 0)) * element : 0;
@@ -97,9 +100,13 @@ ActivationBytes activation_bytes(const DecoderConfig& config, const std::optiona
   const int64_t attention = (d + q + 2 * qkv + 2 * q + d * (1 + masked)) * element;
   bytes.working_peak = seq_length * std::max({forward, backward, attention});
   bytes.working_fixed = fp8 ? 2 * d * f : 0;  // the transposed weight
-  if (storage.trained_fp8) bytes.working_fixed = config.num_hidden_layers * (d * (qkv + q) + 3 * d * f);
+  if (storage.trained_fp8) bytes.working_fixed = config.num_hidden_layers * d * (qkv + q + up + f);
   // The head's norm keeps its input; the loss head keeps the gradient of its input.
   bytes.head = seq_length * (2 * d * element + 4);
+  constexpr int64_t kLogits = int64_t{256} << 20;  // of the loss head's kernel
+  bytes.head_fixed = kLogits + (trained ? 4 * config.vocab_size * d : 0);
+  // Tied: autograd holds the head's gradient until the embedding's comes, at the end of backward.
+  if (trained && config.tie_word_embeddings) bytes.working_fixed += config.vocab_size * d * element;
   return bytes;
 }
 

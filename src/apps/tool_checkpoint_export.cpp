@@ -5,6 +5,7 @@
 
 #include "models/bert/model_directory.h"
 #include "models/bert/weights.h"
+#include "models/decoder/family.h"
 #include "models/decoder/model_directory.h"
 #include "models/decoder/vocabulary.h"
 #include "models/decoder/weights.h"
@@ -51,6 +52,13 @@ class MasterTensors {
     return value;
   }
   bool has(const std::string& name) const { return placements_.contains(name); }
+  /// Extent of the first dimension. ModelError.
+  int64_t rows(const std::string& name) const {
+    const auto found = placements_.find(name);
+    if (found == placements_.end() || found->second.second->shape.empty())
+      throw ModelError(fmt::format("the checkpoint has no matrix {}", name));
+    return found->second.second->shape[0];
+  }
   std::vector<std::string> names() const {
     std::vector<std::string> names;
     for (const auto& [name, place] : placements_) names.push_back(name);
@@ -160,6 +168,8 @@ void export_checkpoint(const CheckpointExport& options) {
     fmt::print("{}: adapter after step {} in {}\n", directory.string(), reader.manifest().step, options.output);
     return;
   }
+  // What the vocabulary was filled up to depends on the program, which a checkpoint does not name.
+  shape.vocab_size = masters.rows(family_of(shape).names.embedding + ".weight");
   const DType dtype = export_dtype(options.dtype, reader.manifest().compute_dtype);
   const auto declared = checkpoint_tensors(DecoderModel(shape, std::nullopt), dtype);
   ModelDirectoryWriter writer(output, shape, declared);

@@ -150,7 +150,7 @@ void init_model(const InitModelOptions& options) {
 
 void add_init_model_tool(CLI::App& app) {
   auto options = std::make_shared<InitModelOptions>();
-  CLI::App* tool = app.add_subcommand("init-model", "A Hugging Face Llama directory with random weights");
+  CLI::App* tool = app.add_subcommand("init-model", "A Hugging Face model directory with random weights");
   tool->add_option("--preset", options->preset, "Shape: " + join(decoder_preset_names(), ", "));
   tool->add_option("--config", options->config, "Shape: a config.json");
   tool->add_option("--hidden-size", options->hidden_size, "Width of the residual stream (these override the preset)");

@@ -319,6 +319,10 @@ bool Reader::convert(const Field& field, const YamlNode& node, const std::string
 
 template <class Item>
 bool Reader::convert(const Field& field, const YamlNode& node, const std::string& expected, std::vector<Item>& value) {
+  if (node.kind == YamlNode::Kind::kNull && field.may_be_absent) {
+    value.clear();
+    return true;
+  }
   if (node.kind != YamlNode::Kind::kList) {
     refuse(field, node, expected, " ");
     return false;
@@ -329,9 +333,11 @@ bool Reader::convert(const Field& field, const YamlNode& node, const std::string
     return false;
   }
   std::vector<Item> read(node.items.size());
-  const std::string of_one = expectation(field, type_of<Item>(), false);
+  Field one = field;
+  one.may_be_absent = false;
+  const std::string of_one = expectation(one, type_of<Item>(), false);
   bool good = true;
-  for (size_t i = 0; i < read.size(); ++i) good &= convert(field, node.items[i], of_one, read[i]);
+  for (size_t i = 0; i < read.size(); ++i) good &= convert(one, node.items[i], of_one, read[i]);
   if (good) value = read;
   return good;
 }

@@ -40,6 +40,38 @@ void check_batch(const Config& config, int64_t world_size, std::vector<RuleProbl
                                     config.train.max_steps, global, config.data.seq_length)});
 }
 
+// Megatron's ramp: whole increments, each of which divides over the ranks and micro-batches.
+void check_rampup(const Config& config, int64_t world_size, std::vector<RuleProblem>& problems) {
+  if (config.batch.rampup.size() != 3) return;
+  constexpr int64_t kMostIncrements = 100000;
+  const int64_t start = config.batch.rampup[0], increment = config.batch.rampup[1];
+  const int64_t global = config.batch.global_batch_size, unit = world_size * config.batch.micro_batch_size;
+  const auto refuse = [&](std::vector<std::string> also, const std::string& why) {
+    also.insert(also.begin(), "batch.rampup");
+    problems.push_back({"batch.rampup", std::move(also), "batch.rampup " + why});
+  };
+  if (start >= global)
+    refuse({"batch.global_batch_size"},
+           fmt::format("starts at {}, which is not below batch.global_batch_size {}: leave it out", start, global));
+  else if ((global - start) % increment != 0)
+    refuse({"batch.global_batch_size"},
+           fmt::format("grows from {} to batch.global_batch_size {} in steps of {}, which does not come out even",
+                       start, global, increment));
+  else if ((global - start) / increment > kMostIncrements)
+    refuse({"batch.global_batch_size"}, fmt::format("has {} increments, of which there can be {}: take a larger one",
+                                                    (global - start) / increment, kMostIncrements));
+  for (const auto& [what, value] : {std::pair("start", start), std::pair("increment", increment)})
+    if (value % unit != 0)
+      refuse(
+          {"batch.micro_batch_size"},
+          fmt::format("{} {} does not divide over {} rank{} x batch.micro_batch_size {}: {}", what, value, world_size,
+                      world_size == 1 ? "" : "s", config.batch.micro_batch_size, nearest_multiples(value, unit)));
+  const auto one_size = [&](const char* key, const char* why) { refuse({key}, fmt::format("is not for {}", why)); };
+  if (config.logging.mlperf) one_size("logging.mlperf", "logging.mlperf, whose log has one batch size");
+  if (config.logging.style == "fms" || config.logging.style == "fms_2024")
+    one_size("logging.style", "logging.style fms, whose lines count with one batch size");
+}
+
 // Keys that the schedule's formula does not have, and a decay that does not fit after the warm-up.
 void check_schedule_keys(const Config& config, std::vector<RuleProblem>& problems) {
   const ScheduleSection& schedule = config.schedule;
@@ -59,6 +91,8 @@ void check_schedule_keys(const Config& config, std::vector<RuleProblem>& problem
                                         annealing || schedule.name == "constant" ? "" : ": give schedule.min_lr"));
   if (!wsd && schedule.decay_ratio) refuse("decay_ratio", "is for schedule.name wsd, not " + schedule.name);
   if (!wsd && schedule.decay_type != "linear") refuse("decay_type", "is for schedule.name wsd, not " + schedule.name);
+  if (schedule.constant_steps > 0 && schedule.name != "cosine")
+    refuse("constant_steps", "is for schedule.name cosine, not " + schedule.name);
   if (annealing && schedule.warmup_steps > 0)
     refuse("warmup_steps", "is not for schedule.name annealing, which falls from the first step: leave it out");
   if (!wsd || !schedule.decay_ratio || schedule.warmup_steps > config.train.max_steps) return;
@@ -74,7 +108,8 @@ void check_schedule_keys(const Config& config, std::vector<RuleProblem>& problem
 }
 
 void check_schedule(const Config& config, std::vector<RuleProblem>& problems) {
-  if (config.schedule.warmup_steps > config.train.max_steps)
+  // With constant steps a run may end inside the warm-up, as NeMo's benchmarks of 100 steps do.
+  if (config.schedule.warmup_steps > config.train.max_steps && config.schedule.constant_steps == 0)
     problems.push_back({"schedule.warmup_steps",
                         {"schedule.warmup_steps", "train.max_steps"},
                         fmt::format("schedule.warmup_steps {} is more than train.max_steps {}",
@@ -250,6 +285,7 @@ std::vector<RuleProblem> check_rules(const Config& config, const ConfigFamily& f
                                      std::optional<int64_t> world_size) {
   std::vector<RuleProblem> problems;
   check_batch(config, world_size.value_or(1), problems);
+  check_rampup(config, world_size.value_or(1), problems);
   check_schedule(config, problems);
   check_lora(config, problems);
   check_data(config, problems);

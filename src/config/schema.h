@@ -45,7 +45,7 @@ struct Field {
   bool required = false;
   bool path = false;  // made absolute against the configuration file's directory
   bool one_or_more = false,
-       may_be_absent = false;           // lists: a scalar is a list of one; null is the empty list
+       may_be_absent = false;           // lists: a scalar is a list of one (of texts); null is the empty list
   Feature feature = Feature::kAlways;   // programs without it lack the key
   const char* instead = "";             // what they are told to do
   std::vector<TaggedWord> tagged = {};  // of `words`
@@ -182,6 +182,14 @@ void describe(Visitor& v, BatchSection& s) {
            .max = 1024,
            .feature = Feature::kPackedRows},
           s.packing_rate);
+  v.field({.key = "rampup",
+           .help = "[start, increment, samples]: steps have `start` samples at first, and `increment` more each time "
+                   "that samples / ((global_batch_size - start) / increment) are seen; null = none",
+           .min = 1,
+           .max = 9007199254740992.0,
+           .length = 3,
+           .may_be_absent = true},
+          s.rampup);
 }
 
 template <class Visitor>
@@ -224,6 +232,12 @@ void describe(Visitor& v, ScheduleSection& s) {
            .min = 0,
            .max = kMaxCount},
           s.warmup_steps);
+  v.field({.key = "constant_steps",
+           .help = "cosine: steps at min_lr at the end of the run, before which the decay ends; above 0 the warm-up is "
+                   "lr * t / warmup_steps up to step warmup_steps, as NeMo's CosineAnnealing",
+           .min = 0,
+           .max = kMaxCount},
+          s.constant_steps);
   v.field({.key = "min_lr", .help = "cosine, linear: learning rate at the last step", .min = 0}, s.min_lr);
   v.field({.key = "min_lr_factor",
            .help = "wsd, fms_cosine: share of optimizer.lr that the decay ends at; null = 0 and 0.1",
@@ -278,8 +292,7 @@ void describe(Visitor& v, EvalSection& s) {
   v.field({.key = "samples",
            .help = "evaluate on the first so many samples of data.valid; null = on all",
            .min = 1,
-           .max = kMaxCount,
-           .feature = Feature::kPackedRows},
+           .max = kMaxCount},
           s.samples);
   v.field({.key = "target_accuracy",
            .help = "stop with success at the first evaluation whose accuracy is >= this",
@@ -381,7 +394,8 @@ void describe(Visitor& v, LoggingSection& s) {
            .help = "console lines of steps: one a step, or those of fms-fsdp and of its version of March 2024 (AWS)",
            .words = {"plain", "fms", "fms_2024"}},
           s.style);
-  v.field({.key = "mlperf", .help = ":::MLLOG lines on stdout and in mllog.log"}, s.mlperf);
+  v.field({.key = "mlperf", .help = ":::MLLOG lines on stdout and in mllog.log", .feature = Feature::kMlperfLog},
+          s.mlperf);
   v.field({.key = "tensorboard", .help = "TensorBoard event files"}, s.tensorboard);
   v.field({.key = "profile_step",
            .help = "one step to profile: short for profile with active 1 and warmup 1; null = none",

@@ -34,6 +34,15 @@ double quadratic_warmup_cosine(const ScheduleSection& schedule, double t, double
   return std::min(1 - missing * missing, least + (1 - least) * half_cosine(std::min(t, n) / n));
 }
 
+/// NeMo's CosineAnnealing with constant steps. `d`, the steps of the decay, may be negative: the rate then falls to its
+/// least after the warm-up.
+double warmup_cosine_constant(const ScheduleSection& schedule, double lr, double t, double w, double n) {
+  if (w > 0 && t <= w) return lr * t / w;
+  const double d = n - static_cast<double>(schedule.constant_steps) - w;
+  if (d <= 0 || t > w + d) return schedule.min_lr;
+  return schedule.min_lr + (lr - schedule.min_lr) * half_cosine((t - w) / d);
+}
+
 }  // namespace
 
 double learning_rate(const ScheduleSection& schedule, double lr, int64_t max_steps, int64_t step) {
@@ -42,6 +51,7 @@ double learning_rate(const ScheduleSection& schedule, double lr, int64_t max_ste
   if (schedule.name == "wsd") return lr * warmup_stable_decay(schedule, t, w, n);
   if (schedule.name == "fms_cosine") return lr * quadratic_warmup_cosine(schedule, t, w, n);
   if (schedule.name == "annealing") return lr * std::max(0.0, 1 - t / n);
+  if (schedule.constant_steps > 0) return warmup_cosine_constant(schedule, lr, t, w, n);
   if (t < w) return lr * (t + 1) / (w + 1);
   if (schedule.name == "constant") return lr;
   const double fraction = n > w ? std::min(1.0, (t - w) / (n - w)) : 1.0;

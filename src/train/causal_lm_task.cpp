@@ -56,6 +56,7 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
   stored_vocab_ = shape.vocab_size;
   shape.vocab_size =
       resized_vocab(stored_vocab_, config.model.vocab_size, config.model.pad_vocab_to.value_or(family.vocab_multiple));
+  data_vocab_ = config.model.vocab_size.value_or(stored_vocab_);
   model_ = std::make_unique<DecoderModel>(shape, lora_options(config));
   if (trains_in_fp8(config))
     check_fp8_training(rank, {{"hidden_size", shape.hidden_size},
@@ -83,7 +84,7 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
 }
 
 std::shared_ptr<const TokenDataset> CausalLmTask::open_dataset(const std::vector<std::string>& files) const {
-  return open_token_dataset(paths(files), config_.data.seq_length, model_->config().vocab_size);
+  return open_token_dataset(paths(files), config_.data.seq_length, data_vocab_);
 }
 
 void CausalLmTask::open_train_rows(RowSource<Sample, TokenPack>& rows) {
@@ -97,8 +98,7 @@ void CausalLmTask::open_train_rows(RowSource<Sample, TokenPack>& rows) {
 }
 
 void CausalLmTask::open_train_documents(RowSource<Sample, TokenPack>& rows) {
-  const auto stream =
-      open_token_stream(stream_files(config_, "data.train"), stream_options(config_, model_->config().vocab_size));
+  const auto stream = open_token_stream(stream_files(config_, "data.train"), stream_options(config_, data_vocab_));
   rows.stream = std::make_shared<StreamLoader>(stream, rank_.rank, rank_.world_size);
   rows.train = [loader = rows.stream](int64_t position) { return stream_sample(loader->row(position)); };
   rows.sets.push_back(document_rows("data.train", stream));
@@ -108,17 +108,23 @@ void CausalLmTask::open_train_documents(RowSource<Sample, TokenPack>& rows) {
 }
 
 void CausalLmTask::open_valid(RowSource<Sample, TokenPack>& rows) {
+  const auto evaluated = [this](int64_t size) {
+    if (config_.eval.samples.value_or(0) > size)
+      throw ConfigError(
+          fmt::format("eval.samples {} is more than the {} rows of data.valid", *config_.eval.samples, size));
+    return config_.eval.samples.value_or(size);
+  };
   if (are_documents("data.valid", paths(config_.data.valid))) {
-    const auto stream = open_valid_stream(config_, model_->config().vocab_size);
+    const auto stream = open_valid_stream(config_, data_vocab_);
     const auto packed = std::make_shared<const PackedOnce>(stream);
     rows.valid = [packed](int64_t index) { return stream_sample(packed->read(index)); };
-    rows.valid_rows = packed->size();
+    rows.valid_rows = evaluated(packed->size());
     facts_.description.push_back(
         fmt::format("valid: {}, {} rows", describe_stream(*stream), format_count(packed->size())));
   } else {
     const auto valid = open_dataset(config_.data.valid);
     rows.valid = [valid](int64_t index) { return valid->read(index); };
-    rows.valid_rows = valid->size();
+    rows.valid_rows = evaluated(valid->size());
     rows.sets.push_back(row_set("data.valid", valid));
     facts_.description.push_back("valid: " + valid->description());
   }
@@ -126,7 +132,7 @@ void CausalLmTask::open_valid(RowSource<Sample, TokenPack>& rows) {
 }
 
 void CausalLmTask::open_rows() {
-  const int64_t length = config_.data.seq_length, vocab = model_->config().vocab_size;
+  const int64_t length = config_.data.seq_length, vocab = data_vocab_;
   RowSource<Sample, TokenPack> rows;
   if (are_documents("data.train", paths(config_.data.train)))
     open_train_documents(rows);
@@ -167,6 +173,7 @@ void CausalLmTask::fill_plan(const Config& config, PlanInput& input) const {
   input.working_peak = bytes.working_peak;
   input.working_fixed = bytes.working_fixed;
   input.head = bytes.head;
+  input.head_fixed = bytes.head_fixed;
   input.block_saved_norms = bytes.block_saved_norms;
   const MachineRates& rates = input.rates;
   const BlockWork work = block_work(model->config(), length, input.compute_bytes);

@@ -41,6 +41,7 @@ class CausalLmTask final : public RowTask<Sample, TokenPack> {
 
   std::unique_ptr<DecoderModel> model_;
   int64_t stored_vocab_ = 0;                     // rows of the vocabulary in model.path; the model may have more
+  int64_t data_vocab_ = 0;                       // ids that rows may have: without those of padding
   std::map<std::string, TokenRows> token_rows_;  // LoRA, rank 0: rows of the vocabulary that the adapter holds
   std::map<std::string, at::Tensor> adapter_;    // lora.adapter, from check_start() to weights_loaded()
 };

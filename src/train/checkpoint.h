@@ -42,10 +42,11 @@ struct CheckpointOptions {
   int shard_size = 1;
   int64_t keep_last = 2;
   std::string run_id, config, config_hash, compute_dtype;
-  int64_t seed = 0, samples_per_step = 1, tokens_per_sample = 1;
-  std::vector<Fingerprint> data, base;  // rank 0's count
-  bool allow_fresh = false;             // start afresh where no checkpoint is whole
-  bool allow_changed_data = false;      // resume on other training rows
+  int64_t seed = 0, tokens_per_sample = 1;
+  std::function<int64_t(int64_t steps)> samples_after;  // samples of the first so many steps
+  std::vector<Fingerprint> data, base;                  // rank 0's count
+  bool allow_fresh = false;                             // start afresh where no checkpoint is whole
+  bool allow_changed_data = false;                      // resume on other training rows
 };
 
 class Checkpoints {

@@ -41,7 +41,7 @@ void Checkpoints::commit(const std::vector<std::string>& descriptions) {
   CheckpointManifest manifest;
   manifest.run_id = options_.run_id;
   manifest.step = step;
-  manifest.samples = step * options_.samples_per_step;
+  manifest.samples = options_.samples_after(step);
   manifest.tokens = manifest.samples * options_.tokens_per_sample;
   manifest.evaluations = loop_.evaluations;
   manifest.world_size = comm_.size();

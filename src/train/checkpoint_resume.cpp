@@ -96,9 +96,9 @@ std::string Checkpoints::compare_with_model(const CheckpointManifest& manifest, 
     vectors.erase(found);
   }
   for (const auto& [name, info] : vectors) differences.push_back(fmt::format("{} is there, which the run lacks", name));
-  if (manifest.version != 1 && manifest.samples != manifest.step * options_.samples_per_step)
+  if (manifest.version != 1 && manifest.samples != options_.samples_after(manifest.step))
     differences.push_back(fmt::format("it has seen {} samples in {} steps, this run would have seen {}",
-                                      manifest.samples, manifest.step, manifest.step * options_.samples_per_step));
+                                      manifest.samples, manifest.step, options_.samples_after(manifest.step)));
   return summarise_differences(differences);
 }
 

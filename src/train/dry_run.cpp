@@ -1,5 +1,6 @@
 #include "trireme/train/dry_run.h"
 
+#include "batch_sizes.h"
 #include "checkpoint_space.h"
 #include "data_scan.h"
 #include "plan_hints.h"
@@ -21,18 +22,25 @@ namespace {
 std::vector<std::string> cost_lines(const Config& config, const TrainingTask& task, int ranks) {
   const double flops = task.flops_per_sample();
   const int64_t gbs = config.batch.global_batch_size;
-  const double epochs =
-      static_cast<double>(config.train.max_steps * gbs) / static_cast<double>(task.facts().train_rows);
-  return {
+  const BatchSizes batches(config.batch);
+  const int64_t rows = batches.before(config.train.max_steps);
+  const double epochs = static_cast<double>(rows) / static_cast<double>(task.facts().train_rows);
+  std::vector<std::string> lines = {
       fmt::format("parameters: {} ({} trained)", format_count(task.num_parameters()),
                   format_count(task.num_trained_parameters())),
       fmt::format("steps: {} of {} rows ({} per rank, {} micro-batches of {}): {} rows, {:.2f} epochs of {} rows",
                   config.train.max_steps, gbs, gbs / ranks, gbs / ranks / config.batch.micro_batch_size,
-                  config.batch.micro_batch_size, format_count(config.train.max_steps * gbs), epochs,
-                  format_count(task.facts().train_rows)),
+                  config.batch.micro_batch_size, format_count(rows), epochs, format_count(task.facts().train_rows)),
       fmt::format("cost: {}FLOP per row, {}FLOP per step, {} tokens per step", format_short(flops),
                   format_short(flops * static_cast<double>(gbs)), format_count(gbs * config.data.seq_length)),
   };
+  if (batches.ramps())
+    lines.push_back(fmt::format("batch ramp: {} rows in step 1, {} more each {} rows, {} from step {} on",
+                                batches.of(0), config.batch.rampup[1],
+                                format_short(static_cast<double>(config.batch.rampup[2]) /
+                                             static_cast<double>((gbs - batches.of(0)) / config.batch.rampup[1])),
+                                gbs, format_count(batches.first_largest() + 1)));
+  return lines;
 }
 
 }  // namespace

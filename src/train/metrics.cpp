@@ -48,9 +48,10 @@ void MetricsFile::write_run(const std::string& json_object) { line(json_object);
 void MetricsFile::write(const TrainMetrics& m) {
   line(fmt::format(
       R"({{"event":"train","step":{},"samples":{},"tokens":{},"loss":{},"grad_norm":{},"lr":{},"step_time_s":{},)"
-      R"("samples_per_s":{},"tokens_per_s":{},"mfu":{},"memory_gib":{}}})",
+      R"("samples_per_s":{},"tokens_per_s":{},"mfu":{},"memory_gib":{}{}}})",
       m.step, m.samples, m.tokens, number(m.loss), number(m.grad_norm), number(m.lr), number(m.step_time_s),
-      number(m.samples_per_s), number(m.tokens_per_s), m.mfu ? number(*m.mfu) : "null", number(m.memory_gib)));
+      number(m.samples_per_s), number(m.tokens_per_s), m.mfu ? number(*m.mfu) : "null", number(m.memory_gib),
+      m.global_batch_size ? fmt::format(R"(,"global_batch_size":{})", *m.global_batch_size) : ""));
 }
 
 void MetricsFile::write(const EvalMetrics& m) {

@@ -26,6 +26,14 @@ constexpr double kLeastSaving = 0.001;
 /// use; with several ranks also NCCL's buffers and the workspaces of concurrent streams.
 int64_t gpu_overhead(int ranks) { return int64_t{ranks > 1 ? 8 : 3} << 30; }
 
+/// Whether a batch that grows has sizes that divide over the ranks.
+bool ramp_fits(const BatchSection& batch, int64_t ranks) {
+  if (batch.rampup.empty()) return true;
+  const int64_t start = batch.rampup[0], increment = batch.rampup[1], unit = ranks * batch.micro_batch_size;
+  return batch.global_batch_size > start && (batch.global_batch_size - start) % increment == 0 && start % unit == 0 &&
+         increment % unit == 0;
+}
+
 MemoryPlan least(const PlanQuestion& question) { return least_plan(plan_input(question)); }
 
 /// The changes that are worth a thought for a configuration, from the least to the most intrusive; each is one setting.
@@ -57,7 +65,10 @@ class Changes {
     add_shorter_rows();
   }
 
-  std::vector<PlanHint> take() { return std::move(hints_); }
+  std::vector<PlanHint> take() {
+    std::erase_if(hints_, [](const PlanHint& hint) { return !ramp_fits(hint.config.batch, hint.ranks); });
+    return std::move(hints_);
+  }
 
  private:
   void add(const std::string& setting, const std::function<void(Config&)>& change) {

@@ -3,6 +3,7 @@
 // row is read, how rows are collated on the host, and what of that goes to the device; the order of the rows, reading
 // ahead, the split into passes and evaluation over a rank's share are the same for all.
 
+#include "batch_sizes.h"
 #include "data/stream/stream_loader.h"
 #include "task_base.h"
 #include "trireme/base/log.h"
@@ -47,10 +48,8 @@ class RowTask : public TaskBase {
 
   void prefetch(int64_t step) final {
     const auto per_pass = static_cast<size_t>(rows_per_pass());
-    ahead_.start(step, [source = rows_, per_pass, rank = rank_.rank, world = rank_.world_size,
-                        size = config_.batch.global_batch_size](int64_t due) {
-      return read_step(*source, due, size, rank, world, per_pass);
-    });
+    ahead_.start(step, [source = rows_, per_pass, rank = rank_.rank, world = rank_.world_size, batches = batches_](
+                           int64_t due) { return read_step(*source, due, batches, rank, world, per_pass); });
   }
   StepBatch batch(int64_t step) final {
     prefetch(step);
@@ -107,7 +106,7 @@ class RowTask : public TaskBase {
   }
 
  protected:
-  using TaskBase::TaskBase;
+  RowTask(const Config& config, const RankInfo& rank) : TaskBase(config, rank), batches_(config.batch) {}
 
   /// In the constructor of a family. DataError where data.valid has no target. An MLPerf run reads no row before its
   /// clock runs: there the first evaluation finds out.
@@ -131,14 +130,15 @@ class RowTask : public TaskBase {
   };
 
   /// Rank r of n has every n-th row of the global batch, in the run's order.
-  static std::vector<Pack> read_step(const RowSource<Row, Pack>& source, int64_t step, int64_t size, int rank,
-                                     int world, size_t per_pass) {
+  static std::vector<Pack> read_step(const RowSource<Row, Pack>& source, int64_t step, const BatchSizes& batches,
+                                     int rank, int world, size_t per_pass) {
+    const int64_t first = batches.before(step), size = batches.of(step);
     std::vector<Pack> passes;
     std::vector<Row> rows;
     std::vector<int64_t> positions;
     if (source.stream) source.stream->begin_step(step);
     for (int64_t i = rank; i < size; i += world) {
-      positions.push_back(step * size + i);
+      positions.push_back(first + i);
       rows.push_back(source.train(positions.back()));
       if (rows.size() < per_pass && i + world < size) continue;
       passes.push_back(source.collate(rows, positions, /*train=*/true));
@@ -170,6 +170,7 @@ class RowTask : public TaskBase {
     throw without_targets(config_.data.valid, rows_->without_target);
   }
 
+  const BatchSizes batches_;
   std::shared_ptr<const RowSource<Row, Pack>> rows_;
   std::vector<EvalPass> kept_;
   ReadAhead<std::vector<Pack>> ahead_;

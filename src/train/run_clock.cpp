@@ -14,6 +14,7 @@ namespace trireme {
 RunClock::RunClock(const Config& config, std::optional<double> nominal_samples_per_step, at::Device device,
                    std::function<double()> now)
     : config_(config),
+      batches_(config.batch),
       nominal_samples_per_step_(nominal_samples_per_step),
       device_(device),
       now_(std::move(now)),
@@ -30,19 +31,24 @@ double RunClock::run_rate(int64_t samples) const {
   return static_cast<double>(samples - first_samples_) / std::max(1e-9, now_() - run_begin_);
 }
 
-int64_t RunClock::steps_of(int64_t samples) const {
-  const int64_t size = config_.batch.global_batch_size;
-  return (samples + size - 1) / size;
+int64_t RunClock::intervals(int64_t step, int64_t every) const {
+  if (batches_.ramps()) return batches_.before(step) / every;
+  const int64_t size = config_.batch.global_batch_size, steps = (every + size - 1) / size;
+  return step / steps;
 }
 
 bool RunClock::evaluation_due(int64_t step) const {
   if (!config_.eval.every_samples) return false;
   if (nominal_samples_per_step_) {
-    const auto every = static_cast<double>(*config_.eval.every_samples), steps = static_cast<double>(step);
-    return std::floor(steps * *nominal_samples_per_step_ / every) >
-           std::floor((steps - 1) * *nominal_samples_per_step_ / every);
+    const auto every = static_cast<double>(*config_.eval.every_samples);
+    const auto full_steps = [&](int64_t steps) {  // steps of the whole batch with as many rows
+      return static_cast<double>(batches_.before(steps)) / static_cast<double>(batches_.largest());
+    };
+    return std::floor(full_steps(step) * *nominal_samples_per_step_ / every) >
+           std::floor(full_steps(step - 1) * *nominal_samples_per_step_ / every);
   }
-  return step % steps_of(*config_.eval.every_samples) == 0;
+  const int64_t every = *config_.eval.every_samples;
+  return intervals(step, every) > intervals(step - 1, every);
 }
 
 bool RunClock::skips_evaluation(int64_t index) const {
@@ -58,9 +64,9 @@ bool RunClock::save_due(int64_t step) const {
   if (step >= config_.train.max_steps) return false;
   if (save_requested_) return true;
   if (!config_.output.save_every_samples) return false;
-  const int64_t every = steps_of(*config_.output.save_every_samples);
+  const int64_t every = *config_.output.save_every_samples, now = intervals(step, every);
   // The second condition: a step with non-finite numbers postponed a save.
-  return step % every == 0 || step / every > std::max(last_saved_step_, first_step_) / every;
+  return now > intervals(step - 1, every) || now > intervals(std::max(last_saved_step_, first_step_), every);
 }
 
 bool RunClock::minutes_passed() const {
@@ -101,10 +107,10 @@ double RunClock::end_step(const TimePoint& end) {
       end.event ? step_begin_.event->elapsedTime(*end.event) / 1000 : end.seconds - step_begin_.seconds;
   step_begin_ = end;
   timed_seconds_ += seconds;
-  if (newest_.size() < kNewestSteps)
+  if (timed_steps_ < kNewestSteps)
     newest_.push_back(seconds);
   else
-    newest_[static_cast<size_t>(timed_steps_) % kNewestSteps] = seconds;
+    newest_[static_cast<size_t>(timed_steps_ % kNewestSteps)] = seconds;
   ++timed_steps_;
   block_.seconds += seconds;
   ++block_.steps;

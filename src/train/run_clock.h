@@ -1,6 +1,7 @@
 #pragma once
 // Private to train/: when a run evaluates, saves and compares its ranks, and how long its steps take.
 
+#include "batch_sizes.h"
 #include "trireme/base/time.h"
 #include "trireme/config/config.h"
 #include "trireme/train/mlperf_events.h"
@@ -36,8 +37,10 @@ class RunClock {
   /// Samples per second of host time since start_run(), given the samples seen now.
   double run_rate(int64_t samples) const;
 
+  const BatchSizes& batches() const { return batches_; }
+
   /// Whether an evaluation follows step `step`: every ceil(eval.every_samples / global batch) steps; with nominal
-  /// samples per step, evaluation i follows step ceil(i * eval.every_samples / nominal).
+  /// samples per step or a batch that grows, evaluation i follows the step that completes i * eval.every_samples.
   bool evaluation_due(int64_t step) const;
   /// Whether evaluation number `index` (from 0) is one of those that eval.skip_first skips.
   bool skips_evaluation(int64_t index) const;
@@ -68,6 +71,7 @@ class RunClock {
   double mean_step_seconds() const { return timed_seconds_ / static_cast<double>(timed_steps_); }
   /// Of the newest steps, at most kNewestSteps, at least one: not disturbed by the first steps of a process.
   double median_step_seconds() const;
+  static constexpr int64_t kNewestSteps = 256;
 
   /// An MLPerf block: the steps between two evaluations. `samples`: seen by all ranks so far.
   void start_block(int64_t samples);
@@ -81,9 +85,12 @@ class RunClock {
     double seconds = 0;
   };
 
-  int64_t steps_of(int64_t samples) const;
+  /// Intervals of `every` samples that are complete after step `step`. A batch of one size takes ceil(every / size)
+  /// whole steps for each.
+  int64_t intervals(int64_t step, int64_t every) const;
 
   const Config& config_;
+  const BatchSizes batches_;
   std::optional<double> nominal_samples_per_step_;
   at::Device device_;
   std::function<double()> now_;
@@ -96,7 +103,6 @@ class RunClock {
   TimePoint step_begin_;  // of the oldest step in flight
   double timed_seconds_ = 0;
   int64_t timed_steps_ = 0;
-  static constexpr size_t kNewestSteps = 256;
   std::vector<double> newest_;  // seconds of steps, a ring
   Block block_;
 };

@@ -14,7 +14,7 @@ namespace trireme {
 
 StepGuard::StepGuard(const Config& config, at::ScalarType compute_dtype, at::Device device,
                      std::function<void(const std::string&)> event)
-    : samples_per_step_(config.batch.global_batch_size),
+    : batches_(config.batch),
       fp16_(compute_dtype == at::kHalf),
       skip_nonfinite_(config.train.on_nonfinite == "skip" || fp16_),
       skip_spikes_(config.train.on_spike == "skip"),
@@ -80,7 +80,7 @@ std::optional<std::string> StepGuard::inspect_nonfinite(const StepNumbers& numbe
       "{}{}. Lower optimizer.lr, check the data around sample {}, use precision.compute: fp32, or set "
       "train.on_nonfinite: skip",
       what, skip_nonfinite_ ? fmt::format(" ({} steps in a row)", consecutive_skips_) : "",
-      (numbers.step - 1) * samples_per_step_);
+      batches_.before(numbers.step - 1));
 }
 
 void StepGuard::report_saturation(const StepNumbers& numbers) {
@@ -99,7 +99,7 @@ void StepGuard::report_spike(const StepNumbers& numbers, double z) const {
   log_info(fmt::format(
       "warning: step {}: the loss {:.4f} is a spike, {:.1f} standard deviations above the mean of the steps before "
       "(samples {} to {} of the order){}",
-      numbers.step, numbers.loss, z, numbers.samples - samples_per_step_, numbers.samples - 1,
+      numbers.step, numbers.loss, z, numbers.samples - batches_.of(numbers.step - 1), numbers.samples - 1,
       numbers.spiked ? "; the step is skipped" : ""));
   event_(nlohmann::json{
       {"event", "spike"}, {"step", numbers.step}, {"loss", numbers.loss}, {"z", z}, {"skipped", numbers.spiked}}

@@ -2,6 +2,7 @@
 // Private to train/: what protects the weights from a step's numbers: the loss scale of fp16, and what happens to steps
 // with non-finite numbers, with loss spikes, and with saturated FP8 values.
 
+#include "batch_sizes.h"
 #include "trireme/config/config.h"
 #include "trireme/train/loss_window.h"
 
@@ -82,7 +83,7 @@ class StepGuard {
   void report_saturation(const StepNumbers& numbers);
   void report_spike(const StepNumbers& numbers, double z) const;
 
-  int64_t samples_per_step_;
+  BatchSizes batches_;
   bool fp16_, skip_nonfinite_, skip_spikes_;
   std::function<void(const std::string&)> event_;
   at::Tensor loss_scale_;      // fp32 scalar on the device

@@ -15,6 +15,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace trireme {
 
 ExitCode Trainer::stop() {
@@ -130,7 +132,9 @@ void Trainer::report_summary() const {
     summary += fmt::format(" (plan {}, {:+.1f} %)", format_bytes(static_cast<double>(planned)),
                            100.0 * (static_cast<double>(peak) / static_cast<double>(planned) - 1.0));
   log_info(summary);
-  if (!plan_.cost.known) return;
+  // The prediction is of the whole batch: it is compared where all of the newest steps have that.
+  const int64_t newest = std::min(clock_->timed_steps(), RunClock::kNewestSteps);
+  if (!plan_.cost.known || progress_.completed - newest < clock_->batches().first_largest()) return;
   const double measured = clock_->median_step_seconds();
   log_info(fmt::format("{}; measured {:.1f} ms (prediction {:+.1f} %)", describe_cost(plan_.cost), measured * 1e3,
                        100.0 * (plan_.cost.total() / measured - 1.0)));

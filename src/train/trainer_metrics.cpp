@@ -36,12 +36,14 @@ void Trainer::flush_metrics() {
 }
 
 TrainMetrics Trainer::metrics_of(const StepRecord& record, double seconds) const {
-  const auto rows = static_cast<double>(config_.batch.global_batch_size);
+  const BatchSizes& batches = clock_->batches();
+  const auto rows = static_cast<double>(batches.of(record.step - 1));
   TrainMetrics metrics;
   metrics.step = record.step;
   metrics.max_steps = config_.train.max_steps;
   metrics.samples = progress_.samples;
-  metrics.tokens = record.step * config_.batch.global_batch_size * config_.data.seq_length;
+  metrics.tokens = batches.before(record.step) * config_.data.seq_length;
+  if (batches.ramps()) metrics.global_batch_size = batches.of(record.step - 1);
   metrics.loss = record[kLoss];
   metrics.grad_norm = record[kGradNorm];
   metrics.lr = record.lr;

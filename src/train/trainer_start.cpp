@@ -45,7 +45,7 @@ CheckpointOptions checkpoint_options(const Config& config, const RunDirectory& d
   options.config_hash = configuration_hash(config);
   options.compute_dtype = c10::toString(dtype);
   options.seed = config.train.seed;
-  options.samples_per_step = config.batch.global_batch_size;
+  options.samples_after = [batches = BatchSizes(config.batch)](int64_t steps) { return batches.before(steps); };
   options.tokens_per_sample = config.data.seq_length;
   options.allow_fresh = directory.choices().allow_fresh;
   options.allow_changed_data = directory.choices().allow_changed_data;
@@ -167,7 +167,7 @@ void Trainer::restore(const std::map<std::string, std::vector<double>>& numbers,
     if (found == numbers.end() || found->second.empty()) return std::nullopt;
     return found->second[0];
   };
-  progress_.samples = progress_.completed * config_.batch.global_batch_size;
+  progress_.samples = clock_->batches().before(progress_.completed);
   if (const auto samples = number("samples")) progress_.samples = std::llround(*samples);
   if (const auto open = number("evaluation_left")) progress_.evaluation_open = *open > 0;
   if (const auto step = number("evaluated_step")) progress_.evaluated_step = std::llround(*step);

@@ -54,6 +54,17 @@ TEST(Plan, KeepsEverythingWholeWhereItFits) {
   EXPECT_EQ(plan.gathered_per_pass, 0);
 }
 
+TEST(Plan, WorkingMemoryIsThatOfTheBlockOrOfTheHead) {
+  const auto units = frozen_model();
+  PlanInput input = input_for(units, 4, 4096 * kMiB);
+  input.head = 10 * kMiB;
+  input.head_fixed = 39 * kMiB;
+  input.working_fixed = 7 * kMiB;
+  EXPECT_EQ(make_plan(input).working, 57 * kMiB) << "the block's peak";
+  input.head_fixed = 300 * kMiB;
+  EXPECT_EQ(make_plan(input).working, 317 * kMiB) << "the head's";
+}
+
 TEST(Plan, ShardsBeforeItRecomputesAndLeavesUnitsResidentWithTheRest) {
   const auto units = frozen_model();
   const MemoryPlan plan = make_plan(input_for(units, 4, 1240 * kMiB));

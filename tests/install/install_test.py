@@ -17,12 +17,12 @@ def run(*command, code=0, **options):
 def check_install(args, prefix):
     run(args.cmake, "--install", args.build, "--prefix", prefix)
     clean = {key: value for key, value in os.environ.items() if key not in ("LD_LIBRARY_PATH", "PYTHONPATH")}
-    for program in ("train_llama", "train_bert", "trireme"):
+    for program in ("train_llama", "train_bert", "train_gpt", "trireme"):
         assert f"{program} " in run(prefix / "bin" / program, "--version", env=clean, cwd="/")
     presets = sorted(str(p.relative_to(prefix)) for p in prefix.glob("share/trireme/presets/*/*.yaml"))
     assert presets == sorted(f"share/trireme/presets/{p.parent.parent.name}/{p.name}" for p in Path(args.source).glob("models/*/presets/*.yaml")), presets
     for preset in presets:
-        program = "train_bert" if "/bert/" in preset else "train_llama"
+        program = "train_bert" if "/bert/" in preset else "train_gpt" if "/gpt3-" in preset else "train_llama"
         settings = ["--set", "model.path=/m", "--set", "data.train=/t", "--set", "data.valid=/v", "--set", "output.dir=/o"]
         run(prefix / "bin" / program, "--config", prefix / preset, *settings, "--print-config", env=clean)
     for name in ("run.sub", "run_and_time.sh", "train_llama.sbatch", "train_bert.sbatch"):

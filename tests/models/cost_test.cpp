@@ -22,6 +22,41 @@ TEST(ModelFlops, FullTrainingCountsWeightGradients) {
   EXPECT_NEAR(model_flops_per_sample(config, {}, 4096) / (6 * matrices * 4096 + attention), 1.0, 1e-12);
 }
 
+TEST(ModelFlops, ATiedHeadCountsOnceAndPositionsNever) {
+  DecoderConfig config = decoder_preset("gpt3-126m");
+  config.vocab_size = 50304;
+  const double norms_and_biases = 12 * (4 * 768.0 + 3 * 768 + 768 + 3072 + 768) + 2 * 768;
+  const double matrices = 125262336.0 - 2048.0 * 768 - norms_and_biases;
+  const double attention = 3.5 * 12 * 2 * 2048.0 * 2048 * 768;
+  EXPECT_NEAR(model_flops_per_sample(config, {}, 2048) / (6 * matrices * 2048 + attention), 1.0, 1e-12);
+}
+
+TEST(BlockWork, OfLearnedPositionsAndGelu) {
+  const DecoderConfig config = decoder_preset("gpt3-126m");
+  const double d = 768, f = 4 * d, s = 2048;
+  const BlockWork work = block_work(config, 2048, 2);
+  EXPECT_EQ(work.matrices, 2 * s * (4 * d * d + 2 * d * f));
+  EXPECT_EQ(work.forward_bytes, 2 * s * (4 * d + 2 * f)) << "nothing rotates q, k and v";
+  EXPECT_EQ(work.norms_bytes, 2 * s * 4 * d) << "what GELU gives is kept";
+}
+
+TEST(ActivationBytes, OfAGeluBlock) {
+  const DecoderConfig config = decoder_preset("gpt3-126m");
+  const int64_t s = 2048, d = 768, f = 4 * d;
+  const int64_t inner = 2 * (2 * d + 3 * d + d) + 4 * (4 + 12);  // means and deviations of two norms, 12 heads
+  const ActivationBytes bytes = activation_bytes(config, {}, s, {2});
+  EXPECT_EQ(bytes.block_saved, s * (inner + 2 * (f + f) + 2 * 2 * d));
+  EXPECT_EQ(bytes.block_saved_norms, s * (inner + 2 * (f + f)));
+  EXPECT_EQ(bytes.block_saved_mlp, s * inner);
+  // FP8: codes of the four inputs, and of GELU's in- and outputs the first alone.
+  const ActivationBytes fp8 = activation_bytes(config, {}, s, {.element_size = 2, .trained_fp8 = true});
+  EXPECT_EQ(fp8.block_saved, s * (inner + 3 * d + f + 2 * f));
+  const int64_t tied = 2 * 50257 * d;
+  EXPECT_EQ(bytes.working_fixed, tied) << "the head's gradient waits for the embedding's";
+  EXPECT_EQ(bytes.head_fixed, (256 << 20) + 4 * 50257 * d);
+  EXPECT_EQ(fp8.working_fixed, tied + 12 * (4 * d * d + 2 * d * f)) << "codes of the weights";
+}
+
 TEST(ActivationBytes, FollowWhatIsKept) {
   const DecoderConfig config = decoder_preset("llama2-7b");
   const int64_t s = 1024, inner = 2 * (2 * 4096 + 3 * 4096 + 4096) + 4 * 34;

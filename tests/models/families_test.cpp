@@ -52,6 +52,13 @@ TEST(FamilyUnits, PublishedParameterCounts) {
                                                     {"gpt2", 124439808},
                                                     {"gpt2-xl", 1557611200}};
   for (const auto& [name, count] : counts) EXPECT_EQ(DecoderModel(decoder_preset(name), {}).num_parameters(), count);
+  // NeMo counts with the vocabulary filled up to a multiple of 128.
+  for (const auto& [name, count] : {std::pair("gpt3-126m", 125262336L), {"gpt3-5b", 5047558144L}}) {
+    DecoderConfig config = decoder_preset(name);
+    EXPECT_EQ(config.vocab_size, 50257);
+    config.vocab_size = 50304;
+    EXPECT_EQ(DecoderModel(config, {}).num_parameters(), count);
+  }
 }
 
 TEST(FamilyUnits, NamesOfAGpt2Block) {
@@ -121,7 +128,7 @@ TEST(FamilyModel, RecomputationGivesTheSameBitsWithDropout) {
   const DecoderModel model(small_gpt2(0.2), {});
   const TokenBatch batch = batch_of(2, 9, 1);
   const Result kept = run(model, batch, {true, 5, {}}, at::kFloat);
-  for (const Recompute recompute : {Recompute::kMlp, Recompute::kFull}) {
+  for (const Recompute recompute : {Recompute::kNorms, Recompute::kMlp, Recompute::kFull}) {
     const Result again = run(model, batch, {true, 5, std::vector<Recompute>(3, recompute)}, at::kFloat);
     EXPECT_EQ(kept.loss, again.loss);
     for (size_t i = 0; i < kept.gradients.size(); ++i)

@@ -20,9 +20,9 @@ namespace {
 using namespace testing;
 
 const std::filesystem::path kDirectory = std::filesystem::path(TRIREME_BINARY_DIR) / "family_reference";
-const std::vector<std::string> kCases = {"llama", "mistral",     "mistral_window",  "mistral_lora",
-                                         "qwen2", "qwen2_tied",  "qwen2_window",    "qwen2_lora",
-                                         "gpt2",  "gpt2_packed", "gpt2_untied_erf", "gpt2_lora"};
+const std::vector<std::string> kCases = {
+    "llama",      "mistral", "mistral_window", "mistral_lora",    "qwen2", "qwen2_tied", "qwen2_window",
+    "qwen2_lora", "gpt2",    "gpt2_packed",    "gpt2_untied_erf", "gpt3",  "gpt2_lora"};
 
 int run_script(const std::string& arguments) {
   const std::string log = kDirectory.string() + (arguments.empty() ? ".log" : ".check.log");

@@ -1,5 +1,5 @@
-// Learning rates for schedule_test.py: reads lines "NAME WARMUP MIN_LR FACTOR|- RATIO|- TYPE LR MAX_STEPS" and prints
-// for each the rates of the steps 0 … MAX_STEPS + 2 with all digits.
+// Learning rates for schedule_test.py: reads lines "NAME WARMUP CONSTANT MIN_LR FACTOR|- RATIO|- TYPE LR MAX_STEPS" and
+// prints for each the rates of the steps 0 … MAX_STEPS + 2 with all digits.
 #include "trireme/base/text.h"
 #include "trireme/optim/optimizer.h"
 
@@ -15,8 +15,8 @@ int main() {
   const auto optional = [](const std::string& text) {
     return text == "-" ? std::nullopt : std::optional(std::stod(text));
   };
-  while (std::cin >> schedule.name >> schedule.warmup_steps >> schedule.min_lr >> factor >> ratio >>
-         schedule.decay_type >> lr >> max_steps) {
+  while (std::cin >> schedule.name >> schedule.warmup_steps >> schedule.constant_steps >> schedule.min_lr >> factor >>
+         ratio >> schedule.decay_type >> lr >> max_steps) {
     schedule.min_lr_factor = optional(factor);
     schedule.decay_ratio = optional(ratio);
     for (int64_t step = 0; step <= max_steps + 2; ++step)

@@ -37,6 +37,8 @@ CASES = {
     "gpt2": (GPT2Config, dict(GPT2), {}),
     "gpt2_packed": (GPT2Config, dict(GPT2), dict(sequences=[9, 1, 23])),
     "gpt2_untied_erf": (GPT2Config, dict(GPT2, n_inner=96, activation_function="gelu", tie_word_embeddings=False, resid_pdrop=0.0), {}),
+    # Filled up to 128 rows, as train_gpt trains it: ids stay below 97.
+    "gpt3": (GPT2Config, dict(GPT2, vocab_size=128, n_head=2, n_inner=256, n_positions=LENGTH), {}),
     "gpt2_lora": (GPT2Config, dict(GPT2), dict(lora=["c_attn", "c_proj", "c_fc"])),
 }
 
@@ -94,7 +96,7 @@ def run(directory, kind, settings, options):
             bounds.append(bounds[-1] + length)
     logits = torch.cat(logits, 1)
     targets = tokens.roll(-1, 1)
-    losses = torch.nn.functional.cross_entropy(logits.reshape(-1, 97), targets.reshape(-1), reduction="none")
+    losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.reshape(-1), reduction="none")
     loss = (losses * weight.reshape(-1)).sum()
     loss.backward()
     tensors = {"tokens": tokens, "loss_weight": weight.float(), "positions": torch.cat(positions, 1).contiguous(),

@@ -2,6 +2,7 @@
 #include "trireme/train/model_family.h"
 #include "task_testing.h"
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/base/text.h"
 #include "trireme/train/command_line.h"
 #include "trireme/train/run_directory.h"
@@ -18,20 +19,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What a program for GPT models would add: the decoder's task, other keys, other defaults.
-const ModelFamily& gpt_family() {
-  static const ModelFamily family = [] {
-    ModelFamily entry{.config = {.program = "train_gpt", .features = FeatureSet(Feature::kFp8Training)},
-                      .trains = "GPT models from the start",
-                      .presets = "models/decoder/presets",
-                      .make_task = make_causal_lm_task,
-                      .mlperf_events = make_llama_events};
-    entry.config.defaults.model.pad_vocab_to = 128;
-    entry.config.defaults.optimizer.betas = {0.9, 0.95};
-    entry.config.defaults.train.loss = "token_mean";
-    return entry;
-  }();
-  return family;
+/// The program that a preset is for: its head has a line "#   PROGRAM --config FILE".
+std::string program_of(const fs::path& preset) {
+  const std::string text = read_text_file(preset, ExitCode::kConfig);
+  const size_t end = text.find(" --config");
+  const size_t begin = text.rfind(' ', end - 1) + 1;
+  return text.substr(begin, end - begin);
 }
 
 std::string help_of(const ModelFamily& family) {
@@ -49,13 +42,13 @@ TEST(ModelFamilies, EachProgramHasOneEntryWithPresetsThatItTakes) {
     EXPECT_EQ(&model_family(family.config.program), &family);
     int presets = 0;
     for (const auto& file : fs::directory_iterator(fs::path(TRIREME_SOURCE_DIR) / family.presets)) {
-      if (file.path().extension() != ".yaml") continue;
+      if (file.path().extension() != ".yaml" || program_of(file.path()) != family.config.program) continue;
       EXPECT_NO_THROW(load_config(file.path(), {}, family.config)) << file.path();
       ++presets;
     }
     EXPECT_GE(presets, 1) << family.config.program;
   }
-  EXPECT_EQ(programs, (std::set<std::string>{"train_bert", "train_llama"}));
+  EXPECT_EQ(programs, (std::set<std::string>{"train_bert", "train_gpt", "train_llama"}));
   EXPECT_THROW(model_family("train_gtp"), InternalError);
 }
 
@@ -76,7 +69,7 @@ TEST(ModelFamilies, HelpIsOfTheProgramsOwnKeys) {
 class Gpt : public TaskTest {};
 
 TEST_F(Gpt, IsOneEntryOverTheDecodersTask) {
-  const ModelFamily& gpt = gpt_family();
+  const ModelFamily& gpt = model_family("train_gpt");
   write_decoder();
   const Config config = load(gpt.config, {});
   EXPECT_EQ(config.train.loss, "token_mean");
@@ -84,6 +77,9 @@ TEST_F(Gpt, IsOneEntryOverTheDecodersTask) {
   EXPECT_EQ(task->facts().train_rows, kRows);
   EXPECT_EQ(task->nominal_denominator(), 8.0 * (kLength - 1)) << "the loss is the family's default";
   EXPECT_FALSE(task->facts().takes_adapters);
+  EXPECT_EQ(config.optimizer.betas, (std::vector<double>{0.9, 0.95}));
+  EXPECT_EQ(config.optimizer.weight_decay, 0.1);
+  EXPECT_EQ(config.optimizer.grad_clip, 1.0);
   const auto embedding = task->units().front().parameters.front();
   EXPECT_EQ(embedding.shape[0] % 128, 0) << "the vocabulary is padded by the family's default";
   task->set_rows_per_pass(4);
@@ -93,15 +89,19 @@ TEST_F(Gpt, IsOneEntryOverTheDecodersTask) {
   EXPECT_EQ(llama.make_task(load(llama.config, {}), {}, llama.config)->nominal_denominator(), 8.0);
 
   const std::string help = help_of(gpt);
-  EXPECT_TRUE(help.starts_with("train_gpt trains GPT models from the start")) << help.substr(0, 100);
+  EXPECT_TRUE(help.starts_with("train_gpt trains GPT-3 family models, all parameters")) << help.substr(0, 100);
   EXPECT_NE(help.find("default [0.9, 0.95]"), std::string::npos);
   EXPECT_EQ(help.find("\nlora:"), std::string::npos);
-  try {
-    (void)load(gpt.config, {"lora.r=4"});
-    FAIL() << "takes adapters";
-  } catch (const ConfigError& error) {
-    EXPECT_NE(std::string(error.what()).find("is not for train_gpt, which trains all parameters"), std::string::npos)
-        << error.what();
+  EXPECT_EQ(help.find("MLLOG"), std::string::npos);
+  for (const auto& [setting, why] :
+       {std::pair("lora.r=4", "trains all parameters"), {"logging.mlperf=true", "is of no benchmark of MLPerf"}}) {
+    try {
+      (void)load(gpt.config, {setting});
+      FAIL() << setting;
+    } catch (const ConfigError& error) {
+      EXPECT_NE(std::string(error.what()).find(std::string("is not for train_gpt, which ") + why), std::string::npos)
+          << error.what();
+    }
   }
 }
 

@@ -47,6 +47,21 @@ TEST(RunClock, EvaluatesByNominalSamplesWithoutDrift) {
       << "at most one evaluation a step";
 }
 
+TEST(RunClock, EvaluatesAndSavesBySamplesWhereTheBatchGrows) {
+  Config config = config_of(100, 16);
+  config.batch.rampup = {4, 4, 36};  // 4 8 12 20 28 40 56 72 88 …
+  config.eval.every_samples = config.output.save_every_samples = 20;
+  RunClock clock(config, std::nullopt, at::kCPU);
+  EXPECT_EQ(due(9, [&](int64_t step) { return clock.evaluation_due(step); }),
+            (std::vector<int64_t>{4, 6, 8, 9}));  // 20, 40, 72, 88 samples
+  clock.start_run(5, 28);
+  EXPECT_EQ(due(9, [&](int64_t step) { return step > 5 && clock.save_due(step) && (clock.saved(step), true); }),
+            (std::vector<int64_t>{6, 8, 9}));
+  // Rows that count for two samples each.
+  const RunClock packed(config, 32.0, at::kCPU);
+  EXPECT_EQ(due(6, [&](int64_t step) { return packed.evaluation_due(step); }), (std::vector<int64_t>{3, 4, 6}));
+}
+
 TEST(RunClock, SkipsTheFirstEvaluations) {
   Config config = config_of(100, 16);
   const RunClock clock(config, std::nullopt, at::kCPU);

@@ -97,6 +97,22 @@ def ranks(site):
     site.assert_equal("parts", "two", bound=0)
 
 
+def ramp(site):
+    """A batch that grows takes the documents on from where the step before left them, over any number of ranks, and after a stop inside the ramp."""
+    grows = ("batch.rampup=[4, 4, 20]", "output.save_every_samples=8")
+    site.train("output.dir=one", *grows, "train.max_steps=7")
+    assert [m["samples"] for m in site.metrics("one")] == [4, 8, 12, 20, 32, 44, 56]
+    for steps, number in ((2, 1), (4, 2), (7, 4)):
+        site.train("output.dir=rescaled", *grows, f"train.max_steps={steps}", ranks=number)
+    site.assert_equal("rescaled", "one")
+    # The rows are those of equal steps: with rate 0 their losses have one sum.
+    site.train("output.dir=grown", *grows[:1], "train.max_steps=6", "optimizer.lr=0")
+    site.train("output.dir=even", "batch.global_batch_size=4", "train.max_steps=11", "optimizer.lr=0")
+    grown = sum(m["loss"] * m["global_batch_size"] for m in site.metrics("grown"))
+    even = sum(m["loss"] * 4 for m in site.metrics("even"))
+    assert abs(grown / even - 1) < 1e-7, (grown, even)
+
+
 def formats(site):
     """The same documents in every layout are the same run."""
     work, documents = site.work, site.documents
@@ -238,4 +254,4 @@ def exit_codes(site):
 
 
 if __name__ == "__main__":
-    main({"ranks": ranks, "formats": formats, "text": text, "mixing": mixing, "exit-codes": exit_codes}, Site)
+    main({"ranks": ranks, "ramp": ramp, "formats": formats, "text": text, "mixing": mixing, "exit-codes": exit_codes}, Site)

@@ -106,5 +106,20 @@ TEST_F(Task, SharesTheGlobalBatchInTheRunsOrder) {
   }
 }
 
+TEST_F(Task, SharesAGrowingBatchWithoutGapsOrRepeats) {
+  write_decoder();
+  // Steps of 4, 4, 6, 6 and 8 rows.
+  const Config config = load({}, {"data.shuffle=false", "batch.rampup=[4, 2, 16]", "batch.micro_batch_size=1"});
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto task = make("train_llama", config, {rank, 2, at::kCPU, at::kFloat});
+    task->set_rows_per_pass(1);
+    for (const auto& [step, rows] : {std::pair(0, 2), {1, 2}, {2, 3}, {3, 3}, {4, 4}}) {
+      const StepBatch batch = task->batch(step);
+      EXPECT_EQ(batch.samples, rows) << "step " << step;
+      EXPECT_EQ(batch.micro_batches.size(), static_cast<size_t>(rows));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace trireme

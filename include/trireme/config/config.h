@@ -44,6 +44,9 @@ struct DataSection {
 struct BatchSection {
   int64_t global_batch_size = 8, micro_batch_size = 1;
   double packing_rate = 1;  // samples that a row counts for
+  /// start, increment, samples: the batch grows from `start` by `increment` each samples / (number of increments);
+  /// empty: it is global_batch_size from the first step on.
+  std::vector<int64_t> rampup;
   bool operator==(const BatchSection&) const = default;
 };
 struct OptimizerSection {
@@ -61,6 +64,7 @@ struct OptimizerSection {
 struct ScheduleSection {
   std::string name = "cosine";  // cosine | linear | constant | wsd | fms_cosine | annealing
   int64_t warmup_steps = 0;
+  int64_t constant_steps = 0;           // cosine: steps at min_lr after the decay; above 0 NeMo's warm-up
   double min_lr = 0;                    // cosine, linear
   std::optional<double> min_lr_factor;  // wsd (default 0), fms_cosine (default 0.1): share of the peak
   std::optional<double> decay_ratio;    // wsd: share of the run's steps; null = all after the warm-up

@@ -17,6 +17,8 @@ enum class Feature : uint32_t {
   kMlperfSkip = 1 << 6,      // MLPerf's rule for the evaluations at the start
   kFp8Training = 1 << 7,     // trained matrices may be multiplied in FP8
 
+  kMlperfLog = 1 << 16,  // MLPerf has a benchmark of the program
+
   kDocumentStreams = 1 << 12,  // rows packed from documents while the run reads them
 };
 

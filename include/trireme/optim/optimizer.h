@@ -45,6 +45,10 @@ at::Tensor local_gradient_square(const std::vector<TrainedShard>& shards);
 /// cosine, linear, constant: lr (t + 1) / (w + 1) in the warm-up. After it, with f = min(1, (t - w) / (n - w)):
 /// constant lr; linear min_lr + (lr - min_lr) (1 - f); cosine min_lr + (lr - min_lr) (1 + cos(pi f)) / 2.
 ///
+/// cosine with constant_steps > 0 (NeMo 1.20, core/optim/lr_scheduler.py, CosineAnnealing): lr t / w for t <= w, which
+/// is 0 in step 0; with d = n - constant_steps - w, the cosine with f = (t - w) / d up to t = w + d; then min_lr. d may
+/// be negative.
+///
 /// wsd (torchtitan 0.2, components/lr_scheduler.py; m = min_lr_factor, 0 if not given): d = n decay_ratio rounded half
 /// to even, at most n - w; without decay_ratio n - w. lr (t + 1) / w in the warm-up; lr for w <= t < n + 1 - d; then,
 /// with p = (t + 1 - (n + 1 - d)) / d, lr (m + (1 - m) g(p)), where g is 1 - p (linear), 1 - sqrt(p) (sqrt) or

@@ -12,7 +12,8 @@ namespace trireme {
 struct TrainMetrics {
   int64_t step = 0, max_steps = 0, samples = 0, tokens = 0;
   double loss = 0, grad_norm = 0, lr = 0, step_time_s = 0, samples_per_s = 0, tokens_per_s = 0, memory_gib = 0;
-  std::optional<double> mfu;  // on GPUs with a known peak
+  std::optional<double> mfu;                 // on GPUs with a known peak
+  std::optional<int64_t> global_batch_size;  // rows of the step, in runs whose batch grows
 };
 
 struct EvalMetrics {

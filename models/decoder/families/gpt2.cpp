@@ -1,4 +1,5 @@
-// GPT-2: LayerNorm in front of both sub-layers, biases everywhere, GELU, learned positions, dropout, tied output.
+// GPT-2 and GPT-3: LayerNorm in front of both sub-layers, biases everywhere, GELU, learned positions, dropout, tied
+// output.
 #include "models/decoder/hf_config.h"
 #include "trireme/base/dropout_steps.h"
 
@@ -86,9 +87,29 @@ Preset gpt2_preset(const char* name, int64_t hidden, int64_t layers, int64_t hea
   return {name, config};
 }
 
+/// GPT-3 is GPT-2's architecture with rows of 2048 tokens, as NeMo's configurations gpt3/*.yaml have it; `deviation`:
+/// their init_method_std, or its rule 0.64 / sqrt(hidden) for sizes that they lack.
+Preset gpt3_preset(const char* name, int64_t hidden, int64_t layers, int64_t heads, double deviation) {
+  Preset preset = gpt2_preset(name, hidden, layers, heads);
+  preset.config.max_position_embeddings = 2048;
+  preset.config.initializer_range = deviation;
+  return preset;
+}
+
 std::vector<Preset> gpt2_presets() {
-  return {gpt2_preset("gpt2", 768, 12, 12), gpt2_preset("gpt2-medium", 1024, 24, 16),
-          gpt2_preset("gpt2-large", 1280, 36, 20), gpt2_preset("gpt2-xl", 1600, 48, 25)};
+  return {gpt2_preset("gpt2", 768, 12, 12),
+          gpt2_preset("gpt2-medium", 1024, 24, 16),
+          gpt2_preset("gpt2-large", 1280, 36, 20),
+          gpt2_preset("gpt2-xl", 1600, 48, 25),
+          gpt3_preset("gpt3-126m", 768, 12, 12, 0.023),
+          gpt3_preset("gpt3-350m", 1024, 24, 16, 0.02),
+          gpt3_preset("gpt3-760m", 1536, 24, 16, 0.01633),
+          gpt3_preset("gpt3-1.3b", 2048, 24, 16, 0.014142),
+          gpt3_preset("gpt3-2.7b", 2560, 32, 32, 0.012649),
+          gpt3_preset("gpt3-5b", 4096, 24, 32, 0.01),
+          gpt3_preset("gpt3-6.7b", 4096, 32, 32, 0.01),
+          gpt3_preset("gpt3-13b", 5120, 40, 40, 0.008944),
+          gpt3_preset("gpt3-20b", 6144, 44, 48, 0.008165)};
 }
 
 TensorNames gpt2_tensor_names() {

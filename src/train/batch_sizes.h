@@ -1,0 +1,40 @@
+#pragma once
+// Private to train/: how many rows each step of a run has.
+
+#include "trireme/config/config.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace trireme {
+
+/// batch.global_batch_size for every step, or with batch.rampup Megatron's rule (core/num_microbatches_calculator.py):
+/// a step before which c rows were seen has global_batch_size rows where c > samples, else start + increment *
+/// int(c / (samples / increments)), in fp64. Depends on nothing but the section, so a resumed run goes on with it.
+/// Steps count from 0.
+class BatchSizes {
+ public:
+  /// The section has passed the configuration's checks.
+  explicit BatchSizes(const BatchSection& batch);
+
+  bool ramps() const { return stages_.size() > 1; }
+  /// Rows of step `step`.
+  int64_t of(int64_t step) const { return stage(step).rows; }
+  /// Rows of all steps before `step`: the place of its first row in the run's order.
+  int64_t before(int64_t step) const;
+  int64_t largest() const { return stages_.back().rows; }
+  /// The first step that has largest() rows.
+  int64_t first_largest() const { return stages_.back().first_step; }
+
+ private:
+  /// Steps of one size; the last goes on for ever.
+  struct Stage {
+    int64_t first_step, first_row, rows;
+  };
+
+  const Stage& stage(int64_t step) const;
+
+  std::vector<Stage> stages_;
+};
+
+}  // namespace trireme
