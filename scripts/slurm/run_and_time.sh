@@ -16,8 +16,8 @@ fi
 
 settings=(
   model.path="$MODEL"
-  data.train="$DATADIR/train.npy"
-  data.valid="$DATADIR/validation.npy"
+  data.train="$DATADIR/${TRAIN_DATA:-train.npy}"
+  data.valid="$DATADIR/${VALID_DATA:-validation.npy}"
   output.dir="$LOGDIR/${DATESTAMP:-run}_${EXPERIMENT:-1}"
   train.seed="${SEED:-1}"
 )
@@ -26,6 +26,8 @@ optional=(
   GLOBAL_BATCH_SIZE batch.global_batch_size
   MICRO_BATCH_SIZE batch.micro_batch_size
   LR optimizer.lr
+  MIN_LR schedule.min_lr
+  WARMUP_STEPS schedule.warmup_steps
   MAX_STEPS train.max_steps
   VAL_CHECK_INTERVAL eval.every_samples
   LINEAR_PRECISION precision.linear
@@ -51,6 +53,6 @@ ${BINDCMD:-} "${TRIREME_PROGRAM:-$TRIREME_BUILD/bin/train_llama}" --config "$con
 if [[ $rank == 0 ]]; then
   end=$(date +%s)
   echo "RUNANDTIME_STOP $end"
-  echo "RESULT,LLM_FINETUNING,,$((end - start)),${USER:-unknown},$(date -u +'%Y-%m-%dT%H:%M:%SZ')"
+  echo "RESULT,${RESULT_NAME:-LLM_FINETUNING},,$((end - start)),${USER:-unknown},$(date -u +'%Y-%m-%dT%H:%M:%SZ')"
 fi
 exit $code

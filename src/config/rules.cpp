@@ -1,5 +1,7 @@
 #include "rules.h"
 
+#include "mlperf_rules.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -294,6 +296,7 @@ std::vector<RuleProblem> check_rules(const Config& config, const ConfigFamily& f
   check_logging(config, family, problems);
   check_policy(config, problems);
   check_moments(config, problems);
+  check_mlperf_pretraining(config, family, problems);
   check_profile(config, family, world_size, problems);
   if (world_size) check_shard_size(config, *world_size, problems);
   return problems;

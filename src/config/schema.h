@@ -80,6 +80,12 @@ void describe(Visitor& v, ModelSection& s) {
            .min = 1,
            .max = 65536},
           s.pad_vocab_to);
+  v.field({.key = "scaled_residual_init",
+           .help = "init random: projections that end in the residual start with initializer_range / sqrt(2 layers), "
+                   "as GPT-2's and MLPerf's llama31_8b; null = as the model's family",
+           .feature = Feature::kVocabularySize,
+           .instead = "leave it out"},
+          s.scaled_residual_init);
 }
 
 template <class Visitor>

@@ -53,6 +53,7 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
     : RowTask(config, rank) {
   DecoderConfig shape = read_shape(config);
   check_sequence_length(shape, config.data.seq_length, "data.seq_length");
+  shape.scaled_residual_init = config.model.scaled_residual_init.value_or(shape.scaled_residual_init);
   stored_vocab_ = shape.vocab_size;
   shape.vocab_size =
       resized_vocab(stored_vocab_, config.model.vocab_size, config.model.pad_vocab_to.value_or(family.vocab_multiple));

@@ -15,28 +15,11 @@ constexpr int64_t kTrainLossEvery = 10;
 
 MlperfLog::Metadata samples_count(int64_t samples) { return {{"samples_count", std::to_string(samples)}}; }
 
-class LlamaEvents final : public MlperfEvents {
+/// Blocks, evaluations and the end, which the two benchmarks have in common.
+class LlamaEvents : public MlperfEvents {
  public:
   using MlperfEvents::MlperfEvents;
 
-  void configuration(const Config& config, const MlperfRun& run) override {
-    log_submission(log_, "llama2_70b_lora", run.nodes);
-    log_.event("opt_base_learning_rate", format_exact(config.optimizer.lr));
-    log_.event("opt_adamw_weight_decay", format_exact(config.optimizer.weight_decay));
-    log_.event("opt_gradient_clip_norm", format_exact(config.optimizer.grad_clip));
-    log_.event("opt_learning_rate_warmup_factor", format_exact(static_cast<double>(config.schedule.warmup_steps) /
-                                                               static_cast<double>(config.train.max_steps)));
-    if (config.lora) {
-      log_.event("lora_rank", std::to_string(config.lora->r));
-      log_.event("lora_alpha", format_exact(config.lora->alpha));
-    }
-    log_.event("opt_learning_rate_training_steps", std::to_string(config.train.max_steps));
-    log_.event("global_batch_size", std::to_string(config.batch.global_batch_size));
-    log_.event("train_samples", std::to_string(run.train_samples));
-    log_.event("eval_samples", std::to_string(run.eval_samples));
-    log_.event("gradient_accumulation_steps", std::to_string(run.accumulation_steps));
-    log_.event("seed", std::to_string(config.train.seed));
-  }
   void start_run() override {
     log_.end("init_stop");
     log_.start("run_start");
@@ -68,9 +51,67 @@ class LlamaEvents final : public MlperfEvents {
   }
 };
 
+class LoraEvents final : public LlamaEvents {
+ public:
+  using LlamaEvents::LlamaEvents;
+
+  void configuration(const Config& config, const MlperfRun& run) override {
+    log_submission(log_, "llama2_70b_lora", run.nodes);
+    log_.event("opt_base_learning_rate", format_exact(config.optimizer.lr));
+    log_.event("opt_adamw_weight_decay", format_exact(config.optimizer.weight_decay));
+    log_.event("opt_gradient_clip_norm", format_exact(config.optimizer.grad_clip));
+    log_.event("opt_learning_rate_warmup_factor", format_exact(static_cast<double>(config.schedule.warmup_steps) /
+                                                               static_cast<double>(config.train.max_steps)));
+    if (config.lora) {
+      log_.event("lora_rank", std::to_string(config.lora->r));
+      log_.event("lora_alpha", format_exact(config.lora->alpha));
+    }
+    log_.event("opt_learning_rate_training_steps", std::to_string(config.train.max_steps));
+    log_.event("global_batch_size", std::to_string(config.batch.global_batch_size));
+    log_.event("train_samples", std::to_string(run.train_samples));
+    log_.event("eval_samples", std::to_string(run.eval_samples));
+    log_.event("gradient_accumulation_steps", std::to_string(run.accumulation_steps));
+    log_.event("seed", std::to_string(config.train.seed));
+  }
+};
+
+class PretrainingEvents final : public LlamaEvents {
+ public:
+  using LlamaEvents::LlamaEvents;
+
+  void configuration(const Config& config, const MlperfRun& run) override {
+    const OptimizerSection& optimizer = config.optimizer;
+    log_submission(log_, "llama31_8b", run.nodes);
+    log_.event("seed", std::to_string(config.train.seed));
+    log_.event("global_batch_size", std::to_string(config.batch.global_batch_size));
+    log_.event("gradient_accumulation_steps", std::to_string(run.accumulation_steps));
+    log_.event("max_sequence_length", std::to_string(config.data.seq_length));
+    log_.event("eval_samples", std::to_string(run.eval_samples));
+    log_.event("train_samples", std::to_string(run.train_samples));
+    log_.event("init_checkpoint_step", "0");
+    log_.event("opt_name", nlohmann::json(optimizer.name).dump());
+    log_.event("opt_base_learning_rate", format_exact(optimizer.lr));
+    log_.event("opt_adamw_beta_1", format_exact(optimizer.betas[0]));
+    log_.event("opt_adamw_beta_2", format_exact(optimizer.betas[1]));
+    log_.event("opt_adamw_epsilon", format_exact(optimizer.eps));
+    log_.event("opt_adamw_weight_decay", format_exact(optimizer.weight_decay));
+    log_.event("opt_gradient_clip_norm", format_exact(optimizer.grad_clip));
+    log_.event("opt_end_learning_rate", format_exact(config.schedule.min_lr));
+    // The checker computes the decay steps from the warm-up steps, which it must have read before.
+    log_.event("opt_learning_rate_warmup_steps", std::to_string(config.schedule.warmup_steps));
+    log_.event("opt_learning_rate_decay_steps", std::to_string(config.train.max_steps - config.schedule.warmup_steps));
+    log_.event("max_steps", std::to_string(config.train.max_steps));
+    log_.event("opt_learning_rate_decay_schedule", R"("cosine with linear warmup")");
+    if (config.eval.target_loss) log_.event("target_accuracy", format_exact(*config.eval.target_loss));
+  }
+};
+
 }  // namespace
 
-std::unique_ptr<MlperfEvents> make_llama_events(MlperfLog& log) { return std::make_unique<LlamaEvents>(log); }
+std::unique_ptr<MlperfEvents> make_llama_events(MlperfLog& log, const Config& config) {
+  if (config.lora) return std::make_unique<LoraEvents>(log);
+  return std::make_unique<PretrainingEvents>(log);
+}
 
 void log_submission(MlperfLog& log, const char* benchmark, int nodes) {
   const auto quoted = [](const std::string& text) { return nlohmann::json(text).dump(); };

@@ -77,7 +77,7 @@ ExitCode train(const Config& config, World& world, const ModelFamily& family, co
   std::unique_ptr<TrainingTask> task;
   collective_check(
       comm, [&] { task = family.make_task(config, {comm.rank(), comm.size(), world.device(), dtype}, family.config); });
-  const std::unique_ptr<MlperfEvents> events = family.mlperf_events(mlperf);
+  const std::unique_ptr<MlperfEvents> events = family.mlperf_events(mlperf, config);
   events->configuration(config, {task->facts().train_samples, task->facts().eval_samples,
                                  config.batch.global_batch_size / comm.size() / config.batch.micro_batch_size,
                                  count_nodes(world), weight_names(*task)});

@@ -198,6 +198,41 @@ TEST(Rules, WhatThisVersionLacksIsRefusedWhereItStands) {
             std::string::npos);
 }
 
+TEST(Rules, MlperfPretrainingHasTheValuesOfItsClosedDivision) {
+  const ConfigFamily llama{.program = "train_llama",
+                           .features = FeatureSet(Feature::kAdapters, Feature::kMlperfLog, Feature::kMlperfSkip)};
+  const std::string fixed =
+      "data: {train: t, valid: v, seq_length: 8192}\noutput: {dir: o}\nmodel: {path: m}\nlogging: {mlperf: true}\n"
+      "optimizer: {lr: 4.0e-4, betas: [0.9, 0.95], eps: 1.0e-5, weight_decay: 0.1, grad_clip: 1.0}\n"
+      "schedule: {warmup_steps: 16, min_lr: 4.0e-5}\ntrain: {max_steps: 1200000}\n"
+      "eval: {every_samples: 12288, samples: 1024, target_loss: 3.3}\n";
+  const auto problems = [&](const std::string& change) {
+    const TextFile file(fixed);
+    try {
+      load_config(file.path(), {change}, llama);
+      return std::string();
+    } catch (const ConfigError& error) {
+      return std::string(error.what());
+    }
+  };
+  ASSERT_EQ(unsetenv("MLPERF_SUBMISSION_DIVISION"), 0);
+  EXPECT_EQ(problems("train.seed=5"), "");
+  EXPECT_EQ(problems("optimizer.lr=8.0e-4"), "");
+  for (const char* wrong :
+       {"data.seq_length=4096", "optimizer.eps=1e-8", "optimizer.betas=[0.9, 0.999]", "optimizer.weight_decay=0.01",
+        "optimizer.grad_clip=0.3", "schedule.name=constant", "train.max_steps=10000", "eval.samples=1000",
+        "eval.samples=null", "eval.every_samples=8192", "eval.target_loss=3.4", "eval.skip_first=mlperf",
+        "optimizer.name=lamb"}) {
+    const std::string key(wrong, std::string_view(wrong).find('='));
+    EXPECT_NE(problems(wrong).find("--set " + std::string(wrong) + ": " + key), std::string::npos)
+        << wrong << problems(wrong);
+  }
+  EXPECT_EQ(problems("logging.mlperf=false"), "");
+  ASSERT_EQ(setenv("MLPERF_SUBMISSION_DIVISION", "open", 1), 0);
+  EXPECT_EQ(problems("optimizer.eps=1e-8"), "");
+  unsetenv("MLPERF_SUBMISSION_DIVISION");
+}
+
 TEST(Rules, ALossScaleNeedsFp16) {
   EXPECT_NE(refused("precision: {loss_scale: 1024}\n").find("precision.loss_scale"), std::string::npos);
   EXPECT_EQ(refused("precision: {loss_scale: 1024, compute: fp16}\n"), "");

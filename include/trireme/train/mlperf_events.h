@@ -45,10 +45,10 @@ class MlperfEvents {
   MlperfLog& log_;
 };
 
-/// llama2_70b_lora, rounds 5.0 and 5.1.
-std::unique_ptr<MlperfEvents> make_llama_events(MlperfLog& log);
+/// With a lora section llama2_70b_lora, rounds 5.0 and 5.1; without one llama31_8b, round 5.1.
+std::unique_ptr<MlperfEvents> make_llama_events(MlperfLog& log, const Config& config);
 /// bert, rounds 4.1 and 5.0.
-std::unique_ptr<MlperfEvents> make_bert_events(MlperfLog& log);
+std::unique_ptr<MlperfEvents> make_bert_events(MlperfLog& log, const Config& config);
 
 /// submission_benchmark … submission_platform, from MLPERF_SUBMISSION_* or defaults.
 void log_submission(MlperfLog& log, const char* benchmark, int nodes);

@@ -22,7 +22,7 @@ struct ModelFamily {
   const char* trains;   // for --help: "Llama-family models: LoRA adapters, or all parameters"
   const char* presets;  // folder of configurations to start from, in the repository
   TaskFactory make_task;
-  std::unique_ptr<MlperfEvents> (*mlperf_events)(MlperfLog& log);
+  std::unique_ptr<MlperfEvents> (*mlperf_events)(MlperfLog& log, const Config& config);
 };
 
 const std::vector<ModelFamily>& model_families();
