@@ -2,7 +2,7 @@
 // exit code and a sentence that says why, within a second, in little memory, and without leaving anything behind. The
 // files whose names begin with "valid" load.
 #include "data/dataset.h"
-#include "data/prepare/tokenizer.h"
+#include "data/tokenizer/tokenizer.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/hdf5/hdf5_tokens.h"
 #include "trireme/formats/huggingface/safetensors.h"
