@@ -77,13 +77,14 @@ void append_code_point(std::string& out, char32_t c) {
 }  // namespace
 
 const uint8_t* character_flags() {
-  static const std::vector<uint8_t> flags = [] {
-    std::vector<uint8_t> made(0x110000, 0);
+  static std::array<uint8_t, 0x110000> flags;
+  static const bool filled = [] {
     for (size_t at = 0; at < std::size(kCharacterRanges); at += 3)
-      std::fill_n(made.begin() + kCharacterRanges[at], kCharacterRanges[at + 1],
+      std::fill_n(flags.begin() + kCharacterRanges[at], kCharacterRanges[at + 1],
                   static_cast<uint8_t>(kCharacterRanges[at + 2]));
-    return made;
+    return true;
   }();
+  (void)filled;
   return flags.data();
 }
 
