@@ -95,6 +95,7 @@ find_package(spdlog REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_library(TRIREME_SENTENCEPIECE sentencepiece REQUIRED)
 find_library(TRIREME_SENTENCEPIECE_TRAIN sentencepiece_train REQUIRED)
+find_library(TRIREME_PCRE2 pcre2-8 REQUIRED)
 find_path(TRIREME_TOML_INCLUDE toml++/toml.h REQUIRED)  # used header-only
 find_path(TRIREME_XXHASH_INCLUDE xxhash.h REQUIRED)  # used header-only
 

@@ -28,7 +28,7 @@ fail() {
 apt_packages=(
   build-essential ccache git python3 python3-venv
   libyaml-cpp-dev libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libxxhash-dev
-  libhdf5-dev zlib1g-dev libsentencepiece-dev libgtest-dev
+  libhdf5-dev zlib1g-dev libsentencepiece-dev libpcre2-dev libgtest-dev
 )
 mpi_packages=(libopenmpi-dev openmpi-bin)
 # The tests start a real one-node cluster; its srun --mpi=pmix needs libpmix2, which is only recommended.

@@ -3,7 +3,7 @@
 // seq_length tokens.
 
 #include "data/prepare/documents.h"
-#include "data/prepare/tokenizer.h"
+#include "data/tokenizer/tokenizer.h"
 
 #include <cstdint>
 #include <filesystem>

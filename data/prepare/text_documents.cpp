@@ -2,7 +2,7 @@
 
 #include "data/prepare/documents.h"
 #include "data/prepare/recent.h"
-#include "data/prepare/tokenizer.h"
+#include "data/tokenizer/tokenizer.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
@@ -30,12 +30,11 @@ struct TextReader {
       : path(tokenizer_path), column(std::move(text_column)), ids(kRecentIds), groups(kRecentText) {}
   const Tokenizer& tokenizer() {
     std::call_once(loaded, [&] {
-      std::error_code error;
-      if (!fs::is_regular_file(path, error))
+      if (!find_tokenizer(path))
         throw DataError(
-            fmt::format("{}: not there, and the data is text: put the model's sentencepiece tokenizer "
-                        "there, or tokenise the text first with `trireme data pack`",
-                        path.string()));
+            fmt::format("{}: no tokenizer there, and the data is text: put the model's {} there, or tokenise the text "
+                        "first with `trireme data pack`",
+                        path.string(), kTokenizerFiles));
       model = std::make_unique<Tokenizer>(path);
     });
     return *model;

@@ -2,7 +2,7 @@
 // Prepares ultrachat_200k as the Hugging Face 70B recipe does: ChatML text, special tokens, TRL's constant-length
 // packing.
 
-#include "data/prepare/tokenizer.h"
+#include "data/tokenizer/tokenizer.h"
 #include "trireme/formats/arrow/parquet.h"
 
 #include <cstdint>

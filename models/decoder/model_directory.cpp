@@ -4,6 +4,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
+#include "trireme/formats/huggingface/byte_level_model.h"
 #include "trireme/formats/huggingface/sentencepiece_model.h"
 
 #include <ATen/ATen.h>
@@ -17,10 +18,10 @@ namespace {
 constexpr int64_t kMaxFileBytes = 5'000'000'000;
 
 /// Files beside the weights that make a directory a complete Hugging Face model.
-constexpr const char* kCompanions[] = {
-    "tokenizer.model",   "tokenizer.json",      "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json", "chat_template.jinja", "chat_template.json",    "generation_config.json",
-    "vocab.json",        "merges.txt"};
+constexpr const char* kTokenizerCompanions[] = {
+    "tokenizer.model",         "tokenizer.json",     "tokenizer_config.json",
+    "special_tokens_map.json", "vocab.json",         "added_tokens.json",
+    "chat_template.jinja",     "chat_template.json", "merges.txt"};
 
 std::vector<std::pair<std::string, TensorInfo>> as_stored(std::vector<std::pair<std::string, TensorInfo>> tensors,
                                                           const DecoderConfig& config) {
@@ -136,10 +137,25 @@ void ModelDirectoryWriter::copy(const std::string& name, const WeightSource& sou
   end_tensor();
 }
 
+void ModelDirectoryWriter::copy_tokenizer(const std::filesystem::path& from) {
+  const auto copy_file = [&](const std::filesystem::path& file, const std::string& name) {
+    write_companion(name, read_text_file(file, ExitCode::kData, size_t{256} << 20));
+  };
+  const bool is_directory = std::filesystem::is_directory(from);
+  const bool vocabulary = from.filename() == "vocab.json" || from.filename() == "merges.txt";
+  if (!is_directory && !vocabulary && from.extension() != ".json") return copy_file(from, "tokenizer.model");
+  const std::filesystem::path folder = is_directory ? from : from.parent_path();
+  for (const std::string name : kTokenizerCompanions) {
+    if (!is_directory && (name == "tokenizer.model" || name == "tokenizer.json")) continue;  // `from` is the tokenizer
+    if (std::filesystem::is_regular_file(folder / name)) copy_file(folder / name, name);
+  }
+  if (!is_directory && !vocabulary) copy_file(from, "tokenizer.json");
+}
+
 void ModelDirectoryWriter::copy_companions(const std::filesystem::path& from) {
-  for (const char* name : kCompanions)
-    if (std::filesystem::is_regular_file(from / name))
-      write_companion(name, read_text_file(from / name, ExitCode::kModel));
+  copy_tokenizer(from);
+  if (const auto generation = from / "generation_config.json"; std::filesystem::is_regular_file(generation))
+    write_companion("generation_config.json", read_text_file(generation, ExitCode::kModel));
 }
 
 void ModelDirectoryWriter::write_companion(const std::string& name, std::string_view content) {
@@ -158,6 +174,15 @@ void ModelDirectoryWriter::seal(const DecoderConfig& config) {
       write_companion("tokenizer_config.json", tokenizer_config_json(model, config.max_position_embeddings));
     } catch (const DataError&) {
       log_info("no tokenizer_config.json is written: tokenizer.model is no sentencepiece model");
+    }
+  }
+  if (const auto tokenizer = path() / "tokenizer.json";
+      std::filesystem::exists(tokenizer) && !std::filesystem::exists(path() / "tokenizer_config.json")) {
+    try {
+      write_companion("tokenizer_config.json",
+                      byte_level_config_json(read_byte_level_model(tokenizer), config.max_position_embeddings));
+    } catch (const DataError& error) {
+      log_info(std::string("no tokenizer_config.json is written: ") + error.what());
     }
   }
   write_companion("config.json", decoder_config_json(config));

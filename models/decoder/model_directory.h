@@ -37,6 +37,9 @@ class ModelDirectoryWriter {
   void append(const std::string& name, const at::Tensor& value);
   /// The next tensor in the declared order, bit for bit: `source` has it in the declared type.
   void copy(const std::string& name, const WeightSource& source);
+  /// Copies the tokenizer that `from` is or holds: tokenizer.model, or all files of its directory for a tokenizer.json
+  /// or vocab.json.
+  void copy_tokenizer(const std::filesystem::path& from);
   /// Copies tokenizer and generation files that `from` has.
   void copy_companions(const std::filesystem::path& from);
   void write_companion(const std::string& name, std::string_view content);

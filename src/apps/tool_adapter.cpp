@@ -1,7 +1,7 @@
 // `trireme adapter merge|show`: LoRA adapters.
 #include "tools.h"
 
-#include "data/prepare/tokenizer.h"
+#include "data/tokenizer/tokenizer.h"
 #include "models/decoder/model_directory.h"
 #include "models/decoder/targets.h"
 #include "models/decoder/vocabulary.h"
@@ -77,9 +77,9 @@ constexpr double kLeastKept = 0.5;
 /// Eight tokens: the start of a sentence when the model has a tokenizer, else 1 to 8.
 std::vector<int64_t> eight_tokens(const std::filesystem::path& model, int64_t vocab_size) {
   std::vector<int64_t> ids;
-  if (std::filesystem::is_regular_file(model / "tokenizer.model")) {
-    const Tokenizer tokenizer(model / "tokenizer.model");
-    if (const auto bos = tokenizer.bos_id()) ids.push_back(*bos);
+  if (find_tokenizer(model)) {
+    const Tokenizer tokenizer(model);
+    for (const int32_t id : tokenizer.leading()) ids.push_back(id);
     for (const int32_t id : tokenizer.encode("The quick brown fox jumps over the lazy dog and runs away"))
       ids.push_back(id);
   }

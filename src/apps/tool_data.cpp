@@ -88,7 +88,8 @@ void add_pack(CLI::App& tool) {
   CLI::App* command = tool.add_subcommand("pack",
                                           "Tokenise text, JSON lines (.jsonl) or Parquet and cut "
                                           "it into rows of exactly --seq-length tokens");
-  command->add_option("--tokenizer", arguments->tokenizer, "sentencepiece's tokenizer.model")->required();
+  command->add_option("--tokenizer", arguments->tokenizer, "Tokenizer: tokenizer.model, tokenizer.json, or a directory")
+      ->required();
   command->add_option("--input", options.inputs, "Files to read, in this order")->required();
   command->add_option("--output", options.output, "Token file: .npy, or .h5/.hdf5")->required();
   command->add_option("--seq-length", options.seq_length, "Tokens in a row")->required();
@@ -203,7 +204,10 @@ void add_ultrachat(CLI::App& tool) {
   CLI::App* command = tool.add_subcommand("ultrachat", kUltrachatHelp);
   command->add_option("--input", options.inputs, "Parquet files, or directories of them; names contain train or test")
       ->required();
-  command->add_option("--tokenizer", arguments->tokenizer, "The base model's tokenizer.model")->required();
+  command
+      ->add_option("--tokenizer", arguments->tokenizer,
+                   "The base model's tokenizer: tokenizer.model, tokenizer.json, or its directory")
+      ->required();
   command->add_option("--output", options.output_directory, "Directory for train.npy and validation.npy")->required();
   command->add_option("--seq-length", options.seq_length, "Tokens in a row (default 2048)");
   command->add_option("--splits", arguments->splits,

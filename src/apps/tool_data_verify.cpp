@@ -96,7 +96,7 @@ OpenData open_all(const VerifyArguments& arguments) {
       throw ConfigError("--config names the files, their length and the model: give no other option except --set");
     const Config config = load_config(arguments.config, arguments.overrides);
     const Shape shape = shape_of(config.model.path, arguments.bert);
-    const fs::path tokenizer = fs::path(config.model.path) / "tokenizer.model";
+    const fs::path tokenizer = fs::path(config.model.path);
     const auto add = [&](const char* name, const std::vector<std::string>& files) {
       data.add(name, files, shape, config.data.seq_length, tokenizer, config.data.column.value_or(""));
     };
@@ -110,7 +110,7 @@ OpenData open_all(const VerifyArguments& arguments) {
         "verify --help)");
   const Shape shape = arguments.model.empty() ? Shape{arguments.bert, *arguments.vocab_size}
                                               : shape_of(arguments.model, arguments.bert);
-  data.add("files", arguments.files, shape, *arguments.seq_length, fs::path(arguments.model) / "tokenizer.model");
+  data.add("files", arguments.files, shape, *arguments.seq_length, fs::path(arguments.model));
   return data;
 }
 

@@ -2,7 +2,7 @@
 // token: meant for a look, not for serving.
 #include "tools.h"
 
-#include "data/prepare/tokenizer.h"
+#include "data/tokenizer/tokenizer.h"
 #include "models/decoder/vocabulary.h"
 #include "models/decoder/weights.h"
 #include "trireme/base/error.h"
@@ -45,9 +45,9 @@ void generate(const GenerateOptions& options) {
   const std::filesystem::path directory = options.model;
   DecoderConfig config = read_model_config(directory);
   const DecoderConfig stored = config;
-  if (!std::filesystem::is_regular_file(directory / "tokenizer.model"))
-    throw ModelError(fmt::format("{} has no tokenizer.model; put the model's sentencepiece file there", options.model));
-  const Tokenizer tokenizer(directory / "tokenizer.model");
+  if (!find_tokenizer(directory))
+    throw ModelError(fmt::format("{} has no tokenizer; put the model's {} there", options.model, kTokenizerFiles));
+  const Tokenizer tokenizer(directory);
 
   std::optional<Adapter> adapter;
   if (!options.adapter.empty()) adapter = read_adapter(options.adapter);
@@ -60,14 +60,13 @@ void generate(const GenerateOptions& options) {
   if (adapter) assign_adapter(model, import_adapter(*adapter, model), units);
   WholeUnitStore store(std::move(units));
 
-  std::vector<int32_t> ids;
-  if (const auto bos = tokenizer.bos_id()) ids.push_back(*bos);
+  std::vector<int32_t> ids = tokenizer.leading();
   for (const int32_t id : tokenizer.encode(options.prompt)) ids.push_back(id);
-  if (ids.empty()) throw ConfigError("generate: the prompt is empty and the tokenizer has no beginning-of-text piece");
+  if (ids.empty()) throw ConfigError("generate: the prompt is empty and the tokenizer puts no token before a text");
   for (const int32_t id : ids)
     if (id >= config.vocab_size)
       throw ModelError(
-          fmt::format("{}: tokenizer.model gives id {}, the model's vocabulary has {}: resize it with trireme "
+          fmt::format("{}: the tokenizer gives id {}, the model's vocabulary has {}: resize it with trireme "
                       "model resize-vocab",
                       options.model, id, config.vocab_size));
   if (static_cast<int64_t>(ids.size()) + options.max_new_tokens > config.max_position_embeddings)
@@ -80,6 +79,12 @@ void generate(const GenerateOptions& options) {
                         "generate: the length of the prompt and --max-new-tokens");
 
   const std::vector<int64_t> ends = end_of_text_ids(directory, config);
+  StreamingDecoder text(tokenizer);
+  const auto show = [](const std::string& part) {
+    fmt::print("{}", part);
+    std::fflush(stdout);
+  };
+  for (const int32_t id : ids) show(text.add(id));
   ForwardOptions forward;
   forward.train = false;
   for (int64_t step = 0; step < options.max_new_tokens; ++step) {
@@ -90,13 +95,14 @@ void generate(const GenerateOptions& options) {
     batch.loss_weight_BS = at::zeros({1, length}, at::kFloat);
     batch.cu_seqlens = {0, static_cast<int32_t>(length)};
     const at::Tensor logits = model.logits(store, batch, forward);
-    // A padded vocabulary has rows without a piece.
+    // A padded vocabulary has rows without a token.
     const int64_t pieces = std::min(config.vocab_size, tokenizer.vocab_size());
     const int64_t next = choose(logits[0][length - 1].narrow(0, 0, pieces), options.temperature, options.seed, length);
     if (std::find(ends.begin(), ends.end(), next) != ends.end()) break;
     ids.push_back(static_cast<int32_t>(next));
+    show(text.add(ids.back()));
   }
-  fmt::print("{}\n", tokenizer.decode(ids));
+  show(text.finish() + "\n");
 }
 
 }  // namespace

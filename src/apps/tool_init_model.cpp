@@ -1,7 +1,7 @@
 // `trireme init-model`: a Hugging Face model directory with random weights.
 #include "tools.h"
 
-#include "data/prepare/tokenizer.h"
+#include "data/tokenizer/tokenizer.h"
 #include "models/decoder/model_directory.h"
 #include "models/decoder/presets.h"
 #include "trireme/base/error.h"
@@ -109,18 +109,16 @@ void init_model(const InitModelOptions& options) {
     throw WriteError(
         fmt::format("init-model: {} already holds a model; choose another directory or add --force", options.output));
 
-  std::string serialized;
+  std::optional<Tokenizer> tokenizer;
   if (!options.tokenizer.empty()) {
-    serialized = read_text_file(options.tokenizer, ExitCode::kData);
-    const Tokenizer tokenizer(serialized, options.tokenizer);
-    if (tokenizer.vocab_size() > config.vocab_size)
-      throw ConfigError(fmt::format("init-model: {} has {} pieces, the model's vocabulary {}; add --vocab-size {}",
-                                    options.tokenizer, tokenizer.vocab_size(), config.vocab_size,
-                                    tokenizer.vocab_size()));
-    const SentencepieceModel& pieces = tokenizer.model();
-    config.bos_token_id = pieces.bos_id;
-    config.eos_token_ids = pieces.eos_id ? std::vector{*pieces.eos_id} : std::vector<int64_t>{};
-    config.pad_token_id = pieces.pad_id;
+    tokenizer.emplace(std::filesystem::path(options.tokenizer));
+    if (tokenizer->vocab_size() > config.vocab_size)
+      throw ConfigError(fmt::format("init-model: {} has {} tokens, the model's vocabulary {}; add --vocab-size {}",
+                                    options.tokenizer, tokenizer->vocab_size(), config.vocab_size,
+                                    tokenizer->vocab_size()));
+    config.bos_token_id = tokenizer->bos_id();
+    config.eos_token_ids = tokenizer->eos_id() ? std::vector<int64_t>{*tokenizer->eos_id()} : std::vector<int64_t>{};
+    config.pad_token_id = tokenizer->pad_id();
   }
 
   const DecoderModel model(config, std::nullopt);
@@ -140,7 +138,7 @@ void init_model(const InitModelOptions& options) {
       }
     }
   }
-  if (!serialized.empty()) writer.write_companion("tokenizer.model", serialized);
+  if (tokenizer) writer.copy_tokenizer(options.tokenizer);
   writer.write_companion("generation_config.json", generation_config_json(config));
   writer.finish(config);
   log_info(fmt::format("wrote {}", options.output));
@@ -162,7 +160,8 @@ void add_init_model_tool(CLI::App& app) {
   tool->add_option("--vocab-size", options->vocab_size, "Vocabulary");
   tool->add_option("--max-positions", options->max_positions, "Longest sequence");
   tool->add_flag("--tie", options->tie, "One matrix for embedding and output");
-  tool->add_option("--tokenizer", options->tokenizer, "tokenizer.model to copy into the directory");
+  tool->add_option("--tokenizer", options->tokenizer,
+                   "Tokenizer to copy into the directory: tokenizer.model, tokenizer.json, or a directory with one");
   tool->add_option("--seed", options->seed, "Of the weights")->capture_default_str();
   tool->add_option("--dtype", options->dtype, "f32, bf16 or f16 (default: the shape's)");
   tool->add_flag("--force", options->force, "Replace the model in --output");

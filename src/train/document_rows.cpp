@@ -22,7 +22,7 @@ StreamFiles stream_files(const Config& config, const std::string& key) {
     files.names = config.data.names;
   }
   files.column = config.data.column.value_or("");
-  files.open_text = text_opener(std::filesystem::path(config.model.path) / "tokenizer.model", files.column);
+  files.open_text = text_opener(config.model.path, files.column);
   return files;
 }
 

@@ -11,7 +11,7 @@
 
 namespace trireme {
 
-/// data.train or data.valid (`key`) as the files of a stream. Text is tokenised with model.path's tokenizer.model.
+/// data.train or data.valid (`key`) as the files of a stream. Text is tokenised with model.path's tokenizer.
 StreamFiles stream_files(const Config& config, const std::string& key);
 /// What config.data says about documents.
 StreamOptions stream_options(const Config& config, int64_t vocab_size);

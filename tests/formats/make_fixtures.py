@@ -240,6 +240,30 @@ save("two_unknowns.model", model(letters + [piece("<unk2>", kind=2)]))
 save("json.model", json.dumps({"model": {"type": "BPE", "merges": ["a b"]}}))
 save("length_past_end.model", content + b"\x0a\xff\xff\xff\xff\x0f")
 
+# --- byte-level BPE ---------------------------------------------------------------------------------------------------------------
+
+
+def tokenizer(vocab=None, merges=(("a", "b"),), added=(), **other):
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 2, "ab": 3} if vocab is None else vocab, "merges": [list(pair) for pair in merges]}
+    return json.dumps({"version": "1.0", "added_tokens": list(added), "normalizer": None,
+                       "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False}, "decoder": {"type": "ByteLevel"}, "model": model, **other})
+
+
+content = tokenizer()
+save("valid_tokenizer.json", content)
+save("tokenizer_truncated.json", content[:-20])
+save("tokenizer_token_twice.json", content.replace('"b": 1', '"a": 1'))
+save("tokenizer_id_twice.json", tokenizer({"a": 0, "b": 0, "ab": 1}))
+save("tokenizer_id_2_to_23.json", tokenizer({"a": 0, "b": 2 ** 23, "ab": 1}))
+save("tokenizer_id_2_to_63.json", tokenizer({"a": 0, "b": 2 ** 63, "ab": 1}))
+save("tokenizer_merge_unknown.json", tokenizer(merges=(("a", "c"),)))
+save("tokenizer_added_twice.json", tokenizer(added=[{"id": 4, "content": "<x>"}, {"id": 4, "content": "<y>"}]))
+save("tokenizer_sentencepiece.json", content.replace('"type": "BPE"', '"type": "BPE", "byte_fallback": true'))
+save("tokenizer_wordpiece.json", content.replace('"type": "BPE"', '"type": "WordPiece"'))
+save("tokenizer_pattern.json", tokenizer(pre_tokenizer={"type": "Sequence", "pretokenizers": [
+    {"type": "Split", "pattern": {"Regex": "(((("}, "behavior": "Isolated", "invert": False}, {"type": "ByteLevel", "use_regex": False}]}))
+save("tokenizer_deep.json", '{"model": ' + "[" * 3000 + "]" * 3000 + "}")
+
 # --- Hugging Face index ----------------------------------------------------------------------------------------------------------
 
 for name, target in (("parent", "../outside.safetensors"), ("parent_inside", "sub/../../outside.safetensors"),

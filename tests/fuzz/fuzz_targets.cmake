@@ -1,5 +1,5 @@
 # The fuzz targets: NAME_fuzz.cpp with corpus/NAME, fixtures of other tests, and dictionaries/….
-set(fuzz_targets yaml npy safetensors model hdf5 hdf5_rows tokenizer manifest kineto)
+set(fuzz_targets yaml npy safetensors model hdf5 hdf5_rows tokenizer tokenizer_json manifest kineto)
 set(tests ${CMAKE_CURRENT_LIST_DIR}/..)
 foreach(target ${fuzz_targets})
   set(${target}_inputs ${CMAKE_CURRENT_LIST_DIR}/corpus/${target} ${tests}/formats/fixtures)
@@ -15,6 +15,7 @@ set(npy_dictionary npy)
 set(safetensors_dictionary json)
 set(model_dictionary json)
 set(kineto_dictionary json)
+set(tokenizer_json_dictionary json)
 set(manifest_dictionary manifest)
 # libhdf5 1.10 leaks when it refuses some files, and allocates as much memory as a damaged file declares; it handles a
 # failed allocation.

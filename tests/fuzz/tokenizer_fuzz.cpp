@@ -1,5 +1,5 @@
 // sentencepiece models: the strict reader, then the library on files that the reader accepts.
-#include "data/prepare/tokenizer.h"
+#include "data/tokenizer/tokenizer.h"
 #include "fuzz_target.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -1,7 +1,8 @@
 #pragma once
 // Scratch directories, a tokenizer trained once per program, and Python programs as references.
 
-#include "data/prepare/tokenizer.h"
+#include "data/prepare/sentencepiece_train.h"
+#include "data/tokenizer/tokenizer.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

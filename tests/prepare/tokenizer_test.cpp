@@ -4,6 +4,7 @@
 #include "data/prepare/ultrachat.h"
 #include "prepare_testing.h"
 #include "trireme/base/error.h"
+#include "trireme/formats/huggingface/sentencepiece_model.h"
 
 namespace trireme {
 namespace {

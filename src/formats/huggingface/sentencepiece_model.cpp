@@ -157,9 +157,7 @@ SentencepieceModel read_sentencepiece_model(std::string_view bytes, const std::f
   if (bytes.empty()) fail(path, "the file is empty");
   if (bytes.front() == '{')
     throw DataError(
-        fmt::format("{}: looks like JSON (tokenizer.json?): Trireme reads sentencepiece's tokenizer.model, which Llama "
-                    "1 and 2 directories also contain",
-                    path.string()));
+        fmt::format("{}: looks like JSON, not a sentencepiece model: a tokenizer.json keeps its name", path.string()));
   SentencepieceModel result;
   std::unordered_map<std::string, size_t> seen;
   bool trainer = false, normalizer = false;

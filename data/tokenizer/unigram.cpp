@@ -1,4 +1,4 @@
-#include "data/prepare/unigram.h"
+#include "data/tokenizer/unigram.h"
 
 #include "trireme/base/error.h"
 

@@ -1,21 +1,17 @@
-#include "data/prepare/tokenizer.h"
+#include "data/tokenizer/sentencepiece_tokenizer.h"
 
-#include "data/prepare/unigram.h"
+#include "data/tokenizer/unigram.h"
 #include "trireme/base/error.h"
-#include "trireme/base/file.h"
 #include "trireme/formats/huggingface/sentencepiece_model.h"
 
 #include <fmt/format.h>
 #include <sentencepiece_processor.h>
 #include <algorithm>
-#include <atomic>
-#include <exception>
-#include <mutex>
-#include <thread>
+#include <map>
 
 namespace trireme {
 
-struct Tokenizer::State {
+struct SentencepieceTokenizer::State {
   std::string name;
   SentencepieceModel model;
   std::optional<UnigramDecoder> unigram;
@@ -24,10 +20,8 @@ struct Tokenizer::State {
   std::map<int32_t, std::string> added;                   // ids past the model's own pieces
 };
 
-Tokenizer::Tokenizer(const std::filesystem::path& model)
-    : Tokenizer(read_text_file(model, ExitCode::kData, size_t{256} << 20), model) {}
-
-Tokenizer::Tokenizer(std::string serialized_model, const std::filesystem::path& name_for_errors)
+SentencepieceTokenizer::SentencepieceTokenizer(std::string serialized_model,
+                                               const std::filesystem::path& name_for_errors)
     : state_(std::make_unique<State>()) {
   state_->name = name_for_errors.string();
   state_->model = read_sentencepiece_model(serialized_model, name_for_errors);
@@ -38,24 +32,31 @@ Tokenizer::Tokenizer(std::string serialized_model, const std::filesystem::path& 
         fmt::format("{}: sentencepiece refuses this model: {}", name_for_errors.string(), status.ToString()));
 }
 
-Tokenizer::~Tokenizer() = default;
-Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
+SentencepieceTokenizer::~SentencepieceTokenizer() = default;
 
-int64_t Tokenizer::base_vocab_size() const { return state_->processor.GetPieceSize(); }
-int64_t Tokenizer::vocab_size() const { return base_vocab_size() + static_cast<int64_t>(state_->added.size()); }
+int64_t SentencepieceTokenizer::base_vocab_size() const { return state_->processor.GetPieceSize(); }
+int64_t SentencepieceTokenizer::vocab_size() const {
+  return base_vocab_size() + static_cast<int64_t>(state_->added.size());
+}
 
-const SentencepieceModel& Tokenizer::model() const { return state_->model; }
-
-std::optional<int32_t> Tokenizer::bos_id() const {
+std::optional<int32_t> SentencepieceTokenizer::bos_id() const {
   const int id = state_->processor.bos_id();
   return id >= 0 ? std::optional<int32_t>(id) : std::nullopt;
 }
-std::optional<int32_t> Tokenizer::eos_id() const {
+std::optional<int32_t> SentencepieceTokenizer::eos_id() const {
   const int id = state_->processor.eos_id();
   return id >= 0 ? std::optional<int32_t>(id) : std::nullopt;
 }
+std::optional<int32_t> SentencepieceTokenizer::pad_id() const {
+  const int id = state_->processor.pad_id();
+  return id >= 0 ? std::optional<int32_t>(id) : std::nullopt;
+}
+std::vector<int32_t> SentencepieceTokenizer::leading() const {
+  const auto bos = bos_id();
+  return bos ? std::vector<int32_t>{*bos} : std::vector<int32_t>{};
+}
 
-int32_t Tokenizer::add_special(const std::string& text) {
+int32_t SentencepieceTokenizer::add_special(const std::string& text) {
   TRIREME_CHECK(!text.empty(), "an empty special token");
   for (const auto& [known, id] : state_->specials)
     if (known == text) return id;
@@ -70,7 +71,7 @@ int32_t Tokenizer::add_special(const std::string& text) {
   return id;
 }
 
-void Tokenizer::encode_plain(std::string_view text, std::vector<int32_t>& ids) const {
+void SentencepieceTokenizer::encode_plain(std::string_view text, std::vector<int32_t>& ids) const {
   if (text.empty()) return;
   std::vector<int> pieces;
   std::vector<std::string> texts;
@@ -86,8 +87,7 @@ void Tokenizer::encode_plain(std::string_view text, std::vector<int32_t>& ids) c
     ids.insert(ids.end(), pieces.begin(), pieces.end());
 }
 
-std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
-  std::vector<int32_t> ids;
+void SentencepieceTokenizer::encode(std::string_view text, std::vector<int32_t>& ids) const {
   size_t plain = 0;
   for (size_t at = 0; at < text.size() && !state_->specials.empty();) {
     const std::string_view rest = text.substr(at);
@@ -102,38 +102,9 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
     plain = at += found->first.size();
   }
   encode_plain(text.substr(plain), ids);
-  return ids;
 }
 
-std::vector<std::vector<int32_t>> Tokenizer::encode_all(std::span<const std::string_view> texts,
-                                                        unsigned threads) const {
-  std::vector<std::vector<int32_t>> result(texts.size());
-  if (threads == 0) threads = std::max(1u, std::thread::hardware_concurrency());
-  threads = static_cast<unsigned>(std::min<size_t>(threads, texts.size()));
-  std::atomic<size_t> next{0};
-  std::exception_ptr failure;
-  std::mutex mutex;
-  const auto work = [&] {
-    try {
-      for (size_t i; (i = next.fetch_add(1)) < texts.size();) result[i] = encode(texts[i]);
-    } catch (...) {
-      const std::lock_guard lock(mutex);
-      failure = std::current_exception();
-      next = texts.size();
-    }
-  };
-  if (threads <= 1) {
-    work();
-  } else {
-    std::vector<std::thread> pool;
-    for (unsigned i = 0; i < threads; ++i) pool.emplace_back(work);
-    for (std::thread& thread : pool) thread.join();
-  }
-  if (failure) std::rethrow_exception(failure);
-  return result;
-}
-
-std::string Tokenizer::decode(std::span<const int32_t> ids) const {
+std::string SentencepieceTokenizer::decode(std::span<const int32_t> ids, bool with_specials) const {
   std::string text;
   std::vector<int> run;
   const auto flush = [&] {
@@ -146,15 +117,15 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
     text += part;
     run.clear();
   };
-  for (size_t i = 0; i < ids.size(); ++i) {
-    const int32_t id = ids[i];
-    if (id < 0 || id >= vocab_size())
-      throw DataError(fmt::format("token id {} at position {} is outside the vocabulary of {}", id, i, vocab_size()));
-    if (id < base_vocab_size()) {
-      run.push_back(id);
-    } else {
+  for (const int32_t id : ids) {
+    if (id >= base_vocab_size()) {
       flush();
       text += state_->added.at(id);
+    } else if (with_specials && state_->processor.IsControl(id)) {
+      flush();
+      text += state_->processor.IdToPiece(id);
+    } else {
+      run.push_back(id);
     }
   }
   flush();

@@ -1,0 +1,52 @@
+#pragma once
+// Byte-level BPE (GPT-2, Llama 3, Qwen2): the ids of Hugging Face `tokenizers`.
+
+#include "data/tokenizer/added_tokens.h"
+#include "data/tokenizer/bpe_encoder.h"
+#include "data/tokenizer/pre_split.h"
+#include "data/tokenizer/tokenizer.h"
+#include "trireme/formats/huggingface/byte_level_model.h"
+
+#include <mutex>
+
+namespace trireme {
+
+class ByteLevelTokenizer final : public TokenizerModel {
+ public:
+  /// DataError, with `path`, for a pre-split that PCRE2 does not take.
+  ByteLevelTokenizer(ByteLevelModel model, const std::filesystem::path& path);
+  ~ByteLevelTokenizer() override;
+
+  std::string kind() const override { return "byte-level BPE"; }
+  int32_t add_special(const std::string& text) override;
+  void encode(std::string_view text, std::vector<int32_t>& ids) const override;
+  std::string decode(std::span<const int32_t> ids, bool with_specials) const override;
+  int64_t vocab_size() const override { return static_cast<int64_t>(pieces_.size()); }
+  int64_t base_vocab_size() const override { return base_vocab_size_; }
+  std::optional<int32_t> bos_id() const override { return model_.bos_id; }
+  std::optional<int32_t> eos_id() const override { return model_.eos_id; }
+  std::optional<int32_t> pad_id() const override { return model_.pad_id; }
+  std::vector<int32_t> leading() const override { return model_.leading; }
+
+ private:
+  struct Piece {
+    std::string bytes;
+    bool special = false;  // of the file: decode() leaves it out
+  };
+  void add_token(const AddedToken& token, bool of_file);
+  std::shared_ptr<BpeEncoder::Cache> take_cache() const;
+
+  ByteLevelModel model_;
+  PreSplitter splitter_;
+  BpeEncoder encoder_;
+  AddedTokenFinder raw_, normalised_;  // in the text as it is; in the normalised text
+  std::vector<Piece> pieces_;          // by id
+  int64_t base_vocab_size_ = 0;
+  mutable std::mutex mutex_;
+  mutable std::vector<std::shared_ptr<BpeEncoder::Cache>> caches_;  // of no thread at the moment
+};
+
+/// Text in which every byte that is not UTF-8 is U+FFFD, one for each maximal part of a character (Unicode 16, 3.9).
+std::string replace_invalid_utf8(std::string bytes);
+
+}  // namespace trireme

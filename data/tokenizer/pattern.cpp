@@ -1,0 +1,143 @@
+#include "data/tokenizer/pattern.h"
+
+#include "data/tokenizer/characters.h"
+#include "trireme/base/error.h"
+
+#include <fmt/format.h>
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+namespace trireme {
+namespace {
+
+constexpr size_t kLongestPattern = 1 << 16;
+constexpr size_t kSmallStack = size_t{32} << 10, kLargeStack = size_t{8} << 20;  // of the compiled pattern, in bytes
+constexpr std::string_view kSpaces =
+    R"(\x09-\x0d\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
+
+/// Of "…{1,3", before the closing brace.
+bool ends_with_count(std::string_view pattern) {
+  const size_t open = pattern.find_last_not_of("0123456789,");
+  return open != std::string_view::npos && open + 1 < pattern.size() && pattern[open] == '{';
+}
+
+/// The pattern as PCRE2 writes it; `problem` names what has another meaning there.
+std::string translate(std::string_view pattern, std::string& problem) {
+  std::string made;
+  bool in_set = false;
+  for (size_t i = 0; i < pattern.size(); ++i) {
+    const char c = pattern[i];
+    if (c == '\\' && i + 1 < pattern.size()) {
+      const char next = pattern[++i];
+      if (next == 's') {
+        made += in_set ? std::string(kSpaces) : fmt::format("[{}]", kSpaces);
+      } else if (next == 'S' && !in_set) {
+        made += fmt::format("[^{}]", kSpaces);
+      } else if (next == 'h' || next == 'H' || next == 'X' || next == 'R' || (next == 'S' && in_set)) {
+        problem = fmt::format("\\{}{}", next, in_set ? " in a set" : "");
+      } else {
+        made += c;
+        made += next;
+      }
+      continue;
+    }
+    if (in_set && (c == '[' || (c == '&' && pattern.substr(i).starts_with("&&")))) problem = "a set in a set";
+    if (!in_set && c == '}' && i + 1 < pattern.size() && pattern[i + 1] == '+' && ends_with_count(made))
+      problem = "a + after a count";
+    made += c;
+    if (!in_set && c == '[') {
+      in_set = true;
+      if (i + 1 < pattern.size() && pattern[i + 1] == '^') made += pattern[++i];
+      if (i + 1 < pattern.size() && pattern[i + 1] == ']') made += pattern[++i];
+    } else if (in_set && c == ']') {
+      in_set = false;
+    }
+  }
+  return made;
+}
+
+std::string explain_pcre2(int code) {
+  unsigned char text[256];
+  pcre2_get_error_message(code, text, sizeof(text));
+  return reinterpret_cast<const char*>(text);
+}
+
+}  // namespace
+
+template <auto kFree>
+struct Pcre2Free {
+  template <class T>
+  void operator()(T* pointer) const {
+    kFree(pointer);
+  }
+};
+
+struct Pattern::State {
+  std::string name;
+  std::unique_ptr<pcre2_code, Pcre2Free<pcre2_code_free>> code;
+};
+
+Pattern::Pattern(const std::string& pattern, bool literal, const std::filesystem::path& path)
+    : state_(std::make_unique<State>()) {
+  const std::string name = fmt::format("{}: the pattern of the pre_tokenizer", path.string());
+  if (pattern.size() > kLongestPattern)
+    throw DataError(fmt::format("{} has {} bytes, more than {}", name, pattern.size(), kLongestPattern));
+  std::string problem;
+  const std::string made = literal ? pattern : translate(pattern, problem);
+  state_->name = fmt::format("{}, {}", name, pattern.substr(0, 200));
+  if (!problem.empty()) throw DataError(fmt::format("{}: {} is not supported", state_->name, problem));
+  const std::unique_ptr<pcre2_compile_context, Pcre2Free<pcre2_compile_context_free>> context(
+      pcre2_compile_context_create(nullptr));
+  TRIREME_CHECK(context != nullptr, "out of memory");
+  pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
+  const uint32_t options =
+      literal ? PCRE2_UTF | PCRE2_LITERAL : PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C;
+  int error = 0;
+  size_t place = 0;
+  state_->code.reset(pcre2_compile(reinterpret_cast<const unsigned char*>(made.data()), made.size(), options, &error,
+                                   &place, context.get()));
+  if (state_->code == nullptr)
+    throw DataError(fmt::format("{}: {} (at byte {} of it)", state_->name, explain_pcre2(error), place));
+  pcre2_jit_compile(state_->code.get(), PCRE2_JIT_COMPLETE);  // without it pcre2_match interprets the pattern
+}
+
+Pattern::~Pattern() = default;
+
+void Pattern::for_each_match(std::string_view text, const std::function<void(size_t, size_t)>& visit) const {
+  const std::unique_ptr<pcre2_match_data, Pcre2Free<pcre2_match_data_free>> match(
+      pcre2_match_data_create_from_pattern(state_->code.get(), nullptr));
+  const std::unique_ptr<pcre2_match_context, Pcre2Free<pcre2_match_context_free>> context(
+      pcre2_match_context_create(nullptr));
+  const std::unique_ptr<pcre2_jit_stack, Pcre2Free<pcre2_jit_stack_free>> stack(
+      pcre2_jit_stack_create(kSmallStack, kLargeStack, nullptr));
+  TRIREME_CHECK(match != nullptr && context != nullptr && stack != nullptr, "out of memory");
+  pcre2_jit_stack_assign(context.get(), nullptr, stack.get());
+  const size_t* place = pcre2_get_ovector_pointer(match.get());
+  const auto* subject = reinterpret_cast<const unsigned char*>(text.data());
+  size_t last = std::string_view::npos;  // the end of the match before
+  for (size_t at = 0; at <= text.size();) {
+    uint32_t options = PCRE2_NO_UTF_CHECK;
+    int result = pcre2_match(state_->code.get(), subject, text.size(), at, options, match.get(), context.get());
+    if (result == PCRE2_ERROR_JIT_STACKLIMIT) {
+      options |= PCRE2_NO_JIT;
+      result = pcre2_match(state_->code.get(), subject, text.size(), at, options, match.get(), context.get());
+    }
+    if (result == PCRE2_ERROR_NOMATCH) return;
+    if (result < 0)
+      throw DataError(fmt::format("{}: {} at byte {} of a text", state_->name, explain_pcre2(result), at));
+    const size_t begin = place[0], end = place[1];
+    if (begin > end) throw DataError(fmt::format("{}: a match ends before it begins (\\K?)", state_->name));
+    if (begin == end) {  // as Oniguruma: no empty match where the last one ended, and the next one a character further
+      const bool skip = last == end;
+      at = end < text.size() ? end + character_at(text, end).bytes : text.size() + 1;
+      if (skip) continue;
+    } else {
+      at = end;
+    }
+    last = end;
+    visit(begin, end);
+  }
+}
+
+}  // namespace trireme

@@ -1,0 +1,129 @@
+#include "data/tokenizer/tokenizer.h"
+
+#include "data/tokenizer/byte_level_tokenizer.h"
+#include "data/tokenizer/sentencepiece_tokenizer.h"
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/base/text.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+namespace trireme {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Llama 3's original tokenizer.model: lines of a token in base64 and its rank.
+bool is_tiktoken(const fs::path& path) {
+  const MappedFile file(path, ExitCode::kData);
+  const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()),
+                              std::min<size_t>(file.bytes().size(), 64));
+  return text.starts_with("IQ== 0\n");
+}
+
+std::unique_ptr<TokenizerModel> open_model(const fs::path& path) {
+  std::error_code error;
+  const auto file = find_tokenizer(path);
+  if (!file)
+    throw DataError(fmt::format("{}: {}: a tokenizer is {}", path.string(),
+                                fs::exists(path, error) ? "no tokenizer there" : "not there", kTokenizerFiles));
+  const bool json = MappedFile(*file, ExitCode::kData).bytes().size() > 0 && file->extension() == ".json";
+  if (json) return std::make_unique<ByteLevelTokenizer>(read_byte_level_model(*file), *file);
+  if (fs::is_regular_file(*file) && is_tiktoken(*file))
+    throw DataError(
+        fmt::format("{}: a vocabulary of tiktoken, as Llama 3's original/ has it: give the tokenizer.json "
+                    "of the model's Hugging Face directory",
+                    file->string()));
+  return std::make_unique<SentencepieceTokenizer>(read_text_file(*file, ExitCode::kData, size_t{256} << 20), *file);
+}
+
+}  // namespace
+
+std::optional<fs::path> find_tokenizer(const fs::path& path) {
+  std::error_code error;
+  if (path.filename() == "merges.txt" && fs::is_regular_file(path.parent_path() / "vocab.json", error))
+    return path.parent_path() / "vocab.json";
+  if (!fs::is_directory(path, error)) {
+    if (fs::exists(path, error)) return path;
+    return std::nullopt;
+  }
+  const fs::path model = path / "tokenizer.model", json = path / "tokenizer.json";
+  const bool has_json = fs::is_regular_file(json, error);
+  if (fs::is_regular_file(model, error) && !(has_json && is_tiktoken(model))) return model;
+  if (has_json) return json;
+  if (fs::is_regular_file(path / "vocab.json", error) && fs::is_regular_file(path / "merges.txt", error))
+    return path / "vocab.json";
+  return std::nullopt;
+}
+
+Tokenizer::Tokenizer(const fs::path& path) : model_(open_model(path)) {}
+Tokenizer::Tokenizer(std::string serialized_model, const fs::path& name_for_errors)
+    : model_(std::make_unique<SentencepieceTokenizer>(std::move(serialized_model), name_for_errors)) {}
+
+std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
+  if (const size_t good = valid_utf8_prefix(text); good < text.size())
+    throw DataError(fmt::format("the text is not UTF-8 from its byte {} on", good));
+  std::vector<int32_t> ids;
+  model_->encode(text, ids);
+  return ids;
+}
+
+std::vector<std::vector<int32_t>> Tokenizer::encode_all(std::span<const std::string_view> texts,
+                                                        unsigned threads) const {
+  std::vector<std::vector<int32_t>> result(texts.size());
+  if (threads == 0) threads = std::max(1u, std::thread::hardware_concurrency());
+  threads = static_cast<unsigned>(std::min<size_t>(threads, texts.size()));
+  std::atomic<size_t> next{0};
+  std::exception_ptr failure;
+  std::mutex mutex;
+  const auto work = [&] {
+    try {
+      for (size_t i; (i = next.fetch_add(1)) < texts.size();) result[i] = encode(texts[i]);
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      failure = std::current_exception();
+      next = texts.size();
+    }
+  };
+  if (threads <= 1) {
+    work();
+  } else {
+    std::vector<std::thread> pool;
+    for (unsigned i = 0; i < threads; ++i) pool.emplace_back(work);
+    for (std::thread& thread : pool) thread.join();
+  }
+  if (failure) std::rethrow_exception(failure);
+  return result;
+}
+
+std::string Tokenizer::decode(std::span<const int32_t> ids, bool with_specials) const {
+  for (size_t i = 0; i < ids.size(); ++i)
+    if (ids[i] < 0 || ids[i] >= vocab_size())
+      throw DataError(
+          fmt::format("token id {} at position {} is outside the vocabulary of {}", ids[i], i, vocab_size()));
+  return model_->decode(ids, with_specials);
+}
+
+std::string StreamingDecoder::add(int32_t id) {
+  ids_.push_back(id);
+  return take(false);
+}
+
+std::string StreamingDecoder::finish() { return take(true); }
+
+std::string StreamingDecoder::take(bool all) {
+  const std::string before = tokenizer_.decode(std::span(ids_).first(read_), with_specials_);
+  std::string text = tokenizer_.decode(ids_, with_specials_);
+  if (text.size() <= before.size() || (!all && text.ends_with("\xEF\xBF\xBD"))) return "";
+  ids_.erase(ids_.begin(), ids_.begin() + static_cast<std::ptrdiff_t>(read_));
+  read_ = ids_.size();
+  return text.substr(before.size());
+}
+
+}  // namespace trireme

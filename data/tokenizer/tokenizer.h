@@ -1,0 +1,106 @@
+#pragma once
+// Tokenizers: sentencepiece models and byte-level BPE behind one interface.
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace trireme {
+
+/// What the two kinds of tokenizers implement. Const members are thread-safe.
+class TokenizerModel {
+ public:
+  virtual ~TokenizerModel() = default;
+  virtual std::string kind() const = 0;  // "sentencepiece" or "byte-level BPE"
+  virtual int32_t add_special(const std::string& text) = 0;
+  /// Appends the ids of `text`, which is valid UTF-8.
+  virtual void encode(std::string_view text, std::vector<int32_t>& ids) const = 0;
+  /// `ids` are inside the vocabulary.
+  virtual std::string decode(std::span<const int32_t> ids, bool with_specials) const = 0;
+  virtual int64_t vocab_size() const = 0;
+  virtual int64_t base_vocab_size() const = 0;
+  virtual std::optional<int32_t> bos_id() const = 0;
+  virtual std::optional<int32_t> eos_id() const = 0;
+  virtual std::optional<int32_t> pad_id() const = 0;
+  virtual std::vector<int32_t> leading() const = 0;
+};
+
+/// A loaded tokenizer of either kind. Const members are thread-safe.
+class Tokenizer {
+ public:
+  /// Opens a directory, or one of its files: sentencepiece's tokenizer.model, tokenizer.json, or GPT-2's vocab.json
+  /// with merges.txt; a directory's files are looked for in this order. DataError for a directory without any, for
+  /// files that are damaged, and for tokenizers of other kinds (by name).
+  explicit Tokenizer(const std::filesystem::path& path);
+  /// A sentencepiece model from its bytes.
+  Tokenizer(std::string serialized_model, const std::filesystem::path& name_for_errors);
+  explicit Tokenizer(std::unique_ptr<TokenizerModel> model) : model_(std::move(model)) {}
+
+  /// "sentencepiece" or "byte-level BPE".
+  std::string kind() const { return model_->kind(); }
+  /// Makes `text` a single token and returns its id: the id of the existing token with that name, otherwise the next id
+  /// after the vocabulary.
+  int32_t add_special(const std::string& text) { return model_->add_special(text); }
+
+  /// Ids of UTF-8 text, without what the model expects around it (leading()). DataError with the offset of the first
+  /// byte that is not UTF-8. Special tokens are split out first.
+  ///
+  /// sentencepiece: leftmost, longest, and the text between two of them is encoded by sentencepiece on its own: each
+  /// such part gets sentencepiece's leading space. That is what Hugging Face's LlamaTokenizer and LlamaTokenizerFast do
+  /// in their legacy mode, the default for Llama 2. A unigram model gives the segmentation of sentencepiece 0.2.3,
+  /// whichever version is linked (unigram.h).
+  ///
+  /// Byte-level BPE: what `tokenizers` gives with add_special_tokens=False.
+  std::vector<int32_t> encode(std::string_view text) const;
+  /// encode() of every text, in order, on `threads` threads (0: one per core).
+  std::vector<std::vector<int32_t>> encode_all(std::span<const std::string_view> texts, unsigned threads = 0) const;
+  /// Text of ids. Control pieces of sentencepiece (BOS, EOS) and special tokens of a tokenizer.json give no text unless
+  /// `with_specials`; tokens of add_special() give their name. Byte-level: bytes that are not UTF-8 become U+FFFD as
+  /// Python's errors="replace" does it, and an id without a token inside the vocabulary gives no text. DataError for an
+  /// id outside the vocabulary.
+  std::string decode(std::span<const int32_t> ids, bool with_specials = false) const;
+
+  int64_t vocab_size() const { return model_->vocab_size(); }            // largest id + 1, with added special tokens
+  int64_t base_vocab_size() const { return model_->base_vocab_size(); }  // without those of add_special()
+  std::optional<int32_t> bos_id() const { return model_->bos_id(); }     // none when the model has no such token
+  std::optional<int32_t> eos_id() const { return model_->eos_id(); }
+  std::optional<int32_t> pad_id() const { return model_->pad_id(); }
+  /// What the model expects before a text: BOS of sentencepiece, of byte-level BPE what the post-processor of
+  /// tokenizer.json says (GPT-2, Qwen2: nothing).
+  std::vector<int32_t> leading() const { return model_->leading(); }
+
+ private:
+  std::unique_ptr<TokenizerModel> model_;
+};
+
+/// The file that Tokenizer opens for `path`; nullopt for a directory without one, or where nothing is.
+std::optional<std::filesystem::path> find_tokenizer(const std::filesystem::path& path);
+
+/// A sentence for a model directory that lacks a tokenizer: which files it may be.
+inline constexpr const char* kTokenizerFiles = "tokenizer.model, tokenizer.json, or vocab.json with merges.txt";
+
+/// The text of ids that come one by one. A character whose bytes are not complete is held back.
+class StreamingDecoder {
+ public:
+  explicit StreamingDecoder(const Tokenizer& tokenizer, bool with_specials = false)
+      : tokenizer_(tokenizer), with_specials_(with_specials) {}
+  /// The text that `id` completes, perhaps none. All texts together, with finish(), are decode() of all ids.
+  std::string add(int32_t id);
+  /// What is held back at the end; incomplete characters are U+FFFD.
+  std::string finish();
+
+ private:
+  std::string take(bool all);
+  const Tokenizer& tokenizer_;
+  bool with_specials_;
+  // The ids since the one before the last text: earlier ones do not change what later ones give.
+  std::vector<int32_t> ids_;
+  size_t read_ = 0;  // ids of which the text is given
+};
+
+}  // namespace trireme

@@ -1,0 +1,86 @@
+#pragma once
+// Byte-level BPE tokenizers as Hugging Face stores them: tokenizer.json, or GPT-2's vocab.json and merges.txt
+// (openai/gpt-2 src/encoder.py; huggingface/tokenizers). Reads and writes the files; data/tokenizer computes with them.
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace trireme {
+
+/// The pre-split of GPT-2: what a ByteLevel pre-tokenizer with use_regex does.
+inline constexpr std::string_view kGpt2Pattern =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+inline constexpr std::string_view kLlama3Pattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+inline constexpr std::string_view kQwen2Pattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
+/// A token that is cut out of the text before it is split into words.
+struct AddedToken {
+  std::string content;
+  int32_t id = 0;
+  bool special = true;       // decode() leaves it out unless asked
+  bool single_word = false;  // only where no word character stands beside it
+  bool lstrip = false;       // takes the white space before it along
+  bool rstrip = false;       // … after it
+  bool normalized = false;   // looked for in the normalised text
+};
+
+/// One step of the pre-tokenizer: cuts every piece of text into smaller ones.
+struct PreSplitStep {
+  std::string pattern;        // of Oniguruma; empty: does not cut
+  bool literal = false;       // the pattern is plain text
+  bool invert = false;        // with `removed`: the text between the matches is removed, not the matches
+  bool removed = false;       // else matches and the text between them are pieces (Isolated)
+  bool prefix_space = false;  // a space is put before a piece that does not begin with one, before it is cut
+};
+
+struct ByteLevelMerge {
+  int32_t left = 0, right = 0, result = 0;  // token ids
+};
+
+struct ByteLevelModel {
+  std::vector<std::string> tokens;     // by id, in the characters of the byte map; empty: no token has this id
+  std::vector<ByteLevelMerge> merges;  // the first has the highest priority
+  std::optional<int32_t> unknown_id;   // for bytes without a token
+  bool fuse_unknown = false;
+  bool ignore_merges = false;  // a word that is a token needs no merges
+  bool nfc = false;            // the text is normalised to NFC
+  std::vector<PreSplitStep> steps;
+  std::vector<AddedToken> added;
+  std::vector<int32_t> leading, trailing;  // what the post-processor puts before and after a text
+  /// From tokenizer_config.json or special_tokens_map.json beside the file; else from the post-processor; else
+  /// <|endoftext|>, GPT-2's.
+  std::optional<int32_t> bos_id, eos_id, pad_id;
+};
+
+/// The character that stands for byte b in the tokens: itself where it is printable Latin-1, else U+0100 and so on.
+const std::array<char32_t, 256>& byte_level_characters();
+/// The bytes that a token stands for; the token itself when one of its characters stands for no byte.
+std::string byte_level_bytes(std::string_view token);
+/// The token of bytes.
+std::string byte_level_token(std::string_view bytes);
+
+/// Reads tokenizer.json, or vocab.json with the merges.txt beside it, and what tokenizer_config.json and
+/// special_tokens_map.json say of BOS, EOS and padding. DataError with path and place for damaged files, ids twice,
+/// merges of unknown tokens, and by name for what is not byte-level BPE or not supported.
+ByteLevelModel read_byte_level_model(const std::filesystem::path& path);
+/// The same from the bytes of a tokenizer.json. `path` is for messages.
+ByteLevelModel parse_tokenizer_json(std::string_view bytes, const std::filesystem::path& path);
+ByteLevelModel parse_vocab_and_merges(std::string_view vocab, const std::filesystem::path& vocab_path,
+                                      std::string_view merges, const std::filesystem::path& merges_path);
+
+/// The files of a model: `tokenizers` and `transformers` read the same ids from them.
+std::string tokenizer_json(const ByteLevelModel& model);
+std::string vocab_json(const ByteLevelModel& model);
+std::string merges_txt(const ByteLevelModel& model);
+/// A tokenizer_config.json with which transformers' AutoTokenizer gives the same ids. `max_length`: model_max_length; 0
+/// = not written.
+std::string byte_level_config_json(const ByteLevelModel& model, int64_t max_length);
+
+}  // namespace trireme

@@ -1,0 +1,371 @@
+#include "trireme/formats/huggingface/byte_level_model.h"
+
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/base/text.h"
+#include "trireme/formats/json.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+namespace trireme {
+namespace {
+
+namespace fs = std::filesystem;
+using TokenIds = std::unordered_map<std::string, int32_t>;
+
+constexpr size_t kMaxTokenizerFile = size_t{256} << 20;
+constexpr int64_t kMaxTokenId = 1 << 24;
+
+/// One file's reader: every message begins with its path.
+class TokenizerReader {
+ public:
+  explicit TokenizerReader(const fs::path& path) : path_(path) {}
+
+  [[noreturn]] void fail(const std::string& what) const {
+    throw DataError(fmt::format("{}: {}", path_.string(), what));
+  }
+  [[noreturn]] void unsupported(const std::string& what) const {
+    fail(what +
+         ": not supported (byte-level BPE as GPT-2, Llama 3 and Qwen2 have it is, and sentencepiece's "
+         "tokenizer.model)");
+  }
+
+  std::string text(const nlohmann::json& object, const char* key, const std::string& where) const {
+    const auto value = member(object, key);
+    if (!value.is_string()) fail(fmt::format("{}: \"{}\" is missing or not a string", where, key));
+    return value.get<std::string>();
+  }
+  bool flag(const nlohmann::json& object, const char* key, bool fallback, const std::string& where) const {
+    const auto value = member(object, key);
+    if (value.is_null()) return fallback;
+    if (!value.is_boolean()) fail(fmt::format("{}: \"{}\" is not true or false", where, key));
+    return value.get<bool>();
+  }
+  int32_t id(const nlohmann::json& value, const std::string& what) const {
+    if (!value.is_number_integer()) fail(fmt::format("the id of {} is not an integer", what));
+    const bool large = value.is_number_unsigned() && value.get<uint64_t>() >= static_cast<uint64_t>(kMaxTokenId);
+    if (large || value.get<int64_t>() < 0 || value.get<int64_t>() >= kMaxTokenId)
+      fail(fmt::format("the id of {} is {}, expected 0 to {}", what, value.dump(), kMaxTokenId - 1));
+    return value.get<int32_t>();
+  }
+
+  void vocabulary(const nlohmann::json& vocab, ByteLevelModel& model) {
+    if (!vocab.is_object() || vocab.empty()) fail("the vocabulary is empty or not a JSON object of token and id");
+    int64_t largest = 0;
+    ids_.reserve(vocab.size());
+    for (const auto& [token, value] : vocab.items()) {
+      if (token.empty()) fail("the vocabulary has an empty token");
+      const int32_t number = id(value, fmt::format("token '{}'", token));
+      largest = std::max<int64_t>(largest, number);
+      ids_.emplace(token, number);
+    }
+    // Some holes are normal; a file of ten tokens must not ask for gigabytes.
+    if (largest > 64 * static_cast<int64_t>(vocab.size()) + 65536)
+      fail(fmt::format("{} tokens have ids up to {}", vocab.size(), largest));
+    model.tokens.resize(static_cast<size_t>(largest) + 1);
+    for (const auto& [token, number] : ids_) {
+      std::string& place = model.tokens[static_cast<size_t>(number)];
+      if (!place.empty())
+        fail(fmt::format("tokens '{}' and '{}' both have the id {}", std::min(token, place), std::max(token, place),
+                         number));
+      place = token;
+    }
+  }
+
+  void merge(const std::string& left, const std::string& right, const std::string& where, ByteLevelModel& model) const {
+    ByteLevelMerge made;
+    for (const auto& [token, number] :
+         {std::pair<std::string, int32_t*>{left, &made.left}, {right, &made.right}, {left + right, &made.result}}) {
+      const auto found = ids_.find(token);
+      if (found == ids_.end())
+        fail(fmt::format("{} ('{}' '{}'): '{}' is not in the vocabulary", where, left, right, token));
+      *number = found->second;
+    }
+    model.merges.push_back(made);
+  }
+
+  std::optional<int32_t> find(const std::string& token) const {
+    const auto found = ids_.find(token);
+    return found == ids_.end() ? std::nullopt : std::optional<int32_t>(found->second);
+  }
+
+  void bpe(const nlohmann::json& json, ByteLevelModel& model);
+  void added_tokens(const nlohmann::json& list, ByteLevelModel& model);
+  void normalizer(const nlohmann::json& json, ByteLevelModel& model) const;
+  void pre_tokenizer(const nlohmann::json& json, ByteLevelModel& model) const;
+  void post_processor(const nlohmann::json& json, ByteLevelModel& model) const;
+  void decoder(const nlohmann::json& json) const;
+
+ private:
+  const fs::path& path_;
+  TokenIds ids_;
+};
+
+void TokenizerReader::bpe(const nlohmann::json& json, ByteLevelModel& model) {
+  // Files of early versions lack the type.
+  const std::string type = member(json, "type").is_null() ? "BPE" : text(json, "type", "model");
+  if (type != "BPE") unsupported(fmt::format("the model '{}'", type));
+  if (flag(json, "byte_fallback", false, "model"))
+    unsupported(
+        "byte_fallback, which makes it sentencepiece's kind of BPE: give the tokenizer.model that it was "
+        "converted from");
+  if (const auto dropout = member(json, "dropout"); !dropout.is_null() && !(dropout.is_number() && dropout == 0))
+    unsupported("dropout " + dropout.dump());
+  for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
+    if (const auto value = member(json, key); !value.is_null() && value != "") unsupported(key + (" " + value.dump()));
+  model.fuse_unknown = flag(json, "fuse_unk", false, "model");
+  model.ignore_merges = flag(json, "ignore_merges", false, "model");
+  vocabulary(member(json, "vocab"), model);
+  if (const auto unknown = member(json, "unk_token"); !unknown.is_null() && unknown != "") {
+    model.unknown_id = find(text(json, "unk_token", "model"));
+    if (!model.unknown_id) fail(fmt::format("unk_token {} is not in the vocabulary", unknown.dump()));
+  }
+  const nlohmann::json& merges = json.contains("merges") ? json.at("merges") : json;
+  if (!merges.is_array()) fail("\"merges\" is missing or not a list");
+  model.merges.reserve(merges.size());
+  for (size_t i = 0; i < merges.size(); ++i) {
+    const auto& entry = merges[i];
+    const std::string where = fmt::format("merge {}", i);
+    if (entry.is_array() && entry.size() == 2 && entry[0].is_string() && entry[1].is_string()) {
+      merge(entry[0].get<std::string>(), entry[1].get<std::string>(), where, model);
+    } else if (entry.is_string()) {
+      const std::vector<std::string> parts = split(entry.get<std::string>(), ' ');
+      if (parts.size() != 2) fail(fmt::format("{} is '{}', expected two tokens", where, entry.get<std::string>()));
+      merge(parts[0], parts[1], where, model);
+    } else {
+      fail(where + " is neither a string nor a pair of strings");
+    }
+  }
+}
+
+void TokenizerReader::added_tokens(const nlohmann::json& list, ByteLevelModel& model) {
+  if (list.is_null()) return;
+  if (!list.is_array()) fail("\"added_tokens\" is not a list");
+  for (size_t i = 0; i < list.size(); ++i) {
+    const std::string where = fmt::format("added token {}", i);
+    AddedToken token;
+    token.content = text(list[i], "content", where);
+    if (token.content.empty()) fail(where + " is empty");
+    token.id = id(member(list[i], "id"), where);
+    token.special = flag(list[i], "special", false, where);
+    token.single_word = flag(list[i], "single_word", false, where);
+    token.lstrip = flag(list[i], "lstrip", false, where);
+    token.rstrip = flag(list[i], "rstrip", false, where);
+    token.normalized = flag(list[i], "normalized", !token.special, where);
+    for (const AddedToken& other : model.added)
+      if (other.content == token.content || other.id == token.id)
+        fail(fmt::format("added tokens '{}' (id {}) and '{}' (id {}) are the same, or have the same id", other.content,
+                         other.id, token.content, token.id));
+    const auto known = find(token.content);
+    if (known && *known != token.id)
+      fail(fmt::format("'{}' has the id {} as an added token and {} in the vocabulary", token.content, token.id,
+                       *known));
+    const auto place = static_cast<size_t>(token.id);
+    if (!known && place < model.tokens.size() && !model.tokens[place].empty())
+      fail(fmt::format("the added token '{}' has the id {} of '{}'", token.content, token.id, model.tokens[place]));
+    model.added.push_back(std::move(token));
+  }
+}
+
+void TokenizerReader::normalizer(const nlohmann::json& json, ByteLevelModel& model) const {
+  if (json.is_null()) return;
+  const std::string type = text(json, "type", "normalizer");
+  if (type == "NFC") {
+    model.nfc = true;
+  } else if (type == "Sequence") {
+    for (const auto& part : member(json, "normalizers")) normalizer(part, model);
+  } else {
+    unsupported(fmt::format("the normalizer '{}'", type));
+  }
+}
+
+void TokenizerReader::pre_tokenizer(const nlohmann::json& json, ByteLevelModel& model) const {
+  std::vector<nlohmann::json> parts;
+  const std::string outer = json.is_null() ? "null" : text(json, "type", "pre_tokenizer");
+  if (outer == "Sequence") {
+    const auto list = member(json, "pretokenizers");
+    if (!list.is_array()) fail("pre_tokenizer: \"pretokenizers\" is not a list");
+    parts.assign(list.begin(), list.end());
+  } else if (!json.is_null()) {
+    parts.push_back(json);
+  }
+  bool byte_level = false;
+  for (const auto& part : parts) {
+    const std::string type = text(part, "type", "pre_tokenizer");
+    if (byte_level) unsupported(fmt::format("the pre_tokenizer '{}' after ByteLevel", type));
+    PreSplitStep step;
+    if (type == "ByteLevel") {
+      byte_level = true;
+      step.prefix_space = flag(part, "add_prefix_space", true, "pre_tokenizer ByteLevel");
+      if (flag(part, "use_regex", true, "pre_tokenizer ByteLevel")) step.pattern = kGpt2Pattern;
+    } else if (type == "Split") {
+      const auto pattern = member(part, "pattern");
+      step.literal = member(pattern, "Regex").is_null();
+      step.pattern = text(pattern, step.literal ? "String" : "Regex", "pre_tokenizer Split: pattern");
+      if (step.pattern.empty()) fail("pre_tokenizer Split: the pattern is empty");
+      const std::string behaviour = text(part, "behavior", "pre_tokenizer Split");
+      step.removed = behaviour == "Removed";
+      if (!step.removed && behaviour != "Isolated")
+        unsupported(fmt::format("the behaviour '{}' of the pre_tokenizer Split", behaviour));
+      step.invert = flag(part, "invert", false, "pre_tokenizer Split");
+    } else {
+      unsupported(fmt::format("the pre_tokenizer '{}'", type));
+    }
+    model.steps.push_back(std::move(step));
+  }
+  if (!byte_level) unsupported(fmt::format("the pre_tokenizer '{}' without ByteLevel", outer));
+}
+
+void TokenizerReader::post_processor(const nlohmann::json& json, ByteLevelModel& model) const {
+  if (json.is_null()) return;
+  const std::string type = text(json, "type", "post_processor");
+  if (type == "Sequence") {
+    for (const auto& part : member(json, "processors")) post_processor(part, model);
+  } else if (type == "TemplateProcessing") {
+    const auto single = member(json, "single");
+    if (!single.is_array()) fail("post_processor TemplateProcessing: \"single\" is not a list");
+    std::vector<int32_t>* side = &model.leading;
+    for (const auto& part : single) {
+      if (const auto sequence = member(part, "Sequence"); !sequence.is_null()) {
+        if (member(sequence, "id") != "A" || side == &model.trailing)
+          fail("post_processor TemplateProcessing: \"single\" needs the sequence A once");
+        side = &model.trailing;
+        continue;
+      }
+      const std::string name =
+          text(member(part, "SpecialToken"), "id", "post_processor TemplateProcessing: a part of \"single\"");
+      const auto ids = member(member(member(json, "special_tokens"), name.c_str()), "ids");
+      if (!ids.is_array() || ids.empty()) fail(fmt::format("post_processor TemplateProcessing: '{}' has no ids", name));
+      for (const auto& value : ids) side->push_back(id(value, fmt::format("'{}' in post_processor", name)));
+    }
+    if (side == &model.leading) fail("post_processor TemplateProcessing: \"single\" lacks the sequence A");
+  } else if (type != "ByteLevel") {  // ByteLevel changes offsets only
+    unsupported(fmt::format("the post_processor '{}'", type));
+  }
+}
+
+void TokenizerReader::decoder(const nlohmann::json& json) const {
+  if (json.is_null()) return;
+  const std::string type = text(json, "type", "decoder");
+  if (type == "Sequence") {
+    for (const auto& part : member(json, "decoders")) decoder(part);
+  } else if (type != "ByteLevel") {
+    unsupported(fmt::format("the decoder '{}'", type));
+  }
+}
+
+bool has_token(const ByteLevelModel& model, int32_t id) {
+  const auto place = static_cast<size_t>(id);
+  return (place < model.tokens.size() && !model.tokens[place].empty()) ||
+         std::any_of(model.added.begin(), model.added.end(), [&](const AddedToken& token) { return token.id == id; });
+}
+
+std::optional<int32_t> id_of(const ByteLevelModel& model, const std::string& content) {
+  for (const AddedToken& token : model.added)
+    if (token.content == content) return token.id;
+  const auto found = std::find(model.tokens.begin(), model.tokens.end(), content);
+  return found == model.tokens.end() ? std::nullopt : std::optional(static_cast<int32_t>(found - model.tokens.begin()));
+}
+
+/// BOS, EOS and padding where no file beside the tokenizer names them.
+void choose_ends(ByteLevelModel& model) {
+  if (!model.leading.empty()) model.bos_id = model.leading.front();
+  if (!model.trailing.empty()) model.eos_id = model.trailing.back();
+  const auto end_of_text = id_of(model, "<|endoftext|>");
+  if (!model.bos_id && model.trailing.empty()) model.bos_id = end_of_text;
+  if (!model.eos_id) model.eos_id = end_of_text;
+}
+
+/// bos_token, eos_token and pad_token of the JSON file `path`, if it is there. A key with null says "none".
+void read_named_tokens(const fs::path& path, ByteLevelModel& model) {
+  if (!fs::is_regular_file(path)) return;
+  const auto json =
+      parse_json(read_text_file(path, ExitCode::kData, kMaxTokenizerFile), path.string(), ExitCode::kData);
+  for (const auto& [key, id] : {std::pair<const char*, std::optional<int32_t>*>{"bos_token", &model.bos_id},
+                                {"eos_token", &model.eos_id},
+                                {"pad_token", &model.pad_id}}) {
+    if (!json.is_object() || !json.contains(key)) continue;
+    auto value = json.at(key);
+    if (value.is_object()) value = member(value, "content");
+    if (value.is_null()) {
+      *id = std::nullopt;
+    } else if (!value.is_string()) {
+      throw DataError(fmt::format("{}: \"{}\" is not the text of a token", path.string(), key));
+    } else if (const auto found = id_of(model, value.get<std::string>())) {
+      *id = found;
+    } else {
+      throw DataError(fmt::format("{}: \"{}\" is '{}', which the tokenizer does not have", path.string(), key,
+                                  value.get<std::string>()));
+    }
+  }
+}
+
+}  // namespace
+
+ByteLevelModel parse_tokenizer_json(std::string_view bytes, const fs::path& path) {
+  TokenizerReader reader(path);
+  const auto json = parse_json(bytes, path.string(), ExitCode::kData);
+  if (!json.is_object() || !json.contains("model") || !json.at("model").is_object())
+    reader.fail("it has no \"model\": not a tokenizer.json");
+  ByteLevelModel model;
+  reader.bpe(json.at("model"), model);
+  reader.added_tokens(member(json, "added_tokens"), model);
+  reader.normalizer(member(json, "normalizer"), model);
+  reader.pre_tokenizer(member(json, "pre_tokenizer"), model);
+  reader.post_processor(member(json, "post_processor"), model);
+  reader.decoder(member(json, "decoder"));
+  for (const auto* ids : {&model.leading, &model.trailing})
+    for (const int32_t id : *ids)
+      if (!has_token(model, id)) reader.fail(fmt::format("post_processor: no token has the id {}", id));
+  choose_ends(model);
+  return model;
+}
+
+ByteLevelModel parse_vocab_and_merges(std::string_view vocab, const fs::path& vocab_path, std::string_view merges,
+                                      const fs::path& merges_path) {
+  TokenizerReader reader(vocab_path);
+  ByteLevelModel model;
+  reader.vocabulary(parse_json(vocab, vocab_path.string(), ExitCode::kData), model);
+  if (const size_t good = valid_utf8_prefix(merges); good < merges.size())
+    throw DataError(fmt::format("{}: not UTF-8 from byte {} on", merges_path.string(), good));
+  size_t number = 0;
+  for (size_t at = 0; at < merges.size();) {
+    const size_t end = std::min(merges.find('\n', at), merges.size());
+    std::string_view line = merges.substr(at, end - at);
+    at = end + 1;
+    ++number;
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    if (line.starts_with("#version") || line.empty()) continue;
+    const std::vector<std::string> parts = split(line, ' ');
+    if (parts.size() != 2 || parts[0].empty() || parts[1].empty())
+      throw DataError(fmt::format("{}:{}: expected two tokens and a space between them, not '{}'", merges_path.string(),
+                                  number, line.substr(0, 80)));
+    reader.merge(parts[0], parts[1], fmt::format("{}:{}", merges_path.string(), number), model);
+  }
+  model.steps.push_back({.pattern = std::string(kGpt2Pattern)});
+  if (const auto id = reader.find("<|endoftext|>")) model.added.push_back({.content = "<|endoftext|>", .id = *id});
+  choose_ends(model);
+  return model;
+}
+
+ByteLevelModel read_byte_level_model(const fs::path& path) {
+  const std::string bytes = read_text_file(path, ExitCode::kData, kMaxTokenizerFile);
+  const fs::path folder = path.parent_path();
+  ByteLevelModel model;
+  if (path.filename() == "vocab.json") {
+    const fs::path merges = folder / "merges.txt";
+    if (!fs::is_regular_file(merges))
+      throw DataError(fmt::format("{}: there is no merges.txt beside it", path.string()));
+    model = parse_vocab_and_merges(bytes, path, read_text_file(merges, ExitCode::kData, kMaxTokenizerFile), merges);
+  } else {
+    model = parse_tokenizer_json(bytes, path);
+  }
+  read_named_tokens(folder / "special_tokens_map.json", model);
+  read_named_tokens(folder / "tokenizer_config.json", model);
+  return model;
+}
+
+}  // namespace trireme

@@ -1,0 +1,257 @@
+// Byte-level BPE: the files and what is refused, long words, streams of ids, hand-written splitters against PCRE2.
+
+#include "data/tokenizer/byte_level_tokenizer.h"
+#include "data/tokenizer/byte_level_train.h"
+#include "data/tokenizer/tokenizer.h"
+#include "trireme/base/error.h"
+#include "trireme/base/time.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <random>
+
+namespace trireme {
+namespace {
+
+namespace fs = std::filesystem;
+using Ids = std::vector<int32_t>;
+
+std::string text_to_train_on() {
+  std::string text;
+  for (int i = 0; i < 300; ++i)
+    text +=
+        fmt::format("Rower {} of the trireme's crew sees the harbour, it's na\u00efve.\n\n    indented {}\n", i, i * 7);
+  return text;
+}
+
+ByteLevelModel trained(const std::string& pattern = "gpt2", int64_t vocab_size = 400) {
+  ByteLevelTrainer trainer({.vocab_size = vocab_size, .pattern = pattern});
+  trainer.add(text_to_train_on());
+  return trainer.train();
+}
+
+Tokenizer tokenizer_of(ByteLevelModel model) {
+  return Tokenizer(std::make_unique<ByteLevelTokenizer>(std::move(model), "test.json"));
+}
+
+std::string complaint(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const DataError& error) {
+    return error.what();
+  }
+  return "(accepted)";
+}
+
+/// The text of a tokenizer.json with `from` replaced by `to`.
+std::string changed(const std::string& from, const std::string& to) {
+  std::string json = tokenizer_json(trained());
+  const size_t at = json.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  return at == std::string::npos ? json : json.replace(at, from.size(), to);
+}
+
+class ByteLevelFiles : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::temp_directory_path() / fmt::format("trireme_byte_level_{}", getpid());
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+  void write(const std::string& name, const std::string& content) const {
+    std::ofstream(folder_ / name, std::ios::binary) << content;
+  }
+  fs::path folder_;
+};
+
+TEST(ByteLevel, RoundTripsEveryByteAndCharacter) {
+  const Tokenizer tokenizer = tokenizer_of(trained());
+  std::string text = "The trireme\u2019s crew \U0001F6A3 \xF4\x8F\xBF\xBF\r\n\t  end";
+  for (int c = 0; c < 0x80; ++c) text += static_cast<char>(c);
+  EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text);
+  EXPECT_EQ(tokenizer.encode(""), Ids{});
+  EXPECT_LT(tokenizer.encode("the trireme's crew sees").size(), 8u) << "nothing was learnt";
+  EXPECT_NE(complaint([&] { tokenizer.encode("abc\xC3("); }).find("byte 3"), std::string::npos);
+  EXPECT_THROW(tokenizer.decode(Ids{400}), DataError);
+  EXPECT_THROW(tokenizer.decode(Ids{-1}), DataError);
+}
+
+TEST(ByteLevel, ReplacesBrokenCharactersAsPythonDoes) {
+  EXPECT_EQ(replace_invalid_utf8("ok"), "ok");
+  // bytes(...).decode(errors="replace")
+  EXPECT_EQ(replace_invalid_utf8("a\xE2\x82z\xF0\x9F\x98"), "a\uFFFDz\uFFFD");
+  EXPECT_EQ(replace_invalid_utf8("\xED\xA0\x80"), "\uFFFD\uFFFD\uFFFD");
+  EXPECT_EQ(replace_invalid_utf8("\xC0\xAF\xFF\x80"), "\uFFFD\uFFFD\uFFFD\uFFFD");
+  EXPECT_EQ(replace_invalid_utf8("\xF4\x90\x80\x80\xE0\x9F"), "\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD");
+}
+
+TEST(ByteLevel, StreamsTextOfWholeCharacters) {
+  const Tokenizer tokenizer = tokenizer_of(trained());
+  const std::string text = "na\u00efve \U0001F6A3\u4e2d trireme \xEF\xBF\xBD end \U0001F6A3";
+  Ids ids = tokenizer.encode(text);
+  ids.insert(ids.begin() + 3, 0);  // <|endoftext|>: no text
+  for (const size_t cut : {ids.size(), ids.size() - 1, ids.size() - 2}) {
+    StreamingDecoder decoder(tokenizer);
+    std::string streamed;
+    for (size_t i = 0; i < cut; ++i) {
+      const std::string part = decoder.add(ids[i]);
+      EXPECT_FALSE(part.ends_with("\uFFFD")) << i;
+      streamed += part;
+    }
+    streamed += decoder.finish();
+    EXPECT_EQ(streamed, tokenizer.decode(std::span(ids).first(cut)));
+  }
+}
+
+TEST(ByteLevel, LongWordsAreNotQuadratic) {
+  for (const char* pattern : {"gpt2", "qwen2"}) {
+    const Tokenizer tokenizer = tokenizer_of(trained(pattern));
+    for (const std::string& unit :
+         {std::string("a"), std::string("trireme"), std::string(" "), std::string("\u00e9"), std::string("e\u0301")}) {
+      std::string text;
+      while (text.size() < 1'000'000) text += unit;
+      const double start = steady_seconds();
+      EXPECT_FALSE(tokenizer.encode(text).empty());
+      EXPECT_LT(steady_seconds() - start, 5.0) << pattern << " '" << unit << "'";
+    }
+  }
+}
+
+TEST(ByteLevel, SplittersEqualPcre2) {
+  // The known patterns, in a form that only the general way takes: as one of two steps, behind a pattern that never
+  // matches. ASCII and Latin-1 only: PCRE2 may know other Unicode versions.
+  const char* bits[] = {"'",  "s", "'S", "'ll",   "'RE", " ",   "  ",     "\n",     "\r\n",   "\t",     "a",
+                        "Zz", "7", "42", "12345", "-",   "...", "\u00a0", "\u00e9", "\u00b2", "\u0085", "_"};
+  std::mt19937_64 rng(7);
+  for (const char* pattern : {"gpt2", "llama3", "qwen2"}) {
+    ByteLevelModel model = trained(pattern);
+    model.nfc = false;
+    const Tokenizer fast = tokenizer_of(model);
+    model.steps[0].pattern = "(?:" + model.steps[0].pattern + ")";
+    const Tokenizer general = tokenizer_of(model);
+    for (int i = 0; i < 3000; ++i) {
+      std::string text;
+      for (uint64_t n = rng() % 12; n > 0; --n) text += bits[rng() % std::size(bits)];
+      ASSERT_EQ(fast.encode(text), general.encode(text)) << pattern << " '" << text << "'";
+    }
+  }
+}
+
+TEST(ByteLevel, AddsSpecialTokens) {
+  Tokenizer tokenizer = tokenizer_of(trained());
+  EXPECT_EQ(tokenizer.add_special("<|endoftext|>"), 0);
+  EXPECT_EQ(tokenizer.add_special("<|im_end|>"), 400);
+  EXPECT_EQ(tokenizer.add_special("<|im_end|>\n"), 401);
+  EXPECT_EQ(tokenizer.add_special("<|im_end|>"), 400);
+  EXPECT_EQ(tokenizer.vocab_size(), 402);
+  EXPECT_EQ(tokenizer.base_vocab_size(), 400);
+  const Ids ids = tokenizer.encode("a<|im_end|>\nb<|im_end|><|endoftext|>");
+  EXPECT_EQ(ids.size(), 5u);
+  EXPECT_EQ(tokenizer.decode(ids), "a<|im_end|>\nb<|im_end|>");
+  EXPECT_EQ(tokenizer.decode(ids, true), "a<|im_end|>\nb<|im_end|><|endoftext|>");
+}
+
+TEST(ByteLevel, IdsWithHolesAndUnknownBytes) {
+  const std::string json =
+      R"({"model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": true, "vocab": {"a": 0, "b": 5, "ab": 9, "<unk>": 2}, "merges": ["a b"]}, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false}})";
+  const Tokenizer tokenizer = tokenizer_of(parse_tokenizer_json(json, "holes.json"));
+  EXPECT_EQ(tokenizer.vocab_size(), 10);
+  EXPECT_EQ(tokenizer.encode("abxyb"), (Ids{9, 2, 5}));
+  EXPECT_EQ(tokenizer.decode(Ids{9, 4, 5}), "abb");
+  std::string without = json;
+  without.replace(without.find(R"("unk_token": "<unk>", )"), 22, "");
+  const Tokenizer strict = tokenizer_of(parse_tokenizer_json(without, "strict.json"));
+  EXPECT_NE(complaint([&] { strict.encode("abx"); }).find("byte 0x78"), std::string::npos);
+}
+
+TEST(ByteLevel, RefusesByName) {
+  const std::pair<std::pair<const char*, const char*>, const char*> cases[] = {
+      {{"\"type\": \"BPE\"", "\"type\": \"Unigram\""}, "the model 'Unigram'"},
+      {{"\"byte_fallback\": false", "\"byte_fallback\": true"}, "byte_fallback"},
+      {{"\"dropout\": null", "\"dropout\": 0.1"}, "dropout 0.1"},
+      {{"\"end_of_word_suffix\": null", "\"end_of_word_suffix\": \"</w>\""}, "end_of_word_suffix"},
+      {{"\"normalizer\": null", "\"normalizer\": {\"type\": \"Lowercase\"}"}, "the normalizer 'Lowercase'"},
+      {{"\"type\": \"ByteLevel\"", "\"type\": \"Whitespace\""}, "the pre_tokenizer 'Whitespace'"},
+      {{"\"unk_token\": null", "\"unk_token\": \"none\""}, "unk_token \"none\" is not in the vocabulary"},
+      {{"\"!\": 1,", "\"!\": 2,"}, "both have the id 2"},
+      {{"\"!\": 1,", "\"!\": -1,"}, "the id of token '!' is -1"},
+      {{"\"!\": 1,", "\"!\": 9000000,"}, "ids up to 9000000"},
+      {{"\"!\": 1,", "\"!\": 18446744073709551615,"}, "the id of token '!'"},
+      {{"\"id\": 0,", "\"id\": 7,"}, "has the id 7 as an added token and 0"},
+      {{"\"merges\": [", "\"merges\": [[\"a\", \"nowhere\"],"}, "merge 0 ('a' 'nowhere')"},
+      {{"\"merges\": [", "\"merges\": [\"a b c\","}, "merge 0 is 'a b c'"},
+      {{"\"merges\": [", "\"merges\": [7,"}, "merge 0 is neither"},
+      {{"\"decoder\": {", "\"decoder\": {\"x\": 1, "}, "(accepted)"},
+  };
+  for (const auto& [change, words] : cases) {
+    const std::string message =
+        complaint([&, &change = change] { parse_tokenizer_json(changed(change.first, change.second), "bad.json"); });
+    EXPECT_NE(message.find(words), std::string::npos) << change.second << ": " << message;
+  }
+  const std::string whole = tokenizer_json(trained());
+  for (size_t size = 0; size < whole.size() - 2; size += 977)
+    EXPECT_NE(complaint([&] { parse_tokenizer_json(whole.substr(0, size), "cut.json"); }), "(accepted)") << size;
+  ByteLevelModel model = trained();
+  for (const char* pattern : {"(", "[a", "\\p{N}{1,3}+", "[a-z&&[^b]]", "\\h+", "\\p{Nowhere}"}) {
+    model.steps[0].pattern = pattern;
+    EXPECT_NE(complaint([&] { tokenizer_of(model); }).find("the pattern of the pre_tokenizer"), std::string::npos)
+        << pattern;
+  }
+  model.steps[0].pattern = "(a+)+$";
+  const Tokenizer slow = tokenizer_of(model);
+  EXPECT_NE(complaint([&] { slow.encode(std::string(60, 'a') + "b"); }).find("match limit"), std::string::npos);
+}
+
+TEST_F(ByteLevelFiles, OpensDirectoriesAndFiles) {
+  const ByteLevelModel model = trained("llama3");
+  const std::string text = "The trireme's 12345 rowers\n\n see it";
+  EXPECT_NE(complaint([&] { Tokenizer tokenizer(folder_); }).find("tokenizer.json, or vocab.json with merges.txt"),
+            std::string::npos);
+  write("vocab.json", vocab_json(model));
+  EXPECT_NE(complaint([&] { Tokenizer tokenizer(folder_ / "vocab.json"); }).find("no merges.txt"), std::string::npos);
+  write("merges.txt", merges_txt(model));
+  const Tokenizer two(folder_);  // GPT-2's words
+  EXPECT_EQ(two.encode("the trireme"), Tokenizer(folder_ / "merges.txt").encode("the trireme"));
+  EXPECT_EQ(two.eos_id(), 0);
+  EXPECT_TRUE(two.leading().empty());
+  write("tokenizer.json", tokenizer_json(model));
+  const Tokenizer one(folder_);
+  EXPECT_EQ(one.kind(), "byte-level BPE");
+  EXPECT_EQ(one.encode(text), tokenizer_of(model).encode(text));
+  EXPECT_NE(one.encode(text), two.encode(text));  // 123 45, not 12345
+  write("tokenizer_config.json",
+        R"({"bos_token": null, "eos_token": {"content": "the"}, "pad_token": "<|endoftext|>"})");
+  const Tokenizer named(folder_);
+  EXPECT_FALSE(named.bos_id());
+  EXPECT_EQ(named.decode(Ids{*named.eos_id()}), "the");
+  EXPECT_EQ(named.pad_id(), 0);
+  write("tokenizer_config.json", R"({"eos_token": "<nowhere>"})");
+  EXPECT_NE(complaint([&] { Tokenizer tokenizer(folder_); }).find("'<nowhere>', which the tokenizer does not have"),
+            std::string::npos);
+  fs::remove(folder_ / "tokenizer_config.json");
+  write("merges.txt", "#version: 0.2\nt h\nt\n");
+  EXPECT_NE(complaint([&] { Tokenizer tokenizer(folder_ / "vocab.json"); }).find("merges.txt:3: expected two tokens"),
+            std::string::npos);
+  write("tokenizer.model", "IQ== 0\nIg== 1\n");  // tiktoken's, as Llama 3 has it
+  EXPECT_EQ(Tokenizer(folder_).encode(text), one.encode(text));
+  EXPECT_NE(complaint([&] { Tokenizer tokenizer(folder_ / "tokenizer.model"); }).find("tiktoken"), std::string::npos);
+}
+
+TEST(ByteLevelTraining, HasItsLimits) {
+  EXPECT_THROW(ByteLevelTrainer({.vocab_size = 256}), ConfigError);
+  EXPECT_THROW(ByteLevelTrainer({.vocab_size = 300, .specials = {"a", "a"}}), ConfigError);
+  EXPECT_THROW(ByteLevelTrainer({.vocab_size = 300, .pattern = "gpt3"}), ConfigError);
+  EXPECT_THROW(ByteLevelTrainer({.vocab_size = 300}).train(), DataError);
+  ByteLevelTrainer trainer({.vocab_size = 5000});
+  trainer.add(std::string(1 << 20, 'x') + " yes yes");
+  EXPECT_EQ(trainer.long_words(), 1);
+  EXPECT_EQ(trainer.train().merges.size(), 3u) << "y e, ye s, Ġ yes";
+}
+
+}  // namespace
+}  // namespace trireme
