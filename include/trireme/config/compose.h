@@ -100,7 +100,7 @@ class ConfResolver {
   ConfNode resolve_placed(const ConfNode& node, const Path& path);
   ConfNode interpolate(std::string_view expression, const ConfNode& node, const Path& path);
   ConfNode call(const std::string& name, std::string_view arguments, const ConfNode& node, const Path& path);
-  ConfNode select(const std::string& key, const ConfNode& node, const Path& path);
+  ConfNode select(const std::string& key, const Path& path);
   ConfNode lookup(const Path& path, const std::string& shown);
   std::string expand_nested(std::string_view text, const ConfNode& node, const Path& path);
 

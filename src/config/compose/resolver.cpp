@@ -178,7 +178,7 @@ ConfNode ConfResolver::interpolate(std::string_view expression, const ConfNode& 
   const std::string_view name = trimmed(expression.substr(0, colon));
   if (colon != std::string_view::npos && is_name(name))
     return call(std::string(name), expression.substr(colon + 1), node, path);
-  return select(std::string(trimmed(expand_nested(expression, node, path))), node, path);
+  return select(std::string(trimmed(expand_nested(expression, node, path))), path);
 }
 
 ConfNode ConfResolver::call(const std::string& name, std::string_view arguments, const ConfNode& node,
@@ -220,7 +220,7 @@ ConfNode ConfResolver::call(const std::string& name, std::string_view arguments,
   return text_node(otherwise.str(), node.place);  // as OmegaConf: the default of oc.env is a text
 }
 
-ConfNode ConfResolver::select(const std::string& key, const ConfNode& node, const Path& path) {
+ConfNode ConfResolver::select(const std::string& key, const Path& path) {
   size_t dots = 0;
   while (dots < key.size() && key[dots] == '.') ++dots;
   Path target;
