@@ -61,6 +61,15 @@ std::optional<FmsDialect> dialect_of(const std::string& name) {
   return std::nullopt;
 }
 
+/// conf/training/gpt3/126m.yaml -> conf/config.yaml and gpt3/126m; empty where the file lies elsewhere.
+std::pair<std::filesystem::path, std::string> primary_of(const std::filesystem::path& file) {
+  const std::filesystem::path whole = std::filesystem::absolute(file).lexically_normal();
+  for (std::filesystem::path at = whole.parent_path(); at.has_relative_path(); at = at.parent_path())
+    if (at.filename() == "training" && std::filesystem::exists(at.parent_path() / "config.yaml"))
+      return {at.parent_path() / "config.yaml", whole.lexically_relative(at).replace_extension().string()};
+  return {};
+}
+
 /// A training configuration, a whole config.yaml (with its defaults list), or a cluster's. A training configuration
 /// names keys of config.yaml: they have the values that stand here unless an override gives them.
 void import_nemo_file(const ImportCommand& command) {
@@ -73,8 +82,22 @@ void import_nemo_file(const ImportCommand& command) {
     return;
   }
   Composition composition;
+  std::vector<std::string> overrides = command.options;
+  for (std::string& one : overrides) {
+    // model.x=y is short for training.model.x=y.
+    const size_t at = one.find_first_not_of("+~");
+    if (at != std::string::npos && file.find(one.substr(at, one.find_first_of(".=", at) - at)) != nullptr &&
+        file.find("stages") == nullptr)
+      one.insert(at, "training.");
+  }
+  const auto [primary, choice] = primary_of(command.file);
   if (file.find("stages") != nullptr) {
-    composition = compose(command.file, command.options, problems);
+    composition = compose(command.file, overrides, problems);
+  } else if (!primary.empty()) {
+    overrides.push_back("training=" + choice);
+    composition = compose(primary, overrides, problems);
+    ConfNode* path = composition.root.find("launcher_scripts_path");
+    if (path != nullptr && path->text == "???") path->text = ".";
   } else {
     ConfNode& root = composition.root;
     root.at_or_add("training") = file;
@@ -83,13 +106,6 @@ void import_nemo_file(const ImportCommand& command) {
       ConfNode& node = root.at_or_add(key);
       node.kind = ConfNode::Kind::kText;
       node.text = value;
-    }
-    std::vector<std::string> overrides = command.options;
-    for (std::string& one : overrides) {
-      // model.x=y is short for training.model.x=y.
-      const size_t at = one.find_first_not_of("+~");
-      if (at != std::string::npos && file.find(one.substr(at, one.find_first_of(".=", at) - at)) != nullptr)
-        one.insert(at, "training.");
     }
     apply_overrides(root, overrides, problems);
   }

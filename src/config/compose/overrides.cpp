@@ -133,7 +133,9 @@ void apply_override(ConfNode& root, const ConfOverride& given, ConfProblems& pro
                                           known->str()));
     return;
   }
-  merge_conf(parent->at_or_add(name), *given.value);
+  ConfNode& target = parent->at_or_add(name);
+  if (known == nullptr) parent->entries.back().place = given.place;
+  merge_conf(target, *given.value);
 }
 
 void apply_overrides(ConfNode& root, const std::vector<std::string>& overrides, ConfProblems& problems) {

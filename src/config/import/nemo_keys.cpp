@@ -174,11 +174,13 @@ void add_below(const ConfNode& node, const std::string& prefix, TreeOptions& opt
     if (prefix.empty() && (entry.key == "hydra" || entry.key == "defaults")) continue;
     const std::string name = prefix.empty() ? entry.key : prefix + "." + entry.key;
     const ConfNode& value = entry.value;
+    // The key in the file, or the override that gave the value.
+    const std::string place = (value.place.line == 0 ? value.place : entry.place).text();
     if (value.is(Kind::kMap)) {
       if (options.is_section(name))
         add_below(value, name, options);
       else
-        options.unknown_section(name, entry.place.text());
+        options.unknown_section(name, place);
       continue;
     }
     TreeOption option;
@@ -208,7 +210,7 @@ void add_below(const ConfNode& node, const std::string& prefix, TreeOptions& opt
         break;
       case Kind::kMap: break;
     }
-    options.add(name, entry.place.text(), std::move(option));
+    options.add(name, place, std::move(option));
   }
 }
 

@@ -42,11 +42,11 @@ void NemoImporter::data() {
   for (const char* name : {"reset_position_ids", "reset_attention_mask", "eod_mask_loss"}) {
     const std::string option = std::string("model.data.") + name;
     const bool on = options_.flag(option, false);
+    if (on && gpt_) draft_.set("data.eos_token", "50256");  // the keys below need it
     if (on)
       set(option, std::string("data.") + name, "true");
     else
       options_.no_key(option, "the default");
-    if (on && gpt_) draft_.set("data.eos_token", "50256");
   }
 }
 
@@ -141,13 +141,19 @@ void NemoImporter::schedule() {
   const std::string name = options_.word("model.optim.sched.name", "CosineAnnealing", {"CosineAnnealing"});
   draft_.set("schedule.name", "cosine");
   draft_.say(options_.shown("model.optim.sched.name"), name == "CosineAnnealing" ? "schedule.name: cosine" : "");
-  set("model.optim.sched.warmup_steps", "schedule.warmup_steps",
-      std::to_string(options_.integer("model.optim.sched.warmup_steps", 0)));
   const int64_t constant = options_.integer("model.optim.sched.constant_steps", 0);
   if (constant > 0)
     set("model.optim.sched.constant_steps", "schedule.constant_steps", std::to_string(constant));
   else
     options_.no_key("model.optim.sched.constant_steps", "the default");
+  const int64_t warmup = options_.integer("model.optim.sched.warmup_steps", 0),
+                steps = options_.integer("trainer.max_steps", 1);
+  // A run may end inside its warm-up, with constant_steps only.
+  if (warmup > steps)
+    draft_.set("schedule.warmup_steps", std::to_string(warmup), std::to_string(steps));
+  else
+    draft_.set("schedule.warmup_steps", std::to_string(warmup));
+  draft_.say(options_.shown("model.optim.sched.warmup_steps"), fmt::format("schedule.warmup_steps: {}", warmup));
   set("model.optim.sched.min_lr", "schedule.min_lr", yaml_number(options_.number("model.optim.sched.min_lr", 0)));
   for (const char* option : {"model.optim.sched.max_steps", "model.optim.sched.max_steps_for_lr_sched"})
     if (options_.given(option) && options_.integer(option, 0) != options_.integer("trainer.max_steps", 0))
