@@ -239,10 +239,10 @@ Launcher::JobParts Launcher::job_parts(const ConfNode& training, const std::stri
     const std::string results = shell_quote(log_dir.empty() ? (parts.folder / "results").string() : absolute(log_dir));
     parts.setup.insert(
         parts.setup.end(),
-        {"# resume_if_exists is False: files of an earlier run move to run_<k>, this one starts afresh",
+        {"# resume_if_exists is False: an earlier run's files move to run_<k> beside them, this run starts afresh",
          fmt::format("results={}", results), "if [ -e \"$results/metrics.jsonl\" ]; then",
-         "  k=0; while [ -e \"$results/run_$k\" ]; do k=$((k + 1)); done", "  mkdir \"$results/run_$k\"",
-         "  find \"$results\" -mindepth 1 -maxdepth 1 ! -name 'run_*' -exec mv -t \"$results/run_$k\" {} +", "fi"});
+         "  k=0; while [ -e \"$(dirname \"$results\")/run_$k\" ]; do k=$((k + 1)); done",
+         "  mv \"$results\" \"$(dirname \"$results\")/run_$k\" && mkdir \"$results\"", "fi"});
   }
 
   std::vector<std::string> words;

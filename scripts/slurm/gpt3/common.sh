@@ -6,7 +6,7 @@
 #   MAX_STEPS          steps of the run; there is no validation, no checkpoint, and the data is mock
 #   UNIQUE_OUTPUT_DIR  1: results go to results-<UTC stamp>-<random>, so that runs do not overwrite each other
 #   TRIREME_BUILD      the build (default: build/release of this tree)
-#   TRIREME_CONF       config.yaml to take (default: scripts/launch/conf/config.yaml of this tree)
+#   TRIREME_CONF       config.yaml to take (default: launch/conf/config.yaml beside the slurm folder)
 #
 # Further arguments are overrides, appended as they are.
 
@@ -14,7 +14,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 tree=$(cd "$here/../../.." && pwd)
 : "${TARGET_PATH:=$PWD}"
 : "${TRIREME_BUILD:=$tree/build/release}"
-: "${TRIREME_CONF:=$tree/scripts/launch/conf/config.yaml}"
+: "${TRIREME_CONF:=$(cd "$here/../../launch" && pwd)/conf/config.yaml}"
 trireme=$TRIREME_BUILD/bin/trireme
 if [[ ! -x $trireme ]]; then trireme=$(command -v trireme) || trireme=; fi
 if [[ -z $trireme ]]; then

@@ -98,6 +98,10 @@ void ImportDraft::set(const std::string& key, const std::string& value, const st
 
 void ImportDraft::say(const std::string& option, const std::string& became) { report_.emplace_back(option, became); }
 
+void ImportDraft::problem(const std::string& text) {
+  if (std::find(problems_.begin(), problems_.end(), text) == problems_.end()) problems_.push_back(text);
+}
+
 std::string ImportDraft::yaml() const {
   std::vector<std::string> sections;
   for (const Entry& one : entries_)

@@ -272,11 +272,10 @@ void NemoImporter::experiment() {
   options_.no_key("exp_manager.resume_if_exists",
                   options_.flag("exp_manager.resume_if_exists", false)
                       ? "always: a run goes on from the newest whole checkpoint in output.dir"
-                      : "no key: `trireme launch` moves an earlier run's files to run_<k>");
+                      : "no key: `trireme launch` moves the results of an earlier run to run_<k>");
   options_.no_key("exp_manager.create_wandb_logger", "no meaning here: nothing is sent anywhere");
   draft_.set("logging.style", "nemo", "plain");
-  draft_.set("logging.tensorboard", "true", "false");
-  draft_.say("exp_manager", "logging.style: nemo, tensorboard: true: files and tags of NeMo's experiment manager");
+  draft_.say("exp_manager", "logging.style: nemo: log files and TensorBoard events of NeMo's experiment manager");
 }
 
 void NemoImporter::profile() {
