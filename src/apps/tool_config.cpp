@@ -1,10 +1,12 @@
 // `trireme config import`: configurations of other trainers as ours.
+#include "imported_model.h"
 #include "tools.h"
 
-#include "models/decoder/config.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/config/compose.h"
 #include "trireme/config/import.h"
+#include "trireme/launcher/launcher.h"
 
 #include <fmt/format.h>
 
@@ -22,28 +24,9 @@ struct ImportCommand {
   std::string output, dialect, file;
   std::vector<std::string> options;
   int64_t ranks = 8;
-  bool force = false;
+  std::optional<int64_t> vocab_size;
+  bool force = false, ignore_unknown = false;
 };
-
-std::string config_json(const ImportedModel& model) {
-  DecoderConfig config;
-  config.hidden_size = model.hidden_size;
-  config.intermediate_size = model.intermediate_size;
-  config.num_hidden_layers = model.layers;
-  config.num_attention_heads = model.heads;
-  config.num_key_value_heads = model.kv_heads;
-  config.head_dim = model.hidden_size / model.heads;
-  config.vocab_size = model.vocab_size;
-  config.max_position_embeddings = model.positions;
-  config.norm_eps = 1e-5;
-  config.rope_theta = model.rope_theta;
-  config.dtype = "bfloat16";
-  if (model.vocab_size == 128256) {
-    config.bos_token_id = 128000;
-    config.eos_token_ids = {128001};
-  }
-  return decoder_config_json(config);
-}
 
 void write(const std::filesystem::path& file, const std::string& content, bool force) {
   if (!force && std::filesystem::exists(file))
@@ -66,7 +49,7 @@ void finish(const ImportedConfig& imported, const ImportCommand& command) {
   }
   const std::filesystem::path output = command.output;
   write(output / "config.yaml", imported.yaml, command.force);
-  if (imported.model) write(output / "model" / "config.json", config_json(*imported.model), command.force);
+  if (imported.model) write(output / "model" / "config.json", imported_model_json(*imported.model), command.force);
   std::fprintf(stderr, "wrote %s%s\n", (output / "config.yaml").c_str(),
                imported.model ? fmt::format(" and {}", (output / "model" / "config.json").string()).c_str() : "");
 }
@@ -76,6 +59,61 @@ std::optional<FmsDialect> dialect_of(const std::string& name) {
   if (name == "2024") return FmsDialect::kMarch2024;
   if (name == "aws") return FmsDialect::kAws;
   return std::nullopt;
+}
+
+/// conf/training/gpt3/126m.yaml -> conf/config.yaml and gpt3/126m; empty where the file lies elsewhere.
+std::pair<std::filesystem::path, std::string> primary_of(const std::filesystem::path& file) {
+  const std::filesystem::path whole = std::filesystem::absolute(file).lexically_normal();
+  for (std::filesystem::path at = whole.parent_path(); at.has_relative_path(); at = at.parent_path())
+    if (at.filename() == "training" && std::filesystem::exists(at.parent_path() / "config.yaml"))
+      return {at.parent_path() / "config.yaml", whole.lexically_relative(at).replace_extension().string()};
+  return {};
+}
+
+/// A training configuration, a whole config.yaml (with its defaults list), or a cluster's. A training configuration
+/// names keys of config.yaml: they have the values that stand here unless an override gives them.
+void import_nemo_file(const ImportCommand& command) {
+  ConfProblems problems;
+  const ConfNode file = read_conf_file(command.file, problems);
+  problems.throw_if_any(command.file);
+  if (file.find("srun_args") != nullptr || file.find("gpus_per_node") != nullptr) {
+    for (const auto& [option, became] : describe_cluster(file))
+      std::fprintf(stderr, "%s -> %s\n", option.c_str(), became.c_str());
+    return;
+  }
+  Composition composition;
+  std::vector<std::string> overrides = command.options;
+  for (std::string& one : overrides) {
+    // model.x=y is short for training.model.x=y.
+    const size_t at = one.find_first_not_of("+~");
+    if (at != std::string::npos && file.find(one.substr(at, one.find_first_of(".=", at) - at)) != nullptr &&
+        file.find("stages") == nullptr)
+      one.insert(at, "training.");
+  }
+  const auto [primary, choice] = primary_of(command.file);
+  if (file.find("stages") != nullptr) {
+    composition = compose(command.file, overrides, problems);
+  } else if (!primary.empty()) {
+    overrides.push_back("training=" + choice);
+    composition = compose(primary, overrides, problems);
+    ConfNode* path = composition.root.find("launcher_scripts_path");
+    if (path != nullptr && path->text == "???") path->text = ".";
+  } else {
+    ConfNode& root = composition.root;
+    root.at_or_add("training") = file;
+    for (const auto& [key, value] :
+         {std::pair("launcher_scripts_path", "."), {"data_dir", "data"}, {"base_results_dir", "results"}}) {
+      ConfNode& node = root.at_or_add(key);
+      node.kind = ConfNode::Kind::kText;
+      node.text = value;
+    }
+    apply_overrides(root, overrides, problems);
+  }
+  problems.throw_if_any(command.file);
+  const auto training = ConfResolver(composition, problems).at("training");
+  problems.throw_if_any(command.file);
+  if (!training) throw ConfigError(fmt::format("{}: has no 'training'", command.file));
+  finish(import_nemo(*training, command.file, {command.ignore_unknown, {}, command.vocab_size}), command);
 }
 
 void add_common(CLI::App* tool, const std::shared_ptr<ImportCommand>& command) {
@@ -109,6 +147,19 @@ void add_config_tool(CLI::App& app) {
   CLI::App* titan_tool = import->add_subcommand("torchtitan", "torchtitan's TOML (v0.2)");
   add_common(titan_tool, titan);
   titan_tool->add_option("file", titan->file, "The TOML file")->required();
+  auto nemo = std::make_shared<ImportCommand>();
+  CLI::App* nemo_tool = import->add_subcommand(
+      "nemo", "NeMo launcher's YAML: conf/training/gpt3/126m.yaml, conf/config.yaml or conf/cluster/bcm.yaml");
+  nemo_tool->add_option("--output", nemo->output,
+                        "Directory for config.yaml and model/config.json (default: YAML on stdout)");
+  nemo_tool->add_flag("--force", nemo->force, "Replace files in --output");
+  nemo_tool->add_flag("--ignore-unknown", nemo->ignore_unknown, "Report unknown keys instead of refusing them");
+  nemo_tool->add_option("--vocab-size", nemo->vocab_size, "Of the tokenizer, where its type does not say it")
+      ->check(CLI::Range(1, 1 << 30));
+  nemo_tool->add_option("file", nemo->file, "The YAML file")->required();
+  nemo_tool->add_option("overrides", nemo->options, "a.b=c, +new=v, ~key");
+  nemo_tool->callback([nemo] { import_nemo_file(*nemo); });
+
   titan_tool->callback([titan] { finish(import_torchtitan(titan->file, titan->ranks), *titan); });
 }
 

@@ -17,6 +17,7 @@ void add_adapter_tool(CLI::App& app);           // tool_adapter.cpp
 void add_generate_tool(CLI::App& app);          // tool_generate.cpp
 void add_checkpoint_tool(CLI::App& app);        // tool_checkpoint.cpp
 void add_config_tool(CLI::App& app);            // tool_config.cpp
+void add_launch_tool(CLI::App& app);            // tool_launch.cpp
 void add_plot_tool(CLI::App& app);              // tool_plot.cpp
 void add_profile_tool(CLI::App& app);           // tool_profile.cpp
 

@@ -52,6 +52,7 @@ int run(int argc, char** argv) {
   trireme::add_checkpoint_tool(app);
   trireme::add_generate_tool(app);
   trireme::add_config_tool(app);
+  trireme::add_launch_tool(app);
   trireme::add_plot_tool(app);
   trireme::add_profile_tool(app);
   try {

@@ -22,6 +22,13 @@ std::string shown(std::string_view text) {
   return part.size() < text.size() ? result + "…" : result;
 }
 
+std::vector<std::string> Problems::lines() const {
+  std::vector<std::string> all;
+  for (const auto& [place, text] : list_)
+    all.push_back(fmt::format("{}:{}:{}: {}", file_, place.line, place.column, text));
+  return all;
+}
+
 void Problems::throw_if_any() {
   if (list_.empty()) return;
   const auto order = [](const Problem& problem) {

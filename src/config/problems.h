@@ -20,6 +20,8 @@ class Problems {
       : file_(std::move(file)), overrides_(std::move(overrides)) {}
 
   void add(const Place& place, const std::string& text) { list_.push_back({place, text}); }
+  /// "file:line:column: text" of each problem, in the order of add(); without overrides.
+  std::vector<std::string> lines() const;
   bool empty() const { return list_.empty(); }
   size_t size() const { return list_.size(); }
   /// Suggestions cost time: past what is printed there is no point in them.

@@ -5,6 +5,7 @@
 #include "out_of_memory.h"
 #include "passive_waiting.h"
 #include "rank_plan.h"
+#include "trireme/base/cpu_binding.h"
 #include "trireme/base/error.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/log.h"
@@ -128,6 +129,7 @@ int join_and_train(const Config& config, const Launch& launch, const ModelFamily
   const std::unique_ptr<World> world = World::join(launch, visible_gpus() > 0, &rank_watchdog());
   const int rank = world->communicator().rank(), size = world->communicator().size();
   set_log_rank(rank, size);
+  if (const auto bound = bind_cpus(world->launch().local_rank, world->launch().local_world_size)) log_info(*bound);
   set_stack_speaker(fmt::format("rank {} on {}", rank, world->hosts()[static_cast<size_t>(size > 1 ? rank : 0)]));
   try {
     // MPI may know of more ranks than the environment told.

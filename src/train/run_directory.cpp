@@ -174,7 +174,8 @@ DirectoryState inspect(const std::filesystem::path& path, const Config& config, 
   }
   for (const auto& entry : std::filesystem::directory_iterator(path)) {
     const std::string name = entry.path().filename().string();
-    if (name == ".lock" || name == "run.json") continue;
+    // profile_logs: nsys writes there from before the start on (`trireme launch`).
+    if (name == ".lock" || name == "run.json" || name == "profile_logs") continue;
     if (!started_before || !is_leftover(entry))
       throw WriteError(
           fmt::format("output.dir {} is not empty and holds no run of ours (found {}): choose "

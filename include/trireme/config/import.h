@@ -1,7 +1,10 @@
 #pragma once
 // Configurations of other trainers as ours: fms-fsdp's command line (its HEAD, March 2024, and the AWS test case made
-// from that), torchtitan's TOML (v0.2). Nothing is passed over in silence: every option has a line that says what it
-// became or why it means nothing here; an unknown one, and what we lack, is a ConfigError with all problems at once.
+// from that), torchtitan's TOML (v0.2), the training configurations of NeMo's launcher (23.07 to HEAD). Nothing is
+// passed over in silence: every option has a line that says what it became or why it means nothing here; an unknown
+// one, and what we lack, is a ConfigError with all problems at once.
+
+#include "trireme/config/compose.h"
 
 #include <cstdint>
 #include <filesystem>
@@ -12,17 +15,22 @@
 
 namespace trireme {
 
-/// A Llama's shape, for a config.json; rope_theta and sizes as fms-fsdp or torchtitan define the variant.
+/// A decoder's shape, for a config.json; rope_theta and sizes as fms-fsdp or torchtitan define the variant.
 struct ImportedModel {
-  std::string name;
+  std::string name;  // model_type is gpt2 where gpt is true, else llama
   int64_t hidden_size = 0, heads = 0, kv_heads = 0, layers = 0, intermediate_size = 0, vocab_size = 0, positions = 0;
   double rope_theta = 10000;
+  bool gpt = false;       // GPT-2 and GPT-3: the fields below are theirs
+  bool gelu_erf = false;  // false: the tanh approximation
+  double norm_eps = 1e-5, initializer_range = 0.02;
+  double hidden_dropout = 0, attention_dropout = 0;
 };
 
 struct ImportedConfig {
   std::string yaml;                                         // a whole configuration; relative paths count from its file
   std::optional<ImportedModel> model;                       // nullopt: model.path names an existing model
   std::vector<std::pair<std::string, std::string>> report;  // option as given (or "default"), what it became
+  std::string program = "train_llama";                      // the trainer that it is for
 };
 
 enum class FmsDialect { kHead, kMarch2024, kAws };
@@ -38,5 +46,15 @@ ImportedConfig import_fms(const std::vector<std::string>& arguments, const FmsIm
 
 /// `ranks`: for global_batch_size -1 and shard degree -1.
 ImportedConfig import_torchtitan(const std::filesystem::path& file, int64_t ranks);
+
+struct NemoImport {
+  bool ignore_unknown = false;        // unknown keys get a line of the report instead of a problem
+  std::filesystem::path base;         // relative paths become absolute from here; empty: they stay as they are
+  std::optional<int64_t> vocab_size;  // of the tokenizer, where its type does not say it
+};
+
+/// `training`: a resolved training configuration (ConfResolver), as conf/training/gpt3/126m.yaml; `source`: its name
+/// in messages.
+ImportedConfig import_nemo(const ConfNode& training, const std::string& source, const NemoImport& options);
 
 }  // namespace trireme

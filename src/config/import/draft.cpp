@@ -17,10 +17,36 @@ namespace {
 /// stands in the YAML as a comment, and the report says so.
 const std::set<std::string>& newer_keys() {
   static const std::set<std::string> keys = {
-      "parallel.policy", "optimizer.moments", "precision.linear", "precision.fp8_recipe", "data.bos_token",
-      "data.eos_token",  "data.bol_token",    "data.eol_token",   "data.strip_tokens",    "data.logical_shards",
-      "profile.wait",    "profile.warmup",    "profile.active",   "profile.repeat",       "profile.ranks",
-      "profile.memory",  "profile.shapes",    "profile.stacks",
+      "parallel.policy",
+      "optimizer.moments",
+      "precision.linear",
+      "precision.fp8_recipe",
+      "data.bos_token",
+      "data.eos_token",
+      "data.bol_token",
+      "data.eol_token",
+      "data.strip_tokens",
+      "data.logical_shards",
+      "data.splits",
+      "data.test",
+      "data.reset_position_ids",
+      "data.index_cache",
+      "data.eod_mask_loss",
+      "data.reset_attention_mask",
+      "batch.rampup",
+      "schedule.constant_steps",
+      "train.max_time",
+      "eval.test_samples",
+      "eval.every_samples",
+      "eval.samples",  // need data.valid or data.splits
+      "profile.wait",
+      "profile.warmup",
+      "profile.active",
+      "profile.repeat",
+      "profile.ranks",
+      "profile.memory",
+      "profile.shapes",
+      "profile.stacks",
   };
   return keys;
 }
@@ -71,6 +97,10 @@ void ImportDraft::set(const std::string& key, const std::string& value, const st
 }
 
 void ImportDraft::say(const std::string& option, const std::string& became) { report_.emplace_back(option, became); }
+
+void ImportDraft::problem(const std::string& text) {
+  if (std::find(problems_.begin(), problems_.end(), text) == problems_.end()) problems_.push_back(text);
+}
 
 std::string ImportDraft::yaml() const {
   std::vector<std::string> sections;

@@ -23,7 +23,7 @@ class ImportDraft {
   void set(const std::string& key, const std::string& value, const std::string& otherwise);
   /// A line of the report.
   void say(const std::string& option, const std::string& became);
-  void problem(const std::string& text) { problems_.push_back(text); }
+  void problem(const std::string& text);  // an equal one is kept once
   void model(ImportedModel model) { model_ = std::move(model); }
 
   /// ConfigError with all problems, or with those that load_config() has with the result.

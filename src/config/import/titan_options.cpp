@@ -2,35 +2,22 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
-#include "trireme/base/text.h"
 
 #define TOML_HEADER_ONLY 1
 #include <toml++/toml.h>
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <sstream>
 
 namespace trireme {
 
-struct TitanOptions::Value {
-  enum class Type { kText, kInteger, kNumber, kFlag, kList, kOther } type = Type::kOther;
-  std::string text;  // as TOML writes it
-  std::string string;
-  int64_t integer = 0;
-  double number = 0;
-  bool flag = false;
-  std::vector<std::string> list;
-};
-
 namespace {
 
-/// Keys of torchtitan v0.2 and a little before, and why those that the importer does not read have no meaning here. An
-/// empty reason: the importer reads it.
-const std::map<std::string, std::string>& known_keys() {
-  static const std::map<std::string, std::string> keys = [] {
-    std::map<std::string, std::string> all;
+/// Keys of torchtitan v0.2 and a little before.
+const KnownKeys& known_keys() {
+  static const KnownKeys keys = [] {
+    KnownKeys all;
     const auto add = [&](const std::string& section, const std::vector<const char*>& names,
                          const std::string& why = "") {
       for (const char* name : names) all[section + "." + name] = why;
@@ -120,7 +107,7 @@ std::string shown_value(const toml::node& node) {
 
 }  // namespace
 
-TitanOptions::TitanOptions(const std::filesystem::path& file, ImportDraft& draft) : draft_(draft) {
+TitanOptions::TitanOptions(const std::filesystem::path& file, ImportDraft& draft) : TreeOptions(known_keys(), draft) {
   std::string content;
   try {
     content = read_text_file(file, ExitCode::kConfig, 1 << 20);
@@ -134,149 +121,42 @@ TitanOptions::TitanOptions(const std::filesystem::path& file, ImportDraft& draft
     throw ConfigError(fmt::format("{}:{}:{}: {}", file.string(), error.source().begin.line, error.source().begin.column,
                                   std::string(error.description())));
   }
-  std::vector<std::string> known, sections;
-  for (const auto& [name, why] : known_keys()) {
-    known.push_back(name);
-    sections.push_back(name.substr(0, name.rfind('.')));
-  }
   const auto walk = [&](const auto& self, const toml::table& table, const std::string& prefix) -> void {
     for (const auto& [key, node] : table) {
       const std::string name = prefix.empty() ? std::string(key.str()) : prefix + "." + std::string(key.str());
       const auto place = node.source().begin;
+      const std::string here = fmt::format("{}:{}:{}", file.string(), place.line, place.column);
       if (node.is_table()) {
-        const bool is_section = std::any_of(sections.begin(), sections.end(), [&](const std::string& section) {
-          return section == name || section.starts_with(name + ".");
-        });
-        if (is_section)
+        if (is_section(name))
           self(self, *node.as_table(), name);
         else
-          draft_.problem(fmt::format("{}:{}:{}: unknown section [{}].{}", file.string(), place.line, place.column, name,
-                                     did_you_mean(name, sections)));
+          unknown_section(name, here);
         continue;
       }
-      if (!known_keys().contains(name)) {
-        std::string hint = did_you_mean(name, known);
-        for (const std::string& candidate : known)
-          if (hint.empty() && candidate.ends_with("." + std::string(key.str())))
-            hint = fmt::format(" Did you mean '{}'?", candidate);
-        draft_.problem(
-            fmt::format("{}:{}:{}: unknown key '{}'.{}", file.string(), place.line, place.column, name, hint));
-        continue;
-      }
-      auto value = std::make_unique<Value>();
-      value->text = shown_value(node);
+      TreeOption value;
+      value.text = shown_value(node);
       if (const auto* text = node.as_string()) {
-        value->type = Value::Type::kText;
-        value->string = text->get();
+        value.type = TreeOption::Type::kText;
+        value.string = text->get();
       } else if (const auto* integer = node.as_integer()) {
-        value->type = Value::Type::kInteger;
-        value->integer = integer->get();
-        value->number = static_cast<double>(integer->get());
+        value.type = TreeOption::Type::kInteger;
+        value.integer = integer->get();
+        value.number = static_cast<double>(integer->get());
       } else if (const auto* number = node.as_floating_point()) {
-        value->type = Value::Type::kNumber;
-        value->number = number->get();
+        value.type = TreeOption::Type::kNumber;
+        value.number = number->get();
       } else if (const auto* flag = node.as_boolean()) {
-        value->type = Value::Type::kFlag;
-        value->flag = flag->get();
+        value.type = TreeOption::Type::kFlag;
+        value.flag = flag->get();
       } else if (const auto* list = node.as_array()) {
-        value->type = Value::Type::kList;
+        value.type = TreeOption::Type::kList;
         for (const auto& item : *list)
-          if (const auto* text_item = item.as_string()) value->list.push_back(text_item->get());
+          if (const auto* text_item = item.as_string()) value.list.push_back(text_item->get());
       }
-      values_[name] = std::move(value);
+      add(name, here, std::move(value));
     }
   };
   walk(walk, root, "");
-}
-
-TitanOptions::~TitanOptions() = default;
-
-bool TitanOptions::has_section(const std::string& name) const {
-  const auto found = values_.lower_bound(name + ".");
-  return found != values_.end() && found->first.starts_with(name + ".");
-}
-
-const TitanOptions::Value* TitanOptions::find(const std::string& name) {
-  TRIREME_CHECK(known_keys().contains(name), "'", name, "' is not in the table of torchtitan's keys");
-  read_.insert(name);
-  const auto found = values_.find(name);
-  return found == values_.end() ? nullptr : found->second.get();
-}
-
-std::string TitanOptions::shown(const std::string& name) const {
-  shown_.insert(name);
-  const auto found = values_.find(name);
-  return found == values_.end() ? name + " (default)" : fmt::format("{} = {}", name, found->second->text);
-}
-
-void TitanOptions::refuse(const std::string& name, const std::string& expected) {
-  draft_.problem(fmt::format("{}: must be {}", shown(name), expected));
-}
-
-std::string TitanOptions::text(const std::string& name, const std::string& otherwise) {
-  const Value* value = find(name);
-  if (value == nullptr) return otherwise;
-  if (value->type == Value::Type::kText) return value->string;
-  if (value->type == Value::Type::kInteger) return value->text;  // selective_ac_option = 2
-  refuse(name, "a string");
-  return otherwise;
-}
-
-std::string TitanOptions::word(const std::string& name, const std::string& otherwise,
-                               const std::vector<std::string>& words) {
-  const std::string value = text(name, otherwise);
-  if (std::find(words.begin(), words.end(), value) != words.end()) return value;
-  draft_.problem(fmt::format("{}: one of {}.{}", shown(name), join(words, ", "), did_you_mean(value, words)));
-  return otherwise;
-}
-
-int64_t TitanOptions::integer(const std::string& name, int64_t otherwise) {
-  const Value* value = find(name);
-  if (value == nullptr) return otherwise;
-  if (value->type == Value::Type::kInteger) return value->integer;
-  refuse(name, "an integer");
-  return otherwise;
-}
-
-double TitanOptions::number(const std::string& name, double otherwise) {
-  const Value* value = find(name);
-  if (value == nullptr) return otherwise;
-  if (value->type == Value::Type::kInteger || value->type == Value::Type::kNumber) return value->number;
-  refuse(name, "a number");
-  return otherwise;
-}
-
-bool TitanOptions::flag(const std::string& name, bool otherwise) {
-  const Value* value = find(name);
-  if (value == nullptr) return otherwise;
-  if (value->type == Value::Type::kFlag) return value->flag;
-  refuse(name, "true or false");
-  return otherwise;
-}
-
-std::vector<std::string> TitanOptions::list(const std::string& name) {
-  const Value* value = find(name);
-  if (value == nullptr) return {};
-  if (value->type == Value::Type::kList) return value->list;
-  if (value->type == Value::Type::kText)
-    return value->string.empty() ? std::vector<std::string>{} : split(value->string, ',');
-  refuse(name, "a list of strings");
-  return {};
-}
-
-void TitanOptions::no_key(const std::string& name, const std::string& why) {
-  if (find(name) != nullptr) draft_.say(shown(name), why);
-}
-
-void TitanOptions::rest() {
-  for (const auto& [name, value] : values_) {
-    const std::string& why = known_keys().at(name);
-    if (!why.empty())
-      draft_.say(shown(name), why);
-    else if (!shown_.contains(name))
-      draft_.say(shown(name), read_.contains(name) ? "counted in the lines of its section above"
-                                                   : "nothing: the option that it belongs to is off");
-  }
 }
 
 }  // namespace trireme

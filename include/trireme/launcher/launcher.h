@@ -1,0 +1,79 @@
+#pragma once
+// `trireme launch`: a NeMo launcher's configuration as Slurm jobs of the native trainers.
+
+#include "trireme/config/compose.h"
+#include "trireme/config/import.h"
+
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace trireme {
+
+/// What the launcher knows beside the configuration.
+struct LauncherSettings {
+  bool debug = false;           // NEMO_LAUNCHER_DEBUG: files are written, nothing is submitted
+  bool ci = false;              // NEMO_LAUNCHER_CI: the job's log is slurm_%j.out
+  bool memory_measure = false;  // NEMO_LAUNCHER_MEMORY_MEASURE: nvidia-smi beside the run
+  bool in_allocation = false;   // SLURM_JOB_ID: interactive runs start with srun
+  bool ignore_unknown = false;
+  std::filesystem::path programs;   // the folder of train_gpt and train_llama
+  std::string program;              // TRIREME_PROGRAM: started instead of them
+  std::filesystem::path directory;  // relative paths count from here
+  std::string time_tag;             // of the log of an interactive run: 1122_224310
+};
+/// From the environment and the place of this program.
+LauncherSettings launcher_settings();
+
+/// One stage, ready to be written and started.
+struct LaunchStage {
+  std::string name, job_name;        // "training", "nemo-megatron-gpt3_126m"
+  std::filesystem::path folder;      // run.results_dir
+  std::filesystem::path submission;  // the script, one of `files`
+  bool interactive = false;          // else sbatch
+  std::vector<std::pair<std::filesystem::path, std::string>> files;
+  ImportedConfig imported;                // its YAML is one of `files`
+  std::filesystem::path model_directory;  // where imported.model belongs
+};
+
+/// The stages of a configuration.
+class Launcher {
+ public:
+  /// Reads and checks everything; ConfigError with all problems.
+  Launcher(const std::filesystem::path& config, const std::vector<std::string>& overrides, LauncherSettings settings);
+  size_t stages() const { return stages_.size(); }
+  /// `dependency`: "afterany:123" of the stage before; empty: run.dependency.
+  LaunchStage stage(size_t index, const std::string& dependency) const;
+  /// Lines for the user: what of the configuration was set aside, and why.
+  const std::vector<std::string>& notes() const { return notes_; }
+
+ private:
+  struct JobParts;
+  JobParts job_parts(const ConfNode& training, const std::string& dependency) const;
+  void check_cluster(ConfProblems& problems);
+  std::string mounts(const std::filesystem::path& program) const;
+  std::string absolute(const std::string& path) const;
+
+  LauncherSettings settings_;
+  std::string source_;
+  ConfNode root_;      // the keys that the launcher reads, interpolated
+  ConfNode training_;  // interpolated
+  std::vector<std::string> stages_, notes_;
+  ImportedConfig imported_;
+};
+
+/// conf/cluster/bcm.yaml: what each key becomes.
+std::vector<std::pair<std::string, std::string>> describe_cluster(const ConfNode& cluster);
+
+/// As Python's shlex.quote().
+std::string shell_quote(const std::string& text);
+
+struct CommandResult {
+  int code = 0;  // 128 + the signal where one ended it
+  std::string output;
+};
+/// Runs a program with this process's stderr and, where `capture` is false, stdout. WriteError where it cannot start.
+CommandResult run_command(const std::vector<std::string>& arguments, bool capture);
+
+}  // namespace trireme

@@ -1,0 +1,116 @@
+// `trireme launch`: NeMo launcher's configurations as Slurm jobs.
+#include "imported_model.h"
+#include "tools.h"
+
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/base/text.h"
+#include "trireme/launcher/launcher.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+namespace {
+
+struct LaunchCommand {
+  std::string config;
+  std::vector<std::string> overrides;
+  bool ignore_unknown = false;
+};
+
+/// This process's command line, a word a line.
+std::string command_line() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::vector<std::string> words;
+  for (std::string word; std::getline(file, word, '\0');) words.push_back(word);
+  return join(words, " \\\n  ");
+}
+
+void write_stage(const LaunchStage& stage) {
+  make_directories(stage.folder / "results");
+  for (const auto& [file, content] : stage.files) write_file_atomic(file, content);
+  if (stage.imported.model) {
+    make_directories(stage.model_directory);
+    write_file_atomic(stage.model_directory / "config.json", imported_model_json(*stage.imported.model));
+  }
+  std::printf("Job %s submission file created at '%s'\n", stage.job_name.c_str(), stage.submission.c_str());
+}
+
+/// The number in "Submitted batch job 123".
+std::string job_number(const std::string& output) {
+  const size_t at = output.find("job ");
+  const size_t begin = at == std::string::npos ? output.size() : at + 4;
+  size_t end = begin;
+  while (end < output.size() && output[end] >= '0' && output[end] <= '9') ++end;
+  if (end == begin) throw WriteError(fmt::format("sbatch says '{}', which names no job", output));
+  return output.substr(begin, end - begin);
+}
+
+/// Submits or runs the stage; the job's number, "" of an interactive one.
+std::string start_stage(const LaunchStage& stage, bool debug) {
+  if (debug) {
+    const std::string fake = std::to_string(10000 + std::random_device()() % 90000);
+    std::printf("[DEBUG] Job %s submitted with FAKE Job ID %s\n", stage.job_name.c_str(), fake.c_str());
+    return fake;
+  }
+  std::fflush(stdout);
+  if (stage.interactive) {
+    const int code = run_command({"bash", stage.submission.string()}, false).code;
+    if (code != 0)
+      throw Error(static_cast<ExitCode>(code),
+                  fmt::format("{} ended with exit code {}: its last lines, and the log in {}, say why",
+                              stage.submission.string(), code, stage.folder.string()));
+    return "";
+  }
+  const CommandResult sbatch = run_command({"sbatch", stage.submission.string()}, true);
+  if (sbatch.code != 0)
+    throw WriteError(fmt::format("sbatch {} ended with exit code {}: what it says stands above",
+                                 stage.submission.string(), sbatch.code));
+  const std::string number = job_number(sbatch.output);
+  write_file_atomic(stage.folder / "launcher.log", "Submitted batch job " + number);
+  std::printf("Job %s submitted with Job ID %s\n", stage.job_name.c_str(), number.c_str());
+  return number;
+}
+
+void launch(const LaunchCommand& command) {
+  LauncherSettings settings = launcher_settings();
+  settings.ignore_unknown = command.ignore_unknown;
+  const bool debug = settings.debug;
+  const Launcher launcher(command.config, command.overrides, settings);
+  for (const std::string& note : launcher.notes()) std::fprintf(stderr, "note: %s\n", note.c_str());
+  std::string dependency;
+  for (size_t i = 0; i < launcher.stages(); ++i) {
+    const LaunchStage stage = launcher.stage(i, dependency);
+    write_stage(stage);
+    write_file_atomic(stage.folder / "launcher_cmd.log", command_line());
+    const std::string number = start_stage(stage, debug);
+    if (!number.empty()) dependency = "afterany:" + number;
+  }
+}
+
+}  // namespace
+
+void add_launch_tool(CLI::App& app) {
+  auto command = std::make_shared<LaunchCommand>();
+  CLI::App* tool =
+      app.add_subcommand("launch", "Start runs as NeMo's launcher does: a Slurm job for each stage of CONFIG");
+  tool->footer(
+      "trireme launch scripts/launch/conf/config.yaml stages=[training] training=gpt3/126m "
+      "training.trainer.num_nodes=2\n"
+      "NEMO_LAUNCHER_DEBUG=1 writes all files and submits nothing. docs/howto/launch.md says more.");
+  tool->add_option("config", command->config, "config.yaml with a defaults list")->required();
+  tool->add_option("overrides", command->overrides, "a.b=c, +new=v, ++a=b, ~key, group=choice");
+  tool->add_flag("--ignore-unknown", command->ignore_unknown,
+                 "Pass over keys of the training configuration that are not known");
+  tool->callback([command] { launch(*command); });
+}
+
+}  // namespace trireme

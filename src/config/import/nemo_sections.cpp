@@ -1,0 +1,302 @@
+// The training configurations of NeMo's launcher as ours: data, optimizer, run.
+#include "nemo_importer.h"
+#include "trireme/base/text.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace trireme {
+
+void NemoImporter::data() {
+  const int64_t length = options_.integer("model.data.seq_length", options_.integer("model.encoder_seq_length", 2048));
+  if (options_.integer("model.encoder_seq_length", length) != length)
+    refuse("model.data.seq_length", fmt::format("must be {}", options_.shown("model.encoder_seq_length")));
+  else
+    options_.no_key("model.encoder_seq_length", "as model.data.seq_length");
+  set("model.data.seq_length", "data.seq_length", std::to_string(length));
+  const std::string impl = options_.word("model.data.data_impl", "mmap", {"mmap", "mock"});
+  mock_ = impl == "mock" || options_.flag("model.data.mock_dataset", false);
+  if (!is("model.data.dataloader_type", "single", {"single"}))
+    refuse("model.data.dataloader_type", "only single: samples in the order of the index map");
+  else
+    options_.no_key("model.data.dataloader_type", "always: samples in the order of the index map");
+  only("model.data.shuffle_documents", true, "the index maps shuffle documents");
+  only("model.data.no_seqlen_plus_one_input_tokens", false, "rows are read with the token after their last one");
+  if (mock_) {
+    draft_.set("data.train", "mock");
+    draft_.say(options_.shown("model.data.data_impl"),
+               "data.train: mock; labels are drawn independently, the loss stays at ln(vocabulary)");
+    if (prefix_.is(ConfNode::Kind::kList) && !prefix_.items.empty())
+      draft_.say("model.data.data_prefix", "not read: the data is mock");
+    for (const char* option : {"model.data.splits_string", "model.data.index_mapping_dir", "model.data.data_prefix"})
+      options_.no_key(option, "no meaning with mock data");
+    return;
+  }
+  data_prefixes();
+  if (options_.given("model.data.index_mapping_dir"))
+    set("model.data.index_mapping_dir", "data.index_cache",
+        yaml_text(absolute(options_.text("model.data.index_mapping_dir", ""))));
+  for (const char* name : {"reset_position_ids", "reset_attention_mask", "eod_mask_loss"}) {
+    const std::string option = std::string("model.data.") + name;
+    const bool on = options_.flag(option, false);
+    if (on && gpt_) draft_.set("data.eos_token", "50256");  // the keys below need it
+    if (on)
+      set(option, std::string("data.") + name, "true");
+    else
+      options_.no_key(option, "the default");
+  }
+}
+
+void NemoImporter::data_prefixes() {
+  if (prefix_.is(ConfNode::Kind::kMap)) {
+    options_.no_key("model.data.data_impl", "data.train names .bin and .idx files");
+    // One set of files for each of the three.
+    for (const auto& [name, key] :
+         {std::pair("train", "data.train"), {"validation", "data.valid"}, {"test", "data.test"}}) {
+      const std::string option = std::string("model.data.data_prefix.") + name;
+      const std::vector<std::string> paths = options_.list(option);
+      if (paths.size() > 1) {
+        refuse(option, "one set of files each; a blend is a list in data_prefix");
+      } else if (!paths.empty()) {
+        set(option, key, yaml_text(absolute(paths.front())));
+      }
+    }
+    return;
+  }
+  const std::vector<ConfNode>& items = prefix_.items;
+  if (items.empty()) {
+    draft_.problem(
+        fmt::format("{}: names no data: write a path, or weights and paths in turn (data_impl=mock needs none)",
+                    options_.shown("model.data.data_prefix")));
+    draft_.set("data.train", "none");
+    return;
+  }
+  std::string parts;
+  if (items.size() == 1) {
+    parts = yaml_text(absolute(items.front().str()));
+  } else {
+    for (size_t i = 0; i < items.size(); i += 2) {
+      const bool number = items[i].is(ConfNode::Kind::kNumber) || items[i].is(ConfNode::Kind::kInteger);
+      if (!number || i + 1 == items.size() || !items[i + 1].is(ConfNode::Kind::kText)) {
+        draft_.problem(fmt::format("{}: model.data.data_prefix: weights and paths must follow each other, not {}",
+                                   items[i].place.text(), items[i].str()));
+        break;
+      }
+      parts += fmt::format("\n    - {{path: {}, weight: {}}}", yaml_text(absolute(items[i + 1].text)), items[i].str());
+    }
+  }
+  draft_.set("data.train", parts);
+  draft_.say("model.data.data_prefix",
+             items.size() == 1 ? "data.train: " + parts
+                               : fmt::format("data.train: {} sets of files with weights", items.size() / 2));
+  (void)options_.shown("model.data.data_prefix");  // the line above is without the long list
+  options_.no_key("model.data.data_impl", "data.train names .bin and .idx files");
+  const std::string splits = options_.text("model.data.splits_string", "900,50,50");
+  set("model.data.splits_string", "data.splits", yaml_text(splits));
+  splits_ = true;
+}
+
+void NemoImporter::optimizer() {
+  const std::string name = options_.word("model.optim.name", "distributed_fused_adam",
+                                         {"distributed_fused_adam", "mcore_distributed_optim", "fused_adam", "adamw"});
+  draft_.set("optimizer.name", "adamw");
+  set("model.optim.lr", "optimizer.lr", yaml_number(options_.number("model.optim.lr", 1e-4)));
+  set("model.optim.weight_decay", "optimizer.weight_decay",
+      yaml_number(options_.number("model.optim.weight_decay", 0.01)));
+  std::vector<std::string> betas = options_.list("model.optim.betas");
+  if (betas.empty()) betas = {"0.9", "0.999"};
+  set("model.optim.betas", "optimizer.betas", "[" + join(betas, ", ") + "]");
+  set("model.optim.eps", "optimizer.eps", yaml_number(options_.number("model.optim.eps", 1e-8)));
+  const double clip = options_.number("trainer.gradient_clip_val", 0);
+  set("trainer.gradient_clip_val", "optimizer.grad_clip", yaml_number(clip));
+
+  const bool fsdp = options_.flag("model.fsdp", false), divided = name != "fused_adam" && name != "adamw";
+  const std::string strategy = options_.word("model.fsdp_sharding_strategy", "full", {"full", "hybrid", "grad"});
+  if (fsdp) {
+    set("model.fsdp_sharding_strategy", "parallel.policy", strategy == "grad" ? "gradients" : "full");
+    draft_.set("parallel.shard_size", strategy == "hybrid" ? "auto" : "world");
+    draft_.say(options_.shown("model.optim.name"), "optimizer.name: adamw; FSDP divides its state");
+  } else {
+    options_.no_key("model.fsdp_sharding_strategy", "not used there: model.fsdp is off");
+    // It reduces and scatters after the last micro-batch only, and keeps whole gradients until then.
+    const std::string policy = !divided ? "none" : global_ / (micro_ * ranks_) > 1 ? "optimizer" : "gradients";
+    draft_.set("parallel.policy", policy);
+    draft_.say(options_.shown("model.optim.name"),
+               fmt::format("optimizer.name: adamw, parallel.policy: {}{}", policy,
+                           policy == "optimizer" ? " (gradients stay whole over the micro-batches of a step)" : ""));
+  }
+  options_.no_key("model.fsdp", fsdp ? "parallel.policy" : "parallel.policy, from the optimizer");
+  const std::string reduce = options_.text(fsdp ? "model.fsdp_grad_reduce_dtype" : "model.optim.grad_sync_dtype", "32");
+  const bool low = reduce.starts_with("bf16") || reduce.starts_with("16");
+  if (options_.given(fsdp ? "model.fsdp_grad_reduce_dtype" : "model.optim.grad_sync_dtype"))
+    set(fsdp ? "model.fsdp_grad_reduce_dtype" : "model.optim.grad_sync_dtype", "parallel.reduce_dtype",
+        low ? "compute" : "fp32");
+  if (!fsdp) options_.no_key("model.fsdp_grad_reduce_dtype", "not used there: model.fsdp is off");
+}
+
+void NemoImporter::schedule() {
+  const std::string name = options_.word("model.optim.sched.name", "CosineAnnealing", {"CosineAnnealing"});
+  draft_.set("schedule.name", "cosine");
+  draft_.say(options_.shown("model.optim.sched.name"), name == "CosineAnnealing" ? "schedule.name: cosine" : "");
+  const int64_t constant = options_.integer("model.optim.sched.constant_steps", 0);
+  if (constant > 0)
+    set("model.optim.sched.constant_steps", "schedule.constant_steps", std::to_string(constant));
+  else
+    options_.no_key("model.optim.sched.constant_steps", "the default");
+  const int64_t warmup = options_.integer("model.optim.sched.warmup_steps", 0),
+                steps = options_.integer("trainer.max_steps", 1);
+  // A run may end inside its warm-up, with constant_steps only.
+  if (warmup > steps)
+    draft_.set("schedule.warmup_steps", std::to_string(warmup), std::to_string(steps));
+  else
+    draft_.set("schedule.warmup_steps", std::to_string(warmup));
+  draft_.say(options_.shown("model.optim.sched.warmup_steps"), fmt::format("schedule.warmup_steps: {}", warmup));
+  set("model.optim.sched.min_lr", "schedule.min_lr", yaml_number(options_.number("model.optim.sched.min_lr", 0)));
+  for (const char* option : {"model.optim.sched.max_steps", "model.optim.sched.max_steps_for_lr_sched"})
+    if (options_.given(option) && options_.integer(option, 0) != options_.integer("trainer.max_steps", 0))
+      refuse(option, "the schedule has the length of the run, trainer.max_steps");
+}
+
+void NemoImporter::trainer() {
+  const int64_t steps = options_.integer("trainer.max_steps", 1);
+  if (steps < 1) refuse("trainer.max_steps", "must be at least 1");
+  set("trainer.max_steps", "train.max_steps", std::to_string(std::max<int64_t>(1, steps)));
+  if (options_.given("trainer.max_time"))
+    set("trainer.max_time", "train.max_time", yaml_text(options_.text("trainer.max_time", "")));
+  set("trainer.log_every_n_steps", "logging.every_steps",
+      std::to_string(std::max<int64_t>(1, options_.integer("trainer.log_every_n_steps", 10))));
+  if (options_.integer("trainer.accumulate_grad_batches", 1) != 1)
+    refuse("trainer.accumulate_grad_batches",
+           "must be 1, as in NeMo: global and micro batch size give the micro-batches");
+  else
+    options_.no_key("trainer.accumulate_grad_batches", "no key: global and micro batch size give the micro-batches");
+  set("model.seed", "train.seed", std::to_string(options_.integer("model.seed", 1234)));
+  draft_.set("train.loss", "token_mean");
+}
+
+void NemoImporter::evaluation() {
+  const int64_t every = options_.integer("trainer.val_check_interval", 1);
+  const auto samples = [&](const char* option) {
+    const double batches = options_.number(option, 0);
+    if (batches < 0 || batches != std::floor(batches)) refuse(option, "must be a whole number of batches, or 0");
+    return static_cast<int64_t>(std::max(0.0, std::floor(batches))) * global_;
+  };
+  const int64_t valid = samples("trainer.limit_val_batches"), test = samples("trainer.limit_test_batches");
+  if (valid > 0) {
+    if (mock_) draft_.set("data.valid", "mock");
+    set("trainer.val_check_interval", "eval.every_samples", std::to_string(std::max<int64_t>(1, every) * global_),
+        fmt::format("{} steps", every));
+    set("trainer.limit_val_batches", "eval.samples", std::to_string(valid), fmt::format("{} batches", valid / global_));
+  } else {
+    options_.no_key("trainer.val_check_interval", "nothing: limit_val_batches is 0");
+    options_.no_key("trainer.limit_val_batches",
+                    splits_ ? fmt::format("eval.samples: {}; an evaluation of one batch at the end remains", global_)
+                            : "no data.valid, no evaluation");
+    if (splits_) draft_.set("eval.samples", std::to_string(global_));
+  }
+  if (test > 0 && valid > 0) {
+    if (mock_) draft_.set("data.test", "mock");
+    set("trainer.limit_test_batches", "eval.test_samples", std::to_string(test), "at the end of the run");
+  } else {
+    options_.no_key("trainer.limit_test_batches", "nothing: there is no validation");
+  }
+}
+
+void NemoImporter::precision() {
+  const std::string text = options_.text("trainer.precision", "bf16");
+  const bool bf16 = text.starts_with("bf16"), fp16 = text.starts_with("16"), fp32 = text.starts_with("32");
+  if (!bf16 && !fp16 && !fp32) refuse("trainer.precision", "one of bf16, 16, 32, and their -mixed and -true");
+  set("trainer.precision", "precision.compute", fp32 ? "fp32" : fp16 ? "fp16" : "bf16");
+  const double scale = options_.number("model.native_amp_init_scale", 65536);
+  if (fp16)
+    set("model.native_amp_init_scale", "precision.loss_scale", yaml_number(std::clamp(scale, 1.0, 16777216.0)),
+        scale > 16777216 ? "the largest that is allowed" : "");
+  else
+    options_.no_key("model.native_amp_init_scale", "no meaning here: only fp16 has a loss scale");
+  const bool fp8 = options_.flag("model.fp8", false);
+  if (fp8 && options_.flag("model.fp8_e4m3", false))
+    refuse("model.fp8_e4m3", "gradients are E5M2: set fp8_hybrid");
+  else
+    options_.no_key("model.fp8_e4m3", "gradients are E5M2, as with fp8_hybrid");
+  if (!fp8) {
+    options_.no_key("model.fp8", "precision.linear: compute");
+    return;
+  }
+  set("model.fp8", "precision.linear", "fp8", "precision.fp8_recipe: delayed");
+  draft_.set("precision.fp8_recipe", "delayed");
+}
+
+void NemoImporter::parallel() {
+  if (!options_.flag("model.fsdp", false))
+    draft_.say("parallel.shard_size",
+               "auto: the plan chooses the ranks that share; world divides over all, as NeMo does");
+}
+
+void NemoImporter::recompute() {
+  const std::string what = options_.text("model.activations_checkpoint_granularity", "none"),
+                    how = options_.text("model.activations_checkpoint_method", "uniform");
+  const int64_t count = options_.integer("model.activations_checkpoint_num_layers", 0);
+  std::string value = "none";
+  if (what == "full" && how == "block")
+    value = count >= layers_ ? "full" : count > 0 ? fmt::format("{}/{}", count, layers_) : "none";
+  else if (what == "full")
+    value = "full";
+  else if (what != "none" && what != "selective")
+    refuse("model.activations_checkpoint_granularity", "one of null, selective, full");
+  set("model.activations_checkpoint_granularity", "parallel.recompute", value,
+      what == "selective" ? "the attention kernels keep no scores: they always recompute them" : "");
+  const std::string of = what == "full" ? "parallel.recompute" : "nothing: granularity is not full";
+  options_.no_key("model.activations_checkpoint_method", of);
+  options_.no_key("model.activations_checkpoint_num_layers", of);
+}
+
+void NemoImporter::experiment() {
+  set("exp_manager.explicit_log_dir", "output.dir",
+      yaml_text(absolute(options_.text("exp_manager.explicit_log_dir", "results"))));
+  const bool saves = options_.flag("exp_manager.create_checkpoint_callback", true);
+  const int64_t every = std::max<int64_t>(1, options_.integer("trainer.val_check_interval", 1));
+  if (saves) {
+    set("exp_manager.create_checkpoint_callback", "output.save_every_samples", std::to_string(every * global_),
+        "after each validation");
+    const int64_t keep = options_.integer("exp_manager.checkpoint_callback_params.save_top_k", 10);
+    set("exp_manager.checkpoint_callback_params.save_top_k", "output.keep_last",
+        std::to_string(std::max<int64_t>(2, keep < 0 ? 9007199254740991 / 4194304 : keep)),
+        "the newest; NeMo keeps the best and the last");
+  } else {
+    set("exp_manager.create_checkpoint_callback", "output.save_on_stop", "false", "no checkpoints");
+    options_.no_key("exp_manager.checkpoint_callback_params.save_top_k", "no checkpoints");
+  }
+  options_.no_key("exp_manager.resume_if_exists",
+                  options_.flag("exp_manager.resume_if_exists", false)
+                      ? "always: a run goes on from the newest whole checkpoint in output.dir"
+                      : "no key: `trireme launch` moves the results of an earlier run to run_<k>");
+  options_.no_key("exp_manager.create_wandb_logger", "no meaning here: nothing is sent anywhere");
+  draft_.set("logging.style", "nemo", "plain");
+  draft_.say("exp_manager", "logging.style: nemo: log files and TensorBoard events of NeMo's experiment manager");
+}
+
+void NemoImporter::profile() {
+  if (!options_.flag("model.nsys_profile.enabled", false)) {
+    for (const char* name : {"enabled", "start_step", "end_step", "ranks", "gen_shape"})
+      options_.no_key(std::string("model.nsys_profile.") + name, "nothing: profiling is off");
+    return;
+  }
+  const int64_t start = options_.integer("model.nsys_profile.start_step", 10),
+                end = options_.integer("model.nsys_profile.end_step", 10);
+  std::vector<std::string> ranks = options_.list("model.nsys_profile.ranks");
+  if (ranks.empty()) ranks = {"0"};
+  draft_.set("profile.wait", std::to_string(std::max<int64_t>(0, start - 1)));
+  draft_.set("profile.warmup", "1");
+  draft_.set("profile.active", std::to_string(std::max<int64_t>(1, end - start + 1)));
+  draft_.set("profile.repeat", "1");
+  draft_.set("profile.ranks", "[" + join(ranks, ", ") + "]");
+  draft_.set("profile.shapes", options_.flag("model.nsys_profile.gen_shape", false) ? "true" : "false");
+  draft_.say(options_.shown("model.nsys_profile.enabled"),
+             fmt::format("profile: steps {} to {} of ranks {}, between cudaProfilerStart and cudaProfilerStop",
+                         start + 1, end + 1, join(ranks, ", ")));
+}
+
+}  // namespace trireme

@@ -1,0 +1,138 @@
+#include "tree_options.h"
+
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace trireme {
+
+bool TreeOptions::is_section(const std::string& name) const {
+  const auto next = known_.lower_bound(name + ".");
+  return next != known_.end() && next->first.starts_with(name + ".");
+}
+
+void TreeOptions::unknown_section(const std::string& name, const std::string& place) {
+  if (ignore_unknown_) return draft_.say(name, "ignored: an unknown section");
+  std::vector<std::string> sections;
+  for (const auto& [key, why] : known_) sections.push_back(key.substr(0, key.rfind('.')));
+  draft_.problem(fmt::format("{}: unknown section [{}].{}", place, name, did_you_mean(name, sections)));
+}
+
+void TreeOptions::add(const std::string& name, const std::string& place, TreeOption value) {
+  if (known_.contains(name)) {
+    value.place = place;
+    values_[name] = std::move(value);
+    return;
+  }
+  if (ignore_unknown_) return draft_.say(fmt::format("{} = {}", name, value.text), "ignored: an unknown key");
+  std::vector<std::string> known;
+  for (const auto& [key, why] : known_) known.push_back(key);
+  std::string hint = did_you_mean(name, known);
+  const std::string last = name.substr(name.rfind('.') + 1);
+  for (const std::string& candidate : known)
+    if (hint.empty() && candidate.ends_with("." + last)) hint = fmt::format(" Did you mean '{}'?", candidate);
+  draft_.problem(fmt::format("{}: unknown key '{}'.{}", place, name, hint));
+}
+
+bool TreeOptions::given(const std::string& name) const {
+  const auto found = values_.find(name);
+  return found != values_.end() && found->second.type != TreeOption::Type::kNull;
+}
+
+bool TreeOptions::has_section(const std::string& name) const {
+  const auto found = values_.lower_bound(name + ".");
+  return found != values_.end() && found->first.starts_with(name + ".");
+}
+
+const TreeOption* TreeOptions::find(const std::string& name) {
+  TRIREME_CHECK(known_.contains(name), "'", name, "' is not in the table of known keys");
+  read_.insert(name);
+  const auto found = values_.find(name);
+  return found == values_.end() || found->second.type == TreeOption::Type::kNull ? nullptr : &found->second;
+}
+
+std::string TreeOptions::shown(const std::string& name) const {
+  shown_.insert(name);
+  const auto found = values_.find(name);
+  return found == values_.end() ? name + " (default)" : fmt::format("{} = {}", name, found->second.text);
+}
+
+void TreeOptions::problem(const std::string& name, const std::string& what) {
+  const auto found = values_.find(name);
+  draft_.problem(fmt::format("{}{}: {}", found == values_.end() ? "" : found->second.place + ": ", shown(name), what));
+}
+
+void TreeOptions::refuse(const std::string& name, const std::string& expected) { problem(name, "must be " + expected); }
+
+std::string TreeOptions::text(const std::string& name, const std::string& otherwise) {
+  const TreeOption* value = find(name);
+  if (value == nullptr) return otherwise;
+  if (value->type == TreeOption::Type::kText) return value->string;
+  if (value->type == TreeOption::Type::kInteger) return value->text;  // selective_ac_option = 2, precision: 16
+  refuse(name, "a string");
+  return otherwise;
+}
+
+std::string TreeOptions::word(const std::string& name, const std::string& otherwise,
+                              const std::vector<std::string>& words) {
+  const std::string value = text(name, otherwise);
+  if (std::find(words.begin(), words.end(), value) != words.end()) return value;
+  problem(name, fmt::format("one of {}.{}", join(words, ", "), did_you_mean(value, words)));
+  return otherwise;
+}
+
+int64_t TreeOptions::integer(const std::string& name, int64_t otherwise) {
+  const TreeOption* value = find(name);
+  if (value == nullptr) return otherwise;
+  if (value->type == TreeOption::Type::kInteger) return value->integer;
+  refuse(name, "an integer");
+  return otherwise;
+}
+
+double TreeOptions::number(const std::string& name, double otherwise) {
+  const TreeOption* value = find(name);
+  if (value == nullptr) return otherwise;
+  if (value->type == TreeOption::Type::kInteger || value->type == TreeOption::Type::kNumber) return value->number;
+  refuse(name, "a number");
+  return otherwise;
+}
+
+bool TreeOptions::flag(const std::string& name, bool otherwise) {
+  const TreeOption* value = find(name);
+  if (value == nullptr) return otherwise;
+  if (value->type == TreeOption::Type::kFlag) return value->flag;
+  refuse(name, "true or false");
+  return otherwise;
+}
+
+std::vector<std::string> TreeOptions::list(const std::string& name) {
+  const TreeOption* value = find(name);
+  if (value == nullptr) return {};
+  if (value->type == TreeOption::Type::kList) return value->list;
+  if (value->type == TreeOption::Type::kText)
+    return value->string.empty() ? std::vector<std::string>{} : split(value->string, ',');
+  refuse(name, "a list of strings");
+  return {};
+}
+
+void TreeOptions::no_key(const std::string& name, const std::string& why) {
+  if (find(name) != nullptr) draft_.say(shown(name), why);
+}
+
+void TreeOptions::rest() {
+  for (const auto& [name, value] : values_) {
+    const std::string& why = known_.at(name);
+    if (value.type == TreeOption::Type::kNull) {
+      if (!shown_.contains(name)) draft_.say(shown(name), "not set there");
+    } else if (!why.empty())
+      draft_.say(shown(name), why);
+    else if (!shown_.contains(name))
+      draft_.say(shown(name), read_.contains(name) ? "counted in the lines of its section above"
+                                                   : "nothing: the option that it belongs to is off");
+  }
+}
+
+}  // namespace trireme

@@ -1,0 +1,75 @@
+#pragma once
+// Options of a configuration file by dotted name ("quantize.linear.float8.recipe_name"), against a table of the keys
+// that its trainer knows.
+
+#include "draft.h"
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+/// Keys of a trainer, and why those that an importer does not read have no meaning here. An empty reason: the importer
+/// reads it.
+using KnownKeys = std::map<std::string, std::string>;
+
+struct TreeOption {
+  enum class Type { kNull, kText, kInteger, kNumber, kFlag, kList, kOther } type = Type::kOther;
+  std::string text;   // as the file writes it
+  std::string place;  // "file:line:column"; add() fills it
+  std::string string;
+  int64_t integer = 0;
+  double number = 0;  // of integers too
+  bool flag = false;
+  std::vector<std::string> list;
+};
+
+class TreeOptions {
+ public:
+  /// Both are kept as references.
+  TreeOptions(const KnownKeys& known, ImportDraft& draft) : known_(known), draft_(draft) {}
+
+  /// Unknown keys get a line of the report instead of a problem.
+  void ignore_unknown() { ignore_unknown_ = true; }
+  bool is_section(const std::string& name) const;
+  /// An unknown key, or a section that holds none of the known ones, goes to the draft as a problem. `place`:
+  /// "file:line:column".
+  void add(const std::string& name, const std::string& place, TreeOption value);
+  void unknown_section(const std::string& name, const std::string& place);
+
+  /// A value that is null counts as not given.
+  bool given(const std::string& name) const;
+  bool has_section(const std::string& name) const;
+  /// `name = value` as in the file, or "name (default)".
+  std::string shown(const std::string& name) const;
+
+  // A value of another type is a problem of the draft, and `otherwise` comes back.
+  std::string text(const std::string& name, const std::string& otherwise);
+  std::string word(const std::string& name, const std::string& otherwise, const std::vector<std::string>& words);
+  int64_t integer(const std::string& name, int64_t otherwise);
+  double number(const std::string& name, double otherwise);
+  bool flag(const std::string& name, bool otherwise);
+  std::vector<std::string> list(const std::string& name);
+
+  /// "place: name = value: what", as a problem of the draft.
+  void problem(const std::string& name, const std::string& what);
+  /// Reports an option without a key of its own, where it was given.
+  void no_key(const std::string& name, const std::string& why);
+  /// Reports the options that have no line yet, with the reason that the table has for them.
+  void rest();
+
+ private:
+  const TreeOption* find(const std::string& name);
+  void refuse(const std::string& name, const std::string& expected);
+
+  const KnownKeys& known_;
+  ImportDraft& draft_;
+  bool ignore_unknown_ = false;
+  std::map<std::string, TreeOption> values_;
+  std::set<std::string> read_;
+  mutable std::set<std::string> shown_;  // have a line, or are named in a problem
+};
+
+}  // namespace trireme

@@ -1,0 +1,154 @@
+// Composition against what Hydra and OmegaConf made of the same files (compose/golden.py), and what is refused.
+#include "trireme/config/compose.h"
+
+#include "config_testing.h"
+#include "trireme/base/file.h"
+
+#include <cstdlib>
+
+namespace trireme {
+
+namespace {
+
+const std::filesystem::path kCompose = std::filesystem::path(TRIREME_SOURCE_DIR) / "tests" / "config" / "compose";
+
+/// The whole tree; interpolated with "*".
+std::string composed(const std::string& primary, const std::string& what, const std::vector<std::string>& overrides) {
+  ConfProblems problems;
+  const Composition composition = compose(kCompose / "conf" / (primary + ".yaml"), overrides, problems);
+  ConfNode root = composition.root;
+  ConfResolver resolver(composition, problems);
+  if (what == "*")
+    for (ConfEntry& entry : root.entries) entry.value = resolver.at(entry.key).value_or(ConfNode{});
+  problems.throw_if_any("the test");
+  return conf_yaml(root);
+}
+
+std::string refusal(const std::string& primary, const std::vector<std::string>& overrides) {
+  try {
+    return "accepted: " + composed(primary, "*", overrides);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+}
+
+/// A folder of files.
+class Tree {
+ public:
+  explicit Tree(std::initializer_list<std::pair<const char*, const char*>> files) {
+    std::string pattern = (std::filesystem::temp_directory_path() / "trireme-compose-XXXXXX").string();
+    path_ = mkdtemp(pattern.data());
+    for (const auto& [name, text] : files) {
+      std::filesystem::create_directories((path_ / name).parent_path());
+      std::ofstream(path_ / name) << text;
+    }
+  }
+  Tree(const Tree&) = delete;
+  ~Tree() { std::filesystem::remove_all(path_); }
+  std::string refusal(const std::vector<std::string>& overrides = {}) const {
+    ConfProblems problems;
+    const Composition composition = compose(path_ / "config.yaml", overrides, problems);
+    try {
+      problems.throw_if_any("the test");
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "accepted";
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace
+
+TEST(Compose, EqualsHydra) {
+  setenv("TRIREME_COMPOSE_TEST", "from the environment", 1);
+  unsetenv("NOPE");
+  size_t cases = 0;
+  for (const std::string& line : split(read_text_file(kCompose / "cases.tsv", ExitCode::kData), '\n')) {
+    if (line.empty()) continue;
+    const std::vector<std::string> fields = split(line, '\t');
+    const std::string expected = read_text_file(kCompose / "expected" / (fields[0] + ".yaml"), ExitCode::kData);
+    EXPECT_EQ(composed(fields[1], fields[2], {fields.begin() + 3, fields.end()}), expected) << fields[0];
+    ++cases;
+  }
+  EXPECT_GE(cases, 17u);
+}
+
+TEST(Compose, OverridesThatAreRefused) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"prot=3"}, "override 'prot=3': there is no 'prot'. Did you mean 'port'? A new key is written +prot=3"},
+      {{"server.nmae=3"}, "Did you mean 'name'?"},
+      {{"+port=3"}, "'port' is there already, with 1: leave the + out to change it"},
+      {{"port.x=1"}, "'port' is no section but 1"},
+      {{"~prot"}, "there is no 'prot' to delete. Did you mean 'port'?"},
+      {{"~port=2"}, "'port' is 1, not 2"},
+      {{"name=1,2"}, "sweeps are not supported"},
+      {{"name=choice(a,b)"}, "functions are not supported"},
+      {{"name='open"}, "a quote (') is never closed"},
+      {{"name=[1,2"}, "a [ is never closed"},
+      {{"name={a:1"}, "a { is never closed"},
+      {{"name={a}"}, "a {map} needs key:value"},
+      {{"name=${port"}, "an interpolation ${ is never closed"},
+      {{"name"}, "has no '='"},
+      {{"na me=1"}, "'na me' is no key"},
+      {{"=1"}, "'' is no key"},
+      {{"server=apach"}, "apach.yaml is missing."},
+      {{"server/mods=fsat"}, "Did you mean 'fast'?"},
+      {{"db=pg"}, "the defaults list has no group 'db'"},
+      {{"server={a:1}"}, "a group takes the name of a file, or null"},
+  };
+  for (const auto& [overrides, text] : cases)
+    EXPECT_NE(refusal("defaults", overrides).find(text), std::string::npos) << refusal("defaults", overrides);
+  const std::string several = refusal("defaults", {"prot=3", "name=1,2", "~prot"});
+  EXPECT_EQ(split(several, '\n').size(), 4u) << several;
+  EXPECT_NE(several.find("the test has 3 problems"), std::string::npos) << several;
+}
+
+TEST(Compose, InterpolationsThatAreRefused) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"a=${zz}", "override 'a=${zz}': a: the interpolation 'zz' finds no 'zz'."},
+      {"a=${m.hh}", "finds no 'hh'. Did you mean 'h'?"},
+      {"a=${b}", "a circle of interpolations: a -> b -> a"},
+      {"a=${now:%Y-%m}", "there is no resolver 'now' here"},
+      {"a=${multiply:x,2}", "multiply takes numbers, not 'x'"},
+      {"a=${multiply:2}", "multiply takes two numbers, not 1"},
+      {"a=${multiply:9223372036854775807,2}", "exceeds 64 bits"},
+      {"a=${divide_ceil:1,0}", "divide_ceil by zero"},
+      {"a=${oc.env:NOPE}", "the environment has no NOPE"},
+      {"a=${.....x}", "leads above the root"},
+      {"a=${hydra:job.name}", "only hydra:runtime.choices.GROUP has a meaning here"},
+      {"a=???", "??? must be set: add a=…"},
+      {"a=${}", "an empty interpolation"},
+      {"a=${list[9]}", "finds no '9'"},
+  };
+  for (const auto& [one, text] : cases)
+    EXPECT_NE(refusal("interpolation", {one}).find(text), std::string::npos) << refusal("interpolation", {one});
+  // Ten values need it; the place where it is written is said once.
+  EXPECT_NE(refusal("interpolation", {"a=${zz}"}).find("has one problem"), std::string::npos);
+}
+
+TEST(Compose, FilesThatAreRefused) {
+  EXPECT_NE(Tree({{"config.yaml", "a: 1\na: 2\nb: [1\n"}}).refusal().find("config.yaml:"), std::string::npos);
+  const std::string two =
+      Tree({{"config.yaml", "defaults:\n  - g: x\n  - h: y\n  - 3\n"}, {"g/xx.yaml", "a: 1\n"}}).refusal();
+  EXPECT_NE(two.find("config.yaml:2:5: "), std::string::npos) << two;
+  EXPECT_NE(two.find("Did you mean 'xx'?"), std::string::npos) << two;
+  EXPECT_NE(two.find("config.yaml:3:5: "), std::string::npos) << two;
+  EXPECT_NE(two.find("config.yaml:4:5: an entry of defaults is"), std::string::npos) << two;
+  EXPECT_NE(Tree({{"config.yaml", "defaults: [g: x]\n"}, {"g/x.yaml", "defaults: [g@_here_: x]\n"}})
+                .refusal()
+                .find("is missing"),
+            std::string::npos);
+  EXPECT_NE(Tree({{"config.yaml", "defaults: [/g@a: x]\n"}, {"g/x.yaml", "defaults: [/g@a: x]\n"}})
+                .refusal()
+                .find("nested more than 16 deep"),
+            std::string::npos);
+  EXPECT_NE(Tree({{"config.yaml", "- 1\n"}}).refusal().find("is a mapping of keys"), std::string::npos);
+  EXPECT_NE(Tree({}).refusal().find("config.yaml"), std::string::npos);
+  EXPECT_EQ(Tree({{"config.yaml", "defaults: [optional g: x, h: null]\n"}}).refusal(), "accepted");
+  EXPECT_EQ(Tree({{"config.yaml", "a: 1\n"}}).refusal({"hydra.run.dir=."}), "accepted");
+}
+
+}  // namespace trireme

@@ -1,0 +1,210 @@
+// Submission scripts of scripts/launch/conf, and what is refused.
+#include "trireme/launcher/launcher.h"
+
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+namespace trireme {
+
+namespace {
+
+const std::filesystem::path kConfig =
+    std::filesystem::path(TRIREME_SOURCE_DIR) / "scripts" / "launch" / "conf" / "config.yaml";
+
+LauncherSettings settings() {
+  setenv("PWD", "/site", 1);
+  LauncherSettings result;
+  result.programs = "/opt/trireme/build/release/bin";
+  result.directory = "/site";
+  result.time_tag = "1122_224310";
+  return result;
+}
+
+/// The script of one stage.
+std::string script(const std::vector<std::string>& overrides, const LauncherSettings& with, size_t index = 0,
+                   const std::string& dependency = "") {
+  const LaunchStage stage = Launcher(kConfig, overrides, with).stage(index, dependency);
+  for (const auto& [file, text] : stage.files)
+    if (file == stage.submission) return text;
+  return "no script";
+}
+
+bool has_line(const std::string& text, const std::string& line) {
+  const std::vector<std::string> lines = split(text, '\n');
+  return std::find(lines.begin(), lines.end(), line) != lines.end();
+}
+
+std::string refusal(const std::vector<std::string>& overrides) {
+  try {
+    Launcher(kConfig, overrides, settings());
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+}  // namespace
+
+TEST(Launcher, WritesTheScriptOfNemosLauncher) {
+  EXPECT_EQ(script({"training=gpt3/126m", "training.trainer.num_nodes=2", "cluster.account=me", "+cluster.gres=gpu:8",
+                    "container=nvcr.io/x:y", "container_mounts=[/fsx,/a:/b]", "env_vars.NCCL_PROTO=simple",
+                    "+env_vars.LABEL='two words'"},
+                   settings()),
+            R"(#!/bin/bash
+
+# Parameters
+#SBATCH --account=me
+#SBATCH --dependency=singleton
+#SBATCH --error=/site/results/gpt3_126m/log-nemo-megatron-gpt3_126m_%j.err
+#SBATCH --exclusive
+#SBATCH --gpus-per-node=8
+#SBATCH --gres=gpu:8
+#SBATCH --job-name=nemo-megatron-gpt3_126m
+#SBATCH --mem=0
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=8
+#SBATCH --output=/site/results/gpt3_126m/log-nemo-megatron-gpt3_126m_%j.out
+#SBATCH --time=1-00:00:00
+
+# setup
+export NCCL_DEBUG=WARN
+export NCCL_NVLS_ENABLE=0
+export NCCL_PROTO=simple
+export LABEL='two words'
+export TRIREME_NUMA_MAPPING=mode=unique_contiguous,scope=node,cores=all_logical,balanced=true,min_cores=1,max_cores=8
+
+# command 1
+srun --output /site/results/gpt3_126m/log-nemo-megatron-gpt3_126m_%j.out --error /site/results/gpt3_126m/log-nemo-megatron-gpt3_126m_%j.err --container-image nvcr.io/x:y --container-mounts /site:/site,/site/data:/site/data,/site/results:/site/results,/opt/trireme:/opt/trireme,/fsx:/fsx,/a:/b --no-container-mount-home --kill-on-bad-exit=1 bash -c "
+  CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 /opt/trireme/build/release/bin/train_gpt --config /site/results/gpt3_126m/gpt3_126m.yaml "
+)");
+}
+
+TEST(Launcher, NullsAndFalseAreLeftOut) {
+  const std::string text =
+      script({"training=gpt3/5b", "cluster.exclusive=False", "cluster.mem=1.5", "cluster.job_name_prefix=my-",
+              "cluster.stderr_to_stdout=True", "training.run.dependency=null", "+training.run.nodes=3",
+              "+training.run.ntasks_per_node=4", "training.trainer.devices=4", "training.trainer.num_nodes=4",
+              "numa_mapping.enable=False", "cluster.srun_args=[--mpi=pmix,--no-container-mount-home]"},
+             settings());
+  EXPECT_TRUE(has_line(text, "#SBATCH --mem=1536MB")) << text;
+  EXPECT_TRUE(has_line(text, "#SBATCH --job-name=my-gpt3_5b"));
+  EXPECT_TRUE(has_line(text, "#SBATCH --nodes=3"));
+  EXPECT_TRUE(has_line(text, "#SBATCH --ntasks-per-node=4"));
+  for (const char* absent :
+       {"exclusive", "--error", "dependency", "partition", "TRIREME_NUMA_MAPPING", "container", "None"})
+    EXPECT_EQ(text.find(absent), std::string::npos) << absent << "\n" << text;
+  EXPECT_TRUE(has_line(text, "srun --output /site/results/gpt3_5b/log-my-gpt3_5b_%j.out --mpi=pmix bash -c \""))
+      << text;
+}
+
+TEST(Launcher, StagesDependOnEachOther) {
+  const std::vector<std::string> overrides = {"training=gpt3/126m", "stages=[training,training]"};
+  const Launcher launcher(kConfig, overrides, settings());
+  ASSERT_EQ(launcher.stages(), 2u);
+  const LaunchStage second = launcher.stage(1, "afterany:17");
+  EXPECT_EQ(second.files.front().first, "/site/results/gpt3_126m/gpt3_126m_hydra.yaml");
+  EXPECT_NE(second.files.front().second.find("  dependency: afterany:17\n"), std::string::npos);
+  EXPECT_TRUE(has_line(script(overrides, settings(), 1, "afterany:17"), "#SBATCH --dependency=afterany:17"));
+}
+
+TEST(Launcher, TheHydraFileIsInterpolated) {
+  const LaunchStage stage = Launcher(kConfig, {"training=gpt3/126m"}, settings()).stage(0, "");
+  const std::string& text = stage.files.front().second;
+  EXPECT_EQ(text.find("${"), std::string::npos);
+  for (const char* line :
+       {"  name: gpt3_126m", "  time_limit: 1-00:00:00", "  explicit_log_dir: /site/results/gpt3_126m/results",
+        "  ffn_hidden_size: 3072", "    lr: 0.0006", "      min_lr: 6.0e-05", "    seq_length: 2048", "    - 0.95"})
+    EXPECT_TRUE(has_line(text, line)) << line << "\n" << text;
+  EXPECT_EQ(stage.model_directory, "/site/results/gpt3_126m/model");
+  ASSERT_TRUE(stage.imported.model);
+  EXPECT_EQ(stage.imported.model->hidden_size, 768);
+}
+
+TEST(Launcher, EnvironmentOfTheLauncher) {
+  LauncherSettings with = settings();
+  with.ci = true;
+  const std::string ci = script({"training=gpt3/126m"}, with);
+  EXPECT_TRUE(has_line(ci, "#SBATCH --output=/site/results/gpt3_126m/slurm_%j.out")) << ci;
+  EXPECT_TRUE(has_line(ci, "#SBATCH --error=/site/results/gpt3_126m/slurm_%j.out"));
+  with = settings();
+  with.memory_measure = true;
+  const std::string memory = script({"training=gpt3/126m"}, with);
+  EXPECT_NE(memory.find("srun --ntasks=1 --ntasks-per-node=1 --output "
+                        "/site/results/gpt3_126m/log-nemo-megatron-gpt3_126m_mem_%j.out"),
+            std::string::npos)
+      << memory;
+  EXPECT_EQ(split(memory, '\n').size(), split(script({"training=gpt3/126m"}, settings()), '\n').size() + 4);
+  with = settings();
+  with.program = "/bin/o'clock $1";
+  EXPECT_NE(script({"training=gpt3/126m"}, with).find("'/bin/o'\\\"'\\\"'clock \\$1' --config"), std::string::npos)
+      << script({"training=gpt3/126m"}, with);
+}
+
+TEST(Launcher, NsysAndFreshRuns) {
+  const std::string text = script(
+      {"training=gpt3/126m", "training.model.nsys_profile.enabled=True", "training.exp_manager.resume_if_exists=False"},
+      settings());
+  EXPECT_NE(
+      text.find(
+          "nsys profile -s none -t nvtx,cuda -o /site/results/gpt3_126m/results/profile_logs/profile_\\${SLURM_JOB_ID}_"
+          "node\\${SLURM_NODEID}_rank\\${SLURM_PROCID} --force-overwrite true --capture-range=cudaProfilerApi "
+          "--capture-range-end=stop /opt/trireme"),
+      std::string::npos)
+      << text;
+  EXPECT_TRUE(has_line(text, "results=/site/results/gpt3_126m/results"));
+  EXPECT_EQ(script({"training=gpt3/126m"}, settings()).find("run_"), std::string::npos)
+      << "resumed runs keep their files";
+}
+
+TEST(Launcher, Interactive) {
+  const std::vector<std::string> overrides = {"training=gpt3/126m", "cluster=interactive", "cluster_type=interactive",
+                                              "training.trainer.num_nodes=1", "training.trainer.devices=2"};
+  const std::string alone = script(overrides, settings());
+  EXPECT_TRUE(has_line(alone, "mpirun -n 2 bash -c \"")) << alone;
+  EXPECT_NE(alone.find("2>&1 | tee -a /site/results/gpt3_126m/log-gpt3_126m_1122_224310.out"), std::string::npos);
+  LauncherSettings with = settings();
+  with.in_allocation = true;
+  EXPECT_TRUE(has_line(script(overrides, with), "srun --nodes=1 --ntasks-per-node=2 --kill-on-bad-exit=1 bash -c \""));
+  std::vector<std::string> two = overrides;
+  two[3] = "training.trainer.num_nodes=2";
+  EXPECT_THROW(script(two, settings()), ConfigError);
+}
+
+TEST(Launcher, RefusesWithAllProblems) {
+  const std::string text = refusal({"training=gpt3/126m", "stages=[training,evaluation,trainng]", "cluster_type=bcp",
+                                    "numa_mapping.mode=unique", "training.model.hidden_size=???"});
+  for (const char* part :
+       {"stage 'evaluation' is not there", "there is no stage 'trainng', only training. Did you mean 'training'?",
+        "cluster_type must be bcm (Slurm) or interactive, not 'bcp'", "mode is one of",
+        "training.model.hidden_size: ??? must be set", "has 5 problems"})
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+  EXPECT_NE(refusal({"training=gpt3/126n"}).find("Did you mean 'gpt3/126m'?"), std::string::npos)
+      << refusal({"training=gpt3/126n"});
+  EXPECT_NE(refusal({"stages=[]"}).find("'stages' is empty"), std::string::npos);
+  EXPECT_NE(refusal({"~training"}).find("training"), std::string::npos);
+  EXPECT_NE(refusal({"training=gpt3/126m", "training.model.tensor_model_parallel_size=2"}).find("parallel.policy"),
+            std::string::npos);
+  const Launcher noted(kConfig, {"training=gpt3/126m", "+cluster.foo=1", "+wandb_api_key_file=x", "hydra.run.dir=."},
+                       settings());
+  EXPECT_EQ(noted.notes().size(), 3u);
+}
+
+TEST(Launcher, QuotesForTheShell) {
+  EXPECT_EQ(shell_quote("a/b-c_1.2:3@x%y+z=,"), "a/b-c_1.2:3@x%y+z=,");
+  EXPECT_EQ(shell_quote(""), "''");
+  EXPECT_EQ(shell_quote("it's $x"), "'it'\"'\"'s $x'");
+}
+
+TEST(Launcher, RunsCommands) {
+  const CommandResult said = run_command({"sh", "-c", "echo Submitted batch job 7; exit 3"}, true);
+  EXPECT_EQ(said.output, "Submitted batch job 7\n");
+  EXPECT_EQ(said.code, 3);
+  EXPECT_EQ(run_command({"sh", "-c", "kill -9 $$"}, false).code, 137);
+  EXPECT_THROW(run_command({"no-such-program-of-trireme"}, true), WriteError);
+}
+
+}  // namespace trireme

@@ -1,0 +1,247 @@
+// NeMo's training configurations: what every key becomes.
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+#include "trireme/config/config.h"
+#include "trireme/config/import.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+namespace trireme {
+
+namespace {
+
+const std::filesystem::path kConf = std::filesystem::path(TRIREME_SOURCE_DIR) / "scripts" / "launch" / "conf";
+
+ConfNode training(std::vector<std::string> overrides) {
+  setenv("PWD", "/site", 1);
+  ConfProblems problems;
+  const Composition composition = compose(kConf / "config.yaml", overrides, problems);
+  const auto node = ConfResolver(composition, problems).at("training");
+  problems.throw_if_any("the test");
+  return *node;
+}
+
+ImportedConfig imported(std::vector<std::string> overrides, const NemoImport& options = {}) {
+  if (overrides.empty() || !overrides.front().starts_with("training="))
+    overrides.insert(overrides.begin(), "training=gpt3/126m");
+  return import_nemo(training(overrides), "test.yaml", options);
+}
+
+Config config(const ImportedConfig& from) { return parse_config(from.yaml, "the import"); }
+
+std::string refusal(const std::vector<std::string>& overrides, const NemoImport& options = {}) {
+  try {
+    return "accepted:\n" + imported(overrides, options).yaml;
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+}
+
+/// The line of an option in the report.
+std::string line_of(const ImportedConfig& from, const std::string& option) {
+  for (const auto& [name, became] : from.report)
+    if (name == option || name.starts_with(option + " ")) return became;
+  return "no line";
+}
+
+void collect(const ConfNode& node, const std::string& prefix, std::vector<std::string>& names) {
+  for (const ConfEntry& entry : node.entries) {
+    const std::string name = prefix.empty() ? entry.key : prefix + "." + entry.key;
+    if (entry.value.is(ConfNode::Kind::kMap))
+      collect(entry.value, name, names);
+    else
+      names.push_back(name);
+  }
+}
+
+const std::vector<std::string> kMock = {"training.model.data.data_impl=mock", "training.model.data.data_prefix=[]",
+                                        "training.trainer.limit_val_batches=0.0", "training.trainer.num_nodes=2"};
+
+std::vector<std::string> with_mock(std::vector<std::string> more) {
+  more.insert(more.begin(), kMock.begin(), kMock.end());
+  return more;
+}
+
+}  // namespace
+
+TEST(NemoImport, EverySizeIsAConfiguration) {
+  for (const char* size : {"126m", "350m", "760m", "1.3b", "2.7b", "5b", "6.7b", "13b", "20b"}) {
+    const ImportedConfig from = imported({std::string("training=gpt3/") + size});
+    EXPECT_EQ(from.program, "train_gpt");
+    ASSERT_TRUE(from.model && from.model->gpt);
+    const ImportedModel& m = *from.model;
+    // Embedding and positions, blocks with their biases, the last norm.
+    const double width = static_cast<double>(m.hidden_size);
+    const double parameters =
+        (50304.0 + 2048) * width + static_cast<double>(m.layers) * (12 * width * width + 13 * width) + 2 * width;
+    const double named = std::atof(size) * (std::string(size).ends_with("m") ? 1e6 : 1e9);
+    EXPECT_NEAR(parameters / named, 1, 0.06) << size;
+    EXPECT_NO_THROW(config(from));
+  }
+  EXPECT_EQ(imported({"training=gpt3/5b"}).model->heads, 32);
+}
+
+TEST(NemoImport, EveryKeyHasALine) {
+  const ImportedConfig from = imported({});
+  std::vector<std::string> names;
+  collect(training({"training=gpt3/126m"}), "", names);
+  EXPECT_GT(names.size(), 80u);
+  for (const std::string& name : names) {
+    EXPECT_NE(line_of(from, name), "no line") << name;
+    EXPECT_FALSE(line_of(from, name).empty()) << name;
+  }
+}
+
+TEST(NemoImport, The126m) {
+  const ImportedConfig from = imported({});
+  const Config c = config(from);
+  EXPECT_EQ(c.model.pad_vocab_to, 128);
+  EXPECT_EQ(c.data.seq_length, 2048);
+  EXPECT_EQ(c.batch.global_batch_size, 256);
+  EXPECT_EQ(c.batch.micro_batch_size, 4);
+  EXPECT_EQ(c.optimizer.lr, 6e-4);
+  EXPECT_EQ(c.optimizer.betas, (std::vector<double>{0.9, 0.95}));
+  EXPECT_EQ(c.optimizer.weight_decay, 0.1);
+  EXPECT_EQ(c.optimizer.grad_clip, 1);
+  EXPECT_FALSE(c.optimizer.decay_norms);
+  EXPECT_EQ(c.schedule.warmup_steps, 636);
+  EXPECT_EQ(c.schedule.min_lr, 6e-5);
+  EXPECT_EQ(c.train.max_steps, 600000);
+  EXPECT_EQ(c.train.seed, 1234);
+  EXPECT_EQ(c.train.loss, "token_mean");
+  EXPECT_EQ(c.precision.compute, "bf16");
+  EXPECT_EQ(c.parallel.policy, "gradients");
+  EXPECT_EQ(c.logging.every_steps, 10);
+  EXPECT_EQ(c.output.dir, "/site/results/gpt3_126m/results");
+  EXPECT_EQ(c.output.save_every_samples, 512000);
+  const ImportedModel& m = *from.model;
+  EXPECT_EQ(m.vocab_size, 50257);
+  EXPECT_EQ(m.intermediate_size, 3072);
+  EXPECT_EQ(m.initializer_range, 0.023);
+  EXPECT_EQ(m.hidden_dropout, 0.1);
+  EXPECT_EQ(m.attention_dropout, 0.1);
+  // Live, or waiting as comments for a version that has the keys.
+  for (const char* line : {"splits: \"99990,8,2\"", "constant_steps: 100000", "max_time: \"00:23:30:00\"",
+                           "every_samples: 512000", "samples: 12800", "style: nemo"})
+    EXPECT_NE(from.yaml.find(line), std::string::npos) << line << "\n" << from.yaml;
+}
+
+TEST(NemoImport, TheBenchmarksOfAws) {
+  const ImportedConfig from = imported(with_mock(
+      {"training=gpt3/5b", "training.trainer.max_steps=30", "training.trainer.val_check_interval=30",
+       "training.exp_manager.create_checkpoint_callback=False", "training.exp_manager.resume_if_exists=False",
+       "training.model.micro_batch_size=2", "training.model.activations_checkpoint_granularity=full",
+       "training.model.activations_checkpoint_method=block", "training.model.activations_checkpoint_num_layers=1"}));
+  const Config c = config(from);
+  EXPECT_EQ(c.train.max_steps, 30);
+  EXPECT_TRUE(c.data.valid.empty());
+  EXPECT_FALSE(c.eval.every_samples || c.output.save_every_samples);
+  EXPECT_FALSE(c.output.save_on_stop);
+  EXPECT_EQ(c.parallel.recompute, "1/24");
+  EXPECT_EQ(c.parallel.policy, "optimizer") << "64 micro-batches a step";
+  EXPECT_NE(from.yaml.find("  train: mock\n"), std::string::npos);
+}
+
+TEST(NemoImport, Choices) {
+  EXPECT_EQ(config(imported({"training.model.fsdp=True"})).parallel.policy, "full");
+  EXPECT_EQ(config(imported({"training.model.fsdp=True"})).parallel.shard_size, "world");
+  EXPECT_EQ(config(imported({"training.model.fsdp=True", "training.model.fsdp_sharding_strategy=hybrid"}))
+                .parallel.shard_size,
+            "auto");
+  EXPECT_EQ(
+      config(imported({"training.model.fsdp=True", "training.model.fsdp_sharding_strategy=grad"})).parallel.policy,
+      "gradients");
+  EXPECT_EQ(config(imported({"training.model.optim.name=fused_adam"})).parallel.policy, "none");
+  EXPECT_EQ(config(imported({"+training.model.optim.grad_sync_dtype=bf16"})).parallel.reduce_dtype, "compute");
+  const Config fp8 = config(imported({"training.model.fp8=True"}));
+  EXPECT_EQ(fp8.precision.linear, "fp8");
+  EXPECT_EQ(fp8.precision.fp8_recipe, "delayed");
+  const Config fp16 = config(imported({"training.trainer.precision=16"}));
+  EXPECT_EQ(fp16.precision.compute, "fp16");
+  EXPECT_EQ(fp16.precision.loss_scale, 16777216);
+  EXPECT_EQ(config(imported({"training.trainer.precision=32"})).precision.compute, "fp32");
+  EXPECT_EQ(config(imported({"training.model.activations_checkpoint_granularity=full",
+                             "training.model.activations_checkpoint_method=uniform",
+                             "training.model.activations_checkpoint_num_layers=1"}))
+                .parallel.recompute,
+            "full");
+  EXPECT_EQ(config(imported({"training.model.activations_checkpoint_granularity=selective"})).parallel.recompute,
+            "none");
+  const auto profile =
+      config(imported({"training.model.nsys_profile.enabled=True", "training.model.nsys_profile.end_step=12",
+                       "training.model.nsys_profile.ranks=[0,8]"}))
+          .profile;
+  ASSERT_TRUE(profile);
+  EXPECT_EQ(profile->wait + profile->warmup, 10);
+  EXPECT_EQ(profile->active, 3);
+  EXPECT_EQ(profile->ranks, (std::vector<std::string>{"0", "8"}));
+  EXPECT_TRUE(imported({"+training.model.bias_activation_fusion=False"}).model->gelu_erf);
+  const Config blend =
+      config(imported({"training.model.data.data_prefix=[0.3,a,0.7,/b]"}, {false, "/base", std::nullopt}));
+  EXPECT_EQ(blend.data.train, (std::vector<std::string>{"/base/a", "/b"}));
+  EXPECT_EQ(blend.data.weights, (std::vector<double>{0.3, 0.7}));
+  EXPECT_NE(imported({"training.model.rampup_batch_size=[64,64,1000]"}).yaml.find("rampup: [64, 64, 1000]"),
+            std::string::npos);
+}
+
+TEST(NemoImport, Llama) {
+  const std::vector<std::string> llama = {"+training.model.normalization=rmsnorm",
+                                          "+training.model.activation=fast-swiglu",
+                                          "+training.model.position_embedding_type=rope",
+                                          "+training.model.bias=False",
+                                          "+training.model.share_embeddings_and_output_weights=False",
+                                          "training.model.hidden_dropout=0",
+                                          "training.model.attention_dropout=0",
+                                          "training.model.tokenizer.library=sentencepiece",
+                                          "training.model.tokenizer.type=null",
+                                          "+training.model.num_query_groups=4",
+                                          "training.model.ffn_hidden_size=2048"};
+  const ImportedConfig from = imported(llama);
+  EXPECT_EQ(from.program, "train_llama");
+  EXPECT_FALSE(from.model->gpt);
+  EXPECT_EQ(from.model->kv_heads, 4);
+  EXPECT_EQ(from.model->vocab_size, 32000);
+  EXPECT_EQ(imported(llama, {false, {}, 128256}).model->vocab_size, 128256);
+  std::vector<std::string> half = llama;
+  half.front() = "+training.model.normalization=layernorm1p";
+  EXPECT_NE(refusal(half).find("neither a GPT-3"), std::string::npos) << refusal(half);
+}
+
+TEST(NemoImport, Refusals) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"training.model.tensor_model_parallel_size=2", "tensor parallelism is not there; parallel.policy"},
+      {"training.model.pipeline_model_parallel_size=2", "pipeline parallelism is not there"},
+      {"training.model.context_parallel_size=2", "context parallelism is not there"},
+      {"training.model.global_batch_size=100", "must be a multiple of micro_batch_size 4 x 64 ranks"},
+      {"training.trainer.accumulate_grad_batches=2", "must be 1"},
+      {"training.trainer.devices=auto", "must be an integer"},
+      {"training.trainer.precision=fp8", "one of bf16, 16, 32"},
+      {"training.trainer.limit_val_batches=0.5", "must be a whole number of batches"},
+      {"training.model.optim.name=distributed_fused_adan", "Did you mean 'distributed_fused_adam'?"},
+      {"training.model.optim.sched.name=WarmupAnnealing", "one of CosineAnnealing"},
+      {"training.model.hidden_size=770", "does not divide the width 770"},
+      {"training.model.kv_channels=32", "a head has 64 elements"},
+      {"+training.model.num_query_groups=4", "as many key/value heads"},
+      {"training.model.data.data_prefix=[]", "names no data"},
+      {"training.model.data.data_prefix=[0.5,a,b]", "weights and paths must follow each other"},
+      {"training.model.data.data_impl=lazy", "one of mmap, mock"},
+      {"training.model.data.dataloader_type=cyclic", "only single"},
+      {"training.model.data.seq_length=1024", "model.encoder_seq_length = 2048"},
+      {"training.model.tokenizer.type=Unknown", "--vocab-size"},
+      {"+training.model.restore_from_path=/x", "NeMo's checkpoints are not read"},
+      {"+training.model.hiden_size=3", "unknown key 'model.hiden_size'. Did you mean 'model.hidden_size'?"},
+      {"+training.modle.x=3", "unknown section [modle]"},
+      {"training.trainer.max_steps=ten", "trainer.max_steps = ten: must be an integer"},
+  };
+  for (const auto& [one, text] : cases)
+    EXPECT_NE(refusal({one}).find(text), std::string::npos) << one << "\n" << refusal({one});
+  const std::string two = refusal({"training.trainer.max_steps=ten", "+training.model.hiden_size=3"});
+  EXPECT_NE(two.find("override 'training.trainer.max_steps=ten': "), std::string::npos) << two;
+  EXPECT_NE(two.find("2 problems in test.yaml"), std::string::npos) << two;
+  const ImportedConfig ignored = imported({"+training.model.hiden_size=3"}, {true, {}, std::nullopt});
+  EXPECT_NE(line_of(ignored, "model.hiden_size"), "no line");
+}
+
+}  // namespace trireme
