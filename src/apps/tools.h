@@ -18,5 +18,6 @@ void add_checkpoint_tool(CLI::App& app);    // tool_checkpoint.cpp
 void add_config_tool(CLI::App& app);        // tool_config.cpp
 void add_plot_tool(CLI::App& app);          // tool_plot.cpp
 void add_profile_tool(CLI::App& app);       // tool_profile.cpp
+void add_report_tool(CLI::App& app);        // tool_report.cpp
 
 }  // namespace trireme

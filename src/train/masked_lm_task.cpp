@@ -101,6 +101,13 @@ void MaskedLmTask::open_rows(int64_t vocab_size) {
         fmt::format("valid: {}{}", valid->description(),
                     config_.eval.samples ? fmt::format(", the first {}", format_count(evaluated)) : ""));
   }
+  if (!config_.data.test.empty()) {
+    const auto test = open(config_.data.test);
+    rows.test = [test](int64_t index) { return test->read(index); };
+    rows.test_rows = facts_.test_samples = tested_rows(config_, test->size());
+    rows.sets.push_back(set("data.test", test));
+    facts_.description.push_back("test: " + test->description());
+  }
   // Few different shapes keep the allocator's and the libraries' choices; a CPU's products take any.
   constexpr int64_t kGpuMultiple = 256;
   BertPackOptions options{length, rank_.device.is_cuda() ? kGpuMultiple : 1, config_.train.loss == "sample_mean"};

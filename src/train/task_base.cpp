@@ -48,10 +48,19 @@ int64_t TrainingTask::rows_per_pass() const {
 
 std::vector<std::filesystem::path> paths(const std::vector<std::string>& names) { return {names.begin(), names.end()}; }
 
-DataError without_targets(const std::vector<std::string>& valid, const char* why) {
-  return DataError(fmt::format(
-      "{}: no row has a target ({}), so there is nothing to evaluate: prepare data.valid again, or leave it out",
-      join(valid, ", "), why));
+DataError without_targets(const std::vector<std::string>& files, const char* why) {
+  return DataError(
+      fmt::format("{}: no row has a target ({}), so there is nothing to evaluate: prepare the rows again, or leave "
+                  "data.valid (or data.test) out",
+                  join(files, ", "), why));
+}
+
+int64_t tested_rows(const Config& config, int64_t there) {
+  if (!config.eval.test_samples) return there;
+  if (*config.eval.test_samples > there)
+    throw ConfigError(
+        fmt::format("eval.test_samples {} is more than the {} rows of data.test", *config.eval.test_samples, there));
+  return *config.eval.test_samples;
 }
 
 DType file_dtype(at::ScalarType dtype) {
