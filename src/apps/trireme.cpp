@@ -55,6 +55,7 @@ int run(int argc, char** argv) {
   trireme::add_launch_tool(app);
   trireme::add_plot_tool(app);
   trireme::add_profile_tool(app);
+  trireme::add_report_tool(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {

@@ -3,6 +3,7 @@
 #include "trireme/base/error.h"
 
 #include <fmt/format.h>
+#include <spdlog/sinks/basic_file_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
@@ -28,7 +29,30 @@ spdlog::logger& logger() {
   return *instance;
 }
 
+spdlog::logger& file_logger() {
+  static const std::shared_ptr<spdlog::logger> instance = [] {
+    auto made = std::make_shared<spdlog::logger>("files");
+    made->flush_on(spdlog::level::info);
+    made->set_error_handler([](const std::string&) {});  // a full disk
+    return made;
+  }();
+  return *instance;
+}
+
 }  // namespace
+
+void add_log_file(const std::filesystem::path& path, LogFile what) {
+  try {
+    auto sink = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path.string(), /*truncate=*/false);
+    sink->set_level(what == LogFile::kAll ? spdlog::level::info : spdlog::level::warn);
+    sink->set_pattern("[NeMo %L %Y-%m-%d %H:%M:%S] %v");
+    file_logger().sinks().push_back(std::move(sink));
+  } catch (const spdlog::spdlog_ex& error) {
+    throw WriteError(error.what());
+  }
+}
+
+void log_to_files(const std::string& message) { file_logger().info("{}", message); }
 
 void set_log_rank(int rank, int world_size) {
   g_rank = rank;
@@ -37,10 +61,12 @@ void set_log_rank(int rank, int world_size) {
 
 void log_info(const std::string& message) {
   if (g_rank == 0) logger().info("{}", message);
+  log_to_files(message);
 }
 
 void log_warn(const std::string& message) {
   logger().warn("{}warning: {}", g_world_size > 1 ? fmt::format("rank {}: ", g_rank) : "", message);
+  file_logger().warn("{}", message);
 }
 
 namespace {
@@ -82,6 +108,7 @@ int run_main(const char* program, const std::function<int()>& body,
     code = static_cast<int>(ExitCode::kInternal);
   }
   if (on_error) on_error(message);
+  file_logger().error("{}", message);
   std::fflush(stdout);
   while (message.ends_with('\n')) message.pop_back();
   // Lines like file:line:column: … keep their form, which editors parse; only the last line gets the program's name.

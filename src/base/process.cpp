@@ -7,6 +7,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 
 namespace trireme {
 
@@ -14,6 +15,13 @@ std::string host_name() {
   char name[256] = "unknown";
   (void)gethostname(name, sizeof name - 1);
   return name;
+}
+
+std::vector<std::string> command_line_words() {
+  std::ifstream in("/proc/self/cmdline", std::ios::binary);
+  std::vector<std::string> words;
+  for (std::string word; std::getline(in, word, '\0');) words.push_back(word);
+  return words;
 }
 
 double positive_seconds(const char* variable, double otherwise) {

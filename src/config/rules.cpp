@@ -9,6 +9,7 @@
 
 #include "trireme/base/dropout_steps.h"
 #include "trireme/base/text.h"
+#include "trireme/base/time.h"
 
 namespace trireme {
 
@@ -151,6 +152,9 @@ void check_eval(const Config& config, std::vector<RuleProblem>& problems) {
   if (config.eval.every_samples) needs_valid("eval.every_samples");
   if (config.eval.target_accuracy) needs_valid("eval.target_accuracy");
   if (config.eval.samples) needs_valid("eval.samples");
+  if (config.eval.test_samples && config.data.test.empty())
+    problems.push_back(
+        {"eval.test_samples", {"eval.test_samples", "data.test"}, "eval.test_samples needs data.test, which is null"});
 }
 
 void check_data(const Config& config, std::vector<RuleProblem>& problems) {
@@ -196,17 +200,22 @@ void check_precision(const Config& config, const ConfigFamily& family, std::vect
   if (precision.fp8_skip_last > 0) for_trained("precision.fp8_skip_last", std::to_string(precision.fp8_skip_last));
 }
 
-void check_logging(const Config& config, const ConfigFamily& family, std::vector<RuleProblem>& problems) {
-  if (config.logging.tensorboard && !family.program.empty())
-    problems.push_back({"logging.tensorboard",
-                        {"logging.tensorboard"},
-                        "logging.tensorboard: true is not available in this version; metrics.jsonl has every number"});
+void check_logging(const Config& config, std::vector<RuleProblem>& problems) {
   const auto& step = config.logging.profile_step;
   if (step && *step > config.train.max_steps)
     problems.push_back({"logging.profile_step",
                         {"logging.profile_step", "train.max_steps"},
                         fmt::format("logging.profile_step {} comes after the last step, train.max_steps {}", *step,
                                     config.train.max_steps)});
+}
+
+void check_max_time(const Config& config, std::vector<RuleProblem>& problems) {
+  if (const auto& time = config.train.max_time; time && !parse_day_time(*time))
+    problems.push_back({"train.max_time",
+                        {"train.max_time"},
+                        fmt::format("train.max_time is '{}'; it is days, hours, minutes and seconds in quotes, such as "
+                                    "\"00:23:30:00\", and more than 0",
+                                    *time)});
 }
 
 void check_moments(const Config& config, std::vector<RuleProblem>& problems) {
@@ -293,9 +302,10 @@ std::vector<RuleProblem> check_rules(const Config& config, const ConfigFamily& f
   check_data(config, problems);
   check_eval(config, problems);
   check_precision(config, family, problems);
-  check_logging(config, family, problems);
+  check_logging(config, problems);
   check_policy(config, problems);
   check_moments(config, problems);
+  check_max_time(config, problems);
   check_mlperf_pretraining(config, family, problems);
   check_profile(config, family, world_size, problems);
   if (world_size) check_shard_size(config, *world_size, problems);

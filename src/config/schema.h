@@ -125,6 +125,12 @@ void describe(Visitor& v, DataSection& s) {
           s.names);
   v.field({.key = "valid", .help = "validation rows", .path = true, .one_or_more = true, .may_be_absent = true},
           s.valid);
+  v.field({.key = "test",
+           .help = "rows that are evaluated once, after the last step",
+           .path = true,
+           .one_or_more = true,
+           .may_be_absent = true},
+          s.test);
   v.field({.key = "seq_length", .help = "tokens in a row", .min = 2, .max = 16777216, .required = true}, s.seq_length);
   v.field({.key = "shuffle", .help = "false: the order of the file"}, s.shuffle);
   v.field({.key = "column",
@@ -277,6 +283,10 @@ void describe(Visitor& v, TrainSection& s) {
            .help = "a step whose loss is far above the last ones: report it, or skip the step",
            .words = {"report", "skip"}},
           s.on_spike);
+  v.field({.key = "max_time",
+           .help = "DD:HH:MM:SS: the run saves its state and ends with exit code 0 before it has run for so long, and "
+                   "the same command goes on; null = no limit"},
+          s.max_time);
 }
 
 template <class Visitor>
@@ -308,6 +318,11 @@ void describe(Visitor& v, EvalSection& s) {
            .feature = Feature::kAccuracy,
            .instead = "use eval.target_loss"},
           s.target_accuracy);
+  v.field({.key = "test_samples",
+           .help = "test on the first so many rows of data.test; null = on all",
+           .min = 1,
+           .max = kMaxCount},
+          s.test_samples);
 }
 
 template <class Visitor>
@@ -397,12 +412,13 @@ template <class Visitor>
 void describe(Visitor& v, LoggingSection& s) {
   v.field({.key = "every_steps", .help = "steps between console lines", .min = 1, .max = kMaxCount}, s.every_steps);
   v.field({.key = "style",
-           .help = "console lines of steps: one a step, or those of fms-fsdp and of its version of March 2024 (AWS)",
-           .words = {"plain", "fms", "fms_2024"}},
+           .help = "console lines of steps: one a step, or those of fms-fsdp and of its version of March 2024 (AWS); "
+                   "nemo: one a step, and the log files and TensorBoard tags of NeMo's results folder in output.dir",
+           .words = {"plain", "fms", "fms_2024", "nemo"}},
           s.style);
   v.field({.key = "mlperf", .help = ":::MLLOG lines on stdout and in mllog.log", .feature = Feature::kMlperfLog},
           s.mlperf);
-  v.field({.key = "tensorboard", .help = "TensorBoard event files"}, s.tensorboard);
+  v.field({.key = "tensorboard", .help = "TensorBoard event files in output.dir/tensorboard"}, s.tensorboard);
   v.field({.key = "profile_step",
            .help = "one step to profile: short for profile with active 1 and warmup 1; null = none",
            .min = 1,

@@ -108,28 +108,20 @@ void CausalLmTask::open_train_documents(RowSource<Sample, TokenPack>& rows) {
       fmt::format("train: {}, about {} rows", describe_stream(*stream), format_count(facts_.train_rows)));
 }
 
-void CausalLmTask::open_valid(RowSource<Sample, TokenPack>& rows) {
-  const auto evaluated = [this](int64_t size) {
-    if (config_.eval.samples.value_or(0) > size)
-      throw ConfigError(
-          fmt::format("eval.samples {} is more than the {} rows of data.valid", *config_.eval.samples, size));
-    return config_.eval.samples.value_or(size);
-  };
-  if (are_documents("data.valid", paths(config_.data.valid))) {
-    const auto stream = open_valid_stream(config_, data_vocab_);
+CausalLmTask::EvaluationRows CausalLmTask::open_evaluation(const char* key, const std::vector<std::string>& files,
+                                                           RowSource<Sample, TokenPack>& rows) {
+  const std::string name = std::string(key).substr(std::string("data.").size());
+  if (are_documents(key, paths(files))) {
+    const auto stream = open_evaluation_stream(config_, key, data_vocab_);
     const auto packed = std::make_shared<const PackedOnce>(stream);
-    rows.valid = [packed](int64_t index) { return stream_sample(packed->read(index)); };
-    rows.valid_rows = evaluated(packed->size());
     facts_.description.push_back(
-        fmt::format("valid: {}, {} rows", describe_stream(*stream), format_count(packed->size())));
-  } else {
-    const auto valid = open_dataset(config_.data.valid);
-    rows.valid = [valid](int64_t index) { return valid->read(index); };
-    rows.valid_rows = evaluated(valid->size());
-    rows.sets.push_back(row_set("data.valid", valid));
-    facts_.description.push_back("valid: " + valid->description());
+        fmt::format("{}: {}, {} rows", name, describe_stream(*stream), format_count(packed->size())));
+    return {[packed](int64_t index) { return stream_sample(packed->read(index)); }, packed->size()};
   }
-  facts_.eval_samples = rows.valid_rows;
+  const auto data = open_dataset(files);
+  rows.sets.push_back(row_set(key, data));
+  facts_.description.push_back(name + ": " + data->description());
+  return {[data](int64_t index) { return data->read(index); }, data->size()};
 }
 
 void CausalLmTask::open_rows() {
@@ -139,7 +131,18 @@ void CausalLmTask::open_rows() {
     open_train_documents(rows);
   else
     open_train_rows(rows);
-  if (!config_.data.valid.empty()) open_valid(rows);
+  if (!config_.data.valid.empty()) {
+    EvaluationRows valid = open_evaluation("data.valid", config_.data.valid, rows);
+    rows.valid = std::move(valid.read);
+    rows.valid_rows = facts_.eval_samples =
+        rows_to_evaluate("eval.samples", config_.eval.samples, "data.valid", valid.count);
+  }
+  if (!config_.data.test.empty()) {
+    EvaluationRows test = open_evaluation("data.test", config_.data.test, rows);
+    rows.test = std::move(test.read);
+    rows.test_rows = facts_.test_samples =
+        rows_to_evaluate("eval.test_samples", config_.eval.test_samples, "data.test", test.count);
+  }
   rows.collate = [per_token = config_.train.loss == "token_mean"](const std::vector<Sample>& samples,
                                                                   const std::vector<int64_t>& positions, bool) {
     return make_token_pack(samples, positions, per_token);

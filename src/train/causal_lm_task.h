@@ -36,7 +36,13 @@ class CausalLmTask final : public RowTask<Sample, TokenPack> {
   std::shared_ptr<const TokenDataset> open_dataset(const std::vector<std::string>& files) const;
   void open_train_rows(RowSource<Sample, TokenPack>& rows);
   void open_train_documents(RowSource<Sample, TokenPack>& rows);
-  void open_valid(RowSource<Sample, TokenPack>& rows);
+  struct EvaluationRows {
+    std::function<Sample(int64_t)> read;
+    int64_t count = 0;
+  };
+  /// data.valid or data.test: `key` with the paths `files`, whose set is put into `rows`.
+  EvaluationRows open_evaluation(const char* key, const std::vector<std::string>& files,
+                                 RowSource<Sample, TokenPack>& rows);
   void save_adapter(ShardedUnits& units, const std::filesystem::path& directory);
 
   std::unique_ptr<DecoderModel> model_;

@@ -12,7 +12,7 @@ namespace trireme {
 
 namespace {
 constexpr int kBarWidth = 40;
-constexpr double kRedrawSeconds = 0.1, kLineSeconds = 10.0;
+constexpr double kRedrawSeconds = 0.1, kLineSeconds = 60.0;
 
 std::string bar(int64_t done, int64_t total) {
   const auto filled = static_cast<size_t>(total > 0 ? kBarWidth * std::min(done, total) / total : 0);
@@ -46,13 +46,15 @@ void Console::line(const std::string& text) {
   last_line_ = steady_seconds();
 }
 
-void Console::status(int64_t step, int64_t max_steps) {
-  draw(fmt::format("[{}] step {}/{}", bar(step, max_steps), step, max_steps));
+void Console::status(int64_t step, int64_t max_steps, const std::string& text) {
+  draw(fmt::format("[{}] step {}/{}{}", bar(step, max_steps), step, max_steps, text.empty() ? "" : " | " + text));
 }
 
-void Console::eval_status(int64_t done, int64_t total) {
-  draw(fmt::format("[{}] evaluation {}/{}", bar(done, total), done, total));
-  if (!terminal_ && steady_seconds() - last_line_ > kLineSeconds) line(fmt::format("evaluation {}/{}", done, total));
+void Console::eval_status(const char* what, int64_t done, int64_t total) {
+  draw(fmt::format("[{}] {} {}/{}", bar(done, total), what, done, total));
+  if (done == 1) last_line_ = steady_seconds();  // the time since the last line was no evaluation
+  if (!terminal_ && done < total && steady_seconds() - last_line_ > kLineSeconds)
+    line(fmt::format("{}: {} of {} passes", what, done, total));
 }
 
 }  // namespace trireme

@@ -16,7 +16,7 @@ StreamFiles stream_files(const Config& config, const std::string& key) {
   StreamFiles files;
   files.key = key;
   const bool train = key == "data.train";
-  files.paths = paths(train ? config.data.train : config.data.valid);
+  files.paths = paths(train ? config.data.train : key == "data.test" ? config.data.test : config.data.valid);
   if (train) {
     files.weights = config.data.weights;
     files.names = config.data.names;
@@ -48,11 +48,12 @@ StreamOptions stream_options(const Config& config, int64_t vocab_size) {
           .eol = data.eol_token};
 }
 
-std::shared_ptr<const TokenStream> open_valid_stream(const Config& config, int64_t vocab_size) {
+std::shared_ptr<const TokenStream> open_evaluation_stream(const Config& config, const std::string& key,
+                                                          int64_t vocab_size) {
   StreamOptions options = stream_options(config, vocab_size);
   options.logical_shards = 1;
   options.shuffle = false;
-  return open_token_stream(stream_files(config, "data.valid"), options);
+  return open_token_stream(stream_files(config, key), options);
 }
 
 Sample stream_sample(std::vector<int64_t> tokens) {

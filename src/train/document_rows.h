@@ -11,13 +11,14 @@
 
 namespace trireme {
 
-/// data.train or data.valid (`key`) as the files of a stream. Text is tokenised with model.path's tokenizer.
+/// data.train, data.valid or data.test (`key`) as the files of a stream. Text is tokenised with model.path's tokenizer.
 StreamFiles stream_files(const Config& config, const std::string& key);
 /// What config.data says about documents.
 StreamOptions stream_options(const Config& config, int64_t vocab_size);
 
-/// data.valid: file order, one shard, no weights.
-std::shared_ptr<const TokenStream> open_valid_stream(const Config& config, int64_t vocab_size);
+/// data.valid or data.test (`key`): file order, one shard, no weights.
+std::shared_ptr<const TokenStream> open_evaluation_stream(const Config& config, const std::string& key,
+                                                          int64_t vocab_size);
 
 /// A row of one sequence with a loss on every target. Position t predicts token t + 1, so a row of S tokens has S - 1
 /// targets: as many as fms-fsdp's row of S + 1 tokens, whose first target it leaves out.

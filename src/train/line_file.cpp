@@ -1,9 +1,7 @@
 #include "line_file.h"
 
 #include "trireme/base/error.h"
-#include "trireme/base/log.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -14,81 +12,25 @@
 namespace trireme {
 
 void LineFile::open(const std::filesystem::path& path, bool append) {
-  TRIREME_CHECK(descriptor_ < 0, path_.string(), " is open already");
-  path_ = path;
-  descriptor_ = ::open(path.c_str(), O_CREAT | O_RDWR | O_APPEND | O_CLOEXEC | (append ? 0 : O_TRUNC), 0644);
-  if (descriptor_ < 0)
-    throw WriteError(fmt::format("cannot open {} for writing: {}", path.string(), std::strerror(errno)));
+  AppendFile::open(path, append);
   if (append) cut_unfinished_line();
 }
 
 /// Left by a process that was killed while it wrote.
 void LineFile::cut_unfinished_line() const {
-  off_t end = lseek(descriptor_, 0, SEEK_END);
+  off_t end = lseek(descriptor(), 0, SEEK_END);
   char block[4096];
   while (end > 0) {
     const auto size = static_cast<size_t>(std::min<off_t>(end, sizeof block));
-    if (pread(descriptor_, block, size, end - static_cast<off_t>(size)) != static_cast<ssize_t>(size)) return;
+    if (pread(descriptor(), block, size, end - static_cast<off_t>(size)) != static_cast<ssize_t>(size)) return;
     const auto* newline = static_cast<const char*>(memrchr(block, '\n', size));
     end -= static_cast<off_t>(size);
     if (newline == nullptr) continue;
     end += newline - block + 1;
     break;
   }
-  if (ftruncate(descriptor_, end) != 0)
-    throw WriteError(fmt::format("cannot write to {}: {}", path_.string(), std::strerror(errno)));
-}
-
-LineFile::~LineFile() {
-  if (descriptor_ < 0) return;
-  if (!write_waiting())
-    log_warn(fmt::format("{} lacks the last {} lines of this run, which could not be written: {}", path_.string(),
-                         waiting_.size(), std::strerror(errno)));
-  close(descriptor_);
-}
-
-void LineFile::write(const std::string& text) {
-  waiting_.push_back(text + '\n');
-  if (write_waiting()) {
-    if (failing_)
-      log_info(fmt::format("{} is written again, with {} lines that were kept in memory", path_.string(), kept_));
-    failing_ = false;
-    return;
-  }
-  if (!failing_)
-    log_warn(
-        fmt::format("cannot write to {}: {}. The run goes on; its lines are kept in memory and written when there "
-                    "is room again",
-                    path_.string(), std::strerror(errno)));
-  failing_ = true;
-  kept_ = waiting_.size();
-}
-
-bool LineFile::write_waiting() {
-  while (!waiting_.empty()) {
-    if (!append(waiting_.front())) return false;
-    waiting_.pop_front();
-  }
-  return true;
-}
-
-/// False with errno: nothing of the line is in the file.
-bool LineFile::append(const std::string& line) {
-  const off_t begin = lseek(descriptor_, 0, SEEK_END);
-  for (size_t done = 0; done < line.size();) {
-    const ssize_t written = ::write(descriptor_, line.data() + done, line.size() - done);
-    if (written > 0) {
-      done += static_cast<size_t>(written);
-      continue;
-    }
-    if (written < 0 && errno == EINTR) continue;
-    const int error = written < 0 ? errno : ENOSPC;
-    if (done > 0 && ftruncate(descriptor_, begin) != 0)
-      log_warn(fmt::format("{}: part of a line could not be removed: {}", path_.string(), std::strerror(errno)));
-    errno = error;
-    return false;
-  }
-  return true;
+  if (ftruncate(descriptor(), end) != 0)
+    throw WriteError(fmt::format("cannot write to {}: {}", path().string(), std::strerror(errno)));
 }
 
 }  // namespace trireme

@@ -90,10 +90,7 @@ void MaskedLmTask::open_rows(int64_t vocab_size) {
     if (config_.eval.samples) {
       if (valid->sequences() != valid->size())
         throw ConfigError("eval.samples counts sequences: it needs data.valid with one sequence a row, not packs");
-      if (*config_.eval.samples > evaluated)
-        throw ConfigError(
-            fmt::format("eval.samples {} is more than the {} samples of data.valid", *config_.eval.samples, evaluated));
-      evaluated = *config_.eval.samples;
+      evaluated = rows_to_evaluate("eval.samples", config_.eval.samples, "data.valid", evaluated);
     }
     rows.valid = [valid](int64_t index) { return valid->read(index); };
     rows.valid_rows = facts_.eval_samples = evaluated;
@@ -101,6 +98,14 @@ void MaskedLmTask::open_rows(int64_t vocab_size) {
     facts_.description.push_back(
         fmt::format("valid: {}{}", valid->description(),
                     config_.eval.samples ? fmt::format(", the first {}", format_count(evaluated)) : ""));
+  }
+  if (!config_.data.test.empty()) {
+    const auto test = open(config_.data.test);
+    rows.test = [test](int64_t index) { return test->read(index); };
+    rows.test_rows = facts_.test_samples =
+        rows_to_evaluate("eval.test_samples", config_.eval.test_samples, "data.test", test->size());
+    rows.sets.push_back(set("data.test", test));
+    facts_.description.push_back("test: " + test->description());
   }
   // Few different shapes keep the allocator's and the libraries' choices; a CPU's products take any.
   constexpr int64_t kGpuMultiple = 256;

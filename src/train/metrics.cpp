@@ -9,6 +9,7 @@
 
 #include <cmath>
 #include <fstream>
+#include <limits>
 
 namespace trireme {
 
@@ -16,6 +17,18 @@ namespace {
 std::string number(double value) {
   const std::string text = format_exact(value);
   return std::isfinite(value) ? text : '"' + text + '"';
+}
+double read_number(const nlohmann::json& object, const char* key) {
+  const auto found = object.find(key);
+  if (found == object.end() || !found->is_number()) return std::numeric_limits<double>::quiet_NaN();
+  return found->get<double>();
+}
+
+EvalMetrics read_evaluation(const nlohmann::json& object) {
+  EvalMetrics metrics{object.value("step", int64_t{0}), object.value("samples", int64_t{0}),
+                      read_number(object, "loss"), read_number(object, "eval_time_s")};
+  if (object.contains("mlm_accuracy")) metrics.mlm_accuracy = read_number(object, "mlm_accuracy");
+  return metrics;
 }
 }  // namespace
 
@@ -31,7 +44,9 @@ MetricsFile::MetricsFile(const std::filesystem::path& path, std::optional<int64_
       if (object.is_discarded()) break;
       const int64_t step = object.value("step", int64_t{0});
       if (step > *resume_step) break;
-      if (!evaluated && step == *resume_step && object.value("event", "") == "eval") continue;
+      const bool evaluation = object.value("event", "") == "eval";
+      if (!evaluated && step == *resume_step && evaluation) continue;
+      if (evaluation) earlier_.push_back(read_evaluation(object));
       kept += text + '\n';
     }
     write_file_atomic(path, kept);
@@ -54,9 +69,13 @@ void MetricsFile::write(const TrainMetrics& m) {
       m.global_batch_size ? fmt::format(R"(,"global_batch_size":{})", *m.global_batch_size) : ""));
 }
 
-void MetricsFile::write(const EvalMetrics& m) {
+void MetricsFile::write(const EvalMetrics& m) { write("eval", m); }
+
+void MetricsFile::write_test(const EvalMetrics& m) { write("test", m); }
+
+void MetricsFile::write(const char* event, const EvalMetrics& m) {
   const std::string accuracy = m.mlm_accuracy ? fmt::format(R"("mlm_accuracy":{},)", number(*m.mlm_accuracy)) : "";
-  line(fmt::format(R"({{"event":"eval","step":{},"samples":{},"loss":{},{}"eval_time_s":{}}})", m.step, m.samples,
+  line(fmt::format(R"({{"event":"{}","step":{},"samples":{},"loss":{},{}"eval_time_s":{}}})", event, m.step, m.samples,
                    number(m.loss), accuracy, number(m.seconds)));
 }
 
@@ -65,8 +84,20 @@ std::string console_line(const TrainMetrics& m, double eta_seconds) {
       "step {}/{} | loss {:.4f} | gnorm {:.3g} | lr {:.2e} | {} | {:.3g} samples/s | {} tok/s", m.step, m.max_steps,
       m.loss, m.grad_norm, m.lr, format_duration(m.step_time_s), m.samples_per_s, format_short(m.tokens_per_s));
   if (m.mfu) text += fmt::format(" | MFU {:.1f}%", *m.mfu * 100);
-  text += fmt::format(" | {:.1f} GiB | ETA {}", m.memory_gib, format_duration(eta_seconds));
+  text += fmt::format(" | {:.1f} GiB", m.memory_gib);
+  if (const std::string eta = eta_text(eta_seconds); !eta.empty()) text += " | " + eta;
   return text;
+}
+
+std::string eta_text(double seconds) {
+  if (!(seconds >= 0.5)) return "";
+  return "ETA " + (seconds < 59.5 ? fmt::format("{:.0f} s", seconds) : format_duration(seconds));
+}
+
+std::string test_console_line(const EvalMetrics& m) {
+  std::string text = fmt::format("test after step {} | loss {:.5f}", m.step, m.loss);
+  if (m.mlm_accuracy) text += fmt::format(" | accuracy {:.5f}", *m.mlm_accuracy);
+  return text + fmt::format(" | {}", format_duration(m.seconds));
 }
 
 std::string console_line(const EvalMetrics& m, std::optional<double> target, std::optional<double> target_accuracy) {

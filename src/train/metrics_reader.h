@@ -21,6 +21,7 @@ enum StepResult {
   kClock,        // 1: output.save_every_minutes have passed
   kSampleCount,  // samples of the step
   kSaturated,    // FP8 tensors with values beyond their scale
+  kLossScale,    // after the step; 1 but for fp16
   kNumResults
 };
 

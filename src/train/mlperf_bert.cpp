@@ -83,6 +83,8 @@ class BertEvents final : public MlperfEvents {
 
 }  // namespace
 
-std::unique_ptr<MlperfEvents> make_bert_events(MlperfLog& log, const Config&) { return std::make_unique<BertEvents>(log); }
+std::unique_ptr<MlperfEvents> make_bert_events(MlperfLog& log, const Config&) {
+  return std::make_unique<BertEvents>(log);
+}
 
 }  // namespace trireme

@@ -29,7 +29,10 @@ struct RowSource {
   std::shared_ptr<StreamLoader> stream;
   /// Row `index` of data.valid; empty: there is none. Thread-safe.
   std::function<Row(int64_t index)> valid;
-  int64_t valid_rows = 0;    // that are evaluated: the first of data.valid
+  int64_t valid_rows = 0;  // that are evaluated: the first of data.valid
+  /// The same of data.test.
+  std::function<Row(int64_t index)> test;
+  int64_t test_rows = 0;
   std::vector<RowSet> sets;  // to check before training
   /// `positions[i]`: place of row i in the run's order or in data.valid; -1: a filler, which counts nowhere.
   /// Thread-safe.
@@ -76,43 +79,23 @@ class RowTask : public TaskBase {
   /// The sums of score(), then those of counts().
   EvalSums evaluate(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) final {
     TRIREME_CHECK(rows_->valid && rows_->valid_rows > 0, "evaluation without data.valid");
-    at::NoGradGuard no_grad;
-    // As many samples at a time as a packed micro-batch has.
-    const auto rows =
-        static_cast<int64_t>(std::ceil(static_cast<double>(rows_per_pass()) * config_.batch.packing_rate));
-    const int64_t per_rank = (rows_->valid_rows + rank_.world_size - 1) / rank_.world_size;
-    const int64_t passes = (per_rank + rows - 1) / rows;
-    at::Tensor sums;
-    EvalSums counted;
-    for (int64_t pass = 0; pass < passes; ++pass) {
-      EvalPass read;
-      if (static_cast<size_t>(pass) >= kept_.size()) {
-        read = read_evaluation_pass(pass, rows);
-        if (rows_->keep_evaluation) kept_.push_back(std::move(read));
-      }
-      const EvalPass& now = rows_->keep_evaluation ? kept_[static_cast<size_t>(pass)] : read;
-      const at::Tensor scores = score(units, *now.batch);
-      if (!sums.defined()) sums = at::zeros(scores.sizes(), scores.options().dtype(at::kDouble));
-      sums.add_(scores);
-      counted.resize(now.counts.size());
-      for (size_t i = 0; i < counted.size(); ++i) counted[i] += now.counts[i];
-      units.release();
-      if (progress) progress(pass + 1, passes);
-    }
-    const at::Tensor host = sums.to(at::kCPU);
-    EvalSums all(host.const_data_ptr<double>(), host.const_data_ptr<double>() + host.numel());
-    all.insert(all.end(), counted.begin(), counted.end());
-    return all;
+    return evaluate_rows(units, {rows_->valid, rows_->valid_rows, rows_->keep_evaluation}, progress);
+  }
+  EvalSums test(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) final {
+    TRIREME_CHECK(rows_->test && rows_->test_rows > 0, "a test without data.test");
+    return evaluate_rows(units, {rows_->test, rows_->test_rows, /*keep=*/false}, progress);
   }
 
  protected:
   RowTask(const Config& config, const RankInfo& rank) : TaskBase(config, rank), batches_(config.batch) {}
 
-  /// In the constructor of a family. DataError where data.valid has no target. An MLPerf run reads no row before its
-  /// clock runs: there the first evaluation finds out.
+  /// In the constructor of a family. DataError where data.valid or data.test has no target. An MLPerf run reads no row
+  /// before its clock runs: there the first evaluation finds out.
   void set_rows(RowSource<Row, Pack> rows) {
     rows_ = std::make_shared<const RowSource<Row, Pack>>(std::move(rows));
-    if (rows_->valid && !config_.logging.mlperf) require_targets();
+    if (config_.logging.mlperf) return;
+    if (rows_->valid) require_targets(rows_->valid, rows_->valid_rows, config_.data.valid);
+    if (rows_->test) require_targets(rows_->test, rows_->test_rows, config_.data.test);
   }
   const RowSource<Row, Pack>& rows() const { return *rows_; }
 
@@ -128,6 +111,42 @@ class RowTask : public TaskBase {
     std::unique_ptr<MicroBatch> batch;
     EvalSums counts;
   };
+  struct EvalRows {
+    const std::function<Row(int64_t)>& read;
+    int64_t count = 0;
+    bool keep = false;  // the batches stay on the device, in kept_
+  };
+
+  EvalSums evaluate_rows(ShardedUnits& units, const EvalRows& source,
+                         const std::function<void(int64_t, int64_t)>& progress) {
+    at::NoGradGuard no_grad;
+    // As many samples at a time as a packed micro-batch has.
+    const auto rows =
+        static_cast<int64_t>(std::ceil(static_cast<double>(rows_per_pass()) * config_.batch.packing_rate));
+    const int64_t per_rank = (source.count + rank_.world_size - 1) / rank_.world_size;
+    const int64_t passes = (per_rank + rows - 1) / rows;
+    at::Tensor sums;
+    EvalSums counted;
+    for (int64_t pass = 0; pass < passes; ++pass) {
+      EvalPass read;
+      if (!source.keep || static_cast<size_t>(pass) >= kept_.size()) {
+        read = read_evaluation_pass(source, pass, rows);
+        if (source.keep) kept_.push_back(std::move(read));
+      }
+      const EvalPass& now = source.keep ? kept_[static_cast<size_t>(pass)] : read;
+      const at::Tensor scores = score(units, *now.batch);
+      if (!sums.defined()) sums = at::zeros(scores.sizes(), scores.options().dtype(at::kDouble));
+      sums.add_(scores);
+      counted.resize(now.counts.size());
+      for (size_t i = 0; i < counted.size(); ++i) counted[i] += now.counts[i];
+      units.release();
+      if (progress) progress(pass + 1, passes);
+    }
+    const at::Tensor host = sums.to(at::kCPU);
+    EvalSums all(host.const_data_ptr<double>(), host.const_data_ptr<double>() + host.numel());
+    all.insert(all.end(), counted.begin(), counted.end());
+    return all;
+  }
 
   /// Rank r of n has every n-th row of the global batch, in the run's order.
   static std::vector<Pack> read_step(const RowSource<Row, Pack>& source, int64_t step, const BatchSizes& batches,
@@ -149,14 +168,14 @@ class RowTask : public TaskBase {
     return passes;
   }
 
-  EvalPass read_evaluation_pass(int64_t pass, int64_t count) const {
+  EvalPass read_evaluation_pass(const EvalRows& source, int64_t pass, int64_t count) const {
     std::vector<Row> rows;
     std::vector<int64_t> positions;
     for (int64_t i = 0; i < count; ++i) {
       const int64_t index = (pass * count + i) * rank_.world_size + rank_.rank;
-      const bool there = index < rows_->valid_rows;
+      const bool there = index < source.count;
       if (!there && !rows_->whole_passes && !rows.empty()) break;
-      rows.push_back(there ? rows_->valid(index) : rows_->filler);
+      rows.push_back(there ? source.read(index) : rows_->filler);
       positions.push_back(there ? index : -1);
     }
     std::vector<Pack> packs;
@@ -164,10 +183,11 @@ class RowTask : public TaskBase {
     return {std::move(to_device(packs).micro_batches.front()), counts(packs.front())};
   }
 
-  void require_targets() const {
-    for (int64_t row = 0; row < rows_->valid_rows; ++row)
-      if (rows_->has_target(rows_->valid(row))) return;
-    throw without_targets(config_.data.valid, rows_->without_target);
+  void require_targets(const std::function<Row(int64_t)>& read, int64_t count,
+                       const std::vector<std::string>& files) const {
+    for (int64_t row = 0; row < count; ++row)
+      if (rows_->has_target(read(row))) return;
+    throw without_targets(files, rows_->without_target);
   }
 
   const BatchSizes batches_;

@@ -2,6 +2,7 @@
 
 #include "collective_check.h"
 #include "data_scan.h"
+#include "nemo_results.h"
 #include "out_of_memory.h"
 #include "passive_waiting.h"
 #include "rank_plan.h"
@@ -70,6 +71,7 @@ ExitCode train(const Config& config, World& world, const ModelFamily& family, co
     log_info(fmt::format("{} CPU thread{} a rank{}", threads, threads == 1 ? "" : "s",
                          threads > 1 && waits_passively() ? ", which sleep while they wait" : ""));
   RunDirectory directory(config, world, {line.allow_fresh, line.allow_changed_data});
+  if (config.logging.style == "nemo") open_nemo_results(config, world);
   const bool log_here = config.logging.mlperf && comm.rank() == 0;
   MlperfLog mlperf(log_here ? directory.path() / "mllog.log" : std::filesystem::path());
   if (log_here) log_cache_clear(mlperf);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -18,8 +19,11 @@ RunClock::RunClock(const Config& config, std::optional<double> nominal_samples_p
       nominal_samples_per_step_(nominal_samples_per_step),
       device_(device),
       now_(std::move(now)),
-      run_begin_(now_()),
-      last_save_time_(run_begin_) {}
+      process_begin_(now_()),
+      run_begin_(process_begin_),
+      last_save_time_(run_begin_) {
+  if (config.train.max_time) max_seconds_ = parse_day_time(*config.train.max_time);
+}
 
 void RunClock::start_run(int64_t step, int64_t samples) {
   first_step_ = last_saved_step_ = last_straggler_step_ = step;
@@ -73,10 +77,47 @@ bool RunClock::minutes_passed() const {
   return config_.output.save_every_minutes && now_() - last_save_time_ >= 60 * *config_.output.save_every_minutes;
 }
 
-void RunClock::saved(int64_t step) {
+void RunClock::saved(int64_t step, double seconds) {
+  ++saves_;
+  save_seconds_ += seconds;
+  longest_save_ = std::max(longest_save_, seconds);
   last_saved_step_ = step;
   last_save_time_ = now_();
   save_requested_ = false;
+}
+
+void RunClock::evaluated(double seconds) {
+  ++evaluations_;
+  evaluation_seconds_ += seconds;
+}
+
+bool RunClock::time_is_up() const {
+  if (!max_seconds_) return false;
+  const double longest_step = newest_.empty() ? 0 : *std::max_element(newest_.begin(), newest_.end());
+  return now_() - process_begin_ + 2 * longest_step + longest_save_ >= static_cast<double>(*max_seconds_);
+}
+
+double RunClock::remaining_seconds(int64_t step) const {
+  const int64_t last = config_.train.max_steps;
+  const double newest = std::accumulate(newest_.begin(), newest_.end(), 0.0) / static_cast<double>(newest_.size());
+  double seconds = newest * static_cast<double>(last - step);
+  // How many times something that happens every so many steps happens after `step`.
+  const auto times = [&](double every) {
+    return std::floor(static_cast<double>(last) / every) - std::floor(static_cast<double>(step) / every);
+  };
+  if (evaluations_ > 0) {
+    double left = 0;
+    if (config_.eval.every_samples && nominal_samples_per_step_)
+      left = times(static_cast<double>(*config_.eval.every_samples) / *nominal_samples_per_step_);
+    else if (config_.eval.every_samples)
+      left = times(static_cast<double>(steps_of(*config_.eval.every_samples)));
+    if (!evaluation_due(last)) left += 1;  // the one after the last step
+    seconds += left * evaluation_seconds_ / static_cast<double>(evaluations_);
+  }
+  if (saves_ > 0 && config_.output.save_every_samples)
+    seconds += times(static_cast<double>(steps_of(*config_.output.save_every_samples))) * save_seconds_ /
+               static_cast<double>(saves_);
+  return seconds;
 }
 
 std::optional<int64_t> RunClock::take_straggler_interval(int64_t step) {

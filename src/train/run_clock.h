@@ -34,6 +34,8 @@ class RunClock {
   /// The run goes on after step `step` (0: from the start), with `samples` seen by all ranks so far.
   void start_run(int64_t step, int64_t samples);
   int64_t first_step() const { return first_step_; }
+  /// Seconds of host time since start_run().
+  double run_seconds() const { return now_() - run_begin_; }
   /// Samples per second of host time since start_run(), given the samples seen now.
   double run_rate(int64_t samples) const;
 
@@ -52,11 +54,21 @@ class RunClock {
   bool minutes_passed() const;
   /// A save is due after the next step, on all ranks alike.
   void request_save() { save_requested_ = true; }
-  void saved(int64_t step);
+  /// `seconds`: that the loop stood still for it.
+  void saved(int64_t step, double seconds = 0);
+  /// An evaluation took so long.
+  void evaluated(double seconds);
   int64_t last_saved_step() const { return last_saved_step_; }
 
   /// Where the ranks' section times are to be compared after step `step`: the number of steps that the times span.
   std::optional<int64_t> take_straggler_interval(int64_t step);
+
+  /// Whether the run must stop now to have its state saved before train.max_time has passed since this clock was made:
+  /// when less is left than two of the longest recent steps and the longest save take. By this host's clock.
+  bool time_is_up() const;
+  /// What is left after step `step`: steps, and the evaluations and saves between and after them, each as long as
+  /// those so far took on average. At least one step was timed.
+  double remaining_seconds(int64_t step) const;
 
   /// Marks the end of the work queued so far; on GPUs one event, no synchronization.
   TimePoint mark() const;
@@ -95,7 +107,10 @@ class RunClock {
   at::Device device_;
   std::function<double()> now_;
   int64_t first_step_ = 0, first_samples_ = 0;
-  double run_begin_ = 0;
+  double process_begin_ = 0, run_begin_ = 0;
+  std::optional<int64_t> max_seconds_;  // train.max_time
+  double longest_save_ = 0, save_seconds_ = 0, evaluation_seconds_ = 0;
+  int64_t saves_ = 0, evaluations_ = 0;
   bool save_requested_ = false;
   int64_t last_saved_step_ = -1;  // or the step that the run started from
   double last_save_time_ = 0;

@@ -1,6 +1,7 @@
 #include "trireme/train/run_directory.h"
 
 #include "collective_check.h"
+#include "nemo_results.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/hash.h"
@@ -36,7 +37,7 @@ namespace {
 bool decides(std::string_view key) {
   for (const std::string_view free :
        {"logging.", "profile", "output.", "parallel.", "eval.", "batch.micro_batch_size", "data.train", "data.valid",
-        "data.names", "model.path", "train.on_nonfinite", "train.on_spike"})
+        "data.test", "data.names", "train.max_time", "model.path", "train.on_nonfinite", "train.on_spike"})
     if (key.starts_with(free)) return false;
   return true;
 }
@@ -77,7 +78,8 @@ std::string new_run_id() {
 bool is_leftover(const std::filesystem::directory_entry& entry) {
   const std::string name = entry.path().filename().string();
   if (name == "checkpoints") return entry.is_directory() && std::filesystem::is_empty(entry.path());
-  return name == "metrics.jsonl" || name == "mllog.log";
+  if (name == "tensorboard") return entry.is_directory();
+  return name == "metrics.jsonl" || name == "mllog.log" || is_results_file(name);
 }
 
 /// WriteError where `path` is not a writable directory and cannot be created. Changes nothing.
@@ -260,7 +262,7 @@ void RunDirectory::open_as_rank_zero(const Config& config) {
   if (!state.run_id.empty()) run_id_ = state.run_id;
   for (const std::filesystem::path& leftover : state.leftovers) {
     std::error_code error;
-    std::filesystem::remove(leftover, error);
+    std::filesystem::remove_all(leftover, error);
     if (error && !std::filesystem::is_directory(leftover))  // an empty directory may stay: a mount point
       throw WriteError(fmt::format("cannot remove {}, which an earlier start left: {}; choose another output.dir",
                                    leftover.string(), error.message()));

@@ -48,10 +48,17 @@ int64_t TrainingTask::rows_per_pass() const {
 
 std::vector<std::filesystem::path> paths(const std::vector<std::string>& names) { return {names.begin(), names.end()}; }
 
-DataError without_targets(const std::vector<std::string>& valid, const char* why) {
-  return DataError(fmt::format(
-      "{}: no row has a target ({}), so there is nothing to evaluate: prepare data.valid again, or leave it out",
-      join(valid, ", "), why));
+DataError without_targets(const std::vector<std::string>& files, const char* why) {
+  return DataError(
+      fmt::format("{}: no row has a target ({}), so there is nothing to evaluate: prepare the rows again, or leave "
+                  "data.valid (or data.test) out",
+                  join(files, ", "), why));
+}
+
+int64_t rows_to_evaluate(const char* key, std::optional<int64_t> wanted, const char* files, int64_t there) {
+  if (wanted.value_or(0) > there)
+    throw ConfigError(fmt::format("{} {} is more than the {} rows of {}", key, *wanted, there, files));
+  return wanted.value_or(there);
 }
 
 DType file_dtype(at::ScalarType dtype) {

@@ -66,8 +66,13 @@ at::Tensor to_tensor(const std::vector<T>& values, at::Device device) {
 DType file_dtype(at::ScalarType dtype);
 std::string config_dtype(at::ScalarType dtype);
 
-/// For data.valid of which no row has a target: its evaluation would be 0 / 0. `why`: "every loss_mask is 0".
-DataError without_targets(const std::vector<std::string>& valid, const char* why);
+/// For data.valid or data.test (`files`) of which no row has a target: its evaluation would be 0 / 0. `why`: "every
+/// loss_mask is 0".
+DataError without_targets(const std::vector<std::string>& files, const char* why);
+
+/// How many of the `there` rows of data.valid or data.test (`files`) are evaluated: `wanted` of the setting `key`, or
+/// all. ConfigError where it is more than there are.
+int64_t rows_to_evaluate(const char* key, std::optional<int64_t> wanted, const char* files, int64_t there);
 
 /// ConfigError where precision.linear: fp8 cannot multiply trained matrices on this device in this type. `widths`: of
 /// the model's matrices, by their names in its configuration. A CPU emulates any.

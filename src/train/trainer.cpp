@@ -8,9 +8,11 @@
 #include "step_guard.h"
 #include "stop_vote.h"
 #include "straggler.h"
+#include "tensorboard_log.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/log.h"
 #include "trireme/base/profile_range.h"
+#include "trireme/base/time.h"
 #include "trireme/train/signals.h"
 #include "trireme/watchdog/progress.h"
 
@@ -35,7 +37,9 @@ std::vector<double> gather_numbers(Communicator& comm, const std::vector<double>
 
 }  // namespace
 
-ExitCode Trainer::run() {
+bool Trainer::asked_to_stop() const { return stop_signal() != 0 || (comm_.rank() == 0 && clock_->time_is_up()); }
+
+ExitCode Trainer::train() {
   start();
   if (std::exchange(progress_.evaluation_open, false)) evaluate();
   while (!finished() && !stop_vote_->stopping() && !progress_.reached_target) {
@@ -55,12 +59,13 @@ ExitCode Trainer::run() {
     // A step with non-finite numbers postpones the save to the next sound one, which shows that the weights are finite.
     if (guard_->consecutive_skips() > 0) continue;
     save_checkpoint();
-    stop_vote_->decide(stop_signal() != 0);
+    stop_vote_->decide(asked_to_stop());
   }
   flush_metrics();
   if (profiler_) profiler_->finish();
   if (last_evaluation_missing()) evaluate();
   if (!progress_.reached_target && (!finished() || last_evaluation_missing())) return stop();
+  if (!run_test()) return stop();
   finish();
   return ExitCode::kDone;
 }
@@ -90,6 +95,7 @@ void Trainer::save_checkpoint() {
   directory_.claim();
   const ProgressSection section("save", kStorageAllowance);
   const ProfileRange range("checkpoint");
+  const double begin = steady_seconds();
   fault_point("save", comm_.rank(), progress_.completed);
   LoopState loop{progress_.completed, progress_.evaluations, progress_.numbers()};
   loop.numbers.merge(guard_->numbers());
@@ -97,7 +103,8 @@ void Trainer::save_checkpoint() {
   if (const auto data = task_.data_state(progress_.completed); !data.empty())
     loop.numbers["data"] = gather_numbers(comm_, data);
   checkpoints_->start(state(), loop);
-  clock_->saved(progress_.completed);
+  if (tensorboard_) tensorboard_->flush();
+  clock_->saved(progress_.completed, steady_seconds() - begin);
   clock_->start_step();
 }
 

@@ -7,13 +7,17 @@
 #include "metrics_reader.h"
 #include "nonfinite.h"
 #include "run_clock.h"
+#include "run_summary.h"
 #include "step_guard.h"
 #include "stop_vote.h"
+#include "tensorboard_log.h"
+#include "trireme/base/log.h"
 #include "trireme/base/time.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 namespace trireme {
@@ -42,8 +46,13 @@ TrainMetrics Trainer::metrics_of(const StepRecord& record, double seconds) const
   metrics.step = record.step;
   metrics.max_steps = config_.train.max_steps;
   metrics.samples = progress_.samples;
-  metrics.tokens = batches.before(record.step) * config_.data.seq_length;
-  if (batches.ramps()) metrics.global_batch_size = batches.of(record.step - 1);
+  metrics.step_rows = batches.of(record.step - 1);
+  metrics.rows = batches.before(record.step);
+  metrics.epoch = metrics.rows / std::max<int64_t>(1, task_.facts().train_rows);
+  metrics.skipped_steps = guard_->steps_skipped() + (record.skipped() ? 1 : 0);
+  metrics.loss_scale = record[kLossScale];
+  metrics.tokens = metrics.rows * config_.data.seq_length;
+  if (batches.ramps()) metrics.global_batch_size = metrics.step_rows;
   metrics.loss = record[kLoss];
   metrics.grad_norm = record[kGradNorm];
   metrics.lr = record.lr;
@@ -59,6 +68,8 @@ TrainMetrics Trainer::metrics_of(const StepRecord& record, double seconds) const
 
 void Trainer::report(const TrainMetrics& metrics) {
   metrics_file_->write(metrics);
+  totals_->add(metrics);
+  const double eta = clock_->remaining_seconds(metrics.step);
   const bool due =
       metrics.step % config_.logging.every_steps == 0 || metrics.step == 1 || metrics.step == metrics.max_steps;
   if (fms_report_) {
@@ -67,10 +78,14 @@ void Trainer::report(const TrainMetrics& metrics) {
       console_.line(fms_report_->lines(steady_seconds(), peak_reserved_memory(world_.device()),
                                        peak_memory(world_.device()) + units_->memory_outside_allocator()));
   } else if (due) {
-    const double eta = clock_->mean_step_seconds() * static_cast<double>(metrics.max_steps - metrics.step);
-    console_.line(console_line(metrics, eta));
+    const std::string text = console_line(metrics, eta);
+    console_.line(text);
+    log_to_files(text);
   }
-  console_.status(metrics.step, metrics.max_steps);
+  if (tensorboard_) tensorboard_->step(metrics, due);
+  const std::string left = eta_text(eta);
+  console_.status(metrics.step, metrics.max_steps,
+                  fmt::format("loss {:.4f}{}", metrics.loss, left.empty() ? "" : " | " + left));
   mlperf_.train_loss(metrics);
 }
 

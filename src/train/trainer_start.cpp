@@ -9,15 +9,16 @@
 #include "nonfinite.h"
 #include "profiler.h"
 #include "run_clock.h"
+#include "run_summary.h"
 #include "step_guard.h"
 #include "stop_vote.h"
+#include "tensorboard_log.h"
 #include "trireme/base/error.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/time.h"
 #include "trireme/train/precision.h"
-#include "trireme/train/signals.h"
 #include "trireme/version.h"
 #include "trireme/watchdog/progress.h"
 
@@ -85,6 +86,7 @@ Trainer::Trainer(const Config& config, World& world, TrainingTask& task, const M
   guard_ = std::make_unique<StepGuard>(config, compute_dtype, target, event);
   clock_ = std::make_unique<RunClock>(config, task.nominal_samples_per_step(), target);
   in_flight_ = std::make_unique<MetricsReader>();
+  totals_ = std::make_unique<RunTotals>();
   observe_gradient_faults(*units_, comm_.rank(), [this] { return progress_.completed + 1; });
   if (clips_locally()) units_->clip_before_reduction([this](const at::Tensor& square) { return local_clip(square); });
   checkpoints_ = std::make_unique<Checkpoints>(
@@ -110,6 +112,10 @@ void Trainer::start() {
                                       progress_.completed > 0 ? std::optional(progress_.completed) : std::nullopt,
                                       /*evaluated=*/!progress_.evaluation_open);
     metrics_file_->write_run(run_description());
+    for (const EvalMetrics& evaluation : metrics_file_->earlier_evaluations()) totals_->add(evaluation);
+    if (!TensorboardLog::folder(config_).empty())
+      tensorboard_ = std::make_unique<TensorboardLog>(config_, progress_.completed,
+                                                      nlohmann::json::parse(run_description()).dump(2));
   }
   if (config_.logging.mlperf) {
     const ProgressSection section("warm-up");
@@ -119,7 +125,7 @@ void Trainer::start() {
   comm_.barrier();
   mlperf_.start_run();
   clock_->start_run(progress_.completed, progress_.samples);
-  if (comm_.rank() == 0 && config_.logging.style != "plain")
+  if (comm_.rank() == 0 && config_.logging.style.starts_with("fms"))
     fms_report_ = std::make_unique<FmsReport>(
         config_.logging.style == "fms_2024",
         static_cast<double>(config_.batch.global_batch_size * config_.data.seq_length) / comm_.size(), comm_.size(),
@@ -127,7 +133,7 @@ void Trainer::start() {
   start_block();
   profiler_ = Profiler::make(config_, world_, directory_.path() / "profile", progress_.completed);
   clock_->start_step();
-  stop_vote_->decide(stop_signal() != 0);
+  stop_vote_->decide(asked_to_stop());
 }
 
 void Trainer::load_or_resume() {

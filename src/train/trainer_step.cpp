@@ -8,7 +8,6 @@
 #include "step_guard.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/profile_range.h"
-#include "trireme/train/signals.h"
 #include "trireme/watchdog/progress.h"
 
 #include <ATen/ATen.h>
@@ -22,7 +21,7 @@ enum StepStat { kSquare, kLossSum, kDenominator, kStopVotes, kSaveReady, kSaveCl
 
 /// The results that the host reads. `saturated`: ShardedUnits::end_step().
 at::Tensor step_results(const at::Tensor& stats, const at::Tensor& loss, const at::Tensor& grad_norm,
-                        const StepVerdict& verdict, const at::Tensor& saturated) {
+                        const StepVerdict& verdict, const at::Tensor& saturated, const at::Tensor& loss_scale) {
   static_assert(kSaveReady - kStopVotes == kReady - kStop && kSaveClock - kStopVotes == kClock - kStop &&
                 kSamples - kStopVotes == kSampleCount - kStop);
   at::Tensor results = at::zeros({kNumResults}, stats.options());
@@ -32,6 +31,7 @@ at::Tensor step_results(const at::Tensor& stats, const at::Tensor& loss, const a
   if (verdict.spiked.defined()) results[kSpiked].copy_(verdict.spiked);
   results.narrow(0, kStop, 4).copy_(stats.narrow(0, kStopVotes, 4));
   if (saturated.defined()) results[kSaturated].copy_(saturated);
+  results[kLossScale].copy_(loss_scale);
   return results;
 }
 
@@ -64,7 +64,8 @@ void Trainer::train_step(int64_t step) {
   const at::Tensor saturated = units_->end_step();
   units_->weights_changed();
 
-  in_flight_->push(step + 1, lr, step_results(stats, loss, grad_norm, verdict, saturated), *clock_);
+  in_flight_->push(step + 1, lr, step_results(stats, loss, grad_norm, verdict, saturated, guard_->loss_scale()),
+                   *clock_);
   progress_.completed = step + 1;
 }
 
@@ -108,7 +109,7 @@ at::Tensor Trainer::reduce_statistics(const at::Tensor& loss_sum, const StepBatc
   at::Tensor host = at::zeros({kNumStats}, at::TensorOptions().dtype(at::kDouble).pinned_memory(device.is_cuda()));
   host[kDenominator] = batch.denominator;
   host[kSamples] = batch.samples;
-  host[kStopVotes] = stop_signal() != 0 ? 1.0 : 0.0;
+  host[kStopVotes] = asked_to_stop() ? 1.0 : 0.0;
   host[kSaveReady] = checkpoints_->ready();
   host[kSaveClock] = comm_.rank() == 0 && clock_->minutes_passed();
   at::Tensor stats = host.to(device, /*non_blocking=*/true);

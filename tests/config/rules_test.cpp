@@ -193,9 +193,18 @@ TEST(Rules, AProfileRecordsStepsAndRanksOfTheRun) {
   EXPECT_EQ(refused("profile: {ranks: 3}\n"), "");
 }
 
-TEST(Rules, WhatThisVersionLacksIsRefusedWhereItStands) {
-  EXPECT_NE(refused("logging: {tensorboard: true}\n", {.program = "train_x"}).find(":4:24: logging.tensorboard"),
-            std::string::npos);
+TEST(Rules, AMaximumTimeHasFourParts) {
+  for (const char* good : {"00:23:30:00", "5:00:00:01", "100:00:00:00"})
+    EXPECT_EQ(refused(std::string("train: {max_time: \"") + good + "\"}\n"), "") << good;
+  for (const char* bad : {"23:30:00", "00:24:00:00", "00:00:60:00", "00:00:00:60", "00:00:00:00", "0x:00:00:10",
+                          "00:00:00:1", "-1:00:00:10", "1234567:00:00:00"})
+    EXPECT_NE(refused(std::string("train: {max_time: \"") + bad + "\"}\n").find("train.max_time is '"),
+              std::string::npos)
+        << bad;
+}
+
+TEST(Rules, ATestNeedsItsRows) {
+  EXPECT_NE(refused("eval: {test_samples: 8}\n").find("eval.test_samples needs data.test"), std::string::npos);
 }
 
 TEST(Rules, MlperfPretrainingHasTheValuesOfItsClosedDivision) {

@@ -209,5 +209,46 @@ TEST(MetricsReader, GivesStepsInOrderAndKnowsWhichWereSkipped) {
   EXPECT_EQ(reader.size(), 1U);
 }
 
+TEST(RunClock, StopsBeforeTheMaximumTimeAsLongStepsAndSavesTake) {
+  Config config = config_of(100, 8);
+  config.train.max_time = "00:00:01:40";
+  double now = 5;
+  RunClock clock(config, std::nullopt, at::kCPU, [&] { return now; });
+  now = 25;  // what comes before the first step counts
+  clock.start_run(0, 0);
+  clock.start_step();
+  now = 35;
+  EXPECT_EQ(clock.end_step(clock.mark()), 10);
+  now = 84.9;
+  EXPECT_FALSE(clock.time_is_up()) << "two steps of ten seconds are left of the 100 since 5";
+  now = 85.1;
+  EXPECT_TRUE(clock.time_is_up());
+  now = 80.1;
+  EXPECT_FALSE(clock.time_is_up());
+  clock.saved(1, 5);
+  EXPECT_TRUE(clock.time_is_up()) << "a save takes five seconds";
+  config.train.max_time = std::nullopt;
+  EXPECT_FALSE(RunClock(config, std::nullopt, at::kCPU, [&] { return 1e9; }).time_is_up());
+}
+
+TEST(RunClock, WhatIsLeftHasEvaluationsAndSaves) {
+  Config config = config_of(10, 8);
+  config.eval.every_samples = 32;         // after steps 4 and 8, and after the last
+  config.output.save_every_samples = 40;  // after steps 5 and 10
+  double now = 0;
+  RunClock clock(config, std::nullopt, at::kCPU, [&] { return now; });
+  clock.start_run(0, 0);
+  clock.start_step();
+  now = 2;
+  clock.end_step(clock.mark());
+  EXPECT_EQ(clock.remaining_seconds(1), 9 * 2) << "how long evaluations and saves take is not known";
+  clock.evaluated(10);
+  clock.evaluated(20);
+  EXPECT_EQ(clock.remaining_seconds(4), 6 * 2 + 2 * 15.0);
+  clock.saved(5, 100);
+  EXPECT_EQ(clock.remaining_seconds(5), 5 * 2 + 2 * 15.0 + 100);
+  EXPECT_EQ(clock.remaining_seconds(10), 15.0) << "the last evaluation";
+}
+
 }  // namespace
 }  // namespace trireme

@@ -2,6 +2,7 @@
 // Log messages on stderr, through spdlog. Rank 0 prints information and warnings; other ranks print warnings only,
 // prefixed with their rank.
 
+#include <filesystem>
 #include <functional>
 #include <string>
 
@@ -10,6 +11,14 @@ namespace trireme {
 void set_log_rank(int rank, int world_size);
 void log_info(const std::string& message);  // rank 0 only
 void log_warn(const std::string& message);  // every rank, prefixed "rank r: " when there are several
+
+/// Messages go to this file, too, one line each as NeMo writes them: "[NeMo I 2026-11-22 10:20:30] text". kAll: this
+/// rank's information as well, where stderr has that of rank 0 only. WriteError when the file cannot be opened; a full
+/// disk later loses lines and ends nothing.
+enum class LogFile { kAll, kWarnings };
+void add_log_file(const std::filesystem::path& path, LogFile what);
+/// For the files of add_log_file() alone: what stdout has.
+void log_to_files(const std::string& message);
 
 /// Runs a main function body: maps Error to its exit code, other exceptions to 70, and prints "train_llama: <message>"
 /// as the last line on stderr (of a message of several lines, only the last gets the prefix). `on_error(message)` runs

@@ -2,10 +2,14 @@
 // This process: host name, time limits from its environment, and its failure message.
 
 #include <string>
+#include <vector>
 
 namespace trireme {
 
 std::string host_name();
+
+/// The words that this process was started with.
+std::vector<std::string> command_line_words();
 
 /// A time limit in seconds from environment variable `variable`, or `otherwise` if it is not set. ConfigError when it
 /// is not a number between 0 and 1e6.

@@ -30,7 +30,7 @@ struct LoraSection {
   bool operator==(const LoraSection&) const = default;
 };
 struct DataSection {
-  std::vector<std::string> train, valid;
+  std::vector<std::string> train, valid, test;
   std::vector<double> weights;     // of the entries of train; empty: none, or equal ones where they have names
   std::vector<std::string> names;  // of the entries of train
   int64_t seq_length = 0;
@@ -75,8 +75,9 @@ struct ScheduleSection {
 struct TrainSection {
   int64_t max_steps = 1024, seed = 1234;
   std::string loss = "sample_mean";
-  std::string on_nonfinite = "stop";  // stop | skip
-  std::string on_spike = "report";    // report | skip
+  std::string on_nonfinite = "stop";    // stop | skip
+  std::string on_spike = "report";      // report | skip
+  std::optional<std::string> max_time;  // DD:HH:MM:SS of one process
   bool operator==(const TrainSection&) const = default;
 };
 struct EvalSection {
@@ -85,6 +86,7 @@ struct EvalSection {
   std::optional<double> target_loss;
   std::optional<int64_t> samples;  // the first so many of data.valid; null = all
   std::optional<double> target_accuracy;
+  std::optional<int64_t> test_samples;  // the first so many rows of data.test; null = all
   bool operator==(const EvalSection&) const = default;
 };
 struct PrecisionSection {
@@ -112,7 +114,7 @@ struct OutputSection {
 };
 struct LoggingSection {
   int64_t every_steps = 1;
-  std::string style = "plain";  // plain | fms | fms_2024
+  std::string style = "plain";  // plain | fms | fms_2024 | nemo
   bool mlperf = false, tensorboard = false;
   std::optional<int64_t> profile_step;
   bool operator==(const LoggingSection&) const = default;

@@ -12,10 +12,10 @@ class Console {
   ~Console();
   /// Prints a line; a progress line under it is cleared first.
   void line(const std::string& text);
-  /// Redraws the progress line (terminal only).
-  void status(int64_t step, int64_t max_steps);
-  /// Progress of an evaluation: redrawn on a terminal, a line every ten seconds elsewhere.
-  void eval_status(int64_t done, int64_t total);
+  /// Redraws the progress line, on a terminal only: a bar, and `text`, what there is to say about the newest step.
+  void status(int64_t step, int64_t max_steps, const std::string& text);
+  /// Progress of an evaluation: redrawn on a terminal; elsewhere a line a minute, the first after a minute.
+  void eval_status(const char* what, int64_t done, int64_t total);
 
  private:
   void draw(const std::string& text);

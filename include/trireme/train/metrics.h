@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace trireme {
 
@@ -14,12 +15,17 @@ struct TrainMetrics {
   double loss = 0, grad_norm = 0, lr = 0, step_time_s = 0, samples_per_s = 0, tokens_per_s = 0, memory_gib = 0;
   std::optional<double> mfu;                 // on GPUs with a known peak
   std::optional<int64_t> global_batch_size;  // rows of the step, in runs whose batch grows
+  // Not in metrics.jsonl: rows of data.train, of the run so far and of this step; whole passes over them.
+  int64_t rows = 0, step_rows = 0, epoch = 0;
+  int64_t skipped_steps = 0;  // so far, this one included
+  double loss_scale = 1;      // after the step
 };
 
 struct EvalMetrics {
   int64_t step = 0, samples = 0;
   double loss = 0, seconds = 0;
-  std::optional<double> mlm_accuracy;  // BERT: fraction of the masked tokens predicted right
+  std::optional<double> mlm_accuracy = {};  // BERT: fraction of the masked tokens predicted right
+  int64_t passes = 0;                       // forward passes of a rank; not in metrics.jsonl
 };
 
 class LineFile;
@@ -36,14 +42,25 @@ class MetricsFile {
   void write_run(const std::string& json_object);
   void write(const TrainMetrics& metrics);
   void write(const EvalMetrics& metrics);
+  /// The evaluation on data.test: "event":"test".
+  void write_test(const EvalMetrics& metrics);
+  /// Evaluations of the run before it was resumed, those of lines that were kept.
+  const std::vector<EvalMetrics>& earlier_evaluations() const { return earlier_; }
 
  private:
   void line(const std::string& text);
+  void write(const char* event, const EvalMetrics& metrics);
+  std::vector<EvalMetrics> earlier_;
   std::unique_ptr<LineFile> lines_;
 };
 
-/// At most 120 columns: step, loss, grad norm, lr, step time, samples/s, tokens/s, MFU, memory, ETA.
+/// At most 120 columns: step, loss, grad norm, lr, step time, samples/s, tokens/s, MFU, memory, ETA (less than half a
+/// second: none).
 std::string console_line(const TrainMetrics& metrics, double eta_seconds);
+/// "ETA 41 s", "ETA 5m07s"; empty below half a second.
+std::string eta_text(double seconds);
+/// "test after step 100 | loss 2.50000 | 1.2 s"
+std::string test_console_line(const EvalMetrics& metrics);
 std::string console_line(const EvalMetrics& metrics, std::optional<double> target_loss,
                          std::optional<double> target_accuracy);
 

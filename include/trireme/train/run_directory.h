@@ -35,6 +35,8 @@ class RunDirectory {
   /// before anything is written that a later start needs; until then a start with a corrected configuration may use
   /// the directory. Does nothing the second time, and on other ranks than 0. WriteError.
   void claim();
+  /// On rank 0: whether the directory is this run's.
+  bool claimed() const { return !write_config_ && !write_identity_; }
 
  private:
   void open_as_rank_zero(const Config& config);
@@ -53,8 +55,8 @@ void check_run_directory(const Config& config);
 std::string known_run_id(const std::filesystem::path& output_dir);
 
 /// Hash of the keys that decide what is computed. The others may differ between a run and its continuation: logging,
-/// profile, output, parallel and eval as a whole, batch.micro_batch_size, train.on_nonfinite, train.on_spike, and where
-/// model and data lie (their content is compared by fingerprints).
+/// profile, output, parallel and eval as a whole, batch.micro_batch_size, train.on_nonfinite, train.on_spike,
+/// train.max_time, and where model and data lie (their content is compared by fingerprints).
 std::string configuration_hash(const Config& config);
 /// The keys among them that differ: "optimizer.lr was 0.001, is 0.002".
 std::vector<std::string> deciding_changes(const Config& before, const Config& now);

@@ -59,6 +59,7 @@ struct TaskFacts {
   int64_t train_rows = 0;          // of data.train: what batch.global_batch_size counts and epochs are made of
   int64_t train_samples = 0;       // in these rows
   int64_t eval_samples = 0;        // of data.valid that an evaluation reads; 0: there is none
+  int64_t test_samples = 0;        // of data.test that are evaluated at the end; 0: there is none
   double nominal_denominator = 1;  // the loss denominator of a step of which every sample counts; keeps sums near 1
   /// Samples that a step counts for where evaluations are due, when rows and samples are not the same; evaluation i
   /// then comes after step ceil(i * eval.every_samples / this) instead of every so many steps.
@@ -117,6 +118,8 @@ class TrainingTask {
   /// Evaluation over this rank's share of the validation data, same number of forward passes on every rank.
   /// `progress(done, total)` is called after each forward pass and may throw.
   virtual EvalSums evaluate(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) = 0;
+  /// The same over data.test, where facts().test_samples says that there is any.
+  virtual EvalSums test(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) = 0;
   /// From sums over all ranks. DataError where no row of data.valid has a target.
   virtual EvalResult eval_result(const EvalSums& sums) const = 0;
 

@@ -34,6 +34,10 @@ class Profiler;
 class RunClock;
 class StepGuard;
 class StopVote;
+class TensorboardLog;
+enum class RunEnd;
+struct RunSummary;
+struct RunTotals;
 struct StepRecord;
 struct StepVerdict;
 
@@ -45,7 +49,8 @@ class Trainer {
   ~Trainer();
 
   /// Loads weights or resumes, trains, evaluates, saves. Returns kDone, or after a signal kStopped with the state saved
-  /// and whole on disk (output.save_on_stop: false: 128 + the signal's number).
+  /// and whole on disk (output.save_on_stop: false: 128 + the signal's number). kDone, too, where train.max_time ends
+  /// the run, with the state saved. However it ends, rank 0 writes summary.json.
   ExitCode run();
 
  private:
@@ -74,6 +79,9 @@ class Trainer {
   std::string run_description() const;
 
   // The loop (trainer.cpp).
+  ExitCode train();
+  /// A signal, or on rank 0 train.max_time: this rank's vote to stop.
+  bool asked_to_stop() const;
   bool finished() const { return progress_.completed >= config_.train.max_steps; }
   void report_stragglers(int64_t steps);
   std::vector<std::pair<std::string, at::Tensor>> state();
@@ -115,13 +123,19 @@ class Trainer {
   bool last_evaluation_missing() const;
   /// Sets reached_target. A signal interrupts it: evaluation_open.
   void evaluate();
+  /// The passes of an evaluation (`over_test`: of data.test) on all ranks; nothing: it was interrupted, the same on all
+  /// ranks.
+  std::optional<EvalMetrics> run_evaluation(bool over_test);
+  /// After the last step, where data.test is given. Returns false when it was interrupted.
+  bool run_test();
   void start_block();
   void end_block();
 
   // The end (trainer_finish.cpp).
-  /// After a signal: saves, and returns kStopped only when the checkpoint of this step is whole on disk.
+  /// After a signal or train.max_time: saves, and returns kStopped only when the checkpoint of this step is whole on
+  /// disk.
   ExitCode stop();
-  ExitCode stop_without_saving();
+  ExitCode stop_without_saving(int signal);
   void finish();
   /// The last step of a run that has checkpoints is one, too; a failure is a warning.
   void save_last_step();
@@ -129,7 +143,12 @@ class Trainer {
   std::string state_problem();
   std::string newest_checkpoint() const;  // a part of a sentence
   void report_missed_target() const;
-  void report_summary() const;
+  void report_prediction() const;
+  /// What is known of the run so far; runtime counts to now.
+  RunSummary summary() const;
+  /// Rank 0: the last line of metrics.jsonl, the console's block and summary.json; a file that cannot be written is a
+  /// warning.
+  void end_run(RunEnd end, int exit_code, const std::string& reason, RunSummary summary);
   void mlperf_end_run(const char* status);
 
   const Config& config_;
@@ -151,7 +170,9 @@ class Trainer {
   std::unique_ptr<MetricsReader> in_flight_;
   std::unique_ptr<StopVote> stop_vote_;
   Console console_;
-  std::unique_ptr<FmsReport> fms_report_;  // rank 0, logging.style fms and fms_2024
+  std::unique_ptr<RunTotals> totals_;
+  std::unique_ptr<TensorboardLog> tensorboard_;  // rank 0, where events are written
+  std::unique_ptr<FmsReport> fms_report_;        // rank 0, logging.style fms and fms_2024
   Progress progress_;
   std::optional<EvalMetrics> last_evaluation_;  // of this process
   std::unique_ptr<Profiler> profiler_;          // null: no step is recorded

@@ -1,5 +1,6 @@
 // The page of `trireme profile summarise`.
 #include "range_sweep.h"
+#include "trireme/base/html.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/kineto/trace_summary.h"
 
@@ -15,24 +16,6 @@ namespace trireme {
 namespace {
 
 constexpr double kWidth = 1200;  // of a drawing, in its own units
-
-std::string escaped(std::string_view text) {
-  std::string result;
-  for (const char c : text.substr(0, 300)) {
-    if (c == '&') {
-      result += "&amp;";
-    } else if (c == '<') {
-      result += "&lt;";
-    } else if (c == '>') {
-      result += "&gt;";
-    } else if (c == '"') {
-      result += "&quot;";
-    } else {
-      result += static_cast<unsigned char>(c) < 0x20 ? '?' : c;
-    }
-  }
-  return result.substr(0, valid_utf8_prefix(result));
-}
 
 /// Colours of classes: the same class has the same colour in all drawings.
 class Colours {
@@ -52,7 +35,7 @@ std::string rectangle(double x, double y, double width, double height, const std
   std::string text = fmt::format(R"(<rect x="{:.2f}" y="{:.1f}" width="{:.2f}" height="{:.1f}" fill="{}")", x, y,
                                  std::max(width, 0.3), height, fill);
   if (opacity < 1) text += fmt::format(R"( fill-opacity="{:.2f}")", opacity);
-  return title.empty() ? text + "/>" : text + fmt::format("><title>{}</title></rect>", escaped(title));
+  return title.empty() ? text + "/>" : text + fmt::format("><title>{}</title></rect>", html_escaped(title));
 }
 
 /// Intervals as columns of a fixed number, each as dark as it is covered: a page of bounded size.
@@ -121,8 +104,8 @@ std::string class_table(const TraceSummary& summary, Colours& colours) {
     text += fmt::format(
         "<tr><th><i style=\"background:{}\"></i>{}</th><td>{:.2f}</td><td>{:.1f}%</td><td>{}</td>"
         "<td class=\"name\">{:.2f} ms {}</td></tr>\n",
-        colours.of(entry.name), escaped(entry.name), entry.us / 1e3, percentage(entry.us, summary.all.window),
-        entry.calls, entry.largest_us / 1e3, escaped(entry.largest.substr(0, 90)));
+        colours.of(entry.name), html_escaped(entry.name), entry.us / 1e3, percentage(entry.us, summary.all.window),
+        entry.calls, entry.largest_us / 1e3, html_escaped(entry.largest.substr(0, 90)));
   return text + "</table>\n";
 }
 
@@ -194,18 +177,12 @@ std::string memory_curve(const TraceSummary& summary) {
 }
 
 constexpr const char* kStyle = R"(
-:root{color-scheme:light dark;--back:#fff;--text:#1a1d21;--faint:#6b7280;--line:#d8dce2;--step:#c3cad4;--computation:#2f7d4f;--communication:#3566b8;--exposed:#c8372d;--copies:#a06a12}
-@media (prefers-color-scheme:dark){:root{--back:#14171a;--text:#e4e7eb;--faint:#9aa3af;--line:#353b43;--step:#4a525d;--computation:#57b37c;--communication:#6c9bea;--exposed:#f0665c;--copies:#d9a441}}
-body{font:14px/1.45 system-ui,sans-serif;margin:2em auto;max-width:1240px;padding:0 1em;background:var(--back);color:var(--text)}
-h1{font-size:1.4em}h2{font-size:1.1em;margin:2em 0 .4em;border-top:1px solid var(--line);padding-top:1em}
-table{border-collapse:collapse;margin:.6em 0;font-variant-numeric:tabular-nums}
-th,td{padding:2px 12px 2px 0;text-align:right;border-bottom:1px solid var(--line)}
-th:first-child{text-align:left;font-weight:600}td.name{text-align:left;font-family:monospace;font-size:12px}
-small,p.note{color:var(--faint)}
+:root{--step:#c3cad4;--computation:#2f7d4f;--communication:#3566b8;--exposed:#c8372d;--copies:#a06a12}
+@media (prefers-color-scheme:dark){:root{--step:#4a525d;--computation:#57b37c;--communication:#6c9bea;--exposed:#f0665c;--copies:#d9a441}}
+td.name{text-align:left;font-family:monospace;font-size:12px}
 svg{width:100%;height:26px;display:block;margin:.4em 0}svg.time{height:118px;background:color-mix(in srgb,var(--line) 35%,transparent)}
 line.step{stroke:var(--line);vector-effect:non-scaling-stroke}
 polyline.memory{fill:none;stroke:var(--communication);stroke-width:1.5;vector-effect:non-scaling-stroke}
-i{display:inline-block;width:.8em;height:.8em;margin-right:.5em;border-radius:2px}
 )";
 
 std::string key(const char* colour, const char* text) {
@@ -217,14 +194,10 @@ std::string key(const char* colour, const char* text) {
 std::string summary_page(const std::string& title, const std::vector<TraceSummary>& summaries) {
   Colours colours;
   const size_t columns = summaries.size() > 16 ? 300 : 1200;
-  std::string page = fmt::format(
-      "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
-      "content=\"width=device-width\"><title>Profile {0}</title>\n<style>{1}</style></head>\n<body><h1>Profile "
-      "{0}</h1>\n",
-      escaped(title), kStyle);
+  std::string page = html_head("Profile " + title, kStyle);
   page += fmt::format("<table><tr><th>rank</th>{}", kPartsHead);
   for (const TraceSummary& s : summaries)
-    page += parts_row(fmt::format("{} <small>{}</small>", s.rank, escaped(s.file.filename().string())), s.all);
+    page += parts_row(fmt::format("{} <small>{}</small>", s.rank, html_escaped(s.file.filename().string())), s.all);
   page +=
       "</table>\n<p class=\"note\">Percentages are of the time in the first column. Exposed communication runs while "
       "no computation runs. Idle: nothing runs.</p>\n<p>";
@@ -232,12 +205,12 @@ std::string summary_page(const std::string& title, const std::vector<TraceSummar
           key("exposed", "exposed communication") + key("copies", "copies") + "</p>\n";
   for (const TraceSummary& s : summaries) {
     page += fmt::format("<h2>Rank {} of {} <small>{}, {}</small></h2>\n", s.rank, s.world_size, s.gpu ? "GPU" : "CPU",
-                        escaped(s.backend.empty() ? "backend not known" : s.backend));
+                        html_escaped(s.backend.empty() ? "backend not known" : s.backend));
     page += timeline(s, columns, colours);
     page += class_bar(s, colours) + class_table(s, colours);
     if (!s.steps.empty()) {
       page += fmt::format("<table><tr><th>step</th>{}", kPartsHead);
-      for (const auto& step : s.steps) page += parts_row(escaped(step.name), step.parts);
+      for (const auto& step : s.steps) page += parts_row(html_escaped(step.name), step.parts);
       page += "</table>\n";
     }
     page += memory_curve(s);

@@ -1,0 +1,44 @@
+#pragma once
+// A file that grows for as long as a run; a full disk does not end the run.
+
+#include <cstddef>
+#include <deque>
+#include <filesystem>
+#include <string>
+#include <utility>
+
+namespace trireme {
+
+/// Records appended to a file, each one whole in the file or not there. A record that cannot be written (disk full,
+/// quota, I/O error) is kept in memory and the run goes on: a warning reports the first. Every later record tries to
+/// write the kept ones before itself; a message reports when all are written.
+class AppendFile {
+ public:
+  /// `records`: what messages call them, "lines".
+  explicit AppendFile(std::string records = "records") : records_(std::move(records)) {}
+  /// Once. `append`: keeps what is there. WriteError when the file cannot be opened.
+  void open(const std::filesystem::path& path, bool append);
+  bool is_open() const { return descriptor_ >= 0; }
+  const std::filesystem::path& path() const { return path_; }
+  /// Tries once more to write the kept records; a warning reports how many are lost.
+  ~AppendFile();
+  AppendFile(const AppendFile&) = delete;
+  AppendFile& operator=(const AppendFile&) = delete;
+  void write(std::string record);
+  size_t waiting() const { return waiting_.size(); }
+
+ protected:
+  int descriptor() const { return descriptor_; }
+
+ private:
+  bool write_waiting();
+  bool append(const std::string& record);
+  std::string records_;
+  std::filesystem::path path_;
+  int descriptor_ = -1;
+  std::deque<std::string> waiting_;
+  bool failing_ = false;
+  size_t kept_ = 0;  // records that have waited since the file failed
+};
+
+}  // namespace trireme

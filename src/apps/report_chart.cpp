@@ -1,0 +1,252 @@
+#include "report_chart.h"
+
+#include "trireme/base/html.h"
+#include "trireme/base/text.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <set>
+
+namespace trireme {
+
+namespace {
+
+// Units of a drawing; it is scaled to the width of its place.
+constexpr double kChartWidth = 500, kChartHeight = 230, kLeft = 56, kRight = 8, kTop = 8, kBottom = 24;
+constexpr double kPlotWidth = kChartWidth - kLeft - kRight, kPlotHeight = kChartHeight - kTop - kBottom;
+
+struct Axis {
+  double low = 0, high = 1;
+  bool logarithmic = false;
+  /// 0 at the lower end, 1 at the upper.
+  double part(double value) const {
+    if (logarithmic) return (std::log10(value) - std::log10(low)) / (std::log10(high) - std::log10(low));
+    return (value - low) / (high - low);
+  }
+};
+
+double y_of(const Axis& axis, double value) {
+  return kTop + kPlotHeight * (1 - std::clamp(axis.part(value), 0.0, 1.0));
+}
+
+double x_of(const Axis& axis, double step) { return kLeft + kPlotWidth * std::clamp(axis.part(step), 0.0, 1.0); }
+
+/// Round values on the axis, about four: 1, 2 or 5 times a power of ten apart; powers of ten on a logarithmic one.
+std::vector<double> ticks(const Axis& axis) {
+  std::vector<double> found;
+  if (axis.logarithmic) {
+    const double first = std::ceil(std::log10(axis.low)), last = std::floor(std::log10(axis.high));
+    const double apart = std::max(1.0, std::ceil((last - first) / 5));
+    for (double power = first; power <= last; power += apart) found.push_back(std::pow(10, power));
+    return found;
+  }
+  const double rough = (axis.high - axis.low) / 4, power = std::pow(10, std::floor(std::log10(rough)));
+  const double apart = power * (rough / power < 1.5 ? 1 : rough / power < 3.5 ? 2 : rough / power < 7.5 ? 5 : 10);
+  for (double i = std::ceil(axis.low / apart); i * apart <= axis.high && found.size() < 12; ++i)
+    found.push_back(i * apart);
+  return found;
+}
+
+std::string tick_text(double value) {
+  const double size = std::abs(value);
+  if (size >= 1e4) return format_short(value);
+  return size != 0 && size < 1e-3 ? fmt::format("{:.2g}", value) : fmt::format("{:.4g}", value);
+}
+
+std::string grid(const Axis& x, const Axis& y) {
+  std::string text;
+  for (const double value : ticks(y))
+    text += fmt::format(
+        R"(<line class="g" x1="{0:.0f}" x2="{1:.0f}" y1="{2:.1f}" y2="{2:.1f}"/><text x="{3:.0f}" y="{4:.1f}" class="v">{5}</text>)",
+        kLeft, kChartWidth - kRight, y_of(y, value), kLeft - 5, y_of(y, value) + 4, tick_text(value));
+  for (const double value : ticks(x)) {
+    const bool at_edge = x_of(x, value) > kChartWidth - 24;  // the text would be cut off
+    text += fmt::format(R"(<text x="{:.1f}" y="{:.0f}" class="{}">{}</text>)", at_edge ? kChartWidth : x_of(x, value),
+                        kChartHeight - 7, at_edge ? "v" : "s", tick_text(value));
+  }
+  return text;
+}
+
+std::string figure(const std::string& title, const std::string& drawing, const std::string& note) {
+  return fmt::format(
+      "<figure><figcaption>{}{}</figcaption><svg viewBox=\"0 0 {:.0f} {:.0f}\" role=\"img\">{}</svg></figure>\n",
+      html_escaped(title), note.empty() ? "" : " <small>" + html_escaped(note) + "</small>", kChartWidth, kChartHeight,
+      drawing);
+}
+
+/// The mean as a line; where columns hold several values, lowest to highest as a band behind it.
+std::string curve(const std::vector<ChartColumn>& columns, const Axis& x, const Axis& y, const ChartLine& line) {
+  std::string path, upper, lower, dots;
+  bool band = false;
+  for (size_t i = 0; i < columns.size(); ++i) {
+    const ChartColumn& column = columns[i];
+    const double at = x_of(x, column.step);
+    path += fmt::format("{}{:.1f} {:.1f}", i == 0 || column.after_gap ? 'M' : 'L', at, y_of(y, column.mean));
+    upper += fmt::format("{}{:.1f} {:.1f}", i == 0 ? 'M' : 'L', at, y_of(y, column.high));
+    band |= column.high > column.low;
+    if (line.points && columns.size() <= 100)
+      dots += fmt::format(R"(<circle cx="{:.1f}" cy="{:.1f}" r="3"><title>{} step {:.0f}: {:.6g}</title></circle>)", at,
+                          y_of(y, column.mean), html_escaped(line.label), column.step, column.mean);
+  }
+  for (size_t i = columns.size(); i-- > 0;)
+    lower += fmt::format("L{:.1f} {:.1f}", x_of(x, columns[i].step), y_of(y, columns[i].low));
+  std::string text = fmt::format("<g style=\"--c:var(--c{})\">", line.colour % kChartColours);
+  if (band) text += fmt::format(R"(<path class="b" d="{}{}Z"/>)", upper, lower);
+  if (columns.size() == 1 && dots.empty())
+    text +=
+        fmt::format(R"(<circle cx="{:.1f}" cy="{:.1f}" r="3"/>)", x_of(x, columns[0].step), y_of(y, columns[0].mean));
+  return text + fmt::format(R"(<path class="{}" d="{}"/>{}</g>)", line.points ? "c d" : "c", path, dots);
+}
+
+const char* event_class(ReportEvent::Kind kind) {
+  switch (kind) {
+    case ReportEvent::Kind::kSave: return "save";
+    case ReportEvent::Kind::kSpike: return "spike";
+    case ReportEvent::Kind::kSkipped: return "spike";
+    case ReportEvent::Kind::kStop: return "stop";
+    case ReportEvent::Kind::kResume: return "resume";
+    case ReportEvent::Kind::kFailure: return "fail";
+  }
+  return "";
+}
+
+/// One mark a kind and pixel, however many events there are.
+std::string marks(const std::vector<ReportEvent>& events, const Axis& x) {
+  std::string text;
+  std::set<std::pair<std::string, int>> drawn;
+  for (const ReportEvent& event : events) {
+    const double at = x_of(x, event.step);
+    const std::string kind = event_class(event.kind);
+    if (!drawn.insert({kind, static_cast<int>(at)}).second) continue;
+    // Checkpoints are many and ordinary: a short mark at the axis.
+    const double top = event.kind == ReportEvent::Kind::kSave ? kTop + kPlotHeight - 7 : kTop;
+    text += fmt::format(
+        R"(<line class="e {}" x1="{:.1f}" x2="{:.1f}" y1="{:.0f}" y2="{:.0f}"><title>step {:.0f}: {}</title></line>)",
+        kind, at, at, top, kTop + kPlotHeight, event.step, html_escaped(event.text, 160));
+  }
+  return text;
+}
+
+Axis value_axis(double low, double high, bool from_zero) {
+  Axis axis;
+  axis.logarithmic = low > 0 && high / low > 100;
+  if (axis.logarithmic) {
+    axis.low = low / 1.1;
+    axis.high = high * 1.1;
+    return axis;
+  }
+  if (from_zero) low = std::min(low, 0.0);
+  const double room = high > low ? (high - low) * 0.04 : std::max(std::abs(high) * 0.05, 1e-12);
+  axis.low = from_zero && low == 0 ? 0 : low - room;
+  axis.high = high + room;
+  return axis;
+}
+
+}  // namespace
+
+std::vector<ChartColumn> downsample(const ReportSeries& series, double first, double last, size_t columns) {
+  struct Sum {
+    double steps = 0, values = 0, low = 0, high = 0, count = 0;
+    bool gap = false;
+  };
+  std::vector<Sum> sums(columns);
+  const double scale = last > first ? static_cast<double>(columns) / (last - first) : 0;
+  for (size_t i = 0; i < series.steps.size(); ++i) {
+    const double step = series.steps[i], value = series.values[i];
+    Sum& sum = sums[std::min(columns - 1, static_cast<size_t>(std::max(0.0, (step - first) * scale)))];
+    if (!std::isfinite(value)) {
+      sum.gap = true;
+      continue;
+    }
+    sum.low = sum.count == 0 ? value : std::min(sum.low, value);
+    sum.high = sum.count == 0 ? value : std::max(sum.high, value);
+    ++sum.count;
+    sum.steps += (step - sum.steps) / sum.count;
+    sum.values += (value - sum.values) / sum.count;
+  }
+  std::vector<ChartColumn> found;
+  bool gap = false;
+  for (const Sum& sum : sums) {
+    gap |= sum.gap;
+    if (sum.count == 0) continue;
+    found.push_back({sum.steps, sum.low, sum.high, sum.values, gap && !found.empty()});
+    gap = sum.gap;
+  }
+  return found;
+}
+
+std::string chart(const std::vector<ChartLine>& lines, const ChartOptions& options) {
+  double first = std::numeric_limits<double>::infinity(), last = -first, low = first, high = -first;
+  int64_t missing = 0;
+  for (const ChartLine& line : lines)
+    for (size_t i = 0; i < line.series->steps.size(); ++i) {
+      const double value = line.series->values[i];
+      first = std::min(first, line.series->steps[i]);
+      last = std::max(last, line.series->steps[i]);
+      if (!std::isfinite(value)) {
+        ++missing;
+        continue;
+      }
+      low = std::min(low, value);
+      high = std::max(high, value);
+    }
+  if (!(low <= high)) return "";
+  if (options.level) high = std::max(high, *options.level);
+  const Axis x{first, last > first ? last : first + 1, false};
+  const Axis y = value_axis(low, high, options.from_zero);
+  std::string drawing = grid(x, y) + marks(options.events, x);
+  for (const ChartLine& line : lines) {
+    const auto columns = downsample(*line.series, x.low, x.high, options.columns);
+    if (!columns.empty()) drawing += curve(columns, x, y, line);
+  }
+  if (options.level)
+    drawing += fmt::format(R"(<line class="p" x1="{0:.0f}" x2="{1:.0f}" y1="{2:.1f}" y2="{2:.1f}"/>)", kLeft,
+                           kChartWidth - kRight, y_of(y, *options.level));
+  std::string note = options.unit;
+  if (y.logarithmic) note += note.empty() ? "logarithmic" : ", logarithmic";
+  if (missing > 0) note += fmt::format("{}{} values are not finite", note.empty() ? "" : ", ", missing);
+  return figure(options.title, drawing, note);
+}
+
+std::string histogram(const std::vector<ChartLine>& lines, const std::string& title) {
+  constexpr size_t kBins = 60;
+  std::vector<double> all;
+  for (const ChartLine& line : lines)
+    for (const double value : line.series->values)
+      if (std::isfinite(value) && value >= 0) all.push_back(value);
+  if (all.empty()) return "";
+  std::sort(all.begin(), all.end());
+  const double low = all.front(), high = all[std::min(all.size() - 1, all.size() * 99 / 100)];
+  const Axis x{low, high > low ? high : low + std::max(low * 0.1, 1e-6), false};
+  const auto beyond = static_cast<int64_t>(all.end() - std::upper_bound(all.begin(), all.end(), x.high));
+  std::vector<std::vector<double>> bins;
+  double most = 0;
+  for (const ChartLine& line : lines) {
+    std::vector<double>& bin = bins.emplace_back(kBins, 0.0);
+    for (const double value : line.series->values)
+      if (std::isfinite(value) && value >= 0 && value <= x.high)
+        ++bin[std::min(kBins - 1, static_cast<size_t>(x.part(value) * kBins))];
+    most = std::max(most, *std::max_element(bin.begin(), bin.end()));
+  }
+  const Axis y{0, std::max(1.0, most * 1.05), false};
+  std::string drawing = grid(x, y);
+  for (size_t i = 0; i < lines.size(); ++i) {
+    std::string path = fmt::format("M{:.1f} {:.1f}", kLeft, y_of(y, 0));
+    for (size_t b = 0; b < kBins; ++b) {
+      const double left = kLeft + kPlotWidth * static_cast<double>(b) / kBins, top = y_of(y, bins[i][b]);
+      path += fmt::format("L{:.1f} {:.1f}L{:.1f} {:.1f}", left, top, left + kPlotWidth / kBins, top);
+    }
+    path += fmt::format("L{:.1f} {:.1f}Z", kLeft + kPlotWidth, y_of(y, 0));
+    drawing += fmt::format(R"x(<g style="--c:var(--c{})"><path class="b h" d="{}"/></g>)x",
+                           lines[i].colour % kChartColours, path);
+  }
+  return figure(title, drawing,
+                beyond > 0 ? fmt::format("steps over seconds; {} longer, up to {}", beyond, format_duration(all.back()))
+                           : "steps over seconds");
+}
+
+}  // namespace trireme

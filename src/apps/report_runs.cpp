@@ -1,0 +1,145 @@
+#include "report_runs.h"
+
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/base/text.h"
+#include "trireme/config/config.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <map>
+
+namespace trireme {
+
+namespace {
+
+constexpr double kLargestStep = 9007199254740992.0;  // 2^53
+
+double value_of(const nlohmann::json& line, const char* key) {
+  const auto found = line.find(key);
+  return found != line.end() && found->is_number() ? found->get<double>() : std::numeric_limits<double>::quiet_NaN();
+}
+
+std::optional<double> finite_of(const nlohmann::json& line, const char* key) {
+  const double value = value_of(line, key);
+  return std::isfinite(value) ? std::optional(value) : std::nullopt;
+}
+
+std::string text_of(const nlohmann::json& line, const char* key) {
+  const auto found = line.find(key);
+  return found != line.end() && found->is_string() ? found->get<std::string>() : std::string();
+}
+
+/// "node1, node2": each once; "8 x NVIDIA H200".
+std::string counted(const nlohmann::json& line, const char* key) {
+  const auto found = line.find(key);
+  if (found == line.end() || !found->is_array()) return "";
+  std::map<std::string, int> counts;
+  for (const auto& entry : *found)
+    if (entry.is_string()) ++counts[entry.get<std::string>()];
+  std::vector<std::string> parts;
+  for (const auto& [name, count] : counts) parts.push_back(count > 1 ? fmt::format("{} x {}", count, name) : name);
+  if (parts.size() > 4) parts = {parts[0], parts[1], parts[2], fmt::format("and {} more", parts.size() - 3)};
+  return join(parts, ", ");
+}
+
+void add(ReportSeries& series, double step, const nlohmann::json& line, const char* key) {
+  const auto found = line.find(key);
+  if (found == line.end() || found->is_null()) return;
+  series.steps.push_back(step);
+  series.values.push_back(value_of(line, key));
+}
+
+void add_end(ReportRun& run, double step, const nlohmann::json& line) {
+  ReportEnd end;
+  end.outcome = text_of(line, "outcome");
+  end.reason = text_of(line, "reason");
+  end.runtime_s = finite_of(line, "train_runtime");
+  end.train_loss = finite_of(line, "train_loss");
+  end.samples_per_s = finite_of(line, "train_samples_per_second");
+  end.peak_memory = finite_of(line, "peak_memory_bytes");
+  end.planned_memory = finite_of(line, "planned_memory_bytes");
+  if (end.outcome == "failed")
+    run.events.push_back({ReportEvent::Kind::kFailure, step, end.reason});
+  else if (end.outcome == "signal" || end.outcome == "max_time")
+    run.events.push_back({ReportEvent::Kind::kStop, step, end.reason});
+  run.end = end;
+}
+
+void add_line(ReportRun& run, const nlohmann::json& line, double step) {
+  const std::string event = text_of(line, "event");
+  if (event == "train") {
+    add(run.loss, step, line, "loss");
+    add(run.lr, step, line, "lr");
+    add(run.grad_norm, step, line, "grad_norm");
+    add(run.tokens_per_s, step, line, "tokens_per_s");
+    add(run.step_time, step, line, "step_time_s");
+    add(run.memory_gib, step, line, "memory_gib");
+    add(run.mfu, step, line, "mfu");
+  } else if (event == "eval") {
+    add(run.eval_loss, step, line, "loss");
+    add(run.eval_accuracy, step, line, "mlm_accuracy");
+  } else if (event == "test") {
+    add(run.test_loss, step, line, "loss");
+  } else if (event == "save") {
+    run.events.push_back({ReportEvent::Kind::kSave, step, "checkpoint"});
+  } else if (event == "save_failed") {
+    run.events.push_back({ReportEvent::Kind::kFailure, step, "a save failed"});
+  } else if (event == "spike") {
+    const auto skipped = line.find("skipped");
+    const bool skip = skipped != line.end() && skipped->is_boolean() && skipped->get<bool>();
+    run.events.push_back({skip ? ReportEvent::Kind::kSkipped : ReportEvent::Kind::kSpike, step,
+                          fmt::format("loss spike {:.5g}{}", value_of(line, "loss"), skip ? ", skipped" : "")});
+  } else if (event == "end") {
+    add_end(run, step, line);
+  } else if (event == "run") {
+    run.end.reset();
+    run.commit = text_of(line, "commit");
+    run.hosts = counted(line, "hosts");
+    run.devices = counted(line, "devices");
+    if (const auto ranks = finite_of(line, "world_size")) run.ranks = static_cast<int64_t>(*ranks);
+    if (const auto after = finite_of(line, "resumed_after_step"); after && *after > 0)
+      run.events.push_back({ReportEvent::Kind::kResume, *after, "resumed"});
+  }
+}
+
+}  // namespace
+
+ReportRun read_report_run(const std::filesystem::path& path) {
+  const bool folder = std::filesystem::is_directory(path);
+  const std::filesystem::path file = folder ? path / "metrics.jsonl" : path;
+  std::ifstream in(file);
+  if (!in)
+    throw DataError(fmt::format("cannot open {}: name the output.dir of a run, or its metrics.jsonl", file.string()));
+  ReportRun run;
+  const std::filesystem::path whole = std::filesystem::absolute(folder ? path / "x" : path).parent_path();
+  run.name = tidy_path(whole).filename().string();
+  int64_t number = 0;
+  for (std::string text; std::getline(in, text);) {
+    ++number;
+    const auto line = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+    if (!line.is_object()) {
+      if (in.eof()) break;
+      throw DataError(fmt::format("{}:{}: not a JSON object", file.string(), number));
+    }
+    const double step = line.contains("step") ? value_of(line, "step") : 0;
+    if (!(step >= 0 && step <= kLargestStep))
+      throw DataError(fmt::format("{}:{}: \"step\" is {}, expected a whole number", file.string(), number,
+                                  line["step"].dump().substr(0, 40)));
+    run.last_step = std::max(run.last_step, static_cast<int64_t>(step));
+    add_line(run, line, step);
+  }
+  if (run.loss.steps.empty() && run.eval_loss.steps.empty())
+    throw DataError(fmt::format("{} has no line of a step or an evaluation", file.string()));
+  const std::filesystem::path config = file.parent_path() / "config.yaml";
+  if (std::filesystem::exists(config))
+    run.config = flatten_config(parse_config(read_text_file(config, ExitCode::kData), config.string()));
+  return run;
+}
+
+}  // namespace trireme

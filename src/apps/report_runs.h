@@ -1,0 +1,44 @@
+#pragma once
+// What `trireme report` reads of a run: metrics.jsonl, config.yaml beside it.
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace trireme {
+
+/// Values over steps, in the order of the file. Values that are not finite are NaN.
+struct ReportSeries {
+  std::vector<double> steps, values;
+};
+
+struct ReportEvent {
+  enum class Kind { kSave, kSpike, kSkipped, kStop, kResume, kFailure } kind = Kind::kSave;
+  double step = 0;
+  std::string text;
+};
+
+/// The newest line "end", where the run has one.
+struct ReportEnd {
+  std::string outcome, reason;
+  std::optional<double> runtime_s, train_loss, samples_per_s, peak_memory, planned_memory;
+};
+
+struct ReportRun {
+  std::string name;
+  ReportSeries loss, eval_loss, eval_accuracy, test_loss, lr, grad_norm, tokens_per_s, step_time, memory_gib, mfu;
+  std::vector<ReportEvent> events;
+  std::optional<ReportEnd> end;
+  std::string commit, hosts, devices;
+  int64_t ranks = 1, last_step = 0;
+  std::vector<std::pair<std::string, std::string>> config;  // every key and value; empty: there is no config.yaml
+};
+
+/// `path`: an output.dir, or a metrics.jsonl. A last line without an end, of a run that still writes it, is skipped.
+/// DataError with file and line.
+ReportRun read_report_run(const std::filesystem::path& path);
+
+}  // namespace trireme

@@ -1,0 +1,78 @@
+#include "trireme/base/append_file.h"
+
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace trireme {
+
+void AppendFile::open(const std::filesystem::path& path, bool append) {
+  TRIREME_CHECK(descriptor_ < 0, path_.string(), " is open already");
+  path_ = path;
+  descriptor_ = ::open(path.c_str(), O_CREAT | O_RDWR | O_APPEND | O_CLOEXEC | (append ? 0 : O_TRUNC), 0644);
+  if (descriptor_ < 0)
+    throw WriteError(fmt::format("cannot open {} for writing: {}", path.string(), std::strerror(errno)));
+}
+
+AppendFile::~AppendFile() {
+  if (descriptor_ < 0) return;
+  if (!write_waiting())
+    log_warn(fmt::format("{} lacks the last {} {} of this run, which could not be written: {}", path_.string(),
+                         waiting_.size(), records_, std::strerror(errno)));
+  close(descriptor_);
+}
+
+void AppendFile::write(std::string record) {
+  waiting_.push_back(std::move(record));
+  if (write_waiting()) {
+    if (failing_)
+      log_info(
+          fmt::format("{} is written again, with {} {} that were kept in memory", path_.string(), kept_, records_));
+    failing_ = false;
+    return;
+  }
+  if (!failing_)
+    log_warn(
+        fmt::format("cannot write to {}: {}. The run goes on; its {} are kept in memory and written when there "
+                    "is room again",
+                    path_.string(), std::strerror(errno), records_));
+  failing_ = true;
+  kept_ = waiting_.size();
+}
+
+bool AppendFile::write_waiting() {
+  while (!waiting_.empty()) {
+    if (!append(waiting_.front())) return false;
+    waiting_.pop_front();
+  }
+  return true;
+}
+
+/// False with errno: nothing of the record is in the file.
+bool AppendFile::append(const std::string& record) {
+  const off_t begin = lseek(descriptor_, 0, SEEK_END);
+  for (size_t done = 0; done < record.size();) {
+    const ssize_t written = ::write(descriptor_, record.data() + done, record.size() - done);
+    if (written > 0) {
+      done += static_cast<size_t>(written);
+      continue;
+    }
+    if (written < 0 && errno == EINTR) continue;
+    const int error = written < 0 ? errno : ENOSPC;
+    if (done > 0 && ftruncate(descriptor_, begin) != 0)
+      log_warn(fmt::format("{}: part of the last of its {} could not be removed: {}", path_.string(), records_,
+                           std::strerror(errno)));
+    errno = error;
+    return false;
+  }
+  return true;
+}
+
+}  // namespace trireme

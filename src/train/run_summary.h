@@ -1,0 +1,69 @@
+#pragma once
+// Private to train/: how a run ended: summary.json, the last line of metrics.jsonl, and what the console says.
+
+#include "trireme/config/config.h"
+#include "trireme/train/metrics.h"
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace trireme {
+
+/// What adds up over the steps and evaluations of a process.
+struct RunTotals {
+  int64_t steps = 0, rows = 0, finite_losses = 0;
+  double step_seconds = 0, loss_sum = 0;         // of steps with a finite loss
+  std::optional<EvalMetrics> first, best, last;  // evaluations of the run, those before a resume included
+  std::optional<EvalMetrics> test;
+  std::optional<TrainMetrics> newest;
+  void add(const TrainMetrics& metrics);
+  /// Best: the highest accuracy where there is one, else the lowest loss.
+  void add(const EvalMetrics& evaluation);
+};
+
+enum class RunEnd { kDone, kTarget, kSignal, kMaxTime, kFailed };
+/// "done", "target", "signal", "max_time", "failed".
+const char* run_end_word(RunEnd end);
+
+struct RunSummary {
+  RunEnd end = RunEnd::kDone;
+  int exit_code = 0;
+  std::string reason;  // of a stop or a failure: a sentence
+  int64_t step = 0, max_steps = 0, samples = 0, tokens = 0, ranks = 1;
+  int64_t resumed_after = 0;       // steps done before this process
+  double runtime_s = 0;            // of this process, from before its first step, evaluations and saves included
+  double samples_per_s = 0;        // over the runtime
+  double epoch = 0;                // passes over data.train
+  double tokens_per_step_row = 0;  // data.seq_length
+  std::optional<double> row_flops, peak_flops;  // of a row; of a rank's device, where it is known
+  double peak_memory = 0;                       // bytes, rank 0
+  std::optional<double> planned_memory;         // bytes; on GPUs
+  std::optional<double> target_loss, target_accuracy;
+  bool target_reached = false;
+  std::filesystem::path output;
+  std::vector<std::string> files;  // in output
+  std::string next;                // a command to type
+  RunTotals totals;
+
+  double steps_per_s() const;
+  /// Over the time of the steps alone; nothing where no step was timed.
+  std::optional<double> tokens_per_s_per_rank() const;
+  std::optional<double> mfu() const;
+  std::optional<double> train_loss() const;  // mean over the steps of this process
+};
+
+/// `{"event":"end",…}` on one line.
+std::string summary_json(const RunSummary& summary);
+/// The same for people: a block of lines, and the line of a dict that transformers' Trainer prints.
+std::vector<std::string> summary_lines(const RunSummary& summary);
+
+/// What a run has left in `output`, folders with a slash; only what is there.
+std::vector<std::string> left_files(const std::filesystem::path& output);
+/// What to type after a run that ended so.
+std::string next_command(const Config& config, RunEnd end);
+
+}  // namespace trireme
