@@ -6,17 +6,18 @@
 
 namespace trireme {
 
-void add_init_model_tool(CLI::App& app);    // tool_init_model.cpp
-void add_model_tool(CLI::App& app);         // tool_model.cpp
-void add_tokenizer_tool(CLI::App& app);     // tool_tokenizer.cpp
-void add_data_tool(CLI::App& app);          // tool_data.cpp
-void add_bert_data_tool(CLI::App& data);    // tool_data_bert.cpp: `data bert`
-void add_data_verify_tool(CLI::App& data);  // tool_data_verify.cpp: `data verify`
-void add_adapter_tool(CLI::App& app);       // tool_adapter.cpp
-void add_generate_tool(CLI::App& app);      // tool_generate.cpp
-void add_checkpoint_tool(CLI::App& app);    // tool_checkpoint.cpp
-void add_config_tool(CLI::App& app);        // tool_config.cpp
-void add_plot_tool(CLI::App& app);          // tool_plot.cpp
-void add_profile_tool(CLI::App& app);       // tool_profile.cpp
+void add_init_model_tool(CLI::App& app);      // tool_init_model.cpp
+void add_model_tool(CLI::App& app);           // tool_model.cpp
+void add_tokenizer_tool(CLI::App& app);       // tool_tokenizer.cpp
+void add_data_tool(CLI::App& app);            // tool_data.cpp
+void add_bert_data_tool(CLI::App& data);      // tool_data_bert.cpp: `data bert`
+void add_megatron_data_tool(CLI::App& data);  // tool_data_megatron.cpp: `data megatron`
+void add_data_verify_tool(CLI::App& data);    // tool_data_verify.cpp: `data verify`
+void add_adapter_tool(CLI::App& app);         // tool_adapter.cpp
+void add_generate_tool(CLI::App& app);        // tool_generate.cpp
+void add_checkpoint_tool(CLI::App& app);      // tool_checkpoint.cpp
+void add_config_tool(CLI::App& app);          // tool_config.cpp
+void add_plot_tool(CLI::App& app);            // tool_plot.cpp
+void add_profile_tool(CLI::App& app);         // tool_profile.cpp
 
 }  // namespace trireme
