@@ -1,6 +1,7 @@
 #include "causal_lm_task.h"
 
 #include "document_rows.h"
+#include "megatron_rows.h"
 #include "models/decoder/vocabulary.h"
 #include "trireme/base/text.h"
 #include "trireme/train/model_family.h"
@@ -37,6 +38,7 @@ std::unique_ptr<MicroBatch> token_batch_on(at::Device device, const TokenPack& p
   batch->tokens.cu_seqlens = pack.boundaries;
   batch->tokens.sequence_keys = pack.sequence_keys;
   batch->tokens.tokens_BS = to_tensor(pack.tokens, device).view(shape);
+  if (!pack.labels.empty()) batch->tokens.labels_BS = to_tensor(pack.labels, device).view(shape);
   batch->tokens.positions_BS = to_tensor(pack.positions, device).view(shape);
   batch->tokens.loss_weight_BS = to_tensor(pack.loss_weights, device).view(shape);
   batch->tokens.sample_ids_B = to_tensor(pack.sample_ids, device);
@@ -71,7 +73,8 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
   facts_.parameters = model_->num_parameters();
   facts_.trained_parameters = model_->num_trained_parameters();
   facts_.flops_per_row = model_flops_per_sample(shape, model_->lora(), config.data.seq_length);
-  facts_.nominal_denominator = per_token ? samples * static_cast<double>(config.data.seq_length - 1) : samples;
+  facts_.nominal_denominator =
+      per_token ? samples * static_cast<double>(config.data.seq_length - (has_labels() ? 0 : 1)) : samples;
   facts_.takes_adapters = family.features.has(Feature::kAdapters);
   facts_.description.insert(
       facts_.description.begin(),
@@ -96,6 +99,24 @@ void CausalLmTask::open_train_rows(RowSource<Sample, TokenPack>& rows) {
   facts_.description.push_back("train: " + train->description());
 }
 
+void CausalLmTask::open_train_megatron(RowSource<Sample, TokenPack>& rows) {
+  MegatronRows train = open_megatron_train(config_, model_->config().vocab_size, stored_vocab_);
+  rows.train = [data = train.data](int64_t position) { return data->read(position); };
+  rows.sets = std::move(train.sets);
+  facts_.train_rows = facts_.train_samples = train.per_epoch;
+  facts_.description.push_back("train: " + train.data->description());
+}
+
+bool CausalLmTask::has_labels() const { return are_megatron_rows(config_.data.train); }
+
+int64_t CausalLmTask::evaluated_rows(int64_t valid_rows) const {
+  if (!config_.eval.samples) return valid_rows;
+  if (*config_.eval.samples > valid_rows)
+    throw ConfigError(
+        fmt::format("eval.samples {} is more than the {} rows of data.valid", *config_.eval.samples, valid_rows));
+  return *config_.eval.samples;
+}
+
 void CausalLmTask::open_train_documents(RowSource<Sample, TokenPack>& rows) {
   const auto stream =
       open_token_stream(stream_files(config_, "data.train"), stream_options(config_, model_->config().vocab_size));
@@ -108,17 +129,29 @@ void CausalLmTask::open_train_documents(RowSource<Sample, TokenPack>& rows) {
 }
 
 void CausalLmTask::open_valid(RowSource<Sample, TokenPack>& rows) {
-  if (are_documents("data.valid", paths(config_.data.valid))) {
+  if (config_.data.splits || are_megatron_rows(config_.data.valid)) {
+    if (!has_labels())
+      throw ConfigError(fmt::format("{} is Megatron's and data.train is not: both are of one kind",
+                                    config_.data.splits ? "data.splits" : "data.valid"));
+    MegatronRows valid = open_megatron_valid(config_, model_->config().vocab_size, stored_vocab_);
+    rows.valid = [data = valid.data](int64_t index) { return data->read(index); };
+    rows.valid_rows = evaluated_rows(valid.rows);
+    for (RowSet& set : valid.sets) rows.sets.push_back(std::move(set));
+    facts_.description.push_back("valid: " + valid.data->description());
+  } else if (has_labels()) {
+    throw ConfigError(fmt::format("data.train is Megatron's and data.valid, {}, is not: both are of one kind",
+                                  config_.data.valid.front()));
+  } else if (are_documents("data.valid", paths(config_.data.valid))) {
     const auto stream = open_valid_stream(config_, model_->config().vocab_size);
     const auto packed = std::make_shared<const PackedOnce>(stream);
     rows.valid = [packed](int64_t index) { return stream_sample(packed->read(index)); };
-    rows.valid_rows = packed->size();
+    rows.valid_rows = evaluated_rows(packed->size());
     facts_.description.push_back(
         fmt::format("valid: {}, {} rows", describe_stream(*stream), format_count(packed->size())));
   } else {
     const auto valid = open_dataset(config_.data.valid);
     rows.valid = [valid](int64_t index) { return valid->read(index); };
-    rows.valid_rows = valid->size();
+    rows.valid_rows = evaluated_rows(valid->size());
     rows.sets.push_back(row_set("data.valid", valid));
     facts_.description.push_back("valid: " + valid->description());
   }
@@ -128,19 +161,28 @@ void CausalLmTask::open_valid(RowSource<Sample, TokenPack>& rows) {
 void CausalLmTask::open_rows() {
   const int64_t length = config_.data.seq_length, vocab = model_->config().vocab_size;
   RowSource<Sample, TokenPack> rows;
-  if (are_documents("data.train", paths(config_.data.train)))
+  if (!has_labels()) refuse_megatron_keys(config_);
+  if (has_labels())
+    open_train_megatron(rows);
+  else if (are_documents("data.train", paths(config_.data.train)))
     open_train_documents(rows);
   else
     open_train_rows(rows);
-  if (!config_.data.valid.empty()) open_valid(rows);
+  if (!config_.data.valid.empty() || config_.data.splits) open_valid(rows);
   rows.collate = [per_token = config_.train.loss == "token_mean"](const std::vector<Sample>& samples,
                                                                   const std::vector<int64_t>& positions, bool) {
     return make_token_pack(samples, positions, per_token);
   };
   rows.has_target = [](const Sample& sample) { return sample.num_targets() > 0; };
-  rows.without_target = "every loss_mask is 0";
+  rows.without_target = has_labels() ? "every token is data.eos_token, whose targets count nowhere with "
+                                       "data.eod_mask_loss"
+                                     : "every loss_mask is 0";
   rows.filler = filler_sample(length);
   rows.pattern = pattern_sample(length, vocab);
+  if (has_labels()) {
+    rows.filler = with_labels(std::move(rows.filler));
+    rows.pattern = with_labels(std::move(rows.pattern));
+  }
   rows.whole_passes = true;  // one shape for all of them
   set_rows(std::move(rows));
 }

@@ -35,9 +35,14 @@ class CausalLmTask final : public RowTask<Sample, TokenPack> {
   void open_rows();
   std::shared_ptr<const TokenDataset> open_dataset(const std::vector<std::string>& files) const;
   void open_train_rows(RowSource<Sample, TokenPack>& rows);
+  void open_train_megatron(RowSource<Sample, TokenPack>& rows);
   void open_train_documents(RowSource<Sample, TokenPack>& rows);
   void open_valid(RowSource<Sample, TokenPack>& rows);
   void save_adapter(ShardedUnits& units, const std::filesystem::path& directory);
+
+  /// data.train is Megatron's: its rows have labels of their own.
+  bool has_labels() const;
+  int64_t evaluated_rows(int64_t valid_rows) const;
 
   std::unique_ptr<DecoderModel> model_;
   int64_t stored_vocab_ = 0;                     // rows of the vocabulary in model.path; the model may have more

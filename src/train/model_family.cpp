@@ -11,7 +11,8 @@ const std::vector<ModelFamily>& model_families() {
   static const std::vector<ModelFamily> families = {
       {.config = {.program = "train_llama",
                   .features = FeatureSet(Feature::kAdapters, Feature::kVocabularySize, Feature::kRecomputeMlp,
-                                         Feature::kMlperfSkip, Feature::kFp8Training, Feature::kDocumentStreams)},
+                                         Feature::kMlperfSkip, Feature::kFp8Training, Feature::kDocumentStreams,
+                                         Feature::kMegatronData)},
        .trains = "Llama-family models: LoRA adapters, or all parameters",
        .presets = "models/decoder/presets",
        .make_task = make_causal_lm_task,

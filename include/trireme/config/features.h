@@ -18,6 +18,7 @@ enum class Feature : uint32_t {
   kFp8Training = 1 << 7,     // trained matrices may be multiplied in FP8
 
   kDocumentStreams = 1 << 12,  // rows packed from documents while the run reads them
+  kMegatronData = 1 << 13,     // rows of Megatron's indexed files
 };
 
 class FeatureSet {
