@@ -10,11 +10,15 @@
 
 namespace trireme {
 
-/// One row of exactly seq_length tokens. Position t predicts token t+1.
+/// One row of exactly seq_length tokens. Position t predicts token t+1, or labels[t] where there are labels.
 struct Sample {
-  std::vector<int64_t> input_ids;        // [S]
-  std::vector<uint8_t> loss_mask;        // [S], of the *target* token; 0 at position 0 and at every sequence start
+  std::vector<int64_t> input_ids;  // [S]
+  /// [S], of the *target* token: without labels of the token at the same place (0 at position 0 and at every sequence
+  /// start), with labels of the label there.
+  std::vector<uint8_t> loss_mask;
   std::vector<int64_t> sequence_starts;  // ascending, first 0
+  std::vector<int64_t> labels;           // [S], or empty
+  std::vector<int64_t> positions;        // [S], or empty: counted from each sequence start
   int64_t num_targets() const;           // set bits of loss_mask
 };
 

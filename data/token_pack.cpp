@@ -2,6 +2,7 @@
 
 #include "trireme/base/error.h"
 
+#include <algorithm>
 #include <cstddef>
 
 namespace trireme {
@@ -14,10 +15,13 @@ void append_sample(TokenPack& pack, const Sample& sample, int64_t position, bool
                 " tokens among rows of ", length);
   pack.tokens.insert(pack.tokens.end(), sample.input_ids.begin(), sample.input_ids.end());
   pack.sample_ids.push_back(position);
+  TRIREME_CHECK(sample.labels.empty() == pack.labels.empty() || pack.rows == 0, "rows with and without labels");
+  pack.labels.insert(pack.labels.end(), sample.labels.begin(), sample.labels.end());
+  pack.positions.insert(pack.positions.end(), sample.positions.begin(), sample.positions.end());
   for (size_t s = 0; s < sample.sequence_starts.size(); ++s) {
     const int64_t begin = sample.sequence_starts[s];
     const int64_t end = s + 1 < sample.sequence_starts.size() ? sample.sequence_starts[s + 1] : length;
-    for (int64_t t = begin; t < end; ++t) pack.positions.push_back(t - begin);
+    for (int64_t t = begin; t < end && sample.positions.empty(); ++t) pack.positions.push_back(t - begin);
     pack.boundaries.push_back(static_cast<int32_t>(pack.rows * length + end));
     pack.sequence_keys.push_back(position * length + begin);
   }
@@ -26,8 +30,8 @@ void append_sample(TokenPack& pack, const Sample& sample, int64_t position, bool
   const float weight = targets == 0 ? 0.0f : per_token ? 1.0f : static_cast<float>(1.0 / static_cast<double>(targets));
   if (targets > 0) pack.denominator += per_token ? static_cast<double>(targets) : 1.0;
   for (int64_t t = 0; t < length; ++t) {
-    const bool target = t + 1 < length && sample.loss_mask[static_cast<size_t>(t + 1)] != 0;
-    pack.loss_weights.push_back(target ? weight : 0.0f);
+    const int64_t target = t + (sample.labels.empty() ? 1 : 0);  // its place in loss_mask
+    pack.loss_weights.push_back(target < length && sample.loss_mask[static_cast<size_t>(target)] != 0 ? weight : 0.0f);
   }
 }
 
@@ -49,6 +53,15 @@ Sample filler_sample(int64_t length) {
   sample.input_ids.assign(static_cast<size_t>(length), 0);
   sample.loss_mask.assign(static_cast<size_t>(length), 0);
   sample.sequence_starts = {0};
+  return sample;
+}
+
+Sample with_labels(Sample sample) {
+  const size_t length = sample.input_ids.size();
+  sample.labels = sample.input_ids;
+  std::rotate(sample.labels.begin(), sample.labels.begin() + 1, sample.labels.end());
+  std::rotate(sample.loss_mask.begin(), sample.loss_mask.begin() + 1, sample.loss_mask.end());
+  sample.loss_mask[length - 1] = 0;
   return sample;
 }
 

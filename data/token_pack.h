@@ -13,7 +13,8 @@ struct TokenPack {
   int64_t rows = 0, length = 0;           // B, S
   std::vector<int64_t> tokens;            // [B * S]
   std::vector<int64_t> positions;         // [B * S] in the token's sequence
-  std::vector<float> loss_weights;        // [B * S] at t: of the prediction of token t + 1
+  std::vector<int64_t> labels;            // [B * S] what position t predicts; empty: token t + 1 of its row
+  std::vector<float> loss_weights;        // [B * S] at t: of the prediction made there
   std::vector<int64_t> sample_ids;        // [B] places of the rows in the run's order
   std::vector<int32_t> boundaries = {0};  // cumulative lengths of all sequences of all rows
   std::vector<int64_t> sequence_keys;  // of each sequence: its row's place in the run's order * S + its first position
@@ -26,6 +27,9 @@ TokenPack make_token_pack(const std::vector<Sample>& rows, const std::vector<int
 
 /// A row of `length` tokens without a target, which only fills up a batch.
 Sample filler_sample(int64_t length);
+
+/// `sample` with the labels that it has without any: the next token, and at the last position one that weighs nothing.
+Sample with_labels(Sample sample);
 
 /// A row for timing: ids of a fixed pattern below `vocab_size`, one sequence, a loss on every position.
 Sample pattern_sample(int64_t length, int64_t vocab_size);

@@ -139,6 +139,8 @@ void check_batch(const TokenBatch& batch) {
                 "tokens must be int64 [B, S]");
   TRIREME_CHECK(batch.positions_BS.sizes() == batch.tokens_BS.sizes(), "positions ", batch.positions_BS.sizes(),
                 ", tokens ", batch.tokens_BS.sizes());
+  TRIREME_CHECK(!batch.labels_BS.defined() || batch.labels_BS.sizes() == batch.tokens_BS.sizes(), "labels ",
+                batch.labels_BS.sizes(), ", tokens ", batch.tokens_BS.sizes());
 }
 
 /// Final hidden states before the head's norm.
@@ -225,8 +227,9 @@ LossOutput DecoderModel::loss(UnitStore& store, const TokenBatch& batch, const F
   const int head = static_cast<int>(config_.num_hidden_layers) + 1;
   const at::Tensor x_TD = enter_unit(decode(*this, store, batch, options), store, head);
   const at::Tensor hidden = final_norm(*this, store, head, x_TD);
-  // Position t predicts token t + 1; what rolls around into the last column has weight 0.
-  const at::Tensor targets = batch.tokens_BS.roll(-1, 1).view({-1});
+  // Without labels position t predicts token t + 1; what rolls around into the last column has weight 0.
+  const at::Tensor targets =
+      batch.labels_BS.defined() ? batch.labels_BS.reshape({-1}) : batch.tokens_BS.roll(-1, 1).view({-1});
   const at::Tensor loss_sum =
       loss_head(hidden, output_weight(*this, store, head), targets, batch.loss_weight_BS.reshape({-1}));
   return {leave_unit(loss_sum, store, head)};

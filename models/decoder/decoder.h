@@ -27,7 +27,8 @@ struct LoraOptions {
 /// Token rows on the compute device.
 struct TokenBatch {
   at::Tensor tokens_BS;  // int64
-  /// fp32: weight of the prediction made at position t (of token t+1); 0 = not counted; last column 0.
+  at::Tensor labels_BS;  // int64: what position t predicts; undefined: token t+1 of its row
+  /// fp32: weight of the prediction made at position t; 0 = not counted. Without labels the last column is 0.
   at::Tensor loss_weight_BS;
   /// Boundaries of sequences in the flattened rows: 0 … B*S; rows always end a sequence.
   std::vector<int32_t> cu_seqlens;

@@ -3,6 +3,7 @@
 
 #include "data/bert/bert_rows.h"
 #include "data/dataset.h"
+#include "data/megatron/megatron_dataset.h"
 #include "data/prepare/progress.h"
 #include "data/prepare/text_documents.h"
 #include "data/row_scan.h"
@@ -65,6 +66,19 @@ struct OpenData {
   std::vector<std::unique_ptr<BertDataset>> rows;
   std::vector<RowSet> sets;
 
+  /// Every document of every file, whatever splits and index maps make of them.
+  void add_megatron(const std::string& name, const std::vector<fs::path>& paths, const Shape& shape) {
+    for (const fs::path& path : paths) {
+      const auto file = std::make_shared<const MegatronFile>(path);
+      const auto check = [file, vocab = shape.vocab_size](int64_t document) {
+        check_megatron_document(*file, document, vocab);
+      };
+      sets.push_back({name, file->sequences(), {}, check, "documents"});
+      fmt::print("{}: {}: {} documents of {} tokens ({})\n", name, file->prefix().string(),
+                 format_count(file->sequences()), format_count(file->tokens()), megatron_type_name(file->type()));
+    }
+  }
+
   /// `tokenizer`, `column`: of text among documents.
   void add(const std::string& name, const std::vector<std::string>& files, const Shape& shape, int64_t seq_length,
            const fs::path& tokenizer, const std::string& column = "") {
@@ -77,6 +91,7 @@ struct OpenData {
                  stream->parts()[0].documents->kind());
       return;
     }
+    if (!shape.bert && megatron_index_path(paths.front())) return add_megatron(name, paths, shape);
     if (shape.bert) {
       const BertDataset& data = *rows.emplace_back(open_bert_dataset(paths, seq_length, shape.vocab_size));
       sets.push_back({name, data.size(), data.shard_rows(), [&data](int64_t row) { (void)data.read(row); }});
@@ -100,6 +115,8 @@ OpenData open_all(const VerifyArguments& arguments) {
     const auto add = [&](const char* name, const std::vector<std::string>& files) {
       data.add(name, files, shape, config.data.seq_length, tokenizer, config.data.column.value_or(""));
     };
+    if (config.data.train.front() == "mock")
+      throw ConfigError("data.train is mock: random ids, of which there is nothing to verify");
     add("data.train", config.data.train);
     if (!config.data.valid.empty()) add("data.valid", config.data.valid);
     return data;

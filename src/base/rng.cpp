@@ -2,8 +2,6 @@
 
 #include "trireme/base/hash.h"
 
-#include <utility>
-
 namespace trireme {
 
 std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {
@@ -60,10 +58,6 @@ uint64_t NumpyRandom::interval(uint64_t max) {
     value = (high << 32 | next_uint32()) & mask;
   } while (value > max);
   return value;
-}
-
-void NumpyRandom::shuffle(std::vector<int64_t>& values) {
-  for (size_t i = values.size(); i-- > 1;) std::swap(values[i], values[interval(i)]);
 }
 
 }  // namespace trireme

@@ -240,7 +240,7 @@ bool Reader::convert(const Field& field, const YamlNode& node, const std::string
     return false;
   }
   value = node.text;
-  return !field.path || resolve_path(field, node, value);
+  return !field.path || (value == field.not_path && !value.empty()) || resolve_path(field, node, value);
 }
 
 bool Reader::resolve_path(const Field& field, const YamlNode& node, std::string& value) {

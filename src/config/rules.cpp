@@ -144,7 +144,7 @@ void check_lora(const Config& config, std::vector<RuleProblem>& problems) {
 }
 
 void check_eval(const Config& config, std::vector<RuleProblem>& problems) {
-  if (!config.data.valid.empty()) return;
+  if (!config.data.valid.empty() || config.data.splits) return;
   const auto needs_valid = [&](const char* key) {
     problems.push_back({key, {key, "data.valid"}, fmt::format("{} needs data.valid, which is not given", key)});
   };
@@ -152,9 +152,10 @@ void check_eval(const Config& config, std::vector<RuleProblem>& problems) {
   if (config.eval.every_samples) needs_valid("eval.every_samples");
   if (config.eval.target_accuracy) needs_valid("eval.target_accuracy");
   if (config.eval.samples) needs_valid("eval.samples");
-  if (config.eval.test_samples && config.data.test.empty())
-    problems.push_back(
-        {"eval.test_samples", {"eval.test_samples", "data.test"}, "eval.test_samples needs data.test, which is null"});
+  if (config.eval.test_samples && config.data.test.empty() && !config.data.splits)
+    problems.push_back({"eval.test_samples",
+                        {"eval.test_samples", "data.test"},
+                        "eval.test_samples needs data.test or data.splits, which are null"});
 }
 
 void check_data(const Config& config, std::vector<RuleProblem>& problems) {
@@ -167,6 +168,21 @@ void check_data(const Config& config, std::vector<RuleProblem>& problems) {
   };
   count("data.weights", data.weights.size());
   count("data.names", data.names.size());
+  if (data.splits && !data.test.empty())
+    problems.push_back({"data.splits",
+                        {"data.splits", "data.test"},
+                        "data.splits takes the test rows from data.train: leave out data.test or data.splits"});
+  if (data.splits && !data.valid.empty())
+    problems.push_back({"data.splits",
+                        {"data.splits", "data.valid"},
+                        "data.splits takes the validation rows from data.train: leave out data.valid or data.splits"});
+  for (const auto& [key, on] : {std::pair("data.reset_position_ids", data.reset_position_ids),
+                                std::pair("data.reset_attention_mask", data.reset_attention_mask),
+                                std::pair("data.eod_mask_loss", data.eod_mask_loss)})
+    if (on && !data.eos_token)
+      problems.push_back({key,
+                          {key, "data.eos_token"},
+                          fmt::format("{} needs data.eos_token, the id that stands after each document", key)});
   if (data.seq_length <= data.bol_token.has_value() + data.eol_token.has_value())
     problems.push_back(
         {"data.seq_length",

@@ -49,6 +49,7 @@ struct Field {
   Feature feature = Feature::kAlways;   // programs without it lack the key
   const char* instead = "";             // what they are told to do
   std::vector<TaggedWord> tagged = {};  // of `words`
+  const char* not_path = "";            // with `path`: a word that is kept as it is
 };
 
 /// `field` with the words that a program of these features takes.
@@ -106,10 +107,12 @@ void describe(Visitor& v, LoraSection& s) {
 template <class Visitor>
 void describe(Visitor& v, DataSection& s) {
   v.field({.key = "train",
-           .help = "training rows; the format (npy, HDF5) follows from the content",
+           .help = "training rows; the format (npy, HDF5; documents; PREFIX or PREFIX.idx of Megatron's indexed files) "
+                   "follows from the content; mock = random ids, to measure speed with",
            .required = true,
            .path = true,
-           .one_or_more = true},
+           .one_or_more = true,
+           .not_path = "mock"},
           s.train);
   v.field({.key = "weights",
            .help = "documents (Arrow, save_to_disk, Parquet, JSON lines) in data.train: shares of the tokens that its "
@@ -123,7 +126,12 @@ void describe(Visitor& v, DataSection& s) {
            .may_be_absent = true,
            .feature = Feature::kDocumentStreams},
           s.names);
-  v.field({.key = "valid", .help = "validation rows", .path = true, .one_or_more = true, .may_be_absent = true},
+  v.field({.key = "valid",
+           .help = "validation rows",
+           .path = true,
+           .one_or_more = true,
+           .may_be_absent = true,
+           .not_path = "mock"},
           s.valid);
   v.field({.key = "test",
            .help = "rows that are evaluated once, after the last step",
@@ -144,7 +152,7 @@ void describe(Visitor& v, DataSection& s) {
            .feature = Feature::kDocumentStreams},
           s.bos_token);
   v.field({.key = "eos_token",
-           .help = "documents: id put after each one",
+           .help = "documents: id put after each one; Megatron's indexed files: id that stands after each one",
            .min = 0,
            .max = kMaxCount,
            .feature = Feature::kDocumentStreams},
@@ -179,6 +187,33 @@ void describe(Visitor& v, DataSection& s) {
            .max = 1048576,
            .feature = Feature::kDocumentStreams},
           s.logical_shards);
+  v.field({.key = "splits",
+           .help = "Megatron: shares of the documents of data.train that train, valid and test get, as '99990,8,2'; "
+                   "null = train gets all",
+           .feature = Feature::kMegatronData},
+          s.splits);
+  v.field({.key = "index_rules",
+           .help = "Megatron: how splits are rounded and blends counted",
+           .words = {"nemo", "core"},
+           .feature = Feature::kMegatronData},
+          s.index_rules);
+  v.field({.key = "index_cache",
+           .help = "Megatron: directory of the index maps; null = where each file lies",
+           .path = true,
+           .feature = Feature::kMegatronData},
+          s.index_cache);
+  v.field({.key = "reset_position_ids",
+           .help = "Megatron: positions count from 0 again after each data.eos_token",
+           .feature = Feature::kMegatronData},
+          s.reset_position_ids);
+  v.field({.key = "reset_attention_mask",
+           .help = "Megatron: attention does not cross a data.eos_token",
+           .feature = Feature::kMegatronData},
+          s.reset_attention_mask);
+  v.field({.key = "eod_mask_loss",
+           .help = "Megatron: no loss on what follows a data.eos_token",
+           .feature = Feature::kMegatronData},
+          s.eod_mask_loss);
 }
 
 template <class Visitor>

@@ -1,6 +1,7 @@
 #include "causal_lm_task.h"
 
 #include "document_rows.h"
+#include "megatron_rows.h"
 #include "models/decoder/vocabulary.h"
 #include "trireme/base/text.h"
 #include "trireme/train/model_family.h"
@@ -37,6 +38,7 @@ std::unique_ptr<MicroBatch> token_batch_on(at::Device device, const TokenPack& p
   batch->tokens.cu_seqlens = pack.boundaries;
   batch->tokens.sequence_keys = pack.sequence_keys;
   batch->tokens.tokens_BS = to_tensor(pack.tokens, device).view(shape);
+  if (!pack.labels.empty()) batch->tokens.labels_BS = to_tensor(pack.labels, device).view(shape);
   batch->tokens.positions_BS = to_tensor(pack.positions, device).view(shape);
   batch->tokens.loss_weight_BS = to_tensor(pack.loss_weights, device).view(shape);
   batch->tokens.sample_ids_B = to_tensor(pack.sample_ids, device);
@@ -73,7 +75,8 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
   facts_.parameters = model_->num_parameters();
   facts_.trained_parameters = model_->num_trained_parameters();
   facts_.flops_per_row = model_flops_per_sample(shape, model_->lora(), config.data.seq_length);
-  facts_.nominal_denominator = per_token ? samples * static_cast<double>(config.data.seq_length - 1) : samples;
+  facts_.nominal_denominator =
+      per_token ? samples * static_cast<double>(config.data.seq_length - (has_labels() ? 0 : 1)) : samples;
   facts_.takes_adapters = family.features.has(Feature::kAdapters);
   facts_.description.insert(
       facts_.description.begin(),
@@ -98,6 +101,16 @@ void CausalLmTask::open_train_rows(RowSource<Sample, TokenPack>& rows) {
   facts_.description.push_back("train: " + train->description());
 }
 
+void CausalLmTask::open_train_megatron(RowSource<Sample, TokenPack>& rows) {
+  MegatronRows train = open_megatron_train(config_, model_->config().vocab_size, stored_vocab_);
+  rows.train = [data = train.data](int64_t position) { return data->read(position); };
+  rows.sets = std::move(train.sets);
+  facts_.train_rows = facts_.train_samples = train.per_epoch;
+  facts_.description.push_back("train: " + train.data->description());
+}
+
+bool CausalLmTask::has_labels() const { return are_megatron_rows(config_.data.train); }
+
 void CausalLmTask::open_train_documents(RowSource<Sample, TokenPack>& rows) {
   const auto stream = open_token_stream(stream_files(config_, "data.train"), stream_options(config_, data_vocab_));
   rows.stream = std::make_shared<StreamLoader>(stream, rank_.rank, rank_.world_size);
@@ -108,49 +121,75 @@ void CausalLmTask::open_train_documents(RowSource<Sample, TokenPack>& rows) {
       fmt::format("train: {}, about {} rows", describe_stream(*stream), format_count(facts_.train_rows)));
 }
 
-CausalLmTask::EvaluationRows CausalLmTask::open_evaluation(const char* key, const std::vector<std::string>& files,
-                                                           RowSource<Sample, TokenPack>& rows) {
-  const std::string name = std::string(key).substr(std::string("data.").size());
+CausalLmTask::EvaluationRows CausalLmTask::open_evaluation(MegatronSplit split, RowSource<Sample, TokenPack>& rows) {
+  const bool test = split == MegatronSplit::kTest;
+  const char* key = test ? "data.test" : "data.valid";
+  const auto& files = test ? config_.data.test : config_.data.valid;
+  const std::string name = test ? "test" : "valid";
+  const auto wanted = [&](int64_t there) {
+    return test ? rows_to_evaluate("eval.test_samples", config_.eval.test_samples, key, there)
+                : rows_to_evaluate("eval.samples", config_.eval.samples, key, there);
+  };
+  if (config_.data.splits || are_megatron_rows(files)) {
+    if (!has_labels())
+      throw ConfigError(fmt::format("{} is Megatron's and data.train is not: both are of one kind",
+                                    config_.data.splits ? "data.splits" : key));
+    MegatronRows opened = open_megatron_evaluation(config_, split, model_->config().vocab_size, stored_vocab_);
+    for (RowSet& set : opened.sets) rows.sets.push_back(std::move(set));
+    facts_.description.push_back(name + ": " + opened.data->description());
+    return {[data = opened.data](int64_t index) { return data->read(index); }, wanted(opened.rows)};
+  }
+  if (has_labels())
+    throw ConfigError(
+        fmt::format("data.train is Megatron's and {}, {}, is not: both are of one kind", key, files.front()));
   if (are_documents(key, paths(files))) {
     const auto stream = open_evaluation_stream(config_, key, data_vocab_);
     const auto packed = std::make_shared<const PackedOnce>(stream);
     facts_.description.push_back(
         fmt::format("{}: {}, {} rows", name, describe_stream(*stream), format_count(packed->size())));
-    return {[packed](int64_t index) { return stream_sample(packed->read(index)); }, packed->size()};
+    return {[packed](int64_t index) { return stream_sample(packed->read(index)); }, wanted(packed->size())};
   }
   const auto data = open_dataset(files);
   rows.sets.push_back(row_set(key, data));
   facts_.description.push_back(name + ": " + data->description());
-  return {[data](int64_t index) { return data->read(index); }, data->size()};
+  return {[data](int64_t index) { return data->read(index); }, wanted(data->size())};
 }
 
 void CausalLmTask::open_rows() {
   const int64_t length = config_.data.seq_length, vocab = data_vocab_;
   RowSource<Sample, TokenPack> rows;
-  if (are_documents("data.train", paths(config_.data.train)))
+  if (!has_labels()) refuse_megatron_keys(config_);
+  if (has_labels())
+    open_train_megatron(rows);
+  else if (are_documents("data.train", paths(config_.data.train)))
     open_train_documents(rows);
   else
     open_train_rows(rows);
-  if (!config_.data.valid.empty()) {
-    EvaluationRows valid = open_evaluation("data.valid", config_.data.valid, rows);
+  if (!config_.data.valid.empty() || config_.data.splits) {
+    EvaluationRows valid = open_evaluation(MegatronSplit::kValid, rows);
     rows.valid = std::move(valid.read);
-    rows.valid_rows = facts_.eval_samples =
-        rows_to_evaluate("eval.samples", config_.eval.samples, "data.valid", valid.count);
+    rows.valid_rows = facts_.eval_samples = valid.count;
   }
-  if (!config_.data.test.empty()) {
-    EvaluationRows test = open_evaluation("data.test", config_.data.test, rows);
+  // Of files that data.splits divides the last part is a test only where its rows are asked for.
+  if (!config_.data.test.empty() || (config_.data.splits && config_.eval.test_samples)) {
+    EvaluationRows test = open_evaluation(MegatronSplit::kTest, rows);
     rows.test = std::move(test.read);
-    rows.test_rows = facts_.test_samples =
-        rows_to_evaluate("eval.test_samples", config_.eval.test_samples, "data.test", test.count);
+    rows.test_rows = facts_.test_samples = test.count;
   }
   rows.collate = [per_token = config_.train.loss == "token_mean"](const std::vector<Sample>& samples,
                                                                   const std::vector<int64_t>& positions, bool) {
     return make_token_pack(samples, positions, per_token);
   };
   rows.has_target = [](const Sample& sample) { return sample.num_targets() > 0; };
-  rows.without_target = "every loss_mask is 0";
+  rows.without_target = has_labels() ? "every token is data.eos_token, whose targets count nowhere with "
+                                       "data.eod_mask_loss"
+                                     : "every loss_mask is 0";
   rows.filler = filler_sample(length);
   rows.pattern = pattern_sample(length, vocab);
+  if (has_labels()) {
+    rows.filler = with_labels(std::move(rows.filler));
+    rows.pattern = with_labels(std::move(rows.pattern));
+  }
   rows.whole_passes = true;  // one shape for all of them
   set_rows(std::move(rows));
 }

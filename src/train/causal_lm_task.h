@@ -1,6 +1,7 @@
 #pragma once
 // Next-token prediction on token rows: what is a decoder's own.
 
+#include "data/megatron/megatron_dataset.h"
 #include "data/token_pack.h"
 #include "models/decoder/decoder.h"
 #include "row_task.h"
@@ -35,15 +36,18 @@ class CausalLmTask final : public RowTask<Sample, TokenPack> {
   void open_rows();
   std::shared_ptr<const TokenDataset> open_dataset(const std::vector<std::string>& files) const;
   void open_train_rows(RowSource<Sample, TokenPack>& rows);
+  void open_train_megatron(RowSource<Sample, TokenPack>& rows);
   void open_train_documents(RowSource<Sample, TokenPack>& rows);
   struct EvaluationRows {
     std::function<Sample(int64_t)> read;
     int64_t count = 0;
   };
-  /// data.valid or data.test: `key` with the paths `files`, whose set is put into `rows`.
-  EvaluationRows open_evaluation(const char* key, const std::vector<std::string>& files,
-                                 RowSource<Sample, TokenPack>& rows);
+  /// data.valid (kValid) or data.test (kTest), whose sets are put into `rows`; `count` of its rows are evaluated.
+  EvaluationRows open_evaluation(MegatronSplit split, RowSource<Sample, TokenPack>& rows);
   void save_adapter(ShardedUnits& units, const std::filesystem::path& directory);
+
+  /// data.train is Megatron's: its rows have labels of their own.
+  bool has_labels() const;
 
   std::unique_ptr<DecoderModel> model_;
   int64_t stored_vocab_ = 0;                     // rows of the vocabulary in model.path; the model may have more

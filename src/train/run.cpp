@@ -2,6 +2,7 @@
 
 #include "collective_check.h"
 #include "data_scan.h"
+#include "megatron_rows.h"
 #include "nemo_results.h"
 #include "out_of_memory.h"
 #include "passive_waiting.h"
@@ -19,6 +20,7 @@
 #include "trireme/train/signals.h"
 #include "trireme/train/trainer.h"
 #include "trireme/version.h"
+#include "trireme/watchdog/progress.h"
 #include "trireme/watchdog/watchdog.h"
 
 #include <ATen/Parallel.h>
@@ -77,6 +79,13 @@ ExitCode train(const Config& config, World& world, const ModelFamily& family, co
   if (log_here) log_cache_clear(mlperf);
   mlperf.start("init_start");
 
+  // One rank writes the index maps that all of them read.
+  {
+    const ProgressSection section("index maps", kStorageAllowance);
+    collective_check(comm, [&] {
+      if (comm.rank() == 0) fill_index_caches(config);
+    });
+  }
   std::unique_ptr<TrainingTask> task;
   collective_check(
       comm, [&] { task = family.make_task(config, {comm.rank(), comm.size(), world.device(), dtype}, family.config); });

@@ -5,6 +5,7 @@
 #include "checkpoint_space.h"
 #include "collective_check.h"
 #include "fms_report.h"
+#include "megatron_rows.h"
 #include "metrics_reader.h"
 #include "nonfinite.h"
 #include "profiler.h"
@@ -51,7 +52,7 @@ CheckpointOptions checkpoint_options(const Config& config, const RunDirectory& d
   options.allow_fresh = directory.choices().allow_fresh;
   options.allow_changed_data = directory.choices().allow_changed_data;
   if (!fingerprints) return options;
-  for (const std::string& path : config.data.train)
+  for (const std::string& path : train_files(config))
     options.data.push_back({path, fingerprint_input(path, ExitCode::kData)});
   if (config.lora) options.base = fingerprint_model(config.model.path, config.model.init == "checkpoint");
   return options;

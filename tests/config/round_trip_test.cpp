@@ -37,6 +37,13 @@ class Generator {
     c.data.min_length = integer(1, 100);
     c.data.logical_shards = integer(1, 1048576);
     if (coin()) c.data.valid = {path()};
+    if (c.data.valid.empty() && coin()) c.data.splits = word({"99990,8,2", "1/1/1"});
+    c.data.index_rules = word({"nemo", "core"});
+    if (coin()) c.data.index_cache = path();
+    if (c.data.eos_token) {
+      for (bool* at_ends : {&c.data.reset_position_ids, &c.data.reset_attention_mask, &c.data.eod_mask_loss})
+        *at_ends = coin();
+    }
     c.batch.micro_batch_size = integer(1, 100);
     c.batch.global_batch_size = c.batch.micro_batch_size * integer(1, 1000);
     c.batch.packing_rate = 1 + 1023 * fraction();

@@ -7,6 +7,7 @@
 #include "trireme/formats/hdf5/hdf5_tokens.h"
 #include "trireme/formats/huggingface/safetensors.h"
 #include "trireme/formats/huggingface/weight_source.h"
+#include "trireme/formats/megatron/indexed_file.h"
 
 #include "limited_child.h"
 #include "temporary.h"
@@ -130,6 +131,30 @@ const std::map<std::string, std::string> kRefused = {
     {"tokenizer_wordpiece.json", "the model 'WordPiece': not supported"},
     {"tokenizer_pattern.json", "missing closing parenthesis"},
     {"tokenizer_deep.json", "nested deeper than 32 levels"},
+    // Megatron's index
+    {"empty.idx", "0 bytes, but the header of a Megatron index has 34"},
+    {"short.idx", "33 bytes, but the header of a Megatron index has 34"},
+    {"other_magic.idx", "byte 0: does not begin with MMIDIDX"},
+    {"version_2.idx", "byte 9: version 2, but only 1 is known"},
+    {"type_0.idx", "byte 17: type 0, of which there are 1 to 8"},
+    {"type_9.idx", "byte 17: type 9"},
+    {"float64.idx", "byte 17: the .bin holds float64 numbers, but tokens are integers"},
+    {"float32.idx", "byte 17: the .bin holds float32 numbers"},
+    {"sequences_2_to_63.idx", "byte 18: 9223372036854775808 sequences"},
+    {"sequences_overflow.idx", "byte 18: 4611686018427387907 sequences"},
+    {"sequences_4.idx", "byte 26: 4 document boundaries"},
+    {"boundaries_2_to_61.idx", "byte 26: 2305843009213693952 document boundaries"},
+    {"no_boundaries.idx", "byte 26: no document boundaries"},
+    {"length_negative.idx", "byte 38: sequence 1 has -8 tokens"},
+    {"length_2_to_31.idx", "byte 54: sequence 1 of 2147483647 int32 tokens begins at byte 32"},
+    {"token_past_end.idx", "byte 62: sequence 2 of 9 int32 tokens begins at byte 64"},
+    {"offset_negative.idx", "begins at byte -32"},
+    {"offset_2_to_63.idx", "begins at byte 9223372036854775807"},
+    {"wider_type.idx", "sequence 2 of 8 int64 tokens begins at byte 64"},
+    {"boundary_first.idx", "byte 70: the first document boundary is 1"},
+    {"boundary_descends.idx", "byte 86: document boundary 2 is 1 after 2"},
+    {"boundary_last.idx", "byte 94: the last document boundary is 4, expected the 3 sequences"},
+    {"trailing.idx", "byte 102: 2 bytes after the document boundaries"},
     // F31: file names that lead outside of the directory
     {"index_parent.json", "it leads out of the directory"},
     {"index_parent_inside.json", "it leads out of the directory"},
@@ -160,6 +185,14 @@ class Fixtures : public TemporaryDirectory {
       const auto dataset = open_token_dataset({path}, kSeqLength, kVocabulary);
       for (int64_t row = 0; row < dataset->size(); ++row)
         rows_read_ += dataset->read(row).input_ids[0] == row * kSeqLength;
+    } else if (name.ends_with(".idx")) {
+      const MegatronFile file(path, kFolder / "tokens.bin");
+      std::vector<int64_t> ids;
+      for (int64_t i = 0; i < file.sequences(); ++i) {
+        ids.clear();
+        file.read(i, 0, file.length(i), ids);
+        rows_read_ += ids.at(0) == i * kSeqLength;
+      }
     } else if (name.ends_with(".safetensors")) {
       SafetensorsFile file(path);
     } else if (name.ends_with(".model") || is_tokenizer(name)) {
@@ -213,6 +246,7 @@ TEST_F(Fixtures, EachIsRefusedOrLoads) {
   for (const auto& entry : std::filesystem::directory_iterator(kFolder)) {
     const std::string name = entry.path().filename().string();
     SCOPED_TRACE(name);
+    if (name == "tokens.bin") continue;  // of the .idx
     if (!name.starts_with("valid")) {
       EXPECT_TRUE(kRefused.contains(name)) << "is in no table";
       continue;
@@ -220,7 +254,7 @@ TEST_F(Fixtures, EachIsRefusedOrLoads) {
     ++valid;
     rows_read_ = 0;
     EXPECT_NO_THROW(load(name));
-    if (name.ends_with(".npy") || name.ends_with(".h5")) {
+    if (name.ends_with(".npy") || name.ends_with(".h5") || name.ends_with(".idx")) {
       EXPECT_EQ(rows_read_, 3) << "rows 0-7, 8-15, 16-23";
     }
   }
@@ -240,6 +274,8 @@ TEST_F(Fixtures, EveryCutOfEveryValidFileIsRefused) {
       failure(code_of(name), [&] {
         if (name.ends_with(".npy"))
           open_token_dataset({path}, kSeqLength, kVocabulary);
+        else if (name.ends_with(".idx"))
+          MegatronFile file(path, kFolder / "tokens.bin");
         else if (name.ends_with(".model") || is_tokenizer(name))
           Tokenizer tokenizer(path);
         else

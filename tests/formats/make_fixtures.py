@@ -264,6 +264,40 @@ save("tokenizer_pattern.json", tokenizer(pre_tokenizer={"type": "Sequence", "pre
     {"type": "Split", "pattern": {"Regex": "(((("}, "behavior": "Isolated", "invert": False}, {"type": "ByteLevel", "use_regex": False}]}))
 save("tokenizer_deep.json", '{"model": ' + "[" * 3000 + "]" * 3000 + "}")
 
+# --- Megatron index: three documents of 8 tokens in tokens.bin -----------------------------------------------------------------
+
+
+def megatron(magic=b"MMIDIDX\0\0", version=1, code=4, sequences=3, bounds=4, lengths=(8, 8, 8), offsets=(0, 32, 64), boundaries=(0, 1, 2, 3), tail=b""):
+    return (magic + struct.pack("<QBQQ", version, code, sequences, bounds) + struct.pack(f"<{len(lengths)}i", *lengths)
+            + struct.pack(f"<{len(offsets)}q", *offsets) + struct.pack(f"<{len(boundaries)}q", *boundaries) + tail)
+
+
+save("tokens.bin", whole)
+save("valid.idx", megatron())
+save("empty.idx", b"")
+save("short.idx", megatron()[:33])
+save("other_magic.idx", megatron(magic=b"TNTIDX\0\0\0"))
+save("version_2.idx", megatron(version=2))
+save("type_0.idx", megatron(code=0))
+save("type_9.idx", megatron(code=9))
+save("float64.idx", megatron(code=6))
+save("float32.idx", megatron(code=7))
+save("sequences_2_to_63.idx", megatron(sequences=2**63))
+save("sequences_overflow.idx", megatron(sequences=2**62 + 3))
+save("sequences_4.idx", megatron(sequences=4))
+save("boundaries_2_to_61.idx", megatron(bounds=2**61))
+save("no_boundaries.idx", megatron(bounds=0, boundaries=()))
+save("length_negative.idx", megatron(lengths=(8, -8, 8)))
+save("length_2_to_31.idx", megatron(lengths=(8, 2**31 - 1, 8)))
+save("token_past_end.idx", megatron(lengths=(8, 8, 9)))
+save("offset_negative.idx", megatron(offsets=(0, -32, 64)))
+save("offset_2_to_63.idx", megatron(offsets=(0, 32, 2**63 - 1)))
+save("wider_type.idx", megatron(code=5))
+save("boundary_first.idx", megatron(boundaries=(1, 1, 2, 3)))
+save("boundary_descends.idx", megatron(boundaries=(0, 2, 1, 3)))
+save("boundary_last.idx", megatron(boundaries=(0, 1, 2, 4)))
+save("trailing.idx", megatron(tail=b"\0\0"))
+
 # --- Hugging Face index ----------------------------------------------------------------------------------------------------------
 
 for name, target in (("parent", "../outside.safetensors"), ("parent_inside", "sub/../../outside.safetensors"),

@@ -1,5 +1,5 @@
 # The fuzz targets: NAME_fuzz.cpp with corpus/NAME, fixtures of other tests, and dictionaries/….
-set(fuzz_targets yaml npy safetensors model hdf5 hdf5_rows tokenizer tokenizer_json manifest kineto)
+set(fuzz_targets yaml npy safetensors model hdf5 hdf5_rows tokenizer tokenizer_json manifest kineto megatron)
 set(tests ${CMAKE_CURRENT_LIST_DIR}/..)
 foreach(target ${fuzz_targets})
   set(${target}_inputs ${CMAKE_CURRENT_LIST_DIR}/corpus/${target} ${tests}/formats/fixtures)

@@ -189,6 +189,28 @@ TEST(DecoderModel, LossIsTheCrossEntropyOfItsLogits) {
   EXPECT_NEAR(model.loss(store, batch, {false, 0, {}}).loss_sum.item<double>() / want, 1.0, 1e-6);
 }
 
+TEST(DecoderModel, LabelsStandInPlaceOfTheNextToken) {
+  const DecoderModel model(small_config(), {});
+  TokenBatch batch = batch_of(2, 8, 2);
+  const Result next = run(model, batch, {});
+  batch.labels_BS = batch.tokens_BS.roll(-1, 1);
+  const Result same = run(model, batch, {});
+  EXPECT_EQ(same.loss, next.loss);
+  for (size_t i = 0; i < next.gradients.size(); ++i)
+    EXPECT_EQ(relative_difference(same.gradients[i], next.gradients[i]), 0);
+  // Labels of their own, at all positions.
+  batch.labels_BS = batch.tokens_BS.flip(1).contiguous();
+  batch.loss_weight_BS = random({2, 8}, 5, at::kFloat).abs();
+  const auto units = units_of(model, at::kFloat);
+  WholeUnitStore store(units);
+  const at::Tensor log_p = at::log_softmax(model.logits(store, batch, {}).to(at::kDouble), -1);
+  const at::Tensor chosen = log_p.gather(-1, batch.labels_BS.unsqueeze(-1)).squeeze(-1);
+  const double want = -(chosen * batch.loss_weight_BS.to(at::kDouble)).sum().item<double>();
+  EXPECT_NEAR(model.loss(store, batch, {false, 0, {}}).loss_sum.item<double>() / want, 1.0, 1e-6);
+  batch.labels_BS = batch.labels_BS.narrow(1, 0, 7);
+  EXPECT_THROW(model.loss(store, batch, {false, 0, {}}), InternalError);
+}
+
 TEST(DecoderModel, EvaluationKeepsNoGraph) {
   const DecoderModel model(small_config(), seven());
   const auto units = units_of(model, at::kFloat);

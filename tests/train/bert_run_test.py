@@ -59,10 +59,10 @@ def exit_codes(s):
     done = s.train("eval.target_accuracyy=0.7", "lora.r=4", "parallel.recompute=mlp", expect=2)
     assert "Did you mean 'target_accuracy'" in done.stderr.replace("eval.target_accuracy'", "target_accuracy'"), done.stderr
     assert "not for train_bert, which trains all parameters" in done.stderr and "parallel.recompute mlp" in done.stderr, done.stderr
-    done = s.train("train.loss=rank_mean", "eval.target_accuracy=0.7", "optimizer.clip=local", "eval.samples=3", "precision.encoder=fp8", expect=2,
+    done = s.train("train.loss=rank_mean", "eval.target_accuracy=0.7", "optimizer.clip=local", "precision.encoder=fp8", expect=2,
                    program="train_llama")
     assert "precision.encoder is now precision.linear: write 'linear: fp8'" in done.stderr, done.stderr
-    for key in ("train.loss", "eval.target_accuracy", "optimizer.clip", "eval.samples", "batch.packing_rate"):
+    for key in ("train.loss", "eval.target_accuracy", "optimizer.clip", "batch.packing_rate"):
         assert key in done.stderr, (key, done.stderr)
     done = s.train("precision.loss_scale=1024", expect=2)
     assert "precision.loss_scale" in done.stderr

@@ -2,8 +2,11 @@
 // Random numbers that depend only on (seed, stream, counter), never on rank, thread or call order.
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace trireme {
@@ -22,8 +25,15 @@ class NumpyRandom {
   uint32_t next_uint32();
   /// Uniform in [0, max], by masked rejection as RandomState does.
   uint64_t interval(uint64_t max);
-  /// RandomState.shuffle of a one-dimensional array.
-  void shuffle(std::vector<int64_t>& values);
+  /// RandomState.shuffle of a one-dimensional array; the draws do not depend on the elements' type.
+  template <class T>
+  void shuffle(std::span<T> values) {
+    for (size_t i = values.size(); i-- > 1;) std::swap(values[i], values[interval(i)]);
+  }
+  template <class T>
+  void shuffle(std::vector<T>& values) {
+    shuffle(std::span<T>(values));
+  }
 
  private:
   std::array<uint32_t, 624> state_{};

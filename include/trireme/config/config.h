@@ -40,6 +40,11 @@ struct DataSection {
   std::optional<int64_t> bos_token, eos_token, bol_token, eol_token;
   std::vector<int64_t> strip_tokens;
   int64_t min_length = 3, logical_shards = 960;
+  // For Megatron's indexed files only (data/megatron/); eos_token is their end of a document:
+  std::optional<std::string> splits;       // "99990,8,2": train, valid and test from data.train
+  std::string index_rules = "nemo";        // nemo | core
+  std::optional<std::string> index_cache;  // directory of the index maps; null = that of each file
+  bool reset_position_ids = false, reset_attention_mask = false, eod_mask_loss = false;
   bool operator==(const DataSection&) const = default;
 };
 struct BatchSection {

@@ -20,6 +20,7 @@ enum class Feature : uint32_t {
   kMlperfLog = 1 << 16,  // MLPerf has a benchmark of the program
 
   kDocumentStreams = 1 << 12,  // rows packed from documents while the run reads them
+  kMegatronData = 1 << 13,     // rows of Megatron's indexed files
 };
 
 class FeatureSet {

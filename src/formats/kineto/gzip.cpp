@@ -65,6 +65,7 @@ class GzipReader::Buffer final : public std::streambuf {
     (void)gzbuffer(file_, kChunk);
   }
   ~Buffer() override { (void)gzclose_r(file_); }
+  uint64_t packed_offset() const { return static_cast<uint64_t>(std::max<z_off_t>(gzoffset(file_), 0)); }
   uint64_t offset() const { return read_ - static_cast<uint64_t>(egptr() - gptr()); }
 
  protected:
@@ -94,6 +95,7 @@ GzipReader::GzipReader(const std::filesystem::path& path)
     : buffer_(std::make_unique<Buffer>(path)), stream_(std::make_unique<std::istream>(buffer_.get())) {}
 GzipReader::~GzipReader() = default;
 std::istream& GzipReader::stream() { return *stream_; }
+uint64_t GzipReader::packed_offset() const { return buffer_->packed_offset(); }
 uint64_t GzipReader::offset() const { return buffer_->offset(); }
 
 }  // namespace trireme

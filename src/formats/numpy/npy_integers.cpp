@@ -1,6 +1,7 @@
 #include "trireme/formats/numpy/npy.h"
 
 #include "trireme/base/dtype.h"
+#include "trireme/formats/numpy/npy_values.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -70,23 +71,9 @@ void write_npy_int32(const std::filesystem::path& path, std::span<const int32_t>
                      int64_t columns) {
   TRIREME_CHECK(static_cast<int64_t>(values.size()) == rows * columns, values.size(), " values for [", rows, ", ",
                 columns, "]");
-  std::string header = fmt::format("{{'descr': '<i4', 'fortran_order': False, 'shape': ({}, {}), }}", rows, columns);
-  // Magic, version and length take 10 bytes; NumPy pads the whole to a multiple of 64 and ends with a newline.
-  header.resize((10 + header.size() + 1 + 63) / 64 * 64 - 11, ' ');
-  header += '\n';
+  const int64_t shape[] = {rows, columns};
   AtomicFile file(path);
-  const char prefix[10] = {'\x93',
-                           'N',
-                           'U',
-                           'M',
-                           'P',
-                           'Y',
-                           1,
-                           0,
-                           static_cast<char>(header.size() & 0xFF),
-                           static_cast<char>(header.size() >> 8)};
-  file.write(prefix, sizeof prefix);
-  file.write(header);
+  file.write(npy_header_bytes("<i4", shape));
   file.write(values.data(), values.size_bytes());
   file.commit();
 }

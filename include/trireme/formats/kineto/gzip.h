@@ -20,6 +20,8 @@ class GzipReader {
   std::istream& stream();
   /// Unpacked bytes that the stream's reader has taken.
   uint64_t offset() const;
+  /// Bytes of the file behind them, as far as it was read.
+  uint64_t packed_offset() const;
 
  private:
   class Buffer;

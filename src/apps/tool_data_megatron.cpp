@@ -1,0 +1,141 @@
+// `trireme data megatron`: texts to Megatron's indexed files; merging and showing them.
+#include "tools.h"
+
+#include "data/prepare/megatron_pack.h"
+#include "data/prepare/tokenizer.h"
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/base/hash.h"
+#include "trireme/base/text.h"
+#include "trireme/base/time.h"
+#include "trireme/formats/megatron/indexed_file.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace trireme {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct MegatronArguments {
+  MegatronPackOptions options;
+  std::vector<std::string> merge;
+  std::string tokenizer, show, split_sentences = "no";
+};
+
+// The only place that knows what kinds of tokenizers there are.
+fs::path tokenizer_file(const fs::path& path) {
+  std::error_code error;
+  return fs::is_directory(path, error) ? path / "tokenizer.model" : path;
+}
+
+std::shared_ptr<const Tokenizer> open_tokenizer(const fs::path& path) {
+  return std::make_shared<const Tokenizer>(tokenizer_file(path));
+}
+
+DocumentEncoder encoder_of(const std::shared_ptr<const Tokenizer>& tokenizer, const fs::path& path) {
+  const std::string bytes = read_text_file(tokenizer_file(path), ExitCode::kData, size_t{1} << 30);
+  return {.encode = [tokenizer](std::string_view text) { return tokenizer->encode(text); },
+          .vocab_size = tokenizer->vocab_size(),
+          .eod = tokenizer->eos_id(),
+          .fingerprint = xxh3_64(bytes.data(), bytes.size(), 0)};
+}
+
+void show(const MegatronArguments& arguments) {
+  const MegatronFile file{fs::path(arguments.show)};
+  int64_t shortest = file.sequences() > 0 ? std::numeric_limits<int64_t>::max() : 0, longest = 0;
+  for (int64_t i = 0; i < file.sequences(); ++i) {
+    shortest = std::min<int64_t>(shortest, file.length(i));
+    longest = std::max<int64_t>(longest, file.length(i));
+  }
+  fmt::print("{}: {} tokens of type {} in {} documents ({} sequences of {} to {} tokens, {:.1f} in the mean){}\n",
+             file.prefix().string(), format_count(file.tokens()), megatron_type_name(file.type()),
+             format_count(file.documents()), format_count(file.sequences()), format_count(shortest),
+             format_count(longest),
+             static_cast<double>(file.tokens()) / static_cast<double>(std::max<int64_t>(file.sequences(), 1)),
+             file.has_modes() ? ", with modes" : "");
+  if (file.sequences() == 0) return;
+  constexpr int64_t kShown = 64;
+  std::vector<int64_t> ids;
+  file.read(0, 0, std::min<int64_t>(kShown, file.length(0)), ids);
+  fmt::print("first document: {}{}\n", fmt::join(ids, " "), file.length(0) > kShown ? " …" : "");
+  if (!arguments.tokenizer.empty())
+    fmt::print("its text: {}\n",
+               open_tokenizer(arguments.tokenizer)->decode(std::vector<int32_t>(ids.begin(), ids.end())));
+}
+
+void merge(const MegatronArguments& arguments) {
+  if (arguments.options.output_prefix.empty()) throw ConfigError("--merge needs --output-prefix");
+  const int64_t documents =
+      merge_megatron({arguments.merge.begin(), arguments.merge.end()}, arguments.options.output_prefix);
+  fmt::print("{}.bin, .idx: {} documents of {} files\n", arguments.options.output_prefix.string(),
+             format_count(documents), arguments.merge.size());
+}
+
+void pack(const MegatronArguments& arguments) {
+  const MegatronPackOptions& options = arguments.options;
+  if (arguments.tokenizer.empty() || options.output_prefix.empty())
+    throw ConfigError("--input needs --tokenizer and --output-prefix");
+  if (arguments.split_sentences != "no")
+    throw ConfigError(fmt::format(
+        "--split-sentences {}: documents are one sequence each, as GPT reads them; expected no (BERT's data is made by "
+        "trireme data bert)",
+        arguments.split_sentences));
+  const auto tokenizer = open_tokenizer(arguments.tokenizer);
+  const double start = steady_seconds();
+  const MegatronPackReport report = pack_megatron(encoder_of(tokenizer, arguments.tokenizer), options);
+  const double seconds = steady_seconds() - start;
+  fmt::print("{}.bin, .idx: {} documents, {} tokens ({} ids: {})\n", report.prefix.string(),
+             format_count(report.documents), format_count(report.tokens), format_count(tokenizer->vocab_size()),
+             megatron_type_name(megatron_type_for(tokenizer->vocab_size())));
+  if (report.kept_parts > 0)
+    fmt::print("{} of {} parts were there from a run that was stopped\n", report.kept_parts, report.parts);
+  if (report.empty > 0) fmt::print("left out {} documents without a token\n", format_count(report.empty));
+  if (report.invalid_utf8 > 0)
+    fmt::print("left out {} documents that are not UTF-8, the first at {}\n", format_count(report.invalid_utf8),
+               report.first_invalid);
+  fmt::print("{} of text in {}", format_bytes(static_cast<double>(report.bytes)), format_duration(seconds));
+  if (report.kept_parts == 0) fmt::print(", {:.2f} MB/s", static_cast<double>(report.bytes) / 1e6 / seconds);
+  fmt::print("\n");
+}
+
+}  // namespace
+
+void add_megatron_data_tool(CLI::App& data) {
+  auto arguments = std::make_shared<MegatronArguments>();
+  MegatronPackOptions& options = arguments->options;
+  CLI::App* command = data.add_subcommand("megatron",
+                                          "Tokenise JSON lines or Parquet to Megatron's indexed files "
+                                          "PREFIX_text_document.bin and .idx; merge such files; show one");
+  auto* input = command->add_option(
+      "--input", options.inputs,
+      "Files to read, in this order: .jsonl, .json, .ndjson (one object a line), also .gz; Parquet");
+  command->add_option("--text-key,--field", options.text_key, "Field or column that holds the text (default text)");
+  command->add_option("--tokenizer", arguments->tokenizer, "Tokenizer: a file, or a directory that has one");
+  command->add_option("--output-prefix", options.output_prefix, "Beginning of the names of the files to write");
+  command->add_flag("--append-eod", options.append_eod, "The tokenizer's end-of-document id after every document");
+  command->add_option("--workers", options.workers, "Threads (default: one per core); the files do not depend on it");
+  command->add_option("--split-sentences", arguments->split_sentences, "no: a document is one sequence");
+  auto* merged =
+      command->add_option("--merge", arguments->merge, "Prefixes to put together, in this order, as --output-prefix");
+  auto* shown = command->add_option("--show", arguments->show, "Prefix to describe: counts, type, first document");
+  input->excludes(merged)->excludes(shown);
+  merged->excludes(shown);
+  command->callback([arguments] {
+    if (!arguments->show.empty()) return show(*arguments);
+    if (!arguments->merge.empty()) return merge(*arguments);
+    if (arguments->options.inputs.empty())
+      throw ConfigError("give --input FILES, --merge PREFIXES or --show PREFIX (see trireme data megatron --help)");
+    pack(*arguments);
+  });
+}
+
+}  // namespace trireme

@@ -1,0 +1,173 @@
+#include "megatron_types.h"
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <utility>
+
+namespace trireme {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+bool has_megatron_magic(const fs::path& path) {
+  std::error_code error;
+  if (!fs::is_regular_file(path, error)) return false;
+  std::array<char, kMegatronMagic.size()> head{};
+  std::ifstream file(path, std::ios::binary);
+  return file.read(head.data(), head.size()) && std::string_view(head.data(), head.size()) == kMegatronMagic;
+}
+
+fs::path index_of(const fs::path& path) {
+  if (const auto found = megatron_index_path(path)) return *found;
+  std::error_code error;
+  // Opened as it is, it gets the sentence of a damaged file or of an absent one.
+  return fs::exists(path, error) ? path : fs::path(path.string() + ".idx");
+}
+
+template <class T>
+void widen(const std::byte* from, int64_t count, int64_t* to) {
+  for (int64_t i = 0; i < count; ++i) {
+    T value;
+    std::memcpy(&value, from + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
+    to[i] = static_cast<int64_t>(value);
+  }
+}
+
+}  // namespace
+
+const char* megatron_type_name(MegatronType type) { return megatron_type_info(type).name; }
+
+MegatronType megatron_type_for(int64_t vocab_size) {
+  constexpr int64_t kBoundOfU16 = 65500;
+  return vocab_size < kBoundOfU16 ? MegatronType::kU16 : MegatronType::kI32;
+}
+
+std::optional<fs::path> megatron_index_path(const fs::path& path) {
+  if (has_megatron_magic(path)) return path;
+  // Not replace_extension(): a prefix may have dots.
+  const fs::path beside = path.string() + ".idx";
+  if (has_megatron_magic(beside)) return beside;
+  return std::nullopt;
+}
+
+MegatronFile::MegatronFile(const fs::path& path) : index_(index_of(path), ExitCode::kData) {
+  if (index_path().extension() != ".idx")
+    throw DataError(
+        fmt::format("{}: a Megatron index is named PREFIX.idx, beside its PREFIX.bin", index_path().string()));
+  const fs::path bin = prefix().string() + ".bin";
+  std::error_code error;
+  if (!fs::exists(bin, error))
+    throw DataError(fmt::format("{}: not there, and {} is its index: both files of the prefix lie side by side",
+                                bin.string(), index_path().string()));
+  open_tokens(bin);
+}
+
+MegatronFile::MegatronFile(const fs::path& index, const fs::path& tokens) : index_(index, ExitCode::kData) {
+  open_tokens(tokens);
+}
+
+void MegatronFile::open_tokens(const fs::path& path) {
+  check_header();
+  tokens_ = MappedFile(path, ExitCode::kData);
+  check_sequences();
+  check_boundaries();
+}
+
+void MegatronFile::fail(int64_t at, const std::string& what) const {
+  throw DataError(fmt::format("{}: byte {}: {}", index_path().string(), at, what));
+}
+
+void MegatronFile::check_header() {
+  const auto size = static_cast<int64_t>(index_.bytes().size());
+  if (size < kHeader)
+    throw DataError(fmt::format("{}: {} bytes, but the header of a Megatron index has {}: is it cut off?",
+                                index_path().string(), size, kHeader));
+  if (std::memcmp(index_.bytes().data(), kMegatronMagic.data(), kMegatronMagic.size()) != 0)
+    fail(0, "does not begin with MMIDIDX, as a Megatron index (.idx) does");
+  if (const auto version = load<uint64_t>(9); version != kMegatronVersion)
+    fail(9, fmt::format("version {}, but only {} is known", version, kMegatronVersion));
+  type_ = static_cast<MegatronType>(load<uint8_t>(17));
+  const MegatronTypeInfo info = megatron_type_info(type_);
+  if (info.size == 0) fail(17, fmt::format("type {}, of which there are 1 to 8", load<uint8_t>(17)));
+  if (!info.is_integer) fail(17, fmt::format("the .bin holds {} numbers, but tokens are integers", info.name));
+  item_size_ = info.size;
+  const auto sequences = load<uint64_t>(18), boundaries = load<uint64_t>(26);
+  const auto room = static_cast<uint64_t>(size - kHeader);
+  if (sequences > room / 12)
+    fail(18, fmt::format("{} sequences of 12 bytes each, but the file has {} bytes in all", sequences, size));
+  if (boundaries > (room - sequences * 12) / 8)
+    fail(26,
+         fmt::format("{} document boundaries of 8 bytes each after {} sequences of 12, but the file has {} bytes in "
+                     "all",
+                     boundaries, sequences, size));
+  const uint64_t rest = room - sequences * 12 - boundaries * 8;
+  has_modes_ = rest == sequences && rest > 0;
+  if (rest != 0 && !has_modes_)
+    fail(size - static_cast<int64_t>(rest),
+         fmt::format("{} bytes after the document boundaries, where nothing or a byte for each of the {} sequences "
+                     "stands",
+                     rest, sequences));
+  sequences_ = static_cast<int64_t>(sequences);
+  boundaries_ = static_cast<int64_t>(boundaries);
+  if (boundaries_ < 1) fail(26, "no document boundaries: there is at least the first, which is 0");
+}
+
+void MegatronFile::check_sequences() {
+  const auto size = static_cast<int64_t>(tokens_.bytes().size());
+  for (int64_t i = 0; i < sequences_; ++i) {
+    const int64_t tokens = length(i), begin = offset(i);
+    if (tokens < 0) fail(kHeader + i * 4, fmt::format("sequence {} has {} tokens", i, tokens));
+    // No sum or product can overflow: tokens < 2^31, and begin is compared first.
+    if (begin < 0 || begin > size || tokens * item_size_ > size - begin)
+      fail(kHeader + sequences_ * 4 + i * 8,
+           fmt::format(
+               "sequence {} of {} {} tokens begins at byte {} of {}, which has {} bytes: is one of the files cut "
+               "off, or of another prefix?",
+               i, tokens, megatron_type_name(type_), begin, token_path().string(), size));
+    total_ += tokens;
+  }
+}
+
+void MegatronFile::check_boundaries() const {
+  const auto at = [this](int64_t document) { return kHeader + sequences_ * 12 + document * 8; };
+  if (boundary(0) != 0) fail(at(0), fmt::format("the first document boundary is {}, expected 0", boundary(0)));
+  for (int64_t d = 1; d < boundaries_; ++d)
+    if (boundary(d) < boundary(d - 1))
+      fail(at(d), fmt::format("document boundary {} is {} after {}: they ascend", d, boundary(d), boundary(d - 1)));
+  if (const int64_t last = boundary(boundaries_ - 1); last != sequences_)
+    fail(at(boundaries_ - 1),
+         fmt::format("the last document boundary is {}, expected the {} sequences", last, sequences_));
+}
+
+void MegatronFile::read(int64_t sequence, int64_t begin, int64_t count, std::vector<int64_t>& out) const {
+  TRIREME_CHECK(sequence >= 0 && sequence < sequences_ && begin >= 0 && count >= 0 && begin + count <= length(sequence),
+                "tokens ", begin, " to ", begin + count, " of sequence ", sequence);
+  const std::byte* from = tokens_.bytes().data() + offset(sequence) + begin * item_size_;
+  const size_t before = out.size();
+  out.resize(before + static_cast<size_t>(count));
+  int64_t* to = out.data() + before;
+  switch (type_) {
+    case MegatronType::kU8: return widen<uint8_t>(from, count, to);
+    case MegatronType::kI8: return widen<int8_t>(from, count, to);
+    case MegatronType::kI16: return widen<int16_t>(from, count, to);
+    case MegatronType::kI32: return widen<int32_t>(from, count, to);
+    case MegatronType::kI64: return widen<int64_t>(from, count, to);
+    case MegatronType::kU16: return widen<uint16_t>(from, count, to);
+    case MegatronType::kF64:
+    case MegatronType::kF32: break;  // refused by check_header()
+  }
+  TRIREME_CHECK(false, "type ", static_cast<int>(type_));
+}
+
+std::span<const std::byte> MegatronFile::bytes(int64_t sequence) const {
+  return tokens_.bytes().subspan(static_cast<size_t>(offset(sequence)),
+                                 static_cast<size_t>(length(sequence) * item_size_));
+}
+
+}  // namespace trireme

@@ -1,0 +1,90 @@
+// Megatron's indexed files: written and read back in every type, merged, refused.
+#include "trireme/base/error.h"
+#include "trireme/formats/megatron/indexed_file.h"
+
+#include "temporary.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+namespace trireme {
+namespace {
+
+class MegatronFiles : public TemporaryDirectory {
+ protected:
+  void write(const std::string& prefix, MegatronType type, const std::vector<std::vector<int32_t>>& documents) const {
+    MegatronWriter writer(root_ / prefix, type);
+    for (const auto& document : documents) writer.append(document);
+    writer.commit();
+  }
+  static std::vector<int64_t> read(const MegatronFile& file, int64_t sequence) {
+    std::vector<int64_t> ids;
+    file.read(sequence, 0, file.length(sequence), ids);
+    return ids;
+  }
+};
+
+TEST_F(MegatronFiles, EveryTypeKeepsItsExtremes) {
+  constexpr auto kMax = std::numeric_limits<int32_t>::max();
+  const std::pair<MegatronType, std::pair<int32_t, int32_t>> types[] = {
+      {MegatronType::kU8, {0, 255}},    {MegatronType::kI8, {-128, 127}},    {MegatronType::kI16, {-32768, 32767}},
+      {MegatronType::kU16, {0, 65535}}, {MegatronType::kI32, {-kMax, kMax}}, {MegatronType::kI64, {-kMax, kMax}}};
+  for (const auto& [type, range] : types) {
+    SCOPED_TRACE(megatron_type_name(type));
+    const auto [low, high] = range;
+    write("file", type, {{low, high, 1}, {}, {high}});
+    const MegatronFile file(root_ / "file");
+    EXPECT_EQ(file.type(), type);
+    EXPECT_EQ(file.sequences(), 3);
+    EXPECT_EQ(file.documents(), 3);
+    EXPECT_EQ(file.tokens(), 4);
+    EXPECT_EQ(read(file, 0), (std::vector<int64_t>{low, high, 1}));
+    EXPECT_TRUE(read(file, 1).empty());
+    EXPECT_EQ(read(file, 2), std::vector<int64_t>{high});
+    if (type == MegatronType::kI32 || type == MegatronType::kI64) continue;
+    EXPECT_THROW(write("more", type, {{high + 1}}), DataError);
+    EXPECT_THROW(write("more", type, {{low - 1}}), DataError);
+    EXPECT_FALSE(std::filesystem::exists(root_ / "more.bin")) << "nothing of a file that failed";
+  }
+}
+
+TEST_F(MegatronFiles, TypeOfAVocabulary) {
+  EXPECT_EQ(megatron_type_for(65499), MegatronType::kU16);
+  EXPECT_EQ(megatron_type_for(65500), MegatronType::kI32);
+}
+
+TEST_F(MegatronFiles, MergedOnesAreAsIfWrittenTogether) {
+  write("a", MegatronType::kU16, {{1, 2}, {3}});
+  write("b", MegatronType::kU16, {{}, {4, 5, 6}});
+  write("both", MegatronType::kU16, {{1, 2}, {3}, {}, {4, 5, 6}});
+  MegatronWriter merged(root_ / "merged", MegatronType::kU16);
+  merged.append(MegatronFile(root_ / "a"));
+  merged.append(MegatronFile(root_ / "b.idx"));
+  EXPECT_EQ(merged.documents(), 4);
+  EXPECT_EQ(merged.tokens(), 6);
+  merged.commit();
+  for (const char* end : {".bin", ".idx"})
+    EXPECT_EQ(read_text_file(root_ / (std::string("merged") + end), ExitCode::kData),
+              read_text_file(root_ / (std::string("both") + end), ExitCode::kData));
+  write("wide", MegatronType::kI32, {{1}});
+  MegatronWriter other(root_ / "other", MegatronType::kU16);
+  EXPECT_THROW(other.append(MegatronFile(root_ / "wide")), DataError);
+}
+
+TEST_F(MegatronFiles, PathsOfAPrefix) {
+  write("name.with.dots", MegatronType::kU16, {{1}});
+  EXPECT_EQ(megatron_index_path(root_ / "name.with.dots"), root_ / "name.with.dots.idx");
+  EXPECT_EQ(megatron_index_path(root_ / "name.with.dots.idx"), root_ / "name.with.dots.idx");
+  EXPECT_FALSE(megatron_index_path(root_ / "name.with.dots.bin"));
+  EXPECT_FALSE(megatron_index_path(root_ / "name"));
+  EXPECT_EQ(MegatronFile(root_ / "name.with.dots").prefix(), root_ / "name.with.dots");
+  EXPECT_EQ(MegatronFile(root_ / "name.with.dots").token_path(), root_ / "name.with.dots.bin");
+  std::filesystem::remove(root_ / "name.with.dots.bin");
+  expect_contains(failure(ExitCode::kData, [&] { MegatronFile file(root_ / "name.with.dots"); }),
+                  "both files of the prefix");
+  expect_contains(failure(ExitCode::kData, [&] { MegatronFile file(root_ / "absent"); }), "absent.idx");
+}
+
+}  // namespace
+}  // namespace trireme
