@@ -289,7 +289,7 @@ def check_nemo(site):
     alone = site.run("trireme", "config", "import", "nemo", "alone.yaml", "model.global_batch_size=4")
     assert "global_batch_size: 4" in alone.stdout
     (site.work / "torn.yaml").write_text("defaults: [_self_, optional tp: null, gpt3/common@_here_]\nmodel: {}\n")
-    site.refused("nemo", "torn.yaml", says=["torn.yaml:1:38: a file of the defaults list"])
+    site.refused("nemo", "torn.yaml", says=["torn.yaml:1:39: a file of the defaults list"])
     cluster = site.run("trireme", "config", "import", "nemo", conf / "cluster/bcm.yaml")
     assert "mem = 0 -> #SBATCH --mem=0" in cluster.stderr and "partition = None -> left out" in cluster.stderr and not cluster.stdout
     site.refused("nemo", conf / "training/gpt3/126m.yaml", "+model.hiden_size=3", "model.tensor_model_parallel_size=2", "trainer.max_stepz=1",
