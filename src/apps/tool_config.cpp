@@ -99,6 +99,13 @@ void import_nemo_file(const ImportCommand& command) {
     ConfNode* path = composition.root.find("launcher_scripts_path");
     if (path != nullptr && path->text == "???") path->text = ".";
   } else {
+    if (const ConfNode* defaults = file.find("defaults"))
+      for (const ConfNode& item : defaults->items)
+        if (item.is(ConfNode::Kind::kText)
+                ? item.text != "_self_"
+                : item.is(ConfNode::Kind::kMap) && !item.entries.front().value.is(ConfNode::Kind::kNull))
+          problems.add(item.place,
+                       "a file of the defaults list: leave the file in its conf folder, beside config.yaml");
     ConfNode& root = composition.root;
     root.at_or_add("training") = file;
     for (const auto& [key, value] :

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`trireme config import`: fms-fsdp's options in three dialects and torchtitan's TOML become a configuration that train_llama takes; every option has a line that says what it became; what is unknown or missing here ends with exit code 2. And a run of an imported configuration: fms-fsdp's labels and learning rates, resumed and extended."""
+"""`trireme config import`: fms-fsdp's options in three dialects, torchtitan's TOML and the YAML of NeMo's launcher become a configuration that train_llama takes; every option has a line that says what it became; what is unknown or missing here ends with exit code 2. And a run of an imported configuration: fms-fsdp's labels and learning rates, resumed and extended."""
 import argparse
 import json
 import math
@@ -271,6 +271,35 @@ def check_torchtitan(site):
     site.refused("torchtitan", site.work / "absent.toml", says=["absent.toml"])
 
 
+def check_nemo(site):
+    conf = Path(__file__).resolve().parents[2] / "scripts/launch/conf"
+    config, _, report, shape = site.imported("nemo", conf / "training/gpt3/126m.yaml", "--", "model.data.data_impl=mock", "training.trainer.max_steps=700")
+    assert config["model"] == {"path": "model", "init": "random", "pad_vocab_to": 128} and config["data"]["train"] == "mock" and config["train"]["max_steps"] == 700
+    expected = {"model_type": "gpt2", "n_embd": 768, "n_inner": 3072, "n_layer": 12, "n_head": 12, "n_positions": 2048, "vocab_size": 50257, "embd_pdrop": 0.1,
+                "resid_pdrop": 0.1, "attn_pdrop": 0.1, "initializer_range": 0.023, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new",
+                "eos_token_id": 50256, "tie_word_embeddings": True}
+    for key, want in expected.items():
+        assert shape[key] == want, f"{key}: {shape[key]!r}, not {want!r}"
+    assert "model.tensor_model_parallel_size = 1 -> one: as here" in report
+    # The whole configuration, and a training file without the files around it.
+    whole = site.run("trireme", "config", "import", "nemo", conf / "config.yaml", "training=gpt3/5b")
+    assert "lr: 0.00016" in whole.stdout and "model.num_layers = 24" in whole.stderr
+    (site.work / "alone.yaml").write_text("run: {name: a, results_dir: '${base_results_dir}/a'}\ntrainer: {num_nodes: 1, devices: 1, max_steps: 9}\n"
+                                          "model: {micro_batch_size: 1, global_batch_size: 2, data: {data_impl: mock}, tokenizer: {type: GPT2BPETokenizer}}\n")
+    alone = site.run("trireme", "config", "import", "nemo", "alone.yaml", "model.global_batch_size=4")
+    assert "global_batch_size: 4" in alone.stdout
+    (site.work / "torn.yaml").write_text("defaults: [_self_, optional tp: null, gpt3/common@_here_]\nmodel: {}\n")
+    site.refused("nemo", "torn.yaml", says=["torn.yaml:1:39: a file of the defaults list"])
+    cluster = site.run("trireme", "config", "import", "nemo", conf / "cluster/bcm.yaml")
+    assert "mem = 0 -> #SBATCH --mem=0" in cluster.stderr and "partition = None -> left out" in cluster.stderr and not cluster.stdout
+    site.refused("nemo", conf / "training/gpt3/126m.yaml", "+model.hiden_size=3", "model.tensor_model_parallel_size=2", "trainer.max_stepz=1",
+                 says=["there is no 'training.trainer.max_stepz'. Did you mean 'max_steps'?"])
+    site.refused("nemo", conf / "training/gpt3/126m.yaml", "+model.hiden_size=3", "model.tensor_model_parallel_size=2",
+                 says=["Did you mean 'model.hidden_size'?", "tensor parallelism is not there", "2 problems"])
+    site.run("trireme", "config", "import", "nemo", "--ignore-unknown", conf / "training/gpt3/126m.yaml", "+model.hiden_size=3")
+    site.refused("nemo", "absent.yaml", says=["absent.yaml"])
+
+
 def fms_rate(step, steps, warmup):
     return min(1 - (1 - min(step, warmup) / warmup) ** 2, 0.1 + 0.45 * (1 + math.cos(min(step, steps) / steps * math.pi)))
 
@@ -331,7 +360,7 @@ def main():
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
         site = Site(args.bin, work)
-        for check in (check_variants, check_fms_head, check_fms_refusals, check_aws, check_torchtitan) if args.case == "options" else (check_run,):
+        for check in (check_variants, check_fms_head, check_fms_refusals, check_aws, check_torchtitan, check_nemo) if args.case == "options" else (check_run,):
             check(site)
     print("ok")
 

@@ -28,6 +28,7 @@ def check_install(args, prefix):
     for name in ("run.sub", "run_and_time.sh", "train_llama.sbatch", "train_bert.sbatch"):
         assert (prefix / "share/trireme/slurm" / name).exists(), name
     assert os.access(prefix / "share/trireme/slurm/run_and_time.sh", os.X_OK)
+    assert (prefix / "share/trireme/launch/conf/training/gpt3/126m.yaml").exists() and (prefix / "share/trireme/slurm/gpt3/common.sh").exists()
     assert (prefix / "share/doc/trireme/howto/train-bert.md").exists() and (prefix / "share/doc/trireme/errors.md").exists()
 
 
