@@ -91,6 +91,26 @@ TEST_F(DataTools, EncodeAndDecodeAreInverse) {
             "Rower 7 looked at the storm.\nRower 7 looked at the storm.\n");
 }
 
+TEST_F(DataTools, ByteLevelBpeIsTrainedAndPacked) {
+  const Outcome trained =
+      run("tokenizer train --type bpe --input text.txt --vocab-size 310 --special '<|endoftext|>' --special '<pad>' "
+          "--output bytes");
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  EXPECT_NE(trained.out.find("310 tokens, 52 merges"), std::string::npos) << trained.out;
+  for (const char* model : {"bytes", "bytes/tokenizer.json", "bytes/vocab.json"}) {
+    const std::string option = fmt::format("--model {} ", model);
+    const Outcome plain = run("tokenizer encode " + option + "'Rower 7<|endoftext|> looks'");
+    ASSERT_EQ(plain.code, 0) << plain.err;
+    const std::string ids = plain.out.substr(0, plain.out.size() - 1);
+    EXPECT_NE((" " + ids + " ").find(" 0 "), std::string::npos) << ids;
+    EXPECT_EQ(run("tokenizer decode " + option + ids).out, "Rower 7 looks\n");
+    EXPECT_EQ(run("tokenizer decode --special " + option + ids).out, "Rower 7<|endoftext|> looks\n");
+  }
+  ASSERT_EQ(run("data pack --tokenizer bytes --input text.txt --seq-length 64 --output bytes.npy --eos").code, 0);
+  const auto dataset = open_token_dataset({directory_ / "bytes.npy"}, 64, 330);
+  EXPECT_GT(dataset->size(), 20);
+}
+
 TEST_F(DataTools, PackReportsAndTheTrainerReads) {
   const Outcome outcome =
       run("data pack --tokenizer tok.model --input text.txt --seq-length 64 --output rows.h5 --bos "
@@ -114,6 +134,13 @@ TEST_F(DataTools, ExitCodesAndLastWords) {
       {"tokenizer encode --model cut.model x", 3, "cut.model: not a complete sentencepiece model"},
       {"tokenizer encode --model text.txt x", 3, "text.txt"},
       {"tokenizer encode --model tok.model $(printf '\\377')", 3, "UTF-8"},
+      {"tokenizer encode --model . x", 3, "tokenizer.json, or vocab.json with merges.txt"},
+      {"tokenizer train --input text.txt --vocab-size 300 --type unigram --output made", 2, "bpe only"},
+      {"tokenizer train --input text.txt --vocab-size 300 --format byte-level --output x.model", 2,
+       "not a .model file"},
+      {"tokenizer train --input text.txt --vocab-size 300 --special x --output x.model", 2, "--special"},
+      {"tokenizer train --input text.txt --vocab-size 200 --output made", 2, "expected 257"},
+      {"tokenizer train --input absent.txt --vocab-size 300 --output made", 3, "absent.txt"},
       {"tokenizer decode --model tok.model 330", 3, "token id 330"},
       {"tokenizer decode --model tok.model 3x", 2, "'3x'"},
       {"tokenizer", 2, "subcommand"},
