@@ -25,7 +25,7 @@ svg text{font-size:12px;fill:var(--faint)}text.v{text-anchor:end}text.s{text-anc
 .e{stroke-width:1.4;opacity:.8}.save{stroke:var(--save)}.spike{stroke:var(--spike)}.stop,.resume{stroke:var(--stop)}.resume{stroke-dasharray:2 3}.fail{stroke:var(--fail)}
 @media(max-width:600px){svg text{font-size:15px}}
 div.wide{overflow-x:auto;white-space:nowrap}td.name{text-align:left;font-family:ui-monospace,monospace;font-size:12px;white-space:pre-wrap;overflow-wrap:anywhere}
-p.key i{margin-left:1em}p.key{line-height:2}
+p.key i{margin-left:1em}p.key{line-height:2}p.key span{white-space:nowrap}
 )";
 
 std::string run_label(const std::vector<ReportRun>& runs, size_t index) {
@@ -158,9 +158,10 @@ std::string event_key(const std::vector<ReportRun>& runs) {
       count +=
           std::count_if(run.events.begin(), run.events.end(), [&](const auto& event) { return event.kind == kind; });
     if (count > 0)
-      text += fmt::format("<i style=\"background:var(--{})\"></i>{} ({})", shown.first, shown.second, count);
+      text +=
+          fmt::format("<span><i style=\"background:var(--{})\"></i>{} ({})</span> ", shown.first, shown.second, count);
   }
-  return text.empty() ? "" : "<p class=\"key\">Marks:" + text + "</p>\n";
+  return text.empty() ? "" : "<p class=\"key\">Marks: " + text + "</p>\n";
 }
 
 std::string value_in(const ReportRun& run, const std::string& key) {

@@ -14,14 +14,14 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json number(double value) { return std::isfinite(value) ? Json(value) : Json(format_exact(value)); }
+Json json_number(double value) { return std::isfinite(value) ? Json(value) : Json(format_exact(value)); }
 
-Json optional_number(const std::optional<double>& value) { return value ? number(*value) : Json(); }
+Json optional_number(const std::optional<double>& value) { return value ? json_number(*value) : Json(); }
 
 Json evaluation_json(const std::optional<EvalMetrics>& evaluation) {
   if (!evaluation) return {};
-  Json json = {{"step", evaluation->step}, {"loss", number(evaluation->loss)}};
-  if (evaluation->mlm_accuracy) json["mlm_accuracy"] = number(*evaluation->mlm_accuracy);
+  Json json = {{"step", evaluation->step}, {"loss", json_number(evaluation->loss)}};
+  if (evaluation->mlm_accuracy) json["mlm_accuracy"] = json_number(*evaluation->mlm_accuracy);
   return json;
 }
 
@@ -31,9 +31,9 @@ std::string evaluation_text(const EvalMetrics& evaluation) {
   return text + fmt::format(" (step {})", evaluation.step);
 }
 
-std::string line(const char* head, const std::string& text) { return fmt::format("  {:<12}{}", head, text); }
+std::string summary_line(const char* head, const std::string& text) { return fmt::format("  {:<12}{}", head, text); }
 
-std::string end_text(const RunSummary& summary) {
+std::string run_end_text(const RunSummary& summary) {
   switch (summary.end) {
     case RunEnd::kDone: return "all steps are done";
     case RunEnd::kTarget: return "the target of the evaluation was reached";
@@ -44,7 +44,7 @@ std::string end_text(const RunSummary& summary) {
   return "";
 }
 
-std::string target_text(const RunSummary& s) {
+std::string run_target_text(const RunSummary& s) {
   std::vector<std::string> targets;
   if (s.target_loss) targets.push_back(fmt::format("eval.target_loss {:.6g}", *s.target_loss));
   if (s.target_accuracy) targets.push_back(fmt::format("eval.target_accuracy {:.6g}", *s.target_accuracy));
@@ -126,11 +126,11 @@ std::string summary_json(const RunSummary& s) {
                {"resumed_after_step", s.resumed_after},
                {"samples", s.samples},
                {"tokens", s.tokens},
-               {"train_runtime", number(s.runtime_s)},
-               {"train_samples_per_second", number(s.samples_per_s)},
-               {"train_steps_per_second", number(s.steps_per_s())},
+               {"train_runtime", json_number(s.runtime_s)},
+               {"train_samples_per_second", json_number(s.samples_per_s)},
+               {"train_steps_per_second", json_number(s.steps_per_s())},
                {"train_loss", optional_number(s.train_loss())},
-               {"epoch", number(s.epoch)},
+               {"epoch", json_number(s.epoch)},
                {"tokens_per_s_per_rank", optional_number(s.tokens_per_s_per_rank())},
                {"mfu", optional_number(s.mfu())},
                {"eval_first", evaluation_json(s.totals.first)},
@@ -140,7 +140,7 @@ std::string summary_json(const RunSummary& s) {
                {"target_loss", optional_number(s.target_loss)},
                {"target_accuracy", optional_number(s.target_accuracy)},
                {"target_reached", s.target_loss || s.target_accuracy ? Json(s.target_reached) : Json()},
-               {"peak_memory_bytes", number(s.peak_memory)},
+               {"peak_memory_bytes", json_number(s.peak_memory)},
                {"planned_memory_bytes", optional_number(s.planned_memory)},
                {"output", s.output.string()},
                {"files", s.files}};
@@ -150,29 +150,31 @@ std::string summary_json(const RunSummary& s) {
 }
 
 std::vector<std::string> summary_lines(const RunSummary& s) {
-  std::vector<std::string> lines = {fmt::format("run ended after step {} of {}: {}", s.step, s.max_steps, end_text(s))};
-  if (!s.reason.empty()) lines.push_back(line("reason", s.reason));
-  lines.push_back(line("time", fmt::format("{}: {} step{}, {:.4g} steps/s, {:.4g} samples/s",
-                                           format_duration(s.runtime_s), format_count(s.totals.steps),
-                                           s.totals.steps == 1 ? "" : "s", s.steps_per_s(), s.samples_per_s)));
+  std::vector<std::string> lines = {
+      fmt::format("run ended after step {} of {}: {}", s.step, s.max_steps, run_end_text(s))};
+  if (!s.reason.empty()) lines.push_back(summary_line("reason", s.reason));
+  lines.push_back(summary_line("time", fmt::format("{}: {} step{}, {:.4g} steps/s, {:.4g} samples/s",
+                                                   format_duration(s.runtime_s), format_count(s.totals.steps),
+                                                   s.totals.steps == 1 ? "" : "s", s.steps_per_s(), s.samples_per_s)));
   if (const auto rate = s.tokens_per_s_per_rank())
-    lines.push_back(line("speed", fmt::format("{} tok/s per rank in steps{}", format_short(*rate),
-                                              s.mfu() ? fmt::format(", MFU {:.1f} %", *s.mfu() * 100) : "")));
+    lines.push_back(summary_line("speed", fmt::format("{} tok/s per rank in steps{}", format_short(*rate),
+                                                      s.mfu() ? fmt::format(", MFU {:.1f} %", *s.mfu() * 100) : "")));
   if (const auto loss = s.train_loss())
-    lines.push_back(line("train loss", fmt::format("mean {:.5g}, last {:.5g}", *loss, s.totals.newest->loss)));
+    lines.push_back(summary_line("train loss", fmt::format("mean {:.5g}, last {:.5g}", *loss, s.totals.newest->loss)));
   if (s.totals.last)
-    lines.push_back(line("evaluation", fmt::format("first {}, best {}, last {}", evaluation_text(*s.totals.first),
-                                                   evaluation_text(*s.totals.best), evaluation_text(*s.totals.last))));
-  if (s.totals.test) lines.push_back(line("test", evaluation_text(*s.totals.test)));
-  if (s.target_loss || s.target_accuracy) lines.push_back(line("target", target_text(s)));
+    lines.push_back(
+        summary_line("evaluation", fmt::format("first {}, best {}, last {}", evaluation_text(*s.totals.first),
+                                               evaluation_text(*s.totals.best), evaluation_text(*s.totals.last))));
+  if (s.totals.test) lines.push_back(summary_line("test", evaluation_text(*s.totals.test)));
+  if (s.target_loss || s.target_accuracy) lines.push_back(summary_line("target", run_target_text(s)));
   // A CPU process' peak is its whole resident set, libraries included: it cannot be compared with a plan.
   std::string memory = fmt::format("peak {}", format_bytes(s.peak_memory));
   if (s.planned_memory)
     memory += fmt::format(", plan {} ({:+.1f} %)", format_bytes(*s.planned_memory),
                           100 * (s.peak_memory / *s.planned_memory - 1));
-  lines.push_back(line("memory", memory));
-  lines.push_back(line("files", fmt::format("{}: {}", s.output.string(), join(s.files, " "))));
-  if (!s.next.empty()) lines.push_back(line("next", s.next));
+  lines.push_back(summary_line("memory", memory));
+  lines.push_back(summary_line("files", fmt::format("{}: {}", s.output.string(), join(s.files, " "))));
+  if (!s.next.empty()) lines.push_back(summary_line("next", s.next));
   lines.push_back(transformers_line(s));
   return lines;
 }

@@ -28,14 +28,22 @@ ExitCode Trainer::run() {
   try {
     return train();
   } catch (const std::exception& error) {
-    // Until the first step has ended there is no run to sum up, and output.dir may become another's.
-    if (directory_.claimed()) {
-      const auto* own = dynamic_cast<const Error*>(&error);
-      const std::string reason = error.what();
-      end_run(RunEnd::kFailed, static_cast<int>(own != nullptr ? own->code() : ExitCode::kInternal),
-              reason.substr(0, reason.find("\nException raised from")), summary());
-    }
+    report_failure(error);
     throw;
+  }
+}
+
+void Trainer::report_failure(const std::exception& failure) noexcept {
+  // Until the first step has ended there is no run to sum up, and output.dir may become another's.
+  if (comm_.rank() != 0 || !directory_.claimed()) return;
+  const auto* own = dynamic_cast<const Error*>(&failure);
+  const std::string reason = failure.what();
+  try {
+    end_run(RunEnd::kFailed, static_cast<int>(own != nullptr ? own->code() : ExitCode::kInternal),
+            reason.substr(0, reason.find("\nException raised from")), summary());
+  } catch (const std::exception& error) {
+    // A device that has failed cannot say how much memory was in use; the failure itself is what is reported.
+    log_warn(fmt::format("summary.json is not written: {}", error.what()));
   }
 }
 

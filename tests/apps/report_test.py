@@ -59,7 +59,7 @@ class Page(html.parser.HTMLParser):
     def handle_data(self, data):
         self.text.append(data)
         if self.open and self.open[-1] == "figcaption":
-            self.figures.append(data)
+            self.figures.append(data.strip())
 
 
 def tool(args, *arguments, expect=0):

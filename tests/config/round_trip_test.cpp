@@ -56,7 +56,12 @@ class Generator {
                    positive(),
                    word({"global", "local"}),
                    word({"decayed", "all"})};
-    c.train = {integer(1, 1000000), integer(0, 4294967295), word({"sample_mean", "token_mean", "rank_mean"})};
+    c.train.max_steps = integer(1, 1000000);
+    c.train.seed = integer(0, 4294967295);
+    c.train.loss = word({"sample_mean", "token_mean", "rank_mean"});
+    if (coin()) c.train.max_time = word({"00:00:00:01", "5:23:30:00"});
+    if (coin()) c.data.test = {path()};
+    if (!c.data.test.empty() && coin()) c.eval.test_samples = integer(1, 2147483647);
     c.schedule.name = word({"cosine", "linear", "constant", "wsd", "fms_cosine", "annealing"});
     const bool wsd = c.schedule.name == "wsd", factor = wsd || c.schedule.name == "fms_cosine";
     if (c.schedule.name != "annealing")
@@ -85,7 +90,7 @@ class Generator {
     if (coin()) c.output.save_every_minutes = 1e-3 + 1000 * fraction();
     c.output.save_on_stop = coin();
     c.output.keep_last = integer(2, 1000);
-    c.logging = {integer(1, 1000), word({"plain", "fms", "fms_2024"}), coin(), coin(), {}};
+    c.logging = {integer(1, 1000), word({"plain", "fms", "fms_2024", "nemo"}), coin(), coin(), {}};
     if (coin()) {
       c.logging.profile_step = integer(1, c.train.max_steps);
     } else if (coin()) {

@@ -17,6 +17,7 @@
 #include "trireme/train/task.h"
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -144,6 +145,8 @@ class Trainer {
   std::string newest_checkpoint() const;  // a part of a sentence
   void report_missed_target() const;
   void report_prediction() const;
+  /// Rank 0, before an exception ends the run: end_run(), whose own failure is a warning.
+  void report_failure(const std::exception& failure) noexcept;
   /// What is known of the run so far; runtime counts to now.
   RunSummary summary() const;
   /// Rank 0: the last line of metrics.jsonl, the console's block and summary.json; a file that cannot be written is a

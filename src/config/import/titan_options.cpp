@@ -30,9 +30,9 @@ const KnownKeys& known_keys() {
     add("profiling",
         {"enable_profiling", "profile_freq", "profiler_active", "profiler_warmup", "enable_memory_snapshot"});
     add("profiling", {"save_traces_folder", "save_memory_snapshot_folder"}, "no key: always profile/ in output.dir");
-    add("metrics", {"log_freq"});
-    add("metrics", {"enable_tensorboard", "save_tb_folder", "save_for_all_ranks"},
-        "no key: metrics.jsonl in output.dir has every number");
+    add("metrics", {"log_freq", "enable_tensorboard"});
+    add("metrics", {"save_tb_folder", "save_for_all_ranks"},
+        "no key: rank 0 writes events to tensorboard/ in output.dir (logging.tensorboard)");
     add("metrics", {"enable_wandb", "disable_color_printing"},
         "no meaning here: nothing is sent anywhere, nothing is coloured");
     add("model", {"name", "flavor", "hf_assets_path", "tokenizer_path", "converters"});

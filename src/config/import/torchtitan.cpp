@@ -304,6 +304,9 @@ class TitanImporter {
 
   void logging() {
     set("metrics.log_freq", "logging.every_steps", std::to_string(options_.integer("metrics.log_freq", 10)));
+    if (options_.given("metrics.enable_tensorboard"))
+      set("metrics.enable_tensorboard", "logging.tensorboard",
+          options_.flag("metrics.enable_tensorboard", false) ? "true" : "false");
     if (!options_.flag("profiling.enable_profiling", false)) return;
     const int64_t every = options_.integer("profiling.profile_freq", 10),
                   active = options_.integer("profiling.profiler_active", 1),
