@@ -2,6 +2,8 @@
 
 #include "trireme/base/hash.h"
 
+#include <bit>
+
 namespace trireme {
 
 std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {
@@ -27,25 +29,21 @@ NumpyRandom::NumpyRandom(uint32_t seed) {
   for (uint32_t i = 1; i < 624; ++i) state_[i] = 1812433253U * (state_[i - 1] ^ (state_[i - 1] >> 30)) + i;
 }
 
-uint32_t NumpyRandom::next_uint32() {
-  if (position_ == 624) {
-    for (int i = 0; i < 624; ++i) {
-      const uint32_t y = (state_[i] & 0x80000000U) | (state_[(i + 1) % 624] & 0x7FFFFFFFU);
-      state_[i] = state_[(i + 397) % 624] ^ (y >> 1) ^ ((y & 1U) != 0 ? 0x9908B0DFU : 0U);
-    }
-    position_ = 0;
-  }
-  uint32_t y = state_[position_++];
-  y ^= y >> 11;
-  y ^= y << 7 & 0x9D2C5680U;
-  y ^= y << 15 & 0xEFC60000U;
-  return y ^ y >> 18;
+void NumpyRandom::refill() {
+  constexpr size_t kSize = 624, kFar = 397;
+  const auto step = [this](size_t i, size_t next, size_t far) {
+    const uint32_t y = (state_[i] & 0x80000000U) | (state_[next] & 0x7FFFFFFFU);
+    state_[i] = state_[far] ^ (y >> 1) ^ ((y & 1U) != 0 ? 0x9908B0DFU : 0U);
+  };
+  for (size_t i = 0; i < kSize - kFar; ++i) step(i, i + 1, i + kFar);
+  for (size_t i = kSize - kFar; i < kSize - 1; ++i) step(i, i + 1, i + kFar - kSize);
+  step(kSize - 1, 0, kFar - 1);
+  position_ = 0;
 }
 
 uint64_t NumpyRandom::interval(uint64_t max) {
   if (max == 0) return 0;
-  uint64_t mask = max;
-  for (const int shift : {1, 2, 4, 8, 16, 32}) mask |= mask >> shift;
+  const uint64_t mask = ~uint64_t{0} >> std::countl_zero(max);
   if (max <= 0xFFFFFFFFU) {
     uint32_t value;
     do value = next_uint32() & static_cast<uint32_t>(mask);

@@ -146,6 +146,9 @@ void refuse_megatron_keys(const Config& config) {
   std::vector<std::string> set;
   for (const auto& [key, is_set] : keys)
     if (is_set) set.emplace_back(key);
+  std::error_code error;
+  if (!set.empty() && !std::filesystem::exists(data.train.front(), error))
+    throw DataError(fmt::format("{}: neither it nor {}.idx is there", data.train.front(), data.train.front()));
   if (!set.empty())
     throw ConfigError(fmt::format("{}: for Megatron's indexed files, but {} is none (there is no {}.idx): leave it out",
                                   join(set, ", "), config.data.train.front(), config.data.train.front()));

@@ -103,7 +103,7 @@ def kinds(site):
     for keys, code, text in ((["data.train=[corpus, code]"], 2, "give each a weight"), (["data.eod_mask_loss=true"], 2, "needs data.eos_token"),
                              (["data.valid=corpus"], 2, "leave out data.valid or data.splits"), (["data.bos_token=1"], 2, "data.bos_token"),
                              (["data.splits=1,1"], 2, "has 2 shares"), (["data.train=[corpus, run.yaml]", "data.weights=[1, 1]"], 2, "made of one kind"),
-                             (["data.train=absent"], 3, "absent")):
+                             (["data.train=absent"], 3, "neither it nor"), (["data.train=run.yaml"], 2, "for Megatron's indexed files")):
         done = site.train("output.dir=refused", *keys, expect=code)
         assert text in done.stderr, (keys, done.stderr[-800:])
     raw = open(f"{site.work}/corpus.idx", "rb").read()
@@ -122,7 +122,7 @@ def main_pack(site):
         out.write("\n".join(" ".join(rng.choice(words, 12)) for _ in range(500)))
     site.tool("tokenizer", "train", "--input", "corpus.txt", "--vocab-size", 300, "--output", "tokenizer.model")
     with open(f"{work}/a.jsonl", "w") as out:
-        for _ in range(3000):
+        for _ in range(600):
             out.write(json.dumps({"text": " ".join(rng.choice(words, rng.integers(0, 400)))}) + "\n")
     subprocess.run(["gzip", "-k", f"{work}/a.jsonl"], check=True)
     pack = ["data", "megatron", "--tokenizer", "tokenizer.model", "--append-eod"]
