@@ -234,8 +234,8 @@ TEST_F(ByteLevelFiles, OpensDirectoriesAndFiles) {
   EXPECT_NE(complaint([&] { Tokenizer tokenizer(folder_); }).find("'<nowhere>', which the tokenizer does not have"),
             std::string::npos);
   fs::remove(folder_ / "tokenizer_config.json");
-  write("merges.txt", "#version: 0.2\nt h\nt\n");
-  EXPECT_NE(complaint([&] { Tokenizer tokenizer(folder_ / "vocab.json"); }).find("merges.txt:3: expected two tokens"),
+  write("merges.txt", "#version: 0.2\nt\n");
+  EXPECT_NE(complaint([&] { Tokenizer tokenizer(folder_ / "vocab.json"); }).find("merges.txt:2: expected two tokens"),
             std::string::npos);
   write("tokenizer.model", "IQ== 0\nIg== 1\n");  // tiktoken's, as Llama 3 has it
   EXPECT_EQ(Tokenizer(folder_).encode(text), one.encode(text));
