@@ -2,7 +2,7 @@
 #include "tools.h"
 
 #include "data/prepare/megatron_pack.h"
-#include "data/prepare/tokenizer.h"
+#include "data/tokenizer/tokenizer.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/hash.h"
@@ -31,22 +31,20 @@ struct MegatronArguments {
   std::string tokenizer, show, split_sentences = "no";
 };
 
-// The only place that knows what kinds of tokenizers there are.
-fs::path tokenizer_file(const fs::path& path) {
-  std::error_code error;
-  return fs::is_directory(path, error) ? path / "tokenizer.model" : path;
-}
-
-std::shared_ptr<const Tokenizer> open_tokenizer(const fs::path& path) {
-  return std::make_shared<const Tokenizer>(tokenizer_file(path));
+/// Hash of the tokenizer's files: a run that was interrupted goes on with equal ones only.
+uint64_t fingerprint(const fs::path& path) {
+  const fs::path file = find_tokenizer(path).value_or(path);
+  std::string bytes = read_text_file(file, ExitCode::kData, size_t{1} << 30);
+  if (file.filename() == "vocab.json")
+    bytes += read_text_file(file.parent_path() / "merges.txt", ExitCode::kData, size_t{1} << 30);
+  return xxh3_64(bytes.data(), bytes.size(), 0);
 }
 
 DocumentEncoder encoder_of(const std::shared_ptr<const Tokenizer>& tokenizer, const fs::path& path) {
-  const std::string bytes = read_text_file(tokenizer_file(path), ExitCode::kData, size_t{1} << 30);
   return {.encode = [tokenizer](std::string_view text) { return tokenizer->encode(text); },
           .vocab_size = tokenizer->vocab_size(),
           .eod = tokenizer->eos_id(),
-          .fingerprint = xxh3_64(bytes.data(), bytes.size(), 0)};
+          .fingerprint = fingerprint(path)};
 }
 
 void show(const MegatronArguments& arguments) {
@@ -69,7 +67,7 @@ void show(const MegatronArguments& arguments) {
   fmt::print("first document: {}{}\n", fmt::join(ids, " "), file.length(0) > kShown ? " …" : "");
   if (!arguments.tokenizer.empty())
     fmt::print("its text: {}\n",
-               open_tokenizer(arguments.tokenizer)->decode(std::vector<int32_t>(ids.begin(), ids.end())));
+               Tokenizer(fs::path(arguments.tokenizer)).decode(std::vector<int32_t>(ids.begin(), ids.end())));
 }
 
 void merge(const MegatronArguments& arguments) {
@@ -89,7 +87,7 @@ void pack(const MegatronArguments& arguments) {
         "--split-sentences {}: documents are one sequence each, as GPT reads them; expected no (BERT's data is made by "
         "trireme data bert)",
         arguments.split_sentences));
-  const auto tokenizer = open_tokenizer(arguments.tokenizer);
+  const auto tokenizer = std::make_shared<const Tokenizer>(fs::path(arguments.tokenizer));
   const double start = steady_seconds();
   const MegatronPackReport report = pack_megatron(encoder_of(tokenizer, arguments.tokenizer), options);
   const double seconds = steady_seconds() - start;

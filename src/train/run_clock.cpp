@@ -109,13 +109,13 @@ double RunClock::remaining_seconds(int64_t step) const {
     double left = 0;
     if (config_.eval.every_samples && nominal_samples_per_step_)
       left = times(static_cast<double>(*config_.eval.every_samples) / *nominal_samples_per_step_);
-    else if (config_.eval.every_samples)
-      left = times(static_cast<double>(steps_of(*config_.eval.every_samples)));
+    else if (const auto every = config_.eval.every_samples)
+      left = static_cast<double>(intervals(last, *every) - intervals(step, *every));
     if (!evaluation_due(last)) left += 1;  // the one after the last step
     seconds += left * evaluation_seconds_ / static_cast<double>(evaluations_);
   }
-  if (saves_ > 0 && config_.output.save_every_samples)
-    seconds += times(static_cast<double>(steps_of(*config_.output.save_every_samples))) * save_seconds_ /
+  if (const auto every = config_.output.save_every_samples; saves_ > 0 && every)
+    seconds += static_cast<double>(intervals(last, *every) - intervals(step, *every)) * save_seconds_ /
                static_cast<double>(saves_);
   return seconds;
 }
