@@ -4,11 +4,11 @@
 #include "data/tokenizer/byte_level_train.h"
 #include "data/tokenizer/tokenizer.h"
 #include "trireme/base/error.h"
-#include "trireme/base/time.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -116,9 +116,9 @@ TEST(ByteLevel, LongWordsAreNotQuadratic) {
          {std::string("a"), std::string("trireme"), std::string(" "), std::string("\u00e9"), std::string("e\u0301")}) {
       std::string text;
       while (text.size() < 1'000'000) text += unit;
-      const double start = steady_seconds();
+      const std::clock_t start = std::clock();
       EXPECT_FALSE(tokenizer.encode(text).empty());
-      EXPECT_LT(steady_seconds() - start, 5.0) << pattern << " '" << unit << "'";
+      EXPECT_LT(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC, 5.0) << pattern << " '" << unit << "'";
     }
   }
 }
