@@ -166,13 +166,13 @@ def max_time(site):
 
 def failed(site):
     """A run that fails in its fourth step says how it ended."""
-    os.environ["TRIREME_FAULT"] = "nan@gradient:rank0:step4"
+    os.environ["TRIREME_FAULT"] = "nan@gradient:model.layers.1.self_attn.v_proj.lora_A.weight:rank0:step4"
     site.train(expect=70)
     end = json.loads(open(f"{site.work}/run/metrics.jsonl").read().splitlines()[-1])
     assert (end["event"], end["outcome"], end["exit_code"]) == ("end", "failed", 70), end
     assert "step 4" in end["reason"] and json.load(open(f"{site.work}/run/summary.json")) == end, end
     # And before its first: nothing of it stays in the way of a corrected start.
-    os.environ["TRIREME_FAULT"] = "nan@gradient:rank0:step1"
+    os.environ["TRIREME_FAULT"] = "nan@gradient:model.layers.1.self_attn.v_proj.lora_A.weight:rank0:step1"
     site.train("output.dir=other", "logging.tensorboard=true", "logging.style=nemo", expect=70)
     assert not os.path.exists(f"{site.work}/other/summary.json")
     del os.environ["TRIREME_FAULT"]
