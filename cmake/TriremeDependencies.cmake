@@ -44,7 +44,9 @@ target_include_directories(trireme_libtorch SYSTEM INTERFACE
   ${torch_root}/include ${torch_root}/include/torch/csrc/api/include)
 target_link_libraries(trireme_libtorch INTERFACE
   ${torch_root}/lib/libtorch_cpu.so ${torch_root}/lib/libc10.so Threads::Threads)
-target_link_options(trireme_libtorch INTERFACE -Wl,-rpath,${torch_root}/lib -Wl,--disable-new-dtags)
+# Libraries linked by path are on the build's search path; CMake replaces it at installation (TriremeInstall.cmake). DT_RPATH
+# instead of DT_RUNPATH: it also serves the libraries that these libraries need.
+target_link_options(trireme_libtorch INTERFACE -Wl,--disable-new-dtags)
 
 if(TRIREME_WITH_CUDA)
   if(NOT EXISTS ${torch_root}/lib/libtorch_cuda.so)
@@ -62,8 +64,6 @@ if(TRIREME_WITH_CUDA)
   add_library(trireme::nccl ALIAS trireme_nccl)
   target_include_directories(trireme_nccl SYSTEM INTERFACE ${TRIREME_NCCL_INCLUDE})
   target_link_libraries(trireme_nccl INTERFACE ${TRIREME_NCCL_LIBRARY})
-  get_filename_component(nccl_dir ${TRIREME_NCCL_LIBRARY} DIRECTORY)
-  target_link_options(trireme_nccl INTERFACE -Wl,-rpath,${nccl_dir})
   find_path(TRIREME_CUBLASLT_INCLUDE cublasLt.h HINTS ${site_packages}/nvidia/cu13/include ${CUDAToolkit_INCLUDE_DIRS} REQUIRED)
   find_library(TRIREME_CUBLASLT_LIBRARY NAMES libcublasLt.so.13 libcublasLt.so HINTS ${site_packages}/nvidia/cu13/lib
     ${CUDAToolkit_LIBRARY_DIR} REQUIRED)
@@ -71,8 +71,6 @@ if(TRIREME_WITH_CUDA)
   add_library(trireme::cublaslt ALIAS trireme_cublaslt)
   target_include_directories(trireme_cublaslt SYSTEM INTERFACE ${TRIREME_CUBLASLT_INCLUDE})
   target_link_libraries(trireme_cublaslt INTERFACE ${TRIREME_CUBLASLT_LIBRARY})
-  get_filename_component(cublaslt_dir ${TRIREME_CUBLASLT_LIBRARY} DIRECTORY)
-  target_link_options(trireme_cublaslt INTERFACE -Wl,-rpath,${cublaslt_dir})
 endif()
 
 file(WRITE ${CMAKE_BINARY_DIR}/pch_anchor.cpp "// Compiles the precompiled LibTorch header that every module shares.\n")
@@ -125,7 +123,6 @@ if(TRIREME_PYTHON_EXECUTABLE)
       add_library(trireme::parquet ALIAS trireme_parquet)
       target_include_directories(trireme_parquet SYSTEM INTERFACE ${arrow_root}/include)
       target_link_libraries(trireme_parquet INTERFACE ${parquet_library} ${arrow_library})
-      target_link_options(trireme_parquet INTERFACE -Wl,-rpath,${arrow_root})
     endif()
   endif()
 endif()

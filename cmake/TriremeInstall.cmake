@@ -1,11 +1,58 @@
-# cmake --install build/release --prefix DIR installs programs, presets, Slurm scripts and docs. The programs load
-# LibTorch and the other libraries from where they were built, so the same .venv and packages must stay on the machine.
+# cmake --install build/release --prefix DIR: programs, libraries, man pages, completions, presets, Slurm scripts, docs.
+#
+# TRIREME_BUNDLE=ON (a CMake option, or a variable of the environment of `cmake --install` and `cpack`) copies every
+# shared library that the programs load, except glibc and the driver's, into lib/trireme: the folder may then be moved to
+# another machine. OFF leaves the libraries where the build found them.
+
+# The programs that are installed and packaged: names of targets.
+set(TRIREME_PROGRAMS train_llama train_bert train_gpt trireme_tool)
+
+option(TRIREME_BUNDLE "Install the shared libraries as well" OFF)
+set(TRIREME_LIBRARY_FOLDER lib/trireme)
+
+# lib/trireme has what no distribution packages (LibTorch, CUDA, Arrow). lib/trireme/system has copies of the build
+# machine's packages, used where the target has none: the target's MPI belongs to its mpirun and its MPI plugins.
+get_filename_component(mpi_folder ${MPI_mpi_LIBRARY} REALPATH)
+string(REGEX REPLACE "/lib/([^/]+-linux-gnu)/.*" "/lib/\\1" system_folder ${mpi_folder})
+if(system_folder STREQUAL mpi_folder)
+  get_filename_component(system_folder ${mpi_folder} DIRECTORY)
+endif()
+set(bundle_rpath "$ORIGIN/../${TRIREME_LIBRARY_FOLDER}:${system_folder}:$ORIGIN/../${TRIREME_LIBRARY_FOLDER}/system")
+string(REPLACE ":" ";" bundle_rpath_list "${bundle_rpath}")
+set_target_properties(${TRIREME_PROGRAMS} PROPERTIES INSTALL_RPATH "${bundle_rpath_list}" INSTALL_RPATH_USE_LINK_PATH ON)
 
 include(GNUInstallDirs)
-install(TARGETS train_llama train_bert train_gpt trireme_tool RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-install(DIRECTORY models/decoder/presets/ DESTINATION ${CMAKE_INSTALL_DATADIR}/trireme/presets/decoder)
-install(DIRECTORY models/bert/presets/ DESTINATION ${CMAKE_INSTALL_DATADIR}/trireme/presets/bert)
-install(DIRECTORY scripts/launch/ DESTINATION ${CMAKE_INSTALL_DATADIR}/trireme/launch)
-install(DIRECTORY scripts/slurm/ DESTINATION ${CMAKE_INSTALL_DATADIR}/trireme/slurm USE_SOURCE_PERMISSIONS)
-install(FILES README.md docs/errors.md docs/faults.md docs/benchmarks.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
-install(DIRECTORY docs/howto docs/design docs/results DESTINATION ${CMAKE_INSTALL_DOCDIR})
+set(share ${CMAKE_INSTALL_DATADIR}/trireme)
+install(TARGETS ${TRIREME_PROGRAMS} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(DIRECTORY models/decoder/presets/ DESTINATION ${share}/presets/decoder)
+install(DIRECTORY models/bert/presets/ DESTINATION ${share}/presets/bert)
+install(DIRECTORY scripts/launch/ DESTINATION ${share}/launch)
+install(DIRECTORY scripts/slurm/ DESTINATION ${share}/slurm USE_SOURCE_PERMISSIONS)
+install(DIRECTORY docs/ DESTINATION ${share}/docs)
+install(FILES README.md DESTINATION ${share})
+
+# Completions and man pages: each program writes its own.
+set(stamps "")
+foreach(program ${TRIREME_PROGRAMS})
+  set(stamp ${CMAKE_BINARY_DIR}/interface/${program}.stamp)
+  add_custom_command(OUTPUT ${stamp} COMMAND ${program} --write-interface ${CMAKE_BINARY_DIR}/interface
+    COMMAND ${CMAKE_COMMAND} -E touch ${stamp} DEPENDS ${program} COMMENT "Writing completions and man page of ${program}")
+  list(APPEND stamps ${stamp})
+endforeach()
+add_custom_target(interface ALL DEPENDS ${stamps})
+install(DIRECTORY ${CMAKE_BINARY_DIR}/interface/man/ DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+install(DIRECTORY ${CMAKE_BINARY_DIR}/interface/bash/ DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
+install(DIRECTORY ${CMAKE_BINARY_DIR}/interface/zsh/ DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/vendor-completions)
+install(DIRECTORY ${CMAKE_BINARY_DIR}/interface/fish/ DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
+
+list(TRANSFORM TRIREME_PROGRAMS REPLACE "(.+)" "$<TARGET_FILE:\\1>" OUTPUT_VARIABLE program_files)
+list(JOIN program_files "\" \"" program_files)
+install(CODE "
+  set(TRIREME_BUNDLE \"${TRIREME_BUNDLE}\")
+  set(TRIREME_PROGRAM_FILES \"${program_files}\")
+  set(TRIREME_BINDIR \"${CMAKE_INSTALL_BINDIR}\")
+  set(TRIREME_BUNDLE_RPATH [==[${bundle_rpath}]==])
+  set(TRIREME_LIBRARY_FOLDER \"${TRIREME_LIBRARY_FOLDER}\")")
+install(SCRIPT cmake/bundle_libraries.cmake)
+
+include(TriremePackage)

@@ -3,6 +3,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
+#include "trireme/cli/interface.h"
 #include "trireme/version.h"
 
 #include <cstdio>
@@ -41,7 +42,9 @@ std::string suggestion(const CLI::App& app, int argc, char** argv) {
 int run(int argc, char** argv) {
   CLI::App app("Trireme's tools: models, tokenizers, data, adapters, checkpoints, generation.");
   app.name("trireme");
-  app.set_version_flag("--version", std::string("trireme ") + trireme::kVersion + " (" + trireme::kCommit + ")");
+  const std::string version = std::string("trireme ") + trireme::kVersion + " (" + trireme::kCommit + ")";
+  app.set_version_flag("--version", version);
+  trireme::add_interface_option(app, {.version = version});
   app.require_subcommand(1);
   trireme::add_init_model_tool(app);
   trireme::add_model_tool(app);

@@ -6,6 +6,7 @@
 
 #include "schema_text.h"
 #include "trireme/base/text.h"
+#include "trireme/config/keys.h"
 
 namespace trireme {
 
@@ -133,6 +134,28 @@ struct Helper {
   }
 };
 
+struct KeyLister {
+  const ConfigFamily& family;
+  std::vector<std::string> keys = {};
+  std::string prefix = {};
+
+  template <class Section>
+  void section(const SectionInfo& info, Section& section) {
+    if (!family.features.has(info.feature)) return;
+    prefix = std::string(info.name) + ".";
+    if constexpr (OptionalOf<Section>::value) {
+      typename OptionalOf<Section>::Inner inner;
+      describe(*this, inner);
+    } else {
+      describe(*this, section);
+    }
+  }
+  template <class Value>
+  void field(const Field& field, const Value&) {
+    if (family.features.has(field.feature)) keys.push_back(prefix + field.key);
+  }
+};
+
 }  // namespace
 
 std::string print_config(const Config& config) {
@@ -158,6 +181,13 @@ std::string describe_config(const ConfigFamily& family) {
          "--set SECTION.KEY=VALUE takes a YAML scalar or a list in brackets: --set "
          "optimizer.lr=3e-4\n"
          "--set lora.target_modules='[q_proj, v_proj]'; --set lora=null leaves a section out.\n";
+}
+
+std::vector<std::string> config_keys(const ConfigFamily& family) {
+  KeyLister lister{family};
+  Config config = family.defaults;
+  describe(lister, config);
+  return std::move(lister.keys);
 }
 
 }  // namespace trireme

@@ -2,7 +2,9 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/cli/interface.h"
 #include "trireme/config/config.h"
+#include "trireme/config/keys.h"
 #include "trireme/train/model_family.h"
 #include "trireme/version.h"
 
@@ -36,9 +38,14 @@ CommandLine parse_command_line(int argc, char** argv, const ModelFamily& family)
   app.add_flag("--allow-changed-data", line.allow_changed_data, "resume although the files of data.train changed");
   app.add_flag("--version", version, "print the version and stop");
   app.add_flag("-h,--help", help, "print this and every configuration key");
+  const std::string version_line = fmt::format("{} {} ({})", program, kVersion, kCommit);
+  add_interface_option(app, {version_line, config_keys(family.config), describe_config(family.config)});
   app.allow_extras();
   try {
     app.parse(argc, argv);
+  } catch (const CLI::Success&) {
+    line.handled = true;
+    return line;
   } catch (const CLI::ParseError& error) {
     throw ConfigError(fmt::format("{} (see {} --help)", error.what(), program));
   }
@@ -60,7 +67,7 @@ CommandLine parse_command_line(int argc, char** argv, const ModelFamily& family)
     std::printf("%s\nConfiguration keys:\n%s", app.help().c_str(), describe_config(family.config).c_str());
     line.handled = true;
   } else if (version) {
-    std::printf("%s %s (%s)\n", program.c_str(), kVersion, kCommit);
+    std::printf("%s\n", version_line.c_str());
     line.handled = true;
   } else if (config.empty()) {
     throw ConfigError(fmt::format("--config FILE is missing (see {} --help)", program));

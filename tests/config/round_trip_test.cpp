@@ -14,7 +14,9 @@ class Generator {
 
   Config config() {
     Config c;
-    c.model = {path(), word({"checkpoint", "random"}), std::nullopt, std::nullopt};
+    c.model.path = path();
+    c.model.init = word({"checkpoint", "random"});
+    if (coin()) c.model.scaled_residual_init = coin();
     if (coin()) c.model.vocab_size = integer(1, 2147483647);
     if (coin()) c.model.pad_vocab_to = integer(1, 65536);
     if (coin()) {

@@ -29,7 +29,46 @@ def check_install(args, prefix):
         assert (prefix / "share/trireme/slurm" / name).exists(), name
     assert os.access(prefix / "share/trireme/slurm/run_and_time.sh", os.X_OK)
     assert (prefix / "share/trireme/launch/conf/training/gpt3/126m.yaml").exists() and (prefix / "share/trireme/slurm/gpt3/common.sh").exists()
-    assert (prefix / "share/doc/trireme/howto/train-bert.md").exists() and (prefix / "share/doc/trireme/errors.md").exists()
+    docs = prefix / "share/trireme/docs"
+    assert (docs / "howto/train-bert.md").exists() and (docs / "errors.md").exists() and (prefix / "share/trireme/README.md").exists()
+    assert not (prefix / "lib/trireme").exists(), "libraries are copied only with TRIREME_BUNDLE"
+    check_interface(prefix, clean)
+
+
+def complete_in_bash(prefix, line):
+    """What bash offers at the end of `line`."""
+    words = line.split(" ")
+    script = prefix / "share/bash-completion/completions" / words[0]
+    quoted = " ".join(f"'{word}'" for word in words)
+    text = run("bash", "-c", f'source {script}; COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _{words[0]} 2>/dev/null; printf "%s\\n" "${{COMPREPLY[@]}}"')
+    return text.split()
+
+
+def check_interface(prefix, clean):
+    """Completions and man pages name every subcommand and option that --help names."""
+    for program in ("trireme", "train_llama", "train_bert", "train_gpt"):
+        page = (prefix / f"share/man/man1/{program}.1").read_text().replace("\\-", "-")
+        helped = run(prefix / "bin" / program, "--help", env=clean)
+        options = [line.split()[0].split(",")[-1] for line in helped.split("Configuration keys:")[0].splitlines() if line.startswith("  -")]
+        assert len(options) >= 2, helped
+        for option in options:
+            assert option in page, f"{program}.1 lacks {option}"
+            assert option in complete_in_bash(prefix, f"{program} {option}"), option
+        assert "write-interface" not in page + helped
+    assert {"init-model", "generate", "data"} <= set(complete_in_bash(prefix, "trireme "))
+    assert "--seq-length" in complete_in_bash(prefix, "trireme data pack --seq")
+    assert complete_in_bash(prefix, "trireme plot --event ") == ["train", "eval"]
+    assert complete_in_bash(prefix, "train_llama --set optimizer.l") == ["optimizer.lr="]
+    assert not complete_in_bash(prefix, "train_bert --set lora.") and complete_in_bash(prefix, "train_llama --set lora.")
+    for shell, script in (("zsh", "share/zsh/vendor-completions/_trireme"), ("fish", "share/fish/vendor_completions.d/trireme.fish")):
+        if shutil.which(shell):
+            run(shell, "-n", prefix / script)
+    if shutil.which("fish"):
+        offered = run("fish", "-c", f"source {prefix / 'share/fish/vendor_completions.d/trireme.fish'}; complete -C 'trireme data pack --seq'")
+        assert offered.startswith("--seq-length"), offered
+    if shutil.which("groff"):
+        warned = run("groff", "-man", "-Tutf8", "-Kutf8", "-ww", "-z", prefix / "share/man/man1/trireme.1")
+        assert not warned, warned
 
 
 def stub(path, text):
@@ -58,6 +97,27 @@ def check_run_sub(scripts, work):
     assert "unchecked" not in run("bash", copy / "run.sub", env={**environment, "CHECK_COMPLIANCE": "0"})
 
 
+def check_container(scripts, work):
+    """CONT_FILE: train_llama.sbatch starts the program of an image, with the image and the mounted folders on srun's command line."""
+    tools, submit = work / "container_tools", work / "submit"
+    tools.mkdir()
+    submit.mkdir()
+    stub(tools / "srun", f'echo "$@" >>{work}/srun.log\nwhile [[ $1 == --* ]]; do shift; done\nexec "$@"\n')
+    stub(tools / "scontrol", "echo localhost\n")
+    stub(tools / "train_llama", 'if [[ " $* " == *print-config* ]]; then echo "output:"; else echo 0 >"$TRIREME_EXIT_FILE"; fi\n')
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("TRIREME_", "SLURM_"))}
+    environment |= {"PATH": f"{tools}:/usr/bin:/bin", "CONT_FILE": "image.sqsh", "TRIREME_IN_IMAGE": "1", "TRIREME_MOUNTS": str(work),
+                    "TRIREME_SBATCH_DIR": str(scripts), "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "localhost", "SLURM_NTASKS": "2",
+                    "SLURM_SUBMIT_DIR": str(submit)}
+    run("bash", scripts / "train_llama.sbatch", "lora.yaml", env=environment)
+    asked, started = (work / "srun.log").read_text().splitlines()
+    for line in (asked, started):
+        assert "--container-image=image.sqsh" in line and f"--container-mounts={submit}:{submit},{work}:{work}" in line, line
+    assert asked.endswith("train_llama --config lora.yaml --print-config") and started.endswith("train_llama --config lora.yaml"), started
+    refused = run("bash", scripts / "train_llama.sbatch", "lora.yaml", env={**environment, "TRIREME_MOUNTS": "/absent"}, code=2)
+    assert "TRIREME_MOUNTS names /absent" in refused, refused
+
+
 def main():
     parser = argparse.ArgumentParser()
     for name in ("cmake", "build", "source"):
@@ -67,6 +127,7 @@ def main():
         work = Path(directory)
         check_install(args, work / "prefix")
         check_run_sub(work / "prefix/share/trireme/slurm", work)
+        check_container(work / "prefix/share/trireme/slurm", work)
     print("ok")
 
 

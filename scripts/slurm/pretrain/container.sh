@@ -3,6 +3,7 @@
 #
 #   CONT_FILE          the image: a .sqsh file or a registry's name (required)
 #   TRIREME_BUILD      the build; it is mounted at its own path and must have been made for the image's distribution
+#   TRIREME_IN_IMAGE   1: the program is the image's own (the project's Dockerfile: on PATH, in /opt/trireme/bin), no build is mounted; not for 04.pretrain-nsys-container.sbatch
 #   TRIREME_MOUNTS     more folders, comma-separated: data, model and output directories. The folder that the job was
 #                      submitted from is mounted always.
 
@@ -12,9 +13,15 @@ export TRIREME_BUILD
 
 submit_dir=${SLURM_SUBMIT_DIR:-$PWD}
 mounts=$submit_dir:$submit_dir
-# LibTorch lies in .venv beside the build; both are in the tree of the project.
-tree=$(cd "$TRIREME_BUILD/../.." && pwd)
-if [[ $tree != "$submit_dir" ]]; then mounts+=,$tree:$tree:ro; fi
+if [[ ${TRIREME_IN_IMAGE:-0} == 1 ]]; then
+  # The name of the program that the host was asked for: train_llama, train_bert, …
+  program=${TRIREME_PROGRAM:-train_llama}
+  export TRIREME_PROGRAM=${program##*/}
+else
+  # LibTorch lies in .venv beside the build; both are in the tree of the project.
+  tree=$(cd "$TRIREME_BUILD/../.." && pwd)
+  if [[ $tree != "$submit_dir" ]]; then mounts+=,$tree:$tree:ro; fi
+fi
 for folder in ${TRIREME_MOUNTS//,/ }; do
   if [[ ! -d $folder ]]; then
     echo "container.sh: TRIREME_MOUNTS names $folder, which is no folder" >&2

@@ -1,0 +1,53 @@
+#pragma once
+// Shell completions and man pages, generated from what CLI11 knows of a program: nothing about an option is written
+// twice.
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
+
+namespace trireme {
+
+/// What CLI11 does not know of a program.
+struct InterfaceNotes {
+  std::string version;            // "trireme 0.1.0 (0123456789ab)"
+  std::vector<std::string> keys;  // completions of --set: "optimizer.lr"
+  std::string configuration;      // the man page's section of the configuration keys, preformatted; may be empty
+};
+
+/// One option of a command; hidden ones (group "") are left out by options_of().
+struct InterfaceOption {
+  std::vector<std::string> names;  // "--output", "-o"; empty: positional
+  std::string positional, value;   // "text"; "FILE", empty for flags
+  std::string help;
+  std::vector<std::string> choices;  // of CLI::IsMember
+  bool required = false;
+};
+
+/// A program or subcommand with its place: {"trireme", "data", "pack"}.
+struct InterfaceCommand {
+  std::vector<std::string> path;
+  std::string help;
+  std::vector<InterfaceOption> options;
+  std::vector<std::string> subcommands, subcommand_helps;
+};
+
+/// `app` and all its subcommands, parents first.
+std::vector<InterfaceCommand> interface_of(const CLI::App& app);
+
+std::string bash_completion(const std::vector<InterfaceCommand>& commands, const InterfaceNotes& notes);
+std::string zsh_completion(const std::vector<InterfaceCommand>& commands, const InterfaceNotes& notes);
+std::string fish_completion(const std::vector<InterfaceCommand>& commands, const InterfaceNotes& notes);
+/// roff with the man macros; UTF-8.
+std::string man_page(const std::vector<InterfaceCommand>& commands, const InterfaceNotes& notes);
+
+/// Adds the hidden option --write-interface DIR to `app`. When it is given, parsing ends with CLI::Success after
+/// writing DIR/man/PROGRAM.1, DIR/bash/PROGRAM, DIR/zsh/_PROGRAM and DIR/fish/PROGRAM.fish.
+void add_interface_option(CLI::App& app, InterfaceNotes notes);
+
+}  // namespace trireme
