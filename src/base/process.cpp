@@ -7,6 +7,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 
 namespace trireme {
 
@@ -14,6 +15,13 @@ std::string host_name() {
   char name[256] = "unknown";
   (void)gethostname(name, sizeof name - 1);
   return name;
+}
+
+std::string host_identity() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string boot;
+  std::getline(file, boot);
+  return host_name() + ' ' + boot;
 }
 
 double positive_seconds(const char* variable, double otherwise) {
