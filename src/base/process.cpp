@@ -24,6 +24,13 @@ std::vector<std::string> command_line_words() {
   return words;
 }
 
+std::string host_identity() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string boot;
+  std::getline(file, boot);
+  return host_name() + ' ' + boot;
+}
+
 double positive_seconds(const char* variable, double otherwise) {
   const char* text = std::getenv(variable);
   if (text == nullptr) return otherwise;

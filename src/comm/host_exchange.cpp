@@ -58,6 +58,11 @@ class MpiExchange final : public HostExchange {
     check_mpi(MPI_Comm_split(handle_, colour, rank_, &part), "MPI_Comm_split");
     return make(part, /*owned=*/true);
   }
+  std::unique_ptr<HostExchange> renumber(int rank) override {
+    MPI_Comm same = MPI_COMM_NULL;
+    check_mpi(MPI_Comm_split(handle_, 0, rank, &same), "MPI_Comm_split");
+    return make(same, /*owned=*/true);
+  }
   static std::unique_ptr<HostExchange> make(MPI_Comm handle, bool owned) {
     int rank = 0, size = 0;
     MPI_Comm_rank(handle, &rank);

@@ -25,6 +25,11 @@ void check_mpi(int code, const char* call) {
   throw InternalError(detail::concat(call, ": ", std::string(text, static_cast<size_t>(length))));
 }
 
+MPI_Comm& mpi_job() {
+  static MPI_Comm job = MPI_COMM_WORLD;
+  return job;
+}
+
 void initialize_mpi() {
   int already = 0;
   MPI_Initialized(&already);
@@ -222,7 +227,7 @@ class MpiCommunicator final : public Communicator {
   ~MpiCommunicator() override {
     int finalized = 0;
     MPI_Finalized(&finalized);
-    if (finalized == 0 && handle_ != MPI_COMM_WORLD) MPI_Comm_free(&handle_);
+    if (finalized == 0 && handle_ != mpi_job()) MPI_Comm_free(&handle_);
   }
   const char* backend() const override { return "mpi"; }
 
@@ -384,7 +389,7 @@ class MpiCommunicator final : public Communicator {
   /// The job's ranks that this group has.
   void place_in_job() {
     MPI_Group world = MPI_GROUP_NULL, own = MPI_GROUP_NULL;
-    check_mpi(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
+    check_mpi(MPI_Comm_group(mpi_job(), &world), "MPI_Comm_group");
     check_mpi(MPI_Comm_group(handle_, &own), "MPI_Comm_group");
     const int members[2] = {0, 1};
     int ranks[2] = {0, 1};

@@ -1,6 +1,7 @@
 #include "trireme/comm/peer_memory.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/process.h"
 
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -13,7 +14,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
-#include <fstream>
 #include <vector>
 
 namespace trireme {
@@ -27,14 +27,11 @@ void check(cudaError_t status, const char* call) {
   TRIREME_CHECK(status == cudaSuccess, call, ": ", cudaGetErrorString(status));
 }
 
-/// The kernel's boot id: equal in all containers of a host, different on hosts with equal names.
-std::string host_identity() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string id;
-  std::getline(file, id);
-  char name[256] = {};
-  (void)gethostname(name, sizeof(name) - 1);
-  return id.empty() ? std::string(name) : id;
+/// Equal for processes that can map each other's memory: those of one host that also share an IPC namespace.
+std::string sharing_identity() {
+  char ipc[64] = {};
+  (void)readlink("/proc/self/ns/ipc", ipc, sizeof(ipc) - 1);
+  return host_identity() + ' ' + ipc;
 }
 
 std::string to_hex(const cudaIpcMemHandle_t& handle) {
@@ -117,7 +114,7 @@ class IpcPeerMemory final : public PeerMemory {
       status = cudaIpcGetMemHandle(&handle, memory);
     }
     if (status == cudaSuccess)
-      mine = to_hex(handle) + ' ' + host_identity();
+      mine = to_hex(handle) + ' ' + sharing_identity();
     else
       problem =
           fmt::format("rank {} of the group cannot share its memory: {}", group_.rank(), cudaGetErrorString(status));
@@ -128,8 +125,8 @@ class IpcPeerMemory final : public PeerMemory {
       const int rank = (group_.rank() + step) % group_.size();
       const std::string& theirs = all[static_cast<size_t>(rank)];
       const size_t space = theirs.find(' ');
-      if (theirs.substr(space + 1) != host_identity()) {
-        problem = "the ranks are on several hosts";
+      if (theirs.substr(space + 1) != sharing_identity()) {
+        problem = "the ranks are on several hosts, or in containers with IPC namespaces of their own";
         break;
       }
       status = cudaIpcOpenMemHandle(&memory, from_hex(theirs.substr(0, space)), cudaIpcMemLazyEnablePeerAccess);

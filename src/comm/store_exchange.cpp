@@ -99,6 +99,11 @@ class StoreExchange final : public HostExchange {
     return std::make_unique<StoreExchange>(store_, place_, fmt::format("{}/{}.{}", prefix_, step, colour), rank, size);
   }
 
+  std::unique_ptr<HostExchange> renumber(int rank) override {
+    TRIREME_CHECK((rank == 0) == (rank_ == 0), "rank ", rank_, " of a store cannot become rank ", rank);
+    return std::make_unique<StoreExchange>(store_, place_, fmt::format("{}/{}", prefix_, next_++), rank, size_);
+  }
+
  private:
   /// The start of a stored value: its length in bytes.
   using Length = uint64_t;

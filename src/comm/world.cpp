@@ -22,10 +22,12 @@ class CpuWorld final : public World {
     if (watchdog != nullptr) set_collective_observer(watchdog->observer());
     if (launch.kind == Launch::Kind::kMpi) {
       initialize_mpi();
-      comm_ = make_mpi_communicator(MPI_COMM_WORLD, "world");
       adopt_mpi_rank(launch_);
+      topology_ = order_mpi_ranks(launch_);
+      comm_ = make_mpi_communicator(mpi_job(), "world");
     } else {
       comm_ = make_self_communicator();
+      topology_ = make_topology({host_identity()});
     }
     hosts_ = comm_->all_gather_host(host_name());
     if (comm_->size() == 1 || watchdog == nullptr) return;
@@ -36,6 +38,7 @@ class CpuWorld final : public World {
   at::Device device() const override { return at::kCPU; }
   const Launch& launch() const override { return launch_; }
   const std::vector<std::string>& hosts() const override { return hosts_; }
+  const Topology& topology() const override { return topology_; }
 
   void abort(const std::string& reason, int exit_code) override {
     // The watchdog first: it reaches every rank faster than MPI_Abort, which prints a page of text.
@@ -61,6 +64,7 @@ class CpuWorld final : public World {
  private:
   Launch launch_;
   std::vector<std::string> hosts_;
+  Topology topology_;
   std::unique_ptr<Communicator> comm_;
   std::unique_ptr<RankGuard> guard_;
 };
@@ -82,6 +86,14 @@ void adopt_mpi_rank(Launch& launch) {
   MPI_Comm_rank(local, &launch.local_rank);
   MPI_Comm_size(local, &launch.local_world_size);
   MPI_Comm_free(&local);
+}
+
+Topology order_mpi_ranks(Launch& launch) {
+  Topology topology = make_topology(mpi_all_gather_host(MPI_COMM_WORLD, host_identity()));
+  if (!topology.renumbered()) return topology;
+  launch.rank = topology.rank_of(launch.rank);
+  check_mpi(MPI_Comm_split(MPI_COMM_WORLD, 0, launch.rank, &mpi_job()), "MPI_Comm_split");
+  return topology;
 }
 
 std::unique_ptr<World> World::join(const Launch& launch, bool use_gpu, Watchdog* watchdog) {

@@ -11,6 +11,9 @@ namespace trireme {
 /// launcher started.
 void adopt_mpi_rank(Launch& launch);
 
+/// Collective, after adopt_mpi_rank(): numbers the ranks of mpi_job() and `launch` host by host.
+Topology order_mpi_ranks(Launch& launch);
+
 #ifdef TRIREME_WITH_CUDA
 std::unique_ptr<World> join_gpu_world(const Launch& launch, Watchdog* watchdog);
 #endif

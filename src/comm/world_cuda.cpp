@@ -29,20 +29,26 @@ class GpuWorld final : public World {
     if (launch_.kind == Launch::Kind::kMpi) {
       initialize_mpi();
       adopt_mpi_rank(launch_);
+      topology_ = order_mpi_ranks(launch_);
     }
     choose_device();
     if (launch_.world_size == 1) {
       comm_ = make_self_communicator();
       hosts_ = {host_name()};
+      topology_ = make_topology({host_identity()});
       return;
     }
     std::unique_ptr<HostExchange> exchange;
     if (launch_.kind == Launch::Kind::kMpi) {
-      const MPI_Comm world = MPI_COMM_WORLD;
-      exchange = make_mpi_exchange(&world);
+      exchange = make_mpi_exchange(&mpi_job());
     } else {
       store_ = join_store(launch_);
       exchange = store_->exchange();
+      topology_ = make_topology(exchange->all_gather(host_identity()));
+      if (topology_.renumbered()) {
+        launch_.rank = topology_.rank_of(launch_.rank);
+        exchange = exchange->renumber(launch_.rank);
+      }
     }
     check_own_gpu(*exchange);
     hosts_ = exchange->all_gather(host_name());
@@ -59,6 +65,7 @@ class GpuWorld final : public World {
   at::Device device() const override { return {at::kCUDA, static_cast<c10::DeviceIndex>(device_)}; }
   const Launch& launch() const override { return launch_; }
   const std::vector<std::string>& hosts() const override { return hosts_; }
+  const Topology& topology() const override { return topology_; }
 
   void abort(const std::string& reason, int exit_code) override {
     const bool mpi = launch_.kind == Launch::Kind::kMpi && launch_.world_size > 1;
@@ -127,6 +134,7 @@ class GpuWorld final : public World {
 
   Launch launch_;
   std::vector<std::string> hosts_;
+  Topology topology_;
   int device_ = 0;
   std::unique_ptr<StoreWorld> store_;
   std::unique_ptr<Communicator> comm_;

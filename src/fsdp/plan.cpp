@@ -159,7 +159,7 @@ StepCost cost_of(const PlanInput& input, const Storage& storage, const Choice& c
   cost.fixed = times.fixed;
 
   // The whole group is as slow as its slowest link.
-  const bool one_host = input.ranks_per_host == 0 || plan.shard_size <= input.ranks_per_host;
+  const bool one_host = input.ranks_per_host == 0 || input.ranks_per_host % plan.shard_size == 0;
   const double byte = one_host ? times.gathered_byte : times.network_byte;
   const auto hide = [&](double communication, double computation) {
     cost.interference += kInterference * communication;

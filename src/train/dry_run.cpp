@@ -51,6 +51,15 @@ std::vector<std::string> run_banner(const Config& config, const TrainingTask& ta
   std::vector<std::string> lines = {fmt::format("Trireme {} ({}), {}, {} rank{} on {} ({})", kVersion, kCommit,
                                                 world.launch().description(), ranks, ranks == 1 ? "" : "s", device.name,
                                                 world.communicator().backend())};
+  const Topology& topology = world.topology();
+  if (topology.hosts() > 1) {
+    const int size = plan.shard_size;
+    const bool inside = topology.largest_group() % size == 0;
+    lines.push_back(describe_topology(topology) +
+                    (size == 1 ? "; nothing is sharded"
+                     : inside  ? fmt::format("; shard groups of {} within hosts, copies across", size)
+                               : fmt::format("; shard groups of {} reach over several hosts", size)));
+  }
   for (const std::string& line : task.facts().description) lines.push_back(line);
   for (const std::string& line : cost_lines(config, task, ranks)) lines.push_back(line);
   for (const std::string& line : split(describe_plan(plan, task.units()), '\n'))

@@ -30,18 +30,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
-#include <set>
 #include <string_view>
 #include <utility>
 
 namespace trireme {
 
 namespace {
-
-int count_nodes(World& world) {
-  const auto& hosts = world.hosts();
-  return static_cast<int>(std::set<std::string>(hosts.begin(), hosts.end()).size());
-}
 
 std::vector<std::string> weight_names(const TrainingTask& task) {
   std::vector<std::string> names;
@@ -92,7 +86,7 @@ ExitCode train(const Config& config, World& world, const ModelFamily& family, co
   const std::unique_ptr<MlperfEvents> events = family.mlperf_events(mlperf, config);
   events->configuration(config, {task->facts().train_samples, task->facts().eval_samples,
                                  config.batch.global_batch_size / comm.size() / config.batch.micro_batch_size,
-                                 count_nodes(world), weight_names(*task)});
+                                 world.topology().hosts(), weight_names(*task)});
   // Where everything is trained a checkpoint replaces every weight: the base model need not be there any more.
   const bool needs_base = config.lora || !directory.has_checkpoints();
   collective_check(comm, [&] {
@@ -101,7 +95,7 @@ ExitCode train(const Config& config, World& world, const ModelFamily& family, co
   DeviceInfo device = describe_device(world.device(), dtype, world.launch().local_world_size);
   if (const auto bytes = fault_value("device-memory", comm.rank())) device.total_memory = static_cast<int64_t>(*bytes);
   const PlanQuestion question{
-      config, *task, comm.size(), gpu, device.total_memory, device.name, world.launch().local_world_size};
+      config, *task, comm.size(), gpu, device.total_memory, device.name, world.topology().largest_group()};
   const MemoryPlan plan = plan_for_all_ranks(question, world);
   task->set_rows_per_pass(plan.rows_per_pass);
   // An MLPerf run touches no data before its clock runs.

@@ -124,6 +124,19 @@ TEST(StoreExchange, EveryStepGivesItsOwnValues) {
   EXPECT_LE(store->getNumKeys(), 3 * kRanks);
 }
 
+TEST(StoreExchange, RenumberedRanksGiveTheirValuesInTheNewOrder) {
+  const std::vector<int> numbers = {0, 2, 1, 3};
+  on_ranks(make_store(), 4, [&](HostExchange& exchange) {
+    const std::string mine = std::to_string(exchange.rank());
+    (void)exchange.all_gather(mine);
+    const auto ordered = exchange.renumber(numbers[static_cast<size_t>(exchange.rank())]);
+    EXPECT_EQ(ordered->rank(), numbers[static_cast<size_t>(exchange.rank())]);
+    EXPECT_EQ(ordered->all_gather(mine), (std::vector<std::string>{"0", "2", "1", "3"}));
+    EXPECT_EQ(ordered->split(ordered->rank() / 2)->all_gather(mine).size(), 2u);
+    ordered->barrier();
+  });
+}
+
 /// As in a checkpoint: several gathers to rank 0 in a row, then a barrier.
 TEST(StoreExchange, GathersInARowKeepTheirValues) {
   constexpr int kRanks = 3, kGathers = 4;

@@ -258,7 +258,7 @@ TEST_F(Fixtures, EachIsRefusedOrLoads) {
       EXPECT_EQ(rows_read_, 3) << "rows 0-7, 8-15, 16-23";
     }
   }
-  EXPECT_EQ(valid, 12);
+  EXPECT_EQ(valid, 13);
 }
 
 // A reader that checks only the end of a file would accept these.

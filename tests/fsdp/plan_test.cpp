@@ -192,6 +192,27 @@ TEST(Plan, WeighsGathersAgainstRecomputation) {
   EXPECT_GT(recomputed(make_plan(input)), 0);
 }
 
+TEST(Plan, ShardGroupsThatReachOverHostsCostTheNetwork) {
+  const auto units = frozen_model();
+  PlanInput input = input_for(units, 12, 1200 * kMiB);
+  input.times.gathered_byte = 1e-9;
+  input.times.network_byte = 1.0;
+  const auto exposed = [&](int ranks_per_host, int shard_size) {
+    input.ranks_per_host = ranks_per_host;
+    input.shard_size = shard_size;
+    return make_plan(input).cost.exposed;
+  };
+  EXPECT_GT(exposed(0, 4), 0);
+  EXPECT_EQ(exposed(4, 4), exposed(0, 4));
+  EXPECT_EQ(exposed(12, 4), exposed(0, 4));
+  // Groups of 4 consecutive ranks of hosts with 6: the second reaches over two of them.
+  EXPECT_GT(exposed(6, 4), 1e6 * exposed(0, 4));
+  // By itself the plan takes the larger group that a host holds, not one over the network.
+  input.shard_size.reset();
+  input.ranks_per_host = 6;
+  EXPECT_EQ(6 % make_plan(input).shard_size, 0);
+}
+
 TEST(Plan, Fp8HalvesFrozenMatricesAndNothingElse) {
   auto units = frozen_model();
   for (auto& unit : units)

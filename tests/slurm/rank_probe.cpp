@@ -70,6 +70,7 @@ int probe(int argc, char** argv) {
              world->hosts()[comm.rank()], launch.description(), world->launch().local_rank,
              world->launch().local_world_size, sum[4].item<double>(),
              settings.contains("config") ? settings.at("config") : "-");
+  if (comm.rank() == 0) fmt::print("{}\n", trireme::describe_topology(world->topology()));
   std::fflush(stdout);
   comm.barrier();
   if (const int seconds = number("wait_for_term", 0); seconds > 0) return wait_for_term(*world, seconds);

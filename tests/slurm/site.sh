@@ -1,25 +1,24 @@
-# Sourced by the tests under a real Slurm: `root` must be the project's folder. Starts a cluster of one node that ends
-# with the script, or exits with 77 and a message about what is missing. Then: run COMMAND… keeps the last command's
-# $code, $seconds and output ($out); check NAME CONDITION… counts $failures. RUN_SECONDS: limit of one command (100).
-cluster=$root/scripts/slurm/one_node_cluster.sh
+# Sourced by the tests under a real Slurm: `root` must be the project's folder. Starts a cluster of $NODES nodes (1) that
+# ends with the script, or exits with 77 and a message about what is missing. Then: run COMMAND… keeps the last command's
+# $code, $seconds and output ($out); check NAME CONDITION… counts $failures. RUN_SECONDS: limit of one command (100). With
+# several nodes run starts commands on the controller, and the nodes share $work.
+cluster=$root/scripts/slurm/test_cluster.sh
 PATH=$PATH:/usr/sbin:/sbin
 
 skip() {
   echo "SKIPPED: $*"
   exit 77
 }
-for program in slurmctld slurmd munged srun sbatch; do
-  command -v "$program" >/dev/null || skip "$program is not installed (packages slurm-wlm, munge, libpmix2)"
-done
-[[ $(id -u) == 0 ]] || skip "a one-node Slurm needs root, and this is $(id -un)"
 # If the tests run inside a Slurm job, its variables must not make the tests look like a step of that job.
 for name in $(compgen -e | grep -E '^(SLURM|SBATCH|SRUN|PMI|OMPI_|RANK$|WORLD_SIZE$|LOCAL_RANK$|MASTER_)'); do unset "$name"; done
 
 work=$(mktemp -d)
-failures=0 code=0 seconds=0 out=/dev/null
+failures=0 code=0 seconds=0 out=/dev/null on_controller=()
+export TEST_CLUSTER_OWNER=$$ TEST_CLUSTER_SHARE=$work
 trap '"$cluster" stop "$work/cluster" >/dev/null 2>&1; rm -rf "$work"' EXIT
-start_output=$("$cluster" start "$work/cluster") || exit 1
+start_output=$("$cluster" start "${NODES:-1}" "$work/cluster") || exit $?
 eval "$start_output"
+if ((${NODES:-1} > 1)); then on_controller=("$cluster" exec); fi
 srun --mpi=list 2>&1 | grep -q pmix || skip "this Slurm has no PMIx plugin (package libpmix2)"
 
 check() {
@@ -36,7 +35,7 @@ check() {
 run() {
   out=$work/out
   local start=$SECONDS
-  timeout -k 5 "${RUN_SECONDS:-100}" "$@" >"$out" 2>&1
+  timeout -k 5 "${RUN_SECONDS:-100}" "${on_controller[@]}" "$@" >"$out" 2>&1
   code=$?
   seconds=$((SECONDS - start))
 }

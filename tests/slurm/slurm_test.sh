@@ -8,7 +8,7 @@ source "$root/tests/slurm/site.sh"
 fails_within() { ((code != 0 && seconds < $1)); }
 
 # --- the cluster script itself
-check "start is idempotent" test "$("$cluster" start "$work/cluster" 2>/dev/null)" = "$start_output"
+check "start is idempotent" test "$("$cluster" start 1 "$work/cluster" 2>/dev/null)" = "$start_output"
 
 # --- who a rank is
 run srun -n 2 --mpi=pmix "$probe"
@@ -150,9 +150,7 @@ check "run.sub: a missing variable is an error" fails_within 30
 # --- and the end of it
 run "$cluster" stop "$work/cluster"
 check "stop ends well within 20 s" test "$code" = 0 -a "$seconds" -lt 20
-grep -lsxzF "SLURM_CONF=$work/cluster/slurm.conf" /proc/[0-9]*/environ 2>/dev/null | while read -r environment; do
-  cat "${environment%environ}comm" 2>/dev/null
-done | grep -E '^(slurm|munge)' >"$out"
+pgrep -af "^[^ ]*(slurm|munge|unshare).* $work/cluster" >"$out"
 check "stop leaves no process" test ! -s "$out"
 check "status fails once it is stopped" bash -c '! "$0" status "$1" 2>/dev/null' "$cluster" "$work/cluster"
 

@@ -10,6 +10,9 @@ std::string host_name();
 
 /// The words that this process was started with.
 std::vector<std::string> command_line_words();
+/// Equal for processes of one host: its name and the kernel's boot id. Hosts may share a name; containers of one host
+/// with names of their own count as hosts, as they do for NCCL.
+std::string host_identity();
 
 /// A time limit in seconds from environment variable `variable`, or `otherwise` if it is not set. ConfigError when it
 /// is not a number between 0 and 1e6.

@@ -3,6 +3,7 @@
 // number, which the watchdog receives.
 
 #include "trireme/comm/launch.h"
+#include "trireme/comm/topology.h"
 #include "trireme/comm/watch.h"
 
 #include <ATen/core/Tensor.h>
@@ -79,6 +80,8 @@ class World {
   virtual at::Device device() const = 0;
   virtual const Launch& launch() const = 0;
   virtual const std::vector<std::string>& hosts() const = 0;  // per rank
+  /// Ranks are numbered by it, whatever the launcher's numbers are; launch() has the numbers of this rank.
+  virtual const Topology& topology() const = 0;
 
   /// Prints `reason` and ends all ranks, through the watchdog and MPI_Abort.
   [[noreturn]] virtual void abort(const std::string& reason, int exit_code) = 0;

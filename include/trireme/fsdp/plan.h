@@ -34,7 +34,7 @@ struct PlanInput {
   const std::vector<UnitSpec>* units = nullptr;
   std::shared_ptr<const void> owner;  // keeps `units` alive if nothing else does
   int world_size = 1;
-  int ranks_per_host = 0;      // consecutive ranks; 0: all of them
+  int ranks_per_host = 0;      // Topology::largest_group(); 0: all ranks are on one host
   int64_t compute_bytes = 2;   // per element of the compute and storage dtype
   int64_t gradient_bytes = 4;  // per element of a gradient that is reduced; sums over passes are fp32
   int64_t moment_bytes = 8;    // per element, both moments
