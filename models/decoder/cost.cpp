@@ -103,8 +103,9 @@ ActivationBytes activation_bytes(const DecoderConfig& config, const std::optiona
   if (storage.trained_fp8) bytes.working_fixed = config.num_hidden_layers * d * (qkv + q + up + f);
   // The head's norm keeps its input; the loss head keeps the gradient of its input.
   bytes.head = seq_length * (2 * d * element + 4);
-  constexpr int64_t kLogits = int64_t{256} << 20;  // of the loss head's kernel
-  bytes.head_fixed = kLogits + (trained ? 4 * config.vocab_size * d : 0);
+  bytes.head_logits = seq_length * config.vocab_size * element;
+  bytes.head_logits_most = int64_t{256} << 20;  // a chunk of the loss head's kernel
+  bytes.head_fixed = trained ? 4 * config.vocab_size * d : 0;
   // Tied: autograd holds the head's gradient until the embedding's comes, at the end of backward.
   if (trained && config.tie_word_embeddings) bytes.working_fixed += config.vocab_size * d * element;
   return bytes;

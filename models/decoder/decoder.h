@@ -85,10 +85,11 @@ double model_flops_per_sample(const DecoderConfig& config, const std::optional<L
 /// Bytes of activations per row of a micro-batch: what a block keeps for backward with Recompute::kNone, kNorms, kMlp
 /// and kFull; `block_saved_norms` is 0 where kNorms keeps as much as kNone. `working_peak` is what the busiest moment
 /// of backward needs beside that, `working_fixed` the part of it that does not grow with the rows. `head`: of the loss
-/// head, per row; `head_fixed`: a chunk of logits and the output matrix' gradient in fp32.
+/// head, per row; `head_logits` its logits per row, of which it holds
+/// `head_logits_most` bytes at a time; `head_fixed`: the output matrix' gradient in fp32.
 struct ActivationBytes {
   int64_t block_saved, block_saved_norms, block_saved_mlp, block_recomputed, working_peak, working_fixed, head,
-      head_fixed;
+      head_logits, head_logits_most, head_fixed;
 };
 struct ActivationStorage {
   int64_t element_size = 2;  // of the compute dtype

@@ -137,8 +137,10 @@ MemoryPlan evaluate(const PlanInput& input, const Storage& storage, const Choice
   if (choice.full > 0)  // the block that is being recomputed
     row += input.block_saved_norms > 0 ? input.block_saved_norms : input.block_saved;
   plan.activations = row * choice.rows;
-  plan.working =
-      std::max(input.working_peak * choice.rows, input.head * choice.rows + input.head_fixed) + input.working_fixed;
+  plan.working = std::max(input.working_peak * choice.rows,
+                          input.head * choice.rows + input.head_fixed +
+                              std::min(input.head_logits * choice.rows, input.head_logits_most)) +
+                 input.working_fixed;
   count_gradients(input, storage, passes, plan);
   return plan;
 }

@@ -217,6 +217,8 @@ void CausalLmTask::fill_plan(const Config& config, PlanInput& input) const {
   input.working_fixed = bytes.working_fixed;
   input.head = bytes.head;
   input.head_fixed = bytes.head_fixed;
+  input.head_logits = bytes.head_logits;
+  input.head_logits_most = bytes.head_logits_most;
   input.block_saved_norms = bytes.block_saved_norms;
   const MachineRates& rates = input.rates;
   const BlockWork work = block_work(model->config(), length, input.compute_bytes);

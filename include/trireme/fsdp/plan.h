@@ -45,7 +45,8 @@ struct PlanInput {
   // Bytes per row. What a block keeps with each Recompute (kNorms, kMlp: 0 where it is not possible). What is needed in
   // addition: at the peak of backward; by the head.
   int64_t block_saved = 0, block_saved_norms = 0, block_saved_mlp = 0, block_recomputed = 0, working_peak = 0, head = 0;
-  int64_t head_fixed = 0;              // of the head, whatever the rows: a chunk of logits, a weight gradient
+  int64_t head_fixed = 0;                         // of the head, whatever the rows: a weight gradient
+  int64_t head_logits = 0, head_logits_most = 0;  // logits of a row; so many bytes of them at a time
   int64_t working_fixed = 0;           // working memory that does not depend on the rows (a transposed weight)
   int rows = 1;                        // of a micro-batch
   int micro_batches = 1;               // of one rank in one step
