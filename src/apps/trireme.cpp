@@ -44,7 +44,7 @@ int run(int argc, char** argv) {
   app.name("trireme");
   const std::string version = std::string("trireme ") + trireme::kVersion + " (" + trireme::kCommit + ")";
   app.set_version_flag("--version", version);
-  trireme::add_interface_option(app, {.version = version});
+  trireme::add_interface_option(app, {version, {}, {}});
   app.require_subcommand(1);
   trireme::add_init_model_tool(app);
   trireme::add_model_tool(app);
