@@ -147,7 +147,8 @@ std::string describe_unknown_content(std::span<const std::byte> bytes) {
   if (is("\x1f\x8b")) return "a gzip archive: unpack it first";
   if (is("\x28\xb5\x2f\xfd")) return "a zstd archive: unpack it first";
   if (is("ARROW1")) return "an Arrow file, which holds documents, not rows: train_llama reads it as it is";
-  if (is(std::string_view("MMIDIDX\0\0", 9))) return "a Megatron index (.idx), which holds documents, not rows: train_llama reads it as it is";
+  if (is(std::string_view("MMIDIDX\0\0", 9)))
+    return "a Megatron index (.idx), which holds documents, not rows: train_llama reads it as it is";
   const auto byte = [&](size_t i) { return i < bytes.size() ? std::to_integer<unsigned>(bytes[i]) : 0u; };
   if (byte(0) == 0x80 && byte(1) >= 2 && byte(1) <= 5)
     return "a bare Python pickle, which is never executed here: save the rows with numpy.save as "
