@@ -54,6 +54,24 @@ TEST(Plan, KeepsEverythingWholeWhereItFits) {
   EXPECT_EQ(plan.gathered_per_pass, 0);
 }
 
+TEST(Plan, TheHeadHoldsLogitsOfAllRowsOrOfAsManyAsFit) {
+  const auto units = frozen_model();
+  PlanInput input = input_for(units, 4, 4096 * kMiB);
+  input.rows = 4;
+  input.head = 60 * kMiB;
+  input.head_fixed = 7 * kMiB;
+  const auto working = [&](int64_t logits, int64_t most) {
+    input.head_logits = logits;
+    input.head_logits_most = most;
+    const MemoryPlan plan = make_plan(input);
+    EXPECT_EQ(plan.rows_per_pass, 4);
+    return plan.working;
+  };
+  EXPECT_EQ(working(0, 0), (4 * 60 + 7) * kMiB);
+  EXPECT_EQ(working(10 * kMiB, 100 * kMiB), (4 * 60 + 7 + 40) * kMiB);
+  EXPECT_EQ(working(30 * kMiB, 100 * kMiB), (4 * 60 + 7 + 100) * kMiB);
+}
+
 TEST(Plan, WorkingMemoryIsThatOfTheBlockOrOfTheHead) {
   const auto units = frozen_model();
   PlanInput input = input_for(units, 4, 4096 * kMiB);
@@ -193,8 +211,10 @@ TEST(Plan, WeighsGathersAgainstRecomputation) {
 }
 
 TEST(Plan, ShardGroupsThatReachOverHostsCostTheNetwork) {
-  const auto units = frozen_model();
+  auto units = frozen_model();
+  units.pop_back();  // the reduction of adapters over the hosts costs the network in every division
   PlanInput input = input_for(units, 12, 1200 * kMiB);
+  input.times.block_forward = input.times.block_backward = 0;  // nothing hides a gather
   input.times.gathered_byte = 1e-9;
   input.times.network_byte = 1.0;
   const auto exposed = [&](int ranks_per_host, int shard_size) {
