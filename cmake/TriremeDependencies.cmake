@@ -73,7 +73,9 @@ if(TRIREME_WITH_CUDA)
   target_link_libraries(trireme_cublaslt INTERFACE ${TRIREME_CUBLASLT_LIBRARY})
 endif()
 
-file(WRITE ${CMAKE_BINARY_DIR}/pch_anchor.cpp "// Compiles the precompiled LibTorch header that every module shares.\n")
+# file(CONFIGURE) keeps the time of a file that does not change: configuring again compiles nothing again.
+file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/pch_anchor.cpp
+  CONTENT "// Compiles the precompiled LibTorch header that every module shares.\n")
 add_library(trireme_pch OBJECT ${CMAKE_BINARY_DIR}/pch_anchor.cpp)
 target_link_libraries(trireme_pch PUBLIC trireme_options trireme::libtorch)
 target_precompile_headers(trireme_pch PRIVATE <ATen/ATen.h> <torch/csrc/autograd/custom_function.h>

@@ -19,7 +19,12 @@ if(system_folder STREQUAL mpi_folder)
 endif()
 set(bundle_rpath "$ORIGIN/../${TRIREME_LIBRARY_FOLDER}:${system_folder}:$ORIGIN/../${TRIREME_LIBRARY_FOLDER}/system")
 string(REPLACE ":" ";" bundle_rpath_list "${bundle_rpath}")
-set_target_properties(${TRIREME_PROGRAMS} PROPERTIES INSTALL_RPATH "${bundle_rpath_list}" INSTALL_RPATH_USE_LINK_PATH ON)
+# INSTALL_RPATH_USE_LINK_PATH leaves out folders inside the source tree, where the Python environment of setup.sh is.
+foreach(library ${torch_root}/lib/libtorch_cpu.so ${TRIREME_CUBLASLT_LIBRARY} ${TRIREME_NCCL_LIBRARY} ${parquet_library})
+  get_filename_component(folder ${library} DIRECTORY)
+  list(APPEND link_rpath ${folder})
+endforeach()
+set_target_properties(${TRIREME_PROGRAMS} PROPERTIES INSTALL_RPATH "${bundle_rpath_list};${link_rpath}" INSTALL_RPATH_USE_LINK_PATH ON)
 
 include(GNUInstallDirs)
 set(share ${CMAKE_INSTALL_DATADIR}/trireme)
