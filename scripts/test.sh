@@ -18,13 +18,17 @@ build_release
 tested_from=$SECONDS
 
 labels=(-LE '^(slow|gpu|multigpu)$')
-if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then labels=(-LE '^slow$'); fi
+jobs=$(($(nproc) > 8 ? 9 : $(nproc) + 1))  # one more than cores: some tests wait for Slurm
+if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
+  labels=(-LE '^slow$')
+  jobs=2  # tests share the GPU's memory
+fi
 for argument in "$@"; do
   case $argument in -L | -L?* | --label-regex* | --label-exclude*) labels=() ;; esac
 done
 
 status=0
-"$(dirname "$trireme_cmake")/ctest" --test-dir build/release --output-on-failure --no-tests=error -j 2 \
+"$(dirname "$trireme_cmake")/ctest" --test-dir build/release --output-on-failure --no-tests=error -j "$jobs" \
   ${labels[@]+"${labels[@]}"} "$@" || status=$?
 printf 'set-up %d s, build %d s, tests %d s\n' $((built_from - started)) $((tested_from - built_from)) $((SECONDS - tested_from))
 exit "$status"

@@ -23,12 +23,12 @@ void abort_mpi(int exit_code);
 /// transfers go in pieces. A reference, for tests.
 int64_t& mpi_piece_elements();
 
-/// fp32, fp64, int32 and int64 are reduced natively. MPI knows no 16-bit floats: these are summed in fp32 and rounded
-/// once. Takes over `handle` (freed with the communicator unless it is MPI_COMM_WORLD). `name` for messages.
 /// All ranks of the job in their order: MPI_COMM_WORLD, or a communicator in which World::join() has numbered them
 /// anew. Never freed. A reference, for World.
 MPI_Comm& mpi_job();
 
+/// fp32, fp64, int32 and int64 are reduced natively. MPI knows no 16-bit floats: these are summed in fp32 and rounded
+/// once. Takes over `handle` (freed with the communicator unless it is MPI_COMM_WORLD). `name` for messages.
 std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm handle, const char* name);
 
 /// InternalError with MPI's own text when a call failed.

@@ -53,10 +53,10 @@ Evaluated evaluated(const Config& config, MegatronSplit split) {
 }
 
 /// Rows that Megatron builds the maps of an evaluated split for: those of all evaluations, although each reads the
-/// first ones; a test is evaluated once. 0: all documents once.
+/// first ones; a test is evaluated once. 0: all documents once, which is enough where nothing is shuffled.
 int64_t evaluated_samples(const Config& config, MegatronSplit split) {
   const Evaluated what = evaluated(config, split);
-  if (!what.samples) return 0;
+  if (!what.samples || !config.eval.shuffle) return 0;
   const int64_t batch = config.batch.global_batch_size;
   int64_t evaluations = 1;
   if (split == MegatronSplit::kValid && config.eval.every_samples)
@@ -87,9 +87,11 @@ std::shared_ptr<const MegatronDataset> open_evaluated_files(const Config& config
         fmt::format("{} lists several of Megatron's files: name one, or divide data.train with data.splits", what.key));
   const int64_t samples = evaluated_samples(config, split);
   if (files.size() > 1 && samples == 0)
-    throw ConfigError(fmt::format("data.splits of a blend needs {}, the rows of an evaluation", what.samples_key));
-  return open_megatron_dataset({paths(files), divided ? data.weights : std::vector<double>()}, split, samples,
-                               megatron_options(config, vocab_size));
+    throw ConfigError(
+        fmt::format("data.splits of a blend needs {}, the rows of an evaluation, and eval.shuffle", what.samples_key));
+  MegatronOptions options = megatron_options(config, vocab_size);
+  options.shuffle = options.shuffle && config.eval.shuffle;
+  return open_megatron_dataset({paths(files), divided ? data.weights : std::vector<double>()}, split, samples, options);
 }
 
 /// ConfigError where a key for documents of text is set.

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Checks that docs/faults.md has a row for every fault from F1 to F41, with tests that exist. table_test.py --ctest CTEST --build FOLDER"""
+"""Checks that docs/faults.md has a row for every fault from F1 on without a gap, with tests that exist. table_test.py --ctest CTEST --build FOLDER"""
 import argparse
 import os
 import re
 import subprocess
 
-FAULTS = 41
+LEAST = 46
 
 
 def main():
@@ -20,7 +20,7 @@ def main():
     text = open(path).read()
     table = text[: text.index("## What only other machines can show")]
     rows = re.findall(r"^\| F(\d+) [^|]*\|[^|]*\|([^|]*)\|([^|]*)\|([^|]*)\|$", table, re.M)
-    assert [int(row[0]) for row in rows] == list(range(1, FAULTS + 1)), [row[0] for row in rows]
+    assert [int(row[0]) for row in rows] == list(range(1, len(rows) + 1)) and len(rows) >= LEAST, [row[0] for row in rows]
     for number, tests, outcome, seconds in rows:
         names = [name for name in re.findall(r"`([^`]+)`", tests) if " " not in name]
         assert names, f"F{number} names no test"

@@ -14,6 +14,8 @@ try:
     import numpy as np
     import torch
     from transformers import AutoModelForCausalLM, GPT2Config
+
+    from pretrain_loop import pretrain
 except ImportError as error:
     print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
     sys.exit(77)
@@ -42,39 +44,12 @@ def write_rows(path, rows, seed):
 
 
 def reference(start, data, valid, case):
-    """fp32 masters; the model computes on a copy of them in the case's type. Gradients are summed in fp32."""
-    computed = torch.bfloat16 if case == "bf16" else torch.float32
-    masters = copy.deepcopy(start)
-    model = copy.deepcopy(start).to(computed)
-    trained = list(masters.named_parameters())
-    optimizer = torch.optim.AdamW([dict(params=[p for _, p in trained if p.dim() >= 2], weight_decay=DECAY),
-                                   dict(params=[p for _, p in trained if p.dim() < 2], weight_decay=0.0)], lr=LR, betas=(0.9, 0.95), eps=1e-8)
-    want = []
-    for step in range(STEPS):
-        optimizer.zero_grad(set_to_none=False)
-        for master in masters.parameters():
-            master.grad = torch.zeros_like(master)
-        total = 0.0
-        for begin in range(0, GBS, MBS):
-            rows = data[step * GBS + begin:step * GBS + begin + MBS]
-            logits = model(input_ids=rows).logits.float()
-            loss = torch.nn.functional.cross_entropy(logits[:, :-1].reshape(-1, PADDED), rows[:, 1:].reshape(-1), reduction="sum") / (GBS * (SEQ - 1))
-            model.zero_grad()
-            loss.backward()
-            total += loss.item()
-            for master, parameter in zip(masters.parameters(), model.parameters()):
-                master.grad += parameter.grad.float()
-        norm = torch.nn.utils.clip_grad_norm_(masters.parameters(), CLIP).item()
-        for group in optimizer.param_groups:
-            group["lr"] = rate_of(step)
-        optimizer.step()
-        with torch.no_grad():
-            for master, parameter in zip(masters.parameters(), model.parameters()):
-                parameter.copy_(master)
-        want.append((total, norm, rate_of(step)))
+    rates = [rate_of(step) for step in range(STEPS)]
+    history, masters, model = pretrain(start, data.split(GBS), rates, compute=torch.bfloat16 if case == "bf16" else torch.float32, micro=MBS,
+                                       clip=CLIP, decay=DECAY)
     with torch.no_grad():
         evaluation = model(input_ids=valid, labels=valid).loss.item()
-    return want, masters, evaluation
+    return [(loss, norm, rate) for (loss, norm), rate in zip(history, rates)], masters, evaluation
 
 
 def train(args, work, case):

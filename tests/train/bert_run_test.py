@@ -151,9 +151,10 @@ def stop_and_resume(s):
 
 
 def ranks(s):
-    for loss in ("token_mean", "sample_mean"):
+    # Each combination with one of the losses; the first is what the others are compared with.
+    for loss, combinations in (("token_mean", ((1, 1, 1), (2, 1, 2), (4, 4, 1))), ("sample_mean", ((1, 1, 8), (2, 2, 1), (4, 1, 2)))):
         reference = None
-        for number, shard, micro in ((1, 1, 1), (1, 1, 8), (2, 1, 2), (2, 2, 1), (4, 1, 2), (4, 4, 1)):
+        for number, shard, micro in combinations:
             name = f"{loss}-n{number}s{shard}m{micro}"
             s.train(f"output.dir={name}", f"parallel.shard_size={shard}", f"batch.micro_batch_size={micro}", f"train.loss={loss}",
                     ranks=number)

@@ -89,6 +89,11 @@ def kinds(site):
     for run, keys in (("positions", ["data.reset_position_ids=true"]), ("attention", ["data.reset_attention_mask=true"]), ("loss", ["data.eod_mask_loss=true"])):
         site.train(f"output.dir={run}", "data.eos_token=2", "eval.every_samples=null", *keys)
         assert site.losses(run)[0] != site.losses("plain")[0], run
+    still = ["train.max_steps=1", "optimizer.lr=1e-12", "model.path=plain/model", "model.init=checkpoint"]
+    for run, keys in (("drawn", []), ("drawn-2", ["train.seed=2"]), ("first", ["eval.shuffle=false"]), ("first-2", ["eval.shuffle=false", "train.seed=2"])):
+        site.train(f"output.dir={run}", "eval.every_samples=null", "eval.samples=2", *still, *keys)
+    drawn, drawn_2, first, first_2 = (site.metrics(run, "eval")[-1]["loss"] for run in ("drawn", "drawn-2", "first", "first-2"))
+    assert first == first_2 and drawn != drawn_2 and first not in (drawn, drawn_2), "without shuffling the rows do not depend on the seed"
     done = site.train("data.train=mock", "train.max_steps=3", "output.dir=mock", "train.loss=token_mean")
     assert "train: mock (random ids below 400, 36 rows)" in done.stderr, done.stderr
     assert all(abs(loss - np.log(VOCAB)) < 0.2 for loss in site.losses("mock")), site.losses("mock")

@@ -90,6 +90,7 @@ struct EvalSection {
   std::optional<std::string> skip_first;  // null, "mlperf", or a count
   std::optional<double> target_loss;
   std::optional<int64_t> samples;  // the first so many of data.valid; null = all
+  bool shuffle = true;             // Megatron's files: through its shuffled maps; others are read in the file's order
   std::optional<double> target_accuracy;
   std::optional<int64_t> test_samples;  // the first so many rows of data.test; null = all
   bool operator==(const EvalSection&) const = default;
