@@ -7,6 +7,15 @@
 
 namespace trireme {
 
+std::string json_problem(const nlohmann::json::exception& error) {
+  std::string_view text = error.what();
+  if (const size_t end = text.find("] "); text.starts_with('[') && end != std::string_view::npos)
+    text.remove_prefix(end + 2);
+  constexpr std::string_view kAt = "parse error at ";
+  if (text.starts_with(kAt)) text.remove_prefix(kAt.size());
+  return std::string(text);
+}
+
 nlohmann::json parse_json(std::string_view text, const std::string& what, ExitCode code, int max_depth) {
   std::vector<std::set<std::string>> keys;
   std::string problem;
@@ -38,7 +47,7 @@ nlohmann::json parse_json(std::string_view text, const std::string& what, ExitCo
   try {
     return nlohmann::json::parse(text, watch);
   } catch (const nlohmann::json::exception& error) {
-    throw Error(code, fmt::format("{} is not valid JSON: {}", what, error.what()));
+    throw Error(code, fmt::format("{} is not valid JSON: {}", what, json_problem(error)));
   }
 }
 
