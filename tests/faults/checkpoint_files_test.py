@@ -17,7 +17,7 @@ def falls_back(site, fault, what, damage, expect, ranks=0):
     run = f"{fault}-{what}".replace(" ", "-").replace("/", "-")
     directory = site.copy(f"base{ranks}", run)
     damage(f"{directory}/{NEWEST}")
-    verdict = site.tool("verify", f"{site.work}/{run}", expect=4)
+    verdict = site.checkpoint_tool("verify", f"{site.work}/{run}", expect=4)
     assert f"{OLDER}: whole" in verdict.stdout and f"{NEWEST}: damaged" in verdict.stdout, verdict.stdout
     done = site.run(f"output.dir={run}", ranks=ranks)
     reason = [line for line in done.err.splitlines() if "is passed over" in line and NEWEST in line]
@@ -159,7 +159,7 @@ def upgrade(site):
         text = subprocess.run(site.command(*shape, *overrides, f"output.dir={name}", extra=["--print-config"]), capture_output=True, text=True,
                               check=True).stdout
         open(f"{work}/{name}/config.yaml", "w").write(text)
-        assert "step-00000002: whole" in site.tool("verify", f"{work}/{name}").stdout
+        assert "step-00000002: whole" in site.checkpoint_tool("verify", f"{work}/{name}").stdout
         done = site.run(*shape, *overrides, f"output.dir={name}", ranks=ranks)
         assert "resuming after step 2" in done.err, done.err
         got, want = site.numbers(name), [n for n in site.numbers(f"clean-{name}") if n[0] > 2]
@@ -171,7 +171,7 @@ def upgrade(site):
         damaged = f"{work}/{name}-damaged"
         shutil.copytree(f"{fixtures}/{fixture}", f"{damaged}/step-00000002")
         flip(f"{damaged}/step-00000002/rank-00000.safetensors", -100)
-        site.tool("verify", damaged, expect=4)
+        site.checkpoint_tool("verify", damaged, expect=4)
     site.stopped("base0")
     refused(site, "F37", "version 99", lambda d: edit_manifest(d, lambda m: m.update(format_version=99)), ["format version 99", "later"])
 

@@ -214,7 +214,7 @@ def extend(site):
     eight = ("output.dir=run", "train.max_steps=8")
     site.run(*eight)
     assert site.whole("run")[-1] == "step-00000008", f"the last step has no checkpoint:  {site.whole('run')}"
-    out = site.tool("export", f"{site.work}/run", "--output", f"{site.work}/out").stdout
+    out = site.checkpoint_tool("export", f"{site.work}/run", "--output", f"{site.work}/out").stdout
     assert "adapter after step 8" in out, out
     for name in os.listdir(f"{site.work}/out"):
         assert open(f"{site.work}/out/{name}", "rb").read() == open(f"{site.work}/run/adapter/{name}", "rb").read(), name
@@ -243,9 +243,9 @@ def extend(site):
     # The last step's checkpoint is lost: an older model is never exported without a message.
     shutil.rmtree(f"{site.directory('run')}/step-00000012")
     shutil.rmtree(f"{site.work}/out")
-    done = site.tool("export", f"{site.work}/run", "--output", f"{site.work}/out", expect=4)
+    done = site.checkpoint_tool("export", f"{site.work}/run", "--output", f"{site.work}/out", expect=4)
     assert "finished after step 12" in done.stderr and "run/adapter" in done.stderr and "step-00000010" in done.stderr, done.stderr
-    out = site.tool("export", f"{site.directory('run')}/step-00000010", "--output", f"{site.work}/out").stdout
+    out = site.checkpoint_tool("export", f"{site.directory('run')}/step-00000010", "--output", f"{site.work}/out").stdout
     assert "adapter after step 10" in out, out
     site.report("a finished run goes on", "steps 9 to 12 with the longer schedule; constant: equal to the bit", time.time() - begin)
 
@@ -275,29 +275,29 @@ def tool(site):
         # With a constant learning rate the first eight steps of a longer run equal a run of eight steps.
         site.run(*constant, *overrides, "train.max_steps=8", f"output.dir={kind}8", ranks=2)
         site.run(*constant, *overrides, f"output.dir={kind}12", ranks=2, faults="sigkill@step:step11", expect="killed")
-        listing = site.tool("ls", f"{site.work}/{kind}12").stdout
+        listing = site.checkpoint_tool("ls", f"{site.work}/{kind}12").stdout
         newest = site.whole(f"{kind}12")[-1]
         assert newest in listing and "whole" in listing, listing
-        assert "whole" in site.tool("verify", f"{site.directory(f'{kind}12')}/{newest}").stdout
-        site.tool("export", f"{site.directory(f'{kind}12')}/step-00000008", "--output", f"{site.work}/{kind}-out")
+        assert "whole" in site.checkpoint_tool("verify", f"{site.directory(f'{kind}12')}/{newest}").stdout
+        site.checkpoint_tool("export", f"{site.directory(f'{kind}12')}/step-00000008", "--output", f"{site.work}/{kind}-out")
         compared = 0
         for path in glob.glob(f"{site.work}/{kind}8/{artefact}/*"):
             name = os.path.basename(path)
             assert open(path, "rb").read() == open(f"{site.work}/{kind}-out/{name}", "rb").read(), f"{kind} {name} differs from the run's own"
             compared += 1
         assert compared >= 2
-        site.tool("export", f"{site.work}/{kind}12", "--output", f"{site.work}/{kind}-out", expect=73)
+        site.checkpoint_tool("export", f"{site.work}/{kind}12", "--output", f"{site.work}/{kind}-out", expect=73)
         before = site.whole(f"{kind}12")
-        dry = site.tool("prune", f"{site.work}/{kind}12", "--keep", "1", "--dry-run").stdout
+        dry = site.checkpoint_tool("prune", f"{site.work}/{kind}12", "--keep", "1", "--dry-run").stdout
         assert "would remove" in dry and site.whole(f"{kind}12") == before
-        site.tool("prune", f"{site.work}/{kind}12", "--keep", "1")
+        site.checkpoint_tool("prune", f"{site.work}/{kind}12", "--keep", "1")
         assert site.whole(f"{kind}12") == before[-1:] and site.leftovers(f"{kind}12") == []
         done = site.run(*constant, *overrides, f"output.dir={kind}12", ranks=2)
         assert f"resuming after step {int(before[-1][5:])}" in done.err
         site.report(f"tool, {kind}", f"export equals the run's own {artefact} ({compared} files), prune kept the newest", done.seconds)
-    site.tool("verify", f"{site.work}/nowhere", expect=4)
-    site.tool("ls", f"{site.work}/base", expect=4)
-    site.tool("prune", f"{site.directory('full12')}/{site.whole('full12')[-1]}", expect=2)
+    site.checkpoint_tool("verify", f"{site.work}/nowhere", expect=4)
+    site.checkpoint_tool("ls", f"{site.work}/base", expect=4)
+    site.checkpoint_tool("prune", f"{site.directory('full12')}/{site.whole('full12')[-1]}", expect=2)
 
 
 def main():

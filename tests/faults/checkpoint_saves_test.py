@@ -37,7 +37,7 @@ def killed_around_the_commit(site):
         done = site.run(f"output.dir={run}", faults=f"sigkill@save:{point}:step6", expect="killed")
         whole = site.whole(run)
         assert whole[-1] == newest and len(whole) >= 2, (point, whole)
-        site.tool("verify", f"{site.work}/{run}")
+        site.checkpoint_tool("verify", f"{site.work}/{run}")
         again = site.run(f"output.dir={run}")
         assert f"resuming after step {int(newest[5:])}" in again.err, again.err
         assert site.leftovers(run) == [] and len(site.whole(run)) == 2
@@ -91,7 +91,7 @@ def disk_full(site):
         assert [f["step"] for f in failed] == [4, 6, 8] and "No space left" in failed[0]["reason"], failed
         assert len(site.metrics("run13")) >= 8, "training goes on between failed saves"
         assert site.leftovers("run13") == []
-        site.tool("verify", f"{site.work}/run13")
+        site.checkpoint_tool("verify", f"{site.work}/run13")
         os.remove(f"{target}/filler")
         site.run(*full, "output.dir=run13")
         assert site.numbers("run13") == reference
@@ -150,12 +150,12 @@ def failing_storage(site):
         assert len(warned) >= 1, (run, done.err)
         assert len(failed) <= 1 and all(reason in f["reason"] for f in failed), (run, failed)
         assert len(site.whole(run)) >= 2 and site.leftovers(run) == []
-        site.tool("verify", f"{site.work}/{run}")
+        site.checkpoint_tool("verify", f"{site.work}/{run}")
         site.same(run)
         site.report(f"F14 {mode} of {call} {nth}", "one warning, training went on, older ones whole", done.seconds)
     done = site.run("output.dir=short", env={"LD_PRELOAD": shim, "SHIM_MODE": "short"})
     assert site.metrics("short", "save_failed") == [] and len(site.metrics("short", "save")) == STEPS // 2
-    site.tool("verify", f"{site.work}/short")
+    site.checkpoint_tool("verify", f"{site.work}/short")
     site.report("F14 short writes", "retried to completion, every checkpoint whole", done.seconds)
     done = site.run("output.dir=always", env={"LD_PRELOAD": shim, "SHIM_CALL": "pwrite", "SHIM_MODE": "EIO", "SHIM_TIMES": "100000"}, expect=73)
     assert "3 saves in a row failed" in done.last and site.whole("always") == []
@@ -209,7 +209,7 @@ def writer_fails(site):
                         f"fail@save:write:rank{rank}:step8", expect=73)
         assert "3 saves in a row failed" in done.err and site.whole(run) == ["step-00000002"], (done.err, site.whole(run))
         assert done.seconds < 60
-        site.tool("verify", f"{site.work}/{run}")
+        site.checkpoint_tool("verify", f"{site.work}/{run}")
         site.run(f"output.dir={run}", ranks=2)
         site.same(run, ranks=2)
         site.report(f"F36 rank {rank}'s writer throws three times", "exit 73 on all ranks, step-2 whole, resumed to equal losses", done.seconds)

@@ -103,7 +103,7 @@ class CheckpointSite(Site):
         self.run(*overrides, f"output.dir={run}", ranks=ranks, faults="sigkill@step:step9", expect="killed")
         assert self.whole(run) == ["step-00000004", "step-00000006"], self.whole(run)
 
-    def tool(self, *arguments, expect=0):
+    def checkpoint_tool(self, *arguments, expect=0):
         done = subprocess.run([f"{self.args.bin}/trireme", "checkpoint", *arguments], capture_output=True, text=True, timeout=60)
         assert done.returncode == expect, f"exit {done.returncode}, expected {expect}, of {arguments}:\n{done.stdout}\n{done.stderr}"
         return done

@@ -41,7 +41,7 @@ run srun --nodes=1 --ntasks=1 --mpi=pmix "$bin/train_llama" --config "$work/run.
 check "reference on one rank" ends_with 0
 
 start=$SECONDS
-run env TRIREME_BUILD="${bin%/bin}" TRIREME_PROGRAM="$bin/train_llama" TRIREME_REQUEUE=1 TRIREME_LEAST_SECONDS=999999999 \
+run env TRIREME_BUILD="${bin%/bin}" TRIREME_PROGRAM="$bin/train_llama" TRIREME_REQUEUE=1 TRIREME_NODES=1-2 TRIREME_LEAST_SECONDS=999999999 \
   TRIREME_FAULT=sleep@step:rank0:0.3s sbatch --parsable --output="$work/job.log" --nodes=1-2 --ntasks-per-node=2 --time=60 --chdir="$work" \
   "$root/scripts/slurm/train_llama.sbatch" "$work/run.yaml" --set output.dir=elastic
 job=$(tr -dc '0-9' <"$out")
@@ -55,7 +55,8 @@ wait_until 20 alone
 wait_until 20 is PENDING
 sleep 2
 control scontrol update JobId="$job" StartTime=now  # Slurm waits two minutes after a requeue
-check "its next life has one node" wait_until 60 logged 'on node1, 2 ranks, started .*, attempt 1 after 1 requeues'
+check "its next life has one node" wait_until 40 logged 'on node1, 2 ranks, started .*, attempt 1 after 1 requeues'
+((failures)) && { control scontrol show job "$job" | grep -E 'JobState|NumNodes'; exit 1; }
 check "and resumes" wait_until 30 logged 'resuming after step .*written by 4 ranks'
 check "and finishes" wait_until 60 is 'COMPLETED'
 seconds=$((SECONDS - start))
