@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 
-FAULTS = 41
+FAULTS = 50
 
 
 def main():
