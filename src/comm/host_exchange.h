@@ -1,5 +1,5 @@
 #pragma once
-// Private to comm/: small host values between the processes of a GPU world, over MPI or c10d's TCPStore, without a GPU
+// Private to comm/: small host values between the processes of a GPU world, over MPI or a key store, without a GPU
 // stream. Collective over the ranks of the exchange, in the same order on all of them.
 
 #include "trireme/comm/communicator.h"

@@ -1,20 +1,18 @@
 #include "store_exchange.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/time.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cstring>
 #include <utility>
 
 namespace trireme {
 
 namespace {
 
-using namespace stored;
-using StorePtr = c10::intrusive_ptr<c10d::Store>;
+using StorePtr = std::shared_ptr<KeyStore>;
 
 /// Runs `call`. A failure of the store becomes an Error that names rank 0, which serves it at `place`.
 template <class Call>
@@ -26,7 +24,7 @@ auto ask_rank_0(const std::string& place, const Call& call) {
   } catch (const std::exception& error) {
     throw Error(ExitCode::kHang,
                 fmt::format("the store of rank 0 at {} is lost ({}): rank 0's own last message says why; run again",
-                            place, first_line(error.what())));
+                            place, error.what()));
   }
 }
 
@@ -49,8 +47,8 @@ class StoreExchange final : public HostExchange {
       }
       std::vector<std::string> keys;
       for (int peer = 1; peer < size_; ++peer) keys.push_back(key(step, peer));
-      std::vector<std::string> values = {mine};
-      for (std::string& value : get(keys)) values.push_back(std::move(value));
+      std::vector<std::string> values = *store_->get(keys);
+      values.insert(values.begin(), mine);
       remove_read();
       return values;
     });
@@ -63,23 +61,21 @@ class StoreExchange final : public HostExchange {
         set(key(step, 0), value);
         return value;
       }
-      const std::string received = get({key(step, 0)})[0];
+      const std::string received = (*store_->get({key(step, 0)}))[0];
       remove_read();
       return received;
     });
   }
 
   bool barrier_within(double seconds) override {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+    const double end = steady_seconds() + seconds;
     const uint64_t step = next_++;
     try {
-      if (rank_ != 0) store_->set(key(step, rank_), bytes(""));
-      for (int peer = rank_ == 0 ? 1 : 0; peer < (rank_ == 0 ? size_ : 1); ++peer) {
-        const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
-        // c10d replaces a time-out of 0 by its default.
-        store_->wait({key(step, peer)}, std::max(left, std::chrono::milliseconds(1)));
-      }
-      if (rank_ == 0) store_->set(key(step, 0), bytes(""));
+      if (rank_ != 0) store_->set(key(step, rank_), "");
+      std::vector<std::string> keys;
+      for (int peer = rank_ == 0 ? 1 : 0; peer < (rank_ == 0 ? size_ : 1); ++peer) keys.push_back(key(step, peer));
+      if (!store_->get(keys, std::max(0.0, end - steady_seconds()))) return false;
+      if (rank_ == 0) store_->set(key(step, 0), "");
     } catch (const std::exception&) {
       return false;
     }
@@ -105,44 +101,15 @@ class StoreExchange final : public HostExchange {
   }
 
  private:
-  /// The start of a stored value: its length in bytes.
-  using Length = uint64_t;
-
   std::string key(uint64_t step, int rank) const { return fmt::format("{}/{}/{}", prefix_, step, rank); }
-  static std::string piece_key(const std::string& key, size_t piece) { return fmt::format("{}+{}", key, piece); }
 
-  /// Sets pieces of kMaxStoredBytes. The first piece is set last, because readers wait for it.
   void set(const std::string& key, const std::string& value) {
-    const Length length = value.size();
-    std::string whole(sizeof length, '\0');
-    std::memcpy(whole.data(), &length, sizeof length);
-    whole += value;
-    size_t piece = 1;
-    for (size_t at = kMaxStoredBytes; at < whole.size(); at += kMaxStoredBytes, ++piece) {
-      set_.push_back(piece_key(key, piece));
-      store_->set(set_.back(), bytes(whole.substr(at, kMaxStoredBytes)));
-    }
     set_.push_back(key);
-    store_->set(key, bytes(whole.substr(0, kMaxStoredBytes)));
-  }
-
-  std::vector<std::string> get(const std::vector<std::string>& keys) {
-    std::vector<std::string> values;
-    if (keys.empty()) return values;
-    for (const auto& first : store_->multiGet(keys)) {
-      const std::string& key = keys[values.size()];
-      Length length = 0;
-      TRIREME_CHECK(first.size() >= sizeof length, "a value of ", first.size(), " bytes under ", key);
-      std::memcpy(&length, first.data(), sizeof length);
-      std::string value = text_of(first).substr(sizeof length);
-      for (size_t piece = 1; value.size() < length; ++piece) value += text_of(store_->get(piece_key(key, piece)));
-      values.push_back(std::move(value));
-    }
-    return values;
+    store_->set(key, value);
   }
 
   void remove_read() {
-    for (const std::string& key : set_) store_->deleteKey(key);
+    store_->remove(set_);
     set_.clear();
   }
 

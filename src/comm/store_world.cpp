@@ -1,39 +1,33 @@
 #include "store_world.h"
 
 #include "collectives.h"
+#include "key_server.h"
 #include "store_exchange.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/process.h"
+#include "trireme/base/time.h"
 
-#include <c10/util/Logging.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
-#include <future>
-#include <thread>
+#include <stdexcept>
+#include <string>
+#include <vector>
 
 namespace trireme {
 
 namespace {
 
-using std::chrono::milliseconds;
-using namespace stored;
-using TcpStorePtr = c10::intrusive_ptr<c10d::TCPStore>;
-
-// After the rendezvous the watchdog limits waiting, not the store. c10d keeps milliseconds in an int.
-constexpr milliseconds kWithoutLimit = std::chrono::hours(24 * 7);
-/// How long rank 0 keeps its store open for ranks that have not called leave(). They have finished all other work.
-constexpr milliseconds kLeaving = std::chrono::seconds(60);
-/// During the rendezvous: the polling interval, the key that exists when all ranks have arrived, and the key of the
-/// message about missing ranks.
-constexpr milliseconds kAsking{50};
-constexpr const char* kComplete = "complete";
-constexpr const char* kAbsent = "absent";
+/// Seconds for which rank 0 keeps its store open for ranks that have not called leave(). They have finished all other
+/// work.
+constexpr double kLeaving = 60;
+/// Seconds for which rank 0 keeps it open after a rendezvous without all ranks, until the others have read which ones
+/// are absent.
+constexpr double kTelling = 10;
+constexpr const char* kVerdict = "verdict";
 
 /// Equal on the ranks of one job, different from those of other jobs.
 std::string job_identity(const Launch& launch) {
@@ -49,17 +43,25 @@ std::string job_identity(const Launch& launch) {
 
 class TcpStoreWorld final : public StoreWorld {
  public:
-  explicit TcpStoreWorld(const Launch& launch) : launch_(launch), limit_(rendezvous_limit()) {
-    const auto deadline = std::chrono::steady_clock::now() + limit_;
-    store_ = connect(/*listen=*/launch.rank == 0);
-    check_identity();
+  explicit TcpStoreWorld(const Launch& launch)
+      : launch_(launch), limit_(positive_seconds("TRIREME_RENDEZVOUS_SECONDS", 300)) {
+    const double deadline = steady_seconds() + limit_;
+    if (launch.rank == 0) listen();
+    store_ = connect();
     if (store_->add(fmt::format("here/{}", launch.rank), 1) > 1)
       throw ConfigError(
           fmt::format("two processes say they are rank {} at {}: another job uses this port, or RANK is the same for "
                       "several; set MASTER_PORT to a free port",
                       launch.rank, place()));
-    wait_for_others(deadline);
-    store_->setTimeout(kWithoutLimit);
+    try {
+      wait_for_others(deadline);
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& error) {
+      throw Error(ExitCode::kHang, fmt::format("rank {}: the store of rank 0 at {} is lost while ranks are missing "
+                                               "({}): rank 0's message names them",
+                                               launch_.rank, place(), error.what()));
+    }
   }
 
   std::unique_ptr<HostExchange> exchange() override {
@@ -70,123 +72,91 @@ class TcpStoreWorld final : public StoreWorld {
     block_in_collective("part", 0, "world", [&parting] { parting->barrier(); });
   }
   void leave() override {
-    std::vector<std::string> keys;
-    for (int rank = 0; rank < launch_.world_size; ++rank) keys.push_back(fmt::format("left/{}", rank));
     try {
-      store_->set(keys[static_cast<size_t>(launch_.rank)], {1});
-      if (launch_.rank == 0) store_->wait(keys, kLeaving);
+      store_->set(left_key(launch_.rank), "");
+      if (launch_.rank != 0) return;
+      std::vector<std::string> keys;
+      for (int rank = 0; rank < launch_.world_size; ++rank) keys.push_back(left_key(rank));
+      if (!store_->get(keys, kLeaving)) throw std::runtime_error("they are still there after a minute");
     } catch (const std::exception& error) {
-      log_warn(fmt::format("rank {} leaves the store at {} before the others: {}", launch_.rank, place(),
-                           first_line(error.what())));
+      log_warn(
+          fmt::format("rank {} leaves the store at {} before the others: {}", launch_.rank, place(), error.what()));
     }
   }
 
  private:
-  static milliseconds rendezvous_limit() {
-    return milliseconds(static_cast<int64_t>(positive_seconds("TRIREME_RENDEZVOUS_SECONDS", 300) * 1000));
-  }
   std::string place() const { return fmt::format("{}:{}", launch_.master_address, launch_.master_port); }
-  double limit_seconds() const { return static_cast<double>(limit_.count()) / 1000; }
+  static std::string left_key(int rank) { return fmt::format("left/{}", rank); }
 
-  TcpStorePtr connect(bool listen) const {
-    // c10d prints a stack trace for every failed attempt; our message contains the reason. 3: fatal errors only.
-    if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = 3;
-    c10d::TCPStoreOptions options;
-    options.port = static_cast<uint16_t>(launch_.master_port);
-    options.isServer = listen;
-    options.waitWorkers = false;
-    options.timeout = limit_;
-    // c10d waits forever for a port that accepts and never answers, and three times its time-out for a closed one. So
-    // it connects in a separate thread, which is abandoned when the time is up.
-    std::packaged_task<TcpStorePtr()> task(
-        [address = launch_.master_address, options] { return c10::make_intrusive<c10d::TCPStore>(address, options); });
-    std::future<TcpStorePtr> store = task.get_future();
-    std::thread(std::move(task)).detach();
-    if (store.wait_for(limit_ + milliseconds(500)) != std::future_status::ready)
-      throw ConfigError(fmt::format(
-          "rank {} cannot reach rank 0 at {} within {} s (TRIREME_RENDEZVOUS_SECONDS): has rank 0 started, is "
-          "MASTER_ADDR right, and is MASTER_PORT this job's alone?",
-          launch_.rank, place(), limit_seconds()));
+  void listen() {
     try {
-      return store.get();
+      server_ = std::make_unique<KeyServer>(launch_.master_address, launch_.master_port, job_identity(launch_));
     } catch (const std::exception& error) {
-      if (listen)
-        throw ConfigError(
-            fmt::format("rank 0 cannot listen on {}: {}; if another job uses the port, set MASTER_PORT to a free one",
-                        place(), first_line(error.what())));
       throw ConfigError(
-          fmt::format("rank {} cannot reach rank 0 at {} within {} s: {}; has rank 0 started, and are MASTER_ADDR and "
-                      "MASTER_PORT right?",
-                      launch_.rank, place(), limit_seconds(), first_line(error.what())));
+          fmt::format("rank 0 cannot listen on {}: {}; if another job uses the port, set MASTER_PORT to a free one",
+                      place(), error.what()));
     }
   }
 
-  void check_identity() const {
+  std::shared_ptr<KeyStore> connect() const {
     const std::string own = job_identity(launch_);
-    if (launch_.rank == 0) {
-      store_->set("identity", bytes(own));
-      return;
-    }
-    std::string theirs;
     try {
-      theirs = text_of(store_->get("identity"));
-    } catch (const std::exception& error) {
-      throw ConfigError(fmt::format(
-          "{} accepts connections but does not answer as rank 0 of a Trireme job ({}); set MASTER_PORT to a free "
-          "port",
-          place(), first_line(error.what())));
-    }
-    if (theirs != own)
+      return connect_key_store(server_ ? server_->address() : launch_.master_address, launch_.master_port, own,
+                               launch_.rank, launch_.world_size, limit_);
+    } catch (const NoKeyStore& error) {
+      switch (error.why) {
+        case NoKeyStore::kUnreachable:
+          throw ConfigError(fmt::format(
+              "rank {} cannot reach rank 0 at {} within {:g} s (TRIREME_RENDEZVOUS_SECONDS): {}; has rank 0 started, "
+              "is MASTER_ADDR right, and is MASTER_PORT this job's alone?",
+              launch_.rank, place(), limit_, error.what()));
+        case NoKeyStore::kAlien:
+          throw ConfigError(fmt::format(
+              "{} accepts connections but does not answer as rank 0 of a Trireme job ({}); set MASTER_PORT to a free "
+              "port",
+              place(), error.what()));
+        case NoKeyStore::kOtherJob: break;
+      }
       throw ConfigError(fmt::format(
           "rank {} belongs to a job of {}, but {} serves one of {}: set MASTER_PORT to a free port, or make "
           "WORLD_SIZE the same everywhere",
-          launch_.rank, own, place(), theirs));
-  }
-
-  /// The last rank to arrive sets one key, and all ranks poll that key. If each rank polled every rank's key, the load
-  /// of rank 0's server would grow with the square of the number of ranks.
-  void wait_for_others(std::chrono::steady_clock::time_point deadline) const {
-    if (store_->add("arrived", 1) == launch_.world_size) store_->set(kComplete, bytes("yes"));
-    while (!present(kComplete)) {
-      // The first rank that gives up writes its message to the store for the others: the store ends with rank 0.
-      if (present(kAbsent)) throw ConfigError(fmt::format("rank {}: {}", launch_.rank, verdict()));
-      if (std::chrono::steady_clock::now() < deadline) {
-        std::this_thread::sleep_for(kAsking);
-        continue;
-      }
-      std::vector<int> absent;
-      for (int rank = 0; rank < launch_.world_size; ++rank)
-        if (!present(fmt::format("here/{}", rank))) absent.push_back(rank);
-      const std::string sentence = fmt::format(
-          "rank{} {} of {} did not arrive at {} within {} s (TRIREME_RENDEZVOUS_SECONDS); the other ranks did",
-          absent.size() > 1 ? "s" : "", fmt::join(absent, ", "), launch_.world_size, place(), limit_seconds());
-      store_->set(kAbsent, bytes(sentence));
-      if (launch_.rank == 0) std::this_thread::sleep_for(10 * kAsking);
-      throw ConfigError(fmt::format("rank {}: {}", launch_.rank, sentence));
+          launch_.rank, own, place(), error.what()));
     }
   }
 
-  std::string verdict() const {
-    try {
-      return text_of(store_->get(kAbsent));
-    } catch (const std::exception&) {
-      return fmt::format("rank 0 at {} did not wait longer for missing ranks: its own message names them", place());
-    }
+  /// One rank writes the verdict, for which all wait: the last to arrive an empty one, or the first whose time is up
+  /// the message that names the absent ranks. Only that rank asks for every other one: if all did, the load of rank 0
+  /// would grow with the square of their number.
+  void wait_for_others(double deadline) const {
+    const bool last = store_->add("arrived", 1) == launch_.world_size;
+    auto verdict = store_->get({kVerdict}, last ? 0 : std::max(0.0, deadline - steady_seconds()));
+    if (!verdict && store_->add("judges", 1) == 1) store_->set(kVerdict, last ? "" : absence());
+    if (!verdict) verdict = store_->get({kVerdict}, kTelling);
+    if (verdict && (*verdict)[0].empty()) return;
+    const std::string told = "told";
+    if (store_->add("readers", 1) == store_->add("arrived", 0)) store_->set(told, "");
+    if (launch_.rank == 0) (void)store_->get({told}, kTelling);
+    throw Error(
+        ExitCode::kHang,
+        fmt::format("rank {}: {}", launch_.rank,
+                    verdict ? (*verdict)[0] : "ranks are absent, and another one that was to name them is lost"));
   }
 
-  bool present(const std::string& key) const {
-    try {
-      return store_->check({key});
-    } catch (const std::exception&) {
-      throw ConfigError(
-          fmt::format("rank {}: the store of rank 0 at {} is lost while ranks are missing: rank 0's message names them",
-                      launch_.rank, place()));
-    }
+  /// Empty when the last rank came just now.
+  std::string absence() const {
+    std::vector<int> absent;
+    for (int rank = 0; rank < launch_.world_size; ++rank)
+      if (!store_->get({fmt::format("here/{}", rank)}, 0)) absent.push_back(rank);
+    if (absent.empty()) return "";
+    return fmt::format(
+        "rank{} {} of {} did not arrive at {} within {:g} s (TRIREME_RENDEZVOUS_SECONDS); the other ranks did",
+        absent.size() > 1 ? "s" : "", fmt::join(absent, ", "), launch_.world_size, place(), limit_);
   }
 
   Launch launch_;
-  milliseconds limit_;
-  TcpStorePtr store_;
+  double limit_;
+  std::unique_ptr<KeyServer> server_;  // rank 0 only; ends after its client
+  std::shared_ptr<KeyStore> store_;
 };
 
 }  // namespace

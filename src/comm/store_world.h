@@ -1,5 +1,5 @@
 #pragma once
-// Private to comm/: rendezvous without MPI, through c10d's TCPStore. Rank 0 listens at the launch's master address; the
+// Private to comm/: rendezvous without MPI, through a key store. Rank 0 listens at the launch's master address; the
 // others connect.
 
 #include "host_exchange.h"
@@ -25,8 +25,9 @@ class StoreWorld {
   virtual void leave() = 0;
 };
 
-/// ConfigError when rank 0's port is taken, cannot be reached, belongs to another job, or when ranks are absent after
-/// TRIREME_RENDEZVOUS_SECONDS (300): these are named.
+/// ConfigError when rank 0's port is taken, cannot be reached within TRIREME_RENDEZVOUS_SECONDS (300), or belongs to
+/// another job. Error with ExitCode::kHang, on all ranks that are there, when ranks are absent after that time: these
+/// are named.
 std::unique_ptr<StoreWorld> join_store(const Launch& launch);
 
 }  // namespace trireme

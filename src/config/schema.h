@@ -68,6 +68,12 @@ void describe(Visitor& v, ModelSection& s) {
            .help = "weights from the checkpoint, or random (config.json alone is enough)",
            .words = {"checkpoint", "random"}},
           s.init);
+  v.field(
+      {.key = "read",
+       .help = "per_host: each weight is read from the files once per host, by one of the ranks that hold it, which "
+               "sends it to the others; per_rank: by each of them",
+       .words = {"per_rank", "per_host"}},
+      s.read);
   v.field({.key = "vocab_size",
            .help = "rows of the vocabulary; new ones start at the mean of the model's own, as "
                    "transformers' resize_token_embeddings; null = the model's",

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <optional>
 
 namespace trireme {
@@ -52,20 +53,45 @@ void ShardedUnits::fill(int unit, const Writer& write, const std::function<void(
   UnitState& state = *states_[unit];
   if (state.fp8) return fill_fp8(unit, write, settle);
   at::Tensor& target = state.master.defined() ? state.master : state.shard;
-  write_pieces(state.stored, state.layout, state.begin, target, write);
-  if (settle) settle();
+  write_shared(state.stored, state.layout, state.begin, target, state.divided || state.gathered, write, settle);
   if (state.master.defined() && !state.master.is_same(state.shard)) state.shard.copy_(state.master);
   if (state.divided && !state.gathered) shard_group_->all_gather(state.full, state.shard)->wait();
 }
 
+void ShardedUnits::write_shared(const UnitSpec& spec, const UnitLayout& layout, int64_t begin, const at::Tensor& target,
+                                bool sharded, const Writer& write, const std::function<void()>& settle) {
+  Communicator* const readers = sharded ? shard_readers_.get() : host_readers_.get();
+  const int64_t size = readers == nullptr ? 1 : readers->size(), rank = readers == nullptr ? 0 : readers->rank();
+  const int64_t share = target.numel() / size, rest = target.numel() - size * share;
+  write_pieces(spec, layout, begin + rank * share, target.narrow(0, rank * share, share), write);
+  // Fewer elements than readers: each reads them.
+  if (rest > 0) write_pieces(spec, layout, begin + size * share, target.narrow(0, size * share, rest), write);
+  if (settle) settle();
+  if (size > 1 && share > 0)
+    readers->all_gather(target.narrow(0, 0, size * share), target.narrow(0, rank * share, share))->wait();
+}
+
+/// Groups of this host's ranks. A group of one rank is left null.
+void ShardedUnits::join_readers() {
+  if (options_.readers_per_host.empty()) return;
+  int host = 0;
+  for (int next = 0; next + options_.readers_per_host.at(static_cast<size_t>(host)) <= world_.rank(); ++host)
+    next += options_.readers_per_host[static_cast<size_t>(host)];
+  host_readers_ = world_.split(host);
+  if (options_.shard_size > 1) {
+    shard_readers_ = world_.split(host * options_.shard_size + world_.rank() % options_.shard_size);
+    if (shard_readers_->size() == 1) shard_readers_.reset();
+  }
+  if (host_readers_->size() == 1) host_readers_.reset();
+}
+
 void ShardedUnits::fill_fp8(int unit, const Writer& write, const std::function<void()>& settle) {
   UnitState& state = *states_[unit];
-  write_pieces(state.vectors, make_layout(state.vectors, 1), 0, state.vector_memory, write);
+  write_shared(state.vectors, make_layout(state.vectors, 1), 0, state.vector_memory, /*sharded=*/false, write, settle);
   const int64_t begin = state.begin, end = begin + state.layout.shard_numel;
   const at::Tensor values = at::zeros({state.layout.shard_numel}, state.vector_memory.options());
   synchronise();  // synchronised for the same reason as in load()
-  write_pieces(state.stored, state.layout, begin, values, write);
-  if (settle) settle();
+  write_shared(state.stored, state.layout, begin, values, state.gathered, write, settle);
 
   // This rank's part of every matrix; the scale comes from the largest magnitude over all ranks.
   const size_t count = state.stored.parameters.size();
@@ -130,25 +156,41 @@ void ShardedUnits::load(const WeightSource& source, int reader_threads, const st
     if (!specs_[u].replicated) total += states_[u]->layout.shard_numel;
   // The copies run on their own streams, which do not wait for the zero-filling of the shards.
   synchronise();
+  join_readers();
   ParallelCopy copies(device_, reader_threads);
+  std::exception_ptr failure;
+  const auto keep_failure = [&failure](const auto& body) {
+    try {
+      body();
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
+    }
+  };
   for (size_t u = 0; u < specs_.size(); ++u) {
     if (specs_[u].replicated) continue;
     fill(
         static_cast<int>(u),
-        [&](const ParameterSpec&, const ParameterPart& part, const LayoutPiece& piece, at::Tensor target) {
-          const std::string& name = part.name;
-          const at::ScalarType dtype = scalar_type(source.find(name)->dtype).value();
-          int64_t at = 0;
-          for (const ElementSpan& span : source.read(name, piece.tensor_begin, piece.tensor_begin + piece.count)) {
-            copies.add(span.data, dtype, target.narrow(0, at, span.count));
-            at += span.count;
-          }
-          TRIREME_CHECK(at == piece.count, "read ", at, " of ", piece.count, " elements of ", name);
+        [&](const ParameterSpec&, const ParameterPart& part, const LayoutPiece& piece, const at::Tensor& target) {
+          if (failure) return;
+          keep_failure([&] {
+            const std::string& name = part.name;
+            const at::ScalarType dtype = scalar_type(source.find(name)->dtype).value();
+            int64_t at = 0;
+            for (const ElementSpan& span : source.read(name, piece.tensor_begin, piece.tensor_begin + piece.count)) {
+              copies.add(span.data, dtype, target.narrow(0, at, span.count));
+              at += span.count;
+            }
+            TRIREME_CHECK(at == piece.count, "read ", at, " of ", piece.count, " elements of ", name);
+            elements_read_ += at;
+          });
         },
-        [&] { copies.wait(); });
+        [&] { keep_failure([&] { copies.wait(); }); });
     done += states_[u]->layout.shard_numel;
     if (progress) progress(static_cast<double>(done) / static_cast<double>(total));
   }
+  host_readers_.reset();
+  shard_readers_.reset();
+  if (failure) std::rethrow_exception(failure);
   if (peers_) peers_->publish();
 }
 

@@ -80,7 +80,8 @@ Trainer::Trainer(const Config& config, World& world, TrainingTask& task, const M
       ShardingOptions{compute_dtype, plan.shard_size, plan.resident, frozen_recipe(config),
                       trained_recipe(config, task.facts().automatic_fp8),
                       config.parallel.reduce_dtype == "compute" ? compute_dtype : at::kFloat, plan.policy,
-                      config.precision.fp8_skip_first, config.precision.fp8_skip_last});
+                      config.precision.fp8_skip_first, config.precision.fp8_skip_last,
+                      config.model.read == "per_host" ? world.topology().ranks_per_host : std::vector<int>{}});
   if (!units_->gather_path().empty()) log_info("frozen shards are " + units_->gather_path());
   optimizer_ = make_optimizer(config.optimizer, units_->trained(), comm_);
   const auto event = [this](const std::string& json_object) { write_event(json_object); };

@@ -42,6 +42,12 @@ RankWatch::RankWatch(int rank, int size, const AllGather& all_gather, Hooks hook
   wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   listen();
   read_introductions(all_gather(introduction()));
+  queue_ = std::make_unique<GreetingQueue>(listener_, GreetingQueue::Limits{.bytes = sizeof(Greeting), .most = 64},
+                                           [this](const char* greeting) {
+                                             Greeting read{};
+                                             std::memcpy(&read, greeting, sizeof read);
+                                             return read.token == token_;
+                                           });
   server_ = std::thread([this] { serve(); });
   const Peer& next = peers_[static_cast<size_t>((rank_ + 1) % size_)];
   if (!connect_next())
@@ -70,7 +76,7 @@ void RankWatch::listen() {
   any.sin_family = AF_INET;
   any.sin_addr.s_addr = htonl(INADDR_ANY);
   if (listener_ < 0 || bind(listener_, reinterpret_cast<const sockaddr*>(&any), sizeof any) != 0 ||
-      ::listen(listener_, 64) != 0)
+      ::listen(listener_, 256) != 0)
     throw ConfigError(
         fmt::format("rank {} on {} cannot listen on any port: {}", rank_, host_name(), std::strerror(errno)));
 }
@@ -135,38 +141,39 @@ bool RankWatch::connect_next() {
 
 void RankWatch::serve() {
   while (!stop_) {
-    pollfd polled[4] = {{wake_, POLLIN, 0}, {listener_, POLLIN, 0}, {-1, POLLIN, 0}, {-1, POLLIN, 0}};
+    pollfd polled[4] = {{wake_, POLLIN, 0}, {queue_->fd(), POLLIN, 0}, {-1, POLLIN, 0}, {-1, POLLIN, 0}};
     {
       const std::lock_guard lock(neighbours_mutex_);
       polled[2].fd = neighbours_[kNext].fd;
       polled[3].fd = neighbours_[kPrevious].fd;
     }
-    int timeout = -1;
-    if (previous_lost_)
-      timeout = static_cast<int>(
-          std::max<int64_t>(0, std::chrono::ceil<milliseconds>(*previous_lost_ + kReportDelay - Clock::now()).count()));
+    int timeout = queue_->timeout();
+    if (previous_lost_) {
+      const auto left = std::chrono::ceil<milliseconds>(*previous_lost_ + kReportDelay - Clock::now()).count();
+      const int until_report = static_cast<int>(std::max<int64_t>(0, left));
+      timeout = timeout < 0 ? until_report : std::min(timeout, until_report);
+    }
     (void)poll(polled, 4, timeout);
     if (stop_) return;
     if ((polled[0].revents & POLLIN) != 0) {
       eventfd_t value = 0;
       (void)eventfd_read(wake_, &value);
     }
-    if ((polled[1].revents & POLLIN) != 0) accept_one();
+    for (const GreetingQueue::Caller& caller : queue_->serve()) answer(caller);
+    if (strangers_ == 0 && queue_->dropped() > 0) log_warn(fmt::format("rank {}: {}", rank_, queue_->report()));
+    strangers_ = queue_->dropped();
     if (polled[2].revents != 0 && polled[2].fd == neighbours_[kNext].fd) read_from(neighbours_[kNext]);
     if (polled[3].revents != 0 && polled[3].fd == neighbours_[kPrevious].fd) read_from(neighbours_[kPrevious]);
     if (previous_lost_ && Clock::now() >= *previous_lost_ + kReportDelay) handle_lost(neighbours_[kPrevious]);
   }
 }
 
-void RankWatch::accept_one() {
-  const int fd = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
-  if (fd < 0) return;
+void RankWatch::answer(const GreetingQueue::Caller& caller) {
+  const int fd = caller.fd;
+  make_blocking(fd);
   set_timeouts(fd, 1);
   Greeting greeting{};
-  if (!receive_all(fd, &greeting, sizeof greeting) || greeting.token != token_) {
-    close(fd);
-    return;
-  }
+  std::memcpy(&greeting, caller.greeting.data(), sizeof greeting);
   if (greeting.request == kNeighbour && greeting.rank == (rank_ + size_ - 1) % size_) {
     const char answer = kNeighbour;
     if (send_all(fd, &answer, 1)) {

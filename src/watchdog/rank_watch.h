@@ -12,6 +12,7 @@
 // the stack of its training thread shows where it is.
 
 #include "rank_record.h"
+#include "trireme/comm/greeting_queue.h"
 #include "trireme/comm/watch.h"
 
 #include <atomic>
@@ -44,6 +45,8 @@ class RankWatch final : public RankGuard {
   [[noreturn]] void fail(const std::string& reason, int exit_code) override;
   void announce(const std::string& reason, int exit_code) override;
   void leave() override;
+  /// Connections to this rank's port that were none of this job's; complete after leave().
+  int64_t strangers() const { return strangers_; }
   /// One per rank: the last collectives and state of each, as far as they can be read now.
   std::vector<RankView> views();
 
@@ -73,7 +76,7 @@ class RankWatch final : public RankGuard {
 
   // The server's thread: neighbour connections, and requests of other ranks.
   void serve();
-  void accept_one();
+  void answer(const GreetingQueue::Caller& caller);
   void read_from(Neighbour& neighbour);
   void handle_lost(const Neighbour& neighbour);
 
@@ -101,6 +104,8 @@ class RankWatch final : public RankGuard {
   std::optional<double> fixed_limit_;
   uint64_t token_ = 0;
   int listener_ = -1, wake_ = -1;
+  std::unique_ptr<GreetingQueue> queue_;  // of the server's thread
+  std::atomic<int64_t> strangers_ = 0;
   std::vector<Peer> peers_;
   std::mutex neighbours_mutex_;
   Neighbour neighbours_[2];

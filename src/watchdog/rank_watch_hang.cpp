@@ -231,6 +231,7 @@ void RankWatch::leave() {
   (void)eventfd_write(wake_, 1);
   if (server_.joinable()) server_.join();
   if (watchdog_.joinable()) watchdog_.join();
+  if (strangers_ > 0) log_warn(fmt::format("rank {}: {}", rank_, queue_->report()));
   const char bye = kBye;
   for (const Neighbour& neighbour : neighbours_)
     if (neighbour.fd >= 0) (void)send_all(neighbour.fd, &bye, 1);

@@ -1,6 +1,7 @@
 #include "wire.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
@@ -21,6 +22,8 @@ timeval time_value(double seconds) {
 }
 
 }  // namespace
+
+void make_blocking(int fd) { (void)fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK); }
 
 void set_timeouts(int fd, double seconds) {
   const timeval time = time_value(seconds);

@@ -22,6 +22,8 @@ struct Greeting {
 enum Message : char { kBye = 'B', kFailure = 'F' };
 constexpr size_t kMaxReason = 4000;
 
+/// Undoes SOCK_NONBLOCK.
+void make_blocking(int fd);
 /// Time limit in seconds of every later send, receive and connect.
 void set_timeouts(int fd, double seconds);
 /// Keep-alives: a host that vanishes without closing the connection is noticed after a minute.

@@ -1,15 +1,13 @@
-// Measures exchanges through rank 0's TCPStore. Every rank is a thread with its own connection:
+// Measures exchanges through rank 0's key store. Every rank is a thread with its own connection:
 //   store_exchange_bench RANKS [ROUNDS [BYTES]]
+#include "key_server.h"
 #include "store_exchange.h"
 
 #include "trireme/base/time.h"
 
-#include <c10/util/Logging.h>
 #include <fmt/format.h>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <functional>
 #include <string>
@@ -20,15 +18,7 @@ int main(int argc, char** argv) {
   using namespace trireme;
   const int ranks = argc > 1 ? std::atoi(argv[1]) : 256, rounds = argc > 2 ? std::atoi(argv[2]) : 5;
   const std::string value(argc > 3 ? std::stoul(argv[3]) : 24, 'x');
-  FLAGS_caffe2_log_level = 3;  // c10d warns for each client whose name it cannot resolve
-  c10d::TCPStoreOptions options;
-  options.isServer = true;
-  options.port = 0;
-  options.waitWorkers = false;
-  options.timeout = std::chrono::minutes(10);
-  const auto server = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
-  options.port = server->getPort();
-  options.isServer = false;
+  const KeyServer server("127.0.0.1", 0, "bench");
 
   struct Case {
     const char* name;
@@ -43,8 +33,8 @@ int main(int argc, char** argv) {
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank)
     threads.emplace_back([&, rank] {
-      const auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
-      const auto exchange = make_store_exchange(store, "this process", "world", rank, ranks);
+      const auto exchange = make_store_exchange(connect_key_store("127.0.0.1", server.port(), "bench", rank, ranks, 60),
+                                                "this process", "world", rank, ranks);
       (void)exchange->all_gather("");
       for (size_t c = 0; c < cases.size(); ++c)
         for (int round = 0; round < rounds; ++round) {

@@ -16,6 +16,7 @@ class Generator {
     Config c;
     c.model.path = path();
     c.model.init = word({"checkpoint", "random"});
+    c.model.read = word({"per_rank", "per_host"});
     if (coin()) c.model.scaled_residual_init = coin();
     if (coin()) c.model.vocab_size = integer(1, 2147483647);
     if (coin()) c.model.pad_vocab_to = integer(1, 65536);

@@ -5,6 +5,7 @@ import argparse
 import glob
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -55,6 +56,49 @@ def world(site):
         worst = max(abs(a[2] - b[2]) / abs(b[2]) for a, b in zip(got, reference))
         assert worst < 2e-6, worst
         site.report(f"{kind}: 1, 2 (shards of 2), 4 (2), 4 (4), 1 ranks", f"worst loss difference {worst:.1e}", time.time() - begin)
+
+
+def elastic(site):
+    """The same global batch on 4, 2, 1 and 4 ranks, each stopped by SIGTERM (a requeue on other numbers of nodes): the
+    micro-batches per rank adapt, the samples and their order stay."""
+    reference = site.reference("lora=null")
+    begin = time.time()
+    lives = ((4, 3), (2, 6), (1, 9), (4, 0))
+    for ranks, step in lives:
+        process = site.start("lora=null", "output.dir=elastic", ranks=ranks, faults=f"sleep@step:rank0:step{step}:1s:x1" if step else "")
+        if step:
+            lines = []
+            for line in process.stderr:
+                lines.append(line)
+                if "fault injected" in line:
+                    break
+            process_id = trainer_of(process.pid)
+            os.kill(process_id, signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+        # mpirun ends with the ranks' code.
+        assert process.returncode == (75 if step else 0), (ranks, process.returncode, err[-3000:])
+        if ranks != lives[0][0] or not step:
+            assert "resuming after step" in err or any("resuming after step" in line for line in lines), err[-3000:]
+    got = site.numbers("elastic")
+    assert [g[:2] for g in got] == [r[:2] for r in reference], got
+    worst = max(abs(a[2] - b[2]) / abs(b[2]) for a, b in zip(got, reference))
+    assert worst < 2e-6, worst
+    # The first life is that of four ranks, to the bit.
+    four = site.reference("lora=null", ranks=4)
+    assert got[:3] == four[:3], (got[:3], four[:3])
+    site.report("4, 2, 1 and 4 ranks by SIGTERM", f"every sample once in its place, worst loss difference {worst:.1e}", time.time() - begin)
+
+
+def trainer_of(pid):
+    """A process of train_llama below `pid`, or itself."""
+    if "train_llama" in open(f"/proc/{pid}/comm").read():
+        return pid
+    for task in glob.glob(f"/proc/{pid}/task/*/children"):
+        for child in open(task).read().split():
+            found = trainer_of(int(child))
+            if found:
+                return found
+    return None
 
 
 def changed_data(site):
@@ -262,7 +306,7 @@ def main():
     parser.add_argument("--mpirun", required=True)
     parser.add_argument("--case", required=True)
     args = parser.parse_args()
-    cases = {"F22": position, "F23": changed_data, "F33": races, "world": world, "configuration": configuration, "extend": extend, "lives": lives, "tool": tool}
+    cases = {"F22": position, "F23": changed_data, "F33": races, "world": world, "elastic": elastic, "configuration": configuration, "extend": extend, "lives": lives, "tool": tool}
     if args.case in ("F22", "world") and (os.cpu_count() or 1) < 2:
         skip("four ranks on one core take too long")
     with tempfile.TemporaryDirectory() as work:

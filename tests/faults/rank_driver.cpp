@@ -1,4 +1,4 @@
-// A rank of a job that joins the world, runs all-reduces and leaves: for faults of the start (TCPStore on CPUs) and of
+// A rank of a job that joins the world, runs all-reduces and leaves: for faults of the start (key store on CPUs) and of
 // NCCL groups (GPUs).
 //
 //   rank_driver [STEPS]     GPUs where they are visible and TRIREME_DEVICE is not cpu; fault points "step", "reduce"

@@ -1,5 +1,5 @@
-// Ranks that die, hang or issue different collectives, without MPI: processes of this test that join through c10d's
-// TCPStore, as GPU ranks do under `srun --mpi=none`. And the hang report as a function of the ranks' views.
+// Ranks that die, hang or issue different collectives, without MPI: processes of this test that join through the key
+// store, as GPU ranks do under `srun --mpi=none`. And the hang report as a function of the ranks' views.
 #include "rank_watch.h"
 #include "hang_report.h"
 #include "progress_ring.h"

@@ -42,7 +42,7 @@ done
 run srun -n 2 --mpi=pmix "$bin/train_llama" --config "$work/run.yaml" --set output.dir=dead
 check "F8: the same command goes on" ends_with 0
 
-# --- F8 without PMIx: ranks that join through TCPStore, as GPU ranks under --mpi=none do. Training on CPU ranks is
+# --- F8 without PMIx: ranks that join through the key store, as GPU ranks under --mpi=none do. Training on CPU ranks is
 # refused there.
 driver=$bin/../tests/rank_driver
 no_drivers() { ! pgrep -f "$driver" >/dev/null; }

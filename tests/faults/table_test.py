@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 
-LEAST = 46
+LEAST = 50
 
 
 def main():

@@ -3,14 +3,25 @@
 #include "trireme/fsdp/sharded_units.h"
 #include "mpi_test_main.h"
 #include "trireme/base/error.h"
+#include "trireme/fsdp/layout.h"
+#include "trireme/fsdp/plan.h"
 #include "trireme/ops/layers/norm_linear.h"
 #include "trireme/optim/optimizer.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <functional>
 #include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace trireme {
 namespace {
@@ -80,7 +91,9 @@ struct Case {
   ShardPolicy policy = ShardPolicy::kFull;
 };
 
-std::map<std::string, at::Tensor> train(Communicator& group, const Case& test, int steps, std::vector<double>* norms) {
+/// `stepped` is called after each step.
+std::map<std::string, at::Tensor> train(Communicator& group, const Case& test, int steps, std::vector<double>* norms,
+                                        const std::function<void()>& stepped = {}) {
   ShardedUnits units(
       make_units(test.trained, test.with_adapter), group, at::kCPU,
       {.shard_size = test.shard_size, .resident = {}, .reduce_dtype = test.reduce_dtype, .policy = test.policy});
@@ -108,6 +121,7 @@ std::map<std::string, at::Tensor> train(Communicator& group, const Case& test, i
     optimizer->step(options.lr, at::ones({}), at::zeros({}));
     units.weights_changed();
     units.clear_gradients();
+    if (stepped) stepped();
   }
   std::map<std::string, at::Tensor> weights;
   units.export_tensors(
@@ -208,6 +222,207 @@ TEST(ShardedUnits, AMissingGradientIsAnErrorNotASilentZero) {
   units.initialise(1, false);
   units.begin_micro_batch(true);
   EXPECT_THROW(units.finish_backward(), InternalError);
+}
+
+/// Tensors in memory: element i of a tensor is a number of its name and i. Throws when `failing` is read.
+class MemoryWeights final : public WeightSource {
+ public:
+  explicit MemoryWeights(const std::vector<UnitSpec>& units, std::string failing = "") : failing_(std::move(failing)) {
+    for (const UnitSpec& unit : units)
+      for (const ParameterSpec& parameter : unit.parameters)
+        for (const ParameterPart& part : parameter.parts) {
+          std::vector<int64_t> shape = parameter.shape;
+          shape[0] = part.rows;
+          at::Tensor value = at::arange(c10::multiply_integers(shape), at::kFloat).mul_(0.001F);
+          tensors_[part.name] = value.add_(static_cast<float>(tensors_.size())).reshape(shape);
+        }
+  }
+  std::vector<std::string> names() const override { return {}; }
+  std::optional<TensorInfo> find(const std::string& name) const override {
+    const auto found = tensors_.find(name);
+    if (found == tensors_.end()) return std::nullopt;
+    return TensorInfo{DType::kF32, found->second.sizes().vec()};
+  }
+  std::vector<ElementSpan> read(const std::string& name, int64_t begin, int64_t end) const override {
+    if (name == failing_) throw ModelError(name + " is damaged");
+    const auto* data = reinterpret_cast<const std::byte*>(tensors_.at(name).const_data_ptr<float>() + begin);
+    return {{data, end - begin}};
+  }
+  std::string description() const override { return "memory"; }
+
+ private:
+  std::string failing_;
+  std::map<std::string, at::Tensor> tensors_;
+};
+
+ShardingOptions reading(int shard_size, ShardPolicy policy, std::vector<int> hosts) {
+  ShardingOptions options;
+  options.shard_size = shard_size;
+  options.policy = policy;
+  options.readers_per_host = std::move(hosts);
+  return options;
+}
+
+/// One host, and two with half of the ranks each.
+std::vector<std::vector<int>> hosts_of(int ranks) {
+  if (ranks == 1) return {{1}};
+  return {{ranks}, {ranks / 2, ranks / 2}};
+}
+
+TEST(Load, PerHostReadsEachElementOncePerHostAndGivesTheSameBits) {
+  for (const bool trained : {true, false})
+    for (int shard_size = 1; shard_size <= comm().size(); shard_size *= 2)
+      for (const ShardPolicy policy : {ShardPolicy::kOptimizer, ShardPolicy::kGradients, ShardPolicy::kFull})
+        for (const std::vector<int>& hosts : hosts_of(comm().size())) {
+          SCOPED_TRACE(fmt::format("trained {}, shard size {}, policy {}, {} hosts", trained, shard_size,
+                                   static_cast<int>(policy), hosts.size()));
+          const auto specs = make_units(trained, false);
+          const MemoryWeights source(specs);
+          ShardedUnits each(specs, comm(), at::kCPU, reading(shard_size, policy, {}));
+          ShardedUnits once(specs, comm(), at::kCPU, reading(shard_size, policy, hosts));
+          each.load(source, 2);
+          once.load(source, 2);
+          int64_t total = 0;
+          for (int u = 0; u < kBlocks; ++u) {
+            for (ShardedUnits* units : {&each, &once}) units->pre_forward(u);
+            for (size_t p = 0; p < each.parameters(u).size(); ++p) {
+              EXPECT_TRUE(at::equal(each.parameters(u)[p], once.parameters(u)[p]));
+              total += each.parameters(u)[p].numel();
+            }
+            for (ShardedUnits* units : {&each, &once}) units->post_forward(u);
+          }
+          for (ShardedUnits* units : {&each, &once}) units->release();
+          for (size_t t = 0; t < each.trained().size(); ++t)
+            EXPECT_TRUE(at::equal(each.trained()[t].master, once.trained()[t].master));
+          const auto read_by_all = [](const ShardedUnits& units) {
+            return comm().all_reduce_host({static_cast<double>(units.elements_read())})[0];
+          };
+          // A host that holds several shard groups, or whole copies, reads once; hosts that share a group read a part
+          // each. Elements that do not divide by the readers are read by each: fewer than the readers in each shard.
+          const int hosts_per_group = std::max(1, shard_size / hosts[0]);
+          const auto copies = static_cast<double>(hosts.size()) / hosts_per_group;
+          EXPECT_GE(read_by_all(once), static_cast<double>(total) * copies);
+          EXPECT_LT(read_by_all(once), static_cast<double>(total) * copies + kBlocks * comm().size() * comm().size());
+          EXPECT_EQ(read_by_all(each), static_cast<double>(total) * comm().size() / shard_size);
+        }
+}
+
+TEST(Load, ARankThatCannotReadEndsAfterTheCollectivesOfTheOthers) {
+  const auto specs = make_units(true, false);
+  const bool last = comm().rank() == comm().size() - 1;
+  const MemoryWeights source(specs, last ? "block.1.bias" : "");
+  for (int shard_size = 1; shard_size <= comm().size(); shard_size *= 2) {
+    // Parts of a block's bias may be read by other ranks only: one of a unit's several tensors is read by all.
+    ShardedUnits units(specs, comm(), at::kCPU, reading(shard_size, ShardPolicy::kOptimizer, {comm().size()}));
+    std::string problem;
+    try {
+      units.load(source, 2);
+    } catch (const ModelError& error) {
+      problem = error.what();
+    }
+    EXPECT_EQ(problem, last ? "block.1.bias is damaged" : "");
+    EXPECT_EQ(comm().all_reduce_host({1.0})[0], comm().size()) << "no rank is left in a collective of load()";
+  }
+}
+
+/// A communicator that adds up the bytes that this rank receives in collectives of groups with ranks on several hosts,
+/// each as a ring: what the plan's cost model charges to the network. Scalars (the statistics of a step) do not count.
+class NetworkCounter final : public Communicator {
+ public:
+  /// `hosts`: of each rank of `inner`.
+  NetworkCounter(Communicator& inner, std::vector<int> hosts, int64_t& bytes)
+      : Communicator(inner.rank(), inner.size()), inner_(inner), hosts_(std::move(hosts)), bytes_(bytes) {}
+  const char* backend() const override { return inner_.backend(); }
+  WorkPtr all_gather(at::Tensor out, const at::Tensor& in) override {
+    count(static_cast<int64_t>(out.nbytes() - in.nbytes()));
+    return inner_.all_gather(out, in);
+  }
+  WorkPtr reduce_scatter(at::Tensor out, const at::Tensor& in, ReduceOp op) override {
+    count(static_cast<int64_t>(in.nbytes() - out.nbytes()));
+    return inner_.reduce_scatter(out, in, op);
+  }
+  WorkPtr all_reduce(at::Tensor tensor, ReduceOp op) override {
+    if (tensor.numel() > 1) count(2 * (size() - 1) * static_cast<int64_t>(tensor.nbytes()) / size());
+    return inner_.all_reduce(tensor, op);
+  }
+  WorkPtr broadcast(at::Tensor tensor, int root) override { return inner_.broadcast(tensor, root); }
+  void barrier() override { inner_.barrier(); }
+  bool barrier_within(double seconds) override { return inner_.barrier_within(seconds); }
+  std::vector<double> all_reduce_host(std::vector<double> values, ReduceOp op) override {
+    return inner_.all_reduce_host(std::move(values), op);
+  }
+  std::vector<std::string> all_gather_host(const std::string& value) override { return inner_.all_gather_host(value); }
+  std::unique_ptr<Communicator> split(int colour) override {
+    std::vector<int> hosts;
+    const auto colours = inner_.all_gather_host(std::to_string(colour));
+    for (size_t i = 0; i < colours.size(); ++i)
+      if (colours[i] == std::to_string(colour)) hosts.push_back(hosts_[i]);
+    auto part = inner_.split(colour);
+    auto counter = std::make_unique<NetworkCounter>(*part, std::move(hosts), bytes_);
+    counter->owned_ = std::move(part);
+    return counter;
+  }
+
+ private:
+  void count(int64_t received) {
+    if (hosts_.front() != hosts_.back()) bytes_ += received;
+  }
+  Communicator& inner_;
+  std::unique_ptr<Communicator> owned_;
+  std::vector<int> hosts_;
+  int64_t& bytes_;
+};
+
+/// Two hosts with two ranks each.
+TEST(Network, BytesOfAStepAreThoseOfThePlan) {
+  if (comm().size() != 4) return;
+  constexpr int kPasses = 2;
+  const auto specs = make_units(true, false);
+  for (const int shard_size : {1, 2, 4})
+    for (const ShardPolicy policy :
+         {ShardPolicy::kNone, ShardPolicy::kOptimizer, ShardPolicy::kGradients, ShardPolicy::kFull}) {
+      if ((shard_size == 1) != (policy == ShardPolicy::kNone)) continue;
+      int64_t bytes = 0;
+      NetworkCounter counter(comm(), {0, 0, 1, 1}, bytes);
+      std::vector<int64_t> after_steps;
+      (void)train(counter, {shard_size, true, false, kPasses, at::kFloat, policy}, 3, nullptr,
+                  [&] { after_steps.push_back(bytes); });
+
+      PlanInput input;
+      input.units = &specs;
+      input.world_size = 4;
+      input.ranks_per_host = 2;
+      input.compute_bytes = 4;
+      input.num_blocks = kBlocks;
+      input.micro_batches = kPasses;
+      input.shard_size = shard_size;
+      input.policy = policy;
+      input.recompute = Recompute::kNone;
+      const MemoryPlan plan = make_plan(input);
+      int64_t whole = 0, shard = 0;
+      for (const UnitSpec& unit : specs) {
+        const UnitLayout layout = make_layout(unit, plan.state_shards());
+        whole += layout.numel * 4;
+        shard += layout.shard_numel * 4;
+      }
+      int64_t expected = 0, most = 0;
+      if (shard_size == 4) {  // the group reaches over both hosts
+        expected = plan.reduced_per_step;
+        if (policy != ShardPolicy::kFull) expected += whole - shard;
+        // Gathers of forward; those of backward are fewer by the units that a slot still holds.
+        if (policy == ShardPolicy::kFull) most = 2 * kPasses * plan.gathered_per_pass;
+      } else {
+        const int replicas = 4 / plan.state_shards();
+        expected = 2 * (replicas - 1) * shard / replicas;
+      }
+      const int64_t measured = after_steps[2] - after_steps[1];
+      if (comm().rank() == 0)
+        fmt::print("shard size {}, policy {}: a rank receives {:.3f} bytes per parameter from the network\n",
+                   shard_size, static_cast<int>(policy),
+                   static_cast<double>(measured) / static_cast<double>(whole / 4));
+      EXPECT_GE(measured, expected + (most > 0 ? plan.gathered_per_pass : 0)) << shard_size;
+      EXPECT_LE(measured, expected + most) << shard_size;
+    }
 }
 
 }  // namespace

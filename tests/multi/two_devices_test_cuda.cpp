@@ -1,5 +1,6 @@
 // Two GPUs in one process, with one thread and one communicator each. They share the pool of events and the watchdog's
 // list.
+#include "key_server.h"
 #include "nccl_communicator.h"
 #include "store_exchange.h"
 
@@ -7,7 +8,6 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <gtest/gtest.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <functional>
 #include <future>
@@ -24,14 +24,16 @@ class TwoDevices : public testing::Test {
     if (c10::cuda::device_count() < kDevices) GTEST_SKIP() << "needs two GPUs";
   }
   static void on_devices(const std::function<void(Communicator&, at::Device)>& body) {
-    const auto store = c10::make_intrusive<c10d::HashStore>();
+    const KeyServer server("127.0.0.1", 0, "test");
     std::vector<std::future<void>> ranks;
     for (int rank = 0; rank < kDevices; ++rank)
       ranks.push_back(std::async(std::launch::async, [&, rank] {
         const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(rank));
         const c10::cuda::CUDAGuard guard(device);
-        const auto comm = make_nccl_communicator(make_store_exchange(store, "this process", "world", rank, kDevices),
-                                                 device, "world");
+        const auto comm = make_nccl_communicator(
+            make_store_exchange(connect_key_store("127.0.0.1", server.port(), "test", rank, kDevices, 20),
+                                "this process", "world", rank, kDevices),
+            device, "world");
         body(*comm, device);
       }));
     for (auto& rank : ranks) rank.get();

@@ -9,7 +9,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <fstream>
 #include <functional>
 #include <limits>
@@ -158,6 +160,75 @@ TEST(CheckpointReader, GivesAnyRangeWhateverTheFiles) {
     EXPECT_THROW(reader.read("master", "layers.0", 0, numel + 1), ModelError);
     EXPECT_THROW(reader.read("exp_avg", "layers.0", 0, 1), ModelError);
   }
+}
+
+/// A file of `pieces` fp32 vectors of `count` elements each, without the writer's fsync.
+CheckpointFile write_rank_file(const fs::path& directory, int rank, int units, int64_t count) {
+  CheckpointFile file;
+  file.name = "rank-" + std::to_string(rank) + ".safetensors";
+  const std::vector<float> values(static_cast<size_t>(count), static_cast<float>(rank));
+  const size_t bytes = values.size() * sizeof(float);
+  std::string header = "{";
+  for (const char* kind : {"exp_avg", "exp_avg_sq", "master"})
+    for (int unit = 0; unit < units; ++unit) {
+      CheckpointPiece piece{kind,  "layers." + std::to_string(unit), DType::kF32, rank * count,
+                            count, xxh3_64(values.data(), bytes)};
+      const size_t at = file.pieces.size() * bytes;
+      header += (header.size() > 1 ? ",\"" : "\"") + piece.tensor_name() + R"(":{"dtype":"F32","shape":[)" +
+                std::to_string(count) + R"(],"data_offsets":[)" + std::to_string(at) + "," +
+                std::to_string(at + bytes) + "]}";
+      file.pieces.push_back(std::move(piece));
+    }
+  header += "}";
+  const uint64_t length = header.size();
+  std::ofstream out(directory / file.name, std::ios::binary);
+  std::string text(reinterpret_cast<const char*>(&length), sizeof length);
+  text += header;
+  out << text;
+  for (size_t i = 0; i < file.pieces.size(); ++i)
+    out.write(reinterpret_cast<const char*>(values.data()), static_cast<std::streamsize>(bytes));
+  file.bytes = text.size() + file.pieces.size() * bytes;
+  file.header_xxh3 = xxh3_64(text.data(), text.size());
+  return file;
+}
+
+/// Processor seconds, per rank that wrote, of rank 0's part of a save (manifest, reading it back, layout) and of
+/// resuming: hashes of every file, and the reads of as many ranks, each of its own elements.
+double seconds_per_rank(int ranks) {
+  constexpr int kUnits = 4;
+  constexpr int64_t kCount = 16;
+  const Directory directory;
+  CheckpointManifest manifest;
+  manifest.world_size = manifest.shard_size = ranks;
+  for (int unit = 0; unit < kUnits; ++unit)
+    manifest.units.push_back({"layers." + std::to_string(unit), ranks * kCount, {}});
+  for (int rank = 0; rank < ranks; ++rank)
+    manifest.files.push_back(write_rank_file(directory.path, rank, kUnits, kCount));
+  const std::clock_t began = std::clock();
+  write_file_atomic(directory.path / kManifestName, manifest_json(manifest));
+  EXPECT_EQ(check_checkpoint_layout(directory.path, read_manifest(directory.path)), std::vector<std::string>{});
+  for (size_t f = 0; f < manifest.files.size(); ++f)
+    EXPECT_EQ(check_checkpoint_hashes(directory.path, manifest, f), std::vector<std::string>{});
+  CheckpointReader reader(directory.path, read_manifest(directory.path));
+  for (int64_t rank = 0; rank < ranks; ++rank)
+    for (const char* kind : {"master", "exp_avg", "exp_avg_sq"}) {
+      // Shifted by half a shard: two files hold it, as after a change of the number of ranks.
+      const int64_t begin = rank * kCount + (rank + 1 < ranks ? kCount / 2 : 0);
+      const auto spans = reader.read(kind, "layers.3", begin, begin + (rank + 1 < ranks ? kCount : 1));
+      float value = -1;
+      std::memcpy(&value, spans.front().data, sizeof value);
+      EXPECT_EQ(value, static_cast<float>(rank));
+      EXPECT_EQ(spans.size(), rank + 1 < ranks ? 2U : 1U);
+    }
+  return static_cast<double>(std::clock() - began) / CLOCKS_PER_SEC / ranks;
+}
+
+TEST(CheckpointScale, TimeGrowsWithTheNumberOfRanksNotWithItsSquare) {
+  const double few = std::min(seconds_per_rank(64), seconds_per_rank(64)), more = seconds_per_rank(256),
+               many = seconds_per_rank(1024);
+  std::printf("per rank: %.3f ms of 64, %.3f ms of 256, %.3f ms of 1024\n", 1e3 * few, 1e3 * more, 1e3 * many);
+  // Quadratic time would make it 16 times as long per rank.
+  EXPECT_LT(many, 4 * few);
 }
 
 TEST(CheckpointHashes, NameTheTensorOfAnyFlippedByte) {

@@ -67,7 +67,7 @@ class Communicator {
   int first_rank_ = 0, rank_stride_ = 1;  // of the group's ranks among those of the job: first + i * stride
 };
 
-/// All ranks of the job, and what exists once per process: bootstrap (TCPStore or MPI), device choice, watchdog.
+/// All ranks of the job, and what exists once per process: bootstrap (key store or MPI), device choice, watchdog.
 class World {
  public:
   /// Joins the other ranks. `use_gpu`: NCCL on device = local rank; otherwise MPI (several ranks) or self. Several CPU

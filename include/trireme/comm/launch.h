@@ -13,7 +13,7 @@ struct Launch {
   enum class Kind {
     kAlone,        // no launcher: one rank
     kMpi,          // mpirun, or srun --mpi=pmix: MPI_Init gives rank and size
-    kSlurm,        // srun --mpi=none: SLURM_* variables, TCPStore bootstrap
+    kSlurm,        // srun --mpi=none: SLURM_* variables, bootstrap through a key store
     kEnvironment,  // RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT
   } kind = Kind::kAlone;
   int rank = 0, world_size = 1, local_rank = 0, local_world_size = 1;

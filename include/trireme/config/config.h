@@ -16,6 +16,7 @@ namespace trireme {
 struct ModelSection {
   std::string path;
   std::string init = "checkpoint";           // checkpoint | random
+  std::string read = "per_rank";             // per_rank | per_host
   std::optional<int64_t> vocab_size;         // rows of the vocabulary to train with; null = the model's
   std::optional<int64_t> pad_vocab_to;       // null = ConfigFamily::vocab_multiple
   std::optional<bool> scaled_residual_init;  // null = as the model's family

@@ -48,6 +48,10 @@ struct ShardingOptions {
   ShardPolicy policy = ShardPolicy::kFull;  // of trained units, where shard_size > 1
   /// Of the trained units with matrices of linear layers, so many first and last ones stay at kCompute.
   int64_t compute_first = 0, compute_last = 0;
+  /// Ranks of each host, hosts in rank order. load() then reads each element from the files once per host: ranks of a
+  /// host that hold the same elements read a share each and send it to the others. Empty: each rank reads all of its
+  /// elements.
+  std::vector<int> readers_per_host{};
 };
 
 /// Checks that `source`, opened from `path`, holds the checkpoint tensors of all units but replicated ones. Throws
@@ -61,8 +65,11 @@ class ShardedUnits : public UnitStore {
 
   /// Reads this rank's elements of the checkpoint tensors of all units but replicated ones; check_weights() has
   /// accepted `source`. `reader_threads` threads copy from the files. Throws ModelError for a non-finite weight that
-  /// must be stored in FP8. Collective.
+  /// must be stored in FP8. When reading fails on a rank, that rank still takes part in the collectives of the others,
+  /// and throws at the end. Collective.
   void load(const WeightSource& source, int reader_threads, const std::function<void(double fraction)>& progress = {});
+  /// Elements that this rank has read from files.
+  int64_t elements_read() const { return elements_read_; }
   /// Fills units with random weights as their specs say. Values depend only on (seed, tensor name, element), not on the
   /// sharding. `only_replicated`: only replicated units, for adapters on a loaded base model.
   void initialise(uint64_t seed, bool only_replicated);
@@ -170,6 +177,11 @@ class ShardedUnits : public UnitStore {
   /// `settle` is called when all pieces have been passed to `write`, which may still be writing; it waits for that.
   void fill(int unit, const Writer& write, const std::function<void()>& settle = {});
   void fill_fp8(int unit, const Writer& write, const std::function<void()>& settle);
+  /// Fills `target`, elements [begin, begin + target.numel()) of a flat buffer. `sharded`: ranks with another place in
+  /// the shard group hold other elements.
+  void write_shared(const UnitSpec& spec, const UnitLayout& layout, int64_t begin, const at::Tensor& target,
+                    bool sharded, const Writer& write, const std::function<void()>& settle);
+  void join_readers();
   void synchronise() const;
 
   std::function<void(const ParameterSpec&, at::Tensor&)> observer_;
@@ -178,6 +190,10 @@ class ShardedUnits : public UnitStore {
   at::Device device_;
   ShardingOptions options_;
   std::unique_ptr<Communicator> shard_group_, replica_group_;
+  /// During load() with readers_per_host: the ranks of this host, and those of them with the same place in their shard
+  /// groups. Null: each rank reads for itself.
+  std::unique_ptr<Communicator> host_readers_, shard_readers_;
+  int64_t elements_read_ = 0;
   std::unique_ptr<PeerMemory> peers_;
   std::vector<int64_t> peer_offsets_;  // per unit, in the peer memory; -1: not there
   std::string gather_path_;

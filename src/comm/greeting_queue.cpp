@@ -1,0 +1,139 @@
+#include "trireme/comm/greeting_queue.h"
+
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+#include "trireme/base/time.h"
+
+#include <fmt/format.h>
+#include <netdb.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+namespace trireme {
+
+namespace {
+
+/// Connections accepted, and connections read, in one call of serve(): greetings are read while others still arrive.
+constexpr int kAtOnce = 64;
+constexpr uint64_t kListener = 0;  // epoll's label of the listening socket
+
+/// "10.1.2.3:4711", without asking a name server: that can take seconds for each connection.
+std::string peer_address(int fd) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  std::array<char, NI_MAXHOST> host{};
+  std::array<char, NI_MAXSERV> port{};
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0 ||
+      getnameinfo(reinterpret_cast<sockaddr*>(&address), size, host.data(), host.size(), port.data(), port.size(),
+                  NI_NUMERICHOST | NI_NUMERICSERV) != 0)
+    return "an unknown address";
+  return fmt::format("{}:{}", host.data(), port.data());
+}
+
+void watch_for_input(int epoll, int fd, uint64_t label) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = label;
+  (void)epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event);
+}
+
+}  // namespace
+
+GreetingQueue::GreetingQueue(int listener, Limits limits, std::function<bool(const char*)> valid)
+    : listener_(listener), epoll_(epoll_create1(EPOLL_CLOEXEC)), limits_(limits), valid_(std::move(valid)) {
+  TRIREME_CHECK(epoll_ >= 0, "epoll_create1: ", std::strerror(errno));
+  watch_for_input(epoll_, listener_, kListener);
+}
+
+GreetingQueue::~GreetingQueue() {
+  for (const auto& [order, connection] : pending_) close(connection.fd);
+  close(epoll_);
+}
+
+int GreetingQueue::timeout() const {
+  if (pending_.empty()) return -1;
+  return static_cast<int>(std::ceil(std::max(0.0, pending_.begin()->second.deadline - steady_seconds()) * 1000));
+}
+
+GreetingQueue::Connections::iterator GreetingQueue::drop(Connections::iterator at, int64_t& counter) {
+  ++counter;
+  last_ = peer_address(at->second.fd);
+  close(at->second.fd);
+  return pending_.erase(at);
+}
+
+void GreetingQueue::accept_waiting() {
+  for (int i = 0; i < kAtOnce; ++i) {
+    const int fd = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0) {
+      const bool no_descriptor = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+      if (no_descriptor && !pending_.empty())
+        drop(pending_.begin(), surplus_);
+      else if (no_descriptor)
+        usleep(10'000);  // the listening socket stays readable
+      return;
+    }
+    if (pending_.size() >= limits_.most) drop(pending_.begin(), surplus_);
+    const uint64_t order = next_++;
+    pending_[order] = {fd, steady_seconds() + limits_.seconds, {}};
+    watch_for_input(epoll_, fd, order);
+  }
+}
+
+std::vector<GreetingQueue::Caller> GreetingQueue::serve() {
+  std::vector<Caller> callers;
+  std::array<epoll_event, kAtOnce> events{};
+  const int ready = epoll_wait(epoll_, events.data(), kAtOnce, 0);
+  for (int i = 0; i < ready; ++i) {
+    const uint64_t label = events[static_cast<size_t>(i)].data.u64;
+    if (label == kListener) {
+      accept_waiting();
+      continue;
+    }
+    const auto at = pending_.find(label);
+    if (at == pending_.end()) continue;  // dropped since epoll_wait()
+    Pending& connection = at->second;
+    std::string more(limits_.bytes - connection.received.size(), '\0');
+    const ssize_t got = recv(connection.fd, more.data(), more.size(), 0);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) continue;
+    if (got <= 0) {
+      drop(at, closed_);
+      continue;
+    }
+    connection.received.append(more, 0, static_cast<size_t>(got));
+    if (connection.received.size() < limits_.bytes) continue;
+    if (!valid_(connection.received.data())) {
+      drop(at, wrong_);
+      continue;
+    }
+    (void)epoll_ctl(epoll_, EPOLL_CTL_DEL, connection.fd, nullptr);
+    callers.push_back({connection.fd, std::move(connection.received)});
+    pending_.erase(at);
+  }
+  for (auto at = pending_.begin(); at != pending_.end() && at->second.deadline <= steady_seconds();)
+    at = drop(at, silent_);
+  return callers;
+}
+
+std::string GreetingQueue::report() const {
+  std::vector<std::string> parts;
+  const auto add = [&](int64_t count, const std::string& what) {
+    if (count > 0) parts.push_back(fmt::format("{} {}", count, what));
+  };
+  add(wrong_, "sent something else");
+  add(silent_, fmt::format("did not say who they are within {:g} s", limits_.seconds));
+  add(closed_, "hung up before that");
+  add(surplus_, fmt::format("were more than {} at once", limits_.most));
+  return fmt::format("{} connection{} of strangers closed: {}; the last came from {}", dropped(),
+                     dropped() == 1 ? "" : "s", join(parts, ", "), last_);
+}
+
+}  // namespace trireme

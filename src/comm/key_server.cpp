@@ -1,0 +1,406 @@
+#include "key_server.h"
+
+#include "key_store.h"
+#include "trireme/base/hash.h"
+#include "trireme/base/log.h"
+#include "trireme/base/time.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+namespace trireme {
+
+namespace {
+
+using namespace stored;
+
+constexpr double kDrainSeconds = 5;
+constexpr uint32_t kInput = EPOLLIN;
+
+/// Reads numbers and texts from the bytes of a request; `ok` becomes false at the first that is not there.
+struct RequestReader {
+  const char* at;
+  size_t left;
+  bool ok = true;
+
+  template <class T>
+  T number() {
+    T value{};
+    if (left < sizeof value) {
+      ok = false;
+      return value;
+    }
+    std::memcpy(&value, at, sizeof value);
+    at += sizeof value;
+    left -= sizeof value;
+    return value;
+  }
+  std::string text() {
+    const auto size = number<uint32_t>();
+    if (!ok || left < size) {
+      ok = false;
+      return {};
+    }
+    std::string value(at, size);
+    at += size;
+    left -= size;
+    return value;
+  }
+  std::vector<std::string> texts() {
+    std::vector<std::string> values;
+    while (ok && left > 0) values.push_back(text());
+    return values;
+  }
+};
+
+template <class T>
+std::string bytes_of(const T& value) {
+  return {reinterpret_cast<const char*>(&value), sizeof value};
+}
+
+/// One descriptor per rank: the soft limit is often 1,024.
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  (void)setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+bool is_loopback(const sockaddr* address) {
+  if (address->sa_family == AF_INET)
+    return (ntohl(reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr) >> 24) == 127;
+  return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr) != 0;
+}
+
+}  // namespace
+
+KeyServer::KeyServer(const std::string& host, int port, std::string identity) : identity_(std::move(identity)) {
+  raise_descriptor_limit();
+  listen(host, port);
+  epoll_ = epoll_create1(EPOLL_CLOEXEC);
+  wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  // A greeting with the magic number is a rank's; one of another job is refused with an answer in welcome().
+  queue_ = std::make_unique<GreetingQueue>(listener_, GreetingQueue::Limits{.bytes = sizeof(Greeting)},
+                                           [](const char* greeting) {
+                                             Greeting read;
+                                             std::memcpy(&read, greeting, sizeof read);
+                                             return read.magic == kMagic;
+                                           });
+  for (const int fd : {wake_, queue_->fd()}) {
+    epoll_event event{};
+    event.events = kInput;
+    event.data.fd = fd;
+    (void)epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event);
+  }
+  thread_ = std::thread([this] { serve(); });
+}
+
+KeyServer::~KeyServer() {
+  stop_ = true;
+  (void)eventfd_write(wake_, 1);
+  thread_.join();
+  if (queue_->dropped() > 0) log_warn(fmt::format("rank 0's port {}: {}", port_, queue_->report()));
+  for (const auto& [fd, client] : clients_) close(fd);
+  for (const int fd : {listener_, epoll_, wake_}) close(fd);
+}
+
+bool KeyServer::listen_on(int family, const void* address, unsigned size) {
+  listener_ = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (listener_ < 0) return false;
+  const int on = 1, off = 0;
+  (void)setsockopt(listener_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (family == AF_INET6) (void)setsockopt(listener_, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+  if (bind(listener_, static_cast<const sockaddr*>(address), size) == 0 && ::listen(listener_, 4096) == 0) return true;
+  const int reason = errno;
+  close(listener_);
+  listener_ = -1;
+  errno = reason;
+  return false;
+}
+
+void KeyServer::listen(const std::string& host, int port) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  const bool resolved = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) == 0;
+  in6_addr numeric{};
+  const bool is_number = inet_pton(AF_INET, host.c_str(), &numeric) == 1 ||
+                         inet_pton(AF_INET6, host.c_str(), &numeric) == 1 || host == "localhost";
+  int reason = 0;
+  for (const addrinfo* at = found; resolved && at != nullptr && listener_ < 0 && reason != EADDRINUSE;
+       at = at->ai_next) {
+    if ((is_loopback(at->ai_addr) && !is_number) || listen_on(at->ai_family, at->ai_addr, at->ai_addrlen)) continue;
+    reason = errno;
+  }
+  const bool own_interface = listener_ >= 0;
+  if (resolved) freeaddrinfo(found);
+  if (!own_interface && reason != EADDRINUSE) {
+    sockaddr_in6 any6{};
+    any6.sin6_family = AF_INET6;
+    any6.sin6_addr = in6addr_any;
+    any6.sin6_port = htons(static_cast<uint16_t>(port));
+    sockaddr_in any{};
+    any.sin_family = AF_INET;
+    any.sin_port = any6.sin6_port;
+    if (!listen_on(AF_INET6, &any6, sizeof any6) && errno != EADDRINUSE) listen_on(AF_INET, &any, sizeof any);
+    reason = errno;
+  }
+  if (listener_ < 0) throw std::runtime_error(std::strerror(reason));
+  sockaddr_storage bound{};
+  socklen_t size = sizeof bound;
+  (void)getsockname(listener_, reinterpret_cast<sockaddr*>(&bound), &size);
+  std::array<char, NI_MAXHOST> name{};
+  std::array<char, NI_MAXSERV> service{};
+  (void)getnameinfo(reinterpret_cast<sockaddr*>(&bound), size, name.data(), name.size(), service.data(), service.size(),
+                    NI_NUMERICHOST | NI_NUMERICSERV);
+  port_ = std::atoi(service.data());
+  address_ = own_interface ? name.data() : "127.0.0.1";
+}
+
+// --- the server's thread -------------------------------------------------------------------------
+
+int KeyServer::timeout() const {
+  int least = queue_->timeout();
+  if (!deadlines_.empty()) {
+    const double left = std::max(0.0, deadlines_.begin()->first - steady_seconds());
+    const int milliseconds = static_cast<int>(std::min(1e9, std::ceil(left * 1000)));
+    least = least < 0 ? milliseconds : std::min(least, milliseconds);
+  }
+  return least;
+}
+
+void KeyServer::serve() {
+  std::array<epoll_event, 64> events{};
+  while (!stop_) {
+    const int ready = epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), timeout());
+    for (int i = 0; i < ready; ++i) {
+      const int fd = events[static_cast<size_t>(i)].data.fd;
+      const auto at = clients_.find(fd);
+      if (at == clients_.end()) continue;
+      if ((events[static_cast<size_t>(i)].events & EPOLLOUT) != 0) send_some(at->second);
+      if ((events[static_cast<size_t>(i)].events & ~EPOLLOUT) != 0) receive(at->second);
+      for (const int broken : std::exchange(broken_, {})) close_client(broken);
+    }
+    const int64_t before = queue_->dropped();
+    for (GreetingQueue::Caller& caller : queue_->serve()) welcome(std::move(caller));
+    if (before == 0 && queue_->dropped() > 0) log_warn(fmt::format("rank 0's port {}: {}", port_, queue_->report()));
+    strangers_ = queue_->dropped();
+    keys_ = values_.size();
+    end_late_gets();
+    for (const int broken : std::exchange(broken_, {})) close_client(broken);
+  }
+  drain();
+}
+
+void KeyServer::welcome(GreetingQueue::Caller caller) {
+  Greeting greeting;
+  std::memcpy(&greeting, caller.greeting.data(), sizeof greeting);
+  const int on = 1;
+  (void)setsockopt(caller.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  (void)setsockopt(caller.fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  GreetingAnswer reply;
+  reply.accepted = greeting.identity == xxh3_64(identity_.data(), identity_.size());
+  reply.length = static_cast<uint32_t>(identity_.size());
+  Client& client = clients_[caller.fd];
+  client.fd = caller.fd;
+  epoll_event event{};
+  event.events = kInput;
+  event.data.fd = caller.fd;
+  (void)epoll_ctl(epoll_, EPOLL_CTL_ADD, caller.fd, &event);
+  answer(client, std::make_shared<const std::string>(bytes_of(reply) + identity_));
+  // A rank of another job reads the answer, then closes its connection; requests before that end it here.
+  client.shut = reply.accepted == 0;
+}
+
+void KeyServer::receive(Client& client) {
+  std::array<char, 1 << 16> buffer;
+  const ssize_t got = recv(client.fd, buffer.data(), buffer.size(), 0);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (got <= 0 || client.shut) {
+    broken_.push_back(client.fd);
+    return;
+  }
+  client.in.append(buffer.data(), static_cast<size_t>(got));
+  size_t at = 0;
+  for (uint32_t length = 0; client.in.size() - at >= sizeof length; at += sizeof length + length) {
+    std::memcpy(&length, client.in.data() + at, sizeof length);
+    if (length == 0 || length > kMaxRequest) {
+      broken_.push_back(client.fd);
+      return;
+    }
+    if (client.in.size() - at - sizeof length < length) break;
+    if (!handle(client, client.in.data() + at + sizeof length, length)) {
+      broken_.push_back(client.fd);
+      return;
+    }
+  }
+  client.in.erase(0, at);
+}
+
+bool KeyServer::handle(Client& client, const char* request, size_t size) {
+  RequestReader reader{request + 1, size - 1};
+  switch (request[0]) {
+    case kSet: {
+      const std::string key = reader.text();
+      if (!reader.ok) return false;
+      set(key, std::make_shared<const std::string>(reader.at, reader.left));
+      return true;
+    }
+    case kAdd: {
+      const auto number = reader.number<int64_t>();
+      const std::string key = reader.text();
+      if (!reader.ok) return false;
+      int64_t sum = number;
+      if (const auto at = values_.find(key); at != values_.end()) {
+        if (at->second->size() != sizeof sum) return false;
+        std::memcpy(&sum, at->second->data(), sizeof sum);
+        sum += number;
+      }
+      const auto value = std::make_shared<const std::string>(bytes_of(sum));
+      set(key, value);
+      answer(client, value);
+      return true;
+    }
+    case kGet: {
+      const auto seconds = reader.number<double>();
+      std::vector<std::string> keys = reader.texts();
+      if (!reader.ok || client.get || std::isnan(seconds)) return false;
+      client.get = Client::Get{std::move(keys), {}, seconds < 0 ? 0 : steady_seconds() + seconds};
+      if (client.get->deadline > 0) deadlines_.emplace(client.get->deadline, client.fd);
+      advance(client);
+      return true;
+    }
+    case kRemove: {
+      const std::vector<std::string> keys = reader.texts();
+      for (const std::string& key : keys) values_.erase(key);
+      return reader.ok;
+    }
+    default: return false;
+  }
+}
+
+/// Collects the values that exist; answers when all do.
+void KeyServer::advance(Client& client) {
+  Client::Get& get = *client.get;
+  while (get.values.size() < get.keys.size()) {
+    const std::string& key = get.keys[get.values.size()];
+    const auto at = values_.find(key);
+    if (at == values_.end()) {
+      waiting_[key].push_back(client.fd);
+      return;
+    }
+    get.values.push_back(at->second);
+  }
+  deadlines_.erase({get.deadline, client.fd});
+  const std::vector<Value> values = std::move(get.values);
+  client.get.reset();
+  answer(client, std::make_shared<const std::string>(1, '\1'));
+  for (const Value& value : values) {
+    answer(client, std::make_shared<const std::string>(bytes_of(static_cast<uint64_t>(value->size()))));
+    if (!value->empty()) answer(client, value);
+  }
+}
+
+void KeyServer::set(const std::string& key, Value value) {
+  values_[key] = std::move(value);
+  const auto at = waiting_.find(key);
+  if (at == waiting_.end()) return;
+  const std::vector<int> fds = std::move(at->second);
+  waiting_.erase(at);
+  for (const int fd : fds) advance(clients_.at(fd));
+}
+
+void KeyServer::answer(Client& client, Value bytes) {
+  client.out.push_back(std::move(bytes));
+  if (!client.waits_to_send) send_some(client);
+}
+
+void KeyServer::send_some(Client& client) {
+  while (!client.out.empty()) {
+    const std::string& front = *client.out.front();
+    const int more = client.out.size() > 1 ? MSG_MORE : 0;
+    const ssize_t sent =
+        send(client.fd, front.data() + client.out_at, front.size() - client.out_at, MSG_NOSIGNAL | MSG_DONTWAIT | more);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0 && errno != EAGAIN) {
+      broken_.push_back(client.fd);
+      client.out.clear();
+      return;
+    }
+    if (sent < 0) break;
+    client.out_at += static_cast<size_t>(sent);
+    if (client.out_at < front.size()) continue;
+    client.out.pop_front();
+    client.out_at = 0;
+  }
+  if (client.waits_to_send == !client.out.empty()) return;
+  client.waits_to_send = !client.out.empty();
+  epoll_event event{};
+  event.events = client.waits_to_send ? kInput | EPOLLOUT : kInput;
+  event.data.fd = client.fd;
+  (void)epoll_ctl(epoll_, EPOLL_CTL_MOD, client.fd, &event);
+}
+
+void KeyServer::forget_wait(Client& client) {
+  if (!client.get) return;
+  const auto at = waiting_.find(client.get->keys[client.get->values.size()]);
+  if (at != waiting_.end()) {
+    std::erase(at->second, client.fd);
+    if (at->second.empty()) waiting_.erase(at);
+  }
+  deadlines_.erase({client.get->deadline, client.fd});
+  client.get.reset();
+}
+
+void KeyServer::close_client(int fd) {
+  const auto at = clients_.find(fd);
+  if (at == clients_.end()) return;
+  forget_wait(at->second);
+  close(fd);
+  clients_.erase(at);
+}
+
+void KeyServer::end_late_gets() {
+  while (!deadlines_.empty() && deadlines_.begin()->first <= steady_seconds()) {
+    Client& client = clients_.at(deadlines_.begin()->second);
+    forget_wait(client);
+    answer(client, std::make_shared<const std::string>(1, '\0'));
+  }
+}
+
+void KeyServer::drain() {
+  const double end = steady_seconds() + kDrainSeconds;
+  std::array<epoll_event, 64> events{};
+  std::array<char, 1 << 16> buffer;
+  while (!clients_.empty() && steady_seconds() < end) {
+    std::vector<int> gone = std::exchange(broken_, {});
+    for (auto& [fd, client] : clients_) {
+      if (client.out.empty()) (void)shutdown(fd, SHUT_WR);
+    }
+    const int ready = epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), 20);
+    for (int i = 0; i < ready; ++i) {
+      const auto at = clients_.find(events[static_cast<size_t>(i)].data.fd);
+      if (at == clients_.end()) continue;
+      send_some(at->second);
+      const ssize_t got = recv(at->first, buffer.data(), buffer.size(), MSG_DONTWAIT);
+      if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) gone.push_back(at->first);
+    }
+    for (const int fd : gone) close_client(fd);
+  }
+}
+
+}  // namespace trireme

@@ -1,0 +1,86 @@
+#pragma once
+// Private to comm/: rank 0's side of the key store, in one thread without blocking calls. Each request costs time in
+// proportion to its own bytes and keys, whatever the number of ranks.
+
+#include "trireme/comm/greeting_queue.h"
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace trireme {
+
+class KeyServer {
+ public:
+  /// Listens on the interface to which `host` belongs; on all of them when `host` is a name of the loopback address,
+  /// as a host's own name can be, or of no address of this machine. `port` 0: any. std::runtime_error with the reason
+  /// when it cannot.
+  KeyServer(const std::string& host, int port, std::string identity);
+  /// Sends what is still to be sent, and waits a few seconds until the clients have closed their connections.
+  ~KeyServer();
+  KeyServer(const KeyServer&) = delete;
+  KeyServer& operator=(const KeyServer&) = delete;
+
+  int port() const { return port_; }
+  /// The numeric address under which this process reaches it.
+  const std::string& address() const { return address_; }
+  /// Connections closed because they were none of this job's ranks.
+  int64_t strangers() const { return strangers_; }
+  size_t keys() const { return keys_; }
+
+ private:
+  using Value = std::shared_ptr<const std::string>;
+  struct Client {
+    int fd = -1;
+    std::string in;         // received, not yet handled
+    std::deque<Value> out;  // to be sent
+    size_t out_at = 0;      // bytes of out.front() that are sent
+    bool waits_to_send = false, shut = false;
+    struct Get {
+      std::vector<std::string> keys;
+      std::vector<Value> values;  // of the first keys
+      double deadline = 0;        // steady seconds; 0: none
+    };
+    std::optional<Get> get;  // waits for keys[values.size()]
+  };
+
+  bool listen_on(int family, const void* address, unsigned size);
+  void listen(const std::string& host, int port);
+  void serve();
+  void welcome(GreetingQueue::Caller caller);
+  void receive(Client& client);
+  /// False: the connection is to be closed.
+  bool handle(Client& client, const char* request, size_t size);
+  void advance(Client& client);
+  void set(const std::string& key, Value value);
+  void answer(Client& client, Value bytes);
+  void send_some(Client& client);
+  void forget_wait(Client& client);
+  void close_client(int fd);
+  void end_late_gets();
+  void drain();
+  int timeout() const;
+
+  std::string identity_, address_;
+  int listener_ = -1, epoll_ = -1, wake_ = -1, port_ = 0;
+  std::unique_ptr<GreetingQueue> queue_;
+  std::unordered_map<int, Client> clients_;  // by fd
+  std::unordered_map<std::string, Value> values_;
+  std::unordered_map<std::string, std::vector<int>> waiting_;  // fds by the key that they wait for
+  std::set<std::pair<double, int>> deadlines_;
+  std::vector<int> broken_;  // to be closed when the current event is handled
+  std::atomic<bool> stop_ = false;
+  std::atomic<int64_t> strangers_ = 0;
+  std::atomic<size_t> keys_ = 0;
+  std::thread thread_;
+};
+
+}  // namespace trireme

@@ -1,0 +1,62 @@
+#pragma once
+// Private to comm/: named values that the ranks of a job share over TCP. Rank 0 serves them; every rank, rank 0 too,
+// holds one connection.
+//
+// Wire, in the byte order of the hosts, which a job shares. A client sends a Greeting and receives a GreetingAnswer
+// followed by the server's identity. Then it sends requests: a uint32 length and that many bytes, the first of which is
+// the Request. add is answered by an int64; get by a byte (1: all values follow, each with its uint64 length; 0: the
+// time is up). set and remove have no answer.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+class KeyStore {
+ public:
+  virtual ~KeyStore() = default;
+  virtual void set(const std::string& key, const std::string& value) = 0;
+  /// The values of `keys`, when all of them exist. Nothing when one is still missing after `seconds`; without limit
+  /// when that is negative.
+  virtual std::optional<std::vector<std::string>> get(const std::vector<std::string>& keys, double seconds = -1) = 0;
+  /// Adds to a counter, which starts at 0, and returns the sum.
+  virtual int64_t add(const std::string& key, int64_t number) = 0;
+  virtual void remove(const std::vector<std::string>& keys) = 0;
+};
+
+namespace stored {
+
+inline constexpr uint64_t kMagic = 0x31594B454D495254;  // "TRIMEKY1"
+struct Greeting {
+  uint64_t magic = kMagic, identity = 0;  // of the job, hashed
+  int32_t rank = 0, size = 0;
+};
+struct GreetingAnswer {
+  uint64_t magic = kMagic;
+  uint32_t accepted = 0, length = 0;  // bytes of the server's identity
+};
+enum Request : char { kSet = 'S', kGet = 'G', kAdd = 'A', kRemove = 'R' };
+/// Longest request in bytes. The connection of a client that announces a longer one is closed.
+constexpr uint32_t kMaxRequest = uint32_t{1} << 30;
+
+}  // namespace stored
+
+/// Why a client has no store.
+struct NoKeyStore : std::runtime_error {
+  enum Why {
+    kUnreachable,  // nobody answered in time; what() says how the last attempt failed
+    kAlien,        // something answers that is no store of Trireme
+    kOtherJob,     // what() is the identity of the job that it serves
+  } why;
+  NoKeyStore(Why reason, const std::string& text) : std::runtime_error(text), why(reason) {}
+};
+
+/// Connects to rank 0's store, and tries again until `seconds` are over. `identity`: equal on all ranks of the job.
+std::unique_ptr<KeyStore> connect_key_store(const std::string& host, int port, const std::string& identity, int rank,
+                                            int size, double seconds);
+
+}  // namespace trireme
