@@ -67,7 +67,7 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
                               {"the queries' width", shape.num_attention_heads * shape.head_dim},
                               {"the keys' width", shape.num_key_value_heads * shape.head_dim},
                               {"the tokens of a micro-batch", config.batch.micro_batch_size * config.data.seq_length}});
-  open_rows();
+  if (!rank.plan_only) open_rows();
 
   const bool per_token = config.train.loss == "token_mean";
   const auto samples = static_cast<double>(config.batch.global_batch_size);
