@@ -220,7 +220,7 @@ StepCost cost_of(const PlanInput& input, const Storage& storage, const Choice& c
     const Route copies = route(times, replicas, std::max(1, per_host / plan.state_shards()));
     const double all_reduce = 2.0 * (1.0 - 1.0 / replicas) * static_cast<double>(storage.shard_elements) *
                               static_cast<double>(input.gradient_bytes) * copies.byte;
-    hide(all_reduce, copies.all_reduce() * storage.trained_units, backward - reduced);
+    hide(all_reduce, copies.all_reduce() * storage.trained_units, std::max(0.0, backward - reduced));
   }
   // The sum of statistics at the end of the step, which nothing hides.
   cost.exposed += route(times, input.world_size, per_host).all_reduce();

@@ -46,21 +46,21 @@ def check_doctor(args, work):
     assert "on the CPU" in verdict, verdict
     assert not list(work.glob(".trireme-doctor*")), "the probe is removed"
 
-    # GPUs that want attention; no programs in PATH.
+    # GPUs that want attention; no programs in PATH; a folder that cannot be written ends with 73.
     empty = work / "empty"
     empty.mkdir()
-    checks, _, _ = doctor(args.bin, work, PATH=str(empty), LD_LIBRARY_PATH=args.nvml, FAKE_NVML="poor", TRIREME_DEVICE="cpu")
+    checks, verdict, last = doctor(args.bin, "/proc", code=73, PATH=str(empty), LD_LIBRARY_PATH=args.nvml, FAKE_NVML="poor", TRIREME_DEVICE="cpu")
     for word in ("9.0 GiB are used", "nvidia-smi -pl 700", "nvidia-smi -e 1", "nvidia-smi -pm 1"):
         assert word in checks["GPUs 0,1"]["advice"], checks["GPUs 0,1"]
     assert checks["peer access"]["state"] == "warning" and "0-1" in checks["peer access"]["value"]
     assert checks["Slurm"]["state"] == "missing" and checks["MPI"]["state"] in ("missing", "warning")
-
-    # A driver that does not start; a folder that cannot be written ends with 73.
-    checks, verdict, last = doctor(args.bin, "/proc", code=73, LD_LIBRARY_PATH=args.nvml, FAKE_NVML="broken", TRIREME_DEVICE="cpu")
-    assert checks["driver"]["state"] == "missing" and "NVML error 9" in checks["driver"]["value"]
     assert checks["disk"]["state"] == "missing" and "/proc" in verdict and "/proc" in last
-    # What would end a run ends this as well: GPUs that are named and not there.
-    _, verdict, last = doctor(args.bin, work, code=2, CUDA_VISIBLE_DEVICES="0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16")
+
+
+def check_broken(args, work):
+    # A driver that does not start. What would end a run ends this as well: GPUs that are named and not there.
+    checks, verdict, last = doctor(args.bin, work, code=2, LD_LIBRARY_PATH=args.nvml, FAKE_NVML="broken", CUDA_VISIBLE_DEVICES=",".join(map(str, range(17))))
+    assert checks["driver"]["state"] == "missing" and "NVML error 9" in checks["driver"]["value"]
     assert "CUDA_VISIBLE_DEVICES" in verdict and "CUDA_VISIBLE_DEVICES" in last
 
 
@@ -82,20 +82,18 @@ def check_simulate(args, work):
     assert root.tag.endswith("svg") and "prefers-color-scheme:dark" in picture and "http" not in picture.replace("http://www.w3.org/2000/svg", "")
     for word in ("Throughput", "Efficiency", "Memory", "auto", "full", ">64<"):
         assert word in picture, word
-    for arguments, words in ((["--gpus", "8,12"], "do not fill hosts"), (["--gpus", "48"], "does not divide over 48 GPUs"), (["--gpus", "eight"], "--gpus"),
-                             (["--gpus", "8", "--policy", "ful"], "Did you mean 'full'"), (["--gpus", "8", "--link-gb-s", "0"], "--link-gb-s")):
-        _, last = run(args.bin, *base, *arguments, code=2)
-        assert words.split()[0] in last and words.split()[-1] in last, last
+    _, last = run(args.bin, *base, "--gpus", "8", "--policy", "ful", code=2)
+    assert "Did you mean 'full'" in last, last
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--bin", required=True)
     parser.add_argument("--nvml", required=True, help="folder of the fake libnvidia-ml.so.1")
-    parser.add_argument("--case", choices=("doctor", "simulate"), required=True)
+    parser.add_argument("--case", choices=("doctor", "broken", "simulate"), required=True)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
-        {"doctor": check_doctor, "simulate": check_simulate}[args.case](args, Path(work))
+        {"doctor": check_doctor, "broken": check_broken, "simulate": check_simulate}[args.case](args, Path(work))
 
 
 if __name__ == "__main__":
