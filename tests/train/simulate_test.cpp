@@ -120,6 +120,21 @@ TEST_F(Simulated, AdaptersHaveNoPolicy) {
   EXPECT_EQ(simulation.sizes[0].plans[0].policy, "auto");
 }
 
+TEST_F(Simulated, EveryTrainerNeedsNeitherDataNorWeights) {
+  write_file_atomic(root_ / "bert.json",
+                    R"({"architectures": ["BertForPreTraining"], "model_type": "bert", "hidden_size": 64,
+                        "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256, "vocab_size": 1000,
+                        "max_position_embeddings": 64, "type_vocab_size": 2, "hidden_act": "gelu"})");
+  write_file_atomic(root_ / "bert.yaml",
+                    "model: {path: bert.json, init: random}\ndata: {train: packed, seq_length: 64}\n"
+                    "batch: {global_batch_size: 16, micro_batch_size: 1, packing_rate: 2}\n"
+                    "optimizer: {name: lamb}\noutput: {dir: out}\n");
+  const Simulation bert = simulate(root_ / "bert.yaml", {}, model_family("train_bert"), options({1, 16}));
+  EXPECT_GT(bert.sizes[1].plans[0].plan.cost.total(), 0);
+  const Simulation gpt = simulate(root_ / "run.yaml", {}, model_family("train_gpt"), options({8}));
+  EXPECT_GT(gpt.sizes[0].plans[0].plan.cost.total(), 0);
+}
+
 TEST_F(Simulated, WhatDoesNotDivideIsSaidWithWhatWould) {
   EXPECT_TRUE(has(failure(options({4, 8, 12, 20})), "--gpus 12, 20 do not fill hosts of 8 GPUs"));
   EXPECT_TRUE(has(failure(options({8, 12})), "--gpus 12 does not fill"));
