@@ -14,6 +14,7 @@
 #include <netinet/in.h>
 
 #include <algorithm>
+#include <cctype>
 #include <fstream>
 #include <optional>
 #include <set>

@@ -11,6 +11,8 @@ from pathlib import Path
 
 def run(binaries, *arguments, code=0, **environment):
     env = {key: value for key, value in os.environ.items() if not key.startswith(("CUDA_", "TRIREME_"))} | environment
+    if "LD_LIBRARY_PATH" in environment:
+        env["LD_LIBRARY_PATH"] += ":" + os.environ.get("LD_LIBRARY_PATH", "")
     done = subprocess.run([f"{binaries}/trireme", *map(str, arguments)], capture_output=True, text=True, env=env)
     assert done.returncode == code, f"{arguments}: exit {done.returncode}, not {code}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
     return done.stdout, done.stderr.strip().splitlines()[-1] if done.stderr.strip() else ""
