@@ -57,16 +57,21 @@ std::string tick_text(double value) {
   return size != 0 && size < 1e-3 ? fmt::format("{:.2g}", value) : fmt::format("{:.4g}", value);
 }
 
-std::string grid(const Axis& x, const Axis& y) {
+using Marks = std::vector<std::pair<double, std::string>>;
+
+std::string grid(const Axis& x, const Axis& y, const Marks& marks = {}) {
   std::string text;
   for (const double value : ticks(y))
     text += fmt::format(
         R"(<line class="g" x1="{0:.0f}" x2="{1:.0f}" y1="{2:.1f}" y2="{2:.1f}"/><text x="{3:.0f}" y="{4:.1f}" class="v">{5}</text>)",
         kLeft, kChartWidth - kRight, y_of(y, value), kLeft - 5, y_of(y, value) + 4, tick_text(value));
-  for (const double value : ticks(x)) {
+  Marks shown = marks;
+  if (shown.empty())
+    for (const double value : ticks(x)) shown.emplace_back(value, tick_text(value));
+  for (const auto& [value, name] : shown) {
     const bool at_edge = x_of(x, value) > kChartWidth - 24;  // the text would be cut off
     text += fmt::format(R"(<text x="{:.1f}" y="{:.0f}" class="{}">{}</text>)", at_edge ? kChartWidth : x_of(x, value),
-                        kChartHeight - 7, at_edge ? "v" : "s", tick_text(value));
+                        kChartHeight - 7, at_edge ? "v" : "s", name);
   }
   return text;
 }
@@ -78,8 +83,15 @@ std::string figure(const std::string& title, const std::string& drawing, const s
       drawing);
 }
 
+/// What the value of a column belongs to: "step 12", or the mark at it.
+std::string column_name(double step, const Marks& marks) {
+  const auto found = std::find_if(marks.begin(), marks.end(), [&](const auto& mark) { return mark.first == step; });
+  return found == marks.end() ? fmt::format("step {:.0f}", step) : found->second;
+}
+
 /// The mean as a line; where columns hold several values, lowest to highest as a band behind it.
-std::string curve(const std::vector<ChartColumn>& columns, const Axis& x, const Axis& y, const ChartLine& line) {
+std::string curve(const std::vector<ChartColumn>& columns, const Axis& x, const Axis& y, const ChartLine& line,
+                  const Marks& marks) {
   std::string path, upper, lower, dots;
   bool band = false;
   for (size_t i = 0; i < columns.size(); ++i) {
@@ -89,8 +101,8 @@ std::string curve(const std::vector<ChartColumn>& columns, const Axis& x, const 
     upper += fmt::format("{}{:.1f} {:.1f}", i == 0 ? 'M' : 'L', at, y_of(y, column.high));
     band |= column.high > column.low;
     if (line.points && columns.size() <= 100)
-      dots += fmt::format(R"(<circle cx="{:.1f}" cy="{:.1f}" r="3"><title>{} step {:.0f}: {:.6g}</title></circle>)", at,
-                          y_of(y, column.mean), html_escaped(line.label), column.step, column.mean);
+      dots += fmt::format(R"(<circle cx="{:.1f}" cy="{:.1f}" r="3"><title>{} {}: {:.6g}</title></circle>)", at,
+                          y_of(y, column.mean), html_escaped(line.label), column_name(column.step, marks), column.mean);
   }
   for (size_t i = columns.size(); i-- > 0;)
     lower += fmt::format("L{:.1f} {:.1f}", x_of(x, columns[i].step), y_of(y, columns[i].low));
@@ -179,7 +191,13 @@ std::vector<ChartColumn> downsample(const ReportSeries& series, double first, do
   return found;
 }
 
-std::string chart(const std::vector<ChartLine>& lines, const ChartOptions& options) {
+namespace {
+
+struct Drawing {
+  std::string elements, note;  // elements: empty where no line has a finite value
+};
+
+Drawing draw(const std::vector<ChartLine>& lines, const ChartOptions& options) {
   double first = std::numeric_limits<double>::infinity(), last = -first, low = first, high = -first;
   int64_t missing = 0;
   for (const ChartLine& line : lines)
@@ -194,14 +212,14 @@ std::string chart(const std::vector<ChartLine>& lines, const ChartOptions& optio
       low = std::min(low, value);
       high = std::max(high, value);
     }
-  if (!(low <= high)) return "";
+  if (!(low <= high)) return {};
   if (options.level) high = std::max(high, *options.level);
   const Axis x{first, last > first ? last : first + 1, false};
   const Axis y = value_axis(low, high, options.from_zero);
-  std::string drawing = grid(x, y) + marks(options.events, x);
+  std::string drawing = grid(x, y, options.marks) + marks(options.events, x);
   for (const ChartLine& line : lines) {
     const auto columns = downsample(*line.series, x.low, x.high, options.columns);
-    if (!columns.empty()) drawing += curve(columns, x, y, line);
+    if (!columns.empty()) drawing += curve(columns, x, y, line, options.marks);
   }
   if (options.level)
     drawing += fmt::format(R"(<line class="p" x1="{0:.0f}" x2="{1:.0f}" y1="{2:.1f}" y2="{2:.1f}"/>)", kLeft,
@@ -209,7 +227,48 @@ std::string chart(const std::vector<ChartLine>& lines, const ChartOptions& optio
   std::string note = options.unit;
   if (y.logarithmic) note += note.empty() ? "logarithmic" : ", logarithmic";
   if (missing > 0) note += fmt::format("{}{} values are not finite", note.empty() ? "" : ", ", missing);
-  return figure(options.title, drawing, note);
+  return {drawing, note};
+}
+
+}  // namespace
+
+std::string chart(const std::vector<ChartLine>& lines, const ChartOptions& options) {
+  const Drawing drawing = draw(lines, options);
+  return drawing.elements.empty() ? "" : figure(options.title, drawing.elements, drawing.note);
+}
+
+std::string chart_file(const std::string& title, const std::string& note, const std::vector<ChartLine>& lines,
+                       const std::vector<ChartPanel>& panels) {
+  constexpr double kGap = 24, kHead = 84, kTitle = 22;
+  std::string body;
+  int shown = 0;
+  for (const ChartPanel& panel : panels) {
+    const Drawing drawing = draw(panel.lines, panel.options);
+    if (drawing.elements.empty()) continue;
+    const double left = kGap + (shown % 2) * (kChartWidth + kGap);
+    const double top = kHead + (shown / 2) * (kChartHeight + kTitle + kGap);
+    body += fmt::format(
+        R"(<text x="{:.0f}" y="{:.0f}"><tspan class="t">{}</tspan> {}</text><svg x="{:.0f}" y="{:.0f}" width="{:.0f}" height="{:.0f}">{}</svg>)",
+        left, top + 12, html_escaped(panel.options.title), html_escaped(drawing.note), left, top + kTitle, kChartWidth,
+        kChartHeight, drawing.elements);
+    ++shown;
+  }
+  double at = kGap;
+  for (const ChartLine& line : lines) {
+    body += fmt::format(
+        R"x(<g style="--c:var(--c{})"><circle cx="{:.0f}" cy="64" r="5"/><text x="{:.0f}" y="68">{}</text></g>)x",
+        line.colour % kChartColours, at + 5, at + 15, html_escaped(line.label));
+    at += 40 + 7.5 * static_cast<double>(line.label.size());
+  }
+  const double width = 2 * kChartWidth + 3 * kGap;
+  const double height = kHead + ((shown + 1) / 2) * (kChartHeight + kTitle + kGap);
+  return fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" width=\"{0:.0f}\" "
+      "height=\"{1:.0f}\" role=\"img\"><title>{2}</title><style>{3}{4}svg{{font-family:system-ui,sans-serif}}"
+      ".t{{font-weight:600;fill:var(--text)}}text.head{{font-size:17px;font-weight:600;fill:var(--text)}}</style>\n"
+      "<rect width=\"100%\" height=\"100%\" fill=\"var(--back)\"/>"
+      "<text x=\"{5:.0f}\" y=\"26\" class=\"head\">{2}</text><text x=\"{5:.0f}\" y=\"46\">{6}</text>\n{7}</svg>\n",
+      width, height, html_escaped(title), kPageColours, kChartStyle, kGap, html_escaped(note), body);
 }
 
 std::string histogram(const std::vector<ChartLine>& lines, const std::string& title) {

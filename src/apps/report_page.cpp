@@ -14,14 +14,11 @@ namespace trireme {
 namespace {
 
 constexpr const char* kReportStyle = R"(
-:root{--c0:#3566b8;--c1:#c4561c;--c2:#2f7d4f;--c3:#8e44ad;--c4:#a0781a;--c5:#c0326e;--c6:#1f8a99;--c7:#5f6b7a;--save:#8a93a0;--spike:#d08a00;--stop:#7a4fc9;--fail:#c8372d}
-@media (prefers-color-scheme:dark){:root{--c0:#6c9bea;--c1:#f08a4b;--c2:#57b37c;--c3:#c08ae0;--c4:#d9b441;--c5:#ee6fa0;--c6:#4fc3d3;--c7:#a3adba;--save:#7d8794;--spike:#f0b429;--stop:#a98af0;--fail:#f0665c}}
+:root{--save:#8a93a0;--spike:#d08a00;--stop:#7a4fc9;--fail:#c8372d}
+@media (prefers-color-scheme:dark){:root{--save:#7d8794;--spike:#f0b429;--stop:#a98af0;--fail:#f0665c}}
 main{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,480px),1fr));gap:1em 1.6em}
 figure{margin:0;min-width:0}figcaption{font-weight:600}figcaption small{font-weight:400}
 svg{width:100%;height:auto;display:block}
-svg text{font-size:12px;fill:var(--faint)}text.v{text-anchor:end}text.s{text-anchor:middle}
-.g{stroke:var(--line);stroke-width:.7}.c{fill:none;stroke:var(--c);stroke-width:1.6;stroke-linejoin:round}.d{stroke-dasharray:5 3}
-.b{fill:var(--c);opacity:.22}.h{opacity:.5;stroke:var(--c)}circle{fill:var(--c)}.p{stroke:var(--text);stroke-dasharray:2 4}
 .e{stroke-width:1.4;opacity:.8}.save{stroke:var(--save)}.spike{stroke:var(--spike)}.stop,.resume{stroke:var(--stop)}.resume{stroke-dasharray:2 3}.fail{stroke:var(--fail)}
 @media(max-width:600px){svg text{font-size:15px}}
 div.wide{overflow-x:auto;white-space:nowrap}td.name{text-align:left;font-family:ui-monospace,monospace;font-size:12px;white-space:pre-wrap;overflow-wrap:anywhere}
@@ -210,7 +207,7 @@ std::string configuration(const std::vector<ReportRun>& runs) {
 std::string report_page(const std::vector<ReportRun>& runs) {
   std::string title = "Report of " + run_label(runs, 0);
   if (runs.size() > 1) title += fmt::format(" and {} more", runs.size() - 1);
-  std::string page = html_head(title, kReportStyle);
+  std::string page = html_head(title, std::string(kChartStyle) + kReportStyle);
   page += runs_table(runs);
   page += event_key(runs);
   page += charts(runs);

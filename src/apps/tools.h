@@ -21,6 +21,8 @@ void add_config_tool(CLI::App& app);            // tool_config.cpp
 void add_launch_tool(CLI::App& app);            // tool_launch.cpp
 void add_plot_tool(CLI::App& app);              // tool_plot.cpp
 void add_profile_tool(CLI::App& app);           // tool_profile.cpp
+void add_doctor_tool(CLI::App& app);            // tool_doctor.cpp
 void add_report_tool(CLI::App& app);            // tool_report.cpp
+void add_simulate_tool(CLI::App& app);          // tool_simulate.cpp
 
 }  // namespace trireme

@@ -78,6 +78,8 @@ int run(int argc, char** argv) {
   trireme::add_plot_tool(app);
   trireme::add_profile_tool(app);
   trireme::add_report_tool(app);
+  trireme::add_simulate_tool(app);
+  trireme::add_doctor_tool(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {

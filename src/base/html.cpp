@@ -9,8 +9,6 @@ namespace trireme {
 namespace {
 
 constexpr const char* kPageStyle = R"(
-:root{color-scheme:light dark;--back:#fff;--text:#1a1d21;--faint:#6b7280;--line:#d8dce2}
-@media (prefers-color-scheme:dark){:root{--back:#14171a;--text:#e4e7eb;--faint:#9aa3af;--line:#353b43}}
 body{font:14px/1.45 system-ui,sans-serif;margin:2em auto;max-width:1240px;padding:0 1em;background:var(--back);color:var(--text)}
 h1{font-size:1.4em}h2{font-size:1.1em;margin:2em 0 .4em;border-top:1px solid var(--line);padding-top:1em}
 table{border-collapse:collapse;margin:.6em 0;font-variant-numeric:tabular-nums}
@@ -44,9 +42,9 @@ std::string html_escaped(std::string_view text, size_t limit) {
 std::string html_head(const std::string& title, std::string_view style) {
   return fmt::format(
       "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
-      "content=\"width=device-width, initial-scale=1\"><title>{0}</title>\n<style>{1}{2}</style></head>\n"
+      "content=\"width=device-width, initial-scale=1\"><title>{0}</title>\n<style>{1}{2}{3}</style></head>\n"
       "<body><h1>{0}</h1>\n",
-      html_escaped(title), kPageStyle, style);
+      html_escaped(title), kPageColours, kPageStyle, style);
 }
 
 }  // namespace trireme

@@ -4,6 +4,8 @@
 #include "trireme/fsdp/layout.h"
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 #include <tuple>
 
 namespace trireme {
@@ -13,6 +15,10 @@ namespace {
 /// Fraction of a communication's time by which it slows the products that run at the same time (both use memory
 /// bandwidth, power and multiprocessors).
 constexpr double kInterference = 0.28;
+
+/// Part by which a shard group over several hosts must be predicted faster than one inside a host to be chosen: its
+/// gathers wait for the slowest host of the group and for the network that others use, which the prediction leaves out.
+constexpr double kOverHostsMargin = 0.05;
 
 /// The decisions of a plan; everything else follows from them. norms, mlp, full: numbers of blocks with
 /// Recompute::kNorms, kMlp and kFull; the others recompute nothing.
@@ -31,6 +37,8 @@ struct Storage {
   int64_t gathered_trained = 0, whole_trained = 0;  // bytes of compute copies: gathered for each use, after each step
   std::vector<size_t> gathered;                     // indices of the units that could stay whole
   std::vector<int64_t> extra;                       // bytes that each of them adds if it does
+  // Trained units: all, those of which the state is divided, and those whose weights are gathered for each use.
+  int trained_units = 0, divided_units = 0, gathered_units = 0;
 };
 
 /// Bytes of a unit. Frozen FP8 units keep their vectors whole, in the compute dtype.
@@ -74,12 +82,15 @@ Storage storage_of(const PlanInput& input, int shard_size, ShardPolicy policy) {
       plan.gathered_per_pass += bytes.whole - bytes.shard;
       if (unit.trained) {
         storage.gathered_trained += bytes.whole - bytes.shard;
+        ++storage.gathered_units;
       } else if (!unit.keep) {
         storage.gathered.push_back(u);
         storage.extra.push_back(bytes.whole - bytes.shard);
       }
     }
     if (!unit.trained) continue;
+    ++storage.trained_units;
+    if (division.state) ++storage.divided_units;
     const UnitLayout layout = make_layout(unit, division.state ? shard_size : 1);
     if (input.compute_bytes < 4) plan.masters += layout.shard_numel * 4;
     plan.moments += layout.shard_numel * input.moment_bytes;
@@ -145,6 +156,31 @@ MemoryPlan evaluate(const PlanInput& input, const Storage& storage, const Choice
   return plan;
 }
 
+/// Whether shard groups of `size` consecutive ranks lie within hosts.
+bool inside_hosts(const PlanInput& input, int size) {
+  return input.ranks_per_host == 0 || input.ranks_per_host % size == 0;
+}
+
+/// What a collective costs: per byte that a rank receives, and whatever the bytes.
+struct Route {
+  double byte = 0, ring = 0, tree = 0;
+  /// An all-reduce goes around the ring twice, or up a tree and down again: NCCL takes the faster.
+  double all_reduce() const { return tree > 0 ? std::min(2 * ring, 2 * tree) : 2 * ring; }
+};
+
+/// Of groups of `size` ranks of which `members` share a host; `size` == `members`: inside a host.
+///
+/// NCCL passes data around rings that enter and leave each host once, one ring for each of the group's ranks on it, so
+/// that the hosts' network adapters share the bytes: a rank receives at the rate of `members` adapters, or of the links
+/// inside its host where those are slower.
+Route route(const StepTimes& times, int size, int members) {
+  if (size <= members) return {times.gathered_byte, 0, 0};
+  const double hosts = static_cast<double>(size) / members, inside = static_cast<double>(members) - 1;
+  return {std::max(times.gathered_byte, times.network_byte / members),
+          times.collective_start + hosts * inside * times.ring_link_step + (hosts - 1) * times.ring_network_step,
+          inside * times.tree_link_step + std::ceil(std::log2(hosts)) * times.tree_network_step};
+}
+
 /// The predicted step of `plan`, which evaluate() has made.
 StepCost cost_of(const PlanInput& input, const Storage& storage, const Choice& choice, const MemoryPlan& plan) {
   const StepTimes& times = input.times;
@@ -160,34 +196,42 @@ StepCost cost_of(const PlanInput& input, const Storage& storage, const Choice& c
       ((choice.norms + choice.mlp) * norms + choice.mlp * times.mlp_forward + choice.full * times.block_forward);
   cost.fixed = times.fixed;
 
-  // The whole group is as slow as its slowest link.
-  const bool one_host = input.ranks_per_host == 0 || input.ranks_per_host % plan.shard_size == 0;
-  const double byte = one_host ? times.gathered_byte : times.network_byte;
-  const auto hide = [&](double communication, double computation) {
+  // Consecutive ranks: a group that reaches over hosts has at least this many on each of them.
+  const int per_host = input.ranks_per_host == 0 ? input.world_size : std::min(input.ranks_per_host, input.world_size);
+  const Route shards = route(times, plan.shard_size, std::gcd(plan.shard_size, per_host));
+  const double byte = shards.byte;
+  // `latency` needs neither memory bandwidth nor multiprocessors: it slows nothing, but takes its time.
+  const auto hide = [&](double communication, double latency, double computation) {
     cost.interference += kInterference * communication;
-    cost.exposed += std::max(0.0, communication - computation);
+    cost.exposed += std::max(0.0, communication + latency - computation);
   };
   const int frozen = static_cast<int>(storage.gathered.size()) - choice.resident;
   double gathered = static_cast<double>(storage.gathered_trained) * byte;
   if (plan.shard_size > 1 && frozen > 0)
     gathered += static_cast<double>(plan.gathered_per_pass - storage.gathered_trained) * byte;
+  const double gather_latency = shards.ring * (storage.gathered_units + (plan.shard_size > 1 ? frozen : 0));
   const double computes = gathered > 0 ? forward / blocks * std::min<double>(blocks, frozen > 0 ? frozen : blocks) : 0;
   const bool each = plan.reduces_each_pass();
   const double reduced = static_cast<double>(plan.reduced_per_step) * byte / (each ? passes : 1.0);
   if (input.world_size > plan.state_shards()) {
     // Replicas: an all-reduce of this rank's part moves it twice.
     const int replicas = input.world_size / plan.state_shards();
-    const bool near = input.ranks_per_host == 0 || input.world_size <= input.ranks_per_host;
+    // The ranks of a host that have the same part: all of it with an undivided state, one each where a host is a group.
+    const Route copies = route(times, replicas, std::max(1, per_host / plan.state_shards()));
     const double all_reduce = 2.0 * (1.0 - 1.0 / replicas) * static_cast<double>(storage.shard_elements) *
-                              static_cast<double>(input.gradient_bytes) *
-                              (near ? times.gathered_byte : times.network_byte);
-    hide(all_reduce, backward - reduced);
+                              static_cast<double>(input.gradient_bytes) * copies.byte;
+    hide(all_reduce, copies.all_reduce() * storage.trained_units, std::max(0.0, backward - reduced));
   }
+  // The sum of statistics at the end of the step, which nothing hides.
+  cost.exposed += route(times, input.world_size, per_host).all_reduce();
   for (double pass = 0; pass < passes; ++pass) {
     // After the optimizer whole copies of divided weights arrive while the first forward runs.
     const double arriving = pass == 0 ? static_cast<double>(storage.whole_trained) * byte : 0;
-    hide(gathered + arriving, gathered > 0 ? computes : forward);
-    hide(gathered + (each || pass + 1 == passes ? reduced : 0), gathered > 0 ? 2 * computes : backward);
+    const int arrivals = pass == 0 && storage.whole_trained > 0 ? storage.divided_units : 0;
+    hide(gathered + arriving, gather_latency + arrivals * shards.ring, gathered > 0 ? computes : forward);
+    const bool reduces = each || pass + 1 == passes;
+    hide(gathered + (reduces ? reduced : 0), gather_latency + (reduces ? storage.divided_units * shards.ring : 0),
+         gathered > 0 ? 2 * computes : backward);
   }
 
   // Master weights and moments are read and written, the gradient is read twice (its norm comes first), the compute
@@ -295,6 +339,7 @@ std::optional<MemoryPlan> find_plan(const PlanInput& input) {
   std::optional<MemoryPlan> best;
   std::tuple<double, int, ShardPolicy, int, int> best_rank;
   for (const int size : shard_sizes(input)) {
+    const double margin = inside_hosts(input, size) ? 1 : 1 + kOverHostsMargin;
     for (const ShardPolicy policy : policies(input, size)) {
       const Storage storage = storage_of(input, size, policy);
       // A given shard size is used as it is; only the automatic plan fills free memory with resident units.
@@ -305,7 +350,7 @@ std::optional<MemoryPlan> find_plan(const PlanInput& input) {
           const auto choice = fit_recomputation(input, storage, {size, policy, rows, resident, 0, 0, 0});
           if (!choice) break;  // more resident units leave even less memory
           const StepCost cost = cost_of(input, storage, *choice, evaluate(input, storage, *choice));
-          const std::tuple rank{cost.total(), size, policy, -rows, -resident};
+          const std::tuple rank{cost.total() * margin, size, policy, -rows, -resident};
           if (best && rank >= best_rank) continue;
           best = finish(input, storage, *choice);
           best_rank = rank;

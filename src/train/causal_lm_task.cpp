@@ -2,6 +2,7 @@
 
 #include "document_rows.h"
 #include "megatron_rows.h"
+#include "models/decoder/targets.h"
 #include "models/decoder/vocabulary.h"
 #include "trireme/base/text.h"
 #include "trireme/train/model_family.h"
@@ -45,6 +46,19 @@ std::unique_ptr<MicroBatch> token_batch_on(at::Device device, const TokenPack& p
   return batch;
 }
 
+/// Bytes that the kernels of a block's adapters read and write in addition for `tokens` tokens, forward and backward:
+/// x is read for x A, its product added to y; dy is read, x read for A's gradient, the product added to dx.
+std::pair<double, double> adapter_bytes(const DecoderModel& model, int64_t tokens, int64_t element) {
+  double forward = 0, backward = 0;
+  if (!model.lora()) return {0, 0};
+  for (const LoraTarget& target : lora_targets(model.config(), *model.lora())) {
+    forward += static_cast<double>(target.in + 2 * target.rows);
+    backward += static_cast<double>(target.rows + 3 * target.in);
+  }
+  const auto each = static_cast<double>(tokens * element);
+  return {forward * each, backward * each};
+}
+
 RowSet row_set(const char* name, const std::shared_ptr<const TokenDataset>& data) {
   return {name, data->size(), {}, [data](int64_t row) { (void)data->read(row); }};
 }
@@ -67,7 +81,7 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
                               {"the queries' width", shape.num_attention_heads * shape.head_dim},
                               {"the keys' width", shape.num_key_value_heads * shape.head_dim},
                               {"the tokens of a micro-batch", config.batch.micro_batch_size * config.data.seq_length}});
-  open_rows();
+  if (!rank.plan_only) open_rows();
 
   const bool per_token = config.train.loss == "token_mean";
   const auto samples = static_cast<double>(config.batch.global_batch_size);
@@ -232,6 +246,14 @@ void CausalLmTask::fill_plan(const Config& config, PlanInput& input) const {
   const RecipeCost cost = recipe_cost(trained_recipe(config, facts_.automatic_fp8));
   times.block_backward = cost.backward_products * products_backward * work.matrices / rate +
                          2.5 * work.attention / rates.attention_flops + work.backward_bytes / rates.memory_bytes;
+  const auto [adapters_forward, adapters_backward] = adapter_bytes(*model, length, input.compute_bytes);
+  times.block_forward += adapters_forward / rates.memory_bytes;
+  times.block_backward += adapters_backward / rates.memory_bytes;
+  // Frozen FP8 products: the kernels before them write codes, one byte where fp8_forward_bytes counts four.
+  if (fp8 && !trains_in_fp8(config)) {
+    times.block_forward += work.fp8_forward_bytes / 4 / rates.memory_bytes;
+    times.block_backward += work.fp8_backward_bytes / 4 / rates.memory_bytes;
+  }
   if (trains_in_fp8(config)) {
     times.block_forward += cost.quantisation * work.fp8_forward_bytes / rates.memory_bytes;
     times.block_backward += cost.quantisation * work.fp8_backward_bytes / rates.memory_bytes;

@@ -50,7 +50,10 @@ MaskedLmTask::MaskedLmTask(const Config& config, const RankInfo& rank, const Con
   model_ = std::make_unique<BertModel>(shape, config.model.pad_vocab_to.value_or(family.vocab_multiple));
   if (trains_in_fp8(config))
     check_fp8_training(rank, {{"hidden_size", shape.hidden_size}, {"intermediate_size", shape.intermediate_size}});
-  open_rows(shape.vocab_size);
+  if (rank.plan_only)
+    sequences_per_row_ = config.batch.packing_rate;
+  else
+    open_rows(shape.vocab_size);
 
   facts_.automatic_fp8 = Recipe::kFp8Delayed;  // MLPerf's BERT
   facts_.units = &model_->units();

@@ -162,7 +162,7 @@ PlanInput plan_input(const PlanQuestion& question) {
   const at::ScalarType dtype = compute_dtype(config, question.gpu);
   PlanInput input;
   input.compute_bytes = static_cast<int64_t>(c10::elementSize(dtype));
-  input.rates = machine_rates(question.device_name);
+  input.rates = question.rates.value_or(machine_rates(question.device_name));
   question.task.fill_plan(config, input);
   input.times.known = question.gpu;
   input.world_size = question.ranks;

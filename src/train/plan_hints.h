@@ -6,6 +6,7 @@
 #include "trireme/train/task.h"
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,12 +18,13 @@ struct PlanQuestion {
   const TrainingTask& task;
   int ranks = 1;
   bool gpu = false;
-  int64_t device_memory = 0;  // bytes of each rank's device
-  std::string device_name{};  // as its driver gives it; empty: not known
-  int ranks_per_host = 0;     // 0: all ranks are on one host
+  int64_t device_memory = 0;            // bytes of each rank's device
+  std::string device_name{};            // as its driver gives it; empty: not known
+  int ranks_per_host = 0;               // 0: all ranks are on one host
+  std::optional<MachineRates> rates{};  // instead of those of device_name
   /// The same for another configuration, which outlives it, and number of ranks.
   PlanQuestion with(const Config& other, int other_ranks) const {
-    return {other, task, other_ranks, gpu, device_memory, device_name, ranks_per_host};
+    return {other, task, other_ranks, gpu, device_memory, device_name, ranks_per_host, rates};
   }
 };
 

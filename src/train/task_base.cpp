@@ -77,6 +77,11 @@ std::string config_dtype(at::ScalarType dtype) {
 void set_rates(PlanInput& input) {
   input.times.gathered_byte = 1 / input.rates.link_bytes;
   input.times.network_byte = 1 / input.rates.network_bytes;
+  input.times.collective_start = input.rates.collective_start;
+  input.times.ring_link_step = input.rates.ring_link_step;
+  input.times.ring_network_step = input.rates.ring_network_step;
+  input.times.tree_link_step = input.rates.tree_link_step;
+  input.times.tree_network_step = input.rates.tree_network_step;
   input.times.optimizer_byte = 1 / input.rates.memory_bytes;
   input.times.fixed = input.rates.step_overhead;
 }

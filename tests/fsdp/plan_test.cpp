@@ -233,6 +233,65 @@ TEST(Plan, ShardGroupsThatReachOverHostsCostTheNetwork) {
   EXPECT_EQ(6 % make_plan(input).shard_size, 0);
 }
 
+/// The exposed communication of trained blocks over `world` ranks, where nothing hides it.
+double exposed_over(int world, int ranks_per_host, int shard_size, ShardPolicy policy, double start = 0) {
+  auto units = frozen_model();
+  units.pop_back();
+  for (auto& unit : units) unit.trained = true;
+  PlanInput input = input_for(units, world, 0);
+  input.ranks_per_host = ranks_per_host;
+  input.times.block_forward = input.times.block_backward = 0;
+  input.times.gathered_byte = 1e-11;
+  input.times.network_byte = 1e-9;
+  input.times.ring_network_step = start;
+  input.shard_size = shard_size;
+  input.policy = policy;
+  return make_plan(input).cost.exposed;
+}
+
+TEST(Plan, TheAdaptersOfAHostShareTheBytesOfAGroup) {
+  // All-reduces of gradients, 2 (n-1)/n of 2 GiB, through one adapter a rank: as many as ranks of a host.
+  const double bytes = kBlocks * 4.0 * 8192 * 8192;
+  const auto all_reduce = [&](int world, int per_host) {
+    return exposed_over(world, per_host, 1, ShardPolicy::kNone) / (2.0 * (1.0 - 1.0 / world) * bytes);
+  };
+  EXPECT_NEAR(all_reduce(16, 1), 1e-9, 1e-15);
+  EXPECT_NEAR(all_reduce(16, 4), 1e-9 / 4, 1e-15);
+  EXPECT_NEAR(all_reduce(2000, 1000), 1e-11, 1e-15) << "never faster than the links inside";
+  EXPECT_NEAR(all_reduce(16, 16), 1e-11, 1e-15);
+  // Sharded in hosts of 4: each rank's quarter goes between the hosts through its own adapter.
+  const double inside = exposed_over(4, 4, 4, ShardPolicy::kOptimizer);
+  const double both = exposed_over(16, 4, 4, ShardPolicy::kOptimizer);
+  EXPECT_NEAR(both - inside, 2.0 * (1.0 - 1.0 / 4) * bytes / 4 * 1e-9, 1e-6);
+}
+
+TEST(Plan, CollectivesOverHostsTakeStepsOfARing) {
+  const auto latency = [](int world, int shard_size, ShardPolicy policy) {
+    return exposed_over(world, 4, shard_size, policy, 1e-3) - exposed_over(world, 4, shard_size, policy);
+  };
+  EXPECT_EQ(latency(4, 4, ShardPolicy::kFull), 0) << "inside a host";
+  // Eight units, over 4 hosts: gathers of forward and backward and a reduction, of 3 steps each; the all-reduce of
+  // statistics, of 6.
+  EXPECT_NEAR(latency(16, 16, ShardPolicy::kFull), (3 * 8 * 3 + 6) * 1e-3, 1e-9);
+  EXPECT_NEAR(latency(16, 16, ShardPolicy::kOptimizer), (2 * 8 * 3 + 6) * 1e-3, 1e-9);
+  // All-reduces of units between copies.
+  EXPECT_NEAR(latency(16, 4, ShardPolicy::kOptimizer), (8 * 6 + 6) * 1e-3, 1e-9);
+}
+
+TEST(Plan, AGroupOverHostsMustBeWorthIt) {
+  auto units = frozen_model();
+  units.pop_back();
+  for (auto& unit : units) unit.trained = true;
+  PlanInput input = input_for(units, 8, 0);
+  input.ranks_per_host = 4;
+  input.policy = ShardPolicy::kOptimizer;
+  input.times.block_forward = 1;
+  input.times.optimizer_byte = 1e-12;  // a larger group has less to update
+  EXPECT_EQ(make_plan(input).shard_size, 4);
+  input.times.optimizer_byte = 1e-8;
+  EXPECT_EQ(make_plan(input).shard_size, 8);
+}
+
 TEST(Plan, Fp8HalvesFrozenMatricesAndNothingElse) {
   auto units = frozen_model();
   for (auto& unit : units)

@@ -11,8 +11,12 @@ namespace trireme {
 /// UTF-8 only.
 std::string html_escaped(std::string_view text, size_t limit = 300);
 
-/// The page up to its body's heading. `style`: CSS after that of all pages, which has the colours --back, --text,
-/// --faint and --line for both colour schemes, and tables.
+/// CSS: the colours --back, --text, --faint and --line, for light and dark.
+inline constexpr const char* kPageColours = R"(
+:root{color-scheme:light dark;--back:#fff;--text:#1a1d21;--faint:#6b7280;--line:#d8dce2}
+@media (prefers-color-scheme:dark){:root{--back:#14171a;--text:#e4e7eb;--faint:#9aa3af;--line:#353b43}})";
+
+/// The page up to its body's heading. `style`: CSS after that of all pages, which has kPageColours and tables.
 std::string html_head(const std::string& title, std::string_view style);
 
 }  // namespace trireme

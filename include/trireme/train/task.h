@@ -27,6 +27,8 @@ struct RankInfo {
   int rank = 0, world_size = 1;
   at::Device device = at::kCPU;
   at::ScalarType compute_dtype = at::kFloat;
+  /// No run: data files are not opened and need not be there. facts() has no rows, and only fill_plan() may be called.
+  bool plan_only = false;
 };
 
 /// One forward's worth of rows on the device; the task knows what is inside.

@@ -1,0 +1,30 @@
+#pragma once
+// What `trireme doctor` looks at: each fact of this machine with what to do about it.
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+struct DoctorCheck {
+  enum class State { kOk, kWarning, kMissing } state = State::kOk;
+  std::string name, value;
+  std::string advice;  // what to do; empty where nothing is to be done
+  int blocks = 0;      // the exit code of a run that this would end; 0: training works without
+};
+
+/// "ok", "warning", "missing".
+const char* state_name(DoctorCheck::State state);
+
+/// Driver, CUDA, NCCL and GPUs with the peer access between them. The driver's library is loaded when this is called:
+/// machines without it have no GPUs.
+std::vector<DoctorCheck> gpu_checks();
+/// Versions, processor, memory, limits of this process.
+std::vector<DoctorCheck> machine_checks();
+/// Speed and space of the file system of `folder`, in which a file is written, read and removed; shared memory.
+std::vector<DoctorCheck> disk_checks(const std::filesystem::path& folder);
+/// MPI and Slurm; host name and network interfaces. `gpus`: the machine has some.
+std::vector<DoctorCheck> cluster_checks(bool gpus);
+
+}  // namespace trireme

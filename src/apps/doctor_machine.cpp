@@ -1,0 +1,182 @@
+// Versions, processor, memory, limits, disks.
+#include "doctor_checks.h"
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+#include "trireme/base/time.h"
+#include "trireme/train/device.h"
+#include "trireme/version.h"
+
+#include <c10/core/DeviceType.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <torch/version.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <memory>
+
+namespace trireme {
+
+namespace {
+
+using State = DoctorCheck::State;
+constexpr double kGibibyte = 1 << 30;
+
+std::string limit_text(rlim_t limit, bool bytes) {
+  if (limit == RLIM_INFINITY) return "unlimited";
+  return bytes ? format_bytes(static_cast<double>(limit)) : format_count(static_cast<int64_t>(limit));
+}
+
+/// MemTotal and MemAvailable of /proc/meminfo, bytes; less where the container's limit is lower.
+std::pair<double, double> host_memory() {
+  double total = 0, available = 0, value = 0;
+  std::ifstream meminfo("/proc/meminfo");
+  for (std::string key, unit; meminfo >> key >> value && std::getline(meminfo, unit);) {
+    if (key == "MemTotal:") total = value * 1024;
+    if (key == "MemAvailable:") available = value * 1024;
+  }
+  double limit = 0, used = 0;
+  std::ifstream most("/sys/fs/cgroup/memory.max"), now("/sys/fs/cgroup/memory.current");
+  if (most >> limit && now >> used && limit < total) {
+    total = limit;
+    available = std::min(available, limit - used);
+  }
+  return {total, available};
+}
+
+/// A file of whole blocks, removed at the end.
+class ProbeFile {
+ public:
+  explicit ProbeFile(const std::filesystem::path& folder) : path_((folder / ".trireme-doctor-XXXXXX").string()) {
+    fd_ = mkstemp(path_.data());
+    if (fd_ < 0) problem_ = std::strerror(errno);
+  }
+  ~ProbeFile() {
+    if (fd_ < 0) return;
+    close(fd_);
+    unlink(path_.c_str());
+  }
+  ProbeFile(const ProbeFile&) = delete;
+  ProbeFile& operator=(const ProbeFile&) = delete;
+
+  const std::string& problem() const { return problem_; }
+
+  /// Bytes a second of writing `blocks` blocks to the disk, and of reading them from it; 0 where that fails. At most
+  /// about `seconds` each.
+  double write(double seconds) {
+    const double begin = steady_seconds();
+    while (count_ < kMostBlocks && (count_ == 0 || steady_seconds() - begin < seconds)) {
+      if (::write(fd_, block_.get(), kBlock) != static_cast<ssize_t>(kBlock)) return failed();
+      ++count_;
+      if (count_ % 8 == 0 && fdatasync(fd_) != 0) return failed();
+    }
+    if (fdatasync(fd_) != 0) return failed();
+    return rate(begin);
+  }
+  double read(double seconds) {
+    // Pages that are on the disk already leave the page cache, so that reading asks the disk.
+    (void)posix_fadvise(fd_, 0, 0, POSIX_FADV_DONTNEED);
+    if (lseek(fd_, 0, SEEK_SET) != 0) return failed();
+    const double begin = steady_seconds();
+    const int written = count_;
+    for (count_ = 0; count_ < written && (count_ == 0 || steady_seconds() - begin < seconds); ++count_)
+      if (::read(fd_, block_.get(), kBlock) != static_cast<ssize_t>(kBlock)) return failed();
+    return rate(begin);
+  }
+
+ private:
+  static constexpr size_t kBlock = 4 << 20;
+  static constexpr int kMostBlocks = 64;
+
+  double failed() {
+    problem_ = std::strerror(errno);
+    return 0;
+  }
+  double rate(double begin) const {
+    return static_cast<double>(count_) * kBlock / std::max(1e-9, steady_seconds() - begin);
+  }
+
+  std::string path_, problem_;
+  int fd_ = -1, count_ = 0;
+  const std::unique_ptr<char[]> block_ = std::make_unique<char[]>(kBlock);
+};
+
+DoctorCheck speed_check(const std::filesystem::path& folder) {
+  constexpr double kSlow = 100e6, kSeconds = 0.25;
+  const std::string where = std::filesystem::absolute(folder).lexically_normal().string();
+  ProbeFile file(folder);
+  const double written = file.problem().empty() ? file.write(kSeconds) : 0;
+  const double read = file.problem().empty() ? file.read(kSeconds) : 0;
+  if (!file.problem().empty())
+    return {State::kMissing, "disk", fmt::format("{} cannot be written ({})", where, file.problem()),
+            "choose another output.dir, or --folder to look at another one", static_cast<int>(ExitCode::kCannotWrite)};
+  DoctorCheck check{State::kOk, "disk",
+                    fmt::format("{}: writes {}/s, reads {}/s (one process, {} each)", where, format_bytes(written),
+                                format_bytes(read), "a quarter of a second"),
+                    "", 0};
+  if (written >= kSlow && read >= kSlow) return check;
+  check.state = State::kWarning;
+  check.advice = "checkpoints and weights take long: a checkpoint of 7 billion parameters has 75 GiB";
+  return check;
+}
+
+DoctorCheck space_check(const char* name, const std::filesystem::path& folder, double least, const char* advice) {
+  struct statvfs disk{};
+  if (statvfs(folder.c_str(), &disk) != 0)
+    return {State::kMissing, name, fmt::format("{}: {}", folder.string(), std::strerror(errno)), advice, 0};
+  const double free = static_cast<double>(disk.f_bavail) * static_cast<double>(disk.f_frsize);
+  const double size = static_cast<double>(disk.f_blocks) * static_cast<double>(disk.f_frsize);
+  const bool enough = free >= least;
+  return {enough ? State::kOk : State::kWarning, name,
+          fmt::format("{} free of {}", format_bytes(free), format_bytes(size)), enough ? "" : advice, 0};
+}
+
+DoctorCheck limit_check(const char* name, int resource, rlim_t least, bool bytes, const char* advice) {
+  rlimit limit{};
+  (void)getrlimit(resource, &limit);
+  const bool enough = limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= least;
+  return {enough ? State::kOk : State::kWarning, name,
+          fmt::format("{} (up to {})", limit_text(limit.rlim_cur, bytes), limit_text(limit.rlim_max, bytes)),
+          enough ? "" : advice, 0};
+}
+
+}  // namespace
+
+std::vector<DoctorCheck> machine_checks() {
+  constexpr rlim_t kOpenFiles = 4096;
+  constexpr double kLeastMemory = 2 * kGibibyte;
+  const UsableCores cores = usable_cores();
+  std::string processor = fmt::format("{}, {} core{}", describe_device(at::kCPU, at::kFloat, 1).name, cores.online,
+                                      cores.online == 1 ? "" : "s");
+  if (cores.bound < cores.online) processor += fmt::format(", {} of them for this process", cores.bound);
+  if (std::isfinite(cores.quota)) processor += fmt::format(", the container's quota is {:.1f}", cores.quota);
+  const auto [total, available] = host_memory();
+  const bool enough = available >= kLeastMemory;
+  return {{State::kOk, "Trireme", fmt::format("{} ({})", kVersion, kCommit), "", 0},
+          {State::kOk, "LibTorch", TORCH_VERSION, "", 0},
+          {State::kOk, "processor", processor, "", 0},
+          {enough ? State::kOk : State::kWarning, "memory",
+           fmt::format("{} free of {}", format_bytes(available), format_bytes(total)),
+           enough ? "" : "only tiny models fit: end other programs, or take a larger machine", 0},
+          limit_check("open files", RLIMIT_NOFILE, kOpenFiles, false,
+                      "many ranks and shards need more: ulimit -n 65536, or LimitNOFILE of the service"),
+          limit_check("locked memory", RLIMIT_MEMLOCK, rlim_t{1} << 30, true,
+                      "InfiniBand and EFA register memory: ulimit -l unlimited, or LimitMEMLOCK=infinity of slurmd")};
+}
+
+std::vector<DoctorCheck> disk_checks(const std::filesystem::path& folder) {
+  return {
+      speed_check(folder),
+      space_check("free disk", folder, 20 * kGibibyte, "checkpoints need 12 bytes a trained parameter, and the model"),
+      space_check("shared memory", "/dev/shm", 0.5 * kGibibyte,
+                  "NCCL and MPI of one host use /dev/shm: --shm-size=8g or --ipc=host for a container")};
+}
+
+}  // namespace trireme

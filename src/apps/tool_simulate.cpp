@@ -1,0 +1,246 @@
+// `trireme simulate`: predicted steps on numbers of GPUs that are not there.
+#include "report_chart.h"
+#include "tools.h"
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/base/text.h"
+#include "trireme/train/simulate.h"
+#include "trireme/version.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+namespace {
+
+constexpr double kGiB = 1 << 30;
+constexpr int kMostGpus = 65536;
+
+struct SimulateArguments {
+  std::string config, trainer = "train_llama", device = "H200", output, svg;
+  std::vector<std::string> overrides, policies = SimulationOptions{}.policies;
+  std::vector<int> gpus;
+  int gpus_per_host = 8;
+  std::optional<double> link_gb_s, nvlink_gb_s, memory_gib;
+  bool weak = false;
+};
+
+SimulationOptions simulation_options(const SimulateArguments& arguments) {
+  SimulationOptions options;
+  options.gpus = arguments.gpus;
+  std::sort(options.gpus.begin(), options.gpus.end());
+  options.gpus.erase(std::unique(options.gpus.begin(), options.gpus.end()), options.gpus.end());
+  options.gpus_per_host = arguments.gpus_per_host;
+  for (const std::string& policy : arguments.policies)
+    if (policy != "auto" && !parse_policy(policy))
+      throw ConfigError(fmt::format("simulate: --policy '{}' is not one of {}.{}", policy,
+                                    join(SimulationOptions{}.policies, ", "),
+                                    did_you_mean(policy, SimulationOptions{}.policies)));
+  options.policies = arguments.policies;
+  options.rates = machine_rates("NVIDIA " + arguments.device);
+  if (arguments.link_gb_s) options.rates.network_bytes = *arguments.link_gb_s * 1e9 * kNetworkEfficiency;
+  if (arguments.nvlink_gb_s) options.rates.link_bytes = *arguments.nvlink_gb_s * 1e9;
+  if (arguments.memory_gib) options.rates.memory_gib = *arguments.memory_gib;
+  options.weak = arguments.weak;
+  return options;
+}
+
+/// "8 in hosts" or "64 over hosts"; of a group of one: "-".
+std::string group_text(const SimulatedPlan& one, int gpus_per_host) {
+  const int size = one.plan.shard_size;
+  return size == 1 ? "-" : fmt::format("{} {} hosts", size, gpus_per_host % size == 0 ? "in" : "over");
+}
+
+std::string machine_text(const SimulationOptions& options) {
+  const MachineRates& rates = options.rates;
+  return fmt::format("{} of {:.1f} GiB, {} a host; in a host {:.0f} GB/s a GPU, between hosts {:.1f} GB/s", rates.name,
+                     rates.memory_gib, options.gpus_per_host, rates.link_bytes / 1e9, rates.network_bytes / 1e9);
+}
+
+std::string table(const Simulation& simulation, const SimulationOptions& options) {
+  std::string text = fmt::format("{:>6} {:>6} {:<9} {:<9} {:>13} {:>10} {:>10} {:>9} {:>11} {:>6}\n", "GPUs", "batch",
+                                 "asked", "policy", "shard group", "step ms", "exposed", "GiB", "tok/s/GPU", "eff.");
+  for (const SimulatedSize& size : simulation.sizes)
+    for (const SimulatedPlan& one : size.plans) {
+      text += fmt::format("{:>6} {:>6} {:<9} {:<9} {:>13} ", size.gpus, size.global_batch_size, one.policy,
+                          policy_name(one.plan.policy), group_text(one, options.gpus_per_host));
+      const double memory = static_cast<double>(one.plan.total()) / kGiB;
+      if (one.fits)
+        text += fmt::format("{:>10.1f} {:>10.1f} {:>9.1f} {:>11} {:>6.3f}\n", one.plan.cost.total() * 1e3,
+                            one.plan.cost.exposed * 1e3, memory,
+                            format_count(static_cast<int64_t>(std::llround(one.tokens_per_s))), *one.efficiency);
+      else
+        text += fmt::format("{:>10} {:>10} {:>9.1f} does not fit\n", "-", "-", memory);
+    }
+  return text;
+}
+
+nlohmann::ordered_json plan_json(const SimulatedSize& size, const SimulatedPlan& one) {
+  const StepCost& cost = one.plan.cost;
+  const auto count = [&](Recompute what) {
+    return std::count(one.plan.recompute.begin(), one.plan.recompute.end(), what);
+  };
+  nlohmann::ordered_json row = {
+      {"gpus", size.gpus},
+      {"hosts", size.hosts},
+      {"global_batch_size", size.global_batch_size},
+      {"micro_batches", size.micro_batches},
+      {"asked", one.policy},
+      {"policy", policy_name(one.plan.policy)},
+      {"shard_size", one.plan.shard_size},
+      {"rows_per_pass", one.plan.rows_per_pass},
+      {"recomputed_blocks",
+       {{"norms", count(Recompute::kNorms)}, {"mlp", count(Recompute::kMlp)}, {"full", count(Recompute::kFull)}}},
+      {"fits", one.fits},
+      {"memory_gib", static_cast<double>(one.plan.total()) / kGiB}};
+  if (!one.fits) return row;
+  row.update({{"step_ms", cost.total() * 1e3},
+              {"computation_ms", cost.compute * 1e3},
+              {"recomputation_ms", cost.recompute * 1e3},
+              {"exposed_communication_ms", cost.exposed * 1e3},
+              {"slowed_by_communication_ms", cost.interference * 1e3},
+              {"optimizer_ms", cost.optimizer * 1e3},
+              {"other_ms", cost.fixed * 1e3},
+              {"tokens_per_s_per_gpu", one.tokens_per_s},
+              {"efficiency", *one.efficiency}});
+  return row;
+}
+
+std::string simulation_json(const Simulation& simulation, const SimulationOptions& options,
+                            const SimulateArguments& arguments) {
+  const MachineRates& rates = options.rates;
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  for (const SimulatedSize& size : simulation.sizes)
+    for (const SimulatedPlan& one : size.plans) rows.push_back(plan_json(size, one));
+  const nlohmann::ordered_json all = {{"version", std::string(kVersion) + " (" + kCommit + ")"},
+                                      {"config", arguments.config},
+                                      {"set", arguments.overrides},
+                                      {"trainer", arguments.trainer},
+                                      {"model", simulation.model},
+                                      {"seq_length", simulation.seq_length},
+                                      {"scaling", options.weak ? "weak" : "strong"},
+                                      {"gpus_per_host", options.gpus_per_host},
+                                      {"machine",
+                                       {{"name", rates.name},
+                                        {"memory_gib", rates.memory_gib},
+                                        {"bf16_flops", rates.bf16_flops},
+                                        {"fp8_flops", rates.fp8_flops},
+                                        {"attention_flops", rates.attention_flops},
+                                        {"memory_bytes_per_s", rates.memory_bytes},
+                                        {"link_bytes_per_s", rates.link_bytes},
+                                        {"network_bytes_per_s", rates.network_bytes}}},
+                                      {"rows", rows}};
+  return all.dump(2) + "\n";
+}
+
+std::string picture(const Simulation& simulation, const SimulationOptions& options) {
+  const auto& policies = simulation.sizes.front().plans;
+  // One series for each policy and panel; a plan that does not fit leaves a gap.
+  std::vector<std::vector<ReportSeries>> series(4, std::vector<ReportSeries>(policies.size()));
+  std::vector<std::pair<double, std::string>> marks;
+  for (const SimulatedSize& size : simulation.sizes) {
+    const double x = std::log2(size.gpus);
+    marks.emplace_back(x, std::to_string(size.gpus));
+    for (size_t p = 0; p < policies.size(); ++p) {
+      const SimulatedPlan& one = size.plans[p];
+      const double none = std::numeric_limits<double>::quiet_NaN();
+      const double values[] = {one.fits ? one.tokens_per_s : none, one.efficiency.value_or(none),
+                               one.fits ? one.plan.cost.exposed * 1e3 : none,
+                               static_cast<double>(one.plan.total()) / kGiB};
+      for (size_t panel = 0; panel < 4; ++panel) {
+        series[panel][p].steps.push_back(x);
+        series[panel][p].values.push_back(values[panel]);
+      }
+    }
+  }
+  static constexpr std::pair<const char*, const char*> kTitles[] = {
+      {"Throughput", "tokens per second and GPU, over GPUs"},
+      {"Efficiency", "against the fewest GPUs that fit"},
+      {"Communication that is not hidden", "ms a step"},
+      {"Memory", "GiB a GPU; dotted: what it has, less headroom"}};
+  std::vector<ChartPanel> panels;
+  for (size_t panel = 0; panel < 4; ++panel) {
+    ChartPanel one;
+    one.options = {.title = kTitles[panel].first, .unit = kTitles[panel].second, .from_zero = true, .level = {}};
+    one.options.marks = marks;
+    if (panel == 3) one.options.level = options.rates.memory_gib * 0.98;
+    for (size_t p = 0; p < policies.size(); ++p)
+      one.lines.push_back({policies[p].policy, p, &series[panel][p], /*points=*/true});
+    panels.push_back(std::move(one));
+  }
+  return chart_file(options.weak ? "Weak scaling, predicted" : "Strong scaling, predicted", machine_text(options),
+                    panels.front().lines, panels);
+}
+
+void write_output(const std::string& path, const std::string& content) {
+  if (const auto folder = std::filesystem::path(path).parent_path(); !folder.empty()) make_directories(folder);
+  write_file_atomic(path, content);
+  std::printf("written: %s (%s)\n", path.c_str(), format_bytes(static_cast<double>(content.size())).c_str());
+}
+
+void run_simulate(const SimulateArguments& arguments) {
+  const SimulationOptions options = simulation_options(arguments);
+  const Simulation simulation =
+      simulate(arguments.config, arguments.overrides, model_family(arguments.trainer), options);
+  std::string text;
+  for (const std::string& line : simulation.model) text += line + '\n';
+  text += machine_text(options) + '\n';
+  text += options.weak ? "weak scaling: the batch grows with the GPUs\n" : "strong scaling: one batch for all\n";
+  if (simulation.policy_free)
+    text += "only adapters are trained, which are whole on every GPU: parallel.policy changes nothing\n";
+  text += table(simulation, options);
+  std::fputs(text.c_str(), stdout);
+  if (!arguments.output.empty()) write_output(arguments.output, simulation_json(simulation, options, arguments));
+  if (!arguments.svg.empty()) write_output(arguments.svg, picture(simulation, options));
+}
+
+}  // namespace
+
+void add_simulate_tool(CLI::App& app) {
+  auto arguments = std::make_shared<SimulateArguments>();
+  std::vector<std::string> trainers;
+  for (const ModelFamily& family : model_families()) trainers.push_back(family.config.program);
+  CLI::App* tool = app.add_subcommand("simulate", "predicted step, memory and scaling on GPUs that are not there");
+  tool->add_option("--config", arguments->config, "YAML configuration; its data and weights need not be there")
+      ->required();
+  tool->add_option("--set", arguments->overrides, "a.b.c=value, instead of the file's")->allow_extra_args(false);
+  tool->add_option("--trainer", arguments->trainer, "the program that the configuration is for")
+      ->check(CLI::IsMember(trainers))
+      ->capture_default_str();
+  tool->add_option("--gpus", arguments->gpus, "numbers of GPUs: 8,16,32")
+      ->delimiter(',')
+      ->check(CLI::Range(1, kMostGpus))
+      ->required();
+  tool->add_option("--gpus-per-host", arguments->gpus_per_host, "GPUs of a host")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  tool->add_option("--gpu", arguments->device, "kind of the GPUs")
+      ->check(CLI::IsMember({"H200", "H100"}))
+      ->capture_default_str();
+  tool->add_option("--link-gb-s", arguments->link_gb_s,
+                   "nominal rate of the network for each GPU, GB/s each way (50: an adapter of 400 Gb/s a GPU)")
+      ->check(CLI::PositiveNumber);
+  tool->add_option("--nvlink-gb-s", arguments->nvlink_gb_s,
+                   "what a GPU receives from others of its host in a collective, GB/s (150)")
+      ->check(CLI::PositiveNumber);
+  tool->add_option("--memory-gib", arguments->memory_gib, "memory of a GPU, GiB")->check(CLI::PositiveNumber);
+  tool->add_option("--policy", arguments->policies, "values of parallel.policy: auto,none,optimizer,gradients,full")
+      ->delimiter(',')
+      ->capture_default_str();
+  tool->add_flag("--weak", arguments->weak, "the batch is that of the fewest GPUs and grows with them");
+  tool->add_option("--output", arguments->output, "JSON file to write");
+  tool->add_option("--svg", arguments->svg, "picture to write");
+  tool->callback([arguments] { run_simulate(*arguments); });
+}
+
+}  // namespace trireme

@@ -1,0 +1,120 @@
+#include "trireme/train/simulate.h"
+
+#include "plan_hints.h"
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+#include "trireme/train/precision.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+namespace trireme {
+
+namespace {
+
+void check_gpus(const SimulationOptions& options) {
+  std::vector<std::string> wrong;
+  for (const int gpus : options.gpus)
+    if (gpus > options.gpus_per_host && gpus % options.gpus_per_host != 0) wrong.push_back(std::to_string(gpus));
+  if (!wrong.empty())
+    throw ConfigError(fmt::format(
+        "simulate: --gpus {} do{} not fill hosts of {} GPUs: give multiples of {}, or fewer than one host has, or "
+        "--gpus-per-host",
+        join(wrong, ", "), wrong.size() == 1 ? "es" : "", options.gpus_per_host, options.gpus_per_host));
+}
+
+/// The global batch for a number of GPUs; 0 where it would not be a whole number.
+int64_t batch_for(const Config& config, const SimulationOptions& options, int gpus) {
+  const int64_t global = config.batch.global_batch_size;
+  if (!options.weak) return global;
+  const int64_t first = options.gpus.front();
+  return global * gpus % first == 0 ? global * gpus / first : 0;
+}
+
+/// All numbers of GPUs over which the batch does not divide, in one sentence.
+void check_batch(const Config& config, const SimulationOptions& options) {
+  const int64_t global = config.batch.global_batch_size, micro = config.batch.micro_batch_size;
+  std::vector<std::string> wrong;
+  int64_t unit = 1;  // what the batch of the smallest number must be a multiple of
+  for (const int gpus : options.gpus) {
+    const int64_t batch = batch_for(config, options, gpus);
+    const int64_t ranks = options.weak ? options.gpus.front() : gpus;
+    unit = std::lcm(unit, ranks * micro);
+    if (batch == 0 || batch % (gpus * micro) != 0) wrong.push_back(std::to_string(gpus));
+  }
+  if (wrong.empty()) return;
+  const int64_t next = (global + unit - 1) / unit * unit;
+  throw ConfigError(fmt::format(
+      "simulate: batch.global_batch_size {} does not divide over {} GPU{} x batch.micro_batch_size {}: give --set "
+      "batch.global_batch_size={}{}{}",
+      global, join(wrong, ", "), wrong == std::vector<std::string>{"1"} ? "" : "s", micro, next,
+      micro > 1 ? " or a smaller batch.micro_batch_size" : "",
+      options.weak ? "" : ", fewer GPUs, or --weak, where the batch grows with the GPUs"));
+}
+
+SimulatedPlan simulate_one(const PlanQuestion& question, const std::string& policy) {
+  PlanInput input = plan_input(question);
+  SimulatedPlan one{.policy = policy, .plan = {}, .efficiency = {}};
+  if (auto plan = find_plan(input)) {
+    one.plan = *std::move(plan);
+    const auto tokens = static_cast<double>(question.config.batch.global_batch_size * question.config.data.seq_length);
+    one.tokens_per_s = tokens / one.plan.cost.total() / question.ranks;
+  } else {
+    one.plan = least_plan(input);
+    one.fits = false;
+  }
+  return one;
+}
+
+}  // namespace
+
+Simulation simulate(const std::filesystem::path& file, const std::vector<std::string>& overrides,
+                    const ModelFamily& family, const SimulationOptions& options) {
+  TRIREME_CHECK(!options.gpus.empty() && !options.policies.empty(), "a simulation of nothing");
+  check_gpus(options);
+  const Config config = load_config(file, overrides, family.config);
+  check_batch(config, options);
+  const at::ScalarType dtype = compute_dtype(config, /*use_gpu=*/true);
+  const auto task = family.make_task(config, {0, 1, at::kCPU, dtype, /*plan_only=*/true}, family.config);
+
+  Simulation simulation;
+  simulation.model = task->facts().description;
+  simulation.seq_length = config.data.seq_length;
+  simulation.policy_free = std::none_of(task->units().begin(), task->units().end(),
+                                        [](const UnitSpec& unit) { return unit.trained && !unit.replicated; });
+  const std::vector<std::string> policies =
+      simulation.policy_free ? std::vector<std::string>{"auto"} : options.policies;
+  std::map<std::string, double> first;  // tokens_per_s of the smallest number of GPUs
+  for (const int gpus : options.gpus) {
+    // The rules of a run of so many ranks: parallel.shard_size divides them.
+    std::vector<std::string> settings = overrides;
+    settings.push_back(fmt::format("batch.global_batch_size={}", batch_for(config, options, gpus)));
+    Config sized = load_config(file, settings, family.config, gpus);
+    SimulatedSize size{.gpus = gpus,
+                       .hosts = (gpus + options.gpus_per_host - 1) / options.gpus_per_host,
+                       .global_batch_size = sized.batch.global_batch_size,
+                       .micro_batches = sized.batch.global_batch_size / gpus / sized.batch.micro_batch_size,
+                       .plans = {}};
+    for (const std::string& policy : policies) {
+      sized.parallel.policy = policy;
+      const PlanQuestion question{.config = sized,
+                                  .task = *task,
+                                  .ranks = gpus,
+                                  .gpu = true,
+                                  .device_memory = static_cast<int64_t>(options.rates.memory_gib * (1 << 30)),
+                                  .device_name = options.rates.name,
+                                  .ranks_per_host = std::min(gpus, options.gpus_per_host),
+                                  .rates = options.rates};
+      SimulatedPlan one = simulate_one(question, policy);
+      if (one.fits) one.efficiency = one.tokens_per_s / first.emplace(policy, one.tokens_per_s).first->second;
+      size.plans.push_back(std::move(one));
+    }
+    simulation.sizes.push_back(std::move(size));
+  }
+  return simulation;
+}
+
+}  // namespace trireme

@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""`trireme doctor` and `trireme simulate` as a user starts them: exit codes, what a machine lacks, files that they write."""
+import argparse
+import json
+import os
+import subprocess
+import tempfile
+import xml.etree.ElementTree
+from pathlib import Path
+
+
+def run(binaries, *arguments, code=0, **environment):
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("CUDA_", "TRIREME_"))} | environment
+    if "LD_LIBRARY_PATH" in environment:
+        env["LD_LIBRARY_PATH"] += ":" + os.environ.get("LD_LIBRARY_PATH", "")
+    done = subprocess.run([f"{binaries}/trireme", *map(str, arguments)], capture_output=True, text=True, env=env)
+    assert done.returncode == code, f"{arguments}: exit {done.returncode}, not {code}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+    return done.stdout, done.stderr.strip().splitlines()[-1] if done.stderr.strip() else ""
+
+
+def doctor(binaries, folder, code=0, **environment):
+    out, last = run(binaries, "doctor", "--json", "--folder", folder, code=code, **environment)
+    found = json.loads(out)
+    assert found["exit_code"] == code and found["works"] == (code == 0)
+    for check in found["checks"]:
+        assert check["state"] in ("ok", "warning", "missing") and check["value"] and (check["state"] == "ok" or check["advice"]), check
+    return {check["name"]: check for check in found["checks"]}, found["verdict"], last
+
+
+def check_doctor(args, work):
+    programs = work / "programs"
+    programs.mkdir()
+    for name, text in (("mpirun", 'echo "mpirun (Open MPI) 4.1.4"'),
+                       ("srun", 'if [ "$1" = --version ]; then echo "slurm 23.11.4"; else echo "MPI plugin types are..."; echo "	none"; echo "	pmix"; fi')):
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    # Two good GPUs, Open MPI's launcher, Slurm with PMIx.
+    checks, verdict, _ = doctor(args.bin, work, PATH=f"{programs}:/usr/bin:/bin", LD_LIBRARY_PATH=args.nvml, TRIREME_DEVICE="cpu")
+    assert checks["driver"]["value"] == "580.95.05, for CUDA up to 13.0", checks["driver"]
+    gpus = checks["GPUs 0,1"]
+    assert gpus["state"] == "ok", gpus
+    assert gpus["value"] == "NVIDIA H200, 140.4 GiB, up to 1980 MHz (now 345), 700 W, compute capability 9.0, ECC on, persistence on", gpus
+    assert checks["peer access"]["state"] == "ok" and checks["Slurm"]["state"] == "ok"
+    assert checks["Slurm"]["value"] == "slurm 23.11.4; --mpi: none, pmix", checks["Slurm"]
+    assert "mpirun (Open MPI) 4.1.4" in checks["MPI"]["value"]
+    # CUDA shows less than the driver has, because TRIREME_DEVICE asks for the CPU.
+    assert checks["training uses"]["state"] == "warning" and "2 GPUs are there" in checks["training uses"]["advice"]
+    assert "on the CPU" in verdict, verdict
+    assert not list(work.glob(".trireme-doctor*")), "the probe is removed"
+
+    # GPUs that want attention; no programs in PATH; a folder that cannot be written ends with 73.
+    empty = work / "empty"
+    empty.mkdir()
+    checks, verdict, last = doctor(args.bin, "/proc", code=73, PATH=str(empty), LD_LIBRARY_PATH=args.nvml, FAKE_NVML="poor", TRIREME_DEVICE="cpu")
+    for word in ("9.0 GiB are used", "nvidia-smi -pl 700", "nvidia-smi -e 1", "nvidia-smi -pm 1"):
+        assert word in checks["GPUs 0,1"]["advice"], checks["GPUs 0,1"]
+    assert checks["peer access"]["state"] == "warning" and "0-1" in checks["peer access"]["value"]
+    assert checks["Slurm"]["state"] == "missing" and checks["MPI"]["state"] in ("missing", "warning")
+    assert checks["disk"]["state"] == "missing" and "/proc" in verdict and "/proc" in last
+
+
+def check_broken(args, work):
+    # A driver that does not start. What would end a run ends this as well: GPUs that are named and not there.
+    checks, verdict, last = doctor(args.bin, work, code=2, LD_LIBRARY_PATH=args.nvml, FAKE_NVML="broken", CUDA_VISIBLE_DEVICES=",".join(map(str, range(17))))
+    assert checks["driver"]["state"] == "missing" and "NVML error 9" in checks["driver"]["value"]
+    assert "CUDA_VISIBLE_DEVICES" in verdict and "CUDA_VISIBLE_DEVICES" in last
+
+
+def check_simulate(args, work):
+    model = dict(architectures=["LlamaForCausalLM"], model_type="llama", hidden_size=2048, intermediate_size=5632, num_hidden_layers=22, num_attention_heads=32,
+                 num_key_value_heads=4, vocab_size=32000, max_position_embeddings=4096, rms_norm_eps=1e-5, hidden_act="silu", tie_word_embeddings=False)
+    (work / "config.json").write_text(json.dumps(model))
+    (work / "run.yaml").write_text("model: {path: .}\ndata: {train: none.npy, seq_length: 2048}\nbatch: {global_batch_size: 512}\noutput: {dir: out}\n")
+    base = ["simulate", "--config", work / "run.yaml"]
+    out, _ = run(args.bin, *base, "--gpus", "64,8", "--policy", "auto,full", "--output", work / "made/sim.json", "--svg", work / "made/sim.svg")
+    assert "strong scaling" in out and "tok/s/GPU" in out, out
+    found = json.loads((work / "made/sim.json").read_text())
+    assert [(row["gpus"], row["asked"]) for row in found["rows"]] == [(8, "auto"), (8, "full"), (64, "auto"), (64, "full")]
+    for row in found["rows"]:
+        parts = sum(value for key, value in row.items() if key.endswith("_ms") and key != "step_ms")
+        assert abs(parts - row["step_ms"]) < 1e-6 * row["step_ms"], row
+    picture = (work / "made/sim.svg").read_text()
+    root = xml.etree.ElementTree.fromstring(picture)
+    assert root.tag.endswith("svg") and "prefers-color-scheme:dark" in picture and "http" not in picture.replace("http://www.w3.org/2000/svg", "")
+    for word in ("Throughput", "Efficiency", "Memory", "auto", "full", ">64<"):
+        assert word in picture, word
+    _, last = run(args.bin, *base, "--gpus", "8", "--policy", "ful", code=2)
+    assert "Did you mean 'full'" in last, last
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bin", required=True)
+    parser.add_argument("--nvml", required=True, help="folder of the fake libnvidia-ml.so.1")
+    parser.add_argument("--case", choices=("doctor", "broken", "simulate"), required=True)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as work:
+        {"doctor": check_doctor, "broken": check_broken, "simulate": check_simulate}[args.case](args, Path(work))
+
+
+if __name__ == "__main__":
+    main()
