@@ -222,9 +222,9 @@ class Renderer {
         assign(statement.target, each, *round);
         if (evaluate(*statement.expressions[1], round).truth()) kept.items.push_back(each);
       }
+      budget_.list(kept.items.size());
       loop->items = std::make_shared<const List>(std::move(kept));
     }
-    budget_.list(loop->items->items.size());
     for (; loop->index < loop->items->items.size(); ++loop->index) {
       budget_.step();
       const ScopePtr round = child(scope);
