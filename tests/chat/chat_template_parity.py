@@ -1,22 +1,29 @@
-#!/ usr / bin / env python3
-""
-    "Chat templates against transformers: the text of many conversations with templates of the kinds of Llama 2, Llama 3, Llama 3.1, Qwen2, Qwen2.5, Mistral, Zephyr and ChatML, and with templates that use one construct each. Exit code 77 = skipped.
+#!/usr/bin/env python3
+"""Chat templates against transformers: the text of many conversations with templates of the kinds of Llama 2, Llama 3, Llama 3.1, Qwen2, Qwen2.5,
+Mistral, Zephyr and ChatML, and with templates that use one construct each. Exit code 77 = skipped.
 
-    usage : chat_template_parity
-                .py-- probe PROGRAM[--folder DIRECTORY]-- folder : also the*.jinja files of a directory
-                .""
-                 "
-                                                                   import argparse import json import random import
-                                                                       subprocess import sys from pathlib import Path
+usage: chat_template_parity.py --probe PROGRAM [--folder DIRECTORY]
+--folder: also the *.jinja files of a directory."""
+import argparse
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
 
-                                                                   try
-    : import chat_templates import jinja2 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
+try:
+    import jinja2
+    from transformers.utils.chat_template_utils import render_jinja_template
 except ImportError as error:
     print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
     sys.exit(77)
 
-TEXTS = ["", " ", "Hello", "  spaces around  ", "two\nlines\n", "\n\nlines before", "Grüße, 世界! \U0001f600", "e\u0301 \u00a0nbsp\u3000", "<|im_end|> [INST] </s> {{ x }} {% if %}",
-         "'quotes' and \"more\" \\ back", "tab\tand \r\n return", "a" * 3000, "\u2028line separator", "&<>'\"", "None", "0"]
+import chat_templates  # noqa: E402
+
+TEXTS = ["", " ", "Hello", "  spaces around  ", "two\nlines\n", "\n\nlines before", "Grüße, 世界! \U0001f600", "e\u0301 \u00a0nbsp\u3000",
+         "<|im_end|> [INST] </s> {{ x }} {% if %}", "'quotes' and \"more\" \\ back", "tab\tand \r\n return", "a" * 3000, "\u2028line separator", "&<>'\"",
+         "None", "0"]
+VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
 def conversations(count):
@@ -26,64 +33,38 @@ def conversations(count):
         if i % 3 == 0:
             messages.append({"role": "system", "content": rng.choice(TEXTS)})
         for turn in range(rng.randrange(0, 7)):
-            messages.append({
-    "role" : "assistant" if turn % 2 else "user", "content" : rng.choice(TEXTS)})
+            messages.append({"role": "assistant" if turn % 2 else "user", "content": rng.choice(TEXTS)})
         if i % 13 == 5:  # what templates refuse, or treat as a case of its own
             rng.shuffle(messages)
         if i % 17 == 3 and messages:
-  messages[-1] = {"role" : rng.choice([ "tool", "ipython", "other" ]), "content" : rng.choice(TEXTS)} if i % 19 == 7 and
-                 messages
-      : messages[-1] = {**messages[-1], "name" : "x", "weight" : 1.5, "parts" : [ 1, None, True,
-                                                                                  {"a" : "b"} ]} yield messages
+            messages[-1] = {"role": rng.choice(["tool", "ipython", "other"]), "content": rng.choice(TEXTS)}
+        if i % 19 == 7 and messages:
+            messages[-1] = {**messages[-1], "name": "x", "weight": 1.5, "parts": [1, None, True, {"a": "b"}]}
+        yield messages
 
-                     TOOLS = [ {
-                       "type" : "function",
-                       "function" : {
-                         "name" : "get_weather",
-                         "description" : "The weather of a \"place\" <here>",
-                         "parameters" : {
-                           "type" : "object",
-                           "properties" : {
-                             "place" : {"type" : "string", "enum" : [ "Köln", "Paris" ]},
-                             "days" : {"type" : "integer", "default" : 1.5}
-                           },
-                           "required" : ["place"]
-                         }
-                       }
-                     } ] CALL =
-                         [
-                           {"role" : "user", "content" : "Weather?"}, {
-                             "role" : "assistant",
-                             "content" : "",
-                             "tool_calls" : [ {
-                               "type" : "function",
-                               "id" : "123456789",
-                               "function" : {"name" : "get_weather", "arguments" : {"place" : "Köln", "days" : 2}}
-                             } ]
-                           },
-                           {
-                             "role" : "tool",
-                             "name" : "get_weather",
-                             "tool_call_id" : "123456789",
-                             "content" : "{\"temperature\": 21.0}"
-                           },
-                           {"role" : "assistant", "content" : "21 degrees."}
-                         ]
 
-      def
-      expected(request)
-      : try:
-    if request
-      .get("spans")
-          : texts,
-      spans = render_jinja_template([request["messages"]], chat_template = request["template"],
-                                    tools = request.get("tools"), return_assistant_tokens_mask = True,
-                                    **request["variables"]) text = texts[0] return {"text": text, "spans": [[len(text[:a].encode()), len(text[:b].encode())] for a, b in spans[0] if a < b]
-      }
-        texts, _ = render_jinja_template([request["messages"]], chat_template=request["template"], tools=request.get("tools"), add_generation_prompt=request["prompt"], **request["variables"])
-        return {"text": texts[0]}
-    except (jinja2.exceptions.TemplateError, TypeError, KeyError, ValueError, AttributeError, ZeroDivisionError, OverflowError, IndexError) as error:
+TOOLS = [{"type": "function", "function": {"name": "get_weather", "description": "The weather of a \"place\" <here>", "parameters": {
+    "type": "object", "properties": {"place": {"type": "string", "enum": ["Köln", "Paris"]}, "days": {"type": "integer", "default": 1.5}},
+    "required": ["place"]}}}]
+CALL = [{"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": "", "tool_calls": [
+            {"type": "function", "id": "123456789", "function": {"name": "get_weather", "arguments": {"place": "Köln", "days": 2}}}]},
+        {"role": "tool", "name": "get_weather", "tool_call_id": "123456789", "content": "{\"temperature\": 21.0}"},
+        {"role": "assistant", "content": "21 degrees."}]
+
+
+def expected(request):
+    spans = bool(request.get("spans"))
+    options = {"return_assistant_tokens_mask": True} if spans else {"add_generation_prompt": request["prompt"]}
+    try:
+        texts, found = render_jinja_template([request["messages"]], chat_template=request["template"], tools=request.get("tools"), **options,
+                                             **request["variables"])
+    except (jinja2.exceptions.TemplateError, TypeError, KeyError, ValueError, AttributeError, ArithmeticError, IndexError) as error:
         return {"error": str(error)}
+    text = texts[0]
+    if not spans:
+        return {"text": text}
+    return {"text": text, "spans": [[len(text[:a].encode()), len(text[:b].encode())] for a, b in found[0] if a < b]}
 
 
 def run_probe(probe, requests):
@@ -103,7 +84,8 @@ def compare(name, probe, requests, may_refuse=False):
         elif may_refuse and "error" in ours and "not supported" in ours["error"]:
             counts["not supported here"] += 1
         else:
-            assert ours == theirs, f"{name}: {request['messages']!r}\ntools {request.get('tools')}\nours   {ours}\ntheirs {theirs}\n{request['template'][:600]}"
+            assert ours == theirs, (f"{name}: {request['messages']!r}\ntools {request.get('tools')}\nours   {ours}\ntheirs {theirs}\n"
+                                    f"{request['template'][:600]}")
             counts["equal"] += 1
     print(f"{name}: {counts}")
     return counts
@@ -112,20 +94,11 @@ def compare(name, probe, requests, may_refuse=False):
 def model_requests(template, size):
     for i, messages in enumerate(conversations(size)):
         for prompt in (False, True):
-            yield {
-          "template" : template,
-                       "messages" : messages,
-                                    "prompt" : prompt,
-                                               "variables" : {"bos_token" : "<s>", "eos_token" : "</s>"} |
-                                                             ({"date_string" : "1 Jan 2024"} if i % 2 else {})
-        }
+            yield {"template": template, "messages": messages, "prompt": prompt, "variables": VARIABLES | ({"date_string": "1 Jan 2024"} if i % 2 else {})}
     for tools in (None, TOOLS):
         for length in range(1, 5):
-            yield {
-        "template" : template,
-                     "messages"
-            : CALL[:length], "tools" : tools, "prompt" : True, "variables" : {"bos_token" : "<s>", "eos_token" : "</s>"}
-      }
+            yield {"template": template, "messages": CALL[:length], "tools": tools, "prompt": True, "variables": VARIABLES}
+
 
 def main():
     parser = argparse.ArgumentParser()
@@ -142,23 +115,19 @@ def main():
         counts = compare(name, args.probe, list(model_requests(template, 60)))
         assert counts["equal"] > 20, f"{name} refuses most conversations"
         add(counts)
-    variables = {"bos_token": "<s>", "eos_token": "</s>"}
     messages = [{"role": "user", "content": " Hello "}, {"role": "assistant", "content": "Grüße"}]
-    constructs = [{
-  "template" : text, "messages" : messages, "tools" : TOOLS, "prompt" : False, "variables" : variables} for text in chat_templates.CONSTRUCTS]
+    constructs = [{"template": text, "messages": messages, "tools": TOOLS, "prompt": False, "variables": VARIABLES} for text in chat_templates.CONSTRUCTS]
     counts = compare("constructs", args.probe, constructs)
-    assert counts["refused by both"] == 0, [text for text, r in zip(chat_templates.CONSTRUCTS, constructs) if "error" in expected(r)]
+    assert counts["refused by both"] == 0, [r["template"] for r in constructs if "error" in expected(r)]
     add(counts)
-    refused = [{
-  "template" : text, "messages" : messages, "prompt" : False, "variables" : variables} for text, _ in chat_templates.REFUSED]
+    refused = [{"template": text, "messages": messages, "prompt": False, "variables": VARIABLES} for text, _ in chat_templates.REFUSED]
     for (text, reason), answer in zip(chat_templates.REFUSED, run_probe(args.probe, refused)):
         assert "error" in answer and reason in answer["error"], f"{text[:200]}: expected a refusal with '{reason}', got {str(answer)[:500]}"
-    spans = [{
-  "template" : chat_templates.GENERATION, "messages" : m, "spans" : True, "prompt" : False, "variables" : variables} for m in conversations(60)]
+        assert answer["error"].startswith("template:"), answer
+    spans = [{"template": chat_templates.GENERATION, "messages": m, "spans": True, "prompt": False, "variables": VARIABLES} for m in conversations(60)]
     add(compare("generation blocks", args.probe, spans))
-    if args.folder:
-        for path in sorted(args.folder.glob("*.jinja")):
-            add(compare(path.name, args.probe, list(model_requests(path.read_text(), 60)), may_refuse=True))
+    for path in sorted(args.folder.glob("*.jinja")) if args.folder else []:
+        add(compare(path.name, args.probe, list(model_requests(path.read_text(), 60)), may_refuse=True))
     print(f"all: {total}, {len(refused)} templates refused with their reason")
 
 
