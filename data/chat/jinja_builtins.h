@@ -63,6 +63,12 @@ size_t length_of(const Value& value);
 /// a op b of numbers, texts and lists.
 Value arithmetic(const std::string& op, const Value& a, const Value& b, Budget& budget);
 
+/// The arguments of dict() and namespace(): perhaps a dict, and names.
+Dict merged(const char* what, const Arguments& arguments);
+Value strftime_now(const Arguments& arguments);
+/// At most 100,000 numbers, as in Jinja's sandbox.
+Value range(const Arguments& arguments, Budget& budget);
+
 // Python's methods of str, also used by filters.
 
 std::string strip(std::string_view text, const Value* characters, bool left, bool right);

@@ -5,8 +5,6 @@ kinds of templates, packed rows, input formats, messages of errors; --bin: from 
 usage: chat_rows_parity.py --tools PROGRAM [--bin DIRECTORY]"""
 import argparse
 import json
-import os
-import pickle
 import random
 import subprocess
 import sys
@@ -126,7 +124,7 @@ def check_sentencepiece(args, work):
     folder = work / "llama2"
     folder.mkdir()
     (work / "text.txt").write_text("\n".join(m["content"] for c in conversations(300) for m in c))
-    sentencepiece.SentencePieceTrainer.train(input=str(work / "text.txt"), model_prefix=str(folder / "tokenizer"), vocab_size=500, model_type="bpe", byte_fallback=True,
+    sentencepiece.SentencePieceTrainer.train(input=str(work / "text.txt"), model_prefix=str(folder / "tokenizer"), vocab_size=400, model_type="bpe", byte_fallback=True,
                                              normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2)
     (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>", "chat_template": [{"name": "tool_use", "template": "x"}, {"name": "default", "template": chat_templates.LLAMA2}]}))
     processor = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
@@ -136,44 +134,25 @@ def check_sentencepiece(args, work):
     pyarrow.parquet.write_table(table, work / "share.parquet", row_group_size=7)
     expected = []
     for chat in chats:
-        ids, mask, system = [], [], ""
-        for message in chat:
-            if message["from"] == "system":
-                system = f"<<SYS>>\n{message['value']}\n<</SYS>>\n\n"
-            elif message["from"] == "human":
-                part = [1] + processor.encode(f"[INST] {(system + message['value']).strip()} [/INST]")
-                system, ids, mask = "", ids + part, mask + [0] * len(part)
-                before = part
-                prompt = f"[INST] {''}"
-                last = message["value"]
-            else:
-                # The part between <s> and </s> is one text for sentencepiece: prompt and answer together.
-                begin = len(ids) - len(before)
-                text = processor.decode(before[1:])
-                ids, mask = ids[:begin], mask[:begin]
-                prompt_text = prompts_text(processor, chat, message)
-                whole = [1] + processor.encode(prompt_text + f" {message['value'].strip()} ") + [2]
-                inside, length = [], -1  # the space before the text
-                for piece in whole[1:-1]:
-                    size = 1 if processor.is_byte(piece) else len(processor.id_to_piece(piece).replace("\u2581", " ").encode())
-                    length += size
-                    inside.append(int(length > len(prompt_text.encode())))
-                ids, mask = ids + whole, mask + [0] + inside + [1]
+        ids, mask = [], []
+        turns = [m["value"] for m in chat if m["from"] != "system"]
+        if len(turns) < len(chat):
+            turns[0] = f"<<SYS>>\n{chat[0]['value']}\n<</SYS>>\n\n{turns[0]}"
+        for question, answer in zip(turns[::2], turns[1::2]):
+            # The text between <s> and </s> is one for sentencepiece: its pieces, without the space put before it, are its bytes.
+            prompt = f"[INST] {question.strip()} [/INST]"
+            pieces = processor.encode(f"{prompt} {answer.strip()} ")
+            ends = np.cumsum([1 if processor.is_byte(p) else len(processor.id_to_piece(p).replace("\u2581", " ").encode()) for p in pieces]) - 1
+            ids += [1, *pieces, 2]
+            mask += [0, *(int(end > len(prompt.encode())) for end in ends), 1]
         expected.append((tuple(ids), tuple(mask)))
     for name in ("share.json", "share.parquet"):
+        (work / "two.npy").unlink(missing_ok=True)
         run(args, "--model", folder, "--input", work / name, "--output", work / "two.npy", "--seq-length", SEQ, "--one-per-row")
         cut = [(ids[:SEQ], m[:SEQ]) for ids, m in expected if any(m[:SEQ])]
         ours = read_rows(work / "two.npy")
         assert ours == cut, next((a, b) for a, b in zip(ours, cut) if a != b)
     print(f"sentencepiece: {len(expected)} conversations equal, from a JSON list and from Parquet")
-
-
-def prompts_text(processor, chat, message):
-    at = next(i for i, m in enumerate(chat) if m is message)
-    text = chat[at - 1]["value"]
-    if at == 2 and chat[0]["from"] == "system":
-        text = f"<<SYS>>\n{chat[0]['value']}\n<</SYS>>\n\n" + text
-    return f"[INST] {text.strip()} [/INST]"
 
 
 def check_errors(args, work):
@@ -195,7 +174,7 @@ def check_errors(args, work):
     (refusing / "chat_template.jinja").write_text(chat_templates.MISTRAL1)
     system = json.dumps({"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})
     output = refused([good, system], model=refusing)
-    assert "bad.jsonl:2: " in output and "chat_template.jinja:1:" in output and "roles must alternate" in output, output
+    assert "bad.jsonl:2: " in output and "chat_template.jinja:1:" in output and "the roles must take turns" in output, output
     output = refused([good, system], "--skip-refused", model=refusing, expect=0)
     assert "dropped 1 conversations that the template refuses" in output, output
     # A template that writes a message in another way once others follow.
