@@ -16,11 +16,11 @@ namespace trireme::jinja {
 /// Bounds the work of one rendering: templates come from elsewhere.
 class Budget {
  public:
-  static constexpr int64_t kMaxSteps = 20'000'000;
+  static constexpr int64_t kMaxSteps = 5'000'000;
   static constexpr size_t kMaxText = size_t{16} << 20;    // bytes of one text
-  static constexpr size_t kMaxBytes = size_t{512} << 20;  // of all texts and lists that are made
+  static constexpr size_t kMaxBytes = size_t{256} << 20;  // of all texts and lists that are made
   void step() {
-    if (++steps_ > kMaxSteps) throw ValueError{"the template takes too many steps (20 million)"};
+    if (++steps_ > kMaxSteps) throw ValueError{"the template takes too many steps (5 million)"};
   }
   /// A text of so many bytes is made.
   void text(size_t bytes) {
@@ -31,7 +31,7 @@ class Budget {
 
  private:
   void made(size_t bytes) {
-    if ((bytes_ += bytes) > kMaxBytes) throw ValueError{"the template makes more than 512 MiB of values"};
+    if ((bytes_ += bytes) > kMaxBytes) throw ValueError{"the template makes more than 256 MiB of values"};
   }
   int64_t steps_ = 0;
   size_t bytes_ = 0;
