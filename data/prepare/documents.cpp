@@ -169,8 +169,10 @@ std::optional<std::string> json_line_text(const fs::path& path, int64_t number, 
   if (found == object.end()) {
     std::vector<std::string> names;
     for (const auto& item : object.items()) names.push_back(item.key());
-    fail(fmt::format("no field '{}' (name it with --field); the object has: {}.{}", field, join(names, ", "),
-                     did_you_mean(field, names)));
+    const bool chat = object.contains("messages") || object.contains("conversations");
+    fail(fmt::format(
+        "no field '{}' (name it with --field); the object has: {}.{}", field, join(names, ", "),
+        chat ? " Conversations become training rows with `trireme data chat`." : did_you_mean(field, names)));
   }
   if (found->is_null()) return "";
   if (!found->is_string()) fail(fmt::format("field '{}' is a JSON {}, expected a string", field, found->type_name()));

@@ -1,6 +1,7 @@
 #include "data/prepare/pack.h"
 
 #include "data/prepare/progress.h"
+#include "data/prepare/row_output.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/rng.h"
@@ -31,24 +32,16 @@ struct TokenisedDocuments {
   }
 };
 
-bool is_hdf5_name(const fs::path& path) { return path.extension() == ".h5" || path.extension() == ".hdf5"; }
-
 bool same_file(const fs::path& a, const fs::path& b) {
   std::error_code error;
   return fs::weakly_canonical(a, error) == fs::weakly_canonical(b, error) && !error;
 }
 
-void check_output(const fs::path& path) {
-  if (path.extension() != ".npy" && !is_hdf5_name(path))
-    throw ConfigError(
-        fmt::format("{}: the output's name ends in .npy, .h5 or .hdf5, which chooses the format", path.string()));
-}
-
 void check_options(const Tokenizer& tokenizer, const PackOptions& options) {
   if (options.seq_length < 2)
     throw ConfigError(fmt::format("--seq-length {}: a row needs at least 2 tokens", options.seq_length));
-  check_output(options.output);
-  if (!options.valid_output.empty()) check_output(options.valid_output);
+  require_row_output(options.output);
+  if (!options.valid_output.empty()) require_row_output(options.valid_output);
   if (options.valid_output.empty() != (options.valid_fraction == 0))
     throw ConfigError("--valid-output and --valid-fraction belong together: give both or neither");
   if (!(options.valid_fraction >= 0 && options.valid_fraction < 1))
@@ -186,21 +179,15 @@ void write_rows(const fs::path& path, const Rows& rows, const PackOptions& optio
       mask[static_cast<size_t>(start)] = 0;  // its prediction would come from another document
     return mask;
   };
-  if (is_hdf5_name(path)) {
-    Hdf5TokenWriter writer(path, options.seq_length, {options.separate_documents, options.separate_documents});
-    for (size_t row = 0; row < count; ++row) {
-      if (options.separate_documents)
-        writer.append(row_tokens(row), row_mask(row), rows.starts[row]);
-      else
-        writer.append(row_tokens(row), {}, {});
-    }
-    writer.commit();
-  } else if (options.separate_documents) {
-    NpyPackedRecordWriter writer(path, static_cast<int64_t>(count));
-    for (size_t row = 0; row < count; ++row) {
+  if (options.separate_documents) {
+    write_masked_rows(path, options.seq_length, static_cast<int64_t>(count), [&](int64_t index) -> PackedRecord {
+      const auto row = static_cast<size_t>(index);
       const auto tokens = row_tokens(row);
-      writer.append({{tokens.begin(), tokens.end()}, row_mask(row), rows.starts[row]});
-    }
+      return {{tokens.begin(), tokens.end()}, row_mask(row), rows.starts[row]};
+    });
+  } else if (is_hdf5_name(path)) {
+    Hdf5TokenWriter writer(path, options.seq_length, {});
+    for (size_t row = 0; row < count; ++row) writer.append(row_tokens(row), {}, {});
     writer.commit();
   } else {
     write_npy_int32(path, rows.tokens, static_cast<int64_t>(count), options.seq_length);

@@ -18,15 +18,15 @@ class AddedTokenFinder {
   /// `content`: what is looked for, one for each token.
   void add(const AddedToken& token, std::string_view content);
 
-  /// Calls found(id) and plain(text) in the order of the text. A token takes the white space beside it along where it
-  /// says so; one with single_word between word characters is plain text.
+  /// Calls found(id, end of it in the text) and plain(text) in the order of the text. A token takes the white space
+  /// beside it along where it says so; one with single_word between word characters is plain text.
   template <class Found, class Plain>
   void split(std::string_view text, const Found& found, const Plain& plain) const {
     size_t done = 0;
     for (Match match = next(text, 0); match.token != nullptr; match = next(text, match.end)) {
       const size_t begin = begin_of(text, match, done), end = end_of(text, match);
       if (done < begin) plain(text.substr(done, begin - done));
-      found(match.token->id);
+      found(match.token->id, end);
       done = end;
     }
     if (done < text.size()) plain(text.substr(done));

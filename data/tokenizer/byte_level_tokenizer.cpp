@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <unordered_set>
+#include <utility>
 
 namespace trireme {
 namespace {
@@ -82,16 +83,54 @@ std::shared_ptr<BpeEncoder::Cache> ByteLevelTokenizer::take_cache() const {
   return encoder_.make_cache();
 }
 
-void ByteLevelTokenizer::encode(std::string_view text, std::vector<int32_t>& ids) const {
+void ByteLevelTokenizer::encode_words(std::string_view plain, size_t begin, BpeEncoder::Cache& cache,
+                                      std::vector<int32_t>& ids, TextMarks* marks) const {
+  if (marks == nullptr)
+    return splitter_.split(plain, [&](std::string_view word) { encoder_.encode(word, cache, ids); });
+  auto done = static_cast<int64_t>(begin);
+  bool first = true;
+  splitter_.split(plain, [&](std::string_view word) {
+    size_t index = ids.size();
+    encoder_.encode(word, cache, ids);
+    // A model may put a space before the first word, which the text does not have.
+    int64_t at = done - (std::exchange(first, false) && word.starts_with(' ') && !plain.starts_with(' ') ? 1 : 0);
+    done = at + static_cast<int64_t>(word.size());
+    for (; index < ids.size(); ++index) {
+      at += static_cast<int64_t>(pieces_[static_cast<size_t>(ids[index])].bytes.size());
+      marks->token(static_cast<size_t>(index + 1 == ids.size() ? done : std::clamp<int64_t>(at, 0, done)), index);
+    }
+  });
+}
+
+void ByteLevelTokenizer::encode(std::string_view text, std::vector<int32_t>& ids, TextMarks* marks) const {
   auto cache = take_cache();
   std::string composed;
-  const auto found = [&](int32_t id) { ids.push_back(id); };
-  const auto words = [&](std::string_view plain) {
-    splitter_.split(plain, [&](std::string_view word) { encoder_.encode(word, *cache, ids); });
+  const auto found = [&](int32_t id, size_t end) {
+    if (marks != nullptr) marks->token(end, ids.size());
+    ids.push_back(id);
   };
   raw_.split(text, found, [&](std::string_view plain) {
-    if (model_.nfc && normalise_nfc(plain, composed)) plain = composed;
-    normalised_.split(plain, found, words);
+    const auto begin = static_cast<size_t>(plain.data() - text.data()), end = begin + plain.size();
+    const bool changed = model_.nfc && normalise_nfc(plain, composed);
+    if (changed) plain = composed;
+    // Places inside of a part that NFC changes are where its beginning up to them ends after NFC.
+    TextMarks inner;
+    if (marks != nullptr) {
+      std::string head;
+      for (size_t i = marks->tokens.size(); i < marks->places.size() && marks->places[i] < end; ++i) {
+        const std::string_view before = text.substr(begin, marks->places[i] - std::min(begin, marks->places[i]));
+        inner.places.push_back(changed && normalise_nfc(before, head) ? head.size() : before.size());
+      }
+    }
+    TextMarks* const used = inner.places.empty() ? nullptr : &inner;
+    const auto found_inside = [&](int32_t id, size_t id_end) {
+      if (used != nullptr) used->token(id_end, ids.size());
+      ids.push_back(id);
+    };
+    normalised_.split(plain, found_inside, [&](std::string_view words) {
+      encode_words(words, static_cast<size_t>(words.data() - plain.data()), *cache, ids, used);
+    });
+    if (used != nullptr) marks->tokens.insert(marks->tokens.end(), inner.tokens.begin(), inner.tokens.end());
   });
   const std::lock_guard lock(mutex_);
   caches_.push_back(std::move(cache));

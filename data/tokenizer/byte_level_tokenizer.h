@@ -19,7 +19,7 @@ class ByteLevelTokenizer final : public TokenizerModel {
 
   std::string kind() const override { return "byte-level BPE"; }
   int32_t add_special(const std::string& text) override;
-  void encode(std::string_view text, std::vector<int32_t>& ids) const override;
+  void encode(std::string_view text, std::vector<int32_t>& ids, TextMarks* marks) const override;
   std::string decode(std::span<const int32_t> ids, bool with_specials) const override;
   int64_t vocab_size() const override { return static_cast<int64_t>(pieces_.size()); }
   int64_t base_vocab_size() const override { return base_vocab_size_; }
@@ -29,6 +29,9 @@ class ByteLevelTokenizer final : public TokenizerModel {
   std::vector<int32_t> leading() const override { return model_.leading; }
 
  private:
+  /// Encodes text without added tokens that begins at byte `begin` of what `marks` counts in.
+  void encode_words(std::string_view plain, size_t begin, BpeEncoder::Cache& cache, std::vector<int32_t>& ids,
+                    TextMarks* marks) const;
   struct Piece {
     std::string bytes;
     bool special = false;  // of the file: decode() leaves it out

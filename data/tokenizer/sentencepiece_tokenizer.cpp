@@ -87,8 +87,43 @@ void SentencepieceTokenizer::encode_plain(std::string_view text, std::vector<int
     ids.insert(ids.end(), pieces.begin(), pieces.end());
 }
 
-void SentencepieceTokenizer::encode(std::string_view text, std::vector<int32_t>& ids) const {
+void SentencepieceTokenizer::find_marks(std::string_view part, size_t begin, const std::vector<int32_t>& ids,
+                                        size_t first, TextMarks& marks) const {
+  const auto open = [&] { return marks.tokens.size() < marks.places.size(); };
+  const auto place = [&] { return marks.places[marks.tokens.size()]; };
+  while (open() && place() <= begin) marks.tokens.push_back(first);
+  if (!open() || place() >= begin + part.size()) return;
+  // Pieces are the text itself, with U+2581 for spaces and perhaps one before it, where nothing is normalised.
+  std::vector<size_t> lengths;
+  size_t total = 0;
+  for (size_t i = first; i < ids.size(); ++i) {
+    const std::string& piece = state_->processor.IdToPiece(ids[i]);
+    size_t length = state_->processor.IsByte(ids[i]) ? 1 : piece.size();
+    for (size_t at = piece.find("\u2581"); at != std::string::npos; at = piece.find("\u2581", at + 3)) length -= 2;
+    lengths.push_back(length);
+    total += length;
+  }
+  if (total == part.size() || (total == part.size() + 1 && !lengths.empty() && lengths[0] > 0)) {
+    size_t at = begin + part.size() - total;  // one less than begin with a space before
+    for (size_t i = 0; i < lengths.size(); ++i) marks.token(at += lengths[i], first + i);
+    return;
+  }
+  while (open() && place() < begin + part.size()) {
+    std::vector<int32_t> head;
+    encode_plain(part.substr(0, place() - begin), head);
+    size_t same = 0;
+    while (same < head.size() && first + same < ids.size() && head[same] == ids[first + same]) ++same;
+    marks.tokens.push_back(first + same);
+  }
+}
+
+void SentencepieceTokenizer::encode(std::string_view text, std::vector<int32_t>& ids, TextMarks* marks) const {
   size_t plain = 0;
+  const auto part = [&](size_t end) {
+    const size_t first = ids.size();
+    encode_plain(text.substr(plain, end - plain), ids);
+    if (marks != nullptr) find_marks(text.substr(plain, end - plain), plain, ids, first, *marks);
+  };
   for (size_t at = 0; at < text.size() && !state_->specials.empty();) {
     const std::string_view rest = text.substr(at);
     const auto found = std::find_if(state_->specials.begin(), state_->specials.end(),
@@ -97,11 +132,12 @@ void SentencepieceTokenizer::encode(std::string_view text, std::vector<int32_t>&
       ++at;
       continue;
     }
-    encode_plain(text.substr(plain, at - plain), ids);
-    ids.push_back(found->second);
+    part(at);
     plain = at += found->first.size();
+    if (marks != nullptr) marks->token(at, ids.size());
+    ids.push_back(found->second);
   }
-  encode_plain(text.substr(plain), ids);
+  part(text.size());
 }
 
 std::string SentencepieceTokenizer::decode(std::span<const int32_t> ids, bool with_specials) const {

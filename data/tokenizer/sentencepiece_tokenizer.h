@@ -14,7 +14,7 @@ class SentencepieceTokenizer final : public TokenizerModel {
 
   std::string kind() const override { return "sentencepiece"; }
   int32_t add_special(const std::string& text) override;
-  void encode(std::string_view text, std::vector<int32_t>& ids) const override;
+  void encode(std::string_view text, std::vector<int32_t>& ids, TextMarks* marks) const override;
   std::string decode(std::span<const int32_t> ids, bool with_specials) const override;
   int64_t vocab_size() const override;
   int64_t base_vocab_size() const override;
@@ -24,6 +24,10 @@ class SentencepieceTokenizer final : public TokenizerModel {
   std::vector<int32_t> leading() const override;
 
  private:
+  /// The tokens of the places inside of a part without special tokens, which begins at byte `begin` of the text and
+  /// gave the ids from `first` on.
+  void find_marks(std::string_view part, size_t begin, const std::vector<int32_t>& ids, size_t first,
+                  TextMarks& marks) const;
   void encode_plain(std::string_view text, std::vector<int32_t>& ids) const;
   struct State;
   std::unique_ptr<State> state_;

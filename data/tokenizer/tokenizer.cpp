@@ -66,11 +66,28 @@ Tokenizer::Tokenizer(const fs::path& path) : model_(open_model(path)) {}
 Tokenizer::Tokenizer(std::string serialized_model, const fs::path& name_for_errors)
     : model_(std::make_unique<SentencepieceTokenizer>(std::move(serialized_model), name_for_errors)) {}
 
-std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
+namespace {
+
+void require_utf8(std::string_view text) {
   if (const size_t good = valid_utf8_prefix(text); good < text.size())
     throw DataError(fmt::format("the text is not UTF-8 from its byte {} on", good));
+}
+
+}  // namespace
+
+std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
+  require_utf8(text);
   std::vector<int32_t> ids;
-  model_->encode(text, ids);
+  model_->encode(text, ids, nullptr);
+  return ids;
+}
+
+std::vector<int32_t> Tokenizer::encode(std::string_view text, TextMarks& marks) const {
+  require_utf8(text);
+  std::vector<int32_t> ids;
+  marks.tokens.clear();
+  model_->encode(text, ids, &marks);
+  marks.tokens.resize(marks.places.size(), ids.size());
   return ids;
 }
 

@@ -12,14 +12,25 @@
 
 namespace trireme {
 
+/// Finds the tokens of places in a text while the text is encoded.
+struct TextMarks {
+  std::vector<size_t> places;  // bytes of the text, ascending
+  std::vector<size_t> tokens;  // filled: for each place the number of tokens that end at or before it
+
+  /// Token `index` of the text ends at byte `end`; called in order.
+  void token(size_t end, size_t index) {
+    while (tokens.size() < places.size() && places[tokens.size()] < end) tokens.push_back(index);
+  }
+};
+
 /// What the two kinds of tokenizers implement. Const members are thread-safe.
 class TokenizerModel {
  public:
   virtual ~TokenizerModel() = default;
   virtual std::string kind() const = 0;  // "sentencepiece" or "byte-level BPE"
   virtual int32_t add_special(const std::string& text) = 0;
-  /// Appends the ids of `text`, which is valid UTF-8.
-  virtual void encode(std::string_view text, std::vector<int32_t>& ids) const = 0;
+  /// Appends the ids of `text`, which is valid UTF-8. `marks`: null, or called for each token, as far as one is left.
+  virtual void encode(std::string_view text, std::vector<int32_t>& ids, TextMarks* marks) const = 0;
   /// `ids` are inside the vocabulary.
   virtual std::string decode(std::span<const int32_t> ids, bool with_specials) const = 0;
   virtual int64_t vocab_size() const = 0;
@@ -57,6 +68,9 @@ class Tokenizer {
   ///
   /// Byte-level BPE: what `tokenizers` gives with add_special_tokens=False.
   std::vector<int32_t> encode(std::string_view text) const;
+  /// The same, and the tokens of the places in `marks`. Where a sentencepiece model or NFC changes the text, a token
+  /// that begins and ends beside the place counts by the longest common beginning with the text up to the place.
+  std::vector<int32_t> encode(std::string_view text, TextMarks& marks) const;
   /// encode() of every text, in order, on `threads` threads (0: one per core).
   std::vector<std::vector<int32_t>> encode_all(std::span<const std::string_view> texts, unsigned threads = 0) const;
   /// Text of ids. Control pieces of sentencepiece (BOS, EOS) and special tokens of a tokenizer.json give no text unless

@@ -220,12 +220,13 @@ void add_ultrachat(CLI::App& tool) {
 }  // namespace
 
 void add_data_tool(CLI::App& app) {
-  CLI::App* tool =
-      app.add_subcommand("data", "Make token files: pack text, convert MLPerf's and ultrachat's Parquet, BERT's rows");
+  CLI::App* tool = app.add_subcommand(
+      "data", "Make token files: pack text and conversations, convert MLPerf's and ultrachat's Parquet, BERT's rows");
   tool->require_subcommand(1);
   add_pack(*tool);
   add_mlperf(*tool);
   add_ultrachat(*tool);
+  add_chat_data_tool(*tool);
   add_bert_data_tool(*tool);
   add_megatron_data_tool(*tool);
 }

@@ -16,16 +16,19 @@ std::string json_problem(const nlohmann::json::exception& error) {
   return std::string(text);
 }
 
-nlohmann::json parse_json(std::string_view text, const std::string& what, ExitCode code, int max_depth) {
+namespace {
+
+template <class Json>
+Json parse_bounded(std::string_view text, const std::string& what, ExitCode code, int max_depth) {
   std::vector<std::set<std::string>> keys;
   std::string problem;
-  const auto watch = [&](int depth, nlohmann::json::parse_event_t event, nlohmann::json& value) {
-    using Event = nlohmann::json::parse_event_t;
+  const auto watch = [&](int depth, typename Json::parse_event_t event, Json& value) {
+    using Event = typename Json::parse_event_t;
     if (depth > max_depth) throw Error(code, fmt::format("{}: nested deeper than {} levels", what, max_depth));
     if (event == Event::object_start) keys.emplace_back();
     if (event == Event::object_end) keys.pop_back();
-    if (event == Event::key && !keys.back().insert(value.get<std::string>()).second)
-      throw Error(code, fmt::format("{}: key '{}' appears twice", what, value.get<std::string>()));
+    if (event == Event::key && !keys.back().insert(value.template get<std::string>()).second)
+      throw Error(code, fmt::format("{}: key '{}' appears twice", what, value.template get<std::string>()));
     return true;
   };
   // The library's destructor and callbacks recurse; counting brackets first bounds their depth.
@@ -45,10 +48,21 @@ nlohmann::json parse_json(std::string_view text, const std::string& what, ExitCo
     }
   }
   try {
-    return nlohmann::json::parse(text, watch);
+    return Json::parse(text, watch);
   } catch (const nlohmann::json::exception& error) {
     throw Error(code, fmt::format("{} is not valid JSON: {}", what, json_problem(error)));
   }
+}
+
+}  // namespace
+
+nlohmann::json parse_json(std::string_view text, const std::string& what, ExitCode code, int max_depth) {
+  return parse_bounded<nlohmann::json>(text, what, code, max_depth);
+}
+
+nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& what, ExitCode code,
+                                          int max_depth) {
+  return parse_bounded<nlohmann::ordered_json>(text, what, code, max_depth);
 }
 
 }  // namespace trireme

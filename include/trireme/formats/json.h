@@ -13,6 +13,10 @@ namespace trireme {
 /// Throws Error with `code`: "<what>: <reason>".
 nlohmann::json parse_json(std::string_view text, const std::string& what, ExitCode code, int max_depth = 32);
 
+/// The same, with the keys of objects in the order of the text.
+nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& what, ExitCode code,
+                                          int max_depth = 32);
+
 /// The library's reason without its error number: "line 2, column 1: unexpected end of input".
 std::string json_problem(const nlohmann::json::exception& error);
 

@@ -187,11 +187,17 @@ void ParquetFile::read_integer_lists(const std::string& first, const std::string
   });
 }
 
+bool ParquetFile::has_column(const std::string& column) const {
+  return state_->schema->GetFieldByName(column) != nullptr;
+}
+
 void ParquetFile::read_messages(const std::string& column, const MessagesVisitor& visit) const {
   const auto field = field_named(state_->path, *state_->schema, column);
   const auto wrong = [&] {
-    fail(state_->path, fmt::format("column '{}' is {}, expected a list of structs with the strings role and content",
-                                   column, field->type()->ToString()));
+    fail(state_->path,
+         fmt::format("column '{}' is {}, expected a list of structs with the strings role and content, or from "
+                     "and value",
+                     column, field->type()->ToString()));
   };
   if (!is_list(*field->type())) wrong();
   std::vector<ChatMessage> messages;
@@ -204,7 +210,9 @@ void ParquetFile::read_messages(const std::string& column, const MessagesVisitor
       if (values) {
         if (values->type_id() != arrow::Type::STRUCT) wrong();
         const auto& structs = static_cast<const arrow::StructArray&>(*values);
-        const auto role = structs.GetFieldByName("role"), content = structs.GetFieldByName("content");
+        const bool turns = structs.GetFieldByName("role") == nullptr;  // as ShareGPT has it
+        const auto role = structs.GetFieldByName(turns ? "from" : "role");
+        const auto content = structs.GetFieldByName(turns ? "value" : "content");
         if (!role || !content || !is_text(*role->type()) || !is_text(*content->type())) wrong();
         for (int64_t k = range.begin; k < range.end; ++k) {
           if (structs.IsNull(k) || role->IsNull(k) || content->IsNull(k))
@@ -234,6 +242,7 @@ std::vector<int64_t> ParquetFile::group_rows() const { return {}; }
 std::vector<std::string> ParquetFile::read_text_group(const std::string&, int64_t) const { return {}; }
 void ParquetFile::read_text(const std::string&, const TextVisitor&) const {}
 void ParquetFile::read_integer_lists(const std::string&, const std::string&, const ListsVisitor&) const {}
+bool ParquetFile::has_column(const std::string&) const { return false; }
 void ParquetFile::read_messages(const std::string&, const MessagesVisitor&) const {}
 
 #endif

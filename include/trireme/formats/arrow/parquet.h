@@ -42,7 +42,8 @@ class ParquetFile {
   std::vector<std::string> read_text_group(const std::string& column, int64_t group) const;
   /// Two columns of integer lists (list, large_list or fixed-size list of any integer type).
   void read_integer_lists(const std::string& first, const std::string& second, const ListsVisitor& visit) const;
-  /// A list of structs that hold the strings `role` and `content`.
+  bool has_column(const std::string& column) const;
+  /// A list of structs that hold the strings `role` and `content`, or `from` and `value`.
   void read_messages(const std::string& column, const MessagesVisitor& visit) const;
 
  private:

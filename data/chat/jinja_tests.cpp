@@ -1,0 +1,93 @@
+// Tests: what stands after "is".
+#include "data/chat/jinja_builtins.h"
+
+#include <fmt/format.h>
+
+#include <functional>
+#include <unordered_map>
+
+namespace trireme::jinja {
+namespace {
+
+using Test = std::function<bool(const Value&, const Arguments&)>;
+
+const std::unordered_map<std::string, Test>& test_table() {
+  const auto plain = [](const char* name, auto apply) {
+    return [name, apply](const Value& input, const Arguments& arguments) -> bool {
+      bind(name, arguments, {});
+      return apply(input);
+    };
+  };
+  const auto with = [](const char* name, auto apply) {
+    return [name, apply](const Value& input, const Arguments& arguments) -> bool {
+      return apply(input, *bind(name, arguments, {"other"}, 1)[0]);
+    };
+  };
+  const auto remainder = [](const Value& value, int64_t by) {
+    if (by == 0) throw ValueError{"a division by zero"};
+    return integer_of("this test", value) % by;
+  };
+  const auto same = with("equalto", [](const Value& a, const Value& b) { return equal(a, b); });
+  const auto other = with("ne", [](const Value& a, const Value& b) { return !equal(a, b); });
+  const auto below = with("lt", [](const Value& a, const Value& b) { return less(a, b); });
+  const auto above = with("gt", [](const Value& a, const Value& b) { return less(b, a); });
+  const auto at_most = with("le", [](const Value& a, const Value& b) { return !less(b, a); });
+  const auto at_least = with("ge", [](const Value& a, const Value& b) { return !less(a, b); });
+  const auto has_items = plain("iterable", [](const Value& v) {
+    return v.is_undefined() || v.text() != nullptr || v.list() != nullptr || v.dict() != nullptr;
+  });
+  static const std::unordered_map<std::string, Test> table = {
+      {"defined", plain("defined", [](const Value& v) { return !v.is_undefined(); })},
+      {"undefined", plain("undefined", [](const Value& v) { return v.is_undefined(); })},
+      {"none", plain("none", [](const Value& v) { return v.is_none(); })},
+      {"string", plain("string", [](const Value& v) { return v.text() != nullptr; })},
+      {"mapping", plain("mapping", [](const Value& v) { return v.dict() != nullptr; })},
+      {"iterable", has_items},
+      {"sequence", has_items},
+      {"number", plain("number", [](const Value& v) { return v.is_number(); })},
+      {"integer", plain("integer", [](const Value& v) { return v.as<int64_t>() != nullptr; })},
+      {"float", plain("float", [](const Value& v) { return v.as<double>() != nullptr; })},
+      {"boolean", plain("boolean", [](const Value& v) { return v.as<bool>() != nullptr; })},
+      {"true", plain("true", [](const Value& v) { return v.as<bool>() != nullptr && *v.as<bool>(); })},
+      {"false", plain("false", [](const Value& v) { return v.as<bool>() != nullptr && !*v.as<bool>(); })},
+      {"callable", plain("callable", [](const Value& v) { return v.function() != nullptr; })},
+      {"odd", plain("odd", [remainder](const Value& v) { return remainder(v, 2) != 0; })},
+      {"even", plain("even", [remainder](const Value& v) { return remainder(v, 2) == 0; })},
+      {"divisibleby",
+       with("divisibleby",
+            [remainder](const Value& a, const Value& b) { return remainder(a, integer_of("divisibleby", b)) == 0; })},
+      {"in", with("in", [](const Value& a, const Value& b) { return contains(a, b); })},
+      {"eq", same},
+      {"==", same},
+      {"equalto", same},
+      {"ne", other},
+      {"!=", other},
+      {"lt", below},
+      {"<", below},
+      {"lessthan", below},
+      {"gt", above},
+      {">", above},
+      {"greaterthan", above},
+      {"le", at_most},
+      {"<=", at_most},
+      {"ge", at_least},
+      {">=", at_least},
+      {"sameas", with("sameas",
+                      [](const Value& a, const Value& b) {
+                        if (!b.is_none() && b.as<bool>() == nullptr)
+                          throw ValueError{"the test 'sameas' is supported for true, false and none only"};
+                        return a.type_name() == b.type_name() && equal(a, b);
+                      })},
+  };
+  return table;
+}
+
+}  // namespace
+
+bool apply_test(const std::string& name, const Value& input, const Arguments& arguments) {
+  const auto found = test_table().find(name);
+  if (found == test_table().end()) throw ValueError{fmt::format("the test '{}' is not supported", name)};
+  return found->second(input, arguments);
+}
+
+}  // namespace trireme::jinja

@@ -1,0 +1,387 @@
+#include "data/chat/jinja_value.h"
+
+#include "trireme/base/text.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+
+namespace trireme::jinja {
+namespace {
+
+/// Decodes the character at `at` of valid UTF-8, and steps over it.
+char32_t next_character(std::string_view text, size_t& at) {
+  const auto byte = [&](size_t i) {
+    return i < text.size() ? static_cast<char32_t>(static_cast<unsigned char>(text[i])) : U'\0';
+  };
+  const char32_t first = byte(at);
+  const size_t length = first < 0x80 ? 1 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
+  char32_t code = length == 1 ? first : first & (0xFFu >> (length + 1));
+  for (size_t i = 1; i < length; ++i) code = code << 6 | (byte(at + i) & 0x3F);
+  at = std::min(at + length, text.size());
+  return code;
+}
+
+/// repr() of a float: the shortest digits, an exponent below 1e-4 and from 1e16 on.
+std::string float_repr(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
+  std::string text = fmt::format("{}", value);
+  const double size = std::abs(value);
+  if (size != 0 && (size < 1e-4 || size >= 1e16)) {
+    text = fmt::format("{:e}", value);
+    for (int digits = 0; digits < 17; ++digits) {
+      text = fmt::format("{:.{}e}", value, digits);
+      if (std::strtod(text.c_str(), nullptr) == value) break;
+    }
+    return text;
+  }
+  if (text.find_first_of(".e") == std::string::npos) text += ".0";
+  return text;
+}
+
+/// Characters that repr() escapes: controls, separators and spaces other than ' ', surrogates, private use,
+/// noncharacters. Unassigned code points, which Python escapes too, are printed.
+bool is_printable(char32_t c) {
+  if (c < 0x20 || (c >= 0x7F && c < 0xA1) || c == 0xAD) return false;
+  if (c != ' ' && is_python_space(c)) return false;
+  if ((c >= 0x200B && c <= 0x200F) || (c >= 0x202A && c <= 0x202E) || (c >= 0x2060 && c <= 0x206F)) return false;
+  return !(c >= 0xE000 && c <= 0xF8FF) && c != 0xFEFF && (c & 0xFFFE) != 0xFFFE && c < 0xE0000;
+}
+
+std::string text_repr(std::string_view text) {
+  const char quote = text.find('\'') != std::string_view::npos && text.find('"') == std::string_view::npos ? '"' : '\'';
+  std::string out(1, quote);
+  for (size_t at = 0; at < text.size();) {
+    const size_t begin = at;
+    const char32_t c = next_character(text, at);
+    if (c == U'\n')
+      out += "\\n";
+    else if (c == U'\r')
+      out += "\\r";
+    else if (c == U'\t')
+      out += "\\t";
+    else if (c == U'\\')
+      out += "\\\\";
+    else if (c == static_cast<char32_t>(quote))
+      (out += '\\') += quote;
+    else if (is_printable(c))
+      out += text.substr(begin, at - begin);
+    else if (c < 0x100)
+      out += fmt::format("\\x{:02x}", static_cast<unsigned>(c));
+    else if (c < 0x10000)
+      out += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
+    else
+      out += fmt::format("\\U{:08x}", static_cast<unsigned>(c));
+  }
+  return out + quote;
+}
+
+std::string json_text(std::string_view text, bool ascii) {
+  std::string out = "\"";
+  for (size_t at = 0; at < text.size();) {
+    const size_t begin = at;
+    const char32_t c = next_character(text, at);
+    const auto unit = [&](unsigned code) { out += fmt::format("\\u{:04x}", code); };
+    if (c == U'"')
+      out += "\\\"";
+    else if (c == U'\\')
+      out += "\\\\";
+    else if (c == U'\n')
+      out += "\\n";
+    else if (c == U'\r')
+      out += "\\r";
+    else if (c == U'\t')
+      out += "\\t";
+    else if (c == U'\b')
+      out += "\\b";
+    else if (c == U'\f')
+      out += "\\f";
+    else if (c < 0x20 || (ascii && c >= 0x7F && c < 0x10000 && c != 0x7F))
+      unit(static_cast<unsigned>(c));
+    else if (ascii && c >= 0x10000) {
+      unit(static_cast<unsigned>(0xD800 + ((c - 0x10000) >> 10)));
+      unit(static_cast<unsigned>(0xDC00 + ((c - 0x10000) & 0x3FF)));
+    } else
+      out += text.substr(begin, at - begin);
+  }
+  return out + '"';
+}
+
+std::string repr(const Value& value) {
+  if (value.is_undefined()) return "Undefined";
+  if (const auto* text = value.text()) return text_repr(*text);
+  if (const auto* list = value.list()) {
+    std::string out(1, list->is_tuple ? '(' : '[');
+    for (size_t i = 0; i < list->items.size(); ++i) (out += i == 0 ? "" : ", ") += repr(list->items[i]);
+    if (list->is_tuple && list->items.size() == 1) out += ',';
+    return out + (list->is_tuple ? ')' : ']');
+  }
+  if (const auto* dict = value.dict()) {
+    std::string out = "{";
+    for (size_t i = 0; i < dict->items.size(); ++i)
+      (((out += i == 0 ? "" : ", ") += text_repr(dict->items[i].first)) += ": ") += repr(dict->items[i].second);
+    return out + '}';
+  }
+  if (value.is_none()) return "None";
+  if (const auto* flag = value.as<bool>()) return *flag ? "True" : "False";
+  if (const auto* number = value.as<int64_t>()) return fmt::format("{}", *number);
+  if (const auto* number = value.as<double>()) return float_repr(*number);
+  throw ValueError{fmt::format("the text of a {} is not supported", value.type_name())};
+}
+
+void json(std::string& out, const Value& value, const JsonStyle& style, int depth) {
+  const auto line = [&](int level) {
+    if (!style.has_indent) return;
+    out += '\n';
+    for (int i = 0; i < level; ++i) out += style.indent;
+  };
+  const std::string separator =
+      style.has_indent && style.item_separator == ", " ? std::string(",") : style.item_separator;
+  if (value.is_none()) {
+    out += "null";
+  } else if (const auto* flag = value.as<bool>()) {
+    out += *flag ? "true" : "false";
+  } else if (const auto* number = value.as<double>()) {
+    out += std::isnan(*number)   ? "NaN"
+           : std::isinf(*number) ? (*number < 0 ? "-Infinity" : "Infinity")
+                                 : float_repr(*number);
+  } else if (value.is_integer()) {
+    out += fmt::format("{}", value.integer());
+  } else if (const auto* text = value.text()) {
+    out += json_text(*text, style.ascii);
+  } else if (const auto* list = value.list()) {
+    out += '[';
+    for (size_t i = 0; i < list->items.size(); ++i) {
+      if (i > 0) out += separator;
+      line(depth + 1);
+      json(out, list->items[i], style, depth + 1);
+    }
+    if (!list->items.empty()) line(depth);
+    out += ']';
+  } else if (const auto* dict = value.dict()) {
+    auto items = dict->items;
+    if (style.sort_keys)
+      std::stable_sort(items.begin(), items.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    out += '{';
+    for (size_t i = 0; i < items.size(); ++i) {
+      if (i > 0) out += separator;
+      line(depth + 1);
+      (out += json_text(items[i].first, style.ascii)) += style.key_separator;
+      json(out, items[i].second, style, depth + 1);
+    }
+    if (!items.empty()) line(depth);
+    out += '}';
+  } else {
+    throw ValueError{fmt::format("a value of type {} has no JSON form", value.type_name())};
+  }
+}
+
+}  // namespace
+
+const Value* Dict::find(std::string_view key) const {
+  for (const auto& [name, value] : items)
+    if (name == key) return &value;
+  return nullptr;
+}
+
+void Dict::set(const std::string& key, Value value) {
+  for (auto& [name, old] : items)
+    if (name == key) {
+      old = std::move(value);
+      return;
+    }
+  items.emplace_back(key, std::move(value));
+}
+
+Value::Value(List list) {
+  for (const Value& each : list.items) list.depth = std::max(list.depth, each.depth() + 1);
+  if (list.depth > kMaxDepth) throw ValueError{fmt::format("values nested deeper than {}", kMaxDepth)};
+  storage_ = std::make_shared<const List>(std::move(list));
+}
+
+Value::Value(Dict dict) {
+  for (const auto& [key, each] : dict.items) dict.depth = std::max(dict.depth, each.depth() + 1);
+  if (dict.depth > kMaxDepth) throw ValueError{fmt::format("values nested deeper than {}", kMaxDepth)};
+  storage_ = std::make_shared<const Dict>(std::move(dict));
+}
+
+int Value::depth() const {
+  if (list() != nullptr) return list()->depth;
+  if (dict() != nullptr) return dict()->depth;
+  if (function() != nullptr) return function()->depth;
+  return loop() != nullptr ? loop()->items->depth : 0;
+}
+
+Value Value::undefined(std::string name) {
+  Value value;
+  value.storage_ = Undefined{std::move(name)};
+  return value;
+}
+
+Value Value::from_json(const nlohmann::ordered_json& json) {
+  switch (json.type()) {
+    case nlohmann::json::value_t::boolean: return Value(json.get<bool>());
+    case nlohmann::json::value_t::number_integer: return Value(json.get<int64_t>());
+    case nlohmann::json::value_t::number_unsigned:
+      if (json.get<uint64_t>() > INT64_MAX) throw ValueError{fmt::format("the number {} is too large", json.dump())};
+      return Value(json.get<int64_t>());
+    case nlohmann::json::value_t::number_float: return Value(json.get<double>());
+    case nlohmann::json::value_t::string: return Value(json.get<std::string>());
+    case nlohmann::json::value_t::array: {
+      List list;
+      for (const auto& item : json) list.items.push_back(from_json(item));
+      return Value(std::move(list));
+    }
+    case nlohmann::json::value_t::object: {
+      Dict dict;
+      for (const auto& [key, item] : json.items()) dict.items.emplace_back(key, from_json(item));
+      return Value(std::move(dict));
+    }
+    default: return Value();
+  }
+}
+
+bool Value::truth() const {
+  if (is_undefined() || is_none()) return false;
+  if (is_integer()) return integer() != 0;
+  if (const auto* number = as<double>()) return *number != 0;
+  if (const auto* found = text()) return !found->empty();
+  if (const auto* found = list()) return !found->items.empty();
+  if (const auto* found = dict()) return !found->items.empty();
+  return true;
+}
+
+std::string Value::type_name() const {
+  if (is_undefined()) return "Undefined";
+  if (is_none()) return "NoneType";
+  if (as<bool>() != nullptr) return "bool";
+  if (as<int64_t>() != nullptr) return "int";
+  if (as<double>() != nullptr) return "float";
+  if (text() != nullptr) return "str";
+  if (const auto* found = list()) return found->is_tuple ? "tuple" : "list";
+  if (dict() != nullptr) return "dict";
+  if (names() != nullptr) return "Namespace";
+  return loop() != nullptr ? "LoopContext" : "function";
+}
+
+bool equal(const Value& a, const Value& b) {
+  if (a.is_number() && b.is_number())
+    return a.is_integer() && b.is_integer() ? a.integer() == b.integer() : a.real() == b.real();
+  if (a.text() != nullptr && b.text() != nullptr) return *a.text() == *b.text();
+  if (a.list() != nullptr && b.list() != nullptr)
+    return a.list()->is_tuple == b.list()->is_tuple &&
+           std::equal(a.list()->items.begin(), a.list()->items.end(), b.list()->items.begin(), b.list()->items.end(),
+                      equal);
+  if (a.dict() != nullptr && b.dict() != nullptr) {
+    if (a.dict()->items.size() != b.dict()->items.size()) return false;
+    return std::all_of(a.dict()->items.begin(), a.dict()->items.end(), [&](const auto& item) {
+      const Value* other = b.dict()->find(item.first);
+      return other != nullptr && equal(item.second, *other);
+    });
+  }
+  if (a.names() != nullptr || a.function() != nullptr || a.loop() != nullptr)
+    return a.names() == b.names() && a.function() == b.function() && a.loop() == b.loop();
+  return (a.is_none() && b.is_none()) || (a.is_undefined() && b.is_undefined());
+}
+
+bool less(const Value& a, const Value& b) {
+  if (a.is_number() && b.is_number())
+    return a.is_integer() && b.is_integer() ? a.integer() < b.integer() : a.real() < b.real();
+  if (a.text() != nullptr && b.text() != nullptr) return *a.text() < *b.text();
+  if (a.list() != nullptr && b.list() != nullptr && a.list()->is_tuple == b.list()->is_tuple) {
+    const auto &x = a.list()->items, &y = b.list()->items;
+    for (size_t i = 0; i < std::min(x.size(), y.size()); ++i)
+      if (!equal(x[i], y[i])) return less(x[i], y[i]);
+    return x.size() < y.size();
+  }
+  throw ValueError{fmt::format("a {} and a {} have no order", a.type_name(), b.type_name())};
+}
+
+std::string to_text(const Value& value) {
+  if (value.is_undefined()) return "";
+  if (const auto* text = value.text()) return *text;
+  return repr(value);
+}
+
+std::string to_repr(const Value& value) { return repr(value); }
+
+std::string to_json(const Value& value, const JsonStyle& style) {
+  std::string out;
+  json(out, value, style, 0);
+  return out;
+}
+
+std::shared_ptr<const List> items_of(const Value& value) {
+  if (const auto* list = value.as<std::shared_ptr<const List>>()) return *list;
+  List items;
+  if (const auto* text = value.text()) {
+    for (size_t at = 0; at < text->size();) {
+      const size_t begin = at;
+      next_character(*text, at);
+      items.items.emplace_back(text->substr(begin, at - begin));
+    }
+  } else if (const auto* dict = value.dict()) {
+    for (const auto& item : dict->items) items.items.emplace_back(item.first);
+  } else if (!value.is_undefined()) {
+    throw ValueError{fmt::format("a value of type {} cannot be iterated over", value.type_name())};
+  }
+  return std::make_shared<const List>(std::move(items));
+}
+
+size_t character_count(std::string_view text) {
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+}
+
+size_t byte_offset(std::string_view text, size_t index) {
+  size_t at = 0;
+  for (; index > 0 && at < text.size(); --index) next_character(text, at);
+  return at;
+}
+
+bool is_python_space(char32_t c) {
+  return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+}
+
+std::string_view strip_left(std::string_view text) {
+  size_t at = 0;
+  while (at < text.size()) {
+    size_t next = at;
+    if (!is_python_space(next_character(text, next))) break;
+    at = next;
+  }
+  return text.substr(at);
+}
+
+std::string_view strip_right(std::string_view text) {
+  while (!text.empty()) {
+    size_t begin = text.size() - 1;
+    while (begin > 0 && (static_cast<unsigned char>(text[begin]) & 0xC0) == 0x80) --begin;
+    size_t at = begin;
+    if (!is_python_space(next_character(text, at))) break;
+    text = text.substr(0, begin);
+  }
+  return text;
+}
+
+void append_utf8(std::string& text, char32_t c) {
+  const auto put = [&](char32_t byte) { text += static_cast<char>(static_cast<unsigned char>(byte)); };
+  if (c < 0x80) return put(c);
+  if (c < 0x800) {
+    put(0xC0 | c >> 6);
+  } else if (c < 0x10000) {
+    put(0xE0 | c >> 12);
+    put(0x80 | (c >> 6 & 0x3F));
+  } else {
+    put(0xF0 | c >> 18);
+    put(0x80 | (c >> 12 & 0x3F));
+    put(0x80 | (c >> 6 & 0x3F));
+  }
+  put(0x80 | (c & 0x3F));
+}
+
+}  // namespace trireme::jinja

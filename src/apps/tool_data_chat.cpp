@@ -1,0 +1,111 @@
+// `trireme data chat`: conversations to training rows.
+#include "tools.h"
+
+#include "data/prepare/chat_pack.h"
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+#include "trireme/base/time.h"
+
+#include <fmt/format.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace trireme {
+namespace {
+
+struct ChatArguments {
+  ChatPackOptions options;
+  std::string long_conversations = "cut";
+  std::vector<std::string> variables;
+};
+
+void print_chat_split(const std::string& path, const ChatSplit& split, int64_t seq_length) {
+  const double places = static_cast<double>(split.rows * seq_length);
+  fmt::print(
+      "{}: {} rows of {} tokens from {} conversations; {} tokens, {} with a loss ({:.1f} %), {} padding ({:.1f} %)\n",
+      path, format_count(split.rows), format_count(seq_length), format_count(split.conversations),
+      format_count(split.tokens), format_count(split.targets),
+      100.0 * static_cast<double>(split.targets) / static_cast<double>(split.tokens), format_count(split.padding),
+      100.0 * static_cast<double>(split.padding) / places);
+}
+
+std::string on_one_line(const std::string& text, size_t most) {
+  std::string line;
+  for (const char c : text) {
+    if ((static_cast<unsigned char>(c) & 0xC0u) != 0x80u && line.size() >= most) return line + " …";
+    if (c == '\n')
+      line += "\\n";
+    else
+      line += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+  }
+  return line;
+}
+
+void chat(ChatArguments& arguments) {
+  ChatPackOptions& options = arguments.options;
+  if (arguments.long_conversations != "cut" && arguments.long_conversations != "drop")
+    throw ConfigError(fmt::format("--long {}: expected cut or drop", arguments.long_conversations));
+  options.drop_long = arguments.long_conversations == "drop";
+  for (const std::string& each : arguments.variables) {
+    const size_t equals = each.find('=');
+    if (equals == 0 || equals == std::string::npos)
+      throw ConfigError(fmt::format("--variable {}: expected NAME=TEXT", each));
+    options.variables[each.substr(0, equals)] = each.substr(equals + 1);
+  }
+  const double start = steady_seconds();
+  const ChatPackReport report = pack_conversations(options);
+  print_chat_split(options.output.string(), report.train, options.seq_length);
+  if (!options.valid_output.empty()) print_chat_split(options.valid_output.string(), report.valid, options.seq_length);
+  fmt::print("read {} conversations in {}; template {}; vocabulary {}\n", format_count(report.conversations),
+             format_duration(steady_seconds() - start), report.template_name, format_count(report.vocab_size));
+  fmt::print("loss: {}\n", report.by_generation_blocks
+                               ? "what the template's generation blocks write"
+                               : "each answer of the assistant, with what the template writes after it");
+  if (report.refused > 0)
+    fmt::print("dropped {} conversations that the template refuses, the first: {}\n", format_count(report.refused),
+               report.first_refusal);
+  if (report.untrained > 0)
+    fmt::print("dropped {} conversations without an answer of the assistant inside a row\n",
+               format_count(report.untrained));
+  if (report.cut > 0) fmt::print("cut {} conversations at the end of a row\n", format_count(report.cut));
+  if (report.dropped_long > 0)
+    fmt::print("dropped {} conversations longer than a row\n", format_count(report.dropped_long));
+  fmt::print("  first conversation: {}\n", on_one_line(report.sample, 400));
+  for (size_t i = 0; i < report.sample_targets.size() && i < 3; ++i)
+    fmt::print("  loss on: {}\n", on_one_line(report.sample_targets[i], 200));
+}
+
+constexpr const char* kChatHelp =
+    "Conversations (JSON lines, a JSON list, Parquet) to training rows: rendered by the model's chat template, with a "
+    "loss "
+    "on what the assistant says, packed whole into rows of --seq-length tokens";
+
+}  // namespace
+
+void add_chat_data_tool(CLI::App& data) {
+  auto arguments = std::make_shared<ChatArguments>();
+  ChatPackOptions& options = arguments->options;
+  CLI::App* command = data.add_subcommand("chat", kChatHelp);
+  command->add_option("--model", options.tokenizer, "Model directory: its tokenizer and chat template")->required();
+  command->add_option("--input", options.inputs, "Files to read, in this order")->required();
+  command->add_option("--output", options.output, "Token file: .npy, or .h5/.hdf5")->required();
+  command->add_option("--seq-length", options.seq_length, "Tokens in a row")->required();
+  command->add_option("--field", options.field,
+                      "Field or column with the messages (default: messages, else conversations)");
+  command->add_option("--template", options.template_file, "A Jinja file instead of the model's template");
+  command->add_option("--template-name", options.template_name, "Which of the model's templates (default: default)");
+  command->add_option("--variable", arguments->variables, "NAME=TEXT: a variable of the template, such as date_string");
+  command->add_option("--valid-output", options.valid_output, "Second token file, for validation");
+  command->add_option("--valid-fraction", options.valid_fraction,
+                      "Fraction of the conversations in the validation file");
+  command->add_option("--long", arguments->long_conversations,
+                      "A conversation longer than a row: cut (loses its end, the default) or drop");
+  command->add_flag("--one-per-row", options.one_per_row, "No packing: one conversation in a row");
+  command->add_flag("--skip-refused", options.skip_refused, "Drop and count conversations that the template refuses");
+  command->add_option("--threads", options.threads, "Threads (default: one per core)");
+  command->callback([arguments] { chat(*arguments); });
+}
+
+}  // namespace trireme

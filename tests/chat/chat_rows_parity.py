@@ -1,0 +1,235 @@
+#!/usr/bin/env python3
+"""`trireme data chat` against transformers: token ids and assistant masks of conversations with the tokenizers of Llama 3, Qwen2 and Llama 2 and their
+kinds of templates, packed rows, input formats, messages of errors; --bin: from raw conversations to an adapter. Exit code 77 = skipped.
+
+usage: chat_rows_parity.py --tools PROGRAM [--bin DIRECTORY]"""
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+try:
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet
+    import sentencepiece
+    from tokenizers import AddedToken
+    from transformers import PreTrainedTokenizerFast
+except ImportError as error:
+    print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
+    sys.exit(77)
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tokenizer"))
+import byte_level  # noqa: E402
+import chat_templates  # noqa: E402
+
+SEQ = 256
+WORDS = "the quick brown fox jumps over a lazy dog Grüße e\u0301tude 世界 \U0001f600 12345 it's x=1; \n \n\n \t don't <|eot_id|>".split(" ")
+
+
+def conversations(count, seed=3):
+    rng = random.Random(seed)
+    def text():
+        return " ".join(rng.choices(WORDS, k=rng.randrange(1, 25)))
+    for i in range(count):
+        messages = [{"role": "system", "content": text()}] if i % 3 == 0 else []
+        for turn in range(2 * rng.randrange(1, 4)):
+            messages.append({"role": "assistant" if turn % 2 else "user", "content": text()})
+        yield messages
+
+
+def run(args, *arguments, expect=0):
+    done = subprocess.run([args.tools, "data", "chat", *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == expect, f"exit code {done.returncode}, expected {expect}: {done.stderr}\n{done.stdout}"
+    return done.stdout + done.stderr
+
+
+def read_rows(path):
+    """(ids, mask) of each sequence that has targets."""
+    sequences = []
+    for row in np.load(path, allow_pickle=True):
+        starts = list(row["seq_start_id"]) + [len(row["input_ids"])]
+        assert starts[0] == 0 and len(row["input_ids"]) == SEQ == len(row["loss_mask"])
+        for begin, end in zip(starts, starts[1:]):
+            mask = list(map(int, row["loss_mask"][begin:end]))
+            if any(mask):
+                sequences.append((tuple(map(int, row["input_ids"][begin:end])), tuple(mask)))
+            else:  # padding
+                assert end == SEQ and len(set(row["input_ids"][begin:end])) == 1
+    return sequences
+
+
+def write_model(folder, kind, template):
+    """A model directory with a byte-level tokenizer; returns it as transformers loads it."""
+    folder.mkdir(parents=True)
+    texts = [m["content"] for c in conversations(200) for m in c]
+    specials = {"llama3": ["<|begin_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"], "qwen2": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]}[kind]
+    tokenizer = byte_level.train(kind, texts, 700)
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in specials])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"llama3": {"bos_token": specials[0], "eos_token": specials[1]}, "qwen2": {"bos_token": None, "eos_token": specials[2], "pad_token": specials[0]}}[kind]
+    (folder / "tokenizer_config.json").write_text(json.dumps({**names, "chat_template": template}))
+    return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), chat_template=template, **{k: v for k, v in names.items() if v})
+
+
+def prefix_mask(tokenizer, messages):
+    """The mask by the differences of rendered prefixes, on the offsets of the whole text."""
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    mask = [0] * len(encoded["input_ids"])
+    for i, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        begin = len(tokenizer.apply_chat_template(messages[:i], tokenize=False, add_generation_prompt=True))
+        end = len(tokenizer.apply_chat_template(messages[:i + 1], tokenize=False))
+        for t, (a, b) in enumerate(encoded["offset_mapping"]):
+            if a < end and b > begin:
+                mask[t] = 1
+    return tuple(encoded["input_ids"]), tuple(mask)
+
+
+def generation_mask(tokenizer, messages):
+    out = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+    return tuple(out["input_ids"]), tuple(out["assistant_masks"])
+
+
+def check_parity(args, work):
+    tokens = targets = count = 0
+    for kind, name, template, mask in (("llama3", "llama3", chat_templates.LLAMA3, prefix_mask), ("qwen2", "qwen2.5", chat_templates.QWEN25, prefix_mask),
+                                       ("qwen2", "chatml", chat_templates.GENERATION, generation_mask)):
+        folder = work / name
+        tokenizer = write_model(folder, kind, template)
+        chats = list(conversations(150))
+        (work / "chat.jsonl").write_text("\n".join(json.dumps({"messages": c, "id": 1}, ensure_ascii=i % 2 == 0) for i, c in enumerate(chats)))
+        output = run(args, "--model", folder, "--input", work / "chat.jsonl", "--output", work / "rows.npy", "--seq-length", SEQ, "--long", "drop")
+        expected = [mask(tokenizer, c) for c in chats]
+        kept = [(ids, m) for ids, m in expected if len(ids) <= SEQ]
+        ours = read_rows(work / "rows.npy")
+        assert sorted(ours) == sorted(kept), (name, output, next((a, b) for a, b in zip(sorted(ours), sorted(kept)) if a != b))
+        tokens += sum(len(ids) for ids, _ in ours)
+        targets += sum(sum(m) for _, m in ours)
+        count += len(ours)
+        # One conversation a row, cut at its end, in order.
+        run(args, "--model", folder, "--input", work / "chat.jsonl", "--output", work / "one.npy", "--seq-length", SEQ, "--one-per-row")
+        cut = [(ids[:SEQ], m[:SEQ]) for ids, m in expected if any(m[:SEQ])]
+        assert read_rows(work / "one.npy") == cut
+    print(f"byte-level: {count} conversations, {tokens} tokens, {targets} targets equal")
+
+
+def check_sentencepiece(args, work):
+    """Llama 2: special tokens are cut out, the rest is sentencepiece's."""
+    folder = work / "llama2"
+    folder.mkdir()
+    (work / "text.txt").write_text("\n".join(m["content"] for c in conversations(300) for m in c))
+    sentencepiece.SentencePieceTrainer.train(input=str(work / "text.txt"), model_prefix=str(folder / "tokenizer"), vocab_size=400, model_type="bpe", byte_fallback=True,
+                                             normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>", "chat_template": [{"name": "tool_use", "template": "x"}, {"name": "default", "template": chat_templates.LLAMA2}]}))
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    chats = [[{"from": {"user": "human", "assistant": "gpt"}.get(m["role"], m["role"]), "value": m["content"]} for m in c] for c in conversations(80, 9)]
+    (work / "share.json").write_text(json.dumps([{"conversations": c} for c in chats]))
+    table = pa.table({"conversations": chats})
+    pyarrow.parquet.write_table(table, work / "share.parquet", row_group_size=7)
+    expected = []
+    for chat in chats:
+        ids, mask = [], []
+        turns = [m["value"] for m in chat if m["from"] != "system"]
+        if len(turns) < len(chat):
+            turns[0] = f"<<SYS>>\n{chat[0]['value']}\n<</SYS>>\n\n{turns[0]}"
+        for question, answer in zip(turns[::2], turns[1::2]):
+            # The text between <s> and </s> is one for sentencepiece: its pieces, without the space put before it, are its bytes.
+            prompt = f"[INST] {question.strip()} [/INST]"
+            pieces = processor.encode(f"{prompt} {answer.strip()} ")
+            ends = np.cumsum([1 if processor.is_byte(p) else len(processor.id_to_piece(p).replace("\u2581", " ").encode()) for p in pieces]) - 1
+            ids += [1, *pieces, 2]
+            mask += [0, *(int(end > len(prompt.encode())) for end in ends), 1]
+        expected.append((tuple(ids), tuple(mask)))
+    for name in ("share.json", "share.parquet"):
+        (work / "two.npy").unlink(missing_ok=True)
+        run(args, "--model", folder, "--input", work / name, "--output", work / "two.npy", "--seq-length", SEQ, "--one-per-row")
+        cut = [(ids[:SEQ], m[:SEQ]) for ids, m in expected if any(m[:SEQ])]
+        ours = read_rows(work / "two.npy")
+        assert ours == cut, next((a, b) for a, b in zip(ours, cut) if a != b)
+    print(f"sentencepiece: {len(expected)} conversations equal, from a JSON list and from Parquet")
+
+
+def check_errors(args, work):
+    folder = work / "llama3"
+    def refused(lines, *extra, expect=3, name="bad.jsonl", model=folder):
+        (work / name).write_text("\n".join(lines))
+        return run(args, "--model", model, "--input", work / name, "--output", work / "bad.npy", "--seq-length", 64, *extra, expect=expect)
+    good = json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})
+    for line, reason in (("{", "bad.jsonl:2 is not valid JSON"), ("[1]", "bad.jsonl:2: not a JSON object"), ('{"message": []}', "bad.jsonl:2: no field 'messages'"),
+                         ('{"messages": [{"role": "user"}]}', "bad.jsonl:2: message 1: no \"content\""), ('{"conversations": [{"from": "alien", "value": ""}]}', "bad.jsonl:2: \"from\" is 'alien'"),
+                         ('{"messages": [{"role": 1, "content": ""}]}', "message 1: \"role\" is not a text"), ('{"messages": [3]}', "message 1: not an object")):
+        output = refused([good, line])
+        assert reason in output, output
+    assert not (work / "bad.npy").exists()
+    refusing = work / "refusing"
+    refusing.mkdir()
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (refusing / file).write_bytes((folder / file).read_bytes())
+    (refusing / "chat_template.jinja").write_text(chat_templates.MISTRAL1)
+    system = json.dumps({"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})
+    output = refused([good, system], model=refusing)
+    assert "bad.jsonl:2: " in output and "chat_template.jinja:1:" in output and "the roles must take turns" in output, output
+    output = refused([good, system], "--skip-refused", model=refusing, expect=0)
+    assert "dropped 1 conversations that the template refuses" in output, output
+    # A template that writes a message in another way once others follow.
+    (refusing / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}{% if loop.last %}!{% endif %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}assistant{% endif %}")
+    output = refused([good], model=refusing)
+    assert "is not the beginning of" in output and "generation" in output, output
+    output = refused([json.dumps({"messages": [{"role": "user", "content": "only"}]})])
+    assert "no conversation is left of 1" in output, output
+    assert "no chat template 'rag'" in refused([good], "--template-name", "rag")
+    assert "expected cut or drop" in refused([good], "--long", "x", expect=2)
+
+
+def check_training(args, work):
+    """Raw conversations to an adapter, with the model's own tokenizer.json: the tool, and one run."""
+    model = work / "model"
+    write_model(work / "source", "llama3", chat_templates.LLAMA3)
+    subprocess.run([f"{args.bin}/trireme", "init-model", "--preset", "llama-tiny", "--layers", "2", "--vocab-size", "1000", "--max-positions", str(SEQ), "--tokenizer", work / "source",
+                    "--output", model], check=True, capture_output=True)
+    for file in ("tokenizer_config.json",):
+        assert (model / file).exists(), f"init-model --tokenizer did not copy {file}"
+    chats = [[{"role": "user", "content": f"What is {i % 5}?"}, {"role": "assistant", "content": f"It is the number {i % 5}."}] for i in range(200)]
+    (work / "train.jsonl").write_text("\n".join(json.dumps({"messages": c}) for c in chats))
+    run(args, "--model", model, "--input", work / "train.jsonl", "--output", work / "train.npy", "--valid-output", work / "valid.npy", "--valid-fraction", "0.2", "--seq-length", SEQ)
+    (work / "run.yaml").write_text(f"""model: {{path: model}}
+lora: {{r: 8, alpha: 16, target_modules: [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]}}
+data: {{train: train.npy, valid: valid.npy, seq_length: {SEQ}}}
+batch: {{global_batch_size: 4, micro_batch_size: 1}}
+optimizer: {{lr: 1.0e-2}}
+schedule: {{name: constant}}
+train: {{max_steps: 30}}
+output: {{dir: run}}
+""")
+    done = subprocess.run([f"{args.bin}/train_llama", "--config", work / "run.yaml"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    losses = [json.loads(line)["loss"] for line in (work / "run" / "metrics.jsonl").read_text().splitlines() if '"event":"train"' in line]
+    assert losses[-1] < 0.8 * losses[0], losses
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+    PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model), work / "run" / "adapter")
+    print(f"training: loss {losses[0]:.3f} to {losses[-1]:.3f} in {len(losses)} steps")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tools", required=True)
+    parser.add_argument("--bin")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        if args.bin:
+            check_training(args, work)
+        else:
+            check_parity(args, work)
+            check_sentencepiece(args, work)
+            check_errors(args, work)
+
+
+main()
