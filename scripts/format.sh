@@ -31,4 +31,11 @@ files=("$@")
 if [ ${#files[@]} -eq 0 ]; then
   mapfile -t files < <(find include src models data kernels tests -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) | sort)
 fi
+# clang-format would take any other text for C++ and destroy it.
+for file in "${files[@]}"; do
+  case $file in
+    *.h | *.cpp | *.cu | *.cuh) ;;
+    *) echo "format: $file is no C++ or CUDA file; nothing was changed" >&2; exit 2 ;;
+  esac
+done
 printf '%s\0' "${files[@]}" | xargs -0 -n 64 -P 2 "$formatter" --style=file "${mode[@]}"

@@ -1,6 +1,7 @@
 #include "key_server.h"
 
 #include "key_store.h"
+#include "request_reader.h"
 #include "trireme/base/hash.h"
 #include "trireme/base/log.h"
 #include "trireme/base/time.h"
@@ -31,42 +32,6 @@ using namespace stored;
 
 constexpr double kDrainSeconds = 5;
 constexpr uint32_t kInput = EPOLLIN;
-
-/// Reads numbers and texts from the bytes of a request; `ok` becomes false at the first that is not there.
-struct RequestReader {
-  const char* at;
-  size_t left;
-  bool ok = true;
-
-  template <class T>
-  T number() {
-    T value{};
-    if (left < sizeof value) {
-      ok = false;
-      return value;
-    }
-    std::memcpy(&value, at, sizeof value);
-    at += sizeof value;
-    left -= sizeof value;
-    return value;
-  }
-  std::string text() {
-    const auto size = number<uint32_t>();
-    if (!ok || left < size) {
-      ok = false;
-      return {};
-    }
-    std::string value(at, size);
-    at += size;
-    left -= size;
-    return value;
-  }
-  std::vector<std::string> texts() {
-    std::vector<std::string> values;
-    while (ok && left > 0) values.push_back(text());
-    return values;
-  }
-};
 
 template <class T>
 std::string bytes_of(const T& value) {
