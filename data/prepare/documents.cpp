@@ -4,7 +4,6 @@
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/arrow/parquet.h"
-#include "trireme/formats/json.h"
 
 #include <fmt/format.h>
 #include <algorithm>
@@ -161,7 +160,7 @@ std::optional<std::string> json_line_text(const fs::path& path, int64_t number, 
   } catch (const nlohmann::json::exception& reason) {
     object = nlohmann::json::parse(without_python_extras(line, "\\ufffd"), nullptr, /*allow_exceptions=*/false);
     has_extras = !object.is_discarded();
-    if (!has_extras) fail(fmt::format("not JSON ({}): a .jsonl file holds one object a line", json_problem(reason)));
+    if (!has_extras) fail(fmt::format("not JSON ({}): a .jsonl file holds one object a line", reason.what()));
   }
   if (!object.is_object())
     fail(fmt::format("a JSON {}, expected an object with the field '{}'", object.type_name(), field));

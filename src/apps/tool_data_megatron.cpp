@@ -91,15 +91,15 @@ void pack(const MegatronArguments& arguments) {
   const double start = steady_seconds();
   const MegatronPackReport report = pack_megatron(encoder_of(tokenizer, arguments.tokenizer), options);
   const double seconds = steady_seconds() - start;
-  fmt::print("{}.bin, .idx: {}, {} ({} ids: {})\n", report.prefix.string(), format_count(report.documents, "document"),
-             format_count(report.tokens, "token"), format_count(tokenizer->vocab_size()),
+  fmt::print("{}.bin, .idx: {} documents, {} tokens ({} ids: {})\n", report.prefix.string(),
+             format_count(report.documents), format_count(report.tokens), format_count(tokenizer->vocab_size()),
              megatron_type_name(megatron_type_for(tokenizer->vocab_size())));
   if (report.kept_parts > 0)
     fmt::print("{} of {} parts were there from a run that was stopped\n", report.kept_parts, report.parts);
-  if (report.empty > 0) fmt::print("skipped {} without a token\n", format_count(report.empty, "document"));
+  if (report.empty > 0) fmt::print("left out {} documents without a token\n", format_count(report.empty));
   if (report.invalid_utf8 > 0)
-    fmt::print("skipped {} that {} not UTF-8, the first at {}\n", format_count(report.invalid_utf8, "document"),
-               report.invalid_utf8 == 1 ? "is" : "are", report.first_invalid);
+    fmt::print("left out {} documents that are not UTF-8, the first at {}\n", format_count(report.invalid_utf8),
+               report.first_invalid);
   fmt::print("{} of text in {}", format_bytes(static_cast<double>(report.bytes)), format_duration(seconds));
   if (report.kept_parts == 0) fmt::print(", {:.2f} MB/s", static_cast<double>(report.bytes) / 1e6 / seconds);
   fmt::print("\n");

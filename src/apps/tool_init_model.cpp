@@ -13,7 +13,6 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
-#include <cmath>
 #include <memory>
 #include <optional>
 
@@ -52,16 +51,8 @@ DecoderConfig shape_of(const InitModelOptions& options) {
     config.norm_eps = 1e-5;
   }
   const int64_t old_heads = config.num_attention_heads;
-  const int64_t old_hidden = config.hidden_size;
   config.hidden_size = options.hidden_size.value_or(config.hidden_size);
-  if (options.intermediate_size) {
-    config.intermediate_size = *options.intermediate_size;
-  } else if (config.hidden_size != old_hidden && old_hidden > 0) {
-    // In proportion, up to a multiple of 8: what products in FP8 and 16 bit need.
-    const double width = static_cast<double>(config.intermediate_size) * static_cast<double>(config.hidden_size) /
-                         static_cast<double>(old_hidden);
-    config.intermediate_size = 8 * static_cast<int64_t>(std::ceil(width / 8));
-  }
+  config.intermediate_size = options.intermediate_size.value_or(config.intermediate_size);
   config.num_hidden_layers = options.layers.value_or(config.num_hidden_layers);
   config.num_attention_heads = options.heads.value_or(config.num_attention_heads);
   config.num_key_value_heads = options.kv_heads.value_or(
@@ -165,8 +156,7 @@ void add_init_model_tool(CLI::App& app) {
   tool->add_option("--heads", options->heads, "Query heads");
   tool->add_option("--kv-heads", options->kv_heads, "Key/value heads");
   tool->add_option("--head-dim", options->head_dim, "Width of a head (hidden size / heads)");
-  tool->add_option("--intermediate-size", options->intermediate_size,
-                   "Width inside the MLP (default: the preset's, in proportion to --hidden-size)");
+  tool->add_option("--intermediate-size", options->intermediate_size, "Width inside the MLP");
   tool->add_option("--vocab-size", options->vocab_size, "Vocabulary");
   tool->add_option("--max-positions", options->max_positions, "Longest sequence");
   tool->add_flag("--tie", options->tie, "One matrix for embedding and output");

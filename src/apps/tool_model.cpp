@@ -7,7 +7,6 @@
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/huggingface/sentencepiece_model.h"
-#include "trireme/formats/json.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -37,7 +36,7 @@ Json read_json(const fs::path& path) {
   try {
     return Json::parse(read_text_file(path, ExitCode::kModel, size_t{512} << 20));
   } catch (const nlohmann::json::exception& error) {
-    throw ModelError(fmt::format("{} is not valid JSON: {}", path.string(), json_problem(error)));
+    throw ModelError(fmt::format("{} is not valid JSON: {}", path.string(), error.what()));
   }
 }
 

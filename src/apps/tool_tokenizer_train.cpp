@@ -90,12 +90,10 @@ void train_byte_level(const TrainArguments& arguments) {
     fmt::print("fewer tokens than the {} asked for: no other pair of tokens comes {} times or more\n",
                format_count(arguments.byte_level.vocab_size), std::max<int64_t>(1, arguments.byte_level.min_frequency));
   if (counts.dropped > 0)
-    fmt::print("skipped {} not in UTF-8, the first at {}\n",
-               format_count(static_cast<int64_t>(counts.dropped), "line or document", "lines or documents"),
+    fmt::print("dropped {} line(s) or documents that are not UTF-8, the first at {}\n", counts.dropped,
                counts.first_dropped);
   if (trainer.long_words() > 0)
-    fmt::print("skipped {} of more than {} bytes\n", format_count(static_cast<int64_t>(trainer.long_words()), "word"),
-               kMaxTrainingWord);
+    fmt::print("left out {} word(s) of more than {} bytes\n", trainer.long_words(), kMaxTrainingWord);
 }
 
 void train_sentencepiece(const TrainArguments& arguments) {

@@ -6,19 +6,16 @@
 #include "trireme/cli/interface.h"
 #include "trireme/version.h"
 
-#include <fmt/format.h>
-
 #include <cstdio>
 #include <string>
 #include <vector>
 
 namespace {
 
-/// What is wrong with the command line, in place of CLI11's message where that does not say it.
-std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc, char** argv) {
+/// Adds a did-you-mean suggestion to CLI11's message.
+std::string suggestion(const CLI::App& app, int argc, char** argv) {
   const CLI::App* level = &app;
-  std::string command = "trireme", wrong;
-  for (int i = 1; i < argc && wrong.empty(); ++i) {
+  for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
     std::vector<std::string> known;
     const CLI::App* next = nullptr;
@@ -28,7 +25,6 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc,
     }
     if (next != nullptr) {
       level = next;
-      command += ' ' + word;
       continue;
     }
     for (const CLI::Option* option : level->get_options())
@@ -38,24 +34,9 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc,
     for (const std::string& candidate : known) is_known |= candidate == name;
     const bool is_word =
         word.starts_with("--") || i == 1 || level->get_subcommands([](const CLI::App*) { return true; }).size() > 0;
-    if (!is_known && is_word)
-      wrong = fmt::format("{} '{}'.{}", word.starts_with("--") ? "unknown option" : "unknown tool", name,
-                          trireme::did_you_mean(name, known));
+    if (!is_known && is_word) return trireme::did_you_mean(name, known);
   }
-  const std::string help = fmt::format(" (see {} --help)", command);
-  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !wrong.empty()) return wrong + help;
-  if (dynamic_cast<const CLI::ConversionError*>(&error) != nullptr) {
-    std::string what = error.what();  // "Could not convert: --steps = abc"
-    if (const size_t at = what.find(": "); at != std::string::npos) what.erase(0, at + 2);
-    return fmt::format("{}: not a value of that option{}", what, help);
-  }
-  if (const auto subs = level->get_subcommands([](const CLI::App*) { return true; });
-      dynamic_cast<const CLI::RequiredError*>(&error) != nullptr && !subs.empty() && level->get_subcommands().empty()) {
-    std::vector<std::string> names;
-    for (const CLI::App* sub : subs) names.push_back(sub->get_name());
-    return fmt::format("{} needs one of: {}{}", command, trireme::join(names, ", "), help);
-  }
-  return error.what() + help;
+  return "";
 }
 
 int run(int argc, char** argv) {
@@ -85,7 +66,7 @@ int run(int argc, char** argv) {
   } catch (const CLI::Success& success) {
     return app.exit(success);
   } catch (const CLI::ParseError& error) {
-    throw trireme::ConfigError(explain(app, error, argc, argv));
+    throw trireme::ConfigError(std::string(error.what()) + suggestion(app, argc, argv) + " (see trireme --help)");
   }
   return 0;
 }

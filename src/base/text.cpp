@@ -27,10 +27,6 @@ int edit_distance(std::string_view a, std::string_view b) {
 std::optional<std::string> nearest_word(std::string_view word, const std::vector<std::string>& candidates) {
   std::optional<std::string> best;
   int best_distance = 0;
-  // A word that begins one candidate only means that one: --output for --output-prefix.
-  const auto continues = [&](const std::string& candidate) { return word.size() > 3 && candidate.starts_with(word); };
-  if (std::count_if(candidates.begin(), candidates.end(), continues) == 1)
-    return *std::find_if(candidates.begin(), candidates.end(), continues);
   for (const std::string& candidate : candidates) {
     // The distance is at least the difference in length: without this check a key of a megabyte would take minutes.
     const size_t longer = std::max(word.size(), candidate.size());
@@ -80,19 +76,6 @@ std::string format_short(double value) {
     ++unit;
   }
   return fmt::format("{:.3g}{}", value, kUnits[unit]);
-}
-
-std::string format_short(double value, std::string_view unit) {
-  std::string text = format_short(value);
-  const size_t digits = text.find_first_of("kMGTPE");
-  text.insert(std::min(digits, text.size()), " ");
-  return text + std::string(unit);
-}
-
-std::string format_count(int64_t count, std::string_view one, std::string_view many) {
-  if (count == 1) return fmt::format("1 {}", one);
-  return many.empty() ? fmt::format("{} {}s", format_count(count), one)
-                      : fmt::format("{} {}", format_count(count), many);
 }
 
 std::string format_duration(double seconds) {

@@ -176,13 +176,11 @@ std::string describe_config(const ConfigFamily& family) {
   Helper helper{family};
   Config config = family.defaults;
   describe(helper, config);
-  const char* example = family.features.has(Feature::kAdapters)
-                            ? "--set lora.target_modules='[q_proj, v_proj]'; --set lora=null removes a section.\n"
-                            : "--set optimizer.betas='[0.9, 0.95]'; --set profile=null removes a section.\n";
   return helper.text +
          "\nA relative path counts from the directory of the configuration file, in --set too.\n"
-         "--set SECTION.KEY=VALUE takes a YAML scalar or a list in brackets: --set optimizer.lr=3e-4\n" +
-         example;
+         "--set SECTION.KEY=VALUE takes a YAML scalar or a list in brackets: --set "
+         "optimizer.lr=3e-4\n"
+         "--set lora.target_modules='[q_proj, v_proj]'; --set lora=null leaves a section out.\n";
 }
 
 std::vector<std::string> config_keys(const ConfigFamily& family) {

@@ -7,7 +7,6 @@
 
 #include "retired_keys.h"
 #include "scalar.h"
-#include "synonyms.h"
 #include "trireme/base/file.h"
 #include "trireme/base/fraction.h"
 #include "trireme/base/text.h"
@@ -144,7 +143,6 @@ std::string Reader::suggest(const std::string& section, const std::string& key) 
       if (candidate == key) elsewhere.push_back(name + "." + candidate);
   }
   if (!elsewhere.empty()) return fmt::format(" Did you mean '{}'?", join(elsewhere, "' or '"));
-  if (const std::string found = suggest_synonym(key, offered_keys_); !found.empty()) return found;
   if (const std::string text = did_you_mean(key, near); !text.empty()) return text;
   for (const auto& [name, keys] : offered_keys_) {
     const auto found = nearest_word(key, keys);

@@ -6,16 +6,6 @@
 #include <vector>
 
 namespace trireme {
-
-std::string json_problem(const nlohmann::json::exception& error) {
-  std::string_view text = error.what();
-  if (const size_t end = text.find("] "); text.starts_with('[') && end != std::string_view::npos)
-    text.remove_prefix(end + 2);
-  constexpr std::string_view kAt = "parse error at ";
-  if (text.starts_with(kAt)) text.remove_prefix(kAt.size());
-  return std::string(text);
-}
-
 namespace {
 
 template <class Json>
@@ -50,7 +40,7 @@ Json parse_bounded(std::string_view text, const std::string& what, ExitCode code
   try {
     return Json::parse(text, watch);
   } catch (const nlohmann::json::exception& error) {
-    throw Error(code, fmt::format("{} is not valid JSON: {}", what, json_problem(error)));
+    throw Error(code, fmt::format("{} is not valid JSON: {}", what, error.what()));
   }
 }
 

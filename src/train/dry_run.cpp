@@ -8,7 +8,6 @@
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/checkpoint/training_checkpoint.h"
-#include "trireme/train/precision.h"
 #include "trireme/train/run_directory.h"
 #include "trireme/version.h"
 
@@ -29,13 +28,11 @@ std::vector<std::string> cost_lines(const Config& config, const TrainingTask& ta
   std::vector<std::string> lines = {
       fmt::format("parameters: {} ({} trained)", format_count(task.num_parameters()),
                   format_count(task.num_trained_parameters())),
-      fmt::format("steps: {} of {} ({} per rank in {} of {}): {}, {:.2f} epochs of {}", config.train.max_steps,
-                  format_count(gbs, "row"), gbs / ranks,
-                  format_count(gbs / ranks / config.batch.micro_batch_size, "micro-batch", "micro-batches"),
-                  config.batch.micro_batch_size, format_count(rows, "row"), epochs,
-                  format_count(task.facts().train_rows, "row")),
-      fmt::format("cost: {} per row, {} per step, {} tokens per step", format_short(flops, "FLOP"),
-                  format_short(flops * static_cast<double>(gbs), "FLOP"), format_count(gbs * config.data.seq_length)),
+      fmt::format("steps: {} of {} rows ({} per rank, {} micro-batches of {}): {} rows, {:.2f} epochs of {} rows",
+                  config.train.max_steps, gbs, gbs / ranks, gbs / ranks / config.batch.micro_batch_size,
+                  config.batch.micro_batch_size, format_count(rows), epochs, format_count(task.facts().train_rows)),
+      fmt::format("cost: {}FLOP per row, {}FLOP per step, {} tokens per step", format_short(flops),
+                  format_short(flops * static_cast<double>(gbs)), format_count(gbs * config.data.seq_length)),
   };
   if (batches.ramps())
     lines.push_back(fmt::format("batch ramp: {} rows in step 1, {} more each {} rows, {} from step {} on",
@@ -94,7 +91,7 @@ int dry_run(const Config& config, const CommandLine& line, const Launch& launch,
 
   std::string text =
       fmt::format("dry run: {} rank{} on {}, {}\n", ranks, ranks == 1 ? "" : "s",
-                  gpu ? fmt::format("GPUs of {:.1f} GiB", *line.device_memory_gib) : "CPUs", dtype_word(dtype));
+                  gpu ? fmt::format("GPUs of {:.1f} GiB", *line.device_memory_gib) : "CPUs", c10::toString(dtype));
   for (const std::string& description : task->facts().description) text += description + '\n';
   for (const std::string& cost : cost_lines(config, *task, ranks)) text += cost + '\n';
   text += describe_plan(plan, task->units());

@@ -7,10 +7,6 @@ at::ScalarType compute_dtype(const Config& config, bool use_gpu) {
   return name == "fp32" ? at::kFloat : name == "fp16" ? at::kHalf : at::kBFloat16;
 }
 
-const char* dtype_word(at::ScalarType dtype) {
-  return dtype == at::kFloat ? "fp32" : dtype == at::kHalf ? "fp16" : dtype == at::kBFloat16 ? "bf16" : "fp64";
-}
-
 Recipe frozen_recipe(const Config& config) {
   return config.lora && config.precision.linear == "fp8" ? Recipe::kFp8Frozen : Recipe::kCompute;
 }

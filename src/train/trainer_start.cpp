@@ -230,7 +230,7 @@ std::string Trainer::run_description() const {
                               {"launch", world_.launch().description()},
                               {"hosts", world_.hosts()},
                               {"devices", devices},
-                              {"compute_dtype", dtype_word(compute_dtype_)},
+                              {"compute_dtype", c10::toString(compute_dtype_)},
                               {"shard_size", plan_.shard_size},
                               {"parameters", task_.num_parameters()},
                               {"trained_parameters", task_.num_trained_parameters()},

@@ -80,14 +80,14 @@ std::vector<std::string> payloads(const std::filesystem::path& path) {
     uint64_t size = 0;
     uint32_t crc = 0;
     if (at + 12 > bytes.size()) {
-      ADD_FAILURE() << "a record's head is truncated";
+      ADD_FAILURE() << "a record's head is cut off";
       break;
     }
     std::memcpy(&size, bytes.data() + at, 8);
     std::memcpy(&crc, bytes.data() + at + 8, 4);
     EXPECT_EQ(crc, masked_crc32c(std::as_bytes(std::span(bytes.data() + at, 8))));
     if (at + 16 + size > bytes.size()) {
-      ADD_FAILURE() << "a record is truncated";
+      ADD_FAILURE() << "a record is cut off";
       break;
     }
     std::memcpy(&crc, bytes.data() + at + 12 + size, 4);

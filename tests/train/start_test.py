@@ -238,7 +238,7 @@ def large_model(site):
     cut = f"{site.work}/70b/model-00007-of-00015.safetensors"
     os.truncate(cut, os.path.getsize(cut) - 1)
     done = site.run("model.path=70b", extra=["--dry-run"], expect=4)
-    assert "model-00007-of-00015.safetensors: is truncated" in last_line(done.stderr), done.stderr
+    assert "model-00007-of-00015.safetensors: is cut off" in last_line(done.stderr), done.stderr
 
 
 def cache_clear(site):

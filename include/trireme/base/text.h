@@ -19,13 +19,9 @@ std::optional<std::string> nearest_word(std::string_view word, const std::vector
 /// " Did you mean 'x'?" or an empty string.
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates);
 
-std::string format_bytes(double bytes);   // "12.3 GiB"
-std::string format_count(int64_t count);  // "6,738,415,616"
-std::string format_short(double value);   // "6.74G", "65.5k"
-/// "9.71 GFLOP": `unit` after the prefix.
-std::string format_short(double value, std::string_view unit);
-/// "1 document", "2 documents", "12,820 documents". `many`: the plural where it is not `one` and an s.
-std::string format_count(int64_t count, std::string_view one, std::string_view many = {});
+std::string format_bytes(double bytes);       // "12.3 GiB"
+std::string format_count(int64_t count);      // "6,738,415,616"
+std::string format_short(double value);       // "6.74G", "65.5k"
 std::string format_duration(double seconds);  // "412 ms", "41.2 s", "5m07s", "5h41m", "3d02h"
 /// Shortest decimal text that reads back as the same double (17 digits at most); "nan", "inf", "-inf" for the rest.
 std::string format_exact(double value);

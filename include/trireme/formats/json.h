@@ -17,9 +17,6 @@ nlohmann::json parse_json(std::string_view text, const std::string& what, ExitCo
 nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& what, ExitCode code,
                                           int max_depth = 32);
 
-/// The library's reason without its error number: "line 2, column 1: unexpected end of input".
-std::string json_problem(const nlohmann::json::exception& error);
-
 /// The member `key`; null if there is none or `object` is not an object.
 inline nlohmann::json member(const nlohmann::json& object, const char* key) {
   return object.is_object() && object.contains(key) ? object.at(key) : nlohmann::json();

@@ -11,9 +11,6 @@ namespace trireme {
 /// What weights, activations and gradients are computed in: precision.compute, or bf16 on a GPU and fp32 on a CPU.
 at::ScalarType compute_dtype(const Config& config, bool use_gpu);
 
-/// "fp32", "bf16", "fp16" or "fp64": the words of precision.compute.
-const char* dtype_word(at::ScalarType dtype);
-
 /// How the matrices of linear layers (ParameterSpec::linear) of frozen units are stored and multiplied: kCompute or
 /// kFp8Frozen.
 Recipe frozen_recipe(const Config& config);
