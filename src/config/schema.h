@@ -107,8 +107,7 @@ void describe(Visitor& v, LoraSection& s) {
 template <class Visitor>
 void describe(Visitor& v, DataSection& s) {
   v.field({.key = "train",
-           .help = "training rows; the format (npy, HDF5; documents; PREFIX or PREFIX.idx of Megatron's indexed files) "
-                   "follows from the content; mock = random ids, to measure speed with",
+           .help = "training rows; the format follows from the content; mock = random ids, to measure speed with",
            .required = true,
            .path = true,
            .one_or_more = true,
@@ -347,7 +346,8 @@ void describe(Visitor& v, EvalSection& s) {
           s.samples);
   v.field({.key = "shuffle",
            .help = "Megatron's files: evaluate rows that its shuffled maps give, as Megatron does; false = the first "
-                   "rows in the file's order, as other files are read"},
+                   "rows in the file's order, as other files are read",
+           .feature = Feature::kMegatronData},
           s.shuffle);
   v.field({.key = "target_accuracy",
            .help = "stop with success at the first evaluation whose accuracy is >= this",
