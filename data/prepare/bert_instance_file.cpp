@@ -56,7 +56,7 @@ BertInstanceFile::BertInstanceFile(const std::filesystem::path& path) : file_(pa
   const size_t lengths = header.seq_length + size_t{1};
   const size_t masks_at = sizeof header + lengths * 4;
   ranks_offset_ = (masks_at + lengths * 2 + 7) / 8 * 8;
-  if (bytes.size() < ranks_offset_) fail("cut off");
+  if (bytes.size() < ranks_offset_) fail("truncated");
   counts_.resize(lengths);
   masks_.resize(lengths);
   std::memcpy(counts_.data(), bytes.data() + sizeof header, lengths * 4);
@@ -73,7 +73,7 @@ BertInstanceFile::BertInstanceFile(const std::filesystem::path& path) : file_(pa
                               counts_[length] * bert_record_size(static_cast<int>(length), masks_[length]) * 2);
   }
   if (record_offsets_.back() != bytes.size())
-    fail(fmt::format("cut off or damaged: {} bytes where {} are expected", bytes.size(), record_offsets_.back()));
+    fail(fmt::format("truncated or damaged: {} bytes where {} are expected", bytes.size(), record_offsets_.back()));
 }
 
 BertInstance BertInstanceFile::get(int length, int64_t k) const {

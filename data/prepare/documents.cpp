@@ -4,6 +4,7 @@
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/arrow/parquet.h"
+#include "trireme/formats/json_reason.h"
 
 #include <fmt/format.h>
 #include <algorithm>
@@ -160,7 +161,7 @@ std::optional<std::string> json_line_text(const fs::path& path, int64_t number, 
   } catch (const nlohmann::json::exception& reason) {
     object = nlohmann::json::parse(without_python_extras(line, "\\ufffd"), nullptr, /*allow_exceptions=*/false);
     has_extras = !object.is_discarded();
-    if (!has_extras) fail(fmt::format("not JSON ({}): a .jsonl file holds one object a line", reason.what()));
+    if (!has_extras) fail(fmt::format("not JSON ({}): a .jsonl file holds one object a line", json_reason(reason)));
   }
   if (!object.is_object())
     fail(fmt::format("a JSON {}, expected an object with the field '{}'", object.type_name(), field));

@@ -6,6 +6,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/hash.h"
+#include "trireme/base/plural.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 #include "trireme/formats/megatron/indexed_file.h"
@@ -74,8 +75,8 @@ void merge(const MegatronArguments& arguments) {
   if (arguments.options.output_prefix.empty()) throw ConfigError("--merge needs --output-prefix");
   const int64_t documents =
       merge_megatron({arguments.merge.begin(), arguments.merge.end()}, arguments.options.output_prefix);
-  fmt::print("{}.bin, .idx: {} documents of {} files\n", arguments.options.output_prefix.string(),
-             format_count(documents), arguments.merge.size());
+  fmt::print("{}.bin, .idx: {} of {}\n", arguments.options.output_prefix.string(), counted(documents, "document"),
+             counted(static_cast<int64_t>(arguments.merge.size()), "file"));
 }
 
 void pack(const MegatronArguments& arguments) {
@@ -91,14 +92,14 @@ void pack(const MegatronArguments& arguments) {
   const double start = steady_seconds();
   const MegatronPackReport report = pack_megatron(encoder_of(tokenizer, arguments.tokenizer), options);
   const double seconds = steady_seconds() - start;
-  fmt::print("{}.bin, .idx: {} documents, {} tokens ({} ids: {})\n", report.prefix.string(),
-             format_count(report.documents), format_count(report.tokens), format_count(tokenizer->vocab_size()),
+  fmt::print("{}.bin, .idx: {}, {} ({} ids: {})\n", report.prefix.string(), counted(report.documents, "document"),
+             counted(report.tokens, "token"), format_count(tokenizer->vocab_size()),
              megatron_type_name(megatron_type_for(tokenizer->vocab_size())));
   if (report.kept_parts > 0)
     fmt::print("{} of {} parts were there from a run that was stopped\n", report.kept_parts, report.parts);
-  if (report.empty > 0) fmt::print("left out {} documents without a token\n", format_count(report.empty));
+  if (report.empty > 0) fmt::print("skipped {} without tokens\n", counted(report.empty, "document"));
   if (report.invalid_utf8 > 0)
-    fmt::print("left out {} documents that are not UTF-8, the first at {}\n", format_count(report.invalid_utf8),
+    fmt::print("skipped {} not encoded in UTF-8, the first at {}\n", counted(report.invalid_utf8, "document"),
                report.first_invalid);
   fmt::print("{} of text in {}", format_bytes(static_cast<double>(report.bytes)), format_duration(seconds));
   if (report.kept_parts == 0) fmt::print(", {:.2f} MB/s", static_cast<double>(report.bytes) / 1e6 / seconds);
@@ -123,7 +124,7 @@ void add_megatron_data_tool(CLI::App& data) {
   command->add_option("--workers", options.workers, "Threads (default: one per core); the files do not depend on it");
   command->add_option("--split-sentences", arguments->split_sentences, "no: a document is one sequence");
   auto* merged =
-      command->add_option("--merge", arguments->merge, "Prefixes to put together, in this order, as --output-prefix");
+      command->add_option("--merge", arguments->merge, "Prefixes to merge, in this order, into --output-prefix");
   auto* shown = command->add_option("--show", arguments->show, "Prefix to describe: counts, type, first document");
   input->excludes(merged)->excludes(shown);
   merged->excludes(shown);

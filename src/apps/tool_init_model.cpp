@@ -51,6 +51,16 @@ DecoderConfig shape_of(const InitModelOptions& options) {
     config.norm_eps = 1e-5;
   }
   const int64_t old_heads = config.num_attention_heads;
+  // The MLP keeps its ratio to the hidden size: exact for GPT's 4, else refused rather than rounded.
+  if (options.hidden_size && !options.intermediate_size && config.hidden_size > 0) {
+    const int64_t scaled = config.intermediate_size * *options.hidden_size;
+    if (scaled % config.hidden_size != 0)
+      throw ConfigError(
+          fmt::format("init-model: --hidden-size {} and the shape's ratio {} / {} of MLP to hidden size give "
+                      "no whole number: add --intermediate-size",
+                      *options.hidden_size, config.intermediate_size, config.hidden_size));
+    config.intermediate_size = scaled / config.hidden_size;
+  }
   config.hidden_size = options.hidden_size.value_or(config.hidden_size);
   config.intermediate_size = options.intermediate_size.value_or(config.intermediate_size);
   config.num_hidden_layers = options.layers.value_or(config.num_hidden_layers);
@@ -156,7 +166,8 @@ void add_init_model_tool(CLI::App& app) {
   tool->add_option("--heads", options->heads, "Query heads");
   tool->add_option("--kv-heads", options->kv_heads, "Key/value heads");
   tool->add_option("--head-dim", options->head_dim, "Width of a head (hidden size / heads)");
-  tool->add_option("--intermediate-size", options->intermediate_size, "Width inside the MLP");
+  tool->add_option("--intermediate-size", options->intermediate_size,
+                   "Width inside the MLP (default: the shape's, in its ratio to the hidden size)");
   tool->add_option("--vocab-size", options->vocab_size, "Vocabulary");
   tool->add_option("--max-positions", options->max_positions, "Longest sequence");
   tool->add_flag("--tie", options->tie, "One matrix for embedding and output");

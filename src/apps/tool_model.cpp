@@ -7,6 +7,7 @@
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/huggingface/sentencepiece_model.h"
+#include "trireme/formats/json_reason.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -36,7 +37,7 @@ Json read_json(const fs::path& path) {
   try {
     return Json::parse(read_text_file(path, ExitCode::kModel, size_t{512} << 20));
   } catch (const nlohmann::json::exception& error) {
-    throw ModelError(fmt::format("{} is not valid JSON: {}", path.string(), error.what()));
+    throw ModelError(fmt::format("{} is not valid JSON: {}", path.string(), json_reason(error)));
   }
 }
 

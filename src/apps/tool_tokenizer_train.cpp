@@ -8,6 +8,7 @@
 #include "data/tokenizer/tokenizer.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/plural.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 
@@ -90,10 +91,10 @@ void train_byte_level(const TrainArguments& arguments) {
     fmt::print("fewer tokens than the {} asked for: no other pair of tokens comes {} times or more\n",
                format_count(arguments.byte_level.vocab_size), std::max<int64_t>(1, arguments.byte_level.min_frequency));
   if (counts.dropped > 0)
-    fmt::print("dropped {} line(s) or documents that are not UTF-8, the first at {}\n", counts.dropped,
-               counts.first_dropped);
+    fmt::print("skipped {} not encoded in UTF-8, the first at {}\n",
+               counted(counts.dropped, "line or document", "lines or documents"), counts.first_dropped);
   if (trainer.long_words() > 0)
-    fmt::print("left out {} word(s) of more than {} bytes\n", trainer.long_words(), kMaxTrainingWord);
+    fmt::print("skipped {} of more than {} bytes\n", counted(trainer.long_words(), "word"), kMaxTrainingWord);
 }
 
 void train_sentencepiece(const TrainArguments& arguments) {
@@ -112,10 +113,10 @@ void train_sentencepiece(const TrainArguments& arguments) {
              format_count(trained.lines), format_bytes(static_cast<double>(trained.bytes)),
              format_duration(steady_seconds() - start));
   if (trained.invalid_lines > 0)
-    fmt::print("dropped {} line(s) that are not UTF-8, the first at {}\n", trained.invalid_lines,
+    fmt::print("skipped {} not encoded in UTF-8, the first at {}\n", counted(trained.invalid_lines, "line"),
                trained.first_invalid);
   if (trained.long_lines > 0)
-    fmt::print("dropped {} line(s) of more than {}\n", trained.long_lines,
+    fmt::print("skipped {} of more than {}\n", counted(trained.long_lines, "line"),
                format_bytes(static_cast<double>(kMaxTrainingLine)));
 }
 

@@ -2,42 +2,14 @@
 #include "tools.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
-#include "trireme/base/text.h"
 #include "trireme/cli/interface.h"
+#include "trireme/cli/problem.h"
 #include "trireme/version.h"
 
 #include <cstdio>
 #include <string>
-#include <vector>
 
 namespace {
-
-/// Adds a did-you-mean suggestion to CLI11's message.
-std::string suggestion(const CLI::App& app, int argc, char** argv) {
-  const CLI::App* level = &app;
-  for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
-    std::vector<std::string> known;
-    const CLI::App* next = nullptr;
-    for (const CLI::App* sub : level->get_subcommands([](const CLI::App*) { return true; })) {
-      known.push_back(sub->get_name());
-      if (sub->get_name() == word) next = sub;
-    }
-    if (next != nullptr) {
-      level = next;
-      continue;
-    }
-    for (const CLI::Option* option : level->get_options())
-      for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
-    const std::string name = trireme::split(word, '=').front();
-    bool is_known = false;
-    for (const std::string& candidate : known) is_known |= candidate == name;
-    const bool is_word =
-        word.starts_with("--") || i == 1 || level->get_subcommands([](const CLI::App*) { return true; }).size() > 0;
-    if (!is_known && is_word) return trireme::did_you_mean(name, known);
-  }
-  return "";
-}
 
 int run(int argc, char** argv) {
   CLI::App app("Trireme's tools: models, tokenizers, data, adapters, checkpoints, generation.");
@@ -66,7 +38,7 @@ int run(int argc, char** argv) {
   } catch (const CLI::Success& success) {
     return app.exit(success);
   } catch (const CLI::ParseError& error) {
-    throw trireme::ConfigError(std::string(error.what()) + suggestion(app, argc, argv) + " (see trireme --help)");
+    throw trireme::ConfigError(trireme::command_line_problem(app, argc, argv, error));
   }
   return 0;
 }

@@ -179,8 +179,10 @@ std::string describe_config(const ConfigFamily& family) {
   return helper.text +
          "\nA relative path counts from the directory of the configuration file, in --set too.\n"
          "--set SECTION.KEY=VALUE takes a YAML scalar or a list in brackets: --set "
-         "optimizer.lr=3e-4\n"
-         "--set lora.target_modules='[q_proj, v_proj]'; --set lora=null leaves a section out.\n";
+         "optimizer.lr=3e-4\n" +
+         (family.features.has(Feature::kAdapters)
+              ? "--set lora.target_modules='[q_proj, v_proj]'; --set lora=null removes the section.\n"
+              : "");
 }
 
 std::vector<std::string> config_keys(const ConfigFamily& family) {

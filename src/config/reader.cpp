@@ -7,6 +7,7 @@
 
 #include "retired_keys.h"
 #include "scalar.h"
+#include "synonyms.h"
 #include "trireme/base/file.h"
 #include "trireme/base/fraction.h"
 #include "trireme/base/text.h"
@@ -131,8 +132,25 @@ void Reader::check_keys(const YamlNode& node) {
   }
 }
 
+std::string Reader::synonym_hint(const std::string& section, const std::string& key) const {
+  const Synonym* synonym = find_synonym(section, key);
+  if (synonym == nullptr) return "";
+  std::vector<std::string> has;
+  for (const std::string& qualified : synonym->keys) {
+    if (synonym->first_only && !has.empty()) break;
+    for (const auto& [name, keys] : offered_keys_) {
+      if (!qualified.starts_with(name + ".")) continue;
+      const std::string own = qualified.substr(name.size() + 1);
+      if (std::find(keys.begin(), keys.end(), own) != keys.end()) has.push_back(name == section ? own : qualified);
+    }
+  }
+  if (has.empty()) return synonym->keys.empty() ? synonym->note : "";
+  return fmt::format(" Did you mean '{}'?{}", join(has, "' or '"), synonym->note);
+}
+
 std::string Reader::suggest(const std::string& section, const std::string& key) const {
   if (!problems_.wants_suggestions()) return "";
+  if (const std::string text = synonym_hint(section, key); !text.empty()) return text;
   std::vector<std::string> near, elsewhere;
   for (const auto& [name, keys] : offered_keys_) {
     if (key == name) return fmt::format(" '{}' is a section of its own: indent it less.", name);

@@ -46,6 +46,8 @@ class Reader {
   const YamlNode* section_node(const char* name);
   void check_keys(const YamlNode& node);
   std::string suggest(const std::string& section, const std::string& key) const;
+  /// The hint for a key that other trainers have; "" if the program has none for it.
+  std::string synonym_hint(const std::string& section, const std::string& key) const;
   std::string qualified(const Field& field) const { return section_ + "." + field.key; }
   void refuse(const Field& field, const YamlNode& node, const std::string& expected, const std::string& hint);
 

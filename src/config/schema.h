@@ -144,7 +144,8 @@ void describe(Visitor& v, EvalSection& s) {
           s.samples);
   v.field({.key = "shuffle",
            .help = "Megatron's files: evaluate rows that its shuffled maps give, as Megatron does; false = the first "
-                   "rows in the file's order, as other files are read"},
+                   "rows in the file's order, as other files are read",
+           .feature = Feature::kMegatronData},
           s.shuffle);
   v.field({.key = "target_accuracy",
            .help = "stop with success at the first evaluation whose accuracy is >= this",

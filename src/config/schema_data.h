@@ -61,8 +61,7 @@ void describe(Visitor& v, LoraSection& s) {
 template <class Visitor>
 void describe(Visitor& v, DataSection& s) {
   v.field({.key = "train",
-           .help = "training rows; the format (npy, HDF5; documents; PREFIX or PREFIX.idx of Megatron's indexed files) "
-                   "follows from the content; mock = random ids, to measure speed with",
+           .help = "training rows; the format follows from the content; mock = random ids, to measure speed with",
            .required = true,
            .path = true,
            .one_or_more = true,

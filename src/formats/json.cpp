@@ -1,5 +1,7 @@
 #include "trireme/formats/json.h"
 
+#include "trireme/formats/json_reason.h"
+
 #include <fmt/format.h>
 
 #include <set>
@@ -40,7 +42,7 @@ Json parse_bounded(std::string_view text, const std::string& what, ExitCode code
   try {
     return Json::parse(text, watch);
   } catch (const nlohmann::json::exception& error) {
-    throw Error(code, fmt::format("{} is not valid JSON: {}", what, error.what()));
+    throw Error(code, fmt::format("{} is not valid JSON: {}", what, json_reason(error)));
   }
 }
 
@@ -53,6 +55,16 @@ nlohmann::json parse_json(std::string_view text, const std::string& what, ExitCo
 nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& what, ExitCode code,
                                           int max_depth) {
   return parse_bounded<nlohmann::ordered_json>(text, what, code, max_depth);
+}
+
+std::string json_reason(const nlohmann::json::exception& error) {
+  std::string text = error.what();
+  if (const size_t end = text.find("] "); text.starts_with("[json.") && end != std::string::npos)
+    text.erase(0, end + 2);
+  if (const std::string head = "parse error at "; text.starts_with(head)) text.erase(0, head.size());
+  if (const size_t begin = text.find("syntax error while parsing "); begin != std::string::npos)
+    if (const size_t dash = text.find(" - ", begin); dash != std::string::npos) text.erase(begin, dash + 3 - begin);
+  return text;
 }
 
 }  // namespace trireme

@@ -1,4 +1,5 @@
 // The plan as text.
+#include "trireme/base/plural.h"
 #include "trireme/base/text.h"
 #include "trireme/fsdp/plan.h"
 
@@ -14,17 +15,18 @@ std::string size_text(int64_t bytes) { return format_bytes(static_cast<double>(b
 
 const char* plural(int64_t count) { return count == 1 ? "" : "s"; }
 
-/// "recomputes 3 blocks, and the MLP of 2", or "recomputes nothing".
+/// "backward recomputes 3 of 32 blocks and the MLPs of 2", or "backward recomputes nothing".
 std::string recomputation(const MemoryPlan& plan) {
   const auto count = [&](Recompute what) { return std::count(plan.recompute.begin(), plan.recompute.end(), what); };
   std::vector<std::string> parts;
-  if (const auto full = count(Recompute::kFull); full > 0)
-    parts.push_back(fmt::format("{} block{}", full, plural(full)));
-  if (const auto mlp = count(Recompute::kMlp); mlp > 0) parts.push_back(fmt::format("the MLP of {}", mlp));
+  if (const auto full = count(Recompute::kFull); full > 0) parts.push_back(fmt::format("{} whole", full));
+  if (const auto mlp = count(Recompute::kMlp); mlp > 0)
+    parts.push_back(fmt::format("the MLP{} of {}", plural(mlp), mlp));
   if (const auto norms = count(Recompute::kNorms); norms > 0)
-    parts.push_back(fmt::format("norms and activation of {}", norms));
-  return fmt::format("of {} blocks backward recomputes {}", plan.recompute.size(),
-                     parts.empty() ? "nothing" : join(parts, ", "));
+    parts.push_back(fmt::format("norms and activation{} of {}", plural(norms), norms));
+  if (parts.empty()) return "backward recomputes nothing";
+  return fmt::format("of {}, backward recomputes {}", counted(static_cast<int64_t>(plan.recompute.size()), "block"),
+                     join(parts, ", "));
 }
 
 }  // namespace
@@ -32,7 +34,8 @@ std::string recomputation(const MemoryPlan& plan) {
 std::string describe_need(const MemoryPlan& plan) {
   const std::string why =
       plan.accumulated_passes > 1 && plan.shard_size > 1 && plan.gradients > plan.total() / 10
-          ? fmt::format(", in fp32 and whole on every rank because {} passes add up", plan.accumulated_passes)
+          ? fmt::format(", in fp32 and whole on every rank because the gradients of {} forward passes are summed",
+                        plan.accumulated_passes)
           : "";
   return fmt::format(
       "the run needs {} per rank and {} of headroom, {} is available (weights {}, masters and moments {}, gradients "
@@ -50,8 +53,8 @@ std::string describe_plan(const MemoryPlan& plan, const std::vector<UnitSpec>& u
     divides = divides || division.state;
     (division.weights ? sharded : whole)++;
   }
-  std::string text = fmt::format("units: {} whole, {} sharded over {} rank{}; {}{} row{} a pass; {}\n", whole, sharded,
-                                 plan.shard_size, plural(plan.shard_size),
+  std::string text = fmt::format("units: {} whole, {} sharded over {} rank{}; {}{} row{} per forward pass; {}\n", whole,
+                                 sharded, plan.shard_size, plural(plan.shard_size),
                                  divides ? fmt::format("policy {}; ", policy_name(plan.policy)) : "",
                                  plan.rows_per_pass, plural(plan.rows_per_pass), recomputation(plan));
   auto row = [&](const char* name, int64_t bytes) { text += fmt::format("  {:<22}{:>12}\n", name, size_text(bytes)); };

@@ -229,9 +229,9 @@ void Checkpoints::advance() {
   committed_step_ = loop_.completed_steps;
   if (comm_.rank() != 0) return;
   const double seconds = steady_seconds() - started_;
-  log_info(fmt::format("saved checkpoints/{}: {} in {} (written in {}), the step waited {}",
+  log_info(fmt::format("saved checkpoints/{}: {}, written in {}, complete after {}; training waited {}",
                        checkpoint_name(loop_.completed_steps), format_bytes(static_cast<double>(committed_bytes_)),
-                       format_duration(seconds), format_duration(write_seconds_), format_duration(pause_)));
+                       format_duration(write_seconds_), format_duration(seconds), format_duration(pause_)));
   event_(nlohmann::json({{"event", "save"},
                          {"step", loop_.completed_steps},
                          {"bytes", committed_bytes_},

@@ -1,8 +1,8 @@
 #include "trireme/train/command_line.h"
 
 #include "trireme/base/error.h"
-#include "trireme/base/text.h"
 #include "trireme/cli/interface.h"
+#include "trireme/cli/problem.h"
 #include "trireme/config/config.h"
 #include "trireme/config/keys.h"
 #include "trireme/train/model_family.h"
@@ -40,28 +40,13 @@ CommandLine parse_command_line(int argc, char** argv, const ModelFamily& family)
   app.add_flag("-h,--help", help, "print this and every configuration key");
   const std::string version_line = fmt::format("{} {} ({})", program, kVersion, kCommit);
   add_interface_option(app, {version_line, config_keys(family.config), describe_config(family.config)});
-  app.allow_extras();
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success&) {
     line.handled = true;
     return line;
   } catch (const CLI::ParseError& error) {
-    throw ConfigError(fmt::format("{} (see {} --help)", error.what(), program));
-  }
-  if (const auto unknown = app.remaining(); !unknown.empty()) {
-    const std::vector<std::string> known = {"--config",
-                                            "--set",
-                                            "--dry-run",
-                                            "--ranks",
-                                            "--device-memory-gib",
-                                            "--print-config",
-                                            "--allow-fresh",
-                                            "--allow-changed-data",
-                                            "--version",
-                                            "--help"};
-    throw ConfigError(fmt::format("unknown argument '{}'.{} (see {} --help)", unknown.front(),
-                                  did_you_mean(split(unknown.front(), '=').front(), known), program));
+    throw ConfigError(command_line_problem(app, argc, argv, error));
   }
   if (help) {
     std::printf("%s\nConfiguration keys:\n%s", app.help().c_str(), describe_config(family.config).c_str());

@@ -6,18 +6,29 @@
 #include "plan_hints.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/plural.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/checkpoint/training_checkpoint.h"
+#include "trireme/train/precision.h"
 #include "trireme/train/run_directory.h"
 #include "trireme/version.h"
 
 #include <fmt/format.h>
 
+#include <cctype>
 #include <cstdio>
 
 namespace trireme {
 
 namespace {
+
+/// 44.5e9 -> "44.5 G": the unit follows.
+std::string before_unit(double value) {
+  std::string text = format_short(value);
+  const bool scaled = !text.empty() && std::isalpha(static_cast<unsigned char>(text.back())) != 0;
+  text.insert(text.size() - (scaled ? 1 : 0), " ");
+  return text;
+}
 
 std::vector<std::string> cost_lines(const Config& config, const TrainingTask& task, int ranks) {
   const double flops = task.flops_per_sample();
@@ -28,15 +39,16 @@ std::vector<std::string> cost_lines(const Config& config, const TrainingTask& ta
   std::vector<std::string> lines = {
       fmt::format("parameters: {} ({} trained)", format_count(task.num_parameters()),
                   format_count(task.num_trained_parameters())),
-      fmt::format("steps: {} of {} rows ({} per rank, {} micro-batches of {}): {} rows, {:.2f} epochs of {} rows",
-                  config.train.max_steps, gbs, gbs / ranks, gbs / ranks / config.batch.micro_batch_size,
-                  config.batch.micro_batch_size, format_count(rows), epochs, format_count(task.facts().train_rows)),
-      fmt::format("cost: {}FLOP per row, {}FLOP per step, {} tokens per step", format_short(flops),
-                  format_short(flops * static_cast<double>(gbs)), format_count(gbs * config.data.seq_length)),
+      fmt::format("steps: {} of {} ({} per rank, {} of {}): {}, {:.2f} epochs of {}", config.train.max_steps,
+                  counted(gbs, "row"), gbs / ranks,
+                  counted(gbs / ranks / config.batch.micro_batch_size, "micro-batch", "micro-batches"),
+                  config.batch.micro_batch_size, counted(rows, "row"), epochs, counted(task.facts().train_rows, "row")),
+      fmt::format("cost: {}FLOP per row, {}FLOP per step, {} tokens per step", before_unit(flops),
+                  before_unit(flops * static_cast<double>(gbs)), format_count(gbs * config.data.seq_length)),
   };
   if (batches.ramps())
-    lines.push_back(fmt::format("batch ramp: {} rows in step 1, {} more each {} rows, {} from step {} on",
-                                batches.of(0), config.batch.rampup[1],
+    lines.push_back(fmt::format("batch ramp: {} in step 1, {} more each {} rows, {} from step {} on",
+                                counted(batches.of(0), "row"), config.batch.rampup[1],
                                 format_short(static_cast<double>(config.batch.rampup[2]) /
                                              static_cast<double>((gbs - batches.of(0)) / config.batch.rampup[1])),
                                 gbs, format_count(batches.first_largest() + 1)));
@@ -90,8 +102,8 @@ int dry_run(const Config& config, const CommandLine& line, const Launch& launch,
   if (report.bad_rows > 0) throw DataError(report.first_bad.front().what);
 
   std::string text =
-      fmt::format("dry run: {} rank{} on {}, {}\n", ranks, ranks == 1 ? "" : "s",
-                  gpu ? fmt::format("GPUs of {:.1f} GiB", *line.device_memory_gib) : "CPUs", c10::toString(dtype));
+      fmt::format("dry run: {} on {}, {}\n", counted(ranks, "rank"),
+                  gpu ? fmt::format("GPUs of {:.1f} GiB", *line.device_memory_gib) : "CPUs", type_name(dtype));
   for (const std::string& description : task->facts().description) text += description + '\n';
   for (const std::string& cost : cost_lines(config, *task, ranks)) text += cost + '\n';
   text += describe_plan(plan, task->units());

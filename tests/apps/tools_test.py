@@ -49,8 +49,31 @@ def check_text(site):
     site.run("trireme", "tokenizer", "train", "--input", "wide.txt", "--vocab-size", 320, "--output", "w.model", code=3, says="the text is UTF-16")
 
 
+def check_wrong_command_lines(site):
+    for arguments, says in (
+            ("data megatron --output data/my-text", "trireme data megatron has no option '--output'. Did you mean '--output-prefix'? (see trireme data megatron --help)"),
+            ("data megatron --workers x", "--workers must be an integer, not 'x'"),
+            ("data megatron --input a --output-prefix", "--output-prefix needs a value"),
+            ("data megatron --input a --merge b", "--input and --merge exclude each other: give one of them"),
+            ("data pack --input a", "trireme data pack needs --tokenizer and --output (see trireme data pack --help)"),
+            ("data pck", "trireme data has no subcommand 'pck'. Did you mean 'pack'? (see trireme data --help)"),
+            ("data", "trireme data needs a subcommand: "),
+            ("plot", "trireme plot needs the argument ")):
+        site.run("trireme", *arguments.split(), code=2, says=says)
+    for arguments, says in (
+            ("--dry-rn", "train_llama has no option '--dry-rn'. Did you mean '--dry-run'?"),
+            ("--config", "--config needs a value"),
+            ("--ranks 0", "--ranks must be an integer from 1 to 1048576, not '0'"),
+            ("--config x extra", "train_llama does not take the argument 'extra'")):
+        site.run("train_llama", *arguments.split(), code=2, says=says)
+
+
 def check_generate_and_profile(site):
     site.run("trireme", "init-model", "--preset", "llama-tiny", "--vocab-size", 320, "--tokenizer", "made/by/it/t.model", "--output", "model")
+    small = ["init-model", "--preset", "gpt3-126m", "--layers", 1, "--heads", 4, "--vocab-size", 320, "--hidden-size", 64]
+    site.run("trireme", *small, "--output", "gpt")
+    assert json.loads((site.work / "gpt/config.json").read_text())["n_inner"] == 256
+    site.run("trireme", "init-model", "--preset", "llama2-7b", "--hidden-size", 100, "--output", "odd", code=2, says="no whole number: add --intermediate-size")
     for temperature in ("nan", "-1", "inf"):
         site.run("trireme", "generate", "--model", "model", "--prompt", "The", f"--temperature={temperature}", code=2, says="--temperature")
     (site.work / "run.yaml").write_text("""
@@ -73,6 +96,7 @@ def main():
         site = Site(args.bin, work)
         check_plot(site)
         check_text(site)
+        check_wrong_command_lines(site)
         check_generate_and_profile(site)
     print("ok")
 

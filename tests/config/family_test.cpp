@@ -68,7 +68,7 @@ TEST(Family, HelpListsItsKeysWordsAndDefaults) {
   family.defaults.optimizer.betas = {0.9, 0.95};
   const std::string help = describe_config(family), all = describe_config(kRich);
   for (const char* key : {"\nlora:", "\n  vocab_size", "\n  packing_rate", "\n  clip ", "rank_mean", "mlperf or",
-                          "\n  target_accuracy", "none, norms, mlp, full or"}) {
+                          "\n  target_accuracy", "--set lora", "Megatron", "none, norms, mlp, full or"}) {
     EXPECT_NE(all.find(key), std::string::npos) << key;
     EXPECT_EQ(help.find(key), std::string::npos) << key;
   }

@@ -77,6 +77,23 @@ TEST(Override, IsReportedWithItsOwnText) {
   EXPECT_EQ(problem_with("optimizer=3"), "--set optimizer=3: section 'optimizer' must hold keys and values, not '3'");
 }
 
+TEST(Override, KeysOfOtherTrainersNameOurs) {
+  for (const auto& [override, hint] : std::vector<std::pair<std::string, std::string>>{
+           {"optimizer.learning_rate=1", "in section 'optimizer'. Did you mean 'lr'?"},
+           {"train.learning_rate=1", "in section 'train'. Did you mean 'optimizer.lr'?"},
+           {"learning_rate=1", "unknown section 'learning_rate'. Did you mean 'optimizer.lr'?"},
+           {"train.batch_size=2", "Did you mean 'batch.global_batch_size' or 'batch.micro_batch_size'?"},
+           {"batch.per_device_train_batch_size=2", "Did you mean 'micro_batch_size'?"},
+           {"train.gradient_accumulation_steps=2", "Gradients accumulate over batch.global_batch_size / "},
+           {"schedule.warmup=3", "Did you mean 'warmup_steps'?"},
+           {"data.max_seq_length=3", "Did you mean 'seq_length'?"},
+           {"lora.rank=3", "Did you mean 'r'?"},
+           {"lora_alpha=3", "Did you mean 'lora.alpha'?"}})
+    EXPECT_NE(problem_with(override).find(hint), std::string::npos) << problem_with(override);
+  for (const char* override : {"train.epochs=3", "train.num_train_epochs=3"})
+    EXPECT_NE(problem_with(override).find("Did you mean '"), std::string::npos) << problem_with(override);
+}
+
 TEST(Override, MalformedOnesAreAllReported) {
   const auto lines = problems_with({"optimizer.lr", "=3", "a.b.c=3", "optimizer.=3", "output.dir=a: b", "data.train=[a",
                                     "train.seed=&a 5", "train.seed=\xff", std::string("train.seed=1\0002", 14),

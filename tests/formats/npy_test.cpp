@@ -98,7 +98,7 @@ TEST_F(Npy, DamagedFilesAreRefusedWithTheirReason) {
       {"negative extent", npy(dict("<i4", "(-1, 1)"), four), "non-negative integer"},
       {"overflowing extent", npy(dict("<i4", "(99999999999999999999, 1)"), four), "overflows"},
       {"overflowing product", npy(dict("<i4", "(4611686018427387904, 4)"), four), "overflows"},
-      {"cut off", npy(dict("<i4", "(2, 1)"), four), "is cut off"},
+      {"cut off", npy(dict("<i4", "(2, 1)"), four), "is truncated"},
       {"trailing", npy(dict("<i4", "(1, 1)"), four + "x"), "trailing bytes"},
       {"text after dict", npy(dict("<i4", "(1, 1)") + " import os", four), "text after the dict"},
   };

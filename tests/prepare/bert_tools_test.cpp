@@ -145,7 +145,7 @@ TEST_F(BertTools, ExitCodesAndLastWords) {
       {eval + "x.hdf5 --count 100000", 2, "fewer than --count 100000"},
       {eval + "vocab.txt/x.hdf5 --count 5", 73, "vocab.txt"},
       {"verify --input part_text", 3, "part_text cannot be opened as HDF5"},
-      {"verify --input part_short", 3, "part_short cannot be opened as HDF5: it is cut off"},
+      {"verify --input part_short", 3, "part_short cannot be opened as HDF5: it is truncated"},
       {"verify --input packed --seq-length 64 --vocab-size 20", 3, "outside the vocabulary of 20"},
       {"verify --input packed --seq-length 40", 3, "at most 40 are expected"},
       {"verify --input inst", 3, "named part_*"},

@@ -265,7 +265,7 @@ def outputs(site):
     assert [m["loss"] for m in site.metrics("again")] == [m["loss"] for m in train]
     assert text.replace(f"{site.work}/run", f"{site.work}/again") == open(f"{site.work}/again/config.yaml").read()
     plan = site.train("output.dir=planned", extra=["--dry-run", "--ranks", "2", "--device-memory-gib", "80"]).stdout
-    assert "parameters:" in plan and "memory per rank" in plan and "FLOP per row" in plan
+    assert "parameters:" in plan and "memory per rank" in plan and " MFLOP per row" in plan and "1 micro-batches" not in plan and "of 80.0 GiB, bf16" in plan, plan
     assert "max_steps: 6" in site.train(extra=["--print-config"]).stdout
     assert "train_llama" in site.train(extra=["--version"]).stdout
     assert "optimizer" in site.train(extra=["--help"]).stdout

@@ -45,12 +45,12 @@ def plan_ranks(site):
     plans = {}
     for name, fault in memory.items():
         done = site.run(f"output.dir={name}", *full, ranks=2, TRIREME_FAULT=fault)
-        plans[name] = [line for line in done.stderr.splitlines() if "rows a pass" in line or "row a pass" in line][0].split(" ", 1)[1]
+        plans[name] = [line for line in done.stderr.splitlines() if "rows per forward pass" in line or "row per forward pass" in line][0].split(" ", 1)[1]
         assert ("device memory differs between ranks" in done.stderr) == (name in ("first", "second")), done.stderr
         if name == "second":
             assert f"of rank 1 on {HOST}" in done.stderr, done.stderr
     print(plans)
-    assert "1 row a pass" in plans["equal"], "the memory decides nothing here: the test shows nothing"
+    assert "1 row per forward pass" in plans["equal"], "the memory decides nothing here: the test shows nothing"
     assert plans["equal"] == plans["first"] == plans["second"], plans
     assert site.numbers("equal") == site.numbers("first") == site.numbers("second")
 
@@ -238,7 +238,7 @@ def large_model(site):
     cut = f"{site.work}/70b/model-00007-of-00015.safetensors"
     os.truncate(cut, os.path.getsize(cut) - 1)
     done = site.run("model.path=70b", extra=["--dry-run"], expect=4)
-    assert "model-00007-of-00015.safetensors: is cut off" in last_line(done.stderr), done.stderr
+    assert "model-00007-of-00015.safetensors: is truncated" in last_line(done.stderr), done.stderr
 
 
 def cache_clear(site):

@@ -36,7 +36,7 @@ void check_hdf5_superblock(const std::filesystem::path& path) {
   const std::string_view block = file.substr(*found);
   const auto byte = [&](size_t at) { return static_cast<unsigned>(static_cast<unsigned char>(block[at])); };
   constexpr size_t kLongest = 24 + 4 + 5 * 8;  // version 1 up to the root group's address
-  if (block.size() < kLongest) fail(fmt::format("it is cut off after {} bytes", file.size()));
+  if (block.size() < kLongest) fail(fmt::format("it is truncated after {} bytes", file.size()));
   const unsigned version = byte(8);
   if (version > 3) fail(fmt::format("superblock version {} is not supported", version));
   const bool old = version < 2;
@@ -48,7 +48,7 @@ void check_hdf5_superblock(const std::filesystem::path& path) {
   std::memcpy(addresses, block.data() + (version == 0 ? 24 : old ? 28 : 12), sizeof addresses);
   const auto [base, second, end, fourth] = addresses;
   if (base != *found) fail(fmt::format("its base address is {} but its superblock is at {}", base, *found));
-  if (end > file.size()) fail(fmt::format("it is cut off: it should have {} bytes and has {}", end, file.size()));
+  if (end > file.size()) fail(fmt::format("it is truncated: it should have {} bytes and has {}", end, file.size()));
   if (old && fourth != kUndefined) fail("it is one of several files that belong together, or damaged");
   if (old ? second != kUndefined && second >= end : fourth >= end) fail("an address in its superblock leaves the file");
 }

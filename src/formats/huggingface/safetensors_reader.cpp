@@ -53,7 +53,7 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path
     fail(fmt::format("is not a safetensors file: its header would have {} bytes, at most {} are allowed", length,
                      kMaxHeader));
   if (length > bytes.size() - sizeof length)
-    fail(fmt::format("is cut off: the header should have {} bytes and the file has {}", length, bytes.size()));
+    fail(fmt::format("is truncated: the header should have {} bytes and the file has {}", length, bytes.size()));
   data_begin_ = sizeof length + length;
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()) + sizeof length, length);
   if (!text.starts_with('{')) fail("is not a safetensors file: the header does not start with '{'");
@@ -113,7 +113,7 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path
   }
   if (next != bytes.size() - data_begin_)
     fail(fmt::format("{}: its tensors take {} bytes and {} are there",
-                     next > bytes.size() - data_begin_ ? "is cut off" : "has trailing bytes", next,
+                     next > bytes.size() - data_begin_ ? "is truncated" : "has trailing bytes", next,
                      bytes.size() - data_begin_));
 }
 

@@ -49,7 +49,7 @@ class Message {
       case 2: {
         const uint64_t length = varint();
         if (length > bytes_.size() - at_)
-          fail(path_, fmt::format("the field at byte {} has {} bytes, but only {} are left (cut off?)", field.offset,
+          fail(path_, fmt::format("the field at byte {} has {} bytes, but only {} are left (truncated?)", field.offset,
                                   length, bytes_.size() - at_));
         field.bytes = bytes_.substr(at_, length);
         at_ += length;
@@ -192,7 +192,7 @@ SentencepieceModel read_sentencepiece_model(std::string_view bytes, const std::f
   if (result.pieces.empty()) fail(path, "it holds no pieces");
   if (result.unknown_id < 0) fail(path, fmt::format("none of its {} pieces is the unknown one", result.pieces.size()));
   if (!trainer || !normalizer)
-    fail(path, fmt::format("no {} after {} pieces (cut off?)", trainer ? "normalizer_spec" : "trainer_spec",
+    fail(path, fmt::format("no {} after {} pieces (truncated?)", trainer ? "normalizer_spec" : "trainer_spec",
                            result.pieces.size()));
   if (spec.byte_fallback && byte_pieces != 256)
     fail(path, fmt::format("byte fallback is on, but it has {} of 256 byte pieces", byte_pieces));

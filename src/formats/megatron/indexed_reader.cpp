@@ -86,7 +86,7 @@ void MegatronFile::fail(int64_t at, const std::string& what) const {
 void MegatronFile::check_header() {
   const auto size = static_cast<int64_t>(index_.bytes().size());
   if (size < kHeader)
-    throw DataError(fmt::format("{}: {} bytes, but the header of a Megatron index has {}: is it cut off?",
+    throw DataError(fmt::format("{}: {} bytes, but the header of a Megatron index has {}: is it truncated?",
                                 index_path().string(), size, kHeader));
   if (std::memcmp(index_.bytes().data(), kMegatronMagic.data(), kMegatronMagic.size()) != 0)
     fail(0, "does not begin with MMIDIDX, as a Megatron index (.idx) does");
@@ -126,10 +126,9 @@ void MegatronFile::check_sequences() {
     // No sum or product can overflow: tokens < 2^31, and begin is compared first.
     if (begin < 0 || begin > size || tokens * item_size_ > size - begin)
       fail(kHeader + sequences_ * 4 + i * 8,
-           fmt::format(
-               "sequence {} of {} {} tokens begins at byte {} of {}, which has {} bytes: is one of the files cut "
-               "off, or of another prefix?",
-               i, tokens, megatron_type_name(type_), begin, token_path().string(), size));
+           fmt::format("sequence {} of {} {} tokens begins at byte {} of {}, which has {} bytes: is one of the files "
+                       "truncated, or of another prefix?",
+                       i, tokens, megatron_type_name(type_), begin, token_path().string(), size));
     total_ += tokens;
   }
 }

@@ -129,7 +129,7 @@ NpyHeader parse_npy_header(std::span<const std::byte> file, const std::filesyste
   if (header.major == 1) {
     length = std::to_integer<size_t>(file[8]) | std::to_integer<size_t>(file[9]) << 8;
   } else {
-    if (file.size() < 12) throw DataError(fmt::format("{}: cut off inside the npy header", path.string()));
+    if (file.size() < 12) throw DataError(fmt::format("{}: truncated inside the npy header", path.string()));
     begin = 12;
     for (int i = 0; i < 4; ++i) length |= std::to_integer<size_t>(file[8 + i]) << (8 * i);
   }

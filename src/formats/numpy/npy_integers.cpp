@@ -38,8 +38,8 @@ NpyIntegerArray::NpyIntegerArray(MappedFile file, const NpyHeader& header) : fil
   const auto there = static_cast<int64_t>(file_.bytes().size() - data_offset_);
   if (there != bytes)
     throw DataError(fmt::format("{} {}: [{}, {}] elements of {} bytes take {} bytes and {} are there", name,
-                                there < bytes ? "is cut off" : "has trailing bytes", rows_, columns_, item_size_, bytes,
-                                there));
+                                there < bytes ? "is truncated" : "has trailing bytes", rows_, columns_, item_size_,
+                                bytes, there));
 }
 
 size_t NpyIntegerArray::row_offset(int64_t row) const {

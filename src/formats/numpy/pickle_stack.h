@@ -25,7 +25,7 @@ class Stack {
 
   template <class T>
   T take() {
-    if (file_.size() - at_ < sizeof(T)) fail("the pickle is cut off");
+    if (file_.size() - at_ < sizeof(T)) fail("the pickle is truncated");
     T value;
     std::memcpy(&value, file_.data() + at_, sizeof(T));
     at_ += sizeof(T);
@@ -44,7 +44,7 @@ class Stack {
   std::string_view take_line() {
     const size_t begin = at_;
     while (at_ < file_.size() && file_[at_] != std::byte{'\n'}) ++at_;
-    if (at_ == file_.size()) fail("the pickle is cut off");
+    if (at_ == file_.size()) fail("the pickle is truncated");
     return {reinterpret_cast<const char*>(file_.data()) + begin, at_++ - begin};
   }
 

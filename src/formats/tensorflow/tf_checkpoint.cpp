@@ -118,7 +118,7 @@ TfCheckpoint::TfCheckpoint(const std::filesystem::path& prefix) : prefix_(prefix
   for (const auto& [name, tensor] : tensors_) {
     const MappedFile& file = files_[static_cast<size_t>(tensor.file)];
     if (tensor.offset > file.bytes().size() || tensor.size > file.bytes().size() - tensor.offset)
-      throw ModelError(fmt::format("{}: tensor {} ends at byte {} of {}; the file is cut off", file.path().string(),
+      throw ModelError(fmt::format("{}: tensor {} ends at byte {} of {}; the file is truncated", file.path().string(),
                                    name, tensor.offset + tensor.size, file.bytes().size()));
   }
 }

@@ -1,0 +1,17 @@
+#pragma once
+// Sentences for wrong command lines, in place of CLI11's.
+
+#include <string>
+
+namespace CLI {
+class App;
+class ParseError;
+}  // namespace CLI
+
+namespace trireme {
+
+/// What is wrong with the arguments that `app` refused with `error`: "trireme data megatron has no option '--output'.
+/// Did you mean '--output-prefix'? (see trireme data megatron --help)". Ends with the command whose --help explains it.
+std::string command_line_problem(const CLI::App& app, int argc, char** argv, const CLI::ParseError& error);
+
+}  // namespace trireme

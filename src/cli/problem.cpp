@@ -1,0 +1,163 @@
+#include "trireme/cli/problem.h"
+
+#include "trireme/base/text.h"
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+namespace trireme {
+namespace {
+
+using Words = std::vector<std::string>;
+
+std::vector<const CLI::App*> subcommands(const CLI::App& app) {
+  std::vector<const CLI::App*> shown;
+  for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; }))
+    if (!sub->get_group().empty()) shown.push_back(sub);
+  return shown;
+}
+
+/// The command that the arguments name, and what follows its name.
+struct Level {
+  const CLI::App* command;
+  std::string path;  // "trireme data pack"
+  Words rest;
+};
+
+Level level_of(const CLI::App& app, const Words& arguments) {
+  Level level{&app, app.get_name(), {}};
+  size_t used = 0;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    for (const CLI::App* sub : subcommands(*level.command)) {
+      if (sub->get_name() != arguments[i]) continue;
+      level.command = sub;
+      level.path += " " + arguments[i];
+      used = i + 1;
+      break;
+    }
+    if (used != i + 1) break;
+  }
+  level.rest.assign(arguments.begin() + static_cast<long>(used), arguments.end());
+  return level;
+}
+
+Words option_names(const CLI::App& command) {
+  Words names;
+  for (const CLI::Option* option : command.get_options())
+    if (!option->get_group().empty())
+      for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  return names;
+}
+
+/// An option that begins with the word, else one that a typing error away spells.
+std::string option_hint(const std::string& word, const Words& names) {
+  const auto longer = std::find_if(names.begin(), names.end(),
+                                   [&](const std::string& name) { return word.size() > 4 && name.starts_with(word); });
+  return longer != names.end() ? fmt::format(" Did you mean '{}'?", *longer) : did_you_mean(word, names);
+}
+
+std::optional<std::string> unknown_option(const Level& level) {
+  const Words names = option_names(*level.command);
+  for (const std::string& word : level.rest) {
+    if (word == "--") return std::nullopt;
+    const std::string name = split(word, '=').front();
+    if (!name.starts_with("--") || level.command->get_option_no_throw(name) != nullptr) continue;
+    return fmt::format("{} has no option '{}'.{}", level.path, name, option_hint(name, names));
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> missing_subcommand(const Level& level) {
+  Words names;
+  for (const CLI::App* sub : subcommands(*level.command)) names.push_back(sub->get_name());
+  if (names.empty()) return std::nullopt;
+  if (level.rest.empty()) return fmt::format("{} needs a subcommand: {}", level.path, join(names, ", "));
+  return fmt::format("{} has no subcommand '{}'.{}", level.path, level.rest.front(),
+                     did_you_mean(level.rest.front(), names));
+}
+
+std::string missing_options(const Level& level) {
+  Words missing;
+  for (const CLI::Option* option : level.command->get_options())
+    if (option->get_required() && option->count() == 0)
+      missing.push_back(option->get_positional() ? fmt::format("the argument {}", option->get_name(true))
+                                                 : option->get_name());
+  return missing.empty() ? "" : fmt::format("{} needs {}", level.path, join(missing, " and "));
+}
+
+/// The text between two markers, or up to the end where `end` is empty.
+std::string between(const std::string& text, const std::string& begin, const std::string& end) {
+  const size_t from = text.find(begin);
+  if (from == std::string::npos) return "";
+  const size_t to = end.empty() ? text.size() : text.find(end, from + begin.size());
+  return to == std::string::npos ? "" : text.substr(from + begin.size(), to - from - begin.size());
+}
+
+std::string kind_of(const CLI::App& command, const std::string& option_name) {
+  const CLI::Option* option = command.get_option_no_throw(option_name);
+  const std::string type = option == nullptr ? "" : split(option->get_type_name(), ':').front();
+  return type == "INT" ? "an integer" : type == "UINT" ? "an integer >= 0" : type == "FLOAT" ? "a number" : "";
+}
+
+/// From CLI11's "Could not convert: --workers = x", "--ranks: Value 0 not in range 1 to 8", "--split: x not in {a,b}".
+std::string wrong_value(const Level& level, const std::string& text) {
+  const std::string converted = between(text, "Could not convert: ", " = ");
+  if (!converted.empty()) {
+    const std::string kind = kind_of(*level.command, converted);
+    return fmt::format("{} must be {}, not '{}'", converted, kind.empty() ? "another value" : kind,
+                       between(text, " = ", ""));
+  }
+  const std::string name = split(text, ':').front();
+  if (const std::string value = between(text, ": Value ", " not in range "); !value.empty()) {
+    const std::string kind = kind_of(*level.command, name);
+    const auto limits = between(text, " not in range ", "");
+    const size_t to = limits.find(" to ");
+    return fmt::format("{} must be {} from {}, not '{}'", name, kind.empty() ? "a value" : kind,
+                       to == std::string::npos ? limits : limits.substr(0, to) + limits.substr(to), value);
+  }
+  if (const std::string value = between(text, ": ", " not in {"); !value.empty()) {
+    const Words choices = split(between(text, " not in {", "}"), ',');
+    return fmt::format("{} must be one of {}, not '{}'.{}", name, join(choices, ", "), value,
+                       did_you_mean(value, choices));
+  }
+  return text;
+}
+
+std::string sentence(const Level& level, const CLI::ParseError& error) {
+  const std::string text = error.what();
+  if (const auto unknown = unknown_option(level)) return *unknown;
+  if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr ||
+      dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
+    if (const auto subcommand = missing_subcommand(level)) return *subcommand;
+  }
+  if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
+    const std::string missing = missing_options(level);
+    return missing.empty() ? text : missing;
+  }
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
+    const Words extra = level.command->remaining();
+    return extra.empty() ? text : fmt::format("{} does not take the argument '{}'", level.path, extra.front());
+  }
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr && text.find(" missing") != std::string::npos)
+    return fmt::format("{} needs a value", split(text, ':').front());
+  if (dynamic_cast<const CLI::ExcludesError*>(&error) != nullptr) {
+    const std::string first = text.substr(0, text.find(' '));
+    return fmt::format("{} and {} exclude each other: give one of them", first, between(text, " excludes ", ""));
+  }
+  if (dynamic_cast<const CLI::RequiresError*>(&error) != nullptr)
+    return fmt::format("{} needs {} too", text.substr(0, text.find(' ')), between(text, " requires ", ""));
+  return wrong_value(level, text);
+}
+
+}  // namespace
+
+std::string command_line_problem(const CLI::App& app, int argc, char** argv, const CLI::ParseError& error) {
+  const Level level = level_of(app, Words(argv + 1, argv + std::max(argc, 1)));
+  return fmt::format("{} (see {} --help)", sentence(level, error), level.path);
+}
+
+}  // namespace trireme
