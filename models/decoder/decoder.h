@@ -83,8 +83,8 @@ class DecoderModel {
 double model_flops_per_sample(const DecoderConfig& config, const std::optional<LoraOptions>& lora, int64_t seq_length);
 
 /// Bytes of activations per row of a micro-batch: what a block keeps for backward with Recompute::kNone, kNorms, kMlp
-/// and kFull; `block_saved_norms` is 0 where kNorms keeps as much as kNone. `working_peak` is what the busiest moment
-/// of backward needs beside that, `working_fixed` the part of it that does not grow with the rows. `head`: of the loss
+/// and kFull; `block_saved_norms` is 0 where kNorms keeps as much as kNone. `working_peak` is the peak of what
+/// backward needs beside that, `working_fixed` the part of it that does not grow with the rows. `head`: of the loss
 /// head, per row; `head_logits` its logits per row, of which it holds
 /// `head_logits_most` bytes at a time; `head_fixed`: the output matrix' gradient in fp32.
 struct ActivationBytes {

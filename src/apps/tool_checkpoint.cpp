@@ -6,6 +6,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
+#include "trireme/base/plural.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 
@@ -130,7 +131,7 @@ void prune(const fs::path& path, int64_t keep, bool dry_run) {
   size_t files = 0;
   if (!dry_run)
     for (const fs::path& folder : {run, run / "adapter", run / "model"}) files += remove_dead_temporaries(folder);
-  if (files > 0) fmt::print("{} files that were never finished removed\n", files);
+  if (files > 0) fmt::print("removed {} of interrupted writes\n", counted(static_cast<int64_t>(files), "file"));
 }
 
 }  // namespace

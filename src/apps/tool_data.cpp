@@ -5,6 +5,7 @@
 #include "data/prepare/pack.h"
 #include "data/prepare/ultrachat.h"
 #include "trireme/base/error.h"
+#include "trireme/base/plural.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 
@@ -44,11 +45,9 @@ struct PackArguments {
 };
 
 void print_split(const std::string& path, const PackedSplit& split, int64_t seq_length) {
-  fmt::print(
-      "{}: {} rows of {} tokens from {} documents ({} tokens; {} after the last whole row "
-      "dropped)\n",
-      path, format_count(split.rows), format_count(seq_length), format_count(split.documents),
-      format_count(split.tokens), format_count(split.tail_tokens));
+  fmt::print("{}: {} of {} tokens from {} ({} tokens; {} after the last whole row dropped)\n", path,
+             counted(split.rows, "row"), format_count(seq_length), counted(split.documents, "document"),
+             format_count(split.tokens), format_count(split.tail_tokens));
 }
 
 void pack(PackArguments& arguments) {
@@ -69,15 +68,15 @@ void pack(PackArguments& arguments) {
   const PackReport report = pack_documents(tokenizer, options);
   print_split(options.output.string(), report.train, options.seq_length);
   if (!options.valid_output.empty()) print_split(options.valid_output.string(), report.valid, options.seq_length);
-  fmt::print("read {} documents ({}) in {}; vocabulary {}\n", format_count(report.documents),
+  fmt::print("read {} ({}) in {}; vocabulary {}\n", counted(report.documents, "document"),
              format_bytes(static_cast<double>(report.bytes)), format_duration(steady_seconds() - start),
              format_count(tokenizer.vocab_size()));
   if (report.invalid_utf8 > 0)
-    fmt::print("dropped {} documents that are not UTF-8, the first at {}\n", format_count(report.invalid_utf8),
+    fmt::print("skipped {} not encoded in UTF-8, the first at {}\n", counted(report.invalid_utf8, "document"),
                report.first_invalid);
-  if (report.empty > 0) fmt::print("dropped {} empty documents\n", format_count(report.empty));
+  if (report.empty > 0) fmt::print("skipped {}\n", counted(report.empty, "empty document"));
   if (report.too_short > 0)
-    fmt::print("dropped {} documents of fewer than {} tokens ({} tokens)\n", format_count(report.too_short),
+    fmt::print("skipped {} of fewer than {} tokens ({} tokens)\n", counted(report.too_short, "document"),
                options.min_tokens, format_count(report.short_tokens));
   print_samples(report.samples);
 }

@@ -43,7 +43,7 @@ def check_text(site):
     lines = ['{"text": "The rowers crossed the strait with the trireme."}'] * 20
     lines += ['{"text": "The rowers crossed.", "score": NaN, "n": 1e999, "id": "\\ud83d"}', '{"text": "half \\udc00 a pair"}'] + lines
     (site.work / "python.jsonl").write_text("\n".join(lines))
-    site.run("trireme", *pack, "--input", "python.jsonl", says="dropped 1 documents that are not UTF-8, the first at python.jsonl:22")
+    site.run("trireme", *pack, "--input", "python.jsonl", says="skipped 1 document not encoded in UTF-8, the first at python.jsonl:22")
     (site.work / "wide.txt").write_text((site.work / "text.txt").read_text(), encoding="utf-16")
     site.run("trireme", *pack, "--input", "wide.txt", code=3, says="the text is UTF-16 or UTF-32, only UTF-8 is read")
     site.run("trireme", "tokenizer", "train", "--input", "wide.txt", "--vocab-size", 320, "--output", "w.model", code=3, says="the text is UTF-16")
