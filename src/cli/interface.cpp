@@ -77,6 +77,7 @@ void add_interface_option(CLI::App& app, InterfaceNotes notes) {
     write(root / "bash" / program, bash_completion(commands, notes));
     write(root / "zsh" / ("_" + program), zsh_completion(commands, notes));
     write(root / "fish" / (program + ".fish"), fish_completion(commands, notes));
+    if (!notes.key_reference.empty()) write(root / "keys.md", notes.key_reference);
     throw CLI::Success();
   };
   app.add_option_function<std::string>("--write-interface", write_all, "write completions and the man page below DIR")

@@ -1,4 +1,4 @@
-// The two visitors that write: the resolved configuration, and the help.
+// The visitors that write: the resolved configuration, the help, and the key reference.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -156,7 +156,108 @@ struct KeyLister {
   }
 };
 
+/// A key as one program takes it, in the words of the reference.
+struct KeyEntry {
+  std::string section, key, accepts, otherwise, help;
+};
+
+struct EntryLister {
+  const ConfigFamily& family;
+  std::vector<KeyEntry> entries = {};
+  std::vector<SectionInfo> sections = {};
+
+  template <class Section>
+  void section(const SectionInfo& info, Section& section) {
+    if (!family.features.has(info.feature)) return;
+    sections.push_back(info);
+    if constexpr (OptionalOf<Section>::value) {
+      typename OptionalOf<Section>::Inner inner;
+      describe(*this, inner);
+    } else {
+      describe(*this, section);
+    }
+  }
+  template <class Value>
+  void field(const Field& field, const Value& value) {
+    if (!family.features.has(field.feature)) return;
+    entries.push_back({sections.back().name, field.key,
+                       expectation(offered(field, family.features), type_of<Value>(), OptionalOf<Value>::value),
+                       field.required ? "required" : value_text(field, value), help_text(field, family)});
+  }
+};
+
+EntryLister list_entries(const ConfigFamily& family) {
+  EntryLister lister{family};
+  Config config = family.defaults;
+  describe(lister, config);
+  return lister;
+}
+
+/// Text in a cell of a Markdown table.
+std::string cell(const std::string& text) {
+  std::string result;
+  for (const char c : text) {
+    if (c == '|' || c == '*' || c == '\\' || c == '[' || c == ']') result += '\\';
+    if (c == '<')
+      result += "&lt;";
+    else
+      result += c;
+  }
+  return result;
+}
+
+/// What the programs have in one column: once where all agree, else each text with the programs that have it.
+std::string column(const std::vector<std::pair<std::string, KeyEntry>>& programs, std::string KeyEntry::* member) {
+  std::vector<std::pair<std::string, std::string>> texts;  // text, its programs
+  for (const auto& [program, entry] : programs) {
+    const auto same = std::find_if(texts.begin(), texts.end(), [&](const auto& t) { return t.first == entry.*member; });
+    if (same == texts.end())
+      texts.emplace_back(entry.*member, program);
+    else
+      same->second += ", " + program;
+  }
+  if (texts.size() == 1) return cell(texts.front().first);
+  std::vector<std::string> parts;
+  for (const auto& [text, names] : texts) parts.push_back(fmt::format("{}: {}", names, cell(text)));
+  return join(parts, "<br>");
+}
+
 }  // namespace
+
+std::string key_reference(const std::vector<ConfigFamily>& families) {
+  ConfigFamily every;
+  every.features = FeatureSet::all();
+  const EntryLister order = list_entries(every);
+  std::vector<std::pair<std::string, std::vector<KeyEntry>>> lists;
+  for (const ConfigFamily& family : families) lists.emplace_back(family.program, list_entries(family).entries);
+
+  std::string page =
+      "# Configuration keys\n\nEvery key of the programs that train. The programs write this page themselves; a test "
+      "compares it with what they write.\nThe file is YAML. A relative path counts from its directory, in `--set` "
+      "too. `--set SECTION.KEY=VALUE` overrides one key, and\n`--set SECTION=null` leaves an optional section out. "
+      "Unknown keys are errors.\n";
+  for (const SectionInfo& section : order.sections) {
+    page += fmt::format("\n## {}\n\n{}\n\n| key | accepts | default | programs | meaning |\n|---|---|---|---|---|\n",
+                        section.name, cell(section.help));
+    for (const KeyEntry& wanted : order.entries) {
+      if (wanted.section != section.name) continue;
+      std::vector<std::pair<std::string, KeyEntry>> programs;
+      std::vector<std::string> names;
+      for (const auto& [program, entries] : lists)
+        for (const KeyEntry& entry : entries)
+          if (entry.section == wanted.section && entry.key == wanted.key) {
+            programs.emplace_back(program, entry);
+            names.push_back(program);
+          }
+      if (programs.empty()) continue;
+      page +=
+          fmt::format("| `{}.{}` | {} | {} | {} | {} |\n", wanted.section, wanted.key,
+                      column(programs, &KeyEntry::accepts), column(programs, &KeyEntry::otherwise),
+                      names.size() == families.size() ? "all" : join(names, ", "), column(programs, &KeyEntry::help));
+    }
+  }
+  return page;
+}
 
 std::string print_config(const Config& config) {
   Printer printer;

@@ -15,6 +15,16 @@
 
 namespace trireme {
 
+namespace {
+
+std::vector<ConfigFamily> config_families() {
+  std::vector<ConfigFamily> families;
+  for (const ModelFamily& family : model_families()) families.push_back(family.config);
+  return families;
+}
+
+}  // namespace
+
 CommandLine parse_command_line(int argc, char** argv, const ModelFamily& family) {
   const std::string& program = family.config.program;
   CommandLine line;
@@ -39,7 +49,8 @@ CommandLine parse_command_line(int argc, char** argv, const ModelFamily& family)
   app.add_flag("--version", version, "print the version and stop");
   app.add_flag("-h,--help", help, "print this and every configuration key");
   const std::string version_line = fmt::format("{} {} ({})", program, kVersion, kCommit);
-  add_interface_option(app, {version_line, config_keys(family.config), describe_config(family.config)});
+  add_interface_option(app, {version_line, config_keys(family.config), describe_config(family.config),
+                             key_reference(config_families())});
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success&) {

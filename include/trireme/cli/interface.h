@@ -15,9 +15,10 @@ namespace trireme {
 
 /// What CLI11 does not know of a program.
 struct InterfaceNotes {
-  std::string version;            // "trireme 0.1.0 (0123456789ab)"
-  std::vector<std::string> keys;  // completions of --set: "optimizer.lr"
-  std::string configuration;      // the man page's section of the configuration keys, preformatted; may be empty
+  std::string version;             // "trireme 0.1.0 (0123456789ab)"
+  std::vector<std::string> keys;   // completions of --set: "optimizer.lr"
+  std::string configuration;       // the man page's section of the configuration keys, preformatted; may be empty
+  std::string key_reference = {};  // the page of all configuration keys, Markdown; may be empty
 };
 
 /// One option of a command; hidden ones (group "") are left out by options_of().
@@ -47,7 +48,8 @@ std::string fish_completion(const std::vector<InterfaceCommand>& commands, const
 std::string man_page(const std::vector<InterfaceCommand>& commands, const InterfaceNotes& notes);
 
 /// Adds the hidden option --write-interface DIR to `app`. When it is given, parsing ends with CLI::Success after
-/// writing DIR/man/PROGRAM.1, DIR/bash/PROGRAM, DIR/zsh/_PROGRAM and DIR/fish/PROGRAM.fish.
+/// writing DIR/man/PROGRAM.1, DIR/bash/PROGRAM, DIR/zsh/_PROGRAM and DIR/fish/PROGRAM.fish, and DIR/keys.md where there
+/// is a key reference.
 void add_interface_option(CLI::App& app, InterfaceNotes notes);
 
 }  // namespace trireme
