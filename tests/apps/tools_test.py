@@ -52,10 +52,10 @@ def check_text(site):
 def check_wrong_command_lines(site):
     for arguments, says in (
             ("data megatron --output data/my-text", "trireme data megatron has no option '--output'. Did you mean '--output-prefix'? (see trireme data megatron --help)"),
-            ("data megatron --workers x", "--workers must be an integer, not 'x'"),
+            ("data megatron --workers x", "--workers must be an integer >= 0, not 'x'"),
             ("data megatron --input a --output-prefix", "--output-prefix needs a value"),
             ("data megatron --input a --merge b", "--input and --merge exclude each other: give one of them"),
-            ("data pack --input a", "trireme data pack needs --tokenizer and --output (see trireme data pack --help)"),
+            ("data pack --input a", "trireme data pack needs --tokenizer and --output and --seq-length (see trireme data pack --help)"),
             ("data pck", "trireme data has no subcommand 'pck'. Did you mean 'pack'? (see trireme data --help)"),
             ("data", "trireme data needs a subcommand: "),
             ("plot", "trireme plot needs the argument ")):

@@ -142,7 +142,7 @@ TEST(Plan, WhatIsTooLargeIsToldWithWhereTheMemoryGoes) {
     for (const char* part :
          {"the run needs ", "4.0 MiB of headroom, 200.0 MiB is available", "weights ", "activations 400.0 MiB"})
       EXPECT_NE(text.find(part), std::string::npos) << part << " in " << text;
-    EXPECT_EQ(text.find("passes add up"), std::string::npos) << text;
+    EXPECT_EQ(text.find("forward passes are summed"), std::string::npos) << text;
   }
 }
 
@@ -157,7 +157,8 @@ TEST(Plan, NamesAccumulationWhereItIsTheCause) {
   input.policy = ShardPolicy::kOptimizer;
   const MemoryPlan least = least_plan(input);
   EXPECT_EQ(least.accumulated_passes, 4);
-  EXPECT_NE(describe_need(least).find("whole on every rank because 4 passes add up"), std::string::npos)
+  EXPECT_NE(describe_need(least).find("whole on every rank because the gradients of 4 forward passes are summed"),
+            std::string::npos)
       << describe_need(least);
   input.micro_batches = 1;
   EXPECT_EQ(least_plan(input).accumulated_passes, 1);

@@ -146,7 +146,9 @@ TEST_F(Hints, AccumulationIsNamedAndItsEndOffered) {
     FAIL() << "fits";
   } catch (const ConfigError& error) {
     const std::string message = error.what();
-    EXPECT_NE(message.find("whole on every rank because 16 passes add up"), std::string::npos) << message;
+    EXPECT_NE(message.find("whole on every rank because the gradients of 16 forward passes are summed"),
+              std::string::npos)
+        << message;
     EXPECT_NE(message.find("batch."), std::string::npos) << message;
     EXPECT_EQ(message.find("precision.linear"), std::string::npos) << "no weight is frozen: " << message;
   }
