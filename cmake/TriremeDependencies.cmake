@@ -52,11 +52,10 @@ if(TRIREME_WITH_CUDA)
   if(NOT EXISTS ${torch_root}/lib/libtorch_cuda.so)
     message(FATAL_ERROR "nvcc is here but LibTorch at ${torch_root} has no CUDA: install the CUDA wheel or set TRIREME_CUDA=OFF")
   endif()
-  # libtorch_cuda registers the CUDA operators when it is loaded. None of its symbols is used here, so --as-needed would
-  # drop it.
-  target_link_libraries(trireme_libtorch INTERFACE
-    -Wl,--no-as-needed ${torch_root}/lib/libtorch_cuda.so -Wl,--as-needed
-    ${torch_root}/lib/libc10_cuda.so CUDA::cudart)
+  # libtorch_cuda is not linked: src/base/cuda_libraries.cpp loads it where there is a driver. -u brings that file into
+  # every program that uses LibTorch.
+  target_link_options(trireme_libtorch INTERFACE -Wl,-u,trireme_loads_cuda_libraries)
+  target_link_libraries(trireme_libtorch INTERFACE trireme_base ${torch_root}/lib/libc10_cuda.so CUDA::cudart)
   find_path(TRIREME_NCCL_INCLUDE nccl.h HINTS ${site_packages}/nvidia/nccl/include ${CUDAToolkit_INCLUDE_DIRS} REQUIRED)
   # The same copy as LibTorch loads: two copies of NCCL in one process do not work together.
   find_library(TRIREME_NCCL_LIBRARY NAMES libnccl.so.2 HINTS ${site_packages}/nvidia/nccl/lib REQUIRED)
@@ -65,12 +64,10 @@ if(TRIREME_WITH_CUDA)
   target_include_directories(trireme_nccl SYSTEM INTERFACE ${TRIREME_NCCL_INCLUDE})
   target_link_libraries(trireme_nccl INTERFACE ${TRIREME_NCCL_LIBRARY})
   find_path(TRIREME_CUBLASLT_INCLUDE cublasLt.h HINTS ${site_packages}/nvidia/cu13/include ${CUDAToolkit_INCLUDE_DIRS} REQUIRED)
-  find_library(TRIREME_CUBLASLT_LIBRARY NAMES libcublasLt.so.13 libcublasLt.so HINTS ${site_packages}/nvidia/cu13/lib
-    ${CUDAToolkit_LIBRARY_DIR} REQUIRED)
+  # Only its header is used; libtorch_cuda brings the library.
   add_library(trireme_cublaslt INTERFACE)
   add_library(trireme::cublaslt ALIAS trireme_cublaslt)
   target_include_directories(trireme_cublaslt SYSTEM INTERFACE ${TRIREME_CUBLASLT_INCLUDE})
-  target_link_libraries(trireme_cublaslt INTERFACE ${TRIREME_CUBLASLT_LIBRARY})
 endif()
 
 # file(CONFIGURE) keeps the time of a file that does not change: configuring again compiles nothing again.

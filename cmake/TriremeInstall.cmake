@@ -20,7 +20,7 @@ endif()
 set(bundle_rpath "$ORIGIN/../${TRIREME_LIBRARY_FOLDER}:${system_folder}:$ORIGIN/../${TRIREME_LIBRARY_FOLDER}/system")
 string(REPLACE ":" ";" bundle_rpath_list "${bundle_rpath}")
 # INSTALL_RPATH_USE_LINK_PATH leaves out folders inside the source tree, where the Python environment of setup.sh is.
-foreach(library ${torch_root}/lib/libtorch_cpu.so ${TRIREME_CUBLASLT_LIBRARY} ${TRIREME_NCCL_LIBRARY} ${parquet_library})
+foreach(library ${torch_root}/lib/libtorch_cpu.so ${TRIREME_NCCL_LIBRARY} ${parquet_library})
   get_filename_component(folder ${library} DIRECTORY)
   list(APPEND link_rpath ${folder})
 endforeach()
@@ -50,10 +50,16 @@ install(DIRECTORY ${CMAKE_BINARY_DIR}/interface/bash/ DESTINATION ${CMAKE_INSTAL
 install(DIRECTORY ${CMAKE_BINARY_DIR}/interface/zsh/ DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/vendor-completions)
 install(DIRECTORY ${CMAKE_BINARY_DIR}/interface/fish/ DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
 
+# Loaded at start where there is a driver (src/base/cuda_libraries.cpp), so the programs do not name it.
+set(loaded_libraries "")
+if(TRIREME_WITH_CUDA)
+  set(loaded_libraries ${torch_root}/lib/libtorch_cuda.so)
+endif()
 list(TRANSFORM TRIREME_PROGRAMS REPLACE "(.+)" "$<TARGET_FILE:\\1>" OUTPUT_VARIABLE program_files)
 list(JOIN program_files "\" \"" program_files)
 install(CODE "
   set(TRIREME_BUNDLE \"${TRIREME_BUNDLE}\")
+  set(TRIREME_LOADED_LIBRARIES \"${loaded_libraries}\")
   set(TRIREME_PROGRAM_FILES \"${program_files}\")
   set(TRIREME_BINDIR \"${CMAKE_INSTALL_BINDIR}\")
   set(TRIREME_BUNDLE_RPATH [==[${bundle_rpath}]==])

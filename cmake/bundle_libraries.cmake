@@ -16,12 +16,13 @@ set(folder "${root}/${TRIREME_LIBRARY_FOLDER}")
 # glibc and the loader belong to the target's kernel and C library, libcuda and libnvidia-* to its driver.
 set(left_to_target "^(ld-linux.*|libc|libm|libdl|libpthread|librt|libutil|libresolv|libanl|libnsl)\\.so" "^libcuda\\.so" "^libnvidia-")
 # A library found in two folders is one file reached by two paths of a wheel.
-file(GET_RUNTIME_DEPENDENCIES EXECUTABLES ${TRIREME_PROGRAM_FILES}
+file(GET_RUNTIME_DEPENDENCIES EXECUTABLES ${TRIREME_PROGRAM_FILES} LIBRARIES ${TRIREME_LOADED_LIBRARIES}
   RESOLVED_DEPENDENCIES_VAR resolved UNRESOLVED_DEPENDENCIES_VAR missing CONFLICTING_DEPENDENCIES_PREFIX conflict
   PRE_EXCLUDE_REGEXES ${left_to_target})
 if(missing)
   message(FATAL_ERROR "TRIREME_BUNDLE: the programs need libraries that are not on this machine: ${missing}")
 endif()
+list(APPEND resolved ${TRIREME_LOADED_LIBRARIES})
 foreach(name ${conflict_FILENAMES})
   list(GET conflict_${name} 0 first)
   list(APPEND resolved ${first})

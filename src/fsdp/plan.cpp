@@ -128,6 +128,10 @@ void count_gradients(const PlanInput& input, const Storage& storage, int passes,
   plan.reduced_per_step = static_cast<int64_t>(others * static_cast<double>(storage.whole_elements) *
                                                static_cast<double>(input.gradient_bytes)) *
                           (each ? passes : 1);
+  const double replicas = std::max(1, input.world_size / std::max(1, plan.state_shards()));
+  plan.replica_reduced_per_step =
+      static_cast<int64_t>(2.0 * (1.0 - 1.0 / replicas) * static_cast<double>(storage.shard_elements) *
+                           static_cast<double>(input.gradient_bytes));
   plan.accumulated_passes = each ? 1 : passes;
 }
 
@@ -218,8 +222,7 @@ StepCost cost_of(const PlanInput& input, const Storage& storage, const Choice& c
     const int replicas = input.world_size / plan.state_shards();
     // The ranks of a host that have the same part: all of it with an undivided state, one each where a host is a group.
     const Route copies = route(times, replicas, std::max(1, per_host / plan.state_shards()));
-    const double all_reduce = 2.0 * (1.0 - 1.0 / replicas) * static_cast<double>(storage.shard_elements) *
-                              static_cast<double>(input.gradient_bytes) * copies.byte;
+    const double all_reduce = static_cast<double>(plan.replica_reduced_per_step) * copies.byte;
     hide(all_reduce, copies.all_reduce() * storage.trained_units, std::max(0.0, backward - reduced));
   }
   // The sum of statistics at the end of the step, which nothing hides.

@@ -73,8 +73,10 @@ std::string describe_plan(const MemoryPlan& plan, const std::vector<UnitSpec>& u
     row("available", plan.device_memory);
     row("left free", plan.device_memory - plan.total());
   }
-  text += fmt::format("gathered per forward pass: {} per rank; gradients reduced per step: {}\n",
-                      size_text(plan.gathered_per_pass), size_text(plan.reduced_per_step));
+  text += fmt::format(
+      "gathered per forward pass: {} per rank; gradients received per step: {} from the shard group, {} from "
+      "replicas\n",
+      size_text(plan.gathered_per_pass), size_text(plan.reduced_per_step), size_text(plan.replica_reduced_per_step));
   if (plan.cost.known) text += describe_cost(plan.cost) + '\n';
   return text;
 }

@@ -1,6 +1,7 @@
 #include "trireme/train/device.h"
 
 #include "device_backend.h"
+#include "trireme/base/cuda_libraries.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 
@@ -25,6 +26,11 @@ int visible_gpus() {
   if (wanted != nullptr && *wanted != '\0')
     throw ConfigError(fmt::format("TRIREME_DEVICE='{}' is not 'cpu'; unset it to use the GPUs", wanted));
 #ifdef TRIREME_WITH_CUDA
+  if (const std::string& problem = cuda_libraries_problem(); !problem.empty())
+    throw ConfigError(
+        fmt::format("LibTorch's CUDA library cannot be loaded: {}: install LibTorch with its CUDA wheels "
+                    "again, or set TRIREME_DEVICE=cpu",
+                    problem));
   std::string reason;
   const int found = gpu::count(reason);
   const bool installed = access("/dev/nvidiactl", F_OK) == 0;

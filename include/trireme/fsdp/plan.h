@@ -84,10 +84,11 @@ struct MemoryPlan {
   int64_t total() const {
     return weights + masters + moments + gradients + gather_slots + activations + working + overhead - reused;
   }
-  int64_t gathered_per_pass = 0;   // bytes a rank receives in one forward pass
-  int64_t reduced_per_step = 0;    // bytes of gradients that a rank receives in one step
-  int64_t device_memory = 0;       // 0: unknown
-  int64_t accumulated_passes = 1;  // passes whose gradients are summed before they are reduced
+  int64_t gathered_per_pass = 0;         // bytes a rank receives in one forward pass
+  int64_t reduced_per_step = 0;          // bytes of gradients that a rank receives in one step from its shard group
+  int64_t replica_reduced_per_step = 0;  // and from replicas of its part: an all-reduce, which moves each byte twice
+  int64_t device_memory = 0;             // 0: unknown
+  int64_t accumulated_passes = 1;        // passes whose gradients are summed before they are reduced
   StepCost cost;
   /// Ranks over which checkpoints divide the trained state.
   int state_shards() const { return policy == ShardPolicy::kNone ? 1 : shard_size; }

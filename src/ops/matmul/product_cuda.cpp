@@ -2,9 +2,9 @@
 #include "matmul/product.h"
 
 #include "launch.h"
+#include "matmul/cublas_lt_cuda.h"
 
 #include <c10/cuda/CUDAGuard.h>
-#include <cublasLt.h>
 
 #include <array>
 #include <cstdlib>
@@ -33,26 +33,26 @@ bool measures() {
 }
 
 void succeeded(cublasStatus_t status, const char* call) {
-  TRIREME_CHECK(status == CUBLAS_STATUS_SUCCESS, call, " of cuBLASLt: ", cublasLtGetStatusString(status));
+  TRIREME_CHECK(status == CUBLAS_STATUS_SUCCESS, call, " of cuBLASLt: ", cublas_lt().GetStatusString(status));
 }
 
-template <class Handle, cublasStatus_t (*kDestroy)(Handle)>
+template <class Handle, cublasStatus_t (*CublasLt::*kDestroy)(Handle)>
 struct Owned {
   Handle handle = nullptr;
   Owned() = default;
   Owned(const Owned&) = delete;
   Owned& operator=(const Owned&) = delete;
   ~Owned() {
-    if (handle != nullptr) kDestroy(handle);
+    if (handle != nullptr) (cublas_lt().*kDestroy)(handle);
   }
 };
-using Operation = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
-using Layout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
-using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
+using Operation = Owned<cublasLtMatmulDesc_t, &CublasLt::MatmulDescDestroy>;
+using Layout = Owned<cublasLtMatrixLayout_t, &CublasLt::MatrixLayoutDestroy>;
+using Preference = Owned<cublasLtMatmulPreference_t, &CublasLt::MatmulPreferenceDestroy>;
 
 template <class T>
 void set(const Operation& operation, cublasLtMatmulDescAttributes_t attribute, const T& value) {
-  succeeded(cublasLtMatmulDescSetAttribute(operation.handle, attribute, &value, sizeof(T)),
+  succeeded(cublas_lt().MatmulDescSetAttribute(operation.handle, attribute, &value, sizeof(T)),
             "cublasLtMatmulDescSetAttribute");
 }
 
@@ -71,8 +71,8 @@ cudaDataType_t type_of(const at::Tensor& x) {
 
 /// A row-major matrix [rows, columns] is a transposed, column-major one for cuBLASLt.
 void describe(Layout& layout, const at::Tensor& x) {
-  succeeded(cublasLtMatrixLayoutCreate(&layout.handle, type_of(x), static_cast<uint64_t>(x.size(1)),
-                                       static_cast<uint64_t>(x.size(0)), x.size(1)),
+  succeeded(cublas_lt().MatrixLayoutCreate(&layout.handle, type_of(x), static_cast<uint64_t>(x.size(1)),
+                                           static_cast<uint64_t>(x.size(0)), x.size(1)),
             "cublasLtMatrixLayoutCreate");
 }
 
@@ -85,7 +85,7 @@ cublasLtHandle_t handle_of(int device) {
   static std::map<int, cublasLtHandle_t> handles;
   const std::lock_guard lock(mutex);
   cublasLtHandle_t& handle = handles[device];
-  if (handle == nullptr) succeeded(cublasLtCreate(&handle), "cublasLtCreate");
+  if (handle == nullptr) succeeded(cublas_lt().Create(&handle), "cublasLtCreate");
   return handle;
 }
 
@@ -156,7 +156,8 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, Accumulate 
   }
 #endif
   Operation operation;
-  succeeded(cublasLtMatmulDescCreate(&operation.handle, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
+  succeeded(cublas_lt().MatmulDescCreate(&operation.handle, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+            "cublasLtMatmulDescCreate");
   // out^T = b a^T; in both operands the inner dimension is the contiguous one.
   set(operation, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
   set(operation, CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
@@ -191,9 +192,10 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, Accumulate 
   const at::Tensor workspace = at::empty({static_cast<int64_t>(kWorkspaceBytes)}, a.options().dtype(at::kByte));
   const float one = 1, beta = adds ? 1.0f : 0.0f;
   const auto multiply = [&](const cublasLtMatmulAlgo_t& algorithm, const at::Tensor& result) {
-    return cublasLtMatmul(handle, operation.handle, &one, b.const_data_ptr(), layout_b.handle, a.const_data_ptr(),
-                          layout_a.handle, &beta, sum.const_data_ptr(), layout_out.handle, result.mutable_data_ptr(),
-                          layout_out.handle, &algorithm, workspace.mutable_data_ptr(), kWorkspaceBytes, stream_of(a));
+    return cublas_lt().Matmul(handle, operation.handle, &one, b.const_data_ptr(), layout_b.handle, a.const_data_ptr(),
+                              layout_a.handle, &beta, sum.const_data_ptr(), layout_out.handle,
+                              result.mutable_data_ptr(), layout_out.handle, &algorithm, workspace.mutable_data_ptr(),
+                              kWorkspaceBytes, stream_of(a));
   };
   std::optional<cublasLtMatmulAlgo_t> algorithm;
   {
@@ -201,13 +203,13 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, Accumulate 
     auto found = chosen.find(shape);
     if (found == chosen.end()) {
       Preference preference;
-      succeeded(cublasLtMatmulPreferenceCreate(&preference.handle), "cublasLtMatmulPreferenceCreate");
-      succeeded(cublasLtMatmulPreferenceSetAttribute(preference.handle, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                                     &kWorkspaceBytes, sizeof(kWorkspaceBytes)),
+      succeeded(cublas_lt().MatmulPreferenceCreate(&preference.handle), "cublasLtMatmulPreferenceCreate");
+      succeeded(cublas_lt().MatmulPreferenceSetAttribute(preference.handle, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                         &kWorkspaceBytes, sizeof(kWorkspaceBytes)),
                 "cublasLtMatmulPreferenceSetAttribute");
       Candidates candidates{};
       int count = 0;
-      const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+      const cublasStatus_t status = cublas_lt().MatmulAlgoGetHeuristic(
           handle, operation.handle, layout_b.handle, layout_a.handle, layout_out.handle, layout_out.handle,
           preference.handle, measures() ? kCandidates : 1, candidates.data(), &count);
       if (status == CUBLAS_STATUS_NOT_SUPPORTED)
