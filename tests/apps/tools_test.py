@@ -74,6 +74,7 @@ def check_generate_and_profile(site):
     site.run("trireme", *small, "--output", "gpt")
     assert json.loads((site.work / "gpt/config.json").read_text())["n_inner"] == 256
     site.run("trireme", "init-model", "--preset", "llama2-7b", "--hidden-size", 100, "--output", "odd", code=2, says="no whole number: add --intermediate-size")
+    site.run("trireme", "init-model", "--preset", "bert-tiny", "--kv-heads", 1, "--output", "odd", code=2, says="--kv-heads is not for BERT")
     for temperature in ("nan", "-1", "inf"):
         site.run("trireme", "generate", "--model", "model", "--prompt", "The", f"--temperature={temperature}", code=2, says="--temperature")
     (site.work / "run.yaml").write_text("""
