@@ -13,6 +13,9 @@ import tempfile
 import threading
 import time
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "train"))
+from tiny_llama import write_llama  # noqa: E402
+
 HERE = pathlib.Path(__file__).resolve().parent
 FIXTURES = HERE / "fixtures"
 CONFIGS = HERE.parent / "config" / "fixtures"
@@ -59,9 +62,7 @@ class Site:
         self.work = pathlib.Path(work)
         self.all = args.all
         self.dry_runs = 0
-        subprocess.run([self.tool, "init-model", "--hidden-size", "16", "--layers", "1", "--heads", "2", "--kv-heads", "1",
-                        "--intermediate-size", "16", "--vocab-size", "100", "--max-positions", "64", "--output", self.work / "base"],
-                       check=True, capture_output=True)
+        write_llama(self.work / "base", 100, layers=1, positions=64, hidden=16, heads=2, kv_heads=1, intermediate=16)
         (self.work / "lora.yaml").write_text(f"""model: {{path: base}}
 lora: {{r: 2, alpha: 4, target_modules: [q_proj]}}
 data: {{train: {FIXTURES}/valid_version_2.npy, seq_length: 8, shuffle: false}}
