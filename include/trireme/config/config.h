@@ -176,7 +176,7 @@ Config parse_config(const std::string& text, const std::string& name);
 /// YAML that load_config() reads back to the same Config (absolute paths, all keys, exact numbers).
 std::string print_config(const Config& config);
 
-/// Every key with its value as print_config() writes it: "optimizer.lr" -> "0.0004"; a section left out: "lora" ->
+/// Every key with its value as print_config() writes it: "optimizer.lr" -> "0.0004"; an absent section: "lora" ->
 /// "null".
 std::vector<std::pair<std::string, std::string>> flatten_config(const Config& config);
 
