@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "problems.h"
 #include "reader.h"
@@ -61,6 +62,14 @@ void apply_override(const std::string& text, int index, YamlNode& root, Problems
   }
 }
 
+void resolve_warmup(Config& config) {
+  ScheduleSection& schedule = config.schedule;
+  if (!schedule.warmup_ratio || schedule.warmup_steps > 0) return;  // both: check_rules() refuses them
+  schedule.warmup_steps =
+      static_cast<int64_t>(std::ceil(*schedule.warmup_ratio * static_cast<double>(config.train.max_steps)));
+  schedule.warmup_ratio.reset();
+}
+
 Config read_config(const std::string& text, const std::filesystem::path& directory,
                    const std::vector<std::string>& overrides, const ConfigFamily& family,
                    std::optional<int64_t> world_size, Problems& problems, bool saved = false);
@@ -78,6 +87,19 @@ Config load_config(const std::filesystem::path& file, const std::vector<std::str
   }
   return read_config(read_config_text(file), std::filesystem::absolute(file).parent_path(), overrides, family,
                      world_size, problems);
+}
+
+Config with_steps(const Config& config, int64_t steps, const ConfigFamily& family, std::optional<int64_t> world_size) {
+  Config counted = config;
+  counted.train.max_steps = steps;
+  counted.train.epochs.reset();
+  resolve_warmup(counted);
+  std::string text;
+  for (const RuleProblem& problem : check_rules(counted, family, world_size)) text += "; " + problem.text;
+  if (!text.empty())
+    throw ConfigError(fmt::format("train.epochs {} is train.max_steps {}{}",
+                                  format_exact(config.train.epochs.value_or(0)), steps, text));
+  return counted;
 }
 
 Config parse_config(const std::string& text, const std::string& name) {
@@ -110,6 +132,14 @@ Config read_config(const std::string& text, const std::filesystem::path& directo
   Config config = family.defaults;
   Reader reader(root, directory, family, problems);
   reader.read(config);
+  if (config.train.epochs) {
+    if (reader.given("train.max_steps"))
+      problems.add(reader.place_of("train.epochs"),
+                   "train.epochs and train.max_steps both say how long the run is: leave one of them out");
+    reader.forget("train.max_steps");
+  } else {
+    resolve_warmup(config);
+  }
   for (const RuleProblem& problem : check_rules(config, family, world_size))
     if (reader.readable(problem.needs)) problems.add(reader.place_of(problem.key), problem.text);
   problems.throw_if_any();

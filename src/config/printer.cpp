@@ -68,8 +68,10 @@ struct Printer {
   }
   template <class Value>
   void field(const Field& field, const Value& value) {
+    if (&value == static_cast<const void*>(unknown)) return;
     text += fmt::format("  {}: {}\n", field.key, value_text(field, value));
   }
+  const void* unknown = nullptr;  // a value that is not known yet, which is not written
 };
 
 struct Flattener {
@@ -262,6 +264,7 @@ std::string key_reference(const std::vector<ConfigFamily>& families) {
 std::string print_config(const Config& config) {
   Printer printer;
   Config copy = config;
+  if (copy.train.epochs) printer.unknown = &copy.train.max_steps;
   describe(printer, copy);
   return printer.text;
 }

@@ -31,6 +31,10 @@ class Reader {
 
   /// False if any of these "section.key" could not be read: then no rule over them makes sense.
   bool readable(const std::vector<std::string>& keys) const;
+  /// True if the file or an override has "section.key".
+  bool given(const std::string& key) const { return places_.contains(key); }
+  /// From now on `key` counts as unreadable: its value is not known yet.
+  void forget(const std::string& key) { unreadable_.insert(key); }
   /// Where "section.key" stands, else its section, else the top of the file.
   Place place_of(const std::string& qualified) const;
 

@@ -112,6 +112,11 @@ void check_schedule_keys(const Config& config, std::vector<RuleProblem>& problem
 
 void check_schedule(const Config& config, std::vector<RuleProblem>& problems) {
   // With constant steps a run may end inside the warm-up, as NeMo's benchmarks of 100 steps do.
+  if (config.schedule.warmup_ratio && config.schedule.warmup_steps > 0)
+    problems.push_back({"schedule.warmup_ratio",
+                        {"schedule.warmup_ratio", "schedule.warmup_steps"},
+                        "schedule.warmup_ratio and schedule.warmup_steps both say how long the warm-up is: leave one "
+                        "of them out"});
   if (config.schedule.warmup_steps > config.train.max_steps && config.schedule.constant_steps == 0)
     problems.push_back({"schedule.warmup_steps",
                         {"schedule.warmup_steps", "train.max_steps"},
@@ -217,6 +222,10 @@ void check_precision(const Config& config, const ConfigFamily& family, std::vect
 }
 
 void check_logging(const Config& config, std::vector<RuleProblem>& problems) {
+  if (config.logging.mlperf && config.train.epochs)
+    problems.push_back({"train.epochs",
+                        {"train.epochs", "logging.mlperf"},
+                        "train.epochs is not for logging.mlperf, whose log has steps: give train.max_steps"});
   const auto& step = config.logging.profile_step;
   if (step && *step > config.train.max_steps)
     problems.push_back({"logging.profile_step",

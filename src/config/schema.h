@@ -76,6 +76,11 @@ void describe(Visitor& v, ScheduleSection& s) {
            .min = 0,
            .max = kMaxCount},
           s.warmup_steps);
+  v.field({.key = "warmup_ratio",
+           .help = "instead of warmup_steps: share of the run's steps, rounded up",
+           .min = 0,
+           .max = 1},
+          s.warmup_ratio);
   v.field({.key = "constant_steps",
            .help = "cosine: steps at min_lr at the end of the run, before which the decay ends; above 0 the warm-up is "
                    "lr * t / warmup_steps up to step warmup_steps, as NeMo's CosineAnnealing",
@@ -100,6 +105,13 @@ template <class Visitor>
 void describe(Visitor& v, TrainSection& s) {
   v.field({.key = "max_steps", .help = "optimizer steps of the run; may be raised later", .min = 1, .max = kMaxCount},
           s.max_steps);
+  v.field({.key = "epochs",
+           .help = "instead of max_steps: passes over the rows of data.train (a fraction is allowed); the last step is "
+                   "the one that reaches the last row of the last pass",
+           .min = 0,
+           .max = 1e6,
+           .above_min = true},
+          s.epochs);
   v.field({.key = "seed", .help = "data order, dropout, initial weights", .min = 0, .max = 4294967295.0}, s.seed);
   v.field({.key = "loss",
            .help = "mean of the samples' masked means, or over all targets of the step",

@@ -4,6 +4,7 @@
 #include "checkpoint_space.h"
 #include "data_scan.h"
 #include "plan_hints.h"
+#include "run_length.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/plural.h"
@@ -79,10 +80,11 @@ std::vector<std::string> run_banner(const Config& config, const TrainingTask& ta
   return lines;
 }
 
-int dry_run(const Config& config, const CommandLine& line, const Launch& launch, const ModelFamily& family) {
+int dry_run(const Config& given, const CommandLine& line, const Launch& launch, const ModelFamily& family) {
   const int ranks = line.ranks.value_or(launch.world_size);
   if (launch.rank != 0) return 0;
   // The order of a run, so that of several problems the same one is told.
+  const Config config = resolve_epochs(given, family, ranks);
   check_run_directory(config);
   const bool gpu = line.device_memory_gib.has_value();
   const at::ScalarType dtype = compute_dtype(config, gpu);

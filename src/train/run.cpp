@@ -7,6 +7,7 @@
 #include "out_of_memory.h"
 #include "passive_waiting.h"
 #include "rank_plan.h"
+#include "run_length.h"
 #include "trireme/base/cpu_binding.h"
 #include "trireme/base/error.h"
 #include "trireme/base/fault.h"
@@ -57,8 +58,10 @@ void log_cache_clear(MlperfLog& mlperf) {
         "TRIREME_CACHES_CLEARED=true or false");
 }
 
-ExitCode train(const Config& config, World& world, const ModelFamily& family, const CommandLine& line) {
+ExitCode train(const Config& given, World& world, const ModelFamily& family, const CommandLine& line) {
   Communicator& comm = world.communicator();
+  Config config;
+  collective_check(comm, [&] { config = resolve_epochs(given, family, comm.size()); });
   const bool gpu = world.device().is_cuda();
   const at::ScalarType dtype = compute_dtype(config, gpu);
   configure_libraries(world.device(), world.launch().local_world_size);

@@ -90,8 +90,8 @@ TEST(Override, KeysOfOtherTrainersNameOurs) {
            {"lora.rank=3", "Did you mean 'r'?"},
            {"lora_alpha=3", "Did you mean 'lora.alpha'?"}})
     EXPECT_NE(problem_with(override).find(hint), std::string::npos) << problem_with(override);
-  for (const char* override : {"train.epochs=3", "train.num_train_epochs=3"})
-    EXPECT_NE(problem_with(override).find("Did you mean '"), std::string::npos) << problem_with(override);
+  EXPECT_NE(problem_with("train.num_train_epochs=3").find("Did you mean 'epochs'"), std::string::npos)
+      << problem_with("train.num_train_epochs=3");
 }
 
 TEST(Override, MalformedOnesAreAllReported) {

@@ -275,6 +275,34 @@ def outputs(site):
         assert len(line) <= 120 or line.startswith("{'train_runtime'"), line
 
 
+def length(site):
+    """train.epochs and schedule.warmup_ratio are other words for steps."""
+    text = open(f"{site.work}/run.yaml").read()
+    site.train("train.max_steps=8", "schedule.warmup_steps=2", "output.dir=steps")
+    with open(f"{site.work}/run.yaml", "w") as out:
+        out.write(text.replace("max_steps: 6", "epochs: 1.5"))
+    done = site.train("schedule.warmup_ratio=0.25", "output.dir=epochs")
+    assert "train.epochs 1.5 of 40 rows: train.max_steps 8" in done.stderr + done.stdout, done.stderr
+    losses = [m["loss"] for m in site.metrics("steps")]
+    assert [m["loss"] for m in site.metrics("epochs")] == losses and len(losses) == 8
+    saved = open(f"{site.work}/epochs/config.yaml").read()
+    assert "max_steps: 8" in saved and "epochs: null" in saved and "warmup_steps: 2" in saved, saved
+    site.train("schedule.warmup_ratio=0.25", "output.dir=ranks", ranks=2)
+    assert np.allclose([m["loss"] for m in site.metrics("ranks")], losses, rtol=1e-6)
+    # 61 rows end in an eighth step, 65 in a ninth.
+    for epochs, steps in ((61 / 40, 8), (65 / 40, 9)):
+        assert f"train.max_steps {steps}" in site.train(f"train.epochs={epochs}", extra=["--dry-run"]).stderr
+    line = last_line(site.train("logging.profile_step=9", "output.dir=late", expect=2).stderr)
+    assert "train.epochs 1.5 is train.max_steps 8; logging.profile_step 9 comes after the last step" in line, line
+    with open(f"{site.work}/documents.jsonl", "w") as out:
+        for i in range(50):
+            out.write(json.dumps({"text": f"document {i}"}) + "\n")
+    line = last_line(site.train("data.train=documents.jsonl", "output.dir=documents", expect=2).stderr)
+    assert "data.train is a stream of documents. Give train.max_steps" in line, line
+    line = last_line(site.train("data.train=mock", "output.dir=mock", expect=2).stderr)
+    assert "Give train.max_steps" in line, line
+
+
 if __name__ == "__main__":
-    main({"exit-codes": exit_codes, "stop-and-resume": stop_and_resume, "ranks": ranks, "policies": policies, "fp8": fp8, "fp8-training": fp8_training,
+    main({"length": length, "exit-codes": exit_codes, "stop-and-resume": stop_and_resume, "ranks": ranks, "policies": policies, "fp8": fp8, "fp8-training": fp8_training,
           "fp8-tensorwise": fp8_tensorwise, "mlperf-log": mlperf_log, "outputs": outputs}, Site)

@@ -71,6 +71,9 @@ struct OptimizerSection {
 struct ScheduleSection {
   std::string name = "cosine";  // cosine | linear | constant | wsd | fms_cosine | annealing
   int64_t warmup_steps = 0;
+  /// Instead of warmup_steps: a share of train.max_steps. Loading replaces it by warmup_steps, unless train.epochs says
+  /// how long the run is: then resolve_epochs() does.
+  std::optional<double> warmup_ratio;
   int64_t constant_steps = 0;           // cosine: steps at min_lr after the decay; above 0 NeMo's warm-up
   double min_lr = 0;                    // cosine, linear
   std::optional<double> min_lr_factor;  // wsd (default 0), fms_cosine (default 0.1): share of the peak
@@ -80,6 +83,7 @@ struct ScheduleSection {
 };
 struct TrainSection {
   int64_t max_steps = 1024, seed = 1234;
+  std::optional<double> epochs;  // instead of max_steps; resolve_epochs() replaces it
   std::string loss = "sample_mean";
   std::string on_nonfinite = "stop";    // stop | skip
   std::string on_spike = "report";      // report | skip
@@ -172,6 +176,10 @@ Config load_config(const std::filesystem::path& file, const std::vector<std::str
 /// The same for the text that print_config() gave, `name` standing for the file in messages. Text of earlier versions
 /// is read as what it meant: a key that has another name now becomes that.
 Config parse_config(const std::string& text, const std::string& name);
+
+/// `config` with train.max_steps in place of train.epochs, and schedule.warmup_steps in place of schedule.warmup_ratio.
+/// `steps`: those of the epochs. ConfigError if a rule that counts steps does not hold.
+Config with_steps(const Config& config, int64_t steps, const ConfigFamily& family, std::optional<int64_t> world_size);
 
 /// YAML that load_config() reads back to the same Config (absolute paths, all keys, exact numbers).
 std::string print_config(const Config& config);

@@ -1,0 +1,15 @@
+#pragma once
+// Private to train/: how many steps train.epochs are.
+
+#include "trireme/config/config.h"
+#include "trireme/train/model_family.h"
+
+namespace trireme {
+
+/// `config` without train.epochs: with the number of steps that reach the last row of the last pass over data.train,
+/// said in the log. Steps run on from one pass into the next, so only the run's last step can have rows of a further
+/// pass. Opens the files of data.train, loads no weights. ConfigError for data whose rows are not counted: streams of
+/// documents and Megatron's files. Without train.epochs `config` as it is.
+Config resolve_epochs(const Config& config, const ModelFamily& family, int ranks);
+
+}  // namespace trireme
