@@ -71,7 +71,7 @@ void add_instances(CLI::App& tool) {
   command->add_option("--output", arguments->output, "Directory for the .instances files")->required();
   add_instance_options(*command, arguments->options);
   command->add_option("--threads", arguments->threads,
-                      "Threads (default: one per core); one part each, with about 0.5 GB for each 30 MB of text");
+                      "Threads (default: one per core); each reads one part and needs about 0.5 GB for 30 MB of text");
   command->callback([arguments] { instances(*arguments); });
 }
 
@@ -221,7 +221,8 @@ void add_verify(CLI::App& tool) {
                                           "and print MLPerf's checksum of their samples");
   command->add_option("--input", arguments->inputs, "Files, or directories of files named part_*")->required();
   command->add_option("--seq-length", arguments->seq_length, "Longest row in tokens (default 512)");
-  command->add_option("--vocab-size", arguments->vocab_size, "Ids are below it (default 30522)");
+  command->add_option("--vocab-size", arguments->vocab_size,
+                      "Size of the vocabulary: token ids must be below it (default 30522)");
   command->callback([arguments] { verify(*arguments); });
 }
 

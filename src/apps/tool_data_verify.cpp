@@ -164,7 +164,8 @@ void add_data_verify_tool(CLI::App& data) {
   command->add_option("--set", arguments->overrides, "With --config: override one key, section.key=value")
       ->allow_extra_args(false);
   command->add_option("--model", arguments->model, "Model directory: token ids must be in its vocabulary");
-  command->add_option("--vocab-size", arguments->vocab_size, "Ids are below this")->check(CLI::PositiveNumber);
+  command->add_option("--vocab-size", arguments->vocab_size, "Size of the vocabulary: token ids must be below it")
+      ->check(CLI::PositiveNumber);
   command->add_option("--seq-length", arguments->seq_length, "Tokens of a row (BERT: at most)")
       ->check(CLI::Range(int64_t{2}, int64_t{1} << 24));
   command->add_flag("--bert", arguments->bert, "Rows of train_bert (with --model: detected)");
