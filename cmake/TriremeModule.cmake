@@ -40,11 +40,13 @@ function(trireme_use_torch target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${TRIREME_UNITY} UNITY_BUILD_BATCH_SIZE 5)
 endfunction()
 
-# trireme_test(NAME SOURCES files... [TORCH] [LABELS ...] [RANKS n...] [LIBS ...] [TIMEOUT seconds])
+# trireme_test(NAME SOURCES files... [TORCH] [LABELS ...] [RANKS n...] [LIBS ...] [TIMEOUT seconds]
+#   [DRIVER command...])
 #
-# A GoogleTest program. RANKS: also run it under mpirun with that many ranks (label multi) instead of alone.
+# A GoogleTest program. RANKS: also run it under mpirun with that many ranks (label multi) instead of alone. DRIVER: a
+# command that starts the program, which is its last argument.
 function(trireme_test name)
-  cmake_parse_arguments(ARG "TORCH" "TIMEOUT" "SOURCES;LABELS;RANKS;LIBS" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH" "TIMEOUT" "SOURCES;LABELS;RANKS;LIBS;DRIVER" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE trireme_options ${ARG_LIBS} GTest::gtest)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
@@ -60,16 +62,23 @@ function(trireme_test name)
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
+  # One thread of LibTorch's: ctest keeps the cores busy with several tests, and threads that spin while they wait for
+  # each other take several times the processor time of one.
+  set(environment "")
+  if(ARG_TORCH AND NOT ARG_LABELS MATCHES "gpu")
+    set(environment ENVIRONMENT "OMP_NUM_THREADS=1")
+  endif()
   if(ARG_RANKS)
     target_link_libraries(${name} PRIVATE trireme_mpi_test_main)
     foreach(n ${ARG_RANKS})
       add_test(NAME ${name}.${n}ranks COMMAND ${TRIREME_MPIRUN} -n ${n} $<TARGET_FILE:${name}>)
+      math(EXPR slots "(${n} + 2) / 3")
       set_tests_properties(${name}.${n}ranks PROPERTIES LABELS "multi" TIMEOUT ${ARG_TIMEOUT}
-        PROCESSORS 2 SKIP_REGULAR_EXPRESSION "SKIPPED: ")
+        PROCESSORS ${slots} SKIP_REGULAR_EXPRESSION "SKIPPED: " ${environment})
     endforeach()
   else()
     target_link_libraries(${name} PRIVATE GTest::gtest_main)
-    add_test(NAME ${name} COMMAND ${name})
-    set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+    add_test(NAME ${name} COMMAND ${ARG_DRIVER} $<TARGET_FILE:${name}>)
+    set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT} ${environment})
   endif()
 endfunction()

@@ -1,4 +1,5 @@
 // `trireme init-model`: a Hugging Face model directory with random weights.
+#include "init_model.h"
 #include "tools.h"
 
 #include "data/tokenizer/tokenizer.h"
@@ -19,13 +20,6 @@
 namespace trireme {
 
 namespace {
-
-struct InitModelOptions {
-  std::string preset, config, output, tokenizer, dtype;
-  std::optional<int64_t> hidden_size, layers, heads, kv_heads, head_dim, intermediate_size, vocab_size, max_positions;
-  bool tie = false, force = false;
-  uint64_t seed = 0;
-};
 
 DecoderConfig shape_of(const InitModelOptions& options) {
   if (!options.preset.empty() && !options.config.empty())
@@ -103,16 +97,9 @@ DecoderConfig shape_of(const InitModelOptions& options) {
   return config;
 }
 
-DType dtype_of(const std::string& name) {
-  if (name == "fp32" || name == "f32" || name == "float32") return DType::kF32;
-  if (name == "bf16" || name == "bfloat16") return DType::kBF16;
-  if (name == "fp16" || name == "f16" || name == "float16") return DType::kF16;
-  throw ConfigError(fmt::format("init-model: --dtype is '{}'; choose fp32, bf16 or fp16", name));
-}
-
 void init_model(const InitModelOptions& options) {
   DecoderConfig config = shape_of(options);
-  const DType dtype = dtype_of(options.dtype.empty() ? config.dtype : options.dtype);
+  const DType dtype = init_dtype(options.dtype.empty() ? config.dtype : options.dtype);
   config.dtype = config_dtype_name(dtype);
   const std::filesystem::path output = options.output;
   if (!options.force && holds_model(output))
@@ -156,11 +143,19 @@ void init_model(const InitModelOptions& options) {
 
 }  // namespace
 
+DType init_dtype(const std::string& name) {
+  if (name == "fp32" || name == "f32" || name == "float32") return DType::kF32;
+  if (name == "bf16" || name == "bfloat16") return DType::kBF16;
+  if (name == "fp16" || name == "f16" || name == "float16") return DType::kF16;
+  throw ConfigError(fmt::format("init-model: --dtype is '{}'; choose fp32, bf16 or fp16", name));
+}
+
 void add_init_model_tool(CLI::App& app) {
   auto options = std::make_shared<InitModelOptions>();
   CLI::App* tool = app.add_subcommand("init-model", "A Hugging Face model directory with random weights");
-  tool->add_option("--preset", options->preset, "Shape: " + join(decoder_preset_names(), ", "));
-  tool->add_option("--config", options->config, "Shape: a config.json");
+  tool->add_option("--preset", options->preset,
+                   "Shape: " + join(decoder_preset_names(), ", ") + ", " + join(bert_preset_names(), ", "));
+  tool->add_option("--config", options->config, "Shape: a config.json of a decoder or of BERT");
   tool->add_option("--hidden-size", options->hidden_size, "Width of the residual stream (these override the preset)");
   tool->add_option("--layers", options->layers, "Blocks");
   tool->add_option("--heads", options->heads, "Query heads");
@@ -171,13 +166,15 @@ void add_init_model_tool(CLI::App& app) {
   tool->add_option("--vocab-size", options->vocab_size, "Vocabulary");
   tool->add_option("--max-positions", options->max_positions, "Longest sequence");
   tool->add_flag("--tie", options->tie, "One matrix for embedding and output");
-  tool->add_option("--tokenizer", options->tokenizer,
-                   "Tokenizer to copy into the directory: tokenizer.model, tokenizer.json, or a directory with one");
+  tool->add_option(
+      "--tokenizer", options->tokenizer,
+      "Tokenizer to copy into the directory: tokenizer.model, tokenizer.json, or a directory with one; for "
+      "BERT a directory with vocab.txt");
   tool->add_option("--seed", options->seed, "Seed of the weights")->capture_default_str();
   tool->add_option("--dtype", options->dtype, "fp32, bf16 or fp16 (default: that of the shape)");
   tool->add_flag("--force", options->force, "Replace the model in --output");
   tool->add_option("--output", options->output, "Directory to write")->required();
-  tool->callback([options] { init_model(*options); });
+  tool->callback([options] { asks_for_bert(*options) ? init_bert(*options) : init_model(*options); });
 }
 
 }  // namespace trireme

@@ -54,8 +54,9 @@ def check(args, name, work):
     program = re.search(r"^#   (train_\w+) --config", file.read_text(), re.MULTILINE)[1]
     assert program == ("train_gpt" if name.startswith("gpt") else "train_llama"), program
     printed = run(args, program, "--config", file, "--print-config")
-    (work / "printed.yaml").write_text(printed)
-    assert run(args, program, "--config", work / "printed.yaml", "--print-config") == printed, "what is printed loads as the same"
+    if name in ("llama2-70b-lora-mlperf", "gpt3-5b"):  # round_trip_test.cpp has every key
+        (work / "printed.yaml").write_text(printed)
+        assert run(args, program, "--config", work / "printed.yaml", "--print-config") == printed, "what is printed loads as the same"
     length = int(next(line.split(":")[1] for line in printed.splitlines() if "seq_length" in line))
     (work / "config.json").write_text(json.dumps(dict(shape, vocab_size=vocabulary, torch_dtype="bfloat16")))
     write_rows(work / "rows.npy", 64, length)
@@ -73,6 +74,7 @@ def check(args, name, work):
     assert f"parameters: {parameters} ({trained} trained)" in plan, plan
     assert "memory per rank" in plan and not (work / "out").exists(), plan
     print(name, next(line for line in plan.splitlines() if "total" in line).strip())
+    return printed
 
 
 def main():
@@ -81,14 +83,14 @@ def main():
     args = parser.parse_args()
     names = sorted(path.stem for path in PRESETS.glob("*.yaml"))
     assert names == sorted(EXPECTED), names
+    texts = {}
     for name in names:
         with tempfile.TemporaryDirectory() as work:
-            check(args, name, pathlib.Path(work))
+            texts[name] = check(args, name, pathlib.Path(work))
     # The job files and the preset are one experiment.
     for job, preset in (("mlperf_llama2_70b_lora", "llama2-70b-lora-mlperf"), ("mlperf_llama31_8b", "llama31-8b-mlperf")):
-        printed = [run(args, "train_llama", "--config", file, "--print-config")
-                   for file in (ROOT / "scripts" / "slurm" / f"{job}.yaml", PRESETS / f"{preset}.yaml")]
-        assert without_paths(printed[0]) == without_paths(printed[1]), job
+        printed = run(args, "train_llama", "--config", ROOT / "scripts" / "slurm" / f"{job}.yaml", "--print-config")
+        assert without_paths(printed) == without_paths(texts[preset]), job
 
 
 if __name__ == "__main__":

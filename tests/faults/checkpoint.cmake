@@ -11,10 +11,11 @@ foreach(part
   add_test(NAME faults.checkpoint.${case}
     COMMAND ${TRIREME_PYTHON_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/checkpoint_${script}_test.py --bin ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}
             --mpirun ${TRIREME_MPIRUN_EXECUTABLE} --case ${case})
-  set(labels faults)
-  if(NOT case IN_LIST quick)
-    list(APPEND labels slow)
+  if(case IN_LIST quick)
+    set_tests_properties(faults.checkpoint.${case} PROPERTIES LABELS faults)
+  else()
+    set_tests_properties(faults.checkpoint.${case} PROPERTIES LABELS "faults;slow" PROCESSORS 2)
   endif()
-  set_tests_properties(faults.checkpoint.${case} PROPERTIES LABELS "${labels}" TIMEOUT 300 SKIP_RETURN_CODE 77 PROCESSORS 2
+  set_tests_properties(faults.checkpoint.${case} PROPERTIES TIMEOUT 300 SKIP_RETURN_CODE 77
     ENVIRONMENT "TRIREME_DEVICE=cpu;OMP_NUM_THREADS=1")
 endforeach()

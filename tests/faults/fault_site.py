@@ -15,6 +15,9 @@ except ImportError as error:
     print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
     sys.exit(77)
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "train"))
+from tiny_llama import write_llama  # noqa: E402
+
 SEQ, VOCAB = 48, 120
 LORA = "lora: {r: 4, alpha: 8, dropout: 0.1, target_modules: [q_proj, k_proj, v_proj, o_proj]}\n"
 
@@ -90,9 +93,7 @@ class Ranks:
 class Site:
     def __init__(self, args, work, lora=True):
         self.args, self.work = args, work
-        subprocess.run([f"{args.bin}/trireme", "init-model", "--hidden-size", "32", "--layers", "2", "--heads", "4", "--kv-heads", "2",
-                        "--intermediate-size", "64", "--vocab-size", str(VOCAB), "--max-positions", "128", "--output", f"{work}/base"],
-                       check=True, capture_output=True)
+        write_llama(f"{work}/base", VOCAB)
         rng = np.random.default_rng(5)
         np.save(f"{work}/train.npy", rng.integers(0, VOCAB, size=(40, SEQ)).astype(np.int32))
         np.save(f"{work}/valid.npy", rng.integers(0, VOCAB, size=(28, SEQ)).astype(np.int32))

@@ -15,16 +15,16 @@ def parameter_names(site):
 
 def stops(site):
     """F16: one NaN in one gradient of one rank at step 7: nothing changes on any rank, the run ends, its checkpoints are sound."""
-    site.train("output.dir=whole", "output.save_every_samples=8")
+    site.train("output.dir=whole", "output.save_every_samples=8", ranks=2)
     name = [n for n in parameter_names(site) if "layers.1" in n and "v_proj" in n and "lora_A" in n][0]
-    run = site.train("output.dir=bad", "output.save_every_samples=8", expect=70, TRIREME_FAULT=f"nan@gradient:{name}:rank1:step7")
+    run = site.train("output.dir=bad", "output.save_every_samples=8", ranks=2, expect=70, TRIREME_FAULT=f"nan@gradient:{name}:rank1:step7")
     words = run.last_words()
     assert f"the gradient of {name} on rank 1" in words and "step 7" in words and "no parameter was changed" in words, run.text()[-3000:]
     assert site.checkpoints("bad")[-1] == 6, site.checkpoints("bad")
     assert [m["step"] for m in site.metrics("bad")][-1] == 7 and site.metrics("bad")[-1]["grad_norm"] == "nan"
     print(words)
     # The checkpoints before it equal those of the clean run, and the run resumes from them with the same numbers.
-    site.train("output.dir=bad", "output.save_every_samples=8")
+    site.train("output.dir=bad", "output.save_every_samples=8", ranks=2)
     site.same_run("whole", "bad")
 
 

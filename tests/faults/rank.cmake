@@ -15,12 +15,12 @@ set_target_properties(rank_driver PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BI
 
 set(quick rank_faults.dead signal_faults.step signal_faults.bad-step signal_faults.last-evaluation number_faults.stops)  # as in checkpoint.cmake
 foreach(test
-    rank_faults.dead rank_faults.hung rank_faults.slow-storage rank_faults.straggler rank_faults.absent rank_faults.network
+    rank_faults.dead rank_faults.dead-first rank_faults.hung rank_faults.slow-storage rank_faults.straggler rank_faults.absent rank_faults.network
     rank_faults.environment
     rank_faults.memory
     machine_faults.crash machine_faults.stack machine_faults.directories machine_faults.clock machine_faults.allocation machine_faults.bootstrap
-    signal_faults.early signal_faults.warm-up signal_faults.step signal_faults.evaluation signal_faults.save signal_faults.twice signal_faults.alone
-    signal_faults.bad-step signal_faults.last-evaluation signal_faults.vote signal_faults.without-saving signal_faults.launcher
+    signal_faults.early signal_faults.warm-up signal_faults.step signal_faults.usr1 signal_faults.evaluation signal_faults.save signal_faults.twice signal_faults.alone
+    signal_faults.bad-step signal_faults.bad-step-fp16 signal_faults.last-evaluation signal_faults.vote signal_faults.without-saving signal_faults.launcher
     number_faults.stops number_faults.skips number_faults.never-saved number_faults.fp16 number_faults.zero-norm number_faults.spike number_faults.spike-skipped)
   string(REGEX MATCH "^([^.]+)\\.(.+)$" parts ${test})
   add_test(NAME ${test}
@@ -32,6 +32,9 @@ foreach(test
   endif()
   set_tests_properties(${test} PROPERTIES LABELS "${labels}" TIMEOUT 300 PROCESSORS 2 SKIP_RETURN_CODE 77)
 endforeach()
+# One or two ranks.
+set_tests_properties(signal_faults.bad-step signal_faults.last-evaluation number_faults.stops PROPERTIES PROCESSORS 1)
+set_tests_properties(rank_faults.dead signal_faults.step PROPERTIES COST 20)
 
 foreach(case memory devices nccl)
   add_test(NAME gpu_faults.${case} COMMAND ${TRIREME_PYTHON_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/gpu_faults.py --bin ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}

@@ -13,10 +13,10 @@ import fault_site
 HOST = re.escape(socket.gethostname())
 
 
-def dead(site):
+def dead(site, victims=((1, 7),)):
     """F1: kill -9 of one rank of four; started again, the run ends with the numbers of a run that was not killed."""
     site.train("output.dir=whole", "output.save_every_samples=24")
-    for victim, step in ((1, 7), (0, 8)):
+    for victim, step in victims:
         name = f"parts{victim}"
         run = site.start(f"output.dir={name}", "output.save_every_samples=24", TRIREME_FAULT=f"sigkill@rank{victim}:step{step}")
         run.wait_for("fault injected", 60)
@@ -27,6 +27,10 @@ def dead(site):
         assert site.checkpoints(name), "no checkpoint before the death"
         site.train(f"output.dir={name}", "output.save_every_samples=24")
         site.same_run("whole", name)
+
+
+def dead_first(site):
+    dead(site, ((0, 8),))
 
 
 def start_driver(site, rank, size, port, **variables):
@@ -234,5 +238,5 @@ def memory(site):
 
 
 if __name__ == "__main__":
-    fault_site.main({"dead": dead, "hung": hung, "slow-storage": slow_storage, "straggler": straggler, "absent": absent, "network": network,
+    fault_site.main({"dead": dead, "dead-first": dead_first, "hung": hung, "slow-storage": slow_storage, "straggler": straggler, "absent": absent, "network": network,
                      "environment": environment, "memory": memory})

@@ -58,6 +58,10 @@ def step(site):
     whole(site)
     at, _ = stop(site, "mid", "sleep@step:step6:1s", "fault injected: sleep@step")
     assert at in (6, 7), at
+
+
+def usr1(site):
+    whole(site)
     at, _ = stop(site, "usr1", "sleep@step:rank3:step7:1s", "fault injected: sleep@step", kill=(signal.SIGUSR1,), rank=3)
     assert at in (7, 8), at
 
@@ -101,9 +105,9 @@ def stop_one(site, name, fault, *overrides, expect=75):
     return run.text()
 
 
-def bad_step(site):
+def bad_step(site, kinds=(("fp32", "train.on_nonfinite=skip"),)):
     """The last step before the stop has a NaN gradient: it changes nothing, and the state after it is saved."""
-    for kind, setting in (("fp32", "train.on_nonfinite=skip"), ("fp16", "precision.compute=fp16")):
+    for kind, setting in kinds:
         bad = "nan@gradient:model.layers.0.self_attn.k_proj.lora_A.weight:step6"
         settings = ("train.max_steps=10", setting)
         site.train(f"output.dir=whole-{kind}", *settings, ranks=0, TRIREME_FAULT=bad)
@@ -126,6 +130,10 @@ def last_evaluation(site):
         site.train(f"output.dir={name}", *settings, ranks=0)
         assert [e["step"] for e in site.metrics(name, "eval")] == [e["step"] for e in site.metrics(f"whole-{name}", "eval")]
         site.same_run(f"whole-{name}", name)
+
+
+def bad_step_fp16(site):
+    bad_step(site, (("fp16", "precision.compute=fp16"),))
 
 
 def vote(site):
@@ -167,5 +175,5 @@ def launcher(site):
 
 
 if __name__ == "__main__":
-    fault_site.main({"early": early, "warm-up": warm_up, "step": step, "evaluation": evaluation, "save": save, "twice": twice, "alone": alone,
-                     "bad-step": bad_step, "last-evaluation": last_evaluation, "vote": vote, "without-saving": without_saving, "launcher": launcher})
+    fault_site.main({"early": early, "warm-up": warm_up, "step": step, "usr1": usr1, "evaluation": evaluation, "save": save, "twice": twice, "alone": alone,
+                     "bad-step": bad_step, "bad-step-fp16": bad_step_fp16, "last-evaluation": last_evaluation, "vote": vote, "without-saving": without_saving, "launcher": launcher})

@@ -16,6 +16,9 @@ except ImportError as error:
     print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
     sys.exit(77)
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "train"))
+from tiny_llama import write_llama  # noqa: E402
+
 SEQ, VOCAB, ROWS = 32, 90, 12
 
 
@@ -99,9 +102,7 @@ def main():
     parser.add_argument("--bin", required=True)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
-        subprocess.run([f"{args.bin}/trireme", "init-model", "--hidden-size", "32", "--layers", "2", "--heads", "4", "--kv-heads", "2",
-                        "--intermediate-size", "48", "--vocab-size", str(VOCAB), "--max-positions", "128", "--output", f"{work}/base"],
-                       check=True, capture_output=True)
+        write_llama(f"{work}/base", VOCAB, intermediate=48)
         ids = np.random.default_rng(3).integers(0, VOCAB, size=(ROWS, SEQ)).astype(np.int32)
         np.save(f"{work}/plain.npy", ids)
         want = losses(args, work, "plain", "plain.npy")

@@ -17,12 +17,17 @@ def run(*command, code=0, **options):
 def check_install(args, prefix):
     run(args.cmake, "--install", args.build, "--prefix", prefix)
     clean = {key: value for key, value in os.environ.items() if key not in ("LD_LIBRARY_PATH", "PYTHONPATH")}
-    for program in ("train_llama", "train_bert", "train_gpt", "trireme"):
-        assert f"{program} " in run(prefix / "bin" / program, "--version", env=clean, cwd="/")
+    assert "train_llama " in run(prefix / "bin" / "train_llama", "--version", env=clean, cwd="/")  # check_interface starts all programs
     presets = sorted(str(p.relative_to(prefix)) for p in prefix.glob("share/trireme/presets/*/*.yaml"))
     assert presets == sorted(f"share/trireme/presets/{p.parent.parent.name}/{p.name}" for p in Path(args.source).glob("models/*/presets/*.yaml")), presets
+    tried = set()
     for preset in presets:
+        source = Path(args.source, "models", *Path(preset).parts[3:4], "presets", Path(preset).name)
+        assert (prefix / preset).read_bytes() == source.read_bytes(), preset
         program = "train_bert" if "/bert/" in preset else "train_gpt" if "/gpt3-" in preset else "train_llama"
+        if program in tried:  # config_presets loads all
+            continue
+        tried.add(program)
         settings = ["--set", "model.path=/m", "--set", "data.train=/t", "--set", "data.valid=/v", "--set", "output.dir=/o"]
         run(prefix / "bin" / program, "--config", prefix / preset, *settings, "--print-config", env=clean)
     for name in ("run.sub", "run_and_time.sh", "train_llama.sbatch", "train_bert.sbatch"):
@@ -48,7 +53,7 @@ def check_interface(prefix, clean):
     """Completions and man pages name every subcommand and option that --help names."""
     for program in ("trireme", "train_llama", "train_bert", "train_gpt"):
         page = (prefix / f"share/man/man1/{program}.1").read_text().replace("\\-", "-")
-        helped = run(prefix / "bin" / program, "--help", env=clean)
+        helped = run(prefix / "bin" / program, "--help", env=clean, cwd="/")
         options = [line.split()[0].split(",")[-1] for line in helped.split("Configuration keys:")[0].splitlines() if line.startswith("  -")]
         assert len(options) >= 2, helped
         for option in options:

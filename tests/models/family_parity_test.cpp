@@ -7,11 +7,10 @@
 #include "trireme/base/error.h"
 
 #include "../ops/gradient_check.h"
+#include "reference.h"
 
 #include <gtest/gtest.h>
 
-#include <sys/wait.h>
-#include <cstdlib>
 #include <cstring>
 
 namespace trireme {
@@ -19,27 +18,13 @@ namespace {
 
 using namespace testing;
 
-const std::filesystem::path kDirectory = std::filesystem::path(TRIREME_BINARY_DIR) / "family_reference";
 const std::vector<std::string> kCases = {
     "llama",      "mistral", "mistral_window", "mistral_lora",    "qwen2", "qwen2_tied", "qwen2_window",
     "qwen2_lora", "gpt2",    "gpt2_packed",    "gpt2_untied_erf", "gpt3",  "gpt2_lora"};
 
-int run_script(const std::string& arguments) {
-  const std::string log = kDirectory.string() + (arguments.empty() ? ".log" : ".check.log");
-  const std::string command = std::string(TRIREME_PYTHON) +
-                              " " TRIREME_SOURCE_DIR "/tests/parity/family_reference.py " + arguments + " " +
-                              kDirectory.string() + " >" + log + " 2>&1";
-  const int status = std::system(command.c_str());
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
 class FamilyParity : public ::testing::TestWithParam<std::string> {
  protected:
-  void SetUp() override {
-    static const int code = run_script("");
-    if (code == 77) GTEST_SKIP() << "transformers or peft is not installed in " TRIREME_PYTHON;
-    ASSERT_EQ(code, 0) << "family_reference.py failed, see " << kDirectory.string() << ".log";
-  }
+  std::filesystem::path folder_ = decoder_references() / "families";
 };
 
 /// Tensors of reference.safetensors in their own types.
@@ -104,14 +89,14 @@ std::map<std::string, at::Tensor> gradients_of(const Loaded& loaded) {
 }
 
 TEST_P(FamilyParity, LogitsLossAndGradients) {
-  const auto reference = read_reference(kDirectory / GetParam() / "reference.safetensors");
+  const auto reference = read_reference(folder_ / GetParam() / "reference.safetensors");
   const TokenBatch batch = batch_of(reference);
   // RMS norm of transformers computes in fp32 whatever the model's type.
   const double fp64_bound = GetParam().starts_with("gpt2") ? 1e-10 : 3e-6;
   for (const auto& [dtype, bound] : {std::pair(at::kDouble, fp64_bound), std::pair(at::kFloat, 1e-4)}) {
     for (const Recompute recompute : {Recompute::kNone, Recompute::kMlp, Recompute::kFull}) {
       SCOPED_TRACE(std::string(c10::toString(dtype)) + ", recompute " + std::to_string(static_cast<int>(recompute)));
-      const Loaded loaded = load(kDirectory / GetParam(), dtype);
+      const Loaded loaded = load(folder_ / GetParam(), dtype);
       WholeUnitStore store(loaded.units);
       ForwardOptions options;
       options.train = true;
@@ -148,8 +133,8 @@ class FamilyFiles : public FamilyParity {};
 
 TEST_F(FamilyFiles, WhatIsWrittenLoadsInTransformers) {
   for (const std::string& name : kCases) {
-    const Loaded loaded = load(kDirectory / name, at::kFloat);
-    const auto directory = kDirectory / name / "exported";
+    const Loaded loaded = load(folder_ / name, at::kFloat);
+    const auto directory = folder_ / name / "exported";
     const DecoderConfig& config = loaded.model.config();
     ModelDirectoryWriter writer(directory, config, checkpoint_tensors(loaded.model, DType::kF32));
     // One half from memory, the other from the file.
@@ -176,16 +161,16 @@ TEST_F(FamilyFiles, WhatIsWrittenLoadsInTransformers) {
     std::filesystem::create_directories(directory / "adapter");
     write_adapter(directory / "adapter", export_adapter(tensors, loaded.model, directory.string()), DType::kF32);
   }
-  EXPECT_EQ(run_script("--check"), 0) << "see " << kDirectory.string() << ".check.log";
+  // decoder_references.py loads them.
 }
 
 TEST_F(FamilyFiles, AMissingBiasAndAFileWithoutThePrefix) {
-  const auto directory = kDirectory / "altered";
+  const auto directory = folder_ / "altered";
   for (const auto& [name, dropped] : {std::pair("qwen2", "model.layers.1.self_attn.k_proj.bias"),
                                       std::pair("gpt2", "transformer.h.1.mlp.c_fc.bias")}) {
-    const SafetensorsFile file(kDirectory / name / "model.safetensors");
+    const SafetensorsFile file(folder_ / name / "model.safetensors");
     std::filesystem::create_directories(directory);
-    std::filesystem::copy_file(kDirectory / name / "config.json", directory / "config.json",
+    std::filesystem::copy_file(folder_ / name / "config.json", directory / "config.json",
                                std::filesystem::copy_options::overwrite_existing);
     const auto write = [&](const std::string& without, const std::string& prefix) {
       std::vector<std::pair<std::string, TensorInfo>> tensors;
@@ -208,7 +193,7 @@ TEST_F(FamilyFiles, AMissingBiasAndAFileWithoutThePrefix) {
     }
     // Files saved from the model without its output matrix have names without the first part.
     write("", name == std::string("gpt2") ? "transformer." : "model.");
-    const Loaded bare = load(directory, at::kFloat), whole = load(kDirectory / name, at::kFloat);
+    const Loaded bare = load(directory, at::kFloat), whole = load(folder_ / name, at::kFloat);
     for (size_t u = 0; u < whole.units.size(); ++u)
       for (size_t p = 0; p < whole.units[u].size(); ++p) EXPECT_TRUE(at::equal(bare.units[u][p], whole.units[u][p]));
   }

@@ -7,33 +7,14 @@
 
 #include <gtest/gtest.h>
 
-#include <sys/wait.h>
-#include <cstdlib>
-
 namespace trireme {
 namespace {
 
 using namespace testing;
 
-const std::filesystem::path kDirectory = std::filesystem::path(TRIREME_BINARY_DIR) / "model_reference";
-
-/// Runs the script once; empty when the reference is there, else why not.
-std::string make_reference() {
-  const std::string command = std::string(TRIREME_PYTHON) + " " TRIREME_SOURCE_DIR "/tests/parity/model_reference.py " +
-                              kDirectory.string() + " 2>/dev/null";
-  const int status = std::system(command.c_str());
-  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return "";
-  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) return "transformers or peft is not installed in " TRIREME_PYTHON;
-  return "failed: " + command;
-}
-
 class LlamaParity : public ::testing::TestWithParam<std::string> {
  protected:
-  void SetUp() override {
-    static const std::string problem = make_reference();
-    if (problem.starts_with("failed")) FAIL() << problem;
-    if (!problem.empty()) GTEST_SKIP() << problem;
-  }
+  std::filesystem::path folder_ = decoder_references() / "llama";
 };
 
 /// Gradients of all units by checkpoint name.
@@ -69,13 +50,13 @@ Adapter reference_adapter(const Reference& reference) {
   return adapter;
 }
 
-struct Loaded {
+struct LoadedLlama {
   DecoderModel model;
   std::vector<std::vector<at::Tensor>> units;
 };
 
-Loaded load(const Reference& reference, std::optional<LoraOptions> lora) {
-  Loaded loaded{DecoderModel(reference.config(), lora), {}};
+LoadedLlama load_llama(const Reference& reference, std::optional<LoraOptions> lora) {
+  LoadedLlama loaded{DecoderModel(reference.config(), lora), {}};
   loaded.units = load_whole(loaded.model, ReferenceWeights(reference, "weight/"), at::kFloat, at::kCPU);
   if (lora) assign_adapter(loaded.model, import_adapter(reference_adapter(reference), loaded.model), loaded.units);
   return loaded;
@@ -95,10 +76,10 @@ void expect_gradients(const Reference& reference, const std::map<std::string, at
 }
 
 TEST_P(LlamaParity, LogitsLossAndGradients) {
-  const Reference reference(kDirectory / GetParam());
+  const Reference reference(folder_ / GetParam());
   const TokenBatch batch = reference.batch();
   for (const Recompute recompute : {Recompute::kNone, Recompute::kFull}) {
-    Loaded loaded = load(reference, reference.lora());
+    LoadedLlama loaded = load_llama(reference, reference.lora());
     WholeUnitStore store(loaded.units);
     ForwardOptions options;
     options.recompute.assign(static_cast<size_t>(reference.config().num_hidden_layers), recompute);
@@ -119,10 +100,10 @@ using LlamaFusedParity = LlamaParity;
 
 TEST_P(LlamaFusedParity, FusedQkvAdapter) {
   // One A for q, k and v in peft's terms: the fused A's gradient is the sum of the three, B's rows are theirs.
-  const Reference reference(kDirectory / GetParam());
+  const Reference reference(folder_ / GetParam());
   LoraOptions lora = *reference.lora();
   lora.targets = {"qkv_proj", "o_proj"};
-  Loaded loaded = load(reference, lora);
+  LoadedLlama loaded = load_llama(reference, lora);
   WholeUnitStore store(loaded.units);
   const TokenBatch batch = reference.batch();
   EXPECT_LT(max_difference(loaded.model.logits(store, batch, {}), reference.tensors.at("logits")), 1e-5);

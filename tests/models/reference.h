@@ -7,6 +7,7 @@
 
 #include <ATen/ATen.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -15,6 +16,13 @@
 #include <vector>
 
 namespace trireme::testing {
+
+/// Where tests/parity/decoder_references.py, which starts these tests, has written its references.
+inline std::filesystem::path decoder_references() {
+  const char* folder = std::getenv("TRIREME_DECODER_REFERENCES");
+  if (folder == nullptr) throw std::runtime_error("tests/parity/decoder_references.py FOLDER PROGRAM starts this test");
+  return folder;
+}
 
 class Reference {
  public:

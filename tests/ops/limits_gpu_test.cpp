@@ -171,7 +171,7 @@ TEST_F(LimitsGpu, LoraOnASampleBeyond32BitsOfWordsDrawsAsDropoutDoes) {
 }
 
 TEST_F(LimitsGpu, ALossHeadInFp16KeepsALongSampleBesideAShortOne) {
-  const UnevenSamplesErrors errors = uneven_samples_errors(at::kCUDA);
+  const UnevenSamplesErrors errors = uneven_samples_errors(at::kCUDA, 32000);
   EXPECT_LT(errors.weight, 1e-3);
   EXPECT_LT(errors.bias, 1e-3);
   EXPECT_LT(errors.hidden, 1e-3);

@@ -1,7 +1,7 @@
 #pragma once
 // The mean over two samples near initialisation, one with a single target and one with 2,000, in fp16. A token's weight
-// in the long sample is 1/2000 of that in the short one, its probabilities are about 1/32000, and fp16 has no positive
-// value below 6e-8.
+// in the long sample is 1/2000 of that in the short one, its probabilities are about one over the vocabulary, and fp16
+// has no positive value below 6e-8.
 
 #include "gradient_check.h"
 #include "trireme/ops/layers/loss_head.h"
@@ -16,15 +16,15 @@ struct UnevenSamplesErrors {
   double weight, bias, hidden;
 };
 
-inline UnevenSamplesErrors uneven_samples_errors(at::Device device) {
-  constexpr int64_t kLong = 2000, kVocabulary = 32000, kWidth = 8, kTargets = 500;
+inline UnevenSamplesErrors uneven_samples_errors(at::Device device, int64_t vocabulary) {
+  constexpr int64_t kLong = 2000, kWidth = 8, kTargets = 500;
   const double loss_scale = 65536;
   // Rows of length sqrt(width), as a norm gives them; logits of about 0.35.
   at::Tensor hidden = random({kLong + 1, kWidth}, 1);
   hidden = (hidden / hidden.square().mean(1, true).sqrt()).to(at::kHalf);
   hidden[0].zero_();  // the short sample's token adds nothing to the weight's gradient
-  const at::Tensor weight = (random({kVocabulary, kWidth}, 2) * (0.35 / std::sqrt(double{kWidth}))).to(at::kHalf),
-                   bias = (random({kVocabulary}, 3) * 0.02).to(at::kHalf);
+  const at::Tensor weight = (random({vocabulary, kWidth}, 2) * (0.35 / std::sqrt(double{kWidth}))).to(at::kHalf),
+                   bias = (random({vocabulary}, 3) * 0.02).to(at::kHalf);
   const at::Tensor targets = at::arange(kLong + 1, at::TensorOptions(at::kLong)).remainder(kTargets);
   at::Tensor weights = at::full({kLong + 1}, 0.5 / kLong, at::kFloat);
   weights[0] = 0.5;

@@ -1,14 +1,8 @@
 """Reference values of tiny random models of every decoder family from transformers and peft, for tests/models/family_parity_test.cpp.
-
-usage: family_reference.py OUTPUT_DIR            writes a folder for each case: config.json and model.safetensors as transformers saves
-                                                 them, adapter/ as peft does, reference.safetensors with batch, logits, loss and gradients (fp64)
-       family_reference.py --check OUTPUT_DIR    CASE/exported, which the test wrote, must load and give the logits of CASE to the bit
-
-Exit 77 when the packages are missing.
+decoder_references.py runs it. Exit 77 when the packages are missing.
 """
 
 import sys
-from pathlib import Path
 
 try:
     import torch
@@ -128,11 +122,14 @@ def check(directory, options):
     print(directory.name, "loads with equal logits")
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    root = Path(sys.argv[-1])
+def write_all(root):
+    """A folder for each case: config.json and model.safetensors as transformers saves them, adapter/ as peft does, reference.safetensors with
+    batch, logits, loss and gradients (fp64)."""
     for case, (kind, settings, options) in CASES.items():
-        if sys.argv[1] == "--check":
-            check(root / case, options)
-        else:
-            run(root / case, kind, settings, options)
+        run(root / case, kind, settings, options)
+
+
+def check_all(root):
+    """CASE/exported, which the test wrote, must load and give the logits of CASE to the bit."""
+    for case, (_, _, options) in CASES.items():
+        check(root / case, options)

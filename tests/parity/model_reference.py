@@ -1,13 +1,11 @@
 """Reference values of tiny random Llamas from transformers and peft, for tests/models/parity_test.cpp.
-
-usage: model_reference.py OUTPUT_DIR
+decoder_references.py runs it.
 
 One directory per case: config.txt (key value lines), index.txt (name dtype rank extents... offset, one tensor a line) and data.bin
 (row-major values). Exit 77 when the packages are missing.
 """
 
 import sys
-from pathlib import Path
 
 try:
     import numpy
@@ -140,7 +138,6 @@ def run(name, case, directory):
     write(directory / name, case, tensors)
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
+def write_all(root):
     for case_name, overrides in CASES.items():
-        run(case_name, BASE | overrides, Path(sys.argv[1]))
+        run(case_name, BASE | overrides, root)

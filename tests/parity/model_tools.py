@@ -12,6 +12,7 @@ from pathlib import Path
 try:
     import sentencepiece
     import torch
+    import transformers
     from peft import LoraConfig, PeftModel, get_peft_model
     from safetensors.torch import load_file, save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -195,6 +196,31 @@ def check_families(tokenizer):
     trireme("init-model", "--preset", "gpt2", "--kv-heads", 2, "--output", WORK / "x", code=2, says="as many key/value heads as heads")
 
 
+def check_bert():
+    """Both kinds of BERT, with Hugging Face's initial values."""
+    (WORK / "words").mkdir()
+    (WORK / "words/vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "fox"]) + "\n")
+    directory = WORK / "bert"
+    trireme("init-model", "--preset", "bert-tiny", "--vocab-size", 300, "--tokenizer", WORK / "words", "--output", directory)
+    assert transformers.BertTokenizer.from_pretrained(directory).tokenize("the fox") == ["the", "fox"]
+    config = json.loads((directory / "config.json").read_text())
+    config["architectures"] = ["BertForMaskedLM"]
+    (WORK / "masked.json").write_text(json.dumps(config))
+    trireme("init-model", "--config", WORK / "masked.json", "--dtype", "bf16", "--output", WORK / "masked")
+    for path, kind in ((directory, transformers.BertForPreTraining), (WORK / "masked", transformers.BertForMaskedLM)):
+        model, seen = kind.from_pretrained(path, output_loading_info=True, dtype=torch.float32)
+        assert not any(seen[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), seen
+        for name, value in model.state_dict().items():
+            if name.endswith("bias"):
+                assert not value.any(), name
+            elif "LayerNorm" in name:
+                assert (value == 1).all(), name
+            elif value.is_floating_point():
+                assert abs(value.std().item() / 0.02 - 1) < 0.1 and abs(value.mean().item()) < 0.003, (name, value.std(), value.mean())
+    trireme("init-model", "--preset", "bert-base", "--heads", 5, "--output", WORK / "x", code=2, says="768 is no multiple of 5 heads")
+    trireme("init-model", "--preset", "bert-tiny", "--output", directory, code=73, says="already holds a model")
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     shutil.rmtree(WORK, ignore_errors=True)
@@ -204,5 +230,6 @@ if __name__ == "__main__":
     adapter_directory = check_merge(base_directory)
     check_generate(base_directory, adapter_directory)
     check_families(tokenizer_file)
+    check_bert()
     assert json.loads((base_directory / "generation_config.json").read_text())["eos_token_id"] == 2
     print("ok")

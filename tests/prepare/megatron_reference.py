@@ -236,6 +236,7 @@ def read(folder):
 
 
 def mock(vocabulary):
+    print("vocabulary", vocabulary)
     for seed in [*range(200), 1234, 2**31, 2**32 - 1, 2**32, 2**40 + 17, 2**63]:
         for length in (1, 7, 64):
             random = np.random.default_rng(seed=seed)
@@ -244,4 +245,4 @@ def mock(vocabulary):
 
 if __name__ == "__main__":
     command, argument = sys.argv[1], sys.argv[2]
-    {"make": make, "check": check, "read": read, "mock": lambda text: mock(int(text))}[command](argument)
+    {"make": make, "check": check, "read": read, "mock": lambda text: [mock(int(part)) for part in text.split(",")]}[command](argument)

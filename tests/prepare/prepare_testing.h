@@ -11,6 +11,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <map>
 #include <sstream>
 #include <string>
 
@@ -50,9 +52,36 @@ class Scratch : public ::testing::Test {
   std::filesystem::path directory_;
 };
 
+/// Each list of packages is tried once: an import takes half a second.
 inline bool python_has(const std::string& packages) {
-  return std::system(fmt::format("'{}' -c 'import {}' >/dev/null 2>&1", TRIREME_PYTHON, packages).c_str()) == 0;
+  static std::map<std::string, bool> known;
+  const auto [at, is_new] = known.try_emplace(packages);
+  if (is_new)
+    at->second = std::system(fmt::format("'{}' -c 'import {}' >/dev/null 2>&1", TRIREME_PYTHON, packages).c_str()) == 0;
+  return at->second;
 }
+
+/// A directory that a Python program fills once for all tests of the process: it gets the directory as its argument.
+class MadeOnce {
+ public:
+  ~MadeOnce() {
+    std::error_code ignored;
+    if (!directory_.empty()) std::filesystem::remove_all(directory_, ignored);
+  }
+  void copy_to(const std::filesystem::path& target, const std::function<void(const std::filesystem::path&)>& make) {
+    if (directory_.empty()) {
+      static int number = 0;
+      directory_ = std::filesystem::temp_directory_path() / fmt::format("trireme_made_{}_{}", getpid(), number++);
+      std::filesystem::remove_all(directory_);
+      std::filesystem::create_directories(directory_);
+      make(directory_);
+    }
+    std::filesystem::copy(directory_, target, std::filesystem::copy_options::recursive);
+  }
+
+ private:
+  std::filesystem::path directory_;
+};
 
 /// Enough sentences for a few hundred pieces.
 inline std::string training_text() {

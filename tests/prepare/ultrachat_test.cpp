@@ -17,8 +17,8 @@ class Ultrachat : public Scratch {
     if (!python_has("numpy, pyarrow.parquet, sentencepiece"))
       GTEST_SKIP() << "no Python with NumPy, pyarrow and sentencepiece";
     write("tokenizer.model", small_model());
-    std::filesystem::create_directories(path("data"));
-    python(kWriter, directory_.string());
+    static MadeOnce made;
+    made.copy_to(path("data"), [this](const auto& folder) { python(kWriter, folder.string()); });
   }
 
   UltrachatReport convert(bool sft_only, uint64_t seed = 100) {
@@ -44,7 +44,7 @@ def conversation():
 for name, count in (('train_sft-00000-of-00001', 300), ('train_gen-00001-of-00002', 150), ('train_gen-00000-of-00002', 250),
                     ('test_sft-00000-of-00001', 60), ('test_gen-00000-of-00001', 50)):
     rows = [conversation() for _ in range(count)]
-    pq.write_table(pa.table({'prompt': ['p'] * count, 'messages': rows}), f'{sys.argv[1]}/data/{name}.parquet', row_group_size=64)
+    pq.write_table(pa.table({'prompt': ['p'] * count, 'messages': rows}), f'{sys.argv[1]}/{name}.parquet', row_group_size=64)
 )";
 
   static constexpr const char* kTranscription = R"(
@@ -128,20 +128,17 @@ TEST_F(Ultrachat, RefusesWhatItCannotPlace) {
   EXPECT_NE(complaint({path("data/test_sft-00000-of-00001.parquet")}).find("no train file"), std::string::npos);
   options.seq_length = 1 << 20;
   EXPECT_NE(complaint({path("data")}).find("less than one row"), std::string::npos);
-  python(
-      fmt::format("import pyarrow as pa, pyarrow.parquet as pq\n"
-                  "pq.write_table(pa.table({{'messages': ['a']}}), r'{}')\n"
-                  "pq.write_table(pa.table({{'messages': [[{{'role': 'user', 'content': None}}]]}}), r'{}')\n",
-                  path("train_text.parquet").string(), path("train_null.parquet").string()));
+  python(fmt::format(
+      "import pyarrow as pa, pyarrow.parquet as pq\n"
+      "pq.write_table(pa.table({{'messages': ['a']}}), r'{}')\n"
+      "pq.write_table(pa.table({{'messages': [[{{'role': 'user', 'content': None}}]]}}), r'{}')\n"
+      "kind = pa.list_(pa.struct([('role', pa.string()), ('content', pa.string())]))\n"
+      "rows = pa.array([[dict(role='user', content='x')], [dict(role='user', "
+      "content=None)]], kind)\n"
+      "pq.write_table(pa.table({{'messages': rows}}), r'{}')\n",
+      path("train_text.parquet").string(), path("train_null.parquet").string(), path("train_null2.parquet").string()));
   EXPECT_NE(complaint({path("train_text.parquet")}).find("expected a list of structs"), std::string::npos);
   EXPECT_NE(complaint({path("train_null.parquet")}).find("expected a list of structs"), std::string::npos);
-  python(
-      fmt::format("import pyarrow as pa, pyarrow.parquet as pq\n"
-                  "kind = pa.list_(pa.struct([('role', pa.string()), ('content', pa.string())]))\n"
-                  "rows = pa.array([[dict(role='user', content='x')], [dict(role='user', "
-                  "content=None)]], kind)\n"
-                  "pq.write_table(pa.table({{'messages': rows}}), r'{}')\n",
-                  path("train_null2.parquet").string()));
   EXPECT_NE(complaint({path("train_null2.parquet")}).find("row 1: messages[0] has a null"), std::string::npos);
 }
 

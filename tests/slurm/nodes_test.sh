@@ -11,9 +11,9 @@ source "$root/tests/slurm/site.sh"
 # --- a small model, all of it trained: shard groups of two ranks, copied
 export TRIREME_DEVICE=cpu OMP_NUM_THREADS=1
 cd "$work" || exit 1
-"$bin/trireme" init-model --hidden-size 32 --layers 2 --heads 4 --kv-heads 2 --intermediate-size 64 --vocab-size 120 --max-positions 128 \
-  --output base >/dev/null 2>&1 || exit 1
-"$python" -c "import numpy as np; np.save('train.npy', np.random.default_rng(5).integers(0, 120, size=(40, 48)).astype(np.int32))" ||
+PYTHONPATH=$root/tests/train "$python" -c "import numpy as np, tiny_llama
+tiny_llama.write_llama('base', 120)
+np.save('train.npy', np.random.default_rng(5).integers(0, 120, size=(40, 48)).astype(np.int32))" ||
   skip "$python has no numpy; scripts/setup.sh installs it"
 cat >run.yaml <<YAML
 model: {path: base}

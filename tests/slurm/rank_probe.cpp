@@ -6,7 +6,6 @@
 //     how = return | abort | kill | stop   how that rank ends; the others wait for it in a collective
 //     wait_for_term = seconds              every rank waits for SIGTERM and ends with 75
 //     gpu = 1                              ranks with a GPU each
-//     output.dir                           for --print-config
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/comm/communicator.h"
@@ -53,10 +52,6 @@ int wait_for_term(trireme::World& world, int seconds) {
 
 int probe(int argc, char** argv) {
   const auto settings = parse(argc, argv);
-  if (std::string(argv[argc - 1]) == "--print-config") {
-    fmt::print("output:\n  dir: \"{}\"\n", settings.contains("output.dir") ? settings.at("output.dir") : "nowhere");
-    return 0;
-  }
   const auto number = [&](const char* name, int otherwise) {
     return settings.contains(name) ? std::stoi(settings.at(name)) : otherwise;
   };

@@ -2,20 +2,31 @@
 # Trireme under a real Slurm of one node: slurm_test.sh RANK_PROBE. Exit code 77: skipped.
 set -uo pipefail
 
-probe=$1
 root=$(cd "$(dirname "$0")/../.." && pwd)
 source "$root/tests/slurm/site.sh"
+# Every job first asks the program for --print-config: answered here, because loading LibTorch takes most of the probe's time.
+mkdir "$work/bin"
+probe=$work/bin/rank_probe
+cat >"$probe" <<SCRIPT
+#!/bin/bash
+if [[ \${!#} == --print-config ]]; then
+  directory=nowhere
+  for word; do [[ \$word == output.dir=* ]] && directory=\${word#*=}; done
+  printf 'output:\n  dir: "%s"\n' "\$directory"
+  exit 0
+fi
+exec "$1" "\$@"
+SCRIPT
+chmod +x "$probe"
 fails_within() { ((code != 0 && seconds < $1)); }
 
 # --- the cluster script itself
 check "start is idempotent" test "$("$cluster" start 1 "$work/cluster" 2>/dev/null)" = "$start_output"
 
 # --- who a rank is
-run srun -n 2 --mpi=pmix "$probe"
-check "pmix: 2 CPU ranks work" ends_with 0
-check "pmix: every rank knows itself and the sum" lines 2 'rank [01] of 2 on .*: MPI \(rank [01] of 2\), local rank [01] of 2, sum 3,'
 run srun -n 4 --mpi=pmix "$probe"
-check "pmix: 4 CPU ranks work" lines 4 'rank [0-3] of 4 .* sum 10,'
+check "pmix: 4 CPU ranks work" ends_with 0
+check "pmix: every rank knows itself and the sum" lines 4 'rank [0-3] of 4 on .*: MPI \(rank [0-3] of 4\), local rank [0-3] of 4, sum 10,'
 run srun -n 2 --mpi=none "$probe"
 check "none: 2 CPU ranks are refused" ends_with 2
 check "none: the remedy is named" says '2 ranks on CPUs need MPI.*srun --mpi=none.*mpirun -n 2 or srun --mpi=pmix'

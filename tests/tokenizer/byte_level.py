@@ -1,4 +1,5 @@
 """What the tests and the benchmark of byte-level BPE share: texts, tokenizers of the three kinds trained on them, and our program."""
+import os
 import random
 import struct
 import subprocess
@@ -15,11 +16,18 @@ O200K = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}
          r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 
 
+def files_below(folder):
+    """In the order of their names, folder by folder as they are asked for: both folders have tens of thousands of files."""
+    for parent, folders, names in os.walk(folder):
+        folders.sort()
+        yield from (Path(parent, name) for name in sorted(names))
+
+
 def ordinary_text(size):
     """Python sources and documentation of this machine, as texts of whole files."""
     texts, total = [], 0
     for folder in (sysconfig.get_path("stdlib"), "/usr/share/doc"):
-        for path in sorted(Path(folder).rglob("*")):
+        for path in files_below(folder):
             if total >= size:
                 return texts
             if path.suffix in (".py", ".txt", ".md", ".rst") and path.is_file() and path.stat().st_size < 1 << 20:
@@ -112,9 +120,12 @@ def differences(probe, model_path, tokenizer, texts):
     return found
 
 
-def every_character():
-    """Texts in which every character stands alone, between letters, digits and spaces, and before and behind marks."""
+def every_character(sample=False):
+    """Texts in which every character stands alone, between letters, digits and spaces, and before and behind marks. A sample has 512 of each 2,048
+    characters up to the scripts of Asia, and of each 98,304 behind them."""
     for begin in range(0, 0x110000, 512):
+        if sample and begin % (2048 if begin < 0x3400 else 98304) != 0:
+            continue
         characters = [chr(c) for c in range(begin, begin + 512) if not 0xD800 <= c < 0xE000]
         if characters:
             yield "".join(f"a{c}b {c} 1{c}2{c}{c}\n{c}" for c in characters)

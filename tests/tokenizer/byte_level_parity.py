@@ -30,7 +30,7 @@ def check_encoding(args, work, size, hostile):
         tokenizer.save(str(path))
         texts = strings + ordinary
         if kind in ("gpt2", "qwen2"):
-            texts = texts + list(common.every_character())[::1 if args.slow else 48]
+            texts = texts + list(common.every_character(sample=not args.slow))
         if kind == "o200k":  # PCRE2's Unicode version may be older: only characters that both know
             texts = [text for text in texts if all(c < "\u0800" for c in text)]
         wrong = common.differences(args.probe, path, tokenizer, texts)
@@ -65,7 +65,7 @@ def check_files(args, work, tokenizer, texts):
 def check_training(args, work, size):
     texts = common.ordinary_text(size)
     rng = random.Random(5)
-    texts += list(common.hostile_texts(rng, 2000)) + ["aaaa aaaaa aaaaaaa abababab aabaab\n" * 40]
+    texts += list(common.hostile_texts(rng, 2000 if args.slow else 600)) + ["aaaa aaaaa aaaaaaa abababab aabaab\n" * 40]
     files = []
     for i, text in enumerate(texts):
         files.append(work / "texts" / f"{i}.txt")
@@ -74,7 +74,7 @@ def check_training(args, work, size):
     # One text a line, as JSON: strings with line ends and NULs stay one text.
     lines = work / "texts.jsonl"
     lines.write_text("\n".join(json.dumps({"text": text}) for text in texts))
-    for pattern, vocab_size, least in (("gpt2", 3000, 2), ("llama3", 12000 if args.slow else 5000, 0), ("qwen2", 2000, 5)):
+    for pattern, vocab_size, least in (("gpt2", 3000, 2), ("llama3", 12000 if args.slow else 3000, 0), ("qwen2", 2000, 5)):
         output = work / f"trained-{pattern}"
         command = [args.tools, "tokenizer", "train", "--type", "bpe", "--input", lines, "--vocab-size", vocab_size, "--min-frequency", least,
                    "--pattern", pattern, "--output", output]
@@ -109,7 +109,7 @@ def main():
     with tempfile.TemporaryDirectory() as directory:
         work = Path(directory)
         check_encoding(args, work, 10 << 20 if args.slow else 1 << 18, 40_000 if args.slow else 1000)
-        check_training(args, work, 4 << 20 if args.slow else 1 << 17)
+        check_training(args, work, 4 << 20 if args.slow else 1 << 16)
     print("ok")
 
 

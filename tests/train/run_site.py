@@ -5,6 +5,8 @@ import os
 import subprocess
 import tempfile
 
+from tiny_llama import write_llama
+
 
 def last_line(text):
     return [line for line in text.splitlines() if line.strip()][-1]
@@ -41,8 +43,7 @@ class RunSite:
 
     def make_llama(self, layers, vocabulary, positions):
         """A small model with random weights in `work`/base."""
-        self.tool("init-model", "--hidden-size", 32, "--layers", layers, "--heads", 4, "--kv-heads", 2, "--intermediate-size", 64,
-                  "--vocab-size", vocabulary, "--max-positions", positions, "--output", "base")
+        write_llama(f"{self.work}/base", vocabulary, layers, positions)
 
     def metrics(self, run, event="train"):
         return [line for line in map(json.loads, open(f"{self.work}/{run}/metrics.jsonl")) if line["event"] == event]

@@ -19,6 +19,7 @@ except ImportError as error:
 from run_site import last_line, main  # noqa: E402
 import run_test  # noqa: E402
 from run_test import SEQ, VOCAB  # noqa: E402
+from tiny_llama import write_llama  # noqa: E402
 
 HOST = socket.gethostname()
 
@@ -65,8 +66,7 @@ def plan_differs(site):
         assert "step 1/" not in done.stdout and not os.path.exists(f"{site.work}/run/config.yaml")
 
     refused([], ["eval.every_samples=16"], "run different configurations")
-    site.tool("init-model", "--hidden-size", "32", "--layers", "3", "--heads", "4", "--kv-heads", "2", "--intermediate-size", "64",
-                  "--vocab-size", str(VOCAB), "--max-positions", "128", "--output", f"{site.work}/deeper")
+    write_llama(f"{site.work}/deeper", VOCAB, layers=3)
     refused([], ["model.path=deeper"], "come to different memory plans", "model or data differ")
 
 

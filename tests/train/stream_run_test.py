@@ -68,6 +68,19 @@ output: {{dir: run}}
         assert worst <= bound, (run, worst)
 
 
+def went_on(site, ranks, steps):
+    """A run of so many ranks one after the other, each of which goes on from the checkpoint of the one before, in the middle of documents."""
+    for part, number in enumerate(ranks):
+        done = site.train("output.dir=rescaled", f"train.max_steps={steps * (part + 1)}", "output.save_every_samples=36", ranks=number)
+        assert "warning: the checkpoint" not in done.stderr, done.stderr
+
+
+def rescale(site):
+    site.train("output.dir=one")
+    went_on(site, (1, 2, 4, 3), 3)
+    site.assert_equal("rescaled", "one")
+
+
 def ranks(site):
     done = site.train("output.dir=one")
     assert "120 documents of Arrow" in done.stdout + done.stderr, done.stderr
@@ -75,10 +88,7 @@ def ranks(site):
     site.assert_equal("two", "one")
     site.train("output.dir=other", "train.seed=77")
     assert site.losses("other")[1:] != site.losses("one")[1:]
-    # 1 -> 2 -> 4 -> 3 ranks, each of which goes on from the checkpoint of the one before, in the middle of documents.
-    for part, number in enumerate((1, 2, 4, 3)):
-        done = site.train("output.dir=rescaled", f"train.max_steps={3 * part + 3}", "output.save_every_samples=36", ranks=number)
-        assert "warning: the checkpoint" not in done.stderr, done.stderr
+    went_on(site, (2, 3), 6)
     site.assert_equal("rescaled", "one")
     # A signal saves the place after the last step, not that of the rows that are read ahead.
     with open(f"{site.work}/stopped.log", "w") as log:
@@ -254,4 +264,4 @@ def exit_codes(site):
 
 
 if __name__ == "__main__":
-    main({"ranks": ranks, "ramp": ramp, "formats": formats, "text": text, "mixing": mixing, "exit-codes": exit_codes}, Site)
+    main({"ranks": ranks, "rescale": rescale, "ramp": ramp, "formats": formats, "text": text, "mixing": mixing, "exit-codes": exit_codes}, Site)

@@ -1,0 +1,31 @@
+#pragma once
+// Private to apps/: what the parts of `trireme init-model` share.
+
+#include "trireme/base/dtype.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+struct InitModelOptions {
+  std::string preset, config, output, tokenizer, dtype;
+  std::optional<int64_t> hidden_size, layers, heads, kv_heads, head_dim, intermediate_size, vocab_size, max_positions;
+  bool tie = false, force = false;
+  uint64_t seed = 0;
+};
+
+/// fp32, bf16 or fp16, or config.json's words; ConfigError for others.
+DType init_dtype(const std::string& name);
+
+/// Shapes of BERT that --preset knows.
+std::vector<std::string> bert_preset_names();
+/// True if --preset or --config names a BERT.
+bool asks_for_bert(const InitModelOptions& options);
+/// Writes a BERT with random weights: matrices and embeddings normal with the configuration's initializer_range, biases
+/// 0, norms 1. ConfigError, ModelError, WriteError.
+void init_bert(const InitModelOptions& options);
+
+}  // namespace trireme
