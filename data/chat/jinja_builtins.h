@@ -54,7 +54,7 @@ bool apply_test(const std::string& name, const Value& input, const Arguments& ar
 Value attribute(const Value& object, const std::string& name, Budget& budget);
 /// object[index].
 Value item(const Value& object, const Value& index, Budget& budget);
-/// object[start:stop:step]; null where left out.
+/// object[start:stop:step]; null where not given.
 Value slice(const Value& object, const Value* start, const Value* stop, const Value* step);
 /// a in b.
 bool contains(const Value& a, const Value& b);

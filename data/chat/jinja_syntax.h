@@ -23,7 +23,7 @@ struct Expression {
     kDict,       // parts: key, value, key, value …
     kAttribute,  // parts[0].name
     kItem,       // parts[0][parts[1]]
-    kSlice,      // parts[0][parts[1]:parts[2]:parts[3]], null where left out
+    kSlice,      // parts[0][parts[1]:parts[2]:parts[3]], null where not given
     kCall,       // parts[0](parts[1…], named)
     kFilter,     // parts[0] | name(parts[1…], named)
     kTest,       // parts[0] is name(parts[1…])

@@ -33,7 +33,7 @@ struct MegatronPackReport {
   std::filesystem::path prefix;         // of the files written
   int64_t documents = 0, tokens = 0;    // in them
   int64_t bytes = 0;                    // of their texts
-  int64_t empty = 0, invalid_utf8 = 0;  // documents left out
+  int64_t empty = 0, invalid_utf8 = 0;  // documents skipped
   std::string first_invalid;            // "corpus.jsonl:17"
   int64_t parts = 0, kept_parts = 0;    // kept: made by an earlier run that was stopped
 };

@@ -19,7 +19,7 @@ class StreamLoader {
   /// Before the rows of step `step` are read: the one after the last, or one of the kKept before (which is then read
   /// again).
   void begin_step(int64_t step);
-  /// The row at place `position` of the run; positions of this rank in ascending order, none left out.
+  /// The row at place `position` of the run; positions of this rank in ascending order, without gaps.
   std::vector<int64_t> row(int64_t position);
   void end_step(int64_t step);
 

@@ -27,7 +27,7 @@ class ByteLevelTrainer {
   /// ConfigError for a vocabulary without room for the bytes, an unknown pattern, or a special token twice or empty.
   explicit ByteLevelTrainer(const ByteLevelTraining& training);
   /// Counts the words of a text, which is valid UTF-8. Words do not span two texts. Words of more than
-  /// kMaxTrainingWord bytes are left out and counted.
+  /// kMaxTrainingWord bytes are skipped and counted.
   void add(std::string_view text);
   /// The model: merges in the order of BpeTrainer(vocab_size, min_frequency, special_tokens, initial_alphabet =
   /// ByteLevel.alphabet()), of equally frequent pairs the one with the smaller ids first. It has fewer tokens than

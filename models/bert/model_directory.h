@@ -21,7 +21,7 @@ class BertDirectoryWriter {
   /// `tensors`: of bert_file_tensors().
   BertDirectoryWriter(const std::filesystem::path& directory, std::vector<std::pair<std::string, TensorInfo>> tensors);
   /// The next tensor in the declared order, in the declared type; rows beyond the declared ones (the vocabulary's
-  /// padding) are left out.
+  /// padding) are not written.
   void append(const std::string& name, const at::Tensor& value);
   /// After the last tensor. `base`: the path of the model that training began from, for the tokenizer's files.
   void finish(const std::filesystem::path& base, const BertConfig& config);

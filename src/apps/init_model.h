@@ -17,7 +17,7 @@ struct InitModelOptions {
   uint64_t seed = 0;
 };
 
-/// f32, bf16 or f16; ConfigError for other words.
+/// fp32, bf16 or fp16, or config.json's words; ConfigError for others.
 DType init_dtype(const std::string& name);
 
 /// Shapes of BERT that --preset knows.

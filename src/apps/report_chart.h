@@ -56,11 +56,11 @@ struct ChartPanel {
 };
 
 /// A whole SVG file with the panels in two columns and one key of the lines, for light and dark. Panels without a
-/// finite value are left out. `lines`: those of the key, whose series are not read.
+/// finite value are not drawn. `lines`: those of the key, whose series are not read.
 std::string chart_file(const std::string& title, const std::string& note, const std::vector<ChartLine>& lines,
                        const std::vector<ChartPanel>& panels);
 
-/// How many steps took how long, a line for each run; the longest hundredth is left out of the axis and said.
+/// How many steps took how long, a line for each run; the longest hundredth lies beyond the axis, and a note says so.
 std::string histogram(const std::vector<ChartLine>& lines, const std::string& title);
 
 constexpr size_t kChartColours = 8;

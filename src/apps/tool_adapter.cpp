@@ -131,7 +131,7 @@ void prove_merge(const MergeOptions& options, const std::filesystem::path& direc
     if (!change.worst.empty() && !(change.kept >= kLeastKept && change.largest > 0))
       throw ModelError(
           fmt::format("only {:.1f} % of the update of {} survived: it is below the resolution of "
-                      "the stored weights; nothing is written: merge with --dtype f32",
+                      "the stored weights; nothing is written: merge with --dtype fp32",
                       100 * change.kept, change.worst));
   const DecoderModel plain(config, std::nullopt);
   const std::unique_ptr<WeightSource> merged = open_decoder_weights(directory, config);
@@ -151,18 +151,18 @@ void prove_merge(const MergeOptions& options, const std::filesystem::path& direc
   if (!(apart <= bound))
     throw ModelError(
         fmt::format("the merged model's logits are {:.4g} away from base + adapter, bound {:.4g}; nothing is written: "
-                    "merge with --dtype f32",
+                    "merge with --dtype fp32",
                     apart, bound));
   if (!(moved > 0) && !changes.empty())
     throw ModelError(
-        "the merged model gives the base's logits on 8 tokens; nothing is written: merge with --dtype f32");
+        "the merged model gives the base's logits on 8 tokens; nothing is written: merge with --dtype fp32");
 }
 
 DType parse_dtype(const std::string& name) {
-  if (name == "f32") return DType::kF32;
+  if (name == "fp32" || name == "f32") return DType::kF32;
   if (name == "bf16") return DType::kBF16;
-  if (name == "f16") return DType::kF16;
-  throw ConfigError(fmt::format("adapter merge: --dtype is '{}'; choose f32, bf16 or f16", name));
+  if (name == "fp16" || name == "f16") return DType::kF16;
+  throw ConfigError(fmt::format("adapter merge: --dtype is '{}'; choose fp32, bf16 or fp16", name));
 }
 
 /// As peft, merge takes any base; unlike peft, it says when it is not the one that the adapter names.
@@ -277,12 +277,12 @@ void add_adapter_tool(CLI::App& app) {
   tool->require_subcommand(1);
 
   auto options = std::make_shared<MergeOptions>();
-  CLI::App* merge_tool =
-      tool->add_subcommand("merge", "Write base + adapter as one model, and prove it on eight tokens");
+  CLI::App* merge_tool = tool->add_subcommand(
+      "merge", "Write base and adapter as one model; their logits on eight tokens are compared first");
   merge_tool->add_option("--model", options->model, "Base model directory")->required();
   merge_tool->add_option("--adapter", options->adapter, "PEFT adapter directory")->required();
   merge_tool->add_option("--output", options->output, "Directory to write")->required();
-  merge_tool->add_option("--dtype", options->dtype, "f32, bf16 or f16 (default: the base's)");
+  merge_tool->add_option("--dtype", options->dtype, "fp32, bf16 or fp16 (default: that of the base)");
   merge_tool->add_flag("--force", options->force, "Replace the model in --output");
   merge_tool->callback([options] { merge(*options); });
 

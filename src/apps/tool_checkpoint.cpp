@@ -49,8 +49,8 @@ void verify(const fs::path& path) {
     const std::string problem = checkpoint_problem(directory, manifest);
     const double seconds = steady_seconds() - begin, bytes = static_cast<double>(manifest.total_bytes());
     if (problem.empty()) {
-      fmt::print("{}: whole, {} in {} files, read at {}/s\n", directory.filename().string(), format_bytes(bytes),
-                 manifest.files.size(), format_bytes(bytes / seconds));
+      fmt::print("{}: whole, {} in {}, read at {}/s\n", directory.filename().string(), format_bytes(bytes),
+                 counted(static_cast<int64_t>(manifest.files.size()), "file"), format_bytes(bytes / seconds));
     } else {
       fmt::print("{}: damaged: {}\n", directory.filename().string(), problem);
       damaged.push_back(directory.filename().string());
@@ -156,7 +156,7 @@ void add_checkpoint_tool(CLI::App& app) {
   export_tool->add_option("dir", options->checkpoint, "One checkpoint, or a run (its newest whole one)")->required();
   export_tool->add_option("--output", options->output, "Directory to write")->required();
   export_tool->add_option("--dtype", options->dtype,
-                          "f32, bf16 or f16 (default: adapters f32, models the run's precision)");
+                          "fp32, bf16 or fp16 (default: adapters fp32, models the run's precision)");
   export_tool->add_option("--model", options->model, "Base model directory (default: the run's model.path)");
   export_tool->callback([options] { export_checkpoint(*options); });
 

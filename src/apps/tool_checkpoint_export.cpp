@@ -72,10 +72,11 @@ class MasterTensors {
 
 DType export_dtype(const std::string& asked, const std::string& compute) {
   const std::string name = asked.empty() ? compute : asked;
-  if (name == "f32" || name == "Float") return DType::kF32;
+  // Older checkpoints name the type as LibTorch does.
+  if (name == "f32" || name == "fp32" || name == "Float") return DType::kF32;
   if (name == "bf16" || name == "BFloat16") return DType::kBF16;
-  if (name == "f16" || name == "Half") return DType::kF16;
-  throw ConfigError(fmt::format("checkpoint export: --dtype is '{}'; choose f32, bf16 or f16", name));
+  if (name == "f16" || name == "fp16" || name == "Half") return DType::kF16;
+  throw ConfigError(fmt::format("checkpoint export: --dtype is '{}'; choose fp32, bf16 or fp16", name));
 }
 
 DecoderConfig model_shape(const fs::path& path) {

@@ -126,7 +126,7 @@ void import_nemo_file(const ImportCommand& command) {
 void add_common(CLI::App* tool, const std::shared_ptr<ImportCommand>& command) {
   tool->add_option("--output", command->output,
                    "Directory for config.yaml and model/config.json (default: YAML on stdout)");
-  tool->add_option("--ranks", command->ranks, "GPUs of the run: batch sizes there count per GPU")
+  tool->add_option("--ranks", command->ranks, "GPUs of the run, where the other trainer's batch size counts per GPU")
       ->check(CLI::Range(1, 1048576))
       ->capture_default_str();
   tool->add_flag("--force", command->force, "Replace files in --output");
@@ -135,9 +135,11 @@ void add_common(CLI::App* tool, const std::shared_ptr<ImportCommand>& command) {
 }  // namespace
 
 void add_config_tool(CLI::App& app) {
-  CLI::App* config = app.add_subcommand("config", "Configurations")->require_subcommand(1);
+  CLI::App* config = app.add_subcommand("config", "Configurations of other trainers: import")->require_subcommand(1);
   CLI::App* import =
-      config->add_subcommand("import", "Another trainer's options as a configuration, with a line for each")
+      config
+          ->add_subcommand("import",
+                           "Write another trainer's options as a configuration, and say on stderr what became of each")
           ->require_subcommand(1);
 
   auto fms = std::make_shared<ImportCommand>();
@@ -161,7 +163,8 @@ void add_config_tool(CLI::App& app) {
                         "Directory for config.yaml and model/config.json (default: YAML on stdout)");
   nemo_tool->add_flag("--force", nemo->force, "Replace files in --output");
   nemo_tool->add_flag("--ignore-unknown", nemo->ignore_unknown, "Report unknown keys instead of refusing them");
-  nemo_tool->add_option("--vocab-size", nemo->vocab_size, "Of the tokenizer, where its type does not say it")
+  nemo_tool
+      ->add_option("--vocab-size", nemo->vocab_size, "Vocabulary of the tokenizer, where its type does not tell it")
       ->check(CLI::Range(1, 1 << 30));
   nemo_tool->add_option("file", nemo->file, "The YAML file")->required();
   nemo_tool->add_option("overrides", nemo->options, "a.b=c, +new=v, ~key");

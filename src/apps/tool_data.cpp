@@ -124,7 +124,7 @@ void mlperf(const MlperfArguments& arguments) {
   const double start = steady_seconds();
   const MlperfReport report = convert_mlperf(arguments.train, arguments.valid, arguments.output);
   for (const MlperfFile* file : {&report.train, &report.valid})
-    fmt::print("{}: {} rows of {} tokens, {} with loss, md5 {}\n", file->path.string(), format_count(file->rows),
+    fmt::print("{}: {} of {} tokens, {} with loss, md5 {}\n", file->path.string(), counted(file->rows, "row"),
                format_count(file->seq_length), format_count(file->targets), file->md5);
   fmt::print("directory md5 {}", report.directory_md5);
   if (!report.is_benchmark)
@@ -167,12 +167,11 @@ void ultrachat(UltrachatArguments& arguments) {
       fmt::print("no test file among the inputs: no validation.npy\n");
       continue;
     }
-    fmt::print(
-        "{}: {} rows of {} tokens from {} conversations in {} file{}; {} tokens, {} dropped at the "
-        "ends of {} buffers\n",
-        split->output.string(), format_count(split->rows), format_count(options.seq_length),
-        format_count(split->conversations), split->files.size(), split->files.size() == 1 ? "" : "s",
-        format_count(split->tokens), format_count(split->tail_tokens), format_count(split->buffers));
+    fmt::print("{}: {} of {} tokens from {} in {}; {} tokens, {} dropped at the end of {}\n", split->output.string(),
+               counted(split->rows, "row"), format_count(options.seq_length),
+               counted(split->conversations, "conversation"),
+               counted(static_cast<int64_t>(split->files.size()), "file"), format_count(split->tokens),
+               format_count(split->tail_tokens), counted(split->buffers, "buffer"));
   }
   std::vector<std::string> names;
   for (const auto& [text, id] : report.specials) names.push_back(fmt::format("{} = {}", text, id));

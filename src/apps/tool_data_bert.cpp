@@ -5,6 +5,7 @@
 #include "data/prepare/bert_unicode.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/plural.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 
@@ -53,10 +54,9 @@ void instances(const InstancesArguments& arguments) {
   const BertInstancesReport report =
       create_bert_instances(arguments.inputs, arguments.vocab, arguments.options, arguments.output, arguments.threads);
   const double seconds = steady_seconds() - start;
-  fmt::print("{}: {} instances from {} part{}{} (Unicode {})\n", arguments.output.string(),
-             format_count(report.instances), format_count(static_cast<int64_t>(report.parts)),
-             report.parts == 1 ? "" : "s", kept_note(report.kept), unicode_version());
-  fmt::print("read {} documents ({}) in {}\n", format_count(report.documents),
+  fmt::print("{}: {} from {}{} (Unicode {})\n", arguments.output.string(), counted(report.instances, "instance"),
+             counted(static_cast<int64_t>(report.parts), "part"), kept_note(report.kept), unicode_version());
+  fmt::print("read {} ({}) in {}\n", counted(report.documents, "document"),
              format_bytes(static_cast<double>(report.bytes)), format_duration(seconds));
 }
 
@@ -71,7 +71,7 @@ void add_instances(CLI::App& tool) {
   command->add_option("--output", arguments->output, "Directory for the .instances files")->required();
   add_instance_options(*command, arguments->options);
   command->add_option("--threads", arguments->threads,
-                      "Threads (default: one per core); one part each, with about 0.5 GB for each 30 MB of text");
+                      "Threads (default: one per core); each reads one part and needs about 0.5 GB for 30 MB of text");
   command->callback([arguments] { instances(*arguments); });
 }
 
@@ -94,11 +94,12 @@ void pack(const PackArguments& arguments) {
   const BertPackReport report =
       pack_bert(arguments.inputs, arguments.output, arguments.shards, arguments.seed, arguments.threads);
   const double rows = static_cast<double>(report.rows), sequences = static_cast<double>(report.sequences);
-  fmt::print("{}: {} sequences in {} rows of {} shards{}\n", arguments.output.string(), format_count(report.sequences),
-             format_count(report.rows), arguments.shards, kept_note(report.kept));
-  fmt::print("{:.5f} sequences a row, {:.2f} % of the tokens real, {} strategies in {} rounds, {} empty slots\n",
-             sequences / rows, 100.0 * static_cast<double>(report.tokens) / (rows * report.max_length),
-             report.strategies_used, report.rounds, format_count(report.padding_slots));
+  fmt::print("{}: {} in {} of {}{}\n", arguments.output.string(), counted(report.sequences, "sequence"),
+             counted(report.rows, "row"), counted(arguments.shards, "shard"), kept_note(report.kept));
+  fmt::print("{:.5f} sequences in a row, {:.2f} % of the tokens are no padding, {} in {}, {}\n", sequences / rows,
+             100.0 * static_cast<double>(report.tokens) / (rows * report.max_length),
+             counted(report.strategies_used, "strategy", "strategies"), counted(report.rounds, "round"),
+             counted(report.padding_slots, "empty slot"));
   fmt::print("done in {}\n", format_duration(steady_seconds() - start));
 }
 
@@ -124,8 +125,8 @@ struct EvalArguments {
 };
 
 void print_checksum(const fs::path& path, const BertChecksum& sum) {
-  fmt::print("{}: {} rows, {} sequences, {} tokens, {} masked; samples md5 {}\n", path.string(), format_count(sum.rows),
-             format_count(sum.sequences), format_count(sum.tokens), format_count(sum.masked), sum.md5);
+  fmt::print("{}: {}, {}, {}, {} masked; md5 of the samples {}\n", path.string(), counted(sum.rows, "row"),
+             counted(sum.sequences, "sequence"), counted(sum.tokens, "token"), format_count(sum.masked), sum.md5);
 }
 
 void eval(const EvalArguments& arguments) {
@@ -134,7 +135,7 @@ void eval(const EvalArguments& arguments) {
       create_bert_eval(arguments.input, arguments.vocab, arguments.options, arguments.count, arguments.output);
   const BertChecksum sum =
       checksum_bert_file(arguments.output, arguments.options.seq_length, BertVocab(arguments.vocab).size());
-  fmt::print("took {} of {} instances\n", format_count(arguments.count), format_count(all));
+  fmt::print("took {} of {}\n", format_count(arguments.count), counted(all, "instance"));
   print_checksum(arguments.output, sum);
   if (sum.md5 == kMlperfBertEvalMd5)
     fmt::print("match: this is MLPerf's evaluation set\n");
@@ -173,8 +174,8 @@ void export_instances(ExportArguments& arguments) {
   if (arguments.shuffle_seed >= 0) arguments.options.shuffle_seed = static_cast<uint32_t>(arguments.shuffle_seed);
   const double start = steady_seconds();
   const BertExportReport report = export_bert(arguments.inputs, arguments.output, arguments.options);
-  fmt::print("{}: {} instances in {} files{}, done in {}\n", arguments.output.string(), format_count(report.instances),
-             format_count(static_cast<int64_t>(report.files)), kept_note(report.kept),
+  fmt::print("{}: {} in {}{}, done in {}\n", arguments.output.string(), counted(report.instances, "instance"),
+             counted(static_cast<int64_t>(report.files), "file"), kept_note(report.kept),
              format_duration(steady_seconds() - start));
 }
 
@@ -209,7 +210,8 @@ void verify(const VerifyArguments& arguments) {
     rows += sum.rows;
     sequences += sum.sequences;
   }
-  fmt::print("{} files, {} rows, {} sequences, all sound\n", parts.size(), format_count(rows), format_count(sequences));
+  fmt::print("{}, {}, {}: no damage found\n", counted(static_cast<int64_t>(parts.size()), "file"), counted(rows, "row"),
+             counted(sequences, "sequence"));
 }
 
 void add_verify(CLI::App& tool) {
@@ -219,7 +221,8 @@ void add_verify(CLI::App& tool) {
                                           "and print MLPerf's checksum of their samples");
   command->add_option("--input", arguments->inputs, "Files, or directories of files named part_*")->required();
   command->add_option("--seq-length", arguments->seq_length, "Longest row in tokens (default 512)");
-  command->add_option("--vocab-size", arguments->vocab_size, "Ids are below it (default 30522)");
+  command->add_option("--vocab-size", arguments->vocab_size,
+                      "Size of the vocabulary: token ids must be below it (default 30522)");
   command->callback([arguments] { verify(*arguments); });
 }
 

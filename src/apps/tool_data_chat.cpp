@@ -3,6 +3,7 @@
 
 #include "data/prepare/chat_pack.h"
 #include "trireme/base/error.h"
+#include "trireme/base/plural.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 
@@ -23,12 +24,11 @@ struct ChatArguments {
 
 void print_chat_split(const std::string& path, const ChatSplit& split, int64_t seq_length) {
   const double places = static_cast<double>(split.rows * seq_length);
-  fmt::print(
-      "{}: {} rows of {} tokens from {} conversations; {} tokens, {} with a loss ({:.1f} %), {} padding ({:.1f} %)\n",
-      path, format_count(split.rows), format_count(seq_length), format_count(split.conversations),
-      format_count(split.tokens), format_count(split.targets),
-      100.0 * static_cast<double>(split.targets) / static_cast<double>(split.tokens), format_count(split.padding),
-      100.0 * static_cast<double>(split.padding) / places);
+  fmt::print("{}: {} of {} tokens from {}; {} tokens, {} with a loss ({:.1f} %), {} padding ({:.1f} %)\n", path,
+             counted(split.rows, "row"), format_count(seq_length), counted(split.conversations, "conversation"),
+             format_count(split.tokens), format_count(split.targets),
+             100.0 * static_cast<double>(split.targets) / static_cast<double>(split.tokens),
+             format_count(split.padding), 100.0 * static_cast<double>(split.padding) / places);
 }
 
 std::string on_one_line(const std::string& text, size_t most) {
@@ -58,20 +58,20 @@ void chat(ChatArguments& arguments) {
   const ChatPackReport report = pack_conversations(options);
   print_chat_split(options.output.string(), report.train, options.seq_length);
   if (!options.valid_output.empty()) print_chat_split(options.valid_output.string(), report.valid, options.seq_length);
-  fmt::print("read {} conversations in {}; template {}; vocabulary {}\n", format_count(report.conversations),
+  fmt::print("read {} in {}; template {}; vocabulary {}\n", counted(report.conversations, "conversation"),
              format_duration(steady_seconds() - start), report.template_name, format_count(report.vocab_size));
   fmt::print("loss: {}\n", report.by_generation_blocks
                                ? "what the template's generation blocks write"
                                : "each answer of the assistant, with what the template writes after it");
   if (report.refused > 0)
-    fmt::print("dropped {} conversations that the template refuses, the first: {}\n", format_count(report.refused),
+    fmt::print("dropped {} that the template refuses, the first: {}\n", counted(report.refused, "conversation"),
                report.first_refusal);
   if (report.untrained > 0)
-    fmt::print("dropped {} conversations without an answer of the assistant inside a row\n",
-               format_count(report.untrained));
-  if (report.cut > 0) fmt::print("cut {} conversations at the end of a row\n", format_count(report.cut));
+    fmt::print("dropped {} without an answer of the assistant inside a row\n",
+               counted(report.untrained, "conversation"));
+  if (report.cut > 0) fmt::print("cut {} at the end of a row\n", counted(report.cut, "conversation"));
   if (report.dropped_long > 0)
-    fmt::print("dropped {} conversations longer than a row\n", format_count(report.dropped_long));
+    fmt::print("dropped {} longer than a row\n", counted(report.dropped_long, "conversation"));
   fmt::print("  first conversation: {}\n", on_one_line(report.sample, 400));
   for (size_t i = 0; i < report.sample_targets.size() && i < 3; ++i)
     fmt::print("  loss on: {}\n", on_one_line(report.sample_targets[i], 200));

@@ -55,10 +55,9 @@ void show(const MegatronArguments& arguments) {
     shortest = std::min<int64_t>(shortest, file.length(i));
     longest = std::max<int64_t>(longest, file.length(i));
   }
-  fmt::print("{}: {} tokens of type {} in {} documents ({} sequences of {} to {} tokens, {:.1f} in the mean){}\n",
-             file.prefix().string(), format_count(file.tokens()), megatron_type_name(file.type()),
-             format_count(file.documents()), format_count(file.sequences()), format_count(shortest),
-             format_count(longest),
+  fmt::print("{}: {} of type {} in {} ({} of {} to {} tokens, {:.1f} on average){}\n", file.prefix().string(),
+             counted(file.tokens(), "token"), megatron_type_name(file.type()), counted(file.documents(), "document"),
+             counted(file.sequences(), "sequence"), format_count(shortest), format_count(longest),
              static_cast<double>(file.tokens()) / static_cast<double>(std::max<int64_t>(file.sequences(), 1)),
              file.has_modes() ? ", with modes" : "");
   if (file.sequences() == 0) return;
@@ -72,7 +71,7 @@ void show(const MegatronArguments& arguments) {
 }
 
 void merge(const MegatronArguments& arguments) {
-  if (arguments.options.output_prefix.empty()) throw ConfigError("--merge needs --output-prefix");
+  if (arguments.options.output_prefix.empty()) throw ConfigError("data megatron: --merge needs --output-prefix");
   const int64_t documents =
       merge_megatron({arguments.merge.begin(), arguments.merge.end()}, arguments.options.output_prefix);
   fmt::print("{}.bin, .idx: {} of {}\n", arguments.options.output_prefix.string(), counted(documents, "document"),
@@ -82,7 +81,7 @@ void merge(const MegatronArguments& arguments) {
 void pack(const MegatronArguments& arguments) {
   const MegatronPackOptions& options = arguments.options;
   if (arguments.tokenizer.empty() || options.output_prefix.empty())
-    throw ConfigError("--input needs --tokenizer and --output-prefix");
+    throw ConfigError("data megatron: --input needs --tokenizer and --output-prefix");
   if (arguments.split_sentences != "no")
     throw ConfigError(fmt::format(
         "--split-sentences {}: documents are one sequence each, as GPT reads them; expected no (BERT's data is made by "

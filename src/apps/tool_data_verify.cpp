@@ -11,6 +11,7 @@
 #include "models/bert/weights.h"
 #include "models/decoder/config.h"
 #include "trireme/base/error.h"
+#include "trireme/base/plural.h"
 #include "trireme/base/text.h"
 #include "trireme/config/config.h"
 #include "trireme/formats/huggingface/bert_config.h"
@@ -74,8 +75,8 @@ struct OpenData {
         check_megatron_document(*file, document, vocab);
       };
       sets.push_back({name, file->sequences(), {}, check, "documents"});
-      fmt::print("{}: {}: {} documents of {} tokens ({})\n", name, file->prefix().string(),
-                 format_count(file->sequences()), format_count(file->tokens()), megatron_type_name(file->type()));
+      fmt::print("{}: {}: {}, {} ({})\n", name, file->prefix().string(), counted(file->sequences(), "document"),
+                 counted(file->tokens(), "token"), megatron_type_name(file->type()));
     }
   }
 
@@ -87,8 +88,7 @@ struct OpenData {
       const auto stream = open_token_stream({name, paths, {}, {}, column, text_opener(tokenizer, column)},
                                             {.seq_length = seq_length, .vocab_size = shape.vocab_size});
       sets.push_back(document_rows(name, stream));
-      fmt::print("{}: {} documents of {}\n", name, format_count(sets.back().rows),
-                 stream->parts()[0].documents->kind());
+      fmt::print("{}: {} of {}\n", name, counted(sets.back().rows, "document"), stream->parts()[0].documents->kind());
       return;
     }
     if (!shape.bert && megatron_index_path(paths.front())) return add_megatron(name, paths, shape);
@@ -164,7 +164,8 @@ void add_data_verify_tool(CLI::App& data) {
   command->add_option("--set", arguments->overrides, "With --config: override one key, section.key=value")
       ->allow_extra_args(false);
   command->add_option("--model", arguments->model, "Model directory: token ids must be in its vocabulary");
-  command->add_option("--vocab-size", arguments->vocab_size, "Ids are below this")->check(CLI::PositiveNumber);
+  command->add_option("--vocab-size", arguments->vocab_size, "Size of the vocabulary: token ids must be below it")
+      ->check(CLI::PositiveNumber);
   command->add_option("--seq-length", arguments->seq_length, "Tokens of a row (BERT: at most)")
       ->check(CLI::Range(int64_t{2}, int64_t{1} << 24));
   command->add_flag("--bert", arguments->bert, "Rows of train_bert (with --model: detected)");

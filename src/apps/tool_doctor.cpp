@@ -79,10 +79,12 @@ void add_doctor_tool(CLI::App& app) {
     bool json = false;
   };
   auto options = std::make_shared<Options>();
-  CLI::App* tool = app.add_subcommand("doctor", "what this machine has for training, and what to do about the rest");
-  tool->add_option("--folder", options->folder, "where runs will be written: its disk is measured")
+  CLI::App* tool = app.add_subcommand("doctor",
+                                      "Check what training needs on this machine: driver, GPUs, NCCL, MPI, Slurm, "
+                                      "disk; what is missing and how to get it");
+  tool->add_option("--folder", options->folder, "Where runs will be written; the speed of its disk is measured")
       ->capture_default_str();
-  tool->add_flag("--json", options->json, "one JSON object instead of the table");
+  tool->add_flag("--json", options->json, "Print one JSON object instead of the table");
   tool->callback([options] { run_doctor(options->folder, options->json); });
 }
 

@@ -109,13 +109,13 @@ void generate(const GenerateOptions& options) {
 
 void add_generate_tool(CLI::App& app) {
   auto options = std::make_shared<GenerateOptions>();
-  CLI::App* tool = app.add_subcommand("generate", "Continue a text (CPU, for a look at a model)");
+  CLI::App* tool = app.add_subcommand("generate", "Continue a text with a model, on the CPU");
   tool->add_option("--model", options->model, "Hugging Face model directory")->required();
   tool->add_option("--adapter", options->adapter, "PEFT adapter directory");
   tool->add_option("--prompt", options->prompt, "Text to continue")->required();
   tool->add_option("--max-new-tokens", options->max_new_tokens, "Most tokens to add")->capture_default_str();
   tool->add_option("--temperature", options->temperature, "0 = the likeliest token every time")->capture_default_str();
-  tool->add_option("--seed", options->seed, "Of the sampling")->capture_default_str();
+  tool->add_option("--seed", options->seed, "Seed of the sampling")->capture_default_str();
   tool->callback([options] { generate(*options); });
 }
 

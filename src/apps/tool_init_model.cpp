@@ -144,10 +144,10 @@ void init_model(const InitModelOptions& options) {
 }  // namespace
 
 DType init_dtype(const std::string& name) {
-  if (name == "f32" || name == "float32") return DType::kF32;
+  if (name == "fp32" || name == "f32" || name == "float32") return DType::kF32;
   if (name == "bf16" || name == "bfloat16") return DType::kBF16;
-  if (name == "f16" || name == "float16") return DType::kF16;
-  throw ConfigError(fmt::format("init-model: --dtype is '{}'; choose f32, bf16 or f16", name));
+  if (name == "fp16" || name == "f16" || name == "float16") return DType::kF16;
+  throw ConfigError(fmt::format("init-model: --dtype is '{}'; choose fp32, bf16 or fp16", name));
 }
 
 void add_init_model_tool(CLI::App& app) {
@@ -170,8 +170,8 @@ void add_init_model_tool(CLI::App& app) {
       "--tokenizer", options->tokenizer,
       "Tokenizer to copy into the directory: tokenizer.model, tokenizer.json, or a directory with one; for "
       "BERT a directory with vocab.txt");
-  tool->add_option("--seed", options->seed, "Of the weights")->capture_default_str();
-  tool->add_option("--dtype", options->dtype, "f32, bf16 or f16 (default: the shape's)");
+  tool->add_option("--seed", options->seed, "Seed of the weights")->capture_default_str();
+  tool->add_option("--dtype", options->dtype, "fp32, bf16 or fp16 (default: that of the shape)");
   tool->add_flag("--force", options->force, "Replace the model in --output");
   tool->add_option("--output", options->output, "Directory to write")->required();
   tool->callback([options] { asks_for_bert(*options) ? init_bert(*options) : init_model(*options); });

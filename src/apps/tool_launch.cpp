@@ -108,8 +108,7 @@ void add_launch_tool(CLI::App& app) {
       "NEMO_LAUNCHER_DEBUG=1 writes all files and submits nothing. docs/howto/launch.md says more.");
   tool->add_option("config", command->config, "config.yaml with a defaults list")->required();
   tool->add_option("overrides", command->overrides, "a.b=c, +new=v, ++a=b, ~key, group=choice");
-  tool->add_flag("--ignore-unknown", command->ignore_unknown,
-                 "Pass over keys of the training configuration that are not known");
+  tool->add_flag("--ignore-unknown", command->ignore_unknown, "Ignore unknown keys of the training configuration");
   tool->callback([command] { launch(*command); });
 }
 

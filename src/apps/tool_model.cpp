@@ -194,7 +194,7 @@ void add_model_tool(CLI::App& app) {
       ->add_option("--add-token", options->tokens,
                    "Special tokens that the tokenizer files get, with the ids after its last one")
       ->allow_extra_args(false);
-  resize->add_option("--seed", options->seed, "Of the new rows")->capture_default_str();
+  resize->add_option("--seed", options->seed, "Seed of the new rows")->capture_default_str();
   resize->add_flag("--force", options->force, "Replace the model in --output");
   resize->callback([options] { resize_vocab(*options); });
 }

@@ -106,11 +106,12 @@ void add_plot_tool(CLI::App& app) {
     int columns = 72, rows = 12;
   };
   auto options = std::make_shared<Options>();
-  CLI::App* tool = app.add_subcommand("plot", "draw the loss of metrics.jsonl files in the terminal");
+  CLI::App* tool = app.add_subcommand("plot", "Draw the loss of metrics.jsonl files in the terminal");
   tool->add_option("files", options->files, "metrics.jsonl files")->required();
-  tool->add_option("--event", options->event, "train or eval")->check(CLI::IsMember({"train", "eval"}));
-  tool->add_option("--columns", options->columns, "width")->check(CLI::Range(10, 200));
-  tool->add_option("--rows", options->rows, "height")->check(CLI::Range(2, 60));
+  tool->add_option("--event", options->event, "Which losses: of the training steps (default) or of the evaluations")
+      ->check(CLI::IsMember({"train", "eval"}));
+  tool->add_option("--columns", options->columns, "Width of the picture in characters")->check(CLI::Range(10, 200));
+  tool->add_option("--rows", options->rows, "Height of the picture in lines")->check(CLI::Range(2, 60));
   tool->callback([options] {
     for (const std::string& file : options->files) {
       const Curve curve = read_curve(file, options->event);

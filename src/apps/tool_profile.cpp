@@ -45,15 +45,15 @@ std::vector<TraceSummary> read_summaries(const std::filesystem::path& where) {
 }  // namespace
 
 void add_profile_tool(CLI::App& app) {
-  CLI::App* profile = app.add_subcommand("profile", "what the traces of a run say");
+  CLI::App* profile = app.add_subcommand("profile", "Read the traces that a run recorded: summarise");
   profile->require_subcommand(1);
   struct Options {
     std::string folder, output;
   };
   auto options = std::make_shared<Options>();
   CLI::App* tool = profile->add_subcommand(
-      "summarise", "time by class, exposed communication and idle time of each rank, as text and as an HTML page");
-  tool->add_option("folder", options->folder, "folder with traces of LibTorch's profiler, or one trace")->required();
+      "summarise", "Time by class, exposed communication and idle time of each rank, as text and as an HTML page");
+  tool->add_option("folder", options->folder, "Folder with traces of LibTorch's profiler, or one trace")->required();
   tool->add_option("--output", options->output, "HTML page to write");
   tool->callback([options] {
     const std::vector<TraceSummary> summaries = read_summaries(options->folder);

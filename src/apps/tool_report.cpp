@@ -20,7 +20,8 @@ void add_report_tool(CLI::App& app) {
     std::string output = "report.html";
   };
   auto options = std::make_shared<Options>();
-  CLI::App* tool = app.add_subcommand("report", "runs as one HTML page: curves, throughput, memory, configuration");
+  CLI::App* tool =
+      app.add_subcommand("report", "Draw runs on one HTML page: curves, throughput, memory, configuration");
   tool->add_option("runs", options->runs, "output.dir of each run, or its metrics.jsonl")->required();
   tool->add_option("--output", options->output, "HTML page to write")->capture_default_str();
   tool->callback([options] {

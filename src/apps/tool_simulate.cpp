@@ -210,36 +210,41 @@ void add_simulate_tool(CLI::App& app) {
   auto arguments = std::make_shared<SimulateArguments>();
   std::vector<std::string> trainers;
   for (const ModelFamily& family : model_families()) trainers.push_back(family.config.program);
-  CLI::App* tool = app.add_subcommand("simulate", "predicted step, memory and scaling on GPUs that are not there");
+  CLI::App* tool = app.add_subcommand(
+      "simulate", "Predict step time, memory and scaling of a run on GPUs that this machine does not have");
   tool->add_option("--config", arguments->config, "YAML configuration; its data and weights need not be there")
       ->required();
-  tool->add_option("--set", arguments->overrides, "a.b.c=value, instead of the file's")->allow_extra_args(false);
-  tool->add_option("--trainer", arguments->trainer, "the program that the configuration is for")
+  tool->add_option("--set", arguments->overrides, "Override one key of the file: section.key=value")
+      ->allow_extra_args(false);
+  tool->add_option("--trainer", arguments->trainer, "The program that the configuration is for")
       ->check(CLI::IsMember(trainers))
       ->capture_default_str();
-  tool->add_option("--gpus", arguments->gpus, "numbers of GPUs: 8,16,32")
+  tool->add_option("--gpus", arguments->gpus, "Numbers of GPUs, such as 8,16,32")
       ->delimiter(',')
       ->check(CLI::Range(1, kMostGpus))
       ->required();
-  tool->add_option("--gpus-per-host", arguments->gpus_per_host, "GPUs of a host")
+  tool->add_option("--gpus-per-host", arguments->gpus_per_host, "GPUs of each host")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  tool->add_option("--gpu", arguments->device, "kind of the GPUs")
+  tool->add_option("--gpu", arguments->device, "Kind of the GPUs")
       ->check(CLI::IsMember({"H200", "H100"}))
       ->capture_default_str();
   tool->add_option("--link-gb-s", arguments->link_gb_s,
-                   "nominal rate of the network for each GPU, GB/s each way (50: an adapter of 400 Gb/s a GPU)")
+                   "Nominal rate of the network for each GPU, GB/s in each direction (default 50: one adapter of 400 "
+                   "Gb/s for each GPU)")
       ->check(CLI::PositiveNumber);
   tool->add_option("--nvlink-gb-s", arguments->nvlink_gb_s,
-                   "what a GPU receives from others of its host in a collective, GB/s (150)")
+                   "Rate at which a GPU receives from the others of its host in a collective, GB/s (default 150)")
       ->check(CLI::PositiveNumber);
-  tool->add_option("--memory-gib", arguments->memory_gib, "memory of a GPU, GiB")->check(CLI::PositiveNumber);
-  tool->add_option("--policy", arguments->policies, "values of parallel.policy: auto,none,optimizer,gradients,full")
+  tool->add_option("--memory-gib", arguments->memory_gib, "Memory of a GPU, GiB")->check(CLI::PositiveNumber);
+  tool->add_option("--policy", arguments->policies,
+                   "Values of parallel.policy to compare: auto,none,optimizer,gradients,full")
       ->delimiter(',')
       ->capture_default_str();
-  tool->add_flag("--weak", arguments->weak, "the batch is that of the fewest GPUs and grows with them");
+  tool->add_flag("--weak", arguments->weak,
+                 "Weak scaling: the configured batch is that of the fewest GPUs, and grows in proportion");
   tool->add_option("--output", arguments->output, "JSON file to write");
-  tool->add_option("--svg", arguments->svg, "picture to write");
+  tool->add_option("--svg", arguments->svg, "SVG picture to write");
   tool->callback([arguments] { run_simulate(*arguments); });
 }
 

@@ -109,8 +109,8 @@ void train_sentencepiece(const TrainArguments& arguments) {
   const Tokenizer check(trained.serialized_model, arguments.output);  // checks that the result can be loaded
   file.write(trained.serialized_model);
   file.commit();
-  fmt::print("{}: {} pieces from {} lines ({}) in {}\n", arguments.output, format_count(check.vocab_size()),
-             format_count(trained.lines), format_bytes(static_cast<double>(trained.bytes)),
+  fmt::print("{}: {} pieces from {} ({}) in {}\n", arguments.output, format_count(check.vocab_size()),
+             counted(trained.lines, "line"), format_bytes(static_cast<double>(trained.bytes)),
              format_duration(steady_seconds() - start));
   if (trained.invalid_lines > 0)
     fmt::print("skipped {} not encoded in UTF-8, the first at {}\n", counted(trained.invalid_lines, "line"),

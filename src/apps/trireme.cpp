@@ -2,6 +2,7 @@
 #include "tools.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/cli/help.h"
 #include "trireme/cli/interface.h"
 #include "trireme/cli/problem.h"
 #include "trireme/version.h"
@@ -14,6 +15,7 @@ namespace {
 int run(int argc, char** argv) {
   CLI::App app("Trireme's tools: models, tokenizers, data, adapters, checkpoints, generation.");
   app.name("trireme");
+  app.formatter(trireme::help_formatter());
   const std::string version = std::string("trireme ") + trireme::kVersion + " (" + trireme::kCommit + ")";
   app.set_version_flag("--version", version);
   trireme::add_interface_option(app, {version, {}, {}});

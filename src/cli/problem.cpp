@@ -26,6 +26,12 @@ struct Level {
   const CLI::App* command;
   std::string path;  // "trireme data pack"
   Words rest;
+
+  /// "data pack: "; empty for the program itself, whose name run_main() writes before every message.
+  std::string subject() const {
+    const size_t space = path.find(' ');
+    return space == std::string::npos ? "" : path.substr(space + 1) + ": ";
+  }
 };
 
 Level level_of(const CLI::App& app, const Words& arguments) {
@@ -66,7 +72,7 @@ std::optional<std::string> unknown_option(const Level& level) {
     if (word == "--") return std::nullopt;
     const std::string name = split(word, '=').front();
     if (!name.starts_with("--") || level.command->get_option_no_throw(name) != nullptr) continue;
-    return fmt::format("{} has no option '{}'.{}", level.path, name, option_hint(name, names));
+    return fmt::format("{}unknown option '{}'.{}", level.subject(), name, option_hint(name, names));
   }
   return std::nullopt;
 }
@@ -75,8 +81,8 @@ std::optional<std::string> missing_subcommand(const Level& level) {
   Words names;
   for (const CLI::App* sub : subcommands(*level.command)) names.push_back(sub->get_name());
   if (names.empty()) return std::nullopt;
-  if (level.rest.empty()) return fmt::format("{} needs a subcommand: {}", level.path, join(names, ", "));
-  return fmt::format("{} has no subcommand '{}'.{}", level.path, level.rest.front(),
+  if (level.rest.empty()) return fmt::format("{}a subcommand is missing: {}", level.subject(), join(names, ", "));
+  return fmt::format("{}unknown subcommand '{}'.{}", level.subject(), level.rest.front(),
                      did_you_mean(level.rest.front(), names));
 }
 
@@ -86,7 +92,8 @@ std::string missing_options(const Level& level) {
     if (option->get_required() && option->count() == 0)
       missing.push_back(option->get_positional() ? fmt::format("the argument {}", option->get_name(true))
                                                  : option->get_name());
-  return missing.empty() ? "" : fmt::format("{} needs {}", level.path, join(missing, " and "));
+  if (missing.empty()) return "";
+  return fmt::format("{}{} {} missing", level.subject(), join(missing, ", "), missing.size() == 1 ? "is" : "are");
 }
 
 /// The text between two markers, or up to the end where `end` is empty.
@@ -140,7 +147,7 @@ std::string sentence(const Level& level, const CLI::ParseError& error) {
   }
   if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
     const Words extra = level.command->remaining();
-    return extra.empty() ? text : fmt::format("{} does not take the argument '{}'", level.path, extra.front());
+    return extra.empty() ? text : fmt::format("{}unexpected argument '{}'", level.subject(), extra.front());
   }
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr && text.find(" missing") != std::string::npos)
     return fmt::format("{} needs a value", split(text, ':').front());

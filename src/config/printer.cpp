@@ -6,6 +6,7 @@
 
 #include "schema_text.h"
 #include "trireme/base/text.h"
+#include "trireme/base/wrap.h"
 #include "trireme/config/keys.h"
 
 namespace trireme {
@@ -107,6 +108,8 @@ std::string help_text(const Field& field, const ConfigFamily& family) {
   return text;
 }
 
+constexpr size_t kHelpWidth = 100;
+
 struct Helper {
   const ConfigFamily& family;
   std::string text = {};
@@ -129,10 +132,8 @@ struct Helper {
     const std::string accepts =
         expectation(offered(field, family.features), type_of<Value>(), OptionalOf<Value>::value);
     const std::string otherwise = field.required ? "required" : "default " + value_text(field, value);
-    text += fmt::format("  {:<20}   {}\n", field.key, help_text(field, family));
-    // Two lines where one would be too long for a terminal.
-    const bool fits = accepts.size() + otherwise.size() < 72;
-    text += fmt::format("{:27}{}{}{}\n", "", accepts, fits ? "; " : fmt::format("\n{:27}", ""), otherwise);
+    text += fmt::format("  {:<20}   {}\n", field.key, wrap(help_text(field, family), kHelpWidth, 25));
+    text += fmt::format("{:27}{}\n", "", wrap(accepts + "; " + otherwise, kHelpWidth, 27));
   }
 };
 

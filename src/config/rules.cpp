@@ -143,8 +143,8 @@ void check_lora(const Config& config, std::vector<RuleProblem>& problems) {
   if (!covered.empty())
     problems.push_back({"lora.target_modules",
                         {"lora.target_modules"},
-                        fmt::format("lora.target_modules has qkv_proj and {}: qkv_proj is one adapter over all "
-                                    "three, leave out one or the other",
+                        fmt::format("lora.target_modules has qkv_proj and {0}: qkv_proj is one adapter over all "
+                                    "three, remove qkv_proj or {0}",
                                     join(covered, ", "))});
 }
 
@@ -176,11 +176,11 @@ void check_data(const Config& config, std::vector<RuleProblem>& problems) {
   if (data.splits && !data.test.empty())
     problems.push_back({"data.splits",
                         {"data.splits", "data.test"},
-                        "data.splits takes the test rows from data.train: leave out data.test or data.splits"});
+                        "data.splits takes the test rows from data.train: remove data.test or data.splits"});
   if (data.splits && !data.valid.empty())
     problems.push_back({"data.splits",
                         {"data.splits", "data.valid"},
-                        "data.splits takes the validation rows from data.train: leave out data.valid or data.splits"});
+                        "data.splits takes the validation rows from data.train: remove data.valid or data.splits"});
   for (const auto& [key, on] : {std::pair("data.reset_position_ids", data.reset_position_ids),
                                 std::pair("data.reset_attention_mask", data.reset_attention_mask),
                                 std::pair("data.eod_mask_loss", data.eod_mask_loss)})

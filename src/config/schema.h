@@ -50,10 +50,11 @@ void describe(Visitor& v, OptimizerSection& s) {
   v.field({.key = "weight_decay", .help = "decoupled; on matrices and embeddings, not on norms and biases", .min = 0},
           s.weight_decay);
   v.field({.key = "decay_norms", .help = "true: weight decay on every parameter"}, s.decay_norms);
-  v.field({.key = "grad_clip", .help = "largest L2 norm of the gradient over all trainables; 0 = off", .min = 0},
-          s.grad_clip);
+  v.field(
+      {.key = "grad_clip", .help = "largest L2 norm of the gradient over all trained parameters; 0 = off", .min = 0},
+      s.grad_clip);
   v.field({.key = "clip",
-           .help = "which gradient is clipped: the sum over all ranks, or each rank's own before the sum",
+           .help = "global: the gradient summed over all ranks is clipped; local: each rank's own, before the sum",
            .words = {"global", "local"},
            .feature = Feature::kRankMeans},
           s.clip);
@@ -88,11 +89,12 @@ void describe(Visitor& v, ScheduleSection& s) {
            .max = kMaxCount},
           s.constant_steps);
   v.field({.key = "min_lr", .help = "cosine, linear: learning rate at the last step", .min = 0}, s.min_lr);
-  v.field({.key = "min_lr_factor",
-           .help = "wsd, fms_cosine: share of optimizer.lr that the decay ends at; null = 0 and 0.1",
-           .min = 0,
-           .max = 1},
-          s.min_lr_factor);
+  v.field(
+      {.key = "min_lr_factor",
+       .help = "wsd, fms_cosine: the decay ends at this share of optimizer.lr; null = 0 for wsd, 0.1 for fms_cosine",
+       .min = 0,
+       .max = 1},
+      s.min_lr_factor);
   v.field({.key = "decay_ratio",
            .help = "wsd: share of train.max_steps that decays; null = all after the warm-up",
            .min = 0,
@@ -113,11 +115,13 @@ void describe(Visitor& v, TrainSection& s) {
            .above_min = true},
           s.epochs);
   v.field({.key = "seed", .help = "data order, dropout, initial weights", .min = 0, .max = 4294967295.0}, s.seed);
-  v.field({.key = "loss",
-           .help = "mean of the samples' masked means, or over all targets of the step",
-           .words = {"sample_mean", "token_mean", "rank_mean"},
-           .tagged = {{"rank_mean", Feature::kRankMeans, ", or of the ranks' means"}}},
-          s.loss);
+  v.field(
+      {.key = "loss",
+       .help =
+           "sample_mean: mean of each sample's mean over its targets; token_mean: mean over all targets of the step",
+       .words = {"sample_mean", "token_mean", "rank_mean"},
+       .tagged = {{"rank_mean", Feature::kRankMeans, "; rank_mean: mean of the ranks' token means"}}},
+      s.loss);
   v.field({.key = "on_nonfinite",
            .help = "a step whose loss or gradient is not finite: end the run, or skip the step (at most 20 in a row), "
                    "which changes nothing and does not count for the schedule",
@@ -128,15 +132,15 @@ void describe(Visitor& v, TrainSection& s) {
            .words = {"report", "skip"}},
           s.on_spike);
   v.field({.key = "max_time",
-           .help = "DD:HH:MM:SS: the run saves its state and ends with exit code 0 before it has run for so long, and "
-                   "the same command goes on; null = no limit"},
+           .help = "DD:HH:MM:SS: time limit: the run saves its state and ends with exit code 0 before it is reached; "
+                   "the same command continues; null = no limit"},
           s.max_time);
 }
 
 template <class Visitor>
 void describe(Visitor& v, EvalSection& s) {
   v.field({.key = "every_samples",
-           .help = "samples between evaluations, in whole steps; null = only at the end",
+           .help = "samples between evaluations, rounded up to whole steps; null = only at the end",
            .min = 1,
            .max = 9007199254740992.0},
           s.every_samples);
@@ -150,7 +154,7 @@ void describe(Visitor& v, EvalSection& s) {
           s.skip_first);
   v.field({.key = "target_loss", .help = "stop with success at the first evaluation <= this"}, s.target_loss);
   v.field({.key = "samples",
-           .help = "evaluate on the first so many samples of data.valid; null = on all",
+           .help = "evaluate on this many samples from the start of data.valid; null = on all",
            .min = 1,
            .max = kMaxCount},
           s.samples);
@@ -168,7 +172,7 @@ void describe(Visitor& v, EvalSection& s) {
            .instead = "use eval.target_loss"},
           s.target_accuracy);
   v.field({.key = "test_samples",
-           .help = "test on the first so many rows of data.test; null = on all",
+           .help = "test on this many rows from the start of data.test; null = on all",
            .min = 1,
            .max = kMaxCount},
           s.test_samples);
@@ -184,20 +188,20 @@ void describe(Visitor& v, PrecisionSection& s) {
                    "trained ones multiplied in it (GPUs of compute capability 9.0; a CPU emulates it)",
            .words = {"compute", "fp8"}},
           s.linear);
-  v.field(
-      {.key = "fp8_recipe",
-       .help = "scales of trained matrices' FP8 products: delayed = one a tensor, from the step before; tensorwise = "
-               "one a tensor, its own; rowwise = one a row of activations and gradients; auto = rowwise for decoders, "
-               "delayed for BERT",
-       .words = {"auto", "rowwise", "tensorwise", "delayed"}},
-      s.fp8_recipe);
+  v.field({.key = "fp8_recipe",
+           .help = "scales of trained matrices' FP8 products: delayed = one for each tensor, from the step before; "
+                   "tensorwise = one for each tensor, its own; rowwise = one for each row of activations and "
+                   "gradients; auto = rowwise for decoders, "
+                   "delayed for BERT",
+           .words = {"auto", "rowwise", "tensorwise", "delayed"}},
+          s.fp8_recipe);
   v.field({.key = "fp8_skip_first",
-           .help = "the first so many blocks stay in the compute type when all parameters are trained in FP8",
+           .help = "this many blocks at the start stay in the compute type when all parameters are trained in FP8",
            .min = 0,
            .max = 65536},
           s.fp8_skip_first);
   v.field({.key = "fp8_skip_last",
-           .help = "the last so many blocks stay in the compute type when all parameters are trained in FP8",
+           .help = "this many blocks at the end stay in the compute type when all parameters are trained in FP8",
            .min = 0,
            .max = 65536},
           s.fp8_skip_last);
@@ -216,44 +220,52 @@ void describe(Visitor& v, ParallelSection& s) {
            .words = {"auto", "none", "optimizer", "gradients", "full"}},
           s.policy);
   v.field({.key = "shard_size",
-           .help = "ranks that a unit is sharded over",
+           .help = "ranks over which each unit is sharded",
            .words = {"auto", "world"},
            .or_count = true,
            .min = 1,
            .max = 1048576},
           s.shard_size);
-  v.field({.key = "recompute",
-           .help = "what backward recomputes of each block; a share recomputes that part of the blocks whole",
-           .words = {"auto", "none", "norms", "mlp", "full"},
-           .or_fraction = true,
-           .tagged = {{"norms", Feature::kRecomputeMlp, " (norms: outputs of norms and activation"},
-                      {"mlp", Feature::kRecomputeMlp, "; mlp: gate and up projections too)"}}},
-          s.recompute);
+  v.field(
+      {.key = "recompute",
+       .help = "what backward recomputes of each block; a share such as 1/3 recomputes that part of the blocks in full",
+       .words = {"auto", "none", "norms", "mlp", "full"},
+       .or_fraction = true,
+       .tagged = {{"norms", Feature::kRecomputeMlp, " (norms: outputs of norms and activation"},
+                  {"mlp", Feature::kRecomputeMlp, "; mlp: gate and up projections too)"}}},
+      s.recompute);
   v.field({.key = "reduce_dtype",
-           .help = "type of the gradients summed over ranks; compute: as computed with",
+           .help = "type in which gradients are summed over ranks; compute: that of precision.compute",
            .words = {"fp32", "compute"}},
           s.reduce_dtype);
 }
 
 template <class Visitor>
 void describe(Visitor& v, OutputSection& s) {
-  v.field({.key = "dir", .help = "created; a directory of another run is refused", .required = true, .path = true},
+  v.field({.key = "dir",
+           .help = "directory of all files that the run writes; created; one that holds another run is refused",
+           .required = true,
+           .path = true},
           s.dir);
   v.field({.key = "save_every_samples",
-           .help = "samples between checkpoints, in whole steps, and the last step; null = only when stopped",
+           .help = "samples between checkpoints, rounded up to whole steps; the last step saves too; null = save only "
+                   "when stopped",
            .min = 1,
            .max = 9007199254740992.0},
           s.save_every_samples);
   v.field({.key = "save_every_minutes",
-           .help = "minutes between checkpoints, beside the above; null = no",
+           .help = "minutes between checkpoints, independent of save_every_samples; null = not by time",
            .min = 0,
            .max = 525600,
            .above_min = true},
           s.save_every_minutes);
   v.field({.key = "save_on_stop",
-           .help = "a signal saves a checkpoint before the run ends; false: what follows the last regular one is lost"},
+           .help = "a signal saves a checkpoint before the run ends; false: steps after the last checkpoint are lost"},
           s.save_on_stop);
-  v.field({.key = "keep_last", .help = "whole checkpoints of this run that stay", .min = 2, .max = kMaxCount},
+  v.field({.key = "keep_last",
+           .help = "newest whole checkpoints that are kept; older ones are removed",
+           .min = 2,
+           .max = kMaxCount},
           s.keep_last);
 }
 
@@ -269,7 +281,7 @@ void describe(Visitor& v, LoggingSection& s) {
           s.mlperf);
   v.field({.key = "tensorboard", .help = "TensorBoard event files in output.dir/tensorboard"}, s.tensorboard);
   v.field({.key = "profile_step",
-           .help = "one step to profile: short for profile with active 1 and warmup 1; null = none",
+           .help = "one step to profile, the same as the section profile with active 1 and warmup 1; null = none",
            .min = 1,
            .max = kMaxCount},
           s.profile_step);

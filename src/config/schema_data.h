@@ -18,29 +18,31 @@ void describe(Visitor& v, ModelSection& s) {
           s.init);
   v.field(
       {.key = "read",
-       .help = "per_host: each weight is read from the files once per host, by one of the ranks that hold it, which "
-               "sends it to the others; per_rank: by each of them",
+       .help =
+           "per_rank: every rank reads its weights from the files; per_host: one rank of a host reads each weight and "
+           "sends it to the others",
        .words = {"per_rank", "per_host"}},
       s.read);
   v.field({.key = "vocab_size",
-           .help = "rows of the vocabulary; new ones start at the mean of the model's own, as "
-                   "transformers' resize_token_embeddings; null = the model's",
+           .help = "rows of the vocabulary; new rows start as the mean of the existing ones, as with transformers' "
+                   "resize_token_embeddings; null = those of the model",
            .min = 1,
            .max = kMaxCount,
            .feature = Feature::kVocabularySize,
            .instead = "fill the vocabulary up with model.pad_vocab_to"},
           s.vocab_size);
   v.field({.key = "pad_vocab_to",
-           .help = "new rows fill the vocabulary up to a multiple of this; 1 = none; null = {vocab_multiple}",
+           .help = "rows are added to the vocabulary up to a multiple of this; 1 = none; null = {vocab_multiple}",
            .min = 1,
            .max = 65536},
           s.pad_vocab_to);
-  v.field({.key = "scaled_residual_init",
-           .help = "init random: projections that end in the residual start with initializer_range / sqrt(2 layers), "
-                   "as GPT-2's and MLPerf's llama31_8b; null = as the model's family",
-           .feature = Feature::kVocabularySize,
-           .instead = "leave it out"},
-          s.scaled_residual_init);
+  v.field(
+      {.key = "scaled_residual_init",
+       .help = "init random: projections whose output is added to the residual start with a deviation of "
+               "initializer_range / sqrt(2 layers), as in GPT-2 and MLPerf's llama31_8b; null = as the model's family",
+       .feature = Feature::kVocabularySize,
+       .instead = "leave it out"},
+      s.scaled_residual_init);
 }
 
 template <class Visitor>
@@ -61,7 +63,7 @@ void describe(Visitor& v, LoraSection& s) {
 template <class Visitor>
 void describe(Visitor& v, DataSection& s) {
   v.field({.key = "train",
-           .help = "training rows; the format follows from the content; mock = random ids, to measure speed with",
+           .help = "training rows; the format is detected from the content; mock = random ids, to measure speed",
            .required = true,
            .path = true,
            .one_or_more = true,
@@ -75,7 +77,7 @@ void describe(Visitor& v, DataSection& s) {
            .feature = Feature::kDocumentStreams},
           s.weights);
   v.field({.key = "names",
-           .help = "documents: what messages call the paths of data.train",
+           .help = "documents: names of the paths of data.train in messages",
            .may_be_absent = true,
            .feature = Feature::kDocumentStreams},
           s.names);
@@ -87,15 +89,15 @@ void describe(Visitor& v, DataSection& s) {
            .not_path = "mock"},
           s.valid);
   v.field({.key = "test",
-           .help = "rows that are evaluated once, after the last step",
+           .help = "test rows, evaluated once, after the last step",
            .path = true,
            .one_or_more = true,
            .may_be_absent = true},
           s.test);
   v.field({.key = "seq_length", .help = "tokens in a row", .min = 2, .max = 16777216, .required = true}, s.seq_length);
-  v.field({.key = "shuffle", .help = "false: the order of the file"}, s.shuffle);
+  v.field({.key = "shuffle", .help = "shuffle the rows; false = the order of the file"}, s.shuffle);
   v.field({.key = "column",
-           .help = "documents: column or field; null = tokens, input_ids or text, whichever is there",
+           .help = "documents: column or field that holds them; null = tokens, input_ids or text, whichever is there",
            .feature = Feature::kDocumentStreams},
           s.column);
   v.field({.key = "bos_token",
@@ -105,7 +107,7 @@ void describe(Visitor& v, DataSection& s) {
            .feature = Feature::kDocumentStreams},
           s.bos_token);
   v.field({.key = "eos_token",
-           .help = "documents: id put after each one; Megatron's indexed files: id that stands after each one",
+           .help = "documents: id put after each one; Megatron: id that already ends each one",
            .min = 0,
            .max = kMaxCount,
            .feature = Feature::kDocumentStreams},
@@ -122,31 +124,34 @@ void describe(Visitor& v, DataSection& s) {
            .max = kMaxCount,
            .feature = Feature::kDocumentStreams},
           s.eol_token);
-  v.field({.key = "strip_tokens",
-           .help = "documents: ids of which one is taken off each end, as of the four above",
-           .min = 0,
-           .max = kMaxCount,
-           .feature = Feature::kDocumentStreams},
-          s.strip_tokens);
+  v.field(
+      {.key = "strip_tokens",
+       .help = "documents: ids that are removed where a document begins or ends with one, as the four ids above are",
+       .min = 0,
+       .max = kMaxCount,
+       .feature = Feature::kDocumentStreams},
+      s.strip_tokens);
   v.field({.key = "min_length",
-           .help = "documents: shorter ones, counted with bos and eos, are skipped",
+           .help = "documents: those with fewer tokens, bos and eos included, are skipped",
            .min = 1,
            .max = kMaxCount,
            .feature = Feature::kDocumentStreams},
           s.min_length);
   v.field({.key = "logical_shards",
-           .help = "documents: parts that the order is made of; a multiple of the ranks, the same for a whole run",
+           .help = "documents: parts that are dealt to the ranks; a multiple of the ranks, the same for a whole run",
            .min = 1,
            .max = 1048576,
            .feature = Feature::kDocumentStreams},
           s.logical_shards);
-  v.field({.key = "splits",
-           .help = "Megatron: shares of the documents of data.train that train, valid and test get, as '99990,8,2'; "
-                   "null = train gets all",
-           .feature = Feature::kMegatronData},
-          s.splits);
+  v.field(
+      {.key = "splits",
+       .help =
+           "Megatron: shares of the documents of data.train for training, validation and test, such as '99990,8,2'; "
+           "null = all for training",
+       .feature = Feature::kMegatronData},
+      s.splits);
   v.field({.key = "index_rules",
-           .help = "Megatron: how splits are rounded and blends counted",
+           .help = "Megatron: rounding of splits and number of rows of blends, as in NeMo or in Megatron core",
            .words = {"nemo", "core"},
            .feature = Feature::kMegatronData},
           s.index_rules);
@@ -164,7 +169,7 @@ void describe(Visitor& v, DataSection& s) {
            .feature = Feature::kMegatronData},
           s.reset_attention_mask);
   v.field({.key = "eod_mask_loss",
-           .help = "Megatron: no loss on what follows a data.eos_token",
+           .help = "Megatron: no loss on the prediction made at a data.eos_token",
            .feature = Feature::kMegatronData},
           s.eod_mask_loss);
 }

@@ -17,7 +17,7 @@ namespace {
 constexpr double kInterference = 0.28;
 
 /// Part by which a shard group over several hosts must be predicted faster than one inside a host to be chosen: its
-/// gathers wait for the slowest host of the group and for the network that others use, which the prediction leaves out.
+/// gathers wait for the slowest host of the group and for the network that others use, which the prediction ignores.
 constexpr double kOverHostsMargin = 0.05;
 
 /// The decisions of a plan; everything else follows from them. norms, mlp, full: numbers of blocks with

@@ -367,7 +367,7 @@ std::vector<std::pair<std::string, std::string>> describe_cluster(const ConfNode
     else if (const auto option = sbatch_option(entry.key, entry.value))
       became = "#SBATCH " + *option + (is_sbatch_key(entry.key) ? "" : "; unknown to NeMo's launcher, passed as it is");
     else
-      became = "left out";
+      became = "not written";
     lines.emplace_back(fmt::format("{} = {}", entry.key, entry.value.str()), became);
   }
   return lines;

@@ -2,6 +2,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/ops/type_name.h"
 
 #include <fmt/format.h>
 
@@ -47,7 +48,7 @@ void log_once(std::string_view operation, const at::Tensor& x, const Choice& cho
   }
   std::ostringstream shape;
   shape << x.sizes() << " on " << x.device();
-  log_info(fmt::format("dispatch: {} of {} {}: {}{}{}", operation, c10::toString(x.scalar_type()), shape.str(),
+  log_info(fmt::format("dispatch: {} of {} {}: {}{}{}", operation, type_name(x.scalar_type()), shape.str(),
                        name_of(choice.who), choice.reason.empty() ? "" : ", because ", choice.reason));
 }
 

@@ -1,6 +1,7 @@
 #include "trireme/train/command_line.h"
 
 #include "trireme/base/error.h"
+#include "trireme/cli/help.h"
 #include "trireme/cli/interface.h"
 #include "trireme/cli/problem.h"
 #include "trireme/config/config.h"
@@ -35,16 +36,18 @@ CommandLine parse_command_line(int argc, char** argv, const ModelFamily& family)
       "per rank.",
       program, family.trains, family.presets));
   app.name(program);
+  app.formatter(help_formatter());
   app.set_help_flag();
   app.add_option("--config", config, "configuration file (YAML)")->type_name("FILE");
   app.add_option("--set", line.overrides, "override one key, any number of times: --set optimizer.lr=3e-4")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
-  app.add_flag("--dry-run", line.dry_run, "check everything, print the memory plan and the step's cost, touch nothing");
+  app.add_flag("--dry-run", line.dry_run,
+               "check everything, print the memory plan and the cost of a step; writes nothing");
   app.add_option("--ranks", line.ranks, "with --dry-run: plan for this many ranks")->check(CLI::Range(1, 1 << 20));
   app.add_option("--device-memory-gib", line.device_memory_gib, "with --dry-run: plan for GPUs with this much memory");
   app.add_flag("--print-config", line.print_config, "print the resolved configuration and stop");
-  app.add_flag("--allow-fresh", line.allow_fresh, "start afresh where checkpoints are there and none is whole");
+  app.add_flag("--allow-fresh", line.allow_fresh, "start from the beginning if checkpoints exist and all are damaged");
   app.add_flag("--allow-changed-data", line.allow_changed_data, "resume although the files of data.train changed");
   app.add_flag("--version", version, "print the version and stop");
   app.add_flag("-h,--help", help, "print this and every configuration key");
@@ -60,7 +63,7 @@ CommandLine parse_command_line(int argc, char** argv, const ModelFamily& family)
     throw ConfigError(command_line_problem(app, argc, argv, error));
   }
   if (help) {
-    std::printf("%s\nConfiguration keys:\n%s", app.help().c_str(), describe_config(family.config).c_str());
+    std::printf("%sConfiguration keys:\n%s", app.help().c_str(), describe_config(family.config).c_str());
     line.handled = true;
   } else if (version) {
     std::printf("%s\n", version_line.c_str());

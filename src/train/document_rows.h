@@ -21,7 +21,7 @@ std::shared_ptr<const TokenStream> open_evaluation_stream(const Config& config, 
                                                           int64_t vocab_size);
 
 /// A row of one sequence with a loss on every target. Position t predicts token t + 1, so a row of S tokens has S - 1
-/// targets: as many as fms-fsdp's row of S + 1 tokens, whose first target it leaves out.
+/// targets: as many as fms-fsdp's row of S + 1 tokens, whose first target it ignores.
 Sample stream_sample(std::vector<int64_t> tokens);
 
 /// ConfigError where a key for documents is set, but data.train has rows.

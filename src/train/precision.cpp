@@ -7,13 +7,6 @@ at::ScalarType compute_dtype(const Config& config, bool use_gpu) {
   return name == "fp32" ? at::kFloat : name == "fp16" ? at::kHalf : at::kBFloat16;
 }
 
-std::string type_name(at::ScalarType type) {
-  return type == at::kFloat      ? "fp32"
-         : type == at::kHalf     ? "fp16"
-         : type == at::kBFloat16 ? "bf16"
-                                 : c10::toString(type);
-}
-
 Recipe frozen_recipe(const Config& config) {
   return config.lora && config.precision.linear == "fp8" ? Recipe::kFp8Frozen : Recipe::kCompute;
 }

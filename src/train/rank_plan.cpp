@@ -39,7 +39,7 @@ std::string summary(const MemoryPlan& plan) {
     return std::count(plan.recompute.begin(), plan.recompute.end(), what);
   };
   return fmt::format(
-      "shard size {}, policy {}, {} rows a pass, {} units resident, {} + {} blocks recomputed, {} (plan {})",
+      "shard size {}, policy {}, {} rows in each pass, {} units resident, {} + {} blocks recomputed, {} (plan {})",
       plan.shard_size, policy_name(plan.policy), plan.rows_per_pass,
       std::count(plan.resident.begin(), plan.resident.end(), true), recomputed(Recompute::kFull),
       recomputed(Recompute::kMlp), format_bytes(static_cast<double>(plan.total())),

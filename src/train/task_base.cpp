@@ -37,7 +37,7 @@ void load_units(ShardedUnits& units, const WeightSource& source, const std::stri
 }  // namespace
 
 void TrainingTask::set_rows_per_pass(int rows) {
-  TRIREME_CHECK(rows >= 1 && rows_per_pass_ == 0, rows, " rows a pass, where ", rows_per_pass_, " are set");
+  TRIREME_CHECK(rows >= 1 && rows_per_pass_ == 0, rows, " rows in each pass, where ", rows_per_pass_, " are set");
   rows_per_pass_ = rows;
 }
 

@@ -45,7 +45,7 @@ CheckpointOptions checkpoint_options(const Config& config, const RunDirectory& d
   options.run_id = directory.run_id();
   options.config = print_config(config);
   options.config_hash = configuration_hash(config);
-  options.compute_dtype = c10::toString(dtype);
+  options.compute_dtype = type_name(dtype);
   options.seed = config.train.seed;
   options.samples_after = [batches = BatchSizes(config.batch)](int64_t steps) { return batches.before(steps); };
   options.tokens_per_sample = config.data.seq_length;
@@ -230,7 +230,7 @@ std::string Trainer::run_description() const {
                               {"launch", world_.launch().description()},
                               {"hosts", world_.hosts()},
                               {"devices", devices},
-                              {"compute_dtype", c10::toString(compute_dtype_)},
+                              {"compute_dtype", type_name(compute_dtype_)},
                               {"shard_size", plan_.shard_size},
                               {"parameters", task_.num_parameters()},
                               {"trained_parameters", task_.num_trained_parameters()},

@@ -291,7 +291,7 @@ def check_nemo(site):
     (site.work / "torn.yaml").write_text("defaults: [_self_, optional tp: null, gpt3/common@_here_]\nmodel: {}\n")
     site.refused("nemo", "torn.yaml", says=["torn.yaml:1:39: a file of the defaults list"])
     cluster = site.run("trireme", "config", "import", "nemo", conf / "cluster/bcm.yaml")
-    assert "mem = 0 -> #SBATCH --mem=0" in cluster.stderr and "partition = None -> left out" in cluster.stderr and not cluster.stdout
+    assert "mem = 0 -> #SBATCH --mem=0" in cluster.stderr and "partition = None -> not written" in cluster.stderr and not cluster.stdout
     site.refused("nemo", conf / "training/gpt3/126m.yaml", "+model.hiden_size=3", "model.tensor_model_parallel_size=2", "trainer.max_stepz=1",
                  says=["there is no 'training.trainer.max_stepz'. Did you mean 'max_steps'?"])
     site.refused("nemo", conf / "training/gpt3/126m.yaml", "+model.hiden_size=3", "model.tensor_model_parallel_size=2",

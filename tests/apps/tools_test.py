@@ -56,20 +56,21 @@ def check_text(site):
 
 def check_wrong_command_lines(site):
     for arguments, says in site.some((
-            ("data megatron --output data/my-text", "trireme data megatron has no option '--output'. Did you mean '--output-prefix'? (see trireme data megatron --help)"),
+            ("data megatron --output data/my-text", "trireme: data megatron: unknown option '--output'. Did you mean '--output-prefix'? (see trireme data megatron --help)"),
             ("data megatron --workers x", "--workers must be an integer >= 0, not 'x'"),
             ("data megatron --input a --output-prefix", "--output-prefix needs a value"),
             ("data megatron --input a --merge b", "--input and --merge exclude each other: give one of them"),
-            ("data pack --input a", "trireme data pack needs --tokenizer and --output and --seq-length (see trireme data pack --help)"),
-            ("data pck", "trireme data has no subcommand 'pck'. Did you mean 'pack'? (see trireme data --help)"),
-            ("data", "trireme data needs a subcommand: "),
-            ("plot", "trireme plot needs the argument ")), 0, 3, 4, 5):
+            ("data pack --input a", "trireme: data pack: --tokenizer, --output, --seq-length are missing (see trireme data pack --help)"),
+            ("data pck", "trireme: data: unknown subcommand 'pck'. Did you mean 'pack'? (see trireme data --help)"),
+            ("data", "trireme: data: a subcommand is missing: "),
+            ("plot", "trireme: plot: the argument "),
+            ("", "trireme: a subcommand is missing: init-model, ")), 0, 3, 4, 5):
         site.run("trireme", *arguments.split(), code=2, says=says)
     for arguments, says in site.some((
-            ("--dry-rn", "train_llama has no option '--dry-rn'. Did you mean '--dry-run'?"),
+            ("--dry-rn", "train_llama: unknown option '--dry-rn'. Did you mean '--dry-run'?"),
             ("--config", "--config needs a value"),
             ("--ranks 0", "--ranks must be an integer from 1 to 1048576, not '0'"),
-            ("--config x extra", "train_llama does not take the argument 'extra'")), 0, 2):
+            ("--config x extra", "train_llama: unexpected argument 'extra'")), 0, 2):
         site.run("train_llama", *arguments.split(), code=2, says=says)
 
 

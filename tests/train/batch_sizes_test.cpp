@@ -41,7 +41,7 @@ TEST(BatchSizes, GrowByMegatronsRule) {
   // 142.857 samples each: not a multiple of any batch.
   EXPECT_EQ(first_sizes(BatchSizes(ramp(32, 32, 1000, 256)), 14),
             (std::vector<int64_t>{32, 32, 32, 32, 32, 64, 64, 96, 96, 128, 160, 192, 224, 256}));
-  // An increment of 5.7 samples is less than a step: sizes are left out.
+  // An increment of 5.7 samples is less than a step: sizes are skipped.
   EXPECT_EQ(first_sizes(BatchSizes(ramp(16, 16, 40, 128)), 4), (std::vector<int64_t>{16, 48, 128, 128}));
 }
 

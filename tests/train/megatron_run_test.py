@@ -106,7 +106,7 @@ def kinds(site):
     done = site.tool("data", "verify", "--config", "run.yaml")
     assert "60 documents" in done.stdout, done.stdout
     for keys, code, text in ((["data.train=[corpus, code]"], 2, "give each a weight"), (["data.eod_mask_loss=true"], 2, "needs data.eos_token"),
-                             (["data.valid=corpus"], 2, "leave out data.valid or data.splits"), (["data.bos_token=1"], 2, "data.bos_token"),
+                             (["data.valid=corpus"], 2, "remove data.valid or data.splits"), (["data.bos_token=1"], 2, "data.bos_token"),
                              (["data.splits=1,1"], 2, "has 2 shares"), (["data.train=[corpus, run.yaml]", "data.weights=[1, 1]"], 2, "made of one kind"),
                              (["data.train=absent"], 3, "neither it nor"), (["data.train=run.yaml"], 2, "for Megatron's indexed files")):
         done = site.train("output.dir=refused", *keys, expect=code)

@@ -21,7 +21,7 @@ struct InterfaceNotes {
   std::string key_reference = {};  // the page of all configuration keys, Markdown; may be empty
 };
 
-/// One option of a command; hidden ones (group "") are left out by options_of().
+/// One option of a command; options_of() skips hidden ones (group "").
 struct InterfaceOption {
   std::vector<std::string> names;  // "--output", "-o"; empty: positional
   std::string positional, value;   // "text"; "FILE", empty for flags

@@ -10,7 +10,7 @@ class ParseError;
 
 namespace trireme {
 
-/// What is wrong with the arguments that `app` refused with `error`: "trireme data megatron has no option '--output'.
+/// What is wrong with the arguments that `app` refused with `error`: "data megatron: unknown option '--output'.
 /// Did you mean '--output-prefix'? (see trireme data megatron --help)". Ends with the command whose --help explains it.
 std::string command_line_problem(const CLI::App& app, int argc, char** argv, const CLI::ParseError& error);
 

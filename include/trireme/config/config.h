@@ -184,7 +184,7 @@ Config with_steps(const Config& config, int64_t steps, const ConfigFamily& famil
 /// YAML that load_config() reads back to the same Config (absolute paths, all keys, exact numbers).
 std::string print_config(const Config& config);
 
-/// Every key with its value as print_config() writes it: "optimizer.lr" -> "0.0004"; a section left out: "lora" ->
+/// Every key with its value as print_config() writes it: "optimizer.lr" -> "0.0004"; an absent section: "lora" ->
 /// "null".
 std::vector<std::pair<std::string, std::string>> flatten_config(const Config& config);
 

@@ -3,7 +3,7 @@
 // asks here, so that there is one rule, and its reason can be logged.
 //
 // TRIREME_LOG=dispatch logs each combination of operation and reason when it first occurs:
-//   dispatch: rms_norm of BFloat16 [8192, 20480] on cuda:0: composition, because rows are wider than 16,384 elements
+//   dispatch: rms_norm of bf16 [8192, 20480] on cuda:0: composition, because rows are wider than 16,384 elements
 
 #include <ATen/core/Tensor.h>
 

@@ -3,6 +3,7 @@
 
 #include "trireme/config/config.h"
 #include "trireme/nn/weight.h"
+#include "trireme/ops/type_name.h"
 
 #include <c10/core/ScalarType.h>
 
@@ -10,8 +11,6 @@ namespace trireme {
 
 /// What weights, activations and gradients are computed in: precision.compute, or bf16 on a GPU and fp32 on a CPU.
 at::ScalarType compute_dtype(const Config& config, bool use_gpu);
-/// As precision.compute names it: "bf16".
-std::string type_name(at::ScalarType type);
 
 /// How the matrices of linear layers (ParameterSpec::linear) of frozen units are stored and multiplied: kCompute or
 /// kFp8Frozen.

@@ -196,7 +196,7 @@ class TitanImporter {
     if (warmup + decay > steps)
       draft_.say(
           options_.shown("lr_scheduler.decay_ratio"),
-          fmt::format("schedule.decay_ratio left out: torchtitan shortens the decay to the {} steps after the warm-up",
+          fmt::format("schedule.decay_ratio not set: torchtitan shortens the decay to the {} steps after the warm-up",
                       steps - warmup));
     else
       set("lr_scheduler.decay_ratio", "schedule.decay_ratio", yaml_number(ratio), fmt::format("{} steps", decay));
