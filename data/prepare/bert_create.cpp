@@ -100,8 +100,8 @@ BertInstancesReport create_bert_instances(const std::vector<fs::path>& inputs, c
     progress.update(done += static_cast<double>(size));
   });
   if (report.instances == 0)
-    throw DataError(fmt::format("{}: no sentences in {} file(s): expected one sentence a line", parts.front().string(),
-                                parts.size()));
+    throw DataError(fmt::format("{}: no sentences in {} part file(s): expected one sentence in each line",
+                                parts.front().string(), parts.size()));
   return report;
 }
 

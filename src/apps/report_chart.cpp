@@ -1,6 +1,7 @@
 #include "report_chart.h"
 
 #include "trireme/base/html.h"
+#include "trireme/base/plural.h"
 #include "trireme/base/text.h"
 
 #include <fmt/format.h>
@@ -226,7 +227,9 @@ Drawing draw(const std::vector<ChartLine>& lines, const ChartOptions& options) {
                            kChartWidth - kRight, y_of(y, *options.level));
   std::string note = options.unit;
   if (y.logarithmic) note += note.empty() ? "logarithmic" : ", logarithmic";
-  if (missing > 0) note += fmt::format("{}{} values are not finite", note.empty() ? "" : ", ", missing);
+  if (missing > 0)
+    note += fmt::format("{}{} {} not finite", note.empty() ? "" : ", ", counted(missing, "value"),
+                        missing == 1 ? "is" : "are");
   return {drawing, note};
 }
 

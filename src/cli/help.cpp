@@ -63,6 +63,11 @@ class HelpFormatter : public CLI::Formatter {
     if (option->get_expected_max() > 1) left += " …";
     return line(left, option->get_description() + notes(*option));
   }
+  std::string make_description(const CLI::App* app) const override {
+    std::string text;
+    for (const std::string& paragraph : split(app->get_description(), '\n')) text += wrap(paragraph, kWidth, 0) + "\n";
+    return text;
+  }
   std::string make_subcommand(const CLI::App* command) const override {
     const std::string text = command->get_description();
     return line("  " + command->get_name(), text.substr(0, text.find('\n')));

@@ -1,4 +1,5 @@
 #include "causal_lm_task.h"
+#include "conversations.h"
 
 #include "document_rows.h"
 #include "megatron_rows.h"
@@ -171,6 +172,8 @@ CausalLmTask::EvaluationRows CausalLmTask::open_evaluation(MegatronSplit split, 
 
 void CausalLmTask::open_rows() {
   const int64_t length = config_.data.seq_length, vocab = data_vocab_;
+  refuse_conversations(config_, "data.train", config_.data.train);
+  refuse_conversations(config_, "data.valid", config_.data.valid);
   RowSource<Sample, TokenPack> rows;
   if (!has_labels()) refuse_megatron_keys(config_);
   if (has_labels())

@@ -67,7 +67,7 @@ ExitCode train(const Config& given, World& world, const ModelFamily& family, con
   configure_libraries(world.device(), world.launch().local_world_size);
   const int threads = at::get_num_threads();
   if (!gpu)
-    log_info(fmt::format("{} CPU thread{} a rank{}", threads, threads == 1 ? "" : "s",
+    log_info(fmt::format("{} CPU thread{} for each rank{}", threads, threads == 1 ? "" : "s",
                          threads > 1 && waits_passively() ? ", which sleep while they wait" : ""));
   RunDirectory directory(config, world, {line.allow_fresh, line.allow_changed_data});
   if (config.logging.style == "nemo") open_nemo_results(config, world);

@@ -91,7 +91,7 @@ def page(args, work):
     with open(f"{work}/two/metrics.jsonl", "a") as out:
         out.write('{"event":"train","step":401,"loss":"nan","grad_norm":"inf","lr":0,"step_time_s":0.1}\n{"event":"tr')
     tool(args, f"{work}/two", "--output", f"{work}/two.html")
-    assert "1 values are not finite" in Page(open(f"{work}/two.html").read()).all
+    assert "1 value is not finite" in Page(open(f"{work}/two.html").read()).all
 
     for content, message in (("", "has no line of a step"), ("[1]\n{}\n", ":1: not a JSON object"), ('{"event":"train","step":-1}\n{}\n', ':1: "step" is -1')):
         with open(f"{work}/bad.jsonl", "w") as out:

@@ -93,6 +93,15 @@ output: {dir: run}
 """)
     site.run("train_llama", "--config", "run.yaml", says="timeline of step 1", silent_on="gpuGetDeviceCount")
     site.run("trireme", "profile", "summarise", "run/profile", says="attention")
+    # Conversations are refused with the command that makes rows of them.
+    messages = '{"messages": [{"role": "user", "content": "Who rows?"}, {"role": "assistant", "content": "The rowers."}]}'
+    for name, text in site.some((("chat.jsonl", messages), ("chat.json", f"[{messages}]"),
+                                 ("gpt.jsonl", messages.replace("messages", "conversations"))), 0):
+        (site.work / name).write_text(text + "\n")
+        for key in ("data.train", "data.valid") if site.every else ("data.train",):
+            out = site.run("train_llama", "--config", "run.yaml", "--dry-run", "--set", f"{key}={name}", code=3, says=": holds conversations ('")
+            rows = Path(name).stem + ".npy"
+            assert f"then set {key} to {rows}" in out and f"data chat --model '{site.work}/model' --input '{site.work}/{name}' --seq-length 16 --output {rows}" in out, out
 
 
 def main():
