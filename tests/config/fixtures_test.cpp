@@ -111,7 +111,7 @@ const std::map<std::string, std::vector<std::string>> kExpected = {
     {"overlong_utf8", {"2:10: byte 0xc0 is not valid UTF-8"}},
     {"qkv_and_q",
      {"9:19: lora.target_modules has qkv_proj and q_proj: qkv_proj is one adapter over all three, "
-      "remove qkv_proj or"}},
+      "remove qkv_proj or q_proj"}},
     {"quoted_numbers",
      {"9:14: train.max_steps must be an integer from 1 to 2147483647, not \"1000\". Leave the "
       "quotes out.",
