@@ -52,11 +52,13 @@ if(TRIREME_WITH_CUDA)
   if(NOT EXISTS ${torch_root}/lib/libtorch_cuda.so)
     message(FATAL_ERROR "nvcc is here but LibTorch at ${torch_root} has no CUDA: install the CUDA wheel or set TRIREME_CUDA=OFF")
   endif()
-  # libtorch_cuda registers the CUDA operators when it is loaded. None of its symbols is used here, so --as-needed would
-  # drop it.
-  target_link_libraries(trireme_libtorch INTERFACE
-    -Wl,--no-as-needed ${torch_root}/lib/libtorch_cuda.so -Wl,--as-needed
-    ${torch_root}/lib/libc10_cuda.so CUDA::cudart)
+  target_link_libraries(trireme_libtorch INTERFACE ${torch_root}/lib/libc10_cuda.so CUDA::cudart)
+  # libtorch_cuda registers the CUDA operators when it is loaded: for programs that compute on a GPU. None of its symbols
+  # is used here, so --as-needed would drop it. It needs NCCL.
+  add_library(trireme_cuda_operators INTERFACE)
+  add_library(trireme::cuda_operators ALIAS trireme_cuda_operators)
+  target_link_libraries(trireme_cuda_operators INTERFACE
+    -Wl,--no-as-needed ${torch_root}/lib/libtorch_cuda.so -Wl,--as-needed)
   find_path(TRIREME_NCCL_INCLUDE nccl.h HINTS ${site_packages}/nvidia/nccl/include ${CUDAToolkit_INCLUDE_DIRS} REQUIRED)
   # The same copy as LibTorch loads: two copies of NCCL in one process do not work together.
   find_library(TRIREME_NCCL_LIBRARY NAMES libnccl.so.2 HINTS ${site_packages}/nvidia/nccl/lib REQUIRED)
