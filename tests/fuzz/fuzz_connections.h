@@ -44,7 +44,15 @@ class Connection {
     const int on = 1;
     // With a reset no port stays occupied for a minute.
     const linger reset{1, 0};
-    require(fd_ >= 0 && connect(fd_, reinterpret_cast<const sockaddr*>(&to), sizeof to) == 0, "the port accepts");
+    int status = connect(fd_, reinterpret_cast<const sockaddr*>(&to), sizeof to);
+    if (status != 0 && errno == EINTR) {  // by a signal, as for a stack; it goes on in the background
+      pollfd polled{fd_, POLLOUT, 0};
+      while (poll(&polled, 1, 30'000) < 0 && errno == EINTR) {
+      }
+      socklen_t size = sizeof status;
+      (void)getsockopt(fd_, SOL_SOCKET, SO_ERROR, &status, &size);
+    }
+    require(fd_ >= 0 && status == 0, "the port accepts");
     (void)setsockopt(fd_, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
     (void)setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     (void)fcntl(fd_, F_SETFL, O_NONBLOCK);
