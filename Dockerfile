@@ -16,7 +16,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates
 WORKDIR /src
 COPY . .
 RUN scripts/setup.sh
-RUN bash -c 'source scripts/lib.sh && setup_all && build_release train_llama train_bert trireme_tool interface && \
+RUN bash -c 'source scripts/lib.sh && setup_all && build_release train_llama train_bert train_gpt trireme_tool interface && \
     TRIREME_BUNDLE=ON "$trireme_cmake" --install build/release --prefix /opt/trireme'
 
 FROM ${DEBIAN} AS runtime
@@ -26,5 +26,5 @@ COPY --from=build /opt/trireme /opt/trireme
 ENV PATH=/opt/trireme/bin:${PATH}
 # What the container runtime of NVIDIA mounts: the driver's compute and management libraries.
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
-RUN trireme --version && ! ldd /opt/trireme/bin/* | grep 'not found'
+RUN trireme --version && ldd /opt/trireme/bin/* >/tmp/ldd && ! grep 'not found' /tmp/ldd && rm /tmp/ldd
 CMD ["trireme", "--help"]

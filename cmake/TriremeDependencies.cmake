@@ -52,10 +52,13 @@ if(TRIREME_WITH_CUDA)
   if(NOT EXISTS ${torch_root}/lib/libtorch_cuda.so)
     message(FATAL_ERROR "nvcc is here but LibTorch at ${torch_root} has no CUDA: install the CUDA wheel or set TRIREME_CUDA=OFF")
   endif()
-  # libtorch_cuda is not linked: src/base/cuda_libraries.cpp loads it where there is a driver. -u brings that file into
-  # every program that uses LibTorch.
-  target_link_options(trireme_libtorch INTERFACE -Wl,-u,trireme_loads_cuda_libraries)
-  target_link_libraries(trireme_libtorch INTERFACE trireme_base ${torch_root}/lib/libc10_cuda.so CUDA::cudart)
+  target_link_libraries(trireme_libtorch INTERFACE ${torch_root}/lib/libc10_cuda.so CUDA::cudart)
+  # For programs that compute on a GPU. libtorch_cuda, which needs NCCL, is not linked: src/base/cuda_libraries.cpp loads it
+  # where there is a driver. -u brings that file into the program.
+  add_library(trireme_cuda_operators INTERFACE)
+  add_library(trireme::cuda_operators ALIAS trireme_cuda_operators)
+  target_link_options(trireme_cuda_operators INTERFACE -Wl,-u,trireme_loads_cuda_libraries)
+  target_link_libraries(trireme_cuda_operators INTERFACE trireme_base)
   find_path(TRIREME_NCCL_INCLUDE nccl.h HINTS ${site_packages}/nvidia/nccl/include ${CUDAToolkit_INCLUDE_DIRS} REQUIRED)
   # The same copy as LibTorch loads: two copies of NCCL in one process do not work together.
   find_library(TRIREME_NCCL_LIBRARY NAMES libnccl.so.2 HINTS ${site_packages}/nvidia/nccl/lib REQUIRED)

@@ -15,8 +15,10 @@ std::vector<const Value*> bind(const std::string& what, const Arguments& argumen
     throw ValueError{
         fmt::format("{} takes at most {} arguments, not {}", what, names.size(), arguments.positional.size())};
   for (size_t i = 0; i < arguments.positional.size(); ++i) result[i] = &arguments.positional[i];
-  for (const auto& [name, value] : arguments.named) {
-    const auto* const found = std::find_if(names.begin(), names.end(), [&](const char* each) { return name == each; });
+  for (const auto& argument : arguments.named) {
+    const auto& [name, value] = argument;
+    const auto* const found =
+        std::find_if(names.begin(), names.end(), [&argument](const char* each) { return argument.first == each; });
     if (found == names.end())
       throw ValueError{fmt::format("{} has no argument '{}', or none that is supported", what, name)};
     const Value*& place = result[static_cast<size_t>(found - names.begin())];
@@ -98,21 +100,22 @@ Value attribute(const Value& object, const std::string& name, Budget& budget) {
     if (name != "cycle" && name != "changed") return loop_member(**loop, name);
     const bool cycle = name == "cycle";
     return Value(std::make_shared<Function>(
-        "loop." + name,
-        [loop = *loop, cycle](const Arguments& arguments) {
-          if (!arguments.named.empty()) throw ValueError{"loop.cycle() and loop.changed() have no named arguments"};
-          if (cycle) {
-            if (arguments.positional.empty()) throw ValueError{"loop.cycle() needs an argument"};
-            return arguments.positional[loop->index % arguments.positional.size()];
-          }
-          const bool same =
-              loop->has_changed && std::equal(loop->changed.begin(), loop->changed.end(), arguments.positional.begin(),
-                                              arguments.positional.end(), equal);
-          loop->changed = arguments.positional;
-          loop->has_changed = true;
-          return Value(!same);
-        },
-        (*loop)->items->depth));
+        Function{"loop." + name,
+                 [loop = *loop, cycle](const Arguments& arguments) {
+                   if (!arguments.named.empty())
+                     throw ValueError{"loop.cycle() and loop.changed() have no named arguments"};
+                   if (cycle) {
+                     if (arguments.positional.empty()) throw ValueError{"loop.cycle() needs an argument"};
+                     return arguments.positional[loop->index % arguments.positional.size()];
+                   }
+                   const bool same =
+                       loop->has_changed && std::equal(loop->changed.begin(), loop->changed.end(),
+                                                       arguments.positional.begin(), arguments.positional.end(), equal);
+                   loop->changed = arguments.positional;
+                   loop->has_changed = true;
+                   return Value(!same);
+                 },
+                 (*loop)->items->depth}));
   }
   const Value found = method(object, name, budget);
   if (!found.is_undefined()) return found;

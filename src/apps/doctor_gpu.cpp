@@ -189,7 +189,7 @@ std::vector<DoctorCheck> gpu_checks() {
                       "", 0});
   }
   const std::string libraries = gpu_library_versions();
-  checks.push_back({libraries.empty() ? State::kMissing : State::kOk, "CUDA, NCCL",
+  checks.push_back({libraries.empty() ? State::kMissing : State::kOk, "CUDA",
                     libraries.empty() ? "this build has no CUDA code" : libraries,
                     libraries.empty() ? "training uses the CPU; configure with -DTRIREME_CUDA=ON for GPUs" : "", 0});
   add_gpus(nvml, count, checks);

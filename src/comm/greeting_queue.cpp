@@ -23,7 +23,6 @@ namespace {
 
 /// Connections accepted, and connections read, in one call of serve(): greetings are read while others still arrive.
 constexpr int kAtOnce = 64;
-constexpr uint64_t kListener = 0;  // epoll's label of the listening socket
 
 /// "10.1.2.3:4711", without asking a name server: that can take seconds for each connection.
 std::string peer_address(int fd) {
@@ -47,10 +46,15 @@ void watch_for_input(int epoll, int fd, uint64_t label) {
 
 }  // namespace
 
-GreetingQueue::GreetingQueue(int listener, Limits limits, std::function<bool(const char*)> valid)
-    : listener_(listener), epoll_(epoll_create1(EPOLL_CLOEXEC)), limits_(limits), valid_(std::move(valid)) {
+// epoll's label of a listening socket is its index, that of a connection its order.
+GreetingQueue::GreetingQueue(std::vector<int> listeners, Limits limits, std::function<bool(const char*)> valid)
+    : listeners_(std::move(listeners)),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)),
+      limits_(limits),
+      valid_(std::move(valid)),
+      next_(listeners_.size()) {
   TRIREME_CHECK(epoll_ >= 0, "epoll_create1: ", std::strerror(errno));
-  watch_for_input(epoll_, listener_, kListener);
+  for (size_t i = 0; i < listeners_.size(); ++i) watch_for_input(epoll_, listeners_[i], i);
 }
 
 GreetingQueue::~GreetingQueue() {
@@ -70,9 +74,9 @@ GreetingQueue::Connections::iterator GreetingQueue::drop(Connections::iterator a
   return pending_.erase(at);
 }
 
-void GreetingQueue::accept_waiting() {
+void GreetingQueue::accept_waiting(int listener) {
   for (int i = 0; i < kAtOnce; ++i) {
-    const int fd = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    const int fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) {
       const bool no_descriptor = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
       if (no_descriptor && !pending_.empty())
@@ -94,8 +98,8 @@ std::vector<GreetingQueue::Caller> GreetingQueue::serve() {
   const int ready = epoll_wait(epoll_, events.data(), kAtOnce, 0);
   for (int i = 0; i < ready; ++i) {
     const uint64_t label = events[static_cast<size_t>(i)].data.u64;
-    if (label == kListener) {
-      accept_waiting();
+    if (label < listeners_.size()) {
+      accept_waiting(listeners_[label]);
       continue;
     }
     const auto at = pending_.find(label);

@@ -1,6 +1,5 @@
 #include "host_exchange.h"
 
-#include "mpi_communicator.h"
 #include "trireme/base/error.h"
 
 #include <fmt/format.h>
@@ -39,42 +38,6 @@ std::vector<std::string> unpacked(const std::string& text, int count) {
   }
   return values;
 }
-
-class MpiExchange final : public HostExchange {
- public:
-  MpiExchange(MPI_Comm handle, bool owned, int rank, int size)
-      : HostExchange(rank, size), handle_(handle), owned_(owned) {}
-  ~MpiExchange() override {
-    int finalized = 0;
-    MPI_Finalized(&finalized);
-    if (owned_ && finalized == 0) MPI_Comm_free(&handle_);
-  }
-  std::vector<std::string> gather(const std::string& mine) override { return mpi_gather_host(handle_, mine); }
-  std::string broadcast(const std::string& value) override { return mpi_broadcast_host(handle_, value); }
-  std::vector<std::string> all_gather(const std::string& mine) override { return mpi_all_gather_host(handle_, mine); }
-  bool barrier_within(double seconds) override { return mpi_barrier_within(handle_, seconds); }
-  std::unique_ptr<HostExchange> split(int colour) override {
-    MPI_Comm part = MPI_COMM_NULL;
-    check_mpi(MPI_Comm_split(handle_, colour, rank_, &part), "MPI_Comm_split");
-    return make(part, /*owned=*/true);
-  }
-  std::unique_ptr<HostExchange> renumber(int rank) override {
-    MPI_Comm same = MPI_COMM_NULL;
-    check_mpi(MPI_Comm_split(handle_, 0, rank, &same), "MPI_Comm_split");
-    return make(same, /*owned=*/true);
-  }
-  static std::unique_ptr<HostExchange> make(MPI_Comm handle, bool owned) {
-    int rank = 0, size = 0;
-    MPI_Comm_rank(handle, &rank);
-    MPI_Comm_size(handle, &size);
-    MPI_Comm_set_errhandler(handle, MPI_ERRORS_RETURN);
-    return std::make_unique<MpiExchange>(handle, owned, rank, size);
-  }
-
- private:
-  MPI_Comm handle_;
-  bool owned_;
-};
 
 }  // namespace
 
@@ -117,10 +80,6 @@ std::vector<double> HostExchange::all_reduce(const std::vector<double>& values, 
 void HostExchange::barrier() {
   (void)gather("");
   (void)broadcast("");
-}
-
-std::unique_ptr<HostExchange> make_mpi_exchange(const void* mpi_comm) {
-  return MpiExchange::make(*static_cast<const MPI_Comm*>(mpi_comm), /*owned=*/false);
 }
 
 }  // namespace trireme

@@ -38,8 +38,4 @@ class HostExchange {
   int rank_, size_;
 };
 
-/// Over MPI. `mpi_comm` points to an MPI_Comm (void*: this header does not include mpi.h); the caller keeps it.
-/// Sub-groups made by split() own theirs.
-std::unique_ptr<HostExchange> make_mpi_exchange(const void* mpi_comm);
-
 }  // namespace trireme

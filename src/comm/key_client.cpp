@@ -3,6 +3,7 @@
 
 #include "trireme/base/hash.h"
 #include "trireme/base/time.h"
+#include "trireme/comm/listener.h"
 
 #include <fmt/format.h>
 #include <netdb.h>
@@ -70,6 +71,8 @@ class Connection {
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
   explicit operator bool() const { return fd_ >= 0; }
+
+  std::string local_address() const { return trireme::local_address(fd_); }
 
   void send_all(const std::string& bytes) const {
     for (size_t at = 0; at < bytes.size();) {
@@ -181,6 +184,7 @@ void append_text(std::string& request, const std::string& text) {
 class TcpKeyStore final : public KeyStore {
  public:
   explicit TcpKeyStore(Connection connection) : connection_(std::move(connection)) {}
+  std::string local_address() const override { return connection_.local_address(); }
 
   void set(const std::string& key, const std::string& value) override {
     std::string request(1, kSet);
@@ -199,7 +203,9 @@ class TcpKeyStore final : public KeyStore {
     if (connection_.receive<char>() == 0) return std::nullopt;
     std::vector<std::string> values(keys.size());
     for (std::string& value : values) {
-      value.resize(connection_.receive<uint64_t>());
+      const auto size = connection_.receive<uint64_t>();
+      if (size > kMaxRequest) throw std::runtime_error(fmt::format("an answer of {} bytes is announced", size));
+      value.resize(size);
       connection_.receive(value.data(), value.size());
     }
     return values;

@@ -4,9 +4,11 @@
 #include "request_reader.h"
 #include "trireme/base/hash.h"
 #include "trireme/base/log.h"
+#include "trireme/base/process.h"
+#include "trireme/base/text.h"
 #include "trireme/base/time.h"
+#include "trireme/comm/listener.h"
 
-#include <arpa/inet.h>
 #include <fmt/format.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -31,6 +33,8 @@ namespace {
 using namespace stored;
 
 constexpr double kDrainSeconds = 5;
+/// For which a rank of another job may read who is served here.
+constexpr double kRefusedSeconds = 5;
 constexpr uint32_t kInput = EPOLLIN;
 
 template <class T>
@@ -46,10 +50,46 @@ void raise_descriptor_limit() {
   (void)setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-bool is_loopback(const sockaddr* address) {
-  if (address->sa_family == AF_INET)
-    return (ntohl(reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr) >> 24) == 127;
-  return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr) != 0;
+/// The addresses of a host, as this machine resolves its name.
+std::vector<std::string> addresses_of(const std::string& host) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  std::vector<std::string> addresses;
+  if (getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0) return addresses;
+  for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
+    std::array<char, NI_MAXHOST> name{};
+    if (getnameinfo(at->ai_addr, at->ai_addrlen, name.data(), name.size(), nullptr, 0, NI_NUMERICHOST) == 0 &&
+        std::find(addresses.begin(), addresses.end(), name.data()) == addresses.end())
+      addresses.emplace_back(name.data());
+  }
+  freeaddrinfo(found);
+  return addresses;
+}
+
+/// Where the ranks that know `host` may look for it; see KeyServer().
+std::vector<std::string> addresses_to_serve(const std::string& host) {
+  if (const auto chosen = listen_override()) return {chosen->address};
+  const std::vector<std::string> found = addresses_of(host), own = own_addresses();
+  const auto is_own = [&own](const std::string& address) {
+    return std::find(own.begin(), own.end(), address) != own.end();
+  };
+  const auto at = std::find_if(found.begin(), found.end(), is_own);
+  if (at != found.end()) return {*at};
+  const auto loopback = std::find_if(found.begin(), found.end(), is_loopback_address);
+  if (loopback == found.end())
+    throw std::runtime_error(fmt::format(
+        "{} is no address of {}, which has {}; give MASTER_ADDR the address under which the other ranks reach this "
+        "host, or where that is translated on the way TRIREME_LISTEN=all",
+        found.empty() ? host : join(found, ", "), host_name(), own.empty() ? "none" : join(own, ", ")));
+  if (is_numeric_address(host) || host == "localhost" || own.empty()) return {*loopback};
+  // Other hosts resolve the name to another address. No packet goes to this one, which is reserved for documents.
+  const std::string routed = address_towards("198.51.100.1");
+  const std::string& outside = is_own(routed) ? routed : own.front();
+  if (own.size() > 1)
+    log_info(
+        fmt::format("{} is {} on this host: rank 0 listens there and on {}; TRIREME_LISTEN names another interface",
+                    host, *loopback, outside));
+  return {*loopback, outside};
 }
 
 }  // namespace
@@ -60,7 +100,7 @@ KeyServer::KeyServer(const std::string& host, int port, std::string identity) : 
   epoll_ = epoll_create1(EPOLL_CLOEXEC);
   wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   // A greeting with the magic number is a rank's; one of another job is refused with an answer in welcome().
-  queue_ = std::make_unique<GreetingQueue>(listener_, GreetingQueue::Limits{.bytes = sizeof(Greeting)},
+  queue_ = std::make_unique<GreetingQueue>(listeners_, GreetingQueue::Limits{.bytes = sizeof(Greeting)},
                                            [](const char* greeting) {
                                              Greeting read;
                                              std::memcpy(&read, greeting, sizeof read);
@@ -81,59 +121,25 @@ KeyServer::~KeyServer() {
   thread_.join();
   if (queue_->dropped() > 0) log_warn(fmt::format("rank 0's port {}: {}", port_, queue_->report()));
   for (const auto& [fd, client] : clients_) close(fd);
-  for (const int fd : {listener_, epoll_, wake_}) close(fd);
-}
-
-bool KeyServer::listen_on(int family, const void* address, unsigned size) {
-  listener_ = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (listener_ < 0) return false;
-  const int on = 1, off = 0;
-  (void)setsockopt(listener_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  if (family == AF_INET6) (void)setsockopt(listener_, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-  if (bind(listener_, static_cast<const sockaddr*>(address), size) == 0 && ::listen(listener_, 4096) == 0) return true;
-  const int reason = errno;
-  close(listener_);
-  listener_ = -1;
-  errno = reason;
-  return false;
+  for (const int fd : listeners_) close(fd);
+  for (const int fd : {epoll_, wake_}) close(fd);
 }
 
 void KeyServer::listen(const std::string& host, int port) {
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_STREAM;
-  const bool resolved = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) == 0;
-  in6_addr numeric{};
-  const bool is_number = inet_pton(AF_INET, host.c_str(), &numeric) == 1 ||
-                         inet_pton(AF_INET6, host.c_str(), &numeric) == 1 || host == "localhost";
-  int reason = 0;
-  for (const addrinfo* at = found; resolved && at != nullptr && listener_ < 0 && reason != EADDRINUSE;
-       at = at->ai_next) {
-    if ((is_loopback(at->ai_addr) && !is_number) || listen_on(at->ai_family, at->ai_addr, at->ai_addrlen)) continue;
-    reason = errno;
+  const std::vector<std::string> addresses = addresses_to_serve(host);
+  address_ = addresses.front().empty() ? "127.0.0.1" : addresses.front();
+  port_ = port;
+  for (const std::string& address : addresses) {
+    try {
+      const Listener listener = listen_at(address, port_, 4096);
+      listeners_.push_back(listener.fd);
+      port_ = listener.port;
+    } catch (const std::runtime_error& error) {
+      for (const int fd : listeners_) close(fd);
+      throw std::runtime_error(
+          fmt::format("{}; if another job uses the port, set MASTER_PORT to a free one", error.what()));
+    }
   }
-  const bool own_interface = listener_ >= 0;
-  if (resolved) freeaddrinfo(found);
-  if (!own_interface && reason != EADDRINUSE) {
-    sockaddr_in6 any6{};
-    any6.sin6_family = AF_INET6;
-    any6.sin6_addr = in6addr_any;
-    any6.sin6_port = htons(static_cast<uint16_t>(port));
-    sockaddr_in any{};
-    any.sin_family = AF_INET;
-    any.sin_port = any6.sin6_port;
-    if (!listen_on(AF_INET6, &any6, sizeof any6) && errno != EADDRINUSE) listen_on(AF_INET, &any, sizeof any);
-    reason = errno;
-  }
-  if (listener_ < 0) throw std::runtime_error(std::strerror(reason));
-  sockaddr_storage bound{};
-  socklen_t size = sizeof bound;
-  (void)getsockname(listener_, reinterpret_cast<sockaddr*>(&bound), &size);
-  std::array<char, NI_MAXHOST> name{};
-  std::array<char, NI_MAXSERV> service{};
-  (void)getnameinfo(reinterpret_cast<sockaddr*>(&bound), size, name.data(), name.size(), service.data(), service.size(),
-                    NI_NUMERICHOST | NI_NUMERICSERV);
-  port_ = std::atoi(service.data());
-  address_ = own_interface ? name.data() : "127.0.0.1";
 }
 
 // --- the server's thread -------------------------------------------------------------------------
@@ -163,9 +169,9 @@ void KeyServer::serve() {
     const int64_t before = queue_->dropped();
     for (GreetingQueue::Caller& caller : queue_->serve()) welcome(std::move(caller));
     if (before == 0 && queue_->dropped() > 0) log_warn(fmt::format("rank 0's port {}: {}", port_, queue_->report()));
-    strangers_ = queue_->dropped();
+    strangers_ = queue_->dropped() + refused_;
     keys_ = values_.size();
-    end_late_gets();
+    end_late();
     for (const int broken : std::exchange(broken_, {})) close_client(broken);
   }
   drain();
@@ -187,15 +193,18 @@ void KeyServer::welcome(GreetingQueue::Caller caller) {
   event.data.fd = caller.fd;
   (void)epoll_ctl(epoll_, EPOLL_CTL_ADD, caller.fd, &event);
   answer(client, std::make_shared<const std::string>(bytes_of(reply) + identity_));
+  if (reply.accepted != 0) return;
   // A rank of another job reads the answer, then closes its connection; requests before that end it here.
-  client.shut = reply.accepted == 0;
+  ++refused_;
+  client.refused_until = steady_seconds() + kRefusedSeconds;
+  deadlines_.emplace(client.refused_until, client.fd);
 }
 
 void KeyServer::receive(Client& client) {
   std::array<char, 1 << 16> buffer;
   const ssize_t got = recv(client.fd, buffer.data(), buffer.size(), 0);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  if (got <= 0 || client.shut) {
+  if (got <= 0 || client.refused_until > 0) {
     broken_.push_back(client.fd);
     return;
   }
@@ -217,6 +226,9 @@ void KeyServer::receive(Client& client) {
 }
 
 bool KeyServer::handle(Client& client, const char* request, size_t size) {
+  // A rank sends its next request when it has read the answer to the last one. Without this rule a client that reads
+  // nothing makes the queue of its answers grow without limit.
+  if (client.get || !client.out.empty()) return false;
   RequestReader reader{request + 1, size - 1};
   switch (request[0]) {
     case kSet: {
@@ -233,7 +245,7 @@ bool KeyServer::handle(Client& client, const char* request, size_t size) {
       if (const auto at = values_.find(key); at != values_.end()) {
         if (at->second->size() != sizeof sum) return false;
         std::memcpy(&sum, at->second->data(), sizeof sum);
-        sum += number;
+        sum = static_cast<int64_t>(static_cast<uint64_t>(sum) + static_cast<uint64_t>(number));  // wraps around
       }
       const auto value = std::make_shared<const std::string>(bytes_of(sum));
       set(key, value);
@@ -243,7 +255,7 @@ bool KeyServer::handle(Client& client, const char* request, size_t size) {
     case kGet: {
       const auto seconds = reader.number<double>();
       std::vector<std::string> keys = reader.texts();
-      if (!reader.ok || client.get || std::isnan(seconds)) return false;
+      if (!reader.ok || std::isnan(seconds)) return false;
       client.get = Client::Get{std::move(keys), {}, seconds < 0 ? 0 : steady_seconds() + seconds};
       if (client.get->deadline > 0) deadlines_.emplace(client.get->deadline, client.fd);
       advance(client);
@@ -335,13 +347,18 @@ void KeyServer::close_client(int fd) {
   const auto at = clients_.find(fd);
   if (at == clients_.end()) return;
   forget_wait(at->second);
+  deadlines_.erase({at->second.refused_until, fd});
   close(fd);
   clients_.erase(at);
 }
 
-void KeyServer::end_late_gets() {
+void KeyServer::end_late() {
   while (!deadlines_.empty() && deadlines_.begin()->first <= steady_seconds()) {
     Client& client = clients_.at(deadlines_.begin()->second);
+    if (client.refused_until > 0) {
+      close_client(client.fd);
+      continue;
+    }
     forget_wait(client);
     answer(client, std::make_shared<const std::string>(1, '\0'));
   }

@@ -20,9 +20,9 @@ namespace trireme {
 
 class KeyServer {
  public:
-  /// Listens on the interface to which `host` belongs; on all of them when `host` is a name of the loopback address,
-  /// as a host's own name can be, or of no address of this machine. `port` 0: any. std::runtime_error with the reason
-  /// when it cannot.
+  /// Listens on the address of `host` alone, or where TRIREME_LISTEN says. When `host` is a name of the loopback
+  /// address on this machine, as a host's own name can be, it listens there and on the address of the default route.
+  /// `port` 0: any. std::runtime_error with reason and remedy when it cannot.
   KeyServer(const std::string& host, int port, std::string identity);
   /// Sends what is still to be sent, and waits a few seconds until the clients have closed their connections.
   ~KeyServer();
@@ -32,7 +32,7 @@ class KeyServer {
   int port() const { return port_; }
   /// The numeric address under which this process reaches it.
   const std::string& address() const { return address_; }
-  /// Connections closed because they were none of this job's ranks.
+  /// Connections refused because they were none of this job's ranks.
   int64_t strangers() const { return strangers_; }
   size_t keys() const { return keys_; }
 
@@ -43,7 +43,8 @@ class KeyServer {
     std::string in;         // received, not yet handled
     std::deque<Value> out;  // to be sent
     size_t out_at = 0;      // bytes of out.front() that are sent
-    bool waits_to_send = false, shut = false;
+    bool waits_to_send = false;
+    double refused_until = 0;  // steady seconds; a rank of another job that still reads its answer. 0: of this job
     struct Get {
       std::vector<std::string> keys;
       std::vector<Value> values;  // of the first keys
@@ -52,7 +53,6 @@ class KeyServer {
     std::optional<Get> get;  // waits for keys[values.size()]
   };
 
-  bool listen_on(int family, const void* address, unsigned size);
   void listen(const std::string& host, int port);
   void serve();
   void welcome(GreetingQueue::Caller caller);
@@ -65,12 +65,14 @@ class KeyServer {
   void send_some(Client& client);
   void forget_wait(Client& client);
   void close_client(int fd);
-  void end_late_gets();
+  /// Answers the gets whose time is up, and closes refused connections that stay open.
+  void end_late();
   void drain();
   int timeout() const;
 
   std::string identity_, address_;
-  int listener_ = -1, epoll_ = -1, wake_ = -1, port_ = 0;
+  std::vector<int> listeners_;
+  int epoll_ = -1, wake_ = -1, port_ = 0;
   std::unique_ptr<GreetingQueue> queue_;
   std::unordered_map<int, Client> clients_;  // by fd
   std::unordered_map<std::string, Value> values_;
@@ -78,6 +80,7 @@ class KeyServer {
   std::set<std::pair<double, int>> deadlines_;
   std::vector<int> broken_;  // to be closed when the current event is handled
   std::atomic<bool> stop_ = false;
+  int64_t refused_ = 0;  // ranks of other jobs
   std::atomic<int64_t> strangers_ = 0;
   std::atomic<size_t> keys_ = 0;
   std::thread thread_;

@@ -26,6 +26,8 @@ class KeyStore {
   /// Adds to a counter, which starts at 0, and returns the sum.
   virtual int64_t add(const std::string& key, int64_t number) = 0;
   virtual void remove(const std::vector<std::string>& keys) = 0;
+  /// The numeric address of this end of the connection to rank 0.
+  virtual std::string local_address() const { return ""; }
 };
 
 namespace stored {

@@ -71,6 +71,7 @@ class TcpStoreWorld final : public StoreWorld {
     const auto parting = make_store_exchange(store_, place(), "part", launch_.rank, launch_.world_size);
     block_in_collective("part", 0, "world", [&parting] { parting->barrier(); });
   }
+  std::string address() const override { return store_->local_address(); }
   void leave() override {
     try {
       store_->set(left_key(launch_.rank), "");
@@ -92,9 +93,7 @@ class TcpStoreWorld final : public StoreWorld {
     try {
       server_ = std::make_unique<KeyServer>(launch_.master_address, launch_.master_port, job_identity(launch_));
     } catch (const std::exception& error) {
-      throw ConfigError(
-          fmt::format("rank 0 cannot listen on {}: {}; if another job uses the port, set MASTER_PORT to a free one",
-                      place(), error.what()));
+      throw ConfigError(fmt::format("rank 0 cannot listen on {}: {}", place(), error.what()));
     }
   }
 

@@ -16,6 +16,8 @@ class StoreWorld {
  public:
   virtual ~StoreWorld() = default;
   virtual std::unique_ptr<HostExchange> exchange() = 0;
+  /// The numeric address from which this rank reached rank 0, in the job's network unless rank 0 is on the same host.
+  virtual std::string address() const = 0;
 
   /// A barrier after the last exchange, before leave(). The watchdog sees which rank does not arrive.
   virtual void part() = 0;

@@ -213,9 +213,10 @@ std::string cell(const std::string& text) {
 std::string column(const std::vector<std::pair<std::string, KeyEntry>>& programs, std::string KeyEntry::* member) {
   std::vector<std::pair<std::string, std::string>> texts;  // text, its programs
   for (const auto& [program, entry] : programs) {
-    const auto same = std::find_if(texts.begin(), texts.end(), [&](const auto& t) { return t.first == entry.*member; });
+    const std::string& own = entry.*member;
+    const auto same = std::find_if(texts.begin(), texts.end(), [&own](const auto& t) { return t.first == own; });
     if (same == texts.end())
-      texts.emplace_back(entry.*member, program);
+      texts.emplace_back(own, program);
     else
       same->second += ", " + program;
   }

@@ -222,20 +222,21 @@ void Trainer::warm_up() {
 std::string Trainer::run_description() const {
   nlohmann::json devices = nlohmann::json::array();
   for (int rank = 0; rank < comm_.size(); ++rank) devices.push_back(device_info_.name);
-  const nlohmann::json run = {{"event", "run"},
-                              {"time", utc_timestamp()},
-                              {"commit", kCommit},
-                              {"version", kVersion},
-                              {"world_size", comm_.size()},
-                              {"launch", world_.launch().description()},
-                              {"hosts", world_.hosts()},
-                              {"devices", devices},
-                              {"compute_dtype", type_name(compute_dtype_)},
-                              {"shard_size", plan_.shard_size},
-                              {"parameters", task_.num_parameters()},
-                              {"trained_parameters", task_.num_trained_parameters()},
-                              {"libraries", {{"libtorch", TORCH_VERSION}, {"gpu", gpu_library_versions()}}},
-                              {"resumed_after_step", progress_.completed}};
+  const nlohmann::json run = {
+      {"event", "run"},
+      {"time", utc_timestamp()},
+      {"commit", kCommit},
+      {"version", kVersion},
+      {"world_size", comm_.size()},
+      {"launch", world_.launch().description()},
+      {"hosts", world_.hosts()},
+      {"devices", devices},
+      {"compute_dtype", type_name(compute_dtype_)},
+      {"shard_size", plan_.shard_size},
+      {"parameters", task_.num_parameters()},
+      {"trained_parameters", task_.num_trained_parameters()},
+      {"libraries", {{"libtorch", TORCH_VERSION}, {"gpu", gpu_library_versions() + nccl_version_text()}}},
+      {"resumed_after_step", progress_.completed}};
   return run.dump();
 }
 

@@ -7,10 +7,10 @@
 #include "trireme/base/stack.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
+#include "trireme/comm/listener.h"
 #include "wire.h"
 
 #include <fmt/format.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -40,9 +40,10 @@ RankWatch::RankWatch(int rank, int size, const AllGather& all_gather, Hooks hook
   ProgressRing::instance().set_rank(rank);
   ProgressRing::instance().beat();
   wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  listen();
-  read_introductions(all_gather(introduction()));
-  queue_ = std::make_unique<GreetingQueue>(listener_, GreetingQueue::Limits{.bytes = sizeof(Greeting), .most = 64},
+  const std::vector<std::string> places = all_gather(place());
+  listen(places);
+  read_introductions(all_gather(introduction()), places);
+  queue_ = std::make_unique<GreetingQueue>(listeners_, GreetingQueue::Limits{.bytes = sizeof(Greeting), .most = 64},
                                            [this](const char* greeting) {
                                              Greeting read{};
                                              std::memcpy(&read, greeting, sizeof read);
@@ -50,9 +51,16 @@ RankWatch::RankWatch(int rank, int size, const AllGather& all_gather, Hooks hook
                                            });
   server_ = std::thread([this] { serve(); });
   const Peer& next = peers_[static_cast<size_t>((rank_ + 1) % size_)];
-  if (!connect_next())
-    log_warn(fmt::format("rank {} cannot reach rank {} on {} (port {} of {}): a dead rank will be noticed late", rank_,
-                         (rank_ + 1) % size_, next.host, next.port, join(next.addresses, ", ")));
+  if (!connect_next()) {
+    std::vector<std::string> tried;
+    for (const Endpoint& endpoint : next.endpoints)
+      tried.push_back(fmt::format("port {} of {}", endpoint.port, endpoint.address));
+    log_warn(
+        fmt::format("rank {} cannot reach rank {} on {} ({}): a dead rank will be noticed late; if the hosts have "
+                    "several networks, "
+                    "TRIREME_LISTEN names the interface of this job",
+                    rank_, (rank_ + 1) % size_, next.host, join(tried, ", ")));
+  }
   (void)eventfd_write(wake_, 1);
   watchdog_ = std::thread([this] { watch(); });
 }
@@ -64,47 +72,88 @@ RankWatch::~RankWatch() {
   if (watchdog_.joinable()) watchdog_.join();
   for (const Neighbour& neighbour : neighbours_)
     if (neighbour.fd >= 0) close(neighbour.fd);
-  if (listener_ >= 0) close(listener_);
+  for (const int listener : listeners_) close(listener);
   if (wake_ >= 0) close(wake_);
 }
 
 // --- start ---------------------------------------------------------------------------------------
 
-void RankWatch::listen() {
-  listener_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  sockaddr_in any{};
-  any.sin_family = AF_INET;
-  any.sin_addr.s_addr = htonl(INADDR_ANY);
-  if (listener_ < 0 || bind(listener_, reinterpret_cast<const sockaddr*>(&any), sizeof any) != 0 ||
-      ::listen(listener_, 256) != 0)
-    throw ConfigError(
-        fmt::format("rank {} on {} cannot listen on any port: {}", rank_, host_name(), std::strerror(errno)));
-}
-
-std::string RankWatch::introduction() {
-  sockaddr_in bound{};
-  socklen_t length = sizeof bound;
-  (void)getsockname(listener_, reinterpret_cast<sockaddr*>(&bound), &length);
-  ProgressRing& ring = ProgressRing::instance();
-  std::string text = fmt::format("{} {} {} {} {}", host_name(), getpid(), ring.record_fd(), ring.record_token(),
-                                 ntohs(bound.sin_port));
-  for (const std::string& address : own_addresses()) text += " " + address;
+/// One word for the network that this process sees, equal for processes that share its loopback interface, and the
+/// addresses under which other hosts may reach it, the best first.
+std::string RankWatch::place() const {
+  char space[64] = "";
+  (void)readlink("/proc/self/ns/net", space, sizeof space - 1);
+  std::string text = host_identity();
+  std::replace(text.begin(), text.end(), ' ', '_');
+  text += space;
+  if (!hooks_.address.empty() && !is_loopback_address(hooks_.address)) text += " " + hooks_.address;
+  for (const std::string& address : own_addresses())
+    if (address != hooks_.address) text += " " + address;
   return text;
 }
 
-void RankWatch::read_introductions(const std::vector<std::string>& introductions) {
-  const std::string own_host = host_name();
+void RankWatch::listen(const std::vector<std::string>& places) {
+  const auto words_of = [](const std::string& text) { return split(text, ' '); };
+  const std::vector<std::string> own = words_of(places[static_cast<size_t>(rank_)]);
+  std::vector<std::string> addresses = {"127.0.0.1"};
+  if (const auto chosen = listen_override()) {
+    if (chosen->address != addresses[0]) addresses.push_back(chosen->address);
+  } else {
+    const auto elsewhere = std::find_if(places.begin(), places.end(),
+                                        [&](const std::string& text) { return words_of(text)[0] != own[0]; });
+    if (elsewhere != places.end() && !hooks_.address.empty() && !is_loopback_address(hooks_.address)) {
+      addresses.push_back(hooks_.address);
+    } else if (elsewhere != places.end()) {
+      // The address from which this host reaches another one of the job. Both may have an equal address of a network
+      // that does not connect them (a bridge of containers): it is none of theirs.
+      for (const std::string& theirs : words_of(*elsewhere)) {
+        const std::string towards =
+            std::find(own.begin(), own.end(), theirs) == own.end() ? address_towards(theirs) : "";
+        if (towards.empty() || is_loopback_address(towards)) continue;
+        addresses.push_back(towards);
+        break;
+      }
+    }
+  }
+  for (const std::string& address : addresses) {
+    try {
+      const Listener listener = listen_at(address, 0, 256);
+      listeners_.push_back(listener.fd);
+      endpoints_.push_back({address, listener.port});
+    } catch (const std::runtime_error& error) {
+      throw ConfigError(fmt::format("rank {} on {} cannot listen on any port of {}: {}", rank_, host_name(),
+                                    address.empty() ? "its addresses" : address, error.what()));
+    }
+  }
+}
+
+std::string RankWatch::introduction() {
+  ProgressRing& ring = ProgressRing::instance();
+  std::string text =
+      fmt::format("{} {} {} {} {}", host_name(), getpid(), ring.record_fd(), ring.record_token(), endpoints_[0].port);
+  for (size_t i = 1; i < endpoints_.size(); ++i) {
+    const Endpoint& endpoint = endpoints_[i];
+    const std::vector<std::string> reached = endpoint.address.empty() ? own_addresses() : std::vector{endpoint.address};
+    for (const std::string& address : reached) text += fmt::format(" {} {}", address, endpoint.port);
+  }
+  return text;
+}
+
+void RankWatch::read_introductions(const std::vector<std::string>& introductions,
+                                   const std::vector<std::string>& places) {
+  const auto network_of = [&](int rank) { return split(places[static_cast<size_t>(rank)], ' ')[0]; };
+  const std::string own_host = host_name(), own_network = network_of(rank_);
   for (int rank = 0; rank < size_; ++rank) {
     Peer peer;
-    int fd = -1;
+    int fd = -1, port = 0;
     uint64_t token = 0;
     std::istringstream in(introductions[static_cast<size_t>(rank)]);
-    in >> peer.host >> peer.pid >> fd >> token >> peer.port;
+    in >> peer.host >> peer.pid >> fd >> token >> port;
     TRIREME_CHECK(static_cast<bool>(in), "rank ", rank, " introduced itself as '",
                   introductions[static_cast<size_t>(rank)], "'");
     if (rank == 0) token_ = token;
-    if (peer.host == own_host) peer.addresses.push_back("127.0.0.1");
-    for (std::string address; in >> address;) peer.addresses.push_back(address);
+    if (network_of(rank) == own_network) peer.endpoints.push_back({"127.0.0.1", port});
+    for (Endpoint endpoint; in >> endpoint.address >> endpoint.port;) peer.endpoints.push_back(endpoint);
     if (peer.host == own_host) peer.record = map_record(peer.pid, fd, token);
     peers_.push_back(std::move(peer));
   }
@@ -112,8 +161,8 @@ void RankWatch::read_introductions(const std::vector<std::string>& introductions
 
 int RankWatch::connect_to(int rank, double seconds) const {
   const Peer& peer = peers_[static_cast<size_t>(rank)];
-  for (const std::string& address : peer.addresses) {
-    const int fd = connect_address(address, peer.port, seconds);
+  for (const Endpoint& endpoint : peer.endpoints) {
+    const int fd = connect_to_address(endpoint.address, endpoint.port, seconds);
     if (fd >= 0) return fd;
   }
   return -1;
@@ -174,7 +223,8 @@ void RankWatch::answer(const GreetingQueue::Caller& caller) {
   set_timeouts(fd, 1);
   Greeting greeting{};
   std::memcpy(&greeting, caller.greeting.data(), sizeof greeting);
-  if (greeting.request == kNeighbour && greeting.rank == (rank_ + size_ - 1) % size_) {
+  if (greeting.request == kNeighbour && greeting.rank == (rank_ + size_ - 1) % size_ &&
+      neighbours_[kPrevious].rank < 0) {
     const char answer = kNeighbour;
     if (send_all(fd, &answer, 1)) {
       keep_alive(fd);
@@ -208,7 +258,7 @@ void RankWatch::read_from(Neighbour& neighbour) {
     const std::lock_guard lock(neighbours_mutex_);
     close(neighbour.fd);
     neighbour.fd = -1;
-    if (neighbour.received == std::string(1, kBye) || stop_) return;
+    if (read_message(neighbour.received).what == Received::kOrderlyEnd || stop_) return;
     // Both neighbours of a dead rank see the connection break. The rank before it reports; the other waits kReportDelay
     // for that report.
     if (&neighbour == &neighbours_[kPrevious] && size_ > 2)
@@ -217,19 +267,16 @@ void RankWatch::read_from(Neighbour& neighbour) {
       previous_lost_.reset();
   } else {
     neighbour.received.append(buffer, static_cast<size_t>(got));
-    if (neighbour.received.size() >= 5 && neighbour.received[0] == kFailure) {
-      uint32_t length = 0;
-      std::memcpy(&length, neighbour.received.data() + 1, sizeof length);
-      if (neighbour.received.size() < 5 + std::min<size_t>(length, kMaxReason)) return;
-      const std::string message = neighbour.received.substr(5, length);
-      const int code = std::atoi(message.c_str());
-      const std::string reason = message.substr(message.find('\n') + 1);
+    const Received message = read_message(neighbour.received);
+    if (message.what == Received::kFailed) {
       claim_exit();
-      if (rank_ == 0) print_failure(rank_, "ending because " + reason);
-      forward(reason, code);
+      if (rank_ == 0) print_failure(rank_, "ending because " + message.reason);
+      forward(message.reason, message.exit_code);
       end_stopped_ranks();
-      _exit(code);
+      _exit(message.exit_code);
     }
+    // Damaged bytes: the end of this connection tells what follows.
+    if (message.what == Received::kJunk) neighbour.received.resize(1);
     return;
   }
   if (!previous_lost_) handle_lost(neighbour);

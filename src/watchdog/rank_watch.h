@@ -51,10 +51,14 @@ class RankWatch final : public RankGuard {
   std::vector<RankView> views();
 
  private:
+  struct Endpoint {
+    std::string address;
+    int port = 0;
+  };
   struct Peer {
     std::string host;
-    int pid = 0, port = 0;
-    std::vector<std::string> addresses;
+    int pid = 0;
+    std::vector<Endpoint> endpoints;     // in the order of attempts
     const RankRecord* record = nullptr;  // same host
   };
   struct Neighbour {
@@ -67,10 +71,12 @@ class RankWatch final : public RankGuard {
   static constexpr std::chrono::milliseconds kReportDelay{300};
   static constexpr double kStackSeconds = 1;
 
-  // Start: a listening socket, and the exchange of addresses, process IDs and tokens.
-  void listen();
+  // Start: listening sockets, and the exchange of addresses, process IDs and tokens. Ranks of one host meet at its
+  // loopback address; one more socket, where there are other hosts, listens on the job's interface.
+  std::string place() const;
+  void listen(const std::vector<std::string>& places);
   std::string introduction();
-  void read_introductions(const std::vector<std::string>& introductions);
+  void read_introductions(const std::vector<std::string>& introductions, const std::vector<std::string>& places);
   bool connect_next();
   int connect_to(int rank, double seconds) const;
 
@@ -103,7 +109,9 @@ class RankWatch final : public RankGuard {
   Hooks hooks_;
   std::optional<double> fixed_limit_;
   uint64_t token_ = 0;
-  int listener_ = -1, wake_ = -1;
+  std::vector<int> listeners_;
+  std::vector<Endpoint> endpoints_;  // of this rank; the loopback address first
+  int wake_ = -1;
   std::unique_ptr<GreetingQueue> queue_;  // of the server's thread
   std::atomic<int64_t> strangers_ = 0;
   std::vector<Peer> peers_;

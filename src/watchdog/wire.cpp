@@ -1,16 +1,16 @@
 #include "wire.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <charconv>
 #include <cstring>
+#include <system_error>
 
 namespace trireme::wire {
 
@@ -22,6 +22,25 @@ timeval time_value(double seconds) {
 }
 
 }  // namespace
+
+Received read_message(std::string_view bytes) {
+  if (bytes.empty()) return {};
+  if (bytes[0] == kBye) return {.what = bytes.size() == 1 ? Received::kOrderlyEnd : Received::kJunk, .reason = {}};
+  if (bytes[0] != kFailure) return {.what = Received::kJunk, .reason = {}};
+  uint32_t length = 0;
+  if (bytes.size() < 1 + sizeof length) return {.what = Received::kIncomplete, .reason = {}};
+  std::memcpy(&length, bytes.data() + 1, sizeof length);
+  if (length > kMaxReason) return {.what = Received::kJunk, .reason = {}};
+  const std::string_view message = bytes.substr(1 + sizeof length);
+  if (message.size() < length) return {.what = Received::kIncomplete, .reason = {}};
+  const size_t line = message.substr(0, length).find('\n');
+  int code = 0;
+  const auto [end, error] = std::from_chars(message.data(), message.data() + std::min<size_t>(line, length), code);
+  if (line >= length || error != std::errc() || end != message.data() + line || code < 1 || code > 255)
+    return {.what = Received::kJunk, .reason = {}};
+  return {
+      .what = Received::kFailed, .exit_code = code, .reason = std::string(message.substr(line + 1, length - line - 1))};
+}
 
 void make_blocking(int fd) { (void)fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK); }
 
@@ -61,36 +80,6 @@ bool receive_all(int fd, void* data, size_t size) {
     size -= static_cast<size_t>(got);
   }
   return true;
-}
-
-std::vector<std::string> own_addresses() {
-  std::vector<std::string> found;
-  ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) return found;
-  for (const ifaddrs* at = list; at != nullptr; at = at->ifa_next) {
-    if (at->ifa_addr == nullptr || at->ifa_addr->sa_family != AF_INET || (at->ifa_flags & IFF_LOOPBACK) != 0 ||
-        (at->ifa_flags & IFF_UP) == 0)
-      continue;
-    char text[INET_ADDRSTRLEN];
-    sockaddr_in address;
-    std::memcpy(&address, at->ifa_addr, sizeof address);
-    if (inet_ntop(AF_INET, &address.sin_addr, text, sizeof text) != nullptr) found.emplace_back(text);
-  }
-  freeifaddrs(list);
-  return found;
-}
-
-int connect_address(const std::string& address, int port, double seconds) {
-  sockaddr_in to{};
-  to.sin_family = AF_INET;
-  to.sin_port = htons(static_cast<uint16_t>(port));
-  if (inet_pton(AF_INET, address.c_str(), &to.sin_addr) != 1) return -1;
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return -1;
-  set_timeouts(fd, seconds);  // Linux applies the send time-out to connect() as well
-  if (connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof to) == 0) return fd;
-  close(fd);
-  return -1;
 }
 
 }  // namespace trireme::wire

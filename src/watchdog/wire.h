@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <vector>
+#include <string_view>
 
 namespace trireme::wire {
 
@@ -21,6 +21,13 @@ struct Greeting {
 /// Messages between neighbours: orderly end, or failure (uint32 length, then "exit code\nreason").
 enum Message : char { kBye = 'B', kFailure = 'F' };
 constexpr size_t kMaxReason = 4000;
+/// What a neighbour has sent so far.
+struct Received {
+  enum { kNothing, kIncomplete, kOrderlyEnd, kFailed, kJunk } what = kNothing;
+  int exit_code = 0;  // of kFailed; from 1 to 255
+  std::string reason;
+};
+Received read_message(std::string_view bytes);
 
 /// Undoes SOCK_NONBLOCK.
 void make_blocking(int fd);
@@ -30,9 +37,5 @@ void set_timeouts(int fd, double seconds);
 void keep_alive(int fd);
 bool send_all(int fd, const void* data, size_t size);
 bool receive_all(int fd, void* data, size_t size);
-/// IPv4 addresses under which other hosts may reach this one.
-std::vector<std::string> own_addresses();
-/// A connected socket, or -1.
-int connect_address(const std::string& address, int port, double seconds);
 
 }  // namespace trireme::wire

@@ -8,7 +8,7 @@ trireme_test(rank_desync_test TORCH SOURCES rank_desync_test.cpp LIBS trireme::c
 set_tests_properties(rank_desync_test.3ranks PROPERTIES LABELS "faults;multi")
 
 add_executable(rank_driver rank_driver.cpp)
-target_link_libraries(rank_driver PRIVATE trireme_options trireme::watchdog)
+target_link_libraries(rank_driver PRIVATE trireme_options trireme::watchdog trireme::world)
 target_include_directories(rank_driver PRIVATE ${PROJECT_SOURCE_DIR}/src/comm ${PROJECT_SOURCE_DIR}/src/watchdog)
 trireme_use_torch(rank_driver)
 set_target_properties(rank_driver PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)

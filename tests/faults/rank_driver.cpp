@@ -50,7 +50,8 @@ int on_cpus(const trireme::Launch& launch, int steps) {
   const auto store = trireme::join_store(launch);
   const auto exchange = store->exchange();
   trireme::RankWatch watch(launch.rank, launch.world_size,
-                           [&](const std::string& text) { return exchange->all_gather(text); }, {});
+                           [&](const std::string& text) { return exchange->all_gather(text); },
+                           {.device_wait = {}, .device_error = {}, .address = store->address()});
   trireme::ProgressRing& ring = trireme::ProgressRing::instance();
   try {
     for (int step = 1; step <= steps; ++step) {

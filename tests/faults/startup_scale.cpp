@@ -94,10 +94,12 @@ int run_rank(Shared& shared, bool strangers) {
   TRIREME_CHECK(make_topology(hosts).hosts() == 1, "more than one host");
   times.meet = lap();
   std::vector<int> visitors;
+  int introduced = 0;
   const auto introduce = [&](const std::string& text) {
     const auto all = exchange->all_gather(text);
-    if (strangers) {
-      // Before this rank connects to its neighbour: the neighbour's port is the fifth word of its introduction.
+    if (strangers && ++introduced == 2) {
+      // Before this rank connects to its neighbour: the neighbour's port is the fifth word of its
+      // introduction, which follows the exchange of the networks.
       std::istringstream words(all[static_cast<size_t>((launch.rank + 1) % launch.world_size)]);
       std::string port;
       for (int i = 0; i < 5; ++i) words >> port;

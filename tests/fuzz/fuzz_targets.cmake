@@ -1,11 +1,18 @@
 # The fuzz targets: NAME_fuzz.cpp with corpus/NAME, fixtures of other tests, and dictionaries/….
-set(fuzz_targets yaml npy safetensors model hdf5 hdf5_rows tokenizer tokenizer_json manifest kineto megatron chat_template)
+set(fuzz_targets yaml npy safetensors model hdf5 hdf5_rows tokenizer tokenizer_json manifest kineto megatron chat_template
+  key_store watch watch_answer)
 set(tests ${CMAKE_CURRENT_LIST_DIR}/..)
 foreach(target ${fuzz_targets})
   set(${target}_inputs ${CMAKE_CURRENT_LIST_DIR}/corpus/${target} ${tests}/formats/fixtures)
   set(${target}_options -rss_limit_mb=512 -malloc_limit_mb=256 -max_len=4096)
   # Freed memory in the sanitizer's quarantine counts as memory in use: up to half of the limit and more.
   set(${target}_environment ASAN_OPTIONS=quarantine_size_mb=32)
+endforeach()
+# Programs of connections and messages of ranks, no files of other tests.
+foreach(target key_store watch watch_answer)
+  set(${target}_inputs ${CMAKE_CURRENT_LIST_DIR}/corpus/${target})
+  set(${target}_options -rss_limit_mb=512 -malloc_limit_mb=4 -max_len=4096)
+  set(${target}_dictionary ranks)
 endforeach()
 list(APPEND yaml_inputs ${tests}/config/fixtures)
 list(APPEND npy_inputs ${tests}/data/fixtures)

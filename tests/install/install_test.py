@@ -2,6 +2,7 @@
 """cmake --install: programs start from the installation, presets, Slurm scripts; and run.sub as a copy outside of any repository."""
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -18,6 +19,8 @@ def check_install(args, prefix):
     run(args.cmake, "--install", args.build, "--prefix", prefix)
     clean = {key: value for key, value in os.environ.items() if key not in ("LD_LIBRARY_PATH", "PYTHONPATH")}
     assert "train_llama " in run(prefix / "bin" / "train_llama", "--version", env=clean, cwd="/")  # check_interface starts all programs
+    needed = run("ldd", prefix / "bin/trireme", env=clean)
+    assert "libtorch_cpu" in needed and not re.search("libmpi|libnccl|libtorch_cuda", needed), needed  # the trainers alone need these
     presets = sorted(str(p.relative_to(prefix)) for p in prefix.glob("share/trireme/presets/*/*.yaml"))
     assert presets == sorted(f"share/trireme/presets/{p.parent.parent.name}/{p.name}" for p in Path(args.source).glob("models/*/presets/*.yaml")), presets
     tried = set()

@@ -89,4 +89,7 @@ class World {
   virtual void leave() = 0;
 };
 
+/// ", nccl 2.28.9": of the library that this process has loaded; "" in builds without CUDA.
+std::string nccl_version_text();
+
 }  // namespace trireme

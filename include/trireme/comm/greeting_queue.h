@@ -1,5 +1,5 @@
 #pragma once
-// Accepts the connections of a listening socket and keeps each one until it has sent its greeting, a fixed number of
+// Accepts the connections of listening sockets and keeps each one until it has sent its greeting, a fixed number of
 // bytes. Nothing blocks: a connection that sends nothing, or sends slowly, delays no other. Connections that send
 // anything else, that close, or whose greeting is not complete in time are closed and counted.
 
@@ -19,8 +19,8 @@ class GreetingQueue {
     double seconds = 5;  // from accept to the greeting's last byte
     size_t most = 1024;  // connections without greeting; the oldest is closed when there are more
   };
-  /// `listener`: a non-blocking listening socket, which the caller closes. `valid` gets the bytes of a greeting.
-  GreetingQueue(int listener, Limits limits, std::function<bool(const char*)> valid);
+  /// `listeners`: non-blocking listening sockets, which the caller closes. `valid` gets the bytes of a greeting.
+  GreetingQueue(std::vector<int> listeners, Limits limits, std::function<bool(const char*)> valid);
   ~GreetingQueue();
   GreetingQueue(const GreetingQueue&) = delete;
   GreetingQueue& operator=(const GreetingQueue&) = delete;
@@ -48,13 +48,14 @@ class GreetingQueue {
     std::string received;
   };
   using Connections = std::map<uint64_t, Pending>;  // by order of arrival
-  void accept_waiting();
+  void accept_waiting(int listener);
   Connections::iterator drop(Connections::iterator at, int64_t& counter);
 
-  int listener_, epoll_;
+  std::vector<int> listeners_;
+  int epoll_;
   Limits limits_;
   std::function<bool(const char*)> valid_;
-  uint64_t next_ = 1;
+  uint64_t next_;  // order of the next connection; smaller numbers are the listeners
   Connections pending_;
   int64_t silent_ = 0, wrong_ = 0, closed_ = 0, surplus_ = 0;
   std::string last_;  // address of the connection dropped last

@@ -48,6 +48,8 @@ class Watchdog {
     std::function<double()> device_wait;
     /// What the communication library's own threads report, or empty.
     std::function<std::string()> device_error;
+    /// The address of this host in the job's network, as text; empty: not known, found from the kernel's routes.
+    std::string address{};
   };
   using AllGather = std::function<std::vector<std::string>(const std::string&)>;
 

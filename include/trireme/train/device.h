@@ -56,7 +56,7 @@ UsableCores usable_cores();
 /// threads are started than cores are there.
 int threads_of_rank(const UsableCores& cores, int local_world_size);
 
-/// "cuda 13.0, nccl 2.28.9" or "".
+/// "cuda 13.0" or "".
 std::string gpu_library_versions();
 
 }  // namespace trireme

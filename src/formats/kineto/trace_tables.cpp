@@ -46,7 +46,8 @@ std::vector<std::string> ranges_of_allocations(const Trace& trace) {
   std::map<uint32_t, std::vector<size_t>> by_thread;
   for (size_t i = 0; i < trace.allocations.size(); ++i) by_thread[trace.allocations[i].thread].push_back(i);
   const auto threads = host_threads(trace);
-  for (auto& [thread, members] : by_thread) {
+  for (auto& [thread, of_thread] : by_thread) {
+    std::vector<size_t>& members = of_thread;
     std::stable_sort(members.begin(), members.end(),
                      [&](size_t a, size_t b) { return trace.allocations[a].at < trace.allocations[b].at; });
     size_t next = 0;

@@ -7,7 +7,6 @@
 #include <cuda_profiler_api.h>
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
-#include <nccl.h>
 
 #include <algorithm>
 #include <functional>
@@ -117,11 +116,9 @@ void stop_capture() {
 }
 
 std::string library_versions() {
-  int runtime = 0, nccl = 0;
+  int runtime = 0;
   (void)cudaRuntimeGetVersion(&runtime);
-  (void)ncclGetVersion(&nccl);
-  return fmt::format("cuda {}.{}, nccl {}.{}.{}", runtime / 1000, runtime % 1000 / 10, nccl / 10000, nccl % 10000 / 100,
-                     nccl % 100);
+  return fmt::format("cuda {}.{}", runtime / 1000, runtime % 1000 / 10);
 }
 
 }  // namespace trireme::gpu

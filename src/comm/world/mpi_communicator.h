@@ -1,6 +1,8 @@
 #pragma once
-// Private to comm/: collectives of CPU tensors through MPI. MPI_THREAD_FUNNELED: only the thread that trains calls MPI.
+// Private to comm/world/: collectives of CPU tensors through MPI. MPI_THREAD_FUNNELED: only the thread that trains
+// calls MPI.
 
+#include "host_exchange.h"
 #include "trireme/comm/communicator.h"
 
 // The C interface only: OpenMPI's removed C++ interface would have to be linked.
@@ -43,5 +45,8 @@ std::vector<std::string> mpi_gather_host(MPI_Comm handle, const std::string& val
 std::string mpi_broadcast_host(MPI_Comm handle, const std::string& value);
 /// False when a rank did not arrive in time. Its barrier is then still under way, so the communicator must not be used.
 bool mpi_barrier_within(MPI_Comm handle, double seconds);
+
+/// Host values over `handle`, which the caller keeps; sub-groups made by split() own theirs.
+std::unique_ptr<HostExchange> make_mpi_exchange(MPI_Comm handle);
 
 }  // namespace trireme

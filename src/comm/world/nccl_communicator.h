@@ -1,5 +1,5 @@
 #pragma once
-// Private to comm/: collectives of GPU tensors through NCCL's own API.
+// Private to comm/world/: collectives of GPU tensors through NCCL's own API.
 
 #include "host_exchange.h"
 #include "trireme/comm/communicator.h"

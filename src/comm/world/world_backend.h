@@ -1,5 +1,5 @@
 #pragma once
-// Private to comm/: functions shared by the CPU and the GPU world.
+// Private to comm/world/: functions shared by the CPU and the GPU world.
 
 #include "trireme/comm/communicator.h"
 

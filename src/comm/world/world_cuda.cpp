@@ -13,6 +13,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
+#include <nccl.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -40,7 +41,7 @@ class GpuWorld final : public World {
     }
     std::unique_ptr<HostExchange> exchange;
     if (launch_.kind == Launch::Kind::kMpi) {
-      exchange = make_mpi_exchange(&mpi_job());
+      exchange = make_mpi_exchange(mpi_job());
     } else {
       store_ = join_store(launch_);
       exchange = store_->exchange();
@@ -54,9 +55,10 @@ class GpuWorld final : public World {
     hosts_ = exchange->all_gather(host_name());
     if (watchdog != nullptr) {
       const auto all_gather = [&exchange](const std::string& text) { return exchange->all_gather(text); };
-      guard_ = watchdog->guard(
-          launch_.rank, launch_.world_size, all_gather,
-          {.device_wait = [] { return nccl_stuck_for(); }, .device_error = [] { return nccl_error(); }});
+      guard_ = watchdog->guard(launch_.rank, launch_.world_size, all_gather,
+                               {.device_wait = [] { return nccl_stuck_for(); },
+                                .device_error = [] { return nccl_error(); },
+                                .address = store_ ? store_->address() : ""});
     }
     comm_ = make_nccl_communicator(std::move(exchange), device(), "world");
   }
@@ -142,6 +144,12 @@ class GpuWorld final : public World {
 };
 
 }  // namespace
+
+std::string nccl_version_text() {
+  int version = 0;
+  (void)ncclGetVersion(&version);
+  return fmt::format(", nccl {}.{}.{}", version / 10000, version % 10000 / 100, version % 100);
+}
 
 std::unique_ptr<World> join_gpu_world(const Launch& launch, Watchdog* watchdog) {
   return std::make_unique<GpuWorld>(launch, watchdog);

@@ -96,6 +96,10 @@ Topology order_mpi_ranks(Launch& launch) {
   return topology;
 }
 
+#ifndef TRIREME_WITH_CUDA
+std::string nccl_version_text() { return ""; }
+#endif
+
 std::unique_ptr<World> World::join(const Launch& launch, bool use_gpu, Watchdog* watchdog) {
   if (use_gpu) {
 #ifdef TRIREME_WITH_CUDA

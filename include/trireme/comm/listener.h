@@ -1,0 +1,40 @@
+#pragma once
+// Listening sockets on one address of this machine, and which address that is. Addresses are numeric texts, IPv4 or
+// IPv6.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+struct Listener {
+  int fd = -1;  // non-blocking; the caller closes it
+  int port = 0;
+};
+/// Listens on `address` alone; "" is every address of both families. `port` 0: any. std::runtime_error with the reason
+/// of the system.
+Listener listen_at(const std::string& address, int port, int backlog);
+
+/// Connects to `address` within `seconds`, which are also the limit of every later send and receive. -1: no connection.
+int connect_to_address(const std::string& address, int port, double seconds);
+
+bool is_numeric_address(const std::string& text);
+bool is_loopback_address(const std::string& address);
+/// The address of this end of a connection.
+std::string local_address(int fd);
+
+/// Addresses under which other hosts may reach this one: of interfaces that are up, without loopback and link-local
+/// ones; IPv4 first.
+std::vector<std::string> own_addresses();
+/// The address from which the kernel's routes let this host reach `other`; "" when there is no route. Sends nothing.
+std::string address_towards(const std::string& other);
+
+/// TRIREME_LISTEN: where the sockets of this process listen instead of the job's interface. `address` is "" for `all`.
+/// ConfigError when its value is neither `all` nor an address or interface of this machine.
+struct ListenOverride {
+  std::string address;
+};
+std::optional<ListenOverride> listen_override();
+
+}  // namespace trireme
