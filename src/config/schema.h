@@ -221,6 +221,11 @@ void describe(Visitor& v, ParallelSection& s) {
            .help = "type of the gradients summed over ranks; compute: as computed with",
            .words = {"fp32", "compute"}},
           s.reduce_dtype);
+  v.field({.key = "rates",
+           .help = "YAML file of the machine's rates, which the plan predicts steps with (trireme calibrate measures "
+                   "them); null = the built-in table",
+           .path = true},
+          s.rates);
 }
 
 template <class Visitor>

@@ -1,0 +1,80 @@
+// `trireme calibrate`: the rates of this machine, for the plan's predictions.
+#include "tools.h"
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/base/log.h"
+#include "trireme/base/text.h"
+#include "trireme/comm/launch.h"
+#include "trireme/train/calibration.h"
+#include "trireme/train/device.h"
+#include "trireme/train/rates_file.h"
+#include "trireme/version.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+namespace trireme {
+
+namespace {
+
+void write_rates(const Calibration& calibration, const std::string& output) {
+  std::vector<std::string> notes = {fmt::format("trireme {} ({}) calibrate", kVersion, kCommit)};
+  notes.insert(notes.end(), calibration.notes.begin(), calibration.notes.end());
+  const std::string text = rates_text(calibration.rates, calibration.measured, notes);
+  std::fputs(text.c_str(), stdout);
+  if (output.empty()) return;
+  if (const auto folder = std::filesystem::path(output).parent_path(); !folder.empty()) make_directories(folder);
+  write_file_atomic(output, text);
+  std::printf("written: %s; parallel.rates: %s loads it, and so does trireme simulate --rates\n", output.c_str(),
+              output.c_str());
+}
+
+void run_calibrate(const std::string& output, double seconds) {
+  const Launch launch = detect_launch();
+  const int gpus = visible_gpus();
+  if (gpus == 0)
+    throw ConfigError(
+        "trireme calibrate measures GPUs, and this process sees none: steps of CPU ranks are not predicted, so that "
+        "there are no rates of a CPU (trireme doctor says which GPUs are there)");
+  if (launch.world_size == 1 && launch.kind == Launch::Kind::kAlone && gpus > 1)
+    log_info(
+        fmt::format("one GPU of {} is measured, and no link: mpirun -n {} trireme calibrate measures all", gpus, gpus));
+  set_log_rank(launch.rank, launch.world_size);
+  const std::unique_ptr<World> world = World::join(launch, /*use_gpu=*/true, nullptr);
+  const bool several = world->communicator().size() > 1;
+  try {
+    configure_libraries(world->device(), world->launch().local_world_size);
+    const Calibration calibration = calibrate(*world, seconds);
+    if (world->communicator().rank() == 0) write_rates(calibration, output);
+  } catch (const Error& error) {
+    if (several) world->abort(error.what(), static_cast<int>(error.code()));
+    throw;
+  } catch (const std::exception& error) {
+    if (several) world->abort(error.what(), static_cast<int>(ExitCode::kInternal));
+    throw;
+  }
+  world->leave();
+}
+
+}  // namespace
+
+void add_calibrate_tool(CLI::App& app) {
+  struct Options {
+    std::string output;
+    double seconds = 1;
+  };
+  auto options = std::make_shared<Options>();
+  CLI::App* tool = app.add_subcommand("calibrate", "measures this machine's rates, which plans predict steps with");
+  tool->add_option("--output", options->output, "YAML file to write, for parallel.rates");
+  tool->add_option("--seconds", options->seconds, "of each measurement")
+      ->check(CLI::Range(0.05, 60.0))
+      ->capture_default_str();
+  tool->callback([options] { run_calibrate(options->output, options->seconds); });
+}
+
+}  // namespace trireme
