@@ -67,7 +67,7 @@ TEST_F(RatesFile, EverythingWrongIsSaidWithItsPlace) {
   const std::string text = failure("name: x\nbf16_flop: 1e15\nmemory_bytes: 3.9\nlink_bytes: fast\ninterference: -1\n");
   for (const char* part :
        {"rates.yaml:2:1: unknown key 'bf16_flop'. Did you mean 'bf16_flops'?",
-        "rates.yaml:3:15: memory_bytes must be from 1e+10 to 1e+14, not 3.9",
+        "rates.yaml:3:15: memory_bytes must be from 1e+10 to 1e+14, not '3.9'",
         "rates.yaml:4:13: link_bytes must be a number, not", "rates.yaml:5:15: interference must be"})
     EXPECT_NE(text.find(part), std::string::npos) << part << "\nnot in\n" << text;
 }
