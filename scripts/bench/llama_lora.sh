@@ -5,7 +5,8 @@
 #   scripts/bench/llama_lora.sh SHAPE SEQ MICRO_BATCH GLOBAL_BATCH STEPS [RANKS] [--set key=value …]
 #
 # SHAPE: 7b | 13b | 34b | 70b | 70b40 (half its blocks) | 8b (Llama 3) | tiny. Prints the run's log and one summary line: median tokens/s and samples/s per GPU of all
-# steps but the first WARMUP (3), peak memory and the plan's figure. BIN names the folder of the binaries (default build/release/bin).
+# steps but the first WARMUP (3), peak memory and the plan's figure. BIN names the folder of the binaries (default build/release/bin); METRICS
+# a file to copy metrics.jsonl to.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 shape=$1 seq=$2 micro=$3 global=$4 steps=$5 ranks=${6:-1}
@@ -43,6 +44,7 @@ if [ "$ranks" -gt 1 ]; then
   if [ "$(id -u)" -eq 0 ]; then launch+=(--allow-run-as-root); fi
 fi
 "${launch[@]}" "$bin/train_llama" --config "$work/run.yaml" "$@"
+if [ -n "${METRICS:-}" ]; then cp "$work/run/metrics.jsonl" "$METRICS"; fi
 "$python" - "$work/run/metrics.jsonl" "$ranks" "${WARMUP:-3}" <<'PY'
 import json, statistics, sys
 lines = [json.loads(line) for line in open(sys.argv[1])]

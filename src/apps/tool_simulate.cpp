@@ -4,6 +4,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
+#include "trireme/train/rates_file.h"
 #include "trireme/train/simulate.h"
 #include "trireme/version.h"
 
@@ -27,7 +28,7 @@ constexpr double kGiB = 1 << 30;
 constexpr int kMostGpus = 65536;
 
 struct SimulateArguments {
-  std::string config, trainer = "train_llama", device = "H200", output, svg;
+  std::string config, trainer = "train_llama", device, rates, output, svg;
   std::vector<std::string> overrides, policies = SimulationOptions{}.policies;
   std::vector<int> gpus;
   int gpus_per_host = 8;
@@ -47,7 +48,14 @@ SimulationOptions simulation_options(const SimulateArguments& arguments) {
                                     join(SimulationOptions{}.policies, ", "),
                                     did_you_mean(policy, SimulationOptions{}.policies)));
   options.policies = arguments.policies;
-  options.rates = machine_rates("NVIDIA " + arguments.device);
+  if (!arguments.rates.empty())
+    options.rates = read_rates(arguments.rates);
+  else if (!arguments.device.empty())
+    options.rates = machine_rates("NVIDIA " + arguments.device);
+  else
+    options.rates =
+        configured_rates(load_config(arguments.config, arguments.overrides, model_family(arguments.trainer).config))
+            .value_or(machine_rates("NVIDIA H200"));
   if (arguments.link_gb_s) options.rates.network_bytes = *arguments.link_gb_s * 1e9 * kNetworkEfficiency;
   if (arguments.nvlink_gb_s) options.rates.link_bytes = *arguments.nvlink_gb_s * 1e9;
   if (arguments.memory_gib) options.rates.memory_gib = *arguments.memory_gib;
@@ -132,13 +140,15 @@ std::string simulation_json(const Simulation& simulation, const SimulationOption
                                       {"gpus_per_host", options.gpus_per_host},
                                       {"machine",
                                        {{"name", rates.name},
+                                        {"rates_file", rates.file},
                                         {"memory_gib", rates.memory_gib},
                                         {"bf16_flops", rates.bf16_flops},
                                         {"fp8_flops", rates.fp8_flops},
                                         {"attention_flops", rates.attention_flops},
                                         {"memory_bytes_per_s", rates.memory_bytes},
                                         {"link_bytes_per_s", rates.link_bytes},
-                                        {"network_bytes_per_s", rates.network_bytes}}},
+                                        {"network_bytes_per_s", rates.network_bytes},
+                                        {"interference", rates.interference}}},
                                       {"rows", rows}};
   return all.dump(2) + "\n";
 }
@@ -194,7 +204,7 @@ void run_simulate(const SimulateArguments& arguments) {
       simulate(arguments.config, arguments.overrides, model_family(arguments.trainer), options);
   std::string text;
   for (const std::string& line : simulation.model) text += line + '\n';
-  text += machine_text(options) + '\n';
+  text += machine_text(options) + '\n' + describe_rates(options.rates, options.rates.name) + '\n';
   text += options.weak ? "weak scaling: the batch grows with the GPUs\n" : "strong scaling: one batch for all\n";
   if (simulation.policy_free)
     text += "only adapters are trained, which are whole on every GPU: parallel.policy changes nothing\n";
@@ -226,9 +236,10 @@ void add_simulate_tool(CLI::App& app) {
   tool->add_option("--gpus-per-host", arguments->gpus_per_host, "GPUs of each host")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  tool->add_option("--gpu", arguments->device, "Kind of the GPUs")
-      ->check(CLI::IsMember({"H200", "H100"}))
-      ->capture_default_str();
+  CLI::Option* kind = tool->add_option("--gpu", arguments->device,
+                                       "Kind of the GPUs: H200 (the default without parallel.rates) or H100")
+                          ->check(CLI::IsMember({"H200", "H100"}));
+  tool->add_option("--rates", arguments->rates, "YAML file of rates that `trireme calibrate` wrote")->excludes(kind);
   tool->add_option("--link-gb-s", arguments->link_gb_s,
                    "Nominal rate of the network for each GPU, GB/s in each direction (default 50: one adapter of 400 "
                    "Gb/s for each GPU)")

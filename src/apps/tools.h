@@ -17,6 +17,7 @@ void add_megatron_data_tool(CLI::App& data);    // tool_data_megatron.cpp: `data
 void add_data_verify_tool(CLI::App& data);      // tool_data_verify.cpp: `data verify`
 void add_adapter_tool(CLI::App& app);           // tool_adapter.cpp
 void add_generate_tool(CLI::App& app);          // tool_generate.cpp
+void add_calibrate_tool(CLI::App& app);         // tool_calibrate.cpp
 void add_checkpoint_tool(CLI::App& app);        // tool_checkpoint.cpp
 void add_config_tool(CLI::App& app);            // tool_config.cpp
 void add_launch_tool(CLI::App& app);            // tool_launch.cpp

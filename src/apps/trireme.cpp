@@ -34,6 +34,7 @@ int run(int argc, char** argv) {
   trireme::add_profile_tool(app);
   trireme::add_report_tool(app);
   trireme::add_simulate_tool(app);
+  trireme::add_calibrate_tool(app);
   trireme::add_doctor_tool(app);
   try {
     app.parse(argc, argv);

@@ -238,6 +238,11 @@ void describe(Visitor& v, ParallelSection& s) {
            .help = "type in which gradients are summed over ranks; compute: that of precision.compute",
            .words = {"fp32", "compute"}},
           s.reduce_dtype);
+  v.field({.key = "rates",
+           .help = "YAML file of the machine's rates, which the plan predicts steps with (trireme calibrate measures "
+                   "them); null = the built-in table",
+           .path = true},
+          s.rates);
 }
 
 template <class Visitor>

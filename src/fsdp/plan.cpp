@@ -12,10 +12,6 @@ namespace trireme {
 
 namespace {
 
-/// Fraction of a communication's time by which it slows the products that run at the same time (both use memory
-/// bandwidth, power and multiprocessors).
-constexpr double kInterference = 0.28;
-
 /// Part by which a shard group over several hosts must be predicted faster than one inside a host to be chosen: its
 /// gathers wait for the slowest host of the group and for the network that others use, which the prediction ignores.
 constexpr double kOverHostsMargin = 0.05;
@@ -206,7 +202,7 @@ StepCost cost_of(const PlanInput& input, const Storage& storage, const Choice& c
   const double byte = shards.byte;
   // `latency` needs neither memory bandwidth nor multiprocessors: it slows nothing, but takes its time.
   const auto hide = [&](double communication, double latency, double computation) {
-    cost.interference += kInterference * communication;
+    cost.interference += times.interference * communication;
     cost.exposed += std::max(0.0, communication + latency - computation);
   };
   const int frozen = static_cast<int>(storage.gathered.size()) - choice.resident;

@@ -1,5 +1,6 @@
 // Gathering of sharded units: slots, and gathers ahead of use.
 #include <ATen/core/grad_mode.h>
+#include "backward_range.h"
 #include "trireme/base/error.h"
 #include "trireme/base/profile_range.h"
 #include "trireme/fsdp/sharded_units.h"
@@ -91,9 +92,13 @@ void ShardedUnits::post_forward(int unit) {
 void ShardedUnits::pre_backward(int unit) {
   if (specs_[unit].backward_reads_weights) use(unit);
   prefetch(unit, -1);
+  begin_backward_range(specs_[unit].name);
 }
 
-void ShardedUnits::post_backward(int unit) { post_forward(unit); }
+void ShardedUnits::post_backward(int unit) {
+  end_backward_range();
+  post_forward(unit);
+}
 
 void ShardedUnits::release() {
   for (auto& state : states_)

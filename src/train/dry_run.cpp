@@ -11,6 +11,7 @@
 #include "trireme/base/text.h"
 #include "trireme/formats/checkpoint/training_checkpoint.h"
 #include "trireme/train/precision.h"
+#include "trireme/train/rates_file.h"
 #include "trireme/train/run_directory.h"
 #include "trireme/version.h"
 
@@ -56,6 +57,14 @@ std::vector<std::string> cost_lines(const Config& config, const TrainingTask& ta
   return lines;
 }
 
+/// Which rates the prediction is made of; nothing where there is none and no file was asked for.
+std::string rates_line(const Config& config, const MemoryPlan& plan, const std::string& device_name) {
+  if (!plan.cost.known && !config.parallel.rates) return "";
+  const MachineRates rates = configured_rates(config).value_or(machine_rates(device_name));
+  return describe_rates(rates, device_name) +
+         (plan.cost.known ? "" : "; steps of CPU ranks are not predicted, only their parts are compared");
+}
+
 }  // namespace
 
 std::vector<std::string> run_banner(const Config& config, const TrainingTask& task, const MemoryPlan& plan,
@@ -77,6 +86,7 @@ std::vector<std::string> run_banner(const Config& config, const TrainingTask& ta
   for (const std::string& line : cost_lines(config, task, ranks)) lines.push_back(line);
   for (const std::string& line : split(describe_plan(plan, task.units()), '\n'))
     if (!line.empty()) lines.push_back(line);
+  if (const std::string rates = rates_line(config, plan, device.name); !rates.empty()) lines.push_back(rates);
   return lines;
 }
 
@@ -95,6 +105,7 @@ int dry_run(const Config& given, const CommandLine& line, const Launch& launch, 
   question.device_memory =
       gpu ? static_cast<int64_t>(*line.device_memory_gib * (1 << 30))
           : describe_device(at::kCPU, dtype, launch.world_size > 1 ? launch.local_world_size : ranks).total_memory;
+  question.rates = configured_rates(config);
   const MemoryPlan plan = plan_run(question);
   const std::string warning = check_checkpoint_space(config, checkpoints, known_run_id(config.output.dir),
                                                      checkpoint_bytes(task->units(), ranks));
@@ -109,6 +120,7 @@ int dry_run(const Config& given, const CommandLine& line, const Launch& launch, 
   for (const std::string& description : task->facts().description) text += description + '\n';
   for (const std::string& cost : cost_lines(config, *task, ranks)) text += cost + '\n';
   text += describe_plan(plan, task->units());
+  if (const std::string rates = rates_line(config, plan, ""); !rates.empty()) text += rates + '\n';
   text += "data: " + report.summary() + '\n';
   if (const auto found = list_checkpoints(checkpoints); !found.empty())
     text += fmt::format(

@@ -1,5 +1,6 @@
 #include "out_of_memory.h"
 
+#include "memory_snapshot.h"
 #include "trireme/base/text.h"
 #include "trireme/train/device.h"
 
@@ -30,7 +31,12 @@ std::string bytes(int64_t count) { return format_bytes(static_cast<double>(count
 
 /// What the machine still has for this process.
 std::string free_memory(at::Device device) {
-  if (device.is_cuda()) return fmt::format("the allocator's peak was {}", bytes(peak_reserved_memory(device)));
+  if (device.is_cuda()) {
+    const std::string snapshot = out_of_memory_snapshot().string();
+    return fmt::format(
+        "the allocator's peak was {}{}", bytes(peak_reserved_memory(device)),
+        snapshot.empty() ? "" : fmt::format(", and its snapshot is {} (pytorch.org/memory_viz)", snapshot));
+  }
   const int64_t free = static_cast<int64_t>(sysconf(_SC_AVPHYS_PAGES)) * sysconf(_SC_PAGESIZE);
   std::string text =
       fmt::format("{} were resident at most, the machine has {} free", bytes(peak_memory(device)), bytes(free));

@@ -1,6 +1,6 @@
 #include "profiler.h"
 
-#include "device_backend.h"
+#include "memory_snapshot.h"
 #include "range_recorder.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
@@ -111,6 +111,11 @@ Profiler::Profiler(const Config& config, World& world, std::filesystem::path fol
   // its highest level. What is printed can only be set through the environment, which it reads when the first profile
   // begins.
   if (!gpu) setenv("KINETO_LOG_LEVEL", "5", /*overwrite=*/0);
+  if (records_here_ && gpu && settings_.memory) {
+    // The history begins here, so that it reaches back when memory runs out in any step; its entries have ranges.
+    record_memory_history();
+    set_range_sink(&RangeRecorder::instance());
+  }
 }
 
 Profiler::~Profiler() {
@@ -187,15 +192,23 @@ void Profiler::start() {
   // The thread's state goes along with autograd to the threads of backward, so that these record, too.
   if (!external_) profiler::enableProfiler(profiler_config(settings_), activities(gpu));
   recording_ = true;
+  RangeRecorder::instance().annotate(true);
   set_range_sink(&RangeRecorder::instance());
 }
 
 void Profiler::stop() {
   const ProgressSection section("profile", kStorageAllowance);
   close_step();
-  set_range_sink(nullptr);
+  RangeRecorder::instance().annotate(false);
+  const bool gpu = world_.device().is_cuda(), history = gpu && settings_.memory;
+  if (!history) set_range_sink(nullptr);
   recording_ = false;
-  if (world_.device().is_cuda()) stop_device_capture();
+  if (gpu) stop_device_capture();
+  if (history) {
+    const auto snapshot = folder_ / fmt::format("rank{}.{}.memory.pickle", world_.communicator().rank(), cycle_);
+    write_memory_snapshot(snapshot);
+    log_info(fmt::format("allocator's snapshot: {} (pytorch.org/memory_viz)", snapshot.string()));
+  }
   if (external_) return;
   const auto result = profiler::disableProfiler();
   make_directories(folder_);

@@ -1,8 +1,12 @@
 #pragma once
-// Private to train/: ranges as NVTX ranges and as user annotations of LibTorch's profiler.
+// Private to train/: ranges as NVTX ranges and as user annotations of LibTorch's profiler, and for the history of
+// memory.
 
 #include "trireme/base/profile_range.h"
 
+#include <c10/core/Allocator.h>
+
+#include <memory>
 #include <string>
 
 namespace trireme {
@@ -15,6 +19,11 @@ class RangeRecorder final : public RangeSink {
   /// `annotation`: its name in the trace, `nvtx`: its name for NVTX.
   void begin(const std::string& annotation, const std::string& nvtx);
   void end() override;
+  /// Whether ranges that begin from now on reach the profilers; otherwise only open_range_context() knows them.
+  void annotate(bool on);
 };
+
+/// The names of the ranges that are open in this thread: a RangeContext.
+std::shared_ptr<c10::GatheredContext> open_range_context();
 
 }  // namespace trireme

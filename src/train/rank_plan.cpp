@@ -21,7 +21,7 @@ std::string common_configuration(const Config& config) {
   std::string text;
   for (const auto& [key, value] : flatten_config(config)) {
     const bool path = key == "model.path" || key == "lora.adapter" || key == "data.train" || key == "data.valid" ||
-                      key == "output.dir";
+                      key == "output.dir" || key == "parallel.rates";
     if (!path) text += key + "=" + value + "\n";
   }
   return hex64(xxh3_64(text.data(), text.size()));

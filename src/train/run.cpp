@@ -3,6 +3,7 @@
 #include "collective_check.h"
 #include "data_scan.h"
 #include "megatron_rows.h"
+#include "memory_snapshot.h"
 #include "nemo_results.h"
 #include "out_of_memory.h"
 #include "passive_waiting.h"
@@ -18,6 +19,7 @@
 #include "trireme/train/command_line.h"
 #include "trireme/train/device.h"
 #include "trireme/train/dry_run.h"
+#include "trireme/train/rates_file.h"
 #include "trireme/train/signals.h"
 #include "trireme/train/trainer.h"
 #include "trireme/version.h"
@@ -97,8 +99,14 @@ ExitCode train(const Config& given, World& world, const ModelFamily& family, con
   });
   DeviceInfo device = describe_device(world.device(), dtype, world.launch().local_world_size);
   if (const auto bytes = fault_value("device-memory", comm.rank())) device.total_memory = static_cast<int64_t>(*bytes);
-  const PlanQuestion question{
-      config, *task, comm.size(), gpu, device.total_memory, device.name, world.topology().largest_group()};
+  const PlanQuestion question{config,
+                              *task,
+                              comm.size(),
+                              gpu,
+                              device.total_memory,
+                              device.name,
+                              world.topology().largest_group(),
+                              configured_rates(config)};
   const MemoryPlan plan = plan_for_all_ranks(question, world);
   task->set_rows_per_pass(plan.rows_per_pass);
   // An MLPerf run touches no data before its clock runs.
@@ -114,6 +122,7 @@ ExitCode train(const Config& given, World& world, const ModelFamily& family, con
   const auto loaded = [&] {
     if (scan) finish_scan(std::exchange(scan, nullptr), comm);
   };
+  watch_out_of_memory(world.device(), directory.path() / "profile", comm.rank());
   for (const std::string& text : run_banner(config, *task, plan, device, world)) log_info(text);
   try {
     Trainer trainer(config, world, *task, plan, dtype, device, directory, *events, loaded);
@@ -177,6 +186,7 @@ int train_main(int argc, char** argv, const ModelFamily& family) {
         std::fputs(print_config(config).c_str(), stdout);
         return 0;
       }
+      (void)configured_rates(config);  // what is wrong with the file is found before the ranks join
       if (line.dry_run) return dry_run(config, line, launch, family);
       joining = true;
       return join_and_train(config, launch, family, line);

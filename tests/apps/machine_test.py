@@ -9,11 +9,11 @@ import xml.etree.ElementTree
 from pathlib import Path
 
 
-def run(binaries, *arguments, code=0, **environment):
+def run(binaries, *arguments, code=0, program="trireme", **environment):
     env = {key: value for key, value in os.environ.items() if not key.startswith(("CUDA_", "TRIREME_"))} | environment
     if "LD_LIBRARY_PATH" in environment:
         env["LD_LIBRARY_PATH"] += ":" + os.environ.get("LD_LIBRARY_PATH", "")
-    done = subprocess.run([f"{binaries}/trireme", *map(str, arguments)], capture_output=True, text=True, env=env)
+    done = subprocess.run([f"{binaries}/{program}", *map(str, arguments)], capture_output=True, text=True, env=env)
     assert done.returncode == code, f"{arguments}: exit {done.returncode}, not {code}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
     return done.stdout, done.stderr.strip().splitlines()[-1] if done.stderr.strip() else ""
 
@@ -88,14 +88,43 @@ def check_simulate(args, work):
     assert "Did you mean 'full'" in last, last
 
 
+def check_rates(args, work):
+    """Files of rates: which plans they change, and what is said of them."""
+    model = dict(architectures=["LlamaForCausalLM"], model_type="llama", hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=2,
+                 num_key_value_heads=2, vocab_size=256, max_position_embeddings=128, rms_norm_eps=1e-5, hidden_act="silu", tie_word_embeddings=False)
+    (work / "config.json").write_text(json.dumps(model))
+    header = "{'descr': '<i4', 'fortran_order': False, 'shape': (8, 128), }"
+    (work / "train.npy").write_bytes(b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + header.ljust(117).encode() + b"\n" + bytes(8 * 128 * 4))
+    (work / "run.yaml").write_text("model: {path: ., init: random}\ndata: {train: train.npy, seq_length: 128}\nbatch: {global_batch_size: 8}\n"
+                                   "train: {max_steps: 1}\noutput: {dir: out}\nparallel: {rates: rates.yaml}\n")
+    # Everything of a step but its overhead disappears, so that the prediction is that of the file.
+    (work / "rates.yaml").write_text("name: 'NVIDIA Q1'\nbf16_flops: 1e17\nattention_flops: 1e17\nmemory_bytes: 1e14\nstep_overhead: 1.5\n")
+    out, _ = run(args.bin, "--config", work / "run.yaml", "--dry-run", "--ranks", "2", "--device-memory-gib", "80", program="train_llama")
+    assert "predicted step: 1500." in out and f"rates: {work}/rates.yaml, measured on NVIDIA Q1" in out, out
+    out, _ = run(args.bin, "--config", work / "run.yaml", "--dry-run", "--ranks", "2", "--device-memory-gib", "80", "--set", "parallel.rates=null", program="train_llama")
+    assert "rates: NVIDIA H200, built-in table" in out and "predicted step: 1500." not in out, out
+    simulated = ["simulate", "--config", work / "run.yaml", "--gpus", "2", "--policy", "none"]
+    out, _ = run(args.bin, *simulated)
+    assert "1500.0" in out and "NVIDIA Q1" in out, out
+    out, _ = run(args.bin, *simulated, "--gpu", "H100")
+    assert "1500.0" not in out and "rates: NVIDIA H100, built-in table" in out, out
+    (work / "wrong.yaml").write_text("name: x\nbf16_flop: 1e15\nmemory_bytes: 3.9\n")
+    _, last = run(args.bin, *simulated, "--rates", work / "wrong.yaml", code=2)
+    _, last = run(args.bin, "--config", work / "run.yaml", "--set", f"parallel.rates={work}/none.yaml", "--dry-run", code=2, program="train_llama")
+    assert "none.yaml" in last, last
+    # There are no rates of CPUs.
+    out, last = run(args.bin, "calibrate", "--output", work / "made.yaml", code=2, TRIREME_DEVICE="cpu")
+    assert "calibrate measures GPUs" in last and not (work / "made.yaml").exists(), last
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--bin", required=True)
     parser.add_argument("--nvml", required=True, help="folder of the fake libnvidia-ml.so.1")
-    parser.add_argument("--case", choices=("doctor", "broken", "simulate"), required=True)
+    parser.add_argument("--case", choices=("doctor", "broken", "simulate", "rates"), required=True)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
-        {"doctor": check_doctor, "broken": check_broken, "simulate": check_simulate}[args.case](args, Path(work))
+        {"doctor": check_doctor, "broken": check_broken, "simulate": check_simulate, "rates": check_rates}[args.case](args, Path(work))
 
 
 if __name__ == "__main__":

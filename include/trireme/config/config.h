@@ -113,6 +113,7 @@ struct ParallelSection {
   std::string shard_size = "auto";    // auto | world | a count
   std::string recompute = "auto";     // auto | none | norms | mlp | full, or a share of the blocks ("1/3", "0.25")
   std::string reduce_dtype = "fp32";  // of the gradients summed over ranks: fp32 | compute
+  std::optional<std::string> rates;   // file of the machine's rates (`trireme calibrate`); null: the built-in table
   bool operator==(const ParallelSection&) const = default;
 };
 struct OutputSection {

@@ -1,6 +1,7 @@
 #pragma once
 // What a kind of machine sustains: the constants of the plan's cost model.
 
+#include <array>
 #include <string>
 #include <string_view>
 
@@ -8,11 +9,15 @@ namespace trireme {
 
 struct MachineRates {
   std::string name = "NVIDIA H200";
+  std::string file{};                               // that the rates were read from; empty: the built-in table
   double bf16_flops = 675e12, fp8_flops = 1390e12;  // products of a block's matrices, FLOP/s
   double attention_flops = 500e12;                  // forward and backward together, causal half counted
   double memory_bytes = 3.9e12;                     // read and written by kernels that do little else, bytes/s
   double link_bytes = 150e9;    // received by one GPU from others of its host in a collective, bytes/s
   double network_bytes = 45e9;  // the same from other hosts, through one network adapter of 400 Gb/s a GPU
+  /// Fraction of a collective's time by which it slows the products that run at the same time: both use memory
+  /// bandwidth, power and multiprocessors.
+  double interference = 0.28;
   // Seconds of a collective over several hosts that do not depend on its size: its start, and each step of a ring and
   // of a tree between two GPUs of a host and between two hosts. Figures of NCCL's own model of its simple protocol
   // (src/graph/tuning.cc); a tree's step waits for a chunk. Inside one host they are part of step_overhead.
@@ -22,10 +27,25 @@ struct MachineRates {
   double memory_gib = 139.8;    // what CUDA reports as the device's memory; only a simulation reads it
 };
 
+/// A number of MachineRates as a file of rates names it, and the range in which it can be true of a machine.
+struct RateKey {
+  const char* name;
+  double MachineRates::* value;
+  double least, most;
+  const char* meaning;
+};
+const std::array<RateKey, 14>& rate_keys();
+
 /// Part of a network adapter's nominal rate that a collective of large messages reaches.
 constexpr double kNetworkEfficiency = 0.9;
 
-/// Rates of the device, by the name that its driver gives; those of an H200 where the table has no entry.
+/// Whether the built-in table has rates of the device. The name is the one that its driver gives.
+bool has_machine_rates(std::string_view device_name);
+/// Rates of the device from the built-in table; those of an H200 where it has none.
 MachineRates machine_rates(std::string_view device_name);
+
+/// "rates: NVIDIA H200, built-in table", or of which file; says what to do where the rates are of another kind of
+/// machine than `device_name`. An empty name: the device is not known.
+std::string describe_rates(const MachineRates& rates, std::string_view device_name);
 
 }  // namespace trireme

@@ -28,6 +28,7 @@ struct StepTimes {
   /// Of a collective over several hosts: its start, and a step of a ring and of a tree inside a host and between two.
   double collective_start = 0.0, ring_link_step = 0.0, ring_network_step = 0.0, tree_link_step = 0.0,
          tree_network_step = 0.0;
+  double interference = 0.28;   // MachineRates::interference
   double optimizer_byte = 0.0;  // one byte that the optimizer's pass reads or writes
   double fixed = 0.0;           // of a step, independent of its size
   bool known = false;           // from rates of the machine; otherwise only ratios mean something

@@ -1,8 +1,10 @@
 #include "device_backend.h"
 
+#include "memory_snapshot.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 
+#include <ATen/Context.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <cuda_profiler_api.h>
 #include <cuda_runtime_api.h>
@@ -12,6 +14,7 @@
 #include <functional>
 #include <map>
 #include <string_view>
+#include <utility>
 
 namespace trireme::gpu {
 
@@ -103,6 +106,23 @@ std::string memory_state(at::Device device) {
   for (const auto& [power, row] : unused)
     text += fmt::format("{:<24}{:>14}{:>14}\n", bytes(power), row.blocks, bytes(row.total));
   return text;
+}
+
+std::string memory_snapshot() {
+  const auto snapshot = c10::cuda::CUDACachingAllocator::snapshot();
+  return pickle_memory_snapshot(snapshot.segments, snapshot.device_traces);
+}
+
+void record_memory_history(c10::CachingDeviceAllocator::CreateContextFn context, size_t entries) {
+  c10::cuda::CUDACachingAllocator::recordHistory(/*enabled=*/true, context, entries,
+                                                 c10::CachingDeviceAllocator::RecordContext::ALL,
+                                                 /*clearHistory=*/false, /*skip_actions=*/{});
+}
+
+void on_out_of_memory(std::function<void()> react) {
+  at::globalContext().lazyInitDevice(at::kCUDA);  // there are no allocators to observe before
+  c10::cuda::CUDACachingAllocator::attachOutOfMemoryObserver(
+      [react = std::move(react)](int64_t, size_t, size_t, size_t) { react(); });
 }
 
 void start_capture() {

@@ -77,6 +77,7 @@ std::string config_dtype(at::ScalarType dtype) {
 void set_rates(PlanInput& input) {
   input.times.gathered_byte = 1 / input.rates.link_bytes;
   input.times.network_byte = 1 / input.rates.network_bytes;
+  input.times.interference = input.rates.interference;
   input.times.collective_start = input.rates.collective_start;
   input.times.ring_link_step = input.rates.ring_link_step;
   input.times.ring_network_step = input.rates.ring_network_step;

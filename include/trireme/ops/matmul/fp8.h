@@ -4,6 +4,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
+
 namespace trireme {
 
 constexpr double kLargestE4m3 = 448.0, kLargestE5m2 = 57344.0;
@@ -15,5 +17,9 @@ at::Tensor fp8_inverse_scale(const at::Tensor& amax);
 /// target (E4M3) = w / inverse_scale, rounded to nearest and saturated. Any shape; different numbers of elements are an
 /// internal error.
 void fp8_cast_(const at::Tensor& target, const at::Tensor& w, const at::Tensor& inverse_scale);
+
+/// Quantises both matrices by rows and returns what multiplies the codes, a b^T [M, N] in the matrices' dtype, as the
+/// products of trained layers do: for measurements of their speed. On a GPU K and N must be multiples of 16.
+std::function<at::Tensor()> fp8_product_of(const at::Tensor& a_MK, const at::Tensor& b_NK);
 
 }  // namespace trireme

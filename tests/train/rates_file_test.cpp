@@ -1,0 +1,105 @@
+// Files of a machine's rates.
+#include "trireme/train/rates_file.h"
+
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace trireme {
+namespace {
+
+class RatesFile : public testing::Test {
+ protected:
+  RatesFile() {
+    char name[] = "/tmp/rates_XXXXXX";
+    root_ = mkdtemp(name);
+  }
+  ~RatesFile() override { std::filesystem::remove_all(root_); }
+
+  MachineRates read(const std::string& text) const {
+    write_file_atomic(root_ / "rates.yaml", text);
+    return read_rates(root_ / "rates.yaml");
+  }
+  std::string failure(const std::string& text) const {
+    try {
+      (void)read(text);
+    } catch (const ConfigError& error) {
+      EXPECT_EQ(error.code(), ExitCode::kConfig);
+      return error.what();
+    }
+    ADD_FAILURE() << "accepted: " << text;
+    return "";
+  }
+
+  std::filesystem::path root_;
+};
+
+TEST_F(RatesFile, WhatIsWrittenIsReadAgain) {
+  MachineRates rates = machine_rates("NVIDIA H100");
+  rates.name = "NVIDIA 'X' #1: \"q\"";
+  std::set<std::string> all;
+  double value = 2;
+  for (const RateKey& key : rate_keys()) {
+    rates.*key.value = std::min(key.most, std::max(key.least, value *= 1.5));
+    all.insert(key.name);
+  }
+  const MachineRates again = read(rates_text(rates, all, {"a note: with 'signs' #", "- another"}));
+  EXPECT_EQ(again.name, rates.name);
+  EXPECT_EQ(again.file, (root_ / "rates.yaml").string());
+  for (const RateKey& key : rate_keys())
+    EXPECT_NEAR(again.*key.value, rates.*key.value, 1e-3 * rates.*key.value) << key.name;
+}
+
+TEST_F(RatesFile, WhatAFileLeavesOutIsOfTheTable) {
+  const MachineRates rates = read("name: NVIDIA H100 80GB HBM3\nbf16_flops: 6.1e14\n");
+  EXPECT_EQ(rates.bf16_flops, 6.1e14);
+  EXPECT_EQ(rates.memory_bytes, machine_rates("NVIDIA H100").memory_bytes);
+  EXPECT_NE(rates.memory_bytes, MachineRates{}.memory_bytes);
+}
+
+TEST_F(RatesFile, EverythingWrongIsSaidWithItsPlace) {
+  const std::string text = failure("name: x\nbf16_flop: 1e15\nmemory_bytes: 3.9\nlink_bytes: fast\ninterference: -1\n");
+  for (const char* part :
+       {"rates.yaml:2:1: unknown key 'bf16_flop'. Did you mean 'bf16_flops'?",
+        "rates.yaml:3:15: memory_bytes must be from 1e+10 to 1e+14, not '3.9'",
+        "rates.yaml:4:13: link_bytes must be a number, not", "rates.yaml:5:15: interference must be"})
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\nnot in\n" << text;
+}
+
+TEST_F(RatesFile, HostileFilesAreRefused) {
+  const std::string deep(5000, '[');
+  for (const std::string& text :
+       {std::string(), std::string("# nothing\n"), std::string("bf16_flops: 1e15\n"), std::string("- name: x\n"),
+        std::string("name: x\nname: y\n"), std::string("name: [x]\n"), std::string("name:\n"), std::string("name: 3\n"),
+        std::string("name: x\nbf16_flops: nan\n"), std::string("name: x\nbf16_flops: .inf\n"),
+        std::string("name: x\nbf16_flops: 1e400\n"), std::string("name: x\nbf16_flops: {a: 1}\n"),
+        std::string("name: x\nbf16_flops:\n"), std::string("name: &a x\nlink_bytes: *a\n"),
+        std::string("name: x\n---\nname: y\n"), "name: " + deep, std::string("name: \0x\n", 9),
+        "name: " + std::string(300, 'x'), "name: x\n# " + std::string(2 << 20, 'x')})
+    EXPECT_NE(failure(text).find("rates.yaml"), std::string::npos) << text.substr(0, 40);
+  EXPECT_THROW((void)read_rates(root_ / "none.yaml"), ConfigError);
+  EXPECT_THROW((void)read_rates(root_), ConfigError);
+}
+
+TEST(DescribedRates, AnUnknownMachineIsToldToCalibrate) {
+  const auto text = [](const char* device) { return describe_rates(machine_rates(device), device); };
+  EXPECT_EQ(text("NVIDIA H200"), "rates: NVIDIA H200, built-in table");
+  EXPECT_EQ(text("NVIDIA H100 80GB HBM3"), "rates: NVIDIA H100, built-in table");
+  EXPECT_EQ(text(""), "rates: NVIDIA H200, built-in table");
+  const std::string unknown = text("NVIDIA B200");
+  EXPECT_NE(unknown.find("none of NVIDIA B200"), std::string::npos) << unknown;
+  EXPECT_NE(unknown.find("trireme calibrate"), std::string::npos) << unknown;
+  MachineRates file = machine_rates("NVIDIA H100");
+  file.file = "r.yaml";
+  EXPECT_EQ(describe_rates(file, "NVIDIA H100"), "rates: r.yaml, measured on NVIDIA H100");
+  EXPECT_NE(describe_rates(file, "NVIDIA H200").find("this is NVIDIA H200"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace trireme
