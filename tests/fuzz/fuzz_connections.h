@@ -12,6 +12,9 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
+#ifndef FMT_HEADER_ONLY
+#include <spdlog/spdlog.h>
+#endif
 
 #include <algorithm>
 #include <array>
@@ -21,6 +24,14 @@
 #include <utility>
 
 namespace trireme::fuzz {
+
+/// Fuzzers run thousands of inputs, each with its warnings. With LibTorch's fmt (header-only, another version than
+/// spdlog's) they are printed: then only the stored inputs are run.
+inline void log_nothing() {
+#ifndef FMT_HEADER_ONLY
+  spdlog::set_level(spdlog::level::off);
+#endif
+}
 
 enum Operation : uint8_t {
   kRaw = 0,         // n, then n bytes as they are
