@@ -1,6 +1,5 @@
 #include "device_backend.h"
 
-#include "memory_snapshot.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 
@@ -106,23 +105,6 @@ std::string memory_state(at::Device device) {
   for (const auto& [power, row] : unused)
     text += fmt::format("{:<24}{:>14}{:>14}\n", bytes(power), row.blocks, bytes(row.total));
   return text;
-}
-
-std::string memory_snapshot() {
-  const auto snapshot = c10::cuda::CUDACachingAllocator::snapshot();
-  return pickle_memory_snapshot(snapshot.segments, snapshot.device_traces);
-}
-
-void record_memory_history(c10::CachingDeviceAllocator::CreateContextFn context, size_t entries) {
-  c10::cuda::CUDACachingAllocator::recordHistory(/*enabled=*/true, context, entries,
-                                                 c10::CachingDeviceAllocator::RecordContext::ALL,
-                                                 /*clearHistory=*/false, /*skip_actions=*/{});
-}
-
-void on_out_of_memory(std::function<void()> react) {
-  at::globalContext().lazyInitDevice(at::kCUDA);  // there are no allocators to observe before
-  c10::cuda::CUDACachingAllocator::attachOutOfMemoryObserver(
-      [react = std::move(react)](int64_t, size_t, size_t, size_t) { react(); });
 }
 
 void start_capture() {

@@ -1,6 +1,6 @@
 #include "memory_snapshot.h"
 
-#include "device_backend.h"
+#include "memory_snapshot_backend.h"
 #include "range_recorder.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
