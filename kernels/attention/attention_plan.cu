@@ -143,10 +143,19 @@ cudaError_t tensor_map(CUtensorMap& map, const AttentionTensor& tensor, int64_t 
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(tensor.strides.head) * 2,
                                 static_cast<cuuint64_t>(tensor.strides.token) * 2};
   const cuuint32_t box[] = {64, static_cast<cuuint32_t>(box_heads), static_cast<cuuint32_t>(rows)}, steps[] = {1, 1, 1};
-  const CUresult result =
-      encode(&map, element == Element::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3,
-             tensor.data, extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const auto fill = [&] {
+    return encode(
+        &map, element == Element::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3,
+        tensor.data, extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  CUresult result = fill();
+  if (result == CUDA_ERROR_INVALID_CONTEXT) {
+    // A thread that has made no runtime call that needs the device, as autograd's before its first kernel, has no
+    // current context yet, and the driver's functions make none.
+    if (const cudaError_t status = cudaFree(nullptr); status != cudaSuccess) return status;
+    result = fill();
+  }
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 

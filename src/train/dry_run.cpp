@@ -70,9 +70,11 @@ std::string rates_line(const Config& config, const MemoryPlan& plan, const std::
 std::vector<std::string> run_banner(const Config& config, const TrainingTask& task, const MemoryPlan& plan,
                                     const DeviceInfo& device, World& world) {
   const int ranks = world.communicator().size();
-  std::vector<std::string> lines = {fmt::format("Trireme {} ({}), {}, {} rank{} on {} ({})", kVersion, kCommit,
-                                                world.launch().description(), ranks, ranks == 1 ? "" : "s", device.name,
-                                                world.communicator().backend())};
+  const std::string group = ranks == 1 ? ""
+                                       : fmt::format(", started by {}, collectives of {}", world.launch().description(),
+                                                     world.communicator().backend());
+  std::vector<std::string> lines = {fmt::format("Trireme {} ({}): {} rank{} on {}{}", kVersion, kCommit, ranks,
+                                                ranks == 1 ? "" : "s", device.name, group)};
   const Topology& topology = world.topology();
   if (topology.hosts() > 1) {
     const int size = plan.shard_size;

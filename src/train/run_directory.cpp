@@ -267,7 +267,8 @@ void RunDirectory::open_as_rank_zero(const Config& config) {
       throw WriteError(fmt::format("cannot remove {}, which an earlier start left: {}; choose another output.dir",
                                    leftover.string(), error.message()));
   }
-  for (const std::string& change : state.changes) log_info(fmt::format("going on with another setting: {}", change));
+  for (const std::string& change : state.changes)
+    log_info(fmt::format("continuing with a changed setting: {}", change));
   config_text_ = print_config(config);
   write_config_ = !state.same_text;
   write_identity_ = state.run_id.empty();

@@ -99,7 +99,7 @@ output: {dir: run}
                                  ("gpt.jsonl", messages.replace("messages", "conversations"))), 0):
         (site.work / name).write_text(text + "\n")
         for key in ("data.train", "data.valid") if site.every else ("data.train",):
-            out = site.run("train_llama", "--config", "run.yaml", "--dry-run", "--set", "output.dir=talks", "--set", f"{key}={name}", code=3, says=": holds conversations ('")
+            out = site.run("train_llama", "--config", "run.yaml", "--dry-run", "--set", "output.dir=chat", "--set", f"{key}={name}", code=3, says=": holds conversations ('")
             rows = Path(name).stem + ".npy"
             assert f"then set {key} to {rows}" in out and f"data chat --model '{site.work}/model' --input '{site.work}/{name}' --seq-length 16 --output {rows}" in out, out
 

@@ -1,4 +1,5 @@
 #include "trireme/base/text.h"
+#include "trireme/base/wrap.h"
 
 #include <gtest/gtest.h>
 
@@ -107,6 +108,15 @@ TEST(Split, KeepsEmptyParts) {
   EXPECT_EQ(split("", ','), std::vector<std::string>{""});
   EXPECT_EQ(join({"a", "b"}, ", "), "a, b");
   EXPECT_EQ(join({}, ", "), "");
+}
+
+TEST(Wrap, BreaksBetweenWords) {
+  EXPECT_EQ(wrap("one two three", 9, 2), "one two\n  three");
+  EXPECT_EQ(wrap("one two", 7, 0), "one two");
+  EXPECT_EQ(wrap("one two", 6, 0), "one\ntwo");
+  EXPECT_EQ(wrap("a verylongword b", 6, 0), "a\nverylongword\nb");
+  EXPECT_EQ(wrap("aé é", 4, 0), "aé é");  // characters, not bytes
+  EXPECT_EQ(wrap("", 10, 3), "");
 }
 
 TEST(Time, ClocksAndStamp) {

@@ -176,7 +176,7 @@ def check_errors(args, work):
     output = refused([good, system], model=refusing)
     assert "bad.jsonl:2: " in output and "chat_template.jinja:1:" in output and "the roles must take turns" in output, output
     output = refused([good, system], "--skip-refused", model=refusing, expect=0)
-    assert "dropped 1 conversations that the template refuses" in output, output
+    assert "dropped 1 conversation that the template refuses" in output, output
     # A template that writes a message in another way once others follow.
     (refusing / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}{% if loop.last %}!{% endif %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}assistant{% endif %}")
     output = refused([good], model=refusing)

@@ -115,7 +115,7 @@ def changed_data(site):
     for name in ("first.npy", "second.npy"):
         shutil.copy(f"{work}/{name}", f"{work}/elsewhere/{name}")
     done = site.run("data.train=[elsewhere/first.npy, elsewhere/second.npy]", "output.dir=moved")
-    assert "going on with another setting: data.train" in done.err and site.numbers("moved") == reference
+    assert "continuing with a changed setting: data.train" in done.err and site.numbers("moved") == reference
     site.report("F23 files moved, same content", "resumed, losses equal to the bit", done.seconds)
     site.copy("origin", "reordered")
     done = site.run("data.train=[second.npy, first.npy]", "output.dir=reordered", expect=3)
@@ -187,7 +187,7 @@ def configuration(site):
     assert "lora" in done.last and "belongs to another run" in done.last
     done = site.run("output.dir=origin", "logging.every_steps=3", "output.keep_last=3", "eval.every_samples=16")
     for key in ("logging.every_steps was 1, is 3", "output.keep_last was 2, is 3", "eval.every_samples was null, is 16"):
-        assert f"going on with another setting: {key}" in done.err, done.err
+        assert f"continuing with a changed setting: {key}" in done.err, done.err
     assert len(site.whole("origin")) == 3 and len(site.metrics("origin", "eval")) >= 3
     site.same("origin")
     assert "keep_last: 3" in open(f"{site.work}/origin/config.yaml").read()
