@@ -248,7 +248,7 @@ constexpr std::array<std::string_view, 9> kOtherListMethods = {"append", "clear"
 /// A method of `object`; undefined if Python has none of this name.
 Value method(const Value& object, const std::string& name, Budget& budget) {
   const auto make = [&](auto call) {
-    return Value(std::make_shared<Function>(name + "()", std::move(call), object.depth()));
+    return Value(std::make_shared<Function>(Function{name + "()", std::move(call), object.depth()}));
   };
   const bool other = (object.text() != nullptr && is_one_of(name, kOtherTextMethods)) ||
                      (object.dict() != nullptr && is_one_of(name, kOtherDictMethods)) ||

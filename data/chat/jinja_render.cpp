@@ -67,7 +67,8 @@ class Renderer {
   // ---- globals
 
   void add(const char* name, std::function<Value(const Arguments&)> call) {
-    globals_.items.emplace_back(name, Value(std::make_shared<Function>(fmt::format("{}()", name), std::move(call))));
+    globals_.items.emplace_back(
+        name, Value(std::make_shared<Function>(Function{fmt::format("{}()", name), std::move(call)})));
   }
 
   // ---- variables
@@ -206,7 +207,7 @@ class Renderer {
   Value macro(const Statement& statement, const ScopePtr& scope) {
     // The scope owns the macro: a strong pointer back would never be freed.
     const std::weak_ptr<Scope> defined_in = scope;
-    return Value(std::make_shared<Function>(
+    return Value(std::make_shared<Function>(Function{
         fmt::format("{}()", statement.text), [this, &statement, defined_in](const Arguments& given) {
           const Depth depth(*this);
           const ScopePtr outer = defined_in.lock();
@@ -233,7 +234,7 @@ class Renderer {
           std::string text;
           execute(statement.bodies[0], inner, text);
           return Value(std::move(text));
-        }));
+        }}));
   }
 
   // ---- expressions
