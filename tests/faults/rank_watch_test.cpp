@@ -5,7 +5,6 @@
 #include "progress_ring.h"
 #include "store_world.h"
 #include "trireme/base/error.h"
-#include "trireme/comm/listener.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -14,14 +13,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <memory>
-#include <sstream>
 #include <thread>
 #include <vector>
 
@@ -254,74 +251,6 @@ std::string all_text(const std::vector<Outcome>& outcomes) {
     text += "rank " + std::to_string(r) + " code " + std::to_string(outcomes[r].code) + " after " +
             std::to_string(outcomes[r].seconds) + " s\n" + outcomes[r].text;
   return text;
-}
-
-// A watch in this process would leave its record to the processes of later tests: these two run in one of their own.
-[[noreturn]] void end_with_failures() { _exit(testing::Test::HasFailure() ? 1 : 0); }
-
-void expect_loopback_alone() {
-  int port = 0;
-  const auto alone = [&port](const std::string& text) {
-    std::istringstream in(text);
-    std::string host;
-    int pid = 0, fd = 0;
-    uint64_t token = 0;
-    if (in >> host >> pid >> fd >> token) in >> port;
-    return std::vector<std::string>{text};
-  };
-  RankWatch watch(0, 1, alone, {});
-  const auto reachable = [&port](const std::string& address) {
-    const int fd = connect_to_address(address, port, 2);
-    if (fd >= 0) close(fd);
-    return fd >= 0;
-  };
-  EXPECT_TRUE(reachable("127.0.0.1"));
-  EXPECT_FALSE(reachable("127.0.0.2"));
-  for (const std::string& address : own_addresses()) EXPECT_FALSE(reachable(address)) << address;
-  watch.leave();
-}
-
-void expect_address_towards_others() {
-  const std::vector<std::string> own = own_addresses();
-  std::string introduction;
-  const auto with_another = [&introduction](const std::string& text) {
-    introduction = text;
-    const bool place = std::count(text.begin(), text.end(), ' ') < 4 || text.find("net:[") != std::string::npos;
-    return std::vector<std::string>{text, place ? "another_host 198.51.100.1" : "another-host 1 -1 0 9"};
-  };
-  const RankWatch watch(0, 2, with_another, {});
-  EXPECT_FALSE(watch.connected());
-  // Host, process, descriptor and token; the port of the loopback address; then the other address with its port.
-  std::istringstream in(introduction);
-  std::string word, address;
-  int loopback_port = 0, port = 0;
-  for (int i = 0; i < 4; ++i) in >> word;
-  in >> loopback_port >> address >> port;
-  EXPECT_EQ(address, address_towards("198.51.100.1"));
-  for (const std::string& other : own) {
-    const int fd = connect_to_address(other, port, 2);
-    EXPECT_EQ(fd >= 0, other == address) << other;
-    if (fd >= 0) close(fd);
-  }
-}
-
-TEST(RankWatch, ListensForItsHostAtTheLoopbackAddressAlone) {
-  EXPECT_EXIT(
-      {
-        expect_loopback_alone();
-        end_with_failures();
-      },
-      testing::ExitedWithCode(0), "");
-}
-
-TEST(RankWatch, ListensForOtherHostsAtTheAddressTowardsThem) {
-  if (address_towards("198.51.100.1").empty()) GTEST_SKIP() << "this machine has no network";
-  EXPECT_EXIT(
-      {
-        expect_address_towards_others();
-        end_with_failures();
-      },
-      testing::ExitedWithCode(0), "");
 }
 
 TEST(RankWatch, OrderlyEnd) {
