@@ -78,8 +78,13 @@ file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/pch_anchor.cpp
   CONTENT "// Compiles the precompiled LibTorch header that every module shares.\n")
 add_library(trireme_pch OBJECT ${CMAKE_BINARY_DIR}/pch_anchor.cpp)
 target_link_libraries(trireme_pch PUBLIC trireme_options trireme::libtorch)
-target_precompile_headers(trireme_pch PRIVATE <ATen/ATen.h> <torch/csrc/autograd/custom_function.h>
-  <torch/csrc/autograd/autograd.h> <torch/csrc/autograd/variable.h>)
+# How targets with LibTorch use fmt (see trireme_use_torch). GCC refuses a precompiled header whose macros differ.
+set(TRIREME_FMT_IN_TORCH FMT_HEADER_ONLY=1 FMT_SHARED)
+# GCC carries out the template instantiations that a precompiled header asks for in every file that uses the header:
+# LibTorch's autograd headers, which few files need, would cost each file two seconds.
+target_compile_definitions(trireme_pch PRIVATE ${TRIREME_FMT_IN_TORCH})
+target_precompile_headers(trireme_pch PRIVATE <ATen/ATen.h> <fmt/format.h> <fmt/ranges.h> <filesystem> <functional>
+  <map>)
 
 set(MPI_CXX_SKIP_MPICXX ON)
 find_package(MPI REQUIRED COMPONENTS C)

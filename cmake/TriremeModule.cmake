@@ -1,3 +1,7 @@
+# Files of a module that are compiled as one. Headers and the templates that they instantiate are most of the compile
+# time of a file; a batch shares them. Larger batches make a change of one file slower to compile.
+set(TRIREME_UNITY_BATCH 10)
+
 # trireme_module(NAME [DIR dirs...] [TORCH] [DEPS targets...] [LIBS targets...])
 #
 # One static library per module: every .cpp of DIR (src/NAME by default), without subdirectories. DEPS: other modules of
@@ -22,7 +26,7 @@ function(trireme_module name)
   add_library(trireme::${name} ALIAS trireme_${name})
   list(TRANSFORM ARG_DEPS PREPEND trireme::)
   target_link_libraries(trireme_${name} PUBLIC trireme_options ${ARG_DEPS} PRIVATE ${ARG_LIBS})
-  set_target_properties(trireme_${name} PROPERTIES UNITY_BUILD "${TRIREME_UNITY}" UNITY_BUILD_BATCH_SIZE 3)
+  set_target_properties(trireme_${name} PROPERTIES UNITY_BUILD "${TRIREME_UNITY}" UNITY_BUILD_BATCH_SIZE ${TRIREME_UNITY_BATCH})
   if(ARG_TORCH)
     trireme_use_torch(trireme_${name})
   endif()
@@ -34,10 +38,9 @@ endfunction()
 # targets use it header-only. Its inline namespace differs from that of the system's libfmt in the other targets.
 function(trireme_use_torch target)
   target_link_libraries(${target} PUBLIC trireme::libtorch)
-  target_compile_definitions(${target} PRIVATE FMT_HEADER_ONLY=1)
+  target_compile_definitions(${target} PRIVATE ${TRIREME_FMT_IN_TORCH})
   target_precompile_headers(${target} REUSE_FROM trireme_pch)
-  # Half of the compile time of such a file goes into templates that the headers instantiate: larger batches share it.
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ${TRIREME_UNITY} UNITY_BUILD_BATCH_SIZE 5)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${TRIREME_UNITY} UNITY_BUILD_BATCH_SIZE ${TRIREME_UNITY_BATCH})
 endfunction()
 
 # trireme_test(NAME SOURCES files... [TORCH] [LABELS ...] [RANKS n...] [LIBS ...] [TIMEOUT seconds]

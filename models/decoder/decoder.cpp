@@ -15,6 +15,7 @@
 #include "trireme/ops/rope.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <cmath>
 

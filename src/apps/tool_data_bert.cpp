@@ -81,7 +81,7 @@ void add_instances_input(CLI::App& command, std::vector<fs::path>& inputs) {
   command.add_option("--input", inputs, "Files of trireme data bert instances, or directories of them")->required();
 }
 
-struct PackArguments {
+struct BertPackArguments {
   std::vector<fs::path> inputs;
   fs::path output;
   int shards = 4320;
@@ -89,10 +89,10 @@ struct PackArguments {
   unsigned threads = 0;
 };
 
-void pack(const PackArguments& arguments) {
+void pack_bert(const BertPackArguments& arguments) {
   const double start = steady_seconds();
   const BertPackReport report =
-      pack_bert(arguments.inputs, arguments.output, arguments.shards, arguments.seed, arguments.threads);
+      trireme::pack(arguments.inputs, arguments.output, arguments.shards, arguments.seed, arguments.threads);
   const double rows = static_cast<double>(report.rows), sequences = static_cast<double>(report.sequences);
   fmt::print("{}: {} in {} of {}{}\n", arguments.output.string(), counted(report.sequences, "sequence"),
              counted(report.rows, "row"), counted(arguments.shards, "shard"), kept_note(report.kept));
@@ -103,8 +103,8 @@ void pack(const PackArguments& arguments) {
   fmt::print("done in {}\n", format_duration(steady_seconds() - start));
 }
 
-void add_pack(CLI::App& tool) {
-  auto arguments = std::make_shared<PackArguments>();
+void add_bert_pack(CLI::App& tool) {
+  auto arguments = std::make_shared<BertPackArguments>();
   CLI::App* command = tool.add_subcommand("pack",
                                           "Pack instances into rows of up to three sequences, as "
                                           "shards part_00000 …; resumes after an interruption");
@@ -113,7 +113,7 @@ void add_pack(CLI::App& tool) {
   command->add_option("--shards", arguments->shards, "Number of shards (default 4320)");
   command->add_option("--seed", arguments->seed, "Seed of Python's random.Random (default 12345)");
   command->add_option("--threads", arguments->threads, "Threads (default: one per core)");
-  command->callback([arguments] { pack(*arguments); });
+  command->callback([arguments] { pack_bert(*arguments); });
 }
 
 // ---- eval
@@ -232,7 +232,7 @@ void add_bert_data_tool(CLI::App& data) {
   CLI::App* tool = data.add_subcommand("bert", "BERT's pre-training data: instances, pack, eval, export, verify");
   tool->require_subcommand(1);
   add_instances(*tool);
-  add_pack(*tool);
+  add_bert_pack(*tool);
   add_eval(*tool);
   add_export(*tool);
   add_verify(*tool);

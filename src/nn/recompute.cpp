@@ -3,6 +3,7 @@
 #include "trireme/nn/autograd_node.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
 namespace trireme {

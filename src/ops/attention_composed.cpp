@@ -1,6 +1,7 @@
 // Attention as separate matrix products and softmax, one sequence at a time: for CPUs, and for fp32 and fp64 on any
 // device, with dropout or without a causal mask. Backward recomputes the probabilities.
 #include "attention_node.h"
+#include "dropout_hash.h"
 #include "trireme/base/dropout_steps.h"
 #include "trireme/base/error.h"
 #include "trireme/base/profile_range.h"
@@ -15,14 +16,6 @@
 namespace trireme {
 
 namespace {
-
-uint32_t mix(uint32_t x) {
-  x ^= x >> 16;
-  x *= 0x21f0aaad;
-  x ^= x >> 15;
-  x *= 0x735a2d97;
-  return x ^ x >> 15;
-}
 
 at::Tensor times(const at::Tensor& x, const at::Tensor& factors) { return factors.defined() ? x * factors : x; }
 
@@ -121,9 +114,10 @@ void attention_keeps(const DropoutKey& key, int64_t sequence_key, uint32_t head,
   TRIREME_CHECK(length <= kLongestWithDropout, "attention dropout uses 16-bit row and column numbers: a sequence of ",
                 length, " tokens is longer than ", kLongestWithDropout);
   const auto sample = static_cast<uint64_t>(sequence_key);
-  const uint32_t h0 = mix(mix(static_cast<uint32_t>(sample) ^ key.t0) ^ static_cast<uint32_t>(sample >> 32) ^ key.t1);
-  const uint32_t h1 = mix(h0 + 0x9e3779b9);
-  const uint32_t k0 = mix(h0 ^ (head * 0x9e3779b9 + 1)), k1 = mix(k0 ^ h1);
+  const uint32_t h0 =
+      dropout_mix(dropout_mix(static_cast<uint32_t>(sample) ^ key.t0) ^ static_cast<uint32_t>(sample >> 32) ^ key.t1);
+  const uint32_t h1 = dropout_mix(h0 + 0x9e3779b9);
+  const uint32_t k0 = dropout_mix(h0 ^ (head * 0x9e3779b9 + 1)), k1 = dropout_mix(k0 ^ h1);
   for (int64_t row = 0; row < length; ++row) {
     for (int64_t column = 0; column < length; ++column) {
       uint32_t x = (static_cast<uint32_t>(row & ~8) << 16 | static_cast<uint32_t>(column & ~8)) ^ k0;

@@ -1,6 +1,7 @@
 #include "trireme/ops/dropout.h"
 
 #include "dropout_elements.h"
+#include "dropout_hash.h"
 #include "dropout_launch.h"
 #include "trireme/base/dropout_steps.h"
 #include "trireme/base/error.h"
@@ -20,16 +21,7 @@ namespace trireme {
 
 namespace {
 
-constexpr uint32_t kFirst = 0x21f0aaad, kSecond = 0x735a2d97, kGolden = 0x9e3779b9;
-
-inline uint32_t mix(uint32_t x) {
-  x ^= x >> 16;
-  x *= kFirst;
-  x ^= x >> 15;
-  x *= kSecond;
-  x ^= x >> 15;
-  return x;
-}
+constexpr uint32_t kGolden = 0x9e3779b9;
 
 /// Words of one pair of keys. The n-th run of this many words, counted from 0, uses k1 ^ (n * kGolden).
 constexpr int64_t kWordsOfKey = int64_t{1} << 32;
@@ -37,13 +29,13 @@ uint32_t key_of_upper(uint32_t k1, int64_t word) {
   return k1 ^ (static_cast<uint32_t>(static_cast<uint64_t>(word) >> 32) * kGolden);
 }
 
-/// mix() on an int64 tensor that holds 32-bit values; overwrites x.
+/// dropout_mix() on an int64 tensor that holds 32-bit values; overwrites x.
 at::Tensor mix_(at::Tensor x) {
   constexpr int64_t kMask = 0xffffffff;
   x.bitwise_xor_(x.bitwise_right_shift(16));
-  x.mul_(static_cast<int64_t>(kFirst)).bitwise_and_(kMask);
+  x.mul_(static_cast<int64_t>(kDropoutMixFirst)).bitwise_and_(kMask);
   x.bitwise_xor_(x.bitwise_right_shift(15));
-  x.mul_(static_cast<int64_t>(kSecond)).bitwise_and_(kMask);
+  x.mul_(static_cast<int64_t>(kDropoutMixSecond)).bitwise_and_(kMask);
   x.bitwise_xor_(x.bitwise_right_shift(15));
   return x;
 }
@@ -71,22 +63,23 @@ void drop_rows(const T* in, T* out, const int64_t* ids, int64_t rows, int64_t ro
   const int64_t words = row_size / 2, first_word = first / 2;
   for (int64_t b = 0; b < rows; ++b, in += row_size, out += row_size) {
     const uint64_t id = static_cast<uint64_t>(ids[b]);
-    const uint32_t k0 = mix(mix(static_cast<uint32_t>(id) ^ key.t0) ^ static_cast<uint32_t>(id >> 32) ^ key.t1);
-    const uint32_t k1 = mix(k0 + kGolden);
+    const uint32_t k0 =
+        dropout_mix(dropout_mix(static_cast<uint32_t>(id) ^ key.t0) ^ static_cast<uint32_t>(id >> 32) ^ key.t1);
+    const uint32_t k1 = dropout_mix(k0 + kGolden);
     // Runs of words with equal upper 32 bits.
     for (int64_t begin = 0, end = 0; begin < words; begin = end) {
       const int64_t word = first_word + begin;
       end = std::min(words, begin + kWordsOfKey - word % kWordsOfKey);
       const uint32_t low = static_cast<uint32_t>(word), upper_k1 = key_of_upper(k1, word);
       for (int64_t w = begin; w < end; ++w) {
-        const uint32_t h = mix(mix((low + static_cast<uint32_t>(w - begin)) ^ k0) ^ upper_k1);
+        const uint32_t h = dropout_mix(dropout_mix((low + static_cast<uint32_t>(w - begin)) ^ k0) ^ upper_k1);
         out[2 * w] = kept((h & 0xffff) >= threshold, in[2 * w]);
         out[2 * w + 1] = kept((h >> 16) >= threshold, in[2 * w + 1]);
       }
     }
     if (row_size % 2 != 0) {
       const int64_t word = first_word + words;
-      const uint32_t h = mix(mix(static_cast<uint32_t>(word) ^ k0) ^ key_of_upper(k1, word));
+      const uint32_t h = dropout_mix(dropout_mix(static_cast<uint32_t>(word) ^ k0) ^ key_of_upper(k1, word));
       out[row_size - 1] = kept((h & 0xffff) >= threshold, in[row_size - 1]);
     }
   }

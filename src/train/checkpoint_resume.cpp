@@ -10,6 +10,7 @@
 #include "trireme/train/run_directory.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
 #include <algorithm>

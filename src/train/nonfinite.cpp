@@ -3,6 +3,7 @@
 #include "trireme/base/fault.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -1,6 +1,7 @@
 #include "stop_vote.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace trireme {

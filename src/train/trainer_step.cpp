@@ -11,6 +11,7 @@
 #include "trireme/watchdog/progress.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 namespace trireme {
 

@@ -16,21 +16,20 @@
 // keep `y.detach()`, otherwise node and output own each other and are never freed. The node, with all it keeps, is
 // freed when backward() returns; backward may free a value earlier. Backward can run once only; a second run is an
 // internal error.
-
-#include "trireme/base/error.h"
+//
+// The templates here are small: LibTorch's autograd headers, which are slow to compile, are in autograd_node.cpp only.
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/ivalue.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <cstdint>
 #include <memory>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
 namespace trireme {
 
-using torch::autograd::variable_list;
+using variable_list = std::vector<at::Tensor>;
 
 /// A tensor argument of a node, known to autograd.
 struct Input {
@@ -56,56 +55,51 @@ class InputList {
 /// The results of a node's backward: one gradient for each input that needs one.
 class Gradients {
  public:
-  Gradients(torch::autograd::AutogradContext* context, size_t inputs) : context_(context), values_(inputs) {}
-  bool wanted(const Input& input) const {
-    return input.given() && context_->needs_input_grad(static_cast<size_t>(input.index));
-  }
+  /// wanted: one per input.
+  explicit Gradients(std::vector<bool> wanted) : wanted_(std::move(wanted)), values_(wanted_.size()) {}
+  bool wanted(const Input& input) const { return input.given() && wanted_[static_cast<size_t>(input.index)]; }
   void set(const Input& input, at::Tensor value) {
     if (input.given()) values_[static_cast<size_t>(input.index)] = std::move(value);
   }
   variable_list take() { return std::move(values_); }
 
  private:
-  torch::autograd::AutogradContext* context_;
+  std::vector<bool> wanted_;
   variable_list values_;
 };
 
 namespace detail {
 
-template <class Node>
-struct NodeHolder : torch::CustomClassHolder {
-  NodeHolder(std::shared_ptr<Node> held, size_t inputs) : node(std::move(held)), num_inputs(inputs) {}
-  std::shared_ptr<Node> node;
-  size_t num_inputs;
+/// A node of any type.
+class AnyNode {
+ public:
+  virtual ~AnyNode() = default;
+  virtual variable_list forward() = 0;
+  virtual void backward(const variable_list& d_outputs, Gradients& gradients) = 0;
+  /// The node's type, by which traces name its backward.
+  virtual const std::type_info& type() const = 0;
 };
 
 template <class Node>
-struct NodeFunction : torch::autograd::Function<NodeFunction<Node>> {
-  static variable_list forward(torch::autograd::AutogradContext* context, at::TensorList inputs,
-                               const std::shared_ptr<Node>& node) {
-    variable_list outputs = node->forward();
-    context->saved_data["node"] = at::IValue::make_capsule(c10::make_intrusive<NodeHolder<Node>>(node, inputs.size()));
-    return outputs;
-  }
+class HeldNode final : public AnyNode {
+ public:
+  explicit HeldNode(Node node) : node_(std::move(node)) {}
+  variable_list forward() override { return node_.forward(); }
+  void backward(const variable_list& d_outputs, Gradients& gradients) override { node_.backward(d_outputs, gradients); }
+  const std::type_info& type() const override { return typeid(Node); }
 
-  static variable_list backward(torch::autograd::AutogradContext* context, variable_list d_outputs) {
-    auto* holder = static_cast<NodeHolder<Node>*>(context->saved_data["node"].toCapsule().get());
-    const std::shared_ptr<Node> node = std::move(holder->node);
-    TRIREME_CHECK(node != nullptr, "backward of a node ran a second time; its saved values are freed");
-    Gradients gradients(context, holder->num_inputs);
-    node->backward(d_outputs, gradients);
-    variable_list result = gradients.take();
-    result.emplace_back();  // for the node argument, which is no tensor
-    return result;
-  }
+ private:
+  Node node_;
 };
+
+variable_list run_any_node(std::shared_ptr<AnyNode> node, const InputList& inputs);
 
 }  // namespace detail
 
 /// Runs the node's forward and returns its outputs; autograd records the node if an input requires a gradient.
 template <class Node>
 variable_list run_node(Node node, const InputList& inputs) {
-  return detail::NodeFunction<Node>::apply(at::TensorList(inputs.tensors()), std::make_shared<Node>(std::move(node)));
+  return detail::run_any_node(std::make_shared<detail::HeldNode<Node>>(std::move(node)), inputs);
 }
 
 }  // namespace trireme
