@@ -52,7 +52,8 @@ function(trireme_test name)
   cmake_parse_arguments(ARG "TORCH" "TIMEOUT" "SOURCES;LABELS;RANKS;LIBS;DRIVER" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE trireme_options ${ARG_LIBS} GTest::gtest)
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests
+    UNITY_BUILD ${TRIREME_UNITY} UNITY_BUILD_BATCH_SIZE ${TRIREME_UNITY_BATCH})
   target_compile_definitions(${name} PRIVATE
     TRIREME_SOURCE_DIR="${PROJECT_SOURCE_DIR}" TRIREME_BINARY_DIR="${CMAKE_BINARY_DIR}"
     TRIREME_PYTHON="${TRIREME_PYTHON_EXECUTABLE}")

@@ -89,10 +89,10 @@ struct BertPackArguments {
   unsigned threads = 0;
 };
 
-void pack_bert(const BertPackArguments& arguments) {
+void run_bert_pack(const BertPackArguments& arguments) {
   const double start = steady_seconds();
   const BertPackReport report =
-      trireme::pack(arguments.inputs, arguments.output, arguments.shards, arguments.seed, arguments.threads);
+      pack_bert(arguments.inputs, arguments.output, arguments.shards, arguments.seed, arguments.threads);
   const double rows = static_cast<double>(report.rows), sequences = static_cast<double>(report.sequences);
   fmt::print("{}: {} in {} of {}{}\n", arguments.output.string(), counted(report.sequences, "sequence"),
              counted(report.rows, "row"), counted(arguments.shards, "shard"), kept_note(report.kept));
@@ -113,7 +113,7 @@ void add_bert_pack(CLI::App& tool) {
   command->add_option("--shards", arguments->shards, "Number of shards (default 4320)");
   command->add_option("--seed", arguments->seed, "Seed of Python's random.Random (default 12345)");
   command->add_option("--threads", arguments->threads, "Threads (default: one per core)");
-  command->callback([arguments] { pack_bert(*arguments); });
+  command->callback([arguments] { run_bert_pack(*arguments); });
 }
 
 // ---- eval

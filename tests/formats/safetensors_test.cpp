@@ -43,7 +43,7 @@ TEST_F(Safetensors, AnUnfinishedWriterLeavesNothing) {
   EXPECT_TRUE(std::filesystem::is_empty(root_));
 }
 
-struct BadFile {
+struct BadTensorFile {
   const char* name;
   std::string content, expected;
 };
@@ -52,7 +52,7 @@ TEST_F(Safetensors, DamagedFilesAreRefusedWithTheirReason) {
   const std::string ok = R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})";
   std::string deep = "{\"a\":";
   for (int i = 0; i < 100000; ++i) deep += '[';
-  const BadFile cases[] = {
+  const BadTensorFile cases[] = {
       {"empty", "", "it has 0 bytes"},
       {"seven bytes", "1234567", "it has 7 bytes"},
       {"header too long", with_header(ok, "1234", 200'000'000), "at most 100000000"},
@@ -87,7 +87,7 @@ TEST_F(Safetensors, DamagedFilesAreRefusedWithTheirReason) {
       {"metadata", with_header(R"({"__metadata__":{"a":1}})", ""), "not a string"},
       {"entry", with_header(R"({"a":5})", ""), "lacks dtype"},
   };
-  for (const BadFile& bad : cases) {
+  for (const BadTensorFile& bad : cases) {
     SCOPED_TRACE(bad.name);
     const auto path = write("bad.safetensors", bad.content);
     const std::string message = failure(ExitCode::kModel, [&] { SafetensorsFile file(path); });

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::testing::adamw_tests {
 
 namespace {
 
@@ -112,4 +112,4 @@ TEST_F(AdamWTest, SkipLeavesEverythingAlone) {
 
 }  // namespace
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::testing::adamw_tests

@@ -7,7 +7,7 @@
 #include <random>
 #include <utility>
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::testing::attention_long_tests {
 
 namespace {
 
@@ -117,4 +117,4 @@ TEST(AttentionOracleTest, SampledTokensEqualTheWhole) {
 
 }  // namespace
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::testing::attention_long_tests

@@ -6,7 +6,7 @@
 #include <limits>
 #include <string>
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::testing::attention_nan_tests {
 
 namespace {
 
@@ -90,4 +90,4 @@ TEST_F(AttentionNanTest, ReachesItsOwnSequenceAndThoseThatReadItAsPadding) {
 
 }  // namespace
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::testing::attention_nan_tests

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::testing::attention_order_tests {
 
 namespace {
 
@@ -191,4 +191,4 @@ TEST(AttentionOrderTest, AnyNumberOfResidentBlocksDoesAllWork) {
 
 }  // namespace
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::testing::attention_order_tests

@@ -9,7 +9,7 @@
 #include <random>
 #include <utility>
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::testing::attention_plan_tests {
 
 namespace {
 
@@ -174,4 +174,4 @@ TEST(AttentionPlanTest, NoTileWaitsForOneHandedOutLater) {
 
 }  // namespace
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::testing::attention_plan_tests

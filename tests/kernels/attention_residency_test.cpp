@@ -9,7 +9,7 @@
 #include <string>
 #include <thread>
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::testing::attention_residency_tests {
 
 namespace {
 
@@ -72,4 +72,4 @@ TEST_F(AttentionResidencyTest, EndsWhileAnotherKernelHoldsMultiprocessors) {
 
 }  // namespace
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::testing::attention_residency_tests

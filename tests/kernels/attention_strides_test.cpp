@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::testing::attention_strides_tests {
 
 namespace {
 
@@ -164,4 +164,4 @@ TEST_F(AttentionStridesTest, ElementsMoreThanTwoToThe31Apart) {
 
 }  // namespace
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::testing::attention_strides_tests

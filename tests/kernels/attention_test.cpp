@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::testing::attention_tests {
 
 namespace {
 
@@ -190,4 +190,4 @@ TEST_F(AttentionTest, RefusesWhatItCannotServe) {
 
 }  // namespace
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::testing::attention_tests

@@ -4,7 +4,7 @@
 #include "kernels/dropout/dropout.h"
 #include "testing.h"
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::testing::bert_embedding_tests {
 
 namespace {
 
@@ -124,4 +124,4 @@ TEST_F(BertEmbeddingTest, StrayIndicesGiveNaN) {
 
 }  // namespace
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::testing::bert_embedding_tests

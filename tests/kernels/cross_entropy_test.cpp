@@ -3,7 +3,7 @@
 #include "kernels/cross_entropy/cross_entropy_oracle.h"
 #include "testing.h"
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::testing::cross_entropy_tests {
 
 namespace {
 
@@ -135,4 +135,4 @@ TEST_F(CrossEntropyTest, SameBitsEveryTime) {
 
 }  // namespace
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::testing::cross_entropy_tests

@@ -2,7 +2,7 @@
 
 #include "testing.h"
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::testing::dropout_tests {
 
 namespace {
 
@@ -82,4 +82,4 @@ TEST_F(DropoutTest, SameBitsEveryTime) {
 
 }  // namespace
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::testing::dropout_tests

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <array>
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::testing::embedding_tests {
 
 namespace {
 
@@ -226,4 +226,4 @@ TEST_F(EmbeddingTest, SameBitsEveryTime) {
 
 }  // namespace
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::testing::embedding_tests

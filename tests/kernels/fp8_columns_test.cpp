@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::testing::fp8_columns_tests {
 
 namespace {
 
@@ -116,4 +116,4 @@ TEST_F(Fp8ColumnsTest, RefusesWhatItCannotDo) {
 
 }  // namespace
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::testing::fp8_columns_tests

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::testing::fp8_current_tests {
 
 namespace {
 
@@ -58,4 +58,4 @@ TEST_F(Fp8CurrentTest, NonFiniteValuesShow) {
 
 }  // namespace
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::testing::fp8_current_tests

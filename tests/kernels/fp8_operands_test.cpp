@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::testing::fp8_operands_tests {
 
 namespace {
 
@@ -160,4 +160,4 @@ TEST_F(Fp8OperandsTest, RefusesWhatItCannotDo) {
 
 }  // namespace
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::testing::fp8_operands_tests

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::testing::gelu_tests {
 
 namespace {
 
@@ -222,4 +222,4 @@ TEST_F(GeluTest, SameBitsEveryTime) {
 
 }  // namespace
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::testing::gelu_tests

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::testing::global_norm_tests {
 
 namespace {
 
@@ -81,4 +81,4 @@ TEST_F(GlobalNormTest, FactorClipsAndSkips) {
 
 }  // namespace
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::testing::global_norm_tests

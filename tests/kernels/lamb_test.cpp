@@ -5,7 +5,7 @@
 
 #include <memory>
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::testing::lamb_tests {
 
 namespace {
 
@@ -186,4 +186,4 @@ TEST_F(LambTest, SameBitsEveryTime) {
 
 }  // namespace
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::testing::lamb_tests

@@ -17,7 +17,7 @@
 #include <initializer_list>
 #include <stdexcept>
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::testing::large_tensor_tests {
 
 namespace {
 
@@ -277,4 +277,4 @@ TEST_F(LargeTensorTest, DropoutOfASampleBeyond32BitsOfWords) {
 
 }  // namespace
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::testing::large_tensor_tests

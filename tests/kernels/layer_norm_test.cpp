@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::testing::layer_norm_tests {
 
 namespace {
 
@@ -328,4 +328,4 @@ TEST_F(LayerNormTest, RefusesWhatItCannotDo) {
 
 }  // namespace
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::testing::layer_norm_tests

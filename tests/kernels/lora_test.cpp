@@ -6,7 +6,7 @@
 
 #include <memory>
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::testing::lora_tests {
 
 namespace {
 
@@ -207,4 +207,4 @@ TEST_F(LoraTest, RefusesWhatItCannotDo) {
 
 }  // namespace
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::testing::lora_tests

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <memory>
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::testing::lora_up_tests {
 
 namespace {
 
@@ -207,4 +207,4 @@ TEST_F(LoraUpTest, RefusesWhatItCannotDo) {
 
 }  // namespace
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::testing::lora_up_tests

@@ -18,7 +18,7 @@
 #include "kernels/swiglu/swiglu_oracle.h"
 #include "testing.h"
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::testing::many_rows_tests {
 
 namespace {
 
@@ -287,4 +287,4 @@ TEST_F(ManyRowsTest, ScaleRows) {
 
 }  // namespace
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::testing::many_rows_tests

@@ -14,7 +14,7 @@
 #include "kernels/rope/rope_oracle.h"
 #include "testing.h"
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::testing::many_tokens_tests {
 
 namespace {
 
@@ -198,4 +198,4 @@ TEST_F(ManyTokensTest, Attention) {
 
 }  // namespace
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::testing::many_tokens_tests

@@ -3,7 +3,7 @@
 #include "kernels/dropout/dropout.h"
 #include "testing.h"
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::testing::matrix_column_sum_tests {
 
 namespace {
 
@@ -93,4 +93,4 @@ TEST_F(MatrixColumnSumTest, RefusesRowsThatAreNotAligned) {
 
 }  // namespace
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::testing::matrix_column_sum_tests

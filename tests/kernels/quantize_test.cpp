@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::testing::quantize_tests {
 
 namespace {
 
@@ -197,4 +197,4 @@ TEST_F(QuantizeTest, SameBitsEveryTime) {
 
 }  // namespace
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::testing::quantize_tests

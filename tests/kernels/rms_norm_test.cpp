@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::testing::rms_norm_tests {
 
 namespace {
 
@@ -252,4 +252,4 @@ TEST_F(RmsNormTest, RefusesWhatItCannotDo) {
 
 }  // namespace
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::testing::rms_norm_tests

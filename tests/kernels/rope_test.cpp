@@ -3,7 +3,7 @@
 #include "kernels/rope/rope_oracle.h"
 #include "testing.h"
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::testing::rope_tests {
 
 namespace {
 
@@ -116,4 +116,4 @@ TEST_F(RopeTest, RefusesUnalignedRows) {
 
 }  // namespace
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::testing::rope_tests

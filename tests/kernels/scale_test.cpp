@@ -4,7 +4,7 @@
 
 #include <utility>
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::testing::scale_tests {
 
 namespace {
 
@@ -57,4 +57,4 @@ TEST_F(ScaleTest, InPlace) {
 
 }  // namespace
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::testing::scale_tests

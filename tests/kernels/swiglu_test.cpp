@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::testing::swiglu_tests {
 
 namespace {
 
@@ -186,4 +186,4 @@ TEST_F(SwigluTest, SameBitsEveryTime) {
 
 }  // namespace
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::testing::swiglu_tests

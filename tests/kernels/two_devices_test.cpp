@@ -6,7 +6,7 @@
 
 #include <vector>
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::testing::two_devices_tests {
 
 namespace {
 
@@ -63,4 +63,4 @@ TEST_F(TwoDevicesTest, CrossEntropyOfStagedRowsGivesTheSameOnBoth) {
 
 }  // namespace
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::testing::two_devices_tests
