@@ -78,13 +78,16 @@ file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/pch_anchor.cpp
   CONTENT "// Compiles the precompiled LibTorch header that every module shares.\n")
 add_library(trireme_pch OBJECT ${CMAKE_BINARY_DIR}/pch_anchor.cpp)
 target_link_libraries(trireme_pch PUBLIC trireme_options trireme::libtorch)
-# How targets with LibTorch use fmt (see trireme_use_torch). GCC refuses a precompiled header whose macros differ.
-set(TRIREME_FMT_IN_TORCH FMT_HEADER_ONLY=1 FMT_SHARED)
 # GCC carries out the template instantiations that a precompiled header asks for in every file that uses the header:
 # LibTorch's autograd headers, which few files need, would cost each file two seconds.
-target_compile_definitions(trireme_pch PRIVATE ${TRIREME_FMT_IN_TORCH})
+target_compile_definitions(trireme_pch PRIVATE FMT_SHARED)
 target_precompile_headers(trireme_pch PRIVATE <ATen/ATen.h> <fmt/format.h> <fmt/ranges.h> <filesystem> <functional>
   <map>)
+
+# LibTorch's include folder contains its own fmt, newer than the system's, which #include <fmt/…> finds first. Its inline
+# namespace differs from that of the system's libfmt in the other targets.
+add_library(trireme_torch_fmt STATIC ${PROJECT_SOURCE_DIR}/src/base/torch/fmt_library.cpp)
+target_link_libraries(trireme_torch_fmt PRIVATE trireme_options trireme::libtorch)
 
 set(MPI_CXX_SKIP_MPICXX ON)
 find_package(MPI REQUIRED COMPONENTS C)

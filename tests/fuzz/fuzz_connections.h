@@ -12,8 +12,10 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
-#ifndef FMT_HEADER_ONLY
+#ifndef TRIREME_FUZZ_REPLAY
+#ifndef TRIREME_FUZZ_REPLAY
 #include <spdlog/spdlog.h>
+#endif
 #endif
 
 #include <algorithm>
@@ -25,10 +27,10 @@
 
 namespace trireme::fuzz {
 
-/// Fuzzers run thousands of inputs, each with its warnings. With LibTorch's fmt (header-only, another version than
-/// spdlog's) they are printed: then only the stored inputs are run.
+/// Fuzzers run thousands of inputs, each with its warnings. A replay runs the few stored inputs and prints them: with
+/// LibTorch's headers, whose fmt is another version than spdlog's, spdlog does not compile.
 inline void log_nothing() {
-#ifndef FMT_HEADER_ONLY
+#ifndef TRIREME_FUZZ_REPLAY
   spdlog::set_level(spdlog::level::off);
 #endif
 }

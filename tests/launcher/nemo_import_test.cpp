@@ -31,7 +31,7 @@ ImportedConfig imported(std::vector<std::string> overrides, const NemoImport& op
 
 Config config(const ImportedConfig& from) { return parse_config(from.yaml, "the import"); }
 
-std::string refusal(const std::vector<std::string>& overrides, const NemoImport& options = {}) {
+std::string import_refusal(const std::vector<std::string>& overrides, const NemoImport& options = {}) {
   try {
     return "accepted:\n" + imported(overrides, options).yaml;
   } catch (const ConfigError& error) {
@@ -206,7 +206,7 @@ TEST(NemoImport, Llama) {
   EXPECT_EQ(imported(llama, {false, {}, 128256}).model->vocab_size, 128256);
   std::vector<std::string> half = llama;
   half.front() = "+training.model.normalization=layernorm1p";
-  EXPECT_NE(refusal(half).find("neither a GPT-3"), std::string::npos) << refusal(half);
+  EXPECT_NE(import_refusal(half).find("neither a GPT-3"), std::string::npos) << import_refusal(half);
 }
 
 TEST(NemoImport, Refusals) {
@@ -236,8 +236,8 @@ TEST(NemoImport, Refusals) {
       {"training.trainer.max_steps=ten", "trainer.max_steps = ten: must be an integer"},
   };
   for (const auto& [one, text] : cases)
-    EXPECT_NE(refusal({one}).find(text), std::string::npos) << one << "\n" << refusal({one});
-  const std::string two = refusal({"training.trainer.max_steps=ten", "+training.model.hiden_size=3"});
+    EXPECT_NE(import_refusal({one}).find(text), std::string::npos) << one << "\n" << import_refusal({one});
+  const std::string two = import_refusal({"training.trainer.max_steps=ten", "+training.model.hiden_size=3"});
   EXPECT_NE(two.find("override 'training.trainer.max_steps=ten': "), std::string::npos) << two;
   EXPECT_NE(two.find("2 problems in test.yaml"), std::string::npos) << two;
   const ImportedConfig ignored = imported({"+training.model.hiden_size=3"}, {true, {}, std::nullopt});

@@ -13,11 +13,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Outcome {
-  int code;
-  std::string out, err;
-};
-
 class BertTools : public Scratch {
  protected:
   void SetUp() override {

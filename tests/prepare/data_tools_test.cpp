@@ -1,6 +1,7 @@
 // `trireme tokenizer` and `trireme data` as processes: output, exit codes and messages.
 
 #include "data/dataset.h"
+#include "prepare_testing.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -16,11 +17,6 @@ namespace trireme {
 namespace {
 
 namespace fs = std::filesystem;
-
-struct Outcome {
-  int code;
-  std::string out, err;
-};
 
 class DataTools : public ::testing::Test {
  protected:

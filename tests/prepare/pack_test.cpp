@@ -14,7 +14,7 @@ namespace trireme {
 namespace {
 
 using Pack = Scratch;
-using Ids = std::vector<int64_t>;
+using RowIds = std::vector<int64_t>;
 
 PackOptions options_for(const std::filesystem::path& input, const std::filesystem::path& output, int64_t seq_length) {
   PackOptions options;
@@ -31,8 +31,8 @@ std::vector<Sample> samples(const std::filesystem::path& file, int64_t seq_lengt
   return result;
 }
 
-Ids concatenated(const std::vector<Sample>& rows) {
-  Ids ids;
+RowIds concatenated(const std::vector<Sample>& rows) {
+  RowIds ids;
   for (const Sample& row : rows) ids.insert(ids.end(), row.input_ids.begin(), row.input_ids.end());
   return ids;
 }
@@ -50,7 +50,7 @@ std::string paragraphs() {
 TEST_F(Pack, RowsHoldTheDocumentsEndToEnd) {
   const auto input = write("text.txt", paragraphs());
   const Tokenizer tokenizer = small_tokenizer();
-  Ids expected;
+  RowIds expected;
   int64_t documents = 0;
   for_each_document(input, DocumentUnit::kParagraph, "", [&](const Document& document) {
     expected.push_back(1);
@@ -72,7 +72,7 @@ TEST_F(Pack, RowsHoldTheDocumentsEndToEnd) {
     EXPECT_TRUE(report.samples[0].starts_with("Paragraph 0 of the old harbour.")) << report.samples[0];
     const auto rows = samples(path(name), 32);
     ASSERT_EQ(static_cast<int64_t>(rows.size()), report.train.rows);
-    EXPECT_EQ(concatenated(rows), Ids(expected.begin(), expected.begin() + report.train.rows * 32));
+    EXPECT_EQ(concatenated(rows), RowIds(expected.begin(), expected.begin() + report.train.rows * 32));
     for (const Sample& row : rows) EXPECT_EQ(row.num_targets(), 31);
   }
 }
@@ -84,7 +84,7 @@ TEST_F(Pack, BatchesOfDocumentsAreCutByThemselves) {
   for (int i = 0; i < 40; ++i) lines += i == 2 ? "\n" : fmt::format("Line {} of the old harbour and the strait.\n", i);
   const auto input = write("text.txt", lines);
   const Tokenizer tokenizer = small_tokenizer();
-  Ids expected, batch;
+  RowIds expected, batch;
   int64_t number = 0, dropped = 0;
   const auto cut = [&] {
     dropped += static_cast<int64_t>(batch.size() % 32);
@@ -152,10 +152,10 @@ TEST_F(Pack, ShuffleFollowsNumpysOrderOfDocuments) {
   options.min_tokens = 1;
   options.shuffle_seed = 7;
   const PackReport report = pack_documents(tokenizer, options);
-  Ids order(20);
+  RowIds order(20);
   std::iota(order.begin(), order.end(), int64_t{0});
   NumpyRandom(7).shuffle(order);
-  Ids expected;
+  RowIds expected;
   for (const int64_t i : order)
     for (const int32_t id : tokenizer.encode(std::string(1, static_cast<char>('a' + i)))) expected.push_back(id);
   expected.resize(static_cast<size_t>(report.train.rows) * 20);

@@ -18,6 +18,12 @@
 
 namespace trireme {
 
+/// What a process left.
+struct Outcome {
+  int code;
+  std::string out, err;
+};
+
 /// A directory of the running test, empty at its start and removed at its end.
 class Scratch : public ::testing::Test {
  protected:

@@ -23,7 +23,7 @@ int exit_code(const Action& action) {
   return 0;
 }
 
-std::string complaint(const std::string& model) {
+std::string tokenizer_complaint(const std::string& model) {
   try {
     Tokenizer(model, "given.model");
   } catch (const DataError& error) {
@@ -98,7 +98,7 @@ TEST(Tokenizer, EveryTruncationOfAModelIsRefused) {
   // missing.
   size_t accepted = 0;
   for (size_t size = 0; size < model.size(); ++size) {
-    const std::string message = complaint(model.substr(0, size));
+    const std::string message = tokenizer_complaint(model.substr(0, size));
     if (message.empty()) {
       ++accepted;
       EXPECT_GT(size + 16, model.size()) << size << " of " << model.size() << " bytes were accepted";
@@ -110,10 +110,11 @@ TEST(Tokenizer, EveryTruncationOfAModelIsRefused) {
 }
 
 TEST(Tokenizer, OtherFilesAreRefusedWithAReason) {
-  EXPECT_NE(complaint("").find("empty"), std::string::npos);
-  EXPECT_NE(complaint("{\"version\": \"1.0\"}").find("tokenizer.json"), std::string::npos);
-  EXPECT_NE(complaint("Plain text is no model.").find("not a complete sentencepiece model"), std::string::npos);
-  EXPECT_NE(complaint(std::string(100, '\xff')).find("byte"), std::string::npos);
+  EXPECT_NE(tokenizer_complaint("").find("empty"), std::string::npos);
+  EXPECT_NE(tokenizer_complaint("{\"version\": \"1.0\"}").find("tokenizer.json"), std::string::npos);
+  EXPECT_NE(tokenizer_complaint("Plain text is no model.").find("not a complete sentencepiece model"),
+            std::string::npos);
+  EXPECT_NE(tokenizer_complaint(std::string(100, '\xff')).find("byte"), std::string::npos);
   EXPECT_EQ(exit_code([] { Tokenizer(std::filesystem::path("/absent/tokenizer.model")); }), 3);
 }
 
