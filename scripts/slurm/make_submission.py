@@ -4,19 +4,33 @@
     make_submission.py --output submission --system 8xH200 results/*_[0-9]*.log
 
 Serves every benchmark of run.sub (llama2_70b_lora, bert, llama31_8b): the logs name the benchmark and the organisation.
-Writes DIR/ORG/results/SYSTEM/BENCHMARK/result_i.txt in the order of the seeds. Refused, with exit code 2 and nothing
-written: a log without exactly one run_stop, logs of different benchmarks or organisations, a seed that occurs twice, a
-folder that has results. What makes a submission invalid but not unreadable is a warning: fewer than ten runs, caches
-that were not dropped, more than one run that missed its target.
+Writes DIR/ORG/results/SYSTEM/BENCHMARK/result_i.txt in the order of the seeds, and DIR/ORG/systems/SYSTEM.json where it
+is absent: the fields that MLCommons' package checker asks for, with "FILL IN" where the logs do not tell the value. Refused,
+with exit code 2 and nothing written: a log without exactly one run_stop, logs that differ in benchmark, organisation,
+division, platform or global batch, a seed that occurs twice, a folder that has results. What makes a submission invalid
+but not unreadable is a warning: fewer than ten runs, caches that were not dropped, more than one run that missed its
+target, a description of the system with open fields or of another division.
 """
 import argparse
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
 
 RUNS = 10  # that the rules ask for, of each of the three benchmarks
 TOKEN = ":::MLLOG "
+COMMON = ("submission_benchmark", "submission_org", "submission_division", "submission_platform", "global_batch_size")
+FILL_IN = "FILL IN"
+# Of the description of a system, in the order of the package checker.
+SYSTEM_FIELDS = """submitter division status system_name number_of_nodes
+    host_processors_per_node host_processor_model_name host_processor_core_count host_processor_vcpu_count
+    host_processor_frequency host_processor_caches host_processor_interconnect host_memory_capacity host_storage_type
+    host_storage_capacity host_networking host_networking_topology host_memory_configuration
+    accelerators_per_node accelerator_model_name accelerator_host_interconnect accelerator_frequency
+    accelerator_on-chip_memories accelerator_memory_configuration accelerator_memory_capacity accelerator_interconnect
+    accelerator_interconnect_topology
+    cooling hw_notes framework other_software_stack operating_system sw_notes""".split()
 
 
 def refuse(sentence):
@@ -38,22 +52,51 @@ def events(log):
     return found
 
 
+def check_name(name, what):
+    """Git and the checkers' paths: MLCommons' repo_checker refuses blanks and a leading dot."""
+    if not re.fullmatch(r"(?!\.)[^/\s]+", name):
+        refuse(f"{what} is {name!r}, which is no name of a folder: no '/', no blanks and no leading dot")
+
+
 def read_run(log):
     """What the folder's path and the checks need of one log."""
     run, lines = {"log": log}, events(log)
-    for key in ("submission_benchmark", "submission_org", "seed"):
+    for key in (*COMMON, "seed"):
         values = {str(value) for name, value, _ in lines if name == key}
         if len(values) != 1 or not values - {""}:
             refuse(f"{log}: {len(values)} values of {key}, expected one: is it one whole log of run.sub?")
         run[key] = values.pop()
-        if key != "seed" and ("/" in run[key] or run[key].startswith(".")):
-            refuse(f"{log}: {key} is {run[key]!r}, which is no name of a folder")
+    for key in ("submission_benchmark", "submission_org"):
+        check_name(run[key], f"{log}: {key}")
     stops = [metadata.get("status") for name, _, metadata in lines if name == "run_stop"]
     if len(stops) != 1:
         refuse(f"{log}: {len(stops)} run_stop lines, expected one: the run did not end, or the file has several runs")
     run["reached"] = stops[0] == "success"
     run["caches"] = [value for name, value, _ in lines if name == "cache_clear"] == [True]
     return run
+
+
+def system_description(run, system):
+    """The fields of systems/SYSTEM.json. The platform of a log is <nodes>x<accelerators per node>x<accelerator>."""
+    known = {"submitter": run["submission_org"], "division": run["submission_division"], "system_name": system, "framework": "Trireme"}
+    platform = re.fullmatch(r"(\d+)x(\d+)x(.+)", run["submission_platform"])
+    if platform:
+        known.update(zip(("number_of_nodes", "accelerators_per_node", "accelerator_model_name"), platform.groups()))
+    return {field: known.get(field, FILL_IN) for field in SYSTEM_FIELDS}
+
+
+def description_warnings(path, division):
+    """(whether it applies, sentence) of the description of the system."""
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        absent = [field for field in SYSTEM_FIELDS if field not in fields]
+        filled = [field for field in SYSTEM_FIELDS if fields.get(field) == FILL_IN]
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        return [(True, f"{path} is not a JSON object: {error}")]
+    return [(absent, f"{path} lacks {', '.join(absent)}"),
+            (filled, f"{path}: {len(filled)} fields say {FILL_IN}; status is one of 'Available on-premise', 'Available cloud', "
+                     "'Preview', 'Research, Development, or Internal (RDI)'"),
+            (fields.get("division") != division, f"{path}: division is {fields.get('division')!r}, the logs say {division!r}")]
 
 
 def main():
@@ -65,17 +108,19 @@ def main():
     missing = [log for log in arguments.logs if not log.is_file()]
     if missing:
         refuse(f"{missing[0]}: no such file")
+    check_name(arguments.system, "--system")
     runs = [read_run(log) for log in arguments.logs]
-    for key in ("submission_benchmark", "submission_org"):
+    for key in COMMON:
         values = sorted({run[key] for run in runs})
         if len(values) > 1:
-            refuse(f"the logs have several values of {key}: {', '.join(values)}. Give those of one benchmark")
+            refuse(f"the logs have several values of {key}: {', '.join(values)}. Give those of one benchmark and system")
     by_seed = {}
     for run in runs:
         other = by_seed.setdefault(run["seed"], run)
         if other is not run:
             refuse(f"{run['log']} and {other['log']} have the same seed {run['seed']}: the rules ask for distinct ones")
-    folder = arguments.output / runs[0]["submission_org"] / "results" / arguments.system / runs[0]["submission_benchmark"]
+    organisation = arguments.output / runs[0]["submission_org"]
+    folder = organisation / "results" / arguments.system / runs[0]["submission_benchmark"]
     if list(folder.glob("result_*.txt")):
         refuse(f"{folder} has results: remove them first, or name another --output")
 
@@ -86,10 +131,15 @@ def main():
         notes += "" if run["caches"] else ", cache_clear is not true"
         print(f"result_{number}.txt  seed {run['seed']}  {run['log']}{notes}")
     print(f"{len(runs)} result{'s' if len(runs) > 1 else ''} in {folder}")
+    description = organisation / "systems" / f"{arguments.system}.json"
+    if not description.exists():
+        description.parent.mkdir(parents=True, exist_ok=True)
+        description.write_text(json.dumps(system_description(runs[0], arguments.system), indent=2) + "\n", encoding="utf-8")
     missed, warm = sum(not run["reached"] for run in runs), sum(not run["caches"] for run in runs)
     warnings = [(len(runs) != RUNS, f"the rules ask for {RUNS} runs, here are {len(runs)}"),
                 (missed > 1, f"{missed} runs missed the target; the rules allow one"),
-                (warm > 0, f"{warm} of the logs do not say that the caches were dropped; the rules ask for it")]
+                (warm > 0, f"{warm} of the logs do not say that the caches were dropped; the rules ask for it"),
+                *description_warnings(description, runs[0]["submission_division"])]
     for applies, sentence in warnings:
         if applies:
             print(f"make_submission.py: warning: {sentence}", file=sys.stderr)

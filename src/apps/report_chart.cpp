@@ -52,11 +52,18 @@ std::vector<double> ticks(const Axis& axis) {
   return found;
 }
 
-std::string tick_text(double value) {
+/// `largest`: the largest size on the axis; from 10,000 on all values are short ("5k", "10k"). At most six characters
+/// fit beside the axis, so small values have an exponent: "4e-4".
+std::string tick_text(double value, double largest) {
   const double size = std::abs(value);
-  if (size >= 1e4) return format_short(value);
-  return size != 0 && size < 1e-3 ? fmt::format("{:.2g}", value) : fmt::format("{:.4g}", value);
+  if (size == 0) return "0";
+  if (largest >= 1e4 && size >= 1000) return format_short(value);
+  if (size >= 1e-2) return fmt::format("{:.4g}", value);
+  const double exponent = std::floor(std::log10(size) + 1e-9);
+  return fmt::format("{:.3g}e{:.0f}", value / std::pow(10, exponent), exponent);
 }
+
+double size_of(const Axis& axis) { return std::max(std::abs(axis.low), std::abs(axis.high)); }
 
 using Marks = std::vector<std::pair<double, std::string>>;
 
@@ -65,10 +72,10 @@ std::string grid(const Axis& x, const Axis& y, const Marks& marks = {}) {
   for (const double value : ticks(y))
     text += fmt::format(
         R"(<line class="g" x1="{0:.0f}" x2="{1:.0f}" y1="{2:.1f}" y2="{2:.1f}"/><text x="{3:.0f}" y="{4:.1f}" class="v">{5}</text>)",
-        kLeft, kChartWidth - kRight, y_of(y, value), kLeft - 5, y_of(y, value) + 4, tick_text(value));
+        kLeft, kChartWidth - kRight, y_of(y, value), kLeft - 5, y_of(y, value) + 4, tick_text(value, size_of(y)));
   Marks shown = marks;
   if (shown.empty())
-    for (const double value : ticks(x)) shown.emplace_back(value, tick_text(value));
+    for (const double value : ticks(x)) shown.emplace_back(value, tick_text(value, size_of(x)));
   for (const auto& [value, name] : shown) {
     const bool at_edge = x_of(x, value) > kChartWidth - 24;  // the text would be cut off
     text += fmt::format(R"(<text x="{:.1f}" y="{:.0f}" class="{}">{}</text>)", at_edge ? kChartWidth : x_of(x, value),
@@ -91,8 +98,9 @@ std::string column_name(double step, const Marks& marks) {
 }
 
 /// The mean as a line; where columns hold several values, lowest to highest as a band behind it.
+/// `lines`: how many the drawing has; the bands of many runs lie over each other and must not hide the lines.
 std::string curve(const std::vector<ChartColumn>& columns, const Axis& x, const Axis& y, const ChartLine& line,
-                  const Marks& marks) {
+                  size_t lines, const Marks& marks) {
   std::string path, upper, lower, dots;
   bool band = false;
   for (size_t i = 0; i < columns.size(); ++i) {
@@ -107,7 +115,8 @@ std::string curve(const std::vector<ChartColumn>& columns, const Axis& x, const 
   }
   for (size_t i = columns.size(); i-- > 0;)
     lower += fmt::format("L{:.1f} {:.1f}", x_of(x, columns[i].step), y_of(y, columns[i].low));
-  std::string text = fmt::format("<g style=\"--c:var(--c{})\">", line.colour % kChartColours);
+  std::string text = fmt::format("<g style=\"--c:var(--c{});--b:{:.2g}\">", line.colour % kChartColours,
+                                 0.22 / static_cast<double>(std::max<size_t>(1, lines - lines / 4)));
   if (band) text += fmt::format(R"(<path class="b" d="{}{}Z"/>)", upper, lower);
   if (columns.size() == 1 && dots.empty())
     text +=
@@ -119,7 +128,7 @@ const char* event_class(ReportEvent::Kind kind) {
   switch (kind) {
     case ReportEvent::Kind::kSave: return "save";
     case ReportEvent::Kind::kSpike: return "spike";
-    case ReportEvent::Kind::kSkipped: return "spike";
+    case ReportEvent::Kind::kSkipped: return "skip";
     case ReportEvent::Kind::kStop: return "stop";
     case ReportEvent::Kind::kResume: return "resume";
     case ReportEvent::Kind::kFailure: return "fail";
@@ -127,19 +136,26 @@ const char* event_class(ReportEvent::Kind kind) {
   return "";
 }
 
+}  // namespace
+
+std::string event_mark(ReportEvent::Kind kind, double x, double top, double bottom, const std::string& title) {
+  return fmt::format(R"(<line class="e {}" x1="{:.1f}" x2="{:.1f}" y1="{:.0f}" y2="{:.0f}">{}</line>)",
+                     event_class(kind), x, x, top, bottom, title.empty() ? "" : "<title>" + title + "</title>");
+}
+
+namespace {
+
 /// One mark a kind and pixel, however many events there are.
 std::string marks(const std::vector<ReportEvent>& events, const Axis& x) {
   std::string text;
-  std::set<std::pair<std::string, int>> drawn;
+  std::set<std::pair<ReportEvent::Kind, int>> drawn;
   for (const ReportEvent& event : events) {
     const double at = x_of(x, event.step);
-    const std::string kind = event_class(event.kind);
-    if (!drawn.insert({kind, static_cast<int>(at)}).second) continue;
+    if (!drawn.insert({event.kind, static_cast<int>(at)}).second) continue;
     // Checkpoints are many and ordinary: a short mark at the axis.
     const double top = event.kind == ReportEvent::Kind::kSave ? kTop + kPlotHeight - 7 : kTop;
-    text += fmt::format(
-        R"(<line class="e {}" x1="{:.1f}" x2="{:.1f}" y1="{:.0f}" y2="{:.0f}"><title>step {:.0f}: {}</title></line>)",
-        kind, at, at, top, kTop + kPlotHeight, event.step, html_escaped(event.text, 160));
+    text += event_mark(event.kind, at, top, kTop + kPlotHeight,
+                       fmt::format("step {:.0f}: {}", event.step, html_escaped(event.text, 160)));
   }
   return text;
 }
@@ -220,7 +236,7 @@ Drawing draw(const std::vector<ChartLine>& lines, const ChartOptions& options) {
   std::string drawing = grid(x, y, options.marks) + marks(options.events, x);
   for (const ChartLine& line : lines) {
     const auto columns = downsample(*line.series, x.low, x.high, options.columns);
-    if (!columns.empty()) drawing += curve(columns, x, y, line, options.marks);
+    if (!columns.empty()) drawing += curve(columns, x, y, line, lines.size(), options.marks);
   }
   if (options.level)
     drawing += fmt::format(R"(<line class="p" x1="{0:.0f}" x2="{1:.0f}" y1="{2:.1f}" y2="{2:.1f}"/>)", kLeft,
@@ -281,10 +297,13 @@ std::string histogram(const std::vector<ChartLine>& lines, const std::string& ti
     for (const double value : line.series->values)
       if (std::isfinite(value) && value >= 0) all.push_back(value);
   if (all.empty()) return "";
-  std::sort(all.begin(), all.end());
-  const double low = all.front(), high = all[std::min(all.size() - 1, all.size() * 99 / 100)];
+  const auto [lowest, longest] = std::minmax_element(all.begin(), all.end());
+  const double low = *lowest, most_seconds = *longest;
+  const auto hundredth = all.begin() + static_cast<std::ptrdiff_t>(std::min(all.size() - 1, all.size() * 99 / 100));
+  std::nth_element(all.begin(), hundredth, all.end());
+  const double high = *hundredth;
   const Axis x{low, high > low ? high : low + std::max(low * 0.1, 1e-6), false};
-  const auto beyond = static_cast<int64_t>(all.end() - std::upper_bound(all.begin(), all.end(), x.high));
+  const auto beyond = std::count_if(all.begin(), all.end(), [&](double value) { return value > x.high; });
   std::vector<std::vector<double>> bins;
   double most = 0;
   for (const ChartLine& line : lines) {
@@ -307,8 +326,9 @@ std::string histogram(const std::vector<ChartLine>& lines, const std::string& ti
                            lines[i].colour % kChartColours, path);
   }
   return figure(title, drawing,
-                beyond > 0 ? fmt::format("steps over seconds; {} longer, up to {}", beyond, format_duration(all.back()))
-                           : "steps over seconds");
+                beyond > 0
+                    ? fmt::format("steps over seconds; {} longer, up to {}", beyond, format_duration(most_seconds))
+                    : "steps over seconds");
 }
 
 }  // namespace trireme

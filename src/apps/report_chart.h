@@ -37,6 +37,9 @@ struct ChartOptions {
   std::vector<std::pair<double, std::string>> marks = {};
 };
 
+/// The line that marks an event at `x`, for a drawing and for the key of its marks. `title`: escaped.
+std::string event_mark(ReportEvent::Kind kind, double x, double top, double bottom, const std::string& title = "");
+
 /// A figure with axes; empty where no line has a finite value. The axis is logarithmic where all values are positive
 /// and the highest is more than 100 times the lowest.
 std::string chart(const std::vector<ChartLine>& lines, const ChartOptions& options);
@@ -47,7 +50,7 @@ inline constexpr const char* kChartStyle = R"(
 @media (prefers-color-scheme:dark){:root{--c0:#6c9bea;--c1:#f08a4b;--c2:#57b37c;--c3:#c08ae0;--c4:#d9b441;--c5:#ee6fa0;--c6:#4fc3d3;--c7:#a3adba}}
 svg text{font-size:12px;fill:var(--faint)}text.v{text-anchor:end}text.s{text-anchor:middle}
 .g{stroke:var(--line);stroke-width:.7}.c{fill:none;stroke:var(--c);stroke-width:1.6;stroke-linejoin:round}.d{stroke-dasharray:5 3}
-.b{fill:var(--c);opacity:.22}.h{opacity:.5;stroke:var(--c)}circle{fill:var(--c)}.p{stroke:var(--text);stroke-dasharray:2 4}
+.b{fill:var(--c);opacity:var(--b,.22)}.h{opacity:.5;stroke:var(--c)}circle{fill:var(--c)}.p{stroke:var(--text);stroke-dasharray:2 4}
 )";
 
 struct ChartPanel {

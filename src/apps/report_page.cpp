@@ -19,10 +19,11 @@ constexpr const char* kReportStyle = R"(
 main{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,480px),1fr));gap:1em 1.6em}
 figure{margin:0;min-width:0}figcaption{font-weight:600}figcaption small{font-weight:400}
 svg{width:100%;height:auto;display:block}
-.e{stroke-width:1.4;opacity:.8}.save{stroke:var(--save)}.spike{stroke:var(--spike)}.stop,.resume{stroke:var(--stop)}.resume{stroke-dasharray:2 3}.fail{stroke:var(--fail)}
+.e{stroke-width:1.4;opacity:.8}.save{stroke:var(--save)}.spike,.skip{stroke:var(--spike)}.skip{stroke-dasharray:6 3}.stop,.resume{stroke:var(--stop)}.resume{stroke-dasharray:2 3}.fail{stroke:var(--fail)}
 @media(max-width:600px){svg text{font-size:15px}}
 div.wide{overflow-x:auto;white-space:nowrap}td.name{text-align:left;font-family:ui-monospace,monospace;font-size:12px;white-space:pre-wrap;overflow-wrap:anywhere}
-p.key i{margin-left:1em}p.key{line-height:2}p.key span{white-space:nowrap}
+p.key{line-height:2}p.key span{white-space:nowrap;margin-left:1em}
+p.key svg{display:inline-block;width:10px;height:18px;vertical-align:-4px;margin-right:3px}
 )";
 
 std::string run_label(const std::vector<ReportRun>& runs, size_t index) {
@@ -144,19 +145,19 @@ std::string charts(const std::vector<ReportRun>& runs) {
 }
 
 std::string event_key(const std::vector<ReportRun>& runs) {
-  static constexpr std::pair<ReportEvent::Kind, std::pair<const char*, const char*>> kKinds[] = {
-      {ReportEvent::Kind::kSave, {"save", "checkpoint"}},       {ReportEvent::Kind::kSpike, {"spike", "loss spike"}},
-      {ReportEvent::Kind::kSkipped, {"spike", "skipped step"}}, {ReportEvent::Kind::kStop, {"stop", "stop"}},
-      {ReportEvent::Kind::kResume, {"stop", "resume"}},         {ReportEvent::Kind::kFailure, {"fail", "failure"}}};
+  static constexpr std::pair<ReportEvent::Kind, const char*> kKinds[] = {
+      {ReportEvent::Kind::kSave, "checkpoint"},      {ReportEvent::Kind::kSpike, "loss spike"},
+      {ReportEvent::Kind::kSkipped, "skipped step"}, {ReportEvent::Kind::kStop, "stop"},
+      {ReportEvent::Kind::kResume, "resume"},        {ReportEvent::Kind::kFailure, "failure"}};
   std::string text;
-  for (const auto& [kind, shown] : kKinds) {
+  for (const auto& [kind, name] : kKinds) {
     int64_t count = 0;
     for (const ReportRun& run : runs)
       count +=
           std::count_if(run.events.begin(), run.events.end(), [&](const auto& event) { return event.kind == kind; });
     if (count > 0)
-      text +=
-          fmt::format("<span><i style=\"background:var(--{})\"></i>{} ({})</span> ", shown.first, shown.second, count);
+      text += fmt::format(R"(<span><svg viewBox="0 0 10 18">{}</svg>{} ({})</span> )", event_mark(kind, 5, 1, 17), name,
+                          format_count(count));
   }
   return text.empty() ? "" : "<p class=\"key\">Marks: " + text + "</p>\n";
 }

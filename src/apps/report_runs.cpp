@@ -1,5 +1,7 @@
 #include "report_runs.h"
 
+#include "data/prepare/progress.h"
+#include "report_line.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
@@ -9,10 +11,12 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <fstream>
 #include <limits>
 #include <map>
+#include <string_view>
 
 namespace trireme {
 
@@ -20,7 +24,7 @@ namespace {
 
 constexpr double kLargestStep = 9007199254740992.0;  // 2^53
 
-double value_of(const nlohmann::json& line, const char* key) {
+double value_of(const nlohmann::json& line, std::string_view key) {
   const auto found = line.find(key);
   return found != line.end() && found->is_number() ? found->get<double>() : std::numeric_limits<double>::quiet_NaN();
 }
@@ -48,11 +52,28 @@ std::string counted(const nlohmann::json& line, const char* key) {
   return join(parts, ", ");
 }
 
-void add(ReportSeries& series, double step, const nlohmann::json& line, const char* key) {
+/// Where the values of kStepKeys go.
+constexpr std::array<ReportSeries ReportRun::*, kStepKeys.size()> kStepSeries = {
+    &ReportRun::loss,      &ReportRun::lr,         &ReportRun::grad_norm, &ReportRun::tokens_per_s,
+    &ReportRun::step_time, &ReportRun::memory_gib, &ReportRun::mfu};
+
+void add(ReportSeries& series, double step, const nlohmann::json& line, std::string_view key) {
   const auto found = line.find(key);
   if (found == line.end() || found->is_null()) return;
   series.steps.push_back(step);
   series.values.push_back(value_of(line, key));
+}
+
+bool is_step(double step) { return step >= 0 && step <= kLargestStep; }
+
+void add_step(ReportRun& run, const StepLine& line) {
+  run.last_step = std::max(run.last_step, static_cast<int64_t>(line.step));
+  for (size_t i = 0; i < line.values.size(); ++i) {
+    if (!line.values[i]) continue;
+    ReportSeries& series = run.*kStepSeries[i];
+    series.steps.push_back(line.step);
+    series.values.push_back(*line.values[i]);
+  }
 }
 
 void add_end(ReportRun& run, double step, const nlohmann::json& line) {
@@ -74,13 +95,7 @@ void add_end(ReportRun& run, double step, const nlohmann::json& line) {
 void add_line(ReportRun& run, const nlohmann::json& line, double step) {
   const std::string event = text_of(line, "event");
   if (event == "train") {
-    add(run.loss, step, line, "loss");
-    add(run.lr, step, line, "lr");
-    add(run.grad_norm, step, line, "grad_norm");
-    add(run.tokens_per_s, step, line, "tokens_per_s");
-    add(run.step_time, step, line, "step_time_s");
-    add(run.memory_gib, step, line, "memory_gib");
-    add(run.mfu, step, line, "mfu");
+    for (size_t i = 0; i < kStepKeys.size(); ++i) add(run.*kStepSeries[i], step, line, kStepKeys[i]);
   } else if (event == "eval") {
     add(run.eval_loss, step, line, "loss");
     add(run.eval_accuracy, step, line, "mlm_accuracy");
@@ -119,16 +134,26 @@ ReportRun read_report_run(const std::filesystem::path& path) {
   ReportRun run;
   const std::filesystem::path whole = std::filesystem::absolute(folder ? path / "x" : path).parent_path();
   run.name = tidy_path(whole).filename().string();
+  std::error_code no_size;  // of a pipe
+  const auto bytes = std::filesystem::file_size(file, no_size);
+  Progress progress(file.string(), no_size ? 0.0 : static_cast<double>(bytes), "MB", 1e6);
   int64_t number = 0;
+  double done = 0;
   for (std::string text; std::getline(in, text);) {
     ++number;
+    done += static_cast<double>(text.size()) + 1;
+    if (number % 10000 == 0 && !no_size) progress.update(done);
+    if (const auto step_line = read_step_line(text); step_line && is_step(step_line->step)) {
+      add_step(run, *step_line);
+      continue;
+    }
     const auto line = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
     if (!line.is_object()) {
       if (in.eof()) break;
       throw DataError(fmt::format("{}:{}: not a JSON object", file.string(), number));
     }
     const double step = line.contains("step") ? value_of(line, "step") : 0;
-    if (!(step >= 0 && step <= kLargestStep))
+    if (!is_step(step))
       throw DataError(fmt::format("{}:{}: \"step\" is {}, expected a whole number", file.string(), number,
                                   line["step"].dump().substr(0, 40)));
     run.last_step = std::max(run.last_step, static_cast<int64_t>(step));

@@ -35,7 +35,7 @@ namespace {
 
 void add_calibrate_tool(CLI::App& app) {
   auto options = std::make_shared<CalibrateOptions>();
-  CLI::App* tool = app.add_subcommand("calibrate", "Measures this machine's rates, from which plans predict steps");
+  CLI::App* tool = app.add_subcommand("calibrate", "Measure this machine's rates, from which plans predict steps");
   add_calibrate_options(*tool, *options);
   tool->callback([options] { run_calibrate(*options); });
 }

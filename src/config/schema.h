@@ -26,14 +26,15 @@ void describe(Visitor& v, BatchSection& s) {
            .max = 1024,
            .feature = Feature::kPackedRows},
           s.packing_rate);
-  v.field({.key = "rampup",
-           .help = "[start, increment, samples]: steps have `start` samples at first, and `increment` more each time "
-                   "that samples / ((global_batch_size - start) / increment) are seen; null = none",
-           .min = 1,
-           .max = 9007199254740992.0,
-           .length = 3,
-           .may_be_absent = true},
-          s.rampup);
+  v.field(
+      {.key = "rampup",
+       .help = "[start, increment, samples]: the batch grows from `start` to global_batch_size samples, by `increment` "
+               "at a time, evenly over the first `samples` samples; null = it does not grow",
+       .min = 1,
+       .max = 9007199254740992.0,
+       .length = 3,
+       .may_be_absent = true},
+      s.rampup);
 }
 
 template <class Visitor>
@@ -46,7 +47,7 @@ void describe(Visitor& v, OptimizerSection& s) {
   v.field({.key = "lr", .help = "peak learning rate", .min = 0}, s.lr);
   v.field({.key = "betas", .help = "decay of the two moments", .min = 0, .max = 1, .below_max = true, .length = 2},
           s.betas);
-  v.field({.key = "eps", .help = "added to the denominator", .min = 0, .above_min = true}, s.eps);
+  v.field({.key = "eps", .help = "added to the denominator of the update", .min = 0, .above_min = true}, s.eps);
   v.field({.key = "weight_decay", .help = "decoupled; on matrices and embeddings, not on norms and biases", .min = 0},
           s.weight_decay);
   v.field({.key = "decay_norms", .help = "true: weight decay on every parameter"}, s.decay_norms);
@@ -83,8 +84,8 @@ void describe(Visitor& v, ScheduleSection& s) {
            .max = 1},
           s.warmup_ratio);
   v.field({.key = "constant_steps",
-           .help = "cosine: steps at min_lr at the end of the run, before which the decay ends; above 0 the warm-up is "
-                   "lr * t / warmup_steps up to step warmup_steps, as NeMo's CosineAnnealing",
+           .help = "cosine: the last steps of the run, which have the rate min_lr. Above 0 the schedule is NeMo's "
+                   "CosineAnnealing, whose warm-up is lr * t / warmup_steps up to step warmup_steps",
            .min = 0,
            .max = kMaxCount},
           s.constant_steps);
@@ -96,11 +97,11 @@ void describe(Visitor& v, ScheduleSection& s) {
        .max = 1},
       s.min_lr_factor);
   v.field({.key = "decay_ratio",
-           .help = "wsd: share of train.max_steps that decays; null = all after the warm-up",
+           .help = "wsd: share of train.max_steps in which the rate decays; null = all after the warm-up",
            .min = 0,
            .max = 1},
           s.decay_ratio);
-  v.field({.key = "decay_type", .help = "wsd: how it decays", .words = {"linear", "sqrt", "cosine"}}, s.decay_type);
+  v.field({.key = "decay_type", .help = "wsd: form of the decay", .words = {"linear", "sqrt", "cosine"}}, s.decay_type);
 }
 
 template <class Visitor>
@@ -122,13 +123,14 @@ void describe(Visitor& v, TrainSection& s) {
        .words = {"sample_mean", "token_mean", "rank_mean"},
        .tagged = {{"rank_mean", Feature::kRankMeans, "; rank_mean: mean of the ranks' token means"}}},
       s.loss);
-  v.field({.key = "on_nonfinite",
-           .help = "a step whose loss or gradient is not finite: end the run, or skip the step (at most 20 in a row), "
-                   "which changes nothing and does not count for the schedule",
-           .words = {"stop", "skip"}},
-          s.on_nonfinite);
+  v.field(
+      {.key = "on_nonfinite",
+       .help = "at a step whose loss or gradient is not finite: stop = end the run; skip = change no weight, do not "
+               "count the step in the schedule, and go on (at most 20 times in a row)",
+       .words = {"stop", "skip"}},
+      s.on_nonfinite);
   v.field({.key = "on_spike",
-           .help = "a step whose loss is far above the last ones: report it, or skip the step",
+           .help = "at a step whose loss is far above those before it: report it, or also skip the step",
            .words = {"report", "skip"}},
           s.on_spike);
   v.field({.key = "max_time",
@@ -158,11 +160,12 @@ void describe(Visitor& v, EvalSection& s) {
            .min = 1,
            .max = kMaxCount},
           s.samples);
-  v.field({.key = "shuffle",
-           .help = "Megatron's files: evaluate rows that its shuffled maps give, as Megatron does; false = the first "
-                   "rows in the file's order, as other files are read",
-           .feature = Feature::kMegatronData},
-          s.shuffle);
+  v.field(
+      {.key = "shuffle",
+       .help = "Megatron's files: evaluate rows in the shuffled order that Megatron uses; false = the first rows of "
+               "the file, as with all other formats",
+       .feature = Feature::kMegatronData},
+      s.shuffle);
   v.field({.key = "target_accuracy",
            .help = "stop with success at the first evaluation whose accuracy is >= this",
            .min = 0,
@@ -215,40 +218,41 @@ void describe(Visitor& v, PrecisionSection& s) {
 template <class Visitor>
 void describe(Visitor& v, ParallelSection& s) {
   v.field({.key = "policy",
-           .help = "what of the trained weights' state is divided among the ranks of a shard group: nothing, master "
-                   "weights and moments, gradients too, weights too",
+           .help = "what each shard group divides among its ranks: none = nothing; optimizer = master weights and "
+                   "moments; gradients = these and the gradients; full = these and the weights; auto = the choice with "
+                   "the shortest predicted step among those that fit",
            .words = {"auto", "none", "optimizer", "gradients", "full"}},
           s.policy);
   v.field({.key = "shard_size",
-           .help = "ranks over which each unit is sharded",
+           .help = "number of ranks in a shard group",
            .words = {"auto", "world"},
            .or_count = true,
            .min = 1,
            .max = 1048576},
           s.shard_size);
-  v.field(
-      {.key = "recompute",
-       .help = "what backward recomputes of each block; a share such as 1/3 recomputes that part of the blocks in full",
-       .words = {"auto", "none", "norms", "mlp", "full"},
-       .or_fraction = true,
-       .tagged = {{"norms", Feature::kRecomputeMlp, " (norms: outputs of norms and activation"},
-                  {"mlp", Feature::kRecomputeMlp, "; mlp: gate and up projections too)"}}},
-      s.recompute);
+  v.field({.key = "recompute",
+           .help = "what backward recomputes: full = every block; a share such as 1/3 = that part of the blocks",
+           .words = {"auto", "none", "norms", "mlp", "full"},
+           .or_fraction = true,
+           .tagged = {{"norms", Feature::kRecomputeMlp, "; norms = of every block the outputs of norms and activation"},
+                      {"mlp", Feature::kRecomputeMlp, "; mlp = these and the gate and up projections"}}},
+          s.recompute);
   v.field({.key = "reduce_dtype",
-           .help = "type in which gradients are summed over ranks; compute: that of precision.compute",
+           .help = "type in which gradients are summed over ranks; compute = that of precision.compute",
            .words = {"fp32", "compute"}},
           s.reduce_dtype);
-  v.field({.key = "rates",
-           .help = "YAML file of the machine's rates, which the plan predicts steps with (trireme calibrate measures "
-                   "them); null = the built-in table",
-           .path = true},
-          s.rates);
+  v.field(
+      {.key = "rates",
+       .help = "YAML file of this machine's rates, from which the plan predicts step times (trireme calibrate writes "
+               "it); null = the built-in table",
+       .path = true},
+      s.rates);
 }
 
 template <class Visitor>
 void describe(Visitor& v, OutputSection& s) {
   v.field({.key = "dir",
-           .help = "directory of all files that the run writes; created; one that holds another run is refused",
+           .help = "directory of all files that the run writes; it is created; one that holds another run is refused",
            .required = true,
            .path = true},
           s.dir);
@@ -268,7 +272,7 @@ void describe(Visitor& v, OutputSection& s) {
            .help = "a signal saves a checkpoint before the run ends; false: steps after the last checkpoint are lost"},
           s.save_on_stop);
   v.field({.key = "keep_last",
-           .help = "newest whole checkpoints that are kept; older ones are removed",
+           .help = "how many of the newest whole checkpoints are kept; older ones are removed",
            .min = 2,
            .max = kMaxCount},
           s.keep_last);
@@ -277,11 +281,12 @@ void describe(Visitor& v, OutputSection& s) {
 template <class Visitor>
 void describe(Visitor& v, LoggingSection& s) {
   v.field({.key = "every_steps", .help = "steps between console lines", .min = 1, .max = kMaxCount}, s.every_steps);
-  v.field({.key = "style",
-           .help = "console lines of steps: one a step, or those of fms-fsdp and of its version of March 2024 (AWS); "
-                   "nemo: one a step, and the log files and TensorBoard tags of NeMo's results folder in output.dir",
-           .words = {"plain", "fms", "fms_2024", "nemo"}},
-          s.style);
+  v.field(
+      {.key = "style",
+       .help = "plain: a console line for each step; fms, fms_2024: the lines of fms-fsdp and of its version of March "
+               "2024 (AWS); nemo: as plain, and NeMo's log files and TensorBoard tags in output.dir",
+       .words = {"plain", "fms", "fms_2024", "nemo"}},
+      s.style);
   v.field({.key = "mlperf", .help = ":::MLLOG lines on stdout and in mllog.log", .feature = Feature::kMlperfLog},
           s.mlperf);
   v.field({.key = "tensorboard", .help = "TensorBoard event files in output.dir/tensorboard"}, s.tensorboard);
@@ -294,9 +299,13 @@ void describe(Visitor& v, LoggingSection& s) {
 
 template <class Visitor>
 void describe(Visitor& v, ProfileSection& s) {
-  v.field({.key = "wait", .help = "steps of a cycle before its warm-up", .min = 0, .max = kMaxCount}, s.wait);
+  v.field({.key = "wait",
+           .help = "steps of a cycle in which the profiler is off, before its warm-up",
+           .min = 0,
+           .max = kMaxCount},
+          s.wait);
   v.field({.key = "warmup",
-           .help = "steps with the profiler prepared and nothing recorded; on GPUs at least 1",
+           .help = "steps in which the profiler starts up and records nothing; on GPUs at least 1",
            .min = 0,
            .max = kMaxCount},
           s.warmup);
@@ -310,9 +319,9 @@ void describe(Visitor& v, ProfileSection& s) {
            .max = 1048575,
            .one_or_more = true},
           s.ranks);
-  v.field({.key = "memory", .help = "allocations in the trace, and a table and a timeline of memory"}, s.memory);
-  v.field({.key = "shapes", .help = "shapes of the operations' inputs"}, s.shapes);
-  v.field({.key = "stacks", .help = "call stacks: not available, LibTorch takes those of Python only"}, s.stacks);
+  v.field({.key = "memory", .help = "record allocations, and make a table and a timeline of memory"}, s.memory);
+  v.field({.key = "shapes", .help = "record the shapes of the operations' inputs"}, s.shapes);
+  v.field({.key = "stacks", .help = "call stacks: must be false, LibTorch records those of Python only"}, s.stacks);
 }
 
 template <class Visitor>
@@ -324,11 +333,11 @@ void describe(Visitor& v, Config& c) {
   v.section({"data", "token rows"}, c.data);
   v.section({"batch", "batch sizes"}, c.batch);
   v.section({"optimizer", "optimizer over the trained parameters"}, c.optimizer);
-  v.section({"schedule", "learning rate of step t, from 0"}, c.schedule);
+  v.section({"schedule", "learning rate of step t, where the first step is 0"}, c.schedule);
   v.section({"train", "length, seed and loss"}, c.train);
   v.section({"eval", "evaluation on data.valid"}, c.eval);
   v.section({"precision", "number formats"}, c.precision);
-  v.section({"parallel", "memory against communication"}, c.parallel);
+  v.section({"parallel", "what is sharded over ranks and recomputed"}, c.parallel);
   v.section({"output", "what the run leaves"}, c.output);
   v.section({"logging", "console and logs"}, c.logging);
   v.section({"profile", "traces of some steps in output.dir/profile; leave out for none"}, c.profile);

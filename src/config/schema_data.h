@@ -8,7 +8,7 @@ namespace trireme {
 template <class Visitor>
 void describe(Visitor& v, ModelSection& s) {
   v.field({.key = "path",
-           .help = "Hugging Face directory, or NeMo zarr checkpoint directory",
+           .help = "Hugging Face directory, or NeMo zarr checkpoint directory; BERT: also a TensorFlow checkpoint",
            .required = true,
            .path = true},
           s.path);
@@ -25,7 +25,7 @@ void describe(Visitor& v, ModelSection& s) {
       s.read);
   v.field({.key = "vocab_size",
            .help = "rows of the vocabulary; new rows start as the mean of the existing ones, as with transformers' "
-                   "resize_token_embeddings; null = those of the model",
+                   "resize_token_embeddings; null = as many as the model has",
            .min = 1,
            .max = kMaxCount,
            .feature = Feature::kVocabularySize,
@@ -38,8 +38,9 @@ void describe(Visitor& v, ModelSection& s) {
           s.pad_vocab_to);
   v.field(
       {.key = "scaled_residual_init",
-       .help = "init random: projections whose output is added to the residual start with a deviation of "
-               "initializer_range / sqrt(2 layers), as in GPT-2 and MLPerf's llama31_8b; null = as the model's family",
+       .help = "with init random: projections whose output is added to the residual stream are drawn with the standard "
+               "deviation initializer_range / sqrt(2 layers), as in GPT-2 and MLPerf's llama31_8b; null = what the "
+               "model's family does",
        .feature = Feature::kVocabularySize,
        .instead = "leave it out"},
       s.scaled_residual_init);
@@ -70,14 +71,14 @@ void describe(Visitor& v, DataSection& s) {
            .not_path = "mock"},
           s.train);
   v.field({.key = "weights",
-           .help = "documents (Arrow, save_to_disk, Parquet, JSON lines) in data.train: shares of the tokens that its "
-                   "paths get, in any unit; also written as entries of data.train with path, weight and name",
+           .help = "documents (Arrow, save_to_disk, Parquet, JSON lines): for each path of data.train its share of the "
+                   "tokens, in any unit; or write entries with path, weight and name into data.train",
            .min = 0,
            .above_min = true,
            .feature = Feature::kDocumentStreams},
           s.weights);
   v.field({.key = "names",
-           .help = "documents: names of the paths of data.train in messages",
+           .help = "documents: the name that messages give to each path of data.train",
            .may_be_absent = true,
            .feature = Feature::kDocumentStreams},
           s.names);
@@ -124,25 +125,26 @@ void describe(Visitor& v, DataSection& s) {
            .max = kMaxCount,
            .feature = Feature::kDocumentStreams},
           s.eol_token);
-  v.field(
-      {.key = "strip_tokens",
-       .help = "documents: ids that are removed where a document begins or ends with one, as the four ids above are",
-       .min = 0,
-       .max = kMaxCount,
-       .feature = Feature::kDocumentStreams},
-      s.strip_tokens);
+  v.field({.key = "strip_tokens",
+           .help = "documents: more ids that are removed at the start and end of a document, as the four ids above are",
+           .min = 0,
+           .max = kMaxCount,
+           .feature = Feature::kDocumentStreams},
+          s.strip_tokens);
   v.field({.key = "min_length",
            .help = "documents: those with fewer tokens, bos and eos included, are skipped",
            .min = 1,
            .max = kMaxCount,
            .feature = Feature::kDocumentStreams},
           s.min_length);
-  v.field({.key = "logical_shards",
-           .help = "documents: parts that are dealt to the ranks; a multiple of the ranks, the same for a whole run",
-           .min = 1,
-           .max = 1048576,
-           .feature = Feature::kDocumentStreams},
-          s.logical_shards);
+  v.field(
+      {.key = "logical_shards",
+       .help = "documents: number of parts that the ranks share out; a multiple of the number of ranks, the same for a "
+               "whole run",
+       .min = 1,
+       .max = 1048576,
+       .feature = Feature::kDocumentStreams},
+      s.logical_shards);
   v.field(
       {.key = "splits",
        .help =
@@ -150,11 +152,12 @@ void describe(Visitor& v, DataSection& s) {
            "null = all for training",
        .feature = Feature::kMegatronData},
       s.splits);
-  v.field({.key = "index_rules",
-           .help = "Megatron: rounding of splits and number of rows of blends, as in NeMo or in Megatron core",
-           .words = {"nemo", "core"},
-           .feature = Feature::kMegatronData},
-          s.index_rules);
+  v.field(
+      {.key = "index_rules",
+       .help = "Megatron: whether splits are rounded and the rows of blends counted as in NeMo or as in Megatron core",
+       .words = {"nemo", "core"},
+       .feature = Feature::kMegatronData},
+      s.index_rules);
   v.field({.key = "index_cache",
            .help = "Megatron: directory of the index maps; null = where each file lies",
            .path = true,

@@ -68,9 +68,10 @@ def main():
         (folder / "build/release/bin").symlink_to(arguments.bin.resolve())
         for name in ("models", "scripts"):
             (folder / name).symlink_to(ROOT / name)
-        output = ""
+        output, without = "", []
         for line, kind, name, language, body in blocks:
             place = f"{arguments.page.name}:{line}"
+            before = os.times()
             if kind == "file":
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_text(body, encoding="utf-8")
@@ -81,9 +82,17 @@ def main():
             else:
                 done = execute(body, language, folder, environment)
                 output = done.stdout
-                if done.returncode != 0:
+                absent = re.search(r"^ModuleNotFoundError: No module named '(\w+)", output, re.M)
+                if language == "python" and absent:
+                    without.append(f"{place} needs the package {absent[1]}")
+                elif done.returncode != 0:
                     sys.exit(f"{place}: the block ended with exit code {done.returncode}:\n{body}\nOutput:\n{output[-4000:]}")
-            print(f"{place}: {kind} {name or language}", flush=True)
+            after = os.times()
+            used = after.children_user + after.children_system - before.children_user - before.children_system
+            print(f"{place}: {kind} {name or language}{f', {used:.1f} s of processor time' if kind == 'run' else ''}", flush=True)
+        if without:
+            print("SKIPPED: the other blocks ran, but " + "; ".join(without))
+            sys.exit(77)
 
 
 if __name__ == "__main__":
