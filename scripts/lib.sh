@@ -181,9 +181,10 @@ create_venv() {
 
 pip_install() {
   # Overrides pip settings that install to another place; the sources of packages (index, mirrors, wheel folders) stay
-  # as the user set them.
+  # as the user set them. --no-compile: byte code of thousands of modules takes longer than the rest; Python makes that of
+  # what it imports.
   env -u PIP_TARGET -u PIP_PREFIX -u PIP_ROOT PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1 \
-    .venv/bin/python -m pip install --quiet --progress-bar off --retries 5 "$@" ||
+    .venv/bin/python -m pip install --quiet --no-compile --progress-bar off --retries 5 "$@" ||
     fail "pip could not install $*: check the network, or name a folder with the wheels in PIP_FIND_LINKS"
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A complete example: sets up, builds, trains a tokenizer and a small Llama on text that every Debian and Ubuntu has,
-# fine-tunes it with LoRA on another text, and prints the same prompt's continuation before and after. About four
-# minutes on two cores once set up.
+# fine-tunes it with LoRA on another text, and prints the same prompt's continuation before and after. About one
+# minute on two cores once built.
 #
 #   scripts/quickstart.sh [DIRECTORY]     results go to DIRECTORY (default: runs/quickstart; an earlier one is replaced)
 set -euo pipefail
@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib.sh
 
 setup_all
-build_release train_llama train_bert trireme_tool
+build_release train_llama trireme_tool
 
 bin=build/release/bin
 out=${1:-runs/quickstart}
@@ -58,8 +58,8 @@ data: {train: pretrain.npy, valid: pretrain-valid.npy, seq_length: 128}
 batch: {global_batch_size: 16, micro_batch_size: 8}
 optimizer: {lr: 3.0e-3, betas: [0.9, 0.95], weight_decay: 0.1, grad_clip: 1.0}
 schedule: {name: cosine, warmup_steps: 20, min_lr: 3.0e-4}
-train: {max_steps: 400, loss: token_mean}
-eval: {every_samples: 3200}
+train: {max_steps: 280, loss: token_mean}
+eval: {every_samples: 1120}
 logging: {every_steps: 50}
 output: {dir: pretrain}
 YAML
