@@ -6,6 +6,7 @@
 // of H, F intermediate, V vocabulary with its padding.
 
 #include "trireme/formats/huggingface/bert_config.h"
+#include "trireme/nn/block_work.h"
 #include "trireme/nn/recompute.h"
 #include "trireme/nn/unit.h"
 #include "trireme/ops/attention.h"
@@ -73,6 +74,8 @@ class BertModel {
 /// next sentence once a sequence; attention 4 S^2 D a layer forward (both products, no causal half) and 2.5 times
 /// that backward. Embeddings, norms, GELU, softmax do not count.
 double bert_flops_per_row(const BertConfig& config, int64_t row_length, double sequences_per_row, double masked);
+/// Of one layer, for a row of equal sequences.
+BlockWork bert_layer_work(const BertConfig& config, int64_t row_length, double sequences_per_row, int64_t element_size);
 
 /// Bytes of activations of a row of `row_length` tokens; fields as PlanInput's of the same names. fp8: the layers'
 /// products in FP8.

@@ -15,6 +15,26 @@ double bert_flops_per_row(const BertConfig& config, int64_t row_length, double s
   return matrices + head + next + 3.5 * attention_forward;
 }
 
+BlockWork bert_layer_work(const BertConfig& config, int64_t row_length, double sequences_per_row,
+                          int64_t element_size) {
+  const auto d = static_cast<double>(config.hidden_size), f = static_cast<double>(config.intermediate_size);
+  const auto s = static_cast<double>(row_length), e = static_cast<double>(element_size);
+  const auto unhidden = [&](double columns, double inner) { return unhidden_bytes(s, columns, inner, e); };
+  // Forward: each norm reads the product and the residual and writes its sum and its output; GELU reads and writes f.
+  // Backward: a norm reads dy and its input and writes the gradients of product and residual; GELU reads dy and its
+  // input and writes the gradient.
+  return {.matrices = 2 * s * (4 * d * d + 2 * d * f),
+          .gate_up = 2 * s * d * f,
+          .attention = 4 * s * (s / sequences_per_row) * d,
+          .forward_bytes = s * e * (8 * d + 2 * f),
+          .backward_bytes = s * e * (8 * d + 3 * f),
+          .fp8_forward_bytes = 4 * s * (3 * d + f),
+          .fp8_backward_bytes = 4 * s * (5 * d + f),
+          .fp8_weight_bytes = 4 * (4 * d * d + 2 * d * f),
+          .unhidden_forward = unhidden(3 * d, d) + unhidden(d, d) + unhidden(f, d) + unhidden(d, f),
+          .unhidden_backward = unhidden(d, 3 * d) + unhidden(d, d) + unhidden(d, f) + unhidden(f, d)};
+}
+
 BertActivationBytes bert_activation_bytes(const BertConfig& config, int64_t row_length, int64_t element_size,
                                           int64_t padded_vocab, bool fp8) {
   const int64_t d = config.hidden_size, f = config.intermediate_size, e = element_size;

@@ -46,15 +46,20 @@ BlockWork block_work(const DecoderConfig& config, int64_t seq_length, int64_t el
   const double activation = config.gated_mlp() ? up + f : 0;
   // Forward: two norms read and write d, rotary positions q k v, the activation reads `up` and writes f. Backward: a
   // norm reads dy, x and the residual's gradient and writes dx; the activation reads dy and `up` and writes d_up.
-  return {2 * s * (d * qkv + q * d + d * (up + f)),
-          2 * s * d * up,
-          2 * s * s * q,
-          bytes * (4 * d + 2 * rotated + up + f),
-          bytes * (8 * d + 2 * rotated + 2 * up + f),
-          bytes * (4 * d + activation),
-          4 * s * (2 * d + q + f),
-          4 * s * (2 * d + qkv + up),
-          4 * (d * qkv + q * d + d * (up + f))};
+  const auto unhidden = [&](double columns, double inner) {
+    return unhidden_bytes(s, columns, inner, static_cast<double>(element_size));
+  };
+  return {.matrices = 2 * s * (d * qkv + q * d + d * (up + f)),
+          .gate_up = 2 * s * d * up,
+          .attention = 2 * s * s * q,
+          .forward_bytes = bytes * (4 * d + 2 * rotated + up + f),
+          .backward_bytes = bytes * (8 * d + 2 * rotated + 2 * up + f),
+          .norms_bytes = bytes * (4 * d + activation),
+          .fp8_forward_bytes = 4 * s * (2 * d + q + f),
+          .fp8_backward_bytes = 4 * s * (2 * d + qkv + up),
+          .fp8_weight_bytes = 4 * (d * qkv + q * d + d * (up + f)),
+          .unhidden_forward = unhidden(qkv, d) + unhidden(d, q) + unhidden(up, d) + unhidden(d, f),
+          .unhidden_backward = unhidden(d, qkv) + unhidden(q, d) + unhidden(d, up) + unhidden(f, d)};
 }
 
 ActivationBytes activation_bytes(const DecoderConfig& config, const std::optional<LoraOptions>& lora,

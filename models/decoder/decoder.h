@@ -6,6 +6,7 @@
 // intermediate, V vocabulary, R LoRA rank.
 
 #include "models/decoder/config.h"
+#include "trireme/nn/block_work.h"
 #include "trireme/nn/recompute.h"
 #include "trireme/nn/unit.h"
 
@@ -99,16 +100,7 @@ struct ActivationStorage {
 ActivationBytes activation_bytes(const DecoderConfig& config, const std::optional<LoraOptions>& lora,
                                  int64_t seq_length, const ActivationStorage& storage);
 
-/// The work of one block for a row. FLOPs of forward: `gate_up` is contained in `matrices`. Bytes that norms, rotary
-/// positions and activation read and write, in the compute dtype; `norms` is the part of forward's that backward
-/// repeats with Recompute::kNorms.
-struct BlockWork {
-  double matrices, gate_up, attention;
-  double forward_bytes, backward_bytes, norms_bytes;
-  // Bytes of quantisation where trained matrices are multiplied in FP8: inputs and output gradients are read and
-  // written in both layouts; of the weights once a pass, whatever its rows.
-  double fp8_forward_bytes, fp8_backward_bytes, fp8_weight_bytes;
-};
+/// Of one block, for a row.
 BlockWork block_work(const DecoderConfig& config, int64_t seq_length, int64_t element_size);
 
 }  // namespace trireme

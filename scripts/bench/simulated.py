@@ -33,6 +33,11 @@ def gpt_config(size):
                 resid_pdrop=0.1, torch_dtype="bfloat16")
 
 
+def bert_config():
+    return dict(architectures=["BertForPreTraining"], model_type="bert", hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096,
+                vocab_size=30522, max_position_embeddings=512, type_vocab_size=2, layer_norm_eps=1e-12, hidden_act="gelu_new", initializer_range=0.02)
+
+
 def case_of(command):
     """(program, config.json, overrides, GPUs, rows of seq_length tokens or samples counted) of a row's command; None: not one of these scripts."""
     words = shlex.split(command)
@@ -63,6 +68,10 @@ def case_of(command):
     if name.endswith("/gpt.sh"):
         size, micro, batch, _, *rest = arguments
         return "train_gpt", gpt_config(size), ["data.seq_length=2048", f"batch.global_batch_size={batch}", f"batch.micro_batch_size={micro}", *settings], int(rest[0]) if rest else 1
+    if name.endswith("/bert.sh") and arguments[0] == "large":
+        gpus, rows = int(arguments[2]), int(arguments[3])
+        return "train_bert", bert_config(), ["data.seq_length=512", f"batch.global_batch_size={rows * gpus}", f"batch.micro_batch_size={rows}", "batch.packing_rate=2",
+                                             "optimizer.name=lamb", *settings], gpus
     return None
 
 
@@ -128,8 +137,8 @@ def main():
         program, model, overrides, gpus = case
         found = simulate(args.bin, program, model, overrides, gpus, "--policy", "auto")
         predicted = found["rows"][0].get("tokens_per_s_per_gpu", 0)
-        if row["unit"] == "samples/s":
-            predicted /= found["seq_length"]
+        if row["unit"] != "tokens/s":
+            predicted /= found["seq_length"] / (2 if program == "train_bert" else 1)  # two sequences a row
         shape = "" if row.get("shape", "").split()[0:1] == [str(gpus)] or "shape" not in row else f", {row['shape']}"
         digits = ".4f" if row["unit"] == "samples/s" else ",.0f"
         print(f"| {row['name']}{shape} | {gpus} | {row['ours']:{digits}} {row['unit']} | {predicted:{digits}} | {predicted / row['ours']:.3f} |")

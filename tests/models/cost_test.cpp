@@ -38,6 +38,15 @@ TEST(BlockWork, OfLearnedPositionsAndGelu) {
   EXPECT_EQ(work.matrices, 2 * s * (4 * d * d + 2 * d * f));
   EXPECT_EQ(work.forward_bytes, 2 * s * (4 * d + 2 * f)) << "nothing rotates q, k and v";
   EXPECT_EQ(work.norms_bytes, 2 * s * 4 * d) << "what GELU gives is kept";
+  // Inner dimensions of 768 (q k v, out, up), 3,072 (down); backward 2,304, 768, 3,072, 768.
+  const double narrow = 1 - 768.0 / 4096, wide = 1 - 3072.0 / 4096;
+  EXPECT_DOUBLE_EQ(work.unhidden_forward, 2 * s * (8 * d * narrow + d * wide));
+  EXPECT_DOUBLE_EQ(work.unhidden_backward, 2 * s * (d * (1 - 2304.0 / 4096) + d * narrow + d * wide + f * narrow));
+  DecoderConfig large = config;
+  large.hidden_size = 4096, large.intermediate_size = 16384, large.num_attention_heads = 32,
+  large.num_key_value_heads = 32, large.head_dim = 128;
+  EXPECT_EQ(block_work(large, 2048, 2).unhidden_forward, 0);
+  EXPECT_EQ(block_work(large, 2048, 2).unhidden_backward, 0);
 }
 
 TEST(ActivationBytes, OfAGeluBlock) {

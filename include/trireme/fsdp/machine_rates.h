@@ -2,6 +2,7 @@
 // What a kind of machine sustains: the constants of the plan's cost model.
 
 #include <array>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -11,10 +12,11 @@ struct MachineRates {
   std::string name = "NVIDIA H200";
   std::string file{};                               // that the rates were read from; empty: the built-in table
   double bf16_flops = 675e12, fp8_flops = 1390e12;  // products of a block's matrices, FLOP/s
-  double attention_flops = 500e12;                  // forward and backward together, causal half counted
-  double memory_bytes = 3.9e12;                     // read and written by kernels that do little else, bytes/s
-  double link_bytes = 150e9;    // received by one GPU from others of its host in a collective, bytes/s
-  double network_bytes = 45e9;  // the same from other hosts, through one network adapter of 400 Gb/s a GPU
+  // Forward and backward together, heads of 128 without dropout; of a causal mask the half that is computed counts.
+  double attention_flops = 500e12;
+  double memory_bytes = 3.9e12;  // read and written by kernels that do little else, bytes/s
+  double link_bytes = 150e9;     // received by one GPU from others of its host in a collective, bytes/s
+  double network_bytes = 45e9;   // the same from other hosts, through one network adapter of 400 Gb/s a GPU
   /// Fraction of a collective's time by which it slows the products that run at the same time: both use memory
   /// bandwidth, power and multiprocessors.
   double interference = 0.28;
@@ -23,8 +25,9 @@ struct MachineRates {
   // (src/graph/tuning.cc); a tree's step waits for a chunk. Inside one host they are part of step_overhead.
   double collective_start = 8.4e-6, ring_link_step = 3.4e-6, ring_network_step = 9.6e-6, tree_link_step = 28e-6,
          tree_network_step = 50e-6;
-  double step_overhead = 4e-3;  // seconds of a step without a kernel, and in small kernels
-  double memory_gib = 139.8;    // what CUDA reports as the device's memory; only a simulation reads it
+  double step_overhead = 1e-3;     // seconds of a step without a kernel, and in small kernels
+  double block_overhead = 0.1e-3;  // the same, for each block of the model
+  double memory_gib = 139.8;       // what CUDA reports as the device's memory; only a simulation reads it
 };
 
 /// A number of MachineRates as a file of rates names it, and the range in which it can be true of a machine.
@@ -34,7 +37,14 @@ struct RateKey {
   double least, most;
   const char* meaning;
 };
-const std::array<RateKey, 14>& rate_keys();
+const std::array<RateKey, 15>& rate_keys();
+
+/// Part of attention_flops with heads of another size, or with dropout: what `scripts/bench/attention.sh` shows on an
+/// H200 for sequences of 2,048 (128) and 512 to 2,048 (64).
+constexpr double attention_part(int64_t head_size, bool dropout) {
+  if (head_size >= 128) return dropout ? 0.89 : 1;
+  return dropout ? 0.58 : 0.75;
+}
 
 /// Part of a network adapter's nominal rate that a collective of large messages reaches.
 constexpr double kNetworkEfficiency = 0.9;

@@ -238,33 +238,23 @@ void CausalLmTask::fill_plan(const Config& config, PlanInput& input) const {
   input.head_logits_most = bytes.head_logits_most;
   input.block_saved_norms = bytes.block_saved_norms;
   const MachineRates& rates = input.rates;
-  const BlockWork work = block_work(model->config(), length, input.compute_bytes);
-  const double rate = fp8 ? rates.fp8_flops : rates.bf16_flops;
-  const double products_backward = config.lora ? 1 : 2;  // frozen matrices have no weight gradient
-  const double head_flops = 2.0 * static_cast<double>(length * model->config().hidden_size) *
-                            static_cast<double>(model->config().vocab_size) * (1 + products_backward);
+  const DecoderConfig& shape = model->config();
+  set_block_times(block_work(shape, length, input.compute_bytes),
+                  {.fp8 = fp8,
+                   .trained = !config.lora,
+                   .cost = recipe_cost(trained_recipe(config, facts_.automatic_fp8)),
+                   .head_size = shape.head_dim,
+                   .attention_dropout = shape.attention_dropout > 0},
+                  input);
   StepTimes& times = input.times;
-  times.block_forward =
-      work.matrices / rate + work.attention / rates.attention_flops + work.forward_bytes / rates.memory_bytes;
-  const RecipeCost cost = recipe_cost(trained_recipe(config, facts_.automatic_fp8));
-  times.block_backward = cost.backward_products * products_backward * work.matrices / rate +
-                         2.5 * work.attention / rates.attention_flops + work.backward_bytes / rates.memory_bytes;
   const auto [adapters_forward, adapters_backward] = adapter_bytes(*model, length, input.compute_bytes);
   times.block_forward += adapters_forward / rates.memory_bytes;
   times.block_backward += adapters_backward / rates.memory_bytes;
-  // Frozen FP8 products: the kernels before them write codes, one byte where fp8_forward_bytes counts four.
-  if (fp8 && !trains_in_fp8(config)) {
-    times.block_forward += work.fp8_forward_bytes / 4 / rates.memory_bytes;
-    times.block_backward += work.fp8_backward_bytes / 4 / rates.memory_bytes;
-  }
-  if (trains_in_fp8(config)) {
-    times.block_forward += cost.quantisation * work.fp8_forward_bytes / rates.memory_bytes;
-    times.block_backward += cost.quantisation * work.fp8_backward_bytes / rates.memory_bytes;
-    times.pass = static_cast<double>(input.num_blocks) * work.fp8_weight_bytes / rates.memory_bytes;
-  }
-  times.norms_forward = work.norms_bytes / rates.memory_bytes;
-  times.mlp_forward = work.gate_up / rate;
-  times.head = head_flops / rates.bf16_flops;
+  const double rows = static_cast<double>(length), hidden = static_cast<double>(shape.hidden_size),
+               vocabulary = static_cast<double>(shape.vocab_size);
+  const int head_products = config.lora ? 2 : 3;  // a frozen matrix has no weight gradient
+  times.head = head_products * 2 * rows * hidden * vocabulary / rates.bf16_flops +
+               unhidden_bytes(rows, vocabulary, hidden, static_cast<double>(input.compute_bytes)) / rates.memory_bytes;
   set_rates(input);
 }
 

@@ -142,9 +142,17 @@ void MaskedLmTask::fill_plan(const Config& config, PlanInput& input) const {
   input.working_peak = bytes.working_peak;
   input.working_fixed = bytes.working_fixed;
   input.head = bytes.head;
-  const double rate = config.precision.linear == "fp8" ? input.rates.fp8_flops : input.rates.bf16_flops;
-  input.times.block_forward = flops_per_row(length) / 3 / static_cast<double>(input.num_blocks) / rate;
-  input.times.block_backward = 2 * input.times.block_forward;
+  const BertConfig& shape = model_->config();
+  const BlockWork work = bert_layer_work(shape, length, sequences_per_row_, input.compute_bytes);
+  const bool fp8 = config.precision.linear == "fp8";
+  set_block_times(work,
+                  {.fp8 = fp8,
+                   .cost = recipe_cost(trained_recipe(config, facts_.automatic_fp8)),
+                   .head_size = shape.head_dim(),
+                   .attention_dropout = shape.attention_probs_dropout_prob > 0},
+                  input);
+  const double layers = 3 * work.matrices + 3.5 * work.attention;
+  input.times.head = (flops_per_row(length) - static_cast<double>(input.num_blocks) * layers) / input.rates.bf16_flops;
   set_rates(input);
 }
 
