@@ -27,6 +27,8 @@ trireme data pack --tokenizer tokenizer.model --input text.txt --seq-length 64 -
 train_llama --config run.yaml
 trireme generate --model run/model --prompt 'The plan' --max-new-tokens 8
 train_bert --version
+train_gpt --version
+trireme-calibrate --help >/dev/null
 """
 CONFIG = """model: {path: model}
 data: {train: train.npy, seq_length: 64}
