@@ -22,18 +22,6 @@ cd "$work" || exit 1
 "$python" -c "import numpy as np; np.save('train.npy', np.random.default_rng(5).integers(0, 120, size=(40, 48)).astype(np.int32))" ||
   skip "$python has no numpy; scripts/setup.sh installs it"
 
-control() { timeout 20 "$cluster" exec "$@"; }
-state() { control scontrol show job "$job" 2>/dev/null | sed -n 's/.*JobState=\([A-Z]*\).*/\1/p'; }
-requeues() { control scontrol show job "$job" 2>/dev/null | sed -n 's/.*Restarts=\([0-9]*\).*/\1/p'; }
-wait_until() {  # SECONDS CONDITION…
-  local end=$((SECONDS + $1)) start=$SECONDS
-  shift
-  until "$@"; do
-    ((SECONDS < end)) || return 1
-    sleep 0.2
-  done
-  seconds=$((SECONDS - start))
-}
 logged() { grep -qE -- "$1" "$work/job.log" 2>/dev/null; }
 logged_times() { (($(grep -cE -- "$2" "$work/job.log" 2>/dev/null) >= $1)); }
 is() { [[ $(state) =~ ^($1)$ ]]; }
