@@ -16,7 +16,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates
 WORKDIR /src
 COPY . .
 RUN scripts/setup.sh
-RUN bash -c 'source scripts/lib.sh && setup_all && build_release train_llama train_bert train_gpt trireme_tool interface && \
+RUN bash -c 'source scripts/lib.sh && setup_all && build_release train_llama train_bert train_gpt trireme_tool trireme_calibrate interface && \
     TRIREME_BUNDLE=ON "$trireme_cmake" --install build/release --prefix /opt/trireme'
 
 FROM ${DEBIAN} AS runtime

@@ -138,6 +138,12 @@ END
     mkdir -p "$dir/spool-$host"
   done
   echo "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP" >>"$conf"
+  # PMIx makes spmix_appdir_UID_JOB.STEP in this folder (/tmp by default) and fails where another cluster's job has it. Of
+  # several nodes each has its own /tmp.
+  if ((nodes == 1)); then
+    mkdir -p "$dir/tmp"
+    echo "TmpFS=$dir/tmp" >>"$conf"
+  fi
   : >"$dir/plugstack.conf"
   # Since 23.11 slurmd starts a cgroup plugin even when nothing uses it.
   if [[ $(slurmctld -V) =~ ([0-9]+)\.([0-9]+) ]] && ((BASH_REMATCH[1] * 100 + 10#${BASH_REMATCH[2]} >= 2311)); then

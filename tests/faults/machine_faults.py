@@ -90,8 +90,10 @@ def clock(site):
     for seconds in (-3600, 3600):
         for rank in (0, 1):
             name = f"clock{seconds}-{rank}"
-            shifted = dict(LD_PRELOAD=shim, SHIM_CLOCK_SECONDS=str(seconds), SHIM_CLOCK_AFTER="3", SHIM_RANK=str(rank), TRIREME_HANG_SECONDS="20")
+            shifted = dict(LD_PRELOAD=shim, SHIM_CLOCK_SECONDS=str(seconds), SHIM_CLOCK_FILE=f"{site.work}/{name}.now", SHIM_RANK=str(rank), TRIREME_HANG_SECONDS="20")
             run = site.start(f"output.dir={name}", *saves, TRIREME_FAULT=f"{slow},sigkill@rank1:step10", **shifted)
+            run.wait_for("step 3/", 60)
+            open(shifted["SHIM_CLOCK_FILE"], "w").close()
             run.wait_for("fault injected: sigkill", 60)
             code = run.end(10)
             assert code != 0, code
@@ -106,8 +108,10 @@ def clock(site):
             site.same_run("whole", name)
             assert all(0 < m["step_time_s"] < 60 for m in site.metrics(name)), site.metrics(name)
             print(f"wall clock of rank {rank} moved by {seconds} s: same numbers, resumed after step {newest}")
-        hung = dict(LD_PRELOAD=shim, SHIM_CLOCK_SECONDS=str(seconds), SHIM_CLOCK_AFTER="3", TRIREME_HANG_SECONDS="4")
+        hung = dict(LD_PRELOAD=shim, SHIM_CLOCK_SECONDS=str(seconds), SHIM_CLOCK_FILE=f"{site.work}/hung{seconds}.now", TRIREME_HANG_SECONDS="4")
         run = site.start(f"output.dir=hung{seconds}", TRIREME_FAULT=f"{slow},sigstop@rank2:step9", **hung)
+        run.wait_for("step 3/", 60)
+        open(hung["SHIM_CLOCK_FILE"], "w").close()
         run.wait_for("fault injected: sigstop", 60)
         assert run.end(14) == 71, run.text()[-3000:]
         assert f"rank 2 on {socket.gethostname()} never reached" in run.text(), run.text()[-3000:]

@@ -1,11 +1,12 @@
 // Preloaded by the fault tests: a wall clock that is set while the process runs, and memory that runs out.
-//   SHIM_CLOCK_SECONDS shift of the wall clock (negative: backwards), SHIM_CLOCK_AFTER seconds after the start; the
+//   SHIM_CLOCK_SECONDS shift of the wall clock (negative: backwards) from when the file SHIM_CLOCK_FILE is there; the
 // steady clock does not change
 //   SHIM_MEMORY_NTH the nth aligned allocation of at least SHIM_MEMORY_LEAST bytes (default 4096) fails, and the
 // SHIM_MEMORY_TIMES - 1 after it
 //   SHIM_RANK           only in this rank of mpirun's
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,9 +17,9 @@
 
 void* __libc_memalign(size_t alignment, size_t size);
 
-static struct timespec start;
-static int here;
-static long clock_seconds, clock_after, memory_nth, memory_times, memory_least, allocations;
+static int here, clock_moved;
+static const char* clock_file;
+static long clock_seconds, memory_nth, memory_times, memory_least, allocations;
 
 static long number(const char* name, long otherwise) {
   const char* text = getenv(name);
@@ -30,18 +31,20 @@ __attribute__((constructor)) static void read_environment(void) {
   const char* only = getenv("SHIM_RANK");
   here = only == NULL || (rank != NULL && strcmp(only, rank) == 0);
   clock_seconds = number("SHIM_CLOCK_SECONDS", 0);
-  clock_after = number("SHIM_CLOCK_AFTER", 0);
+  clock_file = getenv("SHIM_CLOCK_FILE");
   memory_nth = number("SHIM_MEMORY_NTH", 0);
   memory_times = number("SHIM_MEMORY_TIMES", 1);
   memory_least = number("SHIM_MEMORY_LEAST", 4096);
-  syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &start);
 }
 
 static long moved(void) {
-  struct timespec now;
-  if (!here || clock_seconds == 0) return 0;
-  syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &now);
-  return now.tv_sec - start.tv_sec >= clock_after ? clock_seconds : 0;
+  if (!here || clock_seconds == 0 || clock_file == NULL) return 0;
+  if (!clock_moved) {
+    const int before = errno;
+    clock_moved = syscall(SYS_faccessat, AT_FDCWD, clock_file, F_OK) == 0;
+    errno = before;
+  }
+  return clock_moved ? clock_seconds : 0;
 }
 
 int clock_gettime(clockid_t clock, struct timespec* now) {

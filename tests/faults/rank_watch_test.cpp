@@ -169,8 +169,9 @@ struct Outcome {
   std::string text;
 };
 
-/// Runs `body` in `size` processes; seconds are measured from the fault in step 3.
-std::vector<Outcome> run_ranks(int size, const std::function<void(Rank&)>& body) {
+/// Runs `body` in `size` processes; seconds are measured from their start. Without a hang the limit is one that a busy
+/// machine does not reach.
+std::vector<Outcome> run_ranks(int size, const std::function<void(Rank&)>& body, const char* hang_seconds = "30") {
   const int port = free_port();
   char directory[] = "/tmp/trireme-rank-watch-XXXXXX";
   EXPECT_NE(mkdtemp(directory), nullptr);
@@ -182,7 +183,7 @@ std::vector<Outcome> run_ranks(int size, const std::function<void(Rank&)>& body)
       const int out =
           open((std::string(directory) + "/" + std::to_string(r)).c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600);
       dup2(out, 2);
-      setenv("TRIREME_HANG_SECONDS", "2", 1);
+      setenv("TRIREME_HANG_SECONDS", hang_seconds, 1);
       int code = 0;
       try {
         Launch launch;
@@ -284,12 +285,15 @@ TEST(RankWatch, ADeadRankTakesAllWithIt) {
 }
 
 TEST(RankWatch, AStoppedRankIsNamedAndEnded) {
-  const auto outcomes = run_ranks(4, [](Rank& rank) {
-    for (int step = 1; step <= 5; ++step) {
-      if (step == 3 && rank.rank == 2) raise(SIGSTOP);
-      rank.step(step);
-    }
-  });
+  const auto outcomes = run_ranks(
+      4,
+      [](Rank& rank) {
+        for (int step = 1; step <= 5; ++step) {
+          if (step == 3 && rank.rank == 2) raise(SIGSTOP);
+          rank.step(step);
+        }
+      },
+      "2");
   const std::string text = all_text(outcomes);
   for (int r = 0; r < 4; ++r) {
     EXPECT_EQ(outcomes[static_cast<size_t>(r)].code, 71) << text;
@@ -301,16 +305,19 @@ TEST(RankWatch, AStoppedRankIsNamedAndEnded) {
 }
 
 TEST(RankWatch, ASleepingRankIsNamed) {
-  const auto outcomes = run_ranks(3, [](Rank& rank) {
-    for (int step = 1; step <= 5; ++step) {
-      begin_progress_step(step);
-      if (step == 3 && rank.rank == 0) {
-        const ProgressSection section("data");
-        std::this_thread::sleep_for(std::chrono::seconds(25));
-      }
-      rank.collective("all_reduce", 1024);
-    }
-  });
+  const auto outcomes = run_ranks(
+      3,
+      [](Rank& rank) {
+        for (int step = 1; step <= 5; ++step) {
+          begin_progress_step(step);
+          if (step == 3 && rank.rank == 0) {
+            const ProgressSection section("data");
+            std::this_thread::sleep_for(std::chrono::seconds(25));
+          }
+          rank.collective("all_reduce", 1024);
+        }
+      },
+      "2");
   const std::string text = all_text(outcomes);
   for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.code, 71) << text;
   EXPECT_LT(outcomes[0].seconds, 12) << "the sleeper goes too";
@@ -318,13 +325,16 @@ TEST(RankWatch, ASleepingRankIsNamed) {
 }
 
 TEST(RankWatch, DifferentCollectivesAreNamed) {
-  const auto outcomes = run_ranks(3, [](Rank& rank) {
-    for (int step = 1; step <= 5; ++step) {
-      begin_progress_step(step);
-      if (step != 3 || rank.rank != 1) rank.collective("all_gather", 8);
-      rank.collective("all_reduce", 1024);
-    }
-  });
+  const auto outcomes = run_ranks(
+      3,
+      [](Rank& rank) {
+        for (int step = 1; step <= 5; ++step) {
+          begin_progress_step(step);
+          if (step != 3 || rank.rank != 1) rank.collective("all_gather", 8);
+          rank.collective("all_reduce", 1024);
+        }
+      },
+      "2");
   const std::string text = all_text(outcomes);
   // Rank 1 is one collective ahead of its peers and ends; they detect that it is missing.
   EXPECT_EQ(outcomes[0].code, 71) << text;
@@ -346,14 +356,17 @@ TEST(RankWatch, AFailureCarriesItsCodeAndReason) {
 }
 
 TEST(RankWatch, ASectionWithAnAllowanceIsWaitedFor) {
-  const auto outcomes = run_ranks(2, [](Rank& rank) {
-    rank.step(1);
-    if (rank.rank == 0) {
-      const ProgressSection save("save", 60);
-      std::this_thread::sleep_for(std::chrono::seconds(5));
-    }
-    rank.step(2);
-  });
+  const auto outcomes = run_ranks(
+      2,
+      [](Rank& rank) {
+        rank.step(1);
+        if (rank.rank == 0) {
+          const ProgressSection save("save", 60);
+          std::this_thread::sleep_for(std::chrono::seconds(5));
+        }
+        rank.step(2);
+      },
+      "2");
   for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.code, 0) << all_text(outcomes);
   EXPECT_NE(all_text(outcomes).find("it is given more time"), std::string::npos) << all_text(outcomes);
 }

@@ -13,15 +13,27 @@ import fault_site
 SETTINGS = ("train.max_steps=16", "eval.every_samples=32", "output.save_every_samples=64")
 
 
+def go_on(pid):
+    """Continues a process that its fault (sigstop@…) stops, with the signals that it was sent before: they come exactly there."""
+    end = time.time() + 60
+    while open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] != "T":
+        assert time.time() < end, f"process {pid} does not stop"
+        time.sleep(0.02)
+    os.kill(pid, signal.SIGCONT)
+
+
 def stop(site, name, fault, moment, kill=(signal.SIGTERM,), rank=1, grace=30, more=()):
-    """Sends the signals to one rank once `moment` is in the log; the injected sleep keeps the ranks there long enough."""
+    """Sends the signals to one rank once `moment` is in the log. The fault keeps it there: stopped, or asleep for long enough."""
     run = site.start(f"output.dir={name}", *SETTINGS, *more, TRIREME_FAULT=fault)
     run.wait_for(moment, 60)
     pids = run.pids()
     assert len(pids) == 4, pids
     for number in kill:
         os.kill(pids[rank], number)
-        time.sleep(0.3)
+        if len(kill) > 1:
+            time.sleep(0.3)
+    if fault.startswith("sigstop@"):
+        go_on(pids[rank])
     code = run.end(grace)
     text = run.text()
     assert code == 75, f"exit {code}:\n{text[-3500:]}"
@@ -56,20 +68,20 @@ def warm_up(site):
 
 def step(site):
     whole(site)
-    at, _ = stop(site, "mid", "sleep@step:step6:1s", "fault injected: sleep@step")
+    at, _ = stop(site, "mid", "sigstop@step:rank1:step6", "fault injected: sigstop@step")
     assert at in (6, 7), at
 
 
 def usr1(site):
     whole(site)
-    at, _ = stop(site, "usr1", "sleep@step:rank3:step7:1s", "fault injected: sleep@step", kill=(signal.SIGUSR1,), rank=3)
+    at, _ = stop(site, "usr1", "sigstop@step:rank3:step7", "fault injected: sigstop@step", kill=(signal.SIGUSR1,), rank=3)
     assert at in (7, 8), at
 
 
 def evaluation(site):
     whole(site)
-    at, text = stop(site, "eval", "sleep@evaluation:step4:rank0:1s:x1", "fault injected: sleep@evaluation")
-    assert at == 4 and "the evaluation after step 4 is left" in text, text[-2500:]
+    at, text = stop(site, "eval", "sigstop@evaluation:step4:rank0:x1", "fault injected: sigstop@evaluation", rank=0)
+    assert at == 4 and "the evaluation after step 4 is interrupted" in text, text[-2500:]
 
 
 def save(site):
@@ -87,19 +99,21 @@ def twice(site):
 def alone(site):
     """One process without a launcher: SIGINT from a terminal."""
     site.train("output.dir=whole", *SETTINGS, ranks=0)
-    run = site.start("output.dir=alone", *SETTINGS, ranks=0, TRIREME_FAULT="sleep@step:step6:1s")
+    run = site.start("output.dir=alone", *SETTINGS, ranks=0, TRIREME_FAULT="sigstop@step:step6")
     run.wait_for("fault injected")
     os.kill(run.process.pid, signal.SIGINT)
+    go_on(run.process.pid)
     assert run.end(30) == 75, run.text()[-2000:]
     site.train("output.dir=alone", *SETTINGS, ranks=0)
     site.same_run("whole", "alone")
 
 
 def stop_one(site, name, fault, *overrides, expect=75):
-    """SIGTERM to a run of one process once the fault's sleep has begun; the run's log."""
+    """SIGTERM to a run of one process where the fault stops it; the run's log."""
     run = site.start(f"output.dir={name}", *overrides, ranks=0, TRIREME_FAULT=fault)
-    run.wait_for("fault injected: sleep@")
+    run.wait_for("fault injected: sigstop@")
     os.kill(run.process.pid, signal.SIGTERM)
+    go_on(run.process.pid)
     code = run.end(30)
     assert code == expect, f"exit {code}, expected {expect}:\n{run.text()[-3000:]}"
     return run.text()
@@ -111,7 +125,7 @@ def bad_step(site, kinds=(("fp32", "train.on_nonfinite=skip"),)):
         bad = "nan@gradient:model.layers.0.self_attn.k_proj.lora_A.weight:step6"
         settings = ("train.max_steps=10", setting)
         site.train(f"output.dir=whole-{kind}", *settings, ranks=0, TRIREME_FAULT=bad)
-        text = stop_one(site, kind, f"sleep@step:step5:0.5s,{bad}", *settings)
+        text = stop_one(site, kind, f"sigstop@step:step5,{bad}", *settings)
         assert "stopped by a signal after step 6; state saved" in text, text[-2500:]
         assert site.metrics(kind)[-1]["grad_norm"] == "nan", "the stop does not follow the bad step: this test shows nothing"
         assert site.checkpoints(kind) == [6], f"exit 75 requires a saved state:  {site.checkpoints(kind)}"
@@ -121,7 +135,7 @@ def bad_step(site, kinds=(("fp32", "train.on_nonfinite=skip"),)):
 
 def last_evaluation(site):
     """A signal in the last step or in the evaluation after it: that evaluation is not lost."""
-    for name, fault, every in (("in-evaluation", "sleep@evaluation:step6:0.5s:x1", "null"), ("in-step", "sleep@step:step6:0.5s", "16")):
+    for name, fault, every in (("in-evaluation", "sigstop@evaluation:step6:x1", "null"), ("in-step", "sigstop@step:step6", "16")):
         settings = ("train.max_steps=6", f"eval.every_samples={every}")
         site.train(f"output.dir=whole-{name}", *settings, ranks=0)
         text = stop_one(site, name, fault, *settings)
@@ -147,11 +161,11 @@ def without_saving(site):
     """output.save_on_stop: false: the run ends as if killed by the signal, and reports the steps that are lost."""
     settings = ("train.max_steps=12", "output.save_on_stop=false")
     site.train("output.dir=whole", "train.max_steps=12", ranks=0)
-    text = stop_one(site, "none", "sleep@step:step5:1s", *settings, expect=128 + signal.SIGTERM)
+    text = stop_one(site, "none", "sigstop@step:step5", *settings, expect=128 + signal.SIGTERM)
     assert re.search(r"stopped by a signal after step [56] without saving \(output.save_on_stop: false\): the run's [56] steps are lost", text), text[-2000:]
     assert "state saved" not in text and site.checkpoints("none") == []
     regular = (*settings, "output.save_every_samples=32")
-    text = stop_one(site, "some", "sleep@step:step6:1s", *regular, expect=128 + signal.SIGTERM)
+    text = stop_one(site, "some", "sigstop@step:step6", *regular, expect=128 + signal.SIGTERM)
     assert re.search(r"without saving .*: steps 5 to [67] are lost, the same command goes on after step 4", text), text[-2000:]
     assert site.checkpoints("some") == [4], site.checkpoints("some")
     site.train("output.dir=some", *regular, ranks=0)

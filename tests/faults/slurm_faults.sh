@@ -79,11 +79,8 @@ submit() {  # sbatch options -- train_llama arguments
   done
   shift
   rm -f "$work/job.log"
-  local start=$SECONDS
-  run env TRIREME_BUILD="${bin%/bin}" TRIREME_PROGRAM="$bin/train_llama" sbatch --wait --parsable --output="$work/job.log" "${options[@]}" \
+  batch env TRIREME_BUILD="${bin%/bin}" TRIREME_PROGRAM="$bin/train_llama" sbatch --parsable --output="$work/job.log" "${options[@]}" \
     "$root/scripts/slurm/train_llama.sbatch" "$work/run.yaml" "$@"
-  seconds=$((SECONDS - start))
-  job=$(head -n 1 "$out" | tr -dc '0-9')
   cat "$work/job.log" >>"$out" 2>/dev/null
 }
 
@@ -115,8 +112,6 @@ run srun -n 2 --mpi=pmix "$bin/train_llama" --config "$work/run.yaml" --set outp
 check "F7: the configuration is still the run's" ends_with 0
 
 # --- F7, F9: with TRIREME_REQUEUE=1 the job queues itself again where its time is used up (here: always), and the count of attempts continues.
-requeues() { scontrol show job "$job" 2>/dev/null | sed -n 's/.*Restarts=\([0-9]*\).*/\1/p'; }
-state() { scontrol show job "$job" 2>/dev/null | sed -n 's/.*JobState=\([A-Z]*\).*/\1/p'; }
 start_requeued() {  # NUMBER: waits for the requeue, without the two minutes that Slurm waits after one
   for ((i = 0; i < 400; i++)); do
     if [[ $(requeues) == "$1" && $(state) == PENDING ]] && ! pgrep -f "job0*$job/slurm_script" >/dev/null; then
@@ -124,25 +119,13 @@ start_requeued() {  # NUMBER: waits for the requeue, without the two minutes tha
       scontrol update JobId="$job" StartTime=now
       return 0
     fi
-    [[ $(state) =~ ^(FAILED|COMPLETED|CANCELLED)$ ]] && return 1
+    job_ended && return 1
     sleep 0.1
   done
   return 1
 }
-wait_for_log() {  # PATTERN
-  for ((i = 0; i < 400; i++)); do
-    grep -qE -- "$1" "$work/job.log" 2>/dev/null && return 0
-    sleep 0.1
-  done
-  return 1
-}
-wait_for_end() {
-  for ((i = 0; i < 400; i++)); do
-    [[ $(state) =~ ^(FAILED|COMPLETED|CANCELLED)$ ]] && return 0
-    sleep 0.1
-  done
-  return 1
-}
+logged() { grep -qE -- "$1" "$work/job.log" 2>/dev/null; }
+wait_for_log() { wait_until 40 logged "$1"; }  # PATTERN
 submit_requeued() {  # FAULT DIRECTORY
   rm -f "$work/job.log"
   run env TRIREME_BUILD="${bin%/bin}" TRIREME_PROGRAM="$bin/train_llama" TRIREME_REQUEUE=1 TRIREME_LEAST_SECONDS=999999999 TRIREME_FAULT="$1" \
@@ -160,14 +143,14 @@ seconds=$((SECONDS - start))
 check "F7: its next attempt begins" wait_for_log 'attempt 1 after 1 requeues'
 check "F7: and resumes from the step that the first one saved" wait_for_log "resuming after step $(sed -n 's/.*stopped by a signal after step \([0-9]*\).*/\1/p' "$work/job.log" | head -n 1) "
 scancel "$job"
-check "F7: a cancelled job ends" wait_for_end
+check "F7: a cancelled job ends" wait_until 40 job_ended
 check "F7: and is not queued again" test "$(state) $(requeues)" = "CANCELLED 1"
 check "F7: no rank is left" no_ranks
 submit_requeued sigkill@rank1:step1 stuck
 check "F9: an attempt without progress is queued again" start_requeued 1
 check "F9: and once more" start_requeued 2
 check "F9: the third is the last" wait_for_log 'no progress in 3 attempts .newest checkpoint: none.'
-check "F9: the job ends" wait_for_end
+check "F9: the job ends" wait_until 40 job_ended
 check "F9: as failed" test "$(state) $(requeues)" = "FAILED 2"
 check "F9: only the log remains" test -z "$(ls -A "$work" | grep '^.trireme-')"
 

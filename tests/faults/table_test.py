@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 
-LEAST = 50
+LEAST = 51
 
 
 def main():

@@ -11,13 +11,8 @@ unset TRIREME_PROGRAM NEMO_LAUNCHER_DEBUG NEMO_LAUNCHER_CI NEMO_LAUNCHER_MEMORY_
 site=$work/site
 mkdir -p "$site"
 cd "$site" || exit 1
-wait_for_jobs() {  # all jobs of the queue
-  local i
-  for ((i = 0; i < 900; i++)); do
-    [[ -z $(squeue -h 2>/dev/null) ]] && return
-    sleep 0.2
-  done
-}
+no_jobs() { local left; left=$(control squeue -h 2>/dev/null) && [[ -z $left ]]; }
+wait_for_jobs() { wait_until 180 no_jobs; }  # all jobs of the queue
 has_files() {  # FOLDER NAMES…
   local folder=$1 name
   shift
@@ -93,13 +88,15 @@ check "again: its own steps" test "$(grep -c '"event": *"train"' "$results/resul
 check "again: the first run's files are in run_0" test "$(grep -c '"event": *"train"' "$results/run_0/metrics.jsonl")" = 4
 check "again: the hydra file is the new one" grep -q 'max_steps: 3' "$results/gpt3_126m_hydra.yaml"
 
-# --- stages depend on each other, jobs of one name wait for each other
+# --- stages depend on each other, jobs of one name wait for each other. The first must not have ended when the second is looked at.
+control scontrol update PartitionName=main State=DOWN
 run "$bin/trireme" launch "$root/scripts/launch/conf/config.yaml" "stages=[training,training]" "${size[@]}" "${cluster[@]}" "${data[@]}" \
   training.run.name=chain training.exp_manager.resume_if_exists=False
 check "stages: two jobs" lines 2 'submitted with Job ID'
 before=$(sed -n 's/.*submitted with Job ID //p' "$out" | head -n 1)
 last=$(sed -n 's/.*submitted with Job ID //p' "$out" | tail -n 1)
 check "stages: the second waits for the first" grep -q "Dependency=afterany:$before" <(scontrol show job "$last")
+control scontrol update PartitionName=main State=UP
 wait_for_jobs
 check "stages: the second ran" grep -q 'ExitCode=0:0' <(scontrol show job "$last")
 check "stages: it made room" test -e "$site/results/chain/run_0/metrics.jsonl"

@@ -1,7 +1,8 @@
 # Sourced by the tests under a real Slurm: `root` must be the project's folder. Starts a cluster of $NODES nodes (1) that
 # ends with the script, or exits with 77 and a message about what is missing. Then: run COMMAND… keeps the last command's
 # $code, $seconds and output ($out); check NAME CONDITION… counts $failures. RUN_SECONDS: limit of one command (100). With
-# several nodes run starts commands on the controller, and the nodes share $work.
+# several nodes run starts commands on the controller, and the nodes share $work. batch COMMAND… runs one that submits a job
+# and waits for its end; state, requeues and job_ended tell about $job.
 cluster=$root/scripts/slurm/test_cluster.sh
 PATH=$PATH:/usr/sbin:/sbin
 
@@ -37,6 +38,36 @@ run() {
   local start=$SECONDS
   timeout -k 5 "${RUN_SECONDS:-100}" "${on_controller[@]}" "$@" >"$out" 2>&1
   code=$?
+  seconds=$((SECONDS - start))
+}
+control() { timeout 20 "${on_controller[@]}" "$@"; }
+wait_until() {  # SECONDS CONDITION…
+  local end=$((SECONDS + $1)) start=$SECONDS
+  shift
+  until "$@"; do
+    ((SECONDS < end)) || return 1
+    sleep 0.2
+  done
+  seconds=$((SECONDS - start))
+}
+job_field() { control scontrol show job "$job" 2>/dev/null | sed -n "s/.*\\b$1=\\([A-Z0-9:_]*\\).*/\\1/p" | head -n 1; }
+state() { job_field JobState; }
+requeues() { job_field Restarts; }
+# An answer that Slurm does not give in time is no end.
+job_ended() { [[ $(state) =~ ^(COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL|OUT_OF_MEMORY)$ ]]; }
+# sbatch --parsable with its environment. $code is the job's, 128 + N after signal N. (sbatch --wait asks Slurm after 2, 10
+# and 42 s only.)
+batch() {
+  local start=$SECONDS
+  run "$@"
+  ((code == 0)) || return
+  job=$(head -n 1 "$out" | tr -dc '0-9')
+  if wait_until "${RUN_SECONDS:-100}" job_ended; then
+    IFS=: read -r code signal <<<"$(job_field ExitCode)"
+    ((signal == 0)) || code=$((128 + signal))
+  else
+    code=124
+  fi
   seconds=$((SECONDS - start))
 }
 says() { grep -qE -- "$1" "$out"; }
