@@ -10,10 +10,10 @@ bool contains(std::string_view text, std::string_view part) { return text.find(p
 
 }  // namespace
 
-const std::array<RateKey, 15>& rate_keys() {
+const std::array<RateKey, 16>& rate_keys() {
   using M = MachineRates;
   // The ranges reach from a tenth of a GPU of 2016 to ten times one of 2025: what lies outside has a wrong unit.
-  static const std::array<RateKey, 15> keys = {{
+  static const std::array<RateKey, 16> keys = {{
       {"bf16_flops", &M::bf16_flops, 1e12, 1e17, "products of a block's matrices in bf16, FLOP/s"},
       {"fp8_flops", &M::fp8_flops, 1e12, 1e17, "the same in FP8"},
       {"attention_flops", &M::attention_flops, 1e11, 1e17,
@@ -29,6 +29,7 @@ const std::array<RateKey, 15>& rate_keys() {
       {"tree_network_step", &M::tree_network_step, 0, 1, "a tree's step between two hosts, seconds"},
       {"step_overhead", &M::step_overhead, 0, 10, "a step's time without a kernel and in small kernels, seconds"},
       {"block_overhead", &M::block_overhead, 0, 1, "the same for each block, seconds"},
+      {"waiting", &M::waiting, 0, 1, "part of the computation by which several ranks wait for the slowest"},
       {"memory_gib", &M::memory_gib, 0.5, 1e5, "memory of a device, GiB"},
   }};
   return keys;

@@ -195,6 +195,7 @@ StepCost cost_of(const PlanInput& input, const Storage& storage, const Choice& c
       passes * rows *
       ((choice.norms + choice.mlp) * norms + choice.mlp * times.mlp_forward + choice.full * times.block_forward);
   cost.fixed = times.fixed;
+  if (input.world_size > 1) cost.fixed += times.waiting * (cost.compute + cost.recompute);
 
   // Consecutive ranks: a group that reaches over hosts has at least this many on each of them.
   const int per_host = input.ranks_per_host == 0 ? input.world_size : std::min(input.ranks_per_host, input.world_size);

@@ -234,6 +234,22 @@ TEST(Plan, ShardGroupsThatReachOverHostsCostTheNetwork) {
   EXPECT_EQ(6 % make_plan(input).shard_size, 0);
 }
 
+TEST(Plan, SeveralRanksWaitForTheSlowest) {
+  const auto units = frozen_model();
+  const auto step = [&](int world, double waiting) {
+    PlanInput input = input_for(units, world, 0);
+    input.shard_size = 1;
+    input.times.fixed = 0;
+    input.times.waiting = waiting;
+    return make_plan(input).cost;
+  };
+  const StepCost alone = step(1, 0.1), several = step(4, 0.1);
+  EXPECT_EQ(alone.fixed, 0);
+  EXPECT_GT(several.compute, 0);
+  EXPECT_DOUBLE_EQ(several.fixed, 0.1 * (several.compute + several.recompute));
+  EXPECT_DOUBLE_EQ(several.total() - step(4, 0).total(), several.fixed);
+}
+
 /// The exposed communication of trained blocks over `world` ranks, where nothing hides it.
 double exposed_over(int world, int ranks_per_host, int shard_size, ShardPolicy policy, double start = 0) {
   auto units = frozen_model();

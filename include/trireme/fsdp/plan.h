@@ -31,6 +31,7 @@ struct StepTimes {
   double interference = 0.28;   // MachineRates::interference
   double optimizer_byte = 0.0;  // one byte that the optimizer's pass reads or writes
   double fixed = 0.0;           // of a step, independent of its size
+  double waiting = 0.0;         // MachineRates::waiting
   bool known = false;           // from rates of the machine; otherwise only ratios mean something
 };
 

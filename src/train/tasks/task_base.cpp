@@ -84,6 +84,7 @@ void set_rates(PlanInput& input) {
   input.times.tree_link_step = input.rates.tree_link_step;
   input.times.tree_network_step = input.rates.tree_network_step;
   input.times.optimizer_byte = 1 / input.rates.memory_bytes;
+  input.times.waiting = input.rates.waiting;
   input.times.fixed = input.rates.step_overhead + input.num_blocks * input.rates.block_overhead;
 }
 
