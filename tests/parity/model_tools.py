@@ -122,7 +122,7 @@ def check_merge(base):
     # An update below the resolution of bf16 weights is lost, with a warning; fp32 keeps it.
     faint = make_adapter(WORK / "half", "faint", ["q_proj"], scale=2e-6)
     half = ["adapter", "merge", "--model", WORK / "half", "--adapter", faint]
-    trireme(*half, "--output", WORK / "m3", code=4, says="--dtype f32")
+    trireme(*half, "--output", WORK / "m3", code=4, says="--dtype fp32")
     trireme(*half, "--output", WORK / "m6", "--dtype", "f32", says="100.0 %")
     trireme("adapter", "merge", "--model", base, "--adapter", adapter, "--output", WORK / "m4", "--dtype", "bf16", says="bound")
     assert AutoModelForCausalLM.from_pretrained(WORK / "m4", dtype="auto").dtype == torch.bfloat16
