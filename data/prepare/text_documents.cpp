@@ -28,13 +28,14 @@ constexpr size_t kRecentIds = size_t{64} << 20, kRecentText = size_t{512} << 20;
 struct TextReader {
   TextReader(const fs::path& tokenizer_path, std::string text_column)
       : path(tokenizer_path), column(std::move(text_column)), ids(kRecentIds), groups(kRecentText) {}
-  const Tokenizer& tokenizer() {
+  /// `data`: the file whose texts are asked for.
+  const Tokenizer& tokenizer(const fs::path& data) {
     std::call_once(loaded, [&] {
       if (!find_tokenizer(path))
-        throw DataError(
-            fmt::format("{}: no tokenizer there, and the data is text: put the model's {} there, or tokenise the text "
-                        "first with `trireme data pack`",
-                        path.string(), kTokenizerFiles));
+        throw DataError(fmt::format(
+            "{} holds text, and {} has no tokenizer: put the model's {} there, or tokenise the text first with "
+            "`trireme data pack`",
+            data.string(), path.string(), kTokenizerFiles));
       model = std::make_unique<Tokenizer>(path);
     });
     return *model;
@@ -62,7 +63,7 @@ class TextFile : public DocumentSet {
             fmt::format("{}: the text is not UTF-8 from its byte {} on: remove it, or pack the rest with "
                         "`trireme data pack`, which drops such texts",
                         place(index), good));
-      return reader_->tokenizer().encode(text);
+      return reader_->tokenizer(path_).encode(text);
     };
     const auto ids = reader_->ids.get(
         {number_, index}, make, [](const std::vector<int32_t>& made) { return made.size() * sizeof(int32_t) + 128; });
@@ -184,7 +185,7 @@ class JsonLines final : public TextFile {
 OpenText text_opener(const fs::path& tokenizer, const std::string& column) {
   auto reader = std::make_shared<TextReader>(tokenizer, column.empty() ? "text" : column);
   return [reader](const fs::path& path) -> std::unique_ptr<DocumentSet> {
-    (void)reader->tokenizer();
+    (void)reader->tokenizer(path);
     if (looks_like_arrow(path)) return std::make_unique<ArrowTexts>(path, reader);
     if (path.extension() == ".parquet" || looks_like_parquet(path)) return std::make_unique<ParquetTexts>(path, reader);
     return std::make_unique<JsonLines>(path, reader);
