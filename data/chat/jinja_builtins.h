@@ -19,8 +19,9 @@ class Budget {
   static constexpr int64_t kMaxSteps = 5'000'000;
   static constexpr size_t kMaxText = size_t{16} << 20;    // bytes of one text
   static constexpr size_t kMaxBytes = size_t{256} << 20;  // of all texts and lists that are made
-  void step() {
-    if (++steps_ > kMaxSteps) throw ValueError{"the template takes too many steps (5 million)"};
+  static constexpr int64_t kRoundSteps = 5;  // a round of a loop makes a scope: it takes as long as five statements
+  void step(int64_t steps = 1) {
+    if ((steps_ += steps) > kMaxSteps) throw ValueError{"the template takes too many steps (5 million)"};
   }
   /// A text of so many bytes is made.
   void text(size_t bytes) {

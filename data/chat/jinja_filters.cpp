@@ -65,7 +65,8 @@ Value joined(const Value& input, const Arguments& arguments, Budget& budget) {
   const std::string by = bound[0] == nullptr ? "" : to_text(*bound[0]);
   std::string result;
   bool first = true;
-  for (const Value& each : items_of(input)->items) {
+  const auto items = items_of(input);
+  for (const Value& each : items->items) {
     if (!std::exchange(first, false)) result += by;
     result += to_text(bound[1] == nullptr ? each : member_of(each, *bound[1], budget));
     if (result.size() > Budget::kMaxText) break;
@@ -85,7 +86,8 @@ Value chosen(const char* what, const Value& input, const Arguments& arguments, B
   if (given.size() > test + 1)
     rest.positional.assign(given.begin() + static_cast<std::ptrdiff_t>(test) + 1, given.end());
   std::vector<Value> result;
-  for (const Value& each : items_of(input)->items) {
+  const auto items = items_of(input);
+  for (const Value& each : items->items) {
     budget.step();
     const Value value = by_member ? member_of(each, given[0], budget) : each;
     const bool passes = given.size() > test ? apply_test(text_of(what, given[test]), value, rest) : value.truth();
@@ -309,7 +311,8 @@ const std::unordered_map<std::string, Filter>& filter_table() {
        [](const Value& input, const Arguments& arguments, Budget& budget) {
          const auto bound = bind("unique", arguments, {"case_sensitive"});
          std::vector<Value> result, keys;
-         for (const Value& each : items_of(input)->items) {
+         const auto items = items_of(input);
+         for (const Value& each : items->items) {
            const Value key = !flag(bound[0]) && each.text() != nullptr ? Value(lower(*each.text())) : each;
            for (size_t i = 0; i < keys.size(); ++i) budget.step();
            if (std::any_of(keys.begin(), keys.end(), [&](const Value& known) { return equal(known, key); })) continue;
@@ -323,7 +326,8 @@ const std::unordered_map<std::string, Filter>& filter_table() {
          const auto bound = bind("sum", arguments, {"attribute", "start"});
          Value total = bound[1] == nullptr ? Value(int64_t{0}) : *bound[1];
          const bool plain = bound[0] == nullptr || bound[0]->is_none();
-         for (const Value& each : items_of(input)->items)
+         const auto items = items_of(input);
+         for (const Value& each : items->items)
            total = arithmetic("+", total, plain ? each : member_of(each, *bound[0], budget), budget);
          return total;
        }},

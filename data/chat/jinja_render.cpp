@@ -172,6 +172,7 @@ class Renderer {
     if (statement.expressions[1] != nullptr) {
       List kept{{}, false, loop->items->depth};
       for (const Value& each : loop->items->items) {
+        budget_.step(Budget::kRoundSteps);
         const ScopePtr round = child(scope);
         assign(statement.target, each, *round);
         if (evaluate(*statement.expressions[1], round).truth()) kept.items.push_back(each);
@@ -180,7 +181,7 @@ class Renderer {
       loop->items = std::make_shared<const List>(std::move(kept));
     }
     for (; loop->index < loop->items->items.size(); ++loop->index) {
-      budget_.step();
+      budget_.step(Budget::kRoundSteps);
       const ScopePtr round = child(scope);
       round->variables.set("loop", Value(loop));
       assign(statement.target, loop->items->items[loop->index], *round);

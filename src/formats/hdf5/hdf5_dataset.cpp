@@ -3,6 +3,13 @@
 #include "trireme/base/error.h"
 
 #include <fmt/format.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <array>
+#include <new>
+#include <optional>
+#include <utility>
 
 namespace trireme {
 
@@ -11,31 +18,58 @@ namespace {
 constexpr hsize_t kMaxExtent = hsize_t{1} << 40;
 constexpr hsize_t kMaxChunkBytes = hsize_t{1} << 28;  // reading a row decodes its whole chunk
 
+constexpr hsize_t kDeflateHeader = 1024;
+
+hsize_t chunks_along(hsize_t extent, hsize_t chunk) { return extent / chunk + (extent % chunk != 0 ? 1 : 0); }
+
+/// Whether `bytes` are a whole zlib stream of so many bytes, which go to `out` if it is not null.
+bool inflates_to(std::vector<unsigned char>& bytes, uint64_t expected, std::vector<unsigned char>* out = nullptr) {
+  z_stream stream{};
+  if (inflateInit(&stream) != Z_OK) throw std::bad_alloc();
+  stream.next_in = bytes.data();
+  stream.avail_in = static_cast<uInt>(bytes.size());
+  std::array<unsigned char, 16384> part{};
+  int status = Z_OK;
+  while (status == Z_OK && stream.total_out <= expected) {
+    stream.next_out = part.data();
+    stream.avail_out = part.size();
+    status = inflate(&stream, Z_NO_FLUSH);
+    if (out != nullptr) out->insert(out->end(), part.begin(), part.end() - stream.avail_out);
+  }
+  const bool whole = status == Z_STREAM_END && stream.total_out == expected;
+  inflateEnd(&stream);
+  return whole;
+}
+
+constexpr unsigned kExternalFiles = 7;  // number of the message in an object header
+
+/// Bit n: the object's header has messages of kind n. Null if it cannot be read.
+std::optional<uint64_t> message_kinds(hid_t file, const char* name) {
+#if H5_VERSION_GE(1, 12, 0)
+  H5O_native_info_t info{};
+  const herr_t status = H5Oget_native_info_by_name(file, name, &info, H5O_NATIVE_INFO_HDR, H5P_DEFAULT);
+#else
+  H5O_info_t info{};
+  const herr_t status = H5Oget_info_by_name2(file, name, &info, H5O_INFO_HDR, H5P_DEFAULT);
+#endif
+  return status < 0 ? std::nullopt : std::optional<uint64_t>(info.hdr.mesg.present);
+}
+
 }  // namespace
 
 Hdf5Dataset::Hdf5Dataset(hid_t file, const char* name, const std::string& path) : name_(name), path_(path) {
   H5L_info_t link{};
   if (H5Lget_info(file, name, &link, H5P_DEFAULT) < 0) fail("cannot be looked up: " + hdf5_reason());
   if (link.type != H5L_TYPE_HARD) fail("is a link; only data inside the file is read");
+  // Names of external files are read when the dataset is opened, also from outside the heap that holds them.
+  const auto kinds = message_kinds(file, name);
+  if (!kinds) fail("has a header that cannot be read: " + hdf5_reason());
+  if ((*kinds >> kExternalFiles & 1) != 0) fail("keeps its data in external files; only data inside the file is read");
   dataset_ = {H5Dopen2(file, name, H5P_DEFAULT), H5Dclose};
   if (!dataset_) fail("is not a dataset: " + hdf5_reason());
   const Hdf5Handle properties(H5Dget_create_plist(dataset_.get()), H5Pclose);
-  if (H5Pget_external_count(properties.get()) > 0)
-    fail("keeps its data in external files; only data inside the file is read");
   if (H5Pget_layout(properties.get()) == H5D_VIRTUAL) fail("is virtual; only data inside the file is read");
-  const int filters = H5Pget_nfilters(properties.get());
-  for (int i = 0; i < filters; ++i) {
-    unsigned flags = 0, config = 0;
-    size_t elements = 0;
-    char filter_name[64] = "";
-    const H5Z_filter_t filter = H5Pget_filter2(properties.get(), static_cast<unsigned>(i), &flags, &elements, nullptr,
-                                               sizeof filter_name, filter_name, &config);
-    if (filter < 0 || H5Zfilter_avail(filter) <= 0)
-      fail(
-          fmt::format("is compressed with filter {} ({}), which this HDF5 lacks: write it again "
-                      "with gzip or without compression",
-                      static_cast<int>(filter), filter_name));
-  }
+  read_filters(properties.get());
   const Hdf5Handle space(H5Dget_space(dataset_.get()), H5Sclose);
   const int rank = H5Sget_simple_extent_ndims(space.get());
   if (rank < 1 || rank > 8) fail(fmt::format("has {} dimensions", rank));
@@ -63,12 +97,117 @@ void Hdf5Dataset::read(int64_t row, hid_t memory_type, void* out) const {
   start[0] = static_cast<hsize_t>(row);
   count[0] = 1;
   H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, start.data(), nullptr, count.data(), nullptr);
+  check_chunks(start[0], start[0] + 1);
   const Hdf5Handle memory(H5Screate_simple(static_cast<int>(count.size()), count.data(), nullptr), H5Sclose);
   if (H5Dread(dataset_.get(), memory_type, memory.get(), space.get(), H5P_DEFAULT, out) < 0)
     fail(fmt::format("row {} cannot be read ({}): the file is damaged", row, hdf5_reason()));
 }
 
-void Hdf5Dataset::require_stored(hid_t properties, hid_t space) const {
+void Hdf5Dataset::read_all(hid_t memory_type, void* out) const {
+  check_chunks(0, extents_[0]);
+  if (H5Dread(dataset_.get(), memory_type, H5S_ALL, H5S_ALL, H5P_DEFAULT, out) < 0)
+    fail(fmt::format("cannot be read ({}): the file is damaged", hdf5_reason()));
+}
+
+void Hdf5Dataset::read_filters(hid_t properties) {
+  const int filters = H5Pget_nfilters(properties);
+  for (int i = 0; i < filters; ++i) {
+    unsigned flags = 0, config = 0;
+    size_t elements = 0;
+    char filter_name[64] = "";
+    const H5Z_filter_t filter = H5Pget_filter2(properties, static_cast<unsigned>(i), &flags, &elements, nullptr,
+                                               sizeof filter_name, filter_name, &config);
+    if (filter == H5Z_FILTER_DEFLATE && deflate_ < 0) {
+      deflate_ = i;
+      checksums_before_ = checksums_;
+    } else if (filter == H5Z_FILTER_FLETCHER32) {
+      ++checksums_;
+    } else if (filter == H5Z_FILTER_SHUFFLE && shuffle_ < 0) {
+      shuffle_ = i;
+    } else {
+      fail(fmt::format("is compressed with filter {} ({}): write it again with gzip or without compression",
+                       static_cast<int>(filter), filter_name));
+    }
+  }
+}
+
+void Hdf5Dataset::check_chunks(hsize_t first, hsize_t end) const {
+  if (chunk_.empty() || first >= end) return;
+  std::vector<hsize_t> at(extents_.size(), 0);
+  at[0] = first / chunk_[0] * chunk_[0];
+  while (at[0] < end) {
+    size_t number = 0;
+    for (size_t i = 0; i < at.size(); ++i) number = number * chunks_along(extents_[i], chunk_[i]) + at[i] / chunk_[i];
+    if (!checked_.at(number)) check_chunk(at);
+    checked_[number] = true;
+    for (size_t i = at.size(); i-- > 0;) {
+      at[i] += chunk_[i];
+      if (i == 0 || at[i] < extents_[i]) break;
+      at[i] = 0;
+    }
+  }
+}
+
+void Hdf5Dataset::check_chunk(const std::vector<hsize_t>& at) const {
+  unsigned skipped = 0;
+  haddr_t address = HADDR_UNDEF;
+  hsize_t stored = 0;
+  if (H5Dget_chunk_info_by_coord(dataset_.get(), at.data(), &skipped, &address, &stored) < 0)
+    fail("has a chunk that cannot be found: " + hdf5_reason());
+  if (address == HADDR_UNDEF) return;
+  const unsigned deflate = deflate_ < 0 ? 0 : 1U << deflate_;
+  // The writer leaves deflate out where it gains nothing; the others are never left out.
+  if ((skipped & ~deflate) != 0) fail(fmt::format("has a chunk without its filters (mask {})", skipped));
+  const hsize_t plain = chunk_bytes_ + 4 * static_cast<hsize_t>(checksums_);
+  if (deflate == 0 || skipped != 0) {
+    if (stored != plain) fail(fmt::format("has a chunk of {} bytes, expected {}: the file is damaged", stored, plain));
+    return;
+  }
+  std::vector<unsigned char> bytes = stored_chunk(at, stored);
+  const hsize_t after = 4 * static_cast<hsize_t>(checksums_ - checksums_before_);
+  bytes.resize(bytes.size() - std::min<hsize_t>(after, bytes.size()));
+  const uint64_t expected = chunk_bytes_ + 4 * static_cast<hsize_t>(checksums_before_);
+  if (!inflates_to(bytes, expected))
+    fail(fmt::format("has a chunk that does not inflate to {} bytes: the file is damaged", expected));
+}
+
+std::vector<unsigned char> Hdf5Dataset::stored_chunk(const std::vector<hsize_t>& at, hsize_t stored) const {
+  const hsize_t most = 2 * (chunk_bytes_ + 4 * static_cast<hsize_t>(checksums_)) + kDeflateHeader;
+  if (stored > most)
+    fail(fmt::format("has a compressed chunk of {} bytes, expected {} at the most: the file is damaged", stored, most));
+  std::vector<unsigned char> bytes(stored);
+  uint32_t mask = 0;
+  if (H5Dread_chunk(dataset_.get(), H5P_DEFAULT, at.data(), &mask, bytes.data()) < 0)
+    fail(fmt::format("has a chunk that cannot be read ({}): the file is damaged", hdf5_reason()));
+  return bytes;
+}
+
+std::vector<unsigned char> Hdf5Dataset::chunk(hsize_t row) const {
+  if (checksums_ > 0) fail("has checksums, which are not read here: write it again without");
+  if (shuffle_ >= 0 && deflate_ >= 0 && shuffle_ > deflate_) fail("is compressed before it is shuffled");
+  const std::vector<hsize_t> at{row};
+  check_chunks(row, row + 1);
+  unsigned skipped = 0;
+  haddr_t address = HADDR_UNDEF;
+  hsize_t stored = 0;
+  if (H5Dget_chunk_info_by_coord(dataset_.get(), at.data(), &skipped, &address, &stored) < 0 || address == HADDR_UNDEF)
+    fail(fmt::format("has no chunk for row {}: {}", row, hdf5_reason()));
+  std::vector<unsigned char> bytes = stored_chunk(at, stored);
+  if (deflate_ >= 0 && skipped == 0) {
+    std::vector<unsigned char> inflated;
+    if (!inflates_to(bytes, chunk_bytes_, &inflated)) fail("has a chunk that changes while it is read");
+    bytes = std::move(inflated);
+  }
+  if (shuffle_ < 0) return bytes;
+  // Byte k of element e is at k * elements + e.
+  const size_t size = H5Tget_size(type_.get()), elements = bytes.size() / size;
+  std::vector<unsigned char> plain(bytes.size());
+  for (size_t e = 0; e < elements; ++e)
+    for (size_t k = 0; k < size; ++k) plain[e * size + k] = bytes[k * elements + e];
+  return plain;
+}
+
+void Hdf5Dataset::require_stored(hid_t properties, hid_t space) {
   hsize_t bytes = H5Tget_size(type_.get());
   for (const hsize_t extent : extents_)
     if (__builtin_mul_overflow(bytes, extent, &bytes)) fail("has extents whose product overflows");
@@ -85,11 +224,14 @@ void Hdf5Dataset::require_stored(hid_t properties, hid_t space) const {
   for (size_t i = 0; i < chunk.size(); ++i) {
     if (chunk[i] == 0 || __builtin_mul_overflow(chunk_bytes, chunk[i], &chunk_bytes) || chunk_bytes > kMaxChunkBytes)
       fail(fmt::format("has chunks of more than {} bytes: write it again with chunks of a few rows", kMaxChunkBytes));
-    expected *= extents_[i] / chunk[i] + (extents_[i] % chunk[i] != 0 ? 1 : 0);
+    expected *= chunks_along(extents_[i], chunk[i]);
   }
   if (H5Dget_num_chunks(dataset_.get(), space, &stored) < 0)
     fail("has chunks that cannot be counted: " + hdf5_reason());
   if (stored != expected) fail(fmt::format("has {} of its {} chunks: it was not written completely", stored, expected));
+  chunk_ = std::move(chunk);
+  checked_.assign(stored, false);
+  chunk_bytes_ = chunk_bytes;
 }
 
 std::mutex& hdf5_mutex() {

@@ -10,7 +10,8 @@
 
 namespace trireme {
 
-/// A dataset whose data is in the same file and has filters that this HDF5 library can decode; DataError for any other.
+/// A dataset whose data is in the same file, contiguous or in chunks, with deflate, shuffle and checksums or none of
+/// them; DataError for any other.
 class Hdf5Dataset {
  public:
   Hdf5Dataset() = default;
@@ -25,14 +26,32 @@ class Hdf5Dataset {
   /// Row `row` of a two-dimensional dataset, or element `row` of a one-dimensional one, converted to the given memory
   /// type.
   void read(int64_t row, hid_t memory_type, void* out) const;
+  bool chunked() const { return !chunk_.empty(); }
+  hsize_t chunk_rows() const { return chunk_.at(0); }
+  /// The stored bytes of the chunk of a one-dimensional dataset that begins at `row`, without its filters. DataError
+  /// for a chunk that was never written, and for checksums.
+  std::vector<unsigned char> chunk(hsize_t row) const;
+  /// All of it, converted to the given memory type.
+  void read_all(hid_t memory_type, void* out) const;
 
  private:
   /// Checks the stored size: HDF5 reads unwritten elements as zeros, so a small file can declare any number of them.
-  void require_stored(hid_t properties, hid_t space) const;
+  void require_stored(hid_t properties, hid_t space);
+  void read_filters(hid_t properties);
+  /// Checks that the chunks with elements of rows [first, end) are as long as they must be: libhdf5 1.10 reads whole
+  /// chunks from what it finds, however short that is. Each chunk is checked once.
+  void check_chunks(hsize_t first, hsize_t end) const;
+  void check_chunk(const std::vector<hsize_t>& at) const;
+  /// The stored bytes of a chunk of at most so many.
+  std::vector<unsigned char> stored_chunk(const std::vector<hsize_t>& at, hsize_t stored) const;
 
   std::string name_, path_;
   Hdf5Handle dataset_, type_;
-  std::vector<hsize_t> extents_;
+  std::vector<hsize_t> extents_, chunk_;  // chunk_: empty if the data is not in chunks
+  hsize_t chunk_bytes_ = 0;
+  // Filters in the order of writing: the place of deflate, or -1; checksums of 4 bytes before it, and all.
+  int shuffle_ = -1, deflate_ = -1, checksums_before_ = 0, checksums_ = 0;
+  mutable std::vector<bool> checked_;  // by chunk, in row-major order
 };
 
 /// Held around calls of libhdf5, which may be built without thread safety.

@@ -21,6 +21,23 @@ T load(std::span<const std::byte> bytes, uint64_t at) {
 
 }  // namespace
 
+const char* heap_collection_fault(std::span<const std::byte> bytes) {
+  if (bytes.size() < kHeader) return "is truncated";
+  if (std::memcmp(bytes.data(), "GCOL\1", 5) != 0) return "is not a heap collection of version 1";
+  const auto size = load<uint64_t>(bytes, 8);
+  if (size < kHeader) return "is smaller than its header";
+  for (uint64_t at = kHeader;
+       at <= size && size - at >= kHeader && at <= bytes.size() && bytes.size() - at >= kHeader;) {
+    const auto index = load<uint16_t>(bytes, at);
+    const auto length = load<uint64_t>(bytes, at + 8);
+    // Free space counts its header, an object does not.
+    if (index == 0 ? length < kHeader || length > size - at : length > size - at - kHeader)
+      return "holds an object that exceeds it";
+    at += index == 0 ? length : kHeader + (length + 7) / 8 * 8;
+  }
+  return nullptr;
+}
+
 const Hdf5GlobalHeap::Objects& Hdf5GlobalHeap::collection(uint64_t address, std::string& problem) {
   if (address == last_address_) return *last_;
   const auto [found, is_new] = collections_.try_emplace(address);

@@ -1,5 +1,6 @@
 #pragma once
-// Private to formats/: reads objects of an HDF5 file's global heap from the mapped file, without libhdf5.
+// Private to formats/: reads objects of an HDF5 file's global heap from the mapped file, without libhdf5; checks heap
+// collections before libhdf5 reads them.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,6 +10,10 @@
 #include <vector>
 
 namespace trireme {
+
+/// What is wrong with a collection that begins at `bytes`, of which only a part may be there; null: nothing in that
+/// part. libhdf5 1.10 copies objects that exceed their collection, and never ends at free space of no size.
+const char* heap_collection_fault(std::span<const std::byte> bytes);
 
 class Hdf5GlobalHeap {
  public:

@@ -37,6 +37,11 @@ class Hdf5Handle {
 /// DataError unless the file starts with an HDF5 superblock whose addresses lie inside the file.
 void check_hdf5_superblock(const std::filesystem::path& path);
 
+/// Opens the file for reading, after check_hdf5_superblock(). A read outside the file is an error of HDF5 here; its own
+/// driver copies from address 0 or allocates gigabytes for some damaged addresses. Throws DataError. Call with
+/// hdf5_mutex() locked.
+Hdf5Handle open_hdf5(const std::filesystem::path& path);
+
 /// Replaces the file at `path`, which the caller has created and locked, by an empty HDF5 file. HDF5's own lock is off:
 /// on NFS it would conflict with the caller's. Returns an empty handle when HDF5 fails.
 Hdf5Handle create_hdf5(const std::filesystem::path& path);

@@ -1,9 +1,13 @@
 #include "trireme/formats/hdf5/hdf5_tokens.h"
 
 #include "formats/hdf5/hdf5_dataset.h"
+#include "formats/hdf5/hdf5_variable_rows.h"
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 
 #include <fmt/format.h>
+
+#include <optional>
 
 namespace trireme {
 
@@ -11,6 +15,8 @@ struct Hdf5TokenFile::State {
   std::string path;
   Hdf5Handle file;
   Hdf5Dataset input_ids, loss_mask, seq_start_id;
+  MappedFile mapped;                       // with seq_start_id only
+  std::optional<Hdf5VariableRows> starts;  // of seq_start_id
   bool has_mask = false, has_starts = false;
   int64_t rows = 0, columns = 0;
 };
@@ -18,11 +24,8 @@ struct Hdf5TokenFile::State {
 Hdf5TokenFile::Hdf5TokenFile(const std::filesystem::path& path) : state_(std::make_unique<State>()) {
   State& s = *state_;
   s.path = path.string();
-  check_hdf5_superblock(path);
   const std::scoped_lock lock(hdf5_mutex());
-  quiet_hdf5();
-  s.file = {H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), H5Fclose};
-  if (!s.file) throw DataError(fmt::format("{} cannot be opened as HDF5: {}", s.path, hdf5_reason()));
+  s.file = open_hdf5(path);
   const auto has = [&](const char* name) { return H5Lexists(s.file.get(), name, H5P_DEFAULT) > 0; };
   if (!has("input_ids")) throw DataError(fmt::format("{} has no dataset input_ids", s.path));
   s.input_ids = Hdf5Dataset(s.file.get(), "input_ids", s.path);
@@ -38,11 +41,14 @@ Hdf5TokenFile::Hdf5TokenFile(const std::filesystem::path& path) : state_(std::ma
   }
   if ((s.has_starts = has("seq_start_id"))) {
     s.seq_start_id = Hdf5Dataset(s.file.get(), "seq_start_id", s.path);
-    const Hdf5Handle base(s.seq_start_id.type_class() == H5T_VLEN ? H5Tget_super(s.seq_start_id.type()) : -1, H5Tclose);
-    if (!base || H5Tget_class(base.get()) != H5T_INTEGER)
-      s.seq_start_id.fail("does not hold variable-length rows of integers");
     if (s.seq_start_id.extents() != std::vector<hsize_t>{s.input_ids.extents()[0]})
       s.seq_start_id.fail("does not have one entry for each row of input_ids");
+    const Hdf5Handle properties(H5Fget_create_plist(s.file.get()), H5Pclose);
+    hsize_t user_block = 0;
+    if (H5Pget_userblock(properties.get(), &user_block) < 0)
+      throw DataError(fmt::format("{} cannot be opened as HDF5: {}", s.path, hdf5_reason()));
+    s.mapped = MappedFile(path, ExitCode::kData);
+    s.starts.emplace(s.seq_start_id, s.mapped.bytes(), user_block);
   }
 }
 
@@ -83,15 +89,9 @@ std::vector<int64_t> Hdf5TokenFile::read_seq_start_id(int64_t row) const {
   TRIREME_CHECK(has_seq_start_id(), "no seq_start_id");
   const std::scoped_lock lock(hdf5_mutex());
   quiet_hdf5();
-  const Hdf5Handle type(H5Tvlen_create(H5T_NATIVE_INT64), H5Tclose);
-  hvl_t entry{};
-  state_->seq_start_id.read(row, type.get(), &entry);
-  const auto* values = static_cast<const int64_t*>(entry.p);
-  std::vector<int64_t> starts(values, values + entry.len);
-  const hsize_t one = 1;
-  const Hdf5Handle space(H5Screate_simple(1, &one, nullptr), H5Sclose);
-  H5Dvlen_reclaim(type.get(), space.get(), H5P_DEFAULT, &entry);
-  return starts;
+  std::vector<int32_t> starts;
+  state_->starts->append(static_cast<size_t>(row), columns(), starts);
+  return {starts.begin(), starts.end()};
 }
 
 }  // namespace trireme

@@ -110,6 +110,8 @@ SentencepiecePiece read_piece(Message message, size_t id, const std::filesystem:
     }
   }
   if (piece.text.empty()) fail(path, fmt::format("piece {} is empty", id));
+  // sentencepiece's own tables end at such a byte.
+  if (piece.text.find('\0') != std::string::npos) fail(path, fmt::format("piece {} holds a zero byte", id));
   if (!is_valid_utf8(piece.text)) fail(path, fmt::format("piece {} is not UTF-8", id));
   if (!std::isfinite(piece.score)) fail(path, fmt::format("piece {} has the score {}", id, piece.score));
   if (type < 1 || type > 6) fail(path, fmt::format("piece {} has the type {}, expected 1 to 6", id, type));

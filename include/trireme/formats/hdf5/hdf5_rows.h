@@ -1,6 +1,6 @@
 #pragma once
-// Rows of integers in HDF5 as h5py writes them: variable-length rows (vlen), plain columns and matrices; contiguous,
-// uncompressed. Files are untrusted: links and external data are refused, every address and length is checked.
+// Rows of integers in HDF5 as h5py writes them: variable-length rows (vlen), plain columns and matrices; contiguous
+// or in chunks. Files are untrusted: links and external data are refused, every address and length is checked.
 // Variable-length rows are decoded directly from the file's global heap (HDF5 File Format Specification 3.0, III.E),
 // because libhdf5 needs one call per row and does not check the lengths. Thread-safe: libhdf5 is called under one lock.
 // DataError with file, dataset and row.
