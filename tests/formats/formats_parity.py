@@ -116,6 +116,15 @@ def main():
         for name, options in (("plain5", {}), ("gzip5", dict(compression="gzip")), ("big5", dict(dtype=">i4"))):
             with h5py.File(f"{work}/{name}.h5", "w") as out:
                 out.create_dataset("input_ids", data=ids, **options)
+        # Rows of two sequences, whose starts are stored in every way that h5py has.
+        for name, options in (("starts5", {}), ("chunked5", dict(chunks=(5,))), ("packed5", dict(chunks=(2,), shuffle=True, compression="gzip"))):
+            with h5py.File(f"{work}/{name}.h5", "w") as out:
+                out.create_dataset("input_ids", data=ids, chunks=(4, 8), shuffle=True, compression="gzip", fletcher32=True)
+                starts = out.create_dataset("seq_start_id", (ROWS,), h5py.vlen_dtype(np.dtype("i8")), **options)
+                for row in range(ROWS):
+                    starts[row] = np.array([0, 7 + row])
+        separate = [losses(args, work, name, f"{name}.h5") for name in ("starts5", "chunked5", "packed5")]
+        assert separate[0] == separate[1] == separate[2] != want, (separate, want)
         np.save(f"{work}/big.npy", ids.astype(">i8"))
         np.save(f"{work}/fortran.npy", np.asfortranarray(ids.astype(np.uint16)))
         for data in ("numpy2.npy", "numpy1.npy", "plain5.h5", "gzip5.h5", "big5.h5", "big.npy", "fortran.npy"):

@@ -177,7 +177,9 @@ write('big', '>i4')
 write('unsigned', 'u8')
 write('block', user_block=512)
 write('chunked', chunks=(2,))
-write('compressed', chunks=(2,), compression='gzip')
+write('compressed', chunks=(3,), compression='gzip')
+write('shuffled', chunks=(1,), shuffle=True, compression='gzip')
+write('block_chunked', user_block=512, chunks=(2,))
 write('floats', 'f4')
 def link(file): file['masked_lm_ids'] = h5py.ExternalLink('part_plain', 'masked_lm_ids')
 def soft(file): file['masked_lm_ids'] = h5py.SoftLink('/input_ids')
@@ -191,14 +193,12 @@ def huge(file): file['input_ids'][2] = np.array([2**31] * 7, 'i8')
 write('huge', 'i8', huge)
 )",
          directory_.string());
-  for (const char* name : {"plain", "big", "unsigned", "block"}) {
+  for (const char* name : {"plain", "big", "unsigned", "block", "chunked", "compressed", "shuffled", "block_chunked"}) {
     const Outcome outcome = run(fmt::format("verify --input part_{} --vocab-size 8", name));
     EXPECT_EQ(outcome.code, 0) << name << ": " << outcome.err;
     EXPECT_NE(outcome.out.find("4 rows, 4 sequences, 26 tokens, 8 masked"), std::string::npos) << outcome.out;
   }
   const std::vector<std::pair<const char*, const char*>> refused = {
-      {"chunked", "input_ids is chunked"},
-      {"compressed", "input_ids is chunked"},
       {"floats", "does not hold variable-length rows of integers"},
       {"link", "masked_lm_ids is a link;"},
       {"soft", "is a link;"},

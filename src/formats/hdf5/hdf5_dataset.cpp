@@ -1,6 +1,8 @@
 #include "formats/hdf5/hdf5_dataset.h"
 
+#include "formats/hdf5/hdf5_object_header.h"
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 
 #include <fmt/format.h>
 #include <zlib.h>
@@ -8,7 +10,6 @@
 #include <algorithm>
 #include <array>
 #include <new>
-#include <optional>
 #include <utility>
 
 namespace trireme {
@@ -43,17 +44,11 @@ bool inflates_to(std::vector<unsigned char>& bytes, uint64_t expected, std::vect
 
 constexpr unsigned kExternalFiles = 7;  // number of the message in an object header
 
-/// Bit n: the object's header has messages of kind n. Null if it cannot be read.
-std::optional<uint64_t> message_kinds(hid_t file, const char* name) {
 #if H5_VERSION_GE(1, 12, 0)
-  H5O_native_info_t info{};
-  const herr_t status = H5Oget_native_info_by_name(file, name, &info, H5O_NATIVE_INFO_HDR, H5P_DEFAULT);
+using ObjectInfo = H5O_info1_t;
 #else
-  H5O_info_t info{};
-  const herr_t status = H5Oget_info_by_name2(file, name, &info, H5O_INFO_HDR, H5P_DEFAULT);
+using ObjectInfo = H5O_info_t;
 #endif
-  return status < 0 ? std::nullopt : std::optional<uint64_t>(info.hdr.mesg.present);
-}
 
 }  // namespace
 
@@ -61,10 +56,7 @@ Hdf5Dataset::Hdf5Dataset(hid_t file, const char* name, const std::string& path) 
   H5L_info_t link{};
   if (H5Lget_info(file, name, &link, H5P_DEFAULT) < 0) fail("cannot be looked up: " + hdf5_reason());
   if (link.type != H5L_TYPE_HARD) fail("is a link; only data inside the file is read");
-  // Names of external files are read when the dataset is opened, also from outside the heap that holds them.
-  const auto kinds = message_kinds(file, name);
-  if (!kinds) fail("has a header that cannot be read: " + hdf5_reason());
-  if ((*kinds >> kExternalFiles & 1) != 0) fail("keeps its data in external files; only data inside the file is read");
+  check_header(file, name);
   dataset_ = {H5Dopen2(file, name, H5P_DEFAULT), H5Dclose};
   if (!dataset_) fail("is not a dataset: " + hdf5_reason());
   const Hdf5Handle properties(H5Dget_create_plist(dataset_.get()), H5Pclose);
@@ -80,6 +72,21 @@ Hdf5Dataset::Hdf5Dataset(hid_t file, const char* name, const std::string& path) 
   type_ = {H5Dget_type(dataset_.get()), H5Tclose};
   if (!type_) fail("has no type: " + hdf5_reason());
   require_stored(properties.get(), space.get());
+}
+
+/// Refuses what libhdf5 copies out of a header, when it opens a dataset, without looking for the header's end.
+void Hdf5Dataset::check_header(hid_t file, const char* name) const {
+  ObjectInfo info{};
+  if (H5Oget_info_by_name2(file, name, &info, H5O_INFO_BASIC | H5O_INFO_HDR, H5P_DEFAULT) < 0)
+    fail("has a header that cannot be read: " + hdf5_reason());
+  if (info.type != H5O_TYPE_DATASET) fail("is not a dataset");
+  if ((info.hdr.mesg.present >> kExternalFiles & 1) != 0)
+    fail("keeps its data in external files; only data inside the file is read");
+  const Hdf5Handle properties(H5Fget_create_plist(file), H5Pclose);
+  hsize_t base = 0;
+  if (H5Pget_userblock(properties.get(), &base) < 0) fail("cannot be looked up: " + hdf5_reason());
+  const MappedFile mapped(path_, ExitCode::kData);
+  if (const char* fault = datatype_fault(mapped.bytes(), info.addr + base, base)) fail(fault);
 }
 
 void Hdf5Dataset::fail(const std::string& what) const {
@@ -119,9 +126,8 @@ void Hdf5Dataset::read_filters(hid_t properties) {
                                                sizeof filter_name, filter_name, &config);
     if (filter == H5Z_FILTER_DEFLATE && deflate_ < 0) {
       deflate_ = i;
-      checksums_before_ = checksums_;
     } else if (filter == H5Z_FILTER_FLETCHER32) {
-      ++checksums_;
+      checksums_.push_back(i);
     } else if (filter == H5Z_FILTER_SHUFFLE && shuffle_ < 0) {
       shuffle_ = i;
     } else {
@@ -155,24 +161,24 @@ void Hdf5Dataset::check_chunk(const std::vector<hsize_t>& at) const {
   if (H5Dget_chunk_info_by_coord(dataset_.get(), at.data(), &skipped, &address, &stored) < 0)
     fail("has a chunk that cannot be found: " + hdf5_reason());
   if (address == HADDR_UNDEF) return;
-  const unsigned deflate = deflate_ < 0 ? 0 : 1U << deflate_;
-  // The writer leaves deflate out where it gains nothing; the others are never left out.
-  if ((skipped & ~deflate) != 0) fail(fmt::format("has a chunk without its filters (mask {})", skipped));
-  const hsize_t plain = chunk_bytes_ + 4 * static_cast<hsize_t>(checksums_);
-  if (deflate == 0 || skipped != 0) {
+  // A writer leaves filters out of a chunk that gains nothing by them.
+  const bool deflated = deflate_ >= 0 && (skipped >> deflate_ & 1U) == 0;
+  hsize_t before = 0, after = 0;  // bytes of checksums
+  for (const int place : checksums_)
+    if ((skipped >> place & 1U) == 0) (deflated && place > deflate_ ? after : before) += 4;
+  const hsize_t plain = chunk_bytes_ + before;
+  if (!deflated) {
     if (stored != plain) fail(fmt::format("has a chunk of {} bytes, expected {}: the file is damaged", stored, plain));
     return;
   }
   std::vector<unsigned char> bytes = stored_chunk(at, stored);
-  const hsize_t after = 4 * static_cast<hsize_t>(checksums_ - checksums_before_);
   bytes.resize(bytes.size() - std::min<hsize_t>(after, bytes.size()));
-  const uint64_t expected = chunk_bytes_ + 4 * static_cast<hsize_t>(checksums_before_);
-  if (!inflates_to(bytes, expected))
-    fail(fmt::format("has a chunk that does not inflate to {} bytes: the file is damaged", expected));
+  if (!inflates_to(bytes, plain))
+    fail(fmt::format("has a chunk that does not inflate to {} bytes: the file is damaged", plain));
 }
 
 std::vector<unsigned char> Hdf5Dataset::stored_chunk(const std::vector<hsize_t>& at, hsize_t stored) const {
-  const hsize_t most = 2 * (chunk_bytes_ + 4 * static_cast<hsize_t>(checksums_)) + kDeflateHeader;
+  const hsize_t most = 2 * chunk_bytes_ + kDeflateHeader;
   if (stored > most)
     fail(fmt::format("has a compressed chunk of {} bytes, expected {} at the most: the file is damaged", stored, most));
   std::vector<unsigned char> bytes(stored);
@@ -183,7 +189,7 @@ std::vector<unsigned char> Hdf5Dataset::stored_chunk(const std::vector<hsize_t>&
 }
 
 std::vector<unsigned char> Hdf5Dataset::chunk(hsize_t row) const {
-  if (checksums_ > 0) fail("has checksums, which are not read here: write it again without");
+  if (!checksums_.empty()) fail("has checksums, which are not read here: write it again without");
   if (shuffle_ >= 0 && deflate_ >= 0 && shuffle_ > deflate_) fail("is compressed before it is shuffled");
   const std::vector<hsize_t> at{row};
   check_chunks(row, row + 1);
@@ -193,12 +199,12 @@ std::vector<unsigned char> Hdf5Dataset::chunk(hsize_t row) const {
   if (H5Dget_chunk_info_by_coord(dataset_.get(), at.data(), &skipped, &address, &stored) < 0 || address == HADDR_UNDEF)
     fail(fmt::format("has no chunk for row {}: {}", row, hdf5_reason()));
   std::vector<unsigned char> bytes = stored_chunk(at, stored);
-  if (deflate_ >= 0 && skipped == 0) {
+  if (deflate_ >= 0 && (skipped >> deflate_ & 1U) == 0) {
     std::vector<unsigned char> inflated;
     if (!inflates_to(bytes, chunk_bytes_, &inflated)) fail("has a chunk that changes while it is read");
     bytes = std::move(inflated);
   }
-  if (shuffle_ < 0) return bytes;
+  if (shuffle_ < 0 || (skipped >> shuffle_ & 1U) != 0) return bytes;
   // Byte k of element e is at k * elements + e.
   const size_t size = H5Tget_size(type_.get()), elements = bytes.size() / size;
   std::vector<unsigned char> plain(bytes.size());

@@ -38,6 +38,7 @@ class Hdf5Dataset {
   /// Checks the stored size: HDF5 reads unwritten elements as zeros, so a small file can declare any number of them.
   void require_stored(hid_t properties, hid_t space);
   void read_filters(hid_t properties);
+  void check_header(hid_t file, const char* name) const;
   /// Checks that the chunks with elements of rows [first, end) are as long as they must be: libhdf5 1.10 reads whole
   /// chunks from what it finds, however short that is. Each chunk is checked once.
   void check_chunks(hsize_t first, hsize_t end) const;
@@ -49,8 +50,9 @@ class Hdf5Dataset {
   Hdf5Handle dataset_, type_;
   std::vector<hsize_t> extents_, chunk_;  // chunk_: empty if the data is not in chunks
   hsize_t chunk_bytes_ = 0;
-  // Filters in the order of writing: the place of deflate, or -1; checksums of 4 bytes before it, and all.
-  int shuffle_ = -1, deflate_ = -1, checksums_before_ = 0, checksums_ = 0;
+  // Places of filters in the order of writing; -1: there is none.
+  int shuffle_ = -1, deflate_ = -1;
+  std::vector<int> checksums_;         // of 4 bytes each
   mutable std::vector<bool> checked_;  // by chunk, in row-major order
 };
 

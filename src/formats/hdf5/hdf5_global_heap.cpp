@@ -1,5 +1,6 @@
 // Source of the layout: HDF5 File Format Specification 3.0, section III.E.
 #include "formats/hdf5/hdf5_global_heap.h"
+#include "formats/hdf5/hdf5_bytes.h"
 
 #include <fmt/format.h>
 
@@ -11,13 +12,6 @@ namespace trireme {
 namespace {
 
 constexpr uint64_t kHeader = 16;  // of a collection, and of an object
-
-template <class T>
-T load(std::span<const std::byte> bytes, uint64_t at) {
-  T value;
-  std::memcpy(&value, bytes.data() + at, sizeof value);
-  return value;
-}
 
 }  // namespace
 
@@ -39,7 +33,7 @@ const char* heap_collection_fault(std::span<const std::byte> bytes) {
 }
 
 const Hdf5GlobalHeap::Objects& Hdf5GlobalHeap::collection(uint64_t address, std::string& problem) {
-  if (address == last_address_) return *last_;
+  if (last_ != nullptr && address == last_address_) return *last_;
   const auto [found, is_new] = collections_.try_emplace(address);
   Objects& objects = found->second;
   last_address_ = address;
