@@ -218,7 +218,7 @@ void Hdf5Dataset::require_stored(hid_t properties, hid_t space) {
   for (const hsize_t extent : extents_)
     if (__builtin_mul_overflow(bytes, extent, &bytes)) fail("has extents whose product overflows");
   const H5D_layout_t layout = H5Pget_layout(properties);
-  if (layout == H5D_CONTIGUOUS) {
+  if (layout == H5D_CONTIGUOUS || layout == H5D_COMPACT) {
     const hsize_t stored = H5Dget_storage_size(dataset_.get());
     if (stored < bytes) fail(fmt::format("declares {} bytes and stores {}", bytes, stored));
   }
