@@ -21,6 +21,7 @@ struct Arguments {
       keep;  // rate1: 1 - beta1, rate2: 1 - beta2, keep: 1 - lr * weight_decay
   bool aligned;
   uint64_t first_element;
+  uint32_t* amax;
 };
 
 /// 32 random bits for the rounding of one element's moments in one step: the lower 16 for exp_avg, the upper 16 for
@@ -64,10 +65,30 @@ __device__ inline void store_moments(M* exp_avg, M* exp_avg_sq, const float (&m)
   }
 }
 
+/// Magnitudes are compared as bit patterns: those of floats without their sign are ordered as the floats are, and NaN
+/// comes after infinity.
+__device__ inline uint32_t magnitude(float x) { return __float_as_uint(x) & 0x7FFFFFFFu; }
+
+/// Raises *amax to the block's largest magnitude.
+__device__ inline void raise_amax(uint32_t* amax, uint32_t top) {
+  top = __reduce_max_sync(0xFFFFFFFFu, top);
+  if (threadIdx.x % 32 == 0 && top > 0) atomicMax(amax, top);
+}
+
 template <class G, class C, class M>
 __global__ void __launch_bounds__(kShardThreads) adamw_kernel(const Arguments<G, C, M> a) {
-  if (a.skip != nullptr && *a.skip != 0.0f) return;
   const ShardChunk chunk = a.chunks[blockIdx.x];
+  uint32_t top = 0;
+  if (a.skip != nullptr && *a.skip != 0.0f) {
+    if (a.amax == nullptr) return;
+    for_chunk(chunk, a.aligned, [&](int64_t element, auto width) {
+      float p[decltype(width)::value];
+      load_group(a.master + element, p);
+      for (const float value : p) top = max(top, magnitude(value));
+    });
+    raise_amax(a.amax + chunk.tag / 2, top);
+    return;
+  }
   const float multiplier = a.multiplier != nullptr ? *a.multiplier : 1.0f, step = *a.step;
   const float size = a.lr / -expm1f(step * a.log_beta1), root = rsqrtf(-expm1f(step * a.log_beta2)),
               keep = chunk.tag % 2 != 0 ? a.keep : 1.0f;
@@ -85,12 +106,14 @@ __global__ void __launch_bounds__(kShardThreads) adamw_kernel(const Arguments<G,
       m[i] += a.rate1 * (g[i] - m[i]);
       v[i] = a.beta2 * v[i] + a.rate2 * g[i] * g[i];
       p[i] -= size * m[i] / (sqrtf(v[i]) * root + a.eps);
+      top = max(top, magnitude(p[i]));
     }
     store(a.master + element, from_floats<float>(p));
     store_moments(a.exp_avg + element, a.exp_avg_sq + element, m, v, a.first_element + static_cast<uint64_t>(element),
                   static_cast<uint32_t>(step));
     if (a.compute != nullptr) store(a.compute + element, from_floats<C>(p));
   });
+  if (a.amax != nullptr) raise_amax(a.amax + chunk.tag / 2, top);
 }
 
 template <class G, class C, class M>
@@ -113,7 +136,8 @@ cudaError_t launch(const AdamW& a, cudaStream_t stream) {
                                      static_cast<float>(a.eps),
                                      static_cast<float>(1.0 - a.lr * a.weight_decay),
                                      aligned16(a.master, a.exp_avg, a.exp_avg_sq, a.gradient, a.compute),
-                                     a.first_element};
+                                     a.first_element,
+                                     reinterpret_cast<uint32_t*>(a.amax)};
   adamw_kernel<<<static_cast<unsigned>(a.num_chunks), kShardThreads, 0, stream>>>(arguments);
   return cudaGetLastError();
 }

@@ -12,9 +12,10 @@
 // to nearest, a moment that changes by less than half a unit in the last place (beta2 = 0.999) would stand still. The
 // random bits are a hash of first_element + index and *step, so they do not depend on how the tensor is divided. Device
 // pointers. multiplier, skip, step: fp32 device scalars. If *skip != 0 nothing changes. *step is t; the caller
-// increments it before the call. chunks: num_chunks of kernels/shard_chunks.h in device memory; elements outside every
-// chunk are not touched. Any alignment; fast with 16-byte aligned pointers. Deterministic, no allocation, no
-// synchronisation.
+// increments it before the call. amax[t] is raised to the largest magnitude of tensor t's elements in `master`, also
+// where *skip != 0; NaN counts as larger than every number. chunks: num_chunks of kernels/shard_chunks.h in device
+// memory; elements outside every chunk are not touched. Any alignment; fast with 16-byte aligned pointers.
+// Deterministic, no allocation, no synchronisation.
 
 #include "kernels/element.h"
 #include "kernels/shard_chunks.h"
@@ -31,6 +32,7 @@ struct AdamW {
   void* exp_avg_sq = nullptr;
   const void* gradient = nullptr;
   void* compute = nullptr;
+  float* amax = nullptr;              // fp32 [tensors], set by the caller; null: not written
   const float* multiplier = nullptr;  // null: 1
   const float* skip = nullptr;        // null: 0
   const float* step = nullptr;

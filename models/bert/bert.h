@@ -78,11 +78,11 @@ double bert_flops_per_row(const BertConfig& config, int64_t row_length, double s
 BlockWork bert_layer_work(const BertConfig& config, int64_t row_length, double sequences_per_row, int64_t element_size);
 
 /// Bytes of activations of a row of `row_length` tokens; fields as PlanInput's of the same names. fp8: the layers'
-/// products in FP8.
+/// products in FP8; stored_codes: the store has the codes of their weights.
 struct BertActivationBytes {
   int64_t layer_saved, layer_recomputed, working_peak, working_fixed, head;
 };
 BertActivationBytes bert_activation_bytes(const BertConfig& config, int64_t row_length, int64_t element_size,
-                                          int64_t padded_vocab, bool fp8 = false);
+                                          int64_t padded_vocab, bool fp8 = false, bool stored_codes = false);
 
 }  // namespace trireme

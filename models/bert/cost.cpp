@@ -36,7 +36,7 @@ BlockWork bert_layer_work(const BertConfig& config, int64_t row_length, double s
 }
 
 BertActivationBytes bert_activation_bytes(const BertConfig& config, int64_t row_length, int64_t element_size,
-                                          int64_t padded_vocab, bool fp8) {
+                                          int64_t padded_vocab, bool fp8, bool stored_codes) {
   const int64_t d = config.hidden_size, f = config.intermediate_size, e = element_size;
   BertActivationBytes bytes;
   // Saved per token: the layer's input, q k v, the attention's output, the inputs of both norms, the first norm's
@@ -57,8 +57,8 @@ BertActivationBytes bert_activation_bytes(const BertConfig& config, int64_t row_
   const int64_t masked = (row_length * 3 + 19) / 20;
   bytes.head = masked * (padded_vocab * e + 6 * d * e) + 2 * row_length * d * e;
   bytes.working_fixed = padded_vocab * d * (4 + 2 * e);
-  if (fp8)
-    bytes.working_fixed += config.num_hidden_layers * (4 * d * d + 2 * d * f);  // transposed codes of the weights
+  // Transposed codes: of all weights, where forward makes them, or of the matrix that dgrad reads.
+  if (fp8) bytes.working_fixed += stored_codes ? d * f : config.num_hidden_layers * (4 * d * d + 2 * d * f);
   return bytes;
 }
 

@@ -96,7 +96,9 @@ ActivationBytes activation_bytes(const DecoderConfig& config, const std::optiona
   // adapters the activation and its masked copy; then the gradient of the normalised rows.
   const int64_t forward = (up + f) * element + (fp8 || storage.trained_fp8 ? up + f : 0) + 2 * d * element;
   const int64_t masked = lora && lora->dropout > 0 ? 1 : 0;
-  int64_t backward = (up + f + up + 3 * d) * element + (fp8 ? up + d : 0);
+  // In FP8 without an adapter the gradient of gate_up is written as bytes only.
+  const int64_t plain_up = fp8 && !up_adapter ? 0 : up;
+  int64_t backward = (up + f + plain_up + 3 * d) * element + (fp8 ? up + d : 0);
   if (storage.trained_fp8) backward += 2 * (up + d);  // codes of both gradients, each way round
   if (down_adapter || trained) backward += f * (1 + masked) * element;
   if (up_adapter || trained) backward += d * (1 + masked) * element;
@@ -105,7 +107,10 @@ ActivationBytes activation_bytes(const DecoderConfig& config, const std::optiona
   const int64_t attention = (d + q + 2 * qkv + 2 * q + d * (1 + masked)) * element;
   bytes.working_peak = seq_length * std::max({forward, backward, attention});
   bytes.working_fixed = fp8 ? 2 * d * f : 0;  // the transposed weight
-  if (storage.trained_fp8) bytes.working_fixed = config.num_hidden_layers * d * (qkv + q + up + f);
+  // Codes that forward makes are transposed there and kept for backward; the store's are transposed by backward, one
+  // matrix at a time.
+  if (storage.trained_fp8)
+    bytes.working_fixed = storage.stored_codes ? d * up : config.num_hidden_layers * d * (qkv + q + up + f);
   // The head's norm keeps its input; the loss head keeps the gradient of its input.
   bytes.head = seq_length * (2 * d * element + 4);
   bytes.head_logits = seq_length * config.vocab_size * element;

@@ -93,9 +93,10 @@ struct ActivationBytes {
       head_logits, head_logits_most, head_fixed;
 };
 struct ActivationStorage {
-  int64_t element_size = 2;  // of the compute dtype
-  bool frozen_fp8 = false;   // products in FP8; gate and up projections are kept in FP8
-  bool trained_fp8 = false;  // products in FP8; codes of their inputs and weights are kept for backward
+  int64_t element_size = 2;   // of the compute dtype
+  bool frozen_fp8 = false;    // products in FP8; gate and up projections are kept in FP8
+  bool trained_fp8 = false;   // products in FP8; codes of their inputs are kept for backward
+  bool stored_codes = false;  // with trained_fp8: the store has the codes of the weights; otherwise forward makes them
 };
 ActivationBytes activation_bytes(const DecoderConfig& config, const std::optional<LoraOptions>& lora,
                                  int64_t seq_length, const ActivationStorage& storage);

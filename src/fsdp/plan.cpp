@@ -29,6 +29,7 @@ struct Storage {
   MemoryPlan bytes;  // with no resident unit and no activations
   int64_t largest_slot = 0;
   int64_t whole_elements = 0, shard_elements = 0;   // of trained units' gradients
+  int64_t copied_bytes = 0;                         // read and written to make their compute copies or codes
   int64_t largest_elements = 0;                     // of one unit's whole gradient
   int64_t gathered_trained = 0, whole_trained = 0;  // bytes of compute copies: gathered for each use, after each step
   std::vector<size_t> gathered;                     // indices of the units that could stay whole
@@ -37,25 +38,30 @@ struct Storage {
   int trained_units = 0, divided_units = 0, gathered_units = 0;
 };
 
-/// Bytes of a unit. Frozen FP8 units keep their vectors whole, in the compute dtype.
+/// Bytes of a unit without its master weights. Units in FP8 keep their vectors whole, in the compute dtype. The codes
+/// of a frozen unit have the layout of its matrices, trained codes that of the whole unit.
 struct UnitBytes {
   int64_t shard, whole;
 };
-UnitBytes storage_bytes(const PlanInput& input, const UnitSpec& unit, int shard_count) {
-  if (!input.frozen_fp8 || unit.trained) {
+UnitBytes storage_bytes(const PlanInput& input, const UnitSpec& unit, int shard_count, bool trained_codes) {
+  const bool frozen_codes = input.frozen_fp8 && !unit.trained && unit.has_linear();
+  if (!frozen_codes && !trained_codes) {
     const UnitLayout layout = make_layout(unit, shard_count);
     return {layout.shard_numel * input.compute_bytes, layout.numel * input.compute_bytes};
   }
   UnitSpec matrices = unit, vectors = unit;
   std::erase_if(matrices.parameters, [](const ParameterSpec& p) { return !p.linear; });
   std::erase_if(vectors.parameters, [](const ParameterSpec& p) { return p.linear; });
-  if (matrices.parameters.empty()) {
-    const UnitLayout layout = make_layout(unit, shard_count);
-    return {layout.shard_numel * input.compute_bytes, layout.numel * input.compute_bytes};
-  }
-  const UnitLayout layout = make_layout(matrices, shard_count);
+  const UnitLayout layout = make_layout(trained_codes ? unit : matrices, shard_count);
   const int64_t beside = make_layout(vectors, 1).numel * input.compute_bytes;
   return {layout.shard_numel + beside, layout.numel + beside};
+}
+
+/// Per unit: whether its matrices are stored as trained codes.
+std::vector<bool> trained_codes(const PlanInput& input) {
+  return stores_codes(input.trained)
+             ? trained_in_fp8(*input.units, input.trained, input.compute_first, input.compute_last)
+             : std::vector<bool>(input.units->size(), false);
 }
 
 Storage storage_of(const PlanInput& input, int shard_size, ShardPolicy policy) {
@@ -65,10 +71,11 @@ Storage storage_of(const PlanInput& input, int shard_size, ShardPolicy policy) {
   plan.policy = policy;
   plan.device_memory = input.device_memory;
   plan.overhead = input.overhead;
+  const std::vector<bool> codes = trained_codes(input);
   for (size_t u = 0; u < input.units->size(); ++u) {
     const UnitSpec& unit = (*input.units)[u];
     const UnitDivision division = divide_unit(unit, shard_size, policy, /*resident=*/false);
-    const UnitBytes bytes = storage_bytes(input, unit, division.any() ? shard_size : 1);
+    const UnitBytes bytes = storage_bytes(input, unit, division.any() ? shard_size : 1, codes[u]);
     plan.weights += division.weights ? bytes.shard : bytes.whole;
     if (division.weights) {
       if (unit.keep)
@@ -88,7 +95,9 @@ Storage storage_of(const PlanInput& input, int shard_size, ShardPolicy policy) {
     ++storage.trained_units;
     if (division.state) ++storage.divided_units;
     const UnitLayout layout = make_layout(unit, division.state ? shard_size : 1);
-    if (input.compute_bytes < 4) plan.masters += layout.shard_numel * 4;
+    if (input.compute_bytes < 4 || codes[u]) plan.masters += layout.shard_numel * 4;
+    // Codes are made in a second pass, which reads the master weights again.
+    storage.copied_bytes += layout.shard_numel * (codes[u] ? 4 + 1 : input.compute_bytes);
     plan.moments += layout.shard_numel * input.moment_bytes;
     if (division.state && !division.weights) storage.whole_trained += bytes.whole - bytes.shard;
     storage.whole_elements += layout.numel;
@@ -234,11 +243,11 @@ StepCost cost_of(const PlanInput& input, const Storage& storage, const Choice& c
          gathered > 0 ? 2 * computes : backward);
   }
 
-  // Master weights and moments are read and written, the gradient is read twice (its norm comes first), the compute
-  // copy is written.
-  const double element = 8.0 + 2.0 * static_cast<double>(input.moment_bytes) +
-                         2.0 * static_cast<double>(input.gradient_bytes) + static_cast<double>(input.compute_bytes);
-  cost.optimizer = static_cast<double>(storage.shard_elements) * element * times.optimizer_byte;
+  // Master weights and moments are read and written, the gradient is read twice (its norm comes first).
+  const double element =
+      8.0 + 2.0 * static_cast<double>(input.moment_bytes) + 2.0 * static_cast<double>(input.gradient_bytes);
+  cost.optimizer = (static_cast<double>(storage.shard_elements) * element + static_cast<double>(storage.copied_bytes)) *
+                   times.optimizer_byte;
   return cost;
 }
 

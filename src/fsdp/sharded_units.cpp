@@ -17,10 +17,6 @@ namespace {
 
 constexpr int64_t kPeerAlignment = 512;
 
-bool has_linear(const UnitSpec& spec) {
-  return std::any_of(spec.parameters.begin(), spec.parameters.end(), [](const ParameterSpec& p) { return p.linear; });
-}
-
 /// Splits a unit into what its flat buffer holds and the vectors that are stored beside it in the compute dtype.
 void split_storage(const UnitSpec& spec, bool fp8, UnitSpec& stored, UnitSpec& vectors,
                    std::vector<int>& stored_parameters) {
@@ -49,6 +45,8 @@ ShardedUnits::ShardedUnits(std::vector<UnitSpec> units, Communicator& world, at:
     if (options.shard_size < world.size()) replica_group_ = world.split(world.rank() % options.shard_size);
   }
   at::NoGradGuard no_grad;
+  trained_fp8_ = trained_in_fp8(specs_, options.trained, options.compute_first, options.compute_last);
+  add_trained_codes();
   make_peer_memory();
   for (size_t u = 0; u < specs_.size(); ++u) {
     states_.push_back(make_state(u));
@@ -74,7 +72,7 @@ void ShardedUnits::make_peer_memory() {
     if (specs_[u].trained || specs_[u].replicated || is_resident(u)) continue;
     UnitSpec stored, vectors;
     std::vector<int> indices;
-    const bool fp8 = options_.frozen == Recipe::kFp8Frozen && has_linear(specs_[u]);
+    const bool fp8 = options_.frozen == Recipe::kFp8Frozen && specs_[u].has_linear();
     split_storage(specs_[u], fp8, stored, vectors, indices);
     peer_offsets_[u] = peer_bytes;
     const int64_t bytes = make_layout(stored, options_.shard_size).shard_numel * (fp8 ? 1 : compute_bytes);
@@ -93,13 +91,15 @@ std::unique_ptr<ShardedUnits::UnitState> ShardedUnits::make_state(size_t unit) {
   auto state = std::make_unique<UnitState>();
   state->gathered = division.weights;
   state->divided = division.state;
-  state->fp8 = options_.frozen == Recipe::kFp8Frozen && !spec.trained && has_linear(spec);
-  split_storage(spec, state->fp8, state->stored, state->vectors, state->stored_parameters);
+  state->fp8 = options_.frozen == Recipe::kFp8Frozen && !spec.trained && spec.has_linear();
+  state->trained_codes = codes_ && trained_fp8_[unit];
+  split_storage(spec, state->fp8 || state->trained_codes, state->stored, state->vectors, state->stored_parameters);
+  if (state->trained_codes) state->stored = spec;
   state->layout = make_layout(state->stored, division.any() ? options_.shard_size : 1);
   const UnitLayout& layout = state->layout;
   state->begin = division.any() ? shard_group_->rank() * layout.shard_numel : 0;
 
-  const at::ScalarType storage = state->fp8 ? at::kFloat8_e4m3fn : options_.compute_dtype;
+  const at::ScalarType storage = state->fp8 || state->trained_codes ? at::kFloat8_e4m3fn : options_.compute_dtype;
   const auto fp32 = at::TensorOptions().dtype(at::kFloat).device(device_);
   if (peers_ && peer_offsets_[unit] >= 0) {
     state->peer_offset = peer_offsets_[unit];
@@ -118,6 +118,12 @@ std::unique_ptr<ShardedUnits::UnitState> ShardedUnits::make_state(size_t unit) {
   if (state->fp8) {
     state->vector_memory = at::zeros({make_layout(state->vectors, 1).numel}, fp32.dtype(options_.compute_dtype));
     state->inverse_scales = at::ones({static_cast<int64_t>(spec.parameters.size())}, fp32);
+  } else if (state->trained_codes) {
+    const int64_t vectors = make_layout(state->vectors, 1).numel;
+    state->vector_memory = codes_->vectors.narrow(0, codes_->next_vector, vectors);
+    codes_->next_vector += vectors;
+    state->inverse_scales =
+        codes_->inverse.narrow(0, codes_->next_parameter, static_cast<int64_t>(spec.parameters.size()));
   }
 
   state->views.resize(spec.parameters.size());
@@ -126,9 +132,10 @@ std::unique_ptr<ShardedUnits::UnitState> ShardedUnits::make_state(size_t unit) {
     state->views[parameter] = memory.narrow(0, offset, shape.numel()).view(shape.shape).detach();
   };
   std::vector<bool> in_flat_buffer(spec.parameters.size(), false);
-  for (size_t p = 0; p < state->stored_parameters.size(); ++p) {
-    place(state->full, layout.offsets[p], static_cast<size_t>(state->stored_parameters[p]));
-    in_flat_buffer[static_cast<size_t>(state->stored_parameters[p])] = true;
+  for (size_t i = 0; i < state->stored_parameters.size(); ++i) {
+    const auto parameter = static_cast<size_t>(state->stored_parameters[i]);
+    place(state->full, layout.offsets[state->trained_codes ? parameter : i], parameter);
+    in_flat_buffer[parameter] = true;
   }
   for (size_t p = 0, v = 0; p < spec.parameters.size(); ++p)
     if (!in_flat_buffer[p]) place(state->vector_memory, make_layout(state->vectors, 1).offsets[v++], p);
@@ -138,7 +145,7 @@ std::unique_ptr<ShardedUnits::UnitState> ShardedUnits::make_state(size_t unit) {
 void ShardedUnits::add_trained(size_t unit) {
   const UnitSpec& spec = specs_[unit];
   UnitState& state = *states_[unit];
-  state.master = options_.compute_dtype == at::kFloat
+  state.master = state.shard.scalar_type() == at::kFloat
                      ? state.shard
                      : at::zeros({state.layout.shard_numel}, state.shard.options().dtype(at::kFloat));
   state.arrived.assign(spec.parameters.size(), false);
@@ -146,7 +153,7 @@ void ShardedUnits::add_trained(size_t unit) {
   TrainedShard trained;
   trained.name = spec.name;
   trained.master = state.master;
-  trained.compute = state.shard;
+  if (!state.trained_codes) trained.compute = state.shard;
   trained.copies = state.divided ? world_.size() / options_.shard_size : world_.size();
   trained.first_element = trained_elements_ + state.begin;
   trained_elements_ += spec.numel() / UnitLayout::kAlignment * UnitLayout::kAlignment +
@@ -159,6 +166,7 @@ void ShardedUnits::add_trained(size_t unit) {
     trained.num_tensors += static_cast<int>(parameter.parts.size());
   state.trained_index = static_cast<int>(trained_.size());
   trained_.push_back(std::move(trained));
+  if (state.trained_codes) place_trained_codes(unit);
 }
 
 void ShardedUnits::add_slots() {
@@ -216,17 +224,11 @@ const std::vector<WeightState>& ShardedUnits::weight_states(int unit) {
 }
 
 void ShardedUnits::assign_weight_states() {
-  int64_t blocks = 0, linears = 0;
-  for (const UnitSpec& unit : specs_) blocks += unit.trained && has_linear(unit) ? 1 : 0;
-  std::vector<bool> fp8;  // by unit: trained in FP8
-  for (int64_t block = 0; const UnitSpec& unit : specs_) {
-    const bool is_block = unit.trained && has_linear(unit);
-    fp8.push_back(options_.trained != Recipe::kCompute && is_block && block >= options_.compute_first &&
-                  block < blocks - options_.compute_last);
-    block += is_block ? 1 : 0;
-    if (fp8.back())
-      linears += std::count_if(unit.parameters.begin(), unit.parameters.end(), [](const auto& p) { return p.linear; });
-  }
+  int64_t linears = 0;
+  for (size_t u = 0; u < specs_.size(); ++u)
+    if (trained_fp8_[u])
+      linears += std::count_if(specs_[u].parameters.begin(), specs_[u].parameters.end(),
+                               [](const auto& p) { return p.linear; });
   const bool delayed = options_.trained == Recipe::kFp8Delayed;
   if (delayed && linears > 0) scales_ = std::make_unique<Fp8Scales>(linears, device_);
   int64_t next = 0;
@@ -238,9 +240,10 @@ void ShardedUnits::assign_weight_states() {
         state.states[static_cast<size_t>(p)] = {Recipe::kFp8Frozen, state.inverse_scales.select(0, p), {}};
     state.evaluation_states = state.states;
     for (size_t p = 0; p < state.states.size(); ++p) {
-      if (!fp8[u] || !specs_[u].parameters[p].linear) continue;
+      if (!trained_fp8_[u] || !specs_[u].parameters[p].linear) continue;
       state.states[p].recipe = options_.trained;
       if (delayed) state.states[p].scales = scales_->linear(next++);
+      if (state.trained_codes) state.states[p].inverse_scale = state.inverse_scales.select(0, static_cast<int64_t>(p));
     }
     if (!delayed) state.evaluation_states = state.states;
   }

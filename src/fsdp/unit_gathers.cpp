@@ -40,9 +40,14 @@ void ShardedUnits::start_gather(int unit) {
     slot->gather = peers_->gather(state.full.view(at::kByte), state.peer_offset);
     return;
   }
-  // As bytes, because the communicator has no FP8 type.
-  slot->gather = state.fp8 ? shard_group_->all_gather(state.full.view(at::kByte), state.shard.view(at::kByte))
-                           : shard_group_->all_gather(state.full, state.shard);
+  slot->gather = gather_whole(state);
+}
+
+WorkPtr ShardedUnits::gather_whole(const UnitState& state) {
+  // Codes as bytes, because the communicator has no FP8 type.
+  return state.full.scalar_type() == at::kFloat8_e4m3fn
+             ? shard_group_->all_gather(state.full.view(at::kByte), state.shard.view(at::kByte))
+             : shard_group_->all_gather(state.full, state.shard);
 }
 
 void ShardedUnits::use(int unit) {
@@ -107,14 +112,16 @@ void ShardedUnits::release() {
 
 void ShardedUnits::weights_changed() {
   at::NoGradGuard no_grad;
+  if (codes_) find_code_scales();
   for (size_t u = 0; u < states_.size(); ++u) {
     UnitState& state = *states_[u];
     if (!specs_[u].trained) continue;
     if (state.slot != nullptr) evict(*state.slot);
+    if (state.trained_codes) write_codes(static_cast<int>(u));
     // In the order in which forward uses the units.
     if (!state.divided || state.gathered) continue;
     const ProfileRange range("all_gather", specs_[u].name);
-    state.arriving = shard_group_->all_gather(state.full, state.shard);
+    state.arriving = gather_whole(state);
   }
 }
 

@@ -27,7 +27,7 @@ struct ShardedUnits::Sink final : GradientSink {
 };
 
 struct ShardedUnits::UnitState {
-  /// The flat buffer's content: the unit's parameters, or only those that are stored in FP8.
+  /// What the flat buffer has places for: the unit's parameters, or of a frozen unit only those stored in FP8.
   UnitSpec stored;
   UnitLayout layout;                                   // layout of `stored`
   bool gathered = false;                               // weights are sharded, and gathered into a slot for each use
@@ -43,12 +43,23 @@ struct ShardedUnits::UnitState {
   Slot* slot = nullptr;                                // the slot that `full` uses now
   std::unique_ptr<Slot> own_slot;                      // slot of a unit with `keep` set
 
-  // Units with FP8 storage
-  bool fp8 = false;
-  UnitSpec vectors;                    // parameters stored in the compute dtype, whole on every rank: norms
+  // Units with FP8 storage: frozen ones, and those with trained codes
+  bool fp8 = false;                    // frozen
+  UnitSpec vectors;                    // parameters stored in the compute dtype, whole on every rank: norms, biases
   at::Tensor vector_memory;            // compute dtype, flat
   at::Tensor inverse_scales;           // fp32, one per parameter of the unit
-  std::vector<int> stored_parameters;  // index in the unit of each parameter of `stored`
+  std::vector<int> stored_parameters;  // index in the unit of each parameter whose values are in the flat buffer
+
+  // Trained units with stores_codes(): the flat buffer has the layout of the whole unit, in E4M3 codes. The codes of
+  // `vectors` there are not used.
+  bool trained_codes = false;
+  /// This rank's elements of a matrix, and of a vector.
+  struct CodePiece {
+    int64_t parameter;  // index in TrainedCodes
+    at::Tensor master, codes;
+  };
+  std::vector<CodePiece> code_pieces;
+  std::vector<at::Tensor> vector_masters, vector_values;
 
   // Trained units
   int trained_index = -1;
@@ -67,6 +78,18 @@ struct ShardedUnits::UnitState {
   WorkPtr reduction;             // over the shard group or the world, then over the replicas
   at::Tensor reduced;            // result of the reduction over the shard group or the world
   bool final_reduction = false;  // the reduction is that of the step's last micro-batch
+};
+
+/// What the units with trained codes share, so that a few operations serve all of them. Parameters and checkpoint
+/// tensors are numbered over these units, in order.
+struct ShardedUnits::TrainedCodes {
+  at::Tensor amax;             // fp32 [tensors]: this rank's
+  at::Tensor tensors_of;       // int64 [parameters, most parts]: the tensors of each parameter, the first repeated
+  at::Tensor scale, inverse;   // fp32 [parameters]
+  at::Tensor vectors;          // compute dtype, flat: the `vectors` of all units
+  bool divided = false;        // UnitState::divided of these units, which is the same for all of them
+  int64_t next_parameter = 0;  // the numbers of the next unit that is made
+  int64_t next_tensor = 0, next_vector = 0;
 };
 
 /// A flat tensor without memory of its own, whose storage is set to a slot's memory when it is used.

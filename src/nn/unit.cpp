@@ -5,6 +5,8 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
+
 namespace trireme {
 
 namespace {
@@ -48,6 +50,10 @@ int64_t UnitSpec::numel() const {
   int64_t n = 0;
   for (const ParameterSpec& parameter : parameters) n += parameter.numel();
   return n;
+}
+
+bool UnitSpec::has_linear() const {
+  return std::any_of(parameters.begin(), parameters.end(), [](const ParameterSpec& p) { return p.linear; });
 }
 
 at::Tensor enter_unit(const at::Tensor& x, UnitStore& store, int unit) {

@@ -79,9 +79,11 @@ class AdamW final : public Optimizer {
     at::NoGradGuard no_grad;
     step_.add_(1 - skip);
     for (size_t s = 0; s < shards_.size(); ++s)
-      if (tables_[s].defined())
+      if (tables_[s].defined()) {
         shard_kernels::adamw({shards_[s], tables_[s], exp_avg_[s], exp_avg_sq_[s], step_, multiplier, skip, lr},
                              options_);
+        shards_[s].amax_known = shards_[s].amax.defined();
+      }
     const at::Tensor divisor = multiplier.reciprocal();  // the fused step divides gradients by grad_scale
     for (const bool decay : {true, false}) {
       std::vector<at::Tensor> masters, gradients, firsts, seconds, steps;
@@ -101,8 +103,7 @@ class AdamW final : public Optimizer {
       store_moments(decay, firsts, seconds);
     }
     for (size_t s = 0; s < shards_.size(); ++s)
-      if (!tables_[s].defined() && !shards_[s].compute.is_same(shards_[s].master))
-        shards_[s].compute.copy_(shards_[s].master);
+      if (!tables_[s].defined()) shards_[s].update_compute();
   }
 
   std::vector<std::pair<std::string, at::Tensor>> state() override {

@@ -81,7 +81,7 @@ class Lamb final : public Optimizer {
         at::Tensor weight = shard.master.narrow(0, range.begin, range.end - range.begin);
         weight.sub_(at::where(keep, updates[s][r] * (ratio[first_tensor_[s] + range.tensor] * lr), 0));
       }
-      if (!shard.compute.is_same(shard.master)) shard.compute.copy_(shard.master);
+      shard.update_compute();
     }
   }
 

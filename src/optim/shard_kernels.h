@@ -31,6 +31,7 @@ struct Step {
 #ifdef TRIREME_WITH_CUDA
 bool kernels_serve(const TrainedShard& shard);
 Tables make_tables(const TrainedShard& shard, bool decay_norms);
+/// Writes TrainedShard::amax as well, where the shard has it.
 void adamw(const Step& step, const OptimizerSection& options);
 /// Updates the moments and writes squares[0 and 1, first_tensor …]: squares of weights and updates divided by the
 /// shard's copies. squares: fp64 [2, number of tensors of all shards].

@@ -56,7 +56,7 @@ Arguments arguments(const Step& s, const OptimizerSection& options) {
   }
   a.gradient = shard.gradient.const_data_ptr();
   a.gradient_element = element(shard.gradient);
-  if (!shard.compute.is_same(shard.master)) {
+  if (shard.has_compute_copy()) {
     a.compute = shard.compute.mutable_data_ptr();
     a.compute_element = element(shard.compute);
   }
@@ -76,7 +76,8 @@ Arguments arguments(const Step& s, const OptimizerSection& options) {
 }  // namespace
 
 bool kernels_serve(const TrainedShard& shard) {
-  return has_kernels(shard.master.device()) && shard.master.is_contiguous() && shard.compute.is_contiguous();
+  return has_kernels(shard.master.device()) && shard.master.is_contiguous() &&
+         (!shard.compute.defined() || shard.compute.is_contiguous());
 }
 
 Tables make_tables(const TrainedShard& shard, bool decay_norms) {
@@ -90,7 +91,9 @@ Tables make_tables(const TrainedShard& shard, bool decay_norms) {
 
 void adamw(const Step& step, const OptimizerSection& options) {
   const c10::cuda::CUDAGuard guard(step.shard.master.device());
-  launched(kernels::adamw(arguments<kernels::AdamW>(step, options), stream_of(step.shard.master)), "adamw");
+  auto a = arguments<kernels::AdamW>(step, options);
+  if (step.shard.amax.defined()) a.amax = step.shard.amax.zero_().mutable_data_ptr<float>();
+  launched(kernels::adamw(a, stream_of(step.shard.master)), "adamw");
 }
 
 void lamb_moments(const Step& step, const OptimizerSection& options, const at::Tensor& squares, int first_tensor) {

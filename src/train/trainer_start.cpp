@@ -158,8 +158,7 @@ void Trainer::load_or_resume() {
     if (!frozen) collective_check(comm_, [&] { task_.load_weights(*units_); });
     return;
   }
-  for (TrainedShard& shard : units_->trained())
-    if (!shard.compute.is_same(shard.master)) shard.compute.copy_(shard.master);
+  for (const TrainedShard& shard : units_->trained()) shard.update_compute();
   units_->weights_changed();
   progress_.completed = progress_.reported = resumed->completed_steps;
   progress_.evaluations = resumed->evaluations;

@@ -321,6 +321,40 @@ TEST(Plan, Fp8HalvesFrozenMatricesAndNothingElse) {
   EXPECT_EQ(make_plan(input).weights, matrices + 2 * rest);
 }
 
+TEST(Plan, TrainedCodesTakeTheirBytesAndMasters) {
+  auto units = frozen_model();
+  units.pop_back();
+  for (auto& unit : units) {
+    unit.trained = true;
+    for (auto& parameter : unit.parameters) parameter.linear = true;
+  }
+  units[0].parameters.push_back({"norm", {8192}, {{"n", 8192}}, Init::kOnes, 0, false});
+  const int64_t matrix = int64_t{8192} * 8192, matrices = kBlocks * matrix;
+  PlanInput input = input_for(units, 1, 0);
+  input.trained = Recipe::kFp8Rowwise;
+  MemoryPlan plan = make_plan(input);
+  // The codes have a place for the vector, which is stored beside them.
+  EXPECT_EQ(plan.weights, matrices + 8192 + 2 * 8192);
+  EXPECT_EQ(plan.masters, 4 * (matrices + 8192));
+  EXPECT_EQ(plan.moments, 8 * (matrices + 8192));
+  // fp32 on the CPU: the masters are not the compute copy.
+  input.compute_bytes = 4;
+  EXPECT_EQ(make_plan(input).masters, 4 * (matrices + 8192));
+  input.compute_bytes = 2;
+  input.compute_last = 3;
+  EXPECT_EQ(make_plan(input).weights, matrices + 3 * matrix + 8192 + 2 * 8192);
+  // Codes with a delayed scale are made in each pass.
+  input.trained = Recipe::kFp8Delayed;
+  EXPECT_EQ(make_plan(input).weights, 2 * (matrices + 8192));
+  // Gathers and whole copies are codes.
+  input = input_for(units, 2, 0);
+  input.trained = Recipe::kFp8Tensorwise;
+  input.shard_size = 2;
+  input.policy = ShardPolicy::kFull;
+  plan = make_plan(input);
+  EXPECT_EQ(plan.gathered_per_pass, (matrices + 8192) / 2);
+}
+
 TEST(Plan, TrainedUnitsCarryMastersMomentsAndGradients) {
   auto units = frozen_model();
   for (auto& unit : units) unit.trained = true;

@@ -31,21 +31,29 @@ class AdamWTest : public KernelTest {
     const ShardTable table = make_shard_table(c.pieces, tensors);
     DeviceBytes chunks(static_cast<int64_t>(table.chunks.size() * sizeof(ShardChunk)));
     chunks.write(table.chunks.data());
+    const int unused = 1;  // a tensor without elements
     DeviceArray p(state.master, Element::kF32, c.shift), m(state.exp_avg, Element::kF32, c.shift),
         v(state.exp_avg_sq, Element::kF32, c.shift), compute(c.count, c.compute, c.shift);
     for (int step = 1; step <= 10; ++step) {
       const Values g = normal_values(c.count, c.gradient, 10 + step, 0.1);
       DeviceArray gradient(g, c.gradient, c.shift), multiplier(Values{0.25}, Element::kF32),
           steps(Values{static_cast<double>(step)}, Element::kF32), skip(Values{0.0}, Element::kF32);
+      DeviceArray amax(Values(tensors + unused, 0.0), Element::kF32);
       AdamW a;
       a.master = p.fp32(), a.exp_avg = m.fp32(), a.exp_avg_sq = v.fp32(), a.gradient = gradient.data(),
-      a.compute = compute.data();
+      a.compute = compute.data(), a.amax = amax.fp32();
       a.multiplier = multiplier.fp32(), a.skip = skip.fp32(), a.step = steps.fp32();
       a.chunks = chunks.as<ShardChunk>(), a.num_chunks = static_cast<int64_t>(table.chunks.size());
       a.lr = 1e-3, a.beta2 = 0.95, a.weight_decay = 0.5, a.gradient_element = c.gradient, a.compute_element = c.compute;
       CUDA_OK(adamw(a, nullptr));
       oracle::adamw(state, g, decays, 0.25, step, a.lr, a.beta1, a.beta2, a.eps, a.weight_decay);
       cudaDeviceSynchronize();
+      const Values now = p.values();
+      Values top(tensors + unused, 0.0);
+      for (const ShardPiece& piece : c.pieces)
+        for (int64_t i = piece.begin; i < piece.end; ++i)
+          top[piece.tensor] = std::max(top[piece.tensor], std::abs(now[i]));
+      EXPECT_EQ(amax.values(), top) << "step " << step;
     }
     // Elements that no piece covers do not change.
     for (int64_t i = 0; i < c.count; ++i)
@@ -108,6 +116,29 @@ TEST_F(AdamWTest, SkipLeavesEverythingAlone) {
   EXPECT_EQ(m.values(), before);
   EXPECT_EQ(v.values(), before);
   EXPECT_EQ(compute.values(), compute_before);
+  // The amax of weights that stay is theirs.
+  DeviceArray amax(Values(1, 0.5), Element::kF32);
+  a.amax = amax.fp32();
+  CUDA_OK(adamw(a, nullptr));
+  EXPECT_EQ(p.values(), before);
+  double top = 0.5;
+  for (const double value : before) top = std::max(top, std::abs(value));
+  EXPECT_EQ(amax.values(), Values(1, top));
+}
+
+TEST_F(AdamWTest, AmaxOfNaNIsNaN) {
+  DeviceArray p(Values{1, std::nan(""), -3, 2}, Element::kF32), m(Values(4, 0.0), Element::kF32),
+      v(Values(4, 0.0), Element::kF32), g(Values(4, 0.0), Element::kF32), step(Values{1.0}, Element::kF32),
+      amax(Values(2, 0.0), Element::kF32);
+  const ShardTable table = make_shard_table({{0, 2, 0, false}, {2, 4, 1, false}}, 2);
+  DeviceBytes chunks(static_cast<int64_t>(table.chunks.size() * sizeof(ShardChunk)));
+  chunks.write(table.chunks.data());
+  AdamW a;
+  a.master = p.fp32(), a.exp_avg = m.fp32(), a.exp_avg_sq = v.fp32(), a.gradient = g.data(), a.step = step.fp32();
+  a.amax = amax.fp32(), a.chunks = chunks.as<ShardChunk>(), a.num_chunks = static_cast<int64_t>(table.chunks.size());
+  CUDA_OK(adamw(a, nullptr));
+  EXPECT_TRUE(std::isnan(amax.values()[0]));
+  EXPECT_EQ(amax.values()[1], 3);
 }
 
 }  // namespace

@@ -65,6 +65,9 @@ TEST(ActivationBytes, OfAGeluBlock) {
   EXPECT_EQ(bytes.head_fixed, 4 * 50257 * d);
   EXPECT_EQ(bytes.head_logits_most, 256 << 20);
   EXPECT_EQ(fp8.working_fixed, tied + 12 * (4 * d * d + 2 * d * f)) << "codes of the weights";
+  const ActivationBytes stored =
+      activation_bytes(config, {}, s, {.element_size = 2, .trained_fp8 = true, .stored_codes = true});
+  EXPECT_EQ(stored.working_fixed, tied + d * f) << "one transposed matrix";
 }
 
 TEST(ActivationBytes, FollowWhatIsKept) {

@@ -44,8 +44,11 @@ struct PlanInput {
   int64_t gradient_bytes = 4;  // per element of a gradient that is reduced; sums over passes are fp32
   int64_t moment_bytes = 8;    // per element, both moments
   bool frozen_fp8 = false;     // matrices of linear layers of frozen units take one byte per element
-  int64_t device_memory = 0;   // bytes a rank may use; 0: unknown, every plan fits
-  int64_t overhead = 0;        // context, library workspaces, communicator buffers
+  /// Of trained units: ShardingOptions::trained, compute_first, compute_last.
+  Recipe trained = Recipe::kCompute;
+  int64_t compute_first = 0, compute_last = 0;
+  int64_t device_memory = 0;  // bytes a rank may use; 0: unknown, every plan fits
+  int64_t overhead = 0;       // context, library workspaces, communicator buffers
   int num_blocks = 0;
   // Bytes per row. What a block keeps with each Recompute (kNorms, kMlp: 0 where it is not possible). What is needed in
   // addition: at the peak of backward; by the head.

@@ -5,6 +5,7 @@
 
 #include <optional>
 #include <string_view>
+#include <vector>
 
 namespace trireme {
 
@@ -28,5 +29,16 @@ struct UnitDivision {
   bool any() const { return weights || state; }
 };
 UnitDivision divide_unit(const UnitSpec& unit, int shard_size, ShardPolicy policy, bool resident);
+
+/// Per unit: whether it is trained, has matrices of linear layers, and these are multiplied with `recipe`, an FP8
+/// recipe. Of the trained units with such matrices, `compute_first` first and `compute_last` last ones stay in the
+/// compute dtype. With kCompute: none.
+std::vector<bool> trained_in_fp8(const std::vector<UnitSpec>& units, Recipe recipe, int64_t compute_first,
+                                 int64_t compute_last);
+
+/// Whether the matrices of such units are stored as E4M3 codes, which are made from the fp32 master weights once after
+/// each optimizer step, instead of as a copy in the compute dtype, which each pass quantises. True where the scale is
+/// the weight's own amax: codes with a delayed scale are part of the passes that record the next amax.
+bool stores_codes(Recipe recipe);
 
 }  // namespace trireme

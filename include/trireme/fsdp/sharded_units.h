@@ -11,7 +11,9 @@
 //                  is computed during loading
 //   trained unit   fp32 master weights, compute copy and, after finish_backward(), gradient: of each, the policy says
 //                  whether a rank has its shard or the whole. A whole compute copy of divided master weights is
-//                  gathered after the optimizer step, while the next forward runs.
+//                  gathered after the optimizer step, while the next forward runs. With a recipe of stores_codes() the
+//                  compute copy of a block's matrices is E4M3 codes with one scale per matrix, made from the masters
+//                  after each optimizer step and gathered as bytes; its vectors are whole on every rank.
 //   replicated     whole on every rank
 //
 // A trained unit has one flat gradient buffer. wgrad of its matrices writes there (GradientSink); gradients of its
@@ -150,7 +152,12 @@ class ShardedUnits : public UnitStore {
   struct UnitState;
   struct Slot;
   struct Sink;
+  struct TrainedCodes;
   void make_peer_memory();
+  void add_trained_codes();
+  void place_trained_codes(size_t unit);
+  void find_code_scales();
+  void write_codes(int unit);
   std::unique_ptr<UnitState> make_state(size_t unit);
   void add_trained(size_t unit);
   void add_slots();
@@ -159,6 +166,7 @@ class ShardedUnits : public UnitStore {
   void assign_weight_states();
   void use(int unit);
   void start_gather(int unit);
+  WorkPtr gather_whole(const UnitState& state);
   Slot* free_slot();
   void evict(Slot& slot);
   void prefetch(int unit, int direction);
@@ -201,7 +209,9 @@ class ShardedUnits : public UnitStore {
   std::vector<std::unique_ptr<UnitState>> states_;
   std::vector<std::unique_ptr<Slot>> slots_;
   std::vector<TrainedShard> trained_;
-  int64_t trained_elements_ = 0;  // of the units in trained_, rounded up
+  int64_t trained_elements_ = 0;         // of the units in trained_, rounded up
+  std::vector<bool> trained_fp8_;        // per unit: trained_in_fp8()
+  std::unique_ptr<TrainedCodes> codes_;  // null: no unit has trained codes
   std::unique_ptr<Fp8Scales> scales_;
   bool training_ = true;
   std::vector<int> reducing_;  // units whose whole gradient is being reduced, oldest first

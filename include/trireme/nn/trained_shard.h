@@ -18,9 +18,15 @@ struct ShardRange {
 };
 
 struct TrainedShard {
-  std::string name;    // name of the unit
-  at::Tensor master;   // fp32 [n]
-  at::Tensor compute;  // compute dtype [n]; the same tensor as master if the compute dtype is fp32
+  std::string name;   // name of the unit
+  at::Tensor master;  // fp32 [n]
+  /// compute dtype [n]; the same tensor as master if the compute dtype is fp32. Undefined: the unit has no such copy,
+  /// its store makes FP8 codes from the masters.
+  at::Tensor compute;
+  /// Of a unit without `compute`: fp32 [num_tensors], the largest magnitude of this rank's elements of each checkpoint
+  /// tensor. An optimizer that writes it in its pass over the masters sets amax_known; otherwise the store reads them.
+  at::Tensor amax;
+  bool amax_known = false;
   // [n], fp32 or the reduction's dtype, summed over ranks; defined after ShardedUnits::finish_backward()
   at::Tensor gradient;
   std::vector<ShardRange> ranges;  // ascending, without the padding between tensors
@@ -29,6 +35,12 @@ struct TrainedShard {
   int64_t first_element = 0;
   /// Number of ranks of the world that hold this same shard; sums over the world divide by it.
   int copies = 1;
+
+  bool has_compute_copy() const { return compute.defined() && !compute.is_same(master); }
+  /// Writes `compute` from `master`.
+  void update_compute() const {
+    if (has_compute_copy()) compute.copy_(master);
+  }
 };
 
 }  // namespace trireme

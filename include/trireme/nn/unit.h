@@ -46,6 +46,7 @@ struct UnitSpec {
   // false: backward needs no gather (an embedding's gradient needs only the token ids)
   bool backward_reads_weights = true;
   int64_t numel() const;
+  bool has_linear() const;  // has a matrix of a linear layer
 };
 
 /// The weights of a model during computation.

@@ -109,6 +109,24 @@ at::Tensor transpose_bytes(const at::Tensor& matrix) {
   return out;
 }
 
+void raise_amax(const at::Tensor& amax, const at::Tensor& w) {
+  const c10::cuda::CUDAGuard guard(w.device());
+  launched(kernels::amax(w.const_data_ptr(), w.numel(), element(w), amax.mutable_data_ptr<float>(), stream_of(w)),
+           "amax");
+}
+
+void write_codes(const at::Tensor& target, const at::Tensor& w, const at::Tensor& scale) {
+  const c10::cuda::CUDAGuard guard(w.device());
+  kernels::QuantizeTensor a;
+  a.x = w.const_data_ptr();
+  a.data = bytes(target);
+  a.scale = scale.const_data_ptr<float>();
+  a.rows = 1;
+  a.columns = w.numel();
+  a.element = element(w);
+  launched(kernels::quantize_tensor(a, stream_of(w)), "quantize_tensor");
+}
+
 Operand make_codes(const CodesSource& source, const Fp8Scale& scale, bool want_column_sums) {
   const c10::cuda::CUDAGuard guard(source.x.device());
   const at::Tensor x = source.x.contiguous(), dy = source.dy.defined() ? source.dy.contiguous() : at::Tensor();

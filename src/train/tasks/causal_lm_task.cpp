@@ -220,10 +220,12 @@ void CausalLmTask::fill_plan(const Config& config, PlanInput& input) const {
   }
   const bool fp8 = config.precision.linear == "fp8";
   const int64_t length = config.data.seq_length;
+  const Recipe recipe = trained_recipe(config, facts_.automatic_fp8);
   const ActivationBytes bytes = activation_bytes(model->config(), model->lora(), length,
                                                  {.element_size = input.compute_bytes,
                                                   .frozen_fp8 = frozen_recipe(config) == Recipe::kFp8Frozen,
-                                                  .trained_fp8 = trains_in_fp8(config)});
+                                                  .trained_fp8 = trains_in_fp8(config),
+                                                  .stored_codes = stores_codes(recipe)});
   input.units = &model->units();
   input.num_blocks = static_cast<int>(model->config().num_hidden_layers);
   input.rows = static_cast<int>(config.batch.micro_batch_size);
@@ -242,7 +244,8 @@ void CausalLmTask::fill_plan(const Config& config, PlanInput& input) const {
   set_block_times(block_work(shape, length, input.compute_bytes),
                   {.fp8 = fp8,
                    .trained = !config.lora,
-                   .cost = recipe_cost(trained_recipe(config, facts_.automatic_fp8)),
+                   .stored_codes = stores_codes(recipe),
+                   .cost = recipe_cost(recipe),
                    .head_size = shape.head_dim,
                    .attention_dropout = shape.attention_dropout > 0},
                   input);

@@ -132,8 +132,10 @@ double MaskedLmTask::flops_per_row(int64_t length) const {
 
 void MaskedLmTask::fill_plan(const Config& config, PlanInput& input) const {
   const int64_t length = config.data.seq_length;
-  const BertActivationBytes bytes = bert_activation_bytes(model_->config(), length, input.compute_bytes,
-                                                          model_->padded_vocab(), config.precision.linear == "fp8");
+  const Recipe recipe = trained_recipe(config, facts_.automatic_fp8);
+  const BertActivationBytes bytes =
+      bert_activation_bytes(model_->config(), length, input.compute_bytes, model_->padded_vocab(),
+                            config.precision.linear == "fp8", stores_codes(recipe));
   input.units = &model_->units();
   input.num_blocks = static_cast<int>(model_->config().num_hidden_layers);
   input.rows = static_cast<int>(config.batch.micro_batch_size);
@@ -147,7 +149,8 @@ void MaskedLmTask::fill_plan(const Config& config, PlanInput& input) const {
   const bool fp8 = config.precision.linear == "fp8";
   set_block_times(work,
                   {.fp8 = fp8,
-                   .cost = recipe_cost(trained_recipe(config, facts_.automatic_fp8)),
+                   .stored_codes = stores_codes(recipe),
+                   .cost = recipe_cost(recipe),
                    .head_size = shape.head_dim(),
                    .attention_dropout = shape.attention_probs_dropout_prob > 0},
                   input);

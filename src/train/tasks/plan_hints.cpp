@@ -174,6 +174,9 @@ PlanInput plan_input(const PlanQuestion& question) {
     input.shard_size = std::stoi(config.parallel.shard_size);
   if (config.parallel.reduce_dtype == "compute") input.gradient_bytes = input.compute_bytes;
   input.frozen_fp8 = frozen_recipe(config) == Recipe::kFp8Frozen;
+  input.trained = trained_recipe(config, question.task.facts().automatic_fp8);
+  input.compute_first = config.precision.fp8_skip_first;
+  input.compute_last = config.precision.fp8_skip_last;
   const std::string& recompute = config.parallel.recompute;
   if (const auto share = parse_fraction(recompute); share)
     input.recompute_blocks = recompute_fraction(input.num_blocks, *share);
